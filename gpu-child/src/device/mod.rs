@@ -1,0 +1,106 @@
+//! The device boundary is a step, not an operation.
+//!
+//! The scheduler hands a [`Batch`] (which sequences, which new tokens at which positions, which
+//! KV pages) to the device's [`Executor`] and gets sampled tokens back. What happens below that
+//! line (fusing, graphs, persistent kernels, threads) is the device's own business, under one
+//! law:
+//!
+//! > What one sequence gets depends on (weights, its tokens, its positions, its sampling
+//! > parameters) and on nothing else, bit for bit: not on its neighbours in the batch, not on
+//! > how its prompt was cut into chunks, not on whether its pages were computed by another
+//! > request with the same prefix, not on the number of threads.
+
+use worker_orcd_ipc::{DeviceFacts, Fault, MemoryReport, RequestId, Sampling, TokenId};
+
+pub mod cpu;
+
+/// Index of a KV page in the device's arena.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct PageId(pub u32);
+
+/// How the KV cache is cut up; fixed when the model is loaded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct KvGeometry {
+    /// Positions per page.
+    pub page_tokens: u32,
+    pub pages: u32,
+    /// Keys and values of one page over all layers.
+    pub page_bytes: u64,
+}
+
+/// Everything one step computes.
+#[derive(Debug, Clone, Copy)]
+pub struct Batch<'a> {
+    /// Steps of this child, counted from 1; goes into faults.
+    pub step: u64,
+    pub sequences: &'a [SequenceWork<'a>],
+}
+
+/// One sequence's share of a step: `tokens` are run at `first_position ..`, their keys and values
+/// written to `pages`, attending to everything before them.
+#[derive(Debug, Clone, Copy)]
+pub struct SequenceWork<'a> {
+    pub request: RequestId,
+    /// Never empty.
+    pub tokens: &'a [TokenId],
+    pub first_position: u32,
+    /// Page table from position 0 on; covers at least `first_position + tokens.len()`.
+    pub pages: &'a [PageId],
+    /// `Some` when `tokens` ends at the newest known token, so that a next one is to be drawn.
+    pub sample: Option<SampleWork<'a>>,
+}
+
+#[derive(Debug, Clone, Copy)]
+pub struct SampleWork<'a> {
+    pub sampling: Sampling,
+    pub prompt: &'a [TokenId],
+    pub generated: &'a [TokenId],
+}
+
+pub trait Executor: Send {
+    fn facts(&self) -> DeviceFacts;
+    /// `kv_used_bytes` is left 0 here: the scheduler knows which pages are in use.
+    fn memory(&self) -> MemoryReport;
+    fn kv_geometry(&self) -> KvGeometry;
+    /// The largest number of tokens, over all sequences, that one batch may hold.
+    fn max_batch_tokens(&self) -> u32;
+
+    /// Runs the batch. The result has one entry per sequence, in order: the drawn token where
+    /// `sample` was given, else `None`.
+    ///
+    /// # Errors
+    /// A [`Fault`]: the executor cannot be used any more and the child must end.
+    fn step(&mut self, batch: &Batch<'_>, tap: &mut dyn Tap) -> Result<Vec<Option<TokenId>>, Fault>;
+}
+
+/// Looks at intermediate values while a step runs; behind it are the logits trace and the parity
+/// tests. Slow on purpose, so it is asked first.
+pub trait Tap {
+    fn wants(&self, request: RequestId, checkpoint: &Checkpoint) -> bool;
+    /// `values` is one row: `[n_embd]` for a layer, `[vocab]` for logits (before penalties and
+    /// temperature), of the token at `position`.
+    fn see(&mut self, request: RequestId, checkpoint: &Checkpoint, position: u32, values: &[f32]);
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Checkpoint {
+    /// Output of the token embedding.
+    Embedding,
+    /// The residual stream after this layer.
+    Layer(u32),
+    /// After the final norm.
+    FinalNorm,
+    /// Only for positions at which a token is drawn.
+    Logits,
+}
+
+/// Sees nothing.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct NoTap;
+
+impl Tap for NoTap {
+    fn wants(&self, _: RequestId, _: &Checkpoint) -> bool {
+        false
+    }
+    fn see(&mut self, _: RequestId, _: &Checkpoint, _: u32, _: &[f32]) {}
+}

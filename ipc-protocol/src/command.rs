@@ -1,0 +1,108 @@
+//! Everything a supervisor can ask of a child.
+
+use crate::ids::{RequestId, TokenId};
+use serde::{Deserialize, Serialize};
+
+/// From the supervisor, down. Each variant says when it is legal; a child that gets one at
+/// another time ends with [`ExitCode::Protocol`](crate::ExitCode::Protocol).
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub enum Command {
+    /// First and once, after the child's [`Hello`](crate::Event::Hello) was accepted.
+    Load(LoadOrder),
+    /// After [`Ready`](crate::Event::Ready).
+    Submit(Box<Submission>),
+    /// Any time after `Load`; a request that is unknown or already ended is not an error.
+    Cancel { request: RequestId },
+    /// Any time. The child drops what it runs, says [`Goodbye`](crate::Event::Goodbye) and
+    /// exits 0. Waiting for work to finish is the supervisor's business.
+    Shutdown,
+}
+
+/// What to load, where, and how much of the machine may be used for it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LoadOrder {
+    /// Path of a GGUF file, readable by the child. The supervisor never opens it.
+    pub model_path: String,
+    pub device: DeviceSelector,
+    /// Bytes of KV cache; `None` lets the child take what its device can spare.
+    pub kv_cache_bytes: Option<u64>,
+    /// Sequences that may be decoded in one step.
+    pub max_running: u32,
+    /// Prompt plus completion, in tokens; `None` means the model's own context length.
+    pub max_sequence_tokens: Option<u32>,
+    /// Prompt tokens run in one step, over all sequences.
+    pub prefill_chunk_tokens: u32,
+    /// CPU device only: threads of the compute pool; `None` means all cores.
+    pub threads: Option<u32>,
+    /// Reuse KV pages of equal prefixes between requests.
+    pub prefix_cache: bool,
+    pub trace: Option<TraceOrder>,
+}
+
+/// Where the logits trace goes.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TraceOrder {
+    pub path: String,
+    /// How many values of each row are written; the largest also decides the size of a line.
+    pub first_values: u32,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum DeviceSelector {
+    Cpu,
+    /// Ordinal in the CUDA driver's enumeration.
+    Cuda(u32),
+}
+
+/// One request. `generated` is empty for a new one; when a child takes over from a dead one it
+/// holds the tokens already accepted, and generation goes on behind them as if it had never
+/// stopped.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Submission {
+    pub request: RequestId,
+    pub prompt: Vec<TokenId>,
+    pub generated: Vec<TokenId>,
+    pub sampling: Sampling,
+    /// Tokens to generate in all, `generated` included.
+    pub max_tokens: u32,
+    /// Go on past an end-of-generation token (`ignore_eos`, for benchmarks).
+    pub ignore_eos: bool,
+}
+
+/// How the next token is drawn. The order is: penalties, temperature, top-k, top-p, min-p,
+/// draw; the definitions are in `gpu-child/src/sampler.rs`.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Sampling {
+    /// 0 means argmax, ties to the lowest token id.
+    pub temperature: f32,
+    /// 0 means off.
+    pub top_k: u32,
+    /// 1 means off.
+    pub top_p: f32,
+    /// 0 means off.
+    pub min_p: f32,
+    /// 1 means off; over prompt and generated tokens (CTRL, arXiv:1909.05858, section 4.1).
+    pub repetition_penalty: f32,
+    /// 0 means off; over generated tokens, as the OpenAI API defines it.
+    pub frequency_penalty: f32,
+    /// 0 means off; over generated tokens, as the OpenAI API defines it.
+    pub presence_penalty: f32,
+    /// Key of the counter-based generator; the counter is the token's position.
+    pub seed: u64,
+}
+
+impl Default for Sampling {
+    /// Argmax, nothing penalised.
+    fn default() -> Self {
+        Self {
+            temperature: 0.0,
+            top_k: 0,
+            top_p: 1.0,
+            min_p: 0.0,
+            repetition_penalty: 1.0,
+            frequency_penalty: 0.0,
+            presence_penalty: 0.0,
+            seed: 0,
+        }
+    }
+}

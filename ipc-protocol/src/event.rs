@@ -1,0 +1,125 @@
+//! Everything a child can say.
+
+use crate::fault::Fault;
+use crate::ids::{Generation, RequestId, TokenId};
+use crate::memory::MemoryReport;
+use crate::model::{DeviceFacts, ModelFacts, TokenizerFacts};
+use serde::{Deserialize, Serialize};
+
+/// Every frame that travels up: who speaks, and what is said.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Envelope {
+    pub generation: Generation,
+    pub event: Event,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub enum Event {
+    /// First and once.
+    Hello(ChildHello),
+    /// While loading, at least every [`HEARTBEAT_INTERVAL_MS`]. A load whose `bytes_done` does
+    /// not advance is what the load deadline measures.
+    LoadProgress { bytes_done: u64, bytes_total: u64 },
+    /// The model is loaded and requests may come.
+    Ready(Box<ReadyReport>),
+    /// From a thread that does not compute, at [`HEARTBEAT_INTERVAL_MS`], in every state.
+    Heartbeat(Heartbeat),
+    /// What one step produced. Sent after the step, when the device has reported no error.
+    Step(StepReport),
+    /// The last words of a child that is about to exit with the fault's exit code.
+    Fault(Fault),
+    /// The answer to [`Command::Shutdown`](crate::Command::Shutdown); exit 0 follows.
+    Goodbye,
+}
+
+/// How often a child says that it lives. Three missed beats stay under a client's
+/// one-second patience.
+pub const HEARTBEAT_INTERVAL_MS: u64 = 100;
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ChildHello {
+    /// Checked against the peer credentials of the socket.
+    pub pid: u32,
+    /// `CARGO_PKG_VERSION` of the child.
+    pub build: String,
+    /// Compile-time features that change what the child may do, such as `fault-injection`.
+    /// The supervisor refuses any that it was not configured to accept.
+    pub features: Vec<String>,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ReadyReport {
+    pub model: ModelFacts,
+    pub tokenizer: TokenizerFacts,
+    pub device: DeviceFacts,
+    pub memory: MemoryReport,
+    /// Sequences that may be decoded in one step.
+    pub max_running: u32,
+    /// Prompt plus completion of one request, in tokens.
+    pub max_sequence_tokens: u32,
+    /// KV cache, in tokens.
+    pub kv_capacity_tokens: u64,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Heartbeat {
+    /// Steps finished since the child started.
+    pub steps: u64,
+    /// How long the step in progress has run; `None` between steps.
+    pub step_elapsed_ms: Option<u64>,
+    pub load: Load,
+    pub memory: MemoryReport,
+}
+
+/// Gauges of the scheduler.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Load {
+    pub running: u32,
+    pub waiting: u32,
+    pub kv_used_tokens: u64,
+    /// Prompt tokens that did not have to be computed because of the prefix cache, since start.
+    pub prefix_hit_tokens: u64,
+    pub prompt_tokens: u64,
+    pub generated_tokens: u64,
+}
+
+/// One step of the engine. Tokens come before endings: a request that ends in this step has its
+/// last token in `tokens`.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StepReport {
+    pub step: u64,
+    pub tokens: Vec<EmittedToken>,
+    pub finished: Vec<Finished>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EmittedToken {
+    pub request: RequestId,
+    /// How many tokens of this request were generated before this one, over all children. The
+    /// supervisor accepts exactly the next index.
+    pub index: u32,
+    pub token: TokenId,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Finished {
+    pub request: RequestId,
+    pub reason: FinishReason,
+}
+
+/// Why a child stops working on a request. Exactly one per accepted [`Submission`].
+///
+/// [`Submission`]: crate::Submission
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum FinishReason {
+    /// `max_tokens`, or the end of the context, was reached.
+    MaxTokens,
+    /// The model produced an end-of-generation token; that token is in `tokens` and has no text.
+    EndOfSequence,
+    Cancelled,
+    /// The request can never fit the KV cache, or the device ran out of memory for it alone.
+    OutOfMemory { needed_bytes: u64, available_bytes: u64 },
+    /// The request is impossible: an empty prompt, a token outside the vocabulary, a prompt
+    /// longer than the context.
+    Refused { message: String },
+}

@@ -1,0 +1,46 @@
+//! The words that the supervisor and the GPU child exchange, and how they are framed.
+//!
+//! Bird's eye:
+//!
+//! ```text
+//! Command ─┐                                        ┌─ Command
+//! (down)   ├─ codec (bincode, bounded) ─ frame ─ bytes ─ frame ─ codec
+//! Event  ──┘                                        └─ Event
+//! (up)
+//! ```
+//!
+//! * [`command`] is everything a supervisor can ask; [`event`] everything a child can say.
+//!   Both are closed enums: a new word makes the compiler list every decision left to take.
+//! * [`fault`] names what can go wrong in a child and gives each cause of death an exit code.
+//! * [`frame`] cuts a byte stream into frames and never does I/O; [`codec`] is the only file
+//!   that names bincode.
+//!
+//! Deliberately absent: sockets, clocks, processes, CUDA. A version of this crate is a version
+//! of the protocol: [`PROTOCOL_VERSION`] changes whenever a golden byte in `tests/golden` does.
+
+#![forbid(unsafe_code)]
+
+pub mod codec;
+pub mod command;
+pub mod event;
+pub mod fault;
+pub mod frame;
+pub mod ids;
+pub mod memory;
+pub mod model;
+
+pub use codec::{CodecError, decode, encode};
+pub use command::{Command, DeviceSelector, LoadOrder, Sampling, Submission, TraceOrder};
+pub use event::{
+    ChildHello, EmittedToken, Envelope, Event, FinishReason, Finished, HEARTBEAT_INTERVAL_MS,
+    Heartbeat, Load, ReadyReport, StepReport,
+};
+pub use fault::{ExitCode, Fault};
+pub use frame::{FrameError, FrameReader, MAX_FRAME_BYTES, PREAMBLE_BYTES, Preamble};
+pub use ids::{Generation, RequestId, TokenId};
+pub use memory::MemoryReport;
+pub use model::{DeviceFacts, ModelFacts, TokenKind, TokenizerFacts, TokenizerKind};
+
+/// Sent in the clear in the [`Preamble`], before any bincode: two versions that cannot read
+/// each other's messages can still read this and say so.
+pub const PROTOCOL_VERSION: u16 = 1;

@@ -1,0 +1,90 @@
+//! GGUF tensor types and the shape of their blocks (ggml's `ggml_type`, `ggml-common.h`).
+
+/// A tensor type that can be computed with. Numbers are GGUF's own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[repr(u32)]
+#[allow(non_camel_case_types)]
+pub enum TensorType {
+    F32 = 0,
+    F16 = 1,
+    Q4_0 = 2,
+    Q4_1 = 3,
+    Q5_0 = 6,
+    Q5_1 = 7,
+    Q8_0 = 8,
+    Q4_K = 12,
+    Q5_K = 13,
+    Q6_K = 14,
+    BF16 = 30,
+}
+
+impl TensorType {
+    pub const ALL: [Self; 11] = [
+        Self::F32,
+        Self::F16,
+        Self::BF16,
+        Self::Q8_0,
+        Self::Q4_0,
+        Self::Q4_1,
+        Self::Q5_0,
+        Self::Q5_1,
+        Self::Q4_K,
+        Self::Q5_K,
+        Self::Q6_K,
+    ];
+
+    #[must_use]
+    pub fn from_gguf(number: u32) -> Option<Self> {
+        Self::ALL.into_iter().find(|ty| *ty as u32 == number)
+    }
+
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::F32 => "F32",
+            Self::F16 => "F16",
+            Self::BF16 => "BF16",
+            Self::Q8_0 => "Q8_0",
+            Self::Q4_0 => "Q4_0",
+            Self::Q4_1 => "Q4_1",
+            Self::Q5_0 => "Q5_0",
+            Self::Q5_1 => "Q5_1",
+            Self::Q4_K => "Q4_K",
+            Self::Q5_K => "Q5_K",
+            Self::Q6_K => "Q6_K",
+        }
+    }
+
+    /// Elements in one block; a row is a whole number of blocks.
+    #[must_use]
+    pub fn block_elements(self) -> usize {
+        match self {
+            Self::F32 | Self::F16 | Self::BF16 => 1,
+            Self::Q8_0 | Self::Q4_0 | Self::Q4_1 | Self::Q5_0 | Self::Q5_1 => 32,
+            Self::Q4_K | Self::Q5_K | Self::Q6_K => 256,
+        }
+    }
+
+    #[must_use]
+    pub fn block_bytes(self) -> usize {
+        match self {
+            Self::F32 => 4,
+            Self::F16 | Self::BF16 => 2,
+            Self::Q8_0 => 34,
+            Self::Q4_0 => 18,
+            Self::Q4_1 => 20,
+            Self::Q5_0 => 22,
+            Self::Q5_1 => 24,
+            Self::Q4_K => 144,
+            Self::Q5_K => 176,
+            Self::Q6_K => 210,
+        }
+    }
+
+    /// Bytes of a row of `cols` elements, or `None` when `cols` is no whole number of blocks.
+    #[must_use]
+    pub fn row_bytes(self, cols: usize) -> Option<usize> {
+        let block = self.block_elements();
+        cols.is_multiple_of(block).then(|| cols / block * self.block_bytes())
+    }
+}
