@@ -1,0 +1,238 @@
+//! One fixed sample of each message kind.
+//!
+//! Every field has a value of its own, so that two fields that swap places change the bytes.
+//! The `match`es have no wildcard: a new word does not compile until it has a sample.
+
+use super::Message;
+use worker_orcd_ipc::{
+    ChildHello, Command, DeviceFacts, DeviceSelector, EmittedToken, Envelope, Event, Fault,
+    FinishReason, Finished, Generation, Heartbeat, Load, LoadOrder, MemoryReport, ModelFacts,
+    ReadyReport, RequestId, Sampling, StepReport, Submission, TokenId, TokenKind, TokenizerFacts,
+    TokenizerKind, TraceOrder,
+};
+
+/// `(file stem, message)`, one for each kind.
+pub fn all() -> Vec<(String, Message)> {
+    let down = commands().into_iter().map(|command| {
+        (format!("command-{}", command_name(&command)), Message::Down(command))
+    });
+    let up = events().into_iter().map(|event| {
+        let name = format!("event-{}", event_name(&event));
+        (name, Message::Up(Envelope { generation: Generation(3), event }))
+    });
+    down.chain(up).collect()
+}
+
+fn command_name(command: &Command) -> &'static str {
+    match command {
+        Command::Load(order) if order.device == DeviceSelector::Cpu => "load-cpu",
+        Command::Load(_) => "load-cuda",
+        Command::Submit(_) => "submit",
+        Command::Cancel { .. } => "cancel",
+        Command::Shutdown => "shutdown",
+    }
+}
+
+fn event_name(event: &Event) -> &'static str {
+    match event {
+        Event::Hello(_) => "hello",
+        Event::LoadProgress { .. } => "load-progress",
+        Event::Ready(_) => "ready",
+        Event::Heartbeat(_) => "heartbeat",
+        Event::Step(_) => "step",
+        Event::Fault(fault) => fault_name(fault),
+        Event::Goodbye => "goodbye",
+    }
+}
+
+fn fault_name(fault: &Fault) -> &'static str {
+    match fault {
+        Fault::ModelLoad { .. } => "fault-model-load",
+        Fault::InsufficientMemory { .. } => "fault-insufficient-memory",
+        Fault::DeviceUnavailable { .. } => "fault-device-unavailable",
+        Fault::Device { .. } => "fault-device",
+        Fault::NonFiniteLogits { .. } => "fault-non-finite-logits",
+        Fault::Protocol { .. } => "fault-protocol",
+        Fault::OutOfMemory { .. } => "fault-out-of-memory",
+        Fault::Panic { .. } => "fault-panic",
+        Fault::Io { .. } => "fault-io",
+    }
+}
+
+fn commands() -> Vec<Command> {
+    vec![
+        Command::Load(load_order(DeviceSelector::Cpu)),
+        Command::Load(load_order(DeviceSelector::Cuda(1))),
+        Command::Submit(Box::new(submission())),
+        Command::Cancel { request: RequestId(300) },
+        Command::Shutdown,
+    ]
+}
+
+fn load_order(device: DeviceSelector) -> LoadOrder {
+    LoadOrder {
+        model_path: "/m.gguf".to_owned(),
+        device,
+        kv_cache_bytes: Some(1 << 20),
+        max_running: 16,
+        max_sequence_tokens: Some(2048),
+        prefill_chunk_tokens: 512,
+        threads: Some(2),
+        prefix_cache: true,
+        trace: Some(TraceOrder { path: "/t".to_owned(), first_values: 8 }),
+    }
+}
+
+fn submission() -> Submission {
+    Submission {
+        request: RequestId(300),
+        prompt: vec![TokenId(1), TokenId(250), TokenId(251), TokenId(70_000)],
+        generated: vec![TokenId(9)],
+        sampling: Sampling {
+            temperature: 0.75,
+            top_k: 40,
+            top_p: 0.5,
+            min_p: 0.125,
+            repetition_penalty: 1.25,
+            frequency_penalty: -0.5,
+            presence_penalty: 1.5,
+            seed: u64::MAX,
+        },
+        max_tokens: 64,
+        ignore_eos: true,
+    }
+}
+
+fn events() -> Vec<Event> {
+    let mut events = vec![
+        Event::Hello(ChildHello {
+            pid: 4242,
+            build: "0.1.0".to_owned(),
+            features: vec!["fault-injection".to_owned()],
+        }),
+        Event::LoadProgress { bytes_done: 65_536, bytes_total: 98_362_432 },
+        Event::Ready(Box::new(ready())),
+        Event::Heartbeat(heartbeat()),
+        Event::Step(step()),
+        Event::Goodbye,
+    ];
+    events.extend(faults().into_iter().map(Event::Fault));
+    events
+}
+
+fn ready() -> ReadyReport {
+    ReadyReport {
+        model: ModelFacts {
+            name: "tiny".to_owned(),
+            architecture: "llama".to_owned(),
+            quant_kind: "Q4_1".to_owned(),
+            tensor_types: vec![("F32".to_owned(), 3, 96), ("Q4_1".to_owned(), 7, 140)],
+            parameters: 1000,
+            file_bytes: 2000,
+            n_layers: 2,
+            n_embd: 32,
+            n_heads: 4,
+            n_kv_heads: 1,
+            head_dim: 8,
+            vocab_size: 3,
+            context_length: 128,
+        },
+        tokenizer: tokenizer(),
+        device: DeviceFacts {
+            id: "cuda:1".to_owned(),
+            name: "card".to_owned(),
+            uuid: Some("GPU-1".to_owned()),
+            driver: Some("580".to_owned()),
+            compute_capability: Some((9, 0)),
+            features: vec!["avx2".to_owned()],
+            threads: Some(5),
+        },
+        memory: memory(),
+        max_running: 16,
+        max_sequence_tokens: 127,
+        kv_capacity_tokens: 4096,
+    }
+}
+
+fn tokenizer() -> TokenizerFacts {
+    TokenizerFacts {
+        kind: TokenizerKind::ByteLevelBpe,
+        pre: "smollm".to_owned(),
+        tokens: vec!["a".to_owned(), "Ġb".to_owned(), "<|end|>".to_owned()],
+        kinds: vec![TokenKind::Normal, TokenKind::UserDefined, TokenKind::Control],
+        scores: vec![-1.0, 0.0, 0.5],
+        merges: vec!["Ġ b".to_owned()],
+        bos: Some(TokenId(1)),
+        eos: Some(TokenId(2)),
+        end_of_generation: vec![TokenId(2)],
+        unknown: None,
+        add_bos: true,
+        add_eos: false,
+        add_space_prefix: true,
+        chat_template: Some("{{ x }}".to_owned()),
+    }
+}
+
+fn memory() -> MemoryReport {
+    MemoryReport {
+        total_bytes: Some(1 << 40),
+        free_bytes: None,
+        weights_bytes: 98_000_000,
+        kv_capacity_bytes: 1 << 24,
+        kv_used_bytes: 300,
+        scratch_bytes: 70_000,
+        context_bytes: Some(250),
+        resident: Some(true),
+    }
+}
+
+fn heartbeat() -> Heartbeat {
+    Heartbeat {
+        steps: 1000,
+        step_elapsed_ms: Some(251),
+        load: Load {
+            running: 4,
+            waiting: 2,
+            kv_used_tokens: 999,
+            prefix_hit_tokens: 10,
+            prompt_tokens: 20,
+            generated_tokens: 30,
+        },
+        memory: memory(),
+    }
+}
+
+fn step() -> StepReport {
+    let finish = |request, reason| Finished { request: RequestId(request), reason };
+    StepReport {
+        step: 1001,
+        tokens: vec![EmittedToken { request: RequestId(5), index: 6, token: TokenId(49_151) }],
+        finished: vec![
+            finish(5, FinishReason::MaxTokens),
+            finish(6, FinishReason::EndOfSequence),
+            finish(7, FinishReason::Cancelled),
+            finish(8, FinishReason::OutOfMemory { needed_bytes: 11, available_bytes: 12 }),
+            finish(9, FinishReason::Refused { message: "no".to_owned() }),
+        ],
+    }
+}
+
+fn faults() -> Vec<Fault> {
+    let text = |text: &str| text.to_owned();
+    vec![
+        Fault::ModelLoad { message: text("bad magic") },
+        Fault::InsufficientMemory {
+            required_bytes: 100,
+            available_bytes: 50,
+            device: text("cpu"),
+            model: text("m"),
+        },
+        Fault::DeviceUnavailable { message: text("no driver") },
+        Fault::Device { name: text("CUDA_ERROR_ECC_UNCORRECTABLE"), message: text("x") },
+        Fault::NonFiniteLogits { step: 7, request: RequestId(8) },
+        Fault::Protocol { message: text("p") },
+        Fault::OutOfMemory { message: text("o") },
+        Fault::Panic { message: text("m"), location: text("a.rs:1") },
+        Fault::Io { message: text("i") },
+    ]
+}
