@@ -1,0 +1,149 @@
+//! Why a child ended. Closed: a new cause makes the compiler ask for its name and its remedy.
+
+use std::time::Duration;
+use thiserror::Error;
+use worker_orcd_ipc::{ExitCode, Fault};
+
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum DeathCause {
+    /// Its own last words.
+    #[error("{0}")]
+    Said(Fault),
+    /// It left with a code of our table and no last words.
+    #[error("the child exited with code {code} ({0:?}) and said nothing", code = .0.code())]
+    Exited(ExitCode),
+    #[error("the child exited with code {0}, which is none of its own")]
+    ExitedUnknown(i32),
+    /// A signal that this supervisor did not send.
+    #[error("the child was killed by signal {0}")]
+    Signalled(i32),
+    #[error("no heartbeat for {} ms", .silent_for.as_millis())]
+    HeartbeatLost { silent_for: Duration },
+    #[error("a step ran for {} ms without end", .ran_for.as_millis())]
+    StepDeadline { ran_for: Duration },
+    #[error(
+        "loading stood still for {} ms at {bytes_done} of {bytes_total} bytes",
+        .stalled_for.as_millis()
+    )]
+    LoadStalled {
+        stalled_for: Duration,
+        bytes_done: u64,
+        bytes_total: u64,
+    },
+    #[error("the child did not introduce itself within {} ms", .after.as_millis())]
+    HandshakeDeadline { after: Duration },
+    #[error("{0}")]
+    HandshakeRefused(HandshakeRefusal),
+    #[error("the child broke the protocol: {0}")]
+    ProtocolViolation(String),
+    /// Commands were not read for longer than the write deadline.
+    #[error("the child stopped reading its commands")]
+    LinkStalled,
+    /// The socket ended but the process did not.
+    #[error("the child closed its control socket and did not exit")]
+    SocketClosed,
+    /// It loaded, but the supervisor cannot make text of it.
+    #[error("the model cannot be served: {0}")]
+    Unservable(String),
+    /// `permanent`: the binary is missing or not executable; trying again cannot help.
+    #[error("the child cannot be started: {message}")]
+    SpawnFailed { message: String, permanent: bool },
+    /// This supervisor wanted it gone.
+    #[error("dismissed by the supervisor")]
+    Dismissed,
+}
+
+/// What a child said, or is, that makes talking to it pointless.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum HandshakeRefusal {
+    #[error("{0}")]
+    Preamble(String),
+    #[error("the child was built with `{}`, which this supervisor was not told to accept", .0.join("`, `"))]
+    Features(Vec<String>),
+    #[error("the child says that it is process {said}, but it was started as {spawned}")]
+    Pid { said: u32, spawned: u32 },
+}
+
+/// How a process ended, as `wait` tells it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Exit {
+    Code(i32),
+    Signal(i32),
+}
+
+impl DeathCause {
+    /// One of each, in the order of the enum: for tests, and for metrics that must start at 0.
+    pub const LABELS: [&'static str; 23] = [
+        "model_load",
+        "insufficient_memory",
+        "device_unavailable",
+        "device",
+        "non_finite_logits",
+        "protocol",
+        "out_of_memory",
+        "panic",
+        "io",
+        "exited_silently",
+        "exited_unknown",
+        "signalled",
+        "heartbeat_lost",
+        "step_deadline",
+        "load_stalled",
+        "handshake_deadline",
+        "handshake_refused",
+        "protocol_violation",
+        "link_stalled",
+        "socket_closed",
+        "unservable",
+        "spawn_failed",
+        "dismissed",
+    ];
+
+    /// What is known when nothing but the exit is.
+    #[must_use]
+    pub fn of_exit(exit: Exit) -> Self {
+        match exit {
+            Exit::Signal(signal) => Self::Signalled(signal),
+            Exit::Code(code) => {
+                ExitCode::from_code(code).map_or(Self::ExitedUnknown(code), Self::Exited)
+            }
+        }
+    }
+
+    /// A stable word for metrics and /health.
+    #[must_use]
+    pub fn label(&self) -> &'static str {
+        match self {
+            Self::Said(fault) => fault_label(fault.exit_code()),
+            Self::Exited(code) => fault_label(*code),
+            Self::ExitedUnknown(_) => "exited_unknown",
+            Self::Signalled(_) => "signalled",
+            Self::HeartbeatLost { .. } => "heartbeat_lost",
+            Self::StepDeadline { .. } => "step_deadline",
+            Self::LoadStalled { .. } => "load_stalled",
+            Self::HandshakeDeadline { .. } => "handshake_deadline",
+            Self::HandshakeRefused(_) => "handshake_refused",
+            Self::ProtocolViolation(_) => "protocol_violation",
+            Self::LinkStalled => "link_stalled",
+            Self::SocketClosed => "socket_closed",
+            Self::Unservable(_) => "unservable",
+            Self::SpawnFailed { .. } => "spawn_failed",
+            Self::Dismissed => "dismissed",
+        }
+    }
+}
+
+fn fault_label(code: ExitCode) -> &'static str {
+    match code {
+        ExitCode::ModelLoad => "model_load",
+        ExitCode::InsufficientMemory => "insufficient_memory",
+        ExitCode::DeviceUnavailable => "device_unavailable",
+        ExitCode::Device => "device",
+        ExitCode::NonFiniteLogits => "non_finite_logits",
+        ExitCode::Protocol => "protocol",
+        ExitCode::OutOfMemory => "out_of_memory",
+        ExitCode::Panic => "panic",
+        ExitCode::Io => "io",
+        ExitCode::Clean | ExitCode::Usage | ExitCode::SupervisorLost => "exited_silently",
+    }
+}

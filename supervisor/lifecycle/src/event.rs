@@ -1,0 +1,64 @@
+//! What can happen to the machine.
+
+use crate::death::{Exit, HandshakeRefusal};
+use std::time::Duration;
+use worker_orcd_ipc::{Fault, Generation};
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Event {
+    /// Time has passed. Legal at any moment; needed at [`Machine::poll_deadline`].
+    ///
+    /// [`Machine::poll_deadline`]: crate::Machine::poll_deadline
+    Tick,
+    /// Something about one child. Of any generation but the current one it is counted and
+    /// dropped.
+    Child {
+        generation: Generation,
+        event: ChildEvent,
+    },
+    /// Take no new work, finish what there is within `timeout`, then end.
+    Drain { timeout: Duration },
+    /// No request is left. The driver says so whenever that is true while draining.
+    Idle,
+    /// End now.
+    StopNow,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ChildEvent {
+    Spawned {
+        pid: u32,
+    },
+    /// `permanent`: trying again cannot help.
+    SpawnFailed {
+        message: String,
+        permanent: bool,
+    },
+    /// `pid` is what the child says; the driver has already compared the peer's credentials.
+    Hello {
+        pid: u32,
+        features: Vec<String>,
+    },
+    /// The preamble was not ours, or of another version.
+    HandshakeRefused(HandshakeRefusal),
+    LoadProgress {
+        bytes_done: u64,
+        bytes_total: u64,
+    },
+    /// Its model is loaded and the supervisor has built its tokenizer.
+    Ready,
+    /// It is ready, but its tokenizer or template is none that the supervisor can use.
+    Unservable(String),
+    Heartbeat {
+        step_elapsed: Option<Duration>,
+    },
+    Fault(Fault),
+    Goodbye,
+    /// Anything that a child of this protocol would never say.
+    Violation(String),
+    /// Commands were not read for longer than the write deadline.
+    LinkStalled,
+    /// The socket ended; everything it carried was seen before this.
+    LinkClosed,
+    Exited(Exit),
+}

@@ -1,0 +1,74 @@
+//! The exit codes of `worker-orcd` itself: one number per way to end.
+//!
+//! Where the child's own code already names the cause ([`ExitCode`](worker_orcd_ipc::ExitCode)
+//! 65 to 67), the supervisor ends with the same number. 1 and 2 are left to start-up errors and
+//! the command line.
+
+use std::fmt;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum SupervisorExit {
+    /// Everything that was accepted was finished.
+    Clean = 0,
+    /// The file cannot be served: not a model, not one of ours, or not readable.
+    ModelLoad = 65,
+    /// 1020 of the contract: required, available, device and model are in the message.
+    InsufficientMemory = 66,
+    /// The device that was asked for is not there.
+    DeviceUnavailable = 67,
+    /// The child's binary speaks another protocol version or has features that were not accepted.
+    ChildIncompatible = 80,
+    /// The child's binary cannot be started.
+    SpawnImpossible = 81,
+    /// More deaths than the restart intensity allows.
+    CrashLoop = 82,
+    /// A child survived SIGKILL: the kernel holds it in the driver, and only a reboot helps.
+    Unreapable = 83,
+    /// The drain's time was over; what was left got terminal errors.
+    DrainIncomplete = 84,
+    /// Told twice to stop: nothing was waited for.
+    StoppedAtOnce = 85,
+}
+
+impl SupervisorExit {
+    pub const ALL: [Self; 10] = [
+        Self::Clean,
+        Self::ModelLoad,
+        Self::InsufficientMemory,
+        Self::DeviceUnavailable,
+        Self::ChildIncompatible,
+        Self::SpawnImpossible,
+        Self::CrashLoop,
+        Self::Unreapable,
+        Self::DrainIncomplete,
+        Self::StoppedAtOnce,
+    ];
+
+    #[must_use]
+    pub fn code(self) -> u8 {
+        self as u8
+    }
+
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Clean => "clean",
+            Self::ModelLoad => "model_load",
+            Self::InsufficientMemory => "insufficient_memory",
+            Self::DeviceUnavailable => "device_unavailable",
+            Self::ChildIncompatible => "child_incompatible",
+            Self::SpawnImpossible => "spawn_impossible",
+            Self::CrashLoop => "crash_loop",
+            Self::Unreapable => "unreapable",
+            Self::DrainIncomplete => "drain_incomplete",
+            Self::StoppedAtOnce => "stopped_at_once",
+        }
+    }
+}
+
+impl fmt::Display for SupervisorExit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} ({})", self.name(), self.code())
+    }
+}

@@ -1,0 +1,126 @@
+//! What follows from a death: again at once, again later, or never again.
+
+use crate::death::{DeathCause, HandshakeRefusal};
+use crate::exit::SupervisorExit;
+use std::time::Duration;
+use worker_orcd_ipc::{ExitCode, Fault};
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RestartPolicy {
+    /// Deaths within `window`, or in a row without service between, after which the next one
+    /// is not answered by a restart.
+    pub max_deaths: u32,
+    pub window: Duration,
+    pub first_delay: Duration,
+    pub max_delay: Duration,
+}
+
+impl Default for RestartPolicy {
+    fn default() -> Self {
+        Self {
+            // Five deaths a minute are survived, the sixth is not. One request that kills
+            // every child it meets is given up after four (see `requests`), so it alone never
+            // ends a worker; a card that faults on its own does so at every load, within
+            // seconds, and is reported in under a minute.
+            max_deaths: 5,
+            window: Duration::from_secs(60),
+            // The second death in a row suggests that time is needed (memory that the driver
+            // still holds, a full disk): 250 ms, doubled each time, costs 4 s over a window.
+            first_delay: Duration::from_millis(250),
+            max_delay: Duration::from_secs(8),
+        }
+    }
+}
+
+/// Why the worker gives up, and the number it leaves behind.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Failure {
+    pub exit: SupervisorExit,
+    pub reason: String,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Verdict {
+    RestartNow,
+    RestartAfter(Duration),
+    Fail(Failure),
+}
+
+impl RestartPolicy {
+    /// `deaths` is [`Ledger::intensity`](crate::Ledger::intensity), this one included; `has_served` says whether any
+    /// child ever got as far as serving, which proves that model, device and memory were good.
+    #[must_use]
+    pub fn judge(&self, cause: &DeathCause, deaths: u32, has_served: bool) -> Verdict {
+        if let Some(exit) = hopeless(cause, has_served) {
+            return Verdict::Fail(Failure {
+                exit,
+                reason: cause.to_string(),
+            });
+        }
+        if deaths > self.max_deaths {
+            let reason = format!(
+                "{deaths} children died within {} s or without serving, the last because: {cause}",
+                self.window.as_secs()
+            );
+            return Verdict::Fail(Failure {
+                exit: SupervisorExit::CrashLoop,
+                reason,
+            });
+        }
+        if deaths <= 1 && !needs_time(cause) {
+            return Verdict::RestartNow;
+        }
+        Verdict::RestartAfter(self.delay(deaths))
+    }
+
+    fn delay(&self, deaths: u32) -> Duration {
+        let doublings = deaths.saturating_sub(1).min(16);
+        self.first_delay
+            .saturating_mul(1 << doublings)
+            .min(self.max_delay)
+    }
+}
+
+/// Causes that a new child would meet again.
+fn hopeless(cause: &DeathCause, has_served: bool) -> Option<SupervisorExit> {
+    match cause {
+        DeathCause::HandshakeRefused(
+            HandshakeRefusal::Preamble(_) | HandshakeRefusal::Features(_),
+        ) => Some(SupervisorExit::ChildIncompatible),
+        DeathCause::Exited(ExitCode::Usage) => Some(SupervisorExit::ChildIncompatible),
+        DeathCause::SpawnFailed {
+            permanent: true, ..
+        } => Some(SupervisorExit::SpawnImpossible),
+        DeathCause::Unservable(_) if !has_served => Some(SupervisorExit::ModelLoad),
+        DeathCause::Said(fault) if !has_served => permanent(fault.exit_code()),
+        DeathCause::Exited(code) if !has_served => permanent(*code),
+        _ => None,
+    }
+}
+
+fn permanent(code: ExitCode) -> Option<SupervisorExit> {
+    match code {
+        ExitCode::ModelLoad => Some(SupervisorExit::ModelLoad),
+        ExitCode::InsufficientMemory => Some(SupervisorExit::InsufficientMemory),
+        ExitCode::DeviceUnavailable => Some(SupervisorExit::DeviceUnavailable),
+        _ => None,
+    }
+}
+
+/// Causes that lie in the machine's condition: another child at once would find it unchanged.
+fn needs_time(cause: &DeathCause) -> bool {
+    matches!(
+        cause,
+        DeathCause::Said(
+            Fault::ModelLoad { .. }
+                | Fault::InsufficientMemory { .. }
+                | Fault::DeviceUnavailable { .. }
+                | Fault::OutOfMemory { .. }
+                | Fault::Io { .. }
+        ) | DeathCause::Exited(_)
+            | DeathCause::SpawnFailed { .. }
+            | DeathCause::Unservable(_)
+            | DeathCause::LoadStalled { .. }
+            | DeathCause::HandshakeDeadline { .. }
+    )
+}

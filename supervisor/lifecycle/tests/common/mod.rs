@@ -1,0 +1,197 @@
+//! A machine on simulated time, with words for reaching every state.
+
+use std::time::Duration;
+use worker_orcd_ipc::{Fault, Generation};
+use worker_orcd_lifecycle::{
+    ChildEvent, Effect, Event, Exit, HandshakeRefusal, Machine, Settings, State,
+};
+
+pub const PID: u32 = 100;
+
+pub struct Sim {
+    pub machine: Machine,
+    pub now: Duration,
+}
+
+impl Sim {
+    pub fn start() -> (Self, Vec<Effect>) {
+        Self::with(Settings::default())
+    }
+
+    pub fn with(settings: Settings) -> (Self, Vec<Effect>) {
+        let (machine, effects) = Machine::start(Duration::ZERO, settings);
+        (
+            Self {
+                machine,
+                now: Duration::ZERO,
+            },
+            effects,
+        )
+    }
+
+    pub fn event(&mut self, event: Event) -> Vec<Effect> {
+        self.machine.handle(self.now, event)
+    }
+
+    pub fn child(&mut self, event: ChildEvent) -> Vec<Effect> {
+        let generation = self.machine.generation();
+        self.event(Event::Child { generation, event })
+    }
+
+    /// Lets time pass in ticks of 100 ms, as the driver does, and collects what they cause.
+    pub fn pass(&mut self, time: Duration) -> Vec<Effect> {
+        self.pass_with(time, |_| {})
+    }
+
+    /// `beat` runs before each tick: a child that says something every 100 ms.
+    pub fn pass_with(&mut self, time: Duration, beat: impl Fn(&mut Self)) -> Vec<Effect> {
+        let end = self.now + time;
+        let mut effects = vec![];
+        while self.now < end {
+            self.now = (self.now + Duration::from_millis(100)).min(end);
+            beat(self);
+            effects.extend(self.event(Event::Tick));
+        }
+        effects
+    }
+
+    pub fn state(&self) -> &'static str {
+        self.machine.state().name()
+    }
+
+    pub fn generation(&self) -> Generation {
+        self.machine.generation()
+    }
+
+    pub fn reach_loading(&mut self) {
+        self.child(ChildEvent::Spawned { pid: PID });
+        self.child(hello());
+        assert!(matches!(self.machine.state(), State::Loading { .. }));
+    }
+
+    pub fn reach_serving(&mut self) {
+        self.reach_loading();
+        self.child(ChildEvent::Ready);
+        assert!(self.machine.state().takes_work());
+    }
+
+    /// Exit and end of the socket, as the kernel delivers them.
+    pub fn die(&mut self, exit: Exit) -> Vec<Effect> {
+        let mut effects = self.child(ChildEvent::Exited(exit));
+        effects.extend(self.child(ChildEvent::LinkClosed));
+        effects
+    }
+}
+
+pub fn hello() -> ChildEvent {
+    ChildEvent::Hello {
+        pid: PID,
+        features: vec![],
+    }
+}
+
+pub fn beat() -> ChildEvent {
+    ChildEvent::Heartbeat { step_elapsed: None }
+}
+
+pub fn model_load_fault() -> Fault {
+    Fault::ModelLoad {
+        message: "not a GGUF file".to_owned(),
+    }
+}
+
+pub fn device_fault() -> Fault {
+    Fault::Device {
+        name: "CUDA_ERROR_ILLEGAL_ADDRESS".to_owned(),
+        message: "sticky".to_owned(),
+    }
+}
+
+/// One of every event, under the name it has in the golden table.
+pub fn every_event(generation: Generation) -> Vec<(&'static str, Event)> {
+    let child = |event| Event::Child { generation, event };
+    vec![
+        ("Tick", Event::Tick),
+        (
+            "Drain",
+            Event::Drain {
+                timeout: Duration::from_secs(5),
+            },
+        ),
+        ("Idle", Event::Idle),
+        ("StopNow", Event::StopNow),
+        ("Spawned", child(ChildEvent::Spawned { pid: PID })),
+        (
+            "SpawnFailed",
+            child(ChildEvent::SpawnFailed {
+                message: "no memory".to_owned(),
+                permanent: false,
+            }),
+        ),
+        (
+            "SpawnFailed (permanent)",
+            child(ChildEvent::SpawnFailed {
+                message: "no such file".to_owned(),
+                permanent: true,
+            }),
+        ),
+        ("Hello", child(hello())),
+        (
+            "Hello (other pid)",
+            child(ChildEvent::Hello {
+                pid: PID + 1,
+                features: vec![],
+            }),
+        ),
+        (
+            "Hello (fault-injection)",
+            child(ChildEvent::Hello {
+                pid: PID,
+                features: vec!["fault-injection".to_owned()],
+            }),
+        ),
+        (
+            "HandshakeRefused",
+            child(ChildEvent::HandshakeRefused(HandshakeRefusal::Preamble(
+                "version 9".to_owned(),
+            ))),
+        ),
+        (
+            "LoadProgress",
+            child(ChildEvent::LoadProgress {
+                bytes_done: 10,
+                bytes_total: 100,
+            }),
+        ),
+        ("Ready", child(ChildEvent::Ready)),
+        (
+            "Unservable",
+            child(ChildEvent::Unservable("unknown pre-tokenizer".to_owned())),
+        ),
+        ("Heartbeat", child(beat())),
+        (
+            "Heartbeat (step 60 s)",
+            child(ChildEvent::Heartbeat {
+                step_elapsed: Some(Duration::from_secs(60)),
+            }),
+        ),
+        ("Fault (device)", child(ChildEvent::Fault(device_fault()))),
+        (
+            "Fault (model)",
+            child(ChildEvent::Fault(model_load_fault())),
+        ),
+        ("Goodbye", child(ChildEvent::Goodbye)),
+        (
+            "Violation",
+            child(ChildEvent::Violation(
+                "token 7 of unknown request 9".to_owned(),
+            )),
+        ),
+        ("LinkStalled", child(ChildEvent::LinkStalled)),
+        ("LinkClosed", child(ChildEvent::LinkClosed)),
+        (
+            "Exited (signal 9)",
+            child(ChildEvent::Exited(Exit::Signal(9))),
+        ),
+    ]
+}

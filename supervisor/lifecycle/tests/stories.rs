@@ -1,0 +1,543 @@
+//! Lives of children on simulated time, from both sides of every deadline.
+
+#[allow(dead_code)]
+mod common;
+
+use common::{PID, Sim, beat, device_fault, hello, model_load_fault};
+use std::time::Duration;
+use worker_orcd_ipc::{Fault, Generation};
+use worker_orcd_lifecycle::{
+    ChildEvent, Deadlines, DeathCause, Effect, EndReason, Event, Exit, KillStage, RestartPolicy,
+    Settings, Signal, State, SupervisorExit,
+};
+
+const MS: Duration = Duration::from_millis(1);
+
+fn killed(effects: &[Effect]) -> bool {
+    effects.iter().any(|effect| {
+        matches!(
+            effect,
+            Effect::Kill {
+                signal: Signal::Kill,
+                ..
+            }
+        )
+    })
+}
+
+fn buried(effects: &[Effect]) -> Option<DeathCause> {
+    effects.iter().find_map(|effect| match effect {
+        Effect::Bury { cause, .. } => Some(cause.clone()),
+        _ => None,
+    })
+}
+
+fn ended(effects: &[Effect]) -> Option<SupervisorExit> {
+    effects.iter().find_map(|effect| match effect {
+        Effect::End { exit, .. } => Some(*exit),
+        _ => None,
+    })
+}
+
+#[test]
+fn a_child_is_spawned_greeted_loaded_and_served() {
+    let (mut sim, effects) = Sim::start();
+    let generation = Generation::FIRST;
+    assert_eq!(effects, [Effect::Spawn { generation }]);
+    assert_eq!(sim.child(ChildEvent::Spawned { pid: PID }), []);
+    assert_eq!(sim.child(hello()), [Effect::Load { generation }]);
+    assert_eq!(sim.child(ChildEvent::Ready), [Effect::Serve { generation }]);
+    assert_eq!(sim.state(), "serving");
+}
+
+#[test]
+fn last_words_then_exit_then_end_of_socket_is_one_death_with_the_words_as_cause() {
+    let (mut sim, _) = Sim::start();
+    sim.reach_serving();
+    let effects = sim.child(ChildEvent::Fault(device_fault()));
+    assert_eq!(
+        effects,
+        [Effect::Suspend {
+            generation: Generation(1)
+        }]
+    );
+    assert_eq!(sim.child(ChildEvent::Exited(Exit::Code(68))), []);
+    let effects = sim.child(ChildEvent::LinkClosed);
+    assert_eq!(
+        effects,
+        [
+            Effect::Bury {
+                generation: Generation(1),
+                cause: DeathCause::Said(device_fault())
+            },
+            Effect::Spawn {
+                generation: Generation(2)
+            },
+        ]
+    );
+}
+
+#[test]
+fn signs_of_death_may_come_in_any_order() {
+    for order in [[0, 1], [1, 0]] {
+        let (mut sim, _) = Sim::start();
+        sim.reach_serving();
+        let mut effects = vec![];
+        for sign in order {
+            effects.extend(sim.child(match sign {
+                0 => ChildEvent::LinkClosed,
+                _ => ChildEvent::Exited(Exit::Signal(11)),
+            }));
+        }
+        assert_eq!(
+            buried(&effects),
+            Some(DeathCause::Signalled(11)),
+            "{order:?}"
+        );
+        assert_eq!(sim.state(), "spawning");
+    }
+}
+
+#[test]
+fn a_socket_that_closes_without_an_exit_is_killed_after_the_reap_deadline() {
+    let (mut sim, _) = Sim::start();
+    sim.reach_serving();
+    sim.child(ChildEvent::LinkClosed);
+    let reap = Deadlines::default().reap;
+    assert!(!killed(&sim.pass(reap - MS)));
+    assert!(killed(&sim.pass(MS)));
+    let effects = sim.child(ChildEvent::Exited(Exit::Signal(9)));
+    assert_eq!(buried(&effects), Some(DeathCause::SocketClosed));
+}
+
+#[test]
+fn a_socket_held_open_by_a_grandchild_does_not_delay_the_burial_for_long() {
+    let (mut sim, _) = Sim::start();
+    sim.reach_serving();
+    sim.child(ChildEvent::Exited(Exit::Code(73)));
+    let effects = sim.pass(Deadlines::default().reap);
+    assert_eq!(buried(&effects).map(|cause| cause.label()), Some("io"));
+}
+
+#[test]
+fn a_missing_heartbeat_kills_and_a_steady_one_does_not() {
+    let (mut sim, _) = Sim::start();
+    sim.reach_serving();
+    sim.pass_with(Duration::from_secs(600), |sim| {
+        sim.child(beat());
+    });
+    assert_eq!(sim.state(), "serving");
+    let heartbeat = Deadlines::default().heartbeat;
+    assert!(!killed(&sim.pass(heartbeat - MS)));
+    assert!(killed(&sim.pass(MS)));
+    let effects = sim.child(ChildEvent::Exited(Exit::Signal(9)));
+    assert!(matches!(
+        buried(&effects),
+        Some(DeathCause::HeartbeatLost { .. })
+    ));
+}
+
+#[test]
+fn a_step_without_end_kills_although_the_heart_beats() {
+    let (mut sim, _) = Sim::start();
+    sim.reach_serving();
+    let step = Deadlines::default().step;
+    let effects = sim.child(ChildEvent::Heartbeat {
+        step_elapsed: Some(step - MS),
+    });
+    assert_eq!(effects, []);
+    let effects = sim.child(ChildEvent::Heartbeat {
+        step_elapsed: Some(step),
+    });
+    assert!(killed(&effects));
+    let effects = sim.child(ChildEvent::Exited(Exit::Signal(9)));
+    assert_eq!(
+        buried(&effects),
+        Some(DeathCause::StepDeadline { ran_for: step })
+    );
+}
+
+#[test]
+fn a_load_that_advances_may_take_long_and_one_that_stands_still_may_not() {
+    let (mut sim, _) = Sim::start();
+    sim.reach_loading();
+    sim.pass_with(Duration::from_secs(600), |sim| {
+        sim.child(beat());
+        let bytes_done = sim.now.as_millis() as u64;
+        sim.child(ChildEvent::LoadProgress {
+            bytes_done,
+            bytes_total: 1 << 40,
+        });
+    });
+    assert_eq!(sim.state(), "loading");
+    let same = |sim: &mut Sim| {
+        sim.child(beat());
+        sim.child(ChildEvent::LoadProgress {
+            bytes_done: 600_000,
+            bytes_total: 1 << 40,
+        });
+    };
+    let load = Deadlines::default().load;
+    assert!(!killed(&sim.pass_with(load - MS, same)));
+    assert!(killed(&sim.pass_with(MS, same)));
+    let effects = sim.child(ChildEvent::Exited(Exit::Signal(9)));
+    assert!(matches!(
+        buried(&effects),
+        Some(DeathCause::LoadStalled {
+            bytes_done: 600_000,
+            ..
+        })
+    ));
+}
+
+#[test]
+fn a_child_that_never_says_hello_is_killed_and_another_is_tried_later() {
+    let (mut sim, _) = Sim::start();
+    sim.child(ChildEvent::Spawned { pid: PID });
+    assert!(killed(&sim.pass(Deadlines::default().handshake)));
+    sim.child(ChildEvent::Exited(Exit::Signal(9)));
+    assert_eq!(sim.state(), "backoff");
+    let effects = sim.pass(RestartPolicy::default().first_delay);
+    assert_eq!(
+        effects,
+        [Effect::Spawn {
+            generation: Generation(2)
+        }]
+    );
+}
+
+#[test]
+fn a_spawn_that_never_answers_is_given_up_and_its_late_process_killed() {
+    let (mut sim, _) = Sim::start();
+    sim.pass(Deadlines::default().spawn);
+    assert_eq!(sim.state(), "backoff");
+    let late = Event::Child {
+        generation: Generation(1),
+        event: ChildEvent::Spawned { pid: PID },
+    };
+    let effects = sim.event(late);
+    assert_eq!(
+        effects,
+        [Effect::Kill {
+            generation: Generation(1),
+            signal: Signal::Kill
+        }]
+    );
+}
+
+#[test]
+fn accepted_features_pass_and_others_end_the_worker() {
+    let settings = Settings {
+        accept_features: vec!["fault-injection".to_owned()],
+        ..Settings::default()
+    };
+    let said = ChildEvent::Hello {
+        pid: PID,
+        features: vec!["fault-injection".to_owned()],
+    };
+    let (mut sim, _) = Sim::with(settings);
+    sim.child(ChildEvent::Spawned { pid: PID });
+    sim.child(said.clone());
+    assert_eq!(sim.state(), "loading");
+
+    let (mut sim, _) = Sim::start();
+    sim.child(ChildEvent::Spawned { pid: PID });
+    assert!(killed(&sim.child(said)));
+    let effects = sim.child(ChildEvent::Exited(Exit::Signal(9)));
+    assert_eq!(ended(&effects), Some(SupervisorExit::ChildIncompatible));
+}
+
+#[test]
+fn a_permanent_fault_at_the_first_load_ends_the_worker_with_its_number() {
+    let insufficient = Fault::InsufficientMemory {
+        required_bytes: 2,
+        available_bytes: 1,
+        device: "cpu".to_owned(),
+        model: "m".to_owned(),
+    };
+    let missing = Fault::DeviceUnavailable {
+        message: "cuda:7".to_owned(),
+    };
+    for (fault, exit) in [
+        (model_load_fault(), SupervisorExit::ModelLoad),
+        (insufficient, SupervisorExit::InsufficientMemory),
+        (missing, SupervisorExit::DeviceUnavailable),
+    ] {
+        let (mut sim, _) = Sim::start();
+        sim.reach_loading();
+        let code = fault.exit_code().code();
+        sim.child(ChildEvent::Fault(fault));
+        assert_eq!(ended(&sim.die(Exit::Code(code))), Some(exit));
+        assert_eq!(sim.state(), "failed");
+        assert_eq!(i32::from(exit.code()), code);
+    }
+}
+
+#[test]
+fn the_same_fault_after_serving_is_tried_again_because_it_loaded_before() {
+    let (mut sim, _) = Sim::start();
+    sim.reach_serving();
+    sim.die(Exit::Signal(9));
+    sim.reach_loading();
+    sim.child(ChildEvent::Fault(model_load_fault()));
+    sim.die(Exit::Code(65));
+    assert_eq!(sim.state(), "backoff");
+}
+
+#[test]
+fn a_silent_exit_with_a_permanent_code_counts_like_the_words() {
+    let (mut sim, _) = Sim::start();
+    sim.reach_loading();
+    assert_eq!(
+        ended(&sim.die(Exit::Code(67))),
+        Some(SupervisorExit::DeviceUnavailable)
+    );
+}
+
+#[test]
+fn five_deaths_a_minute_are_survived_and_the_sixth_is_not() {
+    let (mut sim, _) = Sim::start();
+    for death in 1..=6 {
+        sim.reach_serving();
+        let effects = sim.die(Exit::Signal(11));
+        match death {
+            1 => assert_eq!(sim.state(), "spawning"),
+            2..=5 => {
+                assert_eq!(sim.state(), "backoff", "death {death}");
+                sim.pass(Duration::from_secs(8));
+            }
+            _ => assert_eq!(ended(&effects), Some(SupervisorExit::CrashLoop)),
+        }
+    }
+    assert_eq!(sim.machine.ledger().by_cause()["signalled"], 6);
+}
+
+#[test]
+fn deaths_far_apart_never_add_up() {
+    let (mut sim, _) = Sim::start();
+    for _ in 0..50 {
+        sim.reach_serving();
+        sim.pass_with(RestartPolicy::default().window, |sim| {
+            sim.child(beat());
+        });
+        sim.die(Exit::Signal(11));
+        assert_eq!(sim.state(), "spawning");
+    }
+    assert_eq!(sim.machine.ledger().by_cause()["signalled"], 50);
+}
+
+#[test]
+fn last_words_that_arrive_after_the_exit_still_name_the_cause() {
+    let (mut sim, _) = Sim::start();
+    sim.reach_serving();
+    sim.child(ChildEvent::Exited(Exit::Code(68)));
+    sim.child(ChildEvent::Fault(device_fault()));
+    let effects = sim.child(ChildEvent::LinkClosed);
+    assert_eq!(buried(&effects), Some(DeathCause::Said(device_fault())));
+}
+
+#[test]
+fn children_that_die_too_slowly_for_any_window_are_given_up_all_the_same() {
+    let (mut sim, _) = Sim::start();
+    let mut lives = 0;
+    while sim.state() != "failed" {
+        lives += 1;
+        assert!(lives <= 6, "restarted for ever");
+        sim.reach_loading();
+        sim.pass_with(Deadlines::default().load, |sim| {
+            sim.child(beat());
+        });
+        sim.child(ChildEvent::Exited(Exit::Signal(9)));
+        sim.pass(RestartPolicy::default().max_delay);
+    }
+    assert_eq!(lives, 6);
+}
+
+#[test]
+fn backoff_doubles_up_to_its_limit() {
+    let restart = RestartPolicy {
+        max_deaths: 100,
+        ..RestartPolicy::default()
+    };
+    let (mut sim, _) = Sim::with(Settings {
+        restart,
+        ..Settings::default()
+    });
+    let mut delays = vec![];
+    for _ in 0..9 {
+        sim.reach_serving();
+        sim.die(Exit::Code(71));
+        if let State::Backoff { since, until } = *sim.machine.state() {
+            delays.push((until - since).as_millis());
+            sim.pass(until - since);
+        }
+    }
+    assert_eq!(delays, [250, 500, 1000, 2000, 4000, 8000, 8000, 8000, 8000]);
+}
+
+#[test]
+fn words_of_the_dead_are_counted_and_dropped() {
+    let (mut sim, _) = Sim::start();
+    sim.reach_serving();
+    sim.die(Exit::Signal(11));
+    sim.reach_serving();
+    let before = sim.machine.state().clone();
+    let late = Event::Child {
+        generation: Generation(1),
+        event: ChildEvent::Fault(device_fault()),
+    };
+    assert_eq!(sim.event(late), []);
+    assert_eq!(*sim.machine.state(), before);
+    assert_eq!(sim.machine.stale_events(), 1);
+}
+
+#[test]
+fn words_out_of_place_are_violations() {
+    for (prepare, word) in [
+        (Sim::reach_serving as fn(&mut Sim), ChildEvent::Ready),
+        (Sim::reach_serving, hello()),
+        (
+            Sim::reach_serving,
+            ChildEvent::LoadProgress {
+                bytes_done: 1,
+                bytes_total: 2,
+            },
+        ),
+        (Sim::reach_loading, hello()),
+        (
+            |sim| drop(sim.child(ChildEvent::Spawned { pid: PID })),
+            beat(),
+        ),
+        (
+            |sim| drop(sim.child(ChildEvent::Spawned { pid: PID })),
+            ChildEvent::Ready,
+        ),
+    ] {
+        let (mut sim, _) = Sim::start();
+        prepare(&mut sim);
+        assert!(killed(&sim.child(word.clone())), "{word:?}");
+        let effects = sim.child(ChildEvent::Exited(Exit::Signal(9)));
+        assert!(matches!(
+            buried(&effects),
+            Some(DeathCause::ProtocolViolation(_))
+        ));
+    }
+}
+
+#[test]
+fn a_drain_serves_to_the_last_request_then_dismisses_and_ends_clean() {
+    let (mut sim, _) = Sim::start();
+    sim.reach_serving();
+    let timeout = Duration::from_secs(5);
+    assert_eq!(sim.event(Event::Drain { timeout }), [Effect::RefuseNewWork]);
+    assert_eq!(sim.state(), "draining");
+    let effects = sim.event(Event::Idle);
+    assert!(effects.contains(&Effect::Dismiss {
+        generation: Generation(1)
+    }));
+    assert_eq!(sim.child(ChildEvent::Goodbye), []);
+    let effects = sim.die(Exit::Code(0));
+    assert_eq!(ended(&effects), Some(SupervisorExit::Clean));
+}
+
+#[test]
+fn a_drain_that_runs_out_of_time_ends_what_is_left() {
+    let (mut sim, _) = Sim::start();
+    sim.reach_serving();
+    sim.event(Event::Drain {
+        timeout: Duration::from_secs(5),
+    });
+    let effects = sim.pass_with(Duration::from_secs(5), |sim| {
+        sim.child(beat());
+    });
+    assert!(effects.contains(&Effect::EndRequests(EndReason::DrainDeadline)));
+    assert_eq!(
+        ended(&sim.die(Exit::Code(0))),
+        Some(SupervisorExit::DrainIncomplete)
+    );
+}
+
+#[test]
+fn a_child_that_dies_while_draining_is_replaced_so_that_accepted_work_finishes() {
+    let (mut sim, _) = Sim::start();
+    sim.reach_serving();
+    sim.event(Event::Drain {
+        timeout: Duration::from_secs(5),
+    });
+    sim.die(Exit::Signal(11));
+    assert_eq!(sim.state(), "spawning");
+    sim.reach_serving();
+    assert_eq!(sim.state(), "draining");
+    sim.event(Event::Idle);
+    assert_eq!(ended(&sim.die(Exit::Code(0))), Some(SupervisorExit::Clean));
+}
+
+#[test]
+fn a_child_that_ignores_everything_is_asked_terminated_killed_and_called_unreapable() {
+    let (mut sim, _) = Sim::start();
+    sim.reach_serving();
+    sim.event(Event::Drain {
+        timeout: Duration::from_secs(5),
+    });
+    sim.event(Event::Idle);
+    let deadlines = Deadlines::default();
+    let stage = |sim: &Sim| match sim.machine.state() {
+        State::Killing { stage, .. } => Some(*stage),
+        _ => None,
+    };
+    assert_eq!(stage(&sim), Some(KillStage::Asked));
+    sim.pass(deadlines.dismiss);
+    assert_eq!(stage(&sim), Some(KillStage::Terminated));
+    sim.pass(deadlines.terminate);
+    assert_eq!(stage(&sim), Some(KillStage::Killed));
+    let effects = sim.pass(deadlines.kill);
+    assert_eq!(ended(&effects), Some(SupervisorExit::Unreapable));
+    assert_eq!(sim.state(), "failed");
+}
+
+#[test]
+fn stopping_at_once_ends_requests_and_kills() {
+    let (mut sim, _) = Sim::start();
+    sim.reach_serving();
+    sim.event(Event::Drain {
+        timeout: Duration::from_secs(5),
+    });
+    let effects = sim.event(Event::StopNow);
+    assert!(effects.contains(&Effect::EndRequests(EndReason::StoppedAtOnce)));
+    assert!(killed(&effects));
+    assert_eq!(
+        ended(&sim.die(Exit::Signal(9))),
+        Some(SupervisorExit::StoppedAtOnce)
+    );
+}
+
+#[test]
+fn stopping_while_a_process_is_being_made_waits_for_it_and_ends_it() {
+    let (mut sim, _) = Sim::start();
+    sim.event(Event::StopNow);
+    assert_eq!(sim.state(), "spawning");
+    let effects = sim.child(ChildEvent::Spawned { pid: PID });
+    assert_eq!(
+        effects,
+        [Effect::Kill {
+            generation: Generation(1),
+            signal: Signal::Term
+        }]
+    );
+    assert_eq!(
+        ended(&sim.die(Exit::Signal(15))),
+        Some(SupervisorExit::StoppedAtOnce)
+    );
+}
+
+#[test]
+fn the_supervisors_own_absence_is_not_the_childs_silence() {
+    let (mut sim, _) = Sim::start();
+    sim.reach_serving();
+    // The machine was suspended for an hour; the tick comes before the beats that waited.
+    sim.now += Duration::from_secs(3600);
+    assert_eq!(sim.event(Event::Tick), []);
+    sim.child(beat());
+    assert_eq!(sim.state(), "serving");
+    assert!(killed(&sim.pass(Deadlines::default().heartbeat)));
+}
