@@ -1,4 +1,11 @@
 //! Hyperparameters, read from `{arch}.*` keys and checked before anything is uploaded.
+//!
+//! Defaults and meanings are llama.cpp's, because its converters write these files. What this
+//! project does not compute is refused by name, never ignored.
+
+use super::error::ModelError;
+use super::gguf::{GgufError, Header, Value};
+use super::rope;
 
 /// `general.architecture`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -7,6 +14,28 @@ pub enum Architecture {
     Qwen2,
     Qwen3,
     Phi3,
+}
+
+impl Architecture {
+    const ALL: [Self; 4] = [Self::Llama, Self::Qwen2, Self::Qwen3, Self::Phi3];
+
+    /// As in `general.architecture` and in front of every key.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Llama => "llama",
+            Self::Qwen2 => "qwen2",
+            Self::Qwen3 => "qwen3",
+            Self::Phi3 => "phi3",
+        }
+    }
+
+    fn rope_style(self) -> RopeStyle {
+        match self {
+            Self::Llama => RopeStyle::Adjacent,
+            Self::Qwen2 | Self::Qwen3 | Self::Phi3 => RopeStyle::HalfOffset,
+        }
+    }
 }
 
 /// Which pairs of a head's values RoPE rotates.
@@ -41,6 +70,196 @@ pub struct ModelConfig {
     pub rope_factors: Option<Vec<f32>>,
     /// Multiplies cos and sin (phi3 long context, `rope.scaling.attn_factor`); 1 when there is none.
     pub rope_attn_factor: f32,
-    /// Phi-3: a query sees at most this many positions, itself included; `None` sees all.
+    /// A query sees at most this many positions, itself included; `None` sees all. Always `None`
+    /// for now: llama.cpp disables the window of phi3 (its pull request 13676), because files in
+    /// the wild carry wrong values, and this follows it.
     pub sliding_window: Option<usize>,
 }
+
+impl ModelConfig {
+    /// `max_sequence_tokens` is the longest sequence that will be served, when that is not the
+    /// model's context length: long-context models choose their RoPE factors by it.
+    ///
+    /// # Errors
+    /// When the architecture is unknown, a key is missing or makes no sense, or the file asks for
+    /// something that is not implemented.
+    pub fn from_gguf(
+        header: &Header<'_>,
+        max_sequence_tokens: Option<u32>,
+    ) -> Result<Self, ModelError> {
+        let keys = Keys::new(header)?;
+        let architecture = keys.architecture;
+        keys.refuse_unsupported()?;
+
+        let n_layers = keys.positive("block_count")?;
+        let n_embd = keys.positive("embedding_length")?;
+        let n_ff = keys.positive("feed_forward_length")?;
+        let n_heads = keys.positive("attention.head_count")?;
+        let n_kv_heads = keys
+            .optional_positive("attention.head_count_kv")?
+            .unwrap_or(n_heads);
+        let context_length = keys.positive("context_length")?;
+        if n_heads % n_kv_heads != 0 {
+            let message = format!("{n_heads} heads cannot share {n_kv_heads} of keys and values");
+            return Err(ModelError::bad_value(
+                keys.key("attention.head_count_kv"),
+                message,
+            ));
+        }
+        let head_dim = keys.head_dim(n_embd, n_heads)?;
+        let rope = rope::read(&keys, head_dim, context_length, max_sequence_tokens)?;
+        Ok(Self {
+            architecture,
+            n_layers,
+            n_embd,
+            n_ff,
+            n_heads,
+            n_kv_heads,
+            head_dim,
+            vocab_size: vocab_size(header)?,
+            context_length,
+            norm_eps: keys.norm_eps()?,
+            rope_style: architecture.rope_style(),
+            rope_base: rope.base,
+            rope_dims: rope.dims,
+            rope_scale: rope.scale,
+            rope_factors: rope.factors,
+            rope_attn_factor: rope.attn_factor,
+            sliding_window: None,
+        })
+    }
+}
+
+/// The vocabulary is as long as the tokenizer's list, which llama.cpp takes for the truth too.
+fn vocab_size(header: &Header<'_>) -> Result<usize, ModelError> {
+    const KEY: &str = "tokenizer.ggml.tokens";
+    let tokens = header
+        .array(KEY)?
+        .ok_or_else(|| GgufError::MissingKey(KEY.to_owned()))?;
+    match tokens.len {
+        0 => Err(ModelError::bad_value(KEY, "the vocabulary is empty")),
+        len => Ok(len),
+    }
+}
+
+/// The header, seen through one architecture's prefix.
+pub(super) struct Keys<'h, 'a> {
+    pub(super) header: &'h Header<'a>,
+    pub(super) architecture: Architecture,
+}
+
+impl<'h, 'a> Keys<'h, 'a> {
+    fn new(header: &'h Header<'a>) -> Result<Self, ModelError> {
+        const KEY: &str = "general.architecture";
+        let name = header
+            .str(KEY)?
+            .ok_or_else(|| GgufError::MissingKey(KEY.to_owned()))?;
+        let architecture = Architecture::ALL
+            .into_iter()
+            .find(|known| known.name() == name)
+            .ok_or_else(|| ModelError::UnknownArchitecture(name.to_owned()))?;
+        Ok(Self {
+            header,
+            architecture,
+        })
+    }
+
+    pub(super) fn key(&self, name: &str) -> String {
+        format!("{}.{name}", self.architecture.name())
+    }
+
+    /// Things that would change the arithmetic and are not implemented.
+    fn refuse_unsupported(&self) -> Result<(), ModelError> {
+        let experts = self.key("expert_count");
+        if self.header.u32(&experts)?.is_some_and(|count| count > 0) {
+            return Err(ModelError::unsupported(experts, "a mixture of experts"));
+        }
+        for (name, feature) in [
+            (
+                "attention.scale",
+                "an attention scale other than 1/sqrt(head_dim)",
+            ),
+            ("logit_scale", "a logit scale"),
+            ("residual_scale", "a residual scale"),
+            ("embedding_scale", "an embedding scale"),
+            ("attention.clamp_kqv", "clamping of Q, K and V"),
+            ("final_logit_softcapping", "soft-capped logits"),
+            ("attn_logit_softcapping", "soft-capped attention"),
+        ] {
+            let key = self.key(name);
+            if self.header.f32(&key)?.is_some_and(|value| value != 0.0) {
+                return Err(ModelError::unsupported(key, feature));
+            }
+        }
+        let causal = self.key("attention.causal");
+        if self.header.bool(&causal)? == Some(false) {
+            return Err(ModelError::unsupported(
+                causal,
+                "attention that is not causal",
+            ));
+        }
+        Ok(())
+    }
+
+    pub(super) fn positive(&self, name: &str) -> Result<usize, ModelError> {
+        let missing = || GgufError::MissingKey(self.key(name)).into();
+        self.optional_positive(name)?.ok_or_else(missing)
+    }
+
+    /// A number, or an array of one number a layer when they are all the same.
+    pub(super) fn optional_positive(&self, name: &str) -> Result<Option<usize>, ModelError> {
+        let key = self.key(name);
+        let value = match self.header.get(&key) {
+            Some(Value::Array(array)) => {
+                let mut values = array.values();
+                let first = values.next().and_then(|value| value.as_u64());
+                if first.is_none() || values.any(|value| value.as_u64() != first) {
+                    return Err(ModelError::unsupported(
+                        key,
+                        "a value that differs by layer",
+                    ));
+                }
+                first.and_then(|value| u32::try_from(value).ok())
+            }
+            _ => self.header.u32(&key)?,
+        };
+        match value {
+            Some(0) => Err(ModelError::bad_value(key, "must not be zero")),
+            value => Ok(value.map(|value| value as usize)),
+        }
+    }
+
+    fn head_dim(&self, n_embd: usize, n_heads: usize) -> Result<usize, ModelError> {
+        let key_length = self.optional_positive("attention.key_length")?;
+        let value_length = self.optional_positive("attention.value_length")?;
+        let even_split = n_embd.is_multiple_of(n_heads).then(|| n_embd / n_heads);
+        let head_dim = key_length.or(even_split).ok_or_else(|| {
+            let message = format!("{n_embd} values cannot be split over {n_heads} heads");
+            ModelError::bad_value(self.key("attention.head_count"), message)
+        })?;
+        if value_length.or(even_split) != Some(head_dim) {
+            let key = self.key("attention.value_length");
+            return Err(ModelError::unsupported(
+                key,
+                "values of another length than keys",
+            ));
+        }
+        Ok(head_dim)
+    }
+
+    fn norm_eps(&self) -> Result<f32, ModelError> {
+        let key = self.key("attention.layer_norm_rms_epsilon");
+        let eps = self
+            .header
+            .f32(&key)?
+            .ok_or_else(|| GgufError::MissingKey(key.clone()))?;
+        if eps.is_finite() && eps >= 0.0 {
+            Ok(eps)
+        } else {
+            Err(ModelError::bad_value(key, format!("{eps} is no epsilon")))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,10 +1,29 @@
 //! What a GGUF file says: header, configuration, tensors by role, tokenizer facts.
+//!
+//! ```text
+//!            ┌─ config  (+ rope) ─── ModelConfig ─┐
+//! gguf ──────┼─ weights ──────────── ModelWeights ┴─ the device
+//! (Header)   ├─ tokenizer_facts ──── TokenizerFacts ┐
+//!            └─ model_facts ──────── ModelFacts ────┴─ the supervisor
+//! ```
+//!
+//! Nothing here computes or allocates memory on a device. A file is refused before the first
+//! byte is uploaded, with the key or tensor that is wrong.
 
 pub mod config;
+mod error;
 pub mod gguf;
+pub mod gguf_builder;
+mod model_facts;
+mod rope;
+pub mod tiny_model;
 pub mod tokenizer_facts;
 pub mod weights;
 
 pub use config::{Architecture, ModelConfig, RopeStyle};
-pub use gguf::{GgufError, GgufFile, TensorView};
+pub use error::ModelError;
+pub use gguf::{GgufError, GgufFile, Header, TensorView};
+pub use gguf_builder::{GgufBuilder, Meta};
+pub use model_facts::model_facts;
+pub use tokenizer_facts::tokenizer_facts;
 pub use weights::{LayerWeights, Linear, ModelWeights};

@@ -1,6 +1,14 @@
 //! Tensors by role, as views into the mapped file.
+//!
+//! Every shape is checked against the configuration, and every tensor of the file must have a
+//! role: one without (an expert, a sink, a scale) would change the arithmetic if it were ignored.
 
-use super::gguf::TensorView;
+use super::config::{Architecture, ModelConfig};
+use super::error::ModelError;
+use super::gguf::{Header, TensorView};
+use super::rope;
+use std::collections::HashSet;
+use worker_orcd_kernels::TensorType;
 
 /// `y = W x + b`; `weight` is `[n_out, n_in]` row-major with `n_in` contiguous.
 #[derive(Debug, Clone, Copy)]
@@ -37,3 +45,258 @@ pub struct ModelWeights<'a> {
     /// `[vocab, n_embd]`; the embedding itself when the file ties them.
     pub output: Linear<'a>,
 }
+
+impl<'a> ModelWeights<'a> {
+    /// # Errors
+    /// When a tensor is missing, has another shape than the configuration says, a type that its
+    /// role does not allow, or no role at all.
+    pub fn from_gguf(header: &Header<'a>, config: &ModelConfig) -> Result<Self, ModelError> {
+        let mut tensors = Tensors {
+            header,
+            used: HashSet::new(),
+        };
+        let (vocab, n_embd) = (config.vocab_size, config.n_embd);
+        let token_embd = tensors.matrix("token_embd.weight", vocab, n_embd)?;
+        let output_norm = tensors.vector("output_norm.weight", n_embd)?;
+        let output = Linear {
+            weight: tensors
+                .optional_matrix("output.weight", vocab, n_embd)?
+                .unwrap_or(token_embd),
+            bias: tensors.optional_vector("output.bias", vocab)?,
+        };
+        let mut layers = Vec::new();
+        for index in 0..config.n_layers {
+            layers.push(
+                Layer {
+                    tensors: &mut tensors,
+                    config,
+                    index,
+                }
+                .read()?,
+            );
+        }
+        tensors.refuse_unused(config)?;
+        Ok(Self {
+            token_embd,
+            layers,
+            output_norm,
+            output,
+        })
+    }
+}
+
+/// One layer's tensors by name.
+struct Layer<'t, 'h, 'a> {
+    tensors: &'t mut Tensors<'h, 'a>,
+    config: &'t ModelConfig,
+    index: usize,
+}
+
+impl<'a> Layer<'_, '_, 'a> {
+    fn read(mut self) -> Result<LayerWeights<'a>, ModelError> {
+        let config = self.config;
+        let q_dim = config.n_heads * config.head_dim;
+        let attn_norm = self.vector("attn_norm.weight", config.n_embd)?;
+        let [q, k, v] = self.qkv()?;
+        let (q_norm, k_norm) = self.head_norms()?;
+        let attn_output = self.linear("attn_output", config.n_embd, q_dim)?;
+        let ffn_norm = self.vector("ffn_norm.weight", config.n_embd)?;
+        let [ffn_gate, ffn_up] = self.gate_and_up()?;
+        let ffn_down = self.linear("ffn_down", config.n_embd, config.n_ff)?;
+        Ok(LayerWeights {
+            attn_norm,
+            q,
+            k,
+            v,
+            q_norm,
+            k_norm,
+            attn_output,
+            ffn_norm,
+            ffn_gate,
+            ffn_up,
+            ffn_down,
+        })
+    }
+
+    fn qkv(&mut self) -> Result<[Linear<'a>; 3], ModelError> {
+        let config = self.config;
+        let q_dim = config.n_heads * config.head_dim;
+        let kv_dim = config.n_kv_heads * config.head_dim;
+        if config.architecture == Architecture::Phi3 && self.has("attn_qkv.weight") {
+            let fused = self.linear("attn_qkv", q_dim + 2 * kv_dim, config.n_embd)?;
+            return Ok([
+                slice(fused, 0, q_dim),
+                slice(fused, q_dim, kv_dim),
+                slice(fused, q_dim + kv_dim, kv_dim),
+            ]);
+        }
+        let qkv = [
+            self.linear("attn_q", q_dim, config.n_embd)?,
+            self.linear("attn_k", kv_dim, config.n_embd)?,
+            self.linear("attn_v", kv_dim, config.n_embd)?,
+        ];
+        // Qwen2 was trained with these biases: a file that lost them would answer in garbage.
+        if config.architecture == Architecture::Qwen2 {
+            for (linear, name) in qkv
+                .iter()
+                .zip(["attn_q.bias", "attn_k.bias", "attn_v.bias"])
+            {
+                linear
+                    .bias
+                    .ok_or_else(|| ModelError::MissingTensor(self.name(name)))?;
+            }
+        }
+        Ok(qkv)
+    }
+
+    fn head_norms(
+        &mut self,
+    ) -> Result<(Option<TensorView<'a>>, Option<TensorView<'a>>), ModelError> {
+        if self.config.architecture != Architecture::Qwen3 {
+            return Ok((None, None));
+        }
+        let q_norm = self.vector("attn_q_norm.weight", self.config.head_dim)?;
+        let k_norm = self.vector("attn_k_norm.weight", self.config.head_dim)?;
+        Ok((Some(q_norm), Some(k_norm)))
+    }
+
+    fn gate_and_up(&mut self) -> Result<[Linear<'a>; 2], ModelError> {
+        let (n_ff, n_embd) = (self.config.n_ff, self.config.n_embd);
+        if self.config.architecture == Architecture::Phi3 {
+            let fused = self.linear("ffn_up", 2 * n_ff, n_embd)?;
+            return Ok([slice(fused, 0, n_ff), slice(fused, n_ff, n_ff)]);
+        }
+        Ok([
+            self.linear("ffn_gate", n_ff, n_embd)?,
+            self.linear("ffn_up", n_ff, n_embd)?,
+        ])
+    }
+
+    fn name(&self, tensor: &str) -> String {
+        format!("blk.{}.{tensor}", self.index)
+    }
+
+    fn has(&self, tensor: &str) -> bool {
+        self.tensors
+            .header
+            .tensor_info(&self.name(tensor))
+            .is_some()
+    }
+
+    fn vector(&mut self, tensor: &str, len: usize) -> Result<TensorView<'a>, ModelError> {
+        let name = self.name(tensor);
+        self.tensors.vector(&name, len)
+    }
+
+    fn linear(&mut self, stem: &str, n_out: usize, n_in: usize) -> Result<Linear<'a>, ModelError> {
+        let name = self.name(stem);
+        Ok(Linear {
+            weight: self
+                .tensors
+                .matrix(&format!("{name}.weight"), n_out, n_in)?,
+            bias: self
+                .tensors
+                .optional_vector(&format!("{name}.bias"), n_out)?,
+        })
+    }
+}
+
+/// Some of the outputs of a fused linear layer, whose shape was checked to hold them.
+fn slice(fused: Linear<'_>, start: usize, len: usize) -> Linear<'_> {
+    Linear {
+        weight: fused
+            .weight
+            .row_range(start, len)
+            .expect("the fused shape was checked"),
+        bias: fused.bias.map(|bias| {
+            bias.element_range(start, len)
+                .expect("the fused shape was checked")
+        }),
+    }
+}
+
+/// The tensor table, and which of it has found a role.
+struct Tensors<'h, 'a> {
+    header: &'h Header<'a>,
+    used: HashSet<&'a str>,
+}
+
+impl<'a> Tensors<'_, 'a> {
+    fn matrix(
+        &mut self,
+        name: &str,
+        rows: usize,
+        cols: usize,
+    ) -> Result<TensorView<'a>, ModelError> {
+        self.optional_matrix(name, rows, cols)?
+            .ok_or_else(|| ModelError::MissingTensor(name.to_owned()))
+    }
+
+    fn vector(&mut self, name: &str, len: usize) -> Result<TensorView<'a>, ModelError> {
+        self.optional_vector(name, len)?
+            .ok_or_else(|| ModelError::MissingTensor(name.to_owned()))
+    }
+
+    fn optional_matrix(
+        &mut self,
+        name: &str,
+        rows: usize,
+        cols: usize,
+    ) -> Result<Option<TensorView<'a>>, ModelError> {
+        self.take(name, [cols, rows, 1, 1])
+    }
+
+    /// Norms and biases are F32 in every file that llama.cpp writes.
+    fn optional_vector(
+        &mut self,
+        name: &str,
+        len: usize,
+    ) -> Result<Option<TensorView<'a>>, ModelError> {
+        let Some(view) = self.take(name, [len, 1, 1, 1])? else {
+            return Ok(None);
+        };
+        if view.ty != TensorType::F32 {
+            let (expected, found) = ("F32", view.ty.name());
+            return Err(ModelError::TensorType {
+                tensor: name.to_owned(),
+                expected,
+                found,
+            });
+        }
+        Ok(Some(view))
+    }
+
+    fn take(&mut self, name: &str, dims: [usize; 4]) -> Result<Option<TensorView<'a>>, ModelError> {
+        let Some(info) = self.header.tensor_info(name) else {
+            return Ok(None);
+        };
+        if info.dims != dims {
+            let (expected, found) = (dims.to_vec(), info.dims.to_vec());
+            return Err(ModelError::Shape {
+                tensor: name.to_owned(),
+                expected,
+                found,
+            });
+        }
+        self.used.insert(info.name);
+        Ok(self.header.tensor(name))
+    }
+
+    fn refuse_unused(&self, config: &ModelConfig) -> Result<(), ModelError> {
+        let has_factors = matches!(
+            config.architecture,
+            Architecture::Llama | Architecture::Phi3
+        );
+        let is_rope = |name| {
+            has_factors && [rope::FREQS, rope::FACTORS_SHORT, rope::FACTORS_LONG].contains(&name)
+        };
+        let mut names = self.header.tensors().iter().map(|tensor| tensor.name);
+        match names.find(|name| !self.used.contains(name) && !is_rope(*name)) {
+            None => Ok(()),
+            Some(name) => Err(ModelError::UnexpectedTensor(name.to_owned())),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,140 @@
+use super::*;
+use crate::model::gguf::parse;
+use crate::model::gguf_builder::{GgufBuilder, Meta};
+use crate::model::tiny_model::{HEAD_DIM, tiny_model};
+
+fn config(file: &GgufBuilder, max_sequence_tokens: Option<u32>) -> Result<ModelConfig, ModelError> {
+    let bytes = file.build();
+    ModelConfig::from_gguf(&parse(&bytes).unwrap(), max_sequence_tokens)
+}
+
+fn refusal(file: GgufBuilder) -> String {
+    config(&file, None)
+        .expect_err("the configuration is refused")
+        .to_string()
+}
+
+#[test]
+fn each_architecture_is_read() {
+    for architecture in Architecture::ALL {
+        let config = config(&tiny_model(architecture), None).unwrap();
+        assert_eq!(config.architecture, architecture);
+        assert_eq!((config.n_layers, config.n_embd, config.n_ff), (2, 64, 96));
+        assert_eq!(
+            (config.n_heads, config.n_kv_heads, config.head_dim),
+            (4, 2, 16)
+        );
+        assert_eq!(
+            (config.rope_base, config.rope_scale, config.rope_attn_factor),
+            (1e4, 1.0, 1.0)
+        );
+        assert_eq!(
+            (config.rope_dims, config.rope_factors, config.sliding_window),
+            (16, None, None)
+        );
+        let adjacent = config.rope_style == RopeStyle::Adjacent;
+        assert_eq!(adjacent, architecture == Architecture::Llama);
+    }
+}
+
+#[test]
+fn what_is_not_implemented_is_refused_by_name() {
+    let llama = || tiny_model(Architecture::Llama);
+    assert!(refusal(llama().meta("general.architecture", "mamba")).contains("architecture mamba"));
+    assert!(refusal(llama().meta("llama.expert_count", 8_u32)).contains("mixture of experts"));
+    assert!(refusal(llama().meta("llama.attention.scale", 0.5)).contains("llama.attention.scale"));
+    assert!(refusal(llama().meta("llama.rope.scaling.type", "yarn")).contains("type yarn"));
+    let by_layer = Meta::I32s(vec![4, 2]);
+    assert!(
+        refusal(llama().meta("llama.attention.head_count", by_layer)).contains("differs by layer")
+    );
+}
+
+#[test]
+fn values_that_make_no_sense_are_refused_by_key() {
+    let llama = || tiny_model(Architecture::Llama);
+    for name in [
+        "block_count",
+        "embedding_length",
+        "feed_forward_length",
+        "attention.head_count",
+        "context_length",
+        "attention.layer_norm_rms_epsilon",
+    ] {
+        let key = format!("llama.{name}");
+        assert!(refusal(llama().without_meta(&key)).contains(&format!("key {key} is missing")));
+        assert!(refusal(llama().meta(&key, "x")).contains(&format!("key {key}: ")));
+    }
+    assert!(refusal(llama().meta("llama.block_count", 0_u32)).contains("must not be zero"));
+    assert!(
+        refusal(llama().meta("llama.attention.head_count_kv", 3_u32)).contains("cannot share 3")
+    );
+    assert!(refusal(llama().meta("llama.embedding_length", 65_u32)).contains("cannot be split"));
+    assert!(
+        refusal(llama().meta("llama.rope.dimension_count", 8_u32)).contains("cannot be rotated")
+    );
+    assert!(
+        refusal(llama().meta("llama.rope.freq_base", f32::NAN)).contains("not a positive number")
+    );
+    assert!(refusal(llama().meta("llama.attention.value_length", 8_u32)).contains("value_length"));
+    assert!(
+        refusal(llama().meta("tokenizer.ggml.tokens", Meta::Strings(vec![]))).contains("empty")
+    );
+}
+
+#[test]
+fn scaling_follows_the_type() {
+    let with = |ty: &str| {
+        tiny_model(Architecture::Llama)
+            .meta("llama.rope.scaling.type", ty)
+            .meta("llama.rope.scaling.factor", 4.0)
+    };
+    assert_eq!(config(&with("linear"), None).unwrap().rope_scale, 4.0);
+    assert_eq!(config(&with("none"), None).unwrap().rope_scale, 1.0);
+    let unnamed = with("linear").without_meta("llama.rope.scaling.type");
+    assert_eq!(config(&unnamed, None).unwrap().rope_scale, 4.0);
+}
+
+#[test]
+fn partial_rotation_is_allowed_outside_llama() {
+    let file = tiny_model(Architecture::Phi3).meta("phi3.rope.dimension_count", 8_u32);
+    assert_eq!(config(&file, None).unwrap().rope_dims, 8);
+}
+
+#[test]
+fn the_served_length_chooses_the_long_factors() {
+    let half = HEAD_DIM / 2;
+    let file = tiny_model(Architecture::Phi3)
+        .meta("phi3.rope.scaling.original_context_length", 128_u32)
+        .meta("phi3.rope.scaling.attn_factor", 1.19)
+        .tensor_f32(
+            "rope_factors_short.weight",
+            &[half],
+            &vec![1.0; half as usize],
+        )
+        .tensor_f32(
+            "rope_factors_long.weight",
+            &[half],
+            &vec![2.0; half as usize],
+        );
+    let factor = |tokens| config(&file, tokens).unwrap().rope_factors.unwrap()[0];
+    assert_eq!(factor(None), 2.0);
+    assert_eq!(factor(Some(129)), 2.0);
+    assert_eq!(factor(Some(128)), 1.0);
+    assert_eq!(config(&file, None).unwrap().rope_attn_factor, 1.19);
+}
+
+#[test]
+fn llama_factors_are_read_and_checked() {
+    let half = HEAD_DIM / 2;
+    let with = |len: u64, value: f32| {
+        let values = vec![value; len as usize];
+        tiny_model(Architecture::Llama).tensor_f32("rope_freqs.weight", &[len], &values)
+    };
+    assert_eq!(
+        config(&with(half, 8.0), None).unwrap().rope_factors,
+        Some(vec![8.0; half as usize])
+    );
+    assert!(refusal(with(half + 1, 8.0)).contains("rope_freqs.weight"));
+    assert!(refusal(with(half, 0.0)).contains("not a positive number"));
+}

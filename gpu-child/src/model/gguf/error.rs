@@ -1,0 +1,76 @@
+//! What can be wrong with a GGUF file. Every variant names the key or tensor it was found at.
+
+use std::path::PathBuf;
+use thiserror::Error;
+
+#[derive(Debug, Error)]
+pub enum GgufError {
+    #[error("{}: {source}", path.display())]
+    Io {
+        path: PathBuf,
+        source: std::io::Error,
+    },
+    #[error("not a GGUF file: it begins with {0:02x?}")]
+    NotGguf([u8; 4]),
+    #[error("GGUF version {0} is not supported; only version 3 is")]
+    Version(u32),
+    #[error("the file was written for big-endian machines")]
+    BigEndian,
+    #[error("{at}: the file ends in the middle of it: {needed} bytes needed, {left} left")]
+    Truncated { at: String, needed: u64, left: u64 },
+    #[error("{at}: {count} entries are announced, but only {left} bytes of the file are left")]
+    Count { at: String, count: u64, left: u64 },
+    #[error("{at}: a name of {length} bytes; at most {limit} are allowed")]
+    LongName { at: String, length: u64, limit: u64 },
+    #[error("{at}: not valid UTF-8")]
+    Utf8 { at: String },
+    #[error("key {key}: value type {number} does not exist")]
+    ValueType { key: String, number: u32 },
+    #[error("key {key}: arrays are nested more than {limit} deep")]
+    Depth { key: String, limit: u32 },
+    #[error("key {0} occurs twice")]
+    DuplicateKey(String),
+    #[error("tensor {0} occurs twice")]
+    DuplicateTensor(String),
+    #[error("key {0} is missing")]
+    MissingKey(String),
+    #[error("key {key}: {expected} expected, {found} found")]
+    WrongType {
+        key: String,
+        expected: &'static str,
+        found: String,
+    },
+    #[error("general.alignment is {0}; it must be a power of two")]
+    Alignment(u64),
+    #[error("tensor {tensor}: {n_dims} dimensions; 1 to 4 are allowed")]
+    Dimensions { tensor: String, n_dims: u32 },
+    #[error("tensor {tensor}: dimensions {dims:?} are empty or overflow")]
+    Shape { tensor: String, dims: Vec<u64> },
+    #[error("tensor {tensor}: rows of {cols} elements are no whole number of {ty} blocks")]
+    Block {
+        tensor: String,
+        ty: &'static str,
+        cols: u64,
+    },
+    #[error("tensor {tensor}: type {number} ({name}) is not supported")]
+    TensorType {
+        tensor: String,
+        number: u32,
+        name: &'static str,
+    },
+    #[error("tensor {tensor}: offset {offset} is not aligned to {alignment}")]
+    Misaligned {
+        tensor: String,
+        offset: u64,
+        alignment: u64,
+    },
+    #[error(
+        "tensor {tensor}: {bytes} bytes at offset {offset} reach past the {data} bytes of data"
+    )]
+    OutOfFile {
+        tensor: String,
+        offset: u64,
+        bytes: u64,
+        data: u64,
+    },
+}

@@ -1,0 +1,222 @@
+use super::*;
+use crate::model::gguf_builder::{GgufBuilder, Meta};
+
+fn small() -> GgufBuilder {
+    GgufBuilder::new()
+        .meta("general.architecture", "llama")
+        .meta("a.number", 7_u32)
+        .meta("a.list", Meta::Strings(vec!["x".into(), "yy".into()]))
+        .meta("a.flag", true)
+        .tensor_f32("t", &[2, 3], &[0.0, 1.0, 2.0, 3.0, 4.0, 5.0])
+        .tensor("q", TensorType::Q8_0, &[32, 2], vec![7; 68])
+}
+
+fn refusal(bytes: &[u8]) -> String {
+    parse(bytes)
+        .map(drop)
+        .expect_err("hostile bytes are refused")
+        .to_string()
+}
+
+#[test]
+fn what_was_written_is_read() {
+    let bytes = small().build();
+    let header = parse(&bytes).unwrap();
+    assert_eq!(header.str("general.architecture").unwrap(), Some("llama"));
+    assert_eq!(header.u32("a.number").unwrap(), Some(7));
+    assert_eq!(header.strings("a.list").unwrap(), Some(vec!["x", "yy"]));
+    assert_eq!(header.bool("a.flag").unwrap(), Some(true));
+    assert_eq!(header.u32("absent").unwrap(), None);
+    let tensor = header.tensor("t").unwrap();
+    assert_eq!((tensor.rows, tensor.cols), (3, 2));
+    assert_eq!(tensor.to_f32().unwrap(), [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]);
+    let quantized = header.tensor("q").unwrap();
+    assert_eq!(
+        (quantized.ty, quantized.row_bytes()),
+        (TensorType::Q8_0, 34)
+    );
+}
+
+#[test]
+fn ranges_of_rows_and_elements_stay_inside() {
+    let bytes = small().tensor_f32("v", &[4], &[9.0, 8.0, 7.0, 6.0]).build();
+    let header = parse(&bytes).unwrap();
+    let matrix = header.tensor("t").unwrap();
+    assert_eq!(
+        matrix.row_range(1, 2).unwrap().to_f32().unwrap(),
+        [2.0, 3.0, 4.0, 5.0]
+    );
+    assert!(matrix.row_range(2, 2).is_none());
+    assert!(matrix.row_range(0, 0).is_none());
+    assert!(matrix.row_range(usize::MAX, 2).is_none());
+    let vector = header.tensor("v").unwrap();
+    assert_eq!(
+        vector.element_range(1, 2).unwrap().to_f32().unwrap(),
+        [8.0, 7.0]
+    );
+    assert!(vector.element_range(3, 2).is_none());
+    assert!(matrix.element_range(0, 1).is_none());
+}
+
+#[test]
+fn every_truncation_is_refused() {
+    let bytes = small().build();
+    for end in 0..bytes.len() {
+        assert!(
+            parse(&bytes[..end]).is_err(),
+            "{end} of {} bytes were accepted",
+            bytes.len()
+        );
+    }
+    parse(&bytes).unwrap();
+}
+
+#[test]
+fn no_single_changed_byte_causes_a_panic() {
+    let bytes = small().build();
+    for at in 0..bytes.len() {
+        for change in [0x01, 0x80, 0xff] {
+            let mut hostile = bytes.clone();
+            hostile[at] ^= change;
+            if let Ok(header) = parse(&hostile) {
+                let read = header
+                    .tensors()
+                    .iter()
+                    .filter_map(|t| header.tensor(t.name));
+                assert!(read.map(|view| view.data.len()).sum::<usize>() <= hostile.len());
+            }
+        }
+    }
+}
+
+#[test]
+fn magic_and_version_are_checked() {
+    assert!(refusal(b"GGML\x03\0\0\0").contains("not a GGUF file"));
+    assert!(refusal(&small().version(2).build()).contains("version 2 is not supported"));
+    assert!(refusal(&small().version(0x0300_0000).build()).contains("big-endian"));
+}
+
+#[test]
+fn huge_counts_are_refused_before_anything_is_allocated() {
+    for at in [8, 16] {
+        let mut bytes = small().build();
+        bytes[at..at + 8].copy_from_slice(&u64::MAX.to_le_bytes());
+        assert!(refusal(&bytes).contains("entries are announced"));
+    }
+    let mut bytes = GgufBuilder::new().meta("k", Meta::F32s(vec![1.0])).build();
+    let length = bytes.len() - 4 - 8;
+    bytes[length..length + 8].copy_from_slice(&(u64::MAX / 4 + 1).to_le_bytes());
+    assert!(refusal(&bytes).starts_with("k: "));
+}
+
+#[test]
+fn arrays_are_nested_only_so_deep() {
+    let nested = |levels: u32| {
+        let mut bytes = b"GGUF\x03\0\0\0".to_vec();
+        bytes.extend([0_u64, 1].map(u64::to_le_bytes).concat());
+        bytes.extend([1, 0, 0, 0, 0, 0, 0, 0, b'k', 9, 0, 0, 0]);
+        for _ in 1..levels {
+            bytes.extend([9, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0]);
+        }
+        bytes.extend([0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
+        bytes
+    };
+    parse(&nested(3)).unwrap();
+    assert!(refusal(&nested(4)).contains("nested more than 3 deep"));
+    assert!(refusal(&nested(100_000)).contains("nested more than 3 deep"));
+}
+
+#[test]
+fn duplicates_are_refused() {
+    let twice = small().push_tensor("t", 0, &[1], vec![0; 4]);
+    assert!(refusal(&twice.build()).contains("tensor t occurs twice"));
+    // Two keys of one name: written by hand, because the builder replaces.
+    let key = |name: &[u8]| {
+        [
+            &(name.len() as u64).to_le_bytes()[..],
+            name,
+            &[7, 0, 0, 0, 1],
+        ]
+        .concat()
+    };
+    let twice = [
+        b"GGUF\x03\0\0\0",
+        &[0; 8][..],
+        &2_u64.to_le_bytes(),
+        &key(b"k"),
+        &key(b"k"),
+    ]
+    .concat();
+    assert!(refusal(&twice).contains("key k occurs twice"));
+}
+
+#[test]
+fn alignment_must_be_a_power_of_two() {
+    for alignment in [0, 3, 48] {
+        let message = refusal(&small().meta("general.alignment", alignment).build());
+        assert!(
+            message.contains(&format!("general.alignment is {alignment}")),
+            "{message}"
+        );
+    }
+    let message = refusal(&small().meta("general.alignment", "32").build());
+    assert!(message.contains("an integer expected"), "{message}");
+    let huge = small()
+        .meta("general.alignment", Meta::U64(1 << 63))
+        .build();
+    assert!(refusal(&huge).contains("reach past"));
+}
+
+#[test]
+fn tensor_shapes_are_checked() {
+    let with =
+        |ty: u32, dims: &[u64]| refusal(&small().push_tensor("bad", ty, dims, vec![0; 64]).build());
+    assert!(with(0, &[]).contains("tensor bad: 0 dimensions"));
+    assert!(with(0, &[1; 5]).contains("tensor bad: 5 dimensions"));
+    assert!(with(0, &[4, 0]).contains("empty or overflow"));
+    assert!(with(0, &[u64::MAX, 4]).contains("empty or overflow"));
+    assert!(with(0, &[1 << 32, 1 << 32]).contains("empty or overflow"));
+    assert!(with(0, &[1 << 62]).contains("empty or overflow"));
+    assert!(with(8, &[33]).contains("no whole number of Q8_0 blocks"));
+    assert!(with(0, &[1000]).contains("reach past"));
+}
+
+#[test]
+fn unknown_tensor_types_are_named() {
+    let message = refusal(&small().push_tensor("x", 39, &[32], vec![0; 17]).build());
+    assert_eq!(message, "tensor x: type 39 (MXFP4) is not supported");
+    let message = refusal(&small().push_tensor("x", 4, &[32], vec![0; 17]).build());
+    assert!(message.contains("type 4 (no type that this version knows)"));
+}
+
+#[test]
+fn offsets_are_aligned_and_inside() {
+    let bytes = small().build();
+    // The offset is the last thing of the last line of the tensor table.
+    let at = bytes
+        .windows(8)
+        .rposition(|window| window == 32_u64.to_le_bytes())
+        .unwrap();
+    for (offset, message) in [
+        (1_u64, "not aligned"),
+        (u64::MAX - 31, "reach past"),
+        (1 << 20, "reach past"),
+    ] {
+        let mut hostile = bytes.clone();
+        hostile[at..at + 8].copy_from_slice(&offset.to_le_bytes());
+        assert!(refusal(&hostile).contains(message), "{offset}");
+    }
+}
+
+#[test]
+fn opening_what_is_no_file_says_which() {
+    let message = GgufFile::open(Path::new("/")).unwrap_err().to_string();
+    assert!(message.contains("not a regular file"), "{message}");
+    let missing = Path::new("/no/such/model.gguf");
+    assert!(
+        GgufFile::open(missing)
+            .unwrap_err()
+            .to_string()
+            .starts_with("/no/such/model.gguf")
+    );
+}

@@ -1,0 +1,150 @@
+//! RoPE's parameters: base, rotated dimensions, and the kinds of scaling.
+//!
+//! As llama.cpp reads them: `none`, `linear`, and per-pair factors from a tensor (llama 3's
+//! `rope_freqs`, phi3's `rope_factors_short` and `_long`, of which the served sequence length
+//! chooses one). YaRN is refused by name.
+
+use super::config::{Architecture, Keys};
+use super::error::ModelError;
+use worker_orcd_kernels::TensorType;
+
+pub(super) const FREQS: &str = "rope_freqs.weight";
+pub(super) const FACTORS_SHORT: &str = "rope_factors_short.weight";
+pub(super) const FACTORS_LONG: &str = "rope_factors_long.weight";
+
+pub(super) struct Rope {
+    pub(super) base: f32,
+    pub(super) dims: usize,
+    pub(super) scale: f32,
+    pub(super) factors: Option<Vec<f32>>,
+    pub(super) attn_factor: f32,
+}
+
+#[derive(PartialEq, Eq)]
+enum Scaling {
+    None,
+    Linear,
+    LongRope,
+}
+
+pub(super) fn read(
+    keys: &Keys<'_, '_>,
+    head_dim: usize,
+    context_length: usize,
+    max_sequence_tokens: Option<u32>,
+) -> Result<Rope, ModelError> {
+    let dims = dims(keys, head_dim)?;
+    let scaling = scaling(keys)?;
+    let original = keys.optional_positive("rope.scaling.original_context_length")?;
+    let served = max_sequence_tokens.map_or(context_length, |tokens| tokens as usize);
+    let is_long = served > original.unwrap_or(context_length);
+    Ok(Rope {
+        base: positive_f32(keys, "rope.freq_base")?.unwrap_or(10_000.0),
+        dims,
+        scale: if scaling == Scaling::None {
+            1.0
+        } else {
+            scale(keys)?
+        },
+        factors: factors(keys, &scaling, dims, is_long)?,
+        attn_factor: positive_f32(keys, "rope.scaling.attn_factor")?.unwrap_or(1.0),
+    })
+}
+
+fn dims(keys: &Keys<'_, '_>, head_dim: usize) -> Result<usize, ModelError> {
+    let dims = keys
+        .optional_positive("rope.dimension_count")?
+        .unwrap_or(head_dim);
+    // llama.cpp asserts that llama rotates whole heads.
+    let whole_head = keys.architecture == Architecture::Llama;
+    if dims > head_dim || !dims.is_multiple_of(2) || (whole_head && dims != head_dim) {
+        let message = format!("{dims} values of a head of {head_dim} cannot be rotated");
+        return Err(ModelError::bad_value(
+            keys.key("rope.dimension_count"),
+            message,
+        ));
+    }
+    Ok(dims)
+}
+
+fn scaling(keys: &Keys<'_, '_>) -> Result<Scaling, ModelError> {
+    let key = keys.key("rope.scaling.type");
+    match keys.header.str(&key)? {
+        Some("none") => Ok(Scaling::None),
+        None | Some("linear") => Ok(Scaling::Linear),
+        Some("longrope") => Ok(Scaling::LongRope),
+        Some(other) => Err(ModelError::unsupported(
+            key,
+            format!("RoPE scaling of type {other}"),
+        )),
+    }
+}
+
+/// `scale_linear` is the key's old name; 0 means none.
+fn scale(keys: &Keys<'_, '_>) -> Result<f32, ModelError> {
+    for name in ["rope.scaling.factor", "rope.scale_linear"] {
+        let key = keys.key(name);
+        match keys.header.f32(&key)? {
+            None => {}
+            Some(0.0) => return Ok(1.0),
+            Some(scale) if scale.is_finite() && scale > 0.0 => return Ok(scale),
+            Some(scale) => return Err(ModelError::bad_value(key, format!("{scale} is no factor"))),
+        }
+    }
+    Ok(1.0)
+}
+
+fn factors(
+    keys: &Keys<'_, '_>,
+    scaling: &Scaling,
+    dims: usize,
+    is_long: bool,
+) -> Result<Option<Vec<f32>>, ModelError> {
+    let by_length = if is_long { FACTORS_LONG } else { FACTORS_SHORT };
+    let name = match (keys.architecture, scaling) {
+        (Architecture::Llama, Scaling::None | Scaling::Linear) => FREQS,
+        (Architecture::Llama, Scaling::LongRope) | (Architecture::Phi3, _) => by_length,
+        (Architecture::Qwen2 | Architecture::Qwen3, _) => return Ok(None),
+    };
+    let Some(tensor) = keys.header.tensor(name) else {
+        return Ok(None);
+    };
+    if tensor.ty != TensorType::F32 {
+        let (expected, found) = ("F32", tensor.ty.name());
+        return Err(ModelError::TensorType {
+            tensor: name.to_owned(),
+            expected,
+            found,
+        });
+    }
+    if (tensor.rows, tensor.cols) != (1, dims / 2) {
+        let (expected, found) = (vec![dims / 2], vec![tensor.cols, tensor.rows]);
+        return Err(ModelError::Shape {
+            tensor: name.to_owned(),
+            expected,
+            found,
+        });
+    }
+    let factors = tensor.to_f32().unwrap_or_default();
+    if factors
+        .iter()
+        .any(|factor| !factor.is_finite() || *factor <= 0.0)
+    {
+        return Err(ModelError::bad_value(
+            name,
+            "a factor is not a positive number",
+        ));
+    }
+    Ok(Some(factors))
+}
+
+fn positive_f32(keys: &Keys<'_, '_>, name: &str) -> Result<Option<f32>, ModelError> {
+    let key = keys.key(name);
+    match keys.header.f32(&key)? {
+        Some(value) if !(value.is_finite() && value > 0.0) => Err(ModelError::bad_value(
+            key,
+            format!("{value} is not a positive number"),
+        )),
+        value => Ok(value),
+    }
+}

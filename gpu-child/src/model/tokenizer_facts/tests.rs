@@ -1,0 +1,135 @@
+use super::*;
+use crate::model::config::Architecture;
+use crate::model::gguf::parse;
+use crate::model::gguf_builder::{GgufBuilder, Meta};
+use crate::model::tiny_model::{EOS, tiny_model};
+
+fn facts(file: &GgufBuilder) -> Result<TokenizerFacts, ModelError> {
+    tokenizer_facts(&parse(&file.build()).unwrap())
+}
+
+fn refusal(file: GgufBuilder) -> String {
+    facts(&file)
+        .expect_err("the tokenizer is refused")
+        .to_string()
+}
+
+fn bpe() -> GgufBuilder {
+    tiny_model(Architecture::Llama)
+}
+
+fn vocabulary(texts: &[&str]) -> Meta {
+    Meta::Strings(texts.iter().map(|&text| text.to_owned()).collect())
+}
+
+fn sentence_piece() -> GgufBuilder {
+    GgufBuilder::new()
+        .meta("tokenizer.ggml.model", "llama")
+        .meta(
+            "tokenizer.ggml.tokens",
+            vocabulary(&["<unk>", "<s>", "</s>", "a"]),
+        )
+        .meta("tokenizer.ggml.token_type", Meta::I32s(vec![2, 3, 3, 1]))
+        .meta(
+            "tokenizer.ggml.scores",
+            Meta::F32s(vec![0.0, 0.0, 0.0, -1.0]),
+        )
+}
+
+#[test]
+fn byte_level_facts_are_read() {
+    let facts = facts(&bpe()).unwrap();
+    assert_eq!(
+        (facts.kind, facts.pre.as_str()),
+        (TokenizerKind::ByteLevelBpe, "smollm")
+    );
+    assert_eq!(facts.tokens.len(), 259);
+    assert_eq!(facts.tokens[usize::from(b'a')], "a");
+    assert_eq!(facts.tokens[usize::from(b' ')], "Ġ");
+    assert_eq!(facts.tokens[usize::from(b'\n')], "Ċ");
+    assert_eq!((facts.eos, facts.bos), (Some(TokenId(EOS)), None));
+    assert_eq!(facts.end_of_generation, [TokenId(EOS)]);
+    assert!(!facts.add_bos && !facts.add_space_prefix && facts.scores.is_empty());
+    assert!(facts.chat_template.unwrap().contains("im_start"));
+}
+
+#[test]
+fn sentence_piece_has_llama_cpp_defaults() {
+    let facts = facts(&sentence_piece()).unwrap();
+    assert_eq!(facts.kind, TokenizerKind::SentencePiece);
+    assert_eq!(
+        (facts.unknown, facts.bos, facts.eos),
+        (Some(TokenId(0)), Some(TokenId(1)), Some(TokenId(2)))
+    );
+    assert!(facts.add_bos && facts.add_space_prefix && !facts.add_eos);
+    assert_eq!(facts.scores, [0.0, 0.0, 0.0, -1.0]);
+    assert!(facts.merges.is_empty());
+}
+
+#[test]
+fn ends_of_generation_come_from_keys_and_texts() {
+    let file = bpe()
+        .meta(
+            "tokenizer.ggml.tokens",
+            vocabulary(&["a", "<|end|>", "<|endoftext|>", "x", "y", "<reponame>"]),
+        )
+        .meta("tokenizer.ggml.token_type", Meta::I32s(vec![1; 6]))
+        .meta("tokenizer.ggml.eos_token_id", 3_u32)
+        .meta("tokenizer.ggml.eot_token_id", 4_u32);
+    let facts = facts(&file).unwrap();
+    assert_eq!(facts.end_of_generation, [1, 2, 3, 4, 5].map(TokenId));
+    assert_eq!(facts.kinds[0], TokenKind::Normal);
+    assert_eq!(facts.kinds[1], TokenKind::Control);
+}
+
+#[test]
+fn harmony_does_not_end_at_the_end_of_a_part() {
+    let file = bpe()
+        .meta(
+            "tokenizer.ggml.tokens",
+            vocabulary(&["<|end|>", "<|return|>", "<|call|>"]),
+        )
+        .meta("tokenizer.ggml.token_type", Meta::I32s(vec![3; 3]))
+        .without_meta("tokenizer.ggml.eos_token_id");
+    assert_eq!(
+        facts(&file).unwrap().end_of_generation,
+        [TokenId(1), TokenId(2)]
+    );
+}
+
+#[test]
+fn llama_3_begins_with_bos_unless_the_file_says_no() {
+    let llama3 = bpe().meta("tokenizer.ggml.pre", "llama-bpe");
+    assert!(facts(&llama3).unwrap().add_bos);
+    assert!(
+        !facts(&llama3.meta("tokenizer.ggml.add_bos_token", false))
+            .unwrap()
+            .add_bos
+    );
+}
+
+#[test]
+fn what_is_wrong_is_named() {
+    assert!(refusal(bpe().meta("tokenizer.ggml.model", "bert")).contains("tokenizer of type bert"));
+    assert!(
+        refusal(bpe().without_meta("tokenizer.ggml.merges"))
+            .contains("tokenizer.ggml.merges is missing")
+    );
+    assert!(
+        refusal(bpe().meta("tokenizer.ggml.eos_token_id", 259_u32))
+            .contains("token 259 is outside")
+    );
+    assert!(
+        refusal(bpe().meta("tokenizer.ggml.token_type", Meta::I32s(vec![1])))
+            .contains("1 entries for 259")
+    );
+    assert!(
+        refusal(bpe().meta("tokenizer.ggml.token_type", Meta::I32s(vec![9; 259])))
+            .contains("outside 1 to 6")
+    );
+    assert!(
+        refusal(sentence_piece().without_meta("tokenizer.ggml.scores"))
+            .contains("scores is missing")
+    );
+    assert!(refusal(bpe().meta("tokenizer.ggml.merges", 1_u32)).contains("an array expected"));
+}

@@ -1,0 +1,121 @@
+use super::*;
+use crate::model::gguf::parse;
+use crate::model::gguf_builder::GgufBuilder;
+use crate::model::tiny_model::tiny_model;
+
+fn load<T>(file: &GgufBuilder, look: impl FnOnce(&ModelWeights<'_>) -> T) -> Result<T, ModelError> {
+    let bytes = file.build();
+    let header = parse(&bytes).unwrap();
+    let config = ModelConfig::from_gguf(&header, None)?;
+    ModelWeights::from_gguf(&header, &config).map(|weights| look(&weights))
+}
+
+fn refusal(file: GgufBuilder) -> String {
+    load(&file, |_| ())
+        .expect_err("the tensors are refused")
+        .to_string()
+}
+
+#[test]
+fn every_architecture_finds_its_tensors() {
+    for (architecture, has_bias, has_head_norm) in [
+        (Architecture::Llama, false, false),
+        (Architecture::Qwen2, true, false),
+        (Architecture::Qwen3, false, true),
+        (Architecture::Phi3, false, false),
+    ] {
+        load(&tiny_model(architecture), |weights| {
+            assert_eq!(weights.layers.len(), 2);
+            assert_eq!(weights.output.weight.name, "token_embd.weight", "tied");
+            for layer in &weights.layers {
+                assert_eq!((layer.q.weight.rows, layer.k.weight.rows), (64, 32));
+                assert_eq!(
+                    (layer.ffn_gate.weight.rows, layer.ffn_up.weight.rows),
+                    (96, 96)
+                );
+                assert_eq!(layer.q.bias.is_some(), has_bias);
+                assert_eq!(
+                    layer.q_norm.is_some() && layer.k_norm.is_some(),
+                    has_head_norm
+                );
+            }
+        })
+        .unwrap();
+    }
+}
+
+#[test]
+fn phi3_parts_follow_each_other_in_the_fused_tensors() {
+    load(&tiny_model(Architecture::Phi3), |weights| {
+        let layer = &weights.layers[0];
+        let next = |a: &Linear<'_>, b: &Linear<'_>| {
+            assert_eq!(a.weight.data.as_ptr_range().end, b.weight.data.as_ptr());
+        };
+        next(&layer.q, &layer.k);
+        next(&layer.k, &layer.v);
+        next(&layer.ffn_gate, &layer.ffn_up);
+    })
+    .unwrap();
+}
+
+#[test]
+fn an_untied_output_is_taken() {
+    let file =
+        tiny_model(Architecture::Llama).tensor_f32("output.weight", &[64, 259], &[0.5; 64 * 259]);
+    assert_eq!(
+        load(&file, |weights| weights.output.weight.name.to_owned()).unwrap(),
+        "output.weight"
+    );
+}
+
+#[test]
+fn a_missing_tensor_is_named() {
+    for name in [
+        "token_embd.weight",
+        "output_norm.weight",
+        "blk.1.ffn_down.weight",
+        "blk.0.attn_k.bias",
+    ] {
+        let message = refusal(tiny_model(Architecture::Qwen2).without_tensor(name));
+        assert_eq!(message, format!("tensor {name} is missing"));
+    }
+}
+
+#[test]
+fn a_wrong_shape_is_named_with_both_shapes() {
+    let file =
+        tiny_model(Architecture::Llama).tensor_f32("blk.1.attn_q.weight", &[64, 32], &[0.0; 2048]);
+    let message = refusal(file);
+    assert!(
+        message.contains("blk.1.attn_q.weight: [64, 32, 1, 1]"),
+        "{message}"
+    );
+    assert!(message.contains("says [64, 64, 1, 1]"), "{message}");
+}
+
+#[test]
+fn a_norm_that_is_not_f32_is_refused() {
+    let file = tiny_model(Architecture::Llama).tensor(
+        "output_norm.weight",
+        TensorType::F16,
+        &[64],
+        vec![0; 128],
+    );
+    assert_eq!(
+        refusal(file),
+        "tensor output_norm.weight: type F16 is not supported here; F32 is"
+    );
+}
+
+#[test]
+fn a_tensor_without_a_role_is_refused() {
+    let file =
+        tiny_model(Architecture::Llama).tensor_f32("blk.0.attn_sinks.weight", &[4], &[0.0; 4]);
+    assert!(refusal(file).contains("blk.0.attn_sinks.weight is not part"));
+}
+
+#[test]
+fn a_billion_announced_layers_end_at_the_first_that_is_missing() {
+    let file = tiny_model(Architecture::Llama).meta("llama.block_count", u32::MAX);
+    assert_eq!(refusal(file), "tensor blk.2.attn_norm.weight is missing");
+}
