@@ -1,0 +1,114 @@
+//! Text on one side, token ids on the other: everything the supervisor knows about language.
+//!
+//! ```text
+//! messages ── template ──┐
+//! prompt ────────────────┴─ tokenizer ─→ ids ─→ (child) ─→ ids
+//! client ←── stop ←── utf8 ←── vocabulary (bytes of a token) ←──┘
+//! ```
+//!
+//! All of it is built from the [`TokenizerFacts`] that the child reports, so that the model
+//! file, which is untrusted, is opened by the child alone; and all of it lives here, so that
+//! half a character or half a stop string survives the child.
+//!
+//! Deliberately absent: requests, sockets, sampling, and any state shared between requests.
+
+mod calendar;
+mod pre_tokenizer;
+mod python_json;
+mod sentence_piece;
+mod special;
+pub mod stop;
+pub mod template;
+pub mod tokenizer;
+pub mod utf8;
+pub mod vocabulary;
+
+pub use stop::StopMatcher;
+pub use template::{ChatMessage, ChatTemplate, TemplateError};
+pub use tokenizer::Tokenizer;
+pub use utf8::Detokenizer;
+pub use vocabulary::Vocabulary;
+
+use thiserror::Error;
+use worker_orcd_ipc::{TokenId, TokenizerFacts};
+
+/// Why a model's tokenizer cannot be used. Every variant is the model's fault, and permanent.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum TextError {
+    #[error("the pre-tokenizer {0:?} is not known: its ids would be wrong")]
+    UnknownPreTokenizer(String),
+    #[error("the model's tokenizer is malformed: {0}")]
+    Malformed(String),
+}
+
+/// The tokenizer, vocabulary and chat template of one model. Immutable, and shared by all
+/// requests.
+#[derive(Debug)]
+pub struct Text {
+    tokenizer: Tokenizer,
+    vocabulary: Vocabulary,
+    template: Result<ChatTemplate, TemplateError>,
+}
+
+impl Text {
+    /// # Errors
+    /// When the facts contradict themselves, or name a pre-tokenizer that cannot be reproduced
+    /// exactly. A chat template that does not compile only ends chat, not the worker.
+    pub fn from_facts(facts: &TokenizerFacts) -> Result<Self, TextError> {
+        Ok(Self {
+            tokenizer: Tokenizer::from_facts(facts)?,
+            vocabulary: Vocabulary::from_facts(facts)?,
+            template: ChatTemplate::from_facts(facts),
+        })
+    }
+
+    /// The ids of a raw prompt. Texts of special tokens become those tokens, and the model's
+    /// own begin-of-sequence rule is followed, as llama-server does.
+    #[must_use]
+    pub fn encode(&self, prompt: &str) -> Vec<TokenId> {
+        self.tokenizer.encode(prompt)
+    }
+
+    /// The ids of a prompt that came out of the chat template. Some templates write the
+    /// begin-of-sequence token themselves; it is not added a second time.
+    #[must_use]
+    pub fn encode_rendered(&self, rendered: &str) -> Vec<TokenId> {
+        self.tokenizer.encode_rendered(rendered)
+    }
+
+    /// The bytes that a token stands for; empty for control tokens and for ids outside the
+    /// vocabulary.
+    #[must_use]
+    pub fn bytes(&self, token: TokenId) -> &[u8] {
+        self.vocabulary.bytes(token)
+    }
+
+    #[must_use]
+    pub fn vocabulary(&self) -> &Vocabulary {
+        &self.vocabulary
+    }
+
+    #[must_use]
+    pub fn tokenizer(&self) -> &Tokenizer {
+        &self.tokenizer
+    }
+
+    /// # Errors
+    /// When the model brings no template, or one that cannot be compiled: it can then only
+    /// continue raw prompts.
+    pub fn template(&self) -> Result<&ChatTemplate, TemplateError> {
+        self.template.as_ref().map_err(Clone::clone)
+    }
+
+    /// What a client would see of these tokens, all at once.
+    #[must_use]
+    pub fn decode(&self, tokens: &[TokenId]) -> String {
+        let mut out = String::new();
+        let mut detokenizer = Detokenizer::default();
+        for &token in tokens {
+            detokenizer.push(self.bytes(token), &mut out);
+        }
+        detokenizer.finish(&mut out);
+        out
+    }
+}

@@ -1,0 +1,110 @@
+//! `tojson` as chat templates expect it.
+//!
+//! Templates are written for `json.dumps(value, ensure_ascii=False)`: a space after `:` and
+//! `,`, and no HTML escapes. Jinja's own filter escapes `<`, and a model that was trained on one
+//! spelling answers worse to the other.
+
+use minijinja::value::{Kwargs, ValueKind};
+use minijinja::{Error, ErrorKind, Value};
+
+/// The `tojson` filter; `indent` is the one option that templates use.
+pub(super) fn tojson(value: &Value, options: Kwargs) -> Result<Value, Error> {
+    let indent: Option<usize> = options.get("indent")?;
+    // Accepted because they are already so: no key sorting, no ASCII escapes.
+    let _: Option<bool> = options.get("ensure_ascii")?;
+    options.assert_all_used()?;
+    let mut out = String::new();
+    Writer {
+        indent,
+        depth: 0,
+        out: &mut out,
+    }
+    .value(value)?;
+    Ok(Value::from_safe_string(out))
+}
+
+struct Writer<'a> {
+    indent: Option<usize>,
+    depth: usize,
+    out: &'a mut String,
+}
+
+impl Writer<'_> {
+    fn value(&mut self, value: &Value) -> Result<(), Error> {
+        match value.kind() {
+            ValueKind::Undefined | ValueKind::None => self.out.push_str("null"),
+            ValueKind::Bool => self
+                .out
+                .push_str(if value.is_true() { "true" } else { "false" }),
+            ValueKind::Number => self.out.push_str(&value.to_string()),
+            ValueKind::String => self.string(value.as_str().unwrap_or_default()),
+            ValueKind::Seq | ValueKind::Iterable => self.list(value)?,
+            ValueKind::Map => self.map(value)?,
+            kind => {
+                let message = format!("{kind} has no JSON form");
+                return Err(Error::new(ErrorKind::InvalidOperation, message));
+            }
+        }
+        Ok(())
+    }
+
+    fn list(&mut self, list: &Value) -> Result<(), Error> {
+        self.out.push('[');
+        self.depth += 1;
+        let mut items = 0;
+        for item in list.try_iter()? {
+            self.separator(items);
+            self.value(&item)?;
+            items += 1;
+        }
+        self.close(items, ']');
+        Ok(())
+    }
+
+    fn map(&mut self, map: &Value) -> Result<(), Error> {
+        self.out.push('{');
+        self.depth += 1;
+        let mut items = 0;
+        for key in map.try_iter()? {
+            self.separator(items);
+            self.string(&key.to_string());
+            self.out.push_str(": ");
+            self.value(&map.get_item(&key)?)?;
+            items += 1;
+        }
+        self.close(items, '}');
+        Ok(())
+    }
+
+    fn separator(&mut self, items_before: usize) {
+        match (items_before, self.indent) {
+            (0, None) => {}
+            (0, Some(_)) => self.new_line(),
+            (_, None) => self.out.push_str(", "),
+            (_, Some(_)) => {
+                self.out.push(',');
+                self.new_line();
+            }
+        }
+    }
+
+    fn close(&mut self, items: usize, bracket: char) {
+        self.depth -= 1;
+        if items > 0 && self.indent.is_some() {
+            self.new_line();
+        }
+        self.out.push(bracket);
+    }
+
+    fn new_line(&mut self) {
+        self.out.push('\n');
+        let spaces = self.depth * self.indent.unwrap_or(0);
+        self.out.extend(std::iter::repeat_n(' ', spaces));
+    }
+
+    fn string(&mut self, text: &str) {
+        // serde_json escapes what Python escapes: quote, backslash and control characters.
+        self.out
+            .push_str(&serde_json::Value::from(text).to_string());
+    }
+}

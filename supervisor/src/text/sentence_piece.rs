@@ -1,0 +1,189 @@
+//! SentencePiece-style BPE: neighbours merge while their concatenation is a token, the best
+//! score first, the leftmost on a tie; what remains outside the vocabulary becomes bytes.
+//!
+//! This is llama.cpp's reading of a `llama` vocabulary. A list of ranked merges cannot express
+//! it (two pairs of equal score are ordered by place, not by rank), hence these lines instead of
+//! the `tokenizers` crate.
+
+use super::TextError;
+use super::vocabulary::META_SPACE;
+use std::cmp::Ordering;
+use std::collections::{BinaryHeap, HashMap};
+use worker_orcd_ipc::{TokenId, TokenizerFacts};
+
+#[derive(Debug)]
+pub(super) struct SentencePiece {
+    ids: HashMap<String, u32>,
+    scores: Vec<f32>,
+    /// The token of each byte; a byte without one is the unknown token.
+    bytes: Vec<Option<TokenId>>,
+    unknown: Option<TokenId>,
+}
+
+impl SentencePiece {
+    pub(super) fn from_facts(facts: &TokenizerFacts) -> Result<Self, TextError> {
+        let ids: HashMap<String, u32> = facts.tokens.iter().cloned().zip(0..).collect();
+        let byte_token = |byte: u8| {
+            ids.get(&format!("<0x{byte:02X}>"))
+                .or_else(|| {
+                    ids.get(&char::from(byte).to_string())
+                        .filter(|_| byte.is_ascii())
+                })
+                .map(|id| TokenId(*id))
+        };
+        let bytes: Vec<Option<TokenId>> = (0..=255).map(byte_token).collect();
+        if facts.unknown.is_none() && bytes.iter().any(Option::is_none) {
+            let why = "some bytes have no token, and there is no unknown token";
+            return Err(TextError::Malformed(why.to_owned()));
+        }
+        Ok(Self {
+            ids,
+            scores: facts.scores.clone(),
+            bytes,
+            unknown: facts.unknown,
+        })
+    }
+
+    /// Appends the ids of a text that holds no special tokens.
+    pub(super) fn encode(&self, text: &str, space_prefix: bool, out: &mut Vec<TokenId>) {
+        let mut escaped = String::with_capacity(text.len() + 8);
+        if space_prefix {
+            escaped.push(META_SPACE);
+        }
+        escaped.extend(text.chars().map(|c| if c == ' ' { META_SPACE } else { c }));
+        let mut word = Word::new(&escaped);
+        word.merge(self);
+        for symbol in word.remaining() {
+            self.append(symbol, out);
+        }
+    }
+
+    fn append(&self, symbol: &str, out: &mut Vec<TokenId>) {
+        if let Some(&id) = self.ids.get(symbol) {
+            out.push(TokenId(id));
+            return;
+        }
+        out.extend(
+            symbol
+                .bytes()
+                .filter_map(|byte| self.bytes[usize::from(byte)].or(self.unknown)),
+        );
+    }
+
+    fn score(&self, text: &str) -> Option<f32> {
+        self.ids.get(text).map(|id| self.scores[*id as usize])
+    }
+}
+
+/// A text as a list of symbols that grow into each other.
+#[derive(Debug)]
+struct Word<'a> {
+    text: &'a str,
+    symbols: Vec<Symbol>,
+}
+
+/// `text[start..start + len]`; `len` is 0 once it was merged into its left neighbour.
+#[derive(Debug, Clone, Copy)]
+struct Symbol {
+    start: usize,
+    len: usize,
+    previous: Option<usize>,
+    next: Option<usize>,
+}
+
+/// Two neighbours whose concatenation is a token.
+#[derive(Debug)]
+struct Bigram {
+    score: f32,
+    left: usize,
+    right: usize,
+    /// Bytes of both when it was found: another size means that one of them has grown since.
+    len: usize,
+}
+
+impl<'a> Word<'a> {
+    fn new(text: &'a str) -> Self {
+        let count = text.chars().count();
+        let symbols = text
+            .char_indices()
+            .enumerate()
+            .map(|(index, (start, c))| Symbol {
+                start,
+                len: c.len_utf8(),
+                previous: index.checked_sub(1),
+                next: (index + 1 < count).then_some(index + 1),
+            })
+            .collect();
+        Self { text, symbols }
+    }
+
+    fn merge(&mut self, model: &SentencePiece) {
+        let mut queue = BinaryHeap::new();
+        for right in 1..self.symbols.len() {
+            queue.extend(self.bigram(model, right - 1, right));
+        }
+        while let Some(bigram) = queue.pop() {
+            if !self.is_current(&bigram) {
+                continue;
+            }
+            let after = self.symbols[bigram.right].next;
+            self.symbols[bigram.left].len = bigram.len;
+            self.symbols[bigram.left].next = after;
+            self.symbols[bigram.right].len = 0;
+            if let Some(after) = after {
+                self.symbols[after].previous = Some(bigram.left);
+                queue.extend(self.bigram(model, bigram.left, after));
+            }
+            if let Some(before) = self.symbols[bigram.left].previous {
+                queue.extend(self.bigram(model, before, bigram.left));
+            }
+        }
+    }
+
+    fn bigram(&self, model: &SentencePiece, left: usize, right: usize) -> Option<Bigram> {
+        let start = self.symbols[left].start;
+        let len = self.symbols[left].len + self.symbols[right].len;
+        let score = model.score(&self.text[start..start + len])?;
+        Some(Bigram {
+            score,
+            left,
+            right,
+            len,
+        })
+    }
+
+    fn is_current(&self, bigram: &Bigram) -> bool {
+        let (left, right) = (self.symbols[bigram.left], self.symbols[bigram.right]);
+        left.len > 0 && right.len > 0 && left.len + right.len == bigram.len
+    }
+
+    fn remaining(&self) -> impl Iterator<Item = &'a str> {
+        let text = self.text;
+        self.symbols
+            .iter()
+            .filter(|symbol| symbol.len > 0)
+            .map(move |symbol| &text[symbol.start..symbol.start + symbol.len])
+    }
+}
+
+impl Ord for Bigram {
+    fn cmp(&self, other: &Self) -> Ordering {
+        self.score
+            .total_cmp(&other.score)
+            .then_with(|| other.left.cmp(&self.left))
+    }
+}
+
+impl PartialOrd for Bigram {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl PartialEq for Bigram {
+    fn eq(&self, other: &Self) -> bool {
+        self.cmp(other) == Ordering::Equal
+    }
+}
+
+impl Eq for Bigram {}

@@ -1,0 +1,142 @@
+//! Text to token ids, equal to llama.cpp's for every tokenizer that is accepted.
+
+use super::TextError;
+use super::pre_tokenizer::PreTokenizer;
+use super::sentence_piece::SentencePiece;
+use super::special::{Fragment, SpecialTokens};
+use tokenizers::models::bpe::{BPE, Vocab};
+use tokenizers::{ModelWrapper, Tokenizer as Engine};
+use worker_orcd_ipc::{TokenId, TokenizerFacts, TokenizerKind};
+
+#[derive(Debug)]
+pub struct Tokenizer {
+    model: Model,
+    special: SpecialTokens,
+    /// What the model puts before and after every prompt.
+    begin: Option<TokenId>,
+    end: Option<TokenId>,
+}
+
+#[derive(Debug)]
+enum Model {
+    ByteLevelBpe(Box<Engine>),
+    SentencePiece {
+        model: SentencePiece,
+        space_prefix: bool,
+    },
+}
+
+impl Tokenizer {
+    /// # Errors
+    /// When the pre-tokenizer is unknown or the facts contradict themselves.
+    pub fn from_facts(facts: &TokenizerFacts) -> Result<Self, TextError> {
+        let model = match facts.kind {
+            TokenizerKind::ByteLevelBpe => Model::ByteLevelBpe(Box::new(byte_level_bpe(facts)?)),
+            TokenizerKind::SentencePiece => Model::SentencePiece {
+                model: SentencePiece::from_facts(facts)?,
+                space_prefix: facts.add_space_prefix,
+            },
+        };
+        Ok(Self {
+            model,
+            special: SpecialTokens::from_facts(facts),
+            begin: wanted(facts.add_bos, facts.bos, "begin")?,
+            end: wanted(facts.add_eos, facts.eos, "end")?,
+        })
+    }
+
+    /// The ids of a prompt, with the tokens the model wants around it.
+    #[must_use]
+    pub fn encode(&self, prompt: &str) -> Vec<TokenId> {
+        let mut ids = Vec::with_capacity(prompt.len() / 3 + 2);
+        ids.extend(self.begin);
+        self.encode_fragments(prompt, &mut ids);
+        ids.extend(self.end);
+        ids
+    }
+
+    /// As [`Self::encode`], but a begin or end token that the text itself holds is not doubled.
+    #[must_use]
+    pub fn encode_rendered(&self, rendered: &str) -> Vec<TokenId> {
+        let mut ids = self.encode(rendered);
+        if self.begin.is_some() && ids.len() > 1 && self.begin == Some(ids[1]) {
+            ids.remove(0);
+        }
+        if self.end.is_some() && ids.len() > 1 && self.end == Some(ids[ids.len() - 2]) {
+            ids.pop();
+        }
+        ids
+    }
+
+    /// The ids of a text and nothing else.
+    #[must_use]
+    pub fn encode_plain(&self, text: &str) -> Vec<TokenId> {
+        let mut ids = Vec::new();
+        self.encode_fragments(text, &mut ids);
+        ids
+    }
+
+    fn encode_fragments(&self, text: &str, out: &mut Vec<TokenId>) {
+        let mut after_special = true;
+        for fragment in self.special.split(text) {
+            match fragment {
+                Fragment::Token(token) => out.push(token),
+                Fragment::Text(text) => self.encode_text(text, after_special, out),
+            }
+            after_special = matches!(fragment, Fragment::Token(_));
+        }
+    }
+
+    fn encode_text(&self, text: &str, after_special: bool, out: &mut Vec<TokenId>) {
+        match &self.model {
+            Model::SentencePiece {
+                model,
+                space_prefix,
+            } => {
+                model.encode(text, *space_prefix && after_special, out);
+            }
+            Model::ByteLevelBpe(engine) => {
+                // Without normalizer, post-processor or truncation nothing in there can fail.
+                if let Ok(encoding) = engine.encode_fast(text, false) {
+                    out.extend(encoding.get_ids().iter().map(|id| TokenId(*id)));
+                }
+            }
+        }
+    }
+}
+
+fn byte_level_bpe(facts: &TokenizerFacts) -> Result<Engine, TextError> {
+    let malformed = |why: String| TextError::Malformed(why);
+    let pre = PreTokenizer::named(&facts.pre)?;
+    let vocabulary: Vocab = facts.tokens.iter().cloned().zip(0..).collect();
+    let merges = facts
+        .merges
+        .iter()
+        .map(|merge| split_merge(merge).ok_or_else(|| malformed(format!("no merge: {merge:?}"))))
+        .collect::<Result<Vec<_>, _>>()?;
+    let bpe = BPE::builder()
+        .vocab_and_merges(vocabulary, merges)
+        .ignore_merges(pre.ignore_merges)
+        .build()
+        .map_err(|error| malformed(error.to_string()))?;
+    let mut engine = Engine::new(ModelWrapper::BPE(bpe));
+    engine.with_pre_tokenizer(Some(pre.build()?));
+    Ok(engine)
+}
+
+/// `left right`; the left side may itself begin with a space.
+fn split_merge(merge: &str) -> Option<(String, String)> {
+    let first = merge.chars().next()?.len_utf8();
+    let at = first + merge[first..].find(' ')?;
+    Some((merge[..at].to_owned(), merge[at + 1..].to_owned()))
+}
+
+fn wanted(add: bool, token: Option<TokenId>, name: &str) -> Result<Option<TokenId>, TextError> {
+    match (add, token) {
+        (false, _) => Ok(None),
+        (true, Some(token)) => Ok(Some(token)),
+        (true, None) => Err(TextError::Malformed(format!(
+            "it asks for a {name}-of-sequence token it lacks"
+        ))),
+    }
+}

@@ -1,0 +1,188 @@
+//! Token id to bytes.
+//!
+//! Byte-level BPE writes each byte as one of 256 printable characters; SentencePiece writes a
+//! space as `▁` and bytes outside its alphabet as `<0xNN>`. Control and unknown tokens have no
+//! text: a client never sees `<|im_end|>`.
+
+use super::TextError;
+use std::sync::LazyLock;
+use worker_orcd_ipc::{TokenId, TokenKind, TokenizerFacts, TokenizerKind};
+
+/// How SentencePiece writes a space.
+pub(super) const META_SPACE: char = '\u{2581}';
+
+/// The bytes of every token, in one block.
+#[derive(Debug)]
+pub struct Vocabulary {
+    bytes: Vec<u8>,
+    /// `ends[id]` is where token `id` ends in `bytes`; it begins where the one before ends.
+    ends: Vec<usize>,
+}
+
+impl Vocabulary {
+    /// # Errors
+    /// When a list is shorter than the vocabulary or a byte token does not name a byte.
+    pub fn from_facts(facts: &TokenizerFacts) -> Result<Self, TextError> {
+        check_lengths(facts)?;
+        let mut bytes = Vec::with_capacity(facts.tokens.iter().map(String::len).sum());
+        let mut ends = Vec::with_capacity(facts.tokens.len());
+        for (index, text) in facts.tokens.iter().enumerate() {
+            let kind = effective_kind(facts, index);
+            append_bytes(facts.kind, kind, text, &mut bytes)
+                .map_err(|why| TextError::Malformed(format!("token {index}: {why}")))?;
+            ends.push(bytes.len());
+        }
+        Ok(Self { bytes, ends })
+    }
+
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.ends.len()
+    }
+
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.ends.is_empty()
+    }
+
+    #[must_use]
+    pub fn bytes(&self, token: TokenId) -> &[u8] {
+        let index = token.index();
+        let Some(&end) = self.ends.get(index) else {
+            return &[];
+        };
+        let start = if index == 0 { 0 } else { self.ends[index - 1] };
+        &self.bytes[start..end]
+    }
+}
+
+/// A token that ends generation is a control token, whatever the file says: converters have
+/// marked `<|im_end|>` as ordinary text.
+pub(super) fn effective_kind(facts: &TokenizerFacts, index: usize) -> TokenKind {
+    let ends = facts
+        .end_of_generation
+        .iter()
+        .any(|token| token.index() == index);
+    if ends {
+        TokenKind::Control
+    } else {
+        facts.kinds[index]
+    }
+}
+
+fn check_lengths(facts: &TokenizerFacts) -> Result<(), TextError> {
+    let tokens = facts.tokens.len();
+    if tokens == 0 {
+        return Err(TextError::Malformed("the vocabulary is empty".to_owned()));
+    }
+    if facts.kinds.len() != tokens {
+        let kinds = facts.kinds.len();
+        return Err(TextError::Malformed(format!(
+            "{kinds} token types for {tokens} tokens"
+        )));
+    }
+    if facts.kind == TokenizerKind::SentencePiece && facts.scores.len() != tokens {
+        let scores = facts.scores.len();
+        return Err(TextError::Malformed(format!(
+            "{scores} scores for {tokens} tokens"
+        )));
+    }
+    Ok(())
+}
+
+fn append_bytes(
+    tokenizer: TokenizerKind,
+    kind: TokenKind,
+    text: &str,
+    out: &mut Vec<u8>,
+) -> Result<(), String> {
+    match (kind, tokenizer) {
+        (TokenKind::Control | TokenKind::Unknown | TokenKind::Unused, _) => {}
+        (TokenKind::UserDefined, _) => out.extend_from_slice(text.as_bytes()),
+        (TokenKind::Byte, _) => out.push(parse_byte(text)?),
+        (TokenKind::Normal, TokenizerKind::SentencePiece) => {
+            out.extend_from_slice(text.replace(META_SPACE, " ").as_bytes());
+        }
+        (TokenKind::Normal, TokenizerKind::ByteLevelBpe) => append_byte_level(text, out),
+    }
+    Ok(())
+}
+
+/// `<0x0A>` is byte 10.
+fn parse_byte(text: &str) -> Result<u8, String> {
+    text.strip_prefix("<0x")
+        .and_then(|rest| rest.strip_suffix('>'))
+        .filter(|digits| digits.len() == 2 && digits.bytes().all(|c| c.is_ascii_hexdigit()))
+        .and_then(|digits| u8::from_str_radix(digits, 16).ok())
+        .ok_or_else(|| format!("{text:?} does not name a byte"))
+}
+
+/// A token with a character outside the alphabet was never byte-encoded: it stands for itself.
+fn append_byte_level(text: &str, out: &mut Vec<u8>) {
+    let start = out.len();
+    for c in text.chars() {
+        match BYTE_OF_CHAR.get(c as usize).copied().flatten() {
+            Some(byte) => out.push(byte),
+            None => {
+                out.truncate(start);
+                out.extend_from_slice(text.as_bytes());
+                return;
+            }
+        }
+    }
+}
+
+/// The alphabet of GPT-2: printable Latin-1 characters stand for themselves, the other bytes
+/// for the characters from U+0100 on, in order.
+static BYTE_OF_CHAR: LazyLock<[Option<u8>; 0x144]> = LazyLock::new(|| {
+    let mut byte_of_char = [None; 0x144];
+    let mut next = 0x100;
+    for byte in 0..=255_u8 {
+        let printable = matches!(byte, b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff);
+        let c = if printable {
+            usize::from(byte)
+        } else {
+            next += 1;
+            next - 1
+        };
+        byte_of_char[c] = Some(byte);
+    }
+    byte_of_char
+});
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_byte_alphabet_names_every_byte_once() {
+        let mut bytes: Vec<u8> = BYTE_OF_CHAR.iter().filter_map(|byte| *byte).collect();
+        bytes.sort_unstable();
+        assert_eq!(bytes, (0..=255).collect::<Vec<u8>>());
+    }
+
+    #[test]
+    fn byte_level_tokens_are_bytes_and_not_characters() {
+        let mut out = Vec::new();
+        append_byte_level("Ġcaf\u{c3}\u{a9}", &mut out);
+        assert_eq!(out, " café".as_bytes());
+        out.clear();
+        append_byte_level("Ċ", &mut out);
+        assert_eq!(out, b"\n");
+    }
+
+    #[test]
+    fn a_token_outside_the_alphabet_stands_for_itself() {
+        let mut out = Vec::new();
+        append_byte_level("a 日", &mut out);
+        assert_eq!(out, "a 日".as_bytes());
+    }
+
+    #[test]
+    fn byte_tokens_must_name_a_byte() {
+        assert_eq!(parse_byte("<0x0A>"), Ok(10));
+        assert!(parse_byte("<0xZZ>").is_err());
+        assert!(parse_byte("<0x+A>").is_err());
+        assert!(parse_byte("0x0A").is_err());
+    }
+}
