@@ -85,6 +85,7 @@ impl TensorType {
     #[must_use]
     pub fn row_bytes(self, cols: usize) -> Option<usize> {
         let block = self.block_elements();
-        cols.is_multiple_of(block).then(|| cols / block * self.block_bytes())
+        cols.is_multiple_of(block)
+            .then(|| cols / block * self.block_bytes())
     }
 }

@@ -1,0 +1,36 @@
+//! Fast paths of the operations in [`reference`](crate::reference), for one core.
+//!
+//! The law of this module, which everything above it leans on:
+//!
+//! > Every output element has one owner, and the order in which its terms are added depends on
+//! > its own row and its own inputs only: never on how many rows or tokens share a call.
+//!
+//! * [`isa`]: which instruction set is in use, decided once.
+//! * [`packed`]: weights as they lie in memory, eight rows interleaved, so that eight sums grow
+//!   side by side in one vector register and nothing is ever added across a register.
+//! * [`quantize`]: activations as blocks of 32 signed bytes, the other side of integer dots.
+//! * [`matmul`]: one group of eight weight rows against any number of tokens.
+//! * [`attention`]: fixed spans of positions over an F16 cache, merged in order.
+//! * [`rmsnorm`], [`rope`], [`silu_mul`], [`convert`]: the rest of a layer.
+//!
+//! Each operation has a portable body, and an AVX2 body where that pays. The two may differ in
+//! rounding; each of them keeps the law.
+
+pub mod attention;
+pub mod convert;
+pub mod isa;
+pub mod matmul;
+pub mod packed;
+pub mod quantize;
+pub mod rmsnorm;
+pub mod rope;
+pub mod silu_mul;
+
+pub use attention::{KvTile, QueryRow, SPAN_TOKENS, TILE_TOKENS, attend_span, finish, merge};
+pub use isa::Isa;
+pub use matmul::{Activations, matmul_group};
+pub use packed::{PackedMatrix, PackedShape, ROWS};
+pub use quantize::{BlockMeta, Q_BLOCK, quantize_row};
+pub use rmsnorm::rmsnorm;
+pub use rope::{RopeRow, apply_rope};
+pub use silu_mul::silu_mul;

@@ -1,0 +1,168 @@
+//! From the file's rows to interleaved groups.
+
+use super::ROWS;
+use crate::TensorType;
+
+/// A file row, or `None` for the padding behind the last one.
+type Rows<'a> = [Option<&'a [u8]>; ROWS];
+
+/// Writes one group. Every byte of `out` is written.
+pub fn group(ty: TensorType, rows: &Rows<'_>, out: &mut [u8]) {
+    match ty {
+        TensorType::F32 | TensorType::F16 | TensorType::BF16 => floats(ty, rows, out),
+        TensorType::Q4_K | TensorType::Q5_K | TensorType::Q6_K => k_quants(ty, rows, out),
+        _ => legacy(ty, rows, out),
+    }
+}
+
+fn floats(ty: TensorType, rows: &Rows<'_>, out: &mut [u8]) {
+    let width = ty.block_bytes();
+    for (k, column) in out.chunks_exact_mut(ROWS * width).enumerate() {
+        for (value, row) in column.chunks_exact_mut(width).zip(rows) {
+            match row {
+                Some(row) => value.copy_from_slice(&row[k * width..][..width]),
+                None => value.fill(0),
+            }
+        }
+    }
+}
+
+fn legacy(ty: TensorType, rows: &Rows<'_>, out: &mut [u8]) {
+    let block_bytes = ty.block_bytes();
+    let halves = if matches!(ty, TensorType::Q4_1 | TensorType::Q5_1) {
+        2
+    } else {
+        1
+    };
+    for (b, out) in out.chunks_exact_mut(ROWS * block_bytes).enumerate() {
+        let blocks = rows.map(|row| row.map(|row| &row[b * block_bytes..][..block_bytes]));
+        let (scales, codes) = out.split_at_mut(16 * halves);
+        spread_halves(&blocks, 0, halves, scales);
+        let codes_of = |block: &[u8]| legacy_codes(ty, block);
+        put_codes(
+            ty,
+            &blocks.map(|block| block.map_or([0; 32], codes_of)),
+            codes,
+        );
+    }
+}
+
+fn k_quants(ty: TensorType, rows: &Rows<'_>, out: &mut [u8]) {
+    let block_bytes = ty.block_bytes();
+    let blocks_in_row = rows
+        .iter()
+        .flatten()
+        .next()
+        .map_or(1, |row| row.len() / block_bytes);
+    let (at, halves) = if ty == TensorType::Q6_K {
+        (208, 1)
+    } else {
+        (0, 2)
+    };
+    let group_block = out.len() / blocks_in_row;
+    for (b, out) in out.chunks_exact_mut(group_block).enumerate() {
+        let blocks = rows.map(|row| row.map(|row| &row[b * block_bytes..][..block_bytes]));
+        let (header, subs) = out.split_at_mut(16 * halves);
+        spread_halves(&blocks, at, halves, header);
+        let sub_bytes = subs.len() / 8;
+        for (sub, out) in subs.chunks_exact_mut(sub_bytes).enumerate() {
+            let (scales, codes) = out.split_at_mut(16);
+            for (r, block) in blocks.iter().enumerate() {
+                let pair = block.map_or([0, 0], |block| k_scales(ty, block, sub));
+                [scales[r], scales[r + 8]] = pair;
+            }
+            let codes_of = |block: &[u8]| k_codes(ty, block, sub);
+            put_codes(
+                ty,
+                &blocks.map(|block| block.map_or([0; 32], codes_of)),
+                codes,
+            );
+        }
+    }
+}
+
+/// F16 fields at `at`, `at + 2`, …: all rows' first field, then all rows' second.
+fn spread_halves(blocks: &Rows<'_>, at: usize, halves: usize, out: &mut [u8]) {
+    for (h, out) in out.chunks_exact_mut(16).take(halves).enumerate() {
+        for (out, block) in out.chunks_exact_mut(2).zip(blocks) {
+            out.copy_from_slice(block.map_or(&[0, 0], |block| &block[at + 2 * h..][..2]));
+        }
+    }
+}
+
+fn legacy_codes(ty: TensorType, block: &[u8]) -> [u8; 32] {
+    let nibble = |qs: &[u8], i: usize| if i < 16 { qs[i] & 15 } else { qs[i - 16] >> 4 };
+    let five = |qh: &[u8], i: usize| (qh[i / 8] >> (i % 8) & 1) << 4;
+    std::array::from_fn(|i| match ty {
+        TensorType::Q8_0 => block[2 + i],
+        TensorType::Q4_0 => nibble(&block[2..], i),
+        TensorType::Q4_1 => nibble(&block[4..], i),
+        TensorType::Q5_0 => nibble(&block[6..], i) | five(&block[2..], i),
+        TensorType::Q5_1 => nibble(&block[8..], i) | five(&block[4..], i),
+        _ => unreachable!("not a legacy type"),
+    })
+}
+
+fn k_codes(ty: TensorType, block: &[u8], sub: usize) -> [u8; 32] {
+    let nibble = |qs: &[u8], i: usize| qs[32 * (sub / 2) + i] >> (4 * (sub % 2)) & 15;
+    std::array::from_fn(|i| match ty {
+        TensorType::Q4_K => nibble(&block[16..], i),
+        TensorType::Q5_K => nibble(&block[48..], i) | (block[16 + i] >> sub & 1) << 4,
+        _ => {
+            let (half, run) = (sub / 4, sub % 4);
+            let low = block[64 * half + 32 * (run % 2) + i] >> (4 * (run / 2)) & 15;
+            low | (block[128 + 32 * half + i] >> (2 * run) & 3) << 4
+        }
+    })
+}
+
+/// Scale and min of a sub-block of 32; for Q6_K the scales of its two halves.
+fn k_scales(ty: TensorType, block: &[u8], sub: usize) -> [u8; 2] {
+    if ty == TensorType::Q6_K {
+        return [block[192 + 2 * sub], block[193 + 2 * sub]];
+    }
+    let s = &block[4..16];
+    if sub < 4 {
+        [s[sub] & 63, s[sub + 4] & 63]
+    } else {
+        let (low, high) = (s[sub + 4] & 15, s[sub + 4] >> 4);
+        [low | (s[sub - 4] >> 6) << 4, high | (s[sub] >> 6) << 4]
+    }
+}
+
+/// The codes of one block of eight rows, in quads.
+fn put_codes(ty: TensorType, codes: &[[u8; 32]; ROWS], out: &mut [u8]) {
+    let quads: [[u8; 32]; 8] =
+        std::array::from_fn(|j| std::array::from_fn(|b| codes[b / 4][4 * j + b % 4]));
+    let nibbles = |out: &mut [u8]| {
+        for (j, out) in out.chunks_exact_mut(32).enumerate() {
+            for (b, out) in out.iter_mut().enumerate() {
+                *out = quads[j][b] & 15 | (quads[j + 4][b] & 15) << 4;
+            }
+        }
+    };
+    match ty {
+        TensorType::Q8_0 => {
+            for (out, quad) in out.chunks_exact_mut(32).zip(&quads) {
+                out.copy_from_slice(quad);
+            }
+        }
+        TensorType::Q5_0 | TensorType::Q5_1 | TensorType::Q5_K => {
+            let (fifth, low) = out.split_at_mut(32);
+            for (b, out) in fifth.iter_mut().enumerate() {
+                *out = (0..8).map(|j| (quads[j][b] >> 4) << j).sum();
+            }
+            nibbles(low);
+        }
+        TensorType::Q6_K => {
+            let (low, high) = out.split_at_mut(128);
+            nibbles(low);
+            for (h, out) in high.chunks_exact_mut(32).enumerate() {
+                for (b, out) in out.iter_mut().enumerate() {
+                    *out = (0..4).map(|f| (quads[4 * h + f][b] >> 4) << (2 * f)).sum();
+                }
+            }
+        }
+        _ => nibbles(out),
+    }
+}

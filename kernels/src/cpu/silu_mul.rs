@@ -1,0 +1,34 @@
+//! `silu(gate) * up` over eight rows of one token, in place over `gate`: the shape in which
+//! [`matmul_group`](super::matmul_group) hands out its results.
+
+use super::isa::Isa;
+use super::packed::ROWS;
+
+pub fn silu_mul(isa: Isa, gate: &mut [[f32; ROWS]], up: &[[f32; ROWS]]) {
+    #[cfg(target_arch = "x86_64")]
+    if isa.is_avx2() {
+        // SAFETY: the token proves the features.
+        return unsafe { avx2(gate, up) };
+    }
+    let _ = isa;
+    for (gate, up) in gate.as_flattened_mut().iter_mut().zip(up.as_flattened()) {
+        *gate = *gate / (1.0 + (-*gate).exp()) * up;
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma")]
+fn avx2(gate: &mut [[f32; ROWS]], up: &[[f32; ROWS]]) {
+    use super::attention::avx2::exp;
+    use std::arch::x86_64::*;
+    for (gate, up) in gate.iter_mut().zip(up) {
+        // SAFETY: both are eight floats.
+        let (g, u) = unsafe { (_mm256_loadu_ps(gate.as_ptr()), _mm256_loadu_ps(up.as_ptr())) };
+        let minus = _mm256_sub_ps(_mm256_setzero_ps(), g);
+        // SAFETY: AVX2 and FMA are enabled for this function.
+        let e = unsafe { exp(minus) };
+        let silu = _mm256_div_ps(g, _mm256_add_ps(_mm256_set1_ps(1.0), e));
+        // SAFETY: eight floats.
+        unsafe { _mm256_storeu_ps(gate.as_mut_ptr(), _mm256_mul_ps(silu, u)) };
+    }
+}
