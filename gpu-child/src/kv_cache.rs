@@ -1,0 +1,337 @@
+//! Which page of the KV arena holds what, and for whom. Pure: it hands out page numbers and never
+//! touches the arena.
+//!
+//! ```text
+//!            allocate             publish (full, tokens known)
+//!   free ──────────────► private ───────────────────────────► shared
+//!    ▲                      │                                  │   ▲
+//!    │       release        │                 release of last  │   │ find
+//!    ├──────────────────────┘                                  ▼   │
+//!    └──────────────────────────────────────────────────────── kept
+//!                         evict (least recently used)
+//! ```
+//!
+//! A page is written only while it is private: it belongs to one sequence and is not full. A page
+//! that is full may be published under the exact tokens it holds and the page before it; other
+//! sequences with the same beginning then share it, and it is never written again. Pages that
+//! nobody uses are kept until their room is needed.
+//!
+//! Tokens are compared, not hashes of them: two prefixes never share a page by accident.
+
+use crate::device::{KvGeometry, PageId};
+use std::collections::{BTreeMap, HashMap};
+use worker_orcd_ipc::TokenId;
+
+/// Names the end of a chain of published pages. Never reused, so that a page which takes the
+/// place of an evicted one cannot be mistaken for it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct ChainId(u64);
+
+impl ChainId {
+    /// The empty chain.
+    pub const ROOT: Self = Self(0);
+}
+
+/// The published pages with which a sequence of tokens begins.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Prefix {
+    pub pages: Vec<PageId>,
+    pub chain: ChainId,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+struct Link {
+    parent: ChainId,
+    tokens: Box<[TokenId]>,
+}
+
+#[derive(Debug, Default)]
+struct Page {
+    /// Sequences that use it.
+    users: u32,
+    published: Option<Link>,
+    /// When its last user let go of it; key in `kept`.
+    released: u64,
+}
+
+#[derive(Debug)]
+pub struct KvCache {
+    geometry: KvGeometry,
+    shares_prefixes: bool,
+    pages: Vec<Page>,
+    free: Vec<PageId>,
+    chains: HashMap<Link, (ChainId, PageId)>,
+    /// Published pages without users, by time of release.
+    kept: BTreeMap<u64, PageId>,
+    clock: u64,
+    next_chain: u64,
+}
+
+impl KvCache {
+    #[must_use]
+    pub fn new(geometry: KvGeometry, shares_prefixes: bool) -> Self {
+        Self {
+            geometry,
+            shares_prefixes,
+            pages: (0..geometry.pages).map(|_| Page::default()).collect(),
+            // Popped from the back: low numbers first.
+            free: (0..geometry.pages).rev().map(PageId).collect(),
+            chains: HashMap::new(),
+            kept: BTreeMap::new(),
+            clock: 0,
+            next_chain: 1,
+        }
+    }
+
+    #[must_use]
+    pub fn geometry(&self) -> KvGeometry {
+        self.geometry
+    }
+
+    /// How many pages can be allocated now, kept ones given up.
+    #[must_use]
+    pub fn available_pages(&self) -> u32 {
+        (self.free.len() + self.kept.len()) as u32
+    }
+
+    /// Pages that some sequence uses.
+    #[must_use]
+    pub fn used_pages(&self) -> u32 {
+        self.geometry.pages - self.available_pages()
+    }
+
+    /// Pages that hold positions `0 .. tokens`.
+    #[must_use]
+    pub fn pages_for(&self, tokens: usize) -> usize {
+        tokens.div_ceil(self.geometry.page_tokens as usize)
+    }
+
+    /// The longest published beginning of `tokens`, in whole pages. The caller becomes a user of
+    /// these pages.
+    pub fn find(&mut self, tokens: &[TokenId]) -> Prefix {
+        let mut prefix = Prefix {
+            pages: Vec::new(),
+            chain: ChainId::ROOT,
+        };
+        if self.shares_prefixes {
+            for page_tokens in tokens.chunks_exact(self.geometry.page_tokens as usize) {
+                let link = Link {
+                    parent: prefix.chain,
+                    tokens: page_tokens.into(),
+                };
+                let Some(&(chain, page)) = self.chains.get(&link) else {
+                    break;
+                };
+                self.add_user(page);
+                prefix.pages.push(page);
+                prefix.chain = chain;
+            }
+        }
+        prefix
+    }
+
+    /// A page that only the caller uses; `None` when every page has a user.
+    pub fn allocate(&mut self) -> Option<PageId> {
+        let page = self.free.pop().or_else(|| self.evict())?;
+        self.pages[page.0 as usize].users = 1;
+        Some(page)
+    }
+
+    /// Offers a full page, which holds `tokens` behind the chain `parent`, to others. Gives the
+    /// longer chain's name. When a page that is in use already has this place, the caller's stays
+    /// private.
+    pub fn publish(&mut self, parent: ChainId, tokens: &[TokenId], page: PageId) -> ChainId {
+        debug_assert_eq!(tokens.len(), self.geometry.page_tokens as usize);
+        if !self.shares_prefixes {
+            return ChainId::ROOT;
+        }
+        let link = Link {
+            parent,
+            tokens: tokens.into(),
+        };
+        if let Some((chain, known)) = self.chains.get_mut(&link) {
+            let chain = *chain;
+            if self.pages[known.0 as usize].users == 0 {
+                // Nobody uses the other one: this one takes its place, so that a chain whose end
+                // is in use does not lose its front.
+                let unused = std::mem::replace(known, page);
+                self.kept.remove(&self.pages[unused.0 as usize].released);
+                self.pages[unused.0 as usize].published = None;
+                self.pages[page.0 as usize].published = Some(link);
+                self.free.push(unused);
+            }
+            return chain;
+        }
+        let chain = ChainId(self.next_chain);
+        self.next_chain += 1;
+        self.pages[page.0 as usize].published = Some(link.clone());
+        self.chains.insert(link, (chain, page));
+        chain
+    }
+
+    /// The caller stops using these pages, given in the order of positions.
+    pub fn release(&mut self, pages: &[PageId]) {
+        // From the end, so that the front of a chain is the youngest and evicted last: a page is
+        // of no use to anybody without the pages before it.
+        for &id in pages.iter().rev() {
+            let page = &mut self.pages[id.0 as usize];
+            page.users = page
+                .users
+                .checked_sub(1)
+                .expect("only a user releases a page");
+            if page.users > 0 {
+                continue;
+            }
+            if page.published.is_some() {
+                self.clock += 1;
+                page.released = self.clock;
+                self.kept.insert(self.clock, id);
+            } else {
+                self.free.push(id);
+            }
+        }
+    }
+
+    /// It may be written: one sequence uses it and nobody else can find it.
+    #[must_use]
+    pub fn is_private(&self, page: PageId) -> bool {
+        let page = &self.pages[page.0 as usize];
+        page.users == 1 && page.published.is_none()
+    }
+
+    fn add_user(&mut self, id: PageId) {
+        let page = &mut self.pages[id.0 as usize];
+        if page.users == 0 {
+            self.kept.remove(&page.released);
+        }
+        page.users += 1;
+    }
+
+    fn evict(&mut self) -> Option<PageId> {
+        let (_, id) = self.kept.pop_first()?;
+        if let Some(link) = self.pages[id.0 as usize].published.take() {
+            self.chains.remove(&link);
+        }
+        Some(id)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn cache(pages: u32) -> KvCache {
+        KvCache::new(
+            KvGeometry {
+                page_tokens: 2,
+                pages,
+                page_bytes: 64,
+            },
+            true,
+        )
+    }
+
+    fn tokens(ids: &[u32]) -> Vec<TokenId> {
+        ids.iter().copied().map(TokenId).collect()
+    }
+
+    /// Allocates and publishes pages for all of `ids`.
+    fn fill(cache: &mut KvCache, ids: &[u32]) -> Vec<PageId> {
+        let mut chain = ChainId::ROOT;
+        let mut pages = Vec::new();
+        for page_tokens in tokens(ids).chunks_exact(2) {
+            let page = cache.allocate().unwrap();
+            chain = cache.publish(chain, page_tokens, page);
+            pages.push(page);
+        }
+        pages
+    }
+
+    #[test]
+    fn a_published_prefix_is_found_and_shared() {
+        let mut cache = cache(8);
+        let pages = fill(&mut cache, &[1, 2, 3, 4]);
+        assert_eq!(cache.find(&tokens(&[1, 2, 3, 4, 5])).pages, pages);
+        assert_eq!(cache.find(&tokens(&[1, 2, 9, 9])).pages, pages[..1]);
+        assert!(
+            cache.find(&tokens(&[3, 4])).pages.is_empty(),
+            "not at the beginning"
+        );
+        assert!(!cache.is_private(pages[0]));
+        assert_eq!(cache.used_pages(), 2);
+    }
+
+    #[test]
+    fn equal_tokens_behind_different_beginnings_are_different_pages() {
+        let mut cache = cache(8);
+        let a = fill(&mut cache, &[1, 1, 7, 7]);
+        let b = fill(&mut cache, &[2, 2, 7, 7]);
+        assert_eq!(cache.find(&tokens(&[1, 1, 7, 7])).pages, a);
+        assert_eq!(cache.find(&tokens(&[2, 2, 7, 7])).pages, b);
+    }
+
+    #[test]
+    fn the_first_of_two_equal_pages_is_the_shared_one() {
+        let mut cache = cache(8);
+        let a = fill(&mut cache, &[1, 1, 2, 2]);
+        let b = fill(&mut cache, &[1, 1, 2, 2]);
+        assert_eq!(cache.find(&tokens(&[1, 1, 2, 2])).pages, a);
+        assert!(cache.is_private(b[0]) && cache.is_private(b[1]));
+    }
+
+    #[test]
+    fn pages_without_users_are_kept_until_room_is_needed() {
+        let mut cache = cache(3);
+        let a = fill(&mut cache, &[1, 1, 2, 2]);
+        cache.release(&a);
+        assert_eq!((cache.available_pages(), cache.used_pages()), (3, 0));
+        assert_eq!(cache.find(&tokens(&[1, 1, 2, 2])).pages, a);
+        cache.release(&a);
+        // One is free, then the end of the chain goes before its front.
+        cache.allocate().unwrap();
+        cache.allocate().unwrap();
+        assert_eq!(cache.find(&tokens(&[1, 1, 2, 2])).pages, a[..1]);
+        assert_eq!(cache.allocate(), None, "the last page has a user");
+    }
+
+    #[test]
+    fn the_least_recently_used_goes_first() {
+        let mut cache = cache(2);
+        let a = fill(&mut cache, &[1, 1]);
+        let b = fill(&mut cache, &[2, 2]);
+        cache.release(&a);
+        cache.release(&b);
+        let again = cache.find(&tokens(&[1, 1]));
+        cache.release(&again.pages);
+        cache.allocate().unwrap();
+        assert!(cache.find(&tokens(&[2, 2])).pages.is_empty());
+        assert_eq!(cache.find(&tokens(&[1, 1])).pages, a);
+    }
+
+    #[test]
+    fn an_evicted_page_is_not_found_through_its_old_chain() {
+        let mut cache = cache(2);
+        let a = fill(&mut cache, &[1, 1, 2, 2]);
+        cache.release(&a);
+        // Takes both pages, one after the other, and publishes the old front anew.
+        let b = fill(&mut cache, &[1, 1, 3, 3]);
+        assert_eq!(cache.find(&tokens(&[1, 1, 2, 2])).pages, b[..1]);
+    }
+
+    #[test]
+    fn without_sharing_nothing_is_found_or_kept() {
+        let mut cache = KvCache::new(
+            KvGeometry {
+                page_tokens: 2,
+                pages: 4,
+                page_bytes: 1,
+            },
+            false,
+        );
+        let pages = fill(&mut cache, &[1, 1, 2, 2]);
+        assert!(cache.find(&tokens(&[1, 1, 2, 2])).pages.is_empty());
+        assert!(cache.is_private(pages[0]));
+        cache.release(&pages);
+        assert_eq!(cache.free.len(), 4);
+    }
+}

@@ -1,0 +1,436 @@
+//! With a device that knows nothing but what is in its pages: it writes the tokens it is given
+//! there, reads the whole history back through the page table, and draws the next token from
+//! that. A page that is shared wrongly, written twice or freed too early changes the answer.
+
+use super::*;
+use crate::device::{KvGeometry, PageId};
+use proptest::prelude::*;
+use std::collections::BTreeMap;
+use worker_orcd_ipc::Sampling;
+
+const VOCAB: u32 = 50;
+const EOG: TokenId = TokenId(7);
+const PAGE_TOKENS: u32 = 4;
+
+struct PagedDevice {
+    pages: Vec<[Option<TokenId>; PAGE_TOKENS as usize]>,
+}
+
+impl PagedDevice {
+    fn new(pages: u32) -> Self {
+        Self {
+            pages: vec![[None; PAGE_TOKENS as usize]; pages as usize],
+        }
+    }
+
+    fn slot(&mut self, pages: &[PageId], position: u32) -> &mut Option<TokenId> {
+        let page = pages[(position / PAGE_TOKENS) as usize];
+        &mut self.pages[page.0 as usize][(position % PAGE_TOKENS) as usize]
+    }
+
+    fn step(&mut self, work: &[SequenceWork<'_>]) -> Vec<Option<TokenId>> {
+        for sequence in work {
+            assert!(!sequence.tokens.is_empty());
+            for (position, token) in (sequence.first_position..).zip(sequence.tokens) {
+                *self.slot(sequence.pages, position) = Some(*token);
+            }
+        }
+        work.iter()
+            .map(|sequence| sequence.sample.map(|_| self.draw(sequence)))
+            .collect()
+    }
+
+    fn draw(&mut self, sequence: &SequenceWork<'_>) -> TokenId {
+        let sample = sequence.sample.unwrap();
+        let end = sequence.first_position + sequence.tokens.len() as u32;
+        let mut hash = sample.sampling.seed;
+        for position in 0..end {
+            let token = self
+                .slot(sequence.pages, position)
+                .expect("the position was computed");
+            hash = (hash ^ u64::from(token.0))
+                .wrapping_mul(0x0100_0000_01b3)
+                .rotate_left(17);
+        }
+        let history = sample.prompt.iter().chain(sample.generated);
+        assert_eq!(history.count(), end as usize);
+        TokenId((hash % u64::from(VOCAB)) as u32)
+    }
+}
+
+#[derive(Debug, Clone, Default, PartialEq)]
+struct Outcome {
+    tokens: Vec<TokenId>,
+    first_index: Option<u32>,
+    reasons: Vec<FinishReason>,
+}
+
+struct Bench {
+    scheduler: Scheduler,
+    device: PagedDevice,
+    outcomes: BTreeMap<RequestId, Outcome>,
+    step: u64,
+}
+
+fn limits() -> Limits {
+    Limits {
+        max_running: 4,
+        max_sequence_tokens: 64,
+        max_batch_tokens: 16,
+        vocab_size: VOCAB,
+        end_of_generation: HashSet::from([EOG]),
+    }
+}
+
+impl Bench {
+    fn new(limits: Limits, pages: u32, shares_prefixes: bool) -> Self {
+        let geometry = KvGeometry {
+            page_tokens: PAGE_TOKENS,
+            pages,
+            page_bytes: 100,
+        };
+        Self {
+            scheduler: Scheduler::new(limits, KvCache::new(geometry, shares_prefixes)),
+            device: PagedDevice::new(pages),
+            outcomes: BTreeMap::new(),
+            step: 0,
+        }
+    }
+
+    fn submit(&mut self, submission: Submission) {
+        self.scheduler.submit(submission).unwrap();
+    }
+
+    /// One turn; false when there was nothing to compute.
+    fn turn(&mut self, prefill_tokens: u32) -> bool {
+        let computes = self.scheduler.plan(prefill_tokens);
+        let report = if computes {
+            self.step += 1;
+            let work = self.scheduler.work();
+            let tokens: usize = work.iter().map(|sequence| sequence.tokens.len()).sum();
+            assert!(tokens <= 16, "{tokens} tokens in one batch");
+            let results = self.device.step(&work);
+            self.scheduler.complete(self.step, &results).unwrap()
+        } else {
+            StepReport {
+                finished: self.scheduler.take_finished(),
+                ..StepReport::default()
+            }
+        };
+        self.record(report);
+        computes
+    }
+
+    fn record(&mut self, report: StepReport) {
+        for token in report.tokens {
+            let outcome = self.outcomes.entry(token.request).or_default();
+            assert!(outcome.reasons.is_empty(), "a token after the end");
+            let first = *outcome.first_index.get_or_insert(token.index);
+            assert_eq!(
+                token.index,
+                first + outcome.tokens.len() as u32,
+                "indices go on by one"
+            );
+            outcome.tokens.push(token.token);
+        }
+        for finished in report.finished {
+            self.outcomes
+                .entry(finished.request)
+                .or_default()
+                .reasons
+                .push(finished.reason);
+        }
+    }
+
+    fn run(&mut self) {
+        for _ in 0..10_000 {
+            if !self.turn(5) {
+                self.turn(5);
+                assert_eq!(
+                    self.scheduler.load().running + self.scheduler.load().waiting,
+                    0
+                );
+                assert_eq!(self.scheduler.kv_used_bytes(), 0, "a page was leaked");
+                return;
+            }
+        }
+        panic!("it does not come to an end");
+    }
+
+    fn outcome(&self, request: u64) -> &Outcome {
+        &self.outcomes[&RequestId(request)]
+    }
+
+    fn only_reason(&self, request: u64) -> &FinishReason {
+        let [reason] = &self.outcome(request).reasons[..] else {
+            panic!("one ending each")
+        };
+        reason
+    }
+}
+
+fn submission(request: u64, prompt: &[u32], max_tokens: u32) -> Submission {
+    Submission {
+        request: RequestId(request),
+        prompt: prompt.iter().copied().map(TokenId).collect(),
+        generated: Vec::new(),
+        sampling: Sampling {
+            seed: request,
+            ..Sampling::default()
+        },
+        max_tokens,
+        ignore_eos: true,
+    }
+}
+
+fn alone(submission: &Submission, pages: u32) -> Outcome {
+    let mut bench = Bench::new(limits(), pages, false);
+    bench.submit(submission.clone());
+    bench.run();
+    bench.outcomes.remove(&submission.request).unwrap()
+}
+
+#[test]
+fn a_request_gets_its_tokens_and_one_ending() {
+    let mut bench = Bench::new(limits(), 16, true);
+    bench.submit(submission(1, &[1, 2, 3, 4, 5, 6, 8], 9));
+    bench.run();
+    assert_eq!(bench.outcome(1).tokens.len(), 9);
+    assert_eq!(bench.only_reason(1), &FinishReason::MaxTokens);
+}
+
+#[test]
+fn the_end_of_generation_token_is_emitted_and_ends() {
+    let ends = (0..2000).map(|seed| {
+        let mut submission = submission(seed, &[1, 2, 3], 40);
+        submission.ignore_eos = false;
+        submission
+    });
+    let found = ends
+        .map(|submission| alone(&submission, 32))
+        .find(|outcome| outcome.tokens.len() < 40)
+        .unwrap();
+    assert_eq!(found.tokens.last(), Some(&EOG));
+    assert_eq!(found.reasons, [FinishReason::EndOfSequence]);
+}
+
+#[test]
+fn impossible_requests_are_refused_and_others_go_on() {
+    let mut bench = Bench::new(limits(), 8, true);
+    bench.submit(submission(1, &[], 5));
+    bench.submit(submission(2, &[1, VOCAB], 5));
+    bench.submit(submission(3, &[1; 64], 5));
+    bench.submit(submission(4, &[1; 33], 5));
+    bench.submit(submission(5, &[1, 2], 0));
+    bench.submit(submission(6, &[1, 2], 5));
+    bench.run();
+    for (request, words) in [
+        (1, "empty"),
+        (2, "token 50"),
+        (3, "no room in a context of 64"),
+    ] {
+        let FinishReason::Refused { message } = bench.only_reason(request) else {
+            panic!()
+        };
+        assert!(message.contains(words), "{message}");
+    }
+    let too_large = FinishReason::OutOfMemory {
+        needed_bytes: 900,
+        available_bytes: 800,
+    };
+    assert_eq!(bench.only_reason(4), &too_large);
+    assert_eq!(bench.only_reason(5), &FinishReason::MaxTokens);
+    assert_eq!(bench.outcome(6).tokens.len(), 5);
+}
+
+#[test]
+fn the_context_ends_a_request() {
+    let mut bench = Bench::new(limits(), 32, true);
+    bench.submit(submission(1, &[1; 60], 100));
+    bench.run();
+    assert_eq!(bench.outcome(1).tokens.len(), 4);
+    assert_eq!(bench.only_reason(1), &FinishReason::MaxTokens);
+}
+
+#[test]
+fn a_request_that_outgrows_the_cache_ends_alone() {
+    let mut bench = Bench::new(limits(), 8, true);
+    bench.submit(submission(1, &[1; 30], 30));
+    bench.submit(submission(2, &[2; 10], 5));
+    bench.run();
+    let out_of_memory = FinishReason::OutOfMemory {
+        needed_bytes: 900,
+        available_bytes: 800,
+    };
+    assert_eq!(bench.only_reason(1), &out_of_memory);
+    assert_eq!(
+        bench.outcome(1).tokens.len(),
+        3,
+        "positions 0 to 31 hold tokens 1 to 32"
+    );
+    assert_eq!(bench.outcome(2).tokens.len(), 5);
+}
+
+#[test]
+fn a_submission_with_history_goes_on_where_it_was() {
+    let whole = alone(&submission(1, &[1, 2, 3, 4, 5], 12), 32);
+    for taken in 0..=12 {
+        let mut resumed = submission(1, &[1, 2, 3, 4, 5], 12);
+        resumed.generated = whole.tokens[..taken].to_vec();
+        let rest = alone(&resumed, 32);
+        assert_eq!(rest.tokens, whole.tokens[taken..]);
+        assert_eq!(rest.first_index, (taken < 12).then_some(taken as u32));
+        assert_eq!(rest.reasons, [FinishReason::MaxTokens]);
+    }
+}
+
+#[test]
+fn a_second_request_reuses_the_first_ones_pages_but_computes_its_last_token() {
+    let mut bench = Bench::new(limits(), 32, true);
+    bench.submit(submission(1, &[3; 12], 2));
+    bench.run();
+    bench.submit(submission(2, &[3; 12], 2));
+    bench.turn(4);
+    assert_eq!(
+        bench.scheduler.load().prefix_hit_tokens,
+        8,
+        "two of three pages"
+    );
+    assert_eq!(bench.outcome(2).tokens.len(), 1, "one step for the other four tokens");
+    bench.run();
+    assert_eq!(bench.outcome(2), &alone(&submission(2, &[3; 12], 2), 32));
+}
+
+#[test]
+fn decoding_does_not_wait_for_a_long_prompt() {
+    let mut bench = Bench::new(limits(), 32, true);
+    bench.submit(submission(1, &[1], 10));
+    bench.turn(5);
+    bench.submit(submission(2, &[2; 40], 1));
+    for tokens in 2..=9 {
+        bench.turn(5);
+        assert_eq!(bench.outcome(1).tokens.len(), tokens);
+    }
+    assert_eq!(
+        bench.outcome(2).tokens.len(),
+        1,
+        "40 tokens in 8 chunks of 5"
+    );
+}
+
+#[test]
+fn cancelling_frees_at_once_and_is_idempotent() {
+    let mut bench = Bench::new(
+        Limits {
+            max_running: 1,
+            ..limits()
+        },
+        16,
+        false,
+    );
+    bench.submit(submission(1, &[1; 9], 40));
+    bench.submit(submission(2, &[2; 9], 40));
+    bench.turn(20);
+    for request in [1, 2, 1, 99] {
+        bench.scheduler.cancel(RequestId(request));
+    }
+    assert_eq!(bench.scheduler.kv_used_bytes(), 0);
+    bench.run();
+    assert_eq!(bench.only_reason(1), &FinishReason::Cancelled);
+    assert_eq!(bench.only_reason(2), &FinishReason::Cancelled);
+}
+
+#[test]
+fn a_live_duplicate_and_a_lying_device_are_errors() {
+    let mut bench = Bench::new(limits(), 16, true);
+    bench.submit(submission(1, &[1, 2], 4));
+    let again = bench.scheduler.submit(submission(1, &[1, 2], 4));
+    assert_eq!(again, Err(SchedulerError::DuplicateRequest(RequestId(1))));
+    let answer = |results: &[Option<TokenId>]| {
+        let mut bench = Bench::new(limits(), 16, true);
+        bench.submit(submission(1, &[1, 2], 4));
+        assert!(bench.scheduler.plan(5));
+        bench.scheduler.complete(1, results).map(drop)
+    };
+    let (request, token) = (RequestId(1), TokenId(VOCAB));
+    assert_eq!(
+        answer(&[]),
+        Err(SchedulerError::ResultCount {
+            expected: 1,
+            found: 0
+        })
+    );
+    assert_eq!(
+        answer(&[None]),
+        Err(SchedulerError::UnexpectedResult(request))
+    );
+    assert_eq!(
+        answer(&[Some(token)]),
+        Err(SchedulerError::TokenOutOfRange { request, token })
+    );
+}
+
+#[derive(Debug, Clone)]
+enum Act {
+    Submit(Submission),
+    Turn(u32),
+    Cancel(u64),
+}
+
+/// Prompts of few different tokens, so that many begin alike.
+fn act() -> impl Strategy<Value = Act> {
+    let request = (
+        prop::collection::vec(1_u32..3, 1..30),
+        0_u32..25,
+        any::<bool>(),
+    );
+    prop_oneof![
+        3 => request.prop_map(|(prompt, max_tokens, ignore_eos)| {
+            Act::Submit(Submission { ignore_eos, ..submission(0, &prompt, max_tokens) })
+        }),
+        4 => (1_u32..20).prop_map(Act::Turn),
+        1 => (0_u64..40).prop_map(Act::Cancel),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(400))]
+
+    #[test]
+    fn every_request_gets_what_it_would_get_alone(
+        acts in prop::collection::vec(act(), 1..60),
+        pages in 8_u32..24,
+        max_running in 1_u32..6,
+        shares_prefixes in any::<bool>(),
+    ) {
+        let mut bench = Bench::new(Limits { max_running, ..limits() }, pages, shares_prefixes);
+        let mut submitted = Vec::new();
+        for act in acts {
+            match act {
+                Act::Submit(mut submission) => {
+                    let request = submitted.len() as u64;
+                    submission.request = RequestId(request);
+                    submission.sampling.seed = request % 3;
+                    bench.submit(submission.clone());
+                    submitted.push(submission);
+                }
+                Act::Turn(prefill_tokens) => {
+                    bench.turn(prefill_tokens);
+                }
+                Act::Cancel(request) => bench.scheduler.cancel(RequestId(request)),
+            }
+        }
+        bench.run();
+        prop_assert_eq!(bench.outcomes.len(), submitted.len());
+        for submission in &submitted {
+            let outcome = &bench.outcomes[&submission.request];
+            let expected = alone(submission, pages);
+            prop_assert_eq!(outcome.reasons.len(), 1);
+            if outcome.reasons == [FinishReason::Cancelled] {
+                prop_assert!(expected.tokens.starts_with(&outcome.tokens));
+            } else {
+                prop_assert_eq!(outcome, &expected);
+            }
+        }
+    }
+}
