@@ -12,4 +12,10 @@
 
 #![forbid(unsafe_code)]
 
+mod calendar;
+pub mod child;
+mod driver;
+pub mod engine;
+pub mod error_code;
+pub mod requests;
 pub mod text;

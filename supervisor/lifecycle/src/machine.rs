@@ -83,16 +83,18 @@ impl Machine {
     #[must_use]
     pub fn poll_deadline(&self) -> Option<Duration> {
         let deadlines = &self.settings.deadlines;
+        // Whoever measures a child's silence must be able to prove that it was listening.
+        let attentive = self.last_called + OWN_ABSENCE / 2;
         let own = match &self.state {
             State::Spawning { deadline, .. }
             | State::Handshaking { deadline, .. }
             | State::Killing { deadline, .. }
             | State::Reaping { deadline, .. } => *deadline,
-            State::Loading {
-                watch, progress, ..
-            } => watch.deadline(deadlines).min(progress.deadline(deadlines)),
+            State::Loading { watch, progress, .. } => {
+                watch.deadline(deadlines).min(progress.deadline(deadlines)).min(attentive)
+            }
             State::Serving { watch, .. } | State::Draining { watch, .. } => {
-                watch.deadline(deadlines)
+                watch.deadline(deadlines).min(attentive)
             }
             State::Backoff { until, .. } => *until,
             State::Stopped { .. } | State::Failed { .. } => return None,

@@ -155,8 +155,8 @@ proptest! {
         for step in &steps {
             world.run(step);
         }
-        // Six deaths at no more than a handful of deadlines each; 200 is far above.
-        for _ in 0..200 {
+        // Six deaths at no more than a handful of deadlines each; 1,000 is far above.
+        for _ in 0..1_000 {
             if world.settled() && (world.sim.machine.state().is_final()
                 || matches!(temper, Temper::Cooperates)) {
                 break;
@@ -181,7 +181,7 @@ proptest! {
         let effects = world.sim.event(told);
         world.note(&effects);
         let told_at = world.sim.now;
-        for _ in 0..200 {
+        for _ in 0..1_000 {
             if world.sim.machine.state().is_final() {
                 break;
             }

@@ -541,3 +541,15 @@ fn the_supervisors_own_absence_is_not_the_childs_silence() {
     assert_eq!(sim.state(), "serving");
     assert!(killed(&sim.pass(Deadlines::default().heartbeat)));
 }
+
+#[test]
+fn a_driver_that_only_wakes_at_the_deadlines_it_is_given_still_notices_silence() {
+    let (mut sim, _) = Sim::start();
+    sim.reach_serving();
+    let mut effects = vec![];
+    while !killed(&effects) {
+        sim.now = sim.machine.poll_deadline().unwrap();
+        effects = sim.event(Event::Tick);
+    }
+    assert_eq!(sim.now, Deadlines::default().heartbeat);
+}

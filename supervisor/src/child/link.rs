@@ -1,0 +1,187 @@
+//! Frames to and from a child, without ever waiting for it.
+//!
+//! Reading is bounded by one frame; writing goes into a buffer that the socket empties at its
+//! own pace, and a child that leaves it full for [`WRITE_DEADLINE`] is as good as dead.
+
+use interprocess::local_socket::tokio::Stream;
+use std::io;
+use std::time::{Duration, Instant};
+use thiserror::Error;
+use tokio::io::Interest;
+use tokio::net::UnixStream;
+use worker_orcd_ipc::{Command, FrameError, FrameReader, Preamble, encode, frame};
+
+/// A child reads its commands on a thread that does nothing else, so the socket's buffer is
+/// empty within a scheduling delay; five seconds is a hundred of the worst of those.
+pub const WRITE_DEADLINE: Duration = Duration::from_secs(5);
+
+/// A full queue of the longest prompts is about a sixth of this.
+const MAX_UNWRITTEN_BYTES: usize = 64 << 20;
+
+/// The kernel's default buffer of a Unix socket is 208 KiB; reading less at a time costs system
+/// calls, reading more gains nothing.
+const READ_BYTES: usize = 128 << 10;
+
+#[derive(Debug, Error)]
+pub enum LinkError {
+    #[error("the control socket failed: {0}")]
+    Io(#[from] io::Error),
+    #[error("{0}")]
+    Frame(#[from] FrameError),
+    #[error("{0} bytes of commands are unread")]
+    Overfull(usize),
+    #[error("a command cannot be encoded: {0}")]
+    Encode(String),
+}
+
+pub struct Link {
+    stream: Stream,
+    reader: FrameReader,
+    read_buffer: Box<[u8]>,
+    outgoing: Outgoing,
+}
+
+/// Bytes on their way to the child.
+#[derive(Debug, Default)]
+struct Outgoing {
+    bytes: Vec<u8>,
+    written: usize,
+    /// When the socket last took something, or had nothing to take.
+    progress_at: Option<Instant>,
+}
+
+impl Link {
+    /// Our preamble goes first.
+    #[must_use]
+    pub fn new(stream: Stream) -> Self {
+        let mut outgoing = Outgoing::default();
+        outgoing.push(&Preamble::OURS.to_bytes());
+        Self {
+            stream,
+            reader: FrameReader::new(),
+            read_buffer: vec![0; READ_BYTES].into_boxed_slice(),
+            outgoing,
+        }
+    }
+
+    /// Queues one command.
+    ///
+    /// # Errors
+    /// [`LinkError::Overfull`] when the child has not read for far too long.
+    pub fn send(&mut self, command: &Command) -> Result<(), LinkError> {
+        let payload = encode(command).map_err(|error| LinkError::Encode(error.to_string()))?;
+        let unwritten = self.outgoing.len() + payload.len();
+        if unwritten > MAX_UNWRITTEN_BYTES {
+            return Err(LinkError::Overfull(unwritten));
+        }
+        let mut framed = Vec::with_capacity(payload.len() + 4);
+        frame::write_frame(&mut framed, &payload)?;
+        self.outgoing.push(&framed);
+        // Nearly always there is room, and the child hears of it a scheduling round earlier.
+        self.write()
+    }
+
+    #[must_use]
+    pub fn write_deadline(&self) -> Option<Instant> {
+        self.outgoing.progress_at.map(|at| at + WRITE_DEADLINE)
+    }
+
+    /// Waits until bytes were read or written; `false` when the child has closed its end.
+    /// Cancel-safe: it moves bytes only without waiting in between.
+    ///
+    /// # Errors
+    /// When the socket fails.
+    pub async fn stir(&mut self) -> Result<bool, LinkError> {
+        let interest = match self.outgoing.is_empty() {
+            true => Interest::READABLE,
+            false => Interest::READABLE | Interest::WRITABLE,
+        };
+        let ready = socket(&self.stream).ready(interest).await?;
+        if ready.is_writable() {
+            self.write()?;
+        }
+        if ready.is_readable() {
+            self.read()
+        } else {
+            Ok(true)
+        }
+    }
+
+    /// The next whole payload that has been read.
+    ///
+    /// # Errors
+    /// When the bytes are not frames of this protocol.
+    pub fn next_frame(&mut self) -> Result<Option<&[u8]>, LinkError> {
+        Ok(self.reader.next_frame()?)
+    }
+
+    fn read(&mut self) -> Result<bool, LinkError> {
+        match socket(&self.stream).try_read(&mut self.read_buffer) {
+            Ok(0) => Ok(false),
+            Ok(count) => {
+                self.reader.push(&self.read_buffer[..count]);
+                Ok(true)
+            }
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(true),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    fn write(&mut self) -> Result<(), LinkError> {
+        while !self.outgoing.is_empty() {
+            match socket(&self.stream).try_write(self.outgoing.rest()) {
+                Ok(count) => self.outgoing.advance(count),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                // The reading side will find the end, behind the words that are still to come.
+                Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {
+                    self.outgoing = Outgoing::default();
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(())
+    }
+}
+
+fn socket(stream: &Stream) -> &UnixStream {
+    let Stream::UdSocket(stream) = stream;
+    stream.inner()
+}
+
+impl Outgoing {
+    fn push(&mut self, bytes: &[u8]) {
+        if self.is_empty() {
+            self.progress_at = Some(Instant::now());
+        }
+        self.bytes.extend_from_slice(bytes);
+    }
+
+    fn advance(&mut self, count: usize) {
+        self.written += count;
+        if self.written == self.bytes.len() {
+            *self = Self::default();
+        } else {
+            self.progress_at = Some(Instant::now());
+        }
+    }
+
+    fn rest(&self) -> &[u8] {
+        &self.bytes[self.written..]
+    }
+
+    fn len(&self) -> usize {
+        self.rest().len()
+    }
+
+    fn is_empty(&self) -> bool {
+        self.rest().is_empty()
+    }
+}
+
+impl std::fmt::Debug for Link {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Link")
+            .field("outgoing_bytes", &self.outgoing.len())
+            .finish_non_exhaustive()
+    }
+}

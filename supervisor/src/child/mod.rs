@@ -1,0 +1,156 @@
+//! One child process: made, heard, written to, and buried.
+//!
+//! * [`spawn`] the thread that makes processes; [`socket`] the private place where a child
+//!   connects; [`link`] frames in both directions; [`reap`] the process itself, its death and
+//!   its group; [`output`] its stdout and stderr, as log lines.
+//!
+//! [`Child`] puts them together for the driver: [`Child::next`] says what happened next, and
+//! nothing here ever waits for the child without the driver being able to do something else.
+//!
+//! Deliberately absent: decisions. What a sign means is the lifecycle's business.
+
+pub mod link;
+pub mod output;
+pub mod reap;
+pub mod socket;
+pub mod spawn;
+
+use crate::child::link::{Link, LinkError};
+use crate::child::reap::Process;
+use crate::child::socket::Door;
+use std::io;
+use std::time::Instant;
+use tracing::warn;
+use worker_orcd_ipc::{Command, Generation};
+use worker_orcd_lifecycle::{Exit, Signal};
+
+/// A child of one generation, from the moment its process exists.
+#[derive(Debug)]
+pub struct Child {
+    pub generation: Generation,
+    pub pid: u32,
+    process: Process,
+    line: Line,
+}
+
+#[derive(Debug)]
+enum Line {
+    /// Nobody has connected yet.
+    Waiting(Door),
+    Open(Link),
+    Closed,
+}
+
+/// What can be noticed about a child, besides its words.
+#[derive(Debug)]
+pub enum Sign {
+    /// Bytes came or left; [`Child::next_word`] may have something.
+    Stirred,
+    LinkClosed,
+    LinkFailed(LinkError),
+    Exited(Exit),
+}
+
+impl Child {
+    #[must_use]
+    pub fn new(generation: Generation, process: Process, door: Door) -> Self {
+        let pid = process.pid();
+        Self {
+            generation,
+            pid,
+            process,
+            line: Line::Waiting(door),
+        }
+    }
+
+    /// Waits for the next sign. Cancel-safe: a sign that was not returned is not lost.
+    pub async fn next(&mut self) -> Sign {
+        tokio::select! {
+            exit = self.process.exited() => Sign::Exited(exit),
+            sign = self.line.next(self.pid) => sign,
+        }
+    }
+
+    /// The next whole message that has been read, undecoded.
+    ///
+    /// # Errors
+    /// When what the child sent is not a frame of this protocol.
+    pub fn next_word(&mut self) -> Result<Option<&[u8]>, LinkError> {
+        match &mut self.line {
+            Line::Open(link) => link.next_frame(),
+            Line::Waiting(_) | Line::Closed => Ok(None),
+        }
+    }
+
+    /// Queues a command; never blocks. Without a link there is nobody to hear it, which the
+    /// lifecycle knows or will be told.
+    ///
+    /// # Errors
+    /// When more is queued than any honest reader would leave unread.
+    pub fn send(&mut self, command: &Command) -> Result<(), LinkError> {
+        match &mut self.line {
+            Line::Open(link) => link.send(command),
+            Line::Waiting(_) | Line::Closed => Ok(()),
+        }
+    }
+
+    /// When the bytes that wait to be written will have waited too long.
+    #[must_use]
+    pub fn write_deadline(&self) -> Option<Instant> {
+        match &self.line {
+            Line::Open(link) => link.write_deadline(),
+            Line::Waiting(_) | Line::Closed => None,
+        }
+    }
+
+    pub fn close_link(&mut self) {
+        self.line = Line::Closed;
+    }
+
+    pub fn kill(&self, signal: Signal) {
+        self.process.kill(signal);
+    }
+}
+
+impl Line {
+    async fn next(&mut self, pid: u32) -> Sign {
+        match self {
+            Self::Waiting(door) => match door.accept(pid).await.map(Link::new) {
+                Ok(link) => {
+                    // The door is dropped here: nobody else connects, and its name is gone.
+                    *self = Self::Open(link);
+                    Sign::Stirred
+                }
+                Err(error) => self.fail(error.into()),
+            },
+            Self::Open(link) => match link.stir().await {
+                Ok(true) => Sign::Stirred,
+                Ok(false) => {
+                    *self = Self::Closed;
+                    Sign::LinkClosed
+                }
+                Err(error) => self.fail(error),
+            },
+            Self::Closed => std::future::pending().await,
+        }
+    }
+
+    fn fail(&mut self, error: LinkError) -> Sign {
+        *self = Self::Closed;
+        match error {
+            // How a socket ends when its owner is killed with unread commands.
+            LinkError::Io(error) if is_hang_up(&error) => Sign::LinkClosed,
+            error => {
+                warn!(%error, "the control socket failed");
+                Sign::LinkFailed(error)
+            }
+        }
+    }
+}
+
+fn is_hang_up(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe
+    )
+}

@@ -1,0 +1,196 @@
+//! The process: noticed when it dies through a pidfd, killed with everything it forked, and
+//! waited for exactly once.
+
+use rustix::process::{
+    Pid, PidfdFlags, Signal as OsSignal, WaitId, WaitIdOptions, kill_process_group, pidfd_open,
+    waitid,
+};
+use std::io;
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::unix::process::ExitStatusExt as _;
+use std::process::{Child as StdChild, ExitStatus};
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+use tracing::{debug, error};
+use worker_orcd_lifecycle::{Exit, Signal};
+
+/// A spawned process that leads its own group. Dropping it before its death was seen kills the
+/// group.
+#[derive(Debug)]
+pub struct Process {
+    child: StdChild,
+    pid: Pid,
+    pidfd: AsyncFd<OwnedFd>,
+    reaped: bool,
+}
+
+impl Process {
+    /// Takes over a child that was just spawned as the leader of its own process group.
+    ///
+    /// # Errors
+    /// When no pidfd can be had (a kernel before 5.10, no file descriptors left). The process
+    /// is killed.
+    pub fn new(mut child: StdChild) -> io::Result<Self> {
+        let pid = Pid::from_child(&child);
+        // Safe against reuse of the number: the process is ours and not waited for yet.
+        let pidfd = pidfd_open(pid, PidfdFlags::NONBLOCK)
+            .map_err(io::Error::from)
+            .and_then(watch);
+        match pidfd {
+            Ok(pidfd) => Ok(Self {
+                child,
+                pid,
+                pidfd,
+                reaped: false,
+            }),
+            Err(error) => {
+                child.kill()?;
+                child.wait()?;
+                Err(error)
+            }
+        }
+    }
+
+    #[must_use]
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Waits for the end, and for nothing after it. Cancel-safe.
+    pub async fn exited(&mut self) -> Exit {
+        while !self.reaped {
+            match self.pidfd.readable().await {
+                Ok(mut readiness) => readiness.clear_ready(),
+                Err(error) => {
+                    error!(%error, "a pidfd cannot be polled");
+                    break;
+                }
+            }
+            if let Some(exit) = self.reap() {
+                return exit;
+            }
+        }
+        std::future::pending().await
+    }
+
+    /// To the whole group, so that nothing that the child forked survives it.
+    pub fn kill(&self, signal: Signal) {
+        // Once waited for, the number may belong to somebody else.
+        if self.reaped {
+            return;
+        }
+        let signal = match signal {
+            Signal::Term => OsSignal::TERM,
+            Signal::Kill => OsSignal::KILL,
+        };
+        if let Err(error) = kill_process_group(self.pid, signal) {
+            debug!(%error, pid = self.pid(), "a process group could not be signalled");
+        }
+    }
+
+    fn reap(&mut self) -> Option<Exit> {
+        let look = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+        if let Ok(None) = waitid(WaitId::PidFd(self.pidfd.get_ref().as_fd()), look) {
+            return None;
+        }
+        // First its orphans, while the unreaped leader still protects the group's number.
+        self.kill(Signal::Kill);
+        match self.child.try_wait() {
+            Ok(Some(status)) => {
+                self.reaped = true;
+                Some(exit_of(status))
+            }
+            Ok(None) => None,
+            Err(error) => {
+                error!(%error, pid = self.pid(), "a child cannot be waited for");
+                self.reaped = true;
+                Some(Exit::Code(-1))
+            }
+        }
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        if !self.reaped {
+            self.kill(Signal::Kill);
+            // Best effort: one that the kernel still holds stays a zombie until we exit.
+            drop(self.child.try_wait());
+        }
+    }
+}
+
+// Its successor is `unsafe`, for types that may lie about the descriptor they own. An `OwnedFd`
+// owns exactly the one that it shows, until it is dropped.
+#[expect(
+    deprecated,
+    reason = "the supervisor has no unsafe code, and needs none here"
+)]
+fn watch(pidfd: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
+    AsyncFd::with_interest(pidfd, Interest::READABLE)
+}
+
+fn exit_of(status: ExitStatus) -> Exit {
+    match (status.code(), status.signal()) {
+        (Some(code), _) => Exit::Code(code),
+        (None, Some(signal)) => Exit::Signal(signal),
+        // `wait` without WUNTRACED reports nothing else.
+        (None, None) => Exit::Code(-1),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::process::CommandExt as _;
+    use std::process::{Command, Stdio};
+    use std::time::Duration;
+    use tokio::io::AsyncReadExt as _;
+
+    fn shell(script: &str) -> (Process, tokio::net::unix::pipe::Receiver) {
+        let mut child = Command::new("/bin/sh")
+            .args(["-c", script])
+            .process_group(0)
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let stdout = OwnedFd::from(child.stdout.take().unwrap());
+        let stdout = tokio::net::unix::pipe::Receiver::from_owned_fd(stdout).unwrap();
+        (Process::new(child).unwrap(), stdout)
+    }
+
+    #[tokio::test]
+    async fn codes_and_signals_are_told_apart() {
+        let (mut process, _) = shell("exit 72");
+        assert_eq!(process.exited().await, Exit::Code(72));
+        let (mut process, _) = shell("kill -SEGV $$");
+        assert_eq!(process.exited().await, Exit::Signal(11));
+    }
+
+    #[tokio::test]
+    async fn grandchildren_die_with_the_child_and_release_its_pipes() {
+        let (mut process, mut stdout) = shell("sleep 600 & exit 3");
+        assert_eq!(process.exited().await, Exit::Code(3));
+        let mut text = String::new();
+        let end = tokio::time::timeout(Duration::from_secs(5), stdout.read_to_string(&mut text));
+        end.await
+            .expect("the grandchild still holds the pipe")
+            .unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_child_that_ignores_sigterm_dies_of_sigkill() {
+        let (mut process, mut stdout) = shell("trap '' TERM; echo armed; sleep 600; sleep 600");
+        let mut armed = [0; 6];
+        stdout.read_exact(&mut armed).await.unwrap();
+        process.kill(Signal::Term);
+        let patience = Duration::from_millis(100);
+        assert!(
+            tokio::time::timeout(patience, process.exited())
+                .await
+                .is_err()
+        );
+        process.kill(Signal::Kill);
+        assert_eq!(process.exited().await, Exit::Signal(9));
+    }
+}

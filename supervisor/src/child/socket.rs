@@ -1,0 +1,159 @@
+//! Where a child connects: a socket in a directory that only this user can enter, accepted once,
+//! from the one process that was spawned.
+
+use interprocess::local_socket::tokio::{Listener, Stream};
+use interprocess::local_socket::traits::StreamCommon as _;
+use interprocess::local_socket::traits::tokio::Listener as _;
+use interprocess::local_socket::{GenericFilePath, ListenerOptions, ToFsName as _};
+use std::fs::Permissions;
+use std::io;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+use tempfile::TempDir;
+use tracing::warn;
+use worker_orcd_ipc::Generation;
+
+/// A directory of mode 0700, removed with everything in it when dropped.
+#[derive(Debug)]
+pub struct PrivateDir {
+    dir: TempDir,
+}
+
+impl PrivateDir {
+    /// Under systemd's runtime directory, else the user's, else the temporary one: the first
+    /// that can be written to.
+    ///
+    /// # Errors
+    /// When none can.
+    pub fn create() -> io::Result<Self> {
+        let runtime_dirs = ["RUNTIME_DIRECTORY", "XDG_RUNTIME_DIR"];
+        let parents = runtime_dirs
+            .into_iter()
+            .filter_map(std::env::var_os)
+            .map(PathBuf::from);
+        let mut outcome = Err(io::Error::from(io::ErrorKind::NotFound));
+        for parent in parents.chain([std::env::temp_dir()]) {
+            outcome = Self::create_in(&parent);
+            if outcome.is_ok() {
+                break;
+            }
+        }
+        outcome
+    }
+
+    fn create_in(parent: &Path) -> io::Result<Self> {
+        let dir = tempfile::Builder::new()
+            .prefix("worker-orcd-")
+            .permissions(Permissions::from_mode(0o700))
+            .tempdir_in(parent)?;
+        Ok(Self { dir })
+    }
+
+    /// Listens for the child of this generation.
+    ///
+    /// # Errors
+    /// When the socket cannot be made: the path is longer than the kernel allows (108 bytes), or
+    /// the directory is gone.
+    pub fn open_door(&self, generation: Generation) -> io::Result<Door> {
+        let path = self.dir.path().join(format!("{generation}.sock"));
+        let name = path.as_path().to_fs_name::<GenericFilePath>()?;
+        let listener = ListenerOptions::new().name(name).create_tokio()?;
+        Ok(Door { listener, path })
+    }
+}
+
+/// Removes its name when dropped.
+pub struct Door {
+    listener: Listener,
+    path: PathBuf,
+}
+
+impl Door {
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The connection of process `pid`; anybody else who can enter the directory is turned away.
+    ///
+    /// # Errors
+    /// When the socket itself fails.
+    pub async fn accept(&self, pid: u32) -> io::Result<Stream> {
+        loop {
+            let stream = self.listener.accept().await?;
+            match check_peer(&stream, pid) {
+                Ok(()) => return Ok(stream),
+                Err(why) => warn!(%why, "turned a connection to the child's socket away"),
+            }
+        }
+    }
+}
+
+impl std::fmt::Debug for Door {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Door")
+            .field("path", &self.path)
+            .finish_non_exhaustive()
+    }
+}
+
+fn check_peer(stream: &Stream, pid: u32) -> Result<(), String> {
+    let peer = stream
+        .peer_creds()
+        .map_err(|error| format!("no peer credentials: {error}"))?;
+    let ours = rustix::process::geteuid().as_raw();
+    if peer.euid() != Some(ours) {
+        return Err(format!("user {:?} is not user {ours}", peer.euid()));
+    }
+    let peer_pid = peer.pid().and_then(|pid| u32::try_from(pid).ok());
+    if peer_pid != Some(pid) {
+        return Err(format!(
+            "process {peer_pid:?} is not the child, which is {pid}"
+        ));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use interprocess::local_socket::ConnectOptions;
+
+    async fn connect(path: &Path) -> Stream {
+        let name = path.to_fs_name::<GenericFilePath>().unwrap();
+        ConnectOptions::new()
+            .name(name)
+            .connect_tokio()
+            .await
+            .unwrap()
+    }
+
+    #[tokio::test]
+    async fn the_expected_process_comes_in_and_the_directory_is_private_and_temporary() {
+        let dir = PrivateDir::create().unwrap();
+        let mode = std::fs::metadata(dir.dir.path())
+            .unwrap()
+            .permissions()
+            .mode();
+        assert_eq!(mode & 0o777, 0o700);
+        let door = dir.open_door(Generation(1)).unwrap();
+        let path = door.path().to_owned();
+        let _client = connect(&path).await;
+        door.accept(std::process::id()).await.unwrap();
+        drop(door);
+        assert!(!path.exists());
+        let parent = dir.dir.path().to_owned();
+        drop(dir);
+        assert!(!parent.exists());
+    }
+
+    #[tokio::test]
+    async fn another_process_is_turned_away_and_the_door_stays_open() {
+        let dir = PrivateDir::create().unwrap();
+        let door = dir.open_door(Generation(1)).unwrap();
+        let _stranger = connect(door.path()).await;
+        let nobody = door.accept(std::process::id() + 1);
+        let patience = std::time::Duration::from_millis(50);
+        assert!(tokio::time::timeout(patience, nobody).await.is_err());
+    }
+}

@@ -1,0 +1,101 @@
+//! The one thread that makes processes.
+//!
+//! A child asks the kernel to be killed when its parent dies (`PR_SET_PDEATHSIG`), and the kernel
+//! takes "parent" to be the *thread* that forked it. A worker thread of the runtime may end at
+//! any time; this thread lives as long as the supervisor, so the promise holds exactly as long.
+
+use std::io;
+use std::os::unix::process::CommandExt as _;
+use std::path::PathBuf;
+use std::process::{Child as StdChild, Command, Stdio};
+use std::sync::mpsc;
+use tokio::sync::mpsc::UnboundedSender;
+use worker_orcd_ipc::Generation;
+
+/// Start a child that connects to `socket`.
+#[derive(Debug)]
+pub struct SpawnOrder {
+    pub generation: Generation,
+    pub program: PathBuf,
+    pub socket: PathBuf,
+}
+
+#[derive(Debug)]
+pub struct Spawned {
+    pub generation: Generation,
+    pub outcome: io::Result<StdChild>,
+}
+
+/// Ends its thread when dropped.
+#[derive(Debug)]
+pub struct Spawner {
+    orders: mpsc::Sender<SpawnOrder>,
+}
+
+impl Spawner {
+    /// Outcomes go to `answers`, one per order.
+    ///
+    /// # Errors
+    /// When the machine has no thread to give.
+    pub fn start(answers: UnboundedSender<Spawned>) -> io::Result<Self> {
+        let (orders, inbox) = mpsc::channel::<SpawnOrder>();
+        std::thread::Builder::new()
+            .name("spawner".to_owned())
+            .spawn(move || {
+                for order in inbox {
+                    let outcome = spawn(&order);
+                    let answer = Spawned {
+                        generation: order.generation,
+                        outcome,
+                    };
+                    if let Err(refused) = answers.send(answer) {
+                        abandon(refused.0);
+                    }
+                }
+            })?;
+        Ok(Self { orders })
+    }
+
+    /// Does not wait.
+    pub fn order(&self, order: SpawnOrder) {
+        // The thread ends only after this sender is gone.
+        drop(self.orders.send(order));
+    }
+}
+
+fn spawn(order: &SpawnOrder) -> io::Result<StdChild> {
+    Command::new(&order.program)
+        .arg("--socket")
+        .arg(&order.socket)
+        .arg("--generation")
+        .arg(order.generation.to_string())
+        .arg("--parent")
+        .arg(std::process::id().to_string())
+        // Its own group: it is killed with everything it forks, and a Ctrl-C in the terminal
+        // reaches the supervisor alone, which then drains.
+        .process_group(0)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+}
+
+/// Nobody is left who would look after it.
+fn abandon(answer: Spawned) {
+    if let Ok(mut child) = answer.outcome {
+        drop(child.kill());
+        drop(child.wait());
+    }
+}
+
+/// Errors that a second attempt meets again.
+#[must_use]
+pub fn is_permanent(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::NotFound
+            | io::ErrorKind::PermissionDenied
+            | io::ErrorKind::NotADirectory
+            | io::ErrorKind::IsADirectory
+    ) || error.raw_os_error() == Some(rustix::io::Errno::NOEXEC.raw_os_error())
+}

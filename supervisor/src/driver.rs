@@ -1,0 +1,486 @@
+//! The one task that owns the child, the lifecycle and the journal, and the only one that asks
+//! the clock.
+//!
+//! ```text
+//! clients ── Control ──►┐
+//! child ──── Sign ─────►│ driver ── Event ──► lifecycle ── Effect ──► child, journal
+//! spawner ── Spawned ──►│    └──── tokens ──► journal ──── wake ────► clients
+//! clock ──── Tick ─────►┘
+//! ```
+//!
+//! Nothing in it waits for one thing alone, and nothing in it takes long: building a tokenizer
+//! happens on another thread, writing to the child goes into a buffer.
+//!
+//! * [`words`] what the child's messages mean; [`news`] what the driver tells the world about
+//!   all this: log lines and snapshots.
+
+mod news;
+mod words;
+
+use crate::child::link::LinkError;
+use crate::child::output::log_lines;
+use crate::child::reap::Process;
+use crate::child::socket::{Door, PrivateDir};
+use crate::child::spawn::{SpawnOrder, Spawned, Spawner, is_permanent};
+use crate::child::{Child, Sign};
+use crate::driver::news::News;
+use crate::engine::{Ended, EngineSettings, LoadedModel, Phase, Refusal, Shared};
+use crate::error_code::ErrorCode;
+use crate::requests::live::Control;
+use crate::requests::{Failure, Requests};
+use crate::text::TextError;
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::process::Child as StdChild;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio::sync::{mpsc, watch};
+use tokio::task::JoinHandle;
+use tracing::{error, warn};
+use worker_orcd_ipc::{Command, FrameError, Generation};
+use worker_orcd_lifecycle::{
+    ChildEvent, DeathCause, Effect, EndReason, Event, HandshakeRefusal, Machine, Settings, Signal,
+    State,
+};
+
+/// The feature of a child that was built to fail on command.
+const FAULT_INJECTION: &str = "fault-injection";
+
+pub(crate) struct Driver {
+    settings: EngineSettings,
+    started: Instant,
+    machine: Machine,
+    /// What the machine wants and was not done yet; doing one thing can lead to another.
+    effects: VecDeque<Effect>,
+    child: Option<Child>,
+    /// Where the process that is being made will knock.
+    door: Option<(Generation, Door)>,
+    building: Option<Building>,
+    requests: Requests,
+    model: Option<Arc<LoadedModel>>,
+    spawner: io::Result<Spawner>,
+    dir: io::Result<PrivateDir>,
+    spawned: mpsc::UnboundedReceiver<Spawned>,
+    controls: mpsc::UnboundedReceiver<Control>,
+    shared: Arc<Shared>,
+    phase: watch::Sender<Phase>,
+    news: News,
+    /// The last handle is gone, and with it everybody who could want an answer.
+    deserted: bool,
+}
+
+/// A tokenizer in the making, for the child that reported it.
+#[derive(Debug)]
+struct Building {
+    generation: Generation,
+    model: JoinHandle<Result<LoadedModel, TextError>>,
+}
+
+impl Driver {
+    pub fn new(
+        settings: EngineSettings,
+        shared: Arc<Shared>,
+        controls: mpsc::UnboundedReceiver<Control>,
+        phase: watch::Sender<Phase>,
+    ) -> Self {
+        let features = match settings.accept_fault_injection {
+            true => vec![FAULT_INJECTION.to_owned()],
+            false => vec![],
+        };
+        let (machine, effects) = Machine::start(
+            Duration::ZERO,
+            Settings {
+                deadlines: settings.deadlines,
+                restart: settings.restart,
+                accept_features: features,
+            },
+        );
+        let (answers, spawned) = mpsc::unbounded_channel();
+        let started = Instant::now();
+        Self {
+            news: News::new(started),
+            requests: Requests::new(Arc::clone(&shared.registry)),
+            settings,
+            started,
+            machine,
+            effects: effects.into(),
+            child: None,
+            door: None,
+            building: None,
+            model: None,
+            spawner: Spawner::start(answers),
+            dir: PrivateDir::create(),
+            spawned,
+            controls,
+            shared,
+            phase,
+            deserted: false,
+        }
+    }
+
+    pub async fn run(mut self) {
+        self.perform();
+        let timer = tokio::time::sleep(Duration::ZERO);
+        tokio::pin!(timer);
+        while !self.machine.state().is_final() {
+            let wake_at = tokio::time::Instant::from_std(self.wake_at());
+            // A timer that fires too early costs one idle tick; moving it costs a lock each time.
+            if timer.is_elapsed() || wake_at < timer.deadline() {
+                timer.as_mut().reset(wake_at);
+            }
+            tokio::select! {
+                sign = next_sign(&mut self.child) => self.on_sign(sign),
+                control = self.controls.recv(), if !self.deserted => self.on_control(control),
+                Some(spawned) = self.spawned.recv() => self.on_spawned(spawned),
+                built = next_model(&mut self.building) => self.on_built(built),
+                () = &mut timer => self.on_tick(),
+            }
+            self.perform();
+        }
+        self.say_goodbye();
+    }
+
+    // === what happened ===
+
+    fn on_sign(&mut self, sign: Sign) {
+        let event = match sign {
+            Sign::Stirred => return self.hear(),
+            Sign::LinkClosed => ChildEvent::LinkClosed,
+            Sign::LinkFailed(error) => self.link_failure(error),
+            Sign::Exited(exit) => ChildEvent::Exited(exit),
+        };
+        self.tell_child_event(event);
+    }
+
+    fn on_control(&mut self, control: Option<Control>) {
+        let now = Instant::now();
+        match control {
+            Some(Control::Submit(record)) => self.requests.submit(record),
+            Some(Control::Cancel(id)) => self.requests.cancel(id, now),
+            Some(Control::Abandon(id)) => self.requests.abandon(id, now),
+            Some(Control::Drain(timeout)) => self.tell(Event::Drain { timeout }),
+            Some(Control::StopNow) => self.tell(Event::StopNow),
+            None => {
+                self.deserted = true;
+                self.tell(Event::StopNow);
+            }
+        }
+    }
+
+    fn on_spawned(&mut self, spawned: Spawned) {
+        let generation = spawned.generation;
+        let process = spawned.outcome.and_then(|child| adopt(child, generation));
+        let door = self.door.take_if(|(expected, _)| *expected == generation);
+        let event = match (process, door) {
+            (Ok(process), Some((_, door))) => {
+                let child = Child::new(generation, process, door);
+                let pid = child.pid;
+                self.news.spawned(generation, pid);
+                self.child = Some(child);
+                ChildEvent::Spawned { pid }
+            }
+            // Given up while it was being made. Dropping the process kills its group.
+            (Ok(process), None) => {
+                let pid = process.pid();
+                warn!(
+                    generation = generation.0,
+                    pid, "a process came too late and was killed"
+                );
+                tokio::spawn(see_off(process));
+                ChildEvent::Spawned { pid }
+            }
+            (Err(error), _) => spawn_failure(&self.settings, &error),
+        };
+        self.tell(Event::Child { generation, event });
+    }
+
+    fn on_built(&mut self, (generation, built): (Generation, Result<LoadedModel, TextError>)) {
+        let event = match built {
+            Ok(model) => {
+                self.install(model);
+                ChildEvent::Ready
+            }
+            Err(error) => ChildEvent::Unservable(error.to_string()),
+        };
+        self.tell(Event::Child { generation, event });
+    }
+
+    fn on_tick(&mut self) {
+        let now = Instant::now();
+        self.requests.expire(now);
+        let stalled = self
+            .child
+            .as_ref()
+            .and_then(Child::write_deadline)
+            .is_some_and(|at| at <= now);
+        if stalled {
+            self.tell_child_event(ChildEvent::LinkStalled);
+        }
+        self.tell(Event::Tick);
+    }
+
+    fn wake_at(&self) -> Instant {
+        let machine = self.machine.poll_deadline().map(|at| self.started + at);
+        let write = self.child.as_ref().and_then(Child::write_deadline);
+        let request = self.requests.next_deadline();
+        let earliest = [machine, write, request].into_iter().flatten().min();
+        earliest.unwrap_or_else(Instant::now)
+    }
+
+    // === deciding and doing ===
+
+    fn tell(&mut self, event: Event) {
+        let effects = self.machine.handle(self.started.elapsed(), event);
+        self.effects.extend(effects);
+    }
+
+    fn tell_child_event(&mut self, event: ChildEvent) {
+        if let Some(child) = &self.child {
+            self.tell(Event::Child {
+                generation: child.generation,
+                event,
+            });
+        }
+    }
+
+    /// Does everything that follows from what just happened, and lets the world know.
+    fn perform(&mut self) {
+        loop {
+            self.do_effects();
+            self.send_commands();
+            // Counted at the door: a request that was let in may still be on its way here.
+            if self.machine.is_draining() && self.shared.registry.live() == 0 {
+                self.tell(Event::Idle);
+            }
+            if self.effects.is_empty() {
+                break;
+            }
+        }
+        self.requests.wake();
+        self.publish();
+    }
+
+    fn do_effects(&mut self) {
+        while let Some(effect) = self.effects.pop_front() {
+            self.news.effect(&effect);
+            self.do_one(effect);
+        }
+    }
+
+    fn do_one(&mut self, effect: Effect) {
+        match effect {
+            Effect::Spawn { generation } => self.spawn(generation),
+            Effect::Load { .. } => self.send(&Command::Load(self.settings.load.clone())),
+            Effect::Serve { .. } => self.serve(),
+            Effect::Suspend { .. } => self.requests.suspend(),
+            Effect::Dismiss { .. } => self.send(&Command::Shutdown),
+            Effect::Kill { generation, signal } => {
+                if let Some(child) = self.child.as_mut().filter(|c| c.generation == generation) {
+                    child.kill(signal);
+                    if signal == Signal::Kill {
+                        // It is not listened to any more, however much it has to say.
+                        child.close_link();
+                    }
+                }
+            }
+            Effect::Bury { cause, .. } => self.bury(&cause),
+            Effect::RefuseNewWork => {
+                let refusal = match self.machine.state() {
+                    State::Failed { failure, .. } => Refusal::Unavailable(failure.reason.clone()),
+                    _ => Refusal::Draining,
+                };
+                self.shared.registry.close(refusal);
+            }
+            Effect::EndRequests(reason) => self.end_requests(reason),
+            Effect::End { exit, reason } => {
+                self.phase
+                    .send_modify(|phase| phase.ended = Some(Ended { exit, reason }));
+            }
+        }
+    }
+
+    fn spawn(&mut self, generation: Generation) {
+        match self.open_door(generation) {
+            Ok(()) => {}
+            Err(error) => {
+                let message = format!("no control socket can be made: {error}");
+                let event = ChildEvent::SpawnFailed {
+                    message,
+                    permanent: false,
+                };
+                self.tell(Event::Child { generation, event });
+            }
+        }
+    }
+
+    fn open_door(&mut self, generation: Generation) -> io::Result<()> {
+        let dir = self.dir.as_ref().map_err(copy_error)?;
+        let spawner = self.spawner.as_ref().map_err(copy_error)?;
+        let door = dir.open_door(generation)?;
+        spawner.order(SpawnOrder {
+            generation,
+            program: self.settings.child_binary.clone(),
+            socket: door.path().to_owned(),
+        });
+        self.door = Some((generation, door));
+        Ok(())
+    }
+
+    fn install(&mut self, model: LoadedModel) {
+        let model = Arc::new(model);
+        if let Some(before) = &self.model
+            && !before.is_same_model(&model)
+        {
+            let failure = Failure::new(
+                ErrorCode::WorkerUnhealthy,
+                "the model file was replaced by another while the job was waiting",
+            );
+            self.requests.fail_all(&failure, Instant::now());
+        }
+        self.shared.registry.set_slots(model.max_running as usize);
+        *self.shared.model.write() = Some(Arc::clone(&model));
+        self.model = Some(model);
+    }
+
+    fn serve(&mut self) {
+        if let Some(model) = &self.model {
+            self.news.ready(model);
+            self.requests.serve(Arc::clone(&model.text));
+            self.phase.send_modify(|phase| phase.ready = true);
+        }
+    }
+
+    fn bury(&mut self, cause: &DeathCause) {
+        self.requests.bury(cause, Instant::now());
+        self.news.buried();
+        self.building = None;
+        self.door = None;
+        self.child = None;
+    }
+
+    fn end_requests(&mut self, reason: EndReason) {
+        let message = match (reason, self.machine.state()) {
+            (EndReason::DrainDeadline, _) => "the worker is shutting down, and its time is over",
+            (EndReason::StoppedAtOnce, _) => "the worker is shutting down at once",
+            (EndReason::Failed, State::Failed { failure, .. }) => failure.reason.as_str(),
+            (EndReason::Failed, _) => "the worker has failed",
+        };
+        let failure = Failure::new(ErrorCode::WorkerUnhealthy, message);
+        self.requests.fail_all(&failure, Instant::now());
+    }
+
+    fn send_commands(&mut self) {
+        let Some(child) = &mut self.child else {
+            self.requests.take_commands();
+            return;
+        };
+        let sent = self
+            .requests
+            .take_commands()
+            .try_for_each(|command| child.send(&command));
+        self.note_send(sent);
+    }
+
+    fn send(&mut self, command: &Command) {
+        let sent = self
+            .child
+            .as_mut()
+            .map_or(Ok(()), |child| child.send(command));
+        self.note_send(sent);
+    }
+
+    fn note_send(&mut self, sent: Result<(), LinkError>) {
+        if let Err(error) = sent {
+            let event = self.link_failure(error);
+            self.tell_child_event(event);
+        }
+    }
+
+    fn link_failure(&self, error: LinkError) -> ChildEvent {
+        match error {
+            LinkError::Frame(error @ (FrameError::NotOurs(_) | FrameError::Version { .. })) => {
+                ChildEvent::HandshakeRefused(HandshakeRefusal::Preamble(error.to_string()))
+            }
+            LinkError::Overfull(_) => ChildEvent::LinkStalled,
+            error => ChildEvent::Violation(error.to_string()),
+        }
+    }
+
+    fn publish(&mut self) {
+        if self.news.is_due() {
+            let snapshot = self
+                .news
+                .snapshot(&self.machine, &self.requests, &self.shared.registry);
+            *self.shared.snapshot.write() = Arc::new(snapshot);
+        }
+    }
+
+    /// Whoever submitted in the last moment gets an end as well.
+    fn say_goodbye(mut self) {
+        self.shared
+            .registry
+            .close(Refusal::Unavailable("the engine has ended".to_owned()));
+        self.controls.close();
+        while let Ok(control) = self.controls.try_recv() {
+            if let Control::Submit(record) = control {
+                self.requests.submit(record);
+            }
+        }
+        let failure = Failure::new(ErrorCode::WorkerUnhealthy, "the worker has ended");
+        self.requests.fail_all(&failure, Instant::now());
+        self.requests.wake();
+    }
+}
+
+async fn next_sign(child: &mut Option<Child>) -> Sign {
+    match child {
+        Some(child) => child.next().await,
+        None => std::future::pending().await,
+    }
+}
+
+async fn next_model(
+    building: &mut Option<Building>,
+) -> (Generation, Result<LoadedModel, TextError>) {
+    let Some(Building { generation, model }) = building else {
+        return std::future::pending().await;
+    };
+    let generation = *generation;
+    let built = model
+        .await
+        .unwrap_or_else(|error| Err(TextError::Malformed(error.to_string())));
+    *building = None;
+    (generation, built)
+}
+
+/// Takes the process over and lets its output flow into the log.
+fn adopt(mut child: StdChild, generation: Generation) -> io::Result<Process> {
+    let stdout = child.stdout.take().map(OwnedFd::from);
+    let stderr = child.stderr.take().map(OwnedFd::from);
+    let process = Process::new(child)?;
+    for (pipe, stream) in [(stdout, "stdout"), (stderr, "stderr")] {
+        if let Some(pipe) = pipe {
+            log_lines(pipe, stream, generation)?;
+        }
+    }
+    Ok(process)
+}
+
+async fn see_off(mut process: Process) {
+    process.kill(Signal::Kill);
+    process.exited().await;
+}
+
+fn spawn_failure(settings: &EngineSettings, failure: &io::Error) -> ChildEvent {
+    let message = format!("{}: {failure}", settings.child_binary.display());
+    error!(error = %message, "child_spawn_failed");
+    ChildEvent::SpawnFailed {
+        message,
+        permanent: is_permanent(failure),
+    }
+}
+
+fn copy_error(error: &io::Error) -> io::Error {
+    io::Error::new(error.kind(), error.to_string())
+}

@@ -1,0 +1,377 @@
+//! What the driver tells the world: log lines at each turn of a child's life, and snapshots.
+
+use crate::engine::snapshot::LastDeath;
+use crate::engine::{ChildSnapshot, EngineSnapshot, FaultsSnapshot, LoadSnapshot, LoadedModel};
+use crate::requests::{Registry, Requests};
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+use tracing::{error, info, warn};
+use worker_orcd_ipc::{ChildHello, Generation, Heartbeat, Load, MemoryReport, ReadyReport};
+use worker_orcd_lifecycle::{DeathCause, Effect, Machine, State, SupervisorExit};
+
+/// A snapshot is never older than this while anything happens at all.
+const STALE_AFTER: Duration = Duration::from_millis(250);
+
+/// Long enough to smooth a batch's coming and going, short enough to follow it.
+const RATE_WINDOW: Duration = Duration::from_secs(5);
+
+/// Shares of a load, in percent, that are worth a log line.
+const LOAD_MILESTONES: [u64; 5] = [0, 25, 50, 75, 100];
+
+#[derive(Debug)]
+pub(super) struct News {
+    started: Instant,
+    taken_at: Instant,
+    /// Something changed since the last snapshot.
+    dirty: bool,
+    child: Option<ChildSnapshot>,
+    memory: Option<(MemoryReport, Instant)>,
+    load: Option<(Load, Instant)>,
+    rate: Rate,
+    /// Milestones of the present load that were logged.
+    milestones: usize,
+    last_death: Option<LastDeath>,
+    interrupted_at: Option<Instant>,
+    spawns: u64,
+}
+
+impl News {
+    pub fn new(started: Instant) -> Self {
+        Self {
+            started,
+            taken_at: started,
+            dirty: true,
+            child: None,
+            memory: None,
+            load: None,
+            rate: Rate::default(),
+            milestones: 0,
+            last_death: None,
+            interrupted_at: None,
+            spawns: 0,
+        }
+    }
+
+    // === a child's life ===
+
+    pub fn spawned(&mut self, generation: Generation, pid: u32) {
+        info!(generation = generation.0, pid, "child_spawn");
+        self.dirty = true;
+        self.spawns += 1;
+        self.milestones = 0;
+        self.child = Some(ChildSnapshot {
+            pid,
+            generation: generation.0,
+            build: None,
+            features: vec![],
+            spawned_at: Instant::now(),
+            ready_at: None,
+            heartbeat_at: None,
+            progress_at: None,
+            steps: None,
+            step_elapsed: None,
+            load_progress: None,
+        });
+    }
+
+    pub fn hello(&mut self, hello: ChildHello) {
+        self.dirty = true;
+        if let Some(child) = &mut self.child {
+            child.build = Some(hello.build);
+            child.features = hello.features;
+        }
+    }
+
+    pub fn load_progress(&mut self, now: Instant, bytes_done: u64, bytes_total: u64) {
+        self.dirty = true;
+        let Some(child) = &mut self.child else { return };
+        if child
+            .load_progress
+            .is_none_or(|(done, _)| bytes_done > done)
+        {
+            child.progress_at = Some(now);
+        }
+        child.load_progress = Some((bytes_done, bytes_total));
+        let generation = child.generation;
+        while let Some(percent) = LOAD_MILESTONES.get(self.milestones)
+            && reached(*percent, bytes_done, bytes_total)
+        {
+            info!(
+                generation,
+                percent, bytes_done, bytes_total, "model_load_progress"
+            );
+            self.milestones += 1;
+        }
+    }
+
+    pub fn loaded(&mut self, report: &ReadyReport) {
+        self.memory = Some((report.memory, Instant::now()));
+        let model = &report.model;
+        info!(
+            generation = self.child.as_ref().map(|child| child.generation),
+            model = model.name,
+            architecture = model.architecture,
+            quant_kind = model.quant_kind,
+            device = report.device.id,
+            file_bytes = model.file_bytes,
+            kv_capacity_tokens = report.kv_capacity_tokens,
+            "model_load_complete"
+        );
+    }
+
+    pub fn ready(&mut self, model: &LoadedModel) {
+        let now = Instant::now();
+        self.dirty = true;
+        self.interrupted_at = None;
+        if let Some(child) = &mut self.child {
+            child.ready_at = Some(now);
+            child.progress_at = Some(now);
+            child.load_progress = None;
+        }
+        if let Some(death) = self
+            .last_death
+            .as_mut()
+            .filter(|death| death.pause.is_none())
+        {
+            death.pause = Some(now.saturating_duration_since(death.at));
+        }
+        let generation = self.child.as_ref().map(|child| child.generation);
+        let pause_ms = self
+            .last_death
+            .as_ref()
+            .and_then(|death| death.pause)
+            .map(in_ms);
+        let (model, device) = (&model.facts.name, &model.device.id);
+        info!(generation, model, device, pause_ms, "child_ready");
+    }
+
+    pub fn heartbeat(&mut self, now: Instant, heartbeat: &Heartbeat, tokens_total: u64) {
+        self.dirty = true;
+        self.memory = Some((heartbeat.memory, now));
+        self.load = Some((heartbeat.load, now));
+        self.rate.note(now, tokens_total);
+        if let Some(child) = &mut self.child {
+            child.heartbeat_at = Some(now);
+            child.steps = Some(heartbeat.steps);
+            child.step_elapsed = heartbeat.step_elapsed_ms.map(Duration::from_millis);
+        }
+    }
+
+    pub fn stepped(&mut self, now: Instant) {
+        if let Some(child) = &mut self.child {
+            child.progress_at = Some(now);
+        }
+    }
+
+    pub fn buried(&mut self) {
+        self.dirty = true;
+        self.child = None;
+        self.load = None;
+        self.rate = Rate::default();
+    }
+
+    /// Called before the effect is performed.
+    pub fn effect(&mut self, effect: &Effect) {
+        self.dirty = true;
+        match effect {
+            Effect::Load { generation } => info!(generation = generation.0, "model_load_start"),
+            Effect::Kill { generation, signal } => {
+                warn!(generation = generation.0, ?signal, "child_kill");
+            }
+            Effect::Bury { generation, cause } => self.death(*generation, cause),
+            Effect::End {
+                exit: SupervisorExit::Clean,
+                ..
+            } => info!("shutdown"),
+            Effect::End { exit, reason } => error!(exit = exit.code(), reason, "shutdown"),
+            Effect::Spawn { .. }
+            | Effect::Serve { .. }
+            | Effect::Suspend { .. }
+            | Effect::Dismiss { .. }
+            | Effect::RefuseNewWork
+            | Effect::EndRequests(_) => {}
+        }
+    }
+
+    fn death(&mut self, generation: Generation, cause: &DeathCause) {
+        if *cause == DeathCause::Dismissed {
+            info!(generation = generation.0, "child_exit");
+            return;
+        }
+        let now = Instant::now();
+        error!(generation = generation.0, label = cause.label(), %cause, "child_death");
+        if self
+            .child
+            .as_ref()
+            .is_some_and(|child| child.ready_at.is_some())
+        {
+            self.interrupted_at = Some(now);
+        }
+        // The pause began with the first of several deaths in a row.
+        let unfinished = self
+            .last_death
+            .as_ref()
+            .filter(|death| death.pause.is_none());
+        self.last_death = Some(LastDeath {
+            label: cause.label(),
+            cause: cause.to_string(),
+            generation: generation.0,
+            at: unfinished.map_or(now, |death| death.at),
+            pause: None,
+        });
+    }
+
+    // === snapshots ===
+
+    pub fn is_due(&self) -> bool {
+        self.dirty || self.taken_at.elapsed() >= STALE_AFTER
+    }
+
+    pub fn snapshot(
+        &mut self,
+        machine: &Machine,
+        requests: &Requests,
+        registry: &Registry,
+    ) -> EngineSnapshot {
+        let now = Instant::now();
+        self.dirty = false;
+        self.taken_at = now;
+        EngineSnapshot {
+            taken_at: now,
+            started_at: self.started,
+            state: machine.state().name(),
+            state_since: self.started + machine.state().since(),
+            reason: self.reason(machine.state()),
+            serving: machine.state().takes_work(),
+            interrupted_at: self.interrupted_at,
+            draining: machine.is_draining(),
+            failed: matches!(machine.state(), State::Failed { .. }),
+            child: self.child.clone(),
+            memory: self.memory,
+            load: LoadSnapshot {
+                child: self.load,
+                live: registry.live(),
+                unassigned: requests.len() - requests.with_child(),
+                capacity: registry.capacity(),
+                tokens_total: requests.tokens_total(),
+                tokens_per_second: self.rate.per_second(now),
+            },
+            faults: self.faults(machine, requests),
+        }
+    }
+
+    fn faults(&self, machine: &Machine, requests: &Requests) -> FaultsSnapshot {
+        let policy = machine.settings().restart;
+        let ledger = machine.ledger();
+        FaultsSnapshot {
+            deaths_by_cause: ledger.by_cause().clone(),
+            deaths_in_window: ledger.within(self.started.elapsed(), policy.window),
+            deaths_allowed: policy.max_deaths,
+            window: policy.window,
+            last: self.last_death.clone(),
+            restarts: self.spawns.saturating_sub(1),
+            recoveries: requests.recoveries_total(),
+            stale_events: machine.stale_events(),
+        }
+    }
+
+    fn reason(&self, state: &State) -> String {
+        let doing = match state {
+            State::Spawning { .. } => "a child process is being started",
+            State::Handshaking { .. } => "the child has not introduced itself yet",
+            State::Loading { .. } => "the model is being loaded",
+            State::Serving { .. } => return "serving".to_owned(),
+            State::Draining { .. } => "finishing what was accepted",
+            State::Killing {
+                cause: DeathCause::Dismissed,
+                ..
+            } => "the child was asked to go",
+            State::Killing { cause, .. } => return format!("the child is being killed: {cause}"),
+            State::Reaping { .. } => "the child is dying",
+            State::Backoff { .. } => "waiting before the next child is started",
+            State::Stopped { .. } => "stopped",
+            State::Failed { failure, .. } => return failure.reason.clone(),
+        };
+        match self
+            .last_death
+            .as_ref()
+            .filter(|death| death.pause.is_none())
+        {
+            Some(death) => format!("{doing}, after this: {}", death.cause),
+            None => doing.to_owned(),
+        }
+    }
+}
+
+/// Tokens over the last seconds.
+#[derive(Debug, Default)]
+struct Rate {
+    /// When, and how many tokens there were by then; oldest first.
+    samples: VecDeque<(Instant, u64)>,
+}
+
+impl Rate {
+    fn note(&mut self, now: Instant, total: u64) {
+        while let Some((at, _)) = self.samples.front()
+            && now.saturating_duration_since(*at) > RATE_WINDOW
+        {
+            self.samples.pop_front();
+        }
+        self.samples.push_back((now, total));
+    }
+
+    fn per_second(&self, now: Instant) -> f64 {
+        let in_window =
+            |(at, _): &&(Instant, u64)| now.saturating_duration_since(*at) <= RATE_WINDOW;
+        let (Some((from, before)), Some((to, after))) =
+            (self.samples.iter().find(in_window), self.samples.back())
+        else {
+            return 0.0;
+        };
+        let seconds = to.saturating_duration_since(*from).as_secs_f64();
+        if seconds > 0.0 {
+            after.saturating_sub(*before) as f64 / seconds
+        } else {
+            0.0
+        }
+    }
+}
+
+fn reached(percent: u64, done: u64, total: u64) -> bool {
+    u128::from(done) * 100 >= u128::from(percent) * u128::from(total)
+}
+
+fn in_ms(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_rate_follows_the_last_seconds() {
+        let mut rate = Rate::default();
+        let start = Instant::now();
+        assert_eq!(rate.per_second(start), 0.0);
+        for beat in 0..100_u32 {
+            let now = start + Duration::from_millis(100) * beat;
+            rate.note(now, u64::from(beat) * 50);
+        }
+        let now = start + Duration::from_millis(9_900);
+        assert!(
+            (rate.per_second(now) - 500.0).abs() < 1.0,
+            "{}",
+            rate.per_second(now)
+        );
+        assert!(rate.samples.len() <= 52);
+        assert_eq!(rate.per_second(now + RATE_WINDOW * 2), 0.0);
+    }
+
+    #[test]
+    fn an_empty_load_has_reached_every_milestone() {
+        assert!(reached(100, 0, 0));
+        assert!(!reached(25, 24, 100));
+        assert!(reached(25, 25, 100));
+    }
+}

@@ -1,0 +1,218 @@
+//! The handle that HTTP holds: requests go in, tokens come out, and the child's life stays the
+//! [driver](crate::driver)'s business.
+//!
+//! Every method but the two `wait_` ones answers at once, from memory.
+
+pub mod model;
+pub mod snapshot;
+
+pub use crate::requests::{
+    Completion, Failure, NewRequest, OnFault, Refusal, RequestStream, StopReason, StreamEvent,
+};
+pub use model::LoadedModel;
+pub use snapshot::{ChildSnapshot, EngineSnapshot, FaultsSnapshot, LoadSnapshot, Status};
+pub use worker_orcd_lifecycle::{Deadlines, RestartPolicy, SupervisorExit};
+
+use crate::driver::Driver;
+use crate::error_code::ErrorCode;
+use crate::requests::Registry;
+use crate::requests::live::Control;
+use crate::requests::record::Record;
+use parking_lot::RwLock;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio::sync::{mpsc, watch};
+use worker_orcd_ipc::LoadOrder;
+
+/// Everything that is decided before the first child.
+#[derive(Debug, Clone)]
+pub struct EngineSettings {
+    /// Path of `worker-orcd-gpu`.
+    pub child_binary: PathBuf,
+    /// The same for every child.
+    pub load: LoadOrder,
+    pub deadlines: Deadlines,
+    pub restart: RestartPolicy,
+    /// For requests that do not choose themselves.
+    pub on_fault: OnFault,
+    /// Requests that may wait beyond those that the child decodes at once.
+    pub max_queue: usize,
+    /// Accept a child that was built to fail on command. Never in production.
+    pub accept_fault_injection: bool,
+}
+
+/// How it ended, and with which number the process should.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Ended {
+    pub exit: SupervisorExit,
+    pub reason: String,
+}
+
+/// Cheap to clone. When the last handle and the last stream are gone, the child is too.
+#[derive(Debug, Clone)]
+pub struct Engine {
+    shared: Arc<Shared>,
+    controls: mpsc::UnboundedSender<Control>,
+    phase: watch::Receiver<Phase>,
+}
+
+/// What the driver publishes and every handle can read.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub registry: Arc<Registry>,
+    pub model: RwLock<Option<Arc<LoadedModel>>>,
+    pub snapshot: RwLock<Arc<EngineSnapshot>>,
+    pub on_fault: OnFault,
+}
+
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Phase {
+    /// A model was loaded at least once.
+    pub ready: bool,
+    pub ended: Option<Ended>,
+}
+
+impl Engine {
+    /// Starts the driver, which starts the first child.
+    ///
+    /// # Panics
+    /// Outside a tokio runtime.
+    #[must_use]
+    pub fn start(settings: EngineSettings) -> Self {
+        let slots = settings.load.max_running as usize;
+        let shared = Arc::new(Shared {
+            registry: Arc::new(Registry::new(slots, settings.max_queue)),
+            model: RwLock::new(None),
+            snapshot: RwLock::new(Arc::new(EngineSnapshot::before_anything(Instant::now()))),
+            on_fault: settings.on_fault,
+        });
+        let (controls, inbox) = mpsc::unbounded_channel();
+        let (publish, phase) = watch::channel(Phase::default());
+        let driver = Driver::new(settings, Arc::clone(&shared), inbox, publish);
+        tokio::spawn(driver.run());
+        Self {
+            shared,
+            controls,
+            phase,
+        }
+    }
+
+    /// # Errors
+    /// The [`Refusal`] that the client is told. Nothing was kept.
+    pub fn submit(&self, request: NewRequest) -> Result<RequestStream, Refusal> {
+        if self.shared.model.read().is_none() {
+            let reason = self.snapshot().reason.clone();
+            return Err(Refusal::Unavailable(reason));
+        }
+        let id = self.shared.registry.admit(&request.job_id)?;
+        let record = Arc::new(Record::new(
+            id,
+            request,
+            self.shared.on_fault,
+            Instant::now(),
+        ));
+        if self
+            .controls
+            .send(Control::Submit(Arc::clone(&record)))
+            .is_err()
+        {
+            self.shared
+                .registry
+                .release(&record.job_id, id, Duration::ZERO);
+            return Err(Refusal::Unavailable("the engine has ended".to_owned()));
+        }
+        Ok(RequestStream::new(record, self.controls.clone()))
+    }
+
+    /// True when a live job had this id; its stream ends with `CANCELLED`.
+    #[must_use]
+    pub fn cancel(&self, job_id: &str) -> bool {
+        let Some(id) = self.shared.registry.find(job_id) else {
+            return false;
+        };
+        self.controls.send(Control::Cancel(id)).is_ok()
+    }
+
+    /// `None` before the first model was loaded; kept while a child is replaced.
+    #[must_use]
+    pub fn model(&self) -> Option<Arc<LoadedModel>> {
+        self.shared.model.read().clone()
+    }
+
+    #[must_use]
+    pub fn snapshot(&self) -> Arc<EngineSnapshot> {
+        Arc::clone(&self.shared.snapshot.read())
+    }
+
+    /// Live requests, counted now.
+    #[must_use]
+    pub fn live_requests(&self) -> usize {
+        self.shared.registry.live()
+    }
+
+    /// Takes no new work, finishes what there is, then ends. Terminal errors for what is left
+    /// after `timeout`.
+    pub fn drain(&self, timeout: Duration) {
+        // At the door already here, so that no request slips in behind the drain.
+        self.shared.registry.close(Refusal::Draining);
+        drop(self.controls.send(Control::Drain(timeout)));
+    }
+
+    /// Ends now: terminal errors for every request, SIGKILL for the child.
+    pub fn stop_now(&self) {
+        self.shared.registry.close(Refusal::Draining);
+        drop(self.controls.send(Control::StopNow));
+    }
+
+    /// Waits for the first model.
+    ///
+    /// # Errors
+    /// When the engine ended instead, with the code that fits the cause.
+    pub async fn wait_ready(&self) -> Result<(), Failure> {
+        let mut phase = self.phase.clone();
+        let seen = phase
+            .wait_for(|phase| phase.ready || phase.ended.is_some())
+            .await;
+        match seen.ok().and_then(|phase| phase.ended.clone()) {
+            Some(ended) => Err(ended.to_failure()),
+            None if self.model().is_some() => Ok(()),
+            None => Err(driver_lost().to_failure()),
+        }
+    }
+
+    pub async fn wait_ended(&self) -> Ended {
+        let mut phase = self.phase.clone();
+        let seen = phase.wait_for(|phase| phase.ended.is_some()).await;
+        seen.ok()
+            .and_then(|phase| phase.ended.clone())
+            .unwrap_or_else(driver_lost)
+    }
+}
+
+impl Ended {
+    #[must_use]
+    pub fn to_failure(&self) -> Failure {
+        let code = match self.exit {
+            SupervisorExit::ModelLoad => ErrorCode::ModelLoadFailed,
+            SupervisorExit::InsufficientMemory => ErrorCode::InsufficientVram,
+            SupervisorExit::Clean
+            | SupervisorExit::DeviceUnavailable
+            | SupervisorExit::ChildIncompatible
+            | SupervisorExit::SpawnImpossible
+            | SupervisorExit::CrashLoop
+            | SupervisorExit::Unreapable
+            | SupervisorExit::DrainIncomplete
+            | SupervisorExit::StoppedAtOnce => ErrorCode::WorkerUnhealthy,
+        };
+        Failure::new(code, self.reason.clone())
+    }
+}
+
+/// The driver's task ended without a word: it panicked, or the runtime is shutting down.
+fn driver_lost() -> Ended {
+    Ended {
+        exit: SupervisorExit::StoppedAtOnce,
+        reason: "the engine's driver is gone".to_owned(),
+    }
+}

@@ -1,0 +1,188 @@
+//! What /health and /metrics are made of: taken by the driver at every change and at every
+//! heartbeat, read from memory by anybody.
+//!
+//! Nothing is guessed: what is unknown is `None`, and every figure that ages carries the moment
+//! it was taken at.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+use worker_orcd_ipc::{Load, MemoryReport};
+
+/// How long a client may be kept waiting for a child that is being replaced before the worker
+/// calls itself unhealthy: a reload of a large model from a warm page cache.
+pub const RECOVERY_PROMISE: Duration = Duration::from_secs(60);
+
+#[derive(Debug, Clone)]
+pub struct EngineSnapshot {
+    pub taken_at: Instant,
+    pub started_at: Instant,
+    /// The lifecycle's own word, such as `serving`.
+    pub state: &'static str,
+    pub state_since: Instant,
+    /// In words, for a person.
+    pub reason: String,
+    /// Requests are answered now.
+    pub serving: bool,
+    /// When serving ended by a death; `None` while serving and before the first time.
+    pub interrupted_at: Option<Instant>,
+    pub draining: bool,
+    pub failed: bool,
+    pub child: Option<ChildSnapshot>,
+    /// The last report of any child, and when it came.
+    pub memory: Option<(MemoryReport, Instant)>,
+    pub load: LoadSnapshot,
+    pub faults: FaultsSnapshot,
+}
+
+#[derive(Debug, Clone)]
+pub struct ChildSnapshot {
+    pub pid: u32,
+    pub generation: u32,
+    /// From its hello.
+    pub build: Option<String>,
+    pub features: Vec<String>,
+    pub spawned_at: Instant,
+    pub ready_at: Option<Instant>,
+    pub heartbeat_at: Option<Instant>,
+    /// When it last finished a step or advanced its load.
+    pub progress_at: Option<Instant>,
+    pub steps: Option<u64>,
+    /// How long the step in progress had run at the last heartbeat.
+    pub step_elapsed: Option<Duration>,
+    /// Bytes done and in all, while it loads.
+    pub load_progress: Option<(u64, u64)>,
+}
+
+#[derive(Debug, Clone, Copy, Default)]
+pub struct LoadSnapshot {
+    /// The child's own gauges, and when it took them.
+    pub child: Option<(Load, Instant)>,
+    /// Accepted and not ended.
+    pub live: usize,
+    /// Of those, the ones that no child has: they wait for the next one.
+    pub unassigned: usize,
+    /// Requests that may be live at once.
+    pub capacity: usize,
+    /// Tokens accepted from children since the start.
+    pub tokens_total: u64,
+    /// Over the last seconds; 0 when nothing runs.
+    pub tokens_per_second: f64,
+}
+
+#[derive(Debug, Clone, Default)]
+pub struct FaultsSnapshot {
+    pub deaths_by_cause: BTreeMap<&'static str, u64>,
+    /// Deaths that count against the restart intensity now.
+    pub deaths_in_window: u32,
+    pub deaths_allowed: u32,
+    pub window: Duration,
+    pub last: Option<LastDeath>,
+    /// Children started after the first one.
+    pub restarts: u64,
+    /// How often a request went on with another child.
+    pub recoveries: u64,
+    /// Words of dead children that were dropped.
+    pub stale_events: u64,
+}
+
+#[derive(Debug, Clone)]
+pub struct LastDeath {
+    pub label: &'static str,
+    pub cause: String,
+    pub generation: u32,
+    pub at: Instant,
+    /// From that death to the next child's being ready: what streams saw. `None` as long as it
+    /// lasts.
+    pub pause: Option<Duration>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Status {
+    Healthy,
+    /// A child is being replaced, and clients see a pause.
+    Recovering,
+    Draining,
+    /// Not serving: the first load, or a recovery that takes too long.
+    Unhealthy,
+    Failed,
+}
+
+impl Status {
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Healthy => "healthy",
+            Self::Recovering => "recovering",
+            Self::Draining => "draining",
+            Self::Unhealthy => "unhealthy",
+            Self::Failed => "failed",
+        }
+    }
+
+    /// New requests are taken and will be answered.
+    #[must_use]
+    pub fn can_serve(self) -> bool {
+        matches!(self, Self::Healthy | Self::Recovering)
+    }
+}
+
+impl EngineSnapshot {
+    pub(crate) fn before_anything(now: Instant) -> Self {
+        Self {
+            taken_at: now,
+            started_at: now,
+            state: "spawning",
+            state_since: now,
+            reason: "starting".to_owned(),
+            serving: false,
+            interrupted_at: None,
+            draining: false,
+            failed: false,
+            child: None,
+            memory: None,
+            load: LoadSnapshot::default(),
+            faults: FaultsSnapshot::default(),
+        }
+    }
+
+    #[must_use]
+    pub fn status(&self, now: Instant) -> Status {
+        let patience_left = |since| now.saturating_duration_since(since) < RECOVERY_PROMISE;
+        if self.failed {
+            Status::Failed
+        } else if self.draining {
+            Status::Draining
+        } else if self.serving {
+            Status::Healthy
+        } else if self.interrupted_at.is_some_and(patience_left) {
+            Status::Recovering
+        } else {
+            Status::Unhealthy
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn recovering_is_a_promise_with_an_end() {
+        let start = Instant::now();
+        let mut snapshot = EngineSnapshot::before_anything(start);
+        assert_eq!(
+            snapshot.status(start),
+            Status::Unhealthy,
+            "the first load is no recovery"
+        );
+        snapshot.interrupted_at = Some(start);
+        assert_eq!(snapshot.status(start), Status::Recovering);
+        assert_eq!(snapshot.status(start + RECOVERY_PROMISE), Status::Unhealthy);
+        snapshot.serving = true;
+        assert_eq!(snapshot.status(start + RECOVERY_PROMISE), Status::Healthy);
+        snapshot.draining = true;
+        assert_eq!(snapshot.status(start), Status::Draining);
+        snapshot.failed = true;
+        assert_eq!(snapshot.status(start), Status::Failed);
+    }
+}

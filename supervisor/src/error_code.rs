@@ -1,0 +1,91 @@
+//! The error codes that clients see, each with its HTTP status and whether trying again helps.
+
+use std::fmt;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum ErrorCode {
+    InvalidRequest,
+    Unauthorized,
+    DuplicateJob,
+    Quarantined,
+    QueueFull,
+    Cancelled,
+    ModelLoadFailed,
+    VramOom,
+    CudaError,
+    Internal,
+    WorkerUnhealthy,
+    InsufficientVram,
+    InferenceTimeout,
+}
+
+impl ErrorCode {
+    pub const ALL: [Self; 13] = [
+        Self::InvalidRequest,
+        Self::Unauthorized,
+        Self::DuplicateJob,
+        Self::Quarantined,
+        Self::QueueFull,
+        Self::Cancelled,
+        Self::ModelLoadFailed,
+        Self::VramOom,
+        Self::CudaError,
+        Self::Internal,
+        Self::WorkerUnhealthy,
+        Self::InsufficientVram,
+        Self::InferenceTimeout,
+    ];
+
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::InvalidRequest => "INVALID_REQUEST",
+            Self::Unauthorized => "UNAUTHORIZED",
+            Self::DuplicateJob => "DUPLICATE_JOB",
+            Self::Quarantined => "QUARANTINED",
+            Self::QueueFull => "QUEUE_FULL",
+            Self::Cancelled => "CANCELLED",
+            Self::ModelLoadFailed => "MODEL_LOAD_FAILED",
+            Self::VramOom => "VRAM_OOM",
+            Self::CudaError => "CUDA_ERROR",
+            Self::Internal => "INTERNAL",
+            Self::WorkerUnhealthy => "WORKER_UNHEALTHY",
+            Self::InsufficientVram => "INSUFFICIENT_VRAM",
+            Self::InferenceTimeout => "INFERENCE_TIMEOUT",
+        }
+    }
+
+    #[must_use]
+    pub fn http_status(self) -> u16 {
+        match self {
+            Self::InvalidRequest => 400,
+            Self::Unauthorized => 401,
+            Self::DuplicateJob => 409,
+            Self::Quarantined => 422,
+            Self::QueueFull => 429,
+            Self::Cancelled => 499,
+            Self::ModelLoadFailed | Self::VramOom | Self::CudaError | Self::Internal => 500,
+            Self::WorkerUnhealthy | Self::InsufficientVram => 503,
+            Self::InferenceTimeout => 504,
+        }
+    }
+
+    /// The same request may succeed later, or elsewhere.
+    #[must_use]
+    pub fn is_retriable(self) -> bool {
+        matches!(
+            self,
+            Self::CudaError
+                | Self::InferenceTimeout
+                | Self::Internal
+                | Self::QueueFull
+                | Self::WorkerUnhealthy
+        )
+    }
+}
+
+impl fmt::Display for ErrorCode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}

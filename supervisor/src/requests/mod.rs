@@ -1,0 +1,34 @@
+//! The request journal: what every client was promised, and how far it got.
+//!
+//! ```text
+//!  HTTP task                                     driver task
+//!  Engine::submit ── Registry (admission) ──────► Requests ──► commands to the child
+//!        │                                           │ ▲
+//!  RequestStream ◄──── Record (prompt, parameters, ◄─┘ └────── tokens from the child
+//!   (its own pace)      tokens so far, text to read)
+//! ```
+//!
+//! There is no channel between a child's tokens and a client: the [`record`] is the buffer. The
+//! driver adds a token under the record's lock and wakes the reader; the reader takes all that
+//! is new at once. A slow reader therefore slows nobody, and what it leaves unread is bounded by
+//! its own `max_tokens`. The same record is what a new child is given when the old one dies.
+//!
+//! * [`record`] one request, shared by both sides; [`progress`] its changing half: tokens, text
+//!   and the one end; [`stream`] the reader; [`registry`] who may come in; [`live`] the driver's
+//!   side: what is with the child, what waits, and what follows when a child dies.
+//!
+//! Deliberately absent: sockets, processes, HTTP, and the text itself in any log.
+
+pub mod live;
+pub mod progress;
+pub mod record;
+pub mod registry;
+pub mod stream;
+
+#[cfg(test)]
+pub(crate) mod testing;
+
+pub use live::Requests;
+pub use record::{Completion, Failure, NewRequest, OnFault, StopReason, StreamEvent};
+pub use registry::{Refusal, Registry};
+pub use stream::RequestStream;

@@ -1,0 +1,141 @@
+//! One request: what was asked, and (behind a lock) how far it got.
+
+use crate::error_code::ErrorCode;
+use crate::requests::progress::Progress;
+use parking_lot::Mutex;
+use std::time::{Duration, Instant};
+use worker_orcd_ipc::{RequestId, Sampling, Submission, TokenId};
+
+/// What HTTP asks the engine for.
+#[derive(Debug, Clone)]
+pub struct NewRequest {
+    /// Unique among live requests.
+    pub job_id: String,
+    pub prompt: Vec<TokenId>,
+    pub sampling: Sampling,
+    pub max_tokens: u32,
+    pub stop: Vec<String>,
+    pub ignore_eos: bool,
+    /// From acceptance to the end; `None` means as long as it takes.
+    pub deadline: Option<Duration>,
+    /// `None` means as the engine is set.
+    pub on_fault: Option<OnFault>,
+}
+
+/// What becomes of a running request whose child dies.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum OnFault {
+    /// It goes on with the next child, behind the tokens it has.
+    #[default]
+    Resume,
+    /// It ends with one retriable error.
+    Fail,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+pub enum StreamEvent {
+    /// Whole characters. `index` is that of the last token that contributed, counted from 0;
+    /// tokens without text of their own are skipped.
+    Text { piece: String, index: u32 },
+    /// Nothing follows.
+    Finished(Completion),
+    /// Nothing follows.
+    Failed(Failure),
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Completion {
+    pub stop_reason: StopReason,
+    pub stop_sequence: Option<String>,
+    pub tokens_in: u32,
+    /// Every generated token, also those without text, such as the one that ended it.
+    pub tokens_out: u32,
+    /// From acceptance to the first token: waiting and the prompt.
+    pub first_token_after: Duration,
+    /// From the first token to the end.
+    pub decode_time: Duration,
+    /// Children that died under it.
+    pub recoveries: u32,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum StopReason {
+    MaxTokens,
+    Eos,
+    StopSequence,
+}
+
+/// An end that is not an answer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Failure {
+    pub code: ErrorCode,
+    pub message: String,
+    pub retriable: bool,
+}
+
+impl Failure {
+    pub fn new(code: ErrorCode, message: impl Into<String>) -> Self {
+        Self {
+            code,
+            message: message.into(),
+            retriable: code.is_retriable(),
+        }
+    }
+}
+
+/// Shared by the driver, which adds to it, and one reader.
+#[derive(Debug)]
+pub(crate) struct Record {
+    pub id: RequestId,
+    pub job_id: String,
+    pub prompt: Vec<TokenId>,
+    pub sampling: Sampling,
+    pub max_tokens: u32,
+    pub stop: Vec<String>,
+    pub ignore_eos: bool,
+    pub on_fault: OnFault,
+    pub deadline: Option<Instant>,
+    pub progress: Mutex<Progress>,
+}
+
+impl Record {
+    pub fn new(
+        id: RequestId,
+        request: NewRequest,
+        default_on_fault: OnFault,
+        now: Instant,
+    ) -> Self {
+        let progress = Progress::new(now, &request.stop);
+        Self {
+            id,
+            job_id: request.job_id,
+            prompt: request.prompt,
+            sampling: request.sampling,
+            max_tokens: request.max_tokens,
+            stop: request.stop,
+            ignore_eos: request.ignore_eos,
+            on_fault: request.on_fault.unwrap_or(default_on_fault),
+            // A deadline past the end of time is none.
+            deadline: request
+                .deadline
+                .and_then(|deadline| now.checked_add(deadline)),
+            progress: Mutex::new(progress),
+        }
+    }
+
+    /// For the first child, or for the next one behind the tokens it has.
+    pub fn submission(&self) -> Submission {
+        Submission {
+            request: self.id,
+            prompt: self.prompt.clone(),
+            generated: self.progress.lock().generated().to_vec(),
+            sampling: self.sampling,
+            max_tokens: self.max_tokens,
+            ignore_eos: self.ignore_eos,
+        }
+    }
+
+    pub fn tokens_in(&self) -> u32 {
+        u32::try_from(self.prompt.len()).unwrap_or(u32::MAX)
+    }
+}

@@ -1,0 +1,207 @@
+//! Who may come in: one door for all requests, with a bound behind it.
+
+use crate::error_code::ErrorCode;
+use crate::requests::record::Failure;
+use parking_lot::Mutex;
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::time::Duration;
+use thiserror::Error;
+use worker_orcd_ipc::RequestId;
+
+/// Why a request was not accepted. Nothing of it was kept.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum Refusal {
+    #[error("a job with this id is running")]
+    Duplicate,
+    #[error("the queue is full; try again in {} s", .retry_after.as_secs())]
+    QueueFull { retry_after: Duration },
+    #[error("the worker is shutting down")]
+    Draining,
+    /// No model was loaded yet, or the worker has failed.
+    #[error("the worker cannot serve: {0}")]
+    Unavailable(String),
+}
+
+impl Refusal {
+    #[must_use]
+    pub fn code(&self) -> ErrorCode {
+        match self {
+            Self::Duplicate => ErrorCode::DuplicateJob,
+            Self::QueueFull { .. } => ErrorCode::QueueFull,
+            Self::Draining | Self::Unavailable(_) => ErrorCode::WorkerUnhealthy,
+        }
+    }
+
+    #[must_use]
+    pub fn to_failure(&self) -> Failure {
+        Failure::new(self.code(), self.to_string())
+    }
+}
+
+#[derive(Debug)]
+pub struct Registry {
+    max_queue: usize,
+    inner: Mutex<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    next_id: u64,
+    by_job: HashMap<String, RequestId>,
+    /// Sequences that the child decodes at once.
+    slots: usize,
+    closed: Option<Refusal>,
+    /// How long requests took lately, in seconds.
+    mean_seconds: f64,
+}
+
+/// The mean follows the last dozen or so.
+const MEAN_WEIGHT: f64 = 1.0 / 8.0;
+
+/// Sooner is a busy loop, later is a lost customer.
+const RETRY_AFTER_SECONDS: (f64, f64) = (1.0, 60.0);
+
+impl Registry {
+    #[must_use]
+    pub fn new(slots: usize, max_queue: usize) -> Self {
+        let inner = Inner {
+            next_id: 0,
+            by_job: HashMap::new(),
+            slots,
+            closed: None,
+            mean_seconds: 0.0,
+        };
+        Self {
+            max_queue,
+            inner: Mutex::new(inner),
+        }
+    }
+
+    /// Lets a job in and numbers it.
+    ///
+    /// # Errors
+    /// The [`Refusal`] that the client is told.
+    pub fn admit(&self, job_id: &str) -> Result<RequestId, Refusal> {
+        let mut inner = self.inner.lock();
+        if let Some(refusal) = &inner.closed {
+            return Err(refusal.clone());
+        }
+        if inner.by_job.contains_key(job_id) {
+            return Err(Refusal::Duplicate);
+        }
+        if inner.by_job.len() >= inner.slots + self.max_queue {
+            return Err(Refusal::QueueFull {
+                retry_after: inner.retry_after(),
+            });
+        }
+        inner.next_id += 1;
+        let id = RequestId(inner.next_id);
+        inner.by_job.insert(job_id.to_owned(), id);
+        Ok(id)
+    }
+
+    /// The job has ended: its id may be used again and its place is free.
+    pub fn release(&self, job_id: &str, id: RequestId, took: Duration) {
+        let mut inner = self.inner.lock();
+        let seconds = took.as_secs_f64();
+        inner.mean_seconds += (seconds - inner.mean_seconds) * MEAN_WEIGHT;
+        if let Entry::Occupied(entry) = inner.by_job.entry(job_id.to_owned())
+            && *entry.get() == id
+        {
+            entry.remove();
+        }
+    }
+
+    #[must_use]
+    pub fn find(&self, job_id: &str) -> Option<RequestId> {
+        self.inner.lock().by_job.get(job_id).copied()
+    }
+
+    #[must_use]
+    pub fn live(&self) -> usize {
+        self.inner.lock().by_job.len()
+    }
+
+    /// Requests that may be live at once.
+    #[must_use]
+    pub fn capacity(&self) -> usize {
+        self.inner.lock().slots + self.max_queue
+    }
+
+    pub fn set_slots(&self, slots: usize) {
+        self.inner.lock().slots = slots;
+    }
+
+    /// Nobody comes in from now on; the first reason stands.
+    pub fn close(&self, refusal: Refusal) {
+        self.inner.lock().closed.get_or_insert(refusal);
+    }
+}
+
+impl Inner {
+    /// About when a place will be free, if requests go on taking as long as they did.
+    fn retry_after(&self) -> Duration {
+        let per_slot = self.by_job.len() as f64 / self.slots.max(1) as f64;
+        let (least, most) = RETRY_AFTER_SECONDS;
+        let waiting = (per_slot - 1.0).max(0.0) * self.mean_seconds;
+        Duration::from_secs_f64(waiting.clamp(least, most).ceil())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_live_job_id_is_refused_and_a_released_one_is_not() {
+        let registry = Registry::new(1, 1);
+        let id = registry.admit("a").unwrap();
+        assert_eq!(registry.admit("a"), Err(Refusal::Duplicate));
+        registry.release("a", id, Duration::ZERO);
+        assert_ne!(registry.admit("a").unwrap(), id, "numbers are never reused");
+    }
+
+    #[test]
+    fn beyond_slots_and_queue_nobody_comes_in_until_somebody_leaves() {
+        let registry = Registry::new(2, 1);
+        let first = registry.admit("1").unwrap();
+        registry.admit("2").unwrap();
+        registry.admit("3").unwrap();
+        assert!(matches!(
+            registry.admit("4"),
+            Err(Refusal::QueueFull { .. })
+        ));
+        registry.release("1", first, Duration::from_secs(1));
+        registry.admit("4").unwrap();
+    }
+
+    #[test]
+    fn the_retry_hint_grows_with_the_queue_and_stays_sane() {
+        let hint = |mean: Duration| {
+            let registry = Registry::new(1, 3);
+            for _ in 0..64 {
+                let id = registry.admit("warm").unwrap();
+                registry.release("warm", id, mean);
+            }
+            for job in ["1", "2", "3", "4"] {
+                registry.admit(job).unwrap();
+            }
+            match registry.admit("5") {
+                Err(Refusal::QueueFull { retry_after }) => retry_after.as_secs(),
+                other => panic!("{other:?}"),
+            }
+        };
+        assert_eq!(hint(Duration::from_millis(1)), 1);
+        assert_eq!(hint(Duration::from_secs(4)), 12);
+        assert_eq!(hint(Duration::from_secs(3600)), 60);
+    }
+
+    #[test]
+    fn a_closed_door_says_why_and_the_first_reason_stands() {
+        let registry = Registry::new(1, 1);
+        registry.close(Refusal::Draining);
+        registry.close(Refusal::Unavailable("failed".to_owned()));
+        assert_eq!(registry.admit("a"), Err(Refusal::Draining));
+    }
+}

@@ -1,0 +1,55 @@
+//! The reader's end of a request.
+
+use crate::requests::live::Control;
+use crate::requests::record::{Record, StreamEvent};
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use tokio::sync::mpsc::UnboundedSender;
+
+/// Dropping it before the end means that the client is gone: its work is cancelled.
+#[derive(Debug)]
+pub struct RequestStream {
+    record: Arc<Record>,
+    controls: UnboundedSender<Control>,
+}
+
+impl RequestStream {
+    pub(crate) fn new(record: Arc<Record>, controls: UnboundedSender<Control>) -> Self {
+        Self { record, controls }
+    }
+
+    /// Waits until there is something, then appends all of it to `out`. `false` once the end was
+    /// delivered by an earlier call. Cancel-safe.
+    pub async fn next(&mut self, out: &mut Vec<StreamEvent>) -> bool {
+        std::future::poll_fn(|cx| self.poll_next(cx, out)).await
+    }
+
+    /// [`RequestStream::next`] for bodies that are polled.
+    pub fn poll_next(&mut self, cx: &mut Context<'_>, out: &mut Vec<StreamEvent>) -> Poll<bool> {
+        match self.record.progress.lock().read(out, cx.waker()) {
+            Some(more) => Poll::Ready(more),
+            None => Poll::Pending,
+        }
+    }
+
+    /// Its child died and the next one has not produced a token for it yet.
+    #[must_use]
+    pub fn recovering(&self) -> bool {
+        self.record.progress.lock().recovering()
+    }
+
+    /// Tokens accepted so far.
+    #[must_use]
+    pub fn tokens_out(&self) -> u32 {
+        self.record.progress.lock().tokens_out()
+    }
+}
+
+impl Drop for RequestStream {
+    fn drop(&mut self) {
+        if self.record.progress.lock().close() {
+            // Without a driver there is nothing to cancel.
+            drop(self.controls.send(Control::Abandon(self.record.id)));
+        }
+    }
+}

@@ -1,0 +1,149 @@
+//! A journal in memory, with a four-letter vocabulary, for tests.
+
+use crate::requests::live::{Control, Requests};
+use crate::requests::record::{NewRequest, OnFault, Record, StreamEvent};
+use crate::requests::registry::Registry;
+use crate::requests::stream::RequestStream;
+use crate::text::Text;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+use std::time::{Duration, Instant};
+use tokio::sync::mpsc;
+use worker_orcd_ipc::{
+    Command, EmittedToken, FinishReason, Finished, RequestId, Sampling, StepReport, TokenId,
+    TokenKind, TokenizerFacts, TokenizerKind,
+};
+
+pub const EOS: TokenId = TokenId(4);
+
+/// Tokens 0 to 3 are `a`, `b`, the first half and the second half of `é`; 4 ends generation.
+pub fn text() -> Arc<Text> {
+    let tokens = ["a", "b", "\u{c3}", "\u{a9}", "<eos>"];
+    let mut kinds = vec![TokenKind::Normal; 4];
+    kinds.push(TokenKind::Control);
+    let facts = TokenizerFacts {
+        kind: TokenizerKind::ByteLevelBpe,
+        pre: "gpt-2".to_owned(),
+        tokens: tokens.map(str::to_owned).to_vec(),
+        kinds,
+        scores: vec![],
+        merges: vec![],
+        bos: None,
+        eos: Some(EOS),
+        end_of_generation: vec![EOS],
+        unknown: None,
+        add_bos: false,
+        add_eos: false,
+        add_space_prefix: false,
+        chat_template: None,
+    };
+    Arc::new(Text::from_facts(&facts).expect("a small vocabulary"))
+}
+
+pub fn request(job_id: &str) -> NewRequest {
+    NewRequest {
+        job_id: job_id.to_owned(),
+        prompt: vec![TokenId(0), TokenId(1)],
+        sampling: Sampling::default(),
+        max_tokens: 8,
+        stop: vec![],
+        ignore_eos: false,
+        deadline: None,
+        on_fault: None,
+    }
+}
+
+pub struct Journal {
+    pub requests: Requests,
+    pub registry: Arc<Registry>,
+    pub text: Arc<Text>,
+    pub now: Instant,
+    pub on_fault: OnFault,
+    controls: mpsc::UnboundedSender<Control>,
+    inbox: mpsc::UnboundedReceiver<Control>,
+}
+
+impl Journal {
+    /// With a child that takes work.
+    pub fn serving() -> Self {
+        let registry = Arc::new(Registry::new(4, 4));
+        let (controls, inbox) = mpsc::unbounded_channel();
+        let mut journal = Self {
+            requests: Requests::new(Arc::clone(&registry)),
+            registry,
+            text: text(),
+            now: Instant::now(),
+            on_fault: OnFault::Resume,
+            controls,
+            inbox,
+        };
+        journal.requests.serve(Arc::clone(&journal.text));
+        journal
+    }
+
+    pub fn submit(&mut self, request: NewRequest) -> (RequestId, RequestStream) {
+        let id = self.registry.admit(&request.job_id).expect("room");
+        let record = Arc::new(Record::new(id, request, self.on_fault, self.now));
+        self.requests.submit(Arc::clone(&record));
+        (id, RequestStream::new(record, self.controls.clone()))
+    }
+
+    pub fn commands(&mut self) -> Vec<Command> {
+        self.requests.take_commands().collect()
+    }
+
+    /// What clients caused by going away.
+    pub fn run_controls(&mut self) {
+        while let Ok(control) = self.inbox.try_recv() {
+            match control {
+                Control::Abandon(id) => self.requests.abandon(id, self.now),
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+
+    pub fn later(&mut self, time: Duration) {
+        self.now += time;
+    }
+}
+
+pub fn step(
+    tokens: &[(RequestId, u32, u32)],
+    finished: &[(RequestId, FinishReason)],
+) -> StepReport {
+    let token = |&(request, index, token): &_| EmittedToken {
+        request,
+        index,
+        token: TokenId(token),
+    };
+    let end = |(request, reason): &(RequestId, FinishReason)| Finished {
+        request: *request,
+        reason: reason.clone(),
+    };
+    StepReport {
+        step: 1,
+        tokens: tokens.iter().map(token).collect(),
+        finished: finished.iter().map(end).collect(),
+    }
+}
+
+/// Everything that can be read now, and whether the stream is over.
+pub fn read(stream: &mut RequestStream) -> (Vec<StreamEvent>, bool) {
+    let mut out = vec![];
+    let mut context = Context::from_waker(Waker::noop());
+    loop {
+        match stream.poll_next(&mut context, &mut out) {
+            Poll::Ready(true) => {}
+            Poll::Ready(false) => return (out, true),
+            Poll::Pending => return (out, false),
+        }
+    }
+}
+
+pub fn text_of(events: &[StreamEvent]) -> String {
+    let piece = |event: &StreamEvent| match event {
+        StreamEvent::Text { piece, .. } => piece.clone(),
+        StreamEvent::Finished(_) | StreamEvent::Failed(_) => String::new(),
+    };
+    events.iter().map(piece).collect()
+}
