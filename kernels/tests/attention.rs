@@ -44,36 +44,33 @@ impl Cache {
     }
 
     /// Rows are `(query, position)`; all must see something of every span walked.
-    fn attend(&self, isa: Isa, queries: &[(&[f32], usize)], window: usize) -> Vec<Vec<f32>> {
+    fn attend<'q>(&self, isa: Isa, queries: &[(&'q [f32], usize)], window: usize) -> Vec<Vec<f32>> {
         let tiles: Vec<KvTile<'_>> = self.tiles.iter().map(|(k, v)| KvTile { k, v }).collect();
         let mut results: Vec<Option<(_, Vec<f32>)>> = vec![None; queries.len()];
         for (s, tiles) in tiles.chunks(SPAN_TOKENS / TILE_TOKENS).enumerate() {
             let start = s * SPAN_TOKENS;
-            let row = |&(q, p): &(&'_ [f32], usize)| {
-                let from = (p + 1).saturating_sub(window).max(start);
+            let seen = |(i, &(q, p)): (usize, &(&'q [f32], usize))| {
+                let from = (p + 1).saturating_sub(window).max(start) - start;
                 let to = (p + 1).min(start + tiles.len() * TILE_TOKENS);
-                (from < to).then(|| (q.to_vec(), from - start, to - start))
+                (start + from < to).then(|| {
+                    (
+                        i,
+                        QueryRow {
+                            q,
+                            from,
+                            to: to - start,
+                        },
+                    )
+                })
             };
-            let seen: Vec<(usize, (Vec<f32>, usize, usize))> = queries
-                .iter()
-                .map(row)
-                .enumerate()
-                .filter_map(|(i, r)| Some((i, r?)))
-                .collect();
-            if seen.is_empty() {
+            let (seeing, rows): (Vec<usize>, Vec<QueryRow<'_>>) =
+                queries.iter().enumerate().filter_map(seen).unzip();
+            if rows.is_empty() {
                 continue;
             }
-            let rows: Vec<QueryRow<'_>> = seen
-                .iter()
-                .map(|(_, (q, from, to))| QueryRow {
-                    q,
-                    from: *from,
-                    to: *to,
-                })
-                .collect();
             let mut out = vec![f32::NAN; rows.len() * self.head_dim];
             let partials = attend_span(isa, &rows, tiles, &mut out);
-            for (n, (i, _)) in seen.iter().enumerate() {
+            for (n, i) in seeing.iter().enumerate() {
                 let acc = &out[n * self.head_dim..][..self.head_dim];
                 match &mut results[*i] {
                     None => results[*i] = Some((partials[n], acc.to_vec())),

@@ -70,7 +70,25 @@ fn rope_with_shared_angles_is_the_reference_bit_for_bit() {
 
 #[test]
 fn f16_rounds_to_nearest_even() {
-    let mut out = [0; 5];
-    cpu::convert::to_f16(&[1.0, 1.0 + 2f32.powi(-11), 65504.0, 1e6, -0.0], &mut out);
-    assert_eq!(out, [0x3C00, 0x3C00, 0x7BFF, 0x7C00, 0x8000]);
+    let values = [
+        1.0,
+        1.0 + 2f32.powi(-11),
+        65504.0,
+        1e6,
+        -0.0,
+        1e-7,
+        -2.5,
+        3.0,
+        0.1,
+    ];
+    for isa in Isa::all() {
+        let mut out = [0; 9];
+        cpu::convert::to_f16(isa, &values, &mut out);
+        assert_eq!(out[..5], [0x3C00, 0x3C00, 0x7BFF, 0x7C00, 0x8000]);
+        assert_eq!(
+            out,
+            values.map(|v| half::f16::from_f32(v).to_bits()),
+            "{isa:?}"
+        );
+    }
 }

@@ -26,7 +26,9 @@ pub mod rmsnorm;
 pub mod rope;
 pub mod silu_mul;
 
-pub use attention::{KvTile, QueryRow, SPAN_TOKENS, TILE_TOKENS, attend_span, finish, merge};
+pub use attention::{
+    KvTile, Partial, QueryRow, SPAN_TOKENS, TILE_TOKENS, attend_span, finish, merge,
+};
 pub use isa::Isa;
 pub use matmul::{Activations, matmul_group};
 pub use packed::{PackedMatrix, PackedShape, ROWS};

@@ -1,0 +1,254 @@
+//! Attention of a batch: items of (rows, key-value head), walked span by span.
+
+use super::kv::KvCache;
+use super::plan::{Item, Plan};
+use super::pool::{Disjoint, Pool};
+use crate::model::ModelConfig;
+use std::ops::Range;
+use worker_orcd_kernels::cpu::attention::MAX_ROWS;
+use worker_orcd_kernels::cpu::{
+    Isa, KvTile, Partial, QueryRow, SPAN_TOKENS, TILE_TOKENS, attend_span, finish, merge,
+};
+
+/// Who merges the spans of an item.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Split {
+    /// The thread that walks the item.
+    Whole,
+    /// Spans are computed apart, into slots of this many rows, and merged behind them.
+    BySpan { rows_in_slot: usize },
+}
+
+/// Results of spans that are merged later.
+#[derive(Debug)]
+pub struct Partials {
+    head_dim: usize,
+    accs: Vec<f32>,
+    partials: Vec<Partial>,
+}
+
+const NOTHING: Partial = Partial {
+    max: f32::NEG_INFINITY,
+    sum: 0.0,
+};
+
+impl Partials {
+    /// Rows (a query head over one span) that can be kept: a few megabytes at the usual head
+    /// sizes. What does not fit is walked whole.
+    const MOST_ROWS: usize = 8192;
+
+    #[must_use]
+    pub fn new(config: &ModelConfig, threads: usize, max_sequence_tokens: usize) -> Self {
+        let spans = max_sequence_tokens.div_ceil(SPAN_TOKENS);
+        let heads = MAX_ROWS.max(config.n_heads / config.n_kv_heads);
+        let rows = if threads > 1 {
+            (spans * heads * 4 * threads).min(Self::MOST_ROWS)
+        } else {
+            0
+        };
+        let head_dim = config.head_dim;
+        Self {
+            head_dim,
+            accs: vec![0.0; rows * head_dim],
+            partials: vec![NOTHING; rows],
+        }
+    }
+
+    #[must_use]
+    pub fn capacity(&self) -> usize {
+        self.partials.len()
+    }
+
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        size_of_val(&*self.accs) + size_of_val(&*self.partials)
+    }
+}
+
+/// One layer's attention, ready to run.
+#[derive(Debug)]
+pub struct Attention<'a> {
+    pub isa: Isa,
+    pub config: &'a ModelConfig,
+    pub plan: &'a Plan<'a>,
+    pub kv: &'a KvCache,
+    pub layer: usize,
+    /// `[tokens, qkv_width]`, queries first, rotated and scaled.
+    pub qkv: &'a [f32],
+}
+
+impl Attention<'_> {
+    /// Into `out`, `[tokens, n_heads * head_dim]`.
+    pub fn run(&self, pool: &Pool, partials: &mut Partials, out: &mut [f32]) {
+        match self.plan.split {
+            Split::Whole => self.run_whole(pool, out),
+            Split::BySpan { rows_in_slot } => self.run_by_span(pool, rows_in_slot, partials, out),
+        }
+    }
+
+    fn run_whole(&self, pool: &Pool, out: &mut [f32]) {
+        let out = Disjoint::new(out);
+        pool.run(self.plan.items.len(), &|index| {
+            let item = &self.plan.items[index];
+            let count = self.heads(item).count();
+            let mut accs = vec![0.0; count * self.config.head_dim];
+            let mut partials = vec![NOTHING; count];
+            for span in item.spans.clone() {
+                self.walk(item, span, &mut partials, &mut accs);
+            }
+            self.finish(item, &partials, &mut accs, &out);
+        });
+    }
+
+    fn run_by_span(&self, pool: &Pool, rows_in_slot: usize, room: &mut Partials, out: &mut [f32]) {
+        let head_dim = self.config.head_dim;
+        let slots: Vec<(&Item, usize)> = self.slots().collect();
+        let accs = Disjoint::new(&mut room.accs);
+        let partials = Disjoint::new(&mut room.partials);
+        pool.run(slots.len(), &|slot| {
+            let (item, span) = slots[slot];
+            let (first, count) = (slot * rows_in_slot, self.heads(item).count());
+            // SAFETY: each slot has rows of its own.
+            let (accs, partials) = unsafe {
+                (
+                    accs.part(first * head_dim, count * head_dim),
+                    partials.part(first, count),
+                )
+            };
+            partials.fill(NOTHING);
+            self.walk(item, span, partials, accs);
+        });
+        let out = Disjoint::new(out);
+        let mut slot = 0;
+        for item in &self.plan.items {
+            let count = self.heads(item).count();
+            let base = slot * rows_in_slot;
+            for _ in item.spans.clone().skip(1) {
+                slot += 1;
+                self.merge_slot(room, base, slot * rows_in_slot, count);
+            }
+            slot += 1;
+            let partials = room.partials[base..][..count].to_vec();
+            let accs = &mut room.accs[base * head_dim..][..count * head_dim];
+            self.finish(item, &partials, accs, &out);
+        }
+    }
+
+    fn merge_slot(&self, room: &mut Partials, base: usize, slot: usize, count: usize) {
+        let head_dim = room.head_dim;
+        let (before, from) = room.accs.split_at_mut(slot * head_dim);
+        for r in 0..count {
+            let next = room.partials[slot + r];
+            let acc = &mut before[(base + r) * head_dim..][..head_dim];
+            fold(
+                &mut room.partials[base + r],
+                acc,
+                next,
+                &from[r * head_dim..][..head_dim],
+            );
+        }
+    }
+
+    fn slots(&self) -> impl Iterator<Item = (&Item, usize)> {
+        self.plan
+            .items
+            .iter()
+            .flat_map(|item| item.spans.clone().map(move |span| (item, span)))
+    }
+
+    /// `(row, head)` of everything an item computes.
+    fn heads(&self, item: &Item) -> impl Iterator<Item = (usize, usize)> + use<> {
+        let in_group = self.config.n_heads / self.config.n_kv_heads;
+        let heads = item.kv_head * in_group..(item.kv_head + 1) * in_group;
+        item.rows
+            .clone()
+            .flat_map(move |row| heads.clone().map(move |head| (row, head)))
+    }
+
+    /// Adds one span to every head of an item that sees some of it.
+    fn walk(&self, item: &Item, span: usize, partials: &mut [Partial], accs: &mut [f32]) {
+        let head_dim = self.config.head_dim;
+        let seeing: Vec<(usize, QueryRow<'_>)> = self
+            .heads(item)
+            .enumerate()
+            .filter_map(|(i, (row, head))| Some((i, self.query(row, head, span)?)))
+            .collect();
+        let Some(to) = seeing.iter().map(|(_, query)| query.to).max() else {
+            return;
+        };
+        let mut tiles = Vec::with_capacity(SPAN_TOKENS / TILE_TOKENS);
+        tiles.extend(self.tiles(item, span, 0..to.div_ceil(TILE_TOKENS)));
+        let mut fresh = vec![0.0; MAX_ROWS.min(seeing.len()) * head_dim];
+        for some in seeing.chunks(MAX_ROWS) {
+            let mut queries = [some[0].1; MAX_ROWS];
+            for (query, (_, own)) in queries.iter_mut().zip(some) {
+                *query = *own;
+            }
+            let fresh = &mut fresh[..some.len() * head_dim];
+            let spans = attend_span(self.isa, &queries[..some.len()], &tiles, fresh);
+            for ((&(i, _), partial), fresh) in
+                some.iter().zip(spans).zip(fresh.chunks_exact(head_dim))
+            {
+                fold(
+                    &mut partials[i],
+                    &mut accs[i * head_dim..][..head_dim],
+                    partial,
+                    fresh,
+                );
+            }
+        }
+    }
+
+    /// What a head of a row sees of a span; `None` when that is nothing.
+    fn query(&self, row: usize, head: usize, span: usize) -> Option<QueryRow<'_>> {
+        let (head_dim, width) = (self.config.head_dim, self.qkv.len() / self.plan.rows.len());
+        let position = self.plan.rows[row].position as usize;
+        let start = span * SPAN_TOKENS;
+        let from = self.plan.first_seen(position).max(start);
+        let to = (position + 1).min(start + SPAN_TOKENS);
+        (from < to).then(|| QueryRow {
+            q: &self.qkv[row * width + head * head_dim..][..head_dim],
+            from: from - start,
+            to: to - start,
+        })
+    }
+
+    fn tiles(
+        &self,
+        item: &Item,
+        span: usize,
+        tiles: Range<usize>,
+    ) -> impl Iterator<Item = KvTile<'_>> {
+        let sequence = self.plan.rows[item.rows.start].sequence;
+        let first = span * (SPAN_TOKENS / TILE_TOKENS);
+        let pages = &self.plan.sequences[sequence].pages[first..][tiles];
+        let kv_head = item.kv_head;
+        pages
+            .iter()
+            .map(move |&page| self.kv.tile(page, self.layer, kv_head))
+    }
+
+    fn finish(&self, item: &Item, partials: &[Partial], accs: &mut [f32], out: &Disjoint<'_, f32>) {
+        let head_dim = self.config.head_dim;
+        let width = self.config.n_heads * head_dim;
+        let heads = self
+            .heads(item)
+            .zip(partials)
+            .zip(accs.chunks_exact_mut(head_dim));
+        for (((row, head), &partial), acc) in heads {
+            finish(partial, acc);
+            // SAFETY: this head of this row belongs to this item alone.
+            unsafe { out.part(row * width + head * head_dim, head_dim) }.copy_from_slice(acc);
+        }
+    }
+}
+
+/// The first span that a head sees is taken as it is, the others are merged into it.
+fn fold(so_far: &mut Partial, acc: &mut [f32], next: Partial, next_acc: &[f32]) {
+    if *so_far == NOTHING {
+        *so_far = next;
+        acc.copy_from_slice(next_acc);
+    } else if next != NOTHING {
+        merge(so_far, acc, next, next_acc);
+    }
+}

@@ -1,0 +1,280 @@
+//! One step: embedding, every layer, and the head.
+//!
+//! The same pass for every architecture. What differs between them is data: a bias or a head norm
+//! that is there or not, which pairs RoPE turns, how far a query sees.
+
+use super::CpuExecutor;
+use super::attention::Attention;
+use super::kv::KvCache;
+use super::linear::{Engine, Projection, Put};
+use super::plan::Plan;
+use super::pool::Disjoint;
+use super::scratch::Scratch;
+use super::weights::{CpuLayer, CpuLinear, CpuWeights};
+use super::{head, plan::Row};
+use crate::device::{Batch, Checkpoint, Tap};
+use crate::model::ModelConfig;
+use worker_orcd_ipc::{Fault, TokenId};
+use worker_orcd_kernels::cpu::convert::to_f16;
+use worker_orcd_kernels::cpu::{RopeRow, apply_rope, rmsnorm};
+use worker_orcd_kernels::reference::rope::Rope;
+
+/// The parts of the executor that a step reads, apart from those it writes.
+#[derive(Debug, Clone, Copy)]
+pub struct Model<'a> {
+    pub engine: Engine<'a>,
+    pub config: &'a ModelConfig,
+    pub rope: &'a Rope,
+    pub weights: &'a CpuWeights,
+}
+
+pub fn step(
+    executor: &mut CpuExecutor,
+    batch: &Batch<'_>,
+    tap: &mut dyn Tap,
+) -> Result<Vec<Option<TokenId>>, Fault> {
+    let CpuExecutor {
+        config,
+        rope,
+        isa,
+        weights,
+        kv,
+        scratch,
+        pool,
+    } = executor;
+    let model = Model {
+        engine: Engine { pool, isa: *isa },
+        config,
+        rope,
+        weights,
+    };
+    let plan = Plan::new(batch, config, pool.threads(), &scratch.partials);
+    assert!(
+        plan.rows.len() <= scratch.max_tokens(),
+        "a batch larger than announced"
+    );
+    if plan.rows.is_empty() {
+        return Ok(Vec::new());
+    }
+    model.embed(&plan, scratch);
+    watch(tap, &plan, Checkpoint::Embedding, &scratch.x, config.n_embd);
+    for (index, layer) in weights.tensors.layers.iter().enumerate() {
+        model.attend(&plan, (index, layer), kv, scratch);
+        model.feed_forward(plan.rows.len(), layer, scratch);
+        watch(
+            tap,
+            &plan,
+            Checkpoint::Layer(index as u32),
+            &scratch.x,
+            config.n_embd,
+        );
+    }
+    head::run(&model, batch.step, &plan, scratch, tap)
+}
+
+/// Shows rows of `width` to who wants them.
+fn watch(tap: &mut dyn Tap, plan: &Plan<'_>, checkpoint: Checkpoint, values: &[f32], width: usize) {
+    let wanted: Vec<bool> = plan
+        .sequences
+        .iter()
+        .map(|work| tap.wants(work.request, &checkpoint))
+        .collect();
+    for (row, values) in plan.rows.iter().zip(values.chunks_exact(width)) {
+        if wanted[row.sequence] {
+            let request = plan.sequences[row.sequence].request;
+            tap.see(request, &checkpoint, row.position, values);
+        }
+    }
+}
+
+impl Model<'_> {
+    fn embed(&self, plan: &Plan<'_>, scratch: &mut Scratch) {
+        let n_embd = self.config.n_embd;
+        let table = self.weights.matrix(&self.weights.tensors.token_embd);
+        let (x, angles) = (
+            Disjoint::new(&mut scratch.x),
+            Disjoint::new(&mut scratch.rope),
+        );
+        let rope = self.rope;
+        self.engine.for_tokens(plan.rows.len(), &|t| {
+            let row = &plan.rows[t];
+            // SAFETY: token t's own parts.
+            let (x, angles) = unsafe { (x.part(t * n_embd, n_embd), angles.part(t, 1)) };
+            table.dequantize_row(row.token, x);
+            angles[0].set(rope, row.position);
+        });
+    }
+
+    fn attend(
+        &self,
+        plan: &Plan<'_>,
+        (index, layer): (usize, &CpuLayer),
+        kv: &mut KvCache,
+        scratch: &mut Scratch,
+    ) {
+        let config = self.config;
+        let tokens = plan.rows.len();
+        let q_width = config.n_heads * config.head_dim;
+        let kv_width = config.n_kv_heads * config.head_dim;
+        let qkv_width = q_width + 2 * kv_width;
+        let Scratch {
+            x,
+            qkv,
+            attn,
+            norm,
+            quantized,
+            rope,
+            partials,
+            ..
+        } = scratch;
+        let (x, qkv) = (
+            &mut x[..tokens * config.n_embd],
+            &mut qkv[..tokens * qkv_width],
+        );
+        let attn = &mut attn[..tokens * q_width];
+
+        let projections = [
+            self.projection(&layer.q, 0),
+            self.projection(&layer.k, q_width),
+            self.projection(&layer.v, q_width + kv_width),
+        ];
+        let norm = &mut norm[..tokens * config.n_embd];
+        self.normalize(x, &layer.attn_norm, norm);
+        self.engine.quantize(
+            norm,
+            config.n_embd,
+            &projections.each_ref().map(|p| p.weight),
+            quantized,
+        );
+        let input = quantized.view(norm, config.n_embd);
+        self.engine
+            .project(&input, tokens, &projections, (qkv, qkv_width, Put::Store));
+
+        self.turn_and_keep(plan, (index, layer), rope, qkv, kv);
+        let attention = Attention {
+            isa: self.engine.isa,
+            config,
+            plan,
+            kv,
+            layer: index,
+            qkv,
+        };
+        attention.run(self.engine.pool, partials, attn);
+
+        let output = [self.projection(&layer.attn_output, 0)];
+        self.engine
+            .quantize(attn, q_width, &[output[0].weight], quantized);
+        let input = quantized.view(attn, q_width);
+        self.engine
+            .project(&input, tokens, &output, (x, config.n_embd, Put::Add));
+    }
+
+    fn feed_forward(&self, tokens: usize, layer: &CpuLayer, scratch: &mut Scratch) {
+        let (n_embd, n_ff) = (self.config.n_embd, self.config.n_ff);
+        let Scratch {
+            x,
+            ff,
+            norm,
+            quantized,
+            ..
+        } = scratch;
+        let (x, ff) = (&mut x[..tokens * n_embd], &mut ff[..tokens * n_ff]);
+        let norm = &mut norm[..tokens * n_embd];
+
+        let gate_up = [
+            self.projection(&layer.ffn_gate, 0),
+            self.projection(&layer.ffn_up, 0),
+        ];
+        self.normalize(x, &layer.ffn_norm, norm);
+        self.engine.quantize(
+            norm,
+            n_embd,
+            &gate_up.each_ref().map(|p| p.weight),
+            quantized,
+        );
+        self.engine
+            .gate_up(&quantized.view(norm, n_embd), tokens, &gate_up, ff);
+
+        let down = [self.projection(&layer.ffn_down, 0)];
+        self.engine.quantize(ff, n_ff, &[down[0].weight], quantized);
+        self.engine.project(
+            &quantized.view(ff, n_ff),
+            tokens,
+            &down,
+            (x, n_embd, Put::Add),
+        );
+    }
+
+    pub fn projection<'a>(&'a self, linear: &'a CpuLinear, column: usize) -> Projection<'a> {
+        let weight = self.weights.matrix(&linear.weight);
+        Projection {
+            weight,
+            bias: linear.bias.as_deref(),
+            column,
+        }
+    }
+
+    pub fn normalize(&self, x: &[f32], weight: &[f32], out: &mut [f32]) {
+        let n_embd = self.config.n_embd;
+        let tokens = x.len() / n_embd;
+        let out = Disjoint::new(out);
+        let (isa, eps) = (self.engine.isa, self.config.norm_eps);
+        self.engine.for_tokens(tokens, &|t| {
+            // SAFETY: token t's own row.
+            let out = unsafe { out.part(t * n_embd, n_embd) };
+            let x = &x[t * n_embd..][..n_embd];
+            rmsnorm(isa, x, weight, eps, out);
+        });
+    }
+
+    /// Head norms and RoPE on queries and keys; keys and values into the cache. Queries take the
+    /// `1 / sqrt(head_dim)` of attention with them.
+    fn turn_and_keep(
+        &self,
+        plan: &Plan<'_>,
+        (index, layer): (usize, &CpuLayer),
+        angles: &[RopeRow],
+        qkv: &mut [f32],
+        kv: &mut KvCache,
+    ) {
+        let (config, isa) = (self.config, self.engine.isa);
+        let rope = self.rope;
+        let turn = |head: &mut [f32], norm: Option<&Vec<f32>>, angles: &RopeRow| {
+            if let Some(norm) = norm {
+                let plain = head.to_vec();
+                rmsnorm(isa, &plain, norm, config.norm_eps, head);
+            }
+            apply_rope(head, rope, angles);
+        };
+        let head_dim = config.head_dim;
+        let width = qkv.len() / plan.rows.len();
+        let scale = 1.0 / (head_dim as f32).sqrt();
+        let (qkv, writer) = (Disjoint::new(qkv), kv.writer());
+        self.engine.for_tokens(plan.rows.len(), &|t| {
+            // SAFETY: token t's own row.
+            let qkv = unsafe { qkv.part(t * width, width) };
+            let (queries, kv) = qkv.split_at_mut(config.n_heads * head_dim);
+            let (keys, values) = kv.split_at_mut(config.n_kv_heads * head_dim);
+            for q in queries.chunks_exact_mut(head_dim) {
+                turn(q, layer.q_norm.as_ref(), &angles[t]);
+                q.iter_mut().for_each(|q| *q *= scale);
+            }
+            for k in keys.chunks_exact_mut(head_dim) {
+                turn(k, layer.k_norm.as_ref(), &angles[t]);
+            }
+            let row: &Row = &plan.rows[t];
+            let (page, slot) = plan.place(row);
+            let mut halves = [vec![0; head_dim], vec![0; head_dim]];
+            let heads = keys
+                .chunks_exact(head_dim)
+                .zip(values.chunks_exact(head_dim));
+            for (head, (key, value)) in heads.enumerate() {
+                to_f16(isa, key, &mut halves[0]);
+                to_f16(isa, value, &mut halves[1]);
+                // SAFETY: the scheduler gives a position that is written to one sequence alone,
+                // and a sequence's rows are different positions.
+                unsafe { writer.write(page, (index, head), slot, &halves[0], &halves[1]) };
+            }
+        });
+    }
+}

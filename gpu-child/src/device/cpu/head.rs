@@ -1,0 +1,144 @@
+//! From the residual stream to tokens: final norm, logits and the draw, only for rows of which
+//! somebody wants them.
+
+use super::forward::Model;
+use super::linear::Put;
+use super::plan::Plan;
+use super::pool::Disjoint;
+use super::scratch::{HEAD_ROWS, Scratch};
+use crate::device::{Checkpoint, Tap};
+use crate::sampler::sample;
+use worker_orcd_ipc::{Fault, TokenId};
+
+/// What happened to one row.
+#[derive(Debug, Clone, Copy)]
+enum Drawn {
+    Nothing,
+    Token(TokenId),
+    NonFinite,
+}
+
+pub fn run(
+    model: &Model<'_>,
+    step: u64,
+    plan: &Plan<'_>,
+    scratch: &mut Scratch,
+    tap: &mut dyn Tap,
+) -> Result<Vec<Option<TokenId>>, Fault> {
+    let mut tokens = vec![None; plan.sequences.len()];
+    for rows in wanted_rows(plan, tap).chunks(HEAD_ROWS) {
+        logits(model, plan, rows, scratch, tap);
+        let drawn = draw(model, plan, rows, &mut scratch.logits);
+        for (&row, drawn) in rows.iter().zip(drawn) {
+            let sequence = plan.rows[row].sequence;
+            match drawn {
+                Drawn::Nothing => {}
+                Drawn::Token(token) => tokens[sequence] = Some(token),
+                Drawn::NonFinite => {
+                    let request = plan.sequences[sequence].request;
+                    return Err(Fault::NonFiniteLogits { step, request });
+                }
+            }
+        }
+    }
+    Ok(tokens)
+}
+
+/// Rows that draw, and every row of a sequence whose head the tap wants to see.
+fn wanted_rows(plan: &Plan<'_>, tap: &dyn Tap) -> Vec<usize> {
+    let mut wanted = Vec::new();
+    let mut next = 0;
+    for work in plan.sequences {
+        let first = next;
+        next += work.tokens.len();
+        let sees = |checkpoint| tap.wants(work.request, &checkpoint);
+        if sees(Checkpoint::FinalNorm) || sees(Checkpoint::Logits) {
+            wanted.extend(first..next);
+        } else if work.sample.is_some() {
+            wanted.push(next - 1);
+        }
+    }
+    wanted
+}
+
+/// Fills `scratch.logits`, one row of the vocabulary after the other.
+fn logits(
+    model: &Model<'_>,
+    plan: &Plan<'_>,
+    rows: &[usize],
+    scratch: &mut Scratch,
+    tap: &mut dyn Tap,
+) {
+    let (n_embd, vocab) = (model.config.n_embd, model.config.vocab_size);
+    let Scratch {
+        x,
+        norm,
+        quantized,
+        logits,
+        ..
+    } = scratch;
+    // Rows ascend, so a row is never overwritten before it has been moved.
+    for (to, &from) in rows.iter().enumerate() {
+        let (to, from) = (to * n_embd, from * n_embd);
+        norm[to..to + n_embd].copy_from_slice(&x[from..from + n_embd]);
+    }
+    let gathered = norm[..rows.len() * n_embd].to_vec();
+    let norm = &mut norm[..rows.len() * n_embd];
+    model.normalize(&gathered, &model.weights.tensors.output_norm, norm);
+    watch(tap, plan, rows, Checkpoint::FinalNorm, norm, n_embd);
+
+    let output = [model.projection(&model.weights.tensors.output, 0)];
+    model
+        .engine
+        .quantize(norm, n_embd, &[output[0].weight], quantized);
+    let logits = &mut logits[..rows.len() * vocab];
+    let input = quantized.view(norm, n_embd);
+    model
+        .engine
+        .project(&input, rows.len(), &output, (logits, vocab, Put::Store));
+    watch(tap, plan, rows, Checkpoint::Logits, logits, vocab);
+}
+
+fn watch(
+    tap: &mut dyn Tap,
+    plan: &Plan<'_>,
+    rows: &[usize],
+    checkpoint: Checkpoint,
+    values: &[f32],
+    width: usize,
+) {
+    for (&row, values) in rows.iter().zip(values.chunks_exact(width)) {
+        let row = &plan.rows[row];
+        let request = plan.sequences[row.sequence].request;
+        if tap.wants(request, &checkpoint) {
+            tap.see(request, &checkpoint, row.position, values);
+        }
+    }
+}
+
+/// Checks every row and draws where a token is asked for.
+fn draw(model: &Model<'_>, plan: &Plan<'_>, rows: &[usize], logits: &mut [f32]) -> Vec<Drawn> {
+    let vocab = model.config.vocab_size;
+    let mut drawn = vec![Drawn::Nothing; rows.len()];
+    let (logits, results) = (Disjoint::new(logits), Disjoint::new(&mut drawn));
+    model.engine.pool.run(rows.len(), &|i| {
+        // SAFETY: item i's own row and result.
+        let (logits, result) = unsafe { (logits.part(i * vocab, vocab), results.part(i, 1)) };
+        result[0] = draw_one(plan, rows[i], logits);
+    });
+    drawn
+}
+
+fn draw_one(plan: &Plan<'_>, row: usize, logits: &mut [f32]) -> Drawn {
+    // A sum of finite values can overflow, but then it is not a small model's logits either.
+    if !logits.iter().all(|value| value.is_finite()) {
+        return Drawn::NonFinite;
+    }
+    let row = &plan.rows[row];
+    let work = &plan.sequences[row.sequence];
+    let next = work.first_position + work.tokens.len() as u32;
+    match &work.sample {
+        Some(sampling) if row.position + 1 == next => Drawn::Token(sample(logits, sampling, next)),
+        _ => Drawn::Nothing,
+    }
+}

@@ -1,0 +1,191 @@
+//! The paged KV cache: an arena of F16 pages of 32 positions.
+//!
+//! A page holds all layers, so that a page is one contiguous piece that can be copied, handed on
+//! or checked as a whole:
+//!
+//! ```text
+//! page ─► layer ─► keys   [kv_head][head_dim][32]
+//!                  values [kv_head][32][head_dim]
+//! ```
+//!
+//! Which page belongs to whom is the scheduler's business; this file only finds the bytes.
+
+use super::memory::{Arena, Purpose};
+use super::pool::Disjoint;
+use crate::device::{KvGeometry, PageId};
+use crate::model::ModelConfig;
+use worker_orcd_ipc::Fault;
+use worker_orcd_kernels::cpu::{KvTile, TILE_TOKENS};
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct KvShape {
+    pub n_layers: usize,
+    pub n_kv_heads: usize,
+    pub head_dim: usize,
+}
+
+impl KvShape {
+    #[must_use]
+    pub fn of(config: &ModelConfig) -> Self {
+        let &ModelConfig {
+            n_layers,
+            n_kv_heads,
+            head_dim,
+            ..
+        } = config;
+        Self {
+            n_layers,
+            n_kv_heads,
+            head_dim,
+        }
+    }
+
+    /// Elements of one head's keys, or values, in one page.
+    fn tile(&self) -> usize {
+        self.head_dim * TILE_TOKENS
+    }
+
+    fn page(&self) -> usize {
+        2 * self.n_layers * self.n_kv_heads * self.tile()
+    }
+
+    #[must_use]
+    pub fn page_bytes(&self) -> u64 {
+        2 * self.page() as u64
+    }
+
+    /// First element of a head's keys in a page, and of its values.
+    fn at(&self, page: PageId, layer: usize, head: usize) -> (usize, usize) {
+        let layer_start = page.0 as usize * self.page() + 2 * layer * self.n_kv_heads * self.tile();
+        let keys = layer_start + head * self.tile();
+        (keys, keys + self.n_kv_heads * self.tile())
+    }
+}
+
+#[derive(Debug)]
+pub struct KvCache {
+    arena: Arena,
+    shape: KvShape,
+    pages: u32,
+}
+
+impl KvCache {
+    /// # Errors
+    /// When the arena cannot be had.
+    pub fn new(shape: KvShape, pages: u32) -> Result<Self, Fault> {
+        let arena = Arena::new(Purpose::Kv, u64::from(pages) * shape.page_bytes())?;
+        Ok(Self {
+            arena,
+            shape,
+            pages,
+        })
+    }
+
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        u64::from(self.pages) * self.shape.page_bytes()
+    }
+
+    #[must_use]
+    pub fn geometry(&self) -> KvGeometry {
+        KvGeometry {
+            page_tokens: TILE_TOKENS as u32,
+            pages: self.pages,
+            page_bytes: self.shape.page_bytes(),
+        }
+    }
+
+    /// Keys and values of one head over one page.
+    #[must_use]
+    pub fn tile(&self, page: PageId, layer: usize, head: usize) -> KvTile<'_> {
+        let (k, v) = self.shape.at(page, layer, head);
+        let halves = self.arena.halves();
+        KvTile {
+            k: &halves[k..][..self.shape.tile()],
+            v: &halves[v..][..self.shape.tile()],
+        }
+    }
+
+    pub fn writer(&mut self) -> KvWriter<'_> {
+        KvWriter {
+            shape: self.shape,
+            halves: Disjoint::new(self.arena.halves_mut()),
+        }
+    }
+}
+
+/// Writes positions, several at a time from several threads.
+#[derive(Debug)]
+pub struct KvWriter<'a> {
+    shape: KvShape,
+    halves: Disjoint<'a, u16>,
+}
+
+impl KvWriter<'_> {
+    /// One position of one head.
+    ///
+    /// # Safety
+    /// No two calls for one position of a page, layer and head run at the same time.
+    pub unsafe fn write(
+        &self,
+        page: PageId,
+        (layer, head): (usize, usize),
+        slot: usize,
+        key: &[u16],
+        value: &[u16],
+    ) {
+        assert!(
+            slot < TILE_TOKENS && key.len() == self.shape.head_dim,
+            "a position of a page"
+        );
+        let (keys, values) = self.shape.at(page, layer, head);
+        for (d, &key) in key.iter().enumerate() {
+            // SAFETY: element (d, slot) belongs to this position alone.
+            unsafe { self.halves.part(keys + d * TILE_TOKENS + slot, 1)[0] = key };
+        }
+        let at = values + slot * self.shape.head_dim;
+        // SAFETY: row `slot` belongs to this position alone.
+        unsafe { self.halves.part(at, self.shape.head_dim) }.copy_from_slice(value);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tiles_fill_the_page_and_do_not_overlap() {
+        let shape = KvShape {
+            n_layers: 2,
+            n_kv_heads: 3,
+            head_dim: 5,
+        };
+        let mut kv = KvCache::new(shape, 2).expect("arena");
+        let writer = kv.writer();
+        let mut next = 0;
+        for page in [PageId(0), PageId(1)] {
+            for layer in 0..2 {
+                for head in 0..3 {
+                    for slot in 0..TILE_TOKENS {
+                        next += 1;
+                        // SAFETY: one thread.
+                        unsafe { writer.write(page, (layer, head), slot, &[next; 5], &[!next; 5]) };
+                    }
+                }
+            }
+        }
+        next = 0;
+        for page in [PageId(0), PageId(1)] {
+            for layer in 0..2 {
+                for head in 0..3 {
+                    let tile = kv.tile(page, layer, head);
+                    for slot in 0..TILE_TOKENS {
+                        next += 1;
+                        assert!((0..5).all(|d| tile.k[d * TILE_TOKENS + slot] == next));
+                        assert!(tile.v[slot * 5..][..5].iter().all(|&v| v == !next));
+                    }
+                }
+            }
+        }
+    }
+}

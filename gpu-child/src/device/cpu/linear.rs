@@ -1,0 +1,191 @@
+//! Matmuls of a whole batch, cut into items of weight rows.
+//!
+//! An item owns a run of row groups for every token: each weight is read by one thread, and each
+//! output has one owner.
+
+use super::pool::{Disjoint, Pool};
+use std::ops::Range;
+use worker_orcd_kernels::cpu::{
+    Activations, Isa, PackedMatrix, Q_BLOCK, ROWS, matmul_group, quantize_row, silu_mul,
+};
+
+use super::scratch::Quantized;
+
+/// Tokens whose activations are walked together, so that they stay in the nearest caches while
+/// an item's weights pass by.
+const TOKEN_BLOCK: usize = 32;
+/// Items per thread: enough to even out a core that is shared with others.
+const ITEMS_PER_THREAD: usize = 4;
+
+/// What computes: threads and their instruction set.
+#[derive(Debug, Clone, Copy)]
+pub struct Engine<'a> {
+    pub pool: &'a Pool,
+    pub isa: Isa,
+}
+
+/// One matrix of a job, and where its results go.
+#[derive(Debug)]
+pub struct Projection<'a> {
+    pub weight: PackedMatrix<'a>,
+    pub bias: Option<&'a [f32]>,
+    /// Column of the output rows at which this matrix' results start.
+    pub column: usize,
+}
+
+/// Whether results replace what is there or are added to it (the residual stream).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Put {
+    Store,
+    Add,
+}
+
+impl Engine<'_> {
+    /// Runs `each(first..end)` over `tokens`: on this thread when there are few.
+    pub fn for_tokens(&self, tokens: usize, each: &(dyn Fn(usize) + Sync)) {
+        /// Below this a job costs more than the work it shares.
+        const FEW: usize = 4;
+        if tokens < FEW {
+            (0..tokens).for_each(each);
+            return;
+        }
+        let block = tokens.div_ceil(ITEMS_PER_THREAD * self.pool.threads());
+        self.pool.run(tokens.div_ceil(block), &|item| {
+            (item * block..tokens.min((item + 1) * block)).for_each(each);
+        });
+    }
+
+    /// Brings rows into the form that `weights` read.
+    pub fn quantize(
+        &self,
+        values: &[f32],
+        cols: usize,
+        weights: &[PackedMatrix<'_>],
+        into: &mut Quantized,
+    ) {
+        if !weights
+            .iter()
+            .any(|weight| Activations::is_quantized(weight.shape().ty))
+        {
+            return;
+        }
+        let blocks = cols / Q_BLOCK;
+        let isa = self.isa;
+        let (q, meta) = (Disjoint::new(&mut into.q), Disjoint::new(&mut into.meta));
+        self.for_tokens(values.len() / cols, &|t| {
+            // SAFETY: token t's own parts.
+            let (q, meta) = unsafe { (q.part(t * cols, cols), meta.part(t * blocks, blocks)) };
+            quantize_row(isa, &values[t * cols..][..cols], q, meta);
+        });
+    }
+
+    /// Every projection of `x`, into rows of `width` floats.
+    pub fn project(
+        &self,
+        x: &Activations<'_>,
+        tokens: usize,
+        projections: &[Projection<'_>],
+        (out, width, put): (&mut [f32], usize, Put),
+    ) {
+        let starts = starts(projections.iter().map(|p| p.weight.shape().groups()));
+        let (isa, out) = (self.isa, Disjoint::new(out));
+        self.over_groups(starts[projections.len()], tokens, &|group, token, count| {
+            let index = starts.partition_point(|&start| start <= group) - 1;
+            let Projection {
+                weight,
+                bias,
+                column,
+            } = &projections[index];
+            let group = group - starts[index];
+            let mut tile = [[0.0; ROWS]; TOKEN_BLOCK];
+            let tile = &mut tile[..count];
+            matmul_group(isa, weight, group, x, token, tile);
+            let first = group * ROWS;
+            let rows = ROWS.min(weight.shape().rows - first);
+            for (t, sums) in tile.iter_mut().enumerate() {
+                let sums = &mut sums[..rows];
+                if let Some(bias) = bias {
+                    add(sums, &bias[first..first + rows]);
+                }
+                // SAFETY: these rows of this token are written by this group alone.
+                let out = unsafe { out.part((token + t) * width + column + first, rows) };
+                match put {
+                    Put::Store => out.copy_from_slice(sums),
+                    Put::Add => add(out, sums),
+                }
+            }
+        });
+    }
+
+    /// `silu(gate x) * (up x)`; both matrices have the same shape.
+    pub fn gate_up(
+        &self,
+        x: &Activations<'_>,
+        tokens: usize,
+        [gate, up]: &[Projection<'_>; 2],
+        out: &mut [f32],
+    ) {
+        let width = gate.weight.shape().rows;
+        let (isa, out) = (self.isa, Disjoint::new(out));
+        self.over_groups(
+            gate.weight.shape().groups(),
+            tokens,
+            &|group, token, count| {
+                let first = group * ROWS;
+                let rows = ROWS.min(width - first);
+                let mut tiles = [[[0.0; ROWS]; TOKEN_BLOCK]; 2];
+                for (tile, part) in tiles.iter_mut().zip([gate, up]) {
+                    matmul_group(isa, &part.weight, group, x, token, &mut tile[..count]);
+                    if let Some(bias) = part.bias {
+                        tile[..count]
+                            .iter_mut()
+                            .for_each(|sums| add(sums, &bias[first..]));
+                    }
+                }
+                let [mut gate, up] = tiles;
+                silu_mul(isa, &mut gate[..count], &up[..count]);
+                for (t, values) in gate[..count].iter().enumerate() {
+                    // SAFETY: these rows of this token are written by this group alone.
+                    let out = unsafe { out.part((token + t) * width + first, rows) };
+                    out.copy_from_slice(&values[..rows]);
+                }
+            },
+        );
+    }
+
+    /// `each(group, first token, tokens)` over all groups and blocks of tokens.
+    fn over_groups(
+        &self,
+        groups: usize,
+        tokens: usize,
+        each: &(dyn Fn(usize, usize, usize) + Sync),
+    ) {
+        let run = groups
+            .div_ceil(ITEMS_PER_THREAD * self.pool.threads())
+            .max(1);
+        self.pool.run(groups.div_ceil(run), &|item| {
+            let groups: Range<usize> = item * run..groups.min((item + 1) * run);
+            for token in (0..tokens).step_by(TOKEN_BLOCK) {
+                for group in groups.clone() {
+                    each(group, token, TOKEN_BLOCK.min(tokens - token));
+                }
+            }
+        });
+    }
+}
+
+/// Where each of several lengths starts when they are laid end to end, and where the last ends.
+fn starts(lengths: impl Iterator<Item = usize>) -> Vec<usize> {
+    let mut starts = vec![0];
+    for length in lengths {
+        starts.push(starts[starts.len() - 1] + length);
+    }
+    starts
+}
+
+/// Adds as far as the shorter reaches (a bias ends with its matrix, a group may not).
+fn add(out: &mut [f32], values: &[f32]) {
+    for (out, &value) in out.iter_mut().zip(values) {
+        *out += value;
+    }
+}

@@ -1,0 +1,140 @@
+//! Every large allocation of the CPU device, and what the machine has left.
+//!
+//! Weights and KV cache each get a mapping of their own over an anonymous memory file, so that
+//! one day another process can hold the file while this one is replaced. Huge pages are asked
+//! for, not needed.
+
+use memmap2::{Advice, MmapMut};
+use nix::sys::memfd::{MFdFlags, memfd_create};
+use std::fs::File;
+use worker_orcd_ipc::Fault;
+
+/// What an arena is for; its name in `/proc/<pid>/maps`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Purpose {
+    Weights,
+    Kv,
+}
+
+impl Purpose {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Weights => "orcd-weights",
+            Self::Kv => "orcd-kv",
+        }
+    }
+}
+
+/// A zeroed mapping, page aligned. Pages take memory when they are first touched.
+#[derive(Debug)]
+pub struct Arena {
+    map: MmapMut,
+}
+
+impl Arena {
+    /// # Errors
+    /// [`Fault::OutOfMemory`] when the kernel refuses.
+    pub fn new(purpose: Purpose, bytes: u64) -> Result<Self, Fault> {
+        Self::map(purpose, bytes).map_err(|error| Fault::OutOfMemory {
+            message: format!("{bytes} bytes for {}: {error}", purpose.name()),
+        })
+    }
+
+    fn map(purpose: Purpose, bytes: u64) -> std::io::Result<Self> {
+        let file = File::from(memfd_create(purpose.name(), MFdFlags::MFD_CLOEXEC)?);
+        file.set_len(bytes.max(1))?;
+        // SAFETY: the file is anonymous and this mapping is its only one, so nobody else can
+        // change or shorten it.
+        let map = unsafe { MmapMut::map_mut(&file)? };
+        // Only a hint, which a kernel without huge pages for shared memory refuses.
+        let _ = map.advise(Advice::HugePage);
+        Ok(Self { map })
+    }
+
+    #[must_use]
+    pub fn bytes(&self) -> &[u8] {
+        &self.map
+    }
+
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        &mut self.map
+    }
+
+    /// The arena as 16-bit words.
+    #[must_use]
+    pub fn halves(&self) -> &[u16] {
+        // SAFETY: any bits are a `u16`, and the mapping is page aligned.
+        unsafe { self.map.align_to().1 }
+    }
+
+    pub fn halves_mut(&mut self) -> &mut [u16] {
+        // SAFETY: as for `halves`.
+        unsafe { self.map.align_to_mut().1 }
+    }
+}
+
+/// The machine's memory, in bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Machine {
+    pub total: u64,
+    pub available: u64,
+}
+
+/// `None` where there is no `/proc/meminfo`.
+#[must_use]
+pub fn machine() -> Option<Machine> {
+    parse_meminfo(&std::fs::read_to_string("/proc/meminfo").ok()?)
+}
+
+fn parse_meminfo(text: &str) -> Option<Machine> {
+    let field = |name: &str| {
+        let line = text.lines().find_map(|line| line.strip_prefix(name))?;
+        let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+        Some(kib * 1024)
+    };
+    Some(Machine {
+        total: field("MemTotal:")?,
+        available: field("MemAvailable:")?,
+    })
+}
+
+#[must_use]
+pub fn cpu_name() -> Option<String> {
+    let text = std::fs::read_to_string("/proc/cpuinfo").ok()?;
+    let line = text.lines().find(|line| line.starts_with("model name"))?;
+    Some(line.split_once(':')?.1.trim().to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn meminfo_is_read_in_bytes_or_not_at_all() {
+        let text = "MemTotal:       24681 kB\nMemFree: 1 kB\nMemAvailable:   22881 kB\n";
+        let expected = Machine {
+            total: 24681 * 1024,
+            available: 22881 * 1024,
+        };
+        assert_eq!(parse_meminfo(text), Some(expected));
+        assert_eq!(parse_meminfo("MemTotal: 24681 kB\n"), None);
+        assert_eq!(parse_meminfo("MemTotal: many kB\nMemAvailable: 1 kB"), None);
+    }
+
+    #[test]
+    fn an_arena_is_zeroed_and_whole() {
+        let mut arena = Arena::new(Purpose::Kv, 6002).expect("arena");
+        assert_eq!((arena.bytes().len(), arena.halves().len()), (6002, 3001));
+        assert!(arena.halves().iter().all(|&half| half == 0));
+        arena.halves_mut()[3000] = 0x0201;
+        assert_eq!(arena.bytes_mut()[6000..], [1, 2]);
+    }
+
+    #[test]
+    fn what_cannot_be_mapped_is_a_fault() {
+        assert!(matches!(
+            Arena::new(Purpose::Kv, 1 << 62),
+            Err(Fault::OutOfMemory { .. })
+        ));
+    }
+}

@@ -1,0 +1,147 @@
+//! The CPU device: one forward pass for every architecture, on threads of its own.
+//!
+//! ```text
+//! load ──► weights (packed arena)          step: embed ─► layers ─► head ─► tokens
+//!          kv      (page arena)                  │          │         │
+//!          scratch (activations)                 └── pool: items claimed by threads
+//! ```
+//!
+//! * [`load`] decides what fits, then packs the file's tensors into one arena; after it the file
+//!   is not read again.
+//! * [`forward`] is the pass: embedding, [`attention`], [`linear`] layers, and [`head`] for the
+//!   rows that draw a token.
+//! * [`pool`] hands numbered items to threads; [`memory`] owns every large allocation and knows
+//!   what it is for.
+//!
+//! The law of [`device`](super) holds here because an item of work is always "these outputs,
+//! from all of their inputs, in an order given by their own indices": who computes it, and what
+//! else is computed beside it, cannot be seen in the bits. Arithmetic lives in
+//! [`worker_orcd_kernels::cpu`]; this folder decides what runs where.
+
+mod attention;
+mod forward;
+mod head;
+mod kv;
+mod linear;
+mod load;
+mod memory;
+mod plan;
+mod pool;
+mod scratch;
+mod weights;
+
+use crate::device::{Batch, Executor, KvGeometry, Tap};
+use crate::model::{ModelConfig, ModelWeights};
+use kv::KvCache;
+use pool::Pool;
+use scratch::Scratch;
+use weights::CpuWeights;
+use worker_orcd_ipc::{DeviceFacts, Fault, MemoryReport, TokenId};
+use worker_orcd_kernels::cpu::Isa;
+use worker_orcd_kernels::reference::rope::Rope;
+
+/// How much of the machine may be used.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CpuOptions {
+    /// Threads that compute, the caller's included; `None` means all cores.
+    pub threads: Option<u32>,
+    /// `None` takes what eight sequences need, within bounds (see `load`).
+    pub kv_cache_bytes: Option<u64>,
+    /// The largest batch, in tokens: decides the size of the activations.
+    pub max_batch_tokens: u32,
+    /// The longest sequence, in tokens.
+    pub max_sequence_tokens: u32,
+    /// Named in a fault; nothing else depends on it.
+    pub model: String,
+}
+
+/// A loaded model on the CPU.
+#[derive(Debug)]
+pub struct CpuExecutor {
+    config: ModelConfig,
+    rope: Rope,
+    isa: Isa,
+    weights: CpuWeights,
+    kv: KvCache,
+    scratch: Scratch,
+    pool: Pool,
+}
+
+impl CpuExecutor {
+    /// Uploads the model. `progress` hears of bytes done and in all, as the file counts them.
+    ///
+    /// # Errors
+    /// [`Fault::InsufficientMemory`] when weights, KV cache and activations do not fit, and
+    /// [`Fault::ModelLoad`] when the tensors contradict the configuration.
+    pub fn load(
+        config: &ModelConfig,
+        weights: &ModelWeights<'_>,
+        options: &CpuOptions,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<Self, Fault> {
+        load::load(config, weights, options, Isa::detect(), progress)
+    }
+
+    /// As [`load`](Self::load), without the instruction sets that this machine may have: what a
+    /// machine without them computes.
+    ///
+    /// # Errors
+    /// As for [`load`](Self::load).
+    pub fn load_portable(
+        config: &ModelConfig,
+        weights: &ModelWeights<'_>,
+        options: &CpuOptions,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<Self, Fault> {
+        load::load(config, weights, options, Isa::portable(), progress)
+    }
+}
+
+impl Executor for CpuExecutor {
+    fn facts(&self) -> DeviceFacts {
+        DeviceFacts {
+            id: "cpu".to_owned(),
+            name: memory::cpu_name().unwrap_or_else(|| "unknown CPU".to_owned()),
+            uuid: None,
+            driver: None,
+            compute_capability: None,
+            features: self
+                .isa
+                .features()
+                .iter()
+                .map(|&name| name.to_owned())
+                .collect(),
+            threads: Some(self.pool.threads() as u32),
+        }
+    }
+
+    fn memory(&self) -> MemoryReport {
+        let machine = memory::machine();
+        MemoryReport {
+            total_bytes: machine.map(|machine| machine.total),
+            free_bytes: machine.map(|machine| machine.available),
+            weights_bytes: self.weights.bytes(),
+            kv_capacity_bytes: self.kv.bytes(),
+            kv_used_bytes: 0,
+            scratch_bytes: self.scratch.bytes(),
+            context_bytes: None,
+            resident: None,
+        }
+    }
+
+    fn kv_geometry(&self) -> KvGeometry {
+        self.kv.geometry()
+    }
+
+    fn max_batch_tokens(&self) -> u32 {
+        self.scratch.max_tokens() as u32
+    }
+
+    fn step(
+        &mut self,
+        batch: &Batch<'_>,
+        tap: &mut dyn Tap,
+    ) -> Result<Vec<Option<TokenId>>, Fault> {
+        forward::step(self, batch, tap)
+    }
+}

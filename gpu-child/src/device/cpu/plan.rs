@@ -1,0 +1,128 @@
+//! A batch laid out as rows, and its attention cut into items: decided once a step, used by every
+//! layer.
+
+use super::attention::{Partials, Split};
+use crate::device::{Batch, PageId, SequenceWork};
+use crate::model::ModelConfig;
+use std::ops::Range;
+use worker_orcd_kernels::cpu::attention::MAX_ROWS;
+use worker_orcd_kernels::cpu::{SPAN_TOKENS, TILE_TOKENS};
+
+/// One token of the batch.
+#[derive(Debug, Clone, Copy)]
+pub struct Row {
+    pub sequence: usize,
+    pub position: u32,
+    pub token: usize,
+}
+
+/// Attention of some consecutive rows of one sequence, for one key-value head.
+#[derive(Debug, Clone)]
+pub struct Item {
+    pub rows: Range<usize>,
+    pub kv_head: usize,
+    /// Spans of positions to walk, in order.
+    pub spans: Range<usize>,
+}
+
+#[derive(Debug)]
+pub struct Plan<'a> {
+    pub sequences: &'a [SequenceWork<'a>],
+    pub rows: Vec<Row>,
+    pub items: Vec<Item>,
+    pub split: Split,
+    window: Option<usize>,
+}
+
+impl<'a> Plan<'a> {
+    /// # Panics
+    /// When the batch breaks its contract: a page table too short, an empty sequence.
+    #[must_use]
+    pub fn new(
+        batch: &Batch<'a>,
+        config: &ModelConfig,
+        threads: usize,
+        partials: &Partials,
+    ) -> Self {
+        let mut rows = Vec::new();
+        let mut plan = Self {
+            sequences: batch.sequences,
+            rows: Vec::new(),
+            items: Vec::new(),
+            split: Split::Whole,
+            window: config.sliding_window,
+        };
+        for (index, work) in batch.sequences.iter().enumerate() {
+            let start = rows.len();
+            let end = work.first_position as usize + work.tokens.len();
+            assert!(!work.tokens.is_empty(), "a sequence without tokens");
+            assert!(
+                work.pages.len() * TILE_TOKENS >= end,
+                "a page table too short"
+            );
+            for (position, token) in (work.first_position..).zip(work.tokens) {
+                assert!(
+                    token.index() < config.vocab_size,
+                    "a token outside the vocabulary"
+                );
+                rows.push(Row {
+                    sequence: index,
+                    position,
+                    token: token.index(),
+                });
+            }
+            plan.add_items(start..rows.len(), work.first_position as usize, config);
+        }
+        plan.rows = rows;
+        plan.share(threads, config, partials);
+        plan
+    }
+
+    /// One item for each key-value head and as many rows as one call of the kernel takes.
+    fn add_items(&mut self, rows: Range<usize>, first_position: usize, config: &ModelConfig) {
+        let heads_in_group = config.n_heads / config.n_kv_heads;
+        let tile = (MAX_ROWS / heads_in_group).max(1);
+        for start in rows.clone().step_by(tile) {
+            let tile = start..rows.end.min(start + tile);
+            let first = first_position + (tile.start - rows.start);
+            let last = first_position + (tile.end - 1 - rows.start);
+            let spans = self.first_seen(first) / SPAN_TOKENS..last / SPAN_TOKENS + 1;
+            for kv_head in 0..config.n_kv_heads {
+                self.items.push(Item {
+                    rows: tile.clone(),
+                    kv_head,
+                    spans: spans.clone(),
+                });
+            }
+        }
+    }
+
+    /// With too few items for the threads, each span becomes an item of its own. Only who
+    /// computes a span changes: spans are merged in order either way.
+    fn share(&mut self, threads: usize, config: &ModelConfig, partials: &Partials) {
+        let spans: usize = self.items.iter().map(|item| item.spans.len()).sum();
+        let rows_in_item = |item: &Item| item.rows.len() * config.n_heads / config.n_kv_heads;
+        let widest = self.items.iter().map(rows_in_item).max().unwrap_or(0);
+        let few = self.items.len() < 4 * threads && spans > self.items.len();
+        if threads > 1 && few && spans * widest <= partials.capacity() {
+            self.split = Split::BySpan {
+                rows_in_slot: widest,
+            };
+        }
+    }
+
+    /// The first position that a query at `position` sees.
+    #[must_use]
+    pub fn first_seen(&self, position: usize) -> usize {
+        self.window
+            .map_or(0, |window| (position + 1).saturating_sub(window))
+    }
+
+    /// Page and slot of a row's own position.
+    #[must_use]
+    pub fn place(&self, row: &Row) -> (PageId, usize) {
+        let position = row.position as usize;
+        let page = self.sequences[row.sequence].pages[position / TILE_TOKENS];
+        (page, position % TILE_TOKENS)
+    }
+}
