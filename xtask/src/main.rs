@@ -1,1 +1,78 @@
-fn main() {}
+//! `cargo xtask`: the one door to this repository, for people and for CI alike.
+//!
+//! One command a file. What commands share: [`paths`] (where things are), [`process`] (programs
+//! that are started, and never left behind), [`python`] (the virtual environment of the
+//! oracles), [`http`] (a client small enough to measure with), [`worker`] (a worker that is
+//! running).
+//!
+//! Deliberately absent: anything that ships. What a user of the worker needs is in the worker.
+
+#![forbid(unsafe_code)]
+
+mod bench;
+mod compare;
+mod fetch_model;
+mod fuzz;
+mod haiku;
+mod http;
+mod paths;
+mod process;
+mod python;
+mod test;
+mod up;
+mod worker;
+
+use clap::{Parser, Subcommand};
+use std::process::ExitCode;
+
+#[derive(Parser)]
+#[command(
+    name = "cargo xtask",
+    about = "Set-up, tests and benchmarks of worker-orcd"
+)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Get the default model, build, serve it, and show one streamed answer.
+    Up(up::Arguments),
+    /// Formatting, lints, every test, and the comparisons with llama.cpp.
+    Test(test::Arguments),
+    /// Get SmolLM2-135M-Instruct (98 MB) into models/.
+    FetchModel,
+    /// Measure, and write bench/results/NAME.md.
+    Bench(bench::Arguments),
+    /// Run every fuzz target for a while.
+    Fuzz(fuzz::Arguments),
+    /// A fresh haiku on the current minute, streamed, with every token derived again.
+    Haiku(haiku::Arguments),
+    /// The largest difference per checkpoint between two logits traces.
+    Compare(compare::Arguments),
+}
+
+/// What a shell reports for a program that ^C ended.
+const INTERRUPTED: u8 = 130;
+
+fn main() -> ExitCode {
+    process::end_children_on_signals();
+    let result = match Arguments::parse().command {
+        Command::Up(arguments) => up::run(&arguments),
+        Command::Test(arguments) => test::run(&arguments),
+        Command::FetchModel => fetch_model::run().map(drop),
+        Command::Bench(arguments) => bench::run(&arguments),
+        Command::Fuzz(arguments) => fuzz::run(&arguments),
+        Command::Haiku(arguments) => haiku::run(&arguments),
+        Command::Compare(arguments) => compare::run(&arguments),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(_) if process::interrupted() => ExitCode::from(INTERRUPTED),
+        Err(error) => {
+            eprintln!("xtask: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

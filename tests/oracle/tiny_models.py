@@ -1,0 +1,191 @@
+"""Tiny random GGUF files: every architecture with every tensor type, small enough to write,
+load and compare in a moment.
+
+Two layers, grouped-query attention (four heads on two), widths that are multiples of 256 so
+that K-quants fit, and a byte-level vocabulary that both engines accept. Blocks are made by
+ggml's own quantizers: both engines read the same bytes, so quantization error is no part of
+the comparison.
+"""
+
+from dataclasses import dataclass
+
+import gguf
+import numpy as np
+
+import llama_cpp
+
+TYPES = ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K"]
+
+N_LAYERS = 2
+N_EMBD = 256
+N_FF = 512
+N_HEADS = 4
+N_KV_HEADS = 2
+CONTEXT = 128
+# 256 bytes, a few merges, three control tokens, and filler up to a multiple of nothing special.
+N_VOCAB = 300
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One architecture and the switches of it that a file may use."""
+
+    name: str
+    architecture: str
+    head_dim: int
+    qkv_bias: bool = False
+    qk_norm: bool = False
+    fused: bool = False
+    tied: bool = False
+    rope_dims: int | None = None
+    # Llama 3: per-pair divisors in a tensor of their own.
+    rope_freqs: bool = False
+    linear_rope_scale: float | None = None
+    rope_base: float = 10000.0
+
+    @property
+    def q_width(self):
+        return N_HEADS * self.head_dim
+
+    @property
+    def kv_width(self):
+        return N_KV_HEADS * self.head_dim
+
+
+# One for each architecture, swept over all tensor types ...
+MAIN = [
+    Variant("llama", "llama", head_dim=64),
+    Variant("qwen2", "qwen2", head_dim=64, qkv_bias=True, tied=True, rope_base=1e6),
+    # Qwen3's heads are wider than n_embd / n_heads.
+    Variant("qwen3", "qwen3", head_dim=128, qk_norm=True, tied=True, rope_base=1e6),
+    Variant("phi3", "phi3", head_dim=64, fused=True),
+]
+
+# ... and the switches that only change arithmetic in F32, where nothing hides a mistake.
+EXTRA = [
+    Variant("llama-rope-freqs", "llama", head_dim=64, rope_freqs=True, rope_base=5e5),
+    Variant("llama-linear-rope", "llama", head_dim=64, linear_rope_scale=4.0, tied=True),
+    Variant("phi3-partial-rope", "phi3", head_dim=64, fused=True, tied=True, rope_dims=48),
+]
+
+
+def write(path, variant, type_name, seed):
+    rng = np.random.default_rng(seed)
+    writer = gguf.GGUFWriter(str(path), variant.architecture)
+    _hyperparameters(writer, variant)
+    _tokenizer(writer)
+    for name, shape in _matrices(variant):
+        scale = 1.0 if name == "token_embd.weight" else shape[1] ** -0.5
+        _add_matrix(writer, name, rng.standard_normal(shape) * scale, type_name)
+    for name, values in _vectors(variant, rng):
+        writer.add_tensor(name, values.astype(np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def _hyperparameters(writer, variant):
+    # Not the variant's name: llama.cpp treats the vocabulary of a model called phi3 specially.
+    writer.add_name("tiny random")
+    writer.add_context_length(CONTEXT)
+    writer.add_embedding_length(N_EMBD)
+    writer.add_block_count(N_LAYERS)
+    writer.add_feed_forward_length(N_FF)
+    writer.add_head_count(N_HEADS)
+    writer.add_head_count_kv(N_KV_HEADS)
+    writer.add_key_length(variant.head_dim)
+    writer.add_value_length(variant.head_dim)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_rope_freq_base(variant.rope_base)
+    writer.add_rope_dimension_count(variant.rope_dims or variant.head_dim)
+    writer.add_vocab_size(N_VOCAB)
+    if variant.linear_rope_scale:
+        writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+        writer.add_rope_scaling_factor(variant.linear_rope_scale)
+
+
+def _matrices(variant):
+    """(name, [rows, cols]) of everything that is quantized."""
+    yield "token_embd.weight", (N_VOCAB, N_EMBD)
+    if not variant.tied:
+        yield "output.weight", (N_VOCAB, N_EMBD)
+    for layer in range(N_LAYERS):
+        block = f"blk.{layer}."
+        if variant.fused:
+            yield block + "attn_qkv.weight", (variant.q_width + 2 * variant.kv_width, N_EMBD)
+            yield block + "ffn_up.weight", (2 * N_FF, N_EMBD)
+        else:
+            yield block + "attn_q.weight", (variant.q_width, N_EMBD)
+            yield block + "attn_k.weight", (variant.kv_width, N_EMBD)
+            yield block + "attn_v.weight", (variant.kv_width, N_EMBD)
+            yield block + "ffn_gate.weight", (N_FF, N_EMBD)
+            yield block + "ffn_up.weight", (N_FF, N_EMBD)
+        yield block + "attn_output.weight", (N_EMBD, variant.q_width)
+        yield block + "ffn_down.weight", (N_EMBD, N_FF)
+
+
+def _vectors(variant, rng):
+    """Norms, biases and tables: F32 in every file."""
+
+    def norm(width):
+        return 1.0 + 0.2 * rng.standard_normal(width)
+
+    yield "output_norm.weight", norm(N_EMBD)
+    for layer in range(N_LAYERS):
+        block = f"blk.{layer}."
+        yield block + "attn_norm.weight", norm(N_EMBD)
+        yield block + "ffn_norm.weight", norm(N_EMBD)
+        if variant.qk_norm:
+            yield block + "attn_q_norm.weight", norm(variant.head_dim)
+            yield block + "attn_k_norm.weight", norm(variant.head_dim)
+        if variant.qkv_bias:
+            yield block + "attn_q.bias", 0.5 * rng.standard_normal(variant.q_width)
+            yield block + "attn_k.bias", 0.5 * rng.standard_normal(variant.kv_width)
+            yield block + "attn_v.bias", 0.5 * rng.standard_normal(variant.kv_width)
+    if variant.rope_freqs:
+        pairs = (variant.rope_dims or variant.head_dim) // 2
+        yield "rope_freqs.weight", np.linspace(1.0, 8.0, pairs)
+
+
+def _add_matrix(writer, name, values, type_name):
+    values = values.astype(np.float32)
+    kind = gguf.GGMLQuantizationType[type_name]
+    if kind == gguf.GGMLQuantizationType.F32:
+        writer.add_tensor(name, values)
+        return
+    if kind in (gguf.GGMLQuantizationType.F16, gguf.GGMLQuantizationType.BF16):
+        writer.add_tensor(name, gguf.quants.quantize(values, kind), raw_dtype=kind)
+        return
+    elements, block_bytes = gguf.GGML_QUANT_SIZES[kind]
+    row_bytes = values.shape[1] // elements * block_bytes
+    writer.add_tensor(name, llama_cpp.quantize(values, kind, row_bytes), raw_dtype=kind)
+
+
+def _tokenizer(writer):
+    """GPT-2's byte alphabet, four merges, three control tokens, filler."""
+    alphabet = list(_byte_alphabet().values())
+    merges = [("t", "h"), ("th", "e"), ("i", "n"), ("a", "n")]
+    tokens = alphabet + ["".join(pair) for pair in merges]
+    tokens += ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+    kinds = [gguf.TokenType.NORMAL] * (len(tokens) - 3) + [gguf.TokenType.CONTROL] * 3
+    filler = N_VOCAB - len(tokens)
+    tokens += [f"<unused_{i}>" for i in range(filler)]
+    kinds += [gguf.TokenType.UNUSED] * filler
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list(tokens)
+    writer.add_token_types(kinds)
+    writer.add_token_merges([" ".join(pair) for pair in merges])
+    writer.add_bos_token_id(tokens.index("<|endoftext|>"))
+    writer.add_eos_token_id(tokens.index("<|im_end|>"))
+    writer.add_add_bos_token(False)
+
+
+def _byte_alphabet():
+    """GPT-2's map from bytes to printable characters."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [b for b in range(256) if b not in printable]
+    table = {b: chr(b) for b in printable}
+    table.update({b: chr(256 + i) for i, b in enumerate(others)})
+    return dict(sorted(table.items()))

@@ -1,0 +1,99 @@
+"""GGUF files that hold a tokenizer and nothing else, for tokenizers that no small model has."""
+
+from collections import Counter
+
+import gguf
+
+import prose
+
+# Every name of supervisor/src/text/pre_tokenizer.rs.
+PRE_TOKENIZERS = [
+    "default", "gpt-2", "phi-2", "mpt", "olmo", "jais", "exaone4", "trillion", "granite-docling",
+    "smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b", "llama-bpe",
+    "llama3", "llama-v3", "falcon3", "pixtral", "lfm2", "dbrx", "smaug-bpe", "glm4", "chatglm-bpe",
+    "qwen2", "deepseek-r1-qwen", "stablelm2", "megrez", "falcon", "gpt-4o", "llama4",
+]  # fmt: skip
+
+
+def write_all(folder, model):
+    """Yields (name, path) of each file as it is written."""
+    tokens, kinds, merges = byte_level_vocabulary(model)
+    for pre in PRE_TOKENIZERS:
+        path = folder / f"{pre}.gguf"
+        write_byte_level(path, pre, tokens, kinds, merges)
+        yield pre, path
+    path = folder / "sentencepiece.gguf"
+    write_sentence_piece(path)
+    yield "sentencepiece", path
+
+
+def byte_level_vocabulary(model):
+    """The model's own, and numbers of two and three digits: without them no id would show
+    where a pre-tokenizer cuts a number."""
+    fields = gguf.GGUFReader(model).fields
+    tokens, kinds, merges = (
+        list(fields[f"tokenizer.ggml.{key}"].contents()) for key in ("tokens", "token_type", "merges")
+    )
+    known = set(tokens)
+    for left in [str(n) for n in range(10)] + [f"{n:02}" for n in range(100)]:
+        for right in range(10):
+            merges.append(f"{left} {right}")
+            if f"{left}{right}" not in known:
+                tokens.append(f"{left}{right}")
+                kinds.append(gguf.TokenType.NORMAL)
+    return tokens, kinds, merges
+
+
+def write_byte_level(path, pre, tokens, kinds, merges):
+    writer = gguf.GGUFWriter(str(path), "llama")
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre(pre)
+    writer.add_token_list(tokens)
+    writer.add_token_types(kinds)
+    writer.add_token_merges(merges)
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    _finish(writer)
+
+
+def write_sentence_piece(path):
+    """Three control tokens, 256 bytes, single characters, then common parts of words. A part of
+    two characters or more can only be reached through smaller parts, and some scores are equal,
+    so that the order of merging shows."""
+    words = Counter("▁" + word for word in prose.text(characters=200_000).split())
+    parts, characters = Counter(), Counter()
+    for word, count in words.items():
+        for start in range(len(word)):
+            characters[word[start]] += count
+            for end in range(start + 2, min(start + 8, len(word)) + 1):
+                parts[word[start:end]] += count
+    singles = sorted(characters)
+    common = [part for part, _ in sorted(parts.items(), key=lambda item: (-item[1], item[0]))[:4000]]
+    tokens = ["<unk>", "<s>", "</s>"] + [f"<0x{byte:02X}>" for byte in range(256)] + singles + common
+    scores = [0.0] * (3 + 256) + [-1e6] * len(singles) + [-float(rank // 3) for rank in range(len(common))]
+    kinds = [gguf.TokenType.UNKNOWN, gguf.TokenType.CONTROL, gguf.TokenType.CONTROL]
+    kinds += [gguf.TokenType.BYTE] * 256 + [gguf.TokenType.NORMAL] * (len(singles) + len(common))
+
+    writer = gguf.GGUFWriter(str(path), "llama")
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list(tokens)
+    writer.add_token_scores(scores)
+    writer.add_token_types(kinds)
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.add_unk_token_id(0)
+    _finish(writer)
+
+
+def _finish(writer):
+    """What the loaders insist on beside the tokenizer."""
+    writer.add_context_length(128)
+    writer.add_embedding_length(64)
+    writer.add_block_count(1)
+    writer.add_feed_forward_length(64)
+    writer.add_head_count(1)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()

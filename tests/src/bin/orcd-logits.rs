@@ -1,0 +1,286 @@
+//! `orcd-logits MODEL`: token histories through the child's CPU executor, logits out.
+//!
+//! One JSON line in per history: `{"tokens": […], "positions": […]}`, positions rising. Out comes,
+//! in order, with `--output logits` one row of little-endian `f32` per position, and with
+//! `--output next-token` one JSON line per history: the best token at every position, and the
+//! negative log-likelihood of the token that really follows (null behind the last).
+//!
+//! This is the executor as the scheduler uses it, batches and pages and all, without a scheduler:
+//! a step ends at every wanted position, because only there are logits computed.
+
+use anyhow::{Result, ensure};
+use clap::{Parser, ValueEnum};
+use serde::{Deserialize, Serialize};
+use std::io::{BufRead, Write};
+use std::path::PathBuf;
+use worker_orcd_gpu::device::cpu::{CpuExecutor, CpuOptions};
+use worker_orcd_gpu::device::{Batch, Checkpoint, Executor, PageId, SampleWork, SequenceWork, Tap};
+use worker_orcd_gpu::model::{GgufFile, ModelConfig, ModelWeights};
+use worker_orcd_ipc::{RequestId, Sampling, TokenId};
+
+#[derive(Parser)]
+struct Options {
+    model: PathBuf,
+    #[arg(long, value_enum)]
+    output: Output,
+    #[arg(long, default_value_t = 1)]
+    threads: u32,
+    /// The longest prompt chunk of one sequence in one step.
+    #[arg(long, default_value_t = 512)]
+    chunk: usize,
+    /// Histories that are run in one step, each on its own.
+    #[arg(long, default_value_t = 1)]
+    batch: usize,
+    /// Longest history; long-context models choose their RoPE factors by it.
+    #[arg(long, default_value_t = 1024)]
+    context: u32,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Output {
+    Logits,
+    NextToken,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Request {
+    tokens: Vec<u32>,
+    positions: Vec<usize>,
+}
+
+/// How far one history has come.
+struct History {
+    tokens: Vec<TokenId>,
+    positions: Vec<usize>,
+    pages: Vec<PageId>,
+    done: usize,
+}
+
+fn main() -> Result<()> {
+    let options = Options::parse();
+    let mut executor = load(&options)?;
+    let requests: Vec<Request> = std::io::stdin()
+        .lock()
+        .lines()
+        .map(|line| Ok(serde_json::from_str(&line?)?))
+        .collect::<Result<_>>()?;
+    let mut out = std::io::BufWriter::new(std::io::stdout().lock());
+    for group in requests.chunks(options.batch) {
+        let mut seen = Seen {
+            rows: group.iter().map(|_| Rows::of(options.output)).collect(),
+        };
+        let mut histories = histories(group, &options, executor.kv_geometry().page_tokens)?;
+        run(&mut executor, &mut histories, &options, &mut seen)?;
+        for rows in seen.rows {
+            rows.write(&mut out)?;
+        }
+    }
+    Ok(out.flush()?)
+}
+
+fn load(options: &Options) -> Result<CpuExecutor> {
+    let file = GgufFile::open(&options.model)?;
+    let header = file.header()?;
+    let config = ModelConfig::from_gguf(&header, Some(options.context))?;
+    let weights = ModelWeights::from_gguf(&header, &config)?;
+    // Both halves of every layer's page, in two bytes a value, for every history of a batch.
+    let row = config.n_kv_heads * config.head_dim;
+    let token_bytes = 2 * config.n_layers * row * size_of::<u16>();
+    let page_slack = 64;
+    let tokens = options.batch * (options.context as usize + page_slack);
+    let cpu = CpuOptions {
+        threads: Some(options.threads),
+        kv_cache_bytes: Some((tokens * token_bytes) as u64),
+        max_batch_tokens: u32::try_from(options.batch * options.chunk)?,
+        max_sequence_tokens: options.context,
+        model: options.model.display().to_string(),
+    };
+    Ok(CpuExecutor::load(&config, &weights, &cpu, &mut |_, _| {})?)
+}
+
+/// Every history gets pages of its own; a group begins with an empty cache.
+fn histories(group: &[Request], options: &Options, page_tokens: u32) -> Result<Vec<History>> {
+    let pages_each = options.context.div_ceil(page_tokens);
+    let history = |(request, index): (&Request, u32)| {
+        let length = request.tokens.len();
+        ensure!(
+            length <= options.context as usize,
+            "{length} tokens exceed --context"
+        );
+        ensure!(request.positions.is_sorted(), "positions must rise");
+        ensure!(
+            request.positions.iter().all(|p| *p < length),
+            "a position behind the tokens"
+        );
+        Ok(History {
+            tokens: request.tokens.iter().copied().map(TokenId).collect(),
+            positions: request.positions.clone(),
+            pages: (index * pages_each..(index + 1) * pages_each)
+                .map(PageId)
+                .collect(),
+            done: 0,
+        })
+    };
+    group.iter().zip(0..).map(history).collect()
+}
+
+fn run(
+    executor: &mut CpuExecutor,
+    histories: &mut [History],
+    options: &Options,
+    seen: &mut Seen,
+) -> Result<()> {
+    for step in 1.. {
+        let ends: Vec<_> = histories
+            .iter()
+            .map(|history| history.next_end(options.chunk))
+            .collect();
+        let sequences: Vec<_> = histories
+            .iter()
+            .zip(&ends)
+            .enumerate()
+            .filter_map(|(index, (history, end))| Some(history.work(index, (*end)?)))
+            .collect();
+        if sequences.is_empty() {
+            return Ok(());
+        }
+        executor.step(
+            &Batch {
+                step,
+                sequences: &sequences,
+            },
+            seen,
+        )?;
+        for (index, end) in ends.into_iter().enumerate() {
+            let Some(end) = end else { continue };
+            let history = &mut histories[index];
+            history.done = end;
+            if history.wants(end - 1) {
+                let next = history.tokens.get(end).copied();
+                seen.rows[index].name_next(next);
+            }
+        }
+    }
+    unreachable!("the loop ends by returning")
+}
+
+impl History {
+    /// Up to where the next step goes; `None` when the last wanted position is behind.
+    fn next_end(&self, chunk: usize) -> Option<usize> {
+        let wanted = *self
+            .positions
+            .iter()
+            .find(|position| **position >= self.done)?;
+        Some((wanted + 1).min(self.done + chunk))
+    }
+
+    fn wants(&self, position: usize) -> bool {
+        self.positions.binary_search(&position).is_ok()
+    }
+
+    fn work(&self, index: usize, end: usize) -> SequenceWork<'_> {
+        let sample = SampleWork {
+            sampling: Sampling::default(),
+            prompt: &self.tokens[..end],
+            generated: &[],
+        };
+        SequenceWork {
+            request: RequestId(index as u64),
+            tokens: &self.tokens[self.done..end],
+            first_position: u32::try_from(self.done).expect("a context is short"),
+            pages: &self.pages,
+            sample: self.wants(end - 1).then_some(sample),
+        }
+    }
+}
+
+/// Collects the rows of one group of histories.
+struct Seen {
+    rows: Vec<Rows>,
+}
+
+impl Tap for Seen {
+    fn wants(&self, _: RequestId, checkpoint: &Checkpoint) -> bool {
+        *checkpoint == Checkpoint::Logits
+    }
+
+    fn see(&mut self, request: RequestId, _: &Checkpoint, _: u32, values: &[f32]) {
+        let index = usize::try_from(request.0).expect("an index");
+        self.rows[index].push(values);
+    }
+}
+
+enum Rows {
+    Logits(Vec<f32>),
+    NextToken { summary: Summary, last: Vec<f32> },
+}
+
+#[derive(Default, Serialize)]
+struct Summary {
+    argmax: Vec<u32>,
+    nll: Vec<Option<f64>>,
+}
+
+impl Rows {
+    fn of(output: Output) -> Self {
+        match output {
+            Output::Logits => Self::Logits(Vec::new()),
+            Output::NextToken => Self::NextToken {
+                summary: Summary::default(),
+                last: Vec::new(),
+            },
+        }
+    }
+
+    fn push(&mut self, row: &[f32]) {
+        match self {
+            Self::Logits(rows) => rows.extend_from_slice(row),
+            Self::NextToken { summary, last } => {
+                summary.argmax.push(argmax(row));
+                row.clone_into(last);
+            }
+        }
+    }
+
+    /// Which token really follows the row that was pushed last.
+    fn name_next(&mut self, next: Option<TokenId>) {
+        if let Self::NextToken { summary, last } = self {
+            summary
+                .nll
+                .push(next.map(|token| negative_log_likelihood(last, token)));
+        }
+    }
+
+    fn write(&self, out: &mut impl Write) -> Result<()> {
+        match self {
+            Self::Logits(rows) => {
+                for value in rows {
+                    out.write_all(&value.to_le_bytes())?;
+                }
+            }
+            Self::NextToken { summary, .. } => {
+                serde_json::to_writer(&mut *out, summary)?;
+                out.write_all(b"\n")?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn argmax(row: &[f32]) -> u32 {
+    let best = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let index = row.iter().position(|value| *value == best);
+    index
+        .and_then(|index| u32::try_from(index).ok())
+        .unwrap_or(u32::MAX)
+}
+
+fn negative_log_likelihood(row: &[f32], token: TokenId) -> f64 {
+    let peak = f64::from(row.iter().copied().fold(f32::NEG_INFINITY, f32::max));
+    let sum: f64 = row
+        .iter()
+        .map(|value| (f64::from(*value) - peak).exp())
+        .sum();
+    peak + sum.ln() - f64::from(row[token.index()])
+}

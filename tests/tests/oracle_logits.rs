@@ -1,0 +1,41 @@
+//! The child's arithmetic against llama.cpp, through `orcd-logits`.
+//!
+//! One test at a time is enough for two cores, and llama.cpp's threads spin: run with others
+//! beside them they only get slower, so each test takes the lock.
+
+mod oracle;
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use worker_orcd_tests::model::real_model;
+
+static MACHINE: Mutex<()> = Mutex::new(());
+
+const ORCD_LOGITS: &str = env!("CARGO_BIN_EXE_orcd-logits");
+
+fn alone() -> MutexGuard<'static, ()> {
+    MACHINE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[test]
+fn every_architecture_and_tensor_type_agrees_with_llama_cpp() {
+    let _machine = alone();
+    oracle::run("architectures.py", &[ORCD_LOGITS.as_ref()]);
+}
+
+#[test]
+fn greedy_tokens_equal_llama_cpp() {
+    let _machine = alone();
+    oracle::run(
+        "greedy.py",
+        &[real_model().as_os_str(), ORCD_LOGITS.as_ref()],
+    );
+}
+
+#[test]
+fn perplexity_equals_llama_cpp() {
+    let _machine = alone();
+    oracle::run(
+        "perplexity.py",
+        &[real_model().as_os_str(), ORCD_LOGITS.as_ref()],
+    );
+}

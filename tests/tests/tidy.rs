@@ -1,0 +1,276 @@
+//! The invariants of ARCHITECTURE.md that can be checked by looking at the repository.
+//!
+//! Each test names what must be absent, and where. The first one checks the checker: a scan that
+//! finds no files would pass everything.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use worker_orcd_tests::model::repository_root;
+
+/// A page that one person can hold in mind; past it a file holds two ideas.
+const MAX_LINES: usize = 600;
+
+/// Larger files are data, and data has a place of its own.
+const MAX_COMMITTED_BYTES: u64 = 1 << 20;
+
+#[test]
+fn the_scan_sees_the_repository() {
+    let files = committed_files();
+    for expected in [
+        "Cargo.toml",
+        "supervisor/src/main.rs",
+        "tests/tests/tidy.rs",
+    ] {
+        assert!(
+            files.contains(&PathBuf::from(expected)),
+            "{expected} is not among {files:?}"
+        );
+    }
+}
+
+#[test]
+fn only_the_child_and_its_kernels_may_use_unsafe() {
+    for crate_root in [
+        "supervisor/src/lib.rs",
+        "supervisor/src/main.rs",
+        "supervisor/lifecycle/src/lib.rs",
+        "ipc-protocol/src/lib.rs",
+        "xtask/src/main.rs",
+    ] {
+        let text = read(Path::new(crate_root));
+        assert!(
+            text.contains("#![forbid(unsafe_code)]"),
+            "{crate_root} may use unsafe"
+        );
+    }
+}
+
+#[test]
+fn the_supervisor_links_nothing_that_touches_a_device_or_a_model_file() {
+    let packages = dependencies_of("worker-orcd");
+    assert!(
+        packages.iter().any(|name| name == "tokio"),
+        "no dependency tree: {packages:?}"
+    );
+    for forbidden in [
+        "cudarc",
+        "memmap2",
+        "worker-orcd-gpu",
+        "worker-orcd-kernels",
+        "candle-core",
+    ] {
+        assert!(
+            !packages.iter().any(|name| name == forbidden),
+            "the supervisor depends on {forbidden}"
+        );
+    }
+}
+
+#[test]
+fn the_lifecycle_depends_on_no_runtime() {
+    let packages = dependencies_of("worker-orcd-lifecycle");
+    for forbidden in ["tokio", "axum", "nix", "rustix", "tracing"] {
+        assert!(
+            !packages.iter().any(|name| name == forbidden),
+            "the lifecycle depends on {forbidden}"
+        );
+    }
+}
+
+#[test]
+fn the_lifecycle_reads_no_clock_and_does_no_input_or_output() {
+    let forbidden = [
+        "Instant::now",
+        "SystemTime",
+        "tokio",
+        "std::fs",
+        "std::net",
+        "std::process",
+        "std::thread",
+    ];
+    for (path, text) in rust_sources("supervisor/lifecycle/src") {
+        for word in forbidden {
+            assert!(
+                !code_lines(&text).any(|line| line.contains(word)),
+                "{path:?} names {word}"
+            );
+        }
+    }
+}
+
+#[test]
+fn bincode_is_named_in_one_file() {
+    // The codec says why; elsewhere in code the word would be a second wire format.
+    only_in("bincode", |path| {
+        path == Path::new("ipc-protocol/src/codec.rs")
+    });
+}
+
+#[test]
+fn cudarc_is_named_in_one_folder() {
+    only_in("cudarc", |path| {
+        path.starts_with("gpu-child/src/device/cuda")
+    });
+}
+
+#[test]
+fn no_file_holds_more_than_one_idea() {
+    for (path, text) in rust_sources("") {
+        let lines = text.lines().count();
+        assert!(
+            lines <= MAX_LINES,
+            "{path:?} has {lines} lines, more than {MAX_LINES}"
+        );
+    }
+}
+
+#[test]
+fn every_module_opens_with_a_page() {
+    for (path, text) in rust_sources("") {
+        if path.components().any(|part| part.as_os_str() == "src") {
+            assert!(
+                text.starts_with("//!"),
+                "{path:?} does not say what lives there"
+            );
+        }
+    }
+}
+
+#[test]
+fn nothing_is_left_to_do_later() {
+    // Written in two parts, so that this file does not find itself.
+    let forbidden = [
+        concat!("to", "do!("),
+        concat!("unimple", "mented!("),
+        concat!("TO", "DO:"),
+    ];
+    for (path, text) in rust_sources("") {
+        for word in forbidden {
+            assert!(!text.contains(word), "{path:?} contains {word}");
+        }
+    }
+}
+
+#[test]
+fn no_large_file_and_no_model_is_committed() {
+    for path in committed_files() {
+        let extension = path.extension().and_then(|extension| extension.to_str());
+        assert!(
+            !matches!(extension, Some("gguf" | "safetensors" | "whl" | "so")),
+            "{path:?} does not belong into a repository"
+        );
+        // A file that is deleted but not committed yet has no size.
+        if let Ok(found) = fs::metadata(repository_root().join(&path)) {
+            assert!(
+                found.len() <= MAX_COMMITTED_BYTES,
+                "{path:?} has {} bytes",
+                found.len()
+            );
+        }
+    }
+}
+
+#[test]
+fn every_unsafe_block_has_its_proof() {
+    for (path, text) in rust_sources("") {
+        let lines: Vec<_> = text.lines().collect();
+        for (number, line) in lines.iter().enumerate() {
+            let opens = line.contains("unsafe {") && !line.trim_start().starts_with("//");
+            if !opens {
+                continue;
+            }
+            let before = &lines[number.saturating_sub(8)..=number];
+            assert!(
+                before.iter().any(|line| line.contains("SAFETY:")),
+                "{path:?}:{} has an unsafe block without a SAFETY comment",
+                number + 1
+            );
+        }
+    }
+}
+
+/// Asserts that `word` occurs in code only in files that `allowed` accepts.
+fn only_in(word: &str, allowed: impl Fn(&Path) -> bool) {
+    for (path, text) in rust_sources("") {
+        // This file names what it forbids.
+        if allowed(&path) || path == Path::new("tests/tests/tidy.rs") {
+            continue;
+        }
+        assert!(
+            !code_lines(&text).any(|line| line.contains(word)),
+            "{path:?} names {word}"
+        );
+    }
+}
+
+/// Lines that are not comments.
+fn code_lines(text: &str) -> impl Iterator<Item = &str> {
+    text.lines()
+        .filter(|line| !line.trim_start().starts_with("//"))
+}
+
+fn rust_sources(folder: &str) -> Vec<(PathBuf, String)> {
+    let sources: Vec<_> = committed_files()
+        .into_iter()
+        .filter(|path| path.starts_with(folder))
+        .filter(|path| path.extension().is_some_and(|extension| extension == "rs"))
+        .filter(|path| repository_root().join(path).is_file())
+        .map(|path| (path.clone(), read(&path)))
+        .collect();
+    assert!(!sources.is_empty(), "no Rust source in {folder:?}");
+    sources
+}
+
+fn read(path: &Path) -> String {
+    fs::read_to_string(repository_root().join(path))
+        .unwrap_or_else(|error| panic!("{path:?}: {error}"))
+}
+
+/// Tracked files, and new ones that git does not ignore.
+fn committed_files() -> Vec<PathBuf> {
+    let output = Command::new("git")
+        .args(["ls-files", "--cached", "--others", "--exclude-standard"])
+        .current_dir(repository_root())
+        .output()
+        .expect("git");
+    assert!(
+        output.status.success(),
+        "git ls-files: {}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    String::from_utf8(output.stdout)
+        .expect("UTF-8 paths")
+        .lines()
+        .map(PathBuf::from)
+        .collect()
+}
+
+/// Names of everything that is linked into `package`, dev-dependencies left out.
+fn dependencies_of(package: &str) -> Vec<String> {
+    let output = Command::new(env!("CARGO"))
+        .args([
+            "tree",
+            "--edges",
+            "normal",
+            "--prefix",
+            "none",
+            "--format",
+            "{p}",
+            "--package",
+        ])
+        .arg(package)
+        .current_dir(repository_root())
+        .output()
+        .expect("cargo tree");
+    assert!(
+        output.status.success(),
+        "cargo tree: {}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    let text = String::from_utf8(output.stdout).expect("UTF-8 names");
+    text.lines()
+        .filter_map(|line| line.split(' ').next())
+        .map(str::to_owned)
+        .collect()
+}

@@ -1,0 +1,37 @@
+//! `cargo xtask bench`: measure, print, and write `bench/results/NAME.md` with the command, the
+//! machine and the commit, so that a figure can be questioned and made again.
+
+mod cpu;
+mod report;
+mod service;
+
+use anyhow::Result;
+use clap::Subcommand;
+
+#[derive(clap::Args)]
+pub struct Arguments {
+    #[command(subcommand)]
+    bench: Bench,
+}
+
+#[derive(Subcommand)]
+enum Bench {
+    /// Prompt processing, decoding and memory beside llama.cpp, interleaved, same file, same
+    /// threads.
+    Cpu(cpu::Arguments),
+    /// Streamed tokens per second with a child that computes nothing.
+    Overhead(service::Arguments),
+    /// /health, cancel and disconnect while every slot is busy.
+    Latency(service::Arguments),
+    /// The supervisor's memory over 100,000 requests.
+    Memory(service::Arguments),
+}
+
+pub fn run(arguments: &Arguments) -> Result<()> {
+    match &arguments.bench {
+        Bench::Cpu(arguments) => cpu::run(arguments),
+        Bench::Overhead(arguments) => service::run("overhead", arguments),
+        Bench::Latency(arguments) => service::run("latency", arguments),
+        Bench::Memory(arguments) => service::run("memory", arguments),
+    }
+}

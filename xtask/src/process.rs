@@ -1,0 +1,166 @@
+//! Programs that are started, and never left behind.
+//!
+//! Every child gets a process group of its own, so that what it starts in turn (a test binary
+//! under `cargo test`, a GPU child under the supervisor) can be reached with it. A signal to
+//! xtask goes on to all groups: SIGTERM the first time, SIGKILL the second.
+
+use anyhow::{Context, Result, bail};
+use nix::sys::signal::{Signal, killpg};
+use nix::unistd::Pid;
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, ExitStatus};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+static GROUPS: Mutex<Vec<Pid>> = Mutex::new(Vec::new());
+static INTERRUPTED: AtomicBool = AtomicBool::new(false);
+
+const POLL: Duration = Duration::from_millis(20);
+
+/// Starts the thread that passes signals on. Call once, before anything is started.
+pub fn end_children_on_signals() {
+    use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+    let mut signals = signal_hook::iterator::Signals::new([SIGINT, SIGTERM, SIGHUP])
+        .expect("these signals can be handled");
+    std::thread::spawn(move || {
+        for _ in signals.forever() {
+            let again = INTERRUPTED.swap(true, Ordering::SeqCst);
+            signal_all(if again {
+                Signal::SIGKILL
+            } else {
+                Signal::SIGTERM
+            });
+        }
+    });
+}
+
+/// The user asked to stop.
+pub fn interrupted() -> bool {
+    INTERRUPTED.load(Ordering::SeqCst)
+}
+
+fn signal_all(signal: Signal) {
+    for group in GROUPS.lock().expect("no holder panics").iter() {
+        // A group that has just ended is what we wanted.
+        let _ = killpg(*group, signal);
+    }
+}
+
+/// A running program whose group is killed when this value goes out of scope.
+#[derive(Debug)]
+pub struct Running {
+    child: Child,
+    group: Pid,
+    name: String,
+}
+
+impl Running {
+    pub fn start(command: &mut Command) -> Result<Self> {
+        let name = command.get_program().to_string_lossy().into_owned();
+        if interrupted() {
+            bail!("interrupted");
+        }
+        let child = command
+            .process_group(0)
+            .spawn()
+            .with_context(|| format!("cannot start {name}"))?;
+        let group = Pid::from_raw(i32::try_from(child.id()).expect("a pid fits i32"));
+        GROUPS.lock().expect("no holder panics").push(group);
+        Ok(Self { child, group, name })
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    pub fn child(&mut self) -> &mut Child {
+        &mut self.child
+    }
+
+    /// `None` while it runs.
+    pub fn try_wait(&mut self) -> Result<Option<ExitStatus>> {
+        self.child
+            .try_wait()
+            .with_context(|| format!("cannot wait for {}", self.name))
+    }
+
+    pub fn wait(&mut self) -> Result<ExitStatus> {
+        self.child
+            .wait()
+            .with_context(|| format!("cannot wait for {}", self.name))
+    }
+
+    /// Asks the program itself (not its group) to end, and waits.
+    pub fn terminate(mut self, patience: Duration) -> Result<ExitStatus> {
+        let _ = nix::sys::signal::kill(self.group, Signal::SIGTERM);
+        let deadline = Instant::now() + patience;
+        while Instant::now() < deadline {
+            if let Some(status) = self.try_wait()? {
+                return Ok(status);
+            }
+            std::thread::sleep(POLL);
+        }
+        bail!(
+            "{} did not end within {patience:?} after SIGTERM",
+            self.name
+        )
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // Only while the leader is not reaped can its id not have been given to somebody else.
+        if !matches!(self.child.try_wait(), Ok(Some(_))) {
+            let _ = killpg(self.group, Signal::SIGKILL);
+            let _ = self.child.wait();
+        }
+        GROUPS
+            .lock()
+            .expect("no holder panics")
+            .retain(|group| *group != self.group);
+    }
+}
+
+/// Shows a command, runs it to its end, and insists on success.
+pub fn run(command: &mut Command) -> Result<()> {
+    println!("$ {}", shown(command));
+    let status = Running::start(command)?.wait()?;
+    if !status.success() {
+        bail!(
+            "{} ended with {status}",
+            command.get_program().to_string_lossy()
+        );
+    }
+    Ok(())
+}
+
+/// Like [`run`], without showing it, and with its standard output in hand.
+pub fn output(command: &mut Command) -> Result<String> {
+    let name = command.get_program().to_string_lossy().into_owned();
+    let output = command
+        .output()
+        .with_context(|| format!("cannot start {name}"))?;
+    if !output.status.success() {
+        bail!("{name} ended with {}", output.status);
+    }
+    Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
+}
+
+pub fn shown(command: &Command) -> String {
+    let words = std::iter::once(command.get_program()).chain(command.get_args());
+    let words: Vec<_> = words
+        .map(|word| {
+            word.to_string_lossy()
+                .replace(&format!("{}/", crate::paths::root().display()), "")
+        })
+        .collect();
+    words.join(" ")
+}
+
+/// `cargo`, the one that started us, in the repository root.
+pub fn cargo() -> Command {
+    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    command.current_dir(crate::paths::root());
+    command
+}

@@ -1,0 +1,76 @@
+//! `cargo xtask test`: what a change has to pass, in the order in which it fails fastest.
+
+use crate::{fetch_model, paths, process, python};
+use anyhow::Result;
+use std::process::Command;
+use std::time::Instant;
+
+#[derive(clap::Args)]
+pub struct Arguments {
+    /// Only formatting, lints and the tests that need neither Python nor a model.
+    #[arg(long)]
+    quick: bool,
+    /// Leave out formatting and lints.
+    #[arg(long)]
+    no_lint: bool,
+}
+
+pub fn run(arguments: &Arguments) -> Result<()> {
+    let start = Instant::now();
+    if !arguments.no_lint {
+        process::run(process::cargo().args(["fmt", "--all", "--check"]))?;
+    }
+    // Before anything is compiled: a machine that cannot have the oracles should say so now.
+    let oracles = if arguments.quick {
+        None
+    } else {
+        Some(oracles()?)
+    };
+    if !arguments.no_lint {
+        process::run(
+            process::cargo()
+                .args(["clippy", "--quiet", "--workspace", "--all-targets", "--"])
+                .args(["--deny", "warnings"]),
+        )?;
+    }
+    // The binaries that ship, without the features that `tests` turns on.
+    process::run(process::cargo().args(["test", "--no-fail-fast"]))?;
+    match &oracles {
+        Some(environment) => process::run(&mut everything_else(environment))?,
+        // Static checks of the repository need neither.
+        None => process::run(process::cargo().args([
+            "test",
+            "-p",
+            "worker-orcd-tests",
+            "--test",
+            "tidy",
+        ]))?,
+    }
+    println!("all of it passed in {} s", start.elapsed().as_secs());
+    Ok(())
+}
+
+/// What the tests of real models are told: which Python, which model.
+struct Oracles {
+    python: std::path::PathBuf,
+    model: std::path::PathBuf,
+}
+
+fn oracles() -> Result<Oracles> {
+    Ok(Oracles {
+        model: fetch_model::run()?,
+        python: python::interpreter()?,
+    })
+}
+
+/// The tests that run real binaries and compare with other engines. A package of its own,
+/// because it turns on fault injection.
+fn everything_else(oracles: &Oracles) -> Command {
+    let mut command = process::cargo();
+    command
+        .args(["test", "--no-fail-fast", "-p", "worker-orcd-tests"])
+        .env("WORKER_ORCD_PYTHON", &oracles.python)
+        .env("WORKER_ORCD_MODEL", &oracles.model)
+        .current_dir(paths::root());
+    command
+}

@@ -1,0 +1,123 @@
+//! `cargo xtask up`: from a fresh clone to a streamed answer.
+
+use crate::worker::{self, Watch, Worker};
+use crate::{fetch_model, http};
+use anyhow::{Context, Result, bail};
+use serde_json::{Value, json};
+use std::io::Write;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Instant;
+
+#[derive(clap::Args)]
+pub struct Arguments {
+    /// Another GGUF file; the default is fetched when it is missing.
+    #[arg(long)]
+    model: Option<PathBuf>,
+    #[arg(
+        long,
+        default_value = "Write a short poem about a river, then say what it means."
+    )]
+    prompt: String,
+    /// End after the answer, with a clean drain, instead of serving on.
+    #[arg(long)]
+    once: bool,
+    /// Flags for worker-orcd, after `--`.
+    #[arg(last = true)]
+    worker_flags: Vec<String>,
+}
+
+const MAX_TOKENS: u32 = 200;
+
+pub fn run(arguments: &Arguments) -> Result<()> {
+    let model = match &arguments.model {
+        Some(path) => path.clone(),
+        None => fetch_model::run()?,
+    };
+    worker::build()?;
+    println!("loading {}", model.display());
+    let worker = Worker::start(&model, &arguments.worker_flags, load_progress())?;
+    println!(
+        "serving on http://{}\n\n> {}\n",
+        worker.address, arguments.prompt
+    );
+    stream_answer(worker.address, &arguments.prompt)?;
+    if arguments.once {
+        return worker.stop();
+    }
+    println!(
+        "\nStill serving; ^C drains and ends it. Try:\n\n{}\n",
+        curl(worker.address)
+    );
+    worker.wait()
+}
+
+/// Prints the percentages of the log's `model_load_progress` records on one line.
+fn load_progress() -> Watch {
+    Box::new(|record| {
+        let fields = record.get("fields").unwrap_or(record);
+        let name = fields
+            .get("event")
+            .or_else(|| fields.get("message"))
+            .and_then(Value::as_str);
+        if let (Some("model_load_progress"), Some(percent)) = (name, fields["percent"].as_u64()) {
+            print!("{percent} % ");
+            if percent >= 100 {
+                println!();
+            }
+            // A terminal that went away is no reason to stop serving.
+            let _ = std::io::stdout().flush();
+        }
+    })
+}
+
+fn stream_answer(address: SocketAddr, prompt: &str) -> Result<()> {
+    let request = json!({
+        "model": "default",
+        "messages": [{"role": "user", "content": prompt}],
+        "stream": true,
+        "stream_options": {"include_usage": true},
+        "max_tokens": MAX_TOKENS,
+        "temperature": 0.7,
+        "top_p": 0.9,
+    });
+    let start = Instant::now();
+    let (mut first, mut tokens) = (None, 0);
+    for event in http::post(address, "/v1/chat/completions", &request)?
+        .ok()?
+        .events()
+    {
+        let event = event?;
+        if event.data == "[DONE]" {
+            break;
+        }
+        let chunk: Value = serde_json::from_str(&event.data).context("a chunk is JSON")?;
+        if let Some(error) = chunk.get("error") {
+            bail!("the answer broke off: {error}");
+        }
+        if let Some(text) = chunk["choices"][0]["delta"]["content"].as_str() {
+            first.get_or_insert_with(|| start.elapsed());
+            print!("{text}");
+            std::io::stdout().flush()?;
+        }
+        tokens = chunk["usage"]["completion_tokens"]
+            .as_u64()
+            .unwrap_or(tokens);
+    }
+    let first = first.context("the answer is empty")?;
+    println!(
+        "\n\n{tokens} tokens in {:.1} s, the first after {:.2} s",
+        start.elapsed().as_secs_f64(),
+        first.as_secs_f64()
+    );
+    Ok(())
+}
+
+fn curl(address: SocketAddr) -> String {
+    format!(
+        "  curl -N http://{address}/v1/chat/completions -H 'Content-Type: application/json' \\\n    \
+         -d '{{\"model\":\"default\",\"stream\":true,\
+         \"messages\":[{{\"role\":\"user\",\"content\":\"Hello!\"}}]}}'\n\n  \
+         curl http://{address}/health"
+    )
+}
