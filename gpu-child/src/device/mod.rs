@@ -88,7 +88,7 @@ pub enum Checkpoint {
     Embedding,
     /// The residual stream after this layer.
     Layer(u32),
-    /// After the final norm.
+    /// After the final norm. Only for positions at which a token is drawn.
     FinalNorm,
     /// Only for positions at which a token is drawn.
     Logits,

@@ -1,5 +1,5 @@
-//! From the residual stream to tokens: final norm, logits and the draw, only for rows of which
-//! somebody wants them.
+//! From the residual stream to tokens: final norm, logits and the draw, only for rows at
+//! which a token is drawn.
 
 use super::forward::Model;
 use super::linear::Put;
@@ -13,7 +13,6 @@ use worker_orcd_ipc::{Fault, TokenId};
 /// What happened to one row.
 #[derive(Debug, Clone, Copy)]
 enum Drawn {
-    Nothing,
     Token(TokenId),
     NonFinite,
 }
@@ -26,13 +25,12 @@ pub fn run(
     tap: &mut dyn Tap,
 ) -> Result<Vec<Option<TokenId>>, Fault> {
     let mut tokens = vec![None; plan.sequences.len()];
-    for rows in wanted_rows(plan, tap).chunks(HEAD_ROWS) {
+    for rows in drawing_rows(plan).chunks(HEAD_ROWS) {
         logits(model, plan, rows, scratch, tap);
         let drawn = draw(model, plan, rows, &mut scratch.logits);
         for (&row, drawn) in rows.iter().zip(drawn) {
             let sequence = plan.rows[row].sequence;
             match drawn {
-                Drawn::Nothing => {}
                 Drawn::Token(token) => tokens[sequence] = Some(token),
                 Drawn::NonFinite => {
                     let request = plan.sequences[sequence].request;
@@ -44,21 +42,17 @@ pub fn run(
     Ok(tokens)
 }
 
-/// Rows that draw, and every row of a sequence whose head the tap wants to see.
-fn wanted_rows(plan: &Plan<'_>, tap: &dyn Tap) -> Vec<usize> {
-    let mut wanted = Vec::new();
-    let mut next = 0;
+/// The last row of every sequence that draws.
+fn drawing_rows(plan: &Plan<'_>) -> Vec<usize> {
+    let mut rows = Vec::new();
+    let mut end = 0;
     for work in plan.sequences {
-        let first = next;
-        next += work.tokens.len();
-        let sees = |checkpoint| tap.wants(work.request, &checkpoint);
-        if sees(Checkpoint::FinalNorm) || sees(Checkpoint::Logits) {
-            wanted.extend(first..next);
-        } else if work.sample.is_some() {
-            wanted.push(next - 1);
+        end += work.tokens.len();
+        if work.sample.is_some() {
+            rows.push(end - 1);
         }
     }
-    wanted
+    rows
 }
 
 /// Fills `scratch.logits`, one row of the vocabulary after the other.
@@ -116,10 +110,10 @@ fn watch(
     }
 }
 
-/// Checks every row and draws where a token is asked for.
+/// Checks every row and draws its token.
 fn draw(model: &Model<'_>, plan: &Plan<'_>, rows: &[usize], logits: &mut [f32]) -> Vec<Drawn> {
     let vocab = model.config.vocab_size;
-    let mut drawn = vec![Drawn::Nothing; rows.len()];
+    let mut drawn = vec![Drawn::NonFinite; rows.len()];
     let (logits, results) = (Disjoint::new(logits), Disjoint::new(&mut drawn));
     model.engine.pool.run(rows.len(), &|i| {
         // SAFETY: item i's own row and result.
@@ -130,15 +124,13 @@ fn draw(model: &Model<'_>, plan: &Plan<'_>, rows: &[usize], logits: &mut [f32]) 
 }
 
 fn draw_one(plan: &Plan<'_>, row: usize, logits: &mut [f32]) -> Drawn {
-    // A sum of finite values can overflow, but then it is not a small model's logits either.
     if !logits.iter().all(|value| value.is_finite()) {
         return Drawn::NonFinite;
     }
     let row = &plan.rows[row];
-    let work = &plan.sequences[row.sequence];
-    let next = work.first_position + work.tokens.len() as u32;
-    match &work.sample {
-        Some(sampling) if row.position + 1 == next => Drawn::Token(sample(logits, sampling, next)),
-        _ => Drawn::Nothing,
-    }
+    let sampling = plan.sequences[row.sequence]
+        .sample
+        .as_ref()
+        .expect("a row that draws");
+    Drawn::Token(sample(logits, sampling, row.position + 1))
 }
