@@ -144,13 +144,25 @@ impl Driver {
     // === what happened ===
 
     fn on_sign(&mut self, sign: Sign) {
-        let event = match sign {
-            Sign::Stirred => return self.hear(),
-            Sign::LinkClosed => ChildEvent::LinkClosed,
-            Sign::LinkFailed(error) => self.link_failure(error),
-            Sign::Exited(exit) => ChildEvent::Exited(exit),
-        };
-        self.tell_child_event(event);
+        match sign {
+            Sign::Stirred => self.hear(),
+            Sign::LinkClosed => self.tell_child_event(ChildEvent::LinkClosed),
+            Sign::LinkFailed(error) => {
+                let event = self.link_failure(error);
+                self.tell_child_event(event);
+            }
+            Sign::Exited(exit) => {
+                self.tell_child_event(ChildEvent::Exited(exit));
+                // Nobody is left who could connect.
+                if self
+                    .child
+                    .as_ref()
+                    .is_some_and(|child| !child.has_connected())
+                {
+                    self.tell_child_event(ChildEvent::LinkClosed);
+                }
+            }
+        }
     }
 
     fn on_control(&mut self, control: Option<Control>) {
@@ -209,12 +221,10 @@ impl Driver {
     fn on_tick(&mut self) {
         let now = Instant::now();
         self.requests.expire(now);
-        let stalled = self
-            .child
-            .as_ref()
-            .and_then(Child::write_deadline)
-            .is_some_and(|at| at <= now);
-        if stalled {
+        if let Some(child) = &mut self.child
+            && child.write_deadline().is_some_and(|at| at <= now)
+        {
+            child.close_link();
             self.tell_child_event(ChildEvent::LinkStalled);
         }
         self.tell(Event::Tick);

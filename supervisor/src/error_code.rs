@@ -89,3 +89,33 @@ impl fmt::Display for ErrorCode {
         f.write_str(self.as_str())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The contract's own table, as a client reads it.
+    #[test]
+    fn the_table_is_the_contracts() {
+        let rows: Vec<String> = ErrorCode::ALL
+            .iter()
+            .map(|code| format!("{code} {} {}", code.http_status(), code.is_retriable()))
+            .collect();
+        let expected = [
+            "INVALID_REQUEST 400 false",
+            "UNAUTHORIZED 401 false",
+            "DUPLICATE_JOB 409 false",
+            "QUARANTINED 422 false",
+            "QUEUE_FULL 429 true",
+            "CANCELLED 499 false",
+            "MODEL_LOAD_FAILED 500 false",
+            "VRAM_OOM 500 false",
+            "CUDA_ERROR 500 true",
+            "INTERNAL 500 true",
+            "WORKER_UNHEALTHY 503 true",
+            "INSUFFICIENT_VRAM 503 false",
+            "INFERENCE_TIMEOUT 504 true",
+        ];
+        assert_eq!(rows, expected);
+    }
+}

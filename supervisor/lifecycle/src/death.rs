@@ -147,3 +147,56 @@ fn fault_label(code: ExitCode) -> &'static str {
         ExitCode::Clean | ExitCode::Usage | ExitCode::SupervisorLost => "exited_silently",
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+
+    #[test]
+    fn every_exit_is_some_death_and_every_label_is_listed() {
+        let of_exits = (-1..256).map(Exit::Code).chain((1..65).map(Exit::Signal));
+        let causes = of_exits.map(DeathCause::of_exit).chain([
+            DeathCause::HeartbeatLost {
+                silent_for: Duration::ZERO,
+            },
+            DeathCause::StepDeadline {
+                ran_for: Duration::ZERO,
+            },
+            DeathCause::LoadStalled {
+                stalled_for: Duration::ZERO,
+                bytes_done: 0,
+                bytes_total: 0,
+            },
+            DeathCause::HandshakeDeadline {
+                after: Duration::ZERO,
+            },
+            DeathCause::HandshakeRefused(HandshakeRefusal::Pid {
+                said: 1,
+                spawned: 2,
+            }),
+            DeathCause::ProtocolViolation(String::new()),
+            DeathCause::LinkStalled,
+            DeathCause::SocketClosed,
+            DeathCause::Unservable(String::new()),
+            DeathCause::SpawnFailed {
+                message: String::new(),
+                permanent: false,
+            },
+            DeathCause::Dismissed,
+        ]);
+        let labels: BTreeSet<_> = causes.map(|cause| cause.label()).collect();
+        assert_eq!(labels, BTreeSet::from(DeathCause::LABELS));
+    }
+
+    #[test]
+    fn causes_read_like_sentences() {
+        let cause = DeathCause::of_exit(Exit::Code(71));
+        let text = "the child exited with code 71 (OutOfMemory) and said nothing";
+        assert_eq!(cause.to_string(), text);
+        let refusal = HandshakeRefusal::Features(vec!["fault-injection".to_owned()]);
+        let text = "the child was built with `fault-injection`, which this supervisor was not \
+                    told to accept";
+        assert_eq!(DeathCause::HandshakeRefused(refusal).to_string(), text);
+    }
+}

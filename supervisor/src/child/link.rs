@@ -185,3 +185,117 @@ impl std::fmt::Debug for Link {
             .finish_non_exhaustive()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::child::socket::PrivateDir;
+    use std::io::{Read as _, Write as _};
+    use std::os::unix::net::UnixStream as StdStream;
+    use worker_orcd_ipc::{Generation, PREAMBLE_BYTES, RequestId, decode, encode};
+
+    async fn pair() -> (Link, StdStream) {
+        let dir = PrivateDir::create().unwrap();
+        let door = dir.open_door(Generation(1)).unwrap();
+        let child = StdStream::connect(door.path()).unwrap();
+        let stream = door.accept(std::process::id()).await.unwrap();
+        let mut link = Link::new(stream);
+        // The preamble goes out, and the socket is known to be writable from here on.
+        assert!(link.stir().await.unwrap());
+        (link, child)
+    }
+
+    fn cancel(request: u64) -> Command {
+        Command::Cancel {
+            request: RequestId(request),
+        }
+    }
+
+    #[tokio::test]
+    async fn commands_arrive_behind_the_preamble_in_order() {
+        let (mut link, mut child) = pair().await;
+        link.send(&cancel(1)).unwrap();
+        link.send(&cancel(2)).unwrap();
+        assert_eq!(link.write_deadline(), None, "all of it was taken at once");
+        let mut reader = FrameReader::new();
+        let mut bytes = [0; 64];
+        let count = child.read(&mut bytes).unwrap();
+        reader.push(&bytes[..count]);
+        for request in [1, 2] {
+            let frame = reader.next_frame().unwrap().expect("a whole frame");
+            assert_eq!(decode::<Command>(frame).unwrap(), cancel(request));
+        }
+    }
+
+    #[tokio::test]
+    async fn a_reader_that_stops_makes_a_deadline_and_reading_on_lifts_it() {
+        let (mut link, mut child) = pair().await;
+        let mut sent = PREAMBLE_BYTES;
+        while link.write_deadline().is_none() {
+            link.send(&cancel(u64::MAX)).unwrap();
+            sent += 4 + encode(&cancel(u64::MAX)).unwrap().len();
+        }
+        let deadline = link.write_deadline();
+        link.send(&cancel(1)).unwrap();
+        sent += 4 + encode(&cancel(1)).unwrap().len();
+        assert_eq!(
+            link.write_deadline(),
+            deadline,
+            "more to write is no progress"
+        );
+        let read_on = std::thread::spawn(move || child.read_exact(&mut vec![0; sent]));
+        while link.write_deadline().is_some() {
+            assert!(link.stir().await.unwrap());
+        }
+        read_on.join().unwrap().unwrap();
+    }
+
+    #[tokio::test]
+    async fn commands_that_nobody_reads_are_refused_before_they_fill_the_memory() {
+        let (mut link, _child) = pair().await;
+        let prompt = vec![worker_orcd_ipc::TokenId(u32::MAX); 1 << 20];
+        let submission = worker_orcd_ipc::Submission {
+            request: RequestId(1),
+            prompt,
+            generated: vec![],
+            sampling: worker_orcd_ipc::Sampling::default(),
+            max_tokens: 1,
+            ignore_eos: false,
+        };
+        let command = Command::Submit(Box::new(submission));
+        let outcome = (0..64).try_for_each(|_| link.send(&command));
+        assert!(matches!(outcome, Err(LinkError::Overfull(_))));
+    }
+
+    #[tokio::test]
+    async fn words_in_pieces_become_frames_and_the_end_is_seen_after_them() {
+        let (mut link, mut child) = pair().await;
+        let mut bytes = Preamble::OURS.to_bytes().to_vec();
+        frame::write_frame(&mut bytes, b"word").unwrap();
+        let (first, second) = bytes.split_at(10);
+        child.write_all(first).unwrap();
+        assert!(link.stir().await.unwrap());
+        assert_eq!(link.next_frame().unwrap(), None);
+        child.write_all(second).unwrap();
+        drop(child);
+        while link.next_frame().unwrap().is_none() {
+            assert!(link.stir().await.unwrap());
+        }
+        while link.stir().await.unwrap_or(false) {}
+    }
+
+    #[tokio::test]
+    async fn another_protocol_version_is_refused_by_name() {
+        let (mut link, mut child) = pair().await;
+        child
+            .write_all(&Preamble { version: 999 }.to_bytes())
+            .unwrap();
+        while link.stir().await.is_ok() {
+            if let Err(LinkError::Frame(error)) = link.next_frame() {
+                assert!(matches!(error, FrameError::Version { theirs: 999, .. }));
+                return;
+            }
+        }
+        panic!("accepted");
+    }
+}

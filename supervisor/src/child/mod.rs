@@ -64,11 +64,20 @@ impl Child {
     }
 
     /// Waits for the next sign. Cancel-safe: a sign that was not returned is not lost.
+    ///
+    /// A connection is reported before an exit that came after it: without one by then, there
+    /// will never be one.
     pub async fn next(&mut self) -> Sign {
         tokio::select! {
-            exit = self.process.exited() => Sign::Exited(exit),
+            biased;
             sign = self.line.next(self.pid) => sign,
+            exit = self.process.exited() => Sign::Exited(exit),
         }
+    }
+
+    #[must_use]
+    pub fn has_connected(&self) -> bool {
+        !matches!(self.line, Line::Waiting(_))
     }
 
     /// The next whole message that has been read, undecoded.
