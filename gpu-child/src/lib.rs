@@ -1,8 +1,28 @@
 //! The disposable process that owns one device, its model and its KV cache.
+//!
+//! ```text
+//! entry ─ serve ─┬─ reader, heartbeat, link          (threads and words)
+//!                └─ engine ─┬─ scheduler ─ kv_cache  (pure: who runs, in which pages)
+//!                           ├─ device    ─ sampler   (a step: tokens in, tokens out)
+//!                           └─ trace                 (what the device saw, on request)
+//!           loader ─ model ─ gguf                    (an untrusted file, checked)
+//! ```
+//!
+//! Synchronous threads, no async runtime. The process is made to be killed at any moment: nothing
+//! that a client was promised lives here. It never outlives its parent, its control socket or a
+//! device error.
+//!
+//! Deliberately absent: text (the supervisor's), HTTP, retries, and any fallback from one device
+//! to another.
 
 pub mod device;
+pub mod entry;
+pub mod exit;
 pub mod kv_cache;
+pub mod loader;
 pub mod model;
 pub mod rng;
 pub mod sampler;
 pub mod scheduler;
+pub mod serve;
+pub mod trace;

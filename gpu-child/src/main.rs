@@ -1,1 +1,5 @@
-fn main() {}
+//! `worker-orcd-gpu`: see the library's first page.
+
+fn main() {
+    worker_orcd_gpu::entry::run(&[], worker_orcd_gpu::loader::load)
+}

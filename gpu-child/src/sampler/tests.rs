@@ -303,7 +303,7 @@ fn draws_follow_the_distribution() {
         }
         // Wilson and Hilferty: chi-square's 99.99 % point.
         let limit: f64 = degrees
-            * (1.0 - 2.0 / (9.0 * degrees) + 3.72 * (2.0 / (9.0 * degrees) as f64).sqrt()).powi(3);
+            * (1.0 - 2.0 / (9.0 * degrees) + 3.72 * f64::sqrt(2.0 / (9.0 * degrees))).powi(3);
         assert!(
             chi_square < limit,
             "{chi_square} over {degrees} degrees of freedom"

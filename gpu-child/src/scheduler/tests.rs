@@ -296,7 +296,11 @@ fn a_second_request_reuses_the_first_ones_pages_but_computes_its_last_token() {
         8,
         "two of three pages"
     );
-    assert_eq!(bench.outcome(2).tokens.len(), 1, "one step for the other four tokens");
+    assert_eq!(
+        bench.outcome(2).tokens.len(),
+        1,
+        "one step for the other four tokens"
+    );
     bench.run();
     assert_eq!(bench.outcome(2), &alone(&submission(2, &[3; 12], 2), 32));
 }

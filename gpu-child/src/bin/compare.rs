@@ -1,0 +1,61 @@
+//! `worker-orcd-compare A B`: the largest difference between two logits traces, per checkpoint.
+
+use clap::Parser;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use worker_orcd_gpu::trace::compare::{Trace, compare, read_trace};
+
+/// Compares two logits traces, matched on (checkpoint, token_idx).
+///
+/// Exits 1 when a difference is larger than the tolerance or nothing could be compared, 2 when a
+/// file cannot be read.
+#[derive(Parser)]
+#[command(name = "worker-orcd-compare", version)]
+struct Arguments {
+    a: PathBuf,
+    b: PathBuf,
+    /// Only this request's lines of the first file.
+    #[arg(long)]
+    request_a: Option<u64>,
+    /// Only this request's lines of the second file.
+    #[arg(long)]
+    request_b: Option<u64>,
+    /// The largest difference that is still fine.
+    #[arg(long, default_value_t = f64::INFINITY)]
+    tolerance: f64,
+}
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    let traces = read(&arguments.a, arguments.request_a)
+        .and_then(|a| Ok((a, read(&arguments.b, arguments.request_b)?)));
+    let (a, b) = match traces {
+        Ok(traces) => traces,
+        Err(message) => {
+            eprintln!("worker-orcd-compare: {message}");
+            return ExitCode::from(2);
+        }
+    };
+    let differences = compare(&a, &b);
+    for (checkpoint, difference) in &differences {
+        println!("{checkpoint}: {difference}");
+    }
+    let compared = differences.values().any(|difference| difference.values > 0);
+    if !compared {
+        println!("the traces have no row in common");
+    }
+    let fine = differences
+        .values()
+        .all(|difference| difference.largest <= arguments.tolerance);
+    if compared && fine {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    }
+}
+
+fn read(path: &Path, request: Option<u64>) -> Result<Trace, String> {
+    let text = std::fs::read_to_string(path).map_err(|error| error.to_string());
+    text.and_then(|text| read_trace(&text, request).map_err(|error| error.to_string()))
+        .map_err(|error| format!("{}: {error}", path.display()))
+}

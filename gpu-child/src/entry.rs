@@ -1,0 +1,95 @@
+//! From `main` to [`serve`](crate::serve::serve): arguments, the tie to the parent, the socket.
+
+use crate::exit;
+use crate::serve::{Link, Loaded, Progress, serve};
+use clap::Parser;
+use interprocess::local_socket::{GenericFilePath, Stream, prelude::*};
+use nix::sys::prctl;
+use nix::sys::signal::{SigHandler, Signal, signal};
+use nix::unistd::{Pid, getppid};
+use std::io::{self, Read, Write};
+use std::path::PathBuf;
+use std::sync::Arc;
+use worker_orcd_ipc::{ExitCode, Fault, Generation, LoadOrder};
+
+/// The disposable process that owns one device. Started by worker-orcd, not by hand.
+#[derive(Debug, Parser)]
+#[command(name = "worker-orcd-gpu", version)]
+struct Arguments {
+    /// The supervisor's control socket.
+    #[arg(long)]
+    socket: PathBuf,
+    /// Which child this is, counted from 1.
+    #[arg(long)]
+    generation: u32,
+    /// Process id of the supervisor: when the parent is another by now, it is dead.
+    #[arg(long)]
+    parent: Option<i32>,
+}
+
+/// Works until the conversation ends; never returns. `features` are told to the supervisor, which
+/// refuses those it was not told to expect.
+pub fn run<L>(features: &[&str], loader: L) -> !
+where
+    L: FnOnce(&LoadOrder, Progress<'_>) -> Result<Loaded, Fault>,
+{
+    exit::end_process_on_panic(None);
+    let arguments = Arguments::parse();
+    if let Err(error) = tie_to_parent(arguments.parent) {
+        end(
+            ExitCode::Io,
+            &format!("the signals cannot be set up: {error}"),
+        );
+    }
+    let socket = match connect(arguments.socket) {
+        Ok(socket) => socket,
+        Err(error) => end(ExitCode::Io, &format!("the control socket: {error}")),
+    };
+    let (generation, reader) = (Generation(arguments.generation), socket.clone());
+    let link = Arc::new(Link::new(socket, generation, exit::end_process()));
+    exit::end_process_on_panic(Some(Arc::clone(&link)));
+    serve(reader, link, features, loader);
+    std::process::exit(ExitCode::SupervisorLost.code());
+}
+
+/// The kernel kills this process when its parent dies. A parent that died before this was asked
+/// for is noticed by its process id.
+fn tie_to_parent(parent: Option<i32>) -> nix::Result<()> {
+    prctl::set_pdeathsig(Signal::SIGKILL)?;
+    if parent.is_some_and(|parent| getppid() != Pid::from_raw(parent)) {
+        end(ExitCode::SupervisorLost, "the supervisor is gone");
+    }
+    // Ctrl-C in a terminal goes to the whole group; what it means is for the supervisor to say.
+    // SAFETY: ignoring a signal installs no handler that could run.
+    unsafe { signal(Signal::SIGINT, SigHandler::SigIgn) }?;
+    Ok(())
+}
+
+fn connect(path: PathBuf) -> io::Result<Socket> {
+    Stream::connect(path.to_fs_name::<GenericFilePath>()?).map(|stream| Socket(Arc::new(stream)))
+}
+
+/// One thread reads, others write.
+#[derive(Clone)]
+struct Socket(Arc<Stream>);
+
+impl Read for Socket {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        (&*self.0).read(buffer)
+    }
+}
+
+impl Write for Socket {
+    fn write(&mut self, buffer: &[u8]) -> io::Result<usize> {
+        (&*self.0).write(buffer)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        (&*self.0).flush()
+    }
+}
+
+fn end(code: ExitCode, message: &str) -> ! {
+    eprintln!("worker-orcd-gpu: {message}");
+    std::process::exit(code.code());
+}

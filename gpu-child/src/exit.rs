@@ -1,0 +1,46 @@
+//! How this process ends: one number per cause, and last words when there is time for them.
+
+use crate::serve::Link;
+use std::any::Any;
+use std::panic::PanicHookInfo;
+use std::sync::Arc;
+use worker_orcd_ipc::{ExitCode, Fault};
+
+/// What ends the process. Tests put something else in its place, so it may return; whoever calls
+/// it must be ready to stop by itself.
+pub type Exit = Arc<dyn Fn(ExitCode) + Send + Sync>;
+
+#[must_use]
+pub fn end_process() -> Exit {
+    Arc::new(|code| std::process::exit(code.code()))
+}
+
+/// From now on a panic in any thread ends the process: half a child is worth less than none. With
+/// a link the supervisor is told first.
+pub fn end_process_on_panic(link: Option<Arc<Link>>) {
+    std::panic::set_hook(Box::new(move |info| {
+        let fault = describe(info);
+        eprintln!("worker-orcd-gpu: {fault}");
+        if let Some(link) = &link {
+            // The panicking thread may be the one that was speaking: then nobody speaks again.
+            link.try_last_words(fault);
+        }
+        std::process::exit(ExitCode::Panic.code());
+    }));
+}
+
+fn describe(info: &PanicHookInfo<'_>) -> Fault {
+    let location = info.location().map(ToString::to_string).unwrap_or_default();
+    Fault::Panic {
+        message: message(info.payload()).to_owned(),
+        location,
+    }
+}
+
+fn message(payload: &dyn Any) -> &str {
+    payload
+        .downcast_ref::<&str>()
+        .copied()
+        .or_else(|| payload.downcast_ref::<String>().map(String::as_str))
+        .unwrap_or("a panic without a message")
+}

@@ -1,0 +1,68 @@
+//! An order to load becomes an executor: the file is opened, checked, and handed to the device.
+
+use crate::device::cpu::{CpuExecutor, CpuOptions};
+use crate::model::{
+    GgufFile, Header, ModelConfig, ModelError, ModelWeights, model_facts, tokenizer_facts,
+};
+use crate::serve::{Loaded, Progress};
+use std::path::Path;
+use worker_orcd_ipc::{DeviceSelector, Fault, LoadOrder};
+
+/// # Errors
+/// [`Fault::DeviceUnavailable`], [`Fault::ModelLoad`] or [`Fault::InsufficientMemory`]: a new
+/// child would fail in the same way.
+pub fn load(order: &LoadOrder, progress: Progress<'_>) -> Result<Loaded, Fault> {
+    match order.device {
+        DeviceSelector::Cpu => load_cpu(order, progress),
+        DeviceSelector::Cuda(ordinal) => Err(Fault::DeviceUnavailable {
+            message: format!("cuda:{ordinal} was asked for, but this build has no CUDA code"),
+        }),
+    }
+}
+
+fn load_cpu(order: &LoadOrder, progress: Progress<'_>) -> Result<Loaded, Fault> {
+    let path = Path::new(&order.model_path);
+    let file = GgufFile::open(path).map_err(|error| fault(error.into()))?;
+    let header = file.header().map_err(|error| fault(error.into()))?;
+    let sequence_tokens = sequence_tokens(order, &header).map_err(fault)?;
+    let config = ModelConfig::from_gguf(&header, Some(sequence_tokens)).map_err(fault)?;
+    let weights = ModelWeights::from_gguf(&header, &config).map_err(fault)?;
+    let tokenizer = tokenizer_facts(&header).map_err(fault)?;
+    let stem = path.file_stem().unwrap_or_default().to_string_lossy();
+    let model = model_facts(&header, &config, &stem).map_err(fault)?;
+    let options = CpuOptions {
+        threads: order.threads,
+        kv_cache_bytes: order.kv_cache_bytes,
+        // Every running sequence has its token beside a whole chunk of prompts.
+        max_batch_tokens: order
+            .prefill_chunk_tokens
+            .max(1)
+            .saturating_add(order.max_running),
+        max_sequence_tokens: sequence_tokens,
+        model: model.name.clone(),
+    };
+    let executor = CpuExecutor::load(&config, &weights, &options, &mut |done, total| {
+        progress(done, total);
+    })?;
+    Ok(Loaded {
+        executor: Box::new(executor),
+        model,
+        tokenizer,
+        max_sequence_tokens: sequence_tokens,
+    })
+}
+
+/// What was ordered, but no more than the model was trained for.
+fn sequence_tokens(order: &LoadOrder, header: &Header<'_>) -> Result<u32, ModelError> {
+    let context_length = ModelConfig::from_gguf(header, None)?.context_length as u32;
+    Ok(order
+        .max_sequence_tokens
+        .unwrap_or(context_length)
+        .clamp(1, context_length))
+}
+
+fn fault(error: ModelError) -> Fault {
+    Fault::ModelLoad {
+        message: error.to_string(),
+    }
+}

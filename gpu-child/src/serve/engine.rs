@@ -1,0 +1,214 @@
+//! The thread that computes: commands in, one step after the other, tokens out.
+
+use super::pacer::Pacer;
+use super::reader::Phase;
+use super::status::Status;
+use super::{Link, Loaded, Progress};
+use crate::device::{Batch, Executor, NoTap, Tap};
+use crate::kv_cache::KvCache;
+use crate::scheduler::{Limits, Scheduler, SchedulerError};
+use crate::trace::LogitsTrace;
+use std::sync::mpsc::Receiver;
+use std::time::{Duration, Instant};
+use worker_orcd_ipc::{
+    Command, Event, Fault, LoadOrder, MemoryReport, ReadyReport, StepReport, TokenId,
+};
+
+/// Asking a device for its memory may take a system call; the heartbeat shows no more than this
+/// age anyway.
+const MEMORY_REPORT_INTERVAL: Duration = Duration::from_millis(500);
+
+/// Loads, then steps until the reader is gone or something goes wrong.
+pub(super) fn run<L>(
+    link: &Link,
+    status: &Status,
+    phase: &Phase,
+    commands: &Receiver<Command>,
+    loader: L,
+) -> Result<(), Fault>
+where
+    L: FnOnce(&LoadOrder, Progress<'_>) -> Result<Loaded, Fault>,
+{
+    // The reader lets nothing but an order to load through at first.
+    let Ok(Command::Load(order)) = commands.recv() else {
+        return Ok(());
+    };
+    status.set_progress(Some((0, 0)));
+    let loaded = loader(&order, &|done, total| {
+        status.set_progress(Some((done, total)))
+    })?;
+    let (mut engine, ready) = Engine::new(link, status, &order, loaded)?;
+    engine.update_status();
+    phase.serve();
+    if link.send(&Event::Ready(Box::new(ready))) {
+        engine.run(commands)
+    } else {
+        Ok(())
+    }
+}
+
+struct Engine<'a> {
+    link: &'a Link,
+    status: &'a Status,
+    executor: Box<dyn Executor>,
+    scheduler: Scheduler,
+    trace: Option<LogitsTrace>,
+    pacer: Pacer,
+    /// Steps begun.
+    step: u64,
+    memory: MemoryReport,
+    memory_asked: Instant,
+}
+
+impl<'a> Engine<'a> {
+    fn new(
+        link: &'a Link,
+        status: &'a Status,
+        order: &LoadOrder,
+        loaded: Loaded,
+    ) -> Result<(Self, ReadyReport), Fault> {
+        let Loaded {
+            executor,
+            model,
+            tokenizer,
+            max_sequence_tokens,
+        } = loaded;
+        let geometry = executor.kv_geometry();
+        let max_batch_tokens = executor.max_batch_tokens();
+        let max_running = order.max_running.clamp(1, max_batch_tokens.max(1));
+        let limits = Limits {
+            max_running,
+            max_sequence_tokens,
+            max_batch_tokens,
+            vocab_size: model.vocab_size,
+            end_of_generation: tokenizer.end_of_generation.iter().copied().collect(),
+        };
+        let device = executor.facts();
+        let trace = match &order.trace {
+            None => None,
+            Some(order) => Some(LogitsTrace::create(order, &device.id).map_err(trace_fault)?),
+        };
+        let memory = executor.memory();
+        let ready = ReadyReport {
+            model,
+            tokenizer,
+            device,
+            memory,
+            max_running,
+            max_sequence_tokens,
+            kv_capacity_tokens: u64::from(geometry.pages) * u64::from(geometry.page_tokens),
+        };
+        let engine = Self {
+            link,
+            status,
+            executor,
+            scheduler: Scheduler::new(limits, KvCache::new(geometry, order.prefix_cache)),
+            trace,
+            pacer: Pacer::new(order.prefill_chunk_tokens),
+            step: 0,
+            memory,
+            memory_asked: Instant::now(),
+        };
+        Ok((engine, ready))
+    }
+
+    fn run(&mut self, commands: &Receiver<Command>) -> Result<(), Fault> {
+        let mut is_idle = true;
+        loop {
+            if is_idle {
+                let Ok(command) = commands.recv() else {
+                    return Ok(());
+                };
+                self.obey(command)?;
+            }
+            while let Ok(command) = commands.try_recv() {
+                self.obey(command)?;
+            }
+            is_idle = !self.scheduler.plan(self.pacer.prefill_tokens());
+            let report = if is_idle {
+                StepReport {
+                    step: self.step,
+                    tokens: vec![],
+                    finished: self.scheduler.take_finished(),
+                }
+            } else {
+                self.step()?
+            };
+            self.update_status();
+            let says_something = !report.tokens.is_empty() || !report.finished.is_empty();
+            if says_something && !self.link.send(&Event::Step(report)) {
+                return Ok(());
+            }
+        }
+    }
+
+    fn obey(&mut self, command: Command) -> Result<(), Fault> {
+        match command {
+            Command::Submit(submission) => {
+                self.scheduler.submit(*submission).map_err(scheduler_fault)
+            }
+            Command::Cancel { request } => {
+                self.scheduler.cancel(request);
+                Ok(())
+            }
+            // The reader keeps these to itself.
+            Command::Load(_) | Command::Shutdown => Ok(()),
+        }
+    }
+
+    fn step(&mut self) -> Result<StepReport, Fault> {
+        self.step += 1;
+        let began = Instant::now();
+        self.status.step_begins(began);
+        let prefill_tokens = self.scheduler.planned_prefill_tokens();
+        let results = self.compute()?;
+        self.pacer.observe(prefill_tokens, began.elapsed());
+        self.scheduler
+            .complete(self.step, &results)
+            .map_err(scheduler_fault)
+    }
+
+    fn compute(&mut self) -> Result<Vec<Option<TokenId>>, Fault> {
+        let sequences = self.scheduler.work();
+        let batch = Batch {
+            step: self.step,
+            sequences: &sequences,
+        };
+        let Some(trace) = &mut self.trace else {
+            return self.executor.step(&batch, &mut NoTap);
+        };
+        let results = self.executor.step(&batch, trace as &mut dyn Tap)?;
+        // A trace with holes would prove nothing.
+        trace.check().map_err(trace_fault)?;
+        Ok(results)
+    }
+
+    fn update_status(&mut self) {
+        if self.memory_asked.elapsed() >= MEMORY_REPORT_INTERVAL {
+            self.memory = self.executor.memory();
+            self.memory_asked = Instant::now();
+        }
+        self.memory.kv_used_bytes = self.scheduler.kv_used_bytes();
+        self.status
+            .between_steps(self.step, self.scheduler.load(), self.memory);
+    }
+}
+
+fn trace_fault(error: std::io::Error) -> Fault {
+    Fault::Io {
+        message: format!("the logits trace cannot be written: {error}"),
+    }
+}
+
+fn scheduler_fault(error: SchedulerError) -> Fault {
+    let message = error.to_string();
+    match error {
+        SchedulerError::DuplicateRequest(_) => Fault::Protocol { message },
+        SchedulerError::ResultCount { .. }
+        | SchedulerError::TokenOutOfRange { .. }
+        | SchedulerError::UnexpectedResult(_) => Fault::Device {
+            name: "WRONG_RESULT".to_owned(),
+            message,
+        },
+    }
+}

@@ -1,0 +1,132 @@
+//! The way up: events as whole frames, one at a time, from any thread; and the last of them.
+
+use crate::exit::Exit;
+use std::fmt;
+use std::io::{self, Write};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+use worker_orcd_ipc::frame::write_frame;
+use worker_orcd_ipc::{Envelope, Event, ExitCode, Fault, Generation, Preamble, encode};
+
+/// How long a panicking thread waits for another to finish its sentence.
+const LAST_WORDS_PATIENCE: Duration = Duration::from_millis(200);
+
+pub struct Link {
+    generation: Generation,
+    mouth: Mutex<Mouth>,
+    exit: Exit,
+}
+
+struct Mouth {
+    writer: Box<dyn Write + Send>,
+    /// The preamble goes out in front of the first frame.
+    has_spoken: bool,
+    /// The last words are said.
+    is_closed: bool,
+}
+
+impl Link {
+    #[must_use]
+    pub fn new(writer: impl Write + Send + 'static, generation: Generation, exit: Exit) -> Self {
+        let writer = Box::new(writer);
+        let mouth = Mouth {
+            writer,
+            has_spoken: false,
+            is_closed: false,
+        };
+        Self {
+            generation,
+            mouth: Mutex::new(mouth),
+            exit,
+        }
+    }
+
+    /// False when the conversation is over; then there is nothing more to do for the caller. A
+    /// supervisor that does not listen any more is a supervisor that is gone.
+    pub(super) fn send(&self, event: &Event) -> bool {
+        let mut mouth = self.lock();
+        if mouth.is_closed {
+            return false;
+        }
+        if let Err(error) = mouth.say(self.generation, event) {
+            eprintln!("worker-orcd-gpu: the supervisor cannot be reached: {error}");
+            mouth.is_closed = true;
+            (self.exit)(ExitCode::SupervisorLost);
+            return false;
+        }
+        true
+    }
+
+    /// Tells the supervisor why, then ends with the fault's exit code.
+    pub fn last_words(&self, fault: Fault) {
+        eprintln!("worker-orcd-gpu: {fault}");
+        let code = fault.exit_code();
+        self.finish(&mut self.lock(), Some(&Event::Fault(fault)), code);
+    }
+
+    /// The answer to an order to go.
+    pub(super) fn goodbye(&self) {
+        self.finish(&mut self.lock(), Some(&Event::Goodbye), ExitCode::Clean);
+    }
+
+    /// There is nobody left to tell.
+    pub(super) fn lost(&self) {
+        (self.exit)(ExitCode::SupervisorLost);
+        self.lock().is_closed = true;
+    }
+
+    /// For a panic hook: never waits long, because the panicking thread may hold the lock.
+    pub(crate) fn try_last_words(&self, fault: Fault) {
+        const STEP: Duration = Duration::from_millis(5);
+        let code = fault.exit_code();
+        let mut waited = Duration::ZERO;
+        while waited < LAST_WORDS_PATIENCE {
+            if let Ok(mut mouth) = self.mouth.try_lock() {
+                return self.finish(&mut mouth, Some(&Event::Fault(fault)), code);
+            }
+            std::thread::sleep(STEP);
+            waited += STEP;
+        }
+    }
+
+    /// Ends while the lock is held, so that nothing is said after the last words.
+    fn finish(&self, mouth: &mut Mouth, event: Option<&Event>, code: ExitCode) {
+        if std::mem::replace(&mut mouth.is_closed, true) {
+            return;
+        }
+        if let Some(Err(error)) = event.map(|event| mouth.say(self.generation, event)) {
+            eprintln!("worker-orcd-gpu: the last words were not heard: {error}");
+        }
+        (self.exit)(code);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Mouth> {
+        // A panic ends the process, so a poisoned lock is only seen by tests.
+        self.mouth.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Mouth {
+    fn say(&mut self, generation: Generation, event: &Event) -> io::Result<()> {
+        let mut bytes = Vec::new();
+        if !std::mem::replace(&mut self.has_spoken, true) {
+            bytes.extend_from_slice(&Preamble::OURS.to_bytes());
+        }
+        let envelope = Envelope {
+            generation,
+            event: event.clone(),
+        };
+        let payload = encode(&envelope).map_err(io::Error::other)?;
+        write_frame(&mut bytes, &payload).map_err(io::Error::other)?;
+        self.writer.write_all(&bytes)?;
+        self.writer.flush()
+    }
+}
+
+impl fmt::Debug for Link {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Link")
+            .field("generation", &self.generation)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,105 @@
+//! The child's side of the conversation, over any `Read` and `Write`.
+//!
+//! ```text
+//!              ┌──────────────┐ commands, bounded ┌───────────────┐
+//!   socket ──► │ reader thread├──────────────────►│ engine thread │ (the caller's)
+//!              └──────┬───────┘                   └───┬───────┬───┘
+//!     EOF: exit       │ Shutdown: Goodbye, exit       │       │ after each step
+//!              ┌──────▼──────────────────────┐        │   ┌───▼────┐
+//!   socket ◄── │ Link (one frame at a time)  │◄───────┘   │ Status │
+//!              └──────▲──────────────────────┘            └───┬────┘
+//!                     │            every 100 ms               │
+//!              ┌──────┴──────────┐                            │
+//!              │ heartbeat thread│◄───────────────────────────┘
+//!              └─────────────────┘
+//! ```
+//!
+//! States: awaiting `Load` → loading → serving. The reader checks that each command is legal in
+//! the state; anything else ends the child with `ExitCode::Protocol`. The reader ends the process
+//! itself when the socket closes or a shutdown is ordered, so that neither waits for a step or a
+//! load to end: the operating system frees what they hold.
+
+mod engine;
+mod heartbeat;
+mod link;
+mod pacer;
+mod reader;
+mod status;
+
+pub use link::Link;
+
+use crate::device::Executor;
+use reader::Phase;
+use status::Status;
+use std::io::Read;
+use std::sync::Arc;
+use std::sync::mpsc::sync_channel;
+use std::thread;
+use worker_orcd_ipc::{ChildHello, Event, Fault, LoadOrder, ModelFacts, TokenizerFacts};
+
+/// Commands that may wait for the engine. The supervisor bounds what it submits far below this; a
+/// peer that fills it is not following the protocol.
+const COMMAND_QUEUE: usize = 8192;
+
+/// What loading a model gives.
+#[expect(
+    missing_debug_implementations,
+    reason = "an executor has nothing to show"
+)]
+pub struct Loaded {
+    pub executor: Box<dyn Executor>,
+    pub model: ModelFacts,
+    pub tokenizer: TokenizerFacts,
+    /// Prompt plus completion of one request.
+    pub max_sequence_tokens: u32,
+}
+
+/// Called while loading, with bytes done and bytes in all.
+pub type Progress<'a> = &'a (dyn Fn(u64, u64) + Sync);
+
+/// Says hello, loads what it is told to, and works until the conversation ends. Returns only when
+/// the link's [`Exit`](crate::exit::Exit) does.
+pub fn serve<R, L>(reader: R, link: Arc<Link>, features: &[&str], loader: L)
+where
+    R: Read + Send + 'static,
+    L: FnOnce(&LoadOrder, Progress<'_>) -> Result<Loaded, Fault>,
+{
+    let (status, phase) = (Arc::new(Status::new()), Arc::new(Phase::new()));
+    let (sender, commands) = sync_channel(COMMAND_QUEUE);
+    link.send(&Event::Hello(ChildHello {
+        pid: std::process::id(),
+        build: env!("CARGO_PKG_VERSION").to_owned(),
+        features: features.iter().map(|&feature| feature.to_owned()).collect(),
+    }));
+    let threads = [
+        {
+            let (link, phase) = (Arc::clone(&link), Arc::clone(&phase));
+            spawn("reader", move || {
+                reader::read_commands(reader, &link, &phase, &sender)
+            })
+        },
+        {
+            let (link, status) = (Arc::clone(&link), Arc::clone(&status));
+            spawn("heartbeat", move || heartbeat::beat(&link, &status))
+        },
+    ];
+    for thread in threads {
+        if let Err(error) = thread {
+            let message = format!("a thread cannot be started: {error}");
+            return link.last_words(Fault::Io { message });
+        }
+    }
+    if let Err(fault) = engine::run(&link, &status, &phase, &commands, loader) {
+        link.last_words(fault);
+    }
+}
+
+fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> std::io::Result<()> {
+    thread::Builder::new()
+        .name(name.to_owned())
+        .spawn(run)
+        .map(drop)
+}
+
+#[cfg(test)]
+mod tests;

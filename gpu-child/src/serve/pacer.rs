@@ -1,0 +1,92 @@
+//! How many prompt tokens a step may hold so that it stays short.
+//!
+//! A step cannot be interrupted: a cancellation, and the next token of everybody else, wait for
+//! it. Chunking changes no result, so the size of a chunk is free to follow the speed of the
+//! machine. Pure: durations come as arguments.
+
+use std::time::Duration;
+
+/// Under the 100 ms within which a cancelled request must stop, with room for the way there.
+const TARGET: Duration = Duration::from_millis(70);
+
+/// Smaller chunks would read all weights for almost nothing.
+const MIN_TOKENS: u32 = 8;
+const FIRST_TOKENS: u32 = 32;
+
+#[derive(Debug)]
+pub(super) struct Pacer {
+    tokens: u32,
+    max_tokens: u32,
+}
+
+impl Pacer {
+    /// `max_tokens` is what the supervisor allows.
+    pub(super) fn new(max_tokens: u32) -> Self {
+        let max_tokens = max_tokens.max(1);
+        Self {
+            tokens: FIRST_TOKENS.min(max_tokens),
+            max_tokens,
+        }
+    }
+
+    pub(super) fn prefill_tokens(&self) -> u32 {
+        self.tokens
+    }
+
+    /// A step with this many prompt tokens took so long.
+    pub(super) fn observe(&mut self, prefill_tokens: usize, took: Duration) {
+        let ratio = TARGET.as_secs_f64() / took.as_secs_f64().max(1e-6);
+        // A step that was not full says little about how much more would have been possible.
+        let was_full = prefill_tokens >= self.tokens as usize;
+        if prefill_tokens > 0 && (ratio < 1.0 || (was_full && ratio > 1.2)) {
+            let wanted = f64::from(self.tokens) * ratio.clamp(0.5, 2.0);
+            let min_tokens = MIN_TOKENS.min(self.max_tokens);
+            self.tokens = (wanted as u32).clamp(min_tokens, self.max_tokens);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A machine with this many microseconds a token, on which every step is full.
+    fn settle(pacer: &mut Pacer, us_per_token: u64) -> Duration {
+        let mut took = Duration::ZERO;
+        for _ in 0..20 {
+            let tokens = pacer.prefill_tokens();
+            took = Duration::from_micros(us_per_token * u64::from(tokens));
+            pacer.observe(tokens as usize, took);
+        }
+        took
+    }
+
+    #[test]
+    fn steps_become_as_long_as_they_may_be() {
+        for us_per_token in [200, 1000, 4000] {
+            let took = settle(&mut Pacer::new(4096), us_per_token).as_millis();
+            assert!(
+                (50..=70).contains(&took),
+                "{took} ms at {us_per_token} us a token"
+            );
+        }
+    }
+
+    #[test]
+    fn they_follow_a_machine_that_changes_its_speed() {
+        let mut pacer = Pacer::new(512);
+        settle(&mut pacer, 100);
+        assert_eq!(pacer.prefill_tokens(), 512, "the supervisor's limit");
+        assert!(settle(&mut pacer, 3000).as_millis() <= 70);
+        settle(&mut pacer, 1_000_000);
+        assert_eq!(pacer.prefill_tokens(), 8);
+    }
+
+    #[test]
+    fn short_steps_with_few_tokens_change_nothing() {
+        let mut pacer = Pacer::new(512);
+        pacer.observe(3, Duration::from_micros(10));
+        pacer.observe(0, Duration::from_secs(1));
+        assert_eq!(pacer.prefill_tokens(), 32);
+    }
+}
