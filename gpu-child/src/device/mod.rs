@@ -70,7 +70,8 @@ pub trait Executor: Send {
     ///
     /// # Errors
     /// A [`Fault`]: the executor cannot be used any more and the child must end.
-    fn step(&mut self, batch: &Batch<'_>, tap: &mut dyn Tap) -> Result<Vec<Option<TokenId>>, Fault>;
+    fn step(&mut self, batch: &Batch<'_>, tap: &mut dyn Tap)
+    -> Result<Vec<Option<TokenId>>, Fault>;
 }
 
 /// Looks at intermediate values while a step runs; behind it are the logits trace and the parity
