@@ -3,7 +3,7 @@
     python rederive.py MODEL TRACE TRANSCRIPTS
 
 TRACE is what `--trace-logits` wrote with whole rows; TRANSCRIPTS is a JSON list of what clients
-received, in the order in which the requests ran, one after the other:
+received, in the order in which the requests began:
 `{text, tokens_in, tokens_out, stop_reason, parameters, prompt?}`. `prompt` (raw, as sent) is
 needed only where a repetition penalty is.
 
@@ -23,16 +23,16 @@ import sampling
 
 
 def main(model, trace, transcripts):
-    rows = [r for r in map(json.loads, Path(trace).read_text().splitlines()) if r["checkpoint"] == "logits"]
+    requests = {}
+    for row in map(json.loads, Path(trace).read_text().splitlines()):
+        requests.setdefault(row["request"], []).append(row)
+    transcripts = json.loads(Path(transcripts).read_text())
+    if len(requests) != len(transcripts):
+        print(f"{len(requests)} requests in the trace, {len(transcripts)} transcripts")
+        return 1
     with llama_cpp.Model(model, vocab_only=True) as vocabulary:
-        failures = 0
-        for transcript in json.loads(Path(transcripts).read_text()):
-            count = transcript["tokens_out"]
-            own, rows = rows[:count], rows[count:]
-            failures += not rederive(vocabulary, transcript, own)
-    if rows:
-        print(f"{len(rows)} rows of the trace belong to no transcript")
-    return 1 if failures or rows else 0
+        held = [rederive(vocabulary, *pair) for pair in zip(transcripts, requests.values())]
+    return 0 if held and all(held) else 1
 
 
 def rederive(vocabulary, transcript, rows):
@@ -47,6 +47,9 @@ def rederive(vocabulary, transcript, rows):
         if len(values) != vocabulary.n_vocab:
             raise RuntimeError(f"a row of {len(values)} values: whole rows are needed")
         position = transcript["tokens_in"] + index
+        if row["token_idx"] != position:
+            print(f"row {index} is of position {row['token_idx']}, expected {position}")
+            return False
         token, distance = sampling.draw(values, parameters, position, prompt, generated)
         generated.append(token)
         nearest = min(nearest, distance)

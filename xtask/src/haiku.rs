@@ -24,7 +24,7 @@ pub struct Arguments {
 
 const PATIENCE: Duration = Duration::from_secs(30);
 /// More than any vocabulary has: the trace holds whole rows.
-const ALL_VALUES: u32 = 1 << 20;
+const ALL_VALUES: u32 = 1_000_000;
 
 pub fn run(arguments: &Arguments) -> Result<()> {
     let model = match &arguments.model {

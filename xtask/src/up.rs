@@ -1,6 +1,6 @@
 //! `cargo xtask up`: from a fresh clone to a streamed answer.
 
-use crate::worker::{self, Watch, Worker};
+use crate::worker::{self, Watch, Worker, event_name};
 use crate::{fetch_model, http};
 use anyhow::{Context, Result, bail};
 use serde_json::{Value, json};
@@ -55,12 +55,8 @@ pub fn run(arguments: &Arguments) -> Result<()> {
 /// Prints the percentages of the log's `model_load_progress` records on one line.
 fn load_progress() -> Watch {
     Box::new(|record| {
-        let fields = record.get("fields").unwrap_or(record);
-        let name = fields
-            .get("event")
-            .or_else(|| fields.get("message"))
-            .and_then(Value::as_str);
-        if let (Some("model_load_progress"), Some(percent)) = (name, fields["percent"].as_u64()) {
+        let percent = record["percent"].as_u64();
+        if let (Some("model_load_progress"), Some(percent)) = (event_name(record), percent) {
             print!("{percent} % ");
             if percent >= 100 {
                 println!();
@@ -73,7 +69,6 @@ fn load_progress() -> Watch {
 
 fn stream_answer(address: SocketAddr, prompt: &str) -> Result<()> {
     let request = json!({
-        "model": "default",
         "messages": [{"role": "user", "content": prompt}],
         "stream": true,
         "stream_options": {"include_usage": true},
@@ -116,7 +111,7 @@ fn stream_answer(address: SocketAddr, prompt: &str) -> Result<()> {
 fn curl(address: SocketAddr) -> String {
     format!(
         "  curl -N http://{address}/v1/chat/completions -H 'Content-Type: application/json' \\\n    \
-         -d '{{\"model\":\"default\",\"stream\":true,\
+         -d '{{\"stream\":true,\
          \"messages\":[{{\"role\":\"user\",\"content\":\"Hello!\"}}]}}'\n\n  \
          curl http://{address}/health"
     )

@@ -6,7 +6,7 @@ use anyhow::{Context, Result, bail};
 use serde_json::Value;
 use std::collections::VecDeque;
 use std::io::{BufRead, BufReader, Read};
-use std::net::{SocketAddr, TcpListener};
+use std::net::SocketAddr;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::{Arc, Mutex};
@@ -19,11 +19,17 @@ const POLL: Duration = Duration::from_millis(50);
 /// Log lines kept for the message of a failure.
 const KEPT_LINES: usize = 20;
 
-#[derive(Debug)]
 pub struct Worker {
     running: Running,
     pub address: SocketAddr,
-    last_lines: Arc<Mutex<VecDeque<String>>>,
+    log: Arc<Mutex<Log>>,
+}
+
+/// What is read off the worker's log while it runs.
+struct Log {
+    address: Option<SocketAddr>,
+    last_lines: VecDeque<String>,
+    watch: Watch,
 }
 
 /// Called with each record of the worker's log.
@@ -43,34 +49,31 @@ pub fn build() -> Result<()> {
 impl Worker {
     /// Starts a worker that [`build`] built and returns once it serves.
     pub fn start(model: &Path, flags: &[String], watch: Watch) -> Result<Self> {
-        let port = free_port()?;
         let mut command = Command::new(paths::built("release", "worker-orcd"));
         command
-            .args([
-                "--host",
-                "127.0.0.1",
-                "--port",
-                &port.to_string(),
-                "--log-format",
-                "json",
-            ])
+            .args(["--host", "127.0.0.1", "--port", "0", "--log-format", "json"])
             .args(["--device", "cpu", "--model"])
             .arg(model)
             .args(flags)
             .stdin(Stdio::null())
-            .stdout(Stdio::piped())
             .stderr(Stdio::piped());
         let mut running = Running::start(&mut command)?;
-        let last_lines = Arc::new(Mutex::new(VecDeque::new()));
-        let watch = Arc::new(Mutex::new(watch));
-        let child = running.child();
-        let (out, err) = (child.stdout.take(), child.stderr.take());
-        follow(out.context("piped")?, last_lines.clone(), watch.clone());
-        follow(err.context("piped")?, last_lines.clone(), watch);
+        let log = Log {
+            address: None,
+            last_lines: VecDeque::new(),
+            watch,
+        };
+        let log = Arc::new(Mutex::new(log));
+        let pipe = running
+            .child()
+            .stderr
+            .take()
+            .context("standard error is piped")?;
+        follow(pipe, Arc::clone(&log));
         let mut worker = Self {
             running,
-            address: SocketAddr::from(([127, 0, 0, 1], port)),
-            last_lines,
+            address: SocketAddr::from(([127, 0, 0, 1], 0)),
+            log,
         };
         worker.wait_until_ready()?;
         Ok(worker)
@@ -109,40 +112,56 @@ impl Worker {
                 std::thread::sleep(POLL * 2);
                 bail!("worker-orcd ended with {status}:\n{}", self.log_tail());
             }
-            if http::get(self.address, "/readyz").is_ok_and(|answer| answer.status == 200) {
-                return Ok(());
+            let address = self.log.lock().expect("no holder panics").address;
+            if let Some(address) = address {
+                self.address = address;
+                if http::get(address, "/readyz").is_ok_and(|answer| answer.status == 200) {
+                    return Ok(());
+                }
             }
             std::thread::sleep(POLL);
         }
     }
 
     fn log_tail(&self) -> String {
-        let lines = self.last_lines.lock().expect("no holder panics");
-        lines.iter().cloned().collect::<Vec<_>>().join("\n")
+        let log = self.log.lock().expect("no holder panics");
+        log.last_lines
+            .iter()
+            .cloned()
+            .collect::<Vec<_>>()
+            .join("\n")
     }
 }
 
-/// A port that was free a moment ago. Between this and the worker's bind another program may
-/// take it; the worker then says so and ends.
-fn free_port() -> Result<u16> {
-    Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?.port())
-}
-
-fn follow(
-    pipe: impl Read + Send + 'static,
-    lines: Arc<Mutex<VecDeque<String>>>,
-    watch: Arc<Mutex<Watch>>,
-) {
+fn follow(pipe: impl Read + Send + 'static, log: Arc<Mutex<Log>>) {
     std::thread::spawn(move || {
         for line in BufReader::new(pipe).lines().map_while(Result::ok) {
-            if let Ok(record) = serde_json::from_str::<Value>(&line) {
-                watch.lock().expect("no holder panics")(&record);
-            }
-            let mut kept = lines.lock().expect("no holder panics");
-            kept.push_back(line);
-            if kept.len() > KEPT_LINES {
-                kept.pop_front();
-            }
+            log.lock().expect("no holder panics").take(line);
         }
     });
+}
+
+impl Log {
+    fn take(&mut self, line: String) {
+        if let Ok(record) = serde_json::from_str::<Value>(&line) {
+            if event_name(&record) == Some("listening") {
+                self.address = record["address"]
+                    .as_str()
+                    .and_then(|text| text.parse().ok());
+            }
+            (self.watch)(&record);
+        }
+        self.last_lines.push_back(line);
+        if self.last_lines.len() > KEPT_LINES {
+            self.last_lines.pop_front();
+        }
+    }
+}
+
+/// What a record of the log is about.
+pub fn event_name(record: &Value) -> Option<&str> {
+    record
+        .get("event")
+        .or_else(|| record.get("message"))?
+        .as_str()
 }

@@ -149,7 +149,7 @@ fn complete(engine: Engine, prompt: &str, max_tokens: usize) -> Result<Completio
         }
         Engine::Ours(address) => {
             let body = json!({
-                "model": "default", "prompt": prompt, "max_tokens": max_tokens, "stream": true,
+                "prompt": prompt, "max_tokens": max_tokens, "stream": true,
                 "temperature": 0, "ignore_eos": true, "stream_options": {"include_usage": true},
             });
             (address, "/v1/completions", body)
