@@ -1,0 +1,5 @@
+//! The CPU device from outside: the law of the boundary, and the arithmetic behind it.
+
+mod exactness;
+mod reference;
+mod support;

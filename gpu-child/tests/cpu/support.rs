@@ -1,0 +1,311 @@
+//! A small random model held in memory, and a way to run it step by step.
+
+use worker_orcd_gpu::device::cpu::{CpuExecutor, CpuOptions};
+use worker_orcd_gpu::device::{Batch, Checkpoint, Executor, PageId, SampleWork, SequenceWork, Tap};
+use worker_orcd_gpu::model::{
+    Architecture, LayerWeights, Linear, ModelConfig, ModelWeights, RopeStyle, TensorView,
+};
+use worker_orcd_ipc::{Fault, RequestId, Sampling, TokenId};
+use worker_orcd_kernels::TensorType;
+use worker_orcd_kernels::synthetic::random_rows;
+
+/// Types of a layer's seven matrices, then of embedding and output.
+pub type Types = [TensorType; 9];
+
+/// As different as one model can be.
+pub const MIXED: Types = [
+    TensorType::Q4_K,
+    TensorType::Q6_K,
+    TensorType::Q5_0,
+    TensorType::Q8_0,
+    TensorType::Q4_1,
+    TensorType::Q5_K,
+    TensorType::Q4_0,
+    TensorType::F16,
+    TensorType::BF16,
+];
+
+pub fn config(sliding_window: Option<usize>) -> ModelConfig {
+    ModelConfig {
+        architecture: Architecture::Qwen3,
+        n_layers: 2,
+        n_embd: 256,
+        n_ff: 512,
+        n_heads: 8,
+        n_kv_heads: 2,
+        head_dim: 32,
+        vocab_size: 101,
+        context_length: 1024,
+        norm_eps: 1e-5,
+        rope_style: RopeStyle::HalfOffset,
+        rope_base: 1e4,
+        rope_dims: 24,
+        rope_scale: 1.0,
+        rope_factors: None,
+        rope_attn_factor: 1.0,
+        sliding_window,
+    }
+}
+
+struct Tensor {
+    ty: TensorType,
+    rows: usize,
+    cols: usize,
+    data: Vec<u8>,
+}
+
+impl Tensor {
+    fn view(&self) -> TensorView<'_> {
+        let &Self {
+            ty,
+            rows,
+            cols,
+            ref data,
+        } = self;
+        TensorView {
+            name: "random",
+            ty,
+            rows,
+            cols,
+            data,
+        }
+    }
+}
+
+/// Owns what [`ModelWeights`] borrow.
+pub struct Model {
+    pub config: ModelConfig,
+    tensors: Vec<Tensor>,
+}
+
+const PER_LAYER: usize = 7 + 4 + 3;
+
+impl Model {
+    /// Matrices of the given types; biases on Q, K and V, and norms on the heads of Q and K.
+    pub fn random(config: ModelConfig, types: Types) -> Self {
+        let ModelConfig {
+            n_embd,
+            n_ff,
+            n_heads,
+            n_kv_heads,
+            head_dim,
+            vocab_size,
+            ..
+        } = config;
+        let (q, kv) = (n_heads * head_dim, n_kv_heads * head_dim);
+        let mut model = Self {
+            config,
+            tensors: Vec::new(),
+        };
+        for _ in 0..model.config.n_layers {
+            let shapes = [
+                (q, n_embd),
+                (kv, n_embd),
+                (kv, n_embd),
+                (n_embd, q),
+                (n_ff, n_embd),
+            ];
+            let shapes = shapes.into_iter().chain([(n_ff, n_embd), (n_embd, n_ff)]);
+            for (ty, (rows, cols)) in types.into_iter().zip(shapes) {
+                model.push(ty, rows, cols, 0.3);
+            }
+            for width in [n_embd, n_embd, head_dim, head_dim, q, kv, kv] {
+                model.push(TensorType::F32, 1, width, 1.0);
+            }
+        }
+        model.push(types[7], vocab_size, n_embd, 1.0);
+        model.push(types[8], vocab_size, n_embd, 0.3);
+        model.push(TensorType::F32, 1, n_embd, 1.0);
+        model
+    }
+
+    fn push(&mut self, ty: TensorType, rows: usize, cols: usize, magnitude: f32) {
+        let data = random_rows(ty, rows, cols, magnitude, self.tensors.len() as u64 + 1);
+        self.tensors.push(Tensor {
+            ty,
+            rows,
+            cols,
+            data,
+        });
+    }
+
+    pub fn weights(&self) -> ModelWeights<'_> {
+        let view = |index: usize| self.tensors[index].view();
+        let linear = |index, bias: Option<usize>| Linear {
+            weight: view(index),
+            bias: bias.map(view),
+        };
+        let layer = |n: usize| {
+            let at = |index: usize| n * PER_LAYER + index;
+            LayerWeights {
+                q: linear(at(0), Some(at(11))),
+                k: linear(at(1), Some(at(12))),
+                v: linear(at(2), Some(at(13))),
+                attn_output: linear(at(3), None),
+                ffn_gate: linear(at(4), None),
+                ffn_up: linear(at(5), None),
+                ffn_down: linear(at(6), None),
+                attn_norm: view(at(7)),
+                ffn_norm: view(at(8)),
+                q_norm: Some(view(at(9))),
+                k_norm: Some(view(at(10))),
+            }
+        };
+        let n_layers = self.config.n_layers;
+        let last = n_layers * PER_LAYER;
+        ModelWeights {
+            token_embd: view(last),
+            layers: (0..n_layers).map(layer).collect(),
+            output_norm: view(last + 2),
+            output: linear(last + 1, None),
+        }
+    }
+
+    /// The first value of the embedding of `token` becomes a NaN.
+    pub fn poison(&mut self, token: usize) {
+        let table = self.config.n_layers * PER_LAYER;
+        let table = &mut self.tensors[table];
+        let at = token * table.data.len() / table.rows;
+        table.data[at..at + 2].fill(0xFF);
+    }
+
+    pub fn load(&self, threads: u32) -> CpuExecutor {
+        CpuExecutor::load(
+            &self.config,
+            &self.weights(),
+            &options(threads),
+            &mut |_, _| (),
+        )
+        .expect("a model that fits")
+    }
+
+    pub fn load_portable(&self) -> CpuExecutor {
+        CpuExecutor::load_portable(&self.config, &self.weights(), &options(2), &mut |_, _| ())
+            .expect("a model that fits")
+    }
+}
+
+pub fn options(threads: u32) -> CpuOptions {
+    CpuOptions {
+        threads: Some(threads),
+        kv_cache_bytes: Some(16 << 20),
+        max_batch_tokens: 400,
+        max_sequence_tokens: 512,
+        model: "random".to_owned(),
+    }
+}
+
+/// The bits of one row that was seen.
+pub type Bits = Vec<u32>;
+
+/// Everything that came out of one sequence: the last layer's output at every position, and the
+/// logits where a token was drawn.
+#[derive(Debug, Default, Clone, PartialEq)]
+pub struct Seen {
+    pub hidden: Vec<(u32, Bits)>,
+    pub logits: Vec<(u32, Bits)>,
+}
+
+/// Collects by request; a request's id is its index.
+#[derive(Debug, Default)]
+pub struct Watch {
+    pub seen: Vec<Seen>,
+    pub last_layer: u32,
+}
+
+impl Watch {
+    pub fn new(requests: usize, config: &ModelConfig) -> Self {
+        Self {
+            seen: vec![Seen::default(); requests],
+            last_layer: config.n_layers as u32 - 1,
+        }
+    }
+}
+
+impl Tap for Watch {
+    fn wants(&self, _: RequestId, checkpoint: &Checkpoint) -> bool {
+        matches!(checkpoint, Checkpoint::Logits)
+            || *checkpoint == Checkpoint::Layer(self.last_layer)
+    }
+
+    fn see(&mut self, request: RequestId, checkpoint: &Checkpoint, position: u32, row: &[f32]) {
+        let bits = row.iter().map(|v| v.to_bits()).collect();
+        let seen = &mut self.seen[request.0 as usize];
+        match checkpoint {
+            Checkpoint::Logits => seen.logits.push((position, bits)),
+            _ => seen.hidden.push((position, bits)),
+        }
+    }
+}
+
+/// `count` tokens that do not repeat soon.
+pub fn tokens(count: usize, seed: usize) -> Vec<TokenId> {
+    (0..count)
+        .map(|i| TokenId(((i * i + i * 37 + seed * 11) % 101) as u32))
+        .collect()
+}
+
+/// Some tokens of one request, to be run from a position on.
+#[derive(Debug, Clone, Copy)]
+pub struct Share<'a> {
+    pub request: usize,
+    pub tokens: &'a [TokenId],
+    pub first: usize,
+    pub pages: &'a [PageId],
+}
+
+/// One step; every share draws a token.
+pub fn step(
+    executor: &mut CpuExecutor,
+    shares: &[Share<'_>],
+    watch: &mut Watch,
+) -> Result<Vec<Option<TokenId>>, Fault> {
+    let sampling = SampleWork {
+        sampling: Sampling::default(),
+        prompt: &[],
+        generated: &[],
+    };
+    let sequences: Vec<SequenceWork<'_>> = shares
+        .iter()
+        .map(|share| SequenceWork {
+            request: RequestId(share.request as u64),
+            tokens: share.tokens,
+            first_position: share.first as u32,
+            pages: share.pages,
+            sample: Some(sampling),
+        })
+        .collect();
+    executor.step(
+        &Batch {
+            step: 7,
+            sequences: &sequences,
+        },
+        watch,
+    )
+}
+
+/// `count` pages from `first` on, in an order that is not theirs.
+pub fn pages(first: u32, count: u32) -> Vec<PageId> {
+    (first..first + count).rev().map(PageId).collect()
+}
+
+/// Runs one sequence alone, `chunk` tokens a step.
+pub fn alone(
+    executor: &mut CpuExecutor,
+    config: &ModelConfig,
+    tokens: &[TokenId],
+    chunk: usize,
+) -> Seen {
+    let pages = pages(0, tokens.len().div_ceil(32) as u32);
+    let mut watch = Watch::new(1, config);
+    for (index, some) in tokens.chunks(chunk).enumerate() {
+        let share = Share {
+            request: 0,
+            tokens: some,
+            first: index * chunk,
+            pages: &pages,
+        };
+        step(executor, &[share], &mut watch).expect("a step");
+    }
+    watch.seen.remove(0)
+}
