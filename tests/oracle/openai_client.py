@@ -1,0 +1,65 @@
+"""The `openai` package talks to a running worker as to any OpenAI-compatible server.
+
+    python openai_client.py http://127.0.0.1:PORT
+
+A conversation in two turns, streamed; the same request whole; completions; the list of models;
+and a refusal that arrives as the exception a user of the package expects.
+"""
+
+import sys
+
+import openai
+
+
+def main(base_url):
+    client = openai.OpenAI(base_url=f"{base_url}/v1", api_key="not-asked-for", max_retries=0)
+    model = client.models.list().data[0].id
+    first_turn = [{"role": "user", "content": "What is the capital of France? Answer in one word."}]
+    request = {"model": model, "temperature": 0, "max_tokens": 24}
+
+    answer, usage, finish = streamed_chat(client, messages=first_turn, **request)
+    assert answer.strip(), "the streamed answer is empty"
+    assert finish in ("stop", "length"), finish
+    assert 0 < usage.completion_tokens <= 24, usage
+
+    whole = client.chat.completions.create(messages=first_turn, **request)
+    assert whole.choices[0].message.content == answer, "streamed and whole answers differ"
+    assert whole.choices[0].finish_reason == finish
+    assert whole.usage.completion_tokens == usage.completion_tokens
+
+    second_turn = [
+        *first_turn,
+        {"role": "assistant", "content": answer},
+        {"role": "user", "content": "And of Spain?"},
+    ]
+    followed, later_usage, _ = streamed_chat(client, messages=second_turn, **request)
+    assert followed.strip(), "the second answer is empty"
+    assert later_usage.prompt_tokens > usage.prompt_tokens, "the history was not taken in"
+
+    completion = client.completions.create(prompt="1, 2, 3, 4,", **request)
+    assert completion.choices[0].text, "the completion is empty"
+
+    try:
+        client.chat.completions.create(messages=first_turn, **request, logit_bias={"50256": -100})
+    except openai.BadRequestError as error:
+        assert "logit_bias" in str(error), error
+    else:
+        raise AssertionError("an unsupported field was accepted and ignored")
+    print(f"openai {openai.__version__}: streamed, whole, two turns, completion, refusal")
+
+
+def streamed_chat(client, **request):
+    pieces, usage, finish = [], None, None
+    stream = client.chat.completions.create(
+        stream=True, stream_options={"include_usage": True}, **request
+    )
+    for chunk in stream:
+        usage = chunk.usage or usage
+        for choice in chunk.choices:
+            pieces.append(choice.delta.content or "")
+            finish = choice.finish_reason or finish
+    return "".join(pieces), usage, finish
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

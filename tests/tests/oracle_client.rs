@@ -1,0 +1,75 @@
+//! What only another program can show: that the `openai` package holds a conversation, and that
+//! every streamed token can be derived again from the logits trace.
+
+mod oracle;
+
+use serde_json::{Value, json};
+use std::fs;
+use worker_orcd_tests::Worker;
+use worker_orcd_tests::model::real_model;
+
+#[test]
+fn the_openai_package_holds_a_streamed_chat() {
+    let worker = Worker::real().start();
+    let url = format!("http://{}", worker.client().address);
+    oracle::run("openai_client.py", &[url.as_ref()]);
+}
+
+/// The machinery of the haiku test (`cargo xtask haiku`): a stub that answers from anywhere but
+/// the model cannot pass, because the sampler here is another one, in another language.
+#[test]
+fn every_streamed_token_is_derived_again_from_the_trace() {
+    let folder = tempfile::tempdir().expect("a temporary directory");
+    let trace = folder.path().join("trace.jsonl");
+    let worker = Worker::real()
+        .arg("--trace-logits", trace.display())
+        .arg("--trace-values", 1_000_000)
+        .start();
+    let transcripts: Vec<Value> =
+        parameters().into_iter().enumerate().map(|(n, p)| transcript(&worker, n, p)).collect();
+    drop(worker);
+
+    let path = folder.path().join("transcripts.json");
+    fs::write(&path, Value::from(transcripts).to_string()).expect("the directory is ours");
+    oracle::run(
+        "rederive.py",
+        &[real_model().as_os_str(), trace.as_os_str(), path.as_os_str()],
+    );
+}
+
+/// Every step of the sampler alone, then all of them at once.
+fn parameters() -> Vec<Value> {
+    vec![
+        json!({"temperature": 0.0}),
+        json!({"temperature": 0.0, "repetition_penalty": 1.3, "frequency_penalty": 0.4}),
+        json!({"temperature": 1.0}),
+        json!({"temperature": 0.8, "top_k": 40}),
+        json!({"temperature": 0.8, "top_p": 0.9}),
+        json!({"temperature": 1.2, "min_p": 0.05}),
+        json!({
+            "temperature": 0.7, "top_k": 50, "top_p": 0.95, "min_p": 0.02,
+            "repetition_penalty": 1.1, "presence_penalty": 0.3,
+        }),
+    ]
+}
+
+/// One request, and what a client received of it.
+fn transcript(worker: &Worker, number: usize, parameters: Value) -> Value {
+    const PROMPT: &str = "Once upon a time, in a village by the sea, there lived";
+    let mut parameters = parameters;
+    parameters["seed"] = json!(0x5eed_0000 + number as u64);
+    let mut request = parameters.clone();
+    request["job_id"] = json!(format!("derive-{number}"));
+    request["prompt"] = json!(PROMPT);
+    request["max_tokens"] = json!(32);
+    let streamed = worker.client().execute(&request).transcript();
+    let end = streamed.end();
+    json!({
+        "prompt": PROMPT,
+        "text": streamed.text(),
+        "tokens_in": end["tokens_in"],
+        "tokens_out": end["tokens_out"],
+        "stop_reason": end["stop_reason"],
+        "parameters": parameters,
+    })
+}
