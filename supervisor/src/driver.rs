@@ -11,9 +11,10 @@
 //! Nothing in it waits for one thing alone, and nothing in it takes long: building a tokenizer
 //! happens on another thread, writing to the child goes into a buffer.
 //!
-//! * [`words`] what the child's messages mean; [`news`] what the driver tells the world about
+//! * [`words`] what the child's messages mean; [`flood`] how many are too many; [`news`] what the driver tells the world about
 //!   all this: log lines and snapshots.
 
+mod flood;
 mod news;
 mod words;
 
@@ -23,6 +24,7 @@ use crate::child::reap::Process;
 use crate::child::socket::{Door, PrivateDir};
 use crate::child::spawn::{SpawnOrder, Spawned, Spawner, is_permanent};
 use crate::child::{Child, Sign};
+use crate::driver::flood::FloodGate;
 use crate::driver::news::News;
 use crate::engine::{Ended, EngineSettings, LoadedModel, Phase, Refusal, Shared};
 use crate::error_code::ErrorCode;
@@ -66,6 +68,7 @@ pub(crate) struct Driver {
     shared: Arc<Shared>,
     phase: watch::Sender<Phase>,
     news: News,
+    flood_gate: FloodGate,
     /// The last handle is gone, and with it everybody who could want an answer.
     deserted: bool,
 }
@@ -100,6 +103,7 @@ impl Driver {
         let started = Instant::now();
         Self {
             news: News::new(started),
+            flood_gate: FloodGate::new(started),
             requests: Requests::new(Arc::clone(&shared.registry)),
             settings,
             started,
@@ -189,6 +193,7 @@ impl Driver {
                 let child = Child::new(generation, process, door);
                 let pid = child.pid;
                 self.news.spawned(generation, pid);
+                self.flood_gate = FloodGate::new(Instant::now());
                 self.child = Some(child);
                 ChildEvent::Spawned { pid }
             }

@@ -15,6 +15,9 @@ const STALE_AFTER: Duration = Duration::from_millis(250);
 /// Long enough to smooth a batch's coming and going, short enough to follow it.
 const RATE_WINDOW: Duration = Duration::from_secs(5);
 
+/// Bounds the samples that are kept, however often a child beats.
+const RATE_RESOLUTION: Duration = Duration::from_millis(50);
+
 /// Shares of a load, in percent, that are worth a log line.
 const LOAD_MILESTONES: [u64; 5] = [0, 25, 50, 75, 100];
 
@@ -317,7 +320,10 @@ impl Rate {
         {
             self.samples.pop_front();
         }
-        self.samples.push_back((now, total));
+        let newest = self.samples.back().map(|(at, _)| *at);
+        if newest.is_none_or(|at| now.saturating_duration_since(at) >= RATE_RESOLUTION) {
+            self.samples.push_back((now, total));
+        }
     }
 
     fn per_second(&self, now: Instant) -> f64 {

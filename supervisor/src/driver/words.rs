@@ -43,6 +43,10 @@ impl Driver {
     /// `None` when the lifecycle need not know.
     fn understand(&mut self, word: Word) -> Option<ChildEvent> {
         let now = Instant::now();
+        let carries_tokens = matches!(&word, Word::Step(report) if !report.tokens.is_empty());
+        if !carries_tokens && !self.flood_gate.admit(now) {
+            return Some(ChildEvent::Violation("it floods its control socket".to_owned()));
+        }
         match word {
             Word::Hello(hello) => {
                 let (pid, features) = (hello.pid, hello.features.clone());

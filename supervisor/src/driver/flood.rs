@@ -1,0 +1,45 @@
+//! Tells a talkative child from one that floods.
+//!
+//! Tokens are bounded by what was asked for; everything else that a child may say costs it
+//! nothing, so it is counted.
+
+use std::time::{Duration, Instant};
+
+/// Ten heartbeats a second, ten words on a load, and a step without tokens for each chunk of a
+/// prompt: an honest child stays below a tenth of this on the fastest device there is.
+const MAX_WORDS_PER_SECOND: u32 = 10_000;
+
+#[derive(Debug)]
+pub(super) struct FloodGate {
+    second: Instant,
+    words: u32,
+}
+
+impl FloodGate {
+    pub fn new(now: Instant) -> Self {
+        Self { second: now, words: 0 }
+    }
+
+    /// Counts a word that carries no token; false when there were too many.
+    pub fn admit(&mut self, now: Instant) -> bool {
+        if now.saturating_duration_since(self.second) >= Duration::from_secs(1) {
+            *self = Self::new(now);
+        }
+        self.words += 1;
+        self.words <= MAX_WORDS_PER_SECOND
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_burst_passes_and_a_flood_does_not() {
+        let start = Instant::now();
+        let mut gate = FloodGate::new(start);
+        assert!((0..MAX_WORDS_PER_SECOND).all(|_| gate.admit(start)));
+        assert!(!gate.admit(start));
+        assert!(gate.admit(start + Duration::from_secs(1)), "the next second is a new one");
+    }
+}
