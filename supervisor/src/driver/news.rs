@@ -108,8 +108,11 @@ impl News {
     }
 
     pub fn loaded(&mut self, report: &ReadyReport) {
-        self.memory = Some((report.memory, Instant::now()));
+        let now = Instant::now();
+        self.memory = Some((report.memory, now));
         let model = &report.model;
+        // A load that ends between two beats still has all its milestones.
+        self.load_progress(now, model.file_bytes, model.file_bytes);
         info!(
             generation = self.child.as_ref().map(|child| child.generation),
             model = model.name,
@@ -343,8 +346,9 @@ impl Rate {
     }
 }
 
+/// A total of 0 is one that is not known yet.
 fn reached(percent: u64, done: u64, total: u64) -> bool {
-    u128::from(done) * 100 >= u128::from(percent) * u128::from(total)
+    percent == 0 || total > 0 && u128::from(done) * 100 >= u128::from(percent) * u128::from(total)
 }
 
 fn in_ms(time: Duration) -> u64 {
@@ -375,8 +379,9 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_load_has_reached_every_milestone() {
-        assert!(reached(100, 0, 0));
+    fn milestones_are_shares_of_a_known_total() {
+        assert!(reached(0, 0, 0));
+        assert!(!reached(25, 0, 0));
         assert!(!reached(25, 24, 100));
         assert!(reached(25, 25, 100));
     }
