@@ -6,16 +6,27 @@
 //!          └─ text ─┘   prompt → ids, ids → text
 //! ```
 //!
+//! * [`commands`] is the command line, [`config`] what it says, [`exit`] how it ends.
+//! * [`http`] is what clients see; [`engine`] is the one thing it asks.
 //! * [`text`] turns text into token ids and back; the child deals in ids alone.
+//! * [`requests`] journals what clients were promised; `driver` and [`child`] keep a child alive.
 //!
 //! Deliberately absent: CUDA, parsing of model files, `unsafe`.
 
 #![forbid(unsafe_code)]
 
 mod calendar;
+pub mod callback;
 pub mod child;
+pub mod commands;
+pub mod config;
 mod driver;
 pub mod engine;
 pub mod error_code;
+pub mod exit;
+pub mod http;
+pub mod logging;
+pub mod metrics;
 pub mod requests;
+pub mod signals;
 pub mod text;

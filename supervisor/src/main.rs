@@ -1,1 +1,21 @@
-fn main() {}
+//! `worker-orcd`: the command line, and nothing else.
+
+#![forbid(unsafe_code)]
+
+use std::process::ExitCode;
+use worker_orcd::commands;
+
+fn main() -> ExitCode {
+    let arguments = commands::command_line().get_matches();
+    match arguments.subcommand() {
+        Some(("pull", arguments)) => match commands::pull::run(arguments) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => {
+                eprintln!("{error:#}");
+                ExitCode::FAILURE
+            }
+        },
+        Some(("doctor", arguments)) => commands::doctor::run(arguments),
+        _ => ExitCode::from(commands::serve::run(&arguments).code()),
+    }
+}

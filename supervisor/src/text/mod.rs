@@ -12,7 +12,6 @@
 //!
 //! Deliberately absent: requests, sockets, sampling, and any state shared between requests.
 
-mod calendar;
 mod pre_tokenizer;
 mod python_json;
 mod sentence_piece;

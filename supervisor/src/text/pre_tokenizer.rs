@@ -44,10 +44,6 @@ const DEFAULT: Patterns = &[
 
 const FALCON: Patterns = &[r"[\p{P}\$\+<=>\^~\|`]+", WORDS, r"[0-9][0-9][0-9]"];
 
-const GPT4O: Patterns = &[
-    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
-];
-
 impl PreTokenizer {
     /// # Errors
     /// When the name is not in the table.
@@ -62,7 +58,6 @@ impl PreTokenizer {
             "dbrx" | "smaug-bpe" | "glm4" | "chatglm-bpe" => (LLAMA3, false),
             "qwen2" | "deepseek-r1-qwen" | "stablelm2" | "megrez" => (QWEN2, false),
             "falcon" => (FALCON, false),
-            "gpt-4o" | "llama4" => (GPT4O, false),
             unknown => return Err(TextError::UnknownPreTokenizer(unknown.to_owned())),
         };
         Ok(Self {
@@ -106,7 +101,6 @@ mod tests {
             "llama-bpe",
             "qwen2",
             "falcon",
-            "gpt-4o",
         ] {
             PreTokenizer::named(name).unwrap().build().unwrap();
         }

@@ -5,7 +5,7 @@
 //! `strftime_now` exist. The template comes from the model file and is not trusted: it is
 //! interpreted with a bounded number of steps and can reach nothing outside its arguments.
 
-use super::calendar::strftime_now;
+use crate::calendar::strftime_now;
 use super::python_json::tojson;
 use minijinja::syntax::SyntaxConfig;
 use minijinja::{Environment, Error, ErrorKind, Value, context};

@@ -1,4 +1,4 @@
-//! `strftime_now`: the date that some chat templates write into their system prompt, in UTC.
+//! Dates, in UTC: `strftime_now` of chat templates, and time stamps in answers.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -27,11 +27,21 @@ const WEEKDAYS: [&str; 7] = [
 ];
 
 /// Formats the present; an unknown directive is refused by name.
-pub(super) fn strftime_now(format: &str) -> Result<String, String> {
+pub(crate) fn strftime_now(format: &str) -> Result<String, String> {
     let since_epoch = SystemTime::now()
         .duration_since(UNIX_EPOCH)
         .unwrap_or(Duration::ZERO);
     strftime(format, since_epoch.as_secs())
+}
+
+/// RFC 3339 with milliseconds, such as `2026-11-21T12:00:00.250Z`.
+pub(crate) fn rfc3339(time: SystemTime) -> String {
+    let since_epoch = time.duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO);
+    let Moment { year, month, day, second_of_day, .. } = Moment::from_unix(since_epoch.as_secs());
+    let (hour, minute, second) =
+        (second_of_day / 3600, second_of_day / 60 % 60, second_of_day % 60);
+    let milliseconds = since_epoch.subsec_millis();
+    format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.{milliseconds:03}Z")
 }
 
 fn strftime(format: &str, unix_seconds: u64) -> Result<String, String> {
@@ -135,6 +145,12 @@ mod tests {
         for (seconds, expected) in cases {
             assert_eq!(strftime("%A %d %B %Y %H:%M:%S", seconds).unwrap(), expected);
         }
+    }
+
+    #[test]
+    fn time_stamps_are_rfc_3339() {
+        let time = UNIX_EPOCH + Duration::from_millis(951_782_399_250);
+        assert_eq!(rfc3339(time), "2000-02-28T23:59:59.250Z");
     }
 
     #[test]

@@ -1,0 +1,233 @@
+//! `worker-orcd` without a word: serve until told otherwise.
+//!
+//! ```text
+//! listen ─→ start the engine ─→ ready ─→ callback ─→ … ─→ drain ─→ end
+//!   (answers /health at once)
+//! ```
+
+use crate::callback::{Registration, register};
+use crate::config::device::DecidedDevice;
+use crate::config::{Config, ConfigErrors, LogFormat};
+use crate::engine::{Deadlines, Ended, Engine, EngineSettings, RestartPolicy};
+use crate::exit::Exit;
+use crate::http::listen::{Server, bind};
+use crate::http::{App, router};
+use crate::{logging, signals};
+use clap::ArgMatches;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::{mpsc, watch};
+use worker_orcd_ipc::{DeviceSelector, LoadOrder, TraceOrder};
+
+/// For connections to take the last events of their streams.
+const FAREWELL: Duration = Duration::from_secs(2);
+
+/// Runs until the end; the log says why, the number says how.
+#[must_use]
+pub fn run(arguments: &ArgMatches) -> Exit {
+    let config = match Config::gather(arguments, &|name| std::env::var(name).ok()) {
+        Ok(config) => config,
+        Err(ConfigErrors(errors)) => {
+            logging::start(LogFormat::Auto, None);
+            for error in errors {
+                tracing::error!(reason = error, "error");
+            }
+            return Exit::Usage;
+        }
+    };
+    logging::start(config.log_format, Some(config.worker_id));
+    let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => {
+            tracing::error!(reason = %error, "error");
+            return Exit::Startup;
+        }
+    };
+    let exit = runtime.block_on(serve(config));
+    // What still blocks a thread (a tokenizer, a lookup) owes nobody an answer any more.
+    runtime.shutdown_background();
+    exit
+}
+
+async fn serve(config: Config) -> Exit {
+    let device = config.device.decide();
+    log_startup(&config, &device);
+    let signals = match signals::watch() {
+        Ok(signals) => signals,
+        Err(error) => {
+            tracing::error!(reason = %error, "error");
+            return Exit::Startup;
+        }
+    };
+    let listeners = match bind(&config.http).await {
+        Ok(listeners) => listeners,
+        Err(error) => {
+            tracing::error!(reason = %error, "error");
+            return Exit::Listen;
+        }
+    };
+    let addresses: Vec<SocketAddr> =
+        listeners.iter().filter_map(|listener| listener.local_addr().ok()).collect();
+    let engine = Engine::start(engine_settings(&config, &device));
+    let app = Arc::new(App::new(&config, engine.clone(), device));
+    let server = Arc::new(Server::new(router(Arc::clone(&app)), &config.http));
+    let (close, closing) = watch::channel(false);
+    for listener in listeners {
+        tokio::spawn(Arc::clone(&server).run(listener, closing.clone()));
+    }
+    for address in &addresses {
+        tracing::info!(address = %address, port = address.port(), "listening");
+    }
+
+    let exit = live(&config, &app, &addresses, signals).await;
+    // Closed only now, so that /health answers to the end.
+    close.send_replace(true);
+    server.wait_idle(FAREWELL).await;
+    tracing::info!(exit_code = exit.code(), "shutdown_complete");
+    exit
+}
+
+/// From the first child to the engine's end.
+async fn live(
+    config: &Config,
+    app: &Arc<App>,
+    addresses: &[SocketAddr],
+    mut signals: mpsc::UnboundedReceiver<&'static str>,
+) -> Exit {
+    let engine = &app.engine;
+    let mut announced = std::pin::pin!(announce(config, app, addresses));
+    let mut announcing = true;
+    let mut undelivered = false;
+    let mut signals_seen = 0;
+    loop {
+        tokio::select! {
+            ended = engine.wait_ended() => {
+                log_end(&ended);
+                return if undelivered { Exit::Callback } else { Exit::Engine(ended.exit) };
+            }
+            delivered = announced.as_mut(), if announcing => {
+                announcing = false;
+                if !delivered {
+                    undelivered = true;
+                    engine.drain(config.life.drain_timeout);
+                }
+            }
+            Some(signal) = signals.recv() => {
+                signals_seen += 1;
+                tracing::info!(reason = signal, at_once = signals_seen > 1, "shutdown");
+                if signals_seen > 1 {
+                    engine.stop_now();
+                } else {
+                    engine.drain(config.life.drain_timeout);
+                }
+            }
+        }
+    }
+}
+
+/// Says that the model is ready: in the log, and to whoever asked to be called. False when
+/// nobody took the call.
+async fn announce(config: &Config, app: &App, addresses: &[SocketAddr]) -> bool {
+    if app.engine.wait_ready().await.is_err() {
+        // The engine has ended, and says why itself.
+        return true;
+    }
+    let Some(model) = app.engine.model() else { return true };
+    let uri = addresses.first().map(|address| format!("http://{address}")).unwrap_or_default();
+    tracing::info!(
+        model = app.model_id,
+        architecture = model.facts.architecture,
+        quant_kind = model.facts.quant_kind,
+        device = model.device.id,
+        device_name = model.device.name,
+        generation = app.engine.snapshot().child.as_ref().map(|child| child.generation),
+        uri,
+        "ready"
+    );
+    let Some(url) = &config.callback_url else { return true };
+    let registration = Registration {
+        worker_id: app.worker_id.to_string(),
+        model_ref: app.model_ref.clone(),
+        memory_bytes: app.device_bytes_in_use().unwrap_or(model.facts.file_bytes),
+        memory_architecture: match app.device.selector {
+            DeviceSelector::Cpu => "host",
+            DeviceSelector::Cuda(_) => "vram-only",
+        },
+        uri,
+        worker_type: "worker-orcd",
+        capabilities: capabilities(model.has_chat_template),
+    };
+    match register(url, &registration).await {
+        Ok(()) => {
+            tracing::info!("callback_delivered");
+            true
+        }
+        Err(error) => {
+            tracing::error!(reason = %error, "error");
+            false
+        }
+    }
+}
+
+fn capabilities(chat: bool) -> Vec<&'static str> {
+    let mut capabilities = vec!["text-gen", "streaming", "cancel"];
+    if chat {
+        capabilities.push("chat");
+    }
+    capabilities
+}
+
+fn engine_settings(config: &Config, device: &DecidedDevice) -> EngineSettings {
+    let load = &config.load;
+    EngineSettings {
+        child_binary: config.child_binary.clone(),
+        load: LoadOrder {
+            model_path: config.model.to_string_lossy().into_owned(),
+            device: device.selector,
+            kv_cache_bytes: load.kv_cache_bytes,
+            max_running: load.max_running,
+            max_sequence_tokens: load.max_context_tokens,
+            prefill_chunk_tokens: load.prefill_chunk_tokens,
+            threads: load.threads,
+            prefix_cache: load.prefix_cache,
+            trace: load.trace.as_ref().map(|trace| TraceOrder {
+                path: trace.path.to_string_lossy().into_owned(),
+                first_values: trace.first_values,
+            }),
+        },
+        deadlines: Deadlines {
+            heartbeat: config.life.heartbeat_timeout,
+            step: config.life.step_timeout,
+            load: config.life.load_timeout,
+            ..Deadlines::default()
+        },
+        restart: RestartPolicy {
+            max_deaths: config.life.max_restarts,
+            ..RestartPolicy::default()
+        },
+        on_fault: config.limits.on_fault,
+        max_queue: config.life.max_queue,
+        accept_fault_injection: config.accept_fault_injection,
+    }
+}
+
+fn log_startup(config: &Config, device: &DecidedDevice) {
+    tracing::info!(
+        version = env!("CARGO_PKG_VERSION"),
+        model = config.model_ref,
+        device = ?device.selector,
+        device_chosen_because = device.reason,
+        child_binary = %config.child_binary.display(),
+        api_keys = config.http.api_keys.len(),
+        "startup"
+    );
+}
+
+fn log_end(ended: &Ended) {
+    if ended.exit == crate::engine::SupervisorExit::Clean {
+        tracing::info!(exit = ended.exit.name(), reason = ended.reason, "ended");
+    } else {
+        tracing::error!(exit = ended.exit.name(), reason = ended.reason, "error");
+    }
+}

@@ -1,0 +1,327 @@
+//! Settings: flag, then `WORKER_ORCD_*` environment, then TOML file, then default; checked
+//! after merging, all mistakes at once.
+//!
+//! * [`options`] is the one table of names, defaults and help; [`sources`] merges texts;
+//!   [`units`] and [`reader`] turn them into values; this file says what they must be.
+//!
+//! Deliberately absent: anything that acts on a setting.
+
+pub mod device;
+pub mod options;
+mod reader;
+pub mod sources;
+mod units;
+
+use crate::requests::OnFault;
+use clap::ArgMatches;
+use device::DeviceChoice;
+use reader::Reader;
+use sources::Settings;
+use std::net::IpAddr;
+use std::num::NonZeroUsize;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+use thiserror::Error;
+use uuid::Uuid;
+
+/// What was asked for, complete and consistent.
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// As it was written, for people and for clients that name their model.
+    pub model_ref: String,
+    pub model: PathBuf,
+    pub device: DeviceChoice,
+    pub child_binary: PathBuf,
+    pub accept_fault_injection: bool,
+    pub worker_id: Uuid,
+    pub callback_url: Option<CallbackUrl>,
+    pub log_format: LogFormat,
+    pub http: HttpConfig,
+    pub limits: RequestLimits,
+    pub load: LoadConfig,
+    pub life: LifeConfig,
+}
+
+/// How to listen, and how long to wait for clients.
+#[derive(Debug, Clone)]
+pub struct HttpConfig {
+    /// Empty means both loopback addresses.
+    pub hosts: Vec<IpAddr>,
+    pub port: u16,
+    pub api_keys: Vec<String>,
+    pub max_body_bytes: usize,
+    pub max_connections: NonZeroUsize,
+    pub read_timeout: Duration,
+    pub write_timeout: Duration,
+}
+
+/// What one request may ask for.
+#[derive(Debug, Clone)]
+pub struct RequestLimits {
+    /// Tokens; `None` means the model's context.
+    pub max_tokens_in: Option<u32>,
+    pub max_tokens_out: u32,
+    pub max_prompt_chars: usize,
+    pub inference_timeout: Option<Duration>,
+    pub on_fault: OnFault,
+}
+
+/// What the child is told.
+#[derive(Debug, Clone)]
+pub struct LoadConfig {
+    pub kv_cache_bytes: Option<u64>,
+    pub max_running: u32,
+    pub max_context_tokens: Option<u32>,
+    pub prefill_chunk_tokens: u32,
+    pub threads: Option<u32>,
+    pub prefix_cache: bool,
+    pub trace: Option<TraceConfig>,
+}
+
+#[derive(Debug, Clone)]
+pub struct TraceConfig {
+    pub path: PathBuf,
+    pub first_values: u32,
+}
+
+/// How children live and die.
+#[derive(Debug, Clone)]
+pub struct LifeConfig {
+    pub max_queue: usize,
+    pub drain_timeout: Duration,
+    pub heartbeat_timeout: Duration,
+    pub step_timeout: Duration,
+    pub load_timeout: Duration,
+    pub max_restarts: u32,
+}
+
+/// `http://host:port/path`, taken apart.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CallbackUrl {
+    /// `host:port`, as a socket address is written.
+    pub authority: String,
+    pub path: String,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LogFormat {
+    Json,
+    Text,
+    /// Text where a person is looking.
+    Auto,
+}
+
+/// Everything that is wrong with the settings.
+#[derive(Debug, Error, PartialEq, Eq)]
+#[error("{}", .0.join("\n"))]
+pub struct ConfigErrors(pub Vec<String>);
+
+impl Config {
+    /// # Errors
+    /// All that is wrong, in one go.
+    pub fn gather(
+        flags: &ArgMatches,
+        variables: &dyn Fn(&str) -> Option<String>,
+    ) -> Result<Self, ConfigErrors> {
+        let mut errors = Vec::new();
+        let settings = Settings::gather(flags, variables, &mut errors);
+        match read(&mut Reader::new(&settings, &mut errors)) {
+            Some(config) if errors.is_empty() => Ok(config),
+            _ => Err(ConfigErrors(errors)),
+        }
+    }
+}
+
+/// `None` only after an error was noted. Every option is read before any `?`, so that all
+/// mistakes are noted.
+fn read(reader: &mut Reader<'_>) -> Option<Config> {
+    let model_ref = reader.optional("model", |text| Ok(text.to_owned()));
+    let model = read_model(reader);
+    let device = read_device(reader);
+    let child_binary = read_child_binary(reader);
+    let worker_id = reader.optional("worker-id", |text| {
+        Uuid::try_parse(text).map_err(|_| format!("{text:?} is no UUID"))
+    });
+    let callback_url = reader.optional("callback-url", parse_callback_url);
+    let log_format = reader.optional("log-format", parse_log_format);
+    let accept_fault_injection = reader.switch("accept-fault-injection");
+    let http = read_http(reader);
+    let limits = read_limits(reader);
+    let load = read_load(reader);
+    let life = read_life(reader);
+    Some(Config {
+        model_ref: model_ref?,
+        model: model?,
+        device: device?,
+        child_binary: child_binary?,
+        accept_fault_injection,
+        worker_id: worker_id.unwrap_or_else(Uuid::new_v4),
+        callback_url,
+        log_format: log_format?,
+        http: http?,
+        limits: limits?,
+        load: load?,
+        life: life?,
+    })
+}
+
+fn read_http(reader: &mut Reader<'_>) -> Option<HttpConfig> {
+    let hosts = reader.list("host", |text| match text {
+        // Both addresses of this name are what listening on nothing in particular means.
+        "localhost" => Err("use 127.0.0.1 or ::1, or leave it out for both".to_owned()),
+        _ => text.parse().map_err(|_| format!("{text:?} is no IP address")),
+    });
+    let port = reader.optional("port", |text| {
+        text.parse().map_err(|_| format!("{text:?} is no port (0 to 65535)"))
+    });
+    let api_keys = reader.optional("api-key-file", |path| read_api_keys(Path::new(path)));
+    let max_body_bytes = reader.bytes("max-body-size");
+    let max_connections = reader.integer("max-connections", 1..=1_000_000);
+    let read_timeout = reader.positive_duration("read-timeout");
+    let write_timeout = reader.positive_duration("write-timeout");
+    Some(HttpConfig {
+        hosts,
+        port: port?,
+        api_keys: api_keys.unwrap_or_default(),
+        max_body_bytes: usize::try_from(max_body_bytes?).ok()?,
+        max_connections: NonZeroUsize::new(max_connections? as usize)?,
+        read_timeout: read_timeout?,
+        write_timeout: write_timeout?,
+    })
+}
+
+fn read_limits(reader: &mut Reader<'_>) -> Option<RequestLimits> {
+    let max_tokens_in = reader.integer("max-tokens-in", 1..=u32::MAX);
+    let max_tokens_out = reader.integer("max-tokens-out", 1..=u32::MAX);
+    let max_prompt_chars = reader.integer("max-prompt-chars", 1..=u32::MAX);
+    let inference_timeout = reader.positive_duration("inference-timeout");
+    let on_fault = reader.optional("on-fault", |text| match text {
+        "resume" => Ok(OnFault::Resume),
+        "fail" => Ok(OnFault::Fail),
+        _ => Err(format!("{text:?} is neither resume nor fail")),
+    });
+    Some(RequestLimits {
+        max_tokens_in,
+        max_tokens_out: max_tokens_out?,
+        max_prompt_chars: max_prompt_chars? as usize,
+        inference_timeout,
+        on_fault: on_fault?,
+    })
+}
+
+fn read_load(reader: &mut Reader<'_>) -> Option<LoadConfig> {
+    let kv_cache_bytes = reader.bytes("kv-cache-size");
+    let max_running = reader.integer("max-running", 1..=4096);
+    let max_context_tokens = reader.integer("max-context", 1..=u32::MAX);
+    let prefill_chunk_tokens = reader.integer("prefill-chunk", 1..=65_536);
+    let threads = reader.integer("threads", 1..=1024);
+    let prefix_cache = !reader.switch("no-prefix-cache");
+    let trace_path = reader.path("trace-logits");
+    let first_values = reader.integer("trace-values", 1..=1_000_000);
+    Some(LoadConfig {
+        kv_cache_bytes,
+        max_running: max_running?,
+        max_context_tokens,
+        prefill_chunk_tokens: prefill_chunk_tokens?,
+        threads,
+        prefix_cache,
+        trace: match (trace_path, first_values?) {
+            (Some(path), first_values) => Some(TraceConfig { path, first_values }),
+            (None, _) => None,
+        },
+    })
+}
+
+fn read_life(reader: &mut Reader<'_>) -> Option<LifeConfig> {
+    let max_queue = reader.integer("max-queue", 0..=1_000_000);
+    let drain_timeout = reader.duration("drain-timeout");
+    let heartbeat_timeout = reader.positive_duration("heartbeat-timeout");
+    let step_timeout = reader.positive_duration("step-timeout");
+    let load_timeout = reader.positive_duration("load-timeout");
+    let max_restarts = reader.integer("max-restarts", 0..=1_000);
+    Some(LifeConfig {
+        max_queue: max_queue? as usize,
+        drain_timeout: drain_timeout?,
+        heartbeat_timeout: heartbeat_timeout?,
+        step_timeout: step_timeout?,
+        load_timeout: load_timeout?,
+        max_restarts: max_restarts?,
+    })
+}
+
+fn read_model(reader: &mut Reader<'_>) -> Option<PathBuf> {
+    if !reader.has("model") {
+        let variable = options::variable("model");
+        reader.error(format!("--model (or {variable}) is needed: a .gguf file, or smollm2"));
+        return None;
+    }
+    reader.optional("model", |text| crate::commands::pull::resolve(text))
+}
+
+fn read_device(reader: &mut Reader<'_>) -> Option<DeviceChoice> {
+    let ordinal = reader.integer("gpu-device", 0..=1023);
+    let device = reader.optional("device", DeviceChoice::parse);
+    match (reader.has("gpu-device"), device) {
+        (false, device) => device,
+        (true, None | Some(DeviceChoice::Auto)) => ordinal.map(DeviceChoice::Cuda),
+        (true, Some(device)) if Some(device) == ordinal.map(DeviceChoice::Cuda) => Some(device),
+        (true, Some(device)) => {
+            let (one, other) = (reader.origin("gpu-device"), reader.origin("device"));
+            reader.error(format!("{one} contradicts {other} ({device})"));
+            None
+        }
+    }
+}
+
+fn read_child_binary(reader: &mut Reader<'_>) -> Option<PathBuf> {
+    if let Some(path) = reader.path("child-binary") {
+        return Some(path);
+    }
+    match std::env::current_exe() {
+        Ok(own) => Some(own.with_file_name("worker-orcd-gpu")),
+        Err(error) => {
+            reader.error(format!("--child-binary is needed: no path to this program: {error}"));
+            None
+        }
+    }
+}
+
+/// Keys are never echoed; an empty file would lock everybody out without saying so.
+fn read_api_keys(path: &Path) -> Result<Vec<String>, String> {
+    let text = std::fs::read_to_string(path)
+        .map_err(|error| format!("{} cannot be read: {error}", path.display()))?;
+    let keys: Vec<String> =
+        text.lines().map(str::trim).filter(|line| !line.is_empty()).map(str::to_owned).collect();
+    if keys.is_empty() {
+        return Err(format!("{} holds no key", path.display()));
+    }
+    Ok(keys)
+}
+
+fn parse_log_format(text: &str) -> Result<LogFormat, String> {
+    match text {
+        "json" => Ok(LogFormat::Json),
+        "text" => Ok(LogFormat::Text),
+        "auto" => Ok(LogFormat::Auto),
+        _ => Err(format!("{text:?} is neither json, text nor auto")),
+    }
+}
+
+fn parse_callback_url(text: &str) -> Result<CallbackUrl, String> {
+    if text.starts_with("https://") {
+        return Err("https is not supported; put a local proxy in front".to_owned());
+    }
+    let rest = text.strip_prefix("http://").ok_or(format!("{text:?} does not begin with http://"))?;
+    let (authority, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
+    if authority.is_empty() || text.chars().any(|c| c.is_whitespace() || c.is_control()) {
+        return Err(format!("{text:?} is no URL"));
+    }
+    // `[::1]` ends in a bracket, `host:80` has a colon after the last bracket.
+    let after_bracket = &authority[authority.rfind(']').map_or(0, |at| at + 1)..];
+    let port = if after_bracket.contains(':') { "" } else { ":80" };
+    let path = if path.is_empty() { "/" } else { path };
+    Ok(CallbackUrl { authority: format!("{authority}{port}"), path: path.to_owned() })
+}
+
+#[cfg(test)]
+mod tests;

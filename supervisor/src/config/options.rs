@@ -1,0 +1,98 @@
+//! The one table of options: flag, environment variable, TOML key, help and default.
+//!
+//! `--max-queue 8`, `WORKER_ORCD_MAX_QUEUE=8` and `max-queue = 8` are the same option.
+
+/// How an option is written on the command line.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Shape {
+    Value(&'static str),
+    /// May be given several times; elsewhere separated by commas.
+    List(&'static str),
+    Switch,
+}
+
+/// One option.
+#[derive(Debug)]
+pub struct Spec {
+    pub name: &'static str,
+    pub shape: Shape,
+    pub help: &'static str,
+    /// As it would be written; `None` where absence means something of its own.
+    pub default: Option<&'static str>,
+}
+
+const fn value(
+    name: &'static str,
+    metavar: &'static str,
+    default: Option<&'static str>,
+    help: &'static str,
+) -> Spec {
+    Spec { name, shape: Shape::Value(metavar), help, default }
+}
+
+/// In the order of `--help`.
+pub const OPTIONS: &[Spec] = &[
+    value("model", "FILE", None, "A .gguf file, or a name that `pull` knows, such as smollm2"),
+    value("device", "DEVICE", Some("auto"), "cuda:N, cpu, or auto (decided once, at start)"),
+    value("gpu-device", "N", None, "The same as --device cuda:N"),
+    Spec {
+        name: "host",
+        shape: Shape::List("ADDRESS"),
+        help: "Where to listen [default: 127.0.0.1 and ::1]",
+        default: None,
+    },
+    value("port", "PORT", Some("8080"), "0 takes a free one and says which"),
+    value("worker-id", "UUID", None, "Who this worker is [default: generated]"),
+    value("callback-url", "URL", None, "POST a registration there once the model is ready"),
+    value("api-key-file", "FILE", None, "Bearer keys, one a line; asked of every caller"),
+    value("max-tokens-in", "N", None, "Longest prompt, in tokens [default: the model's context]"),
+    value("max-tokens-out", "N", Some("2048"), "Longest answer, in tokens"),
+    value("max-prompt-chars", "N", Some("32768"), "Longest prompt or message list, in characters"),
+    value("inference-timeout", "TIME", None, "End requests that take longer [default: never]"),
+    value("max-queue", "N", Some("256"), "Requests that may wait; more get 429"),
+    value("max-running", "N", Some("16"), "Requests decoded in one step"),
+    value("max-context", "N", None, "Prompt plus answer [default: the model's context]"),
+    value("kv-cache-size", "BYTES", None, "Such as 512MiB [default: what the device can spare]"),
+    value("prefill-chunk", "N", Some("512"), "Prompt tokens computed in one step"),
+    value("threads", "N", None, "CPU device: compute threads [default: all cores]"),
+    Spec {
+        name: "no-prefix-cache",
+        shape: Shape::Switch,
+        help: "Compute equal prompt beginnings every time",
+        default: None,
+    },
+    value("on-fault", "WHAT", Some("resume"), "When a child dies: resume its streams, or fail them"),
+    value("drain-timeout", "TIME", Some("5s"), "From SIGTERM to the end of what still runs"),
+    value("heartbeat-timeout", "TIME", Some("2s"), "A child silent for longer is replaced"),
+    value("step-timeout", "TIME", Some("60s"), "A child whose step takes longer is replaced"),
+    value("load-timeout", "TIME", Some("30s"), "A load that stands still for longer is given up"),
+    value("max-restarts", "N", Some("5"), "Deaths within a minute after which the worker gives up"),
+    value("max-body-size", "BYTES", Some("4MiB"), "Largest request body"),
+    value("max-connections", "N", Some("1024"), "More wait to be accepted"),
+    value("read-timeout", "TIME", Some("15s"), "For a request's head, and for its body"),
+    value("write-timeout", "TIME", Some("30s"), "A client that reads nothing for longer is dropped"),
+    value("trace-logits", "FILE", None, "Write one JSON line per token"),
+    value("trace-values", "N", Some("16"), "Values of each row in the trace"),
+    value("child-binary", "FILE", None, "[default: worker-orcd-gpu beside this program]"),
+    Spec {
+        name: "accept-fault-injection",
+        shape: Shape::Switch,
+        help: "Serve with a child that was built to fail on command; never in production",
+        default: None,
+    },
+    value("log-format", "FORMAT", Some("auto"), "json, text, or auto (text on a terminal)"),
+];
+
+/// Reads no other option, so it is not one of the table.
+pub const CONFIG_FILE: &str = "config";
+
+/// `WORKER_ORCD_MAX_QUEUE` for `max-queue`.
+#[must_use]
+pub fn variable(name: &str) -> String {
+    format!("WORKER_ORCD_{}", name.to_uppercase().replace('-', "_"))
+}
+
+#[must_use]
+pub fn spec(name: &str) -> Option<&'static Spec> {
+    OPTIONS.iter().find(|spec| spec.name == name)
+}

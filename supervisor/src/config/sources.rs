@@ -1,0 +1,128 @@
+//! Where a value comes from: flag, then environment, then file, then default.
+//!
+//! Values stay text until all sources are merged, so that every mistake of every source is
+//! reported at once, under the name its author used.
+
+use super::options::{CONFIG_FILE, OPTIONS, Shape, Spec, variable};
+use clap::{Arg, ArgAction, ArgMatches, Command};
+use std::collections::HashMap;
+use std::path::Path;
+
+/// Text, and what its author would call it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Setting {
+    pub text: String,
+    pub origin: String,
+}
+
+/// One value at most for each option.
+#[derive(Debug, Default)]
+pub struct Settings(HashMap<&'static str, Setting>);
+
+/// The command-line form of the table.
+#[must_use]
+pub fn arguments(command: Command) -> Command {
+    let config = Arg::new(CONFIG_FILE)
+        .long(CONFIG_FILE)
+        .value_name("FILE")
+        .help("TOML, with any of these options as keys");
+    OPTIONS.iter().map(argument).fold(command.arg(config), Command::arg)
+}
+
+impl Settings {
+    /// Reads all sources; `variables` is the environment. Mistakes go to `errors`.
+    pub fn gather(
+        flags: &ArgMatches,
+        variables: &dyn Fn(&str) -> Option<String>,
+        errors: &mut Vec<String>,
+    ) -> Self {
+        let file = flags
+            .get_one::<String>(CONFIG_FILE)
+            .cloned()
+            .or_else(|| variables(&variable(CONFIG_FILE)));
+        let mut settings = Self::default();
+        for spec in OPTIONS {
+            if let Some(default) = spec.default {
+                let origin = format!("the default of --{}", spec.name);
+                settings.set(spec, default.to_owned(), origin);
+            }
+        }
+        if let Some(path) = file {
+            settings.read_file(Path::new(&path), errors);
+        }
+        for spec in OPTIONS {
+            let name = variable(spec.name);
+            if let Some(text) = variables(&name).filter(|text| !text.is_empty()) {
+                settings.set(spec, text, name);
+            }
+            if let Some(text) = flag_text(flags, spec) {
+                settings.set(spec, text, format!("--{}", spec.name));
+            }
+        }
+        settings
+    }
+
+    #[must_use]
+    pub fn get(&self, name: &str) -> Option<&Setting> {
+        self.0.get(name)
+    }
+
+    fn set(&mut self, spec: &Spec, text: String, origin: String) {
+        self.0.insert(spec.name, Setting { text, origin });
+    }
+
+    fn read_file(&mut self, path: &Path, errors: &mut Vec<String>) {
+        let table = std::fs::read_to_string(path)
+            .map_err(|error| error.to_string())
+            .and_then(|text| text.parse::<toml::Table>().map_err(|error| error.to_string()));
+        let table = match table {
+            Ok(table) => table,
+            Err(why) => return errors.push(format!("{}: {why}", path.display())),
+        };
+        for (key, value) in table {
+            let origin = format!("`{key}` in {}", path.display());
+            match (super::options::spec(&key), file_text(&value)) {
+                (None, _) => errors.push(format!("{origin}: there is no such option")),
+                (Some(_), None) => errors.push(format!("{origin}: a table or date is no value")),
+                (Some(spec), Some(text)) => self.set(spec, text, origin),
+            }
+        }
+    }
+}
+
+fn argument(spec: &Spec) -> Arg {
+    let mut help = spec.help.to_owned();
+    if let Some(default) = spec.default {
+        help.push_str(&format!(" [default: {default}]"));
+    }
+    let arg = Arg::new(spec.name).long(spec.name).help(help);
+    match spec.shape {
+        Shape::Value(name) => arg.value_name(name).allow_hyphen_values(true),
+        Shape::List(name) => arg.value_name(name).action(ArgAction::Append),
+        Shape::Switch => arg.action(ArgAction::SetTrue),
+    }
+}
+
+fn flag_text(flags: &ArgMatches, spec: &Spec) -> Option<String> {
+    match spec.shape {
+        Shape::Value(_) => flags.get_one::<String>(spec.name).cloned(),
+        Shape::List(_) => flags
+            .get_many::<String>(spec.name)
+            .map(|values| values.cloned().collect::<Vec<_>>().join(",")),
+        Shape::Switch => flags.get_flag(spec.name).then(|| "true".to_owned()),
+    }
+}
+
+/// `None` for what has no form on a command line.
+fn file_text(value: &toml::Value) -> Option<String> {
+    match value {
+        toml::Value::String(text) => Some(text.clone()),
+        toml::Value::Integer(number) => Some(number.to_string()),
+        toml::Value::Float(number) => Some(number.to_string()),
+        toml::Value::Boolean(yes) => Some(yes.to_string()),
+        toml::Value::Array(items) => {
+            items.iter().map(file_text).collect::<Option<Vec<_>>>().map(|texts| texts.join(","))
+        }
+        toml::Value::Datetime(_) | toml::Value::Table(_) => None,
+    }
+}

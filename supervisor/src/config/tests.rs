@@ -1,0 +1,108 @@
+use super::*;
+use std::io::Write;
+
+fn gather(flags: &[&str], variables: &[(&str, &str)]) -> Result<Config, ConfigErrors> {
+    let command = sources::arguments(clap::Command::new("worker-orcd"));
+    let words = std::iter::once("worker-orcd").chain(flags.iter().copied());
+    let matches = command.try_get_matches_from(words).unwrap();
+    Config::gather(&matches, &|name| {
+        let found = variables.iter().find(|(variable, _)| *variable == name);
+        found.map(|(_, value)| (*value).to_owned())
+    })
+}
+
+fn errors(flags: &[&str], variables: &[(&str, &str)]) -> Vec<String> {
+    gather(flags, variables).unwrap_err().0
+}
+
+fn file(text: &str) -> tempfile::NamedTempFile {
+    let mut file = tempfile::NamedTempFile::new().unwrap();
+    file.write_all(text.as_bytes()).unwrap();
+    file
+}
+
+/// Any readable file will do: the supervisor does not look inside.
+const MODEL: [&str; 2] = ["--model", "/dev/null"];
+
+#[test]
+fn a_flag_beats_the_environment_beats_the_file_beats_the_default() {
+    let toml = file("port = 1000\nmax-queue = 3\nmax-running = 5\nmodel = \"/dev/null\"\n");
+    let path = toml.path().to_str().unwrap();
+    let config = gather(
+        &["--config", path, "--port", "3000"],
+        &[("WORKER_ORCD_PORT", "2000"), ("WORKER_ORCD_MAX_QUEUE", "4")],
+    )
+    .unwrap();
+    assert_eq!(config.http.port, 3000);
+    assert_eq!(config.life.max_queue, 4);
+    assert_eq!(config.load.max_running, 5);
+    assert_eq!(config.limits.max_tokens_out, 2048);
+}
+
+#[test]
+fn all_mistakes_of_all_sources_are_told_at_once_by_their_names() {
+    let toml = file("max-runing = 5\nprefill-chunk = 0\n");
+    let path = toml.path().to_str().unwrap();
+    let errors = errors(
+        &["--config", path, "--device", "tpu", "--kv-cache-size", "much"],
+        &[("WORKER_ORCD_PORT", "70000")],
+    );
+    let all = errors.join("\n");
+    for part in ["`max-runing` in", "`prefill-chunk` in", "--device:", "--kv-cache-size:"] {
+        assert!(all.contains(part), "{part} is not in:\n{all}");
+    }
+    assert!(all.contains("WORKER_ORCD_PORT:") && all.contains("--model (or WORKER_ORCD_MODEL)"));
+    assert_eq!(errors.len(), 6, "{all}");
+}
+
+#[test]
+fn gpu_device_is_another_name_for_cuda_and_contradictions_are_refused() {
+    let device = |flags: &[&str]| {
+        gather(&[&MODEL, flags].concat(), &[]).map(|config| config.device)
+    };
+    assert_eq!(device(&[]), Ok(DeviceChoice::Auto));
+    assert_eq!(device(&["--gpu-device", "2"]), Ok(DeviceChoice::Cuda(2)));
+    assert_eq!(device(&["--gpu-device", "2", "--device", "cuda:2"]), Ok(DeviceChoice::Cuda(2)));
+    assert!(device(&["--gpu-device", "2", "--device", "cpu"]).is_err());
+}
+
+#[test]
+fn hosts_add_up_and_an_api_key_file_must_hold_a_key() {
+    let keys = file("first\n\n  second \n");
+    let path = keys.path().to_str().unwrap();
+    let flags = ["--host", "127.0.0.1", "--host", "::1", "--api-key-file", path];
+    let config = gather(&[&MODEL[..], &flags].concat(), &[]).unwrap();
+    assert_eq!(config.http.hosts.len(), 2);
+    assert_eq!(config.http.api_keys, ["first", "second"]);
+
+    let empty = file("\n");
+    let path = empty.path().to_str().unwrap();
+    assert!(errors(&[&MODEL[..], &["--api-key-file", path]].concat(), &[])[0].contains("no key"));
+    let missing = errors(&[&MODEL[..], &["--api-key-file", "/nowhere"]].concat(), &[]);
+    assert!(missing[0].contains("cannot be read"), "{missing:?}");
+}
+
+#[test]
+fn callback_urls() {
+    let parse = |text| parse_callback_url(text).map(|url| (url.authority, url.path));
+    let ok = |authority: &str, path: &str| Ok((authority.to_owned(), path.to_owned()));
+    assert_eq!(parse("http://a.b/c?d=e"), ok("a.b:80", "/c?d=e"));
+    assert_eq!(parse("http://127.0.0.1:99"), ok("127.0.0.1:99", "/"));
+    assert_eq!(parse("http://[::1]/x"), ok("[::1]:80", "/x"));
+    assert!(parse("https://a.b/").unwrap_err().contains("https is not supported"));
+    assert!(parse("ftp://a.b/").is_err());
+    assert!(parse("http:///x").is_err());
+    assert!(parse("http://a b/").is_err());
+}
+
+#[test]
+fn a_model_that_is_neither_file_nor_name_is_refused() {
+    let errors = errors(&["--model", "/nowhere.gguf"], &[]);
+    assert!(errors[0].contains("/nowhere.gguf"), "{errors:?}");
+}
+
+#[test]
+fn every_option_can_be_written_as_flag_and_none_is_listed_twice() {
+    let command = sources::arguments(clap::Command::new("worker-orcd"));
+    command.debug_assert();
+}

@@ -1,0 +1,74 @@
+//! Texts with units: `512MiB`, `1.5s`.
+
+use std::time::Duration;
+
+const BYTE_UNITS: [(&str, u64); 9] = [
+    ("KiB", 1 << 10),
+    ("MiB", 1 << 20),
+    ("GiB", 1 << 30),
+    ("KB", 1_000),
+    ("MB", 1_000_000),
+    ("GB", 1_000_000_000),
+    ("K", 1 << 10),
+    ("M", 1 << 20),
+    ("G", 1 << 30),
+];
+
+const TIME_UNITS: [(&str, f64); 5] =
+    [("ms", 1e-3), ("min", 60.0), ("m", 60.0), ("h", 3600.0), ("s", 1.0)];
+
+/// A plain number is bytes; `K`, `M` and `G` are powers of 1024, as in systemd units.
+pub(super) fn bytes(text: &str) -> Result<u64, String> {
+    let (number, unit) = BYTE_UNITS
+        .iter()
+        .find_map(|(unit, size)| Some((text.strip_suffix(unit)?, *size)))
+        .unwrap_or((text.strip_suffix('B').unwrap_or(text), 1));
+    number
+        .trim()
+        .parse::<u64>()
+        .ok()
+        .and_then(|number| number.checked_mul(unit))
+        .ok_or_else(|| format!("{text:?} is no size in bytes, such as 512MiB"))
+}
+
+/// A plain number is seconds.
+pub(super) fn duration(text: &str) -> Result<Duration, String> {
+    let (number, unit) = TIME_UNITS
+        .iter()
+        .find_map(|(unit, seconds)| Some((text.strip_suffix(unit)?, *seconds)))
+        .unwrap_or((text, 1.0));
+    number
+        .trim()
+        .parse::<f64>()
+        .ok()
+        .and_then(|number| Duration::try_from_secs_f64(number * unit).ok())
+        .ok_or_else(|| format!("{text:?} is no time, such as 500ms, 5s or 10min"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes() {
+        assert_eq!(bytes("512MiB"), Ok(512 << 20));
+        assert_eq!(bytes("2G"), Ok(2 << 30));
+        assert_eq!(bytes("10 MB"), Ok(10_000_000));
+        assert_eq!(bytes("77"), Ok(77));
+        assert_eq!(bytes("77B"), Ok(77));
+        for wrong in ["", "MiB", "-1", "1.5G", "18446744073709551615K"] {
+            assert!(bytes(wrong).is_err(), "{wrong:?}");
+        }
+    }
+
+    #[test]
+    fn times() {
+        assert_eq!(duration("1.5s"), Ok(Duration::from_millis(1500)));
+        assert_eq!(duration("200ms"), Ok(Duration::from_millis(200)));
+        assert_eq!(duration("2min"), Ok(Duration::from_secs(120)));
+        assert_eq!(duration("3"), Ok(Duration::from_secs(3)));
+        for wrong in ["", "s", "-1s", "inf", "nan", "1e300h"] {
+            assert!(duration(wrong).is_err(), "{wrong:?}");
+        }
+    }
+}

@@ -1,0 +1,33 @@
+//! `X-Correlation-Id`: accepted or generated, echoed, and in every log line of its job.
+
+use axum::body::Body;
+use axum::http::{HeaderName, HeaderValue, Request};
+use axum::middleware::Next;
+use axum::response::Response;
+use uuid::Uuid;
+
+const HEADER: HeaderName = HeaderName::from_static("x-correlation-id");
+const MAX_CHARS: usize = 128;
+
+#[derive(Debug, Clone)]
+pub struct CorrelationId(pub String);
+
+pub async fn correlate(mut request: Request<Body>, next: Next) -> Response {
+    let given = request.headers().get(HEADER).and_then(|value| value.to_str().ok());
+    let id = given.filter(|id| is_usable(id)).map_or_else(generate, str::to_owned);
+    request.extensions_mut().insert(CorrelationId(id.clone()));
+    let mut response = next.run(request).await;
+    if let Ok(value) = HeaderValue::from_str(&id) {
+        response.headers_mut().insert(HEADER, value);
+    }
+    response
+}
+
+/// What is longer or stranger than an id is not one, and does not belong in a log.
+fn is_usable(id: &str) -> bool {
+    !id.is_empty() && id.len() <= MAX_CHARS && id.bytes().all(|byte| byte.is_ascii_graphic())
+}
+
+fn generate() -> String {
+    Uuid::new_v4().to_string()
+}

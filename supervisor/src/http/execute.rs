@@ -1,0 +1,210 @@
+//! `POST /execute`, `POST /cancel`, `POST /shutdown`: this worker's own API.
+
+use super::App;
+use super::body::read_fields;
+use super::correlation::CorrelationId;
+use super::error::{ApiError, Dialect};
+use super::fields::{Constraint, Fields};
+use super::generation::{GenerationRequest, Input, read_messages, read_sampling, read_stop};
+use super::job::stop_reason;
+use super::sse::{self, Render, write_event, write_json};
+use crate::calendar::rfc3339;
+use crate::engine::{Completion, Failure, OnFault};
+use axum::body::Body;
+use axum::extract::{Extension, State};
+use axum::http::{Request, StatusCode};
+use axum::response::{IntoResponse, Response};
+use serde_json::json;
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime};
+
+const MAX_JOB_ID_CHARS: usize = 128;
+
+/// How often a client that asked for `metrics` gets them.
+const METRICS_INTERVAL: Duration = Duration::from_secs(1);
+
+/// `/shutdown` lets active jobs finish, however long they take; a signal is what hurries.
+const UNHURRIED: Duration = Duration::from_secs(365 * 24 * 3600);
+
+pub async fn execute(
+    State(app): State<Arc<App>>,
+    Extension(correlation): Extension<CorrelationId>,
+    request: Request<Body>,
+) -> Response {
+    match try_execute(&app, correlation, request).await {
+        Ok(response) => response,
+        Err(error) => error.respond(Dialect::Native),
+    }
+}
+
+async fn try_execute(
+    app: &Arc<App>,
+    correlation: CorrelationId,
+    request: Request<Body>,
+) -> Result<Response, ApiError> {
+    let fields = read_fields(request, app.body_limits).await?;
+    let model = app.model();
+    let vocabulary = model.as_ref().map_or(u32::MAX, |model| model.facts.vocab_size);
+    let (request, wants_metrics) = read_request(fields, app, vocabulary)?;
+    let model = model?;
+    let seed = request.sampling.seed;
+    let job_id = request.job_id.clone();
+    let accepted = app.start(&model, request, correlation).await?;
+    let render = ExecuteEvents {
+        app: Arc::clone(app),
+        job_id,
+        seed,
+        next_index: 0,
+        metrics: wants_metrics.then(Instant::now),
+        first_text_at: None,
+    };
+    Ok(sse::respond(accepted.stream, accepted.job, render))
+}
+
+fn read_request(
+    mut fields: Fields,
+    app: &App,
+    vocabulary: u32,
+) -> Result<(GenerationRequest, bool), ApiError> {
+    let limits = &app.limits;
+    let job_id = fields.text("job_id", 1..=MAX_JOB_ID_CHARS);
+    let job_id = fields.required("job_id", job_id);
+    let input = read_input(&mut fields, limits.max_prompt_chars);
+    let max_tokens = fields.integer("max_tokens", 1..=u64::from(limits.max_tokens_out));
+    let sampling = read_sampling(&mut fields, u64::from(vocabulary));
+    let stop = read_stop(&mut fields);
+    let ignore_eos = fields.boolean("ignore_eos").unwrap_or(false);
+    let on_fault =
+        fields.word("on_fault", &[("resume", OnFault::Resume), ("fail", OnFault::Fail)]);
+    let wants_metrics = fields.boolean("metrics").unwrap_or(false);
+    fields.refuse_rest(&[]);
+    fields.finish().map_err(ApiError::invalid)?;
+    let (Some(job_id), Some(input)) = (job_id, input) else {
+        return Err(ApiError::invalid(Vec::new()));
+    };
+    let request = GenerationRequest {
+        job_id,
+        input,
+        sampling,
+        max_tokens: max_tokens.map_or(limits.max_tokens_out, |tokens| tokens as u32),
+        stop,
+        ignore_eos,
+        on_fault,
+    };
+    Ok((request, wants_metrics))
+}
+
+fn read_input(fields: &mut Fields, max_chars: usize) -> Option<Input> {
+    let prompt = fields.text("prompt", 1..=max_chars).map(Input::Prompt);
+    let messages = read_messages(fields, max_chars).map(Input::Messages);
+    if prompt.is_some() && messages.is_some() {
+        fields.error("messages", Constraint::Conflict, "cannot be given together with prompt");
+    }
+    let input = prompt.or(messages);
+    if input.is_none() && !fields.has_error_about("messages") {
+        return fields.required("prompt", None);
+    }
+    input
+}
+
+/// `started`, `token`…, `metrics` where asked for, and one `end` or `error`.
+struct ExecuteEvents {
+    app: Arc<App>,
+    job_id: String,
+    seed: u64,
+    /// Token events are numbered without a gap; a token without text of its own has no event.
+    next_index: u32,
+    /// When metrics were last sent; `None` when nobody asked.
+    metrics: Option<Instant>,
+    first_text_at: Option<Instant>,
+}
+
+impl Render for ExecuteEvents {
+    fn begin(&mut self, out: &mut Vec<u8>) {
+        let started = json!({
+            "job_id": self.job_id,
+            "model": self.app.model_id,
+            "seed": self.seed,
+            "started_at": rfc3339(SystemTime::now()),
+        });
+        write_event(out, "started", &started);
+    }
+
+    fn text(&mut self, piece: &str, out: &mut Vec<u8>) {
+        self.first_text_at.get_or_insert_with(Instant::now);
+        out.extend_from_slice(b"event: token\ndata: {\"t\":");
+        write_json(out, &piece);
+        out.extend_from_slice(b",\"i\":");
+        write_json(out, &self.next_index);
+        out.extend_from_slice(b"}\n\n");
+        self.next_index += 1;
+    }
+
+    fn progress(&mut self, tokens_out: u32, out: &mut Vec<u8>) {
+        let Some(last) = &mut self.metrics else { return };
+        if last.elapsed() < METRICS_INTERVAL {
+            return;
+        }
+        *last = Instant::now();
+        let decoding = self.first_text_at.map_or(Duration::ZERO, |at| at.elapsed());
+        write_event(out, "metrics", &json!({
+            "tokens_out": tokens_out,
+            "decode_time_ms": decoding.as_millis() as u64,
+            "vram_bytes": self.app.device_bytes_in_use(),
+        }));
+    }
+
+    fn finished(&mut self, completion: &Completion, out: &mut Vec<u8>) {
+        let mut end = json!({
+            "tokens_out": completion.tokens_out,
+            "tokens_in": completion.tokens_in,
+            "decode_time_ms": completion.decode_time.as_millis() as u64,
+            "stop_reason": stop_reason(completion.stop_reason),
+            "recoveries": completion.recoveries,
+        });
+        if let Some(stop) = &completion.stop_sequence {
+            end["stop_sequence_matched"] = json!(stop);
+        }
+        write_event(out, "end", &end);
+    }
+
+    fn failed(&mut self, failure: &Failure, out: &mut Vec<u8>) {
+        write_event(out, "error", &json!({
+            "code": failure.code.as_str(),
+            "message": failure.message,
+            "retriable": failure.retriable,
+        }));
+    }
+}
+
+/// Idempotent: an unknown or finished job is no error.
+pub async fn cancel(State(app): State<Arc<App>>, request: Request<Body>) -> Response {
+    let read = async {
+        let mut fields = read_fields(request, app.body_limits).await?;
+        let job_id = fields.text("job_id", 1..=MAX_JOB_ID_CHARS);
+        let job_id = fields.required("job_id", job_id);
+        fields.refuse_rest(&[]);
+        fields.finish().map_err(ApiError::invalid)?;
+        Ok(job_id)
+    };
+    match read.await {
+        Ok(job_id) => {
+            if let Some(job_id) = job_id {
+                let live = app.engine.cancel(&job_id);
+                tracing::info!(job_id, live, "cancel");
+            }
+            accepted()
+        }
+        Err(error) => ApiError::respond(&error, Dialect::Native),
+    }
+}
+
+pub async fn shutdown(State(app): State<Arc<App>>) -> Response {
+    tracing::info!(reason = "POST /shutdown", "shutdown");
+    app.engine.drain(UNHURRIED);
+    accepted()
+}
+
+fn accepted() -> Response {
+    (StatusCode::ACCEPTED, axum::Json(json!({}))).into_response()
+}

@@ -1,0 +1,224 @@
+//! `GET /health`, `/livez`, `/readyz`: the honest state, from memory.
+//!
+//! `null` means unknown, never zero. Every figure that ages says how old it is in a field
+//! ending in `age_ms`; `since` fields are time stamps.
+
+use super::App;
+use crate::calendar::rfc3339;
+use crate::engine::{ChildSnapshot, EngineSnapshot, FaultsSnapshot, LoadSnapshot, LoadedModel};
+use axum::extract::State;
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
+use serde_json::{Map, Value, json};
+use std::sync::Arc;
+use std::time::{Instant, SystemTime};
+use worker_orcd_ipc::{DeviceSelector, TokenizerKind};
+
+pub async fn health(State(app): State<Arc<App>>) -> Response {
+    let snapshot = app.engine.snapshot();
+    let now = Instant::now();
+    let status = snapshot.status(now);
+    let code =
+        if status.can_serve() { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+    (code, axum::Json(report(&app, &snapshot, now))).into_response()
+}
+
+/// The process answers, and has not given up.
+pub async fn livez(State(app): State<Arc<App>>) -> Response {
+    probe(!app.engine.snapshot().failed, "ok", "failed")
+}
+
+/// New requests are taken and will be answered, if need be after a pause.
+pub async fn readyz(State(app): State<Arc<App>>) -> Response {
+    let status = app.engine.snapshot().status(Instant::now());
+    probe(status.can_serve() && app.engine.model().is_some(), "ready", status.as_str())
+}
+
+fn probe(good: bool, yes: &'static str, no: &'static str) -> Response {
+    if good {
+        (StatusCode::OK, yes).into_response()
+    } else {
+        (StatusCode::SERVICE_UNAVAILABLE, no).into_response()
+    }
+}
+
+fn report(app: &App, snapshot: &EngineSnapshot, now: Instant) -> Value {
+    let model = app.engine.model();
+    let clock = Clock { now, wall: SystemTime::now() };
+    json!({
+        "status": snapshot.status(now).as_str(),
+        "state": snapshot.state,
+        "since": clock.stamp(snapshot.state_since),
+        "reason": snapshot.reason,
+        "child": snapshot.child.as_ref().map(|child| child_report(child, &clock)),
+        "standby": null,
+        "device": device_report(app, model.as_deref()),
+        "vram": memory_report(snapshot, &clock),
+        "model": model_report(app, model.as_deref()),
+        "load": load_report(&snapshot.load, model.as_deref(), &clock),
+        "faults": faults_report(&snapshot.faults, &clock),
+        "uptime_seconds": clock.age_ms(snapshot.started_at) / 1000,
+        "version": env!("CARGO_PKG_VERSION"),
+        "worker_id": app.worker_id.to_string(),
+    })
+}
+
+/// Turns moments into ages and time stamps.
+struct Clock {
+    now: Instant,
+    wall: SystemTime,
+}
+
+impl Clock {
+    fn age_ms(&self, moment: Instant) -> u64 {
+        self.now.saturating_duration_since(moment).as_millis() as u64
+    }
+
+    fn stamp(&self, moment: Instant) -> String {
+        rfc3339(self.wall - self.now.saturating_duration_since(moment))
+    }
+}
+
+fn child_report(child: &ChildSnapshot, clock: &Clock) -> Value {
+    json!({
+        "pid": child.pid,
+        "generation": child.generation,
+        "role": "active",
+        "build": child.build,
+        "features": child.features,
+        "uptime_ms": clock.age_ms(child.spawned_at),
+        "ready_after_ms": child.ready_at.map(|at| {
+            at.saturating_duration_since(child.spawned_at).as_millis() as u64
+        }),
+        "heartbeat_age_ms": child.heartbeat_at.map(|at| clock.age_ms(at)),
+        "progress_age_ms": child.progress_at.map(|at| clock.age_ms(at)),
+        "steps": child.steps,
+        "step_elapsed_ms": child.step_elapsed.map(|elapsed| elapsed.as_millis() as u64),
+        "load_bytes_done": child.load_progress.map(|(done, _)| done),
+        "load_bytes_total": child.load_progress.map(|(_, total)| total),
+    })
+}
+
+fn device_report(app: &App, model: Option<&LoadedModel>) -> Value {
+    let device = model.map(|model| &model.device);
+    json!({
+        "id": match app.device.selector {
+            DeviceSelector::Cpu => "cpu".to_owned(),
+            DeviceSelector::Cuda(ordinal) => format!("cuda:{ordinal}"),
+        },
+        "chosen_because": app.device.reason,
+        "name": device.map(|device| &device.name),
+        "uuid": device.and_then(|device| device.uuid.as_ref()),
+        "driver": device.and_then(|device| device.driver.as_ref()),
+        "compute_capability": device
+            .and_then(|device| device.compute_capability)
+            .map(|(major, minor)| format!("{major}.{minor}")),
+        "features": device.map(|device| &device.features),
+        "threads": device.and_then(|device| device.threads),
+        "temperature_celsius": null,
+        "ecc": null,
+        "last_xid": null,
+        "recovery_action": null,
+    })
+}
+
+fn memory_report(snapshot: &EngineSnapshot, clock: &Clock) -> Value {
+    let Some((memory, taken_at)) = snapshot.memory else { return Value::Null };
+    json!({
+        "total_bytes": memory.total_bytes,
+        "free_bytes": memory.free_bytes,
+        "weights_bytes": memory.weights_bytes,
+        "kv_used_bytes": memory.kv_used_bytes,
+        "kv_capacity_bytes": memory.kv_capacity_bytes,
+        "scratch_bytes": memory.scratch_bytes,
+        "context_bytes": memory.context_bytes,
+        "custody_bytes": null,
+        "baseline_bytes": null,
+        "residual_bytes": null,
+        "returned_after_ms": null,
+        "resident": memory.resident,
+        "age_ms": clock.age_ms(taken_at),
+    })
+}
+
+fn model_report(app: &App, model: Option<&LoadedModel>) -> Value {
+    let mut report = Map::new();
+    report.insert("id".to_owned(), json!(app.model_id));
+    report.insert("ref".to_owned(), json!(app.model_ref));
+    let Some(model) = model else {
+        report.insert("loaded".to_owned(), json!(false));
+        return Value::Object(report);
+    };
+    let facts = &model.facts;
+    let rest = json!({
+        "loaded": true,
+        "name": facts.name,
+        "architecture": facts.architecture,
+        "quant_kind": facts.quant_kind,
+        "tensor_types": facts.tensor_types.iter().map(|(name, tensors, bytes)| {
+            json!({"type": name, "tensors": tensors, "bytes": bytes})
+        }).collect::<Vec<_>>(),
+        "parameters": facts.parameters,
+        "file_bytes": facts.file_bytes,
+        "tokenizer_kind": match model.tokenizer_kind {
+            TokenizerKind::ByteLevelBpe => "byte_level_bpe",
+            TokenizerKind::SentencePiece => "sentence_piece",
+        },
+        "chat_template": model.has_chat_template,
+        "vocab_size": facts.vocab_size,
+        "context_length": facts.context_length,
+        "max_sequence_tokens": model.max_sequence_tokens,
+        "max_running": model.max_running,
+    });
+    if let Value::Object(rest) = rest {
+        report.extend(rest);
+    }
+    Value::Object(report)
+}
+
+fn load_report(load: &LoadSnapshot, model: Option<&LoadedModel>, clock: &Clock) -> Value {
+    let gauges = load.child.map(|(gauges, _)| gauges);
+    let capacity = model.map(|model| model.kv_capacity_tokens);
+    let utilisation = match (gauges, capacity) {
+        (Some(gauges), Some(capacity)) if capacity > 0 => {
+            Some(gauges.kv_used_tokens as f64 / capacity as f64)
+        }
+        _ => None,
+    };
+    json!({
+        "live": load.live,
+        "capacity": load.capacity,
+        "unassigned": load.unassigned,
+        "running": gauges.map(|gauges| gauges.running),
+        "waiting": gauges.map(|gauges| gauges.waiting as usize + load.unassigned),
+        "kv_used_tokens": gauges.map(|gauges| gauges.kv_used_tokens),
+        "kv_capacity_tokens": capacity,
+        "kv_utilisation": utilisation,
+        "prefix_hit_tokens": gauges.map(|gauges| gauges.prefix_hit_tokens),
+        "prompt_tokens": gauges.map(|gauges| gauges.prompt_tokens),
+        "tokens_total": load.tokens_total,
+        "tokens_per_second": load.tokens_per_second,
+        "age_ms": load.child.map(|(_, taken_at)| clock.age_ms(taken_at)),
+    })
+}
+
+fn faults_report(faults: &FaultsSnapshot, clock: &Clock) -> Value {
+    json!({
+        "deaths_by_cause": faults.deaths_by_cause,
+        "deaths_in_window": faults.deaths_in_window,
+        "deaths_allowed": faults.deaths_allowed,
+        "window_seconds": faults.window.as_secs(),
+        "restarts": faults.restarts,
+        "recoveries": faults.recoveries,
+        "stale_events": faults.stale_events,
+        "quarantined": [],
+        "last_death": faults.last.as_ref().map(|last| json!({
+            "label": last.label,
+            "cause": last.cause,
+            "generation": last.generation,
+            "at": clock.stamp(last.at),
+            "age_ms": clock.age_ms(last.at),
+            "pause_ms": last.pause.map(|pause| pause.as_millis() as u64),
+        })),
+    })
+}

@@ -1,0 +1,95 @@
+//! One accepted request from the outside: its names, its log lines, its metrics.
+
+use super::App;
+use crate::engine::{Completion, Failure, StopReason};
+use std::sync::Arc;
+use std::time::Instant;
+
+/// Says `execute_end` exactly once, also when the client just goes away.
+#[derive(Debug)]
+pub struct Job {
+    app: Arc<App>,
+    id: String,
+    correlation_id: String,
+    started_at: Instant,
+    ended: bool,
+}
+
+impl Job {
+    #[must_use]
+    pub fn begin(app: Arc<App>, id: String, correlation_id: String) -> Self {
+        app.metrics.request_started();
+        Self { app, id, correlation_id, started_at: Instant::now(), ended: false }
+    }
+
+    #[must_use]
+    pub fn id(&self) -> &str {
+        &self.id
+    }
+
+    #[must_use]
+    pub fn correlation_id(&self) -> &str {
+        &self.correlation_id
+    }
+
+    #[must_use]
+    pub fn app(&self) -> &Arc<App> {
+        &self.app
+    }
+
+    pub fn finished(&mut self, completion: &Completion) {
+        self.ended = true;
+        self.app.metrics.request_finished(completion, self.started_at.elapsed());
+        tracing::info!(
+            job_id = self.id,
+            correlation_id = self.correlation_id,
+            model = self.app.model_id,
+            stop_reason = stop_reason(completion.stop_reason),
+            tokens_in = completion.tokens_in,
+            tokens_out = completion.tokens_out,
+            first_token_ms = completion.first_token_after.as_millis() as u64,
+            decode_time_ms = completion.decode_time.as_millis() as u64,
+            recoveries = completion.recoveries,
+            "execute_end"
+        );
+    }
+
+    pub fn failed(&mut self, failure: &Failure) {
+        self.ended = true;
+        self.app.metrics.request_failed(failure.code.as_str());
+        tracing::info!(
+            job_id = self.id,
+            correlation_id = self.correlation_id,
+            model = self.app.model_id,
+            code = failure.code.as_str(),
+            retriable = failure.retriable,
+            reason = failure.message,
+            "execute_end"
+        );
+    }
+}
+
+impl Drop for Job {
+    fn drop(&mut self) {
+        if self.ended {
+            return;
+        }
+        self.app.metrics.request_failed("CLIENT_GONE");
+        tracing::info!(
+            job_id = self.id,
+            correlation_id = self.correlation_id,
+            model = self.app.model_id,
+            code = "CLIENT_GONE",
+            "execute_end"
+        );
+    }
+}
+
+#[must_use]
+pub fn stop_reason(reason: StopReason) -> &'static str {
+    match reason {
+        StopReason::MaxTokens => "MAX_TOKENS",
+        StopReason::Eos => "EOS",
+        StopReason::StopSequence => "STOP_SEQUENCE",
+    }
+}

@@ -1,0 +1,145 @@
+//! HTTP: what clients see.
+//!
+//! ```text
+//! listen (sockets, limits) → correlation → access (keys) → a route
+//!                                                             │
+//!    execute ─┐                                               ▼
+//!             ├→ fields → generation (one request, one way in) → Engine
+//!     openai ─┘                                                   │
+//!    client ←── sse (streamed) or openai::whole ←── RequestStream ┘
+//! ```
+//!
+//! * [`health`] and [`metrics`](crate::metrics) answer from memory and never wait.
+//! * [`error`] is every answer that is not what was asked for, in either API's words.
+//!
+//! Deliberately absent: anything about children; TLS (put a proxy in front).
+
+pub mod access;
+pub mod body;
+pub mod correlation;
+pub mod error;
+pub mod execute;
+pub mod fields;
+pub mod generation;
+pub mod health;
+pub mod job;
+pub mod listen;
+pub mod openai;
+pub mod sse;
+
+use crate::config::device::DecidedDevice;
+use crate::config::{Config, RequestLimits};
+use crate::engine::Engine;
+use crate::metrics::Metrics;
+use access::ApiKeys;
+use axum::Router;
+use axum::body::Body;
+use axum::extract::State;
+use axum::http::header::{ALLOW, CONTENT_TYPE};
+use axum::http::{HeaderValue, Request};
+use axum::middleware::{Next, from_fn, from_fn_with_state};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use body::BodyLimits;
+use error::{ApiError, Dialect};
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+use uuid::Uuid;
+
+/// OpenMetrics, as Prometheus asks for it.
+const METRICS_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+/// What every handler shares.
+#[derive(Debug)]
+pub struct App {
+    pub engine: Engine,
+    pub metrics: Metrics,
+    pub keys: ApiKeys,
+    pub limits: RequestLimits,
+    pub body_limits: BodyLimits,
+    pub device: DecidedDevice,
+    pub worker_id: Uuid,
+    /// The file's name without its ending: what clients call the model.
+    pub model_id: String,
+    /// What `--model` was given.
+    pub model_ref: String,
+    /// Unix seconds at which this worker started.
+    pub created: u64,
+}
+
+impl App {
+    #[must_use]
+    pub fn new(config: &Config, engine: Engine, device: DecidedDevice) -> Self {
+        let stem = config.model.file_stem().map(|stem| stem.to_string_lossy().into_owned());
+        Self {
+            engine,
+            metrics: Metrics::default(),
+            keys: ApiKeys::new(&config.http.api_keys),
+            limits: config.limits.clone(),
+            body_limits: BodyLimits {
+                bytes: config.http.max_body_bytes,
+                time: config.http.read_timeout,
+            },
+            device,
+            worker_id: config.worker_id,
+            model_id: stem.unwrap_or_else(|| config.model_ref.clone()),
+            model_ref: config.model_ref.clone(),
+            created: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |it| it.as_secs()),
+        }
+    }
+
+    /// Device memory in use, where the child has said so.
+    #[must_use]
+    pub fn device_bytes_in_use(&self) -> Option<u64> {
+        let (memory, _) = self.engine.snapshot().memory?;
+        Some(
+            memory.weights_bytes
+                + memory.kv_capacity_bytes
+                + memory.scratch_bytes
+                + memory.context_bytes.unwrap_or(0),
+        )
+    }
+}
+
+/// Every route.
+pub fn router(app: Arc<App>) -> Router {
+    Router::new()
+        .route("/execute", post(execute::execute))
+        .route("/cancel", post(execute::cancel))
+        .route("/shutdown", post(execute::shutdown))
+        .route("/health", get(health::health))
+        .route("/livez", get(health::livez))
+        .route("/readyz", get(health::readyz))
+        .route("/metrics", get(metrics))
+        .route("/v1/chat/completions", post(openai::chat))
+        .route("/v1/completions", post(openai::completion))
+        .route("/v1/models", get(openai::models::list))
+        .route("/v1/models/{name}", get(openai::models::one))
+        .fallback(no_such_path)
+        .layer(from_fn(explain_method))
+        .layer(from_fn_with_state(Arc::clone(&app), access::check))
+        .layer(from_fn(correlation::correlate))
+        .with_state(app)
+}
+
+async fn metrics(State(app): State<Arc<App>>) -> Response {
+    let model = app.engine.model();
+    let text = app.metrics.render(&app.engine.snapshot(), model.as_deref());
+    ([(CONTENT_TYPE, METRICS_TYPE)], text).into_response()
+}
+
+async fn no_such_path(request: Request<Body>) -> Response {
+    let dialect = Dialect::of_path(request.uri().path());
+    ApiError::not_found("there is nothing at this path").respond(dialect)
+}
+
+/// Gives the router's own 405 a body; which methods are allowed, it knows best.
+async fn explain_method(request: Request<Body>, next: Next) -> Response {
+    let dialect = Dialect::of_path(request.uri().path());
+    let response = next.run(request).await;
+    if response.status() != axum::http::StatusCode::METHOD_NOT_ALLOWED {
+        return response;
+    }
+    let allow: Option<&HeaderValue> = response.headers().get(ALLOW);
+    ApiError::method_not_allowed().respond_allowing(dialect, allow)
+}

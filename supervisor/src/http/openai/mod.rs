@@ -1,0 +1,135 @@
+//! The OpenAI API: `/v1/chat/completions`, `/v1/completions`, `/v1/models`.
+//!
+//! Both kinds of completion are one [`GenerationRequest`](super::generation::GenerationRequest)
+//! read from other fields and told in other words. A field that this worker does not support is
+//! refused by name; one that asks for what happens anyway (`n: 1`, `tools: []`) is accepted.
+//!
+//! * [`request`] reads, [`stream`] and [`whole`] answer, [`models`] lists the one model.
+
+pub mod models;
+pub mod request;
+mod stream;
+mod whole;
+
+use super::App;
+use super::body::read_fields;
+use super::correlation::CorrelationId;
+use super::error::{ApiError, Dialect};
+use super::sse;
+use crate::engine::StopReason;
+use axum::body::Body;
+use axum::extract::{Extension, State};
+use axum::http::Request;
+use axum::response::Response;
+use request::OpenAiRequest;
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+use stream::Chunks;
+
+/// Which of the two endpoints is meant.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    Chat,
+    Completion,
+}
+
+impl Kind {
+    fn id_prefix(self) -> &'static str {
+        match self {
+            Self::Chat => "chatcmpl-",
+            Self::Completion => "cmpl-",
+        }
+    }
+
+    fn object(self) -> &'static str {
+        match self {
+            Self::Chat => "chat.completion",
+            Self::Completion => "text_completion",
+        }
+    }
+
+    fn chunk_object(self) -> &'static str {
+        match self {
+            Self::Chat => "chat.completion.chunk",
+            // The older endpoint never had a word of its own for its chunks.
+            Self::Completion => "text_completion",
+        }
+    }
+}
+
+/// What every answer of one request begins with.
+#[derive(Debug, Clone)]
+struct Header {
+    kind: Kind,
+    id: String,
+    created: u64,
+    model: String,
+}
+
+pub async fn chat(
+    State(app): State<Arc<App>>,
+    Extension(correlation): Extension<CorrelationId>,
+    request: Request<Body>,
+) -> Response {
+    respond(&app, correlation, request, Kind::Chat).await
+}
+
+pub async fn completion(
+    State(app): State<Arc<App>>,
+    Extension(correlation): Extension<CorrelationId>,
+    request: Request<Body>,
+) -> Response {
+    respond(&app, correlation, request, Kind::Completion).await
+}
+
+async fn respond(
+    app: &Arc<App>,
+    correlation: CorrelationId,
+    request: Request<Body>,
+    kind: Kind,
+) -> Response {
+    match try_respond(app, correlation, request, kind).await {
+        Ok(response) => response,
+        Err(error) => error.respond(Dialect::OpenAi),
+    }
+}
+
+async fn try_respond(
+    app: &Arc<App>,
+    correlation: CorrelationId,
+    request: Request<Body>,
+    kind: Kind,
+) -> Result<Response, ApiError> {
+    let mut fields = read_fields(request, app.body_limits).await?;
+    let model = app.model();
+    app.check_model_name(&mut fields, model.as_deref().ok())?;
+    let vocabulary = model.as_ref().map_or(u32::MAX, |model| model.facts.vocab_size);
+    let OpenAiRequest { generation, stream } =
+        request::read(fields, &app.limits, vocabulary, kind)?;
+    let model = model?;
+    let header = Header {
+        kind,
+        id: generation.job_id.clone(),
+        created: unix_seconds(),
+        model: app.model_id.clone(),
+    };
+    let accepted = app.start(&model, generation, correlation).await?;
+    match stream {
+        Some(options) => {
+            let chunks = Chunks::new(&header, options.include_usage);
+            Ok(sse::respond(accepted.stream, accepted.job, chunks))
+        }
+        None => whole::respond(accepted, &header).await,
+    }
+}
+
+fn finish_reason(reason: StopReason) -> &'static str {
+    match reason {
+        StopReason::MaxTokens => "length",
+        StopReason::Eos | StopReason::StopSequence => "stop",
+    }
+}
+
+fn unix_seconds() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}

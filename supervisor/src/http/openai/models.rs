@@ -1,0 +1,64 @@
+//! `/v1/models`: the one model, and the names it answers to.
+
+use crate::engine::LoadedModel;
+use crate::http::App;
+use crate::http::error::{ApiError, Dialect};
+use crate::http::fields::{Constraint, Fields};
+use axum::extract::{Path, State};
+use axum::response::{IntoResponse, Response};
+use serde_json::{Value, json};
+use std::sync::Arc;
+
+pub async fn list(State(app): State<Arc<App>>) -> Response {
+    axum::Json(json!({"object": "list", "data": [describe(&app)]})).into_response()
+}
+
+pub async fn one(State(app): State<Arc<App>>, Path(name): Path<String>) -> Response {
+    if app.is_model_name(&name, app.engine.model().as_deref()) {
+        return axum::Json(describe(&app)).into_response();
+    }
+    no_such_model(&app).respond(Dialect::OpenAi)
+}
+
+fn describe(app: &App) -> Value {
+    let mut model = json!({
+        "id": app.model_id,
+        "object": "model",
+        "created": app.created,
+        "owned_by": "worker-orcd",
+    });
+    if let Some(loaded) = app.engine.model() {
+        model["max_model_len"] = json!(loaded.max_sequence_tokens);
+    }
+    model
+}
+
+fn no_such_model(app: &App) -> ApiError {
+    ApiError::not_found(format!("there is no such model here; this worker serves {}", app.model_id))
+}
+
+impl App {
+    /// Its id, what `--model` was given, or the name inside the file.
+    fn is_model_name(&self, name: &str, loaded: Option<&LoadedModel>) -> bool {
+        name == self.model_id
+            || name == self.model_ref
+            || loaded.is_some_and(|loaded| name == loaded.facts.name)
+    }
+
+    /// A request may leave the model out, since there is one; it may not name another.
+    pub(super) fn check_model_name(
+        &self,
+        fields: &mut Fields,
+        loaded: Option<&LoadedModel>,
+    ) -> Result<(), ApiError> {
+        match fields.take("model") {
+            None => Ok(()),
+            Some(Value::String(name)) if self.is_model_name(&name, loaded) => Ok(()),
+            Some(Value::String(_)) => Err(no_such_model(self)),
+            Some(_) => {
+                fields.error("model", Constraint::Type, "must be a string");
+                Ok(())
+            }
+        }
+    }
+}

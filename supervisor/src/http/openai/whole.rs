@@ -1,0 +1,57 @@
+//! An answer in one piece.
+//!
+//! The handler's future holds the stream: when the client goes away, the connection drops the
+//! future, the future drops the stream, and the engine cancels the work.
+
+use super::stream::usage;
+use super::{Header, Kind, finish_reason};
+use crate::engine::{Completion, Failure, StreamEvent};
+use crate::error_code::ErrorCode;
+use crate::http::error::ApiError;
+use crate::http::generation::Accepted;
+use axum::response::{IntoResponse, Response};
+use serde_json::{Value, json};
+
+pub(super) async fn respond(mut accepted: Accepted, header: &Header) -> Result<Response, ApiError> {
+    let mut text = String::new();
+    let mut events = Vec::new();
+    while accepted.stream.next(&mut events).await {
+        for event in events.drain(..) {
+            match event {
+                StreamEvent::Text { piece, .. } => text.push_str(&piece),
+                StreamEvent::Finished(completion) => {
+                    accepted.job.finished(&completion);
+                    return Ok(axum::Json(body(header, &text, &completion)).into_response());
+                }
+                StreamEvent::Failed(failure) => {
+                    accepted.job.failed(&failure);
+                    return Err(ApiError::of_failure(&failure));
+                }
+            }
+        }
+    }
+    let failure = Failure::new(ErrorCode::Internal, "the stream ended without an end");
+    Err(ApiError::of_failure(&failure))
+}
+
+fn body(header: &Header, text: &str, completion: &Completion) -> Value {
+    let mut choice = json!({
+        "index": 0,
+        "logprobs": null,
+        "finish_reason": finish_reason(completion.stop_reason),
+    });
+    match header.kind {
+        Kind::Chat => {
+            choice["message"] = json!({"role": "assistant", "content": text, "refusal": null});
+        }
+        Kind::Completion => choice["text"] = json!(text),
+    }
+    json!({
+        "id": header.id,
+        "object": header.kind.object(),
+        "created": header.created,
+        "model": header.model,
+        "choices": [choice],
+        "usage": usage(completion),
+    })
+}

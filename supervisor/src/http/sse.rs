@@ -1,0 +1,195 @@
+//! An answer as server-sent events.
+//!
+//! The body is polled by the connection, asks the request's stream for everything that is new,
+//! and writes all of it into one chunk: under load, many tokens share one write. Silence is
+//! filled with comments, which every client skips: `: recovering` each second while a child is
+//! being replaced, `: keep-alive` otherwise, so that proxies see life.
+
+use super::job::Job;
+use crate::engine::{Completion, Failure, RequestStream, StreamEvent};
+use axum::body::{Body, HttpBody};
+use axum::http::HeaderValue;
+use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE};
+use axum::response::Response;
+use bytes::Bytes;
+use hyper::body::Frame;
+use serde::Serialize;
+use std::convert::Infallible;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
+use tokio::time::Sleep;
+
+/// How often a silent stream looks whether its client should hear something.
+const TICK: Duration = Duration::from_secs(1);
+/// Under the 30 to 60 seconds after which proxies give up.
+const KEEP_ALIVE: Duration = Duration::from_secs(15);
+
+/// How one API writes its events. Everything is appended, so several events share a chunk.
+pub trait Render: Send + Unpin + 'static {
+    /// Before the first token.
+    fn begin(&mut self, out: &mut Vec<u8>);
+    fn text(&mut self, piece: &str, out: &mut Vec<u8>);
+    /// After each batch of text; `tokens_out` counts all accepted tokens.
+    fn progress(&mut self, tokens_out: u32, out: &mut Vec<u8>);
+    fn finished(&mut self, completion: &Completion, out: &mut Vec<u8>);
+    fn failed(&mut self, failure: &Failure, out: &mut Vec<u8>);
+}
+
+/// The response whose body is the stream.
+#[must_use]
+pub fn respond<R: Render>(stream: RequestStream, job: Job, render: R) -> Response {
+    let mut response = Response::new(Body::new(EventBody::new(stream, job, render)));
+    let headers = response.headers_mut();
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
+    headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-cache"));
+    // nginx would otherwise collect the stream before passing it on.
+    headers.insert("x-accel-buffering", HeaderValue::from_static("no"));
+    response
+}
+
+/// `event: NAME`, `data: JSON`.
+pub fn write_event(out: &mut Vec<u8>, name: &str, data: &impl Serialize) {
+    out.extend_from_slice(b"event: ");
+    out.extend_from_slice(name.as_bytes());
+    out.push(b'\n');
+    write_data(out, data);
+}
+
+/// `data: JSON`. JSON escapes line breaks, so it is always one line.
+pub fn write_data(out: &mut Vec<u8>, data: &impl Serialize) {
+    out.extend_from_slice(b"data: ");
+    write_json(out, data);
+    out.extend_from_slice(b"\n\n");
+}
+
+pub fn write_json(out: &mut Vec<u8>, data: &impl Serialize) {
+    // Neither writing to memory nor serializing our own types can fail.
+    let _ = serde_json::to_writer(out, data);
+}
+
+struct EventBody<R> {
+    stream: RequestStream,
+    job: Job,
+    render: R,
+    /// Reused between polls.
+    events: Vec<StreamEvent>,
+    begun: bool,
+    ended: bool,
+    tick: Pin<Box<Sleep>>,
+    last_write: Instant,
+}
+
+impl<R: Render> EventBody<R> {
+    fn new(stream: RequestStream, job: Job, render: R) -> Self {
+        Self {
+            stream,
+            job,
+            render,
+            events: Vec::new(),
+            begun: false,
+            ended: false,
+            tick: Box::pin(tokio::time::sleep(TICK)),
+            last_write: Instant::now(),
+        }
+    }
+
+    fn poll_events(&mut self, cx: &mut Context<'_>, out: &mut Vec<u8>) {
+        match self.stream.poll_next(cx, &mut self.events) {
+            Poll::Pending => {}
+            Poll::Ready(false) => self.ended = true,
+            Poll::Ready(true) => self.render_events(out),
+        }
+    }
+
+    fn render_events(&mut self, out: &mut Vec<u8>) {
+        let mut has_text = false;
+        for event in self.events.drain(..) {
+            if has_text && !matches!(event, StreamEvent::Text { .. }) {
+                self.render.progress(self.stream.tokens_out(), out);
+                has_text = false;
+            }
+            match event {
+                StreamEvent::Text { piece, .. } => {
+                    has_text = true;
+                    self.render.text(&piece, out);
+                }
+                StreamEvent::Finished(completion) => {
+                    self.ended = true;
+                    self.job.finished(&completion);
+                    self.render.finished(&completion, out);
+                }
+                StreamEvent::Failed(failure) => {
+                    self.ended = true;
+                    self.job.failed(&failure);
+                    self.render.failed(&failure, out);
+                }
+            }
+        }
+        if has_text {
+            self.render.progress(self.stream.tokens_out(), out);
+        }
+    }
+
+    /// Registers for the next tick and writes a comment when one is due.
+    fn poll_silence(&mut self, cx: &mut Context<'_>, out: &mut Vec<u8>) {
+        while self.tick.as_mut().poll(cx).is_ready() {
+            self.tick.as_mut().reset(tokio::time::Instant::now() + TICK);
+            let silent_for = self.last_write.elapsed();
+            if self.stream.recovering() && silent_for >= TICK {
+                out.extend_from_slice(b": recovering\n\n");
+            } else if silent_for >= KEEP_ALIVE {
+                out.extend_from_slice(b": keep-alive\n\n");
+            }
+            if !out.is_empty() {
+                return;
+            }
+        }
+    }
+}
+
+impl<R: Render> HttpBody for EventBody<R> {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        let this = self.get_mut();
+        if this.ended {
+            return Poll::Ready(None);
+        }
+        let mut out = Vec::new();
+        if !this.begun {
+            this.begun = true;
+            this.render.begin(&mut out);
+        }
+        this.poll_events(cx, &mut out);
+        if out.is_empty() && !this.ended {
+            this.poll_silence(cx, &mut out);
+        }
+        if out.is_empty() {
+            return if this.ended { Poll::Ready(None) } else { Poll::Pending };
+        }
+        this.last_write = Instant::now();
+        Poll::Ready(Some(Ok(Frame::data(Bytes::from(out)))))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.ended
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_event_is_one_line_of_data_whatever_the_text() {
+        let mut out = Vec::new();
+        write_event(&mut out, "token", &serde_json::json!({"t": "a\nb\r\n\u{2028}"}));
+        let text = String::from_utf8(out).unwrap();
+        assert_eq!(text, "event: token\ndata: {\"t\":\"a\\nb\\r\\n\u{2028}\"}\n\n");
+    }
+}
