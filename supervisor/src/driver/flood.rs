@@ -17,7 +17,10 @@ pub(super) struct FloodGate {
 
 impl FloodGate {
     pub fn new(now: Instant) -> Self {
-        Self { second: now, words: 0 }
+        Self {
+            second: now,
+            words: 0,
+        }
     }
 
     /// Counts a word that carries no token; false when there were too many.
@@ -40,6 +43,9 @@ mod tests {
         let mut gate = FloodGate::new(start);
         assert!((0..MAX_WORDS_PER_SECOND).all(|_| gate.admit(start)));
         assert!(!gate.admit(start));
-        assert!(gate.admit(start + Duration::from_secs(1)), "the next second is a new one");
+        assert!(
+            gate.admit(start + Duration::from_secs(1)),
+            "the next second is a new one"
+        );
     }
 }
