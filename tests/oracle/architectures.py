@@ -64,9 +64,10 @@ def compare(path, type_name, program, seed):
         theirs = reference.run(tokens, all_positions=True)[1:]
         check_that_order_matters(reference, tokens, theirs[-1])
     prefixes = [{"tokens": tokens[: n + 1], "positions": [n]} for n in range(1, N_TOKENS)]
-    prefill = np.concatenate(ours.logits(program, path, prefixes, tiny_models.N_VOCAB))
+    context = ("--context", tiny_models.CONTEXT)
+    prefill = np.concatenate(ours.logits(program, path, prefixes, tiny_models.N_VOCAB, *context))
     stepwise = [{"tokens": tokens, "positions": list(range(N_TOKENS))}]
-    decode = ours.logits(program, path, stepwise, tiny_models.N_VOCAB)[0][1:]
+    decode = ours.logits(program, path, stepwise, tiny_models.N_VOCAB, *context)[0][1:]
 
     allowed = TOLERANCE.get(type_name, TOLERANCE_QUANTIZED)
     worst = normalised_error(prefill, theirs)

@@ -41,6 +41,8 @@ class Variant:
     # Llama 3: per-pair divisors in a tensor of their own.
     rope_freqs: bool = False
     linear_rope_scale: float | None = None
+    # Phi-3 long context: factors for sequences within and beyond this length.
+    rope_original_context: int | None = None
     rope_base: float = 10000.0
 
     @property
@@ -65,6 +67,8 @@ MAIN = [
 EXTRA = [
     Variant("llama-rope-freqs", "llama", head_dim=64, rope_freqs=True, rope_base=5e5),
     Variant("llama-linear-rope", "llama", head_dim=64, linear_rope_scale=4.0, tied=True),
+    Variant("phi3-short-factors", "phi3", head_dim=64, fused=True, rope_original_context=4096),
+    Variant("phi3-long-factors", "phi3", head_dim=64, fused=True, rope_original_context=CONTEXT // 2),
     Variant("phi3-partial-rope", "phi3", head_dim=64, fused=True, tied=True, rope_dims=48),
 ]
 
@@ -103,6 +107,9 @@ def _hyperparameters(writer, variant):
     if variant.linear_rope_scale:
         writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
         writer.add_rope_scaling_factor(variant.linear_rope_scale)
+    if variant.rope_original_context:
+        writer.add_rope_scaling_orig_ctx_len(variant.rope_original_context)
+        writer.add_rope_scaling_attn_factors(1.19)
 
 
 def _matrices(variant):
@@ -143,9 +150,12 @@ def _vectors(variant, rng):
             yield block + "attn_q.bias", 0.5 * rng.standard_normal(variant.q_width)
             yield block + "attn_k.bias", 0.5 * rng.standard_normal(variant.kv_width)
             yield block + "attn_v.bias", 0.5 * rng.standard_normal(variant.kv_width)
+    pairs = (variant.rope_dims or variant.head_dim) // 2
     if variant.rope_freqs:
-        pairs = (variant.rope_dims or variant.head_dim) // 2
         yield "rope_freqs.weight", np.linspace(1.0, 8.0, pairs)
+    if variant.rope_original_context:
+        yield "rope_factors_short.weight", np.linspace(1.0, 2.0, pairs)
+        yield "rope_factors_long.weight", np.linspace(1.0, 40.0, pairs)
 
 
 def _add_matrix(writer, name, values, type_name):

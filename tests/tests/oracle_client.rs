@@ -25,15 +25,22 @@ fn every_streamed_token_is_derived_again_from_the_trace() {
         .arg("--trace-logits", trace.display())
         .arg("--trace-values", 1_000_000)
         .start();
-    let transcripts: Vec<Value> =
-        parameters().into_iter().enumerate().map(|(n, p)| transcript(&worker, n, p)).collect();
+    let transcripts: Vec<Value> = parameters()
+        .into_iter()
+        .enumerate()
+        .map(|(n, p)| transcript(&worker, n, p))
+        .collect();
     drop(worker);
 
     let path = folder.path().join("transcripts.json");
     fs::write(&path, Value::from(transcripts).to_string()).expect("the directory is ours");
     oracle::run(
         "rederive.py",
-        &[real_model().as_os_str(), trace.as_os_str(), path.as_os_str()],
+        &[
+            real_model().as_os_str(),
+            trace.as_os_str(),
+            path.as_os_str(),
+        ],
     );
 }
 
