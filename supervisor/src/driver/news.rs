@@ -189,7 +189,7 @@ impl News {
                 exit: SupervisorExit::Clean,
                 ..
             } => info!("shutdown"),
-            Effect::End { exit, reason } => error!(exit = exit.code(), reason, "shutdown"),
+            Effect::End { exit, reason } => error!(exit = exit.code(), reason, "engine_end"),
             Effect::Spawn { .. }
             | Effect::Serve { .. }
             | Effect::Suspend { .. }
