@@ -188,7 +188,7 @@ impl News {
             Effect::End {
                 exit: SupervisorExit::Clean,
                 ..
-            } => info!("shutdown"),
+            } => info!("engine_end"),
             Effect::End { exit, reason } => error!(exit = exit.code(), reason, "engine_end"),
             Effect::Spawn { .. }
             | Effect::Serve { .. }
