@@ -37,10 +37,17 @@ where
     let loaded = loader(&order, &|done, total| {
         status.set_progress(Some((done, total)))
     })?;
+    if let Some((_, bytes_total)) = status.progress() {
+        // The last of it may have come between two heartbeats.
+        link.send(Event::LoadProgress {
+            bytes_done: bytes_total,
+            bytes_total,
+        });
+    }
     let (mut engine, ready) = Engine::new(link, status, &order, loaded)?;
     engine.update_status();
     phase.serve();
-    if link.send(&Event::Ready(Box::new(ready))) {
+    if link.send(Event::Ready(Box::new(ready))) {
         engine.run(commands)
     } else {
         Ok(())
@@ -136,7 +143,7 @@ impl<'a> Engine<'a> {
             };
             self.update_status();
             let says_something = !report.tokens.is_empty() || !report.finished.is_empty();
-            if says_something && !self.link.send(&Event::Step(report)) {
+            if says_something && !self.link.send(Event::Step(report)) {
                 return Ok(());
             }
         }

@@ -10,7 +10,7 @@ use worker_orcd_ipc::HEARTBEAT_INTERVAL_MS;
 pub(super) fn beat(link: &Link, status: &Status) {
     loop {
         thread::sleep(Duration::from_millis(HEARTBEAT_INTERVAL_MS));
-        if !status.events(Instant::now()).all(|event| link.send(&event)) {
+        if !status.events(Instant::now()).all(|event| link.send(event)) {
             return;
         }
     }

@@ -43,7 +43,7 @@ impl Link {
 
     /// False when the conversation is over; then there is nothing more to do for the caller. A
     /// supervisor that does not listen any more is a supervisor that is gone.
-    pub(super) fn send(&self, event: &Event) -> bool {
+    pub(super) fn send(&self, event: Event) -> bool {
         let mut mouth = self.lock();
         if mouth.is_closed {
             return false;
@@ -61,12 +61,12 @@ impl Link {
     pub fn last_words(&self, fault: Fault) {
         eprintln!("worker-orcd-gpu: {fault}");
         let code = fault.exit_code();
-        self.finish(&mut self.lock(), Some(&Event::Fault(fault)), code);
+        self.finish(&mut self.lock(), Event::Fault(fault), code);
     }
 
     /// The answer to an order to go.
     pub(super) fn goodbye(&self) {
-        self.finish(&mut self.lock(), Some(&Event::Goodbye), ExitCode::Clean);
+        self.finish(&mut self.lock(), Event::Goodbye, ExitCode::Clean);
     }
 
     /// There is nobody left to tell.
@@ -82,7 +82,7 @@ impl Link {
         let mut waited = Duration::ZERO;
         while waited < LAST_WORDS_PATIENCE {
             if let Ok(mut mouth) = self.mouth.try_lock() {
-                return self.finish(&mut mouth, Some(&Event::Fault(fault)), code);
+                return self.finish(&mut mouth, Event::Fault(fault), code);
             }
             std::thread::sleep(STEP);
             waited += STEP;
@@ -90,11 +90,11 @@ impl Link {
     }
 
     /// Ends while the lock is held, so that nothing is said after the last words.
-    fn finish(&self, mouth: &mut Mouth, event: Option<&Event>, code: ExitCode) {
+    fn finish(&self, mouth: &mut Mouth, event: Event, code: ExitCode) {
         if std::mem::replace(&mut mouth.is_closed, true) {
             return;
         }
-        if let Some(Err(error)) = event.map(|event| mouth.say(self.generation, event)) {
+        if let Err(error) = mouth.say(self.generation, event) {
             eprintln!("worker-orcd-gpu: the last words were not heard: {error}");
         }
         (self.exit)(code);
@@ -107,16 +107,12 @@ impl Link {
 }
 
 impl Mouth {
-    fn say(&mut self, generation: Generation, event: &Event) -> io::Result<()> {
+    fn say(&mut self, generation: Generation, event: Event) -> io::Result<()> {
         let mut bytes = Vec::new();
         if !std::mem::replace(&mut self.has_spoken, true) {
             bytes.extend_from_slice(&Preamble::OURS.to_bytes());
         }
-        let envelope = Envelope {
-            generation,
-            event: event.clone(),
-        };
-        let payload = encode(&envelope).map_err(io::Error::other)?;
+        let payload = encode(&Envelope { generation, event }).map_err(io::Error::other)?;
         write_frame(&mut bytes, &payload).map_err(io::Error::other)?;
         self.writer.write_all(&bytes)?;
         self.writer.flush()

@@ -66,7 +66,7 @@ where
 {
     let (status, phase) = (Arc::new(Status::new()), Arc::new(Phase::new()));
     let (sender, commands) = sync_channel(COMMAND_QUEUE);
-    link.send(&Event::Hello(ChildHello {
+    link.send(Event::Hello(ChildHello {
         pid: std::process::id(),
         build: env!("CARGO_PKG_VERSION").to_owned(),
         features: features.iter().map(|&feature| feature.to_owned()).collect(),

@@ -30,6 +30,10 @@ impl Status {
         self.lock().progress = progress;
     }
 
+    pub(super) fn progress(&self) -> Option<(u64, u64)> {
+        self.lock().progress
+    }
+
     pub(super) fn step_begins(&self, now: Instant) {
         self.lock().step_began = Some(now);
     }
