@@ -37,9 +37,18 @@ pub(crate) fn strftime_now(format: &str) -> Result<String, String> {
 /// RFC 3339 with milliseconds, such as `2026-11-21T12:00:00.250Z`.
 pub(crate) fn rfc3339(time: SystemTime) -> String {
     let since_epoch = time.duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO);
-    let Moment { year, month, day, second_of_day, .. } = Moment::from_unix(since_epoch.as_secs());
-    let (hour, minute, second) =
-        (second_of_day / 3600, second_of_day / 60 % 60, second_of_day % 60);
+    let Moment {
+        year,
+        month,
+        day,
+        second_of_day,
+        ..
+    } = Moment::from_unix(since_epoch.as_secs());
+    let (hour, minute, second) = (
+        second_of_day / 3600,
+        second_of_day / 60 % 60,
+        second_of_day % 60,
+    );
     let milliseconds = since_epoch.subsec_millis();
     format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.{milliseconds:03}Z")
 }

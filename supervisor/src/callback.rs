@@ -55,7 +55,10 @@ pub async fn register(url: &CallbackUrl, registration: &Registration) -> Result<
         }
         tracing::warn!(attempt, reason, "callback_failed");
     }
-    Err(NotDelivered { authority: url.authority.clone(), reason })
+    Err(NotDelivered {
+        authority: url.authority.clone(),
+        reason,
+    })
 }
 
 async fn post(url: &CallbackUrl, registration: &Registration) -> Result<(), String> {
@@ -80,7 +83,10 @@ async fn post(url: &CallbackUrl, registration: &Registration) -> Result<(), Stri
 }
 
 fn check_status(answer: &[u8]) -> Result<(), String> {
-    let line = answer.split(|byte| *byte == b'\r' || *byte == b'\n').next().unwrap_or_default();
+    let line = answer
+        .split(|byte| *byte == b'\r' || *byte == b'\n')
+        .next()
+        .unwrap_or_default();
     let line = String::from_utf8_lossy(line);
     let mut words = line.split(' ');
     let is_http = words.next().is_some_and(|word| word.starts_with("HTTP/1."));
@@ -98,7 +104,12 @@ mod tests {
     fn only_a_2xx_is_a_delivery() {
         assert!(check_status(b"HTTP/1.1 204 No Content\r\n").is_ok());
         assert!(check_status(b"HTTP/1.0 200\r\n").is_ok());
-        for answer in [&b"HTTP/1.1 500 Oops\r\n"[..], b"", b"SSH-2.0 200 x\r\n", b"HTTP/1.1 2"] {
+        for answer in [
+            &b"HTTP/1.1 500 Oops\r\n"[..],
+            b"",
+            b"SSH-2.0 200 x\r\n",
+            b"HTTP/1.1 2",
+        ] {
             assert!(check_status(answer).is_err(), "{answer:?}");
         }
     }

@@ -14,9 +14,9 @@ use std::io::{IsTerminal, Write as _};
 use std::time::SystemTime;
 use tracing::field::{Field, Visit};
 use tracing::{Event, Subscriber};
+use tracing_subscriber::EnvFilter;
 use tracing_subscriber::layer::{Context, Layer, SubscriberExt};
 use tracing_subscriber::util::SubscriberInitExt;
-use tracing_subscriber::EnvFilter;
 use uuid::Uuid;
 
 /// Chooses what is logged, in `tracing`'s own words, such as `debug` or `worker_orcd::http=trace`.
@@ -29,7 +29,8 @@ pub fn start(format: LogFormat, worker_id: Option<Uuid>) {
         LogFormat::Text => false,
         LogFormat::Auto => !std::io::stderr().is_terminal(),
     };
-    let filter = EnvFilter::try_from_env(FILTER_VARIABLE).unwrap_or_else(|_| EnvFilter::new("info"));
+    let filter =
+        EnvFilter::try_from_env(FILTER_VARIABLE).unwrap_or_else(|_| EnvFilter::new("info"));
     let registry = tracing_subscriber::registry().with(filter);
     // Only a second start can fail, and the first one's log goes on.
     let _ = if json {
@@ -64,7 +65,9 @@ impl JsonLines {
             Value::from(fields.message),
         );
         if let Some(worker_id) = &self.worker_id {
-            fields.others.insert("worker_id".to_owned(), worker_id.as_str().into());
+            fields
+                .others
+                .insert("worker_id".to_owned(), worker_id.as_str().into());
         }
         for (name, value) in &fields.others {
             // Writing to a string does not fail.
@@ -128,17 +131,22 @@ pub struct Fingerprint {
 impl Fingerprint {
     #[must_use]
     pub fn of(text: &str) -> Self {
-        Self { chars: text.chars().count(), sha256: hex(&Sha256::digest(text)) }
+        Self {
+            chars: text.chars().count(),
+            sha256: hex(&Sha256::digest(text)),
+        }
     }
 }
 
 #[must_use]
 pub fn hex(bytes: &[u8]) -> String {
-    bytes.iter().fold(String::with_capacity(bytes.len() * 2), |mut text, byte| {
-        // Writing to a string does not fail.
-        let _ = write!(text, "{byte:02x}");
-        text
-    })
+    bytes
+        .iter()
+        .fold(String::with_capacity(bytes.len() * 2), |mut text, byte| {
+            // Writing to a string does not fail.
+            let _ = write!(text, "{byte:02x}");
+            text
+        })
 }
 
 #[cfg(test)]
@@ -155,15 +163,23 @@ mod tests {
 
     impl<S: Subscriber> Layer<S> for Kept {
         fn on_event(&self, event: &Event<'_>, _context: Context<'_, S>) {
-            self.kept.lock().unwrap().push(self.lines.line(event, UNIX_EPOCH));
+            self.kept
+                .lock()
+                .unwrap()
+                .push(self.lines.line(event, UNIX_EPOCH));
         }
     }
 
     #[test]
     fn a_line_is_one_json_object_that_names_its_event_and_its_worker() {
         let kept = Arc::new(Mutex::new(Vec::new()));
-        let lines = JsonLines { worker_id: Some("w".to_owned()) };
-        let layer = Kept { lines, kept: Arc::clone(&kept) };
+        let lines = JsonLines {
+            worker_id: Some("w".to_owned()),
+        };
+        let layer = Kept {
+            lines,
+            kept: Arc::clone(&kept),
+        };
         tracing::subscriber::with_default(tracing_subscriber::registry().with(layer), || {
             tracing::info!(generation = 3, ok = true, reason = %"a \"b\"\n", none = None::<u64>, "x");
         });

@@ -59,7 +59,11 @@ impl Default for Metrics {
         let mut registry = Registry::default();
         let events = Events::register(registry.sub_registry_with_prefix("worker_orcd"));
         let gauges = Gauges::register(&mut registry);
-        Self { registry, events, gauges }
+        Self {
+            registry,
+            events,
+            gauges,
+        }
     }
 }
 
@@ -70,9 +74,16 @@ impl Metrics {
 
     pub fn request_finished(&self, completion: &Completion, took: Duration) {
         let outcome = crate::http::job::stop_reason(completion.stop_reason);
-        self.events.ended.get_or_create(&[("outcome", outcome)]).inc();
-        self.events.prompt_tokens.inc_by(u64::from(completion.tokens_in));
-        self.events.first_token_seconds.observe(completion.first_token_after.as_secs_f64());
+        self.events
+            .ended
+            .get_or_create(&[("outcome", outcome)])
+            .inc();
+        self.events
+            .prompt_tokens
+            .inc_by(u64::from(completion.tokens_in));
+        self.events
+            .first_token_seconds
+            .observe(completion.first_token_after.as_secs_f64());
         self.events.request_seconds.observe(took.as_secs_f64());
     }
 
@@ -100,9 +111,21 @@ impl Events {
             first_token_seconds: Histogram::new(exponential_buckets(0.001, 2.0, 16)),
             request_seconds: Histogram::new(exponential_buckets(0.01, 2.0, 16)),
         };
-        registry.register("requests_started", "Requests accepted", events.started.clone());
-        registry.register("requests_ended", "By stop reason or error code", events.ended.clone());
-        registry.register("prompt_tokens", "Of finished requests", events.prompt_tokens.clone());
+        registry.register(
+            "requests_started",
+            "Requests accepted",
+            events.started.clone(),
+        );
+        registry.register(
+            "requests_ended",
+            "By stop reason or error code",
+            events.ended.clone(),
+        );
+        registry.register(
+            "prompt_tokens",
+            "Of finished requests",
+            events.prompt_tokens.clone(),
+        );
         registry.register_with_unit(
             "time_to_first_token",
             "From acceptance to the first token",
@@ -124,19 +147,51 @@ impl Gauges {
         let gauges = Self::default();
         let own = registry.sub_registry_with_prefix("worker_orcd");
         own.register("up", "1 while requests are answered", gauges.up.clone());
-        own.register("requests_live", "Accepted and not ended", gauges.live.clone());
-        own.register("requests_running", "In the child's batch", gauges.running.clone());
-        own.register("requests_waiting", "Accepted, not in the batch", gauges.waiting.clone());
-        own.register("kv_used_ratio", "Of the KV cache", gauges.kv_used_ratio.clone());
-        own.register("tokens_per_second", "Lately", gauges.tokens_per_second.clone());
-        own.register("generated_tokens", "Accepted from children", gauges.tokens.clone());
+        own.register(
+            "requests_live",
+            "Accepted and not ended",
+            gauges.live.clone(),
+        );
+        own.register(
+            "requests_running",
+            "In the child's batch",
+            gauges.running.clone(),
+        );
+        own.register(
+            "requests_waiting",
+            "Accepted, not in the batch",
+            gauges.waiting.clone(),
+        );
+        own.register(
+            "kv_used_ratio",
+            "Of the KV cache",
+            gauges.kv_used_ratio.clone(),
+        );
+        own.register(
+            "tokens_per_second",
+            "Lately",
+            gauges.tokens_per_second.clone(),
+        );
+        own.register(
+            "generated_tokens",
+            "Accepted from children",
+            gauges.tokens.clone(),
+        );
         own.register(
             "prefix_hit_tokens",
             "Prompt tokens this child did not have to compute",
             gauges.prefix_hit_tokens.clone(),
         );
-        own.register("child_restarts", "Children after the first", gauges.restarts.clone());
-        own.register("recoveries", "Requests that went on elsewhere", gauges.recoveries.clone());
+        own.register(
+            "child_restarts",
+            "Children after the first",
+            gauges.restarts.clone(),
+        );
+        own.register(
+            "recoveries",
+            "Requests that went on elsewhere",
+            gauges.recoveries.clone(),
+        );
         own.register("child_deaths", "By cause", gauges.deaths.clone());
         let gateway = [
             ("vllm:num_requests_running", gauges.gateway_running.clone()),
@@ -166,8 +221,14 @@ impl Gauges {
         };
         let waiting = waiting + load.unassigned as i64;
         let capacity = model.map_or(0, |model| model.kv_capacity_tokens);
-        let ratio = if capacity > 0 { kv_used as f64 / capacity as f64 } else { 0.0 };
-        self.up.set(i64::from(snapshot.status(Instant::now()) == Status::Healthy));
+        let ratio = if capacity > 0 {
+            kv_used as f64 / capacity as f64
+        } else {
+            0.0
+        };
+        self.up.set(i64::from(
+            snapshot.status(Instant::now()) == Status::Healthy,
+        ));
         self.live.set(load.live as i64);
         self.running.set(running);
         self.gateway_running.set(running);
@@ -176,10 +237,17 @@ impl Gauges {
         self.kv_used_ratio.set(ratio);
         self.gateway_kv_used.set(ratio);
         self.tokens_per_second.set(load.tokens_per_second);
-        self.prefix_hit_tokens.set(i64::try_from(prefix_hits).unwrap_or(i64::MAX));
-        self.tokens.inner().store(load.tokens_total, Ordering::Relaxed);
-        self.restarts.inner().store(snapshot.faults.restarts, Ordering::Relaxed);
-        self.recoveries.inner().store(snapshot.faults.recoveries, Ordering::Relaxed);
+        self.prefix_hit_tokens
+            .set(i64::try_from(prefix_hits).unwrap_or(i64::MAX));
+        self.tokens
+            .inner()
+            .store(load.tokens_total, Ordering::Relaxed);
+        self.restarts
+            .inner()
+            .store(snapshot.faults.restarts, Ordering::Relaxed);
+        self.recoveries
+            .inner()
+            .store(snapshot.faults.recoveries, Ordering::Relaxed);
         for (cause, count) in &snapshot.faults.deaths_by_cause {
             let deaths = self.deaths.get_or_create(&[("cause", *cause)]);
             deaths.inner().store(*count, Ordering::Relaxed);

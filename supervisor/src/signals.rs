@@ -12,13 +12,19 @@ use tokio::sync::mpsc;
 pub fn watch() -> io::Result<mpsc::UnboundedReceiver<&'static str>> {
     let mut signals = Signals::new([SIGTERM, SIGINT])?;
     let (sender, receiver) = mpsc::unbounded_channel();
-    std::thread::Builder::new().name("signals".to_owned()).spawn(move || {
-        for signal in signals.forever() {
-            let name = if signal == SIGTERM { "SIGTERM" } else { "SIGINT" };
-            if sender.send(name).is_err() {
-                return;
+    std::thread::Builder::new()
+        .name("signals".to_owned())
+        .spawn(move || {
+            for signal in signals.forever() {
+                let name = if signal == SIGTERM {
+                    "SIGTERM"
+                } else {
+                    "SIGINT"
+                };
+                if sender.send(name).is_err() {
+                    return;
+                }
             }
-        }
-    })?;
+        })?;
     Ok(receiver)
 }

@@ -19,8 +19,17 @@ const OPEN_FILES: u64 = 2048;
 pub fn command_line() -> Command {
     Command::new("doctor")
         .about("Check child, devices, limits and model; each finding with its remedy")
-        .arg(Arg::new("model").long("model").value_name("FILE").help("Also check this model"))
-        .arg(Arg::new("child-binary").long("child-binary").value_name("FILE"))
+        .arg(
+            Arg::new("model")
+                .long("model")
+                .value_name("FILE")
+                .help("Also check this model"),
+        )
+        .arg(
+            Arg::new("child-binary")
+                .long("child-binary")
+                .value_name("FILE"),
+        )
 }
 
 /// What was looked at and what came of it.
@@ -40,7 +49,9 @@ enum Verdict {
 /// Prints all findings; fails when one of them is bad.
 #[must_use]
 pub fn run(arguments: &ArgMatches) -> ExitCode {
-    let child = arguments.get_one::<String>("child-binary").map(PathBuf::from);
+    let child = arguments
+        .get_one::<String>("child-binary")
+        .map(PathBuf::from);
     let mut findings = vec![child_binary(child), device(), open_files(), memory()];
     if let Some(name) = arguments.get_one::<String>("model") {
         findings.push(model(name));
@@ -48,8 +59,14 @@ pub fn run(arguments: &ArgMatches) -> ExitCode {
     for finding in &findings {
         print(finding);
     }
-    let bad = findings.iter().any(|finding| matches!(finding.verdict, Verdict::Bad(..)));
-    if bad { ExitCode::FAILURE } else { ExitCode::SUCCESS }
+    let bad = findings
+        .iter()
+        .any(|finding| matches!(finding.verdict, Verdict::Bad(..)));
+    if bad {
+        ExitCode::FAILURE
+    } else {
+        ExitCode::SUCCESS
+    }
 }
 
 fn print(finding: &Finding) {
@@ -78,7 +95,10 @@ fn child_binary(given: Option<PathBuf>) -> Finding {
         ),
         Ok(_) => Verdict::Good(path.display().to_string()),
     };
-    Finding { subject: "GPU child", verdict }
+    Finding {
+        subject: "GPU child",
+        verdict,
+    }
 }
 
 fn device() -> Finding {
@@ -97,7 +117,10 @@ fn device() -> Finding {
             "the CPU device serves meanwhile",
         ),
     };
-    Finding { subject: "device", verdict }
+    Finding {
+        subject: "device",
+        verdict,
+    }
 }
 
 fn open_files() -> Finding {
@@ -109,19 +132,30 @@ fn open_files() -> Finding {
         Ok((soft, _)) => Verdict::Good(format!("{soft} open files")),
         Err(error) => Verdict::Note(error.to_string(), "the limit could not be read"),
     };
-    Finding { subject: "limits", verdict }
+    Finding {
+        subject: "limits",
+        verdict,
+    }
 }
 
 fn memory() -> Finding {
-    let verdict = match fs::read_to_string("/proc/meminfo").ok().and_then(|text| available(&text)) {
+    let verdict = match fs::read_to_string("/proc/meminfo")
+        .ok()
+        .and_then(|text| available(&text))
+    {
         Some(kib) => Verdict::Good(format!("{} MiB available", kib / 1024)),
         None => Verdict::Note("unknown".to_owned(), "/proc/meminfo could not be read"),
     };
-    Finding { subject: "memory", verdict }
+    Finding {
+        subject: "memory",
+        verdict,
+    }
 }
 
 fn available(meminfo: &str) -> Option<u64> {
-    let line = meminfo.lines().find(|line| line.starts_with("MemAvailable:"))?;
+    let line = meminfo
+        .lines()
+        .find(|line| line.starts_with("MemAvailable:"))?;
     line.split_whitespace().nth(1)?.parse().ok()
 }
 
@@ -140,7 +174,10 @@ fn model(name: &str) -> Finding {
             ),
         },
     };
-    Finding { subject: "model", verdict }
+    Finding {
+        subject: "model",
+        verdict,
+    }
 }
 
 /// Four bytes are not parsing: everything behind them is the child's business.
@@ -156,7 +193,10 @@ mod tests {
 
     #[test]
     fn available_memory_is_found_by_name() {
-        assert_eq!(available("MemTotal: 9 kB\nMemAvailable:   2048 kB\n"), Some(2048));
+        assert_eq!(
+            available("MemTotal: 9 kB\nMemAvailable:   2048 kB\n"),
+            Some(2048)
+        );
         assert_eq!(available("MemTotal: 9 kB\n"), None);
     }
 
@@ -167,6 +207,9 @@ mod tests {
         let finding = model(file.path().to_str().unwrap());
         assert!(matches!(finding.verdict, Verdict::Bad(..)));
         fs::write(file.path(), "GGUF").unwrap();
-        assert!(matches!(model(file.path().to_str().unwrap()).verdict, Verdict::Good(_)));
+        assert!(matches!(
+            model(file.path().to_str().unwrap()).verdict,
+            Verdict::Good(_)
+        ));
     }
 }

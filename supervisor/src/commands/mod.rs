@@ -16,6 +16,8 @@ pub fn command_line() -> Command {
         .version(env!("CARGO_PKG_VERSION"))
         .about("Serves a language model over HTTP; the device lives in a child that may die")
         .subcommand_negates_reqs(true)
+        // So that a wrapper can add its own flags behind those of a unit file.
+        .args_override_self(true)
         .args_conflicts_with_subcommands(true)
         .subcommand(pull::command_line())
         .subcommand(doctor::command_line());

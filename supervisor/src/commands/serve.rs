@@ -37,7 +37,10 @@ pub fn run(arguments: &ArgMatches) -> Exit {
         }
     };
     logging::start(config.log_format, Some(config.worker_id));
-    let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
+    let runtime = match tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+    {
         Ok(runtime) => runtime,
         Err(error) => {
             tracing::error!(reason = %error, "error");
@@ -67,8 +70,10 @@ async fn serve(config: Config) -> Exit {
             return Exit::Listen;
         }
     };
-    let addresses: Vec<SocketAddr> =
-        listeners.iter().filter_map(|listener| listener.local_addr().ok()).collect();
+    let addresses: Vec<SocketAddr> = listeners
+        .iter()
+        .filter_map(|listener| listener.local_addr().ok())
+        .collect();
     let engine = Engine::start(engine_settings(&config, &device));
     let app = Arc::new(App::new(&config, engine.clone(), device));
     let server = Arc::new(Server::new(router(Arc::clone(&app)), &config.http));
@@ -133,19 +138,31 @@ async fn announce(config: &Config, app: &App, addresses: &[SocketAddr]) -> bool 
         // The engine has ended, and says why itself.
         return true;
     }
-    let Some(model) = app.engine.model() else { return true };
-    let uri = addresses.first().map(|address| format!("http://{address}")).unwrap_or_default();
+    let Some(model) = app.engine.model() else {
+        return true;
+    };
+    let uri = addresses
+        .first()
+        .map(|address| format!("http://{address}"))
+        .unwrap_or_default();
     tracing::info!(
         model = app.model_id,
         architecture = model.facts.architecture,
         quant_kind = model.facts.quant_kind,
         device = model.device.id,
         device_name = model.device.name,
-        generation = app.engine.snapshot().child.as_ref().map(|child| child.generation),
+        generation = app
+            .engine
+            .snapshot()
+            .child
+            .as_ref()
+            .map(|child| child.generation),
         uri,
         "ready"
     );
-    let Some(url) = &config.callback_url else { return true };
+    let Some(url) = &config.callback_url else {
+        return true;
+    };
     let registration = Registration {
         worker_id: app.worker_id.to_string(),
         model_ref: app.model_ref.clone(),

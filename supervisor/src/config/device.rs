@@ -42,12 +42,16 @@ impl DeviceChoice {
         let (selector, reason) = match self {
             Self::Cpu => (DeviceSelector::Cpu, "it was asked for"),
             Self::Cuda(ordinal) => (DeviceSelector::Cuda(ordinal), "it was asked for"),
-            Self::Auto if driver_is_loaded() => {
-                (DeviceSelector::Cpu, "there is an NVIDIA driver, but this build has no CUDA device")
-            }
+            Self::Auto if driver_is_loaded() => (
+                DeviceSelector::Cpu,
+                "there is an NVIDIA driver, but this build has no CUDA device",
+            ),
             Self::Auto => (DeviceSelector::Cpu, "there is no NVIDIA driver"),
         };
-        DecidedDevice { selector, reason: reason.to_owned() }
+        DecidedDevice {
+            selector,
+            reason: reason.to_owned(),
+        }
     }
 }
 

@@ -166,13 +166,10 @@ fn read(reader: &mut Reader<'_>) -> Option<Config> {
 }
 
 fn read_http(reader: &mut Reader<'_>) -> Option<HttpConfig> {
-    let hosts = reader.list("host", |text| match text {
-        // Both addresses of this name are what listening on nothing in particular means.
-        "localhost" => Err("use 127.0.0.1 or ::1, or leave it out for both".to_owned()),
-        _ => text.parse().map_err(|_| format!("{text:?} is no IP address")),
-    });
+    let hosts = reader.optional("host", parse_hosts).unwrap_or_default();
     let port = reader.optional("port", |text| {
-        text.parse().map_err(|_| format!("{text:?} is no port (0 to 65535)"))
+        text.parse()
+            .map_err(|_| format!("{text:?} is no port (0 to 65535)"))
     });
     let api_keys = reader.optional("api-key-file", |path| read_api_keys(Path::new(path)));
     let max_body_bytes = reader.bytes("max-body-size");
@@ -252,10 +249,12 @@ fn read_life(reader: &mut Reader<'_>) -> Option<LifeConfig> {
 fn read_model(reader: &mut Reader<'_>) -> Option<PathBuf> {
     if !reader.has("model") {
         let variable = options::variable("model");
-        reader.error(format!("--model (or {variable}) is needed: a .gguf file, or smollm2"));
+        reader.error(format!(
+            "--model (or {variable}) is needed: a .gguf file, or smollm2"
+        ));
         return None;
     }
-    reader.optional("model", |text| crate::commands::pull::resolve(text))
+    reader.optional("model", crate::commands::pull::resolve)
 }
 
 fn read_device(reader: &mut Reader<'_>) -> Option<DeviceChoice> {
@@ -280,7 +279,9 @@ fn read_child_binary(reader: &mut Reader<'_>) -> Option<PathBuf> {
     match std::env::current_exe() {
         Ok(own) => Some(own.with_file_name("worker-orcd-gpu")),
         Err(error) => {
-            reader.error(format!("--child-binary is needed: no path to this program: {error}"));
+            reader.error(format!(
+                "--child-binary is needed: no path to this program: {error}"
+            ));
             None
         }
     }
@@ -290,12 +291,29 @@ fn read_child_binary(reader: &mut Reader<'_>) -> Option<PathBuf> {
 fn read_api_keys(path: &Path) -> Result<Vec<String>, String> {
     let text = std::fs::read_to_string(path)
         .map_err(|error| format!("{} cannot be read: {error}", path.display()))?;
-    let keys: Vec<String> =
-        text.lines().map(str::trim).filter(|line| !line.is_empty()).map(str::to_owned).collect();
+    let keys: Vec<String> = text
+        .lines()
+        .map(str::trim)
+        .filter(|line| !line.is_empty())
+        .map(str::to_owned)
+        .collect();
     if keys.is_empty() {
         return Err(format!("{} holds no key", path.display()));
     }
     Ok(keys)
+}
+
+/// `localhost` is both loopback addresses, which is what no address means, too.
+fn parse_hosts(text: &str) -> Result<Vec<IpAddr>, String> {
+    if text == "localhost" {
+        return Ok(Vec::new());
+    }
+    let address = |item: &str| {
+        item.trim()
+            .parse()
+            .map_err(|_| format!("{item:?} is neither an IP address nor localhost"))
+    };
+    text.split(',').map(address).collect()
 }
 
 fn parse_log_format(text: &str) -> Result<LogFormat, String> {
@@ -311,16 +329,25 @@ fn parse_callback_url(text: &str) -> Result<CallbackUrl, String> {
     if text.starts_with("https://") {
         return Err("https is not supported; put a local proxy in front".to_owned());
     }
-    let rest = text.strip_prefix("http://").ok_or(format!("{text:?} does not begin with http://"))?;
+    let rest = text
+        .strip_prefix("http://")
+        .ok_or(format!("{text:?} does not begin with http://"))?;
     let (authority, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
     if authority.is_empty() || text.chars().any(|c| c.is_whitespace() || c.is_control()) {
         return Err(format!("{text:?} is no URL"));
     }
     // `[::1]` ends in a bracket, `host:80` has a colon after the last bracket.
     let after_bracket = &authority[authority.rfind(']').map_or(0, |at| at + 1)..];
-    let port = if after_bracket.contains(':') { "" } else { ":80" };
+    let port = if after_bracket.contains(':') {
+        ""
+    } else {
+        ":80"
+    };
     let path = if path.is_empty() { "/" } else { path };
-    Ok(CallbackUrl { authority: format!("{authority}{port}"), path: path.to_owned() })
+    Ok(CallbackUrl {
+        authority: format!("{authority}{port}"),
+        path: path.to_owned(),
+    })
 }
 
 #[cfg(test)]

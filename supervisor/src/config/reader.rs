@@ -24,15 +24,20 @@ impl<'a> Reader<'a> {
         parse: impl FnOnce(&str) -> Result<T, String>,
     ) -> Option<T> {
         let Setting { text, origin } = self.settings.get(name)?;
-        parse(text).map_err(|why| self.errors.push(format!("{origin}: {why}"))).ok()
+        parse(text)
+            .map_err(|why| self.errors.push(format!("{origin}: {why}")))
+            .ok()
     }
 
     pub(super) fn integer(&mut self, name: &str, range: RangeInclusive<u32>) -> Option<u32> {
         self.optional(name, |text| {
-            text.parse().ok().filter(|number| range.contains(number)).ok_or_else(|| {
-                let (least, most) = (range.start(), range.end());
-                format!("{text:?} is no number from {least} to {most}")
-            })
+            text.parse()
+                .ok()
+                .filter(|number| range.contains(number))
+                .ok_or_else(|| {
+                    let (least, most) = (range.start(), range.end());
+                    format!("{text:?} is no number from {least} to {most}")
+                })
         })
     }
 
@@ -57,17 +62,11 @@ impl<'a> Reader<'a> {
     }
 
     pub(super) fn switch(&mut self, name: &str) -> bool {
-        let parse = |text: &str| text.parse().map_err(|_| format!("{text:?} is not true or false"));
+        let parse = |text: &str| {
+            text.parse()
+                .map_err(|_| format!("{text:?} is not true or false"))
+        };
         self.optional(name, parse).unwrap_or(false)
-    }
-
-    pub(super) fn list<T>(
-        &mut self,
-        name: &str,
-        parse: impl Fn(&str) -> Result<T, String>,
-    ) -> Vec<T> {
-        let all = |text: &str| text.split(',').map(|item| parse(item.trim())).collect();
-        self.optional(name, all).unwrap_or_default()
     }
 
     pub(super) fn has(&self, name: &str) -> bool {
@@ -76,7 +75,9 @@ impl<'a> Reader<'a> {
 
     /// The name its author used for an option that is set.
     pub(super) fn origin<'n>(&'n self, name: &'n str) -> &'n str {
-        self.settings.get(name).map_or(name, |setting| setting.origin.as_str())
+        self.settings
+            .get(name)
+            .map_or(name, |setting| setting.origin.as_str())
     }
 
     pub(super) fn error(&mut self, message: String) {

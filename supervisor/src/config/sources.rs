@@ -26,7 +26,10 @@ pub fn arguments(command: Command) -> Command {
         .long(CONFIG_FILE)
         .value_name("FILE")
         .help("TOML, with any of these options as keys");
-    OPTIONS.iter().map(argument).fold(command.arg(config), Command::arg)
+    OPTIONS
+        .iter()
+        .map(argument)
+        .fold(command.arg(config), Command::arg)
 }
 
 impl Settings {
@@ -74,7 +77,10 @@ impl Settings {
     fn read_file(&mut self, path: &Path, errors: &mut Vec<String>) {
         let table = std::fs::read_to_string(path)
             .map_err(|error| error.to_string())
-            .and_then(|text| text.parse::<toml::Table>().map_err(|error| error.to_string()));
+            .and_then(|text| {
+                text.parse::<toml::Table>()
+                    .map_err(|error| error.to_string())
+            });
         let table = match table {
             Ok(table) => table,
             Err(why) => return errors.push(format!("{}: {why}", path.display())),
@@ -120,9 +126,11 @@ fn file_text(value: &toml::Value) -> Option<String> {
         toml::Value::Integer(number) => Some(number.to_string()),
         toml::Value::Float(number) => Some(number.to_string()),
         toml::Value::Boolean(yes) => Some(yes.to_string()),
-        toml::Value::Array(items) => {
-            items.iter().map(file_text).collect::<Option<Vec<_>>>().map(|texts| texts.join(","))
-        }
+        toml::Value::Array(items) => items
+            .iter()
+            .map(file_text)
+            .collect::<Option<Vec<_>>>()
+            .map(|texts| texts.join(",")),
         toml::Value::Datetime(_) | toml::Value::Table(_) => None,
     }
 }

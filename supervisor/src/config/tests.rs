@@ -44,11 +44,23 @@ fn all_mistakes_of_all_sources_are_told_at_once_by_their_names() {
     let toml = file("max-runing = 5\nprefill-chunk = 0\n");
     let path = toml.path().to_str().unwrap();
     let errors = errors(
-        &["--config", path, "--device", "tpu", "--kv-cache-size", "much"],
+        &[
+            "--config",
+            path,
+            "--device",
+            "tpu",
+            "--kv-cache-size",
+            "much",
+        ],
         &[("WORKER_ORCD_PORT", "70000")],
     );
     let all = errors.join("\n");
-    for part in ["`max-runing` in", "`prefill-chunk` in", "--device:", "--kv-cache-size:"] {
+    for part in [
+        "`max-runing` in",
+        "`prefill-chunk` in",
+        "--device:",
+        "--kv-cache-size:",
+    ] {
         assert!(all.contains(part), "{part} is not in:\n{all}");
     }
     assert!(all.contains("WORKER_ORCD_PORT:") && all.contains("--model (or WORKER_ORCD_MODEL)"));
@@ -57,12 +69,14 @@ fn all_mistakes_of_all_sources_are_told_at_once_by_their_names() {
 
 #[test]
 fn gpu_device_is_another_name_for_cuda_and_contradictions_are_refused() {
-    let device = |flags: &[&str]| {
-        gather(&[&MODEL, flags].concat(), &[]).map(|config| config.device)
-    };
+    let device =
+        |flags: &[&str]| gather(&[&MODEL, flags].concat(), &[]).map(|config| config.device);
     assert_eq!(device(&[]), Ok(DeviceChoice::Auto));
     assert_eq!(device(&["--gpu-device", "2"]), Ok(DeviceChoice::Cuda(2)));
-    assert_eq!(device(&["--gpu-device", "2", "--device", "cuda:2"]), Ok(DeviceChoice::Cuda(2)));
+    assert_eq!(
+        device(&["--gpu-device", "2", "--device", "cuda:2"]),
+        Ok(DeviceChoice::Cuda(2))
+    );
     assert!(device(&["--gpu-device", "2", "--device", "cpu"]).is_err());
 }
 
@@ -70,9 +84,18 @@ fn gpu_device_is_another_name_for_cuda_and_contradictions_are_refused() {
 fn hosts_add_up_and_an_api_key_file_must_hold_a_key() {
     let keys = file("first\n\n  second \n");
     let path = keys.path().to_str().unwrap();
-    let flags = ["--host", "127.0.0.1", "--host", "::1", "--api-key-file", path];
+    let flags = [
+        "--host",
+        "127.0.0.1",
+        "--host",
+        "::1",
+        "--api-key-file",
+        path,
+    ];
     let config = gather(&[&MODEL[..], &flags].concat(), &[]).unwrap();
     assert_eq!(config.http.hosts.len(), 2);
+    let localhost = gather(&[&MODEL[..], &["--host", "localhost"]].concat(), &[]).unwrap();
+    assert!(localhost.http.hosts.is_empty(), "both loopbacks");
     assert_eq!(config.http.api_keys, ["first", "second"]);
 
     let empty = file("\n");
@@ -89,7 +112,11 @@ fn callback_urls() {
     assert_eq!(parse("http://a.b/c?d=e"), ok("a.b:80", "/c?d=e"));
     assert_eq!(parse("http://127.0.0.1:99"), ok("127.0.0.1:99", "/"));
     assert_eq!(parse("http://[::1]/x"), ok("[::1]:80", "/x"));
-    assert!(parse("https://a.b/").unwrap_err().contains("https is not supported"));
+    assert!(
+        parse("https://a.b/")
+            .unwrap_err()
+            .contains("https is not supported")
+    );
     assert!(parse("ftp://a.b/").is_err());
     assert!(parse("http:///x").is_err());
     assert!(parse("http://a b/").is_err());

@@ -14,8 +14,13 @@ const BYTE_UNITS: [(&str, u64); 9] = [
     ("G", 1 << 30),
 ];
 
-const TIME_UNITS: [(&str, f64); 5] =
-    [("ms", 1e-3), ("min", 60.0), ("m", 60.0), ("h", 3600.0), ("s", 1.0)];
+const TIME_UNITS: [(&str, f64); 5] = [
+    ("ms", 1e-3),
+    ("min", 60.0),
+    ("m", 60.0),
+    ("h", 3600.0),
+    ("s", 1.0),
+];
 
 /// A plain number is bytes; `K`, `M` and `G` are powers of 1024, as in systemd units.
 pub(super) fn bytes(text: &str) -> Result<u64, String> {

@@ -7,8 +7,8 @@ use super::App;
 use super::error::{ApiError, Dialect};
 use axum::body::Body;
 use axum::extract::State;
-use axum::http::header::AUTHORIZATION;
 use axum::http::Request;
+use axum::http::header::AUTHORIZATION;
 use axum::middleware::Next;
 use axum::response::Response;
 use sha2::{Digest, Sha256};
@@ -32,11 +32,16 @@ impl ApiKeys {
         if self.0.is_empty() {
             return true;
         }
-        let Some(given) = authorization.and_then(bearer) else { return false };
+        let Some(given) = authorization.and_then(bearer) else {
+            return false;
+        };
         let given: [u8; 32] = Sha256::digest(given).into();
         let mut accepted = false;
         for known in &self.0 {
-            let difference = known.iter().zip(&given).fold(0, |sum, (a, b)| sum | (a ^ b));
+            let difference = known
+                .iter()
+                .zip(&given)
+                .fold(0, |sum, (a, b)| sum | (a ^ b));
             accepted |= difference == 0;
         }
         accepted
@@ -50,7 +55,10 @@ fn bearer(authorization: &str) -> Option<&str> {
 
 pub async fn check(State(app): State<Arc<App>>, request: Request<Body>, next: Next) -> Response {
     let path = request.uri().path();
-    let authorization = request.headers().get(AUTHORIZATION).and_then(|value| value.to_str().ok());
+    let authorization = request
+        .headers()
+        .get(AUTHORIZATION)
+        .and_then(|value| value.to_str().ok());
     if OPEN_PATHS.contains(&path) || app.keys.accept(authorization) {
         return next.run(request).await;
     }
@@ -66,7 +74,13 @@ mod tests {
         let keys = ApiKeys::new(&["one".to_owned(), "two".to_owned()]);
         assert!(keys.accept(Some("Bearer one")));
         assert!(keys.accept(Some("bearer two")));
-        for wrong in [None, Some("one"), Some("Basic one"), Some("Bearer "), Some("Bearer onetwo")] {
+        for wrong in [
+            None,
+            Some("one"),
+            Some("Basic one"),
+            Some("Bearer "),
+            Some("Bearer onetwo"),
+        ] {
             assert!(!keys.accept(wrong), "{wrong:?}");
         }
         assert!(ApiKeys::new(&[]).accept(None));

@@ -52,13 +52,26 @@ fn parse(bytes: &[u8]) -> Result<Fields, ApiError> {
 }
 
 fn is_json(request: &Request<Body>) -> bool {
-    let Some(value) = request.headers().get(CONTENT_TYPE) else { return false };
-    let media_type = value.to_str().unwrap_or_default().split(';').next().unwrap_or_default();
+    let Some(value) = request.headers().get(CONTENT_TYPE) else {
+        return false;
+    };
+    let media_type = value
+        .to_str()
+        .unwrap_or_default()
+        .split(';')
+        .next()
+        .unwrap_or_default();
     media_type.trim().eq_ignore_ascii_case("application/json")
 }
 
 fn announced_bytes(request: &Request<Body>) -> Option<u64> {
-    request.headers().get(CONTENT_LENGTH)?.to_str().ok()?.parse().ok()
+    request
+        .headers()
+        .get(CONTENT_LENGTH)?
+        .to_str()
+        .ok()?
+        .parse()
+        .ok()
 }
 
 #[cfg(test)]
@@ -66,11 +79,19 @@ mod tests {
     use super::*;
     use axum::http::StatusCode;
 
-    const LIMITS: BodyLimits = BodyLimits { bytes: 16, time: Duration::from_millis(20) };
+    const LIMITS: BodyLimits = BodyLimits {
+        bytes: 16,
+        time: Duration::from_millis(20),
+    };
 
     async fn status(content_type: &str, body: Body) -> Result<Fields, StatusCode> {
-        let request = Request::post("/").header(CONTENT_TYPE, content_type).body(body).unwrap();
-        read_fields(request, LIMITS).await.map_err(|error| error.status())
+        let request = Request::post("/")
+            .header(CONTENT_TYPE, content_type)
+            .body(body)
+            .unwrap();
+        read_fields(request, LIMITS)
+            .await
+            .map_err(|error| error.status())
     }
 
     #[tokio::test]
@@ -81,7 +102,10 @@ mod tests {
         assert_eq!(refused(status("text/plain", Body::from("{}")).await), 415);
         assert_eq!(refused(status(json, Body::from("{\"a\": ")).await), 400);
         assert_eq!(refused(status(json, Body::from("[1]")).await), 400);
-        assert_eq!(refused(status(json, Body::from("{\"a\": \"0123456789\"}")).await), 413);
+        assert_eq!(
+            refused(status(json, Body::from("{\"a\": \"0123456789\"}")).await),
+            413
+        );
         let never = futures_util::stream::pending::<Result<&'static [u8], std::io::Error>>();
         assert_eq!(refused(status(json, Body::from_stream(never)).await), 408);
     }
@@ -94,6 +118,9 @@ mod tests {
             .unwrap();
         let error = read_fields(request, LIMITS).await.unwrap_err();
         let body = error.body(super::super::error::Dialect::Native).to_string();
-        assert!(body.contains("column 11") && !body.contains("secret"), "{body}");
+        assert!(
+            body.contains("column 11") && !body.contains("secret"),
+            "{body}"
+        );
     }
 }

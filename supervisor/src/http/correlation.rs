@@ -13,8 +13,13 @@ const MAX_CHARS: usize = 128;
 pub struct CorrelationId(pub String);
 
 pub async fn correlate(mut request: Request<Body>, next: Next) -> Response {
-    let given = request.headers().get(HEADER).and_then(|value| value.to_str().ok());
-    let id = given.filter(|id| is_usable(id)).map_or_else(generate, str::to_owned);
+    let given = request
+        .headers()
+        .get(HEADER)
+        .and_then(|value| value.to_str().ok());
+    let id = given
+        .filter(|id| is_usable(id))
+        .map_or_else(generate, str::to_owned);
     request.extensions_mut().insert(CorrelationId(id.clone()));
     let mut response = next.run(request).await;
     if let Ok(value) = HeaderValue::from_str(&id) {

@@ -18,7 +18,11 @@ pub enum Dialect {
 impl Dialect {
     #[must_use]
     pub fn of_path(path: &str) -> Self {
-        if path.starts_with("/v1/") { Self::OpenAi } else { Self::Native }
+        if path.starts_with("/v1/") {
+            Self::OpenAi
+        } else {
+            Self::Native
+        }
     }
 }
 
@@ -40,7 +44,10 @@ impl ApiError {
             [only] => format!("{} {}", only.field, only.message),
             many => format!("{} fields are invalid", many.len()),
         };
-        Self { errors, ..Self::of_code(ErrorCode::InvalidRequest, message) }
+        Self {
+            errors,
+            ..Self::of_code(ErrorCode::InvalidRequest, message)
+        }
     }
 
     #[must_use]
@@ -50,7 +57,10 @@ impl ApiError {
 
     #[must_use]
     pub fn unauthorized() -> Self {
-        Self::of_code(ErrorCode::Unauthorized, "a valid key is needed: Authorization: Bearer KEY")
+        Self::of_code(
+            ErrorCode::Unauthorized,
+            "a valid key is needed: Authorization: Bearer KEY",
+        )
     }
 
     #[must_use]
@@ -61,7 +71,11 @@ impl ApiError {
     #[must_use]
     pub fn method_not_allowed() -> Self {
         let message = "this path does not answer this method";
-        Self::plain(StatusCode::METHOD_NOT_ALLOWED, "METHOD_NOT_ALLOWED", message)
+        Self::plain(
+            StatusCode::METHOD_NOT_ALLOWED,
+            "METHOD_NOT_ALLOWED",
+            message,
+        )
     }
 
     #[must_use]
@@ -73,7 +87,11 @@ impl ApiError {
     #[must_use]
     pub fn not_json() -> Self {
         let message = "the body must be sent as Content-Type: application/json";
-        Self::plain(StatusCode::UNSUPPORTED_MEDIA_TYPE, "UNSUPPORTED_MEDIA_TYPE", message)
+        Self::plain(
+            StatusCode::UNSUPPORTED_MEDIA_TYPE,
+            "UNSUPPORTED_MEDIA_TYPE",
+            message,
+        )
     }
 
     #[must_use]
@@ -85,7 +103,10 @@ impl ApiError {
     #[must_use]
     pub fn of_failure(failure: &Failure) -> Self {
         let retriable = failure.retriable;
-        Self { retriable, ..Self::of_code(failure.code, failure.message.clone()) }
+        Self {
+            retriable,
+            ..Self::of_code(failure.code, failure.message.clone())
+        }
     }
 
     #[must_use]
@@ -224,7 +245,9 @@ mod tests {
 
     #[test]
     fn a_full_queue_says_when_to_come_back() {
-        let refusal = Refusal::QueueFull { retry_after: Duration::from_secs(7) };
+        let refusal = Refusal::QueueFull {
+            retry_after: Duration::from_secs(7),
+        };
         let response = ApiError::from(refusal).respond(Dialect::Native);
         assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
         assert_eq!(response.headers()[RETRY_AFTER], "7");

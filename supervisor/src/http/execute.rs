@@ -5,8 +5,9 @@ use super::body::read_fields;
 use super::correlation::CorrelationId;
 use super::error::{ApiError, Dialect};
 use super::fields::{Constraint, Fields};
-use super::generation::{GenerationRequest, Input, read_messages, read_sampling, read_stop};
+use super::generation::{GenerationRequest, Input};
 use super::job::stop_reason;
+use super::reading::{read_messages, read_sampling, read_stop};
 use super::sse::{self, Render, write_event, write_json};
 use crate::calendar::rfc3339;
 use crate::engine::{Completion, Failure, OnFault};
@@ -44,7 +45,9 @@ async fn try_execute(
 ) -> Result<Response, ApiError> {
     let fields = read_fields(request, app.body_limits).await?;
     let model = app.model();
-    let vocabulary = model.as_ref().map_or(u32::MAX, |model| model.facts.vocab_size);
+    let vocabulary = model
+        .as_ref()
+        .map_or(u32::MAX, |model| model.facts.vocab_size);
     let (request, wants_metrics) = read_request(fields, app, vocabulary)?;
     let model = model?;
     let seed = request.sampling.seed;
@@ -74,8 +77,10 @@ fn read_request(
     let sampling = read_sampling(&mut fields, u64::from(vocabulary));
     let stop = read_stop(&mut fields);
     let ignore_eos = fields.boolean("ignore_eos").unwrap_or(false);
-    let on_fault =
-        fields.word("on_fault", &[("resume", OnFault::Resume), ("fail", OnFault::Fail)]);
+    let on_fault = fields.word(
+        "on_fault",
+        &[("resume", OnFault::Resume), ("fail", OnFault::Fail)],
+    );
     let wants_metrics = fields.boolean("metrics").unwrap_or(false);
     fields.refuse_rest(&[]);
     fields.finish().map_err(ApiError::invalid)?;
@@ -98,7 +103,11 @@ fn read_input(fields: &mut Fields, max_chars: usize) -> Option<Input> {
     let prompt = fields.text("prompt", 1..=max_chars).map(Input::Prompt);
     let messages = read_messages(fields, max_chars).map(Input::Messages);
     if prompt.is_some() && messages.is_some() {
-        fields.error("messages", Constraint::Conflict, "cannot be given together with prompt");
+        fields.error(
+            "messages",
+            Constraint::Conflict,
+            "cannot be given together with prompt",
+        );
     }
     let input = prompt.or(messages);
     if input.is_none() && !fields.has_error_about("messages") {
@@ -141,17 +150,23 @@ impl Render for ExecuteEvents {
     }
 
     fn progress(&mut self, tokens_out: u32, out: &mut Vec<u8>) {
-        let Some(last) = &mut self.metrics else { return };
+        let Some(last) = &mut self.metrics else {
+            return;
+        };
         if last.elapsed() < METRICS_INTERVAL {
             return;
         }
         *last = Instant::now();
         let decoding = self.first_text_at.map_or(Duration::ZERO, |at| at.elapsed());
-        write_event(out, "metrics", &json!({
-            "tokens_out": tokens_out,
-            "decode_time_ms": decoding.as_millis() as u64,
-            "vram_bytes": self.app.device_bytes_in_use(),
-        }));
+        write_event(
+            out,
+            "metrics",
+            &json!({
+                "tokens_out": tokens_out,
+                "decode_time_ms": decoding.as_millis() as u64,
+                "vram_bytes": self.app.device_bytes_in_use(),
+            }),
+        );
     }
 
     fn finished(&mut self, completion: &Completion, out: &mut Vec<u8>) {
@@ -169,11 +184,15 @@ impl Render for ExecuteEvents {
     }
 
     fn failed(&mut self, failure: &Failure, out: &mut Vec<u8>) {
-        write_event(out, "error", &json!({
-            "code": failure.code.as_str(),
-            "message": failure.message,
-            "retriable": failure.retriable,
-        }));
+        write_event(
+            out,
+            "error",
+            &json!({
+                "code": failure.code.as_str(),
+                "message": failure.message,
+                "retriable": failure.retriable,
+            }),
+        );
     }
 }
 

@@ -36,7 +36,11 @@ pub enum Constraint {
 
 impl FieldError {
     pub fn new(field: &str, constraint: Constraint, message: impl Into<String>) -> Self {
-        Self { field: field.to_owned(), constraint, message: message.into() }
+        Self {
+            field: field.to_owned(),
+            constraint,
+            message: message.into(),
+        }
     }
 }
 
@@ -49,7 +53,10 @@ pub struct Fields {
 impl Fields {
     #[must_use]
     pub fn new(map: Map<String, Value>) -> Self {
-        Self { map, errors: Vec::new() }
+        Self {
+            map,
+            errors: Vec::new(),
+        }
     }
 
     /// Removes a field; `null` is the same as absent.
@@ -58,12 +65,15 @@ impl Fields {
     }
 
     pub fn error(&mut self, field: &str, constraint: Constraint, message: impl Into<String>) {
-        self.errors.push(FieldError::new(field, constraint, message));
+        self.errors
+            .push(FieldError::new(field, constraint, message));
     }
 
     #[must_use]
     pub fn has_error_about(&self, name: &str) -> bool {
-        self.errors.iter().any(|error| error.field.starts_with(name))
+        self.errors
+            .iter()
+            .any(|error| error.field.starts_with(name))
     }
 
     /// Notes the absence of a field, unless something else is wrong with it already.
@@ -89,7 +99,10 @@ impl Fields {
         let value = self.take(name)?;
         // 1.0 is an integer to JSON and to most people.
         let whole = value.as_u64().or_else(|| {
-            value.as_f64().filter(|n| n.fract() == 0.0 && (0.0..=9e15).contains(n)).map(|n| n as u64)
+            value
+                .as_f64()
+                .filter(|n| n.fract() == 0.0 && (0.0..=9e15).contains(n))
+                .map(|n| n as u64)
         });
         if whole.is_none() && value.as_f64().is_some_and(|n| n < 0.0 && n.fract() == 0.0) {
             let message = format!("must be from {} to {}", range.start(), range.end());
@@ -131,7 +144,11 @@ impl Fields {
         let found = words.iter().find(|(word, _)| value.as_str() == Some(word));
         if found.is_none() {
             let words: Vec<&str> = words.iter().map(|(word, _)| *word).collect();
-            self.error(name, Constraint::Range, format!("must be one of {}", words.join(", ")));
+            self.error(
+                name,
+                Constraint::Range,
+                format!("must be one of {}", words.join(", ")),
+            );
         }
         found.map(|(_, meaning)| *meaning)
     }
@@ -154,7 +171,11 @@ impl Fields {
             if !known_elsewhere.contains(&name.as_str()) {
                 self.error(&field, Constraint::Unknown, "is no field of this request");
             } else if !value.is_null() {
-                self.error(&field, Constraint::Unsupported, "is not supported by this worker");
+                self.error(
+                    &field,
+                    Constraint::Unsupported,
+                    "is not supported by this worker",
+                );
             }
         }
     }
@@ -162,7 +183,11 @@ impl Fields {
     /// # Errors
     /// Everything that was noted.
     pub fn finish(self) -> Result<(), Vec<FieldError>> {
-        if self.errors.is_empty() { Ok(()) } else { Err(self.errors) }
+        if self.errors.is_empty() {
+            Ok(())
+        } else {
+            Err(self.errors)
+        }
     }
 
     fn typed<T>(&mut self, name: &str, value: Option<T>, what: &str) -> Option<T> {
@@ -213,8 +238,10 @@ mod tests {
         assert_eq!(fields.required("f", f), None);
         fields.refuse_rest(&[]);
         let errors = fields.finish().unwrap_err();
-        let found: Vec<_> =
-            errors.iter().map(|error| (error.field.as_str(), error.constraint)).collect();
+        let found: Vec<_> = errors
+            .iter()
+            .map(|error| (error.field.as_str(), error.constraint))
+            .collect();
         assert_eq!(
             found,
             [

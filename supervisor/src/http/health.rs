@@ -18,8 +18,11 @@ pub async fn health(State(app): State<Arc<App>>) -> Response {
     let snapshot = app.engine.snapshot();
     let now = Instant::now();
     let status = snapshot.status(now);
-    let code =
-        if status.can_serve() { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+    let code = if status.can_serve() {
+        StatusCode::OK
+    } else {
+        StatusCode::SERVICE_UNAVAILABLE
+    };
     (code, axum::Json(report(&app, &snapshot, now))).into_response()
 }
 
@@ -31,7 +34,11 @@ pub async fn livez(State(app): State<Arc<App>>) -> Response {
 /// New requests are taken and will be answered, if need be after a pause.
 pub async fn readyz(State(app): State<Arc<App>>) -> Response {
     let status = app.engine.snapshot().status(Instant::now());
-    probe(status.can_serve() && app.engine.model().is_some(), "ready", status.as_str())
+    probe(
+        status.can_serve() && app.engine.model().is_some(),
+        "ready",
+        status.as_str(),
+    )
 }
 
 fn probe(good: bool, yes: &'static str, no: &'static str) -> Response {
@@ -44,7 +51,10 @@ fn probe(good: bool, yes: &'static str, no: &'static str) -> Response {
 
 fn report(app: &App, snapshot: &EngineSnapshot, now: Instant) -> Value {
     let model = app.engine.model();
-    let clock = Clock { now, wall: SystemTime::now() };
+    let clock = Clock {
+        now,
+        wall: SystemTime::now(),
+    };
     json!({
         "status": snapshot.status(now).as_str(),
         "state": snapshot.state,
@@ -123,7 +133,9 @@ fn device_report(app: &App, model: Option<&LoadedModel>) -> Value {
 }
 
 fn memory_report(snapshot: &EngineSnapshot, clock: &Clock) -> Value {
-    let Some((memory, taken_at)) = snapshot.memory else { return Value::Null };
+    let Some((memory, taken_at)) = snapshot.memory else {
+        return Value::Null;
+    };
     json!({
         "total_bytes": memory.total_bytes,
         "free_bytes": memory.free_bytes,

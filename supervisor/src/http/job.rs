@@ -19,7 +19,13 @@ impl Job {
     #[must_use]
     pub fn begin(app: Arc<App>, id: String, correlation_id: String) -> Self {
         app.metrics.request_started();
-        Self { app, id, correlation_id, started_at: Instant::now(), ended: false }
+        Self {
+            app,
+            id,
+            correlation_id,
+            started_at: Instant::now(),
+            ended: false,
+        }
     }
 
     #[must_use]
@@ -39,7 +45,9 @@ impl Job {
 
     pub fn finished(&mut self, completion: &Completion) {
         self.ended = true;
-        self.app.metrics.request_finished(completion, self.started_at.elapsed());
+        self.app
+            .metrics
+            .request_finished(completion, self.started_at.elapsed());
         tracing::info!(
             job_id = self.id,
             correlation_id = self.correlation_id,

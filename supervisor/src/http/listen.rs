@@ -80,7 +80,9 @@ async fn bind_loopback(port: u16) -> Result<Vec<TcpListener>, ListenError> {
 }
 
 async fn bind_one(address: SocketAddr) -> Result<TcpListener, ListenError> {
-    TcpListener::bind(address).await.map_err(|source| ListenError { address, source })
+    TcpListener::bind(address)
+        .await
+        .map_err(|source| ListenError { address, source })
 }
 
 /// Limits that all listeners share.
@@ -181,7 +183,11 @@ struct StallGuard<S> {
 
 impl<S> StallGuard<S> {
     fn new(stream: S, limit: Duration) -> Self {
-        Self { stream, limit, stalled: None }
+        Self {
+            stream,
+            limit,
+            stalled: None,
+        }
     }
 
     fn guard<T>(
@@ -194,7 +200,9 @@ impl<S> StallGuard<S> {
             return write;
         }
         let limit = self.limit;
-        let stalled = self.stalled.get_or_insert_with(|| Box::pin(tokio::time::sleep(limit)));
+        let stalled = self
+            .stalled
+            .get_or_insert_with(|| Box::pin(tokio::time::sleep(limit)));
         match stalled.as_mut().poll(cx) {
             Poll::Pending => Poll::Pending,
             Poll::Ready(()) => {
@@ -266,11 +274,19 @@ mod tests {
             write_timeout: Duration::from_secs(1),
         };
         let listeners = bind(&config).await.unwrap();
-        let ports: Vec<u16> =
-            listeners.iter().map(|listener| listener.local_addr().unwrap().port()).collect();
-        assert!(ports[0] != 0 && ports.iter().all(|port| *port == ports[0]), "{ports:?}");
+        let ports: Vec<u16> = listeners
+            .iter()
+            .map(|listener| listener.local_addr().unwrap().port())
+            .collect();
+        assert!(
+            ports[0] != 0 && ports.iter().all(|port| *port == ports[0]),
+            "{ports:?}"
+        );
 
-        let taken = HttpConfig { port: ports[0], ..config };
+        let taken = HttpConfig {
+            port: ports[0],
+            ..config
+        };
         let error = bind(&taken).await.unwrap_err().to_string();
         assert!(error.contains(&ports[0].to_string()), "{error}");
     }

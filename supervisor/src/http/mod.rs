@@ -25,6 +25,7 @@ pub mod health;
 pub mod job;
 pub mod listen;
 pub mod openai;
+pub mod reading;
 pub mod sse;
 
 use crate::config::device::DecidedDevice;
@@ -44,6 +45,7 @@ use body::BodyLimits;
 use error::{ApiError, Dialect};
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
+use tokio::sync::Semaphore;
 use uuid::Uuid;
 
 /// OpenMetrics, as Prometheus asks for it.
@@ -57,6 +59,8 @@ pub struct App {
     pub keys: ApiKeys,
     pub limits: RequestLimits,
     pub body_limits: BodyLimits,
+    /// One permit for each long text that may be tokenized now.
+    pub tokenizing: Semaphore,
     pub device: DecidedDevice,
     pub worker_id: Uuid,
     /// The file's name without its ending: what clients call the model.
@@ -70,7 +74,10 @@ pub struct App {
 impl App {
     #[must_use]
     pub fn new(config: &Config, engine: Engine, device: DecidedDevice) -> Self {
-        let stem = config.model.file_stem().map(|stem| stem.to_string_lossy().into_owned());
+        let stem = config
+            .model
+            .file_stem()
+            .map(|stem| stem.to_string_lossy().into_owned());
         Self {
             engine,
             metrics: Metrics::default(),
@@ -80,11 +87,16 @@ impl App {
                 bytes: config.http.max_body_bytes,
                 time: config.http.read_timeout,
             },
+            tokenizing: Semaphore::new(
+                std::thread::available_parallelism().map_or(1, std::num::NonZeroUsize::get),
+            ),
             device,
             worker_id: config.worker_id,
             model_id: stem.unwrap_or_else(|| config.model_ref.clone()),
             model_ref: config.model_ref.clone(),
-            created: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |it| it.as_secs()),
+            created: SystemTime::now()
+                .duration_since(UNIX_EPOCH)
+                .map_or(0, |it| it.as_secs()),
         }
     }
 
@@ -143,3 +155,6 @@ async fn explain_method(request: Request<Body>, next: Next) -> Response {
     let allow: Option<&HeaderValue> = response.headers().get(ALLOW);
     ApiError::method_not_allowed().respond_allowing(dialect, allow)
 }
+
+#[cfg(test)]
+mod tests;

@@ -170,7 +170,11 @@ impl<R: Render> HttpBody for EventBody<R> {
             this.poll_silence(cx, &mut out);
         }
         if out.is_empty() {
-            return if this.ended { Poll::Ready(None) } else { Poll::Pending };
+            return if this.ended {
+                Poll::Ready(None)
+            } else {
+                Poll::Pending
+            };
         }
         this.last_write = Instant::now();
         Poll::Ready(Some(Ok(Frame::data(Bytes::from(out)))))
@@ -188,8 +192,15 @@ mod tests {
     #[test]
     fn an_event_is_one_line_of_data_whatever_the_text() {
         let mut out = Vec::new();
-        write_event(&mut out, "token", &serde_json::json!({"t": "a\nb\r\n\u{2028}"}));
+        write_event(
+            &mut out,
+            "token",
+            &serde_json::json!({"t": "a\nb\r\n\u{2028}"}),
+        );
         let text = String::from_utf8(out).unwrap();
-        assert_eq!(text, "event: token\ndata: {\"t\":\"a\\nb\\r\\n\u{2028}\"}\n\n");
+        assert_eq!(
+            text,
+            "event: token\ndata: {\"t\":\"a\\nb\\r\\n\u{2028}\"}\n\n"
+        );
     }
 }

@@ -94,14 +94,7 @@ mod tests {
 
     #[test]
     fn every_pattern_compiles() {
-        for name in [
-            "default",
-            "gpt-2",
-            "smollm",
-            "llama-bpe",
-            "qwen2",
-            "falcon",
-        ] {
+        for name in ["default", "gpt-2", "smollm", "llama-bpe", "qwen2", "falcon"] {
             PreTokenizer::named(name).unwrap().build().unwrap();
         }
     }

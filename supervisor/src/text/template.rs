@@ -3,10 +3,11 @@
 //! Templates are written for Python's Jinja with `trim_blocks` and `lstrip_blocks`, so Python's
 //! string and dictionary methods work here, `tojson` is Python's, and `raise_exception` and
 //! `strftime_now` exist. The template comes from the model file and is not trusted: it is
-//! interpreted with a bounded number of steps and can reach nothing outside its arguments.
+//! interpreted with a bounded number of steps and can reach nothing outside its arguments. What
+//! it could still do is build a large text from few steps; nothing bounds that.
 
-use crate::calendar::strftime_now;
 use super::python_json::tojson;
+use crate::calendar::strftime_now;
 use minijinja::syntax::SyntaxConfig;
 use minijinja::{Environment, Error, ErrorKind, Value, context};
 use minijinja_contrib::pycompat::unknown_method_callback;

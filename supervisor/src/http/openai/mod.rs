@@ -103,7 +103,9 @@ async fn try_respond(
     let mut fields = read_fields(request, app.body_limits).await?;
     let model = app.model();
     app.check_model_name(&mut fields, model.as_deref().ok())?;
-    let vocabulary = model.as_ref().map_or(u32::MAX, |model| model.facts.vocab_size);
+    let vocabulary = model
+        .as_ref()
+        .map_or(u32::MAX, |model| model.facts.vocab_size);
     let OpenAiRequest { generation, stream } =
         request::read(fields, &app.limits, vocabulary, kind)?;
     let model = model?;
@@ -131,5 +133,7 @@ fn finish_reason(reason: StopReason) -> &'static str {
 }
 
 fn unix_seconds() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+    SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .map_or(0, |since| since.as_secs())
 }

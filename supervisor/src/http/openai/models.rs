@@ -34,7 +34,10 @@ fn describe(app: &App) -> Value {
 }
 
 fn no_such_model(app: &App) -> ApiError {
-    ApiError::not_found(format!("there is no such model here; this worker serves {}", app.model_id))
+    ApiError::not_found(format!(
+        "there is no such model here; this worker serves {}",
+        app.model_id
+    ))
 }
 
 impl App {

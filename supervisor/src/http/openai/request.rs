@@ -4,9 +4,8 @@ use super::Kind;
 use crate::config::RequestLimits;
 use crate::http::error::ApiError;
 use crate::http::fields::{Constraint, Fields};
-use crate::http::generation::{
-    GenerationRequest, Input, read_messages, read_sampling, read_stop,
-};
+use crate::http::generation::{GenerationRequest, Input};
+use crate::http::reading::{read_messages, read_sampling, read_stop};
 use serde_json::Value;
 use uuid::Uuid;
 use worker_orcd_ipc::TokenId;
@@ -107,7 +106,11 @@ fn read_prompt(fields: &mut Fields, vocabulary: u32) -> Option<Input> {
                 }
             }
         },
-        _ => refuse(fields, Constraint::Type, "must be a non-empty string, or token ids"),
+        _ => refuse(
+            fields,
+            Constraint::Type,
+            "must be a non-empty string, or token ids",
+        ),
     }
 }
 
@@ -168,18 +171,34 @@ fn accept_harmless(fields: &mut Fields, kind: Kind) {
             || value.as_object().is_some_and(serde_json::Map::is_empty)
     };
     let is_false = |value: &Value| *value == Value::Bool(false);
-    fields.only("n", |value| value.as_u64() == Some(1), "must be 1: one answer at a time");
+    fields.only(
+        "n",
+        |value| value.as_u64() == Some(1),
+        "must be 1: one answer at a time",
+    );
     fields.only("logit_bias", is_empty, "is not supported");
     match kind {
         Kind::Chat => {
             fields.only("logprobs", is_false, "is not supported");
-            fields.only("top_logprobs", |value| value.as_u64() == Some(0), "is not supported");
+            fields.only(
+                "top_logprobs",
+                |value| value.as_u64() == Some(0),
+                "is not supported",
+            );
             fields.only("tools", is_empty, "is not supported");
             fields.only("tool_choice", |value| *value == "none", "is not supported");
-            fields.only("parallel_tool_calls", Value::is_boolean, "must be true or false");
+            fields.only(
+                "parallel_tool_calls",
+                Value::is_boolean,
+                "must be true or false",
+            );
             fields.only("store", is_false, "is not supported: nothing is stored");
             let is_text = |value: &Value| *value == serde_json::json!({"type": "text"});
-            fields.only("response_format", is_text, "may be {\"type\": \"text\"} only");
+            fields.only(
+                "response_format",
+                is_text,
+                "may be {\"type\": \"text\"} only",
+            );
             let is_text = |value: &Value| *value == serde_json::json!(["text"]);
             fields.only("modalities", is_text, "may be [\"text\"] only");
         }
@@ -209,15 +228,22 @@ mod tests {
     };
 
     fn read_json(kind: Kind, mut body: Value) -> Result<OpenAiRequest, String> {
-        body.as_object_mut().unwrap().entry("seed").or_insert(json!(1));
-        let Value::Object(map) = body else { unreachable!("tests write objects") };
+        body.as_object_mut()
+            .unwrap()
+            .entry("seed")
+            .or_insert(json!(1));
+        let Value::Object(map) = body else {
+            unreachable!("tests write objects")
+        };
         read(Fields::new(map), &LIMITS, 10, kind)
             .map_err(|error| error.body(Dialect::OpenAi)["error"]["message"].to_string())
     }
 
     fn chat(extra: Value) -> Result<OpenAiRequest, String> {
         let mut body = json!({"messages": [{"role": "user", "content": "hi"}]});
-        body.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+        body.as_object_mut()
+            .unwrap()
+            .extend(extra.as_object().unwrap().clone());
         read_json(Kind::Chat, body)
     }
 
@@ -229,7 +255,12 @@ mod tests {
             "max_completion_tokens": 7, "stop": ["x"], "seed": 5, "user": null,
         }))
         .unwrap();
-        assert_eq!(request.stream, Some(StreamOptions { include_usage: true }));
+        assert_eq!(
+            request.stream,
+            Some(StreamOptions {
+                include_usage: true
+            })
+        );
         assert_eq!(request.generation.max_tokens, 7);
         assert_eq!(request.generation.sampling.seed, 5);
         assert!(request.generation.job_id.starts_with("chatcmpl-"));
@@ -264,9 +295,22 @@ mod tests {
         };
         assert_eq!(input(json!("a")), Ok(Input::Prompt("a".to_owned())));
         assert_eq!(input(json!(["a"])), Ok(Input::Prompt("a".to_owned())));
-        assert_eq!(input(json!([1, 9])), Ok(Input::Tokens(vec![TokenId(1), TokenId(9)])));
-        for wrong in [json!(""), json!([]), json!(["a", "b"]), json!([10]), json!([[1]]), json!(3)] {
-            assert!(input(wrong.clone()).unwrap_err().contains("prompt"), "{wrong}");
+        assert_eq!(
+            input(json!([1, 9])),
+            Ok(Input::Tokens(vec![TokenId(1), TokenId(9)]))
+        );
+        for wrong in [
+            json!(""),
+            json!([]),
+            json!(["a", "b"]),
+            json!([10]),
+            json!([[1]]),
+            json!(3),
+        ] {
+            assert!(
+                input(wrong.clone()).unwrap_err().contains("prompt"),
+                "{wrong}"
+            );
         }
     }
 

@@ -28,7 +28,11 @@ impl Chunks {
         // Reopens the object that was just closed.
         opening.pop();
         opening.extend_from_slice(b",\"choices\":[");
-        Self { kind: header.kind, opening, include_usage }
+        Self {
+            kind: header.kind,
+            opening,
+            include_usage,
+        }
     }
 
     fn chunk(&self, out: &mut Vec<u8>, choice: impl FnOnce(&mut Vec<u8>), usage: &Value) {
@@ -84,7 +88,11 @@ impl Render for Chunks {
 
     fn finished(&mut self, completion: &Completion, out: &mut Vec<u8>) {
         let reason = finish_reason(completion.stop_reason);
-        self.chunk(out, |out| self.choice(out, None, Some(reason)), &Value::Null);
+        self.chunk(
+            out,
+            |out| self.choice(out, None, Some(reason)),
+            &Value::Null,
+        );
         if self.include_usage {
             self.chunk(out, |_| (), &usage(completion));
         }
@@ -112,7 +120,12 @@ mod tests {
     use std::time::Duration;
 
     fn header(kind: Kind) -> Header {
-        Header { kind, id: "x-1".to_owned(), created: 3, model: "m \"q\"".to_owned() }
+        Header {
+            kind,
+            id: "x-1".to_owned(),
+            created: 3,
+            model: "m \"q\"".to_owned(),
+        }
     }
 
     fn completion() -> Completion {
@@ -129,8 +142,13 @@ mod tests {
 
     fn chunks(out: &[u8]) -> Vec<Value> {
         let text = std::str::from_utf8(out).unwrap();
-        let lines = text.split_terminator("\n\n").map(|line| line.strip_prefix("data: ").unwrap());
-        lines.filter(|line| *line != "[DONE]").map(|it| serde_json::from_str(it).unwrap()).collect()
+        let lines = text
+            .split_terminator("\n\n")
+            .map(|line| line.strip_prefix("data: ").unwrap());
+        lines
+            .filter(|line| *line != "[DONE]")
+            .map(|it| serde_json::from_str(it).unwrap())
+            .collect()
     }
 
     #[test]

@@ -1,0 +1,285 @@
+//! The routes, asked without a socket, over an engine whose child cannot be started.
+
+use super::*;
+use crate::config::device::DeviceChoice;
+use crate::config::sources;
+use crate::engine::{Deadlines, EngineSettings, OnFault, RestartPolicy};
+use axum::http::{Method, StatusCode};
+use http_body_util::BodyExt;
+use serde_json::{Value, json};
+use std::path::PathBuf;
+use tower::ServiceExt;
+use worker_orcd_ipc::{DeviceSelector, LoadOrder};
+
+fn config(flags: &[&str]) -> Config {
+    let command = sources::arguments(clap::Command::new("worker-orcd"));
+    let all = ["worker-orcd", "--model", "/dev/null"]
+        .into_iter()
+        .chain(flags.iter().copied());
+    Config::gather(&command.get_matches_from(all), &|_| None).unwrap()
+}
+
+/// An engine that has given up: nothing can be generated, everything else must still answer.
+async fn app(flags: &[&str]) -> Arc<App> {
+    let config = config(flags);
+    let engine = Engine::start(EngineSettings {
+        child_binary: PathBuf::from("/nowhere/worker-orcd-gpu"),
+        load: LoadOrder {
+            model_path: "/dev/null".to_owned(),
+            device: DeviceSelector::Cpu,
+            kv_cache_bytes: None,
+            max_running: 1,
+            max_sequence_tokens: None,
+            prefill_chunk_tokens: 1,
+            threads: None,
+            prefix_cache: true,
+            trace: None,
+        },
+        deadlines: Deadlines::default(),
+        restart: RestartPolicy::default(),
+        on_fault: OnFault::Fail,
+        max_queue: 1,
+        accept_fault_injection: false,
+    });
+    engine.wait_ended().await;
+    Arc::new(App::new(&config, engine, DeviceChoice::Cpu.decide()))
+}
+
+struct Answer {
+    status: StatusCode,
+    response: axum::http::response::Parts,
+    text: String,
+}
+
+impl Answer {
+    fn json(&self) -> Value {
+        serde_json::from_str(&self.text).unwrap_or_else(|_| panic!("not JSON: {}", self.text))
+    }
+
+    fn header(&self, name: &str) -> &str {
+        self.response
+            .headers
+            .get(name)
+            .map_or("", |value| value.to_str().unwrap())
+    }
+}
+
+async fn ask(app: &Arc<App>, request: Request<Body>) -> Answer {
+    let response = router(Arc::clone(app)).oneshot(request).await.unwrap();
+    let (parts, body) = response.into_parts();
+    let bytes = body.collect().await.unwrap().to_bytes();
+    let text = String::from_utf8(bytes.to_vec()).unwrap();
+    Answer {
+        status: parts.status,
+        response: parts,
+        text,
+    }
+}
+
+async fn get(app: &Arc<App>, path: &str) -> Answer {
+    ask(app, Request::get(path).body(Body::empty()).unwrap()).await
+}
+
+async fn post(app: &Arc<App>, path: &str, body: Value) -> Answer {
+    let request = Request::post(path).header(CONTENT_TYPE, "application/json");
+    ask(app, request.body(Body::from(body.to_string())).unwrap()).await
+}
+
+#[tokio::test]
+async fn a_worker_that_failed_says_so_everywhere_and_why() {
+    let app = app(&[]).await;
+    let health = get(&app, "/health").await;
+    assert_eq!(health.status, StatusCode::SERVICE_UNAVAILABLE);
+    let report = health.json();
+    assert_eq!(report["status"], "failed");
+    assert!(
+        report["reason"].as_str().unwrap().contains("/nowhere"),
+        "{}",
+        report["reason"]
+    );
+    assert_eq!(
+        get(&app, "/livez").await.status,
+        StatusCode::SERVICE_UNAVAILABLE
+    );
+    assert_eq!(
+        get(&app, "/readyz").await.status,
+        StatusCode::SERVICE_UNAVAILABLE
+    );
+
+    let native = post(&app, "/execute", json!({"job_id": "a", "prompt": "b"})).await;
+    assert_eq!(native.status, StatusCode::SERVICE_UNAVAILABLE);
+    assert_eq!(native.json()["code"], "WORKER_UNHEALTHY");
+    assert_eq!(native.json()["retriable"], true);
+    let openai = post(&app, "/v1/completions", json!({"prompt": "b"})).await;
+    assert_eq!(openai.status, StatusCode::SERVICE_UNAVAILABLE);
+    assert_eq!(openai.json()["error"]["code"], "worker_unhealthy");
+}
+
+#[tokio::test]
+async fn health_has_the_contract_s_keys() {
+    let app = app(&[]).await;
+    let report = get(&app, "/health").await.json();
+    let keys = [
+        "status",
+        "state",
+        "since",
+        "reason",
+        "child",
+        "standby",
+        "device",
+        "vram",
+        "model",
+        "load",
+        "faults",
+        "uptime_seconds",
+        "version",
+    ];
+    for key in keys {
+        assert!(report.get(key).is_some(), "{key} is missing");
+    }
+    assert_eq!(report["faults"]["deaths_by_cause"]["spawn_failed"], 1);
+    assert_eq!(report["vram"], Value::Null, "no child ever told");
+}
+
+#[tokio::test]
+async fn every_mistake_is_told_at_once_and_nothing_is_echoed() {
+    let app = app(&[]).await;
+    let request = json!({
+        "prompt": "the secret", "messages": [{"role": "user", "content": "the secret"}],
+        "max_tokens": 0, "temperature": "the secret", "stop": ["a", 1], "colour": "the secret",
+    });
+    let answer = post(&app, "/execute", request).await;
+    assert_eq!(answer.status, StatusCode::BAD_REQUEST);
+    assert!(!answer.text.contains("secret"), "{}", answer.text);
+    let report = answer.json();
+    let fields: Vec<&str> = report["errors"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|it| it["field"].as_str().unwrap())
+        .collect();
+    assert_eq!(
+        fields,
+        [
+            "job_id",
+            "messages",
+            "max_tokens",
+            "temperature",
+            "stop[1]",
+            "colour"
+        ]
+    );
+}
+
+#[tokio::test]
+async fn wrong_paths_methods_and_types_have_bodies_in_the_caller_s_dialect() {
+    let app = app(&[]).await;
+    let missing = get(&app, "/nothing").await;
+    assert_eq!(
+        (missing.status, &missing.json()["code"]),
+        (StatusCode::NOT_FOUND, &json!("NOT_FOUND"))
+    );
+    assert_eq!(
+        get(&app, "/v1/nothing").await.json()["error"]["type"],
+        "not_found_error"
+    );
+
+    let method = get(&app, "/execute").await;
+    assert_eq!(method.status, StatusCode::METHOD_NOT_ALLOWED);
+    assert_eq!(method.header("allow"), "POST");
+    assert_eq!(method.json()["code"], "METHOD_NOT_ALLOWED");
+
+    let form = Request::post("/execute").header(CONTENT_TYPE, "text/plain");
+    let form = ask(&app, form.body(Body::from("{}")).unwrap()).await;
+    assert_eq!(form.status, StatusCode::UNSUPPORTED_MEDIA_TYPE);
+
+    let model = json!({"model": "gpt-5", "prompt": "a"});
+    assert_eq!(
+        post(&app, "/v1/completions", model).await.status,
+        StatusCode::NOT_FOUND
+    );
+}
+
+#[tokio::test]
+async fn cancelling_what_is_not_there_is_no_error() {
+    let app = app(&[]).await;
+    assert_eq!(
+        post(&app, "/cancel", json!({"job_id": "x"})).await.status,
+        StatusCode::ACCEPTED
+    );
+    assert_eq!(
+        post(&app, "/cancel", json!({})).await.status,
+        StatusCode::BAD_REQUEST
+    );
+}
+
+#[tokio::test]
+async fn with_keys_only_probes_are_open() {
+    let keys = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(keys.path(), "sesame\n").unwrap();
+    let app = app(&["--api-key-file", keys.path().to_str().unwrap()]).await;
+    for open in ["/health", "/livez", "/readyz"] {
+        assert_ne!(
+            get(&app, open).await.status,
+            StatusCode::UNAUTHORIZED,
+            "{open}"
+        );
+    }
+    for path in ["/metrics", "/v1/models", "/execute", "/nothing"] {
+        let answer = get(&app, path).await;
+        assert_eq!(answer.status, StatusCode::UNAUTHORIZED, "{path}");
+        assert_eq!(answer.header("www-authenticate"), "Bearer");
+    }
+    let with_key = Request::get("/v1/models").header("authorization", "Bearer sesame");
+    let answer = ask(&app, with_key.body(Body::empty()).unwrap()).await;
+    assert_eq!(answer.status, StatusCode::OK);
+    assert_eq!(
+        answer.json()["data"][0]["id"],
+        "null",
+        "the stem of /dev/null"
+    );
+}
+
+#[tokio::test]
+async fn a_correlation_id_is_echoed_or_made() {
+    let app = app(&[]).await;
+    let with = |id: &'static str| {
+        Request::builder()
+            .method(Method::GET)
+            .uri("/livez")
+            .header("x-correlation-id", id)
+    };
+    let echoed = ask(&app, with("abc-1").body(Body::empty()).unwrap()).await;
+    assert_eq!(echoed.header("x-correlation-id"), "abc-1");
+    let replaced = ask(&app, with("two words").body(Body::empty()).unwrap()).await;
+    assert_eq!(
+        replaced.header("x-correlation-id").len(),
+        36,
+        "a UUID instead"
+    );
+}
+
+#[tokio::test]
+async fn metrics_are_open_metrics_with_the_gateway_s_gauges() {
+    let app = app(&[]).await;
+    let answer = get(&app, "/metrics").await;
+    assert!(
+        answer
+            .header("content-type")
+            .starts_with("application/openmetrics-text")
+    );
+    for line in [
+        "vllm:num_requests_waiting 0",
+        "vllm:num_requests_running 0",
+        "vllm:kv_cache_usage_perc 0.0",
+        "worker_orcd_up 0",
+        "worker_orcd_child_deaths_total{cause=\"spawn_failed\"} 1",
+    ] {
+        assert!(
+            answer.text.lines().any(|it| it == line),
+            "{line} is not in\n{}",
+            answer.text
+        );
+    }
+    assert!(answer.text.ends_with("# EOF\n"));
+}
