@@ -14,6 +14,9 @@ pub const PREAMBLE_BYTES: usize = 8;
 const MAGIC: [u8; 4] = *b"ORCD";
 const HEADER_BYTES: usize = 4;
 
+/// What a reader keeps allocated between frames: a step's tokens for thousands of sequences.
+const KEPT_BYTES: usize = 1 << 20;
+
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum FrameError {
     #[error("the peer does not speak this protocol: it began with {0:02x?}")]
@@ -95,6 +98,10 @@ impl FrameReader {
         if self.consumed > 0 {
             self.buffer.drain(..self.consumed);
             self.consumed = 0;
+            // One vocabulary (`Ready`) must not cost its megabytes for as long as the child lives.
+            if self.buffer.capacity() > KEPT_BYTES {
+                self.buffer.shrink_to(KEPT_BYTES);
+            }
         }
         self.buffer.extend_from_slice(bytes);
     }
