@@ -1,28 +1,18 @@
 //! Every large allocation of the CPU device, and what the machine has left.
 //!
-//! Weights and KV cache each get a mapping of their own over an anonymous memory file, so that
-//! one day another process can hold the file while this one is replaced. Huge pages are asked
-//! for, not needed.
+//! Weights and KV cache each get an anonymous mapping of their own with huge pages asked for (not
+//! needed): decoding reads all weights once a token, and with small pages it is slower by a
+//! seventh. A memory file, which another process could hold while this one is replaced, gets huge
+//! pages only where `shmem_enabled` allows them; it is not used here for that reason.
 
 use memmap2::{Advice, MmapMut};
-use nix::sys::memfd::{MFdFlags, memfd_create};
-use std::fs::File;
 use worker_orcd_ipc::Fault;
 
-/// What an arena is for; its name in `/proc/<pid>/maps`.
+/// What an arena is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Purpose {
     Weights,
     Kv,
-}
-
-impl Purpose {
-    fn name(self) -> &'static str {
-        match self {
-            Self::Weights => "orcd-weights",
-            Self::Kv => "orcd-kv",
-        }
-    }
 }
 
 /// A zeroed mapping, page aligned. Pages take memory when they are first touched.
@@ -35,18 +25,11 @@ impl Arena {
     /// # Errors
     /// [`Fault::OutOfMemory`] when the kernel refuses.
     pub fn new(purpose: Purpose, bytes: u64) -> Result<Self, Fault> {
-        Self::map(purpose, bytes).map_err(|error| Fault::OutOfMemory {
-            message: format!("{bytes} bytes for {}: {error}", purpose.name()),
-        })
-    }
-
-    fn map(purpose: Purpose, bytes: u64) -> std::io::Result<Self> {
-        let file = File::from(memfd_create(purpose.name(), MFdFlags::MFD_CLOEXEC)?);
-        file.set_len(bytes.max(1))?;
-        // SAFETY: the file is anonymous and this mapping is its only one, so nobody else can
-        // change or shorten it.
-        let map = unsafe { MmapMut::map_mut(&file)? };
-        // Only a hint, which a kernel without huge pages for shared memory refuses.
+        let length = usize::try_from(bytes.max(1)).unwrap_or(usize::MAX);
+        let map = MmapMut::map_anon(length).map_err(|error| Fault::OutOfMemory {
+            message: format!("{bytes} bytes for {purpose:?}: {error}"),
+        })?;
+        // Only a hint.
         let _ = map.advise(Advice::HugePage);
         Ok(Self { map })
     }
