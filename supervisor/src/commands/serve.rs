@@ -8,7 +8,7 @@
 use crate::callback::{Registration, register};
 use crate::config::device::DecidedDevice;
 use crate::config::{Config, ConfigErrors, LogFormat};
-use crate::engine::{Deadlines, Ended, Engine, EngineSettings, RestartPolicy};
+use crate::engine::{Deadlines, Ended, Engine, EngineSettings, RestartPolicy, SupervisorExit};
 use crate::exit::Exit;
 use crate::http::listen::{Server, bind};
 use crate::http::{App, router};
@@ -108,7 +108,7 @@ async fn live(
     loop {
         tokio::select! {
             ended = engine.wait_ended() => {
-                log_end(&ended);
+                log_failure(&ended);
                 return if undelivered { Exit::Callback } else { Exit::Engine(ended.exit) };
             }
             delivered = announced.as_mut(), if announcing => {
@@ -241,10 +241,9 @@ fn log_startup(config: &Config, device: &DecidedDevice) {
     );
 }
 
-fn log_end(ended: &Ended) {
-    if ended.exit == crate::engine::SupervisorExit::Clean {
-        tracing::info!(exit = ended.exit.name(), reason = ended.reason, "ended");
-    } else {
+/// A clean end is said by `engine_end` and `shutdown_complete` already.
+fn log_failure(ended: &Ended) {
+    if ended.exit != SupervisorExit::Clean {
         tracing::error!(exit = ended.exit.name(), reason = ended.reason, "error");
     }
 }
