@@ -56,7 +56,8 @@ pub unsafe fn tile<F: Format>(group: &[u8], x: &Activations<'_>, out: &mut [[f32
             1 => fixed::<F, 1>(group, x, out),
             2 => fixed::<F, 2>(group, x, out),
             3 => fixed::<F, 3>(group, x, out),
-            _ => fixed::<F, 4>(group, x, out),
+            4 => fixed::<F, 4>(group, x, out),
+            _ => fixed::<F, 8>(group, x, out),
         }
     }
 }
