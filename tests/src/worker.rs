@@ -33,6 +33,7 @@ pub struct WorkerBuilder {
     arguments: Vec<String>,
     variables: Vec<(String, String)>,
     port: u16,
+    hosts: &'static [&'static str],
 }
 
 /// A running worker. Dropping it kills it and waits until its children are gone too.
@@ -187,6 +188,7 @@ impl WorkerBuilder {
             arguments: Vec::new(),
             variables: Vec::new(),
             port: 0,
+            hosts: &["--host", "127.0.0.1"],
         }
     }
 
@@ -206,6 +208,13 @@ impl WorkerBuilder {
     #[must_use]
     pub fn port(mut self, port: u16) -> Self {
         self.port = port;
+        self
+    }
+
+    /// Listens where a worker listens that was not told where.
+    #[must_use]
+    pub fn any_host(mut self) -> Self {
+        self.hosts = &[];
         self
     }
 
@@ -235,7 +244,8 @@ impl WorkerBuilder {
         let directory = tempfile::tempdir().expect("a temporary directory");
         let mut command = Command::new(binary("tested-worker-orcd"));
         command
-            .args(["--host", "127.0.0.1", "--log-format", "json"])
+            .args(self.hosts)
+            .args(["--log-format", "json"])
             .args(["--port", &self.port.to_string()])
             .arg("--model")
             .arg(&self.model)

@@ -17,7 +17,7 @@ use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 use worker_orcd_tests::bench::Latencies;
 use worker_orcd_tests::worker::request;
-use worker_orcd_tests::{Client, SseEvent, Worker};
+use worker_orcd_tests::{Client, EventStream, SseEvent, Worker};
 
 #[derive(Debug, Parser)]
 struct Options {
@@ -84,11 +84,14 @@ fn endless() -> Value {
 
 fn keep_a_slot_busy(client: Client, stop: Arc<AtomicBool>) {
     std::thread::spawn(move || {
-        while !stop.load(Ordering::Relaxed) {
-            let events = client.execute(&endless());
-            events
-                .take_while(|_| !stop.load(Ordering::Relaxed))
-                .for_each(drop);
+        // Ends with the worker, which is gone when the measuring is over.
+        while let Ok(streaming) = client.open("/execute", &endless()) {
+            let mut events = EventStream::new(streaming);
+            while let Ok(Some(_)) = events.try_next() {
+                if stop.load(Ordering::Relaxed) {
+                    return;
+                }
+            }
         }
     });
 }
