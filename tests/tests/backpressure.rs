@@ -59,7 +59,7 @@ fn a_slow_reader_loses_nothing() {
         match event.name.as_str() {
             "token" => {
                 text.push_str(event.json()["t"].as_str().unwrap());
-                if text.len() % 100 == 0 {
+                if text.len().is_multiple_of(100) {
                     std::thread::sleep(Duration::from_millis(50));
                 }
             }
