@@ -18,6 +18,8 @@
 pub mod device;
 pub mod entry;
 pub mod exit;
+#[cfg(feature = "fault-injection")]
+pub mod fault_injection;
 pub mod kv_cache;
 pub mod loader;
 pub mod model;
@@ -26,3 +28,8 @@ pub mod sampler;
 pub mod scheduler;
 pub mod serve;
 pub mod trace;
+
+/// Compile-time features that change what this process may do; told to the supervisor, which
+/// refuses those it was not told to accept.
+pub const FEATURES: &[&str] =
+    if cfg!(feature = "fault-injection") { &["fault-injection"] } else { &[] };
