@@ -3,6 +3,7 @@
 use crate::exit;
 #[cfg(feature = "fault-injection")]
 use crate::fault_injection;
+use crate::flight_recorder::FlightRecorder;
 use crate::serve::{Link, Loaded, Progress, serve};
 use clap::Parser;
 use interprocess::local_socket::{GenericFilePath, Stream, prelude::*};
@@ -55,7 +56,7 @@ where
     };
     let link = Arc::new(Link::new(socket, generation, exit::end_process()));
     exit::end_process_on_panic(Some(Arc::clone(&link)));
-    serve(reader, link, features, loader);
+    serve(reader, link, features, FlightRecorder::at_stdin(), loader);
     std::process::exit(ExitCode::SupervisorLost.code());
 }
 
