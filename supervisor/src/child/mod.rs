@@ -2,8 +2,8 @@
 //!
 //! * [`spawn`] the thread that makes processes; [`socket`] the private place where a child
 //!   connects; [`link`] frames in both directions; [`reap`] the process itself, its death and
-//!   its group; [`oom`] whose SIGKILL it was; [`output`] its stdout and stderr, as log lines; [`flight_recorder`] its stdin,
-//!   which it writes to and which outlives it.
+//!   its group; [`oom`] whose SIGKILL it was; [`output`] its stdout and stderr, as log lines;
+//!   [`flight_recorder`] its stdin, which it writes to and which outlives it.
 //!
 //! [`Child`] puts them together for the driver: [`Child::next`] says what happened next, and
 //! nothing here ever waits for the child without the driver being able to do something else.
