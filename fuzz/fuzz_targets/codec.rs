@@ -12,7 +12,9 @@ fuzz_target!(|payload: &[u8]| {
 
 /// What decodes can be sent on and read again. Compared as bytes, because a float may be NaN.
 fn survives<T: Serialize + DeserializeOwned>(payload: &[u8]) {
-    let Ok(message) = decode::<T>(payload) else { return };
+    let Ok(message) = decode::<T>(payload) else {
+        return;
+    };
     let again = encode(&message).expect("what came in a frame fits a frame");
     let twice = decode::<T>(&again).expect("our own bytes decode");
     assert_eq!(encode(&twice).expect("and encode"), again);

@@ -7,7 +7,11 @@ use worker_orcd_ipc::FrameReader;
 fuzz_target!(|stream: &[u8]| {
     let whole = frames(stream, usize::MAX);
     for read_size in [1, 7] {
-        assert_eq!(frames(stream, read_size), whole, "reads of {read_size} bytes");
+        assert_eq!(
+            frames(stream, read_size),
+            whole,
+            "reads of {read_size} bytes"
+        );
     }
 });
 

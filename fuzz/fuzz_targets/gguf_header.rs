@@ -9,21 +9,30 @@ use worker_orcd_gpu::model::{
 };
 
 fuzz_target!(|file: &[u8]| {
-    let Ok(header) = gguf::parse(file) else { return };
+    let Ok(header) = gguf::parse(file) else {
+        return;
+    };
     tensors_are_inside(&header);
     if let Some(Value::Array(array)) = header.get("tokenizer.ggml.tokens") {
         walk(array);
     }
     let _ = tokenizer_facts(&header);
-    let Ok(config) = ModelConfig::from_gguf(&header, None) else { return };
+    let Ok(config) = ModelConfig::from_gguf(&header, None) else {
+        return;
+    };
     let _ = model_facts(&header, &config, "file");
     let _ = ModelWeights::from_gguf(&header, &config);
 });
 
 fn tensors_are_inside(header: &Header<'_>) {
     for info in header.tensors() {
-        let view = header.tensor(info.name).expect("every name in the table is found");
-        assert_eq!(Some(view.data.len()), view.ty.row_bytes(view.cols).map(|row| row * view.rows));
+        let view = header
+            .tensor(info.name)
+            .expect("every name in the table is found");
+        assert_eq!(
+            Some(view.data.len()),
+            view.ty.row_bytes(view.cols).map(|row| row * view.rows)
+        );
         // Reads both ends: they must be there.
         assert_eq!(view.data.first().is_some(), view.data.last().is_some());
     }
@@ -31,5 +40,14 @@ fn tensors_are_inside(header: &Header<'_>) {
 
 /// Arrays may be nested; the walk ends because the parser bounds their depth.
 fn walk(array: &Array<'_>) -> usize {
-    array.values().map(|value| if let Value::Array(inner) = value { walk(&inner) } else { 1 }).sum()
+    array
+        .values()
+        .map(|value| {
+            if let Value::Array(inner) = value {
+                walk(&inner)
+            } else {
+                1
+            }
+        })
+        .sum()
 }

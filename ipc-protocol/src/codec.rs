@@ -28,7 +28,10 @@ pub fn encode<T: Serialize>(message: &T) -> Result<Vec<u8>, CodecError> {
     let bytes = bincode::serde::encode_to_vec(message, CONFIG)
         .map_err(|error| CodecError::Encode(error.to_string()))?;
     if bytes.len() > MAX_FRAME_BYTES {
-        return Err(CodecError::Encode(format!("{} bytes exceed a frame", bytes.len())));
+        return Err(CodecError::Encode(format!(
+            "{} bytes exceed a frame",
+            bytes.len()
+        )));
     }
     Ok(bytes)
 }

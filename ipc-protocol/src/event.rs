@@ -118,8 +118,13 @@ pub enum FinishReason {
     EndOfSequence,
     Cancelled,
     /// The request can never fit the KV cache, or the device ran out of memory for it alone.
-    OutOfMemory { needed_bytes: u64, available_bytes: u64 },
+    OutOfMemory {
+        needed_bytes: u64,
+        available_bytes: u64,
+    },
     /// The request is impossible: an empty prompt, a token outside the vocabulary, a prompt
     /// longer than the context.
-    Refused { message: String },
+    Refused {
+        message: String,
+    },
 }

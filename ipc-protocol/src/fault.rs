@@ -111,7 +111,9 @@ impl Fault {
     pub fn is_permanent(&self) -> bool {
         matches!(
             self,
-            Self::ModelLoad { .. } | Self::InsufficientMemory { .. } | Self::DeviceUnavailable { .. }
+            Self::ModelLoad { .. }
+                | Self::InsufficientMemory { .. }
+                | Self::DeviceUnavailable { .. }
         )
     }
 }

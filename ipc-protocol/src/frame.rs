@@ -38,7 +38,9 @@ pub struct Preamble {
 }
 
 impl Preamble {
-    pub const OURS: Self = Self { version: PROTOCOL_VERSION };
+    pub const OURS: Self = Self {
+        version: PROTOCOL_VERSION,
+    };
 
     #[must_use]
     pub fn to_bytes(self) -> [u8; PREAMBLE_BYTES] {
@@ -57,7 +59,10 @@ impl Preamble {
         }
         let theirs = u16::from_le_bytes([v0, v1]);
         if theirs != PROTOCOL_VERSION {
-            return Err(FrameError::Version { ours: PROTOCOL_VERSION, theirs });
+            return Err(FrameError::Version {
+                ours: PROTOCOL_VERSION,
+                theirs,
+            });
         }
         if [r0, r1] != [0, 0] {
             return Err(FrameError::Reserved);

@@ -80,8 +80,14 @@ fn a_list_of_any_announced_length_costs_no_more_than_serde_reserves() {
     for length in [MAX_FRAME_BYTES as u64 + 1, 1 << 32, 1 << 60, u64::MAX] {
         let payload = submission_announcing(length);
         let (result, largest) = largest_block_of(|| decode::<Command>(&payload));
-        assert!(matches!(result, Err(CodecError::Decode(_))), "{length}: {result:?}");
-        assert!(largest <= SERDE_RESERVE, "{length}: a block of {largest} bytes");
+        assert!(
+            matches!(result, Err(CodecError::Decode(_))),
+            "{length}: {result:?}"
+        );
+        assert!(
+            largest <= SERDE_RESERVE,
+            "{length}: a block of {largest} bytes"
+        );
     }
 }
 
@@ -90,7 +96,10 @@ fn a_string_beyond_the_limit_is_refused_before_anything_is_allocated() {
     for length in [MAX_FRAME_BYTES as u64 + 1, 1 << 32, 1 << 60, u64::MAX] {
         let payload = load_announcing(length);
         let (result, largest) = largest_block_of(|| decode::<Command>(&payload));
-        assert!(matches!(result, Err(CodecError::Decode(_))), "{length}: {result:?}");
+        assert!(
+            matches!(result, Err(CodecError::Decode(_))),
+            "{length}: {result:?}"
+        );
         assert!(largest < PAGE, "{length}: a block of {largest} bytes");
     }
 }
@@ -101,7 +110,10 @@ fn what_is_announced_within_the_limit_but_missing_costs_at_most_a_frame() {
         for payload in [submission_announcing(length), load_announcing(length)] {
             let (result, largest) = largest_block_of(|| decode::<Command>(&payload));
             assert!(result.is_err(), "{length}");
-            assert!(largest <= MAX_FRAME_BYTES, "{length}: a block of {largest} bytes");
+            assert!(
+                largest <= MAX_FRAME_BYTES,
+                "{length}: a block of {largest} bytes"
+            );
         }
     }
 }
@@ -116,7 +128,12 @@ fn a_frame_beyond_the_limit_is_refused_on_its_header_alone() {
             reader.push(&stream);
             reader.next_frame().map(|frame| frame.map(<[u8]>::to_vec))
         });
-        assert_eq!(result, Err(FrameError::TooLarge { announced: length as usize }));
+        assert_eq!(
+            result,
+            Err(FrameError::TooLarge {
+                announced: length as usize
+            })
+        );
         assert!(largest < PAGE, "{length}: a block of {largest} bytes");
     }
 }
@@ -137,8 +154,12 @@ fn the_largest_frame_allowed_is_not_allocated_before_its_bytes_come() {
 
 #[test]
 fn a_message_larger_than_a_frame_cannot_be_sent() {
-    let message = worker_orcd_ipc::Fault::Io { message: "x".repeat(MAX_FRAME_BYTES) };
-    let envelope =
-        Envelope { generation: Generation::FIRST, event: worker_orcd_ipc::Event::Fault(message) };
+    let message = worker_orcd_ipc::Fault::Io {
+        message: "x".repeat(MAX_FRAME_BYTES),
+    };
+    let envelope = Envelope {
+        generation: Generation::FIRST,
+        event: worker_orcd_ipc::Event::Fault(message),
+    };
     assert!(matches!(encode(&envelope), Err(CodecError::Encode(_))));
 }

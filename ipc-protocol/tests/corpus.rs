@@ -24,7 +24,10 @@ fn codec_seeds_give_a_message_or_an_error() {
             decoded += 1;
         }
     }
-    assert!(decoded >= samples::all().len(), "only {decoded} seeds are messages");
+    assert!(
+        decoded >= samples::all().len(),
+        "only {decoded} seeds are messages"
+    );
 }
 
 #[test]
@@ -40,7 +43,10 @@ fn frame_seeds_give_frames_or_an_error() {
             }
         }
     }
-    assert!(frames >= samples::all().len(), "only {frames} frames were found");
+    assert!(
+        frames >= samples::all().len(),
+        "only {frames} frames were found"
+    );
 }
 
 fn seeds(target: &str) -> Vec<(String, Vec<u8>)> {
@@ -64,14 +70,22 @@ fn write_seeds(target: &str, seeds: Vec<(String, Vec<u8>)>) {
 }
 
 fn codec_seeds() -> Vec<(String, Vec<u8>)> {
-    let mut seeds: Vec<(String, Vec<u8>)> =
-        samples::all().into_iter().map(|(name, message)| (name, message.payload())).collect();
+    let mut seeds: Vec<(String, Vec<u8>)> = samples::all()
+        .into_iter()
+        .map(|(name, message)| (name, message.payload()))
+        .collect();
     let huge = [253, 0, 0, 0, 0, 0, 0, 0, 16];
     seeds.extend([
         ("hostile-empty".to_owned(), vec![]),
         ("hostile-unknown-variant".to_owned(), vec![250]),
-        ("hostile-huge-list".to_owned(), [&[1, 1], huge.as_slice()].concat()),
-        ("hostile-huge-string".to_owned(), [&[0], huge.as_slice()].concat()),
+        (
+            "hostile-huge-list".to_owned(),
+            [&[1, 1], huge.as_slice()].concat(),
+        ),
+        (
+            "hostile-huge-string".to_owned(),
+            [&[0], huge.as_slice()].concat(),
+        ),
         ("hostile-invalid-utf8".to_owned(), vec![0, 2, 0xff, 0xfe]),
         ("hostile-trailing".to_owned(), vec![3, 0]),
     ]);
@@ -89,7 +103,10 @@ fn frame_seeds() -> Vec<(String, Vec<u8>)> {
         ("whole-conversation".to_owned(), all.clone()),
         ("cut-off".to_owned(), all[..all.len() - 1].to_vec()),
         ("preamble-only".to_owned(), preamble.clone()),
-        ("other-version".to_owned(), Preamble { version: 2 }.to_bytes().to_vec()),
+        (
+            "other-version".to_owned(),
+            Preamble { version: 2 }.to_bytes().to_vec(),
+        ),
         ("not-ours".to_owned(), b"GET / HTTP/1.1\r\n\r\n".to_vec()),
         ("empty-frame".to_owned(), after_preamble(&[0; 4])),
         ("huge-frame".to_owned(), after_preamble(&[0xff; 8])),

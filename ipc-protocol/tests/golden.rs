@@ -62,7 +62,11 @@ fn check(name: &str, title: &str, bytes: &[u8]) {
     if regenerating() {
         fs::write(golden_dir().join(format!("{name}.hex")), &rendered).unwrap();
     }
-    assert_eq!(read(name), rendered, "{name}: the wire changed; see the head of golden.rs");
+    assert_eq!(
+        read(name),
+        rendered,
+        "{name}: the wire changed; see the head of golden.rs"
+    );
 }
 
 fn read(name: &str) -> String {

@@ -167,5 +167,7 @@ fn pieces<'a>(stream: &'a [u8], cuts: &[prop::sample::Index]) -> Vec<&'a [u8]> {
     let mut at: Vec<usize> = cuts.iter().map(|cut| cut.index(stream.len() + 1)).collect();
     at.extend([0, stream.len()]);
     at.sort_unstable();
-    at.windows(2).map(|pair| &stream[pair[0]..pair[1]]).collect()
+    at.windows(2)
+        .map(|pair| &stream[pair[0]..pair[1]])
+        .collect()
 }

@@ -4,8 +4,14 @@
 
 Step by step on llama.cpp's own history (teacher forcing), so that one early difference is one
 difference and not sixty-four. Two engines that round differently may swap two nearly equal
-logits, so a difference counts only where llama.cpp's own two best are more than 0.3 apart;
-how many do not count is printed all the same.
+logits, so a difference counts only where llama.cpp's own two best are more than 0.3 apart.
+
+llama.cpp rounds activations to eight bits, and every rounding that tips the other way tips more
+of them in the layers behind: on this model two of its own ways to compute the same step (keys and
+values in F16 with the fused kernel, or in F32 without) disagree about ten tokens in two hundred,
+at margins up to 0.32, and exact arithmetic on the same weights disagrees with it at margins up
+to 0.6. So the margin is asked of both ways: a difference counts where llama.cpp is sure of the
+same token, by more than 0.3, however it computes. All numbers are printed.
 """
 
 import argparse
@@ -78,6 +84,8 @@ def main():
     ] + RAW
     with llama_cpp.Model(options.model, n_ctx=512, threads=options.threads) as reference:
         runs = [generate(reference, prompt) for prompt in prompts]
+    with llama_cpp.Model(options.model, n_ctx=512, threads=options.threads, exact_kv=True) as reference:
+        sure = [confirm(reference, history, start) for history, start, _ in runs]
 
     requests = [
         {"tokens": history[:-1], "positions": list(range(start - 1, start - 1 + STEPS))}
@@ -87,19 +95,22 @@ def main():
         options.program, options.model, requests, "--threads", options.threads, "--batch", 8
     )
 
-    counted, close_calls = 0, 0
-    for prompt, (history, start, margins), answer in zip(prompts, runs, answers, strict=True):
+    counted, one_way, close_calls = 0, 0, 0
+    for prompt, run, certain, answer in zip(prompts, runs, sure, answers, strict=True):
+        history, start, margins = run
         for step, (mine, theirs) in enumerate(zip(answer["argmax"], history[start:], strict=True)):
             if mine == theirs:
                 continue
-            if margins[step] > CLEAR_MARGIN:
+            if margins[step] <= CLEAR_MARGIN:
+                close_calls += 1
+            elif not certain[step]:
+                one_way += 1
+            else:
                 counted += 1
                 print(f"{prompt!r} step {step}: ours {mine}, llama.cpp {theirs}, margin {margins[step]:.2f}")
-            else:
-                close_calls += 1
     print(
-        f"{len(prompts)} prompts x {STEPS} tokens: {counted} differences at a margin above {CLEAR_MARGIN}, "
-        f"{close_calls} below"
+        f"{len(prompts)} prompts x {STEPS} tokens: {counted} differences where llama.cpp is sure by more "
+        f"than {CLEAR_MARGIN}, {one_way} where it is sure one way only, {close_calls} where it is not"
     )
     return 0 if counted == 0 and len(prompts) >= 40 else 1
 
@@ -118,6 +129,15 @@ def generate(reference, prompt):
         history.append(int(row.argmax()))
         row = reference.run(history[-1:])
     return history, start, margins
+
+
+def confirm(reference, history, start):
+    """At which steps the other way of computing chooses the same token, as clearly."""
+    reference.reset()
+    rows = reference.run(history[:-1], all_positions=True)[start - 1 :]
+    second, best = np.partition(rows, -2, axis=1)[:, -2:].T
+    same = rows.argmax(axis=1) == np.array(history[start:])
+    return same & (best - second > CLEAR_MARGIN)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,8 @@ use worker_orcd_tests::model::repository_root;
 
 /// A page that one person can hold in mind; past it a file holds two ideas.
 const MAX_LINES: usize = 600;
+/// A file of stories about one thing grows long without growing complicated.
+const MAX_STORY_LINES: usize = 900;
 
 /// Larger files are data, and data has a place of its own.
 const MAX_COMMITTED_BYTES: u64 = 1 << 20;
@@ -117,10 +119,16 @@ fn cudarc_is_named_in_one_folder() {
 #[test]
 fn no_file_holds_more_than_one_idea() {
     for (path, text) in rust_sources("") {
+        let is_stories = path.starts_with("tests/tests");
+        let allowed = if is_stories {
+            MAX_STORY_LINES
+        } else {
+            MAX_LINES
+        };
         let lines = text.lines().count();
         assert!(
-            lines <= MAX_LINES,
-            "{path:?} has {lines} lines, more than {MAX_LINES}"
+            lines <= allowed,
+            "{path:?} has {lines} lines, more than {allowed}"
         );
     }
 }

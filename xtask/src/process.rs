@@ -7,6 +7,7 @@
 use anyhow::{Context, Result, bail};
 use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
+use std::ffi::{OsStr, OsString};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, ExitStatus};
 use std::sync::Mutex;
@@ -147,20 +148,27 @@ pub fn output(command: &mut Command) -> Result<String> {
     Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
 }
 
+/// A command as a person would type it in the repository root.
 pub fn shown(command: &Command) -> String {
-    let words = std::iter::once(command.get_program()).chain(command.get_args());
-    let words: Vec<_> = words
-        .map(|word| {
-            word.to_string_lossy()
-                .replace(&format!("{}/", crate::paths::root().display()), "")
-        })
-        .collect();
-    words.join(" ")
+    let root = format!("{}/", crate::paths::root().display());
+    let word = |word: &OsStr| word.to_string_lossy().replace(&root, "");
+    let program = match command.get_program() {
+        program if program == cargo_path() => "cargo".to_owned(),
+        program => word(program),
+    };
+    std::iter::once(program)
+        .chain(command.get_args().map(word))
+        .collect::<Vec<_>>()
+        .join(" ")
 }
 
 /// `cargo`, the one that started us, in the repository root.
 pub fn cargo() -> Command {
-    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    let mut command = Command::new(cargo_path());
     command.current_dir(crate::paths::root());
     command
+}
+
+fn cargo_path() -> OsString {
+    std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into())
 }

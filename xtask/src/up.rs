@@ -90,7 +90,11 @@ fn stream_answer(address: SocketAddr, prompt: &str) -> Result<()> {
         if let Some(error) = chunk.get("error") {
             bail!("the answer broke off: {error}");
         }
-        if let Some(text) = chunk["choices"][0]["delta"]["content"].as_str() {
+        let text = chunk["choices"][0]["delta"]["content"]
+            .as_str()
+            .unwrap_or_default();
+        // The chunk that opens the answer has a role and no text.
+        if !text.is_empty() {
             first.get_or_insert_with(|| start.elapsed());
             print!("{text}");
             std::io::stdout().flush()?;

@@ -53,12 +53,13 @@ const FILL_IN_THE_MIDDLE: [(&str, &[&str]); 3] = [
 ];
 
 /// Byte-level vocabularies whose text begins with a BOS unless the file says otherwise.
-const ADD_BOS: [&str; 7] = [
+const ADD_BOS: [&str; 8] = [
     "llama3",
     "llama-v3",
     "llama-bpe",
     "falcon3",
     "falcon-h1",
+    "lfm2",
     "pixtral",
     "tekken",
 ];

@@ -100,7 +100,10 @@ impl<'a> Engine<'a> {
         let device = executor.facts();
         let trace = match &order.trace {
             None => None,
-            Some(order) => Some(LogitsTrace::create(order, &device.id).map_err(trace_fault)?),
+            Some(order) => Some(LogitsTrace::create(order, &device.id).map_err(|error| {
+                let message = format!("the logits trace {}: {error}", order.path);
+                Fault::Io { message }
+            })?),
         };
         let memory = executor.memory();
         let ready = ReadyReport {

@@ -14,11 +14,20 @@ use worker_orcd_ipc::{
 /// `(file stem, message)`, one for each kind.
 pub fn all() -> Vec<(String, Message)> {
     let down = commands().into_iter().map(|command| {
-        (format!("command-{}", command_name(&command)), Message::Down(command))
+        (
+            format!("command-{}", command_name(&command)),
+            Message::Down(command),
+        )
     });
     let up = events().into_iter().map(|event| {
         let name = format!("event-{}", event_name(&event));
-        (name, Message::Up(Envelope { generation: Generation(3), event }))
+        (
+            name,
+            Message::Up(Envelope {
+                generation: Generation(3),
+                event,
+            }),
+        )
     });
     down.chain(up).collect()
 }
@@ -64,7 +73,9 @@ fn commands() -> Vec<Command> {
         Command::Load(load_order(DeviceSelector::Cpu)),
         Command::Load(load_order(DeviceSelector::Cuda(1))),
         Command::Submit(Box::new(submission())),
-        Command::Cancel { request: RequestId(300) },
+        Command::Cancel {
+            request: RequestId(300),
+        },
         Command::Shutdown,
     ]
 }
@@ -79,7 +90,10 @@ fn load_order(device: DeviceSelector) -> LoadOrder {
         prefill_chunk_tokens: 512,
         threads: Some(2),
         prefix_cache: true,
-        trace: Some(TraceOrder { path: "/t".to_owned(), first_values: 8 }),
+        trace: Some(TraceOrder {
+            path: "/t".to_owned(),
+            first_values: 8,
+        }),
     }
 }
 
@@ -110,7 +124,10 @@ fn events() -> Vec<Event> {
             build: "0.1.0".to_owned(),
             features: vec!["fault-injection".to_owned()],
         }),
-        Event::LoadProgress { bytes_done: 65_536, bytes_total: 98_362_432 },
+        Event::LoadProgress {
+            bytes_done: 65_536,
+            bytes_total: 98_362_432,
+        },
         Event::Ready(Box::new(ready())),
         Event::Heartbeat(heartbeat()),
         Event::Step(step()),
@@ -159,7 +176,11 @@ fn tokenizer() -> TokenizerFacts {
         kind: TokenizerKind::ByteLevelBpe,
         pre: "smollm".to_owned(),
         tokens: vec!["a".to_owned(), "Ġb".to_owned(), "<|end|>".to_owned()],
-        kinds: vec![TokenKind::Normal, TokenKind::UserDefined, TokenKind::Control],
+        kinds: vec![
+            TokenKind::Normal,
+            TokenKind::UserDefined,
+            TokenKind::Control,
+        ],
         scores: vec![-1.0, 0.0, 0.5],
         merges: vec!["Ġ b".to_owned()],
         bos: Some(TokenId(1)),
@@ -203,16 +224,34 @@ fn heartbeat() -> Heartbeat {
 }
 
 fn step() -> StepReport {
-    let finish = |request, reason| Finished { request: RequestId(request), reason };
+    let finish = |request, reason| Finished {
+        request: RequestId(request),
+        reason,
+    };
     StepReport {
         step: 1001,
-        tokens: vec![EmittedToken { request: RequestId(5), index: 6, token: TokenId(49_151) }],
+        tokens: vec![EmittedToken {
+            request: RequestId(5),
+            index: 6,
+            token: TokenId(49_151),
+        }],
         finished: vec![
             finish(5, FinishReason::MaxTokens),
             finish(6, FinishReason::EndOfSequence),
             finish(7, FinishReason::Cancelled),
-            finish(8, FinishReason::OutOfMemory { needed_bytes: 11, available_bytes: 12 }),
-            finish(9, FinishReason::Refused { message: "no".to_owned() }),
+            finish(
+                8,
+                FinishReason::OutOfMemory {
+                    needed_bytes: 11,
+                    available_bytes: 12,
+                },
+            ),
+            finish(
+                9,
+                FinishReason::Refused {
+                    message: "no".to_owned(),
+                },
+            ),
         ],
     }
 }
@@ -220,19 +259,32 @@ fn step() -> StepReport {
 fn faults() -> Vec<Fault> {
     let text = |text: &str| text.to_owned();
     vec![
-        Fault::ModelLoad { message: text("bad magic") },
+        Fault::ModelLoad {
+            message: text("bad magic"),
+        },
         Fault::InsufficientMemory {
             required_bytes: 100,
             available_bytes: 50,
             device: text("cpu"),
             model: text("m"),
         },
-        Fault::DeviceUnavailable { message: text("no driver") },
-        Fault::Device { name: text("CUDA_ERROR_ECC_UNCORRECTABLE"), message: text("x") },
-        Fault::NonFiniteLogits { step: 7, request: RequestId(8) },
+        Fault::DeviceUnavailable {
+            message: text("no driver"),
+        },
+        Fault::Device {
+            name: text("CUDA_ERROR_ECC_UNCORRECTABLE"),
+            message: text("x"),
+        },
+        Fault::NonFiniteLogits {
+            step: 7,
+            request: RequestId(8),
+        },
         Fault::Protocol { message: text("p") },
         Fault::OutOfMemory { message: text("o") },
-        Fault::Panic { message: text("m"), location: text("a.rs:1") },
+        Fault::Panic {
+            message: text("m"),
+            location: text("a.rs:1"),
+        },
         Fault::Io { message: text("i") },
     ]
 }

@@ -13,7 +13,10 @@ use worker_orcd_ipc::{
 };
 
 pub fn message() -> impl Strategy<Value = Message> {
-    prop_oneof![command().prop_map(Message::Down), envelope().prop_map(Message::Up)]
+    prop_oneof![
+        command().prop_map(Message::Down),
+        envelope().prop_map(Message::Up)
+    ]
 }
 
 pub fn command() -> impl Strategy<Value = Command> {
@@ -26,16 +29,25 @@ pub fn command() -> impl Strategy<Value = Command> {
 }
 
 pub fn envelope() -> impl Strategy<Value = Envelope> {
-    (any::<u32>(), event())
-        .prop_map(|(generation, event)| Envelope { generation: Generation(generation), event })
+    (any::<u32>(), event()).prop_map(|(generation, event)| Envelope {
+        generation: Generation(generation),
+        event,
+    })
 }
 
 fn event() -> impl Strategy<Value = Event> {
     let hello = (any::<u32>(), text(), vec(text(), 0..3));
     prop_oneof![
-        hello.prop_map(|(pid, build, features)| Event::Hello(ChildHello { pid, build, features })),
+        hello.prop_map(|(pid, build, features)| Event::Hello(ChildHello {
+            pid,
+            build,
+            features
+        })),
         (any::<u64>(), any::<u64>()).prop_map(|(bytes_done, bytes_total)| {
-            Event::LoadProgress { bytes_done, bytes_total }
+            Event::LoadProgress {
+                bytes_done,
+                bytes_total,
+            }
         }),
         ready().prop_map(|ready| Event::Ready(Box::new(ready))),
         heartbeat().prop_map(Event::Heartbeat),
@@ -64,12 +76,20 @@ fn float() -> impl Strategy<Value = f32> {
 }
 
 fn load_order() -> impl Strategy<Value = LoadOrder> {
-    let device =
-        prop_oneof![Just(DeviceSelector::Cpu), any::<u32>().prop_map(DeviceSelector::Cuda)];
+    let device = prop_oneof![
+        Just(DeviceSelector::Cpu),
+        any::<u32>().prop_map(DeviceSelector::Cuda)
+    ];
     let trace =
         (text(), any::<u32>()).prop_map(|(path, first_values)| TraceOrder { path, first_values });
     (
-        (text(), device, any::<Option<u64>>(), any::<u32>(), any::<Option<u32>>()),
+        (
+            text(),
+            device,
+            any::<Option<u64>>(),
+            any::<u32>(),
+            any::<Option<u32>>(),
+        ),
         (any::<u32>(), any::<Option<u32>>(), any::<bool>(), of(trace)),
     )
         .prop_map(
@@ -92,40 +112,58 @@ fn load_order() -> impl Strategy<Value = LoadOrder> {
 
 fn submission() -> impl Strategy<Value = Submission> {
     let tokens = || vec(token(), 0..40);
-    (request(), tokens(), tokens(), sampling(), any::<u32>(), any::<bool>()).prop_map(
-        |(request, prompt, generated, sampling, max_tokens, ignore_eos)| Submission {
-            request,
-            prompt,
-            generated,
-            sampling,
-            max_tokens,
-            ignore_eos,
-        },
+    (
+        request(),
+        tokens(),
+        tokens(),
+        sampling(),
+        any::<u32>(),
+        any::<bool>(),
     )
+        .prop_map(
+            |(request, prompt, generated, sampling, max_tokens, ignore_eos)| Submission {
+                request,
+                prompt,
+                generated,
+                sampling,
+                max_tokens,
+                ignore_eos,
+            },
+        )
 }
 
 fn sampling() -> impl Strategy<Value = Sampling> {
-    (float(), any::<u32>(), float(), float(), float(), float(), float(), any::<u64>()).prop_map(
-        |(
-            temperature,
-            top_k,
-            top_p,
-            min_p,
-            repetition_penalty,
-            frequency_penalty,
-            presence_penalty,
-            seed,
-        )| Sampling {
-            temperature,
-            top_k,
-            top_p,
-            min_p,
-            repetition_penalty,
-            frequency_penalty,
-            presence_penalty,
-            seed,
-        },
+    (
+        float(),
+        any::<u32>(),
+        float(),
+        float(),
+        float(),
+        float(),
+        float(),
+        any::<u64>(),
     )
+        .prop_map(
+            |(
+                temperature,
+                top_k,
+                top_p,
+                min_p,
+                repetition_penalty,
+                frequency_penalty,
+                presence_penalty,
+                seed,
+            )| Sampling {
+                temperature,
+                top_k,
+                top_p,
+                min_p,
+                repetition_penalty,
+                frequency_penalty,
+                presence_penalty,
+                seed,
+            },
+        )
 }
 
 fn ready() -> impl Strategy<Value = ReadyReport> {
@@ -136,22 +174,29 @@ fn ready() -> impl Strategy<Value = ReadyReport> {
         memory(),
         (any::<u32>(), any::<u32>(), any::<u64>()),
     )
-        .prop_map(|(model, tokenizer, device, memory, (max_running, max_sequence_tokens, kv))| {
-            ReadyReport {
-                model,
-                tokenizer,
-                device,
-                memory,
-                max_running,
-                max_sequence_tokens,
-                kv_capacity_tokens: kv,
-            }
-        })
+        .prop_map(
+            |(model, tokenizer, device, memory, (max_running, max_sequence_tokens, kv))| {
+                ReadyReport {
+                    model,
+                    tokenizer,
+                    device,
+                    memory,
+                    max_running,
+                    max_sequence_tokens,
+                    kv_capacity_tokens: kv,
+                }
+            },
+        )
 }
 
 fn model() -> impl Strategy<Value = ModelFacts> {
     (
-        (text(), text(), text(), vec((text(), any::<u32>(), any::<u64>()), 0..4)),
+        (
+            text(),
+            text(),
+            text(),
+            vec((text(), any::<u32>(), any::<u64>()), 0..4),
+        ),
         (any::<u64>(), any::<u64>(), any::<[u32; 7]>()),
     )
         .prop_map(
@@ -160,7 +205,15 @@ fn model() -> impl Strategy<Value = ModelFacts> {
                 (
                     parameters,
                     file_bytes,
-                    [n_layers, n_embd, n_heads, n_kv_heads, head_dim, vocab_size, context_length],
+                    [
+                        n_layers,
+                        n_embd,
+                        n_heads,
+                        n_kv_heads,
+                        head_dim,
+                        vocab_size,
+                        context_length,
+                    ],
                 ),
             )| ModelFacts {
                 name,
@@ -181,7 +234,10 @@ fn model() -> impl Strategy<Value = ModelFacts> {
 }
 
 fn tokenizer() -> impl Strategy<Value = TokenizerFacts> {
-    let kind = prop_oneof![Just(TokenizerKind::ByteLevelBpe), Just(TokenizerKind::SentencePiece)];
+    let kind = prop_oneof![
+        Just(TokenizerKind::ByteLevelBpe),
+        Just(TokenizerKind::SentencePiece)
+    ];
     let token_kind = prop_oneof![
         Just(TokenKind::Normal),
         Just(TokenKind::Unknown),
@@ -190,7 +246,12 @@ fn tokenizer() -> impl Strategy<Value = TokenizerFacts> {
         Just(TokenKind::Unused),
         Just(TokenKind::Byte),
     ];
-    let words = (vec(text(), 0..6), vec(token_kind, 0..6), vec(float(), 0..6), vec(text(), 0..6));
+    let words = (
+        vec(text(), 0..6),
+        vec(token_kind, 0..6),
+        vec(float(), 0..6),
+        vec(text(), 0..6),
+    );
     let ids = (of(token()), of(token()), vec(token(), 0..3), of(token()));
     (kind, text(), words, ids, any::<[bool; 3]>(), of(text())).prop_map(
         |(
@@ -222,33 +283,62 @@ fn tokenizer() -> impl Strategy<Value = TokenizerFacts> {
 fn device() -> impl Strategy<Value = DeviceFacts> {
     (
         (text(), text(), of(text()), of(text())),
-        (any::<Option<(u32, u32)>>(), vec(text(), 0..3), any::<Option<u32>>()),
+        (
+            any::<Option<(u32, u32)>>(),
+            vec(text(), 0..3),
+            any::<Option<u32>>(),
+        ),
     )
-        .prop_map(|((id, name, uuid, driver), (compute_capability, features, threads))| {
-            DeviceFacts { id, name, uuid, driver, compute_capability, features, threads }
-        })
+        .prop_map(
+            |((id, name, uuid, driver), (compute_capability, features, threads))| DeviceFacts {
+                id,
+                name,
+                uuid,
+                driver,
+                compute_capability,
+                features,
+                threads,
+            },
+        )
 }
 
 fn memory() -> impl Strategy<Value = MemoryReport> {
-    (any::<[Option<u64>; 3]>(), any::<[u64; 4]>(), any::<Option<bool>>()).prop_map(
-        |([total_bytes, free_bytes, context_bytes], [weights, capacity, used, scratch], resident)| {
-            MemoryReport {
-                total_bytes,
-                free_bytes,
-                weights_bytes: weights,
-                kv_capacity_bytes: capacity,
-                kv_used_bytes: used,
-                scratch_bytes: scratch,
-                context_bytes,
-                resident,
-            }
-        },
+    (
+        any::<[Option<u64>; 3]>(),
+        any::<[u64; 4]>(),
+        any::<Option<bool>>(),
     )
+        .prop_map(
+            |(
+                [total_bytes, free_bytes, context_bytes],
+                [weights, capacity, used, scratch],
+                resident,
+            )| {
+                MemoryReport {
+                    total_bytes,
+                    free_bytes,
+                    weights_bytes: weights,
+                    kv_capacity_bytes: capacity,
+                    kv_used_bytes: used,
+                    scratch_bytes: scratch,
+                    context_bytes,
+                    resident,
+                }
+            },
+        )
 }
 
 fn heartbeat() -> impl Strategy<Value = Heartbeat> {
     let load = (any::<[u32; 2]>(), any::<[u64; 4]>()).prop_map(
-        |([running, waiting], [kv_used_tokens, prefix_hit_tokens, prompt_tokens, generated_tokens])| {
+        |(
+            [running, waiting],
+            [
+                kv_used_tokens,
+                prefix_hit_tokens,
+                prompt_tokens,
+                generated_tokens,
+            ],
+        )| {
             Load {
                 running,
                 waiting,
@@ -260,17 +350,30 @@ fn heartbeat() -> impl Strategy<Value = Heartbeat> {
         },
     );
     (any::<u64>(), any::<Option<u64>>(), load, memory()).prop_map(
-        |(steps, step_elapsed_ms, load, memory)| Heartbeat { steps, step_elapsed_ms, load, memory },
+        |(steps, step_elapsed_ms, load, memory)| Heartbeat {
+            steps,
+            step_elapsed_ms,
+            load,
+            memory,
+        },
     )
 }
 
 fn step() -> impl Strategy<Value = StepReport> {
-    let emitted = (request(), any::<u32>(), token())
-        .prop_map(|(request, index, token)| EmittedToken { request, index, token });
-    let finished =
-        (request(), reason()).prop_map(|(request, reason)| Finished { request, reason });
-    (any::<u64>(), vec(emitted, 0..20), vec(finished, 0..20))
-        .prop_map(|(step, tokens, finished)| StepReport { step, tokens, finished })
+    let emitted =
+        (request(), any::<u32>(), token()).prop_map(|(request, index, token)| EmittedToken {
+            request,
+            index,
+            token,
+        });
+    let finished = (request(), reason()).prop_map(|(request, reason)| Finished { request, reason });
+    (any::<u64>(), vec(emitted, 0..20), vec(finished, 0..20)).prop_map(
+        |(step, tokens, finished)| StepReport {
+            step,
+            tokens,
+            finished,
+        },
+    )
 }
 
 fn reason() -> impl Strategy<Value = FinishReason> {
@@ -279,7 +382,10 @@ fn reason() -> impl Strategy<Value = FinishReason> {
         Just(FinishReason::EndOfSequence),
         Just(FinishReason::Cancelled),
         (any::<u64>(), any::<u64>()).prop_map(|(needed_bytes, available_bytes)| {
-            FinishReason::OutOfMemory { needed_bytes, available_bytes }
+            FinishReason::OutOfMemory {
+                needed_bytes,
+                available_bytes,
+            }
         }),
         text().prop_map(|message| FinishReason::Refused { message }),
     ]
@@ -290,7 +396,12 @@ fn fault() -> impl Strategy<Value = Fault> {
     prop_oneof![
         text().prop_map(|message| Fault::ModelLoad { message }),
         memory.prop_map(|(required_bytes, available_bytes, device, model)| {
-            Fault::InsufficientMemory { required_bytes, available_bytes, device, model }
+            Fault::InsufficientMemory {
+                required_bytes,
+                available_bytes,
+                device,
+                model,
+            }
         }),
         text().prop_map(|message| Fault::DeviceUnavailable { message }),
         (text(), text()).prop_map(|(name, message)| Fault::Device { name, message }),

@@ -96,6 +96,7 @@ impl PackedShape {
 #[derive(Debug, Clone, Copy)]
 pub struct PackedMatrix<'a> {
     shape: PackedShape,
+    group_bytes: usize,
     data: &'a [u8],
 }
 
@@ -105,7 +106,11 @@ impl<'a> PackedMatrix<'a> {
     #[must_use]
     pub fn new(shape: PackedShape, data: &'a [u8]) -> Self {
         assert_eq!(data.len(), shape.bytes(), "bytes of a packed matrix");
-        Self { shape, data }
+        Self {
+            shape,
+            group_bytes: shape.group_bytes(),
+            data,
+        }
     }
 
     #[must_use]
@@ -114,8 +119,7 @@ impl<'a> PackedMatrix<'a> {
     }
 
     pub(crate) fn group(&self, group: usize) -> &'a [u8] {
-        let bytes = self.shape.group_bytes();
-        &self.data[group * bytes..][..bytes]
+        &self.data[group * self.group_bytes..][..self.group_bytes]
     }
 
     /// One row as `f32`: the same bits as [`dequantize_row`](crate::dequantize_row) gives for the

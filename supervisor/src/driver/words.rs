@@ -45,7 +45,9 @@ impl Driver {
         let now = Instant::now();
         let carries_tokens = matches!(&word, Word::Step(report) if !report.tokens.is_empty());
         if !carries_tokens && !self.flood_gate.admit(now) {
-            return Some(ChildEvent::Violation("it floods its control socket".to_owned()));
+            return Some(ChildEvent::Violation(
+                "it floods its control socket".to_owned(),
+            ));
         }
         match word {
             Word::Hello(hello) => {

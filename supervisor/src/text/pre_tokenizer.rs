@@ -54,8 +54,10 @@ impl PreTokenizer {
             | "granite-docling" => (GPT2, false),
             "smollm" | "starcoder" | "refact" | "command-r" | "codeshell" | "exaone"
             | "minerva-7b" => (DIGITS_THEN_WORDS, false),
-            "llama-bpe" | "llama3" | "llama-v3" | "falcon3" | "pixtral" | "lfm2" => (LLAMA3, true),
-            "dbrx" | "smaug-bpe" | "glm4" | "chatglm-bpe" => (LLAMA3, false),
+            "llama-bpe" | "llama3" | "llama-v3" | "falcon3" | "pixtral" | "lfm2" | "glm4" => {
+                (LLAMA3, true)
+            }
+            "dbrx" | "smaug-bpe" | "chatglm-bpe" => (LLAMA3, false),
             "qwen2" | "deepseek-r1-qwen" | "stablelm2" | "megrez" => (QWEN2, false),
             "falcon" => (FALCON, false),
             unknown => return Err(TextError::UnknownPreTokenizer(unknown.to_owned())),

@@ -6,7 +6,7 @@
 use super::CpuExecutor;
 use super::attention::Attention;
 use super::kv::KvCache;
-use super::linear::{Engine, Projection, Put};
+use super::linear::{Engine, FEW_ROWS, Projection, Put};
 use super::plan::Plan;
 use super::pool::Disjoint;
 use super::scratch::Scratch;
@@ -18,6 +18,9 @@ use worker_orcd_ipc::{Fault, TokenId};
 use worker_orcd_kernels::cpu::convert::to_f16;
 use worker_orcd_kernels::cpu::{RopeRow, apply_rope, rmsnorm};
 use worker_orcd_kernels::reference::rope::Rope;
+
+/// Tokens whose heads one thread turns and stores in the time that a job takes.
+const FEW_TOKENS: usize = 4;
 
 /// The parts of the executor that a step reads, apart from those it writes.
 #[derive(Debug, Clone, Copy)]
@@ -96,7 +99,7 @@ impl Model<'_> {
             Disjoint::new(&mut scratch.rope),
         );
         let rope = self.rope;
-        self.engine.for_tokens(plan.rows.len(), &|t| {
+        self.engine.for_tokens(plan.rows.len(), FEW_TOKENS, &|t| {
             let row = &plan.rows[t];
             // SAFETY: token t's own parts.
             let (x, angles) = unsafe { (x.part(t * n_embd, n_embd), angles.part(t, 1)) };
@@ -219,7 +222,7 @@ impl Model<'_> {
         let tokens = x.len() / n_embd;
         let out = Disjoint::new(out);
         let (isa, eps) = (self.engine.isa, self.config.norm_eps);
-        self.engine.for_tokens(tokens, &|t| {
+        self.engine.for_tokens(tokens, FEW_ROWS, &|t| {
             // SAFETY: token t's own row.
             let out = unsafe { out.part(t * n_embd, n_embd) };
             let x = &x[t * n_embd..][..n_embd];
@@ -250,7 +253,7 @@ impl Model<'_> {
         let width = qkv.len() / plan.rows.len();
         let scale = 1.0 / (head_dim as f32).sqrt();
         let (qkv, writer) = (Disjoint::new(qkv), kv.writer());
-        self.engine.for_tokens(plan.rows.len(), &|t| {
+        self.engine.for_tokens(plan.rows.len(), FEW_TOKENS, &|t| {
             // SAFETY: token t's own row.
             let qkv = unsafe { qkv.part(t * width, width) };
             let (queries, kv) = qkv.split_at_mut(config.n_heads * head_dim);

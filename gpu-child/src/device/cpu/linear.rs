@@ -4,18 +4,22 @@
 //! output has one owner.
 
 use super::pool::{Disjoint, Pool};
+use super::scratch::Quantized;
 use std::ops::Range;
 use worker_orcd_kernels::cpu::{
     Activations, Isa, PackedMatrix, Q_BLOCK, ROWS, matmul_group, quantize_row, silu_mul,
 };
 
-use super::scratch::Quantized;
-
 /// Tokens whose activations are walked together, so that they stay in the nearest caches while
 /// an item's weights pass by.
 const TOKEN_BLOCK: usize = 32;
+/// Rows that one thread normalizes or quantizes in the time that a job takes to start and end.
+pub const FEW_ROWS: usize = 16;
 /// Items per thread: enough to even out a core that is shared with others.
 const ITEMS_PER_THREAD: usize = 4;
+
+/// Results of one group for a block of tokens; two of them where two matrices meet.
+type Tiles = [[[f32; ROWS]; TOKEN_BLOCK]; 2];
 
 /// What computes: threads and their instruction set.
 #[derive(Debug, Clone, Copy)]
@@ -41,11 +45,10 @@ pub enum Put {
 }
 
 impl Engine<'_> {
-    /// Runs `each(first..end)` over `tokens`: on this thread when there are few.
-    pub fn for_tokens(&self, tokens: usize, each: &(dyn Fn(usize) + Sync)) {
-        /// Below this a job costs more than the work it shares.
-        const FEW: usize = 4;
-        if tokens < FEW {
+    /// Runs `each` for every token: on this thread when there are fewer than `few`, for which a
+    /// job would cost more than the work it shares.
+    pub fn for_tokens(&self, tokens: usize, few: usize, each: &(dyn Fn(usize) + Sync)) {
+        if tokens < few {
             (0..tokens).for_each(each);
             return;
         }
@@ -72,7 +75,7 @@ impl Engine<'_> {
         let blocks = cols / Q_BLOCK;
         let isa = self.isa;
         let (q, meta) = (Disjoint::new(&mut into.q), Disjoint::new(&mut into.meta));
-        self.for_tokens(values.len() / cols, &|t| {
+        self.for_tokens(values.len() / cols, FEW_ROWS, &|t| {
             // SAFETY: token t's own parts.
             let (q, meta) = unsafe { (q.part(t * cols, cols), meta.part(t * blocks, blocks)) };
             quantize_row(isa, &values[t * cols..][..cols], q, meta);
@@ -89,32 +92,34 @@ impl Engine<'_> {
     ) {
         let starts = starts(projections.iter().map(|p| p.weight.shape().groups()));
         let (isa, out) = (self.isa, Disjoint::new(out));
-        self.over_groups(starts[projections.len()], tokens, &|group, token, count| {
-            let index = starts.partition_point(|&start| start <= group) - 1;
-            let Projection {
-                weight,
-                bias,
-                column,
-            } = &projections[index];
-            let group = group - starts[index];
-            let mut tile = [[0.0; ROWS]; TOKEN_BLOCK];
-            let tile = &mut tile[..count];
-            matmul_group(isa, weight, group, x, token, tile);
-            let first = group * ROWS;
-            let rows = ROWS.min(weight.shape().rows - first);
-            for (t, sums) in tile.iter_mut().enumerate() {
-                let sums = &mut sums[..rows];
-                if let Some(bias) = bias {
-                    add(sums, &bias[first..first + rows]);
+        self.over_groups(
+            starts[projections.len()],
+            tokens,
+            &|group, token, count, tiles| {
+                let index = starts.partition_point(|&start| start <= group) - 1;
+                let Projection {
+                    weight,
+                    bias,
+                    column,
+                } = &projections[index];
+                let group = group - starts[index];
+                let tile = &mut tiles[0][..count];
+                matmul_group(isa, weight, group, x, token, tile);
+                let first = group * ROWS;
+                let rows = ROWS.min(weight.shape().rows - first);
+                for (t, sums) in tile.iter_mut().enumerate() {
+                    if let Some(bias) = bias {
+                        add(sums, &bias[first..first + rows]);
+                    }
+                    // SAFETY: these rows of this token are written by this group alone.
+                    let out = unsafe { out.part((token + t) * width + column + first, rows) };
+                    match put {
+                        Put::Store => store(out, sums),
+                        Put::Add => add(out, sums),
+                    }
                 }
-                // SAFETY: these rows of this token are written by this group alone.
-                let out = unsafe { out.part((token + t) * width + column + first, rows) };
-                match put {
-                    Put::Store => out.copy_from_slice(sums),
-                    Put::Add => add(out, sums),
-                }
-            }
-        });
+            },
+        );
     }
 
     /// `silu(gate x) * (up x)`; both matrices have the same shape.
@@ -130,10 +135,9 @@ impl Engine<'_> {
         self.over_groups(
             gate.weight.shape().groups(),
             tokens,
-            &|group, token, count| {
+            &|group, token, count, tiles| {
                 let first = group * ROWS;
                 let rows = ROWS.min(width - first);
-                let mut tiles = [[[0.0; ROWS]; TOKEN_BLOCK]; 2];
                 for (tile, part) in tiles.iter_mut().zip([gate, up]) {
                     matmul_group(isa, &part.weight, group, x, token, &mut tile[..count]);
                     if let Some(bias) = part.bias {
@@ -142,32 +146,34 @@ impl Engine<'_> {
                             .for_each(|sums| add(sums, &bias[first..]));
                     }
                 }
-                let [mut gate, up] = tiles;
+                let [gate, up] = tiles;
                 silu_mul(isa, &mut gate[..count], &up[..count]);
                 for (t, values) in gate[..count].iter().enumerate() {
                     // SAFETY: these rows of this token are written by this group alone.
                     let out = unsafe { out.part((token + t) * width + first, rows) };
-                    out.copy_from_slice(&values[..rows]);
+                    store(out, values);
                 }
             },
         );
     }
 
-    /// `each(group, first token, tokens)` over all groups and blocks of tokens.
+    /// `each(group, first token, tokens, room)` over all groups and blocks of tokens.
     fn over_groups(
         &self,
         groups: usize,
         tokens: usize,
-        each: &(dyn Fn(usize, usize, usize) + Sync),
+        each: &(dyn Fn(usize, usize, usize, &mut Tiles) + Sync),
     ) {
         let run = groups
             .div_ceil(ITEMS_PER_THREAD * self.pool.threads())
             .max(1);
         self.pool.run(groups.div_ceil(run), &|item| {
+            // Zeroed once an item: a group of one token takes hardly longer than zeroing this.
+            let mut tiles = [[[0.0; ROWS]; TOKEN_BLOCK]; 2];
             let groups: Range<usize> = item * run..groups.min((item + 1) * run);
             for token in (0..tokens).step_by(TOKEN_BLOCK) {
                 for group in groups.clone() {
-                    each(group, token, TOKEN_BLOCK.min(tokens - token));
+                    each(group, token, TOKEN_BLOCK.min(tokens - token), &mut tiles);
                 }
             }
         });
@@ -187,5 +193,13 @@ fn starts(lengths: impl Iterator<Item = usize>) -> Vec<usize> {
 fn add(out: &mut [f32], values: &[f32]) {
     for (out, &value) in out.iter_mut().zip(values) {
         *out += value;
+    }
+}
+
+/// The first of eight values, as many as `out` takes: nearly always all, in one move.
+fn store(out: &mut [f32], values: &[f32; ROWS]) {
+    match <&mut [f32; ROWS]>::try_from(&mut *out) {
+        Ok(out) => *out = *values,
+        Err(_) => out.copy_from_slice(&values[..out.len()]),
     }
 }

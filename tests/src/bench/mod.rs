@@ -1,0 +1,7 @@
+//! What the benchmark binaries share: a client that costs little, and numbers.
+
+pub mod pump;
+pub mod stats;
+
+pub use pump::{Pump, Totals};
+pub use stats::Latencies;

@@ -1,0 +1,231 @@
+//! Many `/execute` streams read by one thread, at little cost.
+//!
+//! On two cores the client competes with what it measures, so it does the least that still
+//! proves something: it counts events as they pass and believes a stream only if the number of
+//! `token` events equals the `tokens_out` of its `end`.
+
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use serde_json::Value;
+use std::io::{self, ErrorKind, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::os::fd::AsFd;
+use std::time::Duration;
+
+const LAST_CHUNK: &[u8] = b"0\r\n\r\n";
+/// Holds the `end` event and the last chunk.
+const TAIL_BYTES: usize = 1024;
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Totals {
+    pub requests: u64,
+    pub tokens: u64,
+    pub bytes: u64,
+}
+
+/// A fixed number of connections, each with one request after another.
+#[derive(Debug)]
+pub struct Pump {
+    lanes: Vec<Lane>,
+    next_request: Box<dyn RequestSource>,
+    buffer: Vec<u8>,
+    pub totals: Totals,
+}
+
+/// Makes the body of the n-th request.
+pub trait RequestSource: Fn(u64) -> Value {}
+impl<F: Fn(u64) -> Value> RequestSource for F {}
+
+impl std::fmt::Debug for dyn RequestSource {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("RequestSource")
+    }
+}
+
+#[derive(Debug)]
+struct Lane {
+    socket: TcpStream,
+    busy: bool,
+    token_events: u64,
+    /// Bytes of an unfinished `event: token` at the end of the last read, and the last events.
+    tail: Vec<u8>,
+}
+
+impl Pump {
+    /// # Errors
+    /// When a connection is refused.
+    pub fn new(
+        address: SocketAddr,
+        lanes: usize,
+        next_request: impl RequestSource + 'static,
+    ) -> io::Result<Self> {
+        let lanes = (0..lanes)
+            .map(|_| Lane::connect(address))
+            .collect::<io::Result<_>>()?;
+        Ok(Self {
+            lanes,
+            next_request: Box::new(next_request),
+            buffer: vec![0; 256 << 10],
+            totals: Totals::default(),
+        })
+    }
+
+    /// Keeps every lane busy until `enough`, then lets what runs finish.
+    ///
+    /// # Errors
+    /// When a stream breaks, is refused, or has not the tokens that its end tells.
+    pub fn run(&mut self, mut enough: impl FnMut(&Totals) -> bool) -> io::Result<()> {
+        let mut started = self.totals.requests;
+        loop {
+            let stop = enough(&self.totals);
+            for lane in &mut self.lanes {
+                if !lane.busy && !stop {
+                    lane.start(&(self.next_request)(started))?;
+                    started += 1;
+                }
+            }
+            if self.lanes.iter().all(|lane| !lane.busy) {
+                return Ok(());
+            }
+            self.read_what_is_there()?;
+        }
+    }
+
+    fn read_what_is_there(&mut self) -> io::Result<()> {
+        let mut polled: Vec<PollFd<'_>> = self
+            .lanes
+            .iter()
+            .map(|lane| {
+                let wanted = if lane.busy {
+                    PollFlags::POLLIN
+                } else {
+                    PollFlags::empty()
+                };
+                PollFd::new(lane.socket.as_fd(), wanted)
+            })
+            .collect();
+        poll(&mut polled, PollTimeout::from(60_000_u16))?;
+        let ready: Vec<bool> = polled.iter().map(|fd| fd.any().unwrap_or(true)).collect();
+        if !ready.contains(&true) {
+            return Err(io::Error::new(
+                ErrorKind::TimedOut,
+                "no stream said anything for 60 s",
+            ));
+        }
+        for (lane, _) in self.lanes.iter_mut().zip(ready).filter(|(_, ready)| *ready) {
+            lane.read(&mut self.buffer, &mut self.totals)?;
+        }
+        Ok(())
+    }
+}
+
+impl Lane {
+    fn connect(address: SocketAddr) -> io::Result<Self> {
+        let socket = TcpStream::connect_timeout(&address, Duration::from_secs(10))?;
+        socket.set_nodelay(true)?;
+        socket.set_nonblocking(true)?;
+        Ok(Self {
+            socket,
+            busy: false,
+            token_events: 0,
+            tail: Vec::new(),
+        })
+    }
+
+    /// The request is far smaller than a socket's buffer, so it is written in one go.
+    fn start(&mut self, request: &Value) -> io::Result<()> {
+        let body = request.to_string();
+        let head = "POST /execute HTTP/1.1\r\nHost: bench\r\nContent-Type: application/json\r\n";
+        let message = format!("{head}Content-Length: {}\r\n\r\n{body}", body.len());
+        self.socket.write_all(message.as_bytes())?;
+        self.busy = true;
+        self.token_events = 0;
+        self.tail.clear();
+        Ok(())
+    }
+
+    fn read(&mut self, buffer: &mut [u8], totals: &mut Totals) -> io::Result<()> {
+        let read = match self.socket.read(buffer) {
+            Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
+            Ok(read) => read,
+            Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(()),
+            Err(error) => return Err(error),
+        };
+        totals.bytes += read as u64;
+        self.count(&buffer[..read]);
+        if self.tail.ends_with(LAST_CHUNK) {
+            self.finish(totals)?;
+        }
+        Ok(())
+    }
+
+    fn count(&mut self, bytes: &[u8]) {
+        const MARK: &[u8] = b"event: token";
+        // A mark that is cut in two is found in the seam, one that is whole in the bytes.
+        let seam_start = self.tail.len().saturating_sub(MARK.len() - 1);
+        let mut seam = self.tail[seam_start..].to_vec();
+        seam.extend_from_slice(&bytes[..bytes.len().min(MARK.len() - 1)]);
+        self.token_events += (occurrences(&seam, MARK) + occurrences(bytes, MARK)) as u64;
+        let keep = bytes.len().min(TAIL_BYTES);
+        self.tail.extend_from_slice(&bytes[bytes.len() - keep..]);
+        let surplus = self.tail.len().saturating_sub(TAIL_BYTES);
+        self.tail.drain(..surplus);
+    }
+
+    fn finish(&mut self, totals: &mut Totals) -> io::Result<()> {
+        let told = tokens_out(&self.tail).ok_or_else(|| {
+            let tail = String::from_utf8_lossy(&self.tail);
+            io::Error::other(format!("a stream ended without an end: {tail}"))
+        })?;
+        if told != self.token_events {
+            let seen = self.token_events;
+            return Err(io::Error::other(format!(
+                "{seen} token events seen, {told} told"
+            )));
+        }
+        totals.requests += 1;
+        totals.tokens += told;
+        self.busy = false;
+        Ok(())
+    }
+}
+
+fn occurrences(haystack: &[u8], needle: &[u8]) -> usize {
+    memchr::memmem::find_iter(haystack, needle).count()
+}
+
+fn tokens_out(tail: &[u8]) -> Option<u64> {
+    const KEY: &[u8] = b"\"tokens_out\":";
+    let at = memchr::memmem::rfind(tail, KEY)? + KEY.len();
+    let digits: Vec<u8> = tail[at..]
+        .iter()
+        .copied()
+        .take_while(u8::is_ascii_digit)
+        .collect();
+    String::from_utf8(digits).ok()?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mark_is_counted_once_wherever_it_is_cut() {
+        let text = b"event: token\ndata: {}\n\nevent: token\ndata: {}\n\n";
+        for cut in 0..text.len() {
+            let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+            let mut lane = Lane::connect(listener.local_addr().unwrap()).unwrap();
+            lane.count(&text[..cut]);
+            lane.count(&text[cut..]);
+            assert_eq!(lane.token_events, 2, "cut at {cut}");
+        }
+    }
+
+    #[test]
+    fn the_last_count_told_is_the_one_that_counts() {
+        assert_eq!(
+            tokens_out(br#"{"tokens_out":3} {"tokens_out":12,"x":1}"#),
+            Some(12)
+        );
+        assert_eq!(tokens_out(b"nothing"), None);
+    }
+}

@@ -1,0 +1,218 @@
+//! How long `/health`, a cancel and a disconnect take while every slot is busy. Prints one JSON
+//! object.
+//!
+//! The default is the real child, whose compute threads take every core: that is the load under
+//! which the contract's figures must hold. `--null` puts a child there that computes nothing and
+//! so makes many small steps instead of few long ones.
+//!
+//! A cancelled or abandoned job must also stop being decoded. The proof is seen from outside: a
+//! request that waited for the slot gets its first token.
+
+use clap::Parser;
+use serde_json::{Value, json};
+use std::net::{Shutdown, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, channel};
+use std::time::{Duration, Instant};
+use worker_orcd_tests::bench::Latencies;
+use worker_orcd_tests::worker::request;
+use worker_orcd_tests::{Client, EventStream, SseEvent, Worker};
+
+#[derive(Debug, Parser)]
+struct Options {
+    #[arg(long)]
+    null: bool,
+    /// Slots of the child, all of them kept busy.
+    #[arg(long, default_value_t = 8)]
+    slots: usize,
+    #[arg(long, default_value_t = 1000)]
+    health_requests: usize,
+    #[arg(long, default_value_t = 50)]
+    cancels: usize,
+    #[arg(long, default_value_t = 50)]
+    disconnects: usize,
+}
+
+const PROMPT: &str = "Tell me a very long story about a lighthouse and the sea. Once upon a time,";
+/// As many as one request may ask for.
+const MAX_TOKENS: u32 = 2048;
+const PATIENCE: Duration = Duration::from_secs(60);
+
+fn main() -> anyhow::Result<()> {
+    let options = Options::parse();
+    let builder = if options.null {
+        // 2 ms a step: a small model on a fast card.
+        Worker::null().env("NULL_CHILD_STEP_MICROS", "2000")
+    } else {
+        Worker::real()
+    };
+    let worker = builder.arg("--max-running", options.slots).start();
+    let client = worker.client();
+    let stop = Arc::new(AtomicBool::new(false));
+    for _ in 1..options.slots {
+        keep_a_slot_busy(client.clone(), Arc::clone(&stop));
+    }
+    let mut slot = LastSlot::take(client.clone());
+    let health = measure_health(&client, options.health_requests)?;
+    let cancels = slot.measure(options.cancels, |client, running| {
+        let body = json!({ "job_id": running.job_id });
+        assert_eq!(client.post("/cancel", &body).status, 202);
+    });
+    let disconnects = slot.measure(options.disconnects, |_, running| running.leave());
+    stop.store(true, Ordering::Relaxed);
+    let result = json!({
+        "bench": "latency",
+        "child": if options.null { "null" } else { "real" },
+        "slots": options.slots,
+        "health": health.summary(),
+        "cancel_to_terminal_event": cancels.ended.summary(),
+        "cancel_to_slot_reused": cancels.reused.summary(),
+        "disconnect_to_slot_reused": disconnects.reused.summary(),
+        "samples_dropped": cancels.dropped + disconnects.dropped,
+    });
+    println!("{result}");
+    Ok(())
+}
+
+/// Runs for as long as any request may.
+fn endless() -> Value {
+    let mut body = request(PROMPT, MAX_TOKENS);
+    body["ignore_eos"] = json!(true);
+    body
+}
+
+fn keep_a_slot_busy(client: Client, stop: Arc<AtomicBool>) {
+    std::thread::spawn(move || {
+        // Ends with the worker, which is gone when the measuring is over.
+        while let Ok(streaming) = client.open("/execute", &endless()) {
+            let mut events = EventStream::new(streaming);
+            while let Ok(Some(_)) = events.try_next() {
+                if stop.load(Ordering::Relaxed) {
+                    return;
+                }
+            }
+        }
+    });
+}
+
+/// One connection, one request after another.
+fn measure_health(client: &Client, count: usize) -> std::io::Result<Latencies> {
+    let mut latencies = Latencies::default();
+    for _ in 0..count {
+        let mut connection = client.connect()?;
+        let bytes = client.request("GET", "/health", &[], &[]);
+        let start = Instant::now();
+        connection.send(&bytes)?;
+        let response = connection.read_response()?;
+        latencies.push(start.elapsed());
+        assert_eq!(response.status, 200, "{}", response.text());
+        // Spread over time, so that every phase of a step is met.
+        std::thread::sleep(Duration::from_millis(3));
+    }
+    Ok(latencies)
+}
+
+/// A stream whose events arrive in a channel, with the moment of their arrival.
+struct Job {
+    job_id: String,
+    events: Receiver<(Instant, SseEvent)>,
+    socket: TcpStream,
+}
+
+impl Job {
+    fn start(client: &Client) -> Self {
+        let body = endless();
+        let mut stream = client.execute(&body);
+        let socket = stream
+            .socket()
+            .try_clone()
+            .expect("a socket can be duplicated");
+        let (sender, events) = channel();
+        std::thread::spawn(move || {
+            while let Ok(Some(event)) = stream.try_next() {
+                if sender.send((Instant::now(), event)).is_err() {
+                    return;
+                }
+            }
+        });
+        Self {
+            job_id: body["job_id"].as_str().expect("it is ours").to_owned(),
+            events,
+            socket,
+        }
+    }
+
+    fn leave(&self) {
+        // An error means that the server was faster; gone is gone.
+        let _ = self.socket.shutdown(Shutdown::Both);
+    }
+
+    /// `None` when the stream ends without one.
+    fn wait_for(&self, name: &str) -> Option<Instant> {
+        loop {
+            let (at, event) = self.events.recv_timeout(PATIENCE).ok()?;
+            if event.name == name {
+                return Some(at);
+            }
+        }
+    }
+
+    fn has_token(&self) -> bool {
+        self.events
+            .try_iter()
+            .any(|(_, event)| event.name == "token")
+    }
+}
+
+/// The slot that is not kept busy by the others: one job runs in it, the next waits for it.
+struct LastSlot {
+    client: Client,
+    running: Job,
+}
+
+#[derive(Default)]
+struct Measured {
+    ended: Latencies,
+    reused: Latencies,
+    /// The next job got a slot before this one was ended: one of the others had finished.
+    dropped: usize,
+}
+
+impl LastSlot {
+    fn take(client: Client) -> Self {
+        let running = Job::start(&client);
+        running.wait_for("token").expect("a slot is free");
+        Self { client, running }
+    }
+
+    fn measure(&mut self, count: usize, end: impl Fn(&Client, &Job)) -> Measured {
+        let mut measured = Measured::default();
+        for _ in 0..count {
+            let next = Job::start(&self.client);
+            std::thread::sleep(Duration::from_millis(20));
+            let spoiled = next.has_token();
+            let start = Instant::now();
+            end(&self.client, &self.running);
+            let ended = self.running.wait_for("error");
+            let reused = if spoiled {
+                Some(start)
+            } else {
+                next.wait_for("token")
+            };
+            let reused = reused.expect("the slot is free for the next");
+            if spoiled {
+                measured.dropped += 1;
+            } else {
+                measured
+                    .reused
+                    .push(reused.saturating_duration_since(start));
+                if let Some(ended) = ended {
+                    measured.ended.push(ended.saturating_duration_since(start));
+                }
+            }
+            self.running = next;
+        }
+        measured
+    }
+}

@@ -1,0 +1,77 @@
+//! The real child around an executor that computes nothing: every next token is the same letter.
+//! What is measured with it is everything but the model.
+
+use std::time::Duration;
+use worker_orcd_gpu::device::{Batch, Executor, KvGeometry, Tap};
+use worker_orcd_gpu::serve::{Loaded, Progress};
+use worker_orcd_ipc::{DeviceFacts, Fault, LoadOrder, MemoryReport, TokenId};
+use worker_orcd_tests::facts;
+
+/// Microseconds that a step pretends to take; unset means none.
+const STEP_VARIABLE: &str = "NULL_CHILD_STEP_MICROS";
+
+/// One printable byte, so that every token is one event.
+const TOKEN: TokenId = TokenId(b'a' as u32);
+
+const MAX_SEQUENCE_TOKENS: u32 = 4096;
+const PAGE_TOKENS: u32 = 16;
+
+fn main() {
+    worker_orcd_gpu::entry::run(&[], load)
+}
+
+fn load(order: &LoadOrder, _: Progress<'_>) -> Result<Loaded, Fault> {
+    let step_micros = std::env::var(STEP_VARIABLE)
+        .ok()
+        .and_then(|text| text.parse().ok());
+    let executor = NullExecutor {
+        geometry: KvGeometry {
+            page_tokens: PAGE_TOKENS,
+            pages: MAX_SEQUENCE_TOKENS / PAGE_TOKENS * (order.max_running + 1),
+            page_bytes: u64::from(PAGE_TOKENS),
+        },
+        max_batch_tokens: order.prefill_chunk_tokens + order.max_running,
+        step_takes: Duration::from_micros(step_micros.unwrap_or(0)),
+    };
+    Ok(Loaded {
+        executor: Box::new(executor),
+        model: facts::model(),
+        tokenizer: facts::tokenizer(),
+        max_sequence_tokens: MAX_SEQUENCE_TOKENS,
+    })
+}
+
+struct NullExecutor {
+    geometry: KvGeometry,
+    max_batch_tokens: u32,
+    step_takes: Duration,
+}
+
+impl Executor for NullExecutor {
+    fn facts(&self) -> DeviceFacts {
+        facts::device()
+    }
+
+    fn memory(&self) -> MemoryReport {
+        facts::memory()
+    }
+
+    fn kv_geometry(&self) -> KvGeometry {
+        self.geometry
+    }
+
+    fn max_batch_tokens(&self) -> u32 {
+        self.max_batch_tokens
+    }
+
+    fn step(&mut self, batch: &Batch<'_>, _: &mut dyn Tap) -> Result<Vec<Option<TokenId>>, Fault> {
+        if !self.step_takes.is_zero() {
+            std::thread::sleep(self.step_takes);
+        }
+        Ok(batch
+            .sequences
+            .iter()
+            .map(|sequence| sequence.sample.map(|_| TOKEN))
+            .collect())
+    }
+}

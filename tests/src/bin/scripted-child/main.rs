@@ -1,0 +1,71 @@
+//! A child that speaks the protocol and misbehaves as its script says.
+//!
+//! Without a script it is a good child with a vocabulary of bytes, which repeats the prompt.
+//! It links `ipc-protocol` and nothing of the real child, so that it can say what the real one
+//! cannot. The file [`serve`] is the good child, [`misdeeds`] the bad one.
+
+mod link;
+mod misdeeds;
+mod serve;
+
+use link::Link;
+use nix::sys::prctl;
+use nix::sys::signal::{SigSet, Signal};
+use serve::Child;
+use std::process::{Command, Stdio};
+use worker_orcd_ipc::{Command as Order, ExitCode};
+use worker_orcd_tests::script::SCRIPT_VARIABLE;
+use worker_orcd_tests::{Moment, Script};
+
+fn main() {
+    let script = match std::env::var(SCRIPT_VARIABLE) {
+        Ok(json) => serde_json::from_str(&json).expect("the script is JSON"),
+        Err(_) => Script::behave(),
+    };
+    if script.ignore_sigterm {
+        // Before any thread starts, so that all of them inherit it.
+        SigSet::from(Signal::SIGTERM)
+            .thread_block()
+            .expect("a signal can be blocked");
+    }
+    // As the real child does: whatever the script says, it does not outlive its parent.
+    prctl::set_pdeathsig(Signal::SIGKILL).expect("a process may ask for this");
+    let link = Link::connect();
+    if script.fork {
+        start_grandchild(&link);
+    }
+    std::process::exit(live(Child::new(link, script)).code());
+}
+
+/// Holds stdout, stderr and the control socket open long after its parent is gone.
+#[expect(
+    clippy::zombie_processes,
+    reason = "an orphan is what the supervisor is to be given"
+)]
+fn start_grandchild(link: &Link) {
+    Command::new("sleep")
+        .arg("600")
+        .stdin(Stdio::from(link.duplicate()))
+        .spawn()
+        .expect("sleep starts");
+}
+
+fn live(mut child: Child) -> ExitCode {
+    child.reach(Moment::BeforeHello);
+    child.say_hello();
+    child.reach(Moment::Handshaking);
+    let order = loop {
+        match child.next_command(None) {
+            Some(Order::Load(order)) => break order,
+            Some(Order::Shutdown) => return child.say_goodbye(),
+            Some(_) => return ExitCode::Protocol,
+            None => {}
+        }
+    };
+    child.say_progress(50);
+    child.reach(Moment::Loading);
+    child.say_progress(100);
+    child.say_ready(&order);
+    child.reach(Moment::Serving);
+    child.serve()
+}

@@ -1,0 +1,209 @@
+//! The good child: heartbeats, tokens that repeat the prompt, cancel, shutdown.
+
+use crate::link::Link;
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+use worker_orcd_ipc::{
+    ChildHello, Command, EmittedToken, Event, ExitCode, FinishReason, Finished, Generation,
+    HEARTBEAT_INTERVAL_MS, Heartbeat, Load, LoadOrder, RequestId, StepReport, Submission,
+};
+use worker_orcd_tests::script::scripted_token;
+use worker_orcd_tests::{Moment, Script, facts};
+
+const HEARTBEAT: Duration = Duration::from_millis(HEARTBEAT_INTERVAL_MS);
+
+pub struct Child {
+    pub link: Link,
+    pub script: Script,
+    /// In the order of arrival; the first `max_running` run, the others wait.
+    pub requests: BTreeMap<RequestId, Running>,
+    pub steps: u64,
+    pub tokens_said: u64,
+    /// Reported in heartbeats; only a misdeed sets it.
+    pub step_elapsed_ms: Option<u64>,
+    next_heartbeat: Instant,
+    next_step: Instant,
+}
+
+pub struct Running {
+    submission: Submission,
+    pub generated: u32,
+}
+
+impl Child {
+    pub fn new(link: Link, mut script: Script) -> Self {
+        if link.generation > Generation(script.faulty_generations) {
+            script = Script {
+                token_interval_ms: script.token_interval_ms,
+                max_running: script.max_running,
+                ..Script::behave()
+            };
+        }
+        Self {
+            link,
+            script,
+            requests: BTreeMap::new(),
+            steps: 0,
+            tokens_said: 0,
+            step_elapsed_ms: None,
+            next_heartbeat: Instant::now(),
+            next_step: Instant::now(),
+        }
+    }
+
+    /// A moment of this life has come: if it is the script's, the misdeed follows.
+    pub fn reach(&mut self, moment: Moment) {
+        if self.script.moment == moment {
+            self.misbehave();
+        }
+    }
+
+    pub fn say_hello(&mut self) {
+        self.link.send_preamble();
+        self.link.send(Event::Hello(self.hello()));
+    }
+
+    pub fn hello(&self) -> ChildHello {
+        ChildHello {
+            pid: std::process::id(),
+            build: env!("CARGO_PKG_VERSION").to_owned(),
+            features: Vec::new(),
+        }
+    }
+
+    pub fn say_progress(&mut self, percent: u64) {
+        self.link.send(Event::LoadProgress {
+            bytes_done: percent,
+            bytes_total: 100,
+        });
+    }
+
+    pub fn say_ready(&mut self, order: &LoadOrder) {
+        let max_running = self.script.max_running.min(order.max_running);
+        self.script.max_running = max_running;
+        let report = facts::ready_report(max_running, order.max_sequence_tokens);
+        self.link.send(Event::Ready(Box::new(report)));
+    }
+
+    pub fn say_goodbye(&mut self) -> ExitCode {
+        self.link.send(Event::Goodbye);
+        ExitCode::Clean
+    }
+
+    pub fn serve(mut self) -> ExitCode {
+        loop {
+            let deadline = (!self.requests.is_empty()).then_some(self.next_step);
+            match self.next_command(deadline) {
+                Some(Command::Submit(submission)) => self.accept(*submission),
+                Some(Command::Cancel { request }) => self.cancel(request),
+                Some(Command::Shutdown) if self.script.ignore_shutdown => {}
+                Some(Command::Shutdown) => return self.say_goodbye(),
+                Some(Command::Load(_)) => return ExitCode::Protocol,
+                None if Instant::now() >= self.next_step => self.step(),
+                None => {}
+            }
+        }
+    }
+
+    /// Waits for a command until `deadline` or the next heartbeat, which it sends when due.
+    pub fn next_command(&mut self, deadline: Option<Instant>) -> Option<Command> {
+        let now = Instant::now();
+        if now >= self.next_heartbeat {
+            self.next_heartbeat = now + HEARTBEAT;
+            self.link.send(self.heartbeat());
+        }
+        let until = deadline.map_or(self.next_heartbeat, |step| step.min(self.next_heartbeat));
+        self.link
+            .receive(until.saturating_duration_since(Instant::now()))
+    }
+
+    pub fn heartbeat(&self) -> Event {
+        let running = self.requests.len().min(self.script.max_running as usize) as u32;
+        Event::Heartbeat(Heartbeat {
+            steps: self.steps,
+            step_elapsed_ms: self.step_elapsed_ms,
+            load: Load {
+                running,
+                waiting: self.requests.len() as u32 - running,
+                generated_tokens: self.tokens_said,
+                ..Load::default()
+            },
+            memory: facts::memory(),
+        })
+    }
+
+    fn accept(&mut self, submission: Submission) {
+        if submission.prompt.is_empty() {
+            let reason = FinishReason::Refused {
+                message: "an empty prompt".to_owned(),
+            };
+            return self.say_finished(submission.request, reason);
+        }
+        if self.requests.is_empty() {
+            self.next_step = Instant::now();
+        }
+        let generated = submission.generated.len() as u32;
+        self.requests.insert(
+            submission.request,
+            Running {
+                submission,
+                generated,
+            },
+        );
+    }
+
+    fn cancel(&mut self, request: RequestId) {
+        if self.requests.remove(&request).is_some() {
+            self.say_finished(request, FinishReason::Cancelled);
+        }
+    }
+
+    pub fn say_finished(&mut self, request: RequestId, reason: FinishReason) {
+        let finished = vec![Finished { request, reason }];
+        self.steps += 1;
+        self.link.send(Event::Step(StepReport {
+            step: self.steps,
+            tokens: vec![],
+            finished,
+        }));
+    }
+
+    /// One token for each request that runs.
+    fn step(&mut self) {
+        self.next_step = Instant::now() + Duration::from_millis(self.script.token_interval_ms);
+        self.steps += 1;
+        let mut report = StepReport {
+            step: self.steps,
+            ..StepReport::default()
+        };
+        for (&request, running) in self
+            .requests
+            .iter_mut()
+            .take(self.script.max_running as usize)
+        {
+            let index = running.generated;
+            let token = scripted_token(&running.submission.prompt, index as usize);
+            report.tokens.push(EmittedToken {
+                request,
+                index,
+                token,
+            });
+            running.generated += 1;
+            if running.generated >= running.submission.max_tokens {
+                report.finished.push(Finished {
+                    request,
+                    reason: FinishReason::MaxTokens,
+                });
+            }
+        }
+        for finished in &report.finished {
+            self.requests.remove(&finished.request);
+        }
+        let before = self.tokens_said;
+        self.tokens_said += report.tokens.len() as u64;
+        self.link.send(Event::Step(report));
+        for said in before + 1..=self.tokens_said {
+            self.reach(Moment::MidStream(said));
+        }
+    }
+}

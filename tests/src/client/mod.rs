@@ -1,0 +1,276 @@
+//! A small HTTP/1.1 and SSE client over a plain `TcpStream`.
+
+mod body;
+mod events;
+
+pub use events::{EventStream, SseEvent};
+
+use body::{Body, Framing};
+use serde_json::Value;
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::time::Duration;
+
+/// No answer takes this long in a test: past it, something hangs.
+pub const READ_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Where a worker listens, and with which key to speak to it.
+#[derive(Debug, Clone)]
+pub struct Client {
+    pub address: SocketAddr,
+    pub api_key: Option<String>,
+}
+
+/// A whole answer.
+#[derive(Debug, Clone)]
+pub struct Response {
+    pub status: u16,
+    /// Names in lower case, in the order in which they came.
+    pub headers: Vec<(String, String)>,
+    pub body: Vec<u8>,
+}
+
+/// An answer whose body is still to be read.
+#[derive(Debug)]
+pub struct Streaming {
+    pub status: u16,
+    pub headers: Vec<(String, String)>,
+    pub body: BufReader<Body>,
+}
+
+/// One TCP connection, on which anything may be sent.
+#[derive(Debug)]
+pub struct Connection {
+    stream: BufReader<TcpStream>,
+}
+
+impl Client {
+    #[must_use]
+    pub fn new(address: SocketAddr) -> Self {
+        Self {
+            address,
+            api_key: None,
+        }
+    }
+
+    #[must_use]
+    pub fn with_key(&self, key: &str) -> Self {
+        Self {
+            api_key: Some(key.to_owned()),
+            ..self.clone()
+        }
+    }
+
+    /// # Errors
+    /// When nobody listens there.
+    pub fn connect(&self) -> io::Result<Connection> {
+        let stream = TcpStream::connect_timeout(&self.address, Duration::from_secs(10))?;
+        stream.set_read_timeout(Some(READ_TIMEOUT))?;
+        stream.set_write_timeout(Some(READ_TIMEOUT))?;
+        stream.set_nodelay(true)?;
+        Ok(Connection {
+            stream: BufReader::new(stream),
+        })
+    }
+
+    #[must_use]
+    pub fn get(&self, path: &str) -> Response {
+        self.try_request("GET", path, &[], &[])
+            .unwrap_or_else(|error| panic!("GET {path}: {error}"))
+    }
+
+    #[must_use]
+    pub fn post(&self, path: &str, body: &Value) -> Response {
+        self.post_bytes(path, body.to_string().as_bytes())
+    }
+
+    #[must_use]
+    pub fn post_bytes(&self, path: &str, body: &[u8]) -> Response {
+        self.try_request("POST", path, &[], body)
+            .unwrap_or_else(|error| panic!("POST {path}: {error}"))
+    }
+
+    /// # Errors
+    /// When the connection breaks before the answer is whole.
+    pub fn try_request(
+        &self,
+        method: &str,
+        path: &str,
+        headers: &[(&str, &str)],
+        body: &[u8],
+    ) -> io::Result<Response> {
+        let mut connection = self.connect()?;
+        connection.send(&self.request(method, path, headers, body))?;
+        connection.read_response()
+    }
+
+    /// The bytes of a request, for those who want to send only some of them.
+    #[must_use]
+    pub fn request(
+        &self,
+        method: &str,
+        path: &str,
+        headers: &[(&str, &str)],
+        body: &[u8],
+    ) -> Vec<u8> {
+        let mut head = format!("{method} {path} HTTP/1.1\r\nHost: {}\r\n", self.address);
+        if let Some(key) = &self.api_key {
+            head.push_str(&format!("Authorization: Bearer {key}\r\n"));
+        }
+        if method == "POST" {
+            head.push_str(&format!("Content-Length: {}\r\n", body.len()));
+            if !headers
+                .iter()
+                .any(|(name, _)| name.eq_ignore_ascii_case("content-type"))
+            {
+                head.push_str("Content-Type: application/json\r\n");
+            }
+        }
+        for (name, value) in headers {
+            head.push_str(&format!("{name}: {value}\r\n"));
+        }
+        head.push_str("\r\n");
+        [head.as_bytes(), body].concat()
+    }
+
+    /// POSTs and returns as soon as the head of the answer is there.
+    ///
+    /// # Errors
+    /// When the connection breaks before that.
+    pub fn open(&self, path: &str, body: &Value) -> io::Result<Streaming> {
+        let mut connection = self.connect()?;
+        connection.send(&self.request("POST", path, &[], body.to_string().as_bytes()))?;
+        connection.read_head()
+    }
+
+    /// POSTs to an SSE route. Panics unless the answer is 200 with an event stream.
+    #[must_use]
+    pub fn stream(&self, path: &str, body: &Value) -> EventStream {
+        let streaming = self
+            .open(path, body)
+            .unwrap_or_else(|error| panic!("POST {path}: {error}"));
+        if streaming.status != 200 {
+            let response = streaming.into_response().expect("the body of the refusal");
+            panic!("POST {path}: {} {}", response.status, response.text());
+        }
+        EventStream::new(streaming)
+    }
+
+    #[must_use]
+    pub fn execute(&self, request: &Value) -> EventStream {
+        self.stream("/execute", request)
+    }
+
+    #[must_use]
+    pub fn health(&self) -> Value {
+        self.get("/health").json()
+    }
+}
+
+impl Response {
+    #[must_use]
+    pub fn header(&self, name: &str) -> Option<&str> {
+        find_header(&self.headers, name)
+    }
+
+    #[must_use]
+    pub fn text(&self) -> String {
+        String::from_utf8_lossy(&self.body).into_owned()
+    }
+
+    #[must_use]
+    pub fn json(&self) -> Value {
+        serde_json::from_slice(&self.body)
+            .unwrap_or_else(|error| panic!("not JSON ({error}): {} {}", self.status, self.text()))
+    }
+}
+
+impl Streaming {
+    /// # Errors
+    /// When the connection breaks before the body is whole.
+    pub fn into_response(mut self) -> io::Result<Response> {
+        let mut body = Vec::new();
+        self.body.read_to_end(&mut body)?;
+        Ok(Response {
+            status: self.status,
+            headers: self.headers,
+            body,
+        })
+    }
+
+    #[must_use]
+    pub fn header(&self, name: &str) -> Option<&str> {
+        find_header(&self.headers, name)
+    }
+}
+
+impl Connection {
+    /// # Errors
+    /// When the peer has closed.
+    pub fn send(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.stream.get_mut().write_all(bytes)
+    }
+
+    #[must_use]
+    pub fn socket(&self) -> &TcpStream {
+        self.stream.get_ref()
+    }
+
+    /// Reads until the peer closes; a reset counts as closing. The bytes that came.
+    ///
+    /// # Errors
+    /// When the peer neither speaks nor closes within the read timeout.
+    pub fn read_to_close(&mut self) -> io::Result<Vec<u8>> {
+        let mut bytes = Vec::new();
+        match self.stream.read_to_end(&mut bytes) {
+            Err(error) if error.kind() != io::ErrorKind::ConnectionReset => Err(error),
+            _ => Ok(bytes),
+        }
+    }
+
+    /// # Errors
+    /// When the connection breaks before the answer is whole.
+    pub fn read_response(self) -> io::Result<Response> {
+        self.read_head()?.into_response()
+    }
+
+    /// # Errors
+    /// When the connection breaks, or what comes is not HTTP.
+    pub fn read_head(mut self) -> io::Result<Streaming> {
+        let status_line = self.read_line()?;
+        let status = status_line
+            .strip_prefix("HTTP/1.1 ")
+            .and_then(|rest| rest.get(..3))
+            .and_then(|code| code.parse().ok())
+            .ok_or_else(|| io::Error::other(format!("not a status line: {status_line:?}")))?;
+        let mut headers = Vec::new();
+        loop {
+            let line = self.read_line()?;
+            let Some((name, value)) = line.split_once(':') else {
+                break;
+            };
+            headers.push((name.to_ascii_lowercase(), value.trim().to_owned()));
+        }
+        let framing = Framing::of(&headers);
+        Ok(Streaming {
+            status,
+            headers,
+            body: BufReader::new(Body::new(self.stream, framing)),
+        })
+    }
+
+    fn read_line(&mut self) -> io::Result<String> {
+        let mut line = String::new();
+        if self.stream.read_line(&mut line)? == 0 {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        Ok(line.trim_end().to_owned())
+    }
+}
+
+fn find_header<'a>(headers: &'a [(String, String)], name: &str) -> Option<&'a str> {
+    headers
+        .iter()
+        .find(|(found, _)| found == name)
+        .map(|(_, value)| value.as_str())
+}

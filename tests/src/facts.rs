@@ -1,0 +1,106 @@
+//! What the fake children report of themselves: a vocabulary of 256 bytes and an end, so that
+//! every text is its own token ids.
+
+use crate::script::{EOS, VOCAB_SIZE};
+use worker_orcd_ipc::{
+    DeviceFacts, MemoryReport, ModelFacts, ReadyReport, TokenKind, TokenizerFacts, TokenizerKind,
+};
+
+/// Each message as `<role>content`, and a mark where the answer begins.
+pub const CHAT_TEMPLATE: &str = "{% for message in messages %}<{{ message.role }}>\
+     {{ message.content }}{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}";
+
+/// The longest prompt that the contract allows, in four-byte characters.
+pub const CONTEXT_TOKENS: u32 = 131_072;
+
+const WEIGHTS_BYTES: u64 = 1000;
+
+#[must_use]
+pub fn ready_report(max_running: u32, max_sequence_tokens: Option<u32>) -> ReadyReport {
+    ReadyReport {
+        model: model(),
+        tokenizer: tokenizer(),
+        device: device(),
+        memory: memory(),
+        max_running,
+        max_sequence_tokens: max_sequence_tokens.unwrap_or(CONTEXT_TOKENS),
+        kv_capacity_tokens: u64::from(CONTEXT_TOKENS) * u64::from(max_running),
+    }
+}
+
+#[must_use]
+pub fn model() -> ModelFacts {
+    ModelFacts {
+        name: "scripted".to_owned(),
+        architecture: "llama".to_owned(),
+        quant_kind: "F32".to_owned(),
+        tensor_types: vec![("F32".to_owned(), 1, WEIGHTS_BYTES)],
+        parameters: 250,
+        file_bytes: WEIGHTS_BYTES,
+        n_layers: 1,
+        n_embd: 32,
+        n_heads: 1,
+        n_kv_heads: 1,
+        head_dim: 32,
+        vocab_size: VOCAB_SIZE,
+        context_length: CONTEXT_TOKENS,
+    }
+}
+
+#[must_use]
+pub fn tokenizer() -> TokenizerFacts {
+    let mut tokens: Vec<String> = (0..=u8::MAX)
+        .map(|byte| byte_token(byte).to_string())
+        .collect();
+    tokens.push("<|end|>".to_owned());
+    let mut kinds = vec![TokenKind::Normal; 256];
+    kinds.push(TokenKind::Control);
+    TokenizerFacts {
+        kind: TokenizerKind::ByteLevelBpe,
+        pre: "gpt-2".to_owned(),
+        tokens,
+        kinds,
+        scores: Vec::new(),
+        merges: Vec::new(),
+        bos: None,
+        eos: Some(EOS),
+        end_of_generation: vec![EOS],
+        unknown: None,
+        add_bos: false,
+        add_eos: false,
+        add_space_prefix: false,
+        chat_template: Some(CHAT_TEMPLATE.to_owned()),
+    }
+}
+
+#[must_use]
+pub fn device() -> DeviceFacts {
+    DeviceFacts {
+        id: "cpu".to_owned(),
+        name: "scripted".to_owned(),
+        uuid: None,
+        driver: None,
+        compute_capability: None,
+        features: Vec::new(),
+        threads: Some(1),
+    }
+}
+
+#[must_use]
+pub fn memory() -> MemoryReport {
+    MemoryReport {
+        weights_bytes: WEIGHTS_BYTES,
+        ..MemoryReport::default()
+    }
+}
+
+/// GPT-2's way to write a byte as a printable character: printable Latin-1 stands for itself,
+/// the 68 others follow at U+0100 in their order.
+fn byte_token(byte: u8) -> char {
+    let printable = |byte: u8| matches!(byte, b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff);
+    if printable(byte) {
+        return char::from(byte);
+    }
+    let others_before = (0..byte).filter(|other| !printable(*other)).count() as u32;
+    char::from_u32(0x100 + others_before).expect("below the surrogates")
+}

@@ -1,0 +1,31 @@
+//! Where the real model is.
+
+use std::path::{Path, PathBuf};
+
+/// Names another file.
+pub const MODEL_VARIABLE: &str = "WORKER_ORCD_MODEL";
+
+const DEFAULT_MODEL: &str = "models/SmolLM2-135M-Instruct.Q4_1.gguf";
+
+/// The model that tests run on. A missing model is a failure that says how to get it, because a
+/// test that skips itself in silence proves nothing.
+#[must_use]
+pub fn real_model() -> PathBuf {
+    let path = match std::env::var_os(MODEL_VARIABLE) {
+        Some(path) => PathBuf::from(path),
+        None => repository_root().join(DEFAULT_MODEL),
+    };
+    assert!(
+        path.is_file(),
+        "no model at {}: run `cargo xtask fetch-model`, or set {MODEL_VARIABLE}",
+        path.display()
+    );
+    path
+}
+
+#[must_use]
+pub fn repository_root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .parent()
+        .expect("tests/ has a parent")
+}

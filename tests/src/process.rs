@@ -1,0 +1,77 @@
+//! What the kernel says of a process, read from `/proc`.
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use std::fs;
+use std::time::Duration;
+
+/// `USER_HZ`: 100 on every Linux architecture that this runs on.
+const TICKS_PER_SECOND: u64 = 100;
+
+/// State letter of `/proc/PID/stat` (`R`, `S`, `T`, `Z`, …); `None` when there is no such process.
+#[must_use]
+pub fn state(pid: u32) -> Option<char> {
+    stat_fields(pid)?.first()?.chars().next()
+}
+
+/// Runs, sleeps or is stopped; neither gone nor a zombie.
+#[must_use]
+pub fn is_alive(pid: u32) -> bool {
+    state(pid).is_some_and(|state| !matches!(state, 'Z' | 'X'))
+}
+
+/// Processes whose parent this is, zombies included.
+#[must_use]
+pub fn children(pid: u32) -> Vec<u32> {
+    let entries = fs::read_dir("/proc").expect("/proc").flatten();
+    entries
+        .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+        .filter(|child| parent(*child) == Some(pid))
+        .collect()
+}
+
+#[must_use]
+pub fn parent(pid: u32) -> Option<u32> {
+    stat_fields(pid)?.get(1)?.parse().ok()
+}
+
+/// Resident memory that belongs to this process alone (heap and stacks, no mapped files).
+#[must_use]
+pub fn anonymous_rss_bytes(pid: u32) -> Option<u64> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let line = status
+        .lines()
+        .find_map(|line| line.strip_prefix("RssAnon:"))?;
+    Some(line.split_whitespace().next()?.parse::<u64>().ok()? * 1024)
+}
+
+/// User and system time of all threads.
+#[must_use]
+pub fn cpu_time(pid: u32) -> Duration {
+    // Fields 14 and 15 of `/proc/PID/stat`, in ticks; the first here is field 3.
+    let Some(fields) = stat_fields(pid) else {
+        return Duration::ZERO;
+    };
+    let ticks: u64 = fields[11..13]
+        .iter()
+        .filter_map(|field| field.parse::<u64>().ok())
+        .sum();
+    Duration::from_millis(ticks * 1000 / TICKS_PER_SECOND)
+}
+
+#[must_use]
+pub fn open_files(pid: u32) -> usize {
+    fs::read_dir(format!("/proc/{pid}/fd")).map_or(0, Iterator::count)
+}
+
+/// The process may be gone already, which is as good as delivered.
+pub fn signal(pid: u32, signal: Signal) {
+    let _ = kill(Pid::from_raw(pid.cast_signed()), signal);
+}
+
+/// Fields behind the command name, which may itself hold spaces and brackets.
+fn stat_fields(pid: u32) -> Option<Vec<String>> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let (_, rest) = stat.rsplit_once(')')?;
+    Some(rest.split_whitespace().map(str::to_owned).collect())
+}

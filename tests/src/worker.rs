@@ -1,0 +1,344 @@
+//! Starting a real worker, and leaving nothing of it behind.
+
+use crate::client::Client;
+use crate::log::Log;
+use crate::script::{SCRIPT_VARIABLE, Script};
+use crate::{model, process, wait};
+use nix::sys::signal::Signal;
+use serde_json::Value;
+use std::net::SocketAddr;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::Duration;
+use std::{env, fs};
+use tempfile::TempDir;
+
+/// What plays the part of the GPU child.
+#[derive(Debug, Clone)]
+enum Player {
+    Real,
+    Scripted(Script),
+    /// Computes nothing, as fast as it can.
+    Null,
+    /// Any program.
+    Program(PathBuf),
+}
+
+#[derive(Debug, Clone)]
+pub struct WorkerBuilder {
+    player: Player,
+    model: PathBuf,
+    arguments: Vec<String>,
+    variables: Vec<(String, String)>,
+    port: u16,
+    hosts: &'static [&'static str],
+}
+
+/// A running worker. Dropping it kills it and waits until its children are gone too.
+#[derive(Debug)]
+pub struct Worker {
+    process: Child,
+    pub log: Log,
+    client: Option<Client>,
+    /// Holds the wrapper script, and whatever else the worker was given.
+    pub directory: TempDir,
+}
+
+impl Worker {
+    /// The real child, the real model, the CPU device.
+    #[must_use]
+    pub fn real() -> WorkerBuilder {
+        WorkerBuilder::new(Player::Real, model::real_model())
+    }
+
+    /// The real child and another file in the model's place.
+    #[must_use]
+    pub fn with_model(path: impl Into<PathBuf>) -> WorkerBuilder {
+        WorkerBuilder::new(Player::Real, path.into())
+    }
+
+    #[must_use]
+    pub fn scripted(script: Script) -> WorkerBuilder {
+        WorkerBuilder::new(Player::Scripted(script), PathBuf::from("/dev/null"))
+    }
+
+    #[must_use]
+    pub fn null() -> WorkerBuilder {
+        WorkerBuilder::new(Player::Null, PathBuf::from("/dev/null"))
+    }
+
+    #[must_use]
+    pub fn with_child_program(path: impl Into<PathBuf>) -> WorkerBuilder {
+        WorkerBuilder::new(Player::Program(path.into()), PathBuf::from("/dev/null"))
+    }
+
+    #[must_use]
+    pub fn client(&self) -> Client {
+        self.client
+            .clone()
+            .expect("the worker was started with start() or listening()")
+    }
+
+    #[must_use]
+    pub fn pid(&self) -> u32 {
+        self.process.id()
+    }
+
+    /// The child that serves now, as /health tells it.
+    #[must_use]
+    pub fn child_pid(&self) -> Option<u32> {
+        self.client().health()["child"]["pid"]
+            .as_u64()
+            .map(|pid| pid as u32)
+    }
+
+    /// The generation of the child that serves now.
+    #[must_use]
+    pub fn generation(&self) -> Option<u64> {
+        self.client().health()["child"]["generation"].as_u64()
+    }
+
+    pub fn signal(&self, signal: Signal) {
+        process::signal(self.pid(), signal);
+    }
+
+    /// Waits until it serves.
+    pub fn wait_ready(&mut self) {
+        let client = self.client();
+        wait::until("the worker to be ready", || {
+            self.assert_running();
+            client
+                .try_request("GET", "/readyz", &[], &[])
+                .is_ok_and(|response| response.status == 200)
+                .then_some(())
+        });
+    }
+
+    /// Waits until it has ended by itself.
+    pub fn wait_exit(&mut self) -> ExitStatus {
+        self.wait_exit_within(wait::PATIENCE)
+    }
+
+    pub fn wait_exit_within(&mut self, patience: Duration) -> ExitStatus {
+        let status = wait::within(patience, "the worker to exit", || {
+            self.process
+                .try_wait()
+                .expect("our own child can be waited for")
+        });
+        // Its last lines are still on their way through the pipe.
+        std::thread::sleep(Duration::from_millis(100));
+        status
+    }
+
+    /// Asserts that the worker serves: a short request comes back whole.
+    pub fn assert_serves(&self) {
+        let request = serde_json::json!({
+            "job_id": format!("proof-{}", unique()), "prompt": "proof of life", "max_tokens": 3,
+            "temperature": 0.0,
+        });
+        let transcript = self.client().execute(&request).transcript();
+        assert_eq!(transcript.end()["tokens_out"], 3, "{:?}", transcript.events);
+    }
+
+    fn assert_running(&mut self) {
+        if let Some(status) = self
+            .process
+            .try_wait()
+            .expect("our own child can be waited for")
+        {
+            std::thread::sleep(Duration::from_millis(100));
+            panic!(
+                "the worker ended ({status}) before it was ready:\n{}",
+                self.log.text()
+            );
+        }
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        let children = process::children(self.pid());
+        // Both may have happened already; what counts is that nothing is left.
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+        for child in children {
+            let gone = (0..500).any(|_| {
+                std::thread::sleep(Duration::from_millis(10));
+                !process::is_alive(child)
+            });
+            process::signal(child, Signal::SIGKILL);
+            assert!(
+                gone || std::thread::panicking(),
+                "child {child} outlived the supervisor by five seconds"
+            );
+        }
+        if std::thread::panicking() {
+            eprintln!("--- the worker's log ---\n{}", self.log.text());
+        }
+    }
+}
+
+impl WorkerBuilder {
+    fn new(player: Player, model: PathBuf) -> Self {
+        Self {
+            player,
+            model,
+            arguments: Vec::new(),
+            variables: Vec::new(),
+            port: 0,
+            hosts: &["--host", "127.0.0.1"],
+        }
+    }
+
+    #[must_use]
+    pub fn arg(mut self, name: &str, value: impl ToString) -> Self {
+        self.arguments.extend([name.to_owned(), value.to_string()]);
+        self
+    }
+
+    #[must_use]
+    pub fn env(mut self, name: &str, value: &str) -> Self {
+        self.variables.push((name.to_owned(), value.to_owned()));
+        self
+    }
+
+    /// Any free port unless this says which.
+    #[must_use]
+    pub fn port(mut self, port: u16) -> Self {
+        self.port = port;
+        self
+    }
+
+    /// Listens where a worker listens that was not told where.
+    #[must_use]
+    pub fn any_host(mut self) -> Self {
+        self.hosts = &[];
+        self
+    }
+
+    /// Starts it and waits until it serves.
+    #[must_use]
+    pub fn start(self) -> Worker {
+        let mut worker = self.listening();
+        worker.wait_ready();
+        worker
+    }
+
+    /// Starts it and waits until it answers HTTP, ready or not.
+    #[must_use]
+    pub fn listening(self) -> Worker {
+        let mut worker = self.spawn();
+        let address = wait::until("the worker to say where it listens", || {
+            worker.assert_running();
+            listening_address(&worker.log)
+        });
+        worker.client = Some(Client::new(address));
+        worker
+    }
+
+    /// Starts it and waits for nothing.
+    #[must_use]
+    pub fn spawn(self) -> Worker {
+        let directory = tempfile::tempdir().expect("a temporary directory");
+        let mut command = Command::new(binary("tested-worker-orcd"));
+        command
+            .args(self.hosts)
+            .args(["--log-format", "json"])
+            .args(["--port", &self.port.to_string()])
+            .arg("--model")
+            .arg(&self.model)
+            .arg("--child-binary")
+            .arg(self.child_program(directory.path()));
+        if !self.arguments.iter().any(|argument| argument == "--device") {
+            command.args(["--device", "cpu"]);
+        }
+        command
+            .args(&self.arguments)
+            .envs(self.variables.iter().cloned())
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        let mut process = command.spawn().expect("worker-orcd starts");
+        let log = Log::default();
+        log.follow(process.stdout.take().expect("piped"));
+        log.follow(process.stderr.take().expect("piped"));
+        Worker {
+            process,
+            log,
+            client: None,
+            directory,
+        }
+    }
+
+    fn child_program(&self, directory: &Path) -> PathBuf {
+        match &self.player {
+            Player::Real => binary("tested-worker-orcd-gpu"),
+            Player::Null => binary("null-child"),
+            Player::Program(path) => path.clone(),
+            Player::Scripted(script) => scripted_child(script, directory),
+        }
+    }
+}
+
+/// A wrapper that hands the script over in the environment, whatever the supervisor passes on.
+fn scripted_child(script: &Script, directory: &Path) -> PathBuf {
+    let path = directory.join("child");
+    let json = serde_json::to_string(script).expect("a script is JSON");
+    let program = binary("scripted-child");
+    let text = format!(
+        "#!/bin/sh\n{SCRIPT_VARIABLE}='{json}' exec '{}' \"$@\"\n",
+        program.display()
+    );
+    fs::write(&path, text).expect("the directory is ours");
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("the file is ours");
+    path
+}
+
+/// A binary of this package, built beside whatever runs now.
+#[must_use]
+pub fn binary(name: &str) -> PathBuf {
+    let this = env::current_exe().expect("the kernel knows");
+    let found = this
+        .ancestors()
+        .skip(1)
+        .take(2)
+        .map(|dir| dir.join(name))
+        .find(|it| it.is_file());
+    found.unwrap_or_else(|| {
+        panic!("{name} is not built: run `cargo build -p worker-orcd-tests --bins`")
+    })
+}
+
+/// `signal N` or `code N`, for messages.
+#[must_use]
+pub fn describe(status: ExitStatus) -> String {
+    match (status.code(), status.signal()) {
+        (Some(code), _) => format!("code {code}"),
+        (None, signal) => format!("signal {signal:?}"),
+    }
+}
+
+/// A number that no other caller in this process got.
+#[must_use]
+pub fn unique() -> u64 {
+    use std::sync::atomic::{AtomicU64, Ordering};
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    NEXT.fetch_add(1, Ordering::Relaxed)
+}
+
+/// A request for scripted and null children.
+#[must_use]
+pub fn request(prompt: &str, max_tokens: u32) -> Value {
+    serde_json::json!({
+        "job_id": format!("job-{}", unique()), "prompt": prompt, "max_tokens": max_tokens,
+    })
+}
+
+fn listening_address(log: &Log) -> Option<SocketAddr> {
+    log.events("listening").first()?["address"]
+        .as_str()?
+        .parse()
+        .ok()
+}

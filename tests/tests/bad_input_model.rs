@@ -1,0 +1,211 @@
+//! Model files that cannot be served: the worker ends with a sentence and a number.
+
+use serde_json::json;
+use std::fs;
+use std::path::Path;
+use worker_orcd_gpu::model::{Architecture, tiny_model::tiny_model};
+use worker_orcd_tests::hostile_gguf::headers;
+use worker_orcd_tests::model::real_model;
+use worker_orcd_tests::worker::{describe, request};
+use worker_orcd_tests::{Worker, process};
+
+const MODEL_LOAD: i32 = 65;
+const INSUFFICIENT_MEMORY: i32 = 66;
+const DEVICE_UNAVAILABLE: i32 = 67;
+
+fn is_refused(path: &Path, words: &str) {
+    let mut worker = Worker::with_model(path).spawn();
+    let status = worker.wait_exit();
+    let log = worker.log.text();
+    assert_eq!(
+        status.code(),
+        Some(MODEL_LOAD),
+        "{}: {}: {log}",
+        path.display(),
+        describe(status)
+    );
+    assert!(
+        log.contains(words),
+        "{words:?} for {}: {log}",
+        path.display()
+    );
+}
+
+#[test]
+fn lying_headers_end_the_start_with_what_is_wrong() {
+    let dir = tempfile::tempdir().unwrap();
+    for lie in headers() {
+        let path = dir.path().join(lie.name).with_extension("gguf");
+        fs::write(&path, &lie.bytes).unwrap();
+        is_refused(&path, lie.says);
+    }
+}
+
+#[test]
+fn a_real_model_cut_short_ends_the_start() {
+    let whole = fs::read(real_model()).unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    for (name, keep) in [("half", whole.len() / 2), ("nearly", whole.len() - 1)] {
+        let path = dir.path().join(name).with_extension("gguf");
+        fs::write(&path, &whole[..keep]).unwrap();
+        is_refused(&path, "past");
+    }
+}
+
+#[test]
+fn an_unknown_architecture_is_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("m.gguf");
+    let file = tiny_model(Architecture::Llama).meta("general.architecture", "mamba");
+    fs::write(&path, file.build()).unwrap();
+    is_refused(&path, "mamba");
+}
+
+#[test]
+fn an_unknown_tensor_type_is_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("m.gguf");
+    let file = tiny_model(Architecture::Llama)
+        .without_tensor("output_norm.weight")
+        .push_tensor("output_norm.weight", 19, &[256], vec![0; 64]);
+    fs::write(&path, file.build()).unwrap();
+    is_refused(&path, "IQ1_S");
+}
+
+#[test]
+fn a_missing_tensor_and_a_missing_key_are_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("m.gguf");
+    let file = tiny_model(Architecture::Llama);
+    fs::write(
+        &path,
+        file.clone().without_tensor("blk.1.ffn_down.weight").build(),
+    )
+    .unwrap();
+    is_refused(&path, "blk.1.ffn_down.weight");
+    fs::write(&path, file.without_meta("llama.block_count").build()).unwrap();
+    is_refused(&path, "llama.block_count");
+}
+
+#[test]
+fn a_model_that_is_not_there_is_named() {
+    let mut worker = Worker::with_model("/no/such/model.gguf").spawn();
+    let status = worker.wait_exit();
+    assert!(!status.success());
+    assert!(
+        worker.log.text().contains("/no/such/model.gguf"),
+        "{}",
+        worker.log.text()
+    );
+}
+
+#[test]
+fn a_model_larger_than_memory_names_required_and_available() {
+    // Sparse: its tensor says two tebibytes, and the file system agrees without having them.
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("huge.gguf");
+    let rows = (2_u64 << 40) / (64 * 4);
+    let file = tiny_model(Architecture::Llama)
+        .without_tensor("token_embd.weight")
+        .push_tensor("token_embd.weight", 0, &[64, rows], vec![]);
+    let bytes = file.build();
+    fs::write(&path, &bytes).unwrap();
+    let grown = fs::OpenOptions::new().write(true).open(&path).unwrap();
+    grown
+        .set_len(bytes.len() as u64 + (2 << 40))
+        .expect("a sparse file");
+    let mut worker = Worker::with_model(&path).spawn();
+    let status = worker.wait_exit();
+    let log = worker.log.text();
+    let code = status.code().unwrap_or_default();
+    assert!(
+        [MODEL_LOAD, INSUFFICIENT_MEMORY].contains(&code),
+        "{}: {log}",
+        describe(status)
+    );
+}
+
+#[test]
+fn a_cache_larger_than_memory_names_required_and_available() {
+    let mut worker = Worker::real().arg("--kv-cache-size", "65536GiB").spawn();
+    let status = worker.wait_exit();
+    let log = worker.log.text();
+    assert_eq!(
+        status.code(),
+        Some(INSUFFICIENT_MEMORY),
+        "{}: {log}",
+        describe(status)
+    );
+    for word in ["required", "available", "cpu"] {
+        assert!(log.contains(word), "{word}: {log}");
+    }
+}
+
+#[test]
+fn a_device_that_is_not_there_is_a_clear_sentence_and_a_number() {
+    let mut worker = Worker::real().arg("--device", "cuda:0").spawn();
+    let status = worker.wait_exit();
+    let log = worker.log.text();
+    assert_eq!(
+        status.code(),
+        Some(DEVICE_UNAVAILABLE),
+        "{}: {log}",
+        describe(status)
+    );
+    assert!(log.contains("no such device"), "{log}");
+    assert!(log.contains("cuda:0") || log.contains("CUDA"), "{log}");
+}
+
+#[test]
+fn every_architecture_is_served_and_a_request_too_long_for_its_context_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    for architecture in [
+        Architecture::Llama,
+        Architecture::Qwen2,
+        Architecture::Qwen3,
+        Architecture::Phi3,
+    ] {
+        let path = dir.path().join(architecture.name()).with_extension("gguf");
+        fs::write(&path, tiny_model(architecture).build()).unwrap();
+        let worker = Worker::with_model(&path).start();
+        let health = worker.client().health();
+        assert_eq!(
+            health["model"]["architecture"],
+            architecture.name(),
+            "{health}"
+        );
+        worker.assert_serves();
+        // The context holds 256 tokens, a token a byte.
+        let refusal = worker
+            .client()
+            .post("/execute", &request(&"x".repeat(300), 1));
+        let text = refusal.text();
+        assert!(
+            refusal.status == 400 || text.contains("INVALID_REQUEST"),
+            "{text}"
+        );
+        worker.assert_serves();
+        assert!(process::is_alive(worker.child_pid().unwrap()));
+    }
+}
+
+#[test]
+fn a_job_that_never_fits_the_cache_ends_alone() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("m.gguf");
+    fs::write(&path, tiny_model(Architecture::Llama).build()).unwrap();
+    let worker = Worker::with_model(&path)
+        .arg("--kv-cache-size", 16 << 10)
+        .start();
+    let generation = worker.generation();
+    let mut body = request(&"x".repeat(200), 50);
+    body["temperature"] = json!(0.0);
+    let answer = worker.client().post("/execute", &body);
+    assert!(
+        answer.status != 200 || answer.text().contains("event: error"),
+        "{}",
+        answer.text()
+    );
+    worker.assert_serves();
+    assert_eq!(worker.generation(), generation, "nobody died of it");
+}

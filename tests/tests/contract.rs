@@ -1,0 +1,225 @@
+//! What the contract promises beside bad input: text, addresses, registration, ids, deadlines.
+
+use serde_json::{Value, json};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use worker_orcd_tests::script::scripted_text;
+use worker_orcd_tests::worker::request;
+use worker_orcd_tests::{Client, Script, Worker, wait};
+
+/// Every character is several tokens here: none may be cut, whatever the read boundaries are.
+#[test]
+fn no_character_is_ever_cut_in_two() {
+    let worker = Worker::scripted(Script::behave().token_interval_ms(1)).start();
+    let prompt = "ß🦀語é";
+    let bytes = prompt.len();
+    let transcript = worker
+        .client()
+        .execute(&request(prompt, 3 * bytes as u32))
+        .transcript();
+    assert_eq!(transcript.end()["tokens_out"], 3 * bytes);
+    assert_eq!(transcript.text(), prompt.repeat(3));
+    let tokens = transcript
+        .events
+        .iter()
+        .filter(|event| event.name == "token");
+    for token in tokens {
+        let text = token.json()["t"].as_str().unwrap().to_owned();
+        assert_eq!(
+            text.chars().count(),
+            1,
+            "one whole character an event: {text:?}"
+        );
+    }
+}
+
+/// The last character's bytes never come: they are not lost, but shown as what they are.
+#[test]
+fn an_unfinished_character_at_the_end_becomes_a_replacement() {
+    let worker = Worker::scripted(Script::behave()).start();
+    let transcript = worker.client().execute(&request("ab🦀", 4)).transcript();
+    assert_eq!(transcript.end()["tokens_out"], 4);
+    assert_eq!(transcript.text(), "ab\u{fffd}");
+}
+
+#[test]
+fn a_stop_string_across_tokens_is_matched_and_never_leaked() {
+    let worker = Worker::scripted(Script::behave().token_interval_ms(1)).start();
+    let mut body = request("one two three ", 100);
+    body["stop"] = json!(["never", "two th"]);
+    let transcript = worker.client().execute(&body).transcript();
+    let end = transcript.end();
+    assert_eq!(transcript.text(), "one ");
+    assert_eq!(end["stop_reason"], "STOP_SEQUENCE");
+    assert_eq!(end["stop_sequence_matched"], "two th");
+    // What only looks like the beginning of one is text.
+    body["job_id"] = json!("almost");
+    body["stop"] = json!(["two x"]);
+    let transcript = worker.client().execute(&body).transcript();
+    assert_eq!(transcript.text(), scripted_text("one two three ", 100));
+    assert_eq!(transcript.end()["stop_reason"], "MAX_TOKENS");
+}
+
+#[test]
+fn localhost_works_whichever_address_it_is() {
+    let worker = Worker::scripted(Script::behave()).any_host().start();
+    let port = worker.client().address.port();
+    for address in [format!("127.0.0.1:{port}"), format!("[::1]:{port}")] {
+        let client = Client::new(address.parse::<SocketAddr>().unwrap());
+        let transcript = client.execute(&request("both", 2)).transcript();
+        assert_eq!(transcript.end()["tokens_out"], 2, "{address}");
+    }
+}
+
+#[test]
+fn a_correlation_id_is_echoed_and_logged_or_made() {
+    let worker = Worker::scripted(Script::behave()).start();
+    let body = request("x", 1).to_string();
+    let given = worker
+        .client()
+        .try_request(
+            "POST",
+            "/execute",
+            &[("X-Correlation-Id", "trace-me-17")],
+            body.as_bytes(),
+        )
+        .unwrap();
+    assert_eq!(given.header("x-correlation-id"), Some("trace-me-17"));
+    wait::until("the id in the log", || {
+        worker.log.text().contains("trace-me-17").then_some(())
+    });
+    let made = worker.client().get("/health");
+    assert!(
+        made.header("x-correlation-id")
+            .is_some_and(|id| !id.is_empty())
+    );
+}
+
+#[test]
+fn a_job_that_takes_too_long_ends_with_its_code() {
+    let script = Script::behave().token_interval_ms(50).max_running(1);
+    let worker = Worker::scripted(script)
+        .arg("--inference-timeout", "500ms")
+        .start();
+    let transcript = worker.client().execute(&request("slow", 2000)).transcript();
+    assert_eq!(transcript.error("INFERENCE_TIMEOUT")["retriable"], true);
+    worker.assert_serves();
+}
+
+#[test]
+fn metrics_count_what_happened() {
+    let worker = Worker::scripted(Script::behave()).start();
+    for _ in 0..3 {
+        worker
+            .client()
+            .execute(&request("abc", 5))
+            .transcript()
+            .end();
+    }
+    let value = |name: &str| -> f64 {
+        let text = worker.client().get("/metrics").text();
+        let line = text.lines().find(|line| line.starts_with(name));
+        let line = line.unwrap_or_else(|| panic!("no {name} in {text}"));
+        line.rsplit(' ').next().unwrap().parse().unwrap()
+    };
+    assert_eq!(value("worker_orcd_requests_started_total"), 3.0);
+    assert_eq!(value("worker_orcd_prompt_tokens_total"), 9.0);
+    // What the child's heartbeat tells comes a little later.
+    for (name, expected) in [
+        ("worker_orcd_generated_tokens_total", 15.0),
+        ("vllm:num_requests_running", 0.0),
+        ("vllm:num_requests_waiting", 0.0),
+    ] {
+        wait::until(name, || (value(name) == expected).then_some(()));
+    }
+}
+
+/// Answers one POST and gives back its body.
+fn answer_one(listener: &TcpListener, status: &str) -> Value {
+    let (stream, _) = listener.accept().unwrap();
+    let mut reader = BufReader::new(stream);
+    let mut length = 0;
+    loop {
+        let mut line = String::new();
+        reader.read_line(&mut line).unwrap();
+        let line = line.trim().to_ascii_lowercase();
+        if let Some(value) = line.strip_prefix("content-length:") {
+            length = value.trim().parse().unwrap();
+        }
+        if line.is_empty() {
+            break;
+        }
+    }
+    let mut body = vec![0; length];
+    reader.read_exact(&mut body).unwrap();
+    let answer = format!("HTTP/1.1 {status}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n");
+    reader.get_mut().write_all(answer.as_bytes()).unwrap();
+    serde_json::from_slice(&body).unwrap()
+}
+
+#[test]
+fn a_worker_registers_once_it_serves_and_tries_again_when_refused() {
+    let orchestrator = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}/workers", orchestrator.local_addr().unwrap());
+    let worker_id = "7f0c5c8e-94a0-4c4e-9c39-5d2b1d0d8a11";
+    let worker = Worker::scripted(Script::behave())
+        .arg("--callback-url", &url)
+        .arg("--worker-id", worker_id)
+        .listening();
+    answer_one(&orchestrator, "503 Service Unavailable");
+    let registration = answer_one(&orchestrator, "200 OK");
+    assert_eq!(registration["worker_id"], worker_id);
+    for key in [
+        "model_ref",
+        "memory_bytes",
+        "memory_architecture",
+        "worker_type",
+        "capabilities",
+    ] {
+        assert!(
+            registration.get(key).is_some_and(|value| !value.is_null()),
+            "{key}"
+        );
+    }
+    // Whoever was called can call back at once.
+    let uri = registration["uri"].as_str().unwrap();
+    let address: SocketAddr = uri.strip_prefix("http://").unwrap().parse().unwrap();
+    let transcript = Client::new(address)
+        .execute(&request("called", 2))
+        .transcript();
+    assert_eq!(transcript.end()["tokens_out"], 2);
+    drop(worker);
+}
+
+#[test]
+fn a_worker_that_nobody_wants_to_know_ends() {
+    // Bound and dropped: nobody listens there.
+    let nobody = TcpListener::bind("127.0.0.1:0")
+        .unwrap()
+        .local_addr()
+        .unwrap();
+    let mut worker = Worker::scripted(Script::behave())
+        .arg("--callback-url", format!("http://{nobody}/"))
+        .spawn();
+    let status = worker.wait_exit_within(std::time::Duration::from_secs(60));
+    assert_eq!(status.code(), Some(87), "{}", worker.log.text());
+    assert!(worker.log.text().contains("callback was not delivered"));
+}
+
+#[test]
+fn one_connection_serves_many_requests() {
+    let worker = Worker::scripted(Script::behave()).start();
+    let mut stream = TcpStream::connect(worker.client().address).unwrap();
+    for _ in 0..3 {
+        stream
+            .write_all(b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n")
+            .unwrap();
+        let mut bytes = [0; 1024];
+        let read = stream.read(&mut bytes).unwrap();
+        assert!(
+            bytes[..read].starts_with(b"HTTP/1.1 200"),
+            "{:?}",
+            &bytes[..read]
+        );
+    }
+}

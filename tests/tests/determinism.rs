@@ -1,0 +1,115 @@
+//! The same request gives the same bytes: alone or in company, now or later, on any number of
+//! threads.
+
+use serde_json::{Value, json};
+use std::thread;
+use worker_orcd_tests::client::Client;
+use worker_orcd_tests::{Worker, worker};
+
+const PROMPT: &str = "<|im_start|>user\nName three rivers and say one sentence about each.\
+                      <|im_end|>\n<|im_start|>assistant\n";
+
+/// Greedy, and drawn with everything that takes part in drawing.
+fn subjects() -> Vec<Value> {
+    let common = |mut body: Value| {
+        body["prompt"] = json!(PROMPT);
+        body["max_tokens"] = json!(48);
+        body
+    };
+    vec![
+        common(json!({ "temperature": 0.0 })),
+        common(json!({ "temperature": 0.8, "seed": 1234 })),
+        common(json!({
+            "temperature": 0.8, "seed": 99, "top_k": 40, "top_p": 0.95, "min_p": 0.02,
+            "repetition_penalty": 1.1,
+        })),
+    ]
+}
+
+/// Different lengths, so that batches and chunks are cut in many ways.
+fn company(n: usize) -> Value {
+    json!({
+        "prompt": "The history of the number ".repeat(1 + n) + &n.to_string(),
+        "max_tokens": 12 + n * 2,
+        "temperature": 1.0,
+        "seed": n,
+    })
+}
+
+fn named(mut body: Value) -> Value {
+    body["job_id"] = json!(format!("d-{}", worker::unique()));
+    body
+}
+
+/// Every `token` event's data and the end's counts: all that may not differ.
+fn bytes_of(client: &Client, body: &Value) -> Vec<String> {
+    let transcript = client.execute(&named(body.clone())).transcript();
+    let end = transcript.end();
+    let tokens = transcript
+        .events
+        .iter()
+        .filter(|event| event.name == "token");
+    let mut bytes: Vec<String> = tokens.map(|event| event.data.clone()).collect();
+    for key in ["tokens_out", "tokens_in", "stop_reason"] {
+        bytes.push(format!("{key}={}", end[key]));
+    }
+    bytes
+}
+
+fn beside_fifteen_others(client: &Client, body: &Value) -> Vec<String> {
+    let others: Vec<_> = (0..15)
+        .map(|n| {
+            let client = client.clone();
+            thread::spawn(move || bytes_of(&client, &company(n)))
+        })
+        .collect();
+    let subject = bytes_of(client, body);
+    for other in others {
+        other.join().expect("the company is served too");
+    }
+    subject
+}
+
+#[test]
+fn alone_and_beside_fifteen_others_the_bytes_are_the_same() {
+    let worker = Worker::real().arg("--max-running", 16).start();
+    let client = worker.client();
+    for body in subjects() {
+        let alone = bytes_of(&client, &body);
+        assert!(alone.len() > 10, "{alone:?}");
+        // The second time the prompt's pages come from the prefix cache.
+        assert_eq!(bytes_of(&client, &body), alone, "twice alone: {body}");
+        assert_eq!(
+            beside_fifteen_others(&client, &body),
+            alone,
+            "in company: {body}"
+        );
+    }
+}
+
+#[test]
+fn another_process_with_other_threads_and_chunks_gives_the_same_bytes() {
+    let reference = Worker::real().arg("--threads", 1).start();
+    let other = Worker::real()
+        .arg("--threads", 2)
+        .arg("--prefill-chunk", 7)
+        .start();
+    for body in subjects() {
+        let expected = bytes_of(&reference.client(), &body);
+        assert_eq!(bytes_of(&other.client(), &body), expected, "{body}");
+    }
+}
+
+#[test]
+fn the_seed_that_was_generated_repeats_the_stream() {
+    let worker = Worker::real().start();
+    let mut body = json!({ "prompt": PROMPT, "max_tokens": 24, "temperature": 1.0 });
+    let first = worker.client().execute(&named(body.clone())).transcript();
+    body["seed"] = first.events[0].json()["seed"].clone();
+    assert!(body["seed"].is_u64(), "{}", first.events[0].data);
+    let again = worker.client().execute(&named(body.clone())).transcript();
+    assert_eq!(again.text(), first.text());
+    body["seed"] = json!(body["seed"].as_u64().unwrap() ^ 1);
+    let other = worker.client().execute(&named(body)).transcript();
+    assert_ne!(other.text(), first.text(), "another seed, another text");
+}
