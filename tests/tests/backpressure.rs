@@ -1,5 +1,6 @@
 //! Readers that read slowly or not at all: others are not slowed, and memory has a bound.
 
+use nix::sys::socket::{setsockopt, sockopt};
 use std::time::{Duration, Instant};
 use worker_orcd_tests::worker::request;
 use worker_orcd_tests::{Script, Worker, process, wait};
@@ -68,4 +69,34 @@ fn a_slow_reader_loses_nothing() {
     }
     assert_eq!(text, worker_orcd_tests::script::scripted_text("abc", 500));
     assert_eq!(end.expect("a terminal event").name, "end");
+}
+
+/// More text than all the buffers on the way hold, and a client that takes none of it: after the
+/// write timeout the connection is closed, though the client never says that it is gone.
+#[test]
+fn a_client_that_never_reads_is_dropped_after_the_write_timeout() {
+    let script = Script::behave().token_interval_ms(0);
+    let worker = Worker::scripted(script)
+        .arg("--max-tokens-out", 130_000)
+        .arg("--write-timeout", "2s")
+        // Or else this would close the connection if it had taken everything.
+        .arg("--read-timeout", "3600s")
+        .start();
+    worker.assert_serves();
+    let before = process::open_files(worker.pid());
+    let mut deaf = worker.client().connect().unwrap();
+    setsockopt(deaf.socket(), sockopt::RcvBuf, &4096).unwrap();
+    let body = request("nobody reads this", 130_000).to_string();
+    let bytes = worker
+        .client()
+        .request("POST", "/execute", &[], body.as_bytes());
+    deaf.send(&bytes).unwrap();
+    wait::until("the connection", || {
+        (process::open_files(worker.pid()) > before).then_some(())
+    });
+    wait::until("the connection to be dropped", || {
+        (process::open_files(worker.pid()) <= before).then_some(())
+    });
+    drop(deaf);
+    worker.assert_serves();
 }
