@@ -64,7 +64,7 @@ fn oracles() -> Result<Oracles> {
 }
 
 /// The tests that run real binaries and compare with other engines. A package of its own,
-/// because it turns on fault injection.
+/// so that no feature it may need reaches the binaries that ship.
 fn everything_else(oracles: &Oracles) -> Command {
     let mut command = process::cargo();
     command
