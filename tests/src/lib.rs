@@ -20,11 +20,13 @@ pub mod log;
 pub mod model;
 pub mod process;
 pub mod script;
+pub mod tracer;
 pub mod wait;
 pub mod worker;
 
 pub use client::{Client, EventStream, Response, SseEvent};
 pub use script::{Act, Moment, Script};
+pub use tracer::Unreapable;
 pub use worker::{Worker, WorkerBuilder};
 
 /// Lines that a command-line tool of this package writes to stdout.

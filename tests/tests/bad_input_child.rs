@@ -4,7 +4,7 @@
 use serde_json::Value;
 use worker_orcd_tests::script::scripted_text;
 use worker_orcd_tests::worker::{describe, request};
-use worker_orcd_tests::{Act, Moment, Script, Worker, process, wait};
+use worker_orcd_tests::{Act, Moment, Script, Unreapable, Worker, process, wait};
 
 /// The lifecycle's label for the cause of the last death.
 fn last_cause(worker: &Worker) -> Option<String> {
@@ -524,6 +524,40 @@ fn a_worker_ends_though_its_child_ignores_everything() {
         worker.log.text()
     );
     assert!(!process::is_alive(child));
+}
+
+/// Nothing can be done about it but to say so and to make room: its memory is not known to be
+/// free. The stream ends, the worker ends with a code of its own, and another one serves.
+#[test]
+fn a_child_that_cannot_be_reaped_ends_the_worker() {
+    let script = Script::behave().token_interval_ms(20);
+    let mut worker = Worker::scripted(script).start();
+    let child = worker.child_pid().unwrap();
+    let stream = worker.client().execute(&request("in flight", 1000));
+    wait::until("the request to run", || {
+        worker.log.events("execute_start").pop()
+    });
+
+    let held = Unreapable::hold(child);
+    process::signal(child, nix::sys::signal::Signal::SIGKILL);
+    wait::until("the death to be noticed", || {
+        (worker.client().health()["status"] != "healthy").then_some(())
+    });
+    assert_eq!(process::state(child), Some('Z'), "dead, and not waited for");
+
+    let error = stream.transcript().error("WORKER_UNHEALTHY");
+    assert!(error.to_string().contains("reboot"), "{error}");
+    let status = worker.wait_exit();
+    assert_eq!(
+        status.code(),
+        Some(83),
+        "{}: {}",
+        describe(status),
+        worker.log.text()
+    );
+    drop(held);
+
+    Worker::scripted(Script::behave()).start().assert_serves();
 }
 
 /// Deaths are told where operators look: in the log, with generation and cause.

@@ -4,7 +4,8 @@
 //! * [`options`] is the one table of names, defaults and help; [`sources`] merges texts;
 //!   [`units`] and [`reader`] turn them into values; this file says what they must be.
 //!
-//! Deliberately absent: anything that acts on a setting.
+//! Deliberately absent: anything that acts on a setting. Files that a setting names are looked at
+//! here, so that a mistyped path is a mistake like any other.
 
 pub mod device;
 pub mod options;
@@ -17,6 +18,7 @@ use clap::ArgMatches;
 use device::DeviceChoice;
 use reader::Reader;
 use sources::Settings;
+use std::fs::OpenOptions;
 use std::net::IpAddr;
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
@@ -213,7 +215,7 @@ fn read_load(reader: &mut Reader<'_>) -> Option<LoadConfig> {
     let prefill_chunk_tokens = reader.integer("prefill-chunk", 1..=65_536);
     let threads = reader.integer("threads", 1..=1024);
     let prefix_cache = !reader.switch("no-prefix-cache");
-    let trace_path = reader.path("trace-logits");
+    let trace_path = reader.optional("trace-logits", writable);
     let first_values = reader.integer("trace-values", 1..=1_000_000);
     Some(LoadConfig {
         kv_cache_bytes,
@@ -284,6 +286,15 @@ fn read_child_binary(reader: &mut Reader<'_>) -> Option<PathBuf> {
             ));
             None
         }
+    }
+}
+
+/// Asked here, where a mistyped path is a usage error, and not found out by one child after another.
+fn writable(path: &str) -> Result<PathBuf, String> {
+    let opened = OpenOptions::new().append(true).create(true).open(path);
+    match opened {
+        Ok(_) => Ok(PathBuf::from(path)),
+        Err(error) => Err(format!("{path} cannot be written: {error}")),
     }
 }
 

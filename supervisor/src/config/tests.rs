@@ -106,6 +106,20 @@ fn hosts_add_up_and_an_api_key_file_must_hold_a_key() {
 }
 
 #[test]
+fn a_trace_must_be_writable() {
+    let trace = file("");
+    let path = trace.path().to_str().unwrap();
+    let config = gather(&[&MODEL[..], &["--trace-logits", path]].concat(), &[]).unwrap();
+    assert_eq!(config.load.trace.unwrap().path, trace.path());
+    let nowhere = ["--trace-logits", "/no/such/folder/trace"];
+    let refused = errors(&[&MODEL[..], &nowhere].concat(), &[]);
+    assert!(
+        refused[0].contains("/no/such/folder/trace cannot be written"),
+        "{refused:?}"
+    );
+}
+
+#[test]
 fn callback_urls() {
     let parse = |text| parse_callback_url(text).map(|url| (url.authority, url.path));
     let ok = |authority: &str, path: &str| Ok((authority.to_owned(), path.to_owned()));
