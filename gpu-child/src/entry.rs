@@ -1,6 +1,9 @@
 //! From `main` to [`serve`](crate::serve::serve): arguments, the tie to the parent, the socket.
 
 use crate::exit;
+#[cfg(feature = "fault-injection")]
+use crate::fault_injection;
+use crate::flight_recorder::FlightRecorder;
 use crate::serve::{Link, Loaded, Progress, serve};
 use clap::Parser;
 use interprocess::local_socket::{GenericFilePath, Stream, prelude::*};
@@ -46,9 +49,14 @@ where
         Err(error) => end(ExitCode::Io, &format!("the control socket: {error}")),
     };
     let (generation, reader) = (Generation(arguments.generation), socket.clone());
+    #[cfg(feature = "fault-injection")]
+    let (socket, loader) = match fault_injection::rules() {
+        Ok(rules) => fault_injection::arm(rules, generation, socket, loader),
+        Err(error) => end(ExitCode::Usage, &error.to_string()),
+    };
     let link = Arc::new(Link::new(socket, generation, exit::end_process()));
     exit::end_process_on_panic(Some(Arc::clone(&link)));
-    serve(reader, link, features, loader);
+    serve(reader, link, features, FlightRecorder::at_stdin(), loader);
     std::process::exit(ExitCode::SupervisorLost.code());
 }
 

@@ -4,7 +4,8 @@
 //! entry ─ serve ─┬─ reader, heartbeat, link          (threads and words)
 //!                └─ engine ─┬─ scheduler ─ kv_cache  (pure: who runs, in which pages)
 //!                           ├─ device    ─ sampler   (a step: tokens in, tokens out)
-//!                           └─ trace                 (what the device saw, on request)
+//!                           ├─ trace                 (what the device saw, on request)
+//!                           └─ flight_recorder       (what it was doing, for after its death)
 //!           loader ─ model ─ gguf                    (an untrusted file, checked)
 //! ```
 //!
@@ -18,6 +19,9 @@
 pub mod device;
 pub mod entry;
 pub mod exit;
+#[cfg(feature = "fault-injection")]
+pub mod fault_injection;
+pub mod flight_recorder;
 pub mod kv_cache;
 pub mod loader;
 pub mod model;
@@ -26,3 +30,11 @@ pub mod sampler;
 pub mod scheduler;
 pub mod serve;
 pub mod trace;
+
+/// Compile-time features that change what this process may do; told to the supervisor, which
+/// refuses those it was not told to accept.
+pub const FEATURES: &[&str] = if cfg!(feature = "fault-injection") {
+    &["fault-injection"]
+} else {
+    &[]
+};

@@ -334,6 +334,7 @@ fn a_panic_in_any_thread_is_told_and_ends_the_process() {
 /// A child whose loader panics in a thread of its own; nothing unless the test above asks for it.
 #[test]
 fn role_of_a_panicking_child() {
+    use worker_orcd_gpu::flight_recorder::FlightRecorder;
     use worker_orcd_gpu::{exit, serve};
     if std::env::var_os("ROLE").is_none() {
         return;
@@ -342,7 +343,7 @@ fn role_of_a_panicking_child() {
     let reader = socket.try_clone().unwrap();
     let link = std::sync::Arc::new(serve::Link::new(socket, Generation(5), exit::end_process()));
     exit::end_process_on_panic(Some(std::sync::Arc::clone(&link)));
-    serve::serve(reader, link, &[], |_, _| {
+    serve::serve(reader, link, &[], FlightRecorder::none(), |_, _| {
         std::thread::spawn(|| panic!("a test panics"))
             .join()
             .unwrap();

@@ -14,6 +14,7 @@
 //! * [`fault`] names what can go wrong in a child and gives each cause of death an exit code.
 //! * [`frame`] cuts a byte stream into frames and never does I/O; [`codec`] is the only file
 //!   that names bincode.
+//! * [`flight`] is what a child leaves behind: a ring of records in shared memory, no message.
 //!
 //! Deliberately absent: sockets, clocks, processes, CUDA. A version of this crate is a version
 //! of the protocol: [`PROTOCOL_VERSION`] changes whenever a golden byte in `tests/golden` does.
@@ -24,6 +25,7 @@ pub mod codec;
 pub mod command;
 pub mod event;
 pub mod fault;
+pub mod flight;
 pub mod frame;
 pub mod ids;
 pub mod memory;

@@ -11,19 +11,23 @@
 //! Nothing in it waits for one thing alone, and nothing in it takes long: building a tokenizer
 //! happens on another thread, writing to the child goes into a buffer.
 //!
-//! * [`words`] what the child's messages mean; [`flood`] how many are too many; [`news`] what the driver tells the world about
-//!   all this: log lines and snapshots.
+//! * [`words`] what the child's messages mean; [`flood`] how many are too many; [`post_mortem`]
+//!   what is handed to the crash log; [`news`] what the driver tells the world about all this: log
+//!   lines and snapshots.
 
 mod flood;
 mod news;
+mod post_mortem;
 mod words;
 
+use crate::child::flight_recorder::FlightRecorder;
 use crate::child::link::LinkError;
 use crate::child::output::log_lines;
 use crate::child::reap::Process;
 use crate::child::socket::{Door, PrivateDir};
 use crate::child::spawn::{SpawnOrder, Spawned, Spawner, is_permanent};
 use crate::child::{Child, Sign};
+use crate::crash::CrashLog;
 use crate::driver::flood::FloodGate;
 use crate::driver::news::News;
 use crate::engine::{Ended, EngineSettings, LoadedModel, Phase, Refusal, Shared};
@@ -58,6 +62,8 @@ pub(crate) struct Driver {
     child: Option<Child>,
     /// Where the process that is being made will knock.
     door: Option<(Generation, Door)>,
+    /// Of the child that is or is being made; what the dead one wrote is read from here.
+    recorder: Option<FlightRecorder>,
     building: Option<Building>,
     requests: Requests,
     model: Option<Arc<LoadedModel>>,
@@ -68,6 +74,7 @@ pub(crate) struct Driver {
     shared: Arc<Shared>,
     phase: watch::Sender<Phase>,
     news: News,
+    crashes: CrashLog,
     flood_gate: FloodGate,
     /// The last handle is gone, and with it everybody who could want an answer.
     deserted: bool,
@@ -103,6 +110,7 @@ impl Driver {
         let started = Instant::now();
         Self {
             news: News::new(started),
+            crashes: CrashLog::new(Arc::clone(&shared.crashes)),
             flood_gate: FloodGate::new(started),
             requests: Requests::new(Arc::clone(&shared.registry)),
             settings,
@@ -111,6 +119,7 @@ impl Driver {
             effects: effects.into(),
             child: None,
             door: None,
+            recorder: None,
             building: None,
             model: None,
             spawner: Spawner::start(answers),
@@ -156,6 +165,7 @@ impl Driver {
                 self.tell_child_event(event);
             }
             Sign::Exited(exit) => {
+                self.crashes.exited(Instant::now(), exit);
                 self.tell_child_event(ChildEvent::Exited(exit));
                 // Nobody is left who could connect.
                 if self
@@ -193,6 +203,7 @@ impl Driver {
                 let child = Child::new(generation, process, door);
                 let pid = child.pid;
                 self.news.spawned(generation, pid);
+                self.crashes.respawned(Instant::now());
                 self.flood_gate = FloodGate::new(Instant::now());
                 self.child = Some(child);
                 ChildEvent::Spawned { pid }
@@ -246,7 +257,9 @@ impl Driver {
     // === deciding and doing ===
 
     fn tell(&mut self, event: Event) {
+        let before = self.machine.state().name();
         let effects = self.machine.handle(self.started.elapsed(), event);
+        self.notice_death(before);
         self.effects.extend(effects);
     }
 
@@ -293,13 +306,17 @@ impl Driver {
             Effect::Kill { generation, signal } => {
                 if let Some(child) = self.child.as_mut().filter(|c| c.generation == generation) {
                     child.kill(signal);
+                    self.crashes.killed();
                     if signal == Signal::Kill {
                         // It is not listened to any more, however much it has to say.
                         child.close_link();
                     }
                 }
             }
-            Effect::Bury { cause, .. } => self.bury(&cause),
+            Effect::Bury { generation, cause } => {
+                self.report_death(generation, &cause);
+                self.bury(&cause);
+            }
             Effect::RefuseNewWork => {
                 let refusal = match self.machine.state() {
                     State::Failed { failure, .. } => Refusal::Unavailable(failure.reason.clone()),
@@ -333,10 +350,17 @@ impl Driver {
         let dir = self.dir.as_ref().map_err(copy_error)?;
         let spawner = self.spawner.as_ref().map_err(copy_error)?;
         let door = dir.open_door(generation)?;
+        // A child without one serves as well; only its death is told worse.
+        let recorder = FlightRecorder::create(generation)
+            .and_then(|recorder| Ok((recorder.for_child()?, recorder)))
+            .inspect_err(|error| warn!(%error, "a flight recorder cannot be made"));
+        let (for_child, recorder) = recorder.ok().unzip();
+        self.recorder = recorder;
         spawner.order(SpawnOrder {
             generation,
             program: self.settings.child_binary.clone(),
             socket: door.path().to_owned(),
+            recorder: for_child,
         });
         self.door = Some((generation, door));
         Ok(())
@@ -361,6 +385,7 @@ impl Driver {
     fn serve(&mut self) {
         if let Some(model) = &self.model {
             self.news.ready(model);
+            self.crashes.ready(Instant::now());
             self.requests.serve(Arc::clone(&model.text));
             self.phase.send_modify(|phase| phase.ready = true);
         }
@@ -424,9 +449,10 @@ impl Driver {
 
     fn publish(&mut self) {
         if self.news.is_due() {
-            let snapshot = self
-                .news
-                .snapshot(&self.machine, &self.requests, &self.shared.registry);
+            let mut snapshot =
+                self.news
+                    .snapshot(&self.machine, &self.requests, &self.shared.registry);
+            snapshot.faults.crash_reports = self.crashes.reported();
             *self.shared.snapshot.write() = Arc::new(snapshot);
         }
     }

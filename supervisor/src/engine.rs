@@ -13,6 +13,7 @@ pub use model::LoadedModel;
 pub use snapshot::{ChildSnapshot, EngineSnapshot, FaultsSnapshot, LoadSnapshot, Status};
 pub use worker_orcd_lifecycle::{Deadlines, RestartPolicy, SupervisorExit};
 
+use crate::crash::{CrashSettings, CrashStore};
 use crate::driver::Driver;
 use crate::error_code::ErrorCode;
 use crate::requests::Registry;
@@ -38,8 +39,11 @@ pub struct EngineSettings {
     pub on_fault: OnFault,
     /// Requests that may wait beyond those that the child decodes at once.
     pub max_queue: usize,
+    /// How long a request that killed a child when it ran alone is refused.
+    pub quarantine_for: Duration,
     /// Accept a child that was built to fail on command. Never in production.
     pub accept_fault_injection: bool,
+    pub crashes: CrashSettings,
 }
 
 /// How it ended, and with which number the process should.
@@ -63,6 +67,7 @@ pub(crate) struct Shared {
     pub registry: Arc<Registry>,
     pub model: RwLock<Option<Arc<LoadedModel>>>,
     pub snapshot: RwLock<Arc<EngineSnapshot>>,
+    pub crashes: Arc<CrashStore>,
     pub on_fault: OnFault,
 }
 
@@ -82,9 +87,14 @@ impl Engine {
     pub fn start(settings: EngineSettings) -> Self {
         let slots = settings.load.max_running as usize;
         let shared = Arc::new(Shared {
-            registry: Arc::new(Registry::new(slots, settings.max_queue)),
+            registry: Arc::new(Registry::new(
+                slots,
+                settings.max_queue,
+                settings.quarantine_for,
+            )),
             model: RwLock::new(None),
             snapshot: RwLock::new(Arc::new(EngineSnapshot::before_anything(Instant::now()))),
+            crashes: Arc::new(CrashStore::open(settings.crashes.clone())),
             on_fault: settings.on_fault,
         });
         let (controls, inbox) = mpsc::unbounded_channel();
@@ -105,13 +115,10 @@ impl Engine {
             let reason = self.snapshot().reason.clone();
             return Err(Refusal::Unavailable(reason));
         }
+        let now = Instant::now();
+        self.shared.registry.inspect(&request, now)?;
         let id = self.shared.registry.admit(&request.job_id)?;
-        let record = Arc::new(Record::new(
-            id,
-            request,
-            self.shared.on_fault,
-            Instant::now(),
-        ));
+        let record = Arc::new(Record::new(id, request, self.shared.on_fault, now));
         if self
             .controls
             .send(Control::Submit(Arc::clone(&record)))
@@ -143,6 +150,12 @@ impl Engine {
     #[must_use]
     pub fn snapshot(&self) -> Arc<EngineSnapshot> {
         Arc::clone(&self.shared.snapshot.read())
+    }
+
+    /// Reports of children that died, this supervisor's and earlier ones'.
+    #[must_use]
+    pub fn crashes(&self) -> &Arc<CrashStore> {
+        &self.shared.crashes
     }
 
     /// Live requests, counted now.

@@ -9,7 +9,8 @@
 //! * [`commands`] is the command line, [`config`] what it says, [`exit`] how it ends.
 //! * [`http`] is what clients see; [`engine`] is the one thing it asks.
 //! * [`text`] turns text into token ids and back; the child deals in ids alone.
-//! * [`requests`] journals what clients were promised; `driver` and [`child`] keep a child alive.
+//! * [`requests`] journals what clients were promised; `driver` and [`child`] keep a child alive;
+//!   [`crash`] tells what became of those that died.
 //!
 //! Deliberately absent: CUDA, parsing of model files, `unsafe`.
 
@@ -20,6 +21,7 @@ pub mod callback;
 pub mod child;
 pub mod commands;
 pub mod config;
+pub mod crash;
 mod driver;
 pub mod engine;
 pub mod error_code;

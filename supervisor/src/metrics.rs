@@ -48,6 +48,11 @@ struct Gauges {
     prefix_hit_tokens: Gauge,
     restarts: Counter,
     recoveries: Counter,
+    on_probation: Gauge,
+    probations: Counter,
+    quarantined: Counter,
+    quarantined_now: Gauge,
+    crash_reports: Counter,
     deaths: Family<Label, Counter>,
     gateway_running: Gauge,
     gateway_waiting: Gauge,
@@ -192,6 +197,31 @@ impl Gauges {
             "Requests that went on elsewhere",
             gauges.recoveries.clone(),
         );
+        own.register(
+            "crash_reports",
+            "Deaths that were reported",
+            gauges.crash_reports.clone(),
+        );
+        own.register(
+            "requests_on_probation",
+            "Requests that must run alone now",
+            gauges.on_probation.clone(),
+        );
+        own.register(
+            "probations",
+            "Requests that were in flight at two deaths at one step",
+            gauges.probations.clone(),
+        );
+        own.register(
+            "requests_quarantined",
+            "Requests that ended as queries of death",
+            gauges.quarantined.clone(),
+        );
+        own.register(
+            "quarantined_fingerprints",
+            "Refused now",
+            gauges.quarantined_now.clone(),
+        );
         own.register("child_deaths", "By cause", gauges.deaths.clone());
         let gateway = [
             ("vllm:num_requests_running", gauges.gateway_running.clone()),
@@ -248,6 +278,18 @@ impl Gauges {
         self.recoveries
             .inner()
             .store(snapshot.faults.recoveries, Ordering::Relaxed);
+        self.crash_reports
+            .inner()
+            .store(snapshot.faults.crash_reports, Ordering::Relaxed);
+        let faults = &snapshot.faults;
+        self.on_probation.set(faults.on_probation as i64);
+        self.quarantined_now.set(faults.quarantined.len() as i64);
+        self.probations
+            .inner()
+            .store(faults.probations, Ordering::Relaxed);
+        self.quarantined
+            .inner()
+            .store(faults.quarantined_total, Ordering::Relaxed);
         for (cause, count) in &snapshot.faults.deaths_by_cause {
             let deaths = self.deaths.get_or_create(&[("cause", *cause)]);
             deaths.inner().store(*count, Ordering::Relaxed);

@@ -199,6 +199,12 @@ impl WorkerBuilder {
     }
 
     #[must_use]
+    pub fn flag(mut self, name: &str) -> Self {
+        self.arguments.push(name.to_owned());
+        self
+    }
+
+    #[must_use]
     pub fn env(mut self, name: &str, value: &str) -> Self {
         self.variables.push((name.to_owned(), value.to_owned()));
         self
@@ -256,6 +262,8 @@ impl WorkerBuilder {
         }
         command
             .args(&self.arguments)
+            // Crash reports of tests are nobody's but theirs.
+            .env("XDG_STATE_HOME", directory.path())
             .envs(self.variables.iter().cloned())
             .stdin(Stdio::null())
             .stdout(Stdio::piped())

@@ -10,6 +10,7 @@
 #![forbid(unsafe_code)]
 
 mod bench;
+mod chaos;
 mod compare;
 mod fetch_model;
 mod fuzz;
@@ -47,6 +48,8 @@ enum Command {
     Bench(bench::Arguments),
     /// Run every fuzz target for a while.
     Fuzz(fuzz::Arguments),
+    /// Streams against the real worker while its children die of everything.
+    Chaos(chaos::Arguments),
     /// A fresh haiku on the current minute, streamed, with every token derived again.
     Haiku(haiku::Arguments),
     /// The largest difference per checkpoint between two logits traces.
@@ -64,6 +67,7 @@ fn main() -> ExitCode {
         Command::FetchModel => fetch_model::run().map(drop),
         Command::Bench(arguments) => bench::run(&arguments),
         Command::Fuzz(arguments) => fuzz::run(&arguments),
+        Command::Chaos(arguments) => chaos::run(&arguments),
         Command::Haiku(arguments) => haiku::run(&arguments),
         Command::Compare(arguments) => compare::run(&arguments),
     };

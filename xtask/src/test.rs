@@ -1,6 +1,6 @@
 //! `cargo xtask test`: what a change has to pass, in the order in which it fails fastest.
 
-use crate::{fetch_model, paths, process, python};
+use crate::{chaos, fetch_model, paths, process, python};
 use anyhow::Result;
 use std::process::Command;
 use std::time::Instant;
@@ -36,7 +36,11 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     // The binaries that ship, without the features that `tests` turns on.
     process::run(process::cargo().args(["test", "--no-fail-fast"]))?;
     match &oracles {
-        Some(environment) => process::run(&mut everything_else(environment))?,
+        Some(environment) => {
+            process::run(&mut everything_else(environment))?;
+            process::run(&mut failing_on_command(environment))?;
+            chaos::for_ci(&environment.model)?;
+        }
         // Static checks of the repository need neither.
         None => process::run(process::cargo().args([
             "test",
@@ -63,8 +67,7 @@ fn oracles() -> Result<Oracles> {
     })
 }
 
-/// The tests that run real binaries and compare with other engines. A package of its own,
-/// so that no feature it may need reaches the binaries that ship.
+/// The tests that run real binaries and compare with other engines.
 fn everything_else(oracles: &Oracles) -> Command {
     let mut command = process::cargo();
     command
@@ -72,5 +75,21 @@ fn everything_else(oracles: &Oracles) -> Command {
         .env("WORKER_ORCD_PYTHON", &oracles.python)
         .env("WORKER_ORCD_MODEL", &oracles.model)
         .current_dir(paths::root());
+    command
+}
+
+/// The same package again, with a child that was built to fail: what ships is tested without.
+fn failing_on_command(oracles: &Oracles) -> Command {
+    let mut command = process::cargo();
+    command
+        .args([
+            "test",
+            "-p",
+            "worker-orcd-tests",
+            "--features",
+            "fault-injection",
+        ])
+        .args(["--test", "faults", "--test", "chaos", "--bin", "chaos"])
+        .env("WORKER_ORCD_MODEL", &oracles.model);
     command
 }

@@ -5,11 +5,13 @@ use super::reader::Phase;
 use super::status::Status;
 use super::{Link, Loaded, Progress};
 use crate::device::{Batch, Executor, NoTap, Tap};
+use crate::flight_recorder::{FlightRecorder, Watched, phase};
 use crate::kv_cache::KvCache;
 use crate::scheduler::{Limits, Scheduler, SchedulerError};
 use crate::trace::LogitsTrace;
 use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
+use worker_orcd_ipc::flight::{Moment, Who};
 use worker_orcd_ipc::{
     Command, Event, Fault, LoadOrder, MemoryReport, ReadyReport, StepReport, TokenId,
 };
@@ -24,6 +26,7 @@ pub(super) fn run<L>(
     status: &Status,
     phase: &Phase,
     commands: &Receiver<Command>,
+    recorder: FlightRecorder,
     loader: L,
 ) -> Result<(), Fault>
 where
@@ -34,9 +37,11 @@ where
         return Ok(());
     };
     status.set_progress(Some((0, 0)));
+    recorder.record(0, Moment::LoadBegin, Who::NOBODY);
     let loaded = loader(&order, &|done, total| {
         status.set_progress(Some((done, total)))
     })?;
+    recorder.record(0, Moment::LoadEnd, Who::NOBODY);
     if let Some((_, bytes_total)) = status.progress() {
         // The last of it may have come between two heartbeats.
         link.send(Event::LoadProgress {
@@ -44,7 +49,7 @@ where
             bytes_total,
         });
     }
-    let (mut engine, ready) = Engine::new(link, status, &order, loaded)?;
+    let (mut engine, ready) = Engine::new(link, status, recorder, &order, loaded)?;
     engine.update_status();
     phase.serve();
     if link.send(Event::Ready(Box::new(ready))) {
@@ -57,6 +62,7 @@ where
 struct Engine<'a> {
     link: &'a Link,
     status: &'a Status,
+    recorder: FlightRecorder,
     executor: Box<dyn Executor>,
     scheduler: Scheduler,
     trace: Option<LogitsTrace>,
@@ -71,6 +77,7 @@ impl<'a> Engine<'a> {
     fn new(
         link: &'a Link,
         status: &'a Status,
+        recorder: FlightRecorder,
         order: &LoadOrder,
         loaded: Loaded,
     ) -> Result<(Self, ReadyReport), Fault> {
@@ -111,6 +118,7 @@ impl<'a> Engine<'a> {
         let engine = Self {
             link,
             status,
+            recorder,
             executor,
             scheduler: Scheduler::new(limits, KvCache::new(geometry, order.prefix_cache)),
             trace,
@@ -184,12 +192,25 @@ impl<'a> Engine<'a> {
             step: self.step,
             sequences: &sequences,
         };
-        let Some(trace) = &mut self.trace else {
-            return self.executor.step(&batch, &mut NoTap);
+        let tokens = sequences
+            .iter()
+            .map(|work| work.tokens.len())
+            .sum::<usize>() as u32;
+        let who = Who::new(sequences.iter().map(|work| work.request));
+        let note = |moment| self.recorder.record(self.step, moment, who);
+        note(Moment::StepBegin { tokens });
+        note(Moment::Phase(phase(&sequences)));
+        let tap: &mut dyn Tap = match &mut self.trace {
+            Some(trace) => trace,
+            None => &mut NoTap,
         };
-        let results = self.executor.step(&batch, trace as &mut dyn Tap)?;
+        let mut tap = Watched::new(tap, &self.recorder, self.step, who);
+        let results = self.executor.step(&batch, &mut tap)?;
+        note(Moment::StepEnd);
         // A trace with holes would prove nothing.
-        trace.check().map_err(trace_fault)?;
+        if let Some(trace) = &mut self.trace {
+            trace.check().map_err(trace_fault)?;
+        }
         Ok(results)
     }
 

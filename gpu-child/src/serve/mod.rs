@@ -29,6 +29,7 @@ mod status;
 pub use link::Link;
 
 use crate::device::Executor;
+use crate::flight_recorder::FlightRecorder;
 use reader::Phase;
 use status::Status;
 use std::io::Read;
@@ -59,8 +60,13 @@ pub type Progress<'a> = &'a (dyn Fn(u64, u64) + Sync);
 
 /// Says hello, loads what it is told to, and works until the conversation ends. Returns only when
 /// the link's [`Exit`](crate::exit::Exit) does.
-pub fn serve<R, L>(reader: R, link: Arc<Link>, features: &[&str], loader: L)
-where
+pub fn serve<R, L>(
+    reader: R,
+    link: Arc<Link>,
+    features: &[&str],
+    recorder: FlightRecorder,
+    loader: L,
+) where
     R: Read + Send + 'static,
     L: FnOnce(&LoadOrder, Progress<'_>) -> Result<Loaded, Fault>,
 {
@@ -89,7 +95,7 @@ where
             return link.last_words(Fault::Io { message });
         }
     }
-    if let Err(fault) = engine::run(&link, &status, &phase, &commands, loader) {
+    if let Err(fault) = engine::run(&link, &status, &phase, &commands, recorder, loader) {
         link.last_words(fault);
     }
 }

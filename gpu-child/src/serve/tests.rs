@@ -132,7 +132,9 @@ impl Supervisor {
             let _ = sender.send(code);
         });
         let link = Arc::new(Link::new(child_writer, Generation(3), exit));
-        std::thread::spawn(move || serve(child_reader, link, &["test"], load));
+        std::thread::spawn(move || {
+            serve(child_reader, link, &["test"], FlightRecorder::none(), load)
+        });
         let mut this = Self {
             down: Some(down),
             up,

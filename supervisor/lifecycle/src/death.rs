@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 use thiserror::Error;
-use worker_orcd_ipc::{ExitCode, Fault};
+use worker_orcd_ipc::{ExitCode, Fault, RequestId};
 
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum DeathCause {
@@ -17,6 +17,9 @@ pub enum DeathCause {
     /// A signal that this supervisor did not send.
     #[error("the child was killed by signal {0}")]
     Signalled(i32),
+    /// SIGKILL, and the kernel counted a victim of its own.
+    #[error("the child was killed by the kernel, which was out of memory")]
+    OomKilled,
     #[error("no heartbeat for {} ms", .silent_for.as_millis())]
     HeartbeatLost { silent_for: Duration },
     #[error("a step ran for {} ms without end", .ran_for.as_millis())]
@@ -69,11 +72,24 @@ pub enum HandshakeRefusal {
 pub enum Exit {
     Code(i32),
     Signal(i32),
+    /// By the kernel's OOM killer.
+    OomKilled,
+}
+
+/// Whose doing a death may have been, as far as its cause tells.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Blame {
+    /// It came from outside, or before any request.
+    Nobody,
+    /// Any request that was with the child.
+    Anybody,
+    /// The child itself named it.
+    Request(RequestId),
 }
 
 impl DeathCause {
     /// One of each, in the order of the enum: for tests, and for metrics that must start at 0.
-    pub const LABELS: [&'static str; 23] = [
+    pub const LABELS: [&'static str; 24] = [
         "model_load",
         "insufficient_memory",
         "device_unavailable",
@@ -86,6 +102,7 @@ impl DeathCause {
         "exited_silently",
         "exited_unknown",
         "signalled",
+        "oom_killed",
         "heartbeat_lost",
         "step_deadline",
         "load_stalled",
@@ -104,9 +121,36 @@ impl DeathCause {
     pub fn of_exit(exit: Exit) -> Self {
         match exit {
             Exit::Signal(signal) => Self::Signalled(signal),
+            Exit::OomKilled => Self::OomKilled,
             Exit::Code(code) => {
                 ExitCode::from_code(code).map_or(Self::ExitedUnknown(code), Self::Exited)
             }
+        }
+    }
+
+    /// In doubt it is anybody: a suspicion costs an innocent request a moment alone, while a
+    /// query of death that is never suspected costs everybody the worker.
+    #[must_use]
+    pub fn blame(&self) -> Blame {
+        match self {
+            Self::Said(Fault::NonFiniteLogits { request, .. }) => Blame::Request(*request),
+            Self::Said(fault) => blame_of_code(fault.exit_code()),
+            Self::Exited(code) => blame_of_code(*code),
+            Self::Signalled(signal) if FROM_OUTSIDE.contains(signal) => Blame::Nobody,
+            Self::Signalled(_)
+            | Self::OomKilled
+            | Self::ExitedUnknown(_)
+            | Self::HeartbeatLost { .. }
+            | Self::StepDeadline { .. }
+            | Self::ProtocolViolation(_)
+            | Self::LinkStalled
+            | Self::SocketClosed => Blame::Anybody,
+            Self::LoadStalled { .. }
+            | Self::HandshakeDeadline { .. }
+            | Self::HandshakeRefused(_)
+            | Self::Unservable(_)
+            | Self::SpawnFailed { .. }
+            | Self::Dismissed => Blame::Nobody,
         }
     }
 
@@ -118,6 +162,7 @@ impl DeathCause {
             Self::Exited(code) => fault_label(*code),
             Self::ExitedUnknown(_) => "exited_unknown",
             Self::Signalled(_) => "signalled",
+            Self::OomKilled => "oom_killed",
             Self::HeartbeatLost { .. } => "heartbeat_lost",
             Self::StepDeadline { .. } => "step_deadline",
             Self::LoadStalled { .. } => "load_stalled",
@@ -130,6 +175,27 @@ impl DeathCause {
             Self::SpawnFailed { .. } => "spawn_failed",
             Self::Dismissed => "dismissed",
         }
+    }
+}
+
+/// SIGHUP, SIGINT, SIGQUIT, SIGKILL, SIGTERM: sent by people and service managers, and never by
+/// the kernel for what a program computes, except by the OOM killer, which is told apart.
+const FROM_OUTSIDE: [i32; 5] = [1, 2, 3, 9, 15];
+
+fn blame_of_code(code: ExitCode) -> Blame {
+    match code {
+        ExitCode::Usage
+        | ExitCode::ModelLoad
+        | ExitCode::InsufficientMemory
+        | ExitCode::DeviceUnavailable
+        | ExitCode::SupervisorLost => Blame::Nobody,
+        ExitCode::Clean
+        | ExitCode::Device
+        | ExitCode::NonFiniteLogits
+        | ExitCode::Protocol
+        | ExitCode::OutOfMemory
+        | ExitCode::Panic
+        | ExitCode::Io => Blame::Anybody,
     }
 }
 
@@ -156,6 +222,7 @@ mod tests {
     #[test]
     fn every_exit_is_some_death_and_every_label_is_listed() {
         let of_exits = (-1..256).map(Exit::Code).chain((1..65).map(Exit::Signal));
+        let of_exits = of_exits.chain([Exit::OomKilled]);
         let causes = of_exits.map(DeathCause::of_exit).chain([
             DeathCause::HeartbeatLost {
                 silent_for: Duration::ZERO,
@@ -187,6 +254,31 @@ mod tests {
         ]);
         let labels: BTreeSet<_> = causes.map(|cause| cause.label()).collect();
         assert_eq!(labels, BTreeSet::from(DeathCause::LABELS));
+    }
+
+    #[test]
+    fn an_operators_kill_accuses_nobody_and_a_crash_accuses_whoever_was_there() {
+        let blame = |exit| DeathCause::of_exit(exit).blame();
+        for signal in FROM_OUTSIDE {
+            assert_eq!(
+                blame(Exit::Signal(signal)),
+                Blame::Nobody,
+                "signal {signal}"
+            );
+        }
+        for signal in [4, 5, 6, 7, 8, 11] {
+            assert_eq!(
+                blame(Exit::Signal(signal)),
+                Blame::Anybody,
+                "signal {signal}"
+            );
+        }
+        assert_eq!(blame(Exit::OomKilled), Blame::Anybody);
+        assert_eq!(blame(Exit::Code(0)), Blame::Anybody);
+        assert_eq!(blame(Exit::Code(65)), Blame::Nobody);
+        let request = RequestId(7);
+        let cause = DeathCause::Said(Fault::NonFiniteLogits { step: 1, request });
+        assert_eq!(cause.blame(), Blame::Request(request));
     }
 
     #[test]

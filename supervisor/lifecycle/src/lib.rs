@@ -37,7 +37,7 @@ pub mod restart_policy;
 pub mod state;
 pub mod watchdog;
 
-pub use death::{DeathCause, Exit, HandshakeRefusal};
+pub use death::{Blame, DeathCause, Exit, HandshakeRefusal};
 pub use effect::{Effect, EndReason, Signal};
 pub use event::{ChildEvent, Event};
 pub use exit::SupervisorExit;

@@ -18,9 +18,9 @@ pub struct RestartPolicy {
 impl Default for RestartPolicy {
     fn default() -> Self {
         Self {
-            // Five deaths a minute are survived, the sixth is not. One request that kills
-            // every child it meets is given up after four (see `requests`), so it alone never
-            // ends a worker; a card that faults on its own does so at every load, within
+            // Five deaths a minute are survived, the sixth is not. A request that kills every
+            // child it meets is found after three (two in company, one alone), so it never
+            // ends a worker, and neither do three of them at once; a card that faults on its own does so at every load, within
             // seconds, and is reported in under a minute.
             max_deaths: 5,
             window: Duration::from_secs(60),
@@ -118,6 +118,7 @@ fn needs_time(cause: &DeathCause) -> bool {
                 | Fault::OutOfMemory { .. }
                 | Fault::Io { .. }
         ) | DeathCause::Exited(_)
+            | DeathCause::OomKilled
             | DeathCause::SpawnFailed { .. }
             | DeathCause::Unservable(_)
             | DeathCause::LoadStalled { .. }

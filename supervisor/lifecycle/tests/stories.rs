@@ -553,3 +553,42 @@ fn a_driver_that_only_wakes_at_the_deadlines_it_is_given_still_notices_silence()
     }
     assert_eq!(sim.now, Deadlines::default().heartbeat);
 }
+
+#[test]
+fn the_oom_killer_is_told_apart_and_given_time() {
+    let (mut sim, _) = Sim::start();
+    sim.reach_serving();
+    let effects = sim.die(Exit::OomKilled);
+    let cause = DeathCause::OomKilled;
+    let generation = sim.generation();
+    assert!(
+        effects.contains(&Effect::Bury { generation, cause }),
+        "{effects:?}"
+    );
+    assert_eq!(sim.state(), "backoff", "the memory is not free yet");
+    assert_eq!(sim.machine.ledger().by_cause()["oom_killed"], 1);
+    sim.pass(Duration::from_secs(1));
+    assert_eq!(sim.state(), "spawning");
+}
+
+#[test]
+fn giving_up_ends_every_request_and_says_why() {
+    let (mut sim, _) = Sim::start();
+    let mut effects = vec![];
+    for _ in 0..6 {
+        sim.pass_until_spawning();
+        sim.reach_serving();
+        effects = sim.die(Exit::Signal(11));
+    }
+    assert_eq!(sim.state(), "failed");
+    let position = |wanted: fn(&Effect) -> bool| effects.iter().position(wanted).unwrap();
+    let closed = position(|effect| *effect == Effect::RefuseNewWork);
+    let ended = position(|effect| *effect == Effect::EndRequests(EndReason::Failed));
+    let end = position(|effect| {
+        matches!(effect, Effect::End { exit: SupervisorExit::CrashLoop, reason }
+            if reason.contains("signal 11"))
+    });
+    assert!(closed < ended && ended < end, "{effects:?}");
+    assert_eq!(SupervisorExit::CrashLoop.code(), 82);
+    assert_eq!(sim.machine.poll_deadline(), None);
+}

@@ -2,14 +2,17 @@
 //!
 //! * [`spawn`] the thread that makes processes; [`socket`] the private place where a child
 //!   connects; [`link`] frames in both directions; [`reap`] the process itself, its death and
-//!   its group; [`output`] its stdout and stderr, as log lines.
+//!   its group; [`oom`] whose SIGKILL it was; [`output`] its stdout and stderr, as log lines;
+//!   [`flight_recorder`] its stdin, which it writes to and which outlives it.
 //!
 //! [`Child`] puts them together for the driver: [`Child::next`] says what happened next, and
 //! nothing here ever waits for the child without the driver being able to do something else.
 //!
 //! Deliberately absent: decisions. What a sign means is the lifecycle's business.
 
+pub mod flight_recorder;
 pub mod link;
+mod oom;
 pub mod output;
 pub mod reap;
 pub mod socket;

@@ -1,6 +1,7 @@
 //! The process: noticed when it dies through a pidfd, killed with everything it forked, and
 //! waited for exactly once.
 
+use crate::child::oom::OomWatch;
 use rustix::process::{
     Pid, PidfdFlags, Signal as OsSignal, WaitId, WaitIdOptions, kill_process_group, pidfd_open,
     waitid,
@@ -22,6 +23,7 @@ pub struct Process {
     pid: Pid,
     pidfd: AsyncFd<OwnedFd>,
     reaped: bool,
+    oom: OomWatch,
 }
 
 impl Process {
@@ -32,6 +34,7 @@ impl Process {
     /// is killed.
     pub fn new(mut child: StdChild) -> io::Result<Self> {
         let pid = Pid::from_child(&child);
+        let oom = OomWatch::start();
         // Safe against reuse of the number: the process is ours and not waited for yet.
         let pidfd = pidfd_open(pid, PidfdFlags::NONBLOCK)
             .map_err(io::Error::from)
@@ -42,6 +45,7 @@ impl Process {
                 pid,
                 pidfd,
                 reaped: false,
+                oom,
             }),
             Err(error) => {
                 child.kill()?;
@@ -98,7 +102,7 @@ impl Process {
         match self.child.try_wait() {
             Ok(Some(status)) => {
                 self.reaped = true;
-                Some(exit_of(status))
+                Some(exit_of(status, &self.oom))
             }
             Ok(None) => None,
             Err(error) => {
@@ -130,8 +134,9 @@ fn watch(pidfd: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
     AsyncFd::with_interest(pidfd, Interest::READABLE)
 }
 
-fn exit_of(status: ExitStatus) -> Exit {
+fn exit_of(status: ExitStatus, oom: &OomWatch) -> Exit {
     match (status.code(), status.signal()) {
+        (None, Some(9)) if oom.has_struck() => Exit::OomKilled,
         (Some(code), _) => Exit::Code(code),
         (None, Some(signal)) => Exit::Signal(signal),
         // `wait` without WUNTRACED reports nothing else.

@@ -5,6 +5,7 @@
 //! any time; this thread lives as long as the supervisor, so the promise holds exactly as long.
 
 use std::io;
+use std::os::fd::OwnedFd;
 use std::os::unix::process::CommandExt as _;
 use std::path::PathBuf;
 use std::process::{Child as StdChild, Command, Stdio};
@@ -18,6 +19,8 @@ pub struct SpawnOrder {
     pub generation: Generation,
     pub program: PathBuf,
     pub socket: PathBuf,
+    /// Becomes the child's descriptor 0: its flight recorder, where one could be made.
+    pub recorder: Option<OwnedFd>,
 }
 
 #[derive(Debug)]
@@ -43,10 +46,10 @@ impl Spawner {
             .name("spawner".to_owned())
             .spawn(move || {
                 for order in inbox {
-                    let outcome = spawn(&order);
+                    let generation = order.generation;
                     let answer = Spawned {
-                        generation: order.generation,
-                        outcome,
+                        generation,
+                        outcome: spawn(order),
                     };
                     if let Err(refused) = answers.send(answer) {
                         abandon(refused.0);
@@ -63,7 +66,7 @@ impl Spawner {
     }
 }
 
-fn spawn(order: &SpawnOrder) -> io::Result<StdChild> {
+fn spawn(order: SpawnOrder) -> io::Result<StdChild> {
     Command::new(&order.program)
         .arg("--socket")
         .arg(&order.socket)
@@ -74,7 +77,7 @@ fn spawn(order: &SpawnOrder) -> io::Result<StdChild> {
         // Its own group: it is killed with everything it forks, and a Ctrl-C in the terminal
         // reaches the supervisor alone, which then drains.
         .process_group(0)
-        .stdin(Stdio::null())
+        .stdin(order.recorder.map_or_else(Stdio::null, Stdio::from))
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()

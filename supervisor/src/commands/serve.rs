@@ -89,6 +89,9 @@ async fn serve(config: Config) -> Exit {
     // Closed only now, so that /health answers to the end.
     close.send_replace(true);
     server.wait_idle(FAREWELL).await;
+    let crashes = Arc::clone(app.engine.crashes());
+    // A task that is lost has nothing left to write.
+    let _ = tokio::task::spawn_blocking(move || crashes.flush(FAREWELL)).await;
     tracing::info!(exit_code = exit.code(), "shutdown_complete");
     exit
 }
@@ -221,11 +224,14 @@ fn engine_settings(config: &Config, device: &DecidedDevice) -> EngineSettings {
         },
         restart: RestartPolicy {
             max_deaths: config.life.max_restarts,
+            max_delay: config.life.max_restart_delay,
             ..RestartPolicy::default()
         },
         on_fault: config.limits.on_fault,
         max_queue: config.life.max_queue,
+        quarantine_for: config.life.quarantine_for,
         accept_fault_injection: config.accept_fault_injection,
+        crashes: config.crashes.clone(),
     }
 }
 

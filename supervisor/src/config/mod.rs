@@ -13,6 +13,7 @@ mod reader;
 pub mod sources;
 mod units;
 
+use crate::crash::{CrashSettings, store};
 use crate::requests::OnFault;
 use clap::ArgMatches;
 use device::DeviceChoice;
@@ -42,6 +43,7 @@ pub struct Config {
     pub limits: RequestLimits,
     pub load: LoadConfig,
     pub life: LifeConfig,
+    pub crashes: CrashSettings,
 }
 
 /// How to listen, and how long to wait for clients.
@@ -95,6 +97,8 @@ pub struct LifeConfig {
     pub step_timeout: Duration,
     pub load_timeout: Duration,
     pub max_restarts: u32,
+    pub quarantine_for: Duration,
+    pub max_restart_delay: Duration,
 }
 
 /// `http://host:port/path`, taken apart.
@@ -128,7 +132,12 @@ impl Config {
         let mut errors = Vec::new();
         let settings = Settings::gather(flags, variables, &mut errors);
         match read(&mut Reader::new(&settings, &mut errors)) {
-            Some(config) if errors.is_empty() => Ok(config),
+            Some(mut config) if errors.is_empty() => {
+                let directory = config.crashes.directory.take();
+                config.crashes.directory =
+                    directory.or_else(|| store::default_directory(variables));
+                Ok(config)
+            }
             _ => Err(ConfigErrors(errors)),
         }
     }
@@ -151,6 +160,7 @@ fn read(reader: &mut Reader<'_>) -> Option<Config> {
     let limits = read_limits(reader);
     let load = read_load(reader);
     let life = read_life(reader);
+    let crashes = read_crashes(reader);
     Some(Config {
         model_ref: model_ref?,
         model: model?,
@@ -164,6 +174,7 @@ fn read(reader: &mut Reader<'_>) -> Option<Config> {
         limits: limits?,
         load: load?,
         life: life?,
+        crashes: crashes?,
     })
 }
 
@@ -238,6 +249,8 @@ fn read_life(reader: &mut Reader<'_>) -> Option<LifeConfig> {
     let step_timeout = reader.positive_duration("step-timeout");
     let load_timeout = reader.positive_duration("load-timeout");
     let max_restarts = reader.integer("max-restarts", 0..=1_000);
+    let quarantine_for = reader.duration("quarantine-for");
+    let max_restart_delay = reader.duration("max-restart-delay");
     Some(LifeConfig {
         max_queue: max_queue? as usize,
         drain_timeout: drain_timeout?,
@@ -245,6 +258,18 @@ fn read_life(reader: &mut Reader<'_>) -> Option<LifeConfig> {
         step_timeout: step_timeout?,
         load_timeout: load_timeout?,
         max_restarts: max_restarts?,
+        quarantine_for: quarantine_for?,
+        max_restart_delay: max_restart_delay?,
+    })
+}
+
+/// Without a directory until the environment is asked.
+fn read_crashes(reader: &mut Reader<'_>) -> Option<CrashSettings> {
+    let directory = reader.path("crash-dir");
+    let max_reports = reader.integer("max-crash-reports", 1..=10_000);
+    Some(CrashSettings {
+        directory,
+        max_reports: max_reports? as usize,
     })
 }
 

@@ -183,6 +183,30 @@ pub const OPTIONS: &[Spec] = &[
         "Deaths within a minute after which the worker gives up",
     ),
     value(
+        "max-restart-delay",
+        "TIME",
+        Some("8s"),
+        "Longest wait before a new child; it doubles with each death in a minute",
+    ),
+    value(
+        "crash-dir",
+        "DIRECTORY",
+        None,
+        "Where crash reports are kept [default: systemd's or the user's state directory]",
+    ),
+    value(
+        "max-crash-reports",
+        "N",
+        Some("50"),
+        "The oldest make room for more",
+    ),
+    value(
+        "quarantine-for",
+        "TIME",
+        Some("10min"),
+        "A request that kills a child when it runs alone is refused this long",
+    ),
+    value(
         "max-body-size",
         "BYTES",
         Some("4MiB"),

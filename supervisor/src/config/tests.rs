@@ -147,3 +147,21 @@ fn every_option_can_be_written_as_flag_and_none_is_listed_twice() {
     let command = sources::arguments(clap::Command::new("worker-orcd"));
     command.debug_assert();
 }
+
+#[test]
+fn crash_reports_are_kept_where_the_flag_or_the_environment_says() {
+    let state = ("STATE_DIRECTORY", "/var/lib/worker");
+    let config = gather(&MODEL, &[state]).unwrap();
+    let directory = config.crashes.directory.unwrap();
+    assert_eq!(directory, PathBuf::from("/var/lib/worker/crashes"));
+    assert_eq!(config.crashes.max_reports, 50);
+    let flags = [
+        &MODEL[..],
+        &["--crash-dir", "/tmp/here", "--max-crash-reports", "2"],
+    ]
+    .concat();
+    let config = gather(&flags, &[state]).unwrap();
+    assert_eq!(config.crashes.directory, Some(PathBuf::from("/tmp/here")));
+    assert_eq!(config.crashes.max_reports, 2);
+    assert_eq!(gather(&MODEL, &[]).unwrap().crashes.directory, None);
+}

@@ -224,7 +224,37 @@ impl News {
             generation: generation.0,
             at: unfinished.map_or(now, |death| death.at),
             pause: None,
+            stream_pause: None,
+            report: None,
         });
+    }
+
+    /// Of the last death.
+    pub fn reported(&mut self, id: String) {
+        if let Some(death) = &mut self.last_death {
+            death.report = Some(id);
+        }
+    }
+
+    /// Streams that were interrupted by the last death have their first new token.
+    pub fn flowing_again(&mut self, now: Instant) {
+        self.dirty = true;
+        if let Some(death) = &mut self.last_death {
+            death.stream_pause = Some(now.saturating_duration_since(death.at));
+        }
+    }
+
+    // === looking ===
+
+    pub fn child(&self) -> Option<&ChildSnapshot> {
+        self.child.as_ref()
+    }
+
+    /// The last report of the present child, if it has made one.
+    pub fn own_memory(&self) -> Option<&MemoryReport> {
+        let spawned_at = self.child.as_ref()?.spawned_at;
+        let (memory, taken_at) = self.memory.as_ref()?;
+        (*taken_at >= spawned_at).then_some(memory)
     }
 
     // === snapshots ===
@@ -262,11 +292,16 @@ impl News {
                 tokens_total: requests.tokens_total(),
                 tokens_per_second: self.rate.per_second(now),
             },
-            faults: self.faults(machine, requests),
+            faults: self.faults(machine, requests, registry),
         }
     }
 
-    fn faults(&self, machine: &Machine, requests: &Requests) -> FaultsSnapshot {
+    fn faults(
+        &self,
+        machine: &Machine,
+        requests: &Requests,
+        registry: &Registry,
+    ) -> FaultsSnapshot {
         let policy = machine.settings().restart;
         let ledger = machine.ledger();
         FaultsSnapshot {
@@ -278,6 +313,11 @@ impl News {
             restarts: self.spawns.saturating_sub(1),
             recoveries: requests.recoveries_total(),
             stale_events: machine.stale_events(),
+            on_probation: requests.on_probation(),
+            probations: requests.probations_total(),
+            quarantined_total: requests.quarantined_total(),
+            quarantined: registry.quarantined(Instant::now()),
+            crash_reports: 0,
         }
     }
 

@@ -78,6 +78,9 @@ impl Driver {
                 }
                 self.news.stepped(now);
                 let step = self.requests.step(&report, now);
+                if carries_tokens {
+                    self.note_tokens(now);
+                }
                 step.err()
                     .map(|violation| ChildEvent::Violation(violation.to_string()))
             }
@@ -97,6 +100,7 @@ impl Driver {
         }
         let generation = child.generation;
         self.news.loaded(&report);
+        self.crashes.loaded(&report.memory);
         let previous = self.model.clone();
         let model = tokio::task::spawn_blocking(move || {
             LoadedModel::build(report, previous.as_ref().map(Arc::as_ref))

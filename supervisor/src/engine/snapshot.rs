@@ -4,6 +4,7 @@
 //! Nothing is guessed: what is unknown is `None`, and every figure that ages carries the moment
 //! it was taken at.
 
+use crate::requests::Quarantined;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 use worker_orcd_ipc::{Load, MemoryReport};
@@ -83,6 +84,16 @@ pub struct FaultsSnapshot {
     pub recoveries: u64,
     /// Words of dead children that were dropped.
     pub stale_events: u64,
+    /// Requests that must run alone before anybody else goes on.
+    pub on_probation: usize,
+    /// How often any request was put on probation.
+    pub probations: u64,
+    /// Requests that ended as queries of death.
+    pub quarantined_total: u64,
+    /// What is refused now.
+    pub quarantined: Vec<Quarantined>,
+    /// Deaths that were reported.
+    pub crash_reports: u64,
 }
 
 #[derive(Debug, Clone)]
@@ -91,9 +102,13 @@ pub struct LastDeath {
     pub cause: String,
     pub generation: u32,
     pub at: Instant,
-    /// From that death to the next child's being ready: what streams saw. `None` as long as it
-    /// lasts.
+    /// From that death to the next child's being ready. `None` as long as it lasts.
     pub pause: Option<Duration>,
+    /// From that death to the first token after it: what streams saw. `None` as long as it lasts,
+    /// and when there were none.
+    pub stream_pause: Option<Duration>,
+    /// The id of its crash report.
+    pub report: Option<String>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -87,6 +87,11 @@ impl Clock {
     fn stamp(&self, moment: Instant) -> String {
         rfc3339(self.wall - self.now.saturating_duration_since(moment))
     }
+
+    /// Of a moment to come.
+    fn stamp_ahead(&self, moment: Instant) -> String {
+        rfc3339(self.wall + moment.saturating_duration_since(self.now))
+    }
 }
 
 fn child_report(child: &ChildSnapshot, clock: &Clock) -> Value {
@@ -223,7 +228,15 @@ fn faults_report(faults: &FaultsSnapshot, clock: &Clock) -> Value {
         "restarts": faults.restarts,
         "recoveries": faults.recoveries,
         "stale_events": faults.stale_events,
-        "quarantined": [],
+        "on_probation": faults.on_probation,
+        "probations": faults.probations,
+        "quarantined_total": faults.quarantined_total,
+        "quarantined": faults.quarantined.iter().map(|entry| json!({
+            "fingerprint": entry.fingerprint.to_string(),
+            "until": clock.stamp_ahead(entry.until),
+            "expires_in_ms": entry.until.saturating_duration_since(clock.now).as_millis() as u64,
+        })).collect::<Vec<_>>(),
+        "crash_reports": faults.crash_reports,
         "last_death": faults.last.as_ref().map(|last| json!({
             "label": last.label,
             "cause": last.cause,
@@ -231,6 +244,8 @@ fn faults_report(faults: &FaultsSnapshot, clock: &Clock) -> Value {
             "at": clock.stamp(last.at),
             "age_ms": clock.age_ms(last.at),
             "pause_ms": last.pause.map(|pause| pause.as_millis() as u64),
+            "stream_pause_ms": last.stream_pause.map(|pause| pause.as_millis() as u64),
+            "crash_id": last.report,
         })),
     })
 }

@@ -10,6 +10,7 @@
 //! ```
 //!
 //! * [`health`] and [`metrics`](crate::metrics) answer from memory and never wait.
+//! * [`crashes`] tells of children that died, in the words of their reports.
 //! * [`error`] is every answer that is not what was asked for, in either API's words.
 //!
 //! Deliberately absent: anything about children; TLS (put a proxy in front).
@@ -17,6 +18,7 @@
 pub mod access;
 pub mod body;
 pub mod correlation;
+pub mod crashes;
 pub mod error;
 pub mod execute;
 pub mod fields;
@@ -123,6 +125,8 @@ pub fn router(app: Arc<App>) -> Router {
         .route("/livez", get(health::livez))
         .route("/readyz", get(health::readyz))
         .route("/metrics", get(metrics))
+        .route("/crashes", get(crashes::list))
+        .route("/crashes/{id}", get(crashes::one))
         .route("/v1/chat/completions", post(openai::chat))
         .route("/v1/completions", post(openai::completion))
         .route("/v1/models", get(openai::models::list))

@@ -3,6 +3,7 @@
 use super::*;
 use crate::config::device::DeviceChoice;
 use crate::config::sources;
+use crate::crash::CrashSettings;
 use crate::engine::{Deadlines, EngineSettings, OnFault, RestartPolicy};
 use axum::http::{Method, StatusCode};
 use http_body_util::BodyExt;
@@ -23,6 +24,7 @@ fn config(flags: &[&str]) -> Config {
 async fn app(flags: &[&str]) -> Arc<App> {
     let config = config(flags);
     let engine = Engine::start(EngineSettings {
+        quarantine_for: std::time::Duration::from_secs(600),
         child_binary: PathBuf::from("/nowhere/worker-orcd-gpu"),
         load: LoadOrder {
             model_path: "/dev/null".to_owned(),
@@ -40,6 +42,10 @@ async fn app(flags: &[&str]) -> Arc<App> {
         on_fault: OnFault::Fail,
         max_queue: 1,
         accept_fault_injection: false,
+        crashes: CrashSettings {
+            directory: None,
+            max_reports: 3,
+        },
     });
     engine.wait_ended().await;
     Arc::new(App::new(&config, engine, DeviceChoice::Cpu.decide()))
@@ -274,6 +280,7 @@ async fn metrics_are_open_metrics_with_the_gateway_s_gauges() {
         "vllm:kv_cache_usage_perc 0.0",
         "worker_orcd_up 0",
         "worker_orcd_child_deaths_total{cause=\"spawn_failed\"} 1",
+        "worker_orcd_crash_reports_total 1",
     ] {
         assert!(
             answer.text.lines().any(|it| it == line),
@@ -282,4 +289,29 @@ async fn metrics_are_open_metrics_with_the_gateway_s_gauges() {
         );
     }
     assert!(answer.text.ends_with("# EOF\n"));
+}
+
+#[tokio::test]
+async fn every_death_has_a_report_that_health_names() {
+    let app = app(&[]).await;
+    let last = get(&app, "/health").await.json()["faults"]["last_death"].clone();
+    let id = last["crash_id"].as_str().unwrap();
+    app.engine
+        .crashes()
+        .flush(std::time::Duration::from_secs(10));
+
+    let list = get(&app, "/crashes").await.json();
+    assert_eq!(list["crashes"].as_array().unwrap().len(), 1);
+    assert_eq!(list["crashes"][0]["id"], id);
+    assert_eq!(list["crashes"][0]["label"], "spawn_failed");
+
+    let report = get(&app, &format!("/crashes/{id}")).await.json();
+    assert_eq!(report["cause"]["text"], last["cause"]);
+    assert_eq!(report["child"]["state"], "spawning");
+    assert_eq!(report["child"]["pid"], Value::Null, "no process came about");
+    assert_eq!(report["requests"]["count"], 0);
+
+    let missing = get(&app, "/crashes/..%2f..%2fetc%2fpasswd").await;
+    assert_eq!(missing.status, StatusCode::NOT_FOUND);
+    assert_eq!(missing.json()["code"], "NOT_FOUND");
 }

@@ -1,12 +1,16 @@
 //! The driver's side of the journal: what is with the child, what waits, and what ends how.
 //!
 //! Owned by the driver alone, without I/O: commands for the child collect in a list that the
-//! driver sends, and time is an argument.
+//! driver sends, and time is an argument. Here are clients and the child's words;
+//! [`probation`] is who is given to the child when, and what follows from a death.
+
+mod probation;
 
 use crate::error_code::ErrorCode;
 use crate::requests::progress::{Progress, Pushed};
-use crate::requests::record::{Failure, OnFault, Record, StopReason};
+use crate::requests::record::{Failure, Record, StopReason};
 use crate::requests::registry::Registry;
+use crate::requests::suspicion::Suspicion;
 use crate::text::Text;
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::Arc;
@@ -17,10 +21,6 @@ use worker_orcd_ipc::{
     Command, EmittedToken, Fault, FinishReason, Finished, RequestId, StepReport, TokenId,
 };
 use worker_orcd_lifecycle::DeathCause;
-
-/// A request that was in flight at more deaths than this is suspected of causing them. It is
-/// less than the restart intensity's five, so that one request never ends a worker.
-const MAX_RECOVERIES: u32 = 3;
 
 /// A child answers a cancellation within a step. Thousands unanswered mean that it never will.
 const MAX_LEAVING: usize = 10_000;
@@ -71,6 +71,8 @@ pub struct Requests {
     deadlines: BTreeSet<(Instant, RequestId)>,
     /// Ended here while the child still had them: its last words on them are due.
     leaving: HashSet<RequestId>,
+    /// Each of them runs alone, in this order, before anybody else is given to the child.
+    suspects: BTreeSet<RequestId>,
     text: Option<Arc<Text>>,
     /// A child takes submissions.
     serving: bool,
@@ -79,12 +81,25 @@ pub struct Requests {
     scratch: String,
     tokens_total: u64,
     recoveries_total: u64,
+    probations_total: u64,
+    quarantined_total: u64,
 }
 
 #[derive(Debug)]
 struct Live {
     record: Arc<Record>,
-    with_child: bool,
+    place: Place,
+    suspicion: Suspicion,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Place {
+    /// For a child, or for its turn.
+    Waiting,
+    WithChild,
+    /// Cancelled at the child, not here: it goes on later. The child's answer is due, and what
+    /// it says until then still counts.
+    CalledBack,
 }
 
 impl Requests {
@@ -95,6 +110,7 @@ impl Requests {
             live: BTreeMap::new(),
             deadlines: BTreeSet::new(),
             leaving: HashSet::new(),
+            suspects: BTreeSet::new(),
             text: None,
             serving: false,
             commands: Vec::new(),
@@ -102,6 +118,8 @@ impl Requests {
             scratch: String::new(),
             tokens_total: 0,
             recoveries_total: 0,
+            probations_total: 0,
+            quarantined_total: 0,
         }
     }
 
@@ -120,7 +138,16 @@ impl Requests {
     /// Those that the present child was given.
     #[must_use]
     pub fn with_child(&self) -> usize {
-        self.live.values().filter(|live| live.with_child).count()
+        self.live
+            .values()
+            .filter(|live| live.place.is_with_child())
+            .count()
+    }
+
+    /// What the present child was given, in the order of arrival.
+    pub(crate) fn in_flight(&self) -> impl Iterator<Item = &Record> {
+        let live = self.live.values().filter(|live| live.place.is_with_child());
+        live.map(|live| &*live.record)
     }
 
     /// Tokens accepted since the start.
@@ -133,6 +160,24 @@ impl Requests {
     #[must_use]
     pub fn recoveries_total(&self) -> u64 {
         self.recoveries_total
+    }
+
+    /// Requests that must run alone before anybody else goes on.
+    #[must_use]
+    pub fn on_probation(&self) -> usize {
+        self.suspects.len()
+    }
+
+    /// How often any request was put on probation.
+    #[must_use]
+    pub fn probations_total(&self) -> u64 {
+        self.probations_total
+    }
+
+    /// Requests that ended as queries of death.
+    #[must_use]
+    pub fn quarantined_total(&self) -> u64 {
+        self.quarantined_total
     }
 
     #[must_use]
@@ -160,9 +205,10 @@ impl Requests {
         }
         let mut live = Live {
             record,
-            with_child: false,
+            place: Place::Waiting,
+            suspicion: Suspicion::default(),
         };
-        if self.serving {
+        if self.serving && self.suspects.is_empty() {
             live.hand_over(&mut self.commands);
         }
         self.live.insert(live.record.id, live);
@@ -194,59 +240,18 @@ impl Requests {
 
     // === the child's life ===
 
-    /// A child is ready: it gets everything that waits, in the order of arrival.
+    /// A child is ready: it gets everything that waits, in the order of arrival, or the first
+    /// suspect.
     pub fn serve(&mut self, text: Arc<Text>) {
         self.text = Some(text);
         self.serving = true;
-        for live in self.live.values_mut().filter(|live| !live.with_child) {
-            live.hand_over(&mut self.commands);
-        }
+        self.hand_out();
     }
 
     /// The child takes nothing more. What it says until it is buried still counts.
     pub fn suspend(&mut self) {
         self.serving = false;
         self.commands.clear();
-    }
-
-    /// The child is gone. What it had goes on with the next one, or ends.
-    pub fn bury(&mut self, cause: &DeathCause, now: Instant) {
-        self.suspend();
-        self.leaving.clear();
-        let bereft: Vec<_> = self
-            .live
-            .values()
-            .filter(|live| live.with_child)
-            .map(|live| live.record.id)
-            .collect();
-        for id in bereft {
-            self.outlive(id, cause, now);
-        }
-    }
-
-    fn outlive(&mut self, id: RequestId, cause: &DeathCause, now: Instant) {
-        let Some(live) = self.live.get_mut(&id) else {
-            return;
-        };
-        live.with_child = false;
-        let mut progress = live.record.progress.lock();
-        progress.interrupt();
-        self.wakers.extend(progress.take_waker());
-        let recoveries = progress.recoveries();
-        drop(progress);
-        if live.record.on_fault == OnFault::Fail {
-            let failure = Failure::new(
-                error_code(cause),
-                format!("the worker lost its child: {cause}"),
-            );
-            self.end_here(id, now, |progress, _| progress.fail(failure));
-        } else if recoveries > MAX_RECOVERIES {
-            let message = format!("{recoveries} children died with this job in flight");
-            let failure = Failure::new(ErrorCode::WorkerUnhealthy, message);
-            self.end_here(id, now, |progress, _| progress.fail(failure));
-        } else {
-            self.recoveries_total += 1;
-        }
     }
 
     // === the child's words ===
@@ -267,7 +272,11 @@ impl Requests {
 
     fn token(&mut self, said: &EmittedToken, text: &Text, now: Instant) -> Result<(), Violation> {
         let request = said.request;
-        let Some(live) = self.live.get(&request).filter(|live| live.with_child) else {
+        let Some(live) = self
+            .live
+            .get(&request)
+            .filter(|live| live.place.is_with_child())
+        else {
             if self.leaving.contains(&request) {
                 return Ok(());
             }
@@ -310,6 +319,8 @@ impl Requests {
             if self.leaving.len() > MAX_LEAVING {
                 return Err(Violation::Unanswered(self.leaving.len()));
             }
+        } else if self.suspects.contains(&request) {
+            self.acquit_if_past(request);
         }
         Ok(())
     }
@@ -317,9 +328,11 @@ impl Requests {
     fn finished(&mut self, said: &Finished, now: Instant) -> Result<(), Violation> {
         let id = said.request;
         if self.leaving.remove(&id) {
+            self.hand_out_to_suspects();
             return Ok(());
         }
-        if !self.live.get(&id).is_some_and(|live| live.with_child) {
+        let place = self.live.get(&id).map(|live| live.place);
+        if !place.is_some_and(Place::is_with_child) {
             return Err(Violation::UnknownRequest {
                 what: "the end",
                 request: id,
@@ -332,6 +345,7 @@ impl Requests {
             FinishReason::EndOfSequence => self.end(id, now, |progress, record| {
                 progress.finish(record, StopReason::Eos, now);
             }),
+            FinishReason::Cancelled if place == Some(Place::CalledBack) => self.came_back(id),
             FinishReason::Cancelled => return Err(Violation::NotCancelled(id)),
             FinishReason::OutOfMemory {
                 needed_bytes,
@@ -356,9 +370,11 @@ impl Requests {
 
     /// Ends a request that the child may still be working on, and tells the child.
     fn end_here(&mut self, id: RequestId, now: Instant, how: impl FnOnce(&mut Progress, &Record)) {
-        if self.live.get(&id).is_some_and(|live| live.with_child) {
+        let place = self.live.get(&id).map(|live| live.place);
+        if place.is_some_and(Place::is_with_child) {
             self.leaving.insert(id);
-            if self.serving {
+            // One that was called back is cancelled there already.
+            if self.serving && place == Some(Place::WithChild) {
                 self.commands.push(Command::Cancel { request: id });
             }
         }
@@ -378,13 +394,36 @@ impl Requests {
         self.registry.release(&record.job_id, id, took);
         how(&mut progress, &record);
         self.wakers.extend(progress.take_waker());
+        drop(progress);
+        let was_suspect = self.suspects.remove(&id);
+        // The last suspect gives way to everybody, any other end may leave the child to the next.
+        if was_suspect || !self.suspects.is_empty() {
+            self.hand_out();
+        }
+    }
+
+    /// Somebody may wait until the child has nothing else.
+    fn hand_out_to_suspects(&mut self) {
+        if !self.suspects.is_empty() {
+            self.hand_out();
+        }
     }
 }
 
 impl Live {
     fn hand_over(&mut self, commands: &mut Vec<Command>) {
-        self.with_child = true;
+        self.place = Place::WithChild;
         commands.push(Command::Submit(Box::new(self.record.submission())));
+    }
+
+    fn has_tokens(&self) -> bool {
+        self.record.progress.lock().tokens_out() > 0
+    }
+}
+
+impl Place {
+    fn is_with_child(self) -> bool {
+        matches!(self, Self::WithChild | Self::CalledBack)
     }
 }
 

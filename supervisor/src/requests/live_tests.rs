@@ -1,7 +1,7 @@
 //! The journal's promises, in memory.
 
 use super::*;
-use crate::requests::record::{NewRequest, StreamEvent};
+use crate::requests::record::{NewRequest, OnFault, StreamEvent};
 use crate::requests::testing::{Journal, read, request, step, text_of};
 
 const NO_END: &[(RequestId, FinishReason)] = &[];
@@ -203,18 +203,23 @@ fn on_fault_fail_ends_with_one_retriable_error() {
 }
 
 #[test]
-fn a_request_that_outlives_too_many_children_is_not_given_to_another() {
+fn an_operators_kills_end_no_stream_however_many_there_are() {
     let mut journal = Journal::serving();
-    let (_, mut stream) = journal.submit(request("job"));
-    for death in 0..=MAX_RECOVERIES {
-        assert_eq!(failure(&read(&mut stream).0), None, "death {death}");
-        journal.requests.bury(&signal(), journal.now);
+    let (id, mut stream) = journal.submit(request("job"));
+    for _ in 0..50 {
+        journal
+            .requests
+            .bury(&DeathCause::Signalled(9), journal.now);
         journal.requests.serve(journal.text.clone());
+        assert_eq!(journal.requests.on_probation(), 0);
     }
-    assert_eq!(
-        failure(&read(&mut stream).0),
-        Some(ErrorCode::WorkerUnhealthy)
-    );
+    let end = step(&[(id, 0, 0)], &[(id, FinishReason::MaxTokens)]);
+    journal.requests.step(&end, journal.now).unwrap();
+    let (events, _) = read(&mut stream);
+    let Some(StreamEvent::Finished(completion)) = events.last() else {
+        panic!("{events:?}")
+    };
+    assert_eq!(completion.recoveries, 50);
 }
 
 #[test]

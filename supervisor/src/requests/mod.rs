@@ -16,19 +16,28 @@
 //! * [`record`] one request, shared by both sides; [`progress`] its changing half: tokens, text
 //!   and the one end; [`stream`] the reader; [`registry`] who may come in; [`live`] the driver's
 //!   side: what is with the child, what waits, and what follows when a child dies.
+//! * A query of death: [`suspicion`] is what deaths say about a request, [`live`]'s probation
+//!   lets suspects run alone, [`fingerprint`] and [`quarantine`] keep the guilty out.
 //!
 //! Deliberately absent: sockets, processes, HTTP, and the text itself in any log.
 
+pub mod fingerprint;
 pub mod live;
 pub mod progress;
+pub mod quarantine;
 pub mod record;
 pub mod registry;
 pub mod stream;
+mod suspicion;
 
+#[cfg(test)]
+mod any_order;
 #[cfg(test)]
 pub(crate) mod testing;
 
+pub use fingerprint::Fingerprint;
 pub use live::Requests;
+pub use quarantine::Quarantined;
 pub use record::{Completion, Failure, NewRequest, OnFault, StopReason, StreamEvent};
 pub use registry::{Refusal, Registry};
 pub use stream::RequestStream;

@@ -134,6 +134,11 @@ impl Progress {
         self.recoveries += 1;
     }
 
+    /// It waits for its turn with a child that lives: a pause as well, but no recovery.
+    pub fn pause(&mut self) {
+        self.recovering = true;
+    }
+
     pub fn has_ended(&self) -> bool {
         self.end.is_some() || self.closed
     }

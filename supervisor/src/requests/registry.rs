@@ -1,11 +1,13 @@
 //! Who may come in: one door for all requests, with a bound behind it.
 
 use crate::error_code::ErrorCode;
-use crate::requests::record::Failure;
+use crate::requests::fingerprint::Fingerprint;
+use crate::requests::quarantine::{Quarantine, Quarantined};
+use crate::requests::record::{Failure, NewRequest};
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use thiserror::Error;
 use worker_orcd_ipc::RequestId;
 
@@ -18,6 +20,12 @@ pub enum Refusal {
     QueueFull { retry_after: Duration },
     #[error("the worker is shutting down")]
     Draining,
+    /// The same request killed a child that had nothing else to do.
+    #[error(
+        "this request killed the children that ran it, and is refused for another {} s",
+        .left.as_secs().max(1)
+    )]
+    Quarantined { left: Duration },
     /// No model was loaded yet, or the worker has failed.
     #[error("the worker cannot serve: {0}")]
     Unavailable(String),
@@ -29,6 +37,7 @@ impl Refusal {
         match self {
             Self::Duplicate => ErrorCode::DuplicateJob,
             Self::QueueFull { .. } => ErrorCode::QueueFull,
+            Self::Quarantined { .. } => ErrorCode::Quarantined,
             Self::Draining | Self::Unavailable(_) => ErrorCode::WorkerUnhealthy,
         }
     }
@@ -43,6 +52,7 @@ impl Refusal {
 pub struct Registry {
     max_queue: usize,
     inner: Mutex<Inner>,
+    quarantine: Mutex<Quarantine>,
 }
 
 #[derive(Debug)]
@@ -64,7 +74,7 @@ const RETRY_AFTER_SECONDS: (f64, f64) = (1.0, 60.0);
 
 impl Registry {
     #[must_use]
-    pub fn new(slots: usize, max_queue: usize) -> Self {
+    pub fn new(slots: usize, max_queue: usize, quarantine_for: Duration) -> Self {
         let inner = Inner {
             next_id: 0,
             by_job: HashMap::new(),
@@ -75,7 +85,33 @@ impl Registry {
         Self {
             max_queue,
             inner: Mutex::new(inner),
+            quarantine: Mutex::new(Quarantine::new(quarantine_for)),
         }
+    }
+
+    /// Lets a request in that is not known to kill.
+    ///
+    /// # Errors
+    /// [`Refusal::Quarantined`].
+    pub fn inspect(&self, request: &NewRequest, now: Instant) -> Result<(), Refusal> {
+        // In a worker that never met one, nobody's prompt is hashed.
+        if self.quarantine.lock().is_empty() {
+            return Ok(());
+        }
+        let fingerprint = Fingerprint::of_request(request);
+        match self.quarantine.lock().refused_for(fingerprint, now) {
+            Some(left) => Err(Refusal::Quarantined { left }),
+            None => Ok(()),
+        }
+    }
+
+    pub fn quarantine(&self, fingerprint: Fingerprint, now: Instant) {
+        self.quarantine.lock().add(fingerprint, now);
+    }
+
+    #[must_use]
+    pub fn quarantined(&self, now: Instant) -> Vec<Quarantined> {
+        self.quarantine.lock().list(now)
     }
 
     /// Lets a job in and numbers it.
@@ -155,7 +191,7 @@ mod tests {
 
     #[test]
     fn a_live_job_id_is_refused_and_a_released_one_is_not() {
-        let registry = Registry::new(1, 1);
+        let registry = Registry::new(1, 1, Duration::ZERO);
         let id = registry.admit("a").unwrap();
         assert_eq!(registry.admit("a"), Err(Refusal::Duplicate));
         registry.release("a", id, Duration::ZERO);
@@ -164,7 +200,7 @@ mod tests {
 
     #[test]
     fn beyond_slots_and_queue_nobody_comes_in_until_somebody_leaves() {
-        let registry = Registry::new(2, 1);
+        let registry = Registry::new(2, 1, Duration::ZERO);
         let first = registry.admit("1").unwrap();
         registry.admit("2").unwrap();
         registry.admit("3").unwrap();
@@ -179,7 +215,7 @@ mod tests {
     #[test]
     fn the_retry_hint_grows_with_the_queue_and_stays_sane() {
         let hint = |mean: Duration| {
-            let registry = Registry::new(1, 3);
+            let registry = Registry::new(1, 3, Duration::ZERO);
             for _ in 0..64 {
                 let id = registry.admit("warm").unwrap();
                 registry.release("warm", id, mean);
@@ -199,7 +235,7 @@ mod tests {
 
     #[test]
     fn a_closed_door_says_why_and_the_first_reason_stands() {
-        let registry = Registry::new(1, 1);
+        let registry = Registry::new(1, 1, Duration::ZERO);
         registry.close(Refusal::Draining);
         registry.close(Refusal::Unavailable("failed".to_owned()));
         assert_eq!(registry.admit("a"), Err(Refusal::Draining));

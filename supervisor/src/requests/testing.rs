@@ -16,6 +16,8 @@ use worker_orcd_ipc::{
 
 pub const EOS: TokenId = TokenId(4);
 
+pub const QUARANTINE_FOR: Duration = Duration::from_secs(600);
+
 /// Tokens 0 to 3 are `a`, `b`, the first half and the second half of `é`; 4 ends generation.
 pub fn text() -> Arc<Text> {
     let tokens = ["a", "b", "\u{c3}", "\u{a9}", "<eos>"];
@@ -66,7 +68,7 @@ pub struct Journal {
 impl Journal {
     /// With a child that takes work.
     pub fn serving() -> Self {
-        let registry = Arc::new(Registry::new(4, 4));
+        let registry = Arc::new(Registry::new(4, 4, QUARANTINE_FOR));
         let (controls, inbox) = mpsc::unbounded_channel();
         let mut journal = Self {
             requests: Requests::new(Arc::clone(&registry)),

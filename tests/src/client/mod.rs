@@ -3,7 +3,7 @@
 mod body;
 mod events;
 
-pub use events::{EventStream, SseEvent};
+pub use events::{EventStream, SseEvent, Transcript};
 
 use body::{Body, Framing};
 use serde_json::Value;

@@ -2,7 +2,7 @@
 //! machine and the commit, so that a figure can be questioned and made again.
 
 mod cpu;
-mod report;
+pub mod report;
 mod service;
 
 use anyhow::Result;

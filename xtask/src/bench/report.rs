@@ -39,7 +39,7 @@ fn date() -> Result<String> {
 }
 
 /// With `+` when the tree has changes that no commit has.
-fn commit() -> Result<String> {
+pub fn commit() -> Result<String> {
     let git = |arguments: &[&str]| {
         process::output(
             Command::new("git")

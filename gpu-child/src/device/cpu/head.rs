@@ -27,6 +27,8 @@ pub fn run(
     let mut tokens = vec![None; plan.sequences.len()];
     for rows in drawing_rows(plan).chunks(HEAD_ROWS) {
         logits(model, plan, rows, scratch, tap);
+        #[cfg(feature = "fault-injection")]
+        crate::fault_injection::spoil(&mut scratch.logits);
         let drawn = draw(model, plan, rows, &mut scratch.logits);
         for (&row, drawn) in rows.iter().zip(drawn) {
             let sequence = plan.rows[row].sequence;

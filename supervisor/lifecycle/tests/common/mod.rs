@@ -63,6 +63,14 @@ impl Sim {
         self.machine.generation()
     }
 
+    /// Through whatever backoff there is.
+    pub fn pass_until_spawning(&mut self) {
+        while matches!(self.machine.state(), State::Backoff { .. }) {
+            self.pass(Duration::from_millis(100));
+        }
+        assert_eq!(self.state(), "spawning");
+    }
+
     pub fn reach_loading(&mut self) {
         self.child(ChildEvent::Spawned { pid: PID });
         self.child(hello());
@@ -192,6 +200,10 @@ pub fn every_event(generation: Generation) -> Vec<(&'static str, Event)> {
         (
             "Exited (signal 9)",
             child(ChildEvent::Exited(Exit::Signal(9))),
+        ),
+        (
+            "Exited (OOM killer)",
+            child(ChildEvent::Exited(Exit::OomKilled)),
         ),
     ]
 }

@@ -1,0 +1,69 @@
+//! What happens in the engine's own thread, in the middle of a step.
+
+use super::Kind;
+use super::logits;
+use super::wire::Misdeed;
+use nix::sys::mman::{MapFlags, ProtFlags, mmap_anonymous};
+use nix::sys::signal::{Signal, raise};
+use std::num::NonZeroUsize;
+use worker_orcd_ipc::Fault;
+
+/// What is left to do for a deed that its process survived.
+pub(super) enum Outcome {
+    Done,
+    /// Whoever writes next will do it.
+    OnTheWire(Misdeed),
+}
+
+/// Most kinds do not return.
+pub(super) fn commit(kind: Kind) -> Result<Outcome, Fault> {
+    match kind {
+        Kind::Panic => panic!("injected"),
+        Kind::Abort => std::process::abort(),
+        Kind::Segfault => segfault(),
+        Kind::ExitZero => std::process::exit(0),
+        Kind::Hang => hang(),
+        Kind::OutOfMemory => Err(allocation_failure()),
+        Kind::NonFinite => {
+            logits::order();
+            Ok(Outcome::Done)
+        }
+        Kind::Stop => {
+            raise(Signal::SIGSTOP).expect("a process may stop itself");
+            Ok(Outcome::Done)
+        }
+        Kind::Stall => Ok(Outcome::OnTheWire(Misdeed::Stall)),
+        Kind::Flood => Ok(Outcome::OnTheWire(Misdeed::Flood)),
+        Kind::Garbage => Ok(Outcome::OnTheWire(Misdeed::Garbage)),
+        Kind::Drip => Ok(Outcome::OnTheWire(Misdeed::Drip)),
+        Kind::WrongToken => Ok(Outcome::OnTheWire(Misdeed::WrongToken)),
+    }
+}
+
+/// Computes for ever, as a kernel that lost its end condition would.
+fn hang() -> ! {
+    loop {
+        std::hint::spin_loop();
+    }
+}
+
+fn segfault() -> ! {
+    let length = NonZeroUsize::MIN;
+    // SAFETY: a fresh private mapping aliases nothing.
+    let page = unsafe { mmap_anonymous(None, length, ProtFlags::PROT_NONE, MapFlags::MAP_PRIVATE) };
+    let page = page.expect("the kernel has a page to give").cast::<u8>();
+    // SAFETY: the page is ours, and belongs to no Rust object; that it may not be written is the
+    // point, and the hardware answers with a signal that nobody handles.
+    unsafe { page.as_ptr().write_volatile(1) };
+    unreachable!("the page may not be written")
+}
+
+/// The allocator's own refusal.
+fn allocation_failure() -> Fault {
+    let bytes = isize::MAX as usize;
+    let message = match Vec::<u8>::new().try_reserve_exact(bytes) {
+        Err(error) => format!("{bytes} bytes: {error}"),
+        Ok(()) => format!("{bytes} bytes were promised, which no machine has"),
+    };
+    Fault::OutOfMemory { message }
+}

@@ -1,0 +1,74 @@
+//! An executor that asks the rules before each step, and does the step if they are silent.
+
+use super::deeds::{self, Outcome};
+use super::wire::Wire;
+use super::{Kind, Rule};
+use crate::device::{Batch, Executor, KvGeometry, Tap};
+use std::sync::Arc;
+use worker_orcd_ipc::{DeviceFacts, Fault, Generation, MemoryReport, TokenId};
+
+pub(super) struct FaultyExecutor {
+    inner: Box<dyn Executor>,
+    rules: Vec<Rule>,
+    generation: Generation,
+    wire: Arc<Wire>,
+}
+
+impl FaultyExecutor {
+    pub fn new(
+        inner: Box<dyn Executor>,
+        rules: Vec<Rule>,
+        generation: Generation,
+        wire: Arc<Wire>,
+    ) -> Self {
+        Self {
+            inner,
+            rules,
+            generation,
+            wire,
+        }
+    }
+
+    fn strike(&self, batch: &Batch<'_>) -> Option<Kind> {
+        let mut rules = (0..).zip(&self.rules);
+        rules.find_map(|(index, rule)| rule.strike(index, self.generation, batch))
+    }
+}
+
+impl Executor for FaultyExecutor {
+    fn facts(&self) -> DeviceFacts {
+        self.inner.facts()
+    }
+
+    fn memory(&self) -> MemoryReport {
+        self.inner.memory()
+    }
+
+    fn kv_geometry(&self) -> KvGeometry {
+        self.inner.kv_geometry()
+    }
+
+    fn max_batch_tokens(&self) -> u32 {
+        self.inner.max_batch_tokens()
+    }
+
+    fn step(
+        &mut self,
+        batch: &Batch<'_>,
+        tap: &mut dyn Tap,
+    ) -> Result<Vec<Option<TokenId>>, Fault> {
+        if let Some(kind) = self.strike(batch) {
+            // The chaos runner counts these lines.
+            eprintln!(
+                "worker-orcd-gpu: injected fault {} in step {}",
+                kind.name(),
+                batch.step
+            );
+            match deeds::commit(kind)? {
+                Outcome::Done => {}
+                Outcome::OnTheWire(misdeed) => self.wire.order(misdeed),
+            }
+        }
+        self.inner.step(batch, tap)
+    }
+}

@@ -1,0 +1,308 @@
+//! `WORKER_ORCD_FAULTS`, read: which misdeeds, and when.
+//!
+//! ```text
+//! faults    = rule *( ";" rule )
+//! rule      = kinds "@" condition *( "," condition )
+//! kinds     = "any" / kind *( "|" kind )
+//! kind      = "panic" / "abort" / "segfault" / "exit-zero" / "hang" / "stall" / "flood"
+//!           / "garbage" / "drip" / "nan" / "wrong-token" / "out-of-memory" / "stop"
+//! condition = "step=" N           the Nth step of this child, counted from 1
+//!           / "generation=" N     this child only, counted from 1
+//!           / "prompt-tokens=" N  a sequence draws a token after a prompt of N tokens
+//!           / "position=" N       a sequence computes this position, counted from 0
+//!           / "token=" N          a sequence computes this token id
+//!           / "chance=" P         with this probability, 0 to 1, at each step
+//!           / "seed=" N           of the draws for `chance` and among several kinds
+//! ```
+//!
+//! All conditions of a rule must hold in the same step; the last three of a sequence may be met
+//! by different sequences. The first rule that strikes wins. Draws depend on seed, generation,
+//! step and rule, so every child of a run fails in its own way, and again in the same way when
+//! the run is repeated.
+//!
+//! `segfault@step=7` · `panic@token=31337` (a query of death) · `any@chance=0.01,seed=42`
+
+use super::Kind;
+use crate::device::{Batch, SequenceWork};
+use crate::rng::philox4x32;
+use std::str::FromStr;
+use thiserror::Error;
+use worker_orcd_ipc::{Generation, TokenId};
+
+/// A usage error: the child does not start on rules that it only half understands.
+#[derive(Debug, Error, PartialEq, Eq)]
+pub enum GrammarError {
+    #[error("{0:?} has no @ between what and when")]
+    NoCondition(String),
+    #[error("{0:?} is no kind of fault")]
+    UnknownKind(String),
+    #[error("{0:?} is no condition with a value in its range")]
+    BadCondition(String),
+    #[error("{0:?} is given twice in one rule")]
+    Repeated(String),
+    #[error("a seed decides nothing in {0:?}")]
+    IdleSeed(String),
+}
+
+/// One or more kinds, and the conditions that must all hold.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Rule {
+    /// Never empty.
+    kinds: Vec<Kind>,
+    step: Option<u64>,
+    generation: Option<u32>,
+    prompt_tokens: Option<usize>,
+    position: Option<u32>,
+    token: Option<TokenId>,
+    chance: Option<f64>,
+    seed: Option<u64>,
+}
+
+/// # Errors
+/// At the first rule that is not understood.
+pub fn parse(text: &str) -> Result<Vec<Rule>, GrammarError> {
+    text.split(';')
+        .map(str::trim)
+        .filter(|rule| !rule.is_empty())
+        .map(Rule::parse)
+        .collect()
+}
+
+impl Rule {
+    fn parse(text: &str) -> Result<Self, GrammarError> {
+        let (kinds, conditions) = text
+            .split_once('@')
+            .ok_or_else(|| GrammarError::NoCondition(text.to_owned()))?;
+        let mut rule = Self {
+            kinds: parse_kinds(kinds.trim())?,
+            step: None,
+            generation: None,
+            prompt_tokens: None,
+            position: None,
+            token: None,
+            chance: None,
+            seed: None,
+        };
+        for condition in conditions.split(',') {
+            rule.add(condition.trim())?;
+        }
+        if rule.seed.is_some() && rule.chance.is_none() && rule.kinds.len() == 1 {
+            return Err(GrammarError::IdleSeed(text.to_owned()));
+        }
+        Ok(rule)
+    }
+
+    fn add(&mut self, condition: &str) -> Result<(), GrammarError> {
+        let bad = || GrammarError::BadCondition(condition.to_owned());
+        let (name, value) = condition.split_once('=').ok_or_else(bad)?;
+        let was_given = match name {
+            "step" => self
+                .step
+                .replace(number(value, 1).ok_or_else(bad)?)
+                .is_some(),
+            "generation" => self
+                .generation
+                .replace(number(value, 1).ok_or_else(bad)?)
+                .is_some(),
+            "prompt-tokens" => self
+                .prompt_tokens
+                .replace(number(value, 1).ok_or_else(bad)?)
+                .is_some(),
+            "position" => self
+                .position
+                .replace(number(value, 0).ok_or_else(bad)?)
+                .is_some(),
+            "token" => self
+                .token
+                .replace(TokenId(number(value, 0).ok_or_else(bad)?))
+                .is_some(),
+            "seed" => self
+                .seed
+                .replace(number(value, 0).ok_or_else(bad)?)
+                .is_some(),
+            "chance" => {
+                let chance = number(value, 0.0)
+                    .filter(|chance| *chance <= 1.0)
+                    .ok_or_else(bad)?;
+                self.chance.replace(chance).is_some()
+            }
+            _ => return Err(bad()),
+        };
+        if was_given {
+            return Err(GrammarError::Repeated(name.to_owned()));
+        }
+        Ok(())
+    }
+
+    /// What this rule, the `index`th, does in this step.
+    #[must_use]
+    pub fn strike(&self, index: u32, generation: Generation, batch: &Batch<'_>) -> Option<Kind> {
+        let any = |meets: &dyn Fn(&SequenceWork<'_>) -> bool| batch.sequences.iter().any(meets);
+        let holds = self.step.is_none_or(|step| batch.step == step)
+            && self.generation.is_none_or(|only| generation.0 == only)
+            && self.prompt_tokens.is_none_or(|tokens| {
+                any(&|work| {
+                    work.sample
+                        .is_some_and(|sample| sample.prompt.len() == tokens)
+                })
+            })
+            && self
+                .position
+                .is_none_or(|position| any(&|work| computes(work, position)))
+            && self
+                .token
+                .is_none_or(|token| any(&|work| work.tokens.contains(&token)));
+        if !holds {
+            return None;
+        }
+        let seed = self.seed.unwrap_or(0);
+        let counter = [
+            batch.step as u32,
+            (batch.step >> 32) as u32,
+            generation.0,
+            index,
+        ];
+        let [luck, choice, ..] = philox4x32(counter, [seed as u32, (seed >> 32) as u32]);
+        let struck = self
+            .chance
+            .is_none_or(|chance| f64::from(luck) < chance * 2_f64.powi(32));
+        struck.then(|| self.kinds[choice as usize % self.kinds.len()])
+    }
+}
+
+fn computes(work: &SequenceWork<'_>, position: u32) -> bool {
+    let end = work.first_position as usize + work.tokens.len();
+    (work.first_position as usize..end).contains(&(position as usize))
+}
+
+fn parse_kinds(text: &str) -> Result<Vec<Kind>, GrammarError> {
+    if text == "any" {
+        return Ok(Kind::ALL.to_vec());
+    }
+    let kind = |name: &str| {
+        Kind::named(name.trim()).ok_or_else(|| GrammarError::UnknownKind(name.to_owned()))
+    };
+    text.split('|').map(kind).collect()
+}
+
+/// At least `least`; NaN is not.
+fn number<T: FromStr + PartialOrd>(text: &str, least: T) -> Option<T> {
+    text.parse().ok().filter(|number| *number >= least)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::SampleWork;
+    use worker_orcd_ipc::{RequestId, Sampling};
+
+    /// A sequence of two tokens from position 6 on, that draws after a prompt of eight.
+    fn strike(rules: &str, generation: u32, step: u64) -> Option<Kind> {
+        let prompt = [TokenId(1); 8];
+        let sampling = Sampling::default();
+        let sequences = [SequenceWork {
+            request: RequestId(1),
+            tokens: &[TokenId(4), TokenId(5)],
+            first_position: 6,
+            pages: &[],
+            sample: Some(SampleWork {
+                sampling,
+                prompt: &prompt,
+                generated: &[],
+            }),
+        }];
+        let batch = Batch {
+            step,
+            sequences: &sequences,
+        };
+        let rules = parse(rules).unwrap();
+        let strike =
+            |(index, rule): (u32, &Rule)| rule.strike(index, Generation(generation), &batch);
+        (0..).zip(&rules).find_map(strike)
+    }
+
+    #[test]
+    fn every_condition_is_asked() {
+        for (met, unmet) in [
+            ("step=3", "step=4"),
+            ("generation=2", "generation=3"),
+            ("prompt-tokens=8", "prompt-tokens=7"),
+            ("position=6", "position=5"),
+            ("position=7", "position=8"),
+            ("token=5", "token=6"),
+            ("chance=1", "chance=0"),
+        ] {
+            assert_eq!(
+                strike(&format!("panic@{met}"), 2, 3),
+                Some(Kind::Panic),
+                "{met}"
+            );
+            assert_eq!(strike(&format!("panic@{unmet}"), 2, 3), None, "{unmet}");
+            if !met.starts_with("step") {
+                assert_eq!(
+                    strike(&format!("panic@{met},step=4"), 2, 3),
+                    None,
+                    "{met} and more"
+                );
+            }
+        }
+        assert_eq!(strike("panic@step=4; stop@step=3", 2, 3), Some(Kind::Stop));
+        assert_eq!(strike("", 2, 3), None);
+    }
+
+    #[test]
+    fn a_chance_is_kept_and_differs_between_children() {
+        let strikes = |generation| -> Vec<u64> {
+            let rule = "any@chance=0.1,seed=7";
+            (1..=2000)
+                .filter(|step| strike(rule, generation, *step).is_some())
+                .collect()
+        };
+        let first = strikes(1);
+        assert!((150..250).contains(&first.len()), "{} of 2000", first.len());
+        assert_eq!(first, strikes(1), "the same run again");
+        assert_ne!(first, strikes(2), "another child");
+    }
+
+    #[test]
+    fn any_means_every_kind() {
+        let mut seen: Vec<_> = (1..=1000)
+            .filter_map(|step| strike("any@chance=1", 1, step))
+            .collect();
+        seen.sort_by_key(|kind| kind.name());
+        seen.dedup();
+        assert_eq!(seen.len(), Kind::ALL.len());
+        for kind in Kind::ALL {
+            assert_eq!(strike(&format!("{}@step=1", kind.name()), 1, 1), Some(kind));
+        }
+    }
+
+    #[test]
+    fn what_is_half_understood_is_refused() {
+        for (text, error) in [
+            ("panic", GrammarError::NoCondition("panic".into())),
+            ("boom@step=1", GrammarError::UnknownKind("boom".into())),
+            ("panic@", GrammarError::BadCondition(String::new())),
+            ("panic@step=0", GrammarError::BadCondition("step=0".into())),
+            (
+                "panic@chance=1.5",
+                GrammarError::BadCondition("chance=1.5".into()),
+            ),
+            (
+                "panic@chance=NaN",
+                GrammarError::BadCondition("chance=NaN".into()),
+            ),
+            (
+                "panic@moon=full",
+                GrammarError::BadCondition("moon=full".into()),
+            ),
+            ("panic@step=1,step=2", GrammarError::Repeated("step".into())),
+            (
+                "panic@step=1,seed=2",
+                GrammarError::IdleSeed("panic@step=1,seed=2".into()),
+            ),
+        ] {
+            assert_eq!(parse(text), Err(error), "{text}");
+        }
+    }
+}

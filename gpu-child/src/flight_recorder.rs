@@ -1,0 +1,284 @@
+//! What this process is doing, written where a death cannot reach it.
+//!
+//! The supervisor hands the ring over as descriptor 0: a sealed memfd, mapped here once. Each
+//! record is one cache line of plain stores, some tens of nanoseconds with the clock
+//! (`examples/flight_recorder_cost.rs` measures it), and needs no system call: what was stored
+//! is in the memfd at once, whoever dies.
+//!
+//! A child that was started by hand has a terminal there, or nothing: then nothing is recorded,
+//! and everything works all the same.
+//!
+//! [`Watched`] is how the recorder sees into a step without any device knowing of it: a device
+//! asks its [`Tap`] at every checkpoint whether somebody wants to look, and being asked is the
+//! news.
+
+use crate::device::{Checkpoint, SequenceWork, Tap};
+use memmap2::{MmapOptions, MmapRaw};
+use nix::fcntl::{FcntlArg, SealFlag, fcntl};
+use nix::time::{ClockId, clock_gettime};
+use std::cell::Cell;
+use std::fmt;
+use std::fs::File;
+use std::io;
+use std::os::fd::AsFd;
+use std::os::unix::fs::FileExt;
+use std::sync::atomic::{AtomicU64, Ordering};
+use worker_orcd_ipc::RequestId;
+use worker_orcd_ipc::flight::{Header, Moment, Phase, RECORD_BYTES, Record, Who, ring_bytes};
+
+/// Belongs to the one thread that computes.
+pub struct FlightRecorder {
+    ring: Option<Ring>,
+}
+
+struct Ring {
+    map: MmapRaw,
+    capacity: u32,
+    /// Records written.
+    written: Cell<u64>,
+}
+
+impl FlightRecorder {
+    /// Records nothing.
+    #[must_use]
+    pub fn none() -> Self {
+        Self { ring: None }
+    }
+
+    /// The ring at descriptor 0, if that is what lies there.
+    #[must_use]
+    pub fn at_stdin() -> Self {
+        Self::at(io::stdin())
+    }
+
+    #[must_use]
+    pub fn at(descriptor: impl AsFd) -> Self {
+        let file = descriptor.as_fd().try_clone_to_owned().map(File::from);
+        Self {
+            ring: file.ok().and_then(|file| Ring::map(&file)),
+        }
+    }
+
+    #[must_use]
+    pub fn is_recording(&self) -> bool {
+        self.ring.is_some()
+    }
+
+    pub fn record(&self, step: u64, moment: Moment, who: Who) {
+        if let Some(ring) = &self.ring {
+            ring.record(step, moment, who);
+        }
+    }
+}
+
+impl fmt::Debug for FlightRecorder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("FlightRecorder")
+            .field("is_recording", &self.is_recording())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Ring {
+    /// `None` for anything but a ring that cannot shrink under the map.
+    fn map(file: &File) -> Option<Self> {
+        let seals = SealFlag::from_bits_truncate(fcntl(file, FcntlArg::F_GET_SEALS).ok()?);
+        let mut header = [0; RECORD_BYTES];
+        file.read_exact_at(&mut header, 0).ok()?;
+        let Header { capacity, .. } = Header::decode(&header).ok()?;
+        let bytes = ring_bytes(capacity);
+        let fits = file.metadata().ok()?.len() == bytes as u64;
+        if !fits || !seals.contains(SealFlag::F_SEAL_SHRINK) {
+            return None;
+        }
+        Some(Self {
+            map: MmapOptions::new().len(bytes).map_raw(file).ok()?,
+            capacity,
+            written: Cell::new(0),
+        })
+    }
+
+    fn record(&self, step: u64, moment: Moment, who: Who) {
+        let number = self.written.get() + 1;
+        self.written.set(number);
+        let record = Record {
+            number,
+            time_ns: monotonic_ns(),
+            step,
+            moment,
+            who,
+        };
+        let at = Record::offset(number, self.capacity);
+        let line = record.encode();
+        let (words, _) = line.as_chunks::<8>();
+        for (index, word) in words.iter().enumerate() {
+            // SAFETY: a record's offset lies RECORD_BYTES before the end of the map or earlier,
+            // and is a multiple of 64 from a page's start, so each of its words is inside and
+            // aligned. Whoever else maps this memory is the supervisor's descriptor, which reads
+            // by system call; in this process the words are only accessed here.
+            let place = unsafe {
+                AtomicU64::from_ptr(self.map.as_mut_ptr().add(at + 8 * index).cast::<u64>())
+            };
+            // In order, the checksum last, so that a record is whole as early as it can be.
+            place.store(u64::from_ne_bytes(*word), Ordering::Release);
+        }
+    }
+}
+
+/// A clock that cannot be read stands still; the numbers still tell the order.
+fn monotonic_ns() -> u64 {
+    clock_gettime(ClockId::CLOCK_MONOTONIC).map_or(0, |now| {
+        now.tv_sec() as u64 * 1_000_000_000 + now.tv_nsec() as u64
+    })
+}
+
+/// Which phase a batch is in, as its sequences say.
+#[must_use]
+pub fn phase(sequences: &[SequenceWork<'_>]) -> Phase {
+    // The newest token alone, behind tokens of its own, is decoding.
+    let decodes = |work: &&SequenceWork<'_>| {
+        work.tokens.len() == 1
+            && work
+                .sample
+                .is_some_and(|sample| !sample.generated.is_empty())
+    };
+    match sequences.iter().filter(decodes).count() {
+        0 => Phase::Prefill,
+        all if all == sequences.len() => Phase::Decode,
+        _ => Phase::Mixed,
+    }
+}
+
+/// A tap that lets the recorder know how far the device has come, and is otherwise the one
+/// inside.
+#[expect(missing_debug_implementations, reason = "a tap has nothing to show")]
+pub struct Watched<'a> {
+    inner: &'a mut dyn Tap,
+    recorder: &'a FlightRecorder,
+    step: u64,
+    who: Who,
+    /// Devices ask once for each sequence; only the first time is news.
+    seen: Cell<Option<Checkpoint>>,
+}
+
+impl<'a> Watched<'a> {
+    pub fn new(inner: &'a mut dyn Tap, recorder: &'a FlightRecorder, step: u64, who: Who) -> Self {
+        Self {
+            inner,
+            recorder,
+            step,
+            who,
+            seen: Cell::new(None),
+        }
+    }
+
+    fn reached(&self, checkpoint: Checkpoint) {
+        if self.seen.replace(Some(checkpoint)) == Some(checkpoint) {
+            return;
+        }
+        let moment = match checkpoint {
+            Checkpoint::Embedding | Checkpoint::FinalNorm => return,
+            Checkpoint::Layer(layer) => Moment::Layer(layer),
+            Checkpoint::Logits => Moment::Phase(Phase::Sample),
+        };
+        self.recorder.record(self.step, moment, self.who);
+    }
+}
+
+impl Tap for Watched<'_> {
+    fn wants(&self, request: RequestId, checkpoint: &Checkpoint) -> bool {
+        self.reached(*checkpoint);
+        self.inner.wants(request, checkpoint)
+    }
+
+    fn see(&mut self, request: RequestId, checkpoint: &Checkpoint, position: u32, values: &[f32]) {
+        self.inner.see(request, checkpoint, position, values);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::NoTap;
+    use nix::sys::memfd::{MFdFlags, memfd_create};
+    use worker_orcd_ipc::Generation;
+    use worker_orcd_ipc::flight::Recording;
+
+    fn ring(capacity: u32, seals: SealFlag) -> File {
+        let file = File::from(memfd_create("flight", MFdFlags::MFD_ALLOW_SEALING).unwrap());
+        let header = Header {
+            capacity,
+            generation: Generation(3),
+        };
+        file.set_len(ring_bytes(capacity) as u64).unwrap();
+        file.write_all_at(&header.encode(), 0).unwrap();
+        fcntl(&file, FcntlArg::F_ADD_SEALS(seals)).unwrap();
+        file
+    }
+
+    fn recording(file: &File) -> Recording {
+        let mut bytes = vec![0; file.metadata().unwrap().len() as usize];
+        file.read_exact_at(&mut bytes, 0).unwrap();
+        Recording::read(&bytes).unwrap()
+    }
+
+    #[test]
+    fn what_is_recorded_can_be_read_through_another_descriptor() {
+        let file = ring(4, SealFlag::F_SEAL_SHRINK);
+        let recorder = FlightRecorder::at(&file);
+        assert!(recorder.is_recording());
+        let before = monotonic_ns();
+        for step in 1..=6 {
+            let who = Who::new([RequestId(step)].into_iter());
+            recorder.record(step, Moment::StepEnd, who);
+        }
+        drop(recorder);
+        let read = recording(&file);
+        let steps: Vec<_> = read.records.iter().map(|record| record.step).collect();
+        assert_eq!((steps, read.torn), (vec![3, 4, 5, 6], 0));
+        let times = read.records.iter().map(|record| record.time_ns);
+        assert!(times.is_sorted() && read.records[0].time_ns >= before);
+    }
+
+    #[test]
+    fn anything_else_at_the_descriptor_records_nothing() {
+        let unsealed = ring(4, SealFlag::empty());
+        let foreign = ring(4, SealFlag::F_SEAL_SHRINK);
+        foreign.write_all_at(b"x", 0).unwrap();
+        for file in [unsealed, foreign, File::open("/dev/null").unwrap()] {
+            let recorder = FlightRecorder::at(&file);
+            assert!(!recorder.is_recording());
+            recorder.record(1, Moment::StepEnd, Who::NOBODY);
+        }
+    }
+
+    #[test]
+    fn a_watched_step_tells_each_checkpoint_once() {
+        let file = ring(8, SealFlag::F_SEAL_SHRINK);
+        let recorder = FlightRecorder::at(&file);
+        let mut inner = NoTap;
+        let tap = Watched::new(&mut inner, &recorder, 5, Who::NOBODY);
+        for checkpoint in [
+            Checkpoint::Embedding,
+            Checkpoint::Layer(0),
+            Checkpoint::Layer(1),
+            Checkpoint::FinalNorm,
+            Checkpoint::Logits,
+        ] {
+            for request in [1, 2] {
+                assert!(!tap.wants(RequestId(request), &checkpoint));
+            }
+        }
+        let moments: Vec<_> = recording(&file)
+            .records
+            .iter()
+            .map(|record| record.moment)
+            .collect();
+        let expected = [
+            Moment::Layer(0),
+            Moment::Layer(1),
+            Moment::Phase(Phase::Sample),
+        ];
+        assert_eq!(moments, expected);
+    }
+}

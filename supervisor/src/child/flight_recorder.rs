@@ -1,0 +1,113 @@
+//! The supervisor's end of a child's flight recorder: made before the child, read after it.
+//!
+//! A memfd that the child gets as its descriptor 0, so that no number has to be agreed upon and
+//! no other descriptor crosses the exec. It can neither shrink nor grow; what is written in it is
+//! read with positioned reads and never mapped, so a child can do nothing with it that would
+//! reach this process.
+
+use nix::fcntl::{FcntlArg, SealFlag, fcntl};
+use nix::sys::memfd::{MFdFlags, memfd_create};
+use std::fs::File;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::FileExt as _;
+use worker_orcd_ipc::Generation;
+use worker_orcd_ipc::flight::{Header, NotARing, RING_CAPACITY, Recording, ring_bytes};
+
+#[derive(Debug)]
+pub struct FlightRecorder {
+    memory: File,
+}
+
+impl FlightRecorder {
+    /// # Errors
+    /// When the kernel gives no memory or no descriptor.
+    pub fn create(generation: Generation) -> io::Result<Self> {
+        let flags = MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING;
+        let memory = File::from(memfd_create("worker-orcd-flight", flags)?);
+        memory.set_len(ring_bytes(RING_CAPACITY) as u64)?;
+        let header = Header {
+            capacity: RING_CAPACITY,
+            generation,
+        };
+        memory.write_all_at(&header.encode(), 0)?;
+        let seals = SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW | SealFlag::F_SEAL_SEAL;
+        fcntl(&memory, FcntlArg::F_ADD_SEALS(seals))?;
+        Ok(Self { memory })
+    }
+
+    /// What becomes the child's descriptor 0.
+    ///
+    /// # Errors
+    /// When no descriptor is left.
+    pub fn for_child(&self) -> io::Result<OwnedFd> {
+        self.memory.try_clone().map(OwnedFd::from)
+    }
+
+    /// Reads what is there. A child that still lives may be in the middle of a record, which
+    /// then counts as torn.
+    ///
+    /// # Errors
+    /// When the child wrote over the header.
+    pub fn read(&self) -> io::Result<Recording> {
+        let mut ring = vec![0; ring_bytes(RING_CAPACITY)];
+        self.memory.read_exact_at(&mut ring, 0)?;
+        Recording::read(&ring).map_err(|error: NotARing| io::Error::other(error))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::process::{Command, Stdio};
+    use worker_orcd_ipc::flight::{Moment, Record, Who};
+
+    /// `cat` plays the child: it gets the ring as its descriptor 0 and shows what it sees there.
+    #[test]
+    fn a_child_finds_the_ring_at_descriptor_0() {
+        let recorder = FlightRecorder::create(Generation(4)).unwrap();
+        let child = Command::new("cat")
+            .arg("/proc/self/fd/0")
+            .stdin(Stdio::from(recorder.for_child().unwrap()))
+            .output()
+            .unwrap();
+        assert_eq!(Recording::read(&child.stdout), Ok(recorder.read().unwrap()));
+        assert_eq!(recorder.read().unwrap().generation, Generation(4));
+    }
+
+    #[test]
+    fn whole_records_are_read_and_a_torn_one_is_counted() {
+        let recorder = FlightRecorder::create(Generation(4)).unwrap();
+        let record = |number| Record {
+            number,
+            time_ns: 5,
+            step: 9,
+            moment: Moment::StepBegin { tokens: 3 },
+            who: Who::NOBODY,
+        };
+        let child_s = File::from(recorder.for_child().unwrap());
+        child_s.write_all_at(&record(1).encode(), 64).unwrap();
+        child_s
+            .write_all_at(&record(2).encode()[..40], 128)
+            .unwrap();
+        let recording = recorder.read().unwrap();
+        assert_eq!((recording.records, recording.torn), (vec![record(1)], 1));
+    }
+
+    #[test]
+    fn a_child_can_neither_cut_nor_stretch_it() {
+        let recorder = FlightRecorder::create(Generation(1)).unwrap();
+        let child_s = File::from(recorder.for_child().unwrap());
+        assert!(child_s.set_len(0).is_err());
+        assert!(child_s.set_len(1 << 20).is_err());
+        assert_eq!(recorder.read().unwrap().records, []);
+    }
+
+    #[test]
+    fn a_child_that_scribbles_over_the_header_leaves_no_recording() {
+        let recorder = FlightRecorder::create(Generation(1)).unwrap();
+        let child_s = File::from(recorder.for_child().unwrap());
+        child_s.write_all_at(&[7; 4096], 0).unwrap();
+        assert!(recorder.read().is_err());
+    }
+}

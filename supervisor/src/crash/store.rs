@@ -1,0 +1,363 @@
+//! Where crash reports are kept: one JSON file each, in a directory with a bound.
+//!
+//! Writing happens on a thread of its own, so that a slow disk delays nobody's recovery. A
+//! report is written when the child dies and again as its successor comes up, each time whole
+//! and under another name first, so that a reader never sees half of one. The list is in memory;
+//! it is read from the directory at start, so reports survive the supervisor.
+//!
+//! Without a directory, or when it cannot be written, reports are kept in memory.
+
+use crate::crash::report::{Report, Summary, is_report_id};
+use parking_lot::RwLock;
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::mpsc;
+use std::time::Duration;
+use std::{fs, io};
+use tracing::{info, warn};
+
+/// Where, and how many.
+#[derive(Debug, Clone)]
+pub struct CrashSettings {
+    /// `None` keeps them in memory.
+    pub directory: Option<PathBuf>,
+    pub max_reports: usize,
+}
+
+/// Cheap to share; HTTP reads it while the driver adds to it.
+#[derive(Debug)]
+pub struct CrashStore {
+    shelf: Arc<Shelf>,
+    jobs: mpsc::Sender<Job>,
+}
+
+#[derive(Debug)]
+struct Shelf {
+    settings: CrashSettings,
+    /// By id, hence oldest first.
+    reports: RwLock<BTreeMap<String, Entry>>,
+}
+
+#[derive(Debug)]
+struct Entry {
+    summary: Summary,
+    /// The report itself, where there is no file.
+    body: Option<Value>,
+}
+
+#[derive(Debug)]
+enum Job {
+    Keep(Box<Report>),
+    /// Answer when everything before this is done.
+    Flush(mpsc::Sender<()>),
+}
+
+impl CrashStore {
+    /// Reads what is there. What is no report is left alone.
+    #[must_use]
+    pub fn open(settings: CrashSettings) -> Self {
+        let reports = settings.directory.as_deref().map(read_directory);
+        let shelf = Arc::new(Shelf {
+            settings,
+            reports: RwLock::new(reports.unwrap_or_default()),
+        });
+        let (jobs, inbox) = mpsc::channel();
+        let keeper = Arc::clone(&shelf);
+        let thread = std::thread::Builder::new().name("crash-reports".to_owned());
+        if let Err(error) = thread.spawn(move || keeper.work(&inbox)) {
+            warn!(%error, "crash reports cannot be kept");
+        }
+        Self { shelf, jobs }
+    }
+
+    /// Keeps this version of a report. Does not wait.
+    pub fn keep(&self, report: Report) {
+        // The thread ends only after this sender is gone; if it never began, that was said.
+        drop(self.jobs.send(Job::Keep(Box::new(report))));
+    }
+
+    /// Newest first.
+    #[must_use]
+    pub fn list(&self) -> Vec<Summary> {
+        let reports = self.shelf.reports.read();
+        reports
+            .values()
+            .rev()
+            .map(|entry| entry.summary.clone())
+            .collect()
+    }
+
+    /// Reads the disk: not for the driver.
+    #[must_use]
+    pub fn get(&self, id: &str) -> Option<Value> {
+        let known = self
+            .shelf
+            .reports
+            .read()
+            .get(id)
+            .map(|entry| entry.body.clone());
+        match known? {
+            Some(body) => Some(body),
+            None => read_report(&self.shelf.path(id)?).ok(),
+        }
+    }
+
+    /// Waits until everything is written, but not for a disk that hangs.
+    pub fn flush(&self, patience: Duration) {
+        let (done, wait) = mpsc::channel();
+        if self.jobs.send(Job::Flush(done)).is_ok() {
+            // An error is a disk that took too long; the process ends without it.
+            let _ = wait.recv_timeout(patience);
+        }
+    }
+}
+
+impl Shelf {
+    fn work(&self, inbox: &mpsc::Receiver<Job>) {
+        for job in inbox {
+            match job {
+                Job::Keep(report) => self.keep(&report),
+                Job::Flush(done) => drop(done.send(())),
+            }
+        }
+    }
+
+    fn keep(&self, report: &Report) {
+        let summary = report.summary();
+        let id = summary.id.clone();
+        let body = match self.write(report) {
+            Ok(true) => None,
+            Ok(false) => serde_json::to_value(report).ok(),
+            Err(error) => {
+                warn!(%error, id, "a crash report cannot be written and stays in memory");
+                serde_json::to_value(report).ok()
+            }
+        };
+        let mut reports = self.reports.write();
+        if reports
+            .insert(id.clone(), Entry { summary, body })
+            .is_none()
+        {
+            info!(id, "crash_report");
+        }
+        while reports.len() > self.settings.max_reports {
+            let Some((oldest, _)) = reports.pop_first() else {
+                break;
+            };
+            if let Some(path) = self.path(&oldest) {
+                // It may never have had a file.
+                drop(fs::remove_file(path));
+            }
+        }
+    }
+
+    /// False where there is no directory to write to.
+    fn write(&self, report: &Report) -> io::Result<bool> {
+        let Some(path) = self.path(&report.id) else {
+            return Ok(false);
+        };
+        if let Some(directory) = path.parent() {
+            fs::create_dir_all(directory)?;
+        }
+        let text = serde_json::to_string_pretty(report)?;
+        let draft = path.with_extension("draft");
+        fs::write(&draft, text)?;
+        fs::rename(&draft, &path)?;
+        Ok(true)
+    }
+
+    fn path(&self, id: &str) -> Option<PathBuf> {
+        let directory = self.settings.directory.as_ref()?;
+        Some(directory.join(id).with_extension("json"))
+    }
+}
+
+/// `--crash-dir` when it is not given: where systemd says, then where a user's programs keep
+/// their state.
+#[must_use]
+pub fn default_directory(variable: &dyn Fn(&str) -> Option<String>) -> Option<PathBuf> {
+    let absolute = |name| {
+        variable(name)
+            .map(PathBuf::from)
+            .filter(|path| path.is_absolute())
+    };
+    let systemd = variable("STATE_DIRECTORY")
+        // Several are separated by colons; the first is as good as any.
+        .and_then(|list| list.split(':').next().map(PathBuf::from))
+        .filter(|path| path.is_absolute());
+    let user = || {
+        let state = absolute("XDG_STATE_HOME");
+        let state = state.or_else(|| absolute("HOME").map(|home| home.join(".local/state")));
+        state.map(|state| state.join("worker-orcd"))
+    };
+    systemd.or_else(user).map(|state| state.join("crashes"))
+}
+
+fn read_directory(directory: &Path) -> BTreeMap<String, Entry> {
+    let Ok(files) = fs::read_dir(directory) else {
+        // It will be made when it is needed.
+        return BTreeMap::new();
+    };
+    let is_report = |path: &PathBuf| path.extension().is_some_and(|it| it == "json");
+    files
+        .filter_map(|file| file.ok().map(|file| file.path()))
+        .filter(is_report)
+        .filter_map(|path| {
+            let id = path.file_stem()?.to_str().filter(|id| is_report_id(id))?;
+            let summary = Report::summary_of(&read_report(&path).ok()?)?;
+            let entry = Entry {
+                summary,
+                body: None,
+            };
+            (entry.summary.id == id).then(|| (id.to_owned(), entry))
+        })
+        .collect()
+}
+
+fn read_report(path: &Path) -> io::Result<Value> {
+    Ok(serde_json::from_slice(&fs::read(path)?)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::crash::report::{Cause, ChildFacts, InFlight, Memory, Timeline, WorkerFacts};
+
+    const PATIENCE: Duration = Duration::from_secs(10);
+
+    fn report(id: &str) -> Report {
+        Report {
+            id: id.to_owned(),
+            at: "2026-11-21T12:00:00.000Z".to_owned(),
+            worker: WorkerFacts {
+                pid: 1,
+                version: "0",
+            },
+            cause: Cause {
+                label: "signalled".to_owned(),
+                text: "killed".to_owned(),
+                exit_code: None,
+                signal: Some(9),
+                killed_by_supervisor: false,
+            },
+            child: ChildFacts::default(),
+            timeline: Timeline::default(),
+            requests: InFlight::default(),
+            memory: Memory::default(),
+            flight_recorder: Value::Null,
+        }
+    }
+
+    fn open(directory: Option<&Path>, max_reports: usize) -> CrashStore {
+        CrashStore::open(CrashSettings {
+            directory: directory.map(Path::to_owned),
+            max_reports,
+        })
+    }
+
+    fn ids(store: &CrashStore) -> Vec<String> {
+        store.list().into_iter().map(|summary| summary.id).collect()
+    }
+
+    #[test]
+    fn reports_survive_the_store_newest_first_within_their_bound() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("made/on/demand");
+        let store = open(Some(&path), 2);
+        for id in ["1", "2", "3"] {
+            store.keep(report(id));
+        }
+        store.flush(PATIENCE);
+        assert_eq!(ids(&store), ["3", "2"]);
+
+        let again = open(Some(&path), 2);
+        assert_eq!(again.list(), store.list());
+        assert_eq!(again.get("3"), store.get("3"));
+        assert_eq!(again.get("3").unwrap()["cause"]["signal"], 9);
+        assert_eq!(again.get("1"), None, "its file is gone");
+        assert_eq!(
+            fs::read_dir(&path).unwrap().count(),
+            2,
+            "and no draft is left"
+        );
+        again.keep(report("4"));
+        again.flush(PATIENCE);
+        assert_eq!(ids(&again), ["4", "3"], "the bound counts old ones too");
+    }
+
+    #[test]
+    fn a_later_version_replaces_the_earlier() {
+        let directory = tempfile::tempdir().unwrap();
+        let store = open(Some(directory.path()), 9);
+        store.keep(report("1"));
+        let mut ready = report("1");
+        ready.timeline.ready_ms = Some(80.5);
+        store.keep(ready);
+        store.flush(PATIENCE);
+        assert_eq!(store.list()[0].ready_ms, Some(80.5));
+        assert_eq!(store.get("1").unwrap()["timeline"]["ready_ms"], 80.5);
+        assert_eq!(store.list().len(), 1);
+    }
+
+    #[test]
+    fn without_a_directory_that_can_be_written_they_stay_in_memory() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        for directory in [None, Some(file.path())] {
+            let store = open(directory, 2);
+            for id in ["1", "2", "3"] {
+                store.keep(report(id));
+            }
+            store.flush(PATIENCE);
+            assert_eq!(ids(&store), ["3", "2"]);
+            assert_eq!(store.get("2").unwrap()["cause"]["text"], "killed");
+            assert_eq!(store.get("1"), None);
+        }
+    }
+
+    #[test]
+    fn what_is_no_report_is_left_alone() {
+        let directory = tempfile::tempdir().unwrap();
+        let other = serde_json::to_string(&report("2")).unwrap();
+        let files = [
+            ("1.json", "{"),
+            ("2.txt", "x"),
+            ("3.json", other.as_str()),
+            ("..json", "{}"),
+        ];
+        for (name, text) in files {
+            fs::write(directory.path().join(name), text).unwrap();
+        }
+        let store = open(Some(directory.path()), 1);
+        assert_eq!(store.list(), []);
+        assert_eq!(store.get("1"), None);
+        store.keep(report("9"));
+        store.flush(PATIENCE);
+        assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 5);
+    }
+
+    #[test]
+    fn the_directory_is_systemd_s_then_the_user_s() {
+        let find = |pairs: &'static [(&str, &str)]| {
+            default_directory(&|name| {
+                let found = pairs.iter().find(|(variable, _)| *variable == name);
+                found.map(|(_, value)| (*value).to_owned())
+            })
+        };
+        let path = |text: &str| Some(PathBuf::from(text));
+        assert_eq!(
+            find(&[("STATE_DIRECTORY", "/var/lib/a:/var/lib/b"), ("HOME", "/h")]),
+            path("/var/lib/a/crashes")
+        );
+        assert_eq!(
+            find(&[("XDG_STATE_HOME", "/x"), ("HOME", "/h")]),
+            path("/x/worker-orcd/crashes")
+        );
+        assert_eq!(
+            find(&[("XDG_STATE_HOME", "relative"), ("HOME", "/h")]),
+            path("/h/.local/state/worker-orcd/crashes")
+        );
+        assert_eq!(find(&[]), None);
+    }
+}

@@ -1,0 +1,116 @@
+//! What makes two requests the same to a child: the prompt's ids, how tokens are drawn, and how
+//! many.
+//!
+//! The seed is left out. A client that sends none gets another one each time, and would bring a
+//! query of death back under a new name at every retry. The job's id is left out for the same
+//! reason; stop strings, because no child ever sees them.
+
+use crate::logging::hex;
+use crate::requests::record::{NewRequest, Record};
+use sha2::{Digest as _, Sha256};
+use std::fmt;
+use worker_orcd_ipc::{Sampling, TokenId};
+
+/// A SHA-256, so that it can be shown and logged where the prompt must not be.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Fingerprint([u8; 32]);
+
+impl Fingerprint {
+    #[must_use]
+    pub fn of_request(request: &NewRequest) -> Self {
+        Self::of(&request.prompt, &request.sampling, request.max_tokens)
+    }
+
+    pub(crate) fn of_record(record: &Record) -> Self {
+        Self::of(&record.prompt, &record.sampling, record.max_tokens)
+    }
+
+    fn of(prompt: &[TokenId], sampling: &Sampling, max_tokens: u32) -> Self {
+        // Taken apart, so that a new parameter makes the compiler ask whether it belongs here.
+        let Sampling {
+            temperature,
+            top_k,
+            top_p,
+            min_p,
+            repetition_penalty,
+            frequency_penalty,
+            presence_penalty,
+            seed: _,
+        } = *sampling;
+        let mut hash = Sha256::new();
+        for token in prompt {
+            hash.update(token.0.to_le_bytes());
+        }
+        // Of a fixed length, hence no prompt can look like another one with other parameters.
+        for bits in [
+            temperature.to_bits(),
+            top_k,
+            top_p.to_bits(),
+            min_p.to_bits(),
+            repetition_penalty.to_bits(),
+            frequency_penalty.to_bits(),
+            presence_penalty.to_bits(),
+            max_tokens,
+        ] {
+            hash.update(bits.to_le_bytes());
+        }
+        Self(hash.finalize().into())
+    }
+}
+
+impl fmt::Display for Fingerprint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&hex(&self.0))
+    }
+}
+
+impl fmt::Debug for Fingerprint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::requests::testing::request;
+
+    fn with(change: impl FnOnce(&mut NewRequest)) -> Fingerprint {
+        let mut request = request("job");
+        change(&mut request);
+        Fingerprint::of_request(&request)
+    }
+
+    #[test]
+    fn a_retry_is_recognised_whatever_its_name_and_seed() {
+        let first = with(|_| {});
+        assert_eq!(first, with(|request| request.job_id = "again".to_owned()));
+        assert_eq!(first, with(|request| request.sampling.seed = 7));
+    }
+
+    #[test]
+    fn what_a_child_would_compute_differently_is_another_request() {
+        let changes: [fn(&mut NewRequest); 9] = [
+            |request| request.prompt.push(TokenId(0)),
+            |request| request.prompt.reverse(),
+            |request| request.max_tokens += 1,
+            |request| request.sampling.temperature = 1.0,
+            |request| request.sampling.top_k = 1,
+            |request| request.sampling.top_p = 0.5,
+            |request| request.sampling.min_p = 0.5,
+            |request| request.sampling.repetition_penalty = 1.5,
+            |request| request.sampling.frequency_penalty = 0.5,
+        ];
+        let mut prints: Vec<_> = changes.into_iter().map(with).collect();
+        prints.push(with(|_| {}));
+        let distinct: std::collections::BTreeSet<_> = prints.iter().collect();
+        assert_eq!(distinct.len(), prints.len());
+    }
+
+    #[test]
+    fn it_is_shown_as_a_sha256() {
+        let text = with(|_| {}).to_string();
+        assert_eq!(text.len(), 64);
+        assert!(text.bytes().all(|byte| byte.is_ascii_hexdigit()));
+    }
+}

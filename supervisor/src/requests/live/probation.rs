@@ -1,0 +1,188 @@
+//! Who is given to the child when, and what a death does to those who were with it.
+//!
+//! ```text
+//!              two deaths at one step, which it may have caused
+//!   everyone ──────────────────────────────────────────────────► suspect, waits for its turn
+//!      ▲                                                               │ oldest first
+//!      │ two tokens further, or the last of the suspects is through    ▼
+//!      └──────────────────────────────────────────────────────── with the child, alone
+//!                                                                      │ the child dies
+//!                                                                      ▼
+//!                                                   QUARANTINED, its fingerprint refused
+//! ```
+//!
+//! As long as there is a suspect, the child has at most one request: whatever else it still has
+//! is called back (cancelled there, kept here) before the next suspect's turn, so that a death
+//! then has one possible author. Everything that ends, moves on or is called back comes through
+//! [`Requests::hand_out`], so nothing waits for a turn that is not coming.
+//!
+//! Whoever was given to a child counts as in flight, also before its first token: a child dies
+//! in prompts too, and the supervisor cannot know how far a step had come. The price is that a
+//! queue behind a query of death may be tried one by one, a prompt and two tokens each.
+
+use super::{Place, Requests, error_code};
+use crate::error_code::ErrorCode;
+use crate::requests::fingerprint::Fingerprint;
+use crate::requests::record::{Failure, OnFault};
+use std::time::Instant;
+use tracing::{error, info, warn};
+use worker_orcd_ipc::{Command, RequestId};
+use worker_orcd_lifecycle::{Blame, DeathCause};
+
+impl Requests {
+    /// The child is gone. What it had goes on with the next one, or ends.
+    pub fn bury(&mut self, cause: &DeathCause, now: Instant) {
+        self.suspend();
+        let bereft: Vec<_> = self
+            .live
+            .values()
+            .filter(|live| live.place.is_with_child())
+            .map(|live| live.record.id)
+            .collect();
+        let alone = self.leaving.is_empty() && bereft.len() == 1;
+        self.leaving.clear();
+        for id in bereft {
+            self.interrupt(id);
+            let suspected = match cause.blame() {
+                Blame::Nobody => false,
+                Blame::Anybody => true,
+                Blame::Request(named) => named == id,
+            };
+            if suspected {
+                self.judge(id, alone, cause, now);
+            }
+            self.outlive(id, cause, now);
+        }
+    }
+
+    /// Back to those who wait.
+    fn interrupt(&mut self, id: RequestId) {
+        let Some(live) = self.live.get_mut(&id) else {
+            return;
+        };
+        live.place = Place::Waiting;
+        let mut progress = live.record.progress.lock();
+        progress.interrupt();
+        self.wakers.extend(progress.take_waker());
+    }
+
+    fn judge(&mut self, id: RequestId, alone: bool, cause: &DeathCause, now: Instant) {
+        let Some(live) = self.live.get_mut(&id) else {
+            return;
+        };
+        let was_on_probation = self.suspects.contains(&id);
+        live.suspicion
+            .present_at_death(live.record.progress.lock().tokens_out());
+        if was_on_probation && alone {
+            self.convict(id, cause, now);
+        } else if live.suspicion.is_suspect() && self.suspects.insert(id) {
+            self.probations_total += 1;
+            let job_id = live.record.job_id.as_str();
+            warn!(job_id, request = id.0, "job_on_probation");
+        }
+    }
+
+    /// It killed the child when the child had nothing else.
+    fn convict(&mut self, id: RequestId, cause: &DeathCause, now: Instant) {
+        let Some(live) = self.live.get(&id) else {
+            return;
+        };
+        let deaths = live.suspicion.deaths();
+        let fingerprint = Fingerprint::of_record(&live.record);
+        let job_id = live.record.job_id.as_str();
+        error!(job_id, request = id.0, %fingerprint, deaths, %cause, "job_quarantined");
+        self.registry.quarantine(fingerprint, now);
+        let message = format!(
+            "{deaths} children died at the same step of this job, the last when it ran alone: \
+             {cause}"
+        );
+        let failure = Failure::new(ErrorCode::Quarantined, message);
+        // The same request in other jobs would kill as many children again; one that got past
+        // the fatal step has shown that it does not.
+        let twins: Vec<_> = self
+            .live
+            .values()
+            .filter(|live| self.suspects.contains(&live.record.id) || !live.has_tokens())
+            .filter(|live| Fingerprint::of_record(&live.record) == fingerprint)
+            .map(|live| live.record.id)
+            .collect();
+        for twin in twins {
+            self.quarantined_total += 1;
+            self.end_here(twin, now, |progress, _| progress.fail(failure.clone()));
+        }
+    }
+
+    fn outlive(&mut self, id: RequestId, cause: &DeathCause, now: Instant) {
+        match self.live.get(&id).map(|live| live.record.on_fault) {
+            None => {}
+            Some(OnFault::Resume) => self.recoveries_total += 1,
+            Some(OnFault::Fail) => {
+                let message = format!("the worker lost its child: {cause}");
+                let failure = Failure::new(error_code(cause), message);
+                self.end_here(id, now, |progress, _| progress.fail(failure));
+            }
+        }
+    }
+
+    // === who is next ===
+
+    /// Gives the child what it may have now: everything that waits, or one suspect.
+    pub(super) fn hand_out(&mut self) {
+        if !self.serving {
+            return;
+        }
+        let Some(suspect) = self.suspects.first().copied() else {
+            for live in self.live.values_mut() {
+                if live.place == Place::Waiting {
+                    live.hand_over(&mut self.commands);
+                }
+            }
+            return;
+        };
+        let with_child = self.with_child();
+        if let Some(live) = self.live.get_mut(&suspect)
+            && live.place == Place::Waiting
+            && with_child == 0
+            && self.leaving.is_empty()
+        {
+            live.hand_over(&mut self.commands);
+            return;
+        }
+        self.call_back_all_but(suspect);
+    }
+
+    fn call_back_all_but(&mut self, suspect: RequestId) {
+        for (id, live) in &mut self.live {
+            if *id != suspect && live.place == Place::WithChild {
+                live.place = Place::CalledBack;
+                live.record.progress.lock().pause();
+                self.commands.push(Command::Cancel { request: *id });
+            }
+        }
+    }
+
+    /// The child has let go of it.
+    pub(super) fn came_back(&mut self, id: RequestId) {
+        if let Some(live) = self.live.get_mut(&id) {
+            live.place = Place::Waiting;
+        }
+        self.hand_out();
+    }
+
+    /// Called for each token of a suspect.
+    pub(super) fn acquit_if_past(&mut self, id: RequestId) {
+        let Some(live) = self.live.get(&id) else {
+            return;
+        };
+        let tokens = live.record.progress.lock().tokens_out();
+        if live.suspicion.is_acquitted_at(tokens) {
+            info!(job_id = live.record.job_id, request = id.0, "job_acquitted");
+            self.suspects.remove(&id);
+            self.hand_out();
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "probation_tests.rs"]
+mod tests;

@@ -1,0 +1,324 @@
+//! A query of death and its innocent company, on a child that is played by hand.
+
+use super::*;
+use crate::requests::record::{NewRequest, StreamEvent};
+use crate::requests::registry::Refusal;
+use crate::requests::stream::RequestStream;
+use crate::requests::testing::{Journal, QUARANTINE_FOR, read, request, step};
+use std::time::Duration;
+use worker_orcd_ipc::{Fault, FinishReason, TokenId};
+
+fn crash() -> DeathCause {
+    DeathCause::Signalled(11)
+}
+
+fn submitted(journal: &mut Journal) -> Vec<RequestId> {
+    let submit = |command| match command {
+        Command::Submit(submission) => Some(submission.request),
+        _ => None,
+    };
+    journal.commands().into_iter().filter_map(submit).collect()
+}
+
+fn cancelled(journal: &mut Journal) -> Vec<RequestId> {
+    let cancel = |command| match command {
+        Command::Cancel { request } => Some(request),
+        _ => None,
+    };
+    journal.commands().into_iter().filter_map(cancel).collect()
+}
+
+/// The child dies; the next one is given what this returns.
+fn die(journal: &mut Journal, cause: &DeathCause) -> Vec<RequestId> {
+    journal.commands();
+    journal.requests.suspend();
+    journal.requests.bury(cause, journal.now);
+    journal.requests.serve(journal.text.clone());
+    submitted(journal)
+}
+
+fn emit(journal: &mut Journal, id: RequestId, indexes: std::ops::Range<u32>) {
+    let tokens: Vec<_> = indexes.map(|index| (id, index, 0)).collect();
+    journal
+        .requests
+        .step(&step(&tokens, &[]), journal.now)
+        .unwrap();
+}
+
+fn finish(journal: &mut Journal, id: RequestId, reason: FinishReason) {
+    journal
+        .requests
+        .step(&step(&[], &[(id, reason)]), journal.now)
+        .unwrap();
+}
+
+fn failure(stream: &mut RequestStream) -> Option<Failure> {
+    match read(stream).0.pop() {
+        Some(StreamEvent::Failed(failure)) => Some(failure),
+        _ => None,
+    }
+}
+
+fn killer() -> NewRequest {
+    NewRequest {
+        prompt: vec![TokenId(3); 5],
+        ..request("killer")
+    }
+}
+
+#[test]
+fn a_query_of_death_costs_three_children_and_its_company_nothing_but_time() {
+    let mut journal = Journal::serving();
+    let (guilty, mut bad) = journal.submit(killer());
+    let (innocent, mut good) = journal.submit(request("innocent"));
+    assert_eq!(die(&mut journal, &crash()), [guilty, innocent]);
+    assert_eq!(die(&mut journal, &crash()), [guilty], "alone from now on");
+    assert_eq!(journal.requests.on_probation(), 2);
+    assert_eq!(
+        die(&mut journal, &crash()),
+        [innocent],
+        "the guilty one is out, and the other suspect has its turn"
+    );
+    let quarantined = failure(&mut bad).expect("it has ended");
+    assert_eq!(quarantined.code, ErrorCode::Quarantined);
+    assert!(!quarantined.retriable);
+    assert_eq!(journal.requests.quarantined_total(), 1);
+    emit(&mut journal, innocent, 0..8);
+    assert_eq!(journal.requests.on_probation(), 0);
+    finish(&mut journal, innocent, FinishReason::MaxTokens);
+    let (events, over) = read(&mut good);
+    assert!(over && matches!(events.last(), Some(StreamEvent::Finished(_))));
+}
+
+#[test]
+fn what_was_quarantined_is_refused_for_its_time_and_by_any_name() {
+    let mut journal = Journal::serving();
+    let (_, mut stream) = journal.submit(killer());
+    for _ in 0..3 {
+        die(&mut journal, &crash());
+    }
+    assert!(failure(&mut stream).is_some());
+    let refusal = journal.registry.inspect(&killer_again(), journal.now);
+    let left = QUARANTINE_FOR;
+    assert_eq!(refusal, Err(Refusal::Quarantined { left }));
+    assert_eq!(refusal.unwrap_err().code(), ErrorCode::Quarantined);
+    assert_eq!(journal.registry.quarantined(journal.now).len(), 1);
+    assert_eq!(
+        journal.registry.inspect(&request("other"), journal.now),
+        Ok(())
+    );
+    journal.later(QUARANTINE_FOR);
+    assert_eq!(
+        journal.registry.inspect(&killer_again(), journal.now),
+        Ok(())
+    );
+    assert_eq!(journal.registry.quarantined(journal.now), []);
+}
+
+fn killer_again() -> NewRequest {
+    let mut again = killer();
+    again.job_id = "again".to_owned();
+    again.sampling.seed = 99;
+    again
+}
+
+#[test]
+fn a_suspect_rejoins_everybody_once_past_the_fatal_step() {
+    let mut journal = Journal::serving();
+    let (first, _one) = journal.submit(request("first"));
+    let (second, _two) = journal.submit(request("second"));
+    emit(&mut journal, first, 0..3);
+    die(&mut journal, &crash());
+    assert_eq!(die(&mut journal, &crash()), [first]);
+    let (late, _three) = journal.submit(request("late"));
+    emit(&mut journal, first, 3..4);
+    assert_eq!(
+        submitted(&mut journal),
+        [],
+        "one token came out of the prompt"
+    );
+    emit(&mut journal, first, 4..5);
+    assert_eq!(
+        cancelled(&mut journal),
+        [first],
+        "it makes room for the second suspect"
+    );
+    // What it says until it is gone still counts.
+    emit(&mut journal, first, 5..6);
+    finish(&mut journal, first, FinishReason::Cancelled);
+    assert_eq!(submitted(&mut journal), [second]);
+    emit(&mut journal, second, 0..2);
+    let again = journal.commands();
+    let resumed: Vec<_> = again
+        .iter()
+        .map(|command| match command {
+            Command::Submit(submission) => (submission.request, submission.generated.len()),
+            other => panic!("{other:?}"),
+        })
+        .collect();
+    assert_eq!(resumed, [(first, 6), (late, 0)], "all together again");
+    assert_eq!(journal.requests.on_probation(), 0);
+}
+
+#[test]
+fn a_stream_that_moves_on_between_deaths_is_never_suspected() {
+    let mut journal = Journal::serving();
+    let (id, _stream) = journal.submit(NewRequest {
+        max_tokens: 1000,
+        ..request("long")
+    });
+    for death in 0..100 {
+        emit(&mut journal, id, 2 * death..2 * death + 2);
+        assert_eq!(die(&mut journal, &crash()), [id]);
+        assert_eq!(journal.requests.on_probation(), 0);
+    }
+}
+
+#[test]
+fn an_operators_kill_of_a_child_with_one_suspect_convicts_nobody() {
+    let mut journal = Journal::serving();
+    let (id, mut stream) = journal.submit(request("job"));
+    die(&mut journal, &crash());
+    die(&mut journal, &crash());
+    for _ in 0..5 {
+        assert_eq!(die(&mut journal, &DeathCause::Signalled(9)), [id]);
+    }
+    assert!(failure(&mut stream).is_none());
+    assert_eq!(journal.requests.on_probation(), 1);
+}
+
+#[test]
+fn a_request_that_the_child_names_is_the_only_suspect() {
+    let mut journal = Journal::serving();
+    let (guilty, mut bad) = journal.submit(killer());
+    let (innocent, _good) = journal.submit(request("innocent"));
+    let cause = DeathCause::Said(Fault::NonFiniteLogits {
+        step: 1,
+        request: guilty,
+    });
+    die(&mut journal, &cause);
+    assert_eq!(die(&mut journal, &cause), [guilty]);
+    assert_eq!(journal.requests.on_probation(), 1);
+    assert_eq!(die(&mut journal, &cause), [innocent]);
+    assert!(failure(&mut bad).is_some());
+}
+
+#[test]
+fn two_queries_of_death_at_once_stay_within_the_restart_intensity() {
+    let mut journal = Journal::serving();
+    let (_, mut one) = journal.submit(killer());
+    let mut other = killer();
+    other.job_id = "other killer".to_owned();
+    other.prompt.push(TokenId(1));
+    let (_, mut two) = journal.submit(other);
+    for _ in 0..4 {
+        die(&mut journal, &crash());
+    }
+    assert!(failure(&mut one).is_some() && failure(&mut two).is_some());
+}
+
+#[test]
+fn copies_of_one_killer_are_convicted_together() {
+    let mut journal = Journal::serving();
+    let mut streams = vec![];
+    for copy in 0..4 {
+        let job_id = format!("copy {copy}");
+        streams.push(journal.submit(NewRequest { job_id, ..killer() }).1);
+    }
+    for _ in 0..3 {
+        die(&mut journal, &crash());
+    }
+    for stream in &mut streams {
+        assert_eq!(
+            failure(stream).map(|end| end.code),
+            Some(ErrorCode::Quarantined)
+        );
+    }
+    assert!(journal.requests.is_empty());
+}
+
+#[test]
+fn a_suspect_that_ends_in_any_way_lets_the_others_go_on() {
+    type End = fn(&mut Journal, RequestId);
+    let ends: [(&str, End); 4] = [
+        ("cancelled", |journal, id| {
+            journal.requests.cancel(id, journal.now)
+        }),
+        ("abandoned", |journal, id| {
+            journal.requests.abandon(id, journal.now)
+        }),
+        ("expired", |journal, _| {
+            journal.later(Duration::from_secs(60));
+            journal.requests.expire(journal.now);
+        }),
+        ("finished", |journal, id| {
+            finish(journal, id, FinishReason::EndOfSequence)
+        }),
+    ];
+    for (name, end) in ends {
+        let mut journal = Journal::serving();
+        let deadline = Some(Duration::from_secs(60));
+        let (suspect, _one) = journal.submit(NewRequest {
+            deadline,
+            ..request("suspect")
+        });
+        die(&mut journal, &crash());
+        assert_eq!(die(&mut journal, &crash()), [suspect]);
+        let (waiting, _two) = journal.submit(request("waiting"));
+        assert_eq!(submitted(&mut journal), []);
+        end(&mut journal, suspect);
+        assert_eq!(submitted(&mut journal), [waiting], "{name}");
+    }
+}
+
+#[test]
+fn the_next_suspect_waits_until_the_child_has_let_go_of_the_last() {
+    let mut journal = Journal::serving();
+    let (first, _one) = journal.submit(request("first"));
+    let (second, _two) = journal.submit(request("second"));
+    die(&mut journal, &crash());
+    assert_eq!(die(&mut journal, &crash()), [first]);
+    journal.requests.cancel(first, journal.now);
+    assert_eq!(
+        cancelled(&mut journal),
+        [first],
+        "and nothing is submitted beside it"
+    );
+    finish(&mut journal, first, FinishReason::Cancelled);
+    assert_eq!(submitted(&mut journal), [second]);
+}
+
+#[test]
+fn one_that_was_called_back_can_be_cancelled_and_its_child_answers_once() {
+    let mut journal = Journal::serving();
+    let (first, mut stream) = journal.submit(request("first"));
+    let (second, _two) = journal.submit(request("second"));
+    die(&mut journal, &crash());
+    die(&mut journal, &crash());
+    emit(&mut journal, first, 0..2);
+    assert_eq!(cancelled(&mut journal), [first]);
+    assert!(stream.recovering(), "its client is told that it waits");
+    journal.requests.cancel(first, journal.now);
+    assert_eq!(journal.commands(), []);
+    assert_eq!(
+        failure(&mut stream).map(|end| end.code),
+        Some(ErrorCode::Cancelled)
+    );
+    finish(&mut journal, first, FinishReason::Cancelled);
+    assert_eq!(submitted(&mut journal), [second]);
+}
+
+#[test]
+fn the_end_of_the_worker_ends_those_on_probation_too() {
+    let mut journal = Journal::serving();
+    let (_, mut one) = journal.submit(request("one"));
+    let (_, mut two) = journal.submit(request("two"));
+    die(&mut journal, &crash());
+    die(&mut journal, &crash());
+    let end = Failure::new(ErrorCode::WorkerUnhealthy, "the worker has failed");
+    journal.requests.fail_all(&end, journal.now);
+    assert_eq!(failure(&mut one).as_ref(), Some(&end));
+    assert_eq!(failure(&mut two).as_ref(), Some(&end));
+    assert_eq!(journal.requests.on_probation(), 0);
+    assert_eq!(journal.registry.live(), 0);
+}

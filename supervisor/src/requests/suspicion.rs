@@ -1,0 +1,78 @@
+//! What the deaths that a request was part of say about it.
+//!
+//! Replays are exact: a request that kills by what it is does so at the same step, again. So two
+//! deaths without getting past that step make a suspect, and getting past it is an acquittal,
+//! in company as well as alone. Counting all deaths of a long stream instead would make a
+//! suspect of every stream on a machine that fails now and then.
+
+/// Deaths at one step from which on a request runs alone.
+const DEATHS_OF_A_SUSPECT: u32 = 2;
+
+/// The first token behind a death comes out of the replayed prompt, the second out of a decode
+/// step. The fatal step was one of the two, and a child may die just after its token has left.
+const TOKENS_OF_AN_ACQUITTAL: u32 = 2;
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Suspicion {
+    deaths: u32,
+    /// Tokens it had at the last of them.
+    at: u32,
+}
+
+impl Suspicion {
+    /// It was with a child that died, which may have been its doing.
+    pub fn present_at_death(&mut self, tokens: u32) {
+        if self.is_acquitted_at(tokens) {
+            self.deaths = 0;
+        }
+        self.deaths += 1;
+        self.at = tokens;
+    }
+
+    pub fn is_suspect(self) -> bool {
+        self.deaths >= DEATHS_OF_A_SUSPECT
+    }
+
+    pub fn is_acquitted_at(self, tokens: u32) -> bool {
+        tokens >= self.at + TOKENS_OF_AN_ACQUITTAL
+    }
+
+    /// For a message.
+    pub fn deaths(self) -> u32 {
+        self.deaths
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn two_deaths_at_one_step_make_a_suspect() {
+        let mut suspicion = Suspicion::default();
+        suspicion.present_at_death(7);
+        assert!(!suspicion.is_suspect());
+        suspicion.present_at_death(7);
+        assert!(suspicion.is_suspect());
+        assert!(!suspicion.is_acquitted_at(8) && suspicion.is_acquitted_at(9));
+    }
+
+    #[test]
+    fn any_number_of_deaths_with_progress_between_makes_none() {
+        let mut suspicion = Suspicion::default();
+        for tokens in (0..200).step_by(2) {
+            suspicion.present_at_death(tokens);
+            assert!(!suspicion.is_suspect());
+        }
+    }
+
+    #[test]
+    fn one_token_and_death_again_is_no_progress() {
+        let mut suspicion = Suspicion::default();
+        for tokens in 0..3 {
+            suspicion.present_at_death(tokens);
+        }
+        assert!(suspicion.is_suspect());
+        assert_eq!(suspicion.deaths(), 3);
+    }
+}

@@ -1,0 +1,186 @@
+//! `cargo xtask chaos`: many streams against the real worker while its children die of
+//! everything they can die of; every finished stream is compared with a run without faults.
+//!
+//! ```text
+//! mix ── lanes ─┐                 ┌─ stream (one request, as its client sees it)
+//!               ├─ worker ◄───────┘
+//! storm ────────┤  (signals from outside; the child's own faults come from WORKER_ORCD_FAULTS)
+//! watch ────────┘  (descriptors, threads, memory, zombies of the supervisor)
+//!                      └──── verdict ── report
+//! ```
+//!
+//! * [`mix`] makes requests and client manners from the seed, [`stream`] reads one answer,
+//!   [`lanes`] keep a number of streams going, [`worker`] is the process under test and its log,
+//!   [`storm`] sends signals, [`watch`] looks into `/proc`, [`pauses`] finds what faults cost,
+//!   [`report`] says it all.
+//!
+//! The seed fixes the requests, the manners of clients and the children's own faults; when a
+//! signal from outside hits is a matter of the machine's time. Exit code 0 means no violation.
+
+mod lanes;
+mod mix;
+mod pauses;
+mod report;
+mod storm;
+mod stream;
+mod watch;
+mod worker;
+
+use anyhow::{Context, Result, bail};
+use clap::Parser;
+use lanes::{Lanes, References};
+use report::Report;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use watch::Watch;
+use worker::Worker;
+
+/// Streams against the real worker while its children die.
+#[derive(Debug, Parser)]
+#[command(name = "chaos")]
+pub struct Arguments {
+    /// How long faults and new streams come.
+    #[arg(long, default_value_t = 5.0)]
+    minutes: f64,
+    /// Repeats the requests and the children's own faults of another run [default: a fresh one].
+    #[arg(long)]
+    seed: Option<u64>,
+    /// End as soon as so many children have died.
+    #[arg(long)]
+    faults: Option<u64>,
+    /// Streams at any time.
+    #[arg(long, default_value_t = 32)]
+    streams: usize,
+    /// Different requests.
+    #[arg(long, default_value_t = 32)]
+    requests: usize,
+    /// Seconds between signals from outside, on average.
+    #[arg(long, default_value_t = 8.0)]
+    signal_seconds: f64,
+    /// What a child does to itself at each step, as a probability.
+    #[arg(long, default_value_t = 0.01)]
+    fault_chance: f64,
+    /// Write the report there, as Markdown.
+    #[arg(long)]
+    report: Option<PathBuf>,
+    /// Named in the report.
+    #[arg(long, default_value = "unknown")]
+    commit: String,
+    #[arg(
+        long,
+        env = "WORKER_ORCD_MODEL",
+        default_value = "models/SmolLM2-135M-Instruct.Q4_1.gguf"
+    )]
+    model: PathBuf,
+}
+
+/// After the storm: what runs may finish.
+const CALM: Duration = Duration::from_secs(180);
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    let seed = arguments.seed.unwrap_or_else(fresh_seed);
+    println!("chaos: seed {seed}");
+    let outcome = run(&arguments, seed).and_then(|report| {
+        println!("\n{}", report.markdown());
+        if let Some(path) = &arguments.report {
+            std::fs::write(path, report.markdown())
+                .with_context(|| format!("cannot write {}", path.display()))?;
+        }
+        Ok(report.violations.len())
+    });
+    match outcome {
+        Ok(0) => ExitCode::SUCCESS,
+        Ok(count) => {
+            eprintln!("chaos: {count} violations; again with --seed {seed}");
+            ExitCode::FAILURE
+        }
+        Err(error) => {
+            eprintln!("chaos: {error:#}; again with --seed {seed}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(arguments: &Arguments, seed: u64) -> Result<Report> {
+    if !arguments.model.is_file() {
+        bail!(
+            "no model at {}: run `cargo xtask fetch-model`",
+            arguments.model.display()
+        );
+    }
+    let requests = mix::requests(seed, arguments.requests.max(1));
+    println!("chaos: {} requests once, without faults", requests.len());
+    let calm = Worker::start(&arguments.model, None)?;
+    let references = References::take(&calm, requests)?;
+    let mut cold_starts = vec![calm.cold_start];
+    calm.stop()?;
+
+    let faults = format!("any@chance={},seed={seed}", arguments.fault_chance);
+    let worker = Arc::new(Worker::start(&arguments.model, Some(&faults))?);
+    cold_starts.push(worker.cold_start);
+    let idle = Watch::settled(&worker)?;
+    let lanes = Lanes::start(&worker, &references, arguments.streams, seed);
+    let storm = storm::Storm::start(&worker, arguments.signal_seconds, seed);
+    let (began, mut watch) = (Instant::now(), Watch::new(&idle));
+    let limit = Duration::from_secs_f64(arguments.minutes * 60.0);
+    while began.elapsed() < limit
+        && arguments
+            .faults
+            .is_none_or(|enough| worker.deaths() < enough)
+    {
+        worker.assert_alive()?;
+        watch.look(&worker);
+        lanes.show_progress(&worker, began.elapsed());
+        std::thread::sleep(Duration::from_millis(500));
+    }
+    let signals = storm.stop();
+    println!(
+        "chaos: calm after {} s; what runs may finish",
+        began.elapsed().as_secs()
+    );
+    let stormed_for = began.elapsed();
+    let tally = lanes.finish(&worker, CALM)?;
+    let mut violations = tally.violations.clone();
+    violations.extend(watch.verdict(&worker, &idle));
+    let (faults, deaths) = (worker.health()?["faults"].clone(), worker.deaths());
+    let injected = worker.injected();
+    violations.extend(worker.stop().err().map(|error| format!("{error:#}")));
+    if deaths == 0 {
+        violations.push("no child died, so nothing was shown".to_owned());
+    }
+    Ok(Report {
+        command: typed(),
+        commit: arguments.commit.clone(),
+        seed,
+        stormed_for,
+        cold_starts,
+        pauses: pauses::Pauses::find(&tally.gaps, &signals, &injected),
+        injected,
+        signals,
+        deaths,
+        deaths_by_cause: faults["deaths_by_cause"].clone(),
+        recoveries: faults["recoveries"].clone(),
+        memory: watch.summary(&idle),
+        tally,
+        violations,
+    })
+}
+
+fn fresh_seed() -> u64 {
+    let since = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or_default();
+    u64::from(since.subsec_nanos()) ^ since.as_secs()
+}
+
+/// The arguments as they were typed; the commit is said elsewhere.
+fn typed() -> String {
+    let mut arguments: Vec<_> = std::env::args().skip(1).collect();
+    if arguments.first().is_some_and(|first| first == "--commit") {
+        arguments.drain(..2.min(arguments.len()));
+    }
+    arguments.join(" ")
+}

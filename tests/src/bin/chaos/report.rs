@@ -1,0 +1,163 @@
+//! The outcome, as Markdown that can be read in a terminal and kept in the repository.
+
+use super::lanes::Tally;
+use super::pauses::{Pauses, quantile};
+use super::storm::Hit;
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::fs;
+use std::process::Command;
+use std::time::Duration;
+
+#[derive(Debug)]
+pub struct Report {
+    pub command: String,
+    pub commit: String,
+    pub seed: u64,
+    pub stormed_for: Duration,
+    pub cold_starts: Vec<Duration>,
+    pub pauses: Pauses,
+    pub injected: Vec<Hit>,
+    pub signals: Vec<Hit>,
+    pub deaths: u64,
+    pub deaths_by_cause: Value,
+    pub recoveries: Value,
+    pub memory: String,
+    pub tally: Tally,
+    pub violations: Vec<String>,
+}
+
+impl Report {
+    pub fn markdown(&self) -> String {
+        let mut out = self.head();
+        out.push_str(&self.faults());
+        out.push_str(&self.streams());
+        out.push_str(&self.pause_table());
+        let _ = writeln!(out, "Supervisor: {}.\n\n## Violations\n", self.memory);
+        if self.violations.is_empty() {
+            out.push_str("None.\n");
+        }
+        for violation in &self.violations {
+            let _ = writeln!(out, "- {violation}");
+        }
+        out
+    }
+
+    fn head(&self) -> String {
+        format!(
+            "# chaos\n\n\
+             - command: `cargo xtask chaos {}`\n- seed: {}\n- date: {}\n- commit: {}\n\
+             - machine: {}, {} threads\n\n\
+             {} deaths in {:.1} minutes under continuous streams; the worker was started once.\n\n",
+            self.command,
+            self.seed,
+            date(),
+            self.commit,
+            cpu_model(),
+            std::thread::available_parallelism().map_or(0, usize::from),
+            self.deaths,
+            self.stormed_for.as_secs_f64() / 60.0,
+        )
+    }
+
+    /// Two faults may share a death, and a signal may hit a child that is dying already.
+    fn faults(&self) -> String {
+        let mut out = "| fault | times |\n|---|---|\n".to_owned();
+        let mut kinds = BTreeMap::<&str, u64>::new();
+        for (kind, _) in self.injected.iter().chain(&self.signals) {
+            *kinds.entry(kind).or_default() += 1;
+        }
+        for (kind, times) in kinds {
+            let from = if kind.starts_with("SIG") {
+                " (from outside)"
+            } else {
+                ""
+            };
+            let _ = writeln!(out, "| {kind}{from} | {times} |");
+        }
+        out.push_str("\n| noticed as | deaths |\n|---|---|\n");
+        for (cause, deaths) in self.deaths_by_cause.as_object().into_iter().flatten() {
+            let _ = writeln!(out, "| {cause} | {deaths} |");
+        }
+        out.push('\n');
+        out
+    }
+
+    fn streams(&self) -> String {
+        let tally = &self.tally;
+        format!(
+            "| streams | |\n|---|---|\n\
+             | complete, byte for byte the reference | {} |\n\
+             | … of which over at least one death | {} |\n\
+             | cancelled by their client | {} |\n\
+             | left by their client | {} |\n\
+             | quarantined | {} |\n\
+             | failed | {} |\n\
+             | different from the reference | {} |\n\n\
+             {} tokens were delivered, each once and in order; {} recoveries, at most {} in one \
+             stream.\n\n",
+            tally.complete,
+            tally.complete_after_recovery,
+            tally.cancelled,
+            tally.left,
+            tally.quarantined,
+            tally.failed,
+            tally.mismatched,
+            tally.tokens,
+            self.recoveries,
+            tally.most_recoveries,
+        )
+    }
+
+    fn pause_table(&self) -> String {
+        let mut out = "| pause in ms, as streams saw it | count | p50 | p90 | p99 | max |\n\
+                       |---|---|---|---|---|---|\n"
+            .to_owned();
+        for (what, pauses) in [
+            ("the child died or spoke nonsense", &self.pauses.deaths),
+            (
+                "the child fell silent (deadlines: heartbeat 1 s, step 2 s)",
+                &self.pauses.silences,
+            ),
+        ] {
+            let ms = |share| quantile(pauses, share).as_millis();
+            let (p50, p90, p99, max) = (ms(0.5), ms(0.9), ms(0.99), ms(1.0));
+            let count = pauses.len();
+            let _ = writeln!(out, "| {what} | {count} | {p50} | {p90} | {p99} | {max} |");
+        }
+        let starts: Vec<_> = self
+            .cold_starts
+            .iter()
+            .map(|took| took.as_millis().to_string())
+            .collect();
+        let _ = writeln!(
+            out,
+            "\nA cold start of the worker took {} ms. A pause of a stream holds noticing, a new \
+             child, its load, the wait for a slot and the prompt computed again.\n",
+            starts.join(" and "),
+        );
+        out
+    }
+}
+
+fn date() -> String {
+    let output = Command::new("date")
+        .args(["-u", "+%Y-%m-%d %H:%M UTC"])
+        .output();
+    output.map_or_else(
+        |_| "unknown".to_owned(),
+        |output| String::from_utf8_lossy(&output.stdout).trim().to_owned(),
+    )
+}
+
+fn cpu_model() -> String {
+    let text = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let line = text
+        .lines()
+        .find_map(|line| line.strip_prefix("model name"));
+    line.and_then(|line| line.split_once(':')).map_or_else(
+        || "unknown CPU".to_owned(),
+        |(_, name)| name.trim().to_owned(),
+    )
+}

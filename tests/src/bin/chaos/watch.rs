@@ -1,0 +1,164 @@
+//! What the kernel says of the supervisor: descriptors, threads, memory, zombies.
+//!
+//! Descriptors and threads are compared idle with idle, before and after; memory is compared
+//! between the second and the last quarter of the run, when caches and pools have grown to what
+//! the load asks for.
+
+use super::worker::{Worker, offspring};
+use anyhow::Result;
+use std::fs;
+use std::time::{Duration, Instant};
+
+/// A zombie is waited for as soon as it is noticed.
+const ZOMBIE_PATIENCE: Duration = Duration::from_secs(5);
+
+/// The runtime keeps threads for blocking work for a few seconds.
+const MORE_THREADS: usize = 8;
+/// A connection or two that the kernel has not yet told the supervisor to be closed.
+const MORE_DESCRIPTORS: usize = 4;
+const MORE_MEMORY_BYTES: u64 = 16 << 20;
+
+/// One look.
+#[derive(Debug, Clone, Default)]
+pub struct Sample {
+    pub descriptors: usize,
+    pub memfds: usize,
+    pub threads: usize,
+    /// Resident memory that is no file's.
+    pub memory_bytes: u64,
+}
+
+#[derive(Debug)]
+pub struct Watch {
+    samples: Vec<Sample>,
+    most_descriptors: usize,
+    zombies_since: Option<Instant>,
+    longest_zombie: Duration,
+}
+
+impl Watch {
+    pub fn new(idle: &Sample) -> Self {
+        Self {
+            samples: vec![],
+            most_descriptors: idle.descriptors,
+            zombies_since: None,
+            longest_zombie: Duration::ZERO,
+        }
+    }
+
+    /// A look at a worker that does nothing.
+    ///
+    /// # Errors
+    /// When it does not come to rest.
+    pub fn settled(worker: &Worker) -> Result<Sample> {
+        worker.wait_idle()?;
+        // Connections of clients that have just left.
+        std::thread::sleep(Duration::from_secs(1));
+        Ok(sample(worker.pid))
+    }
+
+    pub fn look(&mut self, worker: &Worker) {
+        let sample = sample(worker.pid);
+        self.most_descriptors = self.most_descriptors.max(sample.descriptors);
+        self.samples.push(sample);
+        if offspring(worker.pid).into_iter().any(is_zombie) {
+            let since = *self.zombies_since.get_or_insert_with(Instant::now);
+            self.longest_zombie = self.longest_zombie.max(since.elapsed());
+        } else {
+            self.zombies_since = None;
+        }
+    }
+
+    /// What did not stay as it was.
+    pub fn verdict(&self, worker: &Worker, before: &Sample) -> Vec<String> {
+        let mut violations = Vec::new();
+        let after = match Self::settled(worker) {
+            Ok(after) => after,
+            Err(error) => return vec![format!("{error:#}")],
+        };
+        let mut at_most = |what: &str, before: usize, after: usize, more: usize| {
+            if after > before + more {
+                violations.push(format!("{what}: {before} before, {after} after"));
+            }
+        };
+        at_most(
+            "descriptors",
+            before.descriptors,
+            after.descriptors,
+            MORE_DESCRIPTORS,
+        );
+        at_most("memfds", before.memfds, after.memfds, 0);
+        at_most("threads", before.threads, after.threads, MORE_THREADS);
+        at_most("child processes", 1, offspring(worker.pid).len(), 0);
+        if let Some((early, late)) = self.memory()
+            && late > early + MORE_MEMORY_BYTES
+        {
+            violations.push(format!("memory grew from {early} to {late} bytes"));
+        }
+        if self.longest_zombie > ZOMBIE_PATIENCE {
+            violations.push(format!("a zombie stayed for {:?}", self.longest_zombie));
+        }
+        violations
+    }
+
+    /// For the report.
+    pub fn summary(&self, before: &Sample) -> String {
+        let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
+        let (early, late) = self.memory().unwrap_or_default();
+        format!(
+            "{} descriptors and {} threads when idle, at most {} descriptors in the storm; \
+             memory {:.1} MiB in the second quarter, {:.1} MiB in the last",
+            before.descriptors,
+            before.threads,
+            self.most_descriptors,
+            mib(early),
+            mib(late),
+        )
+    }
+
+    /// Medians of the second and the last quarter.
+    fn memory(&self) -> Option<(u64, u64)> {
+        let quarter = self.samples.len() / 4;
+        let median = |samples: &[Sample]| {
+            let mut bytes: Vec<_> = samples.iter().map(|sample| sample.memory_bytes).collect();
+            bytes.sort_unstable();
+            bytes.get(bytes.len() / 2).copied()
+        };
+        Some((
+            median(&self.samples[quarter..2 * quarter])?,
+            median(&self.samples[3 * quarter..])?,
+        ))
+    }
+}
+
+fn sample(pid: u32) -> Sample {
+    let links: Vec<_> = fs::read_dir(format!("/proc/{pid}/fd"))
+        .into_iter()
+        .flatten()
+        .flatten()
+        .filter_map(|entry| fs::read_link(entry.path()).ok())
+        .collect();
+    Sample {
+        descriptors: links.len(),
+        memfds: links
+            .iter()
+            .filter(|link| link.to_string_lossy().contains("memfd:"))
+            .count(),
+        threads: fs::read_dir(format!("/proc/{pid}/task")).map_or(0, Iterator::count),
+        memory_bytes: anonymous_memory(pid).unwrap_or(0),
+    }
+}
+
+fn anonymous_memory(pid: u32) -> Option<u64> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let line = status
+        .lines()
+        .find_map(|line| line.strip_prefix("RssAnon:"))?;
+    Some(line.split_whitespace().next()?.parse::<u64>().ok()? * 1024)
+}
+
+fn is_zombie(pid: u32) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.rsplit_once(')')
+        .is_some_and(|(_, rest)| rest.trim_start().starts_with('Z'))
+}

@@ -1,0 +1,73 @@
+//! Faults on command: a build that has them is refused unless asked for, nonsense is refused at
+//! once, and a minute of all of them under streams costs no stream a byte.
+
+use std::path::Path;
+use std::process::{Command, Output};
+
+/// `SupervisorExit::ChildIncompatible`.
+const CHILD_INCOMPATIBLE: i32 = 80;
+
+/// A worker that is expected to end by itself.
+fn serve(flags: &[&str], faults: &str) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_tested-worker-orcd"))
+        .args([
+            "--port",
+            "0",
+            "--device",
+            "cpu",
+            "--log-format",
+            "json",
+            "--model",
+            "/dev/null",
+        ])
+        .arg("--child-binary")
+        .arg(env!("CARGO_BIN_EXE_tested-worker-orcd-gpu"))
+        .args(flags)
+        .env("WORKER_ORCD_FAULTS", faults)
+        .output()
+        .expect("the worker starts")
+}
+
+#[test]
+fn a_child_that_fails_on_command_is_refused() {
+    let output = serve(&[], "");
+    let log = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(CHILD_INCOMPATIBLE), "{log}");
+    assert!(
+        log.contains("fault-injection"),
+        "the reason names the feature: {log}"
+    );
+}
+
+#[test]
+fn rules_that_are_half_understood_are_a_usage_error() {
+    let output = serve(&["--accept-fault-injection"], "boom@step=1");
+    let log = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(CHILD_INCOMPATIBLE), "{log}");
+    assert!(
+        log.contains("boom"),
+        "the log says what was not understood: {log}"
+    );
+}
+
+#[test]
+fn a_minute_of_every_fault_costs_no_stream_a_byte() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .parent()
+        .expect("tests/ has a parent");
+    let status = Command::new(env!("CARGO_BIN_EXE_chaos"))
+        .args([
+            "--minutes",
+            "1",
+            "--seed",
+            "20261121",
+            "--streams",
+            "12",
+            "--requests",
+            "12",
+        ])
+        .current_dir(root)
+        .status()
+        .expect("the runner starts");
+    assert!(status.success(), "{status}; what happened is above");
+}

@@ -1,0 +1,138 @@
+//! The real child, built to fail: every kind of fault in turn under one supervisor, and a request
+//! that kills whoever computes it.
+
+use serde_json::{Value, json};
+use std::thread;
+use worker_orcd_tests::client::Transcript;
+use worker_orcd_tests::worker::unique;
+use worker_orcd_tests::{Client, Worker, WorkerBuilder, wait};
+
+/// Kinds, and what the supervisor calls the deaths that they bring about.
+const KINDS: [(&str, &str); 13] = [
+    ("panic", "panic"),
+    ("abort", "signalled"),
+    ("segfault", "signalled"),
+    ("exit-zero", "exited_silently"),
+    ("hang", "step_deadline"),
+    ("stall", "heartbeat_lost"),
+    ("flood", "protocol_violation"),
+    ("garbage", "protocol_violation"),
+    ("drip", "heartbeat_lost"),
+    ("nan", "non_finite_logits"),
+    ("wrong-token", "protocol_violation"),
+    ("out-of-memory", "out_of_memory"),
+    ("stop", "heartbeat_lost"),
+];
+
+/// Short deadlines: what hangs is to be noticed soon.
+fn failing(faults: &str) -> WorkerBuilder {
+    Worker::real()
+        .flag("--accept-fault-injection")
+        .arg("--heartbeat-timeout", "1s")
+        .arg("--step-timeout", "2s")
+        .arg("--max-restarts", 100)
+        .arg("--max-restart-delay", "50ms")
+        .env("WORKER_ORCD_FAULTS", faults)
+}
+
+/// A prompt of exactly so many tokens of SmolLM2's: rules tell requests apart by it.
+fn prompt(tokens: usize) -> String {
+    "a".to_owned() + &" a".repeat(tokens - 1)
+}
+
+fn request(prompt_tokens: usize, max_tokens: u32) -> Value {
+    json!({
+        "job_id": format!("job-{}", unique()), "prompt": prompt(prompt_tokens),
+        "max_tokens": max_tokens, "temperature": 0.8, "seed": 5, "ignore_eos": true,
+    })
+}
+
+fn ask(client: &Client, prompt_tokens: usize, max_tokens: u32) -> Transcript {
+    let transcript = client
+        .execute(&request(prompt_tokens, max_tokens))
+        .transcript();
+    let end = transcript.end();
+    assert_eq!(end["tokens_in"], prompt_tokens, "{end}");
+    assert_eq!(end["tokens_out"], max_tokens, "{end}");
+    transcript
+}
+
+#[test]
+fn a_stream_outlives_every_kind_of_fault() {
+    // The nth child fails at the fourth token of the request with 10 + n prompt tokens, and at
+    // nothing else.
+    let rules: Vec<_> = KINDS
+        .iter()
+        .enumerate()
+        .map(|(n, (kind, _))| {
+            let (generation, tokens) = (n + 1, n + 10);
+            format!(
+                "{kind}@generation={generation},prompt-tokens={tokens},position={}",
+                tokens + 3
+            )
+        })
+        .collect();
+    let worker = failing(&rules.join(";")).start();
+    let client = worker.client();
+    let interrupted: Vec<_> = KINDS
+        .iter()
+        .enumerate()
+        .map(|(n, (kind, label))| {
+            let transcript = ask(&client, n + 10, 12);
+            assert_eq!(transcript.end()["recoveries"], 1, "{kind}");
+            let faults = client.health()["faults"].clone();
+            assert_eq!(faults["last_death"]["label"], *label, "{kind}: {faults}");
+            transcript.text()
+        })
+        .collect();
+    for (n, (kind, _)) in KINDS.iter().enumerate() {
+        let undisturbed = ask(&client, n + 10, 12);
+        assert_eq!(undisturbed.end()["recoveries"], 0);
+        assert_eq!(undisturbed.text(), interrupted[n], "{kind}");
+    }
+}
+
+#[test]
+fn a_query_of_death_is_refused_and_its_company_finishes() {
+    let worker = failing("abort@prompt-tokens=23,position=25").start();
+    let client = worker.client();
+    let company: Vec<_> = [11, 12, 13]
+        .map(|tokens| {
+            let client = client.clone();
+            thread::spawn(move || ask(&client, tokens, 150))
+        })
+        .into();
+    wait::until("its company to run", || {
+        (worker.log.events("execute_start").len() == 3).then_some(())
+    });
+    let deadly = client.execute(&request(23, 50)).transcript();
+    let error = deadly.error("QUARANTINED");
+    assert_eq!(error["retriable"], false, "{error}");
+    for (tokens, company) in [11, 12, 13].into_iter().zip(company) {
+        let disturbed = company.join().expect("it has no reason to fail");
+        assert!(disturbed.end()["recoveries"].as_u64() >= Some(1));
+        assert_eq!(disturbed.text(), ask(&client, tokens, 150).text());
+    }
+
+    let deaths = client.health()["faults"]["deaths_by_cause"].clone();
+    let again = client.post("/execute", &request(23, 50));
+    assert_eq!(again.status, 422, "{}", again.text());
+    assert_eq!(again.json()["code"], "QUARANTINED", "{}", again.text());
+    let faults = client.health()["faults"].clone();
+    assert_eq!(faults["deaths_by_cause"], deaths, "it was not tried again");
+    assert_eq!(
+        faults["quarantined"].as_array().map(Vec::len),
+        Some(1),
+        "{faults}"
+    );
+    assert_eq!(faults["on_probation"], 0, "{faults}");
+    let metrics = client.get("/metrics").text();
+    for line in [
+        "worker_orcd_quarantined_fingerprints 1",
+        "worker_orcd_requests_quarantined_total 1",
+    ] {
+        assert!(metrics.contains(line), "{line}: {metrics}");
+    }
+    // Another request, however similar, is another request.
+    ask(&client, 24, 3);
+}

@@ -1,0 +1,71 @@
+//! `cargo xtask chaos`: builds the worker with a child that fails on command, and the runner
+//! that lives in `tests/src/bin/chaos`; then runs it.
+
+use crate::bench::report;
+use crate::{fetch_model, paths, process};
+use anyhow::{Context, Result};
+use std::path::Path;
+use std::process::Command;
+
+#[derive(clap::Args)]
+pub struct Arguments {
+    /// For the runner: --minutes N, --seed S, --faults N, --streams N, --report FILE, …
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    arguments: Vec<String>,
+}
+
+/// How long each of the two runs of `cargo xtask test` takes; 0 leaves them out.
+const MINUTES_VARIABLE: &str = "WORKER_ORCD_CHAOS_MINUTES";
+const CI_MINUTES: f64 = 5.0;
+/// The day this runner was written.
+const CI_SEED: &str = "20261121";
+
+pub fn run(arguments: &Arguments) -> Result<()> {
+    let model = fetch_model::run()?;
+    build()?;
+    process::run(&mut runner(&model, &arguments.arguments)?)
+}
+
+/// A run that is the same every time as far as a seed can make it so, and one that never was.
+pub fn for_ci(model: &Path) -> Result<()> {
+    let minutes = match std::env::var(MINUTES_VARIABLE) {
+        Ok(text) => text
+            .parse()
+            .with_context(|| format!("{MINUTES_VARIABLE} is no number"))?,
+        Err(_) => CI_MINUTES,
+    };
+    if minutes == 0.0 {
+        return Ok(());
+    }
+    build()?;
+    let minutes = ["--minutes".to_owned(), minutes.to_string()];
+    let seeded = [&minutes[..], &["--seed".to_owned(), CI_SEED.to_owned()]].concat();
+    process::run(&mut runner(model, &seeded)?)?;
+    process::run(&mut runner(model, &minutes)?)
+}
+
+fn build() -> Result<()> {
+    let mut command = process::cargo();
+    command.args(["build", "--release", "--package", "worker-orcd-tests"]);
+    command.args(["--features", "fault-injection", "--bin", "chaos"]);
+    command.args([
+        "--bin",
+        "tested-worker-orcd",
+        "--bin",
+        "tested-worker-orcd-gpu",
+    ]);
+    process::run(&mut command)
+}
+
+fn runner(model: &Path, arguments: &[String]) -> Result<Command> {
+    let mut command = Command::new(paths::built("release", "chaos"));
+    command
+        .arg("--commit")
+        .arg(report::commit()?)
+        .args(arguments);
+    // Where the report's path is meant to start from.
+    command
+        .current_dir(paths::root())
+        .env("WORKER_ORCD_MODEL", model);
+    Ok(command)
+}
