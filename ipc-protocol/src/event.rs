@@ -34,7 +34,7 @@ pub enum Event {
 
 /// How often a child says that it lives. Three missed beats stay under a client's
 /// one-second patience.
-pub const HEARTBEAT_INTERVAL_MS: u64 = 100;
+pub const HEARTBEAT_INTERVAL_MS: u64 = 25;
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ChildHello {

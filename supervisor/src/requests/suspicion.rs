@@ -4,6 +4,9 @@
 //! deaths without getting past that step make a suspect, and getting past it is an acquittal,
 //! in company as well as alone. Counting all deaths of a long stream instead would make a
 //! suspect of every stream on a machine that fails now and then.
+//!
+//! A death alone proves it if the child died as it did before. One that died in another way may
+//! have had bad luck on a bad machine, which is not likely twice.
 
 /// Deaths at one step from which on a request runs alone.
 const DEATHS_OF_A_SUSPECT: u32 = 2;
@@ -12,21 +15,39 @@ const DEATHS_OF_A_SUSPECT: u32 = 2;
 /// step. The fatal step was one of the two, and a child may die just after its token has left.
 const TOKENS_OF_AN_ACQUITTAL: u32 = 2;
 
+/// Deaths alone that prove it whatever their causes.
+const DEATHS_OF_A_KILLER: u32 = 2;
+
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Suspicion {
     deaths: u32,
+    /// Those of them at which it was a suspect and the child had nothing else.
+    alone: u32,
     /// Tokens it had at the last of them.
     at: u32,
+    /// The last one's, as in /health.
+    label: Option<&'static str>,
+    repeats_itself: bool,
 }
 
 impl Suspicion {
-    /// It was with a child that died, which may have been its doing.
-    pub fn present_at_death(&mut self, tokens: u32) {
+    /// It was with a child that died of `label`, which may have been its doing.
+    pub fn present_at_death(&mut self, tokens: u32, label: &'static str) {
         if self.is_acquitted_at(tokens) {
-            self.deaths = 0;
+            *self = Self::default();
         }
         self.deaths += 1;
         self.at = tokens;
+        self.repeats_itself = self.label.replace(label) == Some(label);
+    }
+
+    /// The death that it was just told of was its own: a suspect, alone with the child.
+    pub fn alone_at_death(&mut self) {
+        self.alone += 1;
+    }
+
+    pub fn is_proven(self) -> bool {
+        self.alone >= DEATHS_OF_A_KILLER || (self.alone > 0 && self.repeats_itself)
     }
 
     pub fn is_suspect(self) -> bool {
@@ -50,18 +71,36 @@ mod tests {
     #[test]
     fn two_deaths_at_one_step_make_a_suspect() {
         let mut suspicion = Suspicion::default();
-        suspicion.present_at_death(7);
+        suspicion.present_at_death(7, "signalled");
         assert!(!suspicion.is_suspect());
-        suspicion.present_at_death(7);
+        suspicion.present_at_death(7, "panic");
         assert!(suspicion.is_suspect());
         assert!(!suspicion.is_acquitted_at(8) && suspicion.is_acquitted_at(9));
+        assert!(!suspicion.is_proven(), "it was never alone");
+    }
+
+    #[test]
+    fn a_death_alone_proves_it_if_it_is_like_the_last_one() {
+        let mut suspicion = Suspicion::default();
+        for label in ["signalled", "signalled", "panic"] {
+            suspicion.present_at_death(7, label);
+        }
+        suspicion.alone_at_death();
+        assert!(!suspicion.is_proven(), "another way to die");
+        let mut again = suspicion;
+        again.present_at_death(7, "panic");
+        again.alone_at_death();
+        assert!(again.is_proven());
+        suspicion.present_at_death(7, "device");
+        suspicion.alone_at_death();
+        assert!(suspicion.is_proven(), "twice is no bad luck");
     }
 
     #[test]
     fn any_number_of_deaths_with_progress_between_makes_none() {
         let mut suspicion = Suspicion::default();
         for tokens in (0..200).step_by(2) {
-            suspicion.present_at_death(tokens);
+            suspicion.present_at_death(tokens, "signalled");
             assert!(!suspicion.is_suspect());
         }
     }
@@ -70,7 +109,7 @@ mod tests {
     fn one_token_and_death_again_is_no_progress() {
         let mut suspicion = Suspicion::default();
         for tokens in 0..3 {
-            suspicion.present_at_death(tokens);
+            suspicion.present_at_death(tokens, "signalled");
         }
         assert!(suspicion.is_suspect());
         assert_eq!(suspicion.deaths(), 3);

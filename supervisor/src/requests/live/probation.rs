@@ -6,8 +6,8 @@
 //!      ▲                                                               │ oldest first
 //!      │ two tokens further, or the last of the suspects is through    ▼
 //!      └──────────────────────────────────────────────────────── with the child, alone
-//!                                                                      │ the child dies
-//!                                                                      ▼
+//!                                                                      │ the child dies as it did
+//!                                                                      ▼ before, or twice
 //!                                                   QUARANTINED, its fingerprint refused
 //! ```
 //!
@@ -71,9 +71,12 @@ impl Requests {
             return;
         };
         let was_on_probation = self.suspects.contains(&id);
-        live.suspicion
-            .present_at_death(live.record.progress.lock().tokens_out());
+        let tokens = live.record.progress.lock().tokens_out();
+        live.suspicion.present_at_death(tokens, cause.label());
         if was_on_probation && alone {
+            live.suspicion.alone_at_death();
+        }
+        if live.suspicion.is_proven() {
             self.convict(id, cause, now);
         } else if live.suspicion.is_suspect() && self.suspects.insert(id) {
             self.probations_total += 1;
@@ -82,7 +85,9 @@ impl Requests {
         }
     }
 
-    /// It killed the child when the child had nothing else.
+    /// It killed the child when the child had nothing else ([`Suspicion::is_proven`]).
+    ///
+    /// [`Suspicion::is_proven`]: crate::requests::suspicion::Suspicion::is_proven
     fn convict(&mut self, id: RequestId, cause: &DeathCause, now: Instant) {
         let Some(live) = self.live.get(&id) else {
             return;

@@ -91,6 +91,18 @@ fn a_query_of_death_costs_three_children_and_its_company_nothing_but_time() {
 }
 
 #[test]
+fn another_way_to_die_is_no_proof_until_it_comes_twice() {
+    let mut journal = Journal::serving();
+    let (only, mut stream) = journal.submit(killer());
+    for cause in [crash(), crash(), DeathCause::SocketClosed] {
+        assert_eq!(die(&mut journal, &cause), [only], "{cause}");
+    }
+    assert_eq!(die(&mut journal, &crash()), []);
+    let quarantined = failure(&mut stream).expect("it has ended");
+    assert_eq!(quarantined.code, ErrorCode::Quarantined);
+}
+
+#[test]
 fn what_was_quarantined_is_refused_for_its_time_and_by_any_name() {
     let mut journal = Journal::serving();
     let (_, mut stream) = journal.submit(killer());
