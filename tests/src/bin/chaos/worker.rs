@@ -19,7 +19,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Short deadlines, so that a run holds many faults; restarts without limit; and prompts short
 /// enough to be computed again between two deaths.
-const SETTINGS: [&str; 20] = [
+const SETTINGS: [&str; 22] = [
     "--host",
     "127.0.0.1",
     "--port",
@@ -40,6 +40,9 @@ const SETTINGS: [&str; 20] = [
     "2s",
     "--max-restarts",
     "1000",
+    // Faults strike at random: whoever is convicted had bad luck, and its like goes on.
+    "--quarantine-for",
+    "0s",
 ];
 const NO_DELAY: [&str; 3] = ["--max-restart-delay", "50ms", "--accept-fault-injection"];
 
