@@ -73,6 +73,34 @@ fn an_unknown_tensor_type_is_named() {
 }
 
 #[test]
+fn an_unknown_tokenizer_is_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("m.gguf");
+    let file = tiny_model(Architecture::Llama).meta("tokenizer.ggml.pre", "viking-9000");
+    fs::write(&path, file.build()).unwrap();
+    is_refused(&path, "viking-9000");
+}
+
+#[test]
+fn a_template_that_cannot_be_compiled_ends_chat_and_nothing_else() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("m.gguf");
+    let file =
+        tiny_model(Architecture::Llama).meta("tokenizer.chat_template", "{% for message in %}");
+    fs::write(&path, file.build()).unwrap();
+    let worker = Worker::with_model(&path).start();
+    let body = json!({ "messages": [{ "role": "user", "content": "hello" }] });
+    let refusal = worker.client().post("/v1/chat/completions", &body);
+    assert_eq!(refusal.status, 400, "{}", refusal.text());
+    assert!(
+        refusal.text().contains("template cannot be compiled"),
+        "{}",
+        refusal.text()
+    );
+    worker.assert_serves();
+}
+
+#[test]
 fn a_missing_tensor_and_a_missing_key_are_named() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("m.gguf");

@@ -206,6 +206,78 @@ fn every_unsafe_block_has_its_proof() {
 }
 
 /// Asserts that `word` occurs in code only in files that `allowed` accepts.
+/// A promise that names a test that is gone is a promise that nothing holds.
+#[test]
+fn every_test_that_a_page_names_is_there() {
+    let sources: Vec<_> = [
+        "supervisor",
+        "gpu-child",
+        "ipc-protocol",
+        "kernels",
+        "tests",
+        "xtask",
+    ]
+    .into_iter()
+    .flat_map(rust_sources)
+    .map(|(_, text)| text)
+    .collect();
+    for page in ["ARCHITECTURE.md", "README.md", "tests/README.md"] {
+        let text = read(Path::new(page));
+        let names: Vec<_> = text
+            .lines()
+            .filter(|line| line.starts_with('|'))
+            .filter_map(|row| row.trim_end_matches(['|', ' ']).rsplit('|').next())
+            .flat_map(|cell| cell.split('`').skip(1).step_by(2))
+            .filter(|word| is_test_name(word))
+            .filter(|word| !Path::new(&format!("tests/{word}.rs")).is_file())
+            .collect();
+        assert!(names.len() > 5, "{page} names no tests: {names:?}");
+        for name in names {
+            let (open, prefix) = match name.strip_suffix(['…', '*']) {
+                Some(prefix) => ("", prefix),
+                None => ("(", name),
+            };
+            let declared = format!("fn {prefix}{open}");
+            assert!(
+                sources.iter().any(|source| source.contains(&declared)),
+                "{page} names the test {name}, which is not there"
+            );
+        }
+    }
+}
+
+#[test]
+fn every_row_of_the_table_of_deaths_names_a_test() {
+    let text = read(Path::new("ARCHITECTURE.md"));
+    let (_, section) = text.split_once("## Deaths").expect("the table is there");
+    let rows: Vec<_> = section
+        .lines()
+        .skip_while(|line| !line.starts_with("|---"))
+        .skip(1)
+        .take_while(|line| line.starts_with('|'))
+        .collect();
+    assert!(rows.len() > 20, "{rows:?}");
+    for row in rows {
+        let shown_by = row
+            .trim_end_matches(['|', ' '])
+            .rsplit('|')
+            .next()
+            .unwrap_or_default();
+        assert!(
+            shown_by.split('`').any(is_test_name),
+            "no test is named: {row}"
+        );
+    }
+}
+
+/// Words of a page that can only be a function: lower case, with several underscores.
+fn is_test_name(word: &str) -> bool {
+    word.matches('_').count() >= 2
+        && word
+            .chars()
+            .all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || "_…*".contains(c))
+}
+
 fn only_in(word: &str, allowed: impl Fn(&Path) -> bool) {
     for (path, text) in rust_sources("") {
         // This file names what it forbids.
