@@ -3,11 +3,13 @@
 use serde_json::Value;
 use std::io::{BufRead, BufReader, Read};
 use std::sync::{Arc, Mutex};
+use std::time::Instant;
 
 /// Shared with the threads that read the worker's pipes.
 #[derive(Debug, Clone, Default)]
 pub struct Log {
-    lines: Arc<Mutex<Vec<String>>>,
+    /// With the moment at which each was read.
+    lines: Arc<Mutex<Vec<(Instant, String)>>>,
 }
 
 impl Log {
@@ -18,17 +20,16 @@ impl Log {
         std::thread::spawn(move || {
             for line in BufReader::new(pipe).split(b'\n') {
                 let Ok(line) = line else { return };
-                log.lines
-                    .lock()
-                    .expect("no holder panics")
-                    .push(String::from_utf8_lossy(&line).into());
+                let line = (Instant::now(), String::from_utf8_lossy(&line).into());
+                log.lines.lock().expect("no holder panics").push(line);
             }
         });
     }
 
     #[must_use]
     pub fn lines(&self) -> Vec<String> {
-        self.lines.lock().expect("no holder panics").clone()
+        let lines = self.lines.lock().expect("no holder panics");
+        lines.iter().map(|(_, text)| text.clone()).collect()
     }
 
     #[must_use]
@@ -51,6 +52,18 @@ impl Log {
         let mut records = self.records();
         records.retain(|record| event_name(record) == Some(name));
         records
+    }
+
+    /// The first record of this name that was read after `since`, and when.
+    #[must_use]
+    pub fn next(&self, name: &str, since: Instant) -> Option<(Instant, Value)> {
+        let lines = self.lines.lock().expect("no holder panics");
+        // From the end: what is looked for is new.
+        let recent = lines.iter().rev().take_while(|(at, _)| *at >= since);
+        recent
+            .filter_map(|(at, text)| Some((*at, serde_json::from_str::<Value>(text).ok()?)))
+            .filter(|(_, record)| event_name(record) == Some(name))
+            .last()
     }
 }
 

@@ -25,6 +25,10 @@ enum Bench {
     Latency(service::Arguments),
     /// The supervisor's memory over 100,000 requests.
     Memory(service::Arguments),
+    /// How soon deaths and hangs are noticed, and how long streams pause, beside a cold start.
+    Recovery(service::Arguments),
+    /// Tokens per second through both processes, beside the same executor alone.
+    Isolation(service::Arguments),
 }
 
 pub fn run(arguments: &Arguments) -> Result<()> {
@@ -33,5 +37,7 @@ pub fn run(arguments: &Arguments) -> Result<()> {
         Bench::Overhead(arguments) => service::run("overhead", arguments),
         Bench::Latency(arguments) => service::run("latency", arguments),
         Bench::Memory(arguments) => service::run("memory", arguments),
+        Bench::Recovery(arguments) => service::run("recovery", arguments),
+        Bench::Isolation(arguments) => service::run("isolation", arguments),
     }
 }

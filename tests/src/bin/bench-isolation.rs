@@ -1,0 +1,207 @@
+//! What the split into two processes costs: tokens per second of streams over HTTP, through
+//! supervisor, journal, socket, child and flight recorder, beside the same executor called in a
+//! loop. Interleaved, in one run. Prints one JSON object.
+
+use anyhow::{Context, Result};
+use clap::Parser;
+use serde_json::{Value, json};
+use std::time::Instant;
+use worker_orcd_gpu::device::cpu::{CpuExecutor, CpuOptions};
+use worker_orcd_gpu::device::{Batch, Executor, NoTap, PageId, SampleWork, SequenceWork};
+use worker_orcd_gpu::model::{GgufFile, ModelConfig, ModelWeights};
+use worker_orcd_ipc::{RequestId, Sampling, TokenId};
+use worker_orcd_tests::model::real_model;
+use worker_orcd_tests::worker::request;
+use worker_orcd_tests::{Client, Worker};
+
+#[derive(Debug, Parser)]
+struct Options {
+    /// Each runs both sides, one after the other.
+    #[arg(long, default_value_t = 15)]
+    rounds: usize,
+    /// Tokens of each stream.
+    #[arg(long, default_value_t = 192)]
+    tokens: u32,
+    #[arg(long, default_value_t = 2)]
+    threads: u32,
+}
+
+const PROMPT_TOKENS: usize = 12;
+const BATCHES: [usize; 2] = [1, 8];
+const CONTEXT: u32 = 512;
+
+fn main() -> Result<()> {
+    let options = Options::parse();
+    let mut bare = Bare::load(options.threads)?;
+    let worker = Worker::real().arg("--threads", options.threads).start();
+    let client = worker.client();
+    let mut rows = Vec::new();
+    for streams in BATCHES {
+        let (mut alone, mut served, mut ratios) = (vec![], vec![], vec![]);
+        for round in 0..=options.rounds {
+            let bare_speed = bare.decode(streams, options.tokens)?;
+            let served_speed = stream(&client, streams, options.tokens)?;
+            // The first is to warm up.
+            if round > 0 {
+                alone.push(bare_speed);
+                served.push(served_speed);
+                ratios.push(served_speed / bare_speed);
+            }
+        }
+        rows.push(json!({
+            "streams": streams,
+            "bare_tokens_per_second": median(&mut alone).round(),
+            "served_tokens_per_second": median(&mut served).round(),
+            "median_of_ratios": (median(&mut ratios) * 1e4).round() / 1e4,
+            "least_ratio": (ratios[0] * 1e4).round() / 1e4,
+            "largest_ratio": (ratios[ratios.len() - 1] * 1e4).round() / 1e4,
+        }));
+    }
+    println!(
+        "{}",
+        json!({
+            "bench": "isolation", "threads": options.threads, "rounds": options.rounds,
+            "tokens_per_stream": options.tokens, "speeds": rows,
+        })
+    );
+    Ok(())
+}
+
+/// Sorts them.
+fn median(values: &mut [f64]) -> f64 {
+    values.sort_unstable_by(f64::total_cmp);
+    values[values.len() / 2]
+}
+
+/// The executor, and nothing else.
+struct Bare {
+    executor: CpuExecutor,
+    pages_each: u32,
+}
+
+impl Bare {
+    fn load(threads: u32) -> Result<Self> {
+        let path = real_model();
+        let file = GgufFile::open(&path)?;
+        let header = file.header()?;
+        let config = ModelConfig::from_gguf(&header, Some(CONTEXT))?;
+        let weights = ModelWeights::from_gguf(&header, &config)?;
+        let options = CpuOptions {
+            threads: Some(threads),
+            kv_cache_bytes: None,
+            max_batch_tokens: CONTEXT,
+            max_sequence_tokens: CONTEXT,
+            model: path.display().to_string(),
+        };
+        let executor = CpuExecutor::load(&config, &weights, &options, &mut |_, _| {})?;
+        let pages_each = CONTEXT.div_ceil(executor.kv_geometry().page_tokens);
+        Ok(Self {
+            executor,
+            pages_each,
+        })
+    }
+
+    /// Tokens per second of the steps behind the prompts.
+    fn decode(&mut self, sequences: usize, tokens: u32) -> Result<f64> {
+        let prompt: Vec<_> = (0..PROMPT_TOKENS).map(|_| TokenId(260)).collect();
+        let mut last: Vec<Vec<TokenId>> = vec![prompt; sequences];
+        let mut position = 0;
+        self.step(&mut last, &mut position)?;
+        let start = Instant::now();
+        for _ in 1..tokens {
+            self.step(&mut last, &mut position)?;
+        }
+        let drawn = sequences as f64 * f64::from(tokens - 1);
+        Ok(drawn / start.elapsed().as_secs_f64())
+    }
+
+    fn step(&mut self, last: &mut [Vec<TokenId>], position: &mut u32) -> Result<()> {
+        let pages: Vec<Vec<PageId>> = (0..last.len() as u32)
+            .map(|i| {
+                (i * self.pages_each..(i + 1) * self.pages_each)
+                    .map(PageId)
+                    .collect()
+            })
+            .collect();
+        let sampling = Sampling {
+            temperature: 0.0,
+            ..Sampling::default()
+        };
+        let sequences: Vec<_> = last
+            .iter()
+            .zip(&pages)
+            .zip(1..)
+            .map(|((tokens, pages), request)| SequenceWork {
+                request: RequestId(request),
+                tokens,
+                first_position: *position,
+                pages,
+                sample: Some(SampleWork {
+                    sampling,
+                    prompt: &[],
+                    generated: &[],
+                }),
+            })
+            .collect();
+        let batch = Batch {
+            step: 1,
+            sequences: &sequences,
+        };
+        let drawn = self.executor.step(&batch, &mut NoTap);
+        let drawn = drawn.map_err(|fault| anyhow::anyhow!("{fault}"))?;
+        *position += last[0].len() as u32;
+        for (last, drawn) in last.iter_mut().zip(drawn) {
+            *last = vec![drawn.context("no token was drawn")?];
+        }
+        Ok(())
+    }
+}
+
+fn body(tokens: u32) -> Value {
+    // Its answer is plain prose, with a text event for every token.
+    let mut body = request(
+        "The history of the Roman Empire began when Augustus became",
+        tokens,
+    );
+    body["temperature"] = json!(0.0);
+    body["ignore_eos"] = json!(true);
+    body
+}
+
+/// Tokens per second from the moment at which every stream has its first token to the moment at
+/// which the first of them ends.
+fn stream(client: &Client, streams: usize, tokens: u32) -> Result<f64> {
+    let readers: Vec<_> = (0..streams)
+        .map(|_| {
+            let client = client.clone();
+            std::thread::spawn(move || {
+                let mut events = client.execute(&body(tokens));
+                let mut arrivals = Vec::with_capacity(tokens as usize);
+                while let Ok(Some(event)) = events.try_next() {
+                    if event.name == "token" {
+                        arrivals.push(Instant::now());
+                    }
+                }
+                arrivals
+            })
+        })
+        .collect();
+    let mut arrivals = Vec::new();
+    for reader in readers {
+        let stream = reader.join().ok().context("a reader panicked")?;
+        anyhow::ensure!(
+            stream.len() == tokens as usize,
+            "{} text events",
+            stream.len()
+        );
+        arrivals.push(stream);
+    }
+    let from = arrivals.iter().map(|stream| stream[0]).max();
+    let to = arrivals.iter().map(|stream| stream[stream.len() - 1]).min();
+    let (from, to) = from.zip(to).context("there are streams")?;
+    let counted = arrivals
+        .iter()
+        .flatten()
+        .filter(|at| (from..to).contains(at));
+    Ok(counted.count() as f64 / (to - from).as_secs_f64())
+}

@@ -1,0 +1,184 @@
+//! What a death costs: how soon it is noticed and how long its streams pause, beside a cold start
+//! of the worker in the same run. Prints one JSON object.
+//!
+//! The real child and the real model, which lies in the page cache after the first start. A pause
+//! is the longest gap between two tokens of a stream whose child was killed in between, as its
+//! client sees it. Moments are those at which the log's lines arrive at the other end of its pipe:
+//! the line about a death comes when the process was waited for, and the crash report tells how
+//! much earlier it was noticed; the line about a hang comes with the kill.
+
+use clap::Parser;
+use nix::sys::signal::Signal;
+use serde_json::{Value, json};
+use std::time::{Duration, Instant};
+use worker_orcd_tests::bench::Latencies;
+use worker_orcd_tests::worker::request;
+use worker_orcd_tests::{Worker, process, wait};
+
+#[derive(Debug, Parser)]
+struct Options {
+    #[arg(long, default_value_t = 50)]
+    kills: usize,
+    #[arg(long, default_value_t = 10)]
+    stops: usize,
+    #[arg(long, default_value_t = 10)]
+    endless_steps: usize,
+    #[arg(long, default_value_t = 10)]
+    cold_starts: usize,
+}
+
+/// With the tokens before the kill, 200.
+const PROMPT_TOKENS: usize = 192;
+const TOKENS_BEFORE: usize = 8;
+const MAX_TOKENS: u32 = 32;
+
+const HEARTBEAT_DEADLINE: Duration = Duration::from_secs(2);
+const STEP_DEADLINE: Duration = Duration::from_secs(1);
+
+fn main() {
+    let options = Options::parse();
+    let cold_starts = cold_starts(options.cold_starts);
+    // A second death within a minute would be answered late on purpose.
+    let worker = Worker::real()
+        .arg("--max-restarts", 1000)
+        .arg("--max-restart-delay", "1ms")
+        .start();
+    let kills = kills(&worker, options.kills);
+    let stopped = stops(&worker, options.stops);
+    let result = json!({
+        "bench": "recovery",
+        "context_tokens": PROMPT_TOKENS + TOKENS_BEFORE,
+        "kill_to_noticed": kills.noticed.summary(),
+        "kill_to_reaped": kills.reaped.summary(),
+        "noticed_to_next_child_ready": kills.ready.summary(),
+        "pause_of_the_stream": kills.pauses.summary(),
+        "cold_start_to_ready": cold_starts.summary(),
+        "stop_noticed_after_its_deadline_of_2_s": stopped.summary(),
+        "endless_step_noticed_after_its_deadline_of_1_s": endless(options.endless_steps).summary(),
+    });
+    println!("{result}");
+}
+
+fn cold_starts(count: usize) -> Latencies {
+    let mut latencies = Latencies::default();
+    for _ in 0..count {
+        let start = Instant::now();
+        let worker = Worker::real().start();
+        let (ready, _) = worker.log.next("ready", start).expect("it is ready");
+        latencies.push(ready - start);
+    }
+    latencies
+}
+
+fn body() -> Value {
+    let prompt = "a".to_owned() + &" a".repeat(PROMPT_TOKENS - 1);
+    let mut body = request(&prompt, MAX_TOKENS);
+    body["ignore_eos"] = json!(true);
+    body["temperature"] = json!(0.0);
+    body
+}
+
+#[derive(Default)]
+struct Kills {
+    noticed: Latencies,
+    reaped: Latencies,
+    ready: Latencies,
+    pauses: Latencies,
+}
+
+fn kills(worker: &Worker, count: usize) -> Kills {
+    let mut kills = Kills::default();
+    for _ in 0..count {
+        let (killed_at, pause) = kill_in_mid_stream(worker);
+        let (reaped, _) = worker.log.next("child_death", killed_at).expect("it died");
+        let timeline = last_timeline(worker);
+        let after_noticing = |name: &str| {
+            let ms = timeline[name].as_f64().expect("a complete timeline");
+            Duration::from_secs_f64(ms / 1e3)
+        };
+        let reaped = reaped - killed_at;
+        kills
+            .noticed
+            .push(reaped.saturating_sub(after_noticing("reaped_ms")));
+        kills.reaped.push(reaped);
+        kills.ready.push(after_noticing("ready_ms"));
+        kills.pauses.push(pause);
+    }
+    kills
+}
+
+/// When it was killed, and the longest gap between two tokens of the stream.
+fn kill_in_mid_stream(worker: &Worker) -> (Instant, Duration) {
+    let child = worker.child_pid().expect("a child serves");
+    let mut stream = worker.client().execute(&body());
+    let mut arrivals = Vec::new();
+    let mut killed_at = None;
+    let end = loop {
+        let event = stream.try_next().expect("the stream goes on");
+        let event = event.expect("the stream has an end");
+        match event.name.as_str() {
+            "token" => arrivals.push(Instant::now()),
+            "end" => break event.json(),
+            _ => {}
+        }
+        if arrivals.len() == TOKENS_BEFORE && killed_at.is_none() {
+            killed_at = Some(Instant::now());
+            process::signal(child, Signal::SIGKILL);
+        }
+    };
+    assert_eq!(end["recoveries"], 1, "{end}");
+    assert_eq!(end["tokens_in"], PROMPT_TOKENS, "{end}");
+    let gaps = arrivals.windows(2).map(|pair| pair[1] - pair[0]);
+    let killed_at = killed_at.expect("it had enough tokens");
+    (killed_at, gaps.max().expect("there are many"))
+}
+
+fn last_timeline(worker: &Worker) -> Value {
+    let client = worker.client();
+    wait::until("a complete crash report", || {
+        let list = client.get("/crashes").json();
+        let id = list["crashes"][0]["id"].as_str()?.to_owned();
+        let timeline = client.get(&format!("/crashes/{id}")).json()["timeline"].clone();
+        timeline["first_token_ms"].is_f64().then_some(timeline)
+    })
+}
+
+/// From SIGSTOP to the decision to kill, less the deadline. The last heartbeat may have come up to
+/// 25 ms before SIGSTOP, so the deadline may end that much sooner: such a time counts as zero.
+fn stops(worker: &Worker, count: usize) -> Latencies {
+    let mut latencies = Latencies::default();
+    for _ in 0..count {
+        worker.assert_serves();
+        let stopped_at = Instant::now();
+        process::signal(worker.child_pid().expect("a child serves"), Signal::SIGSTOP);
+        let (noticed, _) = wait::until("the silence to be noticed", || {
+            worker.log.next("child_kill", stopped_at)
+        });
+        latencies.push((noticed - stopped_at).saturating_sub(HEARTBEAT_DEADLINE));
+    }
+    latencies
+}
+
+/// From the request that makes the step to the decision to kill, less the deadline.
+fn endless(count: usize) -> Latencies {
+    let mut latencies = Latencies::default();
+    let worker = Worker::null()
+        .env("NULL_CHILD_STEP_MICROS", "30000000")
+        .arg("--step-timeout", format!("{}ms", STEP_DEADLINE.as_millis()))
+        .arg("--on-fault", "fail")
+        .arg("--max-restarts", 1000)
+        .arg("--max-restart-delay", "1ms")
+        .arg("--quarantine-for", "0s")
+        .start();
+    for _ in 0..count {
+        let asked_at = Instant::now();
+        let transcript = worker.client().execute(&request("x", 1)).transcript();
+        let (noticed, _) = worker
+            .log
+            .next("child_kill", asked_at)
+            .expect("it was killed");
+        assert_eq!(transcript.last().name, "error");
+        latencies.push((noticed - asked_at).saturating_sub(STEP_DEADLINE));
+    }
+    latencies
+}
