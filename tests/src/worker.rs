@@ -132,6 +132,17 @@ impl Worker {
         status
     }
 
+    /// What it left where crash reports go unless told otherwise.
+    #[must_use]
+    pub fn crash_reports(&self) -> Vec<Value> {
+        let directory = self.directory.path().join("worker-orcd/crashes");
+        let files = fs::read_dir(directory).into_iter().flatten().flatten();
+        files
+            .map(|file| fs::read(file.path()).expect("a report can be read"))
+            .map(|bytes| serde_json::from_slice(&bytes).expect("a report is JSON"))
+            .collect()
+    }
+
     /// Asserts that the worker serves: a short request comes back whole.
     pub fn assert_serves(&self) {
         let request = serde_json::json!({

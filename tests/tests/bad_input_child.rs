@@ -556,6 +556,14 @@ fn a_child_that_cannot_be_reaped_ends_the_worker() {
         worker.log.text()
     );
     drop(held);
+    let reports = worker.crash_reports();
+    assert_eq!(reports.len(), 1, "{reports:?}");
+    assert!(
+        reports[0]["timeline"]["reaped_ms"].is_null(),
+        "{}",
+        reports[0]
+    );
+    assert_eq!(reports[0]["requests"]["count"], 1, "{}", reports[0]);
 
     Worker::scripted(Script::behave()).start().assert_serves();
 }

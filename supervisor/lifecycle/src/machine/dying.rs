@@ -173,6 +173,7 @@ impl Machine {
             stage,
             deadline,
             pid,
+            cause,
             ..
         } = &mut self.state
         else {
@@ -195,13 +196,14 @@ impl Machine {
                      node needs a reboot",
                     self.settings.deadlines.kill.as_secs()
                 );
-                return self.fail(
-                    now,
-                    Failure {
-                        exit: SupervisorExit::Unreapable,
-                        reason,
-                    },
-                );
+                let cause = cause.clone();
+                let failure = Failure {
+                    exit: SupervisorExit::Unreapable,
+                    reason,
+                };
+                let mut effects = vec![self.record_death(now, cause)];
+                effects.extend(self.fail(now, failure));
+                return effects;
             }
         };
         *stage = next;
@@ -214,21 +216,19 @@ impl Machine {
 
     // === after it ===
 
-    pub(super) fn bury(&mut self, now: Duration, cause: DeathCause) -> Effects {
+    fn record_death(&mut self, now: Duration, cause: DeathCause) -> Effect {
         let generation = self.generation;
-        let window = self.settings.restart.window;
-        self.ledger.record(
-            Death {
-                generation,
-                at: now,
-                cause: cause.clone(),
-            },
-            window,
-        );
-        let mut effects = vec![Effect::Bury {
+        let death = Death {
             generation,
+            at: now,
             cause: cause.clone(),
-        }];
+        };
+        self.ledger.record(death, self.settings.restart.window);
+        Effect::Bury { generation, cause }
+    }
+
+    pub(super) fn bury(&mut self, now: Duration, cause: DeathCause) -> Effects {
+        let mut effects = vec![self.record_death(now, cause.clone())];
         effects.extend(match self.ending {
             Some(exit) => self.stop(now, exit),
             None => self.succeed(now, &cause),
