@@ -128,6 +128,16 @@ fn a_binary_that_is_not_there_ends_the_worker_and_is_named() {
     assert!(worker.log.text().contains("/no/such/child"));
 }
 
+#[test]
+fn a_file_that_may_not_be_executed_ends_the_worker_and_is_named() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let mut worker = Worker::with_child_program(file.path()).spawn();
+    let status = worker.wait_exit();
+    assert_eq!(status.code(), Some(81), "{}", worker.log.text());
+    let path = file.path().display().to_string();
+    assert!(worker.log.text().contains(&path), "{}", worker.log.text());
+}
+
 // === Words that no child says ===
 
 #[test]
