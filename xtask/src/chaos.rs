@@ -22,11 +22,12 @@ const CI_SEED: &str = "20261121";
 
 pub fn run(arguments: &Arguments) -> Result<()> {
     let model = fetch_model::run()?;
-    build()?;
-    process::run(&mut runner(&model, &arguments.arguments)?)
+    process::run(build().arg("--release"))?;
+    process::run(&mut runner("release", &model, &arguments.arguments)?)
 }
 
-/// A run that is the same every time as far as a seed can make it so, and one that never was.
+/// A run that is the same every time as far as a seed can make it so, and one that never was. With
+/// the tests' own build, in which the arithmetic is optimised too.
 pub fn for_ci(model: &Path) -> Result<()> {
     let minutes = match std::env::var(MINUTES_VARIABLE) {
         Ok(text) => text
@@ -37,16 +38,16 @@ pub fn for_ci(model: &Path) -> Result<()> {
     if minutes == 0.0 {
         return Ok(());
     }
-    build()?;
+    process::run(&mut build())?;
     let minutes = ["--minutes".to_owned(), minutes.to_string()];
     let seeded = [&minutes[..], &["--seed".to_owned(), CI_SEED.to_owned()]].concat();
-    process::run(&mut runner(model, &seeded)?)?;
-    process::run(&mut runner(model, &minutes)?)
+    process::run(&mut runner("debug", model, &seeded)?)?;
+    process::run(&mut runner("debug", model, &minutes)?)
 }
 
-fn build() -> Result<()> {
+fn build() -> Command {
     let mut command = process::cargo();
-    command.args(["build", "--release", "--package", "worker-orcd-tests"]);
+    command.args(["build", "--package", "worker-orcd-tests"]);
     command.args(["--features", "fault-injection", "--bin", "chaos"]);
     command.args([
         "--bin",
@@ -54,11 +55,11 @@ fn build() -> Result<()> {
         "--bin",
         "tested-worker-orcd-gpu",
     ]);
-    process::run(&mut command)
+    command
 }
 
-fn runner(model: &Path, arguments: &[String]) -> Result<Command> {
-    let mut command = Command::new(paths::built("release", "chaos"));
+fn runner(profile: &str, model: &Path, arguments: &[String]) -> Result<Command> {
+    let mut command = Command::new(paths::built(profile, "chaos"));
     command
         .arg("--commit")
         .arg(report::commit()?)
