@@ -20,7 +20,7 @@ struct Options {
     #[arg(long, default_value_t = 15)]
     rounds: usize,
     /// Tokens of each stream.
-    #[arg(long, default_value_t = 192)]
+    #[arg(long, default_value_t = 96)]
     tokens: u32,
     #[arg(long, default_value_t = 2)]
     threads: u32,

@@ -5,11 +5,16 @@
 //! is the longest gap between two tokens of a stream whose child was killed in between, as its
 //! client sees it. Moments are those at which the log's lines arrive at the other end of its pipe:
 //! the line about a death comes when the process was waited for, and the crash report tells how
-//! much earlier it was noticed; the line about a hang comes with the kill.
+//! much earlier it was noticed; the line about a hang comes with the kill. Dead is a process when
+//! the kernel says so through a pidfd, which this program watches too: before that the kernel takes
+//! its memory back, for some milliseconds, and nobody can know.
 
 use clap::Parser;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::Signal;
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use serde_json::{Value, json};
+use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 use worker_orcd_tests::bench::Latencies;
 use worker_orcd_tests::worker::request;
@@ -48,8 +53,9 @@ fn main() {
     let result = json!({
         "bench": "recovery",
         "context_tokens": PROMPT_TOKENS + TOKENS_BEFORE,
-        "kill_to_noticed": kills.noticed.summary(),
-        "kill_to_reaped": kills.reaped.summary(),
+        "kill_to_dead": kills.dead.summary(),
+        "dead_to_noticed": kills.noticed.summary(),
+        "kill_to_noticed": kills.killed_to_noticed.summary(),
         "noticed_to_next_child_ready": kills.ready.summary(),
         "pause_of_the_stream": kills.pauses.summary(),
         "cold_start_to_ready": cold_starts.summary(),
@@ -80,8 +86,9 @@ fn body() -> Value {
 
 #[derive(Default)]
 struct Kills {
+    dead: Latencies,
     noticed: Latencies,
-    reaped: Latencies,
+    killed_to_noticed: Latencies,
     ready: Latencies,
     pauses: Latencies,
 }
@@ -89,30 +96,44 @@ struct Kills {
 fn kills(worker: &Worker, count: usize) -> Kills {
     let mut kills = Kills::default();
     for _ in 0..count {
-        let (killed_at, pause) = kill_in_mid_stream(worker);
+        let Killed {
+            killed_at,
+            dead_at,
+            pause,
+        } = kill_in_mid_stream(worker);
         let (reaped, _) = worker.log.next("child_death", killed_at).expect("it died");
         let timeline = last_timeline(worker);
         let after_noticing = |name: &str| {
             let ms = timeline[name].as_f64().expect("a complete timeline");
             Duration::from_secs_f64(ms / 1e3)
         };
-        let reaped = reaped - killed_at;
+        let noticed = reaped - after_noticing("reaped_ms");
+        kills.dead.push(dead_at - killed_at);
+        // Its socket may close a little before the pidfd speaks: that counts as zero.
         kills
             .noticed
-            .push(reaped.saturating_sub(after_noticing("reaped_ms")));
-        kills.reaped.push(reaped);
+            .push(noticed.saturating_duration_since(dead_at));
+        kills.killed_to_noticed.push(noticed - killed_at);
         kills.ready.push(after_noticing("ready_ms"));
         kills.pauses.push(pause);
     }
     kills
 }
 
-/// When it was killed, and the longest gap between two tokens of the stream.
-fn kill_in_mid_stream(worker: &Worker) -> (Instant, Duration) {
+struct Killed {
+    killed_at: Instant,
+    dead_at: Instant,
+    /// The longest gap between two tokens of the stream.
+    pause: Duration,
+}
+
+fn kill_in_mid_stream(worker: &Worker) -> Killed {
     let child = worker.child_pid().expect("a child serves");
+    let pid = Pid::from_raw(child.cast_signed()).expect("a pid is not 0");
+    let pidfd = pidfd_open(pid, PidfdFlags::empty()).expect("the child lives");
     let mut stream = worker.client().execute(&body());
     let mut arrivals = Vec::new();
-    let mut killed_at = None;
+    let mut killed = None;
     let end = loop {
         let event = stream.try_next().expect("the stream goes on");
         let event = event.expect("the stream has an end");
@@ -121,16 +142,24 @@ fn kill_in_mid_stream(worker: &Worker) -> (Instant, Duration) {
             "end" => break event.json(),
             _ => {}
         }
-        if arrivals.len() == TOKENS_BEFORE && killed_at.is_none() {
-            killed_at = Some(Instant::now());
+        if arrivals.len() == TOKENS_BEFORE && killed.is_none() {
+            let killed_at = Instant::now();
             process::signal(child, Signal::SIGKILL);
+            let mut death = [PollFd::new(pidfd.as_fd(), PollFlags::POLLIN)];
+            poll(&mut death, PollTimeout::from(10_000_u16)).expect("it can be polled");
+            killed = Some((killed_at, Instant::now()));
         }
     };
     assert_eq!(end["recoveries"], 1, "{end}");
     assert_eq!(end["tokens_in"], PROMPT_TOKENS, "{end}");
     let gaps = arrivals.windows(2).map(|pair| pair[1] - pair[0]);
-    let killed_at = killed_at.expect("it had enough tokens");
-    (killed_at, gaps.max().expect("there are many"))
+    let pause = gaps.max().expect("there are many");
+    let (killed_at, dead_at) = killed.expect("it had enough tokens");
+    Killed {
+        killed_at,
+        dead_at,
+        pause,
+    }
 }
 
 fn last_timeline(worker: &Worker) -> Value {
