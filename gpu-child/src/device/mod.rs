@@ -81,6 +81,9 @@ pub trait Tap {
     /// `values` is one row: `[n_embd]` for a layer, `[vocab]` for logits (before penalties and
     /// temperature), of the token at `position`.
     fn see(&mut self, request: RequestId, checkpoint: &Checkpoint, position: u32, values: &[f32]);
+    /// The step is that far, for all its rows. A device that runs a whole step in one go says
+    /// nothing.
+    fn reached(&mut self, _: &Checkpoint) {}
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

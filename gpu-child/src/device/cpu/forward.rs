@@ -77,6 +77,7 @@ pub fn step(
 
 /// Shows rows of `width` to who wants them.
 fn watch(tap: &mut dyn Tap, plan: &Plan<'_>, checkpoint: Checkpoint, values: &[f32], width: usize) {
+    tap.reached(&checkpoint);
     let wanted: Vec<bool> = plan
         .sequences
         .iter()

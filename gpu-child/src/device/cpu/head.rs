@@ -103,6 +103,7 @@ fn watch(
     values: &[f32],
     width: usize,
 ) {
+    tap.reached(&checkpoint);
     for (&row, values) in rows.iter().zip(values.chunks_exact(width)) {
         let row = &plan.rows[row];
         let request = plan.sequences[row.sequence].request;
