@@ -83,7 +83,7 @@ fn a_client_that_never_reads_is_dropped_after_the_write_timeout() {
         .arg("--read-timeout", "3600s")
         .start();
     worker.assert_serves();
-    let before = process::open_files(worker.pid());
+    let before = open_files_at_rest(worker.pid());
     let mut deaf = worker.client().connect().unwrap();
     setsockopt(deaf.socket(), sockopt::RcvBuf, &4096).unwrap();
     let body = request("nobody reads this", 130_000).to_string();
@@ -99,4 +99,16 @@ fn a_client_that_never_reads_is_dropped_after_the_write_timeout() {
     });
     drop(deaf);
     worker.assert_serves();
+}
+
+/// Connections of requests that are over close a moment after their clients have their answers.
+fn open_files_at_rest(pid: u32) -> usize {
+    wait::until("descriptors to stay as they are", || {
+        let count = process::open_files(pid);
+        let stays = (0..20).all(|_| {
+            std::thread::sleep(Duration::from_millis(20));
+            process::open_files(pid) == count
+        });
+        stays.then_some(count)
+    })
 }
