@@ -2,4 +2,5 @@
 
 mod exactness;
 mod reference;
+#[path = "../support/mod.rs"]
 mod support;
