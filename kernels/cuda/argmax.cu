@@ -2,6 +2,7 @@
 //
 // One block a row; reads the row once. The answer is packed into 64 bits (value as an ordered
 // integer, then the complement of the id), so that a maximum in any order is the same maximum.
+#pragma once
 #include "common.cuh"
 
 struct ArgmaxArgs {

@@ -9,6 +9,7 @@
 // (`walk`) or each split has a warp and a second kernel merges (`split`, `merge`).
 //
 // Reads keys and values once a tile of 16 rows: for decoding that is once a group of heads.
+#pragma once
 #include "kv.cuh"
 
 constexpr int SPLIT = 64;

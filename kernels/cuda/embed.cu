@@ -1,5 +1,6 @@
 // Rows of the packed embedding table as F32, as the file defines them (products and sums rounded
 // to F32, not to F16). One block a token; reads one row, writes n_embd floats.
+#pragma once
 #include "weights.cuh"
 
 struct EmbedArgs {

@@ -7,3 +7,4 @@
 #include "rope_kv.cu"
 #include "attention.cu"
 #include "argmax.cu"
+#include "decode_step.cu"

@@ -4,6 +4,7 @@
 // short row's bytes are in flight at once; partial sums meet in shared memory and are added by
 // one thread an output. Activations come through the caches. The 16 rows of a tensor-core step
 // cost nothing when most are empty: the kernel waits for memory.
+#pragma once
 #include "matmul.cuh"
 
 // Rows `row` and `row + 8` at the columns of `x`; zero past the end.

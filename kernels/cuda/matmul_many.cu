@@ -5,6 +5,7 @@
 // multiplied; weights become F16 in registers on the way to the tensor core. Shared memory of
 // activations is swizzled so that eight lanes reading two rows hit all banks. Segments are walked
 // in order into a second accumulator (matmul.cuh).
+#pragma once
 #include "matmul.cuh"
 
 DEVICE void copy_async(void* shared, const void* global, bool real) {

@@ -4,6 +4,7 @@
 // Order: a row is cut into chunks of 128 columns, a chunk is summed by one warp (four columns a
 // lane, then a butterfly), chunks are added in ascending order. Columns past the width are
 // written as zero up to whole units. Reads 4 bytes a column (8 for silu_mul), writes 2.
+#pragma once
 #include "weights.cuh"
 
 constexpr int ROW_THREADS = 256;

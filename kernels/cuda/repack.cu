@@ -6,6 +6,7 @@
 // load. Reads each file byte once from device memory, writes each packed byte once.
 //
 // `flags` gets bit 0 where a finite file value is none in F16 (F32, BF16): the host refuses.
+#pragma once
 #include "weights.cuh"
 
 struct RepackArgs {

@@ -4,6 +4,7 @@
 // Reads qkv F32 once; writes queries as F16 [row][head][dim], keys and values as F16 into
 // pages (kv.cuh). A head norm sums four strided lanes' squares by a butterfly; rotation
 // is x cos - y sin with one rounding for the product and one for the rest.
+#pragma once
 #include "kv.cuh"
 
 struct RopeArgs {

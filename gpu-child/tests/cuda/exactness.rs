@@ -9,11 +9,11 @@ use worker_orcd_kernels::TensorType;
 
 /// `seen` must agree with `expected` wherever it has something to say.
 fn assert_same(expected: &Seen, seen: &Seen, what: &str) {
+    assert!(!seen.logits.is_empty(), "{what}: nothing was seen");
     for (expected, seen) in [
         (&expected.hidden, &seen.hidden),
         (&expected.logits, &seen.logits),
     ] {
-        assert!(!seen.is_empty());
         for (position, bits) in seen {
             let expected = &expected[*position as usize];
             assert_eq!(expected.0, *position);
@@ -104,6 +104,42 @@ fn neighbours_do_not_change_a_bit() {
             step(&mut executor, &shares, &mut watch).expect("decode");
             for (i, seen) in watch.seen[..batch.min(20)].iter().enumerate() {
                 assert_same(&full[i], seen, &format!("model {index}, {i} of {batch}"));
+            }
+        }
+    }
+}
+
+/// Nobody looks at the layers, so that small batches run as one launch.
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn the_step_in_one_launch_gives_the_same_bits() {
+    const PROMPT: usize = 50;
+    for (index, model) in models().into_iter().enumerate() {
+        let config = &model.config;
+        let mut executor = load(&model);
+        let histories: Vec<Vec<TokenId>> = (0..9).map(|i| tokens(130 + i, i)).collect();
+        let places: Vec<_> = (0..9).map(|i| pages(i * 5, 5)).collect();
+        let expected: Vec<Seen> = histories
+            .iter()
+            .map(|tokens| alone(&mut executor, config, tokens, 1))
+            .collect();
+        for batch in 1..=9 {
+            let share = |i: usize, from: usize, to: usize| Share {
+                request: i,
+                tokens: &histories[i][from..to],
+                first: from,
+                pages: &places[i],
+            };
+            let mut watch = Watch::logits(9);
+            let prompts: Vec<_> = (0..batch).map(|i| share(i, 0, PROMPT)).collect();
+            step(&mut executor, &prompts, &mut watch).expect("prefill");
+            for at in PROMPT..130 {
+                let shares: Vec<_> = (0..batch).map(|i| share(i, at, at + 1)).collect();
+                step(&mut executor, &shares, &mut watch).expect("decode");
+            }
+            for (i, seen) in watch.seen[..batch].iter().enumerate() {
+                assert_eq!(seen.logits.len(), 81);
+                assert_same(&expected[i], seen, &format!("model {index}, {i} of {batch}"));
             }
         }
     }

@@ -222,14 +222,22 @@ pub struct Seen {
 #[derive(Debug, Default)]
 pub struct Watch {
     pub seen: Vec<Seen>,
-    pub last_layer: u32,
+    /// `None` looks at logits alone, which leaves a device free to keep the rest to itself.
+    pub last_layer: Option<u32>,
 }
 
 impl Watch {
     pub fn new(requests: usize, config: &ModelConfig) -> Self {
         Self {
             seen: vec![Seen::default(); requests],
-            last_layer: config.n_layers as u32 - 1,
+            last_layer: Some(config.n_layers as u32 - 1),
+        }
+    }
+
+    pub fn logits(requests: usize) -> Self {
+        Self {
+            seen: vec![Seen::default(); requests],
+            last_layer: None,
         }
     }
 }
@@ -237,7 +245,7 @@ impl Watch {
 impl Tap for Watch {
     fn wants(&self, _: RequestId, checkpoint: &Checkpoint) -> bool {
         matches!(checkpoint, Checkpoint::Logits)
-            || *checkpoint == Checkpoint::Layer(self.last_layer)
+            || self.last_layer.map(Checkpoint::Layer) == Some(*checkpoint)
     }
 
     fn see(&mut self, request: RequestId, checkpoint: &Checkpoint, position: u32, row: &[f32]) {

@@ -45,6 +45,7 @@ pub struct Driver {
     stream: sys::CUstream,
     multiprocessors: u32,
     shared_bytes: u32,
+    has_bulk_copies: bool,
 }
 
 // SAFETY: contexts and streams belong to no thread; a thread makes the context current first
@@ -99,11 +100,14 @@ impl Driver {
             stream,
             multiprocessors: 0,
             shared_bytes: 0,
+            has_bulk_copies: false,
         };
         driver.multiprocessors =
             driver.attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
         driver.shared_bytes =
             driver.attribute(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?;
+        driver.has_bulk_copies =
+            driver.attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)? >= 9;
         Ok(driver)
     }
 
@@ -142,6 +146,12 @@ impl Driver {
     #[must_use]
     pub fn shared_bytes(&self) -> u32 {
         self.shared_bytes
+    }
+
+    /// Compute capability 9 and up: copies to shared memory that run beside the threads.
+    #[must_use]
+    pub fn has_bulk_copies(&self) -> bool {
+        self.has_bulk_copies
     }
 
     #[must_use]

@@ -3,7 +3,9 @@
 //! The same pass for every architecture. What differs between them is data: a bias or a head norm
 //! that is there or not, which pairs RoPE turns.
 
+use super::decode_step::is_watched;
 use super::driver::Driver;
+use super::graph::Shape;
 use super::kernels::{
     AttentionArgs, EmbedArgs, Geometry, Kernel, MergeArgs, RopeArgs, Row, RowArgs, Tile,
 };
@@ -63,6 +65,20 @@ pub fn step(
         matmul: &executor.matmul,
         buffers: executor.scratch.buffers(),
     };
+    if let Some(shape) = Shape::of(&plan, model.scratch.sizes.head_rows)
+        && !is_watched(model.config, &plan, tap)
+    {
+        if let Some(decode_step) = &mut executor.decode_step
+            && decode_step.takes(model.driver, model.config, &plan)
+        {
+            decode_step.launch(&model, &plan)?;
+            return head::draw_ranked(&model, decode_step, batch.step, &plan, tap);
+        }
+        let pass = || model.pass(&plan);
+        if executor.graphs.launch(model.driver, shape, pass)? {
+            return head::draw_chosen(&model, batch.step, &plan, tap);
+        }
+    }
     model.embed(&plan)?;
     model.watch(tap, &plan, Checkpoint::Embedding)?;
     for (index, layer) in model.weights.layers.iter().enumerate() {
@@ -74,6 +90,16 @@ pub fn step(
 }
 
 impl Model<'_> {
+    /// The whole step of a batch that nobody watches, up to the greedy choice of every row.
+    fn pass(&self, plan: &Plan<'_>) -> Result<(), Fault> {
+        self.embed(plan)?;
+        for (index, layer) in self.weights.layers.iter().enumerate() {
+            self.attend(plan, index, layer)?;
+            self.feed_forward(plan.rows.len(), layer)?;
+        }
+        head::logits(self, 0, plan.drawing.len())
+    }
+
     /// Shows the residual stream to who wants it.
     fn watch(
         &self,
@@ -106,16 +132,20 @@ impl Model<'_> {
         Ok(())
     }
 
-    fn embed(&self, plan: &Plan<'_>) -> Result<(), Fault> {
+    pub fn embed_arguments(&self) -> EmbedArgs {
         let table = &self.weights.token_embd;
-        let arguments = EmbedArgs {
+        EmbedArgs {
             table: self.weights.matrix(table),
             rows: self.buffers.rows,
             x: self.buffers.x,
             ty: table.ty as i32,
             units: units(table.cols) as i32,
             cols: table.cols as i32,
-        };
+        }
+    }
+
+    fn embed(&self, plan: &Plan<'_>) -> Result<(), Fault> {
+        let arguments = self.embed_arguments();
         let geometry = Geometry::line(plan.rows.len(), 256);
         // SAFETY: one block a row; tokens were checked against the vocabulary in `Plan::new`.
         unsafe { self.ops.embed.launch(self.driver, geometry, &arguments) }
@@ -204,15 +234,16 @@ impl Model<'_> {
         }
     }
 
-    /// Head norms and RoPE on queries and keys; keys and values into the cache.
-    fn turn_and_keep(&self, rows: usize, index: usize, layer: &Layer) -> Result<(), Fault> {
+    /// With the head norms of a layer, where it has any.
+    pub fn rope_arguments(&self, index: usize, layer: Option<&Layer>) -> RopeArgs {
         let config = self.config;
-        let arguments = RopeArgs {
+        let norm = |vector: Option<&Vector>| self.weights.optional_vector(vector);
+        RopeArgs {
             qkv: self.buffers.qkv,
             rows: self.buffers.rows,
             turns: self.turns,
-            q_norm: self.weights.optional_vector(layer.q_norm.as_ref()),
-            k_norm: self.weights.optional_vector(layer.k_norm.as_ref()),
+            q_norm: norm(layer.and_then(|layer| layer.q_norm.as_ref())),
+            k_norm: norm(layer.and_then(|layer| layer.k_norm.as_ref())),
             q: self.buffers.q,
             kv: self.kv.layer(index, self.buffers.tables),
             heads: config.n_heads as i32,
@@ -221,7 +252,13 @@ impl Model<'_> {
             dims: config.rope_dims as i32,
             half_offset: i32::from(config.rope_style == RopeStyle::HalfOffset),
             eps: config.norm_eps,
-        };
+        }
+    }
+
+    /// Head norms and RoPE on queries and keys; keys and values into the cache.
+    fn turn_and_keep(&self, rows: usize, index: usize, layer: &Layer) -> Result<(), Fault> {
+        let config = self.config;
+        let arguments = self.rope_arguments(index, Some(layer));
         let heads = config.n_heads + 2 * config.n_kv_heads;
         let geometry = Geometry {
             grid: [rows as u32, heads.div_ceil(WARPS) as u32],
@@ -263,7 +300,7 @@ impl Model<'_> {
         unsafe { ops.attention_merge.launch(self.driver, geometry, &merge) }
     }
 
-    fn attention_arguments(&self, plan: &Plan<'_>, index: usize) -> AttentionArgs {
+    pub fn attention_arguments(&self, plan: &Plan<'_>, index: usize) -> AttentionArgs {
         let config = self.config;
         let scale = std::f64::consts::LOG2_E / (config.head_dim as f64).sqrt();
         AttentionArgs {

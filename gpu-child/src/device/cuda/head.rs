@@ -5,6 +5,7 @@
 //! Whatever needs more than the largest logit copies its row and uses the host's sampler: the
 //! same bits as on the CPU device, given the same logits.
 
+use super::decode_step::{DecodeStep, MAX_ROWS};
 use super::forward::{Model, ROW_THREADS};
 use super::kernels::{ArgmaxArgs, Geometry, RowArgs};
 use super::memory::download;
@@ -26,30 +27,91 @@ pub fn run(
     let head_rows = model.scratch.sizes.head_rows;
     for (index, rows) in plan.drawing.chunks(head_rows).enumerate() {
         logits(model, index * head_rows, rows.len())?;
-        let mut chosen = vec![0; rows.len()];
-        // SAFETY: `chosen` holds a word for each row of logits.
-        unsafe { download(model.driver, &mut chosen, model.buffers.chosen) }?;
+        let chosen = chosen(model, rows.len())?;
         watch(model, plan, rows, tap)?;
-        for (at, (&(row, sequence), &id)) in rows.iter().zip(&chosen).enumerate() {
-            let work = &plan.sequences[sequence];
-            if id == NOT_FINITE {
-                let request = work.request;
-                return Err(Fault::NonFiniteLogits { step, request });
-            }
-            let sampling = work.sample.as_ref().expect("a row that draws");
-            tokens[sequence] = Some(if is_argmax(sampling) {
-                TokenId(id)
-            } else {
-                let position = plan.rows[row].position.unsigned_abs() + 1;
-                sample(&mut row_of_logits(model, at)?, sampling, position)
-            });
-        }
+        draw(model, step, plan, rows, &chosen, &mut tokens)?;
     }
     if plan.drawing.is_empty() {
         // The pinned inputs are written anew by the next step.
         model.driver.synchronize("a step")?;
     }
     Ok(tokens)
+}
+
+/// As [`run`], when the logits and the greedy choice of all rows are on their way.
+pub fn draw_chosen(
+    model: &Model<'_>,
+    step: u64,
+    plan: &Plan<'_>,
+    tap: &mut dyn Tap,
+) -> Result<Vec<Option<TokenId>>, Fault> {
+    let chosen = chosen(model, plan.drawing.len())?;
+    watch(model, plan, &plan.drawing, tap)?;
+    let mut tokens = vec![None; plan.sequences.len()];
+    draw(model, step, plan, &plan.drawing, &chosen, &mut tokens)?;
+    Ok(tokens)
+}
+
+/// Waits for the greedy choice of `rows` rows.
+fn chosen(model: &Model<'_>, rows: usize) -> Result<Vec<u32>, Fault> {
+    let mut chosen = vec![0; rows];
+    // SAFETY: the buffer holds a word for each row of logits.
+    unsafe { download(model.driver, &mut chosen, model.buffers.chosen) }?;
+    Ok(chosen)
+}
+
+/// As [`run`], when [`DecodeStep`] has computed the logits of all rows and ranked them.
+pub fn draw_ranked(
+    model: &Model<'_>,
+    decode_step: &DecodeStep,
+    step: u64,
+    plan: &Plan<'_>,
+    tap: &mut dyn Tap,
+) -> Result<Vec<Option<TokenId>>, Fault> {
+    let rows = plan.drawing.len();
+    let (mut best, mut broken) = ([0_u64; MAX_ROWS], [0_u32; MAX_ROWS]);
+    // SAFETY: both hold an entry for each of the most rows there can be.
+    unsafe {
+        download(model.driver, &mut best, decode_step.best())?;
+        download(model.driver, &mut broken, decode_step.broken())?;
+    }
+    watch(model, plan, &plan.drawing, tap)?;
+    let chosen: Vec<u32> = (0..rows)
+        .map(|row| match broken[row] {
+            // The id's complement is the lower half of a rank.
+            0 => !(best[row] as u32),
+            _ => NOT_FINITE,
+        })
+        .collect();
+    let mut tokens = vec![None; plan.sequences.len()];
+    draw(model, step, plan, &plan.drawing, &chosen, &mut tokens)?;
+    Ok(tokens)
+}
+
+/// The tokens of some drawing rows whose logits are at hand.
+fn draw(
+    model: &Model<'_>,
+    step: u64,
+    plan: &Plan<'_>,
+    rows: &[(usize, usize)],
+    chosen: &[u32],
+    tokens: &mut [Option<TokenId>],
+) -> Result<(), Fault> {
+    for (at, (&(row, sequence), &id)) in rows.iter().zip(chosen).enumerate() {
+        let work = &plan.sequences[sequence];
+        if id == NOT_FINITE {
+            let request = work.request;
+            return Err(Fault::NonFiniteLogits { step, request });
+        }
+        let sampling = work.sample.as_ref().expect("a row that draws");
+        tokens[sequence] = Some(if is_argmax(sampling) {
+            TokenId(id)
+        } else {
+            let position = plan.rows[row].position.unsigned_abs() + 1;
+            sample(&mut row_of_logits(model, at)?, sampling, position)
+        });
+    }
+    Ok(())
 }
 
 /// The largest logit as it is.
@@ -62,7 +124,7 @@ fn is_argmax(work: &SampleWork<'_>) -> bool {
 }
 
 /// Final norm, logits and the greedy choice of some drawing rows.
-fn logits(model: &Model<'_>, first: usize, rows: usize) -> Result<(), Fault> {
+pub fn logits(model: &Model<'_>, first: usize, rows: usize) -> Result<(), Fault> {
     let (config, buffers) = (model.config, &model.buffers);
     let (n_embd, vocab) = (config.n_embd, config.vocab_size);
     let norm = RowArgs {

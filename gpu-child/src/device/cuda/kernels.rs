@@ -140,6 +140,41 @@ impl<A> Kernel<A> {
         };
         check(result, &format!("launching {}", self.name))
     }
+
+    /// As [`launch`](Self::launch), with all blocks on the device at the same time, so that they
+    /// can wait for each other.
+    ///
+    /// # Errors
+    /// As for [`launch`](Self::launch), and when they do not fit together.
+    ///
+    /// # Safety
+    /// As for [`launch`](Self::launch).
+    pub unsafe fn launch_together(
+        &self,
+        driver: &Driver,
+        geometry: Geometry,
+        arguments: &A,
+    ) -> Result<(), Fault> {
+        let [x, y] = geometry.grid;
+        let [bx, by, bz] = geometry.block;
+        let mut parameters = [std::ptr::from_ref(arguments).cast_mut().cast::<c_void>()];
+        // SAFETY: as in `launch`.
+        let result = unsafe {
+            sys::cuLaunchCooperativeKernel(
+                self.function,
+                x,
+                y,
+                1,
+                bx,
+                by,
+                bz,
+                geometry.shared_bytes,
+                driver.stream(),
+                parameters.as_mut_ptr(),
+            )
+        };
+        check(result, &format!("launching {}", self.name))
+    }
 }
 
 /// `repack.cu`.

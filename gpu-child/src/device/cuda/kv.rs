@@ -70,6 +70,12 @@ impl KvCache {
         }
     }
 
+    /// From one layer to the next, in halves.
+    #[must_use]
+    pub fn layer_halves(&self) -> u64 {
+        2 * self.shape.half_layer as u64
+    }
+
     #[must_use]
     pub fn layer(&self, layer: usize, tables: DevicePtr<i32>) -> KvArgs {
         KvArgs {
@@ -77,7 +83,7 @@ impl KvCache {
                 .arena
                 .at(0, self.pages as usize * self.shape.page_halves()),
             page_stride: self.shape.page_halves() as u64,
-            layer_offset: (2 * layer * self.shape.half_layer) as u64,
+            layer_offset: layer as u64 * self.layer_halves(),
             tables,
         }
     }

@@ -1,6 +1,8 @@
 //! Uploading a model: what fits, then every tensor into its place, packed by the device itself.
 
+use super::decode_step::DecodeStep;
 use super::driver::Driver;
+use super::graph::Graphs;
 use super::kernels::{Geometry, Kernel, Module, RepackArgs, are_built_in};
 use super::kv::{KvCache, KvShape};
 use super::matmul::Matmul;
@@ -62,22 +64,27 @@ pub fn load(
     let scratch = Scratch::new(&driver, sizes)?;
     let ops = Ops::load(&module, config.head_dim)?;
     let matmul = Matmul::load(&driver, &module, &placement.types())?;
-    driver.synchronize("loading the model")?;
     let (token_embd, layers, output_norm, output) = placed;
+    let turns = arena.at(turns_offset, turns.len());
+    let weights = Weights {
+        arena,
+        token_embd,
+        layers,
+        output_norm,
+        output,
+    };
+    let decode_step = DecodeStep::load(&driver, &module, config, &weights)?;
+    driver.synchronize("loading the model")?;
     Ok(CudaExecutor {
         config: config.clone(),
-        turns: arena.at(turns_offset, turns.len()),
-        weights: Weights {
-            arena,
-            token_embd,
-            layers,
-            output_norm,
-            output,
-        },
+        turns,
+        weights,
         kv,
         scratch,
         ops,
         matmul,
+        decode_step,
+        graphs: Graphs::default(),
         driver,
     })
 }

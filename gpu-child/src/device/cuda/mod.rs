@@ -10,7 +10,8 @@
 //!   knows what it is for; [`kernels`] finds and launches what `kernels/cuda` was compiled to.
 //! * [`load`] decides what fits, copies the file's tensors and has the device pack them.
 //! * [`plan`] lays a batch out; [`forward`] is the pass; [`matmul`] chooses among kernels that
-//!   give the same bits.
+//!   give the same bits; [`decode_step`] is the whole pass in one launch, for small batches, and
+//!   [`graph`] a recording of its launches, for larger ones.
 //!
 //! The law of [`device`](super) holds here because every output has one owner and one order of
 //! additions, given by its own indices and the weight's shape (`kernels/cuda/common.cuh`).
@@ -19,8 +20,10 @@
 //! layer, whose destructors panic or run after a sticky error. Nothing is released at the end: the
 //! process ends, and the driver takes everything back.
 
+mod decode_step;
 mod driver;
 mod forward;
+mod graph;
 mod head;
 mod kernels;
 mod kv;
@@ -34,7 +37,9 @@ mod weights;
 
 use crate::device::{Batch, Executor, KvGeometry, Tap};
 use crate::model::{ModelConfig, ModelWeights};
+use decode_step::DecodeStep;
 use driver::Driver;
+use graph::Graphs;
 use kv::KvCache;
 use matmul::Matmul;
 use memory::DevicePtr;
@@ -69,6 +74,8 @@ pub struct CudaExecutor {
     scratch: Scratch,
     ops: Ops,
     matmul: Matmul,
+    decode_step: Option<DecodeStep>,
+    graphs: Graphs,
     driver: Driver,
 }
 

@@ -146,7 +146,7 @@ mod tests {
 
     #[test]
     fn segments_cover_all_units_and_none_is_empty() {
-        for units in 1..600 {
+        for units in 1..600_usize {
             let (length, count) = (units.div_ceil(MAX_SEGMENTS), segments(units));
             assert!(count <= MAX_SEGMENTS, "{units}");
             assert!((count - 1) * length < units && count * length >= units, "{units}");
