@@ -1,8 +1,8 @@
 //! Puts the compiled kernels beside the code that embeds them.
 //!
-//! `cargo xtask kernels` writes `kernels/kernels.fatbin` into the target folder. Where it has not
-//! been run, an empty file takes its place: everything builds, and the CUDA device says which
-//! command is missing.
+//! `cargo xtask kernels` writes `kernels/*.fatbin` into the target folder. Where it has not been
+//! run, empty files take their place: everything builds, and the CUDA device says which command is
+//! missing.
 
 use std::path::{Path, PathBuf};
 use std::{env, fs};
@@ -17,6 +17,8 @@ fn main() {
     // It must exist for cargo to watch it; watching a missing path would rebuild every time.
     fs::create_dir_all(&folder).expect("the target folder can be written");
     println!("cargo::rerun-if-changed={}", folder.display());
-    let fatbin = fs::read(folder.join("kernels.fatbin")).unwrap_or_default();
-    fs::write(out.join("kernels.fatbin"), fatbin).expect("OUT_DIR can be written");
+    for name in ["kernels.fatbin", "decode_step.fatbin"] {
+        let fatbin = fs::read(folder.join(name)).unwrap_or_default();
+        fs::write(out.join(name), fatbin).expect("OUT_DIR can be written");
+    }
 }

@@ -1,6 +1,6 @@
 //! How fast the CUDA device computes, without scheduler, socket or tokenizer around it.
 //!
-//!     cargo run --release --example cuda_speed -- [0.5b|7b|135m] [F16|Q8_0|...]
+//!     cargo run --release --example cuda_speed -- [0.5b|7b|135m] [F16|Q8_0|...] [decode|prompt]
 //!
 //! Random weights in the shapes of Qwen2.5-0.5B, Qwen2.5-7B or SmolLM2-135M. Decode: 32 steps of
 //! a batch behind 128 positions each, the median step; prompts: the median of several. Every step
@@ -48,8 +48,15 @@ fn main() -> Result<(), Failure> {
     )?;
     let seconds = start.elapsed().as_secs_f64();
     let weights = executor.memory().weights_bytes;
-    println!("{shape} {}: load {seconds:.3} s, {weights} bytes", ty.name());
+    println!(
+        "{shape} {}: load {seconds:.3} s, {weights} bytes",
+        ty.name()
+    );
+    let only = args.get(2).map(String::as_str);
     for batch in [1, 2, 4, 8, 16, 32, 64, 128, 256] {
+        if only == Some("prompt") {
+            break;
+        }
         let micros = decode(&mut executor, batch)?;
         println!(
             "decode {batch:4}: {micros:8.0} us, {:8.0} tok/s, weights at {:.2} TB/s",
@@ -58,6 +65,9 @@ fn main() -> Result<(), Failure> {
         );
     }
     for length in [128, 512, 1024] {
+        if only == Some("decode") {
+            break;
+        }
         let micros = prompt(&mut executor, length)?;
         let rate = length as f64 * 1e6 / micros;
         println!("prompt {length:4}: {micros:8.0} us, {rate:8.0} tok/s");
@@ -99,7 +109,9 @@ fn decode(executor: &mut CudaExecutor, batch: usize) -> Result<f64, Failure> {
     let tables: Vec<Vec<PageId>> = (0..batch)
         .map(|i| (0..PAGES).map(|p| PageId((i * PAGES + p) as u32)).collect())
         .collect();
-    let prompt: Vec<TokenId> = (0..CONTEXT as u32).map(|i| TokenId(i * 37 % 1000)).collect();
+    let prompt: Vec<TokenId> = (0..CONTEXT as u32)
+        .map(|i| TokenId(i * 37 % 1000))
+        .collect();
     for pages in &tables {
         run(executor, &[work(&prompt, 0, pages, true)])?;
     }

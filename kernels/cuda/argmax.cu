@@ -21,16 +21,28 @@ DEVICE uint64_t rank(float v, uint32_t id) {
     return uint64_t(b) << 32 | ~id;
 }
 
+#ifndef DEVICE_FUNCTIONS_ONLY
 extern "C" __global__ void __launch_bounds__(1024) argmax(const __grid_constant__ ArgmaxArgs a) {
     __shared__ uint64_t best[32];
     const float* row = a.logits + int64_t(blockIdx.x) * a.vocab;
     uint64_t mine = 0;
     bool finite = true;
-    for (int i = threadIdx.x; i < a.vocab; i += blockDim.x) {
-        float v = row[i];
-        finite &= bool(isfinite(v));
-        uint64_t r = rank(v, i);
-        mine = r > mine ? r : mine;
+    // Eight loads under way a thread: one row is one block's, and latency is all there is.
+    for (int start = threadIdx.x; start < a.vocab; start += 8 * blockDim.x) {
+        float v[8];
+#pragma unroll
+        for (int j = 0; j < 8; j++) {
+            int i = start + j * blockDim.x;
+            v[j] = i < a.vocab ? row[i] : -INFINITY;
+        }
+#pragma unroll
+        for (int j = 0; j < 8; j++) {
+            uint32_t i = start + j * blockDim.x;
+            if (i >= a.vocab) break;
+            finite &= bool(isfinite(v[j]));
+            uint64_t r = rank(v[j], i);
+            mine = r > mine ? r : mine;
+        }
     }
     finite = __syncthreads_and(finite);
     for (int d = 16; d > 0; d >>= 1) {
@@ -43,3 +55,4 @@ extern "C" __global__ void __launch_bounds__(1024) argmax(const __grid_constant_
     for (int w = 1; w < blockDim.x / 32; w++) mine = best[w] > mine ? best[w] : mine;
     a.chosen[blockIdx.x] = finite ? ~uint32_t(mine) : NOT_FINITE;
 }
+#endif

@@ -2,7 +2,7 @@
 //
 // A tile is 16 (token, query head) rows of one sequence and one key-value head, so that decoding
 // fills the tensor core's rows with the heads of a group and prefill with tokens. Keys are walked
-// in splits of 64 positions counted from position 0. Of a split, a warp computes the scores of
+// in splits of one page. Of a split, a warp computes the scores of
 // its tile (F16 queries and keys, F32 sums), their maximum, exponentials rounded to F16, their
 // sum, and the product with the values. Splits are merged in ascending order, the first one taken
 // as it is. So a row's bits depend on its own position alone, whether one warp walks all splits
@@ -12,7 +12,7 @@
 #pragma once
 #include "kv.cuh"
 
-constexpr int SPLIT = 64;
+constexpr int SPLIT = PAGE;
 constexpr float NONE = -INFINITY;
 
 struct Tile {
@@ -63,7 +63,7 @@ template <int HD> struct Walker {
     uint2 q[HD / 16][2];
     int position[2];
 
-    DEVICE Walker(const AttentionArgs& args, int t, int kv) : a(args), tile(args.tiles[t]), kv_head(kv) {
+    DEVICE Walker(const AttentionArgs& args, const Tile& t, int kv) : a(args), tile(t), kv_head(kv) {
         int group = a.heads / a.kv_heads;
 #pragma unroll
         for (int r = 0; r < 2; r++) {
@@ -102,49 +102,39 @@ template <int HD> struct Walker {
 
     // One split; rows that see nothing of it get NONE.
     DEVICE void split(Seen<HD>& seen, int index) const {
-        float s[2][4][4];
-        int pages[2];
+        float s[4][4];
+        int start = index * SPLIT, page = a.kv.tables[tile.table + index];
         seen.clear();
+        scores(s, page);
 #pragma unroll
-        for (int half = 0; half < 2; half++) {
-            int start = index * SPLIT + half * PAGE;
-            pages[half] = start <= last() ? a.kv.tables[tile.table + start / PAGE] : -1;
-            if (pages[half] >= 0) scores(s[half], pages[half]);
+        for (int n = 0; n < 4; n++)
 #pragma unroll
-            for (int n = 0; n < 4; n++)
-#pragma unroll
-                for (int i = 0; i < 4; i++) {
-                    int at = start + 8 * lane.t + 2 * n + (i & 1), r = i >> 1;
-                    bool sees = pages[half] >= 0 && at <= position[r];
-                    s[half][n][i] = sees ? __fmul_rn(s[half][n][i], a.scale) : NONE;
-                    seen.max[r] = fmaxf(seen.max[r], s[half][n][i]);
-                }
-        }
+            for (int i = 0; i < 4; i++) {
+                int at = start + 8 * lane.t + 2 * n + (i & 1), r = i >> 1;
+                s[n][i] = at <= position[r] ? __fmul_rn(s[n][i], a.scale) : NONE;
+                seen.max[r] = fmaxf(seen.max[r], s[n][i]);
+            }
 #pragma unroll
         for (int r = 0; r < 2; r++) {
             seen.max[r] = fmaxf(seen.max[r], __shfl_xor_sync(~0u, seen.max[r], 1));
             seen.max[r] = fmaxf(seen.max[r], __shfl_xor_sync(~0u, seen.max[r], 2));
         }
+        uint32_t p[4][2];  // of each n, rows g and g + 8
 #pragma unroll
-        for (int half = 0; half < 2; half++) {
-            uint32_t p[4][2];  // of each n, rows g and g + 8
+        for (int n = 0; n < 4; n++)
 #pragma unroll
-            for (int n = 0; n < 4; n++)
-#pragma unroll
-                for (int r = 0; r < 2; r++) {
-                    float base = seen.max[r] == NONE ? 0.0f : seen.max[r];
-                    p[n][r] = pack(exp2f(s[half][n][2 * r] - base), exp2f(s[half][n][2 * r + 1] - base));
-                    float2 back = __half22float2(halves(p[n][r]));
-                    seen.sum[r] = __fadd_rn(seen.sum[r], __fadd_rn(back.x, back.y));
-                }
-            if (pages[half] < 0) continue;
-            const __half* values = value_at(a.kv, pages[half], kv_head, a.kv_heads, HD);
-#pragma unroll
-            for (int n = 0; n < HD / 8; n++) {
-                uint4 v = *reinterpret_cast<const uint4*>(values + (8 * n + lane.g) * PAGE + 8 * lane.t);
-                mma(seen.o[n], p[0][0], p[0][1], p[1][0], p[1][1], v.x, v.y);
-                mma(seen.o[n], p[2][0], p[2][1], p[3][0], p[3][1], v.z, v.w);
+            for (int r = 0; r < 2; r++) {
+                float base = seen.max[r] == NONE ? 0.0f : seen.max[r];
+                p[n][r] = pack(exp2f(s[n][2 * r] - base), exp2f(s[n][2 * r + 1] - base));
+                float2 back = __half22float2(halves(p[n][r]));
+                seen.sum[r] = __fadd_rn(seen.sum[r], __fadd_rn(back.x, back.y));
             }
+        const __half* values = value_at(a.kv, page, kv_head, a.kv_heads, HD);
+#pragma unroll
+        for (int n = 0; n < HD / 8; n++) {
+            uint4 v = *reinterpret_cast<const uint4*>(values + (8 * n + lane.g) * PAGE + 8 * lane.t);
+            mma(seen.o[n], p[0][0], p[0][1], p[1][0], p[1][1], v.x, v.y);
+            mma(seen.o[n], p[2][0], p[2][1], p[3][0], p[3][1], v.z, v.w);
         }
 #pragma unroll
         for (int r = 0; r < 2; r++) {
@@ -180,7 +170,7 @@ template <int HD> DEVICE void merge(Seen<HD>& all, const Seen<HD>& fresh) {
 
 // Unit: (tile, key-value head); all splits in order.
 template <int HD> DEVICE void attend_walk(const AttentionArgs& a, int unit) {
-    Walker<HD> w(a, unit / a.kv_heads, unit % a.kv_heads);
+    Walker<HD> w(a, a.tiles[unit / a.kv_heads], unit % a.kv_heads);
     Seen<HD> all, fresh;
     all.clear();
     for (int s = 0; s * SPLIT <= w.last(); s++) {
@@ -197,10 +187,10 @@ template <int HD> DEVICE void attend_walk(const AttentionArgs& a, int unit) {
     }
 }
 
-// Unit: (tile, key-value head, split).
-template <int HD> DEVICE void attend_split(const AttentionArgs& a, int unit) {
-    int s = unit % a.splits, rest = unit / a.splits;
-    Walker<HD> w(a, rest / a.kv_heads, rest % a.kv_heads);
+// One split of a tile.
+template <int HD>
+DEVICE void attend_split(const AttentionArgs& a, const Tile& tile, int kv_head, int s) {
+    Walker<HD> w(a, tile, kv_head);
     if (s * SPLIT > w.last()) return;
     Seen<HD> seen;
     w.split(seen, s);
@@ -219,8 +209,8 @@ template <int HD> DEVICE void attend_split(const AttentionArgs& a, int unit) {
     }
 }
 
-// One head of one row by a warp; `position` is the row's.
-DEVICE void attend_merge(const AttentionArgs& a, int64_t at, int position, int head_dim) {
+// One head of one row by a warp; `position` is the row's. Gives the lane's largest |value|.
+DEVICE float attend_merge(const AttentionArgs& a, int64_t at, int position, int head_dim) {
     const float* from = a.partial + at * a.splits * (head_dim + 2);
     int lane = threadIdx.x & 31, splits = position / SPLIT + 1;
     float max = from[head_dim], sum = from[head_dim + 1], o[MAX_HEAD / 32];
@@ -235,10 +225,17 @@ DEVICE void attend_merge(const AttentionArgs& a, int64_t at, int position, int h
             if (lane + 32 * i < head_dim)
                 o[i] = __fmaf_rn(o[i], f.old, __fmul_rn(from[lane + 32 * i], f.fresh));
     }
-    for (int i = 0; i < MAX_HEAD / 32; i++)
-        if (lane + 32 * i < head_dim) a.out[at * head_dim + lane + 32 * i] = __fdiv_rn(o[i], sum);
+    float largest = 0.0f;
+    for (int i = 0; i < MAX_HEAD / 32; i++) {
+        if (lane + 32 * i >= head_dim) continue;
+        float v = __fdiv_rn(o[i], sum);
+        a.out[at * head_dim + lane + 32 * i] = v;
+        largest = fmaxf(largest, fabsf(v));
+    }
+    return largest;
 }
 
+#ifndef DEVICE_FUNCTIONS_ONLY
 struct MergeArgs {
     AttentionArgs a;
     const Row* rows;
@@ -262,6 +259,9 @@ attention_merge(const __grid_constant__ MergeArgs m) {
     extern "C" __global__ void __launch_bounds__(128)                                          \
     attention_split_##HD(const __grid_constant__ AttentionArgs a) {                            \
         int unit = blockIdx.x * 4 + threadIdx.x / 32;                                          \
-        if (unit < a.n_tiles * a.kv_heads * a.splits) attend_split<HD>(a, unit);               \
+        if (unit >= a.n_tiles * a.kv_heads * a.splits) return;                                 \
+        int rest = unit / a.splits, tile = rest / a.kv_heads;                                  \
+        attend_split<HD>(a, a.tiles[tile], rest % a.kv_heads, unit % a.splits);                \
     }
 ATTENTION(16) ATTENTION(32) ATTENTION(64) ATTENTION(96) ATTENTION(128)
+#endif

@@ -58,4 +58,6 @@ DEVICE void embed_row(const EmbedArgs& a, int row) {
             weight_at(a.type, tile + (k / UNIT) * unit_bytes(a.type), token % TILE_N, k % UNIT);
 }
 
+#ifndef DEVICE_FUNCTIONS_ONLY
 extern "C" __global__ void embed(const __grid_constant__ EmbedArgs a) { embed_row(a, blockIdx.x); }
+#endif

@@ -1,4 +1,5 @@
-// One translation unit of all operations, so that they share one fatbin.
+// The operations that are launched one by one, as one translation unit; decode_step.cu is another
+// and takes what it shares from these files as device functions.
 #include "repack.cu"
 #include "embed.cu"
 #include "norm.cu"
@@ -7,4 +8,3 @@
 #include "rope_kv.cu"
 #include "attention.cu"
 #include "argmax.cu"
-#include "decode_step.cu"

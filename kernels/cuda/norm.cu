@@ -58,6 +58,7 @@ DEVICE float block_max(float v, float* room) {
     return v;
 }
 
+#ifndef DEVICE_FUNCTIONS_ONLY
 // VALUE(k) gives columns k .. k+3 of the row, finished but for the scale.
 template <typename Value>
 DEVICE void write_row(const RowArgs& a, int row, float max, const Value& value) {
@@ -127,3 +128,4 @@ silu_mul_rows(const __grid_constant__ RowArgs a) {
         return g;
     });
 }
+#endif

@@ -1,5 +1,5 @@
-//! `cargo xtask kernels`: `kernels/cuda` becomes `target/kernels/kernels.fatbin`, which the child
-//! embeds when it is built the next time.
+//! `cargo xtask kernels`: `kernels/cuda` becomes `target/kernels/*.fatbin`, which the child embeds
+//! when it is built the next time.
 //!
 //! No GPU is needed, and no CUDA installation: a compiler in `CUDA_HOME` or `PATH` is taken, and
 //! where there is none, NVIDIA's wheels are installed into `target/nvcc`. A hash of sources,
@@ -31,6 +31,9 @@ const ARCHITECTURES: [(&str, &str); 5] = [
     ("compute_80", "compute_80"),
 ];
 
+/// Translation units; the other files are included by them.
+const UNITS: [&str; 2] = ["kernels", "decode_step"];
+
 #[derive(clap::Args)]
 pub struct Arguments {
     /// Only one architecture, such as sm_90a: faster while developing.
@@ -43,28 +46,35 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     let nvcc = compiler()?;
     let folder = paths::target().join("kernels");
     fs::create_dir_all(&folder)?;
-    let (fatbin, stamp) = (folder.join("kernels.fatbin"), folder.join("kernels.sha256"));
     let hash = hash(&nvcc, &flags)?;
+    for unit in UNITS {
+        compile(&nvcc, &flags, &hash, &folder.join(unit))?;
+    }
+    println!("now build the child again");
+    Ok(())
+}
+
+/// Leaves `stem.fatbin`, made by this compiler from these sources.
+fn compile(nvcc: &Path, flags: &[String], hash: &str, stem: &Path) -> Result<()> {
+    let (fatbin, stamp) = (stem.with_extension("fatbin"), stem.with_extension("sha256"));
     if fatbin.exists() && fs::read_to_string(&stamp).is_ok_and(|known| known == hash) {
         println!("{} is up to date", fatbin.display());
         return Ok(());
     }
-    println!("compiling kernels/cuda with {}", nvcc.display());
+    println!("compiling {} with {}", fatbin.display(), nvcc.display());
+    let source = sources().join(stem.file_name().unwrap_or_default());
     // Beside the result, and renamed when it is whole.
-    let unfinished = folder.join("unfinished.fatbin");
+    let unfinished = stem.with_extension("unfinished");
     process::run(
-        Command::new(&nvcc)
-            .args(&flags)
+        Command::new(nvcc)
+            .args(flags)
             .arg("-o")
             .arg(&unfinished)
-            .arg(sources().join("kernels.cu")),
+            .arg(source.with_extension("cu")),
     )
     .context("the kernels do not compile")?;
     fs::rename(&unfinished, &fatbin)?;
-    fs::write(stamp, hash)?;
-    let bytes = fs::metadata(&fatbin)?.len();
-    println!("{}: {bytes} bytes; now build the child again", fatbin.display());
-    Ok(())
+    Ok(fs::write(stamp, hash)?)
 }
 
 fn sources() -> PathBuf {

@@ -17,7 +17,10 @@ fn assert_same(expected: &Seen, seen: &Seen, what: &str) {
         for (position, bits) in seen {
             let expected = &expected[*position as usize];
             assert_eq!(expected.0, *position);
-            assert!(expected.1 == *bits, "{what}: other bits at position {position}");
+            assert!(
+                expected.1 == *bits,
+                "{what}: other bits at position {position}"
+            );
         }
     }
 }
@@ -55,7 +58,11 @@ fn decoding_and_prefill_in_any_chunks_give_the_same_bits() {
         assert_eq!(expected.hidden.len(), 300);
         for chunk in [2, 7, 16, 17, 32, 33, 64, 65, 128, 200, 256, 300] {
             let seen = alone(&mut executor, &model.config, &tokens, chunk);
-            assert_same(&expected, &seen, &format!("model {index}, chunks of {chunk}"));
+            assert_same(
+                &expected,
+                &seen,
+                &format!("model {index}, chunks of {chunk}"),
+            );
         }
     }
 }
@@ -139,7 +146,11 @@ fn the_step_in_one_launch_gives_the_same_bits() {
             }
             for (i, seen) in watch.seen[..batch].iter().enumerate() {
                 assert_eq!(seen.logits.len(), 81);
-                assert_same(&expected[i], seen, &format!("model {index}, {i} of {batch}"));
+                assert_same(
+                    &expected[i],
+                    seen,
+                    &format!("model {index}, {i} of {batch}"),
+                );
             }
         }
     }

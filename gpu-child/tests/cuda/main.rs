@@ -7,6 +7,7 @@
 mod absent;
 mod exactness;
 mod parity;
+mod real_model;
 #[path = "../support/mod.rs"]
 #[allow(dead_code, reason = "shared with the CPU device's tests")]
 mod support;

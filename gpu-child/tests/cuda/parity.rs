@@ -93,6 +93,9 @@ fn the_device_says_what_it_is_and_what_it_holds() {
     assert!(facts.uuid.is_some_and(|uuid| uuid.starts_with("GPU-")));
     assert!(memory.weights_bytes > 0 && memory.scratch_bytes > 0);
     let geometry = executor.kv_geometry();
-    assert_eq!(memory.kv_capacity_bytes, u64::from(geometry.pages) * geometry.page_bytes);
+    assert_eq!(
+        memory.kv_capacity_bytes,
+        u64::from(geometry.pages) * geometry.page_bytes
+    );
     assert!(memory.free_bytes < memory.total_bytes);
 }

@@ -26,7 +26,11 @@ fn add(x: &mut [f32], y: &[f32]) {
 }
 
 /// The residual stream behind the last layer, at every position.
-pub fn forward(config: &ModelConfig, weights: &ModelWeights<'_>, tokens: &[TokenId]) -> Vec<Vec<f32>> {
+pub fn forward(
+    config: &ModelConfig,
+    weights: &ModelWeights<'_>,
+    tokens: &[TokenId],
+) -> Vec<Vec<f32>> {
     let table = values(&weights.token_embd);
     let row = |token: &TokenId| table[token.index() * config.n_embd..][..config.n_embd].to_vec();
     let mut stream: Vec<Vec<f32>> = tokens.iter().map(row).collect();

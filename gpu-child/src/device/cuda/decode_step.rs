@@ -24,11 +24,13 @@ const MIN_SLOTS: usize = 3;
 /// Two buffers of partial sums, at least two tiles of 16 segments of 8 rows each.
 const SUMS_BYTES: usize = 16 << 10;
 /// Shared memory that the kernel declares itself, and a little for the driver.
-const STATIC_SHARED_BYTES: usize = 4 << 10;
+const STATIC_SHARED_BYTES: usize = 12 << 10;
 /// Splits of attention that 16 warps walk in turn without holding up the rest for long.
-const MAX_SPLITS: usize = 64;
+const MAX_SPLITS: usize = 128;
 /// Columns whose squares `normalize` keeps in registers.
 const MAX_EMBD: usize = 8192;
+/// The largest value of two inputs of each row, a layer.
+const LARGEST_BYTES: usize = 2 * 4 * MAX_ROWS;
 /// Waits of the grid: one behind the embedding, five a layer.
 const LAYER_BARRIERS: usize = 5;
 
@@ -57,6 +59,7 @@ struct StepArgs {
     logits: DevicePtr<f32>,
     best: DevicePtr<u64>,
     broken: DevicePtr<u32>,
+    largest: DevicePtr<u32>,
     arrived: DevicePtr<u32>,
     arrived_before: u32,
     n_layers: i32,
@@ -123,7 +126,7 @@ impl Shared {
 #[derive(Debug)]
 pub struct DecodeStep {
     kernel: Kernel<StepArgs>,
-    /// The layers' table, then `best`, `broken` and the barrier's counter.
+    /// The layers' table, then `best`, `broken`, the barrier's counter and `largest`.
     arena: Arena,
     n_layers: usize,
     slot_bytes: usize,
@@ -162,7 +165,11 @@ impl DecodeStep {
         if !driver.has_bulk_copies() || !fits || !has_kernel || config.n_embd > MAX_EMBD {
             return Ok(None);
         }
-        let name = format!("decode_step_{}_{}", config.head_dim, variant(config, &types));
+        let name = format!(
+            "decode_step_{}_{}",
+            config.head_dim,
+            variant(config, &types)
+        );
         // SAFETY: the kernels of decode_step.cu take StepArgs.
         let kernel = unsafe { module.kernel(&name) }?;
         kernel.allow_shared(driver.shared_bytes() - STATIC_SHARED_BYTES as u32)?;
@@ -172,7 +179,8 @@ impl DecodeStep {
             .map(|layer| step_layer(config, weights, layer))
             .collect();
         let table = size_of_val(&*layers);
-        let arena = Arena::new(driver, Purpose::Scratch, (table + 16 * MAX_ROWS) as u64)?;
+        let bytes = table + 16 * MAX_ROWS + LARGEST_BYTES * layers.len();
+        let arena = Arena::new(driver, Purpose::Scratch, bytes as u64)?;
         arena.clear(driver)?;
         // SAFETY: StepLayer is made of addresses and integers without padding, and outlives the
         // copy, which has read pageable memory when it returns.
@@ -230,6 +238,10 @@ impl DecodeStep {
             best: self.best(),
             broken: self.broken(),
             arrived: self.arena.at((table + 12 * MAX_ROWS) as u64, 1),
+            largest: self.arena.at(
+                (table + 16 * MAX_ROWS) as u64,
+                LARGEST_BYTES / 4 * self.n_layers,
+            ),
             arrived_before: self.arrived,
             n_layers: self.n_layers as i32,
             rows: plan.rows.len() as i32,
@@ -293,11 +305,7 @@ pub fn is_watched(config: &ModelConfig, plan: &Plan<'_>, tap: &dyn Tap) -> bool 
         .any(|work| hidden.iter().any(|point| tap.wants(work.request, point)))
 }
 
-fn step_layer(
-    config: &ModelConfig,
-    weights: &Weights,
-    layer: &super::weights::Layer,
-) -> StepLayer {
+fn step_layer(config: &ModelConfig, weights: &Weights, layer: &super::weights::Layer) -> StepLayer {
     let q_width = config.n_heads * config.head_dim;
     let kv_width = config.n_kv_heads * config.head_dim;
     let [q, k, v] = &layer.qkv;

@@ -69,9 +69,7 @@ impl Driver {
         unsafe {
             check(sys::cuInit(0), "cuInit")
                 .and_then(|()| check(sys::cuDeviceGetCount(&raw mut count), "counting devices"))
-                .map_err(|fault| {
-                    unavailable(format!("cuda:{ordinal}: the driver says {fault}"))
-                })?;
+                .map_err(|fault| unavailable(format!("cuda:{ordinal}: the driver says {fault}")))?;
         }
         if i64::from(ordinal) >= i64::from(count) {
             let message = format!("cuda:{ordinal} was asked for, but there are {count} devices");
@@ -222,7 +220,13 @@ impl Driver {
             .iter()
             .map(|byte| format!("{:02x}", *byte as u8))
             .collect();
-        let parts = [&hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..]];
+        let parts = [
+            &hex[..8],
+            &hex[8..12],
+            &hex[12..16],
+            &hex[16..20],
+            &hex[20..],
+        ];
         Some(format!("GPU-{}", parts.join("-")))
     }
 }

@@ -122,7 +122,8 @@ impl Model<'_> {
         unsafe { download(self.driver, &mut values, self.buffers.x) }?;
         let mut rows = values.chunks_exact(n_embd);
         for (work, wanted) in plan.sequences.iter().zip(wanted) {
-            for (position, row) in (work.first_position..).zip(rows.by_ref().take(work.tokens.len()))
+            for (position, row) in
+                (work.first_position..).zip(rows.by_ref().take(work.tokens.len()))
             {
                 if wanted {
                     tap.see(work.request, &checkpoint, position, row);
@@ -157,11 +158,21 @@ impl Model<'_> {
         let q_width = config.n_heads * config.head_dim;
         self.normalize(rows, &layer.attn_norm)?;
         let qkv_width = self.scratch.sizes.qkv;
-        self.project(rows, &layer.qkv, config.n_embd, (buffers.qkv, qkv_width, false))?;
+        self.project(
+            rows,
+            &layer.qkv,
+            config.n_embd,
+            (buffers.qkv, qkv_width, false),
+        )?;
         self.turn_and_keep(rows, index, layer)?;
         self.look(plan, index)?;
         self.make_input(&self.ops.scale_rows, rows, (buffers.attn, q_width), q_width)?;
-        self.project(rows, &[layer.attn_output], q_width, (buffers.x, config.n_embd, true))
+        self.project(
+            rows,
+            &[layer.attn_output],
+            q_width,
+            (buffers.x, config.n_embd, true),
+        )
     }
 
     fn feed_forward(&self, rows: usize, layer: &Layer) -> Result<(), Fault> {

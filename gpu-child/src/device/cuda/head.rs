@@ -177,7 +177,13 @@ fn watch(
         if tap.wants(request, &Checkpoint::FinalNorm) {
             let mut values = vec![0.0; n_embd];
             // SAFETY: row `at` of the final norm.
-            unsafe { download(model.driver, &mut values, model.buffers.norm.add(at * n_embd)) }?;
+            unsafe {
+                download(
+                    model.driver,
+                    &mut values,
+                    model.buffers.norm.add(at * n_embd),
+                )
+            }?;
             tap.see(request, &Checkpoint::FinalNorm, position, &values);
         }
         if tap.wants(request, &Checkpoint::Logits) {

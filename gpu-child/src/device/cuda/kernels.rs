@@ -8,22 +8,44 @@ use super::memory::DevicePtr;
 use cudarc::driver::sys::{self, CUfunction_attribute as Attribute};
 use std::ffi::{CString, c_void};
 use std::marker::PhantomData;
+use std::path::{Path, PathBuf};
 use worker_orcd_ipc::Fault;
 
 #[repr(align(16))]
 struct Aligned<B: ?Sized>(B);
 
-static FATBIN: &Aligned<[u8]> =
-    &Aligned(*include_bytes!(concat!(env!("OUT_DIR"), "/kernels.fatbin")));
+/// One for each translation unit of `kernels/cuda`.
+static FATBINS: [(&str, &Aligned<[u8]>); 2] = [
+    (
+        "kernels.fatbin",
+        &Aligned(*include_bytes!(concat!(env!("OUT_DIR"), "/kernels.fatbin"))),
+    ),
+    (
+        "decode_step.fatbin",
+        &Aligned(*include_bytes!(concat!(
+            env!("OUT_DIR"),
+            "/decode_step.fatbin"
+        ))),
+    ),
+];
 
-/// This build carries kernels at all.
-#[must_use]
-pub fn are_built_in() -> bool {
-    !FATBIN.0.is_empty()
+/// Names a folder whose fatbins are loaded instead of the embedded ones: for work on kernels, on
+/// a machine with a card and no Rust.
+const FOLDER_VARIABLE: &str = "WORKER_ORCD_KERNELS";
+
+fn folder() -> Option<PathBuf> {
+    std::env::var_os(FOLDER_VARIABLE).map(PathBuf::from)
 }
 
+/// This build carries kernels at all, or was told where some are.
+#[must_use]
+pub fn are_at_hand() -> bool {
+    folder().is_some() || FATBINS.iter().all(|(_, fatbin)| !fatbin.0.is_empty())
+}
+
+/// All the kernels of this build, on the device.
 #[derive(Debug)]
-pub struct Module(sys::CUmodule);
+pub struct Module([sys::CUmodule; FATBINS.len()]);
 
 // SAFETY: modules belong to a context, not to a thread.
 unsafe impl Send for Module {}
@@ -33,12 +55,19 @@ impl Module {
     /// When the fatbin has nothing for this device.
     pub fn load(driver: &Driver) -> Result<Self, Fault> {
         driver.enter()?;
-        let mut module = std::ptr::null_mut();
-        // SAFETY: a fatbin carries its own length; it is static and aligned.
-        let result =
-            unsafe { sys::cuModuleLoadData(&raw mut module, FATBIN.0.as_ptr().cast::<c_void>()) };
-        check(result, "loading the kernels")?;
-        Ok(Self(module))
+        let mut modules = [std::ptr::null_mut(); FATBINS.len()];
+        for (module, (name, embedded)) in modules.iter_mut().zip(FATBINS) {
+            let found = folder()
+                .map(|folder| read(&folder.join(name)))
+                .transpose()?;
+            let image = found
+                .as_deref()
+                .map_or(embedded.0.as_ptr(), |words| words.as_ptr().cast::<u8>());
+            // SAFETY: a fatbin carries its own length, and is aligned; the driver copies it.
+            let result = unsafe { sys::cuModuleLoadData(module, image.cast::<c_void>()) };
+            check(result, "loading the kernels")?;
+        }
+        Ok(Self(modules))
     }
 
     /// # Errors
@@ -49,9 +78,14 @@ impl Module {
     pub unsafe fn kernel<A>(&self, name: &str) -> Result<Kernel<A>, Fault> {
         let mut function = std::ptr::null_mut();
         let text = CString::new(name).expect("a name without zeros");
-        // SAFETY: the module is loaded and never unloaded.
-        let result =
-            unsafe { sys::cuModuleGetFunction(&raw mut function, self.0, text.as_ptr()) };
+        let mut result = sys::CUresult::CUDA_ERROR_NOT_FOUND;
+        for module in self.0 {
+            // SAFETY: the module is loaded and never unloaded.
+            result = unsafe { sys::cuModuleGetFunction(&raw mut function, module, text.as_ptr()) };
+            if result != sys::CUresult::CUDA_ERROR_NOT_FOUND {
+                break;
+            }
+        }
         check(result, &format!("finding the kernel {name}"))?;
         Ok(Kernel {
             function,
@@ -59,6 +93,19 @@ impl Module {
             of: PhantomData,
         })
     }
+}
+
+/// A file in aligned memory.
+fn read(path: &Path) -> Result<Vec<u128>, Fault> {
+    let bytes = std::fs::read(path).map_err(|error| Fault::Io {
+        message: format!("{}: {error}", path.display()),
+    })?;
+    let words = bytes.chunks(size_of::<u128>()).map(|chunk| {
+        let mut word = [0; size_of::<u128>()];
+        word[..chunk.len()].copy_from_slice(chunk);
+        u128::from_ne_bytes(word)
+    });
+    Ok(words.collect())
 }
 
 /// A kernel whose only argument is an `A`.
@@ -99,9 +146,11 @@ impl<A> Kernel<A> {
     pub fn allow_shared(&self, bytes: u32) -> Result<(), Fault> {
         let attribute = Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
         // SAFETY: the function is loaded.
-        let result =
-            unsafe { sys::cuFuncSetAttribute(self.function, attribute, bytes as i32) };
-        check(result, &format!("{bytes} bytes of shared memory for {}", self.name))
+        let result = unsafe { sys::cuFuncSetAttribute(self.function, attribute, bytes as i32) };
+        check(
+            result,
+            &format!("{bytes} bytes of shared memory for {}", self.name),
+        )
     }
 
     /// # Errors

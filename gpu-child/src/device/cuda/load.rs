@@ -3,7 +3,7 @@
 use super::decode_step::DecodeStep;
 use super::driver::Driver;
 use super::graph::Graphs;
-use super::kernels::{Geometry, Kernel, Module, RepackArgs, are_built_in};
+use super::kernels::{Geometry, Kernel, Module, RepackArgs, are_at_hand};
 use super::kv::{KvCache, KvShape};
 use super::matmul::Matmul;
 use super::memory::{Arena, Layout, Purpose, Registered, download, upload};
@@ -31,7 +31,7 @@ pub fn load(
     options: &CudaOptions,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<CudaExecutor, Fault> {
-    if !are_built_in() {
+    if !are_at_hand() {
         return Err(Fault::DeviceUnavailable {
             message: format!(
                 "cuda:{} was asked for, but this build carries no kernels: run `cargo xtask \
@@ -99,7 +99,9 @@ fn refuse_unsupported(config: &ModelConfig) -> Result<(), Fault> {
     }
     for (what, width) in [("embedding", config.n_embd), ("feed-forward", config.n_ff)] {
         if !width.is_multiple_of(8) {
-            return refuse(format!("a {what} width of {width} is not supported on CUDA"));
+            return refuse(format!(
+                "a {what} width of {width} is not supported on CUDA"
+            ));
         }
     }
     if config.sliding_window.is_some() {
@@ -155,7 +157,9 @@ fn kv_pages(
             model: options.model.clone(),
         });
     }
-    Ok(u32::try_from(pages).unwrap_or(u32::MAX).min(i32::MAX as u32))
+    Ok(u32::try_from(pages)
+        .unwrap_or(u32::MAX)
+        .min(i32::MAX as u32))
 }
 
 type Placed = (Matrix, Vec<Layer>, Vector, Linear);

@@ -5,7 +5,9 @@
 use super::driver::Driver;
 use super::kernels::{Geometry, Kernel, MatmulArgs, Module, Part};
 use super::memory::DevicePtr;
-use super::weights::{Linear, TILE_ROWS, UNIT, Weights, multiplied_as, segments, unit_bytes, units};
+use super::weights::{
+    Linear, TILE_ROWS, UNIT, Weights, multiplied_as, segments, unit_bytes, units,
+};
 use worker_orcd_ipc::Fault;
 use worker_orcd_kernels::TensorType;
 

@@ -91,9 +91,7 @@ impl Arena {
     pub fn clear(&self, driver: &Driver) -> Result<(), Fault> {
         // SAFETY: the whole of a live allocation.
         check(
-            unsafe {
-                sys::cuMemsetD8Async(self.start, 0, self.bytes as usize, driver.stream())
-            },
+            unsafe { sys::cuMemsetD8Async(self.start, 0, self.bytes as usize, driver.stream()) },
             "clearing memory",
         )
     }
@@ -158,11 +156,7 @@ unsafe impl Plain for [f32; 2] {}
 /// # Safety
 /// `to` has room for `from`; and `from`, where it is pinned memory, is not changed before the
 /// stream is synchronized.
-pub unsafe fn upload<T: Plain>(
-    driver: &Driver,
-    to: DevicePtr<T>,
-    from: &[T],
-) -> Result<(), Fault> {
+pub unsafe fn upload<T: Plain>(driver: &Driver, to: DevicePtr<T>, from: &[T]) -> Result<(), Fault> {
     // SAFETY: as promised by the caller.
     let result = unsafe {
         sys::cuMemcpyHtoDAsync_v2(

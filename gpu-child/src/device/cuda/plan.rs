@@ -6,9 +6,8 @@ use super::kernels::{Row, Tile};
 use crate::device::{Batch, SequenceWork};
 use crate::model::ModelConfig;
 
-/// Positions of a page, and of what attention reads at a time (`kv.cuh`, `attention.cu`).
+/// Positions of a page, which is what attention reads at a time (`kv.cuh`, `attention.cu`).
 pub const PAGE_TOKENS: usize = 32;
-const SPLIT: usize = 64;
 /// Rows of a tensor-core step.
 const TILE_ROWS: usize = 16;
 
@@ -20,7 +19,7 @@ pub struct Plan<'a> {
     pub tiles: Vec<Tile>,
     /// The last row of every sequence that draws, and the sequence.
     pub drawing: Vec<(usize, usize)>,
-    /// Splits of the longest sequence.
+    /// Splits of the longest sequence: one a page.
     pub splits: usize,
 }
 
@@ -74,7 +73,7 @@ impl<'a> Plan<'a> {
                 table,
             });
         }
-        self.splits = self.splits.max(end.div_ceil(SPLIT));
+        self.splits = self.splits.max(pages);
         if work.sample.is_some() {
             self.drawing.push((self.rows.len() - 1, index));
         }

@@ -44,7 +44,9 @@ impl Sizes {
             n_ff: config.n_ff,
             widest: units(widest) * UNIT,
             vocab: config.vocab_size,
-            head_rows: (LOGIT_BYTES / 4 / config.vocab_size).clamp(16, 256).min(tokens),
+            head_rows: (LOGIT_BYTES / 4 / config.vocab_size)
+                .clamp(16, 256)
+                .min(tokens),
             tables: tokens * sequence_tokens.div_ceil(PAGE_TOKENS),
             // A sequence of one token takes a tile of its own for each 16 heads of a group.
             tiles: tokens * group.div_ceil(16) + 1,
@@ -178,7 +180,13 @@ impl Scratch {
 
     /// This many rows' splits can be kept apart.
     #[must_use]
-    pub fn holds_partials(&self, rows: usize, heads: usize, splits: usize, head_dim: usize) -> bool {
+    pub fn holds_partials(
+        &self,
+        rows: usize,
+        heads: usize,
+        splits: usize,
+        head_dim: usize,
+    ) -> bool {
         rows * heads * splits * (head_dim + 2) * 4 <= PARTIAL_BYTES
     }
 

@@ -149,7 +149,10 @@ mod tests {
         for units in 1..600_usize {
             let (length, count) = (units.div_ceil(MAX_SEGMENTS), segments(units));
             assert!(count <= MAX_SEGMENTS, "{units}");
-            assert!((count - 1) * length < units && count * length >= units, "{units}");
+            assert!(
+                (count - 1) * length < units && count * length >= units,
+                "{units}"
+            );
         }
     }
 
