@@ -165,20 +165,16 @@ impl Driver {
         let (mut free, mut total) = (0, 0);
         self.enter()?;
         // SAFETY: places for one value each.
-        check(
-            unsafe { sys::cuMemGetInfo_v2(&raw mut free, &raw mut total) },
-            "cuMemGetInfo",
-        )?;
+        let result = unsafe { sys::cuMemGetInfo_v2(&raw mut free, &raw mut total) };
+        check(result, "cuMemGetInfo")?;
         Ok((free as u64, total as u64))
     }
 
     fn attribute(&self, attribute: Attribute) -> Result<u32, Fault> {
         let mut value = 0;
         // SAFETY: a place for one value, and a device that exists.
-        check(
-            unsafe { sys::cuDeviceGetAttribute(&raw mut value, attribute, self.device) },
-            "cuDeviceGetAttribute",
-        )?;
+        let result = unsafe { sys::cuDeviceGetAttribute(&raw mut value, attribute, self.device) };
+        check(result, "cuDeviceGetAttribute")?;
         Ok(value.unsigned_abs())
     }
 
@@ -235,10 +231,7 @@ impl Driver {
 fn cuda_version() -> Option<String> {
     let mut version = 0;
     // SAFETY: a place for one value.
-    check(
-        unsafe { sys::cuDriverGetVersion(&raw mut version) },
-        "cuDriverGetVersion",
-    )
-    .ok()?;
+    let result = unsafe { sys::cuDriverGetVersion(&raw mut version) };
+    check(result, "cuDriverGetVersion").ok()?;
     Some(format!("CUDA {}.{}", version / 1000, version % 1000 / 10))
 }
