@@ -171,8 +171,14 @@ impl GpuWatch {
         if let Some(memory) = &gauges.memory {
             self.pids_are_known |= child.is_some_and(|pid| memory.lists(pid) == Some(true));
             let untouched = self.first_load.is_none_or(|load| at < load);
-            if self.snapshot.baseline.is_none() && (untouched || self.pids_are_known) {
-                self.snapshot.baseline = memory.unowned();
+            // A context in the making is counted a moment before it is listed, so the lowest
+            // figure before any death is the honest one.
+            if self.deaths.is_empty()
+                && (untouched || self.pids_are_known)
+                && let Some(unowned) = memory.unowned()
+            {
+                let lowest = self.snapshot.baseline.map_or(unowned, |it| it.min(unowned));
+                self.snapshot.baseline = Some(lowest);
             }
         }
         self.snapshot.taken = Some((gauges, at));

@@ -170,7 +170,7 @@ mod tests {
     #[test]
     fn without_a_driver_the_library_is_absent_or_says_so() {
         if driver_is_loaded() {
-            // The test of the real thing is `tests/gpu`'s; here the device must at least be found.
+            // Then it is the real thing, and the first device must be found.
             assert!(open(&Address::Index(0)).is_ok());
             return;
         }

@@ -120,10 +120,15 @@ async fn a_death_is_explained_by_its_xids_and_measured_until_the_memory_is_back(
     assert_eq!(watch.snapshot().baseline, Some(4 * MIB));
     let spawned_at = Instant::now();
     gpu.holds(904 * MIB, &[(CHILD, 600 * MIB), (NEIGHBOUR, 300 * MIB)]);
-    see_until(&mut watch, |it| {
-        matches!(it, Sighting::Gauges(gauges, _) if gauges.memory.as_ref().is_some_and(|it| it.used == 904 * MIB))
+    see_until(&mut watch, |it| match it {
+        Sighting::Gauges(gauges, _) => {
+            let memory = gauges.memory.as_ref();
+            memory.is_some_and(|it| it.used == 904 * MIB)
+        }
+        _ => false,
     })
     .await;
+    assert_eq!(watch.snapshot().baseline, Some(4 * MIB), "still");
     gpu.reports(31);
     let (_, told) = see_until(&mut watch, |it| matches!(it, Sighting::Xid(_))).await;
     assert_eq!(told.testimony, Some(Testimony::Reported(Xid(Some(31)))));
