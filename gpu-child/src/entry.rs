@@ -57,7 +57,7 @@ where
     let link = Arc::new(Link::new(socket, generation, exit::end_process()));
     exit::end_process_on_panic(Some(Arc::clone(&link)));
     serve(reader, link, features, FlightRecorder::at_stdin(), loader);
-    std::process::exit(ExitCode::SupervisorLost.code());
+    exit::end_now(ExitCode::SupervisorLost);
 }
 
 /// The kernel kills this process when its parent dies. A parent that died before this was asked
@@ -99,5 +99,5 @@ impl Write for Socket {
 
 fn end(code: ExitCode, message: &str) -> ! {
     eprintln!("worker-orcd-gpu: {message}");
-    std::process::exit(code.code());
+    exit::end_now(code);
 }

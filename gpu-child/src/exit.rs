@@ -12,7 +12,14 @@ pub type Exit = Arc<dyn Fn(ExitCode) + Send + Sync>;
 
 #[must_use]
 pub fn end_process() -> Exit {
-    Arc::new(|code| std::process::exit(code.code()))
+    Arc::new(|code| end_now(code))
+}
+
+/// Ends without exit handlers: the CUDA driver installs one, and after a device error it may never
+/// return. What this process writes is written without buffers.
+pub fn end_now(code: ExitCode) -> ! {
+    // SAFETY: ends the process; nothing runs after it.
+    unsafe { nix::libc::_exit(code.code()) }
 }
 
 /// From now on a panic in any thread ends the process: half a child is worth less than none. With
@@ -25,7 +32,7 @@ pub fn end_process_on_panic(link: Option<Arc<Link>>) {
             // The panicking thread may be the one that was speaking: then nobody speaks again.
             link.try_last_words(fault);
         }
-        std::process::exit(ExitCode::Panic.code());
+        end_now(ExitCode::Panic);
     }));
 }
 

@@ -1,6 +1,8 @@
 //! An order to load becomes an executor: the file is opened, checked, and handed to the device.
 
+use crate::device::Executor;
 use crate::device::cpu::{CpuExecutor, CpuOptions};
+use crate::device::cuda::{CudaExecutor, CudaOptions};
 use crate::model::{
     GgufFile, Header, ModelConfig, ModelError, ModelWeights, model_facts, tokenizer_facts,
 };
@@ -12,15 +14,6 @@ use worker_orcd_ipc::{DeviceSelector, Fault, LoadOrder};
 /// [`Fault::DeviceUnavailable`], [`Fault::ModelLoad`] or [`Fault::InsufficientMemory`]: a new
 /// child would fail in the same way.
 pub fn load(order: &LoadOrder, progress: Progress<'_>) -> Result<Loaded, Fault> {
-    match order.device {
-        DeviceSelector::Cpu => load_cpu(order, progress),
-        DeviceSelector::Cuda(ordinal) => Err(Fault::DeviceUnavailable {
-            message: format!("cuda:{ordinal} was asked for, but this build has no CUDA code"),
-        }),
-    }
-}
-
-fn load_cpu(order: &LoadOrder, progress: Progress<'_>) -> Result<Loaded, Fault> {
     let path = Path::new(&order.model_path);
     let file = GgufFile::open(path).map_err(|error| fault(error.into()))?;
     let header = file.header().map_err(|error| fault(error.into()))?;
@@ -30,9 +23,7 @@ fn load_cpu(order: &LoadOrder, progress: Progress<'_>) -> Result<Loaded, Fault> 
     let tokenizer = tokenizer_facts(&header).map_err(fault)?;
     let stem = path.file_stem().unwrap_or_default().to_string_lossy();
     let model = model_facts(&header, &config, &stem).map_err(fault)?;
-    let options = CpuOptions {
-        threads: order.threads,
-        kv_cache_bytes: order.kv_cache_bytes,
+    let shape = Shape {
         // Every running sequence has its token beside a whole chunk of prompts.
         max_batch_tokens: order
             .prefill_chunk_tokens
@@ -41,15 +32,63 @@ fn load_cpu(order: &LoadOrder, progress: Progress<'_>) -> Result<Loaded, Fault> 
         max_sequence_tokens: sequence_tokens,
         model: model.name.clone(),
     };
-    let executor = CpuExecutor::load(&config, &weights, &options, &mut |done, total| {
-        progress(done, total);
-    })?;
+    let mut progress = |done, total| progress(done, total);
+    let executor: Box<dyn Executor> = match order.device {
+        DeviceSelector::Cpu => {
+            let options = shape.cpu(order);
+            Box::new(CpuExecutor::load(
+                &config,
+                &weights,
+                &options,
+                &mut progress,
+            )?)
+        }
+        DeviceSelector::Cuda(ordinal) => {
+            let options = shape.cuda(order, ordinal);
+            Box::new(CudaExecutor::load(
+                &config,
+                &weights,
+                Some(file.bytes()),
+                &options,
+                &mut progress,
+            )?)
+        }
+    };
     Ok(Loaded {
-        executor: Box::new(executor),
+        executor,
         model,
         tokenizer,
         max_sequence_tokens: sequence_tokens,
     })
+}
+
+/// What every device is told.
+struct Shape {
+    max_batch_tokens: u32,
+    max_sequence_tokens: u32,
+    model: String,
+}
+
+impl Shape {
+    fn cpu(self, order: &LoadOrder) -> CpuOptions {
+        CpuOptions {
+            threads: order.threads,
+            kv_cache_bytes: order.kv_cache_bytes,
+            max_batch_tokens: self.max_batch_tokens,
+            max_sequence_tokens: self.max_sequence_tokens,
+            model: self.model,
+        }
+    }
+
+    fn cuda(self, order: &LoadOrder, ordinal: u32) -> CudaOptions {
+        CudaOptions {
+            ordinal,
+            kv_cache_bytes: order.kv_cache_bytes,
+            max_batch_tokens: self.max_batch_tokens,
+            max_sequence_tokens: self.max_sequence_tokens,
+            model: self.model,
+        }
+    }
 }
 
 /// What was ordered, but no more than the model was trained for.

@@ -267,13 +267,15 @@ fn what_cannot_be_loaded_is_told_and_ends_with_its_own_code() {
     assert!(matches!(supervisor.refusal(order), Fault::ModelLoad { .. }));
 
     let mut supervisor = Supervisor::start();
+    supervisor.write_model("tiny.gguf", &bytes);
     let order = LoadOrder {
-        device: DeviceSelector::Cuda(0),
+        // No machine has that many.
+        device: DeviceSelector::Cuda(99),
         ..supervisor.order("tiny.gguf")
     };
     let fault = supervisor.refusal(order);
     assert!(
-        fault.to_string().contains("cuda:0 was asked for"),
+        fault.to_string().contains("cuda:99 was asked for"),
         "{fault}"
     );
     assert_eq!(supervisor.exit_code(), Some(ExitCode::DeviceUnavailable));

@@ -12,12 +12,13 @@
 //! happens on another thread, writing to the child goes into a buffer.
 //!
 //! * [`words`] what the child's messages mean; [`flood`] how many are too many; [`post_mortem`]
-//!   what is handed to the crash log; [`news`] what the driver tells the world about all this: log
-//!   lines and snapshots.
+//!   what is handed to the crash log; [`witness`] what the GPU's driver adds to it; [`news`] what
+//!   the driver tells the world about all this: log lines and snapshots.
 
 mod flood;
 mod news;
 mod post_mortem;
+mod witness;
 mod words;
 
 use crate::child::flight_recorder::FlightRecorder;
@@ -30,6 +31,7 @@ use crate::child::{Child, Sign};
 use crate::crash::CrashLog;
 use crate::driver::flood::FloodGate;
 use crate::driver::news::News;
+use crate::driver::witness::GpuWatch;
 use crate::engine::{Ended, EngineSettings, LoadedModel, Phase, Refusal, Shared};
 use crate::error_code::ErrorCode;
 use crate::requests::live::Control;
@@ -75,6 +77,7 @@ pub(crate) struct Driver {
     phase: watch::Sender<Phase>,
     news: News,
     crashes: CrashLog,
+    gpu: GpuWatch,
     flood_gate: FloodGate,
     /// The last handle is gone, and with it everybody who could want an answer.
     deserted: bool,
@@ -111,6 +114,7 @@ impl Driver {
         Self {
             news: News::new(started),
             crashes: CrashLog::new(Arc::clone(&shared.crashes)),
+            gpu: GpuWatch::new(settings.load.device, started),
             flood_gate: FloodGate::new(started),
             requests: Requests::new(Arc::clone(&shared.registry)),
             settings,
@@ -147,6 +151,7 @@ impl Driver {
                 control = self.controls.recv(), if !self.deserted => self.on_control(control),
                 Some(spawned) = self.spawned.recv() => self.on_spawned(spawned),
                 built = next_model(&mut self.building) => self.on_built(built),
+                sighting = self.gpu.next() => self.on_sighting(sighting),
                 () = &mut timer => self.on_tick(),
             }
             self.perform();
@@ -243,6 +248,9 @@ impl Driver {
             child.close_link();
             self.tell_child_event(ChildEvent::LinkStalled);
         }
+        for testimony in self.gpu.overdue(now) {
+            self.tell(Event::Gpu(testimony));
+        }
         self.tell(Event::Tick);
     }
 
@@ -250,7 +258,8 @@ impl Driver {
         let machine = self.machine.poll_deadline().map(|at| self.started + at);
         let write = self.child.as_ref().and_then(Child::write_deadline);
         let request = self.requests.next_deadline();
-        let earliest = [machine, write, request].into_iter().flatten().min();
+        let word = self.gpu.next_deadline();
+        let earliest = [machine, write, request, word].into_iter().flatten().min();
         earliest.unwrap_or_else(Instant::now)
     }
 
@@ -299,7 +308,10 @@ impl Driver {
     fn do_one(&mut self, effect: Effect) {
         match effect {
             Effect::Spawn { generation } => self.spawn(generation),
-            Effect::Load { .. } => self.send(&Command::Load(self.settings.load.clone())),
+            Effect::Load { .. } => {
+                self.gpu.load_begins(Instant::now());
+                self.send(&Command::Load(self.settings.load.clone()));
+            }
             Effect::Serve { .. } => self.serve(),
             Effect::Suspend { .. } => self.requests.suspend(),
             Effect::Dismiss { .. } => self.send(&Command::Shutdown),
@@ -453,6 +465,7 @@ impl Driver {
                 self.news
                     .snapshot(&self.machine, &self.requests, &self.shared.registry);
             snapshot.faults.crash_reports = self.crashes.reported();
+            snapshot.gpu = self.gpu.snapshot().clone();
             *self.shared.snapshot.write() = Arc::new(snapshot);
         }
     }

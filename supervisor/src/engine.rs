@@ -3,12 +3,14 @@
 //!
 //! Every method but the two `wait_` ones answers at once, from memory.
 
+pub mod gpu;
 pub mod model;
 pub mod snapshot;
 
 pub use crate::requests::{
     Completion, Failure, NewRequest, OnFault, Refusal, RequestStream, StopReason, StreamEvent,
 };
+pub use gpu::GpuSnapshot;
 pub use model::LoadedModel;
 pub use snapshot::{ChildSnapshot, EngineSnapshot, FaultsSnapshot, LoadSnapshot, Status};
 pub use worker_orcd_lifecycle::{Deadlines, RestartPolicy, SupervisorExit};
@@ -216,7 +218,9 @@ impl Ended {
             | SupervisorExit::CrashLoop
             | SupervisorExit::Unreapable
             | SupervisorExit::DrainIncomplete
-            | SupervisorExit::StoppedAtOnce => ErrorCode::WorkerUnhealthy,
+            | SupervisorExit::StoppedAtOnce
+            | SupervisorExit::GpuNeedsReset
+            | SupervisorExit::NodeNeedsReboot => ErrorCode::WorkerUnhealthy,
         };
         Failure::new(code, self.reason.clone())
     }

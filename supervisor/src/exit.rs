@@ -1,6 +1,6 @@
 //! The numbers that `worker-orcd` leaves behind when it could not serve.
 //!
-//! How serving itself ends is the lifecycle's [`SupervisorExit`]: 0, 65 to 67 and 80 to 85.
+//! How serving itself ends is the lifecycle's [`SupervisorExit`]: 0, 65 to 67, 80 to 85, 88 and 89.
 
 use worker_orcd_lifecycle::SupervisorExit;
 

@@ -10,7 +10,7 @@
 //! * [`http`] is what clients see; [`engine`] is the one thing it asks.
 //! * [`text`] turns text into token ids and back; the child deals in ids alone.
 //! * [`requests`] journals what clients were promised; `driver` and [`child`] keep a child alive;
-//!   [`crash`] tells what became of those that died.
+//!   [`crash`] tells what became of those that died, [`nvml`] what the GPU's driver says to it.
 //!
 //! Deliberately absent: CUDA, parsing of model files, `unsafe`.
 
@@ -29,6 +29,7 @@ pub mod exit;
 pub mod http;
 pub mod logging;
 pub mod metrics;
+pub mod nvml;
 pub mod requests;
 pub mod signals;
 pub mod text;

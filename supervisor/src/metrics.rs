@@ -4,6 +4,8 @@
 //! looks. Beside our own names there are the three gauges that the Kubernetes Gateway API
 //! inference extension asks of model servers, under vLLM's names, which are its default.
 
+mod gpu;
+
 use crate::engine::{Completion, EngineSnapshot, LoadedModel, Status};
 use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::counter::Counter;
@@ -57,6 +59,7 @@ struct Gauges {
     gateway_running: Gauge,
     gateway_waiting: Gauge,
     gateway_kv_used: Ratio,
+    gpu: gpu::GpuGauges,
 }
 
 impl Default for Metrics {
@@ -223,6 +226,7 @@ impl Gauges {
             gauges.quarantined_now.clone(),
         );
         own.register("child_deaths", "By cause", gauges.deaths.clone());
+        gauges.gpu.register(own);
         let gateway = [
             ("vllm:num_requests_running", gauges.gateway_running.clone()),
             ("vllm:num_requests_waiting", gauges.gateway_waiting.clone()),
@@ -290,6 +294,7 @@ impl Gauges {
         self.quarantined
             .inner()
             .store(faults.quarantined_total, Ordering::Relaxed);
+        self.gpu.set(snapshot, Instant::now());
         for (cause, count) in &snapshot.faults.deaths_by_cause {
             let deaths = self.deaths.get_or_create(&[("cause", *cause)]);
             deaths.inner().store(*count, Ordering::Relaxed);

@@ -18,6 +18,7 @@ pub mod facts;
 pub mod hostile_gguf;
 pub mod log;
 pub mod model;
+pub mod nvml;
 pub mod process;
 pub mod script;
 pub mod tracer;

@@ -16,6 +16,7 @@ mod fetch_model;
 mod fuzz;
 mod haiku;
 mod http;
+mod kernels;
 mod paths;
 mod process;
 mod python;
@@ -42,6 +43,8 @@ enum Command {
     Up(up::Arguments),
     /// Formatting, lints, every test, and the comparisons with llama.cpp.
     Test(test::Arguments),
+    /// Compile the CUDA kernels, with a toolkit that is here or from PyPI. No GPU is needed.
+    Kernels(kernels::Arguments),
     /// Get SmolLM2-135M-Instruct (98 MB) into models/.
     FetchModel,
     /// Measure, and write bench/results/NAME.md.
@@ -64,6 +67,7 @@ fn main() -> ExitCode {
     let result = match Arguments::parse().command {
         Command::Up(arguments) => up::run(&arguments),
         Command::Test(arguments) => test::run(&arguments),
+        Command::Kernels(arguments) => kernels::run(&arguments),
         Command::FetchModel => fetch_model::run().map(drop),
         Command::Bench(arguments) => bench::run(&arguments),
         Command::Fuzz(arguments) => fuzz::run(&arguments),

@@ -11,9 +11,12 @@ pub fn root() -> &'static Path {
 
 /// Where cargo puts what it builds for the given profile (`debug` or `release`).
 pub fn built(profile: &str, program: &str) -> PathBuf {
-    let target = std::env::var_os("CARGO_TARGET_DIR")
-        .map_or_else(|| root().join("target"), |folder| root().join(folder));
-    target.join(profile).join(program)
+    target().join(profile).join(program)
+}
+
+pub fn target() -> PathBuf {
+    std::env::var_os("CARGO_TARGET_DIR")
+        .map_or_else(|| root().join("target"), |folder| root().join(folder))
 }
 
 pub fn oracle_script(name: &str) -> PathBuf {

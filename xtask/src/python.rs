@@ -30,7 +30,7 @@ pub fn interpreter() -> Result<PathBuf> {
 
 /// `--without-pip`: some distributions split pip's bootstrap off `python3`, and a pip that is
 /// there can install into any environment.
-fn create(folder: &Path) -> Result<()> {
+pub fn create(folder: &Path) -> Result<()> {
     process::run(
         Command::new("python3")
             .args(["-m", "venv", "--without-pip", "--clear"])
@@ -40,11 +40,15 @@ fn create(folder: &Path) -> Result<()> {
 }
 
 fn install(python: &Path, requirements: &Path) -> Result<()> {
-    process::run(
-        Command::new("python3")
-            .args(["-m", "pip", "--disable-pip-version-check", "--python"])
-            .arg(python)
-            .args(["install", "--quiet", "--requirement"])
-            .arg(requirements),
-    )
+    process::run(pip_install(python).arg("--requirement").arg(requirements))
+}
+
+/// `pip install` into the environment of `python`; what to install is still to be added.
+pub fn pip_install(python: &Path) -> Command {
+    let mut command = Command::new("python3");
+    command
+        .args(["-m", "pip", "--disable-pip-version-check", "--python"])
+        .arg(python)
+        .args(["install", "--quiet"]);
+    command
 }

@@ -13,6 +13,7 @@
 use worker_orcd_ipc::{DeviceFacts, Fault, MemoryReport, RequestId, Sampling, TokenId};
 
 pub mod cpu;
+pub mod cuda;
 
 /// Index of a KV page in the device's arena.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]

@@ -2,4 +2,6 @@
 
 mod exactness;
 mod reference;
+#[path = "../support/mod.rs"]
+#[allow(dead_code, reason = "shared with the CUDA device's tests")]
 mod support;

@@ -1,85 +1,10 @@
 //! The forward pass against one written with the scalar references: what the other engine in
 //! `tests/oracle` cannot show (a sliding window, head norms together with biases) is shown here.
 
+use crate::support::forward::forward;
 use crate::support::{Model, alone, config, tokens};
-use worker_orcd_gpu::model::{Linear, ModelConfig, ModelWeights, RopeStyle, TensorView};
-use worker_orcd_ipc::TokenId;
-use worker_orcd_kernels::reference::attention::{AttentionShape, attention};
-use worker_orcd_kernels::reference::matmul::matmul;
-use worker_orcd_kernels::reference::rmsnorm::rmsnorm;
-use worker_orcd_kernels::reference::rope::{Rope, RopePairs, rope};
-use worker_orcd_kernels::reference::silu_mul::silu_mul;
-use worker_orcd_kernels::{TensorType, compare, dequantize_row};
-
-fn values(tensor: &TensorView<'_>) -> Vec<f32> {
-    let mut values = vec![0.0; tensor.rows * tensor.cols];
-    dequantize_row(tensor.ty, tensor.data, &mut values);
-    values
-}
-
-fn apply(linear: &Linear<'_>, x: &[f32]) -> Vec<f32> {
-    let bias = linear.bias.as_ref().map(values);
-    matmul(&values(&linear.weight), x, bias.as_deref())
-}
-
-fn add(x: &mut [f32], y: &[f32]) {
-    x.iter_mut().zip(y).for_each(|(x, y)| *x += y);
-}
-
-/// The residual stream behind the last layer, at every position.
-fn forward(config: &ModelConfig, weights: &ModelWeights<'_>, tokens: &[TokenId]) -> Vec<Vec<f32>> {
-    let table = values(&weights.token_embd);
-    let row = |token: &TokenId| table[token.index() * config.n_embd..][..config.n_embd].to_vec();
-    let mut stream: Vec<Vec<f32>> = tokens.iter().map(row).collect();
-    let shape = AttentionShape {
-        n_heads: config.n_heads,
-        n_kv_heads: config.n_kv_heads,
-        head_dim: config.head_dim,
-        window: config.sliding_window,
-    };
-    for layer in &weights.layers {
-        let (mut keys, mut kept) = (Vec::new(), Vec::new());
-        for (position, x) in stream.iter_mut().enumerate() {
-            let input = rmsnorm(x, &values(&layer.attn_norm), config.norm_eps);
-            let turned = |linear: &Linear<'_>, norm: &Option<TensorView<'_>>| {
-                let mut rows = apply(linear, &input);
-                for head in rows.chunks_exact_mut(config.head_dim) {
-                    if let Some(norm) = norm {
-                        head.copy_from_slice(&rmsnorm(head, &values(norm), config.norm_eps));
-                    }
-                    rope(head, position as u32, &rope_of(config));
-                }
-                rows
-            };
-            let q = turned(&layer.q, &layer.q_norm);
-            keys.extend(turned(&layer.k, &layer.k_norm));
-            kept.extend(apply(&layer.v, &input));
-            let seen = attention(&q, &keys, &kept, &shape);
-            add(x, &apply(&layer.attn_output, &seen));
-            let input = rmsnorm(x, &values(&layer.ffn_norm), config.norm_eps);
-            let inner = silu_mul(
-                &apply(&layer.ffn_gate, &input),
-                &apply(&layer.ffn_up, &input),
-            );
-            add(x, &apply(&layer.ffn_down, &inner));
-        }
-    }
-    stream
-}
-
-fn rope_of(config: &ModelConfig) -> Rope {
-    Rope {
-        pairs: match config.rope_style {
-            RopeStyle::Adjacent => RopePairs::Adjacent,
-            RopeStyle::HalfOffset => RopePairs::HalfOffset,
-        },
-        dims: config.rope_dims,
-        base: config.rope_base,
-        scale: config.rope_scale,
-        factors: config.rope_factors.clone(),
-        attn_factor: config.rope_attn_factor,
-    }
-}
+use worker_orcd_gpu::model::RopeStyle;
+use worker_orcd_kernels::{TensorType, compare};
 
 /// Float weights leave rounding and the F16 cache; 2e-3 of the largest value covers both, and a
 /// wrong pair, window or bias is off by a hundred times that.

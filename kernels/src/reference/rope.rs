@@ -28,12 +28,23 @@ pub struct Rope {
 }
 
 impl Rope {
+    /// By how much pair `i` turns from one position to the next.
+    #[must_use]
+    pub fn frequency(&self, i: usize) -> f64 {
+        let exponent = -2.0 * i as f64 / self.dims as f64;
+        let factor = self.factors.as_ref().map_or(1.0, |f| f64::from(f[i]));
+        f64::from(self.base).powf(exponent) / (f64::from(self.scale) * factor)
+    }
+
     /// `(cos, sin)` of pair `i` at `position`.
     #[must_use]
     pub fn rotation(&self, position: u32, i: usize) -> (f32, f32) {
-        let exponent = -2.0 * i as f64 / self.dims as f64;
-        let factor = self.factors.as_ref().map_or(1.0, |f| f64::from(f[i]));
-        let frequency = f64::from(self.base).powf(exponent) / (f64::from(self.scale) * factor);
+        self.turn(position, self.frequency(i))
+    }
+
+    /// `(cos, sin)` at `position` of a pair with this frequency.
+    #[must_use]
+    pub fn turn(&self, position: u32, frequency: f64) -> (f32, f32) {
         let (sin, cos) = (f64::from(position) * frequency).sin_cos();
         let gain = f64::from(self.attn_factor);
         ((cos * gain) as f32, (sin * gain) as f32)

@@ -1,5 +1,6 @@
 //! Why a child ended. Closed: a new cause makes the compiler ask for its name and its remedy.
 
+use crate::gpu::{Condemnation, Need};
 use std::time::Duration;
 use thiserror::Error;
 use worker_orcd_ipc::{ExitCode, Fault, RequestId};
@@ -51,6 +52,9 @@ pub enum DeathCause {
     /// `permanent`: the binary is missing or not executable; trying again cannot help.
     #[error("the child cannot be started: {message}")]
     SpawnFailed { message: String, permanent: bool },
+    /// It lived, but on a device that nothing can be trusted on.
+    #[error("{0}")]
+    Condemned(Condemnation),
     /// This supervisor wanted it gone.
     #[error("dismissed by the supervisor")]
     Dismissed,
@@ -89,7 +93,7 @@ pub enum Blame {
 
 impl DeathCause {
     /// One of each, in the order of the enum: for tests, and for metrics that must start at 0.
-    pub const LABELS: [&'static str; 24] = [
+    pub const LABELS: [&'static str; 26] = [
         "model_load",
         "insufficient_memory",
         "device_unavailable",
@@ -113,6 +117,8 @@ impl DeathCause {
         "socket_closed",
         "unservable",
         "spawn_failed",
+        "gpu_needs_reset",
+        "node_needs_reboot",
         "dismissed",
     ];
 
@@ -150,6 +156,7 @@ impl DeathCause {
             | Self::HandshakeRefused(_)
             | Self::Unservable(_)
             | Self::SpawnFailed { .. }
+            | Self::Condemned(_)
             | Self::Dismissed => Blame::Nobody,
         }
     }
@@ -173,6 +180,10 @@ impl DeathCause {
             Self::SocketClosed => "socket_closed",
             Self::Unservable(_) => "unservable",
             Self::SpawnFailed { .. } => "spawn_failed",
+            Self::Condemned(condemnation) => match condemnation.need {
+                Need::GpuReset => "gpu_needs_reset",
+                Need::NodeReboot => "node_needs_reboot",
+            },
             Self::Dismissed => "dismissed",
         }
     }
@@ -219,6 +230,13 @@ mod tests {
     use super::*;
     use std::collections::BTreeSet;
 
+    fn condemnation(need: Need) -> Condemnation {
+        Condemnation {
+            need,
+            because: String::new(),
+        }
+    }
+
     #[test]
     fn every_exit_is_some_death_and_every_label_is_listed() {
         let of_exits = (-1..256).map(Exit::Code).chain((1..65).map(Exit::Signal));
@@ -250,6 +268,8 @@ mod tests {
                 message: String::new(),
                 permanent: false,
             },
+            DeathCause::Condemned(condemnation(Need::GpuReset)),
+            DeathCause::Condemned(condemnation(Need::NodeReboot)),
             DeathCause::Dismissed,
         ]);
         let labels: BTreeSet<_> = causes.map(|cause| cause.label()).collect();

@@ -1,6 +1,7 @@
 //! What can happen to the machine.
 
 use crate::death::{Exit, HandshakeRefusal};
+use crate::gpu::Testimony;
 use std::time::Duration;
 use worker_orcd_ipc::{Fault, Generation};
 
@@ -16,6 +17,8 @@ pub enum Event {
         generation: Generation,
         event: ChildEvent,
     },
+    /// About the device, whichever child used it.
+    Gpu(Testimony),
     /// Take no new work, finish what there is within `timeout`, then end.
     Drain { timeout: Duration },
     /// No request is left. The driver says so whenever that is true while draining.

@@ -2,7 +2,7 @@
 //!
 //! Where the child's own code already names the cause ([`ExitCode`](worker_orcd_ipc::ExitCode)
 //! 65 to 67), the supervisor ends with the same number. 1 and 2 are left to start-up errors and
-//! the command line.
+//! the command line, 86 and 87 to listening and to the callback.
 
 use std::fmt;
 
@@ -29,10 +29,14 @@ pub enum SupervisorExit {
     DrainIncomplete = 84,
     /// Told twice to stop: nothing was waited for.
     StoppedAtOnce = 85,
+    /// The driver says that nothing can be trusted on this GPU until it was reset.
+    GpuNeedsReset = 88,
+    /// The driver says that not even a reset helps.
+    NodeNeedsReboot = 89,
 }
 
 impl SupervisorExit {
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 12] = [
         Self::Clean,
         Self::ModelLoad,
         Self::InsufficientMemory,
@@ -43,6 +47,8 @@ impl SupervisorExit {
         Self::Unreapable,
         Self::DrainIncomplete,
         Self::StoppedAtOnce,
+        Self::GpuNeedsReset,
+        Self::NodeNeedsReboot,
     ];
 
     #[must_use]
@@ -63,6 +69,8 @@ impl SupervisorExit {
             Self::Unreapable => "unreapable",
             Self::DrainIncomplete => "drain_incomplete",
             Self::StoppedAtOnce => "stopped_at_once",
+            Self::GpuNeedsReset => "gpu_needs_reset",
+            Self::NodeNeedsReboot => "node_needs_reboot",
         }
     }
 }

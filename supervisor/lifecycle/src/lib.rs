@@ -20,7 +20,8 @@
 //!
 //! * [`state`] what can be true of a child, [`event`] what can happen, [`effect`] what to do.
 //! * [`machine`] the transitions; [`watchdog`] the deadlines of a child that lives;
-//!   [`death`] why it ended; [`restart_policy`] what follows from that; [`ledger`] who died when.
+//!   [`death`] why it ended; [`restart_policy`] what follows from that; [`gpu`] what the device's
+//!   driver has to say about it; [`ledger`] who died when.
 //!
 //! Deliberately absent: clocks (time is an argument: a [`Duration`](std::time::Duration) since
 //! the supervisor's start), I/O, threads, tokio, requests, and logging.
@@ -31,6 +32,7 @@ pub mod death;
 pub mod effect;
 pub mod event;
 pub mod exit;
+pub mod gpu;
 pub mod ledger;
 pub mod machine;
 pub mod restart_policy;
@@ -41,6 +43,7 @@ pub use death::{Blame, DeathCause, Exit, HandshakeRefusal};
 pub use effect::{Effect, EndReason, Signal};
 pub use event::{ChildEvent, Event};
 pub use exit::SupervisorExit;
+pub use gpu::{Condemnation, Need, RecoveryAction, Remedy, Testimony, Xid};
 pub use ledger::{Death, Ledger};
 pub use machine::{Machine, Settings};
 pub use restart_policy::{Failure, RestartPolicy};

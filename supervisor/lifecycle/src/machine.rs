@@ -4,8 +4,9 @@
 //! through every state.
 //!
 //! Here are the machine itself and the passing of time; [`words`] is the child speaking,
-//! [`dying`] its end, [`stopping`] the supervisor's.
+//! [`dying`] its end, [`condemning`] its device's, [`stopping`] the supervisor's.
 
+mod condemning;
 mod dying;
 mod stopping;
 mod words;
@@ -14,6 +15,7 @@ use crate::death::DeathCause;
 use crate::effect::{Effect, EndReason};
 use crate::event::Event;
 use crate::exit::SupervisorExit;
+use crate::gpu::Condemnation;
 use crate::ledger::Ledger;
 use crate::restart_policy::RestartPolicy;
 use crate::state::State;
@@ -38,6 +40,8 @@ pub struct Machine {
     drain_until: Option<Duration>,
     /// Decided already: what this ends with, once no process is left.
     ending: Option<SupervisorExit>,
+    /// Decided as well: no child follows on this device.
+    condemned: Option<Condemnation>,
     has_served: bool,
     ledger: Ledger,
     stale_events: u64,
@@ -61,6 +65,7 @@ impl Machine {
             generation,
             drain_until: None,
             ending: None,
+            condemned: None,
             has_served: false,
             ledger: Ledger::default(),
             stale_events: 0,
@@ -76,6 +81,7 @@ impl Machine {
         }
         match event {
             Event::Tick => self.tick(now),
+            Event::Gpu(testimony) => self.testimony(now, &testimony),
             Event::Drain { timeout } => self.drain(now, timeout),
             Event::Idle => self.idle(now),
             Event::StopNow => self.stop_now(now),

@@ -1,9 +1,11 @@
 //! `worker-orcd doctor`: can this machine serve? Each finding comes with its remedy.
 //!
-//! It looks and touches nothing: no device is opened, no port taken, no model parsed.
+//! It looks and touches nothing: no context is made on a device, no port taken, no model parsed.
 
 use crate::commands::pull;
 use crate::config::device::driver_is_loaded;
+use crate::nvml::Witness;
+use crate::nvml::library::{Gauges, Identity};
 use clap::{Arg, ArgMatches, Command};
 use nix::sys::resource::{Resource, getrlimit};
 use std::fs;
@@ -11,6 +13,8 @@ use std::io::Read;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::time::Duration;
+use worker_orcd_lifecycle::RecoveryAction;
 
 /// Enough for a thousand clients, two sockets a child, and the libraries.
 const OPEN_FILES: u64 = 2048;
@@ -31,6 +35,9 @@ pub fn command_line() -> Command {
                 .value_name("FILE"),
         )
 }
+
+/// NVML answers in a tenth of a second, and not at all on a wedged device.
+const NVML_PATIENCE: Duration = Duration::from_secs(5);
 
 /// What was looked at and what came of it.
 struct Finding {
@@ -53,6 +60,9 @@ pub fn run(arguments: &ArgMatches) -> ExitCode {
         .get_one::<String>("child-binary")
         .map(PathBuf::from);
     let mut findings = vec![child_binary(child), device(), open_files(), memory()];
+    if driver_is_loaded() {
+        findings.push(nvml(Witness::look(0, NVML_PATIENCE)));
+    }
     if let Some(name) = arguments.get_one::<String>("model") {
         findings.push(model(name));
     }
@@ -121,6 +131,43 @@ fn device() -> Finding {
         subject: "device",
         verdict,
     }
+}
+
+/// Of the first device: what a worker there would know of it.
+fn nvml(look: Result<(Identity, Gauges), String>) -> Finding {
+    let verdict = match look {
+        Err(reason) => Verdict::Note(
+            reason,
+            "bring libnvidia-ml.so.1 of the driver's own version; without it a worker serves, but \
+             cannot tell Xids, ECC errors and leaked memory",
+        ),
+        Ok((identity, gauges)) => match gauges.action {
+            Some(RecoveryAction::GpuReset | RecoveryAction::NodeReboot) => Verdict::Bad(
+                "the driver asks for a reset of the first GPU, or of the node".to_owned(),
+                "nvidia-smi --gpu-reset, or reboot".to_owned(),
+            ),
+            _ => Verdict::Good(first_gpu(&identity, &gauges)),
+        },
+    };
+    Finding {
+        subject: "NVML",
+        verdict,
+    }
+}
+
+fn first_gpu(identity: &Identity, gauges: &Gauges) -> String {
+    let word = |it: &Option<String>| it.clone().unwrap_or_else(|| "unknown".to_owned());
+    let memory = gauges.memory.as_ref().map_or_else(
+        || "memory unknown".to_owned(),
+        |it| format!("{} of {} MiB free", it.free >> 20, it.total >> 20),
+    );
+    let action = gauges.action.map_or("unknown", RecoveryAction::name);
+    format!(
+        "{} ({}), driver {}, {memory}, recovery action {action}",
+        word(&identity.name),
+        word(&identity.uuid),
+        word(&identity.driver),
+    )
 }
 
 fn open_files() -> Finding {
@@ -198,6 +245,27 @@ mod tests {
             Some(2048)
         );
         assert_eq!(available("MemTotal: 9 kB\n"), None);
+    }
+
+    #[test]
+    fn a_gpu_that_needs_a_reset_is_bad_and_a_missing_library_is_not() {
+        let look = |action| {
+            (
+                Identity::default(),
+                Gauges {
+                    action,
+                    ..Gauges::default()
+                },
+            )
+        };
+        let good = nvml(Ok(look(Some(RecoveryAction::None))));
+        assert!(
+            matches!(&good.verdict, Verdict::Good(what) if what.ends_with("recovery action none"))
+        );
+        let reset = nvml(Ok(look(Some(RecoveryAction::GpuReset))));
+        assert!(matches!(reset.verdict, Verdict::Bad(..)));
+        let missing = nvml(Err("no such file".to_owned()));
+        assert!(matches!(missing.verdict, Verdict::Note(..)));
     }
 
     #[test]

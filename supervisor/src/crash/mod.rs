@@ -7,22 +7,25 @@
 //!                   CrashStore (a thread, a directory, GET /crashes)
 //! ```
 //!
-//! * [`report`] what a report says; [`store`] where it is kept; [`CrashLog`] here is the driver's
+//! * [`report`] what a report says, [`gpu`] what it says of the GPU; [`store`] where it is kept; [`CrashLog`] here is the driver's
 //!   side, which collects.
 //!
 //! A child that was dismissed leaves no report. Deliberately absent: prompts and completions, in
 //! any form; reading the clock (moments are arguments).
 
+pub mod gpu;
 pub mod report;
 pub mod store;
 
 pub use store::{CrashSettings, CrashStore};
 
 use crate::calendar::rfc3339;
+use gpu::{GpuEvidence, GpuFacts};
 use report::{
     Cause, ChildFacts, InFlight, Memory, Report, RequestFacts, Timeline, WorkerFacts, milliseconds,
     report_id,
 };
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 use worker_orcd_ipc::MemoryReport;
@@ -38,6 +41,8 @@ pub(crate) struct CrashLog {
     store: Arc<CrashStore>,
     dying: Dying,
     open: Vec<Open>,
+    /// Complete but for what the GPU's witness may still find out, oldest first.
+    told: VecDeque<Open>,
     reported: u64,
 }
 
@@ -74,6 +79,8 @@ pub(crate) struct Deceased<'a> {
     pub recording: Option<Recording>,
     pub requests: Vec<RequestFacts>,
     pub host_available_bytes: Option<u64>,
+    /// `None` where there is no GPU.
+    pub gpu: Option<GpuEvidence>,
 }
 
 impl CrashLog {
@@ -82,6 +89,7 @@ impl CrashLog {
             store,
             dying: Dying::default(),
             open: Vec::new(),
+            told: VecDeque::new(),
             reported: 0,
         }
     }
@@ -103,6 +111,11 @@ impl CrashLog {
 
     pub fn exited(&mut self, now: Instant, exit: Exit) {
         self.dying.reaped.get_or_insert((now, exit));
+    }
+
+    /// When the one that is dying was reaped.
+    pub fn reaped_at(&self) -> Option<Instant> {
+        self.dying.reaped.map(|(at, _)| at)
     }
 
     /// The id of the report, where there is one.
@@ -140,6 +153,7 @@ impl CrashLog {
                 host_available_bytes: dead.host_available_bytes,
                 after: None,
             },
+            gpu: dead.gpu.map(|evidence| GpuFacts::new(evidence, noticed_at)),
             flight_recorder: dead
                 .recording
                 .map(|it| report::recording(&it, now.monotonic_ns))
@@ -149,10 +163,21 @@ impl CrashLog {
         self.reported += 1;
         self.store.keep(report.clone());
         if self.open.len() == MAX_OPEN {
-            self.open.remove(0);
+            let oldest = self.open.remove(0);
+            self.close(oldest);
         }
         self.open.push(Open { noticed_at, report });
         Some(id)
+    }
+
+    /// The GPU's witness knows more about the death of that generation.
+    pub fn witnessed(&mut self, generation: u32, evidence: GpuEvidence) {
+        let mut reports = self.open.iter_mut().chain(&mut self.told);
+        let found = reports.find(|it| it.report.child.generation == generation);
+        if let Some(open) = found {
+            open.report.gpu = Some(GpuFacts::new(evidence, open.noticed_at));
+            self.store.keep(open.report.clone());
+        }
     }
 
     // === its successor ===
@@ -179,7 +204,9 @@ impl CrashLog {
             open.report.timeline.ready_ms.get_or_insert(at);
         });
         self.keep_open();
-        self.open.retain(|open| open.report.requests.count > 0);
+        let nobody_waited = |open: &mut Open| open.report.requests.count == 0;
+        let over: Vec<_> = self.open.extract_if(.., nobody_waited).collect();
+        over.into_iter().for_each(|open| self.close(open));
     }
 
     /// Called for every step that has tokens, so the common case comes first. True when somebody
@@ -191,15 +218,22 @@ impl CrashLog {
         // Before the successor serves, these are the last words of the dead.
         let waited = |open: &Open| open.report.timeline.ready_ms.is_some();
         let over: Vec<_> = self.open.extract_if(.., |open| waited(open)).collect();
-        for Open {
-            noticed_at,
-            mut report,
-        } in over
-        {
-            report.timeline.first_token_ms = Some(after(noticed_at, now));
-            self.store.keep(report);
+        for mut open in over {
+            open.report.timeline.first_token_ms = Some(after(open.noticed_at, now));
+            self.store.keep(open.report.clone());
+            self.close(open);
         }
         self.open.is_empty()
+    }
+
+    fn close(&mut self, open: Open) {
+        if open.report.gpu.is_none() {
+            return;
+        }
+        if self.told.len() == MAX_OPEN {
+            self.told.pop_front();
+        }
+        self.told.push_back(open);
     }
 
     fn update(&mut self, change: impl Fn(&mut Open)) {
@@ -293,6 +327,7 @@ mod tests {
             recording: None,
             requests: (0..requests).map(facts).collect(),
             host_available_bytes: None,
+            gpu: None,
         }
     }
 
@@ -372,6 +407,34 @@ mod tests {
         );
         assert_eq!(second["cause"]["killed_by_supervisor"], true);
         assert_eq!(log.reported(), 2);
+    }
+
+    #[test]
+    fn what_the_witness_finds_late_is_added_to_a_report_that_is_complete() {
+        let (mut log, clock) = (log(), clock());
+        log.noticed(clock.at(0), "serving");
+        let dead = Deceased {
+            gpu: Some(GpuEvidence::default()),
+            ..dead(1, 0)
+        };
+        let cause = DeathCause::Signalled(9);
+        let id = log.died(clock.now(1), &cause, dead).unwrap();
+        log.respawned(clock.at(2));
+        log.ready(clock.at(3));
+        let now = report(&log, &id);
+        assert!(now["gpu"]["residual_bytes"].is_null(), "{now}");
+        let evidence = || GpuEvidence {
+            measure: Some(crate::nvml::reckoning::Measure {
+                freed_after: None,
+                residual: Some(77),
+            }),
+            ..GpuEvidence::default()
+        };
+        log.witnessed(1, evidence());
+        log.witnessed(2, evidence());
+        let then = report(&log, &id);
+        assert_eq!(then["gpu"]["residual_bytes"], 77);
+        assert_eq!(then["timeline"]["ready_ms"], 3.0, "and nothing is lost");
     }
 
     #[test]

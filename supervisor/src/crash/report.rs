@@ -1,6 +1,7 @@
 //! What a crash report says. Ids and lengths; never a word of anybody's text.
 
 use crate::calendar::rfc3339;
+use crate::crash::gpu::GpuFacts;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::time::{Duration, SystemTime};
@@ -29,6 +30,8 @@ pub struct Report {
     pub timeline: Timeline,
     pub requests: InFlight,
     pub memory: Memory,
+    /// `null` on a device that is no GPU.
+    pub gpu: Option<GpuFacts>,
     pub flight_recorder: Value,
 }
 

@@ -246,6 +246,7 @@ mod tests {
             timeline: Timeline::default(),
             requests: InFlight::default(),
             memory: Memory::default(),
+            gpu: None,
             flight_recorder: Value::Null,
         }
     }

@@ -1,7 +1,9 @@
 //! What the driver tells the world: log lines at each turn of a child's life, and snapshots.
 
 use crate::engine::snapshot::LastDeath;
-use crate::engine::{ChildSnapshot, EngineSnapshot, FaultsSnapshot, LoadSnapshot, LoadedModel};
+use crate::engine::{
+    ChildSnapshot, EngineSnapshot, FaultsSnapshot, GpuSnapshot, LoadSnapshot, LoadedModel,
+};
 use crate::requests::{Registry, Requests};
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -244,6 +246,11 @@ impl News {
         }
     }
 
+    /// Something changed that is kept elsewhere.
+    pub fn touch(&mut self) {
+        self.dirty = true;
+    }
+
     // === looking ===
 
     pub fn child(&self) -> Option<&ChildSnapshot> {
@@ -284,6 +291,7 @@ impl News {
             failed: matches!(machine.state(), State::Failed { .. }),
             child: self.child.clone(),
             memory: self.memory,
+            gpu: GpuSnapshot::default(),
             load: LoadSnapshot {
                 child: self.load,
                 live: registry.live(),

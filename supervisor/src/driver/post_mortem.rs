@@ -4,6 +4,7 @@
 use crate::crash::report::{ChildFacts, RequestFacts, milliseconds};
 use crate::crash::{Deceased, Now};
 use crate::driver::Driver;
+use crate::driver::witness::Buried;
 use crate::requests::record::Record;
 use nix::time::{ClockId, clock_gettime};
 use std::time::{Instant, SystemTime};
@@ -35,6 +36,15 @@ impl Driver {
             monotonic_ns: monotonic_ns(),
         };
         let child = self.news.child();
+        let buried = child.map(|child| Buried {
+            generation: generation.0,
+            pid: child.pid,
+            spawned_at: child.spawned_at,
+            reaped_at: self.crashes.reaped_at().unwrap_or(now.instant),
+        });
+        let gpu = buried
+            .filter(|_| *cause != DeathCause::Dismissed)
+            .and_then(|buried| self.gpu.child_died(buried, now.instant));
         let dead = Deceased {
             child: ChildFacts {
                 generation: generation.0,
@@ -50,6 +60,7 @@ impl Driver {
             recording,
             requests: self.requests.in_flight().map(facts).collect(),
             host_available_bytes: host_available_bytes(),
+            gpu,
         };
         if let Some(id) = self.crashes.died(now, cause, dead) {
             self.news.reported(id);

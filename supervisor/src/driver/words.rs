@@ -101,6 +101,7 @@ impl Driver {
         let generation = child.generation;
         self.news.loaded(&report);
         self.crashes.loaded(&report.memory);
+        self.gpu.child_computes_on(report.device.uuid.as_deref());
         let previous = self.model.clone();
         let model = tokio::task::spawn_blocking(move || {
             LoadedModel::build(report, previous.as_ref().map(Arc::as_ref))

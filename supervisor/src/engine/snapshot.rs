@@ -4,6 +4,7 @@
 //! Nothing is guessed: what is unknown is `None`, and every figure that ages carries the moment
 //! it was taken at.
 
+use crate::engine::gpu::GpuSnapshot;
 use crate::requests::Quarantined;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -31,6 +32,7 @@ pub struct EngineSnapshot {
     pub child: Option<ChildSnapshot>,
     /// The last report of any child, and when it came.
     pub memory: Option<(MemoryReport, Instant)>,
+    pub gpu: GpuSnapshot,
     pub load: LoadSnapshot,
     pub faults: FaultsSnapshot,
 }
@@ -155,6 +157,7 @@ impl EngineSnapshot {
             failed: false,
             child: None,
             memory: None,
+            gpu: GpuSnapshot::default(),
             load: LoadSnapshot::default(),
             faults: FaultsSnapshot::default(),
         }

@@ -3,6 +3,8 @@
 //! `null` means unknown, never zero. Every figure that ages says how old it is in a field
 //! ending in `age_ms`; `since` fields are time stamps.
 
+mod gpu;
+
 use super::App;
 use crate::calendar::rfc3339;
 use crate::engine::{ChildSnapshot, EngineSnapshot, FaultsSnapshot, LoadSnapshot, LoadedModel};
@@ -62,7 +64,7 @@ fn report(app: &App, snapshot: &EngineSnapshot, now: Instant) -> Value {
         "reason": snapshot.reason,
         "child": snapshot.child.as_ref().map(|child| child_report(child, &clock)),
         "standby": null,
-        "device": device_report(app, model.as_deref()),
+        "device": device_report(app, model.as_deref(), snapshot, &clock),
         "vram": memory_report(snapshot, &clock),
         "model": model_report(app, model.as_deref()),
         "load": load_report(&snapshot.load, model.as_deref(), &clock),
@@ -114,34 +116,51 @@ fn child_report(child: &ChildSnapshot, clock: &Clock) -> Value {
     })
 }
 
-fn device_report(app: &App, model: Option<&LoadedModel>) -> Value {
+fn device_report(
+    app: &App,
+    model: Option<&LoadedModel>,
+    snapshot: &EngineSnapshot,
+    clock: &Clock,
+) -> Value {
     let device = model.map(|model| &model.device);
-    json!({
+    let identity = snapshot.gpu.identity.as_ref();
+    let mut report = json!({
         "id": match app.device.selector {
             DeviceSelector::Cpu => "cpu".to_owned(),
             DeviceSelector::Cuda(ordinal) => format!("cuda:{ordinal}"),
         },
         "chosen_because": app.device.reason,
-        "name": device.map(|device| &device.name),
-        "uuid": device.and_then(|device| device.uuid.as_ref()),
-        "driver": device.and_then(|device| device.driver.as_ref()),
+        "name": device
+            .map(|device| &device.name)
+            .or_else(|| identity.and_then(|it| it.name.as_ref())),
+        "uuid": device
+            .and_then(|device| device.uuid.as_ref())
+            .or_else(|| identity.and_then(|it| it.uuid.as_ref())),
+        "driver": device
+            .and_then(|device| device.driver.as_ref())
+            .or_else(|| identity.and_then(|it| it.driver.as_ref())),
         "compute_capability": device
             .and_then(|device| device.compute_capability)
             .map(|(major, minor)| format!("{major}.{minor}")),
         "features": device.map(|device| &device.features),
         "threads": device.and_then(|device| device.threads),
-        "temperature_celsius": null,
-        "ecc": null,
-        "last_xid": null,
-        "recovery_action": null,
-    })
+    });
+    extend(&mut report, gpu::device(&snapshot.gpu, clock));
+    report
+}
+
+/// The fields of both.
+fn extend(report: &mut Value, more: Value) {
+    if let (Value::Object(report), Value::Object(more)) = (report, more) {
+        report.extend(more);
+    }
 }
 
 fn memory_report(snapshot: &EngineSnapshot, clock: &Clock) -> Value {
     let Some((memory, taken_at)) = snapshot.memory else {
-        return Value::Null;
+        return gpu::memory_alone(snapshot, clock);
     };
-    json!({
+    let mut report = json!({
         "total_bytes": memory.total_bytes,
         "free_bytes": memory.free_bytes,
         "weights_bytes": memory.weights_bytes,
@@ -150,12 +169,11 @@ fn memory_report(snapshot: &EngineSnapshot, clock: &Clock) -> Value {
         "scratch_bytes": memory.scratch_bytes,
         "context_bytes": memory.context_bytes,
         "custody_bytes": null,
-        "baseline_bytes": null,
-        "residual_bytes": null,
-        "returned_after_ms": null,
         "resident": memory.resident,
         "age_ms": clock.age_ms(taken_at),
-    })
+    });
+    extend(&mut report, gpu::memory(snapshot, clock));
+    report
 }
 
 fn model_report(app: &App, model: Option<&LoadedModel>) -> Value {

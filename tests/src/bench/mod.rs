@@ -1,7 +1,9 @@
 //! What the benchmark binaries share: a client that costs little, and numbers.
 
+pub mod burst;
 pub mod pump;
 pub mod stats;
 
+pub use burst::{Burst, Stream};
 pub use pump::{Pump, Totals};
 pub use stats::Latencies;

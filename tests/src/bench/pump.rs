@@ -41,13 +41,14 @@ impl std::fmt::Debug for dyn RequestSource {
     }
 }
 
+/// One connection, and what its stream has said so far.
 #[derive(Debug)]
-struct Lane {
-    socket: TcpStream,
-    busy: bool,
-    token_events: u64,
+pub(super) struct Lane {
+    pub(super) socket: TcpStream,
+    pub(super) busy: bool,
+    pub(super) token_events: u64,
     /// Bytes of an unfinished `event: token` at the end of the last read, and the last events.
-    tail: Vec<u8>,
+    pub(super) tail: Vec<u8>,
 }
 
 impl Pump {
@@ -119,7 +120,7 @@ impl Pump {
 }
 
 impl Lane {
-    fn connect(address: SocketAddr) -> io::Result<Self> {
+    pub(super) fn connect(address: SocketAddr) -> io::Result<Self> {
         let socket = TcpStream::connect_timeout(&address, Duration::from_secs(10))?;
         socket.set_nodelay(true)?;
         socket.set_nonblocking(true)?;
@@ -132,7 +133,7 @@ impl Lane {
     }
 
     /// The request is far smaller than a socket's buffer, so it is written in one go.
-    fn start(&mut self, request: &Value) -> io::Result<()> {
+    pub(super) fn start(&mut self, request: &Value) -> io::Result<()> {
         let body = request.to_string();
         let head = "POST /execute HTTP/1.1\r\nHost: bench\r\nContent-Type: application/json\r\n";
         let message = format!("{head}Content-Length: {}\r\n\r\n{body}", body.len());
@@ -144,18 +145,25 @@ impl Lane {
     }
 
     fn read(&mut self, buffer: &mut [u8], totals: &mut Totals) -> io::Result<()> {
-        let read = match self.socket.read(buffer) {
-            Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
-            Ok(read) => read,
-            Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(()),
-            Err(error) => return Err(error),
-        };
-        totals.bytes += read as u64;
-        self.count(&buffer[..read]);
-        if self.tail.ends_with(LAST_CHUNK) {
+        let was_busy = self.busy;
+        totals.bytes += self.read_on(buffer)?;
+        if was_busy && !self.busy {
             self.finish(totals)?;
         }
         Ok(())
+    }
+
+    /// Counts what is there, and is no longer busy when the answer is whole. How many bytes came.
+    pub(super) fn read_on(&mut self, buffer: &mut [u8]) -> io::Result<u64> {
+        let read = match self.socket.read(buffer) {
+            Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
+            Ok(read) => read,
+            Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(0),
+            Err(error) => return Err(error),
+        };
+        self.count(&buffer[..read]);
+        self.busy = !self.tail.ends_with(LAST_CHUNK);
+        Ok(read as u64)
     }
 
     fn count(&mut self, bytes: &[u8]) {
@@ -184,7 +192,6 @@ impl Lane {
         }
         totals.requests += 1;
         totals.tokens += told;
-        self.busy = false;
         Ok(())
     }
 }
@@ -194,8 +201,12 @@ fn occurrences(haystack: &[u8], needle: &[u8]) -> usize {
 }
 
 fn tokens_out(tail: &[u8]) -> Option<u64> {
-    const KEY: &[u8] = b"\"tokens_out\":";
-    let at = memchr::memmem::rfind(tail, KEY)? + KEY.len();
+    told(tail, b"\"tokens_out\":")
+}
+
+/// The last number behind `key`.
+pub(super) fn told(tail: &[u8], key: &[u8]) -> Option<u64> {
+    let at = memchr::memmem::rfind(tail, key)? + key.len();
     let digits: Vec<u8> = tail[at..]
         .iter()
         .copied()

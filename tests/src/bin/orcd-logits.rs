@@ -1,4 +1,5 @@
-//! `orcd-logits MODEL`: token histories through the child's CPU executor, logits out.
+//! `orcd-logits MODEL`: token histories through one of the child's executors, logits
+//! out.
 //!
 //! One JSON line in per history: `{"tokens": […], "positions": […]}`, positions rising. Out comes,
 //! in order, with `--output logits` one row of little-endian `f32` per position, and with
@@ -14,15 +15,19 @@ use serde::{Deserialize, Serialize};
 use std::io::{BufRead, Write};
 use std::path::PathBuf;
 use worker_orcd_gpu::device::cpu::{CpuExecutor, CpuOptions};
+use worker_orcd_gpu::device::cuda::{CudaExecutor, CudaOptions};
 use worker_orcd_gpu::device::{Batch, Checkpoint, Executor, PageId, SampleWork, SequenceWork, Tap};
 use worker_orcd_gpu::model::{GgufFile, ModelConfig, ModelWeights};
-use worker_orcd_ipc::{RequestId, Sampling, TokenId};
+use worker_orcd_ipc::{DeviceSelector, RequestId, Sampling, TokenId};
 
 #[derive(Parser)]
 struct Options {
     model: PathBuf,
     #[arg(long, value_enum)]
     output: Output,
+    /// `cpu` or `cuda:N`.
+    #[arg(long, default_value = "cpu", value_parser = device)]
+    device: DeviceSelector,
     #[arg(long, default_value_t = 1)]
     threads: u32,
     /// The longest prompt chunk of one sequence in one step.
@@ -71,7 +76,7 @@ fn main() -> Result<()> {
             rows: group.iter().map(|_| Rows::of(options.output)).collect(),
         };
         let mut histories = histories(group, &options, executor.kv_geometry().page_tokens)?;
-        run(&mut executor, &mut histories, &options, &mut seen)?;
+        run(&mut *executor, &mut histories, &options, &mut seen)?;
         for rows in seen.rows {
             rows.write(&mut out)?;
         }
@@ -79,7 +84,16 @@ fn main() -> Result<()> {
     Ok(out.flush()?)
 }
 
-fn load(options: &Options) -> Result<CpuExecutor> {
+fn device(text: &str) -> Result<DeviceSelector, String> {
+    let ordinal = text.strip_prefix("cuda:").map(str::parse);
+    match (text, ordinal) {
+        ("cpu", _) => Ok(DeviceSelector::Cpu),
+        (_, Some(Ok(ordinal))) => Ok(DeviceSelector::Cuda(ordinal)),
+        _ => Err(format!("{text:?} is neither cpu nor cuda:N")),
+    }
+}
+
+fn load(options: &Options) -> Result<Box<dyn Executor>> {
     let file = GgufFile::open(&options.model)?;
     let header = file.header()?;
     let config = ModelConfig::from_gguf(&header, Some(options.context))?;
@@ -89,14 +103,35 @@ fn load(options: &Options) -> Result<CpuExecutor> {
     let token_bytes = 2 * config.n_layers * row * size_of::<u16>();
     let page_slack = 64;
     let tokens = options.batch * (options.context as usize + page_slack);
-    let cpu = CpuOptions {
-        threads: Some(options.threads),
-        kv_cache_bytes: Some((tokens * token_bytes) as u64),
-        max_batch_tokens: u32::try_from(options.batch * options.chunk)?,
-        max_sequence_tokens: options.context,
-        model: options.model.display().to_string(),
-    };
-    Ok(CpuExecutor::load(&config, &weights, &cpu, &mut |_, _| {})?)
+    let kv_cache_bytes = Some((tokens * token_bytes) as u64);
+    let max_batch_tokens = u32::try_from(options.batch * options.chunk)?;
+    let model = options.model.display().to_string();
+    let progress = &mut |_, _| {};
+    Ok(match options.device {
+        DeviceSelector::Cpu => {
+            let cpu = CpuOptions {
+                threads: Some(options.threads),
+                kv_cache_bytes,
+                max_batch_tokens,
+                max_sequence_tokens: options.context,
+                model,
+            };
+            Box::new(CpuExecutor::load(&config, &weights, &cpu, progress)?)
+        }
+        DeviceSelector::Cuda(ordinal) => {
+            let cuda = CudaOptions {
+                ordinal,
+                kv_cache_bytes,
+                max_batch_tokens,
+                max_sequence_tokens: options.context,
+                model,
+            };
+            let bytes = Some(file.bytes());
+            Box::new(CudaExecutor::load(
+                &config, &weights, bytes, &cuda, progress,
+            )?)
+        }
+    })
 }
 
 /// Every history gets pages of its own; a group begins with an empty cache.
@@ -126,7 +161,7 @@ fn histories(group: &[Request], options: &Options, page_tokens: u32) -> Result<V
 }
 
 fn run(
-    executor: &mut CpuExecutor,
+    executor: &mut dyn Executor,
     histories: &mut [History],
     options: &Options,
     seen: &mut Seen,

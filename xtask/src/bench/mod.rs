@@ -2,6 +2,7 @@
 //! machine and the commit, so that a figure can be questioned and made again.
 
 mod cpu;
+mod gpu;
 pub mod report;
 mod service;
 
@@ -19,6 +20,8 @@ enum Bench {
     /// Prompt processing, decoding and memory beside llama.cpp, interleaved, same file, same
     /// threads.
     Cpu(cpu::Arguments),
+    /// A bundle that measures on a GPU machine without Rust; here too, where there is a GPU.
+    Gpu(gpu::Arguments),
     /// Streamed tokens per second with a child that computes nothing.
     Overhead(service::Arguments),
     /// /health, cancel and disconnect while every slot is busy.
@@ -34,6 +37,7 @@ enum Bench {
 pub fn run(arguments: &Arguments) -> Result<()> {
     match &arguments.bench {
         Bench::Cpu(arguments) => cpu::run(arguments),
+        Bench::Gpu(arguments) => gpu::run(arguments),
         Bench::Overhead(arguments) => service::run("overhead", arguments),
         Bench::Latency(arguments) => service::run("latency", arguments),
         Bench::Memory(arguments) => service::run("memory", arguments),

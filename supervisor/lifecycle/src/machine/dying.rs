@@ -229,9 +229,10 @@ impl Machine {
 
     pub(super) fn bury(&mut self, now: Duration, cause: DeathCause) -> Effects {
         let mut effects = vec![self.record_death(now, cause.clone())];
-        effects.extend(match self.ending {
-            Some(exit) => self.stop(now, exit),
-            None => self.succeed(now, &cause),
+        effects.extend(match (self.ending, self.condemned.take()) {
+            (Some(exit), _) => self.stop(now, exit),
+            (None, Some(condemnation)) => self.fail(now, condemnation.into()),
+            (None, None) => self.succeed(now, &cause),
         });
         effects
     }
@@ -288,7 +289,9 @@ impl Machine {
     pub(super) fn after_the_end(&mut self, event: Event) -> Effects {
         match event {
             Event::Child { generation, event } => self.stale(generation, &event),
-            Event::Tick | Event::Drain { .. } | Event::Idle | Event::StopNow => vec![],
+            Event::Tick | Event::Gpu(_) | Event::Drain { .. } | Event::Idle | Event::StopNow => {
+                vec![]
+            }
         }
     }
 

@@ -59,7 +59,10 @@ impl Machine {
                     pid,
                     deadline,
                 };
-                vec![]
+                match self.condemned.clone() {
+                    Some(condemnation) => self.kill(now, DeathCause::Condemned(condemnation)),
+                    None => vec![],
+                }
             }
             (State::Spawning { .. }, Some(_)) => self.terminate(now, pid, DeathCause::Dismissed),
             // The spawn deadline had given it up.

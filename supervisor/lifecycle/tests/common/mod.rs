@@ -3,7 +3,8 @@
 use std::time::Duration;
 use worker_orcd_ipc::{Fault, Generation};
 use worker_orcd_lifecycle::{
-    ChildEvent, Effect, Event, Exit, HandshakeRefusal, Machine, Settings, State,
+    ChildEvent, Effect, Event, Exit, HandshakeRefusal, Machine, RecoveryAction, Settings, State,
+    Testimony, Xid,
 };
 
 pub const PID: u32 = 100;
@@ -115,6 +116,14 @@ pub fn device_fault() -> Fault {
     }
 }
 
+/// An NVLink error, and what the driver asks for since then.
+pub fn after_death(action: RecoveryAction) -> Event {
+    Event::Gpu(Testimony::AfterDeath {
+        xids: vec![Xid(Some(74))],
+        action: Some(action),
+    })
+}
+
 /// One of every event, under the name it has in the golden table.
 pub fn every_event(generation: Generation) -> Vec<(&'static str, Event)> {
     let child = |event| Event::Child { generation, event };
@@ -127,6 +136,10 @@ pub fn every_event(generation: Generation) -> Vec<(&'static str, Event)> {
             },
         ),
         ("Idle", Event::Idle),
+        ("Xid 31", Event::Gpu(Testimony::Reported(Xid(Some(31))))),
+        ("Xid 95", Event::Gpu(Testimony::Reported(Xid(Some(95))))),
+        ("After death (cleared)", after_death(RecoveryAction::None)),
+        ("After death (reset)", after_death(RecoveryAction::GpuReset)),
         ("StopNow", Event::StopNow),
         ("Spawned", child(ChildEvent::Spawned { pid: PID })),
         (

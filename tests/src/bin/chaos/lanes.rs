@@ -158,22 +158,34 @@ pub struct Lanes {
     over: Arc<AtomicBool>,
 }
 
+/// Who asks.
+#[derive(Debug, Clone, Copy)]
+pub struct Clients {
+    pub count: usize,
+    /// All read to the end.
+    pub steady: bool,
+    pub seed: u64,
+}
+
 impl Lanes {
-    pub fn start(worker: &Worker, references: &References, count: usize, seed: u64) -> Self {
+    pub fn start(worker: &Worker, references: &References, clients: Clients) -> Self {
         let tally = Arc::new(Mutex::new(Tally::default()));
         let over = Arc::new(AtomicBool::new(false));
-        let threads = (0..count)
+        let threads = (0..clients.count)
             .map(|lane| {
                 let (tally, over) = (Arc::clone(&tally), Arc::clone(&over));
                 let (references, address) = (references.clone(), worker.address);
                 thread::spawn(move || {
-                    let mut random = Random::new(seed, lane as u64);
+                    let mut random = Random::new(clients.seed, lane as u64);
                     for number in 0_u64.. {
                         if over.load(Ordering::Relaxed) {
                             return;
                         }
                         let (request, want) = random.pick(&references.0);
-                        let manner = Manner::draw(&mut random);
+                        let manner = match clients.steady {
+                            true => Manner::Reads,
+                            false => Manner::draw(&mut random),
+                        };
                         let job = format!("lane-{lane}-{number}");
                         let got = ask(address, &job, &request.body, manner);
                         lock(&tally).count(request.what, &job, manner, got, want);

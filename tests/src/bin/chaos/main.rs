@@ -5,14 +5,15 @@
 //! mix ── lanes ─┐                 ┌─ stream (one request, as its client sees it)
 //!               ├─ worker ◄───────┘
 //! storm ────────┤  (signals from outside; the child's own faults come from WORKER_ORCD_FAULTS)
-//! watch ────────┘  (descriptors, threads, memory, zombies of the supervisor)
+//! watch ────────┤  (descriptors, threads, memory, zombies of the supervisor)
+//! vram ─────────┘  (device memory, on a GPU)
 //!                      └──── verdict ── report
 //! ```
 //!
 //! * [`mix`] makes requests and client manners from the seed, [`stream`] reads one answer,
 //!   [`lanes`] keep a number of streams going, [`worker`] is the process under test and its log,
-//!   [`storm`] sends signals, [`watch`] looks into `/proc`, [`pauses`] finds what faults cost,
-//!   [`report`] says it all.
+//!   [`storm`] sends signals, [`watch`] looks into `/proc`, [`vram`] asks nvidia-smi, [`pauses`]
+//!   finds what faults cost, [`report`] says it all.
 //!
 //! The seed fixes the requests, the manners of clients and the children's own faults; when a
 //! signal from outside hits is a matter of the machine's time. Exit code 0 means no violation.
@@ -23,23 +24,24 @@ mod pauses;
 mod report;
 mod storm;
 mod stream;
+mod vram;
 mod watch;
 mod worker;
 
 use anyhow::{Context, Result, bail};
 use clap::Parser;
-use lanes::{Lanes, References};
+use lanes::{Clients, Lanes, References};
 use report::Report;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use watch::Watch;
-use worker::Worker;
+use worker::{Setup, Worker};
 
 /// Streams against the real worker while its children die.
 #[derive(Debug, Parser)]
-#[command(name = "chaos")]
+#[command(name = "chaos", args_override_self = true)]
 pub struct Arguments {
     /// How long faults and new streams come.
     #[arg(long, default_value_t = 5.0)]
@@ -56,12 +58,24 @@ pub struct Arguments {
     /// Different requests.
     #[arg(long, default_value_t = 32)]
     requests: usize,
-    /// Seconds between signals from outside, on average.
+    /// Seconds between signals from outside, on average; 0 sends none.
     #[arg(long, default_value_t = 8.0)]
     signal_seconds: f64,
     /// What a child does to itself at each step, as a probability.
     #[arg(long, default_value_t = 0.01)]
     fault_chance: f64,
+    /// Which of the child's own faults, as in its grammar: any, or names with | between.
+    #[arg(long, default_value = "any")]
+    kinds: String,
+    /// As the worker's own flag: cpu or cuda:N. On a GPU its memory is watched too.
+    #[arg(long, default_value = "cpu")]
+    device: String,
+    /// Requests decoded in one step.
+    #[arg(long, default_value_t = 8)]
+    max_running: usize,
+    /// Every client reads to the end, and quickly: none cancels, vanishes or dawdles.
+    #[arg(long)]
+    steady: bool,
     /// Write the report there, as Markdown.
     #[arg(long)]
     report: Option<PathBuf>,
@@ -113,16 +127,31 @@ fn run(arguments: &Arguments, seed: u64) -> Result<Report> {
     }
     let requests = mix::requests(seed, arguments.requests.max(1));
     println!("chaos: {} requests once, without faults", requests.len());
-    let calm = Worker::start(&arguments.model, None)?;
+    let setup = Setup {
+        model: arguments.model.clone(),
+        device: arguments.device.clone(),
+        max_running: arguments.max_running,
+    };
+    let mut vram = vram::Vram::of(&arguments.device)?;
+    let calm = Worker::start(&setup, None)?;
     let references = References::take(&calm, requests)?;
     let mut cold_starts = vec![calm.cold_start];
     calm.stop()?;
 
-    let faults = format!("any@chance={},seed={seed}", arguments.fault_chance);
-    let worker = Arc::new(Worker::start(&arguments.model, Some(&faults))?);
+    let faults = format!(
+        "{}@chance={},seed={seed}",
+        arguments.kinds, arguments.fault_chance
+    );
+    let worker = Arc::new(Worker::start(&setup, Some(&faults))?);
     cold_starts.push(worker.cold_start);
     let idle = Watch::settled(&worker)?;
-    let lanes = Lanes::start(&worker, &references, arguments.streams, seed);
+    let vram_served = vram.as_mut().map(vram::Vram::in_use).transpose()?;
+    let clients = Clients {
+        count: arguments.streams,
+        steady: arguments.steady,
+        seed,
+    };
+    let lanes = Lanes::start(&worker, &references, clients);
     let storm = storm::Storm::start(&worker, arguments.signal_seconds, seed);
     let (began, mut watch) = (Instant::now(), Watch::new(&idle));
     let limit = Duration::from_secs_f64(arguments.minutes * 60.0);
@@ -146,11 +175,16 @@ fn run(arguments: &Arguments, seed: u64) -> Result<Report> {
     let mut violations = tally.violations.clone();
     violations.extend(watch.verdict(&worker, &idle));
     let (faults, deaths) = (worker.health()?["faults"].clone(), worker.deaths());
-    let injected = worker.injected();
+    let (injected, changes) = (worker.injected(), worker.changes());
     violations.extend(worker.stop().err().map(|error| format!("{error:#}")));
     if deaths == 0 {
         violations.push("no child died, so nothing was shown".to_owned());
     }
+    let vram = match (vram, vram_served) {
+        (Some(vram), Some(served)) => Some(vram.verdict(served, &changes)?),
+        _ => None,
+    };
+    violations.extend(vram.iter().flat_map(|vram| vram.violations.clone()));
     Ok(Report {
         command: typed(),
         commit: arguments.commit.clone(),
@@ -164,6 +198,7 @@ fn run(arguments: &Arguments, seed: u64) -> Result<Report> {
         deaths_by_cause: faults["deaths_by_cause"].clone(),
         recoveries: faults["recoveries"].clone(),
         memory: watch.summary(&idle),
+        vram: vram.map(|vram| vram.summary),
         tally,
         violations,
     })

@@ -24,6 +24,8 @@ pub struct Report {
     pub deaths_by_cause: Value,
     pub recoveries: Value,
     pub memory: String,
+    /// Of a GPU.
+    pub vram: Option<String>,
     pub tally: Tally,
     pub violations: Vec<String>,
 }
@@ -34,7 +36,11 @@ impl Report {
         out.push_str(&self.faults());
         out.push_str(&self.streams());
         out.push_str(&self.pause_table());
-        let _ = writeln!(out, "Supervisor: {}.\n\n## Violations\n", self.memory);
+        let _ = writeln!(out, "Supervisor: {}.\n", self.memory);
+        if let Some(vram) = &self.vram {
+            let _ = writeln!(out, "Device memory, as nvidia-smi tells it: {vram}.\n");
+        }
+        out.push_str("## Violations\n\n");
         if self.violations.is_empty() {
             out.push_str("None.\n");
         }

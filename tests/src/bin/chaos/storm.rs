@@ -23,7 +23,7 @@ pub struct Storm {
 }
 
 impl Storm {
-    /// One signal every `mean_seconds`, on average.
+    /// One signal every `mean_seconds`, on average; none at all for 0.
     pub fn start(worker: &Arc<Worker>, mean_seconds: f64, seed: u64) -> Self {
         let over = Arc::new(AtomicBool::new(false));
         let stop = Arc::clone(&over);
@@ -31,7 +31,7 @@ impl Storm {
         let mut random = Random::new(seed, u64::MAX - 1);
         let thread = thread::spawn(move || {
             let mut hits = Vec::new();
-            while rest(pause(mean_seconds, &mut random), &stop) {
+            while mean_seconds > 0.0 && rest(pause(mean_seconds, &mut random), &stop) {
                 let signal = *random.pick(&SIGNALS);
                 if let Some(child) = worker.child()
                     && kill(Pid::from_raw(child.cast_signed()), signal).is_ok()

@@ -8,7 +8,7 @@ use serde_json::Value;
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
 use std::net::SocketAddr;
-use std::path::Path;
+use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::thread;
@@ -19,21 +19,15 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Short deadlines, so that a run holds many faults; restarts without limit; and prompts short
 /// enough to be computed again between two deaths.
-const SETTINGS: [&str; 22] = [
+const SETTINGS: [&str; 16] = [
     "--host",
     "127.0.0.1",
     "--port",
     "0",
-    "--device",
-    "cpu",
     "--log-format",
     "json",
-    "--max-running",
-    "8",
     "--max-context",
     "512",
-    "--kv-cache-size",
-    "64MiB",
     "--heartbeat-timeout",
     "1s",
     "--step-timeout",
@@ -44,7 +38,18 @@ const SETTINGS: [&str; 22] = [
     "--quarantine-for",
     "0s",
 ];
+/// For each request that runs. A size of its own, whatever is free, so that device memory in use
+/// is the same after every start.
+const KV_CACHE_MIB: usize = 8;
 const NO_DELAY: [&str; 3] = ["--max-restart-delay", "50ms", "--accept-fault-injection"];
+
+/// What is served, and where.
+#[derive(Debug, Clone)]
+pub struct Setup {
+    pub model: PathBuf,
+    pub device: String,
+    pub max_running: usize,
+}
 
 #[derive(Debug)]
 pub struct Worker {
@@ -61,14 +66,20 @@ impl Worker {
     ///
     /// # Errors
     /// When it does not become ready.
-    pub fn start(model: &Path, faults: Option<&str>) -> Result<Self> {
+    pub fn start(setup: &Setup, faults: Option<&str>) -> Result<Self> {
         let began = Instant::now();
         let mut command = Command::new(beside_this("tested-worker-orcd")?);
         command
             .args(SETTINGS)
             .args(NO_DELAY)
+            .args(["--device", &setup.device])
+            .args(["--max-running", &setup.max_running.to_string()])
+            .args([
+                "--kv-cache-size",
+                &format!("{}MiB", KV_CACHE_MIB * setup.max_running),
+            ])
             .arg("--model")
-            .arg(model);
+            .arg(&setup.model);
         command
             .arg("--child-binary")
             .arg(beside_this("tested-worker-orcd-gpu")?);
@@ -126,6 +137,16 @@ impl Worker {
 
     pub fn deaths(&self) -> u64 {
         self.log.state.lock().expect("no holder panics").deaths
+    }
+
+    /// Deaths of children and new ones that serve, in their order.
+    pub fn changes(&self) -> Vec<(Change, Instant)> {
+        self.log
+            .state
+            .lock()
+            .expect("no holder panics")
+            .changes
+            .clone()
     }
 
     /// What children did to themselves, and when it was read.
@@ -207,6 +228,13 @@ impl Drop for Worker {
     }
 }
 
+/// What became of a child.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Change {
+    Death,
+    Ready,
+}
+
 /// What the log said, as far as it matters here.
 #[derive(Debug, Clone, Default)]
 struct Log {
@@ -217,6 +245,7 @@ struct Log {
 struct LogState {
     address: Option<SocketAddr>,
     deaths: u64,
+    changes: Vec<(Change, Instant)>,
     injected: Vec<(String, Instant)>,
     tail: std::collections::VecDeque<String>,
 }
@@ -258,7 +287,11 @@ impl LogState {
                     .as_str()
                     .and_then(|text| text.parse().ok());
             }
-            Some("child_death") => self.deaths += 1,
+            Some("child_death") => {
+                self.deaths += 1;
+                self.changes.push((Change::Death, Instant::now()));
+            }
+            Some("child_ready") => self.changes.push((Change::Ready, Instant::now())),
             Some("child_output") => {
                 let words = record["line"].as_str().unwrap_or_default();
                 let kind = words.split_once("injected fault ").map(|(_, rest)| rest);
@@ -275,7 +308,7 @@ impl LogState {
     }
 }
 
-fn beside_this(name: &str) -> Result<std::path::PathBuf> {
+fn beside_this(name: &str) -> Result<PathBuf> {
     let path = std::env::current_exe()?.with_file_name(name);
     ensure!(
         path.is_file(),

@@ -1,5 +1,7 @@
 //! A small random model held in memory, and a way to run it step by step.
 
+pub mod forward;
+
 use worker_orcd_gpu::device::cpu::{CpuExecutor, CpuOptions};
 use worker_orcd_gpu::device::{Batch, Checkpoint, Executor, PageId, SampleWork, SequenceWork, Tap};
 use worker_orcd_gpu::model::{
@@ -76,6 +78,8 @@ impl Tensor {
 pub struct Model {
     pub config: ModelConfig,
     tensors: Vec<Tensor>,
+    /// The output is the embedding table.
+    tied: bool,
 }
 
 const PER_LAYER: usize = 7 + 4 + 3;
@@ -96,6 +100,7 @@ impl Model {
         let mut model = Self {
             config,
             tensors: Vec::new(),
+            tied: false,
         };
         for _ in 0..model.config.n_layers {
             let shapes = [
@@ -116,6 +121,13 @@ impl Model {
         model.push(types[7], vocab_size, n_embd, 1.0);
         model.push(types[8], vocab_size, n_embd, 0.3);
         model.push(TensorType::F32, 1, n_embd, 1.0);
+        model
+    }
+
+    /// As [`random`](Self::random), with one table for embedding and output.
+    pub fn random_tied(config: ModelConfig, types: Types) -> Self {
+        let mut model = Self::random(config, types);
+        model.tied = true;
         model
     }
 
@@ -157,7 +169,7 @@ impl Model {
             token_embd: view(last),
             layers: (0..n_layers).map(layer).collect(),
             output_norm: view(last + 2),
-            output: linear(last + 1, None),
+            output: linear(if self.tied { last } else { last + 1 }, None),
         }
     }
 
@@ -210,14 +222,22 @@ pub struct Seen {
 #[derive(Debug, Default)]
 pub struct Watch {
     pub seen: Vec<Seen>,
-    pub last_layer: u32,
+    /// `None` looks at logits alone, which leaves a device free to keep the rest to itself.
+    pub last_layer: Option<u32>,
 }
 
 impl Watch {
     pub fn new(requests: usize, config: &ModelConfig) -> Self {
         Self {
             seen: vec![Seen::default(); requests],
-            last_layer: config.n_layers as u32 - 1,
+            last_layer: Some(config.n_layers as u32 - 1),
+        }
+    }
+
+    pub fn logits(requests: usize) -> Self {
+        Self {
+            seen: vec![Seen::default(); requests],
+            last_layer: None,
         }
     }
 }
@@ -225,7 +245,7 @@ impl Watch {
 impl Tap for Watch {
     fn wants(&self, _: RequestId, checkpoint: &Checkpoint) -> bool {
         matches!(checkpoint, Checkpoint::Logits)
-            || *checkpoint == Checkpoint::Layer(self.last_layer)
+            || self.last_layer.map(Checkpoint::Layer) == Some(*checkpoint)
     }
 
     fn see(&mut self, request: RequestId, checkpoint: &Checkpoint, position: u32, row: &[f32]) {
@@ -256,7 +276,7 @@ pub struct Share<'a> {
 
 /// One step; every share draws a token.
 pub fn step(
-    executor: &mut CpuExecutor,
+    executor: &mut impl Executor,
     shares: &[Share<'_>],
     watch: &mut Watch,
 ) -> Result<Vec<Option<TokenId>>, Fault> {
@@ -291,7 +311,7 @@ pub fn pages(first: u32, count: u32) -> Vec<PageId> {
 
 /// Runs one sequence alone, `chunk` tokens a step.
 pub fn alone(
-    executor: &mut CpuExecutor,
+    executor: &mut impl Executor,
     config: &ModelConfig,
     tokens: &[TokenId],
     chunk: usize,

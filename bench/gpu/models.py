@@ -1,0 +1,141 @@
+"""Models of true shapes with random weights: `models.py SHAPE TYPE FILE`.
+
+Types as llama.cpp's converter would write them: "Q4_K_M" mixes Q4_K with Q6_K, and falls back to
+Q5_0 and Q8_0 where a row is no multiple of 256, as in all of Qwen2.5-0.5B but its ffn_down.
+Needs nothing but Python. The weights are the same every time.
+"""
+
+import argparse
+import json
+import random
+import struct
+import time
+from dataclasses import dataclass, replace
+
+import blocks
+import gguf_file
+import vocabulary
+
+
+@dataclass(frozen=True)
+class Shape:
+    name: str
+    layers: int
+    width: int
+    ff: int
+    heads: int
+    kv_heads: int
+    head_size: int
+    vocabulary: int
+    """The output matrix is the embedding."""
+    tied: bool
+
+
+SHAPES = {
+    "0.5b": Shape("Qwen2.5-0.5B", 24, 896, 4864, 14, 2, 64, 151_936, True),
+    "7b": Shape("Qwen2.5-7B", 28, 3584, 18_944, 28, 4, 128, 152_064, False),
+}
+TYPES = ["F16", "Q8_0", "Q4_K_M"]
+
+
+def type_of(tensor, shape, kind, layer, cols):
+    """The type of a matrix in a file of this kind."""
+    if kind != "Q4_K_M":
+        return kind
+    is_output = tensor == "output" or (tensor == "token_embd" and shape.tied)
+    is_delicate = tensor in ("attn_v", "ffn_down") and gets_more_bits(layer, shape.layers)
+    wanted = "Q6_K" if is_output or is_delicate else "Q4_K"
+    if cols % 256 == 0:
+        return wanted
+    return {"Q6_K": "Q8_0", "Q4_K": "Q5_0"}[wanted]
+
+
+def gets_more_bits(layer, layers):
+    """llama.cpp's `use_more_bits`: the first and last eighth, and every third between."""
+    eighth = layers // 8
+    return layer < eighth or layer >= 7 * layers // 8 or (layer - eighth) % 3 == 2
+
+
+def tensors(shape, kind):
+    q, kv = shape.heads * shape.head_size, shape.kv_heads * shape.head_size
+    random_numbers = random.Random(shape.name)
+    found = []
+
+    def matrix(name, cols, rows, layer=0, zero_rows=0):
+        ty = type_of(name.split(".")[-2], shape, kind, layer, cols)
+        number, _, block = blocks.TYPES[ty]
+        pattern = blocks.pattern(ty)
+        # Each begins elsewhere, so that no matrix is another one's beginning.
+        start = (len(found) * 7919 * block) % len(pattern)
+        found.append(gguf_file.Tensor(
+            name, (cols, rows), number, blocks.nbytes(ty, cols, rows), pattern, start,
+            blocks.nbytes(ty, cols, zero_rows),
+        ))
+
+    def vector(name, numbers):
+        raw = struct.pack(f"<{len(numbers)}f", *numbers)
+        found.append(gguf_file.Tensor(name, (len(numbers),), 0, len(raw), raw))
+
+    # Tokens that are half a character or mean the end get rows of zeros, so that none is drawn:
+    # every token of an answer is a piece of text.
+    silent = vocabulary.SILENT
+    matrix("token_embd.weight", shape.width, shape.vocabulary, zero_rows=silent)
+    if not shape.tied:
+        matrix("output.weight", shape.width, shape.vocabulary, zero_rows=silent)
+    vector("output_norm.weight", [1.0] * shape.width)
+    for layer in range(shape.layers):
+        own = f"blk.{layer}."
+        vector(own + "attn_norm.weight", [1.0] * shape.width)
+        vector(own + "ffn_norm.weight", [1.0] * shape.width)
+        for name, rows in (("attn_q", q), ("attn_k", kv), ("attn_v", kv)):
+            matrix(f"{own}{name}.weight", shape.width, rows, layer)
+            vector(f"{own}{name}.bias", [random_numbers.gauss(0, 0.1) for _ in range(rows)])
+        matrix(own + "attn_output.weight", q, shape.width, layer)
+        matrix(own + "ffn_gate.weight", shape.width, shape.ff, layer)
+        matrix(own + "ffn_up.weight", shape.width, shape.ff, layer)
+        matrix(own + "ffn_down.weight", shape.ff, shape.width, layer)
+    return found
+
+
+def metadata(shape, kind):
+    return {
+        "general.architecture": "qwen2",
+        "general.name": f"random {shape.name} {kind}",
+        "qwen2.block_count": shape.layers,
+        "qwen2.context_length": 32_768,
+        "qwen2.embedding_length": shape.width,
+        "qwen2.feed_forward_length": shape.ff,
+        "qwen2.attention.head_count": shape.heads,
+        "qwen2.attention.head_count_kv": shape.kv_heads,
+        "qwen2.attention.layer_norm_rms_epsilon": 1e-6,
+        "qwen2.rope.freq_base": 1e6,
+        **vocabulary.metadata(shape.vocabulary),
+    }
+
+
+def generate(shape, kind, path):
+    began = time.monotonic()
+    gguf_file.write(path, metadata(shape, kind), tensors(shape, kind))
+    seconds = time.monotonic() - began
+    return {"seconds": round(seconds, 2), **gguf_file.facts(path)}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("shape", choices=SHAPES)
+    parser.add_argument("type", choices=TYPES)
+    parser.add_argument("file")
+    parser.add_argument("--layers", type=int, help="fewer than the shape has, for a test")
+    parser.add_argument("--vocabulary", type=int, help="fewer than the shape has, for a test")
+    arguments = parser.parse_args()
+    shape = SHAPES[arguments.shape]
+    shape = replace(
+        shape,
+        layers=arguments.layers or shape.layers,
+        vocabulary=arguments.vocabulary or shape.vocabulary,
+    )
+    print(json.dumps(generate(shape, arguments.type, arguments.file)))
+
+
+if __name__ == "__main__":
+    main()

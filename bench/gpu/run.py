@@ -1,0 +1,248 @@
+#!/usr/bin/env python3
+"""One script for a GPU machine without Rust and without internet. Only Python is needed there.
+
+    run.py speed     every figure of bench/results/gpu.md: prints one table
+    run.py faults    a hundred real faults of the device under 32 streams
+    run.py models    only makes the random models, and says how long that took
+
+It writes $OUT/gpu.md and $OUT/gpu.json (or gpu-faults.md) after every finding, so that a run that
+is cut short keeps what it has. Correct before fast: a model whose answers differ over batch sizes
+gets no figure.
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+
+import bandwidth
+import gguf_file
+import models
+import table
+from steps import Cut, Steps
+
+HERE = pathlib.Path(__file__).resolve().parent
+SMOLLM2 = "SmolLM2-135M-Instruct.Q4_1.gguf"
+REAL_TEXT = "The history of the Roman Empire began when Augustus became"
+"""The most telling first: a run that ends early has those."""
+ORDER = ["0.5b-F16", "smollm2", "0.5b-Q8_0", "0.5b-Q4_K_M", "7b-F16", "7b-Q8_0", "7b-Q4_K_M"]
+MARGIN_BYTES = 2 << 30
+
+
+def main():
+    arguments = parse()
+    arguments.out = os.path.abspath(arguments.out)
+    os.makedirs(arguments.out, exist_ok=True)
+    try:
+        return {"speed": speed, "faults": faults, "models": only_models}[arguments.what](arguments)
+    except bandwidth.NoDriver as error:
+        print(f"run.py: {error}; --device cpu tries the bundle out", file=sys.stderr)
+        return 2
+
+
+def parse():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("what", choices=["speed", "faults", "models"])
+    parser.add_argument("--out", default=os.environ.get("OUT", "."), help="where results go")
+    parser.add_argument("--device", default="cuda:0", help="cuda:N; cpu tries the bundle out")
+    parser.add_argument("--only", default=",".join(ORDER), help="models, with commas between")
+    parser.add_argument("--scratch", help="where random models go (15 GB at a time)")
+    parser.add_argument("--smollm2", help=f"{SMOLLM2}, or its parts' common beginning")
+    parser.add_argument("--seconds", type=float, default=540, help="time for everything")
+    parser.add_argument("--sides", default="bare,served", help="bare, served, or both")
+    parser.add_argument("--prompt-tokens", type=int, default=128, help="in front of a decode")
+    parser.add_argument("--tokens", type=int, default=256, help="that are decoded")
+    parser.add_argument("--layers", type=int, help="fewer layers than the shapes have")
+    parser.add_argument("--flags", default="", help="more flags for bench-gpu or chaos")
+    parser.add_argument("--deaths", type=int, default=100, help="faults: how many")
+    parser.add_argument("--kinds", default="any", help="faults: which, as chaos --kinds")
+    parser.add_argument("--fault-chance", type=float, default=0.001, help="faults: in each step")
+    return parser.parse_args()
+
+
+def speed(arguments):
+    steps = Steps(HERE / "bin", arguments.seconds)
+    results = {
+        "command": command(arguments),
+        "machine": machine(arguments.device),
+        "settings": {"prompt_tokens": arguments.prompt_tokens, "tokens": arguments.tokens},
+        "bandwidth": [],
+        "models": [],
+    }
+    failed = False
+    read_bandwidth(arguments, results)
+    for label in arguments.only.split(","):
+        entry = {"label": label, "findings": []}
+        results["models"].append(entry)
+        try:
+            measure(label, entry, arguments, steps, lambda: table.write(arguments.out, results))
+        except (Cut, RuntimeError, OSError, subprocess.SubprocessError) as error:
+            entry["failed"] = str(error)
+            failed |= not isinstance(error, Cut)
+            print(f"{label}: {error}", file=sys.stderr)
+        table.write(arguments.out, results)
+    read_bandwidth(arguments, results)
+    table.write(arguments.out, results)
+    print(table.markdown(results))
+    return int(failed)
+
+
+def command(arguments):
+    """What decides the figures, and no folder of the machine."""
+    words = ["run.py", arguments.what, "--device", arguments.device]
+    for name in ("only", "sides", "prompt_tokens", "tokens", "layers", "flags"):
+        given = getattr(arguments, name)
+        if given:
+            words += ["--" + name.replace("_", "-"), repr(given) if name == "flags" else str(given)]
+    return " ".join(words)
+
+
+def read_bandwidth(arguments, results):
+    """At the beginning and at the end: the larger is the floor, so no share is flattered."""
+    if not arguments.device.startswith("cuda:"):
+        return
+    found = bandwidth.measure(int(arguments.device.removeprefix("cuda:")))
+    results["bandwidth"].append(found)
+    print(f"reads {found['median'] / 1e12:.3f} TB/s (best {found['best'] / 1e12:.3f})", flush=True)
+
+
+def measure(label, entry, arguments, steps, keep):
+    """One model, on both sides."""
+    steps.need(20, label)
+    with model(label, entry, arguments) as path:
+        entry.update(gguf_file.facts(path))
+        common = [
+            "--model", str(path), "--device", arguments.device,
+            "--prompt-tokens", str(arguments.prompt_tokens), "--tokens", str(arguments.tokens),
+            *arguments.flags.split(),
+        ]
+        for side in arguments.sides.split(","):
+            flags = list(common)
+            if side == "served" and label == "smollm2":
+                flags += ["--alphabet", "words", "--show", REAL_TEXT]
+            for finding in steps.findings("bench-gpu", [side, *flags]):
+                entry["findings"].append(finding)
+                print(f"{label}: {json.dumps(finding)}", flush=True)
+                keep()
+
+
+class model:
+    """A file that is there while it is measured: SmolLM2's, or a random one that is made for it
+    and removed, since seven of them would not fit."""
+
+    def __init__(self, label, entry, arguments):
+        self.folder = None
+        self.label, self.entry, self.arguments = label, entry, arguments
+
+    def __enter__(self):
+        if self.label == "smollm2":
+            return smollm2(self.arguments)
+        shape_name, _, kind = self.label.partition("-")
+        if shape_name not in models.SHAPES or kind not in models.TYPES:
+            raise RuntimeError(f"no model named {self.label}; there are {', '.join(ORDER)}")
+        shape = models.SHAPES[shape_name]
+        if self.arguments.layers:
+            shape = models.replace(shape, layers=self.arguments.layers)
+        self.folder = tempfile.mkdtemp(dir=scratch(self.arguments, shape, kind))
+        path = pathlib.Path(self.folder, f"{self.label}.gguf")
+        try:
+            made = models.generate(shape, kind, path)
+        except BaseException:
+            self.__exit__()
+            raise
+        self.entry["made_in_seconds"] = made["seconds"]
+        print(f"{self.label}: {made['file_bytes']} bytes in {made['seconds']} s", flush=True)
+        return path
+
+    def __exit__(self, *_):
+        if self.folder:
+            shutil.rmtree(self.folder)
+
+
+def scratch(arguments, shape, kind):
+    """Memory if it has the room, so that no disk is waited for; else the disk."""
+    if arguments.scratch:
+        return arguments.scratch
+    needed = sum(tensor.nbytes for tensor in models.tensors(shape, kind)) + MARGIN_BYTES
+    memory = "/dev/shm"
+    if os.path.isdir(memory) and shutil.disk_usage(memory).free > needed:
+        return memory
+    return tempfile.gettempdir()
+
+
+def smollm2(arguments):
+    """The file as given, or beside this script, or joined from parts (`split` made them, because
+    a transfer was limited)."""
+    given = pathlib.Path(arguments.smollm2 or HERE / SMOLLM2).absolute()
+    if given.is_file():
+        return given
+    parts = sorted(given.parent.glob(given.name + "?*"))
+    if not parts:
+        raise RuntimeError(f"{given} is not there, and no parts of it")
+    whole = pathlib.Path(tempfile.gettempdir(), SMOLLM2)
+    with open(whole, "wb") as out:
+        for part in parts:
+            out.write(part.read_bytes())
+    return whole
+
+
+def faults(arguments):
+    """The chaos runner on the device: it compares every stream with a run without faults, and
+    watches the device's memory."""
+    steps = Steps(HERE / "faults", arguments.seconds)
+    labels = ["smollm2"] if arguments.only == ",".join(ORDER) else arguments.only.split(",")
+    with model(labels[0], {}, arguments) as path:
+        minutes = max(0.5, (arguments.seconds - 120) / 60)
+        flags = [
+            "--commit", commit(), "--device", arguments.device,
+            "--faults", str(arguments.deaths), "--minutes", f"{minutes:.1f}",
+            "--kinds", arguments.kinds, "--fault-chance", str(arguments.fault_chance),
+            "--streams", "32", "--max-running", "32", "--signal-seconds", "0", "--steady",
+            "--report", "gpu-faults.md", *arguments.flags.split(),
+        ]
+        code = steps.run(
+            "chaos", flags, cwd=arguments.out, env={**os.environ, "WORKER_ORCD_MODEL": str(path)}
+        )
+    report = pathlib.Path(arguments.out, "gpu-faults.md")
+    if report.is_file():
+        with open(report, "a") as out:
+            out.write(f"\nThe device: {machine(arguments.device)['gpu']}.\n")
+    return code
+
+
+def only_models(arguments):
+    for label in arguments.only.split(","):
+        with model(label, {}, arguments) as path:
+            print(f"{label}: {json.dumps(gguf_file.facts(path))}")
+    return 0
+
+
+def machine(device):
+    """What the figures belong to."""
+    smi = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
+    found = subprocess.run(smi, capture_output=True, text=True) if shutil.which(smi[0]) else None
+    cpu = next(
+        (line.partition(":")[2].strip() for line in open("/proc/cpuinfo") if "model name" in line),
+        "unknown CPU",
+    )
+    return {
+        "device": device,
+        "gpu": found.stdout.strip() if found and found.returncode == 0 else "no GPU",
+        "cpu": f"{cpu}, {os.cpu_count()} threads",
+        "date": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
+        "commit": commit(),
+    }
+
+
+def commit():
+    file = HERE / "COMMIT"
+    return file.read_text().strip() if file.is_file() else "unknown"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

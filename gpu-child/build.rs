@@ -1,0 +1,24 @@
+//! Puts the compiled kernels beside the code that embeds them.
+//!
+//! `cargo xtask kernels` writes `kernels/*.fatbin` into the target folder. Where it has not been
+//! run, empty files take their place: everything builds, and the CUDA device says which command is
+//! missing.
+
+use std::path::{Path, PathBuf};
+use std::{env, fs};
+
+fn main() {
+    let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets OUT_DIR"));
+    // The target folder is the one that cargo marks as a cache.
+    let target = out
+        .ancestors()
+        .find(|folder| folder.join("CACHEDIR.TAG").exists());
+    let folder = target.unwrap_or(Path::new(&out)).join("kernels");
+    // It must exist for cargo to watch it; watching a missing path would rebuild every time.
+    fs::create_dir_all(&folder).expect("the target folder can be written");
+    println!("cargo::rerun-if-changed={}", folder.display());
+    for name in ["kernels.fatbin", "decode_step.fatbin"] {
+        let fatbin = fs::read(folder.join(name)).unwrap_or_default();
+        fs::write(out.join(name), fatbin).expect("OUT_DIR can be written");
+    }
+}

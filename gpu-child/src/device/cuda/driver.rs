@@ -1,0 +1,237 @@
+//! One context on one device: every call into the driver that is not memory or a launch.
+//!
+//! Each call's result is checked, and an error becomes a [`Fault`] with the driver's own name. A
+//! sticky error (an illegal address, a trap) is returned by every call after it, so whatever the
+//! engine does next ends the child.
+
+use cudarc::driver::sys::{self, CUdevice_attribute as Attribute, CUresult};
+use std::ffi::{CStr, c_char, c_int};
+use worker_orcd_ipc::{DeviceFacts, Fault};
+
+/// # Errors
+/// [`Fault::OutOfMemory`] for the one error that is not the device's end, else [`Fault::Device`].
+pub fn check(result: CUresult, doing: &str) -> Result<(), Fault> {
+    match result {
+        CUresult::CUDA_SUCCESS => Ok(()),
+        CUresult::CUDA_ERROR_OUT_OF_MEMORY => Err(Fault::OutOfMemory {
+            message: doing.to_owned(),
+        }),
+        error => Err(Fault::Device {
+            name: name_of(error),
+            message: doing.to_owned(),
+        }),
+    }
+}
+
+fn name_of(error: CUresult) -> String {
+    let mut text: *const c_char = std::ptr::null();
+    // SAFETY: `text` is a place for one pointer, which is to a static string or stays null.
+    unsafe {
+        let _ = sys::cuGetErrorName(error, &raw mut text);
+        if text.is_null() {
+            return format!("CUDA_ERROR_{}", error as u32);
+        }
+        CStr::from_ptr(text).to_string_lossy().into_owned()
+    }
+}
+
+/// The device's primary context, retained, and one stream in it. Not released: the process ends
+/// with it, and after a sticky error there is nothing to release.
+#[derive(Debug)]
+pub struct Driver {
+    ordinal: u32,
+    device: sys::CUdevice,
+    context: sys::CUcontext,
+    stream: sys::CUstream,
+    multiprocessors: u32,
+    shared_bytes: u32,
+    has_bulk_copies: bool,
+}
+
+// SAFETY: contexts and streams belong to no thread; a thread makes the context current first
+// (`enter`), and the driver locks what it shares.
+unsafe impl Send for Driver {}
+
+impl Driver {
+    /// # Errors
+    /// [`Fault::DeviceUnavailable`] when there is no driver or no such device.
+    pub fn open(ordinal: u32) -> Result<Self, Fault> {
+        let unavailable = |message: String| Fault::DeviceUnavailable { message };
+        // SAFETY: looks for a shared library; nothing is assumed about the answer.
+        if !unsafe { sys::is_culib_present() } {
+            let message = format!(
+                "cuda:{ordinal} was asked for, but there is no CUDA driver here (libcuda.so.1)"
+            );
+            return Err(unavailable(message));
+        }
+        let (mut count, mut device) = (0, 0);
+        // SAFETY: the outputs are places for one value each; cuInit comes first.
+        unsafe {
+            check(sys::cuInit(0), "cuInit")
+                .and_then(|()| check(sys::cuDeviceGetCount(&raw mut count), "counting devices"))
+                .map_err(|fault| unavailable(format!("cuda:{ordinal}: the driver says {fault}")))?;
+        }
+        if i64::from(ordinal) >= i64::from(count) {
+            let message = format!("cuda:{ordinal} was asked for, but there are {count} devices");
+            return Err(unavailable(message));
+        }
+        let (mut context, mut stream) = (std::ptr::null_mut(), std::ptr::null_mut());
+        // SAFETY: outputs are places for one value each; the ordinal is below the count; the
+        // stream is made in the context that was just made current.
+        unsafe {
+            check(
+                sys::cuDeviceGet(&raw mut device, ordinal as c_int),
+                "cuDeviceGet",
+            )?;
+            check(
+                sys::cuDevicePrimaryCtxRetain(&raw mut context, device),
+                "creating a context",
+            )?;
+            check(sys::cuCtxSetCurrent(context), "cuCtxSetCurrent")?;
+            // 1: does not wait for the legacy stream, which nobody uses.
+            check(sys::cuStreamCreate(&raw mut stream, 1), "cuStreamCreate")?;
+        }
+        let mut driver = Self {
+            ordinal,
+            device,
+            context,
+            stream,
+            multiprocessors: 0,
+            shared_bytes: 0,
+            has_bulk_copies: false,
+        };
+        driver.multiprocessors =
+            driver.attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
+        driver.shared_bytes =
+            driver.attribute(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?;
+        driver.has_bulk_copies =
+            driver.attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)? >= 9;
+        Ok(driver)
+    }
+
+    /// Makes the context the calling thread's.
+    ///
+    /// # Errors
+    /// When the driver refuses.
+    pub fn enter(&self) -> Result<(), Fault> {
+        // SAFETY: the context was retained in `open` and is never released.
+        check(
+            unsafe { sys::cuCtxSetCurrent(self.context) },
+            "cuCtxSetCurrent",
+        )
+    }
+
+    /// Waits for everything that was launched.
+    ///
+    /// # Errors
+    /// What any of it ended with.
+    pub fn synchronize(&self, doing: &str) -> Result<(), Fault> {
+        // SAFETY: the stream lives as long as the process.
+        check(unsafe { sys::cuStreamSynchronize(self.stream) }, doing)
+    }
+
+    #[must_use]
+    pub fn stream(&self) -> sys::CUstream {
+        self.stream
+    }
+
+    #[must_use]
+    pub fn multiprocessors(&self) -> u32 {
+        self.multiprocessors
+    }
+
+    /// Shared memory that one block may ask for.
+    #[must_use]
+    pub fn shared_bytes(&self) -> u32 {
+        self.shared_bytes
+    }
+
+    /// Compute capability 9 and up: copies to shared memory that run beside the threads.
+    #[must_use]
+    pub fn has_bulk_copies(&self) -> bool {
+        self.has_bulk_copies
+    }
+
+    #[must_use]
+    pub fn id(&self) -> String {
+        format!("cuda:{}", self.ordinal)
+    }
+
+    /// Free and total bytes of the device.
+    ///
+    /// # Errors
+    /// When the context is lost.
+    pub fn memory(&self) -> Result<(u64, u64), Fault> {
+        let (mut free, mut total) = (0, 0);
+        self.enter()?;
+        // SAFETY: places for one value each.
+        let result = unsafe { sys::cuMemGetInfo_v2(&raw mut free, &raw mut total) };
+        check(result, "cuMemGetInfo")?;
+        Ok((free as u64, total as u64))
+    }
+
+    fn attribute(&self, attribute: Attribute) -> Result<u32, Fault> {
+        let mut value = 0;
+        // SAFETY: a place for one value, and a device that exists.
+        let result = unsafe { sys::cuDeviceGetAttribute(&raw mut value, attribute, self.device) };
+        check(result, "cuDeviceGetAttribute")?;
+        Ok(value.unsigned_abs())
+    }
+
+    #[must_use]
+    pub fn facts(&self) -> DeviceFacts {
+        let major = self.attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR);
+        let minor = self.attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR);
+        DeviceFacts {
+            id: self.id(),
+            name: self
+                .name()
+                .unwrap_or_else(|| "unknown CUDA device".to_owned()),
+            uuid: self.uuid(),
+            driver: cuda_version(),
+            compute_capability: major.ok().zip(minor.ok()),
+            features: Vec::new(),
+            threads: None,
+        }
+    }
+
+    fn name(&self) -> Option<String> {
+        let mut text = [0; 256];
+        // SAFETY: the driver writes at most the given number of bytes, with a zero at the end.
+        unsafe {
+            let result = sys::cuDeviceGetName(text.as_mut_ptr(), 255, self.device);
+            check(result, "cuDeviceGetName").ok()?;
+            Some(CStr::from_ptr(text.as_ptr()).to_string_lossy().into_owned())
+        }
+    }
+
+    /// As `nvidia-smi` writes it.
+    fn uuid(&self) -> Option<String> {
+        let mut uuid = sys::CUuuid { bytes: [0; 16] };
+        // SAFETY: a place for one UUID, and a device that exists.
+        let result = unsafe { sys::cuDeviceGetUuid_v2(&raw mut uuid, self.device) };
+        check(result, "cuDeviceGetUuid").ok()?;
+        let hex: String = uuid
+            .bytes
+            .iter()
+            .map(|byte| format!("{:02x}", *byte as u8))
+            .collect();
+        let parts = [
+            &hex[..8],
+            &hex[8..12],
+            &hex[12..16],
+            &hex[16..20],
+            &hex[20..],
+        ];
+        Some(format!("GPU-{}", parts.join("-")))
+    }
+}
+
+/// The CUDA version that the driver speaks, such as `CUDA 13.0`.
+fn cuda_version() -> Option<String> {
+    let mut version = 0;
+    // SAFETY: a place for one value.
+    let result = unsafe { sys::cuDriverGetVersion(&raw mut version) };
+    check(result, "cuDriverGetVersion").ok()?;
+    Some(format!("CUDA {}.{}", version / 1000, version % 1000 / 10))
+}

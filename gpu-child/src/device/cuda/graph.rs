@@ -1,0 +1,114 @@
+//! Decode steps of larger batches, recorded once and launched as a whole.
+//!
+//! Some 250 launches take longer to make than to run. While a batch goes on decoding, its launches
+//! are the same from step to step: buffers have fixed addresses, and what changes (tokens,
+//! positions, page tables) lies in memory. What the launches depend on is the [`Shape`]; a graph
+//! is recorded when a shape is seen for the second time in a row, and kept.
+
+use super::driver::{Driver, check};
+use super::plan::Plan;
+use cudarc::driver::sys::{self, CUstreamCaptureMode as CaptureMode};
+use worker_orcd_ipc::Fault;
+
+/// Kept at a time; a batch that grows by a split every 64 tokens leaves its old ones behind.
+const MAX_GRAPHS: usize = 64;
+
+/// What grids are made of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Shape {
+    rows: usize,
+    tiles: usize,
+    splits: usize,
+}
+
+impl Shape {
+    /// `None` for batches that are not decoding only, or draw more than is kept at a time.
+    #[must_use]
+    pub fn of(plan: &Plan<'_>, head_rows: usize) -> Option<Self> {
+        let rows = plan.rows.len();
+        let decodes = plan.sequences.len() == rows && plan.drawing.len() == rows;
+        (decodes && rows <= head_rows).then_some(Self {
+            rows,
+            tiles: plan.tiles.len(),
+            splits: plan.splits,
+        })
+    }
+}
+
+#[derive(Debug)]
+struct Graph {
+    shape: Shape,
+    exec: sys::CUgraphExec,
+}
+
+// SAFETY: an executable graph belongs to a context, not to a thread.
+unsafe impl Send for Graph {}
+
+#[derive(Debug, Default)]
+pub struct Graphs {
+    /// The one used last is the last.
+    kept: Vec<Graph>,
+    /// Of the step before, when it was not launched as a graph.
+    seen: Option<Shape>,
+}
+
+impl Graphs {
+    /// Launches the graph of this shape, recording it by `pass` if it was seen before. False when
+    /// there is none and the caller must launch by itself.
+    ///
+    /// # Errors
+    /// When recording or launching fails.
+    pub fn launch(
+        &mut self,
+        driver: &Driver,
+        shape: Shape,
+        pass: impl FnOnce() -> Result<(), Fault>,
+    ) -> Result<bool, Fault> {
+        let found = self.kept.iter().position(|graph| graph.shape == shape);
+        if let Some(at) = found {
+            let graph = self.kept.remove(at);
+            self.kept.push(graph);
+        } else if self.seen == Some(shape) {
+            if self.kept.len() == MAX_GRAPHS {
+                let oldest = self.kept.remove(0);
+                // SAFETY: every launch of it was synchronized by the step that made it.
+                let result = unsafe { sys::cuGraphExecDestroy(oldest.exec) };
+                check(result, "dropping a graph")?;
+            }
+            let exec = record(driver, pass)?;
+            self.kept.push(Graph { shape, exec });
+        } else {
+            self.seen = Some(shape);
+            return Ok(false);
+        }
+        let graph = self.kept.last().expect("found or just pushed");
+        // SAFETY: the graph was instantiated in this context.
+        let result = unsafe { sys::cuGraphLaunch(graph.exec, driver.stream()) };
+        check(result, "launching a graph").map(|()| true)
+    }
+}
+
+fn record(
+    driver: &Driver,
+    pass: impl FnOnce() -> Result<(), Fault>,
+) -> Result<sys::CUgraphExec, Fault> {
+    let stream = driver.stream();
+    let mode = CaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+    // SAFETY: the stream is alive and not being recorded.
+    let result = unsafe { sys::cuStreamBeginCapture_v2(stream, mode) };
+    check(result, "recording a graph")?;
+    let passed = pass();
+    let (mut graph, mut exec) = (std::ptr::null_mut(), std::ptr::null_mut());
+    // SAFETY: ends what was begun above, also when the pass failed; then the graph is null or
+    // not used.
+    let ended = unsafe { sys::cuStreamEndCapture(stream, &raw mut graph) };
+    passed?;
+    check(ended, "recording a graph")?;
+    // SAFETY: a graph that was just recorded; its executable form does not need it any more.
+    unsafe {
+        let result = sys::cuGraphInstantiateWithFlags(&raw mut exec, graph, 0);
+        check(result, "instantiating a graph")?;
+        check(sys::cuGraphDestroy(graph), "dropping a recording")?;
+    }
+    Ok(exec)
+}

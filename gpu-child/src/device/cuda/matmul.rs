@@ -1,0 +1,203 @@
+//! Which kernel multiplies: by tensor type, by number of rows, by how much there is to share out.
+//!
+//! Every choice gives the same bits (`kernels/cuda/matmul.cuh`); only time differs.
+
+use super::driver::Driver;
+use super::kernels::{Geometry, Kernel, MatmulArgs, Module, Part};
+use super::memory::DevicePtr;
+use super::weights::{
+    Linear, TILE_ROWS, UNIT, Weights, multiplied_as, segments, unit_bytes, units,
+};
+use worker_orcd_ipc::Fault;
+use worker_orcd_kernels::TensorType;
+
+/// Rows up to which reading the weights is what takes the time.
+const FEW: usize = 64;
+/// Threads of a `matmul_few` block at most; its launch bounds say so too.
+const FEW_THREADS: usize = 512;
+const MANY_THREADS: u32 = 256;
+
+/// The kernels of one tensor type.
+#[derive(Debug)]
+struct OfType {
+    ty: TensorType,
+    /// Up to 16 and up to 64 rows.
+    few: [Kernel<MatmulArgs>; 2],
+    /// Blocks of 64 x 64 and, where shared memory allows, 128 x 128.
+    many: [Option<Kernel<MatmulArgs>>; 2],
+}
+
+#[derive(Debug)]
+pub struct Matmul {
+    kernels: Vec<OfType>,
+}
+
+/// Rows of F16 and their powers of two.
+#[derive(Debug, Clone, Copy)]
+pub struct Input {
+    pub x: DevicePtr<u16>,
+    pub scale: DevicePtr<f32>,
+    pub rows: usize,
+    pub cols: usize,
+}
+
+#[derive(Debug, Clone, Copy)]
+pub struct Output {
+    pub out: DevicePtr<f32>,
+    pub stride: usize,
+    /// To what is there, instead of over it.
+    pub add: bool,
+}
+
+impl Matmul {
+    /// # Errors
+    /// When a kernel is missing.
+    pub fn load(driver: &Driver, module: &Module, types: &[TensorType]) -> Result<Self, Fault> {
+        let mut kernels: Vec<OfType> = Vec::new();
+        for ty in types.iter().copied().map(multiplied_as) {
+            if kernels.iter().all(|known| known.ty != ty) {
+                kernels.push(OfType::load(driver, module, ty)?);
+            }
+        }
+        Ok(Self { kernels })
+    }
+
+    /// `out[:, column of each] = input x its weight`; the linears share their number of columns
+    /// and are at most three. Those of one type go into one launch.
+    ///
+    /// # Errors
+    /// When a launch fails.
+    ///
+    /// # Safety
+    /// `input` and `output` are on the device and as large as they say; `output` has room for the
+    /// rows of all the linears.
+    pub unsafe fn run(
+        &self,
+        driver: &Driver,
+        weights: &Weights,
+        linears: &[Linear],
+        input: Input,
+        output: Output,
+    ) -> Result<(), Fault> {
+        for of_type in &self.kernels {
+            let mut parts = [Part::NONE; 3];
+            let (mut count, mut column) = (0, 0);
+            for linear in linears {
+                if multiplied_as(linear.weight.ty) == of_type.ty {
+                    parts[count] = weights.part(linear, column);
+                    count += 1;
+                }
+                column += linear.weight.rows;
+            }
+            if count == 0 {
+                continue;
+            }
+            let arguments = MatmulArgs {
+                parts,
+                n_parts: count as i32,
+                rows: input.rows as i32,
+                units: units(input.cols) as i32,
+                out_stride: output.stride as i32,
+                add: i32::from(output.add),
+                x: input.x,
+                scale: input.scale,
+                out: output.out,
+            };
+            // SAFETY: parts are matrices of the arena with `units` units a tile; the rest is the
+            // caller's promise.
+            unsafe { of_type.launch(driver, &arguments) }?;
+        }
+        Ok(())
+    }
+}
+
+impl OfType {
+    fn load(driver: &Driver, module: &Module, ty: TensorType) -> Result<Self, Fault> {
+        let name = ty.name();
+        // SAFETY: every kernel of matmul_few.cu takes MatmulArgs.
+        let few = |rows: u32| unsafe { module.kernel(&format!("matmul_few_{name}_{rows}")) };
+        let many = |side: usize| {
+            let bytes = many_shared(ty, side);
+            if bytes > driver.shared_bytes() {
+                return Ok(None);
+            }
+            // SAFETY: every kernel of matmul_many.cu takes MatmulArgs.
+            let kernel: Kernel<MatmulArgs> =
+                unsafe { module.kernel(&format!("matmul_many_{name}_{side}")) }?;
+            kernel.allow_shared(bytes)?;
+            Ok(Some(kernel))
+        };
+        let few = [few(1)?, few(4)?];
+        for kernel in &few {
+            kernel.allow_shared(driver.shared_bytes().min(few_shared_limit()))?;
+        }
+        Ok(Self {
+            ty,
+            few,
+            many: [many(64)?, many(128)?],
+        })
+    }
+
+    /// # Safety
+    /// As for [`Matmul::run`].
+    unsafe fn launch(&self, driver: &Driver, arguments: &MatmulArgs) -> Result<(), Fault> {
+        let rows = arguments.rows as usize;
+        let parts = &arguments.parts[..arguments.n_parts as usize];
+        if rows <= FEW {
+            let tiles: usize = parts.iter().map(|part| part.tiles as usize).sum();
+            let geometry = few_geometry(tiles, segments(arguments.units as usize), rows);
+            let kernel = &self.few[usize::from(rows > 16)];
+            // SAFETY: shared memory holds the sums of every tile of a block.
+            return unsafe { kernel.launch(driver, geometry, arguments) };
+        }
+        let blocks = |side: usize| {
+            let columns = |part: &Part| (part.tiles as usize).div_ceil(side / TILE_ROWS);
+            let columns: usize = parts.iter().map(columns).sum();
+            [rows.div_ceil(side) as u32, columns as u32]
+        };
+        let [large_x, large_y] = blocks(128);
+        let is_large = large_x * large_y >= driver.multiprocessors();
+        let choice = match (&self.many[1], &self.many[0]) {
+            (Some(large), _) if is_large => Some((large, 128)),
+            (_, Some(small)) => Some((small, 64)),
+            (Some(large), None) => Some((large, 128)),
+            (None, None) => None,
+        };
+        let Some((kernel, side)) = choice else {
+            return Err(Fault::DeviceUnavailable {
+                message: format!(
+                    "{} has too little shared memory for {}",
+                    driver.id(),
+                    self.ty.name()
+                ),
+            });
+        };
+        let geometry = Geometry {
+            grid: blocks(side),
+            block: [MANY_THREADS, 1, 1],
+            shared_bytes: many_shared(self.ty, side),
+        };
+        // SAFETY: the geometry is the one that matmul_many.cu was compiled for.
+        unsafe { kernel.launch(driver, geometry, arguments) }
+    }
+}
+
+/// One warp a segment; short rows put several tiles into a block.
+fn few_geometry(tiles: usize, segments: usize, rows: usize) -> Geometry {
+    let in_block = (FEW_THREADS / 2 / (32 * segments)).clamp(1, tiles);
+    Geometry {
+        grid: [tiles.div_ceil(in_block) as u32, 1],
+        block: [32, segments as u32, in_block as u32],
+        shared_bytes: (in_block * segments * rows * TILE_ROWS * 4) as u32,
+    }
+}
+
+/// The most that [`few_geometry`] asks for: 16 warps' sums of 64 rows.
+fn few_shared_limit() -> u32 {
+    (FEW_THREADS / 32 * FEW * TILE_ROWS * 4) as u32
+}
+
+/// Two stages of activations and weights of a `side` x `side` block.
+fn many_shared(ty: TensorType, side: usize) -> u32 {
+    (2 * (side * 2 * UNIT + side / TILE_ROWS * unit_bytes(ty))) as u32
+}

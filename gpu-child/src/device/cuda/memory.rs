@@ -1,0 +1,260 @@
+//! Every byte of device memory, and what it is for.
+//!
+//! Plain device memory only: nothing managed, nothing that the driver could move to the host. A
+//! [`DevicePtr`] is a number with a type; it cannot be read here, only handed to a kernel or to a
+//! copy, so that host and device addresses are never mixed up.
+
+use super::driver::{Driver, check};
+use cudarc::driver::sys;
+use std::ffi::c_void;
+use std::marker::PhantomData;
+use worker_orcd_ipc::Fault;
+
+/// What memory is for, as health reports it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Purpose {
+    Weights,
+    Kv,
+    Scratch,
+}
+
+/// Where some `T` lie on the device. Null means none.
+#[derive(Debug)]
+#[repr(transparent)]
+pub struct DevicePtr<T>(u64, PhantomData<*const T>);
+
+impl<T> Clone for DevicePtr<T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+impl<T> Copy for DevicePtr<T> {}
+// SAFETY: a number; nothing is reached through it on the host.
+unsafe impl<T> Send for DevicePtr<T> {}
+
+impl<T> DevicePtr<T> {
+    pub const NULL: Self = Self(0, PhantomData);
+
+    /// `count` elements further on.
+    #[must_use]
+    pub fn add(self, count: usize) -> Self {
+        Self(self.0 + (count * size_of::<T>()) as u64, PhantomData)
+    }
+
+    #[must_use]
+    pub fn cast<U>(self) -> DevicePtr<U> {
+        DevicePtr(self.0, PhantomData)
+    }
+}
+
+/// One allocation of device memory.
+#[derive(Debug)]
+pub struct Arena {
+    start: u64,
+    bytes: u64,
+}
+
+impl Arena {
+    /// # Errors
+    /// [`Fault::OutOfMemory`] naming what it was for.
+    pub fn new(driver: &Driver, purpose: Purpose, bytes: u64) -> Result<Self, Fault> {
+        driver.enter()?;
+        let mut start = 0;
+        let bytes = bytes.max(1);
+        // SAFETY: a place for one address.
+        let result = unsafe { sys::cuMemAlloc_v2(&raw mut start, bytes as usize) };
+        check(result, &format!("{bytes} bytes for {purpose:?}"))?;
+        Ok(Self { start, bytes })
+    }
+
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// `count` elements at a byte offset.
+    ///
+    /// # Panics
+    /// When they are not inside, or not aligned.
+    #[must_use]
+    pub fn at<T>(&self, offset: u64, count: usize) -> DevicePtr<T> {
+        let end = offset + (count * size_of::<T>()) as u64;
+        assert!(end <= self.bytes, "inside the arena");
+        assert!(offset.is_multiple_of(align_of::<T>() as u64), "aligned");
+        DevicePtr(self.start + offset, PhantomData)
+    }
+
+    /// Fills all of it with zeros, in stream order.
+    ///
+    /// # Errors
+    /// When the driver refuses.
+    pub fn clear(&self, driver: &Driver) -> Result<(), Fault> {
+        // SAFETY: the whole of a live allocation.
+        check(
+            unsafe { sys::cuMemsetD8Async(self.start, 0, self.bytes as usize, driver.stream()) },
+            "clearing memory",
+        )
+    }
+}
+
+impl Drop for Arena {
+    fn drop(&mut self) {
+        // SAFETY: allocated in `new`, freed once. After a sticky error this fails, and the
+        // process is about to end.
+        let _ = unsafe { sys::cuMemFree_v2(self.start) };
+    }
+}
+
+/// Cuts one arena into aligned pieces before it is allocated.
+#[derive(Debug, Default)]
+pub struct Layout {
+    bytes: u64,
+}
+
+impl Layout {
+    /// Everything starts at a multiple of this: whole cache lines and any vector load.
+    const ALIGNMENT: u64 = 256;
+
+    /// The offset of the next `bytes`.
+    pub fn place(&mut self, bytes: u64) -> u64 {
+        let offset = self.bytes;
+        self.bytes = (offset + bytes).next_multiple_of(Self::ALIGNMENT);
+        offset
+    }
+
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+}
+
+/// Types that are plain bytes on both sides.
+///
+/// # Safety
+/// Any bit pattern is a value, and there is no padding.
+pub unsafe trait Plain: Copy {}
+// SAFETY: plain numbers.
+unsafe impl Plain for u8 {}
+// SAFETY: as above.
+unsafe impl Plain for u16 {}
+// SAFETY: as above.
+unsafe impl Plain for i32 {}
+// SAFETY: as above.
+unsafe impl Plain for u32 {}
+// SAFETY: as above.
+unsafe impl Plain for u64 {}
+// SAFETY: as above.
+unsafe impl Plain for f32 {}
+// SAFETY: as above.
+unsafe impl Plain for [f32; 2] {}
+
+/// Copies to the device, in stream order.
+///
+/// # Errors
+/// When the driver refuses.
+///
+/// # Safety
+/// `to` has room for `from`; and `from`, where it is pinned memory, is not changed before the
+/// stream is synchronized.
+pub unsafe fn upload<T: Plain>(driver: &Driver, to: DevicePtr<T>, from: &[T]) -> Result<(), Fault> {
+    // SAFETY: as promised by the caller.
+    let result = unsafe {
+        sys::cuMemcpyHtoDAsync_v2(
+            to.0,
+            from.as_ptr().cast::<c_void>(),
+            size_of_val(from),
+            driver.stream(),
+        )
+    };
+    check(result, "copying to the device")
+}
+
+/// Copies to the host, and waits for it and everything before it.
+///
+/// # Errors
+/// When the driver refuses, or what was launched before has failed.
+///
+/// # Safety
+/// `from` holds as many elements.
+pub unsafe fn download<T: Plain>(
+    driver: &Driver,
+    to: &mut [T],
+    from: DevicePtr<T>,
+) -> Result<(), Fault> {
+    // SAFETY: as promised by the caller; `to` is borrowed until the copy is done.
+    let result = unsafe {
+        sys::cuMemcpyDtoHAsync_v2(
+            to.as_mut_ptr().cast::<c_void>(),
+            from.0,
+            size_of_val(to),
+            driver.stream(),
+        )
+    };
+    check(result, "copying from the device")?;
+    driver.synchronize("copying from the device")
+}
+
+/// Host memory that the device can read while the host goes on: for small inputs of a step.
+#[derive(Debug)]
+pub struct Pinned {
+    start: *mut u8,
+    bytes: usize,
+}
+
+// SAFETY: plain memory, owned.
+unsafe impl Send for Pinned {}
+
+impl Pinned {
+    /// # Errors
+    /// When the driver refuses.
+    pub fn new(bytes: usize) -> Result<Self, Fault> {
+        let mut start = std::ptr::null_mut();
+        let bytes = bytes.max(1);
+        // SAFETY: a place for one address.
+        let result = unsafe { sys::cuMemAllocHost_v2(&raw mut start, bytes) };
+        check(result, &format!("{bytes} bytes of pinned memory"))?;
+        let start = start.cast::<u8>();
+        // SAFETY: just allocated, that large.
+        unsafe { start.write_bytes(0, bytes) };
+        Ok(Self { start, bytes })
+    }
+
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        // SAFETY: owned, initialised in `new`, that large.
+        unsafe { std::slice::from_raw_parts_mut(self.start, self.bytes) }
+    }
+}
+
+impl Drop for Pinned {
+    fn drop(&mut self) {
+        // SAFETY: allocated in `new`, freed once.
+        let _ = unsafe { sys::cuMemFreeHost(self.start.cast()) };
+    }
+}
+
+/// A mapped file that the device may read at full speed for as long as this lives.
+#[derive(Debug)]
+pub struct Registered {
+    start: *mut c_void,
+}
+
+impl Registered {
+    /// `None` when the driver refuses; copies then go through its own buffers, five times slower.
+    #[must_use]
+    pub fn new(file: &[u8]) -> Option<Self> {
+        const READ_ONLY: u32 = sys::CU_MEMHOSTREGISTER_READ_ONLY;
+        let start = file.as_ptr().cast_mut().cast::<c_void>();
+        // SAFETY: the pages stay mapped while `file` is borrowed, which outlives the load; the
+        // device only reads them.
+        let result = unsafe { sys::cuMemHostRegister_v2(start, file.len(), READ_ONLY) };
+        check(result, "registering the file").ok()?;
+        Some(Self { start })
+    }
+}
+
+impl Drop for Registered {
+    fn drop(&mut self) {
+        // SAFETY: registered in `new`.
+        let _ = unsafe { sys::cuMemHostUnregister(self.start) };
+    }
+}

@@ -1,0 +1,264 @@
+//! Activations and inputs of one step, allocated once for the largest batch.
+
+use super::driver::Driver;
+use super::kernels::{Row, Tile};
+use super::memory::{Arena, DevicePtr, Layout, Pinned, Purpose, upload};
+use super::plan::{PAGE_TOKENS, Plan};
+use super::weights::{UNIT, units};
+use crate::model::ModelConfig;
+use worker_orcd_ipc::Fault;
+
+/// Logits that are kept at a time, in bytes: enough for 256 sequences of a large vocabulary.
+const LOGIT_BYTES: usize = 256 << 20;
+/// Attention results of single splits: what does not fit is walked instead.
+const PARTIAL_BYTES: usize = 64 << 20;
+
+/// How large everything is.
+#[derive(Debug, Clone, Copy)]
+pub struct Sizes {
+    pub tokens: usize,
+    pub n_embd: usize,
+    pub q: usize,
+    pub qkv: usize,
+    pub n_ff: usize,
+    /// Columns of the widest matmul input, in whole units.
+    widest: usize,
+    pub vocab: usize,
+    /// Rows whose logits are computed at a time.
+    pub head_rows: usize,
+    tables: usize,
+    tiles: usize,
+}
+
+impl Sizes {
+    #[must_use]
+    pub fn of(config: &ModelConfig, tokens: usize, sequence_tokens: usize) -> Self {
+        let q = config.n_heads * config.head_dim;
+        let widest = config.n_embd.max(q).max(config.n_ff);
+        let group = config.n_heads / config.n_kv_heads;
+        Self {
+            tokens,
+            n_embd: config.n_embd,
+            q,
+            qkv: q + 2 * config.n_kv_heads * config.head_dim,
+            n_ff: config.n_ff,
+            widest: units(widest) * UNIT,
+            vocab: config.vocab_size,
+            head_rows: (LOGIT_BYTES / 4 / config.vocab_size)
+                .clamp(16, 256)
+                .min(tokens),
+            tables: tokens * sequence_tokens.div_ceil(PAGE_TOKENS),
+            // A sequence of one token takes a tile of its own for each 16 heads of a group.
+            tiles: tokens * group.div_ceil(16) + 1,
+        }
+    }
+}
+
+/// Where everything lies in the arena.
+#[derive(Debug, Clone, Copy)]
+struct Places {
+    x: u64,
+    qkv: u64,
+    q: u64,
+    attn: u64,
+    ff: u64,
+    act: u64,
+    scale: u64,
+    norm: u64,
+    logits: u64,
+    chosen: u64,
+    partial: u64,
+    rows: u64,
+    gather: u64,
+    tiles: u64,
+    tables: u64,
+    bytes: u64,
+}
+
+impl Places {
+    fn of(s: &Sizes) -> Self {
+        let mut layout = Layout::default();
+        let mut floats = |count: usize| layout.place(4 * count as u64);
+        let x = floats(s.tokens * s.n_embd);
+        let qkv = floats(s.tokens * s.qkv);
+        let attn = floats(s.tokens * s.q);
+        let ff = floats(s.tokens * 2 * s.n_ff);
+        let scale = floats(s.tokens);
+        let norm = floats(s.head_rows * s.n_embd);
+        let logits = floats(s.head_rows * s.vocab);
+        let chosen = floats(s.head_rows);
+        let partial = floats(PARTIAL_BYTES / 4);
+        let gather = floats(s.tokens);
+        let tables = floats(s.tables);
+        let q = layout.place(2 * (s.tokens * s.q) as u64);
+        let act = layout.place(2 * (s.tokens * s.widest) as u64);
+        let rows = layout.place((size_of::<Row>() * s.tokens) as u64);
+        let tiles = layout.place((size_of::<Tile>() * s.tiles) as u64);
+        Self {
+            x,
+            qkv,
+            q,
+            attn,
+            ff,
+            act,
+            scale,
+            norm,
+            logits,
+            chosen,
+            partial,
+            rows,
+            gather,
+            tiles,
+            tables,
+            bytes: layout.bytes(),
+        }
+    }
+}
+
+#[derive(Debug)]
+pub struct Scratch {
+    pub sizes: Sizes,
+    arena: Arena,
+    places: Places,
+    pinned: Pinned,
+}
+
+/// The step's buffers on the device.
+#[derive(Debug, Clone, Copy)]
+pub struct Buffers {
+    /// The residual stream, `[tokens, n_embd]`.
+    pub x: DevicePtr<f32>,
+    pub qkv: DevicePtr<f32>,
+    /// Rotated queries, `[tokens, heads, head_dim]`.
+    pub q: DevicePtr<u16>,
+    pub attn: DevicePtr<f32>,
+    /// Gate and up beside each other.
+    pub ff: DevicePtr<f32>,
+    /// The matmul input at hand, and its rows' powers of two.
+    pub act: DevicePtr<u16>,
+    pub scale: DevicePtr<f32>,
+    /// The final norm in F32, `[head_rows, n_embd]`.
+    pub norm: DevicePtr<f32>,
+    pub logits: DevicePtr<f32>,
+    pub chosen: DevicePtr<u32>,
+    pub partial: DevicePtr<f32>,
+    pub rows: DevicePtr<Row>,
+    pub gather: DevicePtr<i32>,
+    pub tiles: DevicePtr<Tile>,
+    pub tables: DevicePtr<i32>,
+}
+
+impl Scratch {
+    /// # Errors
+    /// When the memory cannot be had.
+    pub fn new(driver: &Driver, sizes: Sizes) -> Result<Self, Fault> {
+        let places = Places::of(&sizes);
+        let arena = Arena::new(driver, Purpose::Scratch, places.bytes)?;
+        // What a kernel reads past the rows of a batch must be numbers.
+        arena.clear(driver)?;
+        let input_bytes = sizes.tokens * (size_of::<Row>() + 4)
+            + sizes.tiles * size_of::<Tile>()
+            + 4 * sizes.tables;
+        Ok(Self {
+            sizes,
+            arena,
+            places,
+            pinned: Pinned::new(input_bytes)?,
+        })
+    }
+
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.arena.bytes()
+    }
+
+    /// What [`new`](Self::new) will take.
+    #[must_use]
+    pub fn bytes_for(sizes: &Sizes) -> u64 {
+        Places::of(sizes).bytes
+    }
+
+    /// This many rows' splits can be kept apart.
+    #[must_use]
+    pub fn holds_partials(
+        &self,
+        rows: usize,
+        heads: usize,
+        splits: usize,
+        head_dim: usize,
+    ) -> bool {
+        rows * heads * splits * (head_dim + 2) * 4 <= PARTIAL_BYTES
+    }
+
+    #[must_use]
+    pub fn buffers(&self) -> Buffers {
+        let (p, s, a) = (&self.places, &self.sizes, &self.arena);
+        Buffers {
+            x: a.at(p.x, s.tokens * s.n_embd),
+            qkv: a.at(p.qkv, s.tokens * s.qkv),
+            q: a.at(p.q, s.tokens * s.q),
+            attn: a.at(p.attn, s.tokens * s.q),
+            ff: a.at(p.ff, s.tokens * 2 * s.n_ff),
+            act: a.at(p.act, s.tokens * s.widest),
+            scale: a.at(p.scale, s.tokens),
+            norm: a.at(p.norm, s.head_rows * s.n_embd),
+            logits: a.at(p.logits, s.head_rows * s.vocab),
+            chosen: a.at(p.chosen, s.head_rows),
+            partial: a.at(p.partial, PARTIAL_BYTES / 4),
+            rows: a.at(p.rows, s.tokens),
+            gather: a.at(p.gather, s.tokens),
+            tiles: a.at(p.tiles, s.tiles),
+            tables: a.at(p.tables, s.tables),
+        }
+    }
+
+    /// Copies the plan to the device. The stream must be idle: the pinned copy is written anew.
+    ///
+    /// # Errors
+    /// When the driver refuses.
+    ///
+    /// # Panics
+    /// When the batch is larger than what was announced.
+    pub fn upload(&mut self, driver: &Driver, plan: &Plan<'_>) -> Result<(), Fault> {
+        let sizes = &self.sizes;
+        assert!(
+            plan.rows.len() <= sizes.tokens
+                && plan.tiles.len() <= sizes.tiles
+                && plan.tables.len() <= sizes.tables,
+            "a batch larger than announced"
+        );
+        let buffers = self.buffers();
+        let gather: Vec<i32> = plan.drawing.iter().map(|(row, _)| *row as i32).collect();
+        let mut room = self.pinned.bytes_mut();
+        for (to, from) in [
+            (buffers.rows.cast::<u8>(), bytes_of(&plan.rows)),
+            (buffers.gather.cast(), bytes_of(&gather)),
+            (buffers.tiles.cast(), bytes_of(&plan.tiles)),
+            (buffers.tables.cast(), bytes_of(&plan.tables)),
+        ] {
+            let (here, rest) = room.split_at_mut(from.len());
+            here.copy_from_slice(from);
+            // SAFETY: the counts were checked against the buffers' sizes above, and the pinned
+            // copy is written again only by the next step, after this one was synchronized.
+            unsafe { upload(driver, to, here) }?;
+            room = rest;
+        }
+        Ok(())
+    }
+}
+
+/// A slice of the step's inputs as bytes.
+fn bytes_of<T: Input>(values: &[T]) -> &[u8] {
+    // SAFETY: `Input` types are whole 32-bit integers, without padding.
+    unsafe { std::slice::from_raw_parts(values.as_ptr().cast(), size_of_val(values)) }
+}
+
+/// # Safety
+/// Made of 32-bit integers alone.
+unsafe trait Input: Copy {}
+// SAFETY: four `i32`.
+unsafe impl Input for Row {}
+// SAFETY: five `i32`.
+unsafe impl Input for Tile {}
+// SAFETY: one `i32`.
+unsafe impl Input for i32 {}

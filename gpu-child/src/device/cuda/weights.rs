@@ -1,0 +1,165 @@
+//! Packed matrices on the device, and the shapes that `kernels/cuda/weights.cuh` gives them.
+
+use super::kernels::Part;
+use super::memory::{Arena, DevicePtr};
+use worker_orcd_kernels::TensorType;
+
+/// Columns of a unit: what a warp multiplies at a time.
+pub const UNIT: usize = 128;
+/// Weight rows of a tile.
+pub const TILE_ROWS: usize = 8;
+const MAX_SEGMENTS: usize = 16;
+
+/// Whole units that hold `cols` columns.
+#[must_use]
+pub fn units(cols: usize) -> usize {
+    cols.div_ceil(UNIT)
+}
+
+/// Into how many pieces with accumulators of their own a row of `units` is cut.
+#[must_use]
+pub fn segments(units: usize) -> usize {
+    units.div_ceil(units.div_ceil(MAX_SEGMENTS))
+}
+
+/// Bytes of 8 rows of one unit.
+#[must_use]
+pub fn unit_bytes(ty: TensorType) -> usize {
+    match ty {
+        TensorType::F32 => 4096,
+        TensorType::F16 | TensorType::BF16 => 2048,
+        TensorType::Q8_0 => 1088,
+        TensorType::Q4_0 => 576,
+        TensorType::Q4_1 => 640,
+        TensorType::Q5_0 => 704,
+        TensorType::Q5_1 => 768,
+        TensorType::Q4_K => 608,
+        TensorType::Q5_K => 736,
+        TensorType::Q6_K => 848,
+    }
+}
+
+/// What a type is multiplied as: BF16 becomes F16 when it is packed.
+#[must_use]
+pub fn multiplied_as(ty: TensorType) -> TensorType {
+    match ty {
+        TensorType::BF16 => TensorType::F16,
+        ty => ty,
+    }
+}
+
+/// A matrix's place in the arena.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Matrix {
+    pub ty: TensorType,
+    pub rows: usize,
+    pub cols: usize,
+    pub offset: u64,
+}
+
+impl Matrix {
+    #[must_use]
+    pub fn tiles(&self) -> usize {
+        self.rows.div_ceil(TILE_ROWS)
+    }
+
+    #[must_use]
+    pub fn tile_bytes(&self) -> usize {
+        units(self.cols) * unit_bytes(self.ty)
+    }
+
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        (self.tiles() * self.tile_bytes()) as u64
+    }
+}
+
+/// F32 values in the arena: a norm or a bias.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Vector {
+    pub len: usize,
+    pub offset: u64,
+}
+
+/// `y = W x + b`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Linear {
+    pub weight: Matrix,
+    pub bias: Option<Vector>,
+}
+
+#[derive(Debug, Clone, Copy)]
+pub struct Layer {
+    pub attn_norm: Vector,
+    /// Queries, keys and values.
+    pub qkv: [Linear; 3],
+    pub q_norm: Option<Vector>,
+    pub k_norm: Option<Vector>,
+    pub attn_output: Linear,
+    pub ffn_norm: Vector,
+    pub gate_up: [Linear; 2],
+    pub ffn_down: Linear,
+}
+
+#[derive(Debug)]
+pub struct Weights {
+    pub arena: Arena,
+    pub token_embd: Matrix,
+    pub layers: Vec<Layer>,
+    pub output_norm: Vector,
+    pub output: Linear,
+}
+
+impl Weights {
+    #[must_use]
+    pub fn matrix(&self, matrix: &Matrix) -> DevicePtr<u8> {
+        self.arena.at(matrix.offset, matrix.bytes() as usize)
+    }
+
+    #[must_use]
+    pub fn vector(&self, vector: &Vector) -> DevicePtr<f32> {
+        self.arena.at(vector.offset, vector.len)
+    }
+
+    #[must_use]
+    pub fn optional_vector(&self, vector: Option<&Vector>) -> DevicePtr<f32> {
+        vector.map_or(DevicePtr::NULL, |vector| self.vector(vector))
+    }
+
+    /// The kernels' view of a matrix whose outputs begin at `column`.
+    #[must_use]
+    pub fn part(&self, linear: &Linear, column: usize) -> Part {
+        Part {
+            weight: self.matrix(&linear.weight),
+            bias: self.optional_vector(linear.bias.as_ref()),
+            rows: linear.weight.rows as i32,
+            tiles: linear.weight.tiles() as i32,
+            column: column as i32,
+            ty: multiplied_as(linear.weight.ty) as i32,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn segments_cover_all_units_and_none_is_empty() {
+        for units in 1..600_usize {
+            let (length, count) = (units.div_ceil(MAX_SEGMENTS), segments(units));
+            assert!(count <= MAX_SEGMENTS, "{units}");
+            assert!(
+                (count - 1) * length < units && count * length >= units,
+                "{units}"
+            );
+        }
+    }
+
+    #[test]
+    fn planes_are_read_in_aligned_pieces_of_sixteen_bytes() {
+        for ty in TensorType::ALL {
+            assert!(unit_bytes(ty).is_multiple_of(16), "{ty:?}");
+        }
+    }
+}

@@ -1,0 +1,38 @@
+//! The CUDA device from outside: the law of the boundary bit for bit, and the arithmetic behind
+//! it against the scalar references.
+//!
+//! Needs a card: `cargo xtask kernels`, then `cargo test --test cuda -- --ignored`. What needs
+//! none is in `absent`.
+
+mod absent;
+mod exactness;
+mod parity;
+mod real_model;
+#[path = "../support/mod.rs"]
+#[allow(dead_code, reason = "shared with the CPU device's tests")]
+mod support;
+
+use support::Model;
+use worker_orcd_gpu::device::cuda::{CudaExecutor, CudaOptions};
+
+/// Room for 256 sequences of a few pages.
+fn options() -> CudaOptions {
+    CudaOptions {
+        ordinal: 0,
+        kv_cache_bytes: Some(256 << 20),
+        max_batch_tokens: 512,
+        max_sequence_tokens: 512,
+        model: "random".to_owned(),
+    }
+}
+
+fn load(model: &Model) -> CudaExecutor {
+    CudaExecutor::load(
+        &model.config,
+        &model.weights(),
+        None,
+        &options(),
+        &mut |_, _| (),
+    )
+    .expect("a device with room for a small model")
+}

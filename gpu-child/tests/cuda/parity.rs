@@ -1,0 +1,101 @@
+//! Whole small models against the pass written with the references.
+//!
+//! Activations are F16 under one power of two a row, weights are rounded to F16 once: each
+//! product carries two roundings of 2^-12 at most, at random. Over the products behind one value
+//! that is some 1e-3 of a row's largest; a nibble read from the wrong half, a wrong pair or a
+//! missing bias is off by a hundred times that.
+
+use crate::load;
+use crate::support::forward::forward;
+use crate::support::{Model, alone, config, tokens};
+use worker_orcd_gpu::device::Executor;
+use worker_orcd_gpu::model::{ModelConfig, RopeStyle};
+use worker_orcd_kernels::{TensorType, compare};
+
+/// Share of a row's largest value.
+const TOLERANCE: f32 = 5e-3;
+
+fn assert_close(config: ModelConfig, types: [TensorType; 9], count: usize, chunk: usize) {
+    let what = format!("{types:?} {config:?} chunks of {chunk}");
+    let model = Model::random(config, types);
+    let tokens = tokens(count, 2);
+    let expected = forward(&model.config, &model.weights(), &tokens);
+    let seen = alone(&mut load(&model), &model.config, &tokens, chunk);
+    let mut worst = 0.0_f32;
+    for (expected, (position, bits)) in expected.iter().zip(&seen.hidden) {
+        let got: Vec<f32> = bits.iter().map(|&bits| f32::from_bits(bits)).collect();
+        let apart = compare(expected, &got);
+        worst = worst.max(apart.relative());
+        assert!(apart.within(TOLERANCE), "{what} at {position}: {apart:?}");
+    }
+    println!("{:?}: worst {worst:.1e}", types[0]);
+}
+
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn every_type_agrees_with_the_references() {
+    for ty in TensorType::ALL {
+        assert_close(config(None), [ty; 9], 40, 11);
+    }
+}
+
+/// Beyond 16, 64 and 128 rows other kernels multiply.
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn every_type_agrees_in_long_prompts() {
+    for ty in TensorType::ALL {
+        assert_close(config(None), [ty; 9], 200, 200);
+    }
+}
+
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn every_head_size_and_rotation_agrees() {
+    for head_dim in [16, 32, 64, 96, 128] {
+        for rope_style in [RopeStyle::Adjacent, RopeStyle::HalfOffset] {
+            for (n_heads, n_kv_heads) in [(4, 4), (6, 2), (7, 1)] {
+                let mut config = config(None);
+                (config.head_dim, config.rope_dims) = (head_dim, head_dim - 8);
+                (config.n_heads, config.n_kv_heads) = (n_heads, n_kv_heads);
+                config.rope_style = rope_style;
+                config.rope_scale = 2.0;
+                config.rope_factors =
+                    Some((0..config.rope_dims / 2).map(|i| 1.0 + i as f32).collect());
+                config.rope_attn_factor = 1.2;
+                assert_close(config, [TensorType::F16; 9], 100, 33);
+            }
+        }
+    }
+}
+
+/// Widths that are no whole units, and as many segments as there can be.
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn odd_widths_agree() {
+    for (n_embd, n_ff) in [(64, 96), (576, 1536), (896, 4864), (160, 2336)] {
+        let mut config = config(None);
+        (config.n_embd, config.n_ff) = (n_embd, n_ff);
+        for ty in [TensorType::F16, TensorType::Q8_0, TensorType::Q4_1] {
+            for chunk in [1, 24] {
+                assert_close(config.clone(), [ty; 9], 24, chunk);
+            }
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn the_device_says_what_it_is_and_what_it_holds() {
+    let executor = load(&Model::random(config(None), [TensorType::Q8_0; 9]));
+    let (facts, memory) = (executor.facts(), executor.memory());
+    println!("{facts:?}\n{memory:?}");
+    assert_eq!(facts.id, "cuda:0");
+    assert!(facts.uuid.is_some_and(|uuid| uuid.starts_with("GPU-")));
+    assert!(memory.weights_bytes > 0 && memory.scratch_bytes > 0);
+    let geometry = executor.kv_geometry();
+    assert_eq!(
+        memory.kv_capacity_bytes,
+        u64::from(geometry.pages) * geometry.page_bytes
+    );
+    assert!(memory.free_bytes < memory.total_bytes);
+}

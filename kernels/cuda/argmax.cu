@@ -1,0 +1,58 @@
+// Greedy choice: the lowest id of the largest logits, and whether all of them are finite.
+//
+// One block a row; reads the row once. The answer is packed into 64 bits (value as an ordered
+// integer, then the complement of the id), so that a maximum in any order is the same maximum.
+#pragma once
+#include "common.cuh"
+
+struct ArgmaxArgs {
+    const float* logits;  // [rows, vocab]
+    uint32_t* chosen;     // [rows]; 0xFFFFFFFF where a logit is not finite
+    int vocab;
+};
+
+constexpr uint32_t NOT_FINITE = 0xFFFFFFFFu;
+
+// Larger floats are larger integers; ids break ties downwards. -0 counts as 0, as it does in
+// the host's comparison.
+DEVICE uint64_t rank(float v, uint32_t id) {
+    uint32_t b = __float_as_uint(v == 0.0f ? 0.0f : v);
+    b = b & 0x80000000u ? ~b : b | 0x80000000u;
+    return uint64_t(b) << 32 | ~id;
+}
+
+#ifndef DEVICE_FUNCTIONS_ONLY
+extern "C" __global__ void __launch_bounds__(1024) argmax(const __grid_constant__ ArgmaxArgs a) {
+    __shared__ uint64_t best[32];
+    const float* row = a.logits + int64_t(blockIdx.x) * a.vocab;
+    uint64_t mine = 0;
+    bool finite = true;
+    // Eight loads under way a thread: one row is one block's, and latency is all there is.
+    for (int start = threadIdx.x; start < a.vocab; start += 8 * blockDim.x) {
+        float v[8];
+#pragma unroll
+        for (int j = 0; j < 8; j++) {
+            int i = start + j * blockDim.x;
+            v[j] = i < a.vocab ? row[i] : -INFINITY;
+        }
+#pragma unroll
+        for (int j = 0; j < 8; j++) {
+            uint32_t i = start + j * blockDim.x;
+            if (i >= a.vocab) break;
+            finite &= bool(isfinite(v[j]));
+            uint64_t r = rank(v[j], i);
+            mine = r > mine ? r : mine;
+        }
+    }
+    finite = __syncthreads_and(finite);
+    for (int d = 16; d > 0; d >>= 1) {
+        uint64_t other = __shfl_xor_sync(~0u, mine, d);
+        mine = other > mine ? other : mine;
+    }
+    if ((threadIdx.x & 31) == 0) best[threadIdx.x / 32] = mine;
+    __syncthreads();
+    if (threadIdx.x != 0) return;
+    for (int w = 1; w < blockDim.x / 32; w++) mine = best[w] > mine ? best[w] : mine;
+    a.chosen[blockIdx.x] = finite ? ~uint32_t(mine) : NOT_FINITE;
+}
+#endif

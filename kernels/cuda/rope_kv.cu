@@ -1,0 +1,84 @@
+// Head norms and RoPE on queries and keys; keys and values into the KV cache. One warp a head of
+// a token.
+//
+// Reads qkv F32 once; writes queries as F16 [row][head][dim], keys and values as F16 into
+// pages (kv.cuh). A head norm sums four strided lanes' squares by a butterfly; rotation
+// is x cos - y sin with one rounding for the product and one for the rest.
+#pragma once
+#include "kv.cuh"
+
+struct RopeArgs {
+    const float* qkv;  // [rows, (heads + 2 kv_heads) * head_dim]
+    const Row* rows;
+    const float2* turns;  // [positions, dims / 2] cos, sin
+    const float* q_norm;  // [head_dim] or null
+    const float* k_norm;
+    __half* q;
+    KvArgs kv;
+    int heads, kv_heads, head_dim, dims, half_offset;
+    float eps;
+};
+
+// One head, in place in `head` (shared, private to the warp).
+DEVICE void turn_head(const RopeArgs& a, float* head, const float* norm, int position) {
+    int lane = threadIdx.x & 31;
+    if (norm) {
+        float s = 0.0f;
+#pragma unroll 1
+        for (int i = lane; i < a.head_dim; i += 32) s = __fmaf_rn(head[i], head[i], s);
+        s = warp_sum(s);
+        float inverse = __frsqrt_rn(__fadd_rn(__fdiv_rn(s, float(a.head_dim)), a.eps));
+#pragma unroll 1
+        for (int i = lane; i < a.head_dim; i += 32)
+            head[i] = __fmul_rn(__fmul_rn(head[i], inverse), norm[i]);
+        __syncwarp();
+    }
+    const float2* turns = a.turns + int64_t(position) * (a.dims / 2);
+#pragma unroll 1
+    for (int i = lane; i < a.dims / 2; i += 32) {
+        int p = a.half_offset ? i : 2 * i, q = a.half_offset ? i + a.dims / 2 : 2 * i + 1;
+        float2 turn = turns[i];
+        float x = head[p], y = head[q];
+        head[p] = __fmaf_rn(x, turn.x, -__fmul_rn(y, turn.y));
+        head[q] = __fmaf_rn(x, turn.y, __fmul_rn(y, turn.x));
+    }
+    __syncwarp();
+}
+
+// Head `h` of a row: queries, then keys, then values.
+DEVICE void rope_head(const RopeArgs& a, float* head, int row, int h) {
+    int lane = threadIdx.x & 31, width = (a.heads + 2 * a.kv_heads) * a.head_dim;
+    Row r = a.rows[row];
+#pragma unroll 1
+    for (int i = lane; i < a.head_dim; i += 32)
+        head[i] = __ldcg(a.qkv + int64_t(row) * width + h * a.head_dim + i);
+    __syncwarp();
+    if (h < a.heads) {
+        turn_head(a, head, a.q_norm, r.position);
+#pragma unroll 1
+        for (int i = lane; i < a.head_dim; i += 32)
+            a.q[(int64_t(row) * a.heads + h) * a.head_dim + i] = __float2half_rn(head[i]);
+        return;
+    }
+    int page = a.kv.tables[r.table + r.position / PAGE], slot = r.position % PAGE;
+    int kv_head = h - a.heads;
+    if (kv_head < a.kv_heads) {
+        turn_head(a, head, a.k_norm, r.position);
+        __half* to = key_at(a.kv, page, kv_head, a.head_dim) + slot * a.head_dim;
+#pragma unroll 1
+        for (int i = lane; i < a.head_dim; i += 32) to[i] = __float2half_rn(head[i]);
+        return;
+    }
+    __half* to = value_at(a.kv, page, kv_head - a.kv_heads, a.kv_heads, a.head_dim) + slot;
+#pragma unroll 1
+    for (int i = lane; i < a.head_dim; i += 32) to[i * PAGE] = __float2half_rn(head[i]);
+}
+
+#ifndef DEVICE_FUNCTIONS_ONLY
+// Grid (rows, heads / 4), 4 warps.
+extern "C" __global__ void __launch_bounds__(128) rope_kv(const __grid_constant__ RopeArgs a) {
+    __shared__ float heads[4][MAX_HEAD];
+    int h = blockIdx.y * 4 + threadIdx.x / 32;
+    if (h < a.heads + 2 * a.kv_heads) rope_head(a, heads[threadIdx.x / 32], blockIdx.x, h);
+}
+#endif

@@ -1,0 +1,181 @@
+//! What a crash report says of the GPU: the driver's side of the story.
+
+use crate::calendar::rfc3339;
+use crate::crash::report::milliseconds;
+use crate::nvml::SeenXid;
+use crate::nvml::reckoning::Measure;
+use serde::Serialize;
+use std::time::Instant;
+use worker_orcd_lifecycle::RecoveryAction;
+
+/// As the witness tells it. `None` is unknown, or not yet.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(crate) struct GpuEvidence {
+    pub uuid: Option<String>,
+    /// Since the child's start, oldest first.
+    pub xids: Vec<SeenXid>,
+    /// The last figures of its life.
+    pub before: Option<MemoryBefore>,
+    pub baseline: Option<u64>,
+    pub ecc_uncorrected: Option<u64>,
+    pub action: Option<RecoveryAction>,
+    pub measure: Option<Measure>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct MemoryBefore {
+    /// Of the child alone.
+    pub child: Option<u64>,
+    pub used: u64,
+    pub total: u64,
+    pub at: Instant,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct GpuFacts {
+    uuid: Option<String>,
+    xids: Vec<XidFacts>,
+    memory_before: Option<MemoryFacts>,
+    /// In use before the first child, and of no process.
+    baseline_bytes: Option<u64>,
+    /// Above the baseline when this was last looked at.
+    residual_bytes: Option<u64>,
+    /// From reaping. `null` with a residual means that it did not come back in time.
+    freed_after_ms: Option<f64>,
+    ecc_uncorrected: Option<u64>,
+    recovery_action: Option<&'static str>,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize)]
+struct XidFacts {
+    /// `null` when the library did not know the number.
+    xid: Option<u32>,
+    description: Option<&'static str>,
+    remedy: &'static str,
+    at: String,
+    /// As the kernel's log counts.
+    kernel_seconds: Option<f64>,
+    /// From the moment at which the death was noticed; before it, negative.
+    ms: f64,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize)]
+struct MemoryFacts {
+    /// What the driver says of the child; what the child said of itself is in `memory`.
+    child_bytes: Option<u64>,
+    used_bytes: u64,
+    total_bytes: u64,
+    ms: f64,
+}
+
+impl GpuFacts {
+    #[must_use]
+    pub(crate) fn new(evidence: GpuEvidence, noticed_at: Instant) -> Self {
+        let measure = evidence.measure.unwrap_or_default();
+        Self {
+            uuid: evidence.uuid,
+            xids: evidence
+                .xids
+                .iter()
+                .map(|seen| xid_facts(seen, noticed_at))
+                .collect(),
+            memory_before: evidence.before.map(|before| MemoryFacts {
+                child_bytes: before.child,
+                used_bytes: before.used,
+                total_bytes: before.total,
+                ms: from(noticed_at, before.at),
+            }),
+            baseline_bytes: evidence.baseline,
+            residual_bytes: measure.residual,
+            freed_after_ms: measure.freed_after.map(milliseconds),
+            ecc_uncorrected: evidence.ecc_uncorrected,
+            recovery_action: evidence.action.map(RecoveryAction::name),
+        }
+    }
+}
+
+fn xid_facts(seen: &SeenXid, noticed_at: Instant) -> XidFacts {
+    XidFacts {
+        xid: seen.xid.0,
+        description: seen.xid.description(),
+        remedy: seen.xid.remedy().name(),
+        at: rfc3339(seen.wall),
+        kernel_seconds: seen.kernel.map(|kernel| milliseconds(kernel) / 1000.0),
+        ms: from(noticed_at, seen.at),
+    }
+}
+
+/// Milliseconds, negative before `start`.
+fn from(start: Instant, moment: Instant) -> f64 {
+    match moment.checked_duration_since(start) {
+        Some(later) => milliseconds(later),
+        None => -milliseconds(start.duration_since(moment)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+    use std::time::{Duration, SystemTime};
+    use worker_orcd_lifecycle::Xid;
+
+    #[test]
+    fn a_page_fault_reads_like_this() {
+        let noticed_at = Instant::now() + Duration::from_secs(10);
+        let at = |ms| noticed_at - Duration::from_millis(ms);
+        let evidence = GpuEvidence {
+            uuid: Some("GPU-1".to_owned()),
+            xids: vec![SeenXid {
+                xid: Xid(Some(31)),
+                at: at(140),
+                wall: SystemTime::UNIX_EPOCH + Duration::from_millis(1500),
+                kernel: Some(Duration::from_millis(61_250)),
+            }],
+            before: Some(MemoryBefore {
+                child: Some(600),
+                used: 700,
+                total: 1000,
+                at: at(500),
+            }),
+            baseline: Some(4),
+            ecc_uncorrected: Some(0),
+            action: Some(RecoveryAction::None),
+            measure: Some(Measure {
+                freed_after: Some(Duration::from_micros(18_500)),
+                residual: Some(0),
+            }),
+        };
+        let told = serde_json::to_value(GpuFacts::new(evidence, noticed_at)).unwrap();
+        let expected = json!({
+            "uuid": "GPU-1",
+            "xids": [{
+                "xid": 31, "description": "GPU memory page fault", "remedy": "restart_child",
+                "at": "1970-01-01T00:00:01.500Z", "kernel_seconds": 61.25, "ms": -140.0,
+            }],
+            "memory_before": {
+                "child_bytes": 600, "used_bytes": 700, "total_bytes": 1000, "ms": -500.0,
+            },
+            "baseline_bytes": 4,
+            "residual_bytes": 0,
+            "freed_after_ms": 18.5,
+            "ecc_uncorrected": 0,
+            "recovery_action": "none",
+        });
+        assert_eq!(told, expected);
+    }
+
+    #[test]
+    fn what_nobody_saw_is_null() {
+        let told = GpuFacts::new(GpuEvidence::default(), Instant::now());
+        let told = serde_json::to_value(told).unwrap();
+        for (field, value) in told.as_object().unwrap() {
+            let expected = if field == "xids" {
+                json!([])
+            } else {
+                json!(null)
+            };
+            assert_eq!(*value, expected, "{field}");
+        }
+    }
+}

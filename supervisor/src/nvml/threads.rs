@@ -1,0 +1,149 @@
+//! One thread asks, another listens. Either may be lost to a wedged device at any call.
+
+use super::library::{Gpu, Opener};
+use super::reckoning::Examination;
+use super::{SeenXid, Sighting};
+use nix::time::{ClockId, clock_gettime};
+use std::ops::ControlFlow;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::time::{Duration, Instant, SystemTime};
+use tokio::sync::mpsc::UnboundedSender;
+use tracing::warn;
+use worker_orcd_lifecycle::Xid;
+
+/// Temperatures and ECC counts change slowly; a call costs a few hundred microseconds.
+const GAUGES_EVERY: Duration = Duration::from_secs(1);
+
+/// After a death: the resolution of "freed after".
+const LOOK_EVERY: Duration = Duration::from_millis(2);
+
+/// How long a thread may outlive its last reader.
+const LISTEN_SLICE: Duration = Duration::from_millis(500);
+
+pub fn ask(open: Opener, orders: &Receiver<Examination>, outbox: &UnboundedSender<Sighting>) {
+    let gpu = match open() {
+        Ok(gpu) => gpu,
+        Err(reason) => {
+            // Without a reader there is nobody to tell.
+            drop(outbox.send(Sighting::Absent(reason)));
+            return;
+        }
+    };
+    // Figures first: as early as possible, before a child takes memory.
+    let gauges = gpu.gauges();
+    drop(outbox.send(Sighting::Gauges(gauges, Instant::now())));
+    drop(outbox.send(Sighting::Opened(gpu.identity())));
+    start_listening(&gpu, outbox);
+    Asking {
+        gpu: &*gpu,
+        orders,
+        outbox,
+        ongoing: Vec::new(),
+        gauges_at: Instant::now() + GAUGES_EVERY,
+    }
+    .run();
+}
+
+fn start_listening(gpu: &Arc<dyn Gpu>, outbox: &UnboundedSender<Sighting>) {
+    let (gpu, outbox) = (Arc::clone(gpu), outbox.clone());
+    let refused = outbox.clone();
+    let thread = std::thread::Builder::new().name("nvml-events".to_owned());
+    if let Err(error) = thread.spawn(move || listen(&*gpu, &outbox)) {
+        warn!(%error, "nobody listens for Xids");
+        drop(refused.send(Sighting::Deaf(error.to_string())));
+    }
+}
+
+fn listen(gpu: &dyn Gpu, outbox: &UnboundedSender<Sighting>) {
+    let heard = gpu.listen(LISTEN_SLICE, &mut |xid| {
+        if let Some(xid) = xid {
+            drop(outbox.send(Sighting::Xid(seen_now(xid))));
+        }
+        match outbox.is_closed() {
+            true => ControlFlow::Break(()),
+            false => ControlFlow::Continue(()),
+        }
+    });
+    if let Err(reason) = heard {
+        drop(outbox.send(Sighting::Deaf(reason)));
+    }
+}
+
+fn seen_now(xid: Xid) -> SeenXid {
+    let kernel = clock_gettime(ClockId::CLOCK_MONOTONIC).ok();
+    SeenXid {
+        xid,
+        at: Instant::now(),
+        wall: SystemTime::now(),
+        kernel: kernel.map(Duration::from),
+    }
+}
+
+struct Asking<'a> {
+    gpu: &'a dyn Gpu,
+    orders: &'a Receiver<Examination>,
+    outbox: &'a UnboundedSender<Sighting>,
+    ongoing: Vec<Examination>,
+    gauges_at: Instant,
+}
+
+impl Asking<'_> {
+    fn run(mut self) {
+        while !self.outbox.is_closed() {
+            match self.orders.recv_timeout(self.patience()) {
+                Ok(examination) => self.begin(examination),
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => return,
+            }
+            self.look();
+            if Instant::now() >= self.gauges_at {
+                let gauges = self.gpu.gauges();
+                self.say(Sighting::Gauges(gauges, Instant::now()));
+                self.gauges_at = Instant::now() + GAUGES_EVERY;
+            }
+        }
+    }
+
+    fn patience(&self) -> Duration {
+        match self.ongoing.is_empty() {
+            true => self.gauges_at.saturating_duration_since(Instant::now()),
+            false => LOOK_EVERY,
+        }
+    }
+
+    /// Whether another child may follow is what the driver waits for, so that comes first.
+    fn begin(&mut self, examination: Examination) {
+        self.say(Sighting::Examined {
+            generation: examination.generation,
+            action: self.gpu.recovery_action(),
+        });
+        self.ongoing.push(examination);
+    }
+
+    fn look(&mut self) {
+        if self.ongoing.is_empty() {
+            return;
+        }
+        let memory = self.gpu.memory();
+        let now = Instant::now();
+        let outbox = self.outbox;
+        self.ongoing
+            .retain(|examination| match examination.look(memory.as_ref(), now) {
+                Some(measure) => {
+                    let generation = examination.generation;
+                    drop(outbox.send(Sighting::Measured {
+                        generation,
+                        measure,
+                    }));
+                    false
+                }
+                None => true,
+            });
+    }
+
+    fn say(&self, sighting: Sighting) {
+        // The loop ends when nobody reads.
+        drop(self.outbox.send(sighting));
+    }
+}

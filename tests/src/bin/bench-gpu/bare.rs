@@ -1,0 +1,120 @@
+//! The executor, and nothing else: loaded as the child loads it, called step by step.
+
+use super::lines::Line;
+use super::{Settings, check, say, speed};
+use anyhow::{Context, Result, anyhow, bail};
+use serde_json::json;
+use std::time::Instant;
+use worker_orcd_gpu::device::{Batch, Executor, NoTap, PageId};
+use worker_orcd_gpu::loader;
+use worker_orcd_ipc::{DeviceSelector, LoadOrder};
+
+/// # Errors
+/// When the model does not load, or two answers differ that must not.
+pub fn run(settings: &Settings) -> Result<()> {
+    let mut bare = Bare::load(settings)?;
+    check::run(&mut bare, settings)?;
+    speed::decode(&mut bare, settings)?;
+    speed::prompts(&mut bare, settings)
+}
+
+/// A loaded model, and its KV pages cut into as many equal shares as fit.
+pub struct Bare {
+    executor: Box<dyn Executor>,
+    pub vocabulary: u32,
+    pages_each: u32,
+    shares: u32,
+    steps: u64,
+}
+
+impl Bare {
+    fn load(settings: &Settings) -> Result<Self> {
+        let order = LoadOrder {
+            model_path: settings.model.display().to_string(),
+            device: device(&settings.device)?,
+            kv_cache_bytes: Some(settings.kv_cache << 20),
+            max_running: settings.largest_batch() as u32,
+            max_sequence_tokens: Some(settings.context() as u32),
+            prefill_chunk_tokens: settings.chunk,
+            threads: None,
+            prefix_cache: false,
+            trace: None,
+        };
+        let start = Instant::now();
+        let loaded = loader::load(&order, &|_, _| ()).map_err(|fault| anyhow!("{fault}"))?;
+        let seconds = start.elapsed().as_secs_f64();
+        let geometry = loaded.executor.kv_geometry();
+        let pages_each = (settings.context() as u32).div_ceil(geometry.page_tokens);
+        let memory = loaded.executor.memory();
+        say(&json!({
+            "what": "loaded", "side": "bare", "seconds": seconds,
+            "device": loaded.executor.facts().name, "weights_bytes": memory.weights_bytes,
+            "kv_bytes": memory.kv_capacity_bytes, "scratch_bytes": memory.scratch_bytes,
+        }));
+        Ok(Self {
+            vocabulary: loaded.tokenizer.tokens.len() as u32,
+            executor: loaded.executor,
+            pages_each,
+            shares: geometry.pages / pages_each,
+            steps: 0,
+        })
+    }
+
+    /// Sequences that have room at the same time.
+    pub fn room(&self) -> usize {
+        self.shares as usize
+    }
+
+    /// The pages of the `index`th share.
+    pub fn pages(&self, index: usize) -> Vec<PageId> {
+        let first = index as u32 * self.pages_each;
+        (first..first + self.pages_each).map(PageId).collect()
+    }
+
+    /// One step: up to `chunk` tokens, over lines in their order, of which `which` are meant.
+    ///
+    /// # Errors
+    /// The executor's fault, or that it drew no token where one was due.
+    pub fn step(
+        &mut self,
+        lines: &mut [Line],
+        chunk: usize,
+        which: impl Fn(&Line) -> bool,
+    ) -> Result<()> {
+        self.steps += 1;
+        let mut left = chunk.min(self.executor.max_batch_tokens() as usize);
+        let mut taken = Vec::with_capacity(lines.len());
+        for (index, line) in lines.iter().enumerate().filter(|(_, line)| which(line)) {
+            let tokens = line.pending().min(left);
+            if tokens > 0 {
+                taken.push((index, tokens));
+                left -= tokens;
+            }
+        }
+        let sequences: Vec<_> = taken
+            .iter()
+            .map(|(index, tokens)| lines[*index].work(*index, *tokens))
+            .collect();
+        if sequences.is_empty() {
+            bail!("nothing is left to compute");
+        }
+        let batch = Batch {
+            step: self.steps,
+            sequences: &sequences,
+        };
+        let drawn = self.executor.step(&batch, &mut NoTap);
+        let drawn = drawn.map_err(|fault| anyhow!("{fault}"))?;
+        for ((index, tokens), drawn) in taken.into_iter().zip(drawn) {
+            lines[index].advance(tokens, drawn).context("a step")?;
+        }
+        Ok(())
+    }
+}
+
+fn device(name: &str) -> Result<DeviceSelector> {
+    match name.strip_prefix("cuda:") {
+        Some(ordinal) => Ok(DeviceSelector::Cuda(ordinal.parse()?)),
+        None if name == "cpu" => Ok(DeviceSelector::Cpu),
+        None => bail!("{name:?} is neither cuda:N nor cpu"),
+    }
+}

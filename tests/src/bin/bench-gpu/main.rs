@@ -1,0 +1,105 @@
+//! How fast a device serves one model: `bench-gpu bare` calls the executor in a loop, `bench-gpu
+//! served` asks a worker over HTTP. Correct first: both compare answers over batch sizes before
+//! they time anything, and end without a figure when one differs.
+//!
+//! ```text
+//! bench/gpu/run.py ── bare ─── bare::Bare (executor) ◄── lines (sequences) ── check, speed
+//!                  └─ served ─ Worker ◄── Burst ── served
+//! ```
+//!
+//! Every finding is one JSON object on a line of its own, printed as soon as it is known, so that
+//! a run that is cut short keeps what it found. `"what"` says which.
+
+mod bare;
+mod check;
+mod lines;
+mod prompts;
+mod served;
+mod speed;
+
+use anyhow::Result;
+use clap::{Args, Parser, Subcommand};
+use serde_json::Value;
+use std::path::PathBuf;
+
+#[derive(Debug, Parser)]
+#[command(name = "bench-gpu")]
+struct Options {
+    #[command(subcommand)]
+    side: Side,
+}
+
+#[derive(Debug, Subcommand)]
+enum Side {
+    /// The executor in a loop: no scheduler, no socket, no text.
+    #[command(args_override_self = true)]
+    Bare(Settings),
+    /// Streams over HTTP, through supervisor and child.
+    #[command(args_override_self = true)]
+    Served(served::Arguments),
+}
+
+/// What both sides are told.
+#[derive(Debug, Clone, Args)]
+pub struct Settings {
+    #[arg(long)]
+    model: PathBuf,
+    /// As the worker's own flag: cuda:N or cpu.
+    #[arg(long, default_value = "cuda:0")]
+    device: String,
+    /// Sequences decoded in one step.
+    #[arg(long, value_delimiter = ',', default_values_t = [1, 8, 32, 64, 128, 256])]
+    batches: Vec<usize>,
+    /// Prompts whose time to the first token is taken.
+    #[arg(long, value_delimiter = ',', default_values_t = [128, 1024])]
+    prompts: Vec<usize>,
+    /// Tokens of the prompt in front of a decode.
+    #[arg(long, default_value_t = 128)]
+    prompt_tokens: usize,
+    /// Tokens that are decoded.
+    #[arg(long, default_value_t = 256)]
+    tokens: usize,
+    /// Prompt tokens computed in one step.
+    #[arg(long, default_value_t = 2048)]
+    chunk: u32,
+    /// In MiB.
+    #[arg(long, default_value_t = 16 << 10)]
+    kv_cache: u64,
+    /// Each figure is the median of so many.
+    #[arg(long, default_value_t = 3)]
+    rounds: usize,
+    /// Tokens of each answer that is compared over batch sizes.
+    #[arg(long, default_value_t = 16)]
+    check_tokens: usize,
+}
+
+impl Settings {
+    fn largest_batch(&self) -> usize {
+        self.batches.iter().copied().max().unwrap_or(1)
+    }
+
+    /// The longest sequence that is asked for.
+    fn context(&self) -> usize {
+        let prompt = self.prompts.iter().copied().max().unwrap_or(0);
+        prompt.max(self.prompt_tokens).max(check::LONGEST_PROMPT)
+            + self.tokens.max(self.check_tokens)
+    }
+}
+
+fn main() -> Result<()> {
+    match Options::parse().side {
+        Side::Bare(settings) => bare::run(&settings),
+        Side::Served(arguments) => served::run(&arguments),
+    }
+}
+
+/// Prints a finding.
+fn say(finding: &Value) {
+    println!("{finding}");
+}
+
+/// Sorts them; NaN of none.
+fn median(values: &mut [f64]) -> f64 {
+    values.sort_unstable_by(f64::total_cmp);
+    values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
+}

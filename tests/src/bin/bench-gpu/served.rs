@@ -1,0 +1,205 @@
+//! The same figures as a client sees them: over HTTP, through supervisor, socket and child.
+
+use super::prompts::{Alphabet, text};
+use super::{Settings, median, say};
+use anyhow::{Result, ensure};
+use clap::Args;
+use serde_json::{Value, json};
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+use worker_orcd_tests::bench::Burst;
+use worker_orcd_tests::worker::request;
+use worker_orcd_tests::{Client, Worker, WorkerBuilder, wait};
+
+#[derive(Debug, Args)]
+pub struct Arguments {
+    #[command(flatten)]
+    settings: Settings,
+    /// What prompts are made of.
+    #[arg(long, value_enum, default_value = "letters")]
+    alphabet: Alphabet,
+    /// Print the greedy continuation of this text.
+    #[arg(long)]
+    show: Option<String>,
+    /// From the process's start to being ready, so many times.
+    #[arg(long, default_value_t = 3)]
+    starts: usize,
+}
+
+/// Requests one after the other, for each prompt length.
+const PROMPT_ROUNDS: usize = 21;
+/// Streams whose text is compared alone and in company.
+const COMPARED: usize = 4;
+const SHOWN_TOKENS: u32 = 48;
+
+/// # Errors
+/// When the worker does not start, a stream fails, or two answers differ.
+pub fn run(arguments: &Arguments) -> Result<()> {
+    let settings = &arguments.settings;
+    let mut starts = Vec::new();
+    for _ in 1..arguments.starts.max(1) {
+        starts.push(start(settings).1);
+    }
+    let (worker, seconds) = start(settings);
+    starts.push(seconds);
+    say(&json!({
+        "what": "ready", "side": "served", "median_seconds": median(&mut starts),
+        "all_seconds": starts,
+    }));
+    let served = Served {
+        client: worker.client(),
+        address: worker.client().address,
+        alphabet: arguments.alphabet,
+        asked: AtomicU64::new(0),
+    };
+    if let Some(prompt) = &arguments.show {
+        served.show(prompt);
+    }
+    served.check(settings)?;
+    served.prompts(settings)?;
+    served.decode(settings)
+}
+
+/// A worker that is ready, and how long that took from the start of its process.
+fn start(settings: &Settings) -> (Worker, f64) {
+    let builder: WorkerBuilder = Worker::with_model(&settings.model)
+        .arg("--device", &settings.device)
+        .arg("--max-running", settings.largest_batch())
+        .arg("--max-queue", 2 * settings.largest_batch())
+        .arg("--max-context", settings.context())
+        .arg("--prefill-chunk", settings.chunk)
+        .arg("--kv-cache-size", format!("{}MiB", settings.kv_cache));
+    let began = Instant::now();
+    let worker = builder.start();
+    // It answers that it is ready before its log's line has come through the pipe.
+    let (ready, _) = wait::until("the log to say so", || worker.log.next("ready", began));
+    (worker, (ready - began).as_secs_f64())
+}
+
+struct Served {
+    client: Client,
+    address: SocketAddr,
+    alphabet: Alphabet,
+    /// Seeds of prompts: none is asked for twice by chance.
+    asked: AtomicU64,
+}
+
+impl Served {
+    /// A greedy request with a prompt that is new.
+    fn request(&self, prompt_tokens: usize, tokens: usize) -> Value {
+        let seed = self.asked.fetch_add(1, Ordering::Relaxed);
+        let mut body = request(&text(seed, prompt_tokens, self.alphabet), tokens as u32);
+        body["temperature"] = json!(0.0);
+        body["ignore_eos"] = json!(true);
+        body
+    }
+
+    fn show(&self, prompt: &str) {
+        let mut body = request(prompt, SHOWN_TOKENS);
+        body["temperature"] = json!(0.0);
+        let text = self.client.execute(&body).transcript().text();
+        say(&json!({"what": "text", "side": "served", "prompt": prompt, "text": text}));
+    }
+
+    /// The same requests alone and among as many others as will be timed.
+    fn check(&self, settings: &Settings) -> Result<()> {
+        let company = settings.largest_batch();
+        let bodies: Vec<_> = (0..company)
+            .map(|index| {
+                let mut body = self.request(17 + index % 64, settings.check_tokens);
+                if index % 4 == 1 {
+                    body["temperature"] = json!(1.0);
+                    body["seed"] = json!(index);
+                }
+                body
+            })
+            .collect();
+        let alone: Vec<_> = bodies
+            .iter()
+            .take(COMPARED)
+            .map(|it| self.text(it))
+            .collect();
+        let together: Vec<_> = std::thread::scope(|scope| {
+            let readers: Vec<_> = bodies
+                .iter()
+                .map(|body| scope.spawn(|| self.text(body)))
+                .collect();
+            let texts = readers.into_iter().map(|reader| reader.join());
+            texts
+                .take(COMPARED)
+                .map(|text| text.expect("no reader panics"))
+                .collect()
+        });
+        let is_equal = alone == together;
+        say(&json!({
+            "what": "check", "side": "served", "equal": is_equal, "streams": company,
+            "compared": alone.len(),
+        }));
+        ensure!(is_equal, "a text in company differs from the text alone");
+        Ok(())
+    }
+
+    fn text(&self, body: &Value) -> String {
+        let mut body = body.clone();
+        body["job_id"] = request("", 1)["job_id"].take();
+        self.client.execute(&body).transcript().text()
+    }
+
+    /// From the request to the first token.
+    fn prompts(&self, settings: &Settings) -> Result<()> {
+        for length in &settings.prompts {
+            let mut times = Vec::new();
+            for round in 0..=PROMPT_ROUNDS {
+                let burst = Burst::run(self.address, &[self.request(*length, 2)])?;
+                let stream = &burst.streams[0];
+                ensure!(
+                    stream.tokens_in == *length as u64,
+                    "a prompt meant to have {length} tokens has {}",
+                    stream.tokens_in
+                );
+                if round > 0 {
+                    times.push(stream.time_to_first().as_secs_f64() * 1e3);
+                }
+            }
+            say(&json!({
+                "what": "prompt", "side": "served", "tokens": length,
+                "median_ms": median(&mut times), "least_ms": times[0],
+                "most_ms": times[times.len() - 1],
+            }));
+        }
+        Ok(())
+    }
+
+    fn decode(&self, settings: &Settings) -> Result<()> {
+        for batch in &settings.batches {
+            let (mut rates, mut whole, mut firsts) = (Vec::new(), Vec::new(), Vec::new());
+            for round in 0..=settings.rounds {
+                let requests: Vec<_> = (0..*batch)
+                    .map(|_| self.request(settings.prompt_tokens, settings.tokens))
+                    .collect();
+                let burst = Burst::run(self.address, &requests)?;
+                let wanted = (batch * settings.tokens) as u64;
+                ensure!(
+                    burst.tokens() == wanted,
+                    "{} of {wanted} tokens came",
+                    burst.tokens()
+                );
+                if round > 0 {
+                    rates.extend(burst.decode_rate());
+                    whole.push(wanted as f64 / burst.whole().as_secs_f64());
+                    let times = burst.streams.iter().map(|stream| stream.time_to_first());
+                    firsts.extend(times.map(|time| time.as_secs_f64() * 1e3));
+                }
+            }
+            say(&json!({
+                "what": "decode", "side": "served", "batch": batch,
+                "tokens_per_second": (!rates.is_empty()).then(|| median(&mut rates)),
+                "least": rates.first(), "most": rates.last(),
+                "with_prompts_tokens_per_second": median(&mut whole),
+                "median_first_token_ms": median(&mut firsts),
+            }));
+        }
+        Ok(())
+    }
+}

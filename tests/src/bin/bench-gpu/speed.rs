@@ -1,0 +1,90 @@
+//! The bare figures: decoding at each batch size, and prompts to their first token.
+
+use super::bare::Bare;
+use super::lines::Line;
+use super::prompts::token_ids;
+use super::{Settings, median, say};
+use anyhow::Result;
+use serde_json::json;
+use std::time::Instant;
+use worker_orcd_ipc::Sampling;
+
+/// Whatever a device makes when it first sees a batch of a size is made then.
+const WARM_UP_STEPS: usize = 16;
+
+/// Of each prompt length.
+const PROMPT_ROUNDS: usize = 11;
+
+/// Prompts once; then the same positions are decoded in every round.
+///
+/// # Errors
+/// The device's.
+pub fn decode(bare: &mut Bare, settings: &Settings) -> Result<()> {
+    for batch in &settings.batches {
+        if *batch > bare.room() {
+            say(&json!({
+                "what": "decode", "side": "bare", "batch": batch,
+                "not_run": format!("the KV cache has room for {} sequences", bare.room()),
+            }));
+            continue;
+        }
+        let mut lines: Vec<_> = (0..*batch)
+            .map(|index| greedy(bare, index as u64, settings.prompt_tokens, index))
+            .collect();
+        let has_prompt = |line: &Line| line.generated().is_empty();
+        while lines.iter().any(has_prompt) {
+            bare.step(&mut lines, settings.chunk as usize, has_prompt)?;
+        }
+        for _ in 0..WARM_UP_STEPS.min(settings.tokens - 1) {
+            bare.step(&mut lines, usize::MAX, |_| true)?;
+        }
+        let (mut rates, mut steps) = (Vec::new(), Vec::new());
+        for _ in 0..settings.rounds.max(1) {
+            lines.iter_mut().for_each(Line::rewind);
+            let start = Instant::now();
+            for _ in 1..settings.tokens {
+                let step = Instant::now();
+                bare.step(&mut lines, usize::MAX, |_| true)?;
+                steps.push(step.elapsed().as_secs_f64() * 1e6);
+            }
+            let drawn = batch * (settings.tokens - 1);
+            rates.push(drawn as f64 / start.elapsed().as_secs_f64());
+        }
+        say(&json!({
+            "what": "decode", "side": "bare", "batch": batch,
+            "tokens_per_second": median(&mut rates), "median_step_us": median(&mut steps),
+            "least": rates[0], "most": rates[rates.len() - 1],
+        }));
+    }
+    Ok(())
+}
+
+/// From the call to its first token, each prompt new.
+///
+/// # Errors
+/// The device's.
+pub fn prompts(bare: &mut Bare, settings: &Settings) -> Result<()> {
+    for length in &settings.prompts {
+        let mut times = Vec::new();
+        for round in 0..=PROMPT_ROUNDS {
+            let mut line = [greedy(bare, 1000 + round as u64, *length, 0)];
+            let start = Instant::now();
+            while line[0].generated().is_empty() {
+                bare.step(&mut line, settings.chunk as usize, |_| true)?;
+            }
+            if round > 0 {
+                times.push(start.elapsed().as_secs_f64() * 1e3);
+            }
+        }
+        say(&json!({
+            "what": "prompt", "side": "bare", "tokens": length, "median_ms": median(&mut times),
+            "least_ms": times[0], "most_ms": times[times.len() - 1],
+        }));
+    }
+    Ok(())
+}
+
+fn greedy(bare: &Bare, seed: u64, length: usize, share: usize) -> Line {
+    let prompt = token_ids(seed, length, bare.vocabulary);
+    Line::new(prompt, Sampling::default(), bare.pages(share))
+}

@@ -1,0 +1,74 @@
+//! NVIDIA's management library, played: a shared library of our own under its name, found by the
+//! loader before the real one, that does what a script says. The worker loads it as it would
+//! load the real one; nothing in it knows.
+
+use crate::worker::{WorkerBuilder, unique};
+use std::fs;
+use std::process::Command;
+use tempfile::TempDir;
+
+const SOURCE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/src/played_nvml.c");
+
+/// One GPU and its script. Dropping it takes the library away.
+#[derive(Debug)]
+pub struct PlayedNvml {
+    directory: TempDir,
+    lines: Vec<String>,
+}
+
+impl PlayedNvml {
+    /// Compiles the library; it starts without a line of script.
+    #[must_use]
+    pub fn build() -> Self {
+        let directory = tempfile::tempdir().expect("a temporary directory");
+        let output = Command::new("cc")
+            .args(["-shared", "-fPIC", "-O1", "-Wall", "-Wextra", "-Werror"])
+            .arg("-o")
+            .arg(directory.path().join("libnvidia-ml.so.1"))
+            .arg(SOURCE)
+            .output()
+            .expect("a C compiler");
+        let complaints = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{complaints}");
+        let mut played = Self {
+            directory,
+            lines: Vec::new(),
+        };
+        played.replace(|_| {});
+        played
+    }
+
+    /// The worker that is started from this sees the played GPU as `cuda:0`.
+    #[must_use]
+    pub fn seen_by(&self, worker: WorkerBuilder) -> WorkerBuilder {
+        self.loadable_by(worker).arg("--device", "cuda:0")
+    }
+
+    /// The worker could load the library, if it wanted to.
+    #[must_use]
+    pub fn loadable_by(&self, worker: WorkerBuilder) -> WorkerBuilder {
+        let path = |name: &str| self.directory.path().join(name).display().to_string();
+        worker
+            .env("LD_LIBRARY_PATH", &path(""))
+            .env("PLAYED_NVML", &path("script"))
+            .env("CUDA_VISIBLE_DEVICES", "0")
+    }
+
+    /// Adds a line; `played_nvml.c` says which there are.
+    pub fn plays(&mut self, line: &str) {
+        self.replace(|lines| lines.push(line.to_owned()));
+    }
+
+    /// Takes all lines away that begin like this.
+    pub fn forgets(&mut self, beginning: &str) {
+        self.replace(|lines| lines.retain(|line| !line.starts_with(beginning)));
+    }
+
+    fn replace(&mut self, change: impl FnOnce(&mut Vec<String>)) {
+        change(&mut self.lines);
+        let draft = self.directory.path().join(format!("draft-{}", unique()));
+        let text: String = self.lines.iter().map(|line| format!("{line}\n")).collect();
+        fs::write(&draft, text).expect("the directory is ours");
+        fs::rename(&draft, self.directory.path().join("script")).expect("the directory is ours");
+    }
+}

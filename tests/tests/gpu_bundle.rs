@@ -1,0 +1,129 @@
+//! What carries to a GPU machine, tried out without one: the Python of the bundle has tests of its
+//! own, and the random models that it makes are served by the CPU device, measured and checked.
+
+use serde_json::{Value, json};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use tempfile::TempDir;
+use worker_orcd_tests::model::repository_root;
+use worker_orcd_tests::worker::request;
+use worker_orcd_tests::{Client, Worker};
+
+fn python(script: &str, arguments: &[&str]) -> Output {
+    let mut command = Command::new("python3");
+    command
+        .arg("-B")
+        .arg(repository_root().join("bench/gpu").join(script))
+        .args(arguments);
+    let output = command.output().expect("python3 is there");
+    let told = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{script} {arguments:?}: {told}");
+    output
+}
+
+/// Two layers and a short vocabulary: the widths are true.
+fn model(kind: &str) -> (TempDir, PathBuf) {
+    let folder = tempfile::tempdir().expect("a temporary directory");
+    let path = folder.path().join(format!("0.5b-{kind}.gguf"));
+    let name = path.to_str().expect("an ordinary path");
+    let shallow = ["--layers", "2", "--vocabulary", "3000"];
+    python("models.py", &[&["0.5b", kind, name], &shallow[..]].concat());
+    (folder, path)
+}
+
+#[test]
+fn the_bundle_keeps_its_own_tests() {
+    python("test_bundle.py", &[]);
+}
+
+#[test]
+fn models_with_random_weights_answer_with_text() {
+    for kind in ["F16", "Q8_0", "Q4_K_M"] {
+        let (_folder, path) = model(kind);
+        let worker = Worker::with_model(path).start();
+        let answers = ["Q W E R T Y", "Z X C V B N"].map(|prompt| ask(&worker.client(), prompt));
+        assert_ne!(answers[0], answers[1], "{kind}: the prompt decides nothing");
+        let again = ask(&worker.client(), "Q W E R T Y");
+        assert_eq!(answers[0], again, "{kind}");
+    }
+}
+
+/// Every token of the answer has a text of its own.
+fn ask(client: &Client, prompt: &str) -> String {
+    let mut body = request(prompt, 40);
+    body["temperature"] = json!(0.0);
+    body["ignore_eos"] = json!(true);
+    let transcript = client.execute(&body).transcript();
+    let end = transcript.end();
+    assert_eq!(end["tokens_in"], 6, "a capital letter is a token: {end}");
+    let tokens = transcript
+        .names()
+        .iter()
+        .filter(|name| **name == "token")
+        .count();
+    assert_eq!(tokens, 40, "{end}");
+    transcript.text()
+}
+
+#[test]
+fn both_sides_are_checked_and_measured() {
+    let (_folder, path) = model("Q8_0");
+    for side in ["bare", "served"] {
+        let findings = findings(side, &path, &[]);
+        let of = |what: &str| -> Vec<&Value> {
+            findings
+                .iter()
+                .filter(|found| found["what"] == what)
+                .collect()
+        };
+        assert!(of("check").iter().all(|check| check["equal"] == true));
+        assert_eq!(of("check").len(), 1, "{findings:?}");
+        let decoded: Vec<_> = of("decode").iter().map(|it| &it["batch"]).collect();
+        assert_eq!(decoded, [1, 3], "{findings:?}");
+        let rates = of("decode").into_iter().map(|it| &it["tokens_per_second"]);
+        assert!(
+            rates.into_iter().all(|rate| rate.as_f64() > Some(0.0)),
+            "{findings:?}"
+        );
+        let prompts: Vec<_> = of("prompt").iter().map(|it| &it["tokens"]).collect();
+        assert_eq!(prompts, [32, 96], "{findings:?}");
+        for found in &findings {
+            assert_eq!(found["side"], side, "{found}");
+        }
+    }
+}
+
+#[test]
+fn a_batch_without_room_is_not_measured_and_says_so() {
+    let (_folder, path) = model("F16");
+    // 176 positions of two layers take 176 KiB or more: nine of them do not fit into 1 MiB.
+    let findings = findings("bare", &path, &["--kv-cache", "1", "--batches", "9"]);
+    let last = findings.iter().rfind(|found| found["what"] == "decode");
+    assert!(
+        last.is_some_and(|found| found["not_run"].is_string()),
+        "{findings:?}"
+    );
+}
+
+fn findings(side: &str, model: &Path, flags: &[&str]) -> Vec<Value> {
+    let output = Command::new(env!("CARGO_BIN_EXE_bench-gpu"))
+        .arg(side)
+        .arg("--model")
+        .arg(model)
+        .args(["--device", "cpu", "--batches", "1,3", "--prompts", "32,96"])
+        .args(["--prompt-tokens", "16", "--tokens", "16", "--rounds", "1"])
+        .args(["--check-tokens", "6", "--chunk", "64"])
+        .args(if flags.is_empty() {
+            &["--kv-cache", "16"]
+        } else {
+            flags
+        })
+        .output()
+        .expect("bench-gpu starts");
+    let told = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{side}: {told}");
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    text.lines()
+        .map(|line| serde_json::from_str(line).expect("JSON"))
+        .collect()
+}
