@@ -1,6 +1,6 @@
 """Logits of tiny random models, every architecture times every tensor type, against llama.cpp.
 
-    python architectures.py ORCD_LOGITS [--only NAME]
+    python architectures.py ORCD_LOGITS [--only NAME] [--device cuda:0]
 
 Each file is run twice on our side: once with every history as one prefill chunk, once token by
 token as in decoding; llama.cpp runs its own prefill with keys and values in F32. Positions from
@@ -40,6 +40,7 @@ def main():
     arguments = argparse.ArgumentParser()
     arguments.add_argument("program")
     arguments.add_argument("--only", help="a substring of ARCHITECTURE-TYPE")
+    arguments.add_argument("--device", default="cpu", help="ours: cpu or cuda:N")
     options = arguments.parse_args()
 
     cases = [(v, t) for v in tiny_models.MAIN for t in tiny_models.TYPES]
@@ -51,20 +52,21 @@ def main():
         for seed, (variant, type_name) in enumerate(cases):
             path = Path(folder) / f"{variant.name}-{type_name}.gguf"
             tiny_models.write(path, variant, type_name, seed)
-            failures += not compare(path, type_name, options.program, seed)
+            failures += not compare(path, type_name, options, seed)
             path.unlink()
     print(f"{len(cases)} models, {failures} outside their tolerance")
     return 1 if failures or not cases else 0
 
 
-def compare(path, type_name, program, seed):
+def compare(path, type_name, options, seed):
     # All different: among equal tokens attention has nothing to choose, and rotation no effect.
     tokens = random.Random(seed).sample(range(tiny_models.N_VOCAB), N_TOKENS)
     with llama_cpp.Model(path, n_ctx=tiny_models.CONTEXT, threads=1, exact_kv=True) as reference:
         theirs = reference.run(tokens, all_positions=True)[1:]
         check_that_order_matters(reference, tokens, theirs[-1])
     prefixes = [{"tokens": tokens[: n + 1], "positions": [n]} for n in range(1, N_TOKENS)]
-    context = ("--context", tiny_models.CONTEXT)
+    program = options.program
+    context = ("--context", tiny_models.CONTEXT, "--device", options.device)
     prefill = np.concatenate(ours.logits(program, path, prefixes, tiny_models.N_VOCAB, *context))
     stepwise = [{"tokens": tokens, "positions": list(range(N_TOKENS))}]
     decode = ours.logits(program, path, stepwise, tiny_models.N_VOCAB, *context)[0][1:]

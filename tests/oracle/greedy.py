@@ -87,6 +87,7 @@ def main():
     arguments.add_argument("model")
     arguments.add_argument("program")
     arguments.add_argument("--threads", type=int, default=2)
+    arguments.add_argument("--device", default="cpu", help="ours: cpu or cuda:N")
     options = arguments.parse_args()
 
     with tempfile.TemporaryDirectory() as folder:
@@ -111,7 +112,8 @@ def compare(what, model, options, rounds_activations):
         for history, start, _ in runs
     ]
     answers = ours.next_tokens(
-        options.program, model, requests, "--threads", options.threads, "--batch", 8
+        options.program, model, requests,
+        "--threads", options.threads, "--batch", 8, "--device", options.device,
     )
 
     counted, one_way, close_calls = 0, [], []

@@ -134,6 +134,12 @@ impl Rule {
         Ok(())
     }
 
+    /// Whether this rule can ever do that.
+    #[must_use]
+    pub fn may(&self, kind: Kind) -> bool {
+        self.kinds.contains(&kind)
+    }
+
     /// What this rule, the `index`th, does in this step.
     #[must_use]
     pub fn strike(&self, index: u32, generation: Generation, batch: &Batch<'_>) -> Option<Kind> {

@@ -36,7 +36,7 @@ use std::env::VarError;
 use std::io::Write;
 use std::sync::Arc;
 use wire::Wire;
-use worker_orcd_ipc::{Fault, Generation, LoadOrder};
+use worker_orcd_ipc::{DeviceSelector, Fault, Generation, LoadOrder};
 
 /// The rules of this child; unset means none.
 pub const VARIABLE: &str = "WORKER_ORCD_FAULTS";
@@ -72,10 +72,49 @@ where
     let wire = Arc::new(Wire::default());
     let writer = FaultyWriter::new(writer, generation, Arc::clone(&wire));
     let loader = move |order: &LoadOrder, progress: Progress<'_>| {
+        refuse_what_the_device_lacks(&rules, order.device)?;
         let mut loaded = loader(order, progress)?;
         let inner = loaded.executor;
         loaded.executor = Box::new(FaultyExecutor::new(inner, rules, generation, wire));
         Ok(loaded)
     };
     (writer, loader)
+}
+
+/// A fault that would never strike is refused, or a run would claim to have survived it.
+fn refuse_what_the_device_lacks(rules: &[Rule], device: DeviceSelector) -> Result<(), Fault> {
+    let DeviceSelector::Cuda(ordinal) = device else {
+        return Ok(());
+    };
+    if !rules.iter().any(|rule| rule.may(Kind::NonFinite)) {
+        return Ok(());
+    }
+    let name = Kind::NonFinite.name();
+    Err(Fault::DeviceUnavailable {
+        message: format!("the fault {name} cannot be injected on cuda:{ordinal}; name the others"),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_fault_that_a_device_lacks_is_refused_by_name() {
+        let refused = |faults: &str, device| {
+            let rules = parse(faults).unwrap();
+            refuse_what_the_device_lacks(&rules, device)
+                .err()
+                .map(|fault| fault.to_string())
+        };
+        for faults in ["nan@step=3", "panic@step=1;any@chance=0.1"] {
+            let message = refused(faults, DeviceSelector::Cuda(1)).expect("it is refused");
+            assert!(
+                message.contains("nan") && message.contains("cuda:1"),
+                "{message}"
+            );
+            assert_eq!(refused(faults, DeviceSelector::Cpu), None);
+        }
+        assert_eq!(refused("panic|abort@step=3", DeviceSelector::Cuda(0)), None);
+    }
 }

@@ -149,6 +149,12 @@ fn read(reader: &mut Reader<'_>) -> Option<Config> {
     let model_ref = reader.optional("model", |text| Ok(text.to_owned()));
     let model = read_model(reader);
     let device = read_device(reader);
+    if let (Some(DeviceChoice::Cuda(ordinal)), true) = (device, reader.has("threads")) {
+        let origin = reader.origin("threads").to_owned();
+        reader.error(format!(
+            "{origin} is for the CPU device; cuda:{ordinal} has no use for it"
+        ));
+    }
     let child_binary = read_child_binary(reader);
     let worker_id = reader.optional("worker-id", |text| {
         Uuid::try_parse(text).map_err(|_| format!("{text:?} is no UUID"))

@@ -106,6 +106,25 @@ fn hosts_add_up_and_an_api_key_file_must_hold_a_key() {
 }
 
 #[test]
+fn threads_are_refused_where_they_would_be_ignored() {
+    let with = |device| {
+        gather(
+            &[&MODEL[..], &["--threads", "2", "--device", device]].concat(),
+            &[],
+        )
+    };
+    assert_eq!(with("cpu").unwrap().load.threads, Some(2));
+    let refused = errors(
+        &[&MODEL[..], &["--threads", "2", "--device", "cuda:1"]].concat(),
+        &[],
+    );
+    assert!(
+        refused[0].contains("--threads") && refused[0].contains("cuda:1"),
+        "{refused:?}"
+    );
+}
+
+#[test]
 fn a_trace_must_be_writable() {
     let trace = file("");
     let path = trace.path().to_str().unwrap();
