@@ -17,7 +17,7 @@ fn main() {
     // It must exist for cargo to watch it; watching a missing path would rebuild every time.
     fs::create_dir_all(&folder).expect("the target folder can be written");
     println!("cargo::rerun-if-changed={}", folder.display());
-    for name in ["kernels.fatbin", "decode_step.fatbin"] {
+    for name in ["kernels.fatbin", "decode_step.fatbin", "faults.fatbin"] {
         let fatbin = fs::read(folder.join(name)).unwrap_or_default();
         fs::write(out.join(name), fatbin).expect("OUT_DIR can be written");
     }

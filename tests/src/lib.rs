@@ -15,6 +15,7 @@
 pub mod bench;
 pub mod client;
 pub mod facts;
+pub mod faults;
 pub mod hostile_gguf;
 pub mod log;
 pub mod model;

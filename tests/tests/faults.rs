@@ -3,26 +3,12 @@
 
 use serde_json::{Value, json};
 use std::thread;
+use worker_orcd_gpu::fault_injection::Kind;
+use worker_orcd_lifecycle::DeathCause;
 use worker_orcd_tests::client::Transcript;
+use worker_orcd_tests::faults::{ANYWHERE, Expected, ON_A_GPU};
 use worker_orcd_tests::worker::unique;
 use worker_orcd_tests::{Client, Worker, WorkerBuilder, wait};
-
-/// Kinds, and what the supervisor calls the deaths that they bring about.
-const KINDS: [(&str, &str); 13] = [
-    ("panic", "panic"),
-    ("abort", "signalled"),
-    ("segfault", "signalled"),
-    ("exit-zero", "exited_silently"),
-    ("hang", "step_deadline"),
-    ("stall", "heartbeat_lost"),
-    ("flood", "protocol_violation"),
-    ("garbage", "protocol_violation"),
-    ("drip", "heartbeat_lost"),
-    ("nan", "non_finite_logits"),
-    ("wrong-token", "protocol_violation"),
-    ("out-of-memory", "out_of_memory"),
-    ("stop", "heartbeat_lost"),
-];
 
 /// Short deadlines: what hangs is to be noticed soon.
 fn failing(faults: &str) -> WorkerBuilder {
@@ -58,13 +44,40 @@ fn ask(client: &Client, prompt_tokens: usize, max_tokens: u32) -> Transcript {
 }
 
 #[test]
+fn every_kind_has_a_row_and_every_row_a_label_that_exists() {
+    for kind in Kind::ALL {
+        let of_device = kind.of_device().is_some();
+        let rows: &[Expected] = if of_device { &ON_A_GPU } else { &ANYWHERE };
+        let found: Vec<_> = rows.iter().filter(|it| it.kind == kind.name()).collect();
+        assert_eq!(found.len(), 1, "{}", kind.name());
+        let label = found[0].label;
+        assert!(label.is_none_or(|label| DeathCause::LABELS.contains(&label)));
+    }
+    assert_eq!(ANYWHERE.len() + ON_A_GPU.len(), Kind::ALL.len());
+}
+
+/// Who asks the CPU for a GPU's fault would believe to have survived it.
+#[test]
+fn a_fault_that_only_a_gpu_has_is_refused_by_name() {
+    for row in ON_A_GPU {
+        let mut worker = failing(&format!("{}@step=1", row.kind)).spawn();
+        // `SupervisorExit` of `device_unavailable`.
+        assert_eq!(worker.wait_exit().code(), Some(67), "{}", row.kind);
+        let log = worker.log.text();
+        let reason = format!("the fault {} cannot be injected on cpu", row.kind);
+        assert!(log.contains(&reason), "{log}");
+    }
+}
+
+#[test]
 fn a_stream_outlives_every_kind_of_fault() {
     // The nth child fails at the fourth token of the request with 10 + n prompt tokens, and at
     // nothing else.
-    let rules: Vec<_> = KINDS
+    let rules: Vec<_> = ANYWHERE
         .iter()
         .enumerate()
-        .map(|(n, (kind, _))| {
+        .map(|(n, row)| {
+            let kind = row.kind;
             let (generation, tokens) = (n + 1, n + 10);
             format!(
                 "{kind}@generation={generation},prompt-tokens={tokens},position={}",
@@ -74,21 +87,23 @@ fn a_stream_outlives_every_kind_of_fault() {
         .collect();
     let worker = failing(&rules.join(";")).start();
     let client = worker.client();
-    let interrupted: Vec<_> = KINDS
+    let interrupted: Vec<_> = ANYWHERE
         .iter()
         .enumerate()
-        .map(|(n, (kind, label))| {
+        .map(|(n, row)| {
+            let kind = row.kind;
             let transcript = ask(&client, n + 10, 12);
             assert_eq!(transcript.end()["recoveries"], 1, "{kind}");
             let faults = client.health()["faults"].clone();
-            assert_eq!(faults["last_death"]["label"], *label, "{kind}: {faults}");
+            let last = &faults["last_death"]["label"];
+            assert_eq!(last.as_str(), row.label, "{kind}: {faults}");
             transcript.text()
         })
         .collect();
-    for (n, (kind, _)) in KINDS.iter().enumerate() {
+    for (n, row) in ANYWHERE.iter().enumerate() {
         let undisturbed = ask(&client, n + 10, 12);
         assert_eq!(undisturbed.end()["recoveries"], 0);
-        assert_eq!(undisturbed.text(), interrupted[n], "{kind}");
+        assert_eq!(undisturbed.text(), interrupted[n], "{}", row.kind);
     }
 }
 

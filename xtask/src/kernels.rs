@@ -32,7 +32,7 @@ const ARCHITECTURES: [(&str, &str); 5] = [
 ];
 
 /// Translation units; the other files are included by them.
-const UNITS: [&str; 2] = ["kernels", "decode_step"];
+const UNITS: [&str; 3] = ["kernels", "decode_step", "faults"];
 
 #[derive(clap::Args)]
 pub struct Arguments {

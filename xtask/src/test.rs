@@ -89,7 +89,8 @@ fn failing_on_command(oracles: &Oracles) -> Command {
             "--features",
             "fault-injection",
         ])
-        .args(["--test", "faults", "--test", "chaos", "--bin", "chaos"])
+        .args(["--test", "faults", "--test", "gpu_faults"])
+        .args(["--test", "chaos", "--bin", "chaos"])
         .env("WORKER_ORCD_MODEL", &oracles.model);
     command
 }

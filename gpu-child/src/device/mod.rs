@@ -10,6 +10,8 @@
 //! > how its prompt was cut into chunks, not on whether its pages were computed by another
 //! > request with the same prefix, not on the number of threads.
 
+#[cfg(feature = "fault-injection")]
+use crate::fault_injection::Saboteur;
 use worker_orcd_ipc::{DeviceFacts, Fault, MemoryReport, RequestId, Sampling, TokenId};
 
 pub mod cpu;
@@ -73,6 +75,12 @@ pub trait Executor: Send {
     /// A [`Fault`]: the executor cannot be used any more and the child must end.
     fn step(&mut self, batch: &Batch<'_>, tap: &mut dyn Tap)
     -> Result<Vec<Option<TokenId>>, Fault>;
+
+    /// Where the device can be made to fail by itself.
+    #[cfg(feature = "fault-injection")]
+    fn saboteur(&mut self) -> Option<&mut dyn Saboteur> {
+        None
+    }
 }
 
 /// Looks at intermediate values while a step runs; behind it are the logits trace and the parity

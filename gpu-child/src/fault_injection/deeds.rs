@@ -1,12 +1,18 @@
 //! What happens in the engine's own thread, in the middle of a step.
 
-use super::Kind;
 use super::logits;
 use super::wire::Misdeed;
+use super::{DeviceMisdeed, Kind};
+use crate::device::Executor;
 use nix::sys::mman::{MapFlags, ProtFlags, mmap_anonymous};
 use nix::sys::signal::{Signal, raise};
 use std::num::NonZeroUsize;
+use std::thread;
+use std::time::Duration;
 use worker_orcd_ipc::Fault;
+
+/// Until the step is on its way, and before a step of a small model on a fast device is over.
+const KILL_AFTER: Duration = Duration::from_micros(100);
 
 /// What is left to do for a deed that its process survived.
 pub(super) enum Outcome {
@@ -16,7 +22,7 @@ pub(super) enum Outcome {
 }
 
 /// Most kinds do not return.
-pub(super) fn commit(kind: Kind) -> Result<Outcome, Fault> {
+pub(super) fn commit(kind: Kind, device: &mut dyn Executor) -> Result<Outcome, Fault> {
     match kind {
         Kind::Panic => panic!("injected"),
         Kind::Abort => std::process::abort(),
@@ -25,12 +31,32 @@ pub(super) fn commit(kind: Kind) -> Result<Outcome, Fault> {
         Kind::Hang => hang(),
         Kind::OutOfMemory => Err(allocation_failure()),
         Kind::NonFinite => {
-            logits::order();
+            match device.saboteur() {
+                Some(saboteur) => saboteur.commit(DeviceMisdeed::NonFinite)?,
+                None => logits::order(),
+            }
             Ok(Outcome::Done)
         }
         Kind::Stop => {
             raise(Signal::SIGSTOP).expect("a process may stop itself");
             Ok(Outcome::Done)
+        }
+        Kind::Kill => {
+            thread::spawn(|| {
+                thread::sleep(KILL_AFTER);
+                raise(Signal::SIGKILL)
+            });
+            Ok(Outcome::Done)
+        }
+        Kind::IllegalAddress
+        | Kind::Misaligned
+        | Kind::Trap
+        | Kind::EndlessKernel
+        | Kind::DeviceOutOfMemory
+        | Kind::DeviceFull => {
+            let misdeed = kind.of_device().expect("a kind of the device's");
+            let saboteur = device.saboteur().expect("rules were checked");
+            saboteur.commit(misdeed).map(|()| Outcome::Done)
         }
         Kind::Stall => Ok(Outcome::OnTheWire(Misdeed::Stall)),
         Kind::Flood => Ok(Outcome::OnTheWire(Misdeed::Flood)),

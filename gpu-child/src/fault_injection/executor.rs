@@ -64,7 +64,7 @@ impl Executor for FaultyExecutor {
                 kind.name(),
                 batch.step
             );
-            match deeds::commit(kind)? {
+            match deeds::commit(kind, &mut *self.inner)? {
                 Outcome::Done => {}
                 Outcome::OnTheWire(misdeed) => self.wire.order(misdeed),
             }

@@ -3,9 +3,12 @@
 //! ```text
 //! faults    = rule *( ";" rule )
 //! rule      = kinds "@" condition *( "," condition )
-//! kinds     = "any" / kind *( "|" kind )
+//! kinds     = group *( "|" group )
+//! group     = "any" / "device" / kind
 //! kind      = "panic" / "abort" / "segfault" / "exit-zero" / "hang" / "stall" / "flood"
-//!           / "garbage" / "drip" / "nan" / "wrong-token" / "out-of-memory" / "stop"
+//!           / "garbage" / "drip" / "nan" / "wrong-token" / "out-of-memory" / "stop" / "kill"
+//!           / "illegal-address" / "misaligned" / "trap" / "endless-kernel"
+//!           / "device-out-of-memory" / "device-full"
 //! condition = "step=" N           the Nth step of this child, counted from 1
 //!           / "generation=" N     this child only, counted from 1
 //!           / "prompt-tokens=" N  a sequence draws a token after a prompt of N tokens
@@ -15,10 +18,11 @@
 //!           / "seed=" N           of the draws for `chance` and among several kinds
 //! ```
 //!
-//! All conditions of a rule must hold in the same step; the last three of a sequence may be met
-//! by different sequences. The first rule that strikes wins. Draws depend on seed, generation,
-//! step and rule, so every child of a run fails in its own way, and again in the same way when
-//! the run is repeated.
+//! `device` is every kind that only a GPU has (the last two lines), `any` every other. All
+//! conditions of a rule must hold in the same step; the last three of a sequence may be met by
+//! different sequences. The first rule that strikes wins. Draws depend on seed, generation, step
+//! and rule, so every child of a run fails in its own way, and again in the same way when the run
+//! is repeated.
 //!
 //! `segfault@step=7` · `panic@token=31337` (a query of death) · `any@chance=0.01,seed=42`
 
@@ -182,13 +186,21 @@ fn computes(work: &SequenceWork<'_>, position: u32) -> bool {
 }
 
 fn parse_kinds(text: &str) -> Result<Vec<Kind>, GrammarError> {
-    if text == "any" {
-        return Ok(Kind::ALL.to_vec());
-    }
-    let kind = |name: &str| {
-        Kind::named(name.trim()).ok_or_else(|| GrammarError::UnknownKind(name.to_owned()))
+    let of_device = |wanted: bool| -> Vec<Kind> {
+        let all = Kind::ALL.into_iter();
+        all.filter(|kind| kind.of_device().is_some() == wanted)
+            .collect()
     };
-    text.split('|').map(kind).collect()
+    let mut kinds = Vec::new();
+    for name in text.split('|') {
+        match name.trim() {
+            "any" => kinds.extend(of_device(false)),
+            "device" => kinds.extend(of_device(true)),
+            one => kinds
+                .push(Kind::named(one).ok_or_else(|| GrammarError::UnknownKind(name.to_owned()))?),
+        }
+    }
+    Ok(kinds)
 }
 
 /// At least `least`; NaN is not.
@@ -271,13 +283,20 @@ mod tests {
     }
 
     #[test]
-    fn any_means_every_kind() {
-        let mut seen: Vec<_> = (1..=1000)
-            .filter_map(|step| strike("any@chance=1", 1, step))
-            .collect();
-        seen.sort_by_key(|kind| kind.name());
-        seen.dedup();
-        assert_eq!(seen.len(), Kind::ALL.len());
+    fn groups_mean_every_kind_of_theirs() {
+        let seen = |kinds: &str| {
+            let rule = format!("{kinds}@chance=1");
+            let mut seen: Vec<_> = (1..=1000)
+                .filter_map(|step| strike(&rule, 1, step))
+                .collect();
+            seen.sort_by_key(|kind| kind.name());
+            seen.dedup();
+            seen
+        };
+        assert!(seen("any").iter().all(|kind| kind.of_device().is_none()));
+        assert!(seen("device").iter().all(|kind| kind.of_device().is_some()));
+        assert_eq!(seen("any|device").len(), Kind::ALL.len());
+        assert_eq!(seen("device|nan").len(), seen("device").len() + 1);
         for kind in Kind::ALL {
             assert_eq!(strike(&format!("{}@step=1", kind.name()), 1, 1), Some(kind));
         }

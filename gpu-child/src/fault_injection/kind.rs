@@ -1,5 +1,7 @@
 //! The closed list of misdeeds, and the names they are asked for by.
 
+use super::DeviceMisdeed;
+
 /// What goes wrong.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Kind {
@@ -21,7 +23,7 @@ pub enum Kind {
     Garbage,
     /// Five bytes a second.
     Drip,
-    /// A NaN among the logits, which the sampler's own check has to find.
+    /// A NaN among the logits, which the device's own check has to find.
     NonFinite,
     /// A token that is not in the vocabulary, past the child's own check.
     WrongToken,
@@ -29,10 +31,25 @@ pub enum Kind {
     OutOfMemory,
     /// SIGSTOP to itself.
     Stop,
+    /// SIGKILL to itself a moment later, while the device computes.
+    Kill,
+    /// A kernel stores through a pointer to nowhere.
+    IllegalAddress,
+    /// A kernel loads 16 bytes from an odd place.
+    Misaligned,
+    /// A kernel traps.
+    Trap,
+    /// A kernel never ends; heartbeats go on.
+    EndlessKernel,
+    /// More device memory than the device has was asked for, of its driver.
+    DeviceOutOfMemory,
+    /// All that is left of the device's memory is taken, and work goes on. No step needs any, so
+    /// this one is no death.
+    DeviceFull,
 }
 
 impl Kind {
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 20] = [
         Self::Panic,
         Self::Abort,
         Self::Segfault,
@@ -46,6 +63,13 @@ impl Kind {
         Self::WrongToken,
         Self::OutOfMemory,
         Self::Stop,
+        Self::Kill,
+        Self::IllegalAddress,
+        Self::Misaligned,
+        Self::Trap,
+        Self::EndlessKernel,
+        Self::DeviceOutOfMemory,
+        Self::DeviceFull,
     ];
 
     #[must_use]
@@ -64,11 +88,45 @@ impl Kind {
             Self::WrongToken => "wrong-token",
             Self::OutOfMemory => "out-of-memory",
             Self::Stop => "stop",
+            Self::Kill => "kill",
+            Self::IllegalAddress => "illegal-address",
+            Self::Misaligned => "misaligned",
+            Self::Trap => "trap",
+            Self::EndlessKernel => "endless-kernel",
+            Self::DeviceOutOfMemory => "device-out-of-memory",
+            Self::DeviceFull => "device-full",
         }
     }
 
     #[must_use]
     pub fn named(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|kind| kind.name() == name)
+    }
+
+    /// What the device has to do, where it must be the device.
+    #[must_use]
+    pub fn of_device(self) -> Option<DeviceMisdeed> {
+        match self {
+            Self::IllegalAddress => Some(DeviceMisdeed::IllegalAddress),
+            Self::Misaligned => Some(DeviceMisdeed::Misaligned),
+            Self::Trap => Some(DeviceMisdeed::Trap),
+            Self::EndlessKernel => Some(DeviceMisdeed::EndlessKernel),
+            Self::DeviceOutOfMemory => Some(DeviceMisdeed::OutOfMemory),
+            Self::DeviceFull => Some(DeviceMisdeed::Full),
+            Self::Panic
+            | Self::Abort
+            | Self::Segfault
+            | Self::ExitZero
+            | Self::Hang
+            | Self::Stall
+            | Self::Flood
+            | Self::Garbage
+            | Self::Drip
+            | Self::NonFinite
+            | Self::WrongToken
+            | Self::OutOfMemory
+            | Self::Stop
+            | Self::Kill => None,
+        }
     }
 }

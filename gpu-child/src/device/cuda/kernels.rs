@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use worker_orcd_ipc::Fault;
 
 #[repr(align(16))]
-struct Aligned<B: ?Sized>(B);
+pub struct Aligned<B: ?Sized>(pub B);
 
 /// One for each translation unit of `kernels/cuda`.
 static FATBINS: [(&str, &Aligned<[u8]>); 2] = [
@@ -45,7 +45,7 @@ pub fn are_at_hand() -> bool {
 
 /// All the kernels of this build, on the device.
 #[derive(Debug)]
-pub struct Module([sys::CUmodule; FATBINS.len()]);
+pub struct Module(Vec<sys::CUmodule>);
 
 // SAFETY: modules belong to a context, not to a thread.
 unsafe impl Send for Module {}
@@ -67,7 +67,28 @@ impl Module {
             let result = unsafe { sys::cuModuleLoadData(module, image.cast::<c_void>()) };
             check(result, "loading the kernels")?;
         }
-        Ok(Self(modules))
+        Ok(Self(modules.to_vec()))
+    }
+
+    /// Kernels that are no model's.
+    ///
+    /// # Errors
+    /// When the fatbin is empty, or has nothing for this device.
+    #[cfg(feature = "fault-injection")]
+    pub fn of(driver: &Driver, fatbin: &Aligned<[u8]>) -> Result<Self, Fault> {
+        if fatbin.0.is_empty() {
+            let message = "this build carries no kernels that fail: run `cargo xtask kernels` and \
+                           build again";
+            return Err(Fault::DeviceUnavailable {
+                message: message.to_owned(),
+            });
+        }
+        driver.enter()?;
+        let mut module = std::ptr::null_mut();
+        // SAFETY: as in `load`.
+        let result = unsafe { sys::cuModuleLoadData(&raw mut module, fatbin.0.as_ptr().cast()) };
+        check(result, "loading the kernels that fail")?;
+        Ok(Self(vec![module]))
     }
 
     /// # Errors
@@ -79,7 +100,7 @@ impl Module {
         let mut function = std::ptr::null_mut();
         let text = CString::new(name).expect("a name without zeros");
         let mut result = sys::CUresult::CUDA_ERROR_NOT_FOUND;
-        for module in self.0 {
+        for &module in &self.0 {
             // SAFETY: the module is loaded and never unloaded.
             result = unsafe { sys::cuModuleGetFunction(&raw mut function, module, text.as_ptr()) };
             if result != sys::CUresult::CUDA_ERROR_NOT_FOUND {

@@ -85,6 +85,8 @@ pub fn load(
         matmul,
         decode_step,
         graphs: Graphs::default(),
+        #[cfg(feature = "fault-injection")]
+        misdeeds: None,
         driver,
     })
 }

@@ -22,6 +22,8 @@
 
 mod decode_step;
 mod driver;
+#[cfg(feature = "fault-injection")]
+mod faults;
 mod forward;
 mod graph;
 mod head;
@@ -36,6 +38,8 @@ mod scratch;
 mod weights;
 
 use crate::device::{Batch, Executor, KvGeometry, Tap};
+#[cfg(feature = "fault-injection")]
+use crate::fault_injection::Saboteur;
 use crate::model::{ModelConfig, ModelWeights};
 use decode_step::DecodeStep;
 use driver::Driver;
@@ -76,6 +80,8 @@ pub struct CudaExecutor {
     matmul: Matmul,
     decode_step: Option<DecodeStep>,
     graphs: Graphs,
+    #[cfg(feature = "fault-injection")]
+    misdeeds: Option<faults::Misdeeds>,
     driver: Driver,
 }
 
@@ -134,5 +140,10 @@ impl Executor for CudaExecutor {
         tap: &mut dyn Tap,
     ) -> Result<Vec<Option<TokenId>>, Fault> {
         forward::step(self, batch, tap)
+    }
+
+    #[cfg(feature = "fault-injection")]
+    fn saboteur(&mut self) -> Option<&mut dyn Saboteur> {
+        Some(self)
     }
 }

@@ -7,17 +7,18 @@
 //! storm ────────┤  (signals from outside; the child's own faults come from WORKER_ORCD_FAULTS)
 //! watch ────────┤  (descriptors, threads, memory, zombies of the supervisor)
 //! vram ─────────┘  (device memory, on a GPU)
-//!                      └──── verdict ── report
+//!                      └──── deaths ── verdict ── report
 //! ```
 //!
 //! * [`mix`] makes requests and client manners from the seed, [`stream`] reads one answer,
 //!   [`lanes`] keep a number of streams going, [`worker`] is the process under test and its log,
-//!   [`storm`] sends signals, [`watch`] looks into `/proc`, [`vram`] asks nvidia-smi, [`pauses`]
-//!   finds what faults cost, [`report`] says it all.
+//!   [`storm`] sends signals, [`watch`] looks into `/proc`, [`vram`] asks nvidia-smi, [`deaths`]
+//!   reads the crash reports, [`pauses`] finds what faults cost, [`report`] says it all.
 //!
 //! The seed fixes the requests, the manners of clients and the children's own faults; when a
 //! signal from outside hits is a matter of the machine's time. Exit code 0 means no violation.
 
+mod deaths;
 mod lanes;
 mod mix;
 mod pauses;
@@ -30,12 +31,15 @@ mod worker;
 
 use anyhow::{Context, Result, bail};
 use clap::Parser;
+use deaths::Deaths;
 use lanes::{Clients, Lanes, References};
+use nix::sys::signal::Signal;
 use report::Report;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use storm::{Storm, Weather};
 use watch::Watch;
 use worker::{Setup, Worker};
 
@@ -61,10 +65,16 @@ pub struct Arguments {
     /// Seconds between signals from outside, on average; 0 sends none.
     #[arg(long, default_value_t = 8.0)]
     signal_seconds: f64,
+    /// Which signals, with commas between.
+    #[arg(long, value_delimiter = ',', default_value = "SIGKILL,SIGTERM,SIGSTOP")]
+    signals: Vec<Signal>,
+    /// Send each signal again while the next child starts and loads.
+    #[arg(long)]
+    chase: bool,
     /// What a child does to itself at each step, as a probability.
     #[arg(long, default_value_t = 0.01)]
     fault_chance: f64,
-    /// Which of the child's own faults, as in its grammar: any, or names with | between.
+    /// Which of the child's own faults, as in its grammar: any, device, or names, with | between.
     #[arg(long, default_value = "any")]
     kinds: String,
     /// As the worker's own flag: cpu or cuda:N. On a GPU its memory is watched too.
@@ -152,7 +162,13 @@ fn run(arguments: &Arguments, seed: u64) -> Result<Report> {
         seed,
     };
     let lanes = Lanes::start(&worker, &references, clients);
-    let storm = storm::Storm::start(&worker, arguments.signal_seconds, seed);
+    let weather = Weather {
+        mean_seconds: arguments.signal_seconds,
+        signals: arguments.signals.clone(),
+        chase: arguments.chase,
+        seed,
+    };
+    let storm = Storm::start(&worker, weather);
     let (began, mut watch) = (Instant::now(), Watch::new(&idle));
     let limit = Duration::from_secs_f64(arguments.minutes * 60.0);
     while began.elapsed() < limit
@@ -176,6 +192,10 @@ fn run(arguments: &Arguments, seed: u64) -> Result<Report> {
     violations.extend(watch.verdict(&worker, &idle));
     let (faults, deaths) = (worker.health()?["faults"].clone(), worker.deaths());
     let (injected, changes) = (worker.injected(), worker.changes());
+    let reports = Deaths::read(&worker, &injected)?;
+    violations.extend(reports.violations(!signals.is_empty()));
+    let of_child = injected.iter().map(|it| (it.kind.clone(), it.at));
+    let hits: Vec<_> = of_child.chain(signals).collect();
     violations.extend(worker.stop().err().map(|error| format!("{error:#}")));
     if deaths == 0 {
         violations.push("no child died, so nothing was shown".to_owned());
@@ -191,10 +211,10 @@ fn run(arguments: &Arguments, seed: u64) -> Result<Report> {
         seed,
         stormed_for,
         cold_starts,
-        pauses: pauses::Pauses::find(&tally.gaps, &signals, &injected),
-        injected,
-        signals,
+        pauses: pauses::Pauses::find(&tally.gaps, &hits),
+        hits,
         deaths,
+        reports,
         deaths_by_cause: faults["deaths_by_cause"].clone(),
         recoveries: faults["recoveries"].clone(),
         memory: watch.summary(&idle),

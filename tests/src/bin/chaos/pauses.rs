@@ -1,40 +1,54 @@
 //! What faults cost: the gaps between tokens in which one happened.
 
-use super::storm::Hit;
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-/// The log line about a fault is read a moment after the fault.
-const LATE: Duration = Duration::from_millis(50);
+/// What happened when, as far as this process can tell.
+pub type Hit = (String, Instant);
 
-/// Kinds that a deadline has to notice; all others are noticed by the kernel or the protocol.
-const SILENT: [&str; 5] = ["hang", "stall", "drip", "stop", "SIGSTOP"];
+/// The log line about a fault is read before the last tokens, for which the way through the
+/// supervisor and its sockets is longer: a child announces a fault as soon as the step before it is
+/// over. On a GPU, where a step takes a millisecond, that is the rule.
+const EARLY: Duration = Duration::from_millis(250);
 
-/// Sorted.
-#[derive(Debug, Default)]
-pub struct Pauses {
-    /// The child died, or spoke nonsense.
-    pub deaths: Vec<Duration>,
-    /// The child fell silent; the deadline is part of the pause.
-    pub silences: Vec<Duration>,
-}
+/// No fault is over sooner. A gap that is was there before, and ends with those last tokens.
+const OVER_AFTER: Duration = Duration::from_millis(50);
+
+/// By what happened in them; each list is sorted.
+#[derive(Debug, Default, PartialEq)]
+pub struct Pauses(BTreeMap<String, Vec<Duration>>);
 
 impl Pauses {
-    /// A gap with several faults in it belongs to the slowest to be noticed.
-    pub fn find(gaps: &[(Instant, Instant)], signals: &[Hit], injected: &[Hit]) -> Self {
-        let mut pauses = Self::default();
+    pub fn find(gaps: &[(Instant, Instant)], hits: &[Hit]) -> Self {
+        let mut pauses = BTreeMap::<_, Vec<_>>::new();
         for (from, to) in gaps {
-            let in_gap = |at: Instant| *from <= at && at <= *to + LATE;
-            let hits = signals.iter().chain(injected).filter(|(_, at)| in_gap(*at));
-            let kinds: Vec<_> = hits.map(|(kind, _)| kind.as_str()).collect();
-            if kinds.iter().any(|kind| SILENT.contains(kind)) {
-                pauses.silences.push(*to - *from);
-            } else if !kinds.is_empty() {
-                pauses.deaths.push(*to - *from);
+            let in_gap = |at: Instant| at + EARLY >= *from && at + OVER_AFTER <= *to;
+            let hits = hits.iter().filter(|(_, at)| in_gap(*at));
+            let mut kinds: Vec<_> = hits.map(|(kind, _)| kind.as_str()).collect();
+            kinds.sort_unstable();
+            kinds.dedup();
+            match kinds[..] {
+                [] => continue,
+                [kind] => pauses.entry(kind.to_owned()).or_default(),
+                _ => pauses.entry("several".to_owned()).or_default(),
             }
+            .push(*to - *from);
         }
-        pauses.deaths.sort_unstable();
-        pauses.silences.sort_unstable();
-        pauses
+        pauses.values_mut().for_each(|list| list.sort_unstable());
+        Self(pauses)
+    }
+
+    pub fn markdown(&self) -> String {
+        let mut out = "| pause in ms, as streams saw it | count | p50 | p90 | p99 | max |\n\
+                       |---|---|---|---|---|---|\n"
+            .to_owned();
+        for (what, pauses) in &self.0 {
+            let [p50, p90, p99, max] =
+                [0.5, 0.9, 0.99, 1.0].map(|share| quantile(pauses, share).as_millis());
+            let count = pauses.len();
+            out += &format!("| {what} | {count} | {p50} | {p90} | {p99} | {max} |\n");
+        }
+        out
     }
 }
 
@@ -52,26 +66,39 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_gap_is_a_pause_when_a_fault_lies_in_it() {
+    fn a_gap_is_a_pause_when_a_fault_lies_in_it_or_was_told_of_just_before() {
         let start = Instant::now();
         let at = |ms| start + Duration::from_millis(ms);
         let gaps = [
-            (at(0), at(200)),
-            (at(300), at(400)),
-            (at(500), at(900)),
-            (at(1000), at(1100)),
+            (at(1000), at(1200)),
+            (at(2000), at(2100)),
+            (at(3000), at(3400)),
+            (at(4000), at(4150)),
+            (at(5000), at(5170)),
         ];
-        let signals = [
-            ("SIGKILL".to_owned(), at(350)),
-            ("SIGSTOP".to_owned(), at(600)),
+        let hit = |kind: &str, ms| (kind.to_owned(), at(ms));
+        let hits = [
+            hit("SIGKILL", 2040),
+            hit("SIGSTOP", 3100),
+            hit("panic", 3101),
+            // Told of before the last token was read; and just before one that was on its way.
+            hit("trap", 3990),
+            hit("trap", 5160),
         ];
-        let injected = [
-            ("panic".to_owned(), at(601)),
-            ("abort".to_owned(), at(1120)),
+        let pauses = Pauses::find(&gaps, &hits);
+        let ms = Duration::from_millis;
+        let expected = [
+            ("SIGKILL", vec![ms(100)]),
+            ("several", vec![ms(400)]),
+            ("trap", vec![ms(150)]),
         ];
-        let pauses = Pauses::find(&gaps, &signals, &injected);
-        assert_eq!(pauses.deaths, [Duration::from_millis(100); 2]);
-        assert_eq!(pauses.silences, [Duration::from_millis(400)]);
+        let expected = expected.map(|(kind, list)| (kind.to_owned(), list));
+        assert_eq!(pauses, Pauses(BTreeMap::from(expected)));
+        assert!(
+            pauses
+                .markdown()
+                .contains("| trap | 1 | 150 | 150 | 150 | 150 |")
+        );
     }
 
     #[test]

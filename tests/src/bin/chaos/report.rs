@@ -1,8 +1,8 @@
 //! The outcome, as Markdown that can be read in a terminal and kept in the repository.
 
+use super::deaths::Deaths;
 use super::lanes::Tally;
-use super::pauses::{Pauses, quantile};
-use super::storm::Hit;
+use super::pauses::{Hit, Pauses};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -18,9 +18,10 @@ pub struct Report {
     pub stormed_for: Duration,
     pub cold_starts: Vec<Duration>,
     pub pauses: Pauses,
-    pub injected: Vec<Hit>,
-    pub signals: Vec<Hit>,
+    /// From inside and from outside.
+    pub hits: Vec<Hit>,
     pub deaths: u64,
+    pub reports: Deaths,
     pub deaths_by_cause: Value,
     pub recoveries: Value,
     pub memory: String,
@@ -34,6 +35,7 @@ impl Report {
     pub fn markdown(&self) -> String {
         let mut out = self.head();
         out.push_str(&self.faults());
+        out.push_str(&self.reports.markdown());
         out.push_str(&self.streams());
         out.push_str(&self.pause_table());
         let _ = writeln!(out, "Supervisor: {}.\n", self.memory);
@@ -71,7 +73,7 @@ impl Report {
     fn faults(&self) -> String {
         let mut out = "| fault | times |\n|---|---|\n".to_owned();
         let mut kinds = BTreeMap::<&str, u64>::new();
-        for (kind, _) in self.injected.iter().chain(&self.signals) {
+        for (kind, _) in &self.hits {
             *kinds.entry(kind).or_default() += 1;
         }
         for (kind, times) in kinds {
@@ -117,21 +119,7 @@ impl Report {
     }
 
     fn pause_table(&self) -> String {
-        let mut out = "| pause in ms, as streams saw it | count | p50 | p90 | p99 | max |\n\
-                       |---|---|---|---|---|---|\n"
-            .to_owned();
-        for (what, pauses) in [
-            ("the child died or spoke nonsense", &self.pauses.deaths),
-            (
-                "the child fell silent (deadlines: heartbeat 1 s, step 2 s)",
-                &self.pauses.silences,
-            ),
-        ] {
-            let ms = |share| quantile(pauses, share).as_millis();
-            let (p50, p90, p99, max) = (ms(0.5), ms(0.9), ms(0.99), ms(1.0));
-            let count = pauses.len();
-            let _ = writeln!(out, "| {what} | {count} | {p50} | {p90} | {p99} | {max} |");
-        }
+        let mut out = self.pauses.markdown();
         let starts: Vec<_> = self
             .cold_starts
             .iter()
@@ -140,7 +128,8 @@ impl Report {
         let _ = writeln!(
             out,
             "\nA cold start of the worker took {} ms. A pause of a stream holds noticing, a new \
-             child, its load, the wait for a slot and the prompt computed again.\n",
+             child, its load, the wait for a slot and the prompt computed again; where the \
+             child fell silent, also the deadline (heartbeat 1 s, step 2 s).\n",
             starts.join(" and "),
         );
         out

@@ -3,6 +3,7 @@
 //! They hit children in every state, loading ones too, which faults from inside do not.
 
 use super::mix::Random;
+use super::pauses::Hit;
 use super::worker::Worker;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -11,10 +12,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-const SIGNALS: [Signal; 3] = [Signal::SIGKILL, Signal::SIGTERM, Signal::SIGSTOP];
-
-/// What hit when.
-pub type Hit = (String, Instant);
+/// Longer than a child takes to start and to load a small model.
+const CHASE_WITHIN: f64 = 0.6;
 
 #[derive(Debug)]
 pub struct Storm {
@@ -22,21 +21,39 @@ pub struct Storm {
     over: Arc<AtomicBool>,
 }
 
+/// What comes from outside.
+#[derive(Debug, Clone)]
+pub struct Weather {
+    /// Seconds between signals, on average; 0 is calm.
+    pub mean_seconds: f64,
+    pub signals: Vec<Signal>,
+    /// A second signal follows each while the next child starts and loads.
+    pub chase: bool,
+    pub seed: u64,
+}
+
 impl Storm {
-    /// One signal every `mean_seconds`, on average; none at all for 0.
-    pub fn start(worker: &Arc<Worker>, mean_seconds: f64, seed: u64) -> Self {
+    pub fn start(worker: &Arc<Worker>, weather: Weather) -> Self {
         let over = Arc::new(AtomicBool::new(false));
         let stop = Arc::clone(&over);
         let worker = Arc::clone(worker);
-        let mut random = Random::new(seed, u64::MAX - 1);
+        let mut random = Random::new(weather.seed, u64::MAX - 1);
         let thread = thread::spawn(move || {
             let mut hits = Vec::new();
-            while mean_seconds > 0.0 && rest(pause(mean_seconds, &mut random), &stop) {
-                let signal = *random.pick(&SIGNALS);
+            let mut hit = |signal: Signal| {
                 if let Some(child) = worker.child()
                     && kill(Pid::from_raw(child.cast_signed()), signal).is_ok()
                 {
                     hits.push((signal.as_str().to_owned(), Instant::now()));
+                }
+            };
+            let mean = weather.mean_seconds;
+            while mean > 0.0 && rest(pause(mean, &mut random), &stop) {
+                let signal = *random.pick(&weather.signals);
+                hit(signal);
+                let soon = Duration::from_secs_f64(CHASE_WITHIN * random.unit());
+                if weather.chase && rest(soon, &stop) {
+                    hit(signal);
                 }
             }
             hits

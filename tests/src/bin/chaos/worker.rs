@@ -13,13 +13,14 @@ use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
+use tempfile::TempDir;
 
 /// For what takes a second or two, on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Short deadlines, so that a run holds many faults; restarts without limit; and prompts short
 /// enough to be computed again between two deaths.
-const SETTINGS: [&str; 16] = [
+const SETTINGS: [&str; 18] = [
     "--host",
     "127.0.0.1",
     "--port",
@@ -34,6 +35,9 @@ const SETTINGS: [&str; 16] = [
     "2s",
     "--max-restarts",
     "1000",
+    // One for each death; a run's verdict reads them all.
+    "--max-crash-reports",
+    "10000",
     // Faults strike at random: whoever is convicted had bad luck, and its like goes on.
     "--quarantine-for",
     "0s",
@@ -59,6 +63,17 @@ pub struct Worker {
     /// From starting the process to being ready.
     pub cold_start: Duration,
     log: Log,
+    /// Crash reports of this run alone.
+    _crashes: TempDir,
+}
+
+/// What a child did to itself, by its own word.
+#[derive(Debug, Clone)]
+pub struct Injection {
+    pub kind: String,
+    pub generation: u64,
+    /// When its line was read.
+    pub at: Instant,
 }
 
 impl Worker {
@@ -68,6 +83,7 @@ impl Worker {
     /// When it does not become ready.
     pub fn start(setup: &Setup, faults: Option<&str>) -> Result<Self> {
         let began = Instant::now();
+        let crashes = tempfile::tempdir()?;
         let mut command = Command::new(beside_this("tested-worker-orcd")?);
         command
             .args(SETTINGS)
@@ -79,7 +95,9 @@ impl Worker {
                 &format!("{}MiB", KV_CACHE_MIB * setup.max_running),
             ])
             .arg("--model")
-            .arg(&setup.model);
+            .arg(&setup.model)
+            .arg("--crash-dir")
+            .arg(crashes.path());
         command
             .arg("--child-binary")
             .arg(beside_this("tested-worker-orcd-gpu")?);
@@ -102,6 +120,7 @@ impl Worker {
             address: SocketAddr::from(([127, 0, 0, 1], 0)),
             cold_start: Duration::ZERO,
             log,
+            _crashes: crashes,
         };
         worker.address = worker.wait("it to listen", |worker| worker.log.address())?;
         worker.wait("it to be ready", |worker| {
@@ -149,8 +168,8 @@ impl Worker {
             .clone()
     }
 
-    /// What children did to themselves, and when it was read.
-    pub fn injected(&self) -> Vec<(String, Instant)> {
+    /// What children did to themselves.
+    pub fn injected(&self) -> Vec<Injection> {
         self.log
             .state
             .lock()
@@ -246,7 +265,7 @@ struct LogState {
     address: Option<SocketAddr>,
     deaths: u64,
     changes: Vec<(Change, Instant)>,
-    injected: Vec<(String, Instant)>,
+    injected: Vec<Injection>,
     tail: std::collections::VecDeque<String>,
 }
 
@@ -296,7 +315,11 @@ impl LogState {
                 let words = record["line"].as_str().unwrap_or_default();
                 let kind = words.split_once("injected fault ").map(|(_, rest)| rest);
                 if let Some(kind) = kind.and_then(|rest| rest.split(' ').next()) {
-                    self.injected.push((kind.to_owned(), Instant::now()));
+                    self.injected.push(Injection {
+                        kind: kind.to_owned(),
+                        generation: record["generation"].as_u64().unwrap_or(0),
+                        at: Instant::now(),
+                    });
                 }
             }
             _ => {}

@@ -1,0 +1,108 @@
+//! What the device does to itself on command (`kernels/cuda/faults.cu`), in a child that was built
+//! for it.
+//!
+//! A misdeed goes into the stream in front of a step, and the step is launched behind it: as with
+//! a fault that nobody ordered, the host learns of it from whichever call comes next. Nothing here
+//! tells the rest of the device that a fault was ordered.
+
+use super::CudaExecutor;
+use super::driver::Driver;
+use super::kernels::{Aligned, Geometry, Kernel, Module};
+use super::memory::{Arena, DevicePtr, Purpose};
+use crate::fault_injection::{DeviceMisdeed, Saboteur};
+use worker_orcd_ipc::Fault;
+
+static FATBIN: &Aligned<[u8]> =
+    &Aligned(*include_bytes!(concat!(env!("OUT_DIR"), "/faults.fatbin")));
+
+/// Above the user's half of a 48-bit address space, so that no host page is there either, which
+/// some machines let the device reach.
+const NOWHERE: usize = 0xdead_0000_0000;
+
+/// The last crumbs that are taken when everything is.
+const CRUMB_BYTES: u64 = 64 << 10;
+
+/// `MisdeedArgs` in `faults.cu`.
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+struct MisdeedArgs {
+    at: DevicePtr<u8>,
+}
+
+/// Found before they are needed: a device that is full has no room for a module.
+#[derive(Debug)]
+pub struct Misdeeds {
+    illegal_address: Kernel<MisdeedArgs>,
+    misaligned: Kernel<MisdeedArgs>,
+    trap: Kernel<MisdeedArgs>,
+    endless_kernel: Kernel<MisdeedArgs>,
+    spoil: Kernel<MisdeedArgs>,
+}
+
+impl Misdeeds {
+    fn load(driver: &Driver) -> Result<Self, Fault> {
+        let module = Module::of(driver, FATBIN)?;
+        // SAFETY: every kernel of faults.cu takes MisdeedArgs.
+        let kernel = |name| unsafe { module.kernel(name) };
+        Ok(Self {
+            illegal_address: kernel("illegal_address")?,
+            misaligned: kernel("misaligned")?,
+            trap: kernel("trap")?,
+            endless_kernel: kernel("endless_kernel")?,
+            spoil: kernel("spoil")?,
+        })
+    }
+}
+
+impl Saboteur for CudaExecutor {
+    fn prepare(&mut self) -> Result<(), Fault> {
+        self.misdeeds = Some(Misdeeds::load(&self.driver)?);
+        Ok(())
+    }
+
+    fn commit(&mut self, misdeed: DeviceMisdeed) -> Result<(), Fault> {
+        let misdeeds = self.misdeeds.as_ref().expect("prepared");
+        let launch = |kernel: &Kernel<MisdeedArgs>, at| {
+            let (one, arguments) = (Geometry::line(1, 1), MisdeedArgs { at });
+            // SAFETY: none is possible: what the kernel does is forbidden, on purpose. It is the
+            // device that answers, with an error that ends this process; and `spoil` writes one
+            // value into a place of ours.
+            unsafe { kernel.launch(&self.driver, one, &arguments) }
+        };
+        let somewhere = self.scratch.buffers().x.cast();
+        self.driver.enter()?;
+        match misdeed {
+            DeviceMisdeed::IllegalAddress => {
+                launch(&misdeeds.illegal_address, DevicePtr::NULL.add(NOWHERE))
+            }
+            DeviceMisdeed::Misaligned => launch(&misdeeds.misaligned, somewhere),
+            DeviceMisdeed::Trap => launch(&misdeeds.trap, somewhere),
+            DeviceMisdeed::EndlessKernel => launch(&misdeeds.endless_kernel, somewhere),
+            DeviceMisdeed::NonFinite => {
+                // The last weight in front of the head: no logit of this step will be a number.
+                let norm = self.weights.vector(&self.weights.output_norm);
+                launch(&misdeeds.spoil, norm.cast())
+            }
+            DeviceMisdeed::OutOfMemory => {
+                let (_, total) = self.driver.memory()?;
+                Arena::new(&self.driver, Purpose::Scratch, total).map(drop)
+            }
+            DeviceMisdeed::Full => self.take_everything(),
+        }
+    }
+}
+
+impl CudaExecutor {
+    /// As a neighbour would that takes all that is left; for the rest of this process.
+    fn take_everything(&self) -> Result<(), Fault> {
+        let (_, mut bytes) = self.driver.memory()?;
+        while bytes >= CRUMB_BYTES {
+            match Arena::new(&self.driver, Purpose::Scratch, bytes) {
+                Ok(arena) => std::mem::forget(arena),
+                Err(Fault::OutOfMemory { .. }) => bytes /= 2,
+                Err(other) => return Err(other),
+            }
+        }
+        Ok(())
+    }
+}
