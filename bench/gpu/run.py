@@ -2,7 +2,7 @@
 """One script for a GPU machine without Rust and without internet. Only Python is needed there.
 
     run.py speed     every figure of bench/results/gpu.md: prints one table
-    run.py faults    a hundred deaths of the child on the device under 32 streams
+    run.py faults    a hundred faults of the device under 32 streams, and kills from outside
     run.py models    only makes the random models, and says how long that took
 
 It writes $OUT/gpu.md and $OUT/gpu.json (or gpu-faults.md) after every finding, so that a run that
@@ -21,6 +21,7 @@ import tempfile
 import time
 
 import bandwidth
+import faults
 import gguf_file
 import models
 import table
@@ -32,10 +33,6 @@ REAL_TEXT = "The history of the Roman Empire began when Augustus became"
 """The most telling first: a run that ends early has those."""
 ORDER = ["0.5b-F16", "smollm2", "0.5b-Q8_0", "0.5b-Q4_K_M", "7b-F16", "7b-Q8_0", "7b-Q4_K_M"]
 MARGIN_BYTES = 2 << 30
-"""What the child can do to itself on every device; NaN among the logits only on the CPU."""
-KINDS = (
-    "panic|abort|segfault|exit-zero|hang|stall|flood|garbage|drip|wrong-token|out-of-memory|stop"
-)
 
 
 def main():
@@ -43,7 +40,8 @@ def main():
     arguments.out = os.path.abspath(arguments.out)
     os.makedirs(arguments.out, exist_ok=True)
     try:
-        return {"speed": speed, "faults": faults, "models": only_models}[arguments.what](arguments)
+        what = {"speed": speed, "faults": real_faults, "models": only_models}[arguments.what]
+        return what(arguments)
     except bandwidth.NoDriver as error:
         print(f"run.py: {error}; --device cpu tries the bundle out", file=sys.stderr)
         return 2
@@ -64,8 +62,8 @@ def parse():
     parser.add_argument("--layers", type=int, help="fewer layers than the shapes have")
     parser.add_argument("--flags", default="", help="more flags for bench-gpu or chaos")
     parser.add_argument("--deaths", type=int, default=100, help="faults: how many")
-    parser.add_argument("--kinds", default=KINDS, help="faults: which, as chaos --kinds")
-    parser.add_argument("--fault-chance", type=float, default=0.001, help="faults: in each step")
+    parser.add_argument("--kinds", help="faults: which, as chaos --kinds [device|nan|kill]")
+    parser.add_argument("--fault-chance", type=float, default=0.01, help="faults: in each step")
     return parser.parse_args()
 
 
@@ -195,28 +193,12 @@ def smollm2(arguments):
     return whole
 
 
-def faults(arguments):
-    """The chaos runner on the device: it compares every stream with a run without faults, and
-    watches the device's memory."""
+def real_faults(arguments):
+    """The chaos runner on the device: every stream is compared with a run without faults."""
     steps = Steps(HERE / "faults", arguments.seconds)
     labels = ["smollm2"] if arguments.only == ",".join(ORDER) else arguments.only.split(",")
     with model(labels[0], {}, arguments) as path:
-        minutes = max(0.5, (arguments.seconds - 120) / 60)
-        flags = [
-            "--commit", commit(), "--device", arguments.device,
-            "--faults", str(arguments.deaths), "--minutes", f"{minutes:.1f}",
-            "--kinds", arguments.kinds, "--fault-chance", str(arguments.fault_chance),
-            "--streams", "32", "--max-running", "32", "--signal-seconds", "0", "--steady",
-            "--report", "gpu-faults.md", *arguments.flags.split(),
-        ]
-        code = steps.run(
-            "chaos", flags, cwd=arguments.out, env={**os.environ, "WORKER_ORCD_MODEL": str(path)}
-        )
-    report = pathlib.Path(arguments.out, "gpu-faults.md")
-    if report.is_file():
-        with open(report, "a") as out:
-            out.write(f"\nThe device: {machine(arguments.device)['gpu']}.\n")
-    return code
+        return faults.run(arguments, steps, path, commit(), machine(arguments.device))
 
 
 def only_models(arguments):

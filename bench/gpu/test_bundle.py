@@ -1,5 +1,6 @@
 """What can be known of the bundle without a GPU: `python3 bench/gpu/test_bundle.py`."""
 
+import argparse
 import ctypes
 import pathlib
 import struct
@@ -10,6 +11,7 @@ from dataclasses import replace
 
 import bandwidth
 import blocks
+import faults
 import gguf_file
 import models
 import steps
@@ -128,6 +130,27 @@ class Programs(unittest.TestCase):
         self.assertEqual(next(found), {})
         with self.assertRaisesRegex(steps.Cut, "time was used up"):
             next(found)
+
+
+class Faults(unittest.TestCase):
+    def settings(self, device):
+        return argparse.Namespace(
+            device=device, kinds=None, deaths=100, fault_chance=0.01, seconds=270, flags="--seed 7"
+        )
+
+    def test_a_cpu_is_not_asked_for_what_only_a_gpu_has(self):
+        kinds = {}
+        for device in ["cuda:0", "cpu"]:
+            (_, _, flags), kills = faults.parts(self.settings(device))
+            kinds[device] = flags[flags.index("--kinds") + 1]
+            self.assertEqual(flags[flags.index("--minutes") + 1], "3.3")
+            self.assertIn("--seed", flags)
+            self.assertIn("--chase", kills[2])
+        self.assertEqual(kinds, {"cuda:0": "device|nan|kill", "cpu": "any"})
+
+    def test_two_reports_become_one(self):
+        text = faults.section("Title", "# chaos\n\nwords\n\n## Violations\n\nNone.\n")
+        self.assertEqual(text, "## Title\n\nwords\n\n### Violations\n\nNone.\n")
 
 
 class Tables(unittest.TestCase):

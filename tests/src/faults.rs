@@ -53,7 +53,7 @@ pub const ANYWHERE: [Expected; 14] = [
 pub const ON_A_GPU: [Expected; 6] = [
     device("illegal-address", "CUDA_ERROR_ILLEGAL_ADDRESS", 31),
     device("misaligned", "CUDA_ERROR_MISALIGNED_ADDRESS", 13),
-    device("trap", "CUDA_ERROR_LAUNCH_FAILED", 13),
+    device("trap", "CUDA_ERROR_LAUNCH_FAILED", 43),
     process("endless-kernel", "step_deadline"),
     process("device-out-of-memory", "out_of_memory"),
     Expected {

@@ -199,12 +199,15 @@ fn out_of_memory_in_a_job_ends_that_job() {
     });
 }
 
+/// In the prompt of one request, and at the fourth token of the other.
+const KILLS: &str = "kill@generation=3,prompt-tokens=300,position=200;\
+                     kill@generation=4,prompt-tokens=10,position=13";
+
 /// In each of the three it is known from the report that the child was there.
 #[test]
 #[ignore = "needs an NVIDIA GPU"]
 fn a_kill_in_load_prefill_and_decode_costs_nothing() {
-    let worker =
-        on_the_card("kill@generation=3,position=200;kill@generation=4,position=13").start();
+    let worker = on_the_card(KILLS).start();
     let client = worker.client();
     let child = |state: &str, generation: u64| {
         wait::until("the next child", || {

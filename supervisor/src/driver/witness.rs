@@ -209,8 +209,13 @@ impl GpuWatch {
         self.first_load.get_or_insert(now);
     }
 
-    /// A witness of another card is worse than none.
+    /// It has all the memory that it will ever have, so this is the time to count it: a child that
+    /// dies within a second would leave no figure behind. A witness of another card is worse than
+    /// none.
     pub fn child_computes_on(&mut self, uuid: Option<&str>) {
+        if let Some(witness) = &self.witness {
+            witness.look_now();
+        }
         let watched = self
             .snapshot
             .identity
@@ -235,8 +240,10 @@ impl GpuWatch {
         if self.snapshot.nvml == Nvml::Off {
             return None;
         }
+        // Older figures are of the child before it.
         let gauges = self.snapshot.gauges(now);
-        let before = gauges.and_then(|(gauges, at)| {
+        let of_its_life = gauges.filter(|(_, at)| *at >= dead.spawned_at);
+        let before = of_its_life.and_then(|(gauges, at)| {
             let memory = gauges.memory.as_ref()?;
             Some(MemoryBefore {
                 child: memory.of(dead.pid),

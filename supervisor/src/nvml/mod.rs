@@ -2,9 +2,9 @@
 //! its own.
 //!
 //! ```text
-//! driver ── Examination ──► asks ──► library ──► the kernel's driver   (may block for good)
-//!    ▲                        │         ▲
-//!    └── Sighting ────────────┴─ listens┘
+//! driver ── Order ──► asks ──► library ──► the kernel's driver         (may block for good)
+//!    ▲                  │         ▲
+//!    └── Sighting ──────┴─ listens┘
 //! ```
 //!
 //! * [`library`] is the seam: what is asked of one GPU. [`real`] asks NVML, which is loaded at run
@@ -47,8 +47,16 @@ const ORDERS: usize = 8;
 /// The driver's end of both channels. The threads end when it is dropped, if they can.
 #[derive(Debug)]
 pub(crate) struct Witness {
-    orders: SyncSender<Examination>,
+    orders: SyncSender<Order>,
     sightings: UnboundedReceiver<Sighting>,
+}
+
+/// What the thread that asks is to do out of turn.
+#[derive(Debug)]
+pub(crate) enum Order {
+    /// Take figures now.
+    Look,
+    Examine(Examination),
 }
 
 #[derive(Debug, Clone, PartialEq)]
@@ -134,6 +142,11 @@ impl Witness {
 
     /// Does not wait. False when the thread has stopped taking orders.
     pub fn examine(&self, examination: Examination) -> bool {
-        self.orders.try_send(examination).is_ok()
+        self.orders.try_send(Order::Examine(examination)).is_ok()
+    }
+
+    /// Does not wait. Where the queue is full, figures come with the next second.
+    pub fn look_now(&self) {
+        drop(self.orders.try_send(Order::Look));
     }
 }

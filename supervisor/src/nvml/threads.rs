@@ -2,7 +2,7 @@
 
 use super::library::{Gpu, Opener};
 use super::reckoning::Examination;
-use super::{SeenXid, Sighting};
+use super::{Order, SeenXid, Sighting};
 use nix::time::{ClockId, clock_gettime};
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(2);
 /// How long a thread may outlive its last reader.
 const LISTEN_SLICE: Duration = Duration::from_millis(500);
 
-pub fn ask(open: Opener, orders: &Receiver<Examination>, outbox: &UnboundedSender<Sighting>) {
+pub fn ask(open: Opener, orders: &Receiver<Order>, outbox: &UnboundedSender<Sighting>) {
     let gpu = match open() {
         Ok(gpu) => gpu,
         Err(reason) => {
@@ -82,7 +82,7 @@ fn seen_now(xid: Xid) -> SeenXid {
 
 struct Asking<'a> {
     gpu: &'a dyn Gpu,
-    orders: &'a Receiver<Examination>,
+    orders: &'a Receiver<Order>,
     outbox: &'a UnboundedSender<Sighting>,
     ongoing: Vec<Examination>,
     gauges_at: Instant,
@@ -92,7 +92,8 @@ impl Asking<'_> {
     fn run(mut self) {
         while !self.outbox.is_closed() {
             match self.orders.recv_timeout(self.patience()) {
-                Ok(examination) => self.begin(examination),
+                Ok(Order::Examine(examination)) => self.begin(examination),
+                Ok(Order::Look) => self.gauges_at = Instant::now(),
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => return,
             }

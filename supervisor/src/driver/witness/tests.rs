@@ -162,6 +162,29 @@ async fn a_death_is_explained_by_its_xids_and_measured_until_the_memory_is_back(
 }
 
 #[tokio::test]
+async fn figures_are_taken_when_a_child_is_ready_and_are_nobody_else_s() {
+    let gpu = PlayedGpu::new();
+    gpu.holds(4 * MIB, &[]);
+    let mut watch = watch(&gpu);
+    see_until(&mut watch, is_gauges).await;
+    // The first look was before its time.
+    let spawned_at = Instant::now();
+    let young = watch.child_died(buried(1, spawned_at), Instant::now());
+    assert_eq!(young.unwrap().before, None);
+
+    gpu.holds(604 * MIB, &[(CHILD, 600 * MIB)]);
+    let ready_at = Instant::now();
+    watch.child_computes_on(None);
+    see_until(&mut watch, is_gauges).await;
+    assert!(
+        ready_at.elapsed() < Duration::from_millis(900),
+        "not in turn"
+    );
+    let dead = watch.child_died(buried(2, spawned_at), Instant::now());
+    assert_eq!(dead.unwrap().before.unwrap().child, Some(600 * MIB));
+}
+
+#[tokio::test]
 async fn an_xid_that_comes_after_its_death_is_told_with_it_and_an_old_one_is_not_near() {
     let gpu = PlayedGpu::new();
     let mut watch = watch(&gpu);

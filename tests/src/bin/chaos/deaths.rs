@@ -32,9 +32,12 @@ struct Death {
     gpu: Option<Gpu>,
 }
 
+/// How long before the child itself said so, or was noticed.
+type Sooner = Duration;
+
 #[derive(Debug, Clone, Default, PartialEq)]
 struct Gpu {
-    xids: Vec<u64>,
+    xids: Vec<(u64, Sooner)>,
     baseline: Option<u64>,
     residual: Option<u64>,
     freed_after: Option<Duration>,
@@ -136,8 +139,9 @@ impl Deaths {
             return out;
         }
         out.push_str(
-            "| fault | deaths | noticed as | Xid | memory back after ms, p50 / max | left MiB, max \
-             | tokens again after ms, p50 / max |\n|---|---|---|---|---|---|---|\n",
+            "| fault | deaths | noticed as | Xid | so many ms sooner, p50 / max | memory back after ms, \
+             p50 / max | left MiB, max | tokens again after ms, p50 / max |\n\
+             |---|---|---|---|---|---|---|---|\n",
         );
         let mut by_fault = BTreeMap::<String, Vec<&Death>>::new();
         for death in &self.deaths {
@@ -191,15 +195,20 @@ impl Deaths {
 fn row(fault: &str, deaths: &[&Death]) -> String {
     let noticed: BTreeSet<_> = deaths.iter().map(|death| noticed_as(death)).collect();
     let of_gpu = || deaths.iter().filter_map(|death| death.gpu.as_ref());
-    let xids: BTreeSet<_> = of_gpu().flat_map(|gpu| &gpu.xids).collect();
+    let xids: BTreeSet<_> = of_gpu()
+        .flat_map(|gpu| &gpu.xids)
+        .map(|(xid, _)| xid)
+        .collect();
     let xids: Vec<_> = xids.into_iter().map(u64::to_string).collect();
+    let first = |gpu: &Gpu| gpu.xids.iter().map(|(_, sooner)| *sooner).max();
     let left = of_gpu().filter_map(|gpu| gpu.residual).max();
     let noticed: Vec<_> = noticed.into_iter().collect();
     format!(
-        "| {fault} | {} | {} | {} | {} | {} | {} |",
+        "| {fault} | {} | {} | {} | {} | {} | {} | {} |",
         deaths.len(),
         noticed.join(", "),
         xids.join(", "),
+        spread(of_gpu().filter_map(first).collect()),
         spread(of_gpu().filter_map(|gpu| gpu.freed_after).collect()),
         left.map_or_else(String::new, |bytes| format!("{:.1}", mib(bytes))),
         spread(deaths.iter().filter_map(|death| death.silence).collect()),
@@ -223,8 +232,8 @@ fn spread(mut times: Vec<Duration>) -> String {
         return String::new();
     }
     times.sort_unstable();
-    let ms = |share| quantile(&times, share).as_millis();
-    format!("{} / {}", ms(0.5), ms(1.0))
+    let ms = |share| quantile(&times, share).as_secs_f64() * 1e3;
+    format!("{:.1} / {:.1}", ms(0.5), ms(1.0))
 }
 
 fn mib(bytes: u64) -> f64 {
@@ -261,7 +270,7 @@ fn death(report: &Value) -> Death {
                 .as_array()
                 .into_iter()
                 .flatten()
-                .filter_map(|xid| xid["xid"].as_u64())
+                .filter_map(|xid| Some((xid["xid"].as_u64()?, sooner(&xid["ms"]))))
                 .collect(),
             baseline: gpu["baseline_bytes"].as_u64(),
             residual: gpu["residual_bytes"].as_u64(),
@@ -269,6 +278,11 @@ fn death(report: &Value) -> Death {
             action: gpu["recovery_action"].as_str().map(str::to_owned),
         }),
     }
+}
+
+/// Xids that came after the notice were no sooner.
+fn sooner(ms: &Value) -> Sooner {
+    Duration::from_secs_f64((-ms.as_f64().unwrap_or(0.0)).max(0.0) / 1e3)
 }
 
 /// The state, or the phase of the step that has no end.
@@ -299,7 +313,7 @@ mod tests {
             "cause": {"label": label, "text": text},
             "timeline": {"first_token_ms": 512.5},
             "gpu": {
-                "xids": [{"xid": 31}], "baseline_bytes": 4 * MIB, "residual_bytes": residual,
+                "xids": [{"xid": 31, "ms": -1.5}], "baseline_bytes": 4 * MIB, "residual_bytes": residual,
                 "freed_after_ms": residual.map(|_| 18.25), "recovery_action": "none",
             },
             "flight_recorder": {"last_steps": [
@@ -337,8 +351,8 @@ mod tests {
         let table = told.markdown();
         assert!(
             table.contains(
-                "| illegal-address | 1 | device (CUDA_ERROR_ILLEGAL_ADDRESS) | 31 | 18 / 18 | 0.0 \
-                 | 512 / 512 |"
+                "| illegal-address | 1 | device (CUDA_ERROR_ILLEGAL_ADDRESS) | 31 | 1.5 / 1.5 \
+                 | 18.2 / 18.2 | 0.0 | 512.5 / 512.5 |"
             ),
             "{table}"
         );
