@@ -200,7 +200,7 @@ fn out_of_memory_in_a_job_ends_that_job() {
 }
 
 /// In the prompt of one request, and at the fourth token of the other.
-const KILLS: &str = "kill@generation=3,prompt-tokens=300,position=200;\
+const KILLS: &str = "kill@generation=3,position=200;\
                      kill@generation=4,prompt-tokens=10,position=13";
 
 /// In each of the three it is known from the report that the child was there.

@@ -4,6 +4,9 @@
 //! are the same from step to step: buffers have fixed addresses, and what changes (tokens,
 //! positions, page tables) lies in memory. What the launches depend on is the [`Shape`]; a graph
 //! is recorded when a shape is seen for the second time in a row, and kept.
+//!
+//! A graph takes device memory, which nothing else in a step does. Where there is none (a neighbour
+//! took it all), the launches are made one by one: the same bits, later.
 
 use super::driver::{Driver, check};
 use super::plan::Plan;
@@ -12,6 +15,10 @@ use worker_orcd_ipc::Fault;
 
 /// Kept at a time; a batch that grows by a split every 64 tokens leaves its old ones behind.
 const MAX_GRAPHS: usize = 64;
+
+/// Steps until a graph is tried again, when there was no memory for one: trying takes longer than
+/// a step.
+const STEPS_WITHOUT: u32 = 1000;
 
 /// What grids are made of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -50,6 +57,8 @@ pub struct Graphs {
     kept: Vec<Graph>,
     /// Of the step before, when it was not launched as a graph.
     seen: Option<Shape>,
+    /// Steps for which no graph is recorded.
+    steps_without: u32,
 }
 
 impl Graphs {
@@ -68,23 +77,39 @@ impl Graphs {
         if let Some(at) = found {
             let graph = self.kept.remove(at);
             self.kept.push(graph);
-        } else if self.seen == Some(shape) {
+        } else if self.seen == Some(shape) && self.steps_without == 0 {
             if self.kept.len() == MAX_GRAPHS {
                 let oldest = self.kept.remove(0);
                 // SAFETY: every launch of it was synchronized by the step that made it.
                 let result = unsafe { sys::cuGraphExecDestroy(oldest.exec) };
                 check(result, "dropping a graph")?;
             }
-            let exec = record(driver, pass)?;
-            self.kept.push(Graph { shape, exec });
+            match record(driver, pass) {
+                Err(Fault::OutOfMemory { .. }) => return Ok(self.do_without()),
+                exec => self.kept.push(Graph { shape, exec: exec? }),
+            }
         } else {
             self.seen = Some(shape);
+            self.steps_without = self.steps_without.saturating_sub(1);
             return Ok(false);
         }
         let graph = self.kept.last().expect("found or just pushed");
         // SAFETY: the graph was instantiated in this context.
         let result = unsafe { sys::cuGraphLaunch(graph.exec, driver.stream()) };
-        check(result, "launching a graph").map(|()| true)
+        match check(result, "launching a graph") {
+            Err(Fault::OutOfMemory { .. }) => {
+                // Not destroyed: what of it the device has begun to hold is not known.
+                self.kept.pop();
+                Ok(self.do_without())
+            }
+            launched => launched.map(|()| true),
+        }
+    }
+
+    /// The caller must launch by itself, for a while.
+    fn do_without(&mut self) -> bool {
+        self.steps_without = STEPS_WITHOUT;
+        false
     }
 }
 
@@ -107,8 +132,8 @@ fn record(
     // SAFETY: a graph that was just recorded; its executable form does not need it any more.
     unsafe {
         let result = sys::cuGraphInstantiateWithFlags(&raw mut exec, graph, 0);
-        check(result, "instantiating a graph")?;
         check(sys::cuGraphDestroy(graph), "dropping a recording")?;
+        check(result, "instantiating a graph")?;
     }
     Ok(exec)
 }

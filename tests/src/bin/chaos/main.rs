@@ -194,6 +194,8 @@ fn run(arguments: &Arguments, seed: u64) -> Result<Report> {
     let (injected, changes) = (worker.injected(), worker.changes());
     let reports = Deaths::read(&worker, &injected)?;
     violations.extend(reports.violations(!signals.is_empty()));
+    let fills = injected.iter().filter(|it| it.kind == "device-full");
+    let filled: Vec<_> = fills.map(|it| it.at).collect();
     let of_child = injected.iter().map(|it| (it.kind.clone(), it.at));
     let hits: Vec<_> = of_child.chain(signals).collect();
     violations.extend(worker.stop().err().map(|error| format!("{error:#}")));
@@ -201,7 +203,7 @@ fn run(arguments: &Arguments, seed: u64) -> Result<Report> {
         violations.push("no child died, so nothing was shown".to_owned());
     }
     let vram = match (vram, vram_served) {
-        (Some(vram), Some(served)) => Some(vram.verdict(served, &changes)?),
+        (Some(vram), Some(served)) => Some(vram.verdict(served, &changes, &filled)?),
         _ => None,
     };
     violations.extend(vram.iter().flat_map(|vram| vram.violations.clone()));

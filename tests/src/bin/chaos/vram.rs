@@ -110,17 +110,23 @@ impl Vram {
         self.readings.lock().expect("no holder panics").clone()
     }
 
-    /// `served` is what an idle worker had in use; now there is none any more.
+    /// `served` is what an idle worker had in use; now there is none any more. `filled` is when
+    /// children were told to take all there is.
     ///
     /// # Errors
     /// When nvidia-smi says nothing any more.
-    pub fn verdict(mut self, served: u64, changes: &[(Change, Instant)]) -> Result<Verdict> {
+    pub fn verdict(
+        mut self,
+        served: u64,
+        changes: &[(Change, Instant)],
+        filled: &[Instant],
+    ) -> Result<Verdict> {
         let stopped = Instant::now();
         let mut left = self.in_use()?;
         while left > self.empty + TOLERANCE_MIB && stopped.elapsed() < PATIENCE {
             left = self.in_use()?;
         }
-        let returns = Returns::of(&self.readings(), served, changes);
+        let returns = Returns::of(&self.readings(), served, changes, filled);
         let mut violations: Vec<_> = returns
             .excesses
             .iter()
@@ -171,13 +177,20 @@ struct Returns {
 }
 
 impl Returns {
-    fn of(readings: &[Reading], served: u64, changes: &[(Change, Instant)]) -> Self {
+    fn of(
+        readings: &[Reading],
+        served: u64,
+        changes: &[(Change, Instant)],
+        filled: &[Instant],
+    ) -> Self {
         let mut returns = Self::default();
         for (index, (change, ready)) in changes.iter().enumerate() {
             if *change != Change::Ready || index == 0 {
                 continue;
             }
-            let end = changes[index + 1..].first().map(|(_, at)| *at);
+            let next = changes[index + 1..].first().map(|(_, at)| *at);
+            let filled = filled.iter().copied().find(|at| at >= ready);
+            let end = next.into_iter().chain(filled).min();
             let life = || {
                 let lies_in_it = |reading: &&Reading| {
                     reading.asked >= *ready && end.is_none_or(|end| reading.answered <= end)
@@ -227,10 +240,13 @@ mod tests {
             (490, 1200),
         ]
         .map(reading);
-        let returns = Returns::of(&readings, 1000, &changes);
+        let returns = Returns::of(&readings, 1000, &changes, &[]);
         assert_eq!(returns.back, [Duration::from_millis(60)]);
         assert_eq!(returns.excesses, [100]);
         assert_eq!(returns.unseen, 1);
+        // What the third child took on command is not memory of the dead.
+        let returns = Returns::of(&readings, 1000, &changes, &[at(405)]);
+        assert_eq!((returns.excesses.len(), returns.unseen), (0, 2));
     }
 
     #[test]
@@ -243,7 +259,7 @@ mod tests {
         let mut vram = Vram::asking(smi).unwrap();
         let served = vram.in_use().unwrap();
         assert!(served > vram.empty);
-        let verdict = vram.verdict(served, &[]).unwrap();
+        let verdict = vram.verdict(served, &[], &[]).unwrap();
         assert_eq!(verdict.violations.len(), 1, "{verdict:?}");
         assert!(verdict.violations[0].contains("after it"), "{verdict:?}");
     }
