@@ -56,8 +56,10 @@ fn report(client: &Client, generation: u64) -> Option<Value> {
             client.get(&format!("/crashes/{id}")).json()
         });
         let is_told = |report: &Value| {
-            report["gpu"]["residual_bytes"].is_u64()
-                && report["timeline"]["first_token_ms"].is_f64()
+            // Where nobody waited, no token ends the story.
+            let over =
+                report["requests"]["count"] == 0 || report["timeline"]["first_token_ms"].is_f64();
+            over && report["gpu"]["residual_bytes"].is_u64()
         };
         if report.as_ref().is_some_and(is_told) || began.elapsed() > MEASURED_WITHIN {
             return report;
