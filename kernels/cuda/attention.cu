@@ -46,16 +46,24 @@ template <int HD> struct Seen {
     }
 };
 
+// 2^x, 0 below -126.
+DEVICE float exp2_of(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
 struct Factors {
     float old, fresh, max;
 };
 // How two splits' sums are brought to one maximum. `fresh` is not NONE.
 DEVICE Factors merge_factors(float max, float fresh) {
     float m = fmaxf(max, fresh);
-    return {exp2f(max - m), exp2f(fresh - m), m};
+    return {exp2_of(max - m), exp2_of(fresh - m), m};
 }
 
-template <int HD> struct Walker {
+// DECODING: a tile's rows are heads of one token.
+template <int HD, bool DECODING = false> struct Walker {
     const AttentionArgs& a;
     Tile tile;
     int kv_head;
@@ -63,15 +71,20 @@ template <int HD> struct Walker {
     uint2 q[HD / 16][2];
     int position[2];
 
-    DEVICE Walker(const AttentionArgs& args, const Tile& t, int kv) : a(args), tile(t), kv_head(kv) {
-        int group = a.heads / a.kv_heads;
+    int group;
+
+    DEVICE int token_of(int index) const { return DECODING ? 0 : index / group; }
+
+    DEVICE Walker(const AttentionArgs& args, const Tile& t, int kv)
+        : a(args), tile(t), kv_head(kv), group(args.heads / args.kv_heads) {
 #pragma unroll
         for (int r = 0; r < 2; r++) {
             int row = lane.g + 8 * r, index = tile.first + row;
             bool real = row < tile.count;
-            position[r] = real ? tile.position0 + index / group : -1;
-            const __half* from = a.q + (int64_t(tile.row0 + index / group) * a.heads +
-                                        kv_head * group + index % group) * HD;
+            int token = token_of(index);
+            position[r] = real ? tile.position0 + token : -1;
+            const __half* from = a.q + (int64_t(tile.row0 + token) * a.heads +
+                                        kv_head * group + index - token * group) * HD;
 #pragma unroll
             for (int k = 0; k < HD / 16; k++)
                 q[k][r] = real ? *reinterpret_cast<const uint2*>(from + 16 * k + 4 * lane.t)
@@ -81,7 +94,7 @@ template <int HD> struct Walker {
 
     // Position of the tile's last row.
     DEVICE int last() const {
-        return tile.position0 + (tile.first + tile.count - 1) / (a.heads / a.kv_heads);
+        return tile.position0 + token_of(tile.first + tile.count - 1);
     }
 
     DEVICE void scores(float (&s)[4][4], int page) const {
@@ -125,7 +138,7 @@ template <int HD> struct Walker {
 #pragma unroll
             for (int r = 0; r < 2; r++) {
                 float base = seen.max[r] == NONE ? 0.0f : seen.max[r];
-                p[n][r] = pack(exp2f(s[n][2 * r] - base), exp2f(s[n][2 * r + 1] - base));
+                p[n][r] = pack(exp2_of(s[n][2 * r] - base), exp2_of(s[n][2 * r + 1] - base));
                 float2 back = __half22float2(halves(p[n][r]));
                 seen.sum[r] = __fadd_rn(seen.sum[r], __fadd_rn(back.x, back.y));
             }
@@ -145,8 +158,8 @@ template <int HD> struct Walker {
 
     // Batch row and head of the tile's row g + 8 r; false past the end.
     DEVICE bool place(int r, int64_t& at) const {
-        int row = lane.g + 8 * r, group = a.heads / a.kv_heads, index = tile.first + row;
-        at = int64_t(tile.row0 + index / group) * a.heads + kv_head * group + index % group;
+        int row = lane.g + 8 * r, index = tile.first + row, token = token_of(index);
+        at = int64_t(tile.row0 + token) * a.heads + kv_head * group + index - token * group;
         return row < tile.count;
     }
 };
@@ -188,9 +201,9 @@ template <int HD> DEVICE void attend_walk(const AttentionArgs& a, int unit) {
 }
 
 // One split of a tile.
-template <int HD>
+template <int HD, bool DECODING = false>
 DEVICE void attend_split(const AttentionArgs& a, const Tile& tile, int kv_head, int s) {
-    Walker<HD> w(a, tile, kv_head);
+    Walker<HD, DECODING> w(a, tile, kv_head);
     if (s * SPLIT > w.last()) return;
     Seen<HD> seen;
     w.split(seen, s);
@@ -209,8 +222,9 @@ DEVICE void attend_split(const AttentionArgs& a, const Tile& tile, int kv_head, 
     }
 }
 
-// One head of one row by a warp; `position` is the row's. Gives the lane's largest |value|.
-DEVICE float attend_merge(const AttentionArgs& a, int64_t at, int position, int head_dim) {
+// One head of one row by a warp; `position` is the row's. `keep(i, v)` gets its dimensions.
+template <typename Keep>
+DEVICE void attend_merge(const AttentionArgs& a, int64_t at, int position, int head_dim, const Keep& keep) {
     const float* from = a.partial + at * a.splits * (head_dim + 2);
     int lane = threadIdx.x & 31, splits = position / SPLIT + 1;
     float max = from[head_dim], sum = from[head_dim + 1], o[MAX_HEAD / 32];
@@ -225,14 +239,8 @@ DEVICE float attend_merge(const AttentionArgs& a, int64_t at, int position, int 
             if (lane + 32 * i < head_dim)
                 o[i] = __fmaf_rn(o[i], f.old, __fmul_rn(from[lane + 32 * i], f.fresh));
     }
-    float largest = 0.0f;
-    for (int i = 0; i < MAX_HEAD / 32; i++) {
-        if (lane + 32 * i >= head_dim) continue;
-        float v = __fdiv_rn(o[i], sum);
-        a.out[at * head_dim + lane + 32 * i] = v;
-        largest = fmaxf(largest, fabsf(v));
-    }
-    return largest;
+    for (int i = 0; i < MAX_HEAD / 32; i++)
+        if (lane + 32 * i < head_dim) keep(lane + 32 * i, __fdiv_rn(o[i], sum));
 }
 
 #ifndef DEVICE_FUNCTIONS_ONLY
@@ -246,7 +254,8 @@ extern "C" __global__ void __launch_bounds__(128)
 attention_merge(const __grid_constant__ MergeArgs m) {
     int64_t at = int64_t(blockIdx.x) * 4 + threadIdx.x / 32;
     if (at >= int64_t(m.n_rows) * m.a.heads) return;
-    attend_merge(m.a, at, m.rows[at / m.a.heads].position, m.head_dim);
+    attend_merge(m.a, at, m.rows[at / m.a.heads].position, m.head_dim,
+                 [&](int i, float v) { m.a.out[at * m.head_dim + i] = v; });
 }
 
 // Four warps a block, a unit each.

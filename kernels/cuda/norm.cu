@@ -45,7 +45,7 @@ DEVICE float largest(const Four& x) {
     return fmaxf(fmaxf(fabsf(x.v[0]), fabsf(x.v[1])), fmaxf(fabsf(x.v[2]), fabsf(x.v[3])));
 }
 DEVICE float inverse_norm(float sum, int cols, float eps) {
-    return __frsqrt_rn(__fadd_rn(__fdiv_rn(sum, float(cols)), eps));
+    return rsqrtf(__fadd_rn(__fdividef(sum, float(cols)), eps));
 }
 
 DEVICE float block_max(float v, float* room) {

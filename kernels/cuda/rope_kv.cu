@@ -24,17 +24,14 @@ DEVICE void turn_head(const RopeArgs& a, float* head, const float* norm, int pos
     int lane = threadIdx.x & 31;
     if (norm) {
         float s = 0.0f;
-#pragma unroll 1
         for (int i = lane; i < a.head_dim; i += 32) s = __fmaf_rn(head[i], head[i], s);
         s = warp_sum(s);
         float inverse = __frsqrt_rn(__fadd_rn(__fdiv_rn(s, float(a.head_dim)), a.eps));
-#pragma unroll 1
         for (int i = lane; i < a.head_dim; i += 32)
             head[i] = __fmul_rn(__fmul_rn(head[i], inverse), norm[i]);
         __syncwarp();
     }
     const float2* turns = a.turns + int64_t(position) * (a.dims / 2);
-#pragma unroll 1
     for (int i = lane; i < a.dims / 2; i += 32) {
         int p = a.half_offset ? i : 2 * i, q = a.half_offset ? i + a.dims / 2 : 2 * i + 1;
         float2 turn = turns[i];
@@ -45,17 +42,12 @@ DEVICE void turn_head(const RopeArgs& a, float* head, const float* norm, int pos
     __syncwarp();
 }
 
-// Head `h` of a row: queries, then keys, then values.
-DEVICE void rope_head(const RopeArgs& a, float* head, int row, int h) {
-    int lane = threadIdx.x & 31, width = (a.heads + 2 * a.kv_heads) * a.head_dim;
+// What becomes of head `h` of a row, found in `head`: queries, then keys, then values.
+DEVICE void keep_head(const RopeArgs& a, float* head, int row, int h) {
+    int lane = threadIdx.x & 31;
     Row r = a.rows[row];
-#pragma unroll 1
-    for (int i = lane; i < a.head_dim; i += 32)
-        head[i] = __ldcg(a.qkv + int64_t(row) * width + h * a.head_dim + i);
-    __syncwarp();
+    if (h < a.heads + a.kv_heads) turn_head(a, head, h < a.heads ? a.q_norm : a.k_norm, r.position);
     if (h < a.heads) {
-        turn_head(a, head, a.q_norm, r.position);
-#pragma unroll 1
         for (int i = lane; i < a.head_dim; i += 32)
             a.q[(int64_t(row) * a.heads + h) * a.head_dim + i] = __float2half_rn(head[i]);
         return;
@@ -63,14 +55,11 @@ DEVICE void rope_head(const RopeArgs& a, float* head, int row, int h) {
     int page = a.kv.tables[r.table + r.position / PAGE], slot = r.position % PAGE;
     int kv_head = h - a.heads;
     if (kv_head < a.kv_heads) {
-        turn_head(a, head, a.k_norm, r.position);
         __half* to = key_at(a.kv, page, kv_head, a.head_dim) + slot * a.head_dim;
-#pragma unroll 1
         for (int i = lane; i < a.head_dim; i += 32) to[i] = __float2half_rn(head[i]);
         return;
     }
     __half* to = value_at(a.kv, page, kv_head - a.kv_heads, a.kv_heads, a.head_dim) + slot;
-#pragma unroll 1
     for (int i = lane; i < a.head_dim; i += 32) to[i * PAGE] = __float2half_rn(head[i]);
 }
 
@@ -78,7 +67,12 @@ DEVICE void rope_head(const RopeArgs& a, float* head, int row, int h) {
 // Grid (rows, heads / 4), 4 warps.
 extern "C" __global__ void __launch_bounds__(128) rope_kv(const __grid_constant__ RopeArgs a) {
     __shared__ float heads[4][MAX_HEAD];
-    int h = blockIdx.y * 4 + threadIdx.x / 32;
-    if (h < a.heads + 2 * a.kv_heads) rope_head(a, heads[threadIdx.x / 32], blockIdx.x, h);
+    int h = blockIdx.y * 4 + threadIdx.x / 32, lane = threadIdx.x & 31, row = blockIdx.x;
+    if (h >= a.heads + 2 * a.kv_heads) return;
+    float* head = heads[threadIdx.x / 32];
+    const float* from = a.qkv + (int64_t(row) * (a.heads + 2 * a.kv_heads) + h) * a.head_dim;
+    for (int i = lane; i < a.head_dim; i += 32) head[i] = from[i];
+    __syncwarp();
+    keep_head(a, head, row, h);
 }
 #endif

@@ -1,6 +1,6 @@
 //! The whole decode step of a small batch as one cooperative launch (`decode_step.cu`).
 //!
-//! For up to eight sequences with one token each, on devices that have bulk copies (compute
+//! For up to four sequences with one token each, on devices that have bulk copies (compute
 //! capability 9 and up), while the context is short enough for one block a head to walk it. Same
 //! bits as the launches of [`forward`](super::forward); only time differs.
 
@@ -15,24 +15,33 @@ use crate::model::ModelConfig;
 use worker_orcd_ipc::Fault;
 use worker_orcd_kernels::TensorType;
 
-/// Sequences of one step: what a tensor-core step has rows for without the second eight.
-pub const MAX_ROWS: usize = 8;
-const WARPS: usize = 16;
-const MAX_SLOTS: usize = 16;
-/// Fewer units under way than this and a warp would wait for each.
-const MIN_SLOTS: usize = 3;
-/// Two buffers of partial sums, at least two tiles of 16 segments of 8 rows each.
+/// Sequences of one step, `STEP_ROWS`: with more, many launches are faster (`bench/results/cuda.md`).
+pub const MAX_ROWS: usize = 4;
+/// Sixteen that compute and one that feeds them.
+const WARPS: usize = 17;
+/// Units of one copy at most, `PIECE_UNITS`.
+const PIECE_UNITS: usize = 8;
+const MAX_SLOTS: usize = 64;
+/// As many copies are under way at a time, and as many again are being multiplied.
+const MIN_SLOTS: usize = 6;
+/// Partial sums, at least of two tiles of 16 segments of four rows each.
 const SUMS_BYTES: usize = 16 << 10;
+/// Units of input rows that wait in shared memory as F32 between two readings.
+const MAX_STAGED_CHUNKS: usize = 48;
 /// Shared memory that the kernel declares itself, and a little for the driver.
-const STATIC_SHARED_BYTES: usize = 12 << 10;
+const STATIC_SHARED_BYTES: usize = 6 << 10;
 /// Splits of attention that 16 warps walk in turn without holding up the rest for long.
 const MAX_SPLITS: usize = 128;
-/// Columns whose squares `normalize` keeps in registers.
+/// Columns of rows that are normalized: `MAX_UNITS` units.
 const MAX_EMBD: usize = 8192;
-/// The largest value of two inputs of each row, a layer.
-const LARGEST_BYTES: usize = 2 * 4 * MAX_ROWS;
-/// Waits of the grid: one behind the embedding, five a layer.
-const LAYER_BARRIERS: usize = 5;
+/// Vectors that blocks hand each other, a layer; the embedding is one more.
+const LAYER_EXCHANGES: usize = 5;
+/// Share of the blocks that do attention at most: the others stream the weights.
+const ATTENTION_SHARE: u32 = 4;
+/// Of what blocks hand each other, as in `step_plan.cuh`.
+const COPIES: usize = 4;
+/// Bytes of a value and its number, `Word`.
+const WORD_BYTES: usize = 8;
 
 /// `StepLayer` in `decode_step.cu`.
 #[derive(Debug, Clone, Copy)]
@@ -55,21 +64,31 @@ struct StepArgs {
     attention: AttentionArgs,
     head: Part,
     head_norm: DevicePtr<f32>,
-    ff: DevicePtr<f32>,
+    exchange: Exchange,
     logits: DevicePtr<f32>,
     best: DevicePtr<u64>,
     broken: DevicePtr<u32>,
-    largest: DevicePtr<u32>,
-    arrived: DevicePtr<u32>,
-    arrived_before: u32,
+    number: u32,
     n_layers: i32,
     rows: i32,
     n_embd: i32,
     n_ff: i32,
     vocab: i32,
+    attention_blocks: i32,
     layer_halves: u64,
     eps: f32,
     shared: Shared,
+}
+
+/// `Exchange` in `step_plan.cuh`: vectors of [`MAX_ROWS`] rows, of words.
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+struct Exchange {
+    x: DevicePtr<u64>,
+    qkv: DevicePtr<u64>,
+    attended: DevicePtr<u64>,
+    ff: DevicePtr<u64>,
+    stride: u64,
 }
 
 /// Where things lie in a block's shared memory, in bytes.
@@ -78,21 +97,25 @@ struct StepArgs {
 struct Shared {
     slot_bytes: i32,
     slots: i32,
-    group_bytes: i32,
+    sums_bytes: i32,
+    staged_chunks: i32,
     inputs_at: i32,
+    staged_at: i32,
+    norm_at: i32,
     sums_at: i32,
-    scales_at: i32,
     layers_at: i32,
-    rings_at: i32,
+    ring_at: i32,
 }
 
 impl Shared {
-    /// `None` when the rings would be too short to be of use.
-    fn of(config: &ModelConfig, rows: usize, slot_bytes: usize, available: usize) -> Option<Self> {
-        let widest = config
-            .n_embd
-            .max(config.n_ff)
-            .max(config.n_heads * config.head_dim);
+    /// `None` when the ring would be too short to be of use.
+    fn of(config: &ModelConfig, rows: usize, unit_bytes: usize, available: usize) -> Option<Self> {
+        let q_width = config.n_heads * config.head_dim;
+        let piece_units = [config.n_embd, q_width, config.n_ff]
+            .map(|cols| units(cols).div_ceil(units(cols).div_ceil(PIECE_UNITS)));
+        let slot_bytes =
+            (piece_units.into_iter().max().unwrap_or(0) * unit_bytes).next_multiple_of(128);
+        let widest = config.n_embd.max(config.n_ff).max(q_width);
         let mut end = 0;
         let mut place = |bytes: usize| {
             let at = end;
@@ -100,38 +123,47 @@ impl Shared {
             at as i32
         };
         let inputs_at = place(rows * (units(widest) * 2 * UNIT + 64));
+        let staged_chunks = (rows * units(widest)).min(MAX_STAGED_CHUNKS);
+        let staged_at = place(staged_chunks * UNIT * size_of::<f32>());
+        let norm_at = place(config.n_embd * size_of::<f32>());
         let sums_at = place(SUMS_BYTES);
-        let scales_at = place(4 * MAX_ROWS);
         let layers_at = place(config.n_layers * size_of::<StepLayer>());
-        let rings_at = place(0);
-        let left = available.checked_sub(STATIC_SHARED_BYTES + rings_at as usize)?;
-        let slots = (left / WARPS / slot_bytes).min(MAX_SLOTS);
+        let ring_at = place(0);
+        let left = available.checked_sub(STATIC_SHARED_BYTES + ring_at as usize)?;
+        let slots = (left / slot_bytes).min(MAX_SLOTS);
         (slots >= MIN_SLOTS).then_some(Self {
             slot_bytes: slot_bytes as i32,
             slots: slots as i32,
-            group_bytes: SUMS_BYTES as i32,
+            sums_bytes: SUMS_BYTES as i32,
+            staged_chunks: staged_chunks as i32,
             inputs_at,
+            staged_at,
+            norm_at,
             sums_at,
-            scales_at,
             layers_at,
-            rings_at,
+            ring_at,
         })
     }
 
     fn bytes(&self) -> u32 {
-        (self.rings_at + self.slots * self.slot_bytes * WARPS as i32) as u32
+        (self.ring_at + self.slots * self.slot_bytes) as u32
     }
 }
 
 #[derive(Debug)]
 pub struct DecodeStep {
     kernel: Kernel<StepArgs>,
-    /// The layers' table, then `best`, `broken`, the barrier's counter and `largest`.
+    /// For one row: shorter, so that all of it stays in the instruction cache.
+    alone: Kernel<StepArgs>,
+    /// The layers' table, then `best` and `broken`.
     arena: Arena,
     n_layers: usize,
-    slot_bytes: usize,
-    /// What the counter stands at between steps; wraps.
-    arrived: u32,
+    /// Of the model's largest type.
+    unit_bytes: usize,
+    /// What blocks hand each other.
+    words: Arena,
+    /// The last number that an exchange of an earlier step bears.
+    number: u32,
 }
 
 impl DecodeStep {
@@ -154,13 +186,8 @@ impl DecodeStep {
             .chain([weights.output.weight.ty])
             .map(multiplied_as)
             .collect();
-        let slot_bytes = types
-            .iter()
-            .map(|ty| unit_bytes(*ty))
-            .max()
-            .unwrap_or(0)
-            .next_multiple_of(128);
-        let fits = Shared::of(config, 1, slot_bytes, driver.shared_bytes() as usize).is_some();
+        let unit_bytes = types.iter().map(|ty| unit_bytes(*ty)).max().unwrap_or(0);
+        let fits = Shared::of(config, 1, unit_bytes, driver.shared_bytes() as usize).is_some();
         let has_kernel = [32, 64, 96, 128].contains(&config.head_dim);
         if !driver.has_bulk_copies() || !fits || !has_kernel || config.n_embd > MAX_EMBD {
             return Ok(None);
@@ -170,18 +197,23 @@ impl DecodeStep {
             config.head_dim,
             variant(config, &types)
         );
-        // SAFETY: the kernels of decode_step.cu take StepArgs.
-        let kernel = unsafe { module.kernel(&name) }?;
-        kernel.allow_shared(driver.shared_bytes() - STATIC_SHARED_BYTES as u32)?;
+        let load = |name: &str| {
+            // SAFETY: the kernels of decode_step.cu take StepArgs.
+            let kernel: Kernel<StepArgs> = unsafe { module.kernel(name) }?;
+            kernel.allow_shared(driver.shared_bytes() - STATIC_SHARED_BYTES as u32)?;
+            Ok::<_, Fault>(kernel)
+        };
+        let (kernel, alone) = (load(&name)?, load(&format!("{name}_alone"))?);
         let layers: Vec<StepLayer> = weights
             .layers
             .iter()
             .map(|layer| step_layer(config, weights, layer))
             .collect();
         let table = size_of_val(&*layers);
-        let bytes = table + 16 * MAX_ROWS + LARGEST_BYTES * layers.len();
-        let arena = Arena::new(driver, Purpose::Scratch, bytes as u64)?;
-        arena.clear(driver)?;
+        let arena = Arena::new(driver, Purpose::Scratch, (table + 12 * MAX_ROWS) as u64)?;
+        let words = COPIES * copy_words(config) * WORD_BYTES;
+        let words = Arena::new(driver, Purpose::Scratch, words as u64)?;
+        words.clear(driver)?;
         // SAFETY: StepLayer is made of addresses and integers without padding, and outlives the
         // copy, which has read pageable memory when it returns.
         unsafe {
@@ -190,10 +222,12 @@ impl DecodeStep {
         }
         Ok(Some(Self {
             kernel,
+            alone,
             arena,
             n_layers: layers.len(),
-            slot_bytes,
-            arrived: 0,
+            unit_bytes,
+            words,
+            number: 0,
         }))
     }
 
@@ -209,7 +243,36 @@ impl DecodeStep {
 
     fn shared(&self, driver: &Driver, config: &ModelConfig, rows: usize) -> Option<Shared> {
         let available = driver.shared_bytes() as usize;
-        Shared::of(config, rows, self.slot_bytes, available)
+        Shared::of(config, rows, self.unit_bytes, available)
+    }
+
+    fn exchange(&self, config: &ModelConfig) -> Exchange {
+        let mut end = 0;
+        let [x, qkv, attended, ff] = widths(config).map(|width| {
+            let at = end;
+            end += (width * MAX_ROWS * WORD_BYTES) as u64;
+            self.words.at(at, width * MAX_ROWS)
+        });
+        Exchange {
+            x,
+            qkv,
+            attended,
+            ff,
+            stride: copy_words(config) as u64,
+        }
+    }
+
+    /// The number of the next step's first exchange. A number is borne by one exchange only
+    /// between two clearings, however long the device runs.
+    fn next_number(&mut self, driver: &Driver) -> Result<u32, Fault> {
+        let exchanges = (1 + LAYER_EXCHANGES * self.n_layers) as u32;
+        if self.number > u32::MAX - exchanges {
+            self.words.clear(driver)?;
+            self.number = 0;
+        }
+        let first = self.number + 1;
+        self.number += exchanges;
+        Ok(first)
     }
 
     /// Leaves logits in the scratch, and the ranks of the best in [`best`](Self::best).
@@ -226,6 +289,8 @@ impl DecodeStep {
             .expect("a batch that was looked at");
         let table = self.n_layers * size_of::<StepLayer>();
         let weights = model.weights;
+        let blocks = model.driver.multiprocessors();
+        let heads = (plan.rows.len() * config.n_kv_heads) as u32;
         let arguments = StepArgs {
             layers: self.arena.at(0, table),
             embed: model.embed_arguments(),
@@ -233,39 +298,33 @@ impl DecodeStep {
             attention: model.attention_arguments(plan, 0),
             head: weights.part(&weights.output, 0),
             head_norm: weights.vector(&weights.output_norm),
-            ff: buffers.ff,
+            exchange: self.exchange(config),
             logits: buffers.logits,
             best: self.best(),
             broken: self.broken(),
-            arrived: self.arena.at((table + 12 * MAX_ROWS) as u64, 1),
-            largest: self.arena.at(
-                (table + 16 * MAX_ROWS) as u64,
-                LARGEST_BYTES / 4 * self.n_layers,
-            ),
-            arrived_before: self.arrived,
+            number: self.next_number(model.driver)?,
             n_layers: self.n_layers as i32,
             rows: plan.rows.len() as i32,
             n_embd: config.n_embd as i32,
             n_ff: config.n_ff as i32,
             vocab: config.vocab_size as i32,
+            attention_blocks: heads.min(blocks / ATTENTION_SHARE) as i32,
             layer_halves: model.kv.layer_halves(),
             eps: config.norm_eps,
             shared,
         };
-        let blocks = model.driver.multiprocessors();
         let geometry = Geometry {
             grid: [blocks, 1],
             block: [32 * WARPS as u32, 1, 1],
             shared_bytes: shared.bytes(),
         };
-        let barriers = 1 + LAYER_BARRIERS * self.n_layers;
-        self.arrived = self.arrived.wrapping_add(blocks * barriers as u32);
+        let kernel = match plan.rows.len() {
+            1 => &self.alone,
+            _ => &self.kernel,
+        };
         // SAFETY: one block a multiprocessor, resident together; the buffers are those of the
         // kernels that this one stands for, with as many rows.
-        unsafe {
-            self.kernel
-                .launch_together(model.driver, geometry, &arguments)
-        }
+        unsafe { kernel.launch_together(model.driver, geometry, &arguments) }
     }
 
     /// `rank` of the best logit of each row (`argmax.cu`).
@@ -292,6 +351,18 @@ fn variant(config: &ModelConfig, types: &[TensorType]) -> &'static str {
         () if all(TensorType::Q8_0) => "Q8_0",
         () => "any",
     }
+}
+
+/// Of what blocks hand each other: the stream, queries with keys and values, attention, ff.
+fn widths(config: &ModelConfig) -> [usize; 4] {
+    let q_width = config.n_heads * config.head_dim;
+    let kv_width = config.n_kv_heads * config.head_dim;
+    [config.n_embd, q_width + 2 * kv_width, q_width, config.n_ff]
+}
+
+/// Of one copy of all of them.
+fn copy_words(config: &ModelConfig) -> usize {
+    widths(config).into_iter().sum::<usize>() * MAX_ROWS
 }
 
 /// Somebody wants to see what the kernel keeps to itself.

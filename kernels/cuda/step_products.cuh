@@ -1,0 +1,394 @@
+// The products of a decode step: what a block that multiplies does in one stage.
+//
+// Input rows are normalized or taken as they are, by every block alike, and become F16 under one
+// power of two a row in shared memory (norm.cu's order). Segments of tiles are dealt to warps in
+// turn (matmul.cuh's order); their sums meet in shared memory, and a thread finishes an output.
+#pragma once
+#include "argmax.cu"
+#include "ring.cuh"
+#include "step_attention.cuh"
+
+// What meets in shared memory between the warps of a block, beside inputs and sums.
+struct Meeting {
+    float squares[STEP_ROWS * MAX_UNITS];
+    uint32_t largest[2][STEP_ROWS];  // bits of the largest |value|, of this stage and the next
+    float scales[STEP_ROWS];         // 2^e of each row
+};
+
+// An output that a thread will finish, and what can be known of it before its sum is there.
+struct Output {
+    int n;  // of the whole stage; negative: none
+    bool has_bias, has_up_bias;
+    float bias, up_bias;
+    const Word* old;  // of the stream
+    Word old_word;
+};
+
+template <bool ALONE> struct Products : Plan {
+    uint8_t* shared;
+    Meeting& meet;
+    Ring ring;
+    Lane lane;
+    int warp;
+
+    int piece0;  // of the stage
+    int asked;   // pieces that are known to be under way
+    int flip;    // which of `largest` is this stage's
+    // The outputs of this thread: one row, and of each four tiles a column.
+    int row, column, tile0, tile_step;
+    uint64_t best;
+
+    DEVICE Products(const Plan& p, uint8_t* room, Meeting& m, const Ring& r)
+        : Plan(p), shared(room), meet(m), ring(r), warp(threadIdx.x / 32), piece0(0), asked(0), flip(0), best(0) {
+        int warps = STEP_WARPS / rows();  // a row
+        row = ALONE ? 0 : warp / warps;
+        column = lane.id & 7;
+        tile0 = (warp - row * warps) * 4 + lane.id / 8;
+        tile_step = 4 * warps;
+    }
+
+    DEVICE int rows() const { return ALONE ? 1 : a.rows; }
+    DEVICE uint8_t* inputs() const { return shared + a.inputs_at; }
+    DEVICE float* sums() const { return reinterpret_cast<float*>(shared + a.sums_at); }
+    DEVICE static int stride(const Shape& s) { return s.units.by * 2 * UNIT + 64; }
+
+    // ---- inputs ----
+
+    template <int STAGE> static constexpr bool NORMALIZED = STAGE == QKV || STAGE == GATE_UP || STAGE == HEAD;
+
+    struct Input {
+        const Word* from;
+        const float* weight;  // of the norm, or null
+        uint32_t number;
+        int cols;
+    };
+
+    // A chunk of 128 columns: its row, and this lane's first column.
+    struct Chunk {
+        int row, k;
+    };
+    DEVICE Chunk chunk_at(const Shape& s, int chunk) const {
+        int r = ALONE ? 0 : s.units.of(chunk);
+        return {r, (chunk - r * int(s.units.by)) * UNIT + 4 * lane.id};
+    }
+    DEVICE bool hear(const Input& in, Four& y, const Chunk& c) const {
+        return c.k >= in.cols || hear_four(y, a.exchange.heard(in.from) + c.row * in.cols + c.k, in.number);
+    }
+
+    // Chunks are dealt to warps in turn. Of a warp's first ones, HELD stay in registers and others
+    // in shared memory until the row's scale is known; what has no room there is read again.
+    static constexpr int ABREAST = 3;
+    DEVICE float4* staged(int chunk) const {
+        return reinterpret_cast<float4*>(shared + a.staged_at) + chunk * 32 + lane.id;
+    }
+    DEVICE void stage_value(int chunk, const Four& y) {
+        if (chunk < a.staged_chunks) *staged(chunk) = make_float4(y.v[0], y.v[1], y.v[2], y.v[3]);
+    }
+    template <int HELD, typename What>
+    DEVICE void each(const Shape& s, const Input& in, Four (&held)[ABREAST], const What& what) {
+        const int chunks = rows() * s.units.by;
+#pragma unroll
+        for (int i = 0; i < HELD; i++) {
+            int chunk = warp + i * STEP_WARPS;
+            if (chunk < chunks) what(chunk, chunk_at(s, chunk), held[i], true);
+        }
+#pragma unroll 1
+        for (int chunk = warp + HELD * STEP_WARPS; chunk < chunks; chunk += STEP_WARPS) {
+            Chunk c = chunk_at(s, chunk);
+            Four y = {{0, 0, 0, 0}};
+            bool kept = chunk < a.staged_chunks;
+            if (kept) {
+                float4 v = *staged(chunk);
+                y = {{v.x, v.y, v.z, v.w}};
+            } else {
+                while (!hear(in, y, c)) {}
+                __syncwarp();
+            }
+            what(chunk, c, y, kept);
+        }
+    }
+
+    DEVICE float inverse_of(const Shape& s, int r) const {
+        const int units = s.units.by;
+        const float* squares = meet.squares + r * units;
+        float sum = 0.0f;
+#pragma unroll 1
+        for (int first = 0; first < units; first += 8)
+#pragma unroll
+            for (int c = first; c < first + 8; c++) sum = __fadd_rn(sum, c < units ? squares[c] : 0.0f);
+        return inverse_norm(sum, a.n_embd, a.eps);
+    }
+
+    // The norm's weights are read for the first time in this step: long before they are needed.
+    DEVICE float* norm() const { return reinterpret_cast<float*>(shared + a.norm_at); }
+    DEVICE void fetch_norm(const float* weight) {
+        for (int i = 4 * threadIdx.x; i < a.n_embd; i += 4 * STEP_THREADS)
+            asm volatile("cp.async.cg.shared.global [%0], [%1], 16;"
+                ::"r"(shared_address(norm() + i)), "l"(weight + i) : "memory");
+    }
+    DEVICE Four normalized(const Shape& s, Four y, const Chunk& c) const {
+        float inverse = inverse_of(s, c.row);
+        Four w = four(norm(), c.k, a.n_embd);
+#pragma unroll
+        for (int j = 0; j < 4; j++) y.v[j] = __fmul_rn(__fmul_rn(y.v[j], inverse), w.v[j]);
+        return y;
+    }
+
+    template <int STAGE> DEVICE void take(const Shape& s, const Input& in) {
+        constexpr int HELD = !ALONE ? 0 : STAGE == DOWN ? ABREAST : 1;
+        const int chunks = rows() * s.units.by;
+        flip ^= 1;
+        Four held[ABREAST] = {};
+        bool come[ABREAST] = {};
+        bool waits;
+        // All are asked for before the first has come.
+        do {
+            waits = false;
+#pragma unroll
+            for (int i = 0; i < ABREAST; i++) {
+                int chunk = warp + i * STEP_WARPS;
+                if (chunk >= chunks) continue;
+                if (!come[i]) come[i] = hear(in, held[i], chunk_at(s, chunk));
+                waits |= !come[i];
+            }
+        } while (__any_sync(~0u, waits));
+#pragma unroll
+        for (int i = HELD; i < ABREAST; i++) {
+            int chunk = warp + i * STEP_WARPS;
+            if (chunk < chunks) stage_value(chunk, held[i]);  // each lane reads its own
+        }
+        if (NORMALIZED<STAGE>) {
+            each<HELD>(s, in, held, [&](int chunk, const Chunk&, Four& y, bool) {
+                float sum = warp_sum(sum_of_squares(y));
+                if (lane.id == 0) meet.squares[chunk] = sum;
+            });
+            asm volatile("cp.async.wait_all;" ::: "memory");
+            sync_computing();
+        }
+        each<HELD>(s, in, held, [&](int chunk, const Chunk& c, Four& y, bool kept) {
+            if (NORMALIZED<STAGE>) {
+                y = normalized(s, y, c);
+                if (chunk >= HELD * STEP_WARPS && kept) stage_value(chunk, y);
+            }
+            uint32_t max = __reduce_max_sync(~0u, __float_as_uint(largest(y)));
+            if (lane.id == 0) atomicMax(&meet.largest[flip][c.row], max);
+        });
+        sync_computing();
+        if (threadIdx.x < STEP_ROWS) meet.largest[flip ^ 1][threadIdx.x] = 0;
+        each<HELD>(s, in, held, [&](int, const Chunk& c, Four& y, bool kept) {
+            if (NORMALIZED<STAGE> && !kept) y = normalized(s, y, c);
+            int e = row_exponent(__uint_as_float(meet.largest[flip][c.row]));
+            float down = power_of_two(-e);
+            meet.scales[c.row] = power_of_two(e);
+            uint2 h = make_uint2(pack(__fmul_rn(y.v[0], down), __fmul_rn(y.v[1], down)),
+                                 pack(__fmul_rn(y.v[2], down), __fmul_rn(y.v[3], down)));
+            *reinterpret_cast<uint2*>(inputs() + c.row * stride(s) + 2 * c.k) = h;
+        });
+        sync_computing();
+    }
+
+    // ---- products ----
+
+    // Fragments of a unit of the input, as the tensor core wants them: rows 8 to 15 are zero.
+    struct Fragments {
+        uint32_t a[2 * CHUNKS][4];
+    };
+    DEVICE void load_rows(Fragments& x, const uint8_t* input) const {
+#pragma unroll
+        for (int c = 0; c < CHUNKS; c++) {
+            uint4 v = make_uint4(0, 0, 0, 0);
+            if (lane.g < rows()) v = *reinterpret_cast<const uint4*>(input + 64 * c);
+            uint32_t pairs[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                x.a[2 * c + i / 2][2 * (i & 1)] = pairs[i];
+                x.a[2 * c + i / 2][2 * (i & 1) + 1] = 0;
+            }
+        }
+    }
+
+    // In the order of `multiply` in weights.cuh.
+    template <int T> DEVICE void unit(float (&d)[4], const Fragments& x, const uint8_t* slot) const {
+        constexpr int GROUP = Weights<T>::GROUP;
+        Weights<T> w[CHUNKS / GROUP];
+#pragma unroll
+        for (int i = 0; i < CHUNKS / GROUP; i++) w[i].template load<false>(slot, lane, i);
+#pragma unroll
+        for (int c = 0; c < CHUNKS; c++)
+#pragma unroll
+            for (int plane = 0; plane < Weights<T>::PLANES; plane++) {
+                uint32_t b[4];
+                w[c / GROUP].fragment(c % GROUP, plane, b);
+#pragma unroll
+                for (int i = 0; i < 2; i++) {
+                    const uint32_t(&a)[4] = x.a[2 * c + i];
+                    mma(d, a[0], a[1], a[2], a[3], b[2 * i], b[2 * i + 1]);
+                }
+            }
+    }
+
+    template <int ONLY>
+    DEVICE void any_unit(int type, float (&d)[4], const Fragments& x, const uint8_t* slot) const {
+        if (ONLY != ANY) return unit<ONLY == ANY ? F16 : ONLY>(d, x, slot);
+        switch (type) {
+            case F16: return unit<F16>(d, x, slot);
+            case F32: return unit<F32>(d, x, slot);
+            case Q8_0: return unit<Q8_0>(d, x, slot);
+            case Q4_0: return unit<Q4_0>(d, x, slot);
+            case Q4_1: return unit<Q4_1>(d, x, slot);
+            case Q5_0: return unit<Q5_0>(d, x, slot);
+            case Q5_1: return unit<Q5_1>(d, x, slot);
+            case Q4_K: return unit<Q4_K>(d, x, slot);
+            case Q5_K: return unit<Q5_K>(d, x, slot);
+            case Q6_K: return unit<Q6_K>(d, x, slot);
+        }
+    }
+
+    // A warp takes one segment of every tile of its turn. So where a segment is one unit, its
+    // input stays in registers.
+    template <int ONLY>
+    DEVICE void multiply_group(const Shape& s, int layer, int stage, int first, int tiles) {
+        const int turn = s.segments.of(warp), segment = warp - turn * s.segments.by;
+        if (turn >= s.abreast) return;
+        const int u0 = segment * s.length, end = min(u0 + s.length, int(s.units.by));
+        const int skipped = s.piece.of(u0), at0 = u0 - skipped * s.piece.by;
+        const uint8_t* input0 = inputs() + lane.g * stride(s) + 16 * lane.t + u0 * 2 * UNIT;
+        float* to = sums() + ((turn * s.segments.by + segment) * rows() + lane.g) * TILE_N + 2 * lane.t;
+        int piece = piece0 + (first + turn) * s.pieces + skipped;
+        Fragments x;
+        load_rows(x, input0);
+#pragma unroll 1
+        for (int t = turn; t < tiles; t += s.abreast) {
+            int type = ONLY != ANY ? ONLY : place(layer, stage, first + t).part->type;
+            float d[4] = {};
+            int p = piece, at = at0, u = u0;
+            for (;;) {
+                Slot slot = ring.slot_of(p);
+                ring.wait(slot, p, asked);
+                any_unit<ONLY>(type, d, x, ring.room + slot.at + at * unit_bytes(type));
+                bool last = ++at == s.piece.by || ++u == s.units.by;
+                __syncwarp();
+                if (lane.id == 0) ring.release(slot, last ? PIECE_UNITS - at + 1 : 1);
+                if (s.length == 1) break;
+                u = u0 + (p - piece) * s.piece.by + at - at0;
+                load_rows(x, u < end ? input0 + (u - u0) * 2 * UNIT : input0);
+                if (u == end) break;
+                if (last) {
+                    at = 0;
+                    p++;
+                }
+            }
+            if (lane.g < rows()) *reinterpret_cast<float2*>(to) = make_float2(d[0], d[1]);
+            to += s.abreast * s.segments.by * rows() * TILE_N;
+            piece += s.abreast * s.pieces;
+        }
+    }
+
+    // ---- outputs ----
+
+    // Output tile `t` of a stage (of GATE_UP: pair).
+    template <int STAGE> DEVICE Output aim(const Shape& s, int layer, int t) const {
+        constexpr int PAIR = STAGE == GATE_UP ? 2 : 1;
+        Output o = {-1};
+        if (row >= rows() || t * PAIR >= s.tiles) return o;
+        Place at = place(layer, STAGE, t * PAIR);
+        int n = at.tile * TILE_N + column;
+        if (n >= at.part->rows) return o;
+        o.n = STAGE == QKV ? at.part->column + n : n;
+        o.has_bias = at.part->bias;
+        if (o.has_bias) o.bias = at.part->bias[n];
+        if (PAIR == 2) {
+            o.has_up_bias = at.part[1].bias;
+            if (o.has_up_bias) o.up_bias = at.part[1].bias[n];
+        }
+        if (STAGE == OUTPUT || STAGE == DOWN) {
+            o.old = a.exchange.heard(a.exchange.x) + row * a.n_embd + n;
+            o.old_word = word_at(o.old);
+        }
+        return o;
+    }
+
+    DEVICE float total_of(const Shape& s, int t) const {
+        const int segments = s.segments.by;
+        const float* from = sums() + (t * segments * rows() + row) * TILE_N + column;
+        float v[MAX_SEGMENTS], total = 0.0f;
+#pragma unroll
+        for (int j = 0; j < MAX_SEGMENTS; j++) v[j] = j < segments ? from[j * rows() * TILE_N] : 0.0f;
+#pragma unroll
+        for (int j = 0; j < MAX_SEGMENTS; j++) total = __fadd_rn(total, v[j]);
+        return total;
+    }
+
+    DEVICE float scaled(float total, bool has_bias, float bias) const {
+        float v = __fmul_rn(total, meet.scales[row]);
+        return has_bias ? __fadd_rn(v, bias) : v;
+    }
+
+    // `t` counts tiles of the group; `number` is the stage's own.
+    template <int STAGE> DEVICE void finish(const Shape& s, int t, uint32_t number, Output& o) {
+        float v = scaled(total_of(s, STAGE == GATE_UP ? 2 * t : t), o.has_bias, o.bias);
+        if (STAGE == HEAD) {
+            a.logits[int64_t(row) * a.vocab + o.n] = v;
+            if (!isfinite(v)) atomicOr(a.broken + row, 1u);
+            uint64_t r = rank(v, o.n);
+            best = r > best ? r : best;
+        } else if (STAGE == QKV) {
+            int width = (a.rope.heads + 2 * a.rope.kv_heads) * a.rope.head_dim;
+            a.exchange.tell_all(a.exchange.qkv + row * width + o.n, v, number);
+        } else if (STAGE == GATE_UP) {
+            v = silu_mul(v, scaled(total_of(s, 2 * t + 1), o.has_up_bias, o.up_bias));
+            a.exchange.tell_all(a.exchange.ff + row * a.n_ff + o.n, v, number);
+        } else {
+            // The stream as the stage before the last one but one left it.
+            constexpr int AGO = STAGE == OUTPUT ? BY_OUTPUT : BY_DOWN - BY_OUTPUT;
+            while (number_in(o.old_word) != number - AGO) o.old_word = word_at(o.old);
+            a.exchange.tell_all(a.exchange.x + row * a.n_embd + o.n, __fadd_rn(value_in(o.old_word), v), number);
+        }
+    }
+
+    // ---- stages ----
+
+    template <int ONLY, int STAGE> DEVICE void stage(int layer, const Input& in, uint32_t number) {
+        const Shape s = shapes[STAGE];
+        if (s.tiles == 0) return;
+        constexpr int PAIR_LOG = STAGE == GATE_UP ? 1 : 0;
+        int t = tile0;
+        if (NORMALIZED<STAGE>) fetch_norm(in.weight);
+        Output o = aim<STAGE>(s, layer, t);
+        take<STAGE>(s, in);
+#pragma unroll 1
+        for (int first = 0; first < s.tiles; first += s.group) {
+            int tiles = min(s.group, s.tiles - first);
+            multiply_group<ONLY>(s, layer, STAGE, first, tiles);
+            sync_computing();
+#pragma unroll 1
+            while (t < (first + tiles) >> PAIR_LOG) {
+                if (o.n >= 0) finish<STAGE>(s, t - (first >> PAIR_LOG), number, o);
+                t += tile_step;
+                o = aim<STAGE>(s, layer, t);
+            }
+            if (first + tiles < s.tiles) sync_computing();
+        }
+        piece0 += s.tiles * s.pieces;
+    }
+
+    template <int ONLY> DEVICE void run() {
+        const Exchange& e = a.exchange;
+        const int attended = a.rope.heads * a.rope.head_dim;
+        uint32_t before = a.number;  // of the layer's first exchange
+#pragma unroll 1
+        for (int layer = 0; layer < a.n_layers; layer++, before += EXCHANGES) {
+            const StepLayer& l = layers[layer];
+            stage<ONLY, QKV>(layer, {e.x, l.attn_norm, before, a.n_embd}, before + BY_QKV);
+            stage<ONLY, OUTPUT>(layer, {e.attended, nullptr, before + BY_ATTENTION, attended}, before + BY_OUTPUT);
+            stage<ONLY, GATE_UP>(layer, {e.x, l.ffn_norm, before + BY_OUTPUT, a.n_embd}, before + BY_GATE_UP);
+            stage<ONLY, DOWN>(layer, {e.ff, nullptr, before + BY_GATE_UP, a.n_ff}, before + BY_DOWN);
+        }
+        stage<ONLY, HEAD>(a.n_layers - 1, {e.x, a.head_norm, before, a.n_embd}, 0);
+        for (int d = 16; d > 0; d >>= 1) {
+            uint64_t other = __shfl_xor_sync(~0u, best, d);
+            best = other > best ? other : best;
+        }
+        if (lane.id == 0 && row < rows()) atomicMax(a.best + row, (unsigned long long)best);
+    }
+};
