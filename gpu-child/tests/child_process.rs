@@ -275,7 +275,7 @@ fn what_cannot_be_loaded_is_told_and_ends_with_its_own_code() {
     };
     let fault = supervisor.refusal(order);
     assert!(
-        fault.to_string().contains("cuda:99 was asked for"),
+        fault.to_string().contains("cuda:99 cannot be used"),
         "{fault}"
     );
     assert_eq!(supervisor.exit_code(), Some(ExitCode::DeviceUnavailable));

@@ -48,7 +48,11 @@ async fn app(flags: &[&str]) -> Arc<App> {
         },
     });
     engine.wait_ended().await;
-    Arc::new(App::new(&config, engine, DeviceChoice::Cpu.decide()))
+    Arc::new(App::new(
+        &config,
+        engine,
+        DeviceChoice::Cpu.named().expect("a device"),
+    ))
 }
 
 struct Answer {

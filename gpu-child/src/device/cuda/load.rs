@@ -3,7 +3,7 @@
 use super::decode_step::DecodeStep;
 use super::driver::Driver;
 use super::graph::Graphs;
-use super::kernels::{Geometry, Kernel, Module, RepackArgs, are_at_hand};
+use super::kernels::{Geometry, Kernel, Module, RepackArgs};
 use super::kv::{KvCache, KvShape};
 use super::matmul::Matmul;
 use super::memory::{Arena, Layout, Purpose, Registered, download, upload};
@@ -31,15 +31,6 @@ pub fn load(
     options: &CudaOptions,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<CudaExecutor, Fault> {
-    if !are_at_hand() {
-        return Err(Fault::DeviceUnavailable {
-            message: format!(
-                "cuda:{} was asked for, but this build carries no kernels: run `cargo xtask \
-                 kernels` and build again",
-                options.ordinal
-            ),
-        });
-    }
     refuse_unsupported(config)?;
     let driver = Driver::open(options.ordinal)?;
     let module = Module::load(&driver)?;

@@ -42,6 +42,7 @@ use driver::Driver;
 use graph::Graphs;
 use kv::KvCache;
 use matmul::Matmul;
+pub use driver::outlook;
 use memory::DevicePtr;
 use ops::Ops;
 use scratch::Scratch;
