@@ -79,6 +79,7 @@ impl Supervisor {
                 .to_owned(),
             device: DeviceSelector::Cpu,
             kv_cache_bytes: Some(1 << 20),
+            memory_permille: 900,
             max_running: 4,
             max_sequence_tokens: None,
             prefill_chunk_tokens: 32,

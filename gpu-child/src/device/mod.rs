@@ -73,6 +73,16 @@ pub trait Executor: Send {
     /// A [`Fault`]: the executor cannot be used any more and the child must end.
     fn step(&mut self, batch: &Batch<'_>, tap: &mut dyn Tap)
     -> Result<Vec<Option<TokenId>>, Fault>;
+
+    /// Looks whether what was loaded is still there and still the same, a part of it at a time.
+    /// Called between steps, some ten times a second, also while there is nothing to do; must not
+    /// wait. A device that cannot look reports [`MemoryReport::resident`] as unknown.
+    ///
+    /// # Errors
+    /// A [`Fault`]: what was computed lately cannot be trusted, and the child must end.
+    fn inspect(&mut self) -> Result<(), Fault> {
+        Ok(())
+    }
 }
 
 /// Looks at intermediate values while a step runs; behind it are the logits trace and the parity

@@ -215,6 +215,7 @@ fn engine_settings(config: &Config, device: &DecidedDevice) -> EngineSettings {
             model_path: config.model.to_string_lossy().into_owned(),
             device: device.selector,
             kv_cache_bytes: load.kv_cache_bytes,
+            memory_permille: load.memory_permille,
             max_running: load.max_running,
             max_sequence_tokens: load.max_context_tokens,
             prefill_chunk_tokens: load.prefill_chunk_tokens,

@@ -5,8 +5,10 @@
 //! engine does next ends the child.
 
 use super::kernels;
+use super::memory::Ledger;
 use cudarc::driver::sys::{self, CUdevice_attribute as Attribute, CUresult};
 use std::ffi::{CStr, c_char, c_int};
+use std::sync::Arc;
 use worker_orcd_ipc::{DeviceFacts, Fault};
 
 /// # Errors
@@ -47,6 +49,7 @@ pub struct Driver {
     multiprocessors: u32,
     shared_bytes: u32,
     has_bulk_copies: bool,
+    ledger: Arc<Ledger>,
 }
 
 // SAFETY: contexts and streams belong to no thread; a thread makes the context current first
@@ -55,7 +58,8 @@ unsafe impl Send for Driver {}
 
 impl Driver {
     /// # Errors
-    /// [`Fault::DeviceUnavailable`] when there is no driver or no such device.
+    /// [`Fault::DeviceUnavailable`] when there is no driver, no such device, or nothing compiled
+    /// for it.
     pub fn open(ordinal: u32) -> Result<Self, Fault> {
         let device = find(ordinal)?;
         let (mut context, mut stream) = (std::ptr::null_mut(), std::ptr::null_mut());
@@ -78,6 +82,7 @@ impl Driver {
             multiprocessors: 0,
             shared_bytes: 0,
             has_bulk_copies: false,
+            ledger: Arc::default(),
         };
         driver.multiprocessors =
             attribute(device, Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
@@ -113,6 +118,12 @@ impl Driver {
     #[must_use]
     pub fn stream(&self) -> sys::CUstream {
         self.stream
+    }
+
+    /// What has been taken of the device's memory.
+    #[must_use]
+    pub fn ledger(&self) -> &Arc<Ledger> {
+        &self.ledger
     }
 
     #[must_use]
@@ -185,14 +196,6 @@ impl Driver {
     }
 }
 
-/// The CUDA version that the driver speaks, such as `CUDA 13.0`.
-fn cuda_version() -> Option<String> {
-    let mut version = 0;
-    // SAFETY: a place for one value.
-    let result = unsafe { sys::cuDriverGetVersion(&raw mut version) };
-    check(result, "cuDriverGetVersion").ok()?;
-    Some(format!("CUDA {}.{}", version / 1000, version % 1000 / 10))
-}
 /// What a worker would compute on, in words. Makes no context.
 ///
 /// # Errors
@@ -265,3 +268,11 @@ fn name_of_device(device: sys::CUdevice) -> String {
     name.map_or_else(|_| "unknown CUDA device".to_owned(), Into::into)
 }
 
+/// The CUDA version that the driver speaks, such as `CUDA 13.0`.
+fn cuda_version() -> Option<String> {
+    let mut version = 0;
+    // SAFETY: a place for one value.
+    let result = unsafe { sys::cuDriverGetVersion(&raw mut version) };
+    check(result, "cuDriverGetVersion").ok()?;
+    Some(format!("CUDA {}.{}", version / 1000, version % 1000 / 10))
+}

@@ -3,9 +3,11 @@
 //! Some 250 launches take longer to make than to run. While a batch goes on decoding, its launches
 //! are the same from step to step: buffers have fixed addresses, and what changes (tokens,
 //! positions, page tables) lies in memory. What the launches depend on is the [`Shape`]; a graph
-//! is recorded when a shape is seen for the second time in a row, and kept.
+//! is recorded when a shape is seen for the second time in a row, and kept. What the driver takes
+//! for it is seen in what is free before and after; dropped graphs leave it to later ones.
 
 use super::driver::{Driver, check};
+use super::memory::Purpose;
 use super::plan::Plan;
 use cudarc::driver::sys::{self, CUstreamCaptureMode as CaptureMode};
 use worker_orcd_ipc::Fault;
@@ -75,7 +77,11 @@ impl Graphs {
                 let result = unsafe { sys::cuGraphExecDestroy(oldest.exec) };
                 check(result, "dropping a graph")?;
             }
+            let (before, _) = driver.memory()?;
             let exec = record(driver, pass)?;
+            let (after, _) = driver.memory()?;
+            let grown = before.saturating_sub(after);
+            driver.ledger().add(Purpose::Graphs, grown);
             self.kept.push(Graph { shape, exec });
         } else {
             self.seen = Some(shape);

@@ -282,6 +282,16 @@ pub struct RepackArgs {
     pub units: i32,
 }
 
+/// `checksum.cu`.
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub struct ChecksumArgs {
+    pub words: DevicePtr<u8>,
+    pub sum: DevicePtr<u64>,
+    pub pairs: u64,
+    pub first: u64,
+}
+
 /// A token of the batch: `Row` in `embed.cu`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(C)]

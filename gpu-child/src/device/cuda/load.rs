@@ -1,5 +1,6 @@
 //! Uploading a model: what fits, then every tensor into its place, packed by the device itself.
 
+use super::budget::Budget;
 use super::decode_step::DecodeStep;
 use super::driver::Driver;
 use super::graph::Graphs;
@@ -9,9 +10,10 @@ use super::matmul::Matmul;
 use super::memory::{Arena, Layout, Purpose, Registered, download, upload};
 use super::ops::Ops;
 use super::plan::PAGE_TOKENS;
+use super::residency::Residency;
 use super::scratch::{Scratch, Sizes};
 use super::weights::{Layer, Linear, Matrix, TILE_ROWS, Vector, Weights, multiplied_as, units};
-use super::{CudaExecutor, CudaOptions};
+use super::{CudaExecutor, CudaOptions, KvOrder};
 use crate::model::{self, ModelConfig, ModelWeights, RopeStyle, TensorView};
 use worker_orcd_ipc::Fault;
 use worker_orcd_kernels::reference::rope::{Rope, RopePairs};
@@ -21,8 +23,6 @@ use worker_orcd_kernels::{TensorType, dequantize_row};
 const HEAD_DIMS: [usize; 5] = [16, 32, 64, 96, 128];
 /// File bytes on the device at a time, waiting to be packed.
 const STAGING_BYTES: usize = 64 << 20;
-/// Left to the driver and to others, of what is free.
-const RESERVE_BYTES: u64 = 256 << 20;
 
 pub fn load(
     config: &ModelConfig,
@@ -65,6 +65,7 @@ pub fn load(
         output,
     };
     let decode_step = DecodeStep::load(&driver, &module, config, &weights)?;
+    let residency = Residency::take(&driver, &module, &weights.arena)?;
     driver.synchronize("loading the model")?;
     Ok(CudaExecutor {
         config: config.clone(),
@@ -76,6 +77,7 @@ pub fn load(
         matmul,
         decode_step,
         graphs: Graphs::default(),
+        residency,
         driver,
     })
 }
@@ -125,32 +127,34 @@ fn turns(config: &ModelConfig, positions: usize) -> Vec<[f32; 2]> {
         .collect()
 }
 
-/// How many pages the KV cache gets: what was ordered, or nearly all that is free.
+/// How many pages the KV cache gets: what was ordered, or its share of the device.
 fn kv_pages(
     driver: &Driver,
     config: &ModelConfig,
     options: &CudaOptions,
     fixed: u64,
 ) -> Result<u32, Fault> {
-    let page_bytes = KvShape::of(config).page_bytes();
-    let (free, _) = driver.memory()?;
-    let spare = free.saturating_sub(fixed.saturating_add(RESERVE_BYTES));
-    let kv_bytes = options.kv_cache_bytes.unwrap_or(spare - spare / 16);
-    let pages = kv_bytes / page_bytes;
-    let required = fixed
-        .saturating_add(RESERVE_BYTES)
-        .saturating_add(pages.max(1).saturating_mul(page_bytes));
-    if pages == 0 || required > free {
-        return Err(Fault::InsufficientMemory {
-            required_bytes: required,
-            available_bytes: free,
-            device: driver.id(),
-            model: options.model.clone(),
-        });
-    }
-    Ok(u32::try_from(pages)
-        .unwrap_or(u32::MAX)
-        .min(i32::MAX as u32))
+    let (free, total) = driver.memory()?;
+    let budget = Budget {
+        total,
+        free,
+        fixed,
+        page_bytes: KvShape::of(config).page_bytes(),
+    };
+    let sequence_pages = u64::from(options.max_sequence_tokens).div_ceil(PAGE_TOKENS as u64);
+    let pages = match options.kv_cache {
+        KvOrder::Bytes(bytes) => budget.ordered(bytes),
+        KvOrder::Share {
+            permille,
+            sequences,
+        } => budget.by_share(permille, sequence_pages * u64::from(sequences)),
+    };
+    pages.map_err(|too_little| Fault::InsufficientMemory {
+        required_bytes: too_little.required,
+        available_bytes: too_little.available,
+        device: driver.id(),
+        model: options.model.clone(),
+    })
 }
 
 type Placed = (Matrix, Vec<Layer>, Vector, Linear);
