@@ -14,6 +14,7 @@ use worker_orcd_ipc::{DeviceFacts, Fault, MemoryReport, RequestId, Sampling, Tok
 
 pub mod cpu;
 pub mod cuda;
+mod parts;
 
 /// Index of a KV page in the device's arena.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]

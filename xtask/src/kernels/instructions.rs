@@ -214,8 +214,8 @@ fn count(lines: impl Iterator<Item = String>) -> Counts {
 /// Its name without modifiers; `None` for lines that hold none.
 fn instruction(line: &str) -> Option<&str> {
     let (_, rest) = line.strip_prefix("/*")?.split_once("*/")?;
-    let words = rest.split_whitespace();
-    let name = words.skip_while(|word| word.starts_with('@')).next()?;
+    let mut words = rest.split_whitespace();
+    let name = words.find(|word| !word.starts_with('@'))?;
     let name = name.split(['.', ';']).next()?;
     name.starts_with(|c: char| c.is_ascii_uppercase())
         .then_some(name)

@@ -3,6 +3,7 @@
 //! The argument structs mirror those in `kernels/cuda`, field by field; a kernel takes exactly
 //! one, by value.
 
+use super::architectures;
 use super::driver::{Driver, check};
 use super::memory::DevicePtr;
 use cudarc::driver::sys::{self, CUfunction_attribute as Attribute};
@@ -37,9 +38,6 @@ fn folder() -> Option<PathBuf> {
     std::env::var_os(FOLDER_VARIABLE).map(PathBuf::from)
 }
 
-/// What `cargo xtask kernels` compiled for, such as `sm_90a compute_80`.
-const ARCHITECTURES: &str = include_str!(concat!(env!("OUT_DIR"), "/architectures"));
-
 /// This build carries kernels at all, or was told where some are.
 ///
 /// # Errors
@@ -57,32 +55,11 @@ pub fn are_at_hand() -> Result<(), &'static str> {
 /// # Errors
 /// What they were compiled for.
 pub fn are_made_for(capability: (u32, u32)) -> Result<(), String> {
-    // What lies in a folder is known to whoever put it there.
-    if folder().is_some() || covers(ARCHITECTURES, capability) {
-        return Ok(());
+    match folder() {
+        // What lies there is known to whoever put it there.
+        Some(_) => Ok(()),
+        None => architectures::check(capability),
     }
-    let (major, minor) = capability;
-    Err(format!(
-        "its compute capability is {major}.{minor}, and this build has kernels for {}",
-        ARCHITECTURES.trim()
-    ))
-}
-
-/// Machine code runs on its own major version from its own minor version on, with an `a` on that
-/// version alone; text (`compute_`) is compiled by the driver for its own version and all later.
-fn covers(architectures: &str, (major, minor): (u32, u32)) -> bool {
-    let version = 10 * major + minor;
-    architectures.split_whitespace().any(|architecture| {
-        let (text, rest) = match architecture.strip_prefix("compute_") {
-            Some(rest) => (true, rest),
-            None => (false, architecture.trim_start_matches("sm_")),
-        };
-        match (rest.strip_suffix('a').map(str::parse), rest.parse::<u32>()) {
-            (Some(exactly), _) => exactly == Ok(version),
-            (None, Ok(from)) => from <= version && (text || from / 10 == major),
-            (None, Err(_)) => false,
-        }
-    })
 }
 
 /// All the kernels of this build, on the device.
@@ -441,28 +418,4 @@ pub struct ArgmaxArgs {
     pub logits: DevicePtr<f32>,
     pub chosen: DevicePtr<u32>,
     pub vocab: i32,
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_device_runs_what_was_compiled_for_it() {
-        let shipped = "sm_80 sm_89 sm_90a sm_100a compute_80";
-        for good in [(8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (12, 0)] {
-            assert!(covers(shipped, good), "{good:?}");
-        }
-        assert!(!covers(shipped, (7, 5)));
-        for (only, good, bad) in [
-            ("sm_90a", (9, 0), (10, 0)),
-            ("sm_80", (8, 6), (9, 0)),
-            ("sm_89", (8, 9), (8, 6)),
-            ("sm_100a", (10, 0), (10, 3)),
-            ("compute_90", (12, 1), (8, 9)),
-        ] {
-            assert!(covers(only, good) && !covers(only, bad), "{only}");
-        }
-        assert!(!covers("", (9, 0)));
-    }
 }

@@ -12,12 +12,12 @@ use super::ops::Ops;
 use super::plan::PAGE_TOKENS;
 use super::residency::Residency;
 use super::scratch::{Scratch, Sizes};
-use super::weights::{Layer, Linear, Matrix, TILE_ROWS, Vector, Weights, multiplied_as, units};
+use super::weights::{Layer, Linear, Matrix, TILE_ROWS, Vector, Weights, units};
 use super::{CudaExecutor, CudaOptions, KvOrder};
-use crate::model::{self, ModelConfig, ModelWeights, RopeStyle, TensorView};
+use crate::device::parts;
+use crate::model::{self, ModelConfig, ModelWeights, TensorView};
 use worker_orcd_ipc::Fault;
-use worker_orcd_kernels::reference::rope::{Rope, RopePairs};
-use worker_orcd_kernels::{TensorType, dequantize_row};
+use worker_orcd_kernels::TensorType;
 
 /// Head sizes that attention.cu is compiled for.
 const HEAD_DIMS: [usize; 5] = [16, 32, 64, 96, 128];
@@ -105,17 +105,7 @@ fn refuse_unsupported(config: &ModelConfig) -> Result<(), Fault> {
 
 /// cos and sin of every pair at every position.
 fn turns(config: &ModelConfig, positions: usize) -> Vec<[f32; 2]> {
-    let rope = Rope {
-        pairs: match config.rope_style {
-            RopeStyle::Adjacent => RopePairs::Adjacent,
-            RopeStyle::HalfOffset => RopePairs::HalfOffset,
-        },
-        dims: config.rope_dims,
-        base: config.rope_base,
-        scale: config.rope_scale,
-        factors: config.rope_factors.clone(),
-        attn_factor: config.rope_attn_factor,
-    };
+    let rope = parts::rope(config);
     let frequencies: Vec<f64> = (0..rope.dims / 2).map(|i| rope.frequency(i)).collect();
     (0..positions as u32)
         .flat_map(|position| {
@@ -170,8 +160,7 @@ struct Placement<'a> {
 impl<'a> Placement<'a> {
     fn model(&mut self, weights: &ModelWeights<'a>) -> Result<Placed, Fault> {
         let output = self.linear(&weights.output)?;
-        let tied = weights.token_embd.data.as_ptr() == weights.output.weight.data.as_ptr();
-        let token_embd = if tied {
+        let token_embd = if parts::is_tied(weights) {
             output.weight
         } else {
             self.matrix(&weights.token_embd)?
@@ -209,7 +198,7 @@ impl<'a> Placement<'a> {
     }
 
     fn matrix(&mut self, tensor: &TensorView<'a>) -> Result<Matrix, Fault> {
-        check_size(tensor)?;
+        parts::check_size(tensor)?;
         let mut matrix = Matrix {
             ty: tensor.ty,
             rows: tensor.rows,
@@ -222,7 +211,7 @@ impl<'a> Placement<'a> {
     }
 
     fn vector(&mut self, tensor: &TensorView<'a>) -> Result<Vector, Fault> {
-        check_size(tensor)?;
+        parts::check_size(tensor)?;
         let len = tensor.rows * tensor.cols;
         let offset = self.layout.place(4 * len as u64);
         let vector = Vector { len, offset };
@@ -243,8 +232,7 @@ impl<'a> Placement<'a> {
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<(), Fault> {
         for (tensor, vector) in &self.vectors {
-            let mut values = vec![0.0_f32; vector.len];
-            dequantize_row(tensor.ty, tensor.data, &mut values);
+            let values = parts::values(tensor)?;
             // SAFETY: the vector's own place; pageable memory has been read when this returns.
             unsafe { upload(driver, arena.at(vector.offset, vector.len), &values) }?;
         }
@@ -341,26 +329,6 @@ impl<'a> Packer<'a> {
         unsafe { download(self.driver, &mut flags, self.flags.at(0, 1)) }?;
         Ok(flags[0] != 0)
     }
-}
-
-fn check_size(tensor: &TensorView<'_>) -> Result<(), Fault> {
-    let bytes = tensor
-        .ty
-        .row_bytes(tensor.cols)
-        .map(|bytes| bytes * tensor.rows);
-    if bytes == Some(tensor.data.len()) {
-        return Ok(());
-    }
-    Err(Fault::ModelLoad {
-        message: format!(
-            "{}: {} bytes are no {} x {} of {}",
-            tensor.name,
-            tensor.data.len(),
-            tensor.rows,
-            tensor.cols,
-            multiplied_as(tensor.ty).name()
-        ),
-    })
 }
 
 /// A page is walked whole by attention: the two files must agree.

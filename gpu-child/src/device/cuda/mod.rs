@@ -21,6 +21,7 @@
 //! layer, whose destructors panic or run after a sticky error. Nothing is released at the end: the
 //! process ends, and the driver takes everything back.
 
+mod architectures;
 mod budget;
 mod decode_step;
 mod driver;
