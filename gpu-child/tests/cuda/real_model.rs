@@ -38,7 +38,7 @@ fn smollm2_says_what_llama_cpp_says() {
         ordinal: 0,
         kv_cache: KvOrder::Share {
             permille: 900,
-            sequences: 16,
+            sequences: 40,
         },
         max_batch_tokens: 256,
         max_sequence_tokens: 256,

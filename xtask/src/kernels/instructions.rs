@@ -2,7 +2,7 @@
 //! that run beside it, or that spills registers to memory, is still correct, and slow.
 //!
 //! `HMMA` is `mma.sync`, in every architecture: one order of additions for every number of rows
-//! (ARCHITECTURE.md), so `HGMMA`, which is `wgmma`, must not appear. `LDGSTS` is `cp.async`,
+//! (ARCHITECTURE.md), so `HGMMA`, which is `wgmma`, must not appear elsewhere. `LDGSTS` is `cp.async`,
 //! `UBLKCP` a bulk copy, `LDL` and `STL` are memory that stands in for registers.
 
 use super::toolkit::path_with;
@@ -92,9 +92,23 @@ const RULES: &[Rule] = &[
     ),
 ];
 
-/// Where spills do not matter: how many there may be. F32 weights, which no file for serving has,
-/// take two registers for each of other types; repacking runs once, at load.
-const KNOWN_SPILLS: &[(&str, usize)] = &[("matmul_few_F32_4", 64), ("repack", 64)];
+/// A handful at a kernel's ends is some architecture's way to find its registers; a loop that
+/// spills has dozens.
+const FEW_SPILLS: usize = 8;
+
+/// Where there may be more: how many, by how a kernel's name begins. A bound is what there was when
+/// the kernel was measured, and a little more.
+const KNOWN_SPILLS: &[(&str, usize)] = &[
+    // The whole step in one kernel holds values across its stages.
+    ("decode_step_", 160),
+    // F32 weights, which no file for serving has, take two registers for each of other types.
+    ("matmul_few_F32_4", 64),
+    // Runs once, at load.
+    ("repack", 64),
+];
+
+/// Kernels that may use `wgmma`, because they were shown to give the bits of `mma.sync`.
+const WGMMA_KERNELS: &[&str] = &[];
 
 /// One kernel of one architecture, and how often each instruction appears in it.
 type Counts = BTreeMap<(String, String), BTreeMap<String, usize>>;
@@ -140,15 +154,15 @@ fn complaints(unit: &str, counts: &Counts, codes: &[&str]) -> Vec<String> {
         }
     }
     for ((code, kernel), found) in counts {
-        let known = KNOWN_SPILLS.iter().find(|(name, _)| name == kernel);
-        let most = known.map_or(0, |(_, most)| *most);
+        let known = KNOWN_SPILLS
+            .iter()
+            .find(|(start, _)| kernel.starts_with(start));
+        let most = known.map_or(FEW_SPILLS, |(_, most)| *most);
         complaints.extend(complaint(&Bound::Within(SPILLS, most), code, kernel, found));
-        complaints.extend(complaint(
-            &Bound::Within(&["HGMMA"], 0),
-            code,
-            kernel,
-            found,
-        ));
+        if !WGMMA_KERNELS.iter().any(|start| kernel.starts_with(start)) {
+            let none = Bound::Within(&["HGMMA"], 0);
+            complaints.extend(complaint(&none, code, kernel, found));
+        }
     }
     complaints
 }
@@ -236,6 +250,7 @@ arch = sm_90a
         /*0020*/                   HMMA.16816.F32 R4, R8, R12, R4 ;      /* 0x02 */
 \t\tFunction : argmax
         /*0000*/                   STL.64 [R1], R2 ;           /* 0x03 */
+        /*0010*/                   LDL.64 R2, [R1] ;           /* 0x04 */
 arch = sm_80
 \t\tFunction : argmax
         /*0000*/                   EXIT ;                      /* 0x04 */
@@ -260,14 +275,24 @@ arch = sm_80
 
     #[test]
     fn what_is_missing_or_too_much_is_said_by_name() {
-        let all = complaints("kernels", &counts(), &["sm_90a"]).join("\n");
-        for words in [
-            "sm_90a: argmax has 1 LDL and STL, where 0 are allowed",
-            "sm_90a: no kernel is called matmul_few_…",
-        ] {
-            assert!(all.contains(words), "{words} is not in:\n{all}");
-        }
-        assert!(!all.contains("matmul_many"), "{all}");
+        let mut counts = counts();
+        let all = complaints("kernels", &counts, &["sm_90a"]).join("\n");
+        let words = "sm_90a: no kernel is called matmul_few_…";
+        assert!(all.contains(words), "{words} is not in:\n{all}");
+        assert!(
+            !all.contains("matmul_many") && !all.contains("argmax"),
+            "{all}"
+        );
+        let argmax = ("sm_90a".to_owned(), "argmax".to_owned());
+        let spills = counts
+            .get_mut(&argmax)
+            .and_then(|found| found.get_mut("STL"));
+        *spills.expect("one") = FEW_SPILLS;
+        let all = complaints("kernels", &counts, &["sm_90a"]).join("\n");
+        assert!(
+            all.contains("argmax has 9 LDL and STL, where 8 are allowed"),
+            "{all}"
+        );
         let found = BTreeMap::from([("HGMMA".to_owned(), 2)]);
         assert!(complaint(&Bound::Uses(TENSOR_CORES), "sm_80", "k", &found).is_some());
         assert!(complaint(&Bound::Within(&["HGMMA"], 1), "sm_80", "k", &found).is_some());

@@ -228,6 +228,7 @@ impl Done {
 mod tests {
     use super::*;
     use crate::device::cuda::memory::upload;
+    use std::time::{Duration, Instant};
     use worker_orcd_kernels::reference::checksum::checksum;
 
     /// More than one slice, and a last one that is not whole.
@@ -262,6 +263,29 @@ mod tests {
         let (one, other) = bytes.split_at(SLICE_BYTES as usize);
         let expected = [checksum(one, 0), checksum(other, SLICE_BYTES / 8)];
         assert_eq!(residency.expected, expected);
+    }
+
+    #[test]
+    #[ignore = "needs an NVIDIA GPU"]
+    fn a_look_costs_little() {
+        const LOOKS: u32 = 64;
+        let driver = Driver::open(0).expect("a device");
+        let module = Module::load(&driver).expect("kernels");
+        // Far more than any cache holds.
+        let arena = Arena::new(&driver, Purpose::Weights, 32 * SLICE_BYTES).expect("memory");
+        arena.clear(&driver).expect("cleared");
+        let mut residency = Residency::take(&driver, &module, &arena).expect("sums");
+        let (mut asked, began) = (Duration::ZERO, Instant::now());
+        for _ in 0..LOOKS {
+            let asks = Instant::now();
+            residency.look(&driver, &arena, &arena).expect("unchanged");
+            asked += asks.elapsed();
+            driver.synchronize("a test").expect("computed");
+        }
+        let (asked, all) = (asked / LOOKS, began.elapsed() / LOOKS);
+        println!("a look: {asked:?} of the host, {all:?} until the device is done");
+        assert_eq!(residency.rounds(), u64::from(LOOKS) / 32 - 1);
+        assert!(all < Duration::from_millis(1), "{all:?}");
     }
 
     #[test]
