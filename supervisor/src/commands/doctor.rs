@@ -264,6 +264,14 @@ mod tests {
     }
 
     #[test]
+    fn a_device_that_the_child_can_compute_on_is_good_and_none_is_no_obstacle() {
+        let good = device(Ok("a card".to_owned()));
+        assert!(matches!(good.verdict, Verdict::Good(what) if what == "a card"));
+        let none = device(Err("no driver".to_owned()));
+        assert!(matches!(none.verdict, Verdict::Note(why, _) if why == "no driver"));
+    }
+
+    #[test]
     fn a_gpu_that_needs_a_reset_is_bad_and_a_missing_library_is_not() {
         let look = |action| {
             (
