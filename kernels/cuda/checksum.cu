@@ -5,7 +5,7 @@
 // is a bijection, so a single word that changed always changes the sum.
 //
 // Grid-stride, 16 bytes a thread and load, four loads under way; streamed past L2's favourites.
-// Reads every byte once: 64 MiB in about 15 us at 4.5 TB/s.
+// Reads every byte once: 64 MiB are 15 us at the 4.5 TB/s of an H200; 42 us were seen with launch and wait.
 #pragma once
 #include "common.cuh"
 

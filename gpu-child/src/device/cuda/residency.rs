@@ -12,7 +12,8 @@ use super::memory::{Arena, Layout, Pinned, Purpose, download, fetch};
 use cudarc::driver::sys;
 use worker_orcd_ipc::Fault;
 
-/// 15 us at 4.5 TB/s: less than a step of the smallest model varies by.
+/// 42 us of an H200, launch and all (`a_look_costs_little`): less than a step of the smallest model
+/// varies by.
 const SLICE_BYTES: u64 = 64 << 20;
 const THREADS: u32 = 256;
 /// Enough to keep every multiprocessor loading.
