@@ -1,6 +1,7 @@
 //! Puts the compiled kernels beside the code that embeds them.
 //!
-//! `cargo xtask kernels` writes `kernels/*.fatbin` into the target folder. Where it has not been
+//! `cargo xtask kernels` writes `kernels/*.fatbin` into the target folder, and what they were
+//! compiled for. Where it has not been
 //! run, empty files take their place: everything builds, and the CUDA device says which command is
 //! missing.
 
@@ -17,8 +18,13 @@ fn main() {
     // It must exist for cargo to watch it; watching a missing path would rebuild every time.
     fs::create_dir_all(&folder).expect("the target folder can be written");
     println!("cargo::rerun-if-changed={}", folder.display());
-    for name in ["kernels.fatbin", "decode_step.fatbin", "faults.fatbin"] {
-        let fatbin = fs::read(folder.join(name)).unwrap_or_default();
-        fs::write(out.join(name), fatbin).expect("OUT_DIR can be written");
+    for name in [
+        "kernels.fatbin",
+        "decode_step.fatbin",
+        "faults.fatbin",
+        "architectures",
+    ] {
+        let found = fs::read(folder.join(name)).unwrap_or_default();
+        fs::write(out.join(name), found).expect("OUT_DIR can be written");
     }
 }

@@ -7,7 +7,7 @@
 //! draws greedily, so its time includes the way to the host and back.
 
 use std::time::Instant;
-use worker_orcd_gpu::device::cuda::{CudaExecutor, CudaOptions};
+use worker_orcd_gpu::device::cuda::{CudaExecutor, CudaOptions, KvOrder};
 use worker_orcd_gpu::device::{Batch, Executor, NoTap, PageId, SampleWork, SequenceWork};
 use worker_orcd_gpu::model::{Architecture, ModelConfig, RopeStyle};
 use worker_orcd_ipc::{RequestId, Sampling, TokenId};
@@ -33,7 +33,7 @@ fn main() -> Result<(), Failure> {
     let model = support::Model::random_tied(config(shape)?, [ty; 9]);
     let options = CudaOptions {
         ordinal: 0,
-        kv_cache_bytes: Some(4 << 30),
+        kv_cache: KvOrder::Bytes(4 << 30),
         max_batch_tokens: 1280,
         max_sequence_tokens: 2048,
         model: shape.to_owned(),

@@ -1,5 +1,7 @@
-//! From `main` to [`serve`](crate::serve::serve): arguments, the tie to the parent, the socket.
+//! From `main` to [`serve`](crate::serve::serve): arguments, the tie to the parent, the socket;
+//! or to the answer of a probe.
 
+use crate::device::cuda;
 use crate::exit;
 #[cfg(feature = "fault-injection")]
 use crate::fault_injection;
@@ -19,6 +21,15 @@ use worker_orcd_ipc::{ExitCode, Fault, Generation, LoadOrder};
 #[derive(Debug, Parser)]
 #[command(name = "worker-orcd-gpu", version)]
 struct Arguments {
+    /// Only say whether this program can compute on that CUDA device.
+    #[arg(long, value_name = "ORDINAL", exclusive = true)]
+    probe: Option<u32>,
+    #[command(flatten)]
+    serving: Option<Serving>,
+}
+
+#[derive(Debug, clap::Args)]
+struct Serving {
     /// The supervisor's control socket.
     #[arg(long)]
     socket: PathBuf,
@@ -37,7 +48,17 @@ where
     L: FnOnce(&LoadOrder, Progress<'_>) -> Result<Loaded, Fault>,
 {
     exit::end_process_on_panic(None);
-    let arguments = Arguments::parse();
+    let arguments = match Arguments::parse() {
+        Arguments {
+            probe: Some(ordinal),
+            ..
+        } => answer(cuda::outlook(ordinal)),
+        Arguments {
+            serving: Some(serving),
+            ..
+        } => serving,
+        _ => end(ExitCode::Usage, "--socket and --generation are needed"),
+    };
     if let Err(error) = tie_to_parent(arguments.parent) {
         end(
             ExitCode::Io,
@@ -58,6 +79,17 @@ where
     exit::end_process_on_panic(Some(Arc::clone(&link)));
     serve(reader, link, features, FlightRecorder::at_stdin(), loader);
     exit::end_now(ExitCode::SupervisorLost);
+}
+
+/// To the question of [`worker_orcd_ipc::probe`].
+fn answer(outlook: Result<String, Fault>) -> ! {
+    let (line, code) = match outlook {
+        Ok(device) => (device, ExitCode::Clean),
+        Err(Fault::DeviceUnavailable { message }) => (message, ExitCode::DeviceUnavailable),
+        Err(fault) => (fault.to_string(), fault.exit_code()),
+    };
+    println!("{line}");
+    exit::end_now(code);
 }
 
 /// The kernel kills this process when its parent dies. A parent that died before this was asked

@@ -2,7 +2,7 @@
 
 use crate::device::Executor;
 use crate::device::cpu::{CpuExecutor, CpuOptions};
-use crate::device::cuda::{CudaExecutor, CudaOptions};
+use crate::device::cuda::{CudaExecutor, CudaOptions, KvOrder};
 use crate::model::{
     GgufFile, Header, ModelConfig, ModelError, ModelWeights, model_facts, tokenizer_facts,
 };
@@ -83,7 +83,13 @@ impl Shape {
     fn cuda(self, order: &LoadOrder, ordinal: u32) -> CudaOptions {
         CudaOptions {
             ordinal,
-            kv_cache_bytes: order.kv_cache_bytes,
+            kv_cache: match order.kv_cache_bytes {
+                Some(bytes) => KvOrder::Bytes(bytes),
+                None => KvOrder::Share {
+                    permille: order.memory_permille,
+                    sequences: order.max_running,
+                },
+            },
             max_batch_tokens: self.max_batch_tokens,
             max_sequence_tokens: self.max_sequence_tokens,
             model: self.model,

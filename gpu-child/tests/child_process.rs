@@ -79,6 +79,7 @@ impl Supervisor {
                 .to_owned(),
             device: DeviceSelector::Cpu,
             kv_cache_bytes: Some(1 << 20),
+            memory_permille: 900,
             max_running: 4,
             max_sequence_tokens: None,
             prefill_chunk_tokens: 32,
@@ -275,7 +276,7 @@ fn what_cannot_be_loaded_is_told_and_ends_with_its_own_code() {
     };
     let fault = supervisor.refusal(order);
     assert!(
-        fault.to_string().contains("cuda:99 was asked for"),
+        fault.to_string().contains("cuda:99 cannot be used"),
         "{fault}"
     );
     assert_eq!(supervisor.exit_code(), Some(ExitCode::DeviceUnavailable));

@@ -26,6 +26,9 @@ pub struct LoadOrder {
     pub device: DeviceSelector,
     /// Bytes of KV cache; `None` lets the child take what its device can spare.
     pub kv_cache_bytes: Option<u64>,
+    /// CUDA device only, without `kv_cache_bytes`: the part of the device's memory, in thousandths,
+    /// that weights, KV cache and scratch may take together.
+    pub memory_permille: u16,
     /// Sequences that may be decoded in one step.
     pub max_running: u32,
     /// Prompt plus completion, in tokens; `None` means the model's own context length.

@@ -15,6 +15,7 @@
 //! * [`frame`] cuts a byte stream into frames and never does I/O; [`codec`] is the only file
 //!   that names bincode.
 //! * [`flight`] is what a child leaves behind: a ring of records in shared memory, no message.
+//! * [`probe`] is the question that comes before any child.
 //!
 //! Deliberately absent: sockets, clocks, processes, CUDA. A version of this crate is a version
 //! of the protocol: [`PROTOCOL_VERSION`] changes whenever a golden byte in `tests/golden` does.
@@ -30,6 +31,7 @@ pub mod frame;
 pub mod ids;
 pub mod memory;
 pub mod model;
+pub mod probe;
 
 pub use codec::{CodecError, decode, encode};
 pub use command::{Command, DeviceSelector, LoadOrder, Sampling, Submission, TraceOrder};
@@ -42,7 +44,8 @@ pub use frame::{FrameError, FrameReader, MAX_FRAME_BYTES, PREAMBLE_BYTES, Preamb
 pub use ids::{Generation, RequestId, TokenId};
 pub use memory::MemoryReport;
 pub use model::{DeviceFacts, ModelFacts, TokenKind, TokenizerFacts, TokenizerKind};
+pub use probe::{PROBE_FLAG, PROBE_LINE_BYTES};
 
 /// Sent in the clear in the [`Preamble`], before any bincode: two versions that cannot read
 /// each other's messages can still read this and say so.
-pub const PROTOCOL_VERSION: u16 = 1;
+pub const PROTOCOL_VERSION: u16 = 2;

@@ -13,8 +13,12 @@ pub struct MemoryReport {
     pub kv_used_bytes: u64,
     /// Activations, tables and staging buffers.
     pub scratch_bytes: u64,
+    /// What the device's driver takes for launches that are recorded.
+    pub graphs_bytes: u64,
     /// What the device's driver takes for a context of its own.
     pub context_bytes: Option<u64>,
     /// All of it was last seen to be on the device; `None` when nobody looked.
     pub resident: Option<bool>,
+    /// How often all of the weights were found to be what was loaded.
+    pub weights_checked: u64,
 }

@@ -25,6 +25,8 @@ pub struct Script {
     pub ignore_shutdown: bool,
     /// A grandchild is started that holds the child's pipes and its socket open.
     pub fork: bool,
+    /// The CUDA device that its program says it could compute on; `None` says that there is none.
+    pub could_use: Option<String>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -111,6 +113,7 @@ impl Script {
             ignore_sigterm: false,
             ignore_shutdown: false,
             fork: false,
+            could_use: None,
         }
     }
 
@@ -137,6 +140,13 @@ impl Script {
     #[must_use]
     pub fn token_interval_ms(mut self, interval: u64) -> Self {
         self.token_interval_ms = interval;
+        self
+    }
+
+    /// When it is asked for a CUDA device, says that there is this one.
+    #[must_use]
+    pub fn could_use(mut self, device: &str) -> Self {
+        self.could_use = Some(device.to_owned());
         self
     }
 

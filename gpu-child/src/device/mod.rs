@@ -16,6 +16,7 @@ use worker_orcd_ipc::{DeviceFacts, Fault, MemoryReport, RequestId, Sampling, Tok
 
 pub mod cpu;
 pub mod cuda;
+mod parts;
 
 /// Index of a KV page in the device's arena.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -80,6 +81,16 @@ pub trait Executor: Send {
     #[cfg(feature = "fault-injection")]
     fn saboteur(&mut self) -> Option<&mut dyn Saboteur> {
         None
+    }
+
+    /// Looks whether what was loaded is still there and still the same, a part of it at a time.
+    /// Called between steps, some ten times a second, also while there is nothing to do; must not
+    /// wait. A device that cannot look reports [`MemoryReport::resident`] as unknown.
+    ///
+    /// # Errors
+    /// A [`Fault`]: what was computed lately cannot be trusted, and the child must end.
+    fn inspect(&mut self) -> Result<(), Fault> {
+        Ok(())
     }
 }
 

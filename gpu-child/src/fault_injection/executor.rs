@@ -71,4 +71,8 @@ impl Executor for FaultyExecutor {
         }
         self.inner.step(batch, tap)
     }
+
+    fn inspect(&mut self) -> Result<(), Fault> {
+        self.inner.inspect()
+    }
 }

@@ -9,7 +9,7 @@ use crate::flight_recorder::{FlightRecorder, Watched, phase};
 use crate::kv_cache::KvCache;
 use crate::scheduler::{Limits, Scheduler, SchedulerError};
 use crate::trace::LogitsTrace;
-use std::sync::mpsc::Receiver;
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 use worker_orcd_ipc::flight::{Moment, Who};
 use worker_orcd_ipc::{
@@ -19,6 +19,10 @@ use worker_orcd_ipc::{
 /// Asking a device for its memory may take a system call; the heartbeat shows no more than this
 /// age anyway.
 const MEMORY_REPORT_INTERVAL: Duration = Duration::from_millis(500);
+
+/// A look costs 9 us of this thread and some 40 of an H200: 4 in ten thousand of its time. At 64 MiB
+/// a look, 15 GB of weights have all been looked at after 24 s.
+const INSPECTION_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Loads, then steps until the reader is gone or something goes wrong.
 pub(super) fn run<L>(
@@ -71,6 +75,7 @@ struct Engine<'a> {
     step: u64,
     memory: MemoryReport,
     memory_asked: Instant,
+    inspected: Instant,
 }
 
 impl<'a> Engine<'a> {
@@ -126,6 +131,7 @@ impl<'a> Engine<'a> {
             step: 0,
             memory,
             memory_asked: Instant::now(),
+            inspected: Instant::now(),
         };
         Ok((engine, ready))
     }
@@ -133,11 +139,13 @@ impl<'a> Engine<'a> {
     fn run(&mut self, commands: &Receiver<Command>) -> Result<(), Fault> {
         let mut is_idle = true;
         loop {
+            self.inspect_in_time()?;
             if is_idle {
-                let Ok(command) = commands.recv() else {
-                    return Ok(());
-                };
-                self.obey(command)?;
+                match commands.recv_timeout(INSPECTION_INTERVAL) {
+                    Ok(command) => self.obey(command)?,
+                    Err(RecvTimeoutError::Timeout) => continue,
+                    Err(RecvTimeoutError::Disconnected) => return Ok(()),
+                }
             }
             while let Ok(command) = commands.try_recv() {
                 self.obey(command)?;
@@ -158,6 +166,19 @@ impl<'a> Engine<'a> {
                 return Ok(());
             }
         }
+    }
+
+    /// Between steps, and watched as they are: a device that hangs under it is noticed.
+    fn inspect_in_time(&mut self) -> Result<(), Fault> {
+        let now = Instant::now();
+        if now.duration_since(self.inspected) < INSPECTION_INTERVAL {
+            return Ok(());
+        }
+        self.inspected = now;
+        self.status.step_begins(now);
+        self.executor.inspect()?;
+        self.update_status();
+        Ok(())
     }
 
     fn obey(&mut self, command: Command) -> Result<(), Fault> {

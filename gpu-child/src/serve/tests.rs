@@ -18,6 +18,18 @@ const PATIENCE: Duration = Duration::from_secs(20);
 /// Counts upwards from the last token; `99` is a fault, `98` a lie, `97` a very long step.
 struct Counter {
     step_takes: Duration,
+    inspections: u32,
+    spoilt: Spoilt,
+}
+
+/// What its inspections find.
+#[derive(Clone, Copy, PartialEq)]
+enum Spoilt {
+    Never,
+    /// In the third one.
+    Found,
+    /// The device hangs in the third one.
+    Wedged,
 }
 
 impl Executor for Counter {
@@ -72,11 +84,42 @@ impl Executor for Counter {
             .map(|sequence| sequence.sample.map(|_| draw(sequence.tokens)).transpose())
             .collect()
     }
+
+    fn inspect(&mut self) -> Result<(), Fault> {
+        self.inspections += 1;
+        match self.spoilt {
+            Spoilt::Found if self.inspections == 3 => Err(Fault::Device {
+                name: "WEIGHTS_CHANGED".into(),
+                message: "x".into(),
+            }),
+            Spoilt::Wedged if self.inspections == 3 => {
+                std::thread::sleep(Duration::from_secs(3600));
+                Ok(())
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// A device on which something happens to the weights.
+fn loaded_and(spoilt: Spoilt) -> Loaded {
+    Loaded {
+        executor: Box::new(Counter {
+            step_takes: Duration::from_millis(20),
+            inspections: 0,
+            spoilt,
+        }),
+        ..loaded(Duration::ZERO)
+    }
 }
 
 fn loaded(step_takes: Duration) -> Loaded {
     Loaded {
-        executor: Box::new(Counter { step_takes }),
+        executor: Box::new(Counter {
+            step_takes,
+            inspections: 0,
+            spoilt: Spoilt::Never,
+        }),
         model: ModelFacts {
             name: "test".into(),
             architecture: "llama".into(),
@@ -146,7 +189,11 @@ impl Supervisor {
     }
 
     fn ready(step_takes: Duration) -> Self {
-        let mut this = Self::start(move |_, _| Ok(loaded(step_takes)));
+        Self::ready_with(move || loaded(step_takes))
+    }
+
+    fn ready_with(load: impl FnOnce() -> Loaded + Send + 'static) -> Self {
+        let mut this = Self::start(move |_, _| Ok(load()));
         this.say(&Command::Load(order()));
         this.until(|event| matches!(event, Event::Ready(_)));
         this
@@ -245,6 +292,7 @@ fn order() -> LoadOrder {
         model_path: "test".into(),
         device: DeviceSelector::Cpu,
         kv_cache_bytes: None,
+        memory_permille: 900,
         max_running: 4,
         max_sequence_tokens: None,
         prefill_chunk_tokens: 16,
@@ -438,4 +486,28 @@ fn nothing_is_said_after_the_last_words() {
     std::thread::sleep(Duration::from_millis(250));
     assert!(supervisor.frames.next_frame().unwrap().is_none());
     assert_eq!(supervisor.frames.pending_bytes(), 0);
+}
+
+#[test]
+fn weights_that_changed_end_the_child_whether_it_works_or_not() {
+    for works in [false, true] {
+        let mut supervisor = Supervisor::ready_with(|| loaded_and(Spoilt::Found));
+        if works {
+            supervisor.submit(1, 5, 10_000);
+        }
+        let Fault::Device { name, .. } = supervisor.fault() else {
+            panic!("another fault")
+        };
+        assert_eq!(name, "WEIGHTS_CHANGED");
+        assert_eq!(supervisor.exit_code(), ExitCode::Device);
+    }
+}
+
+#[test]
+fn a_device_that_hangs_while_nobody_works_is_seen_as_a_step_without_end() {
+    let mut supervisor = Supervisor::ready_with(|| loaded_and(Spoilt::Wedged));
+    let seen = supervisor.until(|event| {
+        matches!(event, Event::Heartbeat(beat) if beat.step_elapsed_ms.is_some_and(|ms| ms > 150))
+    });
+    assert!(matches!(seen, Event::Heartbeat(beat) if beat.steps == 0));
 }

@@ -13,13 +13,13 @@ mod real_model;
 mod support;
 
 use support::Model;
-use worker_orcd_gpu::device::cuda::{CudaExecutor, CudaOptions};
+use worker_orcd_gpu::device::cuda::{CudaExecutor, CudaOptions, KvOrder};
 
 /// Room for 256 sequences of a few pages.
 fn options() -> CudaOptions {
     CudaOptions {
         ordinal: 0,
-        kv_cache_bytes: Some(256 << 20),
+        kv_cache: KvOrder::Bytes(256 << 20),
         max_batch_tokens: 512,
         max_sequence_tokens: 512,
         model: "random".to_owned(),

@@ -8,7 +8,7 @@
 
 use std::path::Path;
 use std::time::Instant;
-use worker_orcd_gpu::device::cuda::{CudaExecutor, CudaOptions};
+use worker_orcd_gpu::device::cuda::{CudaExecutor, CudaOptions, KvOrder};
 use worker_orcd_gpu::device::{Batch, Executor, NoTap, PageId, SampleWork, SequenceWork};
 use worker_orcd_gpu::model::{GgufFile, ModelConfig, ModelWeights};
 use worker_orcd_ipc::{RequestId, Sampling, TokenId};
@@ -36,7 +36,10 @@ fn smollm2_says_what_llama_cpp_says() {
     let weights = ModelWeights::from_gguf(&header, &config).expect("weights");
     let options = CudaOptions {
         ordinal: 0,
-        kv_cache_bytes: None,
+        kv_cache: KvOrder::Share {
+            permille: 900,
+            sequences: 40,
+        },
         max_batch_tokens: 256,
         max_sequence_tokens: 256,
         model: path,

@@ -1,6 +1,7 @@
 //! A small random model held in memory, and a way to run it step by step.
 
 pub mod forward;
+pub mod laws;
 
 use worker_orcd_gpu::device::cpu::{CpuExecutor, CpuOptions};
 use worker_orcd_gpu::device::{Batch, Checkpoint, Executor, PageId, SampleWork, SequenceWork, Tap};

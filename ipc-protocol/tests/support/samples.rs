@@ -85,6 +85,7 @@ fn load_order(device: DeviceSelector) -> LoadOrder {
         model_path: "/m.gguf".to_owned(),
         device,
         kv_cache_bytes: Some(1 << 20),
+        memory_permille: 900,
         max_running: 16,
         max_sequence_tokens: Some(2048),
         prefill_chunk_tokens: 512,
@@ -202,8 +203,10 @@ fn memory() -> MemoryReport {
         kv_capacity_bytes: 1 << 24,
         kv_used_bytes: 300,
         scratch_bytes: 70_000,
+        graphs_bytes: 6_000,
         context_bytes: Some(250),
         resident: Some(true),
+        weights_checked: 7,
     }
 }
 

@@ -87,6 +87,7 @@ fn load_order() -> impl Strategy<Value = LoadOrder> {
             text(),
             device,
             any::<Option<u64>>(),
+            any::<u16>(),
             any::<u32>(),
             any::<Option<u32>>(),
         ),
@@ -94,12 +95,20 @@ fn load_order() -> impl Strategy<Value = LoadOrder> {
     )
         .prop_map(
             |(
-                (model_path, device, kv_cache_bytes, max_running, max_sequence_tokens),
+                (
+                    model_path,
+                    device,
+                    kv_cache_bytes,
+                    memory_permille,
+                    max_running,
+                    max_sequence_tokens,
+                ),
                 (prefill_chunk_tokens, threads, prefix_cache, trace),
             )| LoadOrder {
                 model_path,
                 device,
                 kv_cache_bytes,
+                memory_permille,
                 max_running,
                 max_sequence_tokens,
                 prefill_chunk_tokens,
@@ -305,13 +314,20 @@ fn device() -> impl Strategy<Value = DeviceFacts> {
 fn memory() -> impl Strategy<Value = MemoryReport> {
     (
         any::<[Option<u64>; 3]>(),
-        any::<[u64; 4]>(),
+        any::<[u64; 6]>(),
         any::<Option<bool>>(),
     )
         .prop_map(
             |(
                 [total_bytes, free_bytes, context_bytes],
-                [weights, capacity, used, scratch],
+                [
+                    weights,
+                    capacity,
+                    used,
+                    scratch,
+                    graphs_bytes,
+                    weights_checked,
+                ],
                 resident,
             )| {
                 MemoryReport {
@@ -321,8 +337,10 @@ fn memory() -> impl Strategy<Value = MemoryReport> {
                     kv_capacity_bytes: capacity,
                     kv_used_bytes: used,
                     scratch_bytes: scratch,
+                    graphs_bytes,
                     context_bytes,
                     resident,
+                    weights_checked,
                 }
             },
         )

@@ -5,6 +5,7 @@
 //! here is fast, unsafe or aware of blocks of more than one row.
 
 pub mod attention;
+pub mod checksum;
 pub mod dequantize;
 pub mod matmul;
 pub mod rmsnorm;

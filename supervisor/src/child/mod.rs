@@ -3,7 +3,8 @@
 //! * [`spawn`] the thread that makes processes; [`socket`] the private place where a child
 //!   connects; [`link`] frames in both directions; [`reap`] the process itself, its death and
 //!   its group; [`oom`] whose SIGKILL it was; [`output`] its stdout and stderr, as log lines;
-//!   [`flight_recorder`] its stdin, which it writes to and which outlives it.
+//!   [`flight_recorder`] its stdin, which it writes to and which outlives it; [`probe`] what its
+//!   program says of a device before there is any child.
 //!
 //! [`Child`] puts them together for the driver: [`Child::next`] says what happened next, and
 //! nothing here ever waits for the child without the driver being able to do something else.
@@ -14,6 +15,7 @@ pub mod flight_recorder;
 pub mod link;
 mod oom;
 pub mod output;
+pub mod probe;
 pub mod reap;
 pub mod socket;
 pub mod spawn;

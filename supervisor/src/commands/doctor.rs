@@ -1,9 +1,11 @@
 //! `worker-orcd doctor`: can this machine serve? Each finding comes with its remedy.
 //!
-//! It looks and touches nothing: no context is made on a device, no port taken, no model parsed.
+//! It looks and touches nothing: no context is made on a device, no port taken, no model parsed. What
+//! can be computed on is asked of the child's program.
 
+use crate::child::probe;
 use crate::commands::pull;
-use crate::config::device::driver_is_loaded;
+use crate::config::device::{AUTO_ORDINAL, driver_is_loaded};
 use crate::nvml::Witness;
 use crate::nvml::library::{Gauges, Identity};
 use clap::{Arg, ArgMatches, Command};
@@ -59,7 +61,13 @@ pub fn run(arguments: &ArgMatches) -> ExitCode {
     let child = arguments
         .get_one::<String>("child-binary")
         .map(PathBuf::from);
-    let mut findings = vec![child_binary(child), device(), open_files(), memory()];
+    let child = child.unwrap_or_else(beside_this_program);
+    let mut findings = vec![
+        child_binary(&child),
+        device(outlook(&child)),
+        open_files(),
+        memory(),
+    ];
     if driver_is_loaded() {
         findings.push(nvml(Witness::look(0, NVML_PATIENCE)));
     }
@@ -88,13 +96,13 @@ fn print(finding: &Finding) {
     }
 }
 
-fn child_binary(given: Option<PathBuf>) -> Finding {
-    let beside = || {
-        let own = std::env::current_exe().unwrap_or_default();
-        own.with_file_name("worker-orcd-gpu")
-    };
-    let path = given.unwrap_or_else(beside);
-    let verdict = match fs::metadata(&path) {
+fn beside_this_program() -> PathBuf {
+    let own = std::env::current_exe().unwrap_or_default();
+    own.with_file_name("worker-orcd-gpu")
+}
+
+fn child_binary(path: &Path) -> Finding {
+    let verdict = match fs::metadata(path) {
         Err(error) => Verdict::Bad(
             format!("{}: {error}", path.display()),
             "build it (cargo build -p worker-orcd-gpu) or say --child-binary".to_owned(),
@@ -111,21 +119,29 @@ fn child_binary(given: Option<PathBuf>) -> Finding {
     }
 }
 
-fn device() -> Finding {
+/// What `--device auto` goes by.
+fn outlook(child: &Path) -> Result<String, String> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(|error| error.to_string())?;
+    runtime.block_on(probe::ask(child, AUTO_ORDINAL))
+}
+
+fn device(outlook: Result<String, String>) -> Finding {
     let node = Path::new("/dev/nvidiactl");
-    let verdict = match (driver_is_loaded(), node.exists()) {
-        (false, _) => Verdict::Note(
-            "no NVIDIA driver is loaded".to_owned(),
-            "the CPU device serves without one; for a GPU, load the driver",
+    let verdict = match (outlook, driver_is_loaded(), node.exists()) {
+        (Ok(device), _, _) => Verdict::Good(device),
+        (Err(why), false, _) => Verdict::Note(
+            why,
+            "no NVIDIA driver is loaded: the CPU device serves without one; for a GPU, load it",
         ),
-        (true, false) => Verdict::Note(
-            "the driver is loaded but /dev/nvidiactl is missing".to_owned(),
-            "run nvidia-modprobe, or pass the device nodes into the container",
+        (Err(why), true, false) => Verdict::Note(
+            why,
+            "/dev/nvidiactl is missing: run nvidia-modprobe, or pass the device nodes into the \
+             container; the CPU device serves meanwhile",
         ),
-        (true, true) => Verdict::Note(
-            "a GPU may be there, but this build has no CUDA device".to_owned(),
-            "the CPU device serves meanwhile",
-        ),
+        (Err(why), true, true) => Verdict::Note(why, "the CPU device serves meanwhile"),
     };
     Finding {
         subject: "device",
@@ -245,6 +261,14 @@ mod tests {
             Some(2048)
         );
         assert_eq!(available("MemTotal: 9 kB\n"), None);
+    }
+
+    #[test]
+    fn a_device_that_the_child_can_compute_on_is_good_and_none_is_no_obstacle() {
+        let good = device(Ok("a card".to_owned()));
+        assert!(matches!(good.verdict, Verdict::Good(what) if what == "a card"));
+        let none = device(Err("no driver".to_owned()));
+        assert!(matches!(none.verdict, Verdict::Note(why, _) if why == "no driver"));
     }
 
     #[test]

@@ -1,12 +1,13 @@
 //! `worker-orcd` without a word: serve until told otherwise.
 //!
 //! ```text
-//! listen ─→ start the engine ─→ ready ─→ callback ─→ … ─→ drain ─→ end
-//!   (answers /health at once)
+//! listen ─→ which device ─→ start the engine ─→ ready ─→ callback ─→ … ─→ drain ─→ end
+//!                             (answers /health)
 //! ```
 
 use crate::callback::{Registration, register};
-use crate::config::device::DecidedDevice;
+use crate::child::probe;
+use crate::config::device::{AUTO_ORDINAL, DecidedDevice};
 use crate::config::{Config, ConfigErrors, LogFormat};
 use crate::engine::{Deadlines, Ended, Engine, EngineSettings, RestartPolicy, SupervisorExit};
 use crate::exit::Exit;
@@ -54,8 +55,6 @@ pub fn run(arguments: &ArgMatches) -> Exit {
 }
 
 async fn serve(config: Config) -> Exit {
-    let device = config.device.decide();
-    log_startup(&config, &device);
     let signals = match signals::watch() {
         Ok(signals) => signals,
         Err(error) => {
@@ -74,6 +73,8 @@ async fn serve(config: Config) -> Exit {
         .iter()
         .filter_map(|listener| listener.local_addr().ok())
         .collect();
+    let device = decide(&config).await;
+    log_startup(&config, &device);
     let engine = Engine::start(engine_settings(&config, &device));
     let app = Arc::new(App::new(&config, engine.clone(), device));
     let server = Arc::new(Server::new(router(Arc::clone(&app)), &config.http));
@@ -94,6 +95,14 @@ async fn serve(config: Config) -> Exit {
     let _ = tokio::task::spawn_blocking(move || crashes.flush(FAREWELL)).await;
     tracing::info!(exit_code = exit.code(), "shutdown_complete");
     exit
+}
+
+/// Once: every child of this worker computes there.
+async fn decide(config: &Config) -> DecidedDevice {
+    match config.device.named() {
+        Some(device) => device,
+        None => DecidedDevice::auto(probe::ask(&config.child_binary, AUTO_ORDINAL).await),
+    }
 }
 
 /// From the first child to the engine's end.
@@ -206,6 +215,7 @@ fn engine_settings(config: &Config, device: &DecidedDevice) -> EngineSettings {
             model_path: config.model.to_string_lossy().into_owned(),
             device: device.selector,
             kv_cache_bytes: load.kv_cache_bytes,
+            memory_permille: load.memory_permille,
             max_running: load.max_running,
             max_sequence_tokens: load.max_context_tokens,
             prefill_chunk_tokens: load.prefill_chunk_tokens,

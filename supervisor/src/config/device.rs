@@ -1,4 +1,9 @@
-//! Which device is meant, and what `auto` comes to on this machine.
+//! Which device is meant, and what `auto` comes to.
+//!
+//! `auto` is decided once, before the first child, and is from then on as if the device had been
+//! named: a device that is lost later is a fault, never a reason to compute elsewhere. The
+//! supervisor does not touch CUDA, so it asks the program that can
+//! ([`probe`](crate::child::probe)).
 
 use std::fmt;
 use std::path::Path;
@@ -11,6 +16,9 @@ pub enum DeviceChoice {
     /// Ordinal in the CUDA driver's enumeration.
     Cuda(u32),
 }
+
+/// The CUDA device that `auto` asks for.
+pub const AUTO_ORDINAL: u32 = 0;
 
 /// A choice that will not change while the worker lives, and why it was made.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -34,23 +42,34 @@ impl DeviceChoice {
         }
     }
 
-    /// Decides, once. The supervisor does not touch CUDA, so it goes by what the driver leaves
-    /// in the file system; this release's child has no CUDA code, so `auto` is the CPU either
-    /// way and says so.
+    /// `None` for `auto`, which somebody has to look for.
     #[must_use]
-    pub fn decide(self) -> DecidedDevice {
-        let (selector, reason) = match self {
-            Self::Cpu => (DeviceSelector::Cpu, "it was asked for"),
-            Self::Cuda(ordinal) => (DeviceSelector::Cuda(ordinal), "it was asked for"),
-            Self::Auto if driver_is_loaded() => (
-                DeviceSelector::Cpu,
-                "there is an NVIDIA driver, but this build has no CUDA device",
-            ),
-            Self::Auto => (DeviceSelector::Cpu, "there is no NVIDIA driver"),
+    pub fn named(self) -> Option<DecidedDevice> {
+        let selector = match self {
+            Self::Auto => return None,
+            Self::Cpu => DeviceSelector::Cpu,
+            Self::Cuda(ordinal) => DeviceSelector::Cuda(ordinal),
         };
-        DecidedDevice {
+        Some(DecidedDevice {
             selector,
-            reason: reason.to_owned(),
+            reason: "it was asked for".to_owned(),
+        })
+    }
+}
+
+impl DecidedDevice {
+    /// What `auto` comes to, given what the child's program says of the first CUDA device.
+    #[must_use]
+    pub fn auto(outlook: Result<String, String>) -> Self {
+        match outlook {
+            Ok(device) => Self {
+                selector: DeviceSelector::Cuda(AUTO_ORDINAL),
+                reason: format!("auto: {device} can be used"),
+            },
+            Err(why) => Self {
+                selector: DeviceSelector::Cpu,
+                reason: format!("auto: {why}"),
+            },
         }
     }
 }

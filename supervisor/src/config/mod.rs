@@ -74,6 +74,8 @@ pub struct RequestLimits {
 #[derive(Debug, Clone)]
 pub struct LoadConfig {
     pub kv_cache_bytes: Option<u64>,
+    /// Thousandths of a CUDA device's memory.
+    pub memory_permille: u16,
     pub max_running: u32,
     pub max_context_tokens: Option<u32>,
     pub prefill_chunk_tokens: u32,
@@ -87,6 +89,10 @@ pub struct TraceConfig {
     pub path: PathBuf,
     pub first_values: u32,
 }
+
+/// As users of vLLM expect. The rest is for the driver, for a standby's context and for
+/// neighbours that are not there yet.
+const DEFAULT_MEMORY_PERMILLE: u16 = 900;
 
 /// How children live and die.
 #[derive(Debug, Clone)]
@@ -149,12 +155,7 @@ fn read(reader: &mut Reader<'_>) -> Option<Config> {
     let model_ref = reader.optional("model", |text| Ok(text.to_owned()));
     let model = read_model(reader);
     let device = read_device(reader);
-    if let (Some(DeviceChoice::Cuda(ordinal)), true) = (device, reader.has("threads")) {
-        let origin = reader.origin("threads").to_owned();
-        reader.error(format!(
-            "{origin} is for the CPU device; cuda:{ordinal} has no use for it"
-        ));
-    }
+    refuse_what_would_be_ignored(reader, device);
     let child_binary = read_child_binary(reader);
     let worker_id = reader.optional("worker-id", |text| {
         Uuid::try_parse(text).map_err(|_| format!("{text:?} is no UUID"))
@@ -182,6 +183,27 @@ fn read(reader: &mut Reader<'_>) -> Option<Config> {
         life: life?,
         crashes: crashes?,
     })
+}
+
+/// An option of the other device, or one that another option leaves nothing to decide. With
+/// `auto` each device's options are for the case that it is chosen.
+fn refuse_what_would_be_ignored(reader: &mut Reader<'_>, device: Option<DeviceChoice>) {
+    let useless = match device {
+        Some(DeviceChoice::Cuda(_)) => Some("threads"),
+        Some(DeviceChoice::Cpu) => Some("gpu-memory-utilization"),
+        Some(DeviceChoice::Auto) | None => None,
+    };
+    if let (Some(device), Some(name)) = (device, useless.filter(|name| reader.has(name))) {
+        let origin = reader.origin(name).to_owned();
+        reader.error(format!(
+            "{origin} is for the other kind of device; {device} has no use for it"
+        ));
+    }
+    if reader.has("kv-cache-size") && reader.has("gpu-memory-utilization") {
+        let one = reader.origin("gpu-memory-utilization").to_owned();
+        let other = reader.origin("kv-cache-size").to_owned();
+        reader.error(format!("{other} leaves nothing for {one} to decide"));
+    }
 }
 
 fn read_http(reader: &mut Reader<'_>) -> Option<HttpConfig> {
@@ -227,6 +249,7 @@ fn read_limits(reader: &mut Reader<'_>) -> Option<RequestLimits> {
 
 fn read_load(reader: &mut Reader<'_>) -> Option<LoadConfig> {
     let kv_cache_bytes = reader.bytes("kv-cache-size");
+    let memory_permille = reader.optional("gpu-memory-utilization", units::permille);
     let max_running = reader.integer("max-running", 1..=4096);
     let max_context_tokens = reader.integer("max-context", 1..=u32::MAX);
     let prefill_chunk_tokens = reader.integer("prefill-chunk", 1..=65_536);
@@ -236,6 +259,7 @@ fn read_load(reader: &mut Reader<'_>) -> Option<LoadConfig> {
     let first_values = reader.integer("trace-values", 1..=1_000_000);
     Some(LoadConfig {
         kv_cache_bytes,
+        memory_permille: memory_permille.unwrap_or(DEFAULT_MEMORY_PERMILLE),
         max_running: max_running?,
         max_context_tokens,
         prefill_chunk_tokens: prefill_chunk_tokens?,

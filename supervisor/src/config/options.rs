@@ -129,6 +129,13 @@ pub const OPTIONS: &[Spec] = &[
         "Such as 512MiB [default: what the device can spare]",
     ),
     value(
+        "gpu-memory-utilization",
+        "SHARE",
+        None,
+        "CUDA device, without --kv-cache-size: share of its memory for weights, KV cache and \
+         scratch [default: 0.9]",
+    ),
+    value(
         "prefill-chunk",
         "N",
         Some("512"),

@@ -114,6 +114,7 @@ fn threads_are_refused_where_they_would_be_ignored() {
         )
     };
     assert_eq!(with("cpu").unwrap().load.threads, Some(2));
+    assert_eq!(with("auto").unwrap().load.threads, Some(2));
     let refused = errors(
         &[&MODEL[..], &["--threads", "2", "--device", "cuda:1"]].concat(),
         &[],
@@ -122,6 +123,27 @@ fn threads_are_refused_where_they_would_be_ignored() {
         refused[0].contains("--threads") && refused[0].contains("cuda:1"),
         "{refused:?}"
     );
+}
+
+#[test]
+fn a_share_of_device_memory_is_refused_where_it_would_be_ignored() {
+    let share = ["--gpu-memory-utilization", "0.45"];
+    let with = |more: &[&str]| gather(&[&MODEL[..], &share, more].concat(), &[]);
+    for device in ["auto", "cuda:0"] {
+        let config = with(&["--device", device]).unwrap();
+        assert_eq!(config.load.memory_permille, 450);
+    }
+    assert_eq!(gather(&MODEL, &[]).unwrap().load.memory_permille, 900);
+    for (more, words) in [
+        (["--device", "cpu"], "cpu"),
+        (["--kv-cache-size", "1GiB"], "--kv-cache-size"),
+    ] {
+        let refused = errors(&[&MODEL[..], &share, &more].concat(), &[]);
+        assert!(
+            refused[0].contains("--gpu-memory-utilization") && refused[0].contains(words),
+            "{refused:?}"
+        );
+    }
 }
 
 #[test]

@@ -36,6 +36,17 @@ pub(super) fn bytes(text: &str) -> Result<u64, String> {
         .ok_or_else(|| format!("{text:?} is no size in bytes, such as 512MiB"))
 }
 
+/// A share such as 0.9, in thousandths.
+pub(super) fn permille(text: &str) -> Result<u16, String> {
+    text.trim()
+        .parse::<f64>()
+        .ok()
+        .map(|share| (share * 1000.0).round())
+        .filter(|permille| (1.0..=1000.0).contains(permille))
+        .map(|permille| permille as u16)
+        .ok_or_else(|| format!("{text:?} is no share between 0.001 and 1, such as 0.9"))
+}
+
 /// A plain number is seconds.
 pub(super) fn duration(text: &str) -> Result<Duration, String> {
     let (number, unit) = TIME_UNITS
@@ -63,6 +74,16 @@ mod tests {
         assert_eq!(bytes("77B"), Ok(77));
         for wrong in ["", "MiB", "-1", "1.5G", "18446744073709551615K"] {
             assert!(bytes(wrong).is_err(), "{wrong:?}");
+        }
+    }
+
+    #[test]
+    fn shares() {
+        assert_eq!(permille("0.9"), Ok(900));
+        assert_eq!(permille("1"), Ok(1000));
+        assert_eq!(permille(" 0.925 "), Ok(925));
+        for wrong in ["", "0", "0.0001", "1.1", "90%", "-0.5", "nan"] {
+            assert!(permille(wrong).is_err(), "{wrong:?}");
         }
     }
 

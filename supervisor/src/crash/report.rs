@@ -227,6 +227,7 @@ pub fn memory(report: &MemoryReport) -> Value {
         "kv_capacity_bytes": report.kv_capacity_bytes,
         "kv_used_bytes": report.kv_used_bytes,
         "scratch_bytes": report.scratch_bytes,
+        "graphs_bytes": report.graphs_bytes,
         "context_bytes": report.context_bytes,
         "resident": report.resident,
     })

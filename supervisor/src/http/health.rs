@@ -167,9 +167,13 @@ fn memory_report(snapshot: &EngineSnapshot, clock: &Clock) -> Value {
         "kv_used_bytes": memory.kv_used_bytes,
         "kv_capacity_bytes": memory.kv_capacity_bytes,
         "scratch_bytes": memory.scratch_bytes,
-        "context_bytes": memory.context_bytes,
+        "graphs_bytes": memory.graphs_bytes,
+        "context_bytes": memory
+            .context_bytes
+            .or_else(|| gpu::context(snapshot, &memory, clock)),
         "custody_bytes": null,
         "resident": memory.resident,
+        "weights_checked": memory.weights_checked,
         "age_ms": clock.age_ms(taken_at),
     });
     extend(&mut report, gpu::memory(snapshot, clock));

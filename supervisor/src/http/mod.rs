@@ -110,6 +110,7 @@ impl App {
             memory.weights_bytes
                 + memory.kv_capacity_bytes
                 + memory.scratch_bytes
+                + memory.graphs_bytes
                 + memory.context_bytes.unwrap_or(0),
         )
     }

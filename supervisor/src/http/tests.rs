@@ -30,6 +30,7 @@ async fn app(flags: &[&str]) -> Arc<App> {
             model_path: "/dev/null".to_owned(),
             device: DeviceSelector::Cpu,
             kv_cache_bytes: None,
+            memory_permille: 900,
             max_running: 1,
             max_sequence_tokens: None,
             prefill_chunk_tokens: 1,
@@ -48,7 +49,11 @@ async fn app(flags: &[&str]) -> Arc<App> {
         },
     });
     engine.wait_ended().await;
-    Arc::new(App::new(&config, engine, DeviceChoice::Cpu.decide()))
+    Arc::new(App::new(
+        &config,
+        engine,
+        DeviceChoice::Cpu.named().expect("a device"),
+    ))
 }
 
 struct Answer {

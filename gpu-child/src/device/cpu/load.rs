@@ -8,11 +8,10 @@ use super::memory::{self, Arena, Purpose};
 use super::pool::{Disjoint, Pool};
 use super::scratch::Scratch;
 use super::weights::{CpuLayer, CpuLinear, CpuTensors, CpuWeights, Placed};
-use crate::model::{Linear, ModelConfig, ModelWeights, RopeStyle, TensorView};
+use crate::device::parts;
+use crate::model::{Linear, ModelConfig, ModelWeights, TensorView};
 use worker_orcd_ipc::Fault;
 use worker_orcd_kernels::cpu::{Isa, PackedShape, TILE_TOKENS};
-use worker_orcd_kernels::dequantize_row;
-use worker_orcd_kernels::reference::rope::{Rope, RopePairs};
 
 /// Matrices start at cache lines.
 const ALIGNMENT: usize = 64;
@@ -48,7 +47,7 @@ pub fn load(
     let partials = Partials::new(config, threads, sequence_tokens);
     Ok(CpuExecutor {
         config: config.clone(),
-        rope: rope(config),
+        rope: parts::rope(config),
         isa,
         weights: CpuWeights { arena, tensors },
         kv: KvCache::new(KvShape::of(config), pages)?,
@@ -59,20 +58,6 @@ pub fn load(
 
 fn all_cores() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
-}
-
-fn rope(config: &ModelConfig) -> Rope {
-    Rope {
-        pairs: match config.rope_style {
-            RopeStyle::Adjacent => RopePairs::Adjacent,
-            RopeStyle::HalfOffset => RopePairs::HalfOffset,
-        },
-        dims: config.rope_dims,
-        base: config.rope_base,
-        scale: config.rope_scale,
-        factors: config.rope_factors.clone(),
-        attn_factor: config.rope_attn_factor,
-    }
 }
 
 /// How many pages the KV cache gets.
@@ -114,8 +99,7 @@ struct Layout<'a> {
 impl<'a> Layout<'a> {
     fn model(&mut self, weights: &ModelWeights<'a>) -> Result<CpuTensors, Fault> {
         let output = self.linear(&weights.output)?;
-        let tied = weights.token_embd.data.as_ptr() == weights.output.weight.data.as_ptr();
-        let token_embd = if tied {
+        let token_embd = if parts::is_tied(weights) {
             output.weight
         } else {
             self.place(&weights.token_embd)?
@@ -123,20 +107,20 @@ impl<'a> Layout<'a> {
         let mut layers = Vec::with_capacity(weights.layers.len());
         for layer in &weights.layers {
             layers.push(CpuLayer {
-                attn_norm: vector(&layer.attn_norm)?,
+                attn_norm: parts::values(&layer.attn_norm)?,
                 q: self.linear(&layer.q)?,
                 k: self.linear(&layer.k)?,
                 v: self.linear(&layer.v)?,
-                q_norm: layer.q_norm.as_ref().map(vector).transpose()?,
-                k_norm: layer.k_norm.as_ref().map(vector).transpose()?,
+                q_norm: layer.q_norm.as_ref().map(parts::values).transpose()?,
+                k_norm: layer.k_norm.as_ref().map(parts::values).transpose()?,
                 attn_output: self.linear(&layer.attn_output)?,
-                ffn_norm: vector(&layer.ffn_norm)?,
+                ffn_norm: parts::values(&layer.ffn_norm)?,
                 ffn_gate: self.linear(&layer.ffn_gate)?,
                 ffn_up: self.linear(&layer.ffn_up)?,
                 ffn_down: self.linear(&layer.ffn_down)?,
             });
         }
-        let output_norm = vector(&weights.output_norm)?;
+        let output_norm = parts::values(&weights.output_norm)?;
         Ok(CpuTensors {
             token_embd,
             layers,
@@ -146,7 +130,7 @@ impl<'a> Layout<'a> {
     }
 
     fn linear(&mut self, linear: &Linear<'a>) -> Result<CpuLinear, Fault> {
-        let bias = linear.bias.as_ref().map(vector).transpose()?;
+        let bias = linear.bias.as_ref().map(parts::values).transpose()?;
         Ok(CpuLinear {
             weight: self.place(&linear.weight)?,
             bias,
@@ -154,16 +138,8 @@ impl<'a> Layout<'a> {
     }
 
     fn place(&mut self, tensor: &TensorView<'a>) -> Result<Placed, Fault> {
-        let &TensorView {
-            ty,
-            rows,
-            cols,
-            data,
-            ..
-        } = tensor;
-        if ty.row_bytes(cols).map(|bytes| bytes * rows) != Some(data.len()) {
-            return Err(wrong_size(tensor));
-        }
+        parts::check_size(tensor)?;
+        let TensorView { ty, rows, cols, .. } = *tensor;
         let placed = Placed {
             shape: PackedShape { ty, rows, cols },
             offset: self.bytes,
@@ -200,29 +176,4 @@ impl<'a> Layout<'a> {
             done += tensor.data.len() as u64;
         }
     }
-}
-
-fn vector(tensor: &TensorView<'_>) -> Result<Vec<f32>, Fault> {
-    let mut values = vec![0.0; tensor.rows * tensor.cols];
-    if tensor.ty.row_bytes(values.len()) != Some(tensor.data.len()) {
-        return Err(wrong_size(tensor));
-    }
-    dequantize_row(tensor.ty, tensor.data, &mut values);
-    Ok(values)
-}
-
-fn wrong_size(tensor: &TensorView<'_>) -> Fault {
-    let TensorView {
-        name,
-        ty,
-        rows,
-        cols,
-        data,
-    } = tensor;
-    let message = format!(
-        "{name}: {} bytes are no {rows} x {cols} of {}",
-        data.len(),
-        ty.name()
-    );
-    Fault::ModelLoad { message }
 }

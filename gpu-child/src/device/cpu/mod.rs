@@ -124,8 +124,10 @@ impl Executor for CpuExecutor {
             kv_capacity_bytes: self.kv.bytes(),
             kv_used_bytes: 0,
             scratch_bytes: self.scratch.bytes(),
+            graphs_bytes: 0,
             context_bytes: None,
             resident: None,
+            weights_checked: 0,
         }
     }
 

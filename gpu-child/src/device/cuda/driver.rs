@@ -4,8 +4,11 @@
 //! sticky error (an illegal address, a trap) is returned by every call after it, so whatever the
 //! engine does next ends the child.
 
+use super::kernels;
+use super::memory::Ledger;
 use cudarc::driver::sys::{self, CUdevice_attribute as Attribute, CUresult};
 use std::ffi::{CStr, c_char, c_int};
+use std::sync::Arc;
 use worker_orcd_ipc::{DeviceFacts, Fault};
 
 /// # Errors
@@ -46,6 +49,7 @@ pub struct Driver {
     multiprocessors: u32,
     shared_bytes: u32,
     has_bulk_copies: bool,
+    ledger: Arc<Ledger>,
 }
 
 // SAFETY: contexts and streams belong to no thread; a thread makes the context current first
@@ -54,35 +58,14 @@ unsafe impl Send for Driver {}
 
 impl Driver {
     /// # Errors
-    /// [`Fault::DeviceUnavailable`] when there is no driver or no such device.
+    /// [`Fault::DeviceUnavailable`] when there is no driver, no such device, or nothing compiled
+    /// for it.
     pub fn open(ordinal: u32) -> Result<Self, Fault> {
-        let unavailable = |message: String| Fault::DeviceUnavailable { message };
-        // SAFETY: looks for a shared library; nothing is assumed about the answer.
-        if !unsafe { sys::is_culib_present() } {
-            let message = format!(
-                "cuda:{ordinal} was asked for, but there is no CUDA driver here (libcuda.so.1)"
-            );
-            return Err(unavailable(message));
-        }
-        let (mut count, mut device) = (0, 0);
-        // SAFETY: the outputs are places for one value each; cuInit comes first.
-        unsafe {
-            check(sys::cuInit(0), "cuInit")
-                .and_then(|()| check(sys::cuDeviceGetCount(&raw mut count), "counting devices"))
-                .map_err(|fault| unavailable(format!("cuda:{ordinal}: the driver says {fault}")))?;
-        }
-        if i64::from(ordinal) >= i64::from(count) {
-            let message = format!("cuda:{ordinal} was asked for, but there are {count} devices");
-            return Err(unavailable(message));
-        }
+        let device = find(ordinal)?;
         let (mut context, mut stream) = (std::ptr::null_mut(), std::ptr::null_mut());
-        // SAFETY: outputs are places for one value each; the ordinal is below the count; the
-        // stream is made in the context that was just made current.
+        // SAFETY: outputs are places for one value each; the device exists; the stream is made in
+        // the context that was just made current.
         unsafe {
-            check(
-                sys::cuDeviceGet(&raw mut device, ordinal as c_int),
-                "cuDeviceGet",
-            )?;
             check(
                 sys::cuDevicePrimaryCtxRetain(&raw mut context, device),
                 "creating a context",
@@ -99,13 +82,15 @@ impl Driver {
             multiprocessors: 0,
             shared_bytes: 0,
             has_bulk_copies: false,
+            ledger: Arc::default(),
         };
         driver.multiprocessors =
-            driver.attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
-        driver.shared_bytes =
-            driver.attribute(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?;
-        driver.has_bulk_copies =
-            driver.attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)? >= 9;
+            attribute(device, Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
+        driver.shared_bytes = attribute(
+            device,
+            Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN,
+        )?;
+        driver.has_bulk_copies = compute_capability(device)?.0 >= 9;
         Ok(driver)
     }
 
@@ -133,6 +118,12 @@ impl Driver {
     #[must_use]
     pub fn stream(&self) -> sys::CUstream {
         self.stream
+    }
+
+    /// What has been taken of the device's memory.
+    #[must_use]
+    pub fn ledger(&self) -> &Arc<Ledger> {
+        &self.ledger
     }
 
     #[must_use]
@@ -170,38 +161,16 @@ impl Driver {
         Ok((free as u64, total as u64))
     }
 
-    fn attribute(&self, attribute: Attribute) -> Result<u32, Fault> {
-        let mut value = 0;
-        // SAFETY: a place for one value, and a device that exists.
-        let result = unsafe { sys::cuDeviceGetAttribute(&raw mut value, attribute, self.device) };
-        check(result, "cuDeviceGetAttribute")?;
-        Ok(value.unsigned_abs())
-    }
-
     #[must_use]
     pub fn facts(&self) -> DeviceFacts {
-        let major = self.attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR);
-        let minor = self.attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR);
         DeviceFacts {
             id: self.id(),
-            name: self
-                .name()
-                .unwrap_or_else(|| "unknown CUDA device".to_owned()),
+            name: name_of_device(self.device),
             uuid: self.uuid(),
             driver: cuda_version(),
-            compute_capability: major.ok().zip(minor.ok()),
+            compute_capability: compute_capability(self.device).ok(),
             features: Vec::new(),
             threads: None,
-        }
-    }
-
-    fn name(&self) -> Option<String> {
-        let mut text = [0; 256];
-        // SAFETY: the driver writes at most the given number of bytes, with a zero at the end.
-        unsafe {
-            let result = sys::cuDeviceGetName(text.as_mut_ptr(), 255, self.device);
-            check(result, "cuDeviceGetName").ok()?;
-            Some(CStr::from_ptr(text.as_ptr()).to_string_lossy().into_owned())
         }
     }
 
@@ -225,6 +194,78 @@ impl Driver {
         ];
         Some(format!("GPU-{}", parts.join("-")))
     }
+}
+
+/// What a worker would compute on, in words. Makes no context.
+///
+/// # Errors
+/// [`Fault::DeviceUnavailable`] as for [`Driver::open`].
+pub fn outlook(ordinal: u32) -> Result<String, Fault> {
+    let device = find(ordinal)?;
+    let (major, minor) = compute_capability(device)?;
+    Ok(format!(
+        "{} (compute capability {major}.{minor}, {})",
+        name_of_device(device),
+        cuda_version().unwrap_or_else(|| "CUDA of an unknown version".to_owned()),
+    ))
+}
+
+/// The device, if everything that a context needs is there.
+fn find(ordinal: u32) -> Result<sys::CUdevice, Fault> {
+    let unavailable = |why: &str| Fault::DeviceUnavailable {
+        message: format!("cuda:{ordinal} cannot be used: {why}"),
+    };
+    kernels::are_at_hand().map_err(unavailable)?;
+    // SAFETY: looks for a shared library; nothing is assumed about the answer.
+    if !unsafe { sys::is_culib_present() } {
+        return Err(unavailable("there is no CUDA driver here (libcuda.so.1)"));
+    }
+    let (mut count, mut device) = (0, 0);
+    // SAFETY: the outputs are places for one value each; cuInit comes first.
+    unsafe {
+        check(sys::cuInit(0), "cuInit")
+            .and_then(|()| check(sys::cuDeviceGetCount(&raw mut count), "counting devices"))
+            .map_err(|fault| unavailable(&format!("the driver says {fault}")))?;
+    }
+    if i64::from(ordinal) >= i64::from(count) {
+        return Err(unavailable(&format!("there are {count} devices")));
+    }
+    // SAFETY: a place for one value; the ordinal is below the count.
+    let result = unsafe { sys::cuDeviceGet(&raw mut device, ordinal as c_int) };
+    check(result, "cuDeviceGet")?;
+    kernels::are_made_for(compute_capability(device)?).map_err(|why| unavailable(&why))?;
+    Ok(device)
+}
+
+fn attribute(device: sys::CUdevice, attribute: Attribute) -> Result<u32, Fault> {
+    let mut value = 0;
+    // SAFETY: a place for one value, and a device that exists.
+    let result = unsafe { sys::cuDeviceGetAttribute(&raw mut value, attribute, device) };
+    check(result, "cuDeviceGetAttribute")?;
+    Ok(value.unsigned_abs())
+}
+
+fn compute_capability(device: sys::CUdevice) -> Result<(u32, u32), Fault> {
+    Ok((
+        attribute(
+            device,
+            Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR,
+        )?,
+        attribute(
+            device,
+            Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR,
+        )?,
+    ))
+}
+
+fn name_of_device(device: sys::CUdevice) -> String {
+    let mut text = [0; 256];
+    // SAFETY: the driver writes at most the given number of bytes, with a zero at the end.
+    let name = unsafe {
+        let result = sys::cuDeviceGetName(text.as_mut_ptr(), 255, device);
+        check(result, "cuDeviceGetName").map(|()| CStr::from_ptr(text.as_ptr()).to_string_lossy())
+    };
+    name.map_or_else(|_| "unknown CUDA device".to_owned(), Into::into)
 }
 
 /// The CUDA version that the driver speaks, such as `CUDA 13.0`.

@@ -3,12 +3,14 @@
 //! Some 250 launches take longer to make than to run. While a batch goes on decoding, its launches
 //! are the same from step to step: buffers have fixed addresses, and what changes (tokens,
 //! positions, page tables) lies in memory. What the launches depend on is the [`Shape`]; a graph
-//! is recorded when a shape is seen for the second time in a row, and kept.
+//! is recorded when a shape is seen for the second time in a row, and kept. What the driver takes
+//! for it is seen in what is free before and after; dropped graphs leave it to later ones.
 //!
-//! A graph takes device memory, which nothing else in a step does. Where there is none (a neighbour
-//! took it all), the launches are made one by one: the same bits, later.
+//! Where there is no memory for one (a neighbour took it all), the launches are made one by one: the
+//! same bits, later.
 
 use super::driver::{Driver, check};
+use super::memory::Purpose;
 use super::plan::Plan;
 use cudarc::driver::sys::{self, CUstreamCaptureMode as CaptureMode};
 use worker_orcd_ipc::Fault;
@@ -84,10 +86,14 @@ impl Graphs {
                 let result = unsafe { sys::cuGraphExecDestroy(oldest.exec) };
                 check(result, "dropping a graph")?;
             }
+            let (before, _) = driver.memory()?;
             match record(driver, pass) {
                 Err(Fault::OutOfMemory { .. }) => return Ok(self.do_without()),
                 exec => self.kept.push(Graph { shape, exec: exec? }),
             }
+            let (after, _) = driver.memory()?;
+            let grown = before.saturating_sub(after);
+            driver.ledger().add(Purpose::Graphs, grown);
         } else {
             self.seen = Some(shape);
             self.steps_without = self.steps_without.saturating_sub(1);

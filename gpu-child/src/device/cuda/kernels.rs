@@ -3,6 +3,7 @@
 //! The argument structs mirror those in `kernels/cuda`, field by field; a kernel takes exactly
 //! one, by value.
 
+use super::architectures;
 use super::driver::{Driver, check};
 use super::memory::DevicePtr;
 use cudarc::driver::sys::{self, CUfunction_attribute as Attribute};
@@ -38,9 +39,27 @@ fn folder() -> Option<PathBuf> {
 }
 
 /// This build carries kernels at all, or was told where some are.
-#[must_use]
-pub fn are_at_hand() -> bool {
-    folder().is_some() || FATBINS.iter().all(|(_, fatbin)| !fatbin.0.is_empty())
+///
+/// # Errors
+/// What to do about it.
+pub fn are_at_hand() -> Result<(), &'static str> {
+    if folder().is_some() || FATBINS.iter().all(|(_, fatbin)| !fatbin.0.is_empty()) {
+        Ok(())
+    } else {
+        Err("this build carries no kernels: run `cargo xtask kernels` and build again")
+    }
+}
+
+/// Some of them run on a device of that compute capability.
+///
+/// # Errors
+/// What they were compiled for.
+pub fn are_made_for(capability: (u32, u32)) -> Result<(), String> {
+    match folder() {
+        // What lies there is known to whoever put it there.
+        Some(_) => Ok(()),
+        None => architectures::check(capability),
+    }
 }
 
 /// All the kernels of this build, on the device.
@@ -259,6 +278,16 @@ pub struct RepackArgs {
     pub rows: i32,
     pub cols: i32,
     pub units: i32,
+}
+
+/// `checksum.cu`.
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub struct ChecksumArgs {
+    pub words: DevicePtr<u8>,
+    pub sum: DevicePtr<u64>,
+    pub pairs: u64,
+    pub first: u64,
 }
 
 /// A token of the batch: `Row` in `embed.cu`.

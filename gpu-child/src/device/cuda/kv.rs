@@ -57,8 +57,8 @@ impl KvCache {
     }
 
     #[must_use]
-    pub fn bytes(&self) -> u64 {
-        u64::from(self.pages) * self.shape.page_bytes()
+    pub fn arena(&self) -> &Arena {
+        &self.arena
     }
 
     #[must_use]

@@ -1,28 +1,28 @@
 //! Uploading a model: what fits, then every tensor into its place, packed by the device itself.
 
+use super::budget::Budget;
 use super::decode_step::DecodeStep;
 use super::driver::Driver;
 use super::graph::Graphs;
-use super::kernels::{Geometry, Kernel, Module, RepackArgs, are_at_hand};
+use super::kernels::{Geometry, Kernel, Module, RepackArgs};
 use super::kv::{KvCache, KvShape};
 use super::matmul::Matmul;
 use super::memory::{Arena, Layout, Purpose, Registered, download, upload};
 use super::ops::Ops;
 use super::plan::PAGE_TOKENS;
+use super::residency::Residency;
 use super::scratch::{Scratch, Sizes};
-use super::weights::{Layer, Linear, Matrix, TILE_ROWS, Vector, Weights, multiplied_as, units};
-use super::{CudaExecutor, CudaOptions};
-use crate::model::{self, ModelConfig, ModelWeights, RopeStyle, TensorView};
+use super::weights::{Layer, Linear, Matrix, TILE_ROWS, Vector, Weights, units};
+use super::{CudaExecutor, CudaOptions, KvOrder};
+use crate::device::parts;
+use crate::model::{self, ModelConfig, ModelWeights, TensorView};
 use worker_orcd_ipc::Fault;
-use worker_orcd_kernels::reference::rope::{Rope, RopePairs};
-use worker_orcd_kernels::{TensorType, dequantize_row};
+use worker_orcd_kernels::TensorType;
 
 /// Head sizes that attention.cu is compiled for.
 const HEAD_DIMS: [usize; 5] = [16, 32, 64, 96, 128];
 /// File bytes on the device at a time, waiting to be packed.
 const STAGING_BYTES: usize = 64 << 20;
-/// Left to the driver and to others, of what is free.
-const RESERVE_BYTES: u64 = 256 << 20;
 
 pub fn load(
     config: &ModelConfig,
@@ -31,15 +31,6 @@ pub fn load(
     options: &CudaOptions,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<CudaExecutor, Fault> {
-    if !are_at_hand() {
-        return Err(Fault::DeviceUnavailable {
-            message: format!(
-                "cuda:{} was asked for, but this build carries no kernels: run `cargo xtask \
-                 kernels` and build again",
-                options.ordinal
-            ),
-        });
-    }
     refuse_unsupported(config)?;
     let driver = Driver::open(options.ordinal)?;
     let module = Module::load(&driver)?;
@@ -74,6 +65,7 @@ pub fn load(
         output,
     };
     let decode_step = DecodeStep::load(&driver, &module, config, &weights)?;
+    let residency = Residency::take(&driver, &module, &weights.arena)?;
     driver.synchronize("loading the model")?;
     Ok(CudaExecutor {
         config: config.clone(),
@@ -87,6 +79,7 @@ pub fn load(
         graphs: Graphs::default(),
         #[cfg(feature = "fault-injection")]
         misdeeds: None,
+        residency,
         driver,
     })
 }
@@ -114,17 +107,7 @@ fn refuse_unsupported(config: &ModelConfig) -> Result<(), Fault> {
 
 /// cos and sin of every pair at every position.
 fn turns(config: &ModelConfig, positions: usize) -> Vec<[f32; 2]> {
-    let rope = Rope {
-        pairs: match config.rope_style {
-            RopeStyle::Adjacent => RopePairs::Adjacent,
-            RopeStyle::HalfOffset => RopePairs::HalfOffset,
-        },
-        dims: config.rope_dims,
-        base: config.rope_base,
-        scale: config.rope_scale,
-        factors: config.rope_factors.clone(),
-        attn_factor: config.rope_attn_factor,
-    };
+    let rope = parts::rope(config);
     let frequencies: Vec<f64> = (0..rope.dims / 2).map(|i| rope.frequency(i)).collect();
     (0..positions as u32)
         .flat_map(|position| {
@@ -136,32 +119,34 @@ fn turns(config: &ModelConfig, positions: usize) -> Vec<[f32; 2]> {
         .collect()
 }
 
-/// How many pages the KV cache gets: what was ordered, or nearly all that is free.
+/// How many pages the KV cache gets: what was ordered, or its share of the device.
 fn kv_pages(
     driver: &Driver,
     config: &ModelConfig,
     options: &CudaOptions,
     fixed: u64,
 ) -> Result<u32, Fault> {
-    let page_bytes = KvShape::of(config).page_bytes();
-    let (free, _) = driver.memory()?;
-    let spare = free.saturating_sub(fixed.saturating_add(RESERVE_BYTES));
-    let kv_bytes = options.kv_cache_bytes.unwrap_or(spare - spare / 16);
-    let pages = kv_bytes / page_bytes;
-    let required = fixed
-        .saturating_add(RESERVE_BYTES)
-        .saturating_add(pages.max(1).saturating_mul(page_bytes));
-    if pages == 0 || required > free {
-        return Err(Fault::InsufficientMemory {
-            required_bytes: required,
-            available_bytes: free,
-            device: driver.id(),
-            model: options.model.clone(),
-        });
-    }
-    Ok(u32::try_from(pages)
-        .unwrap_or(u32::MAX)
-        .min(i32::MAX as u32))
+    let (free, total) = driver.memory()?;
+    let budget = Budget {
+        total,
+        free,
+        fixed,
+        page_bytes: KvShape::of(config).page_bytes(),
+    };
+    let sequence_pages = u64::from(options.max_sequence_tokens).div_ceil(PAGE_TOKENS as u64);
+    let pages = match options.kv_cache {
+        KvOrder::Bytes(bytes) => budget.ordered(bytes),
+        KvOrder::Share {
+            permille,
+            sequences,
+        } => budget.by_share(permille, sequence_pages * u64::from(sequences)),
+    };
+    pages.map_err(|too_little| Fault::InsufficientMemory {
+        required_bytes: too_little.required,
+        available_bytes: too_little.available,
+        device: driver.id(),
+        model: options.model.clone(),
+    })
 }
 
 type Placed = (Matrix, Vec<Layer>, Vector, Linear);
@@ -177,8 +162,7 @@ struct Placement<'a> {
 impl<'a> Placement<'a> {
     fn model(&mut self, weights: &ModelWeights<'a>) -> Result<Placed, Fault> {
         let output = self.linear(&weights.output)?;
-        let tied = weights.token_embd.data.as_ptr() == weights.output.weight.data.as_ptr();
-        let token_embd = if tied {
+        let token_embd = if parts::is_tied(weights) {
             output.weight
         } else {
             self.matrix(&weights.token_embd)?
@@ -216,7 +200,7 @@ impl<'a> Placement<'a> {
     }
 
     fn matrix(&mut self, tensor: &TensorView<'a>) -> Result<Matrix, Fault> {
-        check_size(tensor)?;
+        parts::check_size(tensor)?;
         let mut matrix = Matrix {
             ty: tensor.ty,
             rows: tensor.rows,
@@ -229,7 +213,7 @@ impl<'a> Placement<'a> {
     }
 
     fn vector(&mut self, tensor: &TensorView<'a>) -> Result<Vector, Fault> {
-        check_size(tensor)?;
+        parts::check_size(tensor)?;
         let len = tensor.rows * tensor.cols;
         let offset = self.layout.place(4 * len as u64);
         let vector = Vector { len, offset };
@@ -250,8 +234,7 @@ impl<'a> Placement<'a> {
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<(), Fault> {
         for (tensor, vector) in &self.vectors {
-            let mut values = vec![0.0_f32; vector.len];
-            dequantize_row(tensor.ty, tensor.data, &mut values);
+            let values = parts::values(tensor)?;
             // SAFETY: the vector's own place; pageable memory has been read when this returns.
             unsafe { upload(driver, arena.at(vector.offset, vector.len), &values) }?;
         }
@@ -348,26 +331,6 @@ impl<'a> Packer<'a> {
         unsafe { download(self.driver, &mut flags, self.flags.at(0, 1)) }?;
         Ok(flags[0] != 0)
     }
-}
-
-fn check_size(tensor: &TensorView<'_>) -> Result<(), Fault> {
-    let bytes = tensor
-        .ty
-        .row_bytes(tensor.cols)
-        .map(|bytes| bytes * tensor.rows);
-    if bytes == Some(tensor.data.len()) {
-        return Ok(());
-    }
-    Err(Fault::ModelLoad {
-        message: format!(
-            "{}: {} bytes are no {} x {} of {}",
-            tensor.name,
-            tensor.data.len(),
-            tensor.rows,
-            tensor.cols,
-            multiplied_as(tensor.ty).name()
-        ),
-    })
 }
 
 /// A page is walked whole by attention: the two files must agree.

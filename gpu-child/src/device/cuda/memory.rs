@@ -8,6 +8,8 @@ use super::driver::{Driver, check};
 use cudarc::driver::sys;
 use std::ffi::c_void;
 use std::marker::PhantomData;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use worker_orcd_ipc::Fault;
 
 /// What memory is for, as health reports it.
@@ -16,6 +18,27 @@ pub enum Purpose {
     Weights,
     Kv,
     Scratch,
+    /// The driver's own, for launches that are recorded: not an [`Arena`], but counted here.
+    Graphs,
+}
+
+/// How many bytes are taken for what.
+#[derive(Debug, Default)]
+pub struct Ledger([AtomicU64; 4]);
+
+impl Ledger {
+    #[must_use]
+    pub fn bytes(&self, purpose: Purpose) -> u64 {
+        self.0[purpose as usize].load(Ordering::Relaxed)
+    }
+
+    pub fn add(&self, purpose: Purpose, bytes: u64) {
+        self.0[purpose as usize].fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    fn subtract(&self, purpose: Purpose, bytes: u64) {
+        self.0[purpose as usize].fetch_sub(bytes, Ordering::Relaxed);
+    }
 }
 
 /// Where some `T` lie on the device. Null means none.
@@ -52,6 +75,8 @@ impl<T> DevicePtr<T> {
 pub struct Arena {
     start: u64,
     bytes: u64,
+    purpose: Purpose,
+    ledger: Arc<Ledger>,
 }
 
 impl Arena {
@@ -64,7 +89,25 @@ impl Arena {
         // SAFETY: a place for one address.
         let result = unsafe { sys::cuMemAlloc_v2(&raw mut start, bytes as usize) };
         check(result, &format!("{bytes} bytes for {purpose:?}"))?;
-        Ok(Self { start, bytes })
+        let ledger = Arc::clone(driver.ledger());
+        ledger.add(purpose, bytes);
+        Ok(Self {
+            start,
+            bytes,
+            purpose,
+            ledger,
+        })
+    }
+
+    /// The device's address of the first byte, for the driver.
+    #[must_use]
+    pub fn start(&self) -> u64 {
+        self.start
+    }
+
+    #[must_use]
+    pub fn purpose(&self) -> Purpose {
+        self.purpose
     }
 
     #[must_use]
@@ -99,6 +142,7 @@ impl Arena {
 
 impl Drop for Arena {
     fn drop(&mut self) {
+        self.ledger.subtract(self.purpose, self.bytes);
         // SAFETY: allocated in `new`, freed once. After a sticky error this fails, and the
         // process is about to end.
         let _ = unsafe { sys::cuMemFree_v2(self.start) };
@@ -113,7 +157,7 @@ pub struct Layout {
 
 impl Layout {
     /// Everything starts at a multiple of this: whole cache lines and any vector load.
-    const ALIGNMENT: u64 = 256;
+    pub const ALIGNMENT: u64 = 256;
 
     /// The offset of the next `bytes`.
     pub fn place(&mut self, bytes: u64) -> u64 {
@@ -182,6 +226,24 @@ pub unsafe fn download<T: Plain>(
     from: DevicePtr<T>,
 ) -> Result<(), Fault> {
     // SAFETY: as promised by the caller; `to` is borrowed until the copy is done.
+    unsafe { fetch(driver, to, from) }?;
+    driver.synchronize("copying from the device")
+}
+
+/// Copies to the host, in stream order, and does not wait.
+///
+/// # Errors
+/// When the driver refuses.
+///
+/// # Safety
+/// `from` holds as many elements; `to` is neither read, written nor freed before the stream got
+/// past this.
+pub unsafe fn fetch<T: Plain>(
+    driver: &Driver,
+    to: &mut [T],
+    from: DevicePtr<T>,
+) -> Result<(), Fault> {
+    // SAFETY: as promised by the caller.
     let result = unsafe {
         sys::cuMemcpyDtoHAsync_v2(
             to.as_mut_ptr().cast::<c_void>(),
@@ -190,8 +252,7 @@ pub unsafe fn download<T: Plain>(
             driver.stream(),
         )
     };
-    check(result, "copying from the device")?;
-    driver.synchronize("copying from the device")
+    check(result, "copying from the device")
 }
 
 /// Host memory that the device can read while the host goes on: for small inputs of a step.

@@ -8,7 +8,8 @@
 //!
 //! * [`driver`] is one context and one stream; [`memory`] owns every byte of device memory and
 //!   knows what it is for; [`kernels`] finds and launches what `kernels/cuda` was compiled to.
-//! * [`load`] decides what fits, copies the file's tensors and has the device pack them.
+//! * [`load`] decides what fits ([`budget`]), copies the file's tensors and has the device pack
+//!   them; [`residency`] looks from then on whether they are still there, and still the same.
 //! * [`plan`] lays a batch out; [`forward`] is the pass; [`matmul`] chooses among kernels that
 //!   give the same bits; [`decode_step`] is the whole pass in one launch, for small batches, and
 //!   [`graph`] a recording of its launches, for larger ones.
@@ -20,6 +21,8 @@
 //! layer, whose destructors panic or run after a sticky error. Nothing is released at the end: the
 //! process ends, and the driver takes everything back.
 
+mod architectures;
+mod budget;
 mod decode_step;
 mod driver;
 #[cfg(feature = "fault-injection")]
@@ -34,6 +37,7 @@ mod matmul;
 mod memory;
 mod ops;
 mod plan;
+mod residency;
 mod scratch;
 mod weights;
 
@@ -43,11 +47,13 @@ use crate::fault_injection::Saboteur;
 use crate::model::{ModelConfig, ModelWeights};
 use decode_step::DecodeStep;
 use driver::Driver;
+pub use driver::outlook;
 use graph::Graphs;
 use kv::KvCache;
 use matmul::Matmul;
-use memory::DevicePtr;
+use memory::{DevicePtr, Purpose};
 use ops::Ops;
+use residency::Residency;
 use scratch::Scratch;
 use weights::Weights;
 use worker_orcd_ipc::{DeviceFacts, Fault, MemoryReport, TokenId};
@@ -57,14 +63,25 @@ use worker_orcd_ipc::{DeviceFacts, Fault, MemoryReport, TokenId};
 pub struct CudaOptions {
     /// Which device, as the driver counts them.
     pub ordinal: u32,
-    /// `None` takes nearly all that is free.
-    pub kv_cache_bytes: Option<u64>,
+    pub kv_cache: KvOrder,
     /// The largest batch, in tokens: decides the size of the activations.
     pub max_batch_tokens: u32,
     /// The longest sequence, in tokens.
     pub max_sequence_tokens: u32,
     /// Named in a fault; nothing else depends on it.
     pub model: String,
+}
+
+/// How large the KV cache is to be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum KvOrder {
+    Bytes(u64),
+    /// What is left of this part of the device's memory, in thousandths, but no more than so many
+    /// sequences of full length can fill.
+    Share {
+        permille: u16,
+        sequences: u32,
+    },
 }
 
 /// A loaded model on a CUDA device.
@@ -82,6 +99,7 @@ pub struct CudaExecutor {
     graphs: Graphs,
     #[cfg(feature = "fault-injection")]
     misdeeds: Option<faults::Misdeeds>,
+    residency: Residency,
     driver: Driver,
 }
 
@@ -112,17 +130,20 @@ impl Executor for CudaExecutor {
 
     fn memory(&self) -> MemoryReport {
         let memory = self.driver.memory().ok();
+        let bytes = |purpose| self.driver.ledger().bytes(purpose);
         MemoryReport {
             total_bytes: memory.map(|(_, total)| total),
             free_bytes: memory.map(|(free, _)| free),
-            weights_bytes: self.weights.arena.bytes(),
-            kv_capacity_bytes: self.kv.bytes(),
+            weights_bytes: bytes(Purpose::Weights),
+            kv_capacity_bytes: bytes(Purpose::Kv),
             kv_used_bytes: 0,
-            scratch_bytes: self.scratch.bytes(),
+            scratch_bytes: bytes(Purpose::Scratch),
+            graphs_bytes: bytes(Purpose::Graphs),
             // Others may be on the card, so the driver's own share cannot be told from theirs.
             context_bytes: None,
-            // Plain device memory cannot move.
+            // Else it would have been a fault.
             resident: Some(true),
+            weights_checked: self.residency.rounds(),
         }
     }
 
@@ -145,5 +166,10 @@ impl Executor for CudaExecutor {
     #[cfg(feature = "fault-injection")]
     fn saboteur(&mut self) -> Option<&mut dyn Saboteur> {
         Some(self)
+    }
+
+    fn inspect(&mut self) -> Result<(), Fault> {
+        self.residency
+            .look(&self.driver, &self.weights.arena, self.kv.arena())
     }
 }

@@ -167,11 +167,6 @@ impl Scratch {
         })
     }
 
-    #[must_use]
-    pub fn bytes(&self) -> u64 {
-        self.arena.bytes()
-    }
-
     /// What [`new`](Self::new) will take.
     #[must_use]
     pub fn bytes_for(sizes: &Sizes) -> u64 {

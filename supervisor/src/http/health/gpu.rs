@@ -4,6 +4,7 @@ use super::{Clock, extend};
 use crate::engine::{EngineSnapshot, GpuSnapshot};
 use serde_json::{Value, json};
 use std::time::Duration;
+use worker_orcd_ipc::MemoryReport;
 use worker_orcd_lifecycle::RecoveryAction;
 
 /// For `device`. Everything but the last Xid is `null` when it was not seen lately.
@@ -57,6 +58,25 @@ pub(super) fn memory(snapshot: &EngineSnapshot, clock: &Clock) -> Value {
         "residual_bytes": measure.and_then(|it| it.residual),
         "returned_after_ms": measure.and_then(|it| it.freed_after).map(in_ms),
     })
+}
+
+/// What a child that is ready holds beyond what it knows of: its context, and what belongs to it.
+/// The driver's figures are a second old, so it is unknown while the child's still grow past them.
+pub(super) fn context(
+    snapshot: &EngineSnapshot,
+    memory: &MemoryReport,
+    clock: &Clock,
+) -> Option<u64> {
+    let (gauges, taken_at) = snapshot.gpu.gauges(clock.now)?;
+    let child = snapshot.child.as_ref()?;
+    if taken_at < child.ready_at? {
+        return None;
+    }
+    let known = memory.weights_bytes
+        + memory.kv_capacity_bytes
+        + memory.scratch_bytes
+        + memory.graphs_bytes;
+    gauges.memory.as_ref()?.of(child.pid)?.checked_sub(known)
 }
 
 /// No child has reported yet. `null` when the driver has not either.
@@ -133,11 +153,8 @@ mod tests {
         snapshot
     }
 
-    #[test]
-    fn the_driver_s_figures_have_fields_of_their_own() {
-        let start = Instant::now();
-        let mut snapshot = snapshot(start);
-        snapshot.child = Some(ChildSnapshot {
+    fn child(start: Instant) -> ChildSnapshot {
+        ChildSnapshot {
             pid: 7,
             generation: 1,
             build: None,
@@ -149,7 +166,35 @@ mod tests {
             steps: None,
             step_elapsed: None,
             load_progress: None,
-        });
+        }
+    }
+
+    #[test]
+    fn a_context_is_what_the_driver_counts_beyond_what_the_child_knows_of() {
+        let start = Instant::now();
+        let mut snapshot = snapshot(start);
+        let clock = clock(start + Duration::from_secs(1));
+        let mut report = MemoryReport {
+            weights_bytes: 100,
+            kv_capacity_bytes: 20,
+            scratch_bytes: 10,
+            graphs_bytes: 5,
+            ..MemoryReport::default()
+        };
+        assert_eq!(context(&snapshot, &report, &clock), None, "no child");
+        snapshot.child = Some(child(start));
+        assert_eq!(context(&snapshot, &report, &clock), None, "not ready");
+        snapshot.child.as_mut().unwrap().ready_at = Some(start);
+        assert_eq!(context(&snapshot, &report, &clock), Some(600 - 135));
+        report.kv_capacity_bytes = 1000;
+        assert_eq!(context(&snapshot, &report, &clock), None, "older figures");
+    }
+
+    #[test]
+    fn the_driver_s_figures_have_fields_of_their_own() {
+        let start = Instant::now();
+        let mut snapshot = snapshot(start);
+        snapshot.child = Some(child(start));
         let clock = clock(start + Duration::from_secs(1));
         let expected = json!({
             "driver_total_bytes": 1000, "driver_free_bytes": 300, "driver_used_bytes": 700,

@@ -33,6 +33,7 @@ impl Bare {
             model_path: settings.model.display().to_string(),
             device: device(&settings.device)?,
             kv_cache_bytes: Some(settings.kv_cache << 20),
+            memory_permille: 1000,
             max_running: settings.largest_batch() as u32,
             max_sequence_tokens: Some(settings.context() as u32),
             prefill_chunk_tokens: settings.chunk,

@@ -13,7 +13,7 @@ use nix::sys::prctl;
 use nix::sys::signal::{SigSet, Signal};
 use serve::Child;
 use std::process::{Command, Stdio};
-use worker_orcd_ipc::{Command as Order, ExitCode};
+use worker_orcd_ipc::{Command as Order, ExitCode, PROBE_FLAG};
 use worker_orcd_tests::script::SCRIPT_VARIABLE;
 use worker_orcd_tests::{Moment, Script};
 
@@ -22,6 +22,9 @@ fn main() {
         Ok(json) => serde_json::from_str(&json).expect("the script is JSON"),
         Err(_) => Script::behave(),
     };
+    if std::env::args().nth(1).as_deref() == Some(PROBE_FLAG) {
+        std::process::exit(answer(&script).code());
+    }
     if script.ignore_sigterm {
         // Before any thread starts, so that all of them inherit it.
         SigSet::from(Signal::SIGTERM)
@@ -48,6 +51,20 @@ fn start_grandchild(link: &Link) {
         .stdin(Stdio::from(link.duplicate()))
         .spawn()
         .expect("sleep starts");
+}
+
+/// To the question that comes before any child.
+fn answer(script: &Script) -> ExitCode {
+    match &script.could_use {
+        Some(device) => {
+            println!("{device}");
+            ExitCode::Clean
+        }
+        None => {
+            println!("a script has no CUDA device");
+            ExitCode::DeviceUnavailable
+        }
+    }
 }
 
 fn live(mut child: Child) -> ExitCode {

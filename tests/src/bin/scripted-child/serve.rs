@@ -4,8 +4,9 @@ use crate::link::Link;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 use worker_orcd_ipc::{
-    ChildHello, Command, EmittedToken, Event, ExitCode, FinishReason, Finished, Generation,
-    HEARTBEAT_INTERVAL_MS, Heartbeat, Load, LoadOrder, RequestId, StepReport, Submission,
+    ChildHello, Command, DeviceSelector, EmittedToken, Event, ExitCode, FinishReason, Finished,
+    Generation, HEARTBEAT_INTERVAL_MS, Heartbeat, Load, LoadOrder, RequestId, StepReport,
+    Submission,
 };
 use worker_orcd_tests::script::scripted_token;
 use worker_orcd_tests::{Moment, Script, facts};
@@ -81,7 +82,10 @@ impl Child {
     pub fn say_ready(&mut self, order: &LoadOrder) {
         let max_running = self.script.max_running.min(order.max_running);
         self.script.max_running = max_running;
-        let report = facts::ready_report(max_running, order.max_sequence_tokens);
+        let mut report = facts::ready_report(max_running, order.max_sequence_tokens);
+        if let DeviceSelector::Cuda(ordinal) = order.device {
+            report.device.id = format!("cuda:{ordinal}");
+        }
         self.link.send(Event::Ready(Box::new(report)));
     }
 

@@ -1,0 +1,318 @@
+//! What was loaded is still there: in device memory, and the weights bit for bit.
+//!
+//! The engine asks between steps ([`Executor::inspect`](crate::device::Executor::inspect)). Each
+//! time the driver is asked where weights and KV cache lie, and the checksum of one more
+//! [`SLICE_BYTES`] of weights goes into the stream (`checksum.cu`); what it came to is looked at
+//! the next time, so nobody waits for it. Keys and values change with every step and have no
+//! checksum: of them only their place is known.
+
+use super::driver::{Driver, check};
+use super::kernels::{ChecksumArgs, Geometry, Kernel, Module};
+use super::memory::{Arena, Layout, Pinned, Purpose, download, fetch};
+use cudarc::driver::sys;
+use worker_orcd_ipc::Fault;
+
+/// 42 us of an H200, launch and all (`a_look_costs_little`): less than a step of the smallest model
+/// varies by.
+const SLICE_BYTES: u64 = 64 << 20;
+const THREADS: u32 = 256;
+/// Enough to keep every multiprocessor loading.
+const BLOCKS_PER_MULTIPROCESSOR: usize = 8;
+
+#[derive(Debug)]
+pub struct Residency {
+    kernel: Kernel<ChecksumArgs>,
+    /// Of each slice, as it was when the model had been loaded.
+    expected: Vec<u64>,
+    /// Where the device adds up.
+    sum: Arena,
+    answer: Pinned,
+    done: Done,
+    /// The slice whose sum is on its way.
+    under_way: Option<usize>,
+    next: usize,
+    /// How often all slices have been looked at since.
+    rounds: u64,
+}
+
+impl Residency {
+    /// Takes the checksums that later ones are compared with. The weights must be in the stream.
+    ///
+    /// # Errors
+    /// When the device fails, or the memory is not the device's.
+    pub fn take(driver: &Driver, module: &Module, weights: &Arena) -> Result<Self, Fault> {
+        let slices = weights.bytes().div_ceil(SLICE_BYTES) as usize;
+        let sums = Arena::new(driver, Purpose::Scratch, 8 * slices as u64)?;
+        sums.clear(driver)?;
+        // SAFETY: checksum.cu takes ChecksumArgs.
+        let kernel = unsafe { module.kernel("checksum") }?;
+        for slice in 0..slices {
+            launch(driver, &kernel, weights, slice, &sums, slice)?;
+        }
+        let mut expected = vec![0_u64; slices];
+        // SAFETY: a sum for each slice.
+        unsafe { download(driver, &mut expected, sums.at(0, slices)) }?;
+        is_on_device(driver, weights)?;
+        Ok(Self {
+            kernel,
+            expected,
+            sum: Arena::new(driver, Purpose::Scratch, 8)?,
+            answer: Pinned::new(8)?,
+            done: Done::new(driver)?,
+            under_way: None,
+            next: 0,
+            rounds: 0,
+        })
+    }
+
+    /// Does not wait for the device.
+    ///
+    /// # Errors
+    /// [`Fault::Device`] named `WEIGHTS_CHANGED` or `NOT_RESIDENT`, or what the driver says.
+    pub fn look(&mut self, driver: &Driver, weights: &Arena, kv: &Arena) -> Result<(), Fault> {
+        driver.enter()?;
+        is_on_device(driver, weights)?;
+        is_on_device(driver, kv)?;
+        if let Some(slice) = self.under_way {
+            if !self.done.is_reached()? {
+                return Ok(());
+            }
+            self.under_way = None;
+            self.compare(slice)?;
+        }
+        let slice = self.next;
+        self.sum.clear(driver)?;
+        launch(driver, &self.kernel, weights, slice, &self.sum, 0)?;
+        // SAFETY: one word; the pinned place is read only once the event behind it is reached.
+        unsafe { fetch(driver, self.answer.bytes_mut(), self.sum.at(0, 8)) }?;
+        self.done.mark(driver)?;
+        self.under_way = Some(slice);
+        self.next = (slice + 1) % self.expected.len();
+        Ok(())
+    }
+
+    /// How often all of the weights were found unchanged.
+    #[must_use]
+    pub fn rounds(&self) -> u64 {
+        self.rounds
+    }
+
+    fn compare(&mut self, slice: usize) -> Result<(), Fault> {
+        let mut sum = [0; 8];
+        sum.copy_from_slice(self.answer.bytes_mut());
+        let (sum, expected) = (u64::from_le_bytes(sum), self.expected[slice]);
+        if sum != expected {
+            return Err(Fault::Device {
+                name: "WEIGHTS_CHANGED".to_owned(),
+                message: format!(
+                    "the weights from byte {} on have the checksum {sum:016x}, and had \
+                     {expected:016x} when they were loaded",
+                    slice as u64 * SLICE_BYTES
+                ),
+            });
+        }
+        self.rounds += u64::from(slice + 1 == self.expected.len());
+        Ok(())
+    }
+}
+
+/// Adds one slice's checksum to `sums[at]`.
+fn launch(
+    driver: &Driver,
+    kernel: &Kernel<ChecksumArgs>,
+    weights: &Arena,
+    slice: usize,
+    sums: &Arena,
+    at: usize,
+) -> Result<(), Fault> {
+    let start = slice as u64 * SLICE_BYTES;
+    let bytes = SLICE_BYTES.min(weights.bytes() - start);
+    let arguments = ChecksumArgs {
+        words: weights.at(start, bytes as usize),
+        sum: sums.at(8 * at as u64, 1),
+        pairs: bytes / 16,
+        first: start / 8,
+    };
+    let most = BLOCKS_PER_MULTIPROCESSOR * driver.multiprocessors() as usize;
+    let blocks = (arguments.pairs as usize).div_ceil(THREADS as usize);
+    // SAFETY: the slice lies inside the arena, in whole pairs of words (`Layout::ALIGNMENT`).
+    unsafe {
+        kernel.launch(
+            driver,
+            Geometry::line(blocks.min(most), THREADS),
+            &arguments,
+        )
+    }
+}
+
+/// A slice is cut into pairs of words, and the last one ends where the layout does.
+const _: () = assert!(Layout::ALIGNMENT.is_multiple_of(16) && SLICE_BYTES.is_multiple_of(16));
+
+/// The driver's own word: device memory, not managed, and one allocation of that size.
+fn is_on_device(driver: &Driver, arena: &Arena) -> Result<(), Fault> {
+    use sys::CUpointer_attribute as Attribute;
+    let (mut kind, mut managed) = (0_u32, 0_u32);
+    let (mut start, mut bytes) = (0_u64, 0_usize);
+    let mut attributes = [
+        Attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
+        Attribute::CU_POINTER_ATTRIBUTE_IS_MANAGED,
+        Attribute::CU_POINTER_ATTRIBUTE_RANGE_START_ADDR,
+        Attribute::CU_POINTER_ATTRIBUTE_RANGE_SIZE,
+    ];
+    let mut places = [
+        (&raw mut kind).cast(),
+        (&raw mut managed).cast(),
+        (&raw mut start).cast(),
+        (&raw mut bytes).cast(),
+    ];
+    // SAFETY: as many places as attributes, each of the type that its attribute has.
+    let result = unsafe {
+        sys::cuPointerGetAttributes(
+            attributes.len() as u32,
+            attributes.as_mut_ptr(),
+            places.as_mut_ptr(),
+            arena.start(),
+        )
+    };
+    check(result, "asking where memory lies")?;
+    let device = sys::CUmemorytype::CU_MEMORYTYPE_DEVICE as u32;
+    if kind == device && managed == 0 && start == arena.start() && bytes as u64 >= arena.bytes() {
+        return Ok(());
+    }
+    Err(Fault::Device {
+        name: "NOT_RESIDENT".to_owned(),
+        message: format!(
+            "{} bytes for {:?} are memory of kind {kind}, managed {managed}, {bytes} bytes from \
+             {start:#x} on, says the driver of {}",
+            arena.bytes(),
+            arena.purpose(),
+            driver.id()
+        ),
+    })
+}
+
+/// A mark in the stream that can be looked at without waiting.
+#[derive(Debug)]
+struct Done(sys::CUevent);
+
+// SAFETY: an event belongs to a context, not to a thread.
+unsafe impl Send for Done {}
+
+impl Done {
+    fn new(driver: &Driver) -> Result<Self, Fault> {
+        const WITHOUT_TIME: u32 = 2;
+        driver.enter()?;
+        let mut event = std::ptr::null_mut();
+        // SAFETY: a place for one event.
+        let result = unsafe { sys::cuEventCreate(&raw mut event, WITHOUT_TIME) };
+        check(result, "cuEventCreate").map(|()| Self(event))
+    }
+
+    fn mark(&self, driver: &Driver) -> Result<(), Fault> {
+        // SAFETY: event and stream are of this context, and never destroyed.
+        check(
+            unsafe { sys::cuEventRecord(self.0, driver.stream()) },
+            "cuEventRecord",
+        )
+    }
+
+    fn is_reached(&self) -> Result<bool, Fault> {
+        // SAFETY: the event is never destroyed.
+        match unsafe { sys::cuEventQuery(self.0) } {
+            sys::CUresult::CUDA_ERROR_NOT_READY => Ok(false),
+            other => check(other, "checking the weights").map(|()| true),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::cuda::memory::upload;
+    use std::time::{Duration, Instant};
+    use worker_orcd_kernels::reference::checksum::checksum;
+
+    /// More than one slice, and a last one that is not whole.
+    const BYTES: u64 = SLICE_BYTES + (5 << 20) + 256;
+
+    fn loaded() -> (Driver, Module, Arena, Vec<u8>) {
+        let driver = Driver::open(0).expect("a device");
+        let module = Module::load(&driver).expect("kernels");
+        let arena = Arena::new(&driver, Purpose::Weights, BYTES).expect("memory");
+        let bytes: Vec<u8> = (0..BYTES)
+            .map(|i| (i ^ (i >> 7) ^ (i >> 15)) as u8)
+            .collect();
+        // SAFETY: the whole of the arena.
+        unsafe { upload(&driver, arena.at(0, bytes.len()), &bytes) }.expect("a copy");
+        (driver, module, arena, bytes)
+    }
+
+    /// Looks until every slice was compared once.
+    fn round(residency: &mut Residency, driver: &Driver, arena: &Arena) -> Result<(), Fault> {
+        for _ in 0..=residency.expected.len() {
+            residency.look(driver, arena, arena)?;
+            driver.synchronize("a test")?;
+        }
+        Ok(())
+    }
+
+    #[test]
+    #[ignore = "needs an NVIDIA GPU"]
+    fn sums_are_those_of_the_reference() {
+        let (driver, module, arena, bytes) = loaded();
+        let residency = Residency::take(&driver, &module, &arena).expect("sums");
+        let (one, other) = bytes.split_at(SLICE_BYTES as usize);
+        let expected = [checksum(one, 0), checksum(other, SLICE_BYTES / 8)];
+        assert_eq!(residency.expected, expected);
+    }
+
+    #[test]
+    #[ignore = "needs an NVIDIA GPU"]
+    fn a_look_costs_little() {
+        const LOOKS: u32 = 64;
+        let driver = Driver::open(0).expect("a device");
+        let module = Module::load(&driver).expect("kernels");
+        // Far more than any cache holds.
+        let arena = Arena::new(&driver, Purpose::Weights, 32 * SLICE_BYTES).expect("memory");
+        arena.clear(&driver).expect("cleared");
+        let mut residency = Residency::take(&driver, &module, &arena).expect("sums");
+        let (mut asked, began) = (Duration::ZERO, Instant::now());
+        for _ in 0..LOOKS {
+            let asks = Instant::now();
+            residency.look(&driver, &arena, &arena).expect("unchanged");
+            asked += asks.elapsed();
+            driver.synchronize("a test").expect("computed");
+        }
+        let (asked, all) = (asked / LOOKS, began.elapsed() / LOOKS);
+        println!("a look: {asked:?} of the host, {all:?} until the device is done");
+        assert_eq!(residency.rounds(), u64::from(LOOKS) / 32 - 1);
+        assert!(all < Duration::from_millis(1), "{all:?}");
+    }
+
+    #[test]
+    #[ignore = "needs an NVIDIA GPU"]
+    fn a_flipped_bit_is_found_in_the_next_round_and_named() {
+        let (driver, module, arena, bytes) = loaded();
+        let mut residency = Residency::take(&driver, &module, &arena).expect("sums");
+        for _ in 0..3 {
+            round(&mut residency, &driver, &arena).expect("nothing has changed");
+        }
+        assert!(residency.rounds() >= 3);
+        for at in [0, SLICE_BYTES - 1, SLICE_BYTES, BYTES - 1] {
+            let mut residency = Residency::take(&driver, &module, &arena).expect("sums");
+            let byte = bytes[at as usize];
+            for (byte, found) in [(byte ^ 0x10, true), (byte, false)] {
+                // SAFETY: one byte inside the arena.
+                unsafe { upload(&driver, arena.at(at, 1), &[byte]) }.expect("a copy");
+                let outcome = round(&mut residency, &driver, &arena);
+                match outcome {
+                    Err(Fault::Device { name, .. }) => {
+                        assert!(found && name == "WEIGHTS_CHANGED", "{name} at {at}");
+                        residency.under_way = None;
+                    }
+                    other => assert!(other.is_ok() && !found, "{other:?} at {at}"),
+                }
+            }
+        }
+    }
+}

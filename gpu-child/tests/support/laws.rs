@@ -1,0 +1,173 @@
+//! The law of the device boundary, as stories that any device has to pass: nothing but its own
+//! tokens and positions changes a bit of what a sequence gets.
+
+use super::{Seen, Share, Watch, alone, pages, step, tokens};
+use worker_orcd_gpu::device::Executor;
+use worker_orcd_gpu::model::ModelConfig;
+use worker_orcd_ipc::{Fault, RequestId, TokenId};
+
+/// `seen` must agree with `expected` wherever it has something to say.
+pub fn assert_same(expected: &Seen, seen: &Seen, what: &str) {
+    assert!(!seen.logits.is_empty(), "{what}: nothing was seen");
+    for (expected, seen) in [
+        (&expected.hidden, &seen.hidden),
+        (&expected.logits, &seen.logits),
+    ] {
+        for (position, bits) in seen {
+            let expected = &expected[*position as usize];
+            assert_eq!(expected.0, *position);
+            assert!(
+                expected.1 == *bits,
+                "{what}: other bits at position {position}"
+            );
+        }
+    }
+}
+
+/// However a sequence is cut, it gives the bits of `expected`.
+pub fn chunks_do_not_change_a_bit(
+    executor: &mut impl Executor,
+    config: &ModelConfig,
+    tokens: &[TokenId],
+    expected: &Seen,
+    chunks: &[usize],
+    what: &str,
+) {
+    assert_eq!(expected.hidden.len(), tokens.len());
+    for &chunk in chunks {
+        let seen = alone(executor, config, tokens, chunk);
+        assert_same(expected, &seen, &format!("{what}, chunks of {chunk}"));
+    }
+}
+
+/// Sequences behind prompts of these lengths decode together, in batches of each size; the first
+/// `compared` of them are compared with what they get alone.
+pub fn neighbours_do_not_change_a_bit(
+    executor: &mut impl Executor,
+    config: &ModelConfig,
+    lengths: &[usize],
+    batches: impl IntoIterator<Item = usize>,
+    compared: usize,
+    what: &str,
+) {
+    let histories: Vec<Vec<TokenId>> = lengths
+        .iter()
+        .enumerate()
+        .map(|(i, &length)| tokens(length + 1, i))
+        .collect();
+    let full: Vec<Seen> = histories
+        .iter()
+        .take(compared)
+        .map(|tokens| alone(executor, config, tokens, 1))
+        .collect();
+    let each = lengths.iter().max().map_or(1, |max| max / 32 + 1) as u32;
+    let places: Vec<_> = (0..lengths.len() as u32)
+        .map(|i| pages(i * each, each))
+        .collect();
+    let share = |i: usize, from: usize, to: usize| Share {
+        request: i,
+        tokens: &histories[i][from..to],
+        first: from,
+        pages: &places[i],
+    };
+    let mut watch = Watch::new(lengths.len(), config);
+    for (i, &length) in lengths.iter().enumerate() {
+        step(executor, &[share(i, 0, length)], &mut watch).expect("prefill");
+    }
+    for batch in batches {
+        let mut watch = Watch::new(lengths.len(), config);
+        let shares: Vec<Share<'_>> = (0..batch)
+            .map(|i| share(i, lengths[i], lengths[i] + 1))
+            .collect();
+        step(executor, &shares, &mut watch).expect("decode");
+        for (i, seen) in watch.seen[..batch.min(compared)].iter().enumerate() {
+            assert_same(&full[i], seen, &format!("{what}, {i} of {batch}"));
+        }
+    }
+}
+
+/// One sequence decodes while another one's prompt is computed.
+pub fn prefill_beside_decoding_does_not_change_a_bit(
+    executor: &mut impl Executor,
+    config: &ModelConfig,
+) {
+    let (old, new) = (tokens(80, 3), tokens(120, 4));
+    let old_alone = alone(executor, config, &old, 1);
+    let new_alone = alone(executor, config, &new, 1);
+    let (old_pages, new_pages) = (pages(0, 4), pages(8, 4));
+    let mut watch = Watch::new(2, config);
+    let first = Share {
+        request: 0,
+        tokens: &old[..77],
+        first: 0,
+        pages: &old_pages,
+    };
+    step(executor, &[first], &mut watch).expect("prefill");
+    for (i, chunk) in new.chunks(40).enumerate() {
+        let decode = Share {
+            request: 0,
+            tokens: &old[77 + i..78 + i],
+            first: 77 + i,
+            pages: &old_pages,
+        };
+        let prefill = Share {
+            request: 1,
+            tokens: chunk,
+            first: 40 * i,
+            pages: &new_pages,
+        };
+        step(executor, &[decode, prefill], &mut watch).expect("a mixed step");
+    }
+    assert_same(&old_alone, &watch.seen[0], "the sequence that decodes");
+    assert_same(&new_alone, &watch.seen[1], "the sequence that is prefilled");
+}
+
+pub fn pages_of_another_request_serve_an_equal_prefix(
+    executor: &mut impl Executor,
+    config: &ModelConfig,
+) {
+    let (mut first, mut second) = (tokens(96, 5), tokens(96, 5));
+    first[64..].fill(TokenId(1));
+    second[64..].fill(TokenId(2));
+    let expected = alone(executor, config, &second, 1);
+    let mut watch = Watch::new(2, config);
+    let own = pages(0, 3);
+    let share = Share {
+        request: 0,
+        tokens: &first,
+        first: 0,
+        pages: &own,
+    };
+    step(executor, &[share], &mut watch).expect("the first request");
+    let mut shared = own[..2].to_vec();
+    shared.extend(pages(9, 1));
+    let share = Share {
+        request: 1,
+        tokens: &second[64..],
+        first: 64,
+        pages: &shared,
+    };
+    step(executor, &[share], &mut watch).expect("the second request");
+    assert_same(&expected, &watch.seen[1], "behind shared pages");
+}
+
+/// In a model whose embedding of token 50 holds a NaN.
+pub fn a_nan_is_a_fault_that_names_its_request(executor: &mut impl Executor, config: &ModelConfig) {
+    let (good, bad) = ([TokenId(1), TokenId(2)], [TokenId(1), TokenId(50)]);
+    let (first, second) = (pages(0, 1), pages(1, 1));
+    let share = |request, tokens, pages| Share {
+        request,
+        tokens,
+        first: 0,
+        pages,
+    };
+    let mut watch = Watch::new(9, config);
+    let shares = [share(3, &good, &first)];
+    assert!(step(executor, &shares, &mut watch).expect("finite")[0].is_some());
+    let shares = [share(3, &good, &first), share(8, &bad, &second)];
+    let expected = Fault::NonFiniteLogits {
+        step: 7,
+        request: RequestId(8),
+    };
+    assert_eq!(step(executor, &shares, &mut watch), Err(expected));
+}

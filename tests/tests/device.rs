@@ -1,0 +1,75 @@
+//! What `--device auto` comes to, and that it is decided once.
+
+use nix::sys::signal::Signal;
+use worker_orcd_tests::worker::describe;
+use worker_orcd_tests::{Act, Moment, Script, Worker, process, wait};
+
+/// The child's number for a device that is not there.
+const DEVICE_UNAVAILABLE: i32 = 67;
+
+fn auto(script: Script) -> worker_orcd_tests::WorkerBuilder {
+    Worker::scripted(script).arg("--device", "auto")
+}
+
+#[test]
+fn auto_is_the_cpu_where_no_cuda_device_can_be_used_and_says_why() {
+    let worker = auto(Script::behave()).start();
+    let device = &worker.client().health()["device"];
+    assert_eq!(device["id"], "cpu");
+    let why = "auto: a script has no CUDA device";
+    assert_eq!(device["chosen_because"], why);
+    let startup = &worker.log.events("startup")[0];
+    assert_eq!(startup["device_chosen_because"], why, "{startup}");
+}
+
+#[test]
+fn auto_is_the_first_cuda_device_that_can_be_used_for_every_child() {
+    let worker = auto(Script::behave().could_use("a card")).start();
+    let client = worker.client();
+    let device = &client.health()["device"];
+    assert_eq!(device["id"], "cuda:0");
+    assert_eq!(device["chosen_because"], "auto: a card can be used");
+    process::signal(worker.child_pid().expect("a child"), Signal::SIGKILL);
+    wait::until("the next child", || {
+        (worker.generation() == Some(2)).then_some(())
+    });
+    let loads = wait::until("its load", || {
+        let loads = worker.log.events("model_load_complete");
+        (loads.len() == 2).then_some(loads)
+    });
+    assert!(
+        loads.iter().all(|load| load["device"] == "cuda:0"),
+        "{loads:?}"
+    );
+    assert_eq!(worker.log.events("startup").len(), 1);
+}
+
+/// The CPU device computes other bits, so a card that is lost must not become one.
+#[test]
+fn a_device_that_auto_chose_and_that_is_gone_is_not_replaced_by_the_cpu() {
+    let vanishes = Script::always(Moment::Loading, Act::Exit(DEVICE_UNAVAILABLE));
+    let mut worker = auto(vanishes.could_use("a card that vanishes")).spawn();
+    let status = worker.wait_exit();
+    let log = worker.log.text();
+    assert_eq!(
+        status.code(),
+        Some(DEVICE_UNAVAILABLE),
+        "{}: {log}",
+        describe(status)
+    );
+    assert!(worker.log.events("model_load_complete").is_empty(), "{log}");
+}
+
+/// What the real program answers depends on the machine; that it answers does not.
+#[test]
+fn the_real_program_answers_whether_it_can_compute_on_a_device() {
+    let real = worker_orcd_tests::worker::binary("tested-worker-orcd-gpu");
+    let output = std::process::Command::new(&real)
+        .args([worker_orcd_ipc::PROBE_FLAG, "99"])
+        .output()
+        .expect("it starts");
+    let line = String::from_utf8(output.stdout).expect("text");
+    assert_eq!(output.status.code(), Some(DEVICE_UNAVAILABLE), "{line}");
+    assert!(line.starts_with("cuda:99 cannot be used: "), "{line}");
+    assert_eq!(line.lines().count(), 1, "{line}");
+}

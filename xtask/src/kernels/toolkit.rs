@@ -1,0 +1,151 @@
+//! A CUDA compiler and a disassembler: those of `CUDA_HOME` or `PATH`, and where there are none,
+//! NVIDIA's wheels from PyPI in `target/nvcc`.
+
+use crate::{paths, process, python};
+use anyhow::{Context, Result, bail};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// All five pinned together: nvcc's wheel asks for no version of the other four, and newer ones
+/// do not fit it.
+const COMPILER: [&str; 5] = [
+    "nvidia-cuda-nvcc==13.0.88",
+    "nvidia-nvvm==13.0.88",
+    "nvidia-cuda-crt==13.0.88",
+    "nvidia-cuda-runtime==13.0.96",
+    "nvidia-cuda-cccl==13.0.85",
+];
+
+/// PyPI has none as old as the compiler; newer ones read all that it writes.
+const DISASSEMBLER: [&str; 2] = [
+    "nvidia-cuda-cuobjdump==13.2.78",
+    "nvidia-cuda-nvdisasm==13.2.78",
+];
+
+/// A compiler that works.
+#[derive(Debug)]
+pub struct Toolkit {
+    pub nvcc: PathBuf,
+    /// As it describes itself.
+    pub version: String,
+}
+
+/// What was looked for, or why PyPI could not be asked for it.
+pub enum Found<T> {
+    Here(T),
+    Unreachable(String),
+}
+
+pub fn compiler() -> Result<Found<Toolkit>> {
+    let at = |nvcc: PathBuf| {
+        let version = process::output(Command::new(&nvcc).arg("--version")).ok()?;
+        Some(Toolkit { nvcc, version })
+    };
+    let home = std::env::var_os("CUDA_HOME").map(|home| PathBuf::from(home).join("bin/nvcc"));
+    let here = home.into_iter().chain([PathBuf::from("nvcc")]);
+    if let Some(toolkit) = here.chain(installed("nvcc")).find_map(at) {
+        return Ok(Found::Here(toolkit));
+    }
+    if let Err(why) = install(&COMPILER)? {
+        return Ok(Found::Unreachable(why));
+    }
+    let nvcc = installed("nvcc").and_then(at);
+    nvcc.map(Found::Here)
+        .context("the wheels hold no nvcc that works")
+}
+
+/// `cuobjdump`: beside the compiler, or the wheels'.
+pub fn disassembler(toolkit: &Toolkit) -> Result<Found<PathBuf>> {
+    let works = |program: &PathBuf| process::output(Command::new(program).arg("--version")).is_ok();
+    let beside = toolkit.nvcc.with_file_name("cuobjdump");
+    if let Some(program) = [beside]
+        .into_iter()
+        .chain(installed("cuobjdump"))
+        .find(works)
+    {
+        return Ok(Found::Here(program));
+    }
+    if let Err(why) = install(&DISASSEMBLER)? {
+        return Ok(Found::Unreachable(why));
+    }
+    let program = installed("cuobjdump").filter(works);
+    program
+        .map(Found::Here)
+        .context("the wheels hold no cuobjdump that works")
+}
+
+fn environment() -> PathBuf {
+    paths::target().join("nvcc")
+}
+
+/// Somewhere under `lib/python3.X/site-packages`.
+fn installed(program: &str) -> Option<PathBuf> {
+    fs::read_dir(environment().join("lib"))
+        .ok()?
+        .filter_map(|entry| Some(entry.ok()?.path()))
+        .map(|python| python.join("site-packages/nvidia/cu13/bin").join(program))
+        .find(|program| program.exists())
+}
+
+/// The inner error is a network that is not there; whatever else goes wrong is a mistake of ours.
+fn install(wheels: &[&str]) -> Result<Result<(), String>> {
+    let folder = environment();
+    let python = folder.join("bin/python");
+    println!("installing {} into {}", wheels.join(" "), folder.display());
+    if !python.exists() {
+        fs::create_dir_all(&folder)?;
+        python::create(&folder)?;
+    }
+    let output = python::pip_install(&python)
+        .args(wheels)
+        .output()
+        .context("python3 with pip is needed")?;
+    if output.status.success() {
+        return Ok(Ok(()));
+    }
+    let complaint = String::from_utf8_lossy(&output.stderr);
+    match complaint.lines().find(|line| is_no_network(line)) {
+        Some(line) => Ok(Err(line.trim().to_owned())),
+        None => bail!("pip cannot install them:\n{complaint}"),
+    }
+}
+
+/// pip ends an attempt without a network with "no matching distribution", as it does for a
+/// version that does not exist; what went before tells them apart.
+fn is_no_network(line: &str) -> bool {
+    [
+        "NewConnectionError",
+        "ConnectTimeoutError",
+        "ReadTimeoutError",
+        "ProxyError",
+        "NameResolutionError",
+        "Failed to establish a new connection",
+        "Network is unreachable",
+        "Temporary failure in name resolution",
+    ]
+    .iter()
+    .any(|words| line.contains(words))
+}
+
+/// For programs that look for their siblings in `PATH`.
+pub fn path_with(program: &Path) -> std::ffi::OsString {
+    let own = program.parent().map(Path::to_path_buf);
+    let inherited = std::env::var_os("PATH").unwrap_or_default();
+    let all = own.into_iter().chain(std::env::split_paths(&inherited));
+    std::env::join_paths(all).unwrap_or(inherited)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_missing_network_is_told_from_a_missing_version() {
+        let no_network = "WARNING: Retrying (Retry(total=4, connect=None)) after connection broken \
+                          by 'NewConnectionError('<pip>: Failed to establish a new connection')'";
+        assert!(is_no_network(no_network));
+        let no_version = "ERROR: No matching distribution found for nvidia-cuda-nvcc==99";
+        assert!(!is_no_network(no_version));
+    }
+}
