@@ -207,28 +207,34 @@ template <bool ALONE> struct Products : Plan {
         }
     }
 
-    // In the order of `multiply` in weights.cuh.
-    template <int T> DEVICE void unit(float (&d)[4], const Fragments& x, const uint8_t* slot) const {
+    // A unit of N tiles, in the order of `multiply` in weights.cuh.
+    template <int T, int N>
+    DEVICE void unit(float (&d)[N][4], const Fragments& x, const uint8_t* const (&slot)[N]) const {
         constexpr int GROUP = Weights<T>::GROUP;
-        Weights<T> w[CHUNKS / GROUP];
+        Weights<T> w[N][CHUNKS / GROUP];
 #pragma unroll
-        for (int i = 0; i < CHUNKS / GROUP; i++) w[i].template load<false>(slot, lane, i);
+        for (int n = 0; n < N; n++)
+#pragma unroll
+            for (int i = 0; i < CHUNKS / GROUP; i++) w[n][i].template load<false>(slot[n], lane, i);
 #pragma unroll
         for (int c = 0; c < CHUNKS; c++)
 #pragma unroll
             for (int plane = 0; plane < Weights<T>::PLANES; plane++) {
-                uint32_t b[4];
-                w[c / GROUP].fragment(c % GROUP, plane, b);
+                uint32_t b[N][4];
+#pragma unroll
+                for (int n = 0; n < N; n++) w[n][c / GROUP].fragment(c % GROUP, plane, b[n]);
 #pragma unroll
                 for (int i = 0; i < 2; i++) {
                     const uint32_t(&a)[4] = x.a[2 * c + i];
-                    mma(d, a[0], a[1], a[2], a[3], b[2 * i], b[2 * i + 1]);
+#pragma unroll
+                    for (int n = 0; n < N; n++)
+                        mma(d[n], a[0], a[1], a[2], a[3], b[n][2 * i], b[n][2 * i + 1]);
                 }
             }
     }
 
     template <int ONLY>
-    DEVICE void any_unit(int type, float (&d)[4], const Fragments& x, const uint8_t* slot) const {
+    DEVICE void any_unit(int type, float (&d)[1][4], const Fragments& x, const uint8_t* const (&slot)[1]) const {
         if (ONLY != ANY) return unit<ONLY == ANY ? F16 : ONLY>(d, x, slot);
         switch (type) {
             case F16: return unit<F16>(d, x, slot);
@@ -257,15 +263,42 @@ template <bool ALONE> struct Products : Plan {
         int piece = piece0 + (first + turn) * s.pieces + skipped;
         Fragments x;
         load_rows(x, input0);
+        const int step = s.abreast * s.pieces, to_step = s.abreast * s.segments.by * rows() * TILE_N;
+        auto keep = [&](const float (&d)[4]) {
+            if (lane.g < rows()) *reinterpret_cast<float2*>(to) = make_float2(d[0], d[1]);
+            to += to_step;
+            piece += step;
+        };
+        int t = turn;
+        if (ALONE && ONLY != ANY && s.length == 1) {
+            // Two tiles at a time: one's products run while the other's wait for each other.
+            constexpr int T = ONLY == ANY ? F16 : ONLY;
+            const int at = at0 * unit_bytes(T), units = at0 + 1 == s.piece.by || u0 + 1 == s.units.by ? PIECE_UNITS - at0 : 1;
 #pragma unroll 1
-        for (int t = turn; t < tiles; t += s.abreast) {
+            for (; t + s.abreast < tiles; t += 2 * s.abreast) {
+                float d[2][4] = {};
+                Slot one = ring.slot_of(piece), other = ring.slot_of(piece + step);
+                ring.wait(one, piece, asked);
+                ring.wait(other, piece + step, asked);
+                unit<T>(d, x, {ring.room + one.at + at, ring.room + other.at + at});
+                __syncwarp();
+                if (lane.id == 0) {
+                    ring.release(one, units);
+                    ring.release(other, units);
+                }
+                keep(d[0]);
+                keep(d[1]);
+            }
+        }
+#pragma unroll 1
+        for (; t < tiles; t += s.abreast) {
             int type = ONLY != ANY ? ONLY : place(layer, stage, first + t).part->type;
-            float d[4] = {};
+            float d[1][4] = {};
             int p = piece, at = at0, u = u0;
             for (;;) {
                 Slot slot = ring.slot_of(p);
                 ring.wait(slot, p, asked);
-                any_unit<ONLY>(type, d, x, ring.room + slot.at + at * unit_bytes(type));
+                any_unit<ONLY>(type, d, x, {ring.room + slot.at + at * unit_bytes(type)});
                 bool last = ++at == s.piece.by || ++u == s.units.by;
                 __syncwarp();
                 if (lane.id == 0) ring.release(slot, last ? PIECE_UNITS - at + 1 : 1);
@@ -278,9 +311,7 @@ template <bool ALONE> struct Products : Plan {
                     p++;
                 }
             }
-            if (lane.g < rows()) *reinterpret_cast<float2*>(to) = make_float2(d[0], d[1]);
-            to += s.abreast * s.segments.by * rows() * TILE_N;
-            piece += s.abreast * s.pieces;
+            keep(d[0]);
         }
     }
 
