@@ -6,7 +6,8 @@
 // its tile (F16 queries and keys, F32 sums), their maximum, exponentials rounded to F16, their
 // sum, and the product with the values. Splits are merged in ascending order, the first one taken
 // as it is. So a row's bits depend on its own position alone, whether one warp walks all splits
-// (`walk`) or each split has a warp and a second kernel merges (`split`, `merge`).
+// (`walk`, of decode_step.cu), a block's warps take turns (`together`), or each split has a warp
+// and a second kernel merges (`split`, `merge`).
 //
 // Reads keys and values once a tile of 16 rows: for decoding that is once a group of heads.
 #pragma once
@@ -236,6 +237,77 @@ DEVICE float attend_merge(const AttentionArgs& a, int64_t at, int position, int 
 }
 
 #ifndef DEVICE_FUNCTIONS_ONLY
+#include "hopper.cuh"
+
+// Unit: (tile, key-value head), by a block: each warp has every fourth split, and the threads merge
+// what four warps have seen, in order, a row and HD / 8 of its columns each.
+template <int HD> struct Together {
+    static constexpr int WARPS = 4, STRIDE = HD + 8;
+    // A second buffer saves one of two barriers, where there is room for it.
+    static constexpr int BUFFERS = HD <= 64 ? 2 : 1;
+    float o[BUFFERS][WARPS][16][STRIDE];
+    float max[BUFFERS][WARPS][16], sum[BUFFERS][WARPS][16];
+
+    DEVICE void put(const Seen<HD>& seen, int buffer, int warp, const Lane& lane) {
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            int row = lane.g + 8 * r;
+            if (lane.t == 0) {
+                max[buffer][warp][row] = seen.max[r];
+                sum[buffer][warp][row] = seen.sum[r];
+            }
+#pragma unroll
+            for (int n = 0; n < HD / 8; n++)
+                *reinterpret_cast<float2*>(&o[buffer][warp][row][8 * n + 2 * lane.t]) =
+                    make_float2(seen.o[n][2 * r], seen.o[n][2 * r + 1]);
+        }
+    }
+};
+
+template <int HD> DEVICE void attend_together(const AttentionArgs& a) {
+    using Room = Together<HD>;
+    __shared__ Room room;
+    let_next_begin();
+    wait_for_previous();
+    // The longest rows of a prompt come last and take longest: they begin first.
+    int unit = gridDim.x - 1 - blockIdx.x, warp = threadIdx.x / 32;
+    Walker<HD> w(a, a.tiles[unit / a.kv_heads], unit % a.kv_heads);
+    int splits = w.last() / SPLIT + 1, row = threadIdx.x / 8, column = 2 * (threadIdx.x & 7);
+    float all_max = NONE, all_sum = 0.0f;
+    float2 o[HD / 16] = {};
+    for (int first = 0, buffer = 0; first < splits; first += Room::WARPS) {
+        if (Room::BUFFERS == 1) __syncthreads();
+        if (first + warp < splits) {
+            Seen<HD> seen;
+            w.split(seen, first + warp);
+            room.put(seen, buffer, warp, w.lane);
+        }
+        __syncthreads();
+        for (int i = 0; i < min(Room::WARPS, splits - first); i++) {
+            float max = room.max[buffer][i][row], sum = room.sum[buffer][i][row];
+            if (max == NONE) continue;
+            bool is_first = all_max == NONE;
+            Factors f = merge_factors(all_max, max);
+            all_max = f.max;
+            all_sum = is_first ? sum : __fmaf_rn(all_sum, f.old, __fmul_rn(sum, f.fresh));
+#pragma unroll
+            for (int n = 0; n < HD / 16; n++) {
+                float2 v = *reinterpret_cast<const float2*>(&room.o[buffer][i][row][16 * n + column]);
+                o[n].x = is_first ? v.x : __fmaf_rn(o[n].x, f.old, __fmul_rn(v.x, f.fresh));
+                o[n].y = is_first ? v.y : __fmaf_rn(o[n].y, f.old, __fmul_rn(v.y, f.fresh));
+            }
+        }
+        buffer = (buffer + 1) % Room::BUFFERS;
+    }
+    if (row >= w.tile.count) return;
+    int group = a.heads / a.kv_heads, index = w.tile.first + row;
+    int64_t at = int64_t(w.tile.row0 + index / group) * a.heads + w.kv_head * group + index % group;
+#pragma unroll
+    for (int n = 0; n < HD / 16; n++)
+        *reinterpret_cast<float2*>(a.out + at * HD + 16 * n + column) =
+            make_float2(__fdiv_rn(o[n].x, all_sum), __fdiv_rn(o[n].y, all_sum));
+}
+
 struct MergeArgs {
     AttentionArgs a;
     const Row* rows;
@@ -244,20 +316,21 @@ struct MergeArgs {
 
 extern "C" __global__ void __launch_bounds__(128)
 attention_merge(const __grid_constant__ MergeArgs m) {
+    let_next_begin();
+    wait_for_previous();
     int64_t at = int64_t(blockIdx.x) * 4 + threadIdx.x / 32;
     if (at >= int64_t(m.n_rows) * m.a.heads) return;
     attend_merge(m.a, at, m.rows[at / m.a.heads].position, m.head_dim);
 }
 
-// Four warps a block, a unit each.
+// A block a unit; and four warps a block, a split of a unit each.
 #define ATTENTION(HD)                                                                          \
     extern "C" __global__ void __launch_bounds__(128)                                          \
-    attention_walk_##HD(const __grid_constant__ AttentionArgs a) {                             \
-        int unit = blockIdx.x * 4 + threadIdx.x / 32;                                          \
-        if (unit < a.n_tiles * a.kv_heads) attend_walk<HD>(a, unit);                           \
-    }                                                                                          \
+    attention_together_##HD(const __grid_constant__ AttentionArgs a) { attend_together<HD>(a); } \
     extern "C" __global__ void __launch_bounds__(128)                                          \
     attention_split_##HD(const __grid_constant__ AttentionArgs a) {                            \
+        let_next_begin();                                                                      \
+        wait_for_previous();                                                                   \
         int unit = blockIdx.x * 4 + threadIdx.x / 32;                                          \
         if (unit >= a.n_tiles * a.kv_heads * a.splits) return;                                 \
         int rest = unit / a.splits, tile = rest / a.kv_heads;                                  \

@@ -5,6 +5,7 @@
 // one thread an output. Activations come through the caches. The 16 rows of a tensor-core step
 // cost nothing when most are empty: the kernel waits for memory.
 #pragma once
+#include "hopper.cuh"
 #include "matmul.cuh"
 
 // Rows `row` and `row + 8` at the columns of `x`; zero past the end.
@@ -52,6 +53,8 @@ DEVICE void run_segment(float (&d)[MT][4], const uint8_t* tile, int first, int e
 
 template <int T, int MT> DEVICE void matmul_few(const MatmulArgs& a) {
     extern __shared__ float sums[];  // [tiles][segments][rows][8]
+    let_next_begin();
+    wait_for_previous();
     Lane lane;
     int segments = blockDim.y, segment = threadIdx.y;
     int tile = blockIdx.x * blockDim.z + threadIdx.z, p = 0;

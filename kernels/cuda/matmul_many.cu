@@ -6,6 +6,7 @@
 // activations is swizzled so that eight lanes reading two rows hit all banks. Segments are walked
 // in order into a second accumulator (matmul.cuh).
 #pragma once
+#include "hopper.cuh"
 #include "matmul.cuh"
 
 DEVICE void copy_async(void* shared, const void* global, bool real) {
@@ -125,6 +126,8 @@ template <int T, int MT, int NT, int WM, int WN> struct Many {
 // Grid: blocks of rows fastest, so that neighbours share weights in L2.
 template <int T, int MT, int NT, int WM, int WN> DEVICE void matmul_many(const MatmulArgs& a) {
     extern __shared__ __align__(128) uint8_t room[];
+    let_next_begin();
+    wait_for_previous();
     using Block = Many<T, MT, NT, WM, WN>;
     int block = blockIdx.y, p = 0;
     for (;; p++) {

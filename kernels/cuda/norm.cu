@@ -1,9 +1,10 @@
 // From F32 rows to the input of a matmul: RMS norm, plain scaling, or silu(gate) * up; then F16
-// under one power of two a row. One block of 256 threads a row.
+// under one power of two a row. One block a row, a warp for each few units of it.
 //
 // Order: a row is cut into chunks of 128 columns, a chunk is summed by one warp (four columns a
 // lane, then a butterfly), chunks are added in ascending order. Columns past the width are
-// written as zero up to whole units. Reads 4 bytes a column (8 for silu_mul), writes 2.
+// written as zero up to whole units. Reads 4 bytes a column (8 for silu_mul), writes 2; what a lane
+// has read stays in its registers, unless a row is wider than KEEP chunks a warp.
 #pragma once
 #include "weights.cuh"
 
@@ -15,10 +16,11 @@ struct RowArgs {
     const int* gather;     // input row of each output row, or null
     const float* weight;   // of the norm
     float* plain;          // [rows, cols] the norm in F32, or null
-    __half* out;           // [rows, units * 128]
+    __half* out;           // [rows, units * 128], or packed
     float* scale;          // [rows] 2^e
     int cols, units, in_stride;
     float eps;
+    int groups;            // of eight rows, in the layout of matmul_wgmma.cu; 0: rows of k
 };
 
 struct Four {
@@ -59,66 +61,117 @@ DEVICE float block_max(float v, float* room) {
 }
 
 #ifndef DEVICE_FUNCTIONS_ONLY
-// VALUE(k) gives columns k .. k+3 of the row, finished but for the scale.
-template <typename Value>
-DEVICE void write_row(const RowArgs& a, int row, float max, const Value& value) {
-    int e = row_exponent(max);
-    float down = power_of_two(-e);
-    if (threadIdx.x == 0) a.scale[row] = power_of_two(e);
-    for (int k = 4 * threadIdx.x; k < a.units * UNIT; k += 4 * ROW_THREADS) {
-        Four y = value(k);
-        uint2 h = make_uint2(pack(__fmul_rn(y.v[0], down), __fmul_rn(y.v[1], down)),
-                             pack(__fmul_rn(y.v[2], down), __fmul_rn(y.v[3], down)));
+#include "hopper.cuh"
+
+constexpr int MAX_ROW_THREADS = 1024;
+// Chunks of a row that a warp has in registers (mirrored in device/cuda/forward.rs).
+constexpr int KEEP = 5;
+
+// Columns k .. k+3 (k a multiple of four) as they go into a matmul.
+//
+// Packed: unit -> eight rows -> piece -> row: 16 bytes, what one k16 step's half takes of a row.
+// Piece 2s + h of a unit holds slots 8h .. 8h+7 of step s; which columns those are follows the
+// weights (weights.cuh), so four columns of a row go into two neighbouring pieces.
+DEVICE void store_four(const RowArgs& a, int row, int k, uint2 h) {
+    if (a.groups == 0) {
         *reinterpret_cast<uint2*>(a.out + int64_t(row) * a.units * UNIT + k) = h;
+        return;
     }
+    int piece = ((k >> 5) & 3) * 4 + ((k >> 2) & 1) * 2, t = (k >> 3) & 3;
+    int64_t eight = int64_t(k / UNIT) * a.groups + (row >> 3);
+    __half* at = a.out + (eight * 16 + piece) * 64 + (row & 7) * 8 + 2 * t;
+    *reinterpret_cast<uint32_t*>(at) = h.x;
+    *reinterpret_cast<uint32_t*>(at + 64) = h.y;
 }
 
-extern "C" __global__ void __launch_bounds__(ROW_THREADS)
+// What a lane keeps of its warp's chunks: warp, warp + warps, ...
+struct Kept {
+    Four v[KEEP];
+};
+
+// Calls `each(k, slot)` with the first of four columns; slot KEEP for those that are not kept.
+template <typename Each> DEVICE void lane_columns(int units, const Each& each) {
+    int warps = blockDim.x >> 5, chunk = threadIdx.x >> 5, lane = threadIdx.x & 31;
+#pragma unroll
+    for (int i = 0; i < KEEP; i++, chunk += warps)
+        if (chunk < units) each(UNIT * chunk + 4 * lane, i);
+    for (; chunk < units; chunk += warps) each(UNIT * chunk + 4 * lane, KEEP);
+}
+
+// `make(k)` gives columns that are not in `kept`; all of them are finished but for the scale.
+template <typename Make>
+DEVICE void write_row(const RowArgs& a, const Kept& kept, float* room, const Make& make) {
+    int row = blockIdx.x;
+    float max = 0.0f;
+    lane_columns(a.units, [&](int k, int slot) {
+        Four y = slot < KEEP ? kept.v[slot] : make(k);
+        max = fmaxf(max, largest(y));
+        if (a.plain && k < a.cols)
+            *reinterpret_cast<float4*>(a.plain + int64_t(row) * a.cols + k) =
+                make_float4(y.v[0], y.v[1], y.v[2], y.v[3]);
+    });
+    int e = row_exponent(block_max(max, room));
+    float down = power_of_two(-e);
+    if (threadIdx.x == 0) a.scale[row] = power_of_two(e);
+    lane_columns(a.units, [&](int k, int slot) {
+        Four y = slot < KEEP ? kept.v[slot] : make(k);
+        store_four(a, row, k, make_uint2(pack(__fmul_rn(y.v[0], down), __fmul_rn(y.v[1], down)),
+                                         pack(__fmul_rn(y.v[2], down), __fmul_rn(y.v[3], down))));
+    });
+}
+
+extern "C" __global__ void __launch_bounds__(MAX_ROW_THREADS)
 rmsnorm(const __grid_constant__ RowArgs a) {
-    __shared__ float sums[MAX_CHUNKS], room[ROW_THREADS / 32];
-    int row = blockIdx.x, warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
+    __shared__ float sums[MAX_CHUNKS], room[MAX_ROW_THREADS / 32];
+    let_next_begin();
+    Kept weight, kept;
+    lane_columns(a.units, [&](int k, int slot) {
+        if (slot < KEEP) weight.v[slot] = four(a.weight, k, a.cols);
+    });
+    wait_for_previous();
+    int row = blockIdx.x;
     const float* x = a.in + int64_t(a.gather ? a.gather[row] : row) * a.in_stride;
-    for (int c = warp; c < a.units; c += ROW_THREADS / 32) {
-        float s = warp_sum(sum_of_squares(four(x, UNIT * c + 4 * lane, a.cols)));
-        if (lane == 0) sums[c] = s;
-    }
+    lane_columns(a.units, [&](int k, int slot) {
+        Four v = four(x, k, a.cols);
+        if (slot < KEEP) kept.v[slot] = v;
+        float s = warp_sum(sum_of_squares(v));
+        if ((threadIdx.x & 31) == 0) sums[k / UNIT] = s;
+    });
     __syncthreads();
     float sum = 0.0f;
     for (int c = 0; c < a.units; c++) sum = __fadd_rn(sum, sums[c]);
     float inverse = inverse_norm(sum, a.cols, a.eps);
-    auto value = [&](int k) {
-        Four y = four(x, k, a.cols), w = four(a.weight, k, a.cols);
+    auto normal = [&](Four y, const Four& w) {
 #pragma unroll
         for (int i = 0; i < 4; i++) y.v[i] = __fmul_rn(__fmul_rn(y.v[i], inverse), w.v[i]);
         return y;
     };
-    float max = 0.0f;
-    for (int k = 4 * threadIdx.x; k < a.cols; k += 4 * ROW_THREADS) {
-        Four y = value(k);
-        max = fmaxf(max, largest(y));
-        if (a.plain)
-            *reinterpret_cast<float4*>(a.plain + int64_t(row) * a.cols + k) =
-                make_float4(y.v[0], y.v[1], y.v[2], y.v[3]);
-    }
-    write_row(a, row, block_max(max, room), value);
+#pragma unroll
+    for (int i = 0; i < KEEP; i++) kept.v[i] = normal(kept.v[i], weight.v[i]);
+    write_row(a, kept, room, [&](int k) {
+        return normal(four(x, k, a.cols), four(a.weight, k, a.cols));
+    });
 }
 
-template <typename Value> DEVICE void scale_and_write(const RowArgs& a, const Value& value) {
-    __shared__ float room[ROW_THREADS / 32];
-    float max = 0.0f;
-    for (int k = 4 * threadIdx.x; k < a.cols; k += 4 * ROW_THREADS)
-        max = fmaxf(max, largest(value(k)));
-    write_row(a, blockIdx.x, block_max(max, room), value);
+template <typename Make> DEVICE void scale_and_write(const RowArgs& a, const Make& make) {
+    __shared__ float room[MAX_ROW_THREADS / 32];
+    let_next_begin();
+    wait_for_previous();
+    Kept kept;
+    lane_columns(a.units, [&](int k, int slot) {
+        if (slot < KEEP) kept.v[slot] = make(k);
+    });
+    write_row(a, kept, room, make);
 }
 
-extern "C" __global__ void __launch_bounds__(ROW_THREADS)
+extern "C" __global__ void __launch_bounds__(MAX_ROW_THREADS)
 scale_rows(const __grid_constant__ RowArgs a) {
     const float* x = a.in + int64_t(blockIdx.x) * a.in_stride;
     scale_and_write(a, [&](int k) { return four(x, k, a.cols); });
 }
 
 // `in` holds gate in its first `cols` columns and up behind them.
-extern "C" __global__ void __launch_bounds__(ROW_THREADS)
+extern "C" __global__ void __launch_bounds__(MAX_ROW_THREADS)
 silu_mul_rows(const __grid_constant__ RowArgs a) {
     const float* gate = a.in + int64_t(blockIdx.x) * a.in_stride;
     scale_and_write(a, [&](int k) {

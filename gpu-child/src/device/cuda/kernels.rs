@@ -5,7 +5,9 @@
 
 use super::driver::{Driver, check};
 use super::memory::DevicePtr;
-use cudarc::driver::sys::{self, CUfunction_attribute as Attribute};
+use cudarc::driver::sys::{
+    self, CUfunction_attribute as Attribute, CUlaunchAttributeID as AttributeId,
+};
 use std::ffi::{CString, c_void};
 use std::marker::PhantomData;
 use std::path::{Path, PathBuf};
@@ -153,6 +155,9 @@ impl<A> Kernel<A> {
         )
     }
 
+    /// May begin before the launch in front of it has ended; every kernel of kernels.cu waits for
+    /// that end itself before it touches what others write (`hopper.cuh`).
+    ///
     /// # Errors
     /// When the launch is refused, or something before it has failed.
     ///
@@ -165,24 +170,55 @@ impl<A> Kernel<A> {
         geometry: Geometry,
         arguments: &A,
     ) -> Result<(), Fault> {
+        // SAFETY: the caller's promise.
+        unsafe { self.launch_clusters(driver, geometry, 1, arguments) }
+    }
+
+    /// As [`launch`](Self::launch), in clusters of so many neighbouring blocks.
+    ///
+    /// # Errors
+    /// As for [`launch`](Self::launch).
+    ///
+    /// # Safety
+    /// As for [`launch`](Self::launch).
+    pub unsafe fn launch_clusters(
+        &self,
+        driver: &Driver,
+        geometry: Geometry,
+        cluster: u32,
+        arguments: &A,
+    ) -> Result<(), Fault> {
         let [x, y] = geometry.grid;
         let [bx, by, bz] = geometry.block;
         if x == 0 || y == 0 {
             return Ok(());
         }
+        let mut attributes = Vec::with_capacity(2);
+        if driver.overlaps_launches() {
+            attributes.push(overlapping());
+        }
+        if cluster > 1 {
+            attributes.push(clustered(cluster));
+        }
+        let config = sys::CUlaunchConfig {
+            gridDimX: x,
+            gridDimY: y,
+            gridDimZ: 1,
+            blockDimX: bx,
+            blockDimY: by,
+            blockDimZ: bz,
+            sharedMemBytes: geometry.shared_bytes,
+            hStream: driver.stream(),
+            attrs: attributes.as_mut_ptr(),
+            numAttrs: attributes.len() as u32,
+        };
         let mut parameters = [std::ptr::from_ref(arguments).cast_mut().cast::<c_void>()];
-        // SAFETY: one argument of the kernel's own type; the rest is the caller's promise.
+        // SAFETY: one argument of the kernel's own type, attributes that outlive the call; the
+        // rest is the caller's promise.
         let result = unsafe {
-            sys::cuLaunchKernel(
+            sys::cuLaunchKernelEx(
+                &raw const config,
                 self.function,
-                x,
-                y,
-                1,
-                bx,
-                by,
-                bz,
-                geometry.shared_bytes,
-                driver.stream(),
                 parameters.as_mut_ptr(),
                 std::ptr::null_mut(),
             )
@@ -223,6 +259,41 @@ impl<A> Kernel<A> {
             )
         };
         check(result, &format!("launching {}", self.name))
+    }
+}
+
+/// The launch may begin when the one in front of it says so.
+fn overlapping() -> sys::CUlaunchAttribute {
+    attribute(
+        AttributeId::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+        |value| value.programmaticStreamSerializationAllowed = 1,
+    )
+}
+
+/// This many blocks see each other's shared memory.
+fn clustered(blocks: u32) -> sys::CUlaunchAttribute {
+    attribute(
+        AttributeId::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION,
+        |value| {
+            value.clusterDim = sys::CUlaunchAttributeValue_union__bindgen_ty_1 {
+                x: blocks,
+                y: 1,
+                z: 1,
+            }
+        },
+    )
+}
+
+fn attribute(
+    id: AttributeId,
+    set: impl FnOnce(&mut sys::CUlaunchAttributeValue),
+) -> sys::CUlaunchAttribute {
+    let mut value = sys::CUlaunchAttributeValue { pad: [0; 64] };
+    set(&mut value);
+    sys::CUlaunchAttribute {
+        id,
+        pad: [0; 4],
+        value,
     }
 }
 
@@ -276,6 +347,7 @@ pub struct RowArgs {
     pub units: i32,
     pub in_stride: i32,
     pub eps: f32,
+    pub groups: i32,
 }
 
 /// `Part` in `common.cuh`.
@@ -314,6 +386,16 @@ pub struct MatmulArgs {
     pub x: DevicePtr<u16>,
     pub scale: DevicePtr<f32>,
     pub out: DevicePtr<f32>,
+}
+
+/// `matmul_wgmma.cu`.
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub struct WideArgs {
+    pub matmul: MatmulArgs,
+    pub stages: i32,
+    pub exchange: i32,
+    pub paired: i32,
 }
 
 /// `KvArgs` in `rope_kv.cu`.
@@ -387,6 +469,6 @@ pub struct MergeArgs {
 #[repr(C)]
 pub struct ArgmaxArgs {
     pub logits: DevicePtr<f32>,
-    pub chosen: DevicePtr<u32>,
+    pub best: DevicePtr<u64>,
     pub vocab: i32,
 }

@@ -34,6 +34,7 @@ mod ops;
 mod plan;
 mod scratch;
 mod weights;
+mod wide;
 
 use crate::device::{Batch, Executor, KvGeometry, Tap};
 use crate::model::{ModelConfig, ModelWeights};

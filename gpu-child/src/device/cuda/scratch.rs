@@ -13,6 +13,9 @@ const LOGIT_BYTES: usize = 256 << 20;
 /// Attention results of single splits: what does not fit is walked instead.
 const PARTIAL_BYTES: usize = 64 << 20;
 
+/// Blocks that look at a row of logits, each at a part.
+pub const ARGMAX_PARTS: usize = 8;
+
 /// How large everything is.
 #[derive(Debug, Clone, Copy)]
 pub struct Sizes {
@@ -66,7 +69,7 @@ struct Places {
     scale: u64,
     norm: u64,
     logits: u64,
-    chosen: u64,
+    best: u64,
     partial: u64,
     rows: u64,
     gather: u64,
@@ -86,12 +89,13 @@ impl Places {
         let scale = floats(s.tokens);
         let norm = floats(s.head_rows * s.n_embd);
         let logits = floats(s.head_rows * s.vocab);
-        let chosen = floats(s.head_rows);
         let partial = floats(PARTIAL_BYTES / 4);
         let gather = floats(s.tokens);
         let tables = floats(s.tables);
+        let best = layout.place((8 * ARGMAX_PARTS * s.head_rows) as u64);
         let q = layout.place(2 * (s.tokens * s.q) as u64);
-        let act = layout.place(2 * (s.tokens * s.widest) as u64);
+        // Packed, it has whole groups of eight rows.
+        let act = layout.place(2 * (s.tokens.next_multiple_of(8) * s.widest) as u64);
         let rows = layout.place((size_of::<Row>() * s.tokens) as u64);
         let tiles = layout.place((size_of::<Tile>() * s.tiles) as u64);
         Self {
@@ -104,7 +108,7 @@ impl Places {
             scale,
             norm,
             logits,
-            chosen,
+            best,
             partial,
             rows,
             gather,
@@ -140,7 +144,8 @@ pub struct Buffers {
     /// The final norm in F32, `[head_rows, n_embd]`.
     pub norm: DevicePtr<f32>,
     pub logits: DevicePtr<f32>,
-    pub chosen: DevicePtr<u32>,
+    /// The rank of the largest logit of each part of a row.
+    pub best: DevicePtr<u64>,
     pub partial: DevicePtr<f32>,
     pub rows: DevicePtr<Row>,
     pub gather: DevicePtr<i32>,
@@ -199,11 +204,11 @@ impl Scratch {
             q: a.at(p.q, s.tokens * s.q),
             attn: a.at(p.attn, s.tokens * s.q),
             ff: a.at(p.ff, s.tokens * 2 * s.n_ff),
-            act: a.at(p.act, s.tokens * s.widest),
+            act: a.at(p.act, s.tokens.next_multiple_of(8) * s.widest),
             scale: a.at(p.scale, s.tokens),
             norm: a.at(p.norm, s.head_rows * s.n_embd),
             logits: a.at(p.logits, s.head_rows * s.vocab),
-            chosen: a.at(p.chosen, s.head_rows),
+            best: a.at(p.best, ARGMAX_PARTS * s.head_rows),
             partial: a.at(p.partial, PARTIAL_BYTES / 4),
             rows: a.at(p.rows, s.tokens),
             gather: a.at(p.gather, s.tokens),
