@@ -90,14 +90,16 @@ impl Places {
         let norm = floats(s.head_rows * s.n_embd);
         let logits = floats(s.head_rows * s.vocab);
         let partial = floats(PARTIAL_BYTES / 4);
-        let gather = floats(s.tokens);
-        let tables = floats(s.tables);
         let best = layout.place((8 * ARGMAX_PARTS * s.head_rows) as u64);
         let q = layout.place(2 * (s.tokens * s.q) as u64);
         // Packed, it has whole groups of eight rows.
         let act = layout.place(2 * (s.tokens.next_multiple_of(8) * s.widest) as u64);
+        // The step's inputs lie behind each other, so that one copy brings them all; what there is
+        // most room for comes last.
         let rows = layout.place((size_of::<Row>() * s.tokens) as u64);
+        let gather = layout.place(4 * s.tokens as u64);
         let tiles = layout.place((size_of::<Tile>() * s.tiles) as u64);
+        let tables = layout.place(4 * s.tables as u64);
         Self {
             x,
             qkv,
@@ -161,9 +163,7 @@ impl Scratch {
         let arena = Arena::new(driver, Purpose::Scratch, places.bytes)?;
         // What a kernel reads past the rows of a batch must be numbers.
         arena.clear(driver)?;
-        let input_bytes = sizes.tokens * (size_of::<Row>() + 4)
-            + sizes.tiles * size_of::<Tile>()
-            + 4 * sizes.tables;
+        let input_bytes = (places.bytes - places.rows) as usize;
         Ok(Self {
             sizes,
             arena,
@@ -232,23 +232,25 @@ impl Scratch {
                 && plan.tables.len() <= sizes.tables,
             "a batch larger than announced"
         );
-        let buffers = self.buffers();
+        let places = &self.places;
         let gather: Vec<i32> = plan.drawing.iter().map(|(row, _)| *row as i32).collect();
-        let mut room = self.pinned.bytes_mut();
-        for (to, from) in [
-            (buffers.rows.cast::<u8>(), bytes_of(&plan.rows)),
-            (buffers.gather.cast(), bytes_of(&gather)),
-            (buffers.tiles.cast(), bytes_of(&plan.tiles)),
-            (buffers.tables.cast(), bytes_of(&plan.tables)),
+        let room = self.pinned.bytes_mut();
+        let mut end = 0;
+        for (place, from) in [
+            (places.rows, bytes_of(&plan.rows)),
+            (places.gather, bytes_of(&gather)),
+            (places.tiles, bytes_of(&plan.tiles)),
+            (places.tables, bytes_of(&plan.tables)),
         ] {
-            let (here, rest) = room.split_at_mut(from.len());
-            here.copy_from_slice(from);
-            // SAFETY: the counts were checked against the buffers' sizes above, and the pinned
-            // copy is written again only by the next step, after this one was synchronized.
-            unsafe { upload(driver, to, here) }?;
-            room = rest;
+            let start = (place - places.rows) as usize;
+            end = start + from.len();
+            room[start..end].copy_from_slice(from);
         }
-        Ok(())
+        let to = self.arena.at(places.rows, end);
+        // SAFETY: the counts were checked against the buffers' sizes above; what lies between
+        // them was a step's input too, or zero. The pinned copy is written again only by the next
+        // step, after this one was synchronized.
+        unsafe { upload(driver, to, &room[..end]) }
     }
 }
 
