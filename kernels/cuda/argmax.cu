@@ -32,7 +32,8 @@ extern "C" __global__ void __launch_bounds__(1024) argmax(const __grid_constant_
     wait_for_previous();
     const float* row = a.logits + int64_t(blockIdx.x) * a.vocab;
     int part = (a.vocab + gridDim.y - 1) / gridDim.y, end = min(part * (int(blockIdx.y) + 1), a.vocab);
-    uint64_t mine = 0;
+    float largest = -INFINITY;
+    int id = -1;
     bool finite = true;
     // Eight loads under way a thread: latency is all there is.
     for (int start = part * blockIdx.y + threadIdx.x; start < end; start += 8 * blockDim.x) {
@@ -47,10 +48,11 @@ extern "C" __global__ void __launch_bounds__(1024) argmax(const __grid_constant_
             int i = start + j * blockDim.x;
             if (i >= end) break;
             finite &= bool(isfinite(v[j]));
-            uint64_t r = rank(v[j], i);
-            mine = r > mine ? r : mine;
+            // Ids ascend: of equals, the first stays.
+            if (v[j] > largest) largest = v[j], id = i;
         }
     }
+    uint64_t mine = id < 0 ? 0 : rank(largest, id);
     finite = __syncthreads_and(finite);
     for (int d = 16; d > 0; d >>= 1) {
         uint64_t other = __shfl_xor_sync(~0u, mine, d);

@@ -239,26 +239,27 @@ DEVICE float attend_merge(const AttentionArgs& a, int64_t at, int position, int 
 #ifndef DEVICE_FUNCTIONS_ONLY
 #include "hopper.cuh"
 
-// Unit: (tile, key-value head), by a block: each warp has every fourth split, and the threads merge
-// what four warps have seen, in order, a row and HD / 8 of its columns each.
+// Unit: (tile, key-value head), by a block: its warps take the splits in turns, and the threads
+// merge what they have seen, in order, a row and some of its columns each.
 template <int HD> struct Together {
-    static constexpr int WARPS = 4, STRIDE = HD + 8;
-    // A second buffer saves one of two barriers, where there is room for it.
-    static constexpr int BUFFERS = HD <= 64 ? 2 : 1;
-    float o[BUFFERS][WARPS][16][STRIDE];
-    float max[BUFFERS][WARPS][16], sum[BUFFERS][WARPS][16];
+    // As many as shared memory and the columns of a row are enough for (mirrored in ops.rs).
+    static constexpr int WARPS = HD == 32 || HD == 64 ? 8 : 4, STRIDE = HD + 8;
+    // Of a row: two columns at a time.
+    static constexpr int THREADS = WARPS * 2, EACH = HD / THREADS / 2;
+    float o[WARPS][16][STRIDE];
+    float max[WARPS][16], sum[WARPS][16];
 
-    DEVICE void put(const Seen<HD>& seen, int buffer, int warp, const Lane& lane) {
+    DEVICE void put(const Seen<HD>& seen, int warp, const Lane& lane) {
 #pragma unroll
         for (int r = 0; r < 2; r++) {
             int row = lane.g + 8 * r;
             if (lane.t == 0) {
-                max[buffer][warp][row] = seen.max[r];
-                sum[buffer][warp][row] = seen.sum[r];
+                max[warp][row] = seen.max[r];
+                sum[warp][row] = seen.sum[r];
             }
 #pragma unroll
             for (int n = 0; n < HD / 8; n++)
-                *reinterpret_cast<float2*>(&o[buffer][warp][row][8 * n + 2 * lane.t]) =
+                *reinterpret_cast<float2*>(&o[warp][row][8 * n + 2 * lane.t]) =
                     make_float2(seen.o[n][2 * r], seen.o[n][2 * r + 1]);
         }
     }
@@ -272,39 +273,40 @@ template <int HD> DEVICE void attend_together(const AttentionArgs& a) {
     // The longest rows of a prompt come last and take longest: they begin first.
     int unit = gridDim.x - 1 - blockIdx.x, warp = threadIdx.x / 32;
     Walker<HD> w(a, a.tiles[unit / a.kv_heads], unit % a.kv_heads);
-    int splits = w.last() / SPLIT + 1, row = threadIdx.x / 8, column = 2 * (threadIdx.x & 7);
+    int splits = w.last() / SPLIT + 1;
+    int row = threadIdx.x / Room::THREADS, column = 2 * (threadIdx.x % Room::THREADS);
     float all_max = NONE, all_sum = 0.0f;
-    float2 o[HD / 16] = {};
-    for (int first = 0, buffer = 0; first < splits; first += Room::WARPS) {
-        if (Room::BUFFERS == 1) __syncthreads();
+    float2 o[Room::EACH] = {};
+    for (int first = 0; first < splits; first += Room::WARPS) {
+        if (first > 0) __syncthreads();
         if (first + warp < splits) {
             Seen<HD> seen;
             w.split(seen, first + warp);
-            room.put(seen, buffer, warp, w.lane);
+            room.put(seen, warp, w.lane);
         }
         __syncthreads();
         for (int i = 0; i < min(Room::WARPS, splits - first); i++) {
-            float max = room.max[buffer][i][row], sum = room.sum[buffer][i][row];
+            float max = room.max[i][row], sum = room.sum[i][row];
             if (max == NONE) continue;
             bool is_first = all_max == NONE;
             Factors f = merge_factors(all_max, max);
             all_max = f.max;
             all_sum = is_first ? sum : __fmaf_rn(all_sum, f.old, __fmul_rn(sum, f.fresh));
 #pragma unroll
-            for (int n = 0; n < HD / 16; n++) {
-                float2 v = *reinterpret_cast<const float2*>(&room.o[buffer][i][row][16 * n + column]);
+            for (int n = 0; n < Room::EACH; n++) {
+                const float* at = &room.o[i][row][2 * Room::THREADS * n + column];
+                float2 v = *reinterpret_cast<const float2*>(at);
                 o[n].x = is_first ? v.x : __fmaf_rn(o[n].x, f.old, __fmul_rn(v.x, f.fresh));
                 o[n].y = is_first ? v.y : __fmaf_rn(o[n].y, f.old, __fmul_rn(v.y, f.fresh));
             }
         }
-        buffer = (buffer + 1) % Room::BUFFERS;
     }
     if (row >= w.tile.count) return;
     int group = a.heads / a.kv_heads, index = w.tile.first + row;
     int64_t at = int64_t(w.tile.row0 + index / group) * a.heads + w.kv_head * group + index % group;
 #pragma unroll
-    for (int n = 0; n < HD / 16; n++)
-        *reinterpret_cast<float2*>(a.out + at * HD + 16 * n + column) =
+    for (int n = 0; n < Room::EACH; n++)
+        *reinterpret_cast<float2*>(a.out + at * HD + 2 * Room::THREADS * n + column) =
             make_float2(__fdiv_rn(o[n].x, all_sum), __fdiv_rn(o[n].y, all_sum));
 }
 
@@ -325,7 +327,7 @@ attention_merge(const __grid_constant__ MergeArgs m) {
 
 // A block a unit; and four warps a block, a split of a unit each.
 #define ATTENTION(HD)                                                                          \
-    extern "C" __global__ void __launch_bounds__(128)                                          \
+    extern "C" __global__ void __launch_bounds__(Together<HD>::WARPS * 32)                     \
     attention_together_##HD(const __grid_constant__ AttentionArgs a) { attend_together<HD>(a); } \
     extern "C" __global__ void __launch_bounds__(128)                                          \
     attention_split_##HD(const __grid_constant__ AttentionArgs a) {                            \

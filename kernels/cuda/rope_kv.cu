@@ -86,33 +86,33 @@ DEVICE __half* rope_place(const RopeArgs& a, int row, int h, int column, const R
     return value_at(a.kv, page, h - a.kv_heads, a.kv_heads, a.head_dim) + column * PAGE + slot;
 }
 
-// One block a row. Without head norms no column needs more than its pair, so each thread takes a
-// pair of any head and none waits for another.
+// Grid (rows, parts of a row). Without head norms no column needs more than its pair, so each
+// thread takes one pair of any head and none waits for another.
 extern "C" __global__ void __launch_bounds__(256) rope_kv(const __grid_constant__ RopeArgs a) {
     __shared__ float heads[8][MAX_HEAD];
     let_next_begin();
     wait_for_previous();
-    int row = blockIdx.x, n_heads = a.heads + 2 * a.kv_heads, warp = threadIdx.x / 32;
+    int row = blockIdx.x, n_heads = a.heads + 2 * a.kv_heads;
     if (a.q_norm || a.k_norm) {
-        for (int h = warp; h < n_heads; h += 8) rope_head(a, heads[warp], row, h);
+        int warp = threadIdx.x / 32, warps = 8 * gridDim.y;
+        for (int h = 8 * blockIdx.y + warp; h < n_heads; h += warps) rope_head(a, heads[warp], row, h);
         return;
     }
+    int pairs = a.head_dim / 2, i = blockIdx.y * 256 + threadIdx.x, h = i / pairs, pair = i % pairs;
+    if (h >= n_heads) return;
     Row r = a.rows[row];
-    int page = a.kv.tables[r.table + r.position / PAGE], pairs = a.head_dim / 2;
-    const float2* turns = a.turns + int64_t(r.position) * (a.dims / 2);
-    const float* qkv = a.qkv + int64_t(row) * n_heads * a.head_dim;
-#pragma unroll 4
-    for (int i = threadIdx.x; i < n_heads * pairs; i += 256) {
-        int h = i / pairs, pair = i % pairs;
-        bool turned = h < a.heads + a.kv_heads && pair < a.dims / 2;
-        bool apart = turned && a.half_offset;
-        int p = apart ? pair : 2 * pair, q = apart ? pair + a.dims / 2 : 2 * pair + 1;
-        float x = qkv[h * a.head_dim + p], y = qkv[h * a.head_dim + q];
-        float2 turn = turned ? turns[pair] : make_float2(1.0f, 0.0f);
-        float u = turned ? __fmaf_rn(x, turn.x, -__fmul_rn(y, turn.y)) : x;
-        float v = turned ? __fmaf_rn(x, turn.y, __fmul_rn(y, turn.x)) : y;
-        *rope_place(a, row, h, p, r, page) = __float2half_rn(u);
-        *rope_place(a, row, h, q, r, page) = __float2half_rn(v);
+    bool turned = h < a.heads + a.kv_heads && pair < a.dims / 2, apart = turned && a.half_offset;
+    int p = apart ? pair : 2 * pair, q = apart ? pair + a.dims / 2 : 2 * pair + 1;
+    const float* head = a.qkv + (int64_t(row) * n_heads + h) * a.head_dim;
+    float x = head[p], y = head[q];
+    int page = h < a.heads ? 0 : a.kv.tables[r.table + r.position / PAGE];
+    if (turned) {
+        float2 turn = a.turns[int64_t(r.position) * (a.dims / 2) + pair];
+        float u = __fmaf_rn(x, turn.x, -__fmul_rn(y, turn.y));
+        y = __fmaf_rn(x, turn.y, __fmul_rn(y, turn.x));
+        x = u;
     }
+    *rope_place(a, row, h, p, r, page) = __float2half_rn(x);
+    *rope_place(a, row, h, q, r, page) = __float2half_rn(y);
 }
 #endif

@@ -22,9 +22,9 @@ use crate::model::{ModelConfig, RopeStyle};
 use worker_orcd_ipc::{Fault, TokenId};
 
 /// Chunks of a row that a warp of the kernels in norm.cu keeps in registers, and warps at most.
-const KEPT_CHUNKS: usize = 5;
+const KEPT_CHUNKS: usize = 2;
 const MAX_ROW_WARPS: usize = 32;
-/// Threads of rope_kv.cu, a row's.
+/// Threads of a block of rope_kv.cu, a pair of columns each.
 const ROPE_THREADS: u32 = 256;
 /// Threads of a block whose warps work on their own.
 const WARPS_THREADS: u32 = 128;
@@ -228,6 +228,7 @@ impl Model<'_> {
             in_stride: stride as i32,
             eps: self.config.norm_eps,
             groups: self.matmul.groups(rows) as i32,
+            rows: rows as i32,
         }
     }
 
@@ -317,7 +318,12 @@ impl Model<'_> {
     /// Head norms and RoPE on queries and keys; keys and values into the cache.
     fn turn_and_keep(&self, rows: usize, index: usize, layer: &Layer) -> Result<(), Fault> {
         let arguments = self.rope_arguments(index, Some(layer));
-        let geometry = Geometry::line(rows, ROPE_THREADS);
+        let config = self.config;
+        let pairs = (config.n_heads + 2 * config.n_kv_heads) * config.head_dim / 2;
+        let geometry = Geometry {
+            grid: [rows as u32, (pairs as u32).div_ceil(ROPE_THREADS)],
+            ..Geometry::line(rows, ROPE_THREADS)
+        };
         // SAFETY: positions are inside the table of turns and their pages inside the arena: the
         // scheduler serves no longer sequences and hands out no other pages.
         unsafe { self.ops.rope_kv.launch(self.driver, geometry, &arguments) }
@@ -329,16 +335,17 @@ impl Model<'_> {
         let rows = plan.rows.len();
         let units = plan.tiles.len() * config.n_kv_heads;
         let arguments = self.attention_arguments(plan, index);
-        let launch = |kernel: &Kernel<AttentionArgs>, blocks: usize| {
-            let geometry = Geometry::line(blocks, WARPS_THREADS);
+        let launch = |kernel: &Kernel<AttentionArgs>, blocks: usize, threads: u32| {
+            let geometry = Geometry::line(blocks, threads);
             // SAFETY: a block or a warp a unit; tiles name rows of this batch and tables that
             // cover them.
             unsafe { kernel.launch(self.driver, geometry, &arguments) }
         };
         if !self.splits_apart(plan) {
-            return launch(&ops.attention_together, units);
+            return launch(&ops.attention_together, units, ops.together_threads);
         }
-        launch(&ops.attention_split, (units * plan.splits).div_ceil(WARPS))?;
+        let warps = units * plan.splits;
+        launch(&ops.attention_split, warps.div_ceil(WARPS), WARPS_THREADS)?;
         let merge = MergeArgs {
             attention: arguments,
             rows: self.buffers.rows,
@@ -380,12 +387,12 @@ impl Model<'_> {
     }
 }
 
-/// A block a row: a warp for each chunk of it, or for as few as there are warps for.
+/// A block for two rows: a warp for each chunk of them, or for as few as there are warps for.
 pub fn row_geometry(rows: usize, cols: usize) -> Geometry {
     let chunks = units(cols);
     let each = chunks.div_ceil(MAX_ROW_WARPS).min(KEPT_CHUNKS);
     let warps = chunks.div_ceil(each).min(MAX_ROW_WARPS);
-    Geometry::line(rows, 32 * warps as u32)
+    Geometry::line(rows.div_ceil(2), 32 * warps as u32)
 }
 
 // The device's view of a row and a tile, in bytes.

@@ -20,6 +20,7 @@ const NOT_FINITE: u32 = u32::MAX;
 
 /// Threads of a block of argmax.cu.
 const ARGMAX_THREADS: u32 = 1024;
+const ENOUGH_ROWS: usize = 64;
 
 pub fn run(
     model: &Model<'_>,
@@ -56,9 +57,15 @@ pub fn draw_chosen(
     Ok(tokens)
 }
 
+/// Blocks that look at a row: one, where there are rows enough for all multiprocessors.
+fn argmax_parts(rows: usize) -> usize {
+    if rows < ENOUGH_ROWS { ARGMAX_PARTS } else { 1 }
+}
+
 /// Waits for the greedy choice of `rows` rows.
 fn chosen(model: &Model<'_>, rows: usize) -> Result<Vec<u32>, Fault> {
-    let mut best = vec![0_u64; rows * ARGMAX_PARTS];
+    let parts = argmax_parts(rows);
+    let mut best = vec![0_u64; rows * parts];
     // SAFETY: the buffer holds a rank for each part of each row of logits.
     unsafe { download(model.driver, &mut best, model.buffers.best) }?;
     let of_row = |parts: &[u64]| match parts.iter().max() {
@@ -66,7 +73,7 @@ fn chosen(model: &Model<'_>, rows: usize) -> Result<Vec<u32>, Fault> {
         // The id's complement is the lower half of a rank.
         Some(&rank) => !(rank as u32),
     };
-    Ok(best.chunks(ARGMAX_PARTS).map(of_row).collect())
+    Ok(best.chunks(parts).map(of_row).collect())
 }
 
 /// As [`run`], when [`DecodeStep`] has computed the logits of all rows and ranked them.
@@ -148,7 +155,7 @@ pub fn logits(model: &Model<'_>, first: usize, rows: usize) -> Result<(), Fault>
         vocab: vocab as i32,
     };
     let argmax_geometry = Geometry {
-        grid: [rows as u32, ARGMAX_PARTS as u32],
+        grid: [rows as u32, argmax_parts(rows) as u32],
         ..Geometry::line(rows, ARGMAX_THREADS)
     };
     // SAFETY: `gather` names rows of the stream; `norm`, `logits` and `best` hold `head_rows`

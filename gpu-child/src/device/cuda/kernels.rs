@@ -348,6 +348,7 @@ pub struct RowArgs {
     pub in_stride: i32,
     pub eps: f32,
     pub groups: i32,
+    pub rows: i32,
 }
 
 /// `Part` in `common.cuh`.

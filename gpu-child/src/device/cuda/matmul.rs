@@ -73,6 +73,11 @@ impl Matmul {
         })
     }
 
+    /// Does without what only some architectures have.
+    pub fn use_portable(&mut self) {
+        self.has_wide = false;
+    }
+
     /// Groups of eight rows that the input of so many rows is packed in; zero where it is plain
     /// (`RowArgs` in `norm.cu`).
     #[must_use]

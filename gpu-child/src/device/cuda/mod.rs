@@ -98,6 +98,14 @@ impl CudaExecutor {
     ) -> Result<Self, Fault> {
         load::load(config, weights, file, options, progress)
     }
+
+    /// Does without the kernels that only some architectures have, so that one device can compare
+    /// both sets.
+    pub fn use_portable_kernels(&mut self) {
+        self.matmul.use_portable();
+        self.decode_step = None;
+        self.graphs = Graphs::default();
+    }
 }
 
 impl Executor for CudaExecutor {

@@ -13,6 +13,8 @@ pub struct Ops {
     pub silu_mul_rows: Kernel<RowArgs>,
     pub rope_kv: Kernel<RopeArgs>,
     pub attention_together: Kernel<AttentionArgs>,
+    /// Of a block of it: `Together` in attention.cu.
+    pub together_threads: u32,
     pub attention_split: Kernel<AttentionArgs>,
     pub attention_merge: Kernel<MergeArgs>,
     pub argmax: Kernel<ArgmaxArgs>,
@@ -31,6 +33,11 @@ impl Ops {
                 silu_mul_rows: module.kernel("silu_mul_rows")?,
                 rope_kv: module.kernel("rope_kv")?,
                 attention_together: module.kernel(&format!("attention_together_{head_dim}"))?,
+                together_threads: if matches!(head_dim, 32 | 64) {
+                    256
+                } else {
+                    128
+                },
                 attention_split: module.kernel(&format!("attention_split_{head_dim}"))?,
                 attention_merge: module.kernel("attention_merge")?,
                 argmax: module.kernel("argmax")?,
