@@ -5,9 +5,8 @@
 // in splits of one page. Of a split, a warp computes the scores of
 // its tile (F16 queries and keys, F32 sums), their maximum, exponentials rounded to F16, their
 // sum, and the product with the values. Splits are merged in ascending order, the first one taken
-// as it is. So a row's bits depend on its own position alone, whether one warp walks all splits
-// (`walk`, of decode_step.cu), a block's warps take turns (`together`), or each split has a warp
-// and a second kernel merges (`split`, `merge`).
+// as it is. So a row's bits depend on its own position alone, whether a block's warps take the
+// splits in turns (`together`), or each split has a warp and a second kernel merges (`split`, `merge`).
 //
 // Reads keys and values once a tile of 16 rows: for decoding that is once a group of heads.
 #pragma once
@@ -151,42 +150,6 @@ template <int HD> struct Walker {
         return row < tile.count;
     }
 };
-
-template <int HD> DEVICE void merge(Seen<HD>& all, const Seen<HD>& fresh) {
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
-        if (fresh.max[r] == NONE) continue;
-        bool first = all.max[r] == NONE;
-        Factors f = merge_factors(all.max[r], fresh.max[r]);
-        all.max[r] = f.max;
-        all.sum[r] = first ? fresh.sum[r] : __fmaf_rn(all.sum[r], f.old, __fmul_rn(fresh.sum[r], f.fresh));
-#pragma unroll
-        for (int n = 0; n < HD / 8; n++)
-#pragma unroll
-            for (int i = 2 * r; i < 2 * r + 2; i++)
-                all.o[n][i] = first ? fresh.o[n][i]
-                                    : __fmaf_rn(all.o[n][i], f.old, __fmul_rn(fresh.o[n][i], f.fresh));
-    }
-}
-
-// Unit: (tile, key-value head); all splits in order.
-template <int HD> DEVICE void attend_walk(const AttentionArgs& a, int unit) {
-    Walker<HD> w(a, a.tiles[unit / a.kv_heads], unit % a.kv_heads);
-    Seen<HD> all, fresh;
-    all.clear();
-    for (int s = 0; s * SPLIT <= w.last(); s++) {
-        w.split(fresh, s);
-        merge<HD>(all, fresh);
-    }
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
-        int64_t at;
-        if (!w.place(r, at)) continue;
-        for (int n = 0; n < HD / 8; n++)
-            *reinterpret_cast<float2*>(a.out + at * HD + 8 * n + 2 * w.lane.t) =
-                make_float2(__fdiv_rn(all.o[n][2 * r], all.sum[r]), __fdiv_rn(all.o[n][2 * r + 1], all.sum[r]));
-    }
-}
 
 // One split of a tile.
 template <int HD>

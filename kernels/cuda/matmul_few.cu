@@ -1,4 +1,5 @@
-// Matmul for few rows (up to 64): decoding. Bound by reading W once.
+// Matmul for few rows (up to 64): decoding, on every architecture but Hopper. Bound by reading W
+// once.
 //
 // Block (32, segments, tiles): one warp a segment of a tile of 8 weight rows, so that all of a
 // short row's bytes are in flight at once; partial sums meet in shared memory and are added by

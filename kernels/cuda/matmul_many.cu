@@ -1,4 +1,5 @@
-// Matmul for many rows: prompts and large batches. Bound by the tensor cores.
+// Matmul for many rows: prompts and large batches, on every architecture but Hopper, which has
+// matmul_wgmma.cu. Bound by the tensor cores.
 //
 // A block computes BM rows x BN outputs, its warps MT * 16 x NT * 8 each. Activations and packed
 // weights of one unit (128 of k) are copied to shared memory while the unit before is

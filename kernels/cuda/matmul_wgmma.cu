@@ -3,7 +3,7 @@
 // A block computes WG * 64 weight rows x NB rows of activations; each of its WG warpgroups 64 weight
 // rows of them. Weights are the left operand: they lie packed in shared memory, become F16 on the
 // way into registers, and that is where wgmma takes them from. Activations are the right one, taken
-// from shared memory as the kernels of norm.cu laid them out (`packed_at`). One more warp does
+// from shared memory as the kernels of norm.cu laid them out (`store_eight`). One more warp does
 // nothing but ask for copies, a unit of k at a time, as many units ahead as there are stages; it
 // goes on to the next tile while the others still write, and asks for its first weights before the
 // launch in front of this one has ended.
@@ -19,7 +19,7 @@
 #include "matmul_few.cu"
 
 struct WideArgs {
-    MatmulArgs m;      // x is packed by `packed_at`
+    MatmulArgs m;      // x is packed by `store_eight`
     int stages;
     int exchange;      // where in shared memory segments meet, in bytes; after the stages
     int paired;        // part 0 is gate, part 1 up, of as many rows
@@ -197,7 +197,7 @@ template <int T, int WG, int NB> struct Wide {
 
     DEVICE void write_tile(const float (&total)[NB / 2], int tile, int warp, const Lane& lane) {
         Place at = place(tile);
-        // So many at a time: their loads are under way together.
+        // So many rows at a time: what is loaded for them is under way together.
         constexpr int BATCH = NB == 128 ? 4 : 2;
         Writer writer(*this, at, warp, lane);
 #pragma unroll

@@ -8,7 +8,6 @@
 #pragma once
 #include "weights.cuh"
 
-constexpr int ROW_THREADS = 256;
 constexpr int MAX_CHUNKS = 512;  // 65536 columns
 
 struct RowArgs {
@@ -49,16 +48,6 @@ DEVICE float largest(const Four& x) {
 }
 DEVICE float inverse_norm(float sum, int cols, float eps) {
     return __frsqrt_rn(__fadd_rn(__fdiv_rn(sum, float(cols)), eps));
-}
-
-DEVICE float block_max(float v, float* room) {
-    int warp = threadIdx.x >> 5;
-    v = warp_max(v);
-    if ((threadIdx.x & 31) == 0) room[warp] = v;
-    __syncthreads();
-    v = room[0];
-    for (int w = 1; w < blockDim.x / 32; w++) v = fmaxf(v, room[w]);
-    return v;
 }
 
 #ifndef DEVICE_FUNCTIONS_ONLY

@@ -7,7 +7,6 @@
 //
 // `flags` gets bit 0 where a finite file value is none in F16 (F32, BF16): the host refuses.
 #pragma once
-#include "hopper.cuh"
 #include "weights.cuh"
 
 struct RepackArgs {
@@ -163,7 +162,6 @@ DEVICE void repack_codes(const RepackArgs& a, const uint8_t* row, uint8_t* unit,
 
 // Grid: one warp a unit.
 extern "C" __global__ void repack(const __grid_constant__ RepackArgs a) {
-    wait_for_previous();
     Lane lane;
     int64_t index = (int64_t(blockIdx.x) * blockDim.x + threadIdx.x) / 32;
     int tile = int(index / a.units), u = int(index % a.units);

@@ -205,7 +205,7 @@ impl Model<'_> {
             ..self.row_arguments(rows, (self.buffers.x, n_embd), n_embd)
         };
         let geometry = row_geometry(rows, n_embd);
-        // SAFETY: one block a row of the stream.
+        // SAFETY: one block for two rows of the stream.
         unsafe { self.ops.rmsnorm.launch(self.driver, geometry, &arguments) }
     }
 
@@ -241,7 +241,7 @@ impl Model<'_> {
         cols: usize,
     ) -> Result<(), Fault> {
         let arguments = self.row_arguments(rows, input, cols);
-        // SAFETY: one block a row; the input holds that many rows of its stride.
+        // SAFETY: one block for two rows; the input holds that many rows of its stride.
         unsafe { kernel.launch(self.driver, row_geometry(rows, cols), &arguments) }
     }
 

@@ -1,10 +1,12 @@
 //! The embedded kernels: found by name once, launched with arguments of their own type.
 //!
-//! The argument structs mirror those in `kernels/cuda`, field by field; a kernel takes exactly
-//! one, by value.
+//! A kernel takes exactly one argument struct ([`arguments`](super::arguments)), by value.
 
+pub use super::arguments::{
+    ArgmaxArgs, AttentionArgs, EmbedArgs, KvArgs, MatmulArgs, MergeArgs, Part, RepackArgs,
+    RopeArgs, Row, RowArgs, Tile, WideArgs,
+};
 use super::driver::{Driver, check};
-use super::memory::DevicePtr;
 use cudarc::driver::sys::{
     self, CUfunction_attribute as Attribute, CUlaunchAttributeID as AttributeId,
 };
@@ -92,6 +94,7 @@ impl Module {
         Ok(Kernel {
             function,
             name: name.to_owned(),
+            overlaps: false,
             of: PhantomData,
         })
     }
@@ -115,6 +118,7 @@ fn read(path: &Path) -> Result<Vec<u128>, Fault> {
 pub struct Kernel<A> {
     function: sys::CUfunction,
     name: String,
+    overlaps: bool,
     of: PhantomData<fn(A)>,
 }
 
@@ -141,6 +145,19 @@ impl Geometry {
 }
 
 impl<A> Kernel<A> {
+    /// Its launches may begin before the one in front of them has ended.
+    ///
+    /// # Safety
+    /// The kernel itself waits for that end before it touches what others write: its first lines
+    /// are those of `hopper.cuh`.
+    #[must_use]
+    pub unsafe fn overlapping(self) -> Self {
+        Self {
+            overlaps: true,
+            ..self
+        }
+    }
+
     /// More than 48 KiB of shared memory are given only on request.
     ///
     /// # Errors
@@ -155,9 +172,6 @@ impl<A> Kernel<A> {
         )
     }
 
-    /// May begin before the launch in front of it has ended; every kernel of kernels.cu waits for
-    /// that end itself before it touches what others write (`hopper.cuh`).
-    ///
     /// # Errors
     /// When the launch is refused, or something before it has failed.
     ///
@@ -194,7 +208,7 @@ impl<A> Kernel<A> {
             return Ok(());
         }
         let mut attributes = Vec::with_capacity(2);
-        if driver.overlaps_launches() {
+        if self.overlaps && driver.overlaps_launches() {
             attributes.push(overlapping());
         }
         if cluster > 1 {
@@ -295,181 +309,4 @@ fn attribute(
         pad: [0; 4],
         value,
     }
-}
-
-/// `repack.cu`.
-#[derive(Debug, Clone, Copy)]
-#[repr(C)]
-pub struct RepackArgs {
-    pub file: DevicePtr<u8>,
-    pub packed: DevicePtr<u8>,
-    pub flags: DevicePtr<u32>,
-    pub row_bytes: u64,
-    pub ty: i32,
-    pub rows: i32,
-    pub cols: i32,
-    pub units: i32,
-}
-
-/// A token of the batch: `Row` in `embed.cu`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[repr(C)]
-pub struct Row {
-    pub token: i32,
-    pub position: i32,
-    pub table: i32,
-    pub unused: i32,
-}
-
-/// `embed.cu`.
-#[derive(Debug, Clone, Copy)]
-#[repr(C)]
-pub struct EmbedArgs {
-    pub table: DevicePtr<u8>,
-    pub rows: DevicePtr<Row>,
-    pub x: DevicePtr<f32>,
-    pub ty: i32,
-    pub units: i32,
-    pub cols: i32,
-}
-
-/// `norm.cu`.
-#[derive(Debug, Clone, Copy)]
-#[repr(C)]
-pub struct RowArgs {
-    pub input: DevicePtr<f32>,
-    pub gather: DevicePtr<i32>,
-    pub weight: DevicePtr<f32>,
-    pub plain: DevicePtr<f32>,
-    pub out: DevicePtr<u16>,
-    pub scale: DevicePtr<f32>,
-    pub cols: i32,
-    pub units: i32,
-    pub in_stride: i32,
-    pub eps: f32,
-    pub groups: i32,
-    pub rows: i32,
-}
-
-/// `Part` in `common.cuh`.
-#[derive(Debug, Clone, Copy)]
-#[repr(C)]
-pub struct Part {
-    pub weight: DevicePtr<u8>,
-    pub bias: DevicePtr<f32>,
-    pub rows: i32,
-    pub tiles: i32,
-    pub column: i32,
-    pub ty: i32,
-}
-
-impl Part {
-    pub const NONE: Self = Self {
-        weight: DevicePtr::NULL,
-        bias: DevicePtr::NULL,
-        rows: 0,
-        tiles: 0,
-        column: 0,
-        ty: 0,
-    };
-}
-
-/// `matmul.cuh`.
-#[derive(Debug, Clone, Copy)]
-#[repr(C)]
-pub struct MatmulArgs {
-    pub parts: [Part; 3],
-    pub n_parts: i32,
-    pub rows: i32,
-    pub units: i32,
-    pub out_stride: i32,
-    pub add: i32,
-    pub x: DevicePtr<u16>,
-    pub scale: DevicePtr<f32>,
-    pub out: DevicePtr<f32>,
-}
-
-/// `matmul_wgmma.cu`.
-#[derive(Debug, Clone, Copy)]
-#[repr(C)]
-pub struct WideArgs {
-    pub matmul: MatmulArgs,
-    pub stages: i32,
-    pub exchange: i32,
-    pub paired: i32,
-}
-
-/// `KvArgs` in `rope_kv.cu`.
-#[derive(Debug, Clone, Copy)]
-#[repr(C)]
-pub struct KvArgs {
-    pub pages: DevicePtr<u16>,
-    pub page_stride: u64,
-    pub layer_offset: u64,
-    pub tables: DevicePtr<i32>,
-}
-
-/// `rope_kv.cu`.
-#[derive(Debug, Clone, Copy)]
-#[repr(C)]
-pub struct RopeArgs {
-    pub qkv: DevicePtr<f32>,
-    pub rows: DevicePtr<Row>,
-    pub turns: DevicePtr<[f32; 2]>,
-    pub q_norm: DevicePtr<f32>,
-    pub k_norm: DevicePtr<f32>,
-    pub q: DevicePtr<u16>,
-    pub kv: KvArgs,
-    pub heads: i32,
-    pub kv_heads: i32,
-    pub head_dim: i32,
-    pub dims: i32,
-    pub half_offset: i32,
-    pub eps: f32,
-}
-
-/// `Tile` in `attention.cu`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[repr(C)]
-pub struct Tile {
-    pub row0: i32,
-    pub first: i32,
-    pub count: i32,
-    pub position0: i32,
-    pub table: i32,
-}
-
-/// `attention.cu`.
-#[derive(Debug, Clone, Copy)]
-#[repr(C)]
-pub struct AttentionArgs {
-    pub q: DevicePtr<u16>,
-    pub out: DevicePtr<f32>,
-    pub partial: DevicePtr<f32>,
-    pub tiles: DevicePtr<Tile>,
-    pub kv: KvArgs,
-    pub n_tiles: i32,
-    pub heads: i32,
-    pub kv_heads: i32,
-    pub splits: i32,
-    pub scale: f32,
-}
-
-/// `MergeArgs` in `attention.cu`.
-#[derive(Debug, Clone, Copy)]
-#[repr(C)]
-pub struct MergeArgs {
-    pub attention: AttentionArgs,
-    pub rows: DevicePtr<Row>,
-    pub n_rows: i32,
-    pub head_dim: i32,
-}
-
-/// `argmax.cu`.
-#[derive(Debug, Clone, Copy)]
-#[repr(C)]
-pub struct ArgmaxArgs {
-    pub logits: DevicePtr<f32>,
-    pub best: DevicePtr<u64>,
-    pub vocab: i32,
 }

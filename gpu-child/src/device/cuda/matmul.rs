@@ -28,7 +28,7 @@ struct OfType {
     few: [Kernel<MatmulArgs>; 2],
     /// Blocks of 64 x 64 and, where shared memory allows, 128 x 128.
     many: [Option<Kernel<MatmulArgs>>; 2],
-    /// Of each of [`BLOCKS`], on Hopper: instead of `many`, and of `few` where there is some work.
+    /// Of each of [`BLOCKS`], on Hopper: instead of all the others.
     wide: Vec<Kernel<WideArgs>>,
 }
 
@@ -150,16 +150,19 @@ impl Matmul {
 impl OfType {
     fn load(driver: &Driver, module: &Module, ty: TensorType) -> Result<Self, Fault> {
         let name = ty.name();
-        // SAFETY: every kernel of matmul_few.cu takes MatmulArgs.
-        let few = |rows: u32| unsafe { module.kernel(&format!("matmul_few_{name}_{rows}")) };
+        // SAFETY: every kernel of matmul_few.cu takes MatmulArgs, and waits.
+        let few = |rows: u32| unsafe {
+            let kernel: Kernel<MatmulArgs> = module.kernel(&format!("matmul_few_{name}_{rows}"))?;
+            Ok::<_, Fault>(kernel.overlapping())
+        };
         let many = |side: usize| {
             let bytes = many_shared(ty, side);
             if bytes > driver.shared_bytes() {
                 return Ok(None);
             }
-            // SAFETY: every kernel of matmul_many.cu takes MatmulArgs.
-            let kernel: Kernel<MatmulArgs> =
-                unsafe { module.kernel(&format!("matmul_many_{name}_{side}")) }?;
+            let name = format!("matmul_many_{name}_{side}");
+            // SAFETY: every kernel of matmul_many.cu takes MatmulArgs, and waits.
+            let kernel: Kernel<MatmulArgs> = unsafe { module.kernel(&name)?.overlapping() };
             kernel.allow_shared(bytes)?;
             Ok(Some(kernel))
         };
@@ -170,8 +173,8 @@ impl OfType {
         let mut wide = Vec::new();
         for block in BLOCKS.iter().filter(|_| driver.has_wgmma()) {
             let name = format!("matmul_wide_{name}_{}_{}", block.warpgroups, block.rows);
-            // SAFETY: every kernel of matmul_wgmma.cu takes WideArgs.
-            let kernel: Kernel<WideArgs> = unsafe { module.kernel(&name) }?;
+            // SAFETY: every kernel of matmul_wgmma.cu takes WideArgs, and waits.
+            let kernel: Kernel<WideArgs> = unsafe { module.kernel(&name)?.overlapping() };
             kernel.allow_shared(driver.shared_bytes() - RESERVED_SHARED)?;
             wide.push(kernel);
         }

@@ -10,8 +10,9 @@
 //!   knows what it is for; [`kernels`] finds and launches what `kernels/cuda` was compiled to.
 //! * [`load`] decides what fits, copies the file's tensors and has the device pack them.
 //! * [`plan`] lays a batch out; [`forward`] is the pass; [`matmul`] chooses among kernels that
-//!   give the same bits; [`decode_step`] is the whole pass in one launch, for small batches, and
-//!   [`graph`] a recording of its launches, for larger ones.
+//!   give the same bits, and [`wide`] how Hopper's are shared out; [`decode_step`] is the whole
+//!   pass in one launch, for small batches, and [`graph`] a recording of its launches, for larger
+//!   ones.
 //!
 //! The law of [`device`](super) holds here because every output has one owner and one order of
 //! additions, given by its own indices and the weight's shape (`kernels/cuda/common.cuh`).
@@ -20,6 +21,7 @@
 //! layer, whose destructors panic or run after a sticky error. Nothing is released at the end: the
 //! process ends, and the driver takes everything back.
 
+mod arguments;
 mod decode_step;
 mod driver;
 mod forward;
