@@ -1,6 +1,6 @@
 //! How fast the CUDA device computes, without scheduler, socket or tokenizer around it.
 //!
-//!     cargo run --release --example cuda_speed -- [0.5b|7b|135m] [F16|Q8_0|...] [decode|prompt]
+//!     cargo run --release --example cuda_speed -- [0.5b|7b|135m] [F16|Q8_0|...] [decode|prompt][=N]
 //!
 //! Random weights in the shapes of Qwen2.5-0.5B, Qwen2.5-7B or SmolLM2-135M. Decode: 32 steps of
 //! a batch behind 128 positions each, the median step; prompts: the median of several. Every step
@@ -21,6 +21,7 @@ type Failure = Box<dyn std::error::Error>;
 
 const CONTEXT: usize = 128;
 const STEPS: usize = 32;
+const BATCH_TOKENS: usize = 1280;
 
 fn main() -> Result<(), Failure> {
     let args: Vec<String> = std::env::args().skip(1).collect();
@@ -34,7 +35,7 @@ fn main() -> Result<(), Failure> {
     let options = CudaOptions {
         ordinal: 0,
         kv_cache: KvOrder::Bytes(4 << 30),
-        max_batch_tokens: 1280,
+        max_batch_tokens: BATCH_TOKENS as u32,
         max_sequence_tokens: 2048,
         model: shape.to_owned(),
     };
@@ -53,10 +54,7 @@ fn main() -> Result<(), Failure> {
         ty.name()
     );
     let only = args.get(2).map(String::as_str);
-    for batch in [1, 2, 4, 8, 16, 32, 64, 128, 256] {
-        if only == Some("prompt") {
-            break;
-        }
+    for batch in sizes("decode", only, &[1, 2, 4, 8, 16, 32, 64, 128, 256])? {
         let micros = decode(&mut executor, batch)?;
         println!(
             "decode {batch:4}: {micros:8.0} us, {:8.0} tok/s, weights at {:.2} TB/s",
@@ -64,15 +62,21 @@ fn main() -> Result<(), Failure> {
             weights as f64 / micros / 1e6
         );
     }
-    for length in [128, 512, 1024] {
-        if only == Some("decode") {
-            break;
-        }
+    for length in sizes("prompt", only, &[128, 512, 1024])? {
         let micros = prompt(&mut executor, length)?;
         let rate = length as f64 * 1e6 / micros;
         println!("prompt {length:4}: {micros:8.0} us, {rate:8.0} tok/s");
     }
     Ok(())
+}
+
+/// Those of one kind, unless the command line asks for another kind or for one size.
+fn sizes(kind: &str, only: Option<&str>, all: &[usize]) -> Result<Vec<usize>, Failure> {
+    match only.map(|only| only.split_once('=').unwrap_or((only, ""))) {
+        Some((wanted, _)) if wanted != kind => Ok(Vec::new()),
+        Some((_, size)) if !size.is_empty() => Ok(vec![size.parse()?]),
+        _ => Ok(all.to_vec()),
+    }
 }
 
 fn config(shape: &str) -> Result<ModelConfig, Failure> {
@@ -112,8 +116,13 @@ fn decode(executor: &mut CudaExecutor, batch: usize) -> Result<f64, Failure> {
     let prompt: Vec<TokenId> = (0..CONTEXT as u32)
         .map(|i| TokenId(i * 37 % 1000))
         .collect();
-    for pages in &tables {
-        run(executor, &[work(&prompt, 0, pages, true)])?;
+    // As many prompts at a time as a batch has room for.
+    for tables in tables.chunks(BATCH_TOKENS / CONTEXT) {
+        let shares: Vec<_> = tables
+            .iter()
+            .map(|pages| work(&prompt, 0, pages, true))
+            .collect();
+        run(executor, &shares)?;
     }
     let mut times = Vec::new();
     for step in 0..STEPS {

@@ -1,17 +1,19 @@
 // Greedy choice: the lowest id of the largest logits, and whether all of them are finite.
 //
-// One block a row; reads the row once. The answer is packed into 64 bits (value as an ordered
-// integer, then the complement of the id), so that a maximum in any order is the same maximum.
+// Some blocks a row, each reads its part of it once. An answer is packed into 64 bits (value as an
+// ordered integer, then the complement of the id), so that a maximum in any order is the same
+// maximum: who reads the answers takes the largest of a row.
 #pragma once
 #include "common.cuh"
 
 struct ArgmaxArgs {
     const float* logits;  // [rows, vocab]
-    uint32_t* chosen;     // [rows]; 0xFFFFFFFF where a logit is not finite
+    uint64_t* best;       // [rows][blocks of a row]; NOT_FINITE where a logit is not finite
     int vocab;
 };
 
-constexpr uint32_t NOT_FINITE = 0xFFFFFFFFu;
+// Above every rank: no finite value is all ones.
+constexpr uint64_t NOT_FINITE = ~uint64_t(0);
 
 // Larger floats are larger integers; ids break ties downwards. -0 counts as 0, as it does in
 // the host's comparison.
@@ -22,28 +24,35 @@ DEVICE uint64_t rank(float v, uint32_t id) {
 }
 
 #ifndef DEVICE_FUNCTIONS_ONLY
+#include "hopper.cuh"
+
 extern "C" __global__ void __launch_bounds__(1024) argmax(const __grid_constant__ ArgmaxArgs a) {
     __shared__ uint64_t best[32];
+    let_next_begin();
+    wait_for_previous();
     const float* row = a.logits + int64_t(blockIdx.x) * a.vocab;
-    uint64_t mine = 0;
+    int part = (a.vocab + gridDim.y - 1) / gridDim.y, end = min(part * (int(blockIdx.y) + 1), a.vocab);
+    float largest = -INFINITY;
+    int id = -1;
     bool finite = true;
-    // Eight loads under way a thread: one row is one block's, and latency is all there is.
-    for (int start = threadIdx.x; start < a.vocab; start += 8 * blockDim.x) {
+    // Eight loads under way a thread: latency is all there is.
+    for (int start = part * blockIdx.y + threadIdx.x; start < end; start += 8 * blockDim.x) {
         float v[8];
 #pragma unroll
         for (int j = 0; j < 8; j++) {
             int i = start + j * blockDim.x;
-            v[j] = i < a.vocab ? row[i] : -INFINITY;
+            v[j] = i < end ? row[i] : -INFINITY;
         }
 #pragma unroll
         for (int j = 0; j < 8; j++) {
-            uint32_t i = start + j * blockDim.x;
-            if (i >= a.vocab) break;
+            int i = start + j * blockDim.x;
+            if (i >= end) break;
             finite &= bool(isfinite(v[j]));
-            uint64_t r = rank(v[j], i);
-            mine = r > mine ? r : mine;
+            // Ids ascend: of equals, the first stays.
+            if (v[j] > largest) largest = v[j], id = i;
         }
     }
+    uint64_t mine = id < 0 ? 0 : rank(largest, id);
     finite = __syncthreads_and(finite);
     for (int d = 16; d > 0; d >>= 1) {
         uint64_t other = __shfl_xor_sync(~0u, mine, d);
@@ -53,6 +62,6 @@ extern "C" __global__ void __launch_bounds__(1024) argmax(const __grid_constant_
     __syncthreads();
     if (threadIdx.x != 0) return;
     for (int w = 1; w < blockDim.x / 32; w++) mine = best[w] > mine ? best[w] : mine;
-    a.chosen[blockIdx.x] = finite ? ~uint32_t(mine) : NOT_FINITE;
+    a.best[blockIdx.x * gridDim.y + blockIdx.y] = finite ? mine : NOT_FINITE;
 }
 #endif

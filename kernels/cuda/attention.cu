@@ -5,8 +5,8 @@
 // in splits of one page. Of a split, a warp computes the scores of
 // its tile (F16 queries and keys, F32 sums), their maximum, exponentials rounded to F16, their
 // sum, and the product with the values. Splits are merged in ascending order, the first one taken
-// as it is. So a row's bits depend on its own position alone, whether one warp walks all splits
-// (`walk`) or each split has a warp and a second kernel merges (`split`, `merge`).
+// as it is. So a row's bits depend on its own position alone, whether a block's warps take the
+// splits in turns (`together`), or each split has a warp and a second kernel merges (`split`, `merge`).
 //
 // Reads keys and values once a tile of 16 rows: for decoding that is once a group of heads.
 #pragma once
@@ -164,42 +164,6 @@ template <int HD, bool DECODING = false> struct Walker {
     }
 };
 
-template <int HD> DEVICE void merge(Seen<HD>& all, const Seen<HD>& fresh) {
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
-        if (fresh.max[r] == NONE) continue;
-        bool first = all.max[r] == NONE;
-        Factors f = merge_factors(all.max[r], fresh.max[r]);
-        all.max[r] = f.max;
-        all.sum[r] = first ? fresh.sum[r] : __fmaf_rn(all.sum[r], f.old, __fmul_rn(fresh.sum[r], f.fresh));
-#pragma unroll
-        for (int n = 0; n < HD / 8; n++)
-#pragma unroll
-            for (int i = 2 * r; i < 2 * r + 2; i++)
-                all.o[n][i] = first ? fresh.o[n][i]
-                                    : __fmaf_rn(all.o[n][i], f.old, __fmul_rn(fresh.o[n][i], f.fresh));
-    }
-}
-
-// Unit: (tile, key-value head); all splits in order.
-template <int HD> DEVICE void attend_walk(const AttentionArgs& a, int unit) {
-    Walker<HD> w(a, a.tiles[unit / a.kv_heads], unit % a.kv_heads);
-    Seen<HD> all, fresh;
-    all.clear();
-    for (int s = 0; s * SPLIT <= w.last(); s++) {
-        w.split(fresh, s);
-        merge<HD>(all, fresh);
-    }
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
-        int64_t at;
-        if (!w.place(r, at)) continue;
-        for (int n = 0; n < HD / 8; n++)
-            *reinterpret_cast<float2*>(a.out + at * HD + 8 * n + 2 * w.lane.t) =
-                make_float2(__fdiv_rn(all.o[n][2 * r], all.sum[r]), __fdiv_rn(all.o[n][2 * r + 1], all.sum[r]));
-    }
-}
-
 // One split of a tile.
 template <int HD, bool DECODING = false>
 DEVICE void attend_split(const AttentionArgs& a, const Tile& tile, int kv_head, int s) {
@@ -244,6 +208,79 @@ DEVICE void attend_merge(const AttentionArgs& a, int64_t at, int position, int h
 }
 
 #ifndef DEVICE_FUNCTIONS_ONLY
+#include "hopper.cuh"
+
+// Unit: (tile, key-value head), by a block: its warps take the splits in turns, and the threads
+// merge what they have seen, in order, a row and some of its columns each.
+template <int HD> struct Together {
+    // As many as shared memory and the columns of a row are enough for (mirrored in ops.rs).
+    static constexpr int WARPS = HD == 32 || HD == 64 ? 8 : 4, STRIDE = HD + 8;
+    // Of a row: two columns at a time.
+    static constexpr int THREADS = WARPS * 2, EACH = HD / THREADS / 2;
+    float o[WARPS][16][STRIDE];
+    float max[WARPS][16], sum[WARPS][16];
+
+    DEVICE void put(const Seen<HD>& seen, int warp, const Lane& lane) {
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            int row = lane.g + 8 * r;
+            if (lane.t == 0) {
+                max[warp][row] = seen.max[r];
+                sum[warp][row] = seen.sum[r];
+            }
+#pragma unroll
+            for (int n = 0; n < HD / 8; n++)
+                *reinterpret_cast<float2*>(&o[warp][row][8 * n + 2 * lane.t]) =
+                    make_float2(seen.o[n][2 * r], seen.o[n][2 * r + 1]);
+        }
+    }
+};
+
+template <int HD> DEVICE void attend_together(const AttentionArgs& a) {
+    using Room = Together<HD>;
+    __shared__ Room room;
+    let_next_begin();
+    wait_for_previous();
+    // The longest rows of a prompt come last and take longest: they begin first.
+    int unit = gridDim.x - 1 - blockIdx.x, warp = threadIdx.x / 32;
+    Walker<HD> w(a, a.tiles[unit / a.kv_heads], unit % a.kv_heads);
+    int splits = w.last() / SPLIT + 1;
+    int row = threadIdx.x / Room::THREADS, column = 2 * (threadIdx.x % Room::THREADS);
+    float all_max = NONE, all_sum = 0.0f;
+    float2 o[Room::EACH] = {};
+    for (int first = 0; first < splits; first += Room::WARPS) {
+        if (first > 0) __syncthreads();
+        if (first + warp < splits) {
+            Seen<HD> seen;
+            w.split(seen, first + warp);
+            room.put(seen, warp, w.lane);
+        }
+        __syncthreads();
+        for (int i = 0; i < min(Room::WARPS, splits - first); i++) {
+            float max = room.max[i][row], sum = room.sum[i][row];
+            if (max == NONE) continue;
+            bool is_first = all_max == NONE;
+            Factors f = merge_factors(all_max, max);
+            all_max = f.max;
+            all_sum = is_first ? sum : __fmaf_rn(all_sum, f.old, __fmul_rn(sum, f.fresh));
+#pragma unroll
+            for (int n = 0; n < Room::EACH; n++) {
+                const float* at = &room.o[i][row][2 * Room::THREADS * n + column];
+                float2 v = *reinterpret_cast<const float2*>(at);
+                o[n].x = is_first ? v.x : __fmaf_rn(o[n].x, f.old, __fmul_rn(v.x, f.fresh));
+                o[n].y = is_first ? v.y : __fmaf_rn(o[n].y, f.old, __fmul_rn(v.y, f.fresh));
+            }
+        }
+    }
+    if (row >= w.tile.count) return;
+    int group = a.heads / a.kv_heads, index = w.tile.first + row;
+    int64_t at = int64_t(w.tile.row0 + index / group) * a.heads + w.kv_head * group + index % group;
+#pragma unroll
+    for (int n = 0; n < Room::EACH; n++)
+        *reinterpret_cast<float2*>(a.out + at * HD + 2 * Room::THREADS * n + column) =
+            make_float2(__fdiv_rn(o[n].x, all_sum), __fdiv_rn(o[n].y, all_sum));
+}
+
 struct MergeArgs {
     AttentionArgs a;
     const Row* rows;
@@ -252,21 +289,22 @@ struct MergeArgs {
 
 extern "C" __global__ void __launch_bounds__(128)
 attention_merge(const __grid_constant__ MergeArgs m) {
+    let_next_begin();
+    wait_for_previous();
     int64_t at = int64_t(blockIdx.x) * 4 + threadIdx.x / 32;
     if (at >= int64_t(m.n_rows) * m.a.heads) return;
     attend_merge(m.a, at, m.rows[at / m.a.heads].position, m.head_dim,
                  [&](int i, float v) { m.a.out[at * m.head_dim + i] = v; });
 }
 
-// Four warps a block, a unit each.
+// A block a unit; and four warps a block, a split of a unit each.
 #define ATTENTION(HD)                                                                          \
-    extern "C" __global__ void __launch_bounds__(128)                                          \
-    attention_walk_##HD(const __grid_constant__ AttentionArgs a) {                             \
-        int unit = blockIdx.x * 4 + threadIdx.x / 32;                                          \
-        if (unit < a.n_tiles * a.kv_heads) attend_walk<HD>(a, unit);                           \
-    }                                                                                          \
+    extern "C" __global__ void __launch_bounds__(Together<HD>::WARPS * 32)                     \
+    attention_together_##HD(const __grid_constant__ AttentionArgs a) { attend_together<HD>(a); } \
     extern "C" __global__ void __launch_bounds__(128)                                          \
     attention_split_##HD(const __grid_constant__ AttentionArgs a) {                            \
+        let_next_begin();                                                                      \
+        wait_for_previous();                                                                   \
         int unit = blockIdx.x * 4 + threadIdx.x / 32;                                          \
         if (unit >= a.n_tiles * a.kv_heads * a.splits) return;                                 \
         int rest = unit / a.splits, tile = rest / a.kv_heads;                                  \

@@ -59,5 +59,11 @@ DEVICE void embed_row(const EmbedArgs& a, int row) {
 }
 
 #ifndef DEVICE_FUNCTIONS_ONLY
-extern "C" __global__ void embed(const __grid_constant__ EmbedArgs a) { embed_row(a, blockIdx.x); }
+#include "hopper.cuh"
+
+extern "C" __global__ void embed(const __grid_constant__ EmbedArgs a) {
+    let_next_begin();
+    wait_for_previous();
+    embed_row(a, blockIdx.x);
+}
 #endif

@@ -5,6 +5,7 @@
 #include "norm.cu"
 #include "matmul_few.cu"
 #include "matmul_many.cu"
+#include "matmul_wgmma.cu"
 #include "rope_kv.cu"
 #include "attention.cu"
 #include "argmax.cu"

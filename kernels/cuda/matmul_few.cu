@@ -1,10 +1,12 @@
-// Matmul for few rows (up to 64): decoding. Bound by reading W once.
+// Matmul for few rows (up to 64): decoding, on every architecture but Hopper. Bound by reading W
+// once.
 //
 // Block (32, segments, tiles): one warp a segment of a tile of 8 weight rows, so that all of a
 // short row's bytes are in flight at once; partial sums meet in shared memory and are added by
 // one thread an output. Activations come through the caches. The 16 rows of a tensor-core step
 // cost nothing when most are empty: the kernel waits for memory.
 #pragma once
+#include "hopper.cuh"
 #include "matmul.cuh"
 
 // Rows `row` and `row + 8` at the columns of `x`; zero past the end.
@@ -52,6 +54,8 @@ DEVICE void run_segment(float (&d)[MT][4], const uint8_t* tile, int first, int e
 
 template <int T, int MT> DEVICE void matmul_few(const MatmulArgs& a) {
     extern __shared__ float sums[];  // [tiles][segments][rows][8]
+    let_next_begin();
+    wait_for_previous();
     Lane lane;
     int segments = blockDim.y, segment = threadIdx.y;
     int tile = blockIdx.x * blockDim.z + threadIdx.z, p = 0;

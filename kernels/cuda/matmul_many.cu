@@ -1,4 +1,5 @@
-// Matmul for many rows: prompts and large batches. Bound by the tensor cores.
+// Matmul for many rows: prompts and large batches, on every architecture but Hopper, which has
+// matmul_wgmma.cu. Bound by the tensor cores.
 //
 // A block computes BM rows x BN outputs, its warps MT * 16 x NT * 8 each. Activations and packed
 // weights of one unit (128 of k) are copied to shared memory while the unit before is
@@ -6,6 +7,7 @@
 // activations is swizzled so that eight lanes reading two rows hit all banks. Segments are walked
 // in order into a second accumulator (matmul.cuh).
 #pragma once
+#include "hopper.cuh"
 #include "matmul.cuh"
 
 DEVICE void copy_async(void* shared, const void* global, bool real) {
@@ -125,6 +127,8 @@ template <int T, int MT, int NT, int WM, int WN> struct Many {
 // Grid: blocks of rows fastest, so that neighbours share weights in L2.
 template <int T, int MT, int NT, int WM, int WN> DEVICE void matmul_many(const MatmulArgs& a) {
     extern __shared__ __align__(128) uint8_t room[];
+    let_next_begin();
+    wait_for_previous();
     using Block = Many<T, MT, NT, WM, WN>;
     int block = blockIdx.y, p = 0;
     for (;; p++) {

@@ -1,13 +1,13 @@
 // From F32 rows to the input of a matmul: RMS norm, plain scaling, or silu(gate) * up; then F16
-// under one power of two a row. One block of 256 threads a row.
+// under one power of two a row. One block for two rows, a warp for each few units of them.
 //
 // Order: a row is cut into chunks of 128 columns, a chunk is summed by one warp (four columns a
 // lane, then a butterfly), chunks are added in ascending order. Columns past the width are
-// written as zero up to whole units. Reads 4 bytes a column (8 for silu_mul), writes 2.
+// written as zero up to whole units. Reads 4 bytes a column (8 for silu_mul), writes 2; what a lane
+// has read stays in its registers, unless a row is wider than KEEP chunks a warp.
 #pragma once
 #include "weights.cuh"
 
-constexpr int ROW_THREADS = 256;
 constexpr int MAX_CHUNKS = 512;  // 65536 columns
 
 struct RowArgs {
@@ -15,10 +15,12 @@ struct RowArgs {
     const int* gather;     // input row of each output row, or null
     const float* weight;   // of the norm
     float* plain;          // [rows, cols] the norm in F32, or null
-    __half* out;           // [rows, units * 128]
+    __half* out;           // [rows, units * 128], or packed
     float* scale;          // [rows] 2^e
     int cols, units, in_stride;
     float eps;
+    int groups;            // of eight rows, in the layout of matmul_wgmma.cu; 0: rows of k
+    int rows;
 };
 
 struct Four {
@@ -48,83 +50,172 @@ DEVICE float inverse_norm(float sum, int cols, float eps) {
     return rsqrtf(__fadd_rn(__fdividef(sum, float(cols)), eps));
 }
 
-DEVICE float block_max(float v, float* room) {
-    int warp = threadIdx.x >> 5;
-    v = warp_max(v);
-    if ((threadIdx.x & 31) == 0) room[warp] = v;
+#ifndef DEVICE_FUNCTIONS_ONLY
+#include "hopper.cuh"
+
+constexpr int MAX_ROW_THREADS = 1024;
+// Units of a row that a warp has in registers (mirrored in device/cuda/forward.rs).
+constexpr int KEEP = 2;
+
+// What a lane has of a unit: eight columns of one of two neighbouring rows.
+struct Eight {
+    Four low, high;
+};
+struct Place {
+    int lane, row, column;  // of the two rows; within a unit
+    DEVICE Place() : lane(threadIdx.x & 31), row(lane >> 4), column(8 * (lane & 15)) {}
+};
+
+DEVICE Eight eight(const float* row, int k, int cols) {
+    return {four(row, k, cols), four(row, k + 4, cols)};
+}
+
+// Columns k .. k+7 of a row as they go into a matmul.
+//
+// Packed: unit -> eight rows -> piece -> row: 16 bytes, what one k16 step's half takes of a row.
+// Piece 2s + h of a unit holds slots 8h .. 8h+7 of step s; which columns those are follows the
+// weights (weights.cuh), so these eight columns go into four neighbouring pieces, and two rows
+// fill a sector of 32 bytes.
+DEVICE void store_eight(const RowArgs& a, int row, int k, const Eight& y, float down) {
+    uint32_t h[4] = {
+        pack(__fmul_rn(y.low.v[0], down), __fmul_rn(y.low.v[1], down)),
+        pack(__fmul_rn(y.low.v[2], down), __fmul_rn(y.low.v[3], down)),
+        pack(__fmul_rn(y.high.v[0], down), __fmul_rn(y.high.v[1], down)),
+        pack(__fmul_rn(y.high.v[2], down), __fmul_rn(y.high.v[3], down))};
+    if (a.groups == 0) {
+        *reinterpret_cast<uint4*>(a.out + int64_t(row) * a.units * UNIT + k) =
+            make_uint4(h[0], h[1], h[2], h[3]);
+        return;
+    }
+    int64_t group = int64_t(k / UNIT) * a.groups + (row >> 3);
+    __half* at = a.out + (group * 16 + (k % UNIT / CHUNK) * 4) * 64 + (row & 7) * 8 + k % CHUNK / 4;
+#pragma unroll
+    for (int i = 0; i < 4; i++) *reinterpret_cast<uint32_t*>(at + 64 * i) = h[i];
+}
+
+// Calls `each(k, slot)` for the units of this warp: warp, warp + warps, ...; slot KEEP for those
+// that have no registers.
+template <typename Each> DEVICE void lane_columns(int units, const Place& place, const Each& each) {
+    int warps = blockDim.x >> 5, unit = threadIdx.x >> 5;
+#pragma unroll
+    for (int i = 0; i < KEEP; i++, unit += warps)
+        if (unit < units) each(UNIT * unit + place.column, i);
+    for (; unit < units; unit += warps) each(UNIT * unit + place.column, KEEP);
+}
+
+// Of the lane's row, from all warps.
+DEVICE float row_max(float v, const Place& place, float (*room)[MAX_ROW_THREADS / 32]) {
+#pragma unroll
+    for (int d = 8; d > 0; d >>= 1) v = fmaxf(v, __shfl_xor_sync(~0u, v, d));
+    if ((place.lane & 15) == 0) room[place.row][threadIdx.x >> 5] = v;
     __syncthreads();
-    v = room[0];
-    for (int w = 1; w < blockDim.x / 32; w++) v = fmaxf(v, room[w]);
+    v = room[place.row][0];
+    for (int w = 1; w < blockDim.x / 32; w++) v = fmaxf(v, room[place.row][w]);
     return v;
 }
 
-#ifndef DEVICE_FUNCTIONS_ONLY
-// VALUE(k) gives columns k .. k+3 of the row, finished but for the scale.
-template <typename Value>
-DEVICE void write_row(const RowArgs& a, int row, float max, const Value& value) {
-    int e = row_exponent(max);
+// `make(k)` gives columns that are not in `kept`; all of them are finished but for the scale.
+template <typename Make>
+DEVICE void write_row(const RowArgs& a, int row, const Place& place, const Eight (&kept)[KEEP],
+                      const Make& make) {
+    __shared__ float room[2][MAX_ROW_THREADS / 32];
+    float max = 0.0f;
+    lane_columns(a.units, place, [&](int k, int slot) {
+        Eight y = slot < KEEP ? kept[slot] : make(k);
+        max = fmaxf(max, fmaxf(largest(y.low), largest(y.high)));
+        if (!a.plain || row >= a.rows) return;
+        float* to = a.plain + int64_t(row) * a.cols + k;
+        const float *l = y.low.v, *h = y.high.v;
+        if (k < a.cols) *reinterpret_cast<float4*>(to) = make_float4(l[0], l[1], l[2], l[3]);
+        if (k + 4 < a.cols) *reinterpret_cast<float4*>(to + 4) = make_float4(h[0], h[1], h[2], h[3]);
+    });
+    int e = row_exponent(row_max(max, place, room));
+    if (row >= a.rows) return;
     float down = power_of_two(-e);
-    if (threadIdx.x == 0) a.scale[row] = power_of_two(e);
-    for (int k = 4 * threadIdx.x; k < a.units * UNIT; k += 4 * ROW_THREADS) {
-        Four y = value(k);
-        uint2 h = make_uint2(pack(__fmul_rn(y.v[0], down), __fmul_rn(y.v[1], down)),
-                             pack(__fmul_rn(y.v[2], down), __fmul_rn(y.v[3], down)));
-        *reinterpret_cast<uint2*>(a.out + int64_t(row) * a.units * UNIT + k) = h;
-    }
+    if (threadIdx.x == 16 * place.row) a.scale[row] = power_of_two(e);
+    lane_columns(a.units, place, [&](int k, int slot) {
+        store_eight(a, row, k, slot < KEEP ? kept[slot] : make(k), down);
+    });
 }
 
-extern "C" __global__ void __launch_bounds__(ROW_THREADS)
-rmsnorm(const __grid_constant__ RowArgs a) {
-    __shared__ float sums[MAX_CHUNKS], room[ROW_THREADS / 32];
-    int row = blockIdx.x, warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
-    const float* x = a.in + int64_t(a.gather ? a.gather[row] : row) * a.in_stride;
-    for (int c = warp; c < a.units; c += ROW_THREADS / 32) {
-        float s = warp_sum(sum_of_squares(four(x, UNIT * c + 4 * lane, a.cols)));
-        if (lane == 0) sums[c] = s;
+// The squares of a unit's 128 columns, in the order of `warp_sum` over lanes of four columns: there
+// columns 64 apart meet first, and neighbouring fours last.
+DEVICE float unit_sum(const Eight& v) {
+    float low = sum_of_squares(v.low), high = sum_of_squares(v.high);
+#pragma unroll
+    for (int d = 8; d > 0; d >>= 1) {
+        low = __fadd_rn(low, __shfl_xor_sync(~0u, low, d));
+        high = __fadd_rn(high, __shfl_xor_sync(~0u, high, d));
     }
+    return __fadd_rn(low, high);
+}
+
+extern "C" __global__ void __launch_bounds__(MAX_ROW_THREADS)
+rmsnorm(const __grid_constant__ RowArgs a) {
+    __shared__ float sums[2][MAX_CHUNKS];
+    Place place;
+    let_next_begin();
+    Eight weight[KEEP], kept[KEEP];
+    lane_columns(a.units, place, [&](int k, int slot) {
+        if (slot < KEEP) weight[slot] = eight(a.weight, k, a.cols);
+    });
+    wait_for_previous();
+    // A last row without a neighbour is computed twice and written once.
+    int row = 2 * blockIdx.x + place.row, real = min(row, a.rows - 1);
+    const float* x = a.in + int64_t(a.gather ? a.gather[real] : real) * a.in_stride;
+    lane_columns(a.units, place, [&](int k, int slot) {
+        Eight v = eight(x, k, a.cols);
+        if (slot < KEEP) kept[slot] = v;
+        float s = unit_sum(v);
+        if ((place.lane & 15) == 0) sums[place.row][k / UNIT] = s;
+    });
     __syncthreads();
     float sum = 0.0f;
-    for (int c = 0; c < a.units; c++) sum = __fadd_rn(sum, sums[c]);
+    for (int c = 0; c < a.units; c++) sum = __fadd_rn(sum, sums[place.row][c]);
     float inverse = inverse_norm(sum, a.cols, a.eps);
-    auto value = [&](int k) {
-        Four y = four(x, k, a.cols), w = four(a.weight, k, a.cols);
+    auto normal = [&](Eight y, const Eight& w) {
 #pragma unroll
-        for (int i = 0; i < 4; i++) y.v[i] = __fmul_rn(__fmul_rn(y.v[i], inverse), w.v[i]);
+        for (int i = 0; i < 4; i++) {
+            y.low.v[i] = __fmul_rn(__fmul_rn(y.low.v[i], inverse), w.low.v[i]);
+            y.high.v[i] = __fmul_rn(__fmul_rn(y.high.v[i], inverse), w.high.v[i]);
+        }
         return y;
     };
-    float max = 0.0f;
-    for (int k = 4 * threadIdx.x; k < a.cols; k += 4 * ROW_THREADS) {
-        Four y = value(k);
-        max = fmaxf(max, largest(y));
-        if (a.plain)
-            *reinterpret_cast<float4*>(a.plain + int64_t(row) * a.cols + k) =
-                make_float4(y.v[0], y.v[1], y.v[2], y.v[3]);
-    }
-    write_row(a, row, block_max(max, room), value);
+#pragma unroll
+    for (int i = 0; i < KEEP; i++) kept[i] = normal(kept[i], weight[i]);
+    write_row(a, row, place, kept, [&](int k) {
+        return normal(eight(x, k, a.cols), eight(a.weight, k, a.cols));
+    });
 }
 
-template <typename Value> DEVICE void scale_and_write(const RowArgs& a, const Value& value) {
-    __shared__ float room[ROW_THREADS / 32];
-    float max = 0.0f;
-    for (int k = 4 * threadIdx.x; k < a.cols; k += 4 * ROW_THREADS)
-        max = fmaxf(max, largest(value(k)));
-    write_row(a, blockIdx.x, block_max(max, room), value);
+template <typename Make> DEVICE void scale_and_write(const RowArgs& a, const Make& make) {
+    Place place;
+    let_next_begin();
+    wait_for_previous();
+    int row = 2 * blockIdx.x + place.row;
+    const float* x = a.in + int64_t(min(row, a.rows - 1)) * a.in_stride;
+    Eight kept[KEEP];
+    lane_columns(a.units, place, [&](int k, int slot) {
+        if (slot < KEEP) kept[slot] = make(x, k);
+    });
+    write_row(a, row, place, kept, [&](int k) { return make(x, k); });
 }
 
-extern "C" __global__ void __launch_bounds__(ROW_THREADS)
+extern "C" __global__ void __launch_bounds__(MAX_ROW_THREADS)
 scale_rows(const __grid_constant__ RowArgs a) {
-    const float* x = a.in + int64_t(blockIdx.x) * a.in_stride;
-    scale_and_write(a, [&](int k) { return four(x, k, a.cols); });
+    scale_and_write(a, [&](const float* x, int k) { return eight(x, k, a.cols); });
 }
 
 // `in` holds gate in its first `cols` columns and up behind them.
-extern "C" __global__ void __launch_bounds__(ROW_THREADS)
+extern "C" __global__ void __launch_bounds__(MAX_ROW_THREADS)
 silu_mul_rows(const __grid_constant__ RowArgs a) {
-    const float* gate = a.in + int64_t(blockIdx.x) * a.in_stride;
-    scale_and_write(a, [&](int k) {
-        Four g = four(gate, k, a.cols), u = four(gate + a.cols, k, a.cols);
+    scale_and_write(a, [&](const float* gate, int k) {
+        Eight g = eight(gate, k, a.cols), u = eight(gate + a.cols, k, a.cols);
 #pragma unroll
-        for (int i = 0; i < 4; i++) g.v[i] = silu_mul(g.v[i], u.v[i]);
+        for (int i = 0; i < 4; i++) {
+            g.low.v[i] = silu_mul(g.low.v[i], u.low.v[i]);
+            g.high.v[i] = silu_mul(g.high.v[i], u.high.v[i]);
+        }
         return g;
     });
 }

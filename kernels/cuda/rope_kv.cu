@@ -64,15 +64,49 @@ DEVICE void keep_head(const RopeArgs& a, float* head, int row, int h) {
 }
 
 #ifndef DEVICE_FUNCTIONS_ONLY
-// Grid (rows, heads / 4), 4 warps.
-extern "C" __global__ void __launch_bounds__(128) rope_kv(const __grid_constant__ RopeArgs a) {
-    __shared__ float heads[4][MAX_HEAD];
-    int h = blockIdx.y * 4 + threadIdx.x / 32, lane = threadIdx.x & 31, row = blockIdx.x;
-    if (h >= a.heads + 2 * a.kv_heads) return;
-    float* head = heads[threadIdx.x / 32];
-    const float* from = a.qkv + (int64_t(row) * (a.heads + 2 * a.kv_heads) + h) * a.head_dim;
-    for (int i = lane; i < a.head_dim; i += 32) head[i] = from[i];
-    __syncwarp();
-    keep_head(a, head, row, h);
+#include "hopper.cuh"
+
+// Where the column of a head goes.
+DEVICE __half* rope_place(const RopeArgs& a, int row, int h, int column, const Row& r, int page) {
+    if (h < a.heads) return a.q + (int64_t(row) * a.heads + h) * a.head_dim + column;
+    int slot = r.position % PAGE;
+    h -= a.heads;
+    if (h < a.kv_heads) return key_at(a.kv, page, h, a.head_dim) + slot * a.head_dim + column;
+    return value_at(a.kv, page, h - a.kv_heads, a.kv_heads, a.head_dim) + column * PAGE + slot;
+}
+
+// Grid (rows, parts of a row). Without head norms no column needs more than its pair, so each
+// thread takes one pair of any head and none waits for another.
+extern "C" __global__ void __launch_bounds__(256) rope_kv(const __grid_constant__ RopeArgs a) {
+    __shared__ float heads[8][MAX_HEAD];
+    let_next_begin();
+    wait_for_previous();
+    int row = blockIdx.x, n_heads = a.heads + 2 * a.kv_heads;
+    if (a.q_norm || a.k_norm) {
+        int warp = threadIdx.x / 32, warps = 8 * gridDim.y;
+        for (int h = 8 * blockIdx.y + warp; h < n_heads; h += warps) {
+            const float* from = a.qkv + (int64_t(row) * n_heads + h) * a.head_dim;
+            for (int i = threadIdx.x & 31; i < a.head_dim; i += 32) heads[warp][i] = from[i];
+            __syncwarp();
+            keep_head(a, heads[warp], row, h);
+        }
+        return;
+    }
+    int pairs = a.head_dim / 2, i = blockIdx.y * 256 + threadIdx.x, h = i / pairs, pair = i % pairs;
+    if (h >= n_heads) return;
+    Row r = a.rows[row];
+    bool turned = h < a.heads + a.kv_heads && pair < a.dims / 2, apart = turned && a.half_offset;
+    int p = apart ? pair : 2 * pair, q = apart ? pair + a.dims / 2 : 2 * pair + 1;
+    const float* head = a.qkv + (int64_t(row) * n_heads + h) * a.head_dim;
+    float x = head[p], y = head[q];
+    int page = h < a.heads ? 0 : a.kv.tables[r.table + r.position / PAGE];
+    if (turned) {
+        float2 turn = a.turns[int64_t(r.position) * (a.dims / 2) + pair];
+        float u = __fmaf_rn(x, turn.x, -__fmul_rn(y, turn.y));
+        y = __fmaf_rn(x, turn.y, __fmul_rn(y, turn.x));
+        x = u;
+    }
+    *rope_place(a, row, h, p, r, page) = __float2half_rn(x);
+    *rope_place(a, row, h, q, r, page) = __float2half_rn(y);
 }
 #endif

@@ -49,6 +49,23 @@ fn decoding_and_prefill_in_any_chunks_give_the_same_bits() {
     }
 }
 
+/// Hopper's kernels and those of every architecture.
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn both_sets_of_kernels_give_the_same_bits() {
+    for (index, model) in models().into_iter().enumerate() {
+        let tokens = tokens(300, 1);
+        let mut executor = load(&model);
+        let expected = alone(&mut executor, &model.config, &tokens, 1);
+        executor.use_portable_kernels();
+        for chunk in [5, 16, 17, 60, 65, 128, 300] {
+            let seen = alone(&mut executor, &model.config, &tokens, chunk);
+            let what = format!("model {index}, portable, chunks of {chunk}");
+            assert_same(&expected, &seen, &what);
+        }
+    }
+}
+
 #[test]
 #[ignore = "needs an NVIDIA GPU"]
 fn neighbours_do_not_change_a_bit() {

@@ -48,7 +48,8 @@ pub struct Driver {
     stream: sys::CUstream,
     multiprocessors: u32,
     shared_bytes: u32,
-    has_bulk_copies: bool,
+    /// Compute capability.
+    capability: (u32, u32),
     ledger: Arc<Ledger>,
 }
 
@@ -81,7 +82,7 @@ impl Driver {
             stream,
             multiprocessors: 0,
             shared_bytes: 0,
-            has_bulk_copies: false,
+            capability: compute_capability(device)?,
             ledger: Arc::default(),
         };
         driver.multiprocessors =
@@ -90,7 +91,6 @@ impl Driver {
             device,
             Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN,
         )?;
-        driver.has_bulk_copies = compute_capability(device)?.0 >= 9;
         Ok(driver)
     }
 
@@ -140,7 +140,20 @@ impl Driver {
     /// Compute capability 9 and up: copies to shared memory that run beside the threads.
     #[must_use]
     pub fn has_bulk_copies(&self) -> bool {
-        self.has_bulk_copies
+        self.capability.0 >= 9
+    }
+
+    /// The kernels in use here know how to begin before the launch in front of them has ended: they
+    /// were compiled for this very architecture (`cargo xtask kernels`), not from older text.
+    #[must_use]
+    pub fn overlaps_launches(&self) -> bool {
+        matches!(self.capability, (9, 0) | (10, 0))
+    }
+
+    /// Hopper's products of a warpgroup, which no other architecture has.
+    #[must_use]
+    pub fn has_wgmma(&self) -> bool {
+        self.capability == (9, 0)
     }
 
     #[must_use]

@@ -21,13 +21,18 @@ use crate::device::{Batch, Checkpoint, Tap};
 use crate::model::{ModelConfig, RopeStyle};
 use worker_orcd_ipc::{Fault, TokenId};
 
-/// Threads of the kernels in norm.cu.
-pub const ROW_THREADS: u32 = 256;
+/// Chunks of a row that a warp of the kernels in norm.cu keeps in registers, and warps at most.
+const KEPT_CHUNKS: usize = 2;
+const MAX_ROW_WARPS: usize = 32;
+/// Threads of a block of rope_kv.cu, a pair of columns each.
+const ROPE_THREADS: u32 = 256;
 /// Threads of a block whose warps work on their own.
 const WARPS_THREADS: u32 = 128;
 const WARPS: usize = 4;
-/// Warps a multiprocessor should have before attention walks splits instead of sharing them out.
-const ENOUGH_WARPS: usize = 8;
+/// Blocks a multiprocessor should have, or so few splits, before a block attends to all of them
+/// instead of sharing them out.
+const ENOUGH_BLOCKS: usize = 2;
+const MANY_SPLITS: usize = 8;
 
 /// The parts of the executor that a step reads, and the batch's place on the device.
 #[derive(Debug, Clone, Copy)]
@@ -65,7 +70,12 @@ pub fn step(
         matmul: &executor.matmul,
         buffers: executor.scratch.buffers(),
     };
-    if let Some(shape) = Shape::of(&plan, model.scratch.sizes.head_rows)
+    let splits = if model.splits_apart(&plan) {
+        plan.splits
+    } else {
+        0
+    };
+    if let Some(shape) = Shape::of(&plan, model.scratch.sizes.head_rows, splits)
         && !is_watched(model.config, &plan, tap)
     {
         if let Some(decode_step) = &mut executor.decode_step
@@ -178,8 +188,13 @@ impl Model<'_> {
     fn feed_forward(&self, rows: usize, layer: &Layer) -> Result<(), Fault> {
         let (n_embd, n_ff, buffers) = (self.config.n_embd, self.config.n_ff, &self.buffers);
         self.normalize(rows, &layer.ffn_norm)?;
-        self.project(rows, &layer.gate_up, n_embd, (buffers.ff, 2 * n_ff, false))?;
-        self.make_input(&self.ops.silu_mul_rows, rows, (buffers.ff, 2 * n_ff), n_ff)?;
+        if self.matmul.pairs(&layer.gate_up) {
+            self.project_pair(rows, &layer.gate_up)?;
+            self.make_input(&self.ops.scale_rows, rows, (buffers.ff, n_ff), n_ff)?;
+        } else {
+            self.project(rows, &layer.gate_up, n_embd, (buffers.ff, 2 * n_ff, false))?;
+            self.make_input(&self.ops.silu_mul_rows, rows, (buffers.ff, 2 * n_ff), n_ff)?;
+        }
         self.project(rows, &[layer.ffn_down], n_ff, (buffers.x, n_embd, true))
     }
 
@@ -187,14 +202,20 @@ impl Model<'_> {
         let n_embd = self.config.n_embd;
         let arguments = RowArgs {
             weight: self.weights.vector(weight),
-            ..self.row_arguments((self.buffers.x, n_embd), n_embd)
+            ..self.row_arguments(rows, (self.buffers.x, n_embd), n_embd)
         };
-        let geometry = Geometry::line(rows, ROW_THREADS);
-        // SAFETY: one block a row of the stream.
+        let geometry = row_geometry(rows, n_embd);
+        // SAFETY: one block for two rows of the stream.
         unsafe { self.ops.rmsnorm.launch(self.driver, geometry, &arguments) }
     }
 
-    pub fn row_arguments(&self, (input, stride): (DevicePtr<f32>, usize), cols: usize) -> RowArgs {
+    /// Rows of F32 on their way into a matmul that takes as many.
+    pub fn row_arguments(
+        &self,
+        rows: usize,
+        (input, stride): (DevicePtr<f32>, usize),
+        cols: usize,
+    ) -> RowArgs {
         RowArgs {
             input,
             gather: DevicePtr::NULL,
@@ -206,6 +227,8 @@ impl Model<'_> {
             units: units(cols) as i32,
             in_stride: stride as i32,
             eps: self.config.norm_eps,
+            groups: self.matmul.groups(rows) as i32,
+            rows: rows as i32,
         }
     }
 
@@ -217,9 +240,9 @@ impl Model<'_> {
         input: (DevicePtr<f32>, usize),
         cols: usize,
     ) -> Result<(), Fault> {
-        let arguments = self.row_arguments(input, cols);
-        // SAFETY: one block a row; the input holds that many rows of its stride.
-        unsafe { kernel.launch(self.driver, Geometry::line(rows, ROW_THREADS), &arguments) }
+        let arguments = self.row_arguments(rows, input, cols);
+        // SAFETY: one block for two rows; the input holds that many rows of its stride.
+        unsafe { kernel.launch(self.driver, row_geometry(rows, cols), &arguments) }
     }
 
     /// `act` through some linears that share it, into `(out, stride, add)`.
@@ -230,15 +253,41 @@ impl Model<'_> {
         cols: usize,
         (out, stride, add): (DevicePtr<f32>, usize, bool),
     ) -> Result<(), Fault> {
+        let output = Output {
+            out,
+            stride,
+            add,
+            paired: false,
+        };
+        self.multiply(rows, linears, cols, output)
+    }
+
+    /// silu(gate) * up of `act`, into `ff`.
+    fn project_pair(&self, rows: usize, gate_up: &[Linear; 2]) -> Result<(), Fault> {
+        let output = Output {
+            out: self.buffers.ff,
+            stride: self.config.n_ff,
+            add: false,
+            paired: true,
+        };
+        self.multiply(rows, gate_up, self.config.n_embd, output)
+    }
+
+    fn multiply(
+        &self,
+        rows: usize,
+        linears: &[Linear],
+        cols: usize,
+        output: Output,
+    ) -> Result<(), Fault> {
         let input = Input {
             x: self.buffers.act,
             scale: self.buffers.scale,
             rows,
             cols,
         };
-        let output = Output { out, stride, add };
         // SAFETY: `act` holds `rows` rows of whole units, `out` that many of `stride` floats,
-        // into which the linears' outputs fit beside each other.
+        // into which the linears' outputs fit beside each other, or a pair's into one.
         unsafe {
             self.matmul
                 .run(self.driver, self.weights, linears, input, output)
@@ -268,13 +317,12 @@ impl Model<'_> {
 
     /// Head norms and RoPE on queries and keys; keys and values into the cache.
     fn turn_and_keep(&self, rows: usize, index: usize, layer: &Layer) -> Result<(), Fault> {
-        let config = self.config;
         let arguments = self.rope_arguments(index, Some(layer));
-        let heads = config.n_heads + 2 * config.n_kv_heads;
+        let config = self.config;
+        let pairs = (config.n_heads + 2 * config.n_kv_heads) * config.head_dim / 2;
         let geometry = Geometry {
-            grid: [rows as u32, heads.div_ceil(WARPS) as u32],
-            block: [WARPS_THREADS, 1, 1],
-            shared_bytes: 0,
+            grid: [rows as u32, (pairs as u32).div_ceil(ROPE_THREADS)],
+            ..Geometry::line(rows, ROPE_THREADS)
         };
         // SAFETY: positions are inside the table of turns and their pages inside the arena: the
         // scheduler serves no longer sequences and hands out no other pages.
@@ -287,19 +335,17 @@ impl Model<'_> {
         let rows = plan.rows.len();
         let units = plan.tiles.len() * config.n_kv_heads;
         let arguments = self.attention_arguments(plan, index);
-        let few = units < ENOUGH_WARPS * self.driver.multiprocessors() as usize;
-        let room = self
-            .scratch
-            .holds_partials(rows, config.n_heads, plan.splits, config.head_dim);
-        let launch = |kernel: &Kernel<AttentionArgs>, units: usize| {
-            let geometry = Geometry::line(units.div_ceil(WARPS), WARPS_THREADS);
-            // SAFETY: one warp a unit; tiles name rows of this batch and tables that cover them.
+        let launch = |kernel: &Kernel<AttentionArgs>, blocks: usize, threads: u32| {
+            let geometry = Geometry::line(blocks, threads);
+            // SAFETY: a block or a warp a unit; tiles name rows of this batch and tables that
+            // cover them.
             unsafe { kernel.launch(self.driver, geometry, &arguments) }
         };
-        if !(few && room && plan.splits > 1) {
-            return launch(&ops.attention_walk, units);
+        if !self.splits_apart(plan) {
+            return launch(&ops.attention_together, units, ops.together_threads);
         }
-        launch(&ops.attention_split, units * plan.splits)?;
+        let warps = units * plan.splits;
+        launch(&ops.attention_split, warps.div_ceil(WARPS), WARPS_THREADS)?;
         let merge = MergeArgs {
             attention: arguments,
             rows: self.buffers.rows,
@@ -309,6 +355,18 @@ impl Model<'_> {
         let geometry = Geometry::line((rows * config.n_heads).div_ceil(WARPS), WARPS_THREADS);
         // SAFETY: a warp a head of a row; every split that its position sees was just written.
         unsafe { ops.attention_merge.launch(self.driver, geometry, &merge) }
+    }
+
+    /// There are many splits and little else to share out: each gets a warp of its own.
+    fn splits_apart(&self, plan: &Plan<'_>) -> bool {
+        let config = self.config;
+        let units = plan.tiles.len() * config.n_kv_heads;
+        let few = units < ENOUGH_BLOCKS * self.driver.multiprocessors() as usize;
+        let rows = plan.rows.len();
+        few && plan.splits > MANY_SPLITS
+            && self
+                .scratch
+                .holds_partials(rows, config.n_heads, plan.splits, config.head_dim)
     }
 
     pub fn attention_arguments(&self, plan: &Plan<'_>, index: usize) -> AttentionArgs {
@@ -327,6 +385,14 @@ impl Model<'_> {
             scale: scale as f32,
         }
     }
+}
+
+/// A block for two rows: a warp for each chunk of them, or for as few as there are warps for.
+pub fn row_geometry(rows: usize, cols: usize) -> Geometry {
+    let chunks = units(cols);
+    let each = chunks.div_ceil(MAX_ROW_WARPS).min(KEPT_CHUNKS);
+    let warps = chunks.div_ceil(each).min(MAX_ROW_WARPS);
+    Geometry::line(rows.div_ceil(2), 32 * warps as u32)
 }
 
 // The device's view of a row and a tile, in bytes.

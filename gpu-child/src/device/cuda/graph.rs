@@ -15,7 +15,7 @@ use super::plan::Plan;
 use cudarc::driver::sys::{self, CUstreamCaptureMode as CaptureMode};
 use worker_orcd_ipc::Fault;
 
-/// Kept at a time; a batch that grows by a split every 64 tokens leaves its old ones behind.
+/// Kept at a time; batches that lose a sequence now and then leave their old ones behind.
 const MAX_GRAPHS: usize = 64;
 
 /// Steps until a graph is tried again, when there was no memory for one: trying takes longer than
@@ -27,19 +27,20 @@ const STEPS_WITHOUT: u32 = 1000;
 pub struct Shape {
     rows: usize,
     tiles: usize,
+    /// Zero unless attention takes them apart.
     splits: usize,
 }
 
 impl Shape {
     /// `None` for batches that are not decoding only, or draw more than is kept at a time.
     #[must_use]
-    pub fn of(plan: &Plan<'_>, head_rows: usize) -> Option<Self> {
+    pub fn of(plan: &Plan<'_>, head_rows: usize, splits: usize) -> Option<Self> {
         let rows = plan.rows.len();
         let decodes = plan.sequences.len() == rows && plan.drawing.len() == rows;
         (decodes && rows <= head_rows).then_some(Self {
             rows,
             tiles: plan.tiles.len(),
-            splits: plan.splits,
+            splits,
         })
     }
 }

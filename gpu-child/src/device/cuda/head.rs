@@ -6,16 +6,21 @@
 //! same bits as on the CPU device, given the same logits.
 
 use super::decode_step::{DecodeStep, MAX_ROWS};
-use super::forward::{Model, ROW_THREADS};
+use super::forward::{Model, row_geometry};
 use super::kernels::{ArgmaxArgs, Geometry, RowArgs};
 use super::memory::download;
 use super::plan::Plan;
+use super::scratch::ARGMAX_PARTS;
 use crate::device::{Checkpoint, SampleWork, Tap};
 use crate::sampler::sample;
 use worker_orcd_ipc::{Fault, TokenId};
 
-/// What argmax.cu says where a logit is not finite.
+/// What stands for the choice where a logit is not finite; argmax.cu says it with all bits.
 const NOT_FINITE: u32 = u32::MAX;
+
+/// Threads of a block of argmax.cu.
+const ARGMAX_THREADS: u32 = 1024;
+const ENOUGH_ROWS: usize = 64;
 
 pub fn run(
     model: &Model<'_>,
@@ -52,12 +57,23 @@ pub fn draw_chosen(
     Ok(tokens)
 }
 
+/// Blocks that look at a row: one, where there are rows enough for all multiprocessors.
+fn argmax_parts(rows: usize) -> usize {
+    if rows < ENOUGH_ROWS { ARGMAX_PARTS } else { 1 }
+}
+
 /// Waits for the greedy choice of `rows` rows.
 fn chosen(model: &Model<'_>, rows: usize) -> Result<Vec<u32>, Fault> {
-    let mut chosen = vec![0; rows];
-    // SAFETY: the buffer holds a word for each row of logits.
-    unsafe { download(model.driver, &mut chosen, model.buffers.chosen) }?;
-    Ok(chosen)
+    let parts = argmax_parts(rows);
+    let mut best = vec![0_u64; rows * parts];
+    // SAFETY: the buffer holds a rank for each part of each row of logits.
+    unsafe { download(model.driver, &mut best, model.buffers.best) }?;
+    let of_row = |parts: &[u64]| match parts.iter().max() {
+        Some(&u64::MAX) | None => NOT_FINITE,
+        // The id's complement is the lower half of a rank.
+        Some(&rank) => !(rank as u32),
+    };
+    Ok(best.chunks(parts).map(of_row).collect())
 }
 
 /// As [`run`], when [`DecodeStep`] has computed the logits of all rows and ranked them.
@@ -131,28 +147,34 @@ pub fn logits(model: &Model<'_>, first: usize, rows: usize) -> Result<(), Fault>
         gather: buffers.gather.add(first),
         weight: model.weights.vector(&model.weights.output_norm),
         plain: buffers.norm,
-        ..model.row_arguments((buffers.x, n_embd), n_embd)
+        ..model.row_arguments(rows, (buffers.x, n_embd), n_embd)
     };
     let argmax = ArgmaxArgs {
         logits: buffers.logits,
-        chosen: buffers.chosen,
+        best: buffers.best,
         vocab: vocab as i32,
     };
-    let lines = |threads| Geometry::line(rows, threads);
-    // SAFETY: `gather` names rows of the stream; `norm`, `logits` and `chosen` hold `head_rows`
+    let argmax_geometry = Geometry {
+        grid: [rows as u32, argmax_parts(rows) as u32],
+        ..Geometry::line(rows, ARGMAX_THREADS)
+    };
+    // SAFETY: `gather` names rows of the stream; `norm`, `logits` and `best` hold `head_rows`
     // rows, and there are no more.
     unsafe {
         model
             .ops
             .rmsnorm
-            .launch(model.driver, lines(ROW_THREADS), &norm)?;
+            .launch(model.driver, row_geometry(rows, n_embd), &norm)?;
         model.project(
             rows,
             &[model.weights.output],
             n_embd,
             (buffers.logits, vocab, false),
         )?;
-        model.ops.argmax.launch(model.driver, lines(1024), &argmax)
+        model
+            .ops
+            .argmax
+            .launch(model.driver, argmax_geometry, &argmax)
     }
 }
 

@@ -1,12 +1,16 @@
 //! The embedded kernels: found by name once, launched with arguments of their own type.
 //!
-//! The argument structs mirror those in `kernels/cuda`, field by field; a kernel takes exactly
-//! one, by value.
+//! A kernel takes exactly one argument struct ([`arguments`](super::arguments)), by value.
 
 use super::architectures;
+pub use super::arguments::{
+    ArgmaxArgs, AttentionArgs, ChecksumArgs, EmbedArgs, KvArgs, MatmulArgs, MergeArgs, Part,
+    RepackArgs, RopeArgs, Row, RowArgs, Tile, WideArgs,
+};
 use super::driver::{Driver, check};
-use super::memory::DevicePtr;
-use cudarc::driver::sys::{self, CUfunction_attribute as Attribute};
+use cudarc::driver::sys::{
+    self, CUfunction_attribute as Attribute, CUlaunchAttributeID as AttributeId,
+};
 use std::ffi::{CString, c_void};
 use std::marker::PhantomData;
 use std::path::{Path, PathBuf};
@@ -130,6 +134,7 @@ impl Module {
         Ok(Kernel {
             function,
             name: name.to_owned(),
+            overlaps: false,
             of: PhantomData,
         })
     }
@@ -153,6 +158,7 @@ fn read(path: &Path) -> Result<Vec<u128>, Fault> {
 pub struct Kernel<A> {
     function: sys::CUfunction,
     name: String,
+    overlaps: bool,
     of: PhantomData<fn(A)>,
 }
 
@@ -179,6 +185,19 @@ impl Geometry {
 }
 
 impl<A> Kernel<A> {
+    /// Its launches may begin before the one in front of them has ended.
+    ///
+    /// # Safety
+    /// The kernel itself waits for that end before it touches what others write: its first lines
+    /// are those of `hopper.cuh`.
+    #[must_use]
+    pub unsafe fn overlapping(self) -> Self {
+        Self {
+            overlaps: true,
+            ..self
+        }
+    }
+
     /// More than 48 KiB of shared memory are given only on request.
     ///
     /// # Errors
@@ -205,24 +224,55 @@ impl<A> Kernel<A> {
         geometry: Geometry,
         arguments: &A,
     ) -> Result<(), Fault> {
+        // SAFETY: the caller's promise.
+        unsafe { self.launch_clusters(driver, geometry, 1, arguments) }
+    }
+
+    /// As [`launch`](Self::launch), in clusters of so many neighbouring blocks.
+    ///
+    /// # Errors
+    /// As for [`launch`](Self::launch).
+    ///
+    /// # Safety
+    /// As for [`launch`](Self::launch).
+    pub unsafe fn launch_clusters(
+        &self,
+        driver: &Driver,
+        geometry: Geometry,
+        cluster: u32,
+        arguments: &A,
+    ) -> Result<(), Fault> {
         let [x, y] = geometry.grid;
         let [bx, by, bz] = geometry.block;
         if x == 0 || y == 0 {
             return Ok(());
         }
+        let mut attributes = Vec::with_capacity(2);
+        if self.overlaps && driver.overlaps_launches() {
+            attributes.push(overlapping());
+        }
+        if cluster > 1 {
+            attributes.push(clustered(cluster));
+        }
+        let config = sys::CUlaunchConfig {
+            gridDimX: x,
+            gridDimY: y,
+            gridDimZ: 1,
+            blockDimX: bx,
+            blockDimY: by,
+            blockDimZ: bz,
+            sharedMemBytes: geometry.shared_bytes,
+            hStream: driver.stream(),
+            attrs: attributes.as_mut_ptr(),
+            numAttrs: attributes.len() as u32,
+        };
         let mut parameters = [std::ptr::from_ref(arguments).cast_mut().cast::<c_void>()];
-        // SAFETY: one argument of the kernel's own type; the rest is the caller's promise.
+        // SAFETY: one argument of the kernel's own type, attributes that outlive the call; the
+        // rest is the caller's promise.
         let result = unsafe {
-            sys::cuLaunchKernel(
+            sys::cuLaunchKernelEx(
+                &raw const config,
                 self.function,
-                x,
-                y,
-                1,
-                bx,
-                by,
-                bz,
-                geometry.shared_bytes,
-                driver.stream(),
                 parameters.as_mut_ptr(),
                 std::ptr::null_mut(),
             )
@@ -266,177 +316,37 @@ impl<A> Kernel<A> {
     }
 }
 
-/// `repack.cu`.
-#[derive(Debug, Clone, Copy)]
-#[repr(C)]
-pub struct RepackArgs {
-    pub file: DevicePtr<u8>,
-    pub packed: DevicePtr<u8>,
-    pub flags: DevicePtr<u32>,
-    pub row_bytes: u64,
-    pub ty: i32,
-    pub rows: i32,
-    pub cols: i32,
-    pub units: i32,
+/// The launch may begin when the one in front of it says so.
+fn overlapping() -> sys::CUlaunchAttribute {
+    attribute(
+        AttributeId::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+        |value| value.programmaticStreamSerializationAllowed = 1,
+    )
 }
 
-/// `checksum.cu`.
-#[derive(Debug, Clone, Copy)]
-#[repr(C)]
-pub struct ChecksumArgs {
-    pub words: DevicePtr<u8>,
-    pub sum: DevicePtr<u64>,
-    pub pairs: u64,
-    pub first: u64,
+/// This many blocks see each other's shared memory.
+fn clustered(blocks: u32) -> sys::CUlaunchAttribute {
+    attribute(
+        AttributeId::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION,
+        |value| {
+            value.clusterDim = sys::CUlaunchAttributeValue_union__bindgen_ty_1 {
+                x: blocks,
+                y: 1,
+                z: 1,
+            }
+        },
+    )
 }
 
-/// A token of the batch: `Row` in `embed.cu`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[repr(C)]
-pub struct Row {
-    pub token: i32,
-    pub position: i32,
-    pub table: i32,
-    pub unused: i32,
-}
-
-/// `embed.cu`.
-#[derive(Debug, Clone, Copy)]
-#[repr(C)]
-pub struct EmbedArgs {
-    pub table: DevicePtr<u8>,
-    pub rows: DevicePtr<Row>,
-    pub x: DevicePtr<f32>,
-    pub ty: i32,
-    pub units: i32,
-    pub cols: i32,
-}
-
-/// `norm.cu`.
-#[derive(Debug, Clone, Copy)]
-#[repr(C)]
-pub struct RowArgs {
-    pub input: DevicePtr<f32>,
-    pub gather: DevicePtr<i32>,
-    pub weight: DevicePtr<f32>,
-    pub plain: DevicePtr<f32>,
-    pub out: DevicePtr<u16>,
-    pub scale: DevicePtr<f32>,
-    pub cols: i32,
-    pub units: i32,
-    pub in_stride: i32,
-    pub eps: f32,
-}
-
-/// `Part` in `common.cuh`.
-#[derive(Debug, Clone, Copy)]
-#[repr(C)]
-pub struct Part {
-    pub weight: DevicePtr<u8>,
-    pub bias: DevicePtr<f32>,
-    pub rows: i32,
-    pub tiles: i32,
-    pub column: i32,
-    pub ty: i32,
-}
-
-impl Part {
-    pub const NONE: Self = Self {
-        weight: DevicePtr::NULL,
-        bias: DevicePtr::NULL,
-        rows: 0,
-        tiles: 0,
-        column: 0,
-        ty: 0,
-    };
-}
-
-/// `matmul.cuh`.
-#[derive(Debug, Clone, Copy)]
-#[repr(C)]
-pub struct MatmulArgs {
-    pub parts: [Part; 3],
-    pub n_parts: i32,
-    pub rows: i32,
-    pub units: i32,
-    pub out_stride: i32,
-    pub add: i32,
-    pub x: DevicePtr<u16>,
-    pub scale: DevicePtr<f32>,
-    pub out: DevicePtr<f32>,
-}
-
-/// `KvArgs` in `rope_kv.cu`.
-#[derive(Debug, Clone, Copy)]
-#[repr(C)]
-pub struct KvArgs {
-    pub pages: DevicePtr<u16>,
-    pub page_stride: u64,
-    pub layer_offset: u64,
-    pub tables: DevicePtr<i32>,
-}
-
-/// `rope_kv.cu`.
-#[derive(Debug, Clone, Copy)]
-#[repr(C)]
-pub struct RopeArgs {
-    pub qkv: DevicePtr<f32>,
-    pub rows: DevicePtr<Row>,
-    pub turns: DevicePtr<[f32; 2]>,
-    pub q_norm: DevicePtr<f32>,
-    pub k_norm: DevicePtr<f32>,
-    pub q: DevicePtr<u16>,
-    pub kv: KvArgs,
-    pub heads: i32,
-    pub kv_heads: i32,
-    pub head_dim: i32,
-    pub dims: i32,
-    pub half_offset: i32,
-    pub eps: f32,
-}
-
-/// `Tile` in `attention.cu`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[repr(C)]
-pub struct Tile {
-    pub row0: i32,
-    pub first: i32,
-    pub count: i32,
-    pub position0: i32,
-    pub table: i32,
-}
-
-/// `attention.cu`.
-#[derive(Debug, Clone, Copy)]
-#[repr(C)]
-pub struct AttentionArgs {
-    pub q: DevicePtr<u16>,
-    pub out: DevicePtr<f32>,
-    pub partial: DevicePtr<f32>,
-    pub tiles: DevicePtr<Tile>,
-    pub kv: KvArgs,
-    pub n_tiles: i32,
-    pub heads: i32,
-    pub kv_heads: i32,
-    pub splits: i32,
-    pub scale: f32,
-}
-
-/// `MergeArgs` in `attention.cu`.
-#[derive(Debug, Clone, Copy)]
-#[repr(C)]
-pub struct MergeArgs {
-    pub attention: AttentionArgs,
-    pub rows: DevicePtr<Row>,
-    pub n_rows: i32,
-    pub head_dim: i32,
-}
-
-/// `argmax.cu`.
-#[derive(Debug, Clone, Copy)]
-#[repr(C)]
-pub struct ArgmaxArgs {
-    pub logits: DevicePtr<f32>,
-    pub chosen: DevicePtr<u32>,
-    pub vocab: i32,
+fn attribute(
+    id: AttributeId,
+    set: impl FnOnce(&mut sys::CUlaunchAttributeValue),
+) -> sys::CUlaunchAttribute {
+    let mut value = sys::CUlaunchAttributeValue { pad: [0; 64] };
+    set(&mut value);
+    sys::CUlaunchAttribute {
+        id,
+        pad: [0; 4],
+        value,
+    }
 }

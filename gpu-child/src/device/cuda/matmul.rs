@@ -3,16 +3,19 @@
 //! Every choice gives the same bits (`kernels/cuda/matmul.cuh`); only time differs.
 
 use super::driver::Driver;
-use super::kernels::{Geometry, Kernel, MatmulArgs, Module, Part};
+use super::kernels::{Geometry, Kernel, MatmulArgs, Module, Part, WideArgs};
 use super::memory::DevicePtr;
 use super::weights::{
     Linear, TILE_ROWS, UNIT, Weights, multiplied_as, segments, unit_bytes, units,
 };
+use super::wide::{BLOCKS, Product, Room, share};
 use worker_orcd_ipc::Fault;
 use worker_orcd_kernels::TensorType;
 
 /// Rows up to which reading the weights is what takes the time.
 const FEW: usize = 64;
+/// Shared memory that matmul_wgmma.cu declares itself, and a little for the driver.
+const RESERVED_SHARED: u32 = 2 << 10;
 /// Threads of a `matmul_few` block at most; its launch bounds say so too.
 const FEW_THREADS: usize = 512;
 const MANY_THREADS: u32 = 256;
@@ -25,11 +28,14 @@ struct OfType {
     few: [Kernel<MatmulArgs>; 2],
     /// Blocks of 64 x 64 and, where shared memory allows, 128 x 128.
     many: [Option<Kernel<MatmulArgs>>; 2],
+    /// Of each of [`BLOCKS`], on Hopper: instead of all the others.
+    wide: Vec<Kernel<WideArgs>>,
 }
 
 #[derive(Debug)]
 pub struct Matmul {
     kernels: Vec<OfType>,
+    has_wide: bool,
 }
 
 /// Rows of F16 and their powers of two.
@@ -47,6 +53,8 @@ pub struct Output {
     pub stride: usize,
     /// To what is there, instead of over it.
     pub add: bool,
+    /// silu(gate) * up of two linears for which [`Matmul::pairs`].
+    pub paired: bool,
 }
 
 impl Matmul {
@@ -59,7 +67,29 @@ impl Matmul {
                 kernels.push(OfType::load(driver, module, ty)?);
             }
         }
-        Ok(Self { kernels })
+        Ok(Self {
+            kernels,
+            has_wide: driver.has_wgmma(),
+        })
+    }
+
+    /// Does without what only some architectures have.
+    pub fn use_portable(&mut self) {
+        self.has_wide = false;
+    }
+
+    /// Groups of eight rows that the input of so many rows is packed in; zero where it is plain
+    /// (`RowArgs` in `norm.cu`).
+    #[must_use]
+    pub fn groups(&self, rows: usize) -> usize {
+        if self.has_wide { rows.div_ceil(8) } else { 0 }
+    }
+
+    /// Gate and up can be multiplied as one: [`run`](Self::run) then gives silu(gate) * up.
+    #[must_use]
+    pub fn pairs(&self, [gate, up]: &[Linear; 2]) -> bool {
+        let same_type = multiplied_as(gate.weight.ty) == multiplied_as(up.weight.ty);
+        self.has_wide && same_type && gate.weight.rows == up.weight.rows
     }
 
     /// `out[:, column of each] = input x its weight`; the linears share their number of columns
@@ -105,7 +135,13 @@ impl Matmul {
             };
             // SAFETY: parts are matrices of the arena with `units` units a tile; the rest is the
             // caller's promise.
-            unsafe { of_type.launch(driver, &arguments) }?;
+            unsafe {
+                if self.has_wide {
+                    of_type.launch_wide(driver, arguments, output.paired)?;
+                } else {
+                    of_type.launch(driver, &arguments)?;
+                }
+            }
         }
         Ok(())
     }
@@ -114,16 +150,19 @@ impl Matmul {
 impl OfType {
     fn load(driver: &Driver, module: &Module, ty: TensorType) -> Result<Self, Fault> {
         let name = ty.name();
-        // SAFETY: every kernel of matmul_few.cu takes MatmulArgs.
-        let few = |rows: u32| unsafe { module.kernel(&format!("matmul_few_{name}_{rows}")) };
+        // SAFETY: every kernel of matmul_few.cu takes MatmulArgs, and waits.
+        let few = |rows: u32| unsafe {
+            let kernel: Kernel<MatmulArgs> = module.kernel(&format!("matmul_few_{name}_{rows}"))?;
+            Ok::<_, Fault>(kernel.overlapping())
+        };
         let many = |side: usize| {
             let bytes = many_shared(ty, side);
             if bytes > driver.shared_bytes() {
                 return Ok(None);
             }
-            // SAFETY: every kernel of matmul_many.cu takes MatmulArgs.
-            let kernel: Kernel<MatmulArgs> =
-                unsafe { module.kernel(&format!("matmul_many_{name}_{side}")) }?;
+            let name = format!("matmul_many_{name}_{side}");
+            // SAFETY: every kernel of matmul_many.cu takes MatmulArgs, and waits.
+            let kernel: Kernel<MatmulArgs> = unsafe { module.kernel(&name)?.overlapping() };
             kernel.allow_shared(bytes)?;
             Ok(Some(kernel))
         };
@@ -131,11 +170,59 @@ impl OfType {
         for kernel in &few {
             kernel.allow_shared(driver.shared_bytes().min(few_shared_limit()))?;
         }
+        let mut wide = Vec::new();
+        for block in BLOCKS.iter().filter(|_| driver.has_wgmma()) {
+            let name = format!("matmul_wide_{name}_{}_{}", block.warpgroups, block.rows);
+            // SAFETY: every kernel of matmul_wgmma.cu takes WideArgs, and waits.
+            let kernel: Kernel<WideArgs> = unsafe { module.kernel(&name)?.overlapping() };
+            kernel.allow_shared(driver.shared_bytes() - RESERVED_SHARED)?;
+            wide.push(kernel);
+        }
         Ok(Self {
             ty,
             few,
             many: [many(64)?, many(128)?],
+            wide,
         })
+    }
+
+    /// # Safety
+    /// As for [`Matmul::run`]; the input is packed.
+    unsafe fn launch_wide(
+        &self,
+        driver: &Driver,
+        matmul: MatmulArgs,
+        paired: bool,
+    ) -> Result<(), Fault> {
+        let parts = &matmul.parts[..matmul.n_parts as usize];
+        let tiles: Vec<usize> = parts.iter().map(|part| part.tiles as usize).collect();
+        let product = Product {
+            ty: self.ty,
+            tiles: &tiles,
+            units: matmul.units as usize,
+            rows: matmul.rows as usize,
+            paired,
+        };
+        let room = Room {
+            multiprocessors: driver.multiprocessors() as usize,
+            shared_bytes: (driver.shared_bytes() - RESERVED_SHARED) as usize,
+        };
+        let share = share(&product, room);
+        let arguments = WideArgs {
+            matmul,
+            stages: share.stages as i32,
+            exchange: share.exchange as i32,
+            paired: i32::from(paired),
+        };
+        let geometry = Geometry {
+            grid: [share.blocks as u32, 1],
+            block: [BLOCKS[share.block].threads(), 1, 1],
+            shared_bytes: share.shared_bytes as u32,
+        };
+        let kernel = &self.wide[share.block];
+        // SAFETY: the geometry is what the kernel of that block was compiled for, with room for
+        // its stages and for what its cluster exchanges.
+        unsafe { kernel.launch_clusters(driver, geometry, share.cluster as u32, &arguments) }
     }
 
     /// # Safety

@@ -63,11 +63,6 @@ impl<T> DevicePtr<T> {
     pub fn add(self, count: usize) -> Self {
         Self(self.0 + (count * size_of::<T>()) as u64, PhantomData)
     }
-
-    #[must_use]
-    pub fn cast<U>(self) -> DevicePtr<U> {
-        DevicePtr(self.0, PhantomData)
-    }
 }
 
 /// One allocation of device memory.

@@ -11,8 +11,9 @@
 //! * [`load`] decides what fits ([`budget`]), copies the file's tensors and has the device pack
 //!   them; [`residency`] looks from then on whether they are still there, and still the same.
 //! * [`plan`] lays a batch out; [`forward`] is the pass; [`matmul`] chooses among kernels that
-//!   give the same bits; [`decode_step`] is the whole pass in one launch, for small batches, and
-//!   [`graph`] a recording of its launches, for larger ones.
+//!   give the same bits, and [`wide`] how Hopper's are shared out; [`decode_step`] is the whole
+//!   pass in one launch, for small batches, and [`graph`] a recording of its launches, for larger
+//!   ones.
 //!
 //! The law of [`device`](super) holds here because every output has one owner and one order of
 //! additions, given by its own indices and the weight's shape (`kernels/cuda/common.cuh`).
@@ -22,6 +23,7 @@
 //! process ends, and the driver takes everything back.
 
 mod architectures;
+mod arguments;
 mod budget;
 mod decode_step;
 mod driver;
@@ -40,6 +42,7 @@ mod plan;
 mod residency;
 mod scratch;
 mod weights;
+mod wide;
 
 use crate::device::{Batch, Executor, KvGeometry, Tap};
 #[cfg(feature = "fault-injection")]
@@ -120,6 +123,14 @@ impl CudaExecutor {
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Self, Fault> {
         load::load(config, weights, file, options, progress)
+    }
+
+    /// Does without the kernels that only some architectures have, so that one device can compare
+    /// both sets.
+    pub fn use_portable_kernels(&mut self) {
+        self.matmul.use_portable();
+        self.decode_step = None;
+        self.graphs = Graphs::default();
     }
 }
 

@@ -12,7 +12,9 @@ pub struct Ops {
     pub scale_rows: Kernel<RowArgs>,
     pub silu_mul_rows: Kernel<RowArgs>,
     pub rope_kv: Kernel<RopeArgs>,
-    pub attention_walk: Kernel<AttentionArgs>,
+    pub attention_together: Kernel<AttentionArgs>,
+    /// Of a block of it: `Together` in attention.cu.
+    pub together_threads: u32,
     pub attention_split: Kernel<AttentionArgs>,
     pub attention_merge: Kernel<MergeArgs>,
     pub argmax: Kernel<ArgmaxArgs>,
@@ -22,18 +24,28 @@ impl Ops {
     /// # Errors
     /// When a kernel is missing.
     pub fn load(module: &Module, head_dim: usize) -> Result<Self, Fault> {
-        // SAFETY: each name's kernel takes the argument struct that it is bound to here.
+        // SAFETY: each name's kernel takes the argument struct that it is bound to here, and waits
+        // for what is in front of it.
         unsafe {
             Ok(Self {
-                embed: module.kernel("embed")?,
-                rmsnorm: module.kernel("rmsnorm")?,
-                scale_rows: module.kernel("scale_rows")?,
-                silu_mul_rows: module.kernel("silu_mul_rows")?,
-                rope_kv: module.kernel("rope_kv")?,
-                attention_walk: module.kernel(&format!("attention_walk_{head_dim}"))?,
-                attention_split: module.kernel(&format!("attention_split_{head_dim}"))?,
-                attention_merge: module.kernel("attention_merge")?,
-                argmax: module.kernel("argmax")?,
+                embed: module.kernel("embed")?.overlapping(),
+                rmsnorm: module.kernel("rmsnorm")?.overlapping(),
+                scale_rows: module.kernel("scale_rows")?.overlapping(),
+                silu_mul_rows: module.kernel("silu_mul_rows")?.overlapping(),
+                rope_kv: module.kernel("rope_kv")?.overlapping(),
+                attention_together: module
+                    .kernel(&format!("attention_together_{head_dim}"))?
+                    .overlapping(),
+                together_threads: if matches!(head_dim, 32 | 64) {
+                    256
+                } else {
+                    128
+                },
+                attention_split: module
+                    .kernel(&format!("attention_split_{head_dim}"))?
+                    .overlapping(),
+                attention_merge: module.kernel("attention_merge")?.overlapping(),
+                argmax: module.kernel("argmax")?.overlapping(),
             })
         }
     }

@@ -13,6 +13,9 @@ const LOGIT_BYTES: usize = 256 << 20;
 /// Attention results of single splits: what does not fit is walked instead.
 const PARTIAL_BYTES: usize = 64 << 20;
 
+/// Blocks that look at a row of logits, each at a part.
+pub const ARGMAX_PARTS: usize = 8;
+
 /// How large everything is.
 #[derive(Debug, Clone, Copy)]
 pub struct Sizes {
@@ -66,7 +69,7 @@ struct Places {
     scale: u64,
     norm: u64,
     logits: u64,
-    chosen: u64,
+    best: u64,
     partial: u64,
     rows: u64,
     gather: u64,
@@ -86,14 +89,17 @@ impl Places {
         let scale = floats(s.tokens);
         let norm = floats(s.head_rows * s.n_embd);
         let logits = floats(s.head_rows * s.vocab);
-        let chosen = floats(s.head_rows);
         let partial = floats(PARTIAL_BYTES / 4);
-        let gather = floats(s.tokens);
-        let tables = floats(s.tables);
+        let best = layout.place((8 * ARGMAX_PARTS * s.head_rows) as u64);
         let q = layout.place(2 * (s.tokens * s.q) as u64);
-        let act = layout.place(2 * (s.tokens * s.widest) as u64);
+        // Packed, it has whole groups of eight rows.
+        let act = layout.place(2 * (s.tokens.next_multiple_of(8) * s.widest) as u64);
+        // The step's inputs lie behind each other, so that one copy brings them all; what there is
+        // most room for comes last.
         let rows = layout.place((size_of::<Row>() * s.tokens) as u64);
+        let gather = layout.place(4 * s.tokens as u64);
         let tiles = layout.place((size_of::<Tile>() * s.tiles) as u64);
+        let tables = layout.place(4 * s.tables as u64);
         Self {
             x,
             qkv,
@@ -104,7 +110,7 @@ impl Places {
             scale,
             norm,
             logits,
-            chosen,
+            best,
             partial,
             rows,
             gather,
@@ -140,7 +146,8 @@ pub struct Buffers {
     /// The final norm in F32, `[head_rows, n_embd]`.
     pub norm: DevicePtr<f32>,
     pub logits: DevicePtr<f32>,
-    pub chosen: DevicePtr<u32>,
+    /// The rank of the largest logit of each part of a row.
+    pub best: DevicePtr<u64>,
     pub partial: DevicePtr<f32>,
     pub rows: DevicePtr<Row>,
     pub gather: DevicePtr<i32>,
@@ -156,9 +163,7 @@ impl Scratch {
         let arena = Arena::new(driver, Purpose::Scratch, places.bytes)?;
         // What a kernel reads past the rows of a batch must be numbers.
         arena.clear(driver)?;
-        let input_bytes = sizes.tokens * (size_of::<Row>() + 4)
-            + sizes.tiles * size_of::<Tile>()
-            + 4 * sizes.tables;
+        let input_bytes = (places.bytes - places.rows) as usize;
         Ok(Self {
             sizes,
             arena,
@@ -194,11 +199,11 @@ impl Scratch {
             q: a.at(p.q, s.tokens * s.q),
             attn: a.at(p.attn, s.tokens * s.q),
             ff: a.at(p.ff, s.tokens * 2 * s.n_ff),
-            act: a.at(p.act, s.tokens * s.widest),
+            act: a.at(p.act, s.tokens.next_multiple_of(8) * s.widest),
             scale: a.at(p.scale, s.tokens),
             norm: a.at(p.norm, s.head_rows * s.n_embd),
             logits: a.at(p.logits, s.head_rows * s.vocab),
-            chosen: a.at(p.chosen, s.head_rows),
+            best: a.at(p.best, ARGMAX_PARTS * s.head_rows),
             partial: a.at(p.partial, PARTIAL_BYTES / 4),
             rows: a.at(p.rows, s.tokens),
             gather: a.at(p.gather, s.tokens),
@@ -222,23 +227,25 @@ impl Scratch {
                 && plan.tables.len() <= sizes.tables,
             "a batch larger than announced"
         );
-        let buffers = self.buffers();
+        let places = &self.places;
         let gather: Vec<i32> = plan.drawing.iter().map(|(row, _)| *row as i32).collect();
-        let mut room = self.pinned.bytes_mut();
-        for (to, from) in [
-            (buffers.rows.cast::<u8>(), bytes_of(&plan.rows)),
-            (buffers.gather.cast(), bytes_of(&gather)),
-            (buffers.tiles.cast(), bytes_of(&plan.tiles)),
-            (buffers.tables.cast(), bytes_of(&plan.tables)),
+        let room = self.pinned.bytes_mut();
+        let mut end = 0;
+        for (place, from) in [
+            (places.rows, bytes_of(&plan.rows)),
+            (places.gather, bytes_of(&gather)),
+            (places.tiles, bytes_of(&plan.tiles)),
+            (places.tables, bytes_of(&plan.tables)),
         ] {
-            let (here, rest) = room.split_at_mut(from.len());
-            here.copy_from_slice(from);
-            // SAFETY: the counts were checked against the buffers' sizes above, and the pinned
-            // copy is written again only by the next step, after this one was synchronized.
-            unsafe { upload(driver, to, here) }?;
-            room = rest;
+            let start = (place - places.rows) as usize;
+            end = start + from.len();
+            room[start..end].copy_from_slice(from);
         }
-        Ok(())
+        let to = self.arena.at(places.rows, end);
+        // SAFETY: the counts were checked against the buffers' sizes above; what lies between
+        // them was a step's input too, or zero. The pinned copy is written again only by the next
+        // step, after this one was synchronized.
+        unsafe { upload(driver, to, &room[..end]) }
     }
 }
 

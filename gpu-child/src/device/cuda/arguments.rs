@@ -1,0 +1,190 @@
+//! The kernels' arguments: mirrors of the structs in `kernels/cuda`, field by field.
+
+use super::memory::DevicePtr;
+
+/// `repack.cu`.
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub struct RepackArgs {
+    pub file: DevicePtr<u8>,
+    pub packed: DevicePtr<u8>,
+    pub flags: DevicePtr<u32>,
+    pub row_bytes: u64,
+    pub ty: i32,
+    pub rows: i32,
+    pub cols: i32,
+    pub units: i32,
+}
+
+/// A token of the batch: `Row` in `common.cuh`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(C)]
+pub struct Row {
+    pub token: i32,
+    pub position: i32,
+    pub table: i32,
+    pub unused: i32,
+}
+
+/// `embed.cu`.
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub struct EmbedArgs {
+    pub table: DevicePtr<u8>,
+    pub rows: DevicePtr<Row>,
+    pub x: DevicePtr<f32>,
+    pub ty: i32,
+    pub units: i32,
+    pub cols: i32,
+}
+
+/// `norm.cu`.
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub struct RowArgs {
+    pub input: DevicePtr<f32>,
+    pub gather: DevicePtr<i32>,
+    pub weight: DevicePtr<f32>,
+    pub plain: DevicePtr<f32>,
+    pub out: DevicePtr<u16>,
+    pub scale: DevicePtr<f32>,
+    pub cols: i32,
+    pub units: i32,
+    pub in_stride: i32,
+    pub eps: f32,
+    pub groups: i32,
+    pub rows: i32,
+}
+
+/// `Part` in `common.cuh`.
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub struct Part {
+    pub weight: DevicePtr<u8>,
+    pub bias: DevicePtr<f32>,
+    pub rows: i32,
+    pub tiles: i32,
+    pub column: i32,
+    pub ty: i32,
+}
+
+impl Part {
+    pub const NONE: Self = Self {
+        weight: DevicePtr::NULL,
+        bias: DevicePtr::NULL,
+        rows: 0,
+        tiles: 0,
+        column: 0,
+        ty: 0,
+    };
+}
+
+/// `matmul.cuh`.
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub struct MatmulArgs {
+    pub parts: [Part; 3],
+    pub n_parts: i32,
+    pub rows: i32,
+    pub units: i32,
+    pub out_stride: i32,
+    pub add: i32,
+    pub x: DevicePtr<u16>,
+    pub scale: DevicePtr<f32>,
+    pub out: DevicePtr<f32>,
+}
+
+/// `matmul_wgmma.cu`.
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub struct WideArgs {
+    pub matmul: MatmulArgs,
+    pub stages: i32,
+    pub exchange: i32,
+    pub paired: i32,
+}
+
+/// `KvArgs` in `rope_kv.cu`.
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub struct KvArgs {
+    pub pages: DevicePtr<u16>,
+    pub page_stride: u64,
+    pub layer_offset: u64,
+    pub tables: DevicePtr<i32>,
+}
+
+/// `rope_kv.cu`.
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub struct RopeArgs {
+    pub qkv: DevicePtr<f32>,
+    pub rows: DevicePtr<Row>,
+    pub turns: DevicePtr<[f32; 2]>,
+    pub q_norm: DevicePtr<f32>,
+    pub k_norm: DevicePtr<f32>,
+    pub q: DevicePtr<u16>,
+    pub kv: KvArgs,
+    pub heads: i32,
+    pub kv_heads: i32,
+    pub head_dim: i32,
+    pub dims: i32,
+    pub half_offset: i32,
+    pub eps: f32,
+}
+
+/// `Tile` in `attention.cu`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(C)]
+pub struct Tile {
+    pub row0: i32,
+    pub first: i32,
+    pub count: i32,
+    pub position0: i32,
+    pub table: i32,
+}
+
+/// `attention.cu`.
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub struct AttentionArgs {
+    pub q: DevicePtr<u16>,
+    pub out: DevicePtr<f32>,
+    pub partial: DevicePtr<f32>,
+    pub tiles: DevicePtr<Tile>,
+    pub kv: KvArgs,
+    pub n_tiles: i32,
+    pub heads: i32,
+    pub kv_heads: i32,
+    pub splits: i32,
+    pub scale: f32,
+}
+
+/// `MergeArgs` in `attention.cu`.
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub struct MergeArgs {
+    pub attention: AttentionArgs,
+    pub rows: DevicePtr<Row>,
+    pub n_rows: i32,
+    pub head_dim: i32,
+}
+
+/// `argmax.cu`.
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub struct ArgmaxArgs {
+    pub logits: DevicePtr<f32>,
+    pub best: DevicePtr<u64>,
+    pub vocab: i32,
+}
+
+/// `checksum.cu`.
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub struct ChecksumArgs {
+    pub words: DevicePtr<u8>,
+    pub sum: DevicePtr<u64>,
+    pub pairs: u64,
+    pub first: u64,
+}

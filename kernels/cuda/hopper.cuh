@@ -1,0 +1,128 @@
+// What only Hopper has: asynchronous products of a warpgroup, bulk copies that arrive at a barrier
+// in shared memory, clusters of blocks that write into each other's shared memory, and launches
+// that begin before the one in front of them has ended.
+//
+// A k16 step of wgmma gives the bits of mma.sync's: seen on an H200 for normal, wide and
+// cancelling inputs, subnormals included. So both may serve one law (matmul.cuh).
+#pragma once
+#include "common.cuh"
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+#define HAS_WGMMA 1
+#endif
+
+// Lets the next launch begin; waits for the end of the one before. Without an effect where the
+// launch was not made that way.
+DEVICE void let_next_begin() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+DEVICE void wait_for_previous() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+#ifdef HAS_WGMMA
+DEVICE uint32_t shared_at(const void* p) { return uint32_t(__cvta_generic_to_shared(p)); }
+
+// === barriers in shared memory
+
+DEVICE void barrier_init(uint64_t* barrier, int arrivals) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_at(barrier)), "r"(arrivals));
+}
+DEVICE void barrier_arrive(uint64_t* barrier) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_at(barrier)) : "memory");
+}
+DEVICE void barrier_expect(uint64_t* barrier, int bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_at(barrier)),
+                 "r"(bytes) : "memory");
+}
+DEVICE void barrier_wait(uint64_t* barrier, int parity) {
+    asm volatile(
+        "{\n.reg .pred done;\n"
+        "again: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+        "@!done bra again;\n}" ::"r"(shared_at(barrier)), "r"(parity) : "memory");
+}
+// The barriers are seen by the copy engine.
+DEVICE void barriers_made() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+
+DEVICE void copy_bulk(void* to, const void* from, int bytes, uint64_t* barrier) {
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
+            "r"(shared_at(to)), "l"(from), "r"(bytes), "r"(shared_at(barrier)) : "memory");
+}
+
+// === clusters
+
+DEVICE int cluster_rank() {
+    int r;
+    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(r));
+    return r;
+}
+DEVICE int cluster_size() {
+    int n;
+    asm("mov.u32 %0, %%cluster_nctarank;" : "=r"(n));
+    return n;
+}
+// Says that this block has begun and its barriers are made; waits until all have said so.
+DEVICE void cluster_arrive() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
+DEVICE void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
+// `at` of this block's shared memory, in that of block `rank`.
+DEVICE uint32_t in_block(uint32_t at, int rank) {
+    uint32_t there;
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(at), "r"(rank));
+    return there;
+}
+// 16 bytes that count at `barrier`, which is in the same block as `at`.
+DEVICE void store_in_cluster(uint32_t at, uint32_t barrier, float a, float b, float c, float d) {
+    asm volatile(
+        "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::
+            "r"(at), "f"(a), "f"(b), "f"(c), "f"(d), "r"(barrier) : "memory");
+}
+
+// === products of a warpgroup
+
+DEVICE void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+DEVICE void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+template <int LEFT> DEVICE void wgmma_wait() {
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT) : "memory");
+}
+
+// B: rows of 16-byte pieces, eight rows of one piece behind each other (128 bytes), pieces behind
+// each other, and `group_bytes` from eight rows to the next eight.
+DEVICE uint64_t wgmma_operand(uint32_t at, int group_bytes) {
+    // Above 18 bits an address says which block of the cluster it is in.
+    return uint64_t((at & 0x3FFFF) >> 4) | uint64_t(128 >> 4) << 16 | uint64_t(group_bytes >> 4) << 32;
+}
+
+// d = a b, or with `keep` d += a b: a is 64 x 16 in registers, b N x 16 in shared memory. Of d, a
+// lane has rows g and g + 8 of its warp's 16, columns 8j + 2t and 8j + 2t + 1.
+template <int N>
+DEVICE void wgmma(float (&d)[N / 2], const uint32_t (&a)[4], uint64_t b, bool keep);
+
+#define OUT8(i)                                                                               \
+    "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), \
+        "+f"(d[i + 6]), "+f"(d[i + 7])
+#define OUT32(i) OUT8(i), OUT8(i + 8), OUT8(i + 16), OUT8(i + 24)
+#define NAMES0 "%0,%1,%2,%3,%4,%5,%6,%7"
+#define NAMES1 NAMES0 ",%8,%9,%10,%11,%12,%13,%14,%15"
+#define NAMES3 NAMES1 ",%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
+#define NAMES7                                                                       \
+    NAMES3 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49" \
+           ",%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
+#define WGMMA(N, NAMES, A, B, KEEP, ...)                                                       \
+    template <>                                                                                \
+    DEVICE void wgmma<N>(float (&d)[N / 2], const uint32_t (&a)[4], uint64_t b, bool keep) {   \
+        asm volatile("{\n.reg .pred keep;\nsetp.ne.b32 keep, " KEEP ", 0;\n"                   \
+                     "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.f16.f16 {" NAMES "}, {" A  \
+                     "}, " B ", keep, 1, 1, 0;\n}"                                             \
+                     : __VA_ARGS__                                                             \
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(keep)));     \
+    }
+WGMMA(16, NAMES0, "%8,%9,%10,%11", "%12", "%13", OUT8(0))
+WGMMA(32, NAMES1, "%16,%17,%18,%19", "%20", "%21", OUT8(0), OUT8(8))
+WGMMA(64, NAMES3, "%32,%33,%34,%35", "%36", "%37", OUT32(0))
+WGMMA(128, NAMES7, "%64,%65,%66,%67", "%68", "%69", OUT32(0), OUT32(32))
+#endif

@@ -1,0 +1,359 @@
+// Matmul for many rows on Hopper: the warpgroup's own tensor-core step, fed by bulk copies.
+//
+// A block computes WG * 64 weight rows x NB rows of activations; each of its WG warpgroups 64 weight
+// rows of them. Weights are the left operand: they lie packed in shared memory, become F16 on the
+// way into registers, and that is where wgmma takes them from. Activations are the right one, taken
+// from shared memory as the kernels of norm.cu laid them out (`store_eight`). One more warp does
+// nothing but ask for copies, a unit of k at a time, as many units ahead as there are stages; it
+// goes on to the next tile while the others still write, and asks for its first weights before the
+// launch in front of this one has ended.
+//
+// Where a weight has too few rows to fill the device, blocks of a cluster share its segments: each
+// sum of a segment goes to the block that owns its outputs, which adds them in ascending order
+// (matmul.cuh). Bits do not depend on any of that.
+//
+// Gate and up may come as a pair: then every other tile of a block is of up, a lane has both values
+// of its outputs, and silu(gate) * up is all that is written.
+#pragma once
+#include "hopper.cuh"
+#include "matmul_few.cu"
+
+struct WideArgs {
+    MatmulArgs m;      // x is packed by `store_eight`
+    int stages;
+    int exchange;      // where in shared memory segments meet, in bytes; after the stages
+    int paired;        // part 0 is gate, part 1 up, of as many rows
+};
+
+#ifdef HAS_WGMMA
+constexpr int MAX_STAGES = 12;
+constexpr int GROUP_BYTES = 8 * UNIT * 2;  // eight rows of activations, one unit
+
+template <int T, int WG, int NB> struct Wide {
+    static constexpr int TILES = WG * 8, WARPS = WG * 4, THREADS = (WARPS + 1) * 32;
+    static constexpr int X_BYTES = NB / 8 * GROUP_BYTES, W_BYTES = TILES * unit_bytes(T);
+    static constexpr int STAGE = X_BYTES + W_BYTES;
+
+    const WideArgs& w;
+    const MatmulArgs& a;
+    uint8_t* shared;
+    uint64_t *full, *empty, *met;
+    int n_tiles, row_blocks, rank, split, first_unit, end_unit, segment_length;
+    // Where in the ring this thread is.
+    int stage = 0, parity = 0;
+
+    DEVICE Wide(const WideArgs& args, uint8_t* room, uint64_t* barriers)
+        : w(args), a(args.m), shared(room), full(barriers), empty(barriers + MAX_STAGES),
+          met(barriers + 2 * MAX_STAGES) {
+        rank = cluster_rank();
+        split = cluster_size();
+        row_blocks = (a.rows + NB - 1) / NB;
+        n_tiles = 0;
+        for (int p = 0; p < a.n_parts; p++) n_tiles += (a.parts[p].tiles + TILES - 1) / TILES;
+        if (w.paired) n_tiles = (a.parts[0].tiles + TILES / 2 - 1) / (TILES / 2);
+        n_tiles *= row_blocks;
+        segment_length = segment_units(a.units);
+        int segments = (a.units + segment_length - 1) / segment_length;
+        first_unit = segments * rank / split * segment_length;
+        end_unit = min(segments * (rank + 1) / split * segment_length, a.units);
+    }
+
+    struct Place {
+        const Part* part;
+        int row0, tile0;
+    };
+
+    // Tiles are walked with rows fastest, so that neighbours share weights in L2.
+    DEVICE Place place(int tile) const {
+        int block = tile / row_blocks, row0 = tile % row_blocks * NB, p = 0;
+        if (w.paired) return {a.parts, row0, block * TILES / 2};
+        for (;; p++) {
+            int blocks = (a.parts[p].tiles + TILES - 1) / TILES;
+            if (block < blocks) break;
+            block -= blocks;
+        }
+        return {a.parts + p, row0, block * TILES};
+    }
+
+    DEVICE void advance() {
+        if (++stage == w.stages) stage = 0, parity ^= 1;
+    }
+
+    // === the warp that copies
+
+    DEVICE int x_bytes(int row0) const {
+        return min(NB / 8, (a.rows - row0 + 7) / 8) * GROUP_BYTES;
+    }
+    DEVICE void copy_x(int row0, int u, int to) const {
+        int groups = (a.rows + 7) / 8;
+        const __half* from = a.x + (int64_t(u) * groups + row0 / 8) * (GROUP_BYTES / 2);
+        copy_bulk(shared + to * STAGE, from, x_bytes(row0), full + to);
+    }
+    DEVICE void copy_weights(const Place& at, int u, int to) const {
+        int lane = threadIdx.x & 31, left = at.part->tiles - at.tile0;
+        int tiles = min(TILES, w.paired ? 2 * left : left);
+        if (lane == 0) barrier_expect(full + to, x_bytes(at.row0) + tiles * unit_bytes(T));
+        __syncwarp();
+        if (lane >= tiles) return;
+        const Part& part = w.paired ? a.parts[lane & 1] : *at.part;
+        int tile = at.tile0 + (w.paired ? lane >> 1 : lane);
+        copy_bulk(shared + to * STAGE + X_BYTES + lane * unit_bytes(T),
+                  part.weight + (int64_t(tile) * a.units + u) * unit_bytes(T), unit_bytes(T),
+                  full + to);
+    }
+
+    DEVICE void produce(int tile, int step) {
+        bool leads = (threadIdx.x & 31) == 0;
+        int ahead = 0;
+        Place at = {};
+        if (tile < n_tiles) {
+            // Weights of the first units, which nothing before this launch writes.
+            at = place(tile);
+            ahead = min(w.stages, end_unit - first_unit);
+            for (int i = 0; i < ahead; i++) copy_weights(at, first_unit + i, i);
+        }
+        wait_for_previous();
+        for (int i = 0; i < ahead; i++) {
+            if (leads) copy_x(at.row0, first_unit + i, i);
+            advance();
+        }
+        for (; tile < n_tiles; tile += step, ahead = 0) {
+            at = place(tile);
+            for (int u = first_unit + ahead; u < end_unit; u++) {
+                barrier_wait(empty + stage, parity ^ 1);
+                copy_weights(at, u, stage);
+                if (leads) copy_x(at.row0, u, stage);
+                advance();
+            }
+        }
+    }
+
+    // === the warps that multiply
+
+    DEVICE void multiply_unit(float (&d)[NB / 2], bool keep, const Lane& lane, int warp) {
+        constexpr int GROUP = Weights<T>::GROUP, PLANES = Weights<T>::PLANES;
+        const uint8_t* x = shared + stage * STAGE;
+        const uint8_t* tile = x + X_BYTES + 2 * warp * unit_bytes(T);
+        uint64_t operand = wgmma_operand(shared_at(x), GROUP_BYTES);
+        uint32_t left[2][2][4];
+        Weights<T> low, high;  // rows g and g + 8 of the warp's 16
+#pragma unroll
+        for (int i = 0; i < CHUNKS * PLANES; i++) {
+            int chunk = i / PLANES, plane = i % PLANES;
+            if (plane == 0 && chunk % GROUP == 0) {
+                low.template load<false>(tile, lane, chunk / GROUP);
+                high.template load<false>(tile + unit_bytes(T), lane, chunk / GROUP);
+            }
+            uint32_t l[4], h[4];
+            low.fragment(chunk % GROUP, plane, l);
+            high.fragment(chunk % GROUP, plane, h);
+            // What was multiplied two chunks ago is done with its registers.
+            if (i >= 2) wgmma_wait<1>();
+#pragma unroll
+            for (int j = 0; j < 2; j++) {
+                left[i & 1][j][0] = l[2 * j];
+                left[i & 1][j][1] = h[2 * j];
+                left[i & 1][j][2] = l[2 * j + 1];
+                left[i & 1][j][3] = h[2 * j + 1];
+            }
+            wgmma_fence();
+            // 16 columns are two pieces of 128 bytes.
+            wgmma<NB>(d, left[i & 1][0], operand + chunk * 32, keep || i > 0);
+            wgmma<NB>(d, left[i & 1][1], operand + chunk * 32 + 16, true);
+            wgmma_commit();
+        }
+        wgmma_wait<0>();
+    }
+
+    DEVICE void consume(int tile, int step) {
+        Lane lane;
+        int warp = threadIdx.x / 32;
+        bool others_began = false;
+        wait_for_previous();
+        for (; tile < n_tiles; tile += step) {
+            // Not for its value, which is dropped: so that it takes no registers before this line.
+            float total[NB / 2] = {}, d[NB / 2] = {};
+            for (int u = first_unit, in_segment = 0; u < end_unit; u++) {
+                barrier_wait(full + stage, parity);
+                multiply_unit(d, in_segment > 0, lane, warp);
+                __syncwarp();
+                if (lane.id == 0) barrier_arrive(empty + stage);
+                advance();
+                if (++in_segment < segment_length && u + 1 < end_unit) continue;
+                in_segment = 0;
+                if (split == 1) {
+#pragma unroll
+                    for (int i = 0; i < NB / 2; i++) total[i] = __fadd_rn(total[i], d[i]);
+                } else {
+                    // Nobody writes into a block that has not begun.
+                    if (!others_began) cluster_wait();
+                    others_began = true;
+                    give_away(d, u / segment_length, warp, lane);
+                }
+            }
+            if (split == 1) write_tile(total, tile, warp, lane);
+        }
+    }
+
+    DEVICE void write_tile(const float (&total)[NB / 2], int tile, int warp, const Lane& lane) {
+        Place at = place(tile);
+        // So many rows at a time: what is loaded for them is under way together.
+        constexpr int BATCH = NB == 128 ? 4 : 2;
+        Writer writer(*this, at, warp, lane);
+#pragma unroll
+        for (int j = 0; j < NB / 8; j += BATCH)
+            writer.template write<BATCH>(&total[4 * j], at.row0 + 8 * j);
+    }
+
+    // A lane's outputs: a row of two tiles, at two of every eight rows of activations.
+    struct Writer {
+        const WideArgs& w;
+        const MatmulArgs& a;
+        const Part* part[2];
+        float bias[2];
+        int column[2];  // negative where there is no such weight row
+        int t;
+
+        DEVICE Writer(const Wide& wide, const Place& at, int warp, const Lane& lane)
+            : w(wide.w), a(wide.a), t(lane.t) {
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                int tile = w.paired ? at.tile0 + warp : at.tile0 + 2 * warp + i;
+                int n = tile * TILE_N + lane.g;
+                part[i] = w.paired ? a.parts + i : at.part;
+                bool real = n < part[i]->rows;
+                bias[i] = real && part[i]->bias ? part[i]->bias[n] : 0.0f;
+                column[i] = real ? (w.paired ? n : part[i]->column + n) : -1;
+            }
+        }
+
+        DEVICE float finish(float total, float scale, int i) const {
+            float v = __fmul_rn(total, scale);
+            return part[i]->bias ? __fadd_rn(v, bias[i]) : v;
+        }
+
+        // Eight rows from `row` on, COUNT times.
+        template <int COUNT> DEVICE void write(const float* total, int row) const {
+            float scale[COUNT][2], old[COUNT][4];
+            row += 2 * t;
+#pragma unroll
+            for (int j = 0; j < COUNT; j++)
+#pragma unroll
+                for (int i = 0; i < 2; i++) {
+                    int r = row + 8 * j + i;
+                    bool real = r < a.rows;
+                    scale[j][i] = real ? a.scale[r] : 0.0f;
+                    if (!a.add || !real) continue;
+                    const float* from = a.out + int64_t(r) * a.out_stride;
+                    if (column[0] >= 0) old[j][i] = from[column[0]];
+                    if (column[1] >= 0) old[j][2 + i] = from[column[1]];
+                }
+#pragma unroll
+            for (int j = 0; j < COUNT; j++)
+#pragma unroll
+                for (int i = 0; i < 2; i++) {
+                    int r = row + 8 * j + i;
+                    if (r >= a.rows) continue;
+                    float low = finish(total[4 * j + i], scale[j][i], 0);
+                    float high = finish(total[4 * j + 2 + i], scale[j][i], 1);
+                    float* to = a.out + int64_t(r) * a.out_stride;
+                    if (w.paired) {
+                        if (column[0] >= 0) to[column[0]] = silu_mul(low, high);
+                        continue;
+                    }
+                    if (column[0] >= 0) to[column[0]] = a.add ? __fadd_rn(old[j][i], low) : low;
+                    if (column[1] >= 0)
+                        to[column[1]] = a.add ? __fadd_rn(old[j][2 + i], high) : high;
+                }
+        }
+    };
+
+    // === segments shared out to the blocks of a cluster
+    //
+    // A piece is what a warp has of eight rows: four values a lane. Piece p is owned by block
+    // p % split, which keeps it as [segment][p / split][lane].
+
+    static constexpr int PIECES = WARPS * (NB / 8);
+
+    // Of each segment, at the most.
+    DEVICE int owned() const { return (PIECES + split - 1) / split; }
+    DEVICE int segments() const { return (a.units + segment_length - 1) / segment_length; }
+
+    // All that is to come counts at one barrier.
+    DEVICE void expect_segments() {
+        int pieces = (PIECES - rank + split - 1) / split;
+        barrier_expect(met, segments() * pieces * 512);
+    }
+
+    DEVICE void give_away(const float (&d)[NB / 2], int segment, int warp, const Lane& lane) {
+        uint32_t here = shared_at(shared) + w.exchange + segment * owned() * 512 + lane.id * 16;
+        int own = warp * (NB / 8) / split, owner = warp * (NB / 8) % split;
+#pragma unroll
+        for (int j = 0; j < NB / 8; j++) {
+            store_in_cluster(in_block(here + own * 512, owner), in_block(shared_at(met), owner),
+                             d[4 * j], d[4 * j + 1], d[4 * j + 2], d[4 * j + 3]);
+            if (++owner == split) owner = 0, own++;
+        }
+    }
+
+    DEVICE void add_segments(int tile) {
+        Lane lane;
+        Place at = place(tile);
+        int n_segments = segments(), step = owned() * 512;
+        barrier_wait(met, 0);
+        for (int own = threadIdx.x / 32;; own += WARPS) {
+            int piece = own * split + rank;
+            if (piece >= PIECES) break;
+            Writer writer(*this, at, piece / (NB / 8), lane);
+            const uint8_t* from = shared + w.exchange + own * 512 + lane.id * 16;
+            float total[4] = {};
+            for (int s = 0; s < n_segments; s++, from += step) {
+                float4 d = *reinterpret_cast<const float4*>(from);
+                total[0] = __fadd_rn(total[0], d.x);
+                total[1] = __fadd_rn(total[1], d.y);
+                total[2] = __fadd_rn(total[2], d.z);
+                total[3] = __fadd_rn(total[3], d.w);
+            }
+            writer.template write<1>(total, at.row0 + piece % (NB / 8) * 8);
+        }
+    }
+};
+#endif
+
+// Grid: blocks walk tiles; with clusters, a cluster has exactly one.
+template <int T, int WG, int NB> DEVICE void matmul_wide(const WideArgs& args) {
+#ifdef HAS_WGMMA
+    extern __shared__ __align__(128) uint8_t room[];
+    __shared__ uint64_t barriers[2 * MAX_STAGES + 1];
+    let_next_begin();
+    Wide<T, WG, NB> block(args, room, barriers);
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < args.stages; i++) {
+            barrier_init(barriers + i, 1);
+            barrier_init(barriers + MAX_STAGES + i, block.WARPS);
+        }
+        barrier_init(block.met, 1);
+        barriers_made();
+        if (block.split > 1) block.expect_segments();
+    }
+    __syncthreads();
+    if (block.split > 1) cluster_arrive();
+    int tile = blockIdx.x / block.split, step = gridDim.x / block.split;
+    bool copies = threadIdx.x / 32 == block.WARPS;
+    if (copies) block.produce(tile, step);
+    else block.consume(tile, step);
+    if (block.split == 1) return;
+    __syncwarp();
+    if (copies) cluster_wait();
+    else block.add_segments(tile);
+#endif
+}
+
+// Mirrored in device/cuda/wide.rs. The last number is of blocks that fit a multiprocessor.
+#define MATMUL_WIDE_OF(T, WG, NB, TOGETHER)                                                  \
+    extern "C" __global__ void __launch_bounds__((WG * 4 + 1) * 32, TOGETHER)                \
+    matmul_wide_##T##_##WG##_##NB(const __grid_constant__ WideArgs a) { matmul_wide<T, WG, NB>(a); }
+#define MATMUL_WIDE(T)                                                                       \
+    MATMUL_WIDE_OF(T, 1, 16, 3) MATMUL_WIDE_OF(T, 1, 32, 3) MATMUL_WIDE_OF(T, 1, 64, 3)      \
+    MATMUL_WIDE_OF(T, 2, 64, 2) MATMUL_WIDE_OF(T, 2, 128, 1)
+EACH_TYPE(MATMUL_WIDE)
