@@ -1,9 +1,9 @@
 //! Whether the machine code is what was meant: a kernel that stops using tensor cores or copies
 //! that run beside it, or that spills registers to memory, is still correct, and slow.
 //!
-//! `HMMA` is `mma.sync`, in every architecture: one order of additions for every number of rows
-//! (ARCHITECTURE.md), so `HGMMA`, which is `wgmma`, must not appear elsewhere. `LDGSTS` is `cp.async`,
-//! `UBLKCP` a bulk copy, `LDL` and `STL` are memory that stands in for registers.
+//! `HMMA` is `mma.sync` and `HGMMA` Hopper's `wgmma`, which only kernels may use that were shown to
+//! add in the same order (ARCHITECTURE.md). `LDGSTS` is `cp.async`, `UBLKCP` a bulk copy, `LDL` and
+//! `STL` are memory that stands in for registers.
 
 use super::toolkit::path_with;
 use anyhow::{Context, Result, bail, ensure};
@@ -31,6 +31,7 @@ enum Bound {
 }
 
 const EVERYWHERE: &[&str] = &["sm_80", "sm_89", "sm_90a", "sm_100a"];
+const HOPPER: &[&str] = &["sm_90a"];
 /// Those that have bulk copies.
 const HOPPER_AND_LATER: &[&str] = &["sm_90a", "sm_100a"];
 const SPILLS: &[&str] = &["LDL", "STL"];
@@ -66,9 +67,11 @@ const RULES: &[Rule] = &[
         Bound::Uses(TENSOR_CORES),
     ),
     rule("kernels", "matmul_many_", EVERYWHERE, Bound::Uses(COPIES)),
+    rule("kernels", "matmul_wide_", HOPPER, Bound::Uses(&["HGMMA"])),
+    rule("kernels", "matmul_wide_", HOPPER, Bound::Uses(&["UBLKCP"])),
     rule(
         "kernels",
-        "attention_walk_",
+        "attention_together_",
         EVERYWHERE,
         Bound::Uses(TENSOR_CORES),
     ),
@@ -108,7 +111,7 @@ const KNOWN_SPILLS: &[(&str, usize)] = &[
 ];
 
 /// Kernels that may use `wgmma`, because they were shown to give the bits of `mma.sync`.
-const WGMMA_KERNELS: &[&str] = &[];
+const WGMMA_KERNELS: &[&str] = &["matmul_wide_"];
 
 /// One kernel of one architecture, and how often each instruction appears in it.
 type Counts = BTreeMap<(String, String), BTreeMap<String, usize>>;
