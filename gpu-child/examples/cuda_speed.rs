@@ -1,21 +1,24 @@
 //! How fast the CUDA device computes, without scheduler, socket or tokenizer around it.
 //!
-//!     cargo run --release --example cuda_speed -- [0.5b|7b|135m] [F16|Q8_0|...] [decode|prompt]
+//!     cargo run --release --example cuda_speed -- [0.5b|7b|135m] [F16|Q8_0|...] \
+//!         [decode|prompt|all] [greedy|plain|top_k|top_p|both|penalties]
 //!
 //! Random weights in the shapes of Qwen2.5-0.5B, Qwen2.5-7B or SmolLM2-135M. Decode: 32 steps of
 //! a batch behind 128 positions each, the median step; prompts: the median of several. Every step
-//! draws greedily, so its time includes the way to the host and back.
+//! draws, greedily if nothing else is said, so its time includes the way to the host and back.
 
 use std::time::Instant;
 use worker_orcd_gpu::device::cuda::{CudaExecutor, CudaOptions};
 use worker_orcd_gpu::device::{Batch, Executor, NoTap, PageId, SampleWork, SequenceWork};
-use worker_orcd_gpu::model::{Architecture, ModelConfig, RopeStyle};
 use worker_orcd_ipc::{RequestId, Sampling, TokenId};
 use worker_orcd_kernels::TensorType;
 
 #[path = "../tests/support/mod.rs"]
 #[allow(dead_code, reason = "shared with the tests")]
 mod support;
+
+#[path = "shared/shapes.rs"]
+mod shapes;
 
 type Failure = Box<dyn std::error::Error>;
 
@@ -30,7 +33,7 @@ fn main() -> Result<(), Failure> {
         .into_iter()
         .find(|known| known.name() == ty)
         .ok_or("no such type")?;
-    let model = support::Model::random_tied(config(shape)?, [ty; 9]);
+    let model = support::Model::random_tied(shapes::config(shape)?, [ty; 9]);
     let options = CudaOptions {
         ordinal: 0,
         kv_cache_bytes: Some(4 << 30),
@@ -53,11 +56,12 @@ fn main() -> Result<(), Failure> {
         ty.name()
     );
     let only = args.get(2).map(String::as_str);
+    let sampling = shapes::sampling(args.get(3).map_or("greedy", String::as_str))?;
     for batch in [1, 2, 4, 8, 16, 32, 64, 128, 256] {
         if only == Some("prompt") {
             break;
         }
-        let micros = decode(&mut executor, batch)?;
+        let micros = decode(&mut executor, batch, sampling)?;
         println!(
             "decode {batch:4}: {micros:8.0} us, {:8.0} tok/s, weights at {:.2} TB/s",
             batch as f64 * 1e6 / micros,
@@ -68,43 +72,15 @@ fn main() -> Result<(), Failure> {
         if only == Some("decode") {
             break;
         }
-        let micros = prompt(&mut executor, length)?;
+        let micros = prompt(&mut executor, length, sampling)?;
         let rate = length as f64 * 1e6 / micros;
         println!("prompt {length:4}: {micros:8.0} us, {rate:8.0} tok/s");
     }
     Ok(())
 }
 
-fn config(shape: &str) -> Result<ModelConfig, Failure> {
-    let (n_layers, n_embd, n_ff, n_heads, n_kv_heads, head_dim, vocab_size) = match shape {
-        "0.5b" => (24, 896, 4864, 14, 2, 64, 151_936),
-        "7b" => (28, 3584, 18_944, 28, 4, 128, 152_064),
-        "135m" => (30, 576, 1536, 9, 3, 64, 49_152),
-        _ => return Err("no such shape".into()),
-    };
-    Ok(ModelConfig {
-        architecture: Architecture::Qwen2,
-        n_layers,
-        n_embd,
-        n_ff,
-        n_heads,
-        n_kv_heads,
-        head_dim,
-        vocab_size,
-        context_length: 32_768,
-        norm_eps: 1e-6,
-        rope_style: RopeStyle::HalfOffset,
-        rope_base: 1e6,
-        rope_dims: head_dim,
-        rope_scale: 1.0,
-        rope_factors: None,
-        rope_attn_factor: 1.0,
-        sliding_window: None,
-    })
-}
-
 /// Microseconds of the median step.
-fn decode(executor: &mut CudaExecutor, batch: usize) -> Result<f64, Failure> {
+fn decode(executor: &mut CudaExecutor, batch: usize, sampling: Sampling) -> Result<f64, Failure> {
     const PAGES: usize = (CONTEXT + STEPS).div_ceil(32) + 1;
     let tables: Vec<Vec<PageId>> = (0..batch)
         .map(|i| (0..PAGES).map(|p| PageId((i * PAGES + p) as u32)).collect())
@@ -113,14 +89,14 @@ fn decode(executor: &mut CudaExecutor, batch: usize) -> Result<f64, Failure> {
         .map(|i| TokenId(i * 37 % 1000))
         .collect();
     for pages in &tables {
-        run(executor, &[work(&prompt, 0, pages, true)])?;
+        run(executor, &[work(&prompt, 0, pages, sampling)])?;
     }
     let mut times = Vec::new();
     for step in 0..STEPS {
         let token = [TokenId(step as u32)];
         let shares: Vec<_> = tables
             .iter()
-            .map(|pages| work(&token, CONTEXT + step, pages, true))
+            .map(|pages| work(&token, CONTEXT + step, pages, sampling))
             .collect();
         let start = Instant::now();
         run(executor, &shares)?;
@@ -129,13 +105,13 @@ fn decode(executor: &mut CudaExecutor, batch: usize) -> Result<f64, Failure> {
     Ok(median(times))
 }
 
-fn prompt(executor: &mut CudaExecutor, length: usize) -> Result<f64, Failure> {
+fn prompt(executor: &mut CudaExecutor, length: usize, sampling: Sampling) -> Result<f64, Failure> {
     let pages: Vec<PageId> = (0..length.div_ceil(32) as u32).map(PageId).collect();
     let tokens: Vec<TokenId> = (0..length as u32).map(|i| TokenId(i * 37 % 1000)).collect();
     let mut times = Vec::new();
     for _ in 0..7 {
         let start = Instant::now();
-        run(executor, &[work(&tokens, 0, &pages, true)])?;
+        run(executor, &[work(&tokens, 0, &pages, sampling)])?;
         times.push(start.elapsed().as_secs_f64() * 1e6);
     }
     Ok(median(times))
@@ -145,20 +121,16 @@ fn work<'a>(
     tokens: &'a [TokenId],
     first: usize,
     pages: &'a [PageId],
-    draws: bool,
+    sampling: Sampling,
 ) -> SequenceWork<'a> {
-    let sampling = Sampling {
-        temperature: 0.0,
-        ..Sampling::default()
-    };
     SequenceWork {
         request: RequestId(0),
         tokens,
         first_position: first as u32,
         pages,
-        sample: draws.then_some(SampleWork {
+        sample: Some(SampleWork {
             sampling,
-            prompt: &[],
+            prompt: tokens,
             generated: &[],
         }),
     }

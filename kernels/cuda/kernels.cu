@@ -8,3 +8,4 @@
 #include "rope_kv.cu"
 #include "attention.cu"
 #include "argmax.cu"
+#include "sample.cu"

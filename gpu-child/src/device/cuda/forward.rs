@@ -3,9 +3,11 @@
 //! The same pass for every architecture. What differs between them is data: a bias or a head norm
 //! that is there or not, which pairs RoPE turns.
 
+use super::CudaExecutor;
 use super::decode_step::is_watched;
 use super::driver::Driver;
 use super::graph::Shape;
+use super::head::{self, Head};
 use super::kernels::{
     AttentionArgs, EmbedArgs, Geometry, Kernel, MergeArgs, RopeArgs, Row, RowArgs, Tile,
 };
@@ -16,7 +18,6 @@ use super::ops::Ops;
 use super::plan::Plan;
 use super::scratch::{Buffers, Scratch};
 use super::weights::{Layer, Linear, Vector, Weights, units};
-use super::{CudaExecutor, head};
 use crate::device::{Batch, Checkpoint, Tap};
 use crate::model::{ModelConfig, RopeStyle};
 use worker_orcd_ipc::{Fault, TokenId};
@@ -65,6 +66,12 @@ pub fn step(
         matmul: &executor.matmul,
         buffers: executor.scratch.buffers(),
     };
+    let mut head = Head {
+        model: &model,
+        draws: &mut executor.draws,
+        step: batch.step,
+        plan: &plan,
+    };
     if let Some(shape) = Shape::of(&plan, model.scratch.sizes.head_rows)
         && !is_watched(model.config, &plan, tap)
     {
@@ -72,11 +79,11 @@ pub fn step(
             && decode_step.takes(model.driver, model.config, &plan)
         {
             decode_step.launch(&model, &plan)?;
-            return head::draw_ranked(&model, decode_step, batch.step, &plan, tap);
+            return head.draw_ranked(decode_step, tap);
         }
         let pass = || model.pass(&plan);
         if executor.graphs.launch(model.driver, shape, pass)? {
-            return head::draw_chosen(&model, batch.step, &plan, tap);
+            return head.draw_chosen(tap);
         }
     }
     model.embed(&plan)?;
@@ -86,7 +93,7 @@ pub fn step(
         model.feed_forward(plan.rows.len(), layer)?;
         model.watch(tap, &plan, Checkpoint::Layer(index as u32))?;
     }
-    head::run(&model, batch.step, &plan, tap)
+    head.run(tap)
 }
 
 impl Model<'_> {

@@ -1,126 +1,115 @@
 //! From the residual stream to tokens: final norm, logits and the draw, only for rows at which a
 //! token is drawn.
 //!
-//! Greedy tokens are chosen on the device, which also looks at every logit for NaN and infinity.
-//! Whatever needs more than the largest logit copies its row and uses the host's sampler: the
-//! same bits as on the CPU device, given the same logits.
+//! Everything happens on the device, which also looks at every logit for NaN and infinity: what
+//! comes back is one answer a row. Greedy rows have theirs with the logits; the others go through
+//! [`sample`](super::sample).
 
-use super::decode_step::{DecodeStep, MAX_ROWS};
+use super::decode_step::DecodeStep;
 use super::forward::{Model, ROW_THREADS};
 use super::kernels::{ArgmaxArgs, Geometry, RowArgs};
 use super::memory::download;
 use super::plan::Plan;
-use crate::device::{Checkpoint, SampleWork, Tap};
-use crate::sampler::sample;
+use super::sample::{Answers, Drawing, Draws, Logits, NOT_FINITE};
+use crate::device::{Checkpoint, Tap};
 use worker_orcd_ipc::{Fault, TokenId};
 
-/// What argmax.cu says where a logit is not finite.
-const NOT_FINITE: u32 = u32::MAX;
-
-pub fn run(
-    model: &Model<'_>,
-    step: u64,
-    plan: &Plan<'_>,
-    tap: &mut dyn Tap,
-) -> Result<Vec<Option<TokenId>>, Fault> {
-    let mut tokens = vec![None; plan.sequences.len()];
-    let head_rows = model.scratch.sizes.head_rows;
-    for (index, rows) in plan.drawing.chunks(head_rows).enumerate() {
-        logits(model, index * head_rows, rows.len())?;
-        let chosen = chosen(model, rows.len())?;
-        watch(model, plan, rows, tap)?;
-        draw(model, step, plan, rows, &chosen, &mut tokens)?;
-    }
-    if plan.drawing.is_empty() {
-        // The pinned inputs are written anew by the next step.
-        model.driver.synchronize("a step")?;
-    }
-    Ok(tokens)
+/// Steps whose end is here: what is drawn, and with what.
+#[derive(Debug)]
+pub struct Head<'a> {
+    pub model: &'a Model<'a>,
+    pub draws: &'a mut Draws,
+    pub step: u64,
+    pub plan: &'a Plan<'a>,
 }
 
-/// As [`run`], when the logits and the greedy choice of all rows are on their way.
-pub fn draw_chosen(
-    model: &Model<'_>,
-    step: u64,
-    plan: &Plan<'_>,
-    tap: &mut dyn Tap,
-) -> Result<Vec<Option<TokenId>>, Fault> {
-    let chosen = chosen(model, plan.drawing.len())?;
-    watch(model, plan, &plan.drawing, tap)?;
-    let mut tokens = vec![None; plan.sequences.len()];
-    draw(model, step, plan, &plan.drawing, &chosen, &mut tokens)?;
-    Ok(tokens)
-}
-
-/// Waits for the greedy choice of `rows` rows.
-fn chosen(model: &Model<'_>, rows: usize) -> Result<Vec<u32>, Fault> {
-    let mut chosen = vec![0; rows];
-    // SAFETY: the buffer holds a word for each row of logits.
-    unsafe { download(model.driver, &mut chosen, model.buffers.chosen) }?;
-    Ok(chosen)
-}
-
-/// As [`run`], when [`DecodeStep`] has computed the logits of all rows and ranked them.
-pub fn draw_ranked(
-    model: &Model<'_>,
-    decode_step: &DecodeStep,
-    step: u64,
-    plan: &Plan<'_>,
-    tap: &mut dyn Tap,
-) -> Result<Vec<Option<TokenId>>, Fault> {
-    let rows = plan.drawing.len();
-    let (mut best, mut broken) = ([0_u64; MAX_ROWS], [0_u32; MAX_ROWS]);
-    // SAFETY: both hold an entry for each of the most rows there can be.
-    unsafe {
-        download(model.driver, &mut best, decode_step.best())?;
-        download(model.driver, &mut broken, decode_step.broken())?;
-    }
-    watch(model, plan, &plan.drawing, tap)?;
-    let chosen: Vec<u32> = (0..rows)
-        .map(|row| match broken[row] {
-            // The id's complement is the lower half of a rank.
-            0 => !(best[row] as u32),
-            _ => NOT_FINITE,
-        })
-        .collect();
-    let mut tokens = vec![None; plan.sequences.len()];
-    draw(model, step, plan, &plan.drawing, &chosen, &mut tokens)?;
-    Ok(tokens)
-}
-
-/// The tokens of some drawing rows whose logits are at hand.
-fn draw(
-    model: &Model<'_>,
-    step: u64,
-    plan: &Plan<'_>,
-    rows: &[(usize, usize)],
-    chosen: &[u32],
-    tokens: &mut [Option<TokenId>],
-) -> Result<(), Fault> {
-    for (at, (&(row, sequence), &id)) in rows.iter().zip(chosen).enumerate() {
-        let work = &plan.sequences[sequence];
-        if id == NOT_FINITE {
-            let request = work.request;
-            return Err(Fault::NonFiniteLogits { step, request });
+impl Head<'_> {
+    /// Logits, then tokens.
+    pub fn run(&mut self, tap: &mut dyn Tap) -> Result<Vec<Option<TokenId>>, Fault> {
+        let (model, plan) = (self.model, self.plan);
+        let mut tokens = vec![None; plan.sequences.len()];
+        let head_rows = model.scratch.sizes.head_rows;
+        for (index, rows) in plan.drawing.chunks(head_rows).enumerate() {
+            logits(model, index * head_rows, rows.len())?;
+            self.draw(rows, self.ids(), tap, &mut tokens)?;
         }
-        let sampling = work.sample.as_ref().expect("a row that draws");
-        tokens[sequence] = Some(if is_argmax(sampling) {
-            TokenId(id)
-        } else {
-            let position = plan.rows[row].position.unsigned_abs() + 1;
-            sample(&mut row_of_logits(model, at)?, sampling, position)
-        });
+        if plan.drawing.is_empty() {
+            // The pinned inputs are written anew by the next step.
+            model.driver.synchronize("a step")?;
+        }
+        Ok(tokens)
     }
-    Ok(())
-}
 
-/// The largest logit as it is.
-fn is_argmax(work: &SampleWork<'_>) -> bool {
-    let sampling = &work.sampling;
-    sampling.temperature == 0.0
-        && sampling.repetition_penalty == 1.0
-        && sampling.frequency_penalty == 0.0
-        && sampling.presence_penalty == 0.0
+    /// As [`run`](Self::run), when the logits and the greedy choice of all rows are on their way.
+    pub fn draw_chosen(&mut self, tap: &mut dyn Tap) -> Result<Vec<Option<TokenId>>, Fault> {
+        self.draw_all(self.ids(), tap)
+    }
+
+    /// As [`run`](Self::run), when [`DecodeStep`] computes the logits of all rows and ranks them.
+    pub fn draw_ranked(
+        &mut self,
+        decode_step: &DecodeStep,
+        tap: &mut dyn Tap,
+    ) -> Result<Vec<Option<TokenId>>, Fault> {
+        let answers = Answers::Ranks {
+            best: decode_step.best(),
+            broken: decode_step.broken(),
+        };
+        self.draw_all(answers, tap)
+    }
+
+    fn ids(&self) -> Answers {
+        Answers::Ids(self.model.buffers.chosen)
+    }
+
+    fn draw_all(
+        &mut self,
+        answers: Answers,
+        tap: &mut dyn Tap,
+    ) -> Result<Vec<Option<TokenId>>, Fault> {
+        let plan = self.plan;
+        let mut tokens = vec![None; plan.sequences.len()];
+        self.draw(&plan.drawing, answers, tap, &mut tokens)?;
+        Ok(tokens)
+    }
+
+    /// The tokens of some drawing rows whose logits are on their way.
+    fn draw(
+        &mut self,
+        rows: &[(usize, usize)],
+        answers: Answers,
+        tap: &mut dyn Tap,
+        tokens: &mut [Option<TokenId>],
+    ) -> Result<(), Fault> {
+        let (model, plan) = (self.model, self.plan);
+        // Penalties change logits where they lie.
+        watch(model, plan, rows, tap)?;
+        let logits = Logits {
+            rows: model.buffers.logits,
+            vocab: model.config.vocab_size,
+            answers,
+        };
+        let drawings = rows.iter().enumerate().map(|(at, &(row, sequence))| {
+            let work = &plan.sequences[sequence];
+            Drawing {
+                row: at,
+                work: work.sample.as_ref().expect("a row that draws"),
+                position: plan.rows[row].position.unsigned_abs() + 1,
+            }
+        });
+        // SAFETY: a row of logits and an answer for each of `rows` were launched before.
+        unsafe { self.draws.run(model.driver, logits, drawings) }?;
+        let ids = self.draws.answers(model.driver, answers, rows.len())?;
+        for (&(_, sequence), id) in rows.iter().zip(ids) {
+            let request = plan.sequences[sequence].request;
+            if id == NOT_FINITE {
+                let step = self.step;
+                return Err(Fault::NonFiniteLogits { step, request });
+            }
+            tokens[sequence] = Some(TokenId(id));
+        }
+        Ok(())
+    }
 }
 
 /// Final norm, logits and the greedy choice of some drawing rows.

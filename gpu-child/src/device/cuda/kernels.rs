@@ -190,6 +190,63 @@ impl<A> Kernel<A> {
         check(result, &format!("launching {}", self.name))
     }
 
+    /// As [`launch`](Self::launch), with every `cluster` blocks of a line of the grid on neighbouring
+    /// multiprocessors, where they see each other's shared memory. Devices before compute capability
+    /// 9 know clusters of one block only.
+    ///
+    /// # Errors
+    /// As for [`launch`](Self::launch).
+    ///
+    /// # Safety
+    /// As for [`launch`](Self::launch).
+    pub unsafe fn launch_in_clusters(
+        &self,
+        driver: &Driver,
+        geometry: Geometry,
+        cluster: u32,
+        arguments: &A,
+    ) -> Result<(), Fault> {
+        let [x, y] = geometry.grid;
+        let [bx, by, bz] = geometry.block;
+        if cluster == 1 {
+            // SAFETY: as promised by the caller.
+            return unsafe { self.launch(driver, geometry, arguments) };
+        }
+        let mut attribute = sys::CUlaunchAttribute {
+            id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION,
+            pad: [0; 4],
+            value: sys::CUlaunchAttributeValue { pad: [0; 64] },
+        };
+        attribute.value.clusterDim = sys::CUlaunchAttributeValue_union__bindgen_ty_1 {
+            x: cluster,
+            y: 1,
+            z: 1,
+        };
+        let config = sys::CUlaunchConfig {
+            gridDimX: x,
+            gridDimY: y,
+            gridDimZ: 1,
+            blockDimX: bx,
+            blockDimY: by,
+            blockDimZ: bz,
+            sharedMemBytes: geometry.shared_bytes,
+            hStream: driver.stream(),
+            attrs: &raw mut attribute,
+            numAttrs: 1,
+        };
+        let mut parameters = [std::ptr::from_ref(arguments).cast_mut().cast::<c_void>()];
+        // SAFETY: as in `launch`; the attribute outlives the call.
+        let result = unsafe {
+            sys::cuLaunchKernelEx(
+                &raw const config,
+                self.function,
+                parameters.as_mut_ptr(),
+                std::ptr::null_mut(),
+            )
+        };
+        check(result, &format!("launching {}", self.name))
+    }
+
     /// As [`launch`](Self::launch), with all blocks on the device at the same time, so that they
     /// can wait for each other.
     ///
@@ -224,6 +281,37 @@ impl<A> Kernel<A> {
         };
         check(result, &format!("launching {}", self.name))
     }
+}
+
+/// `SampleRow` in `sample.cu`.
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub struct SampleRow {
+    pub top_p: u64,
+    pub number: u64,
+    pub rate: f32,
+    pub min_p: f32,
+    pub repetition: f32,
+    pub frequency: f32,
+    pub presence: f32,
+    pub row: i32,
+    pub top_k: i32,
+    pub history: i32,
+    pub prompt: i32,
+    pub length: i32,
+}
+
+/// `sample.cu`.
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub struct SampleArgs {
+    pub logits: DevicePtr<f32>,
+    pub rows: DevicePtr<SampleRow>,
+    pub history: DevicePtr<i32>,
+    pub chosen: DevicePtr<u32>,
+    pub best: DevicePtr<u64>,
+    pub broken: DevicePtr<u32>,
+    pub vocab: i32,
 }
 
 /// `repack.cu`.

@@ -9,6 +9,7 @@ use super::matmul::Matmul;
 use super::memory::{Arena, Layout, Purpose, Registered, download, upload};
 use super::ops::Ops;
 use super::plan::PAGE_TOKENS;
+use super::sample::Draws;
 use super::scratch::{Scratch, Sizes};
 use super::weights::{Layer, Linear, Matrix, TILE_ROWS, Vector, Weights, multiplied_as, units};
 use super::{CudaExecutor, CudaOptions};
@@ -63,6 +64,12 @@ pub fn load(
     let kv = KvCache::new(&driver, KvShape::of(config), pages)?;
     let scratch = Scratch::new(&driver, sizes)?;
     let ops = Ops::load(&module, config.head_dim)?;
+    let draws = Draws::load(
+        &driver,
+        &module,
+        (sizes.head_rows, config.vocab_size),
+        sequence_tokens,
+    )?;
     let matmul = Matmul::load(&driver, &module, &placement.types())?;
     let (token_embd, layers, output_norm, output) = placed;
     let turns = arena.at(turns_offset, turns.len());
@@ -85,6 +92,7 @@ pub fn load(
         matmul,
         decode_step,
         graphs: Graphs::default(),
+        draws,
         driver,
     })
 }

@@ -169,6 +169,30 @@ pub unsafe fn upload<T: Plain>(driver: &Driver, to: DevicePtr<T>, from: &[T]) ->
     check(result, "copying to the device")
 }
 
+/// Copies to pinned memory, in stream order.
+///
+/// # Errors
+/// When the driver refuses.
+///
+/// # Safety
+/// `from` holds as many elements, and nobody looks at `to` before the stream is synchronized.
+pub unsafe fn fetch<T: Plain>(
+    driver: &Driver,
+    to: &mut [T],
+    from: DevicePtr<T>,
+) -> Result<(), Fault> {
+    // SAFETY: as promised by the caller.
+    let result = unsafe {
+        sys::cuMemcpyDtoHAsync_v2(
+            to.as_mut_ptr().cast::<c_void>(),
+            from.0,
+            size_of_val(to),
+            driver.stream(),
+        )
+    };
+    check(result, "copying from the device")
+}
+
 /// Copies to the host, and waits for it and everything before it.
 ///
 /// # Errors
@@ -182,15 +206,7 @@ pub unsafe fn download<T: Plain>(
     from: DevicePtr<T>,
 ) -> Result<(), Fault> {
     // SAFETY: as promised by the caller; `to` is borrowed until the copy is done.
-    let result = unsafe {
-        sys::cuMemcpyDtoHAsync_v2(
-            to.as_mut_ptr().cast::<c_void>(),
-            from.0,
-            size_of_val(to),
-            driver.stream(),
-        )
-    };
-    check(result, "copying from the device")?;
+    unsafe { fetch(driver, to, from) }?;
     driver.synchronize("copying from the device")
 }
 
@@ -217,6 +233,12 @@ impl Pinned {
         // SAFETY: just allocated, that large.
         unsafe { start.write_bytes(0, bytes) };
         Ok(Self { start, bytes })
+    }
+
+    /// Where the device sees it: under unified addressing, at the same address.
+    #[must_use]
+    pub fn on_device(&self) -> DevicePtr<u8> {
+        DevicePtr(self.start as u64, PhantomData)
     }
 
     pub fn bytes_mut(&mut self) -> &mut [u8] {

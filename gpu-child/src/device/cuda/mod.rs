@@ -11,7 +11,7 @@
 //! * [`load`] decides what fits, copies the file's tensors and has the device pack them.
 //! * [`plan`] lays a batch out; [`forward`] is the pass; [`matmul`] chooses among kernels that
 //!   give the same bits; [`decode_step`] is the whole pass in one launch, for small batches, and
-//!   [`graph`] a recording of its launches, for larger ones.
+//!   [`graph`] a recording of its launches, for larger ones; [`sample`] draws the tokens.
 //!
 //! The law of [`device`](super) holds here because every output has one owner and one order of
 //! additions, given by its own indices and the weight's shape (`kernels/cuda/common.cuh`).
@@ -32,6 +32,7 @@ mod matmul;
 mod memory;
 mod ops;
 mod plan;
+mod sample;
 mod scratch;
 mod weights;
 
@@ -44,6 +45,7 @@ use kv::KvCache;
 use matmul::Matmul;
 use memory::DevicePtr;
 use ops::Ops;
+use sample::Draws;
 use scratch::Scratch;
 use weights::Weights;
 use worker_orcd_ipc::{DeviceFacts, Fault, MemoryReport, TokenId};
@@ -76,6 +78,7 @@ pub struct CudaExecutor {
     matmul: Matmul,
     decode_step: Option<DecodeStep>,
     graphs: Graphs,
+    draws: Draws,
     driver: Driver,
 }
 
@@ -112,7 +115,7 @@ impl Executor for CudaExecutor {
             weights_bytes: self.weights.arena.bytes(),
             kv_capacity_bytes: self.kv.bytes(),
             kv_used_bytes: 0,
-            scratch_bytes: self.scratch.bytes(),
+            scratch_bytes: self.scratch.bytes() + self.draws.bytes(),
             // Others may be on the card, so the driver's own share cannot be told from theirs.
             context_bytes: None,
             // Plain device memory cannot move.

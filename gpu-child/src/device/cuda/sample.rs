@@ -1,0 +1,290 @@
+//! The draw on the device (`kernels/cuda/sample.cu`): every row that needs more than its largest
+//! logit. The same token as [`sampler::sample`](crate::sampler::sample), which defines it.
+//!
+//! What a row asks for is read by the kernel from pinned memory, once. Histories, which penalties
+//! need, are copied: few requests have penalties, so they get a buffer of a fixed size, and where
+//! it is too small the rows take turns.
+
+use super::driver::Driver;
+use super::kernels::{Geometry, Kernel, Module, SampleArgs, SampleRow};
+use super::memory::{Arena, DevicePtr, Pinned, Purpose, fetch, upload};
+use crate::device::SampleWork;
+use crate::sampler::Draw;
+use worker_orcd_ipc::{Fault, TokenId};
+
+/// Said in place of an id where a logit is not finite.
+pub const NOT_FINITE: u32 = u32::MAX;
+
+const THREADS: u32 = 512;
+const STRIP: usize = 256;
+/// Survivors of a filter that one block finishes with (`KEPT`), in bytes.
+const KEPT_BYTES: usize = 8 * 4096;
+/// Blocks that share a row, at most and where it pays.
+const MAX_TEAM: usize = 8;
+/// Blocks that run on a multiprocessor at a time.
+const RESIDENT: usize = 2;
+/// Tokens of histories under way, if no sequence is longer.
+const HISTORY_TOKENS: usize = 1 << 20;
+
+/// Where the logits lie, and where the largest of each row is said and the answer goes.
+#[derive(Debug, Clone, Copy)]
+pub struct Logits {
+    pub rows: DevicePtr<f32>,
+    pub vocab: usize,
+    pub answers: Answers,
+}
+
+#[derive(Debug, Clone, Copy)]
+pub enum Answers {
+    /// As `argmax.cu` says it: an id, or that a logit is not finite.
+    Ids(DevicePtr<u32>),
+    /// As `decode_step.cu` does: an id's complement below the rank of its logit, and which rows
+    /// hold a logit that is not finite.
+    Ranks {
+        best: DevicePtr<u64>,
+        broken: DevicePtr<u32>,
+    },
+}
+
+/// A row of logits that a token is drawn from.
+#[derive(Debug, Clone, Copy)]
+pub struct Drawing<'a> {
+    pub row: usize,
+    pub work: &'a SampleWork<'a>,
+    /// Of the token that is drawn.
+    pub position: u32,
+}
+
+impl Drawing<'_> {
+    fn has_penalties(&self) -> bool {
+        let sampling = &self.work.sampling;
+        sampling.repetition_penalty != 1.0
+            || sampling.frequency_penalty != 0.0
+            || sampling.presence_penalty != 0.0
+    }
+
+    /// What penalties count.
+    fn history(&self) -> [&[TokenId]; 2] {
+        if self.has_penalties() {
+            [self.work.prompt, self.work.generated]
+        } else {
+            [&[], &[]]
+        }
+    }
+
+    /// `None` when the largest logit is the answer. Its history begins at `history`.
+    fn asks(&self, history: usize) -> Option<SampleRow> {
+        let draw = Draw::new(&self.work.sampling, self.position);
+        if draw.is_none() && !self.has_penalties() {
+            return None;
+        }
+        let [prompt, generated] = self.history();
+        let sampling = &self.work.sampling;
+        Some(SampleRow {
+            top_p: draw.map_or(u64::MAX, |draw| draw.top_p),
+            number: draw.map_or(0, |draw| draw.number),
+            rate: draw.map_or(0.0, |draw| draw.rate),
+            min_p: draw.map_or(0.0, |draw| draw.min_p),
+            repetition: sampling.repetition_penalty,
+            frequency: sampling.frequency_penalty,
+            presence: sampling.presence_penalty,
+            row: self.row as i32,
+            top_k: draw.map_or(0, |draw| i32::try_from(draw.top_k).unwrap_or(0)),
+            history: history as i32,
+            prompt: prompt.len() as i32,
+            length: (prompt.len() + generated.len()) as i32,
+        })
+    }
+}
+
+#[derive(Debug)]
+pub struct Draws {
+    kernel: Kernel<SampleArgs>,
+    /// Rows, which the device reads from here; histories on their way there; answers that came back.
+    pinned: Pinned,
+    history: Arena,
+    max_rows: usize,
+    max_tokens: usize,
+    shared_bytes: u32,
+}
+
+impl Draws {
+    /// For `max_rows` rows at a time, and sequences of `sequence_tokens` tokens.
+    ///
+    /// # Errors
+    /// When memory cannot be had.
+    pub fn load(
+        driver: &Driver,
+        module: &Module,
+        (max_rows, vocab): (usize, usize),
+        sequence_tokens: usize,
+    ) -> Result<Self, Fault> {
+        // SAFETY: sample.cu takes SampleArgs.
+        let kernel = unsafe { module.kernel("sample") }?;
+        let shared_bytes = (KEPT_BYTES + 8 * vocab.div_ceil(STRIP)) as u32;
+        kernel.allow_shared(shared_bytes)?;
+        let max_tokens = sequence_tokens.max(HISTORY_TOKENS);
+        Ok(Self {
+            kernel,
+            pinned: Pinned::new(max_rows * (size_of::<SampleRow>() + 12) + 4 * max_tokens)?,
+            history: Arena::new(driver, Purpose::Scratch, 4 * max_tokens as u64)?,
+            max_rows,
+            max_tokens,
+            shared_bytes,
+        })
+    }
+
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.history.bytes()
+    }
+
+    /// Puts the tokens of all rows that need more than their largest logit in place of its answer.
+    /// The stream must have finished earlier draws: pinned memory is written anew.
+    ///
+    /// # Errors
+    /// When a launch fails.
+    ///
+    /// # Safety
+    /// The logits and answers of every row are there when the stream gets to it.
+    ///
+    /// # Panics
+    /// When a history is longer than announced.
+    pub unsafe fn run<'a>(
+        &mut self,
+        driver: &Driver,
+        logits: Logits,
+        drawings: impl Iterator<Item = Drawing<'a>>,
+    ) -> Result<(), Fault> {
+        let (mut rows, mut tokens) = (Vec::new(), 0);
+        for drawing in drawings {
+            let Some(mut row) = drawing.asks(tokens) else {
+                continue;
+            };
+            let length = row.length as usize;
+            assert!(length <= self.max_tokens, "a history longer than announced");
+            if rows.len() == self.max_rows || tokens + length > self.max_tokens {
+                // SAFETY: as promised by the caller.
+                unsafe { self.launch(driver, logits, &rows, tokens) }?;
+                driver.synchronize("a draw")?;
+                rows.clear();
+                (tokens, row.history) = (0, 0);
+            }
+            self.write_history(tokens, drawing.history());
+            tokens += length;
+            rows.push(row);
+        }
+        // SAFETY: as promised by the caller.
+        unsafe { self.launch(driver, logits, &rows, tokens) }
+    }
+
+    /// Waits for the answers of the first `rows` rows: an id, or [`NOT_FINITE`].
+    ///
+    /// # Errors
+    /// What anything launched before ended with.
+    pub fn answers(
+        &mut self,
+        driver: &Driver,
+        answers: Answers,
+        rows: usize,
+    ) -> Result<Vec<u32>, Fault> {
+        let at = self.tokens_at(self.max_tokens);
+        let (ids, ranks) = self.pinned.bytes_mut()[at..].split_at_mut(4 * self.max_rows);
+        let (ids, ranks) = (&mut ids[..4 * rows], &mut ranks[..8 * rows]);
+        // SAFETY: there is an answer of each kind for every row, and nobody looks at them before
+        // the stream is synchronized.
+        unsafe {
+            match answers {
+                Answers::Ids(chosen) => fetch(driver, ids, chosen.cast())?,
+                Answers::Ranks { best, broken } => {
+                    fetch(driver, ranks, best.cast())?;
+                    fetch(driver, ids, broken.cast())?;
+                }
+            }
+        }
+        driver.synchronize("a step")?;
+        let word = |bytes: &[u8; 4]| u32::from_ne_bytes(*bytes);
+        let ids = ids.as_chunks().0.iter().map(word);
+        Ok(match answers {
+            Answers::Ids(_) => ids.collect(),
+            // The id's complement is the lower half of a rank; the device is little-endian.
+            Answers::Ranks { .. } => ids
+                .zip(ranks.as_chunks().0.iter().step_by(2).map(word))
+                .map(|(broken, best)| if broken == 0 { !best } else { NOT_FINITE })
+                .collect(),
+        })
+    }
+
+    fn tokens_at(&self, index: usize) -> usize {
+        self.max_rows * size_of::<SampleRow>() + 4 * index
+    }
+
+    fn write_history(&mut self, first: usize, parts: [&[TokenId]; 2]) {
+        let at = self.tokens_at(first);
+        let room = self.pinned.bytes_mut()[at..].chunks_exact_mut(4);
+        for (place, token) in room.zip(parts.into_iter().flatten()) {
+            place.copy_from_slice(&token.0.to_ne_bytes());
+        }
+    }
+
+    /// # Safety
+    /// As for [`run`](Self::run); every row's history is written.
+    unsafe fn launch(
+        &mut self,
+        driver: &Driver,
+        logits: Logits,
+        rows: &[SampleRow],
+        tokens: usize,
+    ) -> Result<(), Fault> {
+        if rows.is_empty() {
+            return Ok(());
+        }
+        // SAFETY: five 64-bit and 32-bit fields without padding: any of their bytes are initialised.
+        let bytes =
+            unsafe { std::slice::from_raw_parts(rows.as_ptr().cast::<u8>(), size_of_val(rows)) };
+        let (first, end) = (self.tokens_at(0), self.tokens_at(tokens));
+        self.pinned.bytes_mut()[..bytes.len()].copy_from_slice(bytes);
+        let history = self.history.at::<u8>(0, 4 * tokens);
+        if tokens > 0 {
+            // SAFETY: as many bytes; pinned memory is written again behind a synchronization.
+            unsafe { upload(driver, history, &self.pinned.bytes_mut()[first..end]) }?;
+        }
+        let (chosen, best, broken) = match logits.answers {
+            Answers::Ids(ids) => (ids, DevicePtr::NULL, DevicePtr::NULL),
+            Answers::Ranks { best, broken } => (DevicePtr::NULL, best, broken),
+        };
+        let arguments = SampleArgs {
+            logits: logits.rows,
+            rows: self.pinned.on_device().cast(),
+            history: history.cast(),
+            chosen,
+            best,
+            broken,
+            vocab: logits.vocab as i32,
+        };
+        let team = if driver.has_bulk_copies() {
+            team(rows.len(), driver.multiprocessors() as usize)
+        } else {
+            1
+        };
+        let geometry = Geometry {
+            grid: [team as u32, rows.len() as u32],
+            block: [THREADS, 1, 1],
+            shared_bytes: self.shared_bytes,
+        };
+        // SAFETY: a team a row; the rest is the caller's promise.
+        unsafe {
+            self.kernel
+                .launch_in_clusters(driver, geometry, team as u32, &arguments)
+        }
+    }
+}
+
+/// Blocks of each of `rows` rows: as many as run at a time.
+fn team(rows: usize, multiprocessors: usize) -> usize {
+    let fits = |team: &usize| rows * team <= RESIDENT * multiprocessors;
+    [MAX_TEAM, 4, 2].into_iter().find(fits).unwrap_or(1)
+}
+
+#[cfg(test)]
+mod tests;
