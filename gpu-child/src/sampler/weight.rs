@@ -6,7 +6,7 @@
 //! same token. No libm (a system's may differ) and no branch, so that the compiler makes vectors
 //! of a loop over it.
 
-use std::f32::consts::LOG2_E;
+use std::f32::consts::{LN_2, LOG2_E};
 
 /// The weight of the most probable token, as an [`mass`]. Sixteen million of them can be added.
 pub(super) const ONE: u64 = 1 << 40;
@@ -37,8 +37,8 @@ pub(super) fn weight(distance: f32, rate: f32) -> f32 {
         1.339_086_3e-3,
         9.618_083e-3,
         5.550_357e-2,
-        0.240_226_51,
-        0.693_147_2,
+        0.240_226_5,
+        LN_2,
         1.0,
     ] {
         e = e * r + coefficient;
