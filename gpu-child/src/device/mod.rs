@@ -29,6 +29,11 @@ pub struct KvGeometry {
     pub page_bytes: u64,
 }
 
+/// Stands for the token that the step before draws for the same request, where a step is launched
+/// before that one has ended: the device puts the token in its place. Never in a prompt, and only
+/// the newest of a sequence's tokens.
+pub const TO_BE_DRAWN: TokenId = TokenId(u32::MAX);
+
 /// Everything one step computes.
 #[derive(Debug, Clone, Copy)]
 pub struct Batch<'a> {

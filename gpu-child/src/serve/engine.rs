@@ -181,6 +181,7 @@ impl<'a> Engine<'a> {
         let prefill_tokens = self.scheduler.planned_prefill_tokens();
         let results = self.compute()?;
         self.pacer.observe(prefill_tokens, began.elapsed());
+        self.scheduler.launched();
         self.scheduler
             .complete(self.step, &results)
             .map_err(scheduler_fault)
