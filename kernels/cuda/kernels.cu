@@ -9,3 +9,4 @@
 #include "attention.cu"
 #include "argmax.cu"
 #include "sample.cu"
+#include "arrive.cu"

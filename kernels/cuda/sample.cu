@@ -28,12 +28,15 @@ struct SampleRow {
     int top_k;        // 0 is off
     int history;      // where its prompt and completion begin
     int prompt, length;  // tokens of the prompt, of both; 0: nothing to penalize
+    int newest;       // of the batch, whose token stands for one below zero in the history
+    int unused;
 };
 
 struct SampleArgs {
     float* logits;          // [rows, vocab]; penalties stay in them
     const SampleRow* rows;  // [gridDim.y]
     const int* history;
+    const Row* batch;
     uint32_t* chosen;       // [rows] as in argmax.cu, or null: then
     unsigned long long* best;  // [rows] `rank` of the largest logit, and
     const uint32_t* broken;    // [rows] not zero where a logit is not finite
@@ -199,7 +202,7 @@ struct Sampler {
             for (int i = threadIdx.x; i < count; i += SAMPLE_THREADS) seen[i] = 0;
             __syncthreads();
             for (int i = threadIdx.x; i < p.length; i += SAMPLE_THREADS) {
-                int at = history[i] - start;
+                int id = history[i], at = (id < 0 ? a.batch[p.newest].token : id) - start;
                 if (at < 0 || at >= count) continue;
                 if (i < p.prompt) atomicOr(seen + at, IN_PROMPT);
                 else atomicAdd(seen + at, 1);
@@ -424,6 +427,9 @@ extern "C" __global__ void __launch_bounds__(SAMPLE_THREADS, 2) sample(const __g
     }
     Team team = Team::all();
     team.sync();
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
     bool finite = a.chosen ? a.chosen[p.row] != NOT_FINITE : !a.broken[p.row];
     if (!finite) return;
     uint32_t token = a.chosen ? a.chosen[p.row] : ~uint32_t(a.best[p.row]);

@@ -16,11 +16,12 @@ use super::matmul::{Input, Matmul, Output};
 use super::memory::{DevicePtr, download};
 use super::ops::Ops;
 use super::plan::Plan;
+use super::sample::Answers;
 use super::scratch::{Buffers, Scratch};
 use super::weights::{Layer, Linear, Vector, Weights, units};
 use crate::device::{Batch, Checkpoint, Tap};
 use crate::model::{ModelConfig, RopeStyle};
-use worker_orcd_ipc::{Fault, TokenId};
+use worker_orcd_ipc::Fault;
 
 /// Threads of the kernels in norm.cu.
 pub const ROW_THREADS: u32 = 256;
@@ -44,17 +45,32 @@ pub struct Model<'a> {
     pub buffers: Buffers,
 }
 
-pub fn step(
+/// Launches a step, behind one that may still be running.
+pub fn depart(
     executor: &mut CudaExecutor,
     batch: &Batch<'_>,
     tap: &mut dyn Tap,
-) -> Result<Vec<Option<TokenId>>, Fault> {
+) -> Result<(), Fault> {
     executor.driver.enter()?;
-    let plan = Plan::new(batch, &executor.config);
-    if plan.rows.is_empty() {
-        return Ok(Vec::new());
-    }
-    executor.scratch.upload(&executor.driver, &plan)?;
+    let slot = executor.flights.slot();
+    let (before, requests) = executor.flights.before();
+    let plan = Plan::new(batch, &executor.config, requests);
+    let (driver, arrive) = (&executor.driver, &executor.ops.arrive);
+    executor
+        .scratch
+        .upload(driver, arrive, (&plan, slot), before)?;
+    let answers = launch(executor, (&plan, slot), tap)?;
+    executor
+        .flights
+        .depart(&executor.driver, batch.step, &plan, answers)
+}
+
+/// Embedding to tokens. Says where they will be.
+fn launch(
+    executor: &mut CudaExecutor,
+    (plan, slot): (&Plan<'_>, usize),
+    tap: &mut dyn Tap,
+) -> Result<Answers, Fault> {
     let model = Model {
         driver: &executor.driver,
         config: &executor.config,
@@ -66,32 +82,35 @@ pub fn step(
         matmul: &executor.matmul,
         buffers: executor.scratch.buffers(),
     };
+    if plan.rows.is_empty() {
+        return Ok(Answers::Ids(model.buffers.chosen));
+    }
     let mut head = Head {
         model: &model,
         draws: &mut executor.draws,
-        step: batch.step,
-        plan: &plan,
+        slot,
+        plan,
     };
-    if let Some(shape) = Shape::of(&plan, model.scratch.sizes.head_rows)
-        && !is_watched(model.config, &plan, tap)
+    if let Some(shape) = Shape::of(plan, model.scratch.sizes.head_rows)
+        && !is_watched(model.config, plan, tap)
     {
         if let Some(decode_step) = &mut executor.decode_step
-            && decode_step.takes(model.driver, model.config, &plan)
+            && decode_step.takes(model.driver, model.config, plan)
         {
-            decode_step.launch(&model, &plan)?;
+            decode_step.launch(&model, plan)?;
             return head.draw_ranked(decode_step, tap);
         }
-        let pass = || model.pass(&plan);
+        let pass = || model.pass(plan);
         if executor.graphs.launch(model.driver, shape, pass)? {
             return head.draw_chosen(tap);
         }
     }
-    model.embed(&plan)?;
-    model.watch(tap, &plan, Checkpoint::Embedding)?;
+    model.embed(plan)?;
+    model.watch(tap, plan, Checkpoint::Embedding)?;
     for (index, layer) in model.weights.layers.iter().enumerate() {
-        model.attend(&plan, index, layer)?;
+        model.attend(plan, index, layer)?;
         model.feed_forward(plan.rows.len(), layer)?;
-        model.watch(tap, &plan, Checkpoint::Layer(index as u32))?;
+        model.watch(tap, plan, Checkpoint::Layer(index as u32))?;
     }
     head.run(tap)
 }

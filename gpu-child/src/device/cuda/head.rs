@@ -10,39 +10,39 @@ use super::forward::{Model, ROW_THREADS};
 use super::kernels::{ArgmaxArgs, Geometry, RowArgs};
 use super::memory::download;
 use super::plan::Plan;
-use super::sample::{Answers, Drawing, Draws, Logits, NOT_FINITE};
+use super::sample::{Answers, Drawing, Draws, Logits};
 use crate::device::{Checkpoint, Tap};
-use worker_orcd_ipc::{Fault, TokenId};
+use worker_orcd_ipc::Fault;
 
-/// Steps whose end is here: what is drawn, and with what.
+/// The end of a step.
 #[derive(Debug)]
 pub struct Head<'a> {
     pub model: &'a Model<'a>,
     pub draws: &'a mut Draws,
-    pub step: u64,
+    /// The step's buffers among those of the steps on their way.
+    pub slot: usize,
     pub plan: &'a Plan<'a>,
 }
 
 impl Head<'_> {
-    /// Logits, then tokens.
-    pub fn run(&mut self, tap: &mut dyn Tap) -> Result<Vec<Option<TokenId>>, Fault> {
+    /// Logits, then tokens. Says where they will be.
+    pub fn run(&mut self, tap: &mut dyn Tap) -> Result<Answers, Fault> {
         let (model, plan) = (self.model, self.plan);
-        let mut tokens = vec![None; plan.sequences.len()];
         let head_rows = model.scratch.sizes.head_rows;
-        for (index, rows) in plan.drawing.chunks(head_rows).enumerate() {
-            logits(model, index * head_rows, rows.len())?;
-            self.draw(rows, self.ids(), tap, &mut tokens)?;
+        for first in (0..plan.drawing.len()).step_by(head_rows) {
+            let rows = head_rows.min(plan.drawing.len() - first);
+            logits(model, first, rows)?;
+            let ids = Answers::Ids(model.buffers.chosen.add(first));
+            self.draw(first, rows, ids, tap)?;
         }
-        if plan.drawing.is_empty() {
-            // The pinned inputs are written anew by the next step.
-            model.driver.synchronize("a step")?;
-        }
-        Ok(tokens)
+        Ok(Answers::Ids(model.buffers.chosen))
     }
 
     /// As [`run`](Self::run), when the logits and the greedy choice of all rows are on their way.
-    pub fn draw_chosen(&mut self, tap: &mut dyn Tap) -> Result<Vec<Option<TokenId>>, Fault> {
-        self.draw_all(self.ids(), tap)
+    pub fn draw_chosen(&mut self, tap: &mut dyn Tap) -> Result<Answers, Fault> {
+        let ids = Answers::Ids(self.model.buffers.chosen);
+        self.draw(0, self.plan.drawing.len(), ids, tap)?;
+        Ok(ids)
     }
 
     /// As [`run`](Self::run), when [`DecodeStep`] computes the logits of all rows and ranks them.
@@ -50,65 +50,46 @@ impl Head<'_> {
         &mut self,
         decode_step: &DecodeStep,
         tap: &mut dyn Tap,
-    ) -> Result<Vec<Option<TokenId>>, Fault> {
-        let answers = Answers::Ranks {
+    ) -> Result<Answers, Fault> {
+        let ranks = Answers::Ranks {
             best: decode_step.best(),
             broken: decode_step.broken(),
         };
-        self.draw_all(answers, tap)
-    }
-
-    fn ids(&self) -> Answers {
-        Answers::Ids(self.model.buffers.chosen)
-    }
-
-    fn draw_all(
-        &mut self,
-        answers: Answers,
-        tap: &mut dyn Tap,
-    ) -> Result<Vec<Option<TokenId>>, Fault> {
-        let plan = self.plan;
-        let mut tokens = vec![None; plan.sequences.len()];
-        self.draw(&plan.drawing, answers, tap, &mut tokens)?;
-        Ok(tokens)
+        self.draw(0, self.plan.drawing.len(), ranks, tap)?;
+        Ok(ranks)
     }
 
     /// The tokens of some drawing rows whose logits are on their way.
     fn draw(
         &mut self,
-        rows: &[(usize, usize)],
+        first: usize,
+        rows: usize,
         answers: Answers,
         tap: &mut dyn Tap,
-        tokens: &mut [Option<TokenId>],
     ) -> Result<(), Fault> {
         let (model, plan) = (self.model, self.plan);
+        let drawing = &plan.drawing[first..][..rows];
         // Penalties change logits where they lie.
-        watch(model, plan, rows, tap)?;
+        watch(model, plan, drawing, tap)?;
         let logits = Logits {
             rows: model.buffers.logits,
             vocab: model.config.vocab_size,
+            batch: model.buffers.rows,
             answers,
         };
-        let drawings = rows.iter().enumerate().map(|(at, &(row, sequence))| {
+        let drawings = drawing.iter().enumerate().map(|(at, &(row, sequence))| {
             let work = &plan.sequences[sequence];
             Drawing {
                 row: at,
+                newest: row,
                 work: work.sample.as_ref().expect("a row that draws"),
                 position: plan.rows[row].position.unsigned_abs() + 1,
             }
         });
-        // SAFETY: a row of logits and an answer for each of `rows` were launched before.
-        unsafe { self.draws.run(model.driver, logits, drawings) }?;
-        let ids = self.draws.answers(model.driver, answers, rows.len())?;
-        for (&(_, sequence), id) in rows.iter().zip(ids) {
-            let request = plan.sequences[sequence].request;
-            if id == NOT_FINITE {
-                let step = self.step;
-                return Err(Fault::NonFiniteLogits { step, request });
-            }
-            tokens[sequence] = Some(TokenId(id));
-        }
-        Ok(())
+        let place = (self.slot, first);
+        // SAFETY: a row of logits and an answer for each of `drawing` were launched before.
+        unsafe { self.draws.run(model.driver, place, logits, drawings) }?;
+        self.draws.ask(model.driver, place, answers, rows)
     }
 }
 
@@ -124,12 +105,12 @@ pub fn logits(model: &Model<'_>, first: usize, rows: usize) -> Result<(), Fault>
     };
     let argmax = ArgmaxArgs {
         logits: buffers.logits,
-        chosen: buffers.chosen,
+        chosen: buffers.chosen.add(first),
         vocab: vocab as i32,
     };
     let lines = |threads| Geometry::line(rows, threads);
-    // SAFETY: `gather` names rows of the stream; `norm`, `logits` and `chosen` hold `head_rows`
-    // rows, and there are no more.
+    // SAFETY: `gather` names rows of the stream; `norm` and `logits` hold `head_rows` rows,
+    // `chosen` all that draw, and there are no more.
     unsafe {
         model
             .ops

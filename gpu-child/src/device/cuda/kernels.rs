@@ -199,7 +199,7 @@ impl<A> Kernel<A> {
     ///
     /// # Safety
     /// As for [`launch`](Self::launch).
-    pub unsafe fn launch_in_clusters(
+    pub unsafe fn launch_clusters(
         &self,
         driver: &Driver,
         geometry: Geometry,
@@ -283,6 +283,18 @@ impl<A> Kernel<A> {
     }
 }
 
+/// `arrive.cu`.
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub struct ArriveArgs {
+    pub from: DevicePtr<i32>,
+    pub to: [DevicePtr<i32>; 4],
+    pub words: [i32; 4],
+    pub chosen: DevicePtr<u32>,
+    pub best: DevicePtr<u64>,
+    pub broken: DevicePtr<u32>,
+}
+
 /// `SampleRow` in `sample.cu`.
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
@@ -299,6 +311,8 @@ pub struct SampleRow {
     pub history: i32,
     pub prompt: i32,
     pub length: i32,
+    pub newest: i32,
+    pub unused: i32,
 }
 
 /// `sample.cu`.
@@ -308,6 +322,7 @@ pub struct SampleArgs {
     pub logits: DevicePtr<f32>,
     pub rows: DevicePtr<SampleRow>,
     pub history: DevicePtr<i32>,
+    pub batch: DevicePtr<Row>,
     pub chosen: DevicePtr<u32>,
     pub best: DevicePtr<u64>,
     pub broken: DevicePtr<u32>,

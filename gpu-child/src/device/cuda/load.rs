@@ -2,6 +2,7 @@
 
 use super::decode_step::DecodeStep;
 use super::driver::Driver;
+use super::flight::Flights;
 use super::graph::Graphs;
 use super::kernels::{Geometry, Kernel, Module, RepackArgs, are_at_hand};
 use super::kv::{KvCache, KvShape};
@@ -67,7 +68,7 @@ pub fn load(
     let draws = Draws::load(
         &driver,
         &module,
-        (sizes.head_rows, config.vocab_size),
+        (sizes.tokens, config.vocab_size),
         sequence_tokens,
     )?;
     let matmul = Matmul::load(&driver, &module, &placement.types())?;
@@ -93,6 +94,7 @@ pub fn load(
         decode_step,
         graphs: Graphs::default(),
         draws,
+        flights: Flights::new()?,
         driver,
     })
 }

@@ -11,7 +11,8 @@
 //! * [`load`] decides what fits, copies the file's tensors and has the device pack them.
 //! * [`plan`] lays a batch out; [`forward`] is the pass; [`matmul`] chooses among kernels that
 //!   give the same bits; [`decode_step`] is the whole pass in one launch, for small batches, and
-//!   [`graph`] a recording of its launches, for larger ones; [`sample`] draws the tokens.
+//!   [`graph`] a recording of its launches, for larger ones; [`sample`] draws the tokens,
+//!   and [`flight`] keeps two steps on their way.
 //!
 //! The law of [`device`](super) holds here because every output has one owner and one order of
 //! additions, given by its own indices and the weight's shape (`kernels/cuda/common.cuh`).
@@ -22,6 +23,7 @@
 
 mod decode_step;
 mod driver;
+mod flight;
 mod forward;
 mod graph;
 mod head;
@@ -36,10 +38,11 @@ mod sample;
 mod scratch;
 mod weights;
 
-use crate::device::{Batch, Executor, KvGeometry, Tap};
+use crate::device::{Ahead, Batch, Executor, KvGeometry, NoTap, Tap};
 use crate::model::{ModelConfig, ModelWeights};
 use decode_step::DecodeStep;
 use driver::Driver;
+use flight::Flights;
 use graph::Graphs;
 use kv::KvCache;
 use matmul::Matmul;
@@ -79,6 +82,7 @@ pub struct CudaExecutor {
     decode_step: Option<DecodeStep>,
     graphs: Graphs,
     draws: Draws,
+    flights: Flights,
     driver: Driver,
 }
 
@@ -136,6 +140,22 @@ impl Executor for CudaExecutor {
         batch: &Batch<'_>,
         tap: &mut dyn Tap,
     ) -> Result<Vec<Option<TokenId>>, Fault> {
-        forward::step(self, batch, tap)
+        forward::depart(self, batch, tap)?;
+        self.finish()
+    }
+
+    fn ahead(&mut self) -> Option<&mut dyn Ahead> {
+        Some(self)
+    }
+}
+
+impl Ahead for CudaExecutor {
+    fn begin(&mut self, batch: &Batch<'_>) -> Result<(), Fault> {
+        forward::depart(self, batch, &mut NoTap)
+    }
+
+    fn finish(&mut self) -> Result<Vec<Option<TokenId>>, Fault> {
+        self.driver.enter()?;
+        self.flights.land(&mut self.draws)
     }
 }

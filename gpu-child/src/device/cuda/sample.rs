@@ -6,7 +6,8 @@
 //! it is too small the rows take turns.
 
 use super::driver::Driver;
-use super::kernels::{Geometry, Kernel, Module, SampleArgs, SampleRow};
+use super::flight::STEPS;
+use super::kernels::{Geometry, Kernel, Module, Row, SampleArgs, SampleRow};
 use super::memory::{Arena, DevicePtr, Pinned, Purpose, fetch, upload};
 use crate::device::SampleWork;
 use crate::sampler::Draw;
@@ -23,6 +24,9 @@ const KEPT_BYTES: usize = 8 * 4096;
 const MAX_TEAM: usize = 8;
 /// Blocks that run on a multiprocessor at a time.
 const RESIDENT: usize = 2;
+const ROW_BYTES: usize = size_of::<SampleRow>();
+/// A word and a rank.
+const ANSWER_BYTES: usize = 4 + 8;
 /// Tokens of histories under way, if no sequence is longer.
 const HISTORY_TOKENS: usize = 1 << 20;
 
@@ -31,6 +35,7 @@ const HISTORY_TOKENS: usize = 1 << 20;
 pub struct Logits {
     pub rows: DevicePtr<f32>,
     pub vocab: usize,
+    pub batch: DevicePtr<Row>,
     pub answers: Answers,
 }
 
@@ -46,10 +51,25 @@ pub enum Answers {
     },
 }
 
+impl Answers {
+    /// Ids; or ranks, and the rows that are broken.
+    #[must_use]
+    pub fn parts(of: Option<Self>) -> (DevicePtr<u32>, DevicePtr<u64>, DevicePtr<u32>) {
+        match of {
+            None => (DevicePtr::NULL, DevicePtr::NULL, DevicePtr::NULL),
+            Some(Self::Ids(ids)) => (ids, DevicePtr::NULL, DevicePtr::NULL),
+            Some(Self::Ranks { best, broken }) => (DevicePtr::NULL, best, broken),
+        }
+    }
+}
+
 /// A row of logits that a token is drawn from.
 #[derive(Debug, Clone, Copy)]
 pub struct Drawing<'a> {
+    /// Of the logits.
     pub row: usize,
+    /// Of the batch: where its newest token is.
+    pub newest: usize,
     pub work: &'a SampleWork<'a>,
     /// Of the token that is drawn.
     pub position: u32,
@@ -93,6 +113,8 @@ impl Drawing<'_> {
             history: history as i32,
             prompt: prompt.len() as i32,
             length: (prompt.len() + generated.len()) as i32,
+            newest: self.newest as i32,
+            unused: 0,
         })
     }
 }
@@ -100,8 +122,9 @@ impl Drawing<'_> {
 #[derive(Debug)]
 pub struct Draws {
     kernel: Kernel<SampleArgs>,
-    /// Rows, which the device reads from here; histories on their way there; answers that came back.
-    pinned: Pinned,
+    /// Of each step that can be on its way: rows, which the device reads from here; answers that
+    /// come back; histories on their way there.
+    pinned: [Pinned; STEPS],
     history: Arena,
     max_rows: usize,
     max_tokens: usize,
@@ -109,7 +132,7 @@ pub struct Draws {
 }
 
 impl Draws {
-    /// For `max_rows` rows at a time, and sequences of `sequence_tokens` tokens.
+    /// For `max_rows` rows a step, and sequences of `sequence_tokens` tokens.
     ///
     /// # Errors
     /// When memory cannot be had.
@@ -124,9 +147,10 @@ impl Draws {
         let shared_bytes = (KEPT_BYTES + 8 * vocab.div_ceil(STRIP)) as u32;
         kernel.allow_shared(shared_bytes)?;
         let max_tokens = sequence_tokens.max(HISTORY_TOKENS);
+        let pinned_bytes = max_rows * (ROW_BYTES + ANSWER_BYTES) + 4 * max_tokens;
         Ok(Self {
             kernel,
-            pinned: Pinned::new(max_rows * (size_of::<SampleRow>() + 12) + 4 * max_tokens)?,
+            pinned: [Pinned::new(pinned_bytes)?, Pinned::new(pinned_bytes)?],
             history: Arena::new(driver, Purpose::Scratch, 4 * max_tokens as u64)?,
             max_rows,
             max_tokens,
@@ -140,7 +164,7 @@ impl Draws {
     }
 
     /// Puts the tokens of all rows that need more than their largest logit in place of its answer.
-    /// The stream must have finished earlier draws: pinned memory is written anew.
+    /// `first` is the step's first row among these; the step that used `slot` before is over.
     ///
     /// # Errors
     /// When a launch fails.
@@ -153,6 +177,7 @@ impl Draws {
     pub unsafe fn run<'a>(
         &mut self,
         driver: &Driver,
+        (slot, first): (usize, usize),
         logits: Logits,
         drawings: impl Iterator<Item = Drawing<'a>>,
     ) -> Result<(), Fault> {
@@ -163,66 +188,80 @@ impl Draws {
             };
             let length = row.length as usize;
             assert!(length <= self.max_tokens, "a history longer than announced");
-            if rows.len() == self.max_rows || tokens + length > self.max_tokens {
+            if tokens + length > self.max_tokens {
                 // SAFETY: as promised by the caller.
-                unsafe { self.launch(driver, logits, &rows, tokens) }?;
+                unsafe { self.launch(driver, (slot, first), logits, &rows, tokens) }?;
                 driver.synchronize("a draw")?;
                 rows.clear();
                 (tokens, row.history) = (0, 0);
             }
-            self.write_history(tokens, drawing.history());
+            self.write_history(slot, tokens, drawing.history());
             tokens += length;
             rows.push(row);
         }
         // SAFETY: as promised by the caller.
-        unsafe { self.launch(driver, logits, &rows, tokens) }
+        unsafe { self.launch(driver, (slot, first), logits, &rows, tokens) }
     }
 
-    /// Waits for the answers of the first `rows` rows: an id, or [`NOT_FINITE`].
+    /// Has the answers of `rows` rows, from the step's row `first` on, come back.
     ///
     /// # Errors
-    /// What anything launched before ended with.
-    pub fn answers(
+    /// When the driver refuses.
+    pub fn ask(
         &mut self,
         driver: &Driver,
+        (slot, first): (usize, usize),
         answers: Answers,
         rows: usize,
-    ) -> Result<Vec<u32>, Fault> {
-        let at = self.tokens_at(self.max_tokens);
-        let (ids, ranks) = self.pinned.bytes_mut()[at..].split_at_mut(4 * self.max_rows);
-        let (ids, ranks) = (&mut ids[..4 * rows], &mut ranks[..8 * rows]);
+    ) -> Result<(), Fault> {
+        let (ids, ranks) = self.answers_at(slot);
+        let (ids, ranks) = (
+            &mut ids[4 * first..][..4 * rows],
+            &mut ranks[8 * first..][..8 * rows],
+        );
         // SAFETY: there is an answer of each kind for every row, and nobody looks at them before
-        // the stream is synchronized.
+        // the stream got there.
         unsafe {
             match answers {
-                Answers::Ids(chosen) => fetch(driver, ids, chosen.cast())?,
+                Answers::Ids(chosen) => fetch(driver, ids, chosen.cast()),
                 Answers::Ranks { best, broken } => {
                     fetch(driver, ranks, best.cast())?;
-                    fetch(driver, ids, broken.cast())?;
+                    fetch(driver, ids, broken.cast())
                 }
             }
         }
-        driver.synchronize("a step")?;
+    }
+
+    /// What came back of a step that is over: an id for each row, or [`NOT_FINITE`].
+    pub fn answers(&mut self, slot: usize, kind: Answers, rows: usize) -> Vec<u32> {
+        let (ids, ranks) = self.answers_at(slot);
         let word = |bytes: &[u8; 4]| u32::from_ne_bytes(*bytes);
-        let ids = ids.as_chunks().0.iter().map(word);
-        Ok(match answers {
+        let ids = ids[..4 * rows].as_chunks().0.iter().map(word);
+        match kind {
             Answers::Ids(_) => ids.collect(),
             // The id's complement is the lower half of a rank; the device is little-endian.
             Answers::Ranks { .. } => ids
                 .zip(ranks.as_chunks().0.iter().step_by(2).map(word))
                 .map(|(broken, best)| if broken == 0 { !best } else { NOT_FINITE })
                 .collect(),
-        })
+        }
+    }
+
+    fn answers_at(&mut self, slot: usize) -> (&mut [u8], &mut [u8]) {
+        let at = self.max_rows * ROW_BYTES;
+        let room = &mut self.pinned[slot].bytes_mut()[at..][..self.max_rows * ANSWER_BYTES];
+        room.split_at_mut(4 * self.max_rows)
     }
 
     fn tokens_at(&self, index: usize) -> usize {
-        self.max_rows * size_of::<SampleRow>() + 4 * index
+        self.max_rows * (ROW_BYTES + ANSWER_BYTES) + 4 * index
     }
 
-    fn write_history(&mut self, first: usize, parts: [&[TokenId]; 2]) {
+    fn write_history(&mut self, slot: usize, first: usize, parts: [&[TokenId]; 2]) {
         let at = self.tokens_at(first);
-        let room = self.pinned.bytes_mut()[at..].chunks_exact_mut(4);
+        let room = self.pinned[slot].bytes_mut()[at..].chunks_exact_mut(4);
         for (place, token) in room.zip(parts.into_iter().flatten()) {
+            // One that is to be drawn is below zero there.
             place.copy_from_slice(&token.0.to_ne_bytes());
         }
     }
@@ -232,6 +271,7 @@ impl Draws {
     unsafe fn launch(
         &mut self,
         driver: &Driver,
+        (slot, first): (usize, usize),
         logits: Logits,
         rows: &[SampleRow],
         tokens: usize,
@@ -239,24 +279,23 @@ impl Draws {
         if rows.is_empty() {
             return Ok(());
         }
-        // SAFETY: five 64-bit and 32-bit fields without padding: any of their bytes are initialised.
+        // SAFETY: 64-bit and 32-bit fields without padding: all of their bytes are initialised.
         let bytes =
             unsafe { std::slice::from_raw_parts(rows.as_ptr().cast::<u8>(), size_of_val(rows)) };
-        let (first, end) = (self.tokens_at(0), self.tokens_at(tokens));
-        self.pinned.bytes_mut()[..bytes.len()].copy_from_slice(bytes);
+        let (begin, end) = (self.tokens_at(0), self.tokens_at(tokens));
+        let pinned = &mut self.pinned[slot];
+        pinned.bytes_mut()[first * ROW_BYTES..][..bytes.len()].copy_from_slice(bytes);
         let history = self.history.at::<u8>(0, 4 * tokens);
         if tokens > 0 {
-            // SAFETY: as many bytes; pinned memory is written again behind a synchronization.
-            unsafe { upload(driver, history, &self.pinned.bytes_mut()[first..end]) }?;
+            // SAFETY: as many bytes; pinned memory is written again when the step is over.
+            unsafe { upload(driver, history, &pinned.bytes_mut()[begin..end]) }?;
         }
-        let (chosen, best, broken) = match logits.answers {
-            Answers::Ids(ids) => (ids, DevicePtr::NULL, DevicePtr::NULL),
-            Answers::Ranks { best, broken } => (DevicePtr::NULL, best, broken),
-        };
+        let (chosen, best, broken) = Answers::parts(Some(logits.answers));
         let arguments = SampleArgs {
             logits: logits.rows,
-            rows: self.pinned.on_device().cast(),
+            rows: pinned.on_device().cast::<SampleRow>().add(first),
             history: history.cast(),
+            batch: logits.batch,
             chosen,
             best,
             broken,
@@ -275,7 +314,7 @@ impl Draws {
         // SAFETY: a team a row; the rest is the caller's promise.
         unsafe {
             self.kernel
-                .launch_in_clusters(driver, geometry, team as u32, &arguments)
+                .launch_clusters(driver, geometry, team as u32, &arguments)
         }
     }
 }

@@ -1,9 +1,11 @@
 //! Activations and inputs of one step, allocated once for the largest batch.
 
 use super::driver::Driver;
-use super::kernels::{Row, Tile};
-use super::memory::{Arena, DevicePtr, Layout, Pinned, Purpose, upload};
+use super::flight::STEPS;
+use super::kernels::{ArriveArgs, Geometry, Kernel, Row, Tile};
+use super::memory::{Arena, DevicePtr, Layout, Pinned, Purpose};
 use super::plan::{PAGE_TOKENS, Plan};
+use super::sample::Answers;
 use super::weights::{UNIT, units};
 use crate::model::ModelConfig;
 use worker_orcd_ipc::Fault;
@@ -86,7 +88,7 @@ impl Places {
         let scale = floats(s.tokens);
         let norm = floats(s.head_rows * s.n_embd);
         let logits = floats(s.head_rows * s.vocab);
-        let chosen = floats(s.head_rows);
+        let chosen = floats(s.tokens);
         let partial = floats(PARTIAL_BYTES / 4);
         let gather = floats(s.tokens);
         let tables = floats(s.tables);
@@ -120,7 +122,8 @@ pub struct Scratch {
     pub sizes: Sizes,
     arena: Arena,
     places: Places,
-    pinned: Pinned,
+    /// The inputs of a step and of the one behind it.
+    pinned: [Pinned; STEPS],
 }
 
 /// The step's buffers on the device.
@@ -140,6 +143,7 @@ pub struct Buffers {
     /// The final norm in F32, `[head_rows, n_embd]`.
     pub norm: DevicePtr<f32>,
     pub logits: DevicePtr<f32>,
+    /// `[tokens]`: what every row that draws drew.
     pub chosen: DevicePtr<u32>,
     pub partial: DevicePtr<f32>,
     pub rows: DevicePtr<Row>,
@@ -163,7 +167,7 @@ impl Scratch {
             sizes,
             arena,
             places,
-            pinned: Pinned::new(input_bytes)?,
+            pinned: [Pinned::new(input_bytes)?, Pinned::new(input_bytes)?],
         })
     }
 
@@ -203,7 +207,7 @@ impl Scratch {
             scale: a.at(p.scale, s.tokens),
             norm: a.at(p.norm, s.head_rows * s.n_embd),
             logits: a.at(p.logits, s.head_rows * s.vocab),
-            chosen: a.at(p.chosen, s.head_rows),
+            chosen: a.at(p.chosen, s.tokens),
             partial: a.at(p.partial, PARTIAL_BYTES / 4),
             rows: a.at(p.rows, s.tokens),
             gather: a.at(p.gather, s.tokens),
@@ -212,14 +216,22 @@ impl Scratch {
         }
     }
 
-    /// Copies the plan to the device. The stream must be idle: the pinned copy is written anew.
+    /// Sends the plan to the device, which puts the tokens of `before` where the plan asks for them.
+    /// What was sent through `slot` before must have arrived.
     ///
     /// # Errors
     /// When the driver refuses.
     ///
     /// # Panics
     /// When the batch is larger than what was announced.
-    pub fn upload(&mut self, driver: &Driver, plan: &Plan<'_>) -> Result<(), Fault> {
+    pub fn upload(
+        &mut self,
+        driver: &Driver,
+        arrive: &Kernel<ArriveArgs>,
+        (plan, slot): (&Plan<'_>, usize),
+        before: Option<Answers>,
+    ) -> Result<(), Fault> {
+        const THREADS: usize = 256;
         let sizes = &self.sizes;
         assert!(
             plan.rows.len() <= sizes.tokens
@@ -229,21 +241,37 @@ impl Scratch {
         );
         let buffers = self.buffers();
         let gather: Vec<i32> = plan.drawing.iter().map(|(row, _)| *row as i32).collect();
-        let mut room = self.pinned.bytes_mut();
-        for (to, from) in [
-            (buffers.rows.cast::<u8>(), bytes_of(&plan.rows)),
-            (buffers.gather.cast(), bytes_of(&gather)),
-            (buffers.tiles.cast(), bytes_of(&plan.tiles)),
-            (buffers.tables.cast(), bytes_of(&plan.tables)),
-        ] {
-            let (here, rest) = room.split_at_mut(from.len());
-            here.copy_from_slice(from);
-            // SAFETY: the counts were checked against the buffers' sizes above, and the pinned
-            // copy is written again only by the next step, after this one was synchronized.
-            unsafe { upload(driver, to, here) }?;
+        let inputs = [
+            bytes_of(&plan.rows),
+            bytes_of(&gather),
+            bytes_of(&plan.tiles),
+            bytes_of(&plan.tables),
+        ];
+        let mut room = self.pinned[slot].bytes_mut();
+        for input in inputs {
+            let (here, rest) = room.split_at_mut(input.len());
+            here.copy_from_slice(input);
             room = rest;
         }
-        Ok(())
+        let (chosen, best, broken) = Answers::parts(before);
+        let arguments = ArriveArgs {
+            from: self.pinned[slot].on_device().cast(),
+            to: [
+                buffers.rows.cast(),
+                buffers.gather,
+                buffers.tiles.cast(),
+                buffers.tables,
+            ],
+            words: inputs.map(|input| (input.len() / 4) as i32),
+            chosen,
+            best,
+            broken,
+        };
+        let bytes: usize = inputs.iter().map(|input| input.len()).sum();
+        let geometry = Geometry::line((bytes / 4).div_ceil(THREADS), THREADS as u32);
+        // SAFETY: a thread a word; the counts were checked against the buffers' sizes above, and
+        // pinned memory is as large. Tokens below zero were made of places in `before`.
+        unsafe { arrive.launch(driver, geometry, &arguments) }
     }
 }
 

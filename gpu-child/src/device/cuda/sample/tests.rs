@@ -172,19 +172,24 @@ impl Card {
         let logits = Logits {
             rows: self.put(0, &all),
             vocab,
+            batch: DevicePtr::NULL,
             answers,
         };
         let works: Vec<SampleWork<'_>> = cases.iter().map(Case::work).collect();
         let drawings = cases.iter().zip(&works).enumerate();
         let drawings = drawings.map(|(row, (case, work))| Drawing {
             row,
+            newest: 0,
             work,
             position: case.position,
         });
         // SAFETY: all rows were put there above.
-        unsafe { self.draws.run(&self.driver, logits, drawings) }.expect("a draw");
-        let drawn = self.draws.answers(&self.driver, answers, cases.len());
-        drawn.expect("answers")
+        unsafe { self.draws.run(&self.driver, (1, 0), logits, drawings) }.expect("a draw");
+        let asked = self.draws.ask(&self.driver, (1, 0), answers, cases.len());
+        asked
+            .and_then(|()| self.driver.synchronize("draws"))
+            .expect("answers");
+        self.draws.answers(1, answers, cases.len())
     }
 }
 
