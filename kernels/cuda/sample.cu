@@ -360,22 +360,12 @@ struct Sampler {
         }
         __syncthreads();
         Place found = locate(begin, count, [&](int i) { return value(strips[i]); }, target);
-        if (threadIdx.x < 32) {
-            uint32_t weights[IN_STRIP];
-            weigh(found.at, weights);
-            for (int j = 0; j < IN_STRIP; j++) {
-                uint32_t id = found.at * STRIP + 32 * j + lane;
-                uint64_t mine = measure(id, weights[j]), sum = mine;
-                for (int d = 1; d < 32; d <<= 1) {
-                    uint64_t other = __shfl_up_sync(~0u, sum, d);
-                    if (lane >= d) sum += other;
-                }
-                if (found.rest - (sum - mine) < mine) room.token = id;
-                uint64_t all = __shfl_sync(~0u, sum, 31);
-                if (found.rest < all) break;
-                found.rest -= all;
-            }
-        }
+        uint32_t id = found.at * STRIP + threadIdx.x;
+        uint64_t mine = 0, all;
+        if (threadIdx.x < STRIP && id < a.vocab)
+            mine = measure(id, weight_of(__fsub_rn(row[id], largest), p.rate));
+        uint64_t before = sum_before(mine, all);
+        if (found.rest - before < mine) room.token = id;
         __syncthreads();
         return room.token;
     }
