@@ -4,12 +4,15 @@
 //!         [decode|prompt|all] [greedy|plain|top_k|top_p|both|penalties]
 //!
 //! Random weights in the shapes of Qwen2.5-0.5B, Qwen2.5-7B or SmolLM2-135M. Decode: 32 steps of
-//! a batch behind 128 positions each, the median step; prompts: the median of several. Every step
+//! a batch behind 128 positions each, a step launched behind another (and the median step that is
+//! waited for); prompts: the median of several. Every step
 //! draws, greedily if nothing else is said, so its time includes the way to the host and back.
 
 use std::time::Instant;
 use worker_orcd_gpu::device::cuda::{CudaExecutor, CudaOptions};
-use worker_orcd_gpu::device::{Batch, Executor, NoTap, PageId, SampleWork, SequenceWork};
+use worker_orcd_gpu::device::{
+    Batch, Executor, NoTap, PageId, SampleWork, SequenceWork, TO_BE_DRAWN,
+};
 use worker_orcd_ipc::{RequestId, Sampling, TokenId};
 use worker_orcd_kernels::TensorType;
 
@@ -61,9 +64,10 @@ fn main() -> Result<(), Failure> {
         if only == Some("prompt") {
             break;
         }
-        let micros = decode(&mut executor, batch, sampling)?;
+        let (alone, micros) = decode(&mut executor, batch, sampling)?;
         println!(
-            "decode {batch:4}: {micros:8.0} us, {:8.0} tok/s, weights at {:.2} TB/s",
+            "decode {batch:4}: {micros:8.0} us, {alone:8.0} us one by one, {:8.0} tok/s, weights at \
+             {:.2} TB/s",
             batch as f64 * 1e6 / micros,
             weights as f64 / micros / 1e6
         );
@@ -79,8 +83,12 @@ fn main() -> Result<(), Failure> {
     Ok(())
 }
 
-/// Microseconds of the median step.
-fn decode(executor: &mut CudaExecutor, batch: usize, sampling: Sampling) -> Result<f64, Failure> {
+/// Microseconds of the median step that is waited for, and of a step with another one behind it.
+fn decode(
+    executor: &mut CudaExecutor,
+    batch: usize,
+    sampling: Sampling,
+) -> Result<(f64, f64), Failure> {
     const PAGES: usize = (CONTEXT + STEPS).div_ceil(32) + 1;
     let tables: Vec<Vec<PageId>> = (0..batch)
         .map(|i| (0..PAGES).map(|p| PageId((i * PAGES + p) as u32)).collect())
@@ -102,7 +110,33 @@ fn decode(executor: &mut CudaExecutor, batch: usize, sampling: Sampling) -> Resu
         run(executor, &shares)?;
         times.push(start.elapsed().as_secs_f64() * 1e6);
     }
-    Ok(median(times))
+    let ahead = executor.ahead().ok_or("a device that can be ahead")?;
+    let mut start = Instant::now();
+    for step in 0..=STEPS {
+        let token = [if step == 0 { TokenId(5) } else { TO_BE_DRAWN }];
+        let shares: Vec<_> = tables
+            .iter()
+            .zip(0..)
+            .map(|(pages, request)| SequenceWork {
+                request: RequestId(request),
+                ..work(&token, CONTEXT + step % STEPS, pages, sampling)
+            })
+            .collect();
+        ahead.begin(&Batch {
+            step: 1,
+            sequences: &shares,
+        })?;
+        if step == 0 {
+            continue;
+        }
+        ahead.finish()?;
+        if step == 1 {
+            start = Instant::now();
+        }
+    }
+    let each = start.elapsed().as_secs_f64() * 1e6 / (STEPS - 1) as f64;
+    ahead.finish()?;
+    Ok((median(times), each))
 }
 
 fn prompt(executor: &mut CudaExecutor, length: usize, sampling: Sampling) -> Result<f64, Failure> {

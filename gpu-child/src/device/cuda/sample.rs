@@ -28,7 +28,7 @@ const ROW_BYTES: usize = size_of::<SampleRow>();
 /// A word and a rank.
 const ANSWER_BYTES: usize = 4 + 8;
 /// Tokens of histories under way, if no sequence is longer.
-const HISTORY_TOKENS: usize = 1 << 20;
+const HISTORY_TOKENS: usize = 1 << 18;
 
 /// Where the logits lie, and where the largest of each row is said and the answer goes.
 #[derive(Debug, Clone, Copy)]
