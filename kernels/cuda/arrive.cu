@@ -3,7 +3,7 @@
 //
 // One word a thread; reads over the bus what the step needs and no more.
 #pragma once
-#include "argmax.cu"
+#include "answer.cu"
 
 constexpr int INPUTS = 4;  // rows, gather, tiles, tables
 
@@ -11,18 +11,8 @@ struct ArriveArgs {
     const int* from;
     int* to[INPUTS];
     int words[INPUTS];
-    // What the step before drew, as in sample.cu; none where it is asked for nothing.
-    const uint32_t* chosen;
-    const unsigned long long* best;
-    const uint32_t* broken;
+    Answers before;  // of the step before, where a row asks for one
 };
-
-// A step that drew from what is not a number is a fault that the host is about to hear of: any token
-// will do.
-DEVICE int drawn_before(const ArriveArgs& a, int at) {
-    if (a.chosen) return a.chosen[at] == NOT_FINITE ? 0 : int(a.chosen[at]);
-    return a.broken[at] ? 0 : int(~uint32_t(a.best[at]));
-}
 
 #ifndef DEVICE_FUNCTIONS_ONLY
 extern "C" __global__ void __launch_bounds__(256) arrive(const __grid_constant__ ArriveArgs a) {
@@ -36,7 +26,11 @@ extern "C" __global__ void __launch_bounds__(256) arrive(const __grid_constant__
     asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
     // A row begins with its token; below zero it is the complement of a place among the draws.
-    if (part == 0 && i % (sizeof(Row) / sizeof(int)) == 0 && word < 0) word = drawn_before(a, ~word);
+    if (part == 0 && i % (sizeof(Row) / sizeof(int)) == 0 && word < 0) {
+        uint32_t id = drawn(a.before, ~word);
+        // The host is about to hear of a fault: any token will do.
+        word = id == NOT_FINITE ? 0 : int(id);
+    }
     a.to[part][i] = word;
 }
 #endif

@@ -8,5 +8,6 @@
 #include "rope_kv.cu"
 #include "attention.cu"
 #include "argmax.cu"
+#include "answer.cu"
 #include "sample.cu"
 #include "arrive.cu"

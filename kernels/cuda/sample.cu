@@ -16,7 +16,7 @@
 //
 // Moves: the row once for a plain draw, twice for a filtered one as a rule, six times at worst.
 #pragma once
-#include "argmax.cu"
+#include "answer.cu"
 
 struct SampleRow {
     uint64_t top_p;   // in 2^-64; the largest is off
@@ -37,9 +37,7 @@ struct SampleArgs {
     const SampleRow* rows;  // [gridDim.y]
     const int* history;
     const Row* batch;
-    uint32_t* chosen;       // [rows] as in argmax.cu, or null: then
-    unsigned long long* best;  // [rows] `rank` of the largest logit, and
-    const uint32_t* broken;    // [rows] not zero where a logit is not finite
+    Answers answers;        // the largest logit of each row; then what was drawn
     int vocab;
 };
 
@@ -420,9 +418,8 @@ extern "C" __global__ void __launch_bounds__(SAMPLE_THREADS, 2) sample(const __g
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
-    bool finite = a.chosen ? a.chosen[p.row] != NOT_FINITE : !a.broken[p.row];
-    if (!finite) return;
-    uint32_t token = a.chosen ? a.chosen[p.row] : ~uint32_t(a.best[p.row]);
+    uint32_t token = drawn(a.answers, p.row);
+    if (token == NOT_FINITE) return;
     Kept* kept = reinterpret_cast<Kept*>(dynamic_room);
     int n_strips = (a.vocab + STRIP - 1) / STRIP, share = (n_strips + team.size - 1) / team.size;
     int first = min(team.rank * share, n_strips), last = min(first + share, n_strips);
@@ -435,7 +432,7 @@ extern "C" __global__ void __launch_bounds__(SAMPLE_THREADS, 2) sample(const __g
     team.sync();
     if (p.rate != 0.0f && !sampler.draw(token)) return;
     if (team.rank != 0 || threadIdx.x != 0) return;
-    if (a.chosen) a.chosen[p.row] = token;
-    else a.best[p.row] = uint64_t(~token);
+    if (a.answers.chosen) a.answers.chosen[p.row] = token;
+    else a.answers.best[p.row] = uint64_t(~token);
 }
 #endif

@@ -5,8 +5,9 @@
 //! the device until the next one's inputs have taken them over.
 
 use super::driver::{Driver, Event};
+use super::kernels::Answers;
 use super::plan::Plan;
-use super::sample::{Answers, Draws, NOT_FINITE};
+use super::sample::{Draws, NOT_FINITE};
 use std::collections::VecDeque;
 use worker_orcd_ipc::{Fault, RequestId, TokenId};
 
@@ -19,7 +20,6 @@ struct Flight {
     sequences: usize,
     /// The sequences that draw, in order.
     drawing: Vec<(usize, RequestId)>,
-    answers: Answers,
 }
 
 #[derive(Debug)]
@@ -28,7 +28,7 @@ pub struct Flights {
     begun: usize,
     events: [Event; STEPS],
     /// Of the step that left last, whether or not it came back.
-    before: Option<Answers>,
+    before: Answers,
     requests: Vec<RequestId>,
 }
 
@@ -40,7 +40,7 @@ impl Flights {
             under_way: VecDeque::new(),
             begun: 0,
             events: [Event::new()?, Event::new()?],
-            before: None,
+            before: Answers::NONE,
             requests: Vec::new(),
         })
     }
@@ -57,7 +57,7 @@ impl Flights {
 
     /// What the step before drew, and for whom.
     #[must_use]
-    pub fn before(&self) -> (Option<Answers>, &[RequestId]) {
+    pub fn before(&self) -> (Answers, &[RequestId]) {
         (self.before, &self.requests)
     }
 
@@ -76,13 +76,12 @@ impl Flights {
         self.begun += 1;
         let of = |(_, sequence): &(usize, usize)| (*sequence, plan.sequences[*sequence].request);
         let drawing: Vec<_> = plan.drawing.iter().map(of).collect();
-        self.before = Some(answers);
+        self.before = answers;
         self.requests = drawing.iter().map(|(_, request)| *request).collect();
         self.under_way.push_back(Flight {
             step,
             sequences: plan.sequences.len(),
             drawing,
-            answers,
         });
         Ok(())
     }
@@ -99,7 +98,7 @@ impl Flights {
         let flight = self.under_way.pop_front().expect("a step on its way");
         self.events[slot].wait("a step")?;
         let mut tokens = vec![None; flight.sequences];
-        let ids = draws.answers(slot, flight.answers, flight.drawing.len());
+        let ids = draws.answers(slot, flight.drawing.len());
         for ((sequence, request), id) in flight.drawing.into_iter().zip(ids) {
             if id == NOT_FINITE {
                 let step = flight.step;

@@ -9,14 +9,13 @@ use super::driver::Driver;
 use super::graph::Shape;
 use super::head::{self, Head};
 use super::kernels::{
-    AttentionArgs, EmbedArgs, Geometry, Kernel, MergeArgs, RopeArgs, Row, RowArgs, Tile,
+    Answers, AttentionArgs, EmbedArgs, Geometry, Kernel, MergeArgs, RopeArgs, Row, RowArgs, Tile,
 };
 use super::kv::KvCache;
 use super::matmul::{Input, Matmul, Output};
 use super::memory::{DevicePtr, download};
 use super::ops::Ops;
 use super::plan::Plan;
-use super::sample::Answers;
 use super::scratch::{Buffers, Scratch};
 use super::weights::{Layer, Linear, Vector, Weights, units};
 use crate::device::{Batch, Checkpoint, Tap};
@@ -83,7 +82,7 @@ fn launch(
         buffers: executor.scratch.buffers(),
     };
     if plan.rows.is_empty() {
-        return Ok(Answers::Ids(model.buffers.chosen));
+        return Ok(Answers::ids(model.buffers.chosen));
     }
     let mut head = Head {
         model: &model,

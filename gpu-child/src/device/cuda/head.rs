@@ -7,10 +7,10 @@
 
 use super::decode_step::DecodeStep;
 use super::forward::{Model, ROW_THREADS};
-use super::kernels::{ArgmaxArgs, Geometry, RowArgs};
+use super::kernels::{Answers, ArgmaxArgs, Geometry, RowArgs};
 use super::memory::download;
 use super::plan::Plan;
-use super::sample::{Answers, Drawing, Draws, Logits};
+use super::sample::{Drawing, Draws, Logits};
 use crate::device::{Checkpoint, Tap};
 use worker_orcd_ipc::Fault;
 
@@ -32,15 +32,15 @@ impl Head<'_> {
         for first in (0..plan.drawing.len()).step_by(head_rows) {
             let rows = head_rows.min(plan.drawing.len() - first);
             logits(model, first, rows)?;
-            let ids = Answers::Ids(model.buffers.chosen.add(first));
+            let ids = Answers::ids(model.buffers.chosen.add(first));
             self.draw(first, rows, ids, tap)?;
         }
-        Ok(Answers::Ids(model.buffers.chosen))
+        Ok(Answers::ids(model.buffers.chosen))
     }
 
     /// As [`run`](Self::run), when the logits and the greedy choice of all rows are on their way.
     pub fn draw_chosen(&mut self, tap: &mut dyn Tap) -> Result<Answers, Fault> {
-        let ids = Answers::Ids(self.model.buffers.chosen);
+        let ids = Answers::ids(self.model.buffers.chosen);
         self.draw(0, self.plan.drawing.len(), ids, tap)?;
         Ok(ids)
     }
@@ -51,10 +51,7 @@ impl Head<'_> {
         decode_step: &DecodeStep,
         tap: &mut dyn Tap,
     ) -> Result<Answers, Fault> {
-        let ranks = Answers::Ranks {
-            best: decode_step.best(),
-            broken: decode_step.broken(),
-        };
+        let ranks = Answers::ranks(decode_step.best(), decode_step.broken());
         self.draw(0, self.plan.drawing.len(), ranks, tap)?;
         Ok(ranks)
     }
@@ -89,7 +86,7 @@ impl Head<'_> {
         let place = (self.slot, first);
         // SAFETY: a row of logits and an answer for each of `drawing` were launched before.
         unsafe { self.draws.run(model.driver, place, logits, drawings) }?;
-        self.draws.ask(model.driver, place, answers, rows)
+        self.draws.tell(model.driver, place, answers, rows)
     }
 }
 

@@ -290,9 +290,50 @@ pub struct ArriveArgs {
     pub from: DevicePtr<i32>,
     pub to: [DevicePtr<i32>; 4],
     pub words: [i32; 4],
-    pub chosen: DevicePtr<u32>,
-    pub best: DevicePtr<u64>,
-    pub broken: DevicePtr<u32>,
+    pub before: Answers,
+}
+
+/// `answer.cu`: where the answers of a step's rows lie.
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub struct Answers {
+    chosen: DevicePtr<u32>,
+    best: DevicePtr<u64>,
+    broken: DevicePtr<u32>,
+}
+
+impl Answers {
+    pub const NONE: Self = Self::ids(DevicePtr::NULL);
+
+    /// As `argmax.cu` gives them: an id, or that a logit is not finite.
+    #[must_use]
+    pub const fn ids(chosen: DevicePtr<u32>) -> Self {
+        Self {
+            chosen,
+            best: DevicePtr::NULL,
+            broken: DevicePtr::NULL,
+        }
+    }
+
+    /// As `decode_step.cu` does: an id's complement below the rank of its logit, and which rows
+    /// hold a logit that is not finite.
+    #[must_use]
+    pub const fn ranks(best: DevicePtr<u64>, broken: DevicePtr<u32>) -> Self {
+        Self {
+            chosen: DevicePtr::NULL,
+            best,
+            broken,
+        }
+    }
+}
+
+/// `answer.cu`.
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub struct AnswerArgs {
+    pub answers: Answers,
+    pub out: DevicePtr<u32>,
+    pub rows: i32,
 }
 
 /// `SampleRow` in `sample.cu`.
@@ -323,9 +364,7 @@ pub struct SampleArgs {
     pub rows: DevicePtr<SampleRow>,
     pub history: DevicePtr<i32>,
     pub batch: DevicePtr<Row>,
-    pub chosen: DevicePtr<u32>,
-    pub best: DevicePtr<u64>,
-    pub broken: DevicePtr<u32>,
+    pub answers: Answers,
     pub vocab: i32,
 }
 

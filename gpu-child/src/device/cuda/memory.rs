@@ -169,30 +169,6 @@ pub unsafe fn upload<T: Plain>(driver: &Driver, to: DevicePtr<T>, from: &[T]) ->
     check(result, "copying to the device")
 }
 
-/// Copies to pinned memory, in stream order.
-///
-/// # Errors
-/// When the driver refuses.
-///
-/// # Safety
-/// `from` holds as many elements, and nobody looks at `to` before the stream is synchronized.
-pub unsafe fn fetch<T: Plain>(
-    driver: &Driver,
-    to: &mut [T],
-    from: DevicePtr<T>,
-) -> Result<(), Fault> {
-    // SAFETY: as promised by the caller.
-    let result = unsafe {
-        sys::cuMemcpyDtoHAsync_v2(
-            to.as_mut_ptr().cast::<c_void>(),
-            from.0,
-            size_of_val(to),
-            driver.stream(),
-        )
-    };
-    check(result, "copying from the device")
-}
-
 /// Copies to the host, and waits for it and everything before it.
 ///
 /// # Errors
@@ -206,7 +182,15 @@ pub unsafe fn download<T: Plain>(
     from: DevicePtr<T>,
 ) -> Result<(), Fault> {
     // SAFETY: as promised by the caller; `to` is borrowed until the copy is done.
-    unsafe { fetch(driver, to, from) }?;
+    let result = unsafe {
+        sys::cuMemcpyDtoHAsync_v2(
+            to.as_mut_ptr().cast::<c_void>(),
+            from.0,
+            size_of_val(to),
+            driver.stream(),
+        )
+    };
+    check(result, "copying from the device")?;
     driver.synchronize("copying from the device")
 }
 

@@ -7,8 +7,8 @@
 
 use super::driver::Driver;
 use super::flight::STEPS;
-use super::kernels::{Geometry, Kernel, Module, Row, SampleArgs, SampleRow};
-use super::memory::{Arena, DevicePtr, Pinned, Purpose, fetch, upload};
+use super::kernels::{AnswerArgs, Answers, Geometry, Kernel, Module, Row, SampleArgs, SampleRow};
+use super::memory::{Arena, DevicePtr, Pinned, Purpose, upload};
 use crate::device::SampleWork;
 use crate::sampler::Draw;
 use worker_orcd_ipc::{Fault, TokenId};
@@ -25,42 +25,17 @@ const MAX_TEAM: usize = 8;
 /// Blocks that run on a multiprocessor at a time.
 const RESIDENT: usize = 2;
 const ROW_BYTES: usize = size_of::<SampleRow>();
-/// A word and a rank.
-const ANSWER_BYTES: usize = 4 + 8;
+const ANSWER_BYTES: usize = 4;
 /// Tokens of histories under way, if no sequence is longer.
 const HISTORY_TOKENS: usize = 1 << 18;
 
-/// Where the logits lie, and where the largest of each row is said and the answer goes.
+/// Where the logits lie, and their answers: the largest of each row before, its token after.
 #[derive(Debug, Clone, Copy)]
 pub struct Logits {
     pub rows: DevicePtr<f32>,
     pub vocab: usize,
     pub batch: DevicePtr<Row>,
     pub answers: Answers,
-}
-
-#[derive(Debug, Clone, Copy)]
-pub enum Answers {
-    /// As `argmax.cu` says it: an id, or that a logit is not finite.
-    Ids(DevicePtr<u32>),
-    /// As `decode_step.cu` does: an id's complement below the rank of its logit, and which rows
-    /// hold a logit that is not finite.
-    Ranks {
-        best: DevicePtr<u64>,
-        broken: DevicePtr<u32>,
-    },
-}
-
-impl Answers {
-    /// Ids; or ranks, and the rows that are broken.
-    #[must_use]
-    pub fn parts(of: Option<Self>) -> (DevicePtr<u32>, DevicePtr<u64>, DevicePtr<u32>) {
-        match of {
-            None => (DevicePtr::NULL, DevicePtr::NULL, DevicePtr::NULL),
-            Some(Self::Ids(ids)) => (ids, DevicePtr::NULL, DevicePtr::NULL),
-            Some(Self::Ranks { best, broken }) => (DevicePtr::NULL, best, broken),
-        }
-    }
 }
 
 /// A row of logits that a token is drawn from.
@@ -122,6 +97,7 @@ impl Drawing<'_> {
 #[derive(Debug)]
 pub struct Draws {
     kernel: Kernel<SampleArgs>,
+    answer: Kernel<AnswerArgs>,
     /// Of each step that can be on its way: rows, which the device reads from here; answers that
     /// come back; histories on their way there.
     pinned: [Pinned; STEPS],
@@ -142,14 +118,15 @@ impl Draws {
         (max_rows, vocab): (usize, usize),
         sequence_tokens: usize,
     ) -> Result<Self, Fault> {
-        // SAFETY: sample.cu takes SampleArgs.
-        let kernel = unsafe { module.kernel("sample") }?;
+        // SAFETY: sample.cu takes SampleArgs, answer.cu AnswerArgs.
+        let (kernel, answer) = unsafe { (module.kernel("sample")?, module.kernel("answer")?) };
         let shared_bytes = (KEPT_BYTES + 8 * vocab.div_ceil(STRIP)) as u32;
         kernel.allow_shared(shared_bytes)?;
         let max_tokens = sequence_tokens.max(HISTORY_TOKENS);
         let pinned_bytes = max_rows * (ROW_BYTES + ANSWER_BYTES) + 4 * max_tokens;
         Ok(Self {
             kernel,
+            answer,
             pinned: [Pinned::new(pinned_bytes)?, Pinned::new(pinned_bytes)?],
             history: Arena::new(driver, Purpose::Scratch, 4 * max_tokens as u64)?,
             max_rows,
@@ -203,54 +180,42 @@ impl Draws {
         unsafe { self.launch(driver, (slot, first), logits, &rows, tokens) }
     }
 
-    /// Has the answers of `rows` rows, from the step's row `first` on, come back.
+    /// Has the answers of `rows` rows, from the step's row `first` on, go to the host.
     ///
     /// # Errors
-    /// When the driver refuses.
-    pub fn ask(
+    /// When the launch fails.
+    pub fn tell(
         &mut self,
         driver: &Driver,
         (slot, first): (usize, usize),
         answers: Answers,
         rows: usize,
     ) -> Result<(), Fault> {
-        let (ids, ranks) = self.answers_at(slot);
-        let (ids, ranks) = (
-            &mut ids[4 * first..][..4 * rows],
-            &mut ranks[8 * first..][..8 * rows],
-        );
-        // SAFETY: there is an answer of each kind for every row, and nobody looks at them before
-        // the stream got there.
-        unsafe {
-            match answers {
-                Answers::Ids(chosen) => fetch(driver, ids, chosen.cast()),
-                Answers::Ranks { best, broken } => {
-                    fetch(driver, ranks, best.cast())?;
-                    fetch(driver, ids, broken.cast())
-                }
-            }
-        }
+        const THREADS: usize = 256;
+        assert!(first + rows <= self.max_rows, "more rows than announced");
+        let at = self.answers_at() + 4 * first;
+        let arguments = AnswerArgs {
+            answers,
+            out: self.pinned[slot].on_device().add(at).cast(),
+            rows: rows as i32,
+        };
+        let geometry = Geometry::line(rows.div_ceil(THREADS), THREADS as u32);
+        // SAFETY: a thread a row; pinned memory holds a word for each, which nobody looks at
+        // before the stream got there.
+        unsafe { self.answer.launch(driver, geometry, &arguments) }
     }
 
-    /// What came back of a step that is over: an id for each row, or [`NOT_FINITE`].
-    pub fn answers(&mut self, slot: usize, kind: Answers, rows: usize) -> Vec<u32> {
-        let (ids, ranks) = self.answers_at(slot);
-        let word = |bytes: &[u8; 4]| u32::from_ne_bytes(*bytes);
-        let ids = ids[..4 * rows].as_chunks().0.iter().map(word);
-        match kind {
-            Answers::Ids(_) => ids.collect(),
-            // The id's complement is the lower half of a rank; the device is little-endian.
-            Answers::Ranks { .. } => ids
-                .zip(ranks.as_chunks().0.iter().step_by(2).map(word))
-                .map(|(broken, best)| if broken == 0 { !best } else { NOT_FINITE })
-                .collect(),
-        }
+    /// What a step that is over said: an id for each row, or [`NOT_FINITE`].
+    pub fn answers(&mut self, slot: usize, rows: usize) -> impl Iterator<Item = u32> {
+        let at = self.answers_at();
+        let words = self.pinned[slot].bytes_mut()[at..][..4 * rows]
+            .as_chunks()
+            .0;
+        words.iter().map(|word| u32::from_ne_bytes(*word))
     }
 
-    fn answers_at(&mut self, slot: usize) -> (&mut [u8], &mut [u8]) {
-        let at = self.max_rows * ROW_BYTES;
-        let room = &mut self.pinned[slot].bytes_mut()[at..][..self.max_rows * ANSWER_BYTES];
-        room.split_at_mut(4 * self.max_rows)
+    fn answers_at(&self) -> usize {
+        self.max_rows * ROW_BYTES
     }
 
     fn tokens_at(&self, index: usize) -> usize {
@@ -290,15 +255,12 @@ impl Draws {
             // SAFETY: as many bytes; pinned memory is written again when the step is over.
             unsafe { upload(driver, history, &pinned.bytes_mut()[begin..end]) }?;
         }
-        let (chosen, best, broken) = Answers::parts(Some(logits.answers));
         let arguments = SampleArgs {
             logits: logits.rows,
             rows: pinned.on_device().cast::<SampleRow>().add(first),
             history: history.cast(),
             batch: logits.batch,
-            chosen,
-            best,
-            broken,
+            answers: logits.answers,
             vocab: logits.vocab as i32,
         };
         let team = if driver.has_bulk_copies() {

@@ -2,10 +2,9 @@
 
 use super::driver::Driver;
 use super::flight::STEPS;
-use super::kernels::{ArriveArgs, Geometry, Kernel, Row, Tile};
+use super::kernels::{Answers, ArriveArgs, Geometry, Kernel, Row, Tile};
 use super::memory::{Arena, DevicePtr, Layout, Pinned, Purpose};
 use super::plan::{PAGE_TOKENS, Plan};
-use super::sample::Answers;
 use super::weights::{UNIT, units};
 use crate::model::ModelConfig;
 use worker_orcd_ipc::Fault;
@@ -229,7 +228,7 @@ impl Scratch {
         driver: &Driver,
         arrive: &Kernel<ArriveArgs>,
         (plan, slot): (&Plan<'_>, usize),
-        before: Option<Answers>,
+        before: Answers,
     ) -> Result<(), Fault> {
         const THREADS: usize = 256;
         let sizes = &self.sizes;
@@ -253,7 +252,6 @@ impl Scratch {
             here.copy_from_slice(input);
             room = rest;
         }
-        let (chosen, best, broken) = Answers::parts(before);
         let arguments = ArriveArgs {
             from: self.pinned[slot].on_device().cast(),
             to: [
@@ -263,9 +261,7 @@ impl Scratch {
                 buffers.tables,
             ],
             words: inputs.map(|input| (input.len() / 4) as i32),
-            chosen,
-            best,
-            broken,
+            before,
         };
         let bytes: usize = inputs.iter().map(|input| input.len()).sum();
         let geometry = Geometry::line((bytes / 4).div_ceil(THREADS), THREADS as u32);

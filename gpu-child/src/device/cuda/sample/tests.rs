@@ -158,16 +158,14 @@ impl Card {
         let answers = if ranked {
             let best: Vec<u64> = largest.map(|id| 9 << 32 | u64::from(!id)).collect();
             let broken: Vec<u32> = (0..cases.len()).map(|row| is_broken(row).into()).collect();
-            Answers::Ranks {
-                best: self.put(end, &best),
-                broken: self.put(end + 8 * MAX_ROWS as u64, &broken),
-            }
+            let broken = self.put(end + 8 * MAX_ROWS as u64, &broken);
+            Answers::ranks(self.put(end, &best), broken)
         } else {
             let ids = largest.enumerate();
             let ids: Vec<u32> = ids
                 .map(|(row, id)| if is_broken(row) { NOT_FINITE } else { id })
                 .collect();
-            Answers::Ids(self.put(end, &ids))
+            Answers::ids(self.put(end, &ids))
         };
         let logits = Logits {
             rows: self.put(0, &all),
@@ -185,11 +183,10 @@ impl Card {
         });
         // SAFETY: all rows were put there above.
         unsafe { self.draws.run(&self.driver, (1, 0), logits, drawings) }.expect("a draw");
-        let asked = self.draws.ask(&self.driver, (1, 0), answers, cases.len());
-        asked
-            .and_then(|()| self.driver.synchronize("draws"))
+        let told = self.draws.tell(&self.driver, (1, 0), answers, cases.len());
+        told.and_then(|()| self.driver.synchronize("draws"))
             .expect("answers");
-        self.draws.answers(1, answers, cases.len())
+        self.draws.answers(1, cases.len()).collect()
     }
 }
 
