@@ -1,15 +1,18 @@
 //! How fast the CUDA device computes, without scheduler, socket or tokenizer around it.
 //!
-//!     cargo run --release --example cuda_speed -- [0.5b|7b|135m] [F16|Q8_0|...] [decode|prompt][=N]
+//!     cargo run --release --example cuda_speed -- [0.5b|7b|135m] [F16|Q8_0|...] \
+//!         [decode|prompt|all][=N] [greedy|plain|top_k|top_p|both|penalties]
 //!
 //! Random weights in the shapes of Qwen2.5-0.5B, Qwen2.5-7B or SmolLM2-135M. Decode: 32 steps of
-//! a batch behind 128 positions each, the median step; prompts: the median of several. Every step
-//! draws greedily, so its time includes the way to the host and back.
+//! a batch behind 128 positions each, a step launched behind another (and the median step that is
+//! waited for); prompts: the median of several. Every step
+//! draws, greedily if nothing else is said, so its time includes the way to the host and back.
 
 use std::time::Instant;
 use worker_orcd_gpu::device::cuda::{CudaExecutor, CudaOptions, KvOrder};
-use worker_orcd_gpu::device::{Batch, Executor, NoTap, PageId, SampleWork, SequenceWork};
-use worker_orcd_gpu::model::{Architecture, ModelConfig, RopeStyle};
+use worker_orcd_gpu::device::{
+    Batch, Executor, NoTap, PageId, SampleWork, SequenceWork, TO_BE_DRAWN,
+};
 use worker_orcd_ipc::{RequestId, Sampling, TokenId};
 use worker_orcd_kernels::TensorType;
 
@@ -17,11 +20,14 @@ use worker_orcd_kernels::TensorType;
 #[allow(dead_code, reason = "shared with the tests")]
 mod support;
 
+#[path = "shared/shapes.rs"]
+mod shapes;
+
 type Failure = Box<dyn std::error::Error>;
 
+const BATCH_TOKENS: usize = 1280;
 const CONTEXT: usize = 128;
 const STEPS: usize = 32;
-const BATCH_TOKENS: usize = 1280;
 
 fn main() -> Result<(), Failure> {
     let args: Vec<String> = std::env::args().skip(1).collect();
@@ -31,7 +37,7 @@ fn main() -> Result<(), Failure> {
         .into_iter()
         .find(|known| known.name() == ty)
         .ok_or("no such type")?;
-    let model = support::Model::random_tied(config(shape)?, [ty; 9]);
+    let model = support::Model::random_tied(shapes::config(shape)?, [ty; 9]);
     let options = CudaOptions {
         ordinal: 0,
         kv_cache: KvOrder::Bytes(4 << 30),
@@ -54,16 +60,18 @@ fn main() -> Result<(), Failure> {
         ty.name()
     );
     let only = args.get(2).map(String::as_str);
+    let sampling = shapes::sampling(args.get(3).map_or("greedy", String::as_str))?;
     for batch in sizes("decode", only, &[1, 2, 4, 8, 16, 32, 64, 128, 256])? {
-        let micros = decode(&mut executor, batch)?;
+        let (alone, micros) = decode(&mut executor, batch, sampling)?;
         println!(
-            "decode {batch:4}: {micros:8.0} us, {:8.0} tok/s, weights at {:.2} TB/s",
+            "decode {batch:4}: {micros:8.0} us, {alone:8.0} us one by one, {:8.0} tok/s, weights at \
+             {:.2} TB/s",
             batch as f64 * 1e6 / micros,
             weights as f64 / micros / 1e6
         );
     }
     for length in sizes("prompt", only, &[128, 512, 1024])? {
-        let micros = prompt(&mut executor, length)?;
+        let micros = prompt(&mut executor, length, sampling)?;
         let rate = length as f64 * 1e6 / micros;
         println!("prompt {length:4}: {micros:8.0} us, {rate:8.0} tok/s");
     }
@@ -73,42 +81,18 @@ fn main() -> Result<(), Failure> {
 /// Those of one kind, unless the command line asks for another kind or for one size.
 fn sizes(kind: &str, only: Option<&str>, all: &[usize]) -> Result<Vec<usize>, Failure> {
     match only.map(|only| only.split_once('=').unwrap_or((only, ""))) {
-        Some((wanted, _)) if wanted != kind => Ok(Vec::new()),
+        Some((wanted, _)) if wanted != kind && wanted != "all" => Ok(Vec::new()),
         Some((_, size)) if !size.is_empty() => Ok(vec![size.parse()?]),
         _ => Ok(all.to_vec()),
     }
 }
 
-fn config(shape: &str) -> Result<ModelConfig, Failure> {
-    let (n_layers, n_embd, n_ff, n_heads, n_kv_heads, head_dim, vocab_size) = match shape {
-        "0.5b" => (24, 896, 4864, 14, 2, 64, 151_936),
-        "7b" => (28, 3584, 18_944, 28, 4, 128, 152_064),
-        "135m" => (30, 576, 1536, 9, 3, 64, 49_152),
-        _ => return Err("no such shape".into()),
-    };
-    Ok(ModelConfig {
-        architecture: Architecture::Qwen2,
-        n_layers,
-        n_embd,
-        n_ff,
-        n_heads,
-        n_kv_heads,
-        head_dim,
-        vocab_size,
-        context_length: 32_768,
-        norm_eps: 1e-6,
-        rope_style: RopeStyle::HalfOffset,
-        rope_base: 1e6,
-        rope_dims: head_dim,
-        rope_scale: 1.0,
-        rope_factors: None,
-        rope_attn_factor: 1.0,
-        sliding_window: None,
-    })
-}
-
-/// Microseconds of the median step.
-fn decode(executor: &mut CudaExecutor, batch: usize) -> Result<f64, Failure> {
+/// Microseconds of the median step that is waited for, and of a step with another one behind it.
+fn decode(
+    executor: &mut CudaExecutor,
+    batch: usize,
+    sampling: Sampling,
+) -> Result<(f64, f64), Failure> {
     const PAGES: usize = (CONTEXT + STEPS).div_ceil(32) + 1;
     let tables: Vec<Vec<PageId>> = (0..batch)
         .map(|i| (0..PAGES).map(|p| PageId((i * PAGES + p) as u32)).collect())
@@ -120,7 +104,7 @@ fn decode(executor: &mut CudaExecutor, batch: usize) -> Result<f64, Failure> {
     for tables in tables.chunks(BATCH_TOKENS / CONTEXT) {
         let shares: Vec<_> = tables
             .iter()
-            .map(|pages| work(&prompt, 0, pages, true))
+            .map(|pages| work(&prompt, 0, pages, sampling))
             .collect();
         run(executor, &shares)?;
     }
@@ -129,22 +113,48 @@ fn decode(executor: &mut CudaExecutor, batch: usize) -> Result<f64, Failure> {
         let token = [TokenId(step as u32)];
         let shares: Vec<_> = tables
             .iter()
-            .map(|pages| work(&token, CONTEXT + step, pages, true))
+            .map(|pages| work(&token, CONTEXT + step, pages, sampling))
             .collect();
         let start = Instant::now();
         run(executor, &shares)?;
         times.push(start.elapsed().as_secs_f64() * 1e6);
     }
-    Ok(median(times))
+    let ahead = executor.ahead().ok_or("a device that can be ahead")?;
+    let mut start = Instant::now();
+    for step in 0..=STEPS {
+        let token = [if step == 0 { TokenId(5) } else { TO_BE_DRAWN }];
+        let shares: Vec<_> = tables
+            .iter()
+            .zip(0..)
+            .map(|(pages, request)| SequenceWork {
+                request: RequestId(request),
+                ..work(&token, CONTEXT + step % STEPS, pages, sampling)
+            })
+            .collect();
+        ahead.begin(&Batch {
+            step: 1,
+            sequences: &shares,
+        })?;
+        if step == 0 {
+            continue;
+        }
+        ahead.finish()?;
+        if step == 1 {
+            start = Instant::now();
+        }
+    }
+    let each = start.elapsed().as_secs_f64() * 1e6 / (STEPS - 1) as f64;
+    ahead.finish()?;
+    Ok((median(times), each))
 }
 
-fn prompt(executor: &mut CudaExecutor, length: usize) -> Result<f64, Failure> {
+fn prompt(executor: &mut CudaExecutor, length: usize, sampling: Sampling) -> Result<f64, Failure> {
     let pages: Vec<PageId> = (0..length.div_ceil(32) as u32).map(PageId).collect();
     let tokens: Vec<TokenId> = (0..length as u32).map(|i| TokenId(i * 37 % 1000)).collect();
     let mut times = Vec::new();
     for _ in 0..7 {
         let start = Instant::now();
-        run(executor, &[work(&tokens, 0, &pages, true)])?;
+        run(executor, &[work(&tokens, 0, &pages, sampling)])?;
         times.push(start.elapsed().as_secs_f64() * 1e6);
     }
     Ok(median(times))
@@ -154,20 +164,16 @@ fn work<'a>(
     tokens: &'a [TokenId],
     first: usize,
     pages: &'a [PageId],
-    draws: bool,
+    sampling: Sampling,
 ) -> SequenceWork<'a> {
-    let sampling = Sampling {
-        temperature: 0.0,
-        ..Sampling::default()
-    };
     SequenceWork {
         request: RequestId(0),
         tokens,
         first_position: first as u32,
         pages,
-        sample: draws.then_some(SampleWork {
+        sample: Some(SampleWork {
             sampling,
-            prompt: &[],
+            prompt: tokens,
             generated: &[],
         }),
     }

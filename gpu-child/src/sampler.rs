@@ -1,5 +1,5 @@
 //! From a row of logits to the next token. Pure: the same row, parameters, history and position
-//! give the same token, on every machine.
+//! give the same token, on every machine and every device.
 //!
 //! Order and definitions:
 //!
@@ -9,7 +9,8 @@
 //! 2. frequency and presence penalty, as the OpenAI API defines them, over the completion:
 //!    `logit -= count * frequency + (count > 0) * presence`;
 //! 3. temperature, as `TemperatureLogitsWarper`: logits are divided by it; 0 means argmax, the
-//!    lowest id of equals, and ends here;
+//!    lowest id of equals, and ends here. From here on a token is its [`weight`]: the
+//!    exponential as a whole number, so that everything below is exact;
 //! 4. top-k, as `TopKLogitsWarper`: what is below the k-th largest goes, equals of it stay;
 //! 5. top-p, as `TopPLogitsWarper`: the smallest set of most probable tokens whose mass reaches
 //!    p stays, at least one; of equals, lower ids come first;
@@ -17,47 +18,81 @@
 //! 7. the draw: the inverse of the cumulative distribution in order of token ids, at a number
 //!    that Philox makes of (seed, position).
 //!
-//! No step needs the whole vocabulary sorted. Logits must not be NaN: the executor ends the child
-//! before one gets here.
+//! No step needs the whole vocabulary sorted. Logits must be finite: the executor ends the child
+//! before others get here. `kernels/cuda/sample.cu` is the same for a GPU.
 
-mod exp;
 mod lanes;
 mod nucleus;
 mod select;
+mod weight;
 
 use crate::device::SampleWork;
 use crate::rng;
-use exp::exp_nonpositive;
+pub(crate) use weight::LEAST;
+use weight::mass;
 use worker_orcd_ipc::{Sampling, TokenId};
 
 /// A token that is still in the race.
 #[derive(Debug, Clone, Copy)]
 struct Candidate {
     id: u32,
-    /// Logit after penalties and temperature, moved so that the largest is 0.
-    scaled: f32,
     /// Its probability, but for a common factor that makes the most probable token's 1.
     weight: f32,
+}
+
+/// What the parameters ask of a draw at one position, as both devices compute with it.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Draw {
+    /// Powers of two below one logit.
+    pub rate: f32,
+    /// 0 is off.
+    pub top_k: u32,
+    /// In 2⁻⁶⁴; the largest is off.
+    pub top_p: u64,
+    /// What weighs less than this goes.
+    pub min_p: f32,
+    /// Evenly distributed, in 2⁻⁶⁴.
+    pub number: u64,
+}
+
+impl Draw {
+    /// `None` when it is not a draw but the largest logit.
+    pub fn new(sampling: &Sampling, position: u32) -> Option<Self> {
+        let top_p = if sampling.top_p < 1.0 {
+            (f64::from(sampling.top_p) * 2_f64.powi(64)) as u64
+        } else {
+            u64::MAX
+        };
+        (sampling.temperature != 0.0).then(|| Self {
+            rate: weight::rate(sampling.temperature),
+            top_k: sampling.top_k,
+            top_p,
+            min_p: sampling.min_p.max(LEAST),
+            number: rng::number(sampling.seed, position),
+        })
+    }
+
+    fn has_top_p(&self) -> bool {
+        self.top_p < u64::MAX
+    }
 }
 
 /// `position` is that of the token being drawn: the first one behind a prompt of 5 has 5.
 /// `logits` is used up.
 pub fn sample(logits: &mut [f32], work: &SampleWork<'_>, position: u32) -> TokenId {
-    let sampling = &work.sampling;
     penalize(logits, work);
     let best = argmax(logits);
-    if sampling.temperature == 0.0 {
+    let Some(draw) = Draw::new(&work.sampling, position) else {
         return TokenId(best as u32);
-    }
-    // The largest becomes 0 before the division, so that no temperature overflows.
+    };
     let max = logits[best];
-    for logit in logits.iter_mut() {
-        *logit = (*logit - max) / sampling.temperature;
+    let weights = logits;
+    for weight in weights.iter_mut() {
+        *weight = weight::weight(*weight - max, draw.rate);
     }
-    let number = rng::uniform(sampling.seed, position);
-    match candidates(logits, sampling) {
-        None => draw_of_all(logits, number),
-        Some(candidates) => draw(candidates, number),
+    match candidates(weights, &draw) {
+        None => draw_of_all(weights, draw.number),
+        Some(candidates) => draw_of(candidates, draw.number),
     }
 }
 
@@ -74,11 +109,13 @@ fn penalize(logits: &mut [f32], work: &SampleWork<'_>) {
             let token = token.index();
             if !std::mem::replace(&mut seen[token], true) {
                 let logit = &mut logits[token];
-                *logit = if *logit < 0.0 {
+                let penalized = if *logit < 0.0 {
                     *logit * repetition_penalty
                 } else {
                     *logit / repetition_penalty
                 };
+                // A penalty can be as small as a number gets.
+                *logit = penalized.clamp(f32::MIN, f32::MAX);
             }
         }
     }
@@ -103,78 +140,60 @@ fn argmax(logits: &[f32]) -> usize {
 }
 
 /// What top-k, top-p and min-p leave over, in no order; `None` when all of them are off.
-fn candidates(scaled: &[f32], sampling: &Sampling) -> Option<Vec<Candidate>> {
-    let top_k = Some(sampling.top_k as usize).filter(|k| (1..scaled.len()).contains(k));
-    let has_top_p = sampling.top_p < 1.0;
-    let has_min_p = sampling.min_p > 0.0;
-    let mut left = match top_k {
-        None if !has_top_p && !has_min_p => return None,
-        None => weigh((0..).zip(scaled.iter().copied())),
-        Some(k) => weigh(select::top(scaled, k).into_iter()),
+fn candidates(weights: &[f32], draw: &Draw) -> Option<Vec<Candidate>> {
+    let top_k = Some(draw.top_k as usize).filter(|k| (1..weights.len()).contains(k));
+    if top_k.is_none() && !draw.has_top_p() && draw.min_p <= LEAST {
+        return None;
+    }
+    let candidate = |(id, weight)| Candidate { id, weight };
+    let mut left: Vec<Candidate> = match top_k {
+        None => (0..).zip(weights.iter().copied()).map(candidate).collect(),
+        Some(k) => select::top(weights, k).into_iter().map(candidate).collect(),
     };
-    if has_top_p {
-        left = nucleus::nucleus(left, sampling.top_p);
+    if draw.has_top_p() {
+        left = nucleus::nucleus(left, draw.top_p);
     }
-    if has_min_p {
-        left.retain(|token| token.weight >= sampling.min_p);
-    }
+    left.retain(|token| token.weight >= draw.min_p);
     Some(left)
 }
 
-fn weigh(tokens: impl Iterator<Item = (u32, f32)>) -> Vec<Candidate> {
-    tokens
-        .map(|(id, scaled)| Candidate {
-            id,
-            scaled,
-            weight: exp_nonpositive(scaled),
-        })
-        .collect()
-}
-
-fn draw(mut left: Vec<Candidate>, number: f64) -> TokenId {
+fn draw_of(mut left: Vec<Candidate>, number: u64) -> TokenId {
     left.sort_unstable_by_key(|token| token.id);
-    let total: f64 = left.iter().map(|token| f64::from(token.weight)).sum();
-    let mut rest = number * total;
-    for token in &left {
-        rest -= f64::from(token.weight);
-        if rest < 0.0 {
-            return TokenId(token.id);
-        }
-    }
-    // Rounding can leave a crumb behind the last token.
-    let last = left.iter().rfind(|token| token.weight > 0.0);
-    TokenId(last.map_or(0, |token| token.id))
+    let total = left.iter().map(|token| mass(token.weight)).sum();
+    walk(left.into_iter(), at(total, number))
 }
 
-/// As [`draw`] over the whole vocabulary: sums of blocks first, then one block token by token.
-fn draw_of_all(scaled: &mut [f32], number: f64) -> TokenId {
+/// As [`draw_of`] over the whole vocabulary: sums of blocks first, then one block token by token.
+fn draw_of_all(weights: &[f32], number: u64) -> TokenId {
     const BLOCK: usize = 256;
-    let weights = scaled;
-    for weight in weights.iter_mut() {
-        *weight = exp_nonpositive(*weight);
+    let of_block = |block: &[f32]| -> u64 { block.iter().map(|weight| mass(*weight)).sum() };
+    let sums: Vec<u64> = weights.chunks(BLOCK).map(of_block).collect();
+    let mut rest = at(sums.iter().sum(), number);
+    let mut block = 0;
+    while rest >= sums[block] {
+        rest -= sums[block];
+        block += 1;
     }
-    let sums: Vec<f64> = weights.chunks(BLOCK).map(lanes::sum).collect();
-    let mut rest = number * sums.iter().sum::<f64>();
-    for (index, (block, sum)) in weights.chunks(BLOCK).zip(&sums).enumerate() {
-        if rest >= *sum {
-            rest -= sum;
-            continue;
+    let first = block * BLOCK;
+    let tokens = (first as u32..).zip(weights[first..].iter().copied());
+    walk(tokens.map(|(id, weight)| Candidate { id, weight }), rest)
+}
+
+/// The token in whose mass this place lies.
+fn walk(mut tokens: impl Iterator<Item = Candidate>, mut place: u64) -> TokenId {
+    let token = tokens.find(|token| match place.checked_sub(mass(token.weight)) {
+        Some(rest) => {
+            place = rest;
+            false
         }
-        for (offset, weight) in block.iter().enumerate() {
-            rest -= f64::from(*weight);
-            if rest < 0.0 {
-                return TokenId((index * BLOCK + offset) as u32);
-            }
-        }
-        // Rounding left a crumb behind this block's last token.
-        rest = 0.0;
-    }
-    TokenId(
-        weights
-            .iter()
-            .rposition(|weight| *weight > 0.0)
-            .unwrap_or(0) as u32,
-    )
+        None => true,
+    });
+    TokenId(token.expect("a place inside the mass").id)
+}
+
+/// A place in a mass: below it, for every number.
+fn at(total: u64, number: u64) -> u64 {
+    ((u128::from(total) * u128::from(number)) >> 64) as u64
 }
 
 #[cfg(test)]

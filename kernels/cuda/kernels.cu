@@ -10,3 +10,6 @@
 #include "attention.cu"
 #include "argmax.cu"
 #include "checksum.cu"
+#include "answer.cu"
+#include "sample.cu"
+#include "arrive.cu"

@@ -32,6 +32,11 @@ pub struct KvGeometry {
     pub page_bytes: u64,
 }
 
+/// Stands for the token that the step before draws for the same request, where a step is launched
+/// before that one has ended: the device puts the token in its place. Never in a prompt, and only
+/// the newest of a sequence's tokens.
+pub const TO_BE_DRAWN: TokenId = TokenId(u32::MAX);
+
 /// Everything one step computes.
 #[derive(Debug, Clone, Copy)]
 pub struct Batch<'a> {
@@ -92,6 +97,29 @@ pub trait Executor: Send {
     fn inspect(&mut self) -> Result<(), Fault> {
         Ok(())
     }
+
+    /// Where the device computes while the caller goes on. No step is begun through one of them
+    /// while one begun through the other is on its way.
+    fn ahead(&mut self) -> Option<&mut dyn Ahead> {
+        None
+    }
+}
+
+/// A step in two halves, for who can prepare the next one while the device computes. At most two
+/// steps are on their way, and their order is that of their beginnings.
+pub trait Ahead {
+    /// Sends a batch on its way, behind the one before it. A token that that one draws is
+    /// [`TO_BE_DRAWN`] here.
+    ///
+    /// # Errors
+    /// As [`Executor::step`]; the fault may be that of the step before.
+    fn begin(&mut self, batch: &Batch<'_>) -> Result<(), Fault>;
+
+    /// Waits for the oldest step on its way, and gives what [`Executor::step`] would have given.
+    ///
+    /// # Errors
+    /// As [`Executor::step`].
+    fn finish(&mut self) -> Result<Vec<Option<TokenId>>, Fault>;
 }
 
 /// Looks at intermediate values while a step runs; behind it are the logits trace and the parity

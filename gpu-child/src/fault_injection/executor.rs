@@ -3,7 +3,7 @@
 use super::deeds::{self, Outcome};
 use super::wire::Wire;
 use super::{Kind, Rule};
-use crate::device::{Batch, Executor, KvGeometry, Tap};
+use crate::device::{Ahead, Batch, Executor, KvGeometry, Tap};
 use std::sync::Arc;
 use worker_orcd_ipc::{DeviceFacts, Fault, Generation, MemoryReport, TokenId};
 
@@ -35,6 +35,29 @@ impl FaultyExecutor {
     }
 }
 
+impl FaultyExecutor {
+    fn inner_ahead(&mut self) -> &mut dyn Ahead {
+        self.inner.ahead().expect("a device that can be ahead")
+    }
+
+    fn ask_the_rules(&mut self, batch: &Batch<'_>) -> Result<(), Fault> {
+        let Some(kind) = self.strike(batch) else {
+            return Ok(());
+        };
+        // The chaos runner counts these lines.
+        eprintln!(
+            "worker-orcd-gpu: injected fault {} in step {}",
+            kind.name(),
+            batch.step
+        );
+        match deeds::commit(kind, &mut *self.inner)? {
+            Outcome::Done => {}
+            Outcome::OnTheWire(misdeed) => self.wire.order(misdeed),
+        }
+        Ok(())
+    }
+}
+
 impl Executor for FaultyExecutor {
     fn facts(&self) -> DeviceFacts {
         self.inner.facts()
@@ -57,22 +80,27 @@ impl Executor for FaultyExecutor {
         batch: &Batch<'_>,
         tap: &mut dyn Tap,
     ) -> Result<Vec<Option<TokenId>>, Fault> {
-        if let Some(kind) = self.strike(batch) {
-            // The chaos runner counts these lines.
-            eprintln!(
-                "worker-orcd-gpu: injected fault {} in step {}",
-                kind.name(),
-                batch.step
-            );
-            match deeds::commit(kind, &mut *self.inner)? {
-                Outcome::Done => {}
-                Outcome::OnTheWire(misdeed) => self.wire.order(misdeed),
-            }
-        }
+        self.ask_the_rules(batch)?;
         self.inner.step(batch, tap)
     }
 
     fn inspect(&mut self) -> Result<(), Fault> {
         self.inner.inspect()
+    }
+
+    fn ahead(&mut self) -> Option<&mut dyn Ahead> {
+        self.inner.ahead()?;
+        Some(self)
+    }
+}
+
+impl Ahead for FaultyExecutor {
+    fn begin(&mut self, batch: &Batch<'_>) -> Result<(), Fault> {
+        self.ask_the_rules(batch)?;
+        self.inner_ahead().begin(batch)
+    }
+
+    fn finish(&mut self) -> Result<Vec<Option<TokenId>>, Fault> {
+        self.inner_ahead().finish()
     }
 }

@@ -1,4 +1,4 @@
-//! Reductions in eight lanes: a fixed order that is also one the compiler can make vectors of.
+//! The largest of many, in eight lanes: an order that the compiler can make vectors of.
 
 const LANES: usize = 8;
 
@@ -17,15 +17,4 @@ pub(super) fn max(values: &[f32]) -> f32 {
         .chain(rest)
         .copied()
         .fold(f32::NEG_INFINITY, larger)
-}
-
-pub(super) fn sum(values: &[f32]) -> f64 {
-    let (chunks, rest) = values.as_chunks::<LANES>();
-    let mut lanes = [0.0; LANES];
-    for chunk in chunks {
-        for (lane, value) in lanes.iter_mut().zip(chunk) {
-            *lane += f64::from(*value);
-        }
-    }
-    lanes.iter().sum::<f64>() + rest.iter().map(|value| f64::from(*value)).sum::<f64>()
 }

@@ -2,22 +2,23 @@
 //! reached, token by token.
 
 use super::Candidate;
+use super::weight::{LEAST, mass, share};
 
-/// Buckets of equal width over the scaled logits whose weight is not 0.
-const BUCKETS: usize = 4096;
-const BUCKETS_PER_UNIT: f32 = BUCKETS as f32 / 87.0;
+/// Bits of a weight that are finer than a bucket: 64 buckets for each power of two.
+const FINER: u32 = 17;
+const BUCKETS: usize = ((1.0_f32.to_bits() - LEAST.to_bits()) >> FINER) as usize + 1;
 
-/// The smallest set of most probable tokens that has `top_p` of the mass, at least one. Of equals,
-/// lower ids come first.
-pub(super) fn nucleus(tokens: Vec<Candidate>, top_p: f32) -> Vec<Candidate> {
-    let mut masses = vec![0.0_f64; BUCKETS];
+/// The smallest set of heaviest tokens that has `top_p` (in 2⁻⁶⁴) of the mass, at least one. Of
+/// equals, lower ids come first.
+pub(super) fn nucleus(tokens: Vec<Candidate>, top_p: u64) -> Vec<Candidate> {
+    let mut masses = vec![0_u64; BUCKETS];
     for token in &tokens {
-        masses[bucket(token)] += f64::from(token.weight);
+        masses[bucket(token)] += mass(token.weight);
     }
-    let needed = f64::from(top_p) * masses.iter().sum::<f64>();
-    let mut before = 0.0;
+    let needed = share(masses.iter().sum(), top_p).max(1);
+    let mut before = 0;
     let mut last = 0;
-    while last + 1 < BUCKETS && before + masses[last] < needed {
+    while before + masses[last] < needed {
         before += masses[last];
         last += 1;
     }
@@ -29,18 +30,19 @@ pub(super) fn nucleus(tokens: Vec<Candidate>, top_p: f32) -> Vec<Candidate> {
             _ => {}
         }
     }
-    border.sort_unstable_by(|a, b| b.scaled.total_cmp(&a.scaled).then(a.id.cmp(&b.id)));
+    border.sort_unstable_by(|a, b| b.weight.total_cmp(&a.weight).then(a.id.cmp(&b.id)));
     for token in border {
-        if before >= needed && !inside.is_empty() {
+        if before >= needed {
             break;
         }
-        before += f64::from(token.weight);
+        before += mass(token.weight);
         inside.push(token);
     }
     inside
 }
 
-/// The most probable token's is 0.
+/// The heaviest token's is 0; what has no mass is with the lightest that have some.
 fn bucket(token: &Candidate) -> usize {
-    ((-token.scaled * BUCKETS_PER_UNIT) as usize).min(BUCKETS - 1)
+    let below = 1.0_f32.to_bits() - token.weight.to_bits();
+    ((below >> FINER) as usize).min(BUCKETS - 1)
 }

@@ -156,7 +156,7 @@ proptest! {
         let work = work(sampling, &prompt, &generated);
         let probabilities = naive(&logits, &work);
         let drawn = sample(&mut logits.clone(), &work, position);
-        let number = rng::uniform(sampling.seed, position);
+        let number = rng::number(sampling.seed, position) as f64 / 2_f64.powi(64);
         let (expected, distance) = naive_draw(&probabilities, number);
         // At a border, or where rounding decides who is in the nucleus, either is right.
         if drawn != expected {

@@ -7,7 +7,10 @@
 //!                └──────────── park (no page left) ─────────────┘
 //! ```
 //!
-//! One turn is [`Scheduler::plan`], the device's step, [`Scheduler::complete`]:
+//! One turn is [`Scheduler::plan`], the device's step on its way ([`Scheduler::launched`]), its end
+//! ([`Scheduler::complete`]). A second step may be planned and launched before the first has ended: a
+//! sequence that goes on whatever is drawn for it runs a token that only the device knows yet. If
+//! that token ends it, what the second step draws for it is dropped.
 //!
 //! * Waiting requests are admitted in order of arrival, each when the cache has pages for all of
 //!   its tokens, and takes over pages that hold the same beginning.
@@ -63,6 +66,14 @@ pub enum SchedulerError {
     UnexpectedResult(RequestId),
 }
 
+/// A sequence in a step that is on its way.
+#[derive(Debug)]
+struct Share {
+    serial: u64,
+    request: RequestId,
+    draws: bool,
+}
+
 #[derive(Debug)]
 pub struct Scheduler {
     limits: Limits,
@@ -72,6 +83,9 @@ pub struct Scheduler {
     running: Vec<Sequence>,
     /// Tokens of each running sequence in the step that was planned last; 0 sits it out.
     planned: Vec<usize>,
+    /// Steps on their way, the oldest first.
+    flights: VecDeque<Vec<Share>>,
+    submissions: u64,
     /// To be reported with the next step.
     finished: Vec<Finished>,
     prefix_hit_tokens: u64,
@@ -89,6 +103,8 @@ impl Scheduler {
             waiting: VecDeque::new(),
             running: Vec::new(),
             planned: Vec::new(),
+            flights: VecDeque::new(),
+            submissions: 0,
             finished: Vec::new(),
             prefix_hit_tokens: 0,
             prompt_tokens: 0,
@@ -104,7 +120,8 @@ impl Scheduler {
         if live.any(|sequence| sequence.request == request) {
             return Err(SchedulerError::DuplicateRequest(request));
         }
-        let sequence = Sequence::new(submission);
+        self.submissions += 1;
+        let sequence = Sequence::new(self.submissions, submission);
         let reason = sequence
             .refusal(&self.limits)
             .or_else(|| self.never_fits(&sequence));
@@ -146,16 +163,20 @@ impl Scheduler {
             // The one that stood in everybody's way has ended for lack of memory.
             self.admit();
         }
+        let runs = |sequence: &&Sequence| {
+            !sequence.will_be_full(&self.limits) && !sequence.lacks_pages(&self.cache)
+        };
         let decoding = self
             .running
             .iter()
-            .filter(|sequence| sequence.pending() == 1)
+            .filter(|sequence| runs(sequence) && sequence.pending() == 1)
             .count();
         let batch_left = (self.limits.max_batch_tokens as usize).saturating_sub(decoding);
         let mut prefill_left = batch_left.min(prefill_tokens.max(1) as usize);
         self.planned.clear();
         for sequence in &self.running {
             let tokens = match sequence.pending() {
+                _ if !runs(&sequence) => 0,
                 1 => 1,
                 pending => {
                     let chunk = pending.min(prefill_left);
@@ -188,7 +209,19 @@ impl Scheduler {
             .sum()
     }
 
-    /// Takes what the device drew, in the order of [`Self::work`].
+    /// The planned step is on its way.
+    pub fn launched(&mut self) {
+        let parts = self.running.iter_mut().zip(self.planned.drain(..));
+        let shares = parts.filter(|(_, tokens)| *tokens > 0);
+        let flight = shares.map(|(sequence, tokens)| Share {
+            serial: sequence.serial,
+            request: sequence.request,
+            draws: sequence.launch(tokens, &self.cache),
+        });
+        self.flights.push_back(flight.collect());
+    }
+
+    /// Takes what the oldest step on its way drew, in the order of [`Self::work`].
     ///
     /// # Errors
     /// When the device's answer does not fit the question. It cannot be trusted any more then.
@@ -197,23 +230,28 @@ impl Scheduler {
         step: u64,
         results: &[Option<TokenId>],
     ) -> Result<StepReport, SchedulerError> {
-        let expected = self.planned.iter().filter(|tokens| **tokens > 0).count();
-        if results.len() != expected {
+        let flight = self.flights.pop_front().unwrap_or_default();
+        if results.len() != flight.len() {
             return Err(SchedulerError::ResultCount {
-                expected,
+                expected: flight.len(),
                 found: results.len(),
             });
         }
         let mut emitted = Vec::new();
-        let mut results = results.iter().copied();
-        for index in 0..self.planned.len() {
-            if self.planned[index] > 0
-                && let Some(token) = self.advance(index, results.next().flatten())?
-            {
-                emitted.push(token);
+        let mut from = 0;
+        for (share, drawn) in flight.iter().zip(results) {
+            let request = share.request;
+            if drawn.is_some() != share.draws {
+                return Err(SchedulerError::UnexpectedResult(request));
             }
+            if let Some(token) = drawn
+                && token.0 >= self.limits.vocab_size
+            {
+                let token = *token;
+                return Err(SchedulerError::TokenOutOfRange { request, token });
+            }
+            emitted.extend(self.advance(share, *drawn, &mut from));
         }
-        self.planned.clear();
         self.retire();
         Ok(StepReport {
             step,
@@ -256,6 +294,8 @@ impl Scheduler {
 
     fn admit(&mut self) {
         while self.running.len() < self.limits.max_running as usize
+            // Parked, and its newest token is still to come.
+            && !self.waiting.front().is_some_and(Sequence::has_unknown)
             && let Some(mut sequence) = self.waiting.pop_front()
         {
             let saved = sequence.adopt_prefix(&mut self.cache);
@@ -288,12 +328,16 @@ impl Scheduler {
     fn make_room_to_decode(&mut self) {
         let mut index = 0;
         while index < self.running.len() {
-            if !self.running[index].lacks_pages(&self.cache) {
+            let sequence = &self.running[index];
+            if !sequence.lacks_pages(&self.cache) || sequence.will_be_full(&self.limits) {
                 index += 1;
             } else if let Some(page) = self.cache.allocate() {
                 self.running[index].add_page(page);
             } else if self.running.len() > 1 {
                 self.park_newest();
+            } else if self.running[index].has_unknown() {
+                // The token to come may end it otherwise.
+                index += 1;
             } else {
                 self.end_for_lack_of_memory();
             }
@@ -323,28 +367,32 @@ impl Scheduler {
         }
     }
 
+    /// Tells a sequence what became of its share of a step; one that has ended by now hears
+    /// nothing. `from` is where to look first: a step's order is that of those who still run.
     fn advance(
         &mut self,
-        index: usize,
+        share: &Share,
         drawn: Option<TokenId>,
-    ) -> Result<Option<EmittedToken>, SchedulerError> {
-        let tokens = self.planned[index];
-        let sequence = &mut self.running[index];
-        let request = sequence.request;
-        if drawn.is_some() != (tokens == sequence.pending()) {
-            return Err(SchedulerError::UnexpectedResult(request));
-        }
-        sequence.advance(tokens, &mut self.cache);
-        let Some(token) = drawn else { return Ok(None) };
-        if token.0 >= self.limits.vocab_size {
-            return Err(SchedulerError::TokenOutOfRange { request, token });
-        }
-        self.generated_tokens += 1;
-        Ok(Some(EmittedToken {
-            request,
-            index: sequence.push(token),
+        from: &mut usize,
+    ) -> Option<EmittedToken> {
+        let is_it = |sequence: &Sequence| sequence.serial == share.serial;
+        let behind = self.running[*from..].iter().position(is_it);
+        let sequence = match behind {
+            Some(offset) => {
+                *from += offset + 1;
+                &mut self.running[*from - 1]
+            }
+            // Parked since.
+            None => self.waiting.iter_mut().find(|sequence| is_it(sequence))?,
+        };
+        let token = drawn.map(|token| EmittedToken {
+            request: share.request,
+            index: sequence.learn(token),
             token,
-        }))
+        });
+        sequence.publish(&mut self.cache);
+        self.generated_tokens += u64::from(token.is_some());
+        token
     }
 
     fn retire(&mut self) {
@@ -352,10 +400,11 @@ impl Scheduler {
             limits,
             cache,
             running,
+            waiting,
             finished,
             ..
         } = self;
-        running.retain_mut(|sequence| {
+        let mut goes_on = |sequence: &mut Sequence| {
             let Some(reason) = sequence.ending(limits) else {
                 return true;
             };
@@ -365,7 +414,10 @@ impl Scheduler {
                 reason,
             });
             false
-        });
+        };
+        running.retain_mut(&mut goes_on);
+        // Those that were parked before their last token was known.
+        waiting.retain_mut(&mut goes_on);
     }
 }
 

@@ -1,15 +1,19 @@
 //! One request on its way: its tokens, how many of them are in the KV cache, and when it ends.
 
 use super::Limits;
-use crate::device::{PageId, SampleWork, SequenceWork};
+use crate::device::{PageId, SampleWork, SequenceWork, TO_BE_DRAWN};
 use crate::kv_cache::{ChainId, KvCache};
 use worker_orcd_ipc::{FinishReason, RequestId, Sampling, Submission, TokenId};
 
 #[derive(Debug)]
 pub(super) struct Sequence {
     pub(super) request: RequestId,
-    /// Prompt, then completion.
+    /// Its place in the order of submissions: unlike the request's name, never given again.
+    pub(super) serial: u64,
+    /// Prompt, then completion; at the end one [`TO_BE_DRAWN`] for each step that was launched and
+    /// has not said yet what it drew.
     tokens: Vec<TokenId>,
+    unknown: usize,
     prompt_len: usize,
     sampling: Sampling,
     max_tokens: usize,
@@ -25,7 +29,7 @@ pub(super) struct Sequence {
 }
 
 impl Sequence {
-    pub(super) fn new(submission: Submission) -> Self {
+    pub(super) fn new(serial: u64, submission: Submission) -> Self {
         let Submission {
             request,
             prompt,
@@ -39,7 +43,9 @@ impl Sequence {
         tokens.extend(generated);
         Self {
             request,
+            serial,
             tokens,
+            unknown: 0,
             prompt_len,
             sampling,
             max_tokens: max_tokens as usize,
@@ -56,12 +62,16 @@ impl Sequence {
         self.prompt_len
     }
 
-    fn generated(&self) -> &[TokenId] {
-        &self.tokens[self.prompt_len..]
+    fn known(&self) -> &[TokenId] {
+        &self.tokens[..self.tokens.len() - self.unknown]
     }
 
-    /// Known tokens that are not in the KV cache yet. At least 1 for as long as it runs: the
-    /// newest token is always still to be run.
+    pub(super) fn has_unknown(&self) -> bool {
+        self.unknown > 0
+    }
+
+    /// Tokens that are not in the KV cache yet. At least 1 for as long as it runs: the newest
+    /// token is always still to be run.
     pub(super) fn pending(&self) -> usize {
         self.tokens.len() - self.computed
     }
@@ -91,18 +101,27 @@ impl Sequence {
         self.ending(limits)
     }
 
-    /// Why it ends with the tokens it has, if it does.
+    /// Why it ends with the tokens it is known to have, if it does.
     pub(super) fn ending(&self, limits: &Limits) -> Option<FinishReason> {
-        let last = self.generated().last();
+        let last = self.known()[self.prompt_len..].last();
         if !self.ignore_eos && last.is_some_and(|token| limits.ends_generation(*token)) {
             return Some(FinishReason::EndOfSequence);
         }
-        let is_full = self.generated().len() >= self.max_tokens
-            || self.tokens.len() >= limits.max_sequence_tokens as usize;
+        let is_full = self.holds(self.known().len(), limits);
         is_full.then_some(FinishReason::MaxTokens)
     }
 
-    /// Pages for every known token; among them is the one that the next token will be drawn from.
+    /// Whatever is drawn for it by the steps under way, it has no room for more.
+    pub(super) fn will_be_full(&self, limits: &Limits) -> bool {
+        self.holds(self.tokens.len(), limits)
+    }
+
+    /// This many tokens are all it may have.
+    fn holds(&self, tokens: usize, limits: &Limits) -> bool {
+        tokens - self.prompt_len >= self.max_tokens || tokens >= limits.max_sequence_tokens as usize
+    }
+
+    /// Pages for every token; among them is the one that the next token will be drawn from.
     pub(super) fn pages_wanted(&self, cache: &KvCache) -> usize {
         cache.pages_for(self.tokens.len())
     }
@@ -146,7 +165,7 @@ impl Sequence {
         let sample = (end == self.tokens.len()).then(|| SampleWork {
             sampling: self.sampling,
             prompt: &self.tokens[..self.prompt_len],
-            generated: self.generated(),
+            generated: &self.tokens[self.prompt_len..],
         });
         SequenceWork {
             request: self.request,
@@ -157,8 +176,8 @@ impl Sequence {
         }
     }
 
-    /// The device has run `tokens` more.
-    pub(super) fn advance(&mut self, tokens: usize, cache: &mut KvCache) {
+    /// A step is on its way that runs `tokens` more. True when it draws.
+    pub(super) fn launch(&mut self, tokens: usize, cache: &KvCache) -> bool {
         let page_tokens = cache.geometry().page_tokens as usize;
         debug_assert!(
             self.pages[self.computed / page_tokens..]
@@ -166,19 +185,33 @@ impl Sequence {
                 .all(|page| cache.is_private(*page)),
             "a shared page was written"
         );
+        let draws = tokens == self.pending();
         self.computed += tokens;
-        while (self.published + 1) * page_tokens <= self.computed {
+        if draws {
+            self.tokens.push(TO_BE_DRAWN);
+            self.unknown += 1;
+        }
+        draws
+    }
+
+    /// The oldest step under way drew this token. Gives its index among all that were generated.
+    pub(super) fn learn(&mut self, token: TokenId) -> u32 {
+        let at = self.known().len();
+        self.tokens[at] = token;
+        self.unknown -= 1;
+        (at - self.prompt_len) as u32
+    }
+
+    /// Offers to others the pages whose tokens are known. What a step under way still writes there
+    /// is there before any later step reads.
+    pub(super) fn publish(&mut self, cache: &mut KvCache) {
+        let page_tokens = cache.geometry().page_tokens as usize;
+        let full = self.computed.min(self.known().len()) / page_tokens;
+        while self.published < full {
             let start = self.published * page_tokens;
             let page_content = &self.tokens[start..start + page_tokens];
             self.chain = cache.publish(self.chain, page_content, self.pages[self.published]);
             self.published += 1;
         }
-    }
-
-    /// Adds a drawn token and gives its index among all that were generated.
-    pub(super) fn push(&mut self, token: TokenId) -> u32 {
-        let index = self.generated().len() as u32;
-        self.tokens.push(token);
-        index
     }
 }

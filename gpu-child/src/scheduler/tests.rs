@@ -3,7 +3,7 @@
 //! that. A page that is shared wrongly, written twice or freed too early changes the answer.
 
 use super::*;
-use crate::device::{KvGeometry, PageId};
+use crate::device::{KvGeometry, PageId, TO_BE_DRAWN};
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 use worker_orcd_ipc::Sampling;
@@ -14,12 +14,15 @@ const PAGE_TOKENS: u32 = 4;
 
 struct PagedDevice {
     pages: Vec<[Option<TokenId>; PAGE_TOKENS as usize]>,
+    /// By the step before, for whom.
+    drawn: BTreeMap<RequestId, TokenId>,
 }
 
 impl PagedDevice {
     fn new(pages: u32) -> Self {
         Self {
             pages: vec![[None; PAGE_TOKENS as usize]; pages as usize],
+            drawn: BTreeMap::new(),
         }
     }
 
@@ -32,12 +35,23 @@ impl PagedDevice {
         for sequence in work {
             assert!(!sequence.tokens.is_empty());
             for (position, token) in (sequence.first_position..).zip(sequence.tokens) {
-                *self.slot(sequence.pages, position) = Some(*token);
+                let token = match *token {
+                    TO_BE_DRAWN => self.drawn[&sequence.request],
+                    known => known,
+                };
+                *self.slot(sequence.pages, position) = Some(token);
             }
         }
-        work.iter()
-            .map(|sequence| sequence.sample.map(|_| self.draw(sequence)))
-            .collect()
+        let mut draw = |sequence| self.draw(sequence);
+        let results: Vec<Option<TokenId>> = work
+            .iter()
+            .map(|sequence| sequence.sample.map(|_| draw(sequence)))
+            .collect();
+        let drawn = work.iter().zip(&results);
+        self.drawn = drawn
+            .filter_map(|(sequence, token)| Some((sequence.request, (*token)?)))
+            .collect();
+        results
     }
 
     fn draw(&mut self, sequence: &SequenceWork<'_>) -> TokenId {
@@ -70,6 +84,10 @@ struct Bench {
     device: PagedDevice,
     outcomes: BTreeMap<RequestId, Outcome>,
     step: u64,
+    /// Launches a step before the one before it has ended, and has the results of those that have
+    /// not been told.
+    is_ahead: bool,
+    results: VecDeque<Vec<Option<TokenId>>>,
 }
 
 fn limits() -> Limits {
@@ -94,7 +112,14 @@ impl Bench {
             device: PagedDevice::new(pages),
             outcomes: BTreeMap::new(),
             step: 0,
+            is_ahead: false,
+            results: VecDeque::new(),
         }
+    }
+
+    fn ahead(mut self) -> Self {
+        self.is_ahead = true;
+        self
     }
 
     fn submit(&mut self, submission: Submission) {
@@ -104,12 +129,18 @@ impl Bench {
     /// One turn; false when there was nothing to compute.
     fn turn(&mut self, prefill_tokens: u32) -> bool {
         let computes = self.scheduler.plan(prefill_tokens);
-        let report = if computes {
-            self.step += 1;
+        if computes {
             let work = self.scheduler.work();
             let tokens: usize = work.iter().map(|sequence| sequence.tokens.len()).sum();
             assert!(tokens <= 16, "{tokens} tokens in one batch");
-            let results = self.device.step(&work);
+            self.results.push_back(self.device.step(&work));
+            self.scheduler.launched();
+        }
+        let may_wait = usize::from(self.is_ahead && computes);
+        let ends = self.results.len() > may_wait;
+        let report = if ends {
+            self.step += 1;
+            let results = self.results.pop_front().unwrap();
             self.scheduler.complete(self.step, &results).unwrap()
         } else {
             StepReport {
@@ -118,7 +149,7 @@ impl Bench {
             }
         };
         self.record(report);
-        computes
+        computes || ends
     }
 
     fn record(&mut self, report: StepReport) {
@@ -345,6 +376,30 @@ fn cancelling_frees_at_once_and_is_idempotent() {
 }
 
 #[test]
+fn a_step_ahead_keeps_the_device_busy_and_ends_where_it_should() {
+    let mut bench = Bench::new(limits(), 16, true).ahead();
+    bench.submit(submission(1, &[1, 2, 3], 6));
+    bench.turn(5);
+    for tokens in 0..5 {
+        assert_eq!(bench.results.len(), 1, "a step is always on its way");
+        assert_eq!(
+            bench
+                .outcomes
+                .get(&RequestId(1))
+                .map_or(0, |o| o.tokens.len()),
+            tokens
+        );
+        bench.turn(5);
+    }
+    // The sixth is the last whatever it is: nothing runs behind it.
+    bench.turn(5);
+    assert!(bench.results.is_empty());
+    assert_eq!(bench.outcome(1).tokens.len(), 6);
+    bench.run();
+    assert_eq!(bench.outcome(1), &alone(&submission(1, &[1, 2, 3], 6), 16));
+}
+
+#[test]
 fn a_live_duplicate_and_a_lying_device_are_errors() {
     let mut bench = Bench::new(limits(), 16, true);
     bench.submit(submission(1, &[1, 2], 4));
@@ -354,6 +409,7 @@ fn a_live_duplicate_and_a_lying_device_are_errors() {
         let mut bench = Bench::new(limits(), 16, true);
         bench.submit(submission(1, &[1, 2], 4));
         assert!(bench.scheduler.plan(5));
+        bench.scheduler.launched();
         bench.scheduler.complete(1, results).map(drop)
     };
     let (request, token) = (RequestId(1), TokenId(VOCAB));
@@ -406,8 +462,12 @@ proptest! {
         pages in 8_u32..24,
         max_running in 1_u32..6,
         shares_prefixes in any::<bool>(),
+        is_ahead in any::<bool>(),
     ) {
         let mut bench = Bench::new(Limits { max_running, ..limits() }, pages, shares_prefixes);
+        if is_ahead {
+            bench = bench.ahead();
+        }
         let mut submitted = Vec::new();
         for act in acts {
             match act {

@@ -1,4 +1,9 @@
 //! The thread that computes: commands in, one step after the other, tokens out.
+//!
+//! A device that computes while this thread goes on is kept busy: while a step that only decodes is
+//! on its way, the next one is planned and launched behind it, and only then its tokens are waited
+//! for, told and learned from. Behind a step with prompts nothing is launched: it may be long, and
+//! whoever cancels or comes must not wait for two.
 
 use super::pacer::Pacer;
 use super::reader::Phase;
@@ -9,6 +14,7 @@ use crate::flight_recorder::{FlightRecorder, Watched, phase};
 use crate::kv_cache::KvCache;
 use crate::scheduler::{Limits, Scheduler, SchedulerError};
 use crate::trace::LogitsTrace;
+use std::collections::VecDeque;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 use worker_orcd_ipc::flight::{Moment, Who};
@@ -63,6 +69,16 @@ where
     }
 }
 
+/// A step on its way.
+struct Flight {
+    step: u64,
+    began: Instant,
+    prefill_tokens: usize,
+    who: Who,
+    /// Of a device that computes in the thread that asks it to.
+    results: Option<Vec<Option<TokenId>>>,
+}
+
 struct Engine<'a> {
     link: &'a Link,
     status: &'a Status,
@@ -73,6 +89,9 @@ struct Engine<'a> {
     pacer: Pacer,
     /// Steps begun.
     step: u64,
+    /// Steps on their way, the oldest first, and when the one before them ended.
+    flights: VecDeque<Flight>,
+    landed: Instant,
     memory: MemoryReport,
     memory_asked: Instant,
     inspected: Instant,
@@ -129,6 +148,8 @@ impl<'a> Engine<'a> {
             trace,
             pacer: Pacer::new(order.prefill_chunk_tokens),
             step: 0,
+            flights: VecDeque::new(),
+            landed: Instant::now(),
             memory,
             memory_asked: Instant::now(),
             inspected: Instant::now(),
@@ -150,19 +171,29 @@ impl<'a> Engine<'a> {
             while let Ok(command) = commands.try_recv() {
                 self.obey(command)?;
             }
-            is_idle = !self.scheduler.plan(self.pacer.prefill_tokens());
-            let report = if is_idle {
-                StepReport {
-                    step: self.step,
-                    tokens: vec![],
-                    finished: self.scheduler.take_finished(),
+            let launches = self.has_time() && self.scheduler.plan(self.pacer.prefill_tokens());
+            // Who has ended for another reason than a token need not wait for one.
+            let report = StepReport {
+                step: self.step,
+                tokens: vec![],
+                finished: self.scheduler.take_finished(),
+            };
+            if !self.tell(report) {
+                return Ok(());
+            }
+            if launches {
+                self.launch()?;
+                if self.has_time() {
+                    continue;
                 }
-            } else {
-                self.step()?
+            }
+            is_idle = self.flights.is_empty();
+            let report = match self.flights.pop_front() {
+                Some(flight) => self.land(flight)?,
+                None => StepReport::default(),
             };
             self.update_status();
-            let says_something = !report.tokens.is_empty() || !report.finished.is_empty();
-            if says_something && !self.link.send(Event::Step(report)) {
+            if !self.tell(report) {
                 return Ok(());
             }
         }
@@ -181,6 +212,22 @@ impl<'a> Engine<'a> {
         Ok(())
     }
 
+    /// False when there is nobody to tell any more.
+    fn tell(&self, report: StepReport) -> bool {
+        let says_something = !report.tokens.is_empty() || !report.finished.is_empty();
+        !says_something || self.link.send(Event::Step(report))
+    }
+
+    /// Another step may be launched before the next one ends.
+    fn has_time(&self) -> bool {
+        match self.flights.back() {
+            None => true,
+            Some(last) => {
+                self.flights.len() == 1 && last.prefill_tokens == 0 && last.results.is_none()
+            }
+        }
+    }
+
     fn obey(&mut self, command: Command) -> Result<(), Fault> {
         match command {
             Command::Submit(submission) => {
@@ -195,19 +242,14 @@ impl<'a> Engine<'a> {
         }
     }
 
-    fn step(&mut self) -> Result<StepReport, Fault> {
+    /// Sends the planned step on its way; a device that computes in this thread has done it then.
+    fn launch(&mut self) -> Result<(), Fault> {
         self.step += 1;
         let began = Instant::now();
-        self.status.step_begins(began);
+        if self.flights.is_empty() {
+            self.status.step_begins(began);
+        }
         let prefill_tokens = self.scheduler.planned_prefill_tokens();
-        let results = self.compute()?;
-        self.pacer.observe(prefill_tokens, began.elapsed());
-        self.scheduler
-            .complete(self.step, &results)
-            .map_err(scheduler_fault)
-    }
-
-    fn compute(&mut self) -> Result<Vec<Option<TokenId>>, Fault> {
         let sequences = self.scheduler.work();
         let batch = Batch {
             step: self.step,
@@ -221,18 +263,51 @@ impl<'a> Engine<'a> {
         let note = |moment| self.recorder.record(self.step, moment, who);
         note(Moment::StepBegin { tokens });
         note(Moment::Phase(phase(&sequences)));
-        let tap: &mut dyn Tap = match &mut self.trace {
-            Some(trace) => trace,
-            None => &mut NoTap,
+        let results = match (&mut self.trace, self.executor.ahead()) {
+            (None, Some(ahead)) => {
+                ahead.begin(&batch)?;
+                None
+            }
+            (trace, _) => {
+                let tap: &mut dyn Tap = match trace {
+                    Some(trace) => trace,
+                    None => &mut NoTap,
+                };
+                let mut tap = Watched::new(tap, &self.recorder, self.step, who);
+                Some(self.executor.step(&batch, &mut tap)?)
+            }
         };
-        let mut tap = Watched::new(tap, &self.recorder, self.step, who);
-        let results = self.executor.step(&batch, &mut tap)?;
-        note(Moment::StepEnd);
+        self.scheduler.launched();
+        self.flights.push_back(Flight {
+            step: self.step,
+            began,
+            prefill_tokens,
+            who,
+            results,
+        });
+        Ok(())
+    }
+
+    /// Waits for the oldest step.
+    fn land(&mut self, flight: Flight) -> Result<StepReport, Fault> {
+        let results = match (flight.results, self.executor.ahead()) {
+            (Some(results), _) => results,
+            (None, Some(ahead)) => ahead.finish()?,
+            (None, None) => Vec::new(),
+        };
+        self.recorder
+            .record(flight.step, Moment::StepEnd, flight.who);
         // A trace with holes would prove nothing.
         if let Some(trace) = &mut self.trace {
             trace.check().map_err(trace_fault)?;
         }
-        Ok(results)
+        let now = Instant::now();
+        let took = now.duration_since(flight.began.max(self.landed));
+        self.landed = now;
+        self.pacer.observe(flight.prefill_tokens, took);
+        self.scheduler
+            .complete(flight.step, &results)
+            .map_err(scheduler_fault)
     }
 
     fn update_status(&mut self) {
@@ -243,6 +318,9 @@ impl<'a> Engine<'a> {
         self.memory.kv_used_bytes = self.scheduler.kv_used_bytes();
         self.status
             .between_steps(self.step, self.scheduler.load(), self.memory);
+        if let Some(flight) = self.flights.front() {
+            self.status.step_begins(flight.began.max(self.landed));
+        }
     }
 }
 

@@ -1,7 +1,8 @@
 //! Conversations in memory: the test is the supervisor, over two pipes.
 
 use super::*;
-use crate::device::{Batch, KvGeometry, Tap};
+use crate::device::{Ahead, Batch, KvGeometry, NoTap, SequenceWork, TO_BE_DRAWN, Tap};
+use std::collections::VecDeque;
 use std::io::{PipeReader, PipeWriter, Write, pipe};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
@@ -18,6 +19,11 @@ const PATIENCE: Duration = Duration::from_secs(20);
 /// Counts upwards from the last token; `99` is a fault, `98` a lie, `97` a very long step.
 struct Counter {
     step_takes: Duration,
+    /// It may be asked for a step before the last one's tokens were taken.
+    is_ahead: bool,
+    /// By the step begun last, and the tokens that nobody has taken.
+    drawn: Vec<(RequestId, Option<TokenId>)>,
+    untold: VecDeque<Vec<Option<TokenId>>>,
     inspections: u32,
     spoilt: Spoilt,
 }
@@ -99,27 +105,75 @@ impl Executor for Counter {
             _ => Ok(()),
         }
     }
+
+    fn ahead(&mut self) -> Option<&mut dyn Ahead> {
+        self.is_ahead.then_some(self)
+    }
+}
+
+impl Ahead for Counter {
+    fn begin(&mut self, batch: &Batch<'_>) -> Result<(), Fault> {
+        let drawn = |request| {
+            let found = self.drawn.iter().find(|(other, _)| *other == request);
+            found.unwrap().1.unwrap()
+        };
+        let tokens: Vec<Vec<TokenId>> = batch
+            .sequences
+            .iter()
+            .map(|work| match work.tokens {
+                [TO_BE_DRAWN] => vec![drawn(work.request)],
+                known => known.to_vec(),
+            })
+            .collect();
+        let works = batch.sequences.iter().zip(&tokens);
+        let sequences: Vec<_> = works
+            .map(|(&work, tokens)| SequenceWork { tokens, ..work })
+            .collect();
+        let known = Batch {
+            sequences: &sequences,
+            ..*batch
+        };
+        let results = self.step(&known, &mut NoTap)?;
+        let requests = sequences.iter().map(|work| work.request);
+        self.drawn = requests.zip(results.iter().copied()).collect();
+        self.untold.push_back(results);
+        assert!(self.untold.len() <= 2, "more than a step ahead");
+        Ok(())
+    }
+
+    fn finish(&mut self) -> Result<Vec<Option<TokenId>>, Fault> {
+        Ok(self.untold.pop_front().unwrap())
+    }
 }
 
 /// A device on which something happens to the weights.
 fn loaded_and(spoilt: Spoilt) -> Loaded {
-    Loaded {
-        executor: Box::new(Counter {
-            step_takes: Duration::from_millis(20),
+    loaded_with(Counter {
+        spoilt,
+        ..Counter::new(Duration::from_millis(20))
+    })
+}
+
+impl Counter {
+    fn new(step_takes: Duration) -> Self {
+        Self {
+            step_takes,
+            is_ahead: false,
+            drawn: vec![],
+            untold: VecDeque::new(),
             inspections: 0,
-            spoilt,
-        }),
-        ..loaded(Duration::ZERO)
+            spoilt: Spoilt::Never,
+        }
     }
 }
 
 fn loaded(step_takes: Duration) -> Loaded {
+    loaded_with(Counter::new(step_takes))
+}
+
+fn loaded_with(executor: Counter) -> Loaded {
     Loaded {
-        executor: Box::new(Counter {
-            step_takes,
-            inspections: 0,
-            spoilt: Spoilt::Never,
-        }),
+        executor: Box::new(executor),
         model: ModelFacts {
             name: "test".into(),
             architecture: "llama".into(),
@@ -385,6 +439,37 @@ fn steps_are_shared_and_a_cancelled_request_stops() {
         next.iter().map(|token| token.request.0).collect::<Vec<_>>(),
         [2]
     );
+}
+
+#[test]
+fn a_device_that_is_a_step_ahead_changes_nothing_that_is_told() {
+    let mut supervisor = Supervisor::start(|_, _| {
+        Ok(loaded_with(Counter {
+            is_ahead: true,
+            ..Counter::new(Duration::from_millis(5))
+        }))
+    });
+    supervisor.say(&Command::Load(order()));
+    supervisor.until(|event| matches!(event, Event::Ready(_)));
+    // One ends by a token while the step behind it is on its way, one by its number of tokens.
+    supervisor.submit(1, 40, 100);
+    let ended = ((41..=50).collect(), FinishReason::EndOfSequence);
+    assert_eq!(supervisor.collect(1), ended);
+    supervisor.submit(2, 40, 100);
+    supervisor.submit(3, 60, 20);
+    let full = ((61..=80).collect(), FinishReason::MaxTokens);
+    assert_eq!(supervisor.collect(3), full);
+    // Its last step is dropped, and its name can be used again at once.
+    supervisor.submit(4, 60, 30);
+    supervisor.step();
+    let request = RequestId(4);
+    supervisor.say(&Command::Cancel { request });
+    assert_eq!(supervisor.collect(4).1, FinishReason::Cancelled);
+    supervisor.submit(4, 5, 3);
+    let again = (vec![6, 7, 8], FinishReason::MaxTokens);
+    assert_eq!(supervisor.collect(4), again);
+    supervisor.submit(5, 99, 4);
+    assert_eq!(supervisor.fault().exit_code(), supervisor.exit_code());
 }
 
 #[test]

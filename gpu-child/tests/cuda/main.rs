@@ -5,6 +5,7 @@
 //! none is in `absent`.
 
 mod absent;
+mod ahead;
 mod exactness;
 mod parity;
 mod real_model;

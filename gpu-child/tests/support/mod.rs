@@ -3,6 +3,7 @@
 pub mod forward;
 pub mod laws;
 
+use std::sync::Mutex;
 use worker_orcd_gpu::device::cpu::{CpuExecutor, CpuOptions};
 use worker_orcd_gpu::device::{Batch, Checkpoint, Executor, PageId, SampleWork, SequenceWork, Tap};
 use worker_orcd_gpu::model::{
@@ -54,6 +55,7 @@ struct Tensor {
     ty: TensorType,
     rows: usize,
     cols: usize,
+    magnitude: f32,
     data: Vec<u8>,
 }
 
@@ -64,6 +66,7 @@ impl Tensor {
             rows,
             cols,
             ref data,
+            ..
         } = self;
         TensorView {
             name: "random",
@@ -88,6 +91,15 @@ const PER_LAYER: usize = 7 + 4 + 3;
 impl Model {
     /// Matrices of the given types; biases on Q, K and V, and norms on the heads of Q and K.
     pub fn random(config: ModelConfig, types: Types) -> Self {
+        Self::of(config, types, false)
+    }
+
+    /// As [`random`](Self::random), with one table for embedding and output.
+    pub fn random_tied(config: ModelConfig, types: Types) -> Self {
+        Self::of(config, types, true)
+    }
+
+    fn of(config: ModelConfig, types: Types, tied: bool) -> Self {
         let ModelConfig {
             n_embd,
             n_ff,
@@ -101,7 +113,7 @@ impl Model {
         let mut model = Self {
             config,
             tensors: Vec::new(),
-            tied: false,
+            tied,
         };
         for _ in 0..model.config.n_layers {
             let shapes = [
@@ -120,25 +132,44 @@ impl Model {
             }
         }
         model.push(types[7], vocab_size, n_embd, 1.0);
-        model.push(types[8], vocab_size, n_embd, 0.3);
+        model.push(types[8], if tied { 0 } else { vocab_size }, n_embd, 0.3);
         model.push(TensorType::F32, 1, n_embd, 1.0);
-        model
-    }
-
-    /// As [`random`](Self::random), with one table for embedding and output.
-    pub fn random_tied(config: ModelConfig, types: Types) -> Self {
-        let mut model = Self::random(config, types);
-        model.tied = true;
+        model.fill();
         model
     }
 
     fn push(&mut self, ty: TensorType, rows: usize, cols: usize, magnitude: f32) {
-        let data = random_rows(ty, rows, cols, magnitude, self.tensors.len() as u64 + 1);
         self.tensors.push(Tensor {
             ty,
             rows,
             cols,
-            data,
+            magnitude,
+            data: Vec::new(),
+        });
+    }
+
+    /// On all cores: the large models of benchmarks take a core seconds.
+    fn fill(&mut self) {
+        let todo = Mutex::new((1..).zip(&mut self.tensors));
+        let threads = std::thread::available_parallelism().map_or(1, |n| n.get());
+        std::thread::scope(|scope| {
+            for _ in 0..threads {
+                scope.spawn(|| {
+                    loop {
+                        let Some((seed, tensor)) = todo.lock().expect("no panic").next() else {
+                            return;
+                        };
+                        let &mut Tensor {
+                            ty,
+                            rows,
+                            cols,
+                            magnitude,
+                            ..
+                        } = tensor;
+                        tensor.data = random_rows(ty, rows, cols, magnitude, seed);
+                    }
+                });
+            }
         });
     }
 

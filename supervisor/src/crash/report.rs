@@ -256,6 +256,9 @@ pub fn recording(recording: &Recording, now_ns: u64) -> Value {
 }
 
 fn last_steps(records: &[Record], ago: &dyn Fn(u64) -> f64) -> Vec<Value> {
+    // A child that is a step ahead of its device begins a step before it ends the one before.
+    let mut records = records.to_vec();
+    records.sort_by_key(|record| record.step);
     let steps: Vec<&[Record]> = records
         .chunk_by(|one, next| one.step == next.step)
         .filter(|step| step[0].step > 0)
@@ -353,6 +356,33 @@ mod tests {
         assert_eq!(steps[1]["requests"], json!([7]));
         assert_eq!((&told["records"], &told["torn"]), (&json!(8), &json!(1)));
         assert_eq!(told["last_records"][7]["ms_before_report"], 2.0);
+    }
+
+    #[test]
+    fn steps_that_overlap_are_told_apart() {
+        let begin = Moment::StepBegin { tokens: 1 };
+        let records = vec![
+            record(1, 1, begin),
+            record(2, 2, begin),
+            record(3, 1, Moment::StepEnd),
+            record(4, 3, begin),
+        ];
+        let read = Recording {
+            generation: Generation(1),
+            records,
+            torn: 0,
+        };
+        let told = recording(&read, 10_000_000);
+        let steps = told["last_steps"].as_array().unwrap();
+        let ended: Vec<_> = steps
+            .iter()
+            .map(|step| (&step["step"], &step["ended"]))
+            .collect();
+        let (yes, no) = (json!(true), json!(false));
+        assert_eq!(
+            ended,
+            [(&json!(1), &yes), (&json!(2), &no), (&json!(3), &no)]
+        );
     }
 
     #[test]

@@ -188,3 +188,88 @@ pub struct ChecksumArgs {
     pub pairs: u64,
     pub first: u64,
 }
+
+/// `arrive.cu`.
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub struct ArriveArgs {
+    pub from: DevicePtr<i32>,
+    pub to: [DevicePtr<i32>; 4],
+    pub words: [i32; 4],
+    pub before: Answers,
+}
+
+/// `answer.cu`: where the answers of a step's rows lie.
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub struct Answers {
+    best: DevicePtr<u64>,
+    broken: DevicePtr<u32>,
+    parts: i32,
+}
+
+impl Answers {
+    pub const NONE: Self = Self::of_parts(DevicePtr::NULL, 1);
+
+    /// As `argmax.cu` gives them: of each part of a row an id's complement below the rank of its
+    /// logit, or that a logit is not finite.
+    #[must_use]
+    pub const fn of_parts(best: DevicePtr<u64>, parts: usize) -> Self {
+        Self {
+            best,
+            broken: DevicePtr::NULL,
+            parts: parts as i32,
+        }
+    }
+
+    /// As `decode_step.cu` does: of each row, and which rows hold a logit that is not finite.
+    #[must_use]
+    pub const fn of_rows(best: DevicePtr<u64>, broken: DevicePtr<u32>) -> Self {
+        Self {
+            best,
+            broken,
+            parts: 1,
+        }
+    }
+}
+
+/// `answer.cu`.
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub struct AnswerArgs {
+    pub answers: Answers,
+    pub out: DevicePtr<u32>,
+    pub rows: i32,
+}
+
+/// `SampleRow` in `sample.cu`.
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub struct SampleRow {
+    pub top_p: u64,
+    pub number: u64,
+    pub rate: f32,
+    pub min_p: f32,
+    pub repetition: f32,
+    pub frequency: f32,
+    pub presence: f32,
+    pub row: i32,
+    pub top_k: i32,
+    pub history: i32,
+    pub prompt: i32,
+    pub length: i32,
+    pub newest: i32,
+    pub unused: i32,
+}
+
+/// `sample.cu`.
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub struct SampleArgs {
+    pub logits: DevicePtr<f32>,
+    pub rows: DevicePtr<SampleRow>,
+    pub history: DevicePtr<i32>,
+    pub batch: DevicePtr<Row>,
+    pub answers: Answers,
+    pub vocab: i32,
+}

@@ -289,3 +289,42 @@ fn cuda_version() -> Option<String> {
     check(result, "cuDriverGetVersion").ok()?;
     Some(format!("CUDA {}.{}", version / 1000, version % 1000 / 10))
 }
+
+/// A place in the stream that the host can wait for.
+#[derive(Debug)]
+pub struct Event(sys::CUevent);
+
+// SAFETY: events belong to a context, not to a thread.
+unsafe impl Send for Event {}
+
+impl Event {
+    /// # Errors
+    /// When the driver refuses.
+    pub fn new() -> Result<Self, Fault> {
+        let mut event = std::ptr::null_mut();
+        let flags = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as u32;
+        // SAFETY: a place for one event.
+        let result = unsafe { sys::cuEventCreate(&raw mut event, flags) };
+        check(result, "cuEventCreate")?;
+        Ok(Self(event))
+    }
+
+    /// Behind everything that was launched.
+    ///
+    /// # Errors
+    /// When the driver refuses.
+    pub fn record(&self, driver: &Driver) -> Result<(), Fault> {
+        // SAFETY: event and stream live as long as the process.
+        let result = unsafe { sys::cuEventRecord(self.0, driver.stream) };
+        check(result, "cuEventRecord")
+    }
+
+    /// Waits until the stream got past it.
+    ///
+    /// # Errors
+    /// What anything launched before it ended with.
+    pub fn wait(&self, doing: &str) -> Result<(), Fault> {
+        // SAFETY: the event lives as long as the process.
+        check(unsafe { sys::cuEventSynchronize(self.0) }, doing)
+    }
+}

@@ -3,11 +3,13 @@
 //! The same pass for every architecture. What differs between them is data: a bias or a head norm
 //! that is there or not, which pairs RoPE turns.
 
+use super::CudaExecutor;
 use super::decode_step::is_watched;
 use super::driver::Driver;
 use super::graph::Shape;
+use super::head::{self, Head};
 use super::kernels::{
-    AttentionArgs, EmbedArgs, Geometry, Kernel, MergeArgs, RopeArgs, Row, RowArgs, Tile,
+    Answers, AttentionArgs, EmbedArgs, Geometry, Kernel, MergeArgs, RopeArgs, Row, RowArgs, Tile,
 };
 use super::kv::KvCache;
 use super::matmul::{Input, Matmul, Output};
@@ -16,10 +18,9 @@ use super::ops::Ops;
 use super::plan::Plan;
 use super::scratch::{Buffers, Scratch};
 use super::weights::{Layer, Linear, Vector, Weights, units};
-use super::{CudaExecutor, head};
 use crate::device::{Batch, Checkpoint, Tap};
 use crate::model::{ModelConfig, RopeStyle};
-use worker_orcd_ipc::{Fault, TokenId};
+use worker_orcd_ipc::Fault;
 
 /// Chunks of a row that a warp of the kernels in norm.cu keeps in registers, and warps at most.
 const KEPT_CHUNKS: usize = 2;
@@ -48,17 +49,32 @@ pub struct Model<'a> {
     pub buffers: Buffers,
 }
 
-pub fn step(
+/// Launches a step, behind one that may still be running.
+pub fn depart(
     executor: &mut CudaExecutor,
     batch: &Batch<'_>,
     tap: &mut dyn Tap,
-) -> Result<Vec<Option<TokenId>>, Fault> {
+) -> Result<(), Fault> {
     executor.driver.enter()?;
-    let plan = Plan::new(batch, &executor.config);
-    if plan.rows.is_empty() {
-        return Ok(Vec::new());
-    }
-    executor.scratch.upload(&executor.driver, &plan)?;
+    let slot = executor.flights.slot();
+    let (before, requests) = executor.flights.before();
+    let plan = Plan::new(batch, &executor.config, requests);
+    let (driver, arrive) = (&executor.driver, &executor.ops.arrive);
+    executor
+        .scratch
+        .upload(driver, arrive, (&plan, slot), before)?;
+    let answers = launch(executor, (&plan, slot), tap)?;
+    executor
+        .flights
+        .depart(&executor.driver, batch.step, &plan, answers)
+}
+
+/// Embedding to tokens. Says where they will be.
+fn launch(
+    executor: &mut CudaExecutor,
+    (plan, slot): (&Plan<'_>, usize),
+    tap: &mut dyn Tap,
+) -> Result<Answers, Fault> {
     let model = Model {
         driver: &executor.driver,
         config: &executor.config,
@@ -70,33 +86,42 @@ pub fn step(
         matmul: &executor.matmul,
         buffers: executor.scratch.buffers(),
     };
-    let splits = if model.splits_apart(&plan) {
+    if plan.rows.is_empty() {
+        return Ok(Answers::NONE);
+    }
+    let splits = if model.splits_apart(plan) {
         plan.splits
     } else {
         0
     };
-    if let Some(shape) = Shape::of(&plan, model.scratch.sizes.head_rows, splits)
-        && !is_watched(model.config, &plan, tap)
+    let mut head = Head {
+        model: &model,
+        draws: &mut executor.draws,
+        slot,
+        plan,
+    };
+    if let Some(shape) = Shape::of(plan, model.scratch.sizes.head_rows, splits)
+        && !is_watched(model.config, plan, tap)
     {
         if let Some(decode_step) = &mut executor.decode_step
-            && decode_step.takes(model.driver, model.config, &plan)
+            && decode_step.takes(model.driver, model.config, plan)
         {
-            decode_step.launch(&model, &plan)?;
-            return head::draw_ranked(&model, decode_step, batch.step, &plan, tap);
+            decode_step.launch(&model, plan)?;
+            return head.draw_ranked(decode_step, tap);
         }
-        let pass = || model.pass(&plan);
+        let pass = || model.pass(plan);
         if executor.graphs.launch(model.driver, shape, pass)? {
-            return head::draw_chosen(&model, batch.step, &plan, tap);
+            return head.draw_chosen(tap);
         }
     }
-    model.embed(&plan)?;
-    model.watch(tap, &plan, Checkpoint::Embedding)?;
+    model.embed(plan)?;
+    model.watch(tap, plan, Checkpoint::Embedding)?;
     for (index, layer) in model.weights.layers.iter().enumerate() {
-        model.attend(&plan, index, layer)?;
+        model.attend(plan, index, layer)?;
         model.feed_forward(plan.rows.len(), layer)?;
-        model.watch(tap, &plan, Checkpoint::Layer(index as u32))?;
+        model.watch(tap, plan, Checkpoint::Layer(index as u32))?;
     }
-    head::run(&model, batch.step, &plan, tap)
+    head.run(tap)
 }
 
 impl Model<'_> {
@@ -107,7 +132,7 @@ impl Model<'_> {
             self.attend(plan, index, layer)?;
             self.feed_forward(plan.rows.len(), layer)?;
         }
-        head::logits(self, 0, plan.drawing.len())
+        head::logits(self, plan, 0, plan.drawing.len())
     }
 
     /// Shows the residual stream to who wants it.

@@ -83,7 +83,8 @@ impl Graphs {
         } else if self.seen == Some(shape) && self.steps_without == 0 {
             if self.kept.len() == MAX_GRAPHS {
                 let oldest = self.kept.remove(0);
-                // SAFETY: every launch of it was synchronized by the step that made it.
+                driver.synchronize("dropping a graph")?;
+                // SAFETY: every launch of it is over.
                 let result = unsafe { sys::cuGraphExecDestroy(oldest.exec) };
                 check(result, "dropping a graph")?;
             }

@@ -1,147 +1,117 @@
 //! From the residual stream to tokens: final norm, logits and the draw, only for rows at which a
 //! token is drawn.
 //!
-//! Greedy tokens are chosen on the device, which also looks at every logit for NaN and infinity.
-//! Whatever needs more than the largest logit copies its row and uses the host's sampler: the
-//! same bits as on the CPU device, given the same logits.
+//! Everything happens on the device, which also looks at every logit for NaN and infinity: what
+//! comes back is one answer a row. Greedy rows have theirs with the logits; the others go through
+//! [`sample`](super::sample).
 
-use super::decode_step::{DecodeStep, MAX_ROWS};
+use super::decode_step::DecodeStep;
 use super::forward::{Model, row_geometry};
-use super::kernels::{ArgmaxArgs, Geometry, RowArgs};
+use super::kernels::{Answers, ArgmaxArgs, Geometry, RowArgs};
 use super::memory::download;
 use super::plan::Plan;
-use super::scratch::ARGMAX_PARTS;
-use crate::device::{Checkpoint, SampleWork, Tap};
-use crate::sampler::sample;
-use worker_orcd_ipc::{Fault, TokenId};
-
-/// What stands for the choice where a logit is not finite; argmax.cu says it with all bits.
-const NOT_FINITE: u32 = u32::MAX;
+use super::sample::{Drawing, Draws, Logits};
+use super::scratch::{ARGMAX_PARTS, ENOUGH_ROWS};
+use crate::device::{Checkpoint, Tap};
+use worker_orcd_ipc::Fault;
 
 /// Threads of a block of argmax.cu.
 const ARGMAX_THREADS: u32 = 1024;
-const ENOUGH_ROWS: usize = 64;
 
-pub fn run(
-    model: &Model<'_>,
-    step: u64,
-    plan: &Plan<'_>,
-    tap: &mut dyn Tap,
-) -> Result<Vec<Option<TokenId>>, Fault> {
-    let mut tokens = vec![None; plan.sequences.len()];
-    let head_rows = model.scratch.sizes.head_rows;
-    for (index, rows) in plan.drawing.chunks(head_rows).enumerate() {
-        logits(model, index * head_rows, rows.len())?;
-        let chosen = chosen(model, rows.len())?;
-        watch(model, plan, rows, tap)?;
-        draw(model, step, plan, rows, &chosen, &mut tokens)?;
-    }
-    if plan.drawing.is_empty() {
-        // The pinned inputs are written anew by the next step.
-        model.driver.synchronize("a step")?;
-    }
-    Ok(tokens)
+/// The end of a step.
+#[derive(Debug)]
+pub struct Head<'a> {
+    pub model: &'a Model<'a>,
+    pub draws: &'a mut Draws,
+    /// The step's buffers among those of the steps on their way.
+    pub slot: usize,
+    pub plan: &'a Plan<'a>,
 }
 
-/// As [`run`], when the logits and the greedy choice of all rows are on their way.
-pub fn draw_chosen(
-    model: &Model<'_>,
-    step: u64,
-    plan: &Plan<'_>,
-    tap: &mut dyn Tap,
-) -> Result<Vec<Option<TokenId>>, Fault> {
-    let chosen = chosen(model, plan.drawing.len())?;
-    watch(model, plan, &plan.drawing, tap)?;
-    let mut tokens = vec![None; plan.sequences.len()];
-    draw(model, step, plan, &plan.drawing, &chosen, &mut tokens)?;
-    Ok(tokens)
+impl Head<'_> {
+    /// Logits, then tokens. Says where they will be.
+    pub fn run(&mut self, tap: &mut dyn Tap) -> Result<Answers, Fault> {
+        let (model, plan) = (self.model, self.plan);
+        let head_rows = model.scratch.sizes.head_rows;
+        for first in (0..plan.drawing.len()).step_by(head_rows) {
+            let rows = head_rows.min(plan.drawing.len() - first);
+            logits(model, plan, first, rows)?;
+            self.draw(first, rows, answers(model, plan, first), tap)?;
+        }
+        Ok(answers(model, plan, 0))
+    }
+
+    /// As [`run`](Self::run), when the logits and the greedy choice of all rows are on their way.
+    pub fn draw_chosen(&mut self, tap: &mut dyn Tap) -> Result<Answers, Fault> {
+        let answers = answers(self.model, self.plan, 0);
+        self.draw(0, self.plan.drawing.len(), answers, tap)?;
+        Ok(answers)
+    }
+
+    /// As [`run`](Self::run), when [`DecodeStep`] computes the logits of all rows and ranks them.
+    pub fn draw_ranked(
+        &mut self,
+        decode_step: &DecodeStep,
+        tap: &mut dyn Tap,
+    ) -> Result<Answers, Fault> {
+        let ranks = Answers::of_rows(decode_step.best(), decode_step.broken());
+        self.draw(0, self.plan.drawing.len(), ranks, tap)?;
+        Ok(ranks)
+    }
+
+    /// The tokens of some drawing rows whose logits are on their way.
+    fn draw(
+        &mut self,
+        first: usize,
+        rows: usize,
+        answers: Answers,
+        tap: &mut dyn Tap,
+    ) -> Result<(), Fault> {
+        let (model, plan) = (self.model, self.plan);
+        let drawing = &plan.drawing[first..][..rows];
+        // Penalties change logits where they lie.
+        watch(model, plan, drawing, tap)?;
+        let logits = Logits {
+            rows: model.buffers.logits,
+            vocab: model.config.vocab_size,
+            batch: model.buffers.rows,
+            answers,
+        };
+        let drawings = drawing.iter().enumerate().map(|(at, &(row, sequence))| {
+            let work = &plan.sequences[sequence];
+            Drawing {
+                row: at,
+                newest: row,
+                work: work.sample.as_ref().expect("a row that draws"),
+                position: plan.rows[row].position.unsigned_abs() + 1,
+            }
+        });
+        let place = (self.slot, first);
+        // SAFETY: a row of logits and an answer for each of `drawing` were launched before.
+        unsafe { self.draws.run(model.driver, place, logits, drawings) }?;
+        self.draws.tell(model.driver, place, answers, rows)
+    }
 }
 
 /// Blocks that look at a row: one, where there are rows enough for all multiprocessors.
-fn argmax_parts(rows: usize) -> usize {
-    if rows < ENOUGH_ROWS { ARGMAX_PARTS } else { 1 }
-}
-
-/// Waits for the greedy choice of `rows` rows.
-fn chosen(model: &Model<'_>, rows: usize) -> Result<Vec<u32>, Fault> {
-    let parts = argmax_parts(rows);
-    let mut best = vec![0_u64; rows * parts];
-    // SAFETY: the buffer holds a rank for each part of each row of logits.
-    unsafe { download(model.driver, &mut best, model.buffers.best) }?;
-    let of_row = |parts: &[u64]| match parts.iter().max() {
-        Some(&u64::MAX) | None => NOT_FINITE,
-        // The id's complement is the lower half of a rank.
-        Some(&rank) => !(rank as u32),
-    };
-    Ok(best.chunks(parts).map(of_row).collect())
-}
-
-/// As [`run`], when [`DecodeStep`] has computed the logits of all rows and ranked them.
-pub fn draw_ranked(
-    model: &Model<'_>,
-    decode_step: &DecodeStep,
-    step: u64,
-    plan: &Plan<'_>,
-    tap: &mut dyn Tap,
-) -> Result<Vec<Option<TokenId>>, Fault> {
-    let rows = plan.drawing.len();
-    let (mut best, mut broken) = ([0_u64; MAX_ROWS], [0_u32; MAX_ROWS]);
-    // SAFETY: both hold an entry for each of the most rows there can be.
-    unsafe {
-        download(model.driver, &mut best, decode_step.best())?;
-        download(model.driver, &mut broken, decode_step.broken())?;
+fn argmax_parts(plan: &Plan<'_>) -> usize {
+    if plan.drawing.len() < ENOUGH_ROWS {
+        ARGMAX_PARTS
+    } else {
+        1
     }
-    watch(model, plan, &plan.drawing, tap)?;
-    let chosen: Vec<u32> = (0..rows)
-        .map(|row| match broken[row] {
-            // The id's complement is the lower half of a rank.
-            0 => !(best[row] as u32),
-            _ => NOT_FINITE,
-        })
-        .collect();
-    let mut tokens = vec![None; plan.sequences.len()];
-    draw(model, step, plan, &plan.drawing, &chosen, &mut tokens)?;
-    Ok(tokens)
 }
 
-/// The tokens of some drawing rows whose logits are at hand.
-fn draw(
-    model: &Model<'_>,
-    step: u64,
-    plan: &Plan<'_>,
-    rows: &[(usize, usize)],
-    chosen: &[u32],
-    tokens: &mut [Option<TokenId>],
-) -> Result<(), Fault> {
-    for (at, (&(row, sequence), &id)) in rows.iter().zip(chosen).enumerate() {
-        let work = &plan.sequences[sequence];
-        if id == NOT_FINITE {
-            let request = work.request;
-            return Err(Fault::NonFiniteLogits { step, request });
-        }
-        let sampling = work.sample.as_ref().expect("a row that draws");
-        tokens[sequence] = Some(if is_argmax(sampling) {
-            TokenId(id)
-        } else {
-            let position = plan.rows[row].position.unsigned_abs() + 1;
-            sample(&mut row_of_logits(model, at)?, sampling, position)
-        });
-    }
-    Ok(())
-}
-
-/// The largest logit as it is.
-fn is_argmax(work: &SampleWork<'_>) -> bool {
-    let sampling = &work.sampling;
-    sampling.temperature == 0.0
-        && sampling.repetition_penalty == 1.0
-        && sampling.frequency_penalty == 0.0
-        && sampling.presence_penalty == 0.0
+/// Of the drawing rows from `first` on.
+fn answers(model: &Model<'_>, plan: &Plan<'_>, first: usize) -> Answers {
+    let parts = argmax_parts(plan);
+    Answers::of_parts(model.buffers.best.add(first * parts), parts)
 }
 
 /// Final norm, logits and the greedy choice of some drawing rows.
-pub fn logits(model: &Model<'_>, first: usize, rows: usize) -> Result<(), Fault> {
+pub fn logits(model: &Model<'_>, plan: &Plan<'_>, first: usize, rows: usize) -> Result<(), Fault> {
     let (config, buffers) = (model.config, &model.buffers);
+    let parts = argmax_parts(plan);
     let (n_embd, vocab) = (config.n_embd, config.vocab_size);
     let norm = RowArgs {
         gather: buffers.gather.add(first),
@@ -151,15 +121,15 @@ pub fn logits(model: &Model<'_>, first: usize, rows: usize) -> Result<(), Fault>
     };
     let argmax = ArgmaxArgs {
         logits: buffers.logits,
-        best: buffers.best,
+        best: buffers.best.add(first * parts),
         vocab: vocab as i32,
     };
     let argmax_geometry = Geometry {
-        grid: [rows as u32, argmax_parts(rows) as u32],
+        grid: [rows as u32, parts as u32],
         ..Geometry::line(rows, ARGMAX_THREADS)
     };
-    // SAFETY: `gather` names rows of the stream; `norm`, `logits` and `best` hold `head_rows`
-    // rows, and there are no more.
+    // SAFETY: `gather` names rows of the stream; `norm` and `logits` hold `head_rows` rows, `best`
+    // the parts of all that draw, and there are no more.
     unsafe {
         model
             .ops

@@ -4,8 +4,9 @@
 
 use super::architectures;
 pub use super::arguments::{
-    ArgmaxArgs, AttentionArgs, ChecksumArgs, EmbedArgs, KvArgs, MatmulArgs, MergeArgs, Part,
-    RepackArgs, RopeArgs, Row, RowArgs, Tile, WideArgs,
+    AnswerArgs, Answers, ArgmaxArgs, ArriveArgs, AttentionArgs, ChecksumArgs, EmbedArgs, KvArgs,
+    MatmulArgs, MergeArgs, Part, RepackArgs, RopeArgs, Row, RowArgs, SampleArgs, SampleRow, Tile,
+    WideArgs,
 };
 use super::driver::{Driver, check};
 use cudarc::driver::sys::{
@@ -228,7 +229,9 @@ impl<A> Kernel<A> {
         unsafe { self.launch_clusters(driver, geometry, 1, arguments) }
     }
 
-    /// As [`launch`](Self::launch), in clusters of so many neighbouring blocks.
+    /// As [`launch`](Self::launch), in clusters of so many neighbouring blocks of a line of the grid,
+    /// which see each other's shared memory. Devices before compute capability 9 know clusters of
+    /// one block only.
     ///
     /// # Errors
     /// As for [`launch`](Self::launch).

@@ -3,6 +3,7 @@
 use super::budget::Budget;
 use super::decode_step::DecodeStep;
 use super::driver::Driver;
+use super::flight::Flights;
 use super::graph::Graphs;
 use super::kernels::{Geometry, Kernel, Module, RepackArgs};
 use super::kv::{KvCache, KvShape};
@@ -11,6 +12,7 @@ use super::memory::{Arena, Layout, Purpose, Registered, download, upload};
 use super::ops::Ops;
 use super::plan::PAGE_TOKENS;
 use super::residency::Residency;
+use super::sample::Draws;
 use super::scratch::{Scratch, Sizes};
 use super::weights::{Layer, Linear, Matrix, TILE_ROWS, Vector, Weights, units};
 use super::{CudaExecutor, CudaOptions, KvOrder};
@@ -54,6 +56,12 @@ pub fn load(
     let kv = KvCache::new(&driver, KvShape::of(config), pages)?;
     let scratch = Scratch::new(&driver, sizes)?;
     let ops = Ops::load(&module, config.head_dim)?;
+    let draws = Draws::load(
+        &driver,
+        &module,
+        (sizes.tokens, config.vocab_size),
+        sequence_tokens,
+    )?;
     let matmul = Matmul::load(&driver, &module, &placement.types())?;
     let (token_embd, layers, output_norm, output) = placed;
     let turns = arena.at(turns_offset, turns.len());
@@ -80,6 +88,8 @@ pub fn load(
         #[cfg(feature = "fault-injection")]
         misdeeds: None,
         residency,
+        draws,
+        flights: Flights::new()?,
         driver,
     })
 }

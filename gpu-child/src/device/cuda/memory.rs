@@ -63,6 +63,11 @@ impl<T> DevicePtr<T> {
     pub fn add(self, count: usize) -> Self {
         Self(self.0 + (count * size_of::<T>()) as u64, PhantomData)
     }
+
+    #[must_use]
+    pub fn cast<U>(self) -> DevicePtr<U> {
+        DevicePtr(self.0, PhantomData)
+    }
 }
 
 /// One allocation of device memory.
@@ -273,6 +278,12 @@ impl Pinned {
         // SAFETY: just allocated, that large.
         unsafe { start.write_bytes(0, bytes) };
         Ok(Self { start, bytes })
+    }
+
+    /// Where the device sees it: under unified addressing, at the same address.
+    #[must_use]
+    pub fn on_device(&self) -> DevicePtr<u8> {
+        DevicePtr(self.start as u64, PhantomData)
     }
 
     pub fn bytes_mut(&mut self) -> &mut [u8] {

@@ -13,7 +13,7 @@
 //! * [`plan`] lays a batch out; [`forward`] is the pass; [`matmul`] chooses among kernels that
 //!   give the same bits, and [`wide`] how Hopper's are shared out; [`decode_step`] is the whole
 //!   pass in one launch, for small batches, and [`graph`] a recording of its launches, for larger
-//!   ones.
+//!   ones; [`sample`] draws the tokens, and [`flight`] keeps two steps on their way.
 //!
 //! The law of [`device`](super) holds here because every output has one owner and one order of
 //! additions, given by its own indices and the weight's shape (`kernels/cuda/common.cuh`).
@@ -29,6 +29,7 @@ mod decode_step;
 mod driver;
 #[cfg(feature = "fault-injection")]
 mod faults;
+mod flight;
 mod forward;
 mod graph;
 mod head;
@@ -40,23 +41,26 @@ mod memory;
 mod ops;
 mod plan;
 mod residency;
+mod sample;
 mod scratch;
 mod weights;
 mod wide;
 
-use crate::device::{Batch, Executor, KvGeometry, Tap};
+use crate::device::{Ahead, Batch, Executor, KvGeometry, NoTap, Tap};
 #[cfg(feature = "fault-injection")]
 use crate::fault_injection::Saboteur;
 use crate::model::{ModelConfig, ModelWeights};
 use decode_step::DecodeStep;
 use driver::Driver;
 pub use driver::outlook;
+use flight::Flights;
 use graph::Graphs;
 use kv::KvCache;
 use matmul::Matmul;
 use memory::{DevicePtr, Purpose};
 use ops::Ops;
 use residency::Residency;
+use sample::Draws;
 use scratch::Scratch;
 use weights::Weights;
 use worker_orcd_ipc::{DeviceFacts, Fault, MemoryReport, TokenId};
@@ -103,6 +107,8 @@ pub struct CudaExecutor {
     #[cfg(feature = "fault-injection")]
     misdeeds: Option<faults::Misdeeds>,
     residency: Residency,
+    draws: Draws,
+    flights: Flights,
     driver: Driver,
 }
 
@@ -171,7 +177,12 @@ impl Executor for CudaExecutor {
         batch: &Batch<'_>,
         tap: &mut dyn Tap,
     ) -> Result<Vec<Option<TokenId>>, Fault> {
-        forward::step(self, batch, tap)
+        forward::depart(self, batch, tap)?;
+        self.finish()
+    }
+
+    fn ahead(&mut self) -> Option<&mut dyn Ahead> {
+        Some(self)
     }
 
     #[cfg(feature = "fault-injection")]
@@ -182,5 +193,16 @@ impl Executor for CudaExecutor {
     fn inspect(&mut self) -> Result<(), Fault> {
         self.residency
             .look(&self.driver, &self.weights.arena, self.kv.arena())
+    }
+}
+
+impl Ahead for CudaExecutor {
+    fn begin(&mut self, batch: &Batch<'_>) -> Result<(), Fault> {
+        forward::depart(self, batch, &mut NoTap)
+    }
+
+    fn finish(&mut self) -> Result<Vec<Option<TokenId>>, Fault> {
+        self.driver.enter()?;
+        self.flights.land(&mut self.draws)
     }
 }

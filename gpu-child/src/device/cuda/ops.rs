@@ -1,12 +1,13 @@
 //! The kernels around the matmuls.
 
 use super::kernels::{
-    ArgmaxArgs, AttentionArgs, EmbedArgs, Kernel, MergeArgs, Module, RopeArgs, RowArgs,
+    ArgmaxArgs, ArriveArgs, AttentionArgs, EmbedArgs, Kernel, MergeArgs, Module, RopeArgs, RowArgs,
 };
 use worker_orcd_ipc::Fault;
 
 #[derive(Debug)]
 pub struct Ops {
+    pub arrive: Kernel<ArriveArgs>,
     pub embed: Kernel<EmbedArgs>,
     pub rmsnorm: Kernel<RowArgs>,
     pub scale_rows: Kernel<RowArgs>,
@@ -28,6 +29,7 @@ impl Ops {
         // for what is in front of it.
         unsafe {
             Ok(Self {
+                arrive: module.kernel("arrive")?,
                 embed: module.kernel("embed")?.overlapping(),
                 rmsnorm: module.kernel("rmsnorm")?.overlapping(),
                 scale_rows: module.kernel("scale_rows")?.overlapping(),

@@ -3,8 +3,9 @@
 //! Decided once a step, used by every layer.
 
 use super::kernels::{Row, Tile};
-use crate::device::{Batch, SequenceWork};
+use crate::device::{Batch, SequenceWork, TO_BE_DRAWN};
 use crate::model::ModelConfig;
+use worker_orcd_ipc::RequestId;
 
 /// Positions of a page, which is what attention reads at a time (`kv.cuh`, `attention.cu`).
 pub const PAGE_TOKENS: usize = 32;
@@ -14,6 +15,7 @@ const TILE_ROWS: usize = 16;
 #[derive(Debug)]
 pub struct Plan<'a> {
     pub sequences: &'a [SequenceWork<'a>],
+    /// With the complement of a place among the draws of the step before for a token to be drawn.
     pub rows: Vec<Row>,
     pub tables: Vec<i32>,
     pub tiles: Vec<Tile>,
@@ -24,11 +26,13 @@ pub struct Plan<'a> {
 }
 
 impl<'a> Plan<'a> {
+    /// `before` are the requests that the step before draws for, in order.
+    ///
     /// # Panics
     /// When the batch breaks its contract: a page table too short, an empty sequence, a token
-    /// outside the vocabulary.
+    /// outside the vocabulary, or one that the step before does not draw.
     #[must_use]
-    pub fn new(batch: &Batch<'a>, config: &ModelConfig) -> Self {
+    pub fn new(batch: &Batch<'a>, config: &ModelConfig, before: &[RequestId]) -> Self {
         let mut plan = Self {
             sequences: batch.sequences,
             rows: Vec::new(),
@@ -37,13 +41,28 @@ impl<'a> Plan<'a> {
             drawing: Vec::new(),
             splits: 1,
         };
+        // Batches keep their order, so the one behind is mostly the one looked for.
+        let mut order = (0..).zip(before).cycle();
+        let mut place = |request: RequestId| {
+            let found = order
+                .by_ref()
+                .take(before.len())
+                .find(|(_, other)| **other == request);
+            found.expect("a token that the step before draws").0
+        };
         for (index, work) in batch.sequences.iter().enumerate() {
-            plan.add(index, work, config);
+            plan.add(index, work, config, &mut place);
         }
         plan
     }
 
-    fn add(&mut self, index: usize, work: &SequenceWork<'_>, config: &ModelConfig) {
+    fn add(
+        &mut self,
+        index: usize,
+        work: &SequenceWork<'_>,
+        config: &ModelConfig,
+        place: &mut dyn FnMut(RequestId) -> i32,
+    ) {
         let end = work.first_position as usize + work.tokens.len();
         let pages = end.div_ceil(PAGE_TOKENS);
         assert!(!work.tokens.is_empty(), "a sequence without tokens");
@@ -52,12 +71,17 @@ impl<'a> Plan<'a> {
         self.tables
             .extend(work.pages[..pages].iter().map(|page| page.0 as i32));
         for (position, token) in (work.first_position..).zip(work.tokens) {
-            assert!(
-                token.index() < config.vocab_size,
-                "a token outside the vocabulary"
-            );
+            let token = if *token == TO_BE_DRAWN {
+                !place(work.request)
+            } else {
+                assert!(
+                    token.index() < config.vocab_size,
+                    "a token outside the vocabulary"
+                );
+                token.index() as i32
+            };
             self.rows.push(Row {
-                token: token.index() as i32,
+                token,
                 position: position as i32,
                 table,
                 unused: 0,

@@ -1,8 +1,9 @@
 //! Activations and inputs of one step, allocated once for the largest batch.
 
 use super::driver::Driver;
-use super::kernels::{Row, Tile};
-use super::memory::{Arena, DevicePtr, Layout, Pinned, Purpose, upload};
+use super::flight::STEPS;
+use super::kernels::{Answers, ArriveArgs, Geometry, Kernel, Row, Tile};
+use super::memory::{Arena, DevicePtr, Layout, Pinned, Purpose};
 use super::plan::{PAGE_TOKENS, Plan};
 use super::weights::{UNIT, units};
 use crate::model::ModelConfig;
@@ -15,6 +16,8 @@ const PARTIAL_BYTES: usize = 64 << 20;
 
 /// Blocks that look at a row of logits, each at a part.
 pub const ARGMAX_PARTS: usize = 8;
+/// Rows that draw, from which on one part is enough.
+pub const ENOUGH_ROWS: usize = 64;
 
 /// How large everything is.
 #[derive(Debug, Clone, Copy)]
@@ -34,6 +37,11 @@ pub struct Sizes {
 }
 
 impl Sizes {
+    /// Of the parts of all rows that draw.
+    fn ranks(&self) -> usize {
+        self.tokens.max(ENOUGH_ROWS * ARGMAX_PARTS)
+    }
+
     #[must_use]
     pub fn of(config: &ModelConfig, tokens: usize, sequence_tokens: usize) -> Self {
         let q = config.n_heads * config.head_dim;
@@ -90,7 +98,7 @@ impl Places {
         let norm = floats(s.head_rows * s.n_embd);
         let logits = floats(s.head_rows * s.vocab);
         let partial = floats(PARTIAL_BYTES / 4);
-        let best = layout.place((8 * ARGMAX_PARTS * s.head_rows) as u64);
+        let best = layout.place(8 * s.ranks() as u64);
         let q = layout.place(2 * (s.tokens * s.q) as u64);
         // Packed, it has whole groups of eight rows.
         let act = layout.place(2 * (s.tokens.next_multiple_of(8) * s.widest) as u64);
@@ -126,7 +134,8 @@ pub struct Scratch {
     pub sizes: Sizes,
     arena: Arena,
     places: Places,
-    pinned: Pinned,
+    /// The inputs of a step and of the one behind it.
+    pinned: [Pinned; STEPS],
 }
 
 /// The step's buffers on the device.
@@ -146,7 +155,8 @@ pub struct Buffers {
     /// The final norm in F32, `[head_rows, n_embd]`.
     pub norm: DevicePtr<f32>,
     pub logits: DevicePtr<f32>,
-    /// The rank of the largest logit of each part of a row.
+    /// Ranks of the largest logits of parts of the rows that draw ([`argmax_parts`]); then what
+    /// they drew.
     pub best: DevicePtr<u64>,
     pub partial: DevicePtr<f32>,
     pub rows: DevicePtr<Row>,
@@ -168,7 +178,7 @@ impl Scratch {
             sizes,
             arena,
             places,
-            pinned: Pinned::new(input_bytes)?,
+            pinned: [Pinned::new(input_bytes)?, Pinned::new(input_bytes)?],
         })
     }
 
@@ -203,7 +213,7 @@ impl Scratch {
             scale: a.at(p.scale, s.tokens),
             norm: a.at(p.norm, s.head_rows * s.n_embd),
             logits: a.at(p.logits, s.head_rows * s.vocab),
-            best: a.at(p.best, ARGMAX_PARTS * s.head_rows),
+            best: a.at(p.best, s.ranks()),
             partial: a.at(p.partial, PARTIAL_BYTES / 4),
             rows: a.at(p.rows, s.tokens),
             gather: a.at(p.gather, s.tokens),
@@ -212,14 +222,22 @@ impl Scratch {
         }
     }
 
-    /// Copies the plan to the device. The stream must be idle: the pinned copy is written anew.
+    /// Sends the plan to the device, which puts the tokens of `before` where the plan asks for them.
+    /// What was sent through `slot` before must have arrived.
     ///
     /// # Errors
     /// When the driver refuses.
     ///
     /// # Panics
     /// When the batch is larger than what was announced.
-    pub fn upload(&mut self, driver: &Driver, plan: &Plan<'_>) -> Result<(), Fault> {
+    pub fn upload(
+        &mut self,
+        driver: &Driver,
+        arrive: &Kernel<ArriveArgs>,
+        (plan, slot): (&Plan<'_>, usize),
+        before: Answers,
+    ) -> Result<(), Fault> {
+        const THREADS: usize = 256;
         let sizes = &self.sizes;
         assert!(
             plan.rows.len() <= sizes.tokens
@@ -227,25 +245,36 @@ impl Scratch {
                 && plan.tables.len() <= sizes.tables,
             "a batch larger than announced"
         );
-        let places = &self.places;
+        let buffers = self.buffers();
         let gather: Vec<i32> = plan.drawing.iter().map(|(row, _)| *row as i32).collect();
-        let room = self.pinned.bytes_mut();
-        let mut end = 0;
-        for (place, from) in [
-            (places.rows, bytes_of(&plan.rows)),
-            (places.gather, bytes_of(&gather)),
-            (places.tiles, bytes_of(&plan.tiles)),
-            (places.tables, bytes_of(&plan.tables)),
-        ] {
-            let start = (place - places.rows) as usize;
-            end = start + from.len();
-            room[start..end].copy_from_slice(from);
+        let inputs = [
+            bytes_of(&plan.rows),
+            bytes_of(&gather),
+            bytes_of(&plan.tiles),
+            bytes_of(&plan.tables),
+        ];
+        let mut room = self.pinned[slot].bytes_mut();
+        for input in inputs {
+            let (here, rest) = room.split_at_mut(input.len());
+            here.copy_from_slice(input);
+            room = rest;
         }
-        let to = self.arena.at(places.rows, end);
-        // SAFETY: the counts were checked against the buffers' sizes above; what lies between
-        // them was a step's input too, or zero. The pinned copy is written again only by the next
-        // step, after this one was synchronized.
-        unsafe { upload(driver, to, &room[..end]) }
+        let arguments = ArriveArgs {
+            from: self.pinned[slot].on_device().cast(),
+            to: [
+                buffers.rows.cast(),
+                buffers.gather,
+                buffers.tiles.cast(),
+                buffers.tables,
+            ],
+            words: inputs.map(|input| (input.len() / 4) as i32),
+            before,
+        };
+        let bytes: usize = inputs.iter().map(|input| input.len()).sum();
+        let geometry = Geometry::line((bytes / 4).div_ceil(THREADS), THREADS as u32);
+        // SAFETY: a thread a word; the counts were checked against the buffers' sizes above, and
+        // pinned memory is as large. Tokens below zero were made of places in `before`.
+        unsafe { arrive.launch(driver, geometry, &arguments) }
     }
 }
 

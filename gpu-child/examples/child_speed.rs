@@ -1,0 +1,216 @@
+//! How fast the child decodes: the engine around the device, and the socket to the supervisor.
+//!
+//!     cargo run --release --example child_speed -- [0.5b|7b|135m] [F16|Q8_0|...] \
+//!         [greedy|plain|top_k|top_p|both|penalties] [streams...]
+//!
+//! Random weights as in `cuda_speed`, whose step is what remains when the device does not wait for
+//! the host. Each stream has a prompt of 128 tokens and draws 64; measured is the time from the
+//! first step that has a token of every stream to the last such step.
+
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::time::Instant;
+use worker_orcd_gpu::device::cuda::{CudaExecutor, CudaOptions, KvOrder};
+use worker_orcd_gpu::flight_recorder::FlightRecorder;
+use worker_orcd_gpu::serve::{Link, Loaded, serve};
+use worker_orcd_ipc::frame::write_frame;
+use worker_orcd_ipc::{
+    Command, DeviceSelector, Envelope, Event, FrameReader, Generation, LoadOrder, ModelFacts,
+    Preamble, RequestId, Sampling, Submission, TokenId, TokenizerFacts, TokenizerKind, decode,
+    encode,
+};
+use worker_orcd_kernels::TensorType;
+
+#[path = "shared/shapes.rs"]
+mod shapes;
+#[path = "../tests/support/mod.rs"]
+#[allow(dead_code, reason = "shared with the tests")]
+mod support;
+
+type Failure = Box<dyn std::error::Error>;
+
+const PROMPT: u32 = 128;
+const COMPLETION: u32 = 64;
+const MAX_STREAMS: u32 = 256;
+
+fn main() -> Result<(), Failure> {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let shape = args.first().map_or("0.5b", String::as_str);
+    let ty = args.get(1).map_or("F16", String::as_str);
+    let ty = TensorType::ALL
+        .into_iter()
+        .find(|known| known.name() == ty)
+        .ok_or("no such type")?;
+    let name = args.get(2).map_or("greedy", String::as_str);
+    let sampling = shapes::sampling(name)?;
+    let streams: Vec<u32> = match args.get(3..) {
+        None | Some([]) => vec![1, 8, 32, 256],
+        Some(numbers) => numbers
+            .iter()
+            .map(|n| n.parse())
+            .collect::<Result<_, _>>()?,
+    };
+    let model = support::Model::random_tied(shapes::config(shape)?, [ty; 9]);
+    let (ours, theirs) = UnixStream::pair()?;
+    let reader = theirs.try_clone()?;
+    // The link ends with this process.
+    let link = Arc::new(Link::new(theirs, Generation::FIRST, Arc::new(|_| ())));
+    std::thread::spawn(move || {
+        serve(reader, link, &[], FlightRecorder::none(), |_, _| {
+            load(&model)
+        });
+    });
+    let mut supervisor = Supervisor {
+        socket: ours,
+        frames: FrameReader::new(),
+    };
+    supervisor.begin()?;
+    for streams in streams {
+        let (steps, seconds) = supervisor.measure(streams.min(MAX_STREAMS), sampling)?;
+        let micros = seconds * 1e6 / f64::from(steps);
+        let rate = f64::from(streams) * 1e6 / micros;
+        println!("served {streams:4} {name}: {micros:8.0} us a step, {rate:8.0} tok/s");
+    }
+    Ok(())
+}
+
+fn load(model: &support::Model) -> Result<Loaded, worker_orcd_ipc::Fault> {
+    let options = CudaOptions {
+        ordinal: 0,
+        kv_cache: KvOrder::Bytes(8 << 30),
+        max_batch_tokens: 2048,
+        max_sequence_tokens: 2048,
+        model: "random".to_owned(),
+    };
+    let executor = CudaExecutor::load(
+        &model.config,
+        &model.weights(),
+        None,
+        &options,
+        &mut |_, _| (),
+    )?;
+    let config = &model.config;
+    Ok(Loaded {
+        executor: Box::new(executor),
+        model: ModelFacts {
+            name: "random".to_owned(),
+            architecture: "qwen2".to_owned(),
+            quant_kind: String::new(),
+            tensor_types: vec![],
+            parameters: 0,
+            file_bytes: 0,
+            n_layers: config.n_layers as u32,
+            n_embd: config.n_embd as u32,
+            n_heads: config.n_heads as u32,
+            n_kv_heads: config.n_kv_heads as u32,
+            head_dim: config.head_dim as u32,
+            vocab_size: config.vocab_size as u32,
+            context_length: 2048,
+        },
+        tokenizer: TokenizerFacts {
+            kind: TokenizerKind::ByteLevelBpe,
+            pre: String::new(),
+            tokens: vec![],
+            kinds: vec![],
+            scores: vec![],
+            merges: vec![],
+            bos: None,
+            eos: None,
+            end_of_generation: vec![],
+            unknown: None,
+            add_bos: false,
+            add_eos: false,
+            add_space_prefix: false,
+            chat_template: None,
+        },
+        max_sequence_tokens: 2048,
+    })
+}
+
+struct Supervisor {
+    socket: UnixStream,
+    frames: FrameReader,
+}
+
+impl Supervisor {
+    fn begin(&mut self) -> Result<(), Failure> {
+        self.socket.write_all(&Preamble::OURS.to_bytes())?;
+        self.say(&Command::Load(LoadOrder {
+            model_path: String::new(),
+            device: DeviceSelector::Cuda(0),
+            kv_cache_bytes: None,
+            memory_permille: 900,
+            max_running: MAX_STREAMS,
+            max_sequence_tokens: None,
+            prefill_chunk_tokens: 2048,
+            threads: None,
+            prefix_cache: false,
+            trace: None,
+        }))?;
+        loop {
+            match self.hear()? {
+                Event::Ready(_) => return Ok(()),
+                Event::Fault(fault) => return Err(fault.to_string().into()),
+                _ => {}
+            }
+        }
+    }
+
+    fn say(&mut self, command: &Command) -> Result<(), Failure> {
+        let mut bytes = Vec::new();
+        write_frame(&mut bytes, &encode(command)?)?;
+        Ok(self.socket.write_all(&bytes)?)
+    }
+
+    fn hear(&mut self) -> Result<Event, Failure> {
+        loop {
+            if let Some(payload) = self.frames.next_frame()? {
+                let envelope: Envelope = decode(payload)?;
+                return Ok(envelope.event);
+            }
+            let mut buffer = [0; 65536];
+            let length = self.socket.read(&mut buffer)?;
+            if length == 0 {
+                return Err("the child hung up".into());
+            }
+            self.frames.push(&buffer[..length]);
+        }
+    }
+
+    /// Steps that had a token of every stream, and the seconds between the first and the last.
+    fn measure(&mut self, streams: u32, sampling: Sampling) -> Result<(u32, f64), Failure> {
+        for stream in 0..streams {
+            self.say(&Command::Submit(Box::new(Submission {
+                request: RequestId(u64::from(stream)),
+                prompt: (0..PROMPT)
+                    .map(|i| TokenId((i * 37 + stream) % 1000))
+                    .collect(),
+                generated: vec![],
+                sampling: Sampling {
+                    seed: u64::from(stream),
+                    ..sampling
+                },
+                max_tokens: COMPLETION,
+                ignore_eos: true,
+            })))?;
+        }
+        let (mut left, mut full, mut first, mut last) = (streams, 0, None, Instant::now());
+        while left > 0 {
+            match self.hear()? {
+                Event::Step(report) => {
+                    left -= report.finished.len() as u32;
+                    if report.tokens.len() as u32 == streams {
+                        last = Instant::now();
+                        first.get_or_insert(last);
+                        full += 1;
+                    }
+                }
+                Event::Fault(fault) => return Err(fault.to_string().into()),
+                _ => {}
+            }
+        }
+        let first = first.ok_or("never all of them")?;
+        Ok((full - 1, (last - first).as_secs_f64()))
+    }
+}

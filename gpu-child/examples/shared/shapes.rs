@@ -1,0 +1,61 @@
+//! Models whose speed is measured: the shapes are real, the weights are random.
+
+use worker_orcd_gpu::model::{Architecture, ModelConfig, RopeStyle};
+use worker_orcd_ipc::Sampling;
+
+/// Qwen2.5-0.5B, Qwen2.5-7B, SmolLM2-135M.
+pub fn config(shape: &str) -> Result<ModelConfig, String> {
+    let (n_layers, n_embd, n_ff, n_heads, n_kv_heads, head_dim, vocab_size) = match shape {
+        "0.5b" => (24, 896, 4864, 14, 2, 64, 151_936),
+        "7b" => (28, 3584, 18_944, 28, 4, 128, 152_064),
+        "135m" => (30, 576, 1536, 9, 3, 64, 49_152),
+        _ => return Err(format!("no such shape: {shape}")),
+    };
+    Ok(ModelConfig {
+        architecture: Architecture::Qwen2,
+        n_layers,
+        n_embd,
+        n_ff,
+        n_heads,
+        n_kv_heads,
+        head_dim,
+        vocab_size,
+        context_length: 32_768,
+        norm_eps: 1e-6,
+        rope_style: RopeStyle::HalfOffset,
+        rope_base: 1e6,
+        rope_dims: head_dim,
+        rope_scale: 1.0,
+        rope_factors: None,
+        rope_attn_factor: 1.0,
+        sliding_window: None,
+    })
+}
+
+/// What requests ask for.
+pub fn sampling(name: &str) -> Result<Sampling, String> {
+    let plain = Sampling {
+        temperature: 0.8,
+        seed: 1,
+        ..Sampling::default()
+    };
+    match name {
+        "greedy" => Ok(Sampling::default()),
+        "plain" => Ok(plain),
+        "top_k" => Ok(Sampling { top_k: 40, ..plain }),
+        "top_p" => Ok(Sampling {
+            top_p: 0.95,
+            ..plain
+        }),
+        "both" => Ok(Sampling {
+            top_k: 40,
+            top_p: 0.95,
+            ..plain
+        }),
+        "penalties" => Ok(Sampling {
+            repetition_penalty: 1.1,
+            ..plain
+        }),
+        _ => Err(format!("no such sampling: {name}")),
+    }
+}

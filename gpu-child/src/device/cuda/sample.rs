@@ -1,0 +1,286 @@
+//! The draw on the device (`kernels/cuda/sample.cu`): every row that needs more than its largest
+//! logit. The same token as [`sampler::sample`](crate::sampler::sample), which defines it.
+//!
+//! What a row asks for is read by the kernel from pinned memory, once. Histories, which penalties
+//! need, are copied: few requests have penalties, so they get a buffer of a fixed size, and where
+//! it is too small the rows take turns.
+
+use super::driver::Driver;
+use super::flight::STEPS;
+use super::kernels::{AnswerArgs, Answers, Geometry, Kernel, Module, Row, SampleArgs, SampleRow};
+use super::memory::{Arena, DevicePtr, Pinned, Purpose, upload};
+use crate::device::SampleWork;
+use crate::sampler::Draw;
+use worker_orcd_ipc::{Fault, TokenId};
+
+/// Said in place of an id where a logit is not finite.
+pub const NOT_FINITE: u32 = u32::MAX;
+
+const THREADS: u32 = 512;
+const STRIP: usize = 256;
+/// Survivors of a filter that one block finishes with (`KEPT`), in bytes.
+const KEPT_BYTES: usize = 8 * 4096;
+/// Blocks that share a row, at most and where it pays.
+const MAX_TEAM: usize = 8;
+/// Blocks that run on a multiprocessor at a time.
+const RESIDENT: usize = 2;
+const ROW_BYTES: usize = size_of::<SampleRow>();
+const ANSWER_BYTES: usize = 4;
+/// Tokens of histories under way, if no sequence is longer.
+const HISTORY_TOKENS: usize = 1 << 18;
+
+/// Where the logits lie, and their answers: the largest of each row before, its token after.
+#[derive(Debug, Clone, Copy)]
+pub struct Logits {
+    pub rows: DevicePtr<f32>,
+    pub vocab: usize,
+    pub batch: DevicePtr<Row>,
+    pub answers: Answers,
+}
+
+/// A row of logits that a token is drawn from.
+#[derive(Debug, Clone, Copy)]
+pub struct Drawing<'a> {
+    /// Of the logits.
+    pub row: usize,
+    /// Of the batch: where its newest token is.
+    pub newest: usize,
+    pub work: &'a SampleWork<'a>,
+    /// Of the token that is drawn.
+    pub position: u32,
+}
+
+impl Drawing<'_> {
+    fn has_penalties(&self) -> bool {
+        let sampling = &self.work.sampling;
+        sampling.repetition_penalty != 1.0
+            || sampling.frequency_penalty != 0.0
+            || sampling.presence_penalty != 0.0
+    }
+
+    /// What penalties count.
+    fn history(&self) -> [&[TokenId]; 2] {
+        if self.has_penalties() {
+            [self.work.prompt, self.work.generated]
+        } else {
+            [&[], &[]]
+        }
+    }
+
+    /// `None` when the largest logit is the answer. Its history begins at `history`.
+    fn asks(&self, history: usize) -> Option<SampleRow> {
+        let draw = Draw::new(&self.work.sampling, self.position);
+        if draw.is_none() && !self.has_penalties() {
+            return None;
+        }
+        let [prompt, generated] = self.history();
+        let sampling = &self.work.sampling;
+        Some(SampleRow {
+            top_p: draw.map_or(u64::MAX, |draw| draw.top_p),
+            number: draw.map_or(0, |draw| draw.number),
+            rate: draw.map_or(0.0, |draw| draw.rate),
+            min_p: draw.map_or(0.0, |draw| draw.min_p),
+            repetition: sampling.repetition_penalty,
+            frequency: sampling.frequency_penalty,
+            presence: sampling.presence_penalty,
+            row: self.row as i32,
+            top_k: draw.map_or(0, |draw| i32::try_from(draw.top_k).unwrap_or(0)),
+            history: history as i32,
+            prompt: prompt.len() as i32,
+            length: (prompt.len() + generated.len()) as i32,
+            newest: self.newest as i32,
+            unused: 0,
+        })
+    }
+}
+
+#[derive(Debug)]
+pub struct Draws {
+    kernel: Kernel<SampleArgs>,
+    answer: Kernel<AnswerArgs>,
+    /// Of each step that can be on its way: rows, which the device reads from here; answers that
+    /// come back; histories on their way there.
+    pinned: [Pinned; STEPS],
+    history: Arena,
+    max_rows: usize,
+    max_tokens: usize,
+    shared_bytes: u32,
+}
+
+impl Draws {
+    /// For `max_rows` rows a step, and sequences of `sequence_tokens` tokens.
+    ///
+    /// # Errors
+    /// When memory cannot be had.
+    pub fn load(
+        driver: &Driver,
+        module: &Module,
+        (max_rows, vocab): (usize, usize),
+        sequence_tokens: usize,
+    ) -> Result<Self, Fault> {
+        // SAFETY: sample.cu takes SampleArgs, answer.cu AnswerArgs.
+        let (kernel, answer) = unsafe { (module.kernel("sample")?, module.kernel("answer")?) };
+        let shared_bytes = (KEPT_BYTES + 8 * vocab.div_ceil(STRIP)) as u32;
+        kernel.allow_shared(shared_bytes)?;
+        let max_tokens = sequence_tokens.max(HISTORY_TOKENS);
+        let pinned_bytes = max_rows * (ROW_BYTES + ANSWER_BYTES) + 4 * max_tokens;
+        Ok(Self {
+            kernel,
+            answer,
+            pinned: [Pinned::new(pinned_bytes)?, Pinned::new(pinned_bytes)?],
+            history: Arena::new(driver, Purpose::Scratch, 4 * max_tokens as u64)?,
+            max_rows,
+            max_tokens,
+            shared_bytes,
+        })
+    }
+
+    /// Puts the tokens of all rows that need more than their largest logit in place of its answer.
+    /// `first` is the step's first row among these; the step that used `slot` before is over.
+    ///
+    /// # Errors
+    /// When a launch fails.
+    ///
+    /// # Safety
+    /// The logits and answers of every row are there when the stream gets to it.
+    ///
+    /// # Panics
+    /// When a history is longer than announced.
+    pub unsafe fn run<'a>(
+        &mut self,
+        driver: &Driver,
+        (slot, first): (usize, usize),
+        logits: Logits,
+        drawings: impl Iterator<Item = Drawing<'a>>,
+    ) -> Result<(), Fault> {
+        let (mut rows, mut tokens) = (Vec::new(), 0);
+        for drawing in drawings {
+            let Some(mut row) = drawing.asks(tokens) else {
+                continue;
+            };
+            let length = row.length as usize;
+            assert!(length <= self.max_tokens, "a history longer than announced");
+            if tokens + length > self.max_tokens {
+                // SAFETY: as promised by the caller.
+                unsafe { self.launch(driver, (slot, first), logits, &rows, tokens) }?;
+                driver.synchronize("a draw")?;
+                rows.clear();
+                (tokens, row.history) = (0, 0);
+            }
+            self.write_history(slot, tokens, drawing.history());
+            tokens += length;
+            rows.push(row);
+        }
+        // SAFETY: as promised by the caller.
+        unsafe { self.launch(driver, (slot, first), logits, &rows, tokens) }
+    }
+
+    /// Has the answers of `rows` rows, from the step's row `first` on, go to the host.
+    ///
+    /// # Errors
+    /// When the launch fails.
+    pub fn tell(
+        &mut self,
+        driver: &Driver,
+        (slot, first): (usize, usize),
+        answers: Answers,
+        rows: usize,
+    ) -> Result<(), Fault> {
+        const THREADS: usize = 256;
+        assert!(first + rows <= self.max_rows, "more rows than announced");
+        let at = self.answers_at() + 4 * first;
+        let arguments = AnswerArgs {
+            answers,
+            out: self.pinned[slot].on_device().add(at).cast(),
+            rows: rows as i32,
+        };
+        let geometry = Geometry::line(rows.div_ceil(THREADS), THREADS as u32);
+        // SAFETY: a thread a row; pinned memory holds a word for each, which nobody looks at
+        // before the stream got there.
+        unsafe { self.answer.launch(driver, geometry, &arguments) }
+    }
+
+    /// What a step that is over said: an id for each row, or [`NOT_FINITE`].
+    pub fn answers(&mut self, slot: usize, rows: usize) -> impl Iterator<Item = u32> {
+        let at = self.answers_at();
+        let words = self.pinned[slot].bytes_mut()[at..][..4 * rows]
+            .as_chunks()
+            .0;
+        words.iter().map(|word| u32::from_ne_bytes(*word))
+    }
+
+    fn answers_at(&self) -> usize {
+        self.max_rows * ROW_BYTES
+    }
+
+    fn tokens_at(&self, index: usize) -> usize {
+        self.max_rows * (ROW_BYTES + ANSWER_BYTES) + 4 * index
+    }
+
+    fn write_history(&mut self, slot: usize, first: usize, parts: [&[TokenId]; 2]) {
+        let at = self.tokens_at(first);
+        let room = self.pinned[slot].bytes_mut()[at..].chunks_exact_mut(4);
+        for (place, token) in room.zip(parts.into_iter().flatten()) {
+            // One that is to be drawn is below zero there.
+            place.copy_from_slice(&token.0.to_ne_bytes());
+        }
+    }
+
+    /// # Safety
+    /// As for [`run`](Self::run); every row's history is written.
+    unsafe fn launch(
+        &mut self,
+        driver: &Driver,
+        (slot, first): (usize, usize),
+        logits: Logits,
+        rows: &[SampleRow],
+        tokens: usize,
+    ) -> Result<(), Fault> {
+        if rows.is_empty() {
+            return Ok(());
+        }
+        // SAFETY: 64-bit and 32-bit fields without padding: all of their bytes are initialised.
+        let bytes =
+            unsafe { std::slice::from_raw_parts(rows.as_ptr().cast::<u8>(), size_of_val(rows)) };
+        let (begin, end) = (self.tokens_at(0), self.tokens_at(tokens));
+        let pinned = &mut self.pinned[slot];
+        pinned.bytes_mut()[first * ROW_BYTES..][..bytes.len()].copy_from_slice(bytes);
+        let history = self.history.at::<u8>(0, 4 * tokens);
+        if tokens > 0 {
+            // SAFETY: as many bytes; pinned memory is written again when the step is over.
+            unsafe { upload(driver, history, &pinned.bytes_mut()[begin..end]) }?;
+        }
+        let arguments = SampleArgs {
+            logits: logits.rows,
+            rows: pinned.on_device().cast::<SampleRow>().add(first),
+            history: history.cast(),
+            batch: logits.batch,
+            answers: logits.answers,
+            vocab: logits.vocab as i32,
+        };
+        let team = if driver.has_bulk_copies() {
+            team(rows.len(), driver.multiprocessors() as usize)
+        } else {
+            1
+        };
+        let geometry = Geometry {
+            grid: [team as u32, rows.len() as u32],
+            block: [THREADS, 1, 1],
+            shared_bytes: self.shared_bytes,
+        };
+        // SAFETY: a team a row; the rest is the caller's promise.
+        unsafe {
+            self.kernel
+                .launch_clusters(driver, geometry, team as u32, &arguments)
+        }
+    }
+}
+
+/// Blocks of each of `rows` rows: as many as run at a time.
+fn team(rows: usize, multiprocessors: usize) -> usize {
+    let fits = |team: &usize| rows * team <= RESIDENT * multiprocessors;
+    [MAX_TEAM, 4, 2].into_iter().find(fits).unwrap_or(1)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,279 @@
+//! The device's draw against the host's, which defines it: the same token, for every row.
+
+use super::*;
+use crate::device::cuda::memory::Plain;
+use crate::rng::philox4x32;
+use crate::sampler::sample;
+use worker_orcd_ipc::Sampling;
+
+/// Numbers of one kind in a fixed order.
+struct Numbers {
+    taken: u32,
+    kind: u32,
+    four: [u32; 4],
+}
+
+impl Numbers {
+    fn of(kind: usize) -> Self {
+        Self {
+            taken: 0,
+            kind: kind as u32,
+            four: [0; 4],
+        }
+    }
+
+    fn next(&mut self) -> u32 {
+        if self.taken.is_multiple_of(4) {
+            self.four = philox4x32([self.taken, self.kind, 7, 0], [1, 2]);
+        }
+        self.taken += 1;
+        self.four[self.taken as usize % 4]
+    }
+
+    fn one_of<T: Copy>(&mut self, values: &[T]) -> T {
+        values[self.next() as usize % values.len()]
+    }
+
+    /// Nearly normal.
+    fn bell(&mut self) -> f32 {
+        let sum: f32 = (0..4).map(|_| self.next() as f32 / u32::MAX as f32).sum();
+        (sum - 2.0) * 1.7
+    }
+}
+
+/// Shapes that logits have, and some that they never have.
+fn logits(numbers: &mut Numbers, vocab: usize) -> Vec<f32> {
+    let kind = numbers.next() % 9;
+    let of = |numbers: &mut Numbers| match kind {
+        0 => 3.0 * numbers.bell(),
+        1 => 1e-3 * numbers.bell(),
+        2 => -20.0 + numbers.bell(),
+        3 => (numbers.next() % 5) as f32,
+        4 => 1.0,
+        5 => numbers.one_of(&[1e30, -1e30, 1.0, f32::MAX, f32::MIN, 0.0, -0.0]),
+        6 => 27.0 + 0.5 * numbers.bell(),
+        7 => 12.0 * numbers.bell(),
+        _ => -((numbers.next() % 64) as f32) * std::f32::consts::LN_2,
+    };
+    let mut row: Vec<f32> = (0..vocab).map(|_| of(numbers)).collect();
+    if kind == 2 {
+        // A few that matter above many that do not.
+        for _ in 0..300 {
+            row[numbers.next() as usize % vocab] = 5.0 * numbers.bell();
+        }
+    }
+    row
+}
+
+fn sampling(numbers: &mut Numbers, vocab: usize) -> Sampling {
+    let vocab = vocab as u32;
+    let mut sampling = Sampling {
+        temperature: numbers.one_of(&[0.0, 1e-40, 0.1, 0.7, 0.8, 1.0, 1.0, 1.5, 2.0]),
+        top_k: numbers.one_of(&[
+            0,
+            0,
+            0,
+            1,
+            2,
+            40,
+            100,
+            1000,
+            5000,
+            vocab - 1,
+            vocab,
+            vocab + 5,
+        ]),
+        top_p: numbers.one_of(&[1.0, 1.0, 0.0, 0.1, 0.5, 0.9, 0.95, 0.999]),
+        min_p: numbers.one_of(&[0.0, 0.0, 1e-20, 0.01, 0.05, 0.5, 1.0]),
+        seed: u64::from(numbers.next()) << 20,
+        ..Sampling::default()
+    };
+    if numbers.next().is_multiple_of(3) {
+        sampling.repetition_penalty = numbers.one_of(&[1.0, 1.1, 0.5, 2.0, 1e-40]);
+        sampling.frequency_penalty = numbers.one_of(&[0.0, 0.7, -0.3, 2.0]);
+        sampling.presence_penalty = numbers.one_of(&[0.0, 0.4, -2.0]);
+    }
+    sampling
+}
+
+struct Case {
+    logits: Vec<f32>,
+    sampling: Sampling,
+    history: Vec<TokenId>,
+    prompt: usize,
+    position: u32,
+}
+
+impl Case {
+    fn random(numbers: &mut Numbers, vocab: usize) -> Self {
+        let history: Vec<TokenId> = (0..numbers.next() % 600)
+            .map(|_| TokenId(numbers.next() % (vocab as u32).min(4000)))
+            .collect();
+        Self {
+            logits: logits(numbers, vocab),
+            sampling: sampling(numbers, vocab),
+            prompt: numbers.next() as usize % (history.len() + 1),
+            history,
+            position: numbers.next() % 100_000,
+        }
+    }
+
+    fn work(&self) -> SampleWork<'_> {
+        SampleWork {
+            sampling: self.sampling,
+            prompt: &self.history[..self.prompt],
+            generated: &self.history[self.prompt..],
+        }
+    }
+
+    fn largest(&self) -> u32 {
+        let greedy = SampleWork {
+            sampling: Sampling::default(),
+            prompt: &[],
+            generated: &[],
+        };
+        sample(&mut self.logits.clone(), &greedy, 0).0
+    }
+}
+
+struct Card {
+    driver: Driver,
+    arena: Arena,
+    draws: Draws,
+}
+
+const MAX_ROWS: usize = 256;
+
+impl Card {
+    fn new(vocab: usize) -> Self {
+        let driver = Driver::open(0).expect("a device");
+        let module = Module::load(&driver).expect("kernels");
+        let bytes = (MAX_ROWS * (4 * vocab + 16)) as u64;
+        Self {
+            arena: Arena::new(&driver, Purpose::Scratch, bytes).expect("memory"),
+            draws: Draws::load(&driver, &module, (MAX_ROWS, vocab), 1024).expect("memory"),
+            driver,
+        }
+    }
+
+    fn put<T: Plain>(&self, at: u64, values: &[T]) -> DevicePtr<T> {
+        let place = self.arena.at(at, values.len());
+        // SAFETY: `at` found room for them; pageable memory has been read when this returns.
+        unsafe { upload(&self.driver, place, values) }.expect("a copy");
+        place
+    }
+
+    /// Row `broken` is said to hold a NaN.
+    fn draw(&mut self, cases: &[Case], ranked: bool, broken: Option<usize>) -> Vec<u32> {
+        let vocab = cases[0].logits.len();
+        let all: Vec<f32> = cases.iter().flat_map(|case| case.logits.clone()).collect();
+        let end = (MAX_ROWS * vocab * 4) as u64;
+        let largest = cases.iter().map(Case::largest);
+        let is_broken = |row| broken == Some(row);
+        let answers = if ranked {
+            let best: Vec<u64> = largest.map(|id| 9 << 32 | u64::from(!id)).collect();
+            let broken: Vec<u32> = (0..cases.len()).map(|row| is_broken(row).into()).collect();
+            let broken = self.put(end + 8 * MAX_ROWS as u64, &broken);
+            Answers::of_rows(self.put(end, &best), broken)
+        } else {
+            // In the second of two parts.
+            let ranks = largest.enumerate().flat_map(|(row, id)| {
+                let best = if is_broken(row) {
+                    u64::MAX
+                } else {
+                    9 << 32 | u64::from(!id)
+                };
+                [1, best]
+            });
+            let ranks: Vec<u64> = ranks.collect();
+            Answers::of_parts(self.put(end, &ranks), 2)
+        };
+        let logits = Logits {
+            rows: self.put(0, &all),
+            vocab,
+            batch: DevicePtr::NULL,
+            answers,
+        };
+        let works: Vec<SampleWork<'_>> = cases.iter().map(Case::work).collect();
+        let drawings = cases.iter().zip(&works).enumerate();
+        let drawings = drawings.map(|(row, (case, work))| Drawing {
+            row,
+            newest: 0,
+            work,
+            position: case.position,
+        });
+        // SAFETY: all rows were put there above.
+        unsafe { self.draws.run(&self.driver, (1, 0), logits, drawings) }.expect("a draw");
+        let told = self.draws.tell(&self.driver, (1, 0), answers, cases.len());
+        told.and_then(|()| self.driver.synchronize("draws"))
+            .expect("answers");
+        self.draws.answers(1, cases.len()).collect()
+    }
+}
+
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn the_device_draws_the_host_s_tokens() {
+    for vocab in [1, 2, 31, 255, 256, 257, 1000, 49_152, 151_936, 262_147] {
+        let mut card = Card::new(vocab);
+        // Teams of eight, four, two blocks, and one.
+        let large: &[usize] = &[2, 34, 67, 133];
+        let all: &[usize] = &[1, 2, 33, 34, 66, 67, 132, 133, 256];
+        for &rows in if vocab > 10_000 { large } else { all } {
+            let mut numbers = Numbers::of(vocab * 1000 + rows);
+            let cases: Vec<Case> = (0..rows)
+                .map(|_| Case::random(&mut numbers, vocab))
+                .collect();
+            let broken = (rows == 67).then_some(5);
+            let drawn = card.draw(&cases, rows % 2 == 1, broken);
+            for (row, (case, drawn)) in cases.iter().zip(drawn).enumerate() {
+                let expected = sample(&mut case.logits.clone(), &case.work(), case.position);
+                let expected = if broken == Some(row) {
+                    NOT_FINITE
+                } else {
+                    expected.0
+                };
+                assert_eq!(
+                    drawn, expected,
+                    "row {row} of {rows}, vocabulary of {vocab}: {:?}",
+                    case.sampling
+                );
+            }
+        }
+    }
+}
+
+/// More tokens of history than the buffer holds: the rows take turns.
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn long_histories_take_turns() {
+    const VOCAB: usize = 1000;
+    let mut card = Card::new(VOCAB);
+    let mut numbers = Numbers::of(1);
+    let mut cases: Vec<Case> = (0..5).map(|_| Case::random(&mut numbers, VOCAB)).collect();
+    for case in &mut cases {
+        case.sampling.presence_penalty = 1.5;
+        case.sampling.temperature = 1.0;
+        let length = 2 * HISTORY_TOKENS / 5;
+        case.history = (0..length).map(|_| TokenId(numbers.next() % 900)).collect();
+    }
+    for (case, drawn) in cases.iter().zip(card.draw(&cases, false, None)) {
+        let expected = sample(&mut case.logits.clone(), &case.work(), case.position);
+        assert_eq!(drawn, expected.0);
+    }
+}
+
+#[test]
+fn few_rows_have_large_teams() {
+    for (rows, expected) in [
+        (1, 8),
+        (33, 8),
+        (34, 4),
+        (66, 4),
+        (67, 2),
+        (132, 2),
+        (133, 1),
+    ] {
+        assert_eq!(team(rows, 132), expected);
+    }
+}

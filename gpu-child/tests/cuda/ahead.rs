@@ -1,0 +1,164 @@
+//! A step that is launched before the one before it has ended draws what it would have drawn.
+
+use crate::load;
+use crate::support::{MIXED, Model, config, pages, tokens};
+use std::collections::VecDeque;
+use worker_orcd_gpu::device::cuda::CudaExecutor;
+use worker_orcd_gpu::device::{
+    Batch, Executor, NoTap, PageId, SampleWork, SequenceWork, TO_BE_DRAWN,
+};
+use worker_orcd_ipc::{RequestId, Sampling, TokenId};
+
+const DRAWN: usize = 40;
+
+struct Stream {
+    request: RequestId,
+    sampling: Sampling,
+    tokens: Vec<TokenId>,
+    prompt: usize,
+    pages: Vec<PageId>,
+}
+
+impl Stream {
+    /// Greedy, drawn, and drawn with penalties in turn; prompts end on both sides of a page.
+    fn new(index: usize) -> Self {
+        let prompt = 5 + index * 7 % 60;
+        let drawn = Sampling {
+            temperature: 0.9,
+            top_p: 0.95,
+            seed: index as u64,
+            ..Sampling::default()
+        };
+        let sampling = match index % 3 {
+            0 => Sampling::default(),
+            1 => drawn,
+            _ => Sampling {
+                repetition_penalty: 1.3,
+                presence_penalty: 0.5,
+                ..drawn
+            },
+        };
+        Self {
+            request: RequestId(index as u64),
+            sampling,
+            tokens: tokens(prompt, index),
+            prompt,
+            pages: pages(index as u32 * 4, 4),
+        }
+    }
+
+    /// Everything from a position on.
+    fn work(&self, first: usize) -> SequenceWork<'_> {
+        let (prompt, generated) = self.tokens.split_at(self.prompt);
+        SequenceWork {
+            request: self.request,
+            tokens: &self.tokens[first..],
+            first_position: first as u32,
+            pages: &self.pages,
+            sample: Some(SampleWork {
+                sampling: self.sampling,
+                prompt,
+                generated,
+            }),
+        }
+    }
+
+    fn newest(&self) -> SequenceWork<'_> {
+        self.work(self.tokens.len() - 1)
+    }
+
+    /// It leaves a step or more before the others do, or stays.
+    fn is_in(&self, step: usize) -> bool {
+        self.request.0 % 5 != 3 || step < 20
+    }
+
+    fn fill(&mut self, token: Option<TokenId>) {
+        let at = self.tokens.iter().position(|token| *token == TO_BE_DRAWN);
+        self.tokens[at.expect("a token to be drawn")] = token.expect("a token");
+    }
+}
+
+fn prefill(executor: &mut CudaExecutor, streams: &mut [Stream]) {
+    for stream in streams {
+        let sequences = [stream.work(0)];
+        let batch = Batch {
+            step: 1,
+            sequences: &sequences,
+        };
+        let drawn = executor.step(&batch, &mut NoTap).expect("a prompt")[0];
+        stream.tokens.push(drawn.expect("a token"));
+    }
+}
+
+fn one_after_the_other(executor: &mut CudaExecutor, count: usize) -> Vec<Vec<TokenId>> {
+    let mut streams: Vec<Stream> = (0..count).map(Stream::new).collect();
+    prefill(executor, &mut streams);
+    for stream in &mut streams {
+        for step in 0..DRAWN {
+            if !stream.is_in(step) {
+                break;
+            }
+            let sequences = [stream.newest()];
+            let batch = Batch {
+                step: 1,
+                sequences: &sequences,
+            };
+            let drawn = executor.step(&batch, &mut NoTap).expect("a step")[0];
+            stream.tokens.push(drawn.expect("a token"));
+        }
+    }
+    streams.into_iter().map(|stream| stream.tokens).collect()
+}
+
+fn a_step_ahead(executor: &mut CudaExecutor, count: usize) -> Vec<Vec<TokenId>> {
+    let mut streams: Vec<Stream> = (0..count).map(Stream::new).collect();
+    prefill(executor, &mut streams);
+    let ahead = executor.ahead().expect("a device that can be ahead");
+    let mut flights: VecDeque<Vec<usize>> = VecDeque::new();
+    for step in 0..=DRAWN {
+        let mut in_step: Vec<usize> = (0..count)
+            .filter(|i| step < DRAWN && streams[*i].is_in(step))
+            .collect();
+        // The order of a batch is nobody's business.
+        let places = step % 3 % in_step.len().max(1);
+        in_step.rotate_left(places);
+        if !in_step.is_empty() {
+            let sequences: Vec<_> = in_step.iter().map(|i| streams[*i].newest()).collect();
+            let batch = Batch {
+                step: step as u64,
+                sequences: &sequences,
+            };
+            ahead.begin(&batch).expect("a launch");
+            for &i in &in_step {
+                streams[i].tokens.push(TO_BE_DRAWN);
+            }
+            flights.push_back(in_step);
+        }
+        if flights.len() == 2 || step == DRAWN {
+            let drawn = ahead.finish().expect("a step");
+            for (i, token) in flights
+                .pop_front()
+                .expect("a flight")
+                .into_iter()
+                .zip(drawn)
+            {
+                streams[i].fill(token);
+            }
+        }
+    }
+    streams.into_iter().map(|stream| stream.tokens).collect()
+}
+
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn the_same_tokens_with_a_step_ahead() {
+    let model = Model::random(config(None), MIXED);
+    let mut executor = load(&model);
+    for count in [1, 3, 8, 9, 40, 130] {
+        let expected = one_after_the_other(&mut executor, count);
+        let found = a_step_ahead(&mut executor, count);
+        for (index, (expected, found)) in expected.iter().zip(&found).enumerate() {
+            assert_eq!(expected, found, "stream {index} of {count}");
+        }
+    }
+}

@@ -1,0 +1,36 @@
+// The inputs of a step: from pinned memory, where the host has put one behind the other, to their
+// places. A row whose token the host did not know yet gets the one that the step before drew.
+//
+// One word a thread; reads over the bus what the step needs and no more.
+#pragma once
+#include "answer.cu"
+
+constexpr int INPUTS = 4;  // rows, gather, tiles, tables
+
+struct ArriveArgs {
+    const int* from;
+    int* to[INPUTS];
+    int words[INPUTS];
+    Answers before;  // of the step before, where a row asks for one
+};
+
+#ifndef DEVICE_FUNCTIONS_ONLY
+extern "C" __global__ void __launch_bounds__(256) arrive(const __grid_constant__ ArriveArgs a) {
+    int i = blockIdx.x * blockDim.x + threadIdx.x, part = 0;
+    const int* from = a.from + i;
+    while (part < INPUTS && i >= a.words[part]) i -= a.words[part++];
+    if (part == INPUTS) return;
+    int word = *from;
+#if __CUDA_ARCH__ >= 900
+    // Whatever was launched before may still be reading, or drawing.
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+    // A row begins with its token; below zero it is the complement of a place among the draws.
+    if (part == 0 && i % (sizeof(Row) / sizeof(int)) == 0 && word < 0) {
+        uint32_t id = drawn(a.before, ~word);
+        // The host is about to hear of a fault: any token will do.
+        word = id == NO_TOKEN ? 0 : int(id);
+    }
+    a.to[part][i] = word;
+}
+#endif
