@@ -1,19 +1,10 @@
 // The products of a decode step: what a block that multiplies does in one stage.
 //
-// Input rows are normalized or taken as they are, by every block alike, and become F16 under one
-// power of two a row in shared memory (norm.cu's order). Segments of tiles are dealt to warps in
-// turn (matmul.cuh's order); their sums meet in shared memory, and a thread finishes an output.
+// Its inputs are in shared memory (step_inputs.cuh). Segments of tiles are dealt to warps in turn
+// (matmul.cuh's order); their sums meet in shared memory, and a thread finishes an output.
 #pragma once
 #include "argmax.cu"
-#include "ring.cuh"
-#include "step_attention.cuh"
-
-// What meets in shared memory between the warps of a block, beside inputs and sums.
-struct Meeting {
-    float squares[STEP_ROWS * MAX_UNITS];
-    uint32_t largest[2][STEP_ROWS];  // bits of the largest |value|, of this stage and the next
-    float scales[STEP_ROWS];         // 2^e of each row
-};
+#include "step_inputs.cuh"
 
 // An output that a thread will finish, and what can be known of it before its sum is there.
 struct Output {
@@ -25,21 +16,19 @@ struct Output {
 };
 
 template <bool ALONE> struct Products : Plan {
-    uint8_t* shared;
-    Meeting& meet;
+    Inputs<ALONE> inputs;
     Ring ring;
     Lane lane;
     int warp;
 
     int piece0;  // of the stage
     int asked;   // pieces that are known to be under way
-    int flip;    // which of `largest` is this stage's
     // The outputs of this thread: one row, and of each four tiles a column.
     int row, column, tile0, tile_step;
     uint64_t best;
 
     DEVICE Products(const Plan& p, uint8_t* room, Meeting& m, const Ring& r)
-        : Plan(p), shared(room), meet(m), ring(r), warp(threadIdx.x / 32), piece0(0), asked(0), flip(0), best(0) {
+        : Plan(p), inputs(p.a, room, m), ring(r), warp(threadIdx.x / 32), piece0(0), asked(0), best(0) {
         int warps = STEP_WARPS / rows();  // a row
         row = ALONE ? 0 : warp / warps;
         column = lane.id & 7;
@@ -47,145 +36,8 @@ template <bool ALONE> struct Products : Plan {
         tile_step = 4 * warps;
     }
 
-    DEVICE int rows() const { return ALONE ? 1 : a.rows; }
-    DEVICE uint8_t* inputs() const { return shared + a.inputs_at; }
-    DEVICE float* sums() const { return reinterpret_cast<float*>(shared + a.sums_at); }
-    DEVICE static int stride(const Shape& s) { return s.units.by * 2 * UNIT + 64; }
-
-    // ---- inputs ----
-
-    template <int STAGE> static constexpr bool NORMALIZED = STAGE == QKV || STAGE == GATE_UP || STAGE == HEAD;
-
-    struct Input {
-        const Word* from;
-        const float* weight;  // of the norm, or null
-        uint32_t number;
-        int cols;
-    };
-
-    // A chunk of 128 columns: its row, and this lane's first column.
-    struct Chunk {
-        int row, k;
-    };
-    DEVICE Chunk chunk_at(const Shape& s, int chunk) const {
-        int r = ALONE ? 0 : s.units.of(chunk);
-        return {r, (chunk - r * int(s.units.by)) * UNIT + 4 * lane.id};
-    }
-    DEVICE bool hear(const Input& in, Four& y, const Chunk& c) const {
-        return c.k >= in.cols || hear_four(y, a.exchange.heard(in.from) + c.row * in.cols + c.k, in.number);
-    }
-
-    // Chunks are dealt to warps in turn. Of a warp's first ones, HELD stay in registers and others
-    // in shared memory until the row's scale is known; what has no room there is read again.
-    static constexpr int ABREAST = 3;
-    DEVICE float4* staged(int chunk) const {
-        return reinterpret_cast<float4*>(shared + a.staged_at) + chunk * 32 + lane.id;
-    }
-    DEVICE void stage_value(int chunk, const Four& y) {
-        if (chunk < a.staged_chunks) *staged(chunk) = make_float4(y.v[0], y.v[1], y.v[2], y.v[3]);
-    }
-    template <int HELD, typename What>
-    DEVICE void each(const Shape& s, const Input& in, Four (&held)[ABREAST], const What& what) {
-        const int chunks = rows() * s.units.by;
-#pragma unroll
-        for (int i = 0; i < HELD; i++) {
-            int chunk = warp + i * STEP_WARPS;
-            if (chunk < chunks) what(chunk, chunk_at(s, chunk), held[i], true);
-        }
-#pragma unroll 1
-        for (int chunk = warp + HELD * STEP_WARPS; chunk < chunks; chunk += STEP_WARPS) {
-            Chunk c = chunk_at(s, chunk);
-            Four y = {{0, 0, 0, 0}};
-            bool kept = chunk < a.staged_chunks;
-            if (kept) {
-                float4 v = *staged(chunk);
-                y = {{v.x, v.y, v.z, v.w}};
-            } else {
-                while (!hear(in, y, c)) {}
-                __syncwarp();
-            }
-            what(chunk, c, y, kept);
-        }
-    }
-
-    DEVICE float inverse_of(const Shape& s, int r) const {
-        const int units = s.units.by;
-        const float* squares = meet.squares + r * units;
-        float sum = 0.0f;
-#pragma unroll 1
-        for (int first = 0; first < units; first += 8)
-#pragma unroll
-            for (int c = first; c < first + 8; c++) sum = __fadd_rn(sum, c < units ? squares[c] : 0.0f);
-        return inverse_norm(sum, a.n_embd, a.eps);
-    }
-
-    // The norm's weights are read for the first time in this step: long before they are needed.
-    DEVICE float* norm() const { return reinterpret_cast<float*>(shared + a.norm_at); }
-    DEVICE void fetch_norm(const float* weight) {
-        for (int i = 4 * threadIdx.x; i < a.n_embd; i += 4 * STEP_THREADS)
-            asm volatile("cp.async.cg.shared.global [%0], [%1], 16;"
-                ::"r"(shared_address(norm() + i)), "l"(weight + i) : "memory");
-    }
-    DEVICE Four normalized(const Shape& s, Four y, const Chunk& c) const {
-        float inverse = inverse_of(s, c.row);
-        Four w = four(norm(), c.k, a.n_embd);
-#pragma unroll
-        for (int j = 0; j < 4; j++) y.v[j] = __fmul_rn(__fmul_rn(y.v[j], inverse), w.v[j]);
-        return y;
-    }
-
-    template <int STAGE> DEVICE void take(const Shape& s, const Input& in) {
-        constexpr int HELD = !ALONE ? 0 : STAGE == DOWN ? ABREAST : 1;
-        const int chunks = rows() * s.units.by;
-        flip ^= 1;
-        Four held[ABREAST] = {};
-        bool come[ABREAST] = {};
-        bool waits;
-        // All are asked for before the first has come.
-        do {
-            waits = false;
-#pragma unroll
-            for (int i = 0; i < ABREAST; i++) {
-                int chunk = warp + i * STEP_WARPS;
-                if (chunk >= chunks) continue;
-                if (!come[i]) come[i] = hear(in, held[i], chunk_at(s, chunk));
-                waits |= !come[i];
-            }
-        } while (__any_sync(~0u, waits));
-#pragma unroll
-        for (int i = HELD; i < ABREAST; i++) {
-            int chunk = warp + i * STEP_WARPS;
-            if (chunk < chunks) stage_value(chunk, held[i]);  // each lane reads its own
-        }
-        if (NORMALIZED<STAGE>) {
-            each<HELD>(s, in, held, [&](int chunk, const Chunk&, Four& y, bool) {
-                float sum = warp_sum(sum_of_squares(y));
-                if (lane.id == 0) meet.squares[chunk] = sum;
-            });
-            asm volatile("cp.async.wait_all;" ::: "memory");
-            sync_computing();
-        }
-        each<HELD>(s, in, held, [&](int chunk, const Chunk& c, Four& y, bool kept) {
-            if (NORMALIZED<STAGE>) {
-                y = normalized(s, y, c);
-                if (chunk >= HELD * STEP_WARPS && kept) stage_value(chunk, y);
-            }
-            uint32_t max = __reduce_max_sync(~0u, __float_as_uint(largest(y)));
-            if (lane.id == 0) atomicMax(&meet.largest[flip][c.row], max);
-        });
-        sync_computing();
-        if (threadIdx.x < STEP_ROWS) meet.largest[flip ^ 1][threadIdx.x] = 0;
-        each<HELD>(s, in, held, [&](int, const Chunk& c, Four& y, bool kept) {
-            if (NORMALIZED<STAGE> && !kept) y = normalized(s, y, c);
-            int e = row_exponent(__uint_as_float(meet.largest[flip][c.row]));
-            float down = power_of_two(-e);
-            meet.scales[c.row] = power_of_two(e);
-            uint2 h = make_uint2(pack(__fmul_rn(y.v[0], down), __fmul_rn(y.v[1], down)),
-                                 pack(__fmul_rn(y.v[2], down), __fmul_rn(y.v[3], down)));
-            *reinterpret_cast<uint2*>(inputs() + c.row * stride(s) + 2 * c.k) = h;
-        });
-        sync_computing();
-    }
+    DEVICE int rows() const { return inputs.rows(); }
+    DEVICE float* sums() const { return reinterpret_cast<float*>(inputs.shared + a.sums_at); }
 
     // ---- products ----
 
@@ -258,7 +110,7 @@ template <bool ALONE> struct Products : Plan {
         if (turn >= s.abreast) return;
         const int u0 = segment * s.length, end = min(u0 + s.length, int(s.units.by));
         const int skipped = s.piece.of(u0), at0 = u0 - skipped * s.piece.by;
-        const uint8_t* input0 = inputs() + lane.g * stride(s) + 16 * lane.t + u0 * 2 * UNIT;
+        const uint8_t* input0 = inputs.all() + lane.g * inputs.stride(s) + 16 * lane.t + u0 * 2 * UNIT;
         float* to = sums() + ((turn * s.segments.by + segment) * rows() + lane.g) * TILE_N + 2 * lane.t;
         int piece = piece0 + (first + turn) * s.pieces + skipped;
         Fragments x;
@@ -351,7 +203,7 @@ template <bool ALONE> struct Products : Plan {
     }
 
     DEVICE float scaled(float total, bool has_bias, float bias) const {
-        float v = __fmul_rn(total, meet.scales[row]);
+        float v = __fmul_rn(total, inputs.meet.scales[row]);
         return has_bias ? __fadd_rn(v, bias) : v;
     }
 
@@ -384,9 +236,9 @@ template <bool ALONE> struct Products : Plan {
         if (s.tiles == 0) return;
         constexpr int PAIR_LOG = STAGE == GATE_UP ? 1 : 0;
         int t = tile0;
-        if (NORMALIZED<STAGE>) fetch_norm(in.weight);
+        if (NORMALIZED<STAGE>) inputs.fetch_norm(in.weight);
         Output o = aim<STAGE>(s, layer, t);
-        take<STAGE>(s, in);
+        inputs.template take<STAGE>(s, in);
 #pragma unroll 1
         for (int first = 0; first < s.tiles; first += s.group) {
             int tiles = min(s.group, s.tiles - first);
