@@ -11,7 +11,7 @@ mod toolkit;
 use crate::{paths, process};
 use anyhow::{Context, Result, ensure};
 use sha2::{Digest, Sha256};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -73,6 +73,72 @@ pub fn for_ci(required: bool) -> Result<Option<String>> {
         Found::Here(disassembler) => check(&disassembler, None).map(|()| None),
         Found::Unreachable(why) => leave_out(why),
     }
+}
+
+/// What the cards of this machine need, where it has any. Without a compiler to be had, the worker
+/// will compute on the CPU, and that is said.
+pub fn for_this_machine() -> Result<()> {
+    let Some(only) = code_for(&compute_capabilities()) else {
+        return Ok(());
+    };
+    match toolkit::compiler()? {
+        Found::Here(toolkit) if is_current(&toolkit, None)? => Ok(()),
+        Found::Here(toolkit) => compile(&toolkit, only),
+        Found::Unreachable(why) => {
+            println!("no kernels for the GPU, for nvcc cannot be installed: {why}");
+            Ok(())
+        }
+    }
+}
+
+/// One line a card; none without a driver.
+fn compute_capabilities() -> String {
+    let listed = Command::new("nvidia-smi")
+        .args(["--query-gpu=compute_cap", "--format=csv,noheader"])
+        .output();
+    listed.map_or_else(
+        |_| String::new(),
+        |output| String::from_utf8_lossy(&output.stdout).into_owned(),
+    )
+}
+
+/// The one architecture that all these cards need, or `Some(None)` where that is more than one;
+/// `None` without cards that there are kernels for.
+fn code_for(capabilities: &str) -> Option<Option<&'static str>> {
+    let code = |line: &str| {
+        let (major, minor) = line.trim().split_once('.')?;
+        let capability = (major.parse::<u32>().ok()?, minor.parse::<u32>().ok()?);
+        match capability {
+            (8, 0) => Some("sm_80"),
+            (8, 9) => Some("sm_89"),
+            (9, 0) => Some("sm_90a"),
+            (10, 0) => Some("sm_100a"),
+            (8.., _) => Some("compute_80"),
+            _ => None,
+        }
+    };
+    let codes: BTreeSet<_> = capabilities.lines().filter_map(code).collect();
+    match codes.len() {
+        0 => None,
+        1 => Some(codes.first().copied()),
+        _ => Some(None),
+    }
+}
+
+fn is_current(toolkit: &Toolkit, only: Option<&str>) -> Result<bool> {
+    for unit in UNITS {
+        let stem = folder().join(unit);
+        let hash = hash(
+            &toolkit.version,
+            &flags(only),
+            &sources().join(unit).with_extension("cu"),
+        )?;
+        let known = fs::read_to_string(stem.with_extension("sha256"));
+        if !stem.with_extension("fatbin").exists() || !known.is_ok_and(|known| known == hash) {
+            return Ok(false);
+        }
+    }
+    Ok(true)
 }
 
 /// Leaves `target/kernels/*.fatbin`, and what they were compiled for.
@@ -232,16 +298,26 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_machine_gets_the_kernels_of_its_cards() {
+        assert_eq!(code_for(""), None);
+        assert_eq!(code_for("[N/A]\n6.1\n"), None);
+        assert_eq!(code_for("9.0\n9.0\n"), Some(Some("sm_90a")));
+        assert_eq!(code_for("12.0\n"), Some(Some("compute_80")));
+        assert_eq!(code_for("8.0\n8.9\n"), Some(None));
+    }
+
+    #[test]
     fn a_unit_is_made_of_everything_that_it_includes() {
-        for unit in UNITS {
+        for (unit, deep) in [
+            ("kernels", "common.cuh"),
+            ("decode_step", "common.cuh"),
+            ("faults", "faults.cu"),
+        ] {
+            assert!(UNITS.contains(&unit));
             let mut files = BTreeMap::new();
             let source = sources().join(unit).with_extension("cu");
             add_with_includes(&source, &mut files).expect("our own files");
-            assert!(
-                files.contains_key("common.cuh"),
-                "{unit}: {:?}",
-                files.keys()
-            );
+            assert!(files.contains_key(deep), "{unit}: {:?}", files.keys());
         }
     }
 

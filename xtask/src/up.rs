@@ -1,7 +1,7 @@
 //! `cargo xtask up`: from a fresh clone to a streamed answer.
 
 use crate::worker::{self, Watch, Worker, event_name};
-use crate::{fetch_model, http};
+use crate::{fetch_model, http, kernels};
 use anyhow::{Context, Result, bail};
 use serde_json::{Value, json};
 use std::io::Write;
@@ -34,6 +34,7 @@ pub fn run(arguments: &Arguments) -> Result<()> {
         Some(path) => path.clone(),
         None => fetch_model::run()?,
     };
+    kernels::for_this_machine()?;
     worker::build()?;
     println!("loading {}", model.display());
     let worker = Worker::start(&model, &arguments.worker_flags, load_progress())?;
