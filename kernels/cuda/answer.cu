@@ -36,9 +36,6 @@ struct AnswerArgs {
 // A thread a row. Shorter than a copy, for which the device would change engines.
 extern "C" __global__ void __launch_bounds__(256) answer(const __grid_constant__ AnswerArgs a) {
     int row = blockIdx.x * blockDim.x + threadIdx.x;
-#if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
     if (row < a.rows) a.out[row] = drawn(a.answers, row);
 }
 #endif

@@ -21,10 +21,6 @@ extern "C" __global__ void __launch_bounds__(256) arrive(const __grid_constant__
     while (part < INPUTS && i >= a.words[part]) i -= a.words[part++];
     if (part == INPUTS) return;
     int word = *from;
-#if __CUDA_ARCH__ >= 900
-    // Whatever was launched before may still be reading, or drawing.
-    asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
     // A row begins with its token; below zero it is the complement of a place among the draws.
     if (part == 0 && i % (sizeof(Row) / sizeof(int)) == 0 && word < 0) {
         uint32_t id = drawn(a.before, ~word);

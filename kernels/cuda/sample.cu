@@ -415,9 +415,6 @@ extern "C" __global__ void __launch_bounds__(SAMPLE_THREADS, 2) sample(const __g
     }
     Team team = Team::all();
     team.sync();
-#if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
     uint32_t token = drawn(a.answers, p.row);
     if (token == NO_TOKEN) return;
     Kept* kept = reinterpret_cast<Kept*>(dynamic_room);

@@ -44,6 +44,31 @@ fn auto_is_the_first_cuda_device_that_can_be_used_for_every_child() {
     assert_eq!(worker.log.events("startup").len(), 1);
 }
 
+#[test]
+fn an_option_of_the_device_that_auto_did_not_choose_is_named() {
+    for (could_use, given, unused) in [
+        (true, ["--threads", "2"], Some("--threads")),
+        (false, ["--threads", "2"], None),
+        (
+            false,
+            ["--gpu-memory-utilization", "0.5"],
+            Some("--gpu-memory-utilization"),
+        ),
+        (true, ["--gpu-memory-utilization", "0.5"], None),
+    ] {
+        let script = Script::behave();
+        let script = if could_use {
+            script.could_use("a card")
+        } else {
+            script
+        };
+        let worker = auto(script).arg(given[0], given[1]).start();
+        let said = worker.log.events("option_without_use");
+        let options: Vec<_> = said.iter().map(|event| event["option"].as_str()).collect();
+        assert_eq!(options, unused.map(Some).into_iter().collect::<Vec<_>>());
+    }
+}
+
 /// The CPU device computes other bits, so a card that is lost must not become one.
 #[test]
 fn a_device_that_auto_chose_and_that_is_gone_is_not_replaced_by_the_cpu() {

@@ -8,7 +8,7 @@
 use crate::callback::{Registration, register};
 use crate::child::probe;
 use crate::config::device::{AUTO_ORDINAL, DecidedDevice};
-use crate::config::{Config, ConfigErrors, LogFormat};
+use crate::config::{Config, ConfigErrors, DEFAULT_MEMORY_PERMILLE, LogFormat};
 use crate::engine::{Deadlines, Ended, Engine, EngineSettings, RestartPolicy, SupervisorExit};
 use crate::exit::Exit;
 use crate::http::listen::{Server, bind};
@@ -75,6 +75,9 @@ async fn serve(config: Config) -> Exit {
         .collect();
     let device = decide(&config).await;
     log_startup(&config, &device);
+    if let Some(option) = config.load.without_use_on(device.selector) {
+        tracing::warn!(option, because = %device.reason, "option_without_use");
+    }
     let engine = Engine::start(engine_settings(&config, &device));
     let app = Arc::new(App::new(&config, engine.clone(), device));
     let server = Arc::new(Server::new(router(Arc::clone(&app)), &config.http));
@@ -215,7 +218,7 @@ fn engine_settings(config: &Config, device: &DecidedDevice) -> EngineSettings {
             model_path: config.model.to_string_lossy().into_owned(),
             device: device.selector,
             kv_cache_bytes: load.kv_cache_bytes,
-            memory_permille: load.memory_permille,
+            memory_permille: load.memory_permille.unwrap_or(DEFAULT_MEMORY_PERMILLE),
             max_running: load.max_running,
             max_sequence_tokens: load.max_context_tokens,
             prefill_chunk_tokens: load.prefill_chunk_tokens,

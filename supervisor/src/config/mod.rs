@@ -26,6 +26,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 use thiserror::Error;
 use uuid::Uuid;
+use worker_orcd_ipc::DeviceSelector;
 
 /// What was asked for, complete and consistent.
 #[derive(Debug, Clone)]
@@ -74,14 +75,25 @@ pub struct RequestLimits {
 #[derive(Debug, Clone)]
 pub struct LoadConfig {
     pub kv_cache_bytes: Option<u64>,
-    /// Thousandths of a CUDA device's memory.
-    pub memory_permille: u16,
+    /// Thousandths of a CUDA device's memory, where the command line names them.
+    pub memory_permille: Option<u16>,
     pub max_running: u32,
     pub max_context_tokens: Option<u32>,
     pub prefill_chunk_tokens: u32,
     pub threads: Option<u32>,
     pub prefix_cache: bool,
     pub trace: Option<TraceConfig>,
+}
+
+impl LoadConfig {
+    /// The option that was given for the other kind of device.
+    #[must_use]
+    pub fn without_use_on(&self, device: DeviceSelector) -> Option<&'static str> {
+        match device {
+            DeviceSelector::Cuda(_) => self.threads.and(Some("--threads")),
+            DeviceSelector::Cpu => self.memory_permille.and(Some("--gpu-memory-utilization")),
+        }
+    }
 }
 
 #[derive(Debug, Clone)]
@@ -92,7 +104,7 @@ pub struct TraceConfig {
 
 /// As users of vLLM expect. The rest is for the driver, for a standby's context and for
 /// neighbours that are not there yet.
-const DEFAULT_MEMORY_PERMILLE: u16 = 900;
+pub const DEFAULT_MEMORY_PERMILLE: u16 = 900;
 
 /// How children live and die.
 #[derive(Debug, Clone)]
@@ -186,7 +198,8 @@ fn read(reader: &mut Reader<'_>) -> Option<Config> {
 }
 
 /// An option of the other device, or one that another option leaves nothing to decide. With
-/// `auto` each device's options are for the case that it is chosen.
+/// `auto` each device's options are for the case that it is chosen; in the other one the log says
+/// so ([`LoadConfig::without_use_on`]).
 fn refuse_what_would_be_ignored(reader: &mut Reader<'_>, device: Option<DeviceChoice>) {
     let useless = match device {
         Some(DeviceChoice::Cuda(_)) => Some("threads"),
@@ -259,7 +272,7 @@ fn read_load(reader: &mut Reader<'_>) -> Option<LoadConfig> {
     let first_values = reader.integer("trace-values", 1..=1_000_000);
     Some(LoadConfig {
         kv_cache_bytes,
-        memory_permille: memory_permille.unwrap_or(DEFAULT_MEMORY_PERMILLE),
+        memory_permille,
         max_running: max_running?,
         max_context_tokens,
         prefill_chunk_tokens: prefill_chunk_tokens?,

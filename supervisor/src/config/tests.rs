@@ -131,9 +131,9 @@ fn a_share_of_device_memory_is_refused_where_it_would_be_ignored() {
     let with = |more: &[&str]| gather(&[&MODEL[..], &share, more].concat(), &[]);
     for device in ["auto", "cuda:0"] {
         let config = with(&["--device", device]).unwrap();
-        assert_eq!(config.load.memory_permille, 450);
+        assert_eq!(config.load.memory_permille, Some(450));
     }
-    assert_eq!(gather(&MODEL, &[]).unwrap().load.memory_permille, 900);
+    assert_eq!(gather(&MODEL, &[]).unwrap().load.memory_permille, None);
     for (more, words) in [
         (["--device", "cpu"], "cpu"),
         (["--kv-cache-size", "1GiB"], "--kv-cache-size"),

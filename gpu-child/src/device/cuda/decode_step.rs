@@ -32,6 +32,8 @@ const MAX_STAGED_CHUNKS: usize = 48;
 const STATIC_SHARED_BYTES: usize = 6 << 10;
 /// Splits of attention that 16 warps walk in turn without holding up the rest for long.
 const MAX_SPLITS: usize = 128;
+/// What a block that attends knows of rows, at most: `Local`.
+const LOCAL_BYTES: usize = 8 << 10;
 /// Columns of rows that are normalized: `MAX_UNITS` units.
 const MAX_EMBD: usize = 8192;
 /// Vectors that blocks hand each other, a layer; the embedding is one more.
@@ -131,7 +133,12 @@ impl Shared {
         let ring_at = place(0);
         let left = available.checked_sub(STATIC_SHARED_BYTES + ring_at as usize)?;
         let slots = (left / slot_bytes).min(MAX_SLOTS);
-        (slots >= MIN_SLOTS).then_some(Self {
+        // Blocks that attend have their heads where the others have their ring.
+        let group = config.n_heads / config.n_kv_heads;
+        let heads = (group + 2) * config.head_dim * size_of::<f32>();
+        let queries = group * config.head_dim * size_of::<u16>();
+        let attends = slots * slot_bytes >= LOCAL_BYTES + heads + queries;
+        (slots >= MIN_SLOTS && attends).then_some(Self {
             slot_bytes: slot_bytes as i32,
             slots: slots as i32,
             sums_bytes: SUMS_BYTES as i32,
@@ -153,7 +160,7 @@ impl Shared {
 #[derive(Debug)]
 pub struct DecodeStep {
     kernel: Kernel<StepArgs>,
-    /// For one row: shorter, so that all of it stays in the instruction cache.
+    /// For one row, which needs no index of rows anywhere.
     alone: Kernel<StepArgs>,
     /// The layers' table, then `best` and `broken`.
     arena: Arena,
@@ -162,8 +169,27 @@ pub struct DecodeStep {
     unit_bytes: usize,
     /// What blocks hand each other.
     words: Arena,
-    /// The last number that an exchange of an earlier step bears.
-    number: u32,
+    numbers: Numbers,
+}
+
+/// What exchanges are told apart by: none is borne by two of them between two clearings of their
+/// memory, however long the device runs, and zero by none.
+#[derive(Debug, Default)]
+struct Numbers {
+    last: u32,
+}
+
+impl Numbers {
+    /// The first of a step's `count`, and whether the memory must be cleared before.
+    fn next(&mut self, count: u32) -> (u32, bool) {
+        let begins_again = self.last > u32::MAX - count;
+        if begins_again {
+            self.last = 0;
+        }
+        let first = self.last + 1;
+        self.last += count;
+        (first, begins_again)
+    }
 }
 
 impl DecodeStep {
@@ -227,7 +253,7 @@ impl DecodeStep {
             n_layers: layers.len(),
             unit_bytes,
             words,
-            number: 0,
+            numbers: Numbers::default(),
         }))
     }
 
@@ -262,16 +288,14 @@ impl DecodeStep {
         }
     }
 
-    /// The number of the next step's first exchange. A number is borne by one exchange only
-    /// between two clearings, however long the device runs.
+    /// The number of the next step's first exchange.
     fn next_number(&mut self, driver: &Driver) -> Result<u32, Fault> {
         let exchanges = (1 + LAYER_EXCHANGES * self.n_layers) as u32;
-        if self.number > u32::MAX - exchanges {
+        let (first, begins_again) = self.numbers.next(exchanges);
+        if begins_again {
+            // In stream order: behind the steps that still use it.
             self.words.clear(driver)?;
-            self.number = 0;
         }
-        let first = self.number + 1;
-        self.number += exchanges;
         Ok(first)
     }
 
@@ -395,5 +419,21 @@ fn step_layer(config: &ModelConfig, weights: &Weights, layer: &super::weights::L
         ffn_norm: weights.vector(&layer.ffn_norm),
         q_norm: weights.optional_vector(layer.q_norm.as_ref()),
         k_norm: weights.optional_vector(layer.k_norm.as_ref()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_number_is_borne_twice_between_two_clearings() {
+        let mut numbers = Numbers {
+            last: u32::MAX - 10,
+        };
+        assert_eq!(numbers.next(7), (u32::MAX - 9, false));
+        // Three are left: not enough.
+        assert_eq!(numbers.next(4), (1, true));
+        assert_eq!(numbers.next(4), (5, false));
     }
 }

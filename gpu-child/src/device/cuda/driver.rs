@@ -181,7 +181,7 @@ impl Driver {
             name: name_of_device(self.device),
             uuid: self.uuid(),
             driver: cuda_version(),
-            compute_capability: compute_capability(self.device).ok(),
+            compute_capability: Some(self.capability),
             features: Vec::new(),
             threads: None,
         }
@@ -317,6 +317,18 @@ impl Event {
         // SAFETY: event and stream live as long as the process.
         let result = unsafe { sys::cuEventRecord(self.0, driver.stream) };
         check(result, "cuEventRecord")
+    }
+
+    /// The stream got past it. Does not wait.
+    ///
+    /// # Errors
+    /// What anything launched before it ended with.
+    pub fn is_reached(&self) -> Result<bool, Fault> {
+        // SAFETY: the event lives as long as the process.
+        match unsafe { sys::cuEventQuery(self.0) } {
+            sys::CUresult::CUDA_ERROR_NOT_READY => Ok(false),
+            other => check(other, "looking for the end of a launch").map(|()| true),
+        }
     }
 
     /// Waits until the stream got past it.

@@ -6,7 +6,7 @@
 //! the next time, so nobody waits for it. Keys and values change with every step and have no
 //! checksum: of them only their place is known.
 
-use super::driver::{Driver, check};
+use super::driver::{Driver, Event, check};
 use super::kernels::{ChecksumArgs, Geometry, Kernel, Module};
 use super::memory::{Arena, Layout, Pinned, Purpose, download, fetch};
 use cudarc::driver::sys;
@@ -27,7 +27,7 @@ pub struct Residency {
     /// Where the device adds up.
     sum: Arena,
     answer: Pinned,
-    done: Done,
+    done: Event,
     /// The slice whose sum is on its way.
     under_way: Option<usize>,
     next: usize,
@@ -58,7 +58,7 @@ impl Residency {
             expected,
             sum: Arena::new(driver, Purpose::Scratch, 8)?,
             answer: Pinned::new(8)?,
-            done: Done::new(driver)?,
+            done: Event::new()?,
             under_way: None,
             next: 0,
             rounds: 0,
@@ -85,7 +85,7 @@ impl Residency {
         launch(driver, &self.kernel, weights, slice, &self.sum, 0)?;
         // SAFETY: one word; the pinned place is read only once the event behind it is reached.
         unsafe { fetch(driver, self.answer.bytes_mut(), self.sum.at(0, 8)) }?;
-        self.done.mark(driver)?;
+        self.done.record(driver)?;
         self.under_way = Some(slice);
         self.next = (slice + 1) % self.expected.len();
         Ok(())
@@ -189,40 +189,6 @@ fn is_on_device(driver: &Driver, arena: &Arena) -> Result<(), Fault> {
             driver.id()
         ),
     })
-}
-
-/// A mark in the stream that can be looked at without waiting.
-#[derive(Debug)]
-struct Done(sys::CUevent);
-
-// SAFETY: an event belongs to a context, not to a thread.
-unsafe impl Send for Done {}
-
-impl Done {
-    fn new(driver: &Driver) -> Result<Self, Fault> {
-        const WITHOUT_TIME: u32 = 2;
-        driver.enter()?;
-        let mut event = std::ptr::null_mut();
-        // SAFETY: a place for one event.
-        let result = unsafe { sys::cuEventCreate(&raw mut event, WITHOUT_TIME) };
-        check(result, "cuEventCreate").map(|()| Self(event))
-    }
-
-    fn mark(&self, driver: &Driver) -> Result<(), Fault> {
-        // SAFETY: event and stream are of this context, and never destroyed.
-        check(
-            unsafe { sys::cuEventRecord(self.0, driver.stream()) },
-            "cuEventRecord",
-        )
-    }
-
-    fn is_reached(&self) -> Result<bool, Fault> {
-        // SAFETY: the event is never destroyed.
-        match unsafe { sys::cuEventQuery(self.0) } {
-            sys::CUresult::CUDA_ERROR_NOT_READY => Ok(false),
-            other => check(other, "checking the weights").map(|()| true),
-        }
-    }
 }
 
 #[cfg(test)]

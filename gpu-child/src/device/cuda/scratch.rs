@@ -11,7 +11,7 @@ use worker_orcd_ipc::Fault;
 
 /// Logits that are kept at a time, in bytes: enough for 256 sequences of a large vocabulary.
 const LOGIT_BYTES: usize = 256 << 20;
-/// Attention results of single splits: what does not fit is walked instead.
+/// Attention results of single splits: where they do not fit, one block attends to all.
 const PARTIAL_BYTES: usize = 64 << 20;
 
 /// Blocks that look at a row of logits, each at a part.
@@ -155,7 +155,7 @@ pub struct Buffers {
     /// The final norm in F32, `[head_rows, n_embd]`.
     pub norm: DevicePtr<f32>,
     pub logits: DevicePtr<f32>,
-    /// Ranks of the largest logits of parts of the rows that draw ([`argmax_parts`]); then what
+    /// Ranks of the largest logits of parts of the rows that draw (`head.rs`); then what
     /// they drew.
     pub best: DevicePtr<u64>,
     pub partial: DevicePtr<f32>,
