@@ -2,8 +2,8 @@
 // in shared memory, clusters of blocks that write into each other's shared memory, and launches
 // that begin before the one in front of them has ended.
 //
-// A k16 step of wgmma gives the bits of mma.sync's: seen on an H200 for normal, wide and
-// cancelling inputs, subnormals included. So both may serve one law (matmul.cuh).
+// A k16 step of wgmma gives the bits of mma.sync's on an H200, so both may serve one law (matmul.cuh):
+// exactness::both_sets_of_kernels_give_the_same_bits compares whole models.
 #pragma once
 #include "common.cuh"
 

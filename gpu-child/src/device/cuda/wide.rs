@@ -200,8 +200,8 @@ struct Load {
 }
 
 impl Load {
-    /// Fitted to the fastest ways that were measured for 71 products of an H200; what it picks
-    /// took 7 % longer than the fastest, on average. Only the order of such estimates means anything.
+    /// Fitted to times of single products on an H200, by a harness that is not kept. Only the order
+    /// of such estimates means anything, and a wrong one costs time, not bits.
     fn nanoseconds(&self, block: &Block) -> f64 {
         let beside = self.beside as f64;
         let outputs = (block.warpgroups * GROUP_ROWS * block.rows) as f64;
