@@ -20,7 +20,6 @@ use worker_orcd_ipc::{
     Preamble, RequestId, Sampling, Submission, TokenId, TokenizerFacts, TokenizerKind, decode,
     encode,
 };
-use worker_orcd_kernels::TensorType;
 
 #[path = "shared/shapes.rs"]
 mod shapes;
@@ -37,11 +36,7 @@ const MAX_STREAMS: u32 = 256;
 fn main() -> Result<(), Failure> {
     let args: Vec<String> = std::env::args().skip(1).collect();
     let shape = args.first().map_or("0.5b", String::as_str);
-    let ty = args.get(1).map_or("F16", String::as_str);
-    let ty = TensorType::ALL
-        .into_iter()
-        .find(|known| known.name() == ty)
-        .ok_or("no such type")?;
+    let ty = shapes::tensor_type(args.get(1).map_or("F16", String::as_str))?;
     let name = args.get(2).map_or("greedy", String::as_str);
     let sampling = shapes::sampling(name)?;
     let streams: Vec<u32> = match args.get(3..) {

@@ -14,7 +14,6 @@ use worker_orcd_gpu::device::{
     Batch, Executor, NoTap, PageId, SampleWork, SequenceWork, TO_BE_DRAWN,
 };
 use worker_orcd_ipc::{RequestId, Sampling, TokenId};
-use worker_orcd_kernels::TensorType;
 
 #[path = "../tests/support/mod.rs"]
 #[allow(dead_code, reason = "shared with the tests")]
@@ -32,11 +31,7 @@ const STEPS: usize = 32;
 fn main() -> Result<(), Failure> {
     let args: Vec<String> = std::env::args().skip(1).collect();
     let shape = args.first().map_or("0.5b", String::as_str);
-    let ty = args.get(1).map_or("F16", String::as_str);
-    let ty = TensorType::ALL
-        .into_iter()
-        .find(|known| known.name() == ty)
-        .ok_or("no such type")?;
+    let ty = shapes::tensor_type(args.get(1).map_or("F16", String::as_str))?;
     let model = support::Model::random_tied(shapes::config(shape)?, [ty; 9]);
     let options = CudaOptions {
         ordinal: 0,

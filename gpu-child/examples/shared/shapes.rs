@@ -2,6 +2,7 @@
 
 use worker_orcd_gpu::model::{Architecture, ModelConfig, RopeStyle};
 use worker_orcd_ipc::Sampling;
+use worker_orcd_kernels::TensorType;
 
 /// Qwen2.5-0.5B, Qwen2.5-7B, SmolLM2-135M.
 pub fn config(shape: &str) -> Result<ModelConfig, String> {
@@ -30,6 +31,12 @@ pub fn config(shape: &str) -> Result<ModelConfig, String> {
         rope_attn_factor: 1.0,
         sliding_window: None,
     })
+}
+
+/// By the name that llama.cpp gives it.
+pub fn tensor_type(name: &str) -> Result<TensorType, String> {
+    let known = TensorType::ALL.into_iter().find(|ty| ty.name() == name);
+    known.ok_or(format!("no such type: {name}"))
 }
 
 /// What requests ask for.
