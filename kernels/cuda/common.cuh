@@ -20,8 +20,29 @@ constexpr int TILE_N = 8;
 // A weight's k is cut into at most this many segments, each with an accumulator of its own.
 constexpr int MAX_SEGMENTS = 16;
 
-// Segments follow from the number of units alone (mirrored in device/cuda/weights.rs).
-DEVICE int segment_units(int units) { return (units + MAX_SEGMENTS - 1) / MAX_SEGMENTS; }
+// How many follows from the number of units alone (mirrored in device/cuda/weights.rs): as few as
+// there can be when none is longer than it must be.
+DEVICE int segments_of(int units) {
+    int length = (units + MAX_SEGMENTS - 1) / MAX_SEGMENTS;
+    return (units + length - 1) / length;
+}
+// Segment s is the units s, s + segments, s + 2 segments, ...: units that lie behind each other
+// belong to different segments, so warps that have one each read a weight as it lies. This walks
+// all units, segment after segment.
+struct Segments {
+    int units, count;
+    int segment, unit;
+
+    Segments() = default;
+    DEVICE Segments(int units, int first) : units(units), count(segments_of(units)), segment(first), unit(first) {}
+    // False when a segment has ended.
+    DEVICE bool next() {
+        unit += count;
+        if (unit < units) return true;
+        unit = ++segment;
+        return false;
+    }
+};
 
 // One lane's place in the fragments of mma.m16n8k16: row (or weight row) and quarter.
 struct Lane {

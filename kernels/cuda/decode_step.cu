@@ -30,7 +30,7 @@ DEVICE void embed_rows(const StepArgs& a, int block) {
     const uint8_t* tile = a.embed.table + uint64_t(token / TILE_N) * a.embed.units * bytes;
 #pragma unroll 1
     for (int k = threadIdx.x; k < a.n_embd; k += BLOCK_THREADS)
-        a.exchange.tell_all(a.exchange.x + int64_t(block) * a.n_embd + k,
+        a.exchange.tell_all(a.exchange.x + block * row_words(a.n_embd) + word_of(k),
              weight_at(a.embed.type, tile + (k / UNIT) * bytes, token % TILE_N, k % UNIT), a.number);
 }
 
@@ -39,33 +39,38 @@ template <int HD, int ONLY, bool ALONE> DEVICE void decode_step(const StepArgs& 
     __shared__ Shape shapes[STAGES];
     __shared__ Barriers barriers;
     __shared__ Meeting meeting;
-    int block = int(blockIdx.x) - a.attention_blocks, blocks = gridDim.x - a.attention_blocks;
+    const int block = int(blockIdx.x) - a.attention_blocks;
     StepLayer* layers = reinterpret_cast<StepLayer*>(room + a.layers_at);
     const uint32_t* from = reinterpret_cast<const uint32_t*>(a.layers);
     for (int i = threadIdx.x; i < a.n_layers * int(sizeof(StepLayer) / 4); i += BLOCK_THREADS)
         reinterpret_cast<uint32_t*>(layers)[i] = from[i];
-    if (threadIdx.x < STAGES) shapes[threadIdx.x] = shape_of(a, threadIdx.x, max(block, 0), blocks);
+    if (threadIdx.x < STAGES) shapes[threadIdx.x] = shape_of(a, threadIdx.x, max(block, 0), gridDim.x - a.attention_blocks);
     barriers.init(a.slots);
-    if (threadIdx.x < 2 * STEP_ROWS) meeting.largest[threadIdx.x / STEP_ROWS][threadIdx.x % STEP_ROWS] = 0;
-    asm volatile("fence.mbarrier_init.release.cluster; fence.proxy.async.shared::cta;" ::: "memory");
+    barriers_made();
     __syncthreads();
     embed_rows(a, block < 0 ? a.rows : block);
-    bool feeds = threadIdx.x >= STEP_THREADS;
+    if (threadIdx.x >= STEP_THREADS) {
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(FEEDER_REGISTERS));
+        if (block < 0 || threadIdx.x > STEP_THREADS) return;
+        Plan plan = {a, layers, shapes};
+        Ring ring = {room + a.ring_at, shared_address(&barriers), a.slot_bytes, Divisor(a.slots)};
+        Feeder(plan, ring).run();
+        return;
+    }
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COMPUTING_REGISTERS));
     if (block < 0) {
         // Sums and the ring lie behind each other and are not needed here.
         Local& local = *reinterpret_cast<Local*>(room + a.ring_at);
         int used = (int(sizeof(Local)) + 127) & ~127;
         Attention attention = {a, layers, local, room + a.ring_at + used, a.slots * a.slot_bytes - used};
-        if (!feeds) attention.run<HD>(blockIdx.x);
+        attention.run<HD>(blockIdx.x);
         return;
     }
-    Plan plan = {a, layers, shapes, blocks};
+    Plan plan = {a, layers, shapes};
     Ring ring = {room + a.ring_at, shared_address(&barriers), a.slot_bytes, Divisor(a.slots)};
-    if (feeds) {
-        if (threadIdx.x == STEP_THREADS) feed(plan, ring);
-        return;
-    }
-    Products<ALONE>(plan, room, meeting, ring).template run<ONLY>();
+    // Heads of 96 and 128 columns belong to models with a wide ff.
+    constexpr int FF_CHUNKS = !ALONE ? 4 : HD <= 64 ? 3 : 6;
+    Products<ALONE, FF_CHUNKS>(plan, room, meeting, ring).template run<ONLY>();
 }
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900

@@ -1,11 +1,10 @@
-// What only Hopper has: asynchronous products of a warpgroup, bulk copies that arrive at a barrier
-// in shared memory, clusters of blocks that write into each other's shared memory, and launches
-// that begin before the one in front of them has ended.
+// What only Hopper has: asynchronous products of a warpgroup, clusters of blocks that write into each
+// other's shared memory, and launches that begin before the one in front of them has ended.
 //
 // A k16 step of wgmma gives the bits of mma.sync's on an H200, so both may serve one law (matmul.cuh):
 // exactness::both_sets_of_kernels_give_the_same_bits compares whole models.
 #pragma once
-#include "common.cuh"
+#include "bulk.cuh"
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 #define HAS_WGMMA 1
@@ -25,35 +24,6 @@ DEVICE void wait_for_previous() {
 }
 
 #ifdef HAS_WGMMA
-DEVICE uint32_t shared_at(const void* p) { return uint32_t(__cvta_generic_to_shared(p)); }
-
-// === barriers in shared memory
-
-DEVICE void barrier_init(uint64_t* barrier, int arrivals) {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_at(barrier)), "r"(arrivals));
-}
-DEVICE void barrier_arrive(uint64_t* barrier) {
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_at(barrier)) : "memory");
-}
-DEVICE void barrier_expect(uint64_t* barrier, int bytes) {
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_at(barrier)),
-                 "r"(bytes) : "memory");
-}
-DEVICE void barrier_wait(uint64_t* barrier, int parity) {
-    asm volatile(
-        "{\n.reg .pred done;\n"
-        "again: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
-        "@!done bra again;\n}" ::"r"(shared_at(barrier)), "r"(parity) : "memory");
-}
-// The barriers are seen by the copy engine.
-DEVICE void barriers_made() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
-
-DEVICE void copy_bulk(void* to, const void* from, int bytes, uint64_t* barrier) {
-    asm volatile(
-        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
-            "r"(shared_at(to)), "l"(from), "r"(bytes), "r"(shared_at(barrier)) : "memory");
-}
-
 // === clusters
 
 DEVICE int cluster_rank() {

@@ -22,24 +22,24 @@ DEVICE Rows read_rows(const MatmulArgs& a, const __half* x, int row) {
 
 // Segment sums of one tile for MT * 16 rows.
 template <int T, int MT, bool STREAM>
-DEVICE void run_segment(float (&d)[MT][4], const uint8_t* tile, int first, int end,
+DEVICE void run_segment(float (&d)[MT][4], const uint8_t* tile, int first, int segments,
                         const MatmulArgs& a, const Lane& lane) {
     constexpr int GROUPS = CHUNKS / Weights<T>::GROUP;
     Weights<T> now[GROUPS], next[GROUPS];
 #pragma unroll
     for (int i = 0; i < GROUPS; i++)
         now[i].template load<STREAM>(tile + first * unit_bytes(T), lane, i);
-    for (int u = first; u < end; u++) {
+    for (int u = first; u < a.units; u += segments) {
         const __half* x = a.x + u * UNIT + 8 * lane.t;
         Rows rows[CHUNKS];
         // One row of tiles: its activations are asked for together with the weights.
         if (MT == 1)
 #pragma unroll
             for (int c = 0; c < CHUNKS; c++) rows[c] = read_rows(a, x + CHUNK * c, lane.g);
-        if (u + 1 < end)
+        if (u + segments < a.units)
 #pragma unroll
             for (int i = 0; i < GROUPS; i++)
-                next[i].template load<STREAM>(tile + (u + 1) * unit_bytes(T), lane, i);
+                next[i].template load<STREAM>(tile + (u + segments) * unit_bytes(T), lane, i);
 #pragma unroll
         for (int c = 0; c < CHUNKS; c++)
 #pragma unroll
@@ -64,11 +64,9 @@ template <int T, int MT> DEVICE void matmul_few(const MatmulArgs& a) {
     const Part& part = a.parts[works ? p : 0];
     float* mine = sums + threadIdx.z * segments * a.rows * TILE_N;
     if (works) {
-        int length = segment_units(a.units), first = segment * length;
-        int end = min(first + length, a.units);
         float d[MT][4] = {};
         const uint8_t* weight = part.weight + int64_t(tile) * a.units * unit_bytes(T);
-        run_segment<T, MT, true>(d, weight, first, end, a, lane);
+        run_segment<T, MT, true>(d, weight, segment, segments, a, lane);
 #pragma unroll
         for (int m = 0; m < MT; m++)
 #pragma unroll

@@ -31,8 +31,7 @@ template <int T, int MT, int NT, int WM, int WN> struct Many {
     int row0, tile0;
     uint8_t* shared;
 
-    DEVICE void fetch(int u) {
-        uint8_t* stage = shared + (u % STAGES) * STAGE;
+    DEVICE void fetch(int u, uint8_t* stage) {
         for (int i = threadIdx.x; i < BM * 16; i += THREADS) {
             int row = i >> 4, piece = i & 15;
             bool real = row0 + row < a.rows;
@@ -50,8 +49,7 @@ template <int T, int MT, int NT, int WM, int WN> struct Many {
         }
     }
 
-    DEVICE void multiply_unit(float (&d)[MT][NT][4], int u, int wm, int wn, const Lane& lane) {
-        const uint8_t* stage = shared + (u % STAGES) * STAGE;
+    DEVICE void multiply_unit(float (&d)[MT][NT][4], const uint8_t* stage, int wm, int wn, const Lane& lane) {
         const uint8_t* weights = stage + A_BYTES + wn * NT * unit_bytes(T);
         constexpr int GROUP = Weights<T>::GROUP;
 #pragma unroll
@@ -90,18 +88,18 @@ template <int T, int MT, int NT, int WM, int WN> struct Many {
         Lane lane;
         int warp = threadIdx.x / 32, wm = warp / WN, wn = warp % WN;
         float total[MT][NT][4] = {}, d[MT][NT][4] = {};
-        int length = segment_units(a.units), in_segment = 0;
-        fetch(0);
+        Segments walk(a.units, 0);
+        fetch(0, shared);
         copies_done();
-        for (int u = 0; u < a.units; u++) {
-            if (u + 1 < a.units) fetch(u + 1);
+        for (int i = 0; i < a.units; i++) {
+            bool goes_on = walk.next();
+            if (i + 1 < a.units) fetch(walk.unit, shared + (i + 1) % STAGES * STAGE);
             copies_done();
             wait_copies<1>();
             __syncthreads();
-            multiply_unit(d, u, wm, wn, lane);
+            multiply_unit(d, shared + i % STAGES * STAGE, wm, wn, lane);
             __syncthreads();
-            if (++in_segment < length && u + 1 < a.units) continue;
-            in_segment = 0;
+            if (goes_on) continue;
 #pragma unroll
             for (int i = 0; i < MT * NT * 4; i++) {
                 float& t = (&total[0][0][0])[i];

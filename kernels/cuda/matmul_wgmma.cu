@@ -37,14 +37,15 @@ template <int T, int WG, int NB> struct Wide {
     const WideArgs& w;
     const MatmulArgs& a;
     uint8_t* shared;
-    uint64_t *full, *empty, *met;
-    int n_tiles, row_blocks, rank, split, first_unit, end_unit, segment_length;
+    Shared full, empty;  // barriers of the stages
+    Shared met;
+    int n_tiles, row_blocks, rank, split, n_segments, first_segment, end_segment;
     // Where in the ring this thread is.
     int stage = 0, parity = 0;
 
-    DEVICE Wide(const WideArgs& args, uint8_t* room, uint64_t* barriers)
-        : w(args), a(args.m), shared(room), full(barriers), empty(barriers + MAX_STAGES),
-          met(barriers + 2 * MAX_STAGES) {
+    DEVICE Wide(const WideArgs& args, uint8_t* room, Shared barriers)
+        : w(args), a(args.m), shared(room), full(barriers), empty(full + MAX_STAGES * BARRIER_BYTES),
+          met(empty + MAX_STAGES * BARRIER_BYTES) {
         rank = cluster_rank();
         split = cluster_size();
         row_blocks = (a.rows + NB - 1) / NB;
@@ -52,10 +53,9 @@ template <int T, int WG, int NB> struct Wide {
         for (int p = 0; p < a.n_parts; p++) n_tiles += (a.parts[p].tiles + TILES - 1) / TILES;
         if (w.paired) n_tiles = (a.parts[0].tiles + TILES / 2 - 1) / (TILES / 2);
         n_tiles *= row_blocks;
-        segment_length = segment_units(a.units);
-        int segments = (a.units + segment_length - 1) / segment_length;
-        first_unit = segments * rank / split * segment_length;
-        end_unit = min(segments * (rank + 1) / split * segment_length, a.units);
+        n_segments = segments_of(a.units);
+        first_segment = n_segments * rank / split;
+        end_segment = n_segments * (rank + 1) / split;
     }
 
     struct Place {
@@ -75,6 +75,9 @@ template <int T, int WG, int NB> struct Wide {
         return {a.parts + p, row0, block * TILES};
     }
 
+    DEVICE static Shared of_stage(Shared barriers, int stage) {
+        return barriers + stage * BARRIER_BYTES;
+    }
     DEVICE void advance() {
         if (++stage == w.stages) stage = 0, parity ^= 1;
     }
@@ -87,42 +90,42 @@ template <int T, int WG, int NB> struct Wide {
     DEVICE void copy_x(int row0, int u, int to) const {
         int groups = (a.rows + 7) / 8;
         const __half* from = a.x + (int64_t(u) * groups + row0 / 8) * (GROUP_BYTES / 2);
-        copy_bulk(shared + to * STAGE, from, x_bytes(row0), full + to);
+        copy_bulk(shared_address(shared) + to * STAGE, from, x_bytes(row0), of_stage(full, to));
     }
     DEVICE void copy_weights(const Place& at, int u, int to) const {
         int lane = threadIdx.x & 31, left = at.part->tiles - at.tile0;
         int tiles = min(TILES, w.paired ? 2 * left : left);
-        if (lane == 0) barrier_expect(full + to, x_bytes(at.row0) + tiles * unit_bytes(T));
+        if (lane == 0) barrier_expect(of_stage(full, to), x_bytes(at.row0) + tiles * unit_bytes(T));
         __syncwarp();
         if (lane >= tiles) return;
         const Part& part = w.paired ? a.parts[lane & 1] : *at.part;
         int tile = at.tile0 + (w.paired ? lane >> 1 : lane);
-        copy_bulk(shared + to * STAGE + X_BYTES + lane * unit_bytes(T),
+        copy_bulk(shared_address(shared) + to * STAGE + X_BYTES + lane * unit_bytes(T),
                   part.weight + (int64_t(tile) * a.units + u) * unit_bytes(T), unit_bytes(T),
-                  full + to);
+                  of_stage(full, to));
     }
 
     DEVICE void produce(int tile, int step) {
         bool leads = (threadIdx.x & 31) == 0;
-        int ahead = 0;
-        Place at = {};
+        Segments walk(a.units, first_segment);
         if (tile < n_tiles) {
             // Weights of the first units, which nothing before this launch writes.
-            at = place(tile);
-            ahead = min(w.stages, end_unit - first_unit);
-            for (int i = 0; i < ahead; i++) copy_weights(at, first_unit + i, i);
+            Place at = place(tile);
+            Segments asked = walk;
+            for (int i = 0; i < w.stages && asked.segment < end_segment; i++, asked.next())
+                copy_weights(at, asked.unit, i);
+            wait_for_previous();
+            for (int i = 0; i < w.stages && walk.segment < end_segment; i++, walk.next()) {
+                if (leads) copy_x(at.row0, walk.unit, i);
+                advance();
+            }
         }
-        wait_for_previous();
-        for (int i = 0; i < ahead; i++) {
-            if (leads) copy_x(at.row0, first_unit + i, i);
-            advance();
-        }
-        for (; tile < n_tiles; tile += step, ahead = 0) {
-            at = place(tile);
-            for (int u = first_unit + ahead; u < end_unit; u++) {
-                barrier_wait(empty + stage, parity ^ 1);
-                copy_weights(at, u, stage);
-                if (leads) copy_x(at.row0, u, stage);
+        for (; tile < n_tiles; tile += step, walk = Segments(a.units, first_segment)) {
+            Place at = place(tile);
+            for (; walk.segment < end_segment; walk.next()) {
+                barrier_wait(of_stage(empty, stage), parity ^ 1);
+                copy_weights(at, walk.unit, stage);
+                if (leads) copy_x(at.row0, walk.unit, stage);
                 advance();
             }
         }
@@ -134,7 +137,7 @@ template <int T, int WG, int NB> struct Wide {
         constexpr int GROUP = Weights<T>::GROUP, PLANES = Weights<T>::PLANES;
         const uint8_t* x = shared + stage * STAGE;
         const uint8_t* tile = x + X_BYTES + 2 * warp * unit_bytes(T);
-        uint64_t operand = wgmma_operand(shared_at(x), GROUP_BYTES);
+        uint64_t operand = wgmma_operand(shared_address(x), GROUP_BYTES);
         uint32_t left[2][2][4];
         Weights<T> low, high;  // rows g and g + 8 of the warp's 16
 #pragma unroll
@@ -173,14 +176,16 @@ template <int T, int WG, int NB> struct Wide {
         for (; tile < n_tiles; tile += step) {
             // Not for its value, which is dropped: so that it takes no registers before this line.
             float total[NB / 2] = {}, d[NB / 2] = {};
-            for (int u = first_unit, in_segment = 0; u < end_unit; u++) {
-                barrier_wait(full + stage, parity);
-                multiply_unit(d, in_segment > 0, lane, warp);
+            Segments walk(a.units, first_segment);
+            for (bool goes_on = false; walk.segment < end_segment;) {
+                barrier_wait(of_stage(full, stage), parity);
+                multiply_unit(d, goes_on, lane, warp);
                 __syncwarp();
-                if (lane.id == 0) barrier_arrive(empty + stage);
+                if (lane.id == 0) barrier_arrive(of_stage(empty, stage));
                 advance();
-                if (++in_segment < segment_length && u + 1 < end_unit) continue;
-                in_segment = 0;
+                int segment = walk.segment;
+                goes_on = walk.next();
+                if (goes_on) continue;
                 if (split == 1) {
 #pragma unroll
                     for (int i = 0; i < NB / 2; i++) total[i] = __fadd_rn(total[i], d[i]);
@@ -188,7 +193,7 @@ template <int T, int WG, int NB> struct Wide {
                     // Nobody writes into a block that has not begun.
                     if (!others_began) cluster_wait();
                     others_began = true;
-                    give_away(d, u / segment_length, warp, lane);
+                    give_away(d, segment, warp, lane);
                 }
             }
             if (split == 1) write_tile(total, tile, warp, lane);
@@ -277,20 +282,19 @@ template <int T, int WG, int NB> struct Wide {
 
     // Of each segment, at the most.
     DEVICE int owned() const { return (PIECES + split - 1) / split; }
-    DEVICE int segments() const { return (a.units + segment_length - 1) / segment_length; }
 
     // All that is to come counts at one barrier.
     DEVICE void expect_segments() {
         int pieces = (PIECES - rank + split - 1) / split;
-        barrier_expect(met, segments() * pieces * 512);
+        barrier_expect(met, n_segments * pieces * 512);
     }
 
     DEVICE void give_away(const float (&d)[NB / 2], int segment, int warp, const Lane& lane) {
-        uint32_t here = shared_at(shared) + w.exchange + segment * owned() * 512 + lane.id * 16;
+        Shared here = shared_address(shared) + w.exchange + segment * owned() * 512 + lane.id * 16;
         int own = warp * (NB / 8) / split, owner = warp * (NB / 8) % split;
 #pragma unroll
         for (int j = 0; j < NB / 8; j++) {
-            store_in_cluster(in_block(here + own * 512, owner), in_block(shared_at(met), owner),
+            store_in_cluster(in_block(here + own * 512, owner), in_block(met, owner),
                              d[4 * j], d[4 * j + 1], d[4 * j + 2], d[4 * j + 3]);
             if (++owner == split) owner = 0, own++;
         }
@@ -299,7 +303,7 @@ template <int T, int WG, int NB> struct Wide {
     DEVICE void add_segments(int tile) {
         Lane lane;
         Place at = place(tile);
-        int n_segments = segments(), step = owned() * 512;
+        int step = owned() * 512;
         barrier_wait(met, 0);
         for (int own = threadIdx.x / 32;; own += WARPS) {
             int piece = own * split + rank;
@@ -326,11 +330,11 @@ template <int T, int WG, int NB> DEVICE void matmul_wide(const WideArgs& args) {
     extern __shared__ __align__(128) uint8_t room[];
     __shared__ uint64_t barriers[2 * MAX_STAGES + 1];
     let_next_begin();
-    Wide<T, WG, NB> block(args, room, barriers);
+    Wide<T, WG, NB> block(args, room, shared_address(barriers));
     if (threadIdx.x == 0) {
         for (int i = 0; i < args.stages; i++) {
-            barrier_init(barriers + i, 1);
-            barrier_init(barriers + MAX_STAGES + i, block.WARPS);
+            barrier_init(block.of_stage(block.full, i), 1);
+            barrier_init(block.of_stage(block.empty, i), block.WARPS);
         }
         barrier_init(block.met, 1);
         barriers_made();

@@ -2,8 +2,9 @@
 // under one power of two a row. One block for two rows, a warp for each few units of them.
 //
 // Order: a row is cut into chunks of 128 columns, a chunk is summed by one warp (four columns a
-// lane, then a butterfly), chunks are added in ascending order. Columns past the width are
-// written as zero up to whole units. Reads 4 bytes a column (8 for silu_mul), writes 2; what a lane
+// lane, then a butterfly), chunks are added in ascending order. A norm is x w first, then that over
+// the root: so the largest value of a row is known without the root (step_inputs.cuh). Columns past
+// the width are written as zero up to whole units. Reads 4 bytes a column (8 for silu_mul), writes 2; what a lane
 // has read stays in its registers, unless a row is wider than KEEP chunks a warp.
 #pragma once
 #include "weights.cuh"
@@ -176,8 +177,8 @@ rmsnorm(const __grid_constant__ RowArgs a) {
     auto normal = [&](Eight y, const Eight& w) {
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            y.low.v[i] = __fmul_rn(__fmul_rn(y.low.v[i], inverse), w.low.v[i]);
-            y.high.v[i] = __fmul_rn(__fmul_rn(y.high.v[i], inverse), w.high.v[i]);
+            y.low.v[i] = __fmul_rn(__fmul_rn(y.low.v[i], w.low.v[i]), inverse);
+            y.high.v[i] = __fmul_rn(__fmul_rn(y.high.v[i], w.high.v[i]), inverse);
         }
         return y;
     };

@@ -5,35 +5,10 @@
 // completing on an mbarrier), across every exchange between blocks. A copy, or piece, is up to
 // PIECE_UNITS consecutive units of one tile; the warps that multiply its units give the slot back.
 #pragma once
+#include "bulk.cuh"
 #include "step_plan.cuh"
 
 constexpr int MAX_SLOTS = 64;
-// Pieces under way at a time. More would only stand in line, before every small read of an
-// exchange; this many keep the memory busy.
-constexpr int WINDOW = 4;
-
-// Places in shared memory, as the instructions below want them.
-typedef uint32_t Shared;
-DEVICE Shared shared_address(const void* p) { return Shared(__cvta_generic_to_shared(p)); }
-
-DEVICE void barrier_init(Shared bar, int arrivals) {
-    asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(bar), "r"(arrivals));
-}
-DEVICE void barrier_arrive(Shared bar, int arrivals) {
-    asm volatile("mbarrier.arrive.shared.b64 _, [%0], %1;" ::"r"(bar), "r"(arrivals) : "memory");
-}
-DEVICE void barrier_wait(Shared bar, uint32_t parity) {
-    asm volatile(
-        "{\n.reg .pred done;\nagain:\n"
-        "mbarrier.try_wait.parity.shared.b64 done, [%0], %1;\n@!done bra again;\n}"
-        ::"r"(bar), "r"(parity) : "memory");
-}
-DEVICE void bulk_copy(Shared to, const uint8_t* from, int bytes, Shared bar) {
-    asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes) : "memory");
-    asm volatile(
-        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
-        ::"r"(to), "l"(from), "r"(bytes), "r"(bar) : "memory");
-}
 
 // Of the slots: a piece has come; all its units are done with. A barrier tells a round from the
 // next one only, so nobody waits for a piece that has not been asked for.
@@ -63,13 +38,13 @@ struct Ring {
     int slot_bytes;
     Divisor slots;
 
-    static constexpr int DONE = 8 * MAX_SLOTS;  // from a slot's barrier to its other one
-    static constexpr int ASKED = 16 * MAX_SLOTS;
+    static constexpr int DONE = BARRIER_BYTES * MAX_SLOTS;  // from a slot's barrier to its other one
+    static constexpr int ASKED = 2 * BARRIER_BYTES * MAX_SLOTS;
 
     DEVICE Slot slot_of(int p) const {
         uint32_t round = slots.of(p);
         int slot = p - round * slots.by;
-        return {come + 8 * slot, round, slot * slot_bytes};
+        return {come + BARRIER_BYTES * slot, round, slot * slot_bytes};
     }
     // `asked`: what the warp has last seen of the barriers' count.
     DEVICE void wait(const Slot& slot, int p, int& asked) const {
@@ -79,39 +54,84 @@ struct Ring {
     }
     // Some units of a piece are done with; to be said of PIECE_UNITS in all.
     DEVICE void release(const Slot& slot, int units) const { barrier_arrive(slot.come + DONE, units); }
-
-    DEVICE void fetch(int p, const uint8_t* from, int bytes) const {
-        Slot slot = slot_of(p);
-        if (slot.round) barrier_wait(slot.come + DONE, slot.round - 1 & 1);
-        if (p >= WINDOW) {
-            Slot before = slot_of(p - WINDOW);
-            barrier_wait(before.come, before.round & 1);
-        }
-        bulk_copy(shared_address(room) + slot.at, from, bytes, slot.come);
-        asm volatile("st.volatile.shared.s32 [%0], %1;" ::"r"(come + ASKED), "r"(p + 1) : "memory");
-    }
 };
 
-// All pieces of this block, by one thread.
-DEVICE void feed(const Plan& plan, const Ring& ring) {
-    int p = 0;
-    for (int layer = 0, stage = QKV; layer <= plan.a.n_layers;) {
-        const Shape& s = plan.shapes[stage];
-        for (int t = 0; t < s.tiles; t++) {
-            Place at = plan.place(min(layer, plan.a.n_layers - 1), stage, t);
-            int units = s.units.by, unit = unit_bytes(at.part->type);
-            const uint8_t* from = at.part->weight + int64_t(at.tile) * units * unit;
-            for (int u = 0; u < units; u += s.piece.by) {
-                int bytes = min(int(s.piece.by), units - u) * unit;
-                ring.fetch(p++, from, bytes);
-                from += bytes;
+// All pieces of this block, by one thread. It has some 700 cycles for a piece where memory is what the
+// step waits for, so its inner loop does nothing that can be known before.
+struct Feeder {
+    const Plan& plan;
+    Shared come_first, come_end, to_first;
+    Shared come, to;     // of the next piece
+    uint32_t parity;     // of the round before its own; the first one finds its slots free
+    Shared late;         // of the piece `window` before, which must have come
+    uint32_t late_parity;
+    int asked;
+
+    DEVICE Feeder(const Plan& p, const Ring& ring)
+        : plan(p), come_first(ring.come), come_end(come_first + BARRIER_BYTES * ring.slots.by),
+          to_first(shared_address(ring.room)), come(come_first), to(to_first), parity(1),
+          late(come_first), late_parity(0), asked(0) {}
+
+    struct Matrix {
+        const uint8_t* weight;
+        int64_t tile_bytes;
+        int piece_bytes, rest_bytes;  // of a tile's last piece
+    };
+    DEVICE Matrix matrix(const Part& part, const Shape& s) const {
+        int unit = unit_bytes(part.type), units = s.units.by, piece = s.piece.by;
+        return {part.weight, int64_t(units) * unit, piece * unit, (units - (s.pieces - 1) * piece) * unit};
+    }
+    DEVICE void tile(const Matrix& m, int tile, int pieces) {
+        const uint8_t* from = m.weight + tile * m.tile_bytes;
+#pragma unroll 1
+        for (; pieces > 0; pieces--) {
+            int bytes = pieces > 1 ? m.piece_bytes : m.rest_bytes;
+            barrier_wait(come + Ring::DONE, parity);
+            if (asked >= plan.a.window) {
+                barrier_wait(late, late_parity);
+                late += BARRIER_BYTES;
+                if (late == come_end) late = come_first, late_parity ^= 1;
             }
-        }
-        if (stage == DOWN || stage == HEAD) {
-            layer++;
-            stage = layer < plan.a.n_layers ? QKV : HEAD;
-        } else {
-            stage++;
+            barrier_expect(come, bytes);
+            copy_bulk(to, from, bytes, come);
+            asm volatile("st.volatile.shared.s32 [%0], %1;" ::"r"(come_first + Ring::ASKED), "r"(++asked) : "memory");
+            from += bytes;
+            come += BARRIER_BYTES;
+            to += plan.a.slot_bytes;
+            if (come != come_end) continue;
+            come = come_first;
+            to = to_first;
+            parity ^= 1;
         }
     }
-}
+
+    template <int STAGE> DEVICE void stage(const Part* parts) {
+        const Shape s = plan.shapes[STAGE];
+        const int tiles = STAGE == GATE_UP ? s.tiles / 2 : s.tiles;
+        if (STAGE == QKV) {
+            Matrix three[3] = {matrix(parts[0], s), matrix(parts[1], s), matrix(parts[2], s)};
+            const int k = parts[0].tiles, v = k + parts[1].tiles;
+            for (int t = 0, n = s.first; t < tiles; t++, n += plan.blocks())
+                if (n < k) tile(three[0], n, s.pieces);
+                else if (n < v) tile(three[1], n - k, s.pieces);
+                else tile(three[2], n - v, s.pieces);
+        } else {
+            Matrix m = matrix(parts[0], s), up = m;
+            if (STAGE == GATE_UP) up = matrix(parts[1], s);
+            for (int t = 0, n = s.first; t < tiles; t++, n += plan.blocks()) {
+                tile(m, n, s.pieces);
+                if (STAGE == GATE_UP) tile(up, n, s.pieces);
+            }
+        }
+    }
+    DEVICE void run() {
+        for (int layer = 0; layer < plan.a.n_layers; layer++) {
+            const Part* parts = plan.layers[layer].parts;
+            stage<QKV>(parts);
+            stage<OUTPUT>(parts + 3);
+            stage<GATE_UP>(parts + 4);
+            stage<DOWN>(parts + 6);
+        }
+        stage<HEAD>(&plan.a.head);
+    }
+};

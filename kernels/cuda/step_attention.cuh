@@ -119,7 +119,7 @@ struct Attention {
 #pragma unroll 1
         for (int h = warp; h < group + 2; h += STEP_WARPS) {
             int head = h < group ? kv * group + h : rope.heads + (h - group) * rope.kv_heads + kv;
-            const Word* from = a.exchange.heard(a.exchange.qkv) + int64_t(row) * width + head * HD + 4 * lane;
+            const Word* from = a.exchange.heard(a.exchange.qkv) + row * row_words(width) + word_of(head * HD + 4 * lane);
             float* mine = my.heads + h * HD;
             Four f;
             while (4 * lane < HD && !hear_four(f, from, number_of(a, layer, BY_QKV))) {}
@@ -162,9 +162,11 @@ struct Attention {
         int64_t first = my.has_pages ? int64_t(row) * group : first_head;
 #pragma unroll 1
         for (int h = warp; h < group; h += STEP_WARPS) {
-            Word* to = a.exchange.attended + (first_head + h) * HD;
-            attend_merge(look, first + h, position, HD,
-                         [&](int i, float v) { a.exchange.tell_all(to + i, v, number_of(a, layer, BY_ATTENTION)); });
+            Word* to = a.exchange.attended + row * row_words(a.rope.heads * HD);
+            int column = (kv * group + h) * HD;
+            attend_merge(look, first + h, position, HD, [&](int i, float v) {
+                a.exchange.tell_all(to + word_of(column + i), v, number_of(a, layer, BY_ATTENTION));
+            });
         }
         sync_computing();
     }

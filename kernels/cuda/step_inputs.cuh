@@ -2,17 +2,18 @@
 // every block alike.
 //
 // A row is normalized or taken as it is and becomes F16 under one power of two in shared memory, in
-// norm.cu's order: chunks of 128 columns are dealt to warps in turn, their squares are added in
-// order, their largest value gives the scale.
+// norm.cu's order: squares of 128 columns are summed by a warp, units are added in order, the
+// largest value gives the scale. A warp prepares the units that it multiplies, so warps meet once:
+// when all squares and largest values are there.
 #pragma once
 #include "ring.cuh"
 #include "step_attention.cuh"
 
-// What meets in shared memory between the warps of a block, beside inputs and sums.
+// What meets in shared memory between the warps of a block, beside sums.
 struct Meeting {
-    float squares[STEP_ROWS * MAX_UNITS];
-    uint32_t largest[2][STEP_ROWS];  // bits of the largest |value|, of this stage and the next
-    float scales[STEP_ROWS];         // 2^e of each row
+    float squares[STEP_ROWS][MAX_UNITS];
+    float largest[STEP_ROWS][STEP_WARPS];  // |value| of a warp's units
+    float scales[STEP_ROWS];               // 2^e of each row
 };
 
 template <int STAGE> constexpr bool NORMALIZED = STAGE == QKV || STAGE == GATE_UP || STAGE == HEAD;
@@ -24,70 +25,144 @@ struct Input {
     int cols;
 };
 
+// A warp's part of a stage: of every tile of its turn one segment, the units `segment`, `segment` +
+// segments, and so on. Warps of different turns prepare the same units: each knows then that they
+// are there.
+struct Share {
+    int turn, segment;
+    int units;  // of the segment
+
+    DEVICE Share(const Shape& s, int warp) {
+        int segments = s.segments.by;
+        turn = s.segments.of(warp);
+        segment = warp - turn * segments;
+        units = s.segments.of(s.units.by - segment + segments - 1);
+    }
+    DEVICE bool works(const Shape& s) const { return turn < s.abreast; }
+};
+
 // ALONE: there is one row.
 template <bool ALONE> struct Inputs {
+    static constexpr int ROWS = ALONE ? 1 : STEP_ROWS;
+
     const StepArgs& a;
     uint8_t* shared;
     Meeting& meet;
     Lane lane;
     int warp;
-    int flip;  // which of `largest` is this stage's
+    Divisor by_rows;
 
     DEVICE Inputs(const StepArgs& args, uint8_t* room, Meeting& m)
-        : a(args), shared(room), meet(m), warp(threadIdx.x / 32), flip(0) {}
+        : a(args), shared(room), meet(m), warp(threadIdx.x / 32), by_rows(args.rows) {}
 
     DEVICE int rows() const { return ALONE ? 1 : a.rows; }
     DEVICE uint8_t* all() const { return shared + a.inputs_at; }
     DEVICE static int stride(const Shape& s) { return s.units.by * 2 * UNIT + 64; }
 
-    // A chunk of 128 columns: its row, and this lane's first column.
+    // 128 columns of a row, of which a lane has four.
     struct Chunk {
-        int row, k;
+        int row, unit, k;  // this lane's first column
     };
-    DEVICE Chunk chunk_at(const Shape& s, int chunk) const {
-        int r = ALONE ? 0 : s.units.of(chunk);
-        return {r, (chunk - r * int(s.units.by)) * UNIT + 4 * lane.id};
-    }
-    DEVICE bool hear(const Input& in, Four& y, const Chunk& c) const {
-        return c.k >= in.cols || hear_four(y, a.exchange.heard(in.from) + c.row * in.cols + c.k, in.number);
+    // The warp's chunks: all rows of a unit behind each other.
+    DEVICE Chunk chunk_at(const Shape& s, const Share& my, int i) const {
+        int nth = ALONE ? i : by_rows.of(i), unit = my.segment + nth * s.segments.by;
+        return {ALONE ? 0 : i - nth * a.rows, unit, unit * UNIT + 4 * lane.id};
     }
 
-    // Chunks are dealt to warps in turn. Of a warp's first ones, HELD stay in registers and others
-    // in shared memory until the row's scale is known; what has no room there is read again.
-    static constexpr int ABREAST = 3;
-    DEVICE float4* staged(int chunk) const {
-        return reinterpret_cast<float4*>(shared + a.staged_at) + chunk * 32 + lane.id;
-    }
-    DEVICE void stage_value(int chunk, const Four& y) {
-        if (chunk < a.staged_chunks) *staged(chunk) = make_float4(y.v[0], y.v[1], y.v[2], y.v[3]);
-    }
-    template <int HELD, typename What>
-    DEVICE void each(const Shape& s, const Input& in, Four (&held)[ABREAST], const What& what) {
-        const int chunks = rows() * s.units.by;
-#pragma unroll
-        for (int i = 0; i < HELD; i++) {
-            int chunk = warp + i * STEP_WARPS;
-            if (chunk < chunks) what(chunk, chunk_at(s, chunk), held[i], true);
-        }
+    // The norm's weights are read for the first time in this step: each lane asks for those of its
+    // columns long before it needs them.
+    DEVICE float* norm() const { return reinterpret_cast<float*>(shared + a.norm_at); }
+    DEVICE void fetch_norm(const Shape& s, const Share& my, const Input& in) const {
 #pragma unroll 1
-        for (int chunk = warp + HELD * STEP_WARPS; chunk < chunks; chunk += STEP_WARPS) {
-            Chunk c = chunk_at(s, chunk);
-            Four y = {{0, 0, 0, 0}};
-            bool kept = chunk < a.staged_chunks;
-            if (kept) {
-                float4 v = *staged(chunk);
-                y = {{v.x, v.y, v.z, v.w}};
-            } else {
-                while (!hear(in, y, c)) {}
-                __syncwarp();
-            }
-            what(chunk, c, y, kept);
+        for (int u = my.segment; u < s.units.by; u += s.segments.by) {
+            int k = u * UNIT + 4 * lane.id;
+            if (k < in.cols)
+                asm volatile("cp.async.cg.shared.global [%0], [%1], 16;"
+                    ::"r"(shared_address(norm() + k)), "l"(in.weight + k) : "memory");
         }
     }
 
-    DEVICE float inverse_of(const Shape& s, int r) const {
+    // The share's chunks from `first` on, as many as `y` has room for; those of a norm with its
+    // weights on them. `look` sees the values before that.
+    template <int STAGE, int SIZE, typename Look>
+    DEVICE void hear(Four (&y)[SIZE], const Shape& s, const Share& my, const Input& in, int first,
+                     int count, const Look& look) const {
+        const Word* from = a.exchange.heard(in.from) + 2 * lane.id;
+        bool come[SIZE], waits;
+#pragma unroll
+        for (int i = 0; i < SIZE; i++) {
+            Chunk c = chunk_at(s, my, first + i);
+            come[i] = first + i >= count || c.k >= in.cols;
+            y[i] = {{0, 0, 0, 0}};
+        }
+        // So many are asked for before the first of them has come; more would not fit in registers.
+        constexpr int ASKED = 3;
+#pragma unroll
+        for (int b = 0; b < SIZE; b += ASKED) do {
+            waits = false;
+#pragma unroll
+            for (int i = b; i < b + ASKED && i < SIZE; i++) {
+                if (come[i]) continue;
+                Chunk c = chunk_at(s, my, first + i);
+                come[i] = hear_four(y[i], from + c.row * row_words(in.cols) + c.unit * UNIT, in.number);
+                waits |= !come[i];
+            }
+        } while (__any_sync(~0u, waits));
+#pragma unroll
+        for (int i = 0; i < SIZE; i++) {
+            if (first + i >= count) continue;
+            if (NORMALIZED<STAGE> && i == 0)
+                asm volatile("cp.async.wait_all;" ::: "memory");
+            look(y[i], chunk_at(s, my, first + i));
+            if (!NORMALIZED<STAGE>) continue;
+            Four weight = four(norm(), chunk_at(s, my, first + i).k, in.cols);
+#pragma unroll
+            for (int j = 0; j < 4; j++) y[i].v[j] = __fmul_rn(y[i].v[j], weight.v[j]);
+        }
+    }
+
+    // Hears chunks, and finds what the row's scale is made of.
+    template <int STAGE, int SIZE>
+    DEVICE void measure(Four (&y)[SIZE], float (&most)[ROWS], const Shape& s, const Share& my,
+                        const Input& in, int first, int count) const {
+        hear<STAGE>(y, s, my, in, first, count, [&](const Four& f, const Chunk& c) {
+            if (!NORMALIZED<STAGE>) return;
+            float sum = warp_sum(sum_of_squares(f));
+            if (lane.id == 0 && my.turn == 0) meet.squares[c.row][c.unit] = sum;
+        });
+#pragma unroll
+        for (int i = 0; i < SIZE; i++) {
+            float l = largest(y[i]);
+            int row = chunk_at(s, my, first + i).row;
+#pragma unroll
+            for (int r = 0; r < ROWS; r++)
+                if (ALONE || r == row) most[r] = fmaxf(most[r], l);
+        }
+    }
+
+    template <int STAGE, int SIZE>
+    DEVICE void write(const Four (&y)[SIZE], const float (&inverse)[ROWS], const float (&down)[ROWS],
+                      const Shape& s, const Share& my, int first, int count) const {
+#pragma unroll
+        for (int i = 0; i < SIZE; i++) {
+            if (first + i >= count) continue;
+            Chunk c = chunk_at(s, my, first + i);
+            float over = inverse[0], smaller = down[0];
+#pragma unroll
+            for (int r = 1; r < ROWS; r++)
+                if (r == c.row) over = inverse[r], smaller = down[r];
+            float v[4];
+#pragma unroll
+            for (int j = 0; j < 4; j++)
+                v[j] = __fmul_rn(NORMALIZED<STAGE> ? __fmul_rn(y[i].v[j], over) : y[i].v[j], smaller);
+            uint2 h = make_uint2(pack(v[0], v[1]), pack(v[2], v[3]));
+            *reinterpret_cast<uint2*>(all() + c.row * stride(s) + 2 * c.k) = h;
+        }
+    }
+
+    DEVICE float inverse_of(const Shape& s, int row) const {
         const int units = s.units.by;
-        const float* squares = meet.squares + r * units;
+        const float* squares = meet.squares[row];
         float sum = 0.0f;
 #pragma unroll 1
         for (int first = 0; first < units; first += 8)
@@ -96,71 +171,42 @@ template <bool ALONE> struct Inputs {
         return inverse_norm(sum, a.n_embd, a.eps);
     }
 
-    // The norm's weights are read for the first time in this step: long before they are needed.
-    DEVICE float* norm() const { return reinterpret_cast<float*>(shared + a.norm_at); }
-    DEVICE void fetch_norm(const float* weight) {
-        for (int i = 4 * threadIdx.x; i < a.n_embd; i += 4 * STEP_THREADS)
-            asm volatile("cp.async.cg.shared.global [%0], [%1], 16;"
-                ::"r"(shared_address(norm() + i)), "l"(weight + i) : "memory");
-    }
-    DEVICE Four normalized(const Shape& s, Four y, const Chunk& c) const {
-        float inverse = inverse_of(s, c.row);
-        Four w = four(norm(), c.k, a.n_embd);
+    // A warp's first SIZE chunks stay in its registers; others are heard again, few at a time.
+    template <int STAGE, int SIZE> DEVICE void take(const Shape& s, const Share& my, const Input& in) {
+        constexpr int MORE = 2;
+        const int count = my.works(s) ? rows() * my.units : 0;
+        if (NORMALIZED<STAGE> && count > 0) fetch_norm(s, my, in);
+        Four y[SIZE], more[MORE];
+        float most[ROWS] = {}, inverse[ROWS], down[ROWS];
+        measure<STAGE>(y, most, s, my, in, 0, count);
+#pragma unroll 1
+        for (int first = SIZE; first < count; first += MORE) measure<STAGE>(more, most, s, my, in, first, count);
 #pragma unroll
-        for (int j = 0; j < 4; j++) y.v[j] = __fmul_rn(__fmul_rn(y.v[j], inverse), w.v[j]);
-        return y;
-    }
-
-    template <int STAGE> DEVICE void take(const Shape& s, const Input& in) {
-        constexpr int HELD = !ALONE ? 0 : STAGE == DOWN ? ABREAST : 1;
-        const int chunks = rows() * s.units.by;
-        flip ^= 1;
-        Four held[ABREAST] = {};
-        bool come[ABREAST] = {};
-        bool waits;
-        // All are asked for before the first has come.
-        do {
-            waits = false;
-#pragma unroll
-            for (int i = 0; i < ABREAST; i++) {
-                int chunk = warp + i * STEP_WARPS;
-                if (chunk >= chunks) continue;
-                if (!come[i]) come[i] = hear(in, held[i], chunk_at(s, chunk));
-                waits |= !come[i];
-            }
-        } while (__any_sync(~0u, waits));
-#pragma unroll
-        for (int i = HELD; i < ABREAST; i++) {
-            int chunk = warp + i * STEP_WARPS;
-            if (chunk < chunks) stage_value(chunk, held[i]);  // each lane reads its own
+        for (int r = 0; r < ROWS; r++) {
+            uint32_t max = __reduce_max_sync(~0u, __float_as_uint(most[r]));
+            if (lane.id == 0) meet.largest[r][warp] = __uint_as_float(max);
         }
-        if (NORMALIZED<STAGE>) {
-            each<HELD>(s, in, held, [&](int chunk, const Chunk&, Four& y, bool) {
-                float sum = warp_sum(sum_of_squares(y));
-                if (lane.id == 0) meet.squares[chunk] = sum;
-            });
-            asm volatile("cp.async.wait_all;" ::: "memory");
-            sync_computing();
-        }
-        each<HELD>(s, in, held, [&](int chunk, const Chunk& c, Four& y, bool kept) {
+        sync_computing();
+        if (count == 0) return;
+#pragma unroll
+        for (int r = 0; r < ROWS; r++) {
+            if (r >= rows()) continue;
+            float max = lane.id < s.segments.by ? meet.largest[r][lane.id] : 0.0f;
+            max = __uint_as_float(__reduce_max_sync(~0u, __float_as_uint(max)));
             if (NORMALIZED<STAGE>) {
-                y = normalized(s, y, c);
-                if (chunk >= HELD * STEP_WARPS && kept) stage_value(chunk, y);
+                inverse[r] = inverse_of(s, r);
+                max = __fmul_rn(max, inverse[r]);
             }
-            uint32_t max = __reduce_max_sync(~0u, __float_as_uint(largest(y)));
-            if (lane.id == 0) atomicMax(&meet.largest[flip][c.row], max);
-        });
-        sync_computing();
-        if (threadIdx.x < STEP_ROWS) meet.largest[flip ^ 1][threadIdx.x] = 0;
-        each<HELD>(s, in, held, [&](int, const Chunk& c, Four& y, bool kept) {
-            if (NORMALIZED<STAGE> && !kept) y = normalized(s, y, c);
-            int e = row_exponent(__uint_as_float(meet.largest[flip][c.row]));
-            float down = power_of_two(-e);
-            meet.scales[c.row] = power_of_two(e);
-            uint2 h = make_uint2(pack(__fmul_rn(y.v[0], down), __fmul_rn(y.v[1], down)),
-                                 pack(__fmul_rn(y.v[2], down), __fmul_rn(y.v[3], down)));
-            *reinterpret_cast<uint2*>(all() + c.row * stride(s) + 2 * c.k) = h;
-        });
-        sync_computing();
+            int e = row_exponent(max);
+            down[r] = power_of_two(-e);
+            if (warp == 0) meet.scales[r] = power_of_two(e);
+        }
+        write<STAGE>(y, inverse, down, s, my, 0, count);
+#pragma unroll 1
+        for (int first = SIZE; first < count; first += MORE) {
+            hear<STAGE>(more, s, my, in, first, count, [](const Four&, const Chunk&) {});
+            write<STAGE>(more, inverse, down, s, my, first, count);
+        }
+        __syncwarp();
     }
 };

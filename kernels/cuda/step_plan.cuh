@@ -10,12 +10,16 @@
 #include "matmul.cuh"
 #include "rope_kv.cu"
 
-// Warps that compute, and one behind them that feeds the ring.
+// Warps that compute, and a warpgroup behind them, of which one thread feeds the ring.
 constexpr int STEP_WARPS = 16;
 constexpr int STEP_THREADS = 32 * STEP_WARPS;
-constexpr int BLOCK_THREADS = STEP_THREADS + 32;
+constexpr int BLOCK_THREADS = STEP_THREADS + 128;
+// A launch gives all of a block's 20 warps 96 registers a thread; the feeder's warpgroup leaves most
+// of its own to the others.
+constexpr int FEEDER_REGISTERS = 32, COMPUTING_REGISTERS = 112;
+static_assert(STEP_THREADS * COMPUTING_REGISTERS + 128 * FEEDER_REGISTERS <= BLOCK_THREADS * 96);
 constexpr int STEP_ROWS = 4;  // mirrored in decode_step.rs
-constexpr int MAX_UNITS = 64;   // of a row that is normalized
+constexpr int MAX_UNITS = 64;   // of a row that is normalized (mirrored in decode_step.rs)
 constexpr int PIECE_UNITS = 8;  // of one copy at most
 constexpr int ANY = -1;         // tensor types differ between matrices
 
@@ -27,9 +31,9 @@ struct StepLayer {
 };
 
 constexpr int COPIES = 4;  // mirrored in decode_step.rs
-// Vectors that blocks hand each other, each [STEP_ROWS][width]. There are COPIES of all of them,
-// `stride` words apart: whoever tells tells all copies, and blocks share them out, lest a hundred
-// of them ask for the same line at once.
+// Vectors that blocks hand each other, each STEP_ROWS rows of whole units (exchange.cuh). There are
+// COPIES of all of them, `stride` words apart: whoever tells tells all copies, and blocks share them
+// out, lest a hundred of them ask for the same line at once.
 struct Exchange {
     Word *x;    // [n_embd] the residual stream
     Word *qkv;  // [(heads + 2 kv_heads) * head_dim]
@@ -62,7 +66,8 @@ struct StepArgs {
     uint64_t layer_halves;     // of the KV cache
     float eps;
     // Shared memory, in bytes from its start (host: device/cuda/decode_step.rs).
-    int slot_bytes, slots, sums_bytes, staged_chunks, inputs_at, staged_at, norm_at, sums_at, layers_at, ring_at;
+    int slot_bytes, slots, sums_bytes, inputs_at, norm_at, sums_at, layers_at, ring_at;
+    int window;                // pieces under way at a time
 };
 
 // Numbers of a layer's exchanges follow each other; the embedding has the step's first.
@@ -86,7 +91,7 @@ struct Divisor {
 struct Shape {
     int tiles;   // matrices' tiles of this block; of GATE_UP twice its pairs
     int first;   // the first of them; then every `blocks`
-    int length;  // units of a segment
+    bool is_short;  // a segment is one unit
     int pieces;  // copies a tile
     int group;   // tiles whose sums are kept at a time
     int abreast; // tiles that the warps multiply at a time, one segment a warp
@@ -104,17 +109,23 @@ struct Plan {
     const StepArgs& a;
     const StepLayer* layers;
     const Shape* shapes;
-    int blocks;  // that multiply
+    // That multiply.
+    DEVICE int blocks() const { return gridDim.x - a.attention_blocks; }
 
     DEVICE Place place(int layer, int stage, int t) const {
         const Part* parts = layers[layer].parts;
         int first = shapes[stage].first;
-        if (stage == GATE_UP) return {parts + 4 + (t & 1), first + (t >> 1) * blocks};
-        int tile = first + t * blocks;
+        if (stage == GATE_UP) return {parts + 4 + (t & 1), first + (t >> 1) * blocks()};
+        int tile = first + t * blocks();
         if (stage != QKV) return {stage == HEAD ? &a.head : parts + (stage == OUTPUT ? 3 : 6), tile};
         int p = 0;
         while (tile >= parts[p].tiles) tile -= parts[p++].tiles;
         return {parts + p, tile};
+    }
+    DEVICE bool is_of_one_type(int layer, int stage) const {
+        const Part* parts = layers[layer].parts;
+        if (stage == QKV) return parts[0].type == parts[1].type && parts[0].type == parts[2].type;
+        return stage != GATE_UP || parts[4].type == parts[5].type;
     }
 };
 
@@ -136,8 +147,8 @@ DEVICE Shape shape_of(const StepArgs& a, int stage, int block, int blocks) {
     s.tiles = s.first < tiles ? (tiles - s.first + blocks - 1) / blocks : 0;
     if (stage == GATE_UP) s.tiles *= 2;
     int units = (columns_of(a, stage) + UNIT - 1) / UNIT;
-    s.length = segment_units(units);
-    int segments = (units + s.length - 1) / s.length;
+    int segments = segments_of(units);
+    s.is_short = segments == units;
     s.pieces = (units + PIECE_UNITS - 1) / PIECE_UNITS;
     s.piece = Divisor((units + s.pieces - 1) / s.pieces);
     s.units = Divisor(units);

@@ -8,14 +8,18 @@
 
 // An output that a thread will finish, and what can be known of it before its sum is there.
 struct Output {
-    int n;  // of the whole stage; negative: none
+    int n;        // of the whole stage; negative: none
+    uint32_t at;  // of the vector that the stage tells, word
     bool has_bias, has_up_bias;
     float bias, up_bias;
     const Word* old;  // of the stream
     Word old_word;
 };
 
-template <bool ALONE> struct Products : Plan {
+// Chunks of a vector that a warp keeps in registers; of ff, the widest, FF_CHUNKS.
+template <bool ALONE> constexpr int KEPT_CHUNKS = ALONE ? 2 : 4;
+
+template <bool ALONE, int FF_CHUNKS> struct Products : Plan {
     Inputs<ALONE> inputs;
     Ring ring;
     Lane lane;
@@ -85,89 +89,113 @@ template <bool ALONE> struct Products : Plan {
             }
     }
 
-    template <int ONLY>
-    DEVICE void any_unit(int type, float (&d)[1][4], const Fragments& x, const uint8_t* const (&slot)[1]) const {
-        if (ONLY != ANY) return unit<ONLY == ANY ? F16 : ONLY>(d, x, slot);
-        switch (type) {
-            case F16: return unit<F16>(d, x, slot);
-            case F32: return unit<F32>(d, x, slot);
-            case Q8_0: return unit<Q8_0>(d, x, slot);
-            case Q4_0: return unit<Q4_0>(d, x, slot);
-            case Q4_1: return unit<Q4_1>(d, x, slot);
-            case Q5_0: return unit<Q5_0>(d, x, slot);
-            case Q5_1: return unit<Q5_1>(d, x, slot);
-            case Q4_K: return unit<Q4_K>(d, x, slot);
-            case Q5_K: return unit<Q5_K>(d, x, slot);
-            case Q6_K: return unit<Q6_K>(d, x, slot);
-        }
+    // A share's walk through tiles: where the next tile's sum goes, its first piece, its input.
+    struct Walk {
+        const Share& my;
+        float* to;
+        int piece, step, to_step;
+        const uint8_t* input;
+        Fragments x;
+    };
+    DEVICE void keep(Walk& w, const float (&d)[4]) const {
+        if (lane.g < rows()) *reinterpret_cast<float2*>(w.to) = make_float2(d[0], d[1]);
+        w.to += w.to_step;
+        w.piece += w.step;
+    }
+    // Of PIECE_UNITS in all, what unit `at` of a piece says when it is done with.
+    DEVICE static int done_by(const Shape& s, int u, int at) {
+        return at + 1 == s.piece.by || u + 1 == s.units.by ? PIECE_UNITS - at : 1;
     }
 
-    // A warp takes one segment of every tile of its turn. So where a segment is one unit, its
-    // input stays in registers.
-    template <int ONLY>
-    DEVICE void multiply_group(const Shape& s, int layer, int stage, int first, int tiles) {
-        const int turn = s.segments.of(warp), segment = warp - turn * s.segments.by;
-        if (turn >= s.abreast) return;
-        const int u0 = segment * s.length, end = min(u0 + s.length, int(s.units.by));
-        const int skipped = s.piece.of(u0), at0 = u0 - skipped * s.piece.by;
-        const uint8_t* input0 = inputs.all() + lane.g * inputs.stride(s) + 16 * lane.t + u0 * 2 * UNIT;
-        float* to = sums() + ((turn * s.segments.by + segment) * rows() + lane.g) * TILE_N + 2 * lane.t;
-        int piece = piece0 + (first + turn) * s.pieces + skipped;
-        Fragments x;
-        load_rows(x, input0);
-        const int step = s.abreast * s.pieces, to_step = s.abreast * s.segments.by * rows() * TILE_N;
-        auto keep = [&](const float (&d)[4]) {
-            if (lane.g < rows()) *reinterpret_cast<float2*>(to) = make_float2(d[0], d[1]);
-            to += to_step;
-            piece += step;
-        };
-        int t = turn;
-        if (ALONE && ONLY != ANY && s.length == 1) {
-            // Two tiles at a time: one's products run while the other's wait for each other.
-            constexpr int T = ONLY == ANY ? F16 : ONLY;
-            const int at = at0 * unit_bytes(T), units = at0 + 1 == s.piece.by || u0 + 1 == s.units.by ? PIECE_UNITS - at0 : 1;
+    // One tile of type T: the units of the segment in turn.
+    template <int T> DEVICE void tile(const Shape& s, Walk& w) {
+        float d[1][4] = {};
+        int u = w.my.segment;
+        for (;;) {
+            int skipped = s.piece.of(u), at = u - skipped * s.piece.by;
+            Slot slot = ring.slot_of(w.piece + skipped);
+            ring.wait(slot, w.piece + skipped, asked);
+            unit<T>(d, w.x, {ring.room + slot.at + at * unit_bytes(T)});
+            __syncwarp();
+            if (lane.id == 0) ring.release(slot, done_by(s, u, at));
+            if (s.is_short) break;  // its input stays in registers
+            u += s.segments.by;
+            bool last = u >= s.units.by;
+            load_rows(w.x, last ? w.input : w.input + (u - w.my.segment) * 2 * UNIT);
+            if (last) break;
+        }
+        keep(w, d[0]);
+    }
+
+    // Tiles of type T; returns the first that is left.
+    template <int T> DEVICE int tiles(const Shape& s, Walk& w, int t, int end) {
+        // Two at a time: one's products run while the other's wait for each other. Not where the
+        // ring would not hold both.
+        if (ALONE && s.is_short && Weights<T>::PLANES == 1 && w.step < ring.slots.by) {
+            const int u = w.my.segment, skipped = s.piece.of(u), at = u - skipped * s.piece.by;
+            const int from = at * unit_bytes(T), units = done_by(s, u, at);
 #pragma unroll 1
-            for (; t + s.abreast < tiles; t += 2 * s.abreast) {
+            for (; t + s.abreast < end; t += 2 * s.abreast) {
                 float d[2][4] = {};
-                Slot one = ring.slot_of(piece), other = ring.slot_of(piece + step);
-                ring.wait(one, piece, asked);
-                ring.wait(other, piece + step, asked);
-                unit<T>(d, x, {ring.room + one.at + at, ring.room + other.at + at});
+                int p = w.piece + skipped;
+                Slot one = ring.slot_of(p), other = ring.slot_of(p + w.step);
+                ring.wait(one, p, asked);
+                ring.wait(other, p + w.step, asked);
+                unit<T>(d, w.x, {ring.room + one.at + from, ring.room + other.at + from});
                 __syncwarp();
                 if (lane.id == 0) {
                     ring.release(one, units);
                     ring.release(other, units);
                 }
-                keep(d[0]);
-                keep(d[1]);
+                keep(w, d[0]);
+                keep(w, d[1]);
             }
         }
 #pragma unroll 1
-        for (; t < tiles; t += s.abreast) {
+        for (; t < end; t += s.abreast) tile<T>(s, w);
+        return t;
+    }
+
+    template <int ONLY> DEVICE int any_tiles(int type, const Shape& s, Walk& w, int t, int end) {
+        if (ONLY != ANY) return tiles<ONLY == ANY ? F16 : ONLY>(s, w, t, end);
+        switch (type) {
+            case F32: return tiles<F32>(s, w, t, end);
+            case Q8_0: return tiles<Q8_0>(s, w, t, end);
+            case Q4_0: return tiles<Q4_0>(s, w, t, end);
+            case Q4_1: return tiles<Q4_1>(s, w, t, end);
+            case Q5_0: return tiles<Q5_0>(s, w, t, end);
+            case Q5_1: return tiles<Q5_1>(s, w, t, end);
+            case Q4_K: return tiles<Q4_K>(s, w, t, end);
+            case Q5_K: return tiles<Q5_K>(s, w, t, end);
+            case Q6_K: return tiles<Q6_K>(s, w, t, end);
+            default: return tiles<F16>(s, w, t, end);
+        }
+    }
+
+    // Of the stage's tiles those from `first` on.
+    template <int ONLY>
+    DEVICE void multiply_group(const Shape& s, const Share& my, int layer, int stage, int first, int tiles) {
+        if (!my.works(s)) return;
+        const int segments = s.segments.by;
+        Walk w = {my,
+            sums() + ((my.turn * segments + my.segment) * rows() + lane.g) * TILE_N + 2 * lane.t,
+            piece0 + (first + my.turn) * s.pieces, s.abreast * s.pieces, s.abreast * segments * rows() * TILE_N,
+            inputs.all() + lane.g * inputs.stride(s) + 16 * lane.t + my.segment * 2 * UNIT};
+        load_rows(w.x, w.input);
+        const bool alike = ONLY != ANY || is_of_one_type(layer, stage);
+        for (int t = my.turn; t < tiles;) {
             int type = ONLY != ANY ? ONLY : place(layer, stage, first + t).part->type;
-            float d[1][4] = {};
-            int p = piece, at = at0, u = u0;
-            for (;;) {
-                Slot slot = ring.slot_of(p);
-                ring.wait(slot, p, asked);
-                any_unit<ONLY>(type, d, x, {ring.room + slot.at + at * unit_bytes(type)});
-                bool last = ++at == s.piece.by || ++u == s.units.by;
-                __syncwarp();
-                if (lane.id == 0) ring.release(slot, last ? PIECE_UNITS - at + 1 : 1);
-                if (s.length == 1) break;
-                u = u0 + (p - piece) * s.piece.by + at - at0;
-                load_rows(x, u < end ? input0 + (u - u0) * 2 * UNIT : input0);
-                if (u == end) break;
-                if (last) {
-                    at = 0;
-                    p++;
-                }
-            }
-            keep(d[0]);
+            t = any_tiles<ONLY>(type, s, w, t, alike ? tiles : t + 1);
         }
     }
 
     // ---- outputs ----
+
+    // Of the vector that a stage tells.
+    DEVICE int told_columns(int stage) const {
+        return stage == QKV ? (a.rope.heads + 2 * a.rope.kv_heads) * a.rope.head_dim
+             : stage == GATE_UP ? a.n_ff : a.n_embd;
+    }
 
     // Output tile `t` of a stage (of GATE_UP: pair).
     template <int STAGE> DEVICE Output aim(const Shape& s, int layer, int t) const {
@@ -178,6 +206,7 @@ template <bool ALONE> struct Products : Plan {
         int n = at.tile * TILE_N + column;
         if (n >= at.part->rows) return o;
         o.n = STAGE == QKV ? at.part->column + n : n;
+        o.at = row * row_words(told_columns(STAGE)) + word_of(o.n);
         o.has_bias = at.part->bias;
         if (o.has_bias) o.bias = at.part->bias[n];
         if (PAIR == 2) {
@@ -185,7 +214,7 @@ template <bool ALONE> struct Products : Plan {
             if (o.has_up_bias) o.up_bias = at.part[1].bias[n];
         }
         if (STAGE == OUTPUT || STAGE == DOWN) {
-            o.old = a.exchange.heard(a.exchange.x) + row * a.n_embd + n;
+            o.old = a.exchange.heard(a.exchange.x) + o.at;
             o.old_word = word_at(o.old);
         }
         return o;
@@ -216,16 +245,15 @@ template <bool ALONE> struct Products : Plan {
             uint64_t r = rank(v, o.n);
             best = r > best ? r : best;
         } else if (STAGE == QKV) {
-            int width = (a.rope.heads + 2 * a.rope.kv_heads) * a.rope.head_dim;
-            a.exchange.tell_all(a.exchange.qkv + row * width + o.n, v, number);
+            a.exchange.tell_all(a.exchange.qkv + o.at, v, number);
         } else if (STAGE == GATE_UP) {
             v = silu_mul(v, scaled(total_of(s, 2 * t + 1), o.has_up_bias, o.up_bias));
-            a.exchange.tell_all(a.exchange.ff + row * a.n_ff + o.n, v, number);
+            a.exchange.tell_all(a.exchange.ff + o.at, v, number);
         } else {
             // The stream as the stage before the last one but one left it.
             constexpr int AGO = STAGE == OUTPUT ? BY_OUTPUT : BY_DOWN - BY_OUTPUT;
             while (number_in(o.old_word) != number - AGO) o.old_word = word_at(o.old);
-            a.exchange.tell_all(a.exchange.x + row * a.n_embd + o.n, __fadd_rn(value_in(o.old_word), v), number);
+            a.exchange.tell_all(a.exchange.x + o.at, __fadd_rn(value_in(o.old_word), v), number);
         }
     }
 
@@ -236,13 +264,13 @@ template <bool ALONE> struct Products : Plan {
         if (s.tiles == 0) return;
         constexpr int PAIR_LOG = STAGE == GATE_UP ? 1 : 0;
         int t = tile0;
-        if (NORMALIZED<STAGE>) inputs.fetch_norm(in.weight);
+        const Share my(s, warp);
         Output o = aim<STAGE>(s, layer, t);
-        inputs.template take<STAGE>(s, in);
+        inputs.template take<STAGE, STAGE == DOWN ? FF_CHUNKS : KEPT_CHUNKS<ALONE>>(s, my, in);
 #pragma unroll 1
         for (int first = 0; first < s.tiles; first += s.group) {
             int tiles = min(s.group, s.tiles - first);
-            multiply_group<ONLY>(s, layer, STAGE, first, tiles);
+            multiply_group<ONLY>(s, my, layer, STAGE, first, tiles);
             sync_computing();
 #pragma unroll 1
             while (t < (first + tiles) >> PAIR_LOG) {

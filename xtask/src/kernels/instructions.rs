@@ -93,6 +93,12 @@ const RULES: &[Rule] = &[
         HOPPER_AND_LATER,
         Bound::Uses(&["UBLKCP"]),
     ),
+    rule(
+        "decode_step",
+        "decode_step_",
+        HOPPER_AND_LATER,
+        Bound::Uses(&["USETMAXREG"]),
+    ),
 ];
 
 /// A handful at a kernel's ends is some architecture's way to find its registers; a loop that
@@ -102,8 +108,13 @@ const FEW_SPILLS: usize = 8;
 /// Where there may be more: how many, by how a kernel's name begins. A bound is what there was when
 /// the kernel was measured, and a little more.
 const KNOWN_SPILLS: &[(&str, usize)] = &[
-    // The whole step in one kernel holds values across its stages.
-    ("decode_step_", 160),
+    // The whole step in one kernel holds values across its stages. One row of heads of 64 columns has
+    // the room for them, and a spill there costs a trip to the second-level cache in the middle of a
+    // chain (bench/results/cuda.md).
+    ("decode_step_64_F16_alone", FEW_SPILLS),
+    ("decode_step_64_Q8_0_alone", FEW_SPILLS),
+    ("decode_step_64_any_alone", FEW_SPILLS),
+    ("decode_step_", 112),
     // F32 weights, which no file for serving has, take two registers for each of other types.
     ("matmul_few_F32_4", 64),
     // Accumulators of 128 rows in each of four warpgroups leave few registers for what loops share.

@@ -17,17 +17,19 @@ use worker_orcd_kernels::TensorType;
 
 /// Sequences of one step, `STEP_ROWS`: with more, many launches are faster (`bench/results/cuda.md`).
 pub const MAX_ROWS: usize = 4;
-/// Sixteen that compute and one that feeds them.
-const WARPS: usize = 17;
+/// Sixteen that compute, and a warpgroup of which one thread feeds them.
+const WARPS: usize = 20;
 /// Units of one copy at most, `PIECE_UNITS`.
 const PIECE_UNITS: usize = 8;
 const MAX_SLOTS: usize = 64;
-/// As many copies are under way at a time, and as many again are being multiplied.
+/// Some copies are under way while others are multiplied.
 const MIN_SLOTS: usize = 6;
-/// Partial sums, at least of two tiles of 16 segments of four rows each.
-const SUMS_BYTES: usize = 16 << 10;
-/// Units of input rows that wait in shared memory as F32 between two readings.
-const MAX_STAGED_CHUNKS: usize = 48;
+/// Partial sums, at least of two tiles of 16 segments of four rows each. Warps meet whenever they are
+/// full; these hold all of a block's tiles of gate and up in the shapes of Qwen2.5-7B.
+const SUMS_BYTES: usize = 18 << 10;
+/// Bytes of weights that a block asks for at a time. More would stand in line, and the small reads
+/// of exchanges behind them (`bench/results/cuda.md`).
+const WINDOW_BYTES: usize = 48 << 10;
 /// Shared memory that the kernel declares itself, and a little for the driver.
 const STATIC_SHARED_BYTES: usize = 6 << 10;
 /// Splits of attention that 16 warps walk in turn without holding up the rest for long.
@@ -100,13 +102,12 @@ struct Shared {
     slot_bytes: i32,
     slots: i32,
     sums_bytes: i32,
-    staged_chunks: i32,
     inputs_at: i32,
-    staged_at: i32,
     norm_at: i32,
     sums_at: i32,
     layers_at: i32,
     ring_at: i32,
+    window: i32,
 }
 
 impl Shared {
@@ -125,8 +126,6 @@ impl Shared {
             at as i32
         };
         let inputs_at = place(rows * (units(widest) * 2 * UNIT + 64));
-        let staged_chunks = (rows * units(widest)).min(MAX_STAGED_CHUNKS);
-        let staged_at = place(staged_chunks * UNIT * size_of::<f32>());
         let norm_at = place(config.n_embd * size_of::<f32>());
         let sums_at = place(SUMS_BYTES);
         let layers_at = place(config.n_layers * size_of::<StepLayer>());
@@ -142,13 +141,12 @@ impl Shared {
             slot_bytes: slot_bytes as i32,
             slots: slots as i32,
             sums_bytes: SUMS_BYTES as i32,
-            staged_chunks: staged_chunks as i32,
             inputs_at,
-            staged_at,
             norm_at,
             sums_at,
             layers_at,
             ring_at,
+            window: (WINDOW_BYTES / slot_bytes).clamp(2, slots) as i32,
         })
     }
 
@@ -377,11 +375,12 @@ fn variant(config: &ModelConfig, types: &[TensorType]) -> &'static str {
     }
 }
 
-/// Of what blocks hand each other: the stream, queries with keys and values, attention, ff.
+/// Words of what blocks hand each other, a row: the stream, queries with keys and values, attention,
+/// ff, each in whole units.
 fn widths(config: &ModelConfig) -> [usize; 4] {
     let q_width = config.n_heads * config.head_dim;
     let kv_width = config.n_kv_heads * config.head_dim;
-    [config.n_embd, q_width + 2 * kv_width, q_width, config.n_ff]
+    [config.n_embd, q_width + 2 * kv_width, q_width, config.n_ff].map(|cols| units(cols) * UNIT)
 }
 
 /// Of one copy of all of them.
@@ -425,6 +424,67 @@ fn step_layer(config: &ModelConfig, weights: &Weights, layer: &super::weights::L
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::{Architecture, RopeStyle};
+
+    /// What an H200 gives to a block.
+    const AVAILABLE: usize = 227 << 10;
+
+    fn config(n_embd: usize, n_ff: usize, n_heads: usize, head_dim: usize) -> ModelConfig {
+        ModelConfig {
+            architecture: Architecture::Qwen2,
+            n_layers: 28,
+            n_embd,
+            n_ff,
+            n_heads,
+            n_kv_heads: 2,
+            head_dim,
+            vocab_size: 1000,
+            context_length: 32_768,
+            norm_eps: 1e-6,
+            rope_style: RopeStyle::HalfOffset,
+            rope_base: 1e6,
+            rope_dims: head_dim,
+            rope_scale: 1.0,
+            rope_factors: None,
+            rope_attn_factor: 1.0,
+            sliding_window: None,
+        }
+    }
+
+    #[test]
+    fn what_shares_a_blocks_memory_fits_and_does_not_overlap() {
+        let small = config(128, 1024, 2, 64);
+        let half_billion = config(896, 4864, 14, 64);
+        let seven_billion = config(3584, 18_944, 28, 128);
+        for config in [&small, &half_billion, &seven_billion] {
+            let inputs = 2 * config.n_ff + 64;
+            for (unit_bytes, rows) in [(2048, 1), (576, 1), (576, 2)] {
+                let shared = Shared::of(config, rows, unit_bytes, AVAILABLE).expect("it fits");
+                let ends = [
+                    shared.inputs_at + (rows * inputs) as i32,
+                    shared.norm_at + 4 * config.n_embd as i32,
+                    shared.sums_at + shared.sums_bytes,
+                    shared.layers_at + (config.n_layers * size_of::<StepLayer>()) as i32,
+                ];
+                let begins = [
+                    shared.norm_at,
+                    shared.sums_at,
+                    shared.layers_at,
+                    shared.ring_at,
+                ];
+                assert!(ends.iter().zip(begins).all(|(end, begin)| *end <= begin));
+                assert!(shared.bytes() as usize + STATIC_SHARED_BYTES <= AVAILABLE);
+                // A piece that the feeder waits for must still be in the ring.
+                assert!(shared.window <= shared.slots, "{shared:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn rows_too_wide_for_a_ring_beside_them_are_left_to_other_kernels() {
+        let wide = config(8192, 98_304, 64, 128);
+        assert_eq!(Shared::of(&wide, 1, 2048, AVAILABLE), None);
+    }
 
     #[test]
     fn no_number_is_borne_twice_between_two_clearings() {

@@ -1,0 +1,41 @@
+// Bulk copies into shared memory, and the barriers there at which they arrive (PTX: cp.async.bulk,
+// mbarrier).
+#pragma once
+#include "common.cuh"
+
+// A place in shared memory, as these instructions want it. Volatile, or it would be worked out again,
+// in thirty cycles, wherever it is used.
+typedef uint32_t Shared;
+DEVICE Shared shared_address(const void* p) {
+    Shared at;
+    asm volatile("{\n.reg .u64 wide;\ncvta.to.shared.u64 wide, %1;\ncvt.u32.u64 %0, wide;\n}" : "=r"(at) : "l"(p));
+    return at;
+}
+
+constexpr int BARRIER_BYTES = 8;
+DEVICE void barrier_init(Shared bar, int arrivals) {
+    asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(bar), "r"(arrivals));
+}
+DEVICE void barrier_arrive(Shared bar, int arrivals = 1) {
+    asm volatile("mbarrier.arrive.shared.b64 _, [%0], %1;" ::"r"(bar), "r"(arrivals) : "memory");
+}
+// Arrives, and lets the barrier wait for so many bytes.
+DEVICE void barrier_expect(Shared bar, int bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes) : "memory");
+}
+DEVICE void barrier_wait(Shared bar, uint32_t parity) {
+    asm volatile(
+        "{\n.reg .pred done;\nagain:\n"
+        "mbarrier.try_wait.parity.shared.b64 done, [%0], %1;\n@!done bra again;\n}"
+        ::"r"(bar), "r"(parity) : "memory");
+}
+// The barriers are seen by the copy engine.
+DEVICE void barriers_made() {
+    asm volatile("fence.mbarrier_init.release.cluster; fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+DEVICE void copy_bulk(Shared to, const void* from, int bytes, Shared bar) {
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
+        ::"r"(to), "l"(from), "r"(bytes), "r"(bar) : "memory");
+}
