@@ -73,6 +73,8 @@ pub struct Requests {
     leaving: HashSet<RequestId>,
     /// Each of them runs alone, in this order, before anybody else is given to the child.
     suspects: BTreeSet<RequestId>,
+    /// When children died lately of what a request may have done.
+    deaths: Vec<Instant>,
     text: Option<Arc<Text>>,
     /// A child takes submissions.
     serving: bool,
@@ -111,6 +113,7 @@ impl Requests {
             deadlines: BTreeSet::new(),
             leaving: HashSet::new(),
             suspects: BTreeSet::new(),
+            deaths: Vec::new(),
             text: None,
             serving: false,
             commands: Vec::new(),

@@ -7,6 +7,11 @@
 //!
 //! A death alone proves it if the child died as it did before. One that died in another way may
 //! have had bad luck on a bad machine, which is not likely twice.
+//!
+//! Where children also keep dying of what this request cannot have caused, bad luck is likely, and
+//! there it takes two deaths alone more. If chance hits one turn in fourteen and has eight ways to do
+//! it, two deaths in the same way or three convict one innocent suspect in seventy; two more, one
+//! in fifteen thousand.
 
 /// Deaths at one step from which on a request runs alone.
 const DEATHS_OF_A_SUSPECT: u32 = 2;
@@ -17,6 +22,10 @@ const TOKENS_OF_AN_ACQUITTAL: u32 = 2;
 
 /// Deaths alone that prove it whatever their causes.
 const DEATHS_OF_A_KILLER: u32 = 2;
+/// As many more where the machine kills by itself.
+const MORE_ON_A_BAD_MACHINE: u32 = 2;
+/// Deaths that a request had no part in, from which on a machine does so.
+const DEATHS_OF_A_BAD_MACHINE: u32 = 5;
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Suspicion {
@@ -46,8 +55,14 @@ impl Suspicion {
         self.alone += 1;
     }
 
-    pub fn is_proven(self) -> bool {
-        self.alone >= DEATHS_OF_A_KILLER || (self.alone > 0 && self.repeats_itself)
+    /// `all_deaths`: of children, lately, whoever was with them.
+    pub fn is_proven(self, all_deaths: u32) -> bool {
+        let others = all_deaths.saturating_sub(self.deaths);
+        let needed = match others >= DEATHS_OF_A_BAD_MACHINE {
+            true => DEATHS_OF_A_KILLER + MORE_ON_A_BAD_MACHINE,
+            false => DEATHS_OF_A_KILLER,
+        };
+        self.alone >= needed || (self.alone + 1 == needed && self.repeats_itself)
     }
 
     pub fn is_suspect(self) -> bool {
@@ -76,7 +91,7 @@ mod tests {
         suspicion.present_at_death(7, "panic");
         assert!(suspicion.is_suspect());
         assert!(!suspicion.is_acquitted_at(8) && suspicion.is_acquitted_at(9));
-        assert!(!suspicion.is_proven(), "it was never alone");
+        assert!(!suspicion.is_proven(2), "it was never alone");
     }
 
     #[test]
@@ -86,14 +101,37 @@ mod tests {
             suspicion.present_at_death(7, label);
         }
         suspicion.alone_at_death();
-        assert!(!suspicion.is_proven(), "another way to die");
+        assert!(!suspicion.is_proven(3), "another way to die");
         let mut again = suspicion;
         again.present_at_death(7, "panic");
         again.alone_at_death();
-        assert!(again.is_proven());
+        assert!(again.is_proven(4));
         suspicion.present_at_death(7, "device");
         suspicion.alone_at_death();
-        assert!(suspicion.is_proven(), "twice is no bad luck");
+        assert!(suspicion.is_proven(4), "twice is no bad luck");
+    }
+
+    #[test]
+    fn on_a_machine_that_kills_by_itself_it_takes_two_deaths_alone_more() {
+        let others = DEATHS_OF_A_BAD_MACHINE;
+        let alike = ["signalled"; 6];
+        let mixed = ["panic", "device", "panic", "device", "panic", "device"];
+        for (labels, deaths_alone) in [(alike, 3), (mixed, 4)] {
+            let mut suspicion = Suspicion::default();
+            for (deaths, label) in (1..).zip(labels) {
+                suspicion.present_at_death(7, label);
+                if deaths > DEATHS_OF_A_SUSPECT {
+                    suspicion.alone_at_death();
+                }
+                let alone = deaths.saturating_sub(DEATHS_OF_A_SUSPECT);
+                assert_eq!(suspicion.is_proven(deaths + others), alone >= deaths_alone);
+                let is_on_a_good_one = suspicion.is_proven(deaths + others - 1);
+                assert_eq!(
+                    is_on_a_good_one,
+                    alone >= deaths_alone - MORE_ON_A_BAD_MACHINE
+                );
+            }
+        }
     }
 
     #[test]

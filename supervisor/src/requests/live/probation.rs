@@ -11,6 +11,8 @@
 //!                                                   QUARANTINED, its fingerprint refused
 //! ```
 //!
+//! On a machine where children die of nobody's doing it takes two deaths alone more.
+//!
 //! As long as there is a suspect, the child has at most one request: whatever else it still has
 //! is called back (cancelled there, kept here) before the next suspect's turn, so that a death
 //! then has one possible author. Everything that ends, moves on or is called back comes through
@@ -24,10 +26,13 @@ use super::{Place, Requests, error_code};
 use crate::error_code::ErrorCode;
 use crate::requests::fingerprint::Fingerprint;
 use crate::requests::record::{Failure, OnFault};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use tracing::{error, info, warn};
 use worker_orcd_ipc::{Command, RequestId};
 use worker_orcd_lifecycle::{Blame, DeathCause};
+
+/// How long a death counts against the machine.
+const LATELY: Duration = Duration::from_secs(600);
 
 impl Requests {
     /// The child is gone. What it had goes on with the next one, or ends.
@@ -41,6 +46,10 @@ impl Requests {
             .collect();
         let alone = self.leaving.is_empty() && bereft.len() == 1;
         self.leaving.clear();
+        self.deaths.retain(|at| now.duration_since(*at) <= LATELY);
+        if cause.blame() != Blame::Nobody {
+            self.deaths.push(now);
+        }
         for id in bereft {
             self.interrupt(id);
             let suspected = match cause.blame() {
@@ -76,7 +85,7 @@ impl Requests {
         if was_on_probation && alone {
             live.suspicion.alone_at_death();
         }
-        if live.suspicion.is_proven() {
+        if live.suspicion.is_proven(self.deaths.len() as u32) {
             self.convict(id, cause, now);
         } else if live.suspicion.is_suspect() && self.suspects.insert(id) {
             self.probations_total += 1;

@@ -102,6 +102,51 @@ fn another_way_to_die_is_no_proof_until_it_comes_twice() {
     assert_eq!(quarantined.code, ErrorCode::Quarantined);
 }
 
+/// Somebody is there, and moves on between them.
+fn five_deaths_of_nobodys_doing(journal: &mut Journal) {
+    let (walker, _stream) = journal.submit(NewRequest {
+        max_tokens: 10,
+        ..request("walker")
+    });
+    for death in 0..5 {
+        emit(journal, walker, 2 * death..2 * death + 2);
+        die(journal, &crash());
+    }
+    finish(journal, walker, FinishReason::MaxTokens);
+}
+
+#[test]
+fn an_innocent_outlives_bad_luck_on_a_machine_that_kills_by_itself() {
+    let mut journal = Journal::serving();
+    five_deaths_of_nobodys_doing(&mut journal);
+    let (unlucky, mut stream) = journal.submit(killer());
+    for _ in 0..4 {
+        assert_eq!(die(&mut journal, &crash()), [unlucky], "two of them alone");
+    }
+    emit(&mut journal, unlucky, 0..8);
+    assert_eq!(journal.requests.on_probation(), 0);
+    finish(&mut journal, unlucky, FinishReason::MaxTokens);
+    let (events, over) = read(&mut stream);
+    assert!(over && matches!(events.last(), Some(StreamEvent::Finished(_))));
+}
+
+#[test]
+fn a_killer_is_convicted_on_a_machine_that_kills_by_itself_too_and_sooner_once_it_is_well() {
+    for (later, deaths) in [(Duration::ZERO, 5), (LATELY + Duration::from_secs(1), 3)] {
+        let mut journal = Journal::serving();
+        five_deaths_of_nobodys_doing(&mut journal);
+        journal.later(later);
+        let (_, mut stream) = journal.submit(killer());
+        for _ in 1..deaths {
+            die(&mut journal, &crash());
+            assert!(failure(&mut stream).is_none());
+        }
+        die(&mut journal, &crash());
+        let quarantined = failure(&mut stream).expect("it has ended");
+        assert_eq!(quarantined.code, ErrorCode::Quarantined);
+    }
+}
+
 #[test]
 fn what_was_quarantined_is_refused_for_its_time_and_by_any_name() {
     let mut journal = Journal::serving();
