@@ -16,6 +16,7 @@ pub mod bench;
 pub mod client;
 pub mod facts;
 pub mod faults;
+pub mod gguf_patch;
 pub mod hostile_gguf;
 pub mod log;
 pub mod model;

@@ -14,6 +14,24 @@ pub struct Arguments {
     arguments: Vec<String>,
 }
 
+/// Everything at once, an hour long unless told otherwise: 16 honest streams, faults at random, and
+/// whatever a stranger may send. The report goes where the benchmarks' do.
+pub fn siege(arguments: &Arguments) -> Result<()> {
+    let mut all: Vec<String> = SIEGE.map(str::to_owned).to_vec();
+    all.push("--report".to_owned());
+    all.push(
+        paths::bench_results()
+            .join("siege.md")
+            .display()
+            .to_string(),
+    );
+    all.extend_from_slice(&arguments.arguments);
+    run(&Arguments { arguments: all })
+}
+
+/// Every honest client reads to the end: what it does not get is a loss.
+const SIEGE: [&str; 6] = ["--siege", "--steady", "--minutes", "60", "--streams", "16"];
+
 /// How long each of the two runs of `cargo xtask test` takes; 0 leaves them out.
 const MINUTES_VARIABLE: &str = "WORKER_ORCD_CHAOS_MINUTES";
 const CI_MINUTES: f64 = 5.0;

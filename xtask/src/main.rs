@@ -53,6 +53,8 @@ enum Command {
     Fuzz(fuzz::Arguments),
     /// Streams against the real worker while its children die of everything.
     Chaos(chaos::Arguments),
+    /// The same beside hostile requests, clients, templates, disks and signals: an hour of it.
+    Siege(chaos::Arguments),
     /// A fresh haiku on the current minute, streamed, with every token derived again.
     Haiku(haiku::Arguments),
     /// The largest difference per checkpoint between two logits traces.
@@ -72,6 +74,7 @@ fn main() -> ExitCode {
         Command::Bench(arguments) => bench::run(&arguments),
         Command::Fuzz(arguments) => fuzz::run(&arguments),
         Command::Chaos(arguments) => chaos::run(&arguments),
+        Command::Siege(arguments) => chaos::siege(&arguments),
         Command::Haiku(arguments) => haiku::run(&arguments),
         Command::Compare(arguments) => compare::run(&arguments),
     };

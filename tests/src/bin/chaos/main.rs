@@ -6,14 +6,16 @@
 //!               ├─ worker ◄───────┘
 //! storm ────────┤  (signals from outside; the child's own faults come from WORKER_ORCD_FAULTS)
 //! watch ────────┤  (descriptors, threads, memory, zombies of the supervisor)
+//! siege ────────┤  (hostile requests, clients, logs and disks, where asked for)
 //! vram ─────────┘  (device memory, on a GPU)
 //!                      └──── deaths ── verdict ── report
 //! ```
 //!
 //! * [`mix`] makes requests and client manners from the seed, [`stream`] reads one answer,
 //!   [`lanes`] keep a number of streams going, [`worker`] is the process under test and its log,
-//!   [`storm`] sends signals, [`watch`] looks into `/proc`, [`vram`] asks nvidia-smi, [`deaths`]
-//!   reads the crash reports, [`pauses`] finds what faults cost, [`report`] says it all.
+//!   [`storm`] sends signals, [`watch`] looks into `/proc`, [`vram`] asks nvidia-smi, [`siege`] is
+//!   everything else that can be done to a worker, [`deaths`] reads the crash reports, [`pauses`]
+//!   finds what faults cost, [`report`] says it all.
 //!
 //! The seed fixes the requests, the manners of clients and the children's own faults; when a
 //! signal from outside hits is a matter of the machine's time. Exit code 0 means no violation.
@@ -23,6 +25,7 @@ mod lanes;
 mod mix;
 mod pauses;
 mod report;
+mod siege;
 mod storm;
 mod stream;
 mod vram;
@@ -33,8 +36,10 @@ use anyhow::{Context, Result, bail};
 use clap::Parser;
 use deaths::Deaths;
 use lanes::{Clients, Lanes, References};
+use nix::sys::resource::{Resource, setrlimit};
 use nix::sys::signal::Signal;
 use report::Report;
+use siege::{Ground, Ledger, Siege};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -83,6 +88,10 @@ pub struct Arguments {
     /// Requests decoded in one step.
     #[arg(long, default_value_t = 8)]
     max_running: usize,
+    /// Hostile bodies, clients, templates, disks and signals beside the streams, a log that is left
+    /// unread, and 1,024 descriptors: `cargo xtask siege`.
+    #[arg(long)]
+    siege: bool,
     /// Every client reads to the end, and quickly: none cancels, vanishes or dawdles.
     #[arg(long)]
     steady: bool,
@@ -102,6 +111,9 @@ pub struct Arguments {
 
 /// After the storm: what runs may finish.
 const CALM: Duration = Duration::from_secs(180);
+
+/// What a shell allows a process by default; a besieged worker has no more.
+const DESCRIPTORS: u64 = 1024;
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
@@ -137,11 +149,22 @@ fn run(arguments: &Arguments, seed: u64) -> Result<Report> {
     }
     let requests = mix::requests(seed, arguments.requests.max(1));
     println!("chaos: {} requests once, without faults", requests.len());
+    let ground = match arguments.siege {
+        true => Some(Ground::prepare(&arguments.model)?),
+        false => None,
+    };
     let setup = Setup {
-        model: arguments.model.clone(),
+        model: ground
+            .as_ref()
+            .map_or(&arguments.model, |ground| &ground.model)
+            .clone(),
         device: arguments.device.clone(),
         max_running: arguments.max_running,
+        small_disk: ground.as_ref().and_then(|ground| ground.small_disk.clone()),
     };
+    if ground.is_some() {
+        setrlimit(Resource::RLIMIT_NOFILE, DESCRIPTORS, DESCRIPTORS)?;
+    }
     let mut vram = vram::Vram::of(&arguments.device)?;
     let calm = Worker::start(&setup, None)?;
     let references = References::take(&calm, requests)?;
@@ -169,6 +192,7 @@ fn run(arguments: &Arguments, seed: u64) -> Result<Report> {
         seed,
     };
     let storm = Storm::start(&worker, weather);
+    let siege = ground.as_ref().map(|_| Siege::start(&worker, seed));
     let (began, mut watch) = (Instant::now(), Watch::new(&idle));
     let limit = Duration::from_secs_f64(arguments.minutes * 60.0);
     while began.elapsed() < limit
@@ -182,6 +206,7 @@ fn run(arguments: &Arguments, seed: u64) -> Result<Report> {
         std::thread::sleep(Duration::from_millis(500));
     }
     let signals = storm.stop();
+    let ledger = siege.map(Siege::stop);
     println!(
         "chaos: calm after {} s; what runs may finish",
         began.elapsed().as_secs()
@@ -190,6 +215,13 @@ fn run(arguments: &Arguments, seed: u64) -> Result<Report> {
     let tally = lanes.finish(&worker, CALM)?;
     let mut violations = tally.violations.clone();
     violations.extend(watch.verdict(&worker, &idle));
+    violations.extend(ledger.iter().flat_map(Ledger::verdict));
+    if ledger.is_some() && watch.peak_bytes() > siege::MEMORY_BYTES {
+        violations.push(format!(
+            "the supervisor grew to {} bytes",
+            watch.peak_bytes()
+        ));
+    }
     let (faults, deaths) = (worker.health()?["faults"].clone(), worker.deaths());
     let (injected, changes) = (worker.injected(), worker.changes());
     let reports = Deaths::read(&worker, &injected)?;
@@ -221,6 +253,9 @@ fn run(arguments: &Arguments, seed: u64) -> Result<Report> {
         recoveries: faults["recoveries"].clone(),
         memory: watch.summary(&idle),
         vram: vram.map(|vram| vram.summary),
+        siege: ledger
+            .zip(ground.as_ref())
+            .map(|(ledger, ground)| ledger.markdown(ground)),
         tally,
         violations,
     })
@@ -233,11 +268,19 @@ fn fresh_seed() -> u64 {
     u64::from(since.subsec_nanos()) ^ since.as_secs()
 }
 
-/// The arguments as they were typed; the commit is said elsewhere.
+/// The subcommand and its arguments as they were typed; the commit is said elsewhere.
 fn typed() -> String {
     let mut arguments: Vec<_> = std::env::args().skip(1).collect();
     if arguments.first().is_some_and(|first| first == "--commit") {
         arguments.drain(..2.min(arguments.len()));
     }
-    arguments.join(" ")
+    let siege = arguments.iter().position(|argument| argument == "--siege");
+    let command = match siege {
+        Some(index) => {
+            arguments.remove(index);
+            "siege"
+        }
+        None => "chaos",
+    };
+    format!("{command} {}", arguments.join(" "))
 }

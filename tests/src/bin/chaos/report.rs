@@ -27,6 +27,8 @@ pub struct Report {
     pub memory: String,
     /// Of a GPU.
     pub vram: Option<String>,
+    /// What strangers did meanwhile.
+    pub siege: Option<String>,
     pub tally: Tally,
     pub violations: Vec<String>,
 }
@@ -42,6 +44,10 @@ impl Report {
         if let Some(vram) = &self.vram {
             let _ = writeln!(out, "Device memory, as nvidia-smi tells it: {vram}.\n");
         }
+        if let Some(siege) = &self.siege {
+            out.push_str(siege);
+            out.push('\n');
+        }
         out.push_str("## Violations\n\n");
         if self.violations.is_empty() {
             out.push_str("None.\n");
@@ -54,10 +60,15 @@ impl Report {
 
     fn head(&self) -> String {
         format!(
-            "# chaos\n\n\
-             - command: `cargo xtask chaos {}`\n- seed: {}\n- date: {}\n- commit: {}\n\
+            "# {}\n\n\
+             - command: `cargo xtask {}`\n- seed: {}\n- date: {}\n- commit: {}\n\
              - machine: {}, {} threads\n\n\
              {} deaths in {:.1} minutes under continuous streams; the worker was started once.\n\n",
+            if self.siege.is_some() {
+                "siege"
+            } else {
+                "chaos"
+            },
             self.command,
             self.seed,
             date(),

@@ -68,12 +68,12 @@ impl Storm {
 }
 
 /// As between independent events.
-fn pause(mean_seconds: f64, random: &mut Random) -> Duration {
+pub fn pause(mean_seconds: f64, random: &mut Random) -> Duration {
     Duration::from_secs_f64(-mean_seconds * (1.0 - random.unit()).ln())
 }
 
 /// False when the storm is over.
-fn rest(pause: Duration, over: &AtomicBool) -> bool {
+pub fn rest(pause: Duration, over: &AtomicBool) -> bool {
     let until = Instant::now() + pause;
     while Instant::now() < until {
         if over.load(Ordering::Relaxed) {

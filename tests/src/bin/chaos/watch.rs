@@ -28,6 +28,8 @@ pub struct Sample {
     pub threads: usize,
     /// Resident memory that is no file's.
     pub memory_bytes: u64,
+    /// Resident memory, files included.
+    pub resident_bytes: u64,
 }
 
 #[derive(Debug)]
@@ -115,13 +117,21 @@ impl Watch {
         let (early, late) = self.memory().unwrap_or_default();
         format!(
             "{} descriptors and {} threads when idle, at most {} descriptors in the storm; \
-             memory {:.1} MiB in the second quarter, {:.1} MiB in the last",
+             memory {:.1} MiB in the second quarter, {:.1} MiB in the last; resident, files included, \
+             at most {:.1} MiB",
             before.descriptors,
             before.threads,
             self.most_descriptors,
             mib(early),
             mib(late),
+            mib(self.peak_bytes()),
         )
+    }
+
+    /// The most that was resident at any look.
+    pub fn peak_bytes(&self) -> u64 {
+        let bytes = self.samples.iter().map(|sample| sample.resident_bytes);
+        bytes.max().unwrap_or(0)
     }
 
     /// Medians of the second and the last quarter.
@@ -153,15 +163,14 @@ fn sample(pid: u32) -> Sample {
             .filter(|link| link.to_string_lossy().contains("memfd:"))
             .count(),
         threads: fs::read_dir(format!("/proc/{pid}/task")).map_or(0, Iterator::count),
-        memory_bytes: anonymous_memory(pid).unwrap_or(0),
+        memory_bytes: memory(pid, "RssAnon:").unwrap_or(0),
+        resident_bytes: memory(pid, "VmRSS:").unwrap_or(0),
     }
 }
 
-fn anonymous_memory(pid: u32) -> Option<u64> {
+fn memory(pid: u32, what: &str) -> Option<u64> {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
-    let line = status
-        .lines()
-        .find_map(|line| line.strip_prefix("RssAnon:"))?;
+    let line = status.lines().find_map(|line| line.strip_prefix(what))?;
     Some(line.split_whitespace().next()?.parse::<u64>().ok()? * 1024)
 }
 

@@ -10,6 +10,7 @@ use std::io::{BufRead, BufReader, Read};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -53,6 +54,8 @@ pub struct Setup {
     pub model: PathBuf,
     pub device: String,
     pub max_running: usize,
+    /// Where crash reports and a logits trace go: a disk that is soon full.
+    pub small_disk: Option<PathBuf>,
 }
 
 #[derive(Debug)]
@@ -97,7 +100,10 @@ impl Worker {
             .arg("--model")
             .arg(&setup.model)
             .arg("--crash-dir")
-            .arg(crashes.path());
+            .arg(setup.small_disk.as_deref().unwrap_or(crashes.path()));
+        if let Some(disk) = &setup.small_disk {
+            command.arg("--trace-logits").arg(disk.join("trace.jsonl"));
+        }
         command
             .arg("--child-binary")
             .arg(beside_this("tested-worker-orcd-gpu")?);
@@ -139,6 +145,11 @@ impl Worker {
             None => Ok(()),
             Some(status) => bail!("the worker ended with {status}:\n{}", self.log.tail()),
         }
+    }
+
+    /// Whether what it says is read, or left in its pipes until they are full.
+    pub fn read_log(&self, read: bool) {
+        self.log.unread.store(!read, Ordering::Relaxed);
     }
 
     /// # Errors
@@ -258,6 +269,7 @@ pub enum Change {
 #[derive(Debug, Clone, Default)]
 struct Log {
     state: Arc<Mutex<LogState>>,
+    unread: Arc<AtomicBool>,
 }
 
 #[derive(Debug, Default)]
@@ -277,6 +289,9 @@ impl Log {
         thread::spawn(move || {
             for line in BufReader::new(pipe).lines() {
                 let Ok(line) = line else { return };
+                while log.unread.load(Ordering::Relaxed) {
+                    thread::sleep(Duration::from_millis(50));
+                }
                 log.state.lock().expect("no holder panics").read(line);
             }
         });

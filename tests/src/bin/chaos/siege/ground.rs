@@ -1,0 +1,60 @@
+//! What the siege needs around the worker: a model with a hostile template, and a disk that is full
+//! in a moment.
+
+use super::template::bombs;
+use anyhow::{Context, Result};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use tempfile::TempDir;
+use worker_orcd_tests::gguf_patch::with_chat_template;
+
+/// The logits trace fills it within seconds; from then on crash reports find no room either.
+const DISK: &str = "size=1m";
+
+#[derive(Debug)]
+pub struct Ground {
+    _dir: TempDir,
+    pub model: PathBuf,
+    /// Mounted, where this user may.
+    pub small_disk: Option<PathBuf>,
+}
+
+impl Ground {
+    /// # Errors
+    /// When the model cannot be copied.
+    pub fn prepare(model: &Path) -> Result<Self> {
+        let dir = tempfile::tempdir()?;
+        // The file's name is the model's, for clients.
+        let copy = dir.path().join(model.file_name().context("a model file")?);
+        with_chat_template(model, &bombs(), &copy).context("the model cannot be copied")?;
+        let disk = dir.path().join("disk");
+        std::fs::create_dir(&disk)?;
+        let mounted = Command::new("mount")
+            .args(["-t", "tmpfs", "-o", DISK, "tmpfs"])
+            .arg(&disk)
+            .stderr(Stdio::null())
+            .status()
+            .is_ok_and(|status| status.success());
+        Ok(Self {
+            _dir: dir,
+            model: copy,
+            small_disk: mounted.then_some(disk),
+        })
+    }
+
+    /// For the report.
+    pub fn told(&self) -> &'static str {
+        match self.small_disk {
+            Some(_) => "Trace and crash reports went to a disk of 1 MiB.",
+            None => "No small disk could be mounted: full disks were LEFT OUT.",
+        }
+    }
+}
+
+impl Drop for Ground {
+    fn drop(&mut self) {
+        if let Some(disk) = &self.small_disk {
+            let _ = Command::new("umount").arg("--lazy").arg(disk).status();
+        }
+    }
+}

@@ -1,0 +1,53 @@
+//! A chat template that works, and holds a bomb for each word that sets one off.
+
+/// What a client says, and what the template then does.
+const BOMBS: [(&str, &str); 8] = [
+    (
+        "print a deep list",
+        "{% set ns = namespace(l=[]) %}{% for i in range(9000) %}{% set ns.l = [ns.l] %}{% endfor %}{{ ns.l }}",
+    ),
+    (
+        "a deep list as json",
+        "{% set ns = namespace(l=[]) %}{% for i in range(20000) %}{% set ns.l = [ns.l] %}{% endfor %}{{ ns.l|tojson }}",
+    ),
+    (
+        "drop a deep list",
+        "{% set ns = namespace(l=[]) %}{% for i in range(90000) %}{% set ns.l = [ns.l] %}{% endfor %}",
+    ),
+    (
+        "double a string",
+        "{% set ns = namespace(s='xx') %}{% for i in range(40) %}{% set ns.s = ns.s ~ ns.s %}{% endfor %}{{ ns.s|length }}",
+    ),
+    (
+        "replace",
+        "{{ ('a'*100000).replace('a', 'b'*100000)|length }}",
+    ),
+    ("format", "{{ '%9000000000d'|format(1) }}"),
+    ("indent", "{{ {'a': [1]}|tojson(indent=1000000000) }}"),
+    (
+        "concatenate for ever",
+        "{% set s = 'x'*4000000 %}{% for i in range(2000) %}{% for j in range(2000) %}{% set t = s ~ i %}{% endfor %}{% endfor %}",
+    ),
+];
+
+/// The word that sets off bomb number `index`, counted round.
+pub fn fuse(index: usize) -> &'static str {
+    BOMBS[index % BOMBS.len()].0
+}
+
+pub const COUNT: usize = BOMBS.len();
+
+/// ChatML, but for messages that are one of the fuses.
+pub fn bombs() -> String {
+    let chatml = "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' + \
+                  message['content'] + '<|im_end|>' + '\\n' }}{% endfor %}\
+                  {% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}";
+    let mut template = "{% if false %}".to_owned();
+    for (fuse, bomb) in BOMBS {
+        template.push_str(&format!(
+            "{{% elif messages[-1]['content'] == '{fuse}' %}}{bomb}"
+        ));
+    }
+    template.push_str(&format!("{{% else %}}{chatml}{{% endif %}}"));
+    template
+}
