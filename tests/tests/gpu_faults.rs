@@ -103,6 +103,22 @@ fn complaints(row: &Expected, report: &Value) -> Vec<String> {
     wrong
 }
 
+/// A step that only decodes is one behind which the engine may launch another; here it is the first,
+/// and no other command comes.
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn an_idle_worker_answers_a_prompt_that_needs_no_prefill() {
+    let worker = on_the_card("").start();
+    let client = worker.client();
+    // Of one token; and twice the same, of one token more than a page.
+    for prompt_tokens in [1, 1, 33, 33] {
+        let answer = ask(&client, prompt_tokens, 8);
+        let end = answer.end();
+        assert_eq!(end["tokens_out"], 8, "{prompt_tokens}: {end}");
+        assert_eq!(end["recoveries"], 0, "{prompt_tokens}: {end}");
+    }
+}
+
 #[test]
 #[ignore = "needs an NVIDIA GPU"]
 fn a_stream_outlives_every_fault_of_the_device() {

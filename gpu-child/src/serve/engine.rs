@@ -181,13 +181,15 @@ impl<'a> Engine<'a> {
             if !self.tell(report) {
                 return Ok(());
             }
+            // Before anything else can happen: whoever waits for a command while a step is on its way
+            // leaves that step's tokens where they are, until a command comes.
+            is_idle = !launches && self.flights.is_empty();
             if launches {
                 self.launch()?;
                 if self.has_time() {
                     continue;
                 }
             }
-            is_idle = self.flights.is_empty();
             let report = match self.flights.pop_front() {
                 Some(flight) => self.land(flight)?,
                 None => StepReport::default(),

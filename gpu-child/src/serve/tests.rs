@@ -264,9 +264,13 @@ impl Supervisor {
     }
 
     fn submit(&mut self, request: u64, last: u32, max_tokens: u32) {
+        self.submit_prompt(request, vec![TokenId(1), TokenId(last)], max_tokens);
+    }
+
+    fn submit_prompt(&mut self, request: u64, prompt: Vec<TokenId>, max_tokens: u32) {
         self.say(&Command::Submit(Box::new(Submission {
             request: RequestId(request),
-            prompt: vec![TokenId(1), TokenId(last)],
+            prompt,
             generated: vec![],
             sampling: Sampling::default(),
             max_tokens,
@@ -470,6 +474,31 @@ fn a_device_that_is_a_step_ahead_changes_nothing_that_is_told() {
     assert_eq!(supervisor.collect(4), again);
     supervisor.submit(5, 99, 4);
     assert_eq!(supervisor.fault().exit_code(), supervisor.exit_code());
+}
+
+/// A first step that only decodes is one behind which another may be launched; nobody may wait for a
+/// command before it has ended.
+#[test]
+fn an_idle_engine_answers_a_prompt_that_needs_no_prefill() {
+    for is_ahead in [false, true] {
+        let mut supervisor = Supervisor::ready_with(move || {
+            loaded_with(Counter {
+                is_ahead,
+                ..Counter::new(Duration::from_millis(5))
+            })
+        });
+        // Of one token.
+        supervisor.submit_prompt(1, vec![TokenId(5)], 1);
+        assert_eq!(supervisor.collect(1).0, [6]);
+        supervisor.submit_prompt(2, vec![TokenId(5)], 3);
+        assert_eq!(supervisor.collect(2).0, [6, 7, 8]);
+        // One whose pages are known but for the last token.
+        let prompt: Vec<TokenId> = (1..=5).map(TokenId).collect();
+        for request in [3, 4] {
+            supervisor.submit_prompt(request, prompt.clone(), 2);
+            assert_eq!(supervisor.collect(request).0, [6, 7]);
+        }
+    }
 }
 
 #[test]
