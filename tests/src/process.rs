@@ -38,11 +38,24 @@ pub fn parent(pid: u32) -> Option<u32> {
 /// Resident memory that belongs to this process alone (heap and stacks, no mapped files).
 #[must_use]
 pub fn anonymous_rss_bytes(pid: u32) -> Option<u64> {
-    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
-    let line = status
-        .lines()
-        .find_map(|line| line.strip_prefix("RssAnon:"))?;
-    Some(line.split_whitespace().next()?.parse::<u64>().ok()? * 1024)
+    status_bytes(pid, "RssAnon:")
+}
+
+/// Resident memory now, mapped files included.
+#[must_use]
+pub fn rss_bytes(pid: u32) -> Option<u64> {
+    status_bytes(pid, "VmRSS:")
+}
+
+/// The most that was resident since the start, or since [`forget_peak`].
+#[must_use]
+pub fn peak_rss_bytes(pid: u32) -> Option<u64> {
+    status_bytes(pid, "VmHWM:")
+}
+
+/// Begins to look for the peak anew.
+pub fn forget_peak(pid: u32) {
+    fs::write(format!("/proc/{pid}/clear_refs"), "5").expect("a process of our own");
 }
 
 /// User and system time of all threads.
@@ -67,6 +80,12 @@ pub fn open_files(pid: u32) -> usize {
 /// The process may be gone already, which is as good as delivered.
 pub fn signal(pid: u32, signal: Signal) {
     let _ = kill(Pid::from_raw(pid.cast_signed()), signal);
+}
+
+fn status_bytes(pid: u32, name: &str) -> Option<u64> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix(name))?;
+    Some(line.split_whitespace().next()?.parse::<u64>().ok()? * 1024)
 }
 
 /// Fields behind the command name, which may itself hold spaces and brackets.

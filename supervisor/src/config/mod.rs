@@ -55,6 +55,8 @@ pub struct HttpConfig {
     pub port: u16,
     pub api_keys: Vec<String>,
     pub max_body_bytes: usize,
+    /// Of all bodies that are under way.
+    pub max_bodies_bytes: usize,
     pub max_connections: NonZeroUsize,
     pub read_timeout: Duration,
     pub write_timeout: Duration,
@@ -65,8 +67,10 @@ pub struct HttpConfig {
 pub struct RequestLimits {
     /// Tokens; `None` means the model's context.
     pub max_tokens_in: Option<u32>,
-    pub max_tokens_out: u32,
-    pub max_prompt_chars: usize,
+    /// Tokens; `None` means 2048 for `/execute` and the model's context elsewhere.
+    pub max_tokens_out: Option<u32>,
+    /// `None` means 32768 for `/execute` and whatever fits the context elsewhere.
+    pub max_prompt_chars: Option<usize>,
     pub inference_timeout: Option<Duration>,
     pub on_fault: OnFault,
 }
@@ -227,6 +231,7 @@ fn read_http(reader: &mut Reader<'_>) -> Option<HttpConfig> {
     });
     let api_keys = reader.optional("api-key-file", |path| read_api_keys(Path::new(path)));
     let max_body_bytes = reader.bytes("max-body-size");
+    let max_bodies_bytes = reader.bytes("max-bodies-size");
     let max_connections = reader.integer("max-connections", 1..=1_000_000);
     let read_timeout = reader.positive_duration("read-timeout");
     let write_timeout = reader.positive_duration("write-timeout");
@@ -235,6 +240,7 @@ fn read_http(reader: &mut Reader<'_>) -> Option<HttpConfig> {
         port: port?,
         api_keys: api_keys.unwrap_or_default(),
         max_body_bytes: usize::try_from(max_body_bytes?).ok()?,
+        max_bodies_bytes: usize::try_from(max_bodies_bytes?).ok()?,
         max_connections: NonZeroUsize::new(max_connections? as usize)?,
         read_timeout: read_timeout?,
         write_timeout: write_timeout?,
@@ -253,8 +259,8 @@ fn read_limits(reader: &mut Reader<'_>) -> Option<RequestLimits> {
     });
     Some(RequestLimits {
         max_tokens_in,
-        max_tokens_out: max_tokens_out?,
-        max_prompt_chars: max_prompt_chars? as usize,
+        max_tokens_out,
+        max_prompt_chars: max_prompt_chars.map(|chars| chars as usize),
         inference_timeout,
         on_fault: on_fault?,
     })

@@ -89,14 +89,15 @@ pub const OPTIONS: &[Spec] = &[
     value(
         "max-tokens-out",
         "N",
-        Some("2048"),
-        "Longest answer, in tokens",
+        None,
+        "Longest answer, in tokens [default: 2048 for /execute, else the model's context]",
     ),
     value(
         "max-prompt-chars",
         "N",
-        Some("32768"),
-        "Longest prompt or message list, in characters",
+        None,
+        "Longest prompt or message list, in characters [default: 32768 for /execute, else what \
+         fits the context]",
     ),
     value(
         "inference-timeout",
@@ -218,6 +219,12 @@ pub const OPTIONS: &[Spec] = &[
         "BYTES",
         Some("4MiB"),
         "Largest request body",
+    ),
+    value(
+        "max-bodies-size",
+        "BYTES",
+        Some("32MiB"),
+        "All request bodies under way together; those that find no room get 429",
     ),
     value(
         "max-connections",

@@ -36,7 +36,7 @@ fn a_flag_beats_the_environment_beats_the_file_beats_the_default() {
     assert_eq!(config.http.port, 3000);
     assert_eq!(config.life.max_queue, 4);
     assert_eq!(config.load.max_running, 5);
-    assert_eq!(config.limits.max_tokens_out, 2048);
+    assert_eq!(config.limits.max_tokens_out, None);
 }
 
 #[test]

@@ -1,54 +1,195 @@
-//! A request's body: small, on time, and a JSON object.
+//! Request bodies: small, on time, a JSON object, and bounded together.
+//!
+//! ```text
+//! bytes ─→ room for them ─→ one text ─→ fields ─→ what the route makes of them
+//!            (a budget)          (elsewhere, where it is long)
+//! ```
+//!
+//! * Bytes take room of one budget as they come, so a slow client holds what it sent and no more.
+//!   The beginning of every body is free: short requests pass whatever long ones do.
+//! * Where there is no room, a body waits a little and is then turned away with what it held, so
+//!   nobody waits for ever for somebody who waits as well.
+//! * The room is given back with [`Room`], once the request has become tokens or was refused.
+//! * A long body is parsed where it holds up nobody, a few at a time.
+//! * What is left of a refused body is read and dropped for a while: a client that is still
+//!   writing would otherwise find its connection reset, and never the refusal.
 
 use super::error::ApiError;
-use super::fields::{Constraint, Fields};
+use super::fields::{Fields, Names};
+use super::mistakes::Constraint;
 use axum::body::Body;
 use axum::http::Request;
-use axum::http::header::{CONTENT_LENGTH, CONTENT_TYPE};
-use http_body_util::{BodyExt, LengthLimitError, Limited};
-use serde_json::Value;
+use axum::http::header::{CONTENT_LENGTH, CONTENT_TYPE, EXPECT};
+use http_body_util::BodyExt;
+use std::sync::Arc;
 use std::time::Duration;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+/// Of each body. With a thousand connections, a fraction of the budget.
+const FREE_BYTES: usize = 16 << 10;
+
+/// Longer bodies are parsed elsewhere: these take well under a millisecond.
+const INLINE_BYTES: usize = 32 << 10;
+
+/// How long a body waits for room.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// What is read of a refused body before its connection is given up.
+const DISCARDED_BYTES: usize = 64 << 20;
 
 /// How much, and for how long.
 #[derive(Debug, Clone, Copy)]
 pub struct BodyLimits {
     pub bytes: usize,
     pub time: Duration,
+    /// Of all bodies together, beyond what is free.
+    pub together: usize,
 }
 
-/// # Errors
-/// 415, 413, 408 or 400, whichever comes first.
-pub async fn read_fields(request: Request<Body>, limits: BodyLimits) -> Result<Fields, ApiError> {
-    if !is_json(&request) {
-        return Err(ApiError::not_json());
+/// Whoever reads bodies shares this.
+#[derive(Debug)]
+pub struct Bodies {
+    limits: BodyLimits,
+    room: Arc<Semaphore>,
+    /// One permit for each long body that may be parsed now.
+    parsing: Semaphore,
+}
+
+/// What a body takes of the budget until this is dropped.
+#[derive(Debug, Default)]
+pub struct Room(Option<OwnedSemaphorePermit>);
+
+impl Bodies {
+    #[must_use]
+    pub fn new(limits: BodyLimits) -> Self {
+        let cores = std::thread::available_parallelism().map_or(1, std::num::NonZeroUsize::get);
+        Self {
+            limits,
+            // A body that is alone always finds room.
+            room: Arc::new(Semaphore::new(limits.together.max(limits.bytes))),
+            parsing: Semaphore::new(cores.div_ceil(2)),
+        }
     }
-    if announced_bytes(&request).is_some_and(|bytes| bytes > limits.bytes as u64) {
-        return Err(ApiError::too_large(limits.bytes));
+
+    /// Reads a body, and what `read` makes of its fields. Keep the room for as long as the
+    /// request's text is kept.
+    ///
+    /// # Errors
+    /// 415, 413, 408, 429, 400 or the error of `read`, whichever comes first.
+    pub async fn read<T: Send + 'static>(
+        &self,
+        request: Request<Body>,
+        names: Names,
+        read: impl for<'a> FnOnce(Fields<'a>) -> Result<T, ApiError> + Send + 'static,
+    ) -> Result<(T, Room), ApiError> {
+        let (bytes, room) = self.collect(request).await?;
+        if bytes.len() <= INLINE_BYTES {
+            return parse(bytes, names, read).map(|read| (read, room));
+        }
+        let _turn = self.parsing.acquire().await;
+        // The room goes along: if the client leaves now, its bytes are still being read.
+        let parsed = tokio::task::spawn_blocking(move || (parse(bytes, names, read), room));
+        let (read, room) = parsed.await.map_err(|_| ApiError::unreadable())?;
+        read.map(|read| (read, room))
     }
-    let limited = Limited::new(request.into_body(), limits.bytes);
-    let collected = tokio::time::timeout(limits.time, limited.collect())
-        .await
-        .map_err(|_| ApiError::body_timeout())?
-        .map_err(|error| {
-            if error.is::<LengthLimitError>() {
-                return ApiError::too_large(limits.bytes);
+
+    async fn collect(&self, request: Request<Body>) -> Result<(Vec<u8>, Room), ApiError> {
+        let refused = if !is_json(&request) {
+            Some(ApiError::not_json())
+        } else if announced_bytes(&request).is_some_and(|bytes| bytes > self.limits.bytes as u64) {
+            Some(ApiError::too_large(self.limits.bytes))
+        } else {
+            None
+        };
+        // Who asked whether to send the body is told no, and sends none.
+        let asks_first = request.headers().contains_key(EXPECT);
+        let mut body = request.into_body();
+        let collected = match refused {
+            Some(error) => Err(error),
+            None => tokio::time::timeout(self.limits.time, self.collect_from(&mut body))
+                .await
+                .map_err(|_| ApiError::body_timeout())?,
+        };
+        if collected.is_err() && !asks_first {
+            tokio::spawn(discard(body, self.limits.time));
+        }
+        collected
+    }
+
+    async fn collect_from(&self, body: &mut Body) -> Result<(Vec<u8>, Room), ApiError> {
+        let mut bytes = Vec::new();
+        let mut room = Room::default();
+        while let Some(frame) = body.frame().await {
+            let frame = frame.map_err(|_| ApiError::cut_short())?;
+            let Ok(data) = frame.into_data() else {
+                continue;
+            };
+            let length = bytes.len() + data.len();
+            if length > self.limits.bytes {
+                return Err(ApiError::too_large(self.limits.bytes));
             }
-            ApiError::invalid_field("body", Constraint::Json, "ended before it was complete")
-        })?;
-    parse(&collected.to_bytes())
+            self.grow(&mut room, length.saturating_sub(FREE_BYTES))
+                .await?;
+            // Copied: a frame of one byte may hold on to a whole buffer.
+            bytes.extend_from_slice(&data);
+        }
+        Ok((bytes, room))
+    }
+
+    async fn grow(&self, room: &mut Room, bytes: usize) -> Result<(), ApiError> {
+        let held = room.0.as_ref().map_or(0, OwnedSemaphorePermit::num_permits);
+        let missing = u32::try_from(bytes - held).unwrap_or(u32::MAX);
+        if missing == 0 {
+            return Ok(());
+        }
+        let more = Arc::clone(&self.room).acquire_many_owned(missing);
+        match tokio::time::timeout(PATIENCE, more).await {
+            Ok(Ok(more)) => {
+                match &mut room.0 {
+                    Some(held) => held.merge(more),
+                    none => *none = Some(more),
+                }
+                Ok(())
+            }
+            _ => Err(ApiError::no_room()),
+        }
+    }
 }
 
-fn parse(bytes: &[u8]) -> Result<Fields, ApiError> {
+fn parse<T>(
+    bytes: Vec<u8>,
+    names: Names,
+    read: impl for<'a> FnOnce(Fields<'a>) -> Result<T, ApiError>,
+) -> Result<T, ApiError> {
     let wrong = |message: String| ApiError::invalid_field("body", Constraint::Json, message);
-    match serde_json::from_slice(bytes) {
-        Ok(Value::Object(map)) => Ok(Fields::new(map)),
-        Ok(_) => Err(wrong("must be a JSON object".to_owned())),
+    let text = std::str::from_utf8(&bytes).map_err(|error| {
+        let place = error.valid_up_to() + 1;
+        wrong(format!("is not JSON: byte {place} is not UTF-8"))
+    })?;
+    match Fields::parse(text, names) {
+        Ok(fields) => read(fields),
+        Err(error) if error.is_data() => Err(wrong("must be a JSON object".to_owned())),
         // The parser's message may quote the text; its place does not.
         Err(error) => {
             let (line, column) = (error.line(), error.column());
             Err(wrong(format!("is not JSON: line {line}, column {column}")))
         }
     }
+}
+
+async fn discard(mut body: Body, time: Duration) {
+    let reading = async {
+        let mut left = DISCARDED_BYTES;
+        while let Some(Ok(frame)) = body.frame().await {
+            let length = frame.data_ref().map_or(0, bytes::Bytes::len);
+            match left.checked_sub(length) {
+                Some(less) => left = less,
+                None => return,
+            }
+        }
+    };
+    // Time is up, or it was read: either way the connection knows what to do.
+    let _ = tokio::time::timeout(time, reading).await;
 }
 
 fn is_json(request: &Request<Body>) -> bool {
@@ -76,51 +217,108 @@ fn announced_bytes(request: &Request<Body>) -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::error::Dialect;
+    use super::super::fields::among;
     use super::*;
-    use axum::http::StatusCode;
+    use futures_util::{StreamExt as _, stream};
+    use std::convert::Infallible;
 
-    const LIMITS: BodyLimits = BodyLimits {
-        bytes: 16,
-        time: Duration::from_millis(20),
-    };
+    const JSON: &str = "application/json; charset=utf-8";
+    const NAMES: Names = |name| among(name, &[&["a"]]);
 
-    async fn status(content_type: &str, body: Body) -> Result<Fields, StatusCode> {
-        let request = Request::post("/")
+    fn bodies(bytes: usize, together: usize) -> Bodies {
+        Bodies::new(BodyLimits {
+            bytes,
+            time: 2 * PATIENCE,
+            together,
+        })
+    }
+
+    fn post(content_type: &str, body: Body) -> Request<Body> {
+        Request::post("/")
             .header(CONTENT_TYPE, content_type)
             .body(body)
-            .unwrap();
-        read_fields(request, LIMITS)
-            .await
-            .map_err(|error| error.status())
+            .unwrap()
+    }
+
+    async fn read(bodies: &Bodies, request: Request<Body>) -> Result<(usize, Room), ApiError> {
+        let text = |mut fields: Fields<'_>| {
+            let text = fields.text("a", &(0..=usize::MAX));
+            Ok(text.unwrap_or_default().len())
+        };
+        bodies.read(request, NAMES, text).await
+    }
+
+    async fn status(content_type: &str, body: Body) -> u16 {
+        let mut bodies = bodies(16, 0);
+        bodies.limits.time = Duration::from_millis(100);
+        match read(&bodies, post(content_type, body)).await {
+            Ok(_) => 200,
+            Err(error) => error.status().as_u16(),
+        }
+    }
+
+    fn long(bytes: usize) -> Body {
+        Body::from(format!("{{\"a\": \"{}\"}}", "x".repeat(bytes)))
     }
 
     #[tokio::test]
     async fn each_kind_of_bad_body_has_its_status() {
-        let json = "application/json; charset=utf-8";
-        assert!(status(json, Body::from("{\"a\": 1}")).await.is_ok());
-        let refused = |result: Result<Fields, StatusCode>| result.unwrap_err().as_u16();
-        assert_eq!(refused(status("text/plain", Body::from("{}")).await), 415);
-        assert_eq!(refused(status(json, Body::from("{\"a\": ")).await), 400);
-        assert_eq!(refused(status(json, Body::from("[1]")).await), 400);
+        assert_eq!(status(JSON, Body::from("{\"a\": \"1\"}")).await, 200);
+        assert_eq!(status("text/plain", Body::from("{}")).await, 415);
+        assert_eq!(status(JSON, Body::from("{\"a\": ")).await, 400);
+        assert_eq!(status(JSON, Body::from("[1]")).await, 400);
         assert_eq!(
-            refused(status(json, Body::from("{\"a\": \"0123456789\"}")).await),
-            413
+            status(JSON, Body::from(&b"{\"a\": \"\xff\"}"[..])).await,
+            400
         );
-        let never = futures_util::stream::pending::<Result<&'static [u8], std::io::Error>>();
-        assert_eq!(refused(status(json, Body::from_stream(never)).await), 408);
+        assert_eq!(status(JSON, long(10)).await, 413);
+        let never = stream::pending::<Result<&'static [u8], Infallible>>();
+        assert_eq!(status(JSON, Body::from_stream(never)).await, 408);
     }
 
     #[tokio::test]
     async fn a_syntax_error_tells_its_place_and_not_its_text() {
-        let request = Request::post("/")
-            .header(CONTENT_TYPE, "application/json")
-            .body(Body::from("{\"secret\" 1}"))
-            .unwrap();
-        let error = read_fields(request, LIMITS).await.unwrap_err();
-        let body = error.body(super::super::error::Dialect::Native).to_string();
+        let request = post(JSON, Body::from("{\"secret\" 1}"));
+        let error = read(&bodies(16, 0), request).await.unwrap_err();
+        let body = error.body(Dialect::Native).to_string();
         assert!(
             body.contains("column 11") && !body.contains("secret"),
             "{body}"
         );
+    }
+
+    #[tokio::test]
+    async fn bodies_share_a_budget_until_their_room_is_given_back() {
+        let bodies = bodies(100_000, 100_000);
+        let (length, room) = read(&bodies, post(JSON, long(90_000))).await.unwrap();
+        assert_eq!(length, 90_000);
+        // A second long one finds no room, and gives back what it had.
+        let refused = read(&bodies, post(JSON, slowly(90_000))).await;
+        let status = refused.unwrap_err().status().as_u16();
+        assert_eq!(status, 429);
+        // A short one needs none.
+        assert!(read(&bodies, post(JSON, long(10_000))).await.is_ok());
+        drop(room);
+        assert_eq!(bodies.room.available_permits(), 100_000);
+        assert!(read(&bodies, post(JSON, long(90_000))).await.is_ok());
+    }
+
+    #[tokio::test]
+    async fn a_body_alone_finds_room_whatever_the_budget() {
+        assert!(
+            read(&bodies(100_000, 0), post(JSON, long(99_000)))
+                .await
+                .is_ok()
+        );
+    }
+
+    /// In frames, as from a socket.
+    fn slowly(bytes: usize) -> Body {
+        let frames = [b"{\"a\": \"".to_vec()]
+            .into_iter()
+            .chain((0..bytes / 1000).map(|_| vec![b'x'; 1000]))
+            .chain([b"\"}".to_vec()]);
+        Body::from_stream(stream::iter(frames).map(Ok::<_, Infallible>))
     }
 }

@@ -1,4 +1,5 @@
-//! `X-Correlation-Id`: accepted or generated, echoed, and in every log line of its job.
+//! `X-Correlation-Id`: accepted or generated, echoed, and in every log line of its job. OpenAI's
+//! clients know the same as `X-Request-Id`.
 
 use axum::body::Body;
 use axum::http::{HeaderName, HeaderValue, Request};
@@ -7,6 +8,7 @@ use axum::response::Response;
 use uuid::Uuid;
 
 const HEADER: HeaderName = HeaderName::from_static("x-correlation-id");
+const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 const MAX_CHARS: usize = 128;
 
 #[derive(Debug, Clone)]
@@ -23,7 +25,8 @@ pub async fn correlate(mut request: Request<Body>, next: Next) -> Response {
     request.extensions_mut().insert(CorrelationId(id.clone()));
     let mut response = next.run(request).await;
     if let Ok(value) = HeaderValue::from_str(&id) {
-        response.headers_mut().insert(HEADER, value);
+        response.headers_mut().insert(HEADER, value.clone());
+        response.headers_mut().insert(REQUEST_ID, value);
     }
     response
 }

@@ -1,10 +1,10 @@
 //! Answers that are not what was asked for, in the words of either API.
 
-use super::fields::{Constraint, FieldError};
+use super::mistakes::{Constraint, FieldError, Mistakes};
 use crate::engine::{Failure, Refusal};
 use crate::error_code::ErrorCode;
 use axum::http::header::{ALLOW, CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE};
-use axum::http::{HeaderValue, StatusCode};
+use axum::http::{HeaderName, HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 
@@ -33,34 +33,64 @@ pub struct ApiError {
     message: String,
     retriable: bool,
     /// What is wrong with which field; empty unless the request itself is at fault.
-    errors: Vec<FieldError>,
+    mistakes: Mistakes,
+    /// The OpenAI API's word, where clients look for it.
+    openai_code: Option<&'static str>,
     retry_after_seconds: Option<u64>,
 }
 
+const SHOULD_RETRY: HeaderName = HeaderName::from_static("x-should-retry");
+
+/// A worker that is loading, or between two children, is asked again soon.
+const SOON_SECONDS: u64 = 1;
+
 impl ApiError {
     #[must_use]
-    pub fn invalid(errors: Vec<FieldError>) -> Self {
-        let message = match errors.as_slice() {
-            [only] => format!("{} {}", only.field, only.message),
-            many => format!("{} fields are invalid", many.len()),
+    pub fn invalid(mistakes: Mistakes) -> Self {
+        let message = match (mistakes.listed(), mistakes.more()) {
+            ([only], 0) => format!("{} {}", only.field, only.message),
+            _ => format!("{} fields are invalid", mistakes.count()),
         };
         Self {
-            errors,
+            mistakes,
             ..Self::of_code(ErrorCode::InvalidRequest, message)
         }
     }
 
     #[must_use]
     pub fn invalid_field(field: &str, constraint: Constraint, message: impl Into<String>) -> Self {
-        Self::invalid(vec![FieldError::new(field, constraint, message)])
+        Self::invalid(FieldError::new(field, constraint, message).into())
+    }
+
+    /// In words by which clients recognise it, and shorten their conversation.
+    #[must_use]
+    pub fn context_length(field: &str, tokens: usize, fit: u32, context: u32) -> Self {
+        let message = format!(
+            "This model's maximum context length is {context} tokens. However, your {field} has \
+             {tokens} tokens, of which at most {fit} fit. Please reduce its length."
+        );
+        Self {
+            mistakes: FieldError::new(field, Constraint::Length, message.clone()).into(),
+            openai_code: Some("context_length_exceeded"),
+            ..Self::of_code(ErrorCode::InvalidRequest, message)
+        }
     }
 
     #[must_use]
     pub fn unauthorized() -> Self {
-        Self::of_code(
-            ErrorCode::Unauthorized,
-            "a valid key is needed: Authorization: Bearer KEY",
-        )
+        let message = "a valid key is needed: Authorization: Bearer KEY";
+        Self {
+            openai_code: Some("invalid_api_key"),
+            ..Self::of_code(ErrorCode::Unauthorized, message)
+        }
+    }
+
+    #[must_use]
+    pub fn no_such_model(message: impl Into<String>) -> Self {
+        Self {
+            openai_code: Some("model_not_found"),
+            ..Self::not_found(message)
+        }
     }
 
     #[must_use]
@@ -101,6 +131,26 @@ impl ApiError {
     }
 
     #[must_use]
+    pub fn cut_short() -> Self {
+        Self::invalid_field("body", Constraint::Json, "ended before it was complete")
+    }
+
+    /// Other bodies have all the memory that bodies may have.
+    #[must_use]
+    pub fn no_room() -> Self {
+        let message = "too many long requests are being received; try again soon";
+        Self {
+            retry_after_seconds: Some(SOON_SECONDS),
+            ..Self::of_code(ErrorCode::QueueFull, message)
+        }
+    }
+
+    #[must_use]
+    pub fn unreadable() -> Self {
+        Self::of_code(ErrorCode::Internal, "the body could not be read")
+    }
+
+    #[must_use]
     pub fn of_failure(failure: &Failure) -> Self {
         let retriable = failure.retriable;
         Self {
@@ -114,6 +164,7 @@ impl ApiError {
         let status = StatusCode::from_u16(code.http_status());
         Self {
             retriable: code.is_retriable(),
+            retry_after_seconds: (code == ErrorCode::WorkerUnhealthy).then_some(SOON_SECONDS),
             ..Self::plain(
                 status.unwrap_or(StatusCode::INTERNAL_SERVER_ERROR),
                 code.as_str(),
@@ -128,7 +179,8 @@ impl ApiError {
             code,
             message: message.into(),
             retriable: false,
-            errors: Vec::new(),
+            mistakes: Mistakes::default(),
+            openai_code: None,
             retry_after_seconds: None,
         }
     }
@@ -149,19 +201,17 @@ impl ApiError {
     fn native_body(&self) -> Value {
         let mut body =
             json!({"code": self.code, "message": self.message, "retriable": self.retriable});
-        if !self.errors.is_empty() {
-            body["errors"] = json!(self.errors);
+        if !self.mistakes.is_empty() {
+            body["errors"] = json!(self.mistakes.listed());
+        }
+        if self.mistakes.more() > 0 {
+            body["more_errors"] = json!(self.mistakes.more());
         }
         body
     }
 
     /// With several mistakes, `param` names the first and the message tells them all.
     fn openai_body(&self) -> Value {
-        let tell = |error: &FieldError| format!("{} {}", error.field, error.message);
-        let message = match self.errors.as_slice() {
-            [] => self.message.clone(),
-            errors => errors.iter().map(tell).collect::<Vec<_>>().join("; "),
-        };
         let kind = match self.status.as_u16() {
             401 => "authentication_error",
             404 => "not_found_error",
@@ -169,12 +219,29 @@ impl ApiError {
             400..=498 => "invalid_request_error",
             _ => "server_error",
         };
-        json!({"error": {
-            "message": message,
+        let mut error = json!({
+            "message": self.openai_message(),
             "type": kind,
-            "param": self.errors.first().map(|error| error.field.clone()),
-            "code": self.code.to_lowercase(),
-        }})
+            "param": self.mistakes.listed().first().map(|error| error.field.clone()),
+            "code": self.openai_code.map_or_else(|| self.code.to_lowercase(), str::to_owned),
+            "retriable": self.retriable,
+        });
+        if self.mistakes.more() > 0 {
+            error["more_errors"] = json!(self.mistakes.more());
+        }
+        json!({"error": error})
+    }
+
+    fn openai_message(&self) -> String {
+        if self.mistakes.is_empty() || self.openai_code.is_some() {
+            return self.message.clone();
+        }
+        let tell = |error: &FieldError| format!("{} {}", error.field, error.message);
+        let mut told: Vec<String> = self.mistakes.listed().iter().map(tell).collect();
+        if self.mistakes.more() > 0 {
+            told.push(format!("and {} more", self.mistakes.more()));
+        }
+        told.join("; ")
     }
 
     #[must_use]
@@ -189,6 +256,9 @@ impl ApiError {
         if self.status == StatusCode::UNAUTHORIZED {
             headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
         }
+        // OpenAI's clients guess by the status unless they are told.
+        let again = if self.retriable { "true" } else { "false" };
+        headers.insert(SHOULD_RETRY, HeaderValue::from_static(again));
         response
     }
 
@@ -220,10 +290,10 @@ mod tests {
 
     #[test]
     fn both_apis_name_every_field() {
-        let error = ApiError::invalid(vec![
-            FieldError::new("top_p", Constraint::Range, "must be from 0 to 1"),
-            FieldError::new("tools", Constraint::Unsupported, "is not supported"),
-        ]);
+        let mut mistakes = Mistakes::default();
+        mistakes.note(|| FieldError::new("top_p", Constraint::Range, "must be from 0 to 1"));
+        mistakes.note(|| FieldError::new("tools", Constraint::Unsupported, "is not supported"));
+        let error = ApiError::invalid(mistakes);
         assert_eq!(
             error.body(Dialect::Native),
             json!({
@@ -239,6 +309,7 @@ mod tests {
             json!({"error": {
                 "message": "top_p must be from 0 to 1; tools is not supported",
                 "type": "invalid_request_error", "param": "top_p", "code": "invalid_request",
+                "retriable": false,
             }})
         );
     }
@@ -251,5 +322,53 @@ mod tests {
         let response = ApiError::from(refusal).respond(Dialect::Native);
         assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
         assert_eq!(response.headers()[RETRY_AFTER], "7");
+    }
+
+    #[test]
+    fn both_apis_list_the_first_mistakes_and_count_the_rest() {
+        let mut mistakes = Mistakes::default();
+        for _ in 0..2_000_000 {
+            mistakes.note(|| FieldError::new("x".repeat(64), Constraint::Type, "is wrong"));
+        }
+        let error = ApiError::invalid(mistakes);
+        let native = error.body(Dialect::Native);
+        assert_eq!(native["message"], "2000000 fields are invalid");
+        assert_eq!(native["errors"].as_array().unwrap().len(), 32);
+        assert_eq!(native["more_errors"], 1_999_968);
+        let openai = &error.body(Dialect::OpenAi)["error"];
+        assert_eq!(openai["more_errors"], 1_999_968);
+        let message = openai["message"].as_str().unwrap();
+        assert!(message.ends_with("; and 1999968 more") && message.len() < 4096);
+    }
+
+    #[test]
+    fn clients_of_openai_find_the_words_that_they_look_for() {
+        let code = |error: &ApiError| error.body(Dialect::OpenAi)["error"]["code"].clone();
+        assert_eq!(code(&ApiError::unauthorized()), "invalid_api_key");
+        assert_eq!(code(&ApiError::no_such_model("x")), "model_not_found");
+        let overflow = ApiError::context_length("messages", 9031, 8191, 8192);
+        assert_eq!(code(&overflow), "context_length_exceeded");
+        let error = &overflow.body(Dialect::OpenAi)["error"];
+        let begin = "This model's maximum context length is 8192 tokens.";
+        assert!(error["message"].as_str().unwrap().starts_with(begin));
+        assert_eq!(error["type"], "invalid_request_error");
+        assert_eq!(error["param"], "messages");
+        assert_eq!(overflow.body(Dialect::Native)["code"], "INVALID_REQUEST");
+    }
+
+    #[test]
+    fn a_client_is_told_whether_and_when_to_try_again() {
+        let told = |error: ApiError| {
+            let headers = error.respond(Dialect::OpenAi).headers().clone();
+            (
+                headers["x-should-retry"].clone(),
+                headers.get(RETRY_AFTER).cloned(),
+            )
+        };
+        let soon = Some(HeaderValue::from(1));
+        let loading = ApiError::of_code(ErrorCode::WorkerUnhealthy, "loading");
+        assert_eq!(told(loading), (HeaderValue::from_static("true"), soon));
+        let oom = ApiError::of_code(ErrorCode::VramOom, "full");
+        assert_eq!(told(oom), (HeaderValue::from_static("false"), None));
     }
 }

@@ -1,15 +1,17 @@
 //! `POST /execute`, `POST /cancel`, `POST /shutdown`: this worker's own API.
 
 use super::App;
-use super::body::read_fields;
 use super::correlation::CorrelationId;
 use super::error::{ApiError, Dialect};
-use super::fields::{Constraint, Fields};
+use super::fields::{Fields, Names, among};
 use super::generation::{GenerationRequest, Input};
 use super::job::stop_reason;
-use super::reading::{read_messages, read_sampling, read_stop};
+use super::messages::read_messages;
+use super::mistakes::Constraint;
+use super::reading::{self, read_sampling, read_stop};
 use super::sse::{self, Render, write_event, write_json};
 use crate::calendar::rfc3339;
+use crate::config::RequestLimits;
 use crate::engine::{Completion, Failure, OnFault};
 use axum::body::Body;
 use axum::extract::{Extension, State};
@@ -20,6 +22,23 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 const MAX_JOB_ID_CHARS: usize = 128;
+
+/// What this API has always meant where nothing is set.
+const DEFAULT_MAX_TOKENS: u32 = 2048;
+const DEFAULT_PROMPT_CHARS: usize = 32_768;
+
+const OWN_NAMES: &[&str] = &[
+    "job_id",
+    "prompt",
+    "messages",
+    "max_tokens",
+    "ignore_eos",
+    "on_fault",
+    "metrics",
+];
+
+/// Every field of `/execute`.
+pub const NAMES: Names = |name| among(name, &[OWN_NAMES, reading::NAMES]);
 
 /// How often a client that asked for `metrics` gets them.
 const METRICS_INTERVAL: Duration = Duration::from_secs(1);
@@ -43,16 +62,18 @@ async fn try_execute(
     correlation: CorrelationId,
     request: Request<Body>,
 ) -> Result<Response, ApiError> {
-    let fields = read_fields(request, app.body_limits).await?;
     let model = app.model();
     let vocabulary = model
         .as_ref()
         .map_or(u32::MAX, |model| model.facts.vocab_size);
-    let (request, wants_metrics) = read_request(fields, app, vocabulary)?;
+    let limits = app.limits.clone();
+    let read = move |fields: Fields<'_>| read_request(fields, &limits, vocabulary);
+    let ((request, wants_metrics), room) = app.bodies.read(request, NAMES, read).await?;
     let model = model?;
     let seed = request.sampling.seed;
     let job_id = request.job_id.clone();
     let accepted = app.start(&model, request, correlation).await?;
+    drop(room);
     let render = ExecuteEvents {
         app: Arc::clone(app),
         job_id,
@@ -64,16 +85,21 @@ async fn try_execute(
     Ok(sse::respond(accepted.stream, accepted.job, render))
 }
 
-fn read_request(
-    mut fields: Fields,
-    app: &App,
+/// What is asked for, and whether metrics are.
+///
+/// # Errors
+/// Everything that is wrong with the request.
+pub fn read_request(
+    mut fields: Fields<'_>,
+    limits: &RequestLimits,
     vocabulary: u32,
 ) -> Result<(GenerationRequest, bool), ApiError> {
-    let limits = &app.limits;
-    let job_id = fields.text("job_id", 1..=MAX_JOB_ID_CHARS);
+    let max_chars = limits.max_prompt_chars.unwrap_or(DEFAULT_PROMPT_CHARS);
+    let most_tokens = limits.max_tokens_out.unwrap_or(DEFAULT_MAX_TOKENS);
+    let job_id = fields.text("job_id", &(1..=MAX_JOB_ID_CHARS));
     let job_id = fields.required("job_id", job_id);
-    let input = read_input(&mut fields, limits.max_prompt_chars);
-    let max_tokens = fields.integer("max_tokens", 1..=u64::from(limits.max_tokens_out));
+    let input = read_input(&mut fields, max_chars);
+    let max_tokens = fields.integer("max_tokens", 1..=u64::from(most_tokens));
     let sampling = read_sampling(&mut fields, u64::from(vocabulary));
     let stop = read_stop(&mut fields);
     let ignore_eos = fields.boolean("ignore_eos").unwrap_or(false);
@@ -82,16 +108,15 @@ fn read_request(
         &[("resume", OnFault::Resume), ("fail", OnFault::Fail)],
     );
     let wants_metrics = fields.boolean("metrics").unwrap_or(false);
-    fields.refuse_rest(&[]);
     fields.finish().map_err(ApiError::invalid)?;
     let (Some(job_id), Some(input)) = (job_id, input) else {
-        return Err(ApiError::invalid(Vec::new()));
+        return Err(ApiError::unreadable());
     };
     let request = GenerationRequest {
         job_id,
         input,
         sampling,
-        max_tokens: max_tokens.map_or(limits.max_tokens_out, |tokens| tokens as u32),
+        max_tokens: max_tokens.map_or(most_tokens, |tokens| tokens as u32),
         stop,
         ignore_eos,
         on_fault,
@@ -99,21 +124,18 @@ fn read_request(
     Ok((request, wants_metrics))
 }
 
-fn read_input(fields: &mut Fields, max_chars: usize) -> Option<Input> {
-    let prompt = fields.text("prompt", 1..=max_chars).map(Input::Prompt);
+fn read_input(fields: &mut Fields<'_>, max_chars: usize) -> Option<Input> {
+    let prompt = fields.text("prompt", &(1..=max_chars)).map(Input::Prompt);
     let messages = read_messages(fields, max_chars).map(Input::Messages);
-    if prompt.is_some() && messages.is_some() {
-        fields.error(
-            "messages",
-            Constraint::Conflict,
-            "cannot be given together with prompt",
-        );
+    if fields.has("prompt") && fields.has("messages") {
+        let rule = "cannot be given together with prompt";
+        fields.error("messages", Constraint::Conflict, rule);
     }
     let input = prompt.or(messages);
-    if input.is_none() && !fields.has_error_about("messages") {
-        return fields.required("prompt", None);
+    if fields.has("messages") {
+        return input;
     }
-    input
+    fields.required("prompt", input)
 }
 
 /// `started`, `token`…, `metrics` where asked for, and one `end` or `error`.
@@ -139,9 +161,12 @@ impl Render for ExecuteEvents {
         write_event(out, "started", &started);
     }
 
-    fn text(&mut self, piece: &str, out: &mut Vec<u8>) {
+    /// The event's `id:` is the token's place in the answer, which counts tokens without text too.
+    fn text(&mut self, piece: &str, index: u32, out: &mut Vec<u8>) {
         self.first_text_at.get_or_insert_with(Instant::now);
-        out.extend_from_slice(b"event: token\ndata: {\"t\":");
+        out.extend_from_slice(b"event: token\nid: ");
+        write_json(out, &index);
+        out.extend_from_slice(b"\ndata: {\"t\":");
         write_json(out, &piece);
         out.extend_from_slice(b",\"i\":");
         write_json(out, &self.next_index);
@@ -199,15 +224,17 @@ impl Render for ExecuteEvents {
 /// Idempotent: an unknown or finished job is no error.
 pub async fn cancel(State(app): State<Arc<App>>, request: Request<Body>) -> Response {
     let read = async {
-        let mut fields = read_fields(request, app.body_limits).await?;
-        let job_id = fields.text("job_id", 1..=MAX_JOB_ID_CHARS);
-        let job_id = fields.required("job_id", job_id);
-        fields.refuse_rest(&[]);
-        fields.finish().map_err(ApiError::invalid)?;
-        Ok(job_id)
+        let names: Names = |name| among(name, &[&["job_id"]]);
+        let read = |mut fields: Fields<'_>| {
+            let job_id = fields.text("job_id", &(1..=MAX_JOB_ID_CHARS));
+            let job_id = fields.required("job_id", job_id);
+            fields.finish().map_err(ApiError::invalid)?;
+            Ok(job_id)
+        };
+        app.bodies.read(request, names, read).await
     };
     match read.await {
-        Ok(job_id) => {
+        Ok((job_id, _)) => {
             if let Some(job_id) = job_id {
                 let live = app.engine.cancel(&job_id);
                 tracing::info!(job_id, live, "cancel");

@@ -1,84 +1,134 @@
 //! Reading a JSON object field by field, noting everything that is wrong with it.
 //!
-//! A value is never echoed: it may be somebody's prompt. A field that nobody read is unknown,
-//! and unknown fields are refused, so nothing a client asks for is silently ignored.
+//! A value is never echoed: it may be somebody's prompt. A reader says beforehand which names it
+//! knows; another name is a mistake, and so is one that comes twice, so nothing a client asks for
+//! is silently ignored. Values stay in the body until a reader asks for them ([`Json`]).
 
-use serde::Serialize;
-use serde_json::{Map, Value};
+use super::json::{self, Json, Kind};
+use super::mistakes::{Constraint, FieldError, Mistakes, shortened};
+use serde_json::Value;
 use std::ops::RangeInclusive;
 
-/// One thing that is wrong with a request.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct FieldError {
-    pub field: String,
-    /// What kind of rule was broken.
-    pub constraint: Constraint,
-    /// The rule, in words.
-    pub message: String,
-}
+/// Finds an object's name among those that its reader knows.
+pub type Names = fn(&str) -> Option<&'static str>;
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Constraint {
-    Required,
-    Type,
-    Range,
-    Length,
-    /// There is no such field.
-    Unknown,
-    /// The field exists elsewhere, but not here.
-    Unsupported,
-    /// Two fields contradict each other.
-    Conflict,
-    /// The body as a whole is not JSON, or not an object.
-    Json,
-}
-
-impl FieldError {
-    pub fn new(field: &str, constraint: Constraint, message: impl Into<String>) -> Self {
-        Self {
-            field: field.to_owned(),
-            constraint,
-            message: message.into(),
-        }
-    }
+/// A name of one of these lists, as the list has it.
+#[must_use]
+pub fn among(name: &str, lists: &[&'static [&'static str]]) -> Option<&'static str> {
+    let mut names = lists.iter().copied().flatten();
+    names.find(|known| **known == name).copied()
 }
 
 #[derive(Debug)]
-pub struct Fields {
-    map: Map<String, Value>,
-    errors: Vec<FieldError>,
+pub struct Fields<'a> {
+    names: Names,
+    given: Vec<Given<'a>>,
+    mistakes: Mistakes,
+    /// Told behind the mistakes in what was read.
+    strangers: Mistakes,
 }
 
-impl Fields {
+#[derive(Debug)]
+struct Given<'a> {
+    name: &'static str,
+    value: Json<'a>,
+    taken: bool,
+}
+
+impl<'a> Fields<'a> {
+    /// # Errors
+    /// When the text is not one JSON object.
+    pub fn parse(text: &'a str, names: Names) -> Result<Self, serde_json::Error> {
+        let mut fields = Self::none(names, &Mistakes::default());
+        json::each_member_of(text, |name, value| fields.add(name, value))?;
+        Ok(fields)
+    }
+
+    /// The fields of an object inside of another, whose mistakes will be among `outside`. `None`
+    /// when it is no object.
     #[must_use]
-    pub fn new(map: Map<String, Value>) -> Self {
+    pub fn of(object: Json<'a>, names: Names, outside: &Mistakes) -> Option<Self> {
+        let mut fields = Self::none(names, outside);
+        object
+            .each_member(|name, value| fields.add(name, value))
+            .then_some(fields)
+    }
+
+    fn none(names: Names, outside: &Mistakes) -> Self {
         Self {
-            map,
-            errors: Vec::new(),
+            names,
+            given: Vec::new(),
+            mistakes: outside.inside(),
+            strangers: outside.inside(),
         }
     }
 
-    /// Removes a field; `null` is the same as absent.
-    pub fn take(&mut self, name: &str) -> Option<Value> {
-        self.map.remove(name).filter(|value| !value.is_null())
+    fn add(&mut self, name: &str, value: Json<'a>) {
+        let Some(name) = (self.names)(name) else {
+            return self.strangers.note(|| {
+                let message = "is no field of this request";
+                FieldError::new(shortened(name), Constraint::Unknown, message)
+            });
+        };
+        if self.given.iter().any(|given| given.name == name) {
+            let twice = || FieldError::new(name, Constraint::Duplicate, "is given more than once");
+            return self.mistakes.note(twice);
+        }
+        self.given.push(Given {
+            name,
+            value,
+            taken: false,
+        });
+    }
+
+    /// Takes a field out; `null` is the same as absent.
+    pub fn take(&mut self, name: &str) -> Option<Json<'a>> {
+        debug_assert!((self.names)(name).is_some(), "{name} is read but not known");
+        let given = self.given.iter_mut().find(|given| given.name == name)?;
+        if given.taken {
+            return None;
+        }
+        given.taken = true;
+        Some(given.value).filter(|value| !value.is_null())
+    }
+
+    /// Takes a field out where it is this very number.
+    pub fn take_number(&mut self, name: &str, number: f64) -> bool {
+        let is_it = |given: &Given<'_>| {
+            let value = given.value.number().and_then(|number| number.as_f64());
+            given.name == name && value == Some(number)
+        };
+        let found = self.given.iter().any(is_it);
+        found && self.take(name).is_some()
+    }
+
+    /// It is there, and `null`.
+    #[must_use]
+    pub fn is_null(&self, name: &str) -> bool {
+        let given = self.given.iter().find(|given| given.name == name);
+        given.is_some_and(|given| given.value.is_null())
+    }
+
+    /// Whether it has a value, taken or not.
+    #[must_use]
+    pub fn has(&self, name: &str) -> bool {
+        let given = self.given.iter().find(|given| given.name == name);
+        given.is_some_and(|given| !given.value.is_null())
     }
 
     pub fn error(&mut self, field: &str, constraint: Constraint, message: impl Into<String>) {
-        self.errors
-            .push(FieldError::new(field, constraint, message));
+        self.mistakes
+            .note(|| FieldError::new(field, constraint, message));
     }
 
-    #[must_use]
-    pub fn has_error_about(&self, name: &str) -> bool {
-        self.errors
-            .iter()
-            .any(|error| error.field.starts_with(name))
+    /// Where many mistakes may follow each other.
+    pub fn mistakes(&mut self) -> &mut Mistakes {
+        &mut self.mistakes
     }
 
-    /// Notes the absence of a field, unless something else is wrong with it already.
+    /// Notes the absence of a field. One that is there and was of no use has its mistake already.
     pub fn required<T>(&mut self, name: &str, value: Option<T>) -> Option<T> {
-        if value.is_none() && !self.has_error_about(name) {
+        if value.is_none() && !self.has(name) {
             self.error(name, Constraint::Required, "is required");
         }
         value
@@ -86,25 +136,25 @@ impl Fields {
 
     pub fn boolean(&mut self, name: &str) -> Option<bool> {
         let value = self.take(name)?;
-        self.typed(name, value.as_bool(), "true or false")
+        self.typed(name, value.boolean(), "true or false")
     }
 
     pub fn number(&mut self, name: &str, range: RangeInclusive<f64>) -> Option<f64> {
-        let value = self.take(name)?;
-        let number = self.typed(name, value.as_f64(), "a number")?;
+        let number = self.take(name)?.number().and_then(|it| it.as_f64());
+        let number = self.typed(name, number, "a number")?;
         self.in_range(name, number, &range)
     }
 
     pub fn integer(&mut self, name: &str, range: RangeInclusive<u64>) -> Option<u64> {
-        let value = self.take(name)?;
+        let number = self.take(name)?.number();
+        let float = number.as_ref().and_then(serde_json::Number::as_f64);
         // 1.0 is an integer to JSON and to most people.
-        let whole = value.as_u64().or_else(|| {
-            value
-                .as_f64()
+        let whole = number.and_then(|number| number.as_u64()).or_else(|| {
+            float
                 .filter(|n| n.fract() == 0.0 && (0.0..=9e15).contains(n))
                 .map(|n| n as u64)
         });
-        if whole.is_none() && value.as_f64().is_some_and(|n| n < 0.0 && n.fract() == 0.0) {
+        if whole.is_none() && float.is_some_and(|n| n < 0.0 && n.fract() == 0.0) {
             let message = format!("must be from {} to {}", range.start(), range.end());
             self.error(name, Constraint::Range, message);
             return None;
@@ -114,24 +164,21 @@ impl Fields {
     }
 
     /// A text with a length in characters.
-    pub fn text(&mut self, name: &str, chars: RangeInclusive<usize>) -> Option<String> {
+    pub fn text(&mut self, name: &str, chars: &RangeInclusive<usize>) -> Option<String> {
         let value = self.take(name)?;
-        let text = match value {
-            Value::String(text) => Some(text),
-            _ => None,
-        };
-        let text = self.typed(name, text, "a string")?;
-        self.of_length(name, text, &chars)
+        self.text_of(name, value, chars)
     }
 
-    pub fn of_length(
+    /// [`Fields::text`] for a value that is part of a field.
+    pub fn text_of(
         &mut self,
         name: &str,
-        text: String,
+        value: Json<'_>,
         chars: &RangeInclusive<usize>,
     ) -> Option<String> {
+        let text = self.typed(name, value.text(), text_rule(value))?;
         if chars.contains(&text.chars().count()) {
-            return Some(text);
+            return Some(text.into_owned());
         }
         let message = format!("must have {} to {} characters", chars.start(), chars.end());
         self.error(name, Constraint::Length, message);
@@ -140,8 +187,10 @@ impl Fields {
 
     /// One of a few words.
     pub fn word<T: Copy>(&mut self, name: &str, words: &[(&str, T)]) -> Option<T> {
-        let value = self.take(name)?;
-        let found = words.iter().find(|(word, _)| value.as_str() == Some(word));
+        let value = self.take(name)?.small();
+        let found = words
+            .iter()
+            .find(|(word, _)| value.as_ref().and_then(Value::as_str) == Some(word));
         if found.is_none() {
             let words: Vec<&str> = words.iter().map(|(word, _)| *word).collect();
             self.error(
@@ -154,39 +203,36 @@ impl Fields {
     }
 
     /// Accepts a field only where it asks for what happens anyway.
-    pub fn only(&mut self, name: &str, harmless: impl FnOnce(&Value) -> bool, message: &str) {
+    pub fn only(
+        &mut self,
+        name: &str,
+        harmless: impl FnOnce(Json<'a>) -> bool,
+        message: &'static str,
+    ) {
         if let Some(value) = self.take(name)
-            && !harmless(&value)
+            && !harmless(value)
         {
             self.error(name, Constraint::Unsupported, message);
         }
     }
 
-    /// Notes every field that nobody took. Those that are known elsewhere may be `null`, which
-    /// asks for nothing.
-    pub fn refuse_rest(&mut self, known_elsewhere: &[&str]) {
-        for (name, value) in std::mem::take(&mut self.map) {
-            // A name is the client's own text, and could be as long as the body.
-            let field: String = name.chars().take(64).collect();
-            if !known_elsewhere.contains(&name.as_str()) {
-                self.error(&field, Constraint::Unknown, "is no field of this request");
-            } else if !value.is_null() {
-                self.error(
-                    &field,
-                    Constraint::Unsupported,
-                    "is not supported by this worker",
-                );
+    /// # Errors
+    /// Everything that was noted, and every known field with a value that nobody took: it is
+    /// known elsewhere, and not supported here.
+    pub fn finish(mut self) -> Result<(), Mistakes> {
+        for given in &self.given {
+            if !given.taken && !given.value.is_null() {
+                self.strangers.note(|| {
+                    let message = "is not supported by this worker";
+                    FieldError::new(given.name, Constraint::Unsupported, message)
+                });
             }
         }
-    }
-
-    /// # Errors
-    /// Everything that was noted.
-    pub fn finish(self) -> Result<(), Vec<FieldError>> {
-        if self.errors.is_empty() {
+        self.mistakes.extend(String::new, self.strangers);
+        if self.mistakes.is_empty() {
             Ok(())
         } else {
-            Err(self.errors)
+            Err(self.mistakes)
         }
     }
 
@@ -212,33 +258,35 @@ impl Fields {
     }
 }
 
+/// What a value that is no text should have been.
+fn text_rule(value: Json<'_>) -> &'static str {
+    match value.kind() {
+        Kind::Text => "a string without halves of characters",
+        _ => "a string",
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
 
-    fn fields(value: Value) -> Fields {
-        match value {
-            Value::Object(map) => Fields::new(map),
-            _ => unreachable!("tests write objects"),
-        }
-    }
+    const NAMES: Names = |name| among(name, &[&["a", "b", "c"], &["d", "e", "f"]]);
 
     #[test]
     fn every_mistake_is_noted_and_no_value_is_echoed() {
-        let mut fields = fields(json!({
-            "a": "secret", "b": 3, "c": -1, "d": 1.5, "secret-field": 1, "e": "xyz", "f": null
-        }));
+        let text = "{\"a\": \"secret\", \"b\": 3, \"c\": -1, \"d\": 1.5, \"secret-field\": 1, \
+                    \"e\": \"xyz\", \"f\": null}";
+        let mut fields = Fields::parse(text, NAMES).unwrap();
         assert_eq!(fields.number("a", 0.0..=1.0), None);
         assert_eq!(fields.number("b", 0.0..=2.0), None);
         assert_eq!(fields.integer("c", 0..=9), None);
         assert_eq!(fields.integer("d", 0..=9), None);
-        assert_eq!(fields.text("e", 1..=2), None);
+        assert_eq!(fields.text("e", &(1..=2)), None);
         let f = fields.boolean("f");
         assert_eq!(fields.required("f", f), None);
-        fields.refuse_rest(&[]);
-        let errors = fields.finish().unwrap_err();
-        let found: Vec<_> = errors
+        let mistakes = fields.finish().unwrap_err();
+        let found: Vec<_> = mistakes
+            .listed()
             .iter()
             .map(|error| (error.field.as_str(), error.constraint))
             .collect();
@@ -254,21 +302,51 @@ mod tests {
                 ("secret-field", Constraint::Unknown),
             ]
         );
-        assert!(errors.iter().all(|error| !error.message.contains("secret")));
+        let mut errors = mistakes.listed().iter();
+        assert!(errors.all(|error| !error.message.contains("secret")));
     }
 
     #[test]
     fn whole_floats_are_integers_and_u64_is_kept_exactly() {
-        let mut fields = fields(json!({"a": 2.0, "b": u64::MAX}));
+        let mut fields = Fields::parse("{\"a\": 2.0, \"b\": 18446744073709551615}", NAMES).unwrap();
         assert_eq!(fields.integer("a", 0..=9), Some(2));
         assert_eq!(fields.integer("b", 0..=u64::MAX), Some(u64::MAX));
     }
 
     #[test]
     fn a_wrong_value_is_not_also_missing() {
-        let mut fields = fields(json!({"a": 1}));
-        let a = fields.text("a", 1..=2);
+        let mut fields = Fields::parse("{\"a\": 1}", NAMES).unwrap();
+        let a = fields.text("a", &(1..=2));
         assert_eq!(fields.required("a", a), None);
-        assert_eq!(fields.finish().unwrap_err().len(), 1);
+        assert_eq!(fields.finish().unwrap_err().count(), 1);
+    }
+
+    #[test]
+    fn a_name_that_comes_twice_is_refused_however_it_is_written() {
+        let mut fields = Fields::parse("{\"a\": 1, \"\\u0061\": 1, \"a\": null}", NAMES).unwrap();
+        assert_eq!(fields.integer("a", 0..=9), Some(1));
+        let mistakes = fields.finish().unwrap_err();
+        assert_eq!(mistakes.count(), 2);
+        assert_eq!(mistakes.listed()[0].constraint, Constraint::Duplicate);
+    }
+
+    #[test]
+    fn what_is_known_and_not_read_is_not_supported_unless_it_is_null() {
+        let fields = Fields::parse("{\"a\": [1], \"b\": null}", NAMES).unwrap();
+        let mistakes = fields.finish().unwrap_err();
+        assert_eq!(mistakes.count(), 1);
+        assert_eq!(mistakes.listed()[0].field, "a");
+        assert_eq!(mistakes.listed()[0].constraint, Constraint::Unsupported);
+    }
+
+    #[test]
+    fn a_text_of_half_a_character_is_none() {
+        let mut fields = Fields::parse("{\"a\": \"\\ud800\"}", NAMES).unwrap();
+        assert_eq!(fields.text("a", &(0..=9)), None);
+        let mistakes = fields.finish().unwrap_err();
+        assert!(
+            mistakes.listed()[0].message.contains("halves"),
+            "{mistakes:?}"
+        );
     }
 }

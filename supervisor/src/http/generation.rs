@@ -3,8 +3,8 @@
 use super::App;
 use super::correlation::CorrelationId;
 use super::error::ApiError;
-use super::fields::Constraint;
 use super::job::Job;
+use super::mistakes::Constraint;
 use crate::engine::{LoadedModel, NewRequest, OnFault, RequestStream};
 use crate::error_code::ErrorCode;
 use crate::text::ChatMessage;
@@ -159,7 +159,7 @@ impl App {
         match u32::try_from(tokens) {
             Ok(0) => Err(wrong("has no tokens".to_owned())),
             Ok(tokens) if tokens <= longest => Ok(context - tokens),
-            _ => Err(wrong(format!("has {tokens} tokens, at most {longest} fit"))),
+            _ => Err(ApiError::context_length(field, tokens, longest, context)),
         }
     }
 }

@@ -269,6 +269,7 @@ mod tests {
             port: 0,
             api_keys: Vec::new(),
             max_body_bytes: 0,
+            max_bodies_bytes: 0,
             max_connections: std::num::NonZeroUsize::MIN,
             read_timeout: Duration::from_secs(1),
             write_timeout: Duration::from_secs(1),

@@ -25,7 +25,10 @@ pub mod fields;
 pub mod generation;
 pub mod health;
 pub mod job;
+pub mod json;
 pub mod listen;
+pub mod messages;
+pub mod mistakes;
 pub mod openai;
 pub mod reading;
 pub mod sse;
@@ -43,7 +46,7 @@ use axum::http::{HeaderValue, Request};
 use axum::middleware::{Next, from_fn, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
-use body::BodyLimits;
+use body::{Bodies, BodyLimits};
 use error::{ApiError, Dialect};
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -60,7 +63,7 @@ pub struct App {
     pub metrics: Metrics,
     pub keys: ApiKeys,
     pub limits: RequestLimits,
-    pub body_limits: BodyLimits,
+    pub bodies: Bodies,
     /// One permit for each long text that may be tokenized now.
     pub tokenizing: Semaphore,
     pub device: DecidedDevice,
@@ -85,10 +88,11 @@ impl App {
             metrics: Metrics::default(),
             keys: ApiKeys::new(&config.http.api_keys),
             limits: config.limits.clone(),
-            body_limits: BodyLimits {
+            bodies: Bodies::new(BodyLimits {
                 bytes: config.http.max_body_bytes,
                 time: config.http.read_timeout,
-            },
+                together: config.http.max_bodies_bytes,
+            }),
             tokenizing: Semaphore::new(
                 std::thread::available_parallelism().map_or(1, std::num::NonZeroUsize::get),
             ),

@@ -4,7 +4,11 @@
 //! and writes all of it into one chunk: under load, many tokens share one write. Silence is
 //! filled with comments, which every client skips: `: recovering` each second while a child is
 //! being replaced, `: keep-alive` otherwise, so that proxies see life.
+//!
+//! An API whose clients retry by the status line keeps it back until there is something to tell:
+//! a request that fails before its first token is then refused like any other.
 
+use super::error::ApiError;
 use super::job::Job;
 use crate::engine::{Completion, Failure, RequestStream, StreamEvent};
 use axum::body::{Body, HttpBody};
@@ -27,19 +31,48 @@ const KEEP_ALIVE: Duration = Duration::from_secs(15);
 
 /// How one API writes its events. Everything is appended, so several events share a chunk.
 pub trait Render: Send + Unpin + 'static {
-    /// Before the first token.
+    /// Before everything else.
     fn begin(&mut self, out: &mut Vec<u8>);
-    fn text(&mut self, piece: &str, out: &mut Vec<u8>);
+    /// `index` is that of the last token that contributed.
+    fn text(&mut self, piece: &str, index: u32, out: &mut Vec<u8>);
     /// After each batch of text; `tokens_out` counts all accepted tokens.
     fn progress(&mut self, tokens_out: u32, out: &mut Vec<u8>);
     fn finished(&mut self, completion: &Completion, out: &mut Vec<u8>);
     fn failed(&mut self, failure: &Failure, out: &mut Vec<u8>);
 }
 
-/// The response whose body is the stream.
+/// The response whose body is the stream. It begins at once.
 #[must_use]
 pub fn respond<R: Render>(stream: RequestStream, job: Job, render: R) -> Response {
-    let mut response = Response::new(Body::new(EventBody::new(stream, job, render)));
+    let mut body = EventBody::new(stream, job, render);
+    body.begins_at_once = true;
+    respond_with(body)
+}
+
+/// The response whose body is the stream, once the first events of it are known, and begun with
+/// them. A client that waits long for those hears that somebody is there.
+///
+/// # Errors
+/// When the first event is a failure.
+pub async fn respond_when_known<R: Render>(
+    mut stream: RequestStream,
+    mut job: Job,
+    render: R,
+) -> Result<Response, ApiError> {
+    let mut events = Vec::new();
+    // Cancel-safe: what is not known by then is the body's to read.
+    let _ = tokio::time::timeout(KEEP_ALIVE, stream.next(&mut events)).await;
+    if let Some(StreamEvent::Failed(failure)) = events.first() {
+        job.failed(failure);
+        return Err(ApiError::of_failure(failure));
+    }
+    let mut body = EventBody::new(stream, job, render);
+    body.events = events;
+    Ok(respond_with(body))
+}
+
+fn respond_with<R: Render>(body: EventBody<R>) -> Response {
+    let mut response = Response::new(Body::new(body));
     let headers = response.headers_mut();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
     headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-cache"));
@@ -48,7 +81,7 @@ pub fn respond<R: Render>(stream: RequestStream, job: Job, render: R) -> Respons
     response
 }
 
-/// `event: NAME`, `data: JSON`.
+/// `event: NAME`, `data: JSON`. No name and no data of ours has a line break.
 pub fn write_event(out: &mut Vec<u8>, name: &str, data: &impl Serialize) {
     out.extend_from_slice(b"event: ");
     out.extend_from_slice(name.as_bytes());
@@ -72,8 +105,9 @@ struct EventBody<R> {
     stream: RequestStream,
     job: Job,
     render: R,
-    /// Reused between polls.
+    /// Reused between polls; not empty before the first where some were known beforehand.
     events: Vec<StreamEvent>,
+    begins_at_once: bool,
     begun: bool,
     ended: bool,
     tick: Pin<Box<Sleep>>,
@@ -87,6 +121,7 @@ impl<R: Render> EventBody<R> {
             job,
             render,
             events: Vec::new(),
+            begins_at_once: false,
             begun: false,
             ended: false,
             tick: Box::pin(tokio::time::sleep(TICK)),
@@ -94,7 +129,17 @@ impl<R: Render> EventBody<R> {
         }
     }
 
+    fn begin(&mut self, out: &mut Vec<u8>) {
+        if !self.begun {
+            self.begun = true;
+            self.render.begin(out);
+        }
+    }
+
     fn poll_events(&mut self, cx: &mut Context<'_>, out: &mut Vec<u8>) {
+        if !self.events.is_empty() {
+            return self.render_events(out);
+        }
         match self.stream.poll_next(cx, &mut self.events) {
             Poll::Pending => {}
             Poll::Ready(false) => self.ended = true,
@@ -103,6 +148,7 @@ impl<R: Render> EventBody<R> {
     }
 
     fn render_events(&mut self, out: &mut Vec<u8>) {
+        self.begin(out);
         let mut has_text = false;
         for event in self.events.drain(..) {
             if has_text && !matches!(event, StreamEvent::Text { .. }) {
@@ -110,9 +156,9 @@ impl<R: Render> EventBody<R> {
                 has_text = false;
             }
             match event {
-                StreamEvent::Text { piece, .. } => {
+                StreamEvent::Text { piece, index } => {
                     has_text = true;
-                    self.render.text(&piece, out);
+                    self.render.text(&piece, index, out);
                 }
                 StreamEvent::Finished(completion) => {
                     self.ended = true;
@@ -161,9 +207,8 @@ impl<R: Render> HttpBody for EventBody<R> {
             return Poll::Ready(None);
         }
         let mut out = Vec::new();
-        if !this.begun {
-            this.begun = true;
-            this.render.begin(&mut out);
+        if this.begins_at_once {
+            this.begin(&mut out);
         }
         this.poll_events(cx, &mut out);
         if out.is_empty() && !this.ended {

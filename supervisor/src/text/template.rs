@@ -23,6 +23,8 @@ const NAME: &str = "chat";
 pub struct ChatMessage {
     pub role: String,
     pub content: String,
+    /// Who speaks, where several play one role.
+    pub name: Option<String>,
 }
 
 /// Why messages cannot become a prompt. None of it holds message text, except what a template
@@ -79,10 +81,7 @@ impl ChatTemplate {
             .environment
             .get_template(NAME)
             .map_err(|error| TemplateError::Broken(describe(&error)))?;
-        let messages: Vec<Value> = messages
-            .iter()
-            .map(|message| context! { role => &message.role, content => &message.content })
-            .collect();
+        let messages: Vec<Value> = messages.iter().map(value_of).collect();
         template
             .render(context! {
                 messages => messages,
@@ -93,6 +92,19 @@ impl ChatTemplate {
                 documents => (),
             })
             .map_err(|error| refusal(&error))
+    }
+}
+
+/// Without a name there is no such key: templates ask whether it is there.
+fn value_of(message: &ChatMessage) -> Value {
+    let ChatMessage {
+        role,
+        content,
+        name,
+    } = message;
+    match name {
+        Some(name) => context! { role, content, name },
+        None => context! { role, content },
     }
 }
 
@@ -178,10 +190,12 @@ mod tests {
             ChatMessage {
                 role: "system".to_owned(),
                 content: " Be <brief>. ".to_owned(),
+                name: None,
             },
             ChatMessage {
                 role: "user".to_owned(),
                 content: "\"Hi\"\n".to_owned(),
+                name: Some("Ann".to_owned()),
             },
         ];
         ChatTemplate::from_facts(&facts(template))?.render(&messages)
@@ -207,7 +221,7 @@ mod tests {
                         {% endfor %}\n{{ ns.n }}{{ messages[-1].role }}{{ eos_token }}";
         assert_eq!(
             render(template).unwrap(),
-            "<s>BE <BRIEF>.-\n\"HI\"-\n2user</s>"
+            "<s>BE <BRIEF>.-\n\"HI\"Ann\n2user</s>"
         );
     }
 
@@ -216,7 +230,7 @@ mod tests {
         assert_eq!(
             render("{{ messages | tojson }}").unwrap(),
             "[{\"role\": \"system\", \"content\": \" Be <brief>. \"}, \
-             {\"role\": \"user\", \"content\": \"\\\"Hi\\\"\\n\"}]"
+             {\"role\": \"user\", \"content\": \"\\\"Hi\\\"\\n\", \"name\": \"Ann\"}]"
         );
         assert_eq!(
             render("{{ {'a': [1, 2.5, true, none]} | tojson(indent=2) }}").unwrap(),

@@ -2,26 +2,28 @@
 //!
 //! Both kinds of completion are one [`GenerationRequest`](super::generation::GenerationRequest)
 //! read from other fields and told in other words. A field that this worker does not support is
-//! refused by name; one that asks for what happens anyway (`n: 1`, `tools: []`) is accepted.
+//! refused by name; one that asks for what happens anyway (`n: 1`, `tools: []`) is accepted, and so
+//! are labels, which change no answer.
 //!
 //! * [`request`] reads, [`stream`] and [`whole`] answer, [`models`] lists the one model.
 
+mod harmless;
 pub mod models;
 pub mod request;
-mod stream;
+pub mod stream;
 mod whole;
 
 use super::App;
-use super::body::read_fields;
 use super::correlation::CorrelationId;
 use super::error::{ApiError, Dialect};
+use super::fields::Fields;
 use super::sse;
-use crate::engine::StopReason;
+use crate::engine::{LoadedModel, StopReason};
 use axum::body::Body;
 use axum::extract::{Extension, State};
 use axum::http::Request;
 use axum::response::Response;
-use request::OpenAiRequest;
+use request::{ModelBounds, OpenAiRequest};
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 use stream::Chunks;
@@ -59,11 +61,12 @@ impl Kind {
 
 /// What every answer of one request begins with.
 #[derive(Debug, Clone)]
-struct Header {
-    kind: Kind,
-    id: String,
-    created: u64,
-    model: String,
+pub struct Header {
+    pub kind: Kind,
+    pub id: String,
+    /// Unix seconds.
+    pub created: u64,
+    pub model: String,
 }
 
 pub async fn chat(
@@ -100,15 +103,17 @@ async fn try_respond(
     request: Request<Body>,
     kind: Kind,
 ) -> Result<Response, ApiError> {
-    let mut fields = read_fields(request, app.body_limits).await?;
-    let model = app.model();
-    app.check_model_name(&mut fields, model.as_deref().ok())?;
-    let vocabulary = model
-        .as_ref()
-        .map_or(u32::MAX, |model| model.facts.vocab_size);
-    let OpenAiRequest { generation, stream } =
-        request::read(fields, &app.limits, vocabulary, kind)?;
-    let model = model?;
+    let loaded = app.model();
+    let reader = Arc::clone(app);
+    let known = loaded.as_ref().ok().map(Arc::clone);
+    let read = move |mut fields: Fields<'_>| {
+        reader.check_model_name(&mut fields, known.as_deref())?;
+        let bounds = known.as_deref().map_or_else(ModelBounds::default, bounds);
+        request::read(fields, &reader.limits, bounds, kind)
+    };
+    let received = app.bodies.read(request, request::names(kind), read).await?;
+    let (OpenAiRequest { generation, stream }, room) = received;
+    let model = loaded?;
     let header = Header {
         kind,
         id: generation.job_id.clone(),
@@ -116,12 +121,20 @@ async fn try_respond(
         model: app.model_id.clone(),
     };
     let accepted = app.start(&model, generation, correlation).await?;
+    drop(room);
     match stream {
         Some(options) => {
-            let chunks = Chunks::new(&header, options.include_usage);
-            Ok(sse::respond(accepted.stream, accepted.job, chunks))
+            let chunks = Chunks::new(&header, options, accepted.tokens_in);
+            sse::respond_when_known(accepted.stream, accepted.job, chunks).await
         }
         None => whole::respond(accepted, &header).await,
+    }
+}
+
+fn bounds(model: &LoadedModel) -> ModelBounds {
+    ModelBounds {
+        vocabulary: model.facts.vocab_size,
+        context: model.max_sequence_tokens,
     }
 }
 

@@ -3,7 +3,8 @@
 use crate::engine::LoadedModel;
 use crate::http::App;
 use crate::http::error::{ApiError, Dialect};
-use crate::http::fields::{Constraint, Fields};
+use crate::http::fields::Fields;
+use crate::http::mistakes::Constraint;
 use axum::extract::{Path, State};
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
@@ -34,7 +35,7 @@ fn describe(app: &App) -> Value {
 }
 
 fn no_such_model(app: &App) -> ApiError {
-    ApiError::not_found(format!(
+    ApiError::no_such_model(format!(
         "there is no such model here; this worker serves {}",
         app.model_id
     ))
@@ -51,14 +52,16 @@ impl App {
     /// A request may leave the model out, since there is one; it may not name another.
     pub(super) fn check_model_name(
         &self,
-        fields: &mut Fields,
+        fields: &mut Fields<'_>,
         loaded: Option<&LoadedModel>,
     ) -> Result<(), ApiError> {
-        match fields.take("model") {
-            None => Ok(()),
-            Some(Value::String(name)) if self.is_model_name(&name, loaded) => Ok(()),
-            Some(Value::String(_)) => Err(no_such_model(self)),
-            Some(_) => {
+        let Some(given) = fields.take("model") else {
+            return Ok(());
+        };
+        match given.text() {
+            Some(name) if self.is_model_name(&name, loaded) => Ok(()),
+            Some(_) => Err(no_such_model(self)),
+            None => {
                 fields.error("model", Constraint::Type, "must be a string");
                 Ok(())
             }

@@ -1,12 +1,14 @@
 //! OpenAI's fields, and what this worker makes of them.
 
-use super::Kind;
+use super::{Kind, harmless};
 use crate::config::RequestLimits;
 use crate::http::error::ApiError;
-use crate::http::fields::{Constraint, Fields};
+use crate::http::fields::{Fields, Names, among};
 use crate::http::generation::{GenerationRequest, Input};
-use crate::http::reading::{read_messages, read_sampling, read_stop};
-use serde_json::Value;
+use crate::http::json::{Json, Kind as JsonKind};
+use crate::http::messages::read_messages;
+use crate::http::mistakes::Constraint;
+use crate::http::reading::{self, read_sampling, read_stop};
 use uuid::Uuid;
 use worker_orcd_ipc::TokenId;
 
@@ -20,58 +22,92 @@ pub struct OpenAiRequest {
     pub stream: Option<StreamOptions>,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct StreamOptions {
     pub include_usage: bool,
+    /// On every chunk, as far as it got by then.
+    pub continuous_usage: bool,
 }
 
-/// Fields of the OpenAI API that are refused whatever they say, so that the refusal can tell
-/// them from typing mistakes.
-const UNSUPPORTED: &[&str] = &[
-    "audio",
-    "function_call",
-    "functions",
-    "metadata",
-    "moderation",
-    "prediction",
-    "prompt_cache_key",
-    "prompt_cache_retention",
-    "reasoning_effort",
-    "safety_identifier",
-    "service_tier",
-    "user",
-    "verbosity",
-    "web_search_options",
+const SHARED: &[&str] = &[
+    "model",
+    "max_tokens",
+    "stream",
+    "stream_options",
+    "ignore_eos",
 ];
+const CHAT: &[&str] = &["messages", "max_completion_tokens"];
+const COMPLETION: &[&str] = &["prompt"];
+const STREAM_OPTIONS: Names = |name| among(name, STREAM_OPTION_NAMES);
+const STREAM_OPTION_NAMES: &[&[&str]] = &[&[
+    "include_usage",
+    "continuous_usage_stats",
+    "include_obfuscation",
+]];
+
+/// Every field that an endpoint knows.
+#[must_use]
+pub fn names(kind: Kind) -> Names {
+    match kind {
+        Kind::Chat => |name| {
+            let own = among(name, &[reading::NAMES, SHARED, CHAT]);
+            own.or_else(|| harmless::known(Kind::Chat, name))
+        },
+        Kind::Completion => |name| {
+            let own = among(name, &[reading::NAMES, SHARED, COMPLETION]);
+            own.or_else(|| harmless::known(Kind::Completion, name))
+        },
+    }
+}
+
+/// What the model that is served allows; [`ModelBounds::default`] before one is.
+#[derive(Debug, Clone, Copy)]
+pub struct ModelBounds {
+    pub vocabulary: u32,
+    pub context: u32,
+}
+
+impl Default for ModelBounds {
+    fn default() -> Self {
+        Self {
+            vocabulary: u32::MAX,
+            context: u32::MAX,
+        }
+    }
+}
 
 /// # Errors
 /// Everything that is wrong with the request.
 pub fn read(
-    mut fields: Fields,
+    mut fields: Fields<'_>,
     limits: &RequestLimits,
-    vocabulary: u32,
+    model: ModelBounds,
     kind: Kind,
 ) -> Result<OpenAiRequest, ApiError> {
+    // Where nothing else is set, the body's size and the model's context bound a text.
+    let max_chars = limits.max_prompt_chars.unwrap_or(usize::MAX);
     let input = match kind {
         Kind::Chat => {
-            // The body's size and the model's context bound a conversation.
-            let messages = read_messages(&mut fields, usize::MAX).map(Input::Messages);
+            let messages = read_messages(&mut fields, max_chars).map(Input::Messages);
             fields.required("messages", messages)
         }
         Kind::Completion => {
-            let prompt = read_prompt(&mut fields, vocabulary);
+            let prompt = read_prompt(&mut fields, max_chars, model.vocabulary);
             fields.required("prompt", prompt)
         }
     };
-    let max_tokens = read_max_tokens(&mut fields, limits, kind);
-    let sampling = read_sampling(&mut fields, u64::from(vocabulary));
+    let max_tokens = read_max_tokens(&mut fields, limits, model.context, kind);
+    // What other servers call "as you like".
+    for name in ["seed", "top_k"] {
+        fields.take_number(name, -1.0);
+    }
+    let sampling = read_sampling(&mut fields, u64::from(model.vocabulary));
     let stop = read_stop(&mut fields);
     let stream = read_stream(&mut fields);
     let ignore_eos = fields.boolean("ignore_eos").unwrap_or(false);
-    accept_harmless(&mut fields, kind);
-    fields.refuse_rest(UNSUPPORTED);
+    harmless::accept(&mut fields, kind);
     fields.finish().map_err(ApiError::invalid)?;
-    let input = input.ok_or_else(|| ApiError::invalid(Vec::new()))?;
+    let input = input.ok_or_else(ApiError::unreadable)?;
     let generation = GenerationRequest {
         job_id: format!("{}{}", kind.id_prefix(), Uuid::new_v4().simple()),
         input,
@@ -84,242 +120,129 @@ pub fn read(
     Ok(OpenAiRequest { generation, stream })
 }
 
-/// A text, a list of one text, or token ids.
-fn read_prompt(fields: &mut Fields, vocabulary: u32) -> Option<Input> {
-    let refuse = |fields: &mut Fields, constraint, message: &str| {
-        fields.error("prompt", constraint, message);
-        None
-    };
-    match fields.take("prompt")? {
-        Value::String(text) if !text.is_empty() => Some(Input::Prompt(text)),
-        Value::Array(items) => match items.as_slice() {
-            [Value::String(text)] if !text.is_empty() => Some(Input::Prompt(text.clone())),
-            [Value::String(_), _, ..] | [Value::Array(_), ..] => {
-                refuse(fields, Constraint::Unsupported, "may be one prompt only")
-            }
-            ids => {
-                let is_token = |id: &u64| *id < u64::from(vocabulary);
-                let token = |id: &Value| Some(TokenId(id.as_u64().filter(is_token)? as u32));
-                match ids.iter().map(token).collect::<Option<Vec<_>>>() {
-                    Some(tokens) if !tokens.is_empty() => Some(Input::Tokens(tokens)),
-                    _ => refuse(fields, Constraint::Range, "must hold ids of the vocabulary"),
-                }
-            }
+/// A text or token ids, or a list of one of either.
+fn read_prompt(fields: &mut Fields<'_>, max_chars: usize, vocabulary: u32) -> Option<Input> {
+    let prompt = fields.take("prompt")?;
+    match prompt.kind() {
+        JsonKind::Text => read_text(fields, prompt, max_chars),
+        JsonKind::List => match only_element(prompt) {
+            Some(only) if only.kind() == JsonKind::Text => read_text(fields, only, max_chars),
+            Some(only) if only.kind() == JsonKind::List => read_ids(fields, only, vocabulary),
+            _ => read_ids(fields, prompt, vocabulary),
         },
-        _ => refuse(
-            fields,
-            Constraint::Type,
-            "must be a non-empty string, or token ids",
-        ),
+        _ => {
+            let rule = "must be a non-empty string, or token ids";
+            fields.error("prompt", Constraint::Type, rule);
+            None
+        }
     }
 }
 
+fn only_element(list: Json<'_>) -> Option<Json<'_>> {
+    let (mut first, mut count) = (None, 0_usize);
+    list.each_element(|element| {
+        first.get_or_insert(element);
+        count += 1;
+    });
+    first.filter(|_| count == 1)
+}
+
+fn read_text(fields: &mut Fields<'_>, text: Json<'_>, max_chars: usize) -> Option<Input> {
+    fields
+        .text_of("prompt", text, &(1..=max_chars))
+        .map(Input::Prompt)
+}
+
+fn read_ids(fields: &mut Fields<'_>, list: Json<'_>, vocabulary: u32) -> Option<Input> {
+    let mut ids = Vec::new();
+    let (mut all_known, mut holds_prompts) = (true, false);
+    list.each_element(|id| {
+        holds_prompts |= matches!(id.kind(), JsonKind::Text | JsonKind::List);
+        match token(id, vocabulary) {
+            Some(id) if all_known => ids.push(id),
+            _ => all_known = false,
+        }
+    });
+    if all_known && !ids.is_empty() {
+        return Some(Input::Tokens(ids));
+    }
+    let (constraint, rule) = if holds_prompts {
+        (Constraint::Unsupported, "may be one prompt only")
+    } else {
+        (Constraint::Range, "must hold ids of the vocabulary")
+    };
+    fields.error("prompt", constraint, rule);
+    None
+}
+
+fn token(id: Json<'_>, vocabulary: u32) -> Option<TokenId> {
+    let id = id.number()?.as_u64()?;
+    (id < u64::from(vocabulary)).then_some(TokenId(id as u32))
+}
+
 /// The newer name and the older one for the same thing.
-fn read_max_tokens(fields: &mut Fields, limits: &RequestLimits, kind: Kind) -> u32 {
-    let range = 1..=u64::from(limits.max_tokens_out);
+fn read_max_tokens(
+    fields: &mut Fields<'_>,
+    limits: &RequestLimits,
+    context: u32,
+    kind: Kind,
+) -> u32 {
+    let most = limits.max_tokens_out.unwrap_or(context).min(context);
+    let range = 1..=u64::from(most);
+    let mut read = |name: &str| match fields.take_number(name, -1.0) {
+        // What llama-server calls "as many as fit".
+        true => Some(u64::from(most)),
+        false => fields.integer(name, range.clone()),
+    };
     let newer = match kind {
-        Kind::Chat => fields.integer("max_completion_tokens", range.clone()),
+        Kind::Chat => read("max_completion_tokens"),
         Kind::Completion => None,
     };
-    let older = fields.integer("max_tokens", range);
+    let older = read("max_tokens");
     if newer.is_some() && older.is_some() && newer != older {
         let message = "contradicts max_completion_tokens";
         fields.error("max_tokens", Constraint::Conflict, message);
     }
     let default = match kind {
-        Kind::Chat => limits.max_tokens_out,
-        Kind::Completion => limits.max_tokens_out.min(DEFAULT_COMPLETION_TOKENS),
+        Kind::Chat => most,
+        Kind::Completion => most.min(DEFAULT_COMPLETION_TOKENS),
     };
     newer.or(older).map_or(default, |tokens| tokens as u32)
 }
 
-fn read_stream(fields: &mut Fields) -> Option<StreamOptions> {
+fn read_stream(fields: &mut Fields<'_>) -> Option<StreamOptions> {
     let streams = fields.boolean("stream").unwrap_or(false);
-    let include_usage = match fields.take("stream_options") {
-        None => false,
-        Some(_) if !streams => {
-            fields.error("stream_options", Constraint::Conflict, "needs stream: true");
-            false
-        }
-        Some(Value::Object(options)) => {
-            let mut options = Fields::new(options);
-            let include_usage = options.boolean("include_usage").unwrap_or(false);
-            options.only(
-                "include_obfuscation",
-                |value| *value == Value::Bool(false),
-                "is not supported: chunks are not padded",
-            );
-            options.refuse_rest(&[]);
-            for error in options.finish().err().into_iter().flatten() {
-                let name = format!("stream_options.{}", error.field);
-                fields.error(&name, error.constraint, error.message);
-            }
-            include_usage
-        }
-        Some(_) => {
+    let options = fields.take("stream_options");
+    if options.is_some() && !streams {
+        fields.error("stream_options", Constraint::Conflict, "needs stream: true");
+    }
+    let read = match options.map(|given| Fields::of(given, STREAM_OPTIONS, fields.mistakes())) {
+        None => StreamOptions::default(),
+        Some(Some(options)) => read_stream_options(fields, options),
+        Some(None) => {
             fields.error("stream_options", Constraint::Type, "must be an object");
-            false
+            StreamOptions::default()
         }
     };
-    streams.then_some(StreamOptions { include_usage })
+    streams.then_some(read)
 }
 
-/// Fields that may say what is so anyway, and nothing else.
-fn accept_harmless(fields: &mut Fields, kind: Kind) {
-    let is_empty = |value: &Value| {
-        value.as_array().is_some_and(Vec::is_empty)
-            || value.as_object().is_some_and(serde_json::Map::is_empty)
+fn read_stream_options(fields: &mut Fields<'_>, mut options: Fields<'_>) -> StreamOptions {
+    let read = StreamOptions {
+        include_usage: options.boolean("include_usage").unwrap_or(false),
+        continuous_usage: options.boolean("continuous_usage_stats").unwrap_or(false),
     };
-    let is_false = |value: &Value| *value == Value::Bool(false);
-    fields.only(
-        "n",
-        |value| value.as_u64() == Some(1),
-        "must be 1: one answer at a time",
+    options.only(
+        "include_obfuscation",
+        |value| value.boolean() == Some(false),
+        "is not supported: chunks are not padded",
     );
-    fields.only("logit_bias", is_empty, "is not supported");
-    match kind {
-        Kind::Chat => {
-            fields.only("logprobs", is_false, "is not supported");
-            fields.only(
-                "top_logprobs",
-                |value| value.as_u64() == Some(0),
-                "is not supported",
-            );
-            fields.only("tools", is_empty, "is not supported");
-            fields.only("tool_choice", |value| *value == "none", "is not supported");
-            fields.only(
-                "parallel_tool_calls",
-                Value::is_boolean,
-                "must be true or false",
-            );
-            fields.only("store", is_false, "is not supported: nothing is stored");
-            let is_text = |value: &Value| *value == serde_json::json!({"type": "text"});
-            fields.only(
-                "response_format",
-                is_text,
-                "may be {\"type\": \"text\"} only",
-            );
-            let is_text = |value: &Value| *value == serde_json::json!(["text"]);
-            fields.only("modalities", is_text, "may be [\"text\"] only");
-        }
-        Kind::Completion => {
-            fields.only("best_of", |value| value.as_u64() == Some(1), "must be 1");
-            fields.only("echo", is_false, "is not supported");
-            // For `logprobs` of this endpoint even 0 asks for the drawn token's.
-            fields.only("logprobs", |_| false, "is not supported");
-            fields.only("suffix", |value| *value == "", "is not supported");
-        }
+    if let Err(mistakes) = options.finish() {
+        let place = || "stream_options.".to_owned();
+        fields.mistakes().extend(place, mistakes);
     }
+    read
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::engine::OnFault;
-    use crate::http::error::Dialect;
-    use serde_json::json;
-
-    const LIMITS: RequestLimits = RequestLimits {
-        max_tokens_in: None,
-        max_tokens_out: 100,
-        max_prompt_chars: 1000,
-        inference_timeout: None,
-        on_fault: OnFault::Resume,
-    };
-
-    fn read_json(kind: Kind, mut body: Value) -> Result<OpenAiRequest, String> {
-        body.as_object_mut()
-            .unwrap()
-            .entry("seed")
-            .or_insert(json!(1));
-        let Value::Object(map) = body else {
-            unreachable!("tests write objects")
-        };
-        read(Fields::new(map), &LIMITS, 10, kind)
-            .map_err(|error| error.body(Dialect::OpenAi)["error"]["message"].to_string())
-    }
-
-    fn chat(extra: Value) -> Result<OpenAiRequest, String> {
-        let mut body = json!({"messages": [{"role": "user", "content": "hi"}]});
-        body.as_object_mut()
-            .unwrap()
-            .extend(extra.as_object().unwrap().clone());
-        read_json(Kind::Chat, body)
-    }
-
-    #[test]
-    fn what_clients_always_send_is_accepted() {
-        let request = chat(json!({
-            "n": 1, "stream": true, "stream_options": {"include_usage": true}, "tools": [],
-            "logprobs": false, "response_format": {"type": "text"}, "temperature": 0.5,
-            "max_completion_tokens": 7, "stop": ["x"], "seed": 5, "user": null,
-        }))
-        .unwrap();
-        assert_eq!(
-            request.stream,
-            Some(StreamOptions {
-                include_usage: true
-            })
-        );
-        assert_eq!(request.generation.max_tokens, 7);
-        assert_eq!(request.generation.sampling.seed, 5);
-        assert!(request.generation.job_id.starts_with("chatcmpl-"));
-    }
-
-    #[test]
-    fn what_is_not_supported_is_refused_by_name() {
-        for (field, value) in [
-            ("n", json!(2)),
-            ("tools", json!([{"type": "function"}])),
-            ("logprobs", json!(true)),
-            ("logit_bias", json!({"5": 1})),
-            ("response_format", json!({"type": "json_object"})),
-            ("user", json!("me")),
-            ("reasoning_effort", json!("low")),
-            ("max_tokens", json!(101)),
-            ("stream_options", json!({"include_usage": true})),
-            ("temprature", json!(1)),
-        ] {
-            let message = chat(json!({ field: value })).unwrap_err();
-            assert!(message.contains(field), "{field}: {message}");
-        }
-        let message = chat(json!({"stream": true, "stream_options": {"x": 1}})).unwrap_err();
-        assert!(message.contains("stream_options.x"), "{message}");
-    }
-
-    #[test]
-    fn prompts_are_one_text_or_token_ids() {
-        let input = |prompt: Value| {
-            let read = read_json(Kind::Completion, json!({"prompt": prompt}));
-            read.map(|request| request.generation.input)
-        };
-        assert_eq!(input(json!("a")), Ok(Input::Prompt("a".to_owned())));
-        assert_eq!(input(json!(["a"])), Ok(Input::Prompt("a".to_owned())));
-        assert_eq!(
-            input(json!([1, 9])),
-            Ok(Input::Tokens(vec![TokenId(1), TokenId(9)]))
-        );
-        for wrong in [
-            json!(""),
-            json!([]),
-            json!(["a", "b"]),
-            json!([10]),
-            json!([[1]]),
-            json!(3),
-        ] {
-            assert!(
-                input(wrong.clone()).unwrap_err().contains("prompt"),
-                "{wrong}"
-            );
-        }
-    }
-
-    #[test]
-    fn each_endpoint_has_its_own_default_length() {
-        assert_eq!(chat(json!({})).unwrap().generation.max_tokens, 100);
-        let request = read_json(Kind::Completion, json!({"prompt": "a"})).unwrap();
-        assert_eq!(request.generation.max_tokens, 16);
-        let both = json!({"max_tokens": 3, "max_completion_tokens": 4});
-        assert!(chat(both).unwrap_err().contains("contradicts"));
-    }
-}
+mod tests;

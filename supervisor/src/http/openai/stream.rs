@@ -1,22 +1,30 @@
 //! A streamed answer: `data:` chunks, then `data: [DONE]`.
 //!
 //! All that does not change from chunk to chunk is written once, before the first.
+//!
+//! Chunks have no `id:` line. The `openai` package for Python remembers an id and from then on takes
+//! the blank line behind every comment for an event without data, which it cannot read; `vllm bench`
+//! reads nothing but `data:` between two blank lines.
 
+use super::request::StreamOptions;
 use super::{Header, Kind, finish_reason};
 use crate::engine::{Completion, Failure};
 use crate::http::error::{ApiError, Dialect};
 use crate::http::sse::{Render, write_data, write_json};
 use serde_json::{Value, json};
 
-pub(super) struct Chunks {
+#[derive(Debug)]
+pub struct Chunks {
     kind: Kind,
     /// `data: {"id":…,"choices":[`: the same for every chunk.
     opening: Vec<u8>,
-    include_usage: bool,
+    options: StreamOptions,
+    tokens_in: u32,
 }
 
 impl Chunks {
-    pub(super) fn new(header: &Header, include_usage: bool) -> Self {
+    #[must_use]
+    pub fn new(header: &Header, options: StreamOptions, tokens_in: u32) -> Self {
         let fixed = json!({
             "id": header.id,
             "object": header.kind.chunk_object(),
@@ -31,18 +39,30 @@ impl Chunks {
         Self {
             kind: header.kind,
             opening,
-            include_usage,
+            options,
+            tokens_in,
         }
     }
 
-    fn chunk(&self, out: &mut Vec<u8>, choice: impl FnOnce(&mut Vec<u8>), usage: &Value) {
+    /// `tokens_out` is how far the answer got.
+    fn chunk(&self, out: &mut Vec<u8>, tokens_out: u32, choice: impl FnOnce(&mut Vec<u8>)) {
         out.extend_from_slice(&self.opening);
         choice(out);
         out.push(b']');
-        if self.include_usage {
+        if self.options.continuous_usage {
             out.extend_from_slice(b",\"usage\":");
-            write_json(out, usage);
+            write_json(out, &usage(self.tokens_in, tokens_out));
+        } else if self.options.include_usage {
+            out.extend_from_slice(b",\"usage\":null");
         }
+        out.extend_from_slice(b"}\n\n");
+    }
+
+    /// The chunk that tells usage and nothing else.
+    fn last_chunk(&self, out: &mut Vec<u8>, tokens_out: u32) {
+        out.extend_from_slice(&self.opening);
+        out.extend_from_slice(b"],\"usage\":");
+        write_json(out, &usage(self.tokens_in, tokens_out));
         out.extend_from_slice(b"}\n\n");
     }
 
@@ -77,24 +97,23 @@ impl Render for Chunks {
             "logprobs": null,
             "finish_reason": null,
         });
-        self.chunk(out, |out| write_json(out, &role), &Value::Null);
+        self.chunk(out, 0, |out| write_json(out, &role));
     }
 
-    fn text(&mut self, piece: &str, out: &mut Vec<u8>) {
-        self.chunk(out, |out| self.choice(out, Some(piece), None), &Value::Null);
+    fn text(&mut self, piece: &str, index: u32, out: &mut Vec<u8>) {
+        let tokens_out = index.saturating_add(1);
+        self.chunk(out, tokens_out, |out| self.choice(out, Some(piece), None));
     }
 
     fn progress(&mut self, _tokens_out: u32, _out: &mut Vec<u8>) {}
 
     fn finished(&mut self, completion: &Completion, out: &mut Vec<u8>) {
         let reason = finish_reason(completion.stop_reason);
-        self.chunk(
-            out,
-            |out| self.choice(out, None, Some(reason)),
-            &Value::Null,
-        );
-        if self.include_usage {
-            self.chunk(out, |_| (), &usage(completion));
+        self.chunk(out, completion.tokens_out, |out| {
+            self.choice(out, None, Some(reason));
+        });
+        if self.options.include_usage {
+            self.last_chunk(out, completion.tokens_out);
         }
         out.extend_from_slice(b"data: [DONE]\n\n");
     }
@@ -105,11 +124,11 @@ impl Render for Chunks {
     }
 }
 
-pub(super) fn usage(completion: &Completion) -> Value {
+pub(super) fn usage(tokens_in: u32, tokens_out: u32) -> Value {
     json!({
-        "prompt_tokens": completion.tokens_in,
-        "completion_tokens": completion.tokens_out,
-        "total_tokens": completion.tokens_in + completion.tokens_out,
+        "prompt_tokens": tokens_in,
+        "completion_tokens": tokens_out,
+        "total_tokens": tokens_in.saturating_add(tokens_out),
     })
 }
 
@@ -151,12 +170,21 @@ mod tests {
             .collect()
     }
 
+    fn chunks_of(kind: Kind, options: StreamOptions) -> Chunks {
+        Chunks::new(&header(kind), options, 5)
+    }
+
+    const USAGE: StreamOptions = StreamOptions {
+        include_usage: true,
+        continuous_usage: false,
+    };
+
     #[test]
     fn a_chat_stream_is_role_then_text_then_reason_then_usage() {
-        let mut render = Chunks::new(&header(Kind::Chat), true);
+        let mut render = chunks_of(Kind::Chat, USAGE);
         let mut out = Vec::new();
         render.begin(&mut out);
-        render.text("a\"\n", &mut out);
+        render.text("a\"\n", 0, &mut out);
         render.finished(&completion(), &mut out);
         assert!(out.ends_with(b"data: [DONE]\n\n"));
         let chunks = chunks(&out);
@@ -177,15 +205,38 @@ mod tests {
 
     #[test]
     fn a_completion_stream_has_text_and_no_usage_unless_asked() {
-        let mut render = Chunks::new(&header(Kind::Completion), false);
+        let mut render = chunks_of(Kind::Completion, StreamOptions::default());
         let mut out = Vec::new();
         render.begin(&mut out);
-        render.text("b", &mut out);
+        render.text("b", 0, &mut out);
         render.finished(&completion(), &mut out);
         let chunks = chunks(&out);
         assert_eq!(chunks.len(), 2);
         assert_eq!(chunks[0]["choices"][0]["text"], "b");
         assert!(chunks[0].get("usage").is_none());
         assert_eq!(chunks[1]["choices"][0]["finish_reason"], "length");
+    }
+
+    #[test]
+    fn usage_so_far_is_on_every_chunk_where_asked_for() {
+        let options = StreamOptions {
+            continuous_usage: true,
+            ..USAGE
+        };
+        let mut render = chunks_of(Kind::Chat, options);
+        let mut out = Vec::new();
+        render.begin(&mut out);
+        render.text("b", 0, &mut out);
+        render.finished(&completion(), &mut out);
+        let told: Vec<_> = chunks(&out)
+            .iter()
+            .map(|chunk| chunk["usage"]["completion_tokens"].as_u64().unwrap())
+            .collect();
+        assert_eq!(told, [0, 1, 2, 2]);
+        assert!(
+            chunks(&out)
+                .iter()
+                .all(|it| it["usage"]["prompt_tokens"] == 5)
+        );
     }
 }

@@ -52,6 +52,6 @@ fn body(header: &Header, text: &str, completion: &Completion) -> Value {
         "created": header.created,
         "model": header.model,
         "choices": [choice],
-        "usage": usage(completion),
+        "usage": usage(completion.tokens_in, completion.tokens_out),
     })
 }

@@ -1,0 +1,255 @@
+//! JSON as it lies in the body: values that were checked for syntax and are read where they are.
+//!
+//! A tree of general values would cost its client's bytes many times over: two bytes of text, `0,`,
+//! become thirty-two of memory. So a body is only ever taken apart, one level at a time, into
+//! slices of itself; what a field makes of its slice is all that is kept. Nesting costs one byte a
+//! level, wherever it ends.
+
+use serde::de::{Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
+use serde_json::Value;
+use serde_json::value::RawValue;
+use std::borrow::Cow;
+use std::fmt;
+
+/// What a whole value may have, to be looked at as one. Nothing that is compared is longer.
+const SMALL_BYTES: usize = 256;
+
+/// One value, unread.
+#[derive(Debug, Clone, Copy)]
+pub struct Json<'a>(&'a str);
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    Null,
+    Boolean,
+    Number,
+    Text,
+    List,
+    Object,
+}
+
+impl<'a> Json<'a> {
+    #[must_use]
+    pub fn kind(self) -> Kind {
+        match self.0.as_bytes().first() {
+            Some(b'"') => Kind::Text,
+            Some(b'[') => Kind::List,
+            Some(b'{') => Kind::Object,
+            Some(b't' | b'f') => Kind::Boolean,
+            Some(b'n') | None => Kind::Null,
+            Some(_) => Kind::Number,
+        }
+    }
+
+    #[must_use]
+    pub fn is_null(self) -> bool {
+        self.kind() == Kind::Null
+    }
+
+    /// `null`, or a text, list or object with nothing in it.
+    #[must_use]
+    pub fn is_empty(self) -> bool {
+        let inside = match self.kind() {
+            Kind::Null => return true,
+            Kind::Text | Kind::List | Kind::Object => &self.0[1..self.0.len() - 1],
+            Kind::Boolean | Kind::Number => return false,
+        };
+        match self.kind() {
+            Kind::Text => inside.is_empty(),
+            _ => inside.bytes().all(|byte| byte.is_ascii_whitespace()),
+        }
+    }
+
+    #[must_use]
+    pub fn boolean(self) -> Option<bool> {
+        match self.0 {
+            "true" => Some(true),
+            "false" => Some(false),
+            _ => None,
+        }
+    }
+
+    #[must_use]
+    pub fn number(self) -> Option<serde_json::Number> {
+        serde_json::from_str(self.0).ok()
+    }
+
+    /// The text, where it needs no more memory than it has in the body.
+    #[must_use]
+    pub fn text(self) -> Option<Cow<'a, str>> {
+        serde_json::from_str::<Text<'a>>(self.0)
+            .ok()
+            .map(|text| text.0)
+    }
+
+    /// The whole value, where it is a short one.
+    #[must_use]
+    pub fn small(self) -> Option<Value> {
+        let is_small = self.0.len() <= SMALL_BYTES;
+        is_small
+            .then(|| serde_json::from_str(self.0).ok())
+            .flatten()
+    }
+
+    /// Visits what a list holds. False, and no visit, when it is no list.
+    pub fn each_element(self, visit: impl FnMut(Json<'a>)) -> bool {
+        let mut parser = serde_json::Deserializer::from_str(self.0);
+        self.kind() == Kind::List && parser.deserialize_seq(Elements(visit)).is_ok()
+    }
+
+    /// Visits what an object holds. False, and no visit, when it is no object.
+    pub fn each_member(self, visit: impl FnMut(&str, Json<'a>)) -> bool {
+        let mut parser = serde_json::Deserializer::from_str(self.0);
+        self.kind() == Kind::Object && parser.deserialize_map(Members(visit)).is_ok()
+    }
+}
+
+/// Visits the members of a whole text's one object; the rest of the text must be blank.
+///
+/// # Errors
+/// When the text is no JSON, or no object. Some members may have been visited by then.
+pub fn each_member_of<'a>(
+    text: &'a str,
+    visit: impl FnMut(&str, Json<'a>),
+) -> Result<(), serde_json::Error> {
+    let mut parser = serde_json::Deserializer::from_str(text);
+    parser.deserialize_map(Members(visit))?;
+    parser.end()
+}
+
+struct Elements<F>(F);
+
+impl<'a, F: FnMut(Json<'a>)> Visitor<'a> for Elements<F> {
+    type Value = ();
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a list")
+    }
+
+    fn visit_seq<A: SeqAccess<'a>>(mut self, mut list: A) -> Result<(), A::Error> {
+        while let Some(value) = list.next_element::<&RawValue>()? {
+            (self.0)(Json(value.get()));
+        }
+        Ok(())
+    }
+}
+
+struct Members<F>(F);
+
+impl<'a, F: FnMut(&str, Json<'a>)> Visitor<'a> for Members<F> {
+    type Value = ();
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object")
+    }
+
+    fn visit_map<A: MapAccess<'a>>(mut self, mut object: A) -> Result<(), A::Error> {
+        while let Some(Text(name)) = object.next_key::<Text<'a>>()? {
+            (self.0)(&name, Json(object.next_value::<&RawValue>()?.get()));
+        }
+        Ok(())
+    }
+}
+
+/// Borrowed unless an escape has to be undone.
+struct Text<'a>(Cow<'a, str>);
+
+impl<'de> Deserialize<'de> for Text<'de> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct AnyText;
+        impl<'de> Visitor<'de> for AnyText {
+            type Value = Text<'de>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a text")
+            }
+
+            fn visit_borrowed_str<E>(self, text: &'de str) -> Result<Self::Value, E> {
+                Ok(Text(Cow::Borrowed(text)))
+            }
+
+            fn visit_str<E>(self, text: &str) -> Result<Self::Value, E> {
+                Ok(Text(Cow::Owned(text.to_owned())))
+            }
+        }
+        deserializer.deserialize_str(AnyText)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn elements(text: &str) -> Vec<Json<'_>> {
+        let mut found = Vec::new();
+        assert!(Json(text).each_element(|element| found.push(element)));
+        found
+    }
+
+    #[test]
+    fn a_value_is_read_where_it_lies() {
+        let kinds: Vec<_> = elements("[ null ,true,-1.5, \"a\\n\", [ 1 ], {\"b\" : 2} ]")
+            .into_iter()
+            .map(|value| (value.kind(), value.0))
+            .collect();
+        assert_eq!(
+            kinds,
+            [
+                (Kind::Null, "null"),
+                (Kind::Boolean, "true"),
+                (Kind::Number, "-1.5"),
+                (Kind::Text, "\"a\\n\""),
+                (Kind::List, "[ 1 ]"),
+                (Kind::Object, "{\"b\" : 2}"),
+            ]
+        );
+        assert_eq!(Json("\"a\\n\"").text().as_deref(), Some("a\n"));
+        assert!(matches!(Json("\"ab\"").text(), Some(Cow::Borrowed("ab"))));
+        // A lone half of a surrogate pair is no character.
+        assert!(Json("\"\\ud800\"").text().is_none());
+        assert!(Json("1e999").number().is_none());
+    }
+
+    #[test]
+    fn emptiness_is_seen_without_reading() {
+        for empty in ["null", "\"\"", "[]", "{}", "[ \n]"] {
+            assert!(Json(empty).is_empty(), "{empty}");
+        }
+        for full in ["0", "false", "\" \"", "[null]", "{\"a\": null}"] {
+            assert!(!Json(full).is_empty(), "{full}");
+        }
+    }
+
+    #[test]
+    fn names_are_compared_as_text_and_not_as_written() {
+        let mut names = Vec::new();
+        each_member_of(" {\"\\u0061\": 1, \"b\": [{}]} \n", |name, _| {
+            names.push(name.to_owned());
+        })
+        .unwrap();
+        assert_eq!(names, ["a", "b"]);
+    }
+
+    #[test]
+    fn what_is_no_whole_object_is_an_error() {
+        for wrong in [
+            "",
+            "[]",
+            "3",
+            "{\"a\":1} x",
+            "{\"a\":}",
+            "{\"a\":[1,}",
+            "{'a':1}",
+        ] {
+            assert!(each_member_of(wrong, |_, _| ()).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn nesting_overflows_no_stack() {
+        let deep = format!("{{\"a\":{}{}}}", "[".repeat(1 << 20), "]".repeat(1 << 20));
+        let mut kinds = Vec::new();
+        each_member_of(&deep, |_, value| kinds.push(value.kind())).unwrap();
+        assert_eq!(kinds, [Kind::List]);
+    }
+}

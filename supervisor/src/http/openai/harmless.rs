@@ -1,0 +1,238 @@
+//! Fields that change no answer: labels, and those that may say what happens anyway.
+//!
+//! One table, for both endpoints. A field of it is accepted with the values that it lists, and
+//! refused by name with any other.
+
+use super::Kind;
+use crate::http::fields::Fields;
+use crate::http::json::{Json, Kind as JsonKind};
+use serde_json::Value;
+
+struct Harmless {
+    name: &'static str,
+    /// As JSON.
+    values: &'static [&'static str],
+    /// What is said of other values.
+    otherwise: &'static str,
+}
+
+const UNSUPPORTED: &str = "is not supported";
+const BOTH_BOOLEANS: &[&str] = &["true", "false"];
+
+const fn may_be(name: &'static str, values: &'static [&'static str]) -> Harmless {
+    Harmless {
+        name,
+        values,
+        otherwise: UNSUPPORTED,
+    }
+}
+
+const fn must_be(
+    name: &'static str,
+    values: &'static [&'static str],
+    otherwise: &'static str,
+) -> Harmless {
+    Harmless {
+        name,
+        values,
+        otherwise,
+    }
+}
+
+const EVERYWHERE: &[Harmless] = &[
+    must_be("n", &["1"], "must be 1: one answer at a time"),
+    may_be("logit_bias", &["{}", "[]"]),
+    must_be(
+        "service_tier",
+        &["\"auto\"", "\"default\""],
+        "may be auto or default only",
+    ),
+    // Equal prompts are computed once or twice, to the same bits.
+    must_be("cache_prompt", BOTH_BOOLEANS, "must be true or false"),
+    must_be("store", BOTH_BOOLEANS, "must be true or false"),
+    // vLLM's.
+    may_be("min_tokens", &["0"]),
+    may_be("stop_token_ids", &["[]"]),
+    may_be("bad_words", &["[]"]),
+    may_be("skip_special_tokens", &["true"]),
+    may_be("spaces_between_special_tokens", &["true"]),
+    may_be("include_stop_str_in_output", &["false"]),
+    may_be("use_beam_search", &["false"]),
+    may_be("length_penalty", &["1"]),
+    may_be("priority", &["0"]),
+    may_be("echo", &["false"]),
+    // llama-server's.
+    must_be(
+        "repeat_penalty",
+        &["1"],
+        "is called repetition_penalty here",
+    ),
+    may_be("typical_p", &["1"]),
+    may_be("mirostat", &["0"]),
+    may_be("dry_multiplier", &["0"]),
+    may_be("xtc_probability", &["0"]),
+];
+
+const CHAT: &[Harmless] = &[
+    may_be("logprobs", &["false"]),
+    may_be("top_logprobs", &["0"]),
+    may_be("tools", &["[]"]),
+    may_be("tool_choice", &["\"none\"", "\"auto\""]),
+    may_be("functions", &["[]"]),
+    may_be("function_call", &["\"none\"", "\"auto\""]),
+    must_be(
+        "parallel_tool_calls",
+        BOTH_BOOLEANS,
+        "must be true or false",
+    ),
+    must_be(
+        "response_format",
+        &["{\"type\": \"text\"}"],
+        "may be {\"type\": \"text\"} only",
+    ),
+    must_be("modalities", &["[\"text\"]"], "may be [\"text\"] only"),
+    must_be("reasoning_effort", &["\"none\""], "may be none only"),
+    must_be("verbosity", &["\"medium\""], "may be medium only"),
+    must_be("add_generation_prompt", &["true"], "may be true only"),
+    must_be("continue_final_message", &["false"], "may be false only"),
+    may_be("add_special_tokens", &["false"]),
+    may_be("chat_template_kwargs", &["{}"]),
+    may_be("documents", &["[]"]),
+];
+
+const COMPLETION: &[Harmless] = &[
+    must_be("best_of", &["1"], "must be 1"),
+    // Of this endpoint even 0 asks for the drawn token's.
+    may_be("logprobs", &[]),
+    may_be("suffix", &["\"\""]),
+    may_be("add_special_tokens", &["true"]),
+];
+
+/// What an application tells its own books, or what could at most save time.
+const LABELS: &[(&str, JsonKind, &str)] = &[
+    ("user", JsonKind::Text, "must be a string"),
+    ("metadata", JsonKind::Object, "must be an object"),
+    ("safety_identifier", JsonKind::Text, "must be a string"),
+    ("prompt_cache_key", JsonKind::Text, "must be a string"),
+    ("prompt_cache_retention", JsonKind::Text, "must be a string"),
+    ("prediction", JsonKind::Object, "must be an object"),
+];
+
+/// Known to the OpenAI API and refused whatever they say, so that the refusal can tell them from
+/// typing mistakes.
+const REFUSED: &[&str] = &["audio", "moderation", "web_search_options"];
+
+fn table(kind: Kind) -> impl Iterator<Item = &'static Harmless> {
+    let own: &[Harmless] = match kind {
+        Kind::Chat => CHAT,
+        Kind::Completion => COMPLETION,
+    };
+    EVERYWHERE.iter().chain(own)
+}
+
+/// The name as this table has it.
+pub(super) fn known(kind: Kind, name: &str) -> Option<&'static str> {
+    let labels = LABELS.iter().map(|(label, ..)| *label);
+    let names = table(kind).map(|field| field.name).chain(labels);
+    names
+        .chain(REFUSED.iter().copied())
+        .find(|known| *known == name)
+}
+
+/// Takes out all that is harmless, and notes what is not.
+pub(super) fn accept(fields: &mut Fields, kind: Kind) {
+    for field in table(kind) {
+        let is_harmless = |value: Json<'_>| match value.small() {
+            Some(value) => field.values.iter().any(|text| is_same(&value, text)),
+            None => false,
+        };
+        fields.only(field.name, is_harmless, field.otherwise);
+    }
+    for (label, kind, otherwise) in LABELS {
+        fields.only(label, |value| value.kind() == *kind, otherwise);
+    }
+}
+
+/// 1.0 is 1 to JSON and to most people.
+fn is_same(value: &Value, text: &str) -> bool {
+    let wanted: Value = serde_json::from_str(text).unwrap_or_default();
+    match (value.as_f64(), wanted.as_f64()) {
+        (Some(value), Some(wanted)) => value == wanted,
+        _ => *value == wanted,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::http::mistakes::Constraint;
+
+    const KINDS: [Kind; 2] = [Kind::Chat, Kind::Completion];
+
+    fn accept_one(kind: Kind, name: &str, value: &str) -> Result<(), Constraint> {
+        let body = format!("{{\"{name}\": {value}}}");
+        let names = match kind {
+            Kind::Chat => |name: &str| known(Kind::Chat, name),
+            Kind::Completion => |name: &str| known(Kind::Completion, name),
+        };
+        let mut fields = Fields::parse(&body, names).unwrap();
+        accept(&mut fields, kind);
+        let told = |mistakes: crate::http::mistakes::Mistakes| {
+            assert_eq!(mistakes.listed()[0].field, name);
+            mistakes.listed()[0].constraint
+        };
+        fields.finish().map_err(told)
+    }
+
+    #[test]
+    fn every_value_of_the_table_is_accepted_and_no_other() {
+        for kind in KINDS {
+            for field in table(kind) {
+                for value in field.values.iter().chain(&["null"]) {
+                    assert_eq!(
+                        accept_one(kind, field.name, value),
+                        Ok(()),
+                        "{}",
+                        field.name
+                    );
+                }
+                let long = format!("[\"{}\"]", "x".repeat(1000));
+                for other in ["7", "[7]", "{\"a\": 7}", "\"other\"", &long] {
+                    let refused = accept_one(kind, field.name, other);
+                    assert_eq!(refused, Err(Constraint::Unsupported), "{}", field.name);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn labels_say_what_they_like() {
+        for kind in KINDS {
+            for (label, value_kind, _) in LABELS {
+                let (right, wrong) = match value_kind {
+                    JsonKind::Object => ("{\"a\": \"b\"}", "\"a\""),
+                    _ => ("\"me\"", "{}"),
+                };
+                assert_eq!(accept_one(kind, label, right), Ok(()), "{label}");
+                assert!(accept_one(kind, label, wrong).is_err(), "{label}");
+            }
+            for name in REFUSED {
+                assert_eq!(accept_one(kind, name, "null"), Ok(()));
+                assert!(accept_one(kind, name, "{}").is_err(), "{name}");
+            }
+        }
+    }
+
+    #[test]
+    fn no_field_is_twice_in_the_table() {
+        for kind in KINDS {
+            let mut names: Vec<_> = table(kind).map(|field| field.name).collect();
+            names.extend(LABELS.iter().map(|(label, ..)| *label));
+            names.extend(REFUSED);
+            let count = names.len();
+            names.sort_unstable();
+            names.dedup();
+            assert_eq!(names.len(), count, "{names:?}");
+        }
+    }
+}

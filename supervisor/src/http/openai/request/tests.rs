@@ -1,0 +1,163 @@
+//! Which fields each endpoint takes, and what it makes of them.
+
+use super::*;
+use crate::engine::OnFault;
+use crate::http::error::Dialect;
+use serde_json::{Value, json};
+
+const LIMITS: RequestLimits = RequestLimits {
+    max_tokens_in: None,
+    max_tokens_out: None,
+    max_prompt_chars: None,
+    inference_timeout: None,
+    on_fault: OnFault::Resume,
+};
+
+const MODEL: ModelBounds = ModelBounds {
+    vocabulary: 10,
+    context: 100,
+};
+
+fn read_within(limits: &RequestLimits, kind: Kind, body: &Value) -> Result<OpenAiRequest, String> {
+    let body = body.to_string();
+    let fields = Fields::parse(&body, names(kind)).unwrap();
+    read(fields, limits, MODEL, kind)
+        .map_err(|error| error.body(Dialect::OpenAi)["error"]["message"].to_string())
+}
+
+fn with(mut body: Value, extra: &Value) -> Value {
+    let extra = extra.as_object().unwrap().clone();
+    body.as_object_mut().unwrap().extend(extra);
+    body
+}
+
+fn chat(extra: &Value) -> Result<OpenAiRequest, String> {
+    let body = json!({"messages": [{"role": "user", "content": "hi"}], "seed": 1});
+    read_within(&LIMITS, Kind::Chat, &with(body, extra))
+}
+
+fn completion(extra: &Value) -> Result<OpenAiRequest, String> {
+    read_within(
+        &LIMITS,
+        Kind::Completion,
+        &with(json!({"prompt": "a"}), extra),
+    )
+}
+
+#[test]
+fn what_clients_always_send_is_accepted() {
+    let request = chat(&json!({
+        "n": 1, "stream": true, "stream_options": {"include_usage": true}, "tools": [],
+        "logprobs": false, "response_format": {"type": "text"}, "temperature": 0.5,
+        "max_completion_tokens": 7, "stop": ["x"], "seed": 5, "user": null,
+    }))
+    .unwrap();
+    let options = request.stream.unwrap();
+    assert!(options.include_usage && !options.continuous_usage);
+    assert_eq!(request.generation.max_tokens, 7);
+    assert_eq!(request.generation.sampling.seed, 5);
+    assert!(request.generation.job_id.starts_with("chatcmpl-"));
+}
+
+#[test]
+fn usage_may_be_asked_for_on_every_chunk() {
+    let options = json!({"include_usage": true, "continuous_usage_stats": true});
+    let request = chat(&json!({"stream": true, "stream_options": options})).unwrap();
+    assert!(request.stream.unwrap().continuous_usage);
+}
+
+#[test]
+fn what_is_not_supported_is_refused_by_name() {
+    for (field, value) in [
+        ("n", json!(2)),
+        ("tools", json!([{"type": "function"}])),
+        ("logprobs", json!(true)),
+        ("logit_bias", json!({"5": 1})),
+        ("response_format", json!({"type": "json_object"})),
+        ("reasoning_effort", json!("low")),
+        ("max_tokens", json!(101)),
+        ("max_tokens", json!(-2)),
+        ("seed", json!(-2)),
+        ("top_k", json!(-2)),
+        ("stream_options", json!({"include_usage": true})),
+        ("prompt", json!("a")),
+        ("temprature", json!(1)),
+    ] {
+        let message = chat(&json!({ field: value })).unwrap_err();
+        assert!(message.contains(field), "{field}: {message}");
+    }
+    let message = chat(&json!({"stream": true, "stream_options": {"x": 1}})).unwrap_err();
+    assert!(message.contains("stream_options.x"), "{message}");
+}
+
+#[test]
+fn minus_one_asks_for_what_happens_anyway() {
+    let request = chat(&json!({"seed": -1, "top_k": -1, "max_tokens": -1})).unwrap();
+    assert_eq!(request.generation.sampling.top_k, 0);
+    assert_eq!(request.generation.max_tokens, 100);
+    let request = completion(&json!({"max_tokens": -1})).unwrap();
+    assert_eq!(request.generation.max_tokens, 100, "as many as fit");
+}
+
+#[test]
+fn prompts_are_one_text_or_token_ids() {
+    let input = |prompt: Value| {
+        let read = completion(&json!({ "prompt": prompt }));
+        read.map(|request| request.generation.input)
+    };
+    let text = Ok(Input::Prompt("a".to_owned()));
+    let ids = Ok(Input::Tokens(vec![TokenId(1), TokenId(9)]));
+    assert_eq!(input(json!("a")), text);
+    assert_eq!(input(json!(["a"])), text);
+    assert_eq!(input(json!([1, 9])), ids);
+    assert_eq!(input(json!([[1, 9]])), ids);
+    for wrong in [
+        json!(""),
+        json!([]),
+        json!([""]),
+        json!(["a", "b"]),
+        json!([[1], [2]]),
+        json!([[]]),
+        json!([[[1]]]),
+        json!([10]),
+        json!([1, "a"]),
+        json!([1.5]),
+        json!([-1]),
+        json!(3),
+        json!({}),
+    ] {
+        let message = input(wrong.clone()).unwrap_err();
+        assert!(message.contains("prompt"), "{wrong}: {message}");
+    }
+    let message = input(json!(["a", "b"])).unwrap_err();
+    assert!(message.contains("one prompt only"), "{message}");
+}
+
+#[test]
+fn each_endpoint_has_its_own_default_length() {
+    assert_eq!(chat(&json!({})).unwrap().generation.max_tokens, 100);
+    assert_eq!(completion(&json!({})).unwrap().generation.max_tokens, 16);
+    let both = json!({"max_tokens": 3, "max_completion_tokens": 4});
+    assert!(chat(&both).unwrap_err().contains("contradicts"));
+}
+
+#[test]
+fn what_the_operator_bounds_is_bounded_here_too() {
+    let limits = RequestLimits {
+        max_tokens_out: Some(50),
+        max_prompt_chars: Some(5),
+        ..LIMITS
+    };
+    let read = |kind, body: Value| read_within(&limits, kind, &body);
+    let hello = json!({"messages": [{"role": "user", "content": "hello"}]});
+    let request = read(Kind::Chat, hello.clone()).unwrap();
+    assert_eq!(request.generation.max_tokens, 50);
+    let longer = with(hello, &json!({"max_tokens": 51}));
+    assert!(read(Kind::Chat, longer).unwrap_err().contains("max_tokens"));
+    let named = json!({"messages": [{"role": "user", "content": "hello", "name": "A"}]});
+    assert!(read(Kind::Chat, named).unwrap_err().contains("messages"));
+    for prompt in [json!("hello!"), json!(["hello!"])] {
+        let body = json!({ "prompt": prompt });
+        assert!(read(Kind::Completion, body).unwrap_err().contains("prompt"));
+    }
+}

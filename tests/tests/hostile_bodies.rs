@@ -1,0 +1,280 @@
+//! Bodies that are written to cost memory and time, sent to the real supervisor. What each costs is
+//! seen by the kernel; beside it a stream keeps its bytes and `/livez` its word.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+use worker_orcd_tests::client::{Client, Response};
+use worker_orcd_tests::script::scripted_text;
+use worker_orcd_tests::worker::request;
+use worker_orcd_tests::{Script, Worker, process};
+
+const MIB: u64 = 1 << 20;
+
+/// The largest body that is allowed.
+const BODY: usize = 4 << 20;
+
+/// A body may cost this many times its bytes.
+const TIMES: u64 = 8;
+
+/// Buffers of connections, stacks, and what a process grows by anyway.
+const BESIDE: u64 = 8 * MIB;
+
+/// Answers are read by people.
+const LONGEST_ANSWER: usize = 16 << 10;
+
+const CHAT: &str = "/v1/chat/completions";
+const COMPLETION: &str = "/v1/completions";
+const EXECUTE: &str = "/execute";
+
+fn worker() -> Worker {
+    Worker::scripted(Script::behave()).start()
+}
+
+/// `before`, as many times `each` as fit, `after`.
+fn filled(before: &str, each: &str, after: &str) -> String {
+    let room = BODY - before.len() - after.len();
+    format!("{before}{}{after}", each.repeat(room / each.len()))
+}
+
+fn wrong_messages() -> String {
+    filled("{\"job_id\":\"a\",\"messages\":[", "0,", "0]}")
+}
+
+fn unknown_fields() -> String {
+    let mut body = String::from("{\"job_id\":\"a\"");
+    for number in 0.. {
+        let field = format!(",\"x{number}\":0");
+        if body.len() + field.len() >= BODY {
+            break;
+        }
+        body.push_str(&field);
+    }
+    body + "}"
+}
+
+/// What is sent, and where: each is refused with 400.
+fn hostile() -> Vec<(&'static str, &'static str, String)> {
+    let message = "{\"role\":\"user\",\"content\":\"\"},";
+    let deep = BODY / 2 - 16;
+    vec![
+        ("wrong messages", EXECUTE, wrong_messages()),
+        ("wrong messages in a chat", CHAT, wrong_messages()),
+        ("unknown fields", EXECUTE, unknown_fields()),
+        ("unknown fields in a chat", CHAT, unknown_fields()),
+        (
+            "one field again and again",
+            EXECUTE,
+            filled("{\"job_id\":\"a\"", ",\"seed\":1", "}"),
+        ),
+        (
+            "unknown keys of a message",
+            CHAT,
+            filled("{\"messages\":[{\"role\":\"user\"", ",\"x\":0", "}]}"),
+        ),
+        (
+            "empty messages",
+            CHAT,
+            filled("{\"messages\":[", message, "0]}"),
+        ),
+        (
+            "wrong parts",
+            CHAT,
+            filled(
+                "{\"messages\":[{\"role\":\"user\",\"content\":[",
+                "{},",
+                "{}]}]}",
+            ),
+        ),
+        (
+            "stop strings",
+            EXECUTE,
+            filled("{\"job_id\":\"a\",\"stop\":[", "\"\",", "\"\"]}"),
+        ),
+        (
+            "too many token ids",
+            COMPLETION,
+            filled("{\"prompt\":[", "1,", "1]}"),
+        ),
+        (
+            "a prompt of escapes",
+            EXECUTE,
+            filled("{\"job_id\":\"a\",\"prompt\":\"", "\\u0041", "\"}"),
+        ),
+        ("tools", CHAT, filled("{\"tools\":[", "0,", "0]}")),
+        (
+            "nesting",
+            EXECUTE,
+            format!("{{\"messages\":{}{}}}", "[".repeat(deep), "]".repeat(deep)),
+        ),
+        (
+            "nesting in a name that nobody knows",
+            CHAT,
+            format!("{{\"x\":{}{}}}", "[".repeat(deep), "]".repeat(deep)),
+        ),
+        ("nesting without end", EXECUTE, "[".repeat(BODY)),
+    ]
+}
+
+#[test]
+fn a_hostile_body_costs_at_most_eight_times_itself_and_its_answer_is_short() {
+    let worker = worker();
+    beside_a_stream(&worker, || {
+        for (name, path, body) in hostile() {
+            let (response, grown) = cost(&worker, || send(&worker.client(), path, &body));
+            assert_eq!(response.status, 400, "{name}: {}", response.text());
+            assert!(
+                response.body.len() <= LONGEST_ANSWER,
+                "{name}: an answer of {} bytes",
+                response.body.len()
+            );
+            let allowed = TIMES * body.len() as u64 + BESIDE;
+            assert!(grown <= allowed, "{name}: {} MiB", grown / MIB);
+            println!("{name}: {} KiB more", grown >> 10);
+        }
+    });
+}
+
+#[test]
+fn the_first_mistakes_are_listed_and_the_rest_is_counted() {
+    let worker = worker();
+    let native = send(&worker.client(), EXECUTE, &wrong_messages()).json();
+    // Each of them, and that there are too many.
+    let wrong = wrong_messages().matches('0').count() + 1;
+    assert_eq!(native["errors"].as_array().unwrap().len(), 32, "{native}");
+    assert_eq!(native["more_errors"], wrong - 32, "{native}");
+    assert_eq!(native["errors"][31]["field"], "messages[31]");
+
+    let openai = &send(&worker.client(), CHAT, &wrong_messages()).json()["error"];
+    // Here job_id is one more.
+    assert_eq!(openai["more_errors"], wrong + 1 - 32, "{openai}");
+    assert_eq!(openai["param"], "messages[0]", "{openai}");
+    worker.assert_serves();
+}
+
+#[test]
+fn many_hostile_bodies_at_once_cost_what_bodies_may_cost_together() {
+    const CLIENTS: usize = 32;
+    let worker = worker();
+    let body = wrong_messages();
+    beside_a_stream(&worker, || {
+        let (answers, grown) = cost(&worker, || {
+            thread::scope(|scope| {
+                let clients: Vec<_> = (0..CLIENTS)
+                    .map(|_| scope.spawn(|| send(&worker.client(), EXECUTE, &body)))
+                    .collect();
+                clients
+                    .into_iter()
+                    .map(|client| client.join().unwrap())
+                    .collect::<Vec<_>>()
+            })
+        });
+        for answer in &answers {
+            match answer.status {
+                400 => assert!(answer.body.len() <= LONGEST_ANSWER),
+                429 => assert!(answer.header("retry-after").is_some()),
+                other => panic!("{other}: {}", answer.text()),
+            }
+        }
+        assert!(answers.iter().any(|answer| answer.status == 400));
+        // All of them hold 128 MiB; the default for all together is 32.
+        assert!(grown <= 96 * MIB, "{} MiB", grown / MIB);
+    });
+}
+
+#[test]
+fn bodies_whose_end_is_held_back_cost_the_budget_and_lock_nobody_out() {
+    const CLIENTS: usize = 40;
+    let worker = worker();
+    let client = worker.client();
+    let head = client.request("POST", EXECUTE, &[], &[b' '; BODY]);
+    let (held, grown) = cost(&worker, || {
+        let mut held = Vec::new();
+        for _ in 0..CLIENTS {
+            let mut connection = client.connect().unwrap();
+            let socket = connection.socket().try_clone().unwrap();
+            socket
+                .set_write_timeout(Some(Duration::from_millis(200)))
+                .unwrap();
+            // Who finds no room is not read any further, and then refused.
+            let _ = connection.send(&head[..head.len() - 1]);
+            held.push(connection);
+        }
+        worker.assert_serves();
+        held
+    });
+    assert!(grown <= 96 * MIB, "{} MiB", grown / MIB);
+    worker.assert_serves();
+    drop(held);
+    // What they held is free again: a long request that is none too long is served.
+    let long = request(&"x".repeat(32_768), 2);
+    client.execute(&long).transcript().end();
+}
+
+#[test]
+fn a_key_that_is_there_twice_is_refused_by_name() {
+    let worker = worker();
+    let twice = "{\"job_id\":\"a\",\"prompt\":\"safe\",\"prompt\":\"other\"}";
+    let answer = send(&worker.client(), EXECUTE, twice).json();
+    assert_eq!(answer["errors"][0]["field"], "prompt", "{answer}");
+    assert_eq!(answer["errors"][0]["constraint"], "duplicate", "{answer}");
+    let inside = "{\"messages\":[{\"role\":\"user\",\"content\":\"a\",\"role\":\"system\"}]}";
+    let answer = send(&worker.client(), CHAT, inside);
+    assert_eq!(answer.status, 400, "{}", answer.text());
+    assert_eq!(answer.json()["error"]["param"], "messages[0].role");
+    worker.assert_serves();
+}
+
+fn send(client: &Client, path: &str, body: &str) -> Response {
+    client.post_bytes(path, body.as_bytes())
+}
+
+/// How far the supervisor's memory went beyond what it had before.
+fn cost<T>(worker: &Worker, act: impl FnOnce() -> T) -> (T, u64) {
+    let pid = worker.pid();
+    process::forget_peak(pid);
+    let before = process::rss_bytes(pid).unwrap();
+    let result = act();
+    let peak = process::peak_rss_bytes(pid).unwrap();
+    (result, peak.saturating_sub(before))
+}
+
+/// A stream runs from before to after, with the bytes that it has alone, and `/livez` answers.
+fn beside_a_stream(worker: &Worker, act: impl FnOnce()) {
+    const PROMPT: &str = "an honest prompt ";
+    const PATIENCE: Duration = Duration::from_secs(2);
+    let over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let mut stream = worker.client().execute(&request(PROMPT, 2048));
+        stream.wait_for("token");
+        let reader = scope.spawn(|| {
+            let client = worker.client();
+            let (mut text, mut asked) = (String::new(), 0);
+            while !over.load(Ordering::Relaxed) {
+                let since = Instant::now();
+                assert_eq!(client.get("/livez").status, 200);
+                assert!(
+                    since.elapsed() < PATIENCE,
+                    "/livez took {:?}",
+                    since.elapsed()
+                );
+                asked += 1;
+                thread::sleep(Duration::from_millis(20));
+            }
+            for event in stream {
+                match event.name.as_str() {
+                    "token" => text.push_str(event.json()["t"].as_str().unwrap()),
+                    "end" => assert_eq!(event.json()["recoveries"], 0),
+                    other => panic!("{other}: {}", event.data),
+                }
+            }
+            assert!(asked > 0);
+            text
+        });
+        act();
+        over.store(true, Ordering::Relaxed);
+        let text = reader.join().expect("the stream and /livez are well");
+        // Its first token was waited for.
+        assert_eq!(text, &scripted_text(PROMPT, 2048)[1..]);
+    });
+}
