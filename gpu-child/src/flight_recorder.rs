@@ -12,7 +12,7 @@
 //! asks its [`Tap`] at every checkpoint whether somebody wants to look, and being asked is the
 //! news.
 
-use crate::device::{Checkpoint, SequenceWork, Tap};
+use crate::device::{Checkpoint, SampleWork, SequenceWork, Tap};
 use memmap2::{MmapOptions, MmapRaw};
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use nix::time::{ClockId, clock_gettime};
@@ -135,18 +135,18 @@ fn monotonic_ns() -> u64 {
 /// Which phase a batch is in, as its sequences say.
 #[must_use]
 pub fn phase(sequences: &[SequenceWork<'_>]) -> Phase {
-    // The newest token alone, behind tokens of its own, is decoding.
-    let decodes = |work: &&SequenceWork<'_>| {
-        work.tokens.len() == 1
-            && work
-                .sample
-                .is_some_and(|sample| !sample.generated.is_empty())
-    };
-    match sequences.iter().filter(decodes).count() {
+    match sequences.iter().filter(|work| decodes(work)).count() {
         0 => Phase::Prefill,
         all if all == sequences.len() => Phase::Decode,
         _ => Phase::Mixed,
     }
+}
+
+/// The newest token alone, behind tokens of its own.
+#[must_use]
+pub fn decodes(work: &SequenceWork<'_>) -> bool {
+    let draws_behind_its_own = |sample: SampleWork<'_>| !sample.generated.is_empty();
+    work.tokens.len() == 1 && work.sample.is_some_and(draws_behind_its_own)
 }
 
 /// A tap that lets the recorder know how far the device has come, and is otherwise the one

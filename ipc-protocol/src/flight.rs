@@ -28,7 +28,7 @@ pub const RECORD_BYTES: usize = 64;
 pub const RING_CAPACITY: u32 = 2048;
 
 const MAGIC: [u8; 8] = *b"ORCDFLIT";
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 const REQUESTS_PER_RECORD: usize = 3;
 
 /// One cache line of a ring, encoded.
@@ -61,6 +61,11 @@ pub enum Moment {
     /// A batch of so many tokens.
     StepBegin {
         tokens: u32,
+    },
+    /// One sequence of the step, the one that is named, runs its prompt up to this position, the
+    /// end excluded, or after a replay what was generated as well.
+    Prompt {
+        end: u32,
     },
     Phase(Phase),
     /// This layer, counted from 0, is computed.
@@ -261,6 +266,7 @@ impl Moment {
             Self::Phase(phase) => (4, phase as u32),
             Self::Layer(layer) => (5, layer),
             Self::StepEnd => (6, 0),
+            Self::Prompt { end } => (7, end),
         }
     }
 
@@ -272,6 +278,7 @@ impl Moment {
             (4, detail) => Self::Phase(Phase::ALL.into_iter().find(|it| *it as u32 == detail)?),
             (5, layer) => Self::Layer(layer),
             (6, 0) => Self::StepEnd,
+            (7, end) => Self::Prompt { end },
             _ => return None,
         })
     }

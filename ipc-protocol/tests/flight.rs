@@ -12,6 +12,7 @@ fn moment() -> impl Strategy<Value = Moment> {
         Just(Moment::LoadBegin),
         Just(Moment::LoadEnd),
         any::<u32>().prop_map(|tokens| Moment::StepBegin { tokens }),
+        any::<u32>().prop_map(|end| Moment::Prompt { end }),
         prop::sample::select(Phase::ALL.to_vec()).prop_map(Moment::Phase),
         any::<u32>().prop_map(Moment::Layer),
         Just(Moment::StepEnd),

@@ -35,6 +35,7 @@ use crate::driver::witness::GpuWatch;
 use crate::engine::{Ended, EngineSettings, LoadedModel, Phase, Refusal, Shared};
 use crate::error_code::ErrorCode;
 use crate::requests::live::Control;
+use crate::requests::scene::Scene;
 use crate::requests::{Failure, Requests};
 use crate::text::TextError;
 use std::collections::VecDeque;
@@ -66,6 +67,8 @@ pub(crate) struct Driver {
     door: Option<(Generation, Door)>,
     /// Of the child that is or is being made; what the dead one wrote is read from here.
     recorder: Option<FlightRecorder>,
+    /// It stood still by a signal when it had to be killed.
+    was_stopped: bool,
     building: Option<Building>,
     requests: Requests,
     model: Option<Arc<LoadedModel>>,
@@ -124,6 +127,7 @@ impl Driver {
             child: None,
             door: None,
             recorder: None,
+            was_stopped: false,
             building: None,
             model: None,
             spawner: Spawner::start(answers),
@@ -317,6 +321,7 @@ impl Driver {
             Effect::Dismiss { .. } => self.send(&Command::Shutdown),
             Effect::Kill { generation, signal } => {
                 if let Some(child) = self.child.as_mut().filter(|c| c.generation == generation) {
+                    self.was_stopped |= child.is_stopped();
                     child.kill(signal);
                     self.crashes.killed();
                     if signal == Signal::Kill {
@@ -326,8 +331,8 @@ impl Driver {
                 }
             }
             Effect::Bury { generation, cause } => {
-                self.report_death(generation, &cause);
-                self.bury(&cause);
+                let scene = self.report_death(generation, &cause);
+                self.bury(&cause, &scene);
             }
             Effect::RefuseNewWork => {
                 let refusal = match self.machine.state() {
@@ -403,8 +408,8 @@ impl Driver {
         }
     }
 
-    fn bury(&mut self, cause: &DeathCause) {
-        self.requests.bury(cause, Instant::now());
+    fn bury(&mut self, cause: &DeathCause, scene: &Scene) {
+        self.requests.bury(cause, scene, Instant::now());
         self.news.buried();
         self.building = None;
         self.door = None;

@@ -10,7 +10,7 @@ use super::reader::Phase;
 use super::status::Status;
 use super::{Link, Loaded, Progress};
 use crate::device::{Batch, Executor, NoTap, Tap};
-use crate::flight_recorder::{FlightRecorder, Watched, phase};
+use crate::flight_recorder::{FlightRecorder, Watched, decodes, phase};
 use crate::kv_cache::KvCache;
 use crate::scheduler::{Limits, Scheduler, SchedulerError};
 use crate::trace::LogitsTrace;
@@ -264,6 +264,11 @@ impl<'a> Engine<'a> {
         let who = Who::new(sequences.iter().map(|work| work.request));
         let note = |moment| self.recorder.record(self.step, moment, who);
         note(Moment::StepBegin { tokens });
+        for work in sequences.iter().filter(|work| !decodes(work)) {
+            let end = work.first_position + work.tokens.len() as u32;
+            let who = Who::new([work.request].into_iter());
+            self.recorder.record(self.step, Moment::Prompt { end }, who);
+        }
         note(Moment::Phase(phase(&sequences)));
         let results = match (&mut self.trace, self.executor.ahead()) {
             (None, Some(ahead)) => {

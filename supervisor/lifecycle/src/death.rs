@@ -142,7 +142,7 @@ impl DeathCause {
             Self::Said(Fault::NonFiniteLogits { request, .. }) => Blame::Request(*request),
             Self::Said(fault) => blame_of_code(fault.exit_code()),
             Self::Exited(code) => blame_of_code(*code),
-            Self::Signalled(signal) if FROM_OUTSIDE.contains(signal) => Blame::Nobody,
+            Self::Signalled(signal) if !OF_A_PROGRAM.contains(signal) => Blame::Nobody,
             Self::Signalled(_)
             | Self::OomKilled
             | Self::ExitedUnknown(_)
@@ -189,9 +189,9 @@ impl DeathCause {
     }
 }
 
-/// SIGHUP, SIGINT, SIGQUIT, SIGKILL, SIGTERM: sent by people and service managers, and never by
-/// the kernel for what a program computes, except by the OOM killer, which is told apart.
-const FROM_OUTSIDE: [i32; 5] = [1, 2, 3, 9, 15];
+/// SIGILL, SIGTRAP, SIGABRT, SIGBUS, SIGFPE, SIGSEGV, SIGSYS: what a program earns by what it does.
+/// All others are sent by people and service managers, or for a limit that was set to it.
+const OF_A_PROGRAM: [i32; 7] = [4, 5, 6, 7, 8, 11, 31];
 
 fn blame_of_code(code: ExitCode) -> Blame {
     match code {
@@ -279,19 +279,10 @@ mod tests {
     #[test]
     fn an_operators_kill_accuses_nobody_and_a_crash_accuses_whoever_was_there() {
         let blame = |exit| DeathCause::of_exit(exit).blame();
-        for signal in FROM_OUTSIDE {
-            assert_eq!(
-                blame(Exit::Signal(signal)),
-                Blame::Nobody,
-                "signal {signal}"
-            );
-        }
-        for signal in [4, 5, 6, 7, 8, 11] {
-            assert_eq!(
-                blame(Exit::Signal(signal)),
-                Blame::Anybody,
-                "signal {signal}"
-            );
+        for signal in 1..65 {
+            let accuses = [4, 5, 6, 7, 8, 11, 31].contains(&signal);
+            let expected = [Blame::Nobody, Blame::Anybody][usize::from(accuses)];
+            assert_eq!(blame(Exit::Signal(signal)), expected, "signal {signal}");
         }
         assert_eq!(blame(Exit::OomKilled), Blame::Anybody);
         assert_eq!(blame(Exit::Code(0)), Blame::Anybody);

@@ -20,7 +20,7 @@ impl Default for RestartPolicy {
         Self {
             // Five deaths a minute are survived, the sixth is not. A request that kills every
             // child it meets is found after three (two in company, one alone), so it never
-            // ends a worker, and neither do three of them at once; a card that faults on its own does so at every load, within
+            // ends a worker, and neither do three of them at once, on a machine that is well; a card that faults on its own does so at every load, within
             // seconds, and is reported in under a minute.
             max_deaths: 5,
             window: Duration::from_secs(60),

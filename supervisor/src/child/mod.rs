@@ -124,6 +124,12 @@ impl Child {
     pub fn kill(&self, signal: Signal) {
         self.process.kill(signal);
     }
+
+    /// By SIGSTOP or a debugger.
+    #[must_use]
+    pub fn is_stopped(&self) -> bool {
+        self.process.is_stopped()
+    }
 }
 
 impl Line {

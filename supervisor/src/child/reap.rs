@@ -92,6 +92,18 @@ impl Process {
         }
     }
 
+    /// By SIGSTOP or a debugger, as far as is known.
+    #[must_use]
+    pub fn is_stopped(&self) -> bool {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.pid()));
+        // The name in front may hold anything, also a parenthesis.
+        let state = stat.ok().and_then(|stat| {
+            let (_, behind) = stat.rsplit_once(") ")?;
+            behind.chars().next()
+        });
+        !self.reaped && matches!(state, Some('T' | 't'))
+    }
+
     fn reap(&mut self) -> Option<Exit> {
         let look = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
         if let Ok(None) = waitid(WaitId::PidFd(self.pidfd.get_ref().as_fd()), look) {

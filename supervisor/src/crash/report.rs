@@ -305,6 +305,7 @@ fn moment(moment: Moment) -> String {
         Moment::LoadBegin => "load begins".to_owned(),
         Moment::LoadEnd => "load is done".to_owned(),
         Moment::StepBegin { tokens } => format!("step of {tokens} tokens begins"),
+        Moment::Prompt { end } => format!("a prompt up to position {end}"),
         Moment::Phase(phase) => phase.name().to_owned(),
         Moment::Layer(layer) => format!("layer {layer} is done"),
         Moment::StepEnd => "step is done".to_owned(),

@@ -6,6 +6,7 @@ use crate::crash::{Deceased, Now};
 use crate::driver::Driver;
 use crate::driver::witness::Buried;
 use crate::requests::record::Record;
+use crate::requests::scene::Scene;
 use nix::time::{ClockId, clock_gettime};
 use std::time::{Instant, SystemTime};
 use tracing::warn;
@@ -23,13 +24,17 @@ impl Driver {
         }
     }
 
-    /// Before the journal hands its requests on.
-    pub(super) fn report_death(&mut self, generation: Generation, cause: &DeathCause) {
+    /// Before the journal hands its requests on. Where it met them is for the journal.
+    pub(super) fn report_death(&mut self, generation: Generation, cause: &DeathCause) -> Scene {
         let recording = self.recorder.take().and_then(|recorder| {
             let read = recorder.read();
             read.inspect_err(|error| warn!(%error, "the flight recorder cannot be read"))
                 .ok()
         });
+        let scene = Scene {
+            stopped: std::mem::take(&mut self.was_stopped),
+            ..recording.as_ref().map(Scene::of).unwrap_or_default()
+        };
         let now = Now {
             instant: Instant::now(),
             wall: SystemTime::now(),
@@ -65,6 +70,7 @@ impl Driver {
         if let Some(id) = self.crashes.died(now, cause, dead) {
             self.news.reported(id);
         }
+        scene
     }
 
     /// Tokens came from a child that is believed.

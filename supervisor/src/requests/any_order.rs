@@ -3,10 +3,11 @@
 
 use crate::error_code::ErrorCode;
 use crate::requests::record::{NewRequest, StreamEvent};
+use crate::requests::scene::{Scene, Within};
 use crate::requests::stream::RequestStream;
 use crate::requests::testing::{Journal, read, request, step};
 use proptest::prelude::*;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 use worker_orcd_ipc::{Command, FinishReason, RequestId, TokenId};
 use worker_orcd_lifecycle::DeathCause;
@@ -15,7 +16,11 @@ use worker_orcd_lifecycle::DeathCause;
 const POISON: TokenId = TokenId(3);
 const FATAL_INDEX: u32 = 2;
 
-const MAX_TOKENS: u32 = 6;
+const MAX_TOKENS: u32 = 40;
+
+/// Steps of a prompt and layers of a step: what chance can hit.
+const PROMPT: u32 = 100;
+const LAYERS: u32 = 30;
 
 #[derive(Debug, Clone, Copy)]
 enum Move {
@@ -23,14 +28,18 @@ enum Move {
         killer: bool,
         deadline: bool,
     },
-    /// Every request that the child has moves on by one token, or kills.
-    Step,
+    /// So many times, every request that the child has moves on by one token, or kills.
+    Steps(usize),
     Cancel(usize),
     Leave(usize),
     /// By an operator: whose doing it was is clear.
     Kill,
-    /// Of a cause that anybody might have been.
-    Crash,
+    /// Of a cause that anybody might have been, wherever chance finds the child: at this
+    /// position of each prompt, behind this layer.
+    Crash {
+        position: u32,
+        layer: u32,
+    },
     /// The next child is ready.
     Serve,
     Pass(u64),
@@ -40,11 +49,12 @@ fn moves() -> impl Strategy<Value = Vec<Move>> {
     let one = prop_oneof![
         4 => (prop::bool::weighted(0.2), prop::bool::weighted(0.3))
             .prop_map(|(killer, deadline)| Move::Submit { killer, deadline }),
-        8 => Just(Move::Step),
+        8 => (1usize..16).prop_map(Move::Steps),
         1 => (0usize..8).prop_map(Move::Cancel),
         1 => (0usize..8).prop_map(Move::Leave),
         1 => Just(Move::Kill),
-        1 => Just(Move::Crash),
+        1 => (0..PROMPT, 0..LAYERS)
+            .prop_map(|(position, layer)| Move::Crash { position, layer }),
         3 => Just(Move::Serve),
         1 => (0u64..2_000).prop_map(Move::Pass),
     ];
@@ -69,8 +79,8 @@ struct World {
     running: BTreeMap<RequestId, u32>,
     /// Its answers to cancellations, for its next step.
     answers: Vec<(RequestId, FinishReason)>,
-    /// Somebody beside the killers took a child down.
-    unlucky: bool,
+    /// What of it had a token from this child.
+    moved: BTreeSet<RequestId>,
 }
 
 impl World {
@@ -81,7 +91,7 @@ impl World {
             clients: vec![],
             running: BTreeMap::new(),
             answers: vec![],
-            unlucky: false,
+            moved: BTreeSet::new(),
         }
     }
 
@@ -89,7 +99,12 @@ impl World {
         let now = self.journal.now;
         match step {
             Move::Submit { killer, deadline } => self.submit(killer, deadline),
-            Move::Step => self.step(),
+            Move::Steps(count) => {
+                for _ in 0..count {
+                    self.step();
+                    self.deliver();
+                }
+            }
             Move::Cancel(nth) => {
                 if let Some(client) = self.clients.get_mut(nth) {
                     client.cancelled = true;
@@ -102,10 +117,10 @@ impl World {
                 }
                 self.journal.run_controls();
             }
-            Move::Kill => self.die(&DeathCause::Signalled(9)),
-            Move::Crash => {
-                self.unlucky |= self.serving;
-                self.die(&DeathCause::Signalled(11));
+            Move::Kill => self.die(&DeathCause::Signalled(9), &Scene::default()),
+            Move::Crash { position, layer } => {
+                let scene = self.scene(Within::Layer(layer), |_| position);
+                self.die(&DeathCause::Signalled(11), &scene);
             }
             Move::Serve => {
                 if !self.serving {
@@ -128,9 +143,10 @@ impl World {
             deadline: deadline.then_some(Duration::from_secs(3)),
             ..request(&format!("job {}", self.clients.len()))
         };
+        new.prompt = vec![TokenId(0); PROMPT as usize];
         // Every killer is another one, so that each has to be found by itself.
         if killer {
-            new.prompt = vec![POISON; 1 + self.clients.len()];
+            new.prompt[..=self.clients.len()].fill(POISON);
         }
         if self.journal.registry.live() == self.journal.registry.capacity() {
             return;
@@ -178,11 +194,13 @@ impl World {
         let fatal =
             |client: &Client| client.killer && self.running.get(&client.id) == Some(&FATAL_INDEX);
         if self.clients.iter().any(fatal) {
-            return self.die(&DeathCause::Signalled(11));
+            let scene = self.scene(Within::Beginning, |next| PROMPT - 1 + next);
+            return self.die(&DeathCause::Signalled(11), &scene);
         }
         let mut tokens = vec![];
         let mut ends = std::mem::take(&mut self.answers);
         self.running.retain(|id, next| {
+            self.moved.insert(*id);
             tokens.push((*id, *next, *next % 2));
             *next += 1;
             if *next == MAX_TOKENS {
@@ -197,13 +215,31 @@ impl World {
             .expect("an honest child");
     }
 
-    fn die(&mut self, cause: &DeathCause) {
+    /// Who has had no token yet is in its prompt, and in no step before its last one.
+    fn scene(&self, within: Within, position: impl Fn(u32) -> u32) -> Scene {
+        let in_prompt = self
+            .running
+            .iter()
+            .filter(|(id, _)| !self.moved.contains(id));
+        let prompts = in_prompt.map(|(id, next)| {
+            let at = position(*next);
+            (*id, at..at + 1)
+        });
+        Scene {
+            within: Some(within),
+            prompts: prompts.collect(),
+            stopped: false,
+        }
+    }
+
+    fn die(&mut self, cause: &DeathCause, scene: &Scene) {
         if self.serving {
             self.serving = false;
             self.running.clear();
+            self.moved.clear();
             self.answers.clear();
             self.journal.requests.suspend();
-            self.journal.requests.bury(cause, self.journal.now);
+            self.journal.requests.bury(cause, scene, self.journal.now);
         }
     }
 
@@ -237,13 +273,13 @@ proptest! {
         for step in moves {
             world.make(step);
         }
-        // Each of at most twelve has a few tokens, three deaths and a turn alone ahead of it.
-        for _ in 0..400 {
+        // Each of at most twelve has its tokens, seven deaths and a turn alone ahead of it.
+        for _ in 0..1000 {
             if world.journal.requests.is_empty() {
                 break;
             }
             world.make(Move::Serve);
-            world.make(Move::Step);
+            world.make(Move::Steps(1));
         }
         prop_assert_eq!(world.journal.requests.len(), 0, "stuck");
         prop_assert_eq!(world.journal.registry.live(), 0);
@@ -254,12 +290,12 @@ proptest! {
             match client.ends[0] {
                 Ok(()) => {
                     prop_assert!(!client.killer);
-                    prop_assert_eq!(&client.text, "ababab", "a token was lost or given twice");
+                    let whole = "ab".repeat(MAX_TOKENS as usize / 2);
+                    prop_assert_eq!(&client.text, &whole, "a token was lost or given twice");
                 }
                 Err(ErrorCode::Cancelled) => prop_assert!(client.cancelled),
                 Err(ErrorCode::InferenceTimeout) => {}
-                // A crash that nobody caused may look like the doing of whoever was there alone.
-                Err(ErrorCode::Quarantined) => prop_assert!(client.killer || world.unlucky),
+                Err(ErrorCode::Quarantined) => prop_assert!(client.killer, "{}", client.id),
                 Err(other) => prop_assert!(false, "{} ended with {}", client.id, other),
             }
         }

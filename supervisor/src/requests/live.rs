@@ -91,6 +91,8 @@ pub struct Requests {
 struct Live {
     record: Arc<Record>,
     place: Place,
+    /// Its history when the child got it.
+    given_at: u32,
     suspicion: Suspicion,
 }
 
@@ -209,6 +211,7 @@ impl Requests {
         let mut live = Live {
             record,
             place: Place::Waiting,
+            given_at: 0,
             suspicion: Suspicion::default(),
         };
         if self.serving && self.suspects.is_empty() {
@@ -416,7 +419,14 @@ impl Requests {
 impl Live {
     fn hand_over(&mut self, commands: &mut Vec<Command>) {
         self.place = Place::WithChild;
+        self.given_at = self.history();
         commands.push(Command::Submit(Box::new(self.record.submission())));
+    }
+
+    /// Tokens of its prompt and its answer.
+    fn history(&self) -> u32 {
+        let tokens = self.record.progress.lock().tokens_out();
+        self.record.tokens_in().saturating_add(tokens)
     }
 
     fn has_tokens(&self) -> bool {

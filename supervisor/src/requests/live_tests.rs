@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::requests::record::{NewRequest, OnFault, StreamEvent};
+use crate::requests::scene::Scene;
 use crate::requests::testing::{Journal, read, request, step, text_of};
 
 const NO_END: &[(RequestId, FinishReason)] = &[];
@@ -158,7 +159,9 @@ fn a_request_goes_on_with_the_next_child_behind_the_tokens_it_has() {
         .step(&step(&[(id, 0, 0), (id, 1, 2)], NO_END), journal.now)
         .unwrap();
     journal.requests.suspend();
-    journal.requests.bury(&signal(), journal.now);
+    journal
+        .requests
+        .bury(&signal(), &Scene::default(), journal.now);
     assert!(stream.recovering());
     let (waiting, _second) = journal.submit(request("other"));
     assert_eq!(journal.commands(), []);
@@ -193,7 +196,9 @@ fn on_fault_fail_ends_with_one_retriable_error() {
         .requests
         .step(&step(&[(id, 0, 0)], NO_END), journal.now)
         .unwrap();
-    journal.requests.bury(&signal(), journal.now);
+    journal
+        .requests
+        .bury(&signal(), &Scene::default(), journal.now);
     let (events, over) = read(&mut stream);
     assert!(over);
     assert_eq!(text_of(&events), "a");
@@ -209,7 +214,7 @@ fn an_operators_kills_end_no_stream_however_many_there_are() {
     for _ in 0..50 {
         journal
             .requests
-            .bury(&DeathCause::Signalled(9), journal.now);
+            .bury(&DeathCause::Signalled(9), &Scene::default(), journal.now);
         journal.requests.serve(journal.text.clone());
         assert_eq!(journal.requests.on_probation(), 0);
     }
@@ -336,7 +341,9 @@ fn lies_are_recognised() {
 #[test]
 fn a_waiting_request_that_ends_is_never_submitted() {
     let mut journal = Journal::serving();
-    journal.requests.bury(&signal(), journal.now);
+    journal
+        .requests
+        .bury(&signal(), &Scene::default(), journal.now);
     let (id, _stream) = journal.submit(request("job"));
     journal.requests.cancel(id, journal.now);
     journal.requests.serve(journal.text.clone());

@@ -16,8 +16,8 @@
 //! * [`record`] one request, shared by both sides; [`progress`] its changing half: tokens, text
 //!   and the one end; [`stream`] the reader; [`registry`] who may come in; [`live`] the driver's
 //!   side: what is with the child, what waits, and what follows when a child dies.
-//! * A query of death: [`suspicion`] is what deaths say about a request, [`live`]'s probation
-//!   lets suspects run alone, [`fingerprint`] and [`quarantine`] keep the guilty out.
+//! * A query of death: [`scene`] is where a death met each request, [`suspicion`] what deaths say
+//!   about it, [`live`]'s probation lets suspects run alone, [`fingerprint`] and [`quarantine`] keep the guilty out.
 //!
 //! Deliberately absent: sockets, processes, HTTP, and the text itself in any log.
 
@@ -27,11 +27,14 @@ pub mod progress;
 pub mod quarantine;
 pub mod record;
 pub mod registry;
+pub(crate) mod scene;
 pub mod stream;
 mod suspicion;
 
 #[cfg(test)]
 mod any_order;
+#[cfg(test)]
+mod bad_machine;
 #[cfg(test)]
 pub(crate) mod testing;
 

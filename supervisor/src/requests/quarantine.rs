@@ -1,12 +1,12 @@
 //! Requests that killed a child when it had nothing else to do: refused for a while.
 //!
 //! Bounded in number and in time. A fingerprint that goes before its time, because the table is
-//! full, costs three deaths to be found again.
+//! full, costs three deaths or more to be found again.
 
 use crate::requests::fingerprint::Fingerprint;
 use std::time::{Duration, Instant};
 
-/// Each entry cost three deaths, of which a worker survives five a minute: a table of this size
+/// Each entry cost three deaths at least, of which a worker survives five a minute: a table of this size
 /// is never full by accident.
 const MAX_ENTRIES: usize = 1024;
 

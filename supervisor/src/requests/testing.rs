@@ -68,7 +68,11 @@ pub struct Journal {
 impl Journal {
     /// With a child that takes work.
     pub fn serving() -> Self {
-        let registry = Arc::new(Registry::new(4, 4, QUARANTINE_FOR));
+        Self::with_slots(4)
+    }
+
+    pub fn with_slots(slots: usize) -> Self {
+        let registry = Arc::new(Registry::new(slots, slots, QUARANTINE_FOR));
         let (controls, inbox) = mpsc::unbounded_channel();
         let mut journal = Self {
             requests: Requests::new(Arc::clone(&registry)),

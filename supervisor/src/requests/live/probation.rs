@@ -1,43 +1,51 @@
 //! Who is given to the child when, and what a death does to those who were with it.
 //!
 //! ```text
-//!              two deaths at one step, which it may have caused
+//!              two deaths at one place in it, which it may have caused
 //!   everyone ──────────────────────────────────────────────────► suspect, waits for its turn
 //!      ▲                                                               │ oldest first
-//!      │ two tokens further, or the last of the suspects is through    ▼
+//!      │ past that place, or it dies elsewhere                         ▼
 //!      └──────────────────────────────────────────────────────── with the child, alone
-//!                                                                      │ the child dies as it did
-//!                                                                      ▼ before, or twice
+//!                                                                      │ the child dies there,
+//!                                                                      ▼ again
 //!                                                   QUARANTINED, its fingerprint refused
 //! ```
 //!
-//! On a machine where children die of nobody's doing it takes two deaths alone more.
+//! How often "again" is, [`Suspicion`](crate::requests::suspicion::Suspicion) says.
 //!
 //! As long as there is a suspect, the child has at most one request: whatever else it still has
 //! is called back (cancelled there, kept here) before the next suspect's turn, so that a death
 //! then has one possible author. Everything that ends, moves on or is called back comes through
 //! [`Requests::hand_out`], so nothing waits for a turn that is not coming.
 //!
-//! Whoever was given to a child counts as in flight, also before its first token: a child dies
-//! in prompts too, and the supervisor cannot know how far a step had come. The price is that a
-//! queue behind a query of death may be tried one by one, a prompt and two tokens each.
+//! Who was given to the child but was in none of its open steps is not accused, whatever the device
+//! did. Only a panic may be of the child's own bookkeeping, beside a step on its way.
 
 use super::{Place, Requests, error_code};
 use crate::error_code::ErrorCode;
 use crate::requests::fingerprint::Fingerprint;
 use crate::requests::record::{Failure, OnFault};
+use crate::requests::scene::Scene;
+use crate::requests::suspicion::Sighting;
 use std::time::{Duration, Instant};
 use tracing::{error, info, warn};
 use worker_orcd_ipc::{Command, RequestId};
 use worker_orcd_lifecycle::{Blame, DeathCause};
+
+/// The label of a death that may be the doing of code that no step runs.
+const PANIC: &str = "panic";
 
 /// How long a death counts against the machine.
 const LATELY: Duration = Duration::from_secs(600);
 
 impl Requests {
     /// The child is gone. What it had goes on with the next one, or ends.
-    pub fn bury(&mut self, cause: &DeathCause, now: Instant) {
+    pub(crate) fn bury(&mut self, cause: &DeathCause, scene: &Scene, now: Instant) {
         self.suspend();
+        let blame = match scene.stopped {
+            true => Blame::Nobody,
+            false => cause.blame(),
+        };
         let bereft: Vec<_> = self
             .live
             .values()
@@ -47,18 +55,18 @@ impl Requests {
         let alone = self.leaving.is_empty() && bereft.len() == 1;
         self.leaving.clear();
         self.deaths.retain(|at| now.duration_since(*at) <= LATELY);
-        if cause.blame() != Blame::Nobody {
+        if blame != Blame::Nobody {
             self.deaths.push(now);
         }
         for id in bereft {
             self.interrupt(id);
-            let suspected = match cause.blame() {
+            let suspected = match blame {
                 Blame::Nobody => false,
                 Blame::Anybody => true,
                 Blame::Request(named) => named == id,
             };
             if suspected {
-                self.judge(id, alone, cause, now);
+                self.judge(id, alone, cause, scene, now);
             }
             self.outlive(id, cause, now);
         }
@@ -75,22 +83,38 @@ impl Requests {
         self.wakers.extend(progress.take_waker());
     }
 
-    fn judge(&mut self, id: RequestId, alone: bool, cause: &DeathCause, now: Instant) {
+    fn judge(
+        &mut self,
+        id: RequestId,
+        alone: bool,
+        cause: &DeathCause,
+        scene: &Scene,
+        now: Instant,
+    ) {
+        let was_on_probation = self.suspects.contains(&id);
         let Some(live) = self.live.get_mut(&id) else {
             return;
         };
-        let was_on_probation = self.suspects.contains(&id);
-        let tokens = live.record.progress.lock().tokens_out();
-        live.suspicion.present_at_death(tokens, cause.label());
-        if was_on_probation && alone {
-            live.suspicion.alone_at_death();
+        let history = live.history();
+        let spot = scene.spot(id, history, history > live.given_at);
+        if spot.is_none() && cause.label() != PANIC {
+            return;
         }
+        live.suspicion.note(Sighting {
+            spot,
+            history,
+            signature: (cause.label(), scene.within),
+            alone: was_on_probation && alone,
+        });
+        let is_suspect = live.suspicion.is_suspect();
+        let job_id = live.record.job_id.as_str();
         if live.suspicion.is_proven(self.deaths.len() as u32) {
             self.convict(id, cause, now);
-        } else if live.suspicion.is_suspect() && self.suspects.insert(id) {
+        } else if is_suspect && self.suspects.insert(id) {
             self.probations_total += 1;
-            let job_id = live.record.job_id.as_str();
             warn!(job_id, request = id.0, "job_on_probation");
+        } else if !is_suspect && self.suspects.remove(&id) {
+            info!(job_id, request = id.0, "job_acquitted");
         }
     }
 
@@ -102,12 +126,15 @@ impl Requests {
             return;
         };
         let deaths = live.suspicion.deaths();
+        // What it did is no longer held against the machine.
+        let left = self.deaths.len().saturating_sub(deaths as usize);
+        self.deaths.truncate(left);
         let fingerprint = Fingerprint::of_record(&live.record);
         let job_id = live.record.job_id.as_str();
         error!(job_id, request = id.0, %fingerprint, deaths, %cause, "job_quarantined");
         self.registry.quarantine(fingerprint, now);
         let message = format!(
-            "{deaths} children died at the same step of this job, the last when it ran alone: \
+            "{deaths} children died at the same place of this job, the last when it ran alone: \
              {cause}"
         );
         let failure = Failure::new(ErrorCode::Quarantined, message);
@@ -188,8 +215,7 @@ impl Requests {
         let Some(live) = self.live.get(&id) else {
             return;
         };
-        let tokens = live.record.progress.lock().tokens_out();
-        if live.suspicion.is_acquitted_at(tokens) {
+        if live.suspicion.is_acquitted_at(live.history()) {
             info!(job_id = live.record.job_id, request = id.0, "job_acquitted");
             self.suspects.remove(&id);
             self.hand_out();

@@ -3,6 +3,7 @@
 use super::*;
 use crate::requests::record::{NewRequest, StreamEvent};
 use crate::requests::registry::Refusal;
+use crate::requests::scene::Within;
 use crate::requests::stream::RequestStream;
 use crate::requests::testing::{Journal, QUARANTINE_FOR, read, request, step};
 use std::time::Duration;
@@ -28,11 +29,16 @@ fn cancelled(journal: &mut Journal) -> Vec<RequestId> {
     journal.commands().into_iter().filter_map(cancel).collect()
 }
 
-/// The child dies; the next one is given what this returns.
+/// The child dies between two steps, as far as it recorded; the next one is given what this
+/// returns.
 fn die(journal: &mut Journal, cause: &DeathCause) -> Vec<RequestId> {
+    die_at(journal, cause, &Scene::default())
+}
+
+fn die_at(journal: &mut Journal, cause: &DeathCause, scene: &Scene) -> Vec<RequestId> {
     journal.commands();
     journal.requests.suspend();
-    journal.requests.bury(cause, journal.now);
+    journal.requests.bury(cause, scene, journal.now);
     journal.requests.serve(journal.text.clone());
     submitted(journal)
 }
@@ -91,10 +97,11 @@ fn a_query_of_death_costs_three_children_and_its_company_nothing_but_time() {
 }
 
 #[test]
-fn another_way_to_die_is_no_proof_until_it_comes_twice() {
+fn another_way_to_die_is_no_proof_until_the_fifth() {
     let mut journal = Journal::serving();
     let (only, mut stream) = journal.submit(killer());
-    for cause in [crash(), crash(), DeathCause::SocketClosed] {
+    let other = DeathCause::SocketClosed;
+    for cause in [crash(), crash(), other.clone(), other] {
         assert_eq!(die(&mut journal, &cause), [only], "{cause}");
     }
     assert_eq!(die(&mut journal, &crash()), []);
@@ -145,6 +152,81 @@ fn a_killer_is_convicted_on_a_machine_that_kills_by_itself_too_and_sooner_once_i
         let quarantined = failure(&mut stream).expect("it has ended");
         assert_eq!(quarantined.code, ErrorCode::Quarantined);
     }
+}
+
+/// In a step of that part of one prompt.
+fn in_prompt(id: RequestId, positions: std::ops::Range<u32>) -> Scene {
+    Scene {
+        within: Some(Within::Beginning),
+        prompts: [(id, positions)].into(),
+        stopped: false,
+    }
+}
+
+#[test]
+fn a_long_prompt_that_never_gets_through_is_tried_again_and_never_accused() {
+    let mut journal = Journal::serving();
+    let (long, mut stream) = journal.submit(NewRequest {
+        prompt: vec![TokenId(0); 2182],
+        ..request("long")
+    });
+    for death in 0..50 {
+        let at = 13 * death % 68 * 32;
+        let scene = in_prompt(long, at..at + 32);
+        assert_eq!(die_at(&mut journal, &crash(), &scene), [long]);
+    }
+    assert!(failure(&mut stream).is_none());
+}
+
+#[test]
+fn who_waits_inside_the_child_is_not_accused_of_a_step_that_it_is_not_in() {
+    let mut journal = Journal::serving();
+    let (guilty, mut bad) = journal.submit(killer());
+    let (waiting, _good) = journal.submit(request("waiting"));
+    let scene = in_prompt(guilty, 0..5);
+    die_at(&mut journal, &crash(), &scene);
+    assert_eq!(die_at(&mut journal, &crash(), &scene), [guilty]);
+    assert_eq!(journal.requests.on_probation(), 1, "and not the other");
+    assert_eq!(die_at(&mut journal, &crash(), &scene), [waiting]);
+    assert!(failure(&mut bad).is_some());
+}
+
+#[test]
+fn a_panic_beside_a_step_may_be_the_doing_of_who_waits_and_convicts_only_alone() {
+    let mut journal = Journal::serving();
+    let (computed, _one) = journal.submit(request("computed"));
+    let (guilty, mut bad) = journal.submit(killer());
+    let panic = DeathCause::Said(Fault::Panic {
+        message: "a queue".to_owned(),
+        location: String::new(),
+    });
+    for at in [0..1, 1..2] {
+        die_at(&mut journal, &panic, &in_prompt(computed, at));
+    }
+    assert_eq!(journal.requests.on_probation(), 1);
+    for _ in 0..3 {
+        assert!(failure(&mut bad).is_none());
+        die(&mut journal, &panic);
+    }
+    assert!(failure(&mut bad).is_some(), "{guilty} alone, between steps");
+}
+
+#[test]
+fn a_child_that_was_stopped_by_a_signal_convicts_nobody() {
+    let mut journal = Journal::serving();
+    let (id, mut stream) = journal.submit(request("job"));
+    let scene = Scene {
+        stopped: true,
+        ..in_prompt(id, 0..2)
+    };
+    let cause = DeathCause::HeartbeatLost {
+        silent_for: Duration::from_secs(2),
+    };
+    for _ in 0..9 {
+        assert_eq!(die_at(&mut journal, &cause, &scene), [id]);
+    }
+    assert!(failure(&mut stream).is_none());
+    assert_eq!(journal.requests.on_probation(), 0);
 }
 
 #[test]

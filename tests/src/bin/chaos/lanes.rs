@@ -111,12 +111,25 @@ impl Tally {
                 self.failed += 1;
                 self.violation(format!("{job} ({what}): cancelled, but not by its client"));
             }
-            Ending::Quarantined => self.quarantined += 1,
+            // No request of the mix kills anybody.
+            Ending::Quarantined => {
+                self.quarantined += 1;
+                self.violation(format!("{job} ({what}): convicted, and it is innocent"));
+            }
             Ending::Failed(why) => {
                 self.failed += 1;
                 self.violation(format!("{job} ({what}): {why}"));
             }
         }
+    }
+
+    /// A run in which no stream came to its end has shown nothing.
+    pub fn verdict(&self) -> Vec<String> {
+        let mut violations = self.violations.clone();
+        if self.complete == 0 {
+            violations.push("no stream was completed, so nothing was shown".to_owned());
+        }
+        violations
     }
 
     fn violation(&mut self, text: String) {
@@ -286,12 +299,12 @@ mod tests {
         count(Manner::Reads, Ok(want.clone()));
         count(Manner::Cancels(0), Ok(answer("a", Ending::Cancelled)));
         count(Manner::Vanishes(0), Ok(answer("a", Ending::Left)));
-        count(Manner::Reads, Ok(answer("a", Ending::Quarantined)));
-        assert!(tally.violations.is_empty(), "{:?}", tally.violations);
+        assert!(tally.verdict().is_empty(), "{:?}", tally.violations);
         let mut count = |manner, got| tally.count("test", "job", manner, got, &want);
         count(Manner::Reads, Ok(answer("a", Ending::Cancelled)));
         count(Manner::Reads, Ok(answer("a", Ending::Failed("x".into()))));
         count(Manner::Reads, Err("broke off".into()));
+        count(Manner::Reads, Ok(answer("a", Ending::Quarantined)));
         assert_eq!(
             (
                 tally.complete,
@@ -301,6 +314,22 @@ mod tests {
             ),
             (1, 1, 1, 1)
         );
-        assert_eq!((tally.failed, tally.violations.len()), (3, 3));
+        assert_eq!((tally.failed, tally.verdict().len()), (3, 4));
+    }
+
+    #[test]
+    fn a_run_without_a_completed_stream_has_failed() {
+        let (want, mut tally) = (answer("abc", Ending::Complete), Tally::default());
+        assert_eq!(tally.verdict().len(), 1);
+        tally.count(
+            "test",
+            "job",
+            Manner::Vanishes(0),
+            Ok(answer("a", Ending::Left)),
+            &want,
+        );
+        assert_eq!(tally.verdict().len(), 1);
+        tally.count("test", "job", Manner::Reads, Ok(want.clone()), &want);
+        assert!(tally.verdict().is_empty());
     }
 }

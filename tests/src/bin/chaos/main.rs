@@ -213,7 +213,7 @@ fn run(arguments: &Arguments, seed: u64) -> Result<Report> {
     );
     let stormed_for = began.elapsed();
     let tally = lanes.finish(&worker, CALM)?;
-    let mut violations = tally.violations.clone();
+    let mut violations = tally.verdict();
     violations.extend(watch.verdict(&worker, &idle));
     violations.extend(ledger.iter().flat_map(Ledger::verdict));
     if ledger.is_some() && watch.peak_bytes() > siege::MEMORY_BYTES {

@@ -1,8 +1,8 @@
 //! What the kernel says of the supervisor: descriptors, threads, memory, zombies.
 //!
-//! Descriptors and threads are compared idle with idle, before and after; memory is compared
-//! between the second and the last quarter of a run that is long enough for caches and pools to have
-//! grown to what the load asks for by then.
+//! Descriptors and threads are compared idle with idle, before and after. Memory has a bound in every
+//! run, and is compared between the second and the last quarter of one that is long enough for caches
+//! and pools to have grown to what the load asks for by then.
 
 use super::worker::{Worker, offspring};
 use anyhow::Result;
@@ -17,6 +17,8 @@ const MORE_THREADS: usize = 8;
 /// A connection or two that the kernel has not yet told the supervisor to be closed.
 const MORE_DESCRIPTORS: usize = 4;
 const MORE_MEMORY_BYTES: u64 = 16 << 20;
+/// Whatever the load of this runner: a supervisor that takes more than this has lost some.
+const MOST_MEMORY_BYTES: u64 = 200 << 20;
 /// With 24 threads memory grew for the first minute, and then stayed (`bench/results/gpu-faults.md`).
 const LONG_ENOUGH: Duration = Duration::from_secs(120);
 
@@ -99,14 +101,23 @@ impl Watch {
         at_most("memfds", before.memfds, after.memfds, 0);
         at_most("threads", before.threads, after.threads, MORE_THREADS);
         at_most("child processes", 1, offspring(worker.pid).len(), 0);
-        if let Some((early, late)) = self.memory()
-            && self.watched >= LONG_ENOUGH
-            && late > early + MORE_MEMORY_BYTES
-        {
-            violations.push(format!("memory grew from {early} to {late} bytes"));
-        }
+        violations.extend(self.memory_verdict());
         if self.longest_zombie > ZOMBIE_PATIENCE {
             violations.push(format!("a zombie stayed for {:?}", self.longest_zombie));
+        }
+        violations
+    }
+
+    fn memory_verdict(&self) -> Vec<String> {
+        let Some((early, late)) = self.memory() else {
+            return vec!["nobody looked at the memory".to_owned()];
+        };
+        let mut violations = Vec::new();
+        if self.watched >= LONG_ENOUGH && late > early + MORE_MEMORY_BYTES {
+            violations.push(format!("memory grew from {early} to {late} bytes"));
+        }
+        if late > MOST_MEMORY_BYTES {
+            violations.push(format!("{late} bytes of memory at the end"));
         }
         violations
     }
@@ -178,4 +189,34 @@ fn is_zombie(pid: u32) -> bool {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     stat.rsplit_once(')')
         .is_some_and(|(_, rest)| rest.trim_start().starts_with('Z'))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Four looks, with so many MiB.
+    fn watch(mib: [u64; 4], watched: Duration) -> Watch {
+        let mut watch = Watch::new(&Sample::default());
+        watch.samples = mib
+            .map(|mib| Sample {
+                memory_bytes: mib << 20,
+                ..Sample::default()
+            })
+            .to_vec();
+        watch.watched = watched;
+        watch
+    }
+
+    #[test]
+    fn memory_is_judged_in_every_run_and_its_growth_in_long_ones() {
+        let short = Duration::from_secs(60);
+        let judge = |mib, watched| watch(mib, watched).memory_verdict().len();
+        assert_eq!(judge([20, 30, 50, 60], short), 0);
+        assert_eq!(judge([20, 30, 50, 60], LONG_ENOUGH), 1);
+        assert_eq!(judge([20, 30, 40, 40], LONG_ENOUGH), 0);
+        assert_eq!(judge([20, 200, 210, 210], short), 1);
+        assert_eq!(judge([20, 30, 50, 300], LONG_ENOUGH), 2);
+        assert_eq!(Watch::new(&Sample::default()).memory_verdict().len(), 1);
+    }
 }
