@@ -26,7 +26,7 @@ use crate::child::link::LinkError;
 use crate::child::output::log_lines;
 use crate::child::reap::Process;
 use crate::child::socket::{Door, PrivateDir};
-use crate::child::spawn::{SpawnOrder, Spawned, Spawner, is_permanent};
+use crate::child::spawn::{SpawnOrder, Spawned, Spawner, is_permanent, is_want_of_descriptors};
 use crate::child::{Child, Sign};
 use crate::crash::CrashLog;
 use crate::driver::flood::FloodGate;
@@ -227,7 +227,10 @@ impl Driver {
                 tokio::spawn(see_off(process));
                 ChildEvent::Spawned { pid }
             }
-            (Err(error), _) => spawn_failure(&self.settings, &error),
+            (Err(error), _) => {
+                let program = self.settings.child_binary.display().to_string();
+                spawn_failure(&program, &error)
+            }
         };
         self.tell(Event::Child { generation, event });
     }
@@ -353,11 +356,7 @@ impl Driver {
         match self.open_door(generation) {
             Ok(()) => {}
             Err(error) => {
-                let message = format!("no control socket can be made: {error}");
-                let event = ChildEvent::SpawnFailed {
-                    message,
-                    permanent: false,
-                };
+                let event = spawn_failure("the control socket", &error);
                 self.tell(Event::Child { generation, event });
             }
         }
@@ -531,9 +530,12 @@ async fn see_off(mut process: Process) {
     process.exited().await;
 }
 
-fn spawn_failure(settings: &EngineSettings, failure: &io::Error) -> ChildEvent {
-    let message = format!("{}: {failure}", settings.child_binary.display());
+fn spawn_failure(what: &str, failure: &io::Error) -> ChildEvent {
+    let message = format!("{what}: {failure}");
     error!(error = %message, "child_spawn_failed");
+    if is_want_of_descriptors(failure) {
+        return ChildEvent::SpawnStarved;
+    }
     ChildEvent::SpawnFailed {
         message,
         permanent: is_permanent(failure),

@@ -196,6 +196,12 @@ impl Engine {
         }
     }
 
+    /// Waits until the driver is gone, and the directory with its sockets.
+    pub async fn wait_gone(&self) {
+        let mut phase = self.phase.clone();
+        while phase.changed().await.is_ok() {}
+    }
+
     pub async fn wait_ended(&self) -> Ended {
         let mut phase = self.phase.clone();
         let seen = phase.wait_for(|phase| phase.ended.is_some()).await;

@@ -11,6 +11,7 @@
 //! * [`text`] turns text into token ids and back; the child deals in ids alone.
 //! * [`requests`] journals what clients were promised; `driver` and [`child`] keep a child alive;
 //!   [`crash`] tells what became of those that died, [`nvml`] what the GPU's driver says to it.
+//! * [`descriptors`] keeps back from clients what children are made with.
 //!
 //! Deliberately absent: CUDA, parsing of model files, `unsafe`.
 
@@ -22,6 +23,7 @@ pub mod child;
 pub mod commands;
 pub mod config;
 pub mod crash;
+pub mod descriptors;
 mod driver;
 pub mod engine;
 pub mod error_code;

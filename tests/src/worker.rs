@@ -34,6 +34,7 @@ pub struct WorkerBuilder {
     variables: Vec<(String, String)>,
     port: u16,
     hosts: &'static [&'static str],
+    open_files: Option<u32>,
 }
 
 /// A running worker. Dropping it kills it and waits until its children are gone too.
@@ -200,6 +201,7 @@ impl WorkerBuilder {
             variables: Vec::new(),
             port: 0,
             hosts: &["--host", "127.0.0.1"],
+            open_files: None,
         }
     }
 
@@ -218,6 +220,13 @@ impl WorkerBuilder {
     #[must_use]
     pub fn env(mut self, name: &str, value: &str) -> Self {
         self.variables.push((name.to_owned(), value.to_owned()));
+        self
+    }
+
+    /// With so many file descriptors, soft and hard limit.
+    #[must_use]
+    pub fn open_files(mut self, limit: u32) -> Self {
+        self.open_files = Some(limit);
         self
     }
 
@@ -259,7 +268,7 @@ impl WorkerBuilder {
     #[must_use]
     pub fn spawn(self) -> Worker {
         let directory = tempfile::tempdir().expect("a temporary directory");
-        let mut command = Command::new(binary("tested-worker-orcd"));
+        let mut command = self.program();
         command
             .args(self.hosts)
             .args(["--log-format", "json"])
@@ -289,6 +298,17 @@ impl WorkerBuilder {
             client: None,
             directory,
         }
+    }
+
+    fn program(&self) -> Command {
+        let program = binary("tested-worker-orcd");
+        let Some(limit) = self.open_files else {
+            return Command::new(program);
+        };
+        let mut shell = Command::new("/bin/sh");
+        let script = format!("ulimit -n {limit} && exec \"$0\" \"$@\"");
+        shell.args(["-c", &script]).arg(program);
+        shell
     }
 
     fn child_program(&self, directory: &Path) -> PathBuf {

@@ -203,6 +203,9 @@ fn a_full_queue_says_when_to_come_back() {
         let answer = client.open("/execute", &request("after", 1)).unwrap();
         (answer.status == 200).then_some(())
     });
+    wait::until("everybody who left to be noticed", || {
+        (client.health()["load"]["live"] == 0).then_some(())
+    });
     worker.assert_serves();
 }
 

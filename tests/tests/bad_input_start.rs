@@ -6,7 +6,7 @@ use std::io::Write;
 use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt;
 use worker_orcd_tests::worker::request;
-use worker_orcd_tests::{Client, Script, Worker};
+use worker_orcd_tests::{Script, Worker};
 
 // === Keys ===
 
@@ -61,15 +61,20 @@ fn a_key_file_that_cannot_be_read_ends_the_start() {
 }
 
 #[test]
-fn a_key_file_that_others_may_read_is_said_so() {
-    let keys = tempfile::NamedTempFile::new().unwrap();
-    keys.as_file().write_all(b"a-long-secret-key\n").unwrap();
-    let open = std::fs::Permissions::from_mode(0o644);
-    std::fs::set_permissions(keys.path(), open).unwrap();
-    let worker = Worker::scripted(Script::behave())
-        .arg("--api-key-file", keys.path().display())
-        .listening();
-    assert!(Client::new(worker.client().address).get("/livez").status < 500);
+fn a_key_file_that_others_may_read_or_write_is_refused_by_name() {
+    for mode in [0o644, 0o620] {
+        let keys = tempfile::NamedTempFile::new().unwrap();
+        keys.as_file().write_all(b"a-long-secret-key\n").unwrap();
+        let open = std::fs::Permissions::from_mode(mode);
+        std::fs::set_permissions(keys.path(), open).unwrap();
+        let mut worker = Worker::scripted(Script::behave())
+            .arg("--api-key-file", keys.path().display())
+            .spawn();
+        assert_eq!(worker.wait_exit().code(), Some(2), "{mode:o}");
+        let log = worker.log.text();
+        assert!(log.contains(keys.path().to_str().unwrap()), "{log}");
+        assert!(log.contains("chmod 600"), "{log}");
+    }
 }
 
 // === Settings ===

@@ -37,6 +37,8 @@ pub enum ChildEvent {
         message: String,
         permanent: bool,
     },
+    /// The supervisor had no descriptor left to make it with, which is nobody's death.
+    SpawnStarved,
     /// `pid` is what the child says; the driver has already compared the peer's credentials.
     Hello {
         pid: u32,

@@ -73,6 +73,25 @@ impl SupervisorExit {
             Self::NodeNeedsReboot => "node_needs_reboot",
         }
     }
+
+    /// One line for people who look a number up.
+    #[must_use]
+    pub fn meaning(self) -> &'static str {
+        match self {
+            Self::Clean => "everything that was accepted was finished",
+            Self::ModelLoad => "the model file cannot be served",
+            Self::InsufficientMemory => "too little memory for the model on this device",
+            Self::DeviceUnavailable => "the device that was asked for is not there",
+            Self::ChildIncompatible => "the child's program is of another version or build",
+            Self::SpawnImpossible => "the child's program is missing or cannot be executed",
+            Self::CrashLoop => "children died more often than --max-restarts allows",
+            Self::Unreapable => "a child survived SIGKILL: the node needs a reboot",
+            Self::DrainIncomplete => "told to stop, and jobs were left when the time was over",
+            Self::StoppedAtOnce => "told twice to stop: nothing was waited for",
+            Self::GpuNeedsReset => "the driver asks for a reset of the GPU",
+            Self::NodeNeedsReboot => "the driver asks for a reboot of the node",
+        }
+    }
 }
 
 impl fmt::Display for SupervisorExit {

@@ -36,7 +36,7 @@ pub struct Machine {
     settings: Settings,
     state: State,
     generation: Generation,
-    /// When the drain that was asked for must be over.
+    /// When the drain that was asked for must be over: the soonest, if it was asked for twice.
     drain_until: Option<Duration>,
     /// Decided already: what this ends with, once no process is left.
     ending: Option<SupervisorExit>,

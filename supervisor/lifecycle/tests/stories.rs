@@ -425,51 +425,20 @@ fn words_out_of_place_are_violations() {
 }
 
 #[test]
-fn a_drain_serves_to_the_last_request_then_dismisses_and_ends_clean() {
+fn want_of_descriptors_is_nobodys_death_however_long_it_lasts() {
     let (mut sim, _) = Sim::start();
     sim.reach_serving();
-    let timeout = Duration::from_secs(5);
-    assert_eq!(sim.event(Event::Drain { timeout }), [Effect::RefuseNewWork]);
-    assert_eq!(sim.state(), "draining");
-    let effects = sim.event(Event::Idle);
-    assert!(effects.contains(&Effect::Dismiss {
-        generation: Generation(1)
-    }));
-    assert_eq!(sim.child(ChildEvent::Goodbye), []);
-    let effects = sim.die(Exit::Code(0));
-    assert_eq!(ended(&effects), Some(SupervisorExit::Clean));
-}
-
-#[test]
-fn a_drain_that_runs_out_of_time_ends_what_is_left() {
-    let (mut sim, _) = Sim::start();
+    sim.die(Exit::Signal(9));
+    let deaths = format!("{:?}", sim.machine.ledger());
+    for _ in 0..100 {
+        assert_eq!(sim.child(ChildEvent::SpawnStarved), []);
+        assert_eq!(sim.state(), "backoff");
+        sim.now = sim.machine.poll_deadline().expect("tried again");
+        let effects = sim.event(Event::Tick);
+        assert!(matches!(effects[..], [Effect::Spawn { .. }]), "{effects:?}");
+    }
+    assert_eq!(format!("{:?}", sim.machine.ledger()), deaths);
     sim.reach_serving();
-    sim.event(Event::Drain {
-        timeout: Duration::from_secs(5),
-    });
-    let effects = sim.pass_with(Duration::from_secs(5), |sim| {
-        sim.child(beat());
-    });
-    assert!(effects.contains(&Effect::EndRequests(EndReason::DrainDeadline)));
-    assert_eq!(
-        ended(&sim.die(Exit::Code(0))),
-        Some(SupervisorExit::DrainIncomplete)
-    );
-}
-
-#[test]
-fn a_child_that_dies_while_draining_is_replaced_so_that_accepted_work_finishes() {
-    let (mut sim, _) = Sim::start();
-    sim.reach_serving();
-    sim.event(Event::Drain {
-        timeout: Duration::from_secs(5),
-    });
-    sim.die(Exit::Signal(11));
-    assert_eq!(sim.state(), "spawning");
-    sim.reach_serving();
-    assert_eq!(sim.state(), "draining");
-    sim.event(Event::Idle);
-    assert_eq!(ended(&sim.die(Exit::Code(0))), Some(SupervisorExit::Clean));
 }
 
 #[test]
@@ -493,41 +462,6 @@ fn a_child_that_ignores_everything_is_asked_terminated_killed_and_called_unreapa
     let effects = sim.pass(deadlines.kill);
     assert_eq!(ended(&effects), Some(SupervisorExit::Unreapable));
     assert_eq!(sim.state(), "failed");
-}
-
-#[test]
-fn stopping_at_once_ends_requests_and_kills() {
-    let (mut sim, _) = Sim::start();
-    sim.reach_serving();
-    sim.event(Event::Drain {
-        timeout: Duration::from_secs(5),
-    });
-    let effects = sim.event(Event::StopNow);
-    assert!(effects.contains(&Effect::EndRequests(EndReason::StoppedAtOnce)));
-    assert!(killed(&effects));
-    assert_eq!(
-        ended(&sim.die(Exit::Signal(9))),
-        Some(SupervisorExit::StoppedAtOnce)
-    );
-}
-
-#[test]
-fn stopping_while_a_process_is_being_made_waits_for_it_and_ends_it() {
-    let (mut sim, _) = Sim::start();
-    sim.event(Event::StopNow);
-    assert_eq!(sim.state(), "spawning");
-    let effects = sim.child(ChildEvent::Spawned { pid: PID });
-    assert_eq!(
-        effects,
-        [Effect::Kill {
-            generation: Generation(1),
-            signal: Signal::Term
-        }]
-    );
-    assert_eq!(
-        ended(&sim.die(Exit::Signal(15))),
-        Some(SupervisorExit::StoppedAtOnce)
-    );
 }
 
 #[test]

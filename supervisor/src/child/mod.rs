@@ -1,7 +1,7 @@
 //! One child process: made, heard, written to, and buried.
 //!
 //! * [`spawn`] the thread that makes processes; [`socket`] the private place where a child
-//!   connects; [`link`] frames in both directions; [`reap`] the process itself, its death and
+//!   connects, and [`leftovers`] those of dead supervisors; [`link`] frames in both directions; [`reap`] the process itself, its death and
 //!   its group; [`oom`] whose SIGKILL it was; [`output`] its stdout and stderr, as log lines;
 //!   [`flight_recorder`] its stdin, which it writes to and which outlives it; [`probe`] what its
 //!   program says of a device before there is any child.
@@ -12,6 +12,7 @@
 //! Deliberately absent: decisions. What a sign means is the lifecycle's business.
 
 pub mod flight_recorder;
+mod leftovers;
 pub mod link;
 mod oom;
 pub mod output;

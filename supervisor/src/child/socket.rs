@@ -1,12 +1,14 @@
 //! Where a child connects: a socket in a directory that only this user can enter, accepted once,
 //! from the one process that was spawned.
 
+use crate::child::leftovers;
 use interprocess::local_socket::tokio::{Listener, Stream};
 use interprocess::local_socket::traits::StreamCommon as _;
 use interprocess::local_socket::traits::tokio::Listener as _;
 use interprocess::local_socket::{GenericFilePath, ListenerOptions, ToFsName as _};
 use std::fs::Permissions;
 use std::io;
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use tempfile::TempDir;
@@ -17,7 +19,13 @@ use worker_orcd_ipc::Generation;
 #[derive(Debug)]
 pub struct PrivateDir {
     dir: TempDir,
+    /// Says that it is in use. `None` where the file system knows no locks: then nobody else can
+    /// have one either, and takes it for left over.
+    _claim: Option<OwnedFd>,
 }
+
+/// How often a new directory may be taken for left over before something else is wrong.
+const CLAIMS: usize = 16;
 
 impl PrivateDir {
     /// Under systemd's runtime directory, else the user's, else the temporary one: the first
@@ -33,6 +41,7 @@ impl PrivateDir {
             .map(PathBuf::from);
         let mut outcome = Err(io::Error::from(io::ErrorKind::NotFound));
         for parent in parents.chain([std::env::temp_dir()]) {
+            leftovers::clear(&parent);
             outcome = Self::create_in(&parent);
             if outcome.is_ok() {
                 break;
@@ -42,11 +51,22 @@ impl PrivateDir {
     }
 
     fn create_in(parent: &Path) -> io::Result<Self> {
-        let dir = tempfile::Builder::new()
-            .prefix("worker-orcd-")
-            .permissions(Permissions::from_mode(0o700))
-            .tempdir_in(parent)?;
-        Ok(Self { dir })
+        for _ in 0..CLAIMS {
+            let dir = tempfile::Builder::new()
+                .prefix(leftovers::PREFIX)
+                .permissions(Permissions::from_mode(0o700))
+                .tempdir_in(parent)?;
+            match leftovers::claim(dir.path()) {
+                Ok(None) => {}
+                claim => {
+                    return Ok(Self {
+                        dir,
+                        _claim: claim.ok().flatten(),
+                    });
+                }
+            }
+        }
+        Err(io::ErrorKind::ResourceBusy.into())
     }
 
     /// Listens for the child of this generation.

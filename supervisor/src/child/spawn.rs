@@ -102,3 +102,12 @@ pub fn is_permanent(error: &io::Error) -> bool {
             | io::ErrorKind::IsADirectory
     ) || error.raw_os_error() == Some(rustix::io::Errno::NOEXEC.raw_os_error())
 }
+
+/// Errors that tell of this process's descriptors, or the machine's, and of nothing else.
+#[must_use]
+pub fn is_want_of_descriptors(error: &io::Error) -> bool {
+    let wants = [rustix::io::Errno::MFILE, rustix::io::Errno::NFILE];
+    wants
+        .iter()
+        .any(|errno| error.raw_os_error() == Some(errno.raw_os_error()))
+}

@@ -7,6 +7,7 @@ pub mod pull;
 pub mod serve;
 
 use crate::config::sources;
+use crate::exit::Exit;
 use clap::Command;
 
 /// The command line.
@@ -15,6 +16,7 @@ pub fn command_line() -> Command {
     let command = Command::new("worker-orcd")
         .version(env!("CARGO_PKG_VERSION"))
         .about("Serves a language model over HTTP; the device lives in a child that may die")
+        .after_help(Exit::help())
         .subcommand_negates_reqs(true)
         // So that a wrapper can add its own flags behind those of a unit file.
         .args_override_self(true)

@@ -8,14 +8,17 @@
 use crate::callback::{Registration, register};
 use crate::child::probe;
 use crate::config::device::{AUTO_ORDINAL, DecidedDevice};
-use crate::config::{Config, ConfigErrors, DEFAULT_MEMORY_PERMILLE, LogFormat};
+use crate::config::{Config, ConfigErrors, DEFAULT_MEMORY_PERMILLE, HttpConfig, LogFormat, keys};
+use crate::descriptors::{self, TooFew};
 use crate::engine::{Deadlines, Ended, Engine, EngineSettings, RestartPolicy, SupervisorExit};
 use crate::exit::Exit;
 use crate::http::listen::{Server, bind};
-use crate::http::{App, router};
-use crate::{logging, signals};
+use crate::http::{App, probe_router, router};
+use crate::logging;
+use crate::signals::{self, Word};
 use clap::ArgMatches;
 use std::net::SocketAddr;
+use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{mpsc, watch};
@@ -48,13 +51,13 @@ pub fn run(arguments: &ArgMatches) -> Exit {
             return Exit::Startup;
         }
     };
-    let exit = runtime.block_on(serve(config));
+    let exit = runtime.block_on(serve(config, Arc::new(arguments.clone())));
     // What still blocks a thread (a tokenizer, a lookup) owes nobody an answer any more.
     runtime.shutdown_background();
     exit
 }
 
-async fn serve(config: Config) -> Exit {
+async fn serve(mut config: Config, arguments: Arc<ArgMatches>) -> Exit {
     let signals = match signals::watch() {
         Ok(signals) => signals,
         Err(error) => {
@@ -73,6 +76,10 @@ async fn serve(config: Config) -> Exit {
         .iter()
         .filter_map(|listener| listener.local_addr().ok())
         .collect();
+    if let Err(error) = bound_connections(&mut config.http, listeners.len()) {
+        tracing::error!(reason = %error, "error");
+        return Exit::Startup;
+    }
     let device = decide(&config).await;
     log_startup(&config, &device);
     if let Some(option) = config.load.without_use_on(device.selector) {
@@ -80,7 +87,12 @@ async fn serve(config: Config) -> Exit {
     }
     let engine = Engine::start(engine_settings(&config, &device));
     let app = Arc::new(App::new(&config, engine.clone(), device));
-    let server = Arc::new(Server::new(router(Arc::clone(&app)), &config.http));
+    let server = Arc::new(Server::new(
+        router(Arc::clone(&app)),
+        probe_router(Arc::clone(&app)),
+        Arc::clone(&app.places),
+        &config.http,
+    ));
     let (close, closing) = watch::channel(false);
     for listener in listeners {
         tokio::spawn(Arc::clone(&server).run(listener, closing.clone()));
@@ -89,15 +101,32 @@ async fn serve(config: Config) -> Exit {
         tracing::info!(address = %address, port = address.port(), "listening");
     }
 
-    let exit = live(&config, &app, &addresses, signals).await;
+    let exit = live(&config, &app, &addresses, signals, &arguments).await;
     // Closed only now, so that /health answers to the end.
     close.send_replace(true);
     server.wait_idle(FAREWELL).await;
+    // A driver that hangs is no reason not to end.
+    let _ = tokio::time::timeout(FAREWELL, app.engine.wait_gone()).await;
     let crashes = Arc::clone(app.engine.crashes());
     // A task that is lost has nothing left to write.
     let _ = tokio::task::spawn_blocking(move || crashes.flush(FAREWELL)).await;
     tracing::info!(exit_code = exit.code(), "shutdown_complete");
     exit
+}
+
+/// What is left of the process's descriptors once children have theirs.
+fn bound_connections(http: &mut HttpConfig, listeners: usize) -> Result<(), TooFew> {
+    let wanted = http.max_connections;
+    let budget = descriptors::budget(descriptors::raise_limit(), listeners, wanted.get())?;
+    http.max_connections = NonZeroUsize::new(budget.connections).unwrap_or(wanted);
+    tracing::info!(
+        limit = budget.connections,
+        wanted,
+        descriptors = budget.descriptors,
+        kept_back = budget.kept_back,
+        "connections"
+    );
+    Ok(())
 }
 
 /// Once: every child of this worker computes there.
@@ -113,13 +142,14 @@ async fn live(
     config: &Config,
     app: &Arc<App>,
     addresses: &[SocketAddr],
-    mut signals: mpsc::UnboundedReceiver<&'static str>,
+    mut signals: mpsc::UnboundedReceiver<Word>,
+    arguments: &Arc<ArgMatches>,
 ) -> Exit {
     let engine = &app.engine;
     let mut announced = std::pin::pin!(announce(config, app, addresses));
     let mut announcing = true;
     let mut undelivered = false;
-    let mut signals_seen = 0;
+    let mut stops_seen = 0;
     loop {
         tokio::select! {
             ended = engine.wait_ended() => {
@@ -133,14 +163,47 @@ async fn live(
                     engine.drain(config.life.drain_timeout);
                 }
             }
-            Some(signal) = signals.recv() => {
-                signals_seen += 1;
-                tracing::info!(reason = signal, at_once = signals_seen > 1, "shutdown");
-                if signals_seen > 1 {
-                    engine.stop_now();
-                } else {
-                    engine.drain(config.life.drain_timeout);
+            Some(word) = signals.recv() => match word {
+                Word::Stop(signal) => {
+                    stops_seen += 1;
+                    tracing::info!(reason = signal, at_once = stops_seen > 1, "shutdown");
+                    if stops_seen > 1 {
+                        engine.stop_now();
+                    } else {
+                        engine.drain(config.life.drain_timeout);
+                    }
                 }
+                Word::StopWithoutWaiting => {
+                    tracing::info!(reason = "SIGQUIT", at_once = true, "shutdown");
+                    engine.drain(Duration::ZERO);
+                }
+                Word::Reload => {
+                    tokio::spawn(reload(Arc::clone(app), Arc::clone(arguments)));
+                }
+                Word::Ignored(signal) => tracing::warn!(signal, "signal_ignored"),
+            }
+        }
+    }
+}
+
+/// SIGHUP: keys are read again. What is wrong now leaves everything as it was.
+async fn reload(app: Arc<App>, arguments: Arc<ArgMatches>) {
+    // A disk may take its time.
+    let read = tokio::task::spawn_blocking(move || {
+        keys::read_again(&arguments, &|name| std::env::var(name).ok())
+    });
+    let Ok(read) = read.await else { return };
+    match read {
+        Ok(keys) => match app.keys.replace(&keys) {
+            Some(before) => tracing::info!(api_keys = keys.len(), before, "reload"),
+            None => tracing::error!(
+                reason = "no key file is named any more; the old keys stay",
+                "reload_failed"
+            ),
+        },
+        Err(ConfigErrors(errors)) => {
+            for error in errors {
+                tracing::error!(reason = error, "reload_failed");
             }
         }
     }

@@ -8,6 +8,7 @@
 //! here, so that a mistyped path is a mistake like any other.
 
 pub mod device;
+pub mod keys;
 pub mod options;
 mod reader;
 pub mod sources;
@@ -17,6 +18,7 @@ use crate::crash::{CrashSettings, store};
 use crate::requests::OnFault;
 use clap::ArgMatches;
 use device::DeviceChoice;
+use keys::read_api_keys;
 use reader::Reader;
 use sources::Settings;
 use std::fs::OpenOptions;
@@ -370,22 +372,6 @@ fn writable(path: &str) -> Result<PathBuf, String> {
         Ok(_) => Ok(PathBuf::from(path)),
         Err(error) => Err(format!("{path} cannot be written: {error}")),
     }
-}
-
-/// Keys are never echoed; an empty file would lock everybody out without saying so.
-fn read_api_keys(path: &Path) -> Result<Vec<String>, String> {
-    let text = std::fs::read_to_string(path)
-        .map_err(|error| format!("{} cannot be read: {error}", path.display()))?;
-    let keys: Vec<String> = text
-        .lines()
-        .map(str::trim)
-        .filter(|line| !line.is_empty())
-        .map(str::to_owned)
-        .collect();
-    if keys.is_empty() {
-        return Err(format!("{} holds no key", path.display()));
-    }
-    Ok(keys)
 }
 
 /// `localhost` is both loopback addresses, which is what no address means, too.

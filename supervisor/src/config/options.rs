@@ -230,7 +230,7 @@ pub const OPTIONS: &[Spec] = &[
         "max-connections",
         "N",
         Some("1024"),
-        "More wait to be accepted",
+        "No more than file descriptors allow; idle ones give way",
     ),
     value(
         "read-timeout",

@@ -11,6 +11,7 @@ use axum::http::Request;
 use axum::http::header::AUTHORIZATION;
 use axum::middleware::Next;
 use axum::response::Response;
+use parking_lot::RwLock;
 use sha2::{Digest, Sha256};
 use std::sync::Arc;
 
@@ -18,34 +19,53 @@ const OPEN_PATHS: [&str; 3] = ["/health", "/livez", "/readyz"];
 
 /// Digests of the accepted keys; empty means that everybody may ask.
 #[derive(Debug)]
-pub struct ApiKeys(Vec<[u8; 32]>);
+pub struct ApiKeys(RwLock<Vec<Digest256>>);
+
+type Digest256 = [u8; 32];
 
 impl ApiKeys {
     #[must_use]
     pub fn new(keys: &[String]) -> Self {
-        Self(keys.iter().map(|key| Sha256::digest(key).into()).collect())
+        Self(RwLock::new(digests(keys)))
+    }
+
+    /// From now on it is these, and how many they were before. Whoever asked for keys goes on
+    /// doing so: none at all are not taken.
+    pub fn replace(&self, keys: &[String]) -> Option<usize> {
+        let mut known = self.0.write();
+        if keys.is_empty() && !known.is_empty() {
+            return None;
+        }
+        Some(std::mem::replace(&mut *known, digests(keys)).len())
+    }
+
+    #[must_use]
+    pub fn are_asked_for(&self) -> bool {
+        !self.0.read().is_empty()
     }
 
     /// Takes the same time whichever key is given: digests are compared, all of them, to the end.
     #[must_use]
     pub fn accept(&self, authorization: Option<&str>) -> bool {
-        if self.0.is_empty() {
+        let known = self.0.read();
+        if known.is_empty() {
             return true;
         }
         let Some(given) = authorization.and_then(bearer) else {
             return false;
         };
-        let given: [u8; 32] = Sha256::digest(given).into();
+        let given: Digest256 = Sha256::digest(given).into();
         let mut accepted = false;
-        for known in &self.0 {
-            let difference = known
-                .iter()
-                .zip(&given)
-                .fold(0, |sum, (a, b)| sum | (a ^ b));
+        for key in known.iter() {
+            let difference = key.iter().zip(&given).fold(0, |sum, (a, b)| sum | (a ^ b));
             accepted |= difference == 0;
         }
         accepted
     }
+}
+
+fn digests(keys: &[String]) -> Vec<Digest256> {
+    keys.iter().map(|key| Sha256::digest(key).into()).collect()
 }
 
 fn bearer(authorization: &str) -> Option<&str> {

@@ -2,16 +2,22 @@
 
 use super::App;
 use super::error::{ApiError, Dialect};
+use crate::descriptors::CRASH_READERS;
 use axum::extract::{Path, State};
 use axum::response::{IntoResponse, Response};
 use serde_json::json;
 use std::sync::Arc;
+use tokio::sync::Semaphore;
 
 pub async fn list(State(app): State<Arc<App>>) -> Response {
     axum::Json(json!({"crashes": app.engine.crashes().list()})).into_response()
 }
 
+/// Each reads a file, and files are descriptors.
+static READERS: Semaphore = Semaphore::const_new(CRASH_READERS);
+
 pub async fn one(State(app): State<Arc<App>>, Path(id): Path<String>) -> Response {
+    let _turn = READERS.acquire().await;
     // A disk may take its time.
     let found = tokio::task::spawn_blocking(move || app.engine.crashes().get(&id)).await;
     match found.ok().flatten() {

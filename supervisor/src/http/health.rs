@@ -68,6 +68,11 @@ fn report(app: &App, snapshot: &EngineSnapshot, now: Instant) -> Value {
         "vram": memory_report(snapshot, &clock),
         "model": model_report(app, model.as_deref()),
         "load": load_report(&snapshot.load, model.as_deref(), &clock),
+        "connections": {
+            "open": app.places.taken(),
+            "limit": app.places.limit(),
+            "evicted": app.places.evicted(),
+        },
         "faults": faults_report(&snapshot.faults, &clock),
         "uptime_seconds": clock.age_ms(snapshot.started_at) / 1000,
         "version": env!("CARGO_PKG_VERSION"),

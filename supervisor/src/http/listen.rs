@@ -1,35 +1,32 @@
-//! Sockets: which addresses, how many connections, and how long a client may be slow.
+//! Sockets: which addresses, and a place for whoever connects.
 //!
-//! * A head that does not arrive in time ends its connection (hyper's timer); a body has its
-//!   own timer in [`super::body`].
-//! * A client that stops reading fills its socket; when nothing could be written for the write
-//!   timeout, the connection is dropped, and with it the stream and its work.
-//! * A client that goes away is noticed by the read side while the answer is being written;
-//!   hyper then drops the answer's body, which cancels.
+//! Whoever finds no place, because everybody who holds one is being answered, is answered probes and
+//! nothing else: an orchestrator must not take a busy worker for a dead one.
 
+use super::connection::{Terms, serve, told_to_close};
+use super::places::{Place, Places, Stage};
 use crate::config::HttpConfig;
+use crate::descriptors::PROBE_CONNECTIONS;
 use axum::Router;
-use hyper::server::conn::http1;
-use hyper_util::rt::{TokioIo, TokioTimer};
-use hyper_util::service::TowerToHyperService;
-use std::future::Future;
-use std::io::{self, ErrorKind, IoSlice};
+use std::io::{self, ErrorKind};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::pin::{Pin, pin};
 use std::sync::Arc;
-use std::task::{Context, Poll};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use thiserror::Error;
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{Semaphore, watch};
-use tokio::time::Sleep;
+use tokio::net::TcpListener;
+use tokio::sync::watch;
 
 /// Two loopback addresses need one port that is free on both.
 const FREE_PORT_ATTEMPTS: u32 = 20;
 
 /// After a failed accept (out of file descriptors, mostly) there is no hurry.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+
+/// For a probe's request to arrive and its answer to be read.
+const PROBE_PATIENCE: Duration = Duration::from_secs(5);
+
+/// How often a lack of places is worth a line in the log.
+const SAY_AGAIN: Duration = Duration::from_secs(10);
 
 #[derive(Debug, Error)]
 #[error("{address} cannot be listened on: {source}")]
@@ -85,48 +82,73 @@ async fn bind_one(address: SocketAddr) -> Result<TcpListener, ListenError> {
         .map_err(|source| ListenError { address, source })
 }
 
-/// Limits that all listeners share.
+/// What all listeners share.
 #[derive(Debug)]
 pub struct Server {
-    router: Router,
-    connections: Arc<Semaphore>,
-    max_connections: u32,
-    read_timeout: Duration,
-    write_timeout: Duration,
+    everything: Terms,
+    places: Arc<Places>,
+    probes_only: Terms,
+    probe_places: Arc<Places>,
 }
 
 impl Server {
+    /// `probes_only` answers those who find no place among `places`.
     #[must_use]
-    pub fn new(router: Router, config: &HttpConfig) -> Self {
-        let max_connections = config.max_connections.get();
-        Self {
-            router,
-            connections: Arc::new(Semaphore::new(max_connections)),
-            max_connections: u32::try_from(max_connections).unwrap_or(u32::MAX),
+    pub fn new(
+        everything: Router,
+        probes_only: Router,
+        places: Arc<Places>,
+        config: &HttpConfig,
+    ) -> Self {
+        let everything = Terms {
+            router: everything,
+            keep_alive: true,
             read_timeout: config.read_timeout,
             write_timeout: config.write_timeout,
+            while_answered: Stage::Answered,
+        };
+        let probes_only = Terms {
+            router: probes_only,
+            keep_alive: false,
+            read_timeout: config.read_timeout.min(PROBE_PATIENCE),
+            write_timeout: config.write_timeout.min(PROBE_PATIENCE),
+            // A probe is answered from memory: whoever takes longer makes room like the idle.
+            while_answered: Stage::Sending,
+        };
+        Self {
+            everything,
+            places,
+            probes_only,
+            probe_places: Places::new(PROBE_CONNECTIONS),
         }
     }
 
     /// Accepts until `closing` says so; connections then finish the answer they are in.
     pub async fn run(self: Arc<Self>, listener: TcpListener, closing: watch::Receiver<bool>) {
+        let mut full = Said::default();
         loop {
             let next = async {
-                let permit = Arc::clone(&self.connections).acquire_owned().await;
-                (permit, listener.accept().await)
+                let (stream, _) = listener.accept().await?;
+                Ok((stream, self.find_place().await))
             };
-            let (permit, accepted) = tokio::select! {
+            let next: io::Result<_> = tokio::select! {
                 () = told_to_close(closing.clone()) => return,
                 next = next => next,
             };
-            match accepted {
-                Ok((stream, _)) => {
-                    let (server, closing) = (Arc::clone(&self), closing.clone());
+            match next {
+                Ok((stream, Some((place, terms)))) => {
+                    if !terms.keep_alive && full.is_due() {
+                        tracing::warn!(limit = self.places.limit(), "connections_full");
+                    }
+                    let (terms, closing) = (terms.clone(), closing.clone());
                     tokio::spawn(async move {
-                        let _permit = permit;
-                        server.serve(stream, closing).await;
+                        if let Err(error) = serve(stream, place, terms, closing).await {
+                            tracing::debug!(reason = %error, "connection_ended");
+                        }
                     });
                 }
+                // Nobody in the probes' lane can be told to leave: it is closed.
+                Ok((_, None)) => {}
                 Err(error) => {
                     tracing::warn!(reason = %error, "accept_failed");
                     tokio::time::sleep(ACCEPT_PAUSE).await;
@@ -135,132 +157,37 @@ impl Server {
         }
     }
 
+    async fn find_place(&self) -> Option<(Place, &Terms)> {
+        if let Some(place) = self.places.take().await {
+            return Some((place, &self.everything));
+        }
+        let place = self.probe_places.take().await?;
+        Some((place, &self.probes_only))
+    }
+
     /// Waits until no connection is left, as long as `patience` lasts.
     pub async fn wait_idle(&self, patience: Duration) {
-        let all = self.connections.acquire_many(self.max_connections);
-        // Whoever is still connected after that has had the end of its answer written, or
-        // does not read it.
-        let _ = tokio::time::timeout(patience, all).await;
-    }
-
-    async fn serve(&self, stream: TcpStream, closing: watch::Receiver<bool>) {
-        // Tokens are small and must not wait for each other.
-        if stream.set_nodelay(true).is_err() {
-            return;
-        }
-        let io = TokioIo::new(StallGuard::new(stream, self.write_timeout));
-        let service = TowerToHyperService::new(self.router.clone());
-        let connection = http1::Builder::new()
-            .timer(TokioTimer::new())
-            .header_read_timeout(self.read_timeout)
-            .serve_connection(io, service);
-        let mut connection = pin!(connection);
-        let result = tokio::select! {
-            result = connection.as_mut() => result,
-            () = told_to_close(closing) => {
-                connection.as_mut().graceful_shutdown();
-                connection.await
-            }
-        };
-        if let Err(error) = result {
-            tracing::debug!(reason = %error, "connection_ended");
-        }
+        self.places.wait_empty(patience).await;
     }
 }
 
-/// Also when nobody is left who could tell.
-async fn told_to_close(mut closing: watch::Receiver<bool>) {
-    drop(closing.wait_for(|closing| *closing).await);
-}
+/// Something that is worth saying, but not all the time.
+#[derive(Debug, Default)]
+struct Said(Option<Instant>);
 
-/// A stream whose writes fail once nothing could be written for too long.
-struct StallGuard<S> {
-    stream: S,
-    limit: Duration,
-    /// Runs while a write waits for the client.
-    stalled: Option<Pin<Box<Sleep>>>,
-}
-
-impl<S> StallGuard<S> {
-    fn new(stream: S, limit: Duration) -> Self {
-        Self {
-            stream,
-            limit,
-            stalled: None,
+impl Said {
+    fn is_due(&mut self) -> bool {
+        let is_due = self.0.is_none_or(|at| at.elapsed() >= SAY_AGAIN);
+        if is_due {
+            self.0 = Some(Instant::now());
         }
-    }
-
-    fn guard<T>(
-        &mut self,
-        cx: &mut Context<'_>,
-        write: Poll<io::Result<T>>,
-    ) -> Poll<io::Result<T>> {
-        if write.is_ready() {
-            self.stalled = None;
-            return write;
-        }
-        let limit = self.limit;
-        let stalled = self
-            .stalled
-            .get_or_insert_with(|| Box::pin(tokio::time::sleep(limit)));
-        match stalled.as_mut().poll(cx) {
-            Poll::Pending => Poll::Pending,
-            Poll::Ready(()) => {
-                tracing::info!(limit_ms = limit.as_millis() as u64, "slow_reader");
-                Poll::Ready(Err(ErrorKind::TimedOut.into()))
-            }
-        }
-    }
-}
-
-impl<S: AsyncRead + Unpin> AsyncRead for StallGuard<S> {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buffer: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_read(cx, buffer)
-    }
-}
-
-impl<S: AsyncWrite + Unpin> AsyncWrite for StallGuard<S> {
-    fn poll_write(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        bytes: &[u8],
-    ) -> Poll<io::Result<usize>> {
-        let write = Pin::new(&mut self.stream).poll_write(cx, bytes);
-        self.guard(cx, write)
-    }
-
-    fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        slices: &[IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        let write = Pin::new(&mut self.stream).poll_write_vectored(cx, slices);
-        self.guard(cx, write)
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        self.stream.is_write_vectored()
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let flush = Pin::new(&mut self.stream).poll_flush(cx);
-        self.guard(cx, flush)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let shutdown = Pin::new(&mut self.stream).poll_shutdown(cx);
-        self.guard(cx, shutdown)
+        is_due
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tokio::io::AsyncWriteExt;
 
     #[tokio::test]
     async fn both_loopbacks_share_one_free_port() {
@@ -290,17 +217,5 @@ mod tests {
         };
         let error = bind(&taken).await.unwrap_err().to_string();
         assert!(error.contains(&ports[0].to_string()), "{error}");
-    }
-
-    #[tokio::test]
-    async fn a_reader_that_reads_nothing_is_given_up() {
-        let limit = Duration::from_millis(50);
-        let (ours, _theirs) = tokio::io::duplex(8);
-        let mut guarded = StallGuard::new(ours, limit);
-        guarded.write_all(b"12345678").await.unwrap();
-        let started = std::time::Instant::now();
-        let error = guarded.write_all(b"9").await.unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::TimedOut);
-        assert!(started.elapsed() >= limit);
     }
 }

@@ -1,7 +1,7 @@
 //! HTTP: what clients see.
 //!
 //! ```text
-//! listen (sockets, limits) → correlation → access (keys) → a route
+//! listen (places) → connection → correlation → access (keys) → a route
 //!                                                             │
 //!    execute ─┐                                               ▼
 //!             ├→ fields → generation (one request, one way in) → Engine
@@ -17,6 +17,7 @@
 
 pub mod access;
 pub mod body;
+pub mod connection;
 pub mod correlation;
 pub mod crashes;
 pub mod error;
@@ -30,12 +31,13 @@ pub mod listen;
 pub mod messages;
 pub mod mistakes;
 pub mod openai;
+pub mod places;
 pub mod reading;
 pub mod sse;
 
 use crate::config::device::DecidedDevice;
 use crate::config::{Config, RequestLimits};
-use crate::engine::Engine;
+use crate::engine::{Engine, Refusal};
 use crate::metrics::Metrics;
 use access::ApiKeys;
 use axum::Router;
@@ -48,13 +50,17 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use body::{Bodies, BodyLimits};
 use error::{ApiError, Dialect};
+use places::Places;
 use std::sync::Arc;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio::sync::Semaphore;
 use uuid::Uuid;
 
 /// OpenMetrics, as Prometheus asks for it.
 const METRICS_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+/// What orchestrators and scrapers ask, answered even when every place is taken.
+const PROBES: [&str; 4] = ["/livez", "/readyz", "/health", "/metrics"];
 
 /// What every handler shares.
 #[derive(Debug)]
@@ -66,6 +72,8 @@ pub struct App {
     pub bodies: Bodies,
     /// One permit for each long text that may be tokenized now.
     pub tokenizing: Semaphore,
+    /// Of everybody who is connected, but for probes that found none.
+    pub places: Arc<Places>,
     pub device: DecidedDevice,
     pub worker_id: Uuid,
     /// The file's name without its ending: what clients call the model.
@@ -96,6 +104,7 @@ impl App {
             tokenizing: Semaphore::new(
                 std::thread::available_parallelism().map_or(1, std::num::NonZeroUsize::get),
             ),
+            places: Places::new(config.http.max_connections.get()),
             device,
             worker_id: config.worker_id,
             model_id: stem.unwrap_or_else(|| config.model_ref.clone()),
@@ -141,6 +150,22 @@ pub fn router(app: Arc<App>) -> Router {
         .layer(from_fn_with_state(Arc::clone(&app), access::check))
         .layer(from_fn(correlation::correlate))
         .with_state(app)
+}
+
+/// Every route, for those who found no place: probes are answered, nothing else is.
+pub fn probe_router(app: Arc<App>) -> Router {
+    router(app).layer(from_fn(only_probes))
+}
+
+async fn only_probes(request: Request<Body>, next: Next) -> Response {
+    let path = request.uri().path();
+    if PROBES.contains(&path) {
+        return next.run(request).await;
+    }
+    let refusal = Refusal::QueueFull {
+        retry_after: Duration::from_secs(1),
+    };
+    ApiError::from(refusal).respond(Dialect::of_path(path))
 }
 
 async fn metrics(State(app): State<Arc<App>>) -> Response {

@@ -11,6 +11,9 @@ use crate::state::{KillStage, State};
 use std::time::Duration;
 use worker_orcd_ipc::Generation;
 
+/// For descriptors to come back: clients' connections end all the time.
+const STARVED_PAUSE: Duration = Duration::from_millis(250);
+
 impl Machine {
     // === it dies by itself ===
 
@@ -124,6 +127,25 @@ impl Machine {
             }
             _ => {
                 self.stale_events += 1;
+                vec![]
+            }
+        }
+    }
+
+    /// Nobody died: it is tried again, however often, until there is a descriptor.
+    pub(super) fn starved(&mut self, now: Duration) -> Effects {
+        if !matches!(self.state, State::Spawning { .. }) {
+            self.stale_events += 1;
+            return vec![];
+        }
+        match (self.ending, self.condemned.take()) {
+            (Some(exit), _) => self.stop(now, exit),
+            (None, Some(condemnation)) => self.fail(now, condemnation.into()),
+            (None, None) => {
+                self.state = State::Backoff {
+                    since: now,
+                    until: now + STARVED_PAUSE,
+                };
                 vec![]
             }
         }

@@ -9,10 +9,13 @@ use std::time::Duration;
 
 impl Machine {
     pub(super) fn drain(&mut self, now: Duration, timeout: Duration) -> Effects {
+        let until = now + timeout;
         if self.is_draining() {
+            // Told again: whoever is in more of a hurry decides.
+            self.drain_until = self.drain_until.map(|before| before.min(until));
             return vec![];
         }
-        self.drain_until = Some(now + timeout);
+        self.drain_until = Some(until);
         if let State::Serving { pid, watch, .. } = self.state {
             self.state = State::Draining {
                 since: now,

@@ -15,6 +15,7 @@ impl Machine {
             ChildEvent::SpawnFailed { message, permanent } => {
                 self.never_spawned(now, message, permanent)
             }
+            ChildEvent::SpawnStarved => self.starved(now),
             ChildEvent::Exited(exit) => self.exited(now, exit),
             ChildEvent::LinkClosed => self.link_closed(now),
             ChildEvent::Fault(fault) => self.last_words(now, DeathCause::Said(fault)),

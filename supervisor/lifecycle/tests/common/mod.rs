@@ -149,6 +149,7 @@ pub fn every_event(generation: Generation) -> Vec<(&'static str, Event)> {
                 permanent: false,
             }),
         ),
+        ("SpawnStarved", child(ChildEvent::SpawnStarved)),
         (
             "SpawnFailed (permanent)",
             child(ChildEvent::SpawnFailed {

@@ -1,0 +1,143 @@
+//! The file of API keys: one a line, comments behind `#`, and nobody else's to read or write.
+
+use super::ConfigErrors;
+use super::reader::Reader;
+use super::sources::Settings;
+use clap::ArgMatches;
+use std::fs::{File, Metadata};
+use std::io::{self, Read as _};
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
+use std::path::Path;
+
+/// What editors on some systems put in front of a text.
+const BYTE_ORDER_MARK: char = '\u{feff}';
+
+/// Read and write permissions of anybody but the owner.
+const OTHERS: u32 = 0o066;
+
+/// So many keys nobody hands out; a file of this size is another file.
+const MOST_BYTES: u64 = 1 << 20;
+
+/// Keys are never echoed; a file without any would lock everybody out without saying so.
+///
+/// # Errors
+/// Why the file is none that keys can be trusted to.
+pub(super) fn read_api_keys(path: &Path) -> Result<Vec<String>, String> {
+    let named = |why: String| format!("{} {why}", path.display());
+    let text = read_private(path).map_err(named)?;
+    let keys = parse(&text);
+    if keys.is_empty() {
+        return Err(named("holds no key".to_owned()));
+    }
+    Ok(keys)
+}
+
+/// The keys as the settings name them now.
+///
+/// # Errors
+/// All that is wrong with the settings or with the file.
+pub fn read_again(
+    flags: &ArgMatches,
+    variables: &dyn Fn(&str) -> Option<String>,
+) -> Result<Vec<String>, ConfigErrors> {
+    let mut errors = Vec::new();
+    let settings = Settings::gather(flags, variables, &mut errors);
+    let keys = Reader::new(&settings, &mut errors)
+        .optional("api-key-file", |path| read_api_keys(Path::new(path)));
+    if errors.is_empty() {
+        Ok(keys.unwrap_or_default())
+    } else {
+        Err(ConfigErrors(errors))
+    }
+}
+
+fn parse(text: &str) -> Vec<String> {
+    text.strip_prefix(BYTE_ORDER_MARK)
+        .unwrap_or(text)
+        .lines()
+        .map(str::trim)
+        .filter(|line| !line.is_empty() && !line.starts_with('#'))
+        .map(str::to_owned)
+        .collect()
+}
+
+fn read_private(path: &Path) -> Result<String, String> {
+    let unreadable = |error: io::Error| format!("cannot be read: {error}");
+    let file = File::options()
+        .read(true)
+        // A pipe that nobody writes into must not hold up the start.
+        .custom_flags(rustix::fs::OFlags::NONBLOCK.bits().cast_signed())
+        .open(path)
+        .map_err(unreadable)?;
+    let facts = file.metadata().map_err(unreadable)?;
+    if !facts.is_file() {
+        return Err("is no file".to_owned());
+    }
+    if facts.mode() & OTHERS != 0 && !is_systemds(path, &facts) {
+        return Err(format!(
+            "may be read or written by others (mode {:03o}): chmod 600 it",
+            facts.mode() & 0o777
+        ));
+    }
+    let mut text = String::new();
+    file.take(MOST_BYTES)
+        .read_to_string(&mut text)
+        .map_err(unreadable)?;
+    Ok(text)
+}
+
+/// A credential: systemd lets in the service alone, by a list that the mode's group stands for.
+fn is_systemds(path: &Path, facts: &Metadata) -> bool {
+    let directory = std::env::var_os("CREDENTIALS_DIRECTORY");
+    directory.is_some_and(|directory| path.starts_with(directory)) && facts.mode() & 0o027 == 0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs::Permissions;
+    use std::os::unix::fs::PermissionsExt as _;
+
+    fn file(text: &str, mode: u32) -> tempfile::NamedTempFile {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), text).unwrap();
+        std::fs::set_permissions(file.path(), Permissions::from_mode(mode)).unwrap();
+        file
+    }
+
+    #[test]
+    fn comments_blank_lines_line_ends_and_a_byte_order_mark_are_no_keys() {
+        let keys = file(
+            "\u{feff}# of the gateway\r\none\r\n\r\n  # two\n  three \n",
+            0o600,
+        );
+        assert_eq!(read_api_keys(keys.path()).unwrap(), ["one", "three"]);
+        let none = file("\u{feff}\n# only words\n", 0o400);
+        assert!(read_api_keys(none.path()).unwrap_err().contains("no key"));
+    }
+
+    #[test]
+    fn a_file_that_others_may_read_or_write_is_refused_by_name() {
+        for mode in [0o644, 0o640, 0o604, 0o620, 0o602] {
+            let keys = file("key\n", mode);
+            let why = read_api_keys(keys.path()).unwrap_err();
+            let name = keys.path().to_str().unwrap();
+            assert!(why.contains(name) && why.contains("chmod 600"), "{why}");
+            assert!(!why.contains("key\n"), "{why}");
+        }
+        for mode in [0o600, 0o400, 0o700] {
+            assert!(
+                read_api_keys(file("key\n", mode).path()).is_ok(),
+                "{mode:o}"
+            );
+        }
+    }
+
+    #[test]
+    fn what_is_no_file_holds_no_keys() {
+        for path in ["/nowhere", "/dev/null", "/tmp"] {
+            let why = read_api_keys(Path::new(path)).unwrap_err();
+            assert!(why.starts_with(path), "{why}");
+        }
+    }
+}

@@ -1,0 +1,138 @@
+//! File descriptors: how many this process may have, and how many of them clients may take.
+//!
+//! A connection is a descriptor, and so is everything that a child is made with. Clients can open
+//! as many connections as they like, so what the next child needs is kept back from them: the
+//! process's limit, less [`kept_back`], is the most that connections ever get.
+
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use thiserror::Error;
+
+/// Connections beyond the bound that are served nothing but probes.
+pub const PROBE_CONNECTIONS: usize = 16;
+
+/// A worker that can talk to fewer clients than this was started with the wrong limit.
+const FEWEST_CONNECTIONS: u64 = 8;
+
+/// Crash reports that are read for clients at one time.
+pub const CRASH_READERS: usize = 4;
+
+/// What must never be refused, and the most descriptors that it has open at one time.
+pub const KEPT_BACK: &[(&str, u64)] = &[
+    ("standard input, output and error", 3),
+    (
+        "the runtime's poll and wake-up, and the two ends of its signals",
+        6,
+    ),
+    ("our signals", 2),
+    (
+        "two children, of which one dies: socket, pidfd, two pipes, recorder each",
+        10,
+    ),
+    (
+        "the making of a child: its door, pipes' other ends, recorder, exec's own pipe",
+        10,
+    ),
+    (
+        "processes that help: pidfd and three pipes each, with their successors",
+        16,
+    ),
+    ("a crash report and its directory", 4),
+    ("crash reports that clients read", CRASH_READERS as u64),
+    ("the library of the GPU's driver", 24),
+    ("what /proc and /sys say of memory", 2),
+    ("the socket directory and its lock", 2),
+    ("the callback and its name's look-up", 4),
+    ("settings that are read again", 2),
+    ("probes", PROBE_CONNECTIONS as u64),
+    ("whatever was forgotten", 7),
+];
+
+/// For a listener: itself, and the connection that it has accepted and found no place for yet.
+const EACH_LISTENER: u64 = 2;
+
+/// How many connections the process's limit leaves room for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Budget {
+    /// The process's limit.
+    pub descriptors: u64,
+    pub kept_back: u64,
+    pub connections: usize,
+}
+
+#[derive(Debug, Error, PartialEq, Eq)]
+#[error(
+    "{limit} file descriptors are too few: {kept_back} are kept back for children and probes, and \
+     at least {FEWEST_CONNECTIONS} clients must be able to connect; raise the limit (ulimit -n, or \
+     LimitNOFILE= of a systemd unit) to {} or more",
+    .kept_back + FEWEST_CONNECTIONS
+)]
+pub struct TooFew {
+    limit: u64,
+    kept_back: u64,
+}
+
+/// Raises this process's soft limit to its hard one, and says what it is then.
+#[must_use]
+pub fn raise_limit() -> u64 {
+    let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
+    let raised = Rlimit {
+        current: maximum,
+        maximum,
+    };
+    match setrlimit(Resource::Nofile, raised) {
+        Ok(()) => maximum.unwrap_or(u64::MAX),
+        Err(error) => {
+            tracing::warn!(reason = %error, "descriptor_limit_not_raised");
+            current.unwrap_or(u64::MAX)
+        }
+    }
+}
+
+/// The sum of what clients must not take.
+#[must_use]
+pub fn kept_back(listeners: usize) -> u64 {
+    let table: u64 = KEPT_BACK.iter().map(|(_, most)| most).sum();
+    table + EACH_LISTENER * listeners as u64
+}
+
+/// At most `wanted` connections, and no more than `limit` leaves.
+///
+/// # Errors
+/// When hardly any are left.
+pub fn budget(limit: u64, listeners: usize, wanted: usize) -> Result<Budget, TooFew> {
+    let kept_back = kept_back(listeners);
+    let left = limit.saturating_sub(kept_back);
+    if left < FEWEST_CONNECTIONS {
+        return Err(TooFew { limit, kept_back });
+    }
+    Ok(Budget {
+        descriptors: limit,
+        kept_back,
+        connections: wanted.min(usize::try_from(left).unwrap_or(usize::MAX)),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_kept_back_adds_up_and_the_usual_limits_leave_clients_most_of_them() {
+        assert_eq!(kept_back(0), 112);
+        assert_eq!(kept_back(2), 116);
+        let connections = |limit| budget(limit, 2, 1024).map(|budget| budget.connections);
+        assert_eq!(connections(256), Ok(140));
+        assert_eq!(connections(1024), Ok(908));
+        assert_eq!(connections(8192), Ok(1024), "no more than were asked for");
+    }
+
+    #[test]
+    fn a_limit_that_leaves_nobody_a_place_is_refused_with_the_one_that_would_do() {
+        let refusal = budget(120, 2, 1024).unwrap_err().to_string();
+        assert!(
+            refusal.contains("120 file") && refusal.contains("to 124"),
+            "{refusal}"
+        );
+        assert_eq!(budget(124, 2, 1024).map(|budget| budget.connections), Ok(8));
+    }
+}

@@ -1,0 +1,147 @@
+//! More connections than the worker has descriptors or places for, and connections that are half
+//! closed: what they cost those who are served.
+
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use nix::sys::signal::Signal;
+use serde_json::json;
+use std::io::Read;
+use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::time::Duration;
+use worker_orcd_tests::script::scripted_text;
+use worker_orcd_tests::worker::request;
+use worker_orcd_tests::{Script, Worker, process, wait};
+
+const PROBES: [&str; 4] = ["/livez", "/readyz", "/health", "/metrics"];
+
+fn idle(address: SocketAddr, count: usize) -> Vec<TcpStream> {
+    let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
+    setrlimit(Resource::RLIMIT_NOFILE, hard, hard).unwrap();
+    (0..count)
+        .map(|_| TcpStream::connect_timeout(&address, Duration::from_secs(10)).unwrap())
+        .collect()
+}
+
+#[test]
+fn a_thousand_idle_connections_cost_no_stream_its_next_child() {
+    for limit in [1024, 256] {
+        let script = Script::behave().token_interval_ms(10);
+        let worker = Worker::scripted(script).open_files(limit).start();
+        let client = worker.client();
+        let mut stream = client.execute(&request("abc", 500));
+        let first = stream.wait_for("token").json()["t"].clone();
+        let mut crowd = idle(client.address, 1000);
+        let open = process::open_files(worker.pid());
+        assert!(open < limit as usize, "{open} of {limit}");
+        for _ in 0..2 {
+            let child = worker.child_pid().expect("a child");
+            process::signal(child, Signal::SIGKILL);
+            wait::until("the next child", || {
+                crowd.extend(idle(client.address, 10));
+                assert_eq!(client.get("/livez").status, 200);
+                worker.child_pid().filter(|pid| *pid != child)
+            });
+        }
+        let transcript = stream.transcript();
+        let text = format!("{}{}", first.as_str().unwrap(), transcript.text());
+        assert_eq!(text, scripted_text("abc", 500), "limit {limit}");
+        assert!(transcript.last().json()["recoveries"].as_u64() >= Some(1));
+        let health = client.health();
+        assert_eq!(
+            health["faults"]["deaths_by_cause"]["spawn_failed"],
+            json!(null)
+        );
+        let places = health["connections"]["limit"].as_u64().unwrap();
+        assert!(places < u64::from(limit) - 100, "{}", health["connections"]);
+        assert!(!worker.log.text().contains("accept_failed"));
+    }
+}
+
+#[test]
+fn a_limit_that_leaves_no_connections_is_said_at_start() {
+    let mut worker = Worker::scripted(Script::behave()).open_files(100).spawn();
+    assert_eq!(worker.wait_exit().code(), Some(1));
+    let log = worker.log.text();
+    assert!(
+        log.contains("100 file descriptors") && log.contains("ulimit -n"),
+        "{log}"
+    );
+}
+
+#[test]
+fn probes_are_answered_although_every_place_is_taken() {
+    let script = Script::behave().token_interval_ms(20);
+    let worker = Worker::scripted(script).arg("--max-connections", 8).start();
+    let client = worker.client();
+    let mut streams: Vec<_> = (0..8)
+        .map(|_| client.execute(&request("abc", 2000)))
+        .collect();
+    for stream in &mut streams {
+        stream.wait_for("token");
+    }
+    let _crowd = idle(client.address, 100);
+    for path in PROBES {
+        assert_eq!(client.get(path).status, 200, "{path}");
+    }
+    let refused = client.post("/execute", &request("abc", 1));
+    assert_eq!(refused.status, 429, "{}", refused.text());
+    assert_eq!(refused.header("retry-after"), Some("1"));
+    assert_eq!(client.health()["connections"]["open"], 8);
+    for stream in streams.drain(..2) {
+        stream.disconnect();
+    }
+    wait::until("a place", || {
+        let answer = client.open("/execute", &request("abc", 1)).ok()?;
+        (answer.status == 200).then_some(())
+    });
+    for stream in streams {
+        stream.disconnect();
+    }
+}
+
+/// A kept-alive connection is as good as new, unless a newcomer needs its place.
+#[test]
+fn idle_connections_give_way_and_busy_ones_do_not() {
+    let script = Script::behave().token_interval_ms(10);
+    let worker = Worker::scripted(script).arg("--max-connections", 4).start();
+    let client = worker.client();
+    let mut stream = client.execute(&request("abc", 300));
+    let first = stream.wait_for("token").json()["t"].clone();
+    let crowd = idle(client.address, 50);
+    worker.assert_serves();
+    let mut closed = 0;
+    for connection in &crowd {
+        connection.set_nonblocking(true).unwrap();
+        let mut byte = [0];
+        closed += usize::from(matches!((&*connection).read(&mut byte), Ok(0)));
+    }
+    assert!(closed >= 46, "{closed} of 50 gave way");
+    let text = format!("{}{}", first.as_str().unwrap(), stream.transcript().text());
+    assert_eq!(text, scripted_text("abc", 300));
+    assert!(client.health()["connections"]["evicted"].as_u64().unwrap() >= 46);
+}
+
+// === Half closed ===
+
+/// Everything that comes back to a client that ends its side behind its request.
+fn half_closed(worker: &Worker, path: &str, body: &serde_json::Value) -> String {
+    let client = worker.client();
+    let bytes = client.request("POST", path, &[], body.to_string().as_bytes());
+    let mut connection = client.connect().unwrap();
+    connection.send(&bytes).unwrap();
+    connection.socket().shutdown(Shutdown::Write).unwrap();
+    String::from_utf8(connection.read_to_close().unwrap()).unwrap()
+}
+
+#[test]
+fn a_half_closed_client_gets_its_whole_answer() {
+    let worker = Worker::scripted(Script::behave().token_interval_ms(20)).start();
+    let stream = half_closed(&worker, "/execute", &request("abc", 30));
+    assert!(stream.contains("event: end\n"), "{stream}");
+    assert!(stream.ends_with("0\r\n\r\n"), "{stream}");
+    let body = json!({ "prompt": "abc", "max_tokens": 30 });
+    let whole = half_closed(&worker, "/v1/completions", &body);
+    let interim = whole.strip_prefix("HTTP/1.1 100 Continue\r\n\r\n");
+    let answer = interim.unwrap_or(&whole);
+    assert!(answer.starts_with("HTTP/1.1 200"), "{whole}");
+    assert!(answer.contains(&scripted_text("abc", 30)), "{whole}");
+}

@@ -1,0 +1,208 @@
+//! What signals do, and what is left of a worker that ended by one.
+
+use nix::libc;
+use nix::sys::signal::Signal;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+use worker_orcd_tests::model::repository_root;
+use worker_orcd_tests::script::scripted_text;
+use worker_orcd_tests::worker::{binary, describe, request};
+use worker_orcd_tests::{Script, Worker, WorkerBuilder, process, wait};
+
+fn slow() -> WorkerBuilder {
+    Worker::scripted(Script::behave().token_interval_ms(20))
+}
+
+#[test]
+fn sigterm_behind_shutdown_hurries_it() {
+    let mut worker = slow().arg("--drain-timeout", "1s").start();
+    let mut stream = worker.client().execute(&request("abc", 2000));
+    stream.wait_for("token");
+    assert_eq!(
+        worker
+            .client()
+            .post("/shutdown", &serde_json::json!({}))
+            .status,
+        202
+    );
+    let start = Instant::now();
+    worker.signal(Signal::SIGTERM);
+    assert_eq!(stream.last().expect("a terminal event").name, "error");
+    let status = worker.wait_exit();
+    assert_eq!(status.code(), Some(84), "{}", describe(status));
+    // By itself the stream would have taken forty seconds.
+    assert!(start.elapsed() < Duration::from_secs(20));
+}
+
+#[test]
+fn sigquit_ends_what_runs_with_an_error_and_waits_for_nothing() {
+    let mut worker = slow().arg("--drain-timeout", "1h").start();
+    let mut stream = worker.client().execute(&request("abc", 2000));
+    stream.wait_for("token");
+    let start = Instant::now();
+    worker.signal(Signal::SIGQUIT);
+    let last = stream.last().expect("a terminal event");
+    assert_eq!(
+        (last.name.as_str(), &last.json()["code"]),
+        ("error", &"WORKER_UNHEALTHY".into())
+    );
+    assert_eq!(worker.wait_exit().code(), Some(84));
+    assert!(start.elapsed() < Duration::from_secs(20));
+
+    let mut worker = slow().start();
+    worker.signal(Signal::SIGQUIT);
+    assert_eq!(worker.wait_exit().code(), Some(0), "nothing was left");
+}
+
+#[test]
+fn no_other_signal_ends_the_worker_and_each_is_said_once() {
+    let mut worker = slow().start();
+    let mut stream = worker.client().execute(&request("abc", 100));
+    let first = stream.wait_for("token").json()["t"].clone();
+    let named = [
+        Signal::SIGUSR1,
+        Signal::SIGUSR2,
+        Signal::SIGALRM,
+        Signal::SIGPIPE,
+        Signal::SIGVTALRM,
+        Signal::SIGPROF,
+        Signal::SIGIO,
+        Signal::SIGSTKFLT,
+        Signal::SIGPWR,
+        Signal::SIGXCPU,
+        Signal::SIGXFSZ,
+    ];
+    for _ in 0..3 {
+        for signal in named {
+            worker.signal(signal);
+        }
+        worker.signal(Signal::SIGHUP);
+        for number in [libc::SIGRTMIN(), libc::SIGRTMAX()] {
+            let words = [format!("-{number}"), worker.pid().to_string()];
+            assert!(Command::new("kill").args(words).status().unwrap().success());
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    let text = format!("{}{}", first.as_str().unwrap(), stream.transcript().text());
+    assert_eq!(text, scripted_text("abc", 100));
+    worker.signal(Signal::SIGTERM);
+    assert_eq!(worker.wait_exit().code(), Some(0), "{}", worker.log.text());
+    let said = worker.log.events("signal_ignored");
+    assert_eq!(said.len(), named.len() + 2, "{said:#?}");
+    assert_eq!(worker.log.events("reload").len(), 3);
+}
+
+// === What is left ===
+
+/// Socket directories below `parent`.
+fn directories(parent: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(parent).unwrap().flatten();
+    let mut found: Vec<_> = entries
+        .map(|entry| entry.path())
+        .filter(|path| {
+            path.file_name()
+                .unwrap()
+                .to_str()
+                .unwrap()
+                .starts_with("worker-orcd-")
+        })
+        .collect();
+    found.sort();
+    found
+}
+
+fn below(builder: WorkerBuilder, parent: &Path) -> WorkerBuilder {
+    builder.env("XDG_RUNTIME_DIR", parent.to_str().unwrap())
+}
+
+#[test]
+fn an_exit_leaves_no_directory_behind() {
+    let parent = tempfile::tempdir().unwrap();
+    for signal in [
+        Signal::SIGTERM,
+        Signal::SIGINT,
+        Signal::SIGQUIT,
+        Signal::SIGTERM,
+    ] {
+        let mut worker = below(slow(), parent.path()).start();
+        assert_eq!(directories(parent.path()).len(), 1);
+        worker.signal(signal);
+        assert_eq!(worker.wait_exit().code(), Some(0));
+        assert_eq!(directories(parent.path()), [] as [PathBuf; 0], "{signal}");
+    }
+}
+
+#[test]
+fn the_next_worker_removes_what_a_killed_one_left_and_nothing_that_is_in_use() {
+    let parent = tempfile::tempdir().unwrap();
+    let living = below(slow(), parent.path()).start();
+    let in_use = directories(parent.path());
+    let mut killed = below(slow(), parent.path()).start();
+    killed.signal(Signal::SIGKILL);
+    killed.wait_exit();
+    assert_eq!(directories(parent.path()).len(), 2);
+    let mut next = below(slow(), parent.path()).start();
+    let removed = next.log.events("leftovers_removed");
+    assert!(
+        removed
+            .iter()
+            .any(|event| event["parent"] == parent.path().to_str().unwrap() && event["count"] == 1),
+        "{removed:?}"
+    );
+    assert_eq!(
+        directories(parent.path()).len(),
+        2,
+        "its own, and the living one's"
+    );
+    next.signal(Signal::SIGTERM);
+    next.wait_exit();
+    assert_eq!(directories(parent.path()), in_use);
+    // Its directory is still good for another child.
+    let child = living.child_pid().unwrap();
+    process::signal(child, Signal::SIGKILL);
+    wait::until("the next child", || {
+        living.child_pid().filter(|pid| *pid != child)
+    });
+    living.assert_serves();
+}
+
+// === Exit codes ===
+
+/// Numbers and meanings of a table, as `columns` takes them out of its lines.
+fn codes<'a>(
+    text: &'a str,
+    columns: impl Fn(&'a str) -> Option<(&'a str, &'a str)>,
+) -> BTreeMap<u8, &'a str> {
+    text.lines()
+        .filter_map(columns)
+        .filter_map(|(code, meaning)| Some((code.trim().parse().ok()?, meaning.trim())))
+        .collect()
+}
+
+#[test]
+fn every_exit_code_is_in_help_and_readme() {
+    let output = Command::new(binary("tested-worker-orcd"))
+        .arg("--help")
+        .output()
+        .unwrap();
+    let help = String::from_utf8(output.stdout).unwrap();
+    let (_, help) = help
+        .split_once("Exit codes:")
+        .expect("the section is there");
+    let helped = codes(help, |line| line.trim().split_once("  "));
+    let readme = std::fs::read_to_string(repository_root().join("README.md")).unwrap();
+    let (_, readme) = readme
+        .split_once("## Exit codes")
+        .expect("the section is there");
+    let readme = readme.split("\n## ").next().unwrap();
+    let told = codes(readme, |line| {
+        line.strip_prefix('|')?.strip_suffix('|')?.split_once('|')
+    });
+    assert_eq!(helped, told);
+    for exit in worker_orcd_lifecycle::SupervisorExit::ALL {
+        assert_eq!(helped.get(&exit.code()), Some(&exit.meaning()));
+    }
+    assert!(helped.len() >= worker_orcd_lifecycle::SupervisorExit::ALL.len() + 4);
+}
