@@ -17,6 +17,10 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use worker_orcd_ipc::{ExitCode, Fault, Generation, LoadOrder};
 
+/// As if this process had half of the machine's memory more than it has.
+const OOM_SCORE_ABOVE_PARENT: i32 = 500;
+const MAX_OOM_SCORE: i32 = 1000;
+
 /// The disposable process that owns one device. Started by worker-orcd, not by hand.
 #[derive(Debug, Parser)]
 #[command(name = "worker-orcd-gpu", version)]
@@ -59,6 +63,7 @@ where
         } => serving,
         _ => end(ExitCode::Usage, "--socket and --generation are needed"),
     };
+    stand_in_for_the_supervisor();
     if let Err(error) = tie_to_parent(arguments.parent) {
         end(
             ExitCode::Io,
@@ -90,6 +95,18 @@ fn answer(outlook: Result<String, Fault>) -> ! {
     };
     println!("{line}");
     exit::end_now(code);
+}
+
+/// Where memory is short the kernel shall take this process, which is replaced, and not the
+/// supervisor, whose death ends every stream. Raising one's own score needs no privilege; what is
+/// refused all the same leaves the choice as it was.
+fn stand_in_for_the_supervisor() {
+    const OWN_SCORE: &str = "/proc/self/oom_score_adj";
+    let inherited = std::fs::read_to_string(OWN_SCORE)
+        .ok()
+        .and_then(|score| score.trim().parse::<i32>().ok());
+    let score = (inherited.unwrap_or(0) + OOM_SCORE_ABOVE_PARENT).min(MAX_OOM_SCORE);
+    drop(std::fs::write(OWN_SCORE, score.to_string()));
 }
 
 /// The kernel kills this process when its parent dies. A parent that died before this was asked

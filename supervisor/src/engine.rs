@@ -43,6 +43,8 @@ pub struct EngineSettings {
     pub max_queue: usize,
     /// How long a request that killed a child when it ran alone is refused.
     pub quarantine_for: Duration,
+    /// For the compilation of a chat template, and for each prompt it makes.
+    pub template_timeout: Duration,
     /// Accept a child that was built to fail on command. Never in production.
     pub accept_fault_injection: bool,
     pub crashes: CrashSettings,

@@ -8,7 +8,8 @@
 //!
 //! * [`commands`] is the command line, [`config`] what it says, [`exit`] how it ends.
 //! * [`http`] is what clients see; [`engine`] is the one thing it asks.
-//! * [`text`] turns text into token ids and back; the child deals in ids alone.
+//! * [`text`] turns text into token ids and back; the child deals in ids alone. Chat templates,
+//!   which strangers wrote, are run by [`interpreter`] in a process that may die.
 //! * [`requests`] journals what clients were promised; `driver` and [`child`] keep a child alive;
 //!   [`crash`] tells what became of those that died, [`nvml`] what the GPU's driver says to it.
 //! * [`descriptors`] keeps back from clients what children are made with.
@@ -17,6 +18,7 @@
 
 #![forbid(unsafe_code)]
 
+mod allocator;
 mod calendar;
 pub mod callback;
 pub mod child;
@@ -29,6 +31,7 @@ pub mod engine;
 pub mod error_code;
 pub mod exit;
 pub mod http;
+pub mod interpreter;
 pub mod logging;
 pub mod metrics;
 pub mod nvml;

@@ -4,6 +4,7 @@
 
 use std::process::ExitCode;
 use worker_orcd::commands;
+use worker_orcd::interpreter::process;
 
 fn main() -> ExitCode {
     let arguments = commands::command_line().get_matches();
@@ -16,6 +17,7 @@ fn main() -> ExitCode {
             }
         },
         Some(("doctor", arguments)) => commands::doctor::run(arguments),
+        Some((process::COMMAND, arguments)) => process::run(arguments),
         _ => ExitCode::from(commands::serve::run(&arguments).code()),
     }
 }

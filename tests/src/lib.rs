@@ -18,6 +18,7 @@ pub mod facts;
 pub mod faults;
 pub mod gguf_patch;
 pub mod hostile_gguf;
+pub mod hostile_templates;
 pub mod log;
 pub mod model;
 pub mod nvml;

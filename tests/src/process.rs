@@ -30,6 +30,33 @@ pub fn children(pid: u32) -> Vec<u32> {
         .collect()
 }
 
+/// Those that serve the model; those that interpret templates left out.
+#[must_use]
+pub fn model_children(pid: u32) -> Vec<u32> {
+    let interprets = |child: &u32| interpreters(pid).contains(child);
+    let mut found = children(pid);
+    found.retain(|child| !interprets(child));
+    found
+}
+
+/// The processes that interpret templates for this worker.
+#[must_use]
+pub fn interpreters(pid: u32) -> Vec<u32> {
+    let mut found = children(pid);
+    found.retain(|child| {
+        let line = fs::read(format!("/proc/{child}/cmdline")).unwrap_or_default();
+        line.split(|byte| *byte == 0).nth(1) == Some(b"interpret")
+    });
+    found
+}
+
+/// How much rather than others the kernel's OOM killer takes it.
+#[must_use]
+pub fn oom_score_adj(pid: u32) -> Option<i32> {
+    let score = fs::read_to_string(format!("/proc/{pid}/oom_score_adj")).ok()?;
+    score.trim().parse().ok()
+}
+
 #[must_use]
 pub fn parent(pid: u32) -> Option<u32> {
     stat_fields(pid)?.get(1)?.parse().ok()
@@ -56,6 +83,12 @@ pub fn peak_rss_bytes(pid: u32) -> Option<u64> {
 /// Begins to look for the peak anew.
 pub fn forget_peak(pid: u32) {
     fs::write(format!("/proc/{pid}/clear_refs"), "5").expect("a process of our own");
+}
+
+/// The most address space that it ever had.
+#[must_use]
+pub fn peak_address_space_bytes(pid: u32) -> Option<u64> {
+    status_bytes(pid, "VmPeak:")
 }
 
 /// User and system time of all threads.

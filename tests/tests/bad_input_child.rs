@@ -56,7 +56,7 @@ fn ends_the_stream(script: Script, cause: &str) {
     );
     assert_ne!(worker.child_pid(), first);
     assert_eq!(
-        process::children(worker.pid()).len(),
+        process::model_children(worker.pid()).len(),
         1,
         "nothing of the first child is left"
     );

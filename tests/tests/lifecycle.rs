@@ -287,5 +287,5 @@ fn deaths_leak_no_descriptors_and_no_zombies() {
         after <= before + 4,
         "{before} open files before, {after} after"
     );
-    assert_eq!(process::children(worker.pid()).len(), 1);
+    assert_eq!(process::model_children(worker.pid()).len(), 1);
 }

@@ -8,6 +8,7 @@ pub mod serve;
 
 use crate::config::sources;
 use crate::exit::Exit;
+use crate::interpreter::process;
 use clap::Command;
 
 /// The command line.
@@ -22,6 +23,7 @@ pub fn command_line() -> Command {
         .args_override_self(true)
         .args_conflicts_with_subcommands(true)
         .subcommand(pull::command_line())
-        .subcommand(doctor::command_line());
+        .subcommand(doctor::command_line())
+        .subcommand(process::command_line());
     sources::arguments(command)
 }

@@ -251,7 +251,7 @@ async fn announce(config: &Config, app: &App, addresses: &[SocketAddr]) -> bool 
         },
         uri,
         worker_type: "worker-orcd",
-        capabilities: capabilities(model.has_chat_template),
+        capabilities: capabilities(model.has_chat_template()),
     };
     match register(url, &registration).await {
         Ok(()) => {
@@ -306,6 +306,7 @@ fn engine_settings(config: &Config, device: &DecidedDevice) -> EngineSettings {
         on_fault: config.limits.on_fault,
         max_queue: config.life.max_queue,
         quarantine_for: config.life.quarantine_for,
+        template_timeout: config.life.template_timeout,
         accept_fault_injection: config.accept_fault_injection,
         crashes: config.crashes.clone(),
     }

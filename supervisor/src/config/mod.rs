@@ -39,6 +39,8 @@ pub struct Config {
     pub device: DeviceChoice,
     pub child_binary: PathBuf,
     pub accept_fault_injection: bool,
+    /// Control tokens are parsed in what clients write into messages, too.
+    pub parse_special: bool,
     pub worker_id: Uuid,
     pub callback_url: Option<CallbackUrl>,
     pub log_format: LogFormat,
@@ -123,6 +125,8 @@ pub struct LifeConfig {
     pub max_restarts: u32,
     pub quarantine_for: Duration,
     pub max_restart_delay: Duration,
+    /// For the compilation of a chat template, and for each prompt it makes.
+    pub template_timeout: Duration,
 }
 
 /// `http://host:port/path`, taken apart.
@@ -181,6 +185,7 @@ fn read(reader: &mut Reader<'_>) -> Option<Config> {
     let callback_url = reader.optional("callback-url", parse_callback_url);
     let log_format = reader.optional("log-format", parse_log_format);
     let accept_fault_injection = reader.switch("accept-fault-injection");
+    let parse_special = reader.switch("parse-special");
     let http = read_http(reader);
     let limits = read_limits(reader);
     let load = read_load(reader);
@@ -192,6 +197,7 @@ fn read(reader: &mut Reader<'_>) -> Option<Config> {
         device: device?,
         child_binary: child_binary?,
         accept_fault_injection,
+        parse_special,
         worker_id: worker_id.unwrap_or_else(Uuid::new_v4),
         callback_url,
         log_format: log_format?,
@@ -302,6 +308,7 @@ fn read_life(reader: &mut Reader<'_>) -> Option<LifeConfig> {
     let max_restarts = reader.integer("max-restarts", 0..=1_000);
     let quarantine_for = reader.duration("quarantine-for");
     let max_restart_delay = reader.duration("max-restart-delay");
+    let template_timeout = reader.positive_duration("template-timeout");
     Some(LifeConfig {
         max_queue: max_queue? as usize,
         drain_timeout: drain_timeout?,
@@ -311,6 +318,7 @@ fn read_life(reader: &mut Reader<'_>) -> Option<LifeConfig> {
         max_restarts: max_restarts?,
         quarantine_for: quarantine_for?,
         max_restart_delay: max_restart_delay?,
+        template_timeout: template_timeout?,
     })
 }
 

@@ -99,6 +99,18 @@ pub const OPTIONS: &[Spec] = &[
         "Longest prompt or message list, in characters [default: 32768 for /execute, else what \
          fits the context]",
     ),
+    Spec {
+        name: "parse-special",
+        shape: Shape::Switch,
+        help: "What reads like a special token in a message is one, as other servers have it",
+        default: None,
+    },
+    value(
+        "template-timeout",
+        "TIME",
+        Some("3s"),
+        "A chat template that takes longer is stopped, and its request refused",
+    ),
     value(
         "inference-timeout",
         "TIME",

@@ -103,8 +103,9 @@ impl Driver {
         self.crashes.loaded(&report.memory);
         self.gpu.child_computes_on(report.device.uuid.as_deref());
         let previous = self.model.clone();
+        let timeout = self.settings.template_timeout;
         let model = tokio::task::spawn_blocking(move || {
-            LoadedModel::build(report, previous.as_ref().map(Arc::as_ref))
+            LoadedModel::build(report, previous.as_ref().map(Arc::as_ref), timeout)
         });
         self.building = Some(Building { generation, model });
         None

@@ -1,9 +1,13 @@
 //! What is known of the model that is loaded: the child's facts, and the text made of them.
 
-use crate::text::{Text, TextError};
+use crate::interpreter::Interpreter;
+use crate::text::{TemplateError, TemplateSource, Text, TextError};
 use sha2::{Digest as _, Sha256};
 use std::sync::Arc;
-use worker_orcd_ipc::{DeviceFacts, MemoryReport, ModelFacts, ReadyReport, TokenizerKind, encode};
+use std::time::Duration;
+use worker_orcd_ipc::{
+    DeviceFacts, MemoryReport, ModelFacts, ReadyReport, TokenizerFacts, TokenizerKind, encode,
+};
 
 /// Built once per child that becomes ready; the text is shared as long as the file is the same.
 #[derive(Debug)]
@@ -11,8 +15,9 @@ pub struct LoadedModel {
     pub facts: ModelFacts,
     pub device: DeviceFacts,
     pub text: Arc<Text>,
+    /// What makes a prompt of messages, or why nothing does.
+    pub chat: Result<Arc<Interpreter>, TemplateError>,
     pub tokenizer_kind: TokenizerKind,
-    pub has_chat_template: bool,
     /// As it was when the model became ready.
     pub memory: MemoryReport,
     /// Sequences that may be decoded in one step.
@@ -26,22 +31,31 @@ pub struct LoadedModel {
 }
 
 impl LoadedModel {
-    /// Takes tens of milliseconds for a large vocabulary, unless `previous` is the same model.
+    /// Takes tens of milliseconds for a large vocabulary, and as long as `template_timeout` for a
+    /// chat template that does not end, unless `previous` is the same model. A template that
+    /// cannot be compiled ends chat, not the worker.
     ///
     /// # Errors
     /// When no tokenizer can be made of the facts.
-    pub fn build(report: ReadyReport, previous: Option<&Self>) -> Result<Self, TextError> {
+    pub fn build(
+        report: ReadyReport,
+        previous: Option<&Self>,
+        template_timeout: Duration,
+    ) -> Result<Self, TextError> {
         let identity = identity(&report)?;
-        let text = match previous.filter(|previous| previous.identity == identity) {
-            Some(previous) => Arc::clone(&previous.text),
-            None => Arc::new(Text::from_facts(&report.tokenizer)?),
+        let (text, chat) = match previous.filter(|previous| previous.identity == identity) {
+            Some(previous) => (Arc::clone(&previous.text), previous.chat.clone()),
+            None => (
+                Arc::new(Text::from_facts(&report.tokenizer)?),
+                chat(&report.tokenizer, template_timeout),
+            ),
         };
         Ok(Self {
             facts: report.model,
             device: report.device,
             text,
+            chat,
             tokenizer_kind: report.tokenizer.kind,
-            has_chat_template: report.tokenizer.chat_template.is_some(),
             memory: report.memory,
             max_running: report.max_running,
             max_sequence_tokens: report.max_sequence_tokens,
@@ -50,11 +64,26 @@ impl LoadedModel {
         })
     }
 
+    /// The model brings a chat template that can be compiled.
+    #[must_use]
+    pub fn has_chat_template(&self) -> bool {
+        self.chat.is_ok()
+    }
+
     /// The file behind the path is still the one that running requests were begun with.
     #[must_use]
     pub fn is_same_model(&self, other: &Self) -> bool {
         self.identity == other.identity
     }
+}
+
+fn chat(facts: &TokenizerFacts, timeout: Duration) -> Result<Arc<Interpreter>, TemplateError> {
+    let started = TemplateSource::from_facts(facts)
+        .and_then(|template| Interpreter::start(template, timeout));
+    if let Err(error @ TemplateError::Broken(_)) = &started {
+        tracing::warn!(reason = %error, "chat_template_refused");
+    }
+    started.map(Arc::new)
 }
 
 fn identity(report: &ReadyReport) -> Result<[u8; 32], TextError> {

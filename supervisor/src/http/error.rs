@@ -7,6 +7,7 @@ use axum::http::header::{ALLOW, CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE};
 use axum::http::{HeaderName, HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
+use std::fmt::Display;
 
 /// Which of the two APIs a client speaks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -64,7 +65,7 @@ impl ApiError {
 
     /// In words by which clients recognise it, and shorten their conversation.
     #[must_use]
-    pub fn context_length(field: &str, tokens: usize, fit: u32, context: u32) -> Self {
+    pub fn context_length(field: &str, tokens: impl Display, fit: u32, context: u32) -> Self {
         let message = format!(
             "This model's maximum context length is {context} tokens. However, your {field} has \
              {tokens} tokens, of which at most {fit} fit. Please reduce its length."

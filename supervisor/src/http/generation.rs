@@ -7,12 +7,15 @@ use super::job::Job;
 use super::mistakes::Constraint;
 use crate::engine::{LoadedModel, NewRequest, OnFault, RequestStream};
 use crate::error_code::ErrorCode;
-use crate::text::ChatMessage;
+use crate::logging::Fingerprint;
+use crate::text::template::cost;
+use crate::text::{ChatMessage, Rendering, TemplateError};
 use std::sync::Arc;
 use worker_orcd_ipc::{Sampling, TokenId};
 
-/// Longer texts are tokenized where they hold up nobody: 4 KiB take about a millisecond.
-const INLINE_TEXT_BYTES: usize = 4 << 10;
+/// Longest prompt that a template may make where the vocabulary bounds none: half of what fits
+/// between the processes.
+const MAX_RENDERED_BYTES: usize = 16 << 20;
 
 #[derive(Debug, Clone, PartialEq)]
 pub struct GenerationRequest {
@@ -39,14 +42,6 @@ impl Input {
         match self {
             Self::Prompt(_) | Self::Tokens(_) => "prompt",
             Self::Messages(_) => "messages",
-        }
-    }
-
-    fn text_bytes(&self) -> usize {
-        match self {
-            Self::Prompt(text) => text.len(),
-            Self::Messages(messages) => messages.iter().map(|message| message.content.len()).sum(),
-            Self::Tokens(_) => 0,
         }
     }
 }
@@ -83,6 +78,7 @@ impl App {
         correlation: CorrelationId,
     ) -> Result<Accepted, ApiError> {
         let field = request.input.field();
+        self.check_bytes(model, &request.input)?;
         let prompt = self.encode(model, request.input).await?;
         let room = self.check_fit(model, field, prompt.tokens.len())?;
         let tokens_in = prompt.tokens.len() as u32;
@@ -130,31 +126,106 @@ impl App {
         })
     }
 
-    /// Long texts are tokenized on other threads, as many at a time as there are cores: a crowd of
-    /// them waits its turn instead of taking the machine.
-    async fn encode(&self, model: &Arc<LoadedModel>, input: Input) -> Result<Encoded, ApiError> {
-        if input.text_bytes() <= INLINE_TEXT_BYTES {
-            return encode_now(model, input);
+    /// Refuses a prompt that cannot fit however it is tokenized, before that costs anything.
+    fn check_bytes(&self, model: &LoadedModel, input: &Input) -> Result<(), ApiError> {
+        let longest_token = model.text.tokenizer().longest_token_bytes();
+        let (Input::Prompt(prompt), Some(bytes)) = (input, longest_token) else {
+            return Ok(());
+        };
+        let tokens = prompt.len().div_ceil(bytes.max(1));
+        if tokens > self.longest_prompt(model) as usize {
+            return Err(self.surely_too_long(model, input.field(), tokens));
         }
-        let _turn = self.tokenizing.acquire().await;
-        let model = Arc::clone(model);
-        let task = tokio::task::spawn_blocking(move || encode_now(&model, input));
-        task.await.unwrap_or_else(|_| {
-            Err(ApiError::of_code(
-                ErrorCode::Internal,
-                "the prompt could not be tokenized",
-            ))
+        Ok(())
+    }
+
+    async fn encode(&self, model: &Arc<LoadedModel>, input: Input) -> Result<Encoded, ApiError> {
+        match input {
+            Input::Tokens(tokens) => Ok(Encoded {
+                tokens,
+                fingerprint: None,
+            }),
+            Input::Prompt(prompt) => {
+                let (text, bytes) = (Arc::clone(&model.text), prompt.len());
+                let work = move || Encoded::of(&prompt, text.encode(&prompt));
+                self.lanes.run(bytes, work).await.ok_or_else(lost)
+            }
+            Input::Messages(messages) => self.encode_messages(model, messages).await,
+        }
+    }
+
+    /// Rendered by the model's template in a process of its own, then tokenized here. Control
+    /// tokens that a client wrote stay text, unless the operator wants otherwise.
+    async fn encode_messages(
+        &self,
+        model: &Arc<LoadedModel>,
+        messages: Vec<ChatMessage>,
+    ) -> Result<Encoded, ApiError> {
+        let (text, bytes) = (Arc::clone(&model.text), cost(&messages));
+        let parse_special = self.parse_special;
+        let mark = move || {
+            let marked = (!parse_special).then(|| text.tokenizer().mark(&messages));
+            (messages, marked.flatten())
+        };
+        let marked = self.lanes.run(bytes, mark).await;
+        let (messages, marked) = marked.ok_or_else(lost)?;
+        let prompt = self.render(model, messages).await?;
+        let (text, bytes) = (Arc::clone(&model.text), prompt.len());
+        let Some(mut marked) = marked else {
+            let work = move || Encoded::of(&prompt, text.encode_rendered(&prompt, &[]));
+            return self.lanes.run(bytes, work).await.ok_or_else(lost);
+        };
+        let messages = std::mem::take(&mut marked.messages);
+        let marked_prompt = self.render(model, messages).await?;
+        let work = move || {
+            let tokenizer = text.tokenizer();
+            let own = tokenizer.clients_own(&prompt, &marked, &marked_prompt)?;
+            Some(Encoded::of(&prompt, text.encode_rendered(&prompt, &own)))
+        };
+        let encoded = self.lanes.run(2 * bytes, work).await.ok_or_else(lost)?;
+        encoded.ok_or_else(|| {
+            let message = "hold texts of special tokens, and the model's chat template makes of \
+                           them what cannot be told from its own";
+            ApiError::invalid_field("messages", Constraint::Unsupported, message)
         })
+    }
+
+    async fn render(
+        &self,
+        model: &LoadedModel,
+        messages: Vec<ChatMessage>,
+    ) -> Result<String, ApiError> {
+        let chat = model.chat.as_ref().map_err(template_failure)?;
+        let fit = self.longest_prompt(model) as usize;
+        let longest_token = model.text.tokenizer().longest_token_bytes();
+        let max_bytes = longest_token.map_or(usize::MAX, |bytes| bytes.saturating_mul(fit));
+        let rendering = Rendering {
+            messages,
+            max_bytes: max_bytes.min(MAX_RENDERED_BYTES),
+        };
+        chat.render(rendering).await.map_err(|error| match error {
+            TemplateError::TooLong(bytes) if bytes == max_bytes => {
+                self.surely_too_long(model, "messages", fit + 1)
+            }
+            error => template_failure(&error),
+        })
+    }
+
+    fn surely_too_long(&self, model: &LoadedModel, field: &str, tokens: usize) -> ApiError {
+        let (fit, context) = (self.longest_prompt(model), model.max_sequence_tokens);
+        ApiError::context_length(field, format_args!("{tokens} or more"), fit, context)
+    }
+
+    /// In tokens: something must be left for an answer.
+    fn longest_prompt(&self, model: &LoadedModel) -> u32 {
+        let fits = model.max_sequence_tokens.saturating_sub(1);
+        self.limits.max_tokens_in.unwrap_or(u32::MAX).min(fits)
     }
 
     /// How many tokens of answer fit behind the prompt.
     fn check_fit(&self, model: &LoadedModel, field: &str, tokens: usize) -> Result<u32, ApiError> {
         let context = model.max_sequence_tokens;
-        let longest = self
-            .limits
-            .max_tokens_in
-            .unwrap_or(u32::MAX)
-            .min(context.saturating_sub(1));
+        let longest = self.longest_prompt(model);
         let wrong = |message: String| ApiError::invalid_field(field, Constraint::Length, message);
         match u32::try_from(tokens) {
             Ok(0) => Err(wrong("has no tokens".to_owned())),
@@ -167,34 +238,32 @@ impl App {
 struct Encoded {
     tokens: Vec<TokenId>,
     /// Of the text, where there was one.
-    fingerprint: Option<crate::logging::Fingerprint>,
+    fingerprint: Option<Fingerprint>,
 }
 
-fn encode_now(model: &LoadedModel, input: Input) -> Result<Encoded, ApiError> {
-    let text = &model.text;
-    let fingerprint = |text: &str| Some(crate::logging::Fingerprint::of(text));
-    match input {
-        Input::Prompt(prompt) => Ok(Encoded {
-            tokens: text.encode(&prompt),
-            fingerprint: fingerprint(&prompt),
-        }),
-        Input::Messages(messages) => {
-            let rendered = text
-                .template()
-                .and_then(|template| template.render(&messages))
-                .map_err(|error| {
-                    let message = error.to_string();
-                    ApiError::invalid_field("messages", Constraint::Unsupported, message)
-                })?;
-            let tokens = text.encode_rendered(&rendered);
-            Ok(Encoded {
-                tokens,
-                fingerprint: fingerprint(&rendered),
-            })
-        }
-        Input::Tokens(tokens) => Ok(Encoded {
+impl Encoded {
+    fn of(text: &str, tokens: Vec<TokenId>) -> Self {
+        Self {
             tokens,
-            fingerprint: None,
-        }),
+            fingerprint: Some(Fingerprint::of(text)),
+        }
     }
+}
+
+fn lost() -> ApiError {
+    ApiError::of_code(ErrorCode::Internal, "the prompt could not be tokenized")
+}
+
+fn template_failure(error: &TemplateError) -> ApiError {
+    let constraint = match error {
+        TemplateError::Unavailable(_) => {
+            return ApiError::of_code(ErrorCode::WorkerUnhealthy, error.to_string());
+        }
+        TemplateError::TooLong(_) => Constraint::Length,
+        TemplateError::Missing
+        | TemplateError::Broken(_)
+        | TemplateError::Refused(_)
+        | TemplateError::Failed(_) => Constraint::Unsupported,
+    };
+    ApiError::invalid_field("messages", constraint, error.to_string())
 }

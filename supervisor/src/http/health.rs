@@ -208,7 +208,7 @@ fn model_report(app: &App, model: Option<&LoadedModel>) -> Value {
             TokenizerKind::ByteLevelBpe => "byte_level_bpe",
             TokenizerKind::SentencePiece => "sentence_piece",
         },
-        "chat_template": model.has_chat_template,
+        "chat_template": model.has_chat_template(),
         "vocab_size": facts.vocab_size,
         "context_length": facts.context_length,
         "max_sequence_tokens": model.max_sequence_tokens,

@@ -27,6 +27,7 @@ pub mod generation;
 pub mod health;
 pub mod job;
 pub mod json;
+pub mod lanes;
 pub mod listen;
 pub mod messages;
 pub mod mistakes;
@@ -50,10 +51,10 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use body::{Bodies, BodyLimits};
 use error::{ApiError, Dialect};
+use lanes::Lanes;
 use places::Places;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
-use tokio::sync::Semaphore;
 use uuid::Uuid;
 
 /// OpenMetrics, as Prometheus asks for it.
@@ -70,8 +71,9 @@ pub struct App {
     pub keys: ApiKeys,
     pub limits: RequestLimits,
     pub bodies: Bodies,
-    /// One permit for each long text that may be tokenized now.
-    pub tokenizing: Semaphore,
+    pub lanes: Lanes,
+    /// Control tokens are parsed in what clients write into messages, too.
+    pub parse_special: bool,
     /// Of everybody who is connected, but for probes that found none.
     pub places: Arc<Places>,
     pub device: DecidedDevice,
@@ -101,9 +103,8 @@ impl App {
                 time: config.http.read_timeout,
                 together: config.http.max_bodies_bytes,
             }),
-            tokenizing: Semaphore::new(
-                std::thread::available_parallelism().map_or(1, std::num::NonZeroUsize::get),
-            ),
+            lanes: Lanes::default(),
+            parse_special: config.parse_special,
             places: Places::new(config.http.max_connections.get()),
             device,
             worker_id: config.worker_id,

@@ -1,7 +1,7 @@
 //! Text on one side, token ids on the other: everything the supervisor knows about language.
 //!
 //! ```text
-//! messages ── template ──┐
+//! messages ── template ──┐      (in a process of its own)
 //! prompt ────────────────┴─ tokenizer ─→ ids ─→ (child) ─→ ids
 //! client ←── stop ←── utf8 ←── vocabulary (bytes of a token) ←──┘
 //! ```
@@ -13,6 +13,7 @@
 //! Deliberately absent: requests, sockets, sampling, and any state shared between requests.
 
 mod pre_tokenizer;
+pub mod provenance;
 mod python_json;
 mod sentence_piece;
 mod special;
@@ -22,8 +23,9 @@ pub mod tokenizer;
 pub mod utf8;
 pub mod vocabulary;
 
+pub use provenance::Marked;
 pub use stop::StopMatcher;
-pub use template::{ChatMessage, ChatTemplate, TemplateError};
+pub use template::{ChatMessage, Rendering, TemplateError, TemplateSource};
 pub use tokenizer::Tokenizer;
 pub use utf8::Detokenizer;
 pub use vocabulary::Vocabulary;
@@ -40,24 +42,23 @@ pub enum TextError {
     Malformed(String),
 }
 
-/// The tokenizer, vocabulary and chat template of one model. Immutable, and shared by all
-/// requests.
+/// The tokenizer and vocabulary of one model. Immutable, and shared by all requests.
 #[derive(Debug)]
 pub struct Text {
     tokenizer: Tokenizer,
     vocabulary: Vocabulary,
-    template: Result<ChatTemplate, TemplateError>,
 }
 
 impl Text {
     /// # Errors
     /// When the facts contradict themselves, or name a pre-tokenizer that cannot be reproduced
-    /// exactly. A chat template that does not compile only ends chat, not the worker.
+    /// exactly.
     pub fn from_facts(facts: &TokenizerFacts) -> Result<Self, TextError> {
+        // First, for it checks the lengths that all others rely on.
+        let vocabulary = Vocabulary::from_facts(facts)?;
         Ok(Self {
             tokenizer: Tokenizer::from_facts(facts)?,
-            vocabulary: Vocabulary::from_facts(facts)?,
-            template: ChatTemplate::from_facts(facts),
+            vocabulary,
         })
     }
 
@@ -69,10 +70,11 @@ impl Text {
     }
 
     /// The ids of a prompt that came out of the chat template. Some templates write the
-    /// begin-of-sequence token themselves; it is not added a second time.
+    /// begin-of-sequence token themselves; it is not added a second time. Of the texts of control
+    /// tokens, those that `clients_own` names are text; see [`provenance`].
     #[must_use]
-    pub fn encode_rendered(&self, rendered: &str) -> Vec<TokenId> {
-        self.tokenizer.encode_rendered(rendered)
+    pub fn encode_rendered(&self, rendered: &str, clients_own: &[bool]) -> Vec<TokenId> {
+        self.tokenizer.encode_rendered(rendered, clients_own)
     }
 
     /// The bytes that a token stands for; empty for control tokens and for ids outside the
@@ -90,13 +92,6 @@ impl Text {
     #[must_use]
     pub fn tokenizer(&self) -> &Tokenizer {
         &self.tokenizer
-    }
-
-    /// # Errors
-    /// When the model brings no template, or one that cannot be compiled: it can then only
-    /// continue raw prompts.
-    pub fn template(&self) -> Result<&ChatTemplate, TemplateError> {
-        self.template.as_ref().map_err(Clone::clone)
     }
 
     /// What a client would see of these tokens, all at once.

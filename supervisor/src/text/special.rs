@@ -8,6 +8,7 @@
 //! llama.cpp goes by the model's name, this goes by a token that only Phi-3's vocabulary has.
 
 use super::vocabulary::effective_kind;
+use std::ops::Range;
 use worker_orcd_ipc::{TokenId, TokenKind, TokenizerFacts};
 
 /// A piece of a prompt.
@@ -27,6 +28,17 @@ pub(super) struct SpecialTokens {
 struct SpecialToken {
     text: String,
     token: TokenId,
+    /// Control or unknown: it has no text of its own to stand for.
+    is_control: bool,
+    swallows_space: bool,
+}
+
+/// The text of a special token inside another one.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Found {
+    pub(super) range: Range<usize>,
+    pub(super) token: TokenId,
+    is_control: bool,
     swallows_space: bool,
 }
 
@@ -44,6 +56,7 @@ impl SpecialTokens {
             .map(|(id, text)| SpecialToken {
                 text: text.clone(),
                 token: TokenId(id),
+                is_control: is_control(effective_kind(facts, id as usize)),
                 swallows_space: phi3 && !NEVER_SWALLOW.contains(&text.as_str()),
             })
             .collect();
@@ -51,49 +64,107 @@ impl SpecialTokens {
         Self { tokens }
     }
 
-    pub(super) fn split<'a>(&self, prompt: &'a str) -> Vec<Fragment<'a>> {
-        let mut fragments = vec![Fragment::Text(prompt)];
-        for special in &self.tokens {
-            if prompt.contains(&special.text) {
-                fragments = fragments
-                    .into_iter()
-                    .flat_map(|part| special.split(part))
-                    .collect();
+    /// The pieces of a prompt. Of the texts of control tokens in it, in order, those that
+    /// `clients_own` names are left in the text; an empty list names none.
+    pub(super) fn split<'a>(&self, prompt: &'a str, clients_own: &[bool]) -> Vec<Fragment<'a>> {
+        let mut own = clients_own.iter();
+        let mut fragments = Vec::new();
+        let mut at = 0;
+        for found in self.find(prompt) {
+            if found.is_control && own.next() == Some(&true) {
+                continue;
+            }
+            fragments.push(Fragment::Text(
+                &prompt[at.min(found.range.start)..found.range.start],
+            ));
+            fragments.push(Fragment::Token(found.token));
+            at = found.range.end;
+            if found.swallows_space {
+                let rest = &prompt[at..];
+                at += rest.len() - rest.trim_start_matches(SPACE).len();
             }
         }
+        fragments.push(Fragment::Text(&prompt[at..]));
         fragments.retain(|part| *part != Fragment::Text(""));
         fragments
     }
-}
 
-impl SpecialToken {
-    fn split<'a>(&self, fragment: Fragment<'a>) -> Vec<Fragment<'a>> {
-        let Fragment::Text(text) = fragment else {
-            return vec![fragment];
-        };
-        let mut parts = Vec::new();
-        for (index, between) in text.split(&self.text).enumerate() {
-            if index == 0 {
-                parts.push(Fragment::Text(between));
-                continue;
+    /// The texts of control tokens, in order.
+    pub(super) fn find_control(&self, text: &str) -> impl Iterator<Item = Found> {
+        self.find(text).into_iter().filter(|found| found.is_control)
+    }
+
+    /// Whether the text of any control token is in there.
+    pub(super) fn is_in(&self, text: &str) -> bool {
+        self.tokens
+            .iter()
+            .any(|special| special.is_control && text.contains(&special.text))
+    }
+
+    pub(super) fn is_control(&self, token: TokenId) -> bool {
+        self.tokens
+            .iter()
+            .any(|special| special.is_control && special.token == token)
+    }
+
+    /// A special token's text and what lies behind it may be any number of bytes.
+    pub(super) fn swallow_space(&self) -> bool {
+        self.tokens.iter().any(|special| special.swallows_space)
+    }
+
+    /// All that do not overlap, in order; where they would, the longest first.
+    fn find(&self, text: &str) -> Vec<Found> {
+        let mut all: Vec<Found> = Vec::new();
+        for special in self.tokens.iter().filter(|it| text.contains(&it.text)) {
+            let mut new = Vec::new();
+            for gap in gaps(&all, text.len()) {
+                let start = gap.start;
+                new.extend(text[gap].match_indices(&special.text).map(|(at, _)| Found {
+                    range: start + at..start + at + special.text.len(),
+                    token: special.token,
+                    is_control: special.is_control,
+                    swallows_space: special.swallows_space,
+                }));
             }
-            parts.push(Fragment::Token(self.token));
-            let rest = if self.swallows_space {
-                between.trim_start_matches(SPACE)
-            } else {
-                between
-            };
-            parts.push(Fragment::Text(rest));
+            all.extend(new);
+            all.sort_by_key(|found| found.range.start);
         }
-        parts
+        all
     }
 }
 
+/// What lies between, before and behind them.
+fn gaps(found: &[Found], end: usize) -> impl Iterator<Item = Range<usize>> {
+    let starts = std::iter::once(0).chain(found.iter().map(|it| it.range.end));
+    let ends = found.iter().map(|it| it.range.start).chain([end]);
+    starts.zip(ends).map(|(start, end)| start..end)
+}
+
+fn is_control(kind: TokenKind) -> bool {
+    matches!(kind, TokenKind::Control | TokenKind::Unknown)
+}
+
 fn is_special(facts: &TokenizerFacts, index: usize) -> bool {
-    matches!(
-        effective_kind(facts, index),
-        TokenKind::Control | TokenKind::Unknown | TokenKind::UserDefined
-    )
+    let kind = effective_kind(facts, index);
+    is_control(kind) || kind == TokenKind::UserDefined
+}
+
+#[cfg(test)]
+impl SpecialTokens {
+    /// Numbered in this order.
+    pub(super) fn of(tokens: &[(&str, TokenKind)]) -> Self {
+        let mut tokens: Vec<SpecialToken> = (0..)
+            .zip(tokens)
+            .map(|(id, (text, kind))| SpecialToken {
+                text: (*text).to_owned(),
+                token: TokenId(id),
+                is_control: is_control(*kind),
+                swallows_space: false,
+            })
+            .collect();
+        tokens.sort_by_key(|special| std::cmp::Reverse(special.text.len()));
+        Self { tokens }
+    }
 }
 
 #[cfg(test)]
@@ -101,16 +172,12 @@ mod tests {
     use super::*;
 
     fn tokens(texts: &[&str], swallows_space: bool) -> SpecialTokens {
-        let mut tokens: Vec<SpecialToken> = (0..)
-            .zip(texts)
-            .map(|(id, text)| SpecialToken {
-                text: (*text).to_owned(),
-                token: TokenId(id),
-                swallows_space,
-            })
-            .collect();
-        tokens.sort_by_key(|special| std::cmp::Reverse(special.text.len()));
-        SpecialTokens { tokens }
+        let texts: Vec<_> = texts.iter().map(|it| (*it, TokenKind::Control)).collect();
+        let mut special = SpecialTokens::of(&texts);
+        for token in &mut special.tokens {
+            token.swallows_space = swallows_space;
+        }
+        special
     }
 
     #[test]
@@ -118,7 +185,7 @@ mod tests {
         // Leftmost-longest would see `<a` first and leave `<b>` in pieces.
         let special = tokens(&["<a<", "<<b>>"], false);
         assert_eq!(
-            special.split("<a<<b>>"),
+            special.split("<a<<b>>", &[]),
             [Fragment::Text("<a"), Fragment::Token(TokenId(1))]
         );
     }
@@ -128,21 +195,39 @@ mod tests {
         let special = tokens(&["<s>"], false);
         let token = Fragment::Token(TokenId(0));
         assert_eq!(
-            special.split("<s><s> x"),
+            special.split("<s><s> x", &[]),
             [token, token, Fragment::Text(" x")]
         );
-        assert_eq!(special.split(""), []);
+        assert_eq!(special.split("", &[]), []);
     }
 
     #[test]
     fn phi3_s_tokens_swallow_the_space_behind_them() {
         let special = tokens(&["<|user|>"], true);
         assert_eq!(
-            special.split(" <|user|>\n Hi"),
+            special.split(" <|user|>\n Hi", &[]),
             [
                 Fragment::Text(" "),
                 Fragment::Token(TokenId(0)),
                 Fragment::Text("Hi")
+            ]
+        );
+    }
+
+    #[test]
+    fn what_a_client_wrote_stays_in_its_text() {
+        let special = SpecialTokens::of(&[
+            ("<s>", TokenKind::Control),
+            ("<tool>", TokenKind::UserDefined),
+        ]);
+        let (start, tool) = (Fragment::Token(TokenId(0)), Fragment::Token(TokenId(1)));
+        assert_eq!(
+            special.split("<s>a <s> b<tool><s>c", &[false, true, true]),
+            [
+                start,
+                Fragment::Text("a <s> b"),
+                tool,
+                Fragment::Text("<s>c")
             ]
         );
     }

@@ -2,15 +2,18 @@
 //!
 //! Templates are written for Python's Jinja with `trim_blocks` and `lstrip_blocks`, so Python's
 //! string and dictionary methods work here, `tojson` is Python's, and `raise_exception` and
-//! `strftime_now` exist. The template comes from the model file and is not trusted: it is
-//! interpreted with a bounded number of steps and can reach nothing outside its arguments. What
-//! it could still do is build a large text from few steps; nothing bounds that.
+//! `strftime_now` exist. The template comes from the model file and is not trusted: it can reach
+//! nothing outside its arguments, its steps are counted and its prompt is bounded. What it can
+//! still do is overflow the stack, fill memory and take long, so all of it is interpreted in
+//! [a process that may die of it](crate::interpreter), never in the supervisor.
 
 use super::python_json::tojson;
 use crate::calendar::strftime_now;
 use minijinja::syntax::SyntaxConfig;
 use minijinja::{Environment, Error, ErrorKind, Value, context};
 use minijinja_contrib::pycompat::unknown_method_callback;
+use serde::{Deserialize, Serialize};
+use std::io;
 use thiserror::Error as ThisError;
 use worker_orcd_ipc::{TokenId, TokenizerFacts};
 
@@ -19,7 +22,10 @@ const FUEL: u64 = 5_000_000;
 
 const NAME: &str = "chat";
 
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// What a message costs beside its text: two names and their places.
+const MESSAGE_BYTES: usize = 64;
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ChatMessage {
     pub role: String,
     pub content: String,
@@ -27,9 +33,26 @@ pub struct ChatMessage {
     pub name: Option<String>,
 }
 
+/// What a model file says of chat.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TemplateSource {
+    pub jinja: String,
+    /// Texts of the tokens that begin and end a sequence.
+    pub begin: String,
+    pub end: String,
+}
+
+/// A conversation that is to become a prompt.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Rendering {
+    pub messages: Vec<ChatMessage>,
+    /// A longer prompt fits no context, and is not written to its end.
+    pub max_bytes: usize,
+}
+
 /// Why messages cannot become a prompt. None of it holds message text, except what a template
 /// itself chooses to say.
-#[derive(Debug, Clone, PartialEq, Eq, ThisError)]
+#[derive(Debug, Clone, PartialEq, Eq, ThisError, Serialize, Deserialize)]
 pub enum TemplateError {
     #[error("the model has no chat template; send a prompt instead of messages")]
     Missing,
@@ -42,6 +65,11 @@ pub enum TemplateError {
     Refused(String),
     #[error("the model's chat template failed on these messages: {0}")]
     Failed(String),
+    #[error("the model's chat template makes more than {0} bytes of these messages")]
+    TooLong(usize),
+    /// Nobody's fault but the machine's.
+    #[error("the model's chat template cannot be interpreted now: {0}")]
+    Unavailable(String),
 }
 
 #[derive(Debug)]
@@ -51,47 +79,109 @@ pub struct ChatTemplate {
     end: String,
 }
 
-impl ChatTemplate {
+/// What messages take of whoever handles them: all of their bytes, and something for each.
+#[must_use]
+pub fn cost(messages: &[ChatMessage]) -> usize {
+    messages
+        .iter()
+        .map(|message| {
+            let name = message.name.as_ref().map_or(0, String::len);
+            message.role.len() + message.content.len() + name + MESSAGE_BYTES
+        })
+        .sum()
+}
+
+impl TemplateSource {
     /// # Errors
-    /// When there is no template, or one that is not Jinja.
+    /// When the model brings none.
     pub fn from_facts(facts: &TokenizerFacts) -> Result<Self, TemplateError> {
-        let source = facts.chat_template.clone().ok_or(TemplateError::Missing)?;
-        let mut environment = environment();
-        environment
-            .add_template_owned(NAME, source)
-            .map_err(|error| TemplateError::Broken(describe(&error)))?;
         let text = |token: Option<TokenId>| {
             token
                 .and_then(|token| facts.tokens.get(token.index()).cloned())
                 .unwrap_or_default()
         };
         Ok(Self {
-            environment,
+            jinja: facts.chat_template.clone().ok_or(TemplateError::Missing)?,
             begin: text(facts.bos),
             end: text(facts.eos),
+        })
+    }
+}
+
+impl ChatTemplate {
+    /// # Errors
+    /// When it is not Jinja.
+    pub fn compile(source: TemplateSource) -> Result<Self, TemplateError> {
+        let mut environment = environment();
+        environment
+            .add_template_owned(NAME, source.jinja)
+            .map_err(|error| TemplateError::Broken(describe(&error)))?;
+        Ok(Self {
+            environment,
+            begin: source.begin,
+            end: source.end,
         })
     }
 
     /// The prompt that asks for the next turn of the assistant.
     ///
     /// # Errors
-    /// When the template refuses the messages, fails on them, or takes too long.
-    pub fn render(&self, messages: &[ChatMessage]) -> Result<String, TemplateError> {
+    /// When the template refuses the messages, fails on them, takes too many steps, or makes too
+    /// much of them.
+    pub fn render(&self, rendering: &Rendering) -> Result<String, TemplateError> {
         let template = self
             .environment
             .get_template(NAME)
             .map_err(|error| TemplateError::Broken(describe(&error)))?;
-        let messages: Vec<Value> = messages.iter().map(value_of).collect();
-        template
-            .render(context! {
-                messages => messages,
-                add_generation_prompt => true,
-                bos_token => &self.begin,
-                eos_token => &self.end,
-                tools => (),
-                documents => (),
-            })
-            .map_err(|error| refusal(&error))
+        let messages: Vec<Value> = rendering.messages.iter().map(value_of).collect();
+        let values = context! {
+            messages => messages,
+            add_generation_prompt => true,
+            bos_token => &self.begin,
+            eos_token => &self.end,
+            tools => (),
+            documents => (),
+        };
+        let mut prompt = Bounded::new(rendering.max_bytes);
+        match template.render_captured_to(values, &mut prompt) {
+            Err(_) if prompt.overflowed => Err(TemplateError::TooLong(rendering.max_bytes)),
+            Err(error) => Err(refusal(&error)),
+            Ok(_) => String::from_utf8(prompt.bytes)
+                .map_err(|error| TemplateError::Failed(error.to_string())),
+        }
+    }
+}
+
+/// A prompt that grows no further than it may.
+#[derive(Debug)]
+struct Bounded {
+    bytes: Vec<u8>,
+    max: usize,
+    overflowed: bool,
+}
+
+impl Bounded {
+    fn new(max: usize) -> Self {
+        Self {
+            bytes: Vec::new(),
+            max,
+            overflowed: false,
+        }
+    }
+}
+
+impl io::Write for Bounded {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if bytes.len() > self.max - self.bytes.len() {
+            self.overflowed = true;
+            return Err(io::ErrorKind::StorageFull.into());
+        }
+        self.bytes.extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
     }
 }
 
@@ -164,41 +254,33 @@ fn describe(error: &Error) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use worker_orcd_ipc::{TokenKind, TokenizerKind};
 
-    fn facts(template: &str) -> TokenizerFacts {
-        TokenizerFacts {
-            kind: TokenizerKind::ByteLevelBpe,
-            pre: "gpt-2".to_owned(),
-            tokens: vec!["<s>".to_owned(), "</s>".to_owned()],
-            kinds: vec![TokenKind::Control, TokenKind::Control],
-            scores: Vec::new(),
-            merges: Vec::new(),
-            bos: Some(TokenId(0)),
-            eos: Some(TokenId(1)),
-            end_of_generation: vec![TokenId(1)],
-            unknown: None,
-            add_bos: false,
-            add_eos: false,
-            add_space_prefix: false,
-            chat_template: Some(template.to_owned()),
-        }
+    fn compile(template: &str) -> Result<ChatTemplate, TemplateError> {
+        ChatTemplate::compile(TemplateSource {
+            jinja: template.to_owned(),
+            begin: "<s>".to_owned(),
+            end: "</s>".to_owned(),
+        })
+    }
+
+    fn render_within(max_bytes: usize, template: &str) -> Result<String, TemplateError> {
+        let message = |role: &str, content: &str, name: Option<&str>| ChatMessage {
+            role: role.to_owned(),
+            content: content.to_owned(),
+            name: name.map(str::to_owned),
+        };
+        let messages = vec![
+            message("system", " Be <brief>. ", None),
+            message("user", "\"Hi\"\n", Some("Ann")),
+        ];
+        compile(template)?.render(&Rendering {
+            messages,
+            max_bytes,
+        })
     }
 
     fn render(template: &str) -> Result<String, TemplateError> {
-        let messages = [
-            ChatMessage {
-                role: "system".to_owned(),
-                content: " Be <brief>. ".to_owned(),
-                name: None,
-            },
-            ChatMessage {
-                role: "user".to_owned(),
-                content: "\"Hi\"\n".to_owned(),
-                name: Some("Ann".to_owned()),
-            },
-        ];
-        ChatTemplate::from_facts(&facts(template))?.render(&messages)
+        render_within(1 << 20, template)
     }
 
     #[test]
@@ -256,5 +338,12 @@ mod tests {
         let endless = "{% for a in range(9999) %}{% for b in range(9999) %}\
                        {% endfor %}{% endfor %}";
         assert!(matches!(render(endless), Err(TemplateError::Failed(_))));
+    }
+
+    #[test]
+    fn a_prompt_is_written_up_to_its_bound() {
+        let ten = "{% for a in range(5) %}ab{% endfor %}";
+        assert_eq!(render_within(10, ten).unwrap(), "ababababab");
+        assert_eq!(render_within(9, ten), Err(TemplateError::TooLong(9)));
     }
 }

@@ -2,8 +2,11 @@
 
 use super::TextError;
 use super::pre_tokenizer::PreTokenizer;
+use super::provenance::Marked;
 use super::sentence_piece::SentencePiece;
 use super::special::{Fragment, SpecialTokens};
+use super::template::ChatMessage;
+use super::vocabulary::names_every_byte;
 use tokenizers::models::bpe::{BPE, Vocab};
 use tokenizers::{ModelWrapper, Tokenizer as Engine};
 use worker_orcd_ipc::{TokenId, TokenizerFacts, TokenizerKind};
@@ -15,6 +18,7 @@ pub struct Tokenizer {
     /// What the model puts before and after every prompt.
     begin: Option<TokenId>,
     end: Option<TokenId>,
+    longest_token_bytes: Option<usize>,
 }
 
 #[derive(Debug)]
@@ -37,9 +41,11 @@ impl Tokenizer {
                 space_prefix: facts.add_space_prefix,
             },
         };
+        let special = SpecialTokens::from_facts(facts);
         Ok(Self {
             model,
-            special: SpecialTokens::from_facts(facts),
+            longest_token_bytes: longest_token_bytes(facts, &special),
+            special,
             begin: wanted(facts.add_bos, facts.bos, "begin")?,
             end: wanted(facts.add_eos, facts.eos, "end")?,
         })
@@ -48,17 +54,14 @@ impl Tokenizer {
     /// The ids of a prompt, with the tokens the model wants around it.
     #[must_use]
     pub fn encode(&self, prompt: &str) -> Vec<TokenId> {
-        let mut ids = Vec::with_capacity(prompt.len() / 3 + 2);
-        ids.extend(self.begin);
-        self.encode_fragments(prompt, &mut ids);
-        ids.extend(self.end);
-        ids
+        self.encode_whole(prompt, &[])
     }
 
-    /// As [`Self::encode`], but a begin or end token that the text itself holds is not doubled.
+    /// As [`Self::encode`], but a begin or end token that the text itself holds is not doubled,
+    /// and texts of control tokens that `clients_own` names become no control tokens.
     #[must_use]
-    pub fn encode_rendered(&self, rendered: &str) -> Vec<TokenId> {
-        let mut ids = self.encode(rendered);
+    pub fn encode_rendered(&self, rendered: &str, clients_own: &[bool]) -> Vec<TokenId> {
+        let mut ids = self.encode_whole(rendered, clients_own);
         if self.begin.is_some() && ids.len() > 1 && self.begin == Some(ids[1]) {
             ids.remove(0);
         }
@@ -72,18 +75,68 @@ impl Tokenizer {
     #[must_use]
     pub fn encode_plain(&self, text: &str) -> Vec<TokenId> {
         let mut ids = Vec::new();
-        self.encode_fragments(text, &mut ids);
+        self.encode_fragments(text, &[], &mut ids);
         ids
     }
 
-    fn encode_fragments(&self, text: &str, out: &mut Vec<TokenId>) {
+    /// The messages, marked so that [`Self::clients_own`] can tell; `None` when there is no need.
+    #[must_use]
+    pub fn mark(&self, messages: &[ChatMessage]) -> Option<Marked> {
+        self.special.mark(messages)
+    }
+
+    /// For each control token's text in the prompt, whether a client wrote it; `None` when that
+    /// cannot be told.
+    #[must_use]
+    pub fn clients_own(
+        &self,
+        prompt: &str,
+        marked: &Marked,
+        marked_prompt: &str,
+    ) -> Option<Vec<bool>> {
+        self.special.clients_own(prompt, marked, marked_prompt)
+    }
+
+    /// The most bytes of a text that can become one token; `None` where there is no such bound.
+    #[must_use]
+    pub fn longest_token_bytes(&self) -> Option<usize> {
+        self.longest_token_bytes
+    }
+
+    fn encode_whole(&self, prompt: &str, clients_own: &[bool]) -> Vec<TokenId> {
+        let mut ids = Vec::with_capacity(prompt.len() / 3 + 2);
+        ids.extend(self.begin);
+        self.encode_fragments(prompt, clients_own, &mut ids);
+        ids.extend(self.end);
+        ids
+    }
+
+    fn encode_fragments(&self, text: &str, clients_own: &[bool], out: &mut Vec<TokenId>) {
         let mut after_special = true;
-        for fragment in self.special.split(text) {
+        for fragment in self.special.split(text, clients_own) {
             match fragment {
                 Fragment::Token(token) => out.push(token),
-                Fragment::Text(text) => self.encode_text(text, after_special, out),
+                Fragment::Text(text) if clients_own.is_empty() => {
+                    self.encode_text(text, after_special, out);
+                }
+                Fragment::Text(text) => self.encode_harmless(text, after_special, out),
             }
             after_special = matches!(fragment, Fragment::Token(_));
+        }
+    }
+
+    /// A text that may hold texts of control tokens. Should a model's merges lead to one of them
+    /// after all, it is taken character by character.
+    fn encode_harmless(&self, text: &str, after_special: bool, out: &mut Vec<TokenId>) {
+        let before = out.len();
+        self.encode_text(text, after_special, out);
+        if out[before..].iter().any(|id| self.special.is_control(*id)) {
+            out.truncate(before);
+            let mut first = after_special;
+            for c in text.chars() {
+                self.encode_text(c.encode_utf8(&mut [0; 4]), first, out);
+                first = false;
+            }
         }
     }
 
@@ -103,6 +156,19 @@ impl Tokenizer {
             }
         }
     }
+}
+
+/// A token's text is at least as long as what it stands for: a byte is written as a character, a
+/// space as `▁`. There is no bound where bytes of a text become no token at all.
+fn longest_token_bytes(facts: &TokenizerFacts, special: &SpecialTokens) -> Option<usize> {
+    let loses_bytes = match facts.kind {
+        TokenizerKind::ByteLevelBpe => !names_every_byte(&facts.tokens),
+        TokenizerKind::SentencePiece => false,
+    };
+    if loses_bytes || special.swallow_space() {
+        return None;
+    }
+    facts.tokens.iter().map(String::len).max()
 }
 
 fn byte_level_bpe(facts: &TokenizerFacts) -> Result<Engine, TextError> {

@@ -132,6 +132,20 @@ fn append_byte_level(text: &str, out: &mut Vec<u8>) {
     }
 }
 
+/// Whether each byte has a token of its own, so that no byte of a text is lost.
+pub(super) fn names_every_byte(tokens: &[String]) -> bool {
+    let mut named = [false; 256];
+    for token in tokens {
+        let mut chars = token.chars();
+        if let (Some(c), None) = (chars.next(), chars.next())
+            && let Some(byte) = BYTE_OF_CHAR.get(c as usize).copied().flatten()
+        {
+            named[usize::from(byte)] = true;
+        }
+    }
+    named.iter().all(|named| *named)
+}
+
 /// The alphabet of GPT-2: printable Latin-1 characters stand for themselves, the other bytes
 /// for the characters from U+0100 on, in order.
 static BYTE_OF_CHAR: LazyLock<[Option<u8>; 0x144]> = LazyLock::new(|| {

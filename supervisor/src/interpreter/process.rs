@@ -1,0 +1,126 @@
+//! The inside of the process: `worker-orcd interpret`, started by the supervisor, not by hand.
+//!
+//! Its limits come before anything is read. What it reads and writes is the socket that is its
+//! descriptor 0; it can open nothing else, and leaves no core.
+
+use super::channel::{Channel, frame};
+use super::{Answer, Order};
+use crate::text::template::{ChatTemplate, TemplateError};
+use clap::{Arg, ArgMatches, Command, value_parser};
+use nix::sys::prctl;
+use nix::sys::resource::{Resource, UsageWho, getrlimit, getrusage, rlim_t, setrlimit};
+use nix::sys::signal::Signal;
+use nix::unistd::{Pid, getppid};
+use std::os::fd::AsFd as _;
+use std::os::unix::net::UnixStream;
+use std::process::ExitCode;
+use std::{fs, io};
+
+pub const COMMAND: &str = "interpret";
+pub const PARENT: &str = "parent";
+pub const CPU_SECONDS: &str = "cpu-seconds";
+
+/// Program, stack and heap: a conversation of the largest body takes a third of it, two such
+/// processes stay below what a supervisor may use in a small container.
+const ADDRESS_SPACE_BYTES: rlim_t = 512 << 20;
+
+/// What a process usually has, whatever this machine says.
+const STACK_BYTES: rlim_t = 8 << 20;
+
+/// No process of a machine is a better victim of the kernel's OOM killer.
+const OOM_SCORE: &str = "1000";
+
+#[must_use]
+pub fn command_line() -> Command {
+    Command::new(COMMAND)
+        .about("Interprets chat templates for a worker that started it")
+        .hide(true)
+        .arg(
+            Arg::new(PARENT)
+                .long(PARENT)
+                .required(true)
+                .value_parser(value_parser!(i32)),
+        )
+        .arg(
+            Arg::new(CPU_SECONDS)
+                .long(CPU_SECONDS)
+                .required(true)
+                .value_parser(value_parser!(u64)),
+        )
+}
+
+/// Works until the supervisor closes the socket.
+#[must_use]
+pub fn run(arguments: &ArgMatches) -> ExitCode {
+    let number = |name| arguments.get_one::<u64>(name).copied().unwrap_or_default();
+    let parent = arguments.get_one::<i32>(PARENT).copied();
+    let confined = confine(parent.unwrap_or_default());
+    match confined.and_then(|stream| serve(Channel::new(stream), number(CPU_SECONDS))) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(_) => ExitCode::FAILURE,
+    }
+}
+
+/// Ties this process to its parent and takes away what it does not need.
+fn confine(parent: i32) -> io::Result<UnixStream> {
+    // Refused at worst: then the kernel chooses as it would have.
+    drop(fs::write("/proc/self/oom_score_adj", OOM_SCORE));
+    // Dead when its parent is; one that died before this was asked for is known by its number.
+    prctl::set_pdeathsig(Signal::SIGKILL)?;
+    if getppid() != Pid::from_raw(parent) {
+        return Err(io::Error::other("the supervisor is gone"));
+    }
+    // A core would be piped to a collector while the supervisor waits for the end.
+    prctl::set_dumpable(false)?;
+    let socket = io::stdin().as_fd().try_clone_to_owned()?;
+    for (resource, limit) in [
+        (Resource::RLIMIT_CORE, 0),
+        (Resource::RLIMIT_FSIZE, 0),
+        (Resource::RLIMIT_AS, ADDRESS_SPACE_BYTES),
+        (Resource::RLIMIT_STACK, STACK_BYTES),
+        // Those that are open stay open.
+        (Resource::RLIMIT_NOFILE, 0),
+    ] {
+        // One that is lower already stays.
+        let (_, hard) = getrlimit(resource)?;
+        setrlimit(resource, limit.min(hard), limit.min(hard))?;
+    }
+    Ok(UnixStream::from(socket))
+}
+
+fn serve(mut channel: Channel, cpu_seconds: u64) -> io::Result<()> {
+    let mut template = None;
+    while let Ok(order) = channel.receive(None) {
+        allow_time(cpu_seconds)?;
+        let answer = follow(order, &mut template);
+        let sent = frame(&answer).and_then(|frame| channel.send(&frame, None));
+        sent.map_err(|error| io::Error::other(error.to_string()))?;
+    }
+    Ok(())
+}
+
+fn follow(order: Order, template: &mut Option<ChatTemplate>) -> Answer {
+    let answer = match order {
+        Order::Compile(source) => ChatTemplate::compile(source).map(|compiled| {
+            *template = Some(compiled);
+            Answer::Compiled
+        }),
+        Order::Render(rendering) => template
+            .as_ref()
+            .ok_or(TemplateError::Missing)
+            .and_then(|template| template.render(&rendering))
+            .map(Answer::Rendered),
+    };
+    answer.unwrap_or_else(Answer::Failed)
+}
+
+/// From now on, for one order. The supervisor's own deadline comes first; this one holds where
+/// the supervisor itself is stopped.
+fn allow_time(seconds: u64) -> io::Result<()> {
+    let usage = getrusage(UsageWho::RUSAGE_SELF)?;
+    let used = usage.user_time().tv_sec() + usage.system_time().tv_sec();
+    let (_, hard) = getrlimit(Resource::RLIMIT_CPU)?;
+    let limit = (used.unsigned_abs() + 1 + seconds).min(hard);
+    setrlimit(Resource::RLIMIT_CPU, limit, hard)?;
+    Ok(())
+}

@@ -1,0 +1,217 @@
+//! Texts of megabytes: what they cost those who sent them, and nobody else.
+
+use serde_json::{Value, json};
+use std::io::Write as _;
+use std::net::Shutdown;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+use worker_orcd_tests::script::scripted_text;
+use worker_orcd_tests::worker::{request, unique};
+use worker_orcd_tests::{Script, Worker, process, wait};
+
+/// Before these texts left the runtime's threads it was six seconds and more; two busy cores and
+/// a debug build take a part of a second at times.
+const GENEROUS: Duration = Duration::from_secs(2);
+
+const ANY_LENGTH: &str = "4000000000";
+
+/// Messages of so many characters each.
+fn messages(count: usize, chars: usize) -> String {
+    let message = json!({"role": "user", "content": "x".repeat(chars)});
+    json!({"messages": vec![message; count], "max_tokens": 1}).to_string()
+}
+
+/// The longest time without an answer of `/livez`, and without an event of a stream beside.
+fn silences_beside(worker: &Worker, work: impl FnOnce()) -> (Duration, Duration) {
+    let over = AtomicBool::new(false);
+    let client = worker.client();
+    thread::scope(|scope| {
+        let probes = scope.spawn(|| {
+            let mut longest = Duration::ZERO;
+            while !over.load(Ordering::Relaxed) {
+                let asked = Instant::now();
+                assert_eq!(client.get("/livez").status, 200);
+                longest = longest.max(asked.elapsed());
+                thread::sleep(Duration::from_millis(20));
+            }
+            longest
+        });
+        let stream = scope.spawn(|| {
+            let mut longest = Duration::ZERO;
+            while !over.load(Ordering::Relaxed) {
+                let mut last = Instant::now();
+                let mut text = String::new();
+                for event in client.execute(&request("beside", 200)) {
+                    longest = longest.max(last.elapsed());
+                    last = Instant::now();
+                    if event.name == "token" {
+                        text.push_str(event.json()["t"].as_str().unwrap());
+                    }
+                }
+                assert_eq!(text, scripted_text("beside", 200));
+            }
+            longest
+        });
+        // So that a failure in here does not leave the others running for ever.
+        let worked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
+        over.store(true, Ordering::Relaxed);
+        worked.unwrap();
+        (probes.join().unwrap(), stream.join().unwrap())
+    })
+}
+
+fn eight_clients_send(worker: &Worker, body: &str) {
+    thread::scope(|scope| {
+        for _ in 0..8 {
+            scope.spawn(|| {
+                let client = worker.client();
+                let answer = client.post_bytes("/v1/chat/completions", body.as_bytes());
+                assert!(answer.status >= 400, "{}", answer.status);
+                assert!(answer.body.len() < 10_000, "{} bytes", answer.body.len());
+            });
+        }
+    });
+}
+
+#[test]
+fn messages_without_a_word_hold_up_nobody() {
+    let worker = Worker::scripted(Script::behave().token_interval_ms(5)).start();
+    let body = messages(140_000, 0);
+    assert!(body.len() > 4_000_000 && body.len() < 4 << 20);
+    let (probe, stream) = silences_beside(&worker, || eight_clients_send(&worker, &body));
+    assert!(
+        probe < GENEROUS && stream < GENEROUS,
+        "{probe:?}, {stream:?}"
+    );
+}
+
+/// As many as there may be, as long as they can be without being refused for it at once.
+#[test]
+fn messages_that_are_rendered_and_tokenized_hold_up_nobody() {
+    let worker = Worker::scripted(Script::behave().token_interval_ms(5))
+        .arg("--template-timeout", "60s")
+        .start();
+    let body = messages(16_000, 45);
+    let (probe, stream) = silences_beside(&worker, || eight_clients_send(&worker, &body));
+    assert!(
+        probe < GENEROUS && stream < GENEROUS,
+        "{probe:?}, {stream:?}"
+    );
+}
+
+#[test]
+fn a_short_prompt_is_not_tokenized_behind_long_ones() {
+    const LONG: usize = 16;
+    let worker = Worker::scripted(Script::behave())
+        .arg("--max-prompt-chars", ANY_LENGTH)
+        .start();
+    // Spaces are what takes a tokenizer longest; as many as might fit the context.
+    let body = json!({"prompt": " ".repeat(900_000), "max_tokens": 1}).to_string();
+    let answered = AtomicUsize::new(0);
+    let waited_for = thread::scope(|scope| {
+        for _ in 0..LONG {
+            scope.spawn(|| {
+                let answer = worker
+                    .client()
+                    .post_bytes("/v1/completions", body.as_bytes());
+                assert_eq!(answer.status, 400);
+                answered.fetch_add(1, Ordering::SeqCst);
+            });
+        }
+        // The first of them is done, so that the others are on their way.
+        wait::until("a long one", || {
+            (answered.load(Ordering::SeqCst) > 0).then_some(())
+        });
+        let before = answered.load(Ordering::SeqCst);
+        let short = json!({"prompt": "five kilobytes ".repeat(340), "max_tokens": 1});
+        assert_eq!(worker.client().post("/v1/completions", &short).status, 200);
+        answered.load(Ordering::SeqCst) - before
+    });
+    assert!(
+        waited_for < LONG / 2,
+        "it waited for {waited_for} long ones"
+    );
+}
+
+#[test]
+fn the_limit_of_characters_holds_for_every_text_of_every_api() {
+    let worker = Worker::scripted(Script::behave())
+        .arg("--max-prompt-chars", 100)
+        .start();
+    let client = worker.client();
+    let chat = |chars: usize| json!([{"role": "user", "content": "é".repeat(chars)}]);
+    let prompt = |chars: usize| json!("é".repeat(chars));
+    for (path, field, of_length) in [
+        ("/execute", "prompt", &prompt as &dyn Fn(usize) -> Value),
+        ("/execute", "messages", &chat),
+        ("/v1/completions", "prompt", &prompt),
+        ("/v1/chat/completions", "messages", &chat),
+    ] {
+        for (chars, status) in [(100, 200), (101, 400)] {
+            let mut body = json!({field: of_length(chars), "max_tokens": 1});
+            if path == "/execute" {
+                body["job_id"] = json!(format!("j-{}", unique()));
+            }
+            let answer = client.post(path, &body);
+            let told = answer.text();
+            assert_eq!(answer.status, status, "{path} {field} {chars}: {told}");
+            assert!(status == 200 || told.contains("100"), "{told}");
+        }
+    }
+}
+
+#[test]
+fn a_prompt_that_fits_no_context_is_refused_before_it_is_tokenized() {
+    let worker = Worker::scripted(Script::behave())
+        .arg("--max-prompt-chars", ANY_LENGTH)
+        .start();
+    let client = worker.client();
+    // The vocabulary's longest token has seven bytes, the context 131,072 tokens.
+    let surely = json!({"prompt": " ".repeat(7 * 131_072), "max_tokens": 1});
+    let answer = client.post("/v1/completions", &surely);
+    assert_eq!(answer.status, 400);
+    assert!(
+        answer.text().contains("131072 or more tokens"),
+        "{}",
+        answer.text()
+    );
+    let perhaps = json!({"prompt": " ".repeat(7 * 131_071), "max_tokens": 1});
+    let answer = client.post("/v1/completions", &perhaps);
+    assert_eq!(answer.status, 400);
+    assert!(answer.text().contains("917497 tokens"), "{}", answer.text());
+}
+
+#[test]
+fn memory_comes_back_after_a_burst_of_large_bodies() {
+    const BODY: usize = 4 << 20;
+    const CLIENTS: usize = 100;
+    const SLACK: u64 = 48 << 20;
+    // As if nothing bounded them together.
+    let worker = Worker::scripted(Script::behave())
+        .arg("--max-bodies-size", "1GiB")
+        .start();
+    let client = worker.client();
+    let rss = || process::anonymous_rss_bytes(worker.pid()).unwrap();
+    assert_eq!(client.get("/livez").status, 200);
+    let before = rss();
+    let whole = client.request("POST", "/execute", &[], &vec![b'x'; BODY]);
+    let (all_but_the_end, _) = whole.split_at(whole.len() - 1);
+    let mut held = Vec::new();
+    for _ in 0..CLIENTS {
+        let connection = client.connect().unwrap();
+        // One that is turned away at the door cannot take everything.
+        let _ = connection.socket().write_all(all_but_the_end);
+        held.push(connection);
+    }
+    let during = rss();
+    for connection in held {
+        let _ = connection.socket().shutdown(Shutdown::Both);
+    }
+    let after = wait::within(Duration::from_secs(120), "the memory to come back", || {
+        let now = rss();
+        (now < before + SLACK).then_some(now)
+    });
+    println!("anonymous memory: {before} before, {during} during, {after} after");
+    assert!(during > before + SLACK, "{during} bytes are no burst");
+}

@@ -1,0 +1,271 @@
+//! Chat templates that kill, fill or stop the process that interprets them, and nothing else.
+
+use serde_json::{Value, json};
+use std::fs;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+use worker_orcd_gpu::model::{Architecture, tiny_model::tiny_model};
+use worker_orcd_tests::client::{Client, Response};
+use worker_orcd_tests::hostile_templates::{arsenal, deadly_to_compile, deadly_to_render, endless};
+use worker_orcd_tests::worker::unique;
+use worker_orcd_tests::{Worker, process, wait};
+
+/// The limit that the process sets itself.
+const ADDRESS_SPACE_BYTES: u64 = 512 << 20;
+
+/// A supervisor of a tiny model needs some tens of megabytes, whatever is rendered beside it.
+const SUPERVISOR_BYTES: u64 = 200 << 20;
+
+fn model_with(template: &str) -> (TempDir, PathBuf) {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("m.gguf");
+    let file = tiny_model(Architecture::Llama).meta("tokenizer.chat_template", template);
+    fs::write(&path, file.build()).unwrap();
+    (dir, path)
+}
+
+fn chat(client: &Client, content: &str) -> Response {
+    let body = json!({
+        "messages": [{"role": "user", "content": content}], "temperature": 0.0, "max_tokens": 8,
+    });
+    client.post("/v1/chat/completions", &body)
+}
+
+fn raw(client: &Client) -> Vec<Value> {
+    let body = json!({
+        "job_id": format!("raw-{}", unique()), "prompt": "beside the bombs", "max_tokens": 100,
+        "temperature": 0.8, "seed": 7, "ignore_eos": true,
+    });
+    let transcript = client.execute(&body).transcript();
+    assert_eq!(transcript.end()["recoveries"], 0);
+    let tokens = transcript.events.iter().filter(|it| it.name == "token");
+    tokens.map(|event| event.json()["t"].clone()).collect()
+}
+
+/// Runs `work` beside raw prompts and honest chats, each of whose answers is the one alone.
+fn beside_honest_clients(worker: &Worker, work: impl FnOnce(&Client)) {
+    let client = worker.client();
+    let alone = raw(&client);
+    let said_alone = chat(&client, "hello").json()["choices"][0]["message"]["content"].clone();
+    let over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let streams = scope.spawn(|| {
+            let mut whole = 0;
+            while !over.load(Ordering::Relaxed) || whole == 0 {
+                assert_eq!(raw(&worker.client()), alone);
+                whole += 1;
+            }
+        });
+        let chats = scope.spawn(|| {
+            let mut whole = 0;
+            while !over.load(Ordering::Relaxed) || whole == 0 {
+                let answer = chat(&worker.client(), "hello");
+                assert_eq!(answer.status, 200, "{}", answer.text());
+                let said = &answer.json()["choices"][0]["message"]["content"];
+                assert_eq!(*said, said_alone);
+                whole += 1;
+            }
+        });
+        // So that a failure in here does not leave the others running for ever.
+        let worked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| work(&client)));
+        over.store(true, Ordering::Relaxed);
+        streams.join().unwrap();
+        chats.join().unwrap();
+        worked.unwrap();
+    });
+}
+
+#[test]
+fn a_template_that_kills_its_compiler_ends_chat_and_nothing_else() {
+    for bomb in deadly_to_compile() {
+        let (_dir, path) = model_with(&bomb.template);
+        let worker = Worker::with_model(&path).start();
+        let client = worker.client();
+        let refusal = chat(&client, "hello");
+        assert_eq!(refusal.status, 400, "{}: {}", bomb.name, refusal.text());
+        for words in ["template cannot be compiled", "signal"] {
+            assert!(
+                refusal.text().contains(words),
+                "{}: {}",
+                bomb.name,
+                refusal.text()
+            );
+        }
+        assert_eq!(client.health()["model"]["chat_template"], false);
+        assert_eq!(
+            worker.log.events("chat_template_refused").len(),
+            1,
+            "{}",
+            bomb.name
+        );
+        worker.assert_serves();
+    }
+}
+
+#[test]
+fn a_template_that_kills_its_interpreter_costs_the_request_that_asked() {
+    let (_dir, path) = model_with(&arsenal(&deadly_to_render()));
+    let worker = Worker::with_model(&path).start();
+    beside_honest_clients(&worker, |client| {
+        for bomb in deadly_to_render() {
+            let refusal = chat(client, bomb.name);
+            assert_eq!(refusal.status, 400, "{}: {}", bomb.name, refusal.text());
+            assert!(
+                refusal.text().contains("template failed on these messages")
+                    || refusal.text().contains("template makes more than"),
+                "{}: {}",
+                bomb.name,
+                refusal.text()
+            );
+        }
+    });
+    let deaths = worker.log.events("interpreter_ended");
+    assert!(deaths.len() >= 4, "most of them are deadly: {deaths:?}");
+    let peak = process::peak_rss_bytes(worker.pid()).unwrap();
+    assert!(peak < SUPERVISOR_BYTES, "{peak} bytes");
+    assert_eq!(worker.generation(), Some(1), "no child died of a template");
+}
+
+#[test]
+fn an_interpreter_has_no_more_address_space_than_it_took() {
+    let (_dir, path) = model_with(&arsenal(&deadly_to_render()));
+    let worker = Worker::with_model(&path).start();
+    let over = AtomicBool::new(false);
+    let peak = thread::scope(|scope| {
+        let watch = scope.spawn(|| {
+            let mut peak = 0;
+            while !over.load(Ordering::Relaxed) {
+                for pid in process::interpreters(worker.pid()) {
+                    peak = peak.max(process::peak_address_space_bytes(pid).unwrap_or(0));
+                }
+            }
+            peak
+        });
+        for name in ["doubling", "replace"] {
+            assert_eq!(chat(&worker.client(), name).status, 400);
+        }
+        over.store(true, Ordering::Relaxed);
+        watch.join().unwrap()
+    });
+    assert!(peak > 0 && peak <= ADDRESS_SPACE_BYTES, "{peak} bytes");
+}
+
+#[test]
+fn a_template_that_does_not_end_is_stopped_at_its_deadline() {
+    let (_dir, path) = model_with(&arsenal(&[endless()]));
+    let worker = Worker::with_model(&path)
+        .arg("--template-timeout", "2s")
+        .start();
+    beside_honest_clients(&worker, |client| {
+        let bombs: Vec<_> = (0..3)
+            .map(|_| {
+                let client = client.clone();
+                thread::spawn(move || chat(&client, "endless"))
+            })
+            .collect();
+        for bomb in bombs {
+            let refusal = bomb.join().unwrap();
+            assert_eq!(refusal.status, 400, "{}", refusal.text());
+            assert!(
+                refusal.text().contains("longer than 2000 ms"),
+                "{}",
+                refusal.text()
+            );
+        }
+    });
+    worker.assert_serves();
+}
+
+#[test]
+fn a_worker_that_is_told_to_stop_does_not_wait_for_a_template() {
+    let (_dir, path) = model_with(&arsenal(&[endless()]));
+    let mut worker = Worker::with_model(&path)
+        .arg("--template-timeout", "10min")
+        .start();
+    let client = worker.client();
+    let bomb = thread::spawn(move || {
+        // The worker ends under it.
+        let body = json!({"messages": [{"role": "user", "content": "endless"}]});
+        let _ = client.try_request(
+            "POST",
+            "/v1/chat/completions",
+            &[],
+            body.to_string().as_bytes(),
+        );
+    });
+    let busy = |worker: &Worker| {
+        let pids = process::interpreters(worker.pid());
+        pids.into_iter()
+            .find(|pid| process::cpu_time(*pid) > Duration::from_millis(300))
+    };
+    let interpreter = wait::until("an interpreter at work", || busy(&worker));
+    worker.signal(nix::sys::signal::Signal::SIGTERM);
+    let began = Instant::now();
+    assert!(worker.wait_exit().success());
+    assert!(
+        began.elapsed() < Duration::from_secs(30),
+        "{:?}",
+        began.elapsed()
+    );
+    wait::until("the interpreter's end", || {
+        (!process::is_alive(interpreter)).then_some(())
+    });
+    bomb.join().unwrap();
+}
+
+#[test]
+fn an_interpreter_that_is_killed_while_idle_costs_nobody_anything() {
+    let (_dir, path) = model_with(&arsenal(&[]));
+    let worker = Worker::with_model(&path).start();
+    for _ in 0..3 {
+        for pid in process::interpreters(worker.pid()) {
+            process::signal(pid, nix::sys::signal::Signal::SIGKILL);
+        }
+        for _ in 0..4 {
+            let answer = chat(&worker.client(), "hello");
+            assert_eq!(answer.status, 200, "{}", answer.text());
+        }
+    }
+}
+
+#[test]
+fn interpreters_end_with_a_supervisor_that_is_killed() {
+    let (_dir, path) = model_with(&arsenal(&[]));
+    let mut worker = Worker::with_model(&path).start();
+    let pids = wait::until("two interpreters", || {
+        let pids = process::interpreters(worker.pid());
+        (pids.len() == 2).then_some(pids)
+    });
+    worker.signal(nix::sys::signal::Signal::SIGKILL);
+    let _ = worker.wait_exit();
+    wait::until("their end", || {
+        pids.iter()
+            .all(|pid| !process::is_alive(*pid))
+            .then_some(())
+    });
+}
+
+/// The kernel's OOM killer takes whoever can be replaced.
+#[test]
+fn where_memory_is_short_the_supervisor_goes_last() {
+    let (_dir, path) = model_with(&arsenal(&[]));
+    let worker = Worker::with_model(&path).start();
+    let score = |pid| process::oom_score_adj(pid).expect("it lives");
+    let (own, child) = (score(worker.pid()), score(worker.child_pid().unwrap()));
+    assert!(
+        child > own,
+        "{child} for the child, {own} for the supervisor"
+    );
+    let interpreters = process::interpreters(worker.pid());
+    assert!(!interpreters.is_empty());
+    for pid in interpreters {
+        assert!(
+            score(pid) >= child,
+            "{} for {pid}, {child} for the child",
+            score(pid)
+        );
+    }
+}
