@@ -1,4 +1,10 @@
-//! The seeds of the `gguf_header` fuzz target, and the words of each refusal.
+//! The seeds of the fuzz targets `gguf_header`, `http_request` and `sse`, and the words in which a
+//! header is refused.
+
+#[path = "../../fuzz/checks/http_request.rs"]
+mod http_request;
+#[path = "../../fuzz/checks/sse.rs"]
+mod sse;
 
 use std::fs;
 use worker_orcd_gpu::model::gguf::parse;
@@ -44,4 +50,122 @@ fn seeds_give_a_header_or_an_error() {
         parsed >= 2 && refused >= headers().len(),
         "{parsed} parsed, {refused} refused"
     );
+}
+
+/// What a seed of `http_request` says: the endpoint's number, then the body.
+const BODIES: &[(&str, u8, &str)] = &[
+    (
+        "job",
+        0,
+        r#"{"job_id":"a","prompt":"b","max_tokens":3,"seed":7,"stop":["c"]}"#,
+    ),
+    (
+        "job-chat",
+        0,
+        r#"{"job_id":"a","messages":[{"role":"user","content":"hi"}],"metrics":true}"#,
+    ),
+    (
+        "job-both",
+        0,
+        r#"{"job_id":"a","prompt":"b","messages":[{"role":"user","content":"hi"}]}"#,
+    ),
+    (
+        "twice",
+        0,
+        r#"{"job_id":"a","\u006aob_id":"b","prompt":"c"}"#,
+    ),
+    (
+        "escapes",
+        0,
+        r#"{"job_id":"\ud83e\udd80","prompt":"\ud800","on_fault":"resume"}"#,
+    ),
+    (
+        "chat",
+        1,
+        r#"{"messages":[{"role":"developer","content":[{"type":"text","text":"a"}]}],"stream":true,"stream_options":{"include_usage":true,"continuous_usage_stats":true}}"#,
+    ),
+    (
+        "chat-labels",
+        1,
+        r#"{"model":"m","messages":[{"role":"assistant","content":null,"tool_calls":[]}],"user":"u","metadata":{"a":"b"},"seed":-1,"top_k":-1,"max_tokens":-1}"#,
+    ),
+    (
+        "chat-refused",
+        1,
+        r#"{"messages":[{"role":"tool","content":{}},0,{"x":1}],"tools":[{}],"n":2,"logit_bias":{"1":2}}"#,
+    ),
+    ("ids", 2, r#"{"prompt":[[1,2,499]],"max_tokens":3}"#),
+    (
+        "text-in-a-list",
+        2,
+        r#"{"prompt":["a"],"echo":false,"suffix":"","temperature":0.0}"#,
+    ),
+    (
+        "numbers",
+        2,
+        r#"{"prompt":"a","temperature":1e999,"top_p":-0,"min_p":1E-400,"max_tokens":1.0,"repetition_penalty":5e-324}"#,
+    ),
+    ("no-object", 2, "[1,2"),
+    (
+        "deep",
+        1,
+        "{\"metadata\":{\"a\":[[[[[[[[[[[[[[[[[[[[[[[[]]]]]]]]]]]]]]]]]]]]]]]]}}",
+    ),
+];
+
+#[test]
+fn seeds_are_requests_or_short_refusals() {
+    let dir = repository_root().join("fuzz/corpus/http_request");
+    if std::env::var_os("REGENERATE").is_some() {
+        fs::create_dir_all(&dir).unwrap();
+        for (name, endpoint, body) in BODIES {
+            fs::write(dir.join(name), [&[*endpoint], body.as_bytes()].concat()).unwrap();
+        }
+    }
+    let accepted = replay("http_request", http_request::check);
+    assert!(accepted >= 5, "{accepted} accepted");
+}
+
+#[test]
+fn seeds_become_events_that_parse_back() {
+    let dir = repository_root().join("fuzz/corpus/sse");
+    if std::env::var_os("REGENERATE").is_some() {
+        fs::create_dir_all(&dir).unwrap();
+        for dialect in [0, 128, 1, 97, 2, 98] {
+            for (name, shape, rest) in STORIES {
+                let name = format!("{name}-{dialect}");
+                fs::write(dir.join(name), [&[dialect, *shape], *rest].concat()).unwrap();
+            }
+        }
+    }
+    let stopped = replay("sse", sse::check);
+    assert!(stopped >= 6, "{stopped} stopped");
+}
+
+/// What a seed of `sse` says behind the dialect: its shape, stop strings, tokens, each with its
+/// length.
+const STORIES: &[(&str, u8, &[u8])] = &[
+    (
+        "plain",
+        0,
+        b"\x05hello\x01\n\x02\r\n\x00\x04\xf0\x9f\xa6\x80",
+    ),
+    (
+        "halves",
+        0,
+        b"\x02\xf0\x9f\x02\xa6\x80\x01\xff\x03\xe2\x80\xa8",
+    ),
+    ("stopped", 1, b"\x03abc\x02xa\x02bc\x01d"),
+    ("held-back", 2, b"\x03abc\x01z\x02xa\x01b"),
+    ("failed", 128, b"\x05data:\x02\n\n\x01\""),
+];
+
+/// How many of a target's seeds its check says yes to.
+fn replay(target: &str, check: impl Fn(&[u8]) -> bool) -> usize {
+    let dir = repository_root().join("fuzz/corpus").join(target);
+    let seeds = fs::read_dir(dir).expect("seeds are committed");
+    seeds
+        .map(|entry| fs::read(entry.unwrap().path()).unwrap())
+        .filter(|bytes| check(bytes))
+        .count()
 }

@@ -4,7 +4,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
-use worker_orcd_tests::client::{Client, Response};
+use worker_orcd_tests::client::{Client, EventStream, Response};
 use worker_orcd_tests::script::scripted_text;
 use worker_orcd_tests::worker::request;
 use worker_orcd_tests::{Script, Worker, process};
@@ -239,42 +239,58 @@ fn cost<T>(worker: &Worker, act: impl FnOnce() -> T) -> (T, u64) {
     (result, peak.saturating_sub(before))
 }
 
+/// Between two tokens, and for `/livez`: generous on a busy machine, and a fraction of what a body
+/// on a thread of the runtime would take.
+const PATIENCE: Duration = Duration::from_secs(2);
+
 /// A stream runs from before to after, with the bytes that it has alone, and `/livez` answers.
 fn beside_a_stream(worker: &Worker, act: impl FnOnce()) {
     const PROMPT: &str = "an honest prompt ";
-    const PATIENCE: Duration = Duration::from_secs(2);
     let over = AtomicBool::new(false);
+    let stream = worker.client().execute(&request(PROMPT, 2048));
     thread::scope(|scope| {
-        let mut stream = worker.client().execute(&request(PROMPT, 2048));
-        stream.wait_for("token");
-        let reader = scope.spawn(|| {
-            let client = worker.client();
-            let (mut text, mut asked) = (String::new(), 0);
-            while !over.load(Ordering::Relaxed) {
-                let since = Instant::now();
-                assert_eq!(client.get("/livez").status, 200);
-                assert!(
-                    since.elapsed() < PATIENCE,
-                    "/livez took {:?}",
-                    since.elapsed()
-                );
-                asked += 1;
-                thread::sleep(Duration::from_millis(20));
-            }
-            for event in stream {
-                match event.name.as_str() {
-                    "token" => text.push_str(event.json()["t"].as_str().unwrap()),
-                    "end" => assert_eq!(event.json()["recoveries"], 0),
-                    other => panic!("{other}: {}", event.data),
-                }
-            }
-            assert!(asked > 0);
-            text
-        });
+        let reader = scope.spawn(|| read_promptly(stream));
+        let prober = scope.spawn(|| probe(&worker.client(), &over));
+        // Also when it panics: the scope waits for the prober.
+        let until_then = Until(&over);
         act();
-        over.store(true, Ordering::Relaxed);
-        let text = reader.join().expect("the stream and /livez are well");
-        // Its first token was waited for.
-        assert_eq!(text, &scripted_text(PROMPT, 2048)[1..]);
+        drop(until_then);
+        prober.join().expect("/livez is well");
+        let text = reader.join().expect("the stream is well");
+        assert_eq!(text, scripted_text(PROMPT, 2048));
     });
+}
+
+/// Says that it is over when it is dropped.
+struct Until<'a>(&'a AtomicBool);
+
+impl Drop for Until<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+fn read_promptly(stream: EventStream) -> String {
+    let (mut text, mut last) = (String::new(), Instant::now());
+    for event in stream {
+        assert!(last.elapsed() < PATIENCE, "a gap of {:?}", last.elapsed());
+        last = Instant::now();
+        match event.name.as_str() {
+            "token" => text.push_str(event.json()["t"].as_str().unwrap()),
+            "end" => assert_eq!(event.json()["recoveries"], 0),
+            "started" => {}
+            other => panic!("{other}: {}", event.data),
+        }
+    }
+    text
+}
+
+fn probe(client: &Client, over: &AtomicBool) {
+    while !over.load(Ordering::Relaxed) {
+        let since = Instant::now();
+        assert_eq!(client.get("/livez").status, 200);
+        let took = since.elapsed();
+        assert!(took < PATIENCE, "/livez took {took:?}");
+        thread::sleep(Duration::from_millis(20));
+    }
 }

@@ -7,7 +7,10 @@ use async_openai::types::chat::{
 };
 use futures_util::StreamExt;
 use serde_json::{Value, json};
-use worker_orcd_tests::script::scripted_text;
+use std::io::{ErrorKind, Read};
+use std::time::Duration;
+use worker_orcd_tests::client::Response;
+use worker_orcd_tests::script::{Act, Moment, scripted_text};
 use worker_orcd_tests::{Script, Worker};
 
 const QUESTION: &str = "What is the capital of France?";
@@ -165,4 +168,147 @@ fn errors_have_the_shape_that_openai_clients_read() {
     let response = worker.client().post("/v1/chat/completions", &other);
     assert_eq!(response.status, 404, "{}", response.text());
     worker.assert_serves();
+}
+
+fn hi() -> Value {
+    json!([{ "role": "user", "content": "hi" }])
+}
+
+fn chat(worker: &Worker, extra: &Value) -> Response {
+    let mut body = json!({ "messages": hi(), "max_tokens": 4 });
+    let extra = extra.as_object().unwrap().clone();
+    body.as_object_mut().unwrap().extend(extra);
+    worker.client().post("/v1/chat/completions", &body)
+}
+
+#[test]
+fn labels_and_what_happens_anyway_change_no_answer() {
+    let worker = Worker::scripted(Script::behave()).start();
+    let text = |response: &Response| {
+        assert_eq!(response.status, 200, "{}", response.text());
+        response.json()["choices"][0]["message"]["content"].clone()
+    };
+    let plain = text(&chat(&worker, &json!({})));
+    for extra in [
+        json!({ "user": "me", "metadata": { "a": "b" }, "safety_identifier": "x", "store": true }),
+        json!({ "seed": -1, "top_k": -1, "min_tokens": 0, "service_tier": "auto" }),
+        json!({ "skip_special_tokens": true, "add_generation_prompt": true }),
+        json!({ "continue_final_message": false, "reasoning_effort": "none", "tools": [] }),
+        json!({ "messages": [{ "role": "user", "content": "hi", "tool_calls": [], "name": "Ann" }] }),
+        json!({ "messages": [{ "role": "user", "content": [{ "type": "text", "text": "hi" }] }] }),
+    ] {
+        assert_eq!(text(&chat(&worker, &extra)), plain, "{extra}");
+    }
+    let ids = |prompt: Value| {
+        let body = json!({ "prompt": prompt, "max_tokens": 4 });
+        worker.client().post("/v1/completions", &body).json()["choices"][0]["text"].clone()
+    };
+    assert_eq!(ids(json!([[104, 105]])), ids(json!(["hi"])));
+    assert_eq!(ids(json!([104, 105])), "hihi");
+}
+
+#[test]
+fn every_chunk_tells_the_usage_so_far_where_asked_for() {
+    let worker = Worker::scripted(Script::behave()).start();
+    let body = json!({
+        "messages": hi(), "max_tokens": 8, "stream": true,
+        "stream_options": { "include_usage": true, "continuous_usage_stats": true },
+    });
+    let events = worker.client().stream("/v1/chat/completions", &body);
+    let told: Vec<u64> = events
+        .filter(|event| event.data != "[DONE]")
+        .map(|event| {
+            event.json()["usage"]["completion_tokens"]
+                .as_u64()
+                .expect(&event.data)
+        })
+        .collect();
+    // The role, eight tokens, the reason, and usage alone.
+    assert_eq!(told, [0, 1, 2, 3, 4, 5, 6, 7, 8, 8, 8]);
+}
+
+#[test]
+fn a_context_that_overflows_is_told_in_words_that_clients_know() {
+    let worker = Worker::scripted(Script::behave())
+        .arg("--max-context", 100)
+        .start();
+    let long = json!([{ "role": "user", "content": "x".repeat(200) }]);
+    let response = chat(&worker, &json!({ "messages": long }));
+    assert_eq!(response.status, 400, "{}", response.text());
+    assert_eq!(response.header("x-should-retry"), Some("false"));
+    let error = response.json()["error"].clone();
+    assert_eq!(error["code"], "context_length_exceeded");
+    assert_eq!(error["type"], "invalid_request_error");
+    let message = error["message"].as_str().unwrap();
+    let begin = "This model's maximum context length is 100 tokens.";
+    assert!(message.starts_with(begin), "{message}");
+    // An answer may be as long as the context, and no longer.
+    assert_eq!(chat(&worker, &json!({ "max_tokens": 100 })).status, 200);
+    assert_eq!(chat(&worker, &json!({ "max_tokens": 101 })).status, 400);
+}
+
+#[test]
+fn a_worker_that_loads_says_when_to_come_back() {
+    let worker = Worker::scripted(Script::always(Moment::Loading, Act::StuckLoad)).listening();
+    let response = chat(&worker, &json!({}));
+    assert_eq!(response.status, 503, "{}", response.text());
+    assert_eq!(response.header("retry-after"), Some("1"));
+    assert_eq!(response.header("x-should-retry"), Some("true"));
+    assert_eq!(response.json()["error"]["retriable"], true);
+    let id = response.header("x-correlation-id").expect("an id");
+    assert_eq!(response.header("x-request-id"), Some(id));
+}
+
+/// A worker with room for one stream, which is taken; and a second one that waits.
+fn waiting(worker: &Worker) -> worker_orcd_tests::client::Connection {
+    let client = worker.client();
+    let body = json!({ "messages": hi(), "max_tokens": 4, "stream": true }).to_string();
+    let mut connection = client.connect().unwrap();
+    let request = client.request("POST", "/v1/chat/completions", &[], body.as_bytes());
+    connection.send(&request).unwrap();
+    connection
+}
+
+#[test]
+fn a_stream_begins_with_its_first_text() {
+    let script = Script::behave().max_running(1);
+    let worker = Worker::scripted(script).start();
+    let mut first = worker
+        .client()
+        .execute(&worker_orcd_tests::worker::request("long", 2048));
+    first.wait_for("token");
+    let second = waiting(&worker);
+    let mut socket = second.socket().try_clone().unwrap();
+    let timeout = Some(Duration::from_millis(500));
+    socket.set_read_timeout(timeout).unwrap();
+    let early = socket.read(&mut [0]).map_err(|error| error.kind());
+    assert!(
+        matches!(early, Err(ErrorKind::WouldBlock | ErrorKind::TimedOut)),
+        "{early:?} came while another stream was running"
+    );
+    socket
+        .set_read_timeout(Some(worker_orcd_tests::client::READ_TIMEOUT))
+        .unwrap();
+    first.disconnect();
+    let response = second.read_response().unwrap();
+    assert_eq!(response.status, 200, "{}", response.text());
+    let text = response.text();
+    let (role, rest) = text.split_once("\n\n").unwrap();
+    assert!(role.contains("\"role\":\"assistant\""), "{text}");
+    assert!(rest.ends_with("data: [DONE]\n\n"), "{text}");
+}
+
+#[test]
+fn a_stream_that_fails_before_its_first_text_is_refused_with_its_status() {
+    let script = Script::once(Moment::MidStream(200), Act::Exit(1)).max_running(1);
+    let worker = Worker::scripted(script).arg("--on-fault", "fail").start();
+    let mut first = worker
+        .client()
+        .execute(&worker_orcd_tests::worker::request("long", 2048));
+    first.wait_for("token");
+    let response = waiting(&worker).read_response().unwrap();
+    assert_eq!(response.status, 503, "{}", response.text());
+    assert_eq!(response.header("x-should-retry"), Some("true"));
+    assert_eq!(response.header("retry-after"), Some("1"));
+    assert_eq!(response.json()["error"]["code"], "worker_unhealthy");
 }

@@ -5,7 +5,6 @@
 pub mod doctor;
 pub mod pull;
 pub mod serve;
-mod usage;
 
 use crate::config::sources;
 use crate::exit::Exit;

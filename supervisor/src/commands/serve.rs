@@ -7,11 +7,8 @@
 
 use crate::callback::{Registration, register};
 use crate::child::probe;
-use crate::commands::usage;
-use crate::config::again::Again;
 use crate::config::device::{AUTO_ORDINAL, DecidedDevice};
-use crate::config::environment::Environment;
-use crate::config::{Config, ConfigErrors, DEFAULT_MEMORY_PERMILLE, HttpConfig};
+use crate::config::{Config, ConfigErrors, DEFAULT_MEMORY_PERMILLE, HttpConfig, LogFormat, keys};
 use crate::descriptors::{self, TooFew};
 use crate::engine::{Deadlines, Ended, Engine, EngineSettings, RestartPolicy, SupervisorExit};
 use crate::exit::Exit;
@@ -30,28 +27,20 @@ use worker_orcd_ipc::{DeviceSelector, LoadOrder, TraceOrder};
 /// For connections to take the last events of their streams.
 const FAREWELL: Duration = Duration::from_secs(2);
 
-/// For the log's last lines, if somebody reads them.
-const LAST_LINES: Duration = Duration::from_secs(1);
-
 /// Runs until the end; the log says why, the number says how.
 #[must_use]
 pub fn run(arguments: &ArgMatches) -> Exit {
-    let exit = run_logged(arguments);
-    logging::settle(LAST_LINES);
-    exit
-}
-
-fn run_logged(arguments: &ArgMatches) -> Exit {
-    let environment = Environment::of_this_process();
-    let config = match Config::gather(arguments, &environment) {
+    let config = match Config::gather(arguments, &|name| std::env::var(name).ok()) {
         Ok(config) => config,
-        Err(mistakes) => return usage::refuse(arguments, &environment, &mistakes),
+        Err(ConfigErrors(errors)) => {
+            logging::start(LogFormat::Auto, None);
+            for error in errors {
+                tracing::error!(reason = error, "error");
+            }
+            return Exit::Usage;
+        }
     };
-    if let Err(error) = logging::start(config.log_format, &config.log_level, Some(config.worker_id))
-    {
-        eprintln!("the log cannot be started: {error}");
-        return Exit::Startup;
-    }
+    logging::start(config.log_format, Some(config.worker_id));
     let runtime = match tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()
@@ -197,36 +186,26 @@ async fn live(
     }
 }
 
-/// SIGHUP: keys and log level are read again. What is wrong now leaves everything as it was.
+/// SIGHUP: keys are read again. What is wrong now leaves everything as it was.
 async fn reload(app: Arc<App>, arguments: Arc<ArgMatches>) {
     // A disk may take its time.
     let read = tokio::task::spawn_blocking(move || {
-        Again::read(&arguments, &Environment::of_this_process())
+        keys::read_again(&arguments, &|name| std::env::var(name).ok())
     });
     let Ok(read) = read.await else { return };
-    let again = match read {
-        Ok(again) => again,
+    match read {
+        Ok(keys) => match app.keys.replace(&keys) {
+            Some(before) => tracing::info!(api_keys = keys.len(), before, "reload"),
+            None => tracing::error!(
+                reason = "no key file is named any more; the old keys stay",
+                "reload_failed"
+            ),
+        },
         Err(ConfigErrors(errors)) => {
             for error in errors {
                 tracing::error!(reason = error, "reload_failed");
             }
-            return;
         }
-    };
-    if let Err(reason) = logging::reload(&again.log_level) {
-        tracing::error!(reason, "reload_failed");
-    }
-    match app.keys.replace(&again.api_keys) {
-        Some(before) => tracing::info!(
-            api_keys = again.api_keys.len(),
-            before,
-            log_level = again.log_level,
-            "reload"
-        ),
-        None => tracing::error!(
-            reason = "no key file is named any more; the old keys stay",
-            "reload_failed"
-        ),
     }
 }
 
@@ -240,10 +219,10 @@ async fn announce(config: &Config, app: &App, addresses: &[SocketAddr]) -> bool 
     let Some(model) = app.engine.model() else {
         return true;
     };
-    let uri = config.advertise_url.clone().unwrap_or_else(|| {
-        let first = addresses.first();
-        first.map_or_else(String::new, |address| format!("http://{address}"))
-    });
+    let uri = addresses
+        .first()
+        .map(|address| format!("http://{address}"))
+        .unwrap_or_default();
     tracing::info!(
         model = app.model_id,
         architecture = model.facts.architecture,
@@ -337,7 +316,7 @@ fn log_startup(config: &Config, device: &DecidedDevice) {
     tracing::info!(
         version = env!("CARGO_PKG_VERSION"),
         model = config.model_ref,
-        device = %device,
+        device = ?device.selector,
         device_chosen_because = device.reason,
         child_binary = %config.child_binary.display(),
         api_keys = config.http.api_keys.len(),

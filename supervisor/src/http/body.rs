@@ -84,11 +84,12 @@ impl Bodies {
     ) -> Result<(T, Room), ApiError> {
         let (bytes, room) = self.collect(request).await?;
         if bytes.len() <= INLINE_BYTES {
-            return parse(bytes, names, read).map(|read| (read, room));
+            return parse(&bytes, names, read).map(|read| (read, room));
         }
         let _turn = self.parsing.acquire().await;
         // The room goes along: if the client leaves now, its bytes are still being read.
-        let parsed = tokio::task::spawn_blocking(move || (parse(bytes, names, read), room));
+        let parse = move || (parse(&bytes, names, read), room);
+        let parsed = tokio::task::spawn_blocking(parse);
         let (read, room) = parsed.await.map_err(|_| ApiError::unreadable())?;
         read.map(|read| (read, room))
     }
@@ -156,13 +157,17 @@ impl Bodies {
     }
 }
 
-fn parse<T>(
-    bytes: Vec<u8>,
+/// A whole body, and what `read` makes of it.
+///
+/// # Errors
+/// 400, or the error of `read`.
+pub fn parse<T>(
+    bytes: &[u8],
     names: Names,
     read: impl for<'a> FnOnce(Fields<'a>) -> Result<T, ApiError>,
 ) -> Result<T, ApiError> {
     let wrong = |message: String| ApiError::invalid_field("body", Constraint::Json, message);
-    let text = std::str::from_utf8(&bytes).map_err(|error| {
+    let text = std::str::from_utf8(bytes).map_err(|error| {
         let place = error.valid_up_to() + 1;
         wrong(format!("is not JSON: byte {place} is not UTF-8"))
     })?;

@@ -1,25 +1,26 @@
 //! `POST /execute`, `POST /cancel`, `POST /shutdown`: this worker's own API.
 
+pub mod events;
+
 use super::App;
 use super::correlation::CorrelationId;
 use super::error::{ApiError, Dialect};
 use super::fields::{Fields, Names, among};
 use super::generation::{GenerationRequest, Input};
-use super::job::stop_reason;
 use super::messages::read_messages;
 use super::mistakes::Constraint;
 use super::reading::{self, read_sampling, read_stop};
-use super::sse::{self, Render, write_event, write_json};
-use crate::calendar::rfc3339;
+use super::sse;
 use crate::config::RequestLimits;
-use crate::engine::{Completion, Failure, OnFault};
+use crate::engine::OnFault;
 use axum::body::Body;
 use axum::extract::{Extension, State};
 use axum::http::{Request, StatusCode};
 use axum::response::{IntoResponse, Response};
+use events::{ExecuteEvents, Started};
 use serde_json::json;
 use std::sync::Arc;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::Duration;
 
 const MAX_JOB_ID_CHARS: usize = 128;
 
@@ -39,9 +40,6 @@ const OWN_NAMES: &[&str] = &[
 
 /// Every field of `/execute`.
 pub const NAMES: Names = |name| among(name, &[OWN_NAMES, reading::NAMES]);
-
-/// How often a client that asked for `metrics` gets them.
-const METRICS_INTERVAL: Duration = Duration::from_secs(1);
 
 /// `/shutdown` lets active jobs finish, however long they take; a signal is what hurries.
 const UNHURRIED: Duration = Duration::from_secs(365 * 24 * 3600);
@@ -74,14 +72,14 @@ async fn try_execute(
     let job_id = request.job_id.clone();
     let accepted = app.start(&model, request, correlation).await?;
     drop(room);
-    let render = ExecuteEvents {
-        app: Arc::clone(app),
+    let started = Started {
         job_id,
+        model: app.model_id.clone(),
         seed,
-        next_index: 0,
-        metrics: wants_metrics.then(Instant::now),
-        first_text_at: None,
     };
+    let app = Arc::clone(app);
+    let memory = move || app.device_bytes_in_use();
+    let render = ExecuteEvents::new(started, wants_metrics, memory);
     Ok(sse::respond(accepted.stream, accepted.job, render))
 }
 
@@ -138,95 +136,8 @@ fn read_input(fields: &mut Fields<'_>, max_chars: usize) -> Option<Input> {
     fields.required("prompt", input)
 }
 
-/// `started`, `token`…, `metrics` where asked for, and one `end` or `error`.
-struct ExecuteEvents {
-    app: Arc<App>,
-    job_id: String,
-    seed: u64,
-    /// Token events are numbered without a gap; a token without text of its own has no event.
-    next_index: u32,
-    /// When metrics were last sent; `None` when nobody asked.
-    metrics: Option<Instant>,
-    first_text_at: Option<Instant>,
-}
-
-impl Render for ExecuteEvents {
-    fn begin(&mut self, out: &mut Vec<u8>) {
-        let started = json!({
-            "job_id": self.job_id,
-            "model": self.app.model_id,
-            "seed": self.seed,
-            "started_at": rfc3339(SystemTime::now()),
-        });
-        write_event(out, "started", &started);
-    }
-
-    /// The event's `id:` is the token's place in the answer, which counts tokens without text too.
-    fn text(&mut self, piece: &str, index: u32, out: &mut Vec<u8>) {
-        self.first_text_at.get_or_insert_with(Instant::now);
-        out.extend_from_slice(b"event: token\nid: ");
-        write_json(out, &index);
-        out.extend_from_slice(b"\ndata: {\"t\":");
-        write_json(out, &piece);
-        out.extend_from_slice(b",\"i\":");
-        write_json(out, &self.next_index);
-        out.extend_from_slice(b"}\n\n");
-        self.next_index += 1;
-    }
-
-    fn progress(&mut self, tokens_out: u32, out: &mut Vec<u8>) {
-        let Some(last) = &mut self.metrics else {
-            return;
-        };
-        if last.elapsed() < METRICS_INTERVAL {
-            return;
-        }
-        *last = Instant::now();
-        let decoding = self.first_text_at.map_or(Duration::ZERO, |at| at.elapsed());
-        write_event(
-            out,
-            "metrics",
-            &json!({
-                "tokens_out": tokens_out,
-                "decode_time_ms": decoding.as_millis() as u64,
-                "vram_bytes": self.app.device_bytes_in_use(),
-            }),
-        );
-    }
-
-    fn finished(&mut self, completion: &Completion, out: &mut Vec<u8>) {
-        let mut end = json!({
-            "tokens_out": completion.tokens_out,
-            "tokens_in": completion.tokens_in,
-            "decode_time_ms": completion.decode_time.as_millis() as u64,
-            "stop_reason": stop_reason(completion.stop_reason),
-            "recoveries": completion.recoveries,
-        });
-        if let Some(stop) = &completion.stop_sequence {
-            end["stop_sequence_matched"] = json!(stop);
-        }
-        write_event(out, "end", &end);
-    }
-
-    fn failed(&mut self, failure: &Failure, out: &mut Vec<u8>) {
-        write_event(
-            out,
-            "error",
-            &json!({
-                "code": failure.code.as_str(),
-                "message": failure.message,
-                "retriable": failure.retriable,
-            }),
-        );
-    }
-}
-
 /// Idempotent: an unknown or finished job is no error.
-pub async fn cancel(
-    State(app): State<Arc<App>>,
-    Extension(correlation): Extension<CorrelationId>,
-    request: Request<Body>,
-) -> Response {
+pub async fn cancel(State(app): State<Arc<App>>, request: Request<Body>) -> Response {
     let read = async {
         let names: Names = |name| among(name, &[&["job_id"]]);
         let read = |mut fields: Fields<'_>| {
@@ -241,7 +152,7 @@ pub async fn cancel(
         Ok((job_id, _)) => {
             if let Some(job_id) = job_id {
                 let live = app.engine.cancel(&job_id);
-                tracing::info!(job_id, correlation_id = correlation.0, live, "cancel");
+                tracing::info!(job_id, live, "cancel");
             }
             accepted()
         }
@@ -249,12 +160,8 @@ pub async fn cancel(
     }
 }
 
-pub async fn shutdown(
-    State(app): State<Arc<App>>,
-    Extension(correlation): Extension<CorrelationId>,
-) -> Response {
-    let reason = "POST /shutdown";
-    tracing::info!(reason, correlation_id = correlation.0, "shutdown");
+pub async fn shutdown(State(app): State<Arc<App>>) -> Response {
+    tracing::info!(reason = "POST /shutdown", "shutdown");
     app.engine.drain(UNHURRIED);
     accepted()
 }

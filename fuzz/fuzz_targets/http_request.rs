@@ -1,0 +1,11 @@
+//! A request body from a stranger, read by each endpoint that takes one.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+
+#[path = "../checks/http_request.rs"]
+mod http_request;
+
+fuzz_target!(|data: &[u8]| {
+    http_request::check(data);
+});
