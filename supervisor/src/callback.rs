@@ -3,14 +3,14 @@
 //! One POST, repeated with growing pauses until it is answered with 2xx or given up. HTTP/1.1
 //! over plain TCP is all it takes, and all there is.
 
-use crate::config::CallbackUrl;
+use crate::config::callback::CallbackUrl;
 use serde::Serialize;
 use std::time::Duration;
 use thiserror::Error;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-/// Together about half a minute, which is how long an orchestrator may take to restart.
+/// With the pauses between them, quarter of a minute at a host that refuses at once.
 const ATTEMPTS: u32 = 6;
 const FIRST_PAUSE: Duration = Duration::from_millis(500);
 const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(5);

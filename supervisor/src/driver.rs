@@ -115,7 +115,7 @@ impl Driver {
         let (answers, spawned) = mpsc::unbounded_channel();
         let started = Instant::now();
         Self {
-            news: News::new(started),
+            news: News::new(started, &settings.load),
             crashes: CrashLog::new(Arc::clone(&shared.crashes)),
             gpu: GpuWatch::new(settings.load.device, started),
             flood_gate: FloodGate::new(started),
@@ -220,10 +220,7 @@ impl Driver {
             // Given up while it was being made. Dropping the process kills its group.
             (Ok(process), None) => {
                 let pid = process.pid();
-                warn!(
-                    generation = generation.0,
-                    pid, "a process came too late and was killed"
-                );
+                warn!(generation = generation.0, pid, "late_child_killed");
                 tokio::spawn(see_off(process));
                 ChildEvent::Spawned { pid }
             }
@@ -369,7 +366,7 @@ impl Driver {
         // A child without one serves as well; only its death is told worse.
         let recorder = FlightRecorder::create(generation)
             .and_then(|recorder| Ok((recorder.for_child()?, recorder)))
-            .inspect_err(|error| warn!(%error, "a flight recorder cannot be made"));
+            .inspect_err(|error| warn!(%error, "flight_recorder_missing"));
         let (for_child, recorder) = recorder.ok().unzip();
         self.recorder = recorder;
         spawner.order(SpawnOrder {

@@ -24,7 +24,7 @@ use crate::requests::record::Record;
 use parking_lot::RwLock;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use tokio::sync::{mpsc, watch};
 use worker_orcd_ipc::LoadOrder;
 
@@ -101,6 +101,9 @@ impl Engine {
             crashes: Arc::new(CrashStore::open(settings.crashes.clone())),
             on_fault: settings.on_fault,
         });
+        if let Some(number) = behind_older_traces(&settings.load) {
+            shared.registry.number_behind(number);
+        }
         let (controls, inbox) = mpsc::unbounded_channel();
         let (publish, phase) = watch::channel(Phase::default());
         let driver = Driver::new(settings, Arc::clone(&shared), inbox, publish);
@@ -211,6 +214,16 @@ impl Engine {
             .and_then(|phase| phase.ended.clone())
             .unwrap_or_else(driver_lost)
     }
+}
+
+/// In a trace that an earlier supervisor began, numbers from 1 would mean two requests each. Numbers
+/// that begin with the time do not, and are still exact as JSON numbers.
+fn behind_older_traces(load: &LoadOrder) -> Option<u64> {
+    const BITS_FOR_REQUESTS: u32 = 20;
+    let trace = load.trace.as_ref()?;
+    let written = std::fs::metadata(&trace.path).map_or(0, |file| file.len());
+    let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).ok()?;
+    (written > 0).then_some(since_1970.as_secs() << BITS_FOR_REQUESTS)
 }
 
 impl Ended {

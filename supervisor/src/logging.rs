@@ -3,122 +3,150 @@
 //! An event is named by its message (`startup`, `ready`, `execute_end`, `child_death`, …); in
 //! JSON the name is under `event`, and every line says which worker wrote it. Prompts and
 //! completions appear as length and SHA-256, never as text.
+//!
+//! * [`lines`] turns an event into its line, in which nothing that a stranger said is a control
+//!   character; [`queue`] is what stands between whoever logs and a reader who may not read.
+//!
+//! Deliberately absent: writing to standard error by anybody else. What panics is an event as well.
 
-use crate::calendar::rfc3339;
+mod lines;
+mod queue;
+
 use crate::config::LogFormat;
-use serde_json::{Map, Value};
+pub use lines::printable;
+use lines::{Lines, Style};
+use queue::Queue;
 use sha2::{Digest, Sha256};
-use std::fmt;
 use std::fmt::Write as _;
-use std::io::{IsTerminal, Write as _};
-use std::time::SystemTime;
-use tracing::field::{Field, Visit};
-use tracing::{Event, Subscriber};
-use tracing_subscriber::EnvFilter;
+use std::fs::File;
+use std::io::{self, IsTerminal};
+use std::os::fd::AsFd;
+use std::panic::PanicHookInfo;
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, SystemTime};
+use tracing::Subscriber;
+use tracing::level_filters::LevelFilter;
+use tracing_subscriber::filter::EnvFilter;
 use tracing_subscriber::layer::{Context, Layer, SubscriberExt};
+use tracing_subscriber::registry::Registry;
+use tracing_subscriber::reload;
 use tracing_subscriber::util::SubscriberInitExt;
 use uuid::Uuid;
 
-/// Chooses what is logged, in `tracing`'s own words, such as `debug` or `worker_orcd::http=trace`.
-const FILTER_VARIABLE: &str = "WORKER_ORCD_LOG";
+/// The log of this process, once it was started.
+static RUNNING: OnceLock<Running> = OnceLock::new();
 
-/// Starts the log of this process. A second call changes nothing.
-pub fn start(format: LogFormat, worker_id: Option<Uuid>) {
-    let json = match format {
-        LogFormat::Json => true,
-        LogFormat::Text => false,
-        LogFormat::Auto => !std::io::stderr().is_terminal(),
+struct Running {
+    queue: Arc<Queue>,
+    filter: reload::Handle<EnvFilter, Registry>,
+}
+
+/// Starts the log of this process, panics included. A second call changes nothing.
+///
+/// # Errors
+/// When the thread that writes cannot be made.
+pub fn start(format: LogFormat, level: &str, worker_id: Option<Uuid>) -> io::Result<()> {
+    let stderr = io::stderr();
+    let style = match (format, stderr.is_terminal()) {
+        (LogFormat::Json, _) | (LogFormat::Auto, false) => Style::Json,
+        (LogFormat::Text, false) => Style::Plain,
+        (LogFormat::Text | LogFormat::Auto, true) => Style::Coloured,
     };
-    let filter =
-        EnvFilter::try_from_env(FILTER_VARIABLE).unwrap_or_else(|_| EnvFilter::new("info"));
-    let registry = tracing_subscriber::registry().with(filter);
+    // Its own descriptor: std's lock on standard error would be held for as long as nobody reads.
+    let file = File::from(stderr.as_fd().try_clone_to_owned()?);
+    let queue = queue::start(file, |count| tracing::warn!(count, "log_lines_dropped"))?;
+    let filter = parse_level(level).unwrap_or_else(|_| EnvFilter::new("info"));
+    let (filter, handle) = reload::Layer::new(filter);
+    let writer = Writer {
+        lines: Lines::new(style, worker_id),
+        queue: Arc::clone(&queue),
+    };
+    let started = tracing_subscriber::registry()
+        .with(filter)
+        .with(writer)
+        .try_init();
     // Only a second start can fail, and the first one's log goes on.
-    let _ = if json {
-        let worker_id = worker_id.map(|id| id.to_string());
-        registry.with(JsonLines { worker_id }).try_init()
-    } else {
-        let text = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
-        registry.with(text.with_target(false)).try_init()
-    };
-}
-
-struct JsonLines {
-    worker_id: Option<String>,
-}
-
-impl<S: Subscriber> Layer<S> for JsonLines {
-    fn on_event(&self, event: &Event<'_>, _context: Context<'_, S>) {
-        let line = self.line(event, SystemTime::now());
-        // A log that nobody takes is no reason to stop serving.
-        let _ = std::io::stderr().lock().write_all(line.as_bytes());
+    if started.is_ok() {
+        let filter = handle;
+        let _ = RUNNING.set(Running { queue, filter });
+        std::panic::set_hook(Box::new(log_panic));
     }
+    Ok(())
 }
 
-impl JsonLines {
-    fn line(&self, event: &Event<'_>, time: SystemTime) -> String {
-        let mut fields = Fields::default();
-        event.record(&mut fields);
-        let level = event.metadata().level();
-        let mut line = format!(
-            "{{\"timestamp\":\"{}\",\"level\":\"{level}\",\"event\":{}",
-            rfc3339(time),
-            Value::from(fields.message),
-        );
-        if let Some(worker_id) = &self.worker_id {
-            fields
-                .others
-                .insert("worker_id".to_owned(), worker_id.as_str().into());
-        }
-        for (name, value) in &fields.others {
-            // Writing to a string does not fail.
-            let _ = write!(line, ",{}:{value}", Value::from(name.as_str()));
-        }
-        line.push_str("}\n");
-        line
+/// Logs at another level from now on.
+///
+/// # Errors
+/// When `level` is none; the log goes on as it was.
+pub fn reload(level: &str) -> Result<(), String> {
+    let filter = parse_level(level)?;
+    match RUNNING.get() {
+        Some(running) => running.filter.reload(filter).map_err(|it| it.to_string()),
+        None => Ok(()),
     }
 }
 
-#[derive(Default)]
-struct Fields {
-    message: String,
-    others: Map<String, Value>,
+/// A level, or `tracing`'s own words, such as `info,worker_orcd::http=trace`.
+///
+/// # Errors
+/// When it is neither. A word that is no level would be taken for a module that nobody has.
+pub fn parse_level(text: &str) -> Result<EnvFilter, String> {
+    let wrong = text
+        .split(',')
+        .map(str::trim)
+        .find(|word| !word.contains(['=', '[']) && !is_level(word));
+    if let Some(word) = wrong {
+        return Err(format!(
+            "{word:?} is neither error, warn, info, debug, trace nor off"
+        ));
+    }
+    EnvFilter::try_new(text).map_err(|error| error.to_string())
 }
 
-impl Fields {
-    fn set(&mut self, field: &Field, value: Value) {
-        match (field.name(), value) {
-            ("message", Value::String(text)) => self.message = text,
-            (name, value) => {
-                self.others.insert(name.to_owned(), value);
-            }
-        }
+/// The empty word is one for `tracing`.
+fn is_level(word: &str) -> bool {
+    !word.is_empty() && word.parse::<LevelFilter>().is_ok()
+}
+
+/// Gives the last lines `patience` to be written; whoever reads no more misses them.
+pub fn settle(patience: Duration) {
+    if let Some(running) = RUNNING.get() {
+        running.queue.settle(patience);
     }
 }
 
-impl Visit for Fields {
-    fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
-        self.set(field, format!("{value:?}").into());
-    }
+/// Lines that nobody took: there was no room for them, or they could not be written.
+#[must_use]
+pub fn dropped_lines() -> u64 {
+    RUNNING.get().map_or(0, |running| running.queue.dropped())
+}
 
-    fn record_str(&mut self, field: &Field, value: &str) {
-        self.set(field, value.into());
-    }
+struct Writer {
+    lines: Lines,
+    queue: Arc<Queue>,
+}
 
-    fn record_bool(&mut self, field: &Field, value: bool) {
-        self.set(field, value.into());
+impl<S: Subscriber> Layer<S> for Writer {
+    fn on_event(&self, event: &tracing::Event<'_>, _context: Context<'_, S>) {
+        let line = self.lines.line(event, SystemTime::now());
+        self.queue.push(line.as_bytes());
     }
+}
 
-    fn record_i64(&mut self, field: &Field, value: i64) {
-        self.set(field, value.into());
-    }
-
-    fn record_u64(&mut self, field: &Field, value: u64) {
-        self.set(field, value.into());
-    }
-
-    fn record_f64(&mut self, field: &Field, value: f64) {
-        self.set(field, value.into());
-    }
+/// Instead of std's own words, which would wait for whoever reads standard error.
+fn log_panic(panic: &PanicHookInfo<'_>) {
+    let backtrace = std::backtrace::Backtrace::capture();
+    let captured = backtrace.status() == std::backtrace::BacktraceStatus::Captured;
+    let payload = panic.payload();
+    let reason = payload.downcast_ref::<&str>().copied();
+    let reason = reason.or_else(|| payload.downcast_ref::<String>().map(String::as_str));
+    tracing::error!(
+        reason,
+        location = panic.location().map(ToString::to_string),
+        thread = std::thread::current().name(),
+        backtrace = captured.then(|| backtrace.to_string()),
+        "panic"
+    );
 }
 
 /// How a text appears in the log.
@@ -152,42 +180,19 @@ pub fn hex(bytes: &[u8]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::{Arc, Mutex};
-    use std::time::UNIX_EPOCH;
-
-    /// Keeps lines instead of writing them.
-    struct Kept {
-        lines: JsonLines,
-        kept: Arc<Mutex<Vec<String>>>,
-    }
-
-    impl<S: Subscriber> Layer<S> for Kept {
-        fn on_event(&self, event: &Event<'_>, _context: Context<'_, S>) {
-            self.kept
-                .lock()
-                .unwrap()
-                .push(self.lines.line(event, UNIX_EPOCH));
-        }
-    }
 
     #[test]
-    fn a_line_is_one_json_object_that_names_its_event_and_its_worker() {
-        let kept = Arc::new(Mutex::new(Vec::new()));
-        let lines = JsonLines {
-            worker_id: Some("w".to_owned()),
-        };
-        let layer = Kept {
-            lines,
-            kept: Arc::clone(&kept),
-        };
-        tracing::subscriber::with_default(tracing_subscriber::registry().with(layer), || {
-            tracing::info!(generation = 3, ok = true, reason = %"a \"b\"\n", none = None::<u64>, "x");
-        });
-        let lines = kept.lock().unwrap();
-        assert_eq!(
-            lines[0],
-            "{\"timestamp\":\"1970-01-01T00:00:00.000Z\",\"level\":\"INFO\",\"event\":\"x\",\
-             \"generation\":3,\"ok\":true,\"reason\":\"a \\\"b\\\"\\n\",\"worker_id\":\"w\"}\n"
-        );
+    fn a_level_is_a_level_or_a_directive_and_a_misspelt_one_is_neither() {
+        for good in [
+            "info",
+            "OFF",
+            "warn,worker_orcd::http=trace",
+            "worker_orcd=debug",
+        ] {
+            assert!(parse_level(good).is_ok(), "{good}");
+        }
+        for bad in ["infoo", "", "warn,worker_orcd", "worker_orcd=loud"] {
+            assert!(parse_level(bad).is_err(), "{bad}");
+        }
     }
 }

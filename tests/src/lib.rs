@@ -19,6 +19,7 @@ pub mod faults;
 pub mod gguf_patch;
 pub mod hostile_gguf;
 pub mod hostile_templates;
+pub mod hub;
 pub mod log;
 pub mod model;
 pub mod nvml;
@@ -29,6 +30,7 @@ pub mod wait;
 pub mod worker;
 
 pub use client::{Client, EventStream, Response, SseEvent};
+pub use hub::{FakeHub, Held};
 pub use script::{Act, Moment, Script};
 pub use tracer::Unreapable;
 pub use worker::{Worker, WorkerBuilder};

@@ -2,14 +2,16 @@
 
 use serde_json::Value;
 use std::io::{BufRead, BufReader, Read};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Shared with the threads that read the worker's pipes.
 #[derive(Debug, Clone, Default)]
 pub struct Log {
     /// With the moment at which each was read.
     lines: Arc<Mutex<Vec<(Instant, String)>>>,
+    held: Arc<AtomicBool>,
 }
 
 impl Log {
@@ -22,8 +24,20 @@ impl Log {
                 let Ok(line) = line else { return };
                 let line = (Instant::now(), String::from_utf8_lossy(&line).into());
                 log.lines.lock().expect("no holder panics").push(line);
+                while log.held.load(Ordering::Relaxed) {
+                    std::thread::sleep(Duration::from_millis(5));
+                }
             }
         });
+    }
+
+    /// Reads nothing any more, and keeps the pipes open: the reader that stalls.
+    pub fn hold(&self) {
+        self.held.store(true, Ordering::Relaxed);
+    }
+
+    pub fn release(&self) {
+        self.held.store(false, Ordering::Relaxed);
     }
 
     #[must_use]

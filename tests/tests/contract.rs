@@ -107,6 +107,71 @@ fn a_job_that_takes_too_long_ends_with_its_code() {
 }
 
 #[test]
+fn refusals_are_counted_by_their_code_and_logged_with_their_correlation_id() {
+    let worker = Worker::scripted(Script::behave()).start();
+    let client = worker.client();
+    let headers = [("X-Correlation-Id", "find-me")];
+    let wrong = client.try_request("POST", "/execute", &headers, b"{\"prompt\":1}");
+    assert_eq!(wrong.unwrap().status, 400);
+    assert_eq!(client.get("/v1/embeddings").status, 404);
+    let text = client.get("/metrics").text();
+    for line in [
+        "worker_orcd_requests_refused_total{code=\"INVALID_REQUEST\"} 1",
+        "worker_orcd_requests_refused_total{code=\"NOT_FOUND\"} 1",
+        "worker_orcd_requests_refused_total{code=\"QUEUE_FULL\"} 0",
+        "worker_orcd_requests_started_total 0",
+    ] {
+        assert!(text.lines().any(|it| it == line), "{line}:\n{text}");
+    }
+    let line = wait::until("the refusal in the log", || {
+        let lines = worker.log.events("request_refused");
+        lines.into_iter().find(|it| it["code"] == "INVALID_REQUEST")
+    });
+    assert_eq!(line["correlation_id"], "find-me");
+    assert_eq!(line["path"], "/execute");
+    let _ = client.try_request("POST", "/cancel", &headers, b"{\"job_id\":\"x\"}");
+    let cancel = wait::until("the cancel in the log", || {
+        worker.log.events("cancel").into_iter().next()
+    });
+    assert_eq!(cancel["correlation_id"], "find-me");
+}
+
+#[test]
+fn prometheus_gets_the_text_that_it_asks_for() {
+    let worker = Worker::scripted(Script::behave()).start();
+    let client = worker.client();
+    let _ = client.execute(&request("abc", 5)).transcript().end();
+    let ask = |accept: &str| {
+        let answer = client.try_request("GET", "/metrics", &[("Accept", accept)], &[]);
+        let answer = answer.unwrap();
+        let kind = answer.header("content-type").unwrap().to_owned();
+        (kind, answer.text())
+    };
+    let (kind, text) = ask("application/openmetrics-text;version=1.0.0,*/*;q=0.1");
+    assert!(kind.starts_with("application/openmetrics-text"), "{kind}");
+    assert!(text.contains("# TYPE worker_orcd_requests_started counter"));
+    assert!(text.ends_with("# EOF\n"));
+    let (kind, text) = ask("*/*");
+    assert_eq!(kind, "text/plain; version=0.0.4; charset=utf-8");
+    assert!(text.contains("# TYPE worker_orcd_requests_started_total counter"));
+    // Four gaps between five tokens.
+    let gaps = "worker_orcd_inter_token_latency_seconds_count 4";
+    wait::until("the gaps", || {
+        let text = client.get("/metrics").text();
+        text.lines().any(|it| it == gaps).then_some(())
+    });
+    for part in [
+        "worker_orcd_request_generation_tokens_sum 5",
+        "process_resident_memory_bytes ",
+        "process_cpu_seconds_total ",
+        "worker_orcd_child_resident_memory_bytes ",
+        "worker_orcd_build_info{version=",
+    ] {
+        assert!(text.contains(part), "{part} is not in\n{text}");
+    }
+}
+
+#[test]
 fn metrics_count_what_happened() {
     let worker = Worker::scripted(Script::behave()).start();
     for _ in 0..3 {
@@ -127,6 +192,10 @@ fn metrics_count_what_happened() {
     // What the child's heartbeat tells comes a little later.
     for (name, expected) in [
         ("worker_orcd_generated_tokens_total", 15.0),
+        (
+            "worker_orcd_requests_ended_total{outcome=\"MAX_TOKENS\"}",
+            3.0,
+        ),
         ("vllm:num_requests_running", 0.0),
         ("vllm:num_requests_waiting", 0.0),
     ] {

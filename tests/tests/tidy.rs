@@ -165,6 +165,38 @@ fn nothing_is_left_to_do_later() {
     }
 }
 
+/// What an operator's filters are made of: a word that stays, not a sentence that is polished.
+#[test]
+fn every_event_of_the_log_has_a_name_and_no_sentence() {
+    let mut events = 0;
+    for (path, text) in rust_sources("supervisor/src") {
+        for name in event_names(&text) {
+            events += 1;
+            let is_name = name
+                .chars()
+                .all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_');
+            assert!(is_name, "{path:?} logs {name:?}");
+        }
+    }
+    assert!(events > 30, "only {events} events were found");
+}
+
+/// The last literal of each call of a macro of `tracing`.
+fn event_names(text: &str) -> impl Iterator<Item = &str> {
+    let calls = ["debug!(", "info!(", "warn!(", "error!("];
+    let calls = calls.into_iter().flat_map(|call| text.match_indices(call));
+    calls.filter_map(|(at, call)| {
+        let arguments = &text[at + call.len()..];
+        let mut open = 1;
+        let end = arguments.find(|c| {
+            open += i32::from(c == '(') - i32::from(c == ')');
+            open == 0
+        })?;
+        let mut literals = arguments[..end].rsplit('"');
+        literals.nth(1)
+    })
+}
+
 #[test]
 fn no_large_file_and_no_model_is_committed() {
     for path in committed_files() {

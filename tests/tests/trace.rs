@@ -74,3 +74,23 @@ fn a_trace_that_cannot_be_written_is_said_at_start() {
         worker.log.text()
     );
 }
+
+/// Two requests of two workers are not one: their lines in one file stay apart.
+#[test]
+fn a_trace_that_goes_on_after_a_restart_numbers_no_request_twice() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("trace.jsonl");
+    for _ in 0..2 {
+        let worker = Worker::real().arg("--trace-logits", path.display()).start();
+        worker.assert_serves();
+    }
+    let lines = lines(&path);
+    let mut requests: Vec<u64> = lines
+        .iter()
+        .map(|line| line["request"].as_u64().unwrap())
+        .collect();
+    assert_eq!(requests.len(), 6, "three tokens each: {requests:?}");
+    requests.dedup();
+    assert_eq!(requests.len(), 2, "{requests:?}");
+    assert!(requests.iter().all(|it| *it < 1 << 53), "exact in JSON");
+}

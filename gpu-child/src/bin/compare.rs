@@ -7,8 +7,8 @@ use worker_orcd_gpu::trace::compare::{Trace, compare, read_trace};
 
 /// Compares two logits traces, matched on (checkpoint, token_idx).
 ///
-/// Exits 1 when a difference is larger than the tolerance or nothing could be compared, 2 when a
-/// file cannot be read.
+/// Exits 1 unless each has every row of the other, in the same shape, and no value differs by more
+/// than the tolerance; 2 when a file cannot be read.
 #[derive(Parser)]
 #[command(name = "worker-orcd-compare", version)]
 struct Arguments {
@@ -21,7 +21,7 @@ struct Arguments {
     #[arg(long)]
     request_b: Option<u64>,
     /// The largest difference that is still fine.
-    #[arg(long, default_value_t = f64::INFINITY)]
+    #[arg(long, default_value_t = 0.0, value_parser = tolerance)]
     tolerance: f64,
 }
 
@@ -40,18 +40,23 @@ fn main() -> ExitCode {
     for (checkpoint, difference) in &differences {
         println!("{checkpoint}: {difference}");
     }
-    let compared = differences.values().any(|difference| difference.values > 0);
-    if !compared {
-        println!("the traces have no row in common");
+    if differences.is_empty() {
+        println!("there is no row in either");
     }
-    let fine = differences
-        .values()
-        .all(|difference| difference.largest <= arguments.tolerance);
-    if compared && fine {
+    let mut found = differences.values();
+    if !differences.is_empty() && found.all(|it| it.agrees_within(arguments.tolerance)) {
         ExitCode::SUCCESS
     } else {
         ExitCode::FAILURE
     }
+}
+
+/// Any difference is less than infinity: with that nothing would ever fail.
+fn tolerance(text: &str) -> Result<f64, String> {
+    let number = text.parse().ok();
+    number
+        .filter(|it: &f64| it.is_finite() && *it >= 0.0)
+        .ok_or_else(|| format!("{text:?} is no number from 0 up"))
 }
 
 fn read(path: &Path, request: Option<u64>) -> Result<Trace, String> {

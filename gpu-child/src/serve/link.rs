@@ -59,7 +59,6 @@ impl Link {
 
     /// Tells the supervisor why, then ends with the fault's exit code.
     pub fn last_words(&self, fault: Fault) {
-        eprintln!("worker-orcd-gpu: {fault}");
         let code = fault.exit_code();
         self.finish(&mut self.lock(), Event::Fault(fault), code);
     }
@@ -94,8 +93,10 @@ impl Link {
         if std::mem::replace(&mut mouth.is_closed, true) {
             return;
         }
+        // On paper only where nobody listened: a cause that is told twice looks like two.
+        let words = format!("{event:?}");
         if let Err(error) = mouth.say(self.generation, event) {
-            eprintln!("worker-orcd-gpu: the last words were not heard: {error}");
+            eprintln!("worker-orcd-gpu: the last words were not heard: {error}: {words}");
         }
         (self.exit)(code);
     }

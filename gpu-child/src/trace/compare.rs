@@ -1,11 +1,12 @@
-//! Two traces side by side: the largest difference at each checkpoint.
+//! Two traces side by side: the largest difference at each checkpoint, and whether they agree.
 //!
 //! Lines are matched on (checkpoint, token_idx), so a reference engine's trace needs no more than
 //! those two, `values`, and the same text. A file with several requests has several lines for the
-//! same place; then one request is to be named.
+//! same place; then one request is to be named. Traces agree when each has every row of the other,
+//! in the same shape, and no value differs by more than is allowed.
 
 use serde_json::Value;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use thiserror::Error;
 
@@ -15,17 +16,34 @@ pub enum CompareError {
     Line { line: usize, message: String },
     #[error(
         "line {line}: a second row for checkpoint {checkpoint}, token {token_idx}; \
-         name one request of this file"
+         name one request of this file: {}",
+        list(requests)
     )]
     Ambiguous {
         line: usize,
         checkpoint: String,
         token_idx: u64,
+        /// Those that the file holds up to this line.
+        requests: BTreeSet<u64>,
     },
 }
 
 /// Rows by checkpoint and token.
-pub type Trace = BTreeMap<(String, u64), Vec<f64>>;
+pub type Trace = BTreeMap<(String, u64), Row>;
+
+/// What was traced of one row.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Row {
+    /// Of the whole row, where the file says it.
+    pub shape: Option<Vec<u64>>,
+    /// The first values.
+    pub values: Vec<f64>,
+}
+
+fn list(requests: &BTreeSet<u64>) -> String {
+    let names: Vec<_> = requests.iter().map(u64::to_string).collect();
+    names.join(", ")
+}
 
 /// Reads the text of a trace; with `request` only that request's lines.
 ///
@@ -33,6 +51,7 @@ pub type Trace = BTreeMap<(String, u64), Vec<f64>>;
 /// When a line is no JSON object with a checkpoint, a token and values, or its place is taken.
 pub fn read_trace(text: &str, request: Option<u64>) -> Result<Trace, CompareError> {
     let mut trace = Trace::new();
+    let mut requests = BTreeSet::new();
     for (line, text) in (1..)
         .zip(text.lines())
         .filter(|(_, text)| !text.trim().is_empty())
@@ -43,6 +62,7 @@ pub fn read_trace(text: &str, request: Option<u64>) -> Result<Trace, CompareErro
         };
         let object: Value = serde_json::from_str(&quote_non_numbers(text))
             .map_err(|error| bad(&error.to_string()))?;
+        requests.extend(object["request"].as_u64());
         if request.is_some() && object["request"].as_u64() != request {
             continue;
         }
@@ -57,15 +77,18 @@ pub fn read_trace(text: &str, request: Option<u64>) -> Result<Trace, CompareErro
             .ok_or_else(|| bad("no values"))?;
         let values = values.iter().map(number).collect::<Option<_>>();
         let values = values.ok_or_else(|| bad("a value is not a number"))?;
+        let shape = object["shape"].as_array();
+        let shape = shape.and_then(|shape| shape.iter().map(Value::as_u64).collect());
         let checkpoint = checkpoint.to_owned();
         if trace
-            .insert((checkpoint.clone(), token_idx), values)
+            .insert((checkpoint.clone(), token_idx), Row { shape, values })
             .is_some()
         {
             return Err(CompareError::Ambiguous {
                 line,
                 checkpoint,
                 token_idx,
+                requests,
             });
         }
     }
@@ -118,6 +141,8 @@ pub struct Difference {
     pub rows: usize,
     pub only_in_a: usize,
     pub only_in_b: usize,
+    /// Rows that both have, in another shape or with another count of values.
+    pub unlike: usize,
     pub values: usize,
     /// The largest, and where; infinite when only one of the two is a number.
     pub largest: f64,
@@ -146,9 +171,22 @@ pub fn compare(a: &Trace, b: &Trace) -> BTreeMap<String, Difference> {
 }
 
 impl Difference {
-    fn add_row(&mut self, token_idx: u64, a: &[f64], b: &[f64]) {
+    /// Nothing is missing on either side, and nothing differs by more than `tolerance`.
+    #[must_use]
+    pub fn agrees_within(&self, tolerance: f64) -> bool {
+        self.values > 0
+            && self.only_in_a == 0
+            && self.only_in_b == 0
+            && self.unlike == 0
+            && self.largest <= tolerance
+    }
+
+    fn add_row(&mut self, token_idx: u64, a: &Row, b: &Row) {
         self.rows += 1;
-        for (index, pair) in a.iter().copied().zip(b.iter().copied()).enumerate() {
+        let same_shape = a.shape.is_none() || b.shape.is_none() || a.shape == b.shape;
+        self.unlike += usize::from(!same_shape || a.values.len() != b.values.len());
+        let pairs = a.values.iter().copied().zip(b.values.iter().copied());
+        for (index, pair) in pairs.enumerate() {
             self.values += 1;
             let distance = distance(pair);
             if distance > self.largest {
@@ -184,6 +222,7 @@ impl fmt::Display for Difference {
             values,
             only_in_a,
             only_in_b,
+            unlike,
             largest,
             ..
         } = self;
@@ -204,6 +243,9 @@ impl fmt::Display for Difference {
                 f,
                 "; {only_in_a} rows only in the first, {only_in_b} only in the second"
             )?;
+        }
+        if *unlike > 0 {
+            write!(f, "; {unlike} rows of another shape")?;
         }
         Ok(())
     }
@@ -275,8 +317,50 @@ mod tests {
             matches!(error, CompareError::Ambiguous { line: 2, .. }),
             "{error}"
         );
+        assert!(error.to_string().ends_with("of this file: 1, 2"), "{error}");
         let trace = read_trace(&text, Some(2)).unwrap();
-        assert_eq!(trace[&("logits".to_owned(), 1)], [2.0]);
+        assert_eq!(trace[&("logits".to_owned(), 1)].values, [2.0]);
+    }
+
+    #[test]
+    fn what_is_missing_or_of_another_shape_is_no_agreement() {
+        let whole = trace(&[row("logits", 1, "1,2"), row("logits", 2, "3,4")]);
+        let agrees = |other: &Trace| {
+            let differences = compare(&whole, other);
+            differences.values().all(|it| it.agrees_within(0.5))
+        };
+        assert!(agrees(&whole));
+        assert!(agrees(&trace(&[
+            row("logits", 1, "1,2"),
+            row("logits", 2, "3,4.5")
+        ])));
+        for other in [
+            vec![row("logits", 1, "1,2")],
+            vec![row("logits", 1, "1,2"), row("logits", 2, "3")],
+            vec![row("logits", 1, "1,2"), row("logits", 2, "3,NaN")],
+            vec![row("logits", 1, "1,2"), row("logits", 2, "3,4.6")],
+            [
+                row("logits", 1, "1,2"),
+                row("logits", 2, "3,4"),
+                row("logits", 3, "5,6"),
+            ]
+            .to_vec(),
+            [
+                row("logits", 1, "1,2"),
+                row("logits", 2, "3,4"),
+                row("layer.0", 2, "0"),
+            ]
+            .to_vec(),
+        ] {
+            assert!(!agrees(&trace(&other)), "{other:?}");
+        }
+        let shaped = |shape: &str| {
+            let row = row("logits", 1, "1,2").replace("\"values\"", &format!("{shape},\"values\""));
+            trace(&[row])
+        };
+        let (one, other) = (shaped("\"shape\":[4]"), shaped("\"shape\":[5]"));
+        assert!(compare(&one, &one)["logits"].agrees_within(0.0));
+        assert!(!compare(&one, &other)["logits"].agrees_within(9.0));
     }
 
     #[test]

@@ -162,7 +162,7 @@ impl Line {
             // How a socket ends when its owner is killed with unread commands.
             LinkError::Io(error) if is_hang_up(&error) => Sign::LinkClosed,
             error => {
-                warn!(%error, "the control socket failed");
+                warn!(%error, "control_socket_failed");
                 Sign::LinkFailed(error)
             }
         }

@@ -66,7 +66,7 @@ impl Process {
             match self.pidfd.readable().await {
                 Ok(mut readiness) => readiness.clear_ready(),
                 Err(error) => {
-                    error!(%error, "a pidfd cannot be polled");
+                    error!(%error, "pidfd_not_polled");
                     break;
                 }
             }
@@ -88,7 +88,7 @@ impl Process {
             Signal::Kill => OsSignal::KILL,
         };
         if let Err(error) = kill_process_group(self.pid, signal) {
-            debug!(%error, pid = self.pid(), "a process group could not be signalled");
+            debug!(%error, pid = self.pid(), "group_not_signalled");
         }
     }
 
@@ -118,7 +118,7 @@ impl Process {
             }
             Ok(None) => None,
             Err(error) => {
-                error!(%error, pid = self.pid(), "a child cannot be waited for");
+                error!(%error, pid = self.pid(), "child_not_waited_for");
                 self.reaped = true;
                 Some(Exit::Code(-1))
             }

@@ -103,7 +103,7 @@ impl Door {
             let stream = self.listener.accept().await?;
             match check_peer(&stream, pid) {
                 Ok(()) => return Ok(stream),
-                Err(why) => warn!(%why, "turned a connection to the child's socket away"),
+                Err(why) => warn!(%why, "stranger_turned_away"),
             }
         }
     }

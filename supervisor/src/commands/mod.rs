@@ -5,6 +5,7 @@
 pub mod doctor;
 pub mod pull;
 pub mod serve;
+mod usage;
 
 use crate::config::sources;
 use crate::exit::Exit;

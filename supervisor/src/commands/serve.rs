@@ -7,8 +7,11 @@
 
 use crate::callback::{Registration, register};
 use crate::child::probe;
+use crate::commands::usage;
+use crate::config::again::Again;
 use crate::config::device::{AUTO_ORDINAL, DecidedDevice};
-use crate::config::{Config, ConfigErrors, DEFAULT_MEMORY_PERMILLE, HttpConfig, LogFormat, keys};
+use crate::config::environment::Environment;
+use crate::config::{Config, ConfigErrors, DEFAULT_MEMORY_PERMILLE, HttpConfig};
 use crate::descriptors::{self, TooFew};
 use crate::engine::{Deadlines, Ended, Engine, EngineSettings, RestartPolicy, SupervisorExit};
 use crate::exit::Exit;
@@ -27,20 +30,28 @@ use worker_orcd_ipc::{DeviceSelector, LoadOrder, TraceOrder};
 /// For connections to take the last events of their streams.
 const FAREWELL: Duration = Duration::from_secs(2);
 
+/// For the log's last lines, if somebody reads them.
+const LAST_LINES: Duration = Duration::from_secs(1);
+
 /// Runs until the end; the log says why, the number says how.
 #[must_use]
 pub fn run(arguments: &ArgMatches) -> Exit {
-    let config = match Config::gather(arguments, &|name| std::env::var(name).ok()) {
+    let exit = run_logged(arguments);
+    logging::settle(LAST_LINES);
+    exit
+}
+
+fn run_logged(arguments: &ArgMatches) -> Exit {
+    let environment = Environment::of_this_process();
+    let config = match Config::gather(arguments, &environment) {
         Ok(config) => config,
-        Err(ConfigErrors(errors)) => {
-            logging::start(LogFormat::Auto, None);
-            for error in errors {
-                tracing::error!(reason = error, "error");
-            }
-            return Exit::Usage;
-        }
+        Err(mistakes) => return usage::refuse(arguments, &environment, &mistakes),
     };
-    logging::start(config.log_format, Some(config.worker_id));
+    if let Err(error) = logging::start(config.log_format, &config.log_level, Some(config.worker_id))
+    {
+        eprintln!("the log cannot be started: {error}");
+        return Exit::Startup;
+    }
     let runtime = match tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()
@@ -186,26 +197,36 @@ async fn live(
     }
 }
 
-/// SIGHUP: keys are read again. What is wrong now leaves everything as it was.
+/// SIGHUP: keys and log level are read again. What is wrong now leaves everything as it was.
 async fn reload(app: Arc<App>, arguments: Arc<ArgMatches>) {
     // A disk may take its time.
     let read = tokio::task::spawn_blocking(move || {
-        keys::read_again(&arguments, &|name| std::env::var(name).ok())
+        Again::read(&arguments, &Environment::of_this_process())
     });
     let Ok(read) = read.await else { return };
-    match read {
-        Ok(keys) => match app.keys.replace(&keys) {
-            Some(before) => tracing::info!(api_keys = keys.len(), before, "reload"),
-            None => tracing::error!(
-                reason = "no key file is named any more; the old keys stay",
-                "reload_failed"
-            ),
-        },
+    let again = match read {
+        Ok(again) => again,
         Err(ConfigErrors(errors)) => {
             for error in errors {
                 tracing::error!(reason = error, "reload_failed");
             }
+            return;
         }
+    };
+    if let Err(reason) = logging::reload(&again.log_level) {
+        tracing::error!(reason, "reload_failed");
+    }
+    match app.keys.replace(&again.api_keys) {
+        Some(before) => tracing::info!(
+            api_keys = again.api_keys.len(),
+            before,
+            log_level = again.log_level,
+            "reload"
+        ),
+        None => tracing::error!(
+            reason = "no key file is named any more; the old keys stay",
+            "reload_failed"
+        ),
     }
 }
 
@@ -219,10 +240,10 @@ async fn announce(config: &Config, app: &App, addresses: &[SocketAddr]) -> bool 
     let Some(model) = app.engine.model() else {
         return true;
     };
-    let uri = addresses
-        .first()
-        .map(|address| format!("http://{address}"))
-        .unwrap_or_default();
+    let uri = config.advertise_url.clone().unwrap_or_else(|| {
+        let first = addresses.first();
+        first.map_or_else(String::new, |address| format!("http://{address}"))
+    });
     tracing::info!(
         model = app.model_id,
         architecture = model.facts.architecture,
@@ -316,7 +337,7 @@ fn log_startup(config: &Config, device: &DecidedDevice) {
     tracing::info!(
         version = env!("CARGO_PKG_VERSION"),
         model = config.model_ref,
-        device = ?device.selector,
+        device = %device,
         device_chosen_because = device.reason,
         child_binary = %config.child_binary.display(),
         api_keys = config.http.api_keys.len(),

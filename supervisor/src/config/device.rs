@@ -74,6 +74,16 @@ impl DecidedDevice {
     }
 }
 
+/// As it is written on the command line.
+impl fmt::Display for DecidedDevice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.selector {
+            DeviceSelector::Cpu => DeviceChoice::Cpu.fmt(f),
+            DeviceSelector::Cuda(ordinal) => DeviceChoice::Cuda(ordinal).fmt(f),
+        }
+    }
+}
+
 /// The kernel module says so itself.
 #[must_use]
 pub fn driver_is_loaded() -> bool {

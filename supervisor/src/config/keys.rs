@@ -1,9 +1,5 @@
 //! The file of API keys: one a line, comments behind `#`, and nobody else's to read or write.
 
-use super::ConfigErrors;
-use super::reader::Reader;
-use super::sources::Settings;
-use clap::ArgMatches;
 use std::fs::{File, Metadata};
 use std::io::{self, Read as _};
 use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
@@ -30,25 +26,6 @@ pub(super) fn read_api_keys(path: &Path) -> Result<Vec<String>, String> {
         return Err(named("holds no key".to_owned()));
     }
     Ok(keys)
-}
-
-/// The keys as the settings name them now.
-///
-/// # Errors
-/// All that is wrong with the settings or with the file.
-pub fn read_again(
-    flags: &ArgMatches,
-    variables: &dyn Fn(&str) -> Option<String>,
-) -> Result<Vec<String>, ConfigErrors> {
-    let mut errors = Vec::new();
-    let settings = Settings::gather(flags, variables, &mut errors);
-    let keys = Reader::new(&settings, &mut errors)
-        .optional("api-key-file", |path| read_api_keys(Path::new(path)));
-    if errors.is_empty() {
-        Ok(keys.unwrap_or_default())
-    } else {
-        Err(ConfigErrors(errors))
-    }
 }
 
 fn parse(text: &str) -> Vec<String> {

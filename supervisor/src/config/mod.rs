@@ -1,13 +1,18 @@
 //! Settings: flag, then `WORKER_ORCD_*` environment, then TOML file, then default; checked
 //! after merging, all mistakes at once.
 //!
-//! * [`options`] is the one table of names, defaults and help; [`sources`] merges texts;
-//!   [`units`] and [`reader`] turn them into values; this file says what they must be.
+//! * [`options`] is the one table of names, defaults and help; [`sources`] merges texts, of which
+//!   the [`environment`] is one; [`units`] and [`reader`] turn them into values; this file says what
+//!   they must be.
+//! * [`again`] is what a running worker reads once more.
 //!
 //! Deliberately absent: anything that acts on a setting. Files that a setting names are looked at
 //! here, so that a mistyped path is a mistake like any other.
 
+pub mod again;
+pub mod callback;
 pub mod device;
+pub mod environment;
 pub mod keys;
 pub mod options;
 mod reader;
@@ -16,8 +21,10 @@ mod units;
 
 use crate::crash::{CrashSettings, store};
 use crate::requests::OnFault;
+use callback::CallbackUrl;
 use clap::ArgMatches;
 use device::DeviceChoice;
+use environment::Environment;
 use keys::read_api_keys;
 use reader::Reader;
 use sources::Settings;
@@ -43,7 +50,11 @@ pub struct Config {
     pub parse_special: bool,
     pub worker_id: Uuid,
     pub callback_url: Option<CallbackUrl>,
+    /// Instead of the address that is listened on.
+    pub advertise_url: Option<String>,
     pub log_format: LogFormat,
+    /// What [`crate::logging::parse_level`] takes.
+    pub log_level: String,
     pub http: HttpConfig,
     pub limits: RequestLimits,
     pub load: LoadConfig,
@@ -129,14 +140,6 @@ pub struct LifeConfig {
     pub template_timeout: Duration,
 }
 
-/// `http://host:port/path`, taken apart.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct CallbackUrl {
-    /// `host:port`, as a socket address is written.
-    pub authority: String,
-    pub path: String,
-}
-
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LogFormat {
     Json,
@@ -153,21 +156,28 @@ pub struct ConfigErrors(pub Vec<String>);
 impl Config {
     /// # Errors
     /// All that is wrong, in one go.
-    pub fn gather(
-        flags: &ArgMatches,
-        variables: &dyn Fn(&str) -> Option<String>,
-    ) -> Result<Self, ConfigErrors> {
+    pub fn gather(flags: &ArgMatches, environment: &Environment) -> Result<Self, ConfigErrors> {
         let mut errors = Vec::new();
-        let settings = Settings::gather(flags, variables, &mut errors);
+        let settings = Settings::gather(flags, environment, &mut errors);
         match read(&mut Reader::new(&settings, &mut errors)) {
             Some(mut config) if errors.is_empty() => {
                 let directory = config.crashes.directory.take();
                 config.crashes.directory =
-                    directory.or_else(|| store::default_directory(variables));
+                    directory.or_else(|| store::default_directory(&|name| environment.get(name)));
                 Ok(config)
             }
             _ => Err(ConfigErrors(errors)),
         }
+    }
+
+    /// The one setting that counts even where others are wrong: how to say so.
+    #[must_use]
+    pub fn log_format(flags: &ArgMatches, environment: &Environment) -> LogFormat {
+        let mut others = Vec::new();
+        let settings = Settings::gather(flags, environment, &mut others);
+        Reader::new(&settings, &mut others)
+            .optional("log-format", parse_log_format)
+            .unwrap_or(LogFormat::Auto)
     }
 }
 
@@ -182,11 +192,21 @@ fn read(reader: &mut Reader<'_>) -> Option<Config> {
     let worker_id = reader.optional("worker-id", |text| {
         Uuid::try_parse(text).map_err(|_| format!("{text:?} is no UUID"))
     });
-    let callback_url = reader.optional("callback-url", parse_callback_url);
+    let callback_url = reader.optional("callback-url", CallbackUrl::parse);
+    let advertise_url = reader.optional("advertise-url", callback::advertised);
     let log_format = reader.optional("log-format", parse_log_format);
+    let log_level = read_log_level(reader);
     let accept_fault_injection = reader.switch("accept-fault-injection");
     let parse_special = reader.switch("parse-special");
     let http = read_http(reader);
+    let is_reachable = http
+        .as_ref()
+        .is_none_or(|it| callback::is_reachable(&it.hosts));
+    if callback_url.is_some() && advertise_url.is_none() && !is_reachable {
+        let (one, other) = (reader.origin("callback-url"), reader.origin("host"));
+        let why = "nobody can call a worker at such an address";
+        reader.error(format!("{one} with {other} needs --advertise-url: {why}"));
+    }
     let limits = read_limits(reader);
     let load = read_load(reader);
     let life = read_life(reader);
@@ -200,7 +220,9 @@ fn read(reader: &mut Reader<'_>) -> Option<Config> {
         parse_special,
         worker_id: worker_id.unwrap_or_else(Uuid::new_v4),
         callback_url,
+        advertise_url,
         log_format: log_format?,
+        log_level: log_level?,
         http: http?,
         limits: limits?,
         load: load?,
@@ -322,6 +344,12 @@ fn read_life(reader: &mut Reader<'_>) -> Option<LifeConfig> {
     })
 }
 
+fn read_log_level(reader: &mut Reader<'_>) -> Option<String> {
+    reader.optional("log-level", |text| {
+        crate::logging::parse_level(text).map(|_| text.to_owned())
+    })
+}
+
 /// Without a directory until the environment is asked.
 fn read_crashes(reader: &mut Reader<'_>) -> Option<CrashSettings> {
     let directory = reader.path("crash-dir");
@@ -402,31 +430,6 @@ fn parse_log_format(text: &str) -> Result<LogFormat, String> {
         "auto" => Ok(LogFormat::Auto),
         _ => Err(format!("{text:?} is neither json, text nor auto")),
     }
-}
-
-fn parse_callback_url(text: &str) -> Result<CallbackUrl, String> {
-    if text.starts_with("https://") {
-        return Err("https is not supported; put a local proxy in front".to_owned());
-    }
-    let rest = text
-        .strip_prefix("http://")
-        .ok_or(format!("{text:?} does not begin with http://"))?;
-    let (authority, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
-    if authority.is_empty() || text.chars().any(|c| c.is_whitespace() || c.is_control()) {
-        return Err(format!("{text:?} is no URL"));
-    }
-    // `[::1]` ends in a bracket, `host:80` has a colon after the last bracket.
-    let after_bracket = &authority[authority.rfind(']').map_or(0, |at| at + 1)..];
-    let port = if after_bracket.contains(':') {
-        ""
-    } else {
-        ":80"
-    };
-    let path = if path.is_empty() { "/" } else { path };
-    Ok(CallbackUrl {
-        authority: format!("{authority}{port}"),
-        path: path.to_owned(),
-    })
 }
 
 #[cfg(test)]

@@ -75,6 +75,12 @@ pub const OPTIONS: &[Spec] = &[
         "POST a registration there once the model is ready",
     ),
     value(
+        "advertise-url",
+        "URL",
+        None,
+        "How others reach this worker, for the registration [default: the first address]",
+    ),
+    value(
         "api-key-file",
         "FILE",
         None,
@@ -286,15 +292,23 @@ pub const OPTIONS: &[Spec] = &[
         Some("auto"),
         "json, text, or auto (text on a terminal)",
     ),
+    value(
+        "log-level",
+        "LEVEL",
+        Some("info"),
+        "error, warn, info, debug, trace or off; or by module, as in info,worker_orcd::http=trace",
+    ),
 ];
 
 /// Reads no other option, so it is not one of the table.
 pub const CONFIG_FILE: &str = "config";
 
+pub const PREFIX: &str = "WORKER_ORCD_";
+
 /// `WORKER_ORCD_MAX_QUEUE` for `max-queue`.
 #[must_use]
 pub fn variable(name: &str) -> String {
-    format!("WORKER_ORCD_{}", name.to_uppercase().replace('-', "_"))
+    format!("{PREFIX}{}", name.to_uppercase().replace('-', "_"))
 }
 
 #[must_use]

@@ -3,6 +3,7 @@
 //! Values stay text until all sources are merged, so that every mistake of every source is
 //! reported at once, under the name its author used.
 
+use super::environment::Environment;
 use super::options::{CONFIG_FILE, OPTIONS, Shape, Spec, variable};
 use clap::{Arg, ArgAction, ArgMatches, Command};
 use std::collections::HashMap;
@@ -33,16 +34,13 @@ pub fn arguments(command: Command) -> Command {
 }
 
 impl Settings {
-    /// Reads all sources; `variables` is the environment. Mistakes go to `errors`.
-    pub fn gather(
-        flags: &ArgMatches,
-        variables: &dyn Fn(&str) -> Option<String>,
-        errors: &mut Vec<String>,
-    ) -> Self {
+    /// Reads all sources. Mistakes go to `errors`.
+    pub fn gather(flags: &ArgMatches, environment: &Environment, errors: &mut Vec<String>) -> Self {
+        errors.extend(environment.misspelt());
         let file = flags
             .get_one::<String>(CONFIG_FILE)
             .cloned()
-            .or_else(|| variables(&variable(CONFIG_FILE)));
+            .or_else(|| environment.get(&variable(CONFIG_FILE)));
         let mut settings = Self::default();
         for spec in OPTIONS {
             if let Some(default) = spec.default {
@@ -55,7 +53,7 @@ impl Settings {
         }
         for spec in OPTIONS {
             let name = variable(spec.name);
-            if let Some(text) = variables(&name).filter(|text| !text.is_empty()) {
+            if let Some(text) = environment.get(&name).filter(|text| !text.is_empty()) {
                 settings.set(spec, text, name);
             }
             if let Some(text) = flag_text(flags, spec) {

@@ -5,10 +5,12 @@ fn gather(flags: &[&str], variables: &[(&str, &str)]) -> Result<Config, ConfigEr
     let command = sources::arguments(clap::Command::new("worker-orcd"));
     let words = std::iter::once("worker-orcd").chain(flags.iter().copied());
     let matches = command.try_get_matches_from(words).unwrap();
-    Config::gather(&matches, &|name| {
-        let found = variables.iter().find(|(variable, _)| *variable == name);
-        found.map(|(_, value)| (*value).to_owned())
-    })
+    Config::gather(&matches, &environment(variables))
+}
+
+fn environment(variables: &[(&str, &str)]) -> Environment {
+    let owned = |(name, value): &(&str, &str)| ((*name).to_owned(), (*value).to_owned());
+    variables.iter().map(owned).collect()
 }
 
 fn errors(flags: &[&str], variables: &[(&str, &str)]) -> Vec<String> {
@@ -65,6 +67,22 @@ fn all_mistakes_of_all_sources_are_told_at_once_by_their_names() {
     }
     assert!(all.contains("WORKER_ORCD_PORT:") && all.contains("--model (or WORKER_ORCD_MODEL)"));
     assert_eq!(errors.len(), 6, "{all}");
+}
+
+#[test]
+fn a_callback_from_every_address_needs_one_that_can_be_called() {
+    let callback = ["--callback-url", "http://localhost:1/register"];
+    let flags = |more: &[&'static str]| [&MODEL[..], &callback[..], more].concat();
+    let why = errors(&flags(&["--host", "0.0.0.0"]), &[]);
+    assert_eq!(why.len(), 1, "{why:?}");
+    assert!(why[0].contains("--advertise-url"), "{why:?}");
+    let advertised = gather(
+        &flags(&["--host", "0.0.0.0", "--advertise-url", "http://gpu-1:8080/"]),
+        &[],
+    );
+    let advertised = advertised.unwrap().advertise_url;
+    assert_eq!(advertised.as_deref(), Some("http://gpu-1:8080"));
+    assert!(gather(&flags(&[]), &[]).is_ok());
 }
 
 #[test]
@@ -162,7 +180,7 @@ fn a_trace_must_be_writable() {
 
 #[test]
 fn callback_urls() {
-    let parse = |text| parse_callback_url(text).map(|url| (url.authority, url.path));
+    let parse = |text| CallbackUrl::parse(text).map(|url| (url.authority, url.path));
     let ok = |authority: &str, path: &str| Ok((authority.to_owned(), path.to_owned()));
     assert_eq!(parse("http://a.b/c?d=e"), ok("a.b:80", "/c?d=e"));
     assert_eq!(parse("http://127.0.0.1:99"), ok("127.0.0.1:99", "/"));

@@ -67,7 +67,7 @@ impl CrashStore {
         let keeper = Arc::clone(&shelf);
         let thread = std::thread::Builder::new().name("crash-reports".to_owned());
         if let Err(error) = thread.spawn(move || keeper.work(&inbox)) {
-            warn!(%error, "crash reports cannot be kept");
+            warn!(%error, "crash_reports_not_kept");
         }
         Self { shelf, jobs }
     }
@@ -131,7 +131,7 @@ impl Shelf {
             Ok(true) => None,
             Ok(false) => serde_json::to_value(report).ok(),
             Err(error) => {
-                warn!(%error, id, "a crash report cannot be written and stays in memory");
+                warn!(%error, id, "crash_report_not_written");
                 serde_json::to_value(report).ok()
             }
         };

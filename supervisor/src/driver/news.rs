@@ -6,9 +6,12 @@ use crate::engine::{
 };
 use crate::requests::{Registry, Requests};
 use std::collections::VecDeque;
+use std::path::Path;
 use std::time::{Duration, Instant};
 use tracing::{error, info, warn};
-use worker_orcd_ipc::{ChildHello, Generation, Heartbeat, Load, MemoryReport, ReadyReport};
+use worker_orcd_ipc::{
+    ChildHello, DeviceSelector, Generation, Heartbeat, Load, LoadOrder, MemoryReport, ReadyReport,
+};
 use worker_orcd_lifecycle::{DeathCause, Effect, Machine, State, SupervisorExit};
 
 /// A snapshot is never older than this while anything happens at all.
@@ -26,12 +29,18 @@ const LOAD_MILESTONES: [u64; 5] = [0, 25, 50, 75, 100];
 #[derive(Debug)]
 pub(super) struct News {
     started: Instant,
+    /// What is loaded, by its file's name without the ending, and where.
+    model: String,
+    device: String,
     taken_at: Instant,
     /// Something changed since the last snapshot.
     dirty: bool,
     child: Option<ChildSnapshot>,
     memory: Option<(MemoryReport, Instant)>,
     load: Option<(Load, Instant)>,
+    /// What all children before the last heartbeat have counted.
+    prompt_tokens_total: u64,
+    prefix_hit_tokens_total: u64,
     rate: Rate,
     /// Milestones of the present load that were logged.
     milestones: usize,
@@ -41,14 +50,23 @@ pub(super) struct News {
 }
 
 impl News {
-    pub fn new(started: Instant) -> Self {
+    pub fn new(started: Instant, load: &LoadOrder) -> Self {
         Self {
             started,
+            model: Path::new(&load.model_path)
+                .file_stem()
+                .map_or_else(String::new, |stem| stem.to_string_lossy().into_owned()),
+            device: match load.device {
+                DeviceSelector::Cpu => "cpu".to_owned(),
+                DeviceSelector::Cuda(ordinal) => format!("cuda:{ordinal}"),
+            },
             taken_at: started,
             dirty: true,
             child: None,
             memory: None,
             load: None,
+            prompt_tokens_total: 0,
+            prefix_hit_tokens_total: 0,
             rate: Rate::default(),
             milestones: 0,
             last_death: None,
@@ -117,7 +135,8 @@ impl News {
         self.load_progress(now, model.file_bytes, model.file_bytes);
         info!(
             generation = self.child.as_ref().map(|child| child.generation),
-            model = model.name,
+            model = self.model,
+            gguf_name = model.name,
             architecture = model.architecture,
             quant_kind = model.quant_kind,
             device = report.device.id,
@@ -149,13 +168,22 @@ impl News {
             .as_ref()
             .and_then(|death| death.pause)
             .map(in_ms);
-        let (model, device) = (&model.facts.name, &model.device.id);
-        info!(generation, model, device, pause_ms, "child_ready");
+        let (name, device) = (&self.model, &model.device.id);
+        info!(generation, model = name, device, pause_ms, "child_ready");
     }
 
     pub fn heartbeat(&mut self, now: Instant, heartbeat: &Heartbeat, tokens_total: u64) {
         self.dirty = true;
         self.memory = Some((heartbeat.memory, now));
+        let before = self.load.map(|(load, _)| load).unwrap_or_default();
+        let rise = |now: u64, before: u64| now.saturating_sub(before);
+        let Load {
+            prompt_tokens,
+            prefix_hit_tokens,
+            ..
+        } = heartbeat.load;
+        self.prompt_tokens_total += rise(prompt_tokens, before.prompt_tokens);
+        self.prefix_hit_tokens_total += rise(prefix_hit_tokens, before.prefix_hit_tokens);
         self.load = Some((heartbeat.load, now));
         self.rate.note(now, tokens_total);
         if let Some(child) = &mut self.child {
@@ -182,7 +210,10 @@ impl News {
     pub fn effect(&mut self, effect: &Effect) {
         self.dirty = true;
         match effect {
-            Effect::Load { generation } => info!(generation = generation.0, "model_load_start"),
+            Effect::Load { generation } => {
+                let (model, device) = (&self.model, &self.device);
+                info!(generation = generation.0, model, device, "model_load_start");
+            }
             Effect::Kill { generation, signal } => {
                 warn!(generation = generation.0, ?signal, "child_kill");
             }
@@ -191,7 +222,8 @@ impl News {
                 exit: SupervisorExit::Clean,
                 ..
             } => info!("engine_end"),
-            Effect::End { exit, reason } => error!(exit = exit.code(), reason, "engine_end"),
+            // The reason is told once, with the worker's `error`.
+            Effect::End { exit, .. } => info!(exit = exit.code(), "engine_end"),
             Effect::Spawn { .. }
             | Effect::Serve { .. }
             | Effect::Suspend { .. }
@@ -207,7 +239,8 @@ impl News {
             return;
         }
         let now = Instant::now();
-        error!(generation = generation.0, label = cause.label(), %cause, "child_death");
+        let (model, device) = (&self.model, &self.device);
+        error!(generation = generation.0, label = cause.label(), %cause, model, device, "child_death");
         if self
             .child
             .as_ref()
@@ -299,6 +332,9 @@ impl News {
                 capacity: registry.capacity(),
                 tokens_total: requests.tokens_total(),
                 tokens_per_second: self.rate.per_second(now),
+                prompt_tokens_total: self.prompt_tokens_total,
+                prefix_hit_tokens_total: self.prefix_hit_tokens_total,
+                pace: requests.pace(),
             },
             faults: self.faults(machine, requests, registry),
         }

@@ -28,7 +28,7 @@ impl Driver {
     pub(super) fn report_death(&mut self, generation: Generation, cause: &DeathCause) -> Scene {
         let recording = self.recorder.take().and_then(|recorder| {
             let read = recorder.read();
-            read.inspect_err(|error| warn!(%error, "the flight recorder cannot be read"))
+            read.inspect_err(|error| warn!(%error, "flight_recorder_unreadable"))
                 .ok()
         });
         let scene = Scene {

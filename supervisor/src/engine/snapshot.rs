@@ -5,7 +5,7 @@
 //! it was taken at.
 
 use crate::engine::gpu::GpuSnapshot;
-use crate::requests::Quarantined;
+use crate::requests::{Pace, Quarantined};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 use worker_orcd_ipc::{Load, MemoryReport};
@@ -70,6 +70,12 @@ pub struct LoadSnapshot {
     pub tokens_total: u64,
     /// Over the last seconds; 0 when nothing runs.
     pub tokens_per_second: f64,
+    /// Prompt tokens that children were given, and those that they found in their prefix caches,
+    /// since the start.
+    pub prompt_tokens_total: u64,
+    pub prefix_hit_tokens_total: u64,
+    /// Between the tokens of streams, since the start.
+    pub pace: Pace,
 }
 
 #[derive(Debug, Clone, Default)]

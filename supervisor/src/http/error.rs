@@ -27,6 +27,19 @@ impl Dialect {
     }
 }
 
+/// Codes of refusals that are no [`ErrorCode`]: of routes and bodies, before any request is read.
+pub const OTHER_REFUSALS: [&str; 5] = [
+    "NOT_FOUND",
+    "METHOD_NOT_ALLOWED",
+    "PAYLOAD_TOO_LARGE",
+    "UNSUPPORTED_MEDIA_TYPE",
+    "REQUEST_TIMEOUT",
+];
+
+/// Goes with a response whose request was not let in, for those who count and log.
+#[derive(Debug, Clone, Copy)]
+pub struct Refused(pub &'static str);
+
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ApiError {
     status: StatusCode,
@@ -38,6 +51,8 @@ pub struct ApiError {
     /// The OpenAI API's word, where clients look for it.
     openai_code: Option<&'static str>,
     retry_after_seconds: Option<u64>,
+    /// The end of a request that was let in, and is counted there.
+    is_an_end: bool,
 }
 
 const SHOULD_RETRY: HeaderName = HeaderName::from_static("x-should-retry");
@@ -156,6 +171,7 @@ impl ApiError {
         let retriable = failure.retriable;
         Self {
             retriable,
+            is_an_end: true,
             ..Self::of_code(failure.code, failure.message.clone())
         }
     }
@@ -183,6 +199,7 @@ impl ApiError {
             mistakes: Mistakes::default(),
             openai_code: None,
             retry_after_seconds: None,
+            is_an_end: false,
         }
     }
 
@@ -249,6 +266,9 @@ impl ApiError {
     pub fn respond(&self, dialect: Dialect) -> Response {
         let body = self.body(dialect).to_string();
         let mut response = (self.status, body).into_response();
+        if !self.is_an_end {
+            response.extensions_mut().insert(Refused(self.code));
+        }
         let headers = response.headers_mut();
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
         if let Some(seconds) = self.retry_after_seconds {

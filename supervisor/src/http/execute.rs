@@ -137,7 +137,11 @@ fn read_input(fields: &mut Fields<'_>, max_chars: usize) -> Option<Input> {
 }
 
 /// Idempotent: an unknown or finished job is no error.
-pub async fn cancel(State(app): State<Arc<App>>, request: Request<Body>) -> Response {
+pub async fn cancel(
+    State(app): State<Arc<App>>,
+    Extension(correlation): Extension<CorrelationId>,
+    request: Request<Body>,
+) -> Response {
     let read = async {
         let names: Names = |name| among(name, &[&["job_id"]]);
         let read = |mut fields: Fields<'_>| {
@@ -152,7 +156,7 @@ pub async fn cancel(State(app): State<Arc<App>>, request: Request<Body>) -> Resp
         Ok((job_id, _)) => {
             if let Some(job_id) = job_id {
                 let live = app.engine.cancel(&job_id);
-                tracing::info!(job_id, live, "cancel");
+                tracing::info!(job_id, correlation_id = correlation.0, live, "cancel");
             }
             accepted()
         }
@@ -160,8 +164,12 @@ pub async fn cancel(State(app): State<Arc<App>>, request: Request<Body>) -> Resp
     }
 }
 
-pub async fn shutdown(State(app): State<Arc<App>>) -> Response {
-    tracing::info!(reason = "POST /shutdown", "shutdown");
+pub async fn shutdown(
+    State(app): State<Arc<App>>,
+    Extension(correlation): Extension<CorrelationId>,
+) -> Response {
+    let reason = "POST /shutdown";
+    tracing::info!(reason, correlation_id = correlation.0, "shutdown");
     app.engine.drain(UNHURRIED);
     accepted()
 }

@@ -94,7 +94,7 @@ impl App {
             on_fault: request.on_fault,
         });
         let stream = submitted.map_err(|refusal| {
-            tracing::info!(
+            tracing::debug!(
                 job_id = request.job_id,
                 correlation_id = correlation.0,
                 code = refusal.code().as_str(),

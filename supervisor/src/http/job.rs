@@ -5,6 +5,9 @@ use crate::engine::{Completion, Failure, StopReason};
 use std::sync::Arc;
 use std::time::Instant;
 
+/// How a request ends whose reader is not there any more.
+pub const CLIENT_GONE: &str = "CLIENT_GONE";
+
 /// Says `execute_end` exactly once, also when the client just goes away.
 #[derive(Debug)]
 pub struct Job {
@@ -43,6 +46,16 @@ impl Job {
         &self.app
     }
 
+    fn device(&self) -> String {
+        self.app.device.to_string()
+    }
+
+    /// Of the child at the end; `None` while it is replaced.
+    fn generation(&self) -> Option<u32> {
+        let snapshot = self.app.engine.snapshot();
+        snapshot.child.as_ref().map(|child| child.generation)
+    }
+
     pub fn finished(&mut self, completion: &Completion) {
         self.ended = true;
         self.app
@@ -52,6 +65,8 @@ impl Job {
             job_id = self.id,
             correlation_id = self.correlation_id,
             model = self.app.model_id,
+            device = self.device(),
+            generation = self.generation(),
             stop_reason = stop_reason(completion.stop_reason),
             tokens_in = completion.tokens_in,
             tokens_out = completion.tokens_out,
@@ -69,6 +84,8 @@ impl Job {
             job_id = self.id,
             correlation_id = self.correlation_id,
             model = self.app.model_id,
+            device = self.device(),
+            generation = self.generation(),
             code = failure.code.as_str(),
             retriable = failure.retriable,
             reason = failure.message,
@@ -82,12 +99,14 @@ impl Drop for Job {
         if self.ended {
             return;
         }
-        self.app.metrics.request_failed("CLIENT_GONE");
+        self.app.metrics.request_failed(CLIENT_GONE);
         tracing::info!(
             job_id = self.id,
             correlation_id = self.correlation_id,
             model = self.app.model_id,
-            code = "CLIENT_GONE",
+            device = self.device(),
+            generation = self.generation(),
+            code = CLIENT_GONE,
             "execute_end"
         );
     }

@@ -29,10 +29,19 @@ const PROBE_PATIENCE: Duration = Duration::from_secs(5);
 const SAY_AGAIN: Duration = Duration::from_secs(10);
 
 #[derive(Debug, Error)]
-#[error("{address} cannot be listened on: {source}")]
+#[error("{address} cannot be listened on: {source}{}", self.remedy())]
 pub struct ListenError {
     address: SocketAddr,
     source: io::Error,
+}
+
+impl ListenError {
+    fn remedy(&self) -> &'static str {
+        match self.source.kind() {
+            ErrorKind::AddrInUse => "; --port 0 takes a free port and says which",
+            _ => "",
+        }
+    }
 }
 
 /// # Errors

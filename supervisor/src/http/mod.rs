@@ -11,7 +11,8 @@
 //!
 //! * [`health`] and [`metrics`](crate::metrics) answer from memory and never wait.
 //! * [`crashes`] tells of children that died, in the words of their reports.
-//! * [`error`] is every answer that is not what was asked for, in either API's words.
+//! * [`error`] is every answer that is not what was asked for, in either API's words;
+//!   [`refusals`] counts and logs those whose request was not let in.
 //!
 //! Deliberately absent: anything about children; TLS (put a proxy in front).
 
@@ -34,18 +35,20 @@ pub mod mistakes;
 pub mod openai;
 pub mod places;
 pub mod reading;
+pub mod refusals;
 pub mod sse;
 
 use crate::config::device::DecidedDevice;
 use crate::config::{Config, RequestLimits};
 use crate::engine::{Engine, Refusal};
 use crate::metrics::Metrics;
+use crate::metrics::exposition::Format;
 use access::ApiKeys;
 use axum::Router;
 use axum::body::Body;
 use axum::extract::State;
-use axum::http::header::{ALLOW, CONTENT_TYPE};
-use axum::http::{HeaderValue, Request};
+use axum::http::header::{ACCEPT, ALLOW, CONTENT_TYPE};
+use axum::http::{HeaderMap, HeaderValue, Request};
 use axum::middleware::{Next, from_fn, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
@@ -56,9 +59,6 @@ use places::Places;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use uuid::Uuid;
-
-/// OpenMetrics, as Prometheus asks for it.
-const METRICS_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 /// What orchestrators and scrapers ask, answered even when every place is taken.
 const PROBES: [&str; 4] = ["/livez", "/readyz", "/health", "/metrics"];
@@ -149,16 +149,17 @@ pub fn router(app: Arc<App>) -> Router {
         .fallback(no_such_path)
         .layer(from_fn(explain_method))
         .layer(from_fn_with_state(Arc::clone(&app), access::check))
+        .layer(from_fn_with_state(Arc::clone(&app), refusals::note))
         .layer(from_fn(correlation::correlate))
         .with_state(app)
 }
 
 /// Every route, for those who found no place: probes are answered, nothing else is.
 pub fn probe_router(app: Arc<App>) -> Router {
-    router(app).layer(from_fn(only_probes))
+    router(Arc::clone(&app)).layer(from_fn_with_state(app, only_probes))
 }
 
-async fn only_probes(request: Request<Body>, next: Next) -> Response {
+async fn only_probes(State(app): State<Arc<App>>, request: Request<Body>, next: Next) -> Response {
     let path = request.uri().path();
     if PROBES.contains(&path) {
         return next.run(request).await;
@@ -166,13 +167,18 @@ async fn only_probes(request: Request<Body>, next: Next) -> Response {
     let refusal = Refusal::QueueFull {
         retry_after: Duration::from_secs(1),
     };
+    // Here and not by `refusals`: a crowd that is turned away fills no log.
+    app.metrics.request_refused(refusal.code().as_str());
     ApiError::from(refusal).respond(Dialect::of_path(path))
 }
 
-async fn metrics(State(app): State<Arc<App>>) -> Response {
+async fn metrics(State(app): State<Arc<App>>, headers: HeaderMap) -> Response {
+    let accept = headers.get(ACCEPT).and_then(|value| value.to_str().ok());
+    let format = Format::accepted(accept);
     let model = app.engine.model();
-    let text = app.metrics.render(&app.engine.snapshot(), model.as_deref());
-    ([(CONTENT_TYPE, METRICS_TYPE)], text).into_response()
+    let snapshot = app.engine.snapshot();
+    let text = app.metrics.render(&snapshot, model.as_deref(), format);
+    ([(CONTENT_TYPE, format.content_type())], text).into_response()
 }
 
 async fn no_such_path(request: Request<Body>) -> Response {

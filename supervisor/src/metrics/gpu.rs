@@ -35,36 +35,44 @@ pub(super) struct GpuGauges {
 impl GpuGauges {
     pub fn register(&self, own: &mut Registry) {
         let integers = [
-            ("gpu_watched", "1 while NVML answers", &self.watched),
+            (
+                "gpu_watched",
+                "1 while NVML answers, 0 when it has stopped to",
+                &self.watched,
+            ),
             (
                 "gpu_memory_total_bytes",
-                "As the driver counts",
+                "Memory of the device, as the driver counts",
                 &self.memory_total,
             ),
             (
                 "gpu_memory_used_bytes",
-                "By whomever, as the driver counts",
+                "Memory in use by whomever, as the driver counts",
                 &self.memory_used,
             ),
             (
                 "gpu_memory_child_bytes",
-                "By the child, as the driver counts",
+                "Memory in use by the child, as the driver counts",
                 &self.memory_child,
             ),
             (
                 "gpu_memory_baseline_bytes",
-                "Of no process, before the first child",
+                "Memory that was in use before the first child",
                 &self.memory_baseline,
             ),
             (
                 "gpu_memory_residual_bytes",
-                "Above the baseline after the last death",
+                "Memory above the baseline after the last death",
                 &self.memory_residual,
             ),
-            ("gpu_temperature_celsius", "Of the die", &self.temperature),
+            (
+                "gpu_temperature_celsius",
+                "Temperature of the die",
+                &self.temperature,
+            ),
             (
                 "gpu_ecc_uncorrected",
-                "Errors since the driver was loaded",
+                "Uncorrected errors of memory since the driver was loaded",
                 &self.ecc_uncorrected,
             ),
             (
@@ -81,13 +89,21 @@ impl GpuGauges {
         for (name, help, family) in integers {
             own.register(name, help, family.clone());
         }
-        own.register("gpu_power_watts", "Drawn now", self.power.clone());
+        own.register(
+            "gpu_power_watts",
+            "Power that the device draws now",
+            self.power.clone(),
+        );
         own.register(
             "gpu_memory_returned_seconds",
-            "From the last reaping to the memory's return",
+            "Time from the last reaping of a child to the return of its memory",
             self.memory_returned.clone(),
         );
-        own.register("gpu_xids", "Reported by the driver", self.xids.clone());
+        own.register(
+            "gpu_xids",
+            "Xids that the driver reported, by number",
+            self.xids.clone(),
+        );
     }
 
     pub fn set(&self, snapshot: &EngineSnapshot, now: Instant) {

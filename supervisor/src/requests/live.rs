@@ -7,6 +7,7 @@
 mod probation;
 
 use crate::error_code::ErrorCode;
+use crate::requests::pace::Pace;
 use crate::requests::progress::{Progress, Pushed};
 use crate::requests::record::{Failure, Record, StopReason};
 use crate::requests::registry::Registry;
@@ -82,6 +83,7 @@ pub struct Requests {
     wakers: Vec<Waker>,
     scratch: String,
     tokens_total: u64,
+    pace: Pace,
     recoveries_total: u64,
     probations_total: u64,
     quarantined_total: u64,
@@ -122,6 +124,7 @@ impl Requests {
             wakers: Vec::new(),
             scratch: String::new(),
             tokens_total: 0,
+            pace: Pace::default(),
             recoveries_total: 0,
             probations_total: 0,
             quarantined_total: 0,
@@ -159,6 +162,12 @@ impl Requests {
     #[must_use]
     pub fn tokens_total(&self) -> u64 {
         self.tokens_total
+    }
+
+    /// Between the tokens of streams, since the start.
+    #[must_use]
+    pub fn pace(&self) -> Pace {
+        self.pace
     }
 
     /// How often any request went on with another child.
@@ -315,6 +324,9 @@ impl Requests {
             });
         }
         self.tokens_total += 1;
+        if let Some(gap) = progress.since_last_token(now) {
+            self.pace.observe(gap);
+        }
         let pushed = progress.push(said.token, text, now, &mut self.scratch);
         self.wakers.extend(progress.take_waker());
         drop(progress);

@@ -16,6 +16,7 @@
 //! * [`record`] one request, shared by both sides; [`progress`] its changing half: tokens, text
 //!   and the one end; [`stream`] the reader; [`registry`] who may come in; [`live`] the driver's
 //!   side: what is with the child, what waits, and what follows when a child dies.
+//! * [`pace`] counts how long streams wait for their next token.
 //! * A query of death: [`scene`] is where a death met each request, [`suspicion`] what deaths say
 //!   about it, [`live`]'s probation lets suspects run alone, [`fingerprint`] and [`quarantine`] keep the guilty out.
 //!
@@ -23,6 +24,7 @@
 
 pub mod fingerprint;
 pub mod live;
+mod pace;
 pub mod progress;
 pub mod quarantine;
 pub mod record;
@@ -40,6 +42,7 @@ pub(crate) mod testing;
 
 pub use fingerprint::Fingerprint;
 pub use live::Requests;
+pub use pace::Pace;
 pub use quarantine::Quarantined;
 pub use record::{Completion, Failure, NewRequest, OnFault, StopReason, StreamEvent};
 pub use registry::{Refusal, Registry};

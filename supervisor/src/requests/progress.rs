@@ -6,7 +6,7 @@
 use crate::requests::record::{Completion, Failure, Record, StopReason, StreamEvent};
 use crate::text::{Detokenizer, StopMatcher, Text};
 use std::task::Waker;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use worker_orcd_ipc::TokenId;
 
 #[derive(Debug)]
@@ -21,6 +21,7 @@ pub(crate) struct Progress {
     waker: Option<Waker>,
     accepted_at: Instant,
     first_token_at: Option<Instant>,
+    last_token_at: Option<Instant>,
     recoveries: u32,
     recovering: bool,
 }
@@ -53,6 +54,7 @@ impl Progress {
             waker: None,
             accepted_at: now,
             first_token_at: None,
+            last_token_at: None,
             recoveries: 0,
             recovering: false,
         }
@@ -78,6 +80,12 @@ impl Progress {
         self.accepted_at
     }
 
+    /// `None` before the first one.
+    pub fn since_last_token(&self, now: Instant) -> Option<Duration> {
+        self.last_token_at
+            .map(|at| now.saturating_duration_since(at))
+    }
+
     /// Accepts the next token; `scratch` is reused between calls.
     pub fn push(
         &mut self,
@@ -89,6 +97,7 @@ impl Progress {
         let index = self.tokens_out();
         self.generated.push(token);
         self.first_token_at.get_or_insert(now);
+        self.last_token_at = Some(now);
         self.recovering = false;
         scratch.clear();
         self.detokenizer.push(text.bytes(token), scratch);

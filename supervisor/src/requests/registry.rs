@@ -89,6 +89,12 @@ impl Registry {
         }
     }
 
+    /// Requests from now on have larger numbers than `number`.
+    pub fn number_behind(&self, number: u64) {
+        let mut inner = self.inner.lock();
+        inner.next_id = inner.next_id.max(number);
+    }
+
     /// Lets a request in that is not known to kill.
     ///
     /// # Errors

@@ -1,0 +1,406 @@
+//! A file of a repository on Hugging Face, or on the mirror that `HF_ENDPOINT` names.
+//!
+//! ```text
+//! HEAD …/resolve/main/FILE ─→ commit, size, SHA-256 ─→ GET …/resolve/COMMIT/FILE ─→ compare ─→ rename
+//!                                                        └─→ FILE.SHA256.partial
+//! ```
+//!
+//! What has come lies in a file named after the SHA-256 that the hub promises, so that a transfer
+//! is only ever continued with bytes of the same file. Nothing gets its name before its size and
+//! its SHA-256 are the promised ones.
+
+use super::{install, is_gguf_path, sha256};
+use crate::logging::printable;
+use anyhow::{Context, Result, bail, ensure};
+use nix::fcntl::{Flock, FlockArg};
+use serde_json::Value;
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+const DEFAULT_ENDPOINT: &str = "https://huggingface.co";
+
+/// The branch that is meant where no commit is known.
+const BRANCH: &str = "main";
+
+/// A repository moves once or twice, and then its redirects end.
+const MAX_REDIRECTS: usize = 5;
+
+/// Listings of the largest repositories have a few megabytes.
+const MAX_LISTING_BYTES: &str = "33554432";
+
+/// curl's number for a server that cannot send a part.
+const CURL_RANGE_ERROR: i32 = 33;
+
+/// What a hub says of one file.
+#[derive(Debug, PartialEq, Eq)]
+struct Promise {
+    url: String,
+    bytes: u64,
+    sha256: String,
+}
+
+/// `owner/name`, in the parts of which is nothing that a path could be made of.
+pub(super) struct Hub {
+    endpoint: String,
+}
+
+impl Hub {
+    pub fn of_environment() -> Self {
+        let endpoint = std::env::var("HF_ENDPOINT").ok();
+        let endpoint = endpoint.filter(|it| !it.is_empty());
+        let endpoint = endpoint.unwrap_or_else(|| DEFAULT_ENDPOINT.to_owned());
+        Self {
+            endpoint: endpoint.trim_end_matches('/').to_owned(),
+        }
+    }
+
+    /// Gets `file`, or the only one that there is, to `directory/owner/name/file`.
+    pub fn pull(&self, repository: &str, file: Option<&str>, directory: &Path) -> Result<PathBuf> {
+        let file = match file {
+            Some(file) => file.to_owned(),
+            None => self.the_only_gguf(repository)?,
+        };
+        ensure!(is_gguf_path(&file), "{file:?} is no .gguf file");
+        let promise = self.look(repository, &file)?;
+        let target = directory.join(repository).join(&file);
+        if target.exists() {
+            ensure!(
+                sha256(&target)? == promise.sha256,
+                "{} is there already and is not what the hub has now; remove it first",
+                target.display()
+            );
+            eprintln!("{} is already here", target.display());
+            return Ok(target);
+        }
+        let folder = target.parent().unwrap_or(directory);
+        fs::create_dir_all(folder)
+            .with_context(|| format!("{} cannot be made", folder.display()))?;
+        eprintln!("downloading {} ({} bytes)", promise.url, promise.bytes);
+        let partial = promise.partial(&target);
+        promise.transfer(&partial)?;
+        install(&partial, &target)?;
+        Ok(target)
+    }
+
+    /// Asks what the repository holds.
+    fn the_only_gguf(&self, repository: &str) -> Result<String> {
+        let listing = self.listing(repository, BRANCH)?;
+        let files: Vec<&str> = siblings(&listing)
+            .filter_map(|sibling| sibling["rfilename"].as_str())
+            .filter(|file| is_gguf_path(file))
+            .collect();
+        match files.as_slice() {
+            [file] => Ok((*file).to_owned()),
+            [] => bail!("{repository} holds no .gguf file"),
+            many => {
+                let names: Vec<_> = many.iter().map(|name| printable(name)).collect();
+                bail!(
+                    "say which, {repository}:FILE with one of\n  {}",
+                    names.join("\n  ")
+                )
+            }
+        }
+    }
+
+    /// Commit, size and SHA-256 of a file, from the headers of its address; from the hub's API
+    /// where a mirror leaves them out.
+    fn look(&self, repository: &str, file: &str) -> Result<Promise> {
+        let url = self.address(repository, BRANCH, file);
+        let mut answer = Headers::of(&url)?;
+        ensure!(
+            answer.status < 400,
+            "{url}: {}",
+            answer
+                .get("x-error-message")
+                .map_or_else(|| format!("the hub answered {}", answer.status), printable)
+        );
+        let mut commit = answer.commit();
+        for _ in 0..MAX_REDIRECTS {
+            let moved = answer
+                .location()
+                .filter(|_| answer.linked_sha256().is_none());
+            let Some(to) = moved.and_then(|to| self.own_address(to)) else {
+                break;
+            };
+            let next = Headers::of(&to)?;
+            // Where the bytes are, questions about them may not be answered.
+            if next.status >= 400 {
+                break;
+            }
+            commit = commit.or(next.commit());
+            answer = next;
+        }
+        let revision = commit.as_deref().unwrap_or(BRANCH);
+        let (bytes, sha256) = match (answer.size(), answer.linked_sha256()) {
+            (Some(bytes), Some(sha256)) => (bytes, sha256),
+            _ => self.listed(repository, revision, file)?,
+        };
+        Ok(Promise {
+            url: self.address(repository, revision, file),
+            bytes,
+            sha256,
+        })
+    }
+
+    fn listed(&self, repository: &str, revision: &str, file: &str) -> Result<(u64, String)> {
+        let listing = self.listing(repository, revision)?;
+        let listed = siblings(&listing).find(|sibling| sibling["rfilename"] == file);
+        let blob = listed.map(|sibling| &sibling["lfs"]);
+        let bytes = blob.and_then(|blob| blob["size"].as_u64());
+        let sha256 = blob.and_then(|blob| blob["sha256"].as_str());
+        match (bytes, sha256.filter(|it| is_hex(it, 64))) {
+            (Some(bytes), Some(sha256)) => Ok((bytes, sha256.to_ascii_lowercase())),
+            _ => bail!(
+                "{} names no size and SHA-256 of {file:?}: nothing would show that its bytes are \
+                 the right ones",
+                self.endpoint
+            ),
+        }
+    }
+
+    fn listing(&self, repository: &str, revision: &str) -> Result<Value> {
+        let endpoint = &self.endpoint;
+        let url = format!("{endpoint}/api/models/{repository}/revision/{revision}?blobs=true");
+        let output = curl()
+            .args(["--fail", "--silent", "--show-error", "--location"])
+            .args(["--max-filesize", MAX_LISTING_BYTES, &url])
+            .output()
+            .context("curl cannot be started; it is needed for this")?;
+        ensure!(
+            output.status.success(),
+            "{url}: {}",
+            printable(String::from_utf8_lossy(&output.stderr).trim())
+        );
+        serde_json::from_slice(&output.stdout).with_context(|| format!("{url}: no JSON"))
+    }
+
+    fn address(&self, repository: &str, revision: &str, file: &str) -> String {
+        let endpoint = &self.endpoint;
+        format!(
+            "{endpoint}/{repository}/resolve/{revision}/{}",
+            encode(file)
+        )
+    }
+
+    /// A redirect within the hub: a repository that was renamed. Others lead to where the bytes
+    /// are, which knows nothing of them.
+    fn own_address(&self, location: &str) -> Option<String> {
+        if location.starts_with('/') && !location.starts_with("//") {
+            let scheme = self.endpoint.find("://").map_or(0, |at| at + 3);
+            let host = self.endpoint[scheme..].find('/');
+            let origin = host.map_or(self.endpoint.as_str(), |at| &self.endpoint[..scheme + at]);
+            return Some(format!("{origin}{location}"));
+        }
+        let rest = location.strip_prefix(&self.endpoint)?;
+        rest.starts_with('/').then(|| location.to_owned())
+    }
+}
+
+impl Promise {
+    fn partial(&self, target: &Path) -> PathBuf {
+        let mut name = target.file_name().unwrap_or_default().to_owned();
+        name.push(format!(".{}.partial", &self.sha256[..16]));
+        target.with_file_name(name)
+    }
+
+    /// Leaves the whole file at `partial`, or what has come of it so far.
+    fn transfer(&self, partial: &Path) -> Result<()> {
+        let file = OpenOptions::new().append(true).create(true).open(partial)?;
+        // Two that write would mix their bytes.
+        let file = Flock::lock(file, FlockArg::LockExclusiveNonblock)
+            .map_err(|(_, error)| error)
+            .with_context(|| format!("{} is being written to", partial.display()))?;
+        if file.metadata()?.len() > self.bytes {
+            file.set_len(0)?;
+        }
+        if self.append_rest(&file)? == Some(CURL_RANGE_ERROR) {
+            file.set_len(0)?;
+            self.append_rest(&file)?;
+        }
+        file.sync_all()?;
+        let have = file.metadata()?.len();
+        if have < self.bytes {
+            bail!(
+                "the transfer ended after {have} of {} bytes; the same command goes on from there",
+                self.bytes
+            );
+        }
+        let found = sha256(partial)?;
+        if have > self.bytes || found != self.sha256 {
+            fs::remove_file(partial)?;
+            bail!(
+                "what came is not what the hub promised: SHA-256 is {found}, expected {}; it was \
+                 removed",
+                self.sha256
+            );
+        }
+        Ok(())
+    }
+
+    /// curl's number, where it could not get everything.
+    fn append_rest(&self, mut file: &File) -> Result<Option<i32>> {
+        let have = file.metadata()?.len();
+        if have == self.bytes {
+            return Ok(None);
+        }
+        let mut command = curl();
+        command.args(["--fail", "--location", "--progress-bar", "--output", "-"]);
+        if have > 0 {
+            command.args(["--continue-at", &have.to_string()]);
+        }
+        let mut transfer = command
+            .arg(&self.url)
+            .stdout(Stdio::piped())
+            .spawn()
+            .context("curl cannot be started; it is needed for this")?;
+        // One byte more than there may be tells a file that is too long.
+        let room = self.bytes - have + 1;
+        let copied = transfer
+            .stdout
+            .take()
+            .map(|bytes| io::copy(&mut bytes.take(room), &mut file));
+        // It has ended, or is told by its closed pipe to end.
+        let status = transfer.wait()?;
+        copied.transpose()?;
+        Ok(status.code().filter(|code| *code != 0))
+    }
+}
+
+/// The head of an answer.
+struct Headers {
+    status: u16,
+    /// Names in lower case.
+    fields: Vec<(String, String)>,
+}
+
+impl Headers {
+    fn of(url: &str) -> Result<Self> {
+        let output = curl()
+            .args(["--head", "--silent", "--show-error"])
+            .args(["--suppress-connect-headers"])
+            .args(["--header", "Accept-Encoding: identity", url])
+            .output()
+            .context("curl cannot be started; it is needed for this")?;
+        ensure!(
+            output.status.success(),
+            "{url}: {}",
+            printable(String::from_utf8_lossy(&output.stderr).trim())
+        );
+        Self::parse(&String::from_utf8_lossy(&output.stdout))
+            .with_context(|| format!("{url}: the answer is no HTTP"))
+    }
+
+    fn parse(text: &str) -> Option<Self> {
+        let mut lines = text.lines();
+        let status = lines.next()?.split(' ').nth(1)?.parse().ok()?;
+        let fields = lines
+            .filter_map(|line| line.split_once(':'))
+            .map(|(name, value)| (name.to_ascii_lowercase(), value.trim().to_owned()))
+            .collect();
+        Some(Self { status, fields })
+    }
+
+    fn get(&self, name: &str) -> Option<&str> {
+        let mut found = self.fields.iter().filter(|(field, _)| field == name);
+        found.next().map(|(_, value)| value.as_str())
+    }
+
+    fn location(&self) -> Option<&str> {
+        let is_redirect = (300..400).contains(&self.status);
+        self.get("location").filter(|_| is_redirect)
+    }
+
+    fn commit(&self) -> Option<String> {
+        let named = self.get("x-repo-commit").filter(|it| is_hex(it, 40));
+        named.map(str::to_owned)
+    }
+
+    /// Of the bytes behind a redirect.
+    fn size(&self) -> Option<u64> {
+        let own = self.get("content-length").filter(|_| self.status == 200);
+        self.get("x-linked-size").or(own)?.parse().ok()
+    }
+
+    /// The tag of a large file is its SHA-256.
+    fn linked_sha256(&self) -> Option<String> {
+        let own = self.get("etag").filter(|_| self.status == 200);
+        let tag = self.get("x-linked-etag").or(own)?;
+        let tag = tag.trim_start_matches("W/").trim_matches('"');
+        is_hex(tag, 64).then(|| tag.to_ascii_lowercase())
+    }
+}
+
+/// With what every transfer has in common: no address is a pattern, and none is a local file.
+fn curl() -> Command {
+    let mut command = Command::new("curl");
+    command.args(["--globoff", "--proto", "=http,https"]);
+    command.args(["--proto-redir", "=http,https"]);
+    command
+}
+
+fn siblings(listing: &Value) -> impl Iterator<Item = &Value> {
+    listing["siblings"].as_array().into_iter().flatten()
+}
+
+fn is_hex(text: &str, digits: usize) -> bool {
+    text.len() == digits && text.bytes().all(|byte| byte.is_ascii_hexdigit())
+}
+
+/// A path as part of an address.
+fn encode(path: &str) -> String {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~/".contains(&byte);
+    path.bytes().fold(String::new(), |mut text, byte| {
+        if plain(byte) {
+            text.push(char::from(byte));
+        } else {
+            text.push_str(&format!("%{byte:02X}"));
+        }
+        text
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_large_files_tag_is_its_sha256_and_a_small_ones_is_not() {
+        let sha256 = "AB".repeat(32);
+        let text = format!(
+            "HTTP/2 302\r\nX-Linked-Size: 7\r\nX-Linked-ETag: \"{sha256}\"\r\netag: \"x\"\r\n\
+             Location: https://cdn.example/a\r\ncontent-length: 99\r\n\r\n"
+        );
+        let head = Headers::parse(&text).unwrap();
+        assert_eq!(head.size(), Some(7));
+        assert_eq!(head.linked_sha256(), Some("ab".repeat(32)));
+        let git = format!("HTTP/1.1 200 OK\r\nETag: \"{}\"\r\n", "ab".repeat(20));
+        assert_eq!(Headers::parse(&git).unwrap().linked_sha256(), None);
+        assert!(Headers::parse("SSH-2.0").is_none());
+    }
+
+    #[test]
+    fn only_redirects_within_the_hub_are_asked_again() {
+        let hub = Hub {
+            endpoint: "http://mirror/base".to_owned(),
+        };
+        for (location, own) in [
+            (
+                "/new/resolve/main/f",
+                Some("http://mirror/new/resolve/main/f"),
+            ),
+            ("http://mirror/base/f", Some("http://mirror/base/f")),
+            ("http://mirror/based/f", None),
+            ("//elsewhere/f", None),
+            ("https://cdn.example/f", None),
+        ] {
+            assert_eq!(hub.own_address(location).as_deref(), own, "{location}");
+        }
+    }
+
+    #[test]
+    fn a_path_is_one_address_whatever_is_in_it() {
+        assert_eq!(encode("q4/my model[1].gguf"), "q4/my%20model%5B1%5D.gguf");
+    }
+}

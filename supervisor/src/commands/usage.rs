@@ -1,0 +1,31 @@
+//! What is said to somebody whose settings cannot be used.
+//!
+//! A person gets sentences and the next step; whoever asked for JSON gets events.
+
+use crate::config::environment::Environment;
+use crate::config::{Config, ConfigErrors, LogFormat};
+use crate::exit::Exit;
+use crate::logging;
+use clap::ArgMatches;
+
+const NEXT_STEPS: &str = "
+Usage: worker-orcd --model FILE.gguf [--port 8080] [--device cpu]
+       worker-orcd pull            gets a small model (98 MB), then: worker-orcd --model smollm2
+       worker-orcd --help          lists every setting";
+
+/// Tells every mistake.
+pub fn refuse(arguments: &ArgMatches, environment: &Environment, mistakes: &ConfigErrors) -> Exit {
+    let ConfigErrors(mistakes) = mistakes;
+    let format = Config::log_format(arguments, environment);
+    if format == LogFormat::Json && logging::start(format, "info", None).is_ok() {
+        for mistake in mistakes {
+            tracing::error!(reason = mistake, "error");
+        }
+    } else {
+        for mistake in mistakes {
+            eprintln!("error: {}", logging::printable(mistake));
+        }
+        eprintln!("{NEXT_STEPS}");
+    }
+    Exit::Usage
+}

@@ -1,0 +1,80 @@
+//! What the kernel says of a process. None of it waits for a device: `status` and `stat` are
+//! answered from counters, also of a process that hangs in its driver.
+
+use nix::sys::resource::{Resource, getrlimit};
+use nix::unistd::{SysconfVar, sysconf};
+use std::fs;
+
+#[derive(Debug)]
+pub(super) struct Process {
+    pub resident_bytes: u64,
+    /// In user and in system mode.
+    pub cpu_seconds: f64,
+    /// Known of this process alone.
+    pub open_descriptors: Option<u64>,
+    pub max_descriptors: Option<u64>,
+}
+
+impl Process {
+    pub fn own() -> Option<Self> {
+        let open = fs::read_dir("/proc/self/fd").ok();
+        let max = getrlimit(Resource::RLIMIT_NOFILE).ok();
+        Some(Self {
+            // Without the descriptor that lists them.
+            open_descriptors: open.map(|it| (it.count() as u64).saturating_sub(1)),
+            max_descriptors: max.map(|(soft, _)| soft),
+            ..Self::of(std::process::id())?
+        })
+    }
+
+    pub fn of(pid: u32) -> Option<Self> {
+        let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+        Some(Self {
+            resident_bytes: resident_bytes(&status)?,
+            cpu_seconds: cpu_ticks(&stat)? as f64 / ticks_per_second()?,
+            open_descriptors: None,
+            max_descriptors: None,
+        })
+    }
+}
+
+fn resident_bytes(status: &str) -> Option<u64> {
+    let line = status.lines().find_map(|it| it.strip_prefix("VmRSS:"))?;
+    let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    Some(kib << 10)
+}
+
+/// User and system time, behind a name that may itself hold spaces and brackets.
+fn cpu_ticks(stat: &str) -> Option<u64> {
+    let (_, fields) = stat.rsplit_once(')')?;
+    let mut times = fields.split_whitespace().skip(11).map(str::parse::<u64>);
+    Some(times.next()?.ok()? + times.next()?.ok()?)
+}
+
+fn ticks_per_second() -> Option<f64> {
+    let ticks = sysconf(SysconfVar::CLK_TCK).ok().flatten()?;
+    Some(ticks as f64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_kernels_words_are_read_behind_any_name() {
+        let stat = "7 (a (b) c) S 1 2 3 4 5 6 7 8 9 10 250 50 13 14";
+        assert_eq!(cpu_ticks(stat), Some(300));
+        assert_eq!(cpu_ticks("7 (short) S 1"), None);
+        let status = "Name:\tx\nVmRSS:\t    2048 kB\n";
+        assert_eq!(resident_bytes(status), Some(2 << 20));
+    }
+
+    #[test]
+    fn this_process_has_memory_and_descriptors() {
+        let own = Process::own().unwrap();
+        assert!(own.resident_bytes > 1 << 20);
+        assert!(own.open_descriptors.unwrap() >= 3);
+        assert!(own.max_descriptors.unwrap() >= own.open_descriptors.unwrap());
+    }
+}

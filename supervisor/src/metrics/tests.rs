@@ -1,0 +1,81 @@
+//! The whole text, by the rules that Prometheus' own linter has.
+
+use super::*;
+use std::collections::BTreeMap;
+
+fn texts() -> (String, String) {
+    let snapshot = EngineSnapshot::before_anything(Instant::now());
+    let metrics = Metrics::default();
+    let text = |format| metrics.render(&snapshot, None, format);
+    (text(Format::OpenMetrics), text(Format::Classic))
+}
+
+/// What the sample lines of a family may be called.
+fn samples(name: &str, kind: &str) -> Vec<String> {
+    match kind {
+        "histogram" => ["_bucket", "_sum", "_count"]
+            .map(|suffix| format!("{name}{suffix}"))
+            .to_vec(),
+        _ => vec![name.to_owned()],
+    }
+}
+
+#[test]
+fn the_classic_text_is_what_the_linter_wants() {
+    let (_, text) = texts();
+    let mut helped = BTreeMap::new();
+    let mut allowed: Vec<String> = Vec::new();
+    for line in text.lines() {
+        if let Some(rest) = line.strip_prefix("# HELP ") {
+            let (name, help) = rest.split_once(' ').expect("a sentence");
+            assert!(help.len() > 10 && help.ends_with('.'), "{line}");
+            assert!(!help.ends_with(".."), "{line}");
+            assert!(helped.insert(name, help).is_none(), "twice: {line}");
+        } else if let Some(rest) = line.strip_prefix("# TYPE ") {
+            let (name, kind) = rest.split_once(' ').expect("a type");
+            assert!(helped.contains_key(name), "no help: {line}");
+            assert_eq!(kind == "counter", name.ends_with("_total"), "{line}");
+            assert!(!name.contains(':') || name.starts_with("vllm:"), "{line}");
+            for unit in ["milliseconds", "minutes", "percent", "kilobytes"] {
+                assert!(!name.contains(unit), "{line}");
+            }
+            allowed = samples(name, kind);
+        } else {
+            assert!(!line.starts_with('#'), "{line}");
+            let name = line.split(['{', ' ']).next().unwrap_or_default();
+            assert!(allowed.iter().any(|it| it == name), "{name}: {allowed:?}");
+        }
+    }
+    assert!(helped.len() > 25, "{text}");
+}
+
+#[test]
+fn what_can_be_counted_begins_at_zero_and_what_is_unknown_is_absent() {
+    let (text, _) = texts();
+    for line in [
+        "worker_orcd_requests_refused_total{code=\"QUEUE_FULL\"} 0",
+        "worker_orcd_requests_refused_total{code=\"NOT_FOUND\"} 0",
+        "worker_orcd_requests_ended_total{outcome=\"EOS\"} 0",
+        "worker_orcd_requests_ended_total{outcome=\"CLIENT_GONE\"} 0",
+        "worker_orcd_child_deaths_total{cause=\"oom_killed\"} 0",
+        "worker_orcd_log_lines_dropped_total 0",
+        "worker_orcd_prefix_cache_hits_total 0",
+        "worker_orcd_inter_token_latency_seconds_count 0",
+    ] {
+        assert!(
+            text.lines().any(|it| it == line),
+            "{line} is not in\n{text}"
+        );
+    }
+    let version = concat!("{version=\"", env!("CARGO_PKG_VERSION"), "\"} 1");
+    assert!(text.contains(version), "{text}");
+    for unknown in [
+        "requests_running",
+        "kv_used_ratio",
+        "kv_cache_usage",
+        "child_cpu",
+    ] {
+        assert!(!text.contains(unknown), "{unknown} is in\n{text}");
+    }
+    assert!(text.ends_with("# EOF\n"));
+}

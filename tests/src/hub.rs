@@ -1,0 +1,221 @@
+//! A model hub that may lie: what `worker-orcd pull` asks of one, answered from memory.
+
+use serde_json::json;
+use sha2::{Digest, Sha256};
+use std::io::{BufRead, BufReader, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::{Arc, Mutex};
+use std::thread;
+
+/// The commit of everything.
+const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
+
+/// One file, and how the hub treats it.
+#[derive(Debug, Clone)]
+pub struct Held {
+    repository: String,
+    file: String,
+    bytes: Vec<u8>,
+    promised_bytes: usize,
+    promised_sha256: String,
+    /// The connection breaks behind this many bytes of one answer.
+    cut: Option<usize>,
+    ranges: bool,
+    /// Headers name size and SHA-256; without them the listing does.
+    headers: bool,
+}
+
+impl Held {
+    #[must_use]
+    pub fn new(repository: &str, file: &str, bytes: &[u8]) -> Self {
+        Self {
+            repository: repository.to_owned(),
+            file: file.to_owned(),
+            bytes: bytes.to_vec(),
+            promised_bytes: bytes.len(),
+            promised_sha256: sha256(bytes),
+            cut: None,
+            ranges: true,
+            headers: true,
+        }
+    }
+
+    #[must_use]
+    pub fn cut_after(mut self, bytes: usize) -> Self {
+        self.cut = Some(bytes);
+        self
+    }
+
+    /// What comes is something else than what was promised.
+    #[must_use]
+    pub fn but_sends(mut self, bytes: &[u8]) -> Self {
+        self.bytes = bytes.to_vec();
+        self
+    }
+
+    #[must_use]
+    pub fn without_ranges(mut self) -> Self {
+        self.ranges = false;
+        self
+    }
+
+    #[must_use]
+    pub fn without_headers(mut self) -> Self {
+        self.headers = false;
+        self
+    }
+}
+
+/// Serves until the test process ends.
+#[derive(Debug)]
+pub struct FakeHub {
+    address: SocketAddr,
+    held: Arc<Mutex<Vec<Held>>>,
+    /// The first bytes that were asked for, of each transfer.
+    starts: Arc<Mutex<Vec<usize>>>,
+}
+
+impl FakeHub {
+    #[must_use]
+    pub fn start(held: Vec<Held>) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+        let hub = Self {
+            address: listener.local_addr().expect("it is bound"),
+            held: Arc::new(Mutex::new(held)),
+            starts: Arc::default(),
+        };
+        let (held, starts) = (Arc::clone(&hub.held), Arc::clone(&hub.starts));
+        thread::spawn(move || {
+            for stream in listener.incoming().flatten() {
+                // A client that is gone has what it wanted.
+                let _ = answer(stream, &held, &starts);
+            }
+        });
+        hub
+    }
+
+    /// For `HF_ENDPOINT`.
+    #[must_use]
+    pub fn endpoint(&self) -> String {
+        format!("http://{}", self.address)
+    }
+
+    /// From now on it holds this instead.
+    pub fn hold(&self, held: Vec<Held>) {
+        *self.held.lock().expect("no holder panics") = held;
+    }
+
+    #[must_use]
+    pub fn starts(&self) -> Vec<usize> {
+        self.starts.lock().expect("no holder panics").clone()
+    }
+}
+
+fn answer(
+    stream: TcpStream,
+    held: &Mutex<Vec<Held>>,
+    starts: &Mutex<Vec<usize>>,
+) -> std::io::Result<()> {
+    let mut reader = BufReader::new(stream.try_clone()?);
+    let mut line = String::new();
+    reader.read_line(&mut line)?;
+    let mut words = line.split_whitespace();
+    let (method, path) = (words.next().unwrap_or(""), words.next().unwrap_or(""));
+    let mut start = None;
+    loop {
+        let mut header = String::new();
+        if reader.read_line(&mut header)? == 0 || header.trim().is_empty() {
+            break;
+        }
+        if let Some(range) = header.to_ascii_lowercase().strip_prefix("range: bytes=") {
+            start = range.trim().trim_end_matches('-').parse().ok();
+        }
+    }
+    let held = held.lock().expect("no holder panics").clone();
+    let mut out = stream;
+    if let Some(repository) = path.strip_prefix("/api/models/") {
+        let repository = repository.split("/revision/").next().unwrap_or("");
+        return list(&mut out, &held, repository);
+    }
+    let is_meant = |it: &&Held, prefix: &str| path == format!("{prefix}/{}", it.file);
+    let named = held.iter().find(|it| {
+        [COMMIT, "main"]
+            .iter()
+            .any(|revision| is_meant(it, &format!("/{}/resolve/{revision}", it.repository)))
+    });
+    if let Some(file) = named {
+        return redirect(&mut out, file);
+    }
+    let bytes = |it: &&Held| is_meant(it, &format!("/bytes/{}", it.repository));
+    match held.iter().find(bytes) {
+        Some(file) if method == "GET" => {
+            let start = start.unwrap_or(0);
+            starts.lock().expect("no holder panics").push(start);
+            send(&mut out, file, start)
+        }
+        _ => out
+            .write_all(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"),
+    }
+}
+
+fn list(out: &mut TcpStream, held: &[Held], repository: &str) -> std::io::Result<()> {
+    let files: Vec<_> = held
+        .iter()
+        .filter(|it| it.repository == repository)
+        .map(|it| {
+            json!({
+                "rfilename": it.file,
+                "lfs": {"sha256": it.promised_sha256, "size": it.promised_bytes},
+            })
+        })
+        .collect();
+    let body = json!({ "siblings": files }).to_string();
+    let length = body.len();
+    write!(
+        out,
+        "HTTP/1.1 200 OK\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n{body}"
+    )
+}
+
+fn redirect(out: &mut TcpStream, file: &Held) -> std::io::Result<()> {
+    let promise = if file.headers {
+        let (bytes, sha256) = (file.promised_bytes, &file.promised_sha256);
+        format!("X-Linked-Size: {bytes}\r\nX-Linked-ETag: \"{sha256}\"\r\n")
+    } else {
+        String::new()
+    };
+    // An absolute address of another name for this machine: another host, as a client sees it.
+    let host = out.local_addr()?;
+    write!(
+        out,
+        "HTTP/1.1 302 Found\r\nX-Repo-Commit: {COMMIT}\r\n{promise}Location: \
+         http://{host}/bytes/{}/{}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n",
+        file.repository, file.file
+    )
+}
+
+fn send(out: &mut TcpStream, file: &Held, start: usize) -> std::io::Result<()> {
+    let whole = file.bytes.len();
+    let start = if file.ranges { start } else { 0 };
+    let rest = &file.bytes[start.min(whole)..];
+    let length = rest.len();
+    let status = if start > 0 {
+        format!(
+            "206 Partial Content\r\nContent-Range: bytes {start}-{}/{whole}",
+            whole - 1
+        )
+    } else {
+        "200 OK".to_owned()
+    };
+    write!(
+        out,
+        "HTTP/1.1 {status}\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n"
+    )?;
+    out.write_all(&rest[..file.cut.unwrap_or(length).min(length)])
+}
+
+#[must_use]
+pub fn sha256(bytes: &[u8]) -> String {
+    let digest = Sha256::digest(bytes);
+    digest.iter().map(|byte| format!("{byte:02x}")).collect()
+}

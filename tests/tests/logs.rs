@@ -1,0 +1,182 @@
+//! The log as an operator meets it: a reader that stalls, either format, and words of strangers.
+
+use nix::sys::signal::Signal;
+use serde_json::{Value, json};
+use std::thread;
+use worker_orcd_gpu::model::gguf_builder::GgufBuilder;
+use worker_orcd_tests::worker::{request, unique};
+use worker_orcd_tests::{Client, Script, Worker, wait};
+
+// === A reader that does not read ===
+
+/// Cancels jobs that are not there, each with a long log line, until lines are dropped.
+fn log_more_than_fits(client: &Client) {
+    let long = json!({ "job_id": "\u{1f980}".repeat(128) });
+    wait::until("lines to be dropped", || {
+        for _ in 0..200 {
+            assert_eq!(client.post("/cancel", &long).status, 202);
+        }
+        (figure(client, "worker_orcd_log_lines_dropped_total") > 0.0).then_some(())
+    });
+}
+
+fn figure(client: &Client, name: &str) -> f64 {
+    let text = client.get("/metrics").text();
+    let line = text.lines().find_map(|line| line.strip_prefix(name));
+    let line = line.unwrap_or_else(|| panic!("{name} is not in\n{text}"));
+    line.trim().parse().expect("a number")
+}
+
+/// Data of all events but `started`, which holds the time and the id.
+fn answer(client: &Client) -> Vec<String> {
+    let body = json!({
+        "job_id": format!("log-{}", unique()), "prompt": "Once upon a time", "max_tokens": 120,
+        "temperature": 0.8, "seed": 7, "ignore_eos": true,
+    });
+    let transcript = client.execute(&body).transcript();
+    assert_eq!(transcript.end()["tokens_out"], 120);
+    let tokens = transcript.events.into_iter();
+    tokens
+        .filter(|event| event.name == "token")
+        .map(|event| event.data)
+        .collect()
+}
+
+#[test]
+fn a_log_that_nobody_reads_stops_nothing_and_what_is_lost_is_counted() {
+    let worker = Worker::real().arg("--threads", 1).start();
+    let client = worker.client();
+    let alone = answer(&client);
+    worker.log.hold();
+    log_more_than_fits(&client);
+    let beside = thread::spawn({
+        let client = client.clone();
+        move || answer(&client)
+    });
+    for _ in 0..20 {
+        assert_eq!(client.get("/livez").status, 200);
+    }
+    assert_eq!(beside.join().expect("the stream goes on"), alone);
+    let dropped = figure(&client, "worker_orcd_log_lines_dropped_total");
+    worker.log.release();
+    let told = wait::until("the count to be logged", || {
+        let lines = worker.log.events("log_lines_dropped");
+        let told: u64 = lines.iter().filter_map(|it| it["count"].as_u64()).sum();
+        (told as f64 >= dropped).then_some(told)
+    });
+    assert!(told > 0);
+    // Lines flow again.
+    let _ = answer(&client);
+    wait::until("new lines", || {
+        (worker.log.events("execute_end").len() >= 2).then_some(())
+    });
+}
+
+#[test]
+fn sigterm_ends_a_worker_whose_log_nobody_reads() {
+    let mut worker = Worker::scripted(Script::behave()).start();
+    worker.log.hold();
+    log_more_than_fits(&worker.client());
+    worker.signal(Signal::SIGTERM);
+    assert_eq!(worker.wait_exit().code(), Some(0));
+}
+
+// === Formats ===
+
+#[test]
+fn text_in_a_pipe_has_no_colours_and_names_its_worker() {
+    let id = "6f9619ff-8b86-4d01-b42d-00cf4fc964ff";
+    let worker = Worker::scripted(Script::behave())
+        .arg("--worker-id", id)
+        .arg("--log-format", "text")
+        .spawn();
+    let line = wait::until("a ready worker", || {
+        let lines = worker.log.lines();
+        lines.into_iter().find(|line| line.contains(" ready "))
+    });
+    assert!(line.contains(&format!("worker_id={id}")), "{line:?}");
+    assert!(line.contains(" INFO ready "), "{line:?}");
+    assert!(!worker.log.text().contains('\u{1b}'));
+}
+
+/// What a model file says is its own word for itself, and reaches nobody's terminal.
+#[test]
+fn a_model_file_forges_no_line_and_clears_no_terminal() {
+    let evil = "llama\n2026-01-01T00:00:00.000Z  INFO ready forged=yes\r\u{1b}[2J\u{9b}2J";
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("evil.gguf");
+    let file = GgufBuilder::new().meta("general.architecture", evil);
+    std::fs::write(&path, file.build()).unwrap();
+    for format in ["text", "json"] {
+        let mut worker = Worker::with_model(&path)
+            .arg("--log-format", format)
+            .spawn();
+        assert!(!worker.wait_exit().success());
+        let text = worker.log.text();
+        assert!(text.contains("forged"), "the architecture is named: {text}");
+        let is_forged = |line: &String| line.starts_with("2026-01-01");
+        assert!(!worker.log.lines().iter().any(is_forged), "{text}");
+        assert!(!text.contains(['\u{1b}', '\u{9b}', '\r']), "{text:?}");
+    }
+}
+
+#[test]
+fn wrong_settings_are_told_in_the_format_that_was_asked_for() {
+    let refused = |format: &str| {
+        let mut worker = Worker::scripted(Script::behave())
+            .arg("--log-format", format)
+            .env("WORKER_ORCD_PORTT", "1")
+            .spawn();
+        assert_eq!(worker.wait_exit().code(), Some(2));
+        worker.log.clone()
+    };
+    let log = refused("json");
+    let errors: Vec<Value> = log.events("error");
+    assert_eq!(errors.len(), 1, "{}", log.text());
+    let reason = errors[0]["reason"].as_str().unwrap();
+    assert!(reason.contains("WORKER_ORCD_PORTT") && reason.contains("WORKER_ORCD_PORT is one"));
+    let log = refused("text");
+    assert!(log.text().starts_with("error: WORKER_ORCD_PORTT"));
+    assert!(log.text().contains("Usage: worker-orcd --model FILE.gguf"));
+}
+
+#[test]
+fn the_level_says_what_is_logged_and_a_misspelt_one_is_refused() {
+    let worker = Worker::scripted(Script::behave())
+        .arg("--log-level", "info,worker_orcd::http=warn")
+        .start();
+    assert!(!worker.log.events("startup").is_empty());
+    let _ = worker.client().execute(&request("x", 2)).transcript();
+    assert!(worker.log.events("execute_end").is_empty());
+    let mut worker = Worker::scripted(Script::behave())
+        .arg("--log-level", "infoo")
+        .spawn();
+    assert_eq!(worker.wait_exit().code(), Some(2));
+    assert!(worker.log.text().contains("infoo"));
+}
+
+#[test]
+fn sighup_reads_the_level_again() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("worker.toml");
+    let write = |level: &str| std::fs::write(&path, format!("log-level = \"{level}\"\n"));
+    write("info,worker_orcd::http=warn").unwrap();
+    let worker = Worker::scripted(Script::behave())
+        .arg("--config", path.display())
+        .start();
+    let _ = worker.client().execute(&request("x", 2)).transcript();
+    write("info").unwrap();
+    worker.signal(Signal::SIGHUP);
+    wait::until("the level to be read again", || {
+        let reloads = worker.log.events("reload");
+        reloads
+            .iter()
+            .any(|it| it["log_level"] == "info")
+            .then_some(())
+    });
+    let _ = worker.client().execute(&request("x", 2)).transcript();
+    wait::until("the second request's end", || {
+        (!worker.log.events("execute_end").is_empty()).then_some(())
+    });
+    assert_eq!(worker.log.events("execute_end").len(), 1, "only the second");
+}
