@@ -13,6 +13,7 @@ pub mod again;
 pub mod callback;
 pub mod device;
 pub mod environment;
+mod http;
 pub mod keys;
 pub mod options;
 mod reader;
@@ -25,13 +26,11 @@ use callback::CallbackUrl;
 use clap::ArgMatches;
 use device::DeviceChoice;
 use environment::Environment;
-use keys::read_api_keys;
+pub use http::HttpConfig;
 use reader::Reader;
 use sources::Settings;
 use std::fs::OpenOptions;
-use std::net::IpAddr;
-use std::num::NonZeroUsize;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 use thiserror::Error;
 use uuid::Uuid;
@@ -55,26 +54,13 @@ pub struct Config {
     pub log_format: LogFormat,
     /// What [`crate::logging::parse_level`] takes.
     pub log_level: String,
+    /// What clients may call the model; empty means the file's name.
+    pub served_model_names: Vec<String>,
     pub http: HttpConfig,
     pub limits: RequestLimits,
     pub load: LoadConfig,
     pub life: LifeConfig,
     pub crashes: CrashSettings,
-}
-
-/// How to listen, and how long to wait for clients.
-#[derive(Debug, Clone)]
-pub struct HttpConfig {
-    /// Empty means both loopback addresses.
-    pub hosts: Vec<IpAddr>,
-    pub port: u16,
-    pub api_keys: Vec<String>,
-    pub max_body_bytes: usize,
-    /// Of all bodies that are under way.
-    pub max_bodies_bytes: usize,
-    pub max_connections: NonZeroUsize,
-    pub read_timeout: Duration,
-    pub write_timeout: Duration,
 }
 
 /// What one request may ask for.
@@ -198,7 +184,11 @@ fn read(reader: &mut Reader<'_>) -> Option<Config> {
     let log_level = read_log_level(reader);
     let accept_fault_injection = reader.switch("accept-fault-injection");
     let parse_special = reader.switch("parse-special");
-    let http = read_http(reader);
+    let served_model_names = reader.optional("served-model-name", |text| match http::list(text) {
+        names if names.is_empty() => Err("no name".to_owned()),
+        names => Ok(names),
+    });
+    let http = http::read(reader);
     let is_reachable = http
         .as_ref()
         .is_none_or(|it| callback::is_reachable(&it.hosts));
@@ -223,6 +213,7 @@ fn read(reader: &mut Reader<'_>) -> Option<Config> {
         advertise_url,
         log_format: log_format?,
         log_level: log_level?,
+        served_model_names: served_model_names.unwrap_or_default(),
         http: http?,
         limits: limits?,
         load: load?,
@@ -251,30 +242,6 @@ fn refuse_what_would_be_ignored(reader: &mut Reader<'_>, device: Option<DeviceCh
         let other = reader.origin("kv-cache-size").to_owned();
         reader.error(format!("{other} leaves nothing for {one} to decide"));
     }
-}
-
-fn read_http(reader: &mut Reader<'_>) -> Option<HttpConfig> {
-    let hosts = reader.optional("host", parse_hosts).unwrap_or_default();
-    let port = reader.optional("port", |text| {
-        text.parse()
-            .map_err(|_| format!("{text:?} is no port (0 to 65535)"))
-    });
-    let api_keys = reader.optional("api-key-file", |path| read_api_keys(Path::new(path)));
-    let max_body_bytes = reader.bytes("max-body-size");
-    let max_bodies_bytes = reader.bytes("max-bodies-size");
-    let max_connections = reader.integer("max-connections", 1..=1_000_000);
-    let read_timeout = reader.positive_duration("read-timeout");
-    let write_timeout = reader.positive_duration("write-timeout");
-    Some(HttpConfig {
-        hosts,
-        port: port?,
-        api_keys: api_keys.unwrap_or_default(),
-        max_body_bytes: usize::try_from(max_body_bytes?).ok()?,
-        max_bodies_bytes: usize::try_from(max_bodies_bytes?).ok()?,
-        max_connections: NonZeroUsize::new(max_connections? as usize)?,
-        read_timeout: read_timeout?,
-        write_timeout: write_timeout?,
-    })
 }
 
 fn read_limits(reader: &mut Reader<'_>) -> Option<RequestLimits> {
@@ -408,19 +375,6 @@ fn writable(path: &str) -> Result<PathBuf, String> {
         Ok(_) => Ok(PathBuf::from(path)),
         Err(error) => Err(format!("{path} cannot be written: {error}")),
     }
-}
-
-/// `localhost` is both loopback addresses, which is what no address means, too.
-fn parse_hosts(text: &str) -> Result<Vec<IpAddr>, String> {
-    if text == "localhost" {
-        return Ok(Vec::new());
-    }
-    let address = |item: &str| {
-        item.trim()
-            .parse()
-            .map_err(|_| format!("{item:?} is neither an IP address nor localhost"))
-    };
-    text.split(',').map(address).collect()
 }
 
 fn parse_log_format(text: &str) -> Result<LogFormat, String> {

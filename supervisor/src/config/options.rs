@@ -84,8 +84,33 @@ pub const OPTIONS: &[Spec] = &[
         "api-key-file",
         "FILE",
         None,
-        "Bearer keys, one a line; asked of every caller",
+        "Bearer keys, one a line; asked of every caller but probes. Nobody else may read it",
     ),
+    Spec {
+        name: "insecure",
+        shape: Shape::Switch,
+        help: "Listen beyond loopback without keys",
+        default: None,
+    },
+    Spec {
+        name: "allowed-hosts",
+        shape: Shape::List("NAME"),
+        help: "More names that a Host header may have, or * [default on loopback: localhost and \
+               addresses; else any]",
+        default: None,
+    },
+    Spec {
+        name: "cors-origins",
+        shape: Shape::List("ORIGIN"),
+        help: "Pages that may use this worker, such as https://app.example, or * [default: none]",
+        default: None,
+    },
+    Spec {
+        name: "served-model-name",
+        shape: Shape::List("NAME"),
+        help: "What clients may call the model; answers use the first [default: the file's name]",
+        default: None,
+    },
     value(
         "max-tokens-in",
         "N",

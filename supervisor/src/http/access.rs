@@ -1,7 +1,7 @@
 //! Who may ask: API keys.
 //!
-//! With `--api-key-file`, everything needs a key but what probes ask (`/health`, `/livez`,
-//! `/readyz`), which tells nothing of any request.
+//! With `--api-key-file`, everything needs a key but what probes ask: `/livez`, `/readyz`, and an
+//! outline of `/health`, which tells nothing of files, processes or requests.
 
 use super::App;
 use super::error::{ApiError, Dialect};

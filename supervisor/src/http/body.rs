@@ -19,7 +19,7 @@ use super::fields::{Fields, Names};
 use super::mistakes::Constraint;
 use axum::body::Body;
 use axum::http::Request;
-use axum::http::header::{CONTENT_LENGTH, CONTENT_TYPE, EXPECT};
+use axum::http::header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, EXPECT};
 use http_body_util::BodyExt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -97,6 +97,8 @@ impl Bodies {
     async fn collect(&self, request: Request<Body>) -> Result<(Vec<u8>, Room), ApiError> {
         let refused = if !is_json(&request) {
             Some(ApiError::not_json())
+        } else if is_encoded(&request) {
+            Some(ApiError::encoded())
         } else if announced_bytes(&request).is_some_and(|bytes| bytes > self.limits.bytes as u64) {
             Some(ApiError::too_large(self.limits.bytes))
         } else {
@@ -208,6 +210,13 @@ fn is_json(request: &Request<Body>) -> bool {
         .next()
         .unwrap_or_default();
     media_type.trim().eq_ignore_ascii_case("application/json")
+}
+
+fn is_encoded(request: &Request<Body>) -> bool {
+    let encodings = request.headers().get_all(CONTENT_ENCODING);
+    encodings
+        .iter()
+        .any(|value| !value.as_bytes().eq_ignore_ascii_case(b"identity"))
 }
 
 fn announced_bytes(request: &Request<Body>) -> Option<u64> {

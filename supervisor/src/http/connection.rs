@@ -10,6 +10,7 @@
 //! * Whoever is not being answered may be told to leave ([`super::places`]).
 
 use super::places::{Place, Stage};
+use super::routes;
 use axum::Router;
 use axum::body::{Body, Bytes, HttpBody};
 use axum::http::header::CONTENT_TYPE;
@@ -103,10 +104,13 @@ async fn answer(
     request: Request<Incoming>,
 ) -> Result<Response<Body>, std::convert::Infallible> {
     client.asked(request.version());
-    let request = request.map(|body| {
+    let mut request = request.map(|body| {
         let body = Sent::new(body, Arc::clone(&client));
         Body::new(body)
     });
+    if let Some(plain) = routes::plain(request.uri()) {
+        *request.uri_mut() = plain;
+    }
     let response = router.call(request).await?;
     client.turn.lock().begun = true;
     let is_stream = response

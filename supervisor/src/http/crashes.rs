@@ -3,6 +3,7 @@
 use super::App;
 use super::error::{ApiError, Dialect};
 use crate::descriptors::CRASH_READERS;
+use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, State};
 use axum::response::{IntoResponse, Response};
 use serde_json::json;
@@ -16,7 +17,10 @@ pub async fn list(State(app): State<Arc<App>>) -> Response {
 /// Each reads a file, and files are descriptors.
 static READERS: Semaphore = Semaphore::const_new(CRASH_READERS);
 
-pub async fn one(State(app): State<Arc<App>>, Path(id): Path<String>) -> Response {
+pub async fn one(State(app): State<Arc<App>>, id: Result<Path<String>, PathRejection>) -> Response {
+    let Ok(Path(id)) = id else {
+        return ApiError::bad_request("the path is not UTF-8").respond(Dialect::Native);
+    };
     let _turn = READERS.acquire().await;
     // A disk may take its time.
     let found = tokio::task::spawn_blocking(move || app.engine.crashes().get(&id)).await;

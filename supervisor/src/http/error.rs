@@ -110,6 +110,16 @@ impl ApiError {
     }
 
     #[must_use]
+    pub fn bad_request(message: impl Into<String>) -> Self {
+        Self::of_code(ErrorCode::InvalidRequest, message)
+    }
+
+    #[must_use]
+    pub fn forbidden(message: impl Into<String>) -> Self {
+        Self::plain(StatusCode::FORBIDDEN, "FORBIDDEN", message)
+    }
+
+    #[must_use]
     pub fn not_found(message: impl Into<String>) -> Self {
         Self::plain(StatusCode::NOT_FOUND, "NOT_FOUND", message)
     }
@@ -133,6 +143,16 @@ impl ApiError {
     #[must_use]
     pub fn not_json() -> Self {
         let message = "the body must be sent as Content-Type: application/json";
+        Self::plain(
+            StatusCode::UNSUPPORTED_MEDIA_TYPE,
+            "UNSUPPORTED_MEDIA_TYPE",
+            message,
+        )
+    }
+
+    #[must_use]
+    pub fn encoded() -> Self {
+        let message = "bodies are taken as they are: no Content-Encoding";
         Self::plain(
             StatusCode::UNSUPPORTED_MEDIA_TYPE,
             "UNSUPPORTED_MEDIA_TYPE",

@@ -9,14 +9,16 @@ use super::App;
 use crate::calendar::rfc3339;
 use crate::engine::{ChildSnapshot, EngineSnapshot, FaultsSnapshot, LoadSnapshot, LoadedModel};
 use axum::extract::State;
-use axum::http::StatusCode;
+use axum::http::header::AUTHORIZATION;
+use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
 use std::time::{Instant, SystemTime};
 use worker_orcd_ipc::{DeviceSelector, TokenizerKind};
 
-pub async fn health(State(app): State<Arc<App>>) -> Response {
+/// Everything for whoever may use this worker; for others, what an orchestrator needs.
+pub async fn health(State(app): State<Arc<App>>, headers: HeaderMap) -> Response {
     let snapshot = app.engine.snapshot();
     let now = Instant::now();
     let status = snapshot.status(now);
@@ -25,7 +27,30 @@ pub async fn health(State(app): State<Arc<App>>) -> Response {
     } else {
         StatusCode::SERVICE_UNAVAILABLE
     };
-    (code, axum::Json(report(&app, &snapshot, now))).into_response()
+    let authorization = headers
+        .get(AUTHORIZATION)
+        .and_then(|value| value.to_str().ok());
+    let report = if app.keys.accept(authorization) {
+        report(&app, &snapshot, now)
+    } else {
+        outline(&snapshot, now)
+    };
+    (code, axum::Json(report)).into_response()
+}
+
+/// Nothing of files, processes, requests or clients.
+fn outline(snapshot: &EngineSnapshot, now: Instant) -> Value {
+    let clock = Clock {
+        now,
+        wall: SystemTime::now(),
+    };
+    json!({
+        "status": snapshot.status(now).as_str(),
+        "state": snapshot.state,
+        "since": clock.stamp(snapshot.state_since),
+        "uptime_seconds": clock.age_ms(snapshot.started_at) / 1000,
+        "version": env!("CARGO_PKG_VERSION"),
+    })
 }
 
 /// The process answers, and has not given up.

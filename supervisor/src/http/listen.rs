@@ -204,6 +204,8 @@ mod tests {
             hosts: Vec::new(),
             port: 0,
             api_keys: Vec::new(),
+            allowed_hosts: Vec::new(),
+            cors_origins: Vec::new(),
             max_body_bytes: 0,
             max_bodies_bytes: 0,
             max_connections: std::num::NonZeroUsize::MIN,

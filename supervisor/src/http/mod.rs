@@ -1,7 +1,7 @@
 //! HTTP: what clients see.
 //!
 //! ```text
-//! listen (places) → connection → correlation → access (keys) → a route
+//! listen (places) → connection → correlation → origin → access (keys) → a route
 //!                                                             │
 //!    execute ─┐                                               ▼
 //!             ├→ fields → generation (one request, one way in) → Engine
@@ -10,6 +10,7 @@
 //! ```
 //!
 //! * [`health`] and [`metrics`](crate::metrics) answer from memory and never wait.
+//! * [`routes`] says what there is to somebody who asked for what there is not.
 //! * [`crashes`] tells of children that died, in the words of their reports.
 //! * [`error`] is every answer that is not what was asked for, in either API's words;
 //!   [`refusals`] counts and logs those whose request was not let in.
@@ -33,9 +34,11 @@ pub mod listen;
 pub mod messages;
 pub mod mistakes;
 pub mod openai;
+pub mod origin;
 pub mod places;
 pub mod reading;
 pub mod refusals;
+pub mod routes;
 pub mod sse;
 
 use crate::config::device::DecidedDevice;
@@ -55,9 +58,11 @@ use axum::routing::{get, post};
 use body::{Bodies, BodyLimits};
 use error::{ApiError, Dialect};
 use lanes::Lanes;
+use origin::Names;
 use places::Places;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use tower_http::cors::CorsLayer;
 use uuid::Uuid;
 
 /// What orchestrators and scrapers ask, answered even when every place is taken.
@@ -78,8 +83,13 @@ pub struct App {
     pub places: Arc<Places>,
     pub device: DecidedDevice,
     pub worker_id: Uuid,
-    /// The file's name without its ending: what clients call the model.
+    /// By which names it may be called.
+    pub names: Names,
+    pub cors: Option<CorsLayer>,
+    /// What clients call the model: the first of its names, or the file's without its ending.
     pub model_id: String,
+    /// Other names that were given to it.
+    pub model_aliases: Vec<String>,
     /// What `--model` was given.
     pub model_ref: String,
     /// Unix seconds at which this worker started.
@@ -89,10 +99,8 @@ pub struct App {
 impl App {
     #[must_use]
     pub fn new(config: &Config, engine: Engine, device: DecidedDevice) -> Self {
-        let stem = config
-            .model
-            .file_stem()
-            .map(|stem| stem.to_string_lossy().into_owned());
+        let mut names = config.served_model_names.iter().cloned();
+        let model_id = names.next().unwrap_or_else(|| name_of_file(config));
         Self {
             engine,
             metrics: Metrics::default(),
@@ -108,7 +116,10 @@ impl App {
             places: Places::new(config.http.max_connections.get()),
             device,
             worker_id: config.worker_id,
-            model_id: stem.unwrap_or_else(|| config.model_ref.clone()),
+            names: Names::of(&config.http),
+            cors: origin::cors(&config.http.cors_origins),
+            model_id,
+            model_aliases: names.collect(),
             model_ref: config.model_ref.clone(),
             created: SystemTime::now()
                 .duration_since(UNIX_EPOCH)
@@ -130,9 +141,18 @@ impl App {
     }
 }
 
+/// Only the ending goes: versions have dots, too.
+fn name_of_file(config: &Config) -> String {
+    let name = config.model.file_name().map(|name| name.to_string_lossy());
+    let name = name.unwrap_or_else(|| config.model_ref.as_str().into());
+    name.strip_suffix(".gguf").unwrap_or(&name).to_owned()
+}
+
 /// Every route.
 pub fn router(app: Arc<App>) -> Router {
-    Router::new()
+    let cors = app.cors.clone();
+    let router = Router::new()
+        .route("/", get(routes::root))
         .route("/execute", post(execute::execute))
         .route("/cancel", post(execute::cancel))
         .route("/shutdown", post(execute::shutdown))
@@ -146,10 +166,17 @@ pub fn router(app: Arc<App>) -> Router {
         .route("/v1/completions", post(openai::completion))
         .route("/v1/models", get(openai::models::list))
         .route("/v1/models/{name}", get(openai::models::one))
-        .fallback(no_such_path)
+        .fallback(routes::nothing_there)
         .layer(from_fn(explain_method))
         .layer(from_fn_with_state(Arc::clone(&app), access::check))
-        .layer(from_fn_with_state(Arc::clone(&app), refusals::note))
+        .layer(from_fn_with_state(Arc::clone(&app), origin::check))
+        .layer(from_fn_with_state(Arc::clone(&app), refusals::note));
+    // Before keys are asked for: browsers send none with their question.
+    let router = match cors {
+        Some(cors) => router.layer(cors),
+        None => router,
+    };
+    router
         .layer(from_fn(correlation::correlate))
         .with_state(app)
 }
@@ -179,11 +206,6 @@ async fn metrics(State(app): State<Arc<App>>, headers: HeaderMap) -> Response {
     let snapshot = app.engine.snapshot();
     let text = app.metrics.render(&snapshot, model.as_deref(), format);
     ([(CONTENT_TYPE, format.content_type())], text).into_response()
-}
-
-async fn no_such_path(request: Request<Body>) -> Response {
-    let dialect = Dialect::of_path(request.uri().path());
-    ApiError::not_found("there is nothing at this path").respond(dialect)
 }
 
 /// Gives the router's own 405 a body; which methods are allowed, it knows best.

@@ -5,25 +5,34 @@ use crate::http::App;
 use crate::http::error::{ApiError, Dialect};
 use crate::http::fields::Fields;
 use crate::http::mistakes::Constraint;
+use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, State};
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 use std::sync::Arc;
 
 pub async fn list(State(app): State<Arc<App>>) -> Response {
-    axum::Json(json!({"object": "list", "data": [describe(&app)]})).into_response()
+    let names = std::iter::once(&app.model_id).chain(&app.model_aliases);
+    let models: Vec<_> = names.map(|name| describe(&app, name)).collect();
+    axum::Json(json!({"object": "list", "data": models})).into_response()
 }
 
-pub async fn one(State(app): State<Arc<App>>, Path(name): Path<String>) -> Response {
+pub async fn one(
+    State(app): State<Arc<App>>,
+    name: Result<Path<String>, PathRejection>,
+) -> Response {
+    let Ok(Path(name)) = name else {
+        return ApiError::bad_request("the path is not UTF-8").respond(Dialect::OpenAi);
+    };
     if app.is_model_name(&name, app.engine.model().as_deref()) {
-        return axum::Json(describe(&app)).into_response();
+        return axum::Json(describe(&app, &name)).into_response();
     }
     no_such_model(&app).respond(Dialect::OpenAi)
 }
 
-fn describe(app: &App) -> Value {
+fn describe(app: &App, name: &str) -> Value {
     let mut model = json!({
-        "id": app.model_id,
+        "id": name,
         "object": "model",
         "created": app.created,
         "owned_by": "worker-orcd",
@@ -42,9 +51,10 @@ fn no_such_model(app: &App) -> ApiError {
 }
 
 impl App {
-    /// Its id, what `--model` was given, or the name inside the file.
+    /// Its id, another name that it was given, what `--model` was given, or the name inside the file.
     fn is_model_name(&self, name: &str, loaded: Option<&LoadedModel>) -> bool {
         name == self.model_id
+            || self.model_aliases.iter().any(|alias| alias == name)
             || name == self.model_ref
             || loaded.is_some_and(|loaded| name == loaded.facts.name)
     }

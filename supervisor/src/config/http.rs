@@ -1,0 +1,111 @@
+//! How to listen, to whom, and how long to wait for clients.
+
+use super::keys::read_api_keys;
+use super::reader::Reader;
+use std::net::IpAddr;
+use std::num::NonZeroUsize;
+use std::path::Path;
+use std::time::Duration;
+
+/// How to listen, and how long to wait for clients.
+#[derive(Debug, Clone)]
+pub struct HttpConfig {
+    /// Empty means both loopback addresses.
+    pub hosts: Vec<IpAddr>,
+    pub port: u16,
+    pub api_keys: Vec<String>,
+    /// Names by which clients may call this worker, besides its addresses; `*` is any.
+    pub allowed_hosts: Vec<String>,
+    /// Pages that may use this worker; `*` is every page.
+    pub cors_origins: Vec<String>,
+    pub max_body_bytes: usize,
+    /// Of all bodies that are under way.
+    pub max_bodies_bytes: usize,
+    pub max_connections: NonZeroUsize,
+    pub read_timeout: Duration,
+    pub write_timeout: Duration,
+}
+
+impl HttpConfig {
+    #[must_use]
+    pub fn is_loopback_only(&self) -> bool {
+        self.hosts.iter().all(IpAddr::is_loopback)
+    }
+}
+
+pub(super) fn read(reader: &mut Reader<'_>) -> Option<HttpConfig> {
+    let hosts = reader.optional("host", parse_hosts).unwrap_or_default();
+    let port = reader.optional("port", |text| {
+        text.parse()
+            .map_err(|_| format!("{text:?} is no port (0 to 65535)"))
+    });
+    let api_keys = reader.optional("api-key-file", |path| read_api_keys(Path::new(path)));
+    let insecure = reader.switch("insecure");
+    if !insecure && !reader.has("api-key-file") && !hosts.iter().all(IpAddr::is_loopback) {
+        let origin = reader.origin("host").to_owned();
+        reader.error(format!(
+            "{origin}: beyond loopback anybody could use this worker, and shut it down: give \
+             --api-key-file, or --insecure if that is meant"
+        ));
+    }
+    let allowed_hosts = reader.optional("allowed-hosts", |text| Ok(list(text)));
+    let cors_origins = reader.optional("cors-origins", parse_origins);
+    let max_body_bytes = reader.bytes("max-body-size");
+    let max_bodies_bytes = reader.bytes("max-bodies-size");
+    let max_connections = reader.integer("max-connections", 1..=1_000_000);
+    let read_timeout = reader.positive_duration("read-timeout");
+    let write_timeout = reader.positive_duration("write-timeout");
+    Some(HttpConfig {
+        hosts,
+        port: port?,
+        api_keys: api_keys.unwrap_or_default(),
+        allowed_hosts: allowed_hosts.unwrap_or_default(),
+        cors_origins: cors_origins.unwrap_or_default(),
+        max_body_bytes: usize::try_from(max_body_bytes?).ok()?,
+        max_bodies_bytes: usize::try_from(max_bodies_bytes?).ok()?,
+        max_connections: NonZeroUsize::new(max_connections? as usize)?,
+        read_timeout: read_timeout?,
+        write_timeout: write_timeout?,
+    })
+}
+
+pub(super) fn list(text: &str) -> Vec<String> {
+    let items = text.split(',').map(str::trim);
+    items
+        .filter(|item| !item.is_empty())
+        .map(str::to_owned)
+        .collect()
+}
+
+/// `localhost` is both loopback addresses, which is what no address means, too.
+fn parse_hosts(text: &str) -> Result<Vec<IpAddr>, String> {
+    if text == "localhost" {
+        return Ok(Vec::new());
+    }
+    let address = |item: &str| {
+        item.trim()
+            .parse()
+            .map_err(|_| format!("{item:?} is neither an IP address nor localhost"))
+    };
+    text.split(',').map(address).collect()
+}
+
+/// As a browser writes them: a scheme, a host, perhaps a port, and nothing behind it.
+fn parse_origins(text: &str) -> Result<Vec<String>, String> {
+    let origins = list(text);
+    for origin in &origins {
+        let rest = origin.split_once("://").map(|(_, rest)| rest);
+        let is_one = rest.is_some_and(|rest| {
+            !rest.is_empty()
+                && rest
+                    .bytes()
+                    .all(|it| it.is_ascii_graphic() && !b"/?#@".contains(&it))
+        });
+        if origin != "*" && !is_one {
+            return Err(format!(
+                "{origin:?} is no origin, such as https://app.example, nor *"
+            ));
+        }
+    }
+    Ok(origins)
+}

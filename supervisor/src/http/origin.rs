@@ -1,0 +1,202 @@
+//! Where a request comes from: by which name it found this worker, and from whose page.
+//!
+//! A browser sends what any page tells it to. A page may give its own name this machine's address
+//! (DNS rebinding) and then speaks to a worker on loopback as if it were its own server: it is told
+//! by the name in `Host`. And it may POST without asking, as long as the request is one that a form
+//! could send, which `/shutdown` is: it is told by `Origin` and `Sec-Fetch-Site`. Everything else
+//! that changes anything must be JSON, for which a browser asks first; whom it may then let ask is
+//! what `--cors-origins` says.
+
+use super::App;
+use super::error::{ApiError, Dialect};
+use crate::config::HttpConfig;
+use axum::body::Body;
+use axum::extract::State;
+use axum::http::header::{HOST, ORIGIN, RETRY_AFTER};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, Request};
+use axum::middleware::Next;
+use axum::response::Response;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
+use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer};
+
+/// For a browser to ask again.
+const PREFLIGHT_AGE: Duration = Duration::from_secs(600);
+
+/// What a page's script may read of an answer.
+const EXPOSED: [HeaderName; 3] = [
+    RETRY_AFTER,
+    HeaderName::from_static("x-correlation-id"),
+    HeaderName::from_static("x-request-id"),
+];
+
+/// The names that this worker answers to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Names {
+    Any,
+    /// Addresses and `localhost` are always among them: no page can take those for its own.
+    Only(Vec<String>),
+}
+
+impl Names {
+    /// On loopback, whoever uses another name was led here.
+    #[must_use]
+    pub fn of(config: &HttpConfig) -> Self {
+        let names = &config.allowed_hosts;
+        let is_public = !config.is_loopback_only() && names.is_empty();
+        if is_public || names.iter().any(|name| name == "*") {
+            return Self::Any;
+        }
+        Self::Only(names.clone())
+    }
+
+    fn include(&self, authority: &str) -> bool {
+        let Self::Only(names) = self else {
+            return true;
+        };
+        let name = without_port(authority).trim_end_matches('.');
+        let address = name.trim_start_matches('[').trim_end_matches(']');
+        let is = |known: &str| known.eq_ignore_ascii_case(name);
+        address.parse::<IpAddr>().is_ok() || is("localhost") || names.iter().any(|it| is(it))
+    }
+}
+
+/// Answers what browsers ask before they let a page ask, and tells them who may read answers.
+#[must_use]
+pub fn cors(origins: &[String]) -> Option<CorsLayer> {
+    if origins.is_empty() {
+        return None;
+    }
+    let layer = CorsLayer::new()
+        .allow_methods([Method::GET, Method::POST])
+        .allow_headers(AllowHeaders::mirror_request())
+        .expose_headers(EXPOSED)
+        .max_age(PREFLIGHT_AGE);
+    if origins.iter().any(|origin| origin == "*") {
+        return Some(layer.allow_origin(AllowOrigin::any()));
+    }
+    // What is no header value was refused with the settings.
+    let origins = origins
+        .iter()
+        .filter_map(|origin| HeaderValue::from_str(origin).ok());
+    Some(layer.allow_origin(AllowOrigin::list(origins)))
+}
+
+pub async fn check(State(app): State<Arc<App>>, request: Request<Body>, next: Next) -> Response {
+    match refusal(&app, &request) {
+        None => next.run(request).await,
+        Some(error) => error.respond(Dialect::of_path(request.uri().path())),
+    }
+}
+
+fn refusal(app: &App, request: &Request<Body>) -> Option<ApiError> {
+    let headers = request.headers();
+    if headers.get_all(HOST).iter().count() > 1 {
+        return Some(ApiError::bad_request("there may be one Host header only"));
+    }
+    let given = text(headers, HOST);
+    let authorities = [given, request.uri().authority().map(|it| it.as_str())];
+    if !authorities
+        .into_iter()
+        .flatten()
+        .all(|it| app.names.include(it))
+    {
+        let message = "this worker does not answer to that Host; --allowed-hosts names more";
+        return Some(ApiError::forbidden(message));
+    }
+    // A key is proof enough; without keys anybody may shut down, but for a page of somebody else's.
+    let is_guarded = request.uri().path() == "/shutdown" && !app.keys.are_asked_for();
+    if is_guarded && is_cross_site(headers, given) {
+        let message = "pages of other sites may not shut this worker down";
+        return Some(ApiError::forbidden(message));
+    }
+    None
+}
+
+fn is_cross_site(headers: &HeaderMap, host: Option<&str>) -> bool {
+    let site = text(headers, HeaderName::from_static("sec-fetch-site"));
+    if headers.contains_key("sec-fetch-site") && !matches!(site, Some("same-origin" | "none")) {
+        return true;
+    }
+    if !headers.contains_key(ORIGIN) {
+        return false;
+    }
+    let origin = text(headers, ORIGIN).and_then(|origin| origin.split_once("://"));
+    !matches!((origin, host), (Some((_, origin)), Some(host)) if origin == host)
+}
+
+fn text(headers: &HeaderMap, name: HeaderName) -> Option<&str> {
+    headers.get(name)?.to_str().ok()
+}
+
+fn without_port(authority: &str) -> &str {
+    let host = authority.rsplit('@').next().unwrap_or(authority);
+    match host.rsplit_once(':') {
+        Some((name, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) => name,
+        _ => host,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_and_localhost_are_ours_and_other_names_must_be_given() {
+        let names = Names::Only(vec!["box.lan".to_owned()]);
+        for ours in [
+            "localhost",
+            "LocalHost:80",
+            "127.0.0.1:8080",
+            "127.9.9.9",
+            "[::1]:8080",
+            "[::1]",
+            "192.168.0.7:1",
+            "box.lan",
+            "BOX.lan:8080",
+            "localhost.",
+        ] {
+            assert!(names.include(ours), "{ours}");
+        }
+        for theirs in [
+            "evil.example",
+            "evil.example:8080",
+            "localhost.evil.example",
+            "127.0.0.1.evil.example",
+            "box.lan.evil.example",
+            "",
+            "localhost@evil.example",
+        ] {
+            assert!(!names.include(theirs), "{theirs}");
+        }
+        assert!(Names::Any.include("evil.example"));
+    }
+
+    #[test]
+    fn a_page_of_another_origin_is_another_site() {
+        let asked = |pairs: &[(&'static str, &'static str)]| {
+            let headers = pairs.iter().map(|(name, value)| {
+                (
+                    HeaderName::from_static(name),
+                    HeaderValue::from_static(value),
+                )
+            });
+            is_cross_site(&headers.collect(), Some("localhost:80"))
+        };
+        assert!(!asked(&[]), "no browser");
+        assert!(!asked(&[
+            ("origin", "http://localhost:80"),
+            ("sec-fetch-site", "same-origin")
+        ]));
+        for theirs in [
+            &[("origin", "https://evil.example")][..],
+            &[("origin", "null")],
+            &[("origin", "http://localhost:81")],
+            &[("sec-fetch-site", "cross-site")],
+            &[("sec-fetch-site", "same-site")],
+        ] {
+            assert!(asked(theirs), "{theirs:?}");
+        }
+    }
+}
