@@ -237,7 +237,7 @@ fn a_body_beyond_the_limit_is_refused_and_not_read_into_memory() {
     let announced = 8_u64 << 30;
     let mut connection = worker.client().connect().unwrap();
     let head = format!(
-        "POST /execute HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n\
+        "POST /execute HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n\
          Content-Length: {announced}\r\n\r\n"
     );
     connection.send(head.as_bytes()).unwrap();

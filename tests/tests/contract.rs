@@ -281,7 +281,7 @@ fn one_connection_serves_many_requests() {
     let mut stream = TcpStream::connect(worker.client().address).unwrap();
     for _ in 0..3 {
         stream
-            .write_all(b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n")
+            .write_all(b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n")
             .unwrap();
         let mut bytes = [0; 1024];
         let read = stream.read(&mut bytes).unwrap();

@@ -28,8 +28,9 @@ impl Dialect {
 }
 
 /// Codes of refusals that are no [`ErrorCode`]: of routes and bodies, before any request is read.
-pub const OTHER_REFUSALS: [&str; 5] = [
+pub const OTHER_REFUSALS: [&str; 6] = [
     "NOT_FOUND",
+    "FORBIDDEN",
     "METHOD_NOT_ALLOWED",
     "PAYLOAD_TOO_LARGE",
     "UNSUPPORTED_MEDIA_TYPE",

@@ -135,7 +135,8 @@ impl Lane {
     /// The request is far smaller than a socket's buffer, so it is written in one go.
     pub(super) fn start(&mut self, request: &Value) -> io::Result<()> {
         let body = request.to_string();
-        let head = "POST /execute HTTP/1.1\r\nHost: bench\r\nContent-Type: application/json\r\n";
+        let head =
+            "POST /execute HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n";
         let message = format!("{head}Content-Length: {}\r\n\r\n{body}", body.len());
         self.socket.write_all(message.as_bytes())?;
         self.busy = true;

@@ -102,7 +102,7 @@ pub fn ask(address: SocketAddr, job: &str, body: &Value, manner: Manner) -> Resu
 /// When the worker does not answer.
 pub fn get(address: SocketAddr, path: &str) -> Result<(u16, String), String> {
     let mut socket = connect(address).map_err(text)?;
-    write!(socket, "GET {path} HTTP/1.0\r\nHost: chaos\r\n\r\n").map_err(text)?;
+    write!(socket, "GET {path} HTTP/1.0\r\nHost: localhost\r\n\r\n").map_err(text)?;
     let mut answer = String::new();
     socket.read_to_string(&mut answer).map_err(text)?;
     let status = answer
@@ -199,7 +199,8 @@ fn cancel(address: SocketAddr, job: &str) -> Result<(), String> {
 fn post(address: SocketAddr, path: &str, body: &Value) -> std::io::Result<TcpStream> {
     let body = body.to_string();
     let mut socket = connect(address)?;
-    let head = format!("POST {path} HTTP/1.0\r\nHost: chaos\r\nContent-Type: application/json\r\n");
+    let head =
+        format!("POST {path} HTTP/1.0\r\nHost: localhost\r\nContent-Type: application/json\r\n");
     socket.write_all(format!("{head}Content-Length: {}\r\n\r\n{body}", body.len()).as_bytes())?;
     Ok(socket)
 }
