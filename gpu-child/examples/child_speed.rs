@@ -16,9 +16,9 @@ use worker_orcd_gpu::flight_recorder::FlightRecorder;
 use worker_orcd_gpu::serve::{Link, Loaded, serve};
 use worker_orcd_ipc::frame::write_frame;
 use worker_orcd_ipc::{
-    Command, DeviceSelector, Envelope, Event, FrameReader, Generation, LoadOrder, ModelFacts,
-    Preamble, RequestId, Sampling, Submission, TokenId, TokenizerFacts, TokenizerKind, decode,
-    encode,
+    ClientId, Command, DeviceSelector, Envelope, Event, FrameReader, Generation, LoadOrder,
+    ModelFacts, Preamble, RequestId, Sampling, Submission, TokenId, TokenizerFacts, TokenizerKind,
+    decode, encode,
 };
 
 #[path = "shared/shapes.rs"]
@@ -178,6 +178,7 @@ impl Supervisor {
         for stream in 0..streams {
             self.say(&Command::Submit(Box::new(Submission {
                 request: RequestId(u64::from(stream)),
+                client: ClientId::default(),
                 prompt: (0..PROMPT)
                     .map(|i| TokenId((i * 37 + stream) % 1000))
                     .collect(),

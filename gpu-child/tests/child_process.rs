@@ -11,7 +11,7 @@ use tempfile::TempDir;
 use worker_orcd_gpu::model::{Architecture, tiny_model::tiny_model};
 use worker_orcd_ipc::frame::write_frame;
 use worker_orcd_ipc::{
-    Command, DeviceSelector, Envelope, Event, ExitCode, Fault, FinishReason, FrameReader,
+    ClientId, Command, DeviceSelector, Envelope, Event, ExitCode, Fault, FinishReason, FrameReader,
     Generation, LoadOrder, Preamble, ReadyReport, RequestId, Sampling, Submission, TokenId,
     TraceOrder, decode, encode,
 };
@@ -187,6 +187,7 @@ impl Drop for Supervisor {
 fn submission(request: u64, temperature: f32) -> Submission {
     Submission {
         request: RequestId(request),
+        client: ClientId::default(),
         prompt: b"Hello, world"
             .iter()
             .map(|&byte| TokenId(byte.into()))

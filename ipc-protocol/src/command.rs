@@ -1,6 +1,6 @@
 //! Everything a supervisor can ask of a child.
 
-use crate::ids::{RequestId, TokenId};
+use crate::ids::{ClientId, RequestId, TokenId};
 use serde::{Deserialize, Serialize};
 
 /// From the supervisor, down. Each variant says when it is legal; a child that gets one at
@@ -63,6 +63,8 @@ pub enum DeviceSelector {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Submission {
     pub request: RequestId,
+    /// Prompts of different clients get equal shares of the child's steps.
+    pub client: ClientId,
     pub prompt: Vec<TokenId>,
     pub generated: Vec<TokenId>,
     pub sampling: Sampling,

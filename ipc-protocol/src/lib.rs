@@ -41,7 +41,7 @@ pub use event::{
 };
 pub use fault::{ExitCode, Fault};
 pub use frame::{FrameError, FrameReader, MAX_FRAME_BYTES, PREAMBLE_BYTES, Preamble};
-pub use ids::{Generation, RequestId, TokenId};
+pub use ids::{ClientId, Generation, RequestId, TokenId};
 pub use memory::MemoryReport;
 pub use model::{DeviceFacts, ModelFacts, TokenKind, TokenizerFacts, TokenizerKind};
 pub use probe::{PROBE_FLAG, PROBE_LINE_BYTES};

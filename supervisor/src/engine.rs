@@ -124,7 +124,10 @@ impl Engine {
         }
         let now = Instant::now();
         self.shared.registry.inspect(&request, now)?;
-        let id = self.shared.registry.admit(&request.job_id)?;
+        let id = self
+            .shared
+            .registry
+            .admit(&request.job_id, request.client)?;
         let record = Arc::new(Record::new(id, request, self.shared.on_fault, now));
         if self
             .controls

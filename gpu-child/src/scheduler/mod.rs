@@ -12,25 +12,33 @@
 //! sequence that goes on whatever is drawn for it runs a token that only the device knows yet. If
 //! that token ends it, what the second step draws for it is dropped.
 //!
-//! * Waiting requests are admitted in order of arrival, each when the cache has pages for all of
-//!   its tokens, and takes over pages that hold the same beginning.
-//! * Every running sequence whose newest token is all that is left to run gets that token into
-//!   the batch: decoding never waits for prompts.
-//! * What is left of the batch goes to prompts, oldest first, in chunks.
-//! * When a decoding sequence needs a page and there is none, the newest one is parked: its pages
-//!   are freed, its tokens kept. It is the first to be admitted again, is recomputed, and goes on
-//!   as if it had not been away, because the device computes the same bits either way. The oldest
-//!   is never parked, so that somebody always gets to the end.
+//! * Every running sequence whose prompt is computed gets its newest token into the batch: decoding
+//!   never waits for prompts.
+//! * What is left of the batch goes to prompts, in at most two chunks beside those that it ends:
+//!   equal shares to clients, and to a client's oldest and shortest request ([`turns`]).
+//! * A waiting request is admitted when it is its turn and there is room for it ([`room`]), so that
+//!   a long queue holds neither slots nor pages. It takes over pages that hold the same beginning.
+//! * When a decoding sequence needs a page and there is none, another one is parked: its pages
+//!   are freed, its tokens kept. Later it is recomputed, and goes on as if it had not been away,
+//!   because the device computes the same bits either way. The one that runs for longest is never
+//!   parked, so that somebody always gets to the end.
+//!
+//! Where every slot is taken by a sequence that decodes, a newcomer waits for one to end. Slots are
+//! then given so that clients get to hold equally many.
 //!
 //! Each accepted submission is reported as finished exactly once.
 
+mod room;
 mod sequence;
+mod turns;
 
 use crate::device::SequenceWork;
 use crate::kv_cache::KvCache;
+use room::NoRoom;
 use sequence::Sequence;
 use std::collections::{HashSet, VecDeque};
 use thiserror::Error;
+use turns::{Candidate, Turns};
 use worker_orcd_ipc::{
     EmittedToken, FinishReason, Finished, Load, RequestId, StepReport, Submission, TokenId,
 };
@@ -66,6 +74,10 @@ pub enum SchedulerError {
     UnexpectedResult(RequestId),
 }
 
+/// Long prompts that share what a step has for prompts: fewer, larger chunks read keys and values less
+/// often, and with two a short prompt that comes has its turn in the next step.
+const CHUNKS: usize = 2;
+
 /// A sequence in a step that is on its way.
 #[derive(Debug)]
 struct Share {
@@ -78,9 +90,11 @@ struct Share {
 pub struct Scheduler {
     limits: Limits,
     cache: KvCache,
-    waiting: VecDeque<Sequence>,
-    /// In order of arrival.
+    /// In the order of arrival.
+    waiting: Vec<Sequence>,
+    /// In the order of admission.
     running: Vec<Sequence>,
+    turns: Turns,
     /// Tokens of each running sequence in the step that was planned last; 0 sits it out.
     planned: Vec<usize>,
     /// Steps on their way, the oldest first.
@@ -100,8 +114,9 @@ impl Scheduler {
         Self {
             limits,
             cache,
-            waiting: VecDeque::new(),
+            waiting: Vec::new(),
             running: Vec::new(),
+            turns: Turns::default(),
             planned: Vec::new(),
             flights: VecDeque::new(),
             submissions: 0,
@@ -127,7 +142,7 @@ impl Scheduler {
             .or_else(|| self.never_fits(&sequence));
         match reason {
             Some(reason) => self.finished.push(Finished { request, reason }),
-            None => self.waiting.push_back(sequence),
+            None => self.waiting.push(sequence),
         }
         Ok(())
     }
@@ -137,13 +152,8 @@ impl Scheduler {
         let is_it = |sequence: &Sequence| sequence.request == request;
         let mut sequence = if let Some(index) = self.running.iter().position(is_it) {
             self.running.remove(index)
-        } else if let Some(sequence) = self
-            .waiting
-            .iter()
-            .position(is_it)
-            .and_then(|index| self.waiting.remove(index))
-        {
-            sequence
+        } else if let Some(index) = self.waiting.iter().position(is_it) {
+            self.waiting.remove(index)
         } else {
             return;
         };
@@ -157,35 +167,24 @@ impl Scheduler {
     /// Decides the next step. `prefill_tokens` is how many tokens of prompts it may hold, over all
     /// sequences. False when there is nothing to compute.
     pub fn plan(&mut self, prefill_tokens: u32) -> bool {
-        self.admit();
         self.make_room_to_decode();
-        if self.running.is_empty() {
-            // The one that stood in everybody's way has ended for lack of memory.
-            self.admit();
-        }
-        let runs = |sequence: &&Sequence| {
-            !sequence.will_be_full(&self.limits) && !sequence.lacks_pages(&self.cache)
-        };
-        let decoding = self
-            .running
-            .iter()
-            .filter(|sequence| runs(sequence) && sequence.pending() == 1)
-            .count();
-        let batch_left = (self.limits.max_batch_tokens as usize).saturating_sub(decoding);
-        let mut prefill_left = batch_left.min(prefill_tokens.max(1) as usize);
-        self.planned.clear();
-        for sequence in &self.running {
-            let tokens = match sequence.pending() {
-                _ if !runs(&sequence) => 0,
-                1 => 1,
-                pending => {
-                    let chunk = pending.min(prefill_left);
-                    prefill_left -= chunk;
-                    chunk
-                }
-            };
-            self.planned.push(tokens);
-        }
+        let Self {
+            limits,
+            cache,
+            running,
+            planned,
+            ..
+        } = self;
+        let decodes = |sequence: &Sequence| sequence.decodes() && sequence.runs(limits, cache);
+        planned.clear();
+        planned.extend(
+            running
+                .iter()
+                .map(|sequence| usize::from(decodes(sequence))),
+        );
+        let decoding: usize = planned.iter().sum();
+        let batch_left = (limits.max_batch_tokens as usize).saturating_sub(decoding);
+        self.share_out(batch_left.min(prefill_tokens.max(1) as usize));
         self.planned.iter().any(|tokens| *tokens > 0)
     }
 
@@ -204,7 +203,7 @@ impl Scheduler {
     pub fn planned_prefill_tokens(&self) -> usize {
         let parts = self.running.iter().zip(&self.planned);
         parts
-            .filter(|(sequence, _)| sequence.pending() > 1)
+            .filter(|(sequence, _)| !sequence.decodes())
             .map(|(_, tokens)| tokens)
             .sum()
     }
@@ -283,88 +282,58 @@ impl Scheduler {
         u64::from(self.cache.used_pages()) * self.cache.geometry().page_bytes
     }
 
-    fn never_fits(&self, sequence: &Sequence) -> Option<FinishReason> {
-        let geometry = self.cache.geometry();
-        let wanted = sequence.pages_wanted(&self.cache) as u64;
-        (wanted > u64::from(geometry.pages)).then(|| FinishReason::OutOfMemory {
-            needed_bytes: wanted * geometry.page_bytes,
-            available_bytes: u64::from(geometry.pages) * geometry.page_bytes,
-        })
-    }
-
-    fn admit(&mut self) {
-        while self.running.len() < self.limits.max_running as usize
-            // Parked, and its newest token is still to come.
-            && !self.waiting.front().is_some_and(Sequence::has_unknown)
-            && let Some(mut sequence) = self.waiting.pop_front()
+    /// Gives prompts what a step has left beside decoding.
+    fn share_out(&mut self, mut left: usize) {
+        let chunk = left.div_ceil(CHUNKS);
+        let mut candidates = self.candidates();
+        self.turns.meet(&candidates);
+        self.keep_admissible(&mut candidates);
+        while left > 0
+            && let Some(next) = self.turns.next(&candidates)
         {
-            let saved = sequence.adopt_prefix(&mut self.cache);
-            if !self.has_room_for(&sequence) {
-                sequence.give_up_pages(&mut self.cache);
-                self.waiting.push_front(sequence);
-                return;
-            }
-            while sequence.lacks_pages(&self.cache)
-                && let Some(page) = self.cache.allocate()
-            {
-                sequence.add_page(page);
-            }
-            if !std::mem::replace(&mut sequence.was_running, true) {
-                self.prompt_tokens += sequence.prompt_len() as u64;
-                self.prefix_hit_tokens += saved.min(sequence.prompt_len()) as u64;
-            }
-            self.running.push(sequence);
-        }
-    }
-
-    /// Beside its own pages, one for each that runs already must be left: who is admitted into
-    /// the last page would only be parked again.
-    fn has_room_for(&self, sequence: &Sequence) -> bool {
-        let missing = sequence.pages_wanted(&self.cache) - sequence.page_count();
-        missing + self.running.len() <= self.cache.available_pages() as usize
-    }
-
-    /// Gives each decoding sequence the page that its next position needs, oldest first.
-    fn make_room_to_decode(&mut self) {
-        let mut index = 0;
-        while index < self.running.len() {
-            let sequence = &self.running[index];
-            if !sequence.lacks_pages(&self.cache) || sequence.will_be_full(&self.limits) {
-                index += 1;
-            } else if let Some(page) = self.cache.allocate() {
-                self.running[index].add_page(page);
-            } else if self.running.len() > 1 {
-                self.park_newest();
-            } else if self.running[index].has_unknown() {
-                // The token to come may end it otherwise.
-                index += 1;
-            } else {
-                self.end_for_lack_of_memory();
-            }
-        }
-    }
-
-    fn park_newest(&mut self) {
-        if let Some(mut sequence) = self.running.pop() {
-            sequence.give_up_pages(&mut self.cache);
-            self.waiting.push_front(sequence);
-        }
-    }
-
-    /// The last running sequence has every page and needs another.
-    fn end_for_lack_of_memory(&mut self) {
-        if let Some(mut sequence) = self.running.pop() {
-            let geometry = self.cache.geometry();
-            let reason = FinishReason::OutOfMemory {
-                needed_bytes: sequence.pages_wanted(&self.cache) as u64 * geometry.page_bytes,
-                available_bytes: u64::from(geometry.pages) * geometry.page_bytes,
+            let Some(index) = self.take_in(next, &mut candidates) else {
+                continue;
             };
-            sequence.give_up_pages(&mut self.cache);
-            self.finished.push(Finished {
-                request: sequence.request,
-                reason,
-            });
+            let pending = self.running[index].pending() - self.planned[index];
+            let tokens = pending.min(chunk).min(left);
+            self.planned[index] += tokens;
+            left -= tokens;
+            self.turns.charge(next.client, tokens);
+            if let Some(it) = candidates.iter_mut().find(|it| it.serial == next.serial) {
+                it.left = pending - tokens;
+                it.waits = false;
+            }
+            candidates.retain(|it| it.left > 0);
         }
+    }
+
+    /// Who has prompt tokens to be computed.
+    fn candidates(&self) -> Vec<Candidate> {
+        let prefills = |it: &&Sequence| !it.decodes() && it.runs(&self.limits, &self.cache);
+        let running = self.running.iter().filter(prefills);
+        let running = running.map(|it| it.candidate(false));
+        running
+            .chain(self.waiting.iter().map(|it| it.candidate(true)))
+            .collect()
+    }
+
+    /// Where a candidate runs, now if it did not before. If it cannot, it is none any more.
+    fn take_in(&mut self, next: Candidate, candidates: &mut Vec<Candidate>) -> Option<usize> {
+        if !next.waits {
+            let mut running = self.running.iter();
+            return running.position(|it| it.serial == next.serial);
+        }
+        match self.admit(next.serial) {
+            Ok(()) => {
+                self.planned.push(0);
+                return Some(self.running.len() - 1);
+            }
+            Err(NoRoom::Slots) => candidates.retain(|it| !it.waits || it.client != next.client),
+            // The cache is not searched for what each of a long queue could take over.
+            Err(NoRoom::Pages) => candidates.retain(|it| !it.waits || it.left < next.left),
+        }
+        self.turns.pass(next.client);
+        None
     }
 
     /// Tells a sequence what became of its share of a step; one that has ended by now hears

@@ -1,15 +1,17 @@
 //! One request on its way: its tokens, how many of them are in the KV cache, and when it ends.
 
 use super::Limits;
+use super::turns::Candidate;
 use crate::device::{PageId, SampleWork, SequenceWork, TO_BE_DRAWN};
 use crate::kv_cache::{ChainId, KvCache};
-use worker_orcd_ipc::{FinishReason, RequestId, Sampling, Submission, TokenId};
+use worker_orcd_ipc::{ClientId, FinishReason, RequestId, Sampling, Submission, TokenId};
 
 #[derive(Debug)]
 pub(super) struct Sequence {
     pub(super) request: RequestId,
     /// Its place in the order of submissions: unlike the request's name, never given again.
     pub(super) serial: u64,
+    pub(super) client: ClientId,
     /// Prompt, then completion; at the end one [`TO_BE_DRAWN`] for each step that was launched and
     /// has not said yet what it drew.
     tokens: Vec<TokenId>,
@@ -21,17 +23,22 @@ pub(super) struct Sequence {
     /// Positions `0 .. computed` are in `pages`.
     computed: usize,
     pages: Vec<PageId>,
+    /// All it had when it was admitted is computed, and since then it is one token at a time.
+    decodes: bool,
     /// Names the first `published` pages.
     chain: ChainId,
     published: usize,
     /// It ran before and was parked: its prompt is already in the statistics.
     pub(super) was_running: bool,
+    /// Once it was its turn and there were not enough pages: how many were admitted since.
+    pub(super) passed_by: Option<u32>,
 }
 
 impl Sequence {
     pub(super) fn new(serial: u64, submission: Submission) -> Self {
         let Submission {
             request,
+            client,
             prompt,
             generated,
             sampling,
@@ -44,6 +51,7 @@ impl Sequence {
         Self {
             request,
             serial,
+            client,
             tokens,
             unknown: 0,
             prompt_len,
@@ -52,9 +60,11 @@ impl Sequence {
             ignore_eos,
             computed: 0,
             pages: Vec::new(),
+            decodes: false,
             chain: ChainId::ROOT,
             published: 0,
             was_running: false,
+            passed_by: None,
         }
     }
 
@@ -74,6 +84,24 @@ impl Sequence {
     /// token is always still to be run.
     pub(super) fn pending(&self) -> usize {
         self.tokens.len() - self.computed
+    }
+
+    pub(super) fn candidate(&self, waits: bool) -> Candidate {
+        Candidate {
+            client: self.client,
+            serial: self.serial,
+            left: self.pending(),
+            waits,
+        }
+    }
+
+    pub(super) fn decodes(&self) -> bool {
+        self.decodes
+    }
+
+    /// Something of it can be in the next step.
+    pub(super) fn runs(&self, limits: &Limits, cache: &KvCache) -> bool {
+        !self.will_be_full(limits) && !self.lacks_pages(cache)
     }
 
     /// Why it ends before anything is computed, if it does.
@@ -155,6 +183,7 @@ impl Sequence {
         cache.release(&self.pages);
         self.pages.clear();
         self.computed = 0;
+        self.decodes = false;
         self.published = 0;
         self.chain = ChainId::ROOT;
     }
@@ -188,6 +217,7 @@ impl Sequence {
         let draws = tokens == self.pending();
         self.computed += tokens;
         if draws {
+            self.decodes = true;
             self.tokens.push(TO_BE_DRAWN);
             self.unknown += 1;
         }

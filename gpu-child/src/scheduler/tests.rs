@@ -2,11 +2,13 @@
 //! there, reads the whole history back through the page table, and draws the next token from
 //! that. A page that is shared wrongly, written twice or freed too early changes the answer.
 
+mod fairness;
+
 use super::*;
 use crate::device::{KvGeometry, PageId, TO_BE_DRAWN};
 use proptest::prelude::*;
 use std::collections::BTreeMap;
-use worker_orcd_ipc::Sampling;
+use worker_orcd_ipc::{ClientId, Sampling};
 
 const VOCAB: u32 = 50;
 const EOG: TokenId = TokenId(7);
@@ -132,7 +134,8 @@ impl Bench {
         if computes {
             let work = self.scheduler.work();
             let tokens: usize = work.iter().map(|sequence| sequence.tokens.len()).sum();
-            assert!(tokens <= 16, "{tokens} tokens in one batch");
+            let most = self.scheduler.limits.max_batch_tokens as usize;
+            assert!(tokens <= most, "{tokens} tokens in one batch");
             self.results.push_back(self.device.step(&work));
             self.scheduler.launched();
         }
@@ -203,6 +206,7 @@ impl Bench {
 fn submission(request: u64, prompt: &[u32], max_tokens: u32) -> Submission {
     Submission {
         request: RequestId(request),
+        client: ClientId::default(),
         prompt: prompt.iter().copied().map(TokenId).collect(),
         generated: Vec::new(),
         sampling: Sampling {
@@ -474,6 +478,7 @@ proptest! {
                 Act::Submit(mut submission) => {
                     let request = submitted.len() as u64;
                     submission.request = RequestId(request);
+                    submission.client = ClientId(request % 5 / 2);
                     submission.sampling.seed = request % 3;
                     bench.submit(submission.clone());
                     submitted.push(submission);

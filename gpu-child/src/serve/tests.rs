@@ -8,7 +8,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 use worker_orcd_ipc::frame::write_frame;
 use worker_orcd_ipc::{
-    Command, DeviceFacts, DeviceSelector, Envelope, ExitCode, FinishReason, FrameReader,
+    ClientId, Command, DeviceFacts, DeviceSelector, Envelope, ExitCode, FinishReason, FrameReader,
     Generation, MemoryReport, Preamble, RequestId, Sampling, StepReport, Submission, TokenId,
     TokenizerKind, decode, encode,
 };
@@ -270,6 +270,7 @@ impl Supervisor {
     fn submit_prompt(&mut self, request: u64, prompt: Vec<TokenId>, max_tokens: u32) {
         self.say(&Command::Submit(Box::new(Submission {
             request: RequestId(request),
+            client: ClientId::default(),
             prompt,
             generated: vec![],
             sampling: Sampling::default(),

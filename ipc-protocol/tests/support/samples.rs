@@ -5,10 +5,10 @@
 
 use super::Message;
 use worker_orcd_ipc::{
-    ChildHello, Command, DeviceFacts, DeviceSelector, EmittedToken, Envelope, Event, Fault,
-    FinishReason, Finished, Generation, Heartbeat, Load, LoadOrder, MemoryReport, ModelFacts,
-    ReadyReport, RequestId, Sampling, StepReport, Submission, TokenId, TokenKind, TokenizerFacts,
-    TokenizerKind, TraceOrder,
+    ChildHello, ClientId, Command, DeviceFacts, DeviceSelector, EmittedToken, Envelope, Event,
+    Fault, FinishReason, Finished, Generation, Heartbeat, Load, LoadOrder, MemoryReport,
+    ModelFacts, ReadyReport, RequestId, Sampling, StepReport, Submission, TokenId, TokenKind,
+    TokenizerFacts, TokenizerKind, TraceOrder,
 };
 
 /// `(file stem, message)`, one for each kind.
@@ -101,6 +101,7 @@ fn load_order(device: DeviceSelector) -> LoadOrder {
 fn submission() -> Submission {
     Submission {
         request: RequestId(300),
+        client: ClientId(0x0123_4567_89ab_cdef),
         prompt: vec![TokenId(1), TokenId(250), TokenId(251), TokenId(70_000)],
         generated: vec![TokenId(9)],
         sampling: Sampling {

@@ -6,10 +6,10 @@ use proptest::num::f32;
 use proptest::option::of;
 use proptest::prelude::*;
 use worker_orcd_ipc::{
-    ChildHello, Command, DeviceFacts, DeviceSelector, EmittedToken, Envelope, Event, Fault,
-    FinishReason, Finished, Generation, Heartbeat, Load, LoadOrder, MemoryReport, ModelFacts,
-    ReadyReport, RequestId, Sampling, StepReport, Submission, TokenId, TokenKind, TokenizerFacts,
-    TokenizerKind, TraceOrder,
+    ChildHello, ClientId, Command, DeviceFacts, DeviceSelector, EmittedToken, Envelope, Event,
+    Fault, FinishReason, Finished, Generation, Heartbeat, Load, LoadOrder, MemoryReport,
+    ModelFacts, ReadyReport, RequestId, Sampling, StepReport, Submission, TokenId, TokenKind,
+    TokenizerFacts, TokenizerKind, TraceOrder,
 };
 
 pub fn message() -> impl Strategy<Value = Message> {
@@ -123,6 +123,7 @@ fn submission() -> impl Strategy<Value = Submission> {
     let tokens = || vec(token(), 0..40);
     (
         request(),
+        any::<u64>().prop_map(ClientId),
         tokens(),
         tokens(),
         sampling(),
@@ -130,8 +131,9 @@ fn submission() -> impl Strategy<Value = Submission> {
         any::<bool>(),
     )
         .prop_map(
-            |(request, prompt, generated, sampling, max_tokens, ignore_eos)| Submission {
+            |(request, client, prompt, generated, sampling, max_tokens, ignore_eos)| Submission {
                 request,
+                client,
                 prompt,
                 generated,
                 sampling,

@@ -256,6 +256,7 @@ mod tests {
         let prompt = vec![worker_orcd_ipc::TokenId(u32::MAX); 1 << 20];
         let submission = worker_orcd_ipc::Submission {
             request: RequestId(1),
+            client: worker_orcd_ipc::ClientId::default(),
             prompt,
             generated: vec![],
             sampling: worker_orcd_ipc::Sampling::default(),

@@ -152,7 +152,7 @@ pub const OPTIONS: &[Spec] = &[
         "max-queue",
         "N",
         Some("256"),
-        "Requests that may wait; more get 429",
+        "Requests that may wait; more get 429, and the last eighth is for clients that have none yet",
     ),
     value(
         "max-running",

@@ -3,8 +3,8 @@
 //! With `--api-key-file`, everything needs a key but what probes ask: `/livez`, `/readyz`, and an
 //! outline of `/health`, which tells nothing of files, processes or requests.
 
-use super::App;
 use super::error::{ApiError, Dialect};
+use super::{App, client};
 use axum::body::Body;
 use axum::extract::State;
 use axum::http::Request;
@@ -14,6 +14,7 @@ use axum::response::Response;
 use parking_lot::RwLock;
 use sha2::{Digest, Sha256};
 use std::sync::Arc;
+use worker_orcd_ipc::ClientId;
 
 const OPEN_PATHS: [&str; 3] = ["/health", "/livez", "/readyz"];
 
@@ -62,6 +63,15 @@ impl ApiKeys {
         }
         accepted
     }
+
+    /// Whom a key that was accepted stands for. Where none is asked for, whoever sends one is still
+    /// told by address: a key is made up in no time.
+    #[must_use]
+    pub fn client(&self, authorization: Option<&str>) -> Option<ClientId> {
+        let given = authorization.and_then(bearer)?;
+        self.are_asked_for()
+            .then(|| client::of_key(&Sha256::digest(given).into()))
+    }
 }
 
 fn digests(keys: &[String]) -> Vec<Digest256> {
@@ -73,13 +83,22 @@ fn bearer(authorization: &str) -> Option<&str> {
     scheme.eq_ignore_ascii_case("bearer").then_some(key.trim())
 }
 
-pub async fn check(State(app): State<Arc<App>>, request: Request<Body>, next: Next) -> Response {
+pub async fn check(
+    State(app): State<Arc<App>>,
+    mut request: Request<Body>,
+    next: Next,
+) -> Response {
     let path = request.uri().path();
     let authorization = request
         .headers()
         .get(AUTHORIZATION)
         .and_then(|value| value.to_str().ok());
     if OPEN_PATHS.contains(&path) || app.keys.accept(authorization) {
+        let key = app.keys.client(authorization);
+        let address = request.extensions().get().copied().map(client::of_address);
+        if let Some(client) = key.or(address) {
+            request.extensions_mut().insert(client);
+        }
         return next.run(request).await;
     }
     ApiError::unauthorized().respond(Dialect::of_path(path))
@@ -104,5 +123,15 @@ mod tests {
             assert!(!keys.accept(wrong), "{wrong:?}");
         }
         assert!(ApiKeys::new(&[]).accept(None));
+    }
+
+    #[test]
+    fn each_key_is_a_client_and_where_none_is_asked_for_none_is() {
+        let keys = ApiKeys::new(&["one".to_owned(), "two".to_owned()]);
+        let one = keys.client(Some("Bearer one"));
+        assert!(one.is_some());
+        assert_eq!(keys.client(Some("bearer one ")), one);
+        assert_ne!(keys.client(Some("Bearer two")), one);
+        assert_eq!(ApiKeys::new(&[]).client(Some("Bearer one")), None);
     }
 }

@@ -9,12 +9,13 @@
 //!   sent that every client skips: `100 Continue` before an answer, a comment in a stream.
 //! * Whoever is not being answered may be told to leave ([`super::places`]).
 
+use super::client::Address;
 use super::places::{Place, Stage};
 use super::routes;
-use axum::Router;
 use axum::body::{Body, Bytes, HttpBody};
 use axum::http::header::CONTENT_TYPE;
 use axum::http::{Request, Response, Version};
+use axum::{Extension, Router};
 use hyper::body::{Frame, Incoming, SizeHint};
 use hyper::server::conn::http1;
 use hyper::service::{Service as _, service_fn};
@@ -66,8 +67,12 @@ pub async fn serve(
         while_answered: terms.while_answered,
         turn: Mutex::default(),
     });
+    let Ok(peer) = client.socket.peer_addr() else {
+        return Ok(());
+    };
     let io = Guarded::new(Wire(Arc::clone(&client)), terms.write_timeout);
-    let router = TowerToHyperService::new(terms.router);
+    let router = terms.router.layer(Extension(Address(peer.ip())));
+    let router = TowerToHyperService::new(router);
     let service = service_fn(|request| answer(Arc::clone(&client), router.clone(), request));
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())

@@ -318,9 +318,7 @@ impl ApiError {
 impl From<Refusal> for ApiError {
     fn from(refusal: Refusal) -> Self {
         let mut error = Self::of_code(refusal.code(), refusal.to_string());
-        if let Refusal::QueueFull { retry_after } = refusal {
-            error.retry_after_seconds = Some(retry_after.as_secs().max(1));
-        }
+        error.retry_after_seconds = refusal.retry_after().map(|after| after.as_secs().max(1));
         error
     }
 }

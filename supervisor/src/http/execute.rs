@@ -2,7 +2,6 @@
 
 pub mod events;
 
-use super::App;
 use super::correlation::CorrelationId;
 use super::error::{ApiError, Dialect};
 use super::fields::{Fields, Names, among};
@@ -11,6 +10,7 @@ use super::messages::read_messages;
 use super::mistakes::Constraint;
 use super::reading::{self, read_sampling, read_stop};
 use super::sse;
+use super::{App, client};
 use crate::config::RequestLimits;
 use crate::engine::OnFault;
 use axum::body::Body;
@@ -60,6 +60,7 @@ async fn try_execute(
     correlation: CorrelationId,
     request: Request<Body>,
 ) -> Result<Response, ApiError> {
+    let client = client::of_request(request.extensions());
     let model = app.model();
     let vocabulary = model
         .as_ref()
@@ -70,7 +71,7 @@ async fn try_execute(
     let model = model?;
     let seed = request.sampling.seed;
     let job_id = request.job_id.clone();
-    let accepted = app.start(&model, request, correlation).await?;
+    let accepted = app.start(&model, request, client, correlation).await?;
     drop(room);
     let started = Started {
         job_id,

@@ -11,7 +11,7 @@ use crate::logging::Fingerprint;
 use crate::text::template::cost;
 use crate::text::{ChatMessage, Rendering, TemplateError};
 use std::sync::Arc;
-use worker_orcd_ipc::{Sampling, TokenId};
+use worker_orcd_ipc::{ClientId, Sampling, TokenId};
 
 /// Longest prompt that a template may make where the vocabulary bounds none: half of what fits
 /// between the processes.
@@ -75,6 +75,7 @@ impl App {
         self: &Arc<Self>,
         model: &Arc<LoadedModel>,
         request: GenerationRequest,
+        client: ClientId,
         correlation: CorrelationId,
     ) -> Result<Accepted, ApiError> {
         let field = request.input.field();
@@ -85,6 +86,7 @@ impl App {
         let max_tokens = request.max_tokens.min(room);
         let submitted = self.engine.submit(NewRequest {
             job_id: request.job_id.clone(),
+            client,
             prompt: prompt.tokens,
             sampling: request.sampling,
             max_tokens,

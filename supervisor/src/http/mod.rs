@@ -19,6 +19,7 @@
 
 pub mod access;
 pub mod body;
+pub mod client;
 pub mod connection;
 pub mod correlation;
 pub mod crashes;

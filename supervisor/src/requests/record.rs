@@ -4,13 +4,15 @@ use crate::error_code::ErrorCode;
 use crate::requests::progress::Progress;
 use parking_lot::Mutex;
 use std::time::{Duration, Instant};
-use worker_orcd_ipc::{RequestId, Sampling, Submission, TokenId};
+use worker_orcd_ipc::{ClientId, RequestId, Sampling, Submission, TokenId};
 
 /// What HTTP asks the engine for.
 #[derive(Debug, Clone)]
 pub struct NewRequest {
     /// Unique among live requests.
     pub job_id: String,
+    /// Whose share of the worker it uses.
+    pub client: ClientId,
     pub prompt: Vec<TokenId>,
     pub sampling: Sampling,
     pub max_tokens: u32,
@@ -88,6 +90,7 @@ impl Failure {
 pub(crate) struct Record {
     pub id: RequestId,
     pub job_id: String,
+    pub client: ClientId,
     pub prompt: Vec<TokenId>,
     pub sampling: Sampling,
     pub max_tokens: u32,
@@ -109,6 +112,7 @@ impl Record {
         Self {
             id,
             job_id: request.job_id,
+            client: request.client,
             prompt: request.prompt,
             sampling: request.sampling,
             max_tokens: request.max_tokens,
@@ -127,6 +131,7 @@ impl Record {
     pub fn submission(&self) -> Submission {
         Submission {
             request: self.id,
+            client: self.client,
             prompt: self.prompt.clone(),
             generated: self.progress.lock().generated().to_vec(),
             sampling: self.sampling,

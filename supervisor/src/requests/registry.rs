@@ -9,7 +9,7 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::time::{Duration, Instant};
 use thiserror::Error;
-use worker_orcd_ipc::RequestId;
+use worker_orcd_ipc::{ClientId, RequestId};
 
 /// Why a request was not accepted. Nothing of it was kept.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
@@ -18,6 +18,13 @@ pub enum Refusal {
     Duplicate,
     #[error("the queue is full; try again in {} s", .retry_after.as_secs())]
     QueueFull { retry_after: Duration },
+    /// There are places, which this client has no right to.
+    #[error(
+        "this client has requests in the queue, and its last places are kept for others; try again \
+         in {} s",
+        .retry_after.as_secs()
+    )]
+    ShareFull { retry_after: Duration },
     #[error("the worker is shutting down")]
     Draining,
     /// The same request killed a child that had nothing else to do.
@@ -36,9 +43,20 @@ impl Refusal {
     pub fn code(&self) -> ErrorCode {
         match self {
             Self::Duplicate => ErrorCode::DuplicateJob,
-            Self::QueueFull { .. } => ErrorCode::QueueFull,
+            Self::QueueFull { .. } | Self::ShareFull { .. } => ErrorCode::QueueFull,
             Self::Quarantined { .. } => ErrorCode::Quarantined,
             Self::Draining | Self::Unavailable(_) => ErrorCode::WorkerUnhealthy,
+        }
+    }
+
+    /// When it may be worth another try, where that is known.
+    #[must_use]
+    pub fn retry_after(&self) -> Option<Duration> {
+        match self {
+            Self::QueueFull { retry_after } | Self::ShareFull { retry_after } => Some(*retry_after),
+            Self::Duplicate | Self::Draining | Self::Quarantined { .. } | Self::Unavailable(_) => {
+                None
+            }
         }
     }
 
@@ -58,13 +76,24 @@ pub struct Registry {
 #[derive(Debug)]
 struct Inner {
     next_id: u64,
-    by_job: HashMap<String, RequestId>,
+    by_job: HashMap<String, Entrant>,
+    /// Live requests of each client that has any.
+    by_client: HashMap<ClientId, usize>,
     /// Sequences that the child decodes at once.
     slots: usize,
     closed: Option<Refusal>,
     /// How long requests took lately, in seconds.
     mean_seconds: f64,
 }
+
+#[derive(Debug)]
+struct Entrant {
+    id: RequestId,
+    client: ClientId,
+}
+
+/// One place in so many of the queue is kept for clients that have no request here.
+const PLACES_PER_KEPT_ONE: usize = 8;
 
 /// The mean follows the last dozen or so.
 const MEAN_WEIGHT: f64 = 1.0 / 8.0;
@@ -78,6 +107,7 @@ impl Registry {
         let inner = Inner {
             next_id: 0,
             by_job: HashMap::new(),
+            by_client: HashMap::new(),
             slots,
             closed: None,
             mean_seconds: 0.0,
@@ -124,7 +154,7 @@ impl Registry {
     ///
     /// # Errors
     /// The [`Refusal`] that the client is told.
-    pub fn admit(&self, job_id: &str) -> Result<RequestId, Refusal> {
+    pub fn admit(&self, job_id: &str, client: ClientId) -> Result<RequestId, Refusal> {
         let mut inner = self.inner.lock();
         if let Some(refusal) = &inner.closed {
             return Err(refusal.clone());
@@ -132,15 +162,29 @@ impl Registry {
         if inner.by_job.contains_key(job_id) {
             return Err(Refusal::Duplicate);
         }
-        if inner.by_job.len() >= inner.slots + self.max_queue {
-            return Err(Refusal::QueueFull {
-                retry_after: inner.retry_after(),
-            });
+        let places = (inner.slots + self.max_queue).saturating_sub(inner.by_job.len());
+        let retry_after = inner.retry_after();
+        if places == 0 {
+            return Err(Refusal::QueueFull { retry_after });
+        }
+        if places <= self.kept_places() && inner.by_client.contains_key(&client) {
+            return Err(Refusal::ShareFull { retry_after });
         }
         inner.next_id += 1;
         let id = RequestId(inner.next_id);
-        inner.by_job.insert(job_id.to_owned(), id);
+        inner
+            .by_job
+            .insert(job_id.to_owned(), Entrant { id, client });
+        *inner.by_client.entry(client).or_default() += 1;
         Ok(id)
+    }
+
+    /// A queue of one is nobody's to share.
+    fn kept_places(&self) -> usize {
+        match self.max_queue {
+            0 | 1 => 0,
+            max_queue => max_queue.div_ceil(PLACES_PER_KEPT_ONE),
+        }
     }
 
     /// The job has ended: its id may be used again and its place is free.
@@ -149,15 +193,16 @@ impl Registry {
         let seconds = took.as_secs_f64();
         inner.mean_seconds += (seconds - inner.mean_seconds) * MEAN_WEIGHT;
         if let Entry::Occupied(entry) = inner.by_job.entry(job_id.to_owned())
-            && *entry.get() == id
+            && entry.get().id == id
         {
-            entry.remove();
+            let client = entry.remove().client;
+            inner.leave(client);
         }
     }
 
     #[must_use]
     pub fn find(&self, job_id: &str) -> Option<RequestId> {
-        self.inner.lock().by_job.get(job_id).copied()
+        self.inner.lock().by_job.get(job_id).map(|it| it.id)
     }
 
     #[must_use]
@@ -182,6 +227,15 @@ impl Registry {
 }
 
 impl Inner {
+    fn leave(&mut self, client: ClientId) {
+        if let Entry::Occupied(mut live) = self.by_client.entry(client) {
+            *live.get_mut() -= 1;
+            if *live.get() == 0 {
+                live.remove();
+            }
+        }
+    }
+
     /// About when a place will be free, if requests go on taking as long as they did.
     fn retry_after(&self) -> Duration {
         let per_slot = self.by_job.len() as f64 / self.slots.max(1) as f64;
@@ -195,27 +249,58 @@ impl Inner {
 mod tests {
     use super::*;
 
+    const ANN: ClientId = ClientId(1);
+    const BOB: ClientId = ClientId(2);
+    const CLAIRE: ClientId = ClientId(3);
+
     #[test]
     fn a_live_job_id_is_refused_and_a_released_one_is_not() {
         let registry = Registry::new(1, 1, Duration::ZERO);
-        let id = registry.admit("a").unwrap();
-        assert_eq!(registry.admit("a"), Err(Refusal::Duplicate));
+        let id = registry.admit("a", ANN).unwrap();
+        assert_eq!(registry.admit("a", ANN), Err(Refusal::Duplicate));
         registry.release("a", id, Duration::ZERO);
-        assert_ne!(registry.admit("a").unwrap(), id, "numbers are never reused");
+        assert_ne!(
+            registry.admit("a", ANN).unwrap(),
+            id,
+            "numbers are never reused"
+        );
     }
 
     #[test]
     fn beyond_slots_and_queue_nobody_comes_in_until_somebody_leaves() {
         let registry = Registry::new(2, 1, Duration::ZERO);
-        let first = registry.admit("1").unwrap();
-        registry.admit("2").unwrap();
-        registry.admit("3").unwrap();
+        let first = registry.admit("1", ANN).unwrap();
+        registry.admit("2", ANN).unwrap();
+        registry.admit("3", ANN).unwrap();
         assert!(matches!(
-            registry.admit("4"),
+            registry.admit("4", ANN),
             Err(Refusal::QueueFull { .. })
         ));
         registry.release("1", first, Duration::from_secs(1));
-        registry.admit("4").unwrap();
+        registry.admit("4", ANN).unwrap();
+    }
+
+    #[test]
+    fn one_client_cannot_take_every_place() {
+        let registry = Registry::new(4, 16, Duration::ZERO);
+        let fill = |client: ClientId| {
+            (0..)
+                .map(|n| registry.admit(&format!("{client:?} {n}"), client))
+                .take_while(Result::is_ok)
+                .count()
+        };
+        assert_eq!(fill(ANN), 18, "two of sixteen places are kept");
+        let refusal = registry.admit("more", ANN).unwrap_err();
+        assert!(matches!(refusal, Refusal::ShareFull { .. }), "{refusal}");
+        assert_eq!(refusal.code(), ErrorCode::QueueFull);
+        assert!(refusal.retry_after().is_some());
+        assert_eq!(fill(BOB), 1);
+        assert_eq!(fill(CLAIRE), 1);
+        assert_eq!(fill(ClientId(4)), 0, "as many as were kept");
+        let bobs = registry.find(&format!("{BOB:?} 0")).unwrap();
+        registry.release(&format!("{BOB:?} 0"), bobs, Duration::ZERO);
+        assert_eq!(fill(ANN), 0);
+        assert_eq!(fill(BOB), 1, "he has no other any more");
     }
 
     #[test]
@@ -223,13 +308,13 @@ mod tests {
         let hint = |mean: Duration| {
             let registry = Registry::new(1, 3, Duration::ZERO);
             for _ in 0..64 {
-                let id = registry.admit("warm").unwrap();
+                let id = registry.admit("warm", ANN).unwrap();
                 registry.release("warm", id, mean);
             }
-            for job in ["1", "2", "3", "4"] {
-                registry.admit(job).unwrap();
+            for (client, job) in ["1", "2", "3", "4"].into_iter().enumerate() {
+                registry.admit(job, ClientId(client as u64)).unwrap();
             }
-            match registry.admit("5") {
+            match registry.admit("5", ANN) {
                 Err(Refusal::QueueFull { retry_after }) => retry_after.as_secs(),
                 other => panic!("{other:?}"),
             }
@@ -244,6 +329,6 @@ mod tests {
         let registry = Registry::new(1, 1, Duration::ZERO);
         registry.close(Refusal::Draining);
         registry.close(Refusal::Unavailable("failed".to_owned()));
-        assert_eq!(registry.admit("a"), Err(Refusal::Draining));
+        assert_eq!(registry.admit("a", ANN), Err(Refusal::Draining));
     }
 }

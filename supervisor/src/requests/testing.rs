@@ -10,8 +10,8 @@ use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
 use worker_orcd_ipc::{
-    Command, EmittedToken, FinishReason, Finished, RequestId, Sampling, StepReport, TokenId,
-    TokenKind, TokenizerFacts, TokenizerKind,
+    ClientId, Command, EmittedToken, FinishReason, Finished, RequestId, Sampling, StepReport,
+    TokenId, TokenKind, TokenizerFacts, TokenizerKind,
 };
 
 pub const EOS: TokenId = TokenId(4);
@@ -45,6 +45,7 @@ pub fn text() -> Arc<Text> {
 pub fn request(job_id: &str) -> NewRequest {
     NewRequest {
         job_id: job_id.to_owned(),
+        client: ClientId::default(),
         prompt: vec![TokenId(0), TokenId(1)],
         sampling: Sampling::default(),
         max_tokens: 8,
@@ -61,6 +62,7 @@ pub struct Journal {
     pub text: Arc<Text>,
     pub now: Instant,
     pub on_fault: OnFault,
+    clients: u64,
     controls: mpsc::UnboundedSender<Control>,
     inbox: mpsc::UnboundedReceiver<Control>,
 }
@@ -80,6 +82,7 @@ impl Journal {
             text: text(),
             now: Instant::now(),
             on_fault: OnFault::Resume,
+            clients: 0,
             controls,
             inbox,
         };
@@ -87,8 +90,12 @@ impl Journal {
         journal
     }
 
-    pub fn submit(&mut self, request: NewRequest) -> (RequestId, RequestStream) {
-        let id = self.registry.admit(&request.job_id).expect("room");
+    /// Everybody is another client, and so there is room for as many as there are places.
+    pub fn submit(&mut self, mut request: NewRequest) -> (RequestId, RequestStream) {
+        self.clients += 1;
+        request.client = ClientId(self.clients);
+        let admitted = self.registry.admit(&request.job_id, request.client);
+        let id = admitted.expect("room");
         let record = Arc::new(Record::new(id, request, self.on_fault, self.now));
         self.requests.submit(Arc::clone(&record));
         (id, RequestStream::new(record, self.controls.clone()))

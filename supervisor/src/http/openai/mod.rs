@@ -13,11 +13,11 @@ pub mod request;
 pub mod stream;
 mod whole;
 
-use super::App;
 use super::correlation::CorrelationId;
 use super::error::{ApiError, Dialect};
 use super::fields::Fields;
 use super::sse;
+use super::{App, client};
 use crate::engine::{LoadedModel, StopReason};
 use axum::body::Body;
 use axum::extract::{Extension, State};
@@ -103,6 +103,7 @@ async fn try_respond(
     request: Request<Body>,
     kind: Kind,
 ) -> Result<Response, ApiError> {
+    let client = client::of_request(request.extensions());
     let loaded = app.model();
     let reader = Arc::clone(app);
     let known = loaded.as_ref().ok().map(Arc::clone);
@@ -120,7 +121,7 @@ async fn try_respond(
         created: unix_seconds(),
         model: app.model_id.clone(),
     };
-    let accepted = app.start(&model, generation, correlation).await?;
+    let accepted = app.start(&model, generation, client, correlation).await?;
     drop(room);
     match stream {
         Some(options) => {

@@ -1,0 +1,185 @@
+//! Who has a slot and pages: admission, and parking when pages run out.
+//!
+//! * A client takes a slot only where one is left for each client that waits and holds fewer.
+//! * A request for which there were no pages lets at most [`PATIENCE`] others pass it. Then
+//!   nobody is admitted before it.
+//! * Pages are taken back from the client that holds most of them, newest sequence first.
+
+use super::Scheduler;
+use super::sequence::Sequence;
+use super::turns::Candidate;
+use std::collections::{BTreeMap, BTreeSet};
+use worker_orcd_ipc::{ClientId, FinishReason, Finished};
+
+/// Enough to fill a batch with short requests while a long one waits for its pages.
+pub(super) const PATIENCE: u32 = 8;
+
+/// Why a request is not admitted now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum NoRoom {
+    Slots,
+    Pages,
+}
+
+impl Scheduler {
+    pub(super) fn never_fits(&self, sequence: &Sequence) -> Option<FinishReason> {
+        let pages = u64::from(self.cache.geometry().pages);
+        let wanted = sequence.pages_wanted(&self.cache) as u64;
+        (wanted > pages).then(|| self.out_of_memory(sequence))
+    }
+
+    /// Of those that wait, leaves those that may be admitted now.
+    pub(super) fn keep_admissible(&self, candidates: &mut Vec<Candidate>) {
+        let is_full = self.running.len() >= self.limits.max_running as usize;
+        let head = self.head_of_queue();
+        // Parked, and their newest token is still to come.
+        let unknown = self.waiting.iter().filter(|it| it.has_unknown());
+        let unknown: Vec<u64> = unknown.map(|it| it.serial).collect();
+        candidates.retain(|it| {
+            let is_turned_away = is_full
+                || head.is_some_and(|head| head != it.serial)
+                || unknown.contains(&it.serial);
+            !(it.waits && is_turned_away)
+        });
+    }
+
+    /// Gives a waiting request a slot and pages for all its tokens.
+    pub(super) fn admit(&mut self, serial: u64) -> Result<(), NoRoom> {
+        let at = self.waiting.iter().position(|it| it.serial == serial);
+        let at = at.filter(|at| self.may_take_slot(&self.waiting[*at]));
+        let mut sequence = self.waiting.remove(at.ok_or(NoRoom::Slots)?);
+        let saved = sequence.adopt_prefix(&mut self.cache);
+        if !self.has_pages_for(&sequence) {
+            sequence.give_up_pages(&mut self.cache);
+            // What was parked may have outgrown the cache.
+            match self.never_fits(&sequence) {
+                Some(reason) => self.finish(sequence, reason),
+                None => {
+                    sequence.passed_by.get_or_insert(0);
+                    self.wait(sequence);
+                }
+            }
+            return Err(NoRoom::Pages);
+        }
+        while sequence.lacks_pages(&self.cache)
+            && let Some(page) = self.cache.allocate()
+        {
+            sequence.add_page(page);
+        }
+        if !std::mem::replace(&mut sequence.was_running, true) {
+            self.prompt_tokens += sequence.prompt_len() as u64;
+            self.prefix_hit_tokens += saved.min(sequence.prompt_len()) as u64;
+        }
+        sequence.passed_by = None;
+        for passed_by in self
+            .waiting
+            .iter_mut()
+            .filter_map(|it| it.passed_by.as_mut())
+        {
+            *passed_by += 1;
+        }
+        self.running.push(sequence);
+        Ok(())
+    }
+
+    /// Gives each decoding sequence the page that its next position needs, the one that runs for
+    /// longest first.
+    pub(super) fn make_room_to_decode(&mut self) {
+        let mut index = 0;
+        while index < self.running.len() {
+            let sequence = &self.running[index];
+            if !sequence.lacks_pages(&self.cache) || sequence.will_be_full(&self.limits) {
+                index += 1;
+            } else if let Some(page) = self.cache.allocate() {
+                self.running[index].add_page(page);
+            } else if let Some(victim) = self.least_deserving() {
+                self.park(victim);
+                index -= usize::from(victim < index);
+            } else if self.running[index].has_unknown() {
+                // The token to come may end it otherwise.
+                index += 1;
+            } else {
+                self.end_for_lack_of_memory(index);
+            }
+        }
+    }
+
+    /// Nobody else is admitted before it.
+    fn head_of_queue(&self) -> Option<u64> {
+        let is_out_of_patience =
+            |it: &&Sequence| it.passed_by.is_some_and(|passed_by| passed_by >= PATIENCE);
+        let head = self.waiting.iter().find(is_out_of_patience);
+        head.map(|it| it.serial)
+    }
+
+    fn may_take_slot(&self, sequence: &Sequence) -> bool {
+        let free = (self.limits.max_running as usize).saturating_sub(self.running.len());
+        if free > self.waiting.len() || self.head_of_queue() == Some(sequence.serial) {
+            return free > 0;
+        }
+        let mut held: BTreeMap<ClientId, usize> = BTreeMap::new();
+        for sequence in &self.running {
+            *held.entry(sequence.client).or_default() += 1;
+        }
+        let holds = |client| held.get(&client).copied().unwrap_or(0);
+        let own = holds(sequence.client);
+        let waiting: BTreeSet<ClientId> = self.waiting.iter().map(|it| it.client).collect();
+        free > waiting.into_iter().filter(|it| holds(*it) < own).count()
+    }
+
+    /// Beside its own pages, one for each that runs already must be left: who is admitted into
+    /// the last page would only be parked again.
+    fn has_pages_for(&self, sequence: &Sequence) -> bool {
+        let missing = sequence.pages_wanted(&self.cache) - sequence.page_count();
+        missing + self.running.len() <= self.cache.available_pages() as usize
+    }
+
+    /// The newest sequence of the client that holds the most pages, not counting the sequence that
+    /// runs for longest.
+    fn least_deserving(&self) -> Option<usize> {
+        let others = self.running.iter().enumerate().skip(1);
+        let mut clients: BTreeMap<ClientId, (usize, usize)> = BTreeMap::new();
+        for (index, sequence) in others {
+            let (pages, newest) = clients.entry(sequence.client).or_default();
+            *pages += sequence.page_count();
+            *newest = index;
+        }
+        clients.into_values().max().map(|(_, newest)| newest)
+    }
+
+    fn park(&mut self, index: usize) {
+        let mut sequence = self.running.remove(index);
+        sequence.give_up_pages(&mut self.cache);
+        self.wait(sequence);
+    }
+
+    fn wait(&mut self, sequence: Sequence) {
+        let at = self
+            .waiting
+            .partition_point(|it| it.serial < sequence.serial);
+        self.waiting.insert(at, sequence);
+    }
+
+    /// The only running sequence has every page and needs another.
+    fn end_for_lack_of_memory(&mut self, index: usize) {
+        let mut sequence = self.running.remove(index);
+        sequence.give_up_pages(&mut self.cache);
+        let reason = self.out_of_memory(&sequence);
+        self.finish(sequence, reason);
+    }
+
+    fn finish(&mut self, sequence: Sequence, reason: FinishReason) {
+        self.finished.push(Finished {
+            request: sequence.request,
+            reason,
+        });
+    }
+
+    fn out_of_memory(&self, sequence: &Sequence) -> FinishReason {
+        let geometry = self.cache.geometry();
+        FinishReason::OutOfMemory {
+            needed_bytes: sequence.pages_wanted(&self.cache) as u64 * geometry.page_bytes,
+            available_bytes: u64::from(geometry.pages) * geometry.page_bytes,
+        }
+    }
+}
