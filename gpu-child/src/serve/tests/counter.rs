@@ -1,0 +1,207 @@
+//! A device that counts upwards, and can be made to go wrong.
+
+use super::VOCAB;
+use crate::device::{Ahead, Batch, Executor, KvGeometry, NoTap, SequenceWork, TO_BE_DRAWN, Tap};
+use crate::serve::Loaded;
+use std::collections::VecDeque;
+use std::time::Duration;
+use worker_orcd_ipc::{
+    DeviceFacts, Fault, MemoryReport, ModelFacts, RequestId, TokenId, TokenizerFacts, TokenizerKind,
+};
+
+/// Counts upwards from the last token; `99` is a fault, `98` a lie, `97` a very long step.
+pub struct Counter {
+    step_takes: Duration,
+    /// It may be asked for a step before the last one's tokens were taken.
+    is_ahead: bool,
+    /// By the step begun last, and the tokens that nobody has taken.
+    drawn: Vec<(RequestId, Option<TokenId>)>,
+    untold: VecDeque<Vec<Option<TokenId>>>,
+    inspections: u32,
+    spoilt: Spoilt,
+}
+
+/// What its inspections find.
+#[derive(Clone, Copy, PartialEq)]
+pub enum Spoilt {
+    Never,
+    /// In the third one.
+    Found,
+    /// The device hangs in the third one.
+    Wedged,
+}
+
+impl Executor for Counter {
+    fn facts(&self) -> DeviceFacts {
+        DeviceFacts {
+            id: "test".into(),
+            name: "counter".into(),
+            uuid: None,
+            driver: None,
+            compute_capability: None,
+            features: vec![],
+            threads: None,
+        }
+    }
+
+    fn memory(&self) -> MemoryReport {
+        MemoryReport {
+            weights_bytes: 123,
+            ..MemoryReport::default()
+        }
+    }
+
+    fn kv_geometry(&self) -> KvGeometry {
+        KvGeometry {
+            page_tokens: 4,
+            pages: 64,
+            page_bytes: 10,
+        }
+    }
+
+    fn max_batch_tokens(&self) -> u32 {
+        32
+    }
+
+    fn step(&mut self, batch: &Batch<'_>, _: &mut dyn Tap) -> Result<Vec<Option<TokenId>>, Fault> {
+        std::thread::sleep(self.step_takes);
+        let draw = |tokens: &[TokenId]| match tokens.last() {
+            Some(TokenId(99)) => Err(Fault::Device {
+                name: "TEST".into(),
+                message: "x".into(),
+            }),
+            Some(TokenId(98)) => Ok(TokenId(VOCAB)),
+            Some(TokenId(97)) => {
+                std::thread::sleep(Duration::from_secs(3600));
+                Ok(TokenId(0))
+            }
+            last => Ok(TokenId(last.map_or(0, |token| token.0 + 1) % 90)),
+        };
+        batch
+            .sequences
+            .iter()
+            .map(|sequence| sequence.sample.map(|_| draw(sequence.tokens)).transpose())
+            .collect()
+    }
+
+    fn inspect(&mut self) -> Result<(), Fault> {
+        self.inspections += 1;
+        match self.spoilt {
+            Spoilt::Found if self.inspections == 3 => Err(Fault::Device {
+                name: "WEIGHTS_CHANGED".into(),
+                message: "x".into(),
+            }),
+            Spoilt::Wedged if self.inspections == 3 => {
+                std::thread::sleep(Duration::from_secs(3600));
+                Ok(())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn ahead(&mut self) -> Option<&mut dyn Ahead> {
+        self.is_ahead.then_some(self)
+    }
+}
+
+impl Ahead for Counter {
+    fn begin(&mut self, batch: &Batch<'_>) -> Result<(), Fault> {
+        let drawn = |request| {
+            let found = self.drawn.iter().find(|(other, _)| *other == request);
+            found.unwrap().1.unwrap()
+        };
+        let tokens: Vec<Vec<TokenId>> = batch
+            .sequences
+            .iter()
+            .map(|work| match work.tokens {
+                [TO_BE_DRAWN] => vec![drawn(work.request)],
+                known => known.to_vec(),
+            })
+            .collect();
+        let works = batch.sequences.iter().zip(&tokens);
+        let sequences: Vec<_> = works
+            .map(|(&work, tokens)| SequenceWork { tokens, ..work })
+            .collect();
+        let known = Batch {
+            sequences: &sequences,
+            ..*batch
+        };
+        let results = self.step(&known, &mut NoTap)?;
+        let requests = sequences.iter().map(|work| work.request);
+        self.drawn = requests.zip(results.iter().copied()).collect();
+        self.untold.push_back(results);
+        assert!(self.untold.len() <= 2, "more than a step ahead");
+        Ok(())
+    }
+
+    fn finish(&mut self) -> Result<Vec<Option<TokenId>>, Fault> {
+        Ok(self.untold.pop_front().unwrap())
+    }
+}
+
+/// A device on which something happens to the weights.
+pub fn loaded_and(spoilt: Spoilt) -> Loaded {
+    loaded_with(Counter {
+        spoilt,
+        ..Counter::new(Duration::from_millis(20))
+    })
+}
+
+impl Counter {
+    pub fn new(step_takes: Duration) -> Self {
+        Self {
+            step_takes,
+            is_ahead: false,
+            drawn: vec![],
+            untold: VecDeque::new(),
+            inspections: 0,
+            spoilt: Spoilt::Never,
+        }
+    }
+
+    pub fn ahead(self, is_ahead: bool) -> Self {
+        Self { is_ahead, ..self }
+    }
+}
+
+pub fn loaded(step_takes: Duration) -> Loaded {
+    loaded_with(Counter::new(step_takes))
+}
+
+pub fn loaded_with(executor: Counter) -> Loaded {
+    Loaded {
+        executor: Box::new(executor),
+        model: ModelFacts {
+            name: "test".into(),
+            architecture: "llama".into(),
+            quant_kind: "F32".into(),
+            tensor_types: vec![],
+            parameters: 0,
+            file_bytes: 0,
+            n_layers: 1,
+            n_embd: 1,
+            n_heads: 1,
+            n_kv_heads: 1,
+            head_dim: 1,
+            vocab_size: VOCAB,
+            context_length: 128,
+        },
+        tokenizer: TokenizerFacts {
+            kind: TokenizerKind::ByteLevelBpe,
+            pre: "default".into(),
+            tokens: vec![],
+            kinds: vec![],
+            scores: vec![],
+            merges: vec![],
+            bos: None,
+            eos: None,
+            end_of_generation: vec![TokenId(50)],
+            unknown: None,
+            add_bos: false,
+            add_eos: false,
+            add_space_prefix: false,
+            chat_template: None,
+        },
+        max_sequence_tokens: 128,
+    }
+}
