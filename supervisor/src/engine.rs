@@ -26,7 +26,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use tokio::sync::{mpsc, watch};
-use worker_orcd_ipc::LoadOrder;
+use worker_orcd_ipc::{ClientId, LoadOrder};
 
 /// Everything that is decided before the first child.
 #[derive(Debug, Clone)]
@@ -142,10 +142,11 @@ impl Engine {
         Ok(RequestStream::new(record, self.controls.clone()))
     }
 
-    /// True when a live job had this id; its stream ends with `CANCELLED`.
+    /// True when a live job had this id, and was this owner's where one is given; its stream ends
+    /// with `CANCELLED`.
     #[must_use]
-    pub fn cancel(&self, job_id: &str) -> bool {
-        let Some(id) = self.shared.registry.find(job_id) else {
+    pub fn cancel(&self, job_id: &str, owner: Option<ClientId>) -> bool {
+        let Some(id) = self.shared.registry.find(job_id, owner) else {
             return false;
         };
         self.controls.send(Control::Cancel(id)).is_ok()

@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 use std::fs::{File, Permissions};
 use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
+use worker_orcd_tests::script::scripted_text;
 use worker_orcd_tests::worker::request;
 use worker_orcd_tests::{Client, Response, Script, Worker, WorkerBuilder, wait};
 
@@ -99,6 +100,29 @@ fn sighup_reads_the_keys_again_and_a_bad_file_changes_nothing() {
         "who is in stays in"
     );
     assert!(!worker.log.text().contains("new-key"));
+}
+
+#[test]
+fn a_job_is_cancelled_by_its_own_key_alone() {
+    let keys = key_file("first-key\nsecond-key\n");
+    let worker = with_keys(&keys).start();
+    let [first, second] = ["first-key", "second-key"].map(|key| worker.client().with_key(key));
+    let body = request("abc", 200);
+    let stream = first.execute(&body);
+    let mut long = first.execute(&request("abc", 2000));
+    long.wait_for("token");
+    let job = |id: &Value| json!({ "job_id": id });
+    let of_nobody = second.post("/cancel", &job(&json!("no-such-job")));
+    let of_another = second.post("/cancel", &job(&body["job_id"]));
+    assert_eq!(
+        (of_another.status, of_another.text()),
+        (202, of_nobody.text())
+    );
+    assert_eq!(stream.transcript().text(), scripted_text("abc", 200));
+    let started = worker.log.events("execute_start");
+    let own = first.post("/cancel", &job(&started[1]["job_id"]));
+    assert_eq!(own.status, 202);
+    assert_eq!(long.last().expect("an end").json()["code"], "CANCELLED");
 }
 
 #[test]

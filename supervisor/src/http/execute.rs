@@ -137,12 +137,16 @@ fn read_input(fields: &mut Fields<'_>, max_chars: usize) -> Option<Input> {
     fields.required("prompt", input)
 }
 
-/// Idempotent: an unknown or finished job is no error.
+/// Idempotent: an unknown or finished job is no error, and neither is one of another key, which
+/// goes on.
 pub async fn cancel(
     State(app): State<Arc<App>>,
     Extension(correlation): Extension<CorrelationId>,
     request: Request<Body>,
 ) -> Response {
+    // Where keys tell clients apart. Nobody learns here of the jobs of others.
+    let keys = app.keys.are_asked_for();
+    let owner = keys.then(|| client::of_request(request.extensions()));
     let read = async {
         let names: Names = |name| among(name, &[&["job_id"]]);
         let read = |mut fields: Fields<'_>| {
@@ -156,7 +160,7 @@ pub async fn cancel(
     match read.await {
         Ok((job_id, _)) => {
             if let Some(job_id) = job_id {
-                let live = app.engine.cancel(&job_id);
+                let live = app.engine.cancel(&job_id, owner);
                 tracing::info!(job_id, correlation_id = correlation.0, live, "cancel");
             }
             accepted()

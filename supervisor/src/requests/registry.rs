@@ -200,9 +200,13 @@ impl Registry {
         }
     }
 
+    /// With an owner, only among that client's jobs.
     #[must_use]
-    pub fn find(&self, job_id: &str) -> Option<RequestId> {
-        self.inner.lock().by_job.get(job_id).map(|it| it.id)
+    pub fn find(&self, job_id: &str, owner: Option<ClientId>) -> Option<RequestId> {
+        let inner = self.inner.lock();
+        let found = inner.by_job.get(job_id)?;
+        let is_theirs = owner.is_none_or(|owner| owner == found.client);
+        is_theirs.then_some(found.id)
     }
 
     #[must_use]
@@ -297,7 +301,7 @@ mod tests {
         assert_eq!(fill(BOB), 1);
         assert_eq!(fill(CLAIRE), 1);
         assert_eq!(fill(ClientId(4)), 0, "as many as were kept");
-        let bobs = registry.find(&format!("{BOB:?} 0")).unwrap();
+        let bobs = registry.find(&format!("{BOB:?} 0"), Some(BOB)).unwrap();
         registry.release(&format!("{BOB:?} 0"), bobs, Duration::ZERO);
         assert_eq!(fill(ANN), 0);
         assert_eq!(fill(BOB), 1, "he has no other any more");
