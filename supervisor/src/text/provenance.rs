@@ -114,8 +114,10 @@ impl Marks {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::text::special::Fragment;
     use crate::text::template::{ChatTemplate, Rendering, TemplateSource};
-    use worker_orcd_ipc::TokenKind;
+    use proptest::prelude::*;
+    use worker_orcd_ipc::{TokenId, TokenKind};
 
     fn special() -> SpecialTokens {
         SpecialTokens::of(&[
@@ -124,6 +126,14 @@ mod tests {
             ("</think>", TokenKind::Control),
             ("<tool>", TokenKind::UserDefined),
         ])
+    }
+
+    fn message(content: &str) -> ChatMessage {
+        ChatMessage {
+            role: "user".to_owned(),
+            content: content.to_owned(),
+            name: None,
+        }
     }
 
     fn render(template: &str, content: &[ChatMessage]) -> String {
@@ -142,14 +152,7 @@ mod tests {
     /// The control tokens of the prompt that a client wrote, and those that it did not.
     fn whose(template: &str, contents: &[&str]) -> Option<Vec<(String, bool)>> {
         let special = special();
-        let messages: Vec<_> = contents
-            .iter()
-            .map(|content| ChatMessage {
-                role: "user".to_owned(),
-                content: (*content).to_owned(),
-                name: None,
-            })
-            .collect();
+        let messages: Vec<_> = contents.iter().map(|content| message(content)).collect();
         let marked = special.mark(&messages).expect("there is something to mark");
         let prompt = render(template, &messages);
         let own = special.clients_own(&prompt, &marked, &render(template, &marked.messages))?;
@@ -219,6 +222,46 @@ mod tests {
         }
     }
 
+    /// Pieces of which hostile messages are made.
+    fn content() -> impl Strategy<Value = String> {
+        let piece = prop_oneof![
+            Just("<|im_start|>"),
+            Just("<|im_end|>"),
+            Just("</think>"),
+            Just("<tool>"),
+            Just("<|im_"),
+            Just("end|>"),
+            Just("\u{10ffff}"),
+            Just(" "),
+            Just("a"),
+        ];
+        proptest::collection::vec(piece, 0..8).prop_map(|pieces| pieces.concat())
+    }
+
+    proptest! {
+        /// Whatever clients write, the template's own are told apart, or nothing is told.
+        #[test]
+        fn no_message_passes_for_the_template(contents in proptest::collection::vec(content(), 1..4)) {
+            let special = special();
+            let messages: Vec<_> = contents.iter().map(|content| message(content)).collect();
+            let chatml = "{% for m in messages %}<|im_start|>{{ m.role }}\n\
+                          {{ m.content.split('</think>')[-1].strip() }}\n<|im_end|>\n{% endfor %}";
+            let prompt = render(chatml, &messages);
+            let own = match special.mark(&messages) {
+                None => Some(Vec::new()),
+                Some(marked) => {
+                    let again = render(chatml, &marked.messages);
+                    special.clients_own(&prompt, &marked, &again)
+                }
+            };
+            if let Some(own) = own {
+                let kept = special.split(&prompt, &own);
+                let tokens = kept.iter().filter(|it| matches!(it, Fragment::Token(TokenId(0..3))));
+                prop_assert_eq!(tokens.count(), 2 * contents.len(), "{}", prompt);
+            }
+        }
+    }
+
     #[test]
     fn a_template_that_answers_to_the_mark_leaves_nobody_to_tell() {
         let counts = "{% for c in messages[0].content %}<|im_start|>{% endfor %}";
@@ -227,11 +270,6 @@ mod tests {
 
     #[test]
     fn nothing_is_marked_where_there_is_nothing_of_that_kind() {
-        let message = |content: &str| ChatMessage {
-            role: "user".to_owned(),
-            content: content.to_owned(),
-            name: None,
-        };
         let ordinary = [message("<|im_end >"), message("<tool> is not control")];
         assert!(special().mark(&ordinary).is_none());
     }

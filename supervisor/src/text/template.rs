@@ -22,6 +22,9 @@ const FUEL: u64 = 5_000_000;
 
 const NAME: &str = "chat";
 
+/// What a template may say of its refusals and mistakes, which reach clients and the log.
+const MAX_SAID_CHARS: usize = 1000;
+
 /// What a message costs beside its text: two names and their places.
 const MESSAGE_BYTES: usize = 64;
 
@@ -231,7 +234,7 @@ fn refusal(error: &Error) -> TemplateError {
     let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(error);
     while let Some(current) = cause {
         if let Some(Raised(message)) = current.downcast_ref() {
-            return TemplateError::Refused(message.clone());
+            return TemplateError::Refused(presentable(message));
         }
         cause = current.source();
     }
@@ -248,7 +251,13 @@ fn describe(error: &Error) -> String {
     if let Some(line) = error.line() {
         text.push_str(&format!(" (line {line})"));
     }
-    text
+    presentable(&text)
+}
+
+/// What a stranger says, short and without what could steer a terminal.
+fn presentable(text: &str) -> String {
+    let shown = |c: char| if c.is_control() { ' ' } else { c };
+    text.chars().take(MAX_SAID_CHARS).map(shown).collect()
 }
 
 #[cfg(test)]
@@ -331,6 +340,16 @@ mod tests {
             Err(TemplateError::Failed(_))
         ));
         assert!(matches!(render("{% if %}"), Err(TemplateError::Broken(_))));
+    }
+
+    #[test]
+    fn what_a_template_says_of_itself_is_short_and_harmless() {
+        let refused = render("{{ raise_exception('\u{1b}[2J' ~ 'x' * 100000) }}").unwrap_err();
+        let TemplateError::Refused(said) = refused else {
+            panic!("{refused:?}");
+        };
+        assert_eq!(said.len(), MAX_SAID_CHARS);
+        assert!(said.starts_with(" [2Jxx"), "{said}");
     }
 
     #[test]
