@@ -78,6 +78,12 @@ fn beside_honest_clients(worker: &Worker, work: impl FnOnce(&Client)) {
     });
 }
 
+fn busy_interpreter(worker: &Worker) -> Option<u32> {
+    let pids = process::interpreters(worker.pid());
+    pids.into_iter()
+        .find(|pid| process::cpu_time(*pid) > Duration::from_millis(300))
+}
+
 #[test]
 fn a_template_that_kills_its_compiler_ends_chat_and_nothing_else() {
     for bomb in deadly_to_compile() {
@@ -180,6 +186,34 @@ fn a_template_that_does_not_end_is_stopped_at_its_deadline() {
 }
 
 #[test]
+fn a_short_conversation_waits_for_no_long_one() {
+    let (_dir, path) = model_with(&arsenal(&[endless()]));
+    let worker = Worker::with_model(&path)
+        .arg("--template-timeout", "10s")
+        .start();
+    let client = worker.client();
+    let answered = AtomicBool::new(false);
+    thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                let messages = json!([
+                    {"role": "user", "content": "x".repeat(100_000)},
+                    {"role": "user", "content": "endless"},
+                ]);
+                let body = json!({"messages": messages});
+                let refusal = client.post("/v1/chat/completions", &body);
+                assert_eq!(refusal.status, 400, "{}", refusal.text());
+                answered.store(true, Ordering::SeqCst);
+            });
+        }
+        wait::until("an interpreter at work", || busy_interpreter(&worker));
+        let answer = chat(&client, "hello");
+        assert_eq!(answer.status, 200, "{}", answer.text());
+        assert!(!answered.load(Ordering::SeqCst), "it waited for a long one");
+    });
+}
+
+#[test]
 fn a_worker_that_is_told_to_stop_does_not_wait_for_a_template() {
     let (_dir, path) = model_with(&arsenal(&[endless()]));
     let mut worker = Worker::with_model(&path)
@@ -196,12 +230,7 @@ fn a_worker_that_is_told_to_stop_does_not_wait_for_a_template() {
             body.to_string().as_bytes(),
         );
     });
-    let busy = |worker: &Worker| {
-        let pids = process::interpreters(worker.pid());
-        pids.into_iter()
-            .find(|pid| process::cpu_time(*pid) > Duration::from_millis(300))
-    };
-    let interpreter = wait::until("an interpreter at work", || busy(&worker));
+    let interpreter = wait::until("an interpreter at work", || busy_interpreter(&worker));
     worker.signal(nix::sys::signal::Signal::SIGTERM);
     let began = Instant::now();
     assert!(worker.wait_exit().success());
