@@ -364,7 +364,7 @@ impl Process {
 impl Drop for Process {
     fn drop(&mut self) {
         if let Err(error) = self.end() {
-            warn!(pid = self.child.id(), %error, "an interpreter cannot be waited for");
+            warn!(pid = self.child.id(), %error, "interpreter_unreaped");
         }
     }
 }
