@@ -17,8 +17,8 @@ use worker_orcd_gpu::serve::{Link, Loaded, serve};
 use worker_orcd_ipc::frame::write_frame;
 use worker_orcd_ipc::{
     ClientId, Command, DeviceSelector, Envelope, Event, FrameReader, Generation, LoadOrder,
-    ModelFacts, Preamble, RequestId, Sampling, Submission, TokenId, TokenizerFacts, TokenizerKind,
-    decode, encode,
+    ModelFacts, ModelFile, ModelIdentity, Preamble, RequestId, Sampling, Submission, TokenId,
+    TokenizerFacts, TokenizerKind, decode, encode,
 };
 
 #[path = "shared/shapes.rs"]
@@ -103,6 +103,7 @@ fn load(model: &support::Model) -> Result<Loaded, worker_orcd_ipc::Fault> {
             vocab_size: config.vocab_size as u32,
             context_length: 2048,
         },
+        identity: ModelIdentity([0; 16]),
         tokenizer: TokenizerFacts {
             kind: TokenizerKind::ByteLevelBpe,
             pre: String::new(),
@@ -133,6 +134,7 @@ impl Supervisor {
         self.socket.write_all(&Preamble::OURS.to_bytes())?;
         self.say(&Command::Load(LoadOrder {
             model_path: String::new(),
+            model_file: ModelFile::AtPath,
             device: DeviceSelector::Cuda(0),
             kv_cache_bytes: None,
             memory_permille: 900,

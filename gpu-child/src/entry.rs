@@ -1,6 +1,7 @@
 //! From `main` to [`serve`](crate::serve::serve): arguments, the tie to the parent, the socket;
 //! or to the answer of a probe.
 
+use crate::custody::Custody;
 use crate::device::cuda;
 use crate::exit;
 #[cfg(feature = "fault-injection")]
@@ -37,6 +38,9 @@ struct Serving {
     /// The supervisor's control socket.
     #[arg(long)]
     socket: PathBuf,
+    /// The supervisor's socket for descriptors. Without it the model file is not handed on.
+    #[arg(long)]
+    custody: Option<PathBuf>,
     /// Which child this is, counted from 1.
     #[arg(long)]
     generation: u32,
@@ -49,7 +53,7 @@ struct Serving {
 /// refuses those it was not told to expect.
 pub fn run<L>(features: &[&str], loader: L) -> !
 where
-    L: FnOnce(&LoadOrder, Progress<'_>) -> Result<Loaded, Fault>,
+    L: FnOnce(&LoadOrder, Option<&Custody>, Progress<'_>) -> Result<Loaded, Fault>,
 {
     exit::end_process_on_panic(None);
     let arguments = match Arguments::parse() {
@@ -74,6 +78,20 @@ where
         Ok(socket) => socket,
         Err(error) => end(ExitCode::Io, &format!("the control socket: {error}")),
     };
+    let custody = match arguments
+        .custody
+        .as_deref()
+        .map(Custody::connect)
+        .transpose()
+    {
+        Ok(custody) => custody,
+        Err(error) => end(
+            ExitCode::Io,
+            &format!("the socket for descriptors: {error}"),
+        ),
+    };
+    let loader =
+        move |order: &LoadOrder, progress: Progress<'_>| loader(order, custody.as_ref(), progress);
     let (generation, reader) = (Generation(arguments.generation), socket.clone());
     #[cfg(feature = "fault-injection")]
     let (socket, loader) = match fault_injection::rules() {

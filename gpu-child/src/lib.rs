@@ -6,7 +6,8 @@
 //!                           ├─ device    ─ sampler   (a step: tokens in, tokens out)
 //!                           ├─ trace                 (what the device saw, on request)
 //!                           └─ flight_recorder       (what it was doing, for after its death)
-//!           loader ─ model ─ gguf                    (an untrusted file, checked)
+//!           loader ─┬─ model ─ gguf                  (an untrusted file, checked)
+//!                   └─ custody                       (the open file, for the next child)
 //! ```
 //!
 //! Synchronous threads, no async runtime. The process is made to be killed at any moment: nothing
@@ -16,6 +17,7 @@
 //! Deliberately absent: text (the supervisor's), HTTP, retries, and any fallback from one device
 //! to another.
 
+pub mod custody;
 pub mod device;
 pub mod entry;
 pub mod exit;

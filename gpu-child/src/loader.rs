@@ -1,5 +1,10 @@
-//! An order to load becomes an executor: the file is opened, checked, and handed to the device.
+//! An order to load becomes an executor: the file is opened, or taken over from an earlier child,
+//! checked, and handed to the device.
+//!
+//! Its identity is taken of what will be computed with, where it lies, and not of the file: a file
+//! that is edited while it is read has no one content.
 
+use crate::custody::Custody;
 use crate::device::Executor;
 use crate::device::cpu::{CpuExecutor, CpuOptions};
 use crate::device::cuda::{CudaExecutor, CudaOptions, KvOrder};
@@ -7,15 +12,22 @@ use crate::model::{
     GgufFile, Header, ModelConfig, ModelError, ModelWeights, model_facts, tokenizer_facts,
 };
 use crate::serve::{Loaded, Progress};
+use std::fs::File;
 use std::path::Path;
-use worker_orcd_ipc::{DeviceSelector, Fault, LoadOrder};
+use twox_hash::xxhash3_128::Hasher;
+use worker_orcd_ipc::{Article, DeviceSelector, Fault, LoadOrder, ModelFile, ModelIdentity};
 
 /// # Errors
 /// [`Fault::DeviceUnavailable`], [`Fault::ModelLoad`] or [`Fault::InsufficientMemory`]: a new
-/// child would fail in the same way.
-pub fn load(order: &LoadOrder, progress: Progress<'_>) -> Result<Loaded, Fault> {
+/// child would fail in the same way. [`Fault::Io`] when a file that was to be taken over is not
+/// there.
+pub fn load(
+    order: &LoadOrder,
+    custody: Option<&Custody>,
+    progress: Progress<'_>,
+) -> Result<Loaded, Fault> {
     let path = Path::new(&order.model_path);
-    let file = GgufFile::open(path).map_err(|error| fault(error.into()))?;
+    let file = model_file(order, custody, path)?;
     let header = file.header().map_err(|error| fault(error.into()))?;
     let sequence_tokens = sequence_tokens(order, &header).map_err(fault)?;
     let config = ModelConfig::from_gguf(&header, Some(sequence_tokens)).map_err(fault)?;
@@ -33,33 +45,64 @@ pub fn load(order: &LoadOrder, progress: Progress<'_>) -> Result<Loaded, Fault> 
         model: model.name.clone(),
     };
     let mut progress = |done, total| progress(done, total);
-    let executor: Box<dyn Executor> = match order.device {
+    let (executor, weights): (Box<dyn Executor>, u128) = match order.device {
         DeviceSelector::Cpu => {
             let options = shape.cpu(order);
-            Box::new(CpuExecutor::load(
-                &config,
-                &weights,
-                &options,
-                &mut progress,
-            )?)
+            let executor = CpuExecutor::load(&config, &weights, &options, &mut progress)?;
+            let checksum = executor.weights_checksum();
+            (Box::new(executor), checksum)
         }
         DeviceSelector::Cuda(ordinal) => {
             let options = shape.cuda(order, ordinal);
-            Box::new(CudaExecutor::load(
-                &config,
-                &weights,
-                Some(file.bytes()),
-                &options,
-                &mut progress,
-            )?)
+            let bytes = Some(file.bytes());
+            let executor = CudaExecutor::load(&config, &weights, bytes, &options, &mut progress)?;
+            let checksum = executor.weights_checksum();
+            (Box::new(executor), checksum)
         }
     };
+    if let (ModelFile::AtPath, Some(custody)) = (order.model_file, custody)
+        && let Err(error) = custody.hand_over(Article::ModelFile, &file)
+    {
+        // The supervisor notices, says so, and lets the next child open the path.
+        eprintln!("worker-orcd-gpu: the model file cannot be handed over: {error}");
+    }
     Ok(Loaded {
         executor,
         model,
+        identity: identity(&config, weights),
         tokenizer,
         max_sequence_tokens: sequence_tokens,
     })
+}
+
+fn model_file(
+    order: &LoadOrder,
+    custody: Option<&Custody>,
+    path: &Path,
+) -> Result<GgufFile, Fault> {
+    let file = match order.model_file {
+        ModelFile::AtPath => GgufFile::open(path),
+        ModelFile::HandedOver => {
+            let none = || std::io::Error::other("there is no socket for descriptors");
+            let taken = custody
+                .ok_or_else(none)
+                .and_then(|it| it.take(Article::ModelFile));
+            let taken = taken.map_err(|error| Fault::Io {
+                message: format!("the open model file: {error}"),
+            })?;
+            GgufFile::map(File::from(taken), path)
+        }
+    };
+    file.map_err(|error| fault(error.into()))
+}
+
+/// `Debug` writes every field of the configuration, and every float in as many digits as tell it
+/// from its neighbours.
+fn identity(config: &ModelConfig, weights: u128) -> ModelIdentity {
+    let mut hasher = Hasher::new();
+    hasher.write(format!("{config:?}").as_bytes());
+    hasher.write(&weights.to_le_bytes());
+    ModelIdentity(hasher.finish_128().to_le_bytes())
 }
 
 /// What every device is told.
@@ -111,3 +154,6 @@ fn fault(error: ModelError) -> Fault {
         message: error.to_string(),
     }
 }
+
+#[cfg(test)]
+mod tests;

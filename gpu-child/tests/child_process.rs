@@ -12,8 +12,8 @@ use worker_orcd_gpu::model::{Architecture, tiny_model::tiny_model};
 use worker_orcd_ipc::frame::write_frame;
 use worker_orcd_ipc::{
     ClientId, Command, DeviceSelector, Envelope, Event, ExitCode, Fault, FinishReason, FrameReader,
-    Generation, LoadOrder, Preamble, ReadyReport, RequestId, Sampling, Submission, TokenId,
-    TraceOrder, decode, encode,
+    Generation, LoadOrder, ModelFile, Preamble, ReadyReport, RequestId, Sampling, Submission,
+    TokenId, TraceOrder, decode, encode,
 };
 
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -77,6 +77,7 @@ impl Supervisor {
                 .to_str()
                 .unwrap()
                 .to_owned(),
+            model_file: ModelFile::AtPath,
             device: DeviceSelector::Cpu,
             kv_cache_bytes: Some(1 << 20),
             memory_permille: 900,

@@ -23,6 +23,7 @@ pub enum Command {
 pub struct LoadOrder {
     /// Path of a GGUF file, readable by the child. The supervisor never opens it.
     pub model_path: String,
+    pub model_file: ModelFile,
     pub device: DeviceSelector,
     /// Bytes of KV cache; `None` lets the child take what its device can spare.
     pub kv_cache_bytes: Option<u64>,
@@ -40,6 +41,17 @@ pub struct LoadOrder {
     /// Reuse KV pages of equal prefixes between requests.
     pub prefix_cache: bool,
     pub trace: Option<TraceOrder>,
+}
+
+/// Which file is the model.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ModelFile {
+    /// The one at the path. The child that opens it hands it over
+    /// ([`Article::ModelFile`](crate::Article::ModelFile)) before it is ready.
+    AtPath,
+    /// The one that an earlier child handed over, and that waits on the socket for descriptors:
+    /// whatever has become of the path since.
+    HandedOver,
 }
 
 /// Where the logits trace goes.

@@ -3,7 +3,7 @@
 use crate::fault::Fault;
 use crate::ids::{Generation, RequestId, TokenId};
 use crate::memory::MemoryReport;
-use crate::model::{DeviceFacts, ModelFacts, TokenizerFacts};
+use crate::model::{DeviceFacts, ModelFacts, ModelIdentity, TokenizerFacts};
 use serde::{Deserialize, Serialize};
 
 /// Every frame that travels up: who speaks, and what is said.
@@ -50,6 +50,7 @@ pub struct ChildHello {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ReadyReport {
     pub model: ModelFacts,
+    pub identity: ModelIdentity,
     pub tokenizer: TokenizerFacts,
     pub device: DeviceFacts,
     pub memory: MemoryReport,

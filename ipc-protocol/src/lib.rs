@@ -14,6 +14,7 @@
 //! * [`fault`] names what can go wrong in a child and gives each cause of death an exit code.
 //! * [`frame`] cuts a byte stream into frames and never does I/O; [`codec`] is the only file
 //!   that names bincode.
+//! * [`custody`] is what crosses the other socket, the one for descriptors.
 //! * [`flight`] is what a child leaves behind: a ring of records in shared memory, no message.
 //! * [`probe`] is the question that comes before any child.
 //!
@@ -24,6 +25,7 @@
 
 pub mod codec;
 pub mod command;
+pub mod custody;
 pub mod event;
 pub mod fault;
 pub mod flight;
@@ -34,7 +36,10 @@ pub mod model;
 pub mod probe;
 
 pub use codec::{CodecError, decode, encode};
-pub use command::{Command, DeviceSelector, LoadOrder, Sampling, Submission, TraceOrder};
+pub use command::{
+    Command, DeviceSelector, LoadOrder, ModelFile, Sampling, Submission, TraceOrder,
+};
+pub use custody::{Article, NotAnArticle};
 pub use event::{
     ChildHello, EmittedToken, Envelope, Event, FinishReason, Finished, HEARTBEAT_INTERVAL_MS,
     Heartbeat, Load, ReadyReport, StepReport,
@@ -42,10 +47,10 @@ pub use event::{
 pub use fault::{ExitCode, Fault};
 pub use frame::{FrameError, FrameReader, MAX_FRAME_BYTES, PREAMBLE_BYTES, Preamble};
 pub use ids::{ClientId, Generation, RequestId, TokenId};
-pub use memory::MemoryReport;
-pub use model::{DeviceFacts, ModelFacts, TokenKind, TokenizerFacts, TokenizerKind};
+pub use memory::{MemoryBound, MemoryReport};
+pub use model::{DeviceFacts, ModelFacts, ModelIdentity, TokenKind, TokenizerFacts, TokenizerKind};
 pub use probe::{PROBE_FLAG, PROBE_LINE_BYTES};
 
 /// Sent in the clear in the [`Preamble`], before any bincode: two versions that cannot read
 /// each other's messages can still read this and say so.
-pub const PROTOCOL_VERSION: u16 = 2;
+pub const PROTOCOL_VERSION: u16 = 3;

@@ -3,11 +3,13 @@
 use serde::{Deserialize, Serialize};
 
 /// `None` means unknown, never zero. On the CPU device "device memory" is host memory, and
-/// `total`/`free` are the machine's.
+/// `total`/`free` are those of `bound`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MemoryReport {
     pub total_bytes: Option<u64>,
     pub free_bytes: Option<u64>,
+    /// What `total` and `free` are those of.
+    pub bound: Option<MemoryBound>,
     pub weights_bytes: u64,
     pub kv_capacity_bytes: u64,
     pub kv_used_bytes: u64,
@@ -21,4 +23,25 @@ pub struct MemoryReport {
     pub resident: Option<bool>,
     /// How often all of the weights were found to be what was loaded.
     pub weights_checked: u64,
+}
+
+/// Which memory ends first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum MemoryBound {
+    /// The GPU's own.
+    Device,
+    Machine,
+    /// A control group that the child is in, or one above it.
+    ControlGroup,
+}
+
+impl MemoryBound {
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Device => "device",
+            Self::Machine => "machine",
+            Self::ControlGroup => "control_group",
+        }
+    }
 }

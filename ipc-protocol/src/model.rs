@@ -2,6 +2,7 @@
 
 use crate::ids::TokenId;
 use serde::{Deserialize, Serialize};
+use std::fmt;
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ModelFacts {
@@ -24,6 +25,17 @@ pub struct ModelFacts {
     pub vocab_size: u32,
     /// `{arch}.context_length`: what the model was trained for, in tokens.
     pub context_length: u32,
+}
+
+/// Of everything that the next token's computation reads: each byte of the weights as they were
+/// placed, and each hyperparameter. Two loads on one device with equal identities compute the same.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ModelIdentity(pub [u8; 16]);
+
+impl fmt::Display for ModelIdentity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
 }
 
 /// `tokenizer.ggml.*` of a GGUF file, so that the supervisor can build a tokenizer without

@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::fs;
 use support::{Message, golden_dir, regenerating, samples};
-use worker_orcd_ipc::{PROTOCOL_VERSION, Preamble, decode};
+use worker_orcd_ipc::{Article, PROTOCOL_VERSION, Preamble, decode};
 
 #[test]
 fn every_message_kind_has_the_bytes_of_its_golden_file() {
@@ -37,11 +37,24 @@ fn the_preamble_has_the_bytes_of_its_golden_file() {
 }
 
 #[test]
+fn an_article_of_custody_has_the_byte_of_its_golden_file() {
+    let [article @ Article::ModelFile] = Article::ALL;
+    check(
+        "article-model-file",
+        "Article ModelFile",
+        &[article.to_byte()],
+    );
+}
+
+#[test]
 fn no_golden_file_is_left_without_a_message() {
     let expected: BTreeSet<String> = samples::all()
         .into_iter()
         .map(|(name, _)| format!("{name}.hex"))
-        .chain(["preamble.hex".to_owned()])
+        .chain([
+            "article-model-file.hex".to_owned(),
+            "preamble.hex".to_owned(),
+        ])
         .collect();
     let found: BTreeSet<String> = fs::read_dir(golden_dir())
         .expect("tests/golden")

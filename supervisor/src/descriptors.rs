@@ -25,8 +25,12 @@ pub const KEPT_BACK: &[(&str, u64)] = &[
     ),
     ("our signals", 2),
     (
-        "two children, of which one dies: socket, pidfd, two pipes, recorder each",
-        10,
+        "two children, of which one dies: two sockets, pidfd, two pipes, recorder each",
+        12,
+    ),
+    (
+        "the model file, and a connection that is not the child's",
+        2,
     ),
     (
         "the making of a child: its door, pipes' other ends, recorder, exec's own pipe",
@@ -44,7 +48,7 @@ pub const KEPT_BACK: &[(&str, u64)] = &[
     ("the callback and its name's look-up", 4),
     ("settings that are read again", 2),
     ("probes", PROBE_CONNECTIONS as u64),
-    ("whatever was forgotten", 7),
+    ("whatever was forgotten", 3),
 ];
 
 /// For a listener: itself, and the connection that it has accepted and found no place for yet.

@@ -11,16 +11,19 @@
 //! Nothing in it waits for one thing alone, and nothing in it takes long: building a tokenizer
 //! happens on another thread, writing to the child goes into a buffer.
 //!
-//! * [`words`] what the child's messages mean; [`flood`] how many are too many; [`post_mortem`]
+//! * [`keeping`] the open model file between two children; [`words`] what the child's messages
+//!   mean; [`flood`] how many are too many; [`post_mortem`]
 //!   what is handed to the crash log; [`witness`] what the GPU's driver adds to it; [`news`] what
 //!   the driver tells the world about all this: log lines and snapshots.
 
 mod flood;
+mod keeping;
 mod news;
 mod post_mortem;
 mod witness;
 mod words;
 
+use crate::child::custody::{Custody, KeptModel};
 use crate::child::flight_recorder::FlightRecorder;
 use crate::child::link::LinkError;
 use crate::child::output::log_lines;
@@ -32,6 +35,7 @@ use crate::crash::CrashLog;
 use crate::driver::flood::FloodGate;
 use crate::driver::news::News;
 use crate::driver::witness::GpuWatch;
+use crate::engine::model::Unfit;
 use crate::engine::{Ended, EngineSettings, LoadedModel, Phase, Refusal, Shared};
 use crate::error_code::ErrorCode;
 use crate::requests::live::Control;
@@ -64,7 +68,9 @@ pub(crate) struct Driver {
     effects: VecDeque<Effect>,
     child: Option<Child>,
     /// Where the process that is being made will knock.
-    door: Option<(Generation, Door)>,
+    door: Option<(Generation, Door, Option<Custody>)>,
+    /// The first child's open model file, for all later ones.
+    kept_model: Option<KeptModel>,
     /// Of the child that is or is being made; what the dead one wrote is read from here.
     recorder: Option<FlightRecorder>,
     /// It stood still by a signal when it had to be killed.
@@ -90,7 +96,7 @@ pub(crate) struct Driver {
 #[derive(Debug)]
 struct Building {
     generation: Generation,
-    model: JoinHandle<Result<LoadedModel, TextError>>,
+    model: JoinHandle<Result<LoadedModel, Unfit>>,
 }
 
 impl Driver {
@@ -126,6 +132,7 @@ impl Driver {
             effects: effects.into(),
             child: None,
             door: None,
+            kept_model: None,
             recorder: None,
             was_stopped: false,
             building: None,
@@ -206,10 +213,10 @@ impl Driver {
     fn on_spawned(&mut self, spawned: Spawned) {
         let generation = spawned.generation;
         let process = spawned.outcome.and_then(|child| adopt(child, generation));
-        let door = self.door.take_if(|(expected, _)| *expected == generation);
+        let door = self.door.take_if(|(expected, ..)| *expected == generation);
         let event = match (process, door) {
-            (Ok(process), Some((_, door))) => {
-                let child = Child::new(generation, process, door);
+            (Ok(process), Some((_, door, custody))) => {
+                let child = Child::new(generation, process, door, custody);
                 let pid = child.pid;
                 self.news.spawned(generation, pid);
                 self.crashes.respawned(Instant::now());
@@ -232,13 +239,14 @@ impl Driver {
         self.tell(Event::Child { generation, event });
     }
 
-    fn on_built(&mut self, (generation, built): (Generation, Result<LoadedModel, TextError>)) {
+    fn on_built(&mut self, (generation, built): (Generation, Result<LoadedModel, Unfit>)) {
         let event = match built {
             Ok(model) => {
                 self.install(model);
                 ChildEvent::Ready
             }
-            Err(error) => ChildEvent::Unservable(error.to_string()),
+            Err(Unfit::OtherModel) => ChildEvent::ModelChanged,
+            Err(Unfit::Text(error)) => ChildEvent::Unservable(error.to_string()),
         };
         self.tell(Event::Child { generation, event });
     }
@@ -314,7 +322,8 @@ impl Driver {
             Effect::Spawn { generation } => self.spawn(generation),
             Effect::Load { .. } => {
                 self.gpu.load_begins(Instant::now());
-                self.send(&Command::Load(self.settings.load.clone()));
+                let order = self.order_to_load();
+                self.send(&Command::Load(order));
             }
             Effect::Serve { .. } => self.serve(),
             Effect::Suspend { .. } => self.requests.suspend(),
@@ -369,27 +378,24 @@ impl Driver {
             .inspect_err(|error| warn!(%error, "flight_recorder_missing"));
         let (for_child, recorder) = recorder.ok().unzip();
         self.recorder = recorder;
+        // So does one without this, as long as nobody touches the model file.
+        let custody = dir.open_custody(generation);
+        let custody = custody
+            .inspect_err(|error| warn!(%error, "a socket for descriptors cannot be made"))
+            .ok();
         spawner.order(SpawnOrder {
             generation,
             program: self.settings.child_binary.clone(),
             socket: door.path().to_owned(),
+            custody: custody.as_ref().map(|custody| custody.path().to_owned()),
             recorder: for_child,
         });
-        self.door = Some((generation, door));
+        self.door = Some((generation, door, custody));
         Ok(())
     }
 
     fn install(&mut self, model: LoadedModel) {
         let model = Arc::new(model);
-        if let Some(before) = &self.model
-            && !before.is_same_model(&model)
-        {
-            let failure = Failure::new(
-                ErrorCode::WorkerUnhealthy,
-                "the model file was replaced by another while the job was waiting",
-            );
-            self.requests.fail_all(&failure, Instant::now());
-        }
         self.shared.registry.set_slots(model.max_running as usize);
         *self.shared.model.write() = Some(Arc::clone(&model));
         self.model = Some(model);
@@ -467,6 +473,7 @@ impl Driver {
                     .snapshot(&self.machine, &self.requests, &self.shared.registry);
             snapshot.faults.crash_reports = self.crashes.reported();
             snapshot.gpu = self.gpu.snapshot().clone();
+            snapshot.model_kept_open = self.kept_model.is_some();
             *self.shared.snapshot.write() = Arc::new(snapshot);
         }
     }
@@ -495,16 +502,14 @@ async fn next_sign(child: &mut Option<Child>) -> Sign {
     }
 }
 
-async fn next_model(
-    building: &mut Option<Building>,
-) -> (Generation, Result<LoadedModel, TextError>) {
+async fn next_model(building: &mut Option<Building>) -> (Generation, Result<LoadedModel, Unfit>) {
     let Some(Building { generation, model }) = building else {
         return std::future::pending().await;
     };
     let generation = *generation;
     let built = model
         .await
-        .unwrap_or_else(|error| Err(TextError::Malformed(error.to_string())));
+        .unwrap_or_else(|error| Err(TextError::Malformed(error.to_string()).into()));
     *building = None;
     (generation, built)
 }

@@ -245,7 +245,8 @@ impl Ended {
             | SupervisorExit::DrainIncomplete
             | SupervisorExit::StoppedAtOnce
             | SupervisorExit::GpuNeedsReset
-            | SupervisorExit::NodeNeedsReboot => ErrorCode::WorkerUnhealthy,
+            | SupervisorExit::NodeNeedsReboot
+            | SupervisorExit::ModelChanged => ErrorCode::WorkerUnhealthy,
         };
         Failure::new(code, self.reason.clone())
     }

@@ -3,7 +3,8 @@
 
 use crate::script::{EOS, VOCAB_SIZE};
 use worker_orcd_ipc::{
-    DeviceFacts, MemoryReport, ModelFacts, ReadyReport, TokenKind, TokenizerFacts, TokenizerKind,
+    DeviceFacts, MemoryReport, ModelFacts, ModelIdentity, ReadyReport, TokenKind, TokenizerFacts,
+    TokenizerKind,
 };
 
 /// Each message as `<role>content`, and a mark where the answer begins.
@@ -13,12 +14,16 @@ pub const CHAT_TEMPLATE: &str = "{% for message in messages %}<{{ message.role }
 /// The longest prompt that the contract allows, in four-byte characters.
 pub const CONTEXT_TOKENS: u32 = 131_072;
 
+/// There are no weights, and they never change.
+pub const IDENTITY: ModelIdentity = ModelIdentity([0x0d; 16]);
+
 const WEIGHTS_BYTES: u64 = 1000;
 
 #[must_use]
 pub fn ready_report(max_running: u32, max_sequence_tokens: Option<u32>) -> ReadyReport {
     ReadyReport {
         model: model(),
+        identity: IDENTITY,
         tokenizer: tokenizer(),
         device: device(),
         memory: memory(),

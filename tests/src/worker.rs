@@ -230,6 +230,13 @@ impl WorkerBuilder {
         self
     }
 
+    /// Another model than the part would get by itself.
+    #[must_use]
+    pub fn model(mut self, path: impl Into<PathBuf>) -> Self {
+        self.model = path.into();
+        self
+    }
+
     /// Any free port unless this says which.
     #[must_use]
     pub fn port(mut self, port: u16) -> Self {

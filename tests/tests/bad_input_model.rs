@@ -3,7 +3,8 @@
 use serde_json::json;
 use std::fs;
 use std::path::Path;
-use worker_orcd_gpu::model::{Architecture, tiny_model::tiny_model};
+use worker_orcd_gpu::model::tiny_model::{VOCAB, tiny_model};
+use worker_orcd_gpu::model::{Architecture, Meta};
 use worker_orcd_tests::hostile_gguf::headers;
 use worker_orcd_tests::model::real_model;
 use worker_orcd_tests::worker::{describe, request};
@@ -98,6 +99,33 @@ fn a_template_that_cannot_be_compiled_ends_chat_and_nothing_else() {
         refusal.text()
     );
     worker.assert_serves();
+}
+
+#[test]
+fn a_template_or_token_beyond_all_measure_is_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("m.gguf");
+    let template = "x".repeat(50 << 20);
+    let mut tokens = vec![String::new(); VOCAB as usize];
+    tokens[7] = "t".repeat(100 << 20);
+    let many = Meta::Strings(vec![String::new(); 4 << 20]);
+    for (key, value) in [
+        ("tokenizer.chat_template", Meta::Str(template.clone())),
+        ("tokenizer.ggml.tokens", Meta::Strings(tokens)),
+        ("tokenizer.ggml.merges", many),
+        ("tokenizer.ggml.model", Meta::Str(template.clone())),
+        ("general.architecture", Meta::Str(template.clone())),
+        ("general.name", Meta::Str(template)),
+    ] {
+        let file = tiny_model(Architecture::Llama).meta(key, value);
+        fs::write(&path, file.build()).unwrap();
+        let named = match key {
+            // The sum of both lists is what counts.
+            "tokenizer.ggml.merges" => "a vocabulary of",
+            key => key,
+        };
+        is_refused(&path, named);
+    }
 }
 
 #[test]

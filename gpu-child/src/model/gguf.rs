@@ -22,35 +22,51 @@ pub use header::{Header, TensorInfo, parse};
 pub use value::{Array, Value, ValueType};
 
 use memmap2::Mmap;
-use std::fs::File;
+use nix::libc::{O_NOCTTY, O_NONBLOCK};
+use std::fs::{self, File, FileType, OpenOptions};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::fs::{FileTypeExt as _, OpenOptionsExt as _};
 use std::path::Path;
 use worker_orcd_kernels::TensorType;
 
-/// A model file, mapped read-only.
+/// A model file, open and mapped read-only.
 #[derive(Debug)]
 pub struct GgufFile {
+    file: File,
     map: Mmap,
 }
 
 impl GgufFile {
-    /// Maps the file; nothing of it is read yet.
+    /// Opens and maps the file; nothing of it is read yet.
     ///
     /// # Errors
-    /// [`GgufError::Io`] when it cannot be opened or mapped.
+    /// [`GgufError::Io`] when it cannot be opened or mapped, or is no regular file.
     pub fn open(path: &Path) -> Result<Self, GgufError> {
-        let io = |source| GgufError::Io {
-            path: path.to_owned(),
-            source,
-        };
-        let file = File::open(path).map_err(io)?;
-        if !file.metadata().map_err(io)?.is_file() {
-            return Err(io(std::io::Error::other("not a regular file")));
-        }
+        let io = |source| named(path, source);
+        // First, because to open a device can be to set it going.
+        check_type(fs::metadata(path).map_err(io)?.file_type()).map_err(io)?;
+        let file = OpenOptions::new()
+            .read(true)
+            // In case it has become a FIFO since: those wait for a writer.
+            .custom_flags(O_NONBLOCK | O_NOCTTY)
+            .open(path)
+            .map_err(io)?;
+        Self::map(file, path)
+    }
+
+    /// Maps a file that is open already; `path` is what it is called in errors.
+    ///
+    /// # Errors
+    /// As for [`open`](Self::open).
+    pub fn map(file: File, path: &Path) -> Result<Self, GgufError> {
+        let io = |source| named(path, source);
+        check_type(file.metadata().map_err(io)?.file_type()).map_err(io)?;
         // SAFETY: the map is read-only and private to this process. Somebody who truncates the
         // file under it makes a later read end in SIGBUS: that kills this child, which is made
         // to be killed, and no value is ever read outside the map.
         let map = unsafe { Mmap::map(&file) }.map_err(io)?;
-        Ok(Self { map })
+        Ok(Self { file, map })
     }
 
     #[must_use]
@@ -63,6 +79,33 @@ impl GgufFile {
     pub fn header(&self) -> Result<Header<'_>, GgufError> {
         parse(&self.map)
     }
+}
+
+/// The open file, for whoever maps it next.
+impl AsFd for GgufFile {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+}
+
+fn named(path: &Path, source: io::Error) -> GgufError {
+    GgufError::Io {
+        path: path.to_owned(),
+        source,
+    }
+}
+
+fn check_type(found: FileType) -> io::Result<()> {
+    let what = match found {
+        regular if regular.is_file() => return Ok(()),
+        other if other.is_dir() => "a directory",
+        other if other.is_fifo() => "a FIFO",
+        other if other.is_socket() => "a socket",
+        other if other.is_char_device() => "a character device",
+        other if other.is_block_device() => "a block device",
+        _ => "something else",
+    };
+    Err(io::Error::other(format!("{what}, not a regular file")))
 }
 
 /// One tensor in the mapped file. `rows * row_bytes == data.len()`.

@@ -4,7 +4,7 @@
 use super::error::ModelError;
 use super::gguf::{GgufError, Header};
 use std::collections::HashMap;
-use worker_orcd_ipc::{TokenId, TokenKind, TokenizerFacts, TokenizerKind};
+use worker_orcd_ipc::{MAX_FRAME_BYTES, TokenId, TokenKind, TokenizerFacts, TokenizerKind};
 
 /// Texts that end a turn in some family of chat models. Files mark the right token in many ways
 /// or not at all, so llama.cpp goes by the text (its issue 9606), and this list is its list.
@@ -64,13 +64,26 @@ const ADD_BOS: [&str; 8] = [
     "tekken",
 ];
 
+/// Templates of well-known models have some kilobytes.
+const MAX_TEMPLATE_BYTES: usize = 1 << 20;
+
+/// What all tokens and merges may take on the wire: with the largest template it still fits a
+/// frame. Vocabularies of well-known models take a fifth of it.
+const MAX_VOCABULARY_BYTES: usize = 30 << 20;
+const _: () = assert!(MAX_VOCABULARY_BYTES + MAX_TEMPLATE_BYTES < MAX_FRAME_BYTES);
+
 /// # Errors
 /// When the tokenizer's model is not supported, a list is missing or has another length than the
-/// vocabulary, or a special token is outside it.
+/// vocabulary, a special token is outside it, or all of it is too much to be told.
 pub fn tokenizer_facts(header: &Header<'_>) -> Result<TokenizerFacts, ModelError> {
     let kind = kind(header)?;
     let is_bpe = kind == TokenizerKind::ByteLevelBpe;
     let tokens = required(header.strings(TOKENS)?, TOKENS)?;
+    let merges = match is_bpe {
+        true => required(header.strings(MERGES)?, MERGES)?,
+        false => Vec::new(),
+    };
+    check_size(&tokens, &merges)?;
     let special = Special {
         header,
         n_tokens: tokens.len(),
@@ -105,11 +118,7 @@ pub fn tokenizer_facts(header: &Header<'_>) -> Result<TokenizerFacts, ModelError
         } else {
             scores(header, tokens.len())?
         },
-        merges: if is_bpe {
-            owned(required(header.strings(MERGES)?, MERGES)?)
-        } else {
-            Vec::new()
-        },
+        merges: owned(merges),
         bos,
         eos,
         end_of_generation,
@@ -118,7 +127,9 @@ pub fn tokenizer_facts(header: &Header<'_>) -> Result<TokenizerFacts, ModelError
             .unwrap_or(!is_bpe || pre.is_some_and(|pre| ADD_BOS.contains(&pre))),
         add_eos: flag("tokenizer.ggml.add_eos_token")?.unwrap_or(false),
         add_space_prefix: flag("tokenizer.ggml.add_space_prefix")?.unwrap_or(!is_bpe),
-        chat_template: header.str("tokenizer.chat_template")?.map(str::to_owned),
+        chat_template: header
+            .text("tokenizer.chat_template", MAX_TEMPLATE_BYTES)?
+            .map(str::to_owned),
         tokens: owned(tokens),
     })
 }
@@ -226,6 +237,18 @@ fn check_length(key: &str, found: usize, n_tokens: usize) -> Result<(), ModelErr
         key,
         format!("{found} entries for {n_tokens} tokens"),
     ))
+}
+
+/// Beside its text, a token has a length, a kind, a score, and perhaps a place in the list of ends.
+fn check_size(tokens: &[&str], merges: &[&str]) -> Result<(), ModelError> {
+    const BESIDE_TEXT: usize = 16;
+    let texts = tokens.iter().chain(merges);
+    let bytes: usize = texts.map(|text| text.len() + BESIDE_TEXT).sum();
+    if bytes <= MAX_VOCABULARY_BYTES {
+        return Ok(());
+    }
+    let message = format!("a vocabulary of {bytes} bytes; at most {MAX_VOCABULARY_BYTES} are told");
+    Err(ModelError::bad_value(TOKENS, message))
 }
 
 fn required<T>(value: Option<T>, key: &str) -> Result<T, ModelError> {

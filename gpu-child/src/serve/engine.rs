@@ -108,6 +108,7 @@ impl<'a> Engine<'a> {
         let Loaded {
             executor,
             model,
+            identity,
             tokenizer,
             max_sequence_tokens,
         } = loaded;
@@ -132,6 +133,7 @@ impl<'a> Engine<'a> {
         let memory = executor.memory();
         let ready = ReadyReport {
             model,
+            identity,
             tokenizer,
             device,
             memory,

@@ -36,7 +36,9 @@ use std::io::Read;
 use std::sync::Arc;
 use std::sync::mpsc::sync_channel;
 use std::thread;
-use worker_orcd_ipc::{ChildHello, Event, Fault, LoadOrder, ModelFacts, TokenizerFacts};
+use worker_orcd_ipc::{
+    ChildHello, Event, Fault, LoadOrder, ModelFacts, ModelIdentity, TokenizerFacts,
+};
 
 /// Commands that may wait for the engine. The supervisor bounds what it submits far below this; a
 /// peer that fills it is not following the protocol.
@@ -50,6 +52,7 @@ const COMMAND_QUEUE: usize = 8192;
 pub struct Loaded {
     pub executor: Box<dyn Executor>,
     pub model: ModelFacts,
+    pub identity: ModelIdentity,
     pub tokenizer: TokenizerFacts,
     /// Prompt plus completion of one request.
     pub max_sequence_tokens: u32,

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use worker_orcd_ipc::frame::write_frame;
 use worker_orcd_ipc::{
     ClientId, Command, DeviceSelector, Envelope, ExitCode, FinishReason, FrameReader, Generation,
-    Preamble, RequestId, Sampling, StepReport, Submission, TokenId, decode, encode,
+    ModelFile, Preamble, RequestId, Sampling, StepReport, Submission, TokenId, decode, encode,
 };
 
 const VOCAB: u32 = 100;
@@ -156,6 +156,7 @@ impl Supervisor {
 fn order() -> LoadOrder {
     LoadOrder {
         model_path: "test".into(),
+        model_file: ModelFile::AtPath,
         device: DeviceSelector::Cpu,
         kv_cache_bytes: None,
         memory_permille: 900,

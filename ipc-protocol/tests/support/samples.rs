@@ -6,9 +6,9 @@
 use super::Message;
 use worker_orcd_ipc::{
     ChildHello, ClientId, Command, DeviceFacts, DeviceSelector, EmittedToken, Envelope, Event,
-    Fault, FinishReason, Finished, Generation, Heartbeat, Load, LoadOrder, MemoryReport,
-    ModelFacts, ReadyReport, RequestId, Sampling, StepReport, Submission, TokenId, TokenKind,
-    TokenizerFacts, TokenizerKind, TraceOrder,
+    Fault, FinishReason, Finished, Generation, Heartbeat, Load, LoadOrder, MemoryBound,
+    MemoryReport, ModelFacts, ModelFile, ModelIdentity, ReadyReport, RequestId, Sampling,
+    StepReport, Submission, TokenId, TokenKind, TokenizerFacts, TokenizerKind, TraceOrder,
 };
 
 /// `(file stem, message)`, one for each kind.
@@ -83,6 +83,10 @@ fn commands() -> Vec<Command> {
 fn load_order(device: DeviceSelector) -> LoadOrder {
     LoadOrder {
         model_path: "/m.gguf".to_owned(),
+        model_file: match device {
+            DeviceSelector::Cpu => ModelFile::AtPath,
+            DeviceSelector::Cuda(_) => ModelFile::HandedOver,
+        },
         device,
         kv_cache_bytes: Some(1 << 20),
         memory_permille: 900,
@@ -156,6 +160,7 @@ fn ready() -> ReadyReport {
             vocab_size: 3,
             context_length: 128,
         },
+        identity: ModelIdentity(std::array::from_fn(|i| 0xa0 + i as u8)),
         tokenizer: tokenizer(),
         device: DeviceFacts {
             id: "cuda:1".to_owned(),
@@ -200,6 +205,7 @@ fn memory() -> MemoryReport {
     MemoryReport {
         total_bytes: Some(1 << 40),
         free_bytes: None,
+        bound: Some(MemoryBound::ControlGroup),
         weights_bytes: 98_000_000,
         kv_capacity_bytes: 1 << 24,
         kv_used_bytes: 300,

@@ -7,9 +7,9 @@ use proptest::option::of;
 use proptest::prelude::*;
 use worker_orcd_ipc::{
     ChildHello, ClientId, Command, DeviceFacts, DeviceSelector, EmittedToken, Envelope, Event,
-    Fault, FinishReason, Finished, Generation, Heartbeat, Load, LoadOrder, MemoryReport,
-    ModelFacts, ReadyReport, RequestId, Sampling, StepReport, Submission, TokenId, TokenKind,
-    TokenizerFacts, TokenizerKind, TraceOrder,
+    Fault, FinishReason, Finished, Generation, Heartbeat, Load, LoadOrder, MemoryBound,
+    MemoryReport, ModelFacts, ModelFile, ModelIdentity, ReadyReport, RequestId, Sampling,
+    StepReport, Submission, TokenId, TokenKind, TokenizerFacts, TokenizerKind, TraceOrder,
 };
 
 pub fn message() -> impl Strategy<Value = Message> {
@@ -85,6 +85,7 @@ fn load_order() -> impl Strategy<Value = LoadOrder> {
     (
         (
             text(),
+            prop_oneof![Just(ModelFile::AtPath), Just(ModelFile::HandedOver)],
             device,
             any::<Option<u64>>(),
             any::<u16>(),
@@ -97,6 +98,7 @@ fn load_order() -> impl Strategy<Value = LoadOrder> {
             |(
                 (
                     model_path,
+                    model_file,
                     device,
                     kv_cache_bytes,
                     memory_permille,
@@ -106,6 +108,7 @@ fn load_order() -> impl Strategy<Value = LoadOrder> {
                 (prefill_chunk_tokens, threads, prefix_cache, trace),
             )| LoadOrder {
                 model_path,
+                model_file,
                 device,
                 kv_cache_bytes,
                 memory_permille,
@@ -179,16 +182,23 @@ fn sampling() -> impl Strategy<Value = Sampling> {
 
 fn ready() -> impl Strategy<Value = ReadyReport> {
     (
-        model(),
+        (model(), any::<[u8; 16]>().prop_map(ModelIdentity)),
         tokenizer(),
         device(),
         memory(),
         (any::<u32>(), any::<u32>(), any::<u64>()),
     )
         .prop_map(
-            |(model, tokenizer, device, memory, (max_running, max_sequence_tokens, kv))| {
+            |(
+                (model, identity),
+                tokenizer,
+                device,
+                memory,
+                (max_running, max_sequence_tokens, kv),
+            )| {
                 ReadyReport {
                     model,
+                    identity,
                     tokenizer,
                     device,
                     memory,
@@ -318,6 +328,11 @@ fn memory() -> impl Strategy<Value = MemoryReport> {
         any::<[Option<u64>; 3]>(),
         any::<[u64; 6]>(),
         any::<Option<bool>>(),
+        of(prop_oneof![
+            Just(MemoryBound::Device),
+            Just(MemoryBound::Machine),
+            Just(MemoryBound::ControlGroup)
+        ]),
     )
         .prop_map(
             |(
@@ -331,10 +346,12 @@ fn memory() -> impl Strategy<Value = MemoryReport> {
                     weights_checked,
                 ],
                 resident,
+                bound,
             )| {
                 MemoryReport {
                     total_bytes,
                     free_bytes,
+                    bound,
                     weights_bytes: weights,
                     kv_capacity_bytes: capacity,
                     kv_used_bytes: used,

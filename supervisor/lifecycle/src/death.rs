@@ -49,6 +49,12 @@ pub enum DeathCause {
     /// It loaded, but the supervisor cannot make text of it.
     #[error("the model cannot be served: {0}")]
     Unservable(String),
+    /// It loaded another model than the first child did.
+    #[error(
+        "the model file was changed in place: what is loaded now is not what the running streams \
+         were begun with, so they cannot go on; the next start takes the file as it is"
+    )]
+    ModelChanged,
     /// `permanent`: the binary is missing or not executable; trying again cannot help.
     #[error("the child cannot be started: {message}")]
     SpawnFailed { message: String, permanent: bool },
@@ -93,7 +99,7 @@ pub enum Blame {
 
 impl DeathCause {
     /// One of each, in the order of the enum: for tests, and for metrics that must start at 0.
-    pub const LABELS: [&'static str; 26] = [
+    pub const LABELS: [&'static str; 27] = [
         "model_load",
         "insufficient_memory",
         "device_unavailable",
@@ -116,6 +122,7 @@ impl DeathCause {
         "link_stalled",
         "socket_closed",
         "unservable",
+        "model_changed",
         "spawn_failed",
         "gpu_needs_reset",
         "node_needs_reboot",
@@ -155,6 +162,7 @@ impl DeathCause {
             | Self::HandshakeDeadline { .. }
             | Self::HandshakeRefused(_)
             | Self::Unservable(_)
+            | Self::ModelChanged
             | Self::SpawnFailed { .. }
             | Self::Condemned(_)
             | Self::Dismissed => Blame::Nobody,
@@ -179,6 +187,7 @@ impl DeathCause {
             Self::LinkStalled => "link_stalled",
             Self::SocketClosed => "socket_closed",
             Self::Unservable(_) => "unservable",
+            Self::ModelChanged => "model_changed",
             Self::SpawnFailed { .. } => "spawn_failed",
             Self::Condemned(condemnation) => match condemnation.need {
                 Need::GpuReset => "gpu_needs_reset",
@@ -264,6 +273,7 @@ mod tests {
             DeathCause::LinkStalled,
             DeathCause::SocketClosed,
             DeathCause::Unservable(String::new()),
+            DeathCause::ModelChanged,
             DeathCause::SpawnFailed {
                 message: String::new(),
                 permanent: false,

@@ -54,6 +54,8 @@ pub enum ChildEvent {
     Ready,
     /// It is ready, but its tokenizer or template is none that the supervisor can use.
     Unservable(String),
+    /// It is ready with another model than that of the first child.
+    ModelChanged,
     Heartbeat {
         step_elapsed: Option<Duration>,
     },

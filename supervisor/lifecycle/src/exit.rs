@@ -33,10 +33,12 @@ pub enum SupervisorExit {
     GpuNeedsReset = 88,
     /// The driver says that not even a reset helps.
     NodeNeedsReboot = 89,
+    /// The model file was edited in place; the next start takes it as it is.
+    ModelChanged = 90,
 }
 
 impl SupervisorExit {
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 13] = [
         Self::Clean,
         Self::ModelLoad,
         Self::InsufficientMemory,
@@ -49,6 +51,7 @@ impl SupervisorExit {
         Self::StoppedAtOnce,
         Self::GpuNeedsReset,
         Self::NodeNeedsReboot,
+        Self::ModelChanged,
     ];
 
     #[must_use]
@@ -71,6 +74,7 @@ impl SupervisorExit {
             Self::StoppedAtOnce => "stopped_at_once",
             Self::GpuNeedsReset => "gpu_needs_reset",
             Self::NodeNeedsReboot => "node_needs_reboot",
+            Self::ModelChanged => "model_changed",
         }
     }
 
@@ -90,6 +94,9 @@ impl SupervisorExit {
             Self::StoppedAtOnce => "told twice to stop: nothing was waited for",
             Self::GpuNeedsReset => "the driver asks for a reset of the GPU",
             Self::NodeNeedsReboot => "the driver asks for a reboot of the node",
+            Self::ModelChanged => {
+                "the model file was edited in place; the next start takes it as it is"
+            }
         }
     }
 }

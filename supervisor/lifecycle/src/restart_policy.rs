@@ -91,6 +91,7 @@ fn hopeless(cause: &DeathCause, has_served: bool) -> Option<SupervisorExit> {
         DeathCause::SpawnFailed {
             permanent: true, ..
         } => Some(SupervisorExit::SpawnImpossible),
+        DeathCause::ModelChanged => Some(SupervisorExit::ModelChanged),
         DeathCause::Unservable(_) if !has_served => Some(SupervisorExit::ModelLoad),
         DeathCause::Said(fault) if !has_served => permanent(fault.exit_code()),
         DeathCause::Exited(code) if !has_served => permanent(*code),

@@ -3,7 +3,8 @@
 //! * [`spawn`] the thread that makes processes; [`socket`] the private place where a child
 //!   connects, and [`leftovers`] those of dead supervisors; [`link`] frames in both directions; [`reap`] the process itself, its death and
 //!   its group; [`oom`] whose SIGKILL it was; [`output`] its stdout and stderr, as log lines;
-//!   [`flight_recorder`] its stdin, which it writes to and which outlives it; [`probe`] what its
+//!   [`custody`] the other place where it connects, for descriptors; [`flight_recorder`] its stdin,
+//!   which it writes to and which outlives it; [`probe`] what its
 //!   program says of a device before there is any child.
 //!
 //! [`Child`] puts them together for the driver: [`Child::next`] says what happened next, and
@@ -11,6 +12,7 @@
 //!
 //! Deliberately absent: decisions. What a sign means is the lifecycle's business.
 
+pub mod custody;
 pub mod flight_recorder;
 mod leftovers;
 pub mod link;
@@ -21,6 +23,7 @@ pub mod reap;
 pub mod socket;
 pub mod spawn;
 
+use crate::child::custody::{Custody, KeptModel};
 use crate::child::link::{Link, LinkError};
 use crate::child::reap::Process;
 use crate::child::socket::Door;
@@ -37,6 +40,7 @@ pub struct Child {
     pub pid: u32,
     process: Process,
     line: Line,
+    custody: Option<Custody>,
 }
 
 #[derive(Debug)]
@@ -59,13 +63,41 @@ pub enum Sign {
 
 impl Child {
     #[must_use]
-    pub fn new(generation: Generation, process: Process, door: Door) -> Self {
+    pub fn new(
+        generation: Generation,
+        process: Process,
+        door: Door,
+        custody: Option<Custody>,
+    ) -> Self {
         let pid = process.pid();
         Self {
             generation,
             pid,
             process,
             line: Line::Waiting(door),
+            custody,
+        }
+    }
+
+    /// The model file that it handed over, if it did; does not wait.
+    ///
+    /// # Errors
+    /// When it handed over something else.
+    pub fn take_model(&mut self) -> io::Result<Option<KeptModel>> {
+        match &mut self.custody {
+            Some(custody) => custody.take_model(self.pid),
+            None => Ok(None),
+        }
+    }
+
+    /// Gives it the model file of an earlier child; does not wait.
+    ///
+    /// # Errors
+    /// When there is nobody to take it.
+    pub fn hand_out_model(&mut self, model: &KeptModel) -> io::Result<()> {
+        match &mut self.custody {
+            Some(custody) => custody.hand_out_model(self.pid, model),
+            None => Err(io::ErrorKind::NotConnected.into()),
         }
     }
 

@@ -1,6 +1,7 @@
 //! Where a child connects: a socket in a directory that only this user can enter, accepted once,
 //! from the one process that was spawned.
 
+use crate::child::custody::Custody;
 use crate::child::leftovers;
 use interprocess::local_socket::tokio::{Listener, Stream};
 use interprocess::local_socket::traits::StreamCommon as _;
@@ -67,6 +68,14 @@ impl PrivateDir {
             }
         }
         Err(io::ErrorKind::ResourceBusy.into())
+    }
+
+    /// Where the child of this generation hands descriptors over.
+    ///
+    /// # Errors
+    /// As for [`open_door`](Self::open_door).
+    pub fn open_custody(&self, generation: Generation) -> io::Result<Custody> {
+        Custody::open(self.dir.path().join(format!("{generation}.fds")))
     }
 
     /// Listens for the child of this generation.

@@ -19,6 +19,8 @@ pub struct SpawnOrder {
     pub generation: Generation,
     pub program: PathBuf,
     pub socket: PathBuf,
+    /// Where it hands descriptors over, where such a socket could be made.
+    pub custody: Option<PathBuf>,
     /// Becomes the child's descriptor 0: its flight recorder, where one could be made.
     pub recorder: Option<OwnedFd>,
 }
@@ -67,7 +69,11 @@ impl Spawner {
 }
 
 fn spawn(order: SpawnOrder) -> io::Result<StdChild> {
-    Command::new(&order.program)
+    let mut command = Command::new(&order.program);
+    if let Some(custody) = &order.custody {
+        command.arg("--custody").arg(custody);
+    }
+    command
         .arg("--socket")
         .arg(&order.socket)
         .arg("--generation")

@@ -25,7 +25,7 @@ use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{mpsc, watch};
-use worker_orcd_ipc::{DeviceSelector, LoadOrder, TraceOrder};
+use worker_orcd_ipc::{DeviceSelector, LoadOrder, ModelFile, TraceOrder};
 
 /// For connections to take the last events of their streams.
 const FAREWELL: Duration = Duration::from_secs(2);
@@ -300,6 +300,7 @@ fn engine_settings(config: &Config, device: &DecidedDevice) -> EngineSettings {
         child_binary: config.child_binary.clone(),
         load: LoadOrder {
             model_path: config.model.to_string_lossy().into_owned(),
+            model_file: ModelFile::AtPath,
             device: device.selector,
             kv_cache_bytes: load.kv_cache_bytes,
             memory_permille: load.memory_permille.unwrap_or(DEFAULT_MEMORY_PERMILLE),

@@ -325,6 +325,7 @@ impl News {
             child: self.child.clone(),
             memory: self.memory,
             gpu: GpuSnapshot::default(),
+            model_kept_open: false,
             load: LoadSnapshot {
                 child: self.load,
                 live: registry.live(),

@@ -99,6 +99,9 @@ impl Driver {
             ));
         }
         let generation = child.generation;
+        if let Err(violation) = self.keep_model() {
+            return Some(violation);
+        }
         self.news.loaded(&report);
         self.crashes.loaded(&report.memory);
         self.gpu.child_computes_on(report.device.uuid.as_deref());

@@ -5,11 +5,13 @@ use crate::text::{TemplateError, TemplateSource, Text, TextError};
 use sha2::{Digest as _, Sha256};
 use std::sync::Arc;
 use std::time::Duration;
+use thiserror::Error;
 use worker_orcd_ipc::{
-    DeviceFacts, MemoryReport, ModelFacts, ReadyReport, TokenizerFacts, TokenizerKind, encode,
+    DeviceFacts, MemoryReport, ModelFacts, ModelIdentity, ReadyReport, TokenizerFacts,
+    TokenizerKind, encode,
 };
 
-/// Built once per child that becomes ready; the text is shared as long as the file is the same.
+/// Built once per child that becomes ready; the text is that of the first one.
 #[derive(Debug)]
 pub struct LoadedModel {
     pub facts: ModelFacts,
@@ -26,25 +28,41 @@ pub struct LoadedModel {
     pub max_sequence_tokens: u32,
     /// KV cache, in tokens.
     pub kv_capacity_tokens: u64,
-    /// Of model and tokenizer facts: equal digests mean that tokens mean the same.
-    identity: [u8; 32],
+    /// As the child computed it.
+    pub identity: ModelIdentity,
+    /// Of that, the facts and the tokenizer: equal digests mean that streams can go on.
+    digest: [u8; 32],
+}
+
+/// Why a child that is ready cannot serve.
+#[derive(Debug, Error)]
+pub enum Unfit {
+    /// Its model is another one than that of the child before it.
+    #[error("another model")]
+    OtherModel,
+    #[error(transparent)]
+    Text(#[from] TextError),
 }
 
 impl LoadedModel {
     /// Takes tens of milliseconds for a large vocabulary, and as long as `template_timeout` for a
-    /// chat template that does not end, unless `previous` is the same model. A template that
-    /// cannot be compiled ends chat, not the worker.
+    /// chat template that does not end, unless there is a `previous` one. A template that cannot be
+    /// compiled ends chat, not the worker.
     ///
     /// # Errors
-    /// When no tokenizer can be made of the facts.
+    /// [`Unfit::OtherModel`] when it is not that of `previous`, and [`Unfit::Text`] when no
+    /// tokenizer can be made of the facts.
     pub fn build(
         report: ReadyReport,
         previous: Option<&Self>,
         template_timeout: Duration,
-    ) -> Result<Self, TextError> {
-        let identity = identity(&report)?;
-        let (text, chat) = match previous.filter(|previous| previous.identity == identity) {
-            Some(previous) => (Arc::clone(&previous.text), previous.chat.clone()),
+    ) -> Result<Self, Unfit> {
+        let digest = digest(&report)?;
+        let (text, chat) = match previous {
+            Some(previous) if previous.digest == digest => {
+                (Arc::clone(&previous.text), previous.chat.clone())
+            }
+            Some(_) => return Err(Unfit::OtherModel),
             None => (
                 Arc::new(Text::from_facts(&report.tokenizer)?),
                 chat(&report.tokenizer, template_timeout),
@@ -60,7 +78,8 @@ impl LoadedModel {
             max_running: report.max_running,
             max_sequence_tokens: report.max_sequence_tokens,
             kv_capacity_tokens: report.kv_capacity_tokens,
-            identity,
+            identity: report.identity,
+            digest,
         })
     }
 
@@ -68,12 +87,6 @@ impl LoadedModel {
     #[must_use]
     pub fn has_chat_template(&self) -> bool {
         self.chat.is_ok()
-    }
-
-    /// The file behind the path is still the one that running requests were begun with.
-    #[must_use]
-    pub fn is_same_model(&self, other: &Self) -> bool {
-        self.identity == other.identity
     }
 }
 
@@ -86,8 +99,8 @@ fn chat(facts: &TokenizerFacts, timeout: Duration) -> Result<Arc<Interpreter>, T
     started.map(Arc::new)
 }
 
-fn identity(report: &ReadyReport) -> Result<[u8; 32], TextError> {
-    let bytes = encode(&(&report.model, &report.tokenizer))
+fn digest(report: &ReadyReport) -> Result<[u8; 32], TextError> {
+    let bytes = encode(&(&report.identity, &report.model, &report.tokenizer))
         .map_err(|error| TextError::Malformed(error.to_string()))?;
     Ok(Sha256::digest(&bytes).into())
 }

@@ -33,6 +33,8 @@ pub struct EngineSnapshot {
     /// The last report of any child, and when it came.
     pub memory: Option<(MemoryReport, Instant)>,
     pub gpu: GpuSnapshot,
+    /// Whoever replaces or removes the model file changes nothing for running streams.
+    pub model_kept_open: bool,
     pub load: LoadSnapshot,
     pub faults: FaultsSnapshot,
 }
@@ -164,6 +166,7 @@ impl EngineSnapshot {
             child: None,
             memory: None,
             gpu: GpuSnapshot::default(),
+            model_kept_open: false,
             load: LoadSnapshot::default(),
             faults: FaultsSnapshot::default(),
         }

@@ -15,7 +15,7 @@ use axum::response::{IntoResponse, Response};
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
 use std::time::{Instant, SystemTime};
-use worker_orcd_ipc::{DeviceSelector, TokenizerKind};
+use worker_orcd_ipc::{DeviceSelector, MemoryBound, TokenizerKind};
 
 /// Everything for whoever may use this worker; for others, what an orchestrator needs.
 pub async fn health(State(app): State<Arc<App>>, headers: HeaderMap) -> Response {
@@ -91,7 +91,7 @@ fn report(app: &App, snapshot: &EngineSnapshot, now: Instant) -> Value {
         "standby": null,
         "device": device_report(app, model.as_deref(), snapshot, &clock),
         "vram": memory_report(snapshot, &clock),
-        "model": model_report(app, model.as_deref()),
+        "model": model_report(app, model.as_deref(), snapshot),
         "load": load_report(&snapshot.load, model.as_deref(), &clock),
         "connections": {
             "open": app.places.taken(),
@@ -193,6 +193,7 @@ fn memory_report(snapshot: &EngineSnapshot, clock: &Clock) -> Value {
     let mut report = json!({
         "total_bytes": memory.total_bytes,
         "free_bytes": memory.free_bytes,
+        "bound": memory.bound.map(MemoryBound::as_str),
         "weights_bytes": memory.weights_bytes,
         "kv_used_bytes": memory.kv_used_bytes,
         "kv_capacity_bytes": memory.kv_capacity_bytes,
@@ -210,7 +211,7 @@ fn memory_report(snapshot: &EngineSnapshot, clock: &Clock) -> Value {
     report
 }
 
-fn model_report(app: &App, model: Option<&LoadedModel>) -> Value {
+fn model_report(app: &App, model: Option<&LoadedModel>, snapshot: &EngineSnapshot) -> Value {
     let mut report = Map::new();
     report.insert("id".to_owned(), json!(app.model_id));
     report.insert("ref".to_owned(), json!(app.model_ref));
@@ -222,6 +223,8 @@ fn model_report(app: &App, model: Option<&LoadedModel>) -> Value {
     let rest = json!({
         "loaded": true,
         "name": facts.name,
+        "identity": model.identity.to_string(),
+        "kept_open": snapshot.model_kept_open,
         "architecture": facts.architecture,
         "quant_kind": facts.quant_kind,
         "tensor_types": facts.tensor_types.iter().map(|(name, tensors, bytes)| {

@@ -11,7 +11,7 @@ use http_body_util::BodyExt;
 use serde_json::{Value, json};
 use std::path::PathBuf;
 use tower::ServiceExt;
-use worker_orcd_ipc::{DeviceSelector, LoadOrder};
+use worker_orcd_ipc::{DeviceSelector, LoadOrder, ModelFile};
 
 fn config(flags: &[&str]) -> Config {
     let command = sources::arguments(clap::Command::new("worker-orcd"));
@@ -30,6 +30,7 @@ async fn app(flags: &[&str]) -> Arc<App> {
         child_binary: PathBuf::from("/nowhere/worker-orcd-gpu"),
         load: LoadOrder {
             model_path: "/dev/null".to_owned(),
+            model_file: ModelFile::AtPath,
             device: DeviceSelector::Cpu,
             kv_cache_bytes: None,
             memory_permille: 900,

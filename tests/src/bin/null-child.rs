@@ -2,6 +2,7 @@
 //! What is measured with it is everything but the model.
 
 use std::time::Duration;
+use worker_orcd_gpu::custody::Custody;
 use worker_orcd_gpu::device::{Batch, Executor, KvGeometry, Tap};
 use worker_orcd_gpu::serve::{Loaded, Progress};
 use worker_orcd_ipc::{DeviceFacts, Fault, LoadOrder, MemoryReport, TokenId};
@@ -20,7 +21,7 @@ fn main() {
     worker_orcd_gpu::entry::run(&[], load)
 }
 
-fn load(order: &LoadOrder, _: Progress<'_>) -> Result<Loaded, Fault> {
+fn load(order: &LoadOrder, _: Option<&Custody>, _: Progress<'_>) -> Result<Loaded, Fault> {
     let step_micros = std::env::var(STEP_VARIABLE)
         .ok()
         .and_then(|text| text.parse().ok());
@@ -36,6 +37,7 @@ fn load(order: &LoadOrder, _: Progress<'_>) -> Result<Loaded, Fault> {
     Ok(Loaded {
         executor: Box::new(executor),
         model: facts::model(),
+        identity: facts::IDENTITY,
         tokenizer: facts::tokenizer(),
         max_sequence_tokens: MAX_SEQUENCE_TOKENS,
     })

@@ -10,6 +10,7 @@ use super::scratch::Scratch;
 use super::weights::{CpuLayer, CpuLinear, CpuTensors, CpuWeights, Placed};
 use crate::device::parts;
 use crate::model::{Linear, ModelConfig, ModelWeights, TensorView};
+use twox_hash::xxhash3_128::Hasher;
 use worker_orcd_ipc::Fault;
 use worker_orcd_kernels::cpu::{Isa, PackedShape, TILE_TOKENS};
 
@@ -38,18 +39,24 @@ pub fn load(
     let mut layout = Layout::default();
     let tensors = layout.model(weights)?;
     let max_tokens = options.max_batch_tokens.max(1) as usize;
-    let fixed_bytes = layout.bytes as u64 + Scratch::bytes_for(config, max_tokens);
+    let fixed_bytes =
+        layout.bytes as u64 + layout.vector_bytes + Scratch::bytes_for(config, max_tokens);
     let pages = kv_pages(config, options, fixed_bytes)?;
 
     let mut arena = Arena::new(Purpose::Weights, layout.bytes as u64)?;
-    layout.upload(&pool, arena.bytes_mut(), progress);
+    let checksum = layout.upload(&pool, arena.bytes_mut(), progress);
     let sequence_tokens = options.max_sequence_tokens as usize;
     let partials = Partials::new(config, threads, sequence_tokens);
     Ok(CpuExecutor {
         config: config.clone(),
         rope: parts::rope(config),
         isa,
-        weights: CpuWeights { arena, tensors },
+        weights: CpuWeights {
+            arena,
+            vector_bytes: layout.vector_bytes,
+            checksum: checksum_of(checksum, &tensors),
+            tensors,
+        },
         kv: KvCache::new(KvShape::of(config), pages)?,
         scratch: Scratch::new(config, max_tokens, partials),
         pool,
@@ -63,7 +70,7 @@ fn all_cores() -> usize {
 /// How many pages the KV cache gets.
 fn kv_pages(config: &ModelConfig, options: &CpuOptions, fixed_bytes: u64) -> Result<u32, Fault> {
     let page_bytes = KvShape::of(config).page_bytes();
-    let available = memory::machine().map_or(u64::MAX, |machine| machine.available);
+    let available = memory::room().map_or(u64::MAX, |room| room.available);
     let sequence_pages = u64::from(options.max_sequence_tokens).div_ceil(TILE_TOKENS as u64);
     let sequence = sequence_pages * page_bytes;
     let spare = available.saturating_sub(fixed_bytes);
@@ -93,6 +100,8 @@ fn kv_pages(config: &ModelConfig, options: &CpuOptions, fixed_bytes: u64) -> Res
 #[derive(Default)]
 struct Layout<'a> {
     bytes: usize,
+    /// Of norms and biases, which lie beside the arena.
+    vector_bytes: u64,
     uploads: Vec<(TensorView<'a>, Placed)>,
 }
 
@@ -107,20 +116,20 @@ impl<'a> Layout<'a> {
         let mut layers = Vec::with_capacity(weights.layers.len());
         for layer in &weights.layers {
             layers.push(CpuLayer {
-                attn_norm: parts::values(&layer.attn_norm)?,
+                attn_norm: self.values(&layer.attn_norm)?,
                 q: self.linear(&layer.q)?,
                 k: self.linear(&layer.k)?,
                 v: self.linear(&layer.v)?,
-                q_norm: layer.q_norm.as_ref().map(parts::values).transpose()?,
-                k_norm: layer.k_norm.as_ref().map(parts::values).transpose()?,
+                q_norm: self.optional(layer.q_norm.as_ref())?,
+                k_norm: self.optional(layer.k_norm.as_ref())?,
                 attn_output: self.linear(&layer.attn_output)?,
-                ffn_norm: parts::values(&layer.ffn_norm)?,
+                ffn_norm: self.values(&layer.ffn_norm)?,
                 ffn_gate: self.linear(&layer.ffn_gate)?,
                 ffn_up: self.linear(&layer.ffn_up)?,
                 ffn_down: self.linear(&layer.ffn_down)?,
             });
         }
-        let output_norm = parts::values(&weights.output_norm)?;
+        let output_norm = self.values(&weights.output_norm)?;
         Ok(CpuTensors {
             token_embd,
             layers,
@@ -130,11 +139,21 @@ impl<'a> Layout<'a> {
     }
 
     fn linear(&mut self, linear: &Linear<'a>) -> Result<CpuLinear, Fault> {
-        let bias = linear.bias.as_ref().map(parts::values).transpose()?;
+        let bias = self.optional(linear.bias.as_ref())?;
         Ok(CpuLinear {
             weight: self.place(&linear.weight)?,
             bias,
         })
+    }
+
+    fn optional(&mut self, tensor: Option<&TensorView<'a>>) -> Result<Option<Vec<f32>>, Fault> {
+        tensor.map(|tensor| self.values(tensor)).transpose()
+    }
+
+    fn values(&mut self, tensor: &TensorView<'a>) -> Result<Vec<f32>, Fault> {
+        let values = parts::values(tensor)?;
+        self.vector_bytes += size_of_val(&*values) as u64;
+        Ok(values)
     }
 
     fn place(&mut self, tensor: &TensorView<'a>) -> Result<Placed, Fault> {
@@ -149,8 +168,10 @@ impl<'a> Layout<'a> {
         Ok(placed)
     }
 
-    /// Packs everything, on all threads.
-    fn upload(&self, pool: &Pool, arena: &mut [u8], progress: &mut dyn FnMut(u64, u64)) {
+    /// Packs everything, on all threads. Gives the checksum of what was packed: of the checksums
+    /// of all groups in their order, each taken by the thread that has just written the group.
+    fn upload(&self, pool: &Pool, arena: &mut [u8], progress: &mut dyn FnMut(u64, u64)) -> Hasher {
+        let mut hasher = Hasher::new();
         let total: u64 = self
             .uploads
             .iter()
@@ -161,6 +182,8 @@ impl<'a> Layout<'a> {
             let group_bytes = shape.group_bytes();
             let at_once = (PROGRESS_BYTES / group_bytes).max(1);
             let packed = Disjoint::new(&mut arena[*offset..][..shape.bytes()]);
+            let mut sums = vec![[0; 16]; shape.groups()];
+            let checked = Disjoint::new(&mut sums);
             for first in (0..shape.groups()).step_by(at_once) {
                 let groups = at_once.min(shape.groups() - first);
                 let pack = |item: usize| {
@@ -168,12 +191,28 @@ impl<'a> Layout<'a> {
                     // SAFETY: each group has bytes of its own.
                     let out = unsafe { packed.part(group * group_bytes, group_bytes) };
                     shape.pack_group(tensor.data, group, out);
+                    // SAFETY: and a checksum of its own.
+                    let sum = unsafe { checked.part(group, 1) };
+                    sum[0] = Hasher::oneshot(out).to_le_bytes();
                 };
                 pool.run(groups, &pack);
                 let share = tensor.data.len() * (first + groups) / shape.groups();
                 progress(done + share as u64, total);
             }
             done += tensor.data.len() as u64;
+            hasher.write(sums.as_flattened());
+        }
+        hasher
+    }
+}
+
+/// Adds what lies beside the arena.
+fn checksum_of(mut arena: Hasher, tensors: &CpuTensors) -> u128 {
+    for vector in tensors.vectors() {
+        arena.write(&(vector.len() as u64).to_le_bytes());
+        for value in vector {
+            arena.write(&value.to_le_bytes());
         }
     }
+    arena.finish_128()
 }

@@ -1,12 +1,14 @@
-//! Every large allocation of the CPU device, and what the machine has left.
+//! Every large allocation of the CPU device, and what is left for it.
 //!
 //! Weights and KV cache each get an anonymous mapping of their own with huge pages asked for (not
 //! needed): decoding reads all weights once a token, and with small pages it is slower by a
 //! seventh. A memory file, which another process could hold while this one is replaced, gets huge
 //! pages only where `shmem_enabled` allows them; it is not used here for that reason.
 
+use super::control_group;
 use memmap2::{Advice, MmapMut};
-use worker_orcd_ipc::Fault;
+use std::path::Path;
+use worker_orcd_ipc::{Fault, MemoryBound};
 
 /// What an arena is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -56,28 +58,39 @@ impl Arena {
     }
 }
 
-/// The machine's memory, in bytes.
+/// What may be taken, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Machine {
+pub struct Room {
     pub total: u64,
     pub available: u64,
+    /// What it is the room of.
+    pub bound: MemoryBound,
 }
 
-/// `None` where there is no `/proc/meminfo`.
+/// The least of what the machine and its control groups leave to this process. `None` where
+/// neither says.
 #[must_use]
-pub fn machine() -> Option<Machine> {
-    parse_meminfo(&std::fs::read_to_string("/proc/meminfo").ok()?)
+pub fn room() -> Option<Room> {
+    let machine = std::fs::read_to_string("/proc/meminfo").ok();
+    let machine = machine.as_deref().and_then(parse_meminfo);
+    let groups = control_group::rooms(Path::new("/proc/self"));
+    // Of equals the machine, which comes first.
+    machine
+        .into_iter()
+        .chain(groups)
+        .min_by_key(|room| room.available)
 }
 
-fn parse_meminfo(text: &str) -> Option<Machine> {
+fn parse_meminfo(text: &str) -> Option<Room> {
     let field = |name: &str| {
         let line = text.lines().find_map(|line| line.strip_prefix(name))?;
         let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
         Some(kib * 1024)
     };
-    Some(Machine {
+    Some(Room {
         total: field("MemTotal:")?,
         available: field("MemAvailable:")?,
+        bound: MemoryBound::Machine,
     })
 }
 
@@ -95,9 +108,10 @@ mod tests {
     #[test]
     fn meminfo_is_read_in_bytes_or_not_at_all() {
         let text = "MemTotal:       24681 kB\nMemFree: 1 kB\nMemAvailable:   22881 kB\n";
-        let expected = Machine {
+        let expected = Room {
             total: 24681 * 1024,
             available: 22881 * 1024,
+            bound: MemoryBound::Machine,
         };
         assert_eq!(parse_meminfo(text), Some(expected));
         assert_eq!(parse_meminfo("MemTotal: 24681 kB\n"), None);

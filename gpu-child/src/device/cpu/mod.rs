@@ -11,7 +11,7 @@
 //! * [`forward`] is the pass: embedding, [`attention`], [`linear`] layers, and [`head`] for the
 //!   rows that draw a token.
 //! * [`pool`] hands numbered items to threads; [`memory`] owns every large allocation and knows
-//!   what it is for.
+//!   what it is for; [`control_group`] may leave less of it than the machine has.
 //!
 //! The law of [`device`](super) holds here because an item of work is always "these outputs,
 //! from all of their inputs, in an order given by their own indices": who computes it, and what
@@ -19,6 +19,7 @@
 //! [`worker_orcd_kernels::cpu`]; this folder decides what runs where.
 
 mod attention;
+mod control_group;
 mod forward;
 mod head;
 mod kv;
@@ -95,6 +96,12 @@ impl CpuExecutor {
     ) -> Result<Self, Fault> {
         load::load(config, weights, options, Isa::portable(), progress)
     }
+
+    /// Of all weights as they lie in memory; the same for the same file and program.
+    #[must_use]
+    pub fn weights_checksum(&self) -> u128 {
+        self.weights.checksum
+    }
 }
 
 impl Executor for CpuExecutor {
@@ -116,10 +123,11 @@ impl Executor for CpuExecutor {
     }
 
     fn memory(&self) -> MemoryReport {
-        let machine = memory::machine();
+        let room = memory::room();
         MemoryReport {
-            total_bytes: machine.map(|machine| machine.total),
-            free_bytes: machine.map(|machine| machine.available),
+            total_bytes: room.map(|room| room.total),
+            free_bytes: room.map(|room| room.available),
+            bound: room.map(|room| room.bound),
             weights_bytes: self.weights.bytes(),
             kv_capacity_bytes: self.kv.bytes(),
             kv_used_bytes: 0,

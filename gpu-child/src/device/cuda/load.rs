@@ -50,6 +50,9 @@ pub fn load(
     let pages = kv_pages(&driver, config, options, fixed)?;
 
     let arena = Arena::new(&driver, Purpose::Weights, placement.layout.bytes())?;
+    // What lies between the weights is part of their checksums, and must be the same in the next
+    // child.
+    arena.clear(&driver)?;
     // SAFETY: the layout placed that many turns there; `turns` outlives the synchronization.
     unsafe { upload(&driver, arena.at(turns_offset, turns.len()), &turns) }?;
     placement.upload(&driver, &module, &arena, file, progress)?;

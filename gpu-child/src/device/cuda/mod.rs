@@ -63,7 +63,7 @@ use residency::Residency;
 use sample::Draws;
 use scratch::Scratch;
 use weights::Weights;
-use worker_orcd_ipc::{DeviceFacts, Fault, MemoryReport, TokenId};
+use worker_orcd_ipc::{DeviceFacts, Fault, MemoryBound, MemoryReport, TokenId};
 
 /// How much of the device may be used.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -131,6 +131,12 @@ impl CudaExecutor {
         load::load(config, weights, file, options, progress)
     }
 
+    /// Of all weights as they lie in memory; the same for the same file, program and device.
+    #[must_use]
+    pub fn weights_checksum(&self) -> u128 {
+        self.residency.checksum()
+    }
+
     /// Does without the kernels that only some architectures have, so that one device can compare
     /// both sets.
     pub fn use_portable_kernels(&mut self) {
@@ -151,6 +157,7 @@ impl Executor for CudaExecutor {
         MemoryReport {
             total_bytes: memory.map(|(_, total)| total),
             free_bytes: memory.map(|(free, _)| free),
+            bound: memory.map(|_| MemoryBound::Device),
             weights_bytes: bytes(Purpose::Weights),
             kv_capacity_bytes: bytes(Purpose::Kv),
             kv_used_bytes: 0,

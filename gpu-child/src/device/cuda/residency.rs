@@ -10,6 +10,7 @@ use super::driver::{Driver, Event, check};
 use super::kernels::{ChecksumArgs, Geometry, Kernel, Module};
 use super::memory::{Arena, Layout, Pinned, Purpose, download, fetch};
 use cudarc::driver::sys;
+use twox_hash::xxhash3_128::Hasher;
 use worker_orcd_ipc::Fault;
 
 /// 42 us of an H200, launch and all (`a_look_costs_little`): less than a step of the smallest model
@@ -89,6 +90,16 @@ impl Residency {
         self.under_way = Some(slice);
         self.next = (slice + 1) % self.expected.len();
         Ok(())
+    }
+
+    /// Of all slices, as they were when the model had been loaded.
+    #[must_use]
+    pub fn checksum(&self) -> u128 {
+        let mut hasher = Hasher::new();
+        for sum in &self.expected {
+            hasher.write(&sum.to_le_bytes());
+        }
+        hasher.finish_128()
     }
 
     /// How often all of the weights were found unchanged.

@@ -22,6 +22,12 @@ pub enum GgufError {
     Count { at: String, count: u64, left: u64 },
     #[error("{at}: a name of {length} bytes; at most {limit} are allowed")]
     LongName { at: String, length: u64, limit: u64 },
+    #[error("key {key}: a string of {length} bytes; at most {limit} are allowed")]
+    LongString {
+        key: String,
+        length: usize,
+        limit: usize,
+    },
     #[error("{at}: not valid UTF-8")]
     Utf8 { at: String },
     #[error("key {key}: value type {number} does not exist")]

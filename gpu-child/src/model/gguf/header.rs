@@ -14,6 +14,11 @@ const DEFAULT_ALIGNMENT: u64 = 32;
 const MAX_KEY_BYTES: u64 = 65_535;
 const MAX_TENSOR_NAME_BYTES: u64 = 64;
 
+/// Of a string that names something. It goes into messages and logs.
+const MAX_STRING_BYTES: usize = 4 << 10;
+/// Of one string of an array. The longest tokens of real vocabularies are lines of spaces.
+const MAX_ELEMENT_BYTES: usize = 64 << 10;
+
 /// A length, a type, and one byte.
 const MIN_ENTRY_BYTES: u64 = 8 + 4 + 1;
 /// A length, the number of dimensions, one of them, a type and an offset.
@@ -286,13 +291,21 @@ impl<'a> Header<'a> {
     }
 
     /// # Errors
-    /// When the value is no string, or not UTF-8.
+    /// When the value is no string, not UTF-8, or too long for a name.
     pub fn str(&self, key: &str) -> Result<Option<&'a str>, GgufError> {
+        self.text(key, MAX_STRING_BYTES)
+    }
+
+    /// As [`str`](Self::str), with another limit.
+    ///
+    /// # Errors
+    /// When the value is no string, not UTF-8, or longer than `limit` bytes.
+    pub fn text(&self, key: &str, limit: usize) -> Result<Option<&'a str>, GgufError> {
         self.typed(key, "a string", |value| match *value {
             Value::String(bytes) => Some(bytes),
             _ => None,
         })?
-        .map(|bytes| std::str::from_utf8(bytes).map_err(|_| GgufError::Utf8 { at: key.to_owned() }))
+        .map(|bytes| utf8(bytes, key, limit))
         .transpose()
     }
 
@@ -306,15 +319,13 @@ impl<'a> Header<'a> {
     }
 
     /// # Errors
-    /// When the value is no array of strings, or one of them is not UTF-8.
+    /// When the value is no array of strings, or one of them is not UTF-8 or too long.
     pub fn strings(&self, key: &str) -> Result<Option<Vec<&'a str>>, GgufError> {
         let Some(array) = self.array(key)? else {
             return Ok(None);
         };
         let string = |value| match value {
-            Value::String(bytes) => {
-                std::str::from_utf8(bytes).map_err(|_| GgufError::Utf8 { at: key.to_owned() })
-            }
+            Value::String(bytes) => utf8(bytes, key, MAX_ELEMENT_BYTES),
             other => Err(wrong_type(key, "an array of strings", &other)),
         };
         array
@@ -344,6 +355,17 @@ impl<'a> Header<'a> {
             .map(Some)
             .ok_or_else(|| wrong_type(key, expected, value))
     }
+}
+
+fn utf8<'a>(bytes: &'a [u8], key: &str, limit: usize) -> Result<&'a str, GgufError> {
+    if bytes.len() > limit {
+        return Err(GgufError::LongString {
+            key: key.to_owned(),
+            length: bytes.len(),
+            limit,
+        });
+    }
+    std::str::from_utf8(bytes).map_err(|_| GgufError::Utf8 { at: key.to_owned() })
 }
 
 pub(super) fn wrong_type(key: &str, expected: &'static str, found: &Value<'_>) -> GgufError {

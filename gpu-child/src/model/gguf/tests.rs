@@ -220,3 +220,21 @@ fn opening_what_is_no_file_says_which() {
             .starts_with("/no/such/model.gguf")
     );
 }
+
+#[test]
+fn what_is_no_regular_file_is_refused_by_its_kind_and_not_waited_for() {
+    let dir = tempfile::tempdir().unwrap();
+    let fifo = dir.path().join("fifo");
+    nix::unistd::mkfifo(&fifo, nix::sys::stat::Mode::S_IRWXU).unwrap();
+    let socket = dir.path().join("socket");
+    let _listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+    for (path, kind) in [
+        (fifo.as_path(), "a FIFO"),
+        (&socket, "a socket"),
+        (dir.path(), "a directory"),
+        (Path::new("/dev/zero"), "a character device"),
+    ] {
+        let message = GgufFile::open(path).unwrap_err().to_string();
+        assert!(message.contains(kind), "{message}");
+    }
+}

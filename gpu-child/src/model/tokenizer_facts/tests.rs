@@ -133,3 +133,37 @@ fn what_is_wrong_is_named() {
     );
     assert!(refusal(bpe().meta("tokenizer.ggml.merges", 1_u32)).contains("an array expected"));
 }
+
+#[test]
+fn what_would_not_fit_a_frame_is_refused_by_its_key() {
+    let template = |bytes: usize| bpe().meta("tokenizer.chat_template", "x".repeat(bytes).as_str());
+    assert!(facts(&template(MAX_TEMPLATE_BYTES)).is_ok());
+    let message = refusal(template(MAX_TEMPLATE_BYTES + 1));
+    assert!(message.contains("tokenizer.chat_template"), "{message}");
+    let kind = "k".repeat(1 << 20);
+    let message = refusal(bpe().meta("tokenizer.ggml.model", kind.as_str()));
+    assert!(message.len() < 200, "{}", message.len());
+    let long = "t".repeat((64 << 10) + 1);
+    let message = refusal(bpe().meta("tokenizer.ggml.tokens", vocabulary(&[&long])));
+    assert!(message.contains("a string of 65537 bytes"), "{message}");
+}
+
+#[test]
+fn the_largest_vocabulary_that_is_taken_fits_a_frame() {
+    // Tokens without text are the ones of which most fit.
+    let of = |tokens: usize| {
+        sentence_piece()
+            .meta("tokenizer.ggml.tokens", vocabulary(&vec![""; tokens]))
+            .meta("tokenizer.ggml.token_type", Meta::I32s(vec![1; tokens]))
+            .meta("tokenizer.ggml.scores", Meta::F32s(vec![-1.0; tokens]))
+            .meta(
+                "tokenizer.chat_template",
+                "x".repeat(MAX_TEMPLATE_BYTES).as_str(),
+            )
+    };
+    let most = MAX_VOCABULARY_BYTES / 16;
+    let facts = facts(&of(most)).expect("it is taken");
+    let bytes = worker_orcd_ipc::encode(&facts).expect("it fits");
+    assert!(bytes.len() < MAX_FRAME_BYTES - (1 << 16), "{}", bytes.len());
+    assert!(refusal(of(most + 1)).contains("a vocabulary of"));
+}

@@ -6,7 +6,8 @@ use crate::serve::Loaded;
 use std::collections::VecDeque;
 use std::time::Duration;
 use worker_orcd_ipc::{
-    DeviceFacts, Fault, MemoryReport, ModelFacts, RequestId, TokenId, TokenizerFacts, TokenizerKind,
+    DeviceFacts, Fault, MemoryReport, ModelFacts, ModelIdentity, RequestId, TokenId,
+    TokenizerFacts, TokenizerKind,
 };
 
 /// Counts upwards from the last token; `99` is a fault, `98` a lie, `97` a very long step.
@@ -186,6 +187,7 @@ pub fn loaded_with(executor: Counter) -> Loaded {
             vocab_size: VOCAB,
             context_length: 128,
         },
+        identity: ModelIdentity([7; 16]),
         tokenizer: TokenizerFacts {
             kind: TokenizerKind::ByteLevelBpe,
             pre: "default".into(),

@@ -32,6 +32,7 @@ impl Machine {
             } => self.load_progress(now, bytes_done, bytes_total),
             ChildEvent::Ready => self.ready(now),
             ChildEvent::Unservable(message) => self.kill(now, DeathCause::Unservable(message)),
+            ChildEvent::ModelChanged => self.kill(now, DeathCause::ModelChanged),
             ChildEvent::Heartbeat { step_elapsed } => self.heartbeat(now, step_elapsed),
             // Nobody asked it to go: its exit will say what this was.
             ChildEvent::Goodbye => self.dying(now, None, None, false),

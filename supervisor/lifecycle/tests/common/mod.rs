@@ -190,6 +190,7 @@ pub fn every_event(generation: Generation) -> Vec<(&'static str, Event)> {
             "Unservable",
             child(ChildEvent::Unservable("unknown pre-tokenizer".to_owned())),
         ),
+        ("ModelChanged", child(ChildEvent::ModelChanged)),
         ("Heartbeat", child(beat())),
         (
             "Heartbeat (step 60 s)",

@@ -7,7 +7,7 @@ use serde_json::json;
 use std::time::Instant;
 use worker_orcd_gpu::device::{Batch, Executor, NoTap, PageId};
 use worker_orcd_gpu::loader;
-use worker_orcd_ipc::{DeviceSelector, LoadOrder};
+use worker_orcd_ipc::{DeviceSelector, LoadOrder, ModelFile};
 
 /// # Errors
 /// When the model does not load, or two answers differ that must not.
@@ -31,6 +31,7 @@ impl Bare {
     fn load(settings: &Settings) -> Result<Self> {
         let order = LoadOrder {
             model_path: settings.model.display().to_string(),
+            model_file: ModelFile::AtPath,
             device: device(&settings.device)?,
             kv_cache_bytes: Some(settings.kv_cache << 20),
             memory_permille: 1000,
@@ -42,7 +43,7 @@ impl Bare {
             trace: None,
         };
         let start = Instant::now();
-        let loaded = loader::load(&order, &|_, _| ()).map_err(|fault| anyhow!("{fault}"))?;
+        let loaded = loader::load(&order, None, &|_, _| ()).map_err(|fault| anyhow!("{fault}"))?;
         let seconds = start.elapsed().as_secs_f64();
         let geometry = loaded.executor.kv_geometry();
         let pages_each = (settings.context() as u32).div_ceil(geometry.page_tokens);

@@ -1,0 +1,122 @@
+//! The child's end of the socket for descriptors: what it opened and the next child needs goes up,
+//! what an earlier child opened comes down.
+//!
+//! Only the loader uses it. The process does not live by this socket: that of the
+//! [control socket](crate::serve) is the end that ends it.
+
+use rustix::io::Errno;
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
+};
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use worker_orcd_ipc::Article;
+
+#[derive(Debug)]
+pub struct Custody {
+    stream: UnixStream,
+}
+
+impl Custody {
+    /// # Errors
+    /// When nobody listens there.
+    pub fn connect(path: &Path) -> io::Result<Self> {
+        UnixStream::connect(path).map(|stream| Self { stream })
+    }
+
+    /// Leaves a duplicate of the descriptor with the supervisor. Does not wait for it to be taken.
+    ///
+    /// # Errors
+    /// When the socket does not take it.
+    pub fn hand_over(&self, article: Article, descriptor: &impl AsFd) -> io::Result<()> {
+        let descriptors = [descriptor.as_fd()];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        assert!(
+            control.push(SendAncillaryMessage::ScmRights(&descriptors)),
+            "there is space for one"
+        );
+        let name = [article.to_byte()];
+        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+        sendmsg(&self.stream, &[IoSlice::new(&name)], &mut control, flags)?;
+        Ok(())
+    }
+
+    /// Takes what the supervisor has put there before it said so.
+    ///
+    /// # Errors
+    /// When nothing is there, or something else.
+    pub fn take(&self, article: Article) -> io::Result<OwnedFd> {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let mut name = [0];
+        let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+        let message = match recvmsg(
+            &self.stream,
+            &mut [IoSliceMut::new(&mut name)],
+            &mut control,
+            flags,
+        ) {
+            Err(Errno::AGAIN) => return Err(io::Error::other("nothing was handed out")),
+            outcome => outcome?,
+        };
+        let mut descriptors = control.drain().flat_map(|message| match message {
+            RecvAncillaryMessage::ScmRights(descriptors) => descriptors.collect(),
+            _ => Vec::new(),
+        });
+        match (
+            message.bytes,
+            Article::from_byte(name[0]),
+            descriptors.next(),
+        ) {
+            (1, Ok(named), Some(descriptor)) if named == article => Ok(descriptor),
+            (bytes, named, descriptor) => Err(io::Error::other(format!(
+                "{bytes} bytes that name {named:?}, and {descriptor:?}, instead of {article:?}"
+            ))),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs::File;
+    use std::io::{Read, Seek, Write};
+
+    fn pair() -> (Custody, Custody) {
+        let (one, other) = UnixStream::pair().expect("sockets");
+        (Custody { stream: one }, Custody { stream: other })
+    }
+
+    #[test]
+    fn a_file_crosses_and_outlives_its_name() {
+        let (here, there) = pair();
+        let mut file = tempfile::NamedTempFile::new().expect("a file");
+        file.write_all(b"weights").expect("written");
+        here.hand_over(Article::ModelFile, file.as_file())
+            .expect("handed over");
+        file.close().expect("removed");
+        let mut taken = File::from(there.take(Article::ModelFile).expect("taken"));
+        let mut text = String::new();
+        taken.rewind().expect("a file");
+        taken.read_to_string(&mut text).expect("readable");
+        assert_eq!(text, "weights");
+    }
+
+    #[test]
+    fn what_was_not_handed_out_is_not_waited_for() {
+        let (here, there) = pair();
+        let error = there.take(Article::ModelFile).unwrap_err();
+        assert!(error.to_string().contains("nothing was handed out"));
+        (&here.stream)
+            .write_all(&[1])
+            .expect("a name without a descriptor");
+        assert!(there.take(Article::ModelFile).is_err());
+        drop(here);
+        assert!(there.take(Article::ModelFile).is_err());
+    }
+}

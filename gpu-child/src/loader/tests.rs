@@ -1,0 +1,97 @@
+use super::*;
+use crate::model::gguf::parse;
+use crate::model::{Architecture, GgufBuilder, tiny_model::tiny_model};
+use std::fs;
+
+fn order(path: &Path, threads: u32) -> LoadOrder {
+    LoadOrder {
+        model_path: path.to_str().expect("a plain path").to_owned(),
+        model_file: ModelFile::AtPath,
+        device: DeviceSelector::Cpu,
+        kv_cache_bytes: Some(1 << 20),
+        memory_permille: 900,
+        max_running: 2,
+        max_sequence_tokens: None,
+        prefill_chunk_tokens: 8,
+        threads: Some(threads),
+        prefix_cache: true,
+        trace: None,
+    }
+}
+
+fn loaded(bytes: &[u8], threads: u32) -> Loaded {
+    let dir = tempfile::tempdir().expect("a directory");
+    let path = dir.path().join("model.gguf");
+    fs::write(&path, bytes).expect("written");
+    load(&order(&path, threads), None, &|_, _| ()).expect("a model")
+}
+
+fn identity_of(bytes: &[u8]) -> ModelIdentity {
+    loaded(bytes, 1).identity
+}
+
+#[test]
+fn every_tensor_is_part_of_the_identity_whoever_packed_it() {
+    for architecture in [
+        Architecture::Llama,
+        Architecture::Qwen2,
+        Architecture::Qwen3,
+        Architecture::Phi3,
+    ] {
+        let whole = tiny_model(architecture).build();
+        let identity = identity_of(&whole);
+        assert_eq!(loaded(&whole, 3).identity, identity);
+        let header = parse(&whole).expect("a model");
+        for tensor in header.tensors() {
+            let data = header.tensor(tensor.name).expect("its data").data;
+            let start = data.as_ptr().addr() - whole.as_ptr().addr();
+            for at in [start, start + data.len() - 4] {
+                let mut other = whole.clone();
+                // The lowest bit of a float: the least that can be edited.
+                other[at] ^= 1;
+                assert_ne!(identity_of(&other), identity, "{} at {at}", tensor.name);
+            }
+        }
+    }
+}
+
+#[test]
+fn what_changes_the_arithmetic_is_part_of_the_identity_and_a_description_is_not() {
+    let model = || tiny_model(Architecture::Llama).meta("llama.rope.freq_base", 10_000.0_f32);
+    let identity = identity_of(&model().build());
+    let others: [(&str, GgufBuilder); 4] = [
+        ("base", model().meta("llama.rope.freq_base", 10_000.001_f32)),
+        ("scale", model().meta("llama.rope.scaling.factor", 2.0_f32)),
+        (
+            "epsilon",
+            model().meta("llama.attention.layer_norm_rms_epsilon", 1.000_01e-5_f32),
+        ),
+        ("context", model().meta("llama.context_length", 128_u32)),
+    ];
+    for (name, other) in others {
+        assert_ne!(identity_of(&other.build()), identity, "{name}");
+    }
+    let described = model().meta("general.description", "the same in other words");
+    assert_eq!(identity_of(&described.build()), identity);
+}
+
+#[test]
+fn norms_and_biases_are_counted_among_the_weights() {
+    let whole = tiny_model(Architecture::Qwen2).build();
+    let header = parse(&whole).expect("a model");
+    let bytes: usize = header.tensors().iter().map(|tensor| tensor.bytes).sum();
+    let loaded = loaded(&whole, 1);
+    let counted = loaded.executor.memory().weights_bytes;
+    // A vocabulary of 259 rows is packed as 264.
+    assert_eq!(counted, bytes as u64 + 5 * 64 * 4);
+}
+
+#[test]
+fn a_file_that_was_to_be_taken_over_and_is_not_there_is_a_fault_of_its_own() {
+    let order = LoadOrder {
+        model_file: ModelFile::HandedOver,
+        ..order(Path::new("/nowhere"), 1)
+    };
+    let fault = load(&order, None, &|_, _| ()).err().expect("no model");
+    assert!(matches!(fault, Fault::Io { .. }), "{fault}");
+}

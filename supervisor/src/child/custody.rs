@@ -1,0 +1,243 @@
+//! The socket for descriptors: what a child opened, and a later child needs, crosses here and
+//! nothing else does.
+//!
+//! ```text
+//! control socket   words, no rights   watched by the driver
+//! custody socket   rights, no words   looked at when a word says that something was handed over
+//! ```
+//!
+//! The two are apart so that whoever finds a way to say something has not found a way to be given
+//! something. Here as there only the child's own process is let in. Nothing waits: a child connects
+//! before its hello and hands over before it says `Ready`, so what is not there by then will not
+//! come, and what is handed out is small enough for the socket's buffer.
+//!
+//! A descriptor that is kept is neither read, written nor mapped by this process.
+
+use rustix::io::Errno;
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, recvmsg, sendmsg, sockopt,
+};
+use std::fs::File;
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use tracing::warn;
+use worker_orcd_ipc::Article;
+
+/// One child's. Removes its name when dropped.
+#[derive(Debug)]
+pub struct Custody {
+    path: PathBuf,
+    line: Line,
+}
+
+/// One descriptor at any time.
+#[derive(Debug)]
+enum Line {
+    Listening(UnixListener),
+    Connected(UnixStream),
+}
+
+/// An open model file, as its first child opened it.
+#[derive(Debug)]
+pub struct KeptModel(OwnedFd);
+
+impl Custody {
+    /// # Errors
+    /// When the socket cannot be made.
+    pub fn open(path: PathBuf) -> io::Result<Self> {
+        let listener = UnixListener::bind(&path)?;
+        listener.set_nonblocking(true)?;
+        Ok(Self {
+            path,
+            line: Line::Listening(listener),
+        })
+    }
+
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The model file, where process `pid` has handed one over.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::InvalidData`] when it handed over something else.
+    pub fn take_model(&mut self, pid: u32) -> io::Result<Option<KeptModel>> {
+        let Some(connection) = self.connection(pid)? else {
+            return Ok(None);
+        };
+        let Some((name, descriptor)) = receive(connection)? else {
+            return Ok(None);
+        };
+        let (Ok(Article::ModelFile), Some(descriptor)) = (Article::from_byte(name), descriptor)
+        else {
+            let message = format!("a name of {name} instead of a model file");
+            return Err(io::Error::new(io::ErrorKind::InvalidData, message));
+        };
+        // Only looked at from outside: its type, not its content.
+        let file = File::from(descriptor);
+        if !file.metadata()?.is_file() {
+            let message = "the model file that was handed over is not a regular file";
+            return Err(io::Error::new(io::ErrorKind::InvalidData, message));
+        }
+        Ok(Some(KeptModel(file.into())))
+    }
+
+    /// Gives process `pid` a duplicate.
+    ///
+    /// # Errors
+    /// When it has not connected, or the socket does not take it.
+    pub fn hand_out_model(&mut self, pid: u32, model: &KeptModel) -> io::Result<()> {
+        let Some(connection) = self.connection(pid)? else {
+            return Err(io::ErrorKind::NotConnected.into());
+        };
+        let descriptors = [model.0.as_fd()];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        if !control.push(SendAncillaryMessage::ScmRights(&descriptors)) {
+            return Err(io::Error::other("no space for a descriptor"));
+        }
+        let name = [Article::ModelFile.to_byte()];
+        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+        sendmsg(connection, &[IoSlice::new(&name)], &mut control, flags)?;
+        Ok(())
+    }
+
+    /// The connection of process `pid`, if it has connected; anybody else is turned away.
+    fn connection(&mut self, pid: u32) -> io::Result<Option<&UnixStream>> {
+        while let Line::Listening(listener) = &self.line {
+            let stream = match listener.accept() {
+                Ok((stream, _)) => stream,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(None),
+                Err(error) => return Err(error),
+            };
+            let peer = sockopt::socket_peercred(&stream)?;
+            let (peer, uid) = (peer.pid.as_raw_nonzero().get(), peer.uid);
+            if u32::try_from(peer) == Ok(pid) && uid == rustix::process::geteuid() {
+                self.line = Line::Connected(stream);
+            } else {
+                warn!(
+                    pid = peer,
+                    "turned a connection to the socket for descriptors away"
+                );
+            }
+        }
+        match &self.line {
+            Line::Connected(stream) => Ok(Some(stream)),
+            Line::Listening(_) => Ok(None),
+        }
+    }
+}
+
+impl Drop for Custody {
+    fn drop(&mut self) {
+        // The directory goes with everything in it at the latest.
+        let _ = std::fs::remove_file(&self.path);
+    }
+}
+
+/// A name and what came with it; `None` when nothing did.
+fn receive(connection: &UnixStream) -> io::Result<Option<(u8, Option<OwnedFd>)>> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let mut name = [0];
+    let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+    let mut buffers = [IoSliceMut::new(&mut name)];
+    let received = match recvmsg(connection, &mut buffers, &mut control, flags) {
+        Err(Errno::AGAIN) => return Ok(None),
+        outcome => outcome?.bytes,
+    };
+    let mut descriptors = control.drain().flat_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(descriptors) => descriptors.collect(),
+        _ => Vec::new(),
+    });
+    Ok((received > 0).then_some((name[0], descriptors.next())))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::{Read as _, Seek as _, Write as _};
+
+    fn custody() -> (tempfile::TempDir, Custody, UnixStream) {
+        let dir = tempfile::tempdir().unwrap();
+        let custody = Custody::open(dir.path().join("1.fds")).unwrap();
+        let child = UnixStream::connect(custody.path()).unwrap();
+        (dir, custody, child)
+    }
+
+    fn hand_over(child: &UnixStream, name: u8, descriptor: impl std::os::fd::AsFd) {
+        let descriptors = [descriptor.as_fd()];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        assert!(control.push(SendAncillaryMessage::ScmRights(&descriptors)));
+        sendmsg(
+            child,
+            &[IoSlice::new(&[name])],
+            &mut control,
+            SendFlags::empty(),
+        )
+        .unwrap();
+    }
+
+    #[test]
+    fn a_file_is_kept_beyond_its_name_and_handed_out_again() {
+        let (_dir, mut custody, child) = custody();
+        let me = std::process::id();
+        let mut file = tempfile::NamedTempFile::new().unwrap();
+        file.write_all(b"weights").unwrap();
+        hand_over(&child, 1, file.as_file());
+        file.close().unwrap();
+        let kept = custody.take_model(me).unwrap().expect("handed over");
+        assert!(custody.take_model(me).unwrap().is_none(), "once");
+        for _ in 0..2 {
+            custody.hand_out_model(me, &kept).unwrap();
+            let (name, descriptor) = receive(&child).unwrap().expect("handed out");
+            assert_eq!(name, 1);
+            let mut file = File::from(descriptor.expect("a descriptor"));
+            let mut text = String::new();
+            file.rewind().unwrap();
+            file.read_to_string(&mut text).unwrap();
+            assert_eq!(text, "weights");
+        }
+    }
+
+    #[test]
+    fn what_is_not_there_is_not_waited_for() {
+        let (_dir, mut custody, child) = custody();
+        assert!(custody.take_model(std::process::id()).unwrap().is_none());
+        drop(child);
+        assert!(custody.take_model(std::process::id()).unwrap().is_none());
+    }
+
+    #[test]
+    fn another_process_is_neither_heard_nor_given_anything() {
+        let (dir, mut custody, child) = custody();
+        let file = File::create(dir.path().join("file")).unwrap();
+        hand_over(&child, 1, &file);
+        let other = std::process::id() + 1;
+        assert!(custody.take_model(other).unwrap().is_none());
+        let kept = KeptModel(file.into());
+        let refused = custody.hand_out_model(other, &kept).unwrap_err();
+        assert_eq!(refused.kind(), io::ErrorKind::NotConnected);
+    }
+
+    #[test]
+    fn something_else_than_a_model_file_is_refused() {
+        let (dir, mut custody, mut child) = custody();
+        let me = std::process::id();
+        let file = File::create(dir.path().join("file")).unwrap();
+        let (pipe, _writer) = std::io::pipe().unwrap();
+        hand_over(&child, 1, &pipe);
+        hand_over(&child, 9, &file);
+        child.write_all(&[1]).unwrap();
+        for what in ["a pipe", "another name", "a name alone"] {
+            let error = custody.take_model(me).expect_err(what);
+            assert_eq!(error.kind(), io::ErrorKind::InvalidData, "{what}: {error}");
+        }
+    }
+}

@@ -1,0 +1,279 @@
+//! Whatever becomes of the model file while a worker runs, no stream goes on with another model.
+
+use nix::sys::signal::Signal;
+use nix::sys::stat::Mode;
+use serde_json::{Value, json};
+use std::fs::{self, File, OpenOptions};
+use std::os::unix::fs::FileExt as _;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+use worker_orcd_gpu::model::gguf::parse;
+use worker_orcd_tests::client::Transcript;
+use worker_orcd_tests::model::real_model;
+use worker_orcd_tests::worker::{describe, unique};
+use worker_orcd_tests::{EventStream, Unreapable, Worker, process, wait};
+
+const PROMPT: &str = "<|im_start|>user\nTell me about the sea, the wind and the mountains.\
+                      <|im_end|>\n<|im_start|>assistant\n";
+const MODEL_LOAD: i32 = 65;
+const MODEL_CHANGED: i32 = 90;
+
+/// The real model under a name of its own, in a file of its own.
+struct Copy {
+    dir: TempDir,
+    path: PathBuf,
+}
+
+impl Copy {
+    fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("model.gguf");
+        fs::copy(real_model(), &path).unwrap();
+        Self { dir, path }
+    }
+
+    fn worker(&self) -> Worker {
+        Worker::with_model(&self.path).start()
+    }
+
+    /// A file with this one's header and other weights takes its name.
+    fn replace_by_other_weights(&self) {
+        let other = self.dir.path().join("other.gguf");
+        fs::copy(&self.path, &other).unwrap();
+        edit_weights(&other);
+        fs::rename(&other, &self.path).unwrap();
+    }
+}
+
+/// Other codes in a matrix of every layer; scales stay, so that nothing overflows.
+fn edit_weights(path: &Path) {
+    const BLOCK: usize = 20;
+    let bytes = fs::read(path).unwrap();
+    let header = parse(&bytes).unwrap();
+    let file = OpenOptions::new().write(true).open(path).unwrap();
+    let of_type = |name: &str| name.ends_with("ffn_down.weight");
+    let mut edited = 0;
+    for tensor in header
+        .tensors()
+        .iter()
+        .filter(|tensor| of_type(tensor.name))
+    {
+        let data = header.tensor(tensor.name).unwrap().data;
+        let mut other = data.to_vec();
+        if tensor.ty.name() == "Q4_1" {
+            for block in other.chunks_exact_mut(BLOCK) {
+                block[4..].iter_mut().for_each(|codes| *codes ^= 0x55);
+            }
+            let start = data.as_ptr().addr() - bytes.as_ptr().addr();
+            file.write_all_at(&other, start as u64).unwrap();
+            edited += 1;
+        }
+    }
+    assert!(edited > 10, "{edited} matrices were edited");
+}
+
+/// One value of the header, four bytes of the file.
+fn edit_rope_base(path: &Path) {
+    const KEY: &[u8] = b"llama.rope.freq_base";
+    let bytes = fs::read(path).unwrap();
+    let key = bytes.windows(KEY.len()).position(|window| window == KEY);
+    // Behind the key a type, then the value.
+    let at = key.expect("the model says its base") + KEY.len() + 4;
+    let base = f32::from_le_bytes(bytes[at..at + 4].try_into().unwrap());
+    let file = OpenOptions::new().write(true).open(path).unwrap();
+    file.write_all_at(&(base / 2.0).to_le_bytes(), at as u64)
+        .unwrap();
+}
+
+fn body(max_tokens: u32) -> Value {
+    json!({
+        "job_id": format!("identity-{}", unique()), "prompt": PROMPT, "max_tokens": max_tokens,
+        "temperature": 0.7, "seed": 11, "ignore_eos": true,
+    })
+}
+
+fn whole(worker: &Worker, max_tokens: u32) -> Transcript {
+    worker.client().execute(&body(max_tokens)).transcript()
+}
+
+fn read_on(stream: &mut EventStream, tokens: usize, text: &mut String) {
+    for _ in 0..tokens {
+        let token = stream.wait_for("token");
+        text.push_str(token.json()["t"].as_str().unwrap());
+    }
+}
+
+fn kill_child(worker: &Worker) {
+    let child = worker.child_pid().expect("a child serves");
+    process::signal(child, Signal::SIGKILL);
+}
+
+/// Kills the child and waits for the next one to serve.
+fn replace_child(worker: &Worker) {
+    let generation = worker.generation().expect("a child serves");
+    kill_child(worker);
+    wait::until("the next child to serve", || {
+        let health = worker.client().health();
+        let is_next = health["child"]["generation"].as_u64() > Some(generation);
+        (is_next && health["status"] == "healthy").then_some(())
+    });
+}
+
+/// A stream is begun, `meanwhile` happens to the file, and two children die one after the other.
+fn outlives_two_deaths(meanwhile: impl Fn(&Copy)) {
+    let copy = Copy::new();
+    let worker = copy.worker();
+    let expected = whole(&worker, 300);
+    let health = worker.client().health();
+    assert_eq!(health["model"]["kept_open"], true, "{health}");
+    let mut stream = worker.client().execute(&body(300));
+    let mut text = String::new();
+    read_on(&mut stream, 10, &mut text);
+    meanwhile(&copy);
+    for _ in 0..2 {
+        replace_child(&worker);
+        read_on(&mut stream, 10, &mut text);
+    }
+    let rest: Vec<_> = stream.collect();
+    let end = rest.last().expect("an end");
+    assert_eq!(
+        (end.name.as_str(), &end.json()["recoveries"]),
+        ("end", &json!(2))
+    );
+    for token in rest.iter().filter(|event| event.name == "token") {
+        text.push_str(token.json()["t"].as_str().unwrap());
+    }
+    assert_eq!(text, expected.text());
+    let identity = &worker.client().health()["model"]["identity"];
+    assert_eq!(*identity, health["model"]["identity"]);
+}
+
+#[test]
+fn another_file_under_the_same_name_changes_no_byte_of_a_running_stream() {
+    outlives_two_deaths(Copy::replace_by_other_weights);
+}
+
+#[test]
+fn a_deleted_file_changes_no_byte_of_a_running_stream() {
+    outlives_two_deaths(|copy| fs::remove_file(&copy.path).unwrap());
+}
+
+/// A stream is begun, the file is edited in place, and the child dies.
+fn ends_with_one_error_and_takes_the_file_at_the_next_start(edit: fn(&Path)) {
+    let copy = Copy::new();
+    let mut worker = copy.worker();
+    let expected = whole(&worker, 200).text();
+    let mut stream = worker.client().execute(&body(200));
+    let mut text = String::new();
+    read_on(&mut stream, 10, &mut text);
+    edit(&copy.path);
+    let client = worker.client();
+    let struck = Instant::now();
+    kill_child(&worker);
+    // The next child stays unburied until everybody has looked.
+    let (_, spawned) = wait::until("the next child", || worker.log.next("child_spawn", struck));
+    let held = Unreapable::hold(pid_of(&spawned));
+    wait::until("the reason in /health", || {
+        let health = client.health();
+        let reason = health["reason"].as_str()?;
+        reason
+            .contains("model file was changed in place")
+            .then_some(())
+    });
+    drop(held);
+
+    let rest: Vec<_> = stream.collect();
+    let (last, tokens) = rest.split_last().expect("a terminal event");
+    for token in tokens {
+        assert_eq!(token.name, "token");
+        text.push_str(token.json()["t"].as_str().unwrap());
+    }
+    assert!(expected.starts_with(&text), "{text:?} in {expected:?}");
+    assert!(text.len() < expected.len(), "it was not over");
+    let error = last.json();
+    assert_eq!(
+        (last.name.as_str(), &error["code"]),
+        ("error", &json!("WORKER_UNHEALTHY"))
+    );
+    assert_eq!(error["retriable"], true, "{error}");
+    assert!(
+        error["message"]
+            .as_str()
+            .unwrap()
+            .contains("changed in place"),
+        "{error}"
+    );
+
+    let status = worker.wait_exit();
+    assert_eq!(status.code(), Some(MODEL_CHANGED), "{}", describe(status));
+    let labels: Vec<_> = worker.crash_reports().iter().map(label).collect();
+    assert!(labels.contains(&json!("model_changed")), "{labels:?}");
+    assert!(!worker.log.text().contains("QUARANTINED"));
+
+    let worker = copy.worker();
+    let other = whole(&worker, 200);
+    other.end();
+    assert_ne!(other.text(), expected, "the edit is taken");
+}
+
+fn label(report: &Value) -> Value {
+    report["cause"]["label"].clone()
+}
+
+fn pid_of(spawned: &Value) -> u32 {
+    let fields = spawned.get("fields").unwrap_or(spawned);
+    fields["pid"].as_u64().expect("a pid") as u32
+}
+
+#[test]
+fn weights_edited_in_place_end_the_streams_before_a_wrong_byte() {
+    ends_with_one_error_and_takes_the_file_at_the_next_start(edit_weights);
+}
+
+#[test]
+fn a_hyperparameter_edited_in_place_ends_the_streams_before_a_wrong_byte() {
+    ends_with_one_error_and_takes_the_file_at_the_next_start(edit_rope_base);
+}
+
+#[test]
+fn what_is_no_regular_file_is_refused_at_once_and_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let fifo = dir.path().join("fifo.gguf");
+    nix::unistd::mkfifo(&fifo, Mode::S_IRWXU).unwrap();
+    for (path, kind) in [
+        (fifo.as_path(), "a FIFO"),
+        (Path::new("/dev/zero"), "a character device"),
+    ] {
+        let mut worker = Worker::with_model(path).spawn();
+        // Far below the load deadline: nobody waits for a writer.
+        let status = worker.wait_exit_within(Duration::from_secs(20));
+        assert_eq!(
+            status.code(),
+            Some(MODEL_LOAD),
+            "{kind}: {}",
+            worker.log.text()
+        );
+        assert!(worker.log.text().contains(kind), "{}", worker.log.text());
+    }
+}
+
+#[test]
+fn the_supervisor_does_not_open_the_model_file() {
+    let copy = Copy::new();
+    let worker = copy.worker();
+    // What it keeps is the child's: handed over once, and no second one at a restart.
+    let kept = |worker: &Worker| {
+        let open = fs::read_dir(format!("/proc/{}/fd", worker.pid())).unwrap();
+        let targets = open
+            .flatten()
+            .filter_map(|entry| fs::read_link(entry.path()).ok());
+        targets.filter(|target| *target == copy.path).count()
+    };
+    assert_eq!(kept(&worker), 1);
+    replace_child(&worker);
+    assert_eq!(kept(&worker), 1);
+    let maps = File::open(format!("/proc/{}/maps", worker.pid())).unwrap();
+    let maps = std::io::read_to_string(maps).unwrap();
+    assert!(!maps.contains("model.gguf"), "it is mapped");
+}
