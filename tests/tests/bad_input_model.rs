@@ -256,12 +256,15 @@ fn a_job_that_never_fits_the_cache_ends_alone() {
     let generation = worker.generation();
     let mut body = request(&"x".repeat(200), 50);
     body["temperature"] = json!(0.0);
-    let answer = worker.client().post("/execute", &body);
-    assert!(
-        answer.status != 200 || answer.text().contains("event: error"),
-        "{}",
-        answer.text()
-    );
+    let transcript = worker.client().execute(&body).transcript();
+    let error = transcript.error("VRAM_OOM");
+    assert_eq!(error["retriable"], false, "{error}");
+    let message = error["message"].as_str().unwrap();
+    let numbers = message
+        .split_whitespace()
+        .filter_map(|word| word.parse().ok());
+    let [needed, available]: [u64; 2] = numbers.collect::<Vec<_>>().try_into().unwrap();
+    assert!(available <= 16 << 10 && needed > available, "{message}");
     worker.assert_serves();
     assert_eq!(worker.generation(), generation, "nobody died of it");
 }

@@ -4,10 +4,17 @@
 use serde_json::{Value, json};
 use std::thread;
 use worker_orcd_tests::client::Client;
-use worker_orcd_tests::{Worker, worker};
+use worker_orcd_tests::{Worker, wait, worker};
 
 const PROMPT: &str = "<|im_start|>user\nName three rivers and say one sentence about each.\
                       <|im_end|>\n<|im_start|>assistant\n";
+
+/// Long enough for two pages of 32 positions that a second request can take over.
+fn long_prompt(n: usize) -> String {
+    let question = format!("Question {n}. Name three rivers, say one sentence about each of them");
+    let question = question + &", and then tell where they come from and where they end".repeat(5);
+    format!("<|im_start|>user\n{question}.<|im_end|>\n<|im_start|>assistant\n")
+}
 
 /// Greedy, and drawn with everything that takes part in drawing.
 fn subjects() -> Vec<Value> {
@@ -56,6 +63,11 @@ fn bytes_of(client: &Client, body: &Value) -> Vec<String> {
     bytes
 }
 
+fn prefix_hit_tokens(client: &Client) -> u64 {
+    let hits = &client.health()["load"]["prefix_hit_tokens"];
+    hits.as_u64().unwrap_or_else(|| panic!("hits: {hits}"))
+}
+
 fn beside_fifteen_others(client: &Client, body: &Value) -> Vec<String> {
     let others: Vec<_> = (0..15)
         .map(|n| {
@@ -74,11 +86,16 @@ fn beside_fifteen_others(client: &Client, body: &Value) -> Vec<String> {
 fn alone_and_beside_fifteen_others_the_bytes_are_the_same() {
     let worker = Worker::real().arg("--max-running", 16).start();
     let client = worker.client();
-    for body in subjects() {
+    for (n, mut body) in subjects().into_iter().enumerate() {
+        body["prompt"] = json!(long_prompt(n));
+        let before = prefix_hit_tokens(&client);
         let alone = bytes_of(&client, &body);
         assert!(alone.len() > 10, "{alone:?}");
-        // The second time the prompt's pages come from the prefix cache.
         assert_eq!(bytes_of(&client, &body), alone, "twice alone: {body}");
+        wait::until(
+            "the second time to be told as a hit of the prefix cache",
+            || (prefix_hit_tokens(&client) >= before + 64).then_some(()),
+        );
         assert_eq!(
             beside_fifteen_others(&client, &body),
             alone,

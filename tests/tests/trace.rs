@@ -1,7 +1,11 @@
 //! The logits trace, and the proof that streamed tokens come from it.
 
 use serde_json::{Value, json};
+use worker_orcd::text::Text;
+use worker_orcd_gpu::model::{GgufFile, tokenizer_facts};
+use worker_orcd_ipc::TokenId;
 use worker_orcd_tests::Worker;
+use worker_orcd_tests::model::real_model;
 
 fn lines(path: &std::path::Path) -> Vec<Value> {
     let text = std::fs::read_to_string(path).expect("the trace is there");
@@ -15,7 +19,10 @@ fn lines(path: &std::path::Path) -> Vec<Value> {
 fn every_generated_token_has_a_line_of_logits_and_greedy_takes_the_largest() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("trace.jsonl");
-    let worker = Worker::real().arg("--trace-logits", path.display()).start();
+    let worker = Worker::real()
+        .arg("--trace-logits", path.display())
+        .arg("--trace-values", 1_000_000)
+        .start();
     let body = json!({
         "job_id": "traced", "prompt": "One, two, three,", "max_tokens": 8, "temperature": 0.0,
     });
@@ -50,14 +57,32 @@ fn every_generated_token_has_a_line_of_logits_and_greedy_takes_the_largest() {
         positions.windows(2).all(|pair| pair[1] == pair[0] + 1),
         "{positions:?}"
     );
-    for line in logits {
-        let values = line["values"].as_array().unwrap();
-        assert!(!values.is_empty());
-        assert!(
-            values.iter().all(Value::is_number),
-            "no NaN in a healthy model: {line}"
-        );
-    }
+    let largest: Vec<TokenId> = logits.iter().map(|line| largest_of(line)).collect();
+    assert_eq!(text_code().decode(&largest), transcript.text());
+}
+
+/// The token with the largest of all logits, the first of equals.
+fn largest_of(line: &Value) -> TokenId {
+    let values = line["values"].as_array().unwrap();
+    let vocabulary = line["shape"].as_array().unwrap().last().unwrap();
+    assert_eq!(
+        vocabulary.as_u64(),
+        Some(values.len() as u64),
+        "the whole row"
+    );
+    // None of a healthy model is NaN.
+    let logits = values.iter().map(|value| value.as_f64().unwrap());
+    let largest = logits
+        .enumerate()
+        .reduce(|best, it| if it.1 > best.1 { it } else { best });
+    let token = largest.unwrap().0 as u32;
+    assert_eq!(line["argmax"], token);
+    TokenId(token)
+}
+
+fn text_code() -> Text {
+    let file = GgufFile::open(&real_model()).unwrap();
+    Text::from_facts(&tokenizer_facts(&file.header().unwrap()).unwrap()).unwrap()
 }
 
 #[test]
