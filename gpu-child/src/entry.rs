@@ -7,6 +7,7 @@ use crate::exit;
 #[cfg(feature = "fault-injection")]
 use crate::fault_injection;
 use crate::flight_recorder::FlightRecorder;
+use crate::loader;
 use crate::serve::{Link, Loaded, Progress, serve};
 use clap::Parser;
 use interprocess::local_socket::{GenericFilePath, Stream, prelude::*};
@@ -29,6 +30,9 @@ struct Arguments {
     /// Only say whether this program can compute on that CUDA device.
     #[arg(long, value_name = "ORDINAL", exclusive = true)]
     probe: Option<u32>,
+    /// Only say whether this program could serve that file, as far as its header says.
+    #[arg(long, value_name = "FILE", exclusive = true)]
+    check_model: Option<PathBuf>,
     #[command(flatten)]
     serving: Option<Serving>,
 }
@@ -61,6 +65,10 @@ where
             probe: Some(ordinal),
             ..
         } => answer(cuda::outlook(ordinal)),
+        Arguments {
+            check_model: Some(path),
+            ..
+        } => answer(loader::check(&path)),
         Arguments {
             serving: Some(serving),
             ..
@@ -104,11 +112,12 @@ where
     exit::end_now(ExitCode::SupervisorLost);
 }
 
-/// To the question of [`worker_orcd_ipc::probe`].
-fn answer(outlook: Result<String, Fault>) -> ! {
-    let (line, code) = match outlook {
-        Ok(device) => (device, ExitCode::Clean),
+/// To a question of [`worker_orcd_ipc::probe`].
+fn answer(found: Result<String, Fault>) -> ! {
+    let (line, code) = match found {
+        Ok(words) => (words, ExitCode::Clean),
         Err(Fault::DeviceUnavailable { message }) => (message, ExitCode::DeviceUnavailable),
+        Err(Fault::ModelLoad { message }) => (message, ExitCode::ModelLoad),
         Err(fault) => (fault.to_string(), fault.exit_code()),
     };
     println!("{line}");

@@ -105,6 +105,29 @@ fn identity(config: &ModelConfig, weights: u128) -> ModelIdentity {
     ModelIdentity(hasher.finish_128().to_le_bytes())
 }
 
+/// What a file is, in words, if it is one that [`load`] could take: everything is looked at but the
+/// tensors' bytes and the memory that they need.
+///
+/// # Errors
+/// [`Fault::ModelLoad`].
+pub fn check(path: &Path) -> Result<String, Fault> {
+    let file = GgufFile::open(path).map_err(|error| fault(error.into()))?;
+    let header = file.header().map_err(|error| fault(error.into()))?;
+    let config = ModelConfig::from_gguf(&header, None).map_err(fault)?;
+    ModelWeights::from_gguf(&header, &config).map_err(fault)?;
+    tokenizer_facts(&header).map_err(fault)?;
+    let stem = path.file_stem().unwrap_or_default().to_string_lossy();
+    let facts = model_facts(&header, &config, &stem).map_err(fault)?;
+    Ok(format!(
+        "{}: {} of {} parameters, {}, context of {} tokens",
+        facts.name.replace('\n', " "),
+        facts.architecture,
+        facts.parameters,
+        facts.quant_kind,
+        facts.context_length
+    ))
+}
+
 /// What every device is told.
 struct Shape {
     max_batch_tokens: u32,

@@ -1,13 +1,26 @@
-//! The one question that is asked before any child: can the program that children are made of
-//! compute on this CUDA device?
+//! What is asked of the program that children are made of, without a socket and before any child.
+//! Each answer is one line on its standard output, and a number that says what the line is.
 //!
-//! `worker-orcd-gpu --probe N` answers without a socket: one line on its standard output, and a
-//! number that says what the line is. [`ExitCode::Clean`](crate::ExitCode::Clean): the device, in
-//! words. [`ExitCode::DeviceUnavailable`](crate::ExitCode::DeviceUnavailable): why not. Anything
-//! else is no answer. It makes no context, so it takes no memory of the device.
+//! `worker-orcd-gpu --probe N`: can it compute on this CUDA device?
+//! [`ExitCode::Clean`](crate::ExitCode::Clean): the device, in words.
+//! [`ExitCode::DeviceUnavailable`](crate::ExitCode::DeviceUnavailable): why not. It makes no context,
+//! so it takes no memory of the device.
+//!
+//! `worker-orcd-gpu --check-model FILE`: could it serve this file, as far as its header says?
+//! `Clean`: the model, in words. [`ExitCode::ModelLoad`](crate::ExitCode::ModelLoad): why not.
+//!
+//! `worker-orcd-gpu --version`: its name and its version.
+//!
+//! Anything else is no answer.
 
 /// Followed by the device's ordinal.
 pub const PROBE_FLAG: &str = "--probe";
+
+/// Followed by a path.
+pub const CHECK_MODEL_FLAG: &str = "--check-model";
+
+/// What the answer to `--version` begins with.
+pub const CHILD_NAME: &str = "worker-orcd-gpu";
 
 /// Longer lines are cut off by whoever reads them.
 pub const PROBE_LINE_BYTES: usize = 1024;

@@ -37,6 +37,7 @@ use uuid::Uuid;
 static RUNNING: OnceLock<Running> = OnceLock::new();
 
 struct Running {
+    style: Style,
     queue: Arc<Queue>,
     filter: reload::Handle<EnvFilter, Registry>,
 }
@@ -68,7 +69,12 @@ pub fn start(format: LogFormat, level: &str, worker_id: Option<Uuid>) -> io::Res
     // Only a second start can fail, and the first one's log goes on.
     if started.is_ok() {
         let filter = handle;
-        let _ = RUNNING.set(Running { queue, filter });
+        let running = Running {
+            style,
+            queue,
+            filter,
+        };
+        let _ = RUNNING.set(running);
         std::panic::set_hook(Box::new(log_panic));
     }
     Ok(())
@@ -112,6 +118,14 @@ fn is_level(word: &str) -> bool {
 pub fn settle(patience: Duration) {
     if let Some(running) = RUNNING.get() {
         running.queue.settle(patience);
+    }
+}
+
+/// Says something to a person who looks at the log on a terminal, and to nobody else.
+pub fn tell_a_person(text: &str) {
+    let running = RUNNING.get().filter(|it| it.style == Style::Coloured);
+    if let Some(running) = running {
+        running.queue.push(format!("{text}\n").as_bytes());
     }
 }
 

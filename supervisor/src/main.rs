@@ -17,6 +17,7 @@ fn main() -> ExitCode {
             }
         },
         Some(("doctor", arguments)) => commands::doctor::run(arguments),
+        Some(("serve", arguments)) => ExitCode::from(commands::serve::run(arguments).code()),
         Some((process::COMMAND, arguments)) => process::run(arguments),
         _ => ExitCode::from(commands::serve::run(&arguments).code()),
     }

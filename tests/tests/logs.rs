@@ -2,9 +2,13 @@
 
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
+use std::process::{Command, Stdio};
 use std::thread;
+use worker_orcd_gpu::model::Architecture;
 use worker_orcd_gpu::model::gguf_builder::GgufBuilder;
-use worker_orcd_tests::worker::{request, unique};
+use worker_orcd_gpu::model::tiny_model::tiny_model;
+use worker_orcd_tests::log::Log;
+use worker_orcd_tests::worker::{binary, request, unique};
 use worker_orcd_tests::{Client, Script, Worker, wait};
 
 // === A reader that does not read ===
@@ -179,4 +183,41 @@ fn sighup_reads_the_level_again() {
         (!worker.log.events("execute_end").is_empty()).then_some(())
     });
     assert_eq!(worker.log.events("execute_end").len(), 1, "only the second");
+}
+
+/// Through a terminal that Python's `pty` makes.
+#[test]
+fn a_person_at_a_terminal_is_told_what_to_type_next() {
+    let directory = tempfile::tempdir().unwrap();
+    let model = directory.path().join("tiny.gguf");
+    std::fs::write(&model, tiny_model(Architecture::Llama).build()).unwrap();
+    let mut terminal = Command::new("python3")
+        .args(["-c", "import pty, sys; pty.spawn(sys.argv[1:])"])
+        .arg(binary("tested-worker-orcd"))
+        .args(["--device", "cpu", "--host", "127.0.0.1", "--port", "0"])
+        .arg("--child-binary")
+        .arg(binary("tested-worker-orcd-gpu"))
+        .arg("--model")
+        .arg(&model)
+        .env("XDG_STATE_HOME", directory.path())
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("python3 starts");
+    let log = Log::default();
+    log.follow(terminal.stdout.take().expect("piped"));
+    let port: u16 = wait::until("a line to type", || {
+        let lines = log.lines();
+        let hint = lines.iter().find(|line| line.contains("curl -N"))?;
+        let (_, rest) = hint.split_once("localhost:")?;
+        rest.split('/').next()?.parse().ok()
+    });
+    assert!(
+        log.text().contains("\u{1b}[32m"),
+        "no colours: {:?}",
+        log.text()
+    );
+    let client = Client::new(([127, 0, 0, 1], port).into());
+    assert_eq!(client.post("/shutdown", &json!({})).status, 202);
+    assert!(terminal.wait().expect("our own child").success());
 }

@@ -1,10 +1,13 @@
-//! What the child's program says of a CUDA device, before there is any child.
+//! What the child's program says of itself, of a CUDA device and of a model file, before there is any
+//! child.
 //!
-//! [`worker_orcd_ipc::probe`] is the question. It is asked of a process of its own because a
-//! device or a driver that is wedged may keep whoever asks; nobody waits longer than
+//! [`worker_orcd_ipc::probe`] has the questions. Each is asked of a process of its own, because a
+//! device, a driver or a file that is wedged may keep whoever asks; nobody waits longer than
 //! [`PATIENCE`].
 
 use crate::child::reap::Process;
+use std::ffi::OsStr;
+use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::process::CommandExt as _;
 use std::path::Path;
@@ -12,11 +15,11 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 use tokio::io::AsyncReadExt as _;
 use tokio::net::unix::pipe::Receiver;
-use worker_orcd_ipc::{ExitCode, PROBE_FLAG, PROBE_LINE_BYTES};
+use worker_orcd_ipc::{CHECK_MODEL_FLAG, CHILD_NAME, ExitCode, PROBE_FLAG, PROBE_LINE_BYTES};
 use worker_orcd_lifecycle::Exit;
 
 /// The driver's first call on a machine takes a quarter of a second, some seconds where nothing
-/// keeps the device initialised.
+/// keeps the device initialised. A header is read from a cold disk in a second.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// The device in words, if children can compute on it.
@@ -24,65 +27,103 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// # Errors
 /// Why not, or why there was no answer.
 pub async fn ask(program: &Path, ordinal: u32) -> Result<String, String> {
-    ask_within(PATIENCE, program, ordinal).await
-}
-
-async fn ask_within(patience: Duration, program: &Path, ordinal: u32) -> Result<String, String> {
-    let answer = answer(program, ordinal);
-    match tokio::time::timeout(patience, answer).await {
-        Ok(answer) => answer,
-        // Dropped with the process in it, which is killed.
-        Err(_) => Err(format!(
-            "the driver did not answer for cuda:{ordinal} within {} ms",
-            patience.as_millis()
-        )),
-    }
-}
-
-async fn answer(program: &Path, ordinal: u32) -> Result<String, String> {
-    let failed = |error| {
-        format!(
-            "{} cannot be asked for cuda:{ordinal}: {error}",
-            program.display()
-        )
+    let ordinal_text = ordinal.to_string();
+    let question = Question {
+        about: &format!("cuda:{ordinal}"),
+        arguments: &[PROBE_FLAG.as_ref(), ordinal_text.as_ref()],
+        no: Some(ExitCode::DeviceUnavailable),
     };
-    let mut child = Command::new(program)
-        .arg(PROBE_FLAG)
-        .arg(ordinal.to_string())
-        // Killed as a group.
-        .process_group(0)
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::null())
-        .spawn()
-        .map_err(failed)?;
-    let stdout = child.stdout.take().map(OwnedFd::from);
-    let mut process = Process::new(child).map_err(failed)?;
-    let mut text = Vec::new();
-    if let Some(stdout) = stdout {
-        let pipe = Receiver::from_owned_fd(stdout).map_err(failed)?;
-        let mut pipe = pipe.take(PROBE_LINE_BYTES as u64);
-        pipe.read_to_end(&mut text).await.map_err(failed)?;
-    }
-    understand(
-        process.exited().await,
-        &String::from_utf8_lossy(&text),
-        ordinal,
-    )
+    question.ask_within(PATIENCE, program).await
 }
 
-fn understand(exit: Exit, text: &str, ordinal: u32) -> Result<String, String> {
-    let line = text.lines().next().unwrap_or_default().trim().to_owned();
-    let code = match exit {
-        Exit::Code(code) => ExitCode::from_code(code),
-        Exit::Signal(_) | Exit::OomKilled => None,
+/// The model in words, if a child could load it as far as its header says.
+///
+/// # Errors
+/// Why not, or why there was no answer.
+pub async fn check_model(program: &Path, model: &Path) -> Result<String, String> {
+    let question = Question {
+        about: &model.display().to_string(),
+        arguments: &[CHECK_MODEL_FLAG.as_ref(), model.as_os_str()],
+        no: Some(ExitCode::ModelLoad),
     };
-    match code {
-        Some(ExitCode::Clean) if !line.is_empty() => Ok(line),
-        Some(ExitCode::DeviceUnavailable) if !line.is_empty() => Err(line),
-        _ => Err(format!(
-            "asked for cuda:{ordinal}, the child's program gave no answer ({exit:?}) {line}"
-        )),
+    question.ask_within(PATIENCE, program).await
+}
+
+/// The version of the child's program.
+///
+/// # Errors
+/// When it is another program, or gives no answer.
+pub async fn version(program: &Path) -> Result<String, String> {
+    let question = Question {
+        about: "its version",
+        arguments: &["--version".as_ref()],
+        no: None,
+    };
+    let line = question.ask_within(PATIENCE, program).await?;
+    let version = line.strip_prefix(CHILD_NAME).map(str::trim);
+    version
+        .map(str::to_owned)
+        .ok_or_else(|| format!("{} is no {CHILD_NAME}: it says {line:?}", program.display()))
+}
+
+struct Question<'a> {
+    about: &'a str,
+    arguments: &'a [&'a OsStr],
+    /// The number that makes the line a reason.
+    no: Option<ExitCode>,
+}
+
+impl Question<'_> {
+    async fn ask_within(&self, patience: Duration, program: &Path) -> Result<String, String> {
+        let about = self.about;
+        match tokio::time::timeout(patience, self.put_to(program)).await {
+            Ok(Ok((exit, text))) => self.understand(exit, &text),
+            Ok(Err(error)) => Err(format!(
+                "{} cannot be asked for {about}: {error}",
+                program.display()
+            )),
+            // Dropped with the process in it, which is killed.
+            Err(_) => Err(format!(
+                "the child's program did not answer for {about} within {} ms",
+                patience.as_millis()
+            )),
+        }
+    }
+
+    async fn put_to(&self, program: &Path) -> io::Result<(Exit, String)> {
+        let mut child = Command::new(program)
+            .args(self.arguments)
+            // Killed as a group.
+            .process_group(0)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()?;
+        let stdout = child.stdout.take().map(OwnedFd::from);
+        let mut process = Process::new(child)?;
+        let mut text = Vec::new();
+        if let Some(stdout) = stdout {
+            let mut pipe = Receiver::from_owned_fd(stdout)?.take(PROBE_LINE_BYTES as u64);
+            pipe.read_to_end(&mut text).await?;
+        }
+        let text = String::from_utf8_lossy(&text).into_owned();
+        Ok((process.exited().await, text))
+    }
+
+    fn understand(&self, exit: Exit, text: &str) -> Result<String, String> {
+        let line = text.lines().next().unwrap_or_default().trim().to_owned();
+        let code = match exit {
+            Exit::Code(code) => ExitCode::from_code(code),
+            Exit::Signal(_) | Exit::OomKilled => None,
+        };
+        match code {
+            Some(ExitCode::Clean) if !line.is_empty() => Ok(line),
+            Some(code) if Some(code) == self.no && !line.is_empty() => Err(line),
+            _ => Err(format!(
+                "asked for {}, the child's program gave no answer ({exit:?}) {line}",
+                self.about
+            )),
+        }
     }
 }
 
@@ -130,8 +171,33 @@ mod tests {
     async fn nobody_waits_for_a_driver_that_is_wedged() {
         let (began, patience) = (Instant::now(), Duration::from_millis(200));
         let wedged = program("exec sleep 600");
-        let why = ask_within(patience, &wedged, 0).await.unwrap_err();
+        let question = Question {
+            about: "cuda:0",
+            arguments: &[],
+            no: None,
+        };
+        let why = question.ask_within(patience, &wedged).await.unwrap_err();
         assert!(why.contains("within 200 ms"), "{why}");
         assert!(began.elapsed() < Duration::from_secs(60));
+    }
+
+    #[tokio::test]
+    async fn a_program_of_another_name_is_no_child() {
+        let child = program("echo worker-orcd-gpu 1.2.3");
+        assert_eq!(version(&child).await, Ok("1.2.3".to_owned()));
+        let why = version(&program("echo true 9.4")).await.unwrap_err();
+        assert!(why.contains("is no worker-orcd-gpu"), "{why}");
+        assert!(version(Path::new("/bin/true")).await.is_err());
+    }
+
+    #[tokio::test]
+    async fn a_model_is_described_or_refused_in_the_childs_words() {
+        let path = Path::new("/m.gguf");
+        let yes = program("echo \"$1 $2: llama\"");
+        let words = check_model(&yes, path).await;
+        assert_eq!(words, Ok("--check-model /m.gguf: llama".to_owned()));
+        let no = program("echo it ends early; exit 65");
+        let words = check_model(&no, path).await;
+        assert_eq!(words, Err("it ends early".to_owned()));
     }
 }

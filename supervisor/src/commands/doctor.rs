@@ -1,17 +1,18 @@
 //! `worker-orcd doctor`: can this machine serve? Each finding comes with its remedy.
 //!
 //! It looks and touches nothing: no context is made on a device, no port taken, no model parsed. What
-//! can be computed on is asked of the child's program.
+//! can be computed on, and whether a file is a model, is asked of the child's program, in a process
+//! of its own each time.
 
 use crate::child::probe;
 use crate::commands::pull;
 use crate::config::device::{AUTO_ORDINAL, driver_is_loaded};
+use crate::logging::printable;
 use crate::nvml::Witness;
 use crate::nvml::library::{Gauges, Identity};
 use clap::{Arg, ArgMatches, Command};
 use nix::sys::resource::{Resource, getrlimit};
 use std::fs;
-use std::io::Read;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -62,18 +63,23 @@ pub fn run(arguments: &ArgMatches) -> ExitCode {
         .get_one::<String>("child-binary")
         .map(PathBuf::from);
     let child = child.unwrap_or_else(beside_this_program);
+    let answers = match Answers::ask(&child, arguments.get_one::<String>("model")) {
+        Ok(answers) => answers,
+        Err(error) => {
+            eprintln!("nothing can be asked: {error}");
+            return ExitCode::FAILURE;
+        }
+    };
     let mut findings = vec![
-        child_binary(&child),
-        device(outlook(&child)),
+        child_binary(&child, answers.version),
+        device(answers.device, driver_is_loaded()),
         open_files(),
         memory(),
     ];
     if driver_is_loaded() {
         findings.push(nvml(Witness::look(0, NVML_PATIENCE)));
     }
-    if let Some(name) = arguments.get_one::<String>("model") {
-        findings.push(model(name));
-    }
+    findings.extend(answers.model.map(model));
     for finding in &findings {
         print(finding);
     }
@@ -87,12 +93,47 @@ pub fn run(arguments: &ArgMatches) -> ExitCode {
     }
 }
 
+/// What is found may be the words of a file or of another program.
 fn print(finding: &Finding) {
     let subject = finding.subject;
-    match &finding.verdict {
-        Verdict::Good(what) => println!("ok    {subject}: {what}"),
-        Verdict::Note(what, remedy) => println!("note  {subject}: {what}\n      → {remedy}"),
-        Verdict::Bad(what, remedy) => println!("BAD   {subject}: {what}\n      → {remedy}"),
+    let (mark, what, remedy) = match &finding.verdict {
+        Verdict::Good(what) => ("ok   ", what, None),
+        Verdict::Note(what, remedy) => ("note ", what, Some(*remedy)),
+        Verdict::Bad(what, remedy) => ("BAD  ", what, Some(remedy.as_str())),
+    };
+    println!("{mark} {subject}: {}", printable(what));
+    if let Some(remedy) = remedy {
+        println!("      → {}", printable(remedy));
+    }
+}
+
+/// What the child's program says.
+struct Answers {
+    version: Result<String, String>,
+    device: Result<String, String>,
+    model: Option<Result<String, (String, &'static str)>>,
+}
+
+impl Answers {
+    fn ask(child: &Path, model: Option<&String>) -> std::io::Result<Self> {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()?;
+        Ok(runtime.block_on(async {
+            Self {
+                version: probe::version(child).await,
+                device: probe::ask(child, AUTO_ORDINAL).await,
+                model: match model.map(|name| pull::resolve(name)) {
+                    None => None,
+                    Some(Err(why)) => Some(Err((why, "worker-orcd pull gets one"))),
+                    Some(Ok(path)) => {
+                        let remedy = "get it again, or another one that is supported";
+                        let checked = probe::check_model(child, &path).await;
+                        Some(checked.map_err(|why| (why, remedy)))
+                    }
+                },
+            }
+        }))
     }
 }
 
@@ -101,7 +142,8 @@ fn beside_this_program() -> PathBuf {
     own.with_file_name("worker-orcd-gpu")
 }
 
-fn child_binary(path: &Path) -> Finding {
+fn child_binary(path: &Path, version: Result<String, String>) -> Finding {
+    const OWN: &str = env!("CARGO_PKG_VERSION");
     let verdict = match fs::metadata(path) {
         Err(error) => Verdict::Bad(
             format!("{}: {error}", path.display()),
@@ -111,7 +153,14 @@ fn child_binary(path: &Path) -> Finding {
             format!("{} is not executable", path.display()),
             format!("chmod +x {}", path.display()),
         ),
-        Ok(_) => Verdict::Good(path.display().to_string()),
+        Ok(_) => match version {
+            Ok(version) if version == OWN => Verdict::Good(format!("{} {version}", path.display())),
+            Ok(version) => Verdict::Bad(
+                format!("{} is of version {version}, this is {OWN}", path.display()),
+                "build or install both together".to_owned(),
+            ),
+            Err(why) => Verdict::Bad(why, "say --child-binary with the right one".to_owned()),
+        },
     };
     Finding {
         subject: "GPU child",
@@ -119,29 +168,22 @@ fn child_binary(path: &Path) -> Finding {
     }
 }
 
-/// What `--device auto` goes by.
-fn outlook(child: &Path) -> Result<String, String> {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .map_err(|error| error.to_string())?;
-    runtime.block_on(probe::ask(child, AUTO_ORDINAL))
-}
-
-fn device(outlook: Result<String, String>) -> Finding {
+/// What `--device auto` goes by. Whoever has no driver is told so, and not what else is missing.
+fn device(outlook: Result<String, String>, driver: bool) -> Finding {
     let node = Path::new("/dev/nvidiactl");
-    let verdict = match (outlook, driver_is_loaded(), node.exists()) {
-        (Ok(device), _, _) => Verdict::Good(device),
-        (Err(why), false, _) => Verdict::Note(
-            why,
-            "no NVIDIA driver is loaded: the CPU device serves without one; for a GPU, load it",
+    let verdict = match outlook {
+        Ok(device) => Verdict::Good(device),
+        Err(_) if !driver => Verdict::Note(
+            "no NVIDIA driver is loaded".to_owned(),
+            "the CPU device serves without one; for a GPU, load it",
         ),
-        (Err(why), true, false) => Verdict::Note(
+        Err(why) if !node.exists() => Verdict::Note(
             why,
             "/dev/nvidiactl is missing: run nvidia-modprobe, or pass the device nodes into the \
              container; the CPU device serves meanwhile",
         ),
-        (Err(why), true, true) => Verdict::Note(why, "the CPU device serves meanwhile"),
+        // Kernels are the build's, and why says how they come in.
+        Err(why) => Verdict::Note(why, "the CPU device serves meanwhile"),
     };
     Finding {
         subject: "device",
@@ -188,11 +230,12 @@ fn first_gpu(identity: &Identity, gauges: &Gauges) -> String {
 
 fn open_files() -> Finding {
     let verdict = match getrlimit(Resource::RLIMIT_NOFILE) {
-        Ok((soft, _)) if soft < OPEN_FILES => Verdict::Note(
-            format!("at most {soft} open files"),
-            "raise it (ulimit -n 4096, LimitNOFILE=) or lower --max-connections",
+        // A worker raises its own limit as far as it may.
+        Ok((_, hard)) if hard < OPEN_FILES => Verdict::Note(
+            format!("at most {hard} open files"),
+            "raise it (ulimit -Hn 4096, LimitNOFILE=): idle clients have to make room earlier",
         ),
-        Ok((soft, _)) => Verdict::Good(format!("{soft} open files")),
+        Ok((_, hard)) => Verdict::Good(format!("{hard} open files")),
         Err(error) => Verdict::Note(error.to_string(), "the limit could not be read"),
     };
     Finding {
@@ -222,32 +265,15 @@ fn available(meminfo: &str) -> Option<u64> {
     line.split_whitespace().nth(1)?.parse().ok()
 }
 
-fn model(name: &str) -> Finding {
-    let verdict = match pull::resolve(name) {
-        Err(why) => Verdict::Bad(why, "worker-orcd pull smollm2 gets a small one".to_owned()),
-        Ok(path) => match magic(&path) {
-            Ok(magic) if magic == *b"GGUF" => Verdict::Good(path.display().to_string()),
-            Ok(_) => Verdict::Bad(
-                format!("{} does not begin with GGUF", path.display()),
-                "only GGUF files can be served; convert it".to_owned(),
-            ),
-            Err(error) => Verdict::Bad(
-                format!("{}: {error}", path.display()),
-                "a model file has at least a header; get it again".to_owned(),
-            ),
-        },
+fn model(checked: Result<String, (String, &'static str)>) -> Finding {
+    let verdict = match checked {
+        Ok(words) => Verdict::Good(words),
+        Err((why, remedy)) => Verdict::Bad(why, remedy.to_owned()),
     };
     Finding {
         subject: "model",
         verdict,
     }
-}
-
-/// Four bytes are not parsing: everything behind them is the child's business.
-fn magic(path: &Path) -> std::io::Result<[u8; 4]> {
-    let mut magic = [0; 4];
-    fs::File::open(path)?.read_exact(&mut magic)?;
-    Ok(magic)
 }
 
 #[cfg(test)]
@@ -265,10 +291,13 @@ mod tests {
 
     #[test]
     fn a_device_that_the_child_can_compute_on_is_good_and_none_is_no_obstacle() {
-        let good = device(Ok("a card".to_owned()));
+        let good = device(Ok("a card".to_owned()), true);
         assert!(matches!(good.verdict, Verdict::Good(what) if what == "a card"));
-        let none = device(Err("no driver".to_owned()));
-        assert!(matches!(none.verdict, Verdict::Note(why, _) if why == "no driver"));
+        let no_kernels = || Err("this build carries no kernels".to_owned());
+        let none = device(no_kernels(), false);
+        assert!(matches!(none.verdict, Verdict::Note(why, _) if why.contains("no NVIDIA driver")));
+        let unbuilt = device(no_kernels(), true);
+        assert!(matches!(unbuilt.verdict, Verdict::Note(why, _) if why.contains("no kernels")));
     }
 
     #[test]
@@ -293,15 +322,13 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_no_model_is_bad() {
-        let file = tempfile::NamedTempFile::new().unwrap();
-        fs::write(file.path(), "PK\u{3}\u{4}").unwrap();
-        let finding = model(file.path().to_str().unwrap());
-        assert!(matches!(finding.verdict, Verdict::Bad(..)));
-        fs::write(file.path(), "GGUF").unwrap();
-        assert!(matches!(
-            model(file.path().to_str().unwrap()).verdict,
-            Verdict::Good(_)
-        ));
+    fn a_program_that_is_no_child_or_another_version_is_bad() {
+        let file = Path::new("/bin/true");
+        let own = child_binary(file, Ok(env!("CARGO_PKG_VERSION").to_owned()));
+        assert!(matches!(own.verdict, Verdict::Good(_)));
+        let older = child_binary(file, Ok("0.0.1".to_owned()));
+        assert!(matches!(older.verdict, Verdict::Bad(..)));
+        let other = child_binary(file, Err("it is no child".to_owned()));
+        assert!(matches!(other.verdict, Verdict::Bad(why, _) if why == "it is no child"));
     }
 }

@@ -1,4 +1,4 @@
-//! What `worker-orcd` can be told to do. Without a word it serves.
+//! What `worker-orcd` can be told to do. Without a word it serves, and `serve` is the word for it.
 //!
 //! Deliberately absent: words for what does not exist yet; an unknown one is an error.
 
@@ -12,17 +12,30 @@ use crate::exit::Exit;
 use crate::interpreter::process;
 use clap::Command;
 
+const EXAMPLES: &str = "\
+Examples:
+  worker-orcd pull                                gets SmolLM2-135M (98 MB)
+  worker-orcd --model smollm2 --port 8080
+  worker-orcd --model m.gguf --device cuda:0 --api-key-file keys.txt
+  worker-orcd doctor --model m.gguf               can this machine serve?";
+
 /// The command line.
 #[must_use]
 pub fn command_line() -> Command {
     let command = Command::new("worker-orcd")
         .version(env!("CARGO_PKG_VERSION"))
         .about("Serves a language model over HTTP; the device lives in a child that may die")
+        .before_help(EXAMPLES)
         .after_help(Exit::help())
         .subcommand_negates_reqs(true)
         // So that a wrapper can add its own flags behind those of a unit file.
         .args_override_self(true)
         .args_conflicts_with_subcommands(true)
+        .subcommand(sources::arguments(
+            Command::new("serve")
+                .about("Serve, as without any word")
+                .args_override_self(true),
+        ))
         .subcommand(pull::command_line())
         .subcommand(doctor::command_line())
         .subcommand(process::command_line());

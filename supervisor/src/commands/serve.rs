@@ -259,6 +259,7 @@ async fn announce(config: &Config, app: &App, addresses: &[SocketAddr]) -> bool 
         uri,
         "ready"
     );
+    logging::tell_a_person(&first_request(addresses, app.keys.are_asked_for()));
     let Some(url) = &config.callback_url else {
         return true;
     };
@@ -284,6 +285,21 @@ async fn announce(config: &Config, app: &App, addresses: &[SocketAddr]) -> bool 
             false
         }
     }
+}
+
+/// What to type next.
+fn first_request(addresses: &[SocketAddr], with_key: bool) -> String {
+    let port = addresses.first().map_or(0, SocketAddr::port);
+    let key = if with_key {
+        " -H 'Authorization: Bearer KEY'"
+    } else {
+        ""
+    };
+    format!(
+        "\nTry it, from another terminal:\n  curl -N localhost:{port}/v1/completions{key} \
+         -H 'Content-Type: application/json' -d '{{\"prompt\": \"Once upon a time\", \
+         \"max_tokens\": 64, \"stream\": true}}'\n"
+    )
 }
 
 fn capabilities(chat: bool) -> Vec<&'static str> {

@@ -13,6 +13,7 @@ pub mod again;
 pub mod callback;
 pub mod device;
 pub mod environment;
+mod groups;
 mod http;
 pub mod keys;
 pub mod options;

@@ -4,6 +4,7 @@
 //! reported at once, under the name its author used.
 
 use super::environment::Environment;
+use super::groups;
 use super::options::{CONFIG_FILE, OPTIONS, Shape, Spec, variable};
 use clap::{Arg, ArgAction, ArgMatches, Command};
 use std::collections::HashMap;
@@ -99,7 +100,10 @@ fn argument(spec: &Spec) -> Arg {
     if let Some(default) = spec.default {
         help.push_str(&format!(" [default: {default}]"));
     }
-    let arg = Arg::new(spec.name).long(spec.name).help(help);
+    let arg = Arg::new(spec.name)
+        .long(spec.name)
+        .help(help)
+        .help_heading(groups::heading(spec.name));
     match spec.shape {
         Shape::Value(name) => arg.value_name(name).allow_hyphen_values(true),
         Shape::List(name) => arg.value_name(name).action(ArgAction::Append),

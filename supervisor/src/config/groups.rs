@@ -1,0 +1,97 @@
+//! Under which heading `--help` lists an option.
+
+/// Headings in the order of `--help`, each with its options.
+const GROUPS: [(&str, &[&str]); 6] = [
+    (
+        "Model and device",
+        &[
+            "model",
+            "served-model-name",
+            "device",
+            "gpu-device",
+            "threads",
+            "kv-cache-size",
+            "gpu-memory-utilization",
+            "max-running",
+            "max-context",
+            "prefill-chunk",
+            "no-prefix-cache",
+            "child-binary",
+            "accept-fault-injection",
+        ],
+    ),
+    (
+        "Listening and access",
+        &[
+            "host",
+            "port",
+            "api-key-file",
+            "insecure",
+            "allowed-hosts",
+            "cors-origins",
+            "max-connections",
+            "max-body-size",
+            "max-bodies-size",
+            "read-timeout",
+            "write-timeout",
+        ],
+    ),
+    (
+        "Registration",
+        &["worker-id", "callback-url", "advertise-url"],
+    ),
+    (
+        "Requests",
+        &[
+            "max-tokens-in",
+            "max-tokens-out",
+            "max-prompt-chars",
+            "max-queue",
+            "inference-timeout",
+            "parse-special",
+            "template-timeout",
+        ],
+    ),
+    (
+        "Deaths and endings",
+        &[
+            "on-fault",
+            "heartbeat-timeout",
+            "step-timeout",
+            "load-timeout",
+            "max-restarts",
+            "max-restart-delay",
+            "quarantine-for",
+            "crash-dir",
+            "max-crash-reports",
+            "drain-timeout",
+        ],
+    ),
+    (
+        "Log and trace",
+        &["log-format", "log-level", "trace-logits", "trace-values"],
+    ),
+];
+
+/// For what has no heading of its own.
+const REST: &str = "More";
+
+#[must_use]
+pub(super) fn heading(option: &str) -> &'static str {
+    let group = GROUPS.iter().find(|(_, names)| names.contains(&option));
+    group.map_or(REST, |(heading, _)| heading)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+
+    #[test]
+    fn an_option_has_one_heading() {
+        let names: Vec<_> = GROUPS.iter().flat_map(|(_, names)| *names).collect();
+        assert_eq!(names.iter().collect::<BTreeSet<_>>().len(), names.len());
+        assert_eq!(heading("port"), "Listening and access");
+        assert_eq!(heading("something-new"), REST);
+    }
+}
