@@ -289,14 +289,20 @@ async fn announce(config: &Config, app: &App, addresses: &[SocketAddr]) -> bool 
 
 /// What to type next.
 fn first_request(addresses: &[SocketAddr], with_key: bool) -> String {
-    let port = addresses.first().map_or(0, SocketAddr::port);
+    let host = match addresses.first() {
+        Some(address) if address.ip().is_loopback() || address.ip().is_unspecified() => {
+            format!("localhost:{}", address.port())
+        }
+        Some(address) => address.to_string(),
+        None => return String::new(),
+    };
     let key = if with_key {
         " -H 'Authorization: Bearer KEY'"
     } else {
         ""
     };
     format!(
-        "\nTry it, from another terminal:\n  curl -N localhost:{port}/v1/completions{key} \
+        "\nTry it, from another terminal:\n  curl -N {host}/v1/completions{key} \
          -H 'Content-Type: application/json' -d '{{\"prompt\": \"Once upon a time\", \
          \"max_tokens\": 64, \"stream\": true}}'\n"
     )

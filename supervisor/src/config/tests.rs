@@ -71,7 +71,7 @@ fn all_mistakes_of_all_sources_are_told_at_once_by_their_names() {
 
 #[test]
 fn a_callback_from_every_address_needs_one_that_can_be_called() {
-    let callback = ["--callback-url", "http://localhost:1/register"];
+    let callback = ["--insecure", "--callback-url", "http://localhost:1/r"];
     let flags = |more: &[&'static str]| [&MODEL[..], &callback[..], more].concat();
     let why = errors(&flags(&["--host", "0.0.0.0"]), &[]);
     assert_eq!(why.len(), 1, "{why:?}");
