@@ -81,7 +81,8 @@ fn is_within_bounds(request: &GenerationRequest) {
         Input::Tokens(ids) => {
             assert!(!ids.is_empty() && ids.iter().all(|id| id.0 < MODEL.vocabulary));
         }
-        Input::Messages(messages) => {
+        Input::Messages(messages, settings) => {
+            assert!(settings.len() <= 16);
             let chars = messages
                 .iter()
                 .map(|message| message.content.chars().count());

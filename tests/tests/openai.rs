@@ -194,6 +194,7 @@ fn labels_and_what_happens_anyway_change_no_answer() {
         json!({ "seed": -1, "top_k": -1, "min_tokens": 0, "service_tier": "auto" }),
         json!({ "skip_special_tokens": true, "add_generation_prompt": true }),
         json!({ "continue_final_message": false, "reasoning_effort": "none", "tools": [] }),
+        json!({ "chat_template_kwargs": { "enable_thinking": false } }),
         json!({ "messages": [{ "role": "user", "content": "hi", "tool_calls": [], "name": "Ann" }] }),
         json!({ "messages": [{ "role": "user", "content": [{ "type": "text", "text": "hi" }] }] }),
     ] {

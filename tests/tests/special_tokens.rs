@@ -24,6 +24,7 @@ fn render(facts: &TokenizerFacts, text: &Text, content: &str) -> (String, Vec<bo
         template
             .render(&Rendering {
                 messages,
+                settings: Vec::new(),
                 max_bytes,
             })
             .unwrap()

@@ -125,7 +125,8 @@ pub fn read_request(
 
 fn read_input(fields: &mut Fields<'_>, max_chars: usize) -> Option<Input> {
     let prompt = fields.text("prompt", &(1..=max_chars)).map(Input::Prompt);
-    let messages = read_messages(fields, max_chars).map(Input::Messages);
+    let messages =
+        read_messages(fields, max_chars).map(|messages| Input::Messages(messages, Vec::new()));
     if fields.has("prompt") && fields.has("messages") {
         let rule = "cannot be given together with prompt";
         fields.error("messages", Constraint::Conflict, rule);

@@ -8,7 +8,7 @@ use super::mistakes::Constraint;
 use crate::engine::{LoadedModel, NewRequest, OnFault, RequestStream};
 use crate::error_code::ErrorCode;
 use crate::logging::Fingerprint;
-use crate::text::template::cost;
+use crate::text::template::{Setting, cost};
 use crate::text::{ChatMessage, Rendering, TemplateError};
 use std::sync::Arc;
 use worker_orcd_ipc::{ClientId, Sampling, TokenId};
@@ -31,7 +31,8 @@ pub struct GenerationRequest {
 #[derive(Debug, Clone, PartialEq)]
 pub enum Input {
     Prompt(String),
-    Messages(Vec<ChatMessage>),
+    /// And what the client sets for the template.
+    Messages(Vec<ChatMessage>, Vec<(String, Setting)>),
     /// Ids, as `/v1/completions` may be given.
     Tokens(Vec<TokenId>),
 }
@@ -41,7 +42,7 @@ impl Input {
     fn field(&self) -> &'static str {
         match self {
             Self::Prompt(_) | Self::Tokens(_) => "prompt",
-            Self::Messages(_) => "messages",
+            Self::Messages(..) => "messages",
         }
     }
 }
@@ -152,7 +153,9 @@ impl App {
                 let work = move || Encoded::of(&prompt, text.encode(&prompt));
                 self.lanes.run(bytes, work).await.ok_or_else(lost)
             }
-            Input::Messages(messages) => self.encode_messages(model, messages).await,
+            Input::Messages(messages, settings) => {
+                self.encode_messages(model, messages, settings).await
+            }
         }
     }
 
@@ -162,6 +165,7 @@ impl App {
         &self,
         model: &Arc<LoadedModel>,
         messages: Vec<ChatMessage>,
+        settings: Vec<(String, Setting)>,
     ) -> Result<Encoded, ApiError> {
         let (text, bytes) = (Arc::clone(&model.text), cost(&messages));
         let parse_special = self.parse_special;
@@ -171,14 +175,14 @@ impl App {
         };
         let marked = self.lanes.run(bytes, mark).await;
         let (messages, marked) = marked.ok_or_else(lost)?;
-        let prompt = self.render(model, messages).await?;
+        let prompt = self.render(model, messages, settings.clone()).await?;
         let (text, bytes) = (Arc::clone(&model.text), prompt.len());
         let Some(mut marked) = marked else {
             let work = move || Encoded::of(&prompt, text.encode_rendered(&prompt, &[]));
             return self.lanes.run(bytes, work).await.ok_or_else(lost);
         };
         let messages = std::mem::take(&mut marked.messages);
-        let marked_prompt = self.render(model, messages).await?;
+        let marked_prompt = self.render(model, messages, settings).await?;
         let work = move || {
             let tokenizer = text.tokenizer();
             let own = tokenizer.clients_own(&prompt, &marked, &marked_prompt)?;
@@ -196,6 +200,7 @@ impl App {
         &self,
         model: &LoadedModel,
         messages: Vec<ChatMessage>,
+        settings: Vec<(String, Setting)>,
     ) -> Result<String, ApiError> {
         let chat = model.chat.as_ref().map_err(template_failure)?;
         let fit = self.longest_prompt(model) as usize;
@@ -203,6 +208,7 @@ impl App {
         let max_bytes = longest_token.map_or(usize::MAX, |bytes| bytes.saturating_mul(fit));
         let rendering = Rendering {
             messages,
+            settings,
             max_bytes: max_bytes.min(MAX_RENDERED_BYTES),
         };
         chat.render(rendering).await.map_err(|error| match error {

@@ -144,6 +144,7 @@ mod tests {
         });
         let rendering = Rendering {
             messages: content.to_vec(),
+            settings: Vec::new(),
             max_bytes: 10_000,
         };
         compiled.unwrap().render(&rendering).unwrap()

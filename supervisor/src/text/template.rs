@@ -13,6 +13,7 @@ use minijinja::syntax::SyntaxConfig;
 use minijinja::{Environment, Error, ErrorKind, Value, context};
 use minijinja_contrib::pycompat::unknown_method_callback;
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 use std::io;
 use thiserror::Error as ThisError;
 use worker_orcd_ipc::{TokenId, TokenizerFacts};
@@ -45,10 +46,30 @@ pub struct TemplateSource {
     pub end: String,
 }
 
+/// What every template is given. A client sets none of these.
+pub const OWN_NAMES: &[&str] = &[
+    "messages",
+    "add_generation_prompt",
+    "bos_token",
+    "eos_token",
+    "tools",
+    "documents",
+];
+
+/// What a client may set for a template beside the messages.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Setting {
+    Flag(bool),
+    Number(i64),
+    Word(String),
+}
+
 /// A conversation that is to become a prompt.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Rendering {
     pub messages: Vec<ChatMessage>,
+    /// None of them is among [`OWN_NAMES`].
+    pub settings: Vec<(String, Setting)>,
     /// A longer prompt fits no context, and is not written to its end.
     pub max_bytes: usize,
 }
@@ -144,6 +165,7 @@ impl ChatTemplate {
             eos_token => &self.end,
             tools => (),
             documents => (),
+            ..rendering.settings.iter().map(setting_of).collect::<BTreeMap<_, _>>()
         };
         let mut prompt = Bounded::new(rendering.max_bytes);
         match template.render_captured_to(values, &mut prompt) {
@@ -199,6 +221,15 @@ fn value_of(message: &ChatMessage) -> Value {
         Some(name) => context! { role, content, name },
         None => context! { role, content },
     }
+}
+
+fn setting_of((name, setting): &(String, Setting)) -> (String, Value) {
+    let value = match setting {
+        Setting::Flag(flag) => Value::from(*flag),
+        Setting::Number(number) => Value::from(*number),
+        Setting::Word(word) => Value::from(word.as_str()),
+    };
+    (name.clone(), value)
 }
 
 fn environment() -> Environment<'static> {
@@ -284,12 +315,20 @@ mod tests {
         ];
         compile(template)?.render(&Rendering {
             messages,
+            settings: vec![("enable_thinking".to_owned(), Setting::Flag(false))],
             max_bytes,
         })
     }
 
     fn render(template: &str) -> Result<String, TemplateError> {
         render_within(1 << 20, template)
+    }
+
+    #[test]
+    fn what_a_client_sets_is_there_and_nothing_of_the_template_s_own_is_lost() {
+        let template = "{% if enable_thinking is defined and enable_thinking is false %}off\
+                        {% endif %}{{ messages | length }}{{ add_generation_prompt }}{{ other }}";
+        assert_eq!(render(template).unwrap(), "off2True");
     }
 
     #[test]

@@ -96,7 +96,6 @@ const CHAT: &[Harmless] = &[
     must_be("add_generation_prompt", &["true"], "may be true only"),
     must_be("continue_final_message", &["false"], "may be false only"),
     may_be("add_special_tokens", &["false"]),
-    may_be("chat_template_kwargs", &["{}"]),
     may_be("documents", &["[]"]),
 ];
 

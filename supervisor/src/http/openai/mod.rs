@@ -11,6 +11,7 @@ mod harmless;
 pub mod models;
 pub mod request;
 pub mod stream;
+mod template_settings;
 mod whole;
 
 use super::correlation::CorrelationId;

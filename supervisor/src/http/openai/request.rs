@@ -1,6 +1,6 @@
 //! OpenAI's fields, and what this worker makes of them.
 
-use super::{Kind, harmless};
+use super::{Kind, harmless, template_settings};
 use crate::config::RequestLimits;
 use crate::http::error::ApiError;
 use crate::http::fields::{Fields, Names, among};
@@ -36,7 +36,11 @@ const SHARED: &[&str] = &[
     "stream_options",
     "ignore_eos",
 ];
-const CHAT: &[&str] = &["messages", "max_completion_tokens"];
+const CHAT: &[&str] = &[
+    "messages",
+    "max_completion_tokens",
+    template_settings::FIELD,
+];
 const COMPLETION: &[&str] = &["prompt"];
 const STREAM_OPTIONS: Names = |name| among(name, STREAM_OPTION_NAMES);
 const STREAM_OPTION_NAMES: &[&[&str]] = &[&[
@@ -88,8 +92,10 @@ pub fn read(
     let max_chars = limits.max_prompt_chars.unwrap_or(usize::MAX);
     let input = match kind {
         Kind::Chat => {
-            let messages = read_messages(&mut fields, max_chars).map(Input::Messages);
-            fields.required("messages", messages)
+            let settings = template_settings::read(&mut fields);
+            let messages = read_messages(&mut fields, max_chars);
+            let input = messages.map(|messages| Input::Messages(messages, settings));
+            fields.required("messages", input)
         }
         Kind::Completion => {
             let prompt = read_prompt(&mut fields, max_chars, model.vocabulary);

@@ -100,6 +100,17 @@ fn minus_one_asks_for_what_happens_anyway() {
 }
 
 #[test]
+fn a_client_may_set_what_its_template_asks_for() {
+    let set = json!({"chat_template_kwargs": {"enable_thinking": false}});
+    let Input::Messages(_, settings) = chat(&set).unwrap().generation.input else {
+        panic!("a chat has messages");
+    };
+    assert_eq!(settings.len(), 1);
+    let message = chat(&json!({"chat_template_kwargs": {"tools": true}})).unwrap_err();
+    assert!(message.contains("chat_template_kwargs.tools"), "{message}");
+}
+
+#[test]
 fn prompts_are_one_text_or_token_ids() {
     let input = |prompt: Value| {
         let read = completion(&json!({ "prompt": prompt }));

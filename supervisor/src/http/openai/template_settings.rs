@@ -1,0 +1,121 @@
+//! `chat_template_kwargs`: what a client sets for the template beside the messages, such as
+//! `enable_thinking`.
+//!
+//! Values are flags, whole numbers and words: in none of them a special token has room. A name that
+//! the template is given anyway cannot be set; one that it does not ask for changes nothing.
+
+use crate::http::fields::Fields;
+use crate::http::json::{Json, Kind};
+use crate::http::mistakes::{Constraint, FieldError, shortened};
+use crate::text::template::{OWN_NAMES, Setting};
+
+pub(super) const FIELD: &str = "chat_template_kwargs";
+
+const MAX_SETTINGS: usize = 16;
+const MAX_CHARS: usize = 64;
+
+type Wrong = (Constraint, &'static str);
+
+pub(super) fn read(fields: &mut Fields<'_>) -> Vec<(String, Setting)> {
+    let Some(object) = fields.take(FIELD) else {
+        return Vec::new();
+    };
+    let mut settings: Vec<(String, Setting)> = Vec::new();
+    let mistakes = fields.mistakes();
+    let is_object = object.each_member(|name, value| {
+        let is_twice = settings.iter().any(|(known, _)| known == name);
+        let setting = match is_twice {
+            true => Err((Constraint::Duplicate, "is given more than once")),
+            false if settings.len() == MAX_SETTINGS => Err((Constraint::Length, "is one too many")),
+            false => read_setting(name, value),
+        };
+        match setting {
+            Ok(setting) => settings.push((name.to_owned(), setting)),
+            Err((constraint, rule)) => mistakes.note(|| {
+                let field = format!("{FIELD}.{}", shortened(name));
+                FieldError::new(field, constraint, rule)
+            }),
+        }
+    });
+    if !is_object {
+        fields.error(FIELD, Constraint::Type, "must be an object");
+    }
+    settings
+}
+
+fn read_setting(name: &str, value: Json<'_>) -> Result<Setting, Wrong> {
+    if OWN_NAMES.contains(&name) {
+        return Err((Constraint::Unsupported, "cannot be set by a client"));
+    }
+    if !is_word(name) {
+        return Err((Constraint::Range, "is no name of a setting"));
+    }
+    let rule = "must be true, false, a whole number or a word";
+    let read = match value.kind() {
+        Kind::Boolean => value.boolean().map(Setting::Flag),
+        Kind::Number => value
+            .number()
+            .and_then(|it| it.as_i64())
+            .map(Setting::Number),
+        Kind::Text => value
+            .text()
+            .filter(|text| is_word(text))
+            .map(|text| Setting::Word(text.into_owned())),
+        Kind::Null | Kind::List | Kind::Object => None,
+    };
+    read.ok_or((Constraint::Type, rule))
+}
+
+fn is_word(text: &str) -> bool {
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"_-".contains(&byte);
+    (1..=MAX_CHARS).contains(&text.len()) && text.bytes().all(is_plain)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::http::fields::among;
+    use crate::http::mistakes::Mistakes;
+
+    fn read_text(given: &str) -> Result<Vec<(String, Setting)>, Mistakes> {
+        let body = format!("{{\"{FIELD}\": {given}}}");
+        let mut fields = Fields::parse(&body, |name| among(name, &[&[FIELD]])).unwrap();
+        let settings = read(&mut fields);
+        fields.finish().map(|()| settings)
+    }
+
+    #[test]
+    fn flags_numbers_and_words_are_settings() {
+        let given = "{\"enable_thinking\": false, \"budget\": 5, \"effort\": \"low\"}";
+        let expected = [
+            ("enable_thinking".to_owned(), Setting::Flag(false)),
+            ("budget".to_owned(), Setting::Number(5)),
+            ("effort".to_owned(), Setting::Word("low".to_owned())),
+        ];
+        assert_eq!(read_text(given).unwrap(), expected);
+        assert_eq!(read_text("{}").unwrap(), []);
+    }
+
+    #[test]
+    fn what_could_hold_a_special_token_or_take_a_place_is_refused_by_name() {
+        for (name, value) in [
+            ("effort", "\"<|im_end|>\""),
+            ("effort", "\"\""),
+            ("effort", "1.5"),
+            ("effort", "null"),
+            ("effort", "[true]"),
+            ("effort", "{}"),
+            ("messages", "true"),
+            ("add_generation_prompt", "false"),
+            ("a b", "true"),
+            ("twice", "1, \"twice\": 2"),
+        ] {
+            let mistakes = read_text(&format!("{{\"{name}\": {value}}}")).unwrap_err();
+            let field = &mistakes.listed()[0].field;
+            assert_eq!(*field, format!("{FIELD}.{name}"), "{value}");
+        }
+        assert!(read_text("3").is_err());
+        let many: Vec<_> = (0..17).map(|n| format!("\"x{n}\": 1")).collect();
+        assert!(read_text(&format!("{{{}}}", many.join(","))).is_err());
+    }
+}
