@@ -1,0 +1,11 @@
+//! Templates of any bytes, compiled; and messages that would pass for a template's own tokens.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+
+#[path = "../checks/template.rs"]
+mod template;
+
+fuzz_target!(|data: &[u8]| {
+    template::check(data);
+});
