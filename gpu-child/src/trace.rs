@@ -16,7 +16,8 @@
 //! A value that is no number is written as `NaN`, `Infinity` or `-Infinity`, as Python's `json`
 //! writes and reads them: hiding one as `null` or 0 has cost this project's ancestor months. A
 //! request that is recomputed after it was parked repeats no line, because only draws are traced.
-//! Lines are appended: a child that takes over goes on in the same file.
+//! Lines are appended: a child that takes over goes on in the same file. A line that cannot be written
+//! ends the trace, and nothing else.
 //!
 //! Layers are not traced: at every position and layer they would be hundreds of times the size of
 //! the logits. Parity tests look at them through [`Tap`] directly.
@@ -32,6 +33,7 @@ use worker_orcd_ipc::{RequestId, TraceOrder};
 
 #[derive(Debug)]
 pub struct LogitsTrace {
+    path: String,
     file: File,
     first_values: usize,
     source: String,
@@ -46,9 +48,11 @@ impl LogitsTrace {
         let file = File::options()
             .append(true)
             .create(true)
-            .open(&order.path)?;
+            .open(&order.path)
+            .map_err(|error| named(&order.path, &error))?;
         let source = format!("worker-orcd-gpu {} ({device})", env!("CARGO_PKG_VERSION"));
         Ok(Self {
+            path: order.path.clone(),
             file,
             first_values: order.first_values as usize,
             source,
@@ -84,9 +88,13 @@ impl Tap for LogitsTrace {
         let line = line(now.as_secs_f64(), &row, self.first_values);
         // One write for the whole line: a reader never sees half of one.
         if let Err(error) = self.file.write_all(line.as_bytes()) {
-            self.error.get_or_insert(error);
+            self.error.get_or_insert(named(&self.path, &error));
         }
     }
+}
+
+fn named(path: &str, error: &io::Error) -> io::Error {
+    io::Error::new(error.kind(), format!("{path}: {error}"))
 }
 
 struct Row<'a> {
@@ -199,6 +207,7 @@ mod tests {
         };
         let mut trace = LogitsTrace::create(&order, "cpu").unwrap();
         trace.see(RequestId(1), &Checkpoint::Logits, 0, &[1.0]);
-        assert!(trace.check().is_err());
+        let error = trace.check().unwrap_err().to_string();
+        assert!(error.starts_with("/dev/full: "), "{error}");
     }
 }

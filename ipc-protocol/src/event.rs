@@ -30,6 +30,8 @@ pub enum Event {
     Fault(Fault),
     /// The answer to [`Command::Shutdown`](crate::Command::Shutdown); exit 0 follows.
     Goodbye,
+    /// The logits trace cannot be written any more; the child goes on without it. Once.
+    TraceStopped { message: String },
 }
 
 /// How often a child says that it lives. Three missed beats stay under a client's

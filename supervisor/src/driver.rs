@@ -12,14 +12,16 @@
 //! happens on another thread, writing to the child goes into a buffer.
 //!
 //! * [`keeping`] the open model file between two children; [`words`] what the child's messages
-//!   mean; [`flood`] how many are too many; [`post_mortem`]
-//!   what is handed to the crash log; [`witness`] what the GPU's driver adds to it; [`news`] what
+//!   mean; [`flood`] how many are too many; [`silence`] who is told when the child is overdue;
+//!   [`post_mortem`] what is handed to the crash log; [`witness`] what the GPU's driver adds to it;
+//!   [`news`] what
 //!   the driver tells the world about all this: log lines and snapshots.
 
 mod flood;
 mod keeping;
 mod news;
 mod post_mortem;
+mod silence;
 mod witness;
 mod words;
 
@@ -39,6 +41,7 @@ use crate::engine::model::Unfit;
 use crate::engine::{Ended, EngineSettings, LoadedModel, Phase, Refusal, Shared};
 use crate::error_code::ErrorCode;
 use crate::requests::live::Control;
+use crate::requests::record::Record;
 use crate::requests::scene::Scene;
 use crate::requests::{Failure, Requests};
 use crate::text::TextError;
@@ -60,6 +63,9 @@ use worker_orcd_lifecycle::{
 /// The feature of a child that was built to fail on command.
 const FAULT_INJECTION: &str = "fault-injection";
 
+/// What `/health` calls a child that cannot be begun.
+const CHILD_SOCKET: &str = "child_socket";
+
 pub(crate) struct Driver {
     settings: EngineSettings,
     started: Instant,
@@ -79,7 +85,10 @@ pub(crate) struct Driver {
     requests: Requests,
     model: Option<Arc<LoadedModel>>,
     spawner: io::Result<Spawner>,
-    dir: io::Result<PrivateDir>,
+    /// Made with the first door, and again when it is gone.
+    dir: Option<PrivateDir>,
+    /// Those whom it keeps waiting were told so.
+    hesitating: bool,
     spawned: mpsc::UnboundedReceiver<Spawned>,
     controls: mpsc::UnboundedReceiver<Control>,
     shared: Arc<Shared>,
@@ -138,7 +147,8 @@ impl Driver {
             building: None,
             model: None,
             spawner: Spawner::start(answers),
-            dir: PrivateDir::create(),
+            dir: PrivateDir::create().ok(),
+            hesitating: false,
             spawned,
             controls,
             shared,
@@ -232,6 +242,9 @@ impl Driver {
                 ChildEvent::Spawned { pid }
             }
             (Err(error), _) => {
+                if is_want_of_descriptors(&error) {
+                    self.news.impaired(CHILD_SOCKET, &error.to_string());
+                }
                 let program = self.settings.child_binary.display().to_string();
                 spawn_failure(&program, &error)
             }
@@ -263,6 +276,7 @@ impl Driver {
         for testimony in self.gpu.overdue(now) {
             self.tell(Event::Gpu(testimony));
         }
+        self.note_silence(now);
         self.tell(Event::Tick);
     }
 
@@ -271,7 +285,8 @@ impl Driver {
         let write = self.child.as_ref().and_then(Child::write_deadline);
         let request = self.requests.next_deadline();
         let word = self.gpu.next_deadline();
-        let earliest = [machine, write, request, word].into_iter().flatten().min();
+        let all = [machine, write, request, word, self.silence_at()];
+        let earliest = all.into_iter().flatten().min();
         earliest.unwrap_or_else(Instant::now)
     }
 
@@ -312,6 +327,11 @@ impl Driver {
 
     fn do_effects(&mut self) {
         while let Some(effect) = self.effects.pop_front() {
+            if matches!(effect, Effect::Bury { .. }) {
+                let accepted = |record: &Record| record.progress.lock().accepted_at();
+                let oldest = self.requests.in_flight().map(accepted).min();
+                self.news.interrupted(oldest);
+            }
             self.news.effect(&effect);
             self.do_one(effect);
         }
@@ -358,19 +378,27 @@ impl Driver {
         }
     }
 
+    /// What the supervisor itself lacks is no death of a child.
     fn spawn(&mut self, generation: Generation) {
-        match self.open_door(generation) {
-            Ok(()) => {}
-            Err(error) => {
-                let event = spawn_failure("the control socket", &error);
-                self.tell(Event::Child { generation, event });
+        let opened = self.open_door(generation);
+        let event = match (&self.spawner, opened) {
+            (_, Ok(())) => return self.news.repaired(CHILD_SOCKET),
+            (Err(error), _) => spawn_failure("the thread that makes processes", error),
+            (Ok(_), Err(error)) => {
+                self.news.impaired(CHILD_SOCKET, &error.to_string());
+                ChildEvent::SpawnStarved
             }
-        }
+        };
+        self.tell(Event::Child { generation, event });
     }
 
     fn open_door(&mut self, generation: Generation) -> io::Result<()> {
-        let dir = self.dir.as_ref().map_err(copy_error)?;
         let spawner = self.spawner.as_ref().map_err(copy_error)?;
+        let dir = match self.dir.take().filter(PrivateDir::exists) {
+            Some(dir) => dir,
+            None => PrivateDir::create()?,
+        };
+        let dir = self.dir.insert(dir);
         let door = dir.open_door(generation)?;
         // A child without one serves as well; only its death is told worse.
         let recorder = FlightRecorder::create(generation)
@@ -381,7 +409,7 @@ impl Driver {
         // So does one without this, as long as nobody touches the model file.
         let custody = dir.open_custody(generation);
         let custody = custody
-            .inspect_err(|error| warn!(%error, "a socket for descriptors cannot be made"))
+            .inspect_err(|error| warn!(%error, "custody_socket_missing"))
             .ok();
         spawner.order(SpawnOrder {
             generation,
@@ -474,6 +502,8 @@ impl Driver {
             snapshot.faults.crash_reports = self.crashes.reported();
             snapshot.gpu = self.gpu.snapshot().clone();
             snapshot.model_kept_open = self.kept_model.is_some();
+            let trouble = self.shared.crashes.trouble();
+            snapshot.impaired = self.news.impairments(trouble);
             *self.shared.snapshot.write() = Arc::new(snapshot);
         }
     }

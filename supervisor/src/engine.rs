@@ -17,7 +17,6 @@ pub use worker_orcd_lifecycle::{Deadlines, RestartPolicy, SupervisorExit};
 
 use crate::crash::{CrashSettings, CrashStore};
 use crate::driver::Driver;
-use crate::error_code::ErrorCode;
 use crate::requests::Registry;
 use crate::requests::live::Control;
 use crate::requests::record::Record;
@@ -192,16 +191,16 @@ impl Engine {
     /// Waits for the first model.
     ///
     /// # Errors
-    /// When the engine ended instead, with the code that fits the cause.
-    pub async fn wait_ready(&self) -> Result<(), Failure> {
+    /// When the engine ended instead.
+    pub async fn wait_ready(&self) -> Result<(), Ended> {
         let mut phase = self.phase.clone();
         let seen = phase
             .wait_for(|phase| phase.ready || phase.ended.is_some())
             .await;
         match seen.ok().and_then(|phase| phase.ended.clone()) {
-            Some(ended) => Err(ended.to_failure()),
+            Some(ended) => Err(ended),
             None if self.model().is_some() => Ok(()),
-            None => Err(driver_lost().to_failure()),
+            None => Err(driver_lost()),
         }
     }
 
@@ -228,28 +227,6 @@ fn behind_older_traces(load: &LoadOrder) -> Option<u64> {
     let written = std::fs::metadata(&trace.path).map_or(0, |file| file.len());
     let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).ok()?;
     (written > 0).then_some(since_1970.as_secs() << BITS_FOR_REQUESTS)
-}
-
-impl Ended {
-    #[must_use]
-    pub fn to_failure(&self) -> Failure {
-        let code = match self.exit {
-            SupervisorExit::ModelLoad => ErrorCode::ModelLoadFailed,
-            SupervisorExit::InsufficientMemory => ErrorCode::InsufficientVram,
-            SupervisorExit::Clean
-            | SupervisorExit::DeviceUnavailable
-            | SupervisorExit::ChildIncompatible
-            | SupervisorExit::SpawnImpossible
-            | SupervisorExit::CrashLoop
-            | SupervisorExit::Unreapable
-            | SupervisorExit::DrainIncomplete
-            | SupervisorExit::StoppedAtOnce
-            | SupervisorExit::GpuNeedsReset
-            | SupervisorExit::NodeNeedsReboot
-            | SupervisorExit::ModelChanged => ErrorCode::WorkerUnhealthy,
-        };
-        Failure::new(code, self.reason.clone())
-    }
 }
 
 /// The driver's task ended without a word: it panicked, or the runtime is shutting down.

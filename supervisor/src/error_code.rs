@@ -10,29 +10,25 @@ pub enum ErrorCode {
     Quarantined,
     QueueFull,
     Cancelled,
-    ModelLoadFailed,
     VramOom,
     CudaError,
     Internal,
     WorkerUnhealthy,
-    InsufficientVram,
     InferenceTimeout,
 }
 
 impl ErrorCode {
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 11] = [
         Self::InvalidRequest,
         Self::Unauthorized,
         Self::DuplicateJob,
         Self::Quarantined,
         Self::QueueFull,
         Self::Cancelled,
-        Self::ModelLoadFailed,
         Self::VramOom,
         Self::CudaError,
         Self::Internal,
         Self::WorkerUnhealthy,
-        Self::InsufficientVram,
         Self::InferenceTimeout,
     ];
 
@@ -45,12 +41,10 @@ impl ErrorCode {
             Self::Quarantined => "QUARANTINED",
             Self::QueueFull => "QUEUE_FULL",
             Self::Cancelled => "CANCELLED",
-            Self::ModelLoadFailed => "MODEL_LOAD_FAILED",
             Self::VramOom => "VRAM_OOM",
             Self::CudaError => "CUDA_ERROR",
             Self::Internal => "INTERNAL",
             Self::WorkerUnhealthy => "WORKER_UNHEALTHY",
-            Self::InsufficientVram => "INSUFFICIENT_VRAM",
             Self::InferenceTimeout => "INFERENCE_TIMEOUT",
         }
     }
@@ -64,8 +58,8 @@ impl ErrorCode {
             Self::Quarantined => 422,
             Self::QueueFull => 429,
             Self::Cancelled => 499,
-            Self::ModelLoadFailed | Self::VramOom | Self::CudaError | Self::Internal => 500,
-            Self::WorkerUnhealthy | Self::InsufficientVram => 503,
+            Self::VramOom | Self::CudaError | Self::Internal => 500,
+            Self::WorkerUnhealthy => 503,
             Self::InferenceTimeout => 504,
         }
     }
@@ -108,12 +102,10 @@ mod tests {
             "QUARANTINED 422 false",
             "QUEUE_FULL 429 true",
             "CANCELLED 499 false",
-            "MODEL_LOAD_FAILED 500 false",
             "VRAM_OOM 500 false",
             "CUDA_ERROR 500 true",
             "INTERNAL 500 true",
             "WORKER_UNHEALTHY 503 true",
-            "INSUFFICIENT_VRAM 503 false",
             "INFERENCE_TIMEOUT 504 true",
         ];
         assert_eq!(rows, expected);

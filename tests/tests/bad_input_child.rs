@@ -414,6 +414,8 @@ fn every_exit_code_in_mid_stream() {
     for (code, cause) in [
         (0, "exited_silently"),
         (65, "model_load"),
+        (66, "insufficient_memory"),
+        (67, "device_unavailable"),
         (68, "device"),
         (69, "non_finite_logits"),
         (70, "protocol"),
@@ -426,6 +428,23 @@ fn every_exit_code_in_mid_stream() {
     ] {
         ends_the_stream(Script::once(Moment::MidStream(5), Act::Exit(code)), cause);
     }
+}
+
+/// It does not understand how it was started, and the next one would not either.
+#[test]
+fn the_code_of_a_usage_error_in_mid_stream_ends_the_worker() {
+    let script = Script::once(Moment::MidStream(5), Act::Exit(2)).token_interval_ms(20);
+    let mut worker = Worker::scripted(script).start();
+    let stream = worker.client().execute(&request("in flight", 200));
+    stream.transcript().error("WORKER_UNHEALTHY");
+    assert_eq!(worker.wait_exit().code(), Some(80), "{}", worker.log.text());
+}
+
+#[test]
+fn every_code_of_a_child_has_its_test() {
+    let of_tests = [0, 2, 65, 66, 67, 68, 69, 70, 71, 72, 73, 74];
+    let known = (0..256).filter(|code| worker_orcd_ipc::ExitCode::from_code(*code).is_some());
+    assert_eq!(known.collect::<Vec<_>>(), of_tests);
 }
 
 #[test]
@@ -503,14 +522,26 @@ fn a_grandchild_that_holds_the_pipes_holds_nobody_up() {
     ends_the_stream(script, "signalled");
 }
 
+/// Asked to go, told to go, made to go.
 #[test]
 fn a_child_that_ignores_sigterm_is_killed() {
     let script = Script {
         ignore_sigterm: true,
         ignore_shutdown: true,
-        ..Script::once(Moment::MidStream(5), Act::StuckStep)
+        faulty_generations: u32::MAX,
+        ..Script::behave()
     };
-    ends_the_stream(script, "step_deadline");
+    let mut worker = Worker::scripted(script).start();
+    let child = worker.child_pid().unwrap();
+    let blocked = process::blocked_signals(child);
+    assert_ne!(blocked & 1 << (15 - 1), 0, "SIGTERM of {blocked:#x}");
+    worker.signal(nix::sys::signal::Signal::SIGTERM);
+    let status = worker.wait_exit();
+    assert_eq!(status.code(), Some(0), "{}", worker.log.text());
+    let kills = worker.log.events("child_kill");
+    let signals: Vec<_> = kills.iter().map(|kill| &kill["signal"]).collect();
+    assert_eq!(signals, ["Term", "Kill"], "{kills:?}");
+    assert!(!process::is_alive(child));
 }
 
 #[test]

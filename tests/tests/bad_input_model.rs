@@ -157,13 +157,23 @@ fn a_model_that_is_not_there_is_named() {
 
 #[test]
 fn a_model_larger_than_memory_names_required_and_available() {
-    // Sparse: its tensor says two tebibytes, and the file system agrees without having them.
+    // Sparse: its feed-forward tensors have 256 GiB each, and the file system agrees without having
+    // them.
+    const N_FF: u64 = 1 << 30;
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("huge.gguf");
-    let rows = (2_u64 << 40) / (64 * 4);
-    let file = tiny_model(Architecture::Llama)
-        .without_tensor("token_embd.weight")
-        .push_tensor("token_embd.weight", 0, &[64, rows], vec![]);
+    let mut file = tiny_model(Architecture::Llama).meta("llama.feed_forward_length", N_FF as u32);
+    for layer in 0..2 {
+        for (part, shape) in [
+            ("gate", [64, N_FF]),
+            ("up", [64, N_FF]),
+            ("down", [N_FF, 64]),
+        ] {
+            let name = format!("blk.{layer}.ffn_{part}.weight");
+            file = file.without_tensor(&name);
+            file = file.push_tensor(&name, 0, &shape, vec![]);
+        }
+    }
     let bytes = file.build();
     fs::write(&path, &bytes).unwrap();
     let grown = fs::OpenOptions::new().write(true).open(&path).unwrap();
@@ -173,12 +183,15 @@ fn a_model_larger_than_memory_names_required_and_available() {
     let mut worker = Worker::with_model(&path).spawn();
     let status = worker.wait_exit();
     let log = worker.log.text();
-    let code = status.code().unwrap_or_default();
-    assert!(
-        [MODEL_LOAD, INSUFFICIENT_MEMORY].contains(&code),
+    assert_eq!(
+        status.code(),
+        Some(INSUFFICIENT_MEMORY),
         "{}: {log}",
         describe(status)
     );
+    for word in ["required", "available", "cpu", "huge.gguf"] {
+        assert!(log.contains(word), "{word}: {log}");
+    }
 }
 
 #[test]

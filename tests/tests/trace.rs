@@ -85,21 +85,6 @@ fn text_code() -> Text {
     Text::from_facts(&tokenizer_facts(&file.header().unwrap()).unwrap()).unwrap()
 }
 
-#[test]
-fn a_trace_that_cannot_be_written_is_said_at_start() {
-    let mut worker = Worker::real()
-        .arg("--trace-logits", "/no/such/dir/trace")
-        .arg("--max-restarts", 0)
-        .spawn();
-    let status = worker.wait_exit();
-    assert!(!status.success());
-    assert!(
-        worker.log.text().contains("/no/such/dir/trace"),
-        "{}",
-        worker.log.text()
-    );
-}
-
 /// Two requests of two workers are not one: their lines in one file stay apart.
 #[test]
 fn a_trace_that_goes_on_after_a_restart_numbers_no_request_twice() {

@@ -125,10 +125,9 @@ impl<'a> Engine<'a> {
         let device = executor.facts();
         let trace = match &order.trace {
             None => None,
-            Some(order) => Some(LogitsTrace::create(order, &device.id).map_err(|error| {
-                let message = format!("the logits trace {}: {error}", order.path);
-                Fault::Io { message }
-            })?),
+            Some(order) => LogitsTrace::create(order, &device.id)
+                .inspect_err(|error| stop_trace(link, error))
+                .ok(),
         };
         let memory = executor.memory();
         let ready = ReadyReport {
@@ -306,9 +305,12 @@ impl<'a> Engine<'a> {
         };
         self.recorder
             .record(flight.step, Moment::StepEnd, flight.who);
-        // A trace with holes would prove nothing.
-        if let Some(trace) = &mut self.trace {
-            trace.check().map_err(trace_fault)?;
+        if let Some(trace) = &mut self.trace
+            && let Err(error) = trace.check()
+        {
+            // One with holes would prove nothing.
+            self.trace = None;
+            stop_trace(self.link, &error);
         }
         let now = Instant::now();
         let took = now.duration_since(flight.began.max(self.landed));
@@ -333,10 +335,11 @@ impl<'a> Engine<'a> {
     }
 }
 
-fn trace_fault(error: std::io::Error) -> Fault {
-    Fault::Io {
-        message: format!("the logits trace cannot be written: {error}"),
-    }
+/// A full disk costs the trace, and nobody's stream.
+fn stop_trace(link: &Link, error: &std::io::Error) {
+    link.send(Event::TraceStopped {
+        message: error.to_string(),
+    });
 }
 
 fn scheduler_fault(error: SchedulerError) -> Fault {

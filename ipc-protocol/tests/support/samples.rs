@@ -50,6 +50,7 @@ fn event_name(event: &Event) -> &'static str {
         Event::Heartbeat(_) => "heartbeat",
         Event::Step(_) => "step",
         Event::Fault(fault) => fault_name(fault),
+        Event::TraceStopped { .. } => "trace-stopped",
         Event::Goodbye => "goodbye",
     }
 }
@@ -137,6 +138,9 @@ fn events() -> Vec<Event> {
         Event::Ready(Box::new(ready())),
         Event::Heartbeat(heartbeat()),
         Event::Step(step()),
+        Event::TraceStopped {
+            message: "/trace.jsonl: No space left on device".to_owned(),
+        },
         Event::Goodbye,
     ];
     events.extend(faults().into_iter().map(Event::Fault));

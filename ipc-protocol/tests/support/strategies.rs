@@ -53,6 +53,7 @@ fn event() -> impl Strategy<Value = Event> {
         heartbeat().prop_map(Event::Heartbeat),
         step().prop_map(Event::Step),
         fault().prop_map(Event::Fault),
+        text().prop_map(|message| Event::TraceStopped { message }),
         Just(Event::Goodbye),
     ]
 }

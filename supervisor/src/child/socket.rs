@@ -16,6 +16,11 @@ use tempfile::TempDir;
 use tracing::warn;
 use worker_orcd_ipc::Generation;
 
+/// The kernel's limit for a socket's path, its final zero excluded.
+const LONGEST_PATH: usize = 107;
+/// What is added to the directory's path, at most: a slash, a generation, a dot and an ending.
+const LONGEST_NAME: usize = 16;
+
 /// A directory of mode 0700, removed with everything in it when dropped.
 #[derive(Debug)]
 pub struct PrivateDir {
@@ -33,22 +38,33 @@ impl PrivateDir {
     /// that can be written to.
     ///
     /// # Errors
-    /// When none can.
+    /// When none can: which were tried, and what is wrong with each.
     pub fn create() -> io::Result<Self> {
         let runtime_dirs = ["RUNTIME_DIRECTORY", "XDG_RUNTIME_DIR"];
         let parents = runtime_dirs
             .into_iter()
-            .filter_map(std::env::var_os)
-            .map(PathBuf::from);
-        let mut outcome = Err(io::Error::from(io::ErrorKind::NotFound));
-        for parent in parents.chain([std::env::temp_dir()]) {
+            .filter_map(|name| Some((name, PathBuf::from(std::env::var_os(name)?))));
+        let mut refusals = Vec::new();
+        let mut kind = io::ErrorKind::NotFound;
+        for (name, parent) in parents.chain([("TMPDIR", std::env::temp_dir())]) {
             leftovers::clear(&parent);
-            outcome = Self::create_in(&parent);
-            if outcome.is_ok() {
-                break;
+            match Self::create_in(&parent) {
+                Ok(dir) => return Ok(dir),
+                Err(error) => {
+                    kind = error.kind();
+                    refusals.push(format!("{name} ({}): {error}", parent.display()));
+                }
             }
         }
-        outcome
+        let refusals = refusals.join("; ");
+        let message = format!("no directory for the child's socket can be made: {refusals}");
+        Err(io::Error::new(kind, message))
+    }
+
+    /// A cleaner of temporary files may have taken it, empty and old as it looks.
+    #[must_use]
+    pub fn exists(&self) -> bool {
+        self.dir.path().is_dir()
     }
 
     fn create_in(parent: &Path) -> io::Result<Self> {
@@ -57,6 +73,12 @@ impl PrivateDir {
                 .prefix(leftovers::PREFIX)
                 .permissions(Permissions::from_mode(0o700))
                 .tempdir_in(parent)?;
+            let length = dir.path().as_os_str().len() + LONGEST_NAME;
+            if length > LONGEST_PATH {
+                let excess = length - LONGEST_PATH;
+                let message = format!("too long for a socket's path by {excess} bytes");
+                return Err(io::Error::new(io::ErrorKind::InvalidFilename, message));
+            }
             match leftovers::claim(dir.path()) {
                 Ok(None) => {}
                 claim => {
@@ -81,8 +103,7 @@ impl PrivateDir {
     /// Listens for the child of this generation.
     ///
     /// # Errors
-    /// When the socket cannot be made: the path is longer than the kernel allows (108 bytes), or
-    /// the directory is gone.
+    /// When the socket cannot be made: the directory is gone, or no descriptor is left.
     pub fn open_door(&self, generation: Generation) -> io::Result<Door> {
         let path = self.dir.path().join(format!("{generation}.sock"));
         let name = path.as_path().to_fs_name::<GenericFilePath>()?;
@@ -174,6 +195,22 @@ mod tests {
         let parent = dir.dir.path().to_owned();
         drop(dir);
         assert!(!parent.exists());
+    }
+
+    #[test]
+    fn a_directory_in_which_no_socket_could_be_made_is_refused_with_its_reason() {
+        let long = tempfile::tempdir().unwrap();
+        let deep = long.path().join("d".repeat(90));
+        std::fs::create_dir(&deep).unwrap();
+        let error = PrivateDir::create_in(&deep).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::InvalidFilename, "{error}");
+        assert_eq!(
+            std::fs::read_dir(&deep).unwrap().count(),
+            0,
+            "nothing stays"
+        );
+        let missing = PrivateDir::create_in(&long.path().join("missing")).unwrap_err();
+        assert_eq!(missing.kind(), io::ErrorKind::NotFound);
     }
 
     #[tokio::test]

@@ -7,6 +7,7 @@
 
 use crate::callback::{Registration, register};
 use crate::child::probe;
+use crate::child::socket::PrivateDir;
 use crate::commands::usage;
 use crate::config::again::Again;
 use crate::config::device::{AUTO_ORDINAL, DecidedDevice};
@@ -22,6 +23,7 @@ use crate::signals::{self, Word};
 use clap::ArgMatches;
 use std::net::SocketAddr;
 use std::num::NonZeroUsize;
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{mpsc, watch};
@@ -52,6 +54,10 @@ fn run_logged(arguments: &ArgMatches) -> Exit {
         eprintln!("the log cannot be started: {error}");
         return Exit::Startup;
     }
+    if let Err(reason) = check_places(&config) {
+        tracing::error!(reason, "error");
+        return Exit::Usage;
+    }
     let runtime = match tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()
@@ -66,6 +72,22 @@ fn run_logged(arguments: &ArgMatches) -> Exit {
     // What still blocks a thread (a tokenizer, a lookup) owes nobody an answer any more.
     runtime.shutdown_background();
     exit
+}
+
+/// What every child will need, and none can be blamed for.
+fn check_places(config: &Config) -> Result<(), String> {
+    PrivateDir::create().map_err(|error| error.to_string())?;
+    let Some(trace) = &config.load.trace else {
+        return Ok(());
+    };
+    let opened = std::fs::OpenOptions::new()
+        .append(true)
+        .create(true)
+        // Nobody may be reading a FIFO yet.
+        .custom_flags(rustix::fs::OFlags::NONBLOCK.bits().cast_signed())
+        .open(&trace.path);
+    let named = |error| format!("--trace-logits {}: {error}", trace.path.display());
+    opened.map(drop).map_err(named)
 }
 
 async fn serve(mut config: Config, arguments: Arc<ArgMatches>) -> Exit {

@@ -5,18 +5,28 @@
 //! and under another name first, so that a reader never sees half of one. The list is in memory;
 //! it is read from the directory at start, so reports survive the supervisor.
 //!
-//! Without a directory, or when it cannot be written, reports are kept in memory.
+//! Without a directory, or when it cannot be written, reports are kept in memory. Nobody else may read
+//! them, and what is no plain file is not opened.
 
 use crate::crash::report::{Report, Summary, is_report_id};
 use parking_lot::RwLock;
+use rustix::fs::OFlags;
 use serde_json::Value;
 use std::collections::BTreeMap;
+use std::io::Write as _;
+use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc;
 use std::time::Duration;
 use std::{fs, io};
 use tracing::{info, warn};
+
+const DRAFT: &str = "draft";
+/// Writing one takes milliseconds.
+const OLD_DRAFT: Duration = Duration::from_secs(60);
+/// Some hundred times what a report needs.
+const LONGEST_REPORT: u64 = 16 << 20;
 
 /// Where, and how many.
 #[derive(Debug, Clone)]
@@ -38,6 +48,8 @@ struct Shelf {
     settings: CrashSettings,
     /// By id, hence oldest first.
     reports: RwLock<BTreeMap<String, Entry>>,
+    /// Why the last report is in memory only.
+    trouble: RwLock<Option<String>>,
 }
 
 #[derive(Debug)]
@@ -62,6 +74,7 @@ impl CrashStore {
         let shelf = Arc::new(Shelf {
             settings,
             reports: RwLock::new(reports.unwrap_or_default()),
+            trouble: RwLock::default(),
         });
         let (jobs, inbox) = mpsc::channel();
         let keeper = Arc::clone(&shelf);
@@ -104,6 +117,12 @@ impl CrashStore {
         }
     }
 
+    /// Why the last report could not be written, if it could not.
+    #[must_use]
+    pub fn trouble(&self) -> Option<String> {
+        self.shelf.trouble.read().clone()
+    }
+
     /// Waits until everything is written, but not for a disk that hangs.
     pub fn flush(&self, patience: Duration) {
         let (done, wait) = mpsc::channel();
@@ -127,7 +146,9 @@ impl Shelf {
     fn keep(&self, report: &Report) {
         let summary = report.summary();
         let id = summary.id.clone();
-        let body = match self.write(report) {
+        let written = self.write(report);
+        *self.trouble.write() = written.as_ref().err().map(|error| self.explain(error));
+        let body = match written {
             Ok(true) => None,
             Ok(false) => serde_json::to_value(report).ok(),
             Err(error) => {
@@ -159,13 +180,23 @@ impl Shelf {
             return Ok(false);
         };
         if let Some(directory) = path.parent() {
-            fs::create_dir_all(directory)?;
+            let mut private = fs::DirBuilder::new();
+            private.recursive(true).mode(0o700).create(directory)?;
         }
         let text = serde_json::to_string_pretty(report)?;
-        let draft = path.with_extension("draft");
-        fs::write(&draft, text)?;
-        fs::rename(&draft, &path)?;
-        Ok(true)
+        let draft = path.with_extension(DRAFT);
+        let written =
+            write_private(&draft, text.as_bytes()).and_then(|()| fs::rename(&draft, &path));
+        if written.is_err() {
+            // A full disk has room for its name.
+            drop(fs::remove_file(&draft));
+        }
+        written.map(|()| true)
+    }
+
+    fn explain(&self, error: &io::Error) -> String {
+        let directory = self.settings.directory.as_deref().unwrap_or(Path::new(""));
+        format!("{}: {error}", directory.display())
     }
 
     fn path(&self, id: &str) -> Option<PathBuf> {
@@ -200,12 +231,14 @@ fn read_directory(directory: &Path) -> BTreeMap<String, Entry> {
         // It will be made when it is needed.
         return BTreeMap::new();
     };
-    let is_report = |path: &PathBuf| path.extension().is_some_and(|it| it == "json");
     files
         .filter_map(|file| file.ok().map(|file| file.path()))
-        .filter(is_report)
         .filter_map(|path| {
             let id = path.file_stem()?.to_str().filter(|id| is_report_id(id))?;
+            if path.extension().is_some_and(|it| it == DRAFT) {
+                forget_draft(&path);
+            }
+            path.extension().filter(|it| *it == "json")?;
             let summary = Report::summary_of(&read_report(&path).ok()?)?;
             let entry = Entry {
                 summary,
@@ -216,14 +249,46 @@ fn read_directory(directory: &Path) -> BTreeMap<String, Entry> {
         .collect()
 }
 
+/// What an earlier supervisor did not come to finish. One that is young may be another's at work.
+fn forget_draft(path: &Path) {
+    let modified = fs::symlink_metadata(path).and_then(|it| it.modified());
+    let age = modified.ok().and_then(|at| at.elapsed().ok());
+    if age.is_some_and(|age| age >= OLD_DRAFT) {
+        drop(fs::remove_file(path));
+    }
+}
+
+fn write_private(path: &Path, text: &[u8]) -> io::Result<()> {
+    let options = OFlags::NOFOLLOW.bits().cast_signed();
+    let mut file = fs::OpenOptions::new()
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .mode(0o600)
+        .custom_flags(options)
+        .open(path)?;
+    file.write_all(text)
+}
+
+/// Opening a FIFO would wait for somebody to write into it, for ever.
 fn read_report(path: &Path) -> io::Result<Value> {
-    Ok(serde_json::from_slice(&fs::read(path)?)?)
+    let options = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits().cast_signed();
+    let file = fs::OpenOptions::new()
+        .read(true)
+        .custom_flags(options)
+        .open(path)?;
+    let metadata = file.metadata()?;
+    if !metadata.is_file() || metadata.len() > LONGEST_REPORT {
+        return Err(io::ErrorKind::InvalidData.into());
+    }
+    Ok(serde_json::from_reader(io::BufReader::new(file))?)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::crash::report::{Cause, ChildFacts, InFlight, Memory, Timeline, WorkerFacts};
+    use std::os::unix::fs::PermissionsExt as _;
 
     const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -315,6 +380,63 @@ mod tests {
             assert_eq!(store.get("2").unwrap()["cause"]["text"], "killed");
             assert_eq!(store.get("1"), None);
         }
+    }
+
+    #[test]
+    fn nobody_else_may_read_a_report() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("made/on/demand");
+        let store = open(Some(&path), 9);
+        store.keep(report("1"));
+        store.flush(PATIENCE);
+        let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+        assert_eq!(mode(&path), 0o700);
+        assert_eq!(mode(&path.join("1.json")), 0o600);
+        assert_eq!(store.trouble(), None);
+    }
+
+    #[test]
+    fn old_drafts_go_and_young_ones_may_be_anothers() {
+        let directory = tempfile::tempdir().unwrap();
+        let draft = |id: &str, age: Duration| {
+            let path = directory.path().join(id).with_extension(DRAFT);
+            fs::write(&path, "").unwrap();
+            let file = fs::File::options().write(true).open(&path).unwrap();
+            file.set_modified(std::time::SystemTime::now() - age)
+                .unwrap();
+            path
+        };
+        let (old, young) = (draft("1", OLD_DRAFT), draft("2", Duration::ZERO));
+        open(Some(directory.path()), 9);
+        assert!(!old.exists() && young.exists());
+    }
+
+    #[test]
+    fn what_cannot_be_written_leaves_no_draft_and_says_why() {
+        let directory = tempfile::tempdir().unwrap();
+        // A directory where the report should be: its draft is written, and cannot take its name.
+        fs::create_dir(directory.path().join("1.json")).unwrap();
+        let store = open(Some(directory.path()), 9);
+        store.keep(report("1"));
+        store.flush(PATIENCE);
+        assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 1);
+        let trouble = store.trouble().unwrap();
+        assert!(
+            trouble.contains(directory.path().to_str().unwrap()),
+            "{trouble}"
+        );
+        assert_eq!(store.get("1").unwrap()["cause"]["text"], "killed");
+        store.keep(report("2"));
+        store.flush(PATIENCE);
+        assert_eq!(store.trouble(), None, "it is over");
+    }
+
+    #[test]
+    fn a_fifo_with_a_reports_name_holds_nobody_up() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("1.json");
+        nix::unistd::mkfifo(&path, nix::sys::stat::Mode::S_IRWXU).unwrap();
+        assert_eq!(open(Some(directory.path()), 9).list(), []);
     }
 
     #[test]

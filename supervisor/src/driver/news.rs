@@ -1,11 +1,11 @@
 //! What the driver tells the world: log lines at each turn of a child's life, and snapshots.
 
-use crate::engine::snapshot::LastDeath;
+use crate::engine::snapshot::{Impairment, LastDeath};
 use crate::engine::{
     ChildSnapshot, EngineSnapshot, FaultsSnapshot, GpuSnapshot, LoadSnapshot, LoadedModel,
 };
 use crate::requests::{Registry, Requests};
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::path::Path;
 use std::time::{Duration, Instant};
 use tracing::{error, info, warn};
@@ -46,7 +46,13 @@ pub(super) struct News {
     milestones: usize,
     last_death: Option<LastDeath>,
     interrupted_at: Option<Instant>,
+    /// When tokens came last.
+    token_at: Option<Instant>,
+    /// Since when those who are with a dying child have heard nothing.
+    silent_since: Option<Instant>,
     spawns: u64,
+    /// By name: what does not work, while everything else does.
+    impaired: BTreeMap<&'static str, Impairment>,
 }
 
 impl News {
@@ -71,7 +77,10 @@ impl News {
             milestones: 0,
             last_death: None,
             interrupted_at: None,
+            token_at: None,
+            silent_since: None,
             spawns: 0,
+            impaired: BTreeMap::new(),
         }
     }
 
@@ -258,6 +267,7 @@ impl News {
             cause: cause.to_string(),
             generation: generation.0,
             at: unfinished.map_or(now, |death| death.at),
+            silent_since: unfinished.map_or(self.silent_since, |death| death.silent_since),
             pause: None,
             stream_pause: None,
             report: None,
@@ -275,8 +285,51 @@ impl News {
     pub fn flowing_again(&mut self, now: Instant) {
         self.dirty = true;
         if let Some(death) = &mut self.last_death {
-            death.stream_pause = Some(now.saturating_duration_since(death.at));
+            let from = death.silent_since.unwrap_or(death.at);
+            death.stream_pause = Some(now.saturating_duration_since(from));
         }
+    }
+
+    /// A child has died; the oldest request that it had was accepted then. Before the death is told.
+    pub fn interrupted(&mut self, oldest: Option<Instant>) {
+        self.silent_since = silence_began(self.token_at, oldest);
+    }
+
+    pub fn tokens(&mut self, now: Instant) {
+        self.token_at = Some(now);
+    }
+
+    /// Something does not work, and costs nothing but itself. Logged once.
+    pub fn impaired(&mut self, what: &'static str, because: &str) {
+        if self.impaired.contains_key(what) {
+            return;
+        }
+        warn!(what, because, "impaired");
+        self.dirty = true;
+        let impairment = Impairment {
+            because: because.to_owned(),
+            since: Instant::now(),
+        };
+        self.impaired.insert(what, impairment);
+    }
+
+    pub fn repaired(&mut self, what: &'static str) {
+        if self.impaired.remove(what).is_some() {
+            self.dirty = true;
+            info!(what, "repaired");
+        }
+    }
+
+    /// All of them; the crash reports' thread tells its own trouble.
+    pub fn impairments(
+        &mut self,
+        crash_reports: Option<String>,
+    ) -> BTreeMap<&'static str, Impairment> {
+        match crash_reports {
+            Some(because) => self.impaired("crash_reports", &because),
+            None => self.repaired("crash_reports"),
+        }
+        self.impaired.clone()
     }
 
     /// Something changed that is kept elsewhere.
@@ -338,6 +391,7 @@ impl News {
                 pace: requests.pace(),
             },
             faults: self.faults(machine, requests, registry),
+            impaired: BTreeMap::new(),
         }
     }
 
@@ -431,6 +485,11 @@ impl Rate {
     }
 }
 
+/// For those of whom the oldest was accepted then; a token from before is none that they saw.
+fn silence_began(token_at: Option<Instant>, oldest: Option<Instant>) -> Option<Instant> {
+    oldest.map(|oldest| token_at.map_or(oldest, |at| at.max(oldest)))
+}
+
 /// A total of 0 is one that is not known yet.
 fn reached(percent: u64, done: u64, total: u64) -> bool {
     percent == 0 || total > 0 && u128::from(done) * 100 >= u128::from(percent) * u128::from(total)
@@ -461,6 +520,20 @@ mod tests {
         );
         assert!(rate.samples.len() <= 52);
         assert_eq!(rate.per_second(now + RATE_WINDOW * 2), 0.0);
+    }
+
+    #[test]
+    fn a_pause_of_streams_begins_with_their_last_token_and_not_with_the_notice() {
+        let start = Instant::now();
+        let at = |seconds| Some(start + Duration::from_secs(seconds));
+        assert_eq!(silence_began(at(5), at(3)), at(5));
+        assert_eq!(
+            silence_began(at(2), at(3)),
+            at(3),
+            "that one was none of theirs"
+        );
+        assert_eq!(silence_began(None, at(3)), at(3));
+        assert_eq!(silence_began(at(2), None), None, "nobody waits");
     }
 
     #[test]

@@ -78,6 +78,7 @@ impl Driver {
         if self.crashes.tokens(now) {
             self.news.flowing_again(now);
         }
+        self.news.tokens(now);
     }
 }
 

@@ -70,6 +70,7 @@ impl Driver {
                 let step_elapsed = heartbeat.step_elapsed_ms.map(Duration::from_millis);
                 self.news
                     .heartbeat(now, &heartbeat, self.requests.tokens_total());
+                self.note_pulse(step_elapsed);
                 Some(ChildEvent::Heartbeat { step_elapsed })
             }
             Word::Step(report) => {
@@ -85,6 +86,12 @@ impl Driver {
                     .map(|violation| ChildEvent::Violation(violation.to_string()))
             }
             Word::Fault(fault) => Some(ChildEvent::Fault(fault)),
+            Word::TraceStopped { message } => {
+                // The next child would leave a hole.
+                self.settings.load.trace = None;
+                self.news.impaired("logits_trace", &message);
+                None
+            }
             Word::Goodbye => Some(ChildEvent::Goodbye),
         }
     }

@@ -37,6 +37,14 @@ pub struct EngineSnapshot {
     pub model_kept_open: bool,
     pub load: LoadSnapshot,
     pub faults: FaultsSnapshot,
+    /// By name: what does not work, while everything else does.
+    pub impaired: BTreeMap<&'static str, Impairment>,
+}
+
+#[derive(Debug, Clone)]
+pub struct Impairment {
+    pub because: String,
+    pub since: Instant,
 }
 
 #[derive(Debug, Clone)]
@@ -114,7 +122,9 @@ pub struct LastDeath {
     pub at: Instant,
     /// From that death to the next child's being ready. `None` as long as it lasts.
     pub pause: Option<Duration>,
-    /// From that death to the first token after it: what streams saw. `None` as long as it lasts,
+    /// Since when those who were with the child had no token, if there were any.
+    pub silent_since: Option<Instant>,
+    /// From then to the first one after it: what streams saw. `None` as long as it lasts,
     /// and when there were none.
     pub stream_pause: Option<Duration>,
     /// The id of its crash report.
@@ -169,6 +179,7 @@ impl EngineSnapshot {
             model_kept_open: false,
             load: LoadSnapshot::default(),
             faults: FaultsSnapshot::default(),
+            impaired: BTreeMap::new(),
         }
     }
 

@@ -99,6 +99,11 @@ fn report(app: &App, snapshot: &EngineSnapshot, now: Instant) -> Value {
             "evicted": app.places.evicted(),
         },
         "faults": faults_report(&snapshot.faults, &clock),
+        "impaired": snapshot.impaired.iter().map(|(what, it)| json!({
+            "what": what,
+            "because": it.because,
+            "since": clock.stamp(it.since),
+        })).collect::<Vec<_>>(),
         "uptime_seconds": clock.age_ms(snapshot.started_at) / 1000,
         "version": env!("CARGO_PKG_VERSION"),
         "worker_id": app.worker_id.to_string(),

@@ -2,8 +2,9 @@
 //!
 //! The body is polled by the connection, asks the request's stream for everything that is new,
 //! and writes all of it into one chunk: under load, many tokens share one write. Silence is
-//! filled with comments, which every client skips: `: recovering` each second while a child is
-//! being replaced, `: keep-alive` otherwise, so that proxies see life.
+//! filled with comments, which every client skips: `: recovering` as soon as the child is dead or
+//! overdue and each second until another one goes on, `: keep-alive` otherwise, so that proxies see
+//! life.
 //!
 //! An API whose clients retry by the status line keeps it back until there is something to tell:
 //! a request that fails before its first token is then refused like any other.
@@ -28,6 +29,8 @@ use tokio::time::Sleep;
 const TICK: Duration = Duration::from_secs(1);
 /// Under the 30 to 60 seconds after which proxies give up.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
+
+const RECOVERING: &[u8] = b": recovering\n\n";
 
 /// How one API writes its events. Everything is appended, so several events share a chunk.
 pub trait Render: Send + Unpin + 'static {
@@ -112,6 +115,8 @@ struct EventBody<R> {
     ended: bool,
     tick: Pin<Box<Sleep>>,
     last_write: Instant,
+    /// The client knows of this pause.
+    pause_told: bool,
 }
 
 impl<R: Render> EventBody<R> {
@@ -126,6 +131,7 @@ impl<R: Render> EventBody<R> {
             ended: false,
             tick: Box::pin(tokio::time::sleep(TICK)),
             last_write: Instant::now(),
+            pause_told: false,
         }
     }
 
@@ -179,11 +185,16 @@ impl<R: Render> EventBody<R> {
 
     /// Registers for the next tick and writes a comment when one is due.
     fn poll_silence(&mut self, cx: &mut Context<'_>, out: &mut Vec<u8>) {
+        let recovering = self.stream.recovering();
+        if recovering && !self.pause_told && self.begun {
+            out.extend_from_slice(RECOVERING);
+        }
+        self.pause_told = recovering;
         while self.tick.as_mut().poll(cx).is_ready() {
             self.tick.as_mut().reset(tokio::time::Instant::now() + TICK);
             let silent_for = self.last_write.elapsed();
-            if self.stream.recovering() && silent_for >= TICK {
-                out.extend_from_slice(b": recovering\n\n");
+            if recovering && silent_for >= TICK && out.is_empty() {
+                out.extend_from_slice(RECOVERING);
             } else if silent_for >= KEEP_ALIVE {
                 out.extend_from_slice(b": keep-alive\n\n");
             }
@@ -211,6 +222,7 @@ impl<R: Render> HttpBody for EventBody<R> {
             this.begin(&mut out);
         }
         this.poll_events(cx, &mut out);
+        this.pause_told &= out.is_empty();
         if out.is_empty() && !this.ended {
             this.poll_silence(cx, &mut out);
         }

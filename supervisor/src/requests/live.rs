@@ -269,6 +269,16 @@ impl Requests {
         self.commands.clear();
     }
 
+    /// The child is overdue: those that it has are told that they wait.
+    pub fn hesitate(&mut self) {
+        let with_child = self.live.values().filter(|it| it.place.is_with_child());
+        for live in with_child {
+            let mut progress = live.record.progress.lock();
+            progress.pause();
+            self.wakers.extend(progress.take_waker());
+        }
+    }
+
     // === the child's words ===
 
     /// # Errors

@@ -32,7 +32,7 @@ impl RequestStream {
         }
     }
 
-    /// Its child died and the next one has not produced a token for it yet.
+    /// Its child died or is overdue, and no child has produced a token for it since.
     #[must_use]
     pub fn recovering(&self) -> bool {
         self.record.progress.lock().recovering()

@@ -99,6 +99,22 @@ impl EventStream {
         }
     }
 
+    /// The next comment's words; events before it are dropped. Panics when there is none.
+    pub fn wait_for_comment(&mut self) -> String {
+        loop {
+            let mut line = String::new();
+            let read = self.streaming.body.read_line(&mut line);
+            assert!(
+                read.expect("a body") > 0,
+                "the stream ended without a comment"
+            );
+            if let Some(words) = line.strip_prefix(':') {
+                self.comments += 1;
+                return words.trim().to_owned();
+            }
+        }
+    }
+
     /// The next event of this name; those before it are dropped. Panics when there is none.
     pub fn wait_for(&mut self, name: &str) -> SseEvent {
         self.find(|event| event.name == name)

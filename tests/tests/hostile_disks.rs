@@ -1,0 +1,266 @@
+//! Disks that are full and directories that are gone or strange: each costs its own function, which
+//! `/health` says, and no stream a byte.
+
+use nix::sys::signal::Signal;
+use serde_json::{Value, json};
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+use tempfile::TempDir;
+use worker_orcd_tests::client::Transcript;
+use worker_orcd_tests::{Client, Worker, WorkerBuilder, process, wait};
+
+/// `Exit::Usage`.
+const USAGE: i32 = 2;
+
+fn directory() -> TempDir {
+    TempDir::new().expect("a temporary directory")
+}
+
+fn request(job_id: &str) -> Value {
+    json!({
+        "job_id": job_id, "prompt": "The lighthouse keeper counted the ships", "max_tokens": 40,
+        "temperature": 0.8, "seed": 7, "ignore_eos": true,
+    })
+}
+
+/// What anybody reads whose worker has no trouble.
+fn undisturbed() -> String {
+    let worker = Worker::real().start();
+    let transcript = worker
+        .client()
+        .execute(&request("undisturbed"))
+        .transcript();
+    assert_eq!(transcript.end()["recoveries"], 0);
+    transcript.text()
+}
+
+/// Something happens to the child in mid-stream.
+fn disturbed(worker: &Worker, job_id: &str, happen: impl FnOnce(u32)) -> Transcript {
+    let mut stream = worker.client().execute(&request(job_id));
+    let mut events = vec![stream.wait_for("started"), stream.wait_for("token")];
+    happen(worker.child_pid().expect("a child serves"));
+    events.extend(stream.transcript().events);
+    Transcript { events }
+}
+
+fn kill(child: u32) {
+    process::signal(child, Signal::SIGKILL);
+}
+
+fn impairment(client: &Client, what: &str) -> Option<Value> {
+    let impaired = client.health()["impaired"].clone();
+    let found = impaired.as_array()?.iter().find(|it| it["what"] == what);
+    found.cloned()
+}
+
+fn wait_impaired(worker: &Worker, what: &str) -> String {
+    let found = wait::until("the trouble in /health", || {
+        impairment(&worker.client(), what)
+    });
+    let logged = worker.log.events("impaired");
+    let of_this: Vec<_> = logged.iter().filter(|line| line["what"] == what).collect();
+    assert_eq!(of_this.len(), 1, "it is said once: {logged:?}");
+    found["because"].as_str().expect("a reason").to_owned()
+}
+
+fn deaths(client: &Client) -> Value {
+    client.health()["faults"]["deaths_by_cause"].clone()
+}
+
+#[test]
+fn a_full_disk_under_the_trace_costs_the_trace_alone() {
+    let text = undisturbed();
+    let worker = Worker::real().arg("--trace-logits", "/dev/full").start();
+    let client = worker.client();
+    let first = client.execute(&request("first")).transcript();
+    assert_eq!(
+        (first.text(), &first.end()["recoveries"]),
+        (text.clone(), &json!(0))
+    );
+    let because = wait_impaired(&worker, "logits_trace");
+    assert!(because.starts_with("/dev/full: "), "{because}");
+    assert_eq!(deaths(&client), json!({}));
+
+    let second = disturbed(&worker, "second", kill);
+    assert_eq!(
+        (second.text(), &second.end()["recoveries"]),
+        (text, &json!(1))
+    );
+    worker.assert_serves();
+    assert_eq!(deaths(&client), json!({"signalled": 1}), "and no other");
+    wait_impaired(&worker, "logits_trace");
+}
+
+#[test]
+fn a_trace_that_cannot_be_opened_is_named_before_anything_is_loaded() {
+    for path in ["/no/such/dir/trace", "/"] {
+        let mut worker = Worker::real().arg("--trace-logits", path).spawn();
+        assert_eq!(worker.wait_exit().code(), Some(USAGE));
+        let log = worker.log.text();
+        assert!(
+            log.contains("--trace-logits") && log.contains(path),
+            "{log}"
+        );
+        assert!(worker.log.events("child_spawn").is_empty(), "{log}");
+    }
+}
+
+/// 64 KiB that are all taken. `None` where nobody may mount.
+struct FullDisk(TempDir);
+
+impl FullDisk {
+    fn mount() -> Option<Self> {
+        let directory = directory();
+        let mounted = Command::new("mount")
+            .args(["-t", "tmpfs", "-o", "size=64k", "tmpfs"])
+            .arg(directory.path())
+            .output();
+        if !mounted.is_ok_and(|output| output.status.success()) {
+            eprintln!("SKIPPED: a file system cannot be mounted here");
+            return None;
+        }
+        let disk = Self(directory);
+        let filled = fs::write(disk.filler(), vec![0; 128 << 10]);
+        assert!(filled.is_err(), "it has room");
+        Some(disk)
+    }
+
+    fn filler(&self) -> std::path::PathBuf {
+        self.0.path().join("filler")
+    }
+}
+
+impl Drop for FullDisk {
+    fn drop(&mut self) {
+        // Lazily: a worker that a failed test left behind may still look at it.
+        let _ = Command::new("umount").arg("-l").arg(self.0.path()).status();
+    }
+}
+
+#[test]
+fn a_full_crash_directory_keeps_no_draft_and_loses_no_report() {
+    let Some(disk) = FullDisk::mount() else {
+        return;
+    };
+    let text = undisturbed();
+    let worker = Worker::real()
+        .arg("--crash-dir", disk.0.path().display())
+        .start();
+    let client = worker.client();
+    let transcript = disturbed(&worker, "first", kill);
+    assert_eq!(transcript.text(), text);
+    let because = wait_impaired(&worker, "crash_reports");
+    assert!(
+        because.contains(disk.0.path().to_str().expect("UTF-8")),
+        "{because}"
+    );
+    let names = |path: &Path| -> Vec<_> {
+        let files = fs::read_dir(path).expect("it is ours");
+        files
+            .map(|file| file.expect("an entry").file_name())
+            .collect()
+    };
+    assert_eq!(names(disk.0.path()), ["filler"], "no draft is left");
+    let crashes = client.get("/crashes").json();
+    let id = crashes["crashes"][0]["id"].as_str().expect("a report");
+    let report = client.get(&format!("/crashes/{id}")).json();
+    assert_eq!(report["cause"]["signal"], 9, "it is kept in memory");
+
+    fs::remove_file(disk.filler()).expect("it is ours");
+    assert_eq!(disturbed(&worker, "second", kill).text(), text);
+    wait::until("the trouble to be over", || {
+        impairment(&client, "crash_reports").is_none().then_some(())
+    });
+    wait::until("the second report's file", || {
+        (names(disk.0.path()).len() == 1).then_some(())
+    });
+}
+
+#[test]
+fn a_fifo_with_a_reports_name_does_not_hold_the_start_up() {
+    let directory = directory();
+    let fifo = directory.path().join("20260101T000000000Z-1-1.json");
+    let mode = nix::sys::stat::Mode::S_IRWXU;
+    nix::unistd::mkfifo(&fifo, mode).expect("a FIFO of our own");
+    let worker = Worker::real()
+        .arg("--crash-dir", directory.path().display())
+        .start();
+    assert_eq!(
+        worker.client().get("/crashes").json(),
+        json!({"crashes": []})
+    );
+    worker.assert_serves();
+}
+
+/// Its sockets lie below this directory and nowhere else.
+fn below(temporary: &Path) -> WorkerBuilder {
+    Worker::real()
+        .env("RUNTIME_DIRECTORY", "/no/such/dir")
+        .env("XDG_RUNTIME_DIR", "/no/such/dir")
+        .env("TMPDIR", temporary.to_str().expect("UTF-8"))
+}
+
+fn private_directory(temporary: &Path) -> std::path::PathBuf {
+    let entries = fs::read_dir(temporary).expect("it is ours").flatten();
+    let mut paths = entries.map(|entry| entry.path());
+    paths.next().expect("the worker has one")
+}
+
+#[test]
+fn a_socket_directory_that_was_cleaned_away_is_made_again() {
+    let text = undisturbed();
+    let temporary = directory();
+    let worker = below(temporary.path()).start();
+    let transcript = disturbed(&worker, "cleaned", |child| {
+        fs::remove_dir_all(private_directory(temporary.path())).expect("it is ours");
+        kill(child);
+    });
+    assert_eq!(
+        (transcript.text(), &transcript.end()["recoveries"]),
+        (text, &json!(1))
+    );
+    assert_eq!(deaths(&worker.client()), json!({"signalled": 1}));
+}
+
+#[test]
+fn without_a_place_for_a_socket_no_child_dies_and_streams_wait_until_there_is_one() {
+    let text = undisturbed();
+    let temporary = directory();
+    let place = temporary.path().join("place");
+    fs::create_dir(&place).expect("it is ours");
+    let worker = below(&place).start();
+    let client = worker.client();
+    let transcript = disturbed(&worker, "waits", |child| {
+        fs::remove_dir_all(&place).expect("it is ours");
+        kill(child);
+        let because = wait_impaired(&worker, "child_socket");
+        assert!(
+            because.contains(place.to_str().expect("UTF-8")),
+            "{because}"
+        );
+        assert_eq!(client.health()["status"], "recovering");
+        fs::create_dir(&place).expect("it is ours");
+    });
+    assert_eq!(
+        (transcript.text(), &transcript.end()["recoveries"]),
+        (text, &json!(1))
+    );
+    assert_eq!(deaths(&client), json!({"signalled": 1}), "and no other");
+    assert_eq!(impairment(&client, "child_socket"), None);
+}
+
+#[test]
+fn a_temporary_directory_that_cannot_hold_a_socket_is_a_usage_error_that_names_it() {
+    let temporary = directory();
+    let long = temporary.path().join("d".repeat(100));
+    fs::create_dir(&long).expect("it is ours");
+    for unusable in [&temporary.path().join("missing"), &long] {
+        let mut worker = below(unusable).spawn();
+        assert_eq!(worker.wait_exit().code(), Some(USAGE));
+        let log = worker.log.text();
+        let named = log.contains("TMPDIR") && log.contains(unusable.to_str().expect("UTF-8"));
+        assert!(named, "{log}");
+        assert!(worker.log.events("child_spawn").is_empty(), "{log}");
+    }
+}
