@@ -95,6 +95,7 @@ fn compile(template: &str) -> Result<ChatTemplate, TemplateError> {
 fn render(template: &ChatTemplate, messages: Vec<ChatMessage>) -> Result<String, TemplateError> {
     template.render(&Rendering {
         messages,
+        settings: vec![],
         max_bytes: MAX_PROMPT_BYTES,
     })
 }
