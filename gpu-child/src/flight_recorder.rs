@@ -22,9 +22,12 @@ use std::fs::File;
 use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use worker_orcd_ipc::RequestId;
-use worker_orcd_ipc::flight::{Header, Moment, Phase, RECORD_BYTES, Record, Who, ring_bytes};
+use worker_orcd_ipc::flight::{
+    Header, Moment, NOTES, Note, Phase, RECORD_BYTES, Record, Who, ring_bytes,
+};
 
 /// Belongs to the one thread that computes.
 pub struct FlightRecorder {
@@ -32,13 +35,30 @@ pub struct FlightRecorder {
 }
 
 struct Ring {
-    map: MmapRaw,
+    map: Arc<MmapRaw>,
     capacity: u32,
     /// Records written.
     written: Cell<u64>,
 }
 
+/// Notes in the same memory, for another thread than the one that computes: how it stands when that
+/// one does not get on.
+pub struct Notes {
+    ring: Option<(Arc<MmapRaw>, u32)>,
+    written: usize,
+}
+
 impl FlightRecorder {
+    /// For one thread: two would write into each other's places.
+    #[must_use]
+    pub fn notes(&self) -> Notes {
+        let ring = self.ring.as_ref();
+        Notes {
+            ring: ring.map(|ring| (Arc::clone(&ring.map), ring.capacity)),
+            written: 0,
+        }
+    }
+
     /// Records nothing.
     #[must_use]
     pub fn none() -> Self {
@@ -71,6 +91,33 @@ impl FlightRecorder {
     }
 }
 
+impl Notes {
+    pub fn write(&mut self, step: u64, text: &str) {
+        let Some((map, capacity)) = &self.ring else {
+            return;
+        };
+        let note = Note {
+            time_ns: monotonic_ns(),
+            step,
+            text: text.to_owned(),
+        };
+        store(
+            map,
+            Note::offset(self.written % NOTES, *capacity),
+            &note.encode(),
+        );
+        self.written += 1;
+    }
+}
+
+impl fmt::Debug for Notes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Notes")
+            .field("written", &self.written)
+            .finish_non_exhaustive()
+    }
+}
+
 impl fmt::Debug for FlightRecorder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("FlightRecorder")
@@ -92,7 +139,7 @@ impl Ring {
             return None;
         }
         Some(Self {
-            map: MmapOptions::new().len(bytes).map_raw(file).ok()?,
+            map: Arc::new(MmapOptions::new().len(bytes).map_raw(file).ok()?),
             capacity,
             written: Cell::new(0),
         })
@@ -109,19 +156,22 @@ impl Ring {
             who,
         };
         let at = Record::offset(number, self.capacity);
-        let line = record.encode();
-        let (words, _) = line.as_chunks::<8>();
-        for (index, word) in words.iter().enumerate() {
-            // SAFETY: a record's offset lies RECORD_BYTES before the end of the map or earlier,
-            // and is a multiple of 64 from a page's start, so each of its words is inside and
-            // aligned. Whoever else maps this memory is the supervisor's descriptor, which reads
-            // by system call; in this process the words are only accessed here.
-            let place = unsafe {
-                AtomicU64::from_ptr(self.map.as_mut_ptr().add(at + 8 * index).cast::<u64>())
-            };
-            // In order, the checksum last, so that a record is whole as early as it can be.
-            place.store(u64::from_ne_bytes(*word), Ordering::Release);
-        }
+        store(&self.map, at, &record.encode());
+    }
+}
+
+/// Puts a record or a note into its place.
+fn store(map: &MmapRaw, at: usize, bytes: &[u8]) {
+    assert!(at.is_multiple_of(8) && at + bytes.len() <= map.len());
+    let (words, _) = bytes.as_chunks::<8>();
+    for (index, word) in words.iter().enumerate() {
+        // SAFETY: inside the map, as was just checked, and aligned, for a map begins at a page.
+        // Whoever else maps this memory is the supervisor's descriptor, which reads by system call;
+        // in this process the words are only accessed here.
+        let place =
+            unsafe { AtomicU64::from_ptr(map.as_mut_ptr().add(at + 8 * index).cast::<u64>()) };
+        // In order, a record's checksum last, so that it is whole as early as it can be.
+        place.store(u64::from_ne_bytes(*word), Ordering::Release);
     }
 }
 
@@ -231,6 +281,25 @@ mod tests {
         assert_eq!((steps, read.torn), (vec![3, 4, 5, 6], 0));
         let times = read.records.iter().map(|record| record.time_ns);
         assert!(times.is_sorted() && read.records[0].time_ns >= before);
+    }
+
+    #[test]
+    fn the_newest_note_is_read_beside_the_records() {
+        let file = ring(4, SealFlag::F_SEAL_SHRINK);
+        let recorder = FlightRecorder::at(&file);
+        assert_eq!(recording(&file).note, None);
+        let mut notes = recorder.notes();
+        for step in 1..=5 {
+            notes.write(step, &format!("stands in {step}\u{1b}"));
+            recorder.record(step, Moment::StepEnd, Who::NOBODY);
+            let read = recording(&file);
+            let note = read.note.expect("a note");
+            assert_eq!(
+                (note.step, &*note.text),
+                (step, &*format!("stands in {step}?"))
+            );
+            assert_eq!((read.records.len() as u64, read.torn), (step.min(4), 0));
+        }
     }
 
     #[test]

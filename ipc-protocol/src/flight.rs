@@ -2,8 +2,8 @@
 //!
 //! ```text
 //! byte 0        64         128                 64 * (1 + capacity)
-//! ┌─ header ─┬─ slot 0 ─┬─ slot 1 ─┬─ … ─┐     record n (counted from 1) lies in
-//! └──────────┴──────────┴──────────┴─────┘     slot (n - 1) % capacity
+//! ┌─ header ─┬─ slot 0 ─┬─ slot 1 ─┬─ … ─┬─ note ─┬─ note ─┐   record n (counted from 1) lies in
+//! └──────────┴──────────┴──────────┴─────┴────────┴────────┘   slot (n - 1) % capacity
 //!
 //! header: magic 8 │ version u32 │ capacity u32 │ generation u32 │ zeros
 //! record: number u64 │ time u64 │ step u64 │ kind u8, zero u8, sequences u16, detail u32 │
@@ -12,11 +12,16 @@
 //!
 //! The child writes, the supervisor reads when the child is dead. A record that was being
 //! written at that moment is torn: its checksum does not fit, and it is counted, not believed.
-//! The same goes for anything that a wild write left behind.
+//! The same goes for anything that a wild write left behind. Behind the records are two places for
+//! a [`Note`], which another thread than theirs writes, in turns: one of them is whole.
 //!
 //! Times are nanoseconds of `CLOCK_MONOTONIC`, which all processes of a machine share.
 //!
 //! Deliberately absent: memory maps, files, clocks.
+
+mod note;
+
+pub use note::{NOTE_BYTES, NOTES, Note};
 
 use crate::ids::{Generation, RequestId};
 use thiserror::Error;
@@ -105,12 +110,14 @@ pub struct Recording {
     pub records: Vec<Record>,
     /// Slots whose content is no whole record of this ring.
     pub torn: u32,
+    /// The newest.
+    pub note: Option<Note>,
 }
 
 /// Bytes of a ring.
 #[must_use]
 pub fn ring_bytes(capacity: u32) -> usize {
-    RECORD_BYTES * (1 + capacity as usize)
+    Note::offset(NOTES, capacity)
 }
 
 impl Header {
@@ -200,6 +207,7 @@ impl Recording {
             return Err(NotARing);
         }
         let (mut records, mut torn) = (Vec::new(), 0);
+        let (slots, notes) = slots.split_at(RECORD_BYTES * capacity as usize);
         let (lines, _) = slots.as_chunks::<RECORD_BYTES>();
         for (slot, line) in lines.iter().enumerate() {
             match Record::decode(line) {
@@ -223,6 +231,7 @@ impl Recording {
             generation,
             records,
             torn,
+            note: Note::newest(notes),
         })
     }
 }
@@ -299,7 +308,7 @@ impl Phase {
 }
 
 /// Against torn and wild writes, not against malice: every word changes every later state.
-fn checksum(words: &[u64; 7]) -> u64 {
+fn checksum(words: &[u64]) -> u64 {
     const ODD: u64 = 0x9E37_79B9_7F4A_7C15;
     let mixed = words.iter().fold(ODD, |state, word| {
         (state ^ word).wrapping_mul(ODD).rotate_left(29)

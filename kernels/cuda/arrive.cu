@@ -4,6 +4,7 @@
 // One word a thread; reads over the bus what the step needs and no more.
 #pragma once
 #include "answer.cu"
+#include "board.cuh"
 
 constexpr int INPUTS = 4;  // rows, gather, tiles, tables
 
@@ -12,12 +13,19 @@ struct ArriveArgs {
     int* to[INPUTS];
     int words[INPUTS];
     Answers before;  // of the step before, where a row asks for one
+    uint32_t* board;
+    uint32_t step;
 };
 
 #ifndef DEVICE_FUNCTIONS_ONLY
 extern "C" __global__ void __launch_bounds__(256) arrive(const __grid_constant__ ArriveArgs a) {
     int i = blockIdx.x * blockDim.x + threadIdx.x, part = 0;
     const int* from = a.from + i;
+    if (i == 0) {
+        post(a.board + BOARD_STEP, a.step);
+        post(a.board + BOARD_STAGE, 0);
+        post(a.board + BOARD_NUMBER, 0);
+    }
     while (part < INPUTS && i >= a.words[part]) i -= a.words[part++];
     if (part == INPUTS) return;
     int word = *from;

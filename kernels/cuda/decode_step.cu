@@ -48,6 +48,7 @@ template <int HD, int ONLY, bool ALONE> DEVICE void decode_step(const StepArgs& 
     barriers.init(a.slots);
     barriers_made();
     __syncthreads();
+    if (blockIdx.x == 0 && threadIdx.x == 0) post(a.board + BOARD_NUMBER, a.number);
     embed_rows(a, block < 0 ? a.rows : block);
     if (threadIdx.x >= STEP_THREADS) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(FEEDER_REGISTERS));

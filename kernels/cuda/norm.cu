@@ -7,6 +7,7 @@
 // the width are written as zero up to whole units. Reads 4 bytes a column (8 for silu_mul), writes 2; what a lane
 // has read stays in its registers, unless a row is wider than KEEP chunks a warp.
 #pragma once
+#include "board.cuh"
 #include "weights.cuh"
 
 constexpr int MAX_CHUNKS = 512;  // 65536 columns
@@ -22,6 +23,8 @@ struct RowArgs {
     float eps;
     int groups;            // of eight rows, in the layout of matmul_wgmma.cu; 0: rows of k
     int rows;
+    uint32_t stage;        // that these rows are the input of (board.cuh)
+    uint32_t* board;
 };
 
 struct Four {
@@ -151,6 +154,11 @@ DEVICE float unit_sum(const Eight& v) {
     return __fadd_rn(low, high);
 }
 
+// Everything before has ended.
+DEVICE void post_stage(const RowArgs& a) {
+    if (blockIdx.x == 0 && threadIdx.x == 0) post(a.board + BOARD_STAGE, a.stage);
+}
+
 extern "C" __global__ void __launch_bounds__(MAX_ROW_THREADS)
 rmsnorm(const __grid_constant__ RowArgs a) {
     __shared__ float sums[2][MAX_CHUNKS];
@@ -161,6 +169,7 @@ rmsnorm(const __grid_constant__ RowArgs a) {
         if (slot < KEEP) weight[slot] = eight(a.weight, k, a.cols);
     });
     wait_for_previous();
+    post_stage(a);
     // A last row without a neighbour is computed twice and written once.
     int row = 2 * blockIdx.x + place.row, real = min(row, a.rows - 1);
     const float* x = a.in + int64_t(a.gather ? a.gather[real] : real) * a.in_stride;
@@ -193,6 +202,7 @@ template <typename Make> DEVICE void scale_and_write(const RowArgs& a, const Mak
     Place place;
     let_next_begin();
     wait_for_previous();
+    post_stage(a);
     int row = 2 * blockIdx.x + place.row;
     const float* x = a.in + int64_t(min(row, a.rows - 1)) * a.in_stride;
     Eight kept[KEEP];

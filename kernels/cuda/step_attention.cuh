@@ -116,6 +116,7 @@ struct Attention {
         rope.kv = kv_of(layer);
         rope.kv.tables = local.tables[row] - local.rows[row].table;
         int width = (rope.heads + 2 * rope.kv_heads) * HD;
+        post_block(a, number_of(a, layer, BY_QKV));
 #pragma unroll 1
         for (int h = warp; h < group + 2; h += STEP_WARPS) {
             int head = h < group ? kv * group + h : rope.heads + (h - group) * rope.kv_heads + kv;
@@ -195,7 +196,7 @@ struct Attention {
             unit += a.attention_blocks;
             if (unit >= units) {
                 unit = block;
-                if (++layer == a.n_layers) return;
+                if (++layer == a.n_layers) return post_end(a);
             }
             row = unit / a.rope.kv_heads;
             kv = unit - row * a.rope.kv_heads;

@@ -60,6 +60,7 @@ struct StepArgs {
     float* logits;             // [rows, vocab]
     unsigned long long* best;  // [rows] rank of the best logit
     uint32_t* broken;          // [rows] not zero where a logit is not finite
+    uint32_t* board;           // board.cuh
     uint32_t number;           // of this step's first exchange (exchange.cuh)
     int n_layers, rows, n_embd, n_ff, vocab;
     int attention_blocks;
@@ -77,6 +78,13 @@ constexpr int EXCHANGES = 5;  // a layer (mirrored in decode_step.rs)
 DEVICE uint32_t number_of(const StepArgs& a, int layer, Made made) {
     return a.number + layer * EXCHANGES + made;
 }
+
+// Of this block, by one thread of the warp that is the likeliest to have no share of a product.
+DEVICE void post_block(const StepArgs& a, uint32_t v) {
+    if (threadIdx.x == STEP_THREADS - 1) post(a.board + BOARD_BLOCKS + blockIdx.x, v);
+}
+// Behind the numbers of all exchanges: this block is done.
+DEVICE void post_end(const StepArgs& a) { post_block(a, a.number + a.n_layers * EXCHANGES + 1); }
 
 // n / by for n * by < 2^32, without dividing.
 struct Divisor {

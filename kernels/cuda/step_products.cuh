@@ -262,6 +262,7 @@ template <bool ALONE, int FF_CHUNKS> struct Products : Plan {
     template <int ONLY, int STAGE> DEVICE void stage(int layer, const Input& in, uint32_t number) {
         const Shape s = shapes[STAGE];
         if (s.tiles == 0) return;
+        post_block(a, in.number);
         constexpr int PAIR_LOG = STAGE == GATE_UP ? 1 : 0;
         int t = tile0;
         const Share my(s, warp);
@@ -301,5 +302,6 @@ template <bool ALONE, int FF_CHUNKS> struct Products : Plan {
             best = other > best ? other : best;
         }
         if (lane.id == 0 && row < rows()) atomicMax(a.best + row, (unsigned long long)best);
+        post_end(a);
     }
 };

@@ -108,6 +108,30 @@ fn a_stream_outlives_every_kind_of_fault() {
 }
 
 #[test]
+fn a_step_that_never_ends_leaves_word_where_it_stands() {
+    let worker = failing("hang@generation=1,prompt-tokens=12,position=15").start();
+    let client = worker.client();
+    assert_eq!(ask(&client, 12, 8).end()["recoveries"], 1);
+    let id = client.get("/crashes").json()["crashes"][0]["id"].clone();
+    let path = format!("/crashes/{}", id.as_str().expect("a report"));
+    let report = client.get(&path).json();
+    assert_eq!(report["cause"]["label"], "step_deadline", "{report}");
+    let recorder = &report["flight_recorder"];
+    let stands = &recorder["stands"];
+    let text = stands["text"].as_str().unwrap_or_default();
+    assert!(
+        text.contains("the engine launches or computes a step"),
+        "{recorder}"
+    );
+    let steps = recorder["last_steps"].as_array().expect("steps");
+    let fatal = steps.last().expect("one that has not ended");
+    assert_eq!(
+        (&stands["step"], &fatal["ended"]),
+        (&fatal["step"], &json!(false))
+    );
+}
+
+#[test]
 fn a_query_of_death_is_refused_and_its_company_finishes() {
     let worker = failing("abort@prompt-tokens=23,position=25").start();
     let client = worker.client();

@@ -103,6 +103,18 @@ pub trait Executor: Send {
     fn ahead(&mut self) -> Option<&mut dyn Ahead> {
         None
     }
+
+    /// For steps that do not end; asked for once, when everything is loaded. A device that computes
+    /// in the caller's thread tells its [`Tap`] how far it is, and needs none.
+    fn witness(&mut self) -> Option<Box<dyn Witness>> {
+        None
+    }
+}
+
+/// Tells how far a device is while whoever asked it to compute still waits: from another thread.
+pub trait Witness: Send {
+    /// In a line. Waits for a bounded time, whatever the device does.
+    fn account(&mut self) -> String;
 }
 
 /// A step in two halves, for who can prepare the next one while the device computes. At most two

@@ -3,7 +3,7 @@
 use super::deeds::{self, Outcome};
 use super::wire::Wire;
 use super::{Kind, Rule};
-use crate::device::{Ahead, Batch, Executor, KvGeometry, Tap};
+use crate::device::{Ahead, Batch, Executor, KvGeometry, Tap, Witness};
 use std::sync::Arc;
 use worker_orcd_ipc::{DeviceFacts, Fault, Generation, MemoryReport, TokenId};
 
@@ -91,6 +91,10 @@ impl Executor for FaultyExecutor {
     fn ahead(&mut self) -> Option<&mut dyn Ahead> {
         self.inner.ahead()?;
         Some(self)
+    }
+
+    fn witness(&mut self) -> Option<Box<dyn Witness>> {
+        self.inner.witness()
     }
 }
 

@@ -7,8 +7,8 @@
 
 use super::pacer::Pacer;
 use super::reader::Phase;
-use super::status::Status;
-use super::{Link, Loaded, Progress};
+use super::watch::watch;
+use super::{Doing, Link, Loaded, Progress, Status, spawn};
 use crate::device::{Batch, Executor, NoTap, Tap};
 use crate::flight_recorder::{FlightRecorder, Watched, decodes, phase};
 use crate::kv_cache::KvCache;
@@ -16,6 +16,7 @@ use crate::scheduler::{Limits, Scheduler, SchedulerError};
 use crate::trace::LogitsTrace;
 use std::collections::VecDeque;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 use worker_orcd_ipc::flight::{Moment, Who};
 use worker_orcd_ipc::{
@@ -33,7 +34,7 @@ const INSPECTION_INTERVAL: Duration = Duration::from_millis(100);
 /// Loads, then steps until the reader is gone or something goes wrong.
 pub(super) fn run<L>(
     link: &Link,
-    status: &Status,
+    status: &Arc<Status>,
     phase: &Phase,
     commands: &Receiver<Command>,
     recorder: FlightRecorder,
@@ -60,6 +61,7 @@ where
         });
     }
     let (mut engine, ready) = Engine::new(link, status, recorder, &order, loaded)?;
+    engine.have_watched(Arc::downgrade(status))?;
     engine.update_status();
     phase.serve();
     if link.send(Event::Ready(Box::new(ready))) {
@@ -158,17 +160,27 @@ impl<'a> Engine<'a> {
         Ok((engine, ready))
     }
 
+    fn have_watched(&mut self, status: Weak<Status>) -> Result<(), Fault> {
+        let (notes, witness) = (self.recorder.notes(), self.executor.witness());
+        let thread = spawn("watch", move || watch(&status, notes, witness));
+        thread.map_err(|error| Fault::Io {
+            message: format!("a thread cannot be started: {error}"),
+        })
+    }
+
     fn run(&mut self, commands: &Receiver<Command>) -> Result<(), Fault> {
         let mut is_idle = true;
         loop {
             self.inspect_in_time()?;
             if is_idle {
+                self.status.does(Doing::WaitsForCommands);
                 match commands.recv_timeout(INSPECTION_INTERVAL) {
                     Ok(command) => self.obey(command)?,
                     Err(RecvTimeoutError::Timeout) => continue,
                     Err(RecvTimeoutError::Disconnected) => return Ok(()),
                 }
             }
+            self.status.does(Doing::Plans);
             while let Ok(command) = commands.try_recv() {
                 self.obey(command)?;
             }
@@ -209,7 +221,8 @@ impl<'a> Engine<'a> {
             return Ok(());
         }
         self.inspected = now;
-        self.status.step_begins(now);
+        self.status.step_begins(self.step, now);
+        self.status.does(Doing::Inspects);
         self.executor.inspect()?;
         self.update_status();
         Ok(())
@@ -218,6 +231,7 @@ impl<'a> Engine<'a> {
     /// False when there is nobody to tell any more.
     fn tell(&self, report: StepReport) -> bool {
         let says_something = !report.tokens.is_empty() || !report.finished.is_empty();
+        self.status.does(Doing::Tells);
         !says_something || self.link.send(Event::Step(report))
     }
 
@@ -250,8 +264,9 @@ impl<'a> Engine<'a> {
         self.step += 1;
         let began = Instant::now();
         if self.flights.is_empty() {
-            self.status.step_begins(began);
+            self.status.step_begins(self.step, began);
         }
+        self.status.does(Doing::Computes);
         let prefill_tokens = self.scheduler.planned_prefill_tokens();
         let sequences = self.scheduler.work();
         let batch = Batch {
@@ -298,6 +313,7 @@ impl<'a> Engine<'a> {
 
     /// Waits for the oldest step.
     fn land(&mut self, flight: Flight) -> Result<StepReport, Fault> {
+        self.status.does(Doing::WaitsForDevice);
         let results = match (flight.results, self.executor.ahead()) {
             (Some(results), _) => results,
             (None, Some(ahead)) => ahead.finish()?,
@@ -330,7 +346,8 @@ impl<'a> Engine<'a> {
         self.status
             .between_steps(self.step, self.scheduler.load(), self.memory);
         if let Some(flight) = self.flights.front() {
-            self.status.step_begins(flight.began.max(self.landed));
+            let since = flight.began.max(self.landed);
+            self.status.step_begins(flight.step, since);
         }
     }
 }

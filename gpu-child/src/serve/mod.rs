@@ -18,6 +18,8 @@
 //! the state; anything else ends the child with `ExitCode::Protocol`. The reader ends the process
 //! itself when the socket closes or a shutdown is ordered, so that neither waits for a step or a
 //! load to end: the operating system frees what they hold.
+//!
+//! One more thread ([`watch`]) looks at steps that take long, and leaves word for the crash report.
 
 mod engine;
 mod heartbeat;
@@ -25,13 +27,14 @@ mod link;
 mod pacer;
 mod reader;
 mod status;
+mod watch;
 
 pub use link::Link;
 
 use crate::device::Executor;
 use crate::flight_recorder::FlightRecorder;
 use reader::Phase;
-use status::Status;
+use status::{Doing, Status};
 use std::io::Read;
 use std::sync::Arc;
 use std::sync::mpsc::sync_channel;

@@ -1,5 +1,6 @@
 //! What the heartbeat tells, written by the engine between steps and read at any time.
 
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 use worker_orcd_ipc::{Event, Heartbeat, Load, MemoryReport};
@@ -7,12 +8,51 @@ use worker_orcd_ipc::{Event, Heartbeat, Load, MemoryReport};
 #[derive(Debug)]
 pub(super) struct Status {
     inner: Mutex<Inner>,
+    doing: AtomicU8,
+}
+
+/// What the engine's thread does at the moment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub(super) enum Doing {
+    Loads,
+    WaitsForCommands,
+    Plans,
+    Computes,
+    WaitsForDevice,
+    Inspects,
+    Tells,
+}
+
+impl Doing {
+    const ALL: [Self; 7] = [
+        Self::Loads,
+        Self::WaitsForCommands,
+        Self::Plans,
+        Self::Computes,
+        Self::WaitsForDevice,
+        Self::Inspects,
+        Self::Tells,
+    ];
+
+    pub(super) fn words(self) -> &'static str {
+        match self {
+            Self::Loads => "loads",
+            Self::WaitsForCommands => "waits for commands",
+            Self::Plans => "plans a step",
+            Self::Computes => "launches or computes a step",
+            Self::WaitsForDevice => "waits for the device",
+            Self::Inspects => "looks whether the weights are the same",
+            Self::Tells => "tells the supervisor",
+        }
+    }
 }
 
 #[derive(Debug, Default)]
 struct Inner {
     steps: u64,
-    step_began: Option<Instant>,
+    /// The oldest on its way.
+    step_began: Option<(u64, Instant)>,
     load: Load,
     memory: MemoryReport,
     /// Bytes done and in all, while loading.
@@ -23,6 +63,7 @@ impl Status {
     pub(super) fn new() -> Self {
         Self {
             inner: Mutex::default(),
+            doing: AtomicU8::new(Doing::Loads as u8),
         }
     }
 
@@ -34,8 +75,21 @@ impl Status {
         self.lock().progress
     }
 
-    pub(super) fn step_begins(&self, now: Instant) {
-        self.lock().step_began = Some(now);
+    pub(super) fn step_begins(&self, step: u64, now: Instant) {
+        self.lock().step_began = Some((step, now));
+    }
+
+    /// The oldest step on its way, and since when.
+    pub(super) fn step(&self) -> Option<(u64, Instant)> {
+        self.lock().step_began
+    }
+
+    pub(super) fn does(&self, doing: Doing) {
+        self.doing.store(doing as u8, Ordering::Relaxed);
+    }
+
+    pub(super) fn doing(&self) -> Doing {
+        Doing::ALL[usize::from(self.doing.load(Ordering::Relaxed))]
     }
 
     pub(super) fn between_steps(&self, steps: u64, load: Load, memory: MemoryReport) {
@@ -52,7 +106,7 @@ impl Status {
     /// What is to be said at this beat.
     pub(super) fn events(&self, now: Instant) -> impl Iterator<Item = Event> + use<> {
         let inner = self.lock();
-        let elapsed = |began| now.saturating_duration_since(began).as_millis() as u64;
+        let elapsed = |(_, began)| now.saturating_duration_since(began).as_millis() as u64;
         let heartbeat = Event::Heartbeat(Heartbeat {
             steps: inner.steps,
             step_elapsed_ms: inner.step_began.map(elapsed),

@@ -353,6 +353,7 @@ mod tests {
             generation: Generation(1),
             records: vec![record],
             torn: 0,
+            note: None,
         };
         let dead = Deceased {
             heartbeat_at: Some(clock.at(950)),

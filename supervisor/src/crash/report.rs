@@ -243,6 +243,7 @@ pub fn recording(recording: &Recording, now_ns: u64) -> Value {
     json!({
         "records": records.len(),
         "torn": recording.torn,
+        "stands": stands(recording, &ago),
         "last_steps": last_steps(records, &ago),
         "last_records": shown.iter().map(|record| json!({
             "number": record.number,
@@ -252,6 +253,20 @@ pub fn recording(recording: &Recording, now_ns: u64) -> Value {
             "sequences": record.who.sequences(),
             "requests": requests(&record.who),
         })).collect::<Vec<_>>(),
+    })
+}
+
+/// What the child wrote down of a step that did not end, unless it ended after all.
+fn stands(recording: &Recording, ago: &dyn Fn(u64) -> f64) -> Option<Value> {
+    let note = recording.note.as_ref()?;
+    let ended = |record: &Record| record.moment == Moment::StepEnd && record.step >= note.step;
+    let stands = !recording.records.iter().any(ended);
+    stands.then(|| {
+        json!({
+            "step": note.step,
+            "ms_before_report": ago(note.time_ns),
+            "text": note.text,
+        })
     })
 }
 
@@ -315,7 +330,7 @@ fn moment(moment: Moment) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use worker_orcd_ipc::flight::Phase;
+    use worker_orcd_ipc::flight::{Note, Phase};
     use worker_orcd_ipc::{Generation, RequestId};
 
     fn record(number: u64, step: u64, moment: Moment) -> Record {
@@ -344,6 +359,7 @@ mod tests {
             generation: Generation(1),
             records,
             torn: 1,
+            note: None,
         };
         let told = recording(&read, 10_000_000);
         let steps = told["last_steps"].as_array().unwrap();
@@ -360,6 +376,31 @@ mod tests {
     }
 
     #[test]
+    fn where_a_step_stands_is_told_until_it_has_ended() {
+        let begin = Moment::StepBegin { tokens: 1 };
+        let mut read = Recording {
+            generation: Generation(1),
+            records: vec![
+                record(1, 4, begin),
+                record(2, 4, Moment::StepEnd),
+                record(3, 5, begin),
+            ],
+            torn: 0,
+            note: Some(Note {
+                time_ns: 4_000_000,
+                step: 5,
+                text: "blocks 0-131 wait".to_owned(),
+            }),
+        };
+        let expected = json!({"step": 5, "ms_before_report": 6.0, "text": "blocks 0-131 wait"});
+        assert_eq!(recording(&read, 10_000_000)["stands"], expected);
+        read.records.push(record(4, 5, Moment::StepEnd));
+        assert_eq!(recording(&read, 10_000_000)["stands"], json!(null));
+        read.note = None;
+        assert_eq!(recording(&read, 10_000_000)["stands"], json!(null));
+    }
+
+    #[test]
     fn steps_that_overlap_are_told_apart() {
         let begin = Moment::StepBegin { tokens: 1 };
         let records = vec![
@@ -372,6 +413,7 @@ mod tests {
             generation: Generation(1),
             records,
             torn: 0,
+            note: None,
         };
         let told = recording(&read, 10_000_000);
         let steps = told["last_steps"].as_array().unwrap();
@@ -399,6 +441,7 @@ mod tests {
             generation: Generation(1),
             records,
             torn: 0,
+            note: None,
         };
         let told = recording(&read, u64::MAX);
         assert_eq!(told["last_steps"].as_array().unwrap().len(), STEPS_KEPT);

@@ -54,6 +54,9 @@ pub struct RowArgs {
     pub eps: f32,
     pub groups: i32,
     pub rows: i32,
+    /// Said on the board when it begins ([`Stage`](super::board::Stage)).
+    pub stage: u32,
+    pub board: DevicePtr<u32>,
 }
 
 /// `Part` in `common.cuh`.
@@ -197,6 +200,8 @@ pub struct ArriveArgs {
     pub to: [DevicePtr<i32>; 4],
     pub words: [i32; 4],
     pub before: Answers,
+    pub board: DevicePtr<u32>,
+    pub step: u32,
 }
 
 /// `answer.cu`: where the answers of a step's rows lie.

@@ -72,6 +72,7 @@ struct StepArgs {
     logits: DevicePtr<f32>,
     best: DevicePtr<u64>,
     broken: DevicePtr<u32>,
+    board: DevicePtr<u32>,
     number: u32,
     n_layers: i32,
     rows: i32,
@@ -288,8 +289,9 @@ impl DecodeStep {
 
     /// The number of the next step's first exchange.
     fn next_number(&mut self, driver: &Driver) -> Result<u32, Fault> {
-        let exchanges = (1 + LAYER_EXCHANGES * self.n_layers) as u32;
-        let (first, begins_again) = self.numbers.next(exchanges);
+        // One more is for blocks that are done (board.cuh).
+        let numbers = (2 + LAYER_EXCHANGES * self.n_layers) as u32;
+        let (first, begins_again) = self.numbers.next(numbers);
         if begins_again {
             // In stream order: behind the steps that still use it.
             self.words.clear(driver)?;
@@ -324,6 +326,7 @@ impl DecodeStep {
             logits: buffers.logits,
             best: self.best(),
             broken: self.broken(),
+            board: model.board,
             number: self.next_number(model.driver)?,
             n_layers: self.n_layers as i32,
             rows: plan.rows.len() as i32,

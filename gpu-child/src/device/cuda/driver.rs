@@ -94,6 +94,23 @@ impl Driver {
         Ok(driver)
     }
 
+    /// The same device and context, for another thread, whose work does not wait for this one's.
+    ///
+    /// # Errors
+    /// When the driver refuses.
+    pub fn with_a_stream_of_its_own(&self) -> Result<Self, Fault> {
+        self.enter()?;
+        let mut stream = std::ptr::null_mut();
+        // SAFETY: a place for one stream, in the context that was just made current.
+        let result = unsafe { sys::cuStreamCreate(&raw mut stream, 1) };
+        check(result, "cuStreamCreate")?;
+        Ok(Self {
+            stream,
+            ledger: Arc::clone(&self.ledger),
+            ..*self
+        })
+    }
+
     /// Makes the context the calling thread's.
     ///
     /// # Errors
@@ -290,8 +307,8 @@ fn cuda_version() -> Option<String> {
     Some(format!("CUDA {}.{}", version / 1000, version % 1000 / 10))
 }
 
-/// A place in the stream that the host can wait for.
-#[derive(Debug)]
+/// A place in the stream that the host can wait for. Never destroyed, so a copy is the same event.
+#[derive(Debug, Clone, Copy)]
 pub struct Event(sys::CUevent);
 
 // SAFETY: events belong to a context, not to a thread.

@@ -45,6 +45,12 @@ impl Flights {
         })
     }
 
+    /// Reached when the steps on their way have ended, and as long as there are none.
+    #[must_use]
+    pub fn ends(&self) -> [Event; STEPS] {
+        self.events
+    }
+
     /// The buffers that the next step takes.
     ///
     /// # Panics

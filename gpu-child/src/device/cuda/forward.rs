@@ -4,6 +4,7 @@
 //! that is there or not, which pairs RoPE turns.
 
 use super::CudaExecutor;
+use super::board::Stage;
 use super::decode_step::is_watched;
 use super::driver::Driver;
 use super::graph::Shape;
@@ -47,6 +48,7 @@ pub struct Model<'a> {
     pub ops: &'a Ops,
     pub matmul: &'a Matmul,
     pub buffers: Buffers,
+    pub board: DevicePtr<u32>,
 }
 
 /// Launches a step, behind one that may still be running.
@@ -60,9 +62,10 @@ pub fn depart(
     let (before, requests) = executor.flights.before();
     let plan = Plan::new(batch, &executor.config, requests);
     let (driver, arrive) = (&executor.driver, &executor.ops.arrive);
+    let board = (executor.board.on_device(), batch.step);
     executor
         .scratch
-        .upload(driver, arrive, (&plan, slot), before)?;
+        .upload(driver, arrive, (&plan, slot), before, board)?;
     let answers = launch(executor, (&plan, slot), tap)?;
     executor
         .flights
@@ -85,6 +88,7 @@ fn launch(
         ops: &executor.ops,
         matmul: &executor.matmul,
         buffers: executor.scratch.buffers(),
+        board: executor.board.on_device(),
     };
     if plan.rows.is_empty() {
         return Ok(Answers::NONE);
@@ -118,7 +122,7 @@ fn launch(
     model.watch(tap, plan, Checkpoint::Embedding)?;
     for (index, layer) in model.weights.layers.iter().enumerate() {
         model.attend(plan, index, layer)?;
-        model.feed_forward(plan.rows.len(), layer)?;
+        model.feed_forward(plan.rows.len(), index, layer)?;
         model.watch(tap, plan, Checkpoint::Layer(index as u32))?;
     }
     head.run(tap)
@@ -130,7 +134,7 @@ impl Model<'_> {
         self.embed(plan)?;
         for (index, layer) in self.weights.layers.iter().enumerate() {
             self.attend(plan, index, layer)?;
-            self.feed_forward(plan.rows.len(), layer)?;
+            self.feed_forward(plan.rows.len(), index, layer)?;
         }
         head::logits(self, plan, 0, plan.drawing.len())
     }
@@ -191,7 +195,7 @@ impl Model<'_> {
         let (config, buffers) = (self.config, &self.buffers);
         let rows = plan.rows.len();
         let q_width = config.n_heads * config.head_dim;
-        self.normalize(rows, &layer.attn_norm)?;
+        self.normalize(rows, &layer.attn_norm, Stage::Qkv.of(index))?;
         let qkv_width = self.scratch.sizes.qkv;
         self.project(
             rows,
@@ -201,7 +205,14 @@ impl Model<'_> {
         )?;
         self.turn_and_keep(rows, index, layer)?;
         self.look(plan, index)?;
-        self.make_input(&self.ops.scale_rows, rows, (buffers.attn, q_width), q_width)?;
+        let stage = Stage::Output.of(index);
+        self.make_input(
+            &self.ops.scale_rows,
+            rows,
+            (buffers.attn, q_width),
+            q_width,
+            stage,
+        )?;
         self.project(
             rows,
             &[layer.attn_output],
@@ -210,24 +221,31 @@ impl Model<'_> {
         )
     }
 
-    fn feed_forward(&self, rows: usize, layer: &Layer) -> Result<(), Fault> {
+    fn feed_forward(&self, rows: usize, index: usize, layer: &Layer) -> Result<(), Fault> {
         let (n_embd, n_ff, buffers) = (self.config.n_embd, self.config.n_ff, &self.buffers);
-        self.normalize(rows, &layer.ffn_norm)?;
+        self.normalize(rows, &layer.ffn_norm, Stage::GateUp.of(index))?;
+        let stage = Stage::Down.of(index);
         if self.matmul.pairs(&layer.gate_up) {
             self.project_pair(rows, &layer.gate_up)?;
-            self.make_input(&self.ops.scale_rows, rows, (buffers.ff, n_ff), n_ff)?;
+            self.make_input(&self.ops.scale_rows, rows, (buffers.ff, n_ff), n_ff, stage)?;
         } else {
             self.project(rows, &layer.gate_up, n_embd, (buffers.ff, 2 * n_ff, false))?;
-            self.make_input(&self.ops.silu_mul_rows, rows, (buffers.ff, 2 * n_ff), n_ff)?;
+            self.make_input(
+                &self.ops.silu_mul_rows,
+                rows,
+                (buffers.ff, 2 * n_ff),
+                n_ff,
+                stage,
+            )?;
         }
         self.project(rows, &[layer.ffn_down], n_ff, (buffers.x, n_embd, true))
     }
 
-    fn normalize(&self, rows: usize, weight: &Vector) -> Result<(), Fault> {
+    fn normalize(&self, rows: usize, weight: &Vector, stage: u32) -> Result<(), Fault> {
         let n_embd = self.config.n_embd;
         let arguments = RowArgs {
             weight: self.weights.vector(weight),
-            ..self.row_arguments(rows, (self.buffers.x, n_embd), n_embd)
+            ..self.row_arguments(rows, (self.buffers.x, n_embd), n_embd, stage)
         };
         let geometry = row_geometry(rows, n_embd);
         // SAFETY: one block for two rows of the stream.
@@ -240,6 +258,7 @@ impl Model<'_> {
         rows: usize,
         (input, stride): (DevicePtr<f32>, usize),
         cols: usize,
+        stage: u32,
     ) -> RowArgs {
         RowArgs {
             input,
@@ -254,6 +273,8 @@ impl Model<'_> {
             eps: self.config.norm_eps,
             groups: self.matmul.groups(rows) as i32,
             rows: rows as i32,
+            stage,
+            board: self.board,
         }
     }
 
@@ -264,8 +285,9 @@ impl Model<'_> {
         rows: usize,
         input: (DevicePtr<f32>, usize),
         cols: usize,
+        stage: u32,
     ) -> Result<(), Fault> {
-        let arguments = self.row_arguments(rows, input, cols);
+        let arguments = self.row_arguments(rows, input, cols, stage);
         // SAFETY: one block for two rows; the input holds that many rows of its stride.
         unsafe { kernel.launch(self.driver, row_geometry(rows, cols), &arguments) }
     }

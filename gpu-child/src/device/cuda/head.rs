@@ -5,6 +5,7 @@
 //! comes back is one answer a row. Greedy rows have theirs with the logits; the others go through
 //! [`sample`](super::sample).
 
+use super::board::Stage;
 use super::decode_step::DecodeStep;
 use super::forward::{Model, row_geometry};
 use super::kernels::{Answers, ArgmaxArgs, Geometry, RowArgs};
@@ -113,11 +114,12 @@ pub fn logits(model: &Model<'_>, plan: &Plan<'_>, first: usize, rows: usize) -> 
     let (config, buffers) = (model.config, &model.buffers);
     let parts = argmax_parts(plan);
     let (n_embd, vocab) = (config.n_embd, config.vocab_size);
+    let stage = Stage::Qkv.of(config.n_layers);
     let norm = RowArgs {
         gather: buffers.gather.add(first),
         weight: model.weights.vector(&model.weights.output_norm),
         plain: buffers.norm,
-        ..model.row_arguments(rows, (buffers.x, n_embd), n_embd)
+        ..model.row_arguments(rows, (buffers.x, n_embd), n_embd, stage)
     };
     let argmax = ArgmaxArgs {
         logits: buffers.logits,

@@ -1,5 +1,6 @@
 //! Uploading a model: what fits, then every tensor into its place, packed by the device itself.
 
+use super::board::Board;
 use super::budget::Budget;
 use super::decode_step::DecodeStep;
 use super::driver::Driver;
@@ -76,6 +77,7 @@ pub fn load(
         output,
     };
     let decode_step = DecodeStep::load(&driver, &module, config, &weights)?;
+    let board = Board::new(&driver, config.n_layers)?;
     let residency = Residency::take(&driver, &module, &weights.arena)?;
     driver.synchronize("loading the model")?;
     Ok(CudaExecutor {
@@ -93,6 +95,7 @@ pub fn load(
         residency,
         draws,
         flights: Flights::new()?,
+        board,
         driver,
     })
 }

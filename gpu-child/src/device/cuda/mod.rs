@@ -13,7 +13,8 @@
 //! * [`plan`] lays a batch out; [`forward`] is the pass; [`matmul`] chooses among kernels that
 //!   give the same bits, and [`wide`] how Hopper's are shared out; [`decode_step`] is the whole
 //!   pass in one launch, for small batches, and [`graph`] a recording of its launches, for larger
-//!   ones; [`sample`] draws the tokens, and [`flight`] keeps two steps on their way.
+//!   ones; [`sample`] draws the tokens, and [`flight`] keeps two steps on their way. [`board`] is where
+//!   kernels leave word how far they are.
 //!
 //! The law of [`device`](super) holds here because every output has one owner and one order of
 //! additions, given by its own indices and the weight's shape (`kernels/cuda/common.cuh`).
@@ -24,6 +25,7 @@
 
 mod architectures;
 mod arguments;
+mod board;
 mod budget;
 mod decode_step;
 mod driver;
@@ -46,10 +48,11 @@ mod scratch;
 mod weights;
 mod wide;
 
-use crate::device::{Ahead, Batch, Executor, KvGeometry, NoTap, Tap};
+use crate::device::{Ahead, Batch, Executor, KvGeometry, NoTap, Tap, Witness};
 #[cfg(feature = "fault-injection")]
 use crate::fault_injection::Saboteur;
 use crate::model::{ModelConfig, ModelWeights};
+use board::Board;
 use decode_step::DecodeStep;
 use driver::Driver;
 pub use driver::outlook;
@@ -109,6 +112,7 @@ pub struct CudaExecutor {
     residency: Residency,
     draws: Draws,
     flights: Flights,
+    board: Board,
     driver: Driver,
 }
 
@@ -190,6 +194,11 @@ impl Executor for CudaExecutor {
 
     fn ahead(&mut self) -> Option<&mut dyn Ahead> {
         Some(self)
+    }
+
+    fn witness(&mut self) -> Option<Box<dyn Witness>> {
+        let witness = self.board.witness(&self.driver, self.flights.ends());
+        witness.ok().map(|witness| Box::new(witness) as _)
     }
 
     #[cfg(feature = "fault-injection")]

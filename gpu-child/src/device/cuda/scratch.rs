@@ -222,7 +222,8 @@ impl Scratch {
         }
     }
 
-    /// Sends the plan to the device, which puts the tokens of `before` where the plan asks for them.
+    /// Sends the plan to the device, which puts the tokens of `before` where the plan asks for them,
+    /// and on the board that the step has come.
     /// What was sent through `slot` before must have arrived.
     ///
     /// # Errors
@@ -236,6 +237,7 @@ impl Scratch {
         arrive: &Kernel<ArriveArgs>,
         (plan, slot): (&Plan<'_>, usize),
         before: Answers,
+        (board, step): (DevicePtr<u32>, u64),
     ) -> Result<(), Fault> {
         const THREADS: usize = 256;
         let sizes = &self.sizes;
@@ -269,6 +271,8 @@ impl Scratch {
             ],
             words: inputs.map(|input| (input.len() / 4) as i32),
             before,
+            board,
+            step: step as u32,
         };
         let bytes: usize = inputs.iter().map(|input| input.len()).sum();
         let geometry = Geometry::line((bytes / 4).div_ceil(THREADS), THREADS as u32);

@@ -1,7 +1,9 @@
 //! A device that counts upwards, and can be made to go wrong.
 
 use super::VOCAB;
-use crate::device::{Ahead, Batch, Executor, KvGeometry, NoTap, SequenceWork, TO_BE_DRAWN, Tap};
+use crate::device::{
+    Ahead, Batch, Executor, KvGeometry, NoTap, SequenceWork, TO_BE_DRAWN, Tap, Witness,
+};
 use crate::serve::Loaded;
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -20,6 +22,8 @@ pub struct Counter {
     untold: VecDeque<Vec<Option<TokenId>>>,
     inspections: u32,
     spoilt: Spoilt,
+    /// What its witness says.
+    stands: Option<&'static str>,
 }
 
 /// What its inspections find.
@@ -103,6 +107,18 @@ impl Executor for Counter {
     fn ahead(&mut self) -> Option<&mut dyn Ahead> {
         self.is_ahead.then_some(self)
     }
+
+    fn witness(&mut self) -> Option<Box<dyn Witness>> {
+        self.stands.map(|stands| Box::new(Stands(stands)) as _)
+    }
+}
+
+struct Stands(&'static str);
+
+impl Witness for Stands {
+    fn account(&mut self) -> String {
+        self.0.to_owned()
+    }
 }
 
 impl Ahead for Counter {
@@ -157,11 +173,16 @@ impl Counter {
             untold: VecDeque::new(),
             inspections: 0,
             spoilt: Spoilt::Never,
+            stands: None,
         }
     }
 
     pub fn ahead(self, is_ahead: bool) -> Self {
         Self { is_ahead, ..self }
+    }
+
+    pub fn standing(self, stands: Option<&'static str>) -> Self {
+        Self { stands, ..self }
     }
 }
 

@@ -26,6 +26,8 @@ struct Death {
     label: String,
     words: String,
     died_in: String,
+    /// What the child wrote down of a step that did not end, with a semicolon in front.
+    stands: String,
     /// From the notice to the first token of the next child.
     silence: Option<Duration>,
     /// `None` on a device that is no GPU.
@@ -109,8 +111,8 @@ impl Deaths {
             };
             if !signals && !kinds.iter().any(fits) {
                 violations.push(format!(
-                    "child {generation} was told {kinds:?} and died of {}: {}",
-                    death.label, death.words
+                    "child {generation} was told {kinds:?} and died of {}: {}{}",
+                    death.label, death.words, death.stands
                 ));
             }
             let Some(gpu) = death.gpu.as_ref().filter(|gpu| gpu.baseline.is_some()) else {
@@ -264,6 +266,9 @@ fn death(report: &Value) -> Death {
         label: words(&report["cause"]["label"]),
         words: words(&report["cause"]["text"]),
         died_in: died_in(report),
+        stands: report["flight_recorder"]["stands"]["text"]
+            .as_str()
+            .map_or_else(String::new, |text| format!("; {text}")),
         silence: time(&report["timeline"]["first_token_ms"]),
         gpu: gpu.is_object().then(|| Gpu {
             xids: gpu["xids"]

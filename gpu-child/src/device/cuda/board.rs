@@ -1,0 +1,309 @@
+//! Where a step stands on the device, as its kernels leave it in memory (`kernels/cuda/board.cuh`), and
+//! who reads that from another thread when a step does not end.
+//!
+//! The copy goes through a stream of its own by the copy engine, which works while a kernel waits for
+//! ever. The words are what the kernels said last: a step that has not begun shows the one before.
+
+use super::driver::{Driver, Event};
+use super::flight::STEPS;
+use super::memory::{Arena, DevicePtr, Pinned, Purpose, fetch};
+use crate::device::Witness;
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::thread;
+use std::time::{Duration, Instant};
+use worker_orcd_ipc::Fault;
+
+/// Words of the board before those of blocks, `BOARD_BLOCKS`.
+const HEAD_WORDS: usize = 4;
+/// Numbers of a layer's exchanges, as in `step_plan.cuh`.
+const LAYER_EXCHANGES: u32 = 5;
+/// Of a copy that takes microseconds.
+const PATIENCE: Duration = Duration::from_millis(200);
+/// Told at most: different places of blocks, and runs of blocks in each.
+const MAX_PLACES: usize = 6;
+const MAX_RUNS: usize = 6;
+
+/// What a row is made the input of, where every product has a launch of its own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stage {
+    Qkv,
+    Output,
+    GateUp,
+    Down,
+}
+
+impl Stage {
+    const ALL: [Self; 4] = [Self::Qkv, Self::Output, Self::GateUp, Self::Down];
+
+    /// As launches say it; that of the head is `Qkv` of the layer behind the last.
+    #[must_use]
+    pub fn of(self, layer: usize) -> u32 {
+        (1 + Self::ALL.len() * layer + self as usize) as u32
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Qkv => "qkv",
+            Self::Output => "attention's output",
+            Self::GateUp => "gate and up",
+            Self::Down => "down",
+        }
+    }
+}
+
+#[derive(Debug)]
+pub struct Board {
+    words: Arena,
+    blocks: usize,
+    n_layers: u32,
+}
+
+impl Board {
+    /// # Errors
+    /// When there is no memory.
+    pub fn new(driver: &Driver, n_layers: usize) -> Result<Self, Fault> {
+        let blocks = driver.multiprocessors() as usize;
+        let words = Arena::new(driver, Purpose::Scratch, 4 * (HEAD_WORDS + blocks) as u64)?;
+        words.clear(driver)?;
+        Ok(Self {
+            words,
+            blocks,
+            n_layers: n_layers as u32,
+        })
+    }
+
+    #[must_use]
+    pub fn on_device(&self) -> DevicePtr<u32> {
+        self.words.at(0, HEAD_WORDS + self.blocks)
+    }
+
+    /// Who reads it. `ends` are reached when the steps on their way have ended.
+    ///
+    /// # Errors
+    /// When the driver refuses.
+    pub fn witness(&self, driver: &Driver, ends: [Event; STEPS]) -> Result<BoardWitness, Fault> {
+        let bytes = self.words.bytes() as usize;
+        Ok(BoardWitness {
+            driver: driver.with_a_stream_of_its_own()?,
+            words: self.words.at(0, bytes),
+            copy: Pinned::new(bytes)?,
+            copied: Event::new()?,
+            ends,
+            n_layers: self.n_layers,
+        })
+    }
+}
+
+#[derive(Debug)]
+pub struct BoardWitness {
+    driver: Driver,
+    words: DevicePtr<u8>,
+    copy: Pinned,
+    copied: Event,
+    ends: [Event; STEPS],
+    n_layers: u32,
+}
+
+impl Witness for BoardWitness {
+    fn account(&mut self) -> String {
+        self.look()
+            .unwrap_or_else(|fault| format!("the driver says {fault}"))
+    }
+}
+
+impl BoardWitness {
+    fn look(&mut self) -> Result<String, Fault> {
+        self.driver.enter()?;
+        let mut on_their_way = 0;
+        for end in &self.ends {
+            on_their_way += usize::from(!end.is_reached()?);
+        }
+        if on_their_way == 0 {
+            return Ok("the device has ended all that it was given".to_owned());
+        }
+        // SAFETY: as many bytes; the pinned memory is looked at when the copy is over, and outlives
+        // the context.
+        unsafe { fetch(&self.driver, self.copy.bytes_mut(), self.words) }?;
+        self.copied.record(&self.driver)?;
+        let asked = Instant::now();
+        while !self.copied.is_reached()? {
+            if asked.elapsed() > PATIENCE {
+                return Ok(format!(
+                    "the device, with {on_their_way} steps on their way, does not even copy"
+                ));
+            }
+            thread::sleep(Duration::from_millis(1));
+        }
+        let (words, _) = self.copy.bytes_mut().as_chunks::<4>();
+        let words: Vec<u32> = words.iter().map(|word| u32::from_ne_bytes(*word)).collect();
+        let stands = account(&words, self.n_layers);
+        Ok(format!("the device has {on_their_way} to end, {stands}"))
+    }
+}
+
+/// The board in words.
+fn account(words: &[u32], n_layers: u32) -> String {
+    let [step, stage, number, _, blocks @ ..] = words else {
+        return "its board is too small".to_owned();
+    };
+    match (*stage, *number) {
+        (0, 0) => format!("has the inputs of step {step}, and has begun nothing of it"),
+        (stage, 0) => {
+            let (layer, part) = ((stage - 1) / 4, (stage - 1) % 4);
+            let name = match layer == n_layers {
+                true => "head".to_owned(),
+                false => format!("{} of layer {layer}", Stage::ALL[part as usize].name()),
+            };
+            format!("is in step {step}, launch by launch, and has begun {name} last")
+        }
+        (_, number) => format!(
+            "is in step {step}, in one launch: {}",
+            account_of_blocks(blocks, number, n_layers)
+        ),
+    }
+}
+
+/// Who is furthest behind comes first.
+fn account_of_blocks(blocks: &[u32], first: u32, n_layers: u32) -> String {
+    let mut places: BTreeMap<Place, Vec<usize>> = BTreeMap::new();
+    for (block, said) in blocks.iter().enumerate() {
+        let place = Place::of(*said, first, n_layers);
+        places.entry(place).or_default().push(block);
+    }
+    let mut text = String::new();
+    for (place, blocks) in places.iter().take(MAX_PLACES) {
+        let _ = match text.is_empty() {
+            true => Ok(()),
+            false => write!(text, "; "),
+        };
+        let _ = write!(text, "blocks {} {}", runs(blocks), place.words(n_layers));
+    }
+    if places.len() > MAX_PLACES {
+        let _ = write!(text, "; and {} places more", places.len() - MAX_PLACES);
+    }
+    text
+}
+
+/// Where a block of `decode_step.cu` stands: at what is done with which of the step's exchanges.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Place {
+    /// What it said last was of a step before.
+    NotBegun,
+    /// Waits for what this exchange brings, or has it and works.
+    At(u32),
+    Done,
+}
+
+impl Place {
+    fn of(said: u32, first: u32, n_layers: u32) -> Self {
+        let last = LAYER_EXCHANGES * n_layers;
+        match said.wrapping_sub(first) {
+            done if done == last + 1 => Self::Done,
+            exchange if exchange <= last => Self::At(exchange),
+            _ => Self::NotBegun,
+        }
+    }
+
+    fn words(self, n_layers: u32) -> String {
+        let exchange = match self {
+            Self::NotBegun => return "have not begun".to_owned(),
+            Self::Done => return "are done".to_owned(),
+            Self::At(exchange) => exchange,
+        };
+        let layer = exchange / LAYER_EXCHANGES;
+        let what = match exchange % LAYER_EXCHANGES {
+            0 if layer == n_layers => return format!("are at the head (number {exchange})"),
+            0 => Stage::Qkv.name(),
+            1 => "attention",
+            2 => Stage::Output.name(),
+            3 => Stage::GateUp.name(),
+            _ => Stage::Down.name(),
+        };
+        format!("are at {what} of layer {layer} (number {exchange})")
+    }
+}
+
+/// `0-3,7`.
+fn runs(blocks: &[usize]) -> String {
+    let runs: Vec<&[usize]> = blocks.chunk_by(|one, next| one + 1 == *next).collect();
+    let mut text: Vec<String> = runs
+        .iter()
+        .take(MAX_RUNS)
+        .map(|run| match run {
+            [only] => only.to_string(),
+            _ => format!("{}-{}", run[0], run[run.len() - 1]),
+        })
+        .collect();
+    if runs.len() > MAX_RUNS {
+        text.push(format!("... ({} in all)", blocks.len()));
+    }
+    text.join(",")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LAYERS: u32 = 24;
+    const FIRST: u32 = 1_000;
+
+    fn one_launch(blocks: &[u32]) -> String {
+        let head = [7, 0, FIRST, 0];
+        account(&[&head, blocks].concat(), LAYERS)
+    }
+
+    #[test]
+    fn blocks_that_stand_are_told_by_place_the_last_first() {
+        let mut blocks = [FIRST + 5 * 3 + 4; 132];
+        blocks[0] = FIRST + 5 * 3 + 1;
+        blocks[1] = FIRST + 5 * 4 + 1;
+        blocks[41] = FIRST + 5 * 3 + 3;
+        assert_eq!(
+            one_launch(&blocks),
+            "is in step 7, in one launch: blocks 0 are at attention of layer 3 (number 16); blocks 41 \
+             are at gate and up of layer 3 (number 18); blocks 2-40,42-131 are at down of layer 3 \
+             (number 19); blocks 1 are at attention of layer 4 (number 21)"
+        );
+    }
+
+    #[test]
+    fn what_a_block_said_in_another_step_is_no_place_in_this_one() {
+        let last = LAYER_EXCHANGES * LAYERS;
+        for (said, place) in [
+            (0, Place::NotBegun),
+            (!0, Place::NotBegun),
+            // Done with the step before, whose numbers end where this one's begin.
+            (FIRST - 1, Place::NotBegun),
+            (FIRST + last + 1, Place::Done),
+        ] {
+            assert_eq!(Place::of(said, FIRST, LAYERS), place, "{said}");
+        }
+        let head = Place::of(FIRST + last, FIRST, LAYERS).words(LAYERS);
+        assert_eq!(head, "are at the head (number 120)");
+    }
+
+    #[test]
+    fn launches_tell_which_of_them_began_last() {
+        let stage = |stage| account(&[9, stage, 0, 0], LAYERS);
+        assert_eq!(
+            stage(0),
+            "has the inputs of step 9, and has begun nothing of it"
+        );
+        let began =
+            |name: &str| format!("is in step 9, launch by launch, and has begun {name} last");
+        assert_eq!(stage(Stage::Qkv.of(0)), began("qkv of layer 0"));
+        assert_eq!(stage(Stage::Down.of(23)), began("down of layer 23"));
+        assert_eq!(stage(Stage::Qkv.of(24)), began("head"));
+    }
+
+    #[test]
+    fn whatever_lies_there_the_account_is_short() {
+        let blocks: Vec<u32> = (0..264).map(|block| FIRST + block * 7 % 121).collect();
+        let told = one_launch(&blocks);
+        assert!(told.len() < 900, "{}: {told}", told.len());
+        assert!(account(&[], LAYERS).len() < 100);
+        let any = account(&[1, u32::MAX, 0, 0], LAYERS);
+        assert!(any.contains("layer"), "{any}");
+    }
+}

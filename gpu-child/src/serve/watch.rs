@@ -1,0 +1,101 @@
+//! A thread that writes down how things stand while a step does not end, so that a death by the step
+//! deadline explains itself.
+//!
+//! This process does not know that deadline. It looks when a step is half a second old, then each
+//! time that its age has doubled: so the last look before any deadline of a second or more came
+//! after no less than half of it. What it finds goes into the flight recorder ([`Notes`]): first what the
+//! engine's thread does, which costs nothing to know, then also what the device's [`Witness`] says,
+//! who may have to ask a driver that does not answer.
+
+use super::Status;
+use crate::device::Witness;
+use crate::flight_recorder::Notes;
+use std::sync::Weak;
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// Between two glances at the step's age.
+const GLANCE: Duration = Duration::from_millis(50);
+const FIRST_LOOK: Duration = Duration::from_millis(500);
+
+/// Until nobody works any more.
+pub(super) fn watch(
+    status: &Weak<Status>,
+    mut notes: Notes,
+    mut witness: Option<Box<dyn Witness>>,
+) {
+    let mut patience = Patience::default();
+    while let Some(status) = status.upgrade() {
+        let now = Instant::now();
+        if let Some((step, began)) = patience.is_over(status.step(), now) {
+            let age = now.saturating_duration_since(began).as_millis();
+            let engine = status.doing().words();
+            let mut text = format!("after {age} ms the engine {engine}");
+            notes.write(step, &text);
+            if let Some(witness) = &mut witness {
+                text = format!("{text}; {}", witness.account());
+                notes.write(step, &text);
+            }
+        }
+        drop(status);
+        thread::sleep(GLANCE);
+    }
+}
+
+/// When to look next at the step at hand.
+#[derive(Debug)]
+struct Patience {
+    step: Option<(u64, Instant)>,
+    lasts: Duration,
+}
+
+impl Default for Patience {
+    fn default() -> Self {
+        Self {
+            step: None,
+            lasts: FIRST_LOOK,
+        }
+    }
+}
+
+impl Patience {
+    /// The step, where it is time to look at it.
+    fn is_over(&mut self, step: Option<(u64, Instant)>, now: Instant) -> Option<(u64, Instant)> {
+        if step != self.step {
+            *self = Self {
+                step,
+                ..Self::default()
+            };
+        }
+        let (_, began) = step?;
+        let age = now.saturating_duration_since(began);
+        if age < self.lasts {
+            return None;
+        }
+        while self.lasts <= age {
+            self.lasts *= 2;
+        }
+        step
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn looks_are_half_a_second_one_two_and_four_into_a_step_and_begin_again_with_the_next() {
+        let mut patience = Patience::default();
+        let began = Instant::now();
+        let mut looks = |step, ages: std::ops::Range<u64>| -> Vec<u64> {
+            let at = |ms: &u64| began + Duration::from_millis(*ms);
+            ages.step_by(50)
+                .filter(|ms| patience.is_over(Some((step, began)), at(ms)).is_some())
+                .collect()
+        };
+        assert_eq!(looks(1, 0..7000), [500, 1000, 2000, 4000]);
+        assert_eq!(looks(2, 0..450), [0; 0]);
+        assert_eq!(looks(2, 3000..5000), [3000, 4000], "a glance came late");
+        assert_eq!(patience.is_over(None, began), None);
+    }
+}
