@@ -28,7 +28,7 @@ impl Driver {
         };
         child
             .hand_out_model(model)
-            .inspect_err(|error| warn!(%error, "the open model file cannot be handed on"))
+            .inspect_err(|error| warn!(%error, "model_file_not_handed_on"))
             .is_ok()
     }
 
