@@ -45,11 +45,11 @@ impl Driver {
         }
         match child.take_model() {
             Ok(Some(model)) => self.kept_model = Some(model),
-            Ok(None) => warn!("the model file is not kept open: nobody may touch it"),
+            Ok(None) => warn!("model_file_not_kept_open"),
             Err(error) if error.kind() == std::io::ErrorKind::InvalidData => {
                 return Err(ChildEvent::Violation(error.to_string()));
             }
-            Err(error) => warn!(%error, "the model file is not kept open: nobody may touch it"),
+            Err(error) => warn!(%error, "model_file_not_kept_open"),
         }
         Ok(())
     }
