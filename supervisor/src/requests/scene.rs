@@ -128,6 +128,7 @@ mod tests {
             generation: Generation(1),
             records: (1..).zip(records).map(record).collect(),
             torn: 0,
+            note: None,
         })
     }
 
