@@ -56,6 +56,38 @@ fn a_thousand_idle_connections_cost_no_stream_its_next_child() {
     }
 }
 
+/// The limit is taken away behind the worker's back, which clients cannot do.
+#[test]
+fn want_of_descriptors_is_no_death_and_is_waited_for() {
+    let worker = Worker::scripted(Script::behave().token_interval_ms(10)).start();
+    let mut stream = worker.client().execute(&request("abc", 300));
+    let first = stream.wait_for("token").json()["t"].clone();
+    let pid = rustix::process::Pid::from_raw(worker.pid().cast_signed());
+    let limit = |current: Option<u64>, maximum: Option<u64>| {
+        let limit = rustix::process::Rlimit { current, maximum };
+        rustix::process::prlimit(pid, rustix::process::Resource::Nofile, limit).unwrap()
+    };
+    let child = worker.child_pid().expect("a child");
+    let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
+    let before = limit(Some(4), Some(hard));
+    process::signal(child, Signal::SIGKILL);
+    // As deaths, six of these would have ended the worker.
+    wait::until("many attempts", || {
+        (worker.log.events("child_spawn_failed").len() > 8).then_some(())
+    });
+    limit(before.current, before.maximum);
+    let transcript = stream.transcript();
+    let text = format!("{}{}", first.as_str().unwrap(), transcript.text());
+    assert_eq!(text, scripted_text("abc", 300));
+    assert_eq!(transcript.last().json()["recoveries"], 1);
+    let faults = &worker.client().health()["faults"];
+    assert_eq!(
+        faults["deaths_by_cause"],
+        json!({ "signalled": 1 }),
+        "{faults}"
+    );
+}
+
 #[test]
 fn a_limit_that_leaves_no_connections_is_said_at_start() {
     let mut worker = Worker::scripted(Script::behave()).open_files(100).spawn();

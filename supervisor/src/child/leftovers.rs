@@ -62,8 +62,7 @@ fn clear_one(directory: &Path) -> io::Result<bool> {
     };
     for entry in fs::read_dir(directory)? {
         let entry = entry?;
-        let is_socket = entry.file_type()?.is_socket();
-        if !is_socket || entry.path().extension().is_none_or(|it| it != "sock") {
+        if !entry.file_type()?.is_socket() {
             return Ok(false);
         }
         // Below the directory that is locked, whatever its name leads to by now.
@@ -105,7 +104,9 @@ mod tests {
         let parent = parent.path();
         let empty = directory(parent, "worker-orcd-aB3dE6", 0o700);
         let with_socket = directory(parent, "worker-orcd-000000", 0o700);
-        drop(UnixListener::bind(with_socket.join("3.sock")).unwrap());
+        for name in ["3.sock", "3.fds"] {
+            drop(UnixListener::bind(with_socket.join(name)).unwrap());
+        }
         let in_use = directory(parent, "worker-orcd-inUse0", 0o700);
         let lock = claim(&in_use).unwrap().expect("nobody else has it");
         let with_file = directory(parent, "worker-orcd-filed0", 0o700);
