@@ -58,9 +58,13 @@ fn wait_impaired(worker: &Worker, what: &str) -> String {
     let found = wait::until("the trouble in /health", || {
         impairment(&worker.client(), what)
     });
-    let logged = worker.log.events("impaired");
-    let of_this: Vec<_> = logged.iter().filter(|line| line["what"] == what).collect();
-    assert_eq!(of_this.len(), 1, "it is said once: {logged:?}");
+    // The log is written behind what it tells of.
+    let of_this = wait::until("the trouble in the log", || {
+        let logged = worker.log.events("impaired").into_iter();
+        let of_this: Vec<_> = logged.filter(|line| line["what"] == what).collect();
+        (!of_this.is_empty()).then_some(of_this)
+    });
+    assert_eq!(of_this.len(), 1, "it is said once: {of_this:?}");
     found["because"].as_str().expect("a reason").to_owned()
 }
 
