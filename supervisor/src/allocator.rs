@@ -1,10 +1,10 @@
-//! Who gives out memory in the supervisor: jemalloc, because it gives back.
+//! Who gives out memory in the supervisor: mimalloc, because it gives back.
 //!
 //! A burst of large bodies leaves the C library's allocator with memory between live pieces that
-//! it keeps for good. jemalloc returns pages that were not used for some seconds, on a thread of
-//! its own, so that it happens when nothing else does.
+//! it keeps for good. mimalloc returns pages to the kernel soon after they were freed. It needs no
+//! more than a C compiler to be built.
 
-use tikv_jemallocator::Jemalloc;
+use mimalloc::MiMalloc;
 
 #[global_allocator]
-static ALLOCATOR: Jemalloc = Jemalloc;
+static ALLOCATOR: MiMalloc = MiMalloc;

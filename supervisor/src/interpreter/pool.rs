@@ -314,6 +314,8 @@ impl Process {
                 format!("--{CPU_SECONDS}"),
                 (patience.as_secs() + 1).to_string(),
             ])
+            // The allocator would reserve more addresses than this process may have.
+            .env("MIMALLOC_ARENA_RESERVE", "32M")
             // Ctrl-C in a terminal is for the supervisor alone.
             .process_group(0)
             .stdin(Stdio::from(OwnedFd::from(theirs)))
