@@ -36,6 +36,10 @@ use tokio::time::{Sleep, sleep};
 /// How often a client is looked at that has sent more than was read yet.
 const LOOK_AGAIN: Duration = Duration::from_millis(25);
 
+/// Of each connection, and the longest head: what has come of a body beyond it is not read until
+/// there is room for it ([`super::body`]).
+const BUFFER_BYTES: usize = 64 << 10;
+
 const INTERIM: &[u8] = b"HTTP/1.1 100 Continue\r\n\r\n";
 const COMMENT: &[u8] = b":\n\n";
 
@@ -79,6 +83,7 @@ pub async fn serve(
         .header_read_timeout(terms.read_timeout)
         .keep_alive(terms.keep_alive)
         .half_close(true)
+        .max_buf_size(BUFFER_BYTES)
         .serve_connection(TokioIo::new(io), service);
     let mut connection = pin!(connection);
     let mut leaves = pin!(async {
