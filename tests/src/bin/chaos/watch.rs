@@ -28,6 +28,8 @@ pub struct Sample {
     pub descriptors: usize,
     pub memfds: usize,
     pub threads: usize,
+    /// The GPU child and the interpreters, zombies included.
+    pub children: usize,
     /// Resident memory that is no file's.
     pub memory_bytes: u64,
     /// Resident memory, files included.
@@ -100,7 +102,7 @@ impl Watch {
         );
         at_most("memfds", before.memfds, after.memfds, 0);
         at_most("threads", before.threads, after.threads, MORE_THREADS);
-        at_most("child processes", 1, offspring(worker.pid).len(), 0);
+        at_most("child processes", before.children, after.children, 0);
         violations.extend(self.memory_verdict());
         if self.longest_zombie > ZOMBIE_PATIENCE {
             violations.push(format!("a zombie stayed for {:?}", self.longest_zombie));
@@ -174,6 +176,7 @@ fn sample(pid: u32) -> Sample {
             .filter(|link| link.to_string_lossy().contains("memfd:"))
             .count(),
         threads: fs::read_dir(format!("/proc/{pid}/task")).map_or(0, Iterator::count),
+        children: offspring(pid).len(),
         memory_bytes: memory(pid, "RssAnon:").unwrap_or(0),
         resident_bytes: memory(pid, "VmRSS:").unwrap_or(0),
     }
