@@ -1,8 +1,9 @@
 //! Faults on command: a build that has them is refused unless asked for, nonsense is refused at
-//! once, and a minute of all of them under streams costs no stream a byte.
+//! once, and a minute of all of them under streams costs no stream a byte, nor does a siege.
 
 use std::path::Path;
 use std::process::{Command, Output};
+use std::sync::Mutex;
 
 /// `SupervisorExit::ChildIncompatible`.
 const CHILD_INCOMPATIBLE: i32 = 80;
@@ -50,24 +51,32 @@ fn rules_that_are_half_understood_are_a_usage_error() {
     );
 }
 
-#[test]
-fn a_minute_of_every_fault_costs_no_stream_a_byte() {
+/// The runner for a minute, with these flags besides.
+fn a_minute(flags: &[&str]) {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"))
         .parent()
         .expect("tests/ has a parent");
     let status = Command::new(env!("CARGO_BIN_EXE_chaos"))
-        .args([
-            "--minutes",
-            "1",
-            "--seed",
-            "20261121",
-            "--streams",
-            "12",
-            "--requests",
-            "12",
-        ])
+        .args(["--minutes", "1", "--seed", "20261121", "--streams", "12"])
+        .args(["--requests", "12"])
+        .args(flags)
         .current_dir(root)
         .status()
         .expect("the runner starts");
     assert!(status.success(), "{status}; what happened is above");
+}
+
+/// One runner at a time: each has the machine to itself.
+static ALONE: Mutex<()> = Mutex::new(());
+
+#[test]
+fn a_minute_of_every_fault_costs_no_stream_a_byte() {
+    let _alone = ALONE.lock();
+    a_minute(&[]);
+}
+
+#[test]
+fn a_minute_of_everything_at_once_costs_no_stream_a_byte() {
+    let _alone = ALONE.lock();
+    a_minute(&["--siege", "--steady"]);
 }

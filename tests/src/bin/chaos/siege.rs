@@ -35,6 +35,8 @@ const PROBE_EVERY: Duration = Duration::from_millis(250);
 const LOG_UNREAD: Duration = Duration::from_secs(20);
 const LOG_READ: Duration = Duration::from_secs(40);
 
+const FIRST_STRIKE_SECONDS: f64 = 3.0;
+
 /// More would be the same mistake again.
 const MAX_VIOLATIONS: usize = 20;
 
@@ -91,10 +93,14 @@ impl Siege {
     }
 
     fn attack(&self, attack: &'static Attack, address: SocketAddr, pid: u32, mut random: Random) {
-        while rest(pause(attack.every_seconds, &mut random), &self.over) {
+        // Each once in the beginning, however short the siege is.
+        let mut wait = pause(FIRST_STRIKE_SECONDS, &mut random);
+        while rest(wait, &self.over) {
             let outcome = (attack.strike)(address, pid, &mut random);
             let mut ledger = self.ledger.lock().expect("no holder panics");
             ledger.record(attack, &outcome);
+            drop(ledger);
+            wait = pause(attack.every_seconds, &mut random);
         }
     }
 
