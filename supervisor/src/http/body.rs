@@ -16,6 +16,7 @@
 
 use super::error::ApiError;
 use super::fields::{Fields, Names};
+use super::generation::MAX_RENDERED_BYTES;
 use super::mistakes::Constraint;
 use axum::body::Body;
 use axum::http::Request;
@@ -51,6 +52,9 @@ pub struct BodyLimits {
 pub struct Bodies {
     limits: BodyLimits,
     room: Arc<Semaphore>,
+    /// Of prompts that templates made and that are not tokenized yet. A budget of its own: whoever
+    /// holds room for a body waits for none here.
+    prompts: Arc<Semaphore>,
     /// One permit for each long body that may be parsed now.
     parsing: Semaphore,
 }
@@ -67,6 +71,7 @@ impl Bodies {
             limits,
             // A body that is alone always finds room.
             room: Arc::new(Semaphore::new(limits.together.max(limits.bytes))),
+            prompts: Arc::new(Semaphore::new(limits.together.max(MAX_RENDERED_BYTES))),
             parsing: Semaphore::new(cores.div_ceil(2)),
         }
     }
@@ -92,6 +97,17 @@ impl Bodies {
         let parsed = tokio::task::spawn_blocking(parse);
         let (read, room) = parsed.await.map_err(|_| ApiError::unreadable())?;
         read.map(|read| (read, room))
+    }
+
+    /// Room for a prompt that a template made, which may be many times the messages it was made of.
+    ///
+    /// # Errors
+    /// 429 when others hold too much.
+    pub fn room_for_prompt(&self, bytes: usize) -> Result<Room, ApiError> {
+        let bytes = u32::try_from(bytes.saturating_sub(FREE_BYTES)).unwrap_or(u32::MAX);
+        let room = Arc::clone(&self.prompts).try_acquire_many_owned(bytes);
+        room.map(|room| Room(Some(room)))
+            .map_err(|_| ApiError::no_room())
     }
 
     async fn collect(&self, request: Request<Body>) -> Result<(Vec<u8>, Room), ApiError> {
@@ -316,6 +332,17 @@ mod tests {
         drop(room);
         assert_eq!(bodies.room.available_permits(), 100_000);
         assert!(read(&bodies, post(JSON, long(90_000))).await.is_ok());
+    }
+
+    #[tokio::test]
+    async fn prompts_that_templates_made_share_a_budget_of_their_own() {
+        let bodies = bodies(100_000, 0);
+        let room = bodies.room_for_prompt(MAX_RENDERED_BYTES).unwrap();
+        let refused = bodies.room_for_prompt(1 << 20);
+        assert_eq!(refused.unwrap_err().status().as_u16(), 429);
+        assert!(bodies.room_for_prompt(FREE_BYTES).is_ok());
+        drop(room);
+        assert!(bodies.room_for_prompt(1 << 20).is_ok());
     }
 
     #[tokio::test]

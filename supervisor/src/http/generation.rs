@@ -1,6 +1,7 @@
 //! What both APIs come down to: one request for text, and one way to start it.
 
 use super::App;
+use super::body::Room;
 use super::correlation::CorrelationId;
 use super::error::ApiError;
 use super::job::Job;
@@ -15,7 +16,7 @@ use worker_orcd_ipc::{ClientId, Sampling, TokenId};
 
 /// Longest prompt that a template may make where the vocabulary bounds none: half of what fits
 /// between the processes.
-const MAX_RENDERED_BYTES: usize = 16 << 20;
+pub const MAX_RENDERED_BYTES: usize = 16 << 20;
 
 #[derive(Debug, Clone, PartialEq)]
 pub struct GenerationRequest {
@@ -175,14 +176,14 @@ impl App {
         };
         let marked = self.lanes.run(bytes, mark).await;
         let (messages, marked) = marked.ok_or_else(lost)?;
-        let prompt = self.render(model, messages, settings.clone()).await?;
+        let (prompt, _room) = self.render(model, messages, settings.clone()).await?;
         let (text, bytes) = (Arc::clone(&model.text), prompt.len());
         let Some(mut marked) = marked else {
             let work = move || Encoded::of(&prompt, text.encode_rendered(&prompt, &[]));
             return self.lanes.run(bytes, work).await.ok_or_else(lost);
         };
         let messages = std::mem::take(&mut marked.messages);
-        let marked_prompt = self.render(model, messages, settings).await?;
+        let (marked_prompt, _more_room) = self.render(model, messages, settings).await?;
         let work = move || {
             let tokenizer = text.tokenizer();
             let own = tokenizer.clients_own(&prompt, &marked, &marked_prompt)?;
@@ -201,7 +202,7 @@ impl App {
         model: &LoadedModel,
         messages: Vec<ChatMessage>,
         settings: Vec<(String, Setting)>,
-    ) -> Result<String, ApiError> {
+    ) -> Result<(String, Room), ApiError> {
         let chat = model.chat.as_ref().map_err(template_failure)?;
         let fit = self.longest_prompt(model) as usize;
         let longest_token = model.text.tokenizer().longest_token_bytes();
@@ -211,12 +212,14 @@ impl App {
             settings,
             max_bytes: max_bytes.min(MAX_RENDERED_BYTES),
         };
-        chat.render(rendering).await.map_err(|error| match error {
+        let rendered = chat.render(rendering).await.map_err(|error| match error {
             TemplateError::TooLong(bytes) if bytes == max_bytes => {
                 self.surely_too_long(model, "messages", fit + 1)
             }
             error => template_failure(&error),
-        })
+        })?;
+        let room = self.bodies.room_for_prompt(rendered.len())?;
+        Ok((rendered, room))
     }
 
     fn surely_too_long(&self, model: &LoadedModel, field: &str, tokens: usize) -> ApiError {

@@ -5,6 +5,7 @@
 //! with as many places as there are cores: whoever sends megabytes waits for others who do.
 
 use std::num::NonZeroUsize;
+use std::sync::Arc;
 use tokio::sync::Semaphore;
 
 /// A millisecond at most, even in a text of spaces, which takes a tokenizer longest.
@@ -15,16 +16,16 @@ const SHORT_BYTES: usize = 64 << 10;
 
 #[derive(Debug)]
 pub struct Lanes {
-    short: Semaphore,
-    long: Semaphore,
+    short: Arc<Semaphore>,
+    long: Arc<Semaphore>,
 }
 
 impl Default for Lanes {
     fn default() -> Self {
         let cores = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
         Self {
-            short: Semaphore::new(cores),
-            long: Semaphore::new(cores),
+            short: Arc::new(Semaphore::new(cores)),
+            long: Arc::new(Semaphore::new(cores)),
         }
     }
 }
@@ -44,15 +45,19 @@ impl Lanes {
         } else {
             &self.long
         };
-        let _place = lane.acquire().await;
-        tokio::task::spawn_blocking(work).await.ok()
+        let place = Arc::clone(lane).acquire_owned().await;
+        // The place goes along: if the client leaves now, its text is still being worked on.
+        let placed = move || {
+            let _place = place;
+            work()
+        };
+        tokio::task::spawn_blocking(placed).await.ok()
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::Arc;
     use std::sync::mpsc;
     use std::thread;
 
@@ -82,6 +87,26 @@ mod tests {
         for task in long {
             assert_eq!(task.await.unwrap(), Some(true));
         }
+    }
+
+    #[tokio::test]
+    async fn who_leaves_keeps_the_place_until_the_work_is_done() {
+        let lanes = Lanes::default();
+        let places = lanes.long.available_permits();
+        let (go_on, wait) = mpsc::channel::<()>();
+        let (begun, has_begun) = tokio::sync::oneshot::channel();
+        let work = move || {
+            let _ = begun.send(());
+            let _ = wait.recv();
+        };
+        tokio::select! {
+            biased;
+            _ = lanes.run(usize::MAX, work) => panic!("the work waits"),
+            _ = has_begun => {}
+        }
+        assert_eq!(lanes.long.available_permits(), places - 1);
+        drop(go_on);
+        drop(lanes.long.acquire_many(places as u32).await.unwrap());
     }
 
     #[tokio::test]
