@@ -25,6 +25,7 @@ use http_body_util::BodyExt;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::Instant;
 
 /// Of each body. With a thousand connections, a fraction of the budget.
 const FREE_BYTES: usize = 16 << 10;
@@ -32,7 +33,7 @@ const FREE_BYTES: usize = 16 << 10;
 /// Longer bodies are parsed elsewhere: these take well under a millisecond.
 const INLINE_BYTES: usize = 32 << 10;
 
-/// How long a body waits for room.
+/// How long a body waits for room, all its waits together.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 /// What is read of a refused body before its connection is given up.
@@ -137,7 +138,7 @@ impl Bodies {
 
     async fn collect_from(&self, body: &mut Body) -> Result<(Vec<u8>, Room), ApiError> {
         let mut bytes = Vec::new();
-        let mut room = Room::default();
+        let (mut room, mut patience) = (Room::default(), PATIENCE);
         while let Some(frame) = body.frame().await {
             let frame = frame.map_err(|_| ApiError::cut_short())?;
             let Ok(data) = frame.into_data() else {
@@ -147,22 +148,29 @@ impl Bodies {
             if length > self.limits.bytes {
                 return Err(ApiError::too_large(self.limits.bytes));
             }
-            self.grow(&mut room, length.saturating_sub(FREE_BYTES))
+            let began = Instant::now();
+            self.grow(&mut room, length.saturating_sub(FREE_BYTES), patience)
                 .await?;
+            patience = patience.saturating_sub(began.elapsed());
             // Copied: a frame of one byte may hold on to a whole buffer.
             bytes.extend_from_slice(&data);
         }
         Ok((bytes, room))
     }
 
-    async fn grow(&self, room: &mut Room, bytes: usize) -> Result<(), ApiError> {
+    async fn grow(
+        &self,
+        room: &mut Room,
+        bytes: usize,
+        patience: Duration,
+    ) -> Result<(), ApiError> {
         let held = room.0.as_ref().map_or(0, OwnedSemaphorePermit::num_permits);
         let missing = u32::try_from(bytes - held).unwrap_or(u32::MAX);
         if missing == 0 {
             return Ok(());
         }
         let more = Arc::clone(&self.room).acquire_many_owned(missing);
-        match tokio::time::timeout(PATIENCE, more).await {
+        match tokio::time::timeout(patience, more).await {
             Ok(Ok(more)) => {
                 match &mut room.0 {
                     Some(held) => held.merge(more),
@@ -332,6 +340,25 @@ mod tests {
         drop(room);
         assert_eq!(bodies.room.available_permits(), 100_000);
         assert!(read(&bodies, post(JSON, long(90_000))).await.is_ok());
+    }
+
+    #[tokio::test]
+    async fn a_body_that_finds_room_bit_by_bit_is_told_to_come_back_and_not_that_it_was_slow() {
+        let bodies = bodies(100_000, 100_000);
+        let all = Arc::clone(&bodies.room).acquire_many_owned(100_000);
+        let mut held = all.await.unwrap();
+        let trickle = async {
+            // A frame's worth, each time before the patience of one wait is over.
+            loop {
+                tokio::time::sleep(PATIENCE * 2 / 3).await;
+                drop(held.split(1000));
+            }
+        };
+        let status = tokio::select! {
+            () = trickle => unreachable!(),
+            read = read(&bodies, post(JSON, slowly(90_000))) => read.unwrap_err().status(),
+        };
+        assert_eq!(status.as_u16(), 429);
     }
 
     #[tokio::test]
