@@ -227,6 +227,29 @@ fn pid_of(spawned: &Value) -> u32 {
 }
 
 #[test]
+fn a_file_that_is_cut_short_in_place_ends_the_worker_at_the_next_death() {
+    let copy = Copy::new();
+    let mut worker = copy.worker();
+    let mut stream = worker.client().execute(&body(200));
+    read_on(&mut stream, 10, &mut String::new());
+    let file = OpenOptions::new().write(true).open(&copy.path).unwrap();
+    file.set_len(1 << 20).unwrap();
+    kill_child(&worker);
+    let rest: Vec<_> = stream.collect();
+    let error = rest.last().expect("a terminal event").json();
+    assert_eq!(error["code"], "WORKER_UNHEALTHY", "{error}");
+    let message = error["message"].as_str().unwrap();
+    assert!(message.contains("changed in place"), "{message}");
+    let status = worker.wait_exit();
+    assert_eq!(status.code(), Some(MODEL_CHANGED), "{}", describe(status));
+    assert_eq!(
+        worker.crash_reports().len(),
+        2,
+        "the kill, and the one load"
+    );
+}
+
+#[test]
 fn weights_edited_in_place_end_the_streams_before_a_wrong_byte() {
     ends_with_one_error_and_takes_the_file_at_the_next_start(edit_weights);
 }

@@ -5,7 +5,8 @@ use crate::driver::{Building, Driver};
 use crate::engine::LoadedModel;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use worker_orcd_ipc::{Envelope, Event as Word, ReadyReport, decode};
+use tracing::warn;
+use worker_orcd_ipc::{Envelope, Event as Word, Fault, ReadyReport, decode};
 use worker_orcd_lifecycle::ChildEvent;
 
 impl Driver {
@@ -84,6 +85,11 @@ impl Driver {
                 }
                 step.err()
                     .map(|violation| ChildEvent::Violation(violation.to_string()))
+            }
+            // The file that is kept open was loaded before: it was edited in place.
+            Word::Fault(fault @ Fault::ModelLoad { .. }) if self.kept_model.is_some() => {
+                warn!(reason = %fault, "model_not_loaded_again");
+                Some(ChildEvent::ModelChanged)
             }
             Word::Fault(fault) => Some(ChildEvent::Fault(fault)),
             Word::TraceStopped { message } => {
