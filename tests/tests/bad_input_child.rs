@@ -2,6 +2,7 @@
 //! of it, and sees that the next request is served by the second.
 
 use serde_json::Value;
+use worker_orcd_ipc::PROTOCOL_VERSION;
 use worker_orcd_tests::script::scripted_text;
 use worker_orcd_tests::worker::{describe, request};
 use worker_orcd_tests::{Act, Moment, Script, Unreapable, Worker, process, wait};
@@ -97,7 +98,8 @@ fn ends_the_worker(script: Script, code: i32, words: &[&str]) {
 #[test]
 fn another_protocol_version_ends_the_worker_and_is_named() {
     let script = Script::always(Moment::BeforeHello, Act::OtherVersion);
-    ends_the_worker(script, 80, &["version 2"]);
+    let theirs = format!("version {}", PROTOCOL_VERSION + 1);
+    ends_the_worker(script, 80, &[&theirs]);
 }
 
 #[test]
@@ -584,7 +586,9 @@ fn a_child_that_cannot_be_reaped_ends_the_worker() {
     wait::until("the death to be noticed", || {
         (worker.client().health()["status"] != "healthy").then_some(())
     });
-    assert_eq!(process::state(child), Some('Z'), "dead, and not waited for");
+    wait::until("the child to be dead, and not waited for", || {
+        (process::state(child) == Some('Z')).then_some(())
+    });
 
     let error = stream.transcript().error("WORKER_UNHEALTHY");
     assert!(error.to_string().contains("reboot"), "{error}");

@@ -201,10 +201,15 @@ fn a_prompt_that_fits_no_context_is_refused_before_it_is_tokenized() {
         "{}",
         answer.text()
     );
-    let perhaps = json!({"prompt": " ".repeat(7 * 131_071), "max_tokens": 1});
+    let perhaps = json!({"prompt": " x".repeat(7 * 131_070 / 2), "max_tokens": 1});
     let answer = client.post("/v1/completions", &perhaps);
     assert_eq!(answer.status, 400);
-    assert!(answer.text().contains("917497 tokens"), "{}", answer.text());
+    assert!(answer.text().contains("917490 tokens"), "{}", answer.text());
+
+    let one_word = json!({"prompt": " ".repeat(7 * 131_070), "max_tokens": 1});
+    let answer = client.post("/v1/completions", &one_word);
+    assert_eq!(answer.status, 400);
+    assert!(answer.text().contains("one word"), "{}", answer.text());
 }
 
 #[test]

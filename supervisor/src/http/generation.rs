@@ -10,7 +10,7 @@ use crate::engine::{LoadedModel, NewRequest, OnFault, RequestStream};
 use crate::error_code::ErrorCode;
 use crate::logging::Fingerprint;
 use crate::text::template::{Setting, cost};
-use crate::text::{ChatMessage, Rendering, TemplateError};
+use crate::text::{ChatMessage, Rendering, TemplateError, Undivided};
 use std::sync::Arc;
 use worker_orcd_ipc::{ClientId, Sampling, TokenId};
 
@@ -151,8 +151,8 @@ impl App {
             }),
             Input::Prompt(prompt) => {
                 let (text, bytes) = (Arc::clone(&model.text), prompt.len());
-                let work = move || Encoded::of(&prompt, text.encode(&prompt));
-                self.lanes.run(bytes, work).await.ok_or_else(lost)
+                let work = move || Encoded::of(&prompt, text.encode(&prompt), "prompt");
+                self.lanes.run(bytes, work).await.ok_or_else(lost)?
             }
             Input::Messages(messages, settings) => {
                 self.encode_messages(model, messages, settings).await
@@ -179,21 +179,29 @@ impl App {
         let (prompt, _room) = self.render(model, messages, settings.clone()).await?;
         let (text, bytes) = (Arc::clone(&model.text), prompt.len());
         let Some(mut marked) = marked else {
-            let work = move || Encoded::of(&prompt, text.encode_rendered(&prompt, &[]));
-            return self.lanes.run(bytes, work).await.ok_or_else(lost);
+            let work = move || {
+                let ids = text.encode_rendered(&prompt, &[]);
+                Encoded::of(&prompt, ids, "messages")
+            };
+            return self.lanes.run(bytes, work).await.ok_or_else(lost)?;
         };
         let messages = std::mem::take(&mut marked.messages);
         let (marked_prompt, _more_room) = self.render(model, messages, settings).await?;
         let work = move || {
             let tokenizer = text.tokenizer();
             let own = tokenizer.clients_own(&prompt, &marked, &marked_prompt)?;
-            Some(Encoded::of(&prompt, text.encode_rendered(&prompt, &own)))
+            let ids = text.encode_rendered(&prompt, &own);
+            Some(Encoded::of(&prompt, ids, "messages"))
         };
         let encoded = self.lanes.run(2 * bytes, work).await.ok_or_else(lost)?;
-        encoded.ok_or_else(|| {
+        encoded.unwrap_or_else(|| {
             let message = "hold texts of special tokens, and the model's chat template makes of \
                            them what cannot be told from its own";
-            ApiError::invalid_field("messages", Constraint::Unsupported, message)
+            Err(ApiError::invalid_field(
+                "messages",
+                Constraint::Unsupported,
+                message,
+            ))
         })
     }
 
@@ -253,11 +261,17 @@ struct Encoded {
 }
 
 impl Encoded {
-    fn of(text: &str, tokens: Vec<TokenId>) -> Self {
-        Self {
-            tokens,
+    fn of(
+        text: &str,
+        tokens: Result<Vec<TokenId>, Undivided>,
+        field: &str,
+    ) -> Result<Self, ApiError> {
+        let wrong =
+            |it: Undivided| ApiError::invalid_field(field, Constraint::Length, it.to_string());
+        Ok(Self {
+            tokens: tokens.map_err(wrong)?,
             fingerprint: Some(Fingerprint::of(text)),
-        }
+        })
     }
 }
 

@@ -12,6 +12,7 @@
 //!
 //! Deliberately absent: requests, sockets, sampling, and any state shared between requests.
 
+mod byte_level;
 mod pre_tokenizer;
 pub mod provenance;
 mod python_json;
@@ -23,6 +24,7 @@ pub mod tokenizer;
 pub mod utf8;
 pub mod vocabulary;
 
+pub use byte_level::Undivided;
 pub use provenance::Marked;
 pub use stop::StopMatcher;
 pub use template::{ChatMessage, Rendering, TemplateError, TemplateSource};
@@ -64,16 +66,24 @@ impl Text {
 
     /// The ids of a raw prompt. Texts of special tokens become those tokens, and the model's
     /// own begin-of-sequence rule is followed, as llama-server does.
-    #[must_use]
-    pub fn encode(&self, prompt: &str) -> Vec<TokenId> {
+    ///
+    /// # Errors
+    /// When the text holds a word too long to be taken apart.
+    pub fn encode(&self, prompt: &str) -> Result<Vec<TokenId>, Undivided> {
         self.tokenizer.encode(prompt)
     }
 
     /// The ids of a prompt that came out of the chat template. Some templates write the
     /// begin-of-sequence token themselves; it is not added a second time. Of the texts of control
     /// tokens, those that `clients_own` names are text; see [`provenance`].
-    #[must_use]
-    pub fn encode_rendered(&self, rendered: &str, clients_own: &[bool]) -> Vec<TokenId> {
+    ///
+    /// # Errors
+    /// As [`Self::encode`].
+    pub fn encode_rendered(
+        &self,
+        rendered: &str,
+        clients_own: &[bool],
+    ) -> Result<Vec<TokenId>, Undivided> {
         self.tokenizer.encode_rendered(rendered, clients_own)
     }
 

@@ -1,6 +1,7 @@
 //! Text to token ids, equal to llama.cpp's for every tokenizer that is accepted.
 
 use super::TextError;
+use super::byte_level::{self, Undivided};
 use super::pre_tokenizer::PreTokenizer;
 use super::provenance::Marked;
 use super::sentence_piece::SentencePiece;
@@ -52,31 +53,41 @@ impl Tokenizer {
     }
 
     /// The ids of a prompt, with the tokens the model wants around it.
-    #[must_use]
-    pub fn encode(&self, prompt: &str) -> Vec<TokenId> {
+    ///
+    /// # Errors
+    /// When the text holds a word too long to be taken apart.
+    pub fn encode(&self, prompt: &str) -> Result<Vec<TokenId>, Undivided> {
         self.encode_whole(prompt, &[])
     }
 
     /// As [`Self::encode`], but a begin or end token that the text itself holds is not doubled,
     /// and texts of control tokens that `clients_own` names become no control tokens.
-    #[must_use]
-    pub fn encode_rendered(&self, rendered: &str, clients_own: &[bool]) -> Vec<TokenId> {
-        let mut ids = self.encode_whole(rendered, clients_own);
+    ///
+    /// # Errors
+    /// As [`Self::encode`].
+    pub fn encode_rendered(
+        &self,
+        rendered: &str,
+        clients_own: &[bool],
+    ) -> Result<Vec<TokenId>, Undivided> {
+        let mut ids = self.encode_whole(rendered, clients_own)?;
         if self.begin.is_some() && ids.len() > 1 && self.begin == Some(ids[1]) {
             ids.remove(0);
         }
         if self.end.is_some() && ids.len() > 1 && self.end == Some(ids[ids.len() - 2]) {
             ids.pop();
         }
-        ids
+        Ok(ids)
     }
 
     /// The ids of a text and nothing else.
-    #[must_use]
-    pub fn encode_plain(&self, text: &str) -> Vec<TokenId> {
+    ///
+    /// # Errors
+    /// As [`Self::encode`].
+    pub fn encode_plain(&self, text: &str) -> Result<Vec<TokenId>, Undivided> {
         let mut ids = Vec::new();
-        self.encode_fragments(text, &[], &mut ids);
-        ids
+        self.encode_fragments(text, &[], &mut ids)?;
+        Ok(ids)
     }
 
     /// The messages, marked so that [`Self::clients_own`] can tell; `None` when there is no need.
@@ -103,57 +114,70 @@ impl Tokenizer {
         self.longest_token_bytes
     }
 
-    fn encode_whole(&self, prompt: &str, clients_own: &[bool]) -> Vec<TokenId> {
+    fn encode_whole(&self, prompt: &str, clients_own: &[bool]) -> Result<Vec<TokenId>, Undivided> {
         let mut ids = Vec::with_capacity(prompt.len() / 3 + 2);
         ids.extend(self.begin);
-        self.encode_fragments(prompt, clients_own, &mut ids);
+        self.encode_fragments(prompt, clients_own, &mut ids)?;
         ids.extend(self.end);
-        ids
+        Ok(ids)
     }
 
-    fn encode_fragments(&self, text: &str, clients_own: &[bool], out: &mut Vec<TokenId>) {
+    fn encode_fragments(
+        &self,
+        text: &str,
+        clients_own: &[bool],
+        out: &mut Vec<TokenId>,
+    ) -> Result<(), Undivided> {
         let mut after_special = true;
         for fragment in self.special.split(text, clients_own) {
             match fragment {
                 Fragment::Token(token) => out.push(token),
                 Fragment::Text(text) if clients_own.is_empty() => {
-                    self.encode_text(text, after_special, out);
+                    self.encode_text(text, after_special, out)?;
                 }
-                Fragment::Text(text) => self.encode_harmless(text, after_special, out),
+                Fragment::Text(text) => self.encode_harmless(text, after_special, out)?,
             }
             after_special = matches!(fragment, Fragment::Token(_));
         }
+        Ok(())
     }
 
     /// A text that may hold texts of control tokens. Should a model's merges lead to one of them
     /// after all, it is taken character by character.
-    fn encode_harmless(&self, text: &str, after_special: bool, out: &mut Vec<TokenId>) {
+    fn encode_harmless(
+        &self,
+        text: &str,
+        after_special: bool,
+        out: &mut Vec<TokenId>,
+    ) -> Result<(), Undivided> {
         let before = out.len();
-        self.encode_text(text, after_special, out);
+        self.encode_text(text, after_special, out)?;
         if out[before..].iter().any(|id| self.special.is_control(*id)) {
             out.truncate(before);
             let mut first = after_special;
             for c in text.chars() {
-                self.encode_text(c.encode_utf8(&mut [0; 4]), first, out);
+                self.encode_text(c.encode_utf8(&mut [0; 4]), first, out)?;
                 first = false;
             }
         }
+        Ok(())
     }
 
-    fn encode_text(&self, text: &str, after_special: bool, out: &mut Vec<TokenId>) {
+    fn encode_text(
+        &self,
+        text: &str,
+        after_special: bool,
+        out: &mut Vec<TokenId>,
+    ) -> Result<(), Undivided> {
         match &self.model {
             Model::SentencePiece {
                 model,
                 space_prefix,
             } => {
                 model.encode(text, *space_prefix && after_special, out);
+                Ok(())
             }
-            Model::ByteLevelBpe(engine) => {
-                // Without normalizer, post-processor or truncation nothing in there can fail.
-                if let Ok(encoding) = engine.encode_fast(text, false) {
-                    out.extend(encoding.get_ids().iter().map(|id| TokenId(*id)));
-                }
-            }
+            Model::ByteLevelBpe(engine) => byte_level::encode(engine, text, out),
         }
     }
 }

@@ -35,20 +35,20 @@ fn main() -> Result<()> {
     let text = Text::from_facts(&tokenizer_facts(&file.header()?)?)?;
     let mut out = std::io::BufWriter::new(std::io::stdout().lock());
     for line in std::io::stdin().lock().lines() {
-        let answer = answer(&text, serde_json::from_str(&line?)?);
+        let answer = answer(&text, serde_json::from_str(&line?)?)?;
         serde_json::to_writer(&mut out, &answer)?;
         out.write_all(b"\n")?;
     }
     Ok(out.flush()?)
 }
 
-fn answer(model: &Text, request: Request) -> Answer {
-    match request {
+fn answer(model: &Text, request: Request) -> Result<Answer> {
+    Ok(match request {
         Request::Encode { text, whole } => {
             let ids = if whole {
-                model.encode(&text)
+                model.encode(&text)?
             } else {
-                model.tokenizer().encode_plain(&text)
+                model.tokenizer().encode_plain(&text)?
             };
             Answer::Ids {
                 ids: ids.into_iter().map(|id| id.0).collect(),
@@ -61,7 +61,7 @@ fn answer(model: &Text, request: Request) -> Answer {
                 streamed: streamed(model, &ids),
             }
         }
-    }
+    })
 }
 
 /// What a client's pieces add up to.
