@@ -212,6 +212,29 @@ fn a_prompt_that_fits_no_context_is_refused_before_it_is_tokenized() {
     assert!(answer.text().contains("one word"), "{}", answer.text());
 }
 
+/// A tokenizer's book-keeping is hundreds of times the text that it is given.
+#[test]
+fn prompts_that_are_tokenized_cost_eight_times_themselves_at_most() {
+    /// As long as a prompt can be that may fit the context.
+    const CHARS: usize = 7 * 131_071;
+    /// What a window or the longest word takes, and what threads keep ready for the next text.
+    const BESIDE: u64 = 96 << 20;
+    let worker = Worker::scripted(Script::behave())
+        .arg("--max-prompt-chars", ANY_LENGTH)
+        .start();
+    let client = worker.client();
+    let before = process::rss_bytes(worker.pid()).unwrap();
+    for text in ["a b ", "1", " ", "the cat sat on the mat. "] {
+        let body = json!({"prompt": text.repeat(CHARS / text.len()), "max_tokens": 1});
+        let answer = client.post("/v1/completions", &body);
+        assert_eq!(answer.status, 400, "{text:?}: {}", answer.text());
+        let grown = process::peak_rss_bytes(worker.pid()).unwrap() - before;
+        let allowed = 8 * CHARS as u64 + BESIDE;
+        assert!(grown <= allowed, "{text:?}: {} MiB", grown >> 20);
+        println!("{text:?}: {} MiB", grown >> 20);
+    }
+}
+
 #[test]
 fn memory_comes_back_after_a_burst_of_large_bodies() {
     const BODY: usize = 4 << 20;

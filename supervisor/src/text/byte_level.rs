@@ -6,22 +6,12 @@
 //! in the next window, which begins with them. Cutting goes from left to right and looks at
 //! nothing in front of a word, so the ids are those of the whole text.
 
-use thiserror::Error;
+use super::word::{LONGEST_WORD_BYTES, Undivided};
 use tokenizers::{Encoding, Tokenizer as Engine};
 use worker_orcd_ipc::TokenId;
 
 /// Shorter texts are encoded whole, as they always were.
-const WINDOW_BYTES: usize = 16 << 10;
-
-/// A window grows to this for a word that is as long.
-const LONGEST_WORD_BYTES: usize = 256 << 10;
-
-/// Nothing that people or programs write is one word of this length.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
-#[error(
-    "holds more than {LONGEST_WORD_BYTES} bytes in a row that the model's tokenizer takes for one word"
-)]
-pub struct Undivided;
+const WINDOW_BYTES: usize = 4 << 10;
 
 /// Appends the ids of a text that holds no special tokens.
 ///

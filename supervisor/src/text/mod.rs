@@ -23,14 +23,15 @@ pub mod template;
 pub mod tokenizer;
 pub mod utf8;
 pub mod vocabulary;
+mod word;
 
-pub use byte_level::Undivided;
 pub use provenance::Marked;
 pub use stop::StopMatcher;
 pub use template::{ChatMessage, Rendering, TemplateError, TemplateSource};
 pub use tokenizer::Tokenizer;
 pub use utf8::Detokenizer;
 pub use vocabulary::Vocabulary;
+pub use word::Undivided;
 
 use thiserror::Error;
 use worker_orcd_ipc::{TokenId, TokenizerFacts};

@@ -4,17 +4,24 @@
 //! This is llama.cpp's reading of a `llama` vocabulary. A list of ranked merges cannot express
 //! it (two pairs of equal score are ordered by place, not by rank), hence these lines instead of
 //! the `tokenizers` crate.
+//!
+//! A merge never reaches across two characters that stand beside each other in no token. A text is
+//! cut there, and each piece is merged by itself: the ids are those of the whole text, and the
+//! book-keeping is as large as the longest piece.
 
 use super::TextError;
 use super::vocabulary::META_SPACE;
+use super::word::{LONGEST_WORD_BYTES, Undivided};
 use std::cmp::Ordering;
-use std::collections::{BinaryHeap, HashMap};
+use std::collections::{BinaryHeap, HashMap, HashSet};
 use worker_orcd_ipc::{TokenId, TokenizerFacts};
 
 #[derive(Debug)]
 pub(super) struct SentencePiece {
     ids: HashMap<String, u32>,
     scores: Vec<f32>,
+    /// Characters that stand beside each other in some token.
+    neighbours: HashSet<(char, char)>,
     /// The token of each byte; a byte without one is the unknown token.
     bytes: Vec<Option<TokenId>>,
     unknown: Option<TokenId>,
@@ -22,7 +29,11 @@ pub(super) struct SentencePiece {
 
 impl SentencePiece {
     pub(super) fn from_facts(facts: &TokenizerFacts) -> Result<Self, TextError> {
-        let ids: HashMap<String, u32> = facts.tokens.iter().cloned().zip(0..).collect();
+        Self::new(&facts.tokens, &facts.scores, facts.unknown)
+    }
+
+    fn new(tokens: &[String], scores: &[f32], unknown: Option<TokenId>) -> Result<Self, TextError> {
+        let ids: HashMap<String, u32> = tokens.iter().cloned().zip(0..).collect();
         let byte_token = |byte: u8| {
             ids.get(&format!("<0x{byte:02X}>"))
                 .or_else(|| {
@@ -32,26 +43,54 @@ impl SentencePiece {
                 .map(|id| TokenId(*id))
         };
         let bytes: Vec<Option<TokenId>> = (0..=255).map(byte_token).collect();
-        if facts.unknown.is_none() && bytes.iter().any(Option::is_none) {
+        if unknown.is_none() && bytes.iter().any(Option::is_none) {
             let why = "some bytes have no token, and there is no unknown token";
             return Err(TextError::Malformed(why.to_owned()));
         }
+        let neighbours = tokens.iter().flat_map(|token| pairs(token)).collect();
         Ok(Self {
             ids,
-            scores: facts.scores.clone(),
+            scores: scores.to_vec(),
+            neighbours,
             bytes,
-            unknown: facts.unknown,
+            unknown,
         })
     }
 
     /// Appends the ids of a text that holds no special tokens.
-    pub(super) fn encode(&self, text: &str, space_prefix: bool, out: &mut Vec<TokenId>) {
-        let mut escaped = String::with_capacity(text.len() + 8);
-        if space_prefix {
-            escaped.push(META_SPACE);
+    ///
+    /// # Errors
+    /// When a piece that may become one token is too long.
+    pub(super) fn encode(
+        &self,
+        text: &str,
+        space_prefix: bool,
+        out: &mut Vec<TokenId>,
+    ) -> Result<(), Undivided> {
+        let escaped = text.chars().map(|c| if c == ' ' { META_SPACE } else { c });
+        let mut piece = String::new();
+        let mut last = None;
+        for c in space_prefix
+            .then_some(META_SPACE)
+            .into_iter()
+            .chain(escaped)
+        {
+            if last.is_some_and(|last| !self.neighbours.contains(&(last, c))) {
+                self.encode_piece(&piece, out);
+                piece.clear();
+            }
+            piece.push(c);
+            if piece.len() > LONGEST_WORD_BYTES {
+                return Err(Undivided);
+            }
+            last = Some(c);
         }
-        escaped.extend(text.chars().map(|c| if c == ' ' { META_SPACE } else { c }));
-        let mut word = Word::new(&escaped);
+        self.encode_piece(&piece, out);
+        Ok(())
+    }
+
+    fn encode_piece(&self, piece: &str, out: &mut Vec<TokenId>) {
+        let mut word = Word::new(piece);
         word.merge(self);
         for symbol in word.remaining() {
             self.append(symbol, out);
@@ -73,6 +112,10 @@ impl SentencePiece {
     fn score(&self, text: &str) -> Option<f32> {
         self.ids.get(text).map(|id| self.scores[*id as usize])
     }
+}
+
+fn pairs(token: &str) -> impl Iterator<Item = (char, char)> {
+    token.chars().zip(token.chars().skip(1))
 }
 
 /// A text as a list of symbols that grow into each other.
@@ -187,3 +230,58 @@ impl PartialEq for Bigram {
 }
 
 impl Eq for Bigram {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// Every byte, and tokens of several characters, some of equal score.
+    fn model() -> SentencePiece {
+        let bytes = (0..=255).map(|byte| format!("<0x{byte:02X}>"));
+        let merged = [
+            "a",
+            "b",
+            "c",
+            "▁",
+            "é",
+            "ab",
+            "bc",
+            "▁a",
+            "▁▁",
+            "▁▁▁▁",
+            "abc",
+            "aa",
+            "aaaa",
+            "cé",
+            "c▁",
+        ];
+        let tokens: Vec<String> = bytes.chain(merged.map(str::to_owned)).collect();
+        let scores = (0_u16..).map(|place| -f32::from(place % 5));
+        let scores: Vec<f32> = scores.take(tokens.len()).collect();
+        SentencePiece::new(&tokens, &scores, None).unwrap()
+    }
+
+    proptest! {
+        #[test]
+        fn pieces_give_the_ids_of_the_whole_text(text in "[abcdé ]{0,40}") {
+            let model = model();
+            let (mut whole, mut pieces) = (Vec::new(), Vec::new());
+            model.encode_piece(&text.replace(' ', "▁"), &mut whole);
+            model.encode(&text, false, &mut pieces).unwrap();
+            prop_assert_eq!(whole, pieces);
+        }
+    }
+
+    #[test]
+    fn a_piece_that_is_longer_than_any_is_refused() {
+        let model = model();
+        let mut ids = Vec::new();
+        let long = "a".repeat(LONGEST_WORD_BYTES + 1);
+        assert_eq!(model.encode(&long, false, &mut ids), Err(Undivided));
+        ids.clear();
+        let divided = "acb".repeat(LONGEST_WORD_BYTES);
+        model.encode(&divided, false, &mut ids).unwrap();
+        assert_eq!(ids.len(), 3 * LONGEST_WORD_BYTES);
+    }
+}

@@ -1,13 +1,14 @@
 //! Text to token ids, equal to llama.cpp's for every tokenizer that is accepted.
 
 use super::TextError;
-use super::byte_level::{self, Undivided};
+use super::byte_level;
 use super::pre_tokenizer::PreTokenizer;
 use super::provenance::Marked;
 use super::sentence_piece::SentencePiece;
 use super::special::{Fragment, SpecialTokens};
 use super::template::ChatMessage;
 use super::vocabulary::names_every_byte;
+use super::word::Undivided;
 use tokenizers::models::bpe::{BPE, Vocab};
 use tokenizers::{ModelWrapper, Tokenizer as Engine};
 use worker_orcd_ipc::{TokenId, TokenizerFacts, TokenizerKind};
@@ -173,10 +174,7 @@ impl Tokenizer {
             Model::SentencePiece {
                 model,
                 space_prefix,
-            } => {
-                model.encode(text, *space_prefix && after_special, out);
-                Ok(())
-            }
+            } => model.encode(text, *space_prefix && after_special, out),
             Model::ByteLevelBpe(engine) => byte_level::encode(engine, text, out),
         }
     }
