@@ -34,7 +34,8 @@ pub struct WorkerBuilder {
     variables: Vec<(String, String)>,
     port: u16,
     hosts: &'static [&'static str],
-    open_files: Option<u32>,
+    /// What `ulimit` is given.
+    open_files: Vec<String>,
 }
 
 /// A running worker. Dropping it kills it and waits until its children are gone too.
@@ -201,7 +202,7 @@ impl WorkerBuilder {
             variables: Vec::new(),
             port: 0,
             hosts: &["--host", "127.0.0.1"],
-            open_files: None,
+            open_files: Vec::new(),
         }
     }
 
@@ -226,7 +227,14 @@ impl WorkerBuilder {
     /// With so many file descriptors, soft and hard limit.
     #[must_use]
     pub fn open_files(mut self, limit: u32) -> Self {
-        self.open_files = Some(limit);
+        self.open_files.push(format!("-n {limit}"));
+        self
+    }
+
+    /// The soft limit alone: a worker may raise it to the hard one.
+    #[must_use]
+    pub fn soft_open_files(mut self, limit: u32) -> Self {
+        self.open_files.push(format!("-Sn {limit}"));
         self
     }
 
@@ -309,11 +317,15 @@ impl WorkerBuilder {
 
     fn program(&self) -> Command {
         let program = binary("tested-worker-orcd");
-        let Some(limit) = self.open_files else {
+        if self.open_files.is_empty() {
             return Command::new(program);
-        };
+        }
         let mut shell = Command::new("/bin/sh");
-        let script = format!("ulimit -n {limit} && exec \"$0\" \"$@\"");
+        let limits = self
+            .open_files
+            .iter()
+            .map(|limit| format!("ulimit {limit} && "));
+        let script = limits.collect::<String>() + "exec \"$0\" \"$@\"";
         shell.args(["-c", &script]).arg(program);
         shell
     }

@@ -168,6 +168,24 @@ fn beyond_loopback_there_are_keys_or_insecure() {
 // === Names and pages ===
 
 #[test]
+fn only_the_first_key_shuts_the_worker_down() {
+    let keys = key_file("the-operator\na-client\n");
+    let mut worker = with_keys(&keys).start();
+    let shutdown = |key: &str| worker.client().with_key(key).post("/shutdown", &json!({}));
+    let answer = shutdown("a-client");
+    assert_eq!(answer.status, 403, "{}", answer.text());
+    assert!(answer.text().contains("first key"), "{}", answer.text());
+    let body = json!({"prompt": "still here", "max_tokens": 1});
+    let served = worker
+        .client()
+        .with_key("a-client")
+        .post("/v1/completions", &body);
+    assert_eq!(served.status, 200, "{}", served.text());
+    assert_eq!(shutdown("the-operator").status, 202);
+    assert_eq!(worker.wait_exit().code(), Some(0));
+}
+
+#[test]
 fn a_page_of_another_site_cannot_shut_the_worker_down() {
     let mut worker = scripted().start();
     let client = worker.client();

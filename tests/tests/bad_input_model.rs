@@ -30,6 +30,9 @@ fn is_refused(path: &Path, words: &str) {
         "{words:?} for {}: {log}",
         path.display()
     );
+    // With the death, and with the end of the worker.
+    let told = log.matches("the model cannot be loaded").count();
+    assert!(told <= 2, "told {told} times: {log}");
 }
 
 #[test]
@@ -211,6 +214,17 @@ fn a_cache_larger_than_memory_names_required_and_available() {
 }
 
 #[test]
+fn a_cache_smaller_than_a_page_is_told_from_too_little_memory() {
+    let mut worker = Worker::real().arg("--kv-cache-size", "1KiB").spawn();
+    let status = worker.wait_exit();
+    let log = worker.log.text();
+    assert_eq!(status.code(), Some(INSUFFICIENT_MEMORY), "{log}");
+    assert!(log.contains("the KV cache ordered on cpu"), "{log}");
+    assert!(log.contains("1024 available"), "{log}");
+}
+
+/// The first obstacle is the one that is told: kernels are of no use without a driver.
+#[test]
 fn a_device_that_is_not_there_is_a_clear_sentence_and_a_number() {
     let mut worker = Worker::real().arg("--device", "cuda:99").spawn();
     let status = worker.wait_exit();
@@ -223,6 +237,8 @@ fn a_device_that_is_not_there_is_a_clear_sentence_and_a_number() {
     );
     assert!(log.contains("no such device"), "{log}");
     assert!(log.contains("cuda:99"), "{log}");
+    let has_driver = std::path::Path::new("/proc/driver/nvidia/version").exists();
+    assert!(has_driver || log.contains("no CUDA driver"), "{log}");
 }
 
 #[test]

@@ -89,6 +89,7 @@ fn an_occupied_port_is_named_and_ends_the_start() {
     let log = worker.log.text();
     assert!(log.contains(&port.to_string()), "the port is named: {log}");
     assert!(log.to_lowercase().contains("in use"), "{log}");
+    assert!(log.contains("--port 0"), "what helps is said: {log}");
 }
 
 #[test]

@@ -56,6 +56,15 @@ fn a_thousand_idle_connections_cost_no_stream_its_next_child() {
     }
 }
 
+#[test]
+fn the_soft_limit_of_descriptors_is_raised_to_the_hard_one() {
+    let places = |worker: &Worker| worker.client().health()["connections"]["limit"].clone();
+    let scripted = || Worker::scripted(Script::behave()).open_files(1024);
+    let whole = places(&scripted().start());
+    assert_eq!(places(&scripted().soft_open_files(256).start()), whole);
+    assert!(whole.as_u64() > Some(256), "{whole}");
+}
+
 /// The limit is taken away behind the worker's back, which clients cannot do.
 #[test]
 fn want_of_descriptors_is_no_death_and_is_waited_for() {

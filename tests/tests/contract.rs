@@ -1,11 +1,12 @@
 //! What the contract promises beside bad input: text, addresses, registration, ids, deadlines.
 
+use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use worker_orcd_tests::script::scripted_text;
 use worker_orcd_tests::worker::request;
-use worker_orcd_tests::{Client, Script, Worker, wait};
+use worker_orcd_tests::{Client, Script, Worker, process, wait};
 
 /// Every character is several tokens here: none may be cut, whatever the read boundaries are.
 #[test]
@@ -134,6 +135,38 @@ fn refusals_are_counted_by_their_code_and_logged_with_their_correlation_id() {
         worker.log.events("cancel").into_iter().next()
     });
     assert_eq!(cancel["correlation_id"], "find-me");
+    let _ = client.try_request("POST", "/shutdown", &headers, b"");
+    let shutdown = wait::until("the shutdown in the log", || {
+        worker.log.events("shutdown").into_iter().next()
+    });
+    assert_eq!(shutdown["correlation_id"], "find-me");
+}
+
+/// Who reads the log of many workers tells devices, models and children apart.
+#[test]
+fn events_name_their_device_model_and_generation() {
+    let script = Script::behave().token_interval_ms(10);
+    let worker = Worker::scripted(script).start();
+    let mut stream = worker.client().execute(&request("abc", 100));
+    stream.wait_for("token");
+    process::signal(worker.child_pid().unwrap(), Signal::SIGKILL);
+    assert_eq!(stream.last().expect("a terminal event").name, "end");
+    for (name, generation) in [
+        ("model_load_start", 1),
+        ("model_load_complete", 1),
+        ("child_ready", 1),
+        ("ready", 1),
+        ("execute_start", 1),
+        ("child_death", 1),
+        ("execute_end", 2),
+    ] {
+        let event = wait::until(name, || worker.log.events(name).into_iter().next());
+        assert_eq!(event["device"], "cpu", "{event}");
+        assert_eq!(event["model"], "null", "the file's name: {event}");
+        assert_eq!(event["generation"], generation, "{event}");
+    }
+    let loaded = &worker.log.events("model_load_complete")[0];
+    assert_eq!(loaded["gguf_name"], "scripted", "{loaded}");
 }
 
 #[test]
@@ -231,10 +264,8 @@ fn a_worker_registers_once_it_serves_and_tries_again_when_refused() {
     let orchestrator = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("http://{}/workers", orchestrator.local_addr().unwrap());
     let worker_id = "7f0c5c8e-94a0-4c4e-9c39-5d2b1d0d8a11";
-    let worker = Worker::scripted(Script::behave())
-        .arg("--callback-url", &url)
-        .arg("--worker-id", worker_id)
-        .listening();
+    let callback = || Worker::scripted(Script::behave()).arg("--callback-url", &url);
+    let worker = callback().arg("--worker-id", worker_id).listening();
     answer_one(&orchestrator, "503 Service Unavailable");
     let registration = answer_one(&orchestrator, "200 OK");
     assert_eq!(registration["worker_id"], worker_id);
@@ -258,6 +289,13 @@ fn a_worker_registers_once_it_serves_and_tries_again_when_refused() {
         .transcript();
     assert_eq!(transcript.end()["tokens_out"], 2);
     drop(worker);
+
+    let behind_a_proxy = callback()
+        .arg("--advertise-url", "https://gpu-1.example/w/")
+        .listening();
+    let registration = answer_one(&orchestrator, "200 OK");
+    assert_eq!(registration["uri"], "https://gpu-1.example/w");
+    drop(behind_a_proxy);
 }
 
 #[test]

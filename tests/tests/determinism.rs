@@ -1,10 +1,11 @@
 //! The same request gives the same bytes: alone or in company, now or later, on any number of
 //! threads.
 
+use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 use std::thread;
 use worker_orcd_tests::client::Client;
-use worker_orcd_tests::{Worker, wait, worker};
+use worker_orcd_tests::{Worker, process, wait, worker};
 
 const PROMPT: &str = "<|im_start|>user\nName three rivers and say one sentence about each.\
                       <|im_end|>\n<|im_start|>assistant\n";
@@ -101,6 +102,36 @@ fn alone_and_beside_fifteen_others_the_bytes_are_the_same() {
             alone,
             "in company: {body}"
         );
+    }
+}
+
+/// A counter that starts over with a child would tell Prometheus of a restart.
+#[test]
+fn what_the_prefix_cache_saved_adds_up_over_children() {
+    let worker = Worker::real().start();
+    let client = worker.client();
+    let mut body = subjects().remove(0);
+    body["prompt"] = json!(long_prompt(0));
+    let hits = || {
+        let text = client.get("/metrics").text();
+        let line = text
+            .lines()
+            .find_map(|line| line.strip_prefix("worker_orcd_prefix_cache_hits_total "));
+        line.expect("the counter").parse::<f64>().expect("a number")
+    };
+    let (mut seen, mut child) = (0.0, None);
+    for life in ["the first child", "the second child"] {
+        child = wait::until(life, || {
+            worker
+                .child_pid()
+                .filter(|pid| Some(*pid) != child)
+                .map(Some)
+        });
+        for _ in 0..2 {
+            bytes_of(&client, &body);
+        }
+        seen = wait::until(life, || Some(hits()).filter(|now| *now >= seen + 64.0));
+        process::signal(child.expect("a child"), Signal::SIGKILL);
     }
 }
 

@@ -182,6 +182,20 @@ fn codes<'a>(
 }
 
 #[test]
+fn help_groups_its_options_and_gives_examples_with_and_without_the_word_serve() {
+    for words in [&["--help"][..], &["serve", "--help"]] {
+        let output = Command::new(binary("tested-worker-orcd"))
+            .args(words)
+            .output();
+        let help = String::from_utf8(output.unwrap().stdout).unwrap();
+        for heading in ["\nModel and device:\n", "\nListening and access:\n"] {
+            assert!(help.contains(heading), "{heading} in {help}");
+        }
+        assert_eq!(help.starts_with("Examples:"), words.len() == 1, "{help}");
+    }
+}
+
+#[test]
 fn every_exit_code_is_in_help_and_readme() {
     let output = Command::new(binary("tested-worker-orcd"))
         .arg("--help")

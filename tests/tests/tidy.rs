@@ -217,20 +217,21 @@ fn no_large_file_and_no_model_is_committed() {
 }
 
 #[test]
-fn every_unsafe_block_has_its_proof() {
+fn every_unsafe_block_and_impl_has_its_proof() {
     // In two parts, so that this file does not find itself.
-    let opening = concat!("unsafe", " {");
+    let proven = [concat!("unsafe", " {"), concat!("unsafe", " impl")];
     for (path, text) in rust_sources("") {
         let lines: Vec<_> = text.lines().collect();
         for (number, line) in lines.iter().enumerate() {
-            if !line.contains(opening) || line.trim_start().starts_with("//") {
+            let is_unsafe = proven.iter().any(|opening| line.contains(opening));
+            if !is_unsafe || line.trim_start().starts_with("//") {
                 continue;
             }
             // A proof may be a few lines long and stand above the statement that holds the block.
             let before = &lines[number.saturating_sub(8)..=number];
             assert!(
                 before.iter().any(|line| line.contains("SAFETY:")),
-                "{path:?}:{} has an unsafe block without a proof",
+                "{path:?}:{} is unsafe without a proof",
                 number + 1
             );
         }

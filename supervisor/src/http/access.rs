@@ -1,7 +1,8 @@
 //! Who may ask: API keys.
 //!
 //! With `--api-key-file`, everything needs a key but what probes ask: `/livez`, `/readyz`, and an
-//! outline of `/health`, which tells nothing of files, processes or requests.
+//! outline of `/health`, which tells nothing of files, processes or requests. The file's first key is
+//! the operator's: no other may shut the worker down, which ends what the others' clients rely on.
 
 use super::error::{ApiError, Dialect};
 use super::{App, client};
@@ -62,6 +63,15 @@ impl ApiKeys {
             accepted |= difference == 0;
         }
         accepted
+    }
+
+    /// Whether it is the operator's; where no key is asked for, everybody is the operator.
+    #[must_use]
+    pub fn is_operator(&self, client: ClientId) -> bool {
+        let known = self.0.read();
+        known
+            .first()
+            .is_none_or(|first| client::of_key(first) == client)
     }
 
     /// Whom a key that was accepted stands for. Where none is asked for, whoever sends one is still
@@ -133,5 +143,14 @@ mod tests {
         assert_eq!(keys.client(Some("bearer one ")), one);
         assert_ne!(keys.client(Some("Bearer two")), one);
         assert_eq!(ApiKeys::new(&[]).client(Some("Bearer one")), None);
+    }
+
+    #[test]
+    fn the_first_key_is_the_operators() {
+        let keys = ApiKeys::new(&["one".to_owned(), "two".to_owned()]);
+        let client = |authorization| keys.client(Some(authorization)).unwrap();
+        assert!(keys.is_operator(client("Bearer one")));
+        assert!(!keys.is_operator(client("Bearer two")));
+        assert!(ApiKeys::new(&[]).is_operator(client("Bearer two")));
     }
 }

@@ -255,7 +255,7 @@ impl ApiError {
             401 => "authentication_error",
             404 => "not_found_error",
             429 => "rate_limit_error",
-            400..=498 => "invalid_request_error",
+            400..=499 => "invalid_request_error",
             _ => "server_error",
         };
         let mut error = json!({
@@ -299,9 +299,19 @@ impl ApiError {
             headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
         }
         // OpenAI's clients guess by the status unless they are told.
-        let again = if self.retriable { "true" } else { "false" };
+        let again = if self.may_be_sent_again_at_once() {
+            "true"
+        } else {
+            "false"
+        };
         headers.insert(SHOULD_RETRY, HeaderValue::from_static(again));
         response
+    }
+
+    /// What took all the time it had takes as long once more, and clients that are told so three
+    /// times: whether it is worth that is theirs to say.
+    fn may_be_sent_again_at_once(&self) -> bool {
+        self.retriable && self.status != StatusCode::GATEWAY_TIMEOUT
     }
 
     /// [`Self::respond`] that keeps the `Allow` header of the router's own answer.
@@ -397,6 +407,19 @@ mod tests {
     }
 
     #[test]
+    fn whose_fault_it_is_follows_the_status() {
+        for code in ErrorCode::ALL {
+            let error = ApiError::of_code(code, "why");
+            let kind = error.body(Dialect::OpenAi)["error"]["type"].clone();
+            assert_eq!(
+                kind == "server_error",
+                error.status.is_server_error(),
+                "{code}"
+            );
+        }
+    }
+
+    #[test]
     fn a_client_is_told_whether_and_when_to_try_again() {
         let told = |error: ApiError| {
             let headers = error.respond(Dialect::OpenAi).headers().clone();
@@ -408,6 +431,8 @@ mod tests {
         let soon = Some(HeaderValue::from(1));
         let loading = ApiError::of_code(ErrorCode::WorkerUnhealthy, "loading");
         assert_eq!(told(loading), (HeaderValue::from_static("true"), soon));
+        let late = ApiError::of_code(ErrorCode::InferenceTimeout, "late");
+        assert_eq!(told(late), (HeaderValue::from_static("false"), None));
         let oom = ApiError::of_code(ErrorCode::VramOom, "full");
         assert_eq!(told(oom), (HeaderValue::from_static("false"), None));
     }

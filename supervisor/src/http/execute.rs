@@ -173,7 +173,15 @@ pub async fn cancel(
 pub async fn shutdown(
     State(app): State<Arc<App>>,
     Extension(correlation): Extension<CorrelationId>,
+    request: Request<Body>,
 ) -> Response {
+    if !app
+        .keys
+        .is_operator(client::of_request(request.extensions()))
+    {
+        let why = "only the first key of --api-key-file may shut the worker down";
+        return ApiError::forbidden(why).respond(Dialect::Native);
+    }
     let reason = "POST /shutdown";
     tracing::info!(reason, correlation_id = correlation.0, "shutdown");
     app.engine.drain(UNHURRIED);

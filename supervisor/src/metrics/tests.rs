@@ -1,6 +1,7 @@
 //! The whole text, by the rules that Prometheus' own linter has.
 
 use super::*;
+use crate::engine::StopReason;
 use std::collections::BTreeMap;
 
 fn texts() -> (String, String) {
@@ -78,4 +79,32 @@ fn what_can_be_counted_begins_at_zero_and_what_is_unknown_is_absent() {
         assert!(!text.contains(unknown), "{unknown} is in\n{text}");
     }
     assert!(text.ends_with("# EOF\n"));
+}
+
+#[test]
+fn two_minutes_to_a_first_token_are_told_from_ten() {
+    let metrics = Metrics::default();
+    let completion = Completion {
+        stop_reason: StopReason::Eos,
+        stop_sequence: None,
+        tokens_in: 9000,
+        tokens_out: 1,
+        first_token_after: Duration::from_secs(120),
+        decode_time: Duration::ZERO,
+        recoveries: 0,
+    };
+    metrics
+        .events
+        .finished(&completion, Duration::from_secs(120));
+    let snapshot = EngineSnapshot::before_anything(Instant::now());
+    let text = metrics.render(&snapshot, None, Format::Classic);
+    let bounds = text.lines().filter_map(|line| {
+        let line = line.strip_prefix("worker_orcd_time_to_first_token_seconds_bucket{le=\"")?;
+        let (bound, count) = line.split_once("\"} ")?;
+        Some((bound.parse::<f64>().ok()?, count.parse::<u64>().ok()?))
+    });
+    let first = bounds
+        .filter(|(_, count)| *count == 1)
+        .map(|(bound, _)| bound);
+    assert!(first.fold(f64::INFINITY, f64::min) < 600.0, "{text}");
 }

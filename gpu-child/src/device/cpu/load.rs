@@ -80,18 +80,18 @@ fn kv_pages(config: &ModelConfig, options: &CpuOptions, fixed_bytes: u64) -> Res
             .min(DEFAULT_SEQUENCES * sequence);
         wanted.min(spare / 4).max(page_bytes)
     });
-    let refuse = |required_bytes, available_bytes| Fault::InsufficientMemory {
+    let refuse = |place: &str, required_bytes, available_bytes| Fault::InsufficientMemory {
         required_bytes,
         available_bytes,
-        device: "cpu".to_owned(),
+        device: place.to_owned(),
         model: options.model.clone(),
     };
     if kv_bytes < page_bytes {
-        return Err(refuse(page_bytes, kv_bytes));
+        return Err(refuse("the KV cache ordered on cpu", page_bytes, kv_bytes));
     }
     let required = fixed_bytes.saturating_add(kv_bytes);
     if required > available {
-        return Err(refuse(required, available));
+        return Err(refuse("cpu", required, available));
     }
     Ok(u32::try_from(kv_bytes / page_bytes).unwrap_or(u32::MAX))
 }

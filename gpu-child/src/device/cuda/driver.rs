@@ -245,11 +245,11 @@ fn find(ordinal: u32) -> Result<sys::CUdevice, Fault> {
     let unavailable = |why: &str| Fault::DeviceUnavailable {
         message: format!("cuda:{ordinal} cannot be used: {why}"),
     };
-    kernels::are_at_hand().map_err(unavailable)?;
     // SAFETY: looks for a shared library; nothing is assumed about the answer.
     if !unsafe { sys::is_culib_present() } {
         return Err(unavailable("there is no CUDA driver here (libcuda.so.1)"));
     }
+    kernels::are_at_hand().map_err(unavailable)?;
     let (mut count, mut device) = (0, 0);
     // SAFETY: the outputs are places for one value each; cuInit comes first.
     unsafe {

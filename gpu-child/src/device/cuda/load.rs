@@ -142,12 +142,23 @@ fn kv_pages(
     options: &CudaOptions,
     fixed: u64,
 ) -> Result<u32, Fault> {
+    let page_bytes = KvShape::of(config).page_bytes();
+    if let KvOrder::Bytes(bytes) = options.kv_cache
+        && bytes < page_bytes
+    {
+        return Err(Fault::InsufficientMemory {
+            required_bytes: page_bytes,
+            available_bytes: bytes,
+            device: format!("the KV cache ordered on {}", driver.id()),
+            model: options.model.clone(),
+        });
+    }
     let (free, total) = driver.memory()?;
     let budget = Budget {
         total,
         free,
         fixed,
-        page_bytes: KvShape::of(config).page_bytes(),
+        page_bytes,
     };
     let sequence_pages = u64::from(options.max_sequence_tokens).div_ceil(PAGE_TOKENS as u64);
     let pages = match options.kv_cache {
