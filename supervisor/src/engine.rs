@@ -168,7 +168,8 @@ impl Engine {
         &self.shared.crashes
     }
 
-    /// Live requests, counted now.
+    /// Requests that were let in and have not ended: counted now, for a snapshot of a moment ago
+    /// may say that there are none while the queue is full.
     #[must_use]
     pub fn live_requests(&self) -> usize {
         self.shared.registry.live()

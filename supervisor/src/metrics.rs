@@ -74,11 +74,12 @@ impl Metrics {
     pub fn render(
         &self,
         snapshot: &EngineSnapshot,
+        live: usize,
         model: Option<&LoadedModel>,
         format: Format,
     ) -> String {
         // Of a string, to which writing does not fail.
-        let text = self.openmetrics(snapshot, model).unwrap_or_default();
+        let text = self.openmetrics(snapshot, live, model).unwrap_or_default();
         match format {
             Format::OpenMetrics => text,
             Format::Classic => exposition::classic(&text),
@@ -88,12 +89,14 @@ impl Metrics {
     fn openmetrics(
         &self,
         snapshot: &EngineSnapshot,
+        live: usize,
         model: Option<&LoadedModel>,
     ) -> Result<String, fmt::Error> {
         let at = Instant::now();
         self.gpu.set(snapshot, at);
         let now = Now {
             snapshot,
+            live,
             model,
             at,
             supervisor: Process::own(),

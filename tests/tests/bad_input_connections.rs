@@ -188,7 +188,7 @@ fn a_full_queue_says_when_to_come_back() {
             break answer.into_response().unwrap();
         }
         streams.push(answer);
-        assert!(streams.len() <= 19, "a queue of 2 is never full");
+        assert!(streams.len() <= 3, "one runs, two wait, and there is room");
     };
     assert_eq!(refusal.status, 429, "{}", refusal.text());
     let seconds = refusal
@@ -199,10 +199,6 @@ fn a_full_queue_says_when_to_come_back() {
     assert!(seconds >= 1);
     assert!(refusal.text().contains("QUEUE_FULL"), "{}", refusal.text());
     drop(streams);
-    wait::until("room in the queue", || {
-        let answer = client.open("/execute", &request("after", 1)).unwrap();
-        (answer.status == 200).then_some(())
-    });
     wait::until("everybody who left to be noticed", || {
         (client.health()["load"]["live"] == 0).then_some(())
     });

@@ -381,7 +381,6 @@ impl News {
             model_kept_open: false,
             load: LoadSnapshot {
                 child: self.load,
-                live: registry.live(),
                 unassigned: requests.len() - requests.with_child(),
                 capacity: registry.capacity(),
                 tokens_total: requests.tokens_total(),

@@ -70,9 +70,7 @@ pub struct ChildSnapshot {
 pub struct LoadSnapshot {
     /// The child's own gauges, and when it took them.
     pub child: Option<(Load, Instant)>,
-    /// Accepted and not ended.
-    pub live: usize,
-    /// Of those, the ones that no child has: they wait for the next one.
+    /// Live requests that no child has: they wait for the next one.
     pub unassigned: usize,
     /// Requests that may be live at once.
     pub capacity: usize,

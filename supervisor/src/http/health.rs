@@ -12,7 +12,7 @@ use axum::extract::State;
 use axum::http::header::AUTHORIZATION;
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 use std::sync::Arc;
 use std::time::{Instant, SystemTime};
 use worker_orcd_ipc::{DeviceSelector, MemoryBound, TokenizerKind};
@@ -30,22 +30,21 @@ pub async fn health(State(app): State<Arc<App>>, headers: HeaderMap) -> Response
     let authorization = headers
         .get(AUTHORIZATION)
         .and_then(|value| value.to_str().ok());
-    let report = if app.keys.accept(authorization) {
-        report(&app, &snapshot, now)
-    } else {
-        outline(&snapshot, now)
-    };
-    (code, axum::Json(report)).into_response()
-}
-
-/// Nothing of files, processes, requests or clients.
-fn outline(snapshot: &EngineSnapshot, now: Instant) -> Value {
     let clock = Clock {
         now,
         wall: SystemTime::now(),
     };
+    let mut report = outline(&snapshot, &clock);
+    if app.keys.accept(authorization) {
+        extend(&mut report, details(&app, &snapshot, &clock));
+    }
+    (code, axum::Json(report)).into_response()
+}
+
+/// Nothing of files, processes, requests or clients.
+fn outline(snapshot: &EngineSnapshot, clock: &Clock) -> Value {
     json!({
-        "status": snapshot.status(now).as_str(),
+        "status": snapshot.status(clock.now).as_str(),
         "state": snapshot.state,
         "since": clock.stamp(snapshot.state_since),
         "uptime_seconds": clock.age_ms(snapshot.started_at) / 1000,
@@ -76,36 +75,27 @@ fn probe(good: bool, yes: &'static str, no: &'static str) -> Response {
     }
 }
 
-fn report(app: &App, snapshot: &EngineSnapshot, now: Instant) -> Value {
+fn details(app: &App, snapshot: &EngineSnapshot, clock: &Clock) -> Value {
     let model = app.engine.model();
-    let clock = Clock {
-        now,
-        wall: SystemTime::now(),
-    };
     json!({
-        "status": snapshot.status(now).as_str(),
-        "state": snapshot.state,
-        "since": clock.stamp(snapshot.state_since),
         "reason": snapshot.reason,
-        "child": snapshot.child.as_ref().map(|child| child_report(child, &clock)),
+        "child": snapshot.child.as_ref().map(|child| child_report(child, clock)),
         "standby": null,
-        "device": device_report(app, model.as_deref(), snapshot, &clock),
-        "vram": memory_report(snapshot, &clock),
+        "device": device_report(app, model.as_deref(), snapshot, clock),
+        "vram": memory_report(snapshot, clock),
         "model": model_report(app, model.as_deref(), snapshot),
-        "load": load_report(&snapshot.load, model.as_deref(), &clock),
+        "load": load_report(app, &snapshot.load, model.as_deref(), clock),
         "connections": {
             "open": app.places.taken(),
             "limit": app.places.limit(),
             "evicted": app.places.evicted(),
         },
-        "faults": faults_report(&snapshot.faults, &clock),
+        "faults": faults_report(&snapshot.faults, clock),
         "impaired": snapshot.impaired.iter().map(|(what, it)| json!({
             "what": what,
             "because": it.because,
             "since": clock.stamp(it.since),
         })).collect::<Vec<_>>(),
-        "uptime_seconds": clock.age_ms(snapshot.started_at) / 1000,
-        "version": env!("CARGO_PKG_VERSION"),
         "worker_id": app.worker_id.to_string(),
     })
 }
@@ -217,16 +207,16 @@ fn memory_report(snapshot: &EngineSnapshot, clock: &Clock) -> Value {
 }
 
 fn model_report(app: &App, model: Option<&LoadedModel>, snapshot: &EngineSnapshot) -> Value {
-    let mut report = Map::new();
-    report.insert("id".to_owned(), json!(app.model_id));
-    report.insert("ref".to_owned(), json!(app.model_ref));
+    let mut report = json!({
+        "id": app.model_id,
+        "ref": app.model_ref,
+        "loaded": model.is_some(),
+    });
     let Some(model) = model else {
-        report.insert("loaded".to_owned(), json!(false));
-        return Value::Object(report);
+        return report;
     };
     let facts = &model.facts;
-    let rest = json!({
-        "loaded": true,
+    let of_model = json!({
         "name": facts.name,
         "identity": model.identity.to_string(),
         "kept_open": snapshot.model_kept_open,
@@ -247,13 +237,16 @@ fn model_report(app: &App, model: Option<&LoadedModel>, snapshot: &EngineSnapsho
         "max_sequence_tokens": model.max_sequence_tokens,
         "max_running": model.max_running,
     });
-    if let Value::Object(rest) = rest {
-        report.extend(rest);
-    }
-    Value::Object(report)
+    extend(&mut report, of_model);
+    report
 }
 
-fn load_report(load: &LoadSnapshot, model: Option<&LoadedModel>, clock: &Clock) -> Value {
+fn load_report(
+    app: &App,
+    load: &LoadSnapshot,
+    model: Option<&LoadedModel>,
+    clock: &Clock,
+) -> Value {
     let gauges = load.child.map(|(gauges, _)| gauges);
     let capacity = model.map(|model| model.kv_capacity_tokens);
     let utilisation = match (gauges, capacity) {
@@ -263,7 +256,7 @@ fn load_report(load: &LoadSnapshot, model: Option<&LoadedModel>, clock: &Clock) 
         _ => None,
     };
     json!({
-        "live": load.live,
+        "live": app.engine.live_requests(),
         "capacity": load.capacity,
         "unassigned": load.unassigned,
         "running": gauges.map(|gauges| gauges.running),

@@ -205,7 +205,10 @@ async fn metrics(State(app): State<Arc<App>>, headers: HeaderMap) -> Response {
     let format = Format::accepted(accept);
     let model = app.engine.model();
     let snapshot = app.engine.snapshot();
-    let text = app.metrics.render(&snapshot, model.as_deref(), format);
+    let live = app.engine.live_requests();
+    let text = app
+        .metrics
+        .render(&snapshot, live, model.as_deref(), format);
     ([(CONTENT_TYPE, format.content_type())], text).into_response()
 }
 

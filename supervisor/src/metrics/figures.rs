@@ -20,6 +20,8 @@ use worker_orcd_lifecycle::DeathCause;
 /// Everything that is looked at.
 pub(super) struct Now<'a> {
     pub snapshot: &'a EngineSnapshot,
+    /// Requests that were let in and have not ended.
+    pub live: usize,
     pub model: Option<&'a LoadedModel>,
     pub at: Instant,
     pub supervisor: Option<Process>,
@@ -69,7 +71,7 @@ const FIGURES: &[Figure] = &[
         "worker_orcd_requests_live",
         None,
         "Requests that were let in and have not ended.",
-        |now| gauge(now.snapshot.load.live as u64),
+        |now| gauge(now.live as u64),
     ),
     figure(
         "worker_orcd_requests_running",

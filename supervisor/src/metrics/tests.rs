@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 fn texts() -> (String, String) {
     let snapshot = EngineSnapshot::before_anything(Instant::now());
     let metrics = Metrics::default();
-    let text = |format| metrics.render(&snapshot, None, format);
+    let text = |format| metrics.render(&snapshot, 0, None, format);
     (text(Format::OpenMetrics), text(Format::Classic))
 }
 
@@ -97,7 +97,7 @@ fn two_minutes_to_a_first_token_are_told_from_ten() {
         .events
         .finished(&completion, Duration::from_secs(120));
     let snapshot = EngineSnapshot::before_anything(Instant::now());
-    let text = metrics.render(&snapshot, None, Format::Classic);
+    let text = metrics.render(&snapshot, 0, None, Format::Classic);
     let bounds = text.lines().filter_map(|line| {
         let line = line.strip_prefix("worker_orcd_time_to_first_token_seconds_bucket{le=\"")?;
         let (bound, count) = line.split_once("\"} ")?;
