@@ -12,6 +12,7 @@
 //! request, read one byte a second, vanish. Deliberately absent: any knowledge of the
 //! supervisor's inside. What a test asserts is what a client, an operator or the kernel sees.
 
+pub mod aftermath;
 pub mod bench;
 pub mod client;
 pub mod facts;

@@ -1,8 +1,9 @@
 //! What a worker wrote, line by line, as it wrote it.
 
+use crate::wait;
 use serde_json::Value;
 use std::io::{BufRead, BufReader, Read};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -12,23 +13,38 @@ pub struct Log {
     /// With the moment at which each was read.
     lines: Arc<Mutex<Vec<(Instant, String)>>>,
     held: Arc<AtomicBool>,
+    /// Pipes that have not ended.
+    open: Arc<AtomicUsize>,
 }
 
 impl Log {
-    /// Collects from `pipe` until it ends; a grandchild may keep it open for longer than the
-    /// worker lives, so nobody waits for this thread.
+    /// Collects from `pipe` until it ends.
     pub fn follow(&self, pipe: impl Read + Send + 'static) {
         let log = self.clone();
+        log.open.fetch_add(1, Ordering::SeqCst);
         std::thread::spawn(move || {
             for line in BufReader::new(pipe).split(b'\n') {
-                let Ok(line) = line else { return };
+                let Ok(line) = line else { break };
                 let line = (Instant::now(), String::from_utf8_lossy(&line).into());
                 log.lines.lock().expect("no holder panics").push(line);
                 while log.held.load(Ordering::Relaxed) {
                     std::thread::sleep(Duration::from_millis(5));
                 }
             }
+            log.open.fetch_sub(1, Ordering::SeqCst);
         });
+    }
+
+    /// Waits for the end of the pipes; not for long, because somebody else may hold them open.
+    pub fn wait_end(&self) {
+        let start = Instant::now();
+        let has_ended = || self.open.load(Ordering::SeqCst) == 0;
+        while !has_ended()
+            && !self.held.load(Ordering::Relaxed)
+            && start.elapsed() < Duration::from_secs(5)
+        {
+            std::thread::sleep(Duration::from_millis(5));
+        }
     }
 
     /// Reads nothing any more, and keeps the pipes open: the reader that stalls.
@@ -66,6 +82,19 @@ impl Log {
         let mut records = self.records();
         records.retain(|record| event_name(record) == Some(name));
         records
+    }
+
+    /// The first record of this name, once it has come.
+    pub fn wait_for(&self, name: &str) -> Value {
+        self.wait_for_many(name, 1).remove(0)
+    }
+
+    /// The records of this name, once there are so many.
+    pub fn wait_for_many(&self, name: &str, count: usize) -> Vec<Value> {
+        wait::until(name, || {
+            let records = self.events(name);
+            (records.len() >= count).then_some(records)
+        })
     }
 
     /// The first record of this name that was read after `since`, and when.

@@ -129,9 +129,34 @@ impl Worker {
                 .try_wait()
                 .expect("our own child can be waited for")
         });
-        // Its last lines are still on their way through the pipe.
-        std::thread::sleep(Duration::from_millis(100));
+        self.log.wait_end();
         status
+    }
+
+    /// Everything that was logged until now: lines come in the order of what they tell of, so the
+    /// last one to wait for is that of a request of our own.
+    #[must_use]
+    pub fn log_until_now(&self) -> String {
+        let mark = format!("log-mark-{}", unique());
+        let body = serde_json::json!({ "job_id": mark }).to_string();
+        let headers = [("X-Correlation-Id", mark.as_str())];
+        let asked = self
+            .client()
+            .try_request("POST", "/cancel", &headers, body.as_bytes());
+        // Refused or not, it is logged.
+        asked.expect("an answer");
+        wait::until("the log to be read so far", || {
+            let text = self.log.text();
+            text.contains(&mark).then_some(text)
+        })
+    }
+
+    /// Waits until no process of its own is left but one child that serves, and interpreters.
+    pub fn wait_one_child(&self) {
+        // A process that was just made looks like its parent for a moment.
+        wait::until("one child", || {
+            (process::model_children(self.pid()).len() == 1).then_some(())
+        });
     }
 
     /// What it left where crash reports go unless told otherwise.
@@ -161,7 +186,7 @@ impl Worker {
             .try_wait()
             .expect("our own child can be waited for")
         {
-            std::thread::sleep(Duration::from_millis(100));
+            self.log.wait_end();
             panic!(
                 "the worker ended ({status}) before it was ready:\n{}",
                 self.log.text()
@@ -313,6 +338,18 @@ impl WorkerBuilder {
             client: None,
             directory,
         }
+    }
+
+    /// Asserts that the worker gives up, with this number, and says these words. Gives what it said.
+    pub fn ends_with(self, code: i32, words: &[&str]) -> String {
+        let mut worker = self.spawn();
+        let status = worker.wait_exit();
+        let log = worker.log.text();
+        assert_eq!(status.code(), Some(code), "{}: {log}", describe(status));
+        for word in words {
+            assert!(log.contains(word), "{word:?} is not said: {log}");
+        }
+        log
     }
 
     fn program(&self) -> Command {

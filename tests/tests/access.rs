@@ -8,7 +8,7 @@ use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
 use worker_orcd_tests::script::scripted_text;
 use worker_orcd_tests::worker::request;
-use worker_orcd_tests::{Client, Response, Script, Worker, WorkerBuilder, wait};
+use worker_orcd_tests::{Client, Response, Script, Worker, WorkerBuilder};
 
 fn scripted() -> WorkerBuilder {
     Worker::scripted(Script::behave().token_interval_ms(5))
@@ -63,9 +63,7 @@ fn sighup_reads_the_keys_again_and_a_bad_file_changes_nothing() {
     stream.wait_for("token");
     let reload = |event: &str, times: usize| {
         worker.signal(Signal::SIGHUP);
-        wait::until(event, || {
-            (worker.log.events(event).len() == times).then_some(())
-        });
+        worker.log.wait_for_many(event, times);
     };
 
     let rewrite = |text: &str| {
@@ -99,7 +97,7 @@ fn sighup_reads_the_keys_again_and_a_bad_file_changes_nothing() {
         "end",
         "who is in stays in"
     );
-    assert!(!worker.log.text().contains("new-key"));
+    assert!(!worker.log_until_now().contains("new-key"));
 }
 
 #[test]
@@ -109,7 +107,8 @@ fn a_job_is_cancelled_by_its_own_key_alone() {
     let [first, second] = ["first-key", "second-key"].map(|key| worker.client().with_key(key));
     let body = request("abc", 200);
     let stream = first.execute(&body);
-    let mut long = first.execute(&request("abc", 2000));
+    let endless = request("abc", 2000);
+    let mut long = first.execute(&endless);
     long.wait_for("token");
     let job = |id: &Value| json!({ "job_id": id });
     let of_nobody = second.post("/cancel", &job(&json!("no-such-job")));
@@ -119,8 +118,7 @@ fn a_job_is_cancelled_by_its_own_key_alone() {
         (202, of_nobody.text())
     );
     assert_eq!(stream.transcript().text(), scripted_text("abc", 200));
-    let started = worker.log.events("execute_start");
-    let own = first.post("/cancel", &job(&started[1]["job_id"]));
+    let own = first.post("/cancel", &job(&endless["job_id"]));
     assert_eq!(own.status, 202);
     assert_eq!(long.last().expect("an end").json()["code"], "CANCELLED");
 }
@@ -147,13 +145,7 @@ fn without_a_key_health_tells_of_no_file_process_or_request() {
 #[test]
 fn beyond_loopback_there_are_keys_or_insecure() {
     let beyond = || scripted().any_host().arg("--host", "0.0.0.0");
-    let mut refused = beyond().spawn();
-    assert_eq!(refused.wait_exit().code(), Some(2));
-    let log = refused.log.text();
-    assert!(
-        log.contains("--insecure") && log.contains("--api-key-file"),
-        "{log}"
-    );
+    beyond().ends_with(2, &["--insecure", "--api-key-file"]);
     assert_eq!(
         status(&beyond().flag("--insecure").start().client(), "/health"),
         200

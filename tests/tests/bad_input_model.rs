@@ -2,34 +2,35 @@
 
 use serde_json::json;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use tempfile::TempDir;
+use worker_orcd_gpu::model::gguf_builder::GgufBuilder;
 use worker_orcd_gpu::model::tiny_model::{VOCAB, tiny_model};
 use worker_orcd_gpu::model::{Architecture, Meta};
 use worker_orcd_tests::hostile_gguf::headers;
 use worker_orcd_tests::model::real_model;
-use worker_orcd_tests::worker::{describe, request};
+use worker_orcd_tests::worker::request;
 use worker_orcd_tests::{Worker, process};
 
+const USAGE: i32 = 2;
 const MODEL_LOAD: i32 = 65;
 const INSUFFICIENT_MEMORY: i32 = 66;
 const DEVICE_UNAVAILABLE: i32 = 67;
 
+/// Keeps it in the directory.
+fn written(directory: &TempDir, file: &GgufBuilder) -> PathBuf {
+    let path = directory.path().join("m.gguf");
+    fs::write(&path, file.build()).unwrap();
+    path
+}
+
+fn is_refused_as(file: &GgufBuilder, words: &str) {
+    let directory = tempfile::tempdir().unwrap();
+    is_refused(&written(&directory, file), words);
+}
+
 fn is_refused(path: &Path, words: &str) {
-    let mut worker = Worker::with_model(path).spawn();
-    let status = worker.wait_exit();
-    let log = worker.log.text();
-    assert_eq!(
-        status.code(),
-        Some(MODEL_LOAD),
-        "{}: {}: {log}",
-        path.display(),
-        describe(status)
-    );
-    assert!(
-        log.contains(words),
-        "{words:?} for {}: {log}",
-        path.display()
-    );
+    let log = Worker::with_model(path).ends_with(MODEL_LOAD, &[words]);
     // With the death, and with the end of the worker.
     let told = log.matches("the model cannot be loaded").count();
     assert!(told <= 2, "told {told} times: {log}");
@@ -58,41 +59,30 @@ fn a_real_model_cut_short_ends_the_start() {
 
 #[test]
 fn an_unknown_architecture_is_named() {
-    let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("m.gguf");
     let file = tiny_model(Architecture::Llama).meta("general.architecture", "mamba");
-    fs::write(&path, file.build()).unwrap();
-    is_refused(&path, "mamba");
+    is_refused_as(&file, "mamba");
 }
 
 #[test]
 fn an_unknown_tensor_type_is_named() {
-    let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("m.gguf");
     let file = tiny_model(Architecture::Llama)
         .without_tensor("output_norm.weight")
         .push_tensor("output_norm.weight", 19, &[256], vec![0; 64]);
-    fs::write(&path, file.build()).unwrap();
-    is_refused(&path, "IQ1_S");
+    is_refused_as(&file, "IQ1_S");
 }
 
 #[test]
 fn an_unknown_tokenizer_is_named() {
-    let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("m.gguf");
     let file = tiny_model(Architecture::Llama).meta("tokenizer.ggml.pre", "viking-9000");
-    fs::write(&path, file.build()).unwrap();
-    is_refused(&path, "viking-9000");
+    is_refused_as(&file, "viking-9000");
 }
 
 #[test]
 fn a_template_that_cannot_be_compiled_ends_chat_and_nothing_else() {
-    let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("m.gguf");
+    let directory = tempfile::tempdir().unwrap();
     let file =
         tiny_model(Architecture::Llama).meta("tokenizer.chat_template", "{% for message in %}");
-    fs::write(&path, file.build()).unwrap();
-    let worker = Worker::with_model(&path).start();
+    let worker = Worker::with_model(written(&directory, &file)).start();
     let body = json!({ "messages": [{ "role": "user", "content": "hello" }] });
     let refusal = worker.client().post("/v1/chat/completions", &body);
     assert_eq!(refusal.status, 400, "{}", refusal.text());
@@ -106,8 +96,6 @@ fn a_template_that_cannot_be_compiled_ends_chat_and_nothing_else() {
 
 #[test]
 fn a_template_or_token_beyond_all_measure_is_named() {
-    let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("m.gguf");
     let template = "x".repeat(50 << 20);
     let mut tokens = vec![String::new(); VOCAB as usize];
     tokens[7] = "t".repeat(100 << 20);
@@ -121,41 +109,30 @@ fn a_template_or_token_beyond_all_measure_is_named() {
         ("general.name", Meta::Str(template)),
     ] {
         let file = tiny_model(Architecture::Llama).meta(key, value);
-        fs::write(&path, file.build()).unwrap();
         let named = match key {
             // The sum of both lists is what counts.
             "tokenizer.ggml.merges" => "a vocabulary of",
             key => key,
         };
-        is_refused(&path, named);
+        is_refused_as(&file, named);
     }
 }
 
 #[test]
 fn a_missing_tensor_and_a_missing_key_are_named() {
-    let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("m.gguf");
-    let file = tiny_model(Architecture::Llama);
-    fs::write(
-        &path,
-        file.clone().without_tensor("blk.1.ffn_down.weight").build(),
-    )
-    .unwrap();
-    is_refused(&path, "blk.1.ffn_down.weight");
-    fs::write(&path, file.without_meta("llama.block_count").build()).unwrap();
-    is_refused(&path, "llama.block_count");
+    let tensor = "blk.1.ffn_down.weight";
+    is_refused_as(
+        &tiny_model(Architecture::Llama).without_tensor(tensor),
+        tensor,
+    );
+    let key = "llama.block_count";
+    is_refused_as(&tiny_model(Architecture::Llama).without_meta(key), key);
 }
 
 #[test]
 fn a_model_that_is_not_there_is_named() {
-    let mut worker = Worker::with_model("/no/such/model.gguf").spawn();
-    let status = worker.wait_exit();
-    assert!(!status.success());
-    assert!(
-        worker.log.text().contains("/no/such/model.gguf"),
-        "{}",
-        worker.log.text()
-    );
+    let path = "/no/such/model.gguf";
+    Worker::with_model(path).ends_with(USAGE, &[path]);
 }
 
 #[test]
@@ -183,61 +160,29 @@ fn a_model_larger_than_memory_names_required_and_available() {
     grown
         .set_len(bytes.len() as u64 + (2 << 40))
         .expect("a sparse file");
-    let mut worker = Worker::with_model(&path).spawn();
-    let status = worker.wait_exit();
-    let log = worker.log.text();
-    assert_eq!(
-        status.code(),
-        Some(INSUFFICIENT_MEMORY),
-        "{}: {log}",
-        describe(status)
-    );
-    for word in ["required", "available", "cpu", "huge.gguf"] {
-        assert!(log.contains(word), "{word}: {log}");
-    }
+    let words = ["required", "available", "cpu", "huge.gguf"];
+    Worker::with_model(&path).ends_with(INSUFFICIENT_MEMORY, &words);
 }
 
 #[test]
 fn a_cache_larger_than_memory_names_required_and_available() {
-    let mut worker = Worker::real().arg("--kv-cache-size", "65536GiB").spawn();
-    let status = worker.wait_exit();
-    let log = worker.log.text();
-    assert_eq!(
-        status.code(),
-        Some(INSUFFICIENT_MEMORY),
-        "{}: {log}",
-        describe(status)
-    );
-    for word in ["required", "available", "cpu"] {
-        assert!(log.contains(word), "{word}: {log}");
-    }
+    let worker = Worker::real().arg("--kv-cache-size", "65536GiB");
+    worker.ends_with(INSUFFICIENT_MEMORY, &["required", "available", "cpu"]);
 }
 
 #[test]
 fn a_cache_smaller_than_a_page_is_told_from_too_little_memory() {
-    let mut worker = Worker::real().arg("--kv-cache-size", "1KiB").spawn();
-    let status = worker.wait_exit();
-    let log = worker.log.text();
-    assert_eq!(status.code(), Some(INSUFFICIENT_MEMORY), "{log}");
-    assert!(log.contains("the KV cache ordered on cpu"), "{log}");
-    assert!(log.contains("1024 available"), "{log}");
+    let worker = Worker::real().arg("--kv-cache-size", "1KiB");
+    let words = ["the KV cache ordered on cpu", "1024 available"];
+    worker.ends_with(INSUFFICIENT_MEMORY, &words);
 }
 
 /// The first obstacle is the one that is told: kernels are of no use without a driver.
 #[test]
 fn a_device_that_is_not_there_is_a_clear_sentence_and_a_number() {
-    let mut worker = Worker::real().arg("--device", "cuda:99").spawn();
-    let status = worker.wait_exit();
-    let log = worker.log.text();
-    assert_eq!(
-        status.code(),
-        Some(DEVICE_UNAVAILABLE),
-        "{}: {log}",
-        describe(status)
-    );
-    assert!(log.contains("no such device"), "{log}");
-    assert!(log.contains("cuda:99"), "{log}");
-    let has_driver = std::path::Path::new("/proc/driver/nvidia/version").exists();
+    let worker = Worker::real().arg("--device", "cuda:99");
+    let log = worker.ends_with(DEVICE_UNAVAILABLE, &["no such device", "cuda:99"]);
+    let has_driver = Path::new("/proc/driver/nvidia/version").exists();
     assert!(has_driver || log.contains("no CUDA driver"), "{log}");
 }
 
@@ -276,10 +221,9 @@ fn every_architecture_is_served_and_a_request_too_long_for_its_context_is_refuse
 
 #[test]
 fn a_job_that_never_fits_the_cache_ends_alone() {
-    let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("m.gguf");
-    fs::write(&path, tiny_model(Architecture::Llama).build()).unwrap();
-    let worker = Worker::with_model(&path)
+    let directory = tempfile::tempdir().unwrap();
+    let path = written(&directory, &tiny_model(Architecture::Llama));
+    let worker = Worker::with_model(path)
         .arg("--kv-cache-size", 16 << 10)
         .start();
     let generation = worker.generation();

@@ -131,14 +131,10 @@ fn refusals_are_counted_by_their_code_and_logged_with_their_correlation_id() {
     assert_eq!(line["correlation_id"], "find-me");
     assert_eq!(line["path"], "/execute");
     let _ = client.try_request("POST", "/cancel", &headers, b"{\"job_id\":\"x\"}");
-    let cancel = wait::until("the cancel in the log", || {
-        worker.log.events("cancel").into_iter().next()
-    });
+    let cancel = worker.log.wait_for("cancel");
     assert_eq!(cancel["correlation_id"], "find-me");
     let _ = client.try_request("POST", "/shutdown", &headers, b"");
-    let shutdown = wait::until("the shutdown in the log", || {
-        worker.log.events("shutdown").into_iter().next()
-    });
+    let shutdown = worker.log.wait_for("shutdown");
     assert_eq!(shutdown["correlation_id"], "find-me");
 }
 
@@ -160,12 +156,12 @@ fn events_name_their_device_model_and_generation() {
         ("child_death", 1),
         ("execute_end", 2),
     ] {
-        let event = wait::until(name, || worker.log.events(name).into_iter().next());
+        let event = worker.log.wait_for(name);
         assert_eq!(event["device"], "cpu", "{event}");
         assert_eq!(event["model"], "null", "the file's name: {event}");
         assert_eq!(event["generation"], generation, "{event}");
     }
-    let loaded = &worker.log.events("model_load_complete")[0];
+    let loaded = worker.log.wait_for("model_load_complete");
     assert_eq!(loaded["gguf_name"], "scripted", "{loaded}");
 }
 

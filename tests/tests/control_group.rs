@@ -7,7 +7,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use tempfile::TempDir;
 use worker_orcd_tests::model::real_model;
-use worker_orcd_tests::worker::{binary, describe, unique};
+use worker_orcd_tests::worker::{binary, unique};
 use worker_orcd_tests::{Worker, WorkerBuilder};
 
 const MIB: u64 = 1 << 20;
@@ -108,17 +108,8 @@ fn a_model_larger_than_the_group_is_refused_before_the_kernel_kills() {
     let Some(group) = Group::limited_to(60 * MIB) else {
         return;
     };
-    let mut worker = group.worker().spawn();
-    let status = worker.wait_exit();
-    let log = worker.log.text();
-    assert_eq!(
-        status.code(),
-        Some(INSUFFICIENT_MEMORY),
-        "{}: {log}",
-        describe(status)
-    );
-    assert!(log.contains("bytes required"), "{log}");
-    drop(worker);
+    let worker = group.worker();
+    worker.ends_with(INSUFFICIENT_MEMORY, &["bytes required"]);
 }
 
 #[test]

@@ -1,7 +1,6 @@
 //! What `--device auto` comes to, and that it is decided once.
 
 use nix::sys::signal::Signal;
-use worker_orcd_tests::worker::describe;
 use worker_orcd_tests::{Act, Moment, Script, Worker, process, wait};
 
 /// The child's number for a device that is not there.
@@ -18,7 +17,7 @@ fn auto_is_the_cpu_where_no_cuda_device_can_be_used_and_says_why() {
     assert_eq!(device["id"], "cpu");
     let why = "auto: a script has no CUDA device";
     assert_eq!(device["chosen_because"], why);
-    let startup = &worker.log.events("startup")[0];
+    let startup = worker.log.wait_for("startup");
     assert_eq!(startup["device_chosen_because"], why, "{startup}");
 }
 
@@ -33,10 +32,7 @@ fn auto_is_the_first_cuda_device_that_can_be_used_for_every_child() {
     wait::until("the next child", || {
         (worker.generation() == Some(2)).then_some(())
     });
-    let loads = wait::until("its load", || {
-        let loads = worker.log.events("model_load_complete");
-        (loads.len() == 2).then_some(loads)
-    });
+    let loads = worker.log.wait_for_many("model_load_complete", 2);
     assert!(
         loads.iter().all(|load| load["device"] == "cuda:0"),
         "{loads:?}"
@@ -63,6 +59,7 @@ fn an_option_of_the_device_that_auto_did_not_choose_is_named() {
             script
         };
         let worker = auto(script).arg(given[0], given[1]).start();
+        let _ = worker.log_until_now();
         let said = worker.log.events("option_without_use");
         let options: Vec<_> = said.iter().map(|event| event["option"].as_str()).collect();
         assert_eq!(options, unused.map(Some).into_iter().collect::<Vec<_>>());
@@ -73,16 +70,9 @@ fn an_option_of_the_device_that_auto_did_not_choose_is_named() {
 #[test]
 fn a_device_that_auto_chose_and_that_is_gone_is_not_replaced_by_the_cpu() {
     let vanishes = Script::always(Moment::Loading, Act::Exit(DEVICE_UNAVAILABLE));
-    let mut worker = auto(vanishes.could_use("a card that vanishes")).spawn();
-    let status = worker.wait_exit();
-    let log = worker.log.text();
-    assert_eq!(
-        status.code(),
-        Some(DEVICE_UNAVAILABLE),
-        "{}: {log}",
-        describe(status)
-    );
-    assert!(worker.log.events("model_load_complete").is_empty(), "{log}");
+    let worker = auto(vanishes.could_use("a card that vanishes"));
+    let log = worker.ends_with(DEVICE_UNAVAILABLE, &[]);
+    assert!(!log.contains("model_load_complete"), "{log}");
 }
 
 /// What the real program answers depends on the machine; that it answers does not.

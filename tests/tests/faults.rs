@@ -8,7 +8,7 @@ use worker_orcd_lifecycle::DeathCause;
 use worker_orcd_tests::client::Transcript;
 use worker_orcd_tests::faults::{ANYWHERE, Expected, ON_A_GPU};
 use worker_orcd_tests::worker::unique;
-use worker_orcd_tests::{Client, Worker, WorkerBuilder, wait};
+use worker_orcd_tests::{Client, Worker, WorkerBuilder};
 
 /// Short deadlines: what hangs is to be noticed soon.
 fn failing(faults: &str) -> WorkerBuilder {
@@ -60,12 +60,9 @@ fn every_kind_has_a_row_and_every_row_a_label_that_exists() {
 #[test]
 fn a_fault_that_only_a_gpu_has_is_refused_by_name() {
     for row in ON_A_GPU {
-        let mut worker = failing(&format!("{}@step=1", row.kind)).spawn();
-        // `SupervisorExit` of `device_unavailable`.
-        assert_eq!(worker.wait_exit().code(), Some(67), "{}", row.kind);
-        let log = worker.log.text();
         let reason = format!("the fault {} cannot be injected on cpu", row.kind);
-        assert!(log.contains(&reason), "{log}");
+        // `SupervisorExit` of `device_unavailable`.
+        failing(&format!("{}@step=1", row.kind)).ends_with(67, &[&reason]);
     }
 }
 
@@ -141,9 +138,7 @@ fn a_query_of_death_is_refused_and_its_company_finishes() {
             thread::spawn(move || ask(&client, tokens, 150))
         })
         .into();
-    wait::until("its company to run", || {
-        (worker.log.events("execute_start").len() == 3).then_some(())
-    });
+    worker.log.wait_for_many("execute_start", 3);
     let deadly = client.execute(&request(23, 50)).transcript();
     let error = deadly.error("QUARANTINED");
     assert_eq!(error["retriable"], false, "{error}");

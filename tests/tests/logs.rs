@@ -71,9 +71,7 @@ fn a_log_that_nobody_reads_stops_nothing_and_what_is_lost_is_counted() {
     assert!(told > 0);
     // Lines flow again.
     let _ = answer(&client);
-    wait::until("new lines", || {
-        (worker.log.events("execute_end").len() >= 2).then_some(())
-    });
+    worker.log.wait_for_many("execute_end", 2);
 }
 
 #[test]
@@ -149,8 +147,10 @@ fn the_level_says_what_is_logged_and_a_misspelt_one_is_refused() {
     let worker = Worker::scripted(Script::behave())
         .arg("--log-level", "info,worker_orcd::http=warn")
         .start();
-    assert!(!worker.log.events("startup").is_empty());
+    worker.log.wait_for("startup");
     let _ = worker.client().execute(&request("x", 2)).transcript();
+    worker.signal(Signal::SIGHUP);
+    worker.log.wait_for("reload");
     assert!(worker.log.events("execute_end").is_empty());
     let mut worker = Worker::scripted(Script::behave())
         .arg("--log-level", "infoo")
@@ -179,10 +179,8 @@ fn sighup_reads_the_level_again() {
             .then_some(())
     });
     let _ = worker.client().execute(&request("x", 2)).transcript();
-    wait::until("the second request's end", || {
-        (!worker.log.events("execute_end").is_empty()).then_some(())
-    });
-    assert_eq!(worker.log.events("execute_end").len(), 1, "only the second");
+    let ends = worker.log.wait_for_many("execute_end", 1);
+    assert_eq!(ends.len(), 1, "only the second");
 }
 
 /// Through a terminal that Python's `pty` makes.

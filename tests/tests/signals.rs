@@ -2,6 +2,7 @@
 
 use nix::libc;
 use nix::sys::signal::Signal;
+use serde_json::Value;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -74,7 +75,7 @@ fn no_other_signal_ends_the_worker_and_each_is_said_once() {
         Signal::SIGXCPU,
         Signal::SIGXFSZ,
     ];
-    for _ in 0..3 {
+    for round in 1..=3 {
         for signal in named {
             worker.signal(signal);
         }
@@ -83,7 +84,9 @@ fn no_other_signal_ends_the_worker_and_each_is_said_once() {
             let words = [format!("-{number}"), worker.pid().to_string()];
             assert!(Command::new("kill").args(words).status().unwrap().success());
         }
-        std::thread::sleep(Duration::from_millis(50));
+        // Two of a kind that arrive together are one.
+        worker.log.wait_for_many("reload", round);
+        worker.log.wait_for_many("signal_ignored", named.len() + 2);
     }
     let text = format!("{}{}", first.as_str().unwrap(), stream.transcript().text());
     assert_eq!(text, scripted_text("abc", 100));
@@ -144,13 +147,13 @@ fn the_next_worker_removes_what_a_killed_one_left_and_nothing_that_is_in_use() {
     killed.wait_exit();
     assert_eq!(directories(parent.path()).len(), 2);
     let mut next = below(slow(), parent.path()).start();
-    let removed = next.log.events("leftovers_removed");
-    assert!(
-        removed
-            .iter()
-            .any(|event| event["parent"] == parent.path().to_str().unwrap() && event["count"] == 1),
-        "{removed:?}"
-    );
+    wait::until("the log to say what was removed", || {
+        let removed = next.log.events("leftovers_removed");
+        let of_parent = |event: &&Value| event["parent"] == parent.path().to_str().unwrap();
+        let event = removed.iter().find(of_parent)?;
+        assert_eq!(event["count"], 1, "{event}");
+        Some(())
+    });
     assert_eq!(
         directories(parent.path()).len(),
         2,
