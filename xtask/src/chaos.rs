@@ -81,6 +81,8 @@ fn runner(profile: &str, model: &Path, arguments: &[String]) -> Result<Command> 
     command
         .arg("--commit")
         .arg(report::commit()?)
+        .arg("--command")
+        .arg(report::typed_command())
         .args(arguments);
     // Where the report's path is meant to start from.
     command

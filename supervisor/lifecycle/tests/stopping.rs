@@ -3,29 +3,10 @@
 #[allow(dead_code)]
 mod common;
 
-use common::{PID, Sim, beat};
+use common::{PID, Sim, beat, ended, killed};
 use std::time::Duration;
 use worker_orcd_ipc::Generation;
 use worker_orcd_lifecycle::{ChildEvent, Effect, EndReason, Event, Exit, Signal, SupervisorExit};
-
-fn killed(effects: &[Effect]) -> bool {
-    effects.iter().any(|effect| {
-        matches!(
-            effect,
-            Effect::Kill {
-                signal: Signal::Kill,
-                ..
-            }
-        )
-    })
-}
-
-fn ended(effects: &[Effect]) -> Option<SupervisorExit> {
-    effects.iter().find_map(|effect| match effect {
-        Effect::End { exit, .. } => Some(*exit),
-        _ => None,
-    })
-}
 
 #[test]
 fn a_drain_serves_to_the_last_request_then_dismisses_and_ends_clean() {

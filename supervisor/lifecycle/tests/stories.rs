@@ -3,7 +3,7 @@
 #[allow(dead_code)]
 mod common;
 
-use common::{PID, Sim, beat, device_fault, hello, model_load_fault};
+use common::{PID, Sim, beat, device_fault, ended, hello, killed, model_load_fault};
 use std::time::Duration;
 use worker_orcd_ipc::{Fault, Generation};
 use worker_orcd_lifecycle::{
@@ -13,28 +13,9 @@ use worker_orcd_lifecycle::{
 
 const MS: Duration = Duration::from_millis(1);
 
-fn killed(effects: &[Effect]) -> bool {
-    effects.iter().any(|effect| {
-        matches!(
-            effect,
-            Effect::Kill {
-                signal: Signal::Kill,
-                ..
-            }
-        )
-    })
-}
-
 fn buried(effects: &[Effect]) -> Option<DeathCause> {
     effects.iter().find_map(|effect| match effect {
         Effect::Bury { cause, .. } => Some(cause.clone()),
-        _ => None,
-    })
-}
-
-fn ended(effects: &[Effect]) -> Option<SupervisorExit> {
-    effects.iter().find_map(|effect| match effect {
-        Effect::End { exit, .. } => Some(*exit),
         _ => None,
     })
 }

@@ -16,8 +16,8 @@
 
 use super::error::ApiError;
 use super::fields::{Fields, Names};
-use super::generation::MAX_RENDERED_BYTES;
 use super::mistakes::Constraint;
+use crate::interpreter::MAX_RENDERED_BYTES;
 use axum::body::Body;
 use axum::http::Request;
 use axum::http::header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, EXPECT};

@@ -8,15 +8,12 @@ use super::job::Job;
 use super::mistakes::Constraint;
 use crate::engine::{LoadedModel, NewRequest, OnFault, RequestStream};
 use crate::error_code::ErrorCode;
+use crate::interpreter::MAX_RENDERED_BYTES;
 use crate::logging::Fingerprint;
 use crate::text::template::{Setting, cost};
 use crate::text::{ChatMessage, Rendering, TemplateError, Undivided};
 use std::sync::Arc;
 use worker_orcd_ipc::{ClientId, Sampling, TokenId};
-
-/// Longest prompt that a template may make where the vocabulary bounds none: half of what fits
-/// between the processes.
-pub const MAX_RENDERED_BYTES: usize = 16 << 20;
 
 #[derive(Debug, Clone, PartialEq)]
 pub struct GenerationRequest {

@@ -25,6 +25,10 @@ pub use pool::Interpreter;
 use crate::text::template::{Rendering, TemplateError, TemplateSource};
 use serde::{Deserialize, Serialize};
 
+/// Longest prompt that a template may make where the vocabulary bounds none: half of what fits
+/// between the processes.
+pub const MAX_RENDERED_BYTES: usize = 16 << 20;
+
 /// What the supervisor asks for.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 enum Order {

@@ -3,8 +3,8 @@
 use std::time::Duration;
 use worker_orcd_ipc::{Fault, Generation};
 use worker_orcd_lifecycle::{
-    ChildEvent, Effect, Event, Exit, HandshakeRefusal, Machine, RecoveryAction, Settings, State,
-    Testimony, Xid,
+    ChildEvent, Effect, Event, Exit, HandshakeRefusal, Machine, RecoveryAction, Settings, Signal,
+    State, SupervisorExit, Testimony, Xid,
 };
 
 pub const PID: u32 = 100;
@@ -90,6 +90,26 @@ impl Sim {
         effects.extend(self.child(ChildEvent::LinkClosed));
         effects
     }
+}
+
+/// With SIGKILL.
+pub fn killed(effects: &[Effect]) -> bool {
+    effects.iter().any(|effect| {
+        matches!(
+            effect,
+            Effect::Kill {
+                signal: Signal::Kill,
+                ..
+            }
+        )
+    })
+}
+
+pub fn ended(effects: &[Effect]) -> Option<SupervisorExit> {
+    effects.iter().find_map(|effect| match effect {
+        Effect::End { exit, .. } => Some(*exit),
+        _ => None,
+    })
 }
 
 pub fn hello() -> ChildEvent {

@@ -101,6 +101,9 @@ pub struct Arguments {
     /// Named in the report.
     #[arg(long, default_value = "unknown")]
     commit: String,
+    /// What was typed to start this, for the report [default: this program and its arguments].
+    #[arg(long)]
+    command: Option<String>,
     #[arg(
         long,
         env = "WORKER_ORCD_MODEL",
@@ -240,7 +243,7 @@ fn run(arguments: &Arguments, seed: u64) -> Result<Report> {
     };
     violations.extend(vram.iter().flat_map(|vram| vram.violations.clone()));
     Ok(Report {
-        command: typed(),
+        command: arguments.command.clone().unwrap_or_else(typed),
         commit: arguments.commit.clone(),
         seed,
         stormed_for,
@@ -268,19 +271,11 @@ fn fresh_seed() -> u64 {
     u64::from(since.subsec_nanos()) ^ since.as_secs()
 }
 
-/// The subcommand and its arguments as they were typed; the commit is said elsewhere.
+/// This program and its arguments, but for the commit, which is said elsewhere.
 fn typed() -> String {
     let mut arguments: Vec<_> = std::env::args().skip(1).collect();
-    if arguments.first().is_some_and(|first| first == "--commit") {
-        arguments.drain(..2.min(arguments.len()));
+    if let Some(commit) = arguments.iter().position(|it| it == "--commit") {
+        arguments.drain(commit..arguments.len().min(commit + 2));
     }
-    let siege = arguments.iter().position(|argument| argument == "--siege");
-    let command = match siege {
-        Some(index) => {
-            arguments.remove(index);
-            "siege"
-        }
-        None => "chaos",
-    };
-    format!("{command} {}", arguments.join(" "))
+    format!("chaos {}", arguments.join(" "))
 }

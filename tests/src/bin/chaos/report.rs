@@ -61,7 +61,7 @@ impl Report {
     fn head(&self) -> String {
         format!(
             "# {}\n\n\
-             - command: `cargo xtask {}`\n- seed: {}\n- date: {}\n- commit: {}\n\
+             - command: `{}`, {} build\n- seed: {}\n- date: {}\n- commit: {}\n\
              - machine: {}, {} threads\n\n\
              {} deaths in {:.1} minutes under continuous streams; the worker was started once.\n\n",
             if self.siege.is_some() {
@@ -70,6 +70,12 @@ impl Report {
                 "chaos"
             },
             self.command,
+            // The worker was built together with this.
+            if cfg!(debug_assertions) {
+                "debug"
+            } else {
+                "release"
+            },
             self.seed,
             date(),
             self.commit,

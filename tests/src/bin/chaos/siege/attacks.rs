@@ -26,7 +26,7 @@ pub struct Attack {
     pub name: &'static str,
     /// Seconds between two, on average.
     pub every_seconds: f64,
-    pub strike: fn(SocketAddr, u32, &mut Random) -> Outcome,
+    pub strike: Strike,
     pub expects: Expects,
 }
 
@@ -51,6 +51,17 @@ pub enum Outcome {
     Done,
 }
 
+impl Attack {
+    const fn new(name: &'static str, every_seconds: f64, expects: Expects, strike: Strike) -> Self {
+        Self {
+            name,
+            every_seconds,
+            strike,
+            expects,
+        }
+    }
+}
+
 impl Expects {
     pub fn allows(self, outcome: &Outcome) -> bool {
         match self {
@@ -72,30 +83,14 @@ impl fmt::Display for Outcome {
     }
 }
 
-const fn refused(
-    name: &'static str,
-    every_seconds: f64,
-    strike: fn(SocketAddr, u32, &mut Random) -> Outcome,
-) -> Attack {
-    Attack {
-        name,
-        every_seconds,
-        strike,
-        expects: Expects::Refusal,
-    }
+type Strike = fn(SocketAddr, u32, &mut Random) -> Outcome;
+
+const fn refused(name: &'static str, every_seconds: f64, strike: Strike) -> Attack {
+    Attack::new(name, every_seconds, Expects::Refusal, strike)
 }
 
-const fn ignored(
-    name: &'static str,
-    every_seconds: f64,
-    strike: fn(SocketAddr, u32, &mut Random) -> Outcome,
-) -> Attack {
-    Attack {
-        name,
-        every_seconds,
-        strike,
-        expects: Expects::Nothing,
-    }
+const fn ignored(name: &'static str, every_seconds: f64, strike: Strike) -> Attack {
+    Attack::new(name, every_seconds, Expects::Nothing, strike)
 }
 
 pub const ATTACKS: [Attack; 17] = [
@@ -152,19 +147,10 @@ pub const ATTACKS: [Attack; 17] = [
         let fuse = template::fuse(random.below(template::COUNT));
         ask(to, random, "/v1/chat/completions", &chat(fuse).to_string())
     }),
-    Attack {
-        name: "honest chat",
-        every_seconds: 10.0,
-        expects: Expects::Service,
-        strike: |to, _, random| {
-            ask(
-                to,
-                random,
-                "/v1/chat/completions",
-                &chat("Say hello.").to_string(),
-            )
-        },
-    },
+    Attack::new("honest chat", 10.0, Expects::Service, |to, _, random| {
+        let body = chat("Say hello.").to_string();
+        ask(to, random, "/v1/chat/completions", &body)
+    }),
     ignored("half a body", 5.0, |to, _, random| {
         let head = head("/execute", BODY_BYTES);
         loiter(
