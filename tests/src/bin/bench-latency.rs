@@ -1,5 +1,5 @@
-//! How long `/health`, a cancel and a disconnect take while every slot is busy. Prints one JSON
-//! object.
+//! How long `/health`, a cancel and a disconnect take while every slot is busy, and how long the
+//! runtime's threads are held by what they do themselves. Prints one JSON object.
 //!
 //! The default is the real child, whose compute threads take every core: that is the load under
 //! which the contract's figures must hold. `--null` puts a child there that computes nothing and
@@ -39,6 +39,11 @@ const PROMPT: &str = "Tell me a very long story about a lighthouse and the sea. 
 const MAX_TOKENS: u32 = 2048;
 const PATIENCE: Duration = Duration::from_secs(60);
 
+/// The largest body that is read, and the longest text that is tokenized, on a thread of the runtime
+/// (`http/body.rs`, `http/lanes.rs`). Longer ones go to other threads.
+const INLINE_BODY: usize = 32 << 10;
+const INLINE_TEXT: usize = 1 << 10;
+
 fn main() -> anyhow::Result<()> {
     let options = Options::parse();
     let builder = if options.null {
@@ -47,6 +52,12 @@ fn main() -> anyhow::Result<()> {
     } else {
         Worker::real()
     };
+    let held = json!({
+        "body_of_mistakes": measure_inline(&json!({"messages": vec![0; INLINE_BODY / 2 - 16]}))?.summary(),
+        "prompt_of_spaces": measure_inline(&json!({"prompt": " ".repeat(INLINE_TEXT)}))?.summary(),
+        "prompt_of_digits": measure_inline(&json!({"prompt": "7".repeat(INLINE_TEXT)}))?.summary(),
+        "prompt_of_words": measure_inline(&json!({"prompt": "a b ".repeat(INLINE_TEXT / 4)}))?.summary(),
+    });
     let worker = builder.arg("--max-running", options.slots).start();
     let client = worker.client();
     let stop = Arc::new(AtomicBool::new(false));
@@ -65,6 +76,7 @@ fn main() -> anyhow::Result<()> {
         "bench": "latency",
         "child": if options.null { "null" } else { "real" },
         "slots": options.slots,
+        "inline": held,
         "health": health.summary(),
         "cancel_to_terminal_event": cancels.ended.summary(),
         "cancel_to_slot_reused": cancels.reused.summary(),
@@ -73,6 +85,25 @@ fn main() -> anyhow::Result<()> {
     });
     println!("{result}");
     Ok(())
+}
+
+/// Requests that are refused once they were read, or once their text was tokenized: no child has a
+/// part in it, so the whole round trip is at least as long as a thread of the runtime is held.
+fn measure_inline(body: &Value) -> std::io::Result<Latencies> {
+    const ROUNDS: usize = 500;
+    let worker = Worker::real().arg("--max-tokens-in", 1).start();
+    let client = worker.client();
+    let bytes = client.request("POST", "/v1/completions", &[], body.to_string().as_bytes());
+    let mut latencies = Latencies::default();
+    for _ in 0..ROUNDS {
+        let mut connection = client.connect()?;
+        let start = Instant::now();
+        connection.send(&bytes)?;
+        let response = connection.read_response()?;
+        latencies.push(start.elapsed());
+        assert_eq!(response.status, 400, "{}", response.text());
+    }
+    Ok(latencies)
 }
 
 /// Runs for as long as any request may.
