@@ -2,12 +2,14 @@
 
 use serde_json::Value;
 use worker_orcd::config::RequestLimits;
+use worker_orcd::engine::SamplingDefaults;
 use worker_orcd::http::body::parse;
 use worker_orcd::http::error::{ApiError, Dialect};
 use worker_orcd::http::execute;
 use worker_orcd::http::fields::Fields;
 use worker_orcd::http::generation::{GenerationRequest, Input};
 use worker_orcd::http::openai::{Kind, request};
+use worker_orcd::http::reading::ModelTerms;
 use worker_orcd::requests::OnFault;
 
 const LIMITS: RequestLimits = RequestLimits {
@@ -18,9 +20,10 @@ const LIMITS: RequestLimits = RequestLimits {
     on_fault: OnFault::Resume,
 };
 
-const MODEL: request::ModelBounds = request::ModelBounds {
+const MODEL: ModelTerms = ModelTerms {
     vocabulary: 500,
     context: 600,
+    defaults: SamplingDefaults::OWN,
 };
 
 /// The first byte says which endpoint, the rest is the body. True when it was accepted.
@@ -30,8 +33,7 @@ pub fn check(data: &[u8]) -> bool {
     };
     let (read, dialect) = match endpoint % 3 {
         0 => {
-            let read =
-                |fields: Fields<'_>| execute::read_request(fields, &LIMITS, MODEL.vocabulary);
+            let read = |fields: Fields<'_>| execute::read_request(fields, &LIMITS, &MODEL);
             let read = parse(body, execute::NAMES, read).map(|(request, _)| request);
             (read, Dialect::Native)
         }
@@ -52,7 +54,7 @@ pub fn check(data: &[u8]) -> bool {
 }
 
 fn openai(body: &[u8], kind: Kind) -> Result<GenerationRequest, ApiError> {
-    let read = |fields: Fields<'_>| request::read(fields, &LIMITS, MODEL, kind);
+    let read = |fields: Fields<'_>| request::read(fields, &LIMITS, &MODEL, kind);
     parse(body, request::names(kind), read).map(|request| request.generation)
 }
 

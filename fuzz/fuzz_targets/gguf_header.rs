@@ -5,7 +5,7 @@
 use libfuzzer_sys::fuzz_target;
 use worker_orcd_gpu::model::gguf::{Array, Value};
 use worker_orcd_gpu::model::{
-    Header, ModelConfig, ModelWeights, gguf, model_facts, tokenizer_facts,
+    Header, ModelConfig, ModelWeights, gguf, model_facts, sampling_advice, tokenizer_facts,
 };
 
 fuzz_target!(|file: &[u8]| {
@@ -17,6 +17,7 @@ fuzz_target!(|file: &[u8]| {
         walk(array);
     }
     let _ = tokenizer_facts(&header);
+    let _ = sampling_advice(&header, 1000);
     let Ok(config) = ModelConfig::from_gguf(&header, None) else {
         return;
     };

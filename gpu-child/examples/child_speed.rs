@@ -17,8 +17,8 @@ use worker_orcd_gpu::serve::{Link, Loaded, serve};
 use worker_orcd_ipc::frame::write_frame;
 use worker_orcd_ipc::{
     ClientId, Command, DeviceSelector, Envelope, Event, FrameReader, Generation, LoadOrder,
-    ModelFacts, ModelFile, ModelIdentity, Preamble, RequestId, Sampling, Submission, TokenId,
-    TokenizerFacts, TokenizerKind, decode, encode,
+    ModelFacts, ModelFile, ModelIdentity, Preamble, RequestId, Sampling, SamplingAdvice,
+    Submission, TokenId, TokenizerFacts, TokenizerKind, decode, encode,
 };
 
 #[path = "shared/shapes.rs"]
@@ -120,6 +120,7 @@ fn load(model: &support::Model) -> Result<Loaded, worker_orcd_ipc::Fault> {
             add_space_prefix: false,
             chat_template: None,
         },
+        sampling: SamplingAdvice::default(),
         max_sequence_tokens: 2048,
     })
 }

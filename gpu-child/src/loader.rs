@@ -9,7 +9,8 @@ use crate::device::Executor;
 use crate::device::cpu::{CpuExecutor, CpuOptions};
 use crate::device::cuda::{CudaExecutor, CudaOptions, KvOrder};
 use crate::model::{
-    GgufFile, Header, ModelConfig, ModelError, ModelWeights, model_facts, tokenizer_facts,
+    GgufFile, Header, ModelConfig, ModelError, ModelWeights, model_facts, sampling_advice,
+    tokenizer_facts,
 };
 use crate::serve::{Loaded, Progress};
 use std::fs::File;
@@ -35,6 +36,7 @@ pub fn load(
     let tokenizer = tokenizer_facts(&header).map_err(fault)?;
     let stem = path.file_stem().unwrap_or_default().to_string_lossy();
     let model = model_facts(&header, &config, &stem).map_err(fault)?;
+    let sampling = sampling_advice(&header, model.vocab_size);
     let shape = Shape {
         // Every running sequence has its token beside a whole chunk of prompts.
         max_batch_tokens: order
@@ -71,6 +73,7 @@ pub fn load(
         model,
         identity: identity(&config, weights),
         tokenizer,
+        sampling,
         max_sequence_tokens: sequence_tokens,
     })
 }

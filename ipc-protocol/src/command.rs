@@ -2,6 +2,7 @@
 
 use crate::ids::{ClientId, RequestId, TokenId};
 use serde::{Deserialize, Serialize};
+use std::ops::RangeInclusive;
 
 /// From the supervisor, down. Each variant says when it is legal; a child that gets one at
 /// another time ends with [`ExitCode::Protocol`](crate::ExitCode::Protocol).
@@ -106,6 +107,17 @@ pub struct Sampling {
     pub presence_penalty: f32,
     /// Key of the counter-based generator; the counter is the token's position.
     pub seed: u64,
+}
+
+/// What a request or a model file may ask for. A repetition penalty of 0 would be a division by it:
+/// its range begins above.
+impl Sampling {
+    pub const TEMPERATURE: RangeInclusive<f64> = 0.0..=2.0;
+    pub const TOP_P: RangeInclusive<f64> = 0.0..=1.0;
+    pub const MIN_P: RangeInclusive<f64> = 0.0..=1.0;
+    pub const REPETITION_PENALTY: RangeInclusive<f64> = 0.0..=2.0;
+    pub const FREQUENCY_PENALTY: RangeInclusive<f64> = -2.0..=2.0;
+    pub const PRESENCE_PENALTY: RangeInclusive<f64> = -2.0..=2.0;
 }
 
 impl Default for Sampling {

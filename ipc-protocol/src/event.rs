@@ -3,7 +3,7 @@
 use crate::fault::Fault;
 use crate::ids::{Generation, RequestId, TokenId};
 use crate::memory::MemoryReport;
-use crate::model::{DeviceFacts, ModelFacts, ModelIdentity, TokenizerFacts};
+use crate::model::{DeviceFacts, ModelFacts, ModelIdentity, SamplingAdvice, TokenizerFacts};
 use serde::{Deserialize, Serialize};
 
 /// Every frame that travels up: who speaks, and what is said.
@@ -54,6 +54,7 @@ pub struct ReadyReport {
     pub model: ModelFacts,
     pub identity: ModelIdentity,
     pub tokenizer: TokenizerFacts,
+    pub sampling: SamplingAdvice,
     pub device: DeviceFacts,
     pub memory: MemoryReport,
     /// Sequences that may be decoded in one step.

@@ -48,9 +48,12 @@ pub use fault::{ExitCode, Fault};
 pub use frame::{FrameError, FrameReader, MAX_FRAME_BYTES, PREAMBLE_BYTES, Preamble};
 pub use ids::{ClientId, Generation, RequestId, TokenId};
 pub use memory::{MemoryBound, MemoryReport};
-pub use model::{DeviceFacts, ModelFacts, ModelIdentity, TokenKind, TokenizerFacts, TokenizerKind};
+pub use model::{
+    DeviceFacts, ModelFacts, ModelIdentity, SamplingAdvice, TokenKind, TokenizerFacts,
+    TokenizerKind,
+};
 pub use probe::{CHECK_MODEL_FLAG, CHILD_NAME, PROBE_FLAG, PROBE_LINE_BYTES};
 
 /// Sent in the clear in the [`Preamble`], before any bincode: two versions that cannot read
 /// each other's messages can still read this and say so.
-pub const PROTOCOL_VERSION: u16 = 3;
+pub const PROTOCOL_VERSION: u16 = 4;

@@ -38,6 +38,22 @@ impl fmt::Display for ModelIdentity {
     }
 }
 
+/// `general.sampling.*` of a GGUF file: how its makers would have tokens drawn where a request does
+/// not say. No part of the model's identity, since a request carries its values.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct SamplingAdvice {
+    pub temperature: Option<f32>,
+    /// 0 means off.
+    pub top_k: Option<u32>,
+    pub top_p: Option<f32>,
+    pub min_p: Option<f32>,
+    pub repetition_penalty: Option<f32>,
+    /// Keys whose values no request may have either.
+    pub out_of_range: Vec<String>,
+    /// Keys of what the sampler does not do.
+    pub unsupported: Vec<String>,
+}
+
 /// `tokenizer.ggml.*` of a GGUF file, so that the supervisor can build a tokenizer without
 /// opening the file.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

@@ -5,6 +5,7 @@
 
 pub mod gpu;
 pub mod model;
+pub mod sampling;
 pub mod snapshot;
 
 pub use crate::requests::{
@@ -12,6 +13,7 @@ pub use crate::requests::{
 };
 pub use gpu::GpuSnapshot;
 pub use model::LoadedModel;
+pub use sampling::SamplingDefaults;
 pub use snapshot::{ChildSnapshot, EngineSnapshot, FaultsSnapshot, LoadSnapshot, Status};
 pub use worker_orcd_lifecycle::{Deadlines, RestartPolicy, SupervisorExit};
 
@@ -44,6 +46,8 @@ pub struct EngineSettings {
     pub quarantine_for: Duration,
     /// For the compilation of a chat template, and for each prompt it makes.
     pub template_timeout: Duration,
+    /// Follow the sampling advice of the model file.
+    pub model_sampling: bool,
     /// Accept a child that was built to fail on command. Never in production.
     pub accept_fault_injection: bool,
     pub crashes: CrashSettings,

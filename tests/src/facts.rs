@@ -3,8 +3,8 @@
 
 use crate::script::{EOS, VOCAB_SIZE};
 use worker_orcd_ipc::{
-    DeviceFacts, MemoryReport, ModelFacts, ModelIdentity, ReadyReport, TokenKind, TokenizerFacts,
-    TokenizerKind,
+    DeviceFacts, MemoryReport, ModelFacts, ModelIdentity, ReadyReport, SamplingAdvice, TokenKind,
+    TokenizerFacts, TokenizerKind,
 };
 
 /// Each message as `<role>content`, and a mark where the answer begins.
@@ -25,6 +25,7 @@ pub fn ready_report(max_running: u32, max_sequence_tokens: Option<u32>) -> Ready
         model: model(),
         identity: IDENTITY,
         tokenizer: tokenizer(),
+        sampling: SamplingAdvice::default(),
         device: device(),
         memory: memory(),
         max_running,

@@ -4,6 +4,7 @@
 //!            ┌─ config  (+ rope) ─── ModelConfig ─┐
 //! gguf ──────┼─ weights ──────────── ModelWeights ┴─ the device
 //! (Header)   ├─ tokenizer_facts ──── TokenizerFacts ┐
+//!            ├─ sampling_advice ──── SamplingAdvice ┤
 //!            └─ model_facts ──────── ModelFacts ────┴─ the supervisor
 //! ```
 //!
@@ -16,6 +17,7 @@ pub mod gguf;
 pub mod gguf_builder;
 mod model_facts;
 mod rope;
+mod sampling_advice;
 pub mod tiny_model;
 pub mod tokenizer_facts;
 pub mod weights;
@@ -25,5 +27,6 @@ pub use error::ModelError;
 pub use gguf::{GgufError, GgufFile, Header, TensorView};
 pub use gguf_builder::{GgufBuilder, Meta};
 pub use model_facts::model_facts;
+pub use sampling_advice::sampling_advice;
 pub use tokenizer_facts::tokenizer_facts;
 pub use weights::{LayerWeights, Linear, ModelWeights};

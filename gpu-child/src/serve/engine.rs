@@ -112,6 +112,7 @@ impl<'a> Engine<'a> {
             model,
             identity,
             tokenizer,
+            sampling,
             max_sequence_tokens,
         } = loaded;
         let geometry = executor.kv_geometry();
@@ -136,6 +137,7 @@ impl<'a> Engine<'a> {
             model,
             identity,
             tokenizer,
+            sampling,
             device,
             memory,
             max_running,

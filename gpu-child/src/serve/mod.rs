@@ -40,7 +40,7 @@ use std::sync::Arc;
 use std::sync::mpsc::sync_channel;
 use std::thread;
 use worker_orcd_ipc::{
-    ChildHello, Event, Fault, LoadOrder, ModelFacts, ModelIdentity, TokenizerFacts,
+    ChildHello, Event, Fault, LoadOrder, ModelFacts, ModelIdentity, SamplingAdvice, TokenizerFacts,
 };
 
 /// Commands that may wait for the engine. The supervisor bounds what it submits far below this; a
@@ -57,6 +57,7 @@ pub struct Loaded {
     pub model: ModelFacts,
     pub identity: ModelIdentity,
     pub tokenizer: TokenizerFacts,
+    pub sampling: SamplingAdvice,
     /// Prompt plus completion of one request.
     pub max_sequence_tokens: u32,
 }

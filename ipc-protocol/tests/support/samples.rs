@@ -8,7 +8,8 @@ use worker_orcd_ipc::{
     ChildHello, ClientId, Command, DeviceFacts, DeviceSelector, EmittedToken, Envelope, Event,
     Fault, FinishReason, Finished, Generation, Heartbeat, Load, LoadOrder, MemoryBound,
     MemoryReport, ModelFacts, ModelFile, ModelIdentity, ReadyReport, RequestId, Sampling,
-    StepReport, Submission, TokenId, TokenKind, TokenizerFacts, TokenizerKind, TraceOrder,
+    SamplingAdvice, StepReport, Submission, TokenId, TokenKind, TokenizerFacts, TokenizerKind,
+    TraceOrder,
 };
 
 /// `(file stem, message)`, one for each kind.
@@ -166,6 +167,15 @@ fn ready() -> ReadyReport {
         },
         identity: ModelIdentity(std::array::from_fn(|i| 0xa0 + i as u8)),
         tokenizer: tokenizer(),
+        sampling: SamplingAdvice {
+            temperature: Some(0.625),
+            top_k: Some(20),
+            top_p: Some(0.9375),
+            min_p: None,
+            repetition_penalty: Some(1.0625),
+            out_of_range: vec!["general.sampling.min_p".to_owned()],
+            unsupported: vec!["general.sampling.mirostat".to_owned()],
+        },
         device: DeviceFacts {
             id: "cuda:1".to_owned(),
             name: "card".to_owned(),

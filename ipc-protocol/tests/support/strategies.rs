@@ -9,7 +9,8 @@ use worker_orcd_ipc::{
     ChildHello, ClientId, Command, DeviceFacts, DeviceSelector, EmittedToken, Envelope, Event,
     Fault, FinishReason, Finished, Generation, Heartbeat, Load, LoadOrder, MemoryBound,
     MemoryReport, ModelFacts, ModelFile, ModelIdentity, ReadyReport, RequestId, Sampling,
-    StepReport, Submission, TokenId, TokenKind, TokenizerFacts, TokenizerKind, TraceOrder,
+    SamplingAdvice, StepReport, Submission, TokenId, TokenKind, TokenizerFacts, TokenizerKind,
+    TraceOrder,
 };
 
 pub fn message() -> impl Strategy<Value = Message> {
@@ -184,7 +185,7 @@ fn sampling() -> impl Strategy<Value = Sampling> {
 fn ready() -> impl Strategy<Value = ReadyReport> {
     (
         (model(), any::<[u8; 16]>().prop_map(ModelIdentity)),
-        tokenizer(),
+        (tokenizer(), advice()),
         device(),
         memory(),
         (any::<u32>(), any::<u32>(), any::<u64>()),
@@ -192,7 +193,7 @@ fn ready() -> impl Strategy<Value = ReadyReport> {
         .prop_map(
             |(
                 (model, identity),
-                tokenizer,
+                (tokenizer, sampling),
                 device,
                 memory,
                 (max_running, max_sequence_tokens, kv),
@@ -201,6 +202,7 @@ fn ready() -> impl Strategy<Value = ReadyReport> {
                     model,
                     identity,
                     tokenizer,
+                    sampling,
                     device,
                     memory,
                     max_running,
@@ -209,6 +211,24 @@ fn ready() -> impl Strategy<Value = ReadyReport> {
                 }
             },
         )
+}
+
+fn advice() -> impl Strategy<Value = SamplingAdvice> {
+    let floats = [0; 4].map(|_| of(float()));
+    let keys = || vec(text(), 0..4);
+    (floats, any::<Option<u32>>(), keys(), keys()).prop_map(
+        |([temperature, top_p, min_p, repetition_penalty], top_k, out_of_range, unsupported)| {
+            SamplingAdvice {
+                temperature,
+                top_k,
+                top_p,
+                min_p,
+                repetition_penalty,
+                out_of_range,
+                unsupported,
+            }
+        },
+    )
 }
 
 fn model() -> impl Strategy<Value = ModelFacts> {

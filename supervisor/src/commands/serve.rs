@@ -373,6 +373,7 @@ fn engine_settings(config: &Config, device: &DecidedDevice) -> EngineSettings {
         max_queue: config.life.max_queue,
         quarantine_for: config.life.quarantine_for,
         template_timeout: config.life.template_timeout,
+        model_sampling: config.model_sampling,
         accept_fault_injection: config.accept_fault_injection,
         crashes: config.crashes.clone(),
     }

@@ -49,6 +49,7 @@ const GROUPS: [(&str, &[&str]); 6] = [
             "max-queue",
             "inference-timeout",
             "parse-special",
+            "no-model-sampling",
             "template-timeout",
         ],
     ),

@@ -48,6 +48,8 @@ pub struct Config {
     pub accept_fault_injection: bool,
     /// Control tokens are parsed in what clients write into messages, too.
     pub parse_special: bool,
+    /// What a request omits is as the model file advises.
+    pub model_sampling: bool,
     pub worker_id: Uuid,
     pub callback_url: Option<CallbackUrl>,
     /// Instead of the address that is listened on.
@@ -185,6 +187,7 @@ fn read(reader: &mut Reader<'_>) -> Option<Config> {
     let log_level = read_log_level(reader);
     let accept_fault_injection = reader.switch("accept-fault-injection");
     let parse_special = reader.switch("parse-special");
+    let model_sampling = !reader.switch("no-model-sampling");
     let served_model_names = reader.optional("served-model-name", |text| match http::list(text) {
         names if names.is_empty() => Err("no name".to_owned()),
         names => Ok(names),
@@ -209,6 +212,7 @@ fn read(reader: &mut Reader<'_>) -> Option<Config> {
         child_binary: child_binary?,
         accept_fault_injection,
         parse_special,
+        model_sampling,
         worker_id: worker_id.unwrap_or_else(Uuid::new_v4),
         callback_url,
         advertise_url,

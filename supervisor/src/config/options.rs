@@ -136,6 +136,13 @@ pub const OPTIONS: &[Spec] = &[
         help: "What reads like a special token in a message is one, as other servers have it",
         default: None,
     },
+    Spec {
+        name: "no-model-sampling",
+        shape: Shape::Switch,
+        help: "What a request omits is as documented, whatever general.sampling.* of the model \
+               file says",
+        default: None,
+    },
     value(
         "template-timeout",
         "TIME",

@@ -120,8 +120,10 @@ impl Driver {
         self.gpu.child_computes_on(report.device.uuid.as_deref());
         let previous = self.model.clone();
         let timeout = self.settings.template_timeout;
+        let model_sampling = self.settings.model_sampling;
         let model = tokio::task::spawn_blocking(move || {
-            LoadedModel::build(report, previous.as_ref().map(Arc::as_ref), timeout)
+            let previous = previous.as_ref().map(Arc::as_ref);
+            LoadedModel::build(report, previous, timeout, model_sampling)
         });
         self.building = Some(Building { generation, model });
         None

@@ -1,5 +1,6 @@
 //! What is known of the model that is loaded: the child's facts, and the text made of them.
 
+use super::SamplingDefaults;
 use crate::interpreter::Interpreter;
 use crate::text::{TemplateError, TemplateSource, Text, TextError};
 use sha2::{Digest as _, Sha256};
@@ -7,11 +8,11 @@ use std::sync::Arc;
 use std::time::Duration;
 use thiserror::Error;
 use worker_orcd_ipc::{
-    DeviceFacts, MemoryReport, ModelFacts, ModelIdentity, ReadyReport, TokenizerFacts,
-    TokenizerKind, encode,
+    DeviceFacts, MemoryReport, ModelFacts, ModelIdentity, ReadyReport, SamplingAdvice,
+    TokenizerFacts, TokenizerKind, encode,
 };
 
-/// Built once per child that becomes ready; the text is that of the first one.
+/// Built once per child that becomes ready; text and defaults are those of the first one.
 #[derive(Debug)]
 pub struct LoadedModel {
     pub facts: ModelFacts,
@@ -19,6 +20,7 @@ pub struct LoadedModel {
     pub text: Arc<Text>,
     /// What makes a prompt of messages, or why nothing does.
     pub chat: Result<Arc<Interpreter>, TemplateError>,
+    pub sampling: SamplingDefaults,
     pub tokenizer_kind: TokenizerKind,
     /// As it was when the model became ready.
     pub memory: MemoryReport,
@@ -56,16 +58,20 @@ impl LoadedModel {
         report: ReadyReport,
         previous: Option<&Self>,
         template_timeout: Duration,
+        model_sampling: bool,
     ) -> Result<Self, Unfit> {
         let digest = digest(&report)?;
-        let (text, chat) = match previous {
-            Some(previous) if previous.digest == digest => {
-                (Arc::clone(&previous.text), previous.chat.clone())
-            }
+        let (text, chat, sampling) = match previous {
+            Some(previous) if previous.digest == digest => (
+                Arc::clone(&previous.text),
+                previous.chat.clone(),
+                previous.sampling.clone(),
+            ),
             Some(_) => return Err(Unfit::OtherModel),
             None => (
                 Arc::new(Text::from_facts(&report.tokenizer)?),
                 chat(&report.tokenizer, template_timeout),
+                sampling(&report.sampling, model_sampling),
             ),
         };
         Ok(Self {
@@ -73,6 +79,7 @@ impl LoadedModel {
             device: report.device,
             text,
             chat,
+            sampling,
             tokenizer_kind: report.tokenizer.kind,
             memory: report.memory,
             max_running: report.max_running,
@@ -97,6 +104,13 @@ fn chat(facts: &TokenizerFacts, timeout: Duration) -> Result<Arc<Interpreter>, T
         tracing::warn!(reason = %error, "chat_template_refused");
     }
     started.map(Arc::new)
+}
+
+fn sampling(advice: &SamplingAdvice, is_followed: bool) -> SamplingDefaults {
+    match is_followed {
+        true => SamplingDefaults::of_file(advice),
+        false => SamplingDefaults::default(),
+    }
 }
 
 fn digest(report: &ReadyReport) -> Result<[u8; 32], TextError> {

@@ -8,7 +8,7 @@ use super::fields::{Fields, Names, among};
 use super::generation::{GenerationRequest, Input};
 use super::messages::read_messages;
 use super::mistakes::Constraint;
-use super::reading::{self, read_sampling, read_stop};
+use super::reading::{self, ModelTerms, read_sampling, read_stop};
 use super::sse;
 use super::{App, client};
 use crate::config::RequestLimits;
@@ -62,11 +62,9 @@ async fn try_execute(
 ) -> Result<Response, ApiError> {
     let client = client::of_request(request.extensions());
     let model = app.model();
-    let vocabulary = model
-        .as_ref()
-        .map_or(u32::MAX, |model| model.facts.vocab_size);
+    let terms = ModelTerms::of(model.as_deref().ok());
     let limits = app.limits.clone();
-    let read = move |fields: Fields<'_>| read_request(fields, &limits, vocabulary);
+    let read = move |fields: Fields<'_>| read_request(fields, &limits, &terms);
     let ((request, wants_metrics), room) = app.bodies.read(request, NAMES, read).await?;
     let model = model?;
     let seed = request.sampling.seed;
@@ -91,7 +89,7 @@ async fn try_execute(
 pub fn read_request(
     mut fields: Fields<'_>,
     limits: &RequestLimits,
-    vocabulary: u32,
+    model: &ModelTerms,
 ) -> Result<(GenerationRequest, bool), ApiError> {
     let max_chars = limits.max_prompt_chars.unwrap_or(DEFAULT_PROMPT_CHARS);
     let most_tokens = limits.max_tokens_out.unwrap_or(DEFAULT_MAX_TOKENS);
@@ -99,7 +97,7 @@ pub fn read_request(
     let job_id = fields.required("job_id", job_id);
     let input = read_input(&mut fields, max_chars);
     let max_tokens = fields.integer("max_tokens", 1..=u64::from(most_tokens));
-    let sampling = read_sampling(&mut fields, u64::from(vocabulary));
+    let sampling = read_sampling(&mut fields, model);
     let stop = read_stop(&mut fields);
     let ignore_eos = fields.boolean("ignore_eos").unwrap_or(false);
     let on_fault = fields.word(

@@ -7,7 +7,10 @@ mod gpu;
 
 use super::App;
 use crate::calendar::rfc3339;
-use crate::engine::{ChildSnapshot, EngineSnapshot, FaultsSnapshot, LoadSnapshot, LoadedModel};
+use crate::engine::sampling::decimal;
+use crate::engine::{
+    ChildSnapshot, EngineSnapshot, FaultsSnapshot, LoadSnapshot, LoadedModel, SamplingDefaults,
+};
 use axum::extract::State;
 use axum::http::header::AUTHORIZATION;
 use axum::http::{HeaderMap, StatusCode};
@@ -232,6 +235,7 @@ fn model_report(app: &App, model: Option<&LoadedModel>, snapshot: &EngineSnapsho
             TokenizerKind::SentencePiece => "sentence_piece",
         },
         "chat_template": model.has_chat_template(),
+        "sampling_defaults": sampling_report(&model.sampling),
         "vocab_size": facts.vocab_size,
         "context_length": facts.context_length,
         "max_sequence_tokens": model.max_sequence_tokens,
@@ -239,6 +243,21 @@ fn model_report(app: &App, model: Option<&LoadedModel>, snapshot: &EngineSnapsho
     });
     extend(&mut report, of_model);
     report
+}
+
+/// By the names of a request's fields.
+fn sampling_report(defaults: &SamplingDefaults) -> Value {
+    let values = &defaults.values;
+    json!({
+        "temperature": decimal(values.temperature),
+        "top_k": values.top_k,
+        "top_p": decimal(values.top_p),
+        "min_p": decimal(values.min_p),
+        "repetition_penalty": decimal(values.repetition_penalty),
+        "frequency_penalty": decimal(values.frequency_penalty),
+        "presence_penalty": decimal(values.presence_penalty),
+        "from_file": defaults.from_file,
+    })
 }
 
 fn load_report(

@@ -3,6 +3,7 @@
 use super::fields::Fields;
 use super::json::{Json, Kind};
 use super::mistakes::Constraint;
+use crate::engine::{LoadedModel, SamplingDefaults};
 use std::ops::RangeInclusive;
 use uuid::Uuid;
 use worker_orcd_ipc::Sampling;
@@ -27,23 +28,54 @@ const MAX_STOP_CHARS: usize = 256;
 /// Seeds that are generated are small enough for every JSON reader to give back exactly.
 const GENERATED_SEED_BITS: u32 = 53;
 
-/// Reads the fields that decide how tokens are drawn; both APIs call them the same.
-pub fn read_sampling(fields: &mut Fields, vocabulary: u64) -> Sampling {
-    let defaults = Sampling {
-        temperature: 1.0,
-        ..Sampling::default()
-    };
-    let mut number = |name: &str, least: f64, most: f64, default: f32| {
+/// What a request may ask of the model that is served, and what it gets where it does not.
+#[derive(Debug, Clone, Copy)]
+pub struct ModelTerms {
+    pub vocabulary: u32,
+    /// In tokens.
+    pub context: u32,
+    pub defaults: Sampling,
+}
+
+impl ModelTerms {
+    /// Without a model anything may be asked for.
+    #[must_use]
+    pub fn of(model: Option<&LoadedModel>) -> Self {
+        Self {
+            vocabulary: model.map_or(u32::MAX, |model| model.facts.vocab_size),
+            context: model.map_or(u32::MAX, |model| model.max_sequence_tokens),
+            defaults: model.map_or(SamplingDefaults::OWN, |model| model.sampling.values),
+        }
+    }
+}
+
+/// Reads the fields that decide how tokens are drawn; both APIs call them the same. One that is
+/// absent is as the model's defaults have it, but for the seed.
+pub fn read_sampling(fields: &mut Fields, model: &ModelTerms) -> Sampling {
+    let defaults = &model.defaults;
+    let mut number = |name: &str, range: RangeInclusive<f64>, default: f32| {
         fields
-            .number(name, least..=most)
+            .number(name, range)
             .map_or(default, |number| number as f32)
     };
-    let temperature = number("temperature", 0.0, 2.0, defaults.temperature);
-    let top_p = number("top_p", 0.0, 1.0, defaults.top_p);
-    let min_p = number("min_p", 0.0, 1.0, defaults.min_p);
-    let frequency_penalty = number("frequency_penalty", -2.0, 2.0, defaults.frequency_penalty);
-    let presence_penalty = number("presence_penalty", -2.0, 2.0, defaults.presence_penalty);
-    let repetition_penalty = number("repetition_penalty", 0.0, 2.0, defaults.repetition_penalty);
+    let temperature = number("temperature", Sampling::TEMPERATURE, defaults.temperature);
+    let top_p = number("top_p", Sampling::TOP_P, defaults.top_p);
+    let min_p = number("min_p", Sampling::MIN_P, defaults.min_p);
+    let frequency_penalty = number(
+        "frequency_penalty",
+        Sampling::FREQUENCY_PENALTY,
+        defaults.frequency_penalty,
+    );
+    let presence_penalty = number(
+        "presence_penalty",
+        Sampling::PRESENCE_PENALTY,
+        defaults.presence_penalty,
+    );
+    let repetition_penalty = number(
+        "repetition_penalty",
+        Sampling::REPETITION_PENALTY,
+        defaults.repetition_penalty,
+    );
     if repetition_penalty <= 0.0 {
         fields.error(
             "repetition_penalty",
@@ -53,7 +85,9 @@ pub fn read_sampling(fields: &mut Fields, vocabulary: u64) -> Sampling {
     }
     Sampling {
         temperature,
-        top_k: fields.integer("top_k", 0..=vocabulary).unwrap_or(0) as u32,
+        top_k: fields
+            .integer("top_k", 0..=u64::from(model.vocabulary))
+            .map_or(defaults.top_k, |top_k| top_k as u32),
         top_p,
         min_p,
         repetition_penalty,
@@ -112,6 +146,12 @@ mod tests {
     use crate::http::mistakes::Mistakes;
     use serde_json::{Value, json};
 
+    const MODEL: ModelTerms = ModelTerms {
+        vocabulary: 10,
+        context: 100,
+        defaults: SamplingDefaults::OWN,
+    };
+
     fn fields(text: &str) -> Fields<'_> {
         Fields::parse(text, |name| among(name, &[NAMES])).unwrap()
     }
@@ -119,7 +159,7 @@ mod tests {
     #[test]
     fn sampling_has_the_contract_s_defaults_and_ranges() {
         let mut given = fields("{\"seed\": 7}");
-        let sampling = read_sampling(&mut given, 10);
+        let sampling = read_sampling(&mut given, &MODEL);
         assert_eq!(
             sampling,
             Sampling {
@@ -136,8 +176,40 @@ mod tests {
         });
         let wrong = wrong.to_string();
         let mut wrong = fields(&wrong);
-        read_sampling(&mut wrong, 10);
+        read_sampling(&mut wrong, &MODEL);
         assert_eq!(wrong.finish().unwrap_err().count(), 8);
+    }
+
+    #[test]
+    fn what_is_given_wins_over_a_default_even_where_it_switches_off() {
+        let defaults = Sampling {
+            temperature: 0.5,
+            top_k: 5,
+            top_p: 0.5,
+            min_p: 0.5,
+            repetition_penalty: 1.5,
+            frequency_penalty: 0.5,
+            presence_penalty: 0.5,
+            seed: 3,
+        };
+        let model = ModelTerms { defaults, ..MODEL };
+        let mut nothing = fields("{\"seed\": 7, \"top_k\": null}");
+        let expected = Sampling {
+            seed: 7,
+            ..defaults
+        };
+        assert_eq!(read_sampling(&mut nothing, &model), expected);
+
+        let mut everything = fields(
+            "{\"seed\": 7, \"temperature\": 0, \"top_k\": 0, \"top_p\": 1, \"min_p\": 0, \
+             \"repetition_penalty\": 1, \"frequency_penalty\": 0, \"presence_penalty\": 0}",
+        );
+        let expected = Sampling {
+            seed: 7,
+            ..Sampling::default()
+        };
+        assert_eq!(read_sampling(&mut everything, &model), expected);
+        everything.finish().unwrap();
     }
 
     #[test]

@@ -26,6 +26,7 @@ async fn app(flags: &[&str]) -> Arc<App> {
     let config = config(flags);
     let engine = Engine::start(EngineSettings {
         quarantine_for: std::time::Duration::from_secs(600),
+        model_sampling: true,
         template_timeout: std::time::Duration::from_secs(3),
         child_binary: PathBuf::from("/nowhere/worker-orcd-gpu"),
         load: LoadOrder {

@@ -5,7 +5,7 @@ use std::time::Duration;
 use worker_orcd_gpu::custody::Custody;
 use worker_orcd_gpu::device::{Batch, Executor, KvGeometry, Tap};
 use worker_orcd_gpu::serve::{Loaded, Progress};
-use worker_orcd_ipc::{DeviceFacts, Fault, LoadOrder, MemoryReport, TokenId};
+use worker_orcd_ipc::{DeviceFacts, Fault, LoadOrder, MemoryReport, SamplingAdvice, TokenId};
 use worker_orcd_tests::facts;
 
 /// Microseconds that a step pretends to take; unset means none.
@@ -39,6 +39,7 @@ fn load(order: &LoadOrder, _: Option<&Custody>, _: Progress<'_>) -> Result<Loade
         model: facts::model(),
         identity: facts::IDENTITY,
         tokenizer: facts::tokenizer(),
+        sampling: SamplingAdvice::default(),
         max_sequence_tokens: MAX_SEQUENCE_TOKENS,
     })
 }

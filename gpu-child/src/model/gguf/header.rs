@@ -260,6 +260,11 @@ impl<'a> Header<'a> {
         })
     }
 
+    /// In no order.
+    pub fn keys(&self) -> impl Iterator<Item = &'a str> {
+        self.metadata.keys().copied()
+    }
+
     #[must_use]
     pub fn get(&self, key: &str) -> Option<&Value<'a>> {
         self.metadata.get(key)

@@ -8,8 +8,8 @@ use crate::serve::Loaded;
 use std::collections::VecDeque;
 use std::time::Duration;
 use worker_orcd_ipc::{
-    DeviceFacts, Fault, MemoryReport, ModelFacts, ModelIdentity, RequestId, TokenId,
-    TokenizerFacts, TokenizerKind,
+    DeviceFacts, Fault, MemoryReport, ModelFacts, ModelIdentity, RequestId, SamplingAdvice,
+    TokenId, TokenizerFacts, TokenizerKind,
 };
 
 /// Counts upwards from the last token; `99` is a fault, `98` a lie, `97` a very long step.
@@ -225,6 +225,7 @@ pub fn loaded_with(executor: Counter) -> Loaded {
             add_space_prefix: false,
             chat_template: None,
         },
+        sampling: SamplingAdvice::default(),
         max_sequence_tokens: 128,
     }
 }

@@ -62,6 +62,7 @@ const EVERYWHERE: &[Harmless] = &[
     may_be("priority", &["0"]),
     may_be("echo", &["false"]),
     // llama-server's.
+    // Read before, for the sake of models that advise a penalty.
     must_be(
         "repeat_penalty",
         &["1"],

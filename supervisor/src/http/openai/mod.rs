@@ -17,14 +17,15 @@ mod whole;
 use super::correlation::CorrelationId;
 use super::error::{ApiError, Dialect};
 use super::fields::Fields;
+use super::reading::ModelTerms;
 use super::sse;
 use super::{App, client};
-use crate::engine::{LoadedModel, StopReason};
+use crate::engine::StopReason;
 use axum::body::Body;
 use axum::extract::{Extension, State};
 use axum::http::Request;
 use axum::response::Response;
-use request::{ModelBounds, OpenAiRequest};
+use request::OpenAiRequest;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 use stream::Chunks;
@@ -110,8 +111,8 @@ async fn try_respond(
     let known = loaded.as_ref().ok().map(Arc::clone);
     let read = move |mut fields: Fields<'_>| {
         reader.check_model_name(&mut fields, known.as_deref())?;
-        let bounds = known.as_deref().map_or_else(ModelBounds::default, bounds);
-        request::read(fields, &reader.limits, bounds, kind)
+        let terms = ModelTerms::of(known.as_deref());
+        request::read(fields, &reader.limits, &terms, kind)
     };
     let received = app.bodies.read(request, request::names(kind), read).await?;
     let (OpenAiRequest { generation, stream }, room) = received;
@@ -130,13 +131,6 @@ async fn try_respond(
             sse::respond_when_known(accepted.stream, accepted.job, chunks).await
         }
         None => whole::respond(accepted, &header).await,
-    }
-}
-
-fn bounds(model: &LoadedModel) -> ModelBounds {
-    ModelBounds {
-        vocabulary: model.facts.vocab_size,
-        context: model.max_sequence_tokens,
     }
 }
 

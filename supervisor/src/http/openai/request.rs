@@ -2,15 +2,16 @@
 
 use super::{Kind, harmless, template_settings};
 use crate::config::RequestLimits;
+use crate::engine::SamplingDefaults;
 use crate::http::error::ApiError;
 use crate::http::fields::{Fields, Names, among};
 use crate::http::generation::{GenerationRequest, Input};
 use crate::http::json::{Json, Kind as JsonKind};
 use crate::http::messages::read_messages;
 use crate::http::mistakes::Constraint;
-use crate::http::reading::{self, read_sampling, read_stop};
+use crate::http::reading::{self, ModelTerms, read_sampling, read_stop};
 use uuid::Uuid;
-use worker_orcd_ipc::TokenId;
+use worker_orcd_ipc::{Sampling, TokenId};
 
 /// `/v1/completions` without `max_tokens`, as the OpenAI API has it.
 const DEFAULT_COMPLETION_TOKENS: u32 = 16;
@@ -64,28 +65,12 @@ pub fn names(kind: Kind) -> Names {
     }
 }
 
-/// What the model that is served allows; [`ModelBounds::default`] before one is.
-#[derive(Debug, Clone, Copy)]
-pub struct ModelBounds {
-    pub vocabulary: u32,
-    pub context: u32,
-}
-
-impl Default for ModelBounds {
-    fn default() -> Self {
-        Self {
-            vocabulary: u32::MAX,
-            context: u32::MAX,
-        }
-    }
-}
-
 /// # Errors
 /// Everything that is wrong with the request.
 pub fn read(
     mut fields: Fields<'_>,
     limits: &RequestLimits,
-    model: ModelBounds,
+    model: &ModelTerms,
     kind: Kind,
 ) -> Result<OpenAiRequest, ApiError> {
     // Where nothing else is set, the body's size and the model's context bound a text.
@@ -103,11 +88,7 @@ pub fn read(
         }
     };
     let max_tokens = read_max_tokens(&mut fields, limits, model.context, kind);
-    // What other servers call "as you like".
-    for name in ["seed", "top_k"] {
-        fields.take_number(name, -1.0);
-    }
-    let sampling = read_sampling(&mut fields, u64::from(model.vocabulary));
+    let sampling = read_sampling_of_others(&mut fields, model);
     let stop = read_stop(&mut fields);
     let stream = read_stream(&mut fields);
     let ignore_eos = fields.boolean("ignore_eos").unwrap_or(false);
@@ -124,6 +105,19 @@ pub fn read(
         on_fault: None,
     };
     Ok(OpenAiRequest { generation, stream })
+}
+
+/// With what other servers call "off", whatever the model file says, and "as you like".
+fn read_sampling_of_others(fields: &mut Fields<'_>, model: &ModelTerms) -> Sampling {
+    let mut model = *model;
+    if fields.take_number("top_k", -1.0) {
+        model.defaults.top_k = SamplingDefaults::OWN.top_k;
+    }
+    if fields.take_number("repeat_penalty", 1.0) {
+        model.defaults.repetition_penalty = SamplingDefaults::OWN.repetition_penalty;
+    }
+    fields.take_number("seed", -1.0);
+    read_sampling(fields, &model)
 }
 
 /// A text or token ids, or a list of one of either.

@@ -13,15 +13,16 @@ const LIMITS: RequestLimits = RequestLimits {
     on_fault: OnFault::Resume,
 };
 
-const MODEL: ModelBounds = ModelBounds {
+const MODEL: ModelTerms = ModelTerms {
     vocabulary: 10,
     context: 100,
+    defaults: SamplingDefaults::OWN,
 };
 
 fn read_within(limits: &RequestLimits, kind: Kind, body: &Value) -> Result<OpenAiRequest, String> {
     let body = body.to_string();
     let fields = Fields::parse(&body, names(kind)).unwrap();
-    read(fields, limits, MODEL, kind)
+    read(fields, limits, &MODEL, kind)
         .map_err(|error| error.body(Dialect::OpenAi)["error"]["message"].to_string())
 }
 
@@ -171,4 +172,23 @@ fn what_the_operator_bounds_is_bounded_here_too() {
         let body = json!({ "prompt": prompt });
         assert!(read(Kind::Completion, body).unwrap_err().contains("prompt"));
     }
+}
+
+#[test]
+fn what_others_call_off_is_off_whatever_the_model_file_says() {
+    let mut model = MODEL;
+    model.defaults.top_k = 5;
+    model.defaults.repetition_penalty = 1.5;
+    let read = |extra: &Value| {
+        let body = with(json!({"prompt": "a"}), extra).to_string();
+        let fields = Fields::parse(&body, names(Kind::Completion)).unwrap();
+        let request = read(fields, &LIMITS, &model, Kind::Completion).unwrap();
+        let sampling = request.generation.sampling;
+        (sampling.top_k, sampling.repetition_penalty)
+    };
+    assert_eq!(read(&json!({})), (5, 1.5));
+    assert_eq!(read(&json!({"top_k": -1})), (0, 1.5));
+    assert_eq!(read(&json!({"repeat_penalty": 1})), (5, 1.0));
+    let both = json!({"repeat_penalty": 1, "repetition_penalty": 1.25});
+    assert_eq!(read(&both), (5, 1.25));
 }

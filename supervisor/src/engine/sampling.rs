@@ -1,0 +1,146 @@
+//! How tokens are drawn for a request that does not say: as the model file advises, else as this
+//! worker's own defaults have it.
+
+use worker_orcd_ipc::{Sampling, SamplingAdvice};
+
+#[derive(Debug, Clone, PartialEq)]
+pub struct SamplingDefaults {
+    /// With a seed of no meaning: a request without one gets its own.
+    pub values: Sampling,
+    /// Which of them the model file gave, by the names that requests have for them.
+    pub from_file: Vec<&'static str>,
+}
+
+impl SamplingDefaults {
+    /// Where the file is not asked, or advises nothing.
+    pub const OWN: Sampling = Sampling {
+        temperature: 1.0,
+        top_k: 0,
+        top_p: 1.0,
+        min_p: 0.0,
+        repetition_penalty: 1.0,
+        frequency_penalty: 0.0,
+        presence_penalty: 0.0,
+        seed: 0,
+    };
+
+    /// What the file advises and is not followed is said once, by name.
+    #[must_use]
+    pub fn of_file(advice: &SamplingAdvice) -> Self {
+        let defaults = Self::over_own(advice);
+        let values = defaults.values;
+        if !defaults.from_file.is_empty() {
+            tracing::info!(
+                from_file = defaults.from_file.join(", "),
+                temperature = decimal(values.temperature),
+                top_k = values.top_k,
+                top_p = decimal(values.top_p),
+                min_p = decimal(values.min_p),
+                repetition_penalty = decimal(values.repetition_penalty),
+                "model_sampling"
+            );
+        }
+        if !advice.out_of_range.is_empty() {
+            tracing::warn!(
+                keys = advice.out_of_range.join(", "),
+                "model_sampling_out_of_range"
+            );
+        }
+        if !advice.unsupported.is_empty() {
+            tracing::warn!(
+                keys = advice.unsupported.join(", "),
+                "model_sampling_unsupported"
+            );
+        }
+        defaults
+    }
+
+    fn over_own(advice: &SamplingAdvice) -> Self {
+        let mut defaults = Self::default();
+        let Self { values, from_file } = &mut defaults;
+        let SamplingAdvice {
+            temperature,
+            top_k,
+            top_p,
+            min_p,
+            repetition_penalty,
+            out_of_range: _,
+            unsupported: _,
+        } = *advice;
+        from_file.extend(follow("temperature", &mut values.temperature, temperature));
+        from_file.extend(follow("top_k", &mut values.top_k, top_k));
+        from_file.extend(follow("top_p", &mut values.top_p, top_p));
+        from_file.extend(follow("min_p", &mut values.min_p, min_p));
+        let place = &mut values.repetition_penalty;
+        from_file.extend(follow("repetition_penalty", place, repetition_penalty));
+        defaults
+    }
+}
+
+/// The name, where something was advised.
+fn follow<T>(name: &'static str, place: &mut T, advised: Option<T>) -> Option<&'static str> {
+    *place = advised?;
+    Some(name)
+}
+
+/// As people wrote it: 0.6, and not 0.6000000238418579.
+#[must_use]
+pub fn decimal(value: f32) -> f64 {
+    value.to_string().parse().unwrap_or_else(|_| value.into())
+}
+
+impl Default for SamplingDefaults {
+    fn default() -> Self {
+        Self {
+            values: Self::OWN,
+            from_file: Vec::new(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_file_does_not_name_keeps_its_default() {
+        let none = SamplingDefaults::of_file(&SamplingAdvice::default());
+        assert_eq!(none, SamplingDefaults::default());
+        assert_eq!(none.values.temperature, 1.0);
+
+        let some = SamplingDefaults::of_file(&SamplingAdvice {
+            temperature: Some(0.5),
+            top_k: Some(20),
+            ..SamplingAdvice::default()
+        });
+        let expected = Sampling {
+            temperature: 0.5,
+            top_k: 20,
+            ..SamplingDefaults::OWN
+        };
+        assert_eq!(some.values, expected);
+        assert_eq!(some.from_file, ["temperature", "top_k"]);
+    }
+
+    #[test]
+    fn every_advice_has_its_place() {
+        let all = SamplingDefaults::of_file(&SamplingAdvice {
+            temperature: Some(0.5),
+            top_k: Some(20),
+            top_p: Some(0.75),
+            min_p: Some(0.25),
+            repetition_penalty: Some(1.25),
+            ..SamplingAdvice::default()
+        });
+        let expected = Sampling {
+            temperature: 0.5,
+            top_k: 20,
+            top_p: 0.75,
+            min_p: 0.25,
+            repetition_penalty: 1.25,
+            ..SamplingDefaults::OWN
+        };
+        assert_eq!(all.values, expected);
+        assert_eq!(all.from_file.len(), 5);
+    }
+}
