@@ -3,6 +3,7 @@
 //! Each test names what must be absent, and where. The first one checks the checker: a scan that
 //! finds no files would pass everything.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -10,8 +11,6 @@ use worker_orcd_tests::model::repository_root;
 
 /// A page that one person can hold in mind; past it a file holds two ideas.
 const MAX_LINES: usize = 600;
-/// A file of stories about one thing grows long without growing complicated.
-const MAX_STORY_LINES: usize = 900;
 
 /// Larger files are data, and data has a place of its own.
 const MAX_COMMITTED_BYTES: u64 = 1 << 20;
@@ -119,16 +118,10 @@ fn cudarc_is_named_in_one_folder() {
 #[test]
 fn no_file_holds_more_than_one_idea() {
     for (path, text) in rust_sources("") {
-        let is_stories = path.starts_with("tests/tests");
-        let allowed = if is_stories {
-            MAX_STORY_LINES
-        } else {
-            MAX_LINES
-        };
         let lines = text.lines().count();
         assert!(
-            lines <= allowed,
-            "{path:?} has {lines} lines, more than {allowed}"
+            lines <= MAX_LINES,
+            "{path:?} has {lines} lines, more than {MAX_LINES}"
         );
     }
 }
@@ -300,6 +293,33 @@ fn every_row_of_the_table_of_deaths_names_a_test() {
             shown_by.split('`').any(is_test_name),
             "no test is named: {row}"
         );
+    }
+}
+
+#[test]
+fn every_folder_has_a_row_of_the_code_map() {
+    let text = read(Path::new("ARCHITECTURE.md"));
+    let (_, map) = text.split_once("## Code map").expect("it is there");
+    let (map, _) = map.split_once("\n## ").expect("something follows");
+    let above = ["", "supervisor", "supervisor/src", "gpu-child/src"];
+    let folders: BTreeSet<PathBuf> = committed_files()
+        .iter()
+        .flat_map(|file| file.ancestors().skip(1))
+        .filter(|folder| {
+            let parent = folder.parent().and_then(Path::to_str);
+            parent.is_some_and(|parent| above.contains(&parent))
+        })
+        .map(Path::to_owned)
+        .collect();
+    assert!(folders.len() > 20, "{folders:?}");
+    for folder in folders {
+        let name = folder.file_name().and_then(|name| name.to_str());
+        let name = name.expect("a name");
+        let is_of_tools = name.starts_with('.') || name == "proptest-regressions";
+        // A module may be called by its file, or by both.
+        let words = ["/", "*", ".rs"].map(|end| format!("{name}{end}"));
+        let is_named = is_of_tools || words.iter().any(|it| map.contains(it));
+        assert!(is_named, "{} is not on the map", folder.display());
     }
 }
 
