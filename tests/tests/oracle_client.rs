@@ -1,18 +1,35 @@
-//! What only another program can show: that the `openai` package holds a conversation, and that
-//! every streamed token can be derived again from the logits trace.
+//! What only another program can show: that the `openai` package holds a conversation, that
+//! Prometheus' own client reads the metrics, and that every streamed token can be derived again from
+//! the logits trace.
 
 mod oracle;
 
 use serde_json::{Value, json};
 use std::fs;
-use worker_orcd_tests::Worker;
 use worker_orcd_tests::model::real_model;
+use worker_orcd_tests::worker::request;
+use worker_orcd_tests::{Script, Worker, wait};
 
 #[test]
 fn the_openai_package_holds_a_streamed_chat() {
     let worker = Worker::real().start();
     let url = format!("http://{}", worker.client().address);
     oracle::run("openai_client.py", &[url.as_ref()]);
+}
+
+#[test]
+fn prometheus_own_client_reads_both_forms_of_the_metrics() {
+    let worker = Worker::scripted(Script::behave()).start();
+    let client = worker.client();
+    let _ = client.execute(&request("abc", 5)).transcript().end();
+    // The end is counted in a moment.
+    wait::until("the answer to be counted", || {
+        let counted = "worker_orcd_request_generation_tokens_sum 5.0";
+        let text = client.get("/metrics").text();
+        text.lines().any(|line| line == counted).then_some(())
+    });
+    let url = format!("http://{}", client.address);
+    oracle::run("metrics.py", &[url.as_ref(), "5".as_ref()]);
 }
 
 /// The machinery of the haiku test (`cargo xtask haiku`): a stub that answers from anywhere but
