@@ -16,6 +16,7 @@
 
 use super::error::ApiError;
 use super::fields::{Fields, Names};
+use super::lanes::aside;
 use super::mistakes::Constraint;
 use crate::interpreter::MAX_RENDERED_BYTES;
 use axum::body::Body;
@@ -95,8 +96,8 @@ impl Bodies {
         let _turn = self.parsing.acquire().await;
         // The room goes along: if the client leaves now, its bytes are still being read.
         let parse = move || (parse(&bytes, names, read), room);
-        let parsed = tokio::task::spawn_blocking(parse);
-        let (read, room) = parsed.await.map_err(|_| ApiError::unreadable())?;
+        let parsed = aside(parse).await;
+        let (read, room) = parsed.ok_or_else(ApiError::unreadable)?;
         read.map(|read| (read, room))
     }
 
@@ -154,6 +155,8 @@ impl Bodies {
             patience = patience.saturating_sub(began.elapsed());
             // Copied: a frame of one byte may hold on to a whole buffer.
             bytes.extend_from_slice(&data);
+            // Where more is there already, others have their turn between two frames.
+            tokio::task::yield_now().await;
         }
         Ok((bytes, room))
     }

@@ -14,6 +14,9 @@ const INLINE_BYTES: usize = 1 << 10;
 /// Tens of milliseconds.
 const SHORT_BYTES: usize = 64 << 10;
 
+/// Of threads that work on long texts: a tenth of the share of one that does not give way.
+const NICENESS: i32 = 10;
+
 #[derive(Debug)]
 pub struct Lanes {
     short: Arc<Semaphore>,
@@ -51,7 +54,25 @@ impl Lanes {
             let _place = place;
             work()
         };
-        tokio::task::spawn_blocking(placed).await.ok()
+        aside(placed).await
+    }
+}
+
+/// Does the work on a blocking thread, which leaves the cores to the runtime's threads when they
+/// want them; `None` when it panicked.
+pub async fn aside<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Option<T> {
+    let work = move || {
+        give_way();
+        work()
+    };
+    tokio::task::spawn_blocking(work).await.ok()
+}
+
+/// For good, as nobody may take it back: a blocking thread never becomes one of the runtime's.
+fn give_way() {
+    // Refused at worst: then the kernel shares as it would have.
+    if rustix::process::getpriority_process(None).is_ok_and(|nice| nice < NICENESS) {
+        let _ = rustix::process::setpriority_process(None, NICENESS);
     }
 }
 
@@ -79,6 +100,11 @@ mod tests {
         let here = thread::current().id();
         let elsewhere = lanes.run(SHORT_BYTES, || thread::current().id()).await;
         assert_ne!(elsewhere, Some(here));
+        let nice = || rustix::process::getpriority_process(None).unwrap();
+        assert_eq!(
+            lanes.run(SHORT_BYTES, nice).await,
+            Some(NICENESS.max(nice()))
+        );
         let inline = lanes.run(INLINE_BYTES, || thread::current().id()).await;
         assert_eq!(inline, Some(here));
         for _ in 0..64 {
