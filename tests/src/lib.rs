@@ -14,6 +14,7 @@
 
 pub mod aftermath;
 pub mod bench;
+pub mod beside;
 pub mod client;
 pub mod facts;
 pub mod faults;
@@ -30,6 +31,7 @@ pub mod tracer;
 pub mod wait;
 pub mod worker;
 
+pub use beside::{Bystander, on_the_beat};
 pub use client::{Client, EventStream, Response, SseEvent};
 pub use hub::{FakeHub, Held};
 pub use script::{Act, Moment, Script};

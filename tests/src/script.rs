@@ -27,6 +27,8 @@ pub struct Script {
     pub fork: bool,
     /// The CUDA device that its program says it could compute on; `None` says that there is none.
     pub could_use: Option<String>,
+    /// What its model file would say; `None` is one that suits any conversation.
+    pub chat_template: Option<String>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -114,6 +116,7 @@ impl Script {
             ignore_shutdown: false,
             fork: false,
             could_use: None,
+            chat_template: None,
         }
     }
 
@@ -147,6 +150,12 @@ impl Script {
     #[must_use]
     pub fn could_use(mut self, device: &str) -> Self {
         self.could_use = Some(device.to_owned());
+        self
+    }
+
+    #[must_use]
+    pub fn chat_template(mut self, template: String) -> Self {
+        self.chat_template = Some(template);
         self
     }
 

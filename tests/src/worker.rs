@@ -381,6 +381,7 @@ impl WorkerBuilder {
 fn scripted_child(script: &Script, directory: &Path) -> PathBuf {
     let path = directory.join("child");
     let json = serde_json::to_string(script).expect("a script is JSON");
+    let json = json.replace('\'', "\\u0027");
     let program = binary("scripted-child");
     let text = format!(
         "#!/bin/sh\n{SCRIPT_VARIABLE}='{json}' exec '{}' \"$@\"\n",

@@ -8,7 +8,7 @@ use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
 use worker_orcd_tests::script::scripted_text;
 use worker_orcd_tests::worker::request;
-use worker_orcd_tests::{Client, Response, Script, Worker, WorkerBuilder};
+use worker_orcd_tests::{Bystander, Client, Response, Script, Worker, WorkerBuilder, on_the_beat};
 
 fn scripted() -> WorkerBuilder {
     Worker::scripted(Script::behave().token_interval_ms(5))
@@ -59,8 +59,7 @@ fn sighup_reads_the_keys_again_and_a_bad_file_changes_nothing() {
         worker.client().with_key("old-key"),
         worker.client().with_key("new-key"),
     );
-    let mut stream = old.execute(&request("abc", 200));
-    stream.wait_for("token");
+    let stream = Bystander::new(old.clone(), request("abc", 200)).begin();
     let reload = |event: &str, times: usize| {
         worker.signal(Signal::SIGHUP);
         worker.log.wait_for_many(event, times);
@@ -92,11 +91,8 @@ fn sighup_reads_the_keys_again_and_a_bad_file_changes_nothing() {
         "the keys stay as they were"
     );
     assert_eq!(status(&worker.client(), "/v1/models"), 401);
-    assert_eq!(
-        stream.last().expect("an end").name,
-        "end",
-        "who is in stays in"
-    );
+    let (text, _) = stream.end();
+    assert_eq!(text, scripted_text("abc", 200), "who is in stays in");
     assert!(!worker.log_until_now().contains("new-key"));
 }
 
@@ -179,26 +175,27 @@ fn only_the_first_key_shuts_the_worker_down() {
 
 #[test]
 fn a_page_of_another_site_cannot_shut_the_worker_down() {
-    let mut worker = scripted().start();
+    let mut worker = Worker::scripted(on_the_beat()).start();
     let client = worker.client();
     let host = client.address.to_string();
-    for headers in [
-        &[
-            ("Origin", "https://evil.example"),
-            ("Content-Type", "text/plain"),
-            ("Sec-Fetch-Site", "cross-site"),
-        ][..],
-        &[("Origin", "https://evil.example")],
-        &[("Origin", "null")],
-        &[("Sec-Fetch-Site", "same-site")],
-    ] {
-        let answer = client
-            .try_request("POST", "/shutdown", headers, b"")
-            .unwrap();
-        assert_eq!(answer.status, 403, "{headers:?}");
-        assert_eq!(answer.json()["code"], "FORBIDDEN");
-    }
-    worker.assert_serves();
+    Bystander::of_a_script(worker.client()).keeps_pace_beside(|| {
+        for headers in [
+            &[
+                ("Origin", "https://evil.example"),
+                ("Content-Type", "text/plain"),
+                ("Sec-Fetch-Site", "cross-site"),
+            ][..],
+            &[("Origin", "https://evil.example")],
+            &[("Origin", "null")],
+            &[("Sec-Fetch-Site", "same-site")],
+        ] {
+            let answer = client
+                .try_request("POST", "/shutdown", headers, b"")
+                .unwrap();
+            assert_eq!(answer.status, 403, "{headers:?}");
+            assert_eq!(answer.json()["code"], "FORBIDDEN");
+        }
+    });
     let own = format!("http://{host}");
     let headers = [("Origin", own.as_str()), ("Sec-Fetch-Site", "same-origin")];
     let answer = client

@@ -9,7 +9,7 @@ use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::time::Duration;
 use worker_orcd_tests::script::scripted_text;
 use worker_orcd_tests::worker::request;
-use worker_orcd_tests::{Script, Worker, process, wait};
+use worker_orcd_tests::{Bystander, Script, Worker, on_the_beat, process, wait};
 
 const PROBES: [&str; 4] = ["/livez", "/readyz", "/health", "/metrics"];
 
@@ -24,12 +24,12 @@ fn idle(address: SocketAddr, count: usize) -> Vec<TcpStream> {
 #[test]
 fn a_thousand_idle_connections_cost_no_stream_its_next_child() {
     for limit in [1024, 256] {
-        let script = Script::behave().token_interval_ms(10);
-        let worker = Worker::scripted(script).open_files(limit).start();
+        let worker = Worker::scripted(on_the_beat()).open_files(limit).start();
         let client = worker.client();
-        let mut stream = client.execute(&request("abc", 2000));
-        let first = stream.wait_for("token").json()["t"].clone();
-        let mut crowd = idle(client.address, 1000);
+        let bystander = Bystander::of_a_script(worker.client());
+        let mut crowd = Vec::new();
+        bystander.keeps_pace_beside(|| crowd = idle(client.address, 1000));
+        let stream = bystander.begin();
         let open = process::open_files(worker.pid());
         assert!(open < limit as usize, "{open} of {limit}");
         for _ in 0..2 {
@@ -41,10 +41,9 @@ fn a_thousand_idle_connections_cost_no_stream_its_next_child() {
                 worker.child_pid().filter(|pid| *pid != child)
             });
         }
-        let transcript = stream.transcript();
-        let text = format!("{}{}", first.as_str().unwrap(), transcript.text());
-        assert_eq!(text, scripted_text("abc", 2000), "limit {limit}");
-        assert!(transcript.last().json()["recoveries"].as_u64() >= Some(1));
+        let (text, end) = stream.end();
+        assert_eq!(text, bystander.alone(), "limit {limit}");
+        assert!(end["recoveries"].as_u64() >= Some(1), "{end}");
         let health = client.health();
         assert_eq!(
             health["faults"]["deaths_by_cause"]["spawn_failed"],
@@ -68,9 +67,9 @@ fn the_soft_limit_of_descriptors_is_raised_to_the_hard_one() {
 /// The limit is taken away behind the worker's back, which clients cannot do.
 #[test]
 fn want_of_descriptors_is_no_death_and_is_waited_for() {
-    let worker = Worker::scripted(Script::behave().token_interval_ms(10)).start();
-    let mut stream = worker.client().execute(&request("abc", 300));
-    let first = stream.wait_for("token").json()["t"].clone();
+    let worker = Worker::scripted(on_the_beat()).start();
+    let bystander = Bystander::of_a_script(worker.client());
+    let stream = bystander.begin();
     let pid = rustix::process::Pid::from_raw(worker.pid().cast_signed());
     let limit = |current: Option<u64>, maximum: Option<u64>| {
         let limit = rustix::process::Rlimit { current, maximum };
@@ -89,10 +88,9 @@ fn want_of_descriptors_is_no_death_and_is_waited_for() {
     // Ten attempts; as deaths, six of them would have ended the worker.
     std::thread::sleep(Duration::from_millis(2500));
     limit(before.current, before.maximum);
-    let transcript = stream.transcript();
-    let text = format!("{}{}", first.as_str().unwrap(), transcript.text());
-    assert_eq!(text, scripted_text("abc", 300));
-    assert_eq!(transcript.last().json()["recoveries"], 1);
+    let (text, end) = stream.end();
+    assert_eq!(text, bystander.alone());
+    assert_eq!(end["recoveries"], 1);
     let faults = &worker.client().health()["faults"];
     assert_eq!(
         faults["deaths_by_cause"],

@@ -3,20 +3,12 @@
 use serde_json::{Value, json};
 use std::io::Write as _;
 use std::net::Shutdown;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::num::NonZeroUsize;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
-use std::time::{Duration, Instant};
-use worker_orcd_tests::script::scripted_text;
-use worker_orcd_tests::worker::{WorkerBuilder, request, unique};
-use worker_orcd_tests::{Script, Worker, process, wait};
-
-/// Before these texts left the runtime's threads it was six seconds and more; busy cores and a
-/// debug build take a part of a second at times.
-const GENEROUS: Duration = Duration::from_secs(2);
-
-/// Where one text is worked on by the thread that everybody waits for, they wait for nearly all
-/// of the work.
-const SHARE_OF_THE_WORK: u32 = 2;
+use std::time::Duration;
+use worker_orcd_tests::worker::{WorkerBuilder, unique};
+use worker_orcd_tests::{Bystander, Script, Worker, on_the_beat, process, wait};
 
 const ANY_LENGTH: &str = "4000000000";
 
@@ -26,68 +18,24 @@ fn messages(count: usize, chars: usize) -> String {
     json!({"messages": vec![message; count], "max_tokens": 1}).to_string()
 }
 
-/// The longest time without an answer of `/livez`, and without an event of a stream beside.
-fn silences_beside(worker: &Worker, work: impl FnOnce()) -> (Duration, Duration) {
-    let over = AtomicBool::new(false);
-    let client = worker.client();
-    thread::scope(|scope| {
-        let probes = scope.spawn(|| {
-            let mut longest = Duration::ZERO;
-            while !over.load(Ordering::Relaxed) {
-                let asked = Instant::now();
-                assert_eq!(client.get("/livez").status, 200);
-                longest = longest.max(asked.elapsed());
-                thread::sleep(Duration::from_millis(20));
-            }
-            longest
-        });
-        let stream = scope.spawn(|| {
-            let mut longest = Duration::ZERO;
-            while !over.load(Ordering::Relaxed) {
-                let mut last = Instant::now();
-                let mut text = String::new();
-                for event in client.execute(&request("beside", 200)) {
-                    longest = longest.max(last.elapsed());
-                    last = Instant::now();
-                    if event.name == "token" {
-                        text.push_str(event.json()["t"].as_str().unwrap());
-                    }
-                }
-                assert_eq!(text, scripted_text("beside", 200));
-            }
-            longest
-        });
-        // So that a failure in here does not leave the others running for ever.
-        let worked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
-        over.store(true, Ordering::Relaxed);
-        worked.unwrap();
-        (probes.join().unwrap(), stream.join().unwrap())
-    })
-}
-
 /// One thread for everybody: who holds it up holds up all.
 fn scripted() -> WorkerBuilder {
-    Worker::scripted(Script::behave().token_interval_ms(5)).env("TOKIO_WORKER_THREADS", "1")
+    Worker::scripted(on_the_beat()).env("TOKIO_WORKER_THREADS", "1")
 }
 
 fn eight_clients_send(worker: &Worker, body: &str) {
-    let (probe, stream) = silences_beside(worker, || send_at_once(worker, body));
-    assert!(
-        probe < GENEROUS && stream < GENEROUS,
-        "{probe:?}, {stream:?}"
-    );
-}
-
-fn send_at_once(worker: &Worker, body: &str) {
-    thread::scope(|scope| {
-        for _ in 0..8 {
-            scope.spawn(|| {
-                let client = worker.client();
-                let answer = client.post_bytes("/v1/chat/completions", body.as_bytes());
-                assert!(answer.status >= 400, "{}", answer.status);
-                assert!(answer.body.len() < 10_000, "{} bytes", answer.body.len());
-            });
-        }
+    let send = || {
+        let client = worker.client();
+        let answer = client.post_bytes("/v1/chat/completions", body.as_bytes());
+        assert!(answer.status >= 400, "{}", answer.status);
+        assert!(answer.body.len() < 10_000, "{} bytes", answer.body.len());
+    };
+    Bystander::of_a_script(worker.client()).keeps_pace_beside(|| {
+        thread::scope(|scope| {
+            for _ in 0..8 {
+                scope.spawn(send);
+            }
+        });
     });
 }
 
@@ -110,36 +58,32 @@ fn messages_that_are_rendered_and_tokenized_hold_up_nobody() {
 #[test]
 fn a_prompt_that_is_tokenized_holds_up_nobody_while_it_is() {
     let worker = scripted().arg("--max-prompt-chars", ANY_LENGTH).start();
-    let body = json!({"prompt": " ".repeat(900_000), "max_tokens": 1}).to_string();
-    let attempt = || {
-        let mut took = Duration::ZERO;
-        let (probe, stream) = silences_beside(&worker, || {
-            let began = Instant::now();
-            let client = worker.client();
+    let (client, body) = (worker.client(), spaces());
+    // So often that one that holds everybody up is not the hundredth gap.
+    Bystander::of_a_script(worker.client()).keeps_pace_beside(|| {
+        for _ in 0..5 {
             let answer = client.post_bytes("/v1/completions", body.as_bytes());
             assert_eq!(answer.status, 400, "{}", answer.text());
-            took = began.elapsed();
-        });
-        println!("{probe:?} and {stream:?} of {took:?}");
-        probe.max(stream) < took / SHARE_OF_THE_WORK
-    };
-    // A machine that does other things as well may hold up everybody once.
-    assert!((0..5).any(|_| attempt()), "five times of five");
+        }
+    });
+}
+
+/// What takes a tokenizer longest; as many as might fit the context.
+fn spaces() -> String {
+    json!({"prompt": " ".repeat(900_000), "max_tokens": 1}).to_string()
 }
 
 #[test]
 fn a_short_prompt_is_not_tokenized_behind_long_ones() {
     const LONG: usize = 16;
     let worker = scripted().arg("--max-prompt-chars", ANY_LENGTH).start();
-    // Spaces are what takes a tokenizer longest; as many as might fit the context.
-    let body = json!({"prompt": " ".repeat(900_000), "max_tokens": 1}).to_string();
+    let (client, body) = (worker.client(), spaces());
     let answered = AtomicUsize::new(0);
-    let waited_for = thread::scope(|scope| {
+    let mut passed = 0;
+    thread::scope(|scope| {
         for _ in 0..LONG {
             scope.spawn(|| {
-                let answer = worker
-                    .client()
-                    .post_bytes("/v1/completions", body.as_bytes());
+                let answer = client.post_bytes("/v1/completions", body.as_bytes());
                 assert_eq!(answer.status, 400);
                 answered.fetch_add(1, Ordering::SeqCst);
             });
@@ -148,15 +92,17 @@ fn a_short_prompt_is_not_tokenized_behind_long_ones() {
         wait::until("a long one", || {
             (answered.load(Ordering::SeqCst) > 0).then_some(())
         });
-        let before = answered.load(Ordering::SeqCst);
         let short = json!({"prompt": "five kilobytes ".repeat(340), "max_tokens": 1});
-        assert_eq!(worker.client().post("/v1/completions", &short).status, 200);
-        answered.load(Ordering::SeqCst) - before
+        while answered.load(Ordering::SeqCst) < LONG {
+            assert_eq!(client.post("/v1/completions", &short).status, 200);
+            passed += 1;
+        }
     });
-    assert!(
-        waited_for < LONG / 2,
-        "it waited for {waited_for} long ones"
-    );
+    // Each core has a place for a long one, so more cores leave less time to pass. On two, short
+    // ones that shared the runtime's thread with long ones were half as many.
+    let cores = thread::available_parallelism().map_or(1, NonZeroUsize::get);
+    let expected = 20 * LONG / cores;
+    assert!(passed >= expected, "{passed} passed, {expected} expected");
 }
 
 #[test]

@@ -1,13 +1,11 @@
 //! Bodies that are written to cost memory and time, sent to the real supervisor. What each costs is
-//! seen by the kernel; beside it a stream keeps its bytes and `/livez` its word.
+//! seen by the kernel; a stream beside it keeps its bytes and its pace.
 
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
-use std::time::{Duration, Instant};
-use worker_orcd_tests::client::{Client, EventStream, Response};
-use worker_orcd_tests::script::scripted_text;
+use std::time::Duration;
+use worker_orcd_tests::client::{Client, Response};
 use worker_orcd_tests::worker::request;
-use worker_orcd_tests::{Script, Worker, process};
+use worker_orcd_tests::{Bystander, Worker, on_the_beat, process};
 
 const MIB: u64 = 1 << 20;
 
@@ -28,7 +26,7 @@ const COMPLETION: &str = "/v1/completions";
 const EXECUTE: &str = "/execute";
 
 fn worker() -> Worker {
-    Worker::scripted(Script::behave()).start()
+    Worker::scripted(on_the_beat()).start()
 }
 
 /// `before`, as many times `each` as fit, `after`.
@@ -119,7 +117,7 @@ fn hostile() -> Vec<(&'static str, &'static str, String)> {
 #[test]
 fn a_hostile_body_costs_at_most_eight_times_itself_and_its_answer_is_short() {
     let worker = worker();
-    beside_a_stream(&worker, || {
+    Bystander::of_a_script(worker.client()).keeps_pace_beside(|| {
         for (name, path, body) in hostile() {
             let (response, grown) = cost(&worker, || send(&worker.client(), path, &body));
             assert_eq!(response.status, 400, "{name}: {}", response.text());
@@ -157,7 +155,7 @@ fn many_hostile_bodies_at_once_cost_what_bodies_may_cost_together() {
     const CLIENTS: usize = 64;
     let worker = worker();
     let body = wrong_messages();
-    beside_a_stream(&worker, || {
+    Bystander::of_a_script(worker.client()).keeps_pace_beside(|| {
         let (answers, grown) = cost(&worker, || {
             thread::scope(|scope| {
                 let clients: Vec<_> = (0..CLIENTS)
@@ -238,60 +236,4 @@ fn cost<T>(worker: &Worker, act: impl FnOnce() -> T) -> (T, u64) {
     let result = act();
     let peak = process::peak_rss_bytes(pid).unwrap();
     (result, peak.saturating_sub(before))
-}
-
-/// Between two tokens, and for `/livez`: generous on a busy machine, and a fraction of what a body
-/// on a thread of the runtime would take.
-const PATIENCE: Duration = Duration::from_secs(2);
-
-/// A stream runs from before to after, with the bytes that it has alone, and `/livez` answers.
-fn beside_a_stream(worker: &Worker, act: impl FnOnce()) {
-    const PROMPT: &str = "an honest prompt ";
-    let over = AtomicBool::new(false);
-    let stream = worker.client().execute(&request(PROMPT, 2048));
-    thread::scope(|scope| {
-        let reader = scope.spawn(|| read_promptly(stream));
-        let prober = scope.spawn(|| probe(&worker.client(), &over));
-        // Also when it panics: the scope waits for the prober.
-        let until_then = Until(&over);
-        act();
-        drop(until_then);
-        prober.join().expect("/livez is well");
-        let text = reader.join().expect("the stream is well");
-        assert_eq!(text, scripted_text(PROMPT, 2048));
-    });
-}
-
-/// Says that it is over when it is dropped.
-struct Until<'a>(&'a AtomicBool);
-
-impl Drop for Until<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
-}
-
-fn read_promptly(stream: EventStream) -> String {
-    let (mut text, mut last) = (String::new(), Instant::now());
-    for event in stream {
-        assert!(last.elapsed() < PATIENCE, "a gap of {:?}", last.elapsed());
-        last = Instant::now();
-        match event.name.as_str() {
-            "token" => text.push_str(event.json()["t"].as_str().unwrap()),
-            "end" => assert_eq!(event.json()["recoveries"], 0),
-            "started" => {}
-            other => panic!("{other}: {}", event.data),
-        }
-    }
-    text
-}
-
-fn probe(client: &Client, over: &AtomicBool) {
-    while !over.load(Ordering::Relaxed) {
-        let since = Instant::now();
-        assert_eq!(client.get("/livez").status, 200);
-        let took = since.elapsed();
-        assert!(took < PATIENCE, "/livez took {took:?}");
-        thread::sleep(Duration::from_millis(20));
-    }
 }

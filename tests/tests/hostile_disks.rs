@@ -7,8 +7,7 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 use tempfile::TempDir;
-use worker_orcd_tests::client::Transcript;
-use worker_orcd_tests::{Client, Worker, WorkerBuilder, process, wait};
+use worker_orcd_tests::{Bystander, Client, Worker, WorkerBuilder, process, wait};
 
 /// `Exit::Usage`.
 const USAGE: i32 = 2;
@@ -17,31 +16,25 @@ fn directory() -> TempDir {
     TempDir::new().expect("a temporary directory")
 }
 
-fn request(job_id: &str) -> Value {
-    json!({
-        "job_id": job_id, "prompt": "The lighthouse keeper counted the ships", "max_tokens": 40,
+fn bystander(worker: &Worker) -> Bystander {
+    let body = json!({
+        "prompt": "The lighthouse keeper counted the ships", "max_tokens": 40,
         "temperature": 0.8, "seed": 7, "ignore_eos": true,
-    })
+    });
+    Bystander::new(worker.client(), body)
 }
 
 /// What anybody reads whose worker has no trouble.
 fn undisturbed() -> String {
-    let worker = Worker::real().start();
-    let transcript = worker
-        .client()
-        .execute(&request("undisturbed"))
-        .transcript();
-    assert_eq!(transcript.end()["recoveries"], 0);
-    transcript.text()
+    bystander(&Worker::real().start()).alone()
 }
 
-/// Something happens to the child in mid-stream.
-fn disturbed(worker: &Worker, job_id: &str, happen: impl FnOnce(u32)) -> Transcript {
-    let mut stream = worker.client().execute(&request(job_id));
-    let mut events = vec![stream.wait_for("started"), stream.wait_for("token")];
+/// Something happens to the child in mid-stream: the text, and the recoveries.
+fn disturbed(worker: &Worker, happen: impl FnOnce(u32)) -> (String, Value) {
+    let stream = bystander(worker).begin();
     happen(worker.child_pid().expect("a child serves"));
-    events.extend(stream.transcript().events);
-    Transcript { events }
+    let (text, end) = stream.end();
+    (text, end["recoveries"].clone())
 }
 
 fn kill(child: u32) {
@@ -77,20 +70,12 @@ fn a_full_disk_under_the_trace_costs_the_trace_alone() {
     let text = undisturbed();
     let worker = Worker::real().arg("--trace-logits", "/dev/full").start();
     let client = worker.client();
-    let first = client.execute(&request("first")).transcript();
-    assert_eq!(
-        (first.text(), &first.end()["recoveries"]),
-        (text.clone(), &json!(0))
-    );
+    assert_eq!(bystander(&worker).alone(), text);
     let because = wait_impaired(&worker, "logits_trace");
     assert!(because.starts_with("/dev/full: "), "{because}");
     assert_eq!(deaths(&client), json!({}));
 
-    let second = disturbed(&worker, "second", kill);
-    assert_eq!(
-        (second.text(), &second.end()["recoveries"]),
-        (text, &json!(1))
-    );
+    assert_eq!(disturbed(&worker, kill), (text, json!(1)));
     worker.assert_serves();
     assert_eq!(deaths(&client), json!({"signalled": 1}), "and no other");
     wait_impaired(&worker, "logits_trace");
@@ -152,8 +137,7 @@ fn a_full_crash_directory_keeps_no_draft_and_loses_no_report() {
         .arg("--crash-dir", disk.0.path().display())
         .start();
     let client = worker.client();
-    let transcript = disturbed(&worker, "first", kill);
-    assert_eq!(transcript.text(), text);
+    assert_eq!(disturbed(&worker, kill), (text.clone(), json!(1)));
     let because = wait_impaired(&worker, "crash_reports");
     assert!(
         because.contains(disk.0.path().to_str().expect("UTF-8")),
@@ -172,7 +156,7 @@ fn a_full_crash_directory_keeps_no_draft_and_loses_no_report() {
     assert_eq!(report["cause"]["signal"], 9, "it is kept in memory");
 
     fs::remove_file(disk.filler()).expect("it is ours");
-    assert_eq!(disturbed(&worker, "second", kill).text(), text);
+    assert_eq!(disturbed(&worker, kill), (text, json!(1)));
     wait::until("the trouble to be over", || {
         impairment(&client, "crash_reports").is_none().then_some(())
     });
@@ -216,14 +200,11 @@ fn a_socket_directory_that_was_cleaned_away_is_made_again() {
     let text = undisturbed();
     let temporary = directory();
     let worker = below(temporary.path()).start();
-    let transcript = disturbed(&worker, "cleaned", |child| {
+    let read = disturbed(&worker, |child| {
         fs::remove_dir_all(private_directory(temporary.path())).expect("it is ours");
         kill(child);
     });
-    assert_eq!(
-        (transcript.text(), &transcript.end()["recoveries"]),
-        (text, &json!(1))
-    );
+    assert_eq!(read, (text, json!(1)));
     assert_eq!(deaths(&worker.client()), json!({"signalled": 1}));
 }
 
@@ -235,7 +216,7 @@ fn without_a_place_for_a_socket_no_child_dies_and_streams_wait_until_there_is_on
     fs::create_dir(&place).expect("it is ours");
     let worker = below(&place).start();
     let client = worker.client();
-    let transcript = disturbed(&worker, "waits", |child| {
+    let read = disturbed(&worker, |child| {
         fs::remove_dir_all(&place).expect("it is ours");
         kill(child);
         let because = wait_impaired(&worker, "child_socket");
@@ -246,10 +227,7 @@ fn without_a_place_for_a_socket_no_child_dies_and_streams_wait_until_there_is_on
         assert_eq!(client.health()["status"], "recovering");
         fs::create_dir(&place).expect("it is ours");
     });
-    assert_eq!(
-        (transcript.text(), &transcript.end()["recoveries"]),
-        (text, &json!(1))
-    );
+    assert_eq!(read, (text, json!(1)));
     assert_eq!(deaths(&client), json!({"signalled": 1}), "and no other");
     assert_eq!(impairment(&client, "child_socket"), None);
 }

@@ -9,9 +9,10 @@ use std::time::{Duration, Instant};
 use tempfile::TempDir;
 use worker_orcd_gpu::model::{Architecture, tiny_model::tiny_model};
 use worker_orcd_tests::client::{Client, Response};
-use worker_orcd_tests::hostile_templates::{arsenal, deadly_to_compile, deadly_to_render, endless};
-use worker_orcd_tests::worker::unique;
-use worker_orcd_tests::{Worker, process, wait};
+use worker_orcd_tests::hostile_templates::{
+    Bomb, arsenal, deadly_to_compile, deadly_to_render, endless,
+};
+use worker_orcd_tests::{Bystander, Worker, WorkerBuilder, on_the_beat, process, wait};
 
 /// The limit that the process sets itself.
 const ADDRESS_SPACE_BYTES: u64 = 512 << 20;
@@ -34,48 +35,14 @@ fn chat(client: &Client, content: &str) -> Response {
     client.post("/v1/chat/completions", &body)
 }
 
-fn raw(client: &Client) -> Vec<Value> {
-    let body = json!({
-        "job_id": format!("raw-{}", unique()), "prompt": "beside the bombs", "max_tokens": 100,
-        "temperature": 0.8, "seed": 7, "ignore_eos": true,
-    });
-    let transcript = client.execute(&body).transcript();
-    assert_eq!(transcript.end()["recoveries"], 0);
-    let tokens = transcript.events.iter().filter(|it| it.name == "token");
-    tokens.map(|event| event.json()["t"].clone()).collect()
+fn said(client: &Client) -> Value {
+    let answer = chat(client, "hello");
+    assert_eq!(answer.status, 200, "{}", answer.text());
+    answer.json()["choices"][0]["message"]["content"].clone()
 }
 
-/// Runs `work` beside raw prompts and honest chats, each of whose answers is the one alone.
-fn beside_honest_clients(worker: &Worker, work: impl FnOnce(&Client)) {
-    let client = worker.client();
-    let alone = raw(&client);
-    let said_alone = chat(&client, "hello").json()["choices"][0]["message"]["content"].clone();
-    let over = AtomicBool::new(false);
-    thread::scope(|scope| {
-        let streams = scope.spawn(|| {
-            let mut whole = 0;
-            while !over.load(Ordering::Relaxed) || whole == 0 {
-                assert_eq!(raw(&worker.client()), alone);
-                whole += 1;
-            }
-        });
-        let chats = scope.spawn(|| {
-            let mut whole = 0;
-            while !over.load(Ordering::Relaxed) || whole == 0 {
-                let answer = chat(&worker.client(), "hello");
-                assert_eq!(answer.status, 200, "{}", answer.text());
-                let said = &answer.json()["choices"][0]["message"]["content"];
-                assert_eq!(*said, said_alone);
-                whole += 1;
-            }
-        });
-        // So that a failure in here does not leave the others running for ever.
-        let worked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| work(&client)));
-        over.store(true, Ordering::Relaxed);
-        streams.join().unwrap();
-        chats.join().unwrap();
-        worked.unwrap();
-    });
+fn scripted(bombs: &[Bomb]) -> WorkerBuilder {
+    Worker::scripted(on_the_beat().chat_template(arsenal(bombs)))
 }
 
 fn busy_interpreter(worker: &Worker) -> Option<u32> {
@@ -108,11 +75,12 @@ fn a_template_that_kills_its_compiler_ends_chat_and_nothing_else() {
 
 #[test]
 fn a_template_that_kills_its_interpreter_costs_the_request_that_asked() {
-    let (_dir, path) = model_with(&arsenal(&deadly_to_render()));
-    let worker = Worker::with_model(&path).start();
-    beside_honest_clients(&worker, |client| {
+    let worker = scripted(&deadly_to_render()).start();
+    let client = worker.client();
+    let alone = said(&client);
+    Bystander::of_a_script(worker.client()).keeps_pace_beside(|| {
         for bomb in deadly_to_render() {
-            let refusal = chat(client, bomb.name);
+            let refusal = chat(&client, bomb.name);
             assert_eq!(refusal.status, 400, "{}: {}", bomb.name, refusal.text());
             assert!(
                 refusal.text().contains("template failed on these messages")
@@ -121,6 +89,7 @@ fn a_template_that_kills_its_interpreter_costs_the_request_that_asked() {
                 bomb.name,
                 refusal.text()
             );
+            assert_eq!(said(&client), alone, "behind {}", bomb.name);
         }
     });
     // Most of them are deadly.
@@ -156,11 +125,11 @@ fn an_interpreter_has_no_more_address_space_than_it_took() {
 
 #[test]
 fn a_template_that_does_not_end_is_stopped_at_its_deadline() {
-    let (_dir, path) = model_with(&arsenal(&[endless()]));
-    let worker = Worker::with_model(&path)
+    let worker = scripted(&[endless()])
         .arg("--template-timeout", "2s")
         .start();
-    beside_honest_clients(&worker, |client| {
+    let client = worker.client();
+    Bystander::of_a_script(worker.client()).keeps_pace_beside(|| {
         let bombs: Vec<_> = (0..3)
             .map(|_| {
                 let client = client.clone();
@@ -177,7 +146,7 @@ fn a_template_that_does_not_end_is_stopped_at_its_deadline() {
             );
         }
     });
-    worker.assert_serves();
+    said(&client);
 }
 
 #[test]

@@ -9,10 +9,9 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 use worker_orcd_gpu::model::gguf::parse;
-use worker_orcd_tests::client::Transcript;
 use worker_orcd_tests::model::real_model;
-use worker_orcd_tests::worker::{describe, unique};
-use worker_orcd_tests::{EventStream, Unreapable, Worker, process, wait};
+use worker_orcd_tests::worker::describe;
+use worker_orcd_tests::{Bystander, Unreapable, Worker, process, wait};
 
 const PROMPT: &str = "<|im_start|>user\nTell me about the sea, the wind and the mountains.\
                       <|im_end|>\n<|im_start|>assistant\n";
@@ -88,20 +87,9 @@ fn edit_rope_base(path: &Path) {
 
 fn body(max_tokens: u32) -> Value {
     json!({
-        "job_id": format!("identity-{}", unique()), "prompt": PROMPT, "max_tokens": max_tokens,
+        "prompt": PROMPT, "max_tokens": max_tokens,
         "temperature": 0.7, "seed": 11, "ignore_eos": true,
     })
-}
-
-fn whole(worker: &Worker, max_tokens: u32) -> Transcript {
-    worker.client().execute(&body(max_tokens)).transcript()
-}
-
-fn read_on(stream: &mut EventStream, tokens: usize, text: &mut String) {
-    for _ in 0..tokens {
-        let token = stream.wait_for("token");
-        text.push_str(token.json()["t"].as_str().unwrap());
-    }
 }
 
 fn kill_child(worker: &Worker) {
@@ -124,27 +112,20 @@ fn replace_child(worker: &Worker) {
 fn outlives_two_deaths(meanwhile: impl Fn(&Copy)) {
     let copy = Copy::new();
     let worker = copy.worker();
-    let expected = whole(&worker, 300);
+    let bystander = Bystander::new(worker.client(), body(300));
+    let alone = bystander.alone();
     let health = worker.client().health();
     assert_eq!(health["model"]["kept_open"], true, "{health}");
-    let mut stream = worker.client().execute(&body(300));
-    let mut text = String::new();
-    read_on(&mut stream, 10, &mut text);
+    let mut stream = bystander.begin();
+    stream.more(9);
     meanwhile(&copy);
     for _ in 0..2 {
         replace_child(&worker);
-        read_on(&mut stream, 10, &mut text);
+        stream.more(10);
     }
-    let rest: Vec<_> = stream.collect();
-    let end = rest.last().expect("an end");
-    assert_eq!(
-        (end.name.as_str(), &end.json()["recoveries"]),
-        ("end", &json!(2))
-    );
-    for token in rest.iter().filter(|event| event.name == "token") {
-        text.push_str(token.json()["t"].as_str().unwrap());
-    }
-    assert_eq!(text, expected.text());
+    let (text, end) = stream.end();
+    assert_eq!(text, alone);
+    assert_eq!(end["recoveries"], 2);
     let identity = &worker.client().health()["model"]["identity"];
     assert_eq!(*identity, health["model"]["identity"]);
 }
@@ -163,10 +144,10 @@ fn a_deleted_file_changes_no_byte_of_a_running_stream() {
 fn ends_with_one_error_and_takes_the_file_at_the_next_start(edit: fn(&Path)) {
     let copy = Copy::new();
     let mut worker = copy.worker();
-    let expected = whole(&worker, 200).text();
-    let mut stream = worker.client().execute(&body(200));
-    let mut text = String::new();
-    read_on(&mut stream, 10, &mut text);
+    let bystander = Bystander::new(worker.client(), body(200));
+    let expected = bystander.alone();
+    let mut stream = bystander.begin();
+    stream.more(9);
     edit(&copy.path);
     let client = worker.client();
     let struck = Instant::now();
@@ -183,12 +164,7 @@ fn ends_with_one_error_and_takes_the_file_at_the_next_start(edit: fn(&Path)) {
     });
     drop(held);
 
-    let rest: Vec<_> = stream.collect();
-    let (last, tokens) = rest.split_last().expect("a terminal event");
-    for token in tokens {
-        assert_eq!(token.name, "token");
-        text.push_str(token.json()["t"].as_str().unwrap());
-    }
+    let (text, last) = stream.rest();
     assert!(expected.starts_with(&text), "{text:?} in {expected:?}");
     assert!(text.len() < expected.len(), "it was not over");
     let error = last.json();
@@ -212,9 +188,8 @@ fn ends_with_one_error_and_takes_the_file_at_the_next_start(edit: fn(&Path)) {
     assert!(!worker.log.text().contains("QUARANTINED"));
 
     let worker = copy.worker();
-    let other = whole(&worker, 200);
-    other.end();
-    assert_ne!(other.text(), expected, "the edit is taken");
+    let other = Bystander::new(worker.client(), body(200)).alone();
+    assert_ne!(other, expected, "the edit is taken");
 }
 
 fn label(report: &Value) -> Value {
@@ -230,13 +205,13 @@ fn pid_of(spawned: &Value) -> u32 {
 fn a_file_that_is_cut_short_in_place_ends_the_worker_at_the_next_death() {
     let copy = Copy::new();
     let mut worker = copy.worker();
-    let mut stream = worker.client().execute(&body(200));
-    read_on(&mut stream, 10, &mut String::new());
+    let mut stream = Bystander::new(worker.client(), body(200)).begin();
+    stream.more(9);
     let file = OpenOptions::new().write(true).open(&copy.path).unwrap();
     file.set_len(1 << 20).unwrap();
     kill_child(&worker);
-    let rest: Vec<_> = stream.collect();
-    let error = rest.last().expect("a terminal event").json();
+    let (_, last) = stream.rest();
+    let error = last.json();
     assert_eq!(error["code"], "WORKER_UNHEALTHY", "{error}");
     let message = error["message"].as_str().unwrap();
     assert!(message.contains("changed in place"), "{message}");

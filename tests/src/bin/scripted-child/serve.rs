@@ -37,6 +37,7 @@ impl Child {
             script = Script {
                 token_interval_ms: script.token_interval_ms,
                 max_running: script.max_running,
+                chat_template: script.chat_template,
                 ..Script::behave()
             };
         }
@@ -85,6 +86,9 @@ impl Child {
         let mut report = facts::ready_report(max_running, order.max_sequence_tokens);
         if let DeviceSelector::Cuda(ordinal) = order.device {
             report.device.id = format!("cuda:{ordinal}");
+        }
+        if let Some(template) = &self.script.chat_template {
+            report.tokenizer.chat_template = Some(template.clone());
         }
         self.link.send(Event::Ready(Box::new(report)));
     }
