@@ -111,7 +111,7 @@ impl Bystander {
         let mut slow = Vec::new();
         while slow.len() < ATTEMPTS {
             let (result, alone, beside) = self.compare(&mut attack);
-            if beside.p99() <= alone.p99() * TIMES_ALONE {
+            if beside.p99() <= alone.p99() * TIMES_ALONE && beside.silence < PATIENCE {
                 return result;
             }
             slow.push(format!("alone {alone}, beside the attack {beside}"));
@@ -126,8 +126,6 @@ impl Bystander {
         println!("alone {alone}, beside the attack {beside}");
         assert_eq!(alone.texts.len(), 1, "it is the same each time");
         assert_eq!(beside.texts, alone.texts);
-        let silence = beside.silence;
-        assert!(silence < PATIENCE, "{silence:?} without a word");
         (result, alone, beside)
     }
 
