@@ -1,5 +1,7 @@
 //! Dates, in UTC: `strftime_now` of chat templates, and time stamps in answers.
 
+#![expect(clippy::disallowed_methods, reason = "what a log line is stamped with")]
+
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 const MONTHS: [&str; 12] = [

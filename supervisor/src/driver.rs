@@ -1,5 +1,5 @@
-//! The one task that owns the child, the lifecycle and the journal, and the only one that asks
-//! the clock.
+//! The one task that owns the child, the lifecycle and the journal. It asks the clock once a turn,
+//! and hands the answer down: everything in a turn happens at one moment.
 //!
 //! ```text
 //! clients ── Control ──►┐
@@ -17,6 +17,8 @@
 //!   [`news`] what
 //!   the driver tells the world about all this: log lines and snapshots.
 
+#![expect(clippy::disallowed_methods, reason = "once a turn, for everybody")]
+
 mod flood;
 mod keeping;
 mod news;
@@ -25,13 +27,11 @@ mod silence;
 mod witness;
 mod words;
 
-use crate::child::custody::{Custody, KeptModel};
+use crate::child::custody::KeptModel;
 use crate::child::flight_recorder::FlightRecorder;
 use crate::child::link::LinkError;
-use crate::child::output::log_lines;
-use crate::child::reap::Process;
-use crate::child::socket::{Door, PrivateDir};
-use crate::child::spawn::{SpawnOrder, Spawned, Spawner, is_permanent, is_want_of_descriptors};
+use crate::child::nursery::{Born, NotBegun, Nursery};
+use crate::child::spawn::{Spawned, is_permanent, is_want_of_descriptors};
 use crate::child::{Child, Sign};
 use crate::crash::CrashLog;
 use crate::driver::flood::FloodGate;
@@ -40,6 +40,7 @@ use crate::driver::witness::GpuWatch;
 use crate::engine::model::Unfit;
 use crate::engine::{Ended, EngineSettings, LoadedModel, Phase, Refusal, Shared};
 use crate::error_code::ErrorCode;
+use crate::nvml::Sighting;
 use crate::requests::live::Control;
 use crate::requests::record::Record;
 use crate::requests::scene::Scene;
@@ -47,13 +48,11 @@ use crate::requests::{Failure, Requests};
 use crate::text::TextError;
 use std::collections::VecDeque;
 use std::io;
-use std::os::fd::OwnedFd;
-use std::process::Child as StdChild;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
-use tracing::{error, warn};
+use tracing::error;
 use worker_orcd_ipc::{Command, FrameError, Generation};
 use worker_orcd_lifecycle::{
     ChildEvent, DeathCause, Effect, EndReason, Event, HandshakeRefusal, Machine, Settings, Signal,
@@ -69,12 +68,12 @@ const CHILD_SOCKET: &str = "child_socket";
 pub(crate) struct Driver {
     settings: EngineSettings,
     started: Instant,
+    /// When the present turn began.
+    now: Instant,
     machine: Machine,
     /// What the machine wants and was not done yet; doing one thing can lead to another.
     effects: VecDeque<Effect>,
     child: Option<Child>,
-    /// Where the process that is being made will knock.
-    door: Option<(Generation, Door, Option<Custody>)>,
     /// The first child's open model file, for all later ones.
     kept_model: Option<KeptModel>,
     /// Of the child that is or is being made; what the dead one wrote is read from here.
@@ -84,12 +83,9 @@ pub(crate) struct Driver {
     building: Option<Building>,
     requests: Requests,
     model: Option<Arc<LoadedModel>>,
-    spawner: io::Result<Spawner>,
-    /// Made with the first door, and again when it is gone.
-    dir: Option<PrivateDir>,
+    nursery: Nursery,
     /// Those whom it keeps waiting were told so.
     hesitating: bool,
-    spawned: mpsc::UnboundedReceiver<Spawned>,
     controls: mpsc::UnboundedReceiver<Control>,
     shared: Arc<Shared>,
     phase: watch::Sender<Phase>,
@@ -99,6 +95,16 @@ pub(crate) struct Driver {
     flood_gate: FloodGate,
     /// The last handle is gone, and with it everybody who could want an answer.
     deserted: bool,
+}
+
+/// What a turn begins with.
+enum Occasion {
+    Sign(Sign),
+    Control(Option<Control>),
+    Spawned(Spawned),
+    Built(Box<(Generation, Result<LoadedModel, Unfit>)>),
+    Sighting(Sighting),
+    Tick,
 }
 
 /// A tokenizer in the making, for the child that reported it.
@@ -127,7 +133,6 @@ impl Driver {
                 accept_features: features,
             },
         );
-        let (answers, spawned) = mpsc::unbounded_channel();
         let started = Instant::now();
         Self {
             news: News::new(started, &settings.load),
@@ -137,19 +142,17 @@ impl Driver {
             requests: Requests::new(Arc::clone(&shared.registry)),
             settings,
             started,
+            now: started,
             machine,
             effects: effects.into(),
             child: None,
-            door: None,
             kept_model: None,
             recorder: None,
             was_stopped: false,
             building: None,
             model: None,
-            spawner: Spawner::start(answers),
-            dir: PrivateDir::create().ok(),
+            nursery: Nursery::new(),
             hesitating: false,
-            spawned,
             controls,
             shared,
             phase,
@@ -167,17 +170,30 @@ impl Driver {
             if timer.is_elapsed() || wake_at < timer.deadline() {
                 timer.as_mut().reset(wake_at);
             }
-            tokio::select! {
-                sign = next_sign(&mut self.child) => self.on_sign(sign),
-                control = self.controls.recv(), if !self.deserted => self.on_control(control),
-                Some(spawned) = self.spawned.recv() => self.on_spawned(spawned),
-                built = next_model(&mut self.building) => self.on_built(built),
-                sighting = self.gpu.next() => self.on_sighting(sighting),
-                () = &mut timer => self.on_tick(),
-            }
+            let occasion = tokio::select! {
+                sign = next_sign(&mut self.child) => Occasion::Sign(sign),
+                control = self.controls.recv(), if !self.deserted => Occasion::Control(control),
+                spawned = self.nursery.next() => Occasion::Spawned(spawned),
+                built = next_model(&mut self.building) => Occasion::Built(Box::new(built)),
+                sighting = self.gpu.next() => Occasion::Sighting(sighting),
+                () = &mut timer => Occasion::Tick,
+            };
+            self.now = Instant::now();
+            self.take_up(occasion);
             self.perform();
         }
         self.say_goodbye();
+    }
+
+    fn take_up(&mut self, occasion: Occasion) {
+        match occasion {
+            Occasion::Sign(sign) => self.on_sign(sign),
+            Occasion::Control(control) => self.on_control(control),
+            Occasion::Spawned(spawned) => self.on_spawned(spawned),
+            Occasion::Built(built) => self.on_built(*built),
+            Occasion::Sighting(sighting) => self.on_sighting(sighting),
+            Occasion::Tick => self.on_tick(),
+        }
     }
 
     // === what happened ===
@@ -191,7 +207,7 @@ impl Driver {
                 self.tell_child_event(event);
             }
             Sign::Exited(exit) => {
-                self.crashes.exited(Instant::now(), exit);
+                self.crashes.exited(self.now, exit);
                 self.tell_child_event(ChildEvent::Exited(exit));
                 // Nobody is left who could connect.
                 if self
@@ -206,11 +222,10 @@ impl Driver {
     }
 
     fn on_control(&mut self, control: Option<Control>) {
-        let now = Instant::now();
         match control {
             Some(Control::Submit(record)) => self.requests.submit(record),
-            Some(Control::Cancel(id)) => self.requests.cancel(id, now),
-            Some(Control::Abandon(id)) => self.requests.abandon(id, now),
+            Some(Control::Cancel(id)) => self.requests.cancel(id, self.now),
+            Some(Control::Abandon(id)) => self.requests.abandon(id, self.now),
             Some(Control::Drain(timeout)) => self.tell(Event::Drain { timeout }),
             Some(Control::StopNow) => self.tell(Event::StopNow),
             None => {
@@ -222,31 +237,23 @@ impl Driver {
 
     fn on_spawned(&mut self, spawned: Spawned) {
         let generation = spawned.generation;
-        let process = spawned.outcome.and_then(|child| adopt(child, generation));
-        let door = self.door.take_if(|(expected, ..)| *expected == generation);
-        let event = match (process, door) {
-            (Ok(process), Some((_, door, custody))) => {
-                let child = Child::new(generation, process, door, custody);
+        let event = match self.nursery.finish(spawned) {
+            Ok(Born::Child(child)) => {
                 let pid = child.pid;
-                self.news.spawned(generation, pid);
-                self.crashes.respawned(Instant::now());
-                self.flood_gate = FloodGate::new(Instant::now());
+                self.news.spawned(self.now, generation, pid);
+                self.crashes.respawned(self.now);
+                self.flood_gate = FloodGate::new(self.now);
                 self.child = Some(child);
                 ChildEvent::Spawned { pid }
             }
-            // Given up while it was being made. Dropping the process kills its group.
-            (Ok(process), None) => {
-                let pid = process.pid();
-                warn!(generation = generation.0, pid, "late_child_killed");
-                tokio::spawn(see_off(process));
-                ChildEvent::Spawned { pid }
-            }
-            (Err(error), _) => {
+            Ok(Born::Late { pid }) => ChildEvent::Spawned { pid },
+            Err(error) => {
                 if is_want_of_descriptors(&error) {
-                    self.news.impaired(CHILD_SOCKET, &error.to_string());
+                    self.news
+                        .impaired(self.now, CHILD_SOCKET, &error.to_string());
                 }
-                let program = self.settings.child_binary.display().to_string();
-                spawn_failure(&program, &error)
+                let program = self.settings.child_binary.display();
+                spawn_failure(&format!("{program}: {error}"), &error)
             }
         };
         self.tell(Event::Child { generation, event });
@@ -265,7 +272,7 @@ impl Driver {
     }
 
     fn on_tick(&mut self) {
-        let now = Instant::now();
+        let now = self.now;
         self.requests.expire(now);
         if let Some(child) = &mut self.child
             && child.write_deadline().is_some_and(|at| at <= now)
@@ -276,7 +283,7 @@ impl Driver {
         for testimony in self.gpu.overdue(now) {
             self.tell(Event::Gpu(testimony));
         }
-        self.note_silence(now);
+        self.note_silence();
         self.tell(Event::Tick);
     }
 
@@ -287,14 +294,14 @@ impl Driver {
         let word = self.gpu.next_deadline();
         let all = [machine, write, request, word, self.silence_at()];
         let earliest = all.into_iter().flatten().min();
-        earliest.unwrap_or_else(Instant::now)
+        earliest.unwrap_or(self.now)
     }
 
     // === deciding and doing ===
 
     fn tell(&mut self, event: Event) {
         let before = self.machine.state().name();
-        let effects = self.machine.handle(self.started.elapsed(), event);
+        let effects = self.machine.handle(self.now - self.started, event);
         self.notice_death(before);
         self.effects.extend(effects);
     }
@@ -332,7 +339,7 @@ impl Driver {
                 let oldest = self.requests.in_flight().map(accepted).min();
                 self.news.interrupted(oldest);
             }
-            self.news.effect(&effect);
+            self.news.effect(self.now, &effect);
             self.do_one(effect);
         }
     }
@@ -341,7 +348,7 @@ impl Driver {
         match effect {
             Effect::Spawn { generation } => self.spawn(generation),
             Effect::Load { .. } => {
-                self.gpu.load_begins(Instant::now());
+                self.gpu.load_begins(self.now);
                 let order = self.order_to_load();
                 self.send(&Command::Load(order));
             }
@@ -378,48 +385,21 @@ impl Driver {
         }
     }
 
-    /// What the supervisor itself lacks is no death of a child.
     fn spawn(&mut self, generation: Generation) {
-        let opened = self.open_door(generation);
-        let event = match (&self.spawner, opened) {
-            (_, Ok(())) => return self.news.repaired(CHILD_SOCKET),
-            (Err(error), _) => spawn_failure("the thread that makes processes", error),
-            (Ok(_), Err(error)) => {
-                self.news.impaired(CHILD_SOCKET, &error.to_string());
+        let program = &self.settings.child_binary;
+        let event = match self.nursery.begin(generation, program) {
+            Ok(recorder) => {
+                self.recorder = recorder;
+                return self.news.repaired(CHILD_SOCKET);
+            }
+            Err(ref why @ NotBegun::Thread(ref error)) => spawn_failure(&why.to_string(), error),
+            Err(NotBegun::Socket(error)) => {
+                self.news
+                    .impaired(self.now, CHILD_SOCKET, &error.to_string());
                 ChildEvent::SpawnStarved
             }
         };
         self.tell(Event::Child { generation, event });
-    }
-
-    fn open_door(&mut self, generation: Generation) -> io::Result<()> {
-        let spawner = self.spawner.as_ref().map_err(copy_error)?;
-        let dir = match self.dir.take().filter(PrivateDir::exists) {
-            Some(dir) => dir,
-            None => PrivateDir::create()?,
-        };
-        let dir = self.dir.insert(dir);
-        let door = dir.open_door(generation)?;
-        // A child without one serves as well; only its death is told worse.
-        let recorder = FlightRecorder::create(generation)
-            .and_then(|recorder| Ok((recorder.for_child()?, recorder)))
-            .inspect_err(|error| warn!(%error, "flight_recorder_missing"));
-        let (for_child, recorder) = recorder.ok().unzip();
-        self.recorder = recorder;
-        // So does one without this, as long as nobody touches the model file.
-        let custody = dir.open_custody(generation);
-        let custody = custody
-            .inspect_err(|error| warn!(%error, "custody_socket_missing"))
-            .ok();
-        spawner.order(SpawnOrder {
-            generation,
-            program: self.settings.child_binary.clone(),
-            socket: door.path().to_owned(),
-            custody: custody.as_ref().map(|custody| custody.path().to_owned()),
-            recorder: for_child,
-        });
-        self.door = Some((generation, door, custody));
-        Ok(())
     }
 
     fn install(&mut self, model: LoadedModel) {
@@ -431,18 +411,18 @@ impl Driver {
 
     fn serve(&mut self) {
         if let Some(model) = &self.model {
-            self.news.ready(model);
-            self.crashes.ready(Instant::now());
+            self.news.ready(self.now, model);
+            self.crashes.ready(self.now);
             self.requests.serve(Arc::clone(&model.text));
             self.phase.send_modify(|phase| phase.ready = true);
         }
     }
 
     fn bury(&mut self, cause: &DeathCause, scene: &Scene) {
-        self.requests.bury(cause, scene, Instant::now());
+        self.requests.bury(cause, scene, self.now);
         self.news.buried();
         self.building = None;
-        self.door = None;
+        self.nursery.give_up();
         self.child = None;
     }
 
@@ -454,7 +434,7 @@ impl Driver {
             (EndReason::Failed, _) => "the worker has failed",
         };
         let failure = Failure::new(ErrorCode::WorkerUnhealthy, message);
-        self.requests.fail_all(&failure, Instant::now());
+        self.requests.fail_all(&failure, self.now);
     }
 
     fn send_commands(&mut self) {
@@ -495,15 +475,18 @@ impl Driver {
     }
 
     fn publish(&mut self) {
-        if self.news.is_due() {
-            let mut snapshot =
-                self.news
-                    .snapshot(&self.machine, &self.requests, &self.shared.registry);
+        if self.news.is_due(self.now) {
+            let mut snapshot = self.news.snapshot(
+                self.now,
+                &self.machine,
+                &self.requests,
+                &self.shared.registry,
+            );
             snapshot.faults.crash_reports = self.crashes.reported();
             snapshot.gpu = self.gpu.snapshot().clone();
             snapshot.model_kept_open = self.kept_model.is_some();
             let trouble = self.shared.crashes.trouble();
-            snapshot.impaired = self.news.impairments(trouble);
+            snapshot.impaired = self.news.impairments(self.now, trouble);
             *self.shared.snapshot.write() = Arc::new(snapshot);
         }
     }
@@ -520,7 +503,7 @@ impl Driver {
             }
         }
         let failure = Failure::new(ErrorCode::WorkerUnhealthy, "the worker has ended");
-        self.requests.fail_all(&failure, Instant::now());
+        self.requests.fail_all(&failure, self.now);
         self.requests.wake();
     }
 }
@@ -544,36 +527,13 @@ async fn next_model(building: &mut Option<Building>) -> (Generation, Result<Load
     (generation, built)
 }
 
-/// Takes the process over and lets its output flow into the log.
-fn adopt(mut child: StdChild, generation: Generation) -> io::Result<Process> {
-    let stdout = child.stdout.take().map(OwnedFd::from);
-    let stderr = child.stderr.take().map(OwnedFd::from);
-    let process = Process::new(child)?;
-    for (pipe, stream) in [(stdout, "stdout"), (stderr, "stderr")] {
-        if let Some(pipe) = pipe {
-            log_lines(pipe, stream, generation)?;
-        }
-    }
-    Ok(process)
-}
-
-async fn see_off(mut process: Process) {
-    process.kill(Signal::Kill);
-    process.exited().await;
-}
-
-fn spawn_failure(what: &str, failure: &io::Error) -> ChildEvent {
-    let message = format!("{what}: {failure}");
+fn spawn_failure(message: &str, failure: &io::Error) -> ChildEvent {
     error!(error = %message, "child_spawn_failed");
     if is_want_of_descriptors(failure) {
         return ChildEvent::SpawnStarved;
     }
     ChildEvent::SpawnFailed {
-        message,
+        message: message.to_owned(),
         permanent: is_permanent(failure),
     }
-}
-
-fn copy_error(error: &io::Error) -> io::Error {
-    io::Error::new(error.kind(), error.to_string())
 }

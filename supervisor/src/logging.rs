@@ -9,6 +9,8 @@
 //!
 //! Deliberately absent: writing to standard error by anybody else. What panics is an event as well.
 
+#![expect(clippy::disallowed_methods, reason = "what a log line is stamped with")]
+
 mod lines;
 mod queue;
 

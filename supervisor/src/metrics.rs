@@ -10,6 +10,11 @@
 //! are the three gauges that the Kubernetes Gateway API inference extension asks of model servers,
 //! under vLLM's names, which are its default.
 
+#![expect(
+    clippy::disallowed_methods,
+    reason = "gauges are told as of the question"
+)]
+
 mod events;
 pub mod exposition;
 mod figures;

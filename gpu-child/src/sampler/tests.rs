@@ -320,13 +320,22 @@ fn the_seed_and_the_position_decide() {
     assert_ne!(of(1, 2), of(2, 2));
 }
 
-/// 49 152 logits at temperature 0.8 are to take about half a millisecond; ten times that fails,
-/// so that a full sort is noticed and a busy machine is not.
+/// The best of several is compared with the best of several: a busy machine slows both.
 #[test]
-fn a_large_vocabulary_is_drawn_from_quickly() {
+fn a_large_vocabulary_is_drawn_from_sooner_than_it_is_sorted() {
     let logits: Vec<f32> = (0..49_152)
         .map(|id| ((id * 7919_u32) % 49_157) as f32 / 4000.0)
         .collect();
+    let best = |act: &mut dyn FnMut(&mut [f32])| {
+        let once = |_| {
+            let mut row = logits.clone();
+            let start = std::time::Instant::now();
+            act(&mut row);
+            start.elapsed()
+        };
+        (0..40).map(once).min().expect("several")
+    };
+    let sorted = best(&mut |row| row.sort_unstable_by(f32::total_cmp));
     for sampling in [
         Sampling {
             temperature: 0.8,
@@ -348,13 +357,10 @@ fn a_large_vocabulary_is_drawn_from_quickly() {
             ..PLAIN
         },
     ] {
-        let mut rows = vec![logits.clone(); 20];
-        let start = std::time::Instant::now();
-        for (row, position) in rows.iter_mut().zip(0..) {
-            sample(row, &work(sampling, &[], &[]), position);
-        }
-        let each = start.elapsed() / 20;
-        println!("{each:?} with {sampling:?}");
-        assert!(each.as_micros() < 5000, "{each:?} with {sampling:?}");
+        let drawn = best(&mut |row| {
+            sample(row, &work(sampling, &[], &[]), 1);
+        });
+        println!("{drawn:?} beside {sorted:?} with {sampling:?}");
+        assert!(drawn < sorted, "{drawn:?}, {sorted:?} with {sampling:?}");
     }
 }

@@ -3,6 +3,11 @@
 //! Reading is bounded by one frame; writing goes into a buffer that the socket empties at its
 //! own pace, and a child that leaves it full for [`WRITE_DEADLINE`] is as good as dead.
 
+#![expect(
+    clippy::disallowed_methods,
+    reason = "a socket that takes nothing is timed where it is written"
+)]
+
 use interprocess::local_socket::tokio::Stream;
 use std::io;
 use std::time::{Duration, Instant};

@@ -1,11 +1,12 @@
 //! One child process: made, heard, written to, and buried.
 //!
-//! * [`spawn`] the thread that makes processes; [`socket`] the private place where a child
-//!   connects, and [`leftovers`] those of dead supervisors; [`link`] frames in both directions; [`reap`] the process itself, its death and
-//!   its group; [`oom`] whose SIGKILL it was; [`output`] its stdout and stderr, as log lines;
-//!   [`custody`] the other place where it connects, for descriptors; [`flight_recorder`] its stdin,
-//!   which it writes to and which outlives it; [`probe`] what its
-//!   program says of a device before there is any child.
+//! * [`nursery`] children in the making: [`spawn`] the thread that makes processes, [`socket`] the
+//!   private place where a child connects, [`custody`] the other one, for descriptors,
+//!   [`flight_recorder`] its stdin, which it writes to and which outlives it; [`leftovers`] such places
+//!   of dead supervisors;
+//! * [`link`] frames in both directions; [`output`] its stdout and stderr, as log lines;
+//! * [`reap`] the process itself, its death and its group; [`oom`] whose SIGKILL it was;
+//! * [`probe`] what its program says of a device before there is any child.
 //!
 //! [`Child`] puts them together for the driver: [`Child::next`] says what happened next, and
 //! nothing here ever waits for the child without the driver being able to do something else.
@@ -16,6 +17,7 @@ pub mod custody;
 pub mod flight_recorder;
 mod leftovers;
 pub mod link;
+pub mod nursery;
 mod oom;
 pub mod output;
 pub mod probe;

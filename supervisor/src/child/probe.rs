@@ -129,6 +129,8 @@ impl Question<'_> {
 
 #[cfg(test)]
 mod tests {
+    #![expect(clippy::disallowed_methods, reason = "a test begins at some moment")]
+
     use super::*;
     use std::fs::Permissions;
     use std::os::unix::fs::PermissionsExt as _;

@@ -115,6 +115,8 @@ fn from(start: Instant, moment: Instant) -> f64 {
 
 #[cfg(test)]
 mod tests {
+    #![expect(clippy::disallowed_methods, reason = "a test begins at some moment")]
+
     use super::*;
     use serde_json::json;
     use std::time::{Duration, SystemTime};

@@ -272,6 +272,8 @@ fn after(start: Instant, end: Instant) -> f64 {
 
 #[cfg(test)]
 mod tests {
+    #![expect(clippy::disallowed_methods, reason = "a test begins at some moment")]
+
     use super::*;
     use worker_orcd_ipc::Generation;
     use worker_orcd_ipc::flight::{Moment, Record, Who};

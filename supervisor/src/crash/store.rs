@@ -286,6 +286,8 @@ fn read_report(path: &Path) -> io::Result<Value> {
 
 #[cfg(test)]
 mod tests {
+    #![expect(clippy::disallowed_methods, reason = "a test begins at some moment")]
+
     use super::*;
     use crate::crash::report::{Cause, ChildFacts, InFlight, Memory, Timeline, WorkerFacts};
     use std::os::unix::fs::PermissionsExt as _;

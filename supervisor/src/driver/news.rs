@@ -86,7 +86,7 @@ impl News {
 
     // === a child's life ===
 
-    pub fn spawned(&mut self, generation: Generation, pid: u32) {
+    pub fn spawned(&mut self, now: Instant, generation: Generation, pid: u32) {
         info!(generation = generation.0, pid, "child_spawn");
         self.dirty = true;
         self.spawns += 1;
@@ -96,7 +96,7 @@ impl News {
             generation: generation.0,
             build: None,
             features: vec![],
-            spawned_at: Instant::now(),
+            spawned_at: now,
             ready_at: None,
             heartbeat_at: None,
             progress_at: None,
@@ -136,8 +136,7 @@ impl News {
         }
     }
 
-    pub fn loaded(&mut self, report: &ReadyReport) {
-        let now = Instant::now();
+    pub fn loaded(&mut self, now: Instant, report: &ReadyReport) {
         self.memory = Some((report.memory, now));
         let model = &report.model;
         // A load that ends between two beats still has all its milestones.
@@ -155,8 +154,7 @@ impl News {
         );
     }
 
-    pub fn ready(&mut self, model: &LoadedModel) {
-        let now = Instant::now();
+    pub fn ready(&mut self, now: Instant, model: &LoadedModel) {
         self.dirty = true;
         self.interrupted_at = None;
         if let Some(child) = &mut self.child {
@@ -216,7 +214,7 @@ impl News {
     }
 
     /// Called before the effect is performed.
-    pub fn effect(&mut self, effect: &Effect) {
+    pub fn effect(&mut self, now: Instant, effect: &Effect) {
         self.dirty = true;
         match effect {
             Effect::Load { generation } => {
@@ -226,7 +224,7 @@ impl News {
             Effect::Kill { generation, signal } => {
                 warn!(generation = generation.0, ?signal, "child_kill");
             }
-            Effect::Bury { generation, cause } => self.death(*generation, cause),
+            Effect::Bury { generation, cause } => self.death(now, *generation, cause),
             Effect::End {
                 exit: SupervisorExit::Clean,
                 ..
@@ -242,12 +240,11 @@ impl News {
         }
     }
 
-    fn death(&mut self, generation: Generation, cause: &DeathCause) {
+    fn death(&mut self, now: Instant, generation: Generation, cause: &DeathCause) {
         if *cause == DeathCause::Dismissed {
             info!(generation = generation.0, "child_exit");
             return;
         }
-        let now = Instant::now();
         let (model, device) = (&self.model, &self.device);
         error!(generation = generation.0, label = cause.label(), %cause, model, device, "child_death");
         if self
@@ -300,7 +297,7 @@ impl News {
     }
 
     /// Something does not work, and costs nothing but itself. Logged once.
-    pub fn impaired(&mut self, what: &'static str, because: &str) {
+    pub fn impaired(&mut self, now: Instant, what: &'static str, because: &str) {
         if self.impaired.contains_key(what) {
             return;
         }
@@ -308,7 +305,7 @@ impl News {
         self.dirty = true;
         let impairment = Impairment {
             because: because.to_owned(),
-            since: Instant::now(),
+            since: now,
         };
         self.impaired.insert(what, impairment);
     }
@@ -323,10 +320,11 @@ impl News {
     /// All of them; the crash reports' thread tells its own trouble.
     pub fn impairments(
         &mut self,
+        now: Instant,
         crash_reports: Option<String>,
     ) -> BTreeMap<&'static str, Impairment> {
         match crash_reports {
-            Some(because) => self.impaired("crash_reports", &because),
+            Some(because) => self.impaired(now, "crash_reports", &because),
             None => self.repaired("crash_reports"),
         }
         self.impaired.clone()
@@ -352,17 +350,17 @@ impl News {
 
     // === snapshots ===
 
-    pub fn is_due(&self) -> bool {
-        self.dirty || self.taken_at.elapsed() >= STALE_AFTER
+    pub fn is_due(&self, now: Instant) -> bool {
+        self.dirty || now.saturating_duration_since(self.taken_at) >= STALE_AFTER
     }
 
     pub fn snapshot(
         &mut self,
+        now: Instant,
         machine: &Machine,
         requests: &Requests,
         registry: &Registry,
     ) -> EngineSnapshot {
-        let now = Instant::now();
         self.dirty = false;
         self.taken_at = now;
         EngineSnapshot {
@@ -389,13 +387,14 @@ impl News {
                 prefix_hit_tokens_total: self.prefix_hit_tokens_total,
                 pace: requests.pace(),
             },
-            faults: self.faults(machine, requests, registry),
+            faults: self.faults(now, machine, requests, registry),
             impaired: BTreeMap::new(),
         }
     }
 
     fn faults(
         &self,
+        now: Instant,
         machine: &Machine,
         requests: &Requests,
         registry: &Registry,
@@ -404,7 +403,7 @@ impl News {
         let ledger = machine.ledger();
         FaultsSnapshot {
             deaths_by_cause: ledger.by_cause().clone(),
-            deaths_in_window: ledger.within(self.started.elapsed(), policy.window),
+            deaths_in_window: ledger.within(now - self.started, policy.window),
             deaths_allowed: policy.max_deaths,
             window: policy.window,
             last: self.last_death.clone(),
@@ -414,7 +413,7 @@ impl News {
             on_probation: requests.on_probation(),
             probations: requests.probations_total(),
             quarantined_total: requests.quarantined_total(),
-            quarantined: registry.quarantined(Instant::now()),
+            quarantined: registry.quarantined(now),
             crash_reports: 0,
         }
     }
@@ -500,6 +499,8 @@ fn in_ms(time: Duration) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    #![expect(clippy::disallowed_methods, reason = "a test begins at some moment")]
+
     use super::*;
 
     #[test]

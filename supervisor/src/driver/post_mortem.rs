@@ -1,6 +1,8 @@
 //! What the driver hands to the crash log at each turn of a child's end and of the next one's
 //! beginning.
 
+#![expect(clippy::disallowed_methods, reason = "a report names the time of day")]
+
 use crate::crash::report::{ChildFacts, RequestFacts, milliseconds};
 use crate::crash::{Deceased, Now};
 use crate::driver::Driver;
@@ -8,7 +10,7 @@ use crate::driver::witness::Buried;
 use crate::requests::record::Record;
 use crate::requests::scene::Scene;
 use nix::time::{ClockId, clock_gettime};
-use std::time::{Instant, SystemTime};
+use std::time::SystemTime;
 use tracing::warn;
 use worker_orcd_ipc::Generation;
 use worker_orcd_lifecycle::{DeathCause, State};
@@ -20,7 +22,7 @@ impl Driver {
             self.machine.state(),
             State::Killing { .. } | State::Reaping { .. }
         ) {
-            self.crashes.noticed(Instant::now(), before);
+            self.crashes.noticed(self.now, before);
         }
     }
 
@@ -36,7 +38,7 @@ impl Driver {
             ..recording.as_ref().map(Scene::of).unwrap_or_default()
         };
         let now = Now {
-            instant: Instant::now(),
+            instant: self.now,
             wall: SystemTime::now(),
             monotonic_ns: monotonic_ns(),
         };
@@ -74,11 +76,11 @@ impl Driver {
     }
 
     /// Tokens came from a child that is believed.
-    pub(super) fn note_tokens(&mut self, now: Instant) {
-        if self.crashes.tokens(now) {
-            self.news.flowing_again(now);
+    pub(super) fn note_tokens(&mut self) {
+        if self.crashes.tokens(self.now) {
+            self.news.flowing_again(self.now);
         }
-        self.news.tokens(now);
+        self.news.tokens(self.now);
     }
 }
 

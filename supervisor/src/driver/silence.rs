@@ -18,8 +18,8 @@ impl Driver {
     }
 
     /// Time has passed.
-    pub(super) fn note_silence(&mut self, now: Instant) {
-        if self.silence_at().is_some_and(|at| at <= now) {
+    pub(super) fn note_silence(&mut self) {
+        if self.silence_at().is_some_and(|at| at <= self.now) {
             self.hesitating = true;
             self.requests.hesitate();
         }

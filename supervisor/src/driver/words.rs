@@ -4,7 +4,7 @@
 use crate::driver::{Building, Driver};
 use crate::engine::LoadedModel;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tracing::warn;
 use worker_orcd_ipc::{Envelope, Event as Word, Fault, ReadyReport, decode};
 use worker_orcd_lifecycle::ChildEvent;
@@ -43,7 +43,7 @@ impl Driver {
 
     /// `None` when the lifecycle need not know.
     fn understand(&mut self, word: Word) -> Option<ChildEvent> {
-        let now = Instant::now();
+        let now = self.now;
         let carries_tokens = matches!(&word, Word::Step(report) if !report.tokens.is_empty());
         if !carries_tokens && !self.flood_gate.admit(now) {
             return Some(ChildEvent::Violation(
@@ -81,7 +81,7 @@ impl Driver {
                 self.news.stepped(now);
                 let step = self.requests.step(&report, now);
                 if carries_tokens {
-                    self.note_tokens(now);
+                    self.note_tokens();
                 }
                 step.err()
                     .map(|violation| ChildEvent::Violation(violation.to_string()))
@@ -95,7 +95,7 @@ impl Driver {
             Word::TraceStopped { message } => {
                 // The next child would leave a hole.
                 self.settings.load.trace = None;
-                self.news.impaired("logits_trace", &message);
+                self.news.impaired(now, "logits_trace", &message);
                 None
             }
             Word::Goodbye => Some(ChildEvent::Goodbye),
@@ -115,7 +115,7 @@ impl Driver {
         if let Err(violation) = self.keep_model() {
             return Some(violation);
         }
-        self.news.loaded(&report);
+        self.news.loaded(self.now, &report);
         self.crashes.loaded(&report.memory);
         self.gpu.child_computes_on(report.device.uuid.as_deref());
         let previous = self.model.clone();

@@ -81,6 +81,8 @@ fn age(now: Instant, moment: Instant) -> Duration {
 
 #[cfg(test)]
 mod tests {
+    #![expect(clippy::disallowed_methods, reason = "a test begins at some moment")]
+
     use super::*;
 
     #[test]

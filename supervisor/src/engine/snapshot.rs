@@ -200,6 +200,8 @@ impl EngineSnapshot {
 
 #[cfg(test)]
 mod tests {
+    #![expect(clippy::disallowed_methods, reason = "a test begins at some moment")]
+
     use super::*;
 
     #[test]

@@ -477,6 +477,8 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Guarded<S> {
 
 #[cfg(test)]
 mod tests {
+    #![expect(clippy::disallowed_methods, reason = "a test begins at some moment")]
+
     use super::*;
     use tokio::io::AsyncWriteExt;
 

@@ -3,6 +3,11 @@
 //! `null` means unknown, never zero. Every figure that ages says how old it is in a field
 //! ending in `age_ms`; `since` fields are time stamps.
 
+#![expect(
+    clippy::disallowed_methods,
+    reason = "ages are told as of the question"
+)]
+
 mod gpu;
 
 use super::App;

@@ -1,5 +1,10 @@
 //! One accepted request from the outside: its names, its log lines, its metrics.
 
+#![expect(
+    clippy::disallowed_methods,
+    reason = "an answer tells how long it took"
+)]
+
 use super::App;
 use crate::engine::{Completion, Failure, StopReason};
 use std::sync::Arc;

@@ -3,6 +3,11 @@
 //! Whoever finds no place, because everybody who holds one is being answered, is answered probes and
 //! nothing else: an orchestrator must not take a busy worker for a dead one.
 
+#![expect(
+    clippy::disallowed_methods,
+    reason = "a listener that cannot accept waits"
+)]
+
 use super::connection::{Terms, serve, told_to_close};
 use super::places::{Place, Places, Stage};
 use crate::config::HttpConfig;

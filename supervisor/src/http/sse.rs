@@ -9,6 +9,11 @@
 //! An API whose clients retry by the status line keeps it back until there is something to tell:
 //! a request that fails before its first token is then refused like any other.
 
+#![expect(
+    clippy::disallowed_methods,
+    reason = "a stream that is silent says so after a while"
+)]
+
 use super::error::ApiError;
 use super::job::Job;
 use crate::engine::{Completion, Failure, RequestStream, StreamEvent};

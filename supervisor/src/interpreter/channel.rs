@@ -1,5 +1,7 @@
 //! Frames over a socket pair, read and written by plain threads within a deadline.
 
+#![expect(clippy::disallowed_methods, reason = "an order has a deadline")]
+
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::io::{self, Read as _, Write as _};

@@ -8,6 +8,8 @@
 //! process first, and an idle one may have been gone before the order came. An order that was late
 //! had its time. Whatever ended, the next process is started at once and not when it is asked for.
 
+#![expect(clippy::disallowed_methods, reason = "an order has a deadline")]
+
 use super::channel::{Channel, ChannelError, frame};
 use super::process::{COMMAND, CPU_SECONDS, PARENT};
 use super::{Answer, Order};

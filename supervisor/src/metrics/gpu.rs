@@ -169,6 +169,8 @@ impl GpuGauges {
 
 #[cfg(test)]
 mod tests {
+    #![expect(clippy::disallowed_methods, reason = "a test begins at some moment")]
+
     use super::*;
     use crate::engine::gpu::Nvml;
     use crate::nvml::SILENT_AFTER;

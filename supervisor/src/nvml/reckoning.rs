@@ -66,6 +66,8 @@ impl Examination {
 
 #[cfg(test)]
 mod tests {
+    #![expect(clippy::disallowed_methods, reason = "a test begins at some moment")]
+
     use super::super::library::Process;
     use super::*;
 

@@ -1,5 +1,10 @@
 //! One thread asks, another listens. Either may be lost to a wedged device at any call.
 
+#![expect(
+    clippy::disallowed_methods,
+    reason = "threads of their own, which wait for NVIDIA's library"
+)]
+
 use super::library::{Gpu, Opener};
 use super::reckoning::Examination;
 use super::{Order, SeenXid, Sighting};

@@ -76,6 +76,8 @@ impl Quarantine {
 
 #[cfg(test)]
 mod tests {
+    #![expect(clippy::disallowed_methods, reason = "a test begins at some moment")]
+
     use super::*;
     use crate::requests::record::NewRequest;
     use crate::requests::testing::request;

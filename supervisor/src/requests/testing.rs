@@ -1,5 +1,7 @@
 //! A journal in memory, with a four-letter vocabulary, for tests.
 
+#![expect(clippy::disallowed_methods, reason = "a test begins at some moment")]
+
 use crate::requests::live::{Control, Requests};
 use crate::requests::record::{NewRequest, OnFault, Record, StreamEvent};
 use crate::requests::registry::Registry;

@@ -1,3 +1,4 @@
+#![expect(clippy::disallowed_methods, reason = "a test begins at some moment")]
 use super::*;
 use crate::config::device::driver_is_loaded;
 use crate::nvml::played::PlayedGpu;

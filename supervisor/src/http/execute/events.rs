@@ -3,6 +3,11 @@
 //! `id:` of a `token` event is the token's place in the answer. It grows, and skips tokens without
 //! text of their own; `i` counts the events, so that a client sees whether one is missing.
 
+#![expect(
+    clippy::disallowed_methods,
+    reason = "an answer tells how long it took"
+)]
+
 use crate::calendar::rfc3339;
 use crate::engine::{Completion, Failure};
 use crate::http::job::stop_reason;

@@ -95,6 +95,8 @@ fn in_ms(time: Duration) -> f64 {
 
 #[cfg(test)]
 mod tests {
+    #![expect(clippy::disallowed_methods, reason = "a test begins at some moment")]
+
     use super::*;
     use crate::engine::ChildSnapshot;
     use crate::engine::gpu::Nvml;
