@@ -30,7 +30,7 @@ from steps import Cut, Steps
 HERE = pathlib.Path(__file__).resolve().parent
 SMOLLM2 = "SmolLM2-135M-Instruct.Q4_1.gguf"
 REAL_TEXT = "The history of the Roman Empire began when Augustus became"
-"""The most telling first: a run that ends early has those."""
+# The most telling first: a run that ends early has those.
 ORDER = ["0.5b-F16", "smollm2", "0.5b-Q8_0", "0.5b-Q4_K_M", "7b-F16", "7b-Q8_0", "7b-Q4_K_M"]
 MARGIN_BYTES = 2 << 30
 

@@ -34,8 +34,8 @@ pub enum Event {
     TraceStopped { message: String },
 }
 
-/// How often a child says that it lives. Three missed beats stay under a client's
-/// one-second patience.
+/// Milliseconds between two heartbeats. Each tells the age of the step in progress, so a step
+/// deadline is noticed one interval late at most.
 pub const HEARTBEAT_INTERVAL_MS: u64 = 25;
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

@@ -26,8 +26,8 @@ struct Input {
 };
 
 // A warp's part of a stage: of every tile of its turn one segment, the units `segment`, `segment` +
-// segments, and so on. Warps of different turns prepare the same units: each knows then that they
-// are there.
+// segments, and so on. Warps of different turns that have the same segment prepare the same units, each
+// for itself: none has to wait for another to know that they are there.
 struct Share {
     int turn, segment;
     int units;  // of the segment

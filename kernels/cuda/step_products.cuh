@@ -250,7 +250,8 @@ template <bool ALONE, int FF_CHUNKS> struct Products : Plan {
             v = silu_mul(v, scaled(total_of(s, 2 * t + 1), o.has_up_bias, o.up_bias));
             a.exchange.tell_all(a.exchange.ff + o.at, v, number);
         } else {
-            // The stream as the stage before the last one but one left it.
+            // x was last written by DOWN of the layer before, or the embedding (for OUTPUT), or by
+            // OUTPUT of this layer (for DOWN): its number is so many exchanges older.
             constexpr int AGO = STAGE == OUTPUT ? BY_OUTPUT : BY_DOWN - BY_OUTPUT;
             while (number_in(o.old_word) != number - AGO) o.old_word = word_at(o.old);
             a.exchange.tell_all(a.exchange.x + o.at, __fadd_rn(value_in(o.old_word), v), number);

@@ -96,7 +96,7 @@ pub enum Act {
     // === Ends ===
     Exit(i32),
     Signal(i32),
-    /// Says that it is out of device memory for good, and exits accordingly.
+    /// Says that the device failed, and exits with the code of that fault.
     FaultDevice,
     FaultModelLoad,
     FaultInsufficientMemory,

@@ -81,7 +81,7 @@ fn an_occupied_port_is_named_and_ends_the_start() {
     let port = taken.local_addr().unwrap().port();
     let mut worker = Worker::scripted(Script::behave()).port(port).spawn();
     let status = worker.wait_exit();
-    assert!(!status.success());
+    assert_eq!(status.code(), Some(86));
     let log = worker.log.text();
     assert!(log.contains(&port.to_string()), "the port is named: {log}");
     assert!(log.to_lowercase().contains("in use"), "{log}");

@@ -18,14 +18,15 @@ pub struct RestartPolicy {
 impl Default for RestartPolicy {
     fn default() -> Self {
         Self {
-            // Five deaths a minute are survived, the sixth is not. A request that kills every
-            // child it meets is found after three (two in company, one alone), so it never
-            // ends a worker, and neither do three of them at once, on a machine that is well; a card that faults on its own does so at every load, within
-            // seconds, and is reported in under a minute.
+            // Five deaths a minute are survived, the sixth is not. On a machine that is well a
+            // query of death costs three children and two at once cost four, so neither ends a
+            // worker (requests/live/probation_tests.rs). A card that faults by itself does so at
+            // every load, and comes to six deaths soon.
             max_deaths: 5,
             window: Duration::from_secs(60),
-            // The second death in a row suggests that time is needed (memory that the driver
-            // still holds, a full disk): 250 ms, doubled each time, costs 4 s over a window.
+            // The delay of a first death whose cause needs time (`needs_time`: memory that is not
+            // back yet, a full disk). Each further death doubles it, whatever its cause: see
+            // `a_delay_doubles_with_each_death`.
             first_delay: Duration::from_millis(250),
             max_delay: Duration::from_secs(8),
         }
@@ -47,8 +48,9 @@ pub enum Verdict {
 }
 
 impl RestartPolicy {
-    /// `deaths` is [`Ledger::intensity`](crate::Ledger::intensity), this one included; `has_served` says whether any
-    /// child ever got as far as serving, which proves that model, device and memory were good.
+    /// `deaths` is [`Ledger::intensity`](crate::Ledger::intensity), this one included; `has_served`
+    /// says whether any child ever got as far as serving, which proves that model, device and memory
+    /// were good.
     #[must_use]
     pub fn judge(&self, cause: &DeathCause, deaths: u32, has_served: bool) -> Verdict {
         if let Some(exit) = hopeless(cause, has_served) {
@@ -125,4 +127,26 @@ fn needs_time(cause: &DeathCause) -> bool {
             | DeathCause::LoadStalled { .. }
             | DeathCause::HandshakeDeadline { .. }
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_delay_doubles_with_each_death() {
+        let policy = RestartPolicy::default();
+        let verdicts = |cause: &DeathCause| -> Vec<_> {
+            let judge = |deaths| match policy.judge(cause, deaths, true) {
+                Verdict::RestartNow => Some(0),
+                Verdict::RestartAfter(delay) => Some(delay.as_millis()),
+                Verdict::Fail(_) => None,
+            };
+            (1..=6).map(judge).collect()
+        };
+        let [second, third, fourth, fifth] = [500, 1000, 2000, 4000].map(Some);
+        let expected = |first| [Some(first), second, third, fourth, fifth, None];
+        assert_eq!(verdicts(&DeathCause::Signalled(9)), expected(0));
+        assert_eq!(verdicts(&DeathCause::OomKilled), expected(250));
+    }
 }

@@ -33,7 +33,7 @@ impl Default for Deadlines {
             spawn: Duration::from_secs(10),
             // Dynamic linking from a cold disk, no device work: the hello comes first.
             handshake: Duration::from_secs(10),
-            // Eighty beats. A machine whose every core computes can delay one thread by some
+            // Many heartbeats. A machine whose every core computes can delay one thread by some
             // hundred milliseconds, and a needless kill costs a reload of the model.
             heartbeat: Duration::from_secs(2),
             // A prefill chunk of 512 tokens takes 2 s for a 135M model on two slow cores, and

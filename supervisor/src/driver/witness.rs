@@ -1,5 +1,5 @@
-//! The driver's side of the GPU's witness: what was sighted, whom it concerns, and what the
-//! lifecycle and the crash log are told about it.
+//! What NVIDIA's library has sighted: whom it concerns, and what the lifecycle and the crash log are
+//! told about it.
 //!
 //! On the CPU device there is no witness, nothing is loaded, and everything here is unknown.
 
@@ -19,13 +19,12 @@ use worker_orcd_lifecycle::{Event, RecoveryAction, Testimony, Xid};
 /// Xids that are kept. A storm of them (45 comes once a channel) has nothing new to say.
 const XIDS_KEPT: usize = 64;
 
-/// Xids this long before a death belong to it. The driver reports a fault before the child can
-/// notice, and a child that hangs in a dead device is noticed by its heartbeat after two seconds.
+/// Xids this long before a death belong to it. NVIDIA's driver reports a fault before the child can
+/// notice, and a child that hangs in a dead device is noticed only at its heartbeat deadline.
 const NEAR: Duration = Duration::from_secs(10);
 
-/// For the driver's word on a device whose child has just died; then it is unknown.
-///
-/// A device fault stops the card for a sixth of a second, and every call with it.
+/// For the recovery action of a device whose child has just died; then it is unknown. A device fault
+/// stops the card for a while, and every call with it.
 const WORD_WITHIN: Duration = Duration::from_secs(1);
 
 /// Deaths whose memory may still be coming back; as many as the crash log keeps open.
@@ -49,7 +48,7 @@ struct Death {
     generation: u32,
     spawned_at: Instant,
     at: Instant,
-    /// While the driver's word is awaited.
+    /// While the recovery action is awaited.
     word_until: Option<Instant>,
     evidence: GpuEvidence,
 }
@@ -296,7 +295,7 @@ impl GpuWatch {
             .min()
     }
 
-    /// Deaths on which the driver has kept silent for too long: its word is unknown.
+    /// Deaths whose recovery action did not come in time: it is unknown.
     pub fn overdue(&mut self, now: Instant) -> Vec<Testimony> {
         let is_late = |death: &Death| death.word_until.is_some_and(|until| until <= now);
         let late: Vec<_> = (0..self.deaths.len())
@@ -359,7 +358,7 @@ impl Driver {
     }
 }
 
-/// There the kernel's driver and we number processes alike; elsewhere it has to be seen first.
+/// There NVIDIA's driver and we number processes alike; elsewhere it has to be seen first.
 fn in_initial_pid_namespace() -> bool {
     // PROC_PID_INIT_INO of the kernel.
     fs::read_link("/proc/self/ns/pid").is_ok_and(|link| link.as_os_str() == "pid:[4026531836]")

@@ -1,4 +1,4 @@
-//! The driver's side of the journal: what is with the child, what waits, and what ends how.
+//! The journal as the driver has it: what is with the child, what waits, and what ends how.
 //!
 //! Owned by the driver alone, without I/O: commands for the child collect in a list that the
 //! driver sends, and time is an argument. Here are clients and the child's words;

@@ -143,7 +143,8 @@ impl Progress {
         self.recoveries += 1;
     }
 
-    /// It waits for its turn with a child that lives: a pause as well, but no recovery.
+    /// The request waits for its turn with a child that lives. Its client is told `recovering`, as
+    /// of any pause; it does not count as a recovery.
     pub fn pause(&mut self) {
         self.recovering = true;
     }
