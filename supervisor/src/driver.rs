@@ -13,9 +13,8 @@
 //!
 //! * [`keeping`] the open model file between two children; [`words`] what the child's messages
 //!   mean; [`flood`] how many are too many; [`silence`] who is told when the child is overdue;
-//!   [`post_mortem`] what is handed to the crash log; [`witness`] what the GPU's driver adds to it;
-//!   [`news`] what
-//!   the driver tells the world about all this: log lines and snapshots.
+//!   [`post_mortem`] what is handed to the crash log; [`witness`] what NVIDIA's library adds to it;
+//!   [`news`] what is told of all this: log lines and snapshots.
 
 #![expect(clippy::disallowed_methods, reason = "once a turn, for everybody")]
 

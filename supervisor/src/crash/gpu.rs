@@ -1,4 +1,5 @@
-//! What a crash report says of the GPU: the driver's side of the story.
+//! What a crash report says of the GPU: Xids, memory and recovery action, as NVIDIA's library tells
+//! them.
 
 use crate::calendar::rfc3339;
 use crate::crash::report::milliseconds;
@@ -61,7 +62,7 @@ struct XidFacts {
 
 #[derive(Debug, Clone, PartialEq, Serialize)]
 struct MemoryFacts {
-    /// What the driver says of the child; what the child said of itself is in `memory`.
+    /// What NVIDIA's driver says of the child; what the child said of itself is in `memory`.
     child_bytes: Option<u64>,
     used_bytes: u64,
     total_bytes: u64,

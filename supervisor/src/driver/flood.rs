@@ -4,10 +4,14 @@
 //! nothing, so it is counted.
 
 use std::time::{Duration, Instant};
+use worker_orcd_ipc::HEARTBEAT_INTERVAL_MS;
 
-/// Ten heartbeats a second, ten words on a load, and a step without tokens for each chunk of a
-/// prompt: an honest child stays below a tenth of this on the fastest device there is.
+/// Words without a token that a child may say in a second. An honest one says a heartbeat and a word on
+/// its load each interval, and a step without tokens for each chunk of a prompt.
 const MAX_WORDS_PER_SECOND: u32 = 10_000;
+
+/// Heartbeats and words on a load are far from a flood.
+const _: () = assert!(2 * 1000 / HEARTBEAT_INTERVAL_MS <= MAX_WORDS_PER_SECOND as u64 / 100);
 
 #[derive(Debug)]
 pub(super) struct FloodGate {

@@ -2,9 +2,10 @@
 
 use crate::driver::Driver;
 use std::time::{Duration, Instant};
+use worker_orcd_ipc::HEARTBEAT_INTERVAL_MS;
 
-/// Ten beats.
-const SILENCE: Duration = Duration::from_millis(250);
+/// Ten missed heartbeats: a busy machine delays one or two, and a client may know of more.
+const SILENCE: Duration = Duration::from_millis(10 * HEARTBEAT_INTERVAL_MS);
 
 /// A step that lasts longer keeps everybody waiting as well.
 const LONG_STEP: Duration = Duration::from_secs(1);

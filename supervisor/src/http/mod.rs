@@ -15,7 +15,8 @@
 //! * [`error`] is every answer that is not what was asked for, in either API's words;
 //!   [`refusals`] counts and logs those whose request was not let in.
 //!
-//! Deliberately absent: anything about children; TLS (put a proxy in front).
+//! Deliberately absent: decisions about children ([`health`] and [`crashes`] show what is known of
+//! them); TLS (put a proxy in front).
 
 #![expect(
     clippy::disallowed_methods,

@@ -118,7 +118,7 @@ impl Asking<'_> {
         }
     }
 
-    /// Whether another child may follow is what the driver waits for, so that comes first.
+    /// The recovery action comes first: it may end the worker, and is waited for only a short while.
     fn begin(&mut self, examination: Examination) {
         self.say(Sighting::Examined {
             generation: examination.generation,
