@@ -1,12 +1,15 @@
-//! The invariants of ARCHITECTURE.md that can be checked by looking at the repository.
+//! What can be checked by looking at the repository: invariants of ARCHITECTURE.md here, and in
+//! [`pages`] whether its pages say what is there.
 //!
-//! Each test names what must be absent, and where. The first one checks the checker: a scan that
+//! Each test here names what must be absent, and where. The first one checks the checker: a scan that
 //! finds no files would pass everything.
 
-use std::collections::BTreeSet;
+mod pages;
+mod repository;
+
+use repository::{code_lines, committed_files, dependencies_of, read, rust_sources};
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use worker_orcd_tests::model::repository_root;
 
 /// A page that one person can hold in mind; past it a file holds two ideas.
@@ -21,7 +24,7 @@ fn the_scan_sees_the_repository() {
     for expected in [
         "Cargo.toml",
         "supervisor/src/main.rs",
-        "tests/tests/tidy.rs",
+        "tests/tests/tidy/main.rs",
     ] {
         assert!(
             files.contains(&PathBuf::from(expected)),
@@ -232,109 +235,10 @@ fn every_unsafe_block_and_impl_has_its_proof() {
 }
 
 /// Asserts that `word` occurs in code only in files that `allowed` accepts.
-/// A promise that names a test that is gone is a promise that nothing holds.
-#[test]
-fn every_test_that_a_page_names_is_there() {
-    let sources: Vec<_> = [
-        "supervisor",
-        "gpu-child",
-        "ipc-protocol",
-        "kernels",
-        "tests",
-        "xtask",
-    ]
-    .into_iter()
-    .flat_map(rust_sources)
-    .map(|(_, text)| text)
-    .collect();
-    for page in ["ARCHITECTURE.md", "README.md", "tests/README.md"] {
-        let text = read(Path::new(page));
-        let names: Vec<_> = text
-            .lines()
-            .filter(|line| line.starts_with('|'))
-            .filter_map(|row| row.trim_end_matches(['|', ' ']).rsplit('|').next())
-            .flat_map(|cell| cell.split('`').skip(1).step_by(2))
-            .filter(|word| is_test_name(word))
-            .filter(|word| !Path::new(&format!("tests/{word}.rs")).is_file())
-            .collect();
-        assert!(names.len() > 5, "{page} names no tests: {names:?}");
-        for name in names {
-            let (open, prefix) = match name.strip_suffix(['…', '*']) {
-                Some(prefix) => ("", prefix),
-                None => ("(", name),
-            };
-            let declared = format!("fn {prefix}{open}");
-            assert!(
-                sources.iter().any(|source| source.contains(&declared)),
-                "{page} names the test {name}, which is not there"
-            );
-        }
-    }
-}
-
-#[test]
-fn every_row_of_the_table_of_deaths_names_a_test() {
-    let text = read(Path::new("ARCHITECTURE.md"));
-    let (_, section) = text.split_once("## Deaths").expect("the table is there");
-    let rows: Vec<_> = section
-        .lines()
-        .skip_while(|line| !line.starts_with("|---"))
-        .skip(1)
-        .take_while(|line| line.starts_with('|'))
-        .collect();
-    assert!(rows.len() > 20, "{rows:?}");
-    for row in rows {
-        let shown_by = row
-            .trim_end_matches(['|', ' '])
-            .rsplit('|')
-            .next()
-            .unwrap_or_default();
-        assert!(
-            shown_by.split('`').any(is_test_name),
-            "no test is named: {row}"
-        );
-    }
-}
-
-#[test]
-fn every_folder_has_a_row_of_the_code_map() {
-    let text = read(Path::new("ARCHITECTURE.md"));
-    let (_, map) = text.split_once("## Code map").expect("it is there");
-    let (map, _) = map.split_once("\n## ").expect("something follows");
-    let above = ["", "supervisor", "supervisor/src", "gpu-child/src"];
-    let folders: BTreeSet<PathBuf> = committed_files()
-        .iter()
-        .flat_map(|file| file.ancestors().skip(1))
-        .filter(|folder| {
-            let parent = folder.parent().and_then(Path::to_str);
-            parent.is_some_and(|parent| above.contains(&parent))
-        })
-        .map(Path::to_owned)
-        .collect();
-    assert!(folders.len() > 20, "{folders:?}");
-    for folder in folders {
-        let name = folder.file_name().and_then(|name| name.to_str());
-        let name = name.expect("a name");
-        let is_of_tools = name.starts_with('.') || name == "proptest-regressions";
-        // A module may be called by its file, or by both.
-        let words = ["/", "*", ".rs"].map(|end| format!("{name}{end}"));
-        let is_named = is_of_tools || words.iter().any(|it| map.contains(it));
-        assert!(is_named, "{} is not on the map", folder.display());
-    }
-}
-
-/// Words of a page that can only be a function: lower case, with several underscores.
-fn is_test_name(word: &str) -> bool {
-    word.matches('_').count() >= 2
-        && word
-            .chars()
-            .all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || "_…*".contains(c))
-}
-
 fn only_in(word: &str, allowed: impl Fn(&Path) -> bool) {
     for (path, text) in rust_sources("") {
         // This file names what it forbids.
-        if allowed(&path) || path == Path::new("tests/tests/tidy.rs") {
+        if allowed(&path) || path == Path::new("tests/tests/tidy/main.rs") {
             continue;
         }
         assert!(
@@ -342,75 +246,4 @@ fn only_in(word: &str, allowed: impl Fn(&Path) -> bool) {
             "{path:?} names {word}"
         );
     }
-}
-
-/// Lines that are not comments.
-fn code_lines(text: &str) -> impl Iterator<Item = &str> {
-    text.lines()
-        .filter(|line| !line.trim_start().starts_with("//"))
-}
-
-fn rust_sources(folder: &str) -> Vec<(PathBuf, String)> {
-    let sources: Vec<_> = committed_files()
-        .into_iter()
-        .filter(|path| path.starts_with(folder))
-        .filter(|path| path.extension().is_some_and(|extension| extension == "rs"))
-        .filter(|path| repository_root().join(path).is_file())
-        .map(|path| (path.clone(), read(&path)))
-        .collect();
-    assert!(!sources.is_empty(), "no Rust source in {folder:?}");
-    sources
-}
-
-fn read(path: &Path) -> String {
-    fs::read_to_string(repository_root().join(path))
-        .unwrap_or_else(|error| panic!("{path:?}: {error}"))
-}
-
-/// Tracked files, and new ones that git does not ignore.
-fn committed_files() -> Vec<PathBuf> {
-    let output = Command::new("git")
-        .args(["ls-files", "--cached", "--others", "--exclude-standard"])
-        .current_dir(repository_root())
-        .output()
-        .expect("git");
-    assert!(
-        output.status.success(),
-        "git ls-files: {}",
-        String::from_utf8_lossy(&output.stderr)
-    );
-    String::from_utf8(output.stdout)
-        .expect("UTF-8 paths")
-        .lines()
-        .map(PathBuf::from)
-        .collect()
-}
-
-/// Names of everything that is linked into `package`, dev-dependencies left out.
-fn dependencies_of(package: &str) -> Vec<String> {
-    let output = Command::new(env!("CARGO"))
-        .args([
-            "tree",
-            "--edges",
-            "normal",
-            "--prefix",
-            "none",
-            "--format",
-            "{p}",
-            "--package",
-        ])
-        .arg(package)
-        .current_dir(repository_root())
-        .output()
-        .expect("cargo tree");
-    assert!(
-        output.status.success(),
-        "cargo tree: {}",
-        String::from_utf8_lossy(&output.stderr)
-    );
-    let text = String::from_utf8(output.stdout).expect("UTF-8 names");
-    text.lines()
-        .filter_map(|line| line.split(' ').next())
-        .map(str::to_owned)
-        .collect()
 }

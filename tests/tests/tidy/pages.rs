@@ -1,0 +1,255 @@
+//! Whether the pages say what is there: tests, files, folders, causes of death, exit codes, Xids.
+
+use crate::repository::{committed_files, read, rust_sources};
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use worker_orcd::exit::Exit;
+use worker_orcd_ipc::ExitCode;
+use worker_orcd_lifecycle::{DeathCause, Remedy, SupervisorExit, Xid};
+use worker_orcd_tests::model::repository_root;
+
+const DEATHS: &str = "docs/deaths.md";
+const NVML: &str = "docs/nvml.md";
+
+/// ARCHITECTURE.md is read in a quarter of an hour; what it does not say has a page of its own.
+const MAX_ARCHITECTURE_WORDS: usize = 2_500;
+
+/// A promise that names a test that is gone is a promise that nothing holds.
+#[test]
+fn every_test_that_a_page_names_is_there() {
+    let sources: Vec<_> = [
+        "supervisor",
+        "gpu-child",
+        "ipc-protocol",
+        "kernels",
+        "tests",
+        "xtask",
+    ]
+    .into_iter()
+    .flat_map(rust_sources)
+    .map(|(_, text)| text)
+    .collect();
+    for page in [
+        "ARCHITECTURE.md",
+        "README.md",
+        "tests/README.md",
+        DEATHS,
+        NVML,
+    ] {
+        let text = read(Path::new(page));
+        let names: Vec<_> = text
+            .lines()
+            .filter(|line| line.starts_with('|'))
+            .filter_map(|row| cells(row).pop())
+            .flat_map(words_of_code)
+            .filter(|word| is_test_name(word))
+            .filter(|word| !Path::new(&format!("tests/{word}.rs")).is_file())
+            .collect();
+        assert!(names.len() > 5, "{page} names no tests: {names:?}");
+        for name in names {
+            let (open, prefix) = match name.strip_suffix(['…', '*']) {
+                Some(prefix) => ("", prefix),
+                None => ("(", name),
+            };
+            let declared = format!("fn {prefix}{open}");
+            assert!(
+                sources.iter().any(|source| source.contains(&declared)),
+                "{page} names the test {name}, which is not there"
+            );
+        }
+    }
+}
+
+#[test]
+fn every_file_that_a_page_names_is_there() {
+    let files = committed_files();
+    let is_there = |word: &str| {
+        let is_folder = word.ends_with('/');
+        let mut names = files.iter().filter_map(|path| path.to_str());
+        match is_folder {
+            true => names.any(|name| name.starts_with(word)),
+            false => names.any(|name| name == word || name.ends_with(&format!("/{word}"))),
+        }
+    };
+    let pages = files.iter().filter(|path| {
+        *path == Path::new("ARCHITECTURE.md") || path.starts_with("docs") && has_suffix(path, "md")
+    });
+    let mut named = 0;
+    for page in pages {
+        let text = read(page);
+        let links = text.split("](").skip(1).filter_map(|rest| {
+            let target = rest.split(')').next()?.split('#').next()?;
+            (!target.is_empty() && !target.contains("://")).then_some(target)
+        });
+        for target in links {
+            let linked = repository_root().join(page).with_file_name(target);
+            assert!(linked.exists(), "{page:?} links to {target}");
+        }
+        for word in text.lines().flat_map(words_of_code) {
+            let is_path = ["rs", "cu", "cuh", "py", "md"]
+                .iter()
+                .any(|suffix| has_suffix(Path::new(word), suffix));
+            if is_path || word.ends_with('/') && !word.starts_with('/') {
+                named += 1;
+                assert!(is_there(word), "{page:?} names {word}, which is not there");
+            }
+        }
+    }
+    assert!(named > 50, "the pages name only {named} files");
+}
+
+#[test]
+fn architecture_stays_short() {
+    let words = read(Path::new("ARCHITECTURE.md"))
+        .split_whitespace()
+        .count();
+    assert!(
+        words < MAX_ARCHITECTURE_WORDS,
+        "{words} words: decisions go to docs/decisions, deaths to {DEATHS}"
+    );
+}
+
+#[test]
+fn every_row_of_the_deaths_names_a_test() {
+    let text = read(Path::new(DEATHS));
+    let rows: Vec<_> = text
+        .split("\n## ")
+        .flat_map(|section| rows(section).into_iter())
+        .collect();
+    assert!(rows.len() > 60, "{rows:?}");
+    for mut row in rows {
+        let shown_by = row.pop().unwrap_or_default();
+        assert!(
+            words_of_code(shown_by).any(is_test_name),
+            "no test is named: {row:?}"
+        );
+    }
+}
+
+#[test]
+fn every_label_and_every_exit_code_has_a_row_among_the_deaths() {
+    let text = read(Path::new(DEATHS));
+    let names: BTreeSet<_> = rows_under(&text, "Causes")
+        .iter()
+        .map(|row| row[0].trim_matches('`').to_owned())
+        .collect();
+    let labels = DeathCause::LABELS.map(str::to_owned);
+    assert_eq!(names, BTreeSet::from(labels));
+
+    let told = numbered(&text, "Exit codes of `worker-orcd`");
+    let numbers = Exit::table().into_iter().map(|(code, _)| i32::from(code));
+    let named = |code: i32| {
+        let mut lifecycle = SupervisorExit::ALL.into_iter();
+        let exit = lifecycle.find(|exit| i32::from(exit.code()) == code);
+        exit.map_or(String::new(), |exit| exit.name().to_owned())
+    };
+    let known: Vec<_> = numbers.map(|code| (code, named(code))).collect();
+    assert_eq!(told, known);
+
+    let told = numbered(&text, "Exit codes of `worker-orcd-gpu`");
+    let known = ExitCode::ALL.map(|exit| {
+        let label = DeathCause::Exited(exit).label();
+        (exit.code(), label.to_owned())
+    });
+    assert_eq!(told, known);
+}
+
+#[test]
+fn the_page_on_nvml_has_every_xid_that_ends_a_worker() {
+    let text = read(Path::new(NVML));
+    for remedy in [
+        Remedy::ResetUnlessCleared,
+        Remedy::ResetGpu,
+        Remedy::RebootNode,
+    ] {
+        let name = format!("`{}`", remedy.name());
+        let rows = rows_under(&text, "What follows from an Xid");
+        let row = rows.iter().find(|row| row[0] == name);
+        let told: Vec<u32> = row.expect(&name)[1].split(", ").flat_map(range).collect();
+        let all = 0..1000;
+        let known = all.filter(|number| Xid(Some(*number)).remedy() == remedy);
+        assert_eq!(told, known.collect::<Vec<_>>(), "{name}");
+    }
+}
+
+#[test]
+fn every_folder_has_a_row_of_the_code_map() {
+    let text = read(Path::new("ARCHITECTURE.md"));
+    let (_, map) = text.split_once("## Code map").expect("it is there");
+    let (map, _) = map.split_once("\n## ").expect("something follows");
+    let above = ["", "supervisor", "supervisor/src", "gpu-child/src"];
+    let folders: BTreeSet<PathBuf> = committed_files()
+        .iter()
+        .flat_map(|file| file.ancestors().skip(1))
+        .filter(|folder| {
+            let parent = folder.parent().and_then(Path::to_str);
+            parent.is_some_and(|parent| above.contains(&parent))
+        })
+        .map(Path::to_owned)
+        .collect();
+    assert!(folders.len() > 20, "{folders:?}");
+    for folder in folders {
+        let name = folder.file_name().and_then(|name| name.to_str());
+        let name = name.expect("a name");
+        let is_of_tools = name.starts_with('.') || name == "proptest-regressions";
+        // A module may be called by its file, or by both.
+        let words = ["/", "*", ".rs"].map(|end| format!("{name}{end}"));
+        let is_named = is_of_tools || words.iter().any(|it| map.contains(it));
+        assert!(is_named, "{} is not on the map", folder.display());
+    }
+}
+
+/// `5` or `5–7`.
+fn range(text: &str) -> std::ops::RangeInclusive<u32> {
+    let (first, last) = text.split_once('–').unwrap_or((text, text));
+    let number = |text: &str| text.parse().unwrap_or_else(|_| panic!("{text:?}"));
+    number(first)..=number(last)
+}
+
+/// First and second cell of each row: a number, and a name or nothing.
+fn numbered(page: &str, heading: &str) -> Vec<(i32, String)> {
+    let rows = rows_under(page, heading).into_iter();
+    rows.map(|row| (row[0].parse().expect(row[0]), row[1].replace('`', "")))
+        .collect()
+}
+
+/// Rows of the first table under a heading of the second level.
+fn rows_under<'a>(page: &'a str, heading: &str) -> Vec<Vec<&'a str>> {
+    let (_, section) = page
+        .split_once(&format!("\n## {heading}\n"))
+        .unwrap_or_else(|| panic!("no section {heading:?}"));
+    rows(section)
+}
+
+/// Rows of the first table, without its head.
+fn rows(section: &str) -> Vec<Vec<&str>> {
+    section
+        .lines()
+        .skip_while(|line| !line.starts_with("|---"))
+        .skip(1)
+        .take_while(|line| line.starts_with('|'))
+        .map(cells)
+        .collect()
+}
+
+fn cells(row: &str) -> Vec<&str> {
+    let inner = row.trim().trim_start_matches('|').trim_end_matches('|');
+    inner.split('|').map(str::trim).collect()
+}
+
+/// What stands between backticks.
+fn words_of_code(text: &str) -> impl Iterator<Item = &str> {
+    text.split('`').skip(1).step_by(2)
+}
+
+fn has_suffix(path: &Path, suffix: &str) -> bool {
+    path.extension().is_some_and(|found| found == suffix)
+}
+
+/// Words of a page that can only be a function: lower case, with several underscores.
+fn is_test_name(word: &str) -> bool {
+    word.matches('_').count() >= 2
+        && word
+            .chars()
+            .all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || "_…*".contains(c))
+}

@@ -1,0 +1,77 @@
+//! The repository as the tests look at it: what is committed, and what is linked into what.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use worker_orcd_tests::model::repository_root;
+
+/// Lines that are not comments.
+pub fn code_lines(text: &str) -> impl Iterator<Item = &str> {
+    text.lines()
+        .filter(|line| !line.trim_start().starts_with("//"))
+}
+
+pub fn rust_sources(folder: &str) -> Vec<(PathBuf, String)> {
+    let sources: Vec<_> = committed_files()
+        .into_iter()
+        .filter(|path| path.starts_with(folder))
+        .filter(|path| path.extension().is_some_and(|extension| extension == "rs"))
+        .filter(|path| repository_root().join(path).is_file())
+        .map(|path| (path.clone(), read(&path)))
+        .collect();
+    assert!(!sources.is_empty(), "no Rust source in {folder:?}");
+    sources
+}
+
+pub fn read(path: &Path) -> String {
+    fs::read_to_string(repository_root().join(path))
+        .unwrap_or_else(|error| panic!("{path:?}: {error}"))
+}
+
+/// Tracked files, and new ones that git does not ignore.
+pub fn committed_files() -> Vec<PathBuf> {
+    let output = Command::new("git")
+        .args(["ls-files", "--cached", "--others", "--exclude-standard"])
+        .current_dir(repository_root())
+        .output()
+        .expect("git");
+    assert!(
+        output.status.success(),
+        "git ls-files: {}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    String::from_utf8(output.stdout)
+        .expect("UTF-8 paths")
+        .lines()
+        .map(PathBuf::from)
+        .collect()
+}
+
+/// Names of everything that is linked into `package`, dev-dependencies left out.
+pub fn dependencies_of(package: &str) -> Vec<String> {
+    let output = Command::new(env!("CARGO"))
+        .args([
+            "tree",
+            "--edges",
+            "normal",
+            "--prefix",
+            "none",
+            "--format",
+            "{p}",
+            "--package",
+        ])
+        .arg(package)
+        .current_dir(repository_root())
+        .output()
+        .expect("cargo tree");
+    assert!(
+        output.status.success(),
+        "cargo tree: {}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    let text = String::from_utf8(output.stdout).expect("UTF-8 names");
+    text.lines()
+        .filter_map(|line| line.split(' ').next())
+        .map(str::to_owned)
+        .collect()
+}
