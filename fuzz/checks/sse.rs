@@ -128,6 +128,7 @@ fn completion(tokens_out: u32, stop_sequence: Option<String>) -> Completion {
         stop_sequence,
         tokens_in: 3,
         tokens_out,
+        queued_for: None,
         first_token_after: Duration::ZERO,
         decode_time: Duration::ZERO,
         recoveries: 0,

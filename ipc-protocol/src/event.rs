@@ -92,6 +92,8 @@ pub struct Load {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StepReport {
     pub step: u64,
+    /// Requests that are in the next step, and were in none of this child's before: said ahead of it.
+    pub began: Vec<RequestId>,
     pub tokens: Vec<EmittedToken>,
     pub finished: Vec<Finished>,
 }

@@ -201,6 +201,43 @@ fn prometheus_gets_the_text_that_it_asks_for() {
 }
 
 #[test]
+fn waiting_for_a_place_is_told_from_being_worked_on() {
+    let worker = Worker::null()
+        .env("NULL_CHILD_STEP_MICROS", "5000")
+        .arg("--max-running", 1)
+        .start();
+    let client = worker.client();
+    // Sums of the queue and of the first tokens, when so many answers are counted.
+    let seconds = |answers: u32| {
+        wait::until("the answers to be counted", || {
+            let text = client.get("/metrics").text();
+            let value = |name: &str| -> Option<f64> {
+                let line = text.lines().find_map(|line| line.strip_prefix(name))?;
+                line.trim().parse().ok()
+            };
+            let counted = value("worker_orcd_request_queue_time_seconds_count ");
+            (counted == Some(answers.into())).then_some((
+                value("worker_orcd_request_queue_time_seconds_sum ")?,
+                value("worker_orcd_time_to_first_token_seconds_sum ")?,
+            ))
+        })
+    };
+    let _ = client.execute(&request("alone", 1)).transcript().end();
+    let (queued, first_token) = seconds(1);
+    assert!(queued + 0.005 <= first_token, "{queued} of {first_token}");
+
+    let mut before = client.execute(&request("before", 100));
+    before.wait_for("token");
+    let _ = client.execute(&request("behind", 1)).transcript().end();
+    let _ = before.transcript();
+    let (both, _) = seconds(3);
+    assert!(
+        both - queued > 0.1,
+        "a hundred steps were waited for: {both}"
+    );
+}
+
+#[test]
 fn metrics_count_what_happened() {
     let worker = Worker::scripted(Script::behave()).start();
     for _ in 0..3 {

@@ -154,6 +154,7 @@ mod tests {
         };
         let report = StepReport {
             step: 1,
+            began: vec![],
             tokens: vec![token],
             finished: vec![],
         };

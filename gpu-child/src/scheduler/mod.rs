@@ -100,6 +100,8 @@ pub struct Scheduler {
     /// Steps on their way, the oldest first.
     flights: VecDeque<Vec<Share>>,
     submissions: u64,
+    /// Taken in for the first time, and not told yet.
+    began: Vec<RequestId>,
     /// To be reported with the next step.
     finished: Vec<Finished>,
     prefix_hit_tokens: u64,
@@ -120,6 +122,7 @@ impl Scheduler {
             planned: Vec::new(),
             flights: VecDeque::new(),
             submissions: 0,
+            began: Vec::new(),
             finished: Vec::new(),
             prefix_hit_tokens: 0,
             prompt_tokens: 0,
@@ -254,9 +257,15 @@ impl Scheduler {
         self.retire();
         Ok(StepReport {
             step,
+            began: Vec::new(),
             tokens: emitted,
             finished: std::mem::take(&mut self.finished),
         })
+    }
+
+    /// Requests of the planned step that were in none before.
+    pub fn take_began(&mut self) -> Vec<RequestId> {
+        std::mem::take(&mut self.began)
     }
 
     /// Requests that ended without a step: refused, cancelled, or complete as they came.

@@ -67,6 +67,7 @@ impl Scheduler {
             sequence.add_page(page);
         }
         if !std::mem::replace(&mut sequence.was_running, true) {
+            self.began.push(sequence.request);
             self.prompt_tokens += sequence.prompt_len() as u64;
             self.prefix_hit_tokens += saved.min(sequence.prompt_len()) as u64;
         }

@@ -187,9 +187,11 @@ impl<'a> Engine<'a> {
                 self.obey(command)?;
             }
             let launches = self.has_time() && self.scheduler.plan(self.pacer.prefill_tokens());
-            // Who has ended for another reason than a token need not wait for one.
+            // Who has ended for another reason than a token need not wait for one, and who begins
+            // has waited until now.
             let report = StepReport {
                 step: self.step,
+                began: self.scheduler.take_began(),
                 tokens: vec![],
                 finished: self.scheduler.take_finished(),
             };
@@ -232,7 +234,13 @@ impl<'a> Engine<'a> {
 
     /// False when there is nobody to tell any more.
     fn tell(&self, report: StepReport) -> bool {
-        let says_something = !report.tokens.is_empty() || !report.finished.is_empty();
+        let StepReport {
+            step: _,
+            began,
+            tokens,
+            finished,
+        } = &report;
+        let says_something = !began.is_empty() || !tokens.is_empty() || !finished.is_empty();
         self.status.does(Doing::Tells);
         !says_something || self.link.send(Event::Step(report))
     }

@@ -123,7 +123,11 @@ impl Supervisor {
     }
 
     fn step(&mut self) -> StepReport {
-        match self.until(|event| matches!(event, Event::Step(_) | Event::Fault(_))) {
+        let is_more_than_a_beginning = |event: &Event| match event {
+            Event::Step(report) => !report.tokens.is_empty() || !report.finished.is_empty(),
+            event => matches!(event, Event::Fault(_)),
+        };
+        match self.until(is_more_than_a_beginning) {
             Event::Step(report) => report,
             other => panic!("{other:?}"),
         }

@@ -254,6 +254,7 @@ fn step() -> StepReport {
     };
     StepReport {
         step: 1001,
+        began: vec![RequestId(4)],
         tokens: vec![EmittedToken {
             request: RequestId(5),
             index: 6,

@@ -425,13 +425,19 @@ fn step() -> impl Strategy<Value = StepReport> {
             token,
         });
     let finished = (request(), reason()).prop_map(|(request, reason)| Finished { request, reason });
-    (any::<u64>(), vec(emitted, 0..20), vec(finished, 0..20)).prop_map(
-        |(step, tokens, finished)| StepReport {
+    let began = vec(request(), 0..5);
+    (
+        any::<u64>(),
+        began,
+        vec(emitted, 0..20),
+        vec(finished, 0..20),
+    )
+        .prop_map(|(step, began, tokens, finished)| StepReport {
             step,
+            began,
             tokens,
             finished,
-        },
-    )
+        })
 }
 
 fn reason() -> impl Strategy<Value = FinishReason> {

@@ -19,6 +19,7 @@ pub(super) struct Events {
     ended: Family<Label, Counter>,
     refused: Family<Label, Counter>,
     prompt_tokens: Counter,
+    queue_seconds: Histogram,
     first_token_seconds: Histogram,
     token_seconds: Histogram,
     request_seconds: Histogram,
@@ -34,6 +35,8 @@ impl Events {
             ended: Family::default(),
             refused: Family::default(),
             prompt_tokens: Counter::default(),
+            // As long as others' answers take: from 1 ms to 17 min.
+            queue_seconds: Histogram::new(exponential_buckets(0.001, 2.0, 21)),
             // A long prompt takes minutes on a CPU: from 1 ms to 17 min.
             first_token_seconds: Histogram::new(exponential_buckets(0.001, 2.0, 21)),
             token_seconds: Histogram::new(exponential_buckets(0.001, 2.0, 14)),
@@ -58,6 +61,9 @@ impl Events {
         self.prompt_tokens.inc_by(completion.tokens_in.into());
         self.prompt_lengths.observe(completion.tokens_in.into());
         self.answer_lengths.observe(completion.tokens_out.into());
+        if let Some(queued_for) = completion.queued_for {
+            self.queue_seconds.observe(queued_for.as_secs_f64());
+        }
         let first_token = completion.first_token_after;
         self.first_token_seconds.observe(first_token.as_secs_f64());
         self.request_seconds.observe(took.as_secs_f64());
@@ -100,6 +106,12 @@ impl Events {
 
     fn register_histograms(&self, own: &mut Registry) {
         let seconds = [
+            (
+                "request_queue_time",
+                "From letting a request in to its first step, of requests that ended with an \
+                 answer",
+                &self.queue_seconds,
+            ),
             (
                 "time_to_first_token",
                 "From letting a request in to its first token, of requests that ended with an \

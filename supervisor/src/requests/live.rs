@@ -286,11 +286,27 @@ impl Requests {
     /// after it is not believed.
     pub fn step(&mut self, report: &StepReport, now: Instant) -> Result<(), Violation> {
         let text = self.text.clone().ok_or(Violation::NotReady)?;
+        for request in &report.began {
+            self.began(*request, now)?;
+        }
         for token in &report.tokens {
             self.token(token, &text, now)?;
         }
         for finished in &report.finished {
             self.finished(finished, now)?;
+        }
+        Ok(())
+    }
+
+    fn began(&mut self, request: RequestId, now: Instant) -> Result<(), Violation> {
+        let live = self.live.get(&request);
+        match live.filter(|live| live.place.is_with_child()) {
+            Some(live) => live.record.progress.lock().begin(now),
+            None if self.leaving.contains(&request) => {}
+            None => {
+                let what = "the beginning";
+                return Err(Violation::UnknownRequest { what, request });
+            }
         }
         Ok(())
     }

@@ -20,6 +20,7 @@ pub(crate) struct Progress {
     closed: bool,
     waker: Option<Waker>,
     accepted_at: Instant,
+    began_at: Option<Instant>,
     first_token_at: Option<Instant>,
     last_token_at: Option<Instant>,
     recoveries: u32,
@@ -53,6 +54,7 @@ impl Progress {
             closed: false,
             waker: None,
             accepted_at: now,
+            began_at: None,
             first_token_at: None,
             last_token_at: None,
             recoveries: 0,
@@ -84,6 +86,11 @@ impl Progress {
     pub fn since_last_token(&self, now: Instant) -> Option<Duration> {
         self.last_token_at
             .map(|at| now.saturating_duration_since(at))
+    }
+
+    /// It is in a child's next step. The first time counts.
+    pub fn begin(&mut self, now: Instant) {
+        self.began_at.get_or_insert(now);
     }
 
     /// Accepts the next token; `scratch` is reused between calls.
@@ -218,6 +225,9 @@ impl Progress {
             stop_sequence,
             tokens_in: record.tokens_in(),
             tokens_out: self.tokens_out(),
+            queued_for: self
+                .began_at
+                .map(|at| at.saturating_duration_since(self.accepted_at)),
             first_token_after: first_token_at.saturating_duration_since(self.accepted_at),
             decode_time: now.saturating_duration_since(first_token_at),
             recoveries: self.recoveries,

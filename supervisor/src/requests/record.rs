@@ -52,6 +52,8 @@ pub struct Completion {
     pub tokens_in: u32,
     /// Every generated token, also those without text, such as the one that ended it.
     pub tokens_out: u32,
+    /// From acceptance to its first step; `None` where no child said.
+    pub queued_for: Option<Duration>,
     /// From acceptance to the first token: waiting and the prompt.
     pub first_token_after: Duration,
     /// From the first token to the end.

@@ -137,6 +137,7 @@ pub fn step(
     };
     StepReport {
         step: 1,
+        began: vec![],
         tokens: tokens.iter().map(token).collect(),
         finished: finished.iter().map(end).collect(),
     }

@@ -153,6 +153,7 @@ mod tests {
             stop_sequence: None,
             tokens_in: 5,
             tokens_out: 2,
+            queued_for: None,
             first_token_after: Duration::ZERO,
             decode_time: Duration::ZERO,
             recoveries: 0,

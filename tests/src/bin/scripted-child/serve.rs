@@ -171,6 +171,7 @@ impl Child {
         self.steps += 1;
         self.link.send(Event::Step(StepReport {
             step: self.steps,
+            began: vec![],
             tokens: vec![],
             finished,
         }));
