@@ -242,7 +242,7 @@ impl Driver {
                 self.news.spawned(self.now, generation, pid);
                 self.crashes.respawned(self.now);
                 self.flood_gate = FloodGate::new(self.now);
-                self.child = Some(child);
+                self.child = Some(*child);
                 ChildEvent::Spawned { pid }
             }
             Ok(Born::Late { pid }) => ChildEvent::Spawned { pid },

@@ -42,7 +42,7 @@ pub(crate) enum NotBegun {
 
 #[derive(Debug)]
 pub(crate) enum Born {
-    Child(Child),
+    Child(Box<Child>),
     /// Given up while it was being made; it is killed.
     Late {
         pid: u32,
@@ -121,7 +121,9 @@ impl Nursery {
         let door = self.door.take_if(|(expected, ..)| *expected == generation);
         let process = adopt(spawned.outcome?, generation)?;
         Ok(match door {
-            Some((_, door, custody)) => Born::Child(Child::new(generation, process, door, custody)),
+            Some((_, door, custody)) => {
+                Born::Child(Box::new(Child::new(generation, process, door, custody)))
+            }
             None => {
                 let pid = process.pid();
                 warn!(generation = generation.0, pid, "late_child_killed");
