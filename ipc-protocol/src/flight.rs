@@ -29,8 +29,10 @@ use thiserror::Error;
 /// Of the header and of each record: one cache line.
 pub const RECORD_BYTES: usize = 64;
 
-/// Two dozen steps of a model with eighty layers; 128 KiB.
+/// Records of a ring: those of twenty steps of a model with eighty layers, which has one for each
+/// layer and some more.
 pub const RING_CAPACITY: u32 = 2048;
+const _: () = assert!(RING_CAPACITY >= 20 * (80 + 5));
 
 const MAGIC: [u8; 8] = *b"ORCDFLIT";
 const VERSION: u32 = 2;

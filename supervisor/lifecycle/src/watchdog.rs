@@ -36,8 +36,8 @@ impl Default for Deadlines {
             // Many heartbeats. A machine whose every core computes can delay one thread by some
             // hundred milliseconds, and a needless kill costs a reload of the model.
             heartbeat: Duration::from_secs(2),
-            // A prefill chunk of 512 tokens takes 2 s for a 135M model on two slow cores, and
-            // thirty times that for a 7B one would still be honest work.
+            // Long: a chunk of a prompt is honest work on few slow cores too, and its time grows
+            // with the model.
             step: Duration::from_secs(60),
             // The child reports at every heartbeat; a disk that delivers nothing for this long
             // will not.
@@ -58,8 +58,7 @@ impl Default for Deadlines {
 /// If the supervisor itself did not run for this long (a stopped or suspended machine), the
 /// child's silence in that time proves nothing and is forgiven.
 ///
-/// 500 ms: far above any scheduling delay of a driver that does not block, far below the
-/// heartbeat deadline.
+/// Far above any scheduling delay of a driver that does not block, far below the heartbeat deadline.
 pub const OWN_ABSENCE: Duration = Duration::from_millis(500);
 
 /// What is known of a child's pulse.

@@ -17,11 +17,13 @@ use tokio::net::UnixStream;
 use worker_orcd_ipc::{Command, FrameError, FrameReader, Preamble, encode, frame};
 
 /// A child reads its commands on a thread that does nothing else, so the socket's buffer is
-/// empty within a scheduling delay; five seconds is a hundred of the worst of those.
+/// empty within a scheduling delay.
 pub const WRITE_DEADLINE: Duration = Duration::from_secs(5);
 
-/// A full queue of the longest prompts is about a sixth of this.
+/// At the default lengths of queue and batch, prompts of 8,192 tokens of five bytes are a fifth of this
+/// at most.
 const MAX_UNWRITTEN_BYTES: usize = 64 << 20;
+const _: () = assert!((256 + 16) * 8192 * 5 < MAX_UNWRITTEN_BYTES / 5);
 
 /// The kernel's default buffer of a Unix socket is 208 KiB; reading less at a time costs system
 /// calls, reading more gains nothing.

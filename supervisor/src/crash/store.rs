@@ -25,7 +25,7 @@ use tracing::{info, warn};
 const DRAFT: &str = "draft";
 /// Writing one takes milliseconds.
 const OLD_DRAFT: Duration = Duration::from_secs(60);
-/// Some hundred times what a report needs.
+/// Far above what a report needs: a longer file is none of ours.
 const LONGEST_REPORT: u64 = 16 << 20;
 
 /// Where, and how many.

@@ -1,8 +1,8 @@
 //! Every large allocation of the CPU device, and what is left for it.
 //!
 //! Weights and KV cache each get an anonymous mapping of their own with huge pages asked for (not
-//! needed): decoding reads all weights once a token, and with small pages it is slower by a
-//! seventh. A memory file, which another process could hold while this one is replaced, gets huge
+//! needed): decoding reads all weights once a token, and with small pages it is
+//! slower. A memory file, which another process could hold while this one is replaced, gets huge
 //! pages only where `shmem_enabled` allows them; it is not used here for that reason.
 
 use super::control_group;

@@ -13,8 +13,8 @@ use cudarc::driver::sys;
 use twox_hash::xxhash3_128::Hasher;
 use worker_orcd_ipc::Fault;
 
-/// 42 us of an H200, launch and all (`a_look_costs_little`): less than a step of the smallest model
-/// varies by.
+/// Weights of one look: as many as take the device less time than a step of the smallest model varies
+/// by (`a_look_costs_little`).
 const SLICE_BYTES: u64 = 64 << 20;
 const THREADS: u32 = 256;
 /// Enough to keep every multiprocessor loading.
