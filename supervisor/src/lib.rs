@@ -11,7 +11,7 @@
 //! * [`text`] turns text into token ids and back; the child deals in ids alone. Chat templates,
 //!   which strangers wrote, are run by [`interpreter`] in a process that may die.
 //! * [`requests`] journals what clients were promised; `driver` and [`child`] keep a child alive;
-//!   [`crash`] tells what became of those that died, [`nvml`] what the GPU's driver says to it.
+//!   [`crash`] tells what became of those that died, [`nvml`] what NVIDIA's library says of it.
 //! * [`descriptors`] keeps back from clients what children are made with.
 //!
 //! Deliberately absent: CUDA, parsing of model files, `unsafe`.

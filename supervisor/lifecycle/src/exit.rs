@@ -23,15 +23,16 @@ pub enum SupervisorExit {
     SpawnImpossible = 81,
     /// More deaths than the restart intensity allows.
     CrashLoop = 82,
-    /// A child survived SIGKILL: the kernel holds it in the driver, and only a reboot helps.
+    /// A child survived SIGKILL: the kernel holds it, in NVIDIA's driver most likely, and only a
+    /// reboot helps.
     Unreapable = 83,
     /// The drain's time was over; what was left got terminal errors.
     DrainIncomplete = 84,
     /// Told twice to stop: nothing was waited for.
     StoppedAtOnce = 85,
-    /// The driver says that nothing can be trusted on this GPU until it was reset.
+    /// NVIDIA's driver says that nothing can be trusted on this GPU until it was reset.
     GpuNeedsReset = 88,
-    /// The driver says that not even a reset helps.
+    /// NVIDIA's driver says that not even a reset helps.
     NodeNeedsReboot = 89,
     /// The model file was edited in place; the next start takes it as it is.
     ModelChanged = 90,

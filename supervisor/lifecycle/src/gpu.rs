@@ -1,10 +1,10 @@
-//! What the GPU's driver says about the device, and what follows from it.
+//! What NVIDIA's driver says about the device, and what follows from it.
 //!
 //! [`xid`] is the table of errors that it reports. Newer drivers keep a recovery action of their
 //! own as well. It is asked for after each death, and is believed more than the table wherever the
 //! table leaves room.
 //!
-//! Deliberately absent: asking the driver. [`Testimony`] comes from outside, or never: no word
+//! Deliberately absent: asking that driver. [`Testimony`] comes from outside, or never: no word
 //! means unknown, and what is unknown condemns nothing.
 
 pub mod xid;
@@ -17,7 +17,7 @@ use std::fmt;
 const DOUBLE_BIT: Xid = Xid(Some(48));
 const CONTAINED: Xid = Xid(Some(94));
 
-/// The driver's own word on what the device needs.
+/// What the device needs, in the word of NVIDIA's driver.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RecoveryAction {
     None,
@@ -62,9 +62,9 @@ impl RecoveryAction {
 /// What a witness of the device has to say.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Testimony {
-    /// The driver has just reported this, whether or not a child lives.
+    /// NVIDIA's driver has just reported this, whether or not a child lives.
     Reported(Xid),
-    /// After a death: what the driver reported around it, and what it asks for since then.
+    /// After a death: what NVIDIA's driver reported around it, and what it asks for since then.
     /// `None` when it did not answer in time.
     AfterDeath {
         xids: Vec<Xid>,

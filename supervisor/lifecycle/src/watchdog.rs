@@ -49,7 +49,7 @@ impl Default for Deadlines {
             dismiss: Duration::from_secs(1),
             terminate: Duration::from_secs(1),
             // Tearing down a CUDA context of 140 GB takes seconds; a process in this state for
-            // longer is stuck in the driver.
+            // longer is stuck in NVIDIA's driver.
             kill: Duration::from_secs(10),
         }
     }

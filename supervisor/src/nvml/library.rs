@@ -1,6 +1,6 @@
 //! The seam: what is asked of one GPU, and nothing about how.
 //!
-//! `None` means that the library, the driver or the device has no answer; it is never a zero.
+//! `None` means that the library, NVIDIA's driver or the device has no answer; it is never a zero.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -32,7 +32,7 @@ pub trait Gpu: Send + Sync {
     ) -> Result<(), String>;
 }
 
-/// What does not change while the driver is loaded.
+/// What does not change while NVIDIA's driver is loaded.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Identity {
     pub name: Option<String>,
@@ -47,7 +47,7 @@ pub struct Gauges {
     pub temperature_celsius: Option<u32>,
     pub power_milliwatts: Option<u32>,
     pub ecc_enabled: Option<bool>,
-    /// Since the driver was loaded.
+    /// Since NVIDIA's driver was loaded.
     pub ecc_uncorrected: Option<u64>,
     /// A row (or page) of memory is replaced at the next reset.
     pub remap_pending: Option<bool>,
@@ -88,7 +88,7 @@ impl DeviceMemory {
         own.map(|process| process.bytes).sum()
     }
 
-    /// What is in use and belongs to no process: the driver's own needs, and what a dead process
+    /// What is in use and belongs to no process: the needs of NVIDIA's driver, and what a dead process
     /// left behind. Neighbours may come and go without changing it.
     #[must_use]
     pub fn unowned(&self) -> Option<u64> {

@@ -1,7 +1,7 @@
 //! After a death: is the memory back?
 //!
 //! What counts is memory that belongs to no process, before the first child and now. The dead
-//! child's share is its own as long as it is listed, and nobody's if the driver failed to take it
+//! child's share is its own as long as it is listed, and nobody's if NVIDIA's driver failed to take it
 //! back; a neighbour or the next child, listed with what is theirs, changes neither.
 
 use super::library::DeviceMemory;
@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 /// Longer than the teardown of a context of 140 GB takes.
 pub const BOUND: Duration = Duration::from_secs(5);
 
-/// The driver's own needs vary by a few pages with what runs.
+/// The needs of NVIDIA's driver vary by a few pages with what runs.
 pub const TOLERANCE: u64 = 16 << 20;
 
 /// What is to be found out about one death.

@@ -5,7 +5,7 @@
 //! 2025, columns of A100 to GB200). It differs on purpose in three places: 43 and 45 (catalog:
 //! ignore, or look at the others) are what a process of ours meets when it is torn down, so they
 //! count as its own; 109 (catalog: reset) is an application's fault for NVIDIA's Kubernetes device
-//! plugin, and where it is more than that the driver's recovery action says so.
+//! plugin, and where it is more than that NVIDIA's driver says so by its recovery action.
 
 use std::fmt;
 use std::ops::RangeInclusive;
@@ -22,7 +22,7 @@ pub enum Remedy {
     /// The fault is the process's, or was contained in it: another one may follow at once.
     RestartChild,
     /// The catalog asks for a reset, but the device may compute on. Decides at the next death,
-    /// unless the driver's recovery action says that no reset is needed.
+    /// unless the recovery action says that no reset is needed.
     ResetUnlessCleared,
     /// Nothing that computes there can be trusted until the device was reset.
     ResetGpu,

@@ -18,7 +18,7 @@ impl Machine {
         };
         match self.state {
             State::Backoff { .. } => self.fail(now, condemnation.into()),
-            // A child there is may hang in the driver, or compute nonsense; both end here.
+            // A child there is may hang in NVIDIA's driver, or compute nonsense; both end here.
             State::Handshaking { .. }
             | State::Loading { .. }
             | State::Serving { .. }
