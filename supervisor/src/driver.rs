@@ -438,13 +438,16 @@ impl Driver {
 
     fn send_commands(&mut self) {
         let Some(child) = &mut self.child else {
-            self.requests.take_commands();
+            self.requests.drop_orders();
             return;
         };
-        let sent = self
-            .requests
-            .take_commands()
-            .try_for_each(|command| child.send(&command));
+        let mut sent = Ok(());
+        while sent.is_ok()
+            && child.has_room()
+            && let Some(command) = self.requests.next_command()
+        {
+            sent = child.send(&command);
+        }
         self.note_send(sent);
     }
 

@@ -20,10 +20,12 @@ use worker_orcd_ipc::{Command, FrameError, FrameReader, Preamble, encode, frame}
 /// empty within a scheduling delay.
 pub const WRITE_DEADLINE: Duration = Duration::from_secs(5);
 
-/// At the default lengths of queue and batch, prompts of 8,192 tokens of five bytes are a fifth of this
-/// at most.
+/// With so much unwritten a link asks for nothing more: what a child is given after the death of
+/// another may be every prompt of a long queue.
+const ENOUGH_UNWRITTEN_BYTES: usize = 4 << 20;
+
+/// Reached only by commands that are sent unasked.
 const MAX_UNWRITTEN_BYTES: usize = 64 << 20;
-const _: () = assert!((256 + 16) * 8192 * 5 < MAX_UNWRITTEN_BYTES / 5);
 
 /// The kernel's default buffer of a Unix socket is 208 KiB; reading less at a time costs system
 /// calls, reading more gains nothing.
@@ -86,6 +88,12 @@ impl Link {
         self.outgoing.push(&framed);
         // Nearly always there is room, and the child hears of it a scheduling round earlier.
         self.write()
+    }
+
+    /// Whether more may be sent now. When it may again, [`Self::stir`] returns.
+    #[must_use]
+    pub fn has_room(&self) -> bool {
+        self.outgoing.len() < ENOUGH_UNWRITTEN_BYTES
     }
 
     #[must_use]
@@ -159,6 +167,11 @@ impl Outgoing {
     fn push(&mut self, bytes: &[u8]) {
         if self.is_empty() {
             self.progress_at = Some(Instant::now());
+        }
+        // What was written makes room, once that moves fewer bytes than it frees.
+        if self.written > self.bytes.len() / 2 {
+            self.bytes.drain(..self.written);
+            self.written = 0;
         }
         self.bytes.extend_from_slice(bytes);
     }
@@ -257,22 +270,50 @@ mod tests {
         read_on.join().unwrap().unwrap();
     }
 
-    #[tokio::test]
-    async fn commands_that_nobody_reads_are_refused_before_they_fill_the_memory() {
-        let (mut link, _child) = pair().await;
-        let prompt = vec![worker_orcd_ipc::TokenId(u32::MAX); 1 << 20];
-        let submission = worker_orcd_ipc::Submission {
+    /// Five mebibytes on the wire.
+    fn long_submission() -> Command {
+        Command::Submit(Box::new(worker_orcd_ipc::Submission {
             request: RequestId(1),
             client: worker_orcd_ipc::ClientId::default(),
-            prompt,
+            prompt: vec![worker_orcd_ipc::TokenId(u32::MAX); 1 << 20],
             generated: vec![],
             sampling: worker_orcd_ipc::Sampling::default(),
             max_tokens: 1,
             ignore_eos: false,
-        };
-        let command = Command::Submit(Box::new(submission));
+        }))
+    }
+
+    #[tokio::test]
+    async fn commands_that_nobody_reads_are_refused_before_they_fill_the_memory() {
+        let (mut link, _child) = pair().await;
+        let command = long_submission();
         let outcome = (0..64).try_for_each(|_| link.send(&command));
         assert!(matches!(outcome, Err(LinkError::Overfull(_))));
+    }
+
+    #[tokio::test]
+    async fn a_long_queue_goes_out_as_it_is_read_and_is_not_kept() {
+        const QUEUE: usize = 32;
+        let (mut link, mut child) = pair().await;
+        let command = long_submission();
+        let bytes = PREAMBLE_BYTES + QUEUE * (4 + encode(&command).unwrap().len());
+        assert!(bytes > 2 * MAX_UNWRITTEN_BYTES);
+        let reader = std::thread::spawn(move || {
+            let mut rest = (&mut child).take(bytes as u64);
+            io::copy(&mut rest, &mut io::sink())
+        });
+        for _ in 0..QUEUE {
+            while !link.has_room() {
+                assert!(link.stir().await.unwrap());
+            }
+            link.send(&command).unwrap();
+            let kept = link.outgoing.bytes.capacity();
+            assert!(kept < MAX_UNWRITTEN_BYTES / 2, "{kept} bytes");
+        }
+        while !link.outgoing.is_empty() {
+            assert!(link.stir().await.unwrap());
+        }
+        assert_eq!(reader.join().unwrap().unwrap(), bytes as u64);
     }
 
     #[tokio::test]

@@ -143,6 +143,15 @@ impl Child {
         }
     }
 
+    /// Whether more commands may be queued now; when they may again, [`Self::next`] has a sign.
+    #[must_use]
+    pub fn has_room(&self) -> bool {
+        match &self.line {
+            Line::Open(link) => link.has_room(),
+            Line::Waiting(_) | Line::Closed => true,
+        }
+    }
+
     /// When the bytes that wait to be written will have waited too long.
     #[must_use]
     pub fn write_deadline(&self) -> Option<Instant> {

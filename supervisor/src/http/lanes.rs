@@ -1,12 +1,12 @@
 //! Where texts are worked on: short ones at once, longer ones on other threads, some at a time.
 //!
 //! A runtime thread that works is one on which streams, probes and everybody's sockets stand
-//! still. What takes longer than a moment goes to a blocking thread, in one of two lanes, each
+//! still. What takes longer than a moment goes to another thread, in one of two lanes, each
 //! with as many places as there are cores: whoever sends megabytes waits for others who do.
 
 use std::num::NonZeroUsize;
 use std::sync::Arc;
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, oneshot};
 
 /// A millisecond at most, even in a text of spaces, which takes a tokenizer longest.
 const INLINE_BYTES: usize = 1 << 10;
@@ -58,17 +58,24 @@ impl Lanes {
     }
 }
 
-/// Does the work on a blocking thread, which leaves the cores to the runtime's threads when they
-/// want them; `None` when it panicked.
+/// Does the work on a thread of its own, which leaves the cores to the runtime's threads when they
+/// want them; `None` when it panicked, or where the machine has no thread to give. Not on one of the
+/// runtime's blocking threads: a priority that was given up cannot be taken back, and on those models
+/// are built, for which streams wait.
 pub async fn aside<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Option<T> {
+    let (answer, answered) = oneshot::channel();
     let work = move || {
         give_way();
-        work()
+        // Whoever asked may have left.
+        let _ = answer.send(work());
     };
-    tokio::task::spawn_blocking(work).await.ok()
+    std::thread::Builder::new()
+        .name("text".to_owned())
+        .spawn(work)
+        .ok()?;
+    answered.await.ok()
 }
 
-/// For good, as nobody may take it back: a blocking thread never becomes one of the runtime's.
 fn give_way() {
     // Refused at worst: then the kernel shares as it would have.
     if rustix::process::getpriority_process(None).is_ok_and(|nice| nice < NICENESS) {

@@ -13,7 +13,7 @@ use crate::requests::record::{Failure, Record, StopReason};
 use crate::requests::registry::Registry;
 use crate::requests::suspicion::Suspicion;
 use crate::text::Text;
-use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet, VecDeque};
 use std::sync::Arc;
 use std::task::Waker;
 use std::time::{Duration, Instant};
@@ -79,7 +79,7 @@ pub struct Requests {
     text: Option<Arc<Text>>,
     /// A child takes submissions.
     serving: bool,
-    commands: Vec<Command>,
+    orders: VecDeque<Order>,
     wakers: Vec<Waker>,
     scratch: String,
     tokens_total: u64,
@@ -96,6 +96,13 @@ struct Live {
     /// Its history when the child got it.
     given_at: u32,
     suspicion: Suspicion,
+}
+
+/// For the child.
+#[derive(Debug)]
+enum Order {
+    Submit(Arc<Record>),
+    Cancel(RequestId),
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -120,7 +127,7 @@ impl Requests {
             deaths: Vec::new(),
             text: None,
             serving: false,
-            commands: Vec::new(),
+            orders: VecDeque::new(),
             wakers: Vec::new(),
             scratch: String::new(),
             tokens_total: 0,
@@ -199,9 +206,18 @@ impl Requests {
         self.deadlines.first().map(|(at, _)| *at)
     }
 
-    /// What the child is to be told, oldest first.
-    pub fn take_commands(&mut self) -> std::vec::Drain<'_, Command> {
-        self.commands.drain(..)
+    /// What the child is to be told next. A prompt is copied only here: a whole queue of them may
+    /// wait until the child has read the ones before.
+    pub fn next_command(&mut self) -> Option<Command> {
+        Some(match self.orders.pop_front()? {
+            Order::Submit(record) => Command::Submit(Box::new(record.submission())),
+            Order::Cancel(request) => Command::Cancel { request },
+        })
+    }
+
+    /// There is nobody to be told.
+    pub fn drop_orders(&mut self) {
+        self.orders.clear();
     }
 
     /// Tells the readers. Called when nothing is locked.
@@ -224,7 +240,7 @@ impl Requests {
             suspicion: Suspicion::default(),
         };
         if self.serving && self.suspects.is_empty() {
-            live.hand_over(&mut self.commands);
+            live.hand_over(&mut self.orders);
         }
         self.live.insert(live.record.id, live);
     }
@@ -266,7 +282,7 @@ impl Requests {
     /// The child takes nothing more. What it says until it is buried still counts.
     pub fn suspend(&mut self) {
         self.serving = false;
-        self.commands.clear();
+        self.orders.clear();
     }
 
     /// The child is overdue: those that it has are told that they wait.
@@ -419,7 +435,7 @@ impl Requests {
             self.leaving.insert(id);
             // One that was called back is cancelled there already.
             if self.serving && place == Some(Place::WithChild) {
-                self.commands.push(Command::Cancel { request: id });
+                self.orders.push_back(Order::Cancel(id));
             }
         }
         self.end(id, now, how);
@@ -455,10 +471,10 @@ impl Requests {
 }
 
 impl Live {
-    fn hand_over(&mut self, commands: &mut Vec<Command>) {
+    fn hand_over(&mut self, orders: &mut VecDeque<Order>) {
         self.place = Place::WithChild;
         self.given_at = self.history();
-        commands.push(Command::Submit(Box::new(self.record.submission())));
+        orders.push_back(Order::Submit(Arc::clone(&self.record)));
     }
 
     /// Tokens of its prompt and its answer.

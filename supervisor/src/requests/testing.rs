@@ -104,7 +104,7 @@ impl Journal {
     }
 
     pub fn commands(&mut self) -> Vec<Command> {
-        self.requests.take_commands().collect()
+        std::iter::from_fn(|| self.requests.next_command()).collect()
     }
 
     /// What clients caused by going away.

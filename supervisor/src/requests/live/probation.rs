@@ -21,7 +21,7 @@
 //! Who was given to the child but was in none of its open steps is not accused, whatever the device
 //! did. Only a panic may be of the child's own bookkeeping, beside a step on its way.
 
-use super::{Place, Requests, error_code};
+use super::{Order, Place, Requests, error_code};
 use crate::error_code::ErrorCode;
 use crate::requests::fingerprint::Fingerprint;
 use crate::requests::record::{Failure, OnFault};
@@ -29,7 +29,7 @@ use crate::requests::scene::Scene;
 use crate::requests::suspicion::Sighting;
 use std::time::{Duration, Instant};
 use tracing::{error, info, warn};
-use worker_orcd_ipc::{Command, RequestId};
+use worker_orcd_ipc::RequestId;
 use worker_orcd_lifecycle::{Blame, DeathCause};
 
 /// The label of a death that may be the doing of code that no step runs.
@@ -175,7 +175,7 @@ impl Requests {
         let Some(suspect) = self.suspects.first().copied() else {
             for live in self.live.values_mut() {
                 if live.place == Place::Waiting {
-                    live.hand_over(&mut self.commands);
+                    live.hand_over(&mut self.orders);
                 }
             }
             return;
@@ -186,7 +186,7 @@ impl Requests {
             && with_child == 0
             && self.leaving.is_empty()
         {
-            live.hand_over(&mut self.commands);
+            live.hand_over(&mut self.orders);
             return;
         }
         self.call_back_all_but(suspect);
@@ -197,7 +197,7 @@ impl Requests {
             if *id != suspect && live.place == Place::WithChild {
                 live.place = Place::CalledBack;
                 live.record.progress.lock().pause();
-                self.commands.push(Command::Cancel { request: *id });
+                self.orders.push_back(Order::Cancel(*id));
             }
         }
     }

@@ -7,6 +7,7 @@ use crate::requests::scene::Within;
 use crate::requests::stream::RequestStream;
 use crate::requests::testing::{Journal, QUARANTINE_FOR, read, request, step};
 use std::time::Duration;
+use worker_orcd_ipc::Command;
 use worker_orcd_ipc::{Fault, FinishReason, TokenId};
 
 fn crash() -> DeathCause {
