@@ -23,8 +23,11 @@ mod keeping;
 mod news;
 mod post_mortem;
 mod silence;
+mod start;
 mod witness;
 mod words;
+
+pub(crate) use start::start;
 
 use crate::child::custody::KeptModel;
 use crate::child::flight_recorder::FlightRecorder;

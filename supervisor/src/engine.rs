@@ -23,14 +23,13 @@ pub use snapshot::{ChildSnapshot, EngineSnapshot, FaultsSnapshot, LoadSnapshot, 
 pub use worker_orcd_lifecycle::{Deadlines, RestartPolicy, SupervisorExit};
 
 use crate::crash::{CrashSettings, CrashStore};
-use crate::driver::Driver;
 use crate::requests::Registry;
 use crate::requests::live::Control;
 use crate::requests::record::Record;
 use parking_lot::RwLock;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 use tokio::sync::{mpsc, watch};
 use worker_orcd_ipc::{ClientId, LoadOrder};
 
@@ -91,31 +90,12 @@ pub(crate) struct Phase {
 }
 
 impl Engine {
-    /// Starts the driver, which starts the first child.
-    ///
-    /// # Panics
-    /// Outside a tokio runtime.
-    #[must_use]
-    pub fn start(settings: EngineSettings) -> Self {
-        let slots = settings.load.max_running as usize;
-        let shared = Arc::new(Shared {
-            registry: Arc::new(Registry::new(
-                slots,
-                settings.max_queue,
-                settings.quarantine_for,
-            )),
-            model: RwLock::new(None),
-            snapshot: RwLock::new(Arc::new(EngineSnapshot::before_anything(Instant::now()))),
-            crashes: Arc::new(CrashStore::open(settings.crashes.clone())),
-            on_fault: settings.on_fault,
-        });
-        if let Some(number) = behind_older_traces(&settings.load) {
-            shared.registry.number_behind(number);
-        }
-        let (controls, inbox) = mpsc::unbounded_channel();
-        let (publish, phase) = watch::channel(Phase::default());
-        let driver = Driver::new(settings, Arc::clone(&shared), inbox, publish);
-        tokio::spawn(driver.run());
+    /// What a [driver](crate::driver) publishes, and what it listens to.
+    pub(crate) fn new(
+        shared: Arc<Shared>,
+        controls: mpsc::UnboundedSender<Control>,
+        phase: watch::Receiver<Phase>,
+    ) -> Self {
         Self {
             shared,
             controls,
@@ -227,16 +207,6 @@ impl Engine {
             .and_then(|phase| phase.ended.clone())
             .unwrap_or_else(driver_lost)
     }
-}
-
-/// In a trace that an earlier supervisor began, numbers from 1 would mean two requests each. Numbers
-/// that begin with the time do not, and are still exact as JSON numbers.
-fn behind_older_traces(load: &LoadOrder) -> Option<u64> {
-    const BITS_FOR_REQUESTS: u32 = 20;
-    let trace = load.trace.as_ref()?;
-    let written = std::fs::metadata(&trace.path).map_or(0, |file| file.len());
-    let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).ok()?;
-    (written > 0).then_some(since_1970.as_secs() << BITS_FOR_REQUESTS)
 }
 
 /// The driver's task ended without a word: it panicked, or the runtime is shutting down.

@@ -78,6 +78,19 @@ impl ErrorCode {
     }
 }
 
+/// How a request ends whose reader is not there any more.
+pub const CLIENT_GONE: &str = "CLIENT_GONE";
+
+/// Codes of refusals that are no [`ErrorCode`]: of routes and bodies, before any request is read.
+pub const OTHER_REFUSALS: [&str; 6] = [
+    "NOT_FOUND",
+    "FORBIDDEN",
+    "METHOD_NOT_ALLOWED",
+    "PAYLOAD_TOO_LARGE",
+    "UNSUPPORTED_MEDIA_TYPE",
+    "REQUEST_TIMEOUT",
+];
+
 impl fmt::Display for ErrorCode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.as_str())

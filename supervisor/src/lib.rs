@@ -30,6 +30,7 @@ mod driver;
 pub mod engine;
 pub mod error_code;
 pub mod exit;
+pub mod hex;
 pub mod http;
 pub mod interpreter;
 pub mod logging;

@@ -14,12 +14,11 @@
 mod lines;
 mod queue;
 
-use crate::config::LogFormat;
+use crate::hex::hex;
 pub use lines::printable;
 use lines::{Lines, Style};
 use queue::Queue;
 use sha2::{Digest, Sha256};
-use std::fmt::Write as _;
 use std::fs::File;
 use std::io::{self, IsTerminal};
 use std::os::fd::AsFd;
@@ -34,6 +33,14 @@ use tracing_subscriber::registry::Registry;
 use tracing_subscriber::reload;
 use tracing_subscriber::util::SubscriberInitExt;
 use uuid::Uuid;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LogFormat {
+    Json,
+    Text,
+    /// Text where a person is looking.
+    Auto,
+}
 
 /// The log of this process, once it was started.
 static RUNNING: OnceLock<Running> = OnceLock::new();
@@ -180,17 +187,6 @@ impl Fingerprint {
             sha256: hex(&Sha256::digest(text)),
         }
     }
-}
-
-#[must_use]
-pub fn hex(bytes: &[u8]) -> String {
-    bytes
-        .iter()
-        .fold(String::with_capacity(bytes.len() * 2), |mut text, byte| {
-            // Writing to a string does not fail.
-            let _ = write!(text, "{byte:02x}");
-            text
-        })
 }
 
 #[cfg(test)]

@@ -5,10 +5,11 @@
 //! of its own each time.
 
 use crate::child::probe;
-use crate::commands::pull;
-use crate::config::device::{AUTO_ORDINAL, driver_is_loaded};
+use crate::config::device::AUTO_ORDINAL;
+use crate::config::model_name;
 use crate::logging::printable;
 use crate::nvml::Witness;
+use crate::nvml::driver_is_loaded;
 use crate::nvml::library::{Gauges, Identity};
 use clap::{Arg, ArgMatches, Command};
 use nix::sys::resource::{Resource, getrlimit};
@@ -123,7 +124,7 @@ impl Answers {
             Self {
                 version: probe::version(child).await,
                 device: probe::ask(child, AUTO_ORDINAL).await,
-                model: match model.map(|name| pull::resolve(name)) {
+                model: match model.map(|name| model_name::resolve(name)) {
                     None => None,
                     Some(Err(why)) => Some(Err((why, "worker-orcd pull gets one"))),
                     Some(Ok(path)) => {

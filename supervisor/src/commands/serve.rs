@@ -14,7 +14,7 @@ use crate::config::device::{AUTO_ORDINAL, DecidedDevice};
 use crate::config::environment::Environment;
 use crate::config::{Config, ConfigErrors, DEFAULT_MEMORY_PERMILLE, HttpConfig};
 use crate::descriptors::{self, TooFew};
-use crate::engine::{Deadlines, Ended, Engine, EngineSettings, RestartPolicy, SupervisorExit};
+use crate::engine::{Deadlines, Ended, EngineSettings, RestartPolicy, SupervisorExit};
 use crate::exit::Exit;
 use crate::http::listen::{Server, bind};
 use crate::http::{App, probe_router, router};
@@ -118,7 +118,7 @@ async fn serve(mut config: Config, arguments: Arc<ArgMatches>) -> Exit {
     if let Some(option) = config.load.without_use_on(device.selector) {
         tracing::warn!(option, because = %device.reason, "option_without_use");
     }
-    let engine = Engine::start(engine_settings(&config, &device));
+    let engine = crate::driver::start(engine_settings(&config, &device));
     let app = Arc::new(App::new(&config, engine.clone(), device));
     let server = Arc::new(Server::new(
         router(Arc::clone(&app)),

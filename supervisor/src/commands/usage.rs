@@ -3,9 +3,9 @@
 //! A person gets sentences and the next step; whoever asked for JSON gets events.
 
 use crate::config::environment::Environment;
-use crate::config::{Config, ConfigErrors, LogFormat};
+use crate::config::{Config, ConfigErrors};
 use crate::exit::Exit;
-use crate::logging;
+use crate::logging::{self, LogFormat};
 use clap::ArgMatches;
 
 const NEXT_STEPS: &str = "

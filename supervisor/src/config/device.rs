@@ -6,7 +6,6 @@
 //! ([`probe`](crate::child::probe)).
 
 use std::fmt;
-use std::path::Path;
 use worker_orcd_ipc::DeviceSelector;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -82,12 +81,6 @@ impl fmt::Display for DecidedDevice {
             DeviceSelector::Cuda(ordinal) => DeviceChoice::Cuda(ordinal).fmt(f),
         }
     }
-}
-
-/// The kernel module says so itself.
-#[must_use]
-pub fn driver_is_loaded() -> bool {
-    Path::new("/proc/driver/nvidia/version").exists()
 }
 
 impl fmt::Display for DeviceChoice {

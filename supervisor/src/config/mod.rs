@@ -16,12 +16,14 @@ pub mod environment;
 mod groups;
 mod http;
 pub mod keys;
+pub mod model_name;
 pub mod options;
 mod reader;
 pub mod sources;
 mod units;
 
 use crate::crash::{CrashSettings, store};
+use crate::logging::{LogFormat, parse_level};
 use crate::requests::OnFault;
 use callback::CallbackUrl;
 use clap::ArgMatches;
@@ -55,7 +57,7 @@ pub struct Config {
     /// Instead of the address that is listened on.
     pub advertise_url: Option<String>,
     pub log_format: LogFormat,
-    /// What [`crate::logging::parse_level`] takes.
+    /// What [`parse_level`] takes.
     pub log_level: String,
     /// What clients may call the model; empty means the file's name.
     pub served_model_names: Vec<String>,
@@ -127,14 +129,6 @@ pub struct LifeConfig {
     pub max_restart_delay: Duration,
     /// For the compilation of a chat template, and for each prompt it makes.
     pub template_timeout: Duration,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum LogFormat {
-    Json,
-    Text,
-    /// Text where a person is looking.
-    Auto,
 }
 
 /// Everything that is wrong with the settings.
@@ -318,7 +312,7 @@ fn read_life(reader: &mut Reader<'_>) -> Option<LifeConfig> {
 
 fn read_log_level(reader: &mut Reader<'_>) -> Option<String> {
     reader.optional("log-level", |text| {
-        crate::logging::parse_level(text).map(|_| text.to_owned())
+        parse_level(text).map(|_| text.to_owned())
     })
 }
 
@@ -340,7 +334,7 @@ fn read_model(reader: &mut Reader<'_>) -> Option<PathBuf> {
         ));
         return None;
     }
-    reader.optional("model", crate::commands::pull::resolve)
+    reader.optional("model", model_name::resolve)
 }
 
 fn read_device(reader: &mut Reader<'_>) -> Option<DeviceChoice> {

@@ -27,16 +27,6 @@ impl Dialect {
     }
 }
 
-/// Codes of refusals that are no [`ErrorCode`]: of routes and bodies, before any request is read.
-pub const OTHER_REFUSALS: [&str; 6] = [
-    "NOT_FOUND",
-    "FORBIDDEN",
-    "METHOD_NOT_ALLOWED",
-    "PAYLOAD_TOO_LARGE",
-    "UNSUPPORTED_MEDIA_TYPE",
-    "REQUEST_TIMEOUT",
-];
-
 /// Goes with a response whose request was not let in, for those who count and log.
 #[derive(Debug, Clone, Copy)]
 pub struct Refused(pub &'static str);

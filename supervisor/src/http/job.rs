@@ -6,12 +6,10 @@
 )]
 
 use super::App;
-use crate::engine::{Completion, Failure, StopReason};
+use crate::engine::{Completion, Failure};
+use crate::error_code::CLIENT_GONE;
 use std::sync::Arc;
 use std::time::Instant;
-
-/// How a request ends whose reader is not there any more.
-pub const CLIENT_GONE: &str = "CLIENT_GONE";
 
 /// Says `execute_end` exactly once, also when the client just goes away.
 #[derive(Debug)]
@@ -72,7 +70,7 @@ impl Job {
             model = self.app.model_id,
             device = self.device(),
             generation = self.generation(),
-            stop_reason = stop_reason(completion.stop_reason),
+            stop_reason = completion.stop_reason.name(),
             tokens_in = completion.tokens_in,
             tokens_out = completion.tokens_out,
             first_token_ms = completion.first_token_after.as_millis() as u64,
@@ -114,14 +112,5 @@ impl Drop for Job {
             code = CLIENT_GONE,
             "execute_end"
         );
-    }
-}
-
-#[must_use]
-pub fn stop_reason(reason: StopReason) -> &'static str {
-    match reason {
-        StopReason::MaxTokens => "MAX_TOKENS",
-        StopReason::Eos => "EOS",
-        StopReason::StopSequence => "STOP_SEQUENCE",
     }
 }

@@ -24,7 +24,7 @@ fn config(flags: &[&str]) -> Config {
 /// An engine that has given up: nothing can be generated, everything else must still answer.
 async fn app(flags: &[&str]) -> Arc<App> {
     let config = config(flags);
-    let engine = Engine::start(EngineSettings {
+    let engine = crate::driver::start(EngineSettings {
         quarantine_for: std::time::Duration::from_secs(600),
         model_sampling: true,
         template_timeout: std::time::Duration::from_secs(3),

@@ -1,9 +1,7 @@
 //! What HTTP counts as it happens.
 
 use crate::engine::{Completion, StopReason};
-use crate::error_code::ErrorCode;
-use crate::http::error::OTHER_REFUSALS;
-use crate::http::job::{CLIENT_GONE, stop_reason};
+use crate::error_code::{CLIENT_GONE, ErrorCode, OTHER_REFUSALS};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
@@ -56,7 +54,7 @@ impl Events {
     }
 
     pub fn finished(&self, completion: &Completion, took: Duration) {
-        let reason = stop_reason(completion.stop_reason);
+        let reason = completion.stop_reason.name();
         self.ended.get_or_create(&[("outcome", reason)]).inc();
         self.prompt_tokens.inc_by(completion.tokens_in.into());
         self.prompt_lengths.observe(completion.tokens_in.into());
@@ -152,7 +150,7 @@ impl Events {
             StopReason::StopSequence,
         ];
         let codes = || ErrorCode::ALL.map(ErrorCode::as_str).into_iter();
-        for outcome in reasons.map(stop_reason).into_iter().chain(codes()) {
+        for outcome in reasons.map(StopReason::name).into_iter().chain(codes()) {
             self.ended.get_or_create(&[("outcome", outcome)]).inc_by(0);
         }
         let gone = self.ended.get_or_create(&[("outcome", CLIENT_GONE)]);

@@ -25,6 +25,12 @@ pub mod reckoning;
 mod selection;
 mod threads;
 
+/// The kernel module says so itself.
+#[must_use]
+pub fn driver_is_loaded() -> bool {
+    std::path::Path::new("/proc/driver/nvidia/version").exists()
+}
+
 #[cfg(test)]
 pub(crate) mod played;
 

@@ -165,7 +165,7 @@ impl Gpu for RealGpu {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::device::driver_is_loaded;
+    use crate::nvml::driver_is_loaded;
 
     #[test]
     fn without_a_driver_the_library_is_absent_or_says_so() {

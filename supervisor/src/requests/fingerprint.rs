@@ -5,7 +5,7 @@
 //! query of death back under a new name at every retry. The job's id is left out for the same
 //! reason; stop strings, because no child ever sees them.
 
-use crate::logging::hex;
+use crate::hex::hex;
 use crate::requests::record::{NewRequest, Record};
 use sha2::{Digest as _, Sha256};
 use std::fmt;

@@ -69,6 +69,17 @@ pub enum StopReason {
     StopSequence,
 }
 
+impl StopReason {
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::MaxTokens => "MAX_TOKENS",
+            Self::Eos => "EOS",
+            Self::StopSequence => "STOP_SEQUENCE",
+        }
+    }
+}
+
 /// An end that is not an answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Failure {

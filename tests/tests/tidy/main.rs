@@ -6,6 +6,7 @@
 
 mod pages;
 mod repository;
+mod rooms;
 
 use repository::{code_lines, committed_files, dependencies_of, read, rust_sources};
 use std::fs;

@@ -9,7 +9,8 @@
 //! is only ever continued with bytes of the same file. Nothing gets its name before its size and
 //! its SHA-256 are the promised ones.
 
-use super::{install, is_gguf_path, sha256};
+use super::{install, sha256};
+use crate::config::model_name::is_gguf_path;
 use crate::logging::printable;
 use anyhow::{Context, Result, bail, ensure};
 use nix::fcntl::{Flock, FlockArg};

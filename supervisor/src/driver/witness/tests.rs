@@ -1,6 +1,6 @@
 #![expect(clippy::disallowed_methods, reason = "a test begins at some moment")]
 use super::*;
-use crate::config::device::driver_is_loaded;
+use crate::nvml::driver_is_loaded;
 use crate::nvml::played::PlayedGpu;
 use crate::nvml::reckoning::Measure;
 use std::sync::Arc;

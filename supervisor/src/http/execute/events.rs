@@ -10,7 +10,6 @@
 
 use crate::calendar::rfc3339;
 use crate::engine::{Completion, Failure};
-use crate::http::job::stop_reason;
 use crate::http::sse::{Render, write_event, write_json};
 use serde_json::json;
 use std::time::{Duration, Instant, SystemTime};
@@ -100,7 +99,7 @@ impl<M: Fn() -> Option<u64> + Send + Unpin + 'static> Render for ExecuteEvents<M
             "tokens_out": completion.tokens_out,
             "tokens_in": completion.tokens_in,
             "decode_time_ms": completion.decode_time.as_millis() as u64,
-            "stop_reason": stop_reason(completion.stop_reason),
+            "stop_reason": completion.stop_reason.name(),
             "recoveries": completion.recoveries,
         });
         if let Some(stop) = &completion.stop_sequence {

@@ -1,0 +1,51 @@
+//! How an engine begins: what its driver and its handles share, and the driver's task.
+
+#![expect(clippy::disallowed_methods, reason = "there is no turn yet")]
+
+use crate::crash::CrashStore;
+use crate::driver::Driver;
+use crate::engine::{Engine, EngineSettings, EngineSnapshot, Phase, Shared};
+use crate::requests::Registry;
+use parking_lot::RwLock;
+use std::sync::Arc;
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use tokio::sync::{mpsc, watch};
+use worker_orcd_ipc::LoadOrder;
+
+/// Starts the driver, which starts the first child.
+///
+/// # Panics
+/// Outside a tokio runtime.
+#[must_use]
+pub(crate) fn start(settings: EngineSettings) -> Engine {
+    let slots = settings.load.max_running as usize;
+    let shared = Arc::new(Shared {
+        registry: Arc::new(Registry::new(
+            slots,
+            settings.max_queue,
+            settings.quarantine_for,
+        )),
+        model: RwLock::new(None),
+        snapshot: RwLock::new(Arc::new(EngineSnapshot::before_anything(Instant::now()))),
+        crashes: Arc::new(CrashStore::open(settings.crashes.clone())),
+        on_fault: settings.on_fault,
+    });
+    if let Some(number) = behind_older_traces(&settings.load) {
+        shared.registry.number_behind(number);
+    }
+    let (controls, inbox) = mpsc::unbounded_channel();
+    let (publish, phase) = watch::channel(Phase::default());
+    let driver = Driver::new(settings, Arc::clone(&shared), inbox, publish);
+    tokio::spawn(driver.run());
+    Engine::new(shared, controls, phase)
+}
+
+/// In a trace that an earlier supervisor began, numbers from 1 would mean two requests each. Numbers
+/// that begin with the time do not, and are still exact as JSON numbers.
+fn behind_older_traces(load: &LoadOrder) -> Option<u64> {
+    const BITS_FOR_REQUESTS: u32 = 20;
+    let trace = load.trace.as_ref()?;
+    let written = std::fs::metadata(&trace.path).map_or(0, |file| file.len());
+    let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).ok()?;
+    (written > 0).then_some(since_1970.as_secs() << BITS_FOR_REQUESTS)
+}

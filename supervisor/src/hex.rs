@@ -1,0 +1,14 @@
+//! Bytes as people compare them: two lower-case digits each.
+
+use std::fmt::Write as _;
+
+#[must_use]
+pub fn hex(bytes: &[u8]) -> String {
+    bytes
+        .iter()
+        .fold(String::with_capacity(bytes.len() * 2), |mut text, byte| {
+            // Writing to a string does not fail.
+            let _ = write!(text, "{byte:02x}");
+            text
+        })
+}

@@ -1,0 +1,66 @@
+//! Rooms of the supervisor (a folder below `src`, or a file) and which of them name which.
+
+use crate::repository::{code_lines, rust_sources};
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+
+const SOURCES: &str = "supervisor/src";
+
+type Rooms = BTreeMap<String, BTreeSet<String>>;
+
+/// `supervisor/src/http/sse.rs` and `supervisor/src/http.rs` are of the room `http`.
+fn room_of(path: &Path) -> Option<String> {
+    let inside = path.strip_prefix(SOURCES).ok()?;
+    let first = inside.components().next()?.as_os_str().to_str()?;
+    Some(first.trim_end_matches(".rs").to_owned())
+}
+
+/// What stands behind each `crate::`, tests included.
+fn named(text: &str) -> impl Iterator<Item = String> {
+    let behind = |line: &str| {
+        let parts = line.split("crate::").skip(1);
+        let word = |part: &str| {
+            let end = part.find(|c: char| !c.is_ascii_alphanumeric() && c != '_');
+            part[..end.unwrap_or(part.len())].to_owned()
+        };
+        parts.map(word).collect::<Vec<_>>()
+    };
+    code_lines(text).flat_map(behind)
+}
+
+fn rooms() -> Rooms {
+    let mut rooms = Rooms::new();
+    for (path, text) in rust_sources(SOURCES) {
+        let room = room_of(&path).expect("a file below the sources");
+        let needed = rooms.entry(room.clone()).or_default();
+        needed.extend(named(&text).filter(|other| *other != room));
+    }
+    let known: BTreeSet<String> = rooms.keys().cloned().collect();
+    for needed in rooms.values_mut() {
+        needed.retain(|room| known.contains(room));
+    }
+    rooms
+}
+
+/// Rooms are taken away that need nobody who is still there; what cannot be taken away is in a
+/// circle, or needs one.
+fn left_over(mut rooms: Rooms) -> Rooms {
+    loop {
+        let free = |needed: &BTreeSet<String>| needed.iter().all(|it| !rooms.contains_key(it));
+        let leaves = rooms.iter().filter(|(_, needed)| free(needed));
+        let leaves: Vec<String> = leaves.map(|(room, _)| room.clone()).collect();
+        if leaves.is_empty() {
+            return rooms;
+        }
+        rooms.retain(|room, _| !leaves.contains(room));
+    }
+}
+
+#[test]
+fn no_rooms_of_the_supervisor_need_each_other_in_a_circle() {
+    let rooms = rooms();
+    assert!(rooms["http"].contains("engine"), "{rooms:#?}");
+    assert!(rooms["driver"].contains("requests"), "{rooms:#?}");
+    let circle = left_over(rooms);
+    assert!(circle.is_empty(), "{circle:#?}");
+}
