@@ -22,6 +22,7 @@
 //! of the protocol: [`PROTOCOL_VERSION`] changes whenever a golden byte in `tests/golden` does.
 
 #![forbid(unsafe_code)]
+#![warn(unreachable_pub)]
 
 pub mod codec;
 pub mod command;

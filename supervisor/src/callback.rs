@@ -19,7 +19,7 @@ const MAX_ANSWER_BYTES: usize = 1024;
 
 /// What an orchestrator is told.
 #[derive(Debug, Clone, Serialize, PartialEq)]
-pub struct Registration {
+pub(crate) struct Registration {
     pub worker_id: String,
     pub model_ref: String,
     pub memory_bytes: u64,
@@ -33,14 +33,17 @@ pub struct Registration {
 /// Every attempt failed; this is how the last one did.
 #[derive(Debug, Error)]
 #[error("the callback was not delivered to {authority} in {ATTEMPTS} attempts: {reason}")]
-pub struct NotDelivered {
+pub(crate) struct NotDelivered {
     authority: String,
     reason: String,
 }
 
 /// # Errors
 /// When no attempt was answered with 2xx.
-pub async fn register(url: &CallbackUrl, registration: &Registration) -> Result<(), NotDelivered> {
+pub(crate) async fn register(
+    url: &CallbackUrl,
+    registration: &Registration,
+) -> Result<(), NotDelivered> {
     let mut pause = FIRST_PAUSE;
     let mut reason = String::new();
     for attempt in 1..=ATTEMPTS {

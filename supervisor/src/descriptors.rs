@@ -8,16 +8,16 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use thiserror::Error;
 
 /// Connections beyond the bound that are served nothing but probes.
-pub const PROBE_CONNECTIONS: usize = 16;
+pub(crate) const PROBE_CONNECTIONS: usize = 16;
 
 /// A worker that can talk to fewer clients than this was started with the wrong limit.
 const FEWEST_CONNECTIONS: u64 = 8;
 
 /// Crash reports that are read for clients at one time.
-pub const CRASH_READERS: usize = 4;
+pub(crate) const CRASH_READERS: usize = 4;
 
 /// What must never be refused, and the most descriptors that it has open at one time.
-pub const KEPT_BACK: &[(&str, u64)] = &[
+pub(crate) const KEPT_BACK: &[(&str, u64)] = &[
     ("standard input, output and error", 3),
     (
         "the runtime's poll and wake-up, and the two ends of its signals",
@@ -56,7 +56,7 @@ const EACH_LISTENER: u64 = 2;
 
 /// How many connections the process's limit leaves room for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Budget {
+pub(crate) struct Budget {
     /// The process's limit.
     pub descriptors: u64,
     pub kept_back: u64,
@@ -70,14 +70,14 @@ pub struct Budget {
      LimitNOFILE= of a systemd unit) to {} or more",
     .kept_back + FEWEST_CONNECTIONS
 )]
-pub struct TooFew {
+pub(crate) struct TooFew {
     limit: u64,
     kept_back: u64,
 }
 
 /// Raises this process's soft limit to its hard one, and says what it is then.
 #[must_use]
-pub fn raise_limit() -> u64 {
+pub(crate) fn raise_limit() -> u64 {
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
     let raised = Rlimit {
         current: maximum,
@@ -94,7 +94,7 @@ pub fn raise_limit() -> u64 {
 
 /// The sum of what clients must not take.
 #[must_use]
-pub fn kept_back(listeners: usize) -> u64 {
+pub(crate) fn kept_back(listeners: usize) -> u64 {
     let table: u64 = KEPT_BACK.iter().map(|(_, most)| most).sum();
     table + EACH_LISTENER * listeners as u64
 }
@@ -103,7 +103,7 @@ pub fn kept_back(listeners: usize) -> u64 {
 ///
 /// # Errors
 /// When hardly any are left.
-pub fn budget(limit: u64, listeners: usize, wanted: usize) -> Result<Budget, TooFew> {
+pub(crate) fn budget(limit: u64, listeners: usize, wanted: usize) -> Result<Budget, TooFew> {
     let kept_back = kept_back(listeners);
     let left = limit.saturating_sub(kept_back);
     if left < FEWEST_CONNECTIONS {

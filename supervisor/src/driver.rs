@@ -117,7 +117,7 @@ struct Building {
 }
 
 impl Driver {
-    pub fn new(
+    pub(crate) fn new(
         settings: EngineSettings,
         shared: Arc<Shared>,
         controls: mpsc::UnboundedReceiver<Control>,
@@ -162,7 +162,7 @@ impl Driver {
         }
     }
 
-    pub async fn run(mut self) {
+    pub(crate) async fn run(mut self) {
         self.perform();
         let timer = tokio::time::sleep(Duration::ZERO);
         tokio::pin!(timer);

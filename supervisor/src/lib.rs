@@ -17,25 +17,26 @@
 //! Deliberately absent: CUDA, parsing of model files, `unsafe`.
 
 #![forbid(unsafe_code)]
+#![warn(unreachable_pub)]
 
 mod allocator;
 mod calendar;
-pub mod callback;
-pub mod child;
+mod callback;
+mod child;
 pub mod commands;
 pub mod config;
-pub mod crash;
-pub mod descriptors;
+mod crash;
+mod descriptors;
 mod driver;
 pub mod engine;
 pub mod error_code;
 pub mod exit;
-pub mod hex;
+mod hex;
 pub mod http;
 pub mod interpreter;
-pub mod logging;
-pub mod metrics;
-pub mod nvml;
+mod logging;
+mod metrics;
+mod nvml;
 pub mod requests;
-pub mod signals;
+mod signals;
 pub mod text;

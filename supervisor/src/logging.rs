@@ -15,7 +15,7 @@ mod lines;
 mod queue;
 
 use crate::hex::hex;
-pub use lines::printable;
+pub(crate) use lines::printable;
 use lines::{Lines, Style};
 use queue::Queue;
 use sha2::{Digest, Sha256};
@@ -55,7 +55,7 @@ struct Running {
 ///
 /// # Errors
 /// When the thread that writes cannot be made.
-pub fn start(format: LogFormat, level: &str, worker_id: Option<Uuid>) -> io::Result<()> {
+pub(crate) fn start(format: LogFormat, level: &str, worker_id: Option<Uuid>) -> io::Result<()> {
     let stderr = io::stderr();
     let style = match (format, stderr.is_terminal()) {
         (LogFormat::Json, _) | (LogFormat::Auto, false) => Style::Json,
@@ -93,7 +93,7 @@ pub fn start(format: LogFormat, level: &str, worker_id: Option<Uuid>) -> io::Res
 ///
 /// # Errors
 /// When `level` is none; the log goes on as it was.
-pub fn reload(level: &str) -> Result<(), String> {
+pub(crate) fn reload(level: &str) -> Result<(), String> {
     let filter = parse_level(level)?;
     match RUNNING.get() {
         Some(running) => running.filter.reload(filter).map_err(|it| it.to_string()),
@@ -105,7 +105,7 @@ pub fn reload(level: &str) -> Result<(), String> {
 ///
 /// # Errors
 /// When it is neither. A word that is no level would be taken for a module that nobody has.
-pub fn parse_level(text: &str) -> Result<EnvFilter, String> {
+pub(crate) fn parse_level(text: &str) -> Result<EnvFilter, String> {
     let wrong = text
         .split(',')
         .map(str::trim)
@@ -124,14 +124,14 @@ fn is_level(word: &str) -> bool {
 }
 
 /// Gives the last lines `patience` to be written; whoever reads no more misses them.
-pub fn settle(patience: Duration) {
+pub(crate) fn settle(patience: Duration) {
     if let Some(running) = RUNNING.get() {
         running.queue.settle(patience);
     }
 }
 
 /// Says something to a person who looks at the log on a terminal, and to nobody else.
-pub fn tell_a_person(text: &str) {
+pub(crate) fn tell_a_person(text: &str) {
     let running = RUNNING.get().filter(|it| it.style == Style::Coloured);
     if let Some(running) = running {
         running.queue.push(format!("{text}\n").as_bytes());
@@ -140,7 +140,7 @@ pub fn tell_a_person(text: &str) {
 
 /// Lines that nobody took: there was no room for them, or they could not be written.
 #[must_use]
-pub fn dropped_lines() -> u64 {
+pub(crate) fn dropped_lines() -> u64 {
     RUNNING.get().map_or(0, |running| running.queue.dropped())
 }
 
@@ -174,14 +174,14 @@ fn log_panic(panic: &PanicHookInfo<'_>) {
 
 /// How a text appears in the log.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Fingerprint {
+pub(crate) struct Fingerprint {
     pub chars: usize,
     pub sha256: String,
 }
 
 impl Fingerprint {
     #[must_use]
-    pub fn of(text: &str) -> Self {
+    pub(crate) fn of(text: &str) -> Self {
         Self {
             chars: text.chars().count(),
             sha256: hex(&Sha256::digest(text)),

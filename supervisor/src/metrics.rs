@@ -16,7 +16,7 @@
 )]
 
 mod events;
-pub mod exposition;
+pub(crate) mod exposition;
 mod figures;
 mod gpu;
 mod process;

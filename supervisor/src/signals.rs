@@ -29,7 +29,7 @@ const MEANINGLESS: [i32; 9] = [
 ];
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Word {
+pub(crate) enum Word {
     /// SIGTERM or SIGINT.
     Stop(&'static str),
     /// SIGQUIT.
@@ -44,7 +44,7 @@ pub enum Word {
 ///
 /// # Errors
 /// When the handlers cannot be installed.
-pub fn watch() -> io::Result<mpsc::UnboundedReceiver<Word>> {
+pub(crate) fn watch() -> io::Result<mpsc::UnboundedReceiver<Word>> {
     let meaningful = [SIGTERM, SIGINT, SIGQUIT, SIGHUP];
     let all = meaningful
         .into_iter()

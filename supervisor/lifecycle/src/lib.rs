@@ -27,6 +27,7 @@
 //! the supervisor's start), I/O, threads, tokio, requests, and logging.
 
 #![forbid(unsafe_code)]
+#![warn(unreachable_pub)]
 
 pub mod death;
 pub mod effect;

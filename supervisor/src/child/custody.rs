@@ -29,7 +29,7 @@ use worker_orcd_ipc::Article;
 
 /// One child's. Removes its name when dropped.
 #[derive(Debug)]
-pub struct Custody {
+pub(crate) struct Custody {
     path: PathBuf,
     line: Line,
 }
@@ -43,12 +43,12 @@ enum Line {
 
 /// An open model file, as its first child opened it.
 #[derive(Debug)]
-pub struct KeptModel(OwnedFd);
+pub(crate) struct KeptModel(OwnedFd);
 
 impl Custody {
     /// # Errors
     /// When the socket cannot be made.
-    pub fn open(path: PathBuf) -> io::Result<Self> {
+    pub(crate) fn open(path: PathBuf) -> io::Result<Self> {
         let listener = UnixListener::bind(&path)?;
         listener.set_nonblocking(true)?;
         Ok(Self {
@@ -58,7 +58,7 @@ impl Custody {
     }
 
     #[must_use]
-    pub fn path(&self) -> &Path {
+    pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 
@@ -66,7 +66,7 @@ impl Custody {
     ///
     /// # Errors
     /// [`io::ErrorKind::InvalidData`] when it handed over something else.
-    pub fn take_model(&mut self, pid: u32) -> io::Result<Option<KeptModel>> {
+    pub(crate) fn take_model(&mut self, pid: u32) -> io::Result<Option<KeptModel>> {
         let Some(connection) = self.connection(pid)? else {
             return Ok(None);
         };
@@ -91,7 +91,7 @@ impl Custody {
     ///
     /// # Errors
     /// When it has not connected, or the socket does not take it.
-    pub fn hand_out_model(&mut self, pid: u32, model: &KeptModel) -> io::Result<()> {
+    pub(crate) fn hand_out_model(&mut self, pid: u32, model: &KeptModel) -> io::Result<()> {
         let Some(connection) = self.connection(pid)? else {
             return Err(io::ErrorKind::NotConnected.into());
         };

@@ -15,14 +15,14 @@ use worker_orcd_ipc::Generation;
 use worker_orcd_ipc::flight::{Header, NotARing, RING_CAPACITY, Recording, ring_bytes};
 
 #[derive(Debug)]
-pub struct FlightRecorder {
+pub(crate) struct FlightRecorder {
     memory: File,
 }
 
 impl FlightRecorder {
     /// # Errors
     /// When the kernel gives no memory or no descriptor.
-    pub fn create(generation: Generation) -> io::Result<Self> {
+    pub(crate) fn create(generation: Generation) -> io::Result<Self> {
         let flags = MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING;
         let memory = File::from(memfd_create("worker-orcd-flight", flags)?);
         memory.set_len(ring_bytes(RING_CAPACITY) as u64)?;
@@ -40,7 +40,7 @@ impl FlightRecorder {
     ///
     /// # Errors
     /// When no descriptor is left.
-    pub fn for_child(&self) -> io::Result<OwnedFd> {
+    pub(crate) fn for_child(&self) -> io::Result<OwnedFd> {
         self.memory.try_clone().map(OwnedFd::from)
     }
 
@@ -49,7 +49,7 @@ impl FlightRecorder {
     ///
     /// # Errors
     /// When the child wrote over the header.
-    pub fn read(&self) -> io::Result<Recording> {
+    pub(crate) fn read(&self) -> io::Result<Recording> {
         let mut ring = vec![0; ring_bytes(RING_CAPACITY)];
         self.memory.read_exact_at(&mut ring, 0)?;
         Recording::read(&ring).map_err(|error: NotARing| io::Error::other(error))

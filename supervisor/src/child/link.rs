@@ -18,7 +18,7 @@ use worker_orcd_ipc::{Command, FrameError, FrameReader, Preamble, encode, frame}
 
 /// A child reads its commands on a thread that does nothing else, so the socket's buffer is
 /// empty within a scheduling delay.
-pub const WRITE_DEADLINE: Duration = Duration::from_secs(5);
+pub(crate) const WRITE_DEADLINE: Duration = Duration::from_secs(5);
 
 /// With so much unwritten a link asks for nothing more: what a child is given after the death of
 /// another may be every prompt of a long queue.
@@ -32,7 +32,7 @@ const MAX_UNWRITTEN_BYTES: usize = 64 << 20;
 const READ_BYTES: usize = 128 << 10;
 
 #[derive(Debug, Error)]
-pub enum LinkError {
+pub(crate) enum LinkError {
     #[error("the control socket failed: {0}")]
     Io(#[from] io::Error),
     #[error("{0}")]
@@ -43,7 +43,7 @@ pub enum LinkError {
     Encode(String),
 }
 
-pub struct Link {
+pub(crate) struct Link {
     stream: Stream,
     reader: FrameReader,
     read_buffer: Box<[u8]>,
@@ -62,7 +62,7 @@ struct Outgoing {
 impl Link {
     /// Our preamble goes first.
     #[must_use]
-    pub fn new(stream: Stream) -> Self {
+    pub(crate) fn new(stream: Stream) -> Self {
         let mut outgoing = Outgoing::default();
         outgoing.push(&Preamble::OURS.to_bytes());
         Self {
@@ -77,7 +77,7 @@ impl Link {
     ///
     /// # Errors
     /// [`LinkError::Overfull`] when the child has not read for far too long.
-    pub fn send(&mut self, command: &Command) -> Result<(), LinkError> {
+    pub(crate) fn send(&mut self, command: &Command) -> Result<(), LinkError> {
         let payload = encode(command).map_err(|error| LinkError::Encode(error.to_string()))?;
         let unwritten = self.outgoing.len() + payload.len();
         if unwritten > MAX_UNWRITTEN_BYTES {
@@ -92,12 +92,12 @@ impl Link {
 
     /// Whether more may be sent now. When it may again, [`Self::stir`] returns.
     #[must_use]
-    pub fn has_room(&self) -> bool {
+    pub(crate) fn has_room(&self) -> bool {
         self.outgoing.len() < ENOUGH_UNWRITTEN_BYTES
     }
 
     #[must_use]
-    pub fn write_deadline(&self) -> Option<Instant> {
+    pub(crate) fn write_deadline(&self) -> Option<Instant> {
         self.outgoing.progress_at.map(|at| at + WRITE_DEADLINE)
     }
 
@@ -106,7 +106,7 @@ impl Link {
     ///
     /// # Errors
     /// When the socket fails.
-    pub async fn stir(&mut self) -> Result<bool, LinkError> {
+    pub(crate) async fn stir(&mut self) -> Result<bool, LinkError> {
         let interest = match self.outgoing.is_empty() {
             true => Interest::READABLE,
             false => Interest::READABLE | Interest::WRITABLE,
@@ -126,7 +126,7 @@ impl Link {
     ///
     /// # Errors
     /// When the bytes are not frames of this protocol.
-    pub fn next_frame(&mut self) -> Result<Option<&[u8]>, LinkError> {
+    pub(crate) fn next_frame(&mut self) -> Result<Option<&[u8]>, LinkError> {
         Ok(self.reader.next_frame()?)
     }
 

@@ -13,17 +13,17 @@
 //!
 //! Deliberately absent: decisions. What a sign means is the lifecycle's business.
 
-pub mod custody;
-pub mod flight_recorder;
+pub(crate) mod custody;
+pub(crate) mod flight_recorder;
 mod leftovers;
-pub mod link;
-pub mod nursery;
+pub(crate) mod link;
+pub(crate) mod nursery;
 mod oom;
-pub mod output;
-pub mod probe;
-pub mod reap;
-pub mod socket;
-pub mod spawn;
+pub(crate) mod output;
+pub(crate) mod probe;
+pub(crate) mod reap;
+pub(crate) mod socket;
+pub(crate) mod spawn;
 
 use crate::child::custody::{Custody, KeptModel};
 use crate::child::link::{Link, LinkError};
@@ -37,7 +37,7 @@ use worker_orcd_lifecycle::{Exit, Signal};
 
 /// A child of one generation, from the moment its process exists.
 #[derive(Debug)]
-pub struct Child {
+pub(crate) struct Child {
     pub generation: Generation,
     pub pid: u32,
     process: Process,
@@ -55,7 +55,7 @@ enum Line {
 
 /// What can be noticed about a child, besides its words.
 #[derive(Debug)]
-pub enum Sign {
+pub(crate) enum Sign {
     /// Bytes came or left; [`Child::next_word`] may have something.
     Stirred,
     LinkClosed,
@@ -65,7 +65,7 @@ pub enum Sign {
 
 impl Child {
     #[must_use]
-    pub fn new(
+    pub(crate) fn new(
         generation: Generation,
         process: Process,
         door: Door,
@@ -85,7 +85,7 @@ impl Child {
     ///
     /// # Errors
     /// When it handed over something else.
-    pub fn take_model(&mut self) -> io::Result<Option<KeptModel>> {
+    pub(crate) fn take_model(&mut self) -> io::Result<Option<KeptModel>> {
         match &mut self.custody {
             Some(custody) => custody.take_model(self.pid),
             None => Ok(None),
@@ -96,7 +96,7 @@ impl Child {
     ///
     /// # Errors
     /// When there is nobody to take it.
-    pub fn hand_out_model(&mut self, model: &KeptModel) -> io::Result<()> {
+    pub(crate) fn hand_out_model(&mut self, model: &KeptModel) -> io::Result<()> {
         match &mut self.custody {
             Some(custody) => custody.hand_out_model(self.pid, model),
             None => Err(io::ErrorKind::NotConnected.into()),
@@ -107,7 +107,7 @@ impl Child {
     ///
     /// A connection is reported before an exit that came after it: without one by then, there
     /// will never be one.
-    pub async fn next(&mut self) -> Sign {
+    pub(crate) async fn next(&mut self) -> Sign {
         tokio::select! {
             biased;
             sign = self.line.next(self.pid) => sign,
@@ -116,7 +116,7 @@ impl Child {
     }
 
     #[must_use]
-    pub fn has_connected(&self) -> bool {
+    pub(crate) fn has_connected(&self) -> bool {
         !matches!(self.line, Line::Waiting(_))
     }
 
@@ -124,7 +124,7 @@ impl Child {
     ///
     /// # Errors
     /// When what the child sent is not a frame of this protocol.
-    pub fn next_word(&mut self) -> Result<Option<&[u8]>, LinkError> {
+    pub(crate) fn next_word(&mut self) -> Result<Option<&[u8]>, LinkError> {
         match &mut self.line {
             Line::Open(link) => link.next_frame(),
             Line::Waiting(_) | Line::Closed => Ok(None),
@@ -136,7 +136,7 @@ impl Child {
     ///
     /// # Errors
     /// When more is queued than any honest reader would leave unread.
-    pub fn send(&mut self, command: &Command) -> Result<(), LinkError> {
+    pub(crate) fn send(&mut self, command: &Command) -> Result<(), LinkError> {
         match &mut self.line {
             Line::Open(link) => link.send(command),
             Line::Waiting(_) | Line::Closed => Ok(()),
@@ -145,7 +145,7 @@ impl Child {
 
     /// Whether more commands may be queued now; when they may again, [`Self::next`] has a sign.
     #[must_use]
-    pub fn has_room(&self) -> bool {
+    pub(crate) fn has_room(&self) -> bool {
         match &self.line {
             Line::Open(link) => link.has_room(),
             Line::Waiting(_) | Line::Closed => true,
@@ -154,24 +154,24 @@ impl Child {
 
     /// When the bytes that wait to be written will have waited too long.
     #[must_use]
-    pub fn write_deadline(&self) -> Option<Instant> {
+    pub(crate) fn write_deadline(&self) -> Option<Instant> {
         match &self.line {
             Line::Open(link) => link.write_deadline(),
             Line::Waiting(_) | Line::Closed => None,
         }
     }
 
-    pub fn close_link(&mut self) {
+    pub(crate) fn close_link(&mut self) {
         self.line = Line::Closed;
     }
 
-    pub fn kill(&self, signal: Signal) {
+    pub(crate) fn kill(&self, signal: Signal) {
         self.process.kill(signal);
     }
 
     /// By SIGSTOP or a debugger.
     #[must_use]
-    pub fn is_stopped(&self) -> bool {
+    pub(crate) fn is_stopped(&self) -> bool {
         self.process.is_stopped()
     }
 }

@@ -51,7 +51,7 @@ pub(crate) enum Born {
 
 impl Nursery {
     #[must_use]
-    pub fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let (answers, spawned) = mpsc::unbounded_channel();
         Self {
             spawner: Spawner::start(answers),
@@ -65,7 +65,7 @@ impl Nursery {
     ///
     /// # Errors
     /// When there is no thread, or no socket can be made.
-    pub fn begin(
+    pub(crate) fn begin(
         &mut self,
         generation: Generation,
         program: &Path,
@@ -105,7 +105,7 @@ impl Nursery {
     }
 
     /// The next process that was made, or was not.
-    pub async fn next(&mut self) -> Spawned {
+    pub(crate) async fn next(&mut self) -> Spawned {
         match self.spawned.recv().await {
             Some(spawned) => spawned,
             None => std::future::pending().await,
@@ -116,7 +116,7 @@ impl Nursery {
     ///
     /// # Errors
     /// When there is no process, or nothing can be learned of it.
-    pub fn finish(&mut self, spawned: Spawned) -> io::Result<Born> {
+    pub(crate) fn finish(&mut self, spawned: Spawned) -> io::Result<Born> {
         let generation = spawned.generation;
         let door = self.door.take_if(|(expected, ..)| *expected == generation);
         let process = adopt(spawned.outcome?, generation)?;
@@ -135,7 +135,7 @@ impl Nursery {
     }
 
     /// Nobody is expected at the door any more.
-    pub fn give_up(&mut self) {
+    pub(crate) fn give_up(&mut self) {
         self.door = None;
     }
 }

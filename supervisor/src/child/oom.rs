@@ -17,7 +17,7 @@ pub(super) struct OomWatch {
 }
 
 impl OomWatch {
-    pub fn start() -> Self {
+    pub(super) fn start() -> Self {
         let source = own_group_events()
             .into_iter()
             .chain([PathBuf::from("/proc/vmstat")])
@@ -27,7 +27,7 @@ impl OomWatch {
     }
 
     /// There was a victim since the start.
-    pub fn has_struck(&self) -> bool {
+    pub(super) fn has_struck(&self) -> bool {
         let now = self.source.as_ref().and_then(read);
         now.is_some_and(|kills| kills > self.kills)
     }

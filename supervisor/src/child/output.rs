@@ -26,7 +26,11 @@ const MAX_LINES_PER_SECOND: u32 = 200;
 ///
 /// # Errors
 /// When the pipe cannot be read asynchronously.
-pub fn log_lines(pipe: OwnedFd, stream: &'static str, generation: Generation) -> io::Result<()> {
+pub(crate) fn log_lines(
+    pipe: OwnedFd,
+    stream: &'static str,
+    generation: Generation,
+) -> io::Result<()> {
     let mut pipe = Receiver::from_owned_fd(pipe)?;
     tokio::spawn(async move {
         let mut lines = Lines::default();

@@ -26,7 +26,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 ///
 /// # Errors
 /// Why not, or why there was no answer.
-pub async fn ask(program: &Path, ordinal: u32) -> Result<String, String> {
+pub(crate) async fn ask(program: &Path, ordinal: u32) -> Result<String, String> {
     let ordinal_text = ordinal.to_string();
     let question = Question {
         about: &format!("cuda:{ordinal}"),
@@ -40,7 +40,7 @@ pub async fn ask(program: &Path, ordinal: u32) -> Result<String, String> {
 ///
 /// # Errors
 /// Why not, or why there was no answer.
-pub async fn check_model(program: &Path, model: &Path) -> Result<String, String> {
+pub(crate) async fn check_model(program: &Path, model: &Path) -> Result<String, String> {
     let question = Question {
         about: &model.display().to_string(),
         arguments: &[CHECK_MODEL_FLAG.as_ref(), model.as_os_str()],
@@ -53,7 +53,7 @@ pub async fn check_model(program: &Path, model: &Path) -> Result<String, String>
 ///
 /// # Errors
 /// When it is another program, or gives no answer.
-pub async fn version(program: &Path) -> Result<String, String> {
+pub(crate) async fn version(program: &Path) -> Result<String, String> {
     let question = Question {
         about: "its version",
         arguments: &["--version".as_ref()],

@@ -18,7 +18,7 @@ use worker_orcd_lifecycle::{Exit, Signal};
 /// A spawned process that leads its own group. Dropping it before its death was seen kills the
 /// group.
 #[derive(Debug)]
-pub struct Process {
+pub(crate) struct Process {
     child: StdChild,
     pid: Pid,
     pidfd: AsyncFd<OwnedFd>,
@@ -32,7 +32,7 @@ impl Process {
     /// # Errors
     /// When no pidfd can be had (a kernel before 5.10, no file descriptors left). The process
     /// is killed.
-    pub fn new(mut child: StdChild) -> io::Result<Self> {
+    pub(crate) fn new(mut child: StdChild) -> io::Result<Self> {
         let pid = Pid::from_child(&child);
         let oom = OomWatch::start();
         // Safe against reuse of the number: the process is ours and not waited for yet.
@@ -56,12 +56,12 @@ impl Process {
     }
 
     #[must_use]
-    pub fn pid(&self) -> u32 {
+    pub(crate) fn pid(&self) -> u32 {
         self.child.id()
     }
 
     /// Waits for the end, and for nothing after it. Cancel-safe.
-    pub async fn exited(&mut self) -> Exit {
+    pub(crate) async fn exited(&mut self) -> Exit {
         while !self.reaped {
             match self.pidfd.readable().await {
                 Ok(mut readiness) => readiness.clear_ready(),
@@ -78,7 +78,7 @@ impl Process {
     }
 
     /// To the whole group, so that nothing that the child forked survives it.
-    pub fn kill(&self, signal: Signal) {
+    pub(crate) fn kill(&self, signal: Signal) {
         // Once waited for, the number may belong to somebody else.
         if self.reaped {
             return;
@@ -94,7 +94,7 @@ impl Process {
 
     /// By SIGSTOP or a debugger, as far as is known.
     #[must_use]
-    pub fn is_stopped(&self) -> bool {
+    pub(crate) fn is_stopped(&self) -> bool {
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.pid()));
         // The name in front may hold anything, also a parenthesis.
         let state = stat.ok().and_then(|stat| {

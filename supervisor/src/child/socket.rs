@@ -23,7 +23,7 @@ const LONGEST_NAME: usize = 16;
 
 /// A directory of mode 0700, removed with everything in it when dropped.
 #[derive(Debug)]
-pub struct PrivateDir {
+pub(crate) struct PrivateDir {
     dir: TempDir,
     /// Says that it is in use. `None` where the file system knows no locks: then nobody else can
     /// have one either, and takes it for left over.
@@ -39,7 +39,7 @@ impl PrivateDir {
     ///
     /// # Errors
     /// When none can: which were tried, and what is wrong with each.
-    pub fn create() -> io::Result<Self> {
+    pub(crate) fn create() -> io::Result<Self> {
         let runtime_dirs = ["RUNTIME_DIRECTORY", "XDG_RUNTIME_DIR"];
         let parents = runtime_dirs
             .into_iter()
@@ -63,7 +63,7 @@ impl PrivateDir {
 
     /// A cleaner of temporary files may have taken it, empty and old as it looks.
     #[must_use]
-    pub fn exists(&self) -> bool {
+    pub(crate) fn exists(&self) -> bool {
         self.dir.path().is_dir()
     }
 
@@ -96,7 +96,7 @@ impl PrivateDir {
     ///
     /// # Errors
     /// As for [`open_door`](Self::open_door).
-    pub fn open_custody(&self, generation: Generation) -> io::Result<Custody> {
+    pub(crate) fn open_custody(&self, generation: Generation) -> io::Result<Custody> {
         Custody::open(self.dir.path().join(format!("{generation}.fds")))
     }
 
@@ -104,7 +104,7 @@ impl PrivateDir {
     ///
     /// # Errors
     /// When the socket cannot be made: the directory is gone, or no descriptor is left.
-    pub fn open_door(&self, generation: Generation) -> io::Result<Door> {
+    pub(crate) fn open_door(&self, generation: Generation) -> io::Result<Door> {
         let path = self.dir.path().join(format!("{generation}.sock"));
         let name = path.as_path().to_fs_name::<GenericFilePath>()?;
         let listener = ListenerOptions::new().name(name).create_tokio()?;
@@ -113,14 +113,14 @@ impl PrivateDir {
 }
 
 /// Removes its name when dropped.
-pub struct Door {
+pub(crate) struct Door {
     listener: Listener,
     path: PathBuf,
 }
 
 impl Door {
     #[must_use]
-    pub fn path(&self) -> &Path {
+    pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 
@@ -128,7 +128,7 @@ impl Door {
     ///
     /// # Errors
     /// When the socket itself fails.
-    pub async fn accept(&self, pid: u32) -> io::Result<Stream> {
+    pub(crate) async fn accept(&self, pid: u32) -> io::Result<Stream> {
         loop {
             let stream = self.listener.accept().await?;
             match check_peer(&stream, pid) {

@@ -15,7 +15,7 @@ use worker_orcd_ipc::Generation;
 
 /// Start a child that connects to `socket`.
 #[derive(Debug)]
-pub struct SpawnOrder {
+pub(crate) struct SpawnOrder {
     pub generation: Generation,
     pub program: PathBuf,
     pub socket: PathBuf,
@@ -26,14 +26,14 @@ pub struct SpawnOrder {
 }
 
 #[derive(Debug)]
-pub struct Spawned {
+pub(crate) struct Spawned {
     pub generation: Generation,
     pub outcome: io::Result<StdChild>,
 }
 
 /// Ends its thread when dropped.
 #[derive(Debug)]
-pub struct Spawner {
+pub(crate) struct Spawner {
     orders: mpsc::Sender<SpawnOrder>,
 }
 
@@ -42,7 +42,7 @@ impl Spawner {
     ///
     /// # Errors
     /// When the machine has no thread to give.
-    pub fn start(answers: UnboundedSender<Spawned>) -> io::Result<Self> {
+    pub(crate) fn start(answers: UnboundedSender<Spawned>) -> io::Result<Self> {
         let (orders, inbox) = mpsc::channel::<SpawnOrder>();
         std::thread::Builder::new()
             .name("spawner".to_owned())
@@ -62,7 +62,7 @@ impl Spawner {
     }
 
     /// Does not wait.
-    pub fn order(&self, order: SpawnOrder) {
+    pub(crate) fn order(&self, order: SpawnOrder) {
         // The thread ends only after this sender is gone.
         drop(self.orders.send(order));
     }
@@ -99,7 +99,7 @@ fn abandon(answer: Spawned) {
 
 /// Errors that a second attempt meets again.
 #[must_use]
-pub fn is_permanent(error: &io::Error) -> bool {
+pub(crate) fn is_permanent(error: &io::Error) -> bool {
     matches!(
         error.kind(),
         io::ErrorKind::NotFound
@@ -111,7 +111,7 @@ pub fn is_permanent(error: &io::Error) -> bool {
 
 /// Errors that tell of this process's descriptors, or the machine's, and of nothing else.
 #[must_use]
-pub fn is_want_of_descriptors(error: &io::Error) -> bool {
+pub(crate) fn is_want_of_descriptors(error: &io::Error) -> bool {
     let wants = [rustix::io::Errno::MFILE, rustix::io::Errno::NFILE];
     wants
         .iter()

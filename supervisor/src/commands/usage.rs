@@ -14,7 +14,11 @@ Usage: worker-orcd --model FILE.gguf [--port 8080] [--device cpu]
        worker-orcd --help          lists every setting";
 
 /// Tells every mistake.
-pub fn refuse(arguments: &ArgMatches, environment: &Environment, mistakes: &ConfigErrors) -> Exit {
+pub(super) fn refuse(
+    arguments: &ArgMatches,
+    environment: &Environment,
+    mistakes: &ConfigErrors,
+) -> Exit {
     let ConfigErrors(mistakes) = mistakes;
     let format = Config::log_format(arguments, environment);
     if format == LogFormat::Json && logging::start(format, "info", None).is_ok() {

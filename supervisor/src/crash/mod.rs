@@ -13,11 +13,11 @@
 //! A child that was dismissed leaves no report. Deliberately absent: prompts and completions, in
 //! any form; reading the clock (moments are arguments).
 
-pub mod gpu;
-pub mod report;
-pub mod store;
+pub(crate) mod gpu;
+pub(crate) mod report;
+pub(crate) mod store;
 
-pub use store::{CrashSettings, CrashStore};
+pub(crate) use store::{CrashSettings, CrashStore};
 
 use crate::calendar::rfc3339;
 use gpu::{GpuEvidence, GpuFacts};
@@ -84,7 +84,7 @@ pub(crate) struct Deceased<'a> {
 }
 
 impl CrashLog {
-    pub fn new(store: Arc<CrashStore>) -> Self {
+    pub(crate) fn new(store: Arc<CrashStore>) -> Self {
         Self {
             store,
             dying: Dying::default(),
@@ -95,31 +95,36 @@ impl CrashLog {
     }
 
     /// Deaths reported since the start.
-    pub fn reported(&self) -> u64 {
+    pub(crate) fn reported(&self) -> u64 {
         self.reported
     }
 
     /// The child was in this state; the first sign counts.
-    pub fn noticed(&mut self, now: Instant, state: &'static str) {
+    pub(crate) fn noticed(&mut self, now: Instant, state: &'static str) {
         self.dying.noticed.get_or_insert((now, state));
     }
 
-    pub fn killed(&mut self) {
+    pub(crate) fn killed(&mut self) {
         // One that was dead already was not killed by us.
         self.dying.killed_by_supervisor |= self.dying.reaped.is_none();
     }
 
-    pub fn exited(&mut self, now: Instant, exit: Exit) {
+    pub(crate) fn exited(&mut self, now: Instant, exit: Exit) {
         self.dying.reaped.get_or_insert((now, exit));
     }
 
     /// When the one that is dying was reaped.
-    pub fn reaped_at(&self) -> Option<Instant> {
+    pub(crate) fn reaped_at(&self) -> Option<Instant> {
         self.dying.reaped.map(|(at, _)| at)
     }
 
     /// The id of the report, where there is one.
-    pub fn died(&mut self, now: Now, cause: &DeathCause, dead: Deceased<'_>) -> Option<String> {
+    pub(crate) fn died(
+        &mut self,
+        now: Now,
+        cause: &DeathCause,
+        dead: Deceased<'_>,
+    ) -> Option<String> {
         let dying = std::mem::take(&mut self.dying);
         if *cause == DeathCause::Dismissed {
             return None;
@@ -171,7 +176,7 @@ impl CrashLog {
     }
 
     /// The GPU's witness knows more about the death of that generation.
-    pub fn witnessed(&mut self, generation: u32, evidence: GpuEvidence) {
+    pub(crate) fn witnessed(&mut self, generation: u32, evidence: GpuEvidence) {
         let mut reports = self.open.iter_mut().chain(&mut self.told);
         let found = reports.find(|it| it.report.child.generation == generation);
         if let Some(open) = found {
@@ -182,7 +187,7 @@ impl CrashLog {
 
     // === its successor ===
 
-    pub fn respawned(&mut self, now: Instant) {
+    pub(crate) fn respawned(&mut self, now: Instant) {
         self.dying = Dying::default();
         self.update(|open| {
             let at = after(open.noticed_at, now);
@@ -190,7 +195,7 @@ impl CrashLog {
         });
     }
 
-    pub fn loaded(&mut self, memory: &MemoryReport) {
+    pub(crate) fn loaded(&mut self, memory: &MemoryReport) {
         self.update(|open| {
             let after = &mut open.report.memory.after;
             after.get_or_insert_with(|| report::memory(memory));
@@ -198,7 +203,7 @@ impl CrashLog {
     }
 
     /// Serves. Where nobody was waiting, this is the end of the story.
-    pub fn ready(&mut self, now: Instant) {
+    pub(crate) fn ready(&mut self, now: Instant) {
         self.update(|open| {
             let at = after(open.noticed_at, now);
             open.report.timeline.ready_ms.get_or_insert(at);
@@ -211,7 +216,7 @@ impl CrashLog {
 
     /// Called for every step that has tokens, so the common case comes first. True when somebody
     /// had been waiting for this.
-    pub fn tokens(&mut self, now: Instant) -> bool {
+    pub(crate) fn tokens(&mut self, now: Instant) -> bool {
         if self.open.is_empty() {
             return false;
         }

@@ -197,7 +197,7 @@ impl Report {
 /// Sorts by time, can be a file's name and a path's segment, and is another for another worker
 /// that shares the directory.
 #[must_use]
-pub fn report_id(at: SystemTime, generation: u32) -> String {
+pub(crate) fn report_id(at: SystemTime, generation: u32) -> String {
     let time: String = rfc3339(at)
         .chars()
         .filter(|it| it.is_ascii_alphanumeric())
@@ -207,19 +207,19 @@ pub fn report_id(at: SystemTime, generation: u32) -> String {
 
 /// Whether this can be the name of a report: nothing that would leave the directory.
 #[must_use]
-pub fn is_report_id(text: &str) -> bool {
+pub(crate) fn is_report_id(text: &str) -> bool {
     let fits = |it: u8| it.is_ascii_alphanumeric() || it == b'-';
     !text.is_empty() && text.len() <= 64 && text.bytes().all(fits)
 }
 
 #[must_use]
-pub fn milliseconds(time: Duration) -> f64 {
+pub(crate) fn milliseconds(time: Duration) -> f64 {
     // Microseconds are as fine as anything here is known.
     time.as_micros() as f64 / 1000.0
 }
 
 #[must_use]
-pub fn memory(report: &MemoryReport) -> Value {
+pub(crate) fn memory(report: &MemoryReport) -> Value {
     json!({
         "total_bytes": report.total_bytes,
         "free_bytes": report.free_bytes,
@@ -236,7 +236,7 @@ pub fn memory(report: &MemoryReport) -> Value {
 /// The last steps, and the last records as they are. Times are milliseconds before `now_ns`, of
 /// the clock that the child used.
 #[must_use]
-pub fn recording(recording: &Recording, now_ns: u64) -> Value {
+pub(crate) fn recording(recording: &Recording, now_ns: u64) -> Value {
     let ago = |time_ns: u64| milliseconds(Duration::from_nanos(now_ns.saturating_sub(time_ns)));
     let records = &recording.records;
     let shown = &records[records.len().saturating_sub(RECORDS_KEPT)..];

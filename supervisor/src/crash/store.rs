@@ -208,7 +208,7 @@ impl Shelf {
 /// `--crash-dir` when it is not given: where systemd says, then where a user's programs keep
 /// their state.
 #[must_use]
-pub fn default_directory(variable: &dyn Fn(&str) -> Option<String>) -> Option<PathBuf> {
+pub(crate) fn default_directory(variable: &dyn Fn(&str) -> Option<String>) -> Option<PathBuf> {
     let absolute = |name| {
         variable(name)
             .map(PathBuf::from)

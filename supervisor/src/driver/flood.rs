@@ -20,7 +20,7 @@ pub(super) struct FloodGate {
 }
 
 impl FloodGate {
-    pub fn new(now: Instant) -> Self {
+    pub(super) fn new(now: Instant) -> Self {
         Self {
             second: now,
             words: 0,
@@ -28,7 +28,7 @@ impl FloodGate {
     }
 
     /// Counts a word that carries no token; false when there were too many.
-    pub fn admit(&mut self, now: Instant) -> bool {
+    pub(super) fn admit(&mut self, now: Instant) -> bool {
         if now.saturating_duration_since(self.second) >= Duration::from_secs(1) {
             *self = Self::new(now);
         }

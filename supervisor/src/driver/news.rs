@@ -56,7 +56,7 @@ pub(super) struct News {
 }
 
 impl News {
-    pub fn new(started: Instant, load: &LoadOrder) -> Self {
+    pub(super) fn new(started: Instant, load: &LoadOrder) -> Self {
         Self {
             started,
             model: Path::new(&load.model_path)
@@ -86,7 +86,7 @@ impl News {
 
     // === a child's life ===
 
-    pub fn spawned(&mut self, now: Instant, generation: Generation, pid: u32) {
+    pub(super) fn spawned(&mut self, now: Instant, generation: Generation, pid: u32) {
         info!(generation = generation.0, pid, "child_spawn");
         self.dirty = true;
         self.spawns += 1;
@@ -106,7 +106,7 @@ impl News {
         });
     }
 
-    pub fn hello(&mut self, hello: ChildHello) {
+    pub(super) fn hello(&mut self, hello: ChildHello) {
         self.dirty = true;
         if let Some(child) = &mut self.child {
             child.build = Some(hello.build);
@@ -114,7 +114,7 @@ impl News {
         }
     }
 
-    pub fn load_progress(&mut self, now: Instant, bytes_done: u64, bytes_total: u64) {
+    pub(super) fn load_progress(&mut self, now: Instant, bytes_done: u64, bytes_total: u64) {
         self.dirty = true;
         let Some(child) = &mut self.child else { return };
         if child
@@ -136,7 +136,7 @@ impl News {
         }
     }
 
-    pub fn loaded(&mut self, now: Instant, report: &ReadyReport) {
+    pub(super) fn loaded(&mut self, now: Instant, report: &ReadyReport) {
         self.memory = Some((report.memory, now));
         let model = &report.model;
         // A load that ends between two beats still has all its milestones.
@@ -154,7 +154,7 @@ impl News {
         );
     }
 
-    pub fn ready(&mut self, now: Instant, model: &LoadedModel) {
+    pub(super) fn ready(&mut self, now: Instant, model: &LoadedModel) {
         self.dirty = true;
         self.interrupted_at = None;
         if let Some(child) = &mut self.child {
@@ -179,7 +179,7 @@ impl News {
         info!(generation, model = name, device, pause_ms, "child_ready");
     }
 
-    pub fn heartbeat(&mut self, now: Instant, heartbeat: &Heartbeat, tokens_total: u64) {
+    pub(super) fn heartbeat(&mut self, now: Instant, heartbeat: &Heartbeat, tokens_total: u64) {
         self.dirty = true;
         self.memory = Some((heartbeat.memory, now));
         let before = self.load.map(|(load, _)| load).unwrap_or_default();
@@ -200,13 +200,13 @@ impl News {
         }
     }
 
-    pub fn stepped(&mut self, now: Instant) {
+    pub(super) fn stepped(&mut self, now: Instant) {
         if let Some(child) = &mut self.child {
             child.progress_at = Some(now);
         }
     }
 
-    pub fn buried(&mut self) {
+    pub(super) fn buried(&mut self) {
         self.dirty = true;
         self.child = None;
         self.load = None;
@@ -214,7 +214,7 @@ impl News {
     }
 
     /// Called before the effect is performed.
-    pub fn effect(&mut self, now: Instant, effect: &Effect) {
+    pub(super) fn effect(&mut self, now: Instant, effect: &Effect) {
         self.dirty = true;
         match effect {
             Effect::Load { generation } => {
@@ -272,14 +272,14 @@ impl News {
     }
 
     /// Of the last death.
-    pub fn reported(&mut self, id: String) {
+    pub(super) fn reported(&mut self, id: String) {
         if let Some(death) = &mut self.last_death {
             death.report = Some(id);
         }
     }
 
     /// Streams that were interrupted by the last death have their first new token.
-    pub fn flowing_again(&mut self, now: Instant) {
+    pub(super) fn flowing_again(&mut self, now: Instant) {
         self.dirty = true;
         if let Some(death) = &mut self.last_death {
             let from = death.silent_since.unwrap_or(death.at);
@@ -288,16 +288,16 @@ impl News {
     }
 
     /// A child has died; the oldest request that it had was accepted then. Before the death is told.
-    pub fn interrupted(&mut self, oldest: Option<Instant>) {
+    pub(super) fn interrupted(&mut self, oldest: Option<Instant>) {
         self.silent_since = silence_began(self.token_at, oldest);
     }
 
-    pub fn tokens(&mut self, now: Instant) {
+    pub(super) fn tokens(&mut self, now: Instant) {
         self.token_at = Some(now);
     }
 
     /// Something does not work, and costs nothing but itself. Logged once.
-    pub fn impaired(&mut self, now: Instant, what: &'static str, because: &str) {
+    pub(super) fn impaired(&mut self, now: Instant, what: &'static str, because: &str) {
         if self.impaired.contains_key(what) {
             return;
         }
@@ -310,7 +310,7 @@ impl News {
         self.impaired.insert(what, impairment);
     }
 
-    pub fn repaired(&mut self, what: &'static str) {
+    pub(super) fn repaired(&mut self, what: &'static str) {
         if self.impaired.remove(what).is_some() {
             self.dirty = true;
             info!(what, "repaired");
@@ -318,7 +318,7 @@ impl News {
     }
 
     /// All of them; the crash reports' thread tells its own trouble.
-    pub fn impairments(
+    pub(super) fn impairments(
         &mut self,
         now: Instant,
         crash_reports: Option<String>,
@@ -331,18 +331,18 @@ impl News {
     }
 
     /// Something changed that is kept elsewhere.
-    pub fn touch(&mut self) {
+    pub(super) fn touch(&mut self) {
         self.dirty = true;
     }
 
     // === looking ===
 
-    pub fn child(&self) -> Option<&ChildSnapshot> {
+    pub(super) fn child(&self) -> Option<&ChildSnapshot> {
         self.child.as_ref()
     }
 
     /// The last report of the present child, if it has made one.
-    pub fn own_memory(&self) -> Option<&MemoryReport> {
+    pub(super) fn own_memory(&self) -> Option<&MemoryReport> {
         let spawned_at = self.child.as_ref()?.spawned_at;
         let (memory, taken_at) = self.memory.as_ref()?;
         (*taken_at >= spawned_at).then_some(memory)
@@ -350,11 +350,11 @@ impl News {
 
     // === snapshots ===
 
-    pub fn is_due(&self, now: Instant) -> bool {
+    pub(super) fn is_due(&self, now: Instant) -> bool {
         self.dirty || now.saturating_duration_since(self.taken_at) >= STALE_AFTER
     }
 
-    pub fn snapshot(
+    pub(super) fn snapshot(
         &mut self,
         now: Instant,
         machine: &Machine,

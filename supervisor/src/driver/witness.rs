@@ -72,7 +72,7 @@ pub(super) struct Consequences {
 }
 
 impl GpuWatch {
-    pub fn new(device: DeviceSelector, now: Instant) -> Self {
+    pub(super) fn new(device: DeviceSelector, now: Instant) -> Self {
         let started = match device {
             DeviceSelector::Cpu => return Self::of(None, Nvml::Off),
             DeviceSelector::Cuda(ordinal) => Witness::of_device(ordinal),
@@ -100,12 +100,12 @@ impl GpuWatch {
         }
     }
 
-    pub fn snapshot(&self) -> &GpuSnapshot {
+    pub(super) fn snapshot(&self) -> &GpuSnapshot {
         &self.snapshot
     }
 
     /// Waits for ever where there is no witness. Cancel-safe.
-    pub async fn next(&mut self) -> Sighting {
+    pub(super) async fn next(&mut self) -> Sighting {
         let Some(witness) = &mut self.witness else {
             return std::future::pending().await;
         };
@@ -121,7 +121,7 @@ impl GpuWatch {
     // === what is sighted ===
 
     /// `child` is the process that lives now.
-    pub fn note(&mut self, sighting: Sighting, child: Option<u32>) -> Consequences {
+    pub(super) fn note(&mut self, sighting: Sighting, child: Option<u32>) -> Consequences {
         match sighting {
             Sighting::Absent(reason) => self.lose(reason),
             Sighting::Opened(identity) => {
@@ -204,14 +204,14 @@ impl GpuWatch {
     // === a child's life ===
 
     /// Its device is named for the first time; the memory it takes comes after this.
-    pub fn load_begins(&mut self, now: Instant) {
+    pub(super) fn load_begins(&mut self, now: Instant) {
         self.first_load.get_or_insert(now);
     }
 
     /// It has all the memory that it will ever have, so this is the time to count it: a child that
     /// dies within a second would leave no figure behind. A witness of another card is worse than
     /// none.
-    pub fn child_computes_on(&mut self, uuid: Option<&str>) {
+    pub(super) fn child_computes_on(&mut self, uuid: Option<&str>) {
         if let Some(witness) = &self.witness {
             witness.look_now();
         }
@@ -235,7 +235,7 @@ impl GpuWatch {
     }
 
     /// What is known so far, for the crash report; the rest comes as a sighting, or never.
-    pub fn child_died(&mut self, dead: Buried, now: Instant) -> Option<GpuEvidence> {
+    pub(super) fn child_died(&mut self, dead: Buried, now: Instant) -> Option<GpuEvidence> {
         if self.snapshot.nvml == Nvml::Off {
             return None;
         }
@@ -288,7 +288,7 @@ impl GpuWatch {
     }
 
     /// When [`Self::overdue`] has something to say.
-    pub fn next_deadline(&self) -> Option<Instant> {
+    pub(super) fn next_deadline(&self) -> Option<Instant> {
         self.deaths
             .iter()
             .filter_map(|death| death.word_until)
@@ -296,7 +296,7 @@ impl GpuWatch {
     }
 
     /// Deaths whose recovery action did not come in time: it is unknown.
-    pub fn overdue(&mut self, now: Instant) -> Vec<Testimony> {
+    pub(super) fn overdue(&mut self, now: Instant) -> Vec<Testimony> {
         let is_late = |death: &Death| death.word_until.is_some_and(|until| until <= now);
         let late: Vec<_> = (0..self.deaths.len())
             .filter(|index| is_late(&self.deaths[*index]))

@@ -32,7 +32,7 @@ pub(super) struct Lines {
 }
 
 impl Lines {
-    pub fn new(style: Style, worker_id: Option<Uuid>) -> Self {
+    pub(super) fn new(style: Style, worker_id: Option<Uuid>) -> Self {
         Self {
             style,
             worker_id: worker_id.map(|id| id.to_string()),
@@ -40,7 +40,7 @@ impl Lines {
     }
 
     /// With its newline.
-    pub fn line(&self, event: &Event<'_>, time: SystemTime) -> String {
+    pub(super) fn line(&self, event: &Event<'_>, time: SystemTime) -> String {
         let mut fields = Fields::default();
         event.record(&mut fields);
         if let Some(worker_id) = &self.worker_id {
@@ -144,7 +144,7 @@ fn quoted(text: &str) -> String {
 
 /// For a person's terminal: the same without quotes.
 #[must_use]
-pub fn printable(text: &str) -> String {
+pub(crate) fn printable(text: &str) -> String {
     escape(text, |c| c.escape_unicode().to_string())
 }
 

@@ -47,7 +47,7 @@ pub(super) fn start(file: File, report: impl Fn(u64) + Send + 'static) -> io::Re
 
 impl Queue {
     /// Never waits for a reader.
-    pub fn push(&self, line: &[u8]) {
+    pub(super) fn push(&self, line: &[u8]) {
         let mut state = self.state.lock();
         if state.waiting.len() + line.len() > MAX_WAITING_BYTES {
             self.dropped.fetch_add(1, Ordering::Relaxed);
@@ -57,12 +57,12 @@ impl Queue {
         self.filled.notify_one();
     }
 
-    pub fn dropped(&self) -> u64 {
+    pub(super) fn dropped(&self) -> u64 {
         self.dropped.load(Ordering::Relaxed)
     }
 
     /// Waits until everything is written, but not for longer than `patience`.
-    pub fn settle(&self, patience: Duration) {
+    pub(super) fn settle(&self, patience: Duration) {
         let mut state = self.state.lock();
         let unsettled = |state: &mut State| state.writing || !state.waiting.is_empty();
         self.emptied.wait_while_for(&mut state, unsettled, patience);

@@ -26,7 +26,7 @@ pub(super) struct Events {
 }
 
 impl Events {
-    pub fn register(own: &mut Registry) -> Self {
+    pub(super) fn register(own: &mut Registry) -> Self {
         let lengths = || Histogram::new(exponential_buckets(1.0, 2.0, 18));
         let events = Self {
             started: Counter::default(),
@@ -49,11 +49,11 @@ impl Events {
         events
     }
 
-    pub fn started(&self) {
+    pub(super) fn started(&self) {
         self.started.inc();
     }
 
-    pub fn finished(&self, completion: &Completion, took: Duration) {
+    pub(super) fn finished(&self, completion: &Completion, took: Duration) {
         let reason = completion.stop_reason.name();
         self.ended.get_or_create(&[("outcome", reason)]).inc();
         self.prompt_tokens.inc_by(completion.tokens_in.into());
@@ -71,11 +71,11 @@ impl Events {
         }
     }
 
-    pub fn failed(&self, code: &'static str) {
+    pub(super) fn failed(&self, code: &'static str) {
         self.ended.get_or_create(&[("outcome", code)]).inc();
     }
 
-    pub fn refused(&self, code: &'static str) {
+    pub(super) fn refused(&self, code: &'static str) {
         self.refused.get_or_create(&[("code", code)]).inc();
     }
 

@@ -278,7 +278,7 @@ pub(super) struct Taken {
 }
 
 impl Taken {
-    pub fn at(now: &Now<'_>) -> Self {
+    pub(super) fn at(now: &Now<'_>) -> Self {
         let value = |it: &'static Figure| (it.value)(now).map(|value| (it, value));
         let by_cause = &now.snapshot.faults.deaths_by_cause;
         let deaths = |label| (label, by_cause.get(label).copied().unwrap_or(0));

@@ -33,7 +33,7 @@ pub(super) struct GpuGauges {
 }
 
 impl GpuGauges {
-    pub fn register(&self, own: &mut Registry) {
+    pub(super) fn register(&self, own: &mut Registry) {
         let integers = [
             (
                 "gpu_watched",
@@ -106,7 +106,7 @@ impl GpuGauges {
         );
     }
 
-    pub fn set(&self, snapshot: &EngineSnapshot, now: Instant) {
+    pub(super) fn set(&self, snapshot: &EngineSnapshot, now: Instant) {
         let gpu = &snapshot.gpu;
         let uuid = gpu.identity.as_ref().and_then(|it| it.uuid.as_deref());
         let label = [("uuid", uuid.unwrap_or("unknown").to_owned())];

@@ -16,7 +16,7 @@ pub(super) struct Process {
 }
 
 impl Process {
-    pub fn own() -> Option<Self> {
+    pub(super) fn own() -> Option<Self> {
         let open = fs::read_dir("/proc/self/fd").ok();
         let max = getrlimit(Resource::RLIMIT_NOFILE).ok();
         Some(Self {
@@ -27,7 +27,7 @@ impl Process {
         })
     }
 
-    pub fn of(pid: u32) -> Option<Self> {
+    pub(super) fn of(pid: u32) -> Option<Self> {
         let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
         let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
         Some(Self {

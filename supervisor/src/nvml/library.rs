@@ -8,10 +8,10 @@ use std::time::Duration;
 use worker_orcd_lifecycle::{RecoveryAction, Xid};
 
 /// Finds the GPU, or says why there is none. Called on the thread that may block.
-pub type Opener = Box<dyn FnOnce() -> Result<Arc<dyn Gpu>, String> + Send>;
+pub(crate) type Opener = Box<dyn FnOnce() -> Result<Arc<dyn Gpu>, String> + Send>;
 
 /// Every call may block for as long as the device is wedged.
-pub trait Gpu: Send + Sync {
+pub(crate) trait Gpu: Send + Sync {
     fn identity(&self) -> Identity;
 
     fn gauges(&self) -> Gauges;

@@ -19,15 +19,15 @@
 //!
 //! Deliberately absent: decisions. What a sighting means is the lifecycle's business.
 
-pub mod library;
+pub(crate) mod library;
 mod real;
-pub mod reckoning;
+pub(crate) mod reckoning;
 mod selection;
 mod threads;
 
 /// The kernel module says so itself.
 #[must_use]
-pub fn driver_is_loaded() -> bool {
+pub(crate) fn driver_is_loaded() -> bool {
     std::path::Path::new("/proc/driver/nvidia/version").exists()
 }
 
@@ -44,7 +44,7 @@ use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use worker_orcd_lifecycle::{RecoveryAction, Xid};
 
 /// Figures are taken once a second; five that are missing are no coincidence.
-pub const SILENT_AFTER: Duration = Duration::from_secs(5);
+pub(crate) const SILENT_AFTER: Duration = Duration::from_secs(5);
 
 /// Deaths that wait to be examined. The restart intensity allows five a minute, so a queue that
 /// is full belongs to a thread that is lost.
@@ -101,7 +101,7 @@ impl Witness {
     ///
     /// # Errors
     /// When the machine has no thread to give.
-    pub fn start(open: Opener) -> io::Result<Self> {
+    pub(crate) fn start(open: Opener) -> io::Result<Self> {
         let (orders, inbox) = sync_channel(ORDERS);
         let (outbox, sightings) = unbounded_channel();
         std::thread::Builder::new()
@@ -114,7 +114,7 @@ impl Witness {
     ///
     /// # Errors
     /// When the machine has no thread to give.
-    pub fn of_device(ordinal: u32) -> io::Result<Self> {
+    pub(crate) fn of_device(ordinal: u32) -> io::Result<Self> {
         let visible = std::env::var("CUDA_VISIBLE_DEVICES").ok();
         Self::start(Box::new(move || {
             let address = selection::Address::of(ordinal, visible.as_deref())?;
@@ -126,7 +126,7 @@ impl Witness {
     ///
     /// # Errors
     /// Why there is nothing to see.
-    pub fn look(ordinal: u32, patience: Duration) -> Result<(Identity, Gauges), String> {
+    pub(crate) fn look(ordinal: u32, patience: Duration) -> Result<(Identity, Gauges), String> {
         let (answer, wait) = sync_channel(1);
         let thread = std::thread::Builder::new().name("nvml".to_owned());
         let visible = std::env::var("CUDA_VISIBLE_DEVICES").ok();
@@ -142,17 +142,17 @@ impl Witness {
     }
 
     /// `None` when no sighting will ever come again. Cancel-safe.
-    pub async fn next(&mut self) -> Option<Sighting> {
+    pub(crate) async fn next(&mut self) -> Option<Sighting> {
         self.sightings.recv().await
     }
 
     /// Does not wait. False when the thread has stopped taking orders.
-    pub fn examine(&self, examination: Examination) -> bool {
+    pub(crate) fn examine(&self, examination: Examination) -> bool {
         self.orders.try_send(Order::Examine(examination)).is_ok()
     }
 
     /// Does not wait. Where the queue is full, figures come with the next second.
-    pub fn look_now(&self) {
+    pub(crate) fn look_now(&self) {
         drop(self.orders.try_send(Order::Look));
     }
 }

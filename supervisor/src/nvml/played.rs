@@ -23,11 +23,11 @@ struct Script {
 }
 
 impl PlayedGpu {
-    pub fn new() -> Arc<Self> {
+    pub(crate) fn new() -> Arc<Self> {
         Arc::new(Self::default())
     }
 
-    pub fn opener(self: &Arc<Self>) -> Opener {
+    pub(crate) fn opener(self: &Arc<Self>) -> Opener {
         let gpu = Arc::clone(self);
         Box::new(move || {
             gpu.wait_while_wedged();
@@ -36,7 +36,7 @@ impl PlayedGpu {
     }
 
     /// Memory in use, and by whom.
-    pub fn holds(&self, used: u64, processes: &[(u32, u64)]) {
+    pub(crate) fn holds(&self, used: u64, processes: &[(u32, u64)]) {
         let process = |(pid, bytes): &(u32, u64)| Process {
             pid: *pid,
             bytes: Some(*bytes),
@@ -50,20 +50,20 @@ impl PlayedGpu {
         self.change(|script| script.gauges.memory = Some(memory));
     }
 
-    pub fn asks_for(&self, action: RecoveryAction) {
+    pub(crate) fn asks_for(&self, action: RecoveryAction) {
         self.change(|script| script.gauges.action = Some(action));
     }
 
-    pub fn reports(&self, number: u32) {
+    pub(crate) fn reports(&self, number: u32) {
         self.change(|script| script.xids.push_back(Xid(Some(number))));
     }
 
     /// From now on, or no longer, every call blocks.
-    pub fn is_wedged(&self, wedged: bool) {
+    pub(crate) fn is_wedged(&self, wedged: bool) {
         self.change(|script| script.wedged = wedged);
     }
 
-    pub fn is_deaf(&self) {
+    pub(crate) fn is_deaf(&self) {
         self.change(|script| script.deaf = true);
     }
 

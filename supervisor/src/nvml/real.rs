@@ -30,7 +30,7 @@ struct RealGpu {
 ///
 /// # Errors
 /// When there is no library, no driver that it can talk to, or no such device.
-pub fn open(address: &Address) -> Result<Arc<dyn Gpu>, String> {
+pub(super) fn open(address: &Address) -> Result<Arc<dyn Gpu>, String> {
     let nvml = Nvml::init().map_err(|error| error.to_string())?;
     let count = nvml.device_count().map_err(|error| error.to_string())?;
     let uuid = |index| nvml.device_by_index(index).and_then(|it| it.uuid());

@@ -8,14 +8,14 @@ use super::library::DeviceMemory;
 use std::time::{Duration, Instant};
 
 /// Longer than the teardown of a context of 140 GB takes.
-pub const BOUND: Duration = Duration::from_secs(5);
+pub(crate) const BOUND: Duration = Duration::from_secs(5);
 
 /// The needs of NVIDIA's driver vary by a few pages with what runs.
-pub const TOLERANCE: u64 = 16 << 20;
+pub(crate) const TOLERANCE: u64 = 16 << 20;
 
 /// What is to be found out about one death.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Examination {
+pub(crate) struct Examination {
     pub generation: u32,
     pub pid: u32,
     pub reaped_at: Instant,
@@ -39,7 +39,7 @@ pub struct Measure {
 impl Examination {
     /// `Some` when the question is settled.
     #[must_use]
-    pub fn look(&self, memory: Option<&DeviceMemory>, now: Instant) -> Option<Measure> {
+    pub(crate) fn look(&self, memory: Option<&DeviceMemory>, now: Instant) -> Option<Measure> {
         let since = now.saturating_duration_since(self.reaped_at);
         let gone = memory
             .filter(|_| self.pids_are_known)

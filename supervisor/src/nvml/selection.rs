@@ -7,7 +7,7 @@
 
 /// One device in terms that NVML understands.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Address {
+pub(super) enum Address {
     Index(u32),
     /// The beginning of a UUID, long enough to be the only one.
     Uuid(String),
@@ -18,7 +18,7 @@ impl Address {
     ///
     /// # Errors
     /// When the variable hides that device, or means something that NVML cannot watch.
-    pub fn of(ordinal: u32, visible: Option<&str>) -> Result<Self, String> {
+    pub(super) fn of(ordinal: u32, visible: Option<&str>) -> Result<Self, String> {
         let Some(visible) = visible else {
             return Ok(Self::Index(ordinal));
         };
@@ -40,7 +40,7 @@ impl Address {
     ///
     /// # Errors
     /// When none of them is meant, or several.
-    pub fn pick(&self, uuids: &[String]) -> Result<u32, String> {
+    pub(super) fn pick(&self, uuids: &[String]) -> Result<u32, String> {
         let count = uuids.len();
         match self {
             Self::Index(index) if (*index as usize) < count => Ok(*index),
@@ -82,7 +82,7 @@ fn has_prefix(uuid: &str, prefix: &str) -> bool {
 
 /// CUDA and NVML write the same UUID with and without `GPU-`.
 #[must_use]
-pub fn same_uuid(one: &str, other: &str) -> bool {
+pub(crate) fn same_uuid(one: &str, other: &str) -> bool {
     let bare = |uuid: &str| uuid.trim_start_matches("GPU-").to_ascii_lowercase();
     bare(one) == bare(other)
 }

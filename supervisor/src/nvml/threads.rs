@@ -26,7 +26,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(2);
 /// How long a thread may outlive its last reader.
 const LISTEN_SLICE: Duration = Duration::from_millis(500);
 
-pub fn ask(open: Opener, orders: &Receiver<Order>, outbox: &UnboundedSender<Sighting>) {
+pub(super) fn ask(open: Opener, orders: &Receiver<Order>, outbox: &UnboundedSender<Sighting>) {
     let gpu = match open() {
         Ok(gpu) => gpu,
         Err(reason) => {

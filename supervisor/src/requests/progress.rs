@@ -44,7 +44,7 @@ pub(crate) enum Pushed {
 }
 
 impl Progress {
-    pub fn new(now: Instant, stop: &[String]) -> Self {
+    pub(crate) fn new(now: Instant, stop: &[String]) -> Self {
         Self {
             generated: Vec::new(),
             detokenizer: Detokenizer::default(),
@@ -62,39 +62,39 @@ impl Progress {
         }
     }
 
-    pub fn generated(&self) -> &[TokenId] {
+    pub(crate) fn generated(&self) -> &[TokenId] {
         &self.generated
     }
 
-    pub fn tokens_out(&self) -> u32 {
+    pub(crate) fn tokens_out(&self) -> u32 {
         u32::try_from(self.generated.len()).unwrap_or(u32::MAX)
     }
 
-    pub fn recovering(&self) -> bool {
+    pub(crate) fn recovering(&self) -> bool {
         self.recovering
     }
 
-    pub fn recoveries(&self) -> u32 {
+    pub(crate) fn recoveries(&self) -> u32 {
         self.recoveries
     }
 
-    pub fn accepted_at(&self) -> Instant {
+    pub(crate) fn accepted_at(&self) -> Instant {
         self.accepted_at
     }
 
     /// `None` before the first one.
-    pub fn since_last_token(&self, now: Instant) -> Option<Duration> {
+    pub(crate) fn since_last_token(&self, now: Instant) -> Option<Duration> {
         self.last_token_at
             .map(|at| now.saturating_duration_since(at))
     }
 
     /// It is in a child's next step. The first time counts.
-    pub fn begin(&mut self, now: Instant) {
+    pub(crate) fn begin(&mut self, now: Instant) {
         self.began_at.get_or_insert(now);
     }
 
     /// Accepts the next token; `scratch` is reused between calls.
-    pub fn push(
+    pub(crate) fn push(
         &mut self,
         token: TokenId,
         text: &Text,
@@ -116,7 +116,7 @@ impl Progress {
 
     /// Ends with what the child says is its end. What was held back is text after all, unless
     /// the very last of it completes a stop string.
-    pub fn finish(&mut self, record: &Record, reason: StopReason, now: Instant) {
+    pub(crate) fn finish(&mut self, record: &Record, reason: StopReason, now: Instant) {
         let index = self.tokens_out().saturating_sub(1);
         let mut rest = String::new();
         self.detokenizer.finish(&mut rest);
@@ -134,33 +134,33 @@ impl Progress {
     }
 
     /// Ends because stop string number `stop` was matched.
-    pub fn finish_stopped(&mut self, record: &Record, stop: usize, now: Instant) {
+    pub(crate) fn finish_stopped(&mut self, record: &Record, stop: usize, now: Instant) {
         let matched = record.stop.get(stop).cloned();
         let completion = self.completion(record, StopReason::StopSequence, matched, now);
         self.end(StreamEvent::Finished(completion));
     }
 
-    pub fn fail(&mut self, failure: Failure) {
+    pub(crate) fn fail(&mut self, failure: Failure) {
         self.end(StreamEvent::Failed(failure));
     }
 
     /// The child that worked on it is gone, and another one will go on.
-    pub fn interrupt(&mut self) {
+    pub(crate) fn interrupt(&mut self) {
         self.recovering = true;
         self.recoveries += 1;
     }
 
     /// The request waits for its turn with a child that lives. Its client is told `recovering`, as
     /// of any pause; it does not count as a recovery.
-    pub fn pause(&mut self) {
+    pub(crate) fn pause(&mut self) {
         self.recovering = true;
     }
 
-    pub fn has_ended(&self) -> bool {
+    pub(crate) fn has_ended(&self) -> bool {
         self.end.is_some() || self.closed
     }
 
-    pub fn take_waker(&mut self) -> Option<Waker> {
+    pub(crate) fn take_waker(&mut self) -> Option<Waker> {
         self.waker.take()
     }
 
@@ -168,7 +168,7 @@ impl Progress {
 
     /// Moves everything new into `out`. `None`: there is nothing yet, and `waker` will be woken.
     /// `Some(false)`: the end was read before.
-    pub fn read(&mut self, out: &mut Vec<StreamEvent>, waker: &Waker) -> Option<bool> {
+    pub(crate) fn read(&mut self, out: &mut Vec<StreamEvent>, waker: &Waker) -> Option<bool> {
         if self.closed {
             return Some(false);
         }
@@ -189,7 +189,7 @@ impl Progress {
     }
 
     /// The reader is gone. True when that was before the end.
-    pub fn close(&mut self) -> bool {
+    pub(crate) fn close(&mut self) -> bool {
         let early = !self.has_ended();
         self.closed = true;
         self.unread = Unread::default();

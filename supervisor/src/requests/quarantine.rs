@@ -27,14 +27,14 @@ pub(crate) struct Quarantine {
 impl Quarantine {
     /// With no duration, nothing is ever refused: the one request that killed ends, and that is
     /// all.
-    pub fn new(duration: Duration) -> Self {
+    pub(crate) fn new(duration: Duration) -> Self {
         Self {
             duration,
             entries: Vec::new(),
         }
     }
 
-    pub fn add(&mut self, fingerprint: Fingerprint, now: Instant) {
+    pub(crate) fn add(&mut self, fingerprint: Fingerprint, now: Instant) {
         self.forget_expired(now);
         self.entries
             .retain(|entry| entry.fingerprint != fingerprint);
@@ -51,7 +51,11 @@ impl Quarantine {
     }
 
     /// How much longer it is refused.
-    pub fn refused_for(&mut self, fingerprint: Fingerprint, now: Instant) -> Option<Duration> {
+    pub(crate) fn refused_for(
+        &mut self,
+        fingerprint: Fingerprint,
+        now: Instant,
+    ) -> Option<Duration> {
         self.forget_expired(now);
         let mut entries = self.entries.iter();
         let entry = entries.find(|entry| entry.fingerprint == fingerprint)?;
@@ -59,11 +63,11 @@ impl Quarantine {
     }
 
     /// Nobody's fingerprint has to be taken.
-    pub fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }
 
-    pub fn list(&self, now: Instant) -> Vec<Quarantined> {
+    pub(crate) fn list(&self, now: Instant) -> Vec<Quarantined> {
         let mut entries = self.entries.clone();
         entries.retain(|entry| entry.until > now);
         entries

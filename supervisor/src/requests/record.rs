@@ -115,7 +115,7 @@ pub(crate) struct Record {
 }
 
 impl Record {
-    pub fn new(
+    pub(crate) fn new(
         id: RequestId,
         request: NewRequest,
         default_on_fault: OnFault,
@@ -141,7 +141,7 @@ impl Record {
     }
 
     /// For the first child, or for the next one behind the tokens it has.
-    pub fn submission(&self) -> Submission {
+    pub(crate) fn submission(&self) -> Submission {
         Submission {
             request: self.id,
             client: self.client,
@@ -153,7 +153,7 @@ impl Record {
         }
     }
 
-    pub fn tokens_in(&self) -> u32 {
+    pub(crate) fn tokens_in(&self) -> u32 {
         u32::try_from(self.prompt.len()).unwrap_or(u32::MAX)
     }
 }

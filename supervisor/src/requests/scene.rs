@@ -38,7 +38,7 @@ pub(crate) struct Spot {
 
 impl Scene {
     #[must_use]
-    pub fn of(recording: &Recording) -> Self {
+    pub(crate) fn of(recording: &Recording) -> Self {
         let records = &recording.records;
         let ended: BTreeSet<u64> = records
             .iter()
@@ -71,7 +71,7 @@ impl Scene {
     /// Where a request was of which `history` tokens were known, and of which this child had told
     /// a token or none. `None`: it was not in the step.
     #[must_use]
-    pub fn spot(&self, id: RequestId, history: u32, has_moved: bool) -> Option<Spot> {
+    pub(crate) fn spot(&self, id: RequestId, history: u32, has_moved: bool) -> Option<Spot> {
         if let Some(positions) = self.prompts.get(&id) {
             return Some(Spot {
                 positions: positions.clone(),

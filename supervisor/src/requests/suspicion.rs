@@ -67,7 +67,7 @@ struct Account {
 }
 
 impl Suspicion {
-    pub fn note(&mut self, sighting: Sighting) {
+    pub(super) fn note(&mut self, sighting: Sighting) {
         if self.is_acquitted_at(sighting.history) {
             *self = Self::default();
         }
@@ -100,7 +100,7 @@ impl Suspicion {
     }
 
     /// `all_deaths`: of children, lately, whoever was with them.
-    pub fn is_proven(&self, all_deaths: u32) -> bool {
+    pub(super) fn is_proven(&self, all_deaths: u32) -> bool {
         let others = all_deaths.saturating_sub(self.deaths());
         let (alike, of_any_kind, alone) = match others >= DEATHS_OF_A_BAD_MACHINE {
             false => (3, 5, 1),
@@ -112,18 +112,18 @@ impl Suspicion {
             || (self.deaths() >= of_any_kind && alone_in_all >= alone.max(2))
     }
 
-    pub fn is_suspect(&self) -> bool {
+    pub(super) fn is_suspect(&self) -> bool {
         self.deaths() + self.elsewhere >= DEATHS_OF_A_SUSPECT
     }
 
-    pub fn is_acquitted_at(&self, history: u32) -> bool {
+    pub(super) fn is_acquitted_at(&self, history: u32) -> bool {
         let ends = self.accounts.iter().map(|it| it.place.positions.end);
         let end = ends.max().unwrap_or(self.history).min(self.history);
         history > self.history && history >= end + TOKENS_OF_AN_ACQUITTAL
     }
 
     /// At its place, for a message and the machine's account.
-    pub fn deaths(&self) -> u32 {
+    pub(super) fn deaths(&self) -> u32 {
         self.accounts.iter().map(|it| it.deaths).sum()
     }
 

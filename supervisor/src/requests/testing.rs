@@ -16,12 +16,12 @@ use worker_orcd_ipc::{
     TokenId, TokenKind, TokenizerFacts, TokenizerKind,
 };
 
-pub const EOS: TokenId = TokenId(4);
+pub(crate) const EOS: TokenId = TokenId(4);
 
-pub const QUARANTINE_FOR: Duration = Duration::from_secs(600);
+pub(crate) const QUARANTINE_FOR: Duration = Duration::from_secs(600);
 
 /// Tokens 0 to 3 are `a`, `b`, the first half and the second half of `é`; 4 ends generation.
-pub fn text() -> Arc<Text> {
+pub(crate) fn text() -> Arc<Text> {
     let tokens = ["a", "b", "\u{c3}", "\u{a9}", "<eos>"];
     let mut kinds = vec![TokenKind::Normal; 4];
     kinds.push(TokenKind::Control);
@@ -44,7 +44,7 @@ pub fn text() -> Arc<Text> {
     Arc::new(Text::from_facts(&facts).expect("a small vocabulary"))
 }
 
-pub fn request(job_id: &str) -> NewRequest {
+pub(crate) fn request(job_id: &str) -> NewRequest {
     NewRequest {
         job_id: job_id.to_owned(),
         client: ClientId::default(),
@@ -58,7 +58,7 @@ pub fn request(job_id: &str) -> NewRequest {
     }
 }
 
-pub struct Journal {
+pub(crate) struct Journal {
     pub requests: Requests,
     pub registry: Arc<Registry>,
     pub text: Arc<Text>,
@@ -71,11 +71,11 @@ pub struct Journal {
 
 impl Journal {
     /// With a child that takes work.
-    pub fn serving() -> Self {
+    pub(crate) fn serving() -> Self {
         Self::with_slots(4)
     }
 
-    pub fn with_slots(slots: usize) -> Self {
+    pub(crate) fn with_slots(slots: usize) -> Self {
         let registry = Arc::new(Registry::new(slots, slots, QUARANTINE_FOR));
         let (controls, inbox) = mpsc::unbounded_channel();
         let mut journal = Self {
@@ -93,7 +93,7 @@ impl Journal {
     }
 
     /// Everybody is another client, and so there is room for as many as there are places.
-    pub fn submit(&mut self, mut request: NewRequest) -> (RequestId, RequestStream) {
+    pub(crate) fn submit(&mut self, mut request: NewRequest) -> (RequestId, RequestStream) {
         self.clients += 1;
         request.client = ClientId(self.clients);
         let admitted = self.registry.admit(&request.job_id, request.client);
@@ -103,12 +103,12 @@ impl Journal {
         (id, RequestStream::new(record, self.controls.clone()))
     }
 
-    pub fn commands(&mut self) -> Vec<Command> {
+    pub(crate) fn commands(&mut self) -> Vec<Command> {
         std::iter::from_fn(|| self.requests.next_command()).collect()
     }
 
     /// What clients caused by going away.
-    pub fn run_controls(&mut self) {
+    pub(crate) fn run_controls(&mut self) {
         while let Ok(control) = self.inbox.try_recv() {
             match control {
                 Control::Abandon(id) => self.requests.abandon(id, self.now),
@@ -117,12 +117,12 @@ impl Journal {
         }
     }
 
-    pub fn later(&mut self, time: Duration) {
+    pub(crate) fn later(&mut self, time: Duration) {
         self.now += time;
     }
 }
 
-pub fn step(
+pub(crate) fn step(
     tokens: &[(RequestId, u32, u32)],
     finished: &[(RequestId, FinishReason)],
 ) -> StepReport {
@@ -144,7 +144,7 @@ pub fn step(
 }
 
 /// Everything that can be read now, and whether the stream is over.
-pub fn read(stream: &mut RequestStream) -> (Vec<StreamEvent>, bool) {
+pub(crate) fn read(stream: &mut RequestStream) -> (Vec<StreamEvent>, bool) {
     let mut out = vec![];
     let mut context = Context::from_waker(Waker::noop());
     loop {
@@ -156,7 +156,7 @@ pub fn read(stream: &mut RequestStream) -> (Vec<StreamEvent>, bool) {
     }
 }
 
-pub fn text_of(events: &[StreamEvent]) -> String {
+pub(crate) fn text_of(events: &[StreamEvent]) -> String {
     let piece = |event: &StreamEvent| match event {
         StreamEvent::Text { piece, .. } => piece.clone(),
         StreamEvent::Finished(_) | StreamEvent::Failed(_) => String::new(),

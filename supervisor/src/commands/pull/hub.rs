@@ -48,7 +48,7 @@ pub(super) struct Hub {
 }
 
 impl Hub {
-    pub fn of_environment() -> Self {
+    pub(super) fn of_environment() -> Self {
         let endpoint = std::env::var("HF_ENDPOINT").ok();
         let endpoint = endpoint.filter(|it| !it.is_empty());
         let endpoint = endpoint.unwrap_or_else(|| DEFAULT_ENDPOINT.to_owned());
@@ -58,7 +58,12 @@ impl Hub {
     }
 
     /// Gets `file`, or the only one that there is, to `directory/owner/name/file`.
-    pub fn pull(&self, repository: &str, file: Option<&str>, directory: &Path) -> Result<PathBuf> {
+    pub(super) fn pull(
+        &self,
+        repository: &str,
+        file: Option<&str>,
+        directory: &Path,
+    ) -> Result<PathBuf> {
         let file = match file {
             Some(file) => file.to_owned(),
             None => self.the_only_gguf(repository)?,
