@@ -1,4 +1,5 @@
-//! Random messages. Every variant and every optional field is reachable.
+//! Random messages. Every variant and every optional field is reachable. Boxed, because value trees of
+//! all variants within each other would fill the stack of a test.
 
 use super::Message;
 use proptest::collection::vec;
@@ -20,23 +21,26 @@ pub fn message() -> impl Strategy<Value = Message> {
     ]
 }
 
-pub fn command() -> impl Strategy<Value = Command> {
+pub fn command() -> BoxedStrategy<Command> {
     prop_oneof![
         load_order().prop_map(Command::Load),
         submission().prop_map(|submission| Command::Submit(Box::new(submission))),
         request().prop_map(|request| Command::Cancel { request }),
         Just(Command::Shutdown),
     ]
+    .boxed()
 }
 
-pub fn envelope() -> impl Strategy<Value = Envelope> {
-    (any::<u32>(), event()).prop_map(|(generation, event)| Envelope {
-        generation: Generation(generation),
-        event,
-    })
+pub fn envelope() -> BoxedStrategy<Envelope> {
+    (any::<u32>(), event())
+        .prop_map(|(generation, event)| Envelope {
+            generation: Generation(generation),
+            event,
+        })
+        .boxed()
 }
 
-fn event() -> impl Strategy<Value = Event> {
+fn event() -> BoxedStrategy<Event> {
     let hello = (any::<u32>(), text(), vec(text(), 0..3));
     prop_oneof![
         hello.prop_map(|(pid, build, features)| Event::Hello(ChildHello {
@@ -57,6 +61,7 @@ fn event() -> impl Strategy<Value = Event> {
         text().prop_map(|message| Event::TraceStopped { message }),
         Just(Event::Goodbye),
     ]
+    .boxed()
 }
 
 /// Any text, multi-byte characters included.
@@ -77,7 +82,7 @@ fn float() -> impl Strategy<Value = f32> {
     f32::NORMAL | f32::SUBNORMAL | f32::ZERO | f32::INFINITE
 }
 
-fn load_order() -> impl Strategy<Value = LoadOrder> {
+fn load_order() -> BoxedStrategy<LoadOrder> {
     let device = prop_oneof![
         Just(DeviceSelector::Cpu),
         any::<u32>().prop_map(DeviceSelector::Cuda)
@@ -122,9 +127,10 @@ fn load_order() -> impl Strategy<Value = LoadOrder> {
                 trace,
             },
         )
+        .boxed()
 }
 
-fn submission() -> impl Strategy<Value = Submission> {
+fn submission() -> BoxedStrategy<Submission> {
     let tokens = || vec(token(), 0..40);
     (
         request(),
@@ -146,6 +152,7 @@ fn submission() -> impl Strategy<Value = Submission> {
                 ignore_eos,
             },
         )
+        .boxed()
 }
 
 fn sampling() -> impl Strategy<Value = Sampling> {
@@ -182,7 +189,7 @@ fn sampling() -> impl Strategy<Value = Sampling> {
         )
 }
 
-fn ready() -> impl Strategy<Value = ReadyReport> {
+fn ready() -> BoxedStrategy<ReadyReport> {
     (
         (model(), any::<[u8; 16]>().prop_map(ModelIdentity)),
         (tokenizer(), advice()),
@@ -211,6 +218,7 @@ fn ready() -> impl Strategy<Value = ReadyReport> {
                 }
             },
         )
+        .boxed()
 }
 
 fn advice() -> impl Strategy<Value = SamplingAdvice> {
@@ -231,7 +239,7 @@ fn advice() -> impl Strategy<Value = SamplingAdvice> {
     )
 }
 
-fn model() -> impl Strategy<Value = ModelFacts> {
+fn model() -> BoxedStrategy<ModelFacts> {
     (
         (
             text(),
@@ -273,9 +281,10 @@ fn model() -> impl Strategy<Value = ModelFacts> {
                 context_length,
             },
         )
+        .boxed()
 }
 
-fn tokenizer() -> impl Strategy<Value = TokenizerFacts> {
+fn tokenizer() -> BoxedStrategy<TokenizerFacts> {
     let kind = prop_oneof![
         Just(TokenizerKind::ByteLevelBpe),
         Just(TokenizerKind::SentencePiece)
@@ -295,34 +304,36 @@ fn tokenizer() -> impl Strategy<Value = TokenizerFacts> {
         vec(text(), 0..6),
     );
     let ids = (of(token()), of(token()), vec(token(), 0..3), of(token()));
-    (kind, text(), words, ids, any::<[bool; 3]>(), of(text())).prop_map(
-        |(
-            kind,
-            pre,
-            (tokens, kinds, scores, merges),
-            (bos, eos, end_of_generation, unknown),
-            [add_bos, add_eos, add_space_prefix],
-            chat_template,
-        )| TokenizerFacts {
-            kind,
-            pre,
-            tokens,
-            kinds,
-            scores,
-            merges,
-            bos,
-            eos,
-            end_of_generation,
-            unknown,
-            add_bos,
-            add_eos,
-            add_space_prefix,
-            chat_template,
-        },
-    )
+    (kind, text(), words, ids, any::<[bool; 3]>(), of(text()))
+        .prop_map(
+            |(
+                kind,
+                pre,
+                (tokens, kinds, scores, merges),
+                (bos, eos, end_of_generation, unknown),
+                [add_bos, add_eos, add_space_prefix],
+                chat_template,
+            )| TokenizerFacts {
+                kind,
+                pre,
+                tokens,
+                kinds,
+                scores,
+                merges,
+                bos,
+                eos,
+                end_of_generation,
+                unknown,
+                add_bos,
+                add_eos,
+                add_space_prefix,
+                chat_template,
+            },
+        )
+        .boxed()
 }
 
-fn device() -> impl Strategy<Value = DeviceFacts> {
+fn device() -> BoxedStrategy<DeviceFacts> {
     (
         (text(), text(), of(text()), of(text())),
         (
@@ -342,9 +353,10 @@ fn device() -> impl Strategy<Value = DeviceFacts> {
                 threads,
             },
         )
+        .boxed()
 }
 
-fn memory() -> impl Strategy<Value = MemoryReport> {
+fn memory() -> BoxedStrategy<MemoryReport> {
     (
         any::<[Option<u64>; 3]>(),
         any::<[u64; 6]>(),
@@ -384,9 +396,10 @@ fn memory() -> impl Strategy<Value = MemoryReport> {
                 }
             },
         )
+        .boxed()
 }
 
-fn heartbeat() -> impl Strategy<Value = Heartbeat> {
+fn heartbeat() -> BoxedStrategy<Heartbeat> {
     let load = (any::<[u32; 2]>(), any::<[u64; 4]>()).prop_map(
         |(
             [running, waiting],
@@ -407,17 +420,17 @@ fn heartbeat() -> impl Strategy<Value = Heartbeat> {
             }
         },
     );
-    (any::<u64>(), any::<Option<u64>>(), load, memory()).prop_map(
-        |(steps, step_elapsed_ms, load, memory)| Heartbeat {
+    (any::<u64>(), any::<Option<u64>>(), load, memory())
+        .prop_map(|(steps, step_elapsed_ms, load, memory)| Heartbeat {
             steps,
             step_elapsed_ms,
             load,
             memory,
-        },
-    )
+        })
+        .boxed()
 }
 
-fn step() -> impl Strategy<Value = StepReport> {
+fn step() -> BoxedStrategy<StepReport> {
     let emitted =
         (request(), any::<u32>(), token()).prop_map(|(request, index, token)| EmittedToken {
             request,
@@ -438,6 +451,7 @@ fn step() -> impl Strategy<Value = StepReport> {
             tokens,
             finished,
         })
+        .boxed()
 }
 
 fn reason() -> impl Strategy<Value = FinishReason> {
@@ -455,7 +469,7 @@ fn reason() -> impl Strategy<Value = FinishReason> {
     ]
 }
 
-fn fault() -> impl Strategy<Value = Fault> {
+fn fault() -> BoxedStrategy<Fault> {
     let memory = (any::<u64>(), any::<u64>(), text(), text());
     prop_oneof![
         text().prop_map(|message| Fault::ModelLoad { message }),
@@ -476,4 +490,5 @@ fn fault() -> impl Strategy<Value = Fault> {
         (text(), text()).prop_map(|(message, location)| Fault::Panic { message, location }),
         text().prop_map(|message| Fault::Io { message }),
     ]
+    .boxed()
 }
