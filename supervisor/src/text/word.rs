@@ -4,7 +4,8 @@
 
 use thiserror::Error;
 
-pub(super) const LONGEST_WORD_BYTES: usize = 64 << 10;
+/// As long as the longest prompt of `/execute` may be in characters of four bytes.
+pub(super) const LONGEST_WORD_BYTES: usize = 128 << 10;
 
 /// Nothing that people or programs write is one word of this length.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
