@@ -8,13 +8,13 @@ use std::num::NonZeroUsize;
 use std::sync::Arc;
 use tokio::sync::{Semaphore, oneshot};
 
-/// A millisecond at most, even in a text of spaces, which takes a tokenizer longest.
+/// How long such texts hold a thread is measured by `cargo xtask bench latency`.
 const INLINE_BYTES: usize = 1 << 10;
 
 /// Tens of milliseconds.
 const SHORT_BYTES: usize = 64 << 10;
 
-/// Of threads that work on long texts: a tenth of the share of one that does not give way.
+/// Of threads that work on long texts: they get what the others leave.
 const NICENESS: i32 = 10;
 
 #[derive(Debug)]

@@ -6,7 +6,7 @@
 //! in the next window, which begins with them. Cutting goes from left to right and looks at
 //! nothing in front of a word, so the ids are those of the whole text.
 
-use super::word::{LONGEST_WORD_BYTES, Undivided};
+use super::word::{MOST_BYTES_AT_ONCE, Undivided};
 use tokenizers::{Encoding, Tokenizer as Engine};
 use worker_orcd_ipc::TokenId;
 
@@ -33,8 +33,8 @@ fn encode_by(
         if bytes > 0 {
             text = &text[bytes..];
             window = least;
-        } else if window < LONGEST_WORD_BYTES {
-            window *= 2;
+        } else if window < MOST_BYTES_AT_ONCE {
+            window = (window * 2).min(MOST_BYTES_AT_ONCE);
         } else {
             return Err(Undivided);
         }
@@ -75,6 +75,7 @@ fn beginning(text: &str, bytes: usize) -> &str {
 #[cfg(test)]
 mod tests {
     use super::super::pre_tokenizer::PreTokenizer;
+    use super::super::word::LONGEST_WORD_BYTES;
     use super::*;
     use proptest::prelude::*;
     use tokenizers::ModelWrapper;
@@ -168,9 +169,20 @@ mod tests {
     }
 
     #[test]
+    fn words_of_the_greatest_length_beside_each_other_are_taken() {
+        let engine = engine("gpt-2");
+        let two = ["b", "1"]
+            .map(|each| each.repeat(LONGEST_WORD_BYTES))
+            .concat();
+        let mut ids = Vec::new();
+        encode(&engine, &two.repeat(2), &mut ids).unwrap();
+        assert_eq!(ids.len(), 4 * LONGEST_WORD_BYTES);
+    }
+
+    #[test]
     fn a_word_that_is_longer_than_any_is_refused() {
         let engine = engine("gpt-2");
-        let long = "b".repeat(LONGEST_WORD_BYTES * 2 + 1);
+        let long = "b".repeat(MOST_BYTES_AT_ONCE + 1);
         assert_eq!(encode(&engine, &long, &mut Vec::new()), Err(Undivided));
         let divided = "bbbbbbb ".repeat(LONGEST_WORD_BYTES / 2);
         let mut ids = Vec::new();

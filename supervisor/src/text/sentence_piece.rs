@@ -11,7 +11,7 @@
 
 use super::TextError;
 use super::vocabulary::META_SPACE;
-use super::word::{LONGEST_WORD_BYTES, Undivided};
+use super::word::{MOST_BYTES_AT_ONCE, Undivided};
 use std::cmp::Ordering;
 use std::collections::{BinaryHeap, HashMap, HashSet};
 use worker_orcd_ipc::{TokenId, TokenizerFacts};
@@ -80,7 +80,7 @@ impl SentencePiece {
                 piece.clear();
             }
             piece.push(c);
-            if piece.len() > LONGEST_WORD_BYTES {
+            if piece.len() > MOST_BYTES_AT_ONCE {
                 return Err(Undivided);
             }
             last = Some(c);
@@ -277,11 +277,11 @@ mod tests {
     fn a_piece_that_is_longer_than_any_is_refused() {
         let model = model();
         let mut ids = Vec::new();
-        let long = "a".repeat(LONGEST_WORD_BYTES + 1);
+        let long = "a".repeat(MOST_BYTES_AT_ONCE + 1);
         assert_eq!(model.encode(&long, false, &mut ids), Err(Undivided));
         ids.clear();
-        let divided = "acb".repeat(LONGEST_WORD_BYTES);
+        let divided = "acb".repeat(MOST_BYTES_AT_ONCE);
         model.encode(&divided, false, &mut ids).unwrap();
-        assert_eq!(ids.len(), 3 * LONGEST_WORD_BYTES);
+        assert_eq!(ids.len(), 3 * MOST_BYTES_AT_ONCE);
     }
 }

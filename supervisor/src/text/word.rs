@@ -4,8 +4,13 @@
 
 use thiserror::Error;
 
-/// As long as the longest prompt of `/execute` may be in characters of four bytes.
-pub(super) const LONGEST_WORD_BYTES: usize = 128 << 10;
+/// A word of this length is never refused.
+pub(super) const LONGEST_WORD_BYTES: usize = 64 << 10;
+
+/// What a tokenizer is given at once at most: two such words and the beginning of a third, by which
+/// the first is known to be whole. The longest prompt of `/execute` fits, in characters of four bytes.
+pub(super) const MOST_BYTES_AT_ONCE: usize = 2 * LONGEST_WORD_BYTES + (4 << 10);
+const _: () = assert!(MOST_BYTES_AT_ONCE >= 4 * 32_768);
 
 /// Nothing that people or programs write is one word of this length.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
