@@ -44,6 +44,8 @@ const MACHINES: [(&str, Faults); 4] = [
 struct Client {
     /// The position whose step kills, of a killer.
     fatal: Option<u32>,
+    /// Always of one layer, or of any.
+    fatal_layer: Option<u32>,
     /// Children that it killed.
     killed: u32,
     stream: RequestStream,
@@ -154,6 +156,7 @@ impl Machine {
         });
         let client = Client {
             fatal,
+            fatal_layer: number.is_multiple_of(20).then_some(3),
             killed: 0,
             stream,
         };
@@ -219,12 +222,17 @@ impl Machine {
             // Whatever comes first within the step.
             let (within, killer) = match struck {
                 true => (Within::Layer(self.draw_below(LAYERS)), None),
-                false => (Within::Layer(3), killer),
+                false => (Within::Layer(self.layer_of(killer)), killer),
             };
             return self.die(within, prompts, killer);
         }
         self.pass(took);
         self.complete(batch);
+    }
+
+    fn layer_of(&mut self, killer: Option<RequestId>) -> u32 {
+        let layer = killer.and_then(|id| self.clients.get(&id)?.fatal_layer);
+        layer.unwrap_or_else(|| self.draw_below(LAYERS))
     }
 
     /// Prompts share a chunk equally, as far as the shorter ones leave something.
@@ -348,16 +356,15 @@ fn a_query_of_death_is_found_within_five_children_on_such_machines_too() {
         assert_eq!((score.innocents, score.other), (0, 0), "{name}");
         // Where a fault comes every second, the time of a few is over before.
         assert!(score.convicted >= 95, "{name}: {score:?}");
-        // Where chance hits the same step in between, it may take one or two more.
-        let dear = score.cost.iter().filter(|killed| **killed > 5).count();
-        assert!(dear <= 1, "{name}: {score:?}");
-        assert!(score.cost.iter().all(|killed| *killed <= 7), "{score:?}");
+        // Where one comes every second, deaths of several kinds at one place are nothing rare.
+        let most = if name.ends_with("second") { 7 } else { 5 };
+        assert!(score.cost.iter().all(|killed| *killed <= most), "{score:?}");
     }
 }
 
 #[test]
-fn on_a_machine_that_is_well_it_is_found_within_three() {
+fn on_a_machine_that_is_well_it_is_found_within_three_or_five_if_it_kills_in_many_ways() {
     let score = Machine::new(|_| f64::INFINITY, Some(50), 21).run(1_000);
     assert_eq!((score.innocents, score.other), (0, 0), "{score:?}");
-    assert_eq!(score.cost, [3; 20], "{score:?}");
+    assert_eq!(score.cost, [5, 3].repeat(10), "{score:?}");
 }

@@ -1,17 +1,17 @@
 //! What the deaths that a request was part of say about it.
 //!
 //! Replays are exact, so a query of death kills whenever its child comes to one place in it: a
-//! position of its prompt, or the step of one token. Chance kills anywhere. So only deaths at one
-//! place add up: getting past it is an acquittal, in company as well as alone; a death on the way
-//! there says nothing, and one further on begins a new account. Whoever comes to its place is killed
-//! there by chance with the probability that a death falls into that one step: some 2 in 100 where
+//! position of its prompt, or the step of one token. Chance kills anywhere. So only deaths that
+//! one position may have caused add up: getting past it is an acquittal, in company as well as
+//! alone, and a death on the way there says nothing. Whoever comes to its place is killed there by
+//! chance with the probability that a death falls into that one step: some 2 in 100 where
 //! children die every three seconds of steps of 70 ms. That to the power of all deaths there but
 //! the first is how likely an innocent is convicted, however many deaths it takes part in.
 //!
-//! | deaths at one place | where few others died lately | where more did |
-//! |---|---|---|
-//! | of one signature: cause and layer | 3, one of them alone | 5, three of them alone |
-//! | of several | 5, two of them alone | 7, three of them alone |
+//! | deaths at one place | no other lately | some others | others every two seconds |
+//! |---|---|---|---|
+//! | of one signature: cause and layer | 3, one of them alone | 5, two of them alone | 5, two of them alone |
+//! | of several | 5, two of them alone | 5, three of them alone | 7, three of them alone |
 
 use crate::requests::scene::{Spot, Within};
 
@@ -22,12 +22,13 @@ const DEATHS_OF_A_SUSPECT: u32 = 2;
 /// step. The fatal step was one of the two, and a child may die just after its token has left.
 const TOKENS_OF_AN_ACQUITTAL: u32 = 2;
 
-/// Deaths in a turn alone before its place was reached, after which it goes back to the others:
-/// where replays take longer than children live, a turn alone would keep them waiting for ever.
+/// Deaths in a turn alone before its place was reached, after which it goes back to the others until
+/// its place kills again: where replays take longer than children live, a turn alone would keep
+/// them waiting for ever.
 const MISSED_TURNS: u32 = 3;
 
-/// Deaths that a request had no part in, from which on chance is a likely reason.
-const DEATHS_OF_A_BAD_MACHINE: u32 = 3;
+/// Deaths in a minute that a request had no part in, from which on several at one place are nothing rare.
+const HAIL: u32 = 30;
 
 /// How a child died, apart from where in the request.
 pub(crate) type Signature = (&'static str, Option<Within>);
@@ -44,10 +45,17 @@ pub(crate) struct Sighting {
     pub alone: bool,
 }
 
+/// Deaths of children lately, whoever was with them.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Toll {
+    pub lately: u32,
+    pub last_minute: u32,
+}
+
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Suspicion {
-    /// At its present place, one for each signature.
-    accounts: Vec<Account>,
+    /// Deaths whose place was not passed since, oldest first.
+    open: Vec<Death>,
     /// Deaths without progress that met it elsewhere.
     elsewhere: u32,
     /// Its history at the last death.
@@ -57,12 +65,17 @@ pub(crate) struct Suspicion {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Account {
+struct Death {
+    /// The positions of the step that may have caused it.
+    spot: Spot,
     signature: Signature,
-    /// What all its deaths have in common.
-    place: Spot,
+    alone: bool,
+}
+
+/// Deaths that one position may have caused.
+#[derive(Debug, Clone, Copy, Default)]
+struct Tally {
     deaths: u32,
-    /// Those of them at which the request was alone.
     alone: u32,
 }
 
@@ -76,96 +89,92 @@ impl Suspicion {
             self.history = sighting.history;
             return;
         };
-        let mut accounts = self.accounts.iter();
-        if !self.accounts.is_empty() && accounts.all(|it| it.place.lies_behind(&spot)) {
-            return self.miss(sighting.alone);
-        }
-        if self.accounts.iter().any(|it| it.place.is_passed_at(&spot)) {
-            self.elsewhere = 0;
-            self.accounts.retain(|it| !it.place.is_passed_at(&spot));
+        if self.lies_ahead_of(&spot) {
+            self.missed += u32::from(sighting.alone);
+            return;
         }
         self.history = sighting.history;
         self.missed = 0;
-        let mut known = self.accounts.iter_mut();
-        let alone = u32::from(sighting.alone);
-        match known.find(|it| it.signature == sighting.signature && it.place.overlaps(&spot)) {
-            Some(account) => account.note(spot, alone),
-            None => self.accounts.push(Account {
-                signature: sighting.signature,
-                place: spot,
-                deaths: 1,
-                alone,
-            }),
-        }
+        self.pass(&spot);
+        self.open.push(Death {
+            spot,
+            signature: sighting.signature,
+            alone: sighting.alone,
+        });
     }
 
-    /// `all_deaths`: of children, lately, whoever was with them.
-    pub(super) fn is_proven(&self, all_deaths: u32) -> bool {
-        let others = all_deaths.saturating_sub(self.deaths());
-        let (alike, of_any_kind, alone) = match others >= DEATHS_OF_A_BAD_MACHINE {
-            false => (3, 5, 1),
-            true => (5, 7, 3),
+    pub(super) fn is_proven(&self, toll: Toll) -> bool {
+        let others = |all: u32| all.saturating_sub(self.deaths() + self.elsewhere);
+        let (alike, of_any_kind) = match (others(toll.lately), others(toll.last_minute)) {
+            (0, _) => ((3, 1), (5, 2)),
+            (_, ..HAIL) => ((5, 2), (5, 3)),
+            _ => ((5, 2), (7, 3)),
         };
-        let of_one = |it: &Account| it.deaths >= alike && it.alone >= alone;
-        let alone_in_all: u32 = self.accounts.iter().map(|it| it.alone).sum();
-        self.accounts.iter().any(of_one)
-            || (self.deaths() >= of_any_kind && alone_in_all >= alone.max(2))
+        self.open.iter().any(
+            |Death {
+                 spot, signature, ..
+             }| {
+                let at = spot.positions.start;
+                let same = |death: &Death| death.signature == *signature;
+                self.tally(at, same).reaches(alike) || self.tally(at, |_| true).reaches(of_any_kind)
+            },
+        )
     }
 
     pub(super) fn is_suspect(&self) -> bool {
-        self.deaths() + self.elsewhere >= DEATHS_OF_A_SUSPECT
+        self.missed < MISSED_TURNS && self.deaths() + self.elsewhere >= DEATHS_OF_A_SUSPECT
     }
 
     pub(super) fn is_acquitted_at(&self, history: u32) -> bool {
-        let ends = self.accounts.iter().map(|it| it.place.positions.end);
+        let ends = self.open.iter().map(|death| death.spot.positions.end);
         let end = ends.max().unwrap_or(self.history).min(self.history);
         history > self.history && history >= end + TOKENS_OF_AN_ACQUITTAL
     }
 
     /// At its place, for a message and the machine's account.
     pub(super) fn deaths(&self) -> u32 {
-        self.accounts.iter().map(|it| it.deaths).sum()
+        let starts = self.open.iter().map(|death| death.spot.positions.start);
+        let deaths = starts.map(|start| self.tally(start, |_| true).deaths);
+        deaths.max().unwrap_or(0)
     }
 
-    fn miss(&mut self, alone: bool) {
-        self.missed += u32::from(alone);
-        if self.missed >= MISSED_TURNS {
-            *self = Self::default();
+    fn tally(&self, position: u32, of: impl Fn(&Death) -> bool) -> Tally {
+        let is_here = |death: &&Death| death.spot.positions.contains(&position) && of(death);
+        let here = self.open.iter().filter(is_here);
+        here.fold(Tally::default(), |tally, death| Tally {
+            deaths: tally.deaths + 1,
+            alone: tally.alone + u32::from(death.alone),
+        })
+    }
+
+    /// A child that died there had not come to this request's place.
+    fn lies_ahead_of(&self, now: &Spot) -> bool {
+        let is_ahead = |death: &Death| now.positions.end <= death.spot.positions.start;
+        !self.open.is_empty() && self.open.iter().all(is_ahead)
+    }
+
+    /// A child that died there had got past every position in front. Where a decode step kills, the
+    /// replay makes the token that it would have died of, and the next one dies: the place of such a
+    /// death moves on with it.
+    fn pass(&mut self, now: &Spot) {
+        for Death { spot, .. } in &mut self.open {
+            let moves_on = spot.decoding && now.decoding;
+            if moves_on && now.positions.start <= spot.positions.end {
+                spot.positions = now.positions.clone();
+            }
+            spot.positions.start = spot.positions.start.max(now.positions.start);
+        }
+        let before = self.open.len();
+        self.open.retain(|death| !death.spot.positions.is_empty());
+        if self.open.len() < before {
+            self.elsewhere = 0;
         }
     }
 }
 
-impl Account {
-    fn note(&mut self, spot: Spot, alone: u32) {
-        let (then, now) = (&self.place.positions, &spot.positions);
-        let common = then.start.max(now.start)..then.end.min(now.end);
-        self.place = match common.is_empty() {
-            true => spot,
-            false => Spot {
-                positions: common,
-                ..spot
-            },
-        };
-        self.deaths += 1;
-        self.alone += alone;
-    }
-}
-
-impl Spot {
-    fn overlaps(&self, now: &Self) -> bool {
-        !self.lies_behind(now) && !self.is_passed_at(now)
-    }
-
-    /// A child that died there had not come to this place.
-    fn lies_behind(&self, now: &Self) -> bool {
-        now.positions.end <= self.positions.start
-    }
-
-    /// A child that died there had got past this place. Where a decode step kills, the replay makes
-    /// the token that it would have died of, and the next one dies.
-    fn is_passed_at(&self, now: &Self) -> bool {
-        let (end, start) = (self.positions.end, now.positions.start);
-        start > end || (start == end && !(self.decoding && now.decoding))
+impl Tally {
+    fn reaches(self, (deaths, alone): (u32, u32)) -> bool {
+        self.deaths >= deaths && self.alone >= alone
     }
 }
 
@@ -191,6 +200,15 @@ mod tests {
         })
     }
 
+    /// Deaths of others, beside so many that the request took part in.
+    fn toll(own: u32, others: u32) -> Toll {
+        let all = own + others;
+        Toll {
+            lately: all,
+            last_minute: all,
+        }
+    }
+
     /// Deaths with the same history; alone as soon as it is a suspect.
     fn deaths(suspicion: &mut Suspicion, spots: &[Option<Spot>], signature: Signature) {
         for spot in spots {
@@ -211,11 +229,11 @@ mod tests {
         assert!(!suspicion.is_suspect());
         deaths(&mut suspicion, &[in_prompt(1990..HISTORY)], CRASH);
         assert!(suspicion.is_suspect(), "the replay's last part is the step");
-        assert!(!suspicion.is_proven(2), "it was never alone");
+        assert!(!suspicion.is_proven(toll(2, 0)), "it was never alone");
         assert!(!suspicion.is_acquitted_at(HISTORY + 1));
         assert!(suspicion.is_acquitted_at(HISTORY + 2));
         deaths(&mut suspicion, &[in_prompt(1984..HISTORY)], CRASH);
-        assert!(suspicion.is_proven(3));
+        assert!(suspicion.is_proven(toll(3, 0)));
     }
 
     #[test]
@@ -233,12 +251,12 @@ mod tests {
         let mut suspicion = Suspicion::default();
         let parts = [640..704, 672..680, 600..700];
         deaths(&mut suspicion, &parts.map(in_prompt), CRASH);
-        assert!(suspicion.is_proven(3));
+        assert!(suspicion.is_proven(toll(3, 0)));
         let mut other = Suspicion::default();
         let parts = [640..704, 672..680, 600..672];
         deaths(&mut other, &parts.map(in_prompt), CRASH);
         assert!(
-            !other.is_proven(3),
+            !other.is_proven(toll(3, 0)),
             "the third is not where both others were"
         );
     }
@@ -247,7 +265,7 @@ mod tests {
     fn a_decode_step_that_kills_moves_on_by_a_token_each_time() {
         let mut suspicion = Suspicion::default();
         for history in HISTORY..HISTORY + 3 {
-            assert!(!suspicion.is_proven(3));
+            assert!(!suspicion.is_proven(toll(3, 0)));
             suspicion.note(Sighting {
                 spot: decoding(history),
                 history,
@@ -255,7 +273,7 @@ mod tests {
                 alone: suspicion.is_suspect(),
             });
         }
-        assert!(suspicion.is_proven(3));
+        assert!(suspicion.is_proven(toll(3, 0)));
     }
 
     #[test]
@@ -276,15 +294,17 @@ mod tests {
     fn where_others_die_too_or_in_other_ways_it_takes_more() {
         let other = ("panic", Some(Within::Layer(3)));
         let elsewhere = ("signalled", Some(Within::Layer(4)));
-        for (others, alike, mixed) in [(0, 3, 5), (2, 3, 5), (3, 5, 7)] {
+        for (others, alike, mixed) in [(0, 3, 5), (1, 5, 5), (HAIL - 1, 5, 5), (HAIL, 5, 7)] {
             let mut suspicion = Suspicion::default();
             let mut of_many = Suspicion::default();
             for death in 1..=7 {
                 deaths(&mut suspicion, &[decoding(HISTORY)], CRASH);
-                assert_eq!(suspicion.is_proven(death + others), death >= alike);
+                let proven = suspicion.is_proven(toll(death, others));
+                assert_eq!(proven, death >= alike, "{others}");
                 let signature = [CRASH, other, elsewhere][death as usize % 3];
                 deaths(&mut of_many, &[decoding(HISTORY)], signature);
-                assert_eq!(of_many.is_proven(death + others), death >= mixed);
+                let proven = of_many.is_proven(toll(death, others));
+                assert_eq!(proven, death >= mixed, "{others}");
             }
         }
     }
@@ -296,12 +316,37 @@ mod tests {
         deaths(&mut suspicion, &[place.clone(), place.clone()], CRASH);
         let at_start = in_prompt(0..32);
         deaths(&mut suspicion, &[at_start.clone(), at_start.clone()], CRASH);
-        assert!(suspicion.is_suspect() && !suspicion.is_proven(4));
+        assert!(suspicion.is_suspect() && !suspicion.is_proven(toll(4, 0)));
         let mut guilty = suspicion.clone();
         deaths(&mut guilty, &[place], CRASH);
-        assert!(guilty.is_proven(3), "it is where it was");
+        assert!(guilty.is_proven(toll(3, 0)), "it is where it was");
         deaths(&mut suspicion, &[at_start], CRASH);
         assert!(!suspicion.is_suspect());
+    }
+
+    #[test]
+    fn who_went_back_to_the_others_is_a_suspect_again_as_soon_as_its_place_kills() {
+        let mut suspicion = Suspicion::default();
+        let place = in_prompt(1024..1056);
+        deaths(&mut suspicion, &[place.clone(), place.clone()], CRASH);
+        let at_start = in_prompt(0..32);
+        let missed = [at_start.clone(), at_start.clone(), at_start];
+        deaths(&mut suspicion, &missed, CRASH);
+        assert!(!suspicion.is_suspect());
+        deaths(&mut suspicion, std::slice::from_ref(&place), CRASH);
+        assert!(suspicion.is_suspect());
+        assert!(!suspicion.is_proven(toll(3, 0)), "it was not alone");
+        deaths(&mut suspicion, &[place], CRASH);
+        assert!(suspicion.is_proven(toll(4, 0)));
+    }
+
+    #[test]
+    fn the_death_of_a_neighbour_close_by_takes_nothing_from_its_own() {
+        let mut suspicion = Suspicion::default();
+        // Its place is 37; another's death met it while it computed 29 to 31.
+        let spots = [31..38, 29..32, 32..49, 36..39].map(in_prompt);
+        deaths(&mut suspicion, &spots, CRASH);
+        assert_eq!(suspicion.deaths(), 3);
     }
 
     #[test]
@@ -310,6 +355,6 @@ mod tests {
         deaths(&mut suspicion, &[None, None], CRASH);
         assert!(suspicion.is_suspect());
         deaths(&mut suspicion, &vec![None; 20], CRASH);
-        assert!(!suspicion.is_proven(22));
+        assert!(!suspicion.is_proven(toll(22, 0)));
     }
 }

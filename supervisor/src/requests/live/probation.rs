@@ -26,7 +26,7 @@ use crate::error_code::ErrorCode;
 use crate::requests::fingerprint::Fingerprint;
 use crate::requests::record::{Failure, OnFault};
 use crate::requests::scene::Scene;
-use crate::requests::suspicion::Sighting;
+use crate::requests::suspicion::{Sighting, Toll};
 use std::time::{Duration, Instant};
 use tracing::{error, info, warn};
 use worker_orcd_ipc::RequestId;
@@ -37,6 +37,7 @@ const PANIC: &str = "panic";
 
 /// How long a death counts against the machine.
 const LATELY: Duration = Duration::from_secs(600);
+const MINUTE: Duration = Duration::from_secs(60);
 
 impl Requests {
     /// The child is gone. What it had goes on with the next one, or ends.
@@ -92,6 +93,7 @@ impl Requests {
         now: Instant,
     ) {
         let was_on_probation = self.suspects.contains(&id);
+        let toll = self.toll(now);
         let Some(live) = self.live.get_mut(&id) else {
             return;
         };
@@ -108,13 +110,21 @@ impl Requests {
         });
         let is_suspect = live.suspicion.is_suspect();
         let job_id = live.record.job_id.as_str();
-        if live.suspicion.is_proven(self.deaths.len() as u32) {
+        if live.suspicion.is_proven(toll) {
             self.convict(id, cause, now);
         } else if is_suspect && self.suspects.insert(id) {
             self.probations_total += 1;
             warn!(job_id, request = id.0, "job_on_probation");
         } else if !is_suspect && self.suspects.remove(&id) {
             info!(job_id, request = id.0, "job_acquitted");
+        }
+    }
+
+    fn toll(&self, now: Instant) -> Toll {
+        let in_last_minute = |at: &&Instant| now.duration_since(**at) <= MINUTE;
+        Toll {
+            lately: self.deaths.len() as u32,
+            last_minute: self.deaths.iter().filter(in_last_minute).count() as u32,
         }
     }
 
