@@ -444,13 +444,7 @@ impl Driver {
             self.requests.drop_orders();
             return;
         };
-        let mut sent = Ok(());
-        while sent.is_ok()
-            && child.has_room()
-            && let Some(command) = self.requests.next_command()
-        {
-            sent = child.send(&command);
-        }
+        let sent = child.send_what_fits(|| self.requests.next_command());
         self.note_send(sent);
     }
 

@@ -90,10 +90,21 @@ impl Link {
         self.write()
     }
 
-    /// Whether more may be sent now. When it may again, [`Self::stir`] returns.
-    #[must_use]
-    pub(crate) fn has_room(&self) -> bool {
-        self.outgoing.len() < ENOUGH_UNWRITTEN_BYTES
+    /// Sends what `next` gives, as long as there is room: what waits behind it stays where it is
+    /// until the child has read. When there is room again, [`Self::stir`] returns.
+    ///
+    /// # Errors
+    /// As those of [`Self::send`].
+    pub(crate) fn send_what_fits(
+        &mut self,
+        mut next: impl FnMut() -> Option<Command>,
+    ) -> Result<(), LinkError> {
+        while self.outgoing.len() < ENOUGH_UNWRITTEN_BYTES
+            && let Some(command) = next()
+        {
+            self.send(&command)?;
+        }
+        Ok(())
     }
 
     #[must_use]
@@ -302,16 +313,13 @@ mod tests {
             let mut rest = (&mut child).take(bytes as u64);
             io::copy(&mut rest, &mut io::sink())
         });
-        for _ in 0..QUEUE {
-            while !link.has_room() {
-                assert!(link.stir().await.unwrap());
-            }
-            link.send(&command).unwrap();
+        let mut queue = vec![command; QUEUE];
+        link.send_what_fits(|| queue.pop()).unwrap();
+        while !link.outgoing.is_empty() {
             let kept = link.outgoing.bytes.capacity();
             assert!(kept < MAX_UNWRITTEN_BYTES / 2, "{kept} bytes");
-        }
-        while !link.outgoing.is_empty() {
             assert!(link.stir().await.unwrap());
+            link.send_what_fits(|| queue.pop()).unwrap();
         }
         assert_eq!(reader.join().unwrap().unwrap(), bytes as u64);
     }

@@ -143,12 +143,21 @@ impl Child {
         }
     }
 
-    /// Whether more commands may be queued now; when they may again, [`Self::next`] has a sign.
-    #[must_use]
-    pub(crate) fn has_room(&self) -> bool {
-        match &self.line {
-            Line::Open(link) => link.has_room(),
-            Line::Waiting(_) | Line::Closed => true,
+    /// Sends commands as they come, as far as the child keeps up with reading; when there is room
+    /// for more, [`Self::next`] has a sign. Without a link they go where those of [`Self::send`] go.
+    ///
+    /// # Errors
+    /// As those of [`Self::send`].
+    pub(crate) fn send_what_fits(
+        &mut self,
+        mut next: impl FnMut() -> Option<Command>,
+    ) -> Result<(), LinkError> {
+        match &mut self.line {
+            Line::Open(link) => link.send_what_fits(next),
+            Line::Waiting(_) | Line::Closed => {
+                while next().is_some() {}
+                Ok(())
+            }
         }
     }
 
