@@ -14,6 +14,7 @@ use worker_orcd_tests::faults::{ANYWHERE, Expected, ON_A_GPU};
 use worker_orcd_tests::worker::unique;
 use worker_orcd_tests::{Client, Worker, WorkerBuilder, process, wait};
 
+const INSUFFICIENT_MEMORY: i32 = 66;
 /// What the driver's own book-keeping may move by.
 const TOLERANCE_BYTES: u64 = 16 << 20;
 /// The supervisor looks for the memory of the dead for five seconds.
@@ -224,6 +225,16 @@ fn out_of_memory_in_a_job_ends_that_job() {
     wait::until("its pages to be free", || {
         (client.health()["vram"]["kv_used_bytes"] == 0).then_some(())
     });
+}
+
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn a_cache_of_less_than_a_page_is_refused_at_the_start() {
+    let mut worker = on_the_card("").arg("--kv-cache-size", "1KiB").spawn();
+    let status = worker.wait_exit();
+    let log = worker.log.text();
+    assert_eq!(status.code(), Some(INSUFFICIENT_MEMORY), "{log}");
+    assert!(log.contains("KV cache"), "{log}");
 }
 
 /// In the prompt of one request, and at the fourth token of the other.

@@ -8,7 +8,7 @@
 //! children die every three seconds of steps of 70 ms. That to the power of all deaths there but
 //! the first is how likely an innocent is convicted, however many deaths it takes part in.
 //!
-//! | deaths at one place | no other lately | some others | others every two seconds |
+//! | deaths at one place | few others died lately | more did | others die every two seconds |
 //! |---|---|---|---|
 //! | of one signature: cause and layer | 3, one of them alone | 5, two of them alone | 5, two of them alone |
 //! | of several | 5, two of them alone | 5, three of them alone | 7, three of them alone |
@@ -26,6 +26,10 @@ const TOKENS_OF_AN_ACQUITTAL: u32 = 2;
 /// its place kills again: where replays take longer than children live, a turn alone would keep
 /// them waiting for ever.
 const MISSED_TURNS: u32 = 3;
+
+/// Deaths that a request had no part in, from which on chance is a likely reason. With fewer, a worker
+/// that survives five deaths a minute survives those and a query of death.
+const DEATHS_OF_A_BAD_MACHINE: u32 = 3;
 
 /// Deaths in a minute that a request had no part in, from which on several at one place are nothing rare.
 const HAIL: u32 = 30;
@@ -106,7 +110,7 @@ impl Suspicion {
     pub(super) fn is_proven(&self, toll: Toll) -> bool {
         let others = |all: u32| all.saturating_sub(self.deaths() + self.elsewhere);
         let (alike, of_any_kind) = match (others(toll.lately), others(toll.last_minute)) {
-            (0, _) => ((3, 1), (5, 2)),
+            (..DEATHS_OF_A_BAD_MACHINE, _) => ((3, 1), (5, 2)),
             (_, ..HAIL) => ((5, 2), (5, 3)),
             _ => ((5, 2), (7, 3)),
         };
@@ -294,7 +298,13 @@ mod tests {
     fn where_others_die_too_or_in_other_ways_it_takes_more() {
         let other = ("panic", Some(Within::Layer(3)));
         let elsewhere = ("signalled", Some(Within::Layer(4)));
-        for (others, alike, mixed) in [(0, 3, 5), (1, 5, 5), (HAIL - 1, 5, 5), (HAIL, 5, 7)] {
+        for (others, alike, mixed) in [
+            (0, 3, 5),
+            (2, 3, 5),
+            (3, 5, 5),
+            (HAIL - 1, 5, 5),
+            (HAIL, 5, 7),
+        ] {
             let mut suspicion = Suspicion::default();
             let mut of_many = Suspicion::default();
             for death in 1..=7 {
