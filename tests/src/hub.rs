@@ -1,9 +1,12 @@
 //! A model hub that may lie: what `worker-orcd pull` asks of one, answered from memory.
 
+use crate::worker::binary;
 use serde_json::json;
 use sha2::{Digest, Sha256};
 use std::io::{BufRead, BufReader, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
 use std::sync::{Arc, Mutex};
 use std::thread;
 
@@ -109,6 +112,29 @@ impl FakeHub {
     pub fn starts(&self) -> Vec<usize> {
         self.starts.lock().expect("no holder panics").clone()
     }
+}
+
+/// Runs `worker-orcd pull`.
+#[must_use]
+pub fn pull(hub: &FakeHub, cache: &Path, name: &str) -> Output {
+    Command::new(binary("tested-worker-orcd"))
+        .args(["pull", name])
+        .env("HF_ENDPOINT", hub.endpoint())
+        .env("XDG_CACHE_HOME", cache)
+        .env("no_proxy", "127.0.0.1")
+        .output()
+        .expect("worker-orcd starts")
+}
+
+/// The path that was printed. Panics where none was.
+#[expect(
+    clippy::must_use_candidate,
+    reason = "that it was pulled may be all that counts"
+)]
+pub fn pulled(output: &Output) -> PathBuf {
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{said}");
+    PathBuf::from(String::from_utf8_lossy(&output.stdout).trim())
 }
 
 fn answer(

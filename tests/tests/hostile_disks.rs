@@ -5,9 +5,8 @@ use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 use std::fs;
 use std::path::Path;
-use std::process::Command;
 use tempfile::TempDir;
-use worker_orcd_tests::{Bystander, Client, Worker, WorkerBuilder, process, wait};
+use worker_orcd_tests::{Bystander, Client, FullDisk, Worker, WorkerBuilder, process, wait};
 
 /// `Exit::Usage`.
 const USAGE: i32 = 2;
@@ -95,38 +94,6 @@ fn a_trace_that_cannot_be_opened_is_named_before_anything_is_loaded() {
     }
 }
 
-/// 64 KiB that are all taken. `None` where nobody may mount.
-struct FullDisk(TempDir);
-
-impl FullDisk {
-    fn mount() -> Option<Self> {
-        let directory = directory();
-        let mounted = Command::new("mount")
-            .args(["-t", "tmpfs", "-o", "size=64k", "tmpfs"])
-            .arg(directory.path())
-            .output();
-        if !mounted.is_ok_and(|output| output.status.success()) {
-            eprintln!("SKIPPED: a file system cannot be mounted here");
-            return None;
-        }
-        let disk = Self(directory);
-        let filled = fs::write(disk.filler(), vec![0; 128 << 10]);
-        assert!(filled.is_err(), "it has room");
-        Some(disk)
-    }
-
-    fn filler(&self) -> std::path::PathBuf {
-        self.0.path().join("filler")
-    }
-}
-
-impl Drop for FullDisk {
-    fn drop(&mut self) {
-        // Lazily: a worker that a failed test left behind may still look at it.
-        let _ = Command::new("umount").arg("-l").arg(self.0.path()).status();
-    }
-}
-
 #[test]
 fn a_full_crash_directory_keeps_no_draft_and_loses_no_report() {
     let Some(disk) = FullDisk::mount() else {
@@ -134,13 +101,13 @@ fn a_full_crash_directory_keeps_no_draft_and_loses_no_report() {
     };
     let text = undisturbed();
     let worker = Worker::real()
-        .arg("--crash-dir", disk.0.path().display())
+        .arg("--crash-dir", disk.path().display())
         .start();
     let client = worker.client();
     assert_eq!(disturbed(&worker, kill), (text.clone(), json!(1)));
     let because = wait_impaired(&worker, "crash_reports");
     assert!(
-        because.contains(disk.0.path().to_str().expect("UTF-8")),
+        because.contains(disk.path().to_str().expect("UTF-8")),
         "{because}"
     );
     let names = |path: &Path| -> Vec<_> {
@@ -149,7 +116,7 @@ fn a_full_crash_directory_keeps_no_draft_and_loses_no_report() {
             .map(|file| file.expect("an entry").file_name())
             .collect()
     };
-    assert_eq!(names(disk.0.path()), ["filler"], "no draft is left");
+    assert_eq!(names(disk.path()), ["filler"], "no draft is left");
     let crashes = client.get("/crashes").json();
     let id = crashes["crashes"][0]["id"].as_str().expect("a report");
     let report = client.get(&format!("/crashes/{id}")).json();
@@ -161,7 +128,7 @@ fn a_full_crash_directory_keeps_no_draft_and_loses_no_report() {
         impairment(&client, "crash_reports").is_none().then_some(())
     });
     wait::until("the second report's file", || {
-        (names(disk.0.path()).len() == 1).then_some(())
+        (names(disk.path()).len() == 1).then_some(())
     });
 }
 

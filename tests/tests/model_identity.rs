@@ -5,72 +5,16 @@ use nix::sys::stat::Mode;
 use serde_json::{Value, json};
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::FileExt as _;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::{Duration, Instant};
-use tempfile::TempDir;
-use worker_orcd_gpu::model::gguf::parse;
-use worker_orcd_tests::model::real_model;
+use worker_orcd_tests::model_copy::edit_weights;
 use worker_orcd_tests::worker::describe;
-use worker_orcd_tests::{Bystander, Unreapable, Worker, process, wait};
+use worker_orcd_tests::{Bystander, ModelCopy, Unreapable, Worker, process, wait};
 
 const PROMPT: &str = "<|im_start|>user\nTell me about the sea, the wind and the mountains.\
                       <|im_end|>\n<|im_start|>assistant\n";
 const MODEL_LOAD: i32 = 65;
 const MODEL_CHANGED: i32 = 90;
-
-/// The real model under a name of its own, in a file of its own.
-struct Copy {
-    dir: TempDir,
-    path: PathBuf,
-}
-
-impl Copy {
-    fn new() -> Self {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("model.gguf");
-        fs::copy(real_model(), &path).unwrap();
-        Self { dir, path }
-    }
-
-    fn worker(&self) -> Worker {
-        Worker::with_model(&self.path).start()
-    }
-
-    /// A file with this one's header and other weights takes its name.
-    fn replace_by_other_weights(&self) {
-        let other = self.dir.path().join("other.gguf");
-        fs::copy(&self.path, &other).unwrap();
-        edit_weights(&other);
-        fs::rename(&other, &self.path).unwrap();
-    }
-}
-
-/// Other codes in a matrix of every layer; scales stay, so that nothing overflows.
-fn edit_weights(path: &Path) {
-    const BLOCK: usize = 20;
-    let bytes = fs::read(path).unwrap();
-    let header = parse(&bytes).unwrap();
-    let file = OpenOptions::new().write(true).open(path).unwrap();
-    let of_type = |name: &str| name.ends_with("ffn_down.weight");
-    let mut edited = 0;
-    for tensor in header
-        .tensors()
-        .iter()
-        .filter(|tensor| of_type(tensor.name))
-    {
-        let data = header.tensor(tensor.name).unwrap().data;
-        let mut other = data.to_vec();
-        if tensor.ty.name() == "Q4_1" {
-            for block in other.chunks_exact_mut(BLOCK) {
-                block[4..].iter_mut().for_each(|codes| *codes ^= 0x55);
-            }
-            let start = data.as_ptr().addr() - bytes.as_ptr().addr();
-            file.write_all_at(&other, start as u64).unwrap();
-            edited += 1;
-        }
-    }
-    assert!(edited > 10, "{edited} matrices were edited");
-}
 
 /// One value of the header, four bytes of the file.
 fn edit_rope_base(path: &Path) {
@@ -109,8 +53,8 @@ fn replace_child(worker: &Worker) {
 }
 
 /// A stream is begun, `meanwhile` happens to the file, and two children die one after the other.
-fn outlives_two_deaths(meanwhile: impl Fn(&Copy)) {
-    let copy = Copy::new();
+fn outlives_two_deaths(meanwhile: impl Fn(&ModelCopy)) {
+    let copy = ModelCopy::new();
     let worker = copy.worker();
     let bystander = Bystander::new(worker.client(), body(300));
     let alone = bystander.alone();
@@ -132,17 +76,17 @@ fn outlives_two_deaths(meanwhile: impl Fn(&Copy)) {
 
 #[test]
 fn another_file_under_the_same_name_changes_no_byte_of_a_running_stream() {
-    outlives_two_deaths(Copy::replace_by_other_weights);
+    outlives_two_deaths(ModelCopy::replace_by_other_weights);
 }
 
 #[test]
 fn a_deleted_file_changes_no_byte_of_a_running_stream() {
-    outlives_two_deaths(|copy| fs::remove_file(&copy.path).unwrap());
+    outlives_two_deaths(ModelCopy::remove);
 }
 
 /// A stream is begun, the file is edited in place, and the child dies.
 fn ends_with_one_error_and_takes_the_file_at_the_next_start(edit: fn(&Path)) {
-    let copy = Copy::new();
+    let copy = ModelCopy::new();
     let mut worker = copy.worker();
     let bystander = Bystander::new(worker.client(), body(200));
     let expected = bystander.alone();
@@ -203,7 +147,7 @@ fn pid_of(spawned: &Value) -> u32 {
 
 #[test]
 fn a_file_that_is_cut_short_in_place_ends_the_worker_at_the_next_death() {
-    let copy = Copy::new();
+    let copy = ModelCopy::new();
     let mut worker = copy.worker();
     let mut stream = Bystander::new(worker.client(), body(200)).begin();
     stream.more(9);
@@ -258,7 +202,7 @@ fn what_is_no_regular_file_is_refused_at_once_and_named() {
 
 #[test]
 fn the_supervisor_does_not_open_the_model_file() {
-    let copy = Copy::new();
+    let copy = ModelCopy::new();
     let worker = copy.worker();
     // What it keeps is the child's: handed over once, and no second one at a restart.
     let kept = |worker: &Worker| {

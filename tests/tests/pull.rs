@@ -1,10 +1,10 @@
 //! `worker-orcd pull` against a hub that breaks off, lies and changes its files.
 
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::Output;
 use worker_orcd_gpu::model::Architecture;
 use worker_orcd_gpu::model::tiny_model::tiny_model;
-use worker_orcd_tests::worker::binary;
+use worker_orcd_tests::hub::{pull, pulled};
 use worker_orcd_tests::{FakeHub, Held, Worker};
 
 /// Bytes that pass for a model until somebody looks inside.
@@ -12,23 +12,6 @@ fn model(of: u8) -> Vec<u8> {
     let mut bytes = b"GGUF".to_vec();
     bytes.resize(200_000, of);
     bytes
-}
-
-fn pull(hub: &FakeHub, cache: &Path, name: &str) -> Output {
-    Command::new(binary("tested-worker-orcd"))
-        .args(["pull", name])
-        .env("HF_ENDPOINT", hub.endpoint())
-        .env("XDG_CACHE_HOME", cache)
-        .env("no_proxy", "127.0.0.1")
-        .output()
-        .expect("worker-orcd starts")
-}
-
-/// The path that was printed.
-fn pulled(output: &Output) -> PathBuf {
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{said}");
-    PathBuf::from(String::from_utf8_lossy(&output.stdout).trim())
 }
 
 fn refused(output: &Output) -> String {

@@ -1,9 +1,9 @@
-//! The real child around an executor that computes nothing: every next token is the same letter.
+//! The real child around an executor that computes nothing: its text is the alphabet, over and over.
 //! What is measured with it is everything but the model.
 
 use std::time::Duration;
 use worker_orcd_gpu::custody::Custody;
-use worker_orcd_gpu::device::{Batch, Executor, KvGeometry, Tap};
+use worker_orcd_gpu::device::{Batch, Executor, KvGeometry, SampleWork, Tap};
 use worker_orcd_gpu::serve::{Loaded, Progress};
 use worker_orcd_ipc::{DeviceFacts, Fault, LoadOrder, MemoryReport, SamplingAdvice, TokenId};
 use worker_orcd_tests::facts;
@@ -11,8 +11,8 @@ use worker_orcd_tests::facts;
 /// Microseconds that a step pretends to take; unset means none.
 const STEP_VARIABLE: &str = "NULL_CHILD_STEP_MICROS";
 
-/// One printable byte, so that every token is one event.
-const TOKEN: TokenId = TokenId(b'a' as u32);
+/// Printable bytes, so that every token is one event.
+const LETTERS: &[u8; 26] = b"abcdefghijklmnopqrstuvwxyz";
 
 const MAX_SEQUENCE_TOKENS: u32 = 4096;
 const PAGE_TOKENS: u32 = 16;
@@ -74,7 +74,13 @@ impl Executor for NullExecutor {
         Ok(batch
             .sequences
             .iter()
-            .map(|sequence| sequence.sample.map(|_| TOKEN))
+            .map(|sequence| Some(next_token(&sequence.sample?)))
             .collect())
     }
+}
+
+/// One that was left out or said twice is seen.
+fn next_token(sample: &SampleWork<'_>) -> TokenId {
+    let letter = LETTERS[sample.generated.len() % LETTERS.len()];
+    TokenId(letter.into())
 }

@@ -1,0 +1,68 @@
+//! A file system that is full, for whoever may have none: it is mounted in a namespace of its own,
+//! and seen through the process that lives there.
+
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use tempfile::TempDir;
+
+const SCRIPT: &str = "mount -t tmpfs -o size=64k tmpfs \"$0\" && echo mounted && exec sleep 600";
+
+/// 64 KiB that are all taken. It is gone when dropped.
+#[derive(Debug)]
+pub struct FullDisk {
+    resident: Child,
+    path: PathBuf,
+    _mount_point: TempDir,
+}
+
+impl FullDisk {
+    /// `None`, and a word about it, where this machine lets us have no namespace.
+    #[must_use]
+    pub fn mount() -> Option<Self> {
+        let mount_point = TempDir::new().expect("a temporary directory");
+        let resident = Command::new("unshare")
+            .args(["--user", "--map-root-user", "--mount", "sh", "-c", SCRIPT])
+            .arg(mount_point.path())
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .spawn();
+        let mut resident = resident.expect("unshare is a part of util-linux");
+        let mut said = String::new();
+        let stdout = resident.stdout.take().expect("piped");
+        let _ = BufReader::new(stdout).read_line(&mut said);
+        let root = format!("/proc/{}/root", resident.id());
+        let inside = mount_point.path().strip_prefix("/");
+        let disk = Self {
+            path: Path::new(&root).join(inside.expect("an absolute path")),
+            resident,
+            _mount_point: mount_point,
+        };
+        if said.is_empty() {
+            eprintln!("SKIPPED: a file system cannot be mounted here");
+            return None;
+        }
+        let filled = fs::write(disk.filler(), vec![0; 128 << 10]);
+        assert!(filled.is_err(), "it has room");
+        Some(disk)
+    }
+
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// What takes all the room.
+    #[must_use]
+    pub fn filler(&self) -> PathBuf {
+        self.path.join("filler")
+    }
+}
+
+impl Drop for FullDisk {
+    fn drop(&mut self) {
+        let _ = self.resident.kill();
+        let _ = self.resident.wait();
+    }
+}
