@@ -79,6 +79,17 @@ pub fn tokenizer() -> TokenizerFacts {
     }
 }
 
+/// Each makes a token, behind those that are there.
+pub fn add_merges(report: &mut ReadyReport, merges: &[String]) {
+    let tokenizer = &mut report.tokenizer;
+    for merge in merges {
+        tokenizer.tokens.push(merge.replace(' ', ""));
+        tokenizer.kinds.push(TokenKind::Normal);
+        tokenizer.merges.push(merge.clone());
+        report.model.vocab_size += 1;
+    }
+}
+
 #[must_use]
 pub fn device() -> DeviceFacts {
     DeviceFacts {

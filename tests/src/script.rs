@@ -29,6 +29,8 @@ pub struct Script {
     pub could_use: Option<String>,
     /// What its model file would say; `None` is one that suits any conversation.
     pub chat_template: Option<String>,
+    /// What its tokenizer merges besides; each makes one more token.
+    pub merges: Vec<String>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -117,6 +119,7 @@ impl Script {
             fork: false,
             could_use: None,
             chat_template: None,
+            merges: Vec::new(),
         }
     }
 
@@ -156,6 +159,15 @@ impl Script {
     #[must_use]
     pub fn chat_template(mut self, template: String) -> Self {
         self.chat_template = Some(template);
+        self
+    }
+
+    /// Runs of `a` become tokens of up to so many letters, a power of two.
+    #[must_use]
+    pub fn merging_runs_up_to(mut self, letters: usize) -> Self {
+        let halves = (0..).map(|power| "a".repeat(1 << power));
+        let halves = halves.take_while(|half| 2 * half.len() <= letters);
+        self.merges = halves.map(|half| format!("{half} {half}")).collect();
         self
     }
 

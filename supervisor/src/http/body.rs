@@ -113,11 +113,12 @@ impl Bodies {
     }
 
     async fn collect(&self, request: Request<Body>) -> Result<(Vec<u8>, Room), ApiError> {
+        let announced = announced_bytes(&request).unwrap_or(0);
         let refused = if !is_json(&request) {
             Some(ApiError::not_json())
         } else if is_encoded(&request) {
             Some(ApiError::encoded())
-        } else if announced_bytes(&request).is_some_and(|bytes| bytes > self.limits.bytes as u64) {
+        } else if announced > self.limits.bytes as u64 {
             Some(ApiError::too_large(self.limits.bytes))
         } else {
             None
@@ -127,9 +128,12 @@ impl Bodies {
         let mut body = request.into_body();
         let collected = match refused {
             Some(error) => Err(error),
-            None => tokio::time::timeout(self.limits.time, self.collect_from(&mut body))
-                .await
-                .map_err(|_| ApiError::body_timeout())?,
+            None => tokio::time::timeout(
+                self.limits.time,
+                self.collect_from(&mut body, announced as usize),
+            )
+            .await
+            .map_err(|_| ApiError::body_timeout())?,
         };
         if collected.is_err() && !asks_first {
             tokio::spawn(discard(body, self.limits.time));
@@ -137,7 +141,11 @@ impl Bodies {
         collected
     }
 
-    async fn collect_from(&self, body: &mut Body) -> Result<(Vec<u8>, Room), ApiError> {
+    async fn collect_from(
+        &self,
+        body: &mut Body,
+        announced: usize,
+    ) -> Result<(Vec<u8>, Room), ApiError> {
         let mut bytes = Vec::new();
         let (mut room, mut patience) = (Room::default(), PATIENCE);
         while let Some(frame) = body.frame().await {
@@ -153,6 +161,8 @@ impl Bodies {
             self.grow(&mut room, length.saturating_sub(FREE_BYTES), patience)
                 .await?;
             patience = patience.saturating_sub(began.elapsed());
+            // Growing would copy; what is announced and never comes takes no memory.
+            let _ = bytes.try_reserve_exact(announced.saturating_sub(bytes.len()));
             // Copied: a frame of one byte may hold on to a whole buffer.
             bytes.extend_from_slice(&data);
             // Where more is there already, others have their turn between two frames.

@@ -1,192 +1,222 @@
-//! Byte-level BPE of long texts, a window at a time.
+//! Byte-level BPE: a text is cut into words, and the bytes of each are merged by the model's list of
+//! pairs, the first of the list first, the leftmost on a tie.
 //!
-//! The engine keeps some hundred bytes of book-keeping for each byte of a text. So it is given
-//! windows: the words of one are those of the whole text, but for its last two, which what
-//! follows may change (a run goes on, white space is shared with the next word). They are cut again
-//! in the next window, which begins with them. Cutting goes from left to right and looks at
-//! nothing in front of a word, so the ids are those of the whole text.
+//! Book-keeping is what one piece of a word takes, so that a text costs little more than its ids.
 
-use super::word::{MOST_BYTES_AT_ONCE, Undivided};
-use tokenizers::{Encoding, Tokenizer as Engine};
-use worker_orcd_ipc::TokenId;
+use super::TextError;
+use super::pieces::{self, Merge, Undivided};
+use super::pre_tokenizer::{PreTokenizer, Words};
+use super::vocabulary::{byte_of_char, bytes_of};
+use std::borrow::Cow;
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, HashMap};
+use std::ops::Range;
+use worker_orcd_ipc::{TokenId, TokenizerFacts};
 
-/// Shorter texts are encoded whole, as they always were.
-const WINDOW_BYTES: usize = 4 << 10;
-
-/// Appends the ids of a text that holds no special tokens.
-///
-/// # Errors
-/// When a word does not fit the largest window.
-pub(super) fn encode(engine: &Engine, text: &str, out: &mut Vec<TokenId>) -> Result<(), Undivided> {
-    encode_by(engine, text, WINDOW_BYTES, out)
+#[derive(Debug)]
+pub(super) struct ByteLevel {
+    words: Words,
+    /// The token of each byte; a byte without one is left out.
+    bytes: [Option<u32>; 256],
+    merges: HashMap<(u32, u32), Merged>,
+    /// Tokens that a whole word becomes whatever the merges say.
+    whole: HashMap<Vec<u8>, u32>,
 }
 
-fn encode_by(
-    engine: &Engine,
-    mut text: &str,
-    least: usize,
-    out: &mut Vec<TokenId>,
-) -> Result<(), Undivided> {
-    let mut window = least;
-    while text.len() > window {
-        let bytes = whole_words(engine, beginning(text, window), out);
-        if bytes > 0 {
-            text = &text[bytes..];
-            window = least;
-        } else if window < MOST_BYTES_AT_ONCE {
-            window = (window * 2).min(MOST_BYTES_AT_ONCE);
+#[derive(Debug, Clone, Copy)]
+struct Merged {
+    rank: u32,
+    id: u32,
+}
+
+impl ByteLevel {
+    pub(super) fn from_facts(facts: &TokenizerFacts) -> Result<Self, TextError> {
+        let pre = PreTokenizer::named(&facts.pre)?;
+        let ids: HashMap<&str, u32> = facts.tokens.iter().map(String::as_str).zip(0..).collect();
+        let merges = (0..)
+            .zip(&facts.merges)
+            .map(|(rank, it)| merge(rank, it, &ids));
+        let whole = pre.ignore_merges.then(|| {
+            let tokens = ids.iter().map(|(text, id)| (bytes_of(text), *id));
+            tokens
+                .filter_map(|(bytes, id)| Some((bytes?, id)))
+                .collect()
+        });
+        Ok(Self {
+            words: pre.words()?,
+            bytes: token_of_each_byte(&ids),
+            merges: merges.collect::<Result<_, _>>()?,
+            whole: whole.unwrap_or_default(),
+        })
+    }
+
+    /// Appends the ids of a text that holds no special tokens.
+    ///
+    /// # Errors
+    /// When the vocabulary is none that people make, and a word too long for it.
+    pub(super) fn encode(&self, text: &str, out: &mut Vec<TokenId>) -> Result<(), Undivided> {
+        self.words.of(text, &mut |word| {
+            if let Some(id) = self.whole.get(word.as_bytes()) {
+                out.push(TokenId(*id));
+                return Ok(());
+            }
+            pieces::encode(&self.word(word), out)
+        })
+    }
+
+    fn word<'a>(&'a self, word: &'a str) -> Word<'a> {
+        let has_token = |byte: &u8| self.bytes[usize::from(*byte)].is_some();
+        let bytes = if word.as_bytes().iter().all(has_token) {
+            Cow::Borrowed(word.as_bytes())
         } else {
-            return Err(Undivided);
+            Cow::Owned(word.bytes().filter(has_token).collect())
+        };
+        Word { model: self, bytes }
+    }
+}
+
+fn token_of_each_byte(ids: &HashMap<&str, u32>) -> [Option<u32>; 256] {
+    let mut bytes = [None; 256];
+    for (text, id) in ids {
+        let mut chars = text.chars();
+        if let (Some(c), None) = (chars.next(), chars.next())
+            && let Some(byte) = byte_of_char(c)
+        {
+            bytes[usize::from(byte)] = Some(*id);
         }
     }
-    // Without normalizer, post-processor or truncation nothing in there can fail.
-    if let Ok(encoding) = engine.encode_fast(text, false) {
-        out.extend(encoding.get_ids().iter().map(|id| TokenId(*id)));
+    bytes
+}
+
+fn merge(
+    rank: u32,
+    merge: &str,
+    ids: &HashMap<&str, u32>,
+) -> Result<((u32, u32), Merged), TextError> {
+    let malformed = |why: String| TextError::Malformed(why);
+    let (left, right) =
+        split_merge(merge).ok_or_else(|| malformed(format!("no merge: {merge:?}")))?;
+    let id = |token: &str| {
+        let id = ids.get(token).copied();
+        id.ok_or_else(|| malformed(format!("the merge {merge:?} needs a token {token:?}")))
+    };
+    let merged = Merged {
+        rank,
+        id: id(&[left, right].concat())?,
+    };
+    Ok(((id(left)?, id(right)?), merged))
+}
+
+/// `left right`; the left side may itself begin with a space.
+fn split_merge(merge: &str) -> Option<(&str, &str)> {
+    let first = merge.chars().next()?.len_utf8();
+    let at = first + merge[first..].find(' ')?;
+    Some((&merge[..at], &merge[at + 1..]))
+}
+
+/// A word, less the bytes that have no token.
+#[derive(Debug)]
+struct Word<'a> {
+    model: &'a ByteLevel,
+    bytes: Cow<'a, [u8]>,
+}
+
+impl Merge for Word<'_> {
+    type Token = u32;
+
+    fn len(&self) -> usize {
+        self.bytes.len()
     }
-    Ok(())
+
+    fn merge(&self, part: Range<usize>) -> Vec<(u32, usize)> {
+        let tokens = self.bytes[part].iter();
+        let tokens = tokens.filter_map(|byte| self.model.bytes[usize::from(*byte)]);
+        let mut symbols = Symbols::new(tokens);
+        symbols.merge(&self.model.merges);
+        let symbols = symbols.0.iter().filter(|symbol| symbol.len > 0);
+        symbols.map(|it| (it.id, it.len as usize)).collect()
+    }
+
+    fn append(&self, token: u32, _: Range<usize>, out: &mut Vec<TokenId>) {
+        out.push(TokenId(token));
+    }
+
+    fn floor(&self, at: usize) -> usize {
+        at
+    }
 }
 
-/// Appends the ids of all words but the last two, and says how many bytes those were.
-fn whole_words(engine: &Engine, window: &str, out: &mut Vec<TokenId>) -> usize {
-    let Ok(encoding) = engine.encode(window, false) else {
-        return 0;
-    };
-    let whole = tokens_before_the_last_two_words(&encoding);
-    let ids = encoding.get_ids().iter().take(whole);
-    out.extend(ids.map(|id| TokenId(*id)));
-    let offsets = encoding.get_offsets();
-    offsets.get(whole).map_or(0, |(start, _)| *start)
+/// A list of tokens that grow into each other.
+#[derive(Debug)]
+struct Symbols(Vec<Symbol>);
+
+/// `len` is in bytes, and 0 once it was merged into its left neighbour.
+#[derive(Debug, Clone, Copy)]
+struct Symbol {
+    id: u32,
+    len: u32,
+    previous: Option<u32>,
+    next: u32,
 }
 
-fn tokens_before_the_last_two_words(encoding: &Encoding) -> usize {
-    let words = encoding.get_word_ids();
-    let Some(last) = words.last().copied().flatten() else {
-        return 0;
-    };
-    let is_whole = |word: &Option<u32>| word.is_some_and(|word| word + 1 < last);
-    words.iter().take_while(|word| is_whole(word)).count()
-}
+impl Symbols {
+    fn new(tokens: impl Iterator<Item = u32>) -> Self {
+        let symbol = |(index, id): (u32, u32)| Symbol {
+            id,
+            len: 1,
+            previous: index.checked_sub(1),
+            next: index + 1,
+        };
+        Self((0..).zip(tokens).map(symbol).collect())
+    }
 
-fn beginning(text: &str, bytes: usize) -> &str {
-    let cut = (0..=bytes).rev().find(|at| text.is_char_boundary(*at));
-    &text[..cut.unwrap_or(0)]
+    fn merge(&mut self, merges: &HashMap<(u32, u32), Merged>) {
+        // By rank, then by place.
+        let mut queue = BinaryHeap::new();
+        let consider = |this: &Self, queue: &mut BinaryHeap<_>, left: u32| {
+            let merged = this.pair(left).and_then(|pair| merges.get(&pair));
+            queue.extend(merged.map(|merged| Reverse((merged.rank, left))));
+        };
+        for left in 0..self.0.len() as u32 {
+            consider(self, &mut queue, left);
+        }
+        while let Some(Reverse((rank, left))) = queue.pop() {
+            let merged = self.pair(left).and_then(|pair| merges.get(&pair));
+            // One of the two may have grown since.
+            let Some(merged) = merged.filter(|merged| merged.rank == rank) else {
+                continue;
+            };
+            self.join(left, merged.id);
+            consider(self, &mut queue, left);
+            if let Some(previous) = self.0[left as usize].previous {
+                consider(self, &mut queue, previous);
+            }
+        }
+    }
+
+    /// The ids of a symbol and the one behind it.
+    fn pair(&self, left: u32) -> Option<(u32, u32)> {
+        let left = self.0.get(left as usize).filter(|left| left.len > 0)?;
+        let right = self.0.get(left.next as usize)?;
+        Some((left.id, right.id))
+    }
+
+    fn join(&mut self, left: u32, id: u32) {
+        let right = self.0[left as usize].next as usize;
+        let (len, next) = (self.0[right].len, self.0[right].next);
+        self.0[right].len = 0;
+        let joined = &mut self.0[left as usize];
+        *joined = Symbol {
+            id,
+            len: joined.len + len,
+            previous: joined.previous,
+            next,
+        };
+        if let Some(next) = self.0.get_mut(next as usize) {
+            next.previous = Some(left);
+        }
+    }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::super::pre_tokenizer::PreTokenizer;
-    use super::super::word::LONGEST_WORD_BYTES;
-    use super::*;
-    use proptest::prelude::*;
-    use tokenizers::ModelWrapper;
-    use tokenizers::models::bpe::{BPE, Vocab};
-    use tokenizers::pre_tokenizers::byte_level::ByteLevel;
-
-    /// Every byte, and merges that make words of letters, digits and spaces.
-    fn engine(pre: &str) -> Engine {
-        let mut alphabet: Vec<String> = ByteLevel::alphabet().iter().map(char::to_string).collect();
-        alphabet.sort();
-        let pairs = [
-            "a b",
-            "1 2",
-            "12 3",
-            "Ġ Ġ",
-            "ĠĠ ĠĠ",
-            "Ġ a",
-            "' s",
-            "Ċ Ċ",
-            "ab c",
-            "! !",
-            "Ġ Ċ",
-            "ĠĊ ĠĊ",
-            "r e",
-            "' re",
-        ];
-        let merges: Vec<(String, String)> = pairs
-            .iter()
-            .map(|pair| pair.split_once(' ').unwrap())
-            .map(|(left, right)| (left.to_owned(), right.to_owned()))
-            .collect();
-        let merged = merges.iter().map(|(left, right)| format!("{left}{right}"));
-        let tokens = alphabet.into_iter().chain(merged);
-        let vocabulary: Vocab = tokens.zip(0..).collect();
-        let bpe = BPE::builder().vocab_and_merges(vocabulary, merges).build();
-        let mut engine = Engine::new(ModelWrapper::BPE(bpe.unwrap()));
-        let pre = PreTokenizer::named(pre).unwrap();
-        engine.with_pre_tokenizer(Some(pre.build().unwrap()));
-        engine
-    }
-
-    /// One name for each list of patterns.
-    const PATTERNS: [&str; 6] = ["default", "gpt-2", "smollm", "llama-bpe", "qwen2", "falcon"];
-
-    fn pieces() -> impl Strategy<Value = String> {
-        let piece = prop::sample::select(vec![
-            "a", "b", "abc", "AB", "1", "12", "123", " ", "  ", "    ", "\n", "\r\n", "\t", "'s",
-            "'", "r", "re", "!", "!!", "$", "é", "汉字", "ß", "🙂", "\u{a0}", "-", "`", "_", "²",
-            "٣",
-        ]);
-        prop::collection::vec(piece, 0..60).prop_map(|pieces| pieces.concat())
-    }
-
-    #[test]
-    fn a_window_that_ends_in_a_run_leaves_it_to_the_next() {
-        let texts = [
-            "ab \n \n \n \n \n ab",
-            "ab\n\n \r\n  \t\n    ab",
-            "12345678901234567890 ab",
-            "ab    ab        ab    ",
-            "ab's's's!!!!!!'s 'sab",
-            "a're're ab're",
-            "汉字12汉字 ab é²٣!",
-        ];
-        for (text, pre) in texts
-            .iter()
-            .flat_map(|text| PATTERNS.map(|pre| (text, pre)))
-        {
-            let engine = engine(pre);
-            let mut whole = Vec::new();
-            encode_by(&engine, text, usize::MAX, &mut whole).unwrap();
-            for window in 4..text.len() {
-                let mut windows = Vec::new();
-                encode_by(&engine, text, window, &mut windows).unwrap();
-                assert_eq!(whole, windows, "{pre} {text:?} by {window}");
-            }
-        }
-    }
-
-    proptest! {
-        #[test]
-        fn windows_give_the_ids_of_the_whole_text(text in pieces(), window in 8_usize..40) {
-            for pre in PATTERNS {
-                let engine = engine(pre);
-                let (mut whole, mut windows) = (Vec::new(), Vec::new());
-                encode_by(&engine, &text, usize::MAX, &mut whole).unwrap();
-                encode_by(&engine, &text, window, &mut windows).unwrap();
-                prop_assert_eq!(&whole, &windows, "{} {:?} by {}", pre, text, window);
-            }
-        }
-    }
-
-    #[test]
-    fn words_of_the_greatest_length_beside_each_other_are_taken() {
-        let engine = engine("gpt-2");
-        let two = ["b", "1"]
-            .map(|each| each.repeat(LONGEST_WORD_BYTES))
-            .concat();
-        let mut ids = Vec::new();
-        encode(&engine, &two.repeat(2), &mut ids).unwrap();
-        assert_eq!(ids.len(), 4 * LONGEST_WORD_BYTES);
-    }
-
-    #[test]
-    fn a_word_that_is_longer_than_any_is_refused() {
-        let engine = engine("gpt-2");
-        let long = "b".repeat(MOST_BYTES_AT_ONCE + 1);
-        assert_eq!(encode(&engine, &long, &mut Vec::new()), Err(Undivided));
-        let divided = "bbbbbbb ".repeat(LONGEST_WORD_BYTES / 2);
-        let mut ids = Vec::new();
-        encode(&engine, &divided, &mut ids).unwrap();
-        assert_eq!(ids.len(), divided.len());
-    }
-}
+mod tests;

@@ -13,6 +13,7 @@
 //! Deliberately absent: requests, sockets, sampling, and any state shared between requests.
 
 mod byte_level;
+mod pieces;
 mod pre_tokenizer;
 pub mod provenance;
 mod python_json;
@@ -23,15 +24,14 @@ pub mod template;
 pub mod tokenizer;
 pub mod utf8;
 pub mod vocabulary;
-mod word;
 
+pub use pieces::Undivided;
 pub use provenance::Marked;
 pub use stop::StopMatcher;
 pub use template::{ChatMessage, Rendering, TemplateError, TemplateSource};
 pub use tokenizer::Tokenizer;
 pub use utf8::Detokenizer;
 pub use vocabulary::Vocabulary;
-pub use word::Undivided;
 
 use thiserror::Error;
 use worker_orcd_ipc::{TokenId, TokenizerFacts};

@@ -4,11 +4,9 @@
 //! refused. Every row was compared with llama.cpp's ids for that name.
 
 use super::TextError;
-use tokenizers::pre_tokenizers::PreTokenizerWrapper;
-use tokenizers::pre_tokenizers::byte_level::ByteLevel;
-use tokenizers::pre_tokenizers::sequence::Sequence;
-use tokenizers::pre_tokenizers::split::{Split, SplitPattern};
-use tokenizers::tokenizer::SplitDelimiterBehavior;
+use super::pieces::Undivided;
+use regex::Regex;
+use std::ops::Range;
 
 /// Applied one after the other; what a pattern matches and what lies between are words.
 type Patterns = &'static [&'static str];
@@ -68,19 +66,90 @@ impl PreTokenizer {
         })
     }
 
-    /// The cuts, then the mapping of bytes to printable characters.
-    pub(super) fn build(&self) -> Result<PreTokenizerWrapper, TextError> {
-        let mut steps = Vec::with_capacity(self.patterns.len() + 1);
-        for pattern in self.patterns {
-            let pattern = SplitPattern::Regex((*pattern).to_owned());
-            let split = Split::new(pattern, SplitDelimiterBehavior::Isolated, false)
-                .map_err(|error| TextError::Malformed(error.to_string()))?;
-            steps.push(PreTokenizerWrapper::Split(split));
-        }
-        steps.push(PreTokenizerWrapper::ByteLevel(ByteLevel::new(
-            false, false, false,
-        )));
-        Ok(PreTokenizerWrapper::Sequence(Sequence::new(steps)))
+    pub(super) fn words(&self) -> Result<Words, TextError> {
+        let cuts = self.patterns.iter().map(|pattern| Cut::new(pattern));
+        Ok(Words(cuts.collect::<Result<_, _>>()?))
+    }
+}
+
+/// A run of white space leaves its last character to the word behind it, if there is one.
+const LENDS_ITS_LAST: &str = r"\s+(?!\S)|\s+";
+
+/// A family's patterns, compiled. Without looking ahead and back again, so that a text of any length
+/// is cut in time that grows with it, and in memory that does not.
+#[derive(Debug)]
+pub(super) struct Words(Vec<Cut>);
+
+#[derive(Debug)]
+struct Cut {
+    /// Its first group, if it has one, is a run of white space.
+    pattern: Regex,
+}
+
+impl Words {
+    /// Calls `each` with all words in order, until it fails.
+    pub(super) fn of<F>(&self, text: &str, each: &mut F) -> Result<(), Undivided>
+    where
+        F: FnMut(&str) -> Result<(), Undivided>,
+    {
+        cut(&self.0, text, each)
+    }
+}
+
+fn cut<F>(cuts: &[Cut], text: &str, each: &mut F) -> Result<(), Undivided>
+where
+    F: FnMut(&str) -> Result<(), Undivided>,
+{
+    let Some((first, others)) = cuts.split_first() else {
+        return each(text);
+    };
+    first
+        .parts(text)
+        .try_for_each(|part| cut(others, part, each))
+}
+
+impl Cut {
+    fn new(pattern: &str) -> Result<Self, TextError> {
+        let pattern = Regex::new(&pattern.replace(LENDS_ITS_LAST, r"(\s+)"))
+            .map_err(|error| TextError::Malformed(error.to_string()))?;
+        Ok(Self { pattern })
+    }
+
+    /// What the pattern matches, and what lies between.
+    fn parts<'a>(&self, text: &'a str) -> impl Iterator<Item = &'a str> {
+        let mut found: Option<Range<usize>> = None;
+        let mut start = 0;
+        std::iter::from_fn(move || {
+            if start == text.len() {
+                return None;
+            }
+            let next = found.take().or_else(|| self.find(text, start));
+            let next = next.unwrap_or(text.len()..text.len());
+            let part = if next.start > start {
+                start..next.start
+            } else {
+                next.clone()
+            };
+            found = (part != next).then_some(next);
+            start = part.end;
+            Some(&text[part])
+        })
+    }
+
+    fn find(&self, text: &str, from: usize) -> Option<Range<usize>> {
+        let found = self.pattern.find_at(text, from)?;
+        let (last, c) = found.as_str().char_indices().next_back()?;
+        let may_lend = last > 0 && c.is_whitespace() && found.end() < text.len();
+        let lends = may_lend && {
+            let groups = self.pattern.captures_at(text, found.start());
+            groups.is_some_and(|groups| groups.get(1).is_some())
+        };
+        let end = if lends {
+            found.start() + last
+        } else {
+            found.end()
+        };
+        Some(found.start()..end)
     }
 }
 
@@ -97,7 +166,7 @@ mod tests {
     #[test]
     fn every_pattern_compiles() {
         for name in ["default", "gpt-2", "smollm", "llama-bpe", "qwen2", "falcon"] {
-            PreTokenizer::named(name).unwrap().build().unwrap();
+            PreTokenizer::named(name).unwrap().words().unwrap();
         }
     }
 }

@@ -2,26 +2,21 @@
 //! score first, the leftmost on a tie; what remains outside the vocabulary becomes bytes.
 //!
 //! This is llama.cpp's reading of a `llama` vocabulary. A list of ranked merges cannot express
-//! it (two pairs of equal score are ordered by place, not by rank), hence these lines instead of
-//! the `tokenizers` crate.
-//!
-//! A merge never reaches across two characters that stand beside each other in no token. A text is
-//! cut there, and each piece is merged by itself: the ids are those of the whole text, and the
-//! book-keeping is as large as the longest piece.
+//! it: two pairs of equal score are ordered by place, not by rank.
 
 use super::TextError;
+use super::pieces::{self, Merge, Undivided};
 use super::vocabulary::META_SPACE;
-use super::word::{MOST_BYTES_AT_ONCE, Undivided};
+use std::borrow::Cow;
 use std::cmp::Ordering;
-use std::collections::{BinaryHeap, HashMap, HashSet};
+use std::collections::{BinaryHeap, HashMap};
+use std::ops::Range;
 use worker_orcd_ipc::{TokenId, TokenizerFacts};
 
 #[derive(Debug)]
 pub(super) struct SentencePiece {
     ids: HashMap<String, u32>,
     scores: Vec<f32>,
-    /// Characters that stand beside each other in some token.
-    neighbours: HashSet<(char, char)>,
     /// The token of each byte; a byte without one is the unknown token.
     bytes: Vec<Option<TokenId>>,
     unknown: Option<TokenId>,
@@ -47,11 +42,9 @@ impl SentencePiece {
             let why = "some bytes have no token, and there is no unknown token";
             return Err(TextError::Malformed(why.to_owned()));
         }
-        let neighbours = tokens.iter().flat_map(|token| pairs(token)).collect();
         Ok(Self {
             ids,
             scores: scores.to_vec(),
-            neighbours,
             bytes,
             unknown,
         })
@@ -60,41 +53,23 @@ impl SentencePiece {
     /// Appends the ids of a text that holds no special tokens.
     ///
     /// # Errors
-    /// When a piece that may become one token is too long.
+    /// When the vocabulary is none that people make, and the text too long for it.
     pub(super) fn encode(
         &self,
         text: &str,
         space_prefix: bool,
         out: &mut Vec<TokenId>,
     ) -> Result<(), Undivided> {
-        let escaped = text.chars().map(|c| if c == ' ' { META_SPACE } else { c });
-        let mut piece = String::new();
-        let mut last = None;
-        for c in space_prefix
-            .then_some(META_SPACE)
-            .into_iter()
-            .chain(escaped)
-        {
-            if last.is_some_and(|last| !self.neighbours.contains(&(last, c))) {
-                self.encode_piece(&piece, out);
-                piece.clear();
-            }
-            piece.push(c);
-            if piece.len() > MOST_BYTES_AT_ONCE {
-                return Err(Undivided);
-            }
-            last = Some(c);
-        }
-        self.encode_piece(&piece, out);
-        Ok(())
+        pieces::encode(&self.text(text, space_prefix), out)
     }
 
-    fn encode_piece(&self, piece: &str, out: &mut Vec<TokenId>) {
-        let mut word = Word::new(piece);
-        word.merge(self);
-        for symbol in word.remaining() {
-            self.append(symbol, out);
-        }
+    fn text<'a>(&'a self, text: &'a str, space_prefix: bool) -> Text<'a> {
+        let text = if space_prefix {
+            Cow::Owned([" ", text].concat())
+        } else {
+            Cow::Borrowed(text)
+        };
+        Text { model: self, text }
     }
 
     fn append(&self, symbol: &str, out: &mut Vec<TokenId>) {
@@ -114,8 +89,47 @@ impl SentencePiece {
     }
 }
 
-fn pairs(token: &str) -> impl Iterator<Item = (char, char)> {
-    token.chars().zip(token.chars().skip(1))
+fn escape(text: &str) -> String {
+    text.chars()
+        .map(|c| if c == ' ' { META_SPACE } else { c })
+        .collect()
+}
+
+/// As it came: escaped are only those parts of it that are looked at.
+#[derive(Debug)]
+struct Text<'a> {
+    model: &'a SentencePiece,
+    text: Cow<'a, str>,
+}
+
+impl Merge for Text<'_> {
+    type Token = ();
+
+    fn len(&self) -> usize {
+        self.text.len()
+    }
+
+    fn merge(&self, part: Range<usize>) -> Vec<((), usize)> {
+        let text = &self.text[part];
+        let escaped = escape(text);
+        let mut word = Word::new(&escaped);
+        word.merge(self.model);
+        let mut lengths = text.chars().map(char::len_utf8);
+        word.remaining()
+            .map(|symbol| ((), lengths.by_ref().take(symbol.chars().count()).sum()))
+            .collect()
+    }
+
+    fn append(&self, (): (), part: Range<usize>, out: &mut Vec<TokenId>) {
+        self.model.append(&escape(&self.text[part]), out);
+    }
+
+    fn floor(&self, at: usize) -> usize {
+        (0..=at)
+            .rev()
+            .find(|at| self.text.is_char_boundary(*at))
+            .unwrap_or(0)
+    }
 }
 
 /// A text as a list of symbols that grow into each other.
@@ -264,24 +278,27 @@ mod tests {
 
     proptest! {
         #[test]
-        fn pieces_give_the_ids_of_the_whole_text(text in "[abcdé ]{0,40}") {
+        fn pieces_give_the_ids_of_the_whole_text(
+            text in "[abcdé▁ ]{0,80}", space_prefix: bool, piece in 1_usize..40
+        ) {
             let model = model();
+            let text = model.text(&text, space_prefix);
+            let escaped = escape(&text.text);
+            let mut word = Word::new(&escaped);
+            word.merge(&model);
             let (mut whole, mut pieces) = (Vec::new(), Vec::new());
-            model.encode_piece(&text.replace(' ', "▁"), &mut whole);
-            model.encode(&text, false, &mut pieces).unwrap();
+            word.remaining().for_each(|symbol| model.append(symbol, &mut whole));
+            pieces::encode_small(&text, piece, &mut pieces).unwrap();
             prop_assert_eq!(whole, pieces);
         }
     }
 
     #[test]
-    fn a_piece_that_is_longer_than_any_is_refused() {
-        let model = model();
+    fn a_text_as_long_as_a_body_is_taken_apart() {
         let mut ids = Vec::new();
-        let long = "a".repeat(MOST_BYTES_AT_ONCE + 1);
-        assert_eq!(model.encode(&long, false, &mut ids), Err(Undivided));
-        ids.clear();
-        let divided = "acb".repeat(MOST_BYTES_AT_ONCE);
-        model.encode(&divided, false, &mut ids).unwrap();
-        assert_eq!(ids.len(), 3 * MOST_BYTES_AT_ONCE);
+        model()
+            .encode(&"a".repeat(1 << 20), false, &mut ids)
+            .unwrap();
+        assert_eq!(ids.len(), 1 << 18);
     }
 }

@@ -1,16 +1,13 @@
 //! Text to token ids, equal to llama.cpp's for every tokenizer that is accepted.
 
 use super::TextError;
-use super::byte_level;
-use super::pre_tokenizer::PreTokenizer;
+use super::byte_level::ByteLevel;
+use super::pieces::Undivided;
 use super::provenance::Marked;
 use super::sentence_piece::SentencePiece;
 use super::special::{Fragment, SpecialTokens};
 use super::template::ChatMessage;
 use super::vocabulary::names_every_byte;
-use super::word::Undivided;
-use tokenizers::models::bpe::{BPE, Vocab};
-use tokenizers::{ModelWrapper, Tokenizer as Engine};
 use worker_orcd_ipc::{TokenId, TokenizerFacts, TokenizerKind};
 
 #[derive(Debug)]
@@ -25,7 +22,7 @@ pub struct Tokenizer {
 
 #[derive(Debug)]
 enum Model {
-    ByteLevelBpe(Box<Engine>),
+    ByteLevelBpe(Box<ByteLevel>),
     SentencePiece {
         model: SentencePiece,
         space_prefix: bool,
@@ -37,7 +34,9 @@ impl Tokenizer {
     /// When the pre-tokenizer is unknown or the facts contradict themselves.
     pub fn from_facts(facts: &TokenizerFacts) -> Result<Self, TextError> {
         let model = match facts.kind {
-            TokenizerKind::ByteLevelBpe => Model::ByteLevelBpe(Box::new(byte_level_bpe(facts)?)),
+            TokenizerKind::ByteLevelBpe => {
+                Model::ByteLevelBpe(Box::new(ByteLevel::from_facts(facts)?))
+            }
             TokenizerKind::SentencePiece => Model::SentencePiece {
                 model: SentencePiece::from_facts(facts)?,
                 space_prefix: facts.add_space_prefix,
@@ -116,10 +115,12 @@ impl Tokenizer {
     }
 
     fn encode_whole(&self, prompt: &str, clients_own: &[bool]) -> Result<Vec<TokenId>, Undivided> {
-        let mut ids = Vec::with_capacity(prompt.len() / 3 + 2);
+        // As many as there can be: what is not written takes no memory, and growing would copy.
+        let mut ids = Vec::with_capacity(prompt.len() + 3);
         ids.extend(self.begin);
         self.encode_fragments(prompt, clients_own, &mut ids)?;
         ids.extend(self.end);
+        ids.shrink_to_fit();
         Ok(ids)
     }
 
@@ -175,7 +176,7 @@ impl Tokenizer {
                 model,
                 space_prefix,
             } => model.encode(text, *space_prefix && after_special, out),
-            Model::ByteLevelBpe(engine) => byte_level::encode(engine, text, out),
+            Model::ByteLevelBpe(model) => model.encode(text, out),
         }
     }
 }
@@ -191,32 +192,6 @@ fn longest_token_bytes(facts: &TokenizerFacts, special: &SpecialTokens) -> Optio
         return None;
     }
     facts.tokens.iter().map(String::len).max()
-}
-
-fn byte_level_bpe(facts: &TokenizerFacts) -> Result<Engine, TextError> {
-    let malformed = |why: String| TextError::Malformed(why);
-    let pre = PreTokenizer::named(&facts.pre)?;
-    let vocabulary: Vocab = facts.tokens.iter().cloned().zip(0..).collect();
-    let merges = facts
-        .merges
-        .iter()
-        .map(|merge| split_merge(merge).ok_or_else(|| malformed(format!("no merge: {merge:?}"))))
-        .collect::<Result<Vec<_>, _>>()?;
-    let bpe = BPE::builder()
-        .vocab_and_merges(vocabulary, merges)
-        .ignore_merges(pre.ignore_merges)
-        .build()
-        .map_err(|error| malformed(error.to_string()))?;
-    let mut engine = Engine::new(ModelWrapper::BPE(bpe));
-    engine.with_pre_tokenizer(Some(pre.build()?));
-    Ok(engine)
-}
-
-/// `left right`; the left side may itself begin with a space.
-fn split_merge(merge: &str) -> Option<(String, String)> {
-    let first = merge.chars().next()?.len_utf8();
-    let at = first + merge[first..].find(' ')?;
-    Some((merge[..at].to_owned(), merge[at + 1..].to_owned()))
 }
 
 fn wanted(add: bool, token: Option<TokenId>, name: &str) -> Result<Option<TokenId>, TextError> {

@@ -119,17 +119,19 @@ fn parse_byte(text: &str) -> Result<u8, String> {
 
 /// A token with a character outside the alphabet was never byte-encoded: it stands for itself.
 fn append_byte_level(text: &str, out: &mut Vec<u8>) {
-    let start = out.len();
-    for c in text.chars() {
-        match BYTE_OF_CHAR.get(c as usize).copied().flatten() {
-            Some(byte) => out.push(byte),
-            None => {
-                out.truncate(start);
-                out.extend_from_slice(text.as_bytes());
-                return;
-            }
-        }
+    match bytes_of(text) {
+        Some(bytes) => out.extend(bytes),
+        None => out.extend_from_slice(text.as_bytes()),
     }
+}
+
+/// The bytes that a token is written for, if all of it is of the alphabet.
+pub(super) fn bytes_of(text: &str) -> Option<Vec<u8>> {
+    text.chars().map(byte_of_char).collect()
+}
+
+pub(super) fn byte_of_char(c: char) -> Option<u8> {
+    BYTE_OF_CHAR.get(c as usize).copied().flatten()
 }
 
 /// Whether each byte has a token of its own, so that no byte of a text is lost.
@@ -138,7 +140,7 @@ pub(super) fn names_every_byte(tokens: &[String]) -> bool {
     for token in tokens {
         let mut chars = token.chars();
         if let (Some(c), None) = (chars.next(), chars.next())
-            && let Some(byte) = BYTE_OF_CHAR.get(c as usize).copied().flatten()
+            && let Some(byte) = byte_of_char(c)
         {
             named[usize::from(byte)] = true;
         }

@@ -38,6 +38,7 @@ impl Child {
                 token_interval_ms: script.token_interval_ms,
                 max_running: script.max_running,
                 chat_template: script.chat_template,
+                merges: script.merges,
                 ..Script::behave()
             };
         }
@@ -90,6 +91,7 @@ impl Child {
         if let Some(template) = &self.script.chat_template {
             report.tokenizer.chat_template = Some(template.clone());
         }
+        facts::add_merges(&mut report, &self.script.merges);
         self.link.send(Event::Ready(Box::new(report)));
     }
 

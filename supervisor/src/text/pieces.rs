@@ -1,0 +1,187 @@
+//! Merging a text of any length, a piece at a time.
+//!
+//! Merging takes the pair of neighbours with the lowest rank, of several the leftmost, makes one token
+//! of it, and goes on until no pair has a rank. Its book-keeping is many times the text. But whether two
+//! tokens stay apart depends on these two alone: if `X` merges to `… x` and `Y` to `y …`, and the text of
+//! `xy` to these two, then `XY` merges to `… x y …`.
+//!
+//! For suppose that pairs across the border were merged in `XY`, and look at the first. Until then nothing
+//! reached across an end of `x` or of `y`, so that inside these two the same was done in the same order
+//! as where they are alone. There the pair stood too, and no other had a lower rank: it was merged.
+//!
+//! So a piece is merged, its last tokens, which what follows may change, are given up, and the next piece
+//! begins behind those that are left; a token earlier where the two at the border would not stay apart.
+
+use std::ops::Range;
+use thiserror::Error;
+use worker_orcd_ipc::TokenId;
+
+/// Shorter texts are merged whole.
+const PIECE_BYTES: usize = 4 << 10;
+
+/// Texts up to this length are merged whole where no smaller pieces fit together.
+const LONGEST_PIECE_BYTES: usize = 64 << 10;
+
+/// Places that are looked at for one where two pieces fit together.
+const PLACES: usize = 16;
+
+/// A vocabulary can be made in which a token depends on all that follows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
+#[error(
+    "holds one word of more than {LONGEST_PIECE_BYTES} bytes that the model's vocabulary leaves undecided to its end"
+)]
+pub struct Undivided;
+
+/// What is merged: how a model reads some bytes.
+pub(super) trait Merge {
+    type Token: Copy;
+
+    fn len(&self) -> usize;
+
+    /// The tokens of a part as if there were no more, and of how many bytes each is.
+    fn merge(&self, part: Range<usize>) -> Vec<(Self::Token, usize)>;
+
+    /// Appends the ids of one of the tokens, which is this part.
+    fn append(&self, token: Self::Token, part: Range<usize>, out: &mut Vec<TokenId>);
+
+    /// The last place up to this one where a part may end.
+    fn floor(&self, at: usize) -> usize;
+}
+
+/// Appends the ids of a text.
+///
+/// # Errors
+/// When no pieces fit together.
+pub(super) fn encode(text: &impl Merge, out: &mut Vec<TokenId>) -> Result<(), Undivided> {
+    encode_by(text, PIECE_BYTES, LONGEST_PIECE_BYTES, out)
+}
+
+fn encode_by(
+    text: &impl Merge,
+    least: usize,
+    most: usize,
+    out: &mut Vec<TokenId>,
+) -> Result<(), Undivided> {
+    let before = out.len();
+    let mut bytes = least;
+    loop {
+        if encode_pieces_of(bytes, text, out).is_ok() {
+            return Ok(());
+        }
+        out.truncate(before);
+        if bytes >= most {
+            return Err(Undivided);
+        }
+        bytes *= 2;
+    }
+}
+
+fn encode_pieces_of<M: Merge>(
+    bytes: usize,
+    text: &M,
+    out: &mut Vec<TokenId>,
+) -> Result<(), Undivided> {
+    let mut piece = Piece::new(text, 0, bytes);
+    while piece.range.end < text.len() {
+        let (kept, next) = piece.followed_by(text, bytes).ok_or(Undivided)?;
+        piece.append(text, kept, out);
+        piece = next;
+    }
+    piece.append(text, piece.tokens.len(), out);
+    Ok(())
+}
+
+#[derive(Debug)]
+struct Piece<T> {
+    range: Range<usize>,
+    tokens: Vec<(T, usize)>,
+}
+
+impl<T: Copy> Piece<T> {
+    fn new(text: &impl Merge<Token = T>, start: usize, bytes: usize) -> Self {
+        let range = start..text.floor((start + bytes).min(text.len()));
+        let tokens = text.merge(range.clone());
+        Self { range, tokens }
+    }
+
+    /// How many tokens are kept, and the piece behind them.
+    fn followed_by(&self, text: &impl Merge<Token = T>, bytes: usize) -> Option<(usize, Self)> {
+        let settled = self.range.end - bytes / 8;
+        let mut ends = Vec::with_capacity(self.tokens.len());
+        let mut end = self.range.start;
+        for (_, len) in &self.tokens {
+            end += len;
+            ends.push(end);
+        }
+        let most = ends.partition_point(|end| *end <= settled);
+        (1..=most).rev().take(PLACES).find_map(|kept| {
+            let end = ends[kept - 1];
+            let next = Self::new(text, end, bytes);
+            let (_, last) = self.tokens[kept - 1];
+            let (_, first) = *next.tokens.first()?;
+            stay_apart(text, end - last..end, first).then_some((kept, next))
+        })
+    }
+
+    fn append(&self, text: &impl Merge<Token = T>, count: usize, out: &mut Vec<TokenId>) {
+        let mut start = self.range.start;
+        for (token, len) in &self.tokens[..count] {
+            text.append(*token, start..start + len, out);
+            start += len;
+        }
+    }
+}
+
+/// Whether a token and the next one are merged to themselves where there is nothing else.
+fn stay_apart(text: &impl Merge, left: Range<usize>, right: usize) -> bool {
+    let both = text.merge(left.start..left.end + right);
+    let lengths = both.iter().map(|(_, len)| *len);
+    lengths.eq([left.len(), right])
+}
+
+#[cfg(test)]
+pub(super) fn encode_small(
+    text: &impl Merge,
+    bytes: usize,
+    out: &mut Vec<TokenId>,
+) -> Result<(), Undivided> {
+    encode_by(text, bytes, usize::MAX / 2, out)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// One token, however long: it takes the whole text to know it.
+    #[derive(Debug)]
+    struct Undecided(usize);
+
+    impl Merge for Undecided {
+        type Token = ();
+
+        fn len(&self) -> usize {
+            self.0
+        }
+
+        fn merge(&self, part: Range<usize>) -> Vec<((), usize)> {
+            vec![((), part.len())]
+        }
+
+        fn append(&self, (): (), _: Range<usize>, out: &mut Vec<TokenId>) {
+            out.push(TokenId(7));
+        }
+
+        fn floor(&self, at: usize) -> usize {
+            at
+        }
+    }
+
+    #[test]
+    fn what_no_piece_decides_is_merged_whole_up_to_a_length() {
+        let mut ids = vec![TokenId(1)];
+        encode(&Undecided(LONGEST_PIECE_BYTES), &mut ids).unwrap();
+        assert_eq!(ids, [TokenId(1), TokenId(7)]);
+        let longer = encode(&Undecided(LONGEST_PIECE_BYTES + 1), &mut ids);
+        assert_eq!(longer, Err(Undivided));
+    }
+}
