@@ -14,9 +14,9 @@
 use crate::fault_injection::Saboteur;
 use worker_orcd_ipc::{DeviceFacts, Fault, MemoryReport, RequestId, Sampling, TokenId};
 
+mod common;
 pub mod cpu;
 pub mod cuda;
-mod parts;
 
 /// Index of a KV page in the device's arena.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!            ┌─ config  (+ rope) ─── ModelConfig ─┐
-//! gguf ──────┼─ weights ──────────── ModelWeights ┴─ the device
+//! gguf ──────┼─ weights (+ layer) ── ModelWeights ┴─ the device
 //! (Header)   ├─ tokenizer_facts ──── TokenizerFacts ┐
 //!            ├─ sampling_advice ──── SamplingAdvice ┤
 //!            └─ model_facts ──────── ModelFacts ────┴─ the supervisor
@@ -15,6 +15,7 @@ pub mod config;
 mod error;
 pub mod gguf;
 pub mod gguf_builder;
+mod layer;
 mod model_facts;
 mod rope;
 mod sampling_advice;
@@ -26,7 +27,8 @@ pub use config::{Architecture, ModelConfig, RopeStyle};
 pub use error::ModelError;
 pub use gguf::{GgufError, GgufFile, Header, TensorView};
 pub use gguf_builder::{GgufBuilder, Meta};
+pub use layer::{Layer, Linear, Mapping, ModelWeights};
 pub use model_facts::model_facts;
 pub use sampling_advice::sampling_advice;
 pub use tokenizer_facts::tokenizer_facts;
-pub use weights::{LayerWeights, Linear, ModelWeights};
+pub use weights::{FileLinear, FileWeights};

@@ -6,47 +6,17 @@
 use super::config::{Architecture, ModelConfig};
 use super::error::ModelError;
 use super::gguf::{Header, TensorView};
+use super::layer::{Layer, Linear, ModelWeights};
 use super::rope;
 use std::collections::HashSet;
 use worker_orcd_kernels::TensorType;
 
-/// `y = W x + b`; `weight` is `[n_out, n_in]` row-major with `n_in` contiguous.
-#[derive(Debug, Clone, Copy)]
-pub struct Linear<'a> {
-    pub weight: TensorView<'a>,
-    /// `[n_out]` F32.
-    pub bias: Option<TensorView<'a>>,
-}
+/// The model's tensors as views into the mapped file.
+pub type FileWeights<'a> = ModelWeights<TensorView<'a>, TensorView<'a>>;
+pub type FileLinear<'a> = Linear<TensorView<'a>, TensorView<'a>>;
+type FileLayer<'a> = Layer<TensorView<'a>, TensorView<'a>>;
 
-#[derive(Debug, Clone)]
-pub struct LayerWeights<'a> {
-    pub attn_norm: TensorView<'a>,
-    /// Phi-3 keeps Q, K and V in one tensor: then each of these is a row range of it.
-    pub q: Linear<'a>,
-    pub k: Linear<'a>,
-    pub v: Linear<'a>,
-    /// Qwen3: RMS norm over each head before RoPE, `[head_dim]`.
-    pub q_norm: Option<TensorView<'a>>,
-    pub k_norm: Option<TensorView<'a>>,
-    pub attn_output: Linear<'a>,
-    pub ffn_norm: TensorView<'a>,
-    /// Phi-3 keeps gate and up in one tensor: then each of these is a row range of it.
-    pub ffn_gate: Linear<'a>,
-    pub ffn_up: Linear<'a>,
-    pub ffn_down: Linear<'a>,
-}
-
-#[derive(Debug, Clone)]
-pub struct ModelWeights<'a> {
-    /// `[vocab, n_embd]`.
-    pub token_embd: TensorView<'a>,
-    pub layers: Vec<LayerWeights<'a>>,
-    pub output_norm: TensorView<'a>,
-    /// `[vocab, n_embd]`; the embedding itself when the file ties them.
-    pub output: Linear<'a>,
-}
-
-impl<'a> ModelWeights<'a> {
+impl<'a> FileWeights<'a> {
     /// # Errors
     /// When a tensor is missing, has another shape than the configuration says, a type that its
     /// role does not allow, or no role at all.
@@ -58,16 +28,12 @@ impl<'a> ModelWeights<'a> {
         let (vocab, n_embd) = (config.vocab_size, config.n_embd);
         let token_embd = tensors.matrix("token_embd.weight", vocab, n_embd)?;
         let output_norm = tensors.vector("output_norm.weight", n_embd)?;
-        let output = Linear {
-            weight: tensors
-                .optional_matrix("output.weight", vocab, n_embd)?
-                .unwrap_or(token_embd),
-            bias: tensors.optional_vector("output.bias", vocab)?,
-        };
+        let output = tensors.optional_matrix("output.weight", vocab, n_embd)?;
+        let bias = tensors.optional_vector("output.bias", vocab)?;
         let mut layers = Vec::new();
         for index in 0..config.n_layers {
             layers.push(
-                Layer {
+                LayerReader {
                     tensors: &mut tensors,
                     config,
                     index,
@@ -77,48 +43,44 @@ impl<'a> ModelWeights<'a> {
         }
         tensors.refuse_unused(config)?;
         Ok(Self {
-            token_embd,
+            token_embd: output.map(|_| token_embd),
             layers,
             output_norm,
-            output,
+            output: Linear {
+                weight: output.unwrap_or(token_embd),
+                bias,
+            },
         })
     }
 }
 
 /// One layer's tensors by name.
-struct Layer<'t, 'h, 'a> {
+struct LayerReader<'t, 'h, 'a> {
     tensors: &'t mut Tensors<'h, 'a>,
     config: &'t ModelConfig,
     index: usize,
 }
 
-impl<'a> Layer<'_, '_, 'a> {
-    fn read(mut self) -> Result<LayerWeights<'a>, ModelError> {
+impl<'a> LayerReader<'_, '_, 'a> {
+    fn read(mut self) -> Result<FileLayer<'a>, ModelError> {
         let config = self.config;
         let q_dim = config.n_heads * config.head_dim;
         let attn_norm = self.vector("attn_norm.weight", config.n_embd)?;
-        let [q, k, v] = self.qkv()?;
+        let qkv = self.qkv()?;
         let (q_norm, k_norm) = self.head_norms()?;
-        let attn_output = self.linear("attn_output", config.n_embd, q_dim)?;
-        let ffn_norm = self.vector("ffn_norm.weight", config.n_embd)?;
-        let [ffn_gate, ffn_up] = self.gate_and_up()?;
-        let ffn_down = self.linear("ffn_down", config.n_embd, config.n_ff)?;
-        Ok(LayerWeights {
+        Ok(Layer {
             attn_norm,
-            q,
-            k,
-            v,
+            qkv,
             q_norm,
             k_norm,
-            attn_output,
-            ffn_norm,
-            ffn_gate,
-            ffn_up,
-            ffn_down,
+            attn_output: self.linear("attn_output", config.n_embd, q_dim)?,
+            ffn_norm: self.vector("ffn_norm.weight", config.n_embd)?,
+            gate_up: self.gate_and_up()?,
+            ffn_down: self.linear("ffn_down", config.n_embd, config.n_ff)?,
         })
     }
 
-    fn qkv(&mut self) -> Result<[Linear<'a>; 3], ModelError> {
+    fn qkv(&mut self) -> Result<[FileLinear<'a>; 3], ModelError> {
         let config = self.config;
         let q_dim = config.n_heads * config.head_dim;
         let kv_dim = config.n_kv_heads * config.head_dim;
@@ -160,7 +122,7 @@ impl<'a> Layer<'_, '_, 'a> {
         Ok((Some(q_norm), Some(k_norm)))
     }
 
-    fn gate_and_up(&mut self) -> Result<[Linear<'a>; 2], ModelError> {
+    fn gate_and_up(&mut self) -> Result<[FileLinear<'a>; 2], ModelError> {
         let (n_ff, n_embd) = (self.config.n_ff, self.config.n_embd);
         if self.config.architecture == Architecture::Phi3 {
             let fused = self.linear("ffn_up", 2 * n_ff, n_embd)?;
@@ -188,7 +150,12 @@ impl<'a> Layer<'_, '_, 'a> {
         self.tensors.vector(&name, len)
     }
 
-    fn linear(&mut self, stem: &str, n_out: usize, n_in: usize) -> Result<Linear<'a>, ModelError> {
+    fn linear(
+        &mut self,
+        stem: &str,
+        n_out: usize,
+        n_in: usize,
+    ) -> Result<FileLinear<'a>, ModelError> {
         let name = self.name(stem);
         Ok(Linear {
             weight: self
@@ -202,7 +169,7 @@ impl<'a> Layer<'_, '_, 'a> {
 }
 
 /// Some of the outputs of a fused linear layer, whose shape was checked to hold them.
-fn slice(fused: Linear<'_>, start: usize, len: usize) -> Linear<'_> {
+fn slice(fused: FileLinear<'_>, start: usize, len: usize) -> FileLinear<'_> {
     Linear {
         weight: fused
             .weight

@@ -1,7 +1,7 @@
 //! The forward pass written with the scalar references: slow, in double precision where it sums,
 //! and without an idea of devices.
 
-use worker_orcd_gpu::model::{Linear, ModelConfig, ModelWeights, RopeStyle, TensorView};
+use worker_orcd_gpu::model::{FileLinear, FileWeights, ModelConfig, RopeStyle, TensorView};
 use worker_orcd_ipc::TokenId;
 use worker_orcd_kernels::dequantize_row;
 use worker_orcd_kernels::reference::attention::{AttentionShape, attention};
@@ -16,7 +16,7 @@ fn values(tensor: &TensorView<'_>) -> Vec<f32> {
     values
 }
 
-fn apply(linear: &Linear<'_>, x: &[f32]) -> Vec<f32> {
+fn apply(linear: &FileLinear<'_>, x: &[f32]) -> Vec<f32> {
     let bias = linear.bias.as_ref().map(values);
     matmul(&values(&linear.weight), x, bias.as_deref())
 }
@@ -28,10 +28,10 @@ fn add(x: &mut [f32], y: &[f32]) {
 /// The residual stream behind the last layer, at every position.
 pub fn forward(
     config: &ModelConfig,
-    weights: &ModelWeights<'_>,
+    weights: &FileWeights<'_>,
     tokens: &[TokenId],
 ) -> Vec<Vec<f32>> {
-    let table = values(&weights.token_embd);
+    let table = values(weights.token_embd());
     let row = |token: &TokenId| table[token.index() * config.n_embd..][..config.n_embd].to_vec();
     let mut stream: Vec<Vec<f32>> = tokens.iter().map(row).collect();
     let shape = AttentionShape {
@@ -44,7 +44,7 @@ pub fn forward(
         let (mut keys, mut kept) = (Vec::new(), Vec::new());
         for (position, x) in stream.iter_mut().enumerate() {
             let input = rmsnorm(x, &values(&layer.attn_norm), config.norm_eps);
-            let turned = |linear: &Linear<'_>, norm: &Option<TensorView<'_>>| {
+            let turned = |linear: &FileLinear<'_>, norm: &Option<TensorView<'_>>| {
                 let mut rows = apply(linear, &input);
                 for head in rows.chunks_exact_mut(config.head_dim) {
                     if let Some(norm) = norm {
@@ -54,16 +54,14 @@ pub fn forward(
                 }
                 rows
             };
-            let q = turned(&layer.q, &layer.q_norm);
-            keys.extend(turned(&layer.k, &layer.k_norm));
-            kept.extend(apply(&layer.v, &input));
+            let ([q, k, v], [gate, up]) = (&layer.qkv, &layer.gate_up);
+            let q = turned(q, &layer.q_norm);
+            keys.extend(turned(k, &layer.k_norm));
+            kept.extend(apply(v, &input));
             let seen = attention(&q, &keys, &kept, &shape);
             add(x, &apply(&layer.attn_output, &seen));
             let input = rmsnorm(x, &values(&layer.ffn_norm), config.norm_eps);
-            let inner = silu_mul(
-                &apply(&layer.ffn_gate, &input),
-                &apply(&layer.ffn_up, &input),
-            );
+            let inner = silu_mul(&apply(gate, &input), &apply(up, &input));
             add(x, &apply(&layer.ffn_down, &inner));
         }
     }

@@ -7,7 +7,7 @@ use std::sync::Mutex;
 use worker_orcd_gpu::device::cpu::{CpuExecutor, CpuOptions};
 use worker_orcd_gpu::device::{Batch, Checkpoint, Executor, PageId, SampleWork, SequenceWork, Tap};
 use worker_orcd_gpu::model::{
-    Architecture, LayerWeights, Linear, ModelConfig, ModelWeights, RopeStyle, TensorView,
+    Architecture, FileWeights, Layer, Linear, ModelConfig, RopeStyle, TensorView,
 };
 use worker_orcd_ipc::{Fault, RequestId, Sampling, TokenId};
 use worker_orcd_kernels::TensorType;
@@ -78,7 +78,7 @@ impl Tensor {
     }
 }
 
-/// Owns what [`ModelWeights`] borrow.
+/// Owns what [`FileWeights`] borrow.
 pub struct Model {
     pub config: ModelConfig,
     tensors: Vec<Tensor>,
@@ -173,7 +173,7 @@ impl Model {
         });
     }
 
-    pub fn weights(&self) -> ModelWeights<'_> {
+    pub fn weights(&self) -> FileWeights<'_> {
         let view = |index: usize| self.tensors[index].view();
         let linear = |index, bias: Option<usize>| Linear {
             weight: view(index),
@@ -181,13 +181,10 @@ impl Model {
         };
         let layer = |n: usize| {
             let at = |index: usize| n * PER_LAYER + index;
-            LayerWeights {
-                q: linear(at(0), Some(at(11))),
-                k: linear(at(1), Some(at(12))),
-                v: linear(at(2), Some(at(13))),
+            Layer {
+                qkv: [0, 1, 2].map(|part| linear(at(part), Some(at(11 + part)))),
                 attn_output: linear(at(3), None),
-                ffn_gate: linear(at(4), None),
-                ffn_up: linear(at(5), None),
+                gate_up: [4, 5].map(|part| linear(at(part), None)),
                 ffn_down: linear(at(6), None),
                 attn_norm: view(at(7)),
                 ffn_norm: view(at(8)),
@@ -197,8 +194,8 @@ impl Model {
         };
         let n_layers = self.config.n_layers;
         let last = n_layers * PER_LAYER;
-        ModelWeights {
-            token_embd: view(last),
+        FileWeights {
+            token_embd: (!self.tied).then(|| view(last)),
             layers: (0..n_layers).map(layer).collect(),
             output_norm: view(last + 2),
             output: linear(if self.tied { last } else { last + 1 }, None),

@@ -10,7 +10,7 @@ use super::linear::{Engine, FEW_ROWS, Projection, Put};
 use super::plan::Plan;
 use super::pool::Disjoint;
 use super::scratch::Scratch;
-use super::weights::{CpuLayer, CpuLinear, CpuWeights};
+use super::weights::{CpuWeights, Layer, Linear};
 use super::{head, plan::Row};
 use crate::device::{Batch, Checkpoint, Tap};
 use crate::model::ModelConfig;
@@ -94,7 +94,7 @@ fn watch(tap: &mut dyn Tap, plan: &Plan<'_>, checkpoint: Checkpoint, values: &[f
 impl Model<'_> {
     fn embed(&self, plan: &Plan<'_>, scratch: &mut Scratch) {
         let n_embd = self.config.n_embd;
-        let table = self.weights.matrix(&self.weights.tensors.token_embd);
+        let table = self.weights.matrix(self.weights.tensors.token_embd());
         let (x, angles) = (
             Disjoint::new(&mut scratch.x),
             Disjoint::new(&mut scratch.rope),
@@ -112,7 +112,7 @@ impl Model<'_> {
     fn attend(
         &self,
         plan: &Plan<'_>,
-        (index, layer): (usize, &CpuLayer),
+        (index, layer): (usize, &Layer),
         kv: &mut KvCache,
         scratch: &mut Scratch,
     ) {
@@ -137,10 +137,11 @@ impl Model<'_> {
         );
         let attn = &mut attn[..tokens * q_width];
 
+        let [q, k, v] = &layer.qkv;
         let projections = [
-            self.projection(&layer.q, 0),
-            self.projection(&layer.k, q_width),
-            self.projection(&layer.v, q_width + kv_width),
+            self.projection(q, 0),
+            self.projection(k, q_width),
+            self.projection(v, q_width + kv_width),
         ];
         let norm = &mut norm[..tokens * config.n_embd];
         self.normalize(x, &layer.attn_norm, norm);
@@ -173,7 +174,7 @@ impl Model<'_> {
             .project(&input, tokens, &output, (x, config.n_embd, Put::Add));
     }
 
-    fn feed_forward(&self, tokens: usize, layer: &CpuLayer, scratch: &mut Scratch) {
+    fn feed_forward(&self, tokens: usize, layer: &Layer, scratch: &mut Scratch) {
         let (n_embd, n_ff) = (self.config.n_embd, self.config.n_ff);
         let Scratch {
             x,
@@ -185,10 +186,7 @@ impl Model<'_> {
         let (x, ff) = (&mut x[..tokens * n_embd], &mut ff[..tokens * n_ff]);
         let norm = &mut norm[..tokens * n_embd];
 
-        let gate_up = [
-            self.projection(&layer.ffn_gate, 0),
-            self.projection(&layer.ffn_up, 0),
-        ];
+        let gate_up = layer.gate_up.each_ref().map(|it| self.projection(it, 0));
         self.normalize(x, &layer.ffn_norm, norm);
         self.engine.quantize(
             norm,
@@ -209,7 +207,7 @@ impl Model<'_> {
         );
     }
 
-    pub fn projection<'a>(&'a self, linear: &'a CpuLinear, column: usize) -> Projection<'a> {
+    pub fn projection<'a>(&'a self, linear: &'a Linear, column: usize) -> Projection<'a> {
         let weight = self.weights.matrix(&linear.weight);
         Projection {
             weight,
@@ -236,7 +234,7 @@ impl Model<'_> {
     fn turn_and_keep(
         &self,
         plan: &Plan<'_>,
-        (index, layer): (usize, &CpuLayer),
+        (index, layer): (usize, &Layer),
         angles: &[RopeRow],
         qkv: &mut [f32],
         kv: &mut KvCache,

@@ -7,15 +7,16 @@ use super::kv::{KvCache, KvShape};
 use super::memory::{self, Arena, Purpose};
 use super::pool::{Disjoint, Pool};
 use super::scratch::Scratch;
-use super::weights::{CpuLayer, CpuLinear, CpuTensors, CpuWeights, Placed};
-use crate::device::parts;
-use crate::model::{Linear, ModelConfig, ModelWeights, TensorView};
+use super::weights::{CpuWeights, Placed};
+use crate::device::common;
+use crate::device::common::placement::{Layout, check_size, values};
+use crate::model::{FileWeights, Mapping, ModelConfig, TensorView};
 use twox_hash::xxhash3_128::Hasher;
 use worker_orcd_ipc::Fault;
 use worker_orcd_kernels::cpu::{Isa, PackedShape, TILE_TOKENS};
 
 /// Matrices start at cache lines.
-const ALIGNMENT: usize = 64;
+const ALIGNMENT: u64 = 64;
 /// Bytes packed between two reports of progress.
 const PROGRESS_BYTES: usize = 8 << 20;
 /// Without an order, the KV cache holds this many sequences of full length …
@@ -25,7 +26,7 @@ const DEFAULT_KV_BYTES: u64 = 1 << 30;
 
 pub fn load(
     config: &ModelConfig,
-    weights: &ModelWeights<'_>,
+    weights: &FileWeights<'_>,
     options: &CpuOptions,
     isa: Isa,
     progress: &mut dyn FnMut(u64, u64),
@@ -36,25 +37,25 @@ pub fn load(
     let pool = Pool::new(threads).map_err(|error| Fault::Io {
         message: format!("starting {threads} threads: {error}"),
     })?;
-    let mut layout = Layout::default();
-    let tensors = layout.model(weights)?;
+    let mut placement = Placement::default();
+    let tensors = weights.try_map(&mut placement)?;
     let max_tokens = options.max_batch_tokens.max(1) as usize;
-    let fixed_bytes =
-        layout.bytes as u64 + layout.vector_bytes + Scratch::bytes_for(config, max_tokens);
+    let weight_bytes = placement.layout.bytes() + placement.vector_bytes;
+    let fixed_bytes = weight_bytes + Scratch::bytes_for(config, max_tokens);
     let pages = kv_pages(config, options, fixed_bytes)?;
 
-    let mut arena = Arena::new(Purpose::Weights, layout.bytes as u64)?;
-    let checksum = layout.upload(&pool, arena.bytes_mut(), progress);
+    let mut arena = Arena::new(Purpose::Weights, placement.layout.bytes())?;
+    let checksum = placement.upload(&pool, arena.bytes_mut(), progress);
     let sequence_tokens = options.max_sequence_tokens as usize;
     let partials = Partials::new(config, threads, sequence_tokens);
     Ok(CpuExecutor {
         config: config.clone(),
-        rope: parts::rope(config),
+        rope: common::rope(config),
         isa,
         weights: CpuWeights {
             arena,
-            vector_bytes: layout.vector_bytes,
-            checksum: checksum_of(checksum, &tensors),
+            vector_bytes: placement.vector_bytes,
+            checksum,
             tensors,
         },
         kv: KvCache::new(KvShape::of(config), pages)?,
@@ -98,87 +99,54 @@ fn kv_pages(config: &ModelConfig, options: &CpuOptions, fixed_bytes: u64) -> Res
 
 /// Where every matrix goes, and what is to be copied there.
 #[derive(Default)]
-struct Layout<'a> {
-    bytes: usize,
+struct Placement<'a> {
+    layout: Layout<ALIGNMENT>,
+    matrices: Vec<(TensorView<'a>, Placed)>,
     /// Of norms and biases, which lie beside the arena.
     vector_bytes: u64,
-    uploads: Vec<(TensorView<'a>, Placed)>,
+    vector_checksum: Hasher,
 }
 
-impl<'a> Layout<'a> {
-    fn model(&mut self, weights: &ModelWeights<'a>) -> Result<CpuTensors, Fault> {
-        let output = self.linear(&weights.output)?;
-        let token_embd = if parts::is_tied(weights) {
-            output.weight
-        } else {
-            self.place(&weights.token_embd)?
-        };
-        let mut layers = Vec::with_capacity(weights.layers.len());
-        for layer in &weights.layers {
-            layers.push(CpuLayer {
-                attn_norm: self.values(&layer.attn_norm)?,
-                q: self.linear(&layer.q)?,
-                k: self.linear(&layer.k)?,
-                v: self.linear(&layer.v)?,
-                q_norm: self.optional(layer.q_norm.as_ref())?,
-                k_norm: self.optional(layer.k_norm.as_ref())?,
-                attn_output: self.linear(&layer.attn_output)?,
-                ffn_norm: self.values(&layer.ffn_norm)?,
-                ffn_gate: self.linear(&layer.ffn_gate)?,
-                ffn_up: self.linear(&layer.ffn_up)?,
-                ffn_down: self.linear(&layer.ffn_down)?,
-            });
-        }
-        let output_norm = self.values(&weights.output_norm)?;
-        Ok(CpuTensors {
-            token_embd,
-            layers,
-            output_norm,
-            output,
-        })
-    }
+impl<'a> Mapping<TensorView<'a>, TensorView<'a>> for Placement<'a> {
+    type Matrix = Placed;
+    type Vector = Vec<f32>;
+    type Error = Fault;
 
-    fn linear(&mut self, linear: &Linear<'a>) -> Result<CpuLinear, Fault> {
-        let bias = self.optional(linear.bias.as_ref())?;
-        Ok(CpuLinear {
-            weight: self.place(&linear.weight)?,
-            bias,
-        })
-    }
-
-    fn optional(&mut self, tensor: Option<&TensorView<'a>>) -> Result<Option<Vec<f32>>, Fault> {
-        tensor.map(|tensor| self.values(tensor)).transpose()
-    }
-
-    fn values(&mut self, tensor: &TensorView<'a>) -> Result<Vec<f32>, Fault> {
-        let values = parts::values(tensor)?;
-        self.vector_bytes += size_of_val(&*values) as u64;
-        Ok(values)
-    }
-
-    fn place(&mut self, tensor: &TensorView<'a>) -> Result<Placed, Fault> {
-        parts::check_size(tensor)?;
+    fn matrix(&mut self, tensor: &TensorView<'a>) -> Result<Placed, Fault> {
+        check_size(tensor)?;
         let TensorView { ty, rows, cols, .. } = *tensor;
-        let placed = Placed {
-            shape: PackedShape { ty, rows, cols },
-            offset: self.bytes,
-        };
-        self.bytes = (self.bytes + placed.shape.bytes()).next_multiple_of(ALIGNMENT);
-        self.uploads.push((*tensor, placed));
+        let shape = PackedShape { ty, rows, cols };
+        let offset = self.layout.place(shape.bytes() as u64) as usize;
+        let placed = Placed { shape, offset };
+        self.matrices.push((*tensor, placed));
         Ok(placed)
     }
 
-    /// Packs everything, on all threads. Gives the checksum of what was packed: of the checksums
-    /// of all groups in their order, each taken by the thread that has just written the group.
-    fn upload(&self, pool: &Pool, arena: &mut [u8], progress: &mut dyn FnMut(u64, u64)) -> Hasher {
+    fn vector(&mut self, tensor: &TensorView<'a>) -> Result<Vec<f32>, Fault> {
+        let values = values(tensor)?;
+        self.vector_bytes += size_of_val(&*values) as u64;
+        let hasher = &mut self.vector_checksum;
+        hasher.write(&(values.len() as u64).to_le_bytes());
+        for value in &values {
+            hasher.write(&value.to_le_bytes());
+        }
+        Ok(values)
+    }
+}
+
+impl Placement<'_> {
+    /// Packs everything, on all threads. Gives the checksum of all weights: of the checksums of
+    /// all groups in their order, each taken by the thread that has just written the group, and of
+    /// what lies beside the arena.
+    fn upload(&self, pool: &Pool, arena: &mut [u8], progress: &mut dyn FnMut(u64, u64)) -> u128 {
         let mut hasher = Hasher::new();
         let total: u64 = self
-            .uploads
+            .matrices
             .iter()
             .map(|(tensor, _)| tensor.data.len() as u64)
             .sum();
         let mut done = 0;
-        for (tensor, Placed { shape, offset }) in &self.uploads {
+        for (tensor, Placed { shape, offset }) in &self.matrices {
             let group_bytes = shape.group_bytes();
             let at_once = (PROGRESS_BYTES / group_bytes).max(1);
             let packed = Disjoint::new(&mut arena[*offset..][..shape.bytes()]);
@@ -202,17 +170,7 @@ impl<'a> Layout<'a> {
             done += tensor.data.len() as u64;
             hasher.write(sums.as_flattened());
         }
-        hasher
+        hasher.write(&self.vector_checksum.finish_128().to_le_bytes());
+        hasher.finish_128()
     }
-}
-
-/// Adds what lies beside the arena.
-fn checksum_of(mut arena: Hasher, tensors: &CpuTensors) -> u128 {
-    for vector in tensors.vectors() {
-        arena.write(&(vector.len() as u64).to_le_bytes());
-        for value in vector {
-            arena.write(&value.to_le_bytes());
-        }
-    }
-    arena.finish_128()
 }

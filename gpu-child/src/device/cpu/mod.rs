@@ -32,7 +32,7 @@ mod scratch;
 mod weights;
 
 use crate::device::{Batch, Executor, KvGeometry, Tap};
-use crate::model::{ModelConfig, ModelWeights};
+use crate::model::{FileWeights, ModelConfig};
 use kv::KvCache;
 use pool::Pool;
 use scratch::Scratch;
@@ -76,7 +76,7 @@ impl CpuExecutor {
     /// [`Fault::ModelLoad`] when the tensors contradict the configuration.
     pub fn load(
         config: &ModelConfig,
-        weights: &ModelWeights<'_>,
+        weights: &FileWeights<'_>,
         options: &CpuOptions,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Self, Fault> {
@@ -90,7 +90,7 @@ impl CpuExecutor {
     /// As for [`load`](Self::load).
     pub fn load_portable(
         config: &ModelConfig,
-        weights: &ModelWeights<'_>,
+        weights: &FileWeights<'_>,
         options: &CpuOptions,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Self, Fault> {

@@ -1,6 +1,7 @@
 //! The model's weights as the CPU holds them: matrices packed in one arena, vectors beside it.
 
 use super::memory::Arena;
+use crate::model::{self, ModelWeights};
 use worker_orcd_kernels::cpu::{PackedMatrix, PackedShape};
 
 /// A packed matrix's place in the arena.
@@ -10,64 +11,8 @@ pub struct Placed {
     pub offset: usize,
 }
 
-/// `y = W x + b`.
-#[derive(Debug)]
-pub struct CpuLinear {
-    pub weight: Placed,
-    pub bias: Option<Vec<f32>>,
-}
-
-#[derive(Debug)]
-pub struct CpuLayer {
-    pub attn_norm: Vec<f32>,
-    pub q: CpuLinear,
-    pub k: CpuLinear,
-    pub v: CpuLinear,
-    pub q_norm: Option<Vec<f32>>,
-    pub k_norm: Option<Vec<f32>>,
-    pub attn_output: CpuLinear,
-    pub ffn_norm: Vec<f32>,
-    pub ffn_gate: CpuLinear,
-    pub ffn_up: CpuLinear,
-    pub ffn_down: CpuLinear,
-}
-
-#[derive(Debug)]
-pub struct CpuTensors {
-    /// The output's own place when the file ties them.
-    pub token_embd: Placed,
-    pub layers: Vec<CpuLayer>,
-    pub output_norm: Vec<f32>,
-    pub output: CpuLinear,
-}
-
-impl CpuTensors {
-    /// Norms and biases, in an order of their own.
-    pub fn vectors(&self) -> impl Iterator<Item = &[f32]> {
-        let in_layers = self.layers.iter().flat_map(|layer| {
-            let linears = [
-                &layer.q,
-                &layer.k,
-                &layer.v,
-                &layer.attn_output,
-                &layer.ffn_gate,
-                &layer.ffn_up,
-                &layer.ffn_down,
-            ];
-            let norms = [Some(&layer.attn_norm), Some(&layer.ffn_norm)];
-            let norms = norms
-                .into_iter()
-                .chain([layer.q_norm.as_ref(), layer.k_norm.as_ref()]);
-            norms
-                .chain(linears.map(|linear| linear.bias.as_ref()))
-                .flatten()
-        });
-        let last = [Some(&self.output_norm), self.output.bias.as_ref()];
-        in_layers
-            .chain(last.into_iter().flatten())
-            .map(Vec::as_slice)
-    }
-}
+pub type Linear = model::Linear<Placed, Vec<f32>>;
+pub type Layer = model::Layer<Placed, Vec<f32>>;
 
 #[derive(Debug)]
 pub struct CpuWeights {
@@ -76,7 +21,7 @@ pub struct CpuWeights {
     pub vector_bytes: u64,
     /// Of every value in both, as it was when the model had been loaded.
     pub checksum: u128,
-    pub tensors: CpuTensors,
+    pub tensors: ModelWeights<Placed, Vec<f32>>,
 }
 
 impl CpuWeights {

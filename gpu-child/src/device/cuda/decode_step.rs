@@ -9,9 +9,9 @@ use super::forward::Model;
 use super::kernels::{AttentionArgs, EmbedArgs, Geometry, Kernel, Module, Part, RopeArgs};
 use super::memory::{Arena, DevicePtr, Purpose, upload};
 use super::plan::Plan;
-use super::weights::{UNIT, Weights, multiplied_as, unit_bytes, units};
+use super::weights::{Layer, UNIT, Weights, multiplied_as, unit_bytes, units};
 use crate::device::{Checkpoint, Tap};
-use crate::model::ModelConfig;
+use crate::model::{ModelConfig, ModelWeights};
 use worker_orcd_ipc::Fault;
 use worker_orcd_kernels::TensorType;
 
@@ -202,14 +202,10 @@ impl DecodeStep {
         config: &ModelConfig,
         weights: &Weights,
     ) -> Result<Option<Self>, Fault> {
-        let types = weights.layers.iter().flat_map(|layer| {
-            let linears = layer.qkv.iter().chain(&layer.gate_up);
-            let linears = linears.chain([&layer.attn_output, &layer.ffn_down]);
-            linears.map(|linear| linear.weight.ty).collect::<Vec<_>>()
-        });
-        let types: Vec<TensorType> = types
-            .chain([weights.output.weight.ty])
-            .map(multiplied_as)
+        let ModelWeights { layers, output, .. } = &weights.tensors;
+        let linears = layers.iter().flat_map(Layer::linears).chain([output]);
+        let types: Vec<TensorType> = linears
+            .map(|linear| multiplied_as(linear.weight.ty))
             .collect();
         let unit_bytes = types.iter().map(|ty| unit_bytes(*ty)).max().unwrap_or(0);
         let fits = Shared::of(config, 1, unit_bytes, driver.shared_bytes() as usize).is_some();
@@ -229,8 +225,7 @@ impl DecodeStep {
             Ok::<_, Fault>(kernel)
         };
         let (kernel, alone) = (load(&name)?, load(&format!("{name}_alone"))?);
-        let layers: Vec<StepLayer> = weights
-            .layers
+        let layers: Vec<StepLayer> = layers
             .iter()
             .map(|layer| step_layer(config, weights, layer))
             .collect();
@@ -320,8 +315,8 @@ impl DecodeStep {
             embed: model.embed_arguments(),
             rope: model.rope_arguments(0, None),
             attention: model.attention_arguments(plan, 0),
-            head: weights.part(&weights.output, 0),
-            head_norm: weights.vector(&weights.output_norm),
+            head: weights.part(&weights.tensors.output, 0),
+            head_norm: weights.vector(&weights.tensors.output_norm),
             exchange: self.exchange(config),
             logits: buffers.logits,
             best: self.best(),
@@ -402,7 +397,7 @@ pub fn is_watched(config: &ModelConfig, plan: &Plan<'_>, tap: &dyn Tap) -> bool 
         .any(|work| hidden.iter().any(|point| tap.wants(work.request, point)))
 }
 
-fn step_layer(config: &ModelConfig, weights: &Weights, layer: &super::weights::Layer) -> StepLayer {
+fn step_layer(config: &ModelConfig, weights: &Weights, layer: &Layer) -> StepLayer {
     let q_width = config.n_heads * config.head_dim;
     let kv_width = config.n_kv_heads * config.head_dim;
     let [q, k, v] = &layer.qkv;

@@ -120,7 +120,7 @@ fn launch(
     }
     model.embed(plan)?;
     model.watch(tap, plan, Checkpoint::Embedding)?;
-    for (index, layer) in model.weights.layers.iter().enumerate() {
+    for (index, layer) in model.weights.tensors.layers.iter().enumerate() {
         model.attend(plan, index, layer)?;
         model.feed_forward(plan.rows.len(), index, layer)?;
         model.watch(tap, plan, Checkpoint::Layer(index as u32))?;
@@ -132,7 +132,7 @@ impl Model<'_> {
     /// The whole step of a batch that nobody watches, up to the greedy choice of every row.
     fn pass(&self, plan: &Plan<'_>) -> Result<(), Fault> {
         self.embed(plan)?;
-        for (index, layer) in self.weights.layers.iter().enumerate() {
+        for (index, layer) in self.weights.tensors.layers.iter().enumerate() {
             self.attend(plan, index, layer)?;
             self.feed_forward(plan.rows.len(), index, layer)?;
         }
@@ -173,7 +173,7 @@ impl Model<'_> {
     }
 
     pub fn embed_arguments(&self) -> EmbedArgs {
-        let table = &self.weights.token_embd;
+        let table = self.weights.tensors.token_embd();
         EmbedArgs {
             table: self.weights.matrix(table),
             rows: self.buffers.rows,

@@ -117,7 +117,7 @@ pub fn logits(model: &Model<'_>, plan: &Plan<'_>, first: usize, rows: usize) -> 
     let stage = Stage::Qkv.of(config.n_layers);
     let norm = RowArgs {
         gather: buffers.gather.add(first),
-        weight: model.weights.vector(&model.weights.output_norm),
+        weight: model.weights.vector(&model.weights.tensors.output_norm),
         plain: buffers.norm,
         ..model.row_arguments(rows, (buffers.x, n_embd), n_embd, stage)
     };
@@ -139,7 +139,7 @@ pub fn logits(model: &Model<'_>, plan: &Plan<'_>, first: usize, rows: usize) -> 
             .launch(model.driver, row_geometry(rows, n_embd), &norm)?;
         model.project(
             rows,
-            &[model.weights.output],
+            &[model.weights.tensors.output],
             n_embd,
             (buffers.logits, vocab, false),
         )?;

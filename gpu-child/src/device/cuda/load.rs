@@ -15,10 +15,11 @@ use super::plan::PAGE_TOKENS;
 use super::residency::Residency;
 use super::sample::Draws;
 use super::scratch::{Scratch, Sizes};
-use super::weights::{Layer, Linear, Matrix, TILE_ROWS, Vector, Weights, units};
+use super::weights::{Matrix, TILE_ROWS, Vector, Weights, units};
 use super::{CudaExecutor, CudaOptions, KvOrder};
-use crate::device::parts;
-use crate::model::{self, ModelConfig, ModelWeights, TensorView};
+use crate::device::common;
+use crate::device::common::placement::{check_size, values};
+use crate::model::{FileWeights, Mapping, ModelConfig, TensorView};
 use worker_orcd_ipc::Fault;
 use worker_orcd_kernels::TensorType;
 
@@ -29,7 +30,7 @@ const STAGING_BYTES: usize = 64 << 20;
 
 pub fn load(
     config: &ModelConfig,
-    weights: &ModelWeights<'_>,
+    weights: &FileWeights<'_>,
     file: Option<&[u8]>,
     options: &CudaOptions,
     progress: &mut dyn FnMut(u64, u64),
@@ -38,7 +39,7 @@ pub fn load(
     let driver = Driver::open(options.ordinal)?;
     let module = Module::load(&driver)?;
     let mut placement = Placement::default();
-    let placed = placement.model(weights)?;
+    let tensors = weights.try_map(&mut placement)?;
     let sequence_tokens = options.max_sequence_tokens.max(1) as usize;
     let sizes = Sizes::of(
         config,
@@ -67,15 +68,8 @@ pub fn load(
         sequence_tokens,
     )?;
     let matmul = Matmul::load(&driver, &module, &placement.types())?;
-    let (token_embd, layers, output_norm, output) = placed;
     let turns = arena.at(turns_offset, turns.len());
-    let weights = Weights {
-        arena,
-        token_embd,
-        layers,
-        output_norm,
-        output,
-    };
+    let weights = Weights { arena, tensors };
     let decode_step = DecodeStep::load(&driver, &module, config, &weights)?;
     let board = Board::new(&driver, config.n_layers)?;
     let residency = Residency::take(&driver, &module, &weights.arena)?;
@@ -123,7 +117,7 @@ fn refuse_unsupported(config: &ModelConfig) -> Result<(), Fault> {
 
 /// cos and sin of every pair at every position.
 fn turns(config: &ModelConfig, positions: usize) -> Vec<[f32; 2]> {
-    let rope = parts::rope(config);
+    let rope = common::rope(config);
     let frequencies: Vec<f64> = (0..rope.dims / 2).map(|i| rope.frequency(i)).collect();
     (0..positions as u32)
         .flat_map(|position| {
@@ -176,8 +170,6 @@ fn kv_pages(
     })
 }
 
-type Placed = (Matrix, Vec<Layer>, Vector, Linear);
-
 /// Where everything goes, and what is to be copied there.
 #[derive(Default)]
 struct Placement<'a> {
@@ -186,48 +178,13 @@ struct Placement<'a> {
     vectors: Vec<(TensorView<'a>, Vector)>,
 }
 
-impl<'a> Placement<'a> {
-    fn model(&mut self, weights: &ModelWeights<'a>) -> Result<Placed, Fault> {
-        let output = self.linear(&weights.output)?;
-        let token_embd = if parts::is_tied(weights) {
-            output.weight
-        } else {
-            self.matrix(&weights.token_embd)?
-        };
-        let mut layers = Vec::with_capacity(weights.layers.len());
-        for layer in &weights.layers {
-            layers.push(Layer {
-                attn_norm: self.vector(&layer.attn_norm)?,
-                qkv: [
-                    self.linear(&layer.q)?,
-                    self.linear(&layer.k)?,
-                    self.linear(&layer.v)?,
-                ],
-                q_norm: layer.q_norm.as_ref().map(|v| self.vector(v)).transpose()?,
-                k_norm: layer.k_norm.as_ref().map(|v| self.vector(v)).transpose()?,
-                attn_output: self.linear(&layer.attn_output)?,
-                ffn_norm: self.vector(&layer.ffn_norm)?,
-                gate_up: [self.linear(&layer.ffn_gate)?, self.linear(&layer.ffn_up)?],
-                ffn_down: self.linear(&layer.ffn_down)?,
-            });
-        }
-        let output_norm = self.vector(&weights.output_norm)?;
-        Ok((token_embd, layers, output_norm, output))
-    }
-
-    fn linear(&mut self, linear: &model::Linear<'a>) -> Result<Linear, Fault> {
-        Ok(Linear {
-            bias: linear
-                .bias
-                .as_ref()
-                .map(|bias| self.vector(bias))
-                .transpose()?,
-            weight: self.matrix(&linear.weight)?,
-        })
-    }
+impl<'a> Mapping<TensorView<'a>, TensorView<'a>> for Placement<'a> {
+    type Matrix = Matrix;
+    type Vector = Vector;
+    type Error = Fault;
 
     fn matrix(&mut self, tensor: &TensorView<'a>) -> Result<Matrix, Fault> {
-        parts::check_size(tensor)?;
+        check_size(tensor)?;
         let mut matrix = Matrix {
             ty: tensor.ty,
             rows: tensor.rows,
@@ -240,14 +197,16 @@ impl<'a> Placement<'a> {
     }
 
     fn vector(&mut self, tensor: &TensorView<'a>) -> Result<Vector, Fault> {
-        parts::check_size(tensor)?;
+        check_size(tensor)?;
         let len = tensor.rows * tensor.cols;
         let offset = self.layout.place(4 * len as u64);
         let vector = Vector { len, offset };
         self.vectors.push((*tensor, vector));
         Ok(vector)
     }
+}
 
+impl Placement<'_> {
     fn types(&self) -> Vec<TensorType> {
         self.matrices.iter().map(|(_, matrix)| matrix.ty).collect()
     }
@@ -261,7 +220,7 @@ impl<'a> Placement<'a> {
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<(), Fault> {
         for (tensor, vector) in &self.vectors {
-            let values = parts::values(tensor)?;
+            let values = values(tensor)?;
             // SAFETY: the vector's own place; pageable memory has been read when this returns.
             unsafe { upload(driver, arena.at(vector.offset, vector.len), &values) }?;
         }

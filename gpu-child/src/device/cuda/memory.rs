@@ -5,6 +5,7 @@
 //! copy, so that host and device addresses are never mixed up.
 
 use super::driver::{Driver, check};
+use crate::device::common::placement;
 use cudarc::driver::sys;
 use std::ffi::c_void;
 use std::marker::PhantomData;
@@ -149,28 +150,9 @@ impl Drop for Arena {
     }
 }
 
-/// Cuts one arena into aligned pieces before it is allocated.
-#[derive(Debug, Default)]
-pub struct Layout {
-    bytes: u64,
-}
-
-impl Layout {
-    /// Everything starts at a multiple of this: whole cache lines and any vector load.
-    pub const ALIGNMENT: u64 = 256;
-
-    /// The offset of the next `bytes`.
-    pub fn place(&mut self, bytes: u64) -> u64 {
-        let offset = self.bytes;
-        self.bytes = (offset + bytes).next_multiple_of(Self::ALIGNMENT);
-        offset
-    }
-
-    #[must_use]
-    pub fn bytes(&self) -> u64 {
-        self.bytes
-    }
-}
+/// Everything starts at a multiple of this: whole cache lines and any vector load.
+pub const ALIGNMENT: u64 = 256;
+pub type Layout = placement::Layout<ALIGNMENT>;
 
 /// Types that are plain bytes on both sides.
 ///

@@ -51,7 +51,7 @@ mod wide;
 use crate::device::{Ahead, Batch, Executor, KvGeometry, NoTap, Tap, Witness};
 #[cfg(feature = "fault-injection")]
 use crate::fault_injection::Saboteur;
-use crate::model::{ModelConfig, ModelWeights};
+use crate::model::{FileWeights, ModelConfig};
 use board::Board;
 use decode_step::DecodeStep;
 use driver::Driver;
@@ -127,7 +127,7 @@ impl CudaExecutor {
     /// [`Fault::ModelLoad`] when the model asks for what is not compiled in.
     pub fn load(
         config: &ModelConfig,
-        weights: &ModelWeights<'_>,
+        weights: &FileWeights<'_>,
         file: Option<&[u8]>,
         options: &CudaOptions,
         progress: &mut dyn FnMut(u64, u64),

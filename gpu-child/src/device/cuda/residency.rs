@@ -8,7 +8,7 @@
 
 use super::driver::{Driver, Event, check};
 use super::kernels::{ChecksumArgs, Geometry, Kernel, Module};
-use super::memory::{Arena, Layout, Pinned, Purpose, download, fetch};
+use super::memory::{ALIGNMENT, Arena, Pinned, Purpose, download, fetch};
 use cudarc::driver::sys;
 use twox_hash::xxhash3_128::Hasher;
 use worker_orcd_ipc::Fault;
@@ -146,7 +146,7 @@ fn launch(
     };
     let most = BLOCKS_PER_MULTIPROCESSOR * driver.multiprocessors() as usize;
     let blocks = (arguments.pairs as usize).div_ceil(THREADS as usize);
-    // SAFETY: the slice lies inside the arena, in whole pairs of words (`Layout::ALIGNMENT`).
+    // SAFETY: the slice lies inside the arena, in whole pairs of words (`ALIGNMENT`).
     unsafe {
         kernel.launch(
             driver,
@@ -157,7 +157,7 @@ fn launch(
 }
 
 /// A slice is cut into pairs of words, and the last one ends where the layout does.
-const _: () = assert!(Layout::ALIGNMENT.is_multiple_of(16) && SLICE_BYTES.is_multiple_of(16));
+const _: () = assert!(ALIGNMENT.is_multiple_of(16) && SLICE_BYTES.is_multiple_of(16));
 
 /// The driver's own word: device memory, not managed, and one allocation of that size.
 fn is_on_device(driver: &Driver, arena: &Arena) -> Result<(), Fault> {

@@ -2,6 +2,7 @@
 
 use super::kernels::Part;
 use super::memory::{Arena, DevicePtr};
+use crate::model::{self, ModelWeights};
 use worker_orcd_kernels::TensorType;
 
 /// Columns of a unit: what a warp multiplies at a time.
@@ -81,33 +82,13 @@ pub struct Vector {
     pub offset: u64,
 }
 
-/// `y = W x + b`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Linear {
-    pub weight: Matrix,
-    pub bias: Option<Vector>,
-}
-
-#[derive(Debug, Clone, Copy)]
-pub struct Layer {
-    pub attn_norm: Vector,
-    /// Queries, keys and values.
-    pub qkv: [Linear; 3],
-    pub q_norm: Option<Vector>,
-    pub k_norm: Option<Vector>,
-    pub attn_output: Linear,
-    pub ffn_norm: Vector,
-    pub gate_up: [Linear; 2],
-    pub ffn_down: Linear,
-}
+pub type Linear = model::Linear<Matrix, Vector>;
+pub type Layer = model::Layer<Matrix, Vector>;
 
 #[derive(Debug)]
 pub struct Weights {
     pub arena: Arena,
-    pub token_embd: Matrix,
-    pub layers: Vec<Layer>,
-    pub output_norm: Vector,
-    pub output: Linear,
+    pub tensors: ModelWeights<Matrix, Vector>,
 }
 
 impl Weights {

@@ -3,11 +3,11 @@ use crate::model::gguf::parse;
 use crate::model::gguf_builder::GgufBuilder;
 use crate::model::tiny_model::tiny_model;
 
-fn load<T>(file: &GgufBuilder, look: impl FnOnce(&ModelWeights<'_>) -> T) -> Result<T, ModelError> {
+fn load<T>(file: &GgufBuilder, look: impl FnOnce(&FileWeights<'_>) -> T) -> Result<T, ModelError> {
     let bytes = file.build();
     let header = parse(&bytes).unwrap();
     let config = ModelConfig::from_gguf(&header, None)?;
-    ModelWeights::from_gguf(&header, &config).map(|weights| look(&weights))
+    FileWeights::from_gguf(&header, &config).map(|weights| look(&weights))
 }
 
 fn refusal(file: GgufBuilder) -> String {
@@ -27,13 +27,11 @@ fn every_architecture_finds_its_tensors() {
         load(&tiny_model(architecture), |weights| {
             assert_eq!(weights.layers.len(), 2);
             assert_eq!(weights.output.weight.name, "token_embd.weight", "tied");
+            assert!(weights.token_embd.is_none(), "kept once");
             for layer in &weights.layers {
-                assert_eq!((layer.q.weight.rows, layer.k.weight.rows), (64, 32));
-                assert_eq!(
-                    (layer.ffn_gate.weight.rows, layer.ffn_up.weight.rows),
-                    (96, 96)
-                );
-                assert_eq!(layer.q.bias.is_some(), has_bias);
+                assert_eq!(layer.qkv.map(|linear| linear.weight.rows), [64, 32, 32]);
+                assert_eq!(layer.gate_up.map(|linear| linear.weight.rows), [96, 96]);
+                assert_eq!(layer.qkv.map(|linear| linear.bias.is_some()), [has_bias; 3]);
                 assert_eq!(
                     layer.q_norm.is_some() && layer.k_norm.is_some(),
                     has_head_norm
@@ -48,12 +46,13 @@ fn every_architecture_finds_its_tensors() {
 fn phi3_parts_follow_each_other_in_the_fused_tensors() {
     load(&tiny_model(Architecture::Phi3), |weights| {
         let layer = &weights.layers[0];
-        let next = |a: &Linear<'_>, b: &Linear<'_>| {
+        let next = |a: &FileLinear<'_>, b: &FileLinear<'_>| {
             assert_eq!(a.weight.data.as_ptr_range().end, b.weight.data.as_ptr());
         };
-        next(&layer.q, &layer.k);
-        next(&layer.k, &layer.v);
-        next(&layer.ffn_gate, &layer.ffn_up);
+        let ([q, k, v], [gate, up]) = (&layer.qkv, &layer.gate_up);
+        next(q, k);
+        next(k, v);
+        next(gate, up);
     })
     .unwrap();
 }
@@ -62,10 +61,12 @@ fn phi3_parts_follow_each_other_in_the_fused_tensors() {
 fn an_untied_output_is_taken() {
     let file =
         tiny_model(Architecture::Llama).tensor_f32("output.weight", &[64, 259], &[0.5; 64 * 259]);
-    assert_eq!(
-        load(&file, |weights| weights.output.weight.name.to_owned()).unwrap(),
-        "output.weight"
-    );
+    let names = |weights: &FileWeights<'_>| {
+        let table = weights.token_embd().name.to_owned();
+        (table, weights.output.weight.name.to_owned())
+    };
+    let (table, output) = load(&file, names).unwrap();
+    assert_eq!((&*table, &*output), ("token_embd.weight", "output.weight"));
 }
 
 #[test]

@@ -1,13 +1,28 @@
-//! What every device makes of a model in the same way.
+//! Tensors on their way into an arena: where each goes, and whether its bytes are those of its
+//! shape.
 
-use crate::model::{ModelConfig, ModelWeights, RopeStyle, TensorView};
+use crate::model::TensorView;
 use worker_orcd_ipc::Fault;
 use worker_orcd_kernels::dequantize_row;
-use worker_orcd_kernels::reference::rope::{Rope, RopePairs};
 
-/// The output is the embedding table: one matrix, kept once.
-pub fn is_tied(weights: &ModelWeights<'_>) -> bool {
-    weights.token_embd.data.as_ptr() == weights.output.weight.data.as_ptr()
+/// Cuts one arena into pieces before it is allocated. Each starts at a multiple of `ALIGNMENT`.
+#[derive(Debug, Default)]
+pub struct Layout<const ALIGNMENT: u64> {
+    bytes: u64,
+}
+
+impl<const ALIGNMENT: u64> Layout<ALIGNMENT> {
+    /// The offset of the next `bytes`.
+    pub fn place(&mut self, bytes: u64) -> u64 {
+        let offset = self.bytes;
+        self.bytes = (offset + bytes).next_multiple_of(ALIGNMENT);
+        offset
+    }
+
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
 }
 
 /// # Errors
@@ -41,18 +56,4 @@ pub fn values(tensor: &TensorView<'_>) -> Result<Vec<f32>, Fault> {
     let mut values = vec![0.0; tensor.rows * tensor.cols];
     dequantize_row(tensor.ty, tensor.data, &mut values);
     Ok(values)
-}
-
-pub fn rope(config: &ModelConfig) -> Rope {
-    Rope {
-        pairs: match config.rope_style {
-            RopeStyle::Adjacent => RopePairs::Adjacent,
-            RopeStyle::HalfOffset => RopePairs::HalfOffset,
-        },
-        dims: config.rope_dims,
-        base: config.rope_base,
-        scale: config.rope_scale,
-        factors: config.rope_factors.clone(),
-        attn_factor: config.rope_attn_factor,
-    }
 }

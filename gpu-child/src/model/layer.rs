@@ -1,0 +1,127 @@
+//! The tensors of a model in one list, whatever a matrix (`M`) and a vector (`V`) are: views into
+//! the file, places on a device, values.
+
+/// `y = W x + b`.
+#[derive(Debug, Clone, Copy)]
+pub struct Linear<M, V> {
+    /// `[n_out, n_in]`, row-major with `n_in` contiguous.
+    pub weight: M,
+    /// `[n_out]`.
+    pub bias: Option<V>,
+}
+
+#[derive(Debug, Clone, Copy)]
+pub struct Layer<M, V> {
+    pub attn_norm: V,
+    /// Queries, keys and values. A file may keep them in one tensor: then each is a row range of it.
+    pub qkv: [Linear<M, V>; 3],
+    /// RMS norms over each head before RoPE, `[head_dim]`.
+    pub q_norm: Option<V>,
+    pub k_norm: Option<V>,
+    pub attn_output: Linear<M, V>,
+    pub ffn_norm: V,
+    /// Gate and up. A file may keep them in one tensor, as `qkv`.
+    pub gate_up: [Linear<M, V>; 2],
+    pub ffn_down: Linear<M, V>,
+}
+
+#[derive(Debug, Clone)]
+pub struct ModelWeights<M, V> {
+    /// `[vocab, n_embd]`; `None` where the output is the embedding table too.
+    pub token_embd: Option<M>,
+    pub layers: Vec<Layer<M, V>>,
+    pub output_norm: V,
+    /// `[vocab, n_embd]`.
+    pub output: Linear<M, V>,
+}
+
+/// What becomes of each tensor when the list is mapped.
+pub trait Mapping<M, V> {
+    type Matrix;
+    type Vector;
+    type Error;
+
+    /// # Errors
+    /// When this matrix cannot be mapped.
+    fn matrix(&mut self, matrix: &M) -> Result<Self::Matrix, Self::Error>;
+
+    /// # Errors
+    /// When this vector cannot be mapped.
+    fn vector(&mut self, vector: &V) -> Result<Self::Vector, Self::Error>;
+
+    /// # Errors
+    /// As [`vector`](Self::vector).
+    fn optional(&mut self, vector: Option<&V>) -> Result<Option<Self::Vector>, Self::Error> {
+        vector.map(|vector| self.vector(vector)).transpose()
+    }
+}
+
+impl<M, V> ModelWeights<M, V> {
+    /// The embedding table, tied or not.
+    pub fn token_embd(&self) -> &M {
+        self.token_embd.as_ref().unwrap_or(&self.output.weight)
+    }
+
+    /// Tensors are mapped in one order for all devices, which is the order in which they lie in an
+    /// arena: output, embedding, layer by layer, last norm; a bias comes before its matrix.
+    ///
+    /// # Errors
+    /// The first of the mapping.
+    pub fn try_map<T: Mapping<M, V>>(
+        &self,
+        to: &mut T,
+    ) -> Result<ModelWeights<T::Matrix, T::Vector>, T::Error> {
+        let output = self.output.try_map(to)?;
+        let token_embd = self.token_embd.as_ref().map(|table| to.matrix(table));
+        Ok(ModelWeights {
+            token_embd: token_embd.transpose()?,
+            layers: self
+                .layers
+                .iter()
+                .map(|layer| layer.try_map(to))
+                .collect::<Result<_, _>>()?,
+            output_norm: to.vector(&self.output_norm)?,
+            output,
+        })
+    }
+}
+
+impl<M, V> Layer<M, V> {
+    /// Every matrix of the layer, with its bias.
+    pub fn linears(&self) -> impl Iterator<Item = &Linear<M, V>> {
+        let last = [&self.attn_output, &self.ffn_down];
+        self.qkv.iter().chain(&self.gate_up).chain(last)
+    }
+
+    fn try_map<T: Mapping<M, V>>(
+        &self,
+        to: &mut T,
+    ) -> Result<Layer<T::Matrix, T::Vector>, T::Error> {
+        let ([q, k, v], [gate, up]) = (&self.qkv, &self.gate_up);
+        Ok(Layer {
+            attn_norm: to.vector(&self.attn_norm)?,
+            qkv: [q.try_map(to)?, k.try_map(to)?, v.try_map(to)?],
+            q_norm: to.optional(self.q_norm.as_ref())?,
+            k_norm: to.optional(self.k_norm.as_ref())?,
+            attn_output: self.attn_output.try_map(to)?,
+            ffn_norm: to.vector(&self.ffn_norm)?,
+            gate_up: [gate.try_map(to)?, up.try_map(to)?],
+            ffn_down: self.ffn_down.try_map(to)?,
+        })
+    }
+}
+
+impl<M, V> Linear<M, V> {
+    fn try_map<T: Mapping<M, V>>(
+        &self,
+        to: &mut T,
+    ) -> Result<Linear<T::Matrix, T::Vector>, T::Error> {
+        Ok(Linear {
+            bias: to.optional(self.bias.as_ref())?,
+            weight: to.matrix(&self.weight)?,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests;
