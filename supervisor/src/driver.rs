@@ -50,6 +50,7 @@ use crate::requests::{Failure, Requests};
 use crate::text::TextError;
 use std::collections::VecDeque;
 use std::io;
+use std::num::NonZeroU8;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::{mpsc, watch};
@@ -57,8 +58,8 @@ use tokio::task::JoinHandle;
 use tracing::error;
 use worker_orcd_ipc::{Command, FrameError, Generation};
 use worker_orcd_lifecycle::{
-    ChildEvent, DeathCause, Effect, EndReason, Event, HandshakeRefusal, Machine, Settings, Signal,
-    State,
+    ChildEvent, DeathCause, Deed, Effect, EndReason, Event, HandshakeRefusal, Life, SeatId,
+    Settings, Signal, Worker,
 };
 
 /// The feature of a child that was built to fail on command.
@@ -72,8 +73,8 @@ pub(crate) struct Driver {
     started: Instant,
     /// When the present turn began.
     now: Instant,
-    machine: Machine,
-    /// What the machine wants and was not done yet; doing one thing can lead to another.
+    worker: Worker,
+    /// What the worker wants and was not done yet; doing one thing can lead to another.
     effects: VecDeque<Effect>,
     child: Option<Child>,
     /// The first child's open model file, for all later ones.
@@ -127,14 +128,12 @@ impl Driver {
             true => vec![FAULT_INJECTION.to_owned()],
             false => vec![],
         };
-        let (machine, effects) = Machine::start(
-            Duration::ZERO,
-            Settings {
-                deadlines: settings.deadlines,
-                restart: settings.restart,
-                accept_features: features,
-            },
-        );
+        let rules = Settings {
+            deadlines: settings.deadlines,
+            restart: settings.restart,
+            accept_features: features,
+        };
+        let (worker, effects) = Worker::start(Duration::ZERO, rules, NonZeroU8::MIN);
         let started = Instant::now();
         Self {
             news: News::new(started, &settings.load),
@@ -145,7 +144,7 @@ impl Driver {
             settings,
             started,
             now: started,
-            machine,
+            worker,
             effects: effects.into(),
             child: None,
             kept_model: None,
@@ -166,7 +165,7 @@ impl Driver {
         self.perform();
         let timer = tokio::time::sleep(Duration::ZERO);
         tokio::pin!(timer);
-        while !self.machine.state().is_final() {
+        while !self.worker.is_over() {
             let wake_at = tokio::time::Instant::from_std(self.wake_at());
             // A timer that fires too early costs one idle tick; moving it costs a lock each time.
             if timer.is_elapsed() || wake_at < timer.deadline() {
@@ -290,11 +289,11 @@ impl Driver {
     }
 
     fn wake_at(&self) -> Instant {
-        let machine = self.machine.poll_deadline().map(|at| self.started + at);
+        let worker = self.worker.poll_deadline().map(|at| self.started + at);
         let write = self.child.as_ref().and_then(Child::write_deadline);
         let request = self.requests.next_deadline();
         let word = self.gpu.next_deadline();
-        let all = [machine, write, request, word, self.silence_at()];
+        let all = [worker, write, request, word, self.silence_at()];
         let earliest = all.into_iter().flatten().min();
         earliest.unwrap_or(self.now)
     }
@@ -302,10 +301,15 @@ impl Driver {
     // === deciding and doing ===
 
     fn tell(&mut self, event: Event) {
-        let before = self.machine.state().name();
-        let effects = self.machine.handle(self.now - self.started, event);
+        let (before, _) = self.worker.state();
+        let effects = self.worker.handle(self.now - self.started, event);
         self.notice_death(before);
         self.effects.extend(effects);
+    }
+
+    /// Of the only seat.
+    fn life(&self) -> &Life {
+        self.worker.seat(SeatId(0))
     }
 
     fn tell_child_event(&mut self, event: ChildEvent) {
@@ -323,7 +327,7 @@ impl Driver {
             self.do_effects();
             self.send_commands();
             // Counted at the door: a request that was let in may still be on its way here.
-            if self.machine.is_draining() && self.shared.registry.live() == 0 {
+            if self.worker.is_draining() && self.shared.registry.live() == 0 {
                 self.tell(Event::Idle);
             }
             if self.effects.is_empty() {
@@ -336,7 +340,11 @@ impl Driver {
 
     fn do_effects(&mut self) {
         while let Some(effect) = self.effects.pop_front() {
-            if matches!(effect, Effect::Bury { .. }) {
+            if let Effect::Child {
+                deed: Deed::Bury(_),
+                ..
+            } = effect
+            {
                 let accepted = |record: &Record| record.progress.lock().accepted_at();
                 let oldest = self.requests.in_flight().map(accepted).min();
                 self.news.interrupted(oldest);
@@ -348,34 +356,13 @@ impl Driver {
 
     fn do_one(&mut self, effect: Effect) {
         match effect {
-            Effect::Spawn { generation } => self.spawn(generation),
-            Effect::Load { .. } => {
-                self.gpu.load_begins(self.now);
-                let order = self.order_to_load();
-                self.send(&Command::Load(order));
-            }
-            Effect::Serve { .. } => self.serve(),
-            Effect::Suspend { .. } => self.requests.suspend(),
-            Effect::Dismiss { .. } => self.send(&Command::Shutdown),
-            Effect::Kill { generation, signal } => {
-                if let Some(child) = self.child.as_mut().filter(|c| c.generation == generation) {
-                    self.was_stopped |= child.is_stopped();
-                    child.kill(signal);
-                    self.crashes.killed();
-                    if signal == Signal::Kill {
-                        // It is not listened to any more, however much it has to say.
-                        child.close_link();
-                    }
-                }
-            }
-            Effect::Bury { generation, cause } => {
-                let scene = self.report_death(generation, &cause);
-                self.bury(&cause, &scene);
-            }
+            Effect::Child {
+                generation, deed, ..
+            } => self.do_to_child(generation, deed),
             Effect::RefuseNewWork => {
-                let refusal = match self.machine.state() {
-                    State::Failed { failure, .. } => Refusal::Unavailable(failure.reason.clone()),
-                    _ => Refusal::Draining,
+                let refusal = match self.worker.failure() {
+                    Some(failure) => Refusal::Unavailable(failure.reason.clone()),
+                    None => Refusal::Draining,
                 };
                 self.shared.registry.close(refusal);
             }
@@ -383,6 +370,38 @@ impl Driver {
             Effect::End { exit, reason } => {
                 self.phase
                     .send_modify(|phase| phase.ended = Some(Ended { exit, reason }));
+            }
+        }
+    }
+
+    fn do_to_child(&mut self, generation: Generation, deed: Deed) {
+        match deed {
+            Deed::Spawn => self.spawn(generation),
+            Deed::Load => {
+                self.gpu.load_begins(self.now);
+                let order = self.order_to_load();
+                self.send(&Command::Load(order));
+            }
+            Deed::Serve => self.serve(),
+            Deed::Suspend => self.requests.suspend(),
+            Deed::Dismiss => self.send(&Command::Shutdown),
+            Deed::Kill(signal) => self.kill(generation, signal),
+            Deed::Bury(cause) => {
+                let scene = self.report_death(generation, &cause);
+                self.bury(&cause, &scene);
+            }
+        }
+    }
+
+    fn kill(&mut self, generation: Generation, signal: Signal) {
+        let child = self.child.as_mut();
+        if let Some(child) = child.filter(|child| child.generation == generation) {
+            self.was_stopped |= child.is_stopped();
+            child.kill(signal);
+            self.crashes.killed();
+            if signal == Signal::Kill {
+                // It is not listened to any more, however much it has to say.
+                child.close_link();
             }
         }
     }
@@ -429,11 +448,11 @@ impl Driver {
     }
 
     fn end_requests(&mut self, reason: EndReason) {
-        let message = match (reason, self.machine.state()) {
+        let message = match (reason, self.worker.failure()) {
             (EndReason::DrainDeadline, _) => "the worker is shutting down, and its time is over",
             (EndReason::StoppedAtOnce, _) => "the worker is shutting down at once",
-            (EndReason::Failed, State::Failed { failure, .. }) => failure.reason.as_str(),
-            (EndReason::Failed, _) => "the worker has failed",
+            (EndReason::Failed, Some(failure)) => failure.reason.as_str(),
+            (EndReason::Failed, None) => "the worker has failed",
         };
         let failure = Failure::new(ErrorCode::WorkerUnhealthy, message);
         self.requests.fail_all(&failure, self.now);
@@ -477,7 +496,7 @@ impl Driver {
         if self.news.is_due(self.now) {
             let mut snapshot = self.news.snapshot(
                 self.now,
-                &self.machine,
+                &self.worker,
                 &self.requests,
                 &self.shared.registry,
             );

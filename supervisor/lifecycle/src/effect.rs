@@ -1,40 +1,18 @@
-//! What the machine wants done. Effects are performed in order, at once, and never fail: what
+//! What the worker wants done. Effects are performed in order, at once, and never fail: what
 //! goes wrong comes back as an event.
 
 use crate::death::DeathCause;
 use crate::exit::SupervisorExit;
+use std::fmt;
 use worker_orcd_ipc::Generation;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Effect {
-    Spawn {
+    /// With the child of this generation, which lives in this seat.
+    Child {
+        seat: SeatId,
         generation: Generation,
-    },
-    /// Send `Command::Load`.
-    Load {
-        generation: Generation,
-    },
-    /// Submit everything that waits, and whatever comes.
-    Serve {
-        generation: Generation,
-    },
-    /// Send nothing more to this child; its requests wait.
-    Suspend {
-        generation: Generation,
-    },
-    /// Send `Command::Shutdown`.
-    Dismiss {
-        generation: Generation,
-    },
-    /// To the child's whole process group.
-    Kill {
-        generation: Generation,
-        signal: Signal,
-    },
-    /// It is over: close its socket, and requeue or end its requests.
-    Bury {
-        generation: Generation,
-        cause: DeathCause,
+        deed: Deed,
     },
     RefuseNewWork,
     /// Terminal errors for every request that is left.
@@ -45,6 +23,28 @@ pub enum Effect {
         reason: String,
     },
 }
+
+/// What is done with one child.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Deed {
+    Spawn,
+    /// Send `Command::Load`.
+    Load,
+    /// Submit everything that waits, and whatever comes.
+    Serve,
+    /// Send nothing more to it; its requests wait.
+    Suspend,
+    /// Send `Command::Shutdown`.
+    Dismiss,
+    /// To its whole process group.
+    Kill(Signal),
+    /// It is over: close its socket, and requeue or end its requests.
+    Bury(DeathCause),
+}
+
+/// A place where one child lives at a time: its number, from 0.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct SeatId(pub u8);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Signal {
@@ -57,4 +57,10 @@ pub enum EndReason {
     DrainDeadline,
     StoppedAtOnce,
     Failed,
+}
+
+impl fmt::Display for SeatId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.0)
+    }
 }

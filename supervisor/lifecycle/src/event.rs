@@ -1,4 +1,4 @@
-//! What can happen to the machine.
+//! What can happen to the worker.
 
 use crate::death::{Exit, HandshakeRefusal};
 use crate::gpu::Testimony;
@@ -7,9 +7,9 @@ use worker_orcd_ipc::{Fault, Generation};
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Event {
-    /// Time has passed. Legal at any moment; needed at [`Machine::poll_deadline`].
+    /// Time has passed. Legal at any moment; needed at [`Worker::poll_deadline`].
     ///
-    /// [`Machine::poll_deadline`]: crate::Machine::poll_deadline
+    /// [`Worker::poll_deadline`]: crate::Worker::poll_deadline
     Tick,
     /// Something about one child. Of any generation but the current one it is counted and
     /// dropped.

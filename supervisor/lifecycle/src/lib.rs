@@ -1,27 +1,25 @@
-//! The life of a GPU child as a pure state machine.
+//! The life of a GPU child, and of the worker around it, as two pure state machines.
 //!
 //! ```text
-//!             Spawned          Hello          Ready
-//!  Spawning ─────────► Handshaking ───► Loading ───► Serving ◄┄┄┄┄ drain ┄┄┄► Draining
-//!     ▲  │                 │               │            │                        │
-//!     │  │ SpawnFailed     └──────┬────────┴─────┬──────┴──────────┬─────────────┘
-//!     │  │                        │ it died      │ it hangs, lies, │ nothing left to do
-//!     │  │                        ▼              ▼ or must go      ▼
-//!     │  │                     Reaping ◄─────► Killing (asked → SIGTERM → SIGKILL)
-//!     │  │                        │              │         └─► Failed (unreapable)
-//!     │  └───────────┬────────────┴──────────────┘
-//!     │              ▼
-//!     └───────── Backoff        or Failed (permanent cause, too many deaths), or Stopped
+//!  Vacant ──► Spawning ──► Handshaking ──► Loading ──► Serving      a Life, in its seat
+//!    ▲            │             └────┬─────────┴──────────┘
+//!    │            │                  │ it died             it hangs, lies or must go
+//!    │            │                  ▼                     ▼
+//!    │            │               Reaping ◄──────────► Killing (asked → SIGTERM → SIGKILL)
+//!    └────────────┴──────────────────┴─────────────────────┘   └──► Unreapable
+//!
+//!  Serve ┄┄► Drain ┄┄► Leave (as soon as no process is left) ──► Over      the Worker
+//!    └┄┄► Condemned ┄┄┄┄┘
 //! ```
 //!
-//! [`Machine::handle`] takes the time and an [`Event`] and gives back [`Effect`]s for the driver
-//! to perform; [`Machine::poll_deadline`] says when it wants to see [`Event::Tick`]. Every state
-//! but the two final ones has a deadline, so nothing is ever awaited for good.
+//! [`Worker::handle`] takes the time and an [`Event`] and gives back [`Effect`]s for the driver
+//! to perform; [`Worker::poll_deadline`] says when it wants to see [`Event::Tick`]. There always is
+//! such a time until it is over, so nothing is ever awaited for good.
 //!
-//! * [`state`] what can be true of a child, [`event`] what can happen, [`effect`] what to do.
-//! * [`machine`] the transitions; [`watchdog`] the deadlines of a child that lives;
-//!   [`death`] why it ended; [`restart_policy`] what follows from that; [`gpu`] what the device's
-//!   driver has to say about it; [`ledger`] who died when.
+//! * [`worker`] who is replaced when, and how it all ends; [`life`] one child's transitions, [`state`]
+//!   what can be true of it; [`event`] what can happen, [`effect`] what to do.
+//! * [`watchdog`] the deadlines of a child that lives; [`death`] why it ended; [`restart_policy`] what
+//!   follows from that; [`gpu`] what the device's driver has to say about it; [`ledger`] who died when.
 //!
 //! Deliberately absent: clocks (time is an argument: a [`Duration`](std::time::Duration) since
 //! the supervisor's start), I/O, threads, tokio, requests, and logging.
@@ -29,24 +27,27 @@
 #![forbid(unsafe_code)]
 #![warn(unreachable_pub)]
 
+mod course;
 pub mod death;
 pub mod effect;
 pub mod event;
 pub mod exit;
 pub mod gpu;
 pub mod ledger;
-pub mod machine;
+pub mod life;
 pub mod restart_policy;
 pub mod state;
 pub mod watchdog;
+pub mod worker;
 
 pub use death::{Blame, DeathCause, Exit, HandshakeRefusal};
-pub use effect::{Effect, EndReason, Signal};
+pub use effect::{Deed, Effect, EndReason, SeatId, Signal};
 pub use event::{ChildEvent, Event};
 pub use exit::SupervisorExit;
 pub use gpu::{Condemnation, Need, RecoveryAction, Remedy, Testimony, Xid};
 pub use ledger::{Death, Ledger};
-pub use machine::{Machine, Settings};
+pub use life::Life;
 pub use restart_policy::{Failure, RestartPolicy};
 pub use state::{KillStage, LoadProgress, State};
 pub use watchdog::{Deadlines, Watch};
+pub use worker::{Settings, Worker};

@@ -2,6 +2,7 @@
 
 use crate::death::{DeathCause, HandshakeRefusal};
 use crate::exit::SupervisorExit;
+use crate::gpu::{Condemnation, Need};
 use std::time::Duration;
 use worker_orcd_ipc::{ExitCode, Fault};
 
@@ -38,6 +39,18 @@ impl Default for RestartPolicy {
 pub struct Failure {
     pub exit: SupervisorExit,
     pub reason: String,
+}
+
+impl From<Condemnation> for Failure {
+    fn from(condemnation: Condemnation) -> Self {
+        Self {
+            exit: match condemnation.need {
+                Need::GpuReset => SupervisorExit::GpuNeedsReset,
+                Need::NodeReboot => SupervisorExit::NodeNeedsReboot,
+            },
+            reason: condemnation.to_string(),
+        }
+    }
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]

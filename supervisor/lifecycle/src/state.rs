@@ -1,19 +1,19 @@
-//! What can be true of a child. Each state owns what only makes sense in it.
+//! What can be true of a seat and its child. Each state owns what only makes sense in it.
 
 use crate::death::{DeathCause, Exit};
-use crate::exit::SupervisorExit;
-use crate::restart_policy::Failure;
 use crate::watchdog::Watch;
 use std::time::Duration;
 
 /// `since`, `deadline` and `until` are times since the supervisor's start.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum State {
-    /// The spawn thread was asked; there is no process yet.
-    Spawning {
+    /// No process; the worker wants the next one at `spawn_at`, or none.
+    Vacant {
         since: Duration,
-        deadline: Duration,
+        spawn_at: Option<Duration>,
     },
+    /// The spawn thread was asked; there is no process yet.
+    Spawning { since: Duration, deadline: Duration },
     /// It runs, but has not said who it is.
     Handshaking {
         since: Duration,
@@ -27,12 +27,6 @@ pub enum State {
         progress: LoadProgress,
     },
     Serving {
-        since: Duration,
-        pid: u32,
-        watch: Watch,
-    },
-    /// Serving what was accepted, and nothing new.
-    Draining {
         since: Duration,
         pid: u32,
         watch: Watch,
@@ -55,19 +49,8 @@ pub enum State {
         link_closed: bool,
         deadline: Duration,
     },
-    /// No process; the next one is spawned at `until`.
-    Backoff {
-        since: Duration,
-        until: Duration,
-    },
-    Stopped {
-        since: Duration,
-        exit: SupervisorExit,
-    },
-    Failed {
-        since: Duration,
-        failure: Failure,
-    },
+    /// It survived SIGKILL: it is stuck in the kernel, for good as far as anybody here can tell.
+    Unreapable { since: Duration, pid: u32 },
 }
 
 /// How hard a child has been asked to go.
@@ -94,67 +77,75 @@ impl State {
     #[must_use]
     pub fn name(&self) -> &'static str {
         match self {
+            Self::Vacant { .. } => "backoff",
             Self::Spawning { .. } => "spawning",
             Self::Handshaking { .. } => "handshaking",
             Self::Loading { .. } => "loading",
             Self::Serving { .. } => "serving",
-            Self::Draining { .. } => "draining",
             Self::Killing { .. } => "killing",
             Self::Reaping { .. } => "reaping",
-            Self::Backoff { .. } => "backoff",
-            Self::Stopped { .. } => "stopped",
-            Self::Failed { .. } => "failed",
+            Self::Unreapable { .. } => "unreapable",
         }
     }
 
     #[must_use]
     pub fn since(&self) -> Duration {
         match self {
-            Self::Spawning { since, .. }
+            Self::Vacant { since, .. }
+            | Self::Spawning { since, .. }
             | Self::Handshaking { since, .. }
             | Self::Loading { since, .. }
             | Self::Serving { since, .. }
-            | Self::Draining { since, .. }
             | Self::Killing { since, .. }
             | Self::Reaping { since, .. }
-            | Self::Backoff { since, .. }
-            | Self::Stopped { since, .. }
-            | Self::Failed { since, .. } => *since,
+            | Self::Unreapable { since, .. } => *since,
         }
     }
 
-    /// The process that exists in this state.
+    /// The process of this life.
     #[must_use]
     pub fn pid(&self) -> Option<u32> {
         match self {
             Self::Handshaking { pid, .. }
             | Self::Loading { pid, .. }
             | Self::Serving { pid, .. }
-            | Self::Draining { pid, .. }
             | Self::Killing { pid, .. }
             | Self::Reaping { pid, .. } => Some(*pid),
-            Self::Spawning { .. }
-            | Self::Backoff { .. }
-            | Self::Stopped { .. }
-            | Self::Failed { .. } => None,
+            Self::Vacant { .. } | Self::Spawning { .. } | Self::Unreapable { .. } => None,
         }
     }
 
+    /// Nothing will come of it by itself.
     #[must_use]
-    pub fn is_final(&self) -> bool {
-        matches!(self, Self::Stopped { .. } | Self::Failed { .. })
+    pub fn is_over(&self) -> bool {
+        matches!(self, Self::Vacant { .. } | Self::Unreapable { .. })
+    }
+
+    /// It exists, and nothing is known against it.
+    #[must_use]
+    pub fn is_trusted(&self) -> bool {
+        matches!(
+            self,
+            Self::Handshaking { .. } | Self::Loading { .. } | Self::Serving { .. }
+        )
+    }
+
+    /// Its silence is measured.
+    #[must_use]
+    pub fn is_watched(&self) -> bool {
+        matches!(self, Self::Loading { .. } | Self::Serving { .. })
     }
 
     /// Requests may be sent to the child.
     #[must_use]
     pub fn takes_work(&self) -> bool {
-        matches!(self, Self::Serving { .. } | Self::Draining { .. })
+        matches!(self, Self::Serving { .. })
     }
 
     /// What the child computed is believed: while it serves, and for what it said before it
     /// died by itself. A child that is being killed for cause is not listened to.
     #[must_use]
     pub fn believes_tokens(&self) -> bool {
-        self.takes_work() || matches!(self, Self::Reaping { .. })
+        matches!(self, Self::Serving { .. } | Self::Reaping { .. })
     }
 }

@@ -5,11 +5,15 @@
 #[allow(dead_code)]
 mod common;
 
-use common::{PID, Sim, beat, every_event, hello};
+use common::{PID, Sim, beat, every_event};
 use proptest::prelude::*;
+use std::collections::BTreeSet;
+use std::num::NonZeroU8;
 use std::time::Duration;
 use worker_orcd_ipc::Generation;
-use worker_orcd_lifecycle::{ChildEvent, Effect, Event, Exit, Signal, State};
+use worker_orcd_lifecycle::{
+    ChildEvent, Deed, Effect, Event, Exit, SeatId, Settings, Signal, State,
+};
 
 /// How a child answers from now on.
 #[derive(Debug, Clone, Copy)]
@@ -24,36 +28,52 @@ enum Temper {
 
 #[derive(Debug, Clone)]
 enum Step {
-    /// Index into `every_event`, and whether it comes from the previous generation.
-    Event(usize, bool),
+    /// Index into `every_event`, of which seat's child, and whether of the one before that.
+    Event(usize, u8, bool),
     Pass(u64),
 }
 
 fn steps() -> impl Strategy<Value = Vec<Step>> {
     let events = every_event(Generation::FIRST).len();
+    let event = (0..events, 0_u8..4, prop::bool::weighted(0.1));
     let step = prop_oneof![
-        4 => (0..events, prop::bool::weighted(0.1)).prop_map(|(i, stale)| Step::Event(i, stale)),
+        4 => event.prop_map(|(index, seat, stale)| Step::Event(index, seat, stale)),
         1 => (0u64..3_000).prop_map(Step::Pass),
     ];
     prop::collection::vec(step, 0..60)
 }
 
-/// A child and the kernel around it.
+/// Children, as many as there are seats, and the kernel around them.
 struct World {
     sim: Sim,
+    seats: u8,
     temper: Temper,
     ends: u32,
+    /// It was told to stop at once: no child follows.
+    told_to_stop: bool,
 }
 
 impl World {
+    fn new(seats: u8, temper: Temper) -> Self {
+        let (sim, _) = Sim::with_seats(Settings::default(), NonZeroU8::new(seats).unwrap());
+        Self {
+            sim,
+            seats,
+            temper,
+            ends: 0,
+            told_to_stop: false,
+        }
+    }
+
     fn run(&mut self, step: &Step) {
         match step {
             Step::Pass(ms) => {
                 let effects = self.sim.pass(Duration::from_millis(*ms));
                 self.note(&effects);
             }
-            Step::Event(index, stale) => {
-                let mut generation = self.sim.generation();
+            Step::Event(index, seat, stale) => {
+                let seat = SeatId(seat % self.seats);
+                let mut generation = self.sim.worker.seat(seat).generation();
                 if *stale {
                     generation = Generation(generation.0.wrapping_sub(1));
                 }
@@ -70,34 +90,45 @@ impl World {
             .filter(|effect| matches!(effect, Effect::End { .. }))
             .count();
         self.ends += u32::try_from(ends).unwrap();
-        assert_eq!(
-            self.sim.machine.poll_deadline().is_none(),
-            self.sim.machine.state().is_final(),
-            "only the final states wait for nothing"
-        );
-        assert_eq!(self.ends > 0, self.sim.machine.state().is_final());
+        let is_spawn = |effect: &Effect| {
+            matches!(
+                effect,
+                Effect::Child {
+                    deed: Deed::Spawn,
+                    ..
+                }
+            )
+        };
+        assert!(!self.told_to_stop || !effects.iter().any(is_spawn));
+        let is_over = self.sim.worker.is_over();
+        let waits = self.sim.worker.poll_deadline().is_some();
+        assert_eq!(waits, !is_over, "only who is over waits for nothing");
+        assert_eq!(self.ends > 0, is_over);
         assert!(self.ends <= 1, "ended twice");
+        let mut lives = self.lives();
+        assert!(!is_over || lives.all(State::is_over), "a process is left");
+        let generations: BTreeSet<_> = (0..self.seats)
+            .map(|seat| self.sim.worker.seat(SeatId(seat)).generation())
+            .collect();
+        assert_eq!(generations.len(), usize::from(self.seats), "one child each");
     }
 
-    /// The world's reaction to the state it finds; time passes only where there is none.
+    fn lives(&self) -> impl Iterator<Item = &State> {
+        (0..self.seats).map(|seat| self.sim.worker.seat(SeatId(seat)).state())
+    }
+
+    /// The world's reaction to the states it finds; time passes only where there is none.
     fn react(&mut self) {
-        let answers = match (self.sim.machine.state(), self.temper) {
-            (State::Spawning { .. }, _) => vec![ChildEvent::Spawned { pid: PID }],
-            (State::Handshaking { .. }, Temper::Cooperates) => vec![hello()],
-            (State::Loading { .. }, Temper::Cooperates) => vec![ChildEvent::Ready],
-            (State::Serving { .. } | State::Draining { .. }, Temper::Cooperates) => vec![beat()],
-            (State::Killing { .. }, Temper::Cooperates)
-            | (State::Reaping { .. }, Temper::Cooperates | Temper::PlaysDead) => {
-                vec![ChildEvent::Exited(Exit::Signal(9)), ChildEvent::LinkClosed]
+        let mut silent = true;
+        for seat in (0..self.seats).map(SeatId) {
+            for event in self.answers(seat) {
+                // Time passes under a pulse.
+                silent &= event == beat();
+                let effects = self.sim.child_in(seat, event);
+                self.note(&effects);
             }
-            _ => vec![],
-        };
-        let silent = answers.is_empty();
-        for event in answers {
-            let effects = self.sim.child(event);
-            self.note(&effects);
         }
-        if matches!(self.sim.machine.state(), State::Draining { .. }) {
+        if self.sim.worker.is_draining() && self.lives().any(State::takes_work) {
             let effects = self.sim.event(Event::Idle);
             self.note(&effects);
         } else if silent {
@@ -105,32 +136,61 @@ impl World {
         }
     }
 
+    fn answers(&self, seat: SeatId) -> Vec<ChildEvent> {
+        match (self.sim.worker.seat(seat).state(), self.temper) {
+            (State::Spawning { .. }, _) => {
+                let pid = pid(seat);
+                vec![ChildEvent::Spawned { pid }]
+            }
+            (State::Handshaking { .. }, Temper::Cooperates) => vec![ChildEvent::Hello {
+                pid: pid(seat),
+                features: vec![],
+            }],
+            (State::Loading { .. }, Temper::Cooperates) => vec![ChildEvent::Ready],
+            (State::Serving { .. }, Temper::Cooperates) => vec![beat()],
+            (State::Killing { .. }, Temper::Cooperates)
+            | (State::Reaping { .. }, Temper::Cooperates | Temper::PlaysDead) => {
+                vec![ChildEvent::Exited(Exit::Signal(9)), ChildEvent::LinkClosed]
+            }
+            _ => vec![],
+        }
+    }
+
     fn advance(&mut self) {
-        let Some(deadline) = self.sim.machine.poll_deadline() else {
+        let Some(deadline) = self.sim.worker.poll_deadline() else {
             return;
         };
         let time = deadline.saturating_sub(self.sim.now);
         let effects = self.sim.pass(time);
-        let killed = effects.iter().any(|effect| {
-            matches!(
-                effect,
-                Effect::Kill {
-                    signal: Signal::Kill,
-                    ..
-                }
-            )
-        });
         self.note(&effects);
-        if killed && matches!(self.temper, Temper::PlaysDead) {
-            let effects = self.sim.child(ChildEvent::Exited(Exit::Signal(9)));
-            self.note(&effects);
+        if !matches!(self.temper, Temper::PlaysDead) {
+            return;
+        }
+        for effect in effects {
+            if let Effect::Child {
+                seat,
+                deed: Deed::Kill(Signal::Kill),
+                ..
+            } = effect
+            {
+                let exit = ChildEvent::Exited(Exit::Signal(9));
+                let effects = self.sim.child_in(seat, exit);
+                self.note(&effects);
+            }
         }
     }
 
     fn settled(&self) -> bool {
-        let state = self.sim.machine.state();
-        state.is_final() || matches!(state, State::Serving { .. })
+        self.sim.worker.is_over() || self.lives().all(State::takes_work)
     }
+}
+
+fn pid(seat: SeatId) -> u32 {
+    PID + u32::from(seat.0)
+}
+
+fn seats() -> impl Strategy<Value = u8> {
+    prop::sample::select(vec![1, 2, 4])
 }
 
 fn temper() -> impl Strategy<Value = Temper> {
@@ -149,27 +209,34 @@ proptest! {
     })]
 
     #[test]
-    fn any_life_ends_in_serving_or_in_a_final_state(steps in steps(), temper in temper()) {
-        let (sim, _) = Sim::start();
-        let mut world = World { sim, temper, ends: 0 };
+    fn any_life_ends_in_serving_or_in_a_final_state(
+        steps in steps(),
+        temper in temper(),
+        seats in seats(),
+    ) {
+        let mut world = World::new(seats, temper);
         for step in &steps {
             world.run(step);
         }
         // Six deaths at no more than a handful of deadlines each; 1,000 is far above.
         for _ in 0..1_000 {
-            if world.settled() && (world.sim.machine.state().is_final()
+            if world.settled() && (world.sim.worker.is_over()
                 || matches!(temper, Temper::Cooperates)) {
                 break;
             }
             world.react();
         }
-        prop_assert!(world.settled(), "stuck in {:?}", world.sim.machine.state());
+        prop_assert!(world.settled(), "stuck: {:?}", world.sim.worker);
     }
 
     #[test]
-    fn once_told_to_stop_any_life_ends(steps in steps(), temper in temper(), at_once: bool) {
-        let (sim, _) = Sim::start();
-        let mut world = World { sim, temper, ends: 0 };
+    fn once_told_to_stop_any_life_ends(
+        steps in steps(),
+        temper in temper(),
+        seats in seats(),
+        at_once: bool,
+    ) {
+        let mut world = World::new(seats, temper);
         for step in &steps {
             world.run(step);
         }
@@ -179,15 +246,16 @@ proptest! {
             Event::Drain { timeout: Duration::from_secs(5) }
         };
         let effects = world.sim.event(told);
+        world.told_to_stop = at_once;
         world.note(&effects);
         let told_at = world.sim.now;
         for _ in 0..1_000 {
-            if world.sim.machine.state().is_final() {
+            if world.sim.worker.is_over() {
                 break;
             }
             world.react();
         }
-        prop_assert!(world.sim.machine.state().is_final());
+        prop_assert!(world.sim.worker.is_over(), "stuck: {:?}", world.sim.worker);
         // Drain, one spawn, dismissal, SIGTERM and SIGKILL at their defaults, with room for a
         // kill that was under way.
         prop_assert!(world.sim.now - told_at < Duration::from_secs(60));

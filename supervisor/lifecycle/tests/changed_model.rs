@@ -4,10 +4,10 @@
 #[allow(dead_code)]
 mod common;
 
-use common::Sim;
+use common::{Sim, deed};
 use std::time::Duration;
 use worker_orcd_lifecycle::{
-    Blame, ChildEvent, DeathCause, Effect, EndReason, Event, Exit, Signal, SupervisorExit,
+    Blame, ChildEvent, DeathCause, Deed, Effect, EndReason, Event, Exit, Signal, SupervisorExit,
 };
 
 /// Served once, died, and the next child is loading.
@@ -26,7 +26,7 @@ fn it_is_killed_before_it_serves_and_the_worker_ends_with_a_number_of_its_own() 
     let generation = sim.generation();
     let signal = Signal::Kill;
     assert!(
-        effects.contains(&Effect::Kill { generation, signal }),
+        effects.contains(&deed(generation, Deed::Kill(signal))),
         "{effects:?}"
     );
     let effects = sim.die(Exit::Signal(9));
@@ -36,7 +36,7 @@ fn it_is_killed_before_it_serves_and_the_worker_ends_with_a_number_of_its_own() 
     assert_eq!(
         effects,
         [
-            Effect::Bury { generation, cause },
+            deed(generation, Deed::Bury(cause)),
             Effect::RefuseNewWork,
             Effect::EndRequests(EndReason::Failed),
             Effect::End { exit, reason },

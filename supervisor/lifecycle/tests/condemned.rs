@@ -6,7 +6,7 @@ mod common;
 use common::{PID, Sim, after_death};
 use std::time::Duration;
 use worker_orcd_lifecycle::{
-    ChildEvent, Deadlines, Effect, EndReason, Event, Exit, RecoveryAction, Signal, State,
+    ChildEvent, Deadlines, Deed, Effect, EndReason, Event, Exit, RecoveryAction, Signal,
     SupervisorExit, Testimony, Xid,
 };
 
@@ -21,14 +21,20 @@ fn reported(number: u32) -> Event {
 fn is_killed(effects: &[Effect]) -> bool {
     effects.iter().any(|effect| {
         let signal = Signal::Kill;
-        matches!(effect, Effect::Kill { signal: sent, .. } if *sent == signal)
+        matches!(effect, Effect::Child { deed: Deed::Kill(sent), .. } if *sent == signal)
     })
 }
 
 fn spawns(effects: &[Effect]) -> bool {
-    effects
-        .iter()
-        .any(|effect| matches!(effect, Effect::Spawn { .. }))
+    effects.iter().any(|effect| {
+        matches!(
+            effect,
+            Effect::Child {
+                deed: Deed::Spawn,
+                ..
+            }
+        )
+    })
 }
 
 /// The exit, if requests were given their end before it.
@@ -55,11 +61,9 @@ fn a_living_child_is_killed_and_the_worker_fails_with_the_number_of_the_need() {
         let effects = sim.child(ChildEvent::Exited(Exit::Signal(9)));
         assert!(!spawns(&effects), "{effects:?}");
         assert_eq!(failed_with(&effects), Some(exit));
-        let State::Failed { failure, .. } = sim.machine.state() else {
-            panic!("{:?}", sim.machine.state());
-        };
+        let failure = sim.worker.failure().expect("it has failed");
         assert!(failure.reason.contains(&format!("Xid {number}")));
-        let last = sim.machine.ledger().last().unwrap();
+        let last = sim.worker.ledger().last().unwrap();
         assert_eq!(last.cause.label(), exit.name());
     }
 }
@@ -113,7 +117,7 @@ fn a_child_that_is_dying_already_is_buried_and_not_replaced() {
     let effects = sim.child(ChildEvent::Exited(Exit::Code(68)));
     assert!(!spawns(&effects), "{effects:?}");
     assert_eq!(failed_with(&effects), Some(SupervisorExit::GpuNeedsReset));
-    let last = sim.machine.ledger().last().unwrap();
+    let last = sim.worker.ledger().last().unwrap();
     assert_eq!(last.cause.label(), "device", "its own cause");
 }
 

@@ -3,10 +3,12 @@
 #[allow(dead_code)]
 mod common;
 
-use common::{PID, Sim, beat, ended, killed};
+use common::{PID, Sim, beat, deed, ended, killed};
 use std::time::Duration;
 use worker_orcd_ipc::Generation;
-use worker_orcd_lifecycle::{ChildEvent, Effect, EndReason, Event, Exit, Signal, SupervisorExit};
+use worker_orcd_lifecycle::{
+    ChildEvent, Deed, Effect, EndReason, Event, Exit, Signal, SupervisorExit,
+};
 
 #[test]
 fn a_drain_serves_to_the_last_request_then_dismisses_and_ends_clean() {
@@ -16,9 +18,7 @@ fn a_drain_serves_to_the_last_request_then_dismisses_and_ends_clean() {
     assert_eq!(sim.event(Event::Drain { timeout }), [Effect::RefuseNewWork]);
     assert_eq!(sim.state(), "draining");
     let effects = sim.event(Event::Idle);
-    assert!(effects.contains(&Effect::Dismiss {
-        generation: Generation(1)
-    }));
+    assert!(effects.contains(&deed(Generation(1), Deed::Dismiss)));
     assert_eq!(sim.child(ChildEvent::Goodbye), []);
     let effects = sim.die(Exit::Code(0));
     assert_eq!(ended(&effects), Some(SupervisorExit::Clean));
@@ -96,13 +96,7 @@ fn stopping_while_a_process_is_being_made_waits_for_it_and_ends_it() {
     sim.event(Event::StopNow);
     assert_eq!(sim.state(), "spawning");
     let effects = sim.child(ChildEvent::Spawned { pid: PID });
-    assert_eq!(
-        effects,
-        [Effect::Kill {
-            generation: Generation(1),
-            signal: Signal::Term
-        }]
-    );
+    assert_eq!(effects, [deed(Generation(1), Deed::Kill(Signal::Term))]);
     assert_eq!(
         ended(&sim.die(Exit::Signal(15))),
         Some(SupervisorExit::StoppedAtOnce)

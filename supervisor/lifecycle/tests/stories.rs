@@ -3,19 +3,22 @@
 #[allow(dead_code)]
 mod common;
 
-use common::{PID, Sim, beat, device_fault, ended, hello, killed, model_load_fault};
+use common::{PID, Sim, beat, deed, device_fault, ended, hello, killed, model_load_fault};
 use std::time::Duration;
 use worker_orcd_ipc::{Fault, Generation};
 use worker_orcd_lifecycle::{
-    ChildEvent, Deadlines, DeathCause, Effect, EndReason, Event, Exit, KillStage, RestartPolicy,
-    Settings, Signal, State, SupervisorExit,
+    ChildEvent, Deadlines, DeathCause, Deed, Effect, EndReason, Event, Exit, KillStage,
+    RestartPolicy, Settings, Signal, State, SupervisorExit,
 };
 
 const MS: Duration = Duration::from_millis(1);
 
 fn buried(effects: &[Effect]) -> Option<DeathCause> {
     effects.iter().find_map(|effect| match effect {
-        Effect::Bury { cause, .. } => Some(cause.clone()),
+        Effect::Child {
+            deed: Deed::Bury(cause),
+            ..
+        } => Some(cause.clone()),
         _ => None,
     })
 }
@@ -24,10 +27,13 @@ fn buried(effects: &[Effect]) -> Option<DeathCause> {
 fn a_child_is_spawned_greeted_loaded_and_served() {
     let (mut sim, effects) = Sim::start();
     let generation = Generation::FIRST;
-    assert_eq!(effects, [Effect::Spawn { generation }]);
+    assert_eq!(effects, [deed(generation, Deed::Spawn)]);
     assert_eq!(sim.child(ChildEvent::Spawned { pid: PID }), []);
-    assert_eq!(sim.child(hello()), [Effect::Load { generation }]);
-    assert_eq!(sim.child(ChildEvent::Ready), [Effect::Serve { generation }]);
+    assert_eq!(sim.child(hello()), [deed(generation, Deed::Load)]);
+    assert_eq!(
+        sim.child(ChildEvent::Ready),
+        [deed(generation, Deed::Serve)]
+    );
     assert_eq!(sim.state(), "serving");
 }
 
@@ -36,24 +42,14 @@ fn last_words_then_exit_then_end_of_socket_is_one_death_with_the_words_as_cause(
     let (mut sim, _) = Sim::start();
     sim.reach_serving();
     let effects = sim.child(ChildEvent::Fault(device_fault()));
-    assert_eq!(
-        effects,
-        [Effect::Suspend {
-            generation: Generation(1)
-        }]
-    );
+    assert_eq!(effects, [deed(Generation(1), Deed::Suspend)]);
     assert_eq!(sim.child(ChildEvent::Exited(Exit::Code(68))), []);
     let effects = sim.child(ChildEvent::LinkClosed);
     assert_eq!(
         effects,
         [
-            Effect::Bury {
-                generation: Generation(1),
-                cause: DeathCause::Said(device_fault())
-            },
-            Effect::Spawn {
-                generation: Generation(2)
-            },
+            deed(Generation(1), Deed::Bury(DeathCause::Said(device_fault()))),
+            deed(Generation(2), Deed::Spawn),
         ]
     );
 }
@@ -179,12 +175,7 @@ fn a_child_that_never_says_hello_is_killed_and_another_is_tried_later() {
     sim.child(ChildEvent::Exited(Exit::Signal(9)));
     assert_eq!(sim.state(), "backoff");
     let effects = sim.pass(RestartPolicy::default().first_delay);
-    assert_eq!(
-        effects,
-        [Effect::Spawn {
-            generation: Generation(2)
-        }]
-    );
+    assert_eq!(effects, [deed(Generation(2), Deed::Spawn)]);
 }
 
 #[test]
@@ -197,13 +188,7 @@ fn a_spawn_that_never_answers_is_given_up_and_its_late_process_killed() {
         event: ChildEvent::Spawned { pid: PID },
     };
     let effects = sim.event(late);
-    assert_eq!(
-        effects,
-        [Effect::Kill {
-            generation: Generation(1),
-            signal: Signal::Kill
-        }]
-    );
+    assert_eq!(effects, [deed(Generation(1), Deed::Kill(Signal::Kill))]);
 }
 
 #[test]
@@ -290,7 +275,7 @@ fn five_deaths_a_minute_are_survived_and_the_sixth_is_not() {
             _ => assert_eq!(ended(&effects), Some(SupervisorExit::CrashLoop)),
         }
     }
-    assert_eq!(sim.machine.ledger().by_cause()["signalled"], 6);
+    assert_eq!(sim.worker.ledger().by_cause()["signalled"], 6);
 }
 
 #[test]
@@ -304,7 +289,7 @@ fn deaths_far_apart_never_add_up() {
         sim.die(Exit::Signal(11));
         assert_eq!(sim.state(), "spawning");
     }
-    assert_eq!(sim.machine.ledger().by_cause()["signalled"], 50);
+    assert_eq!(sim.worker.ledger().by_cause()["signalled"], 50);
 }
 
 #[test]
@@ -348,7 +333,11 @@ fn backoff_doubles_up_to_its_limit() {
     for _ in 0..9 {
         sim.reach_serving();
         sim.die(Exit::Code(71));
-        if let State::Backoff { since, until } = *sim.machine.state() {
+        if let State::Vacant {
+            since,
+            spawn_at: Some(until),
+        } = *sim.life()
+        {
             delays.push((until - since).as_millis());
             sim.pass(until - since);
         }
@@ -362,14 +351,14 @@ fn words_of_the_dead_are_counted_and_dropped() {
     sim.reach_serving();
     sim.die(Exit::Signal(11));
     sim.reach_serving();
-    let before = sim.machine.state().clone();
+    let before = sim.life().clone();
     let late = Event::Child {
         generation: Generation(1),
         event: ChildEvent::Fault(device_fault()),
     };
     assert_eq!(sim.event(late), []);
-    assert_eq!(*sim.machine.state(), before);
-    assert_eq!(sim.machine.stale_events(), 1);
+    assert_eq!(*sim.life(), before);
+    assert_eq!(sim.worker.stale_events(), 1);
 }
 
 #[test]
@@ -410,15 +399,24 @@ fn want_of_descriptors_is_nobodys_death_however_long_it_lasts() {
     let (mut sim, _) = Sim::start();
     sim.reach_serving();
     sim.die(Exit::Signal(9));
-    let deaths = format!("{:?}", sim.machine.ledger());
+    let deaths = format!("{:?}", sim.worker.ledger());
     for _ in 0..100 {
         assert_eq!(sim.child(ChildEvent::SpawnStarved), []);
         assert_eq!(sim.state(), "backoff");
-        sim.now = sim.machine.poll_deadline().expect("tried again");
+        sim.now = sim.worker.poll_deadline().expect("tried again");
         let effects = sim.event(Event::Tick);
-        assert!(matches!(effects[..], [Effect::Spawn { .. }]), "{effects:?}");
+        assert!(
+            matches!(
+                effects[..],
+                [Effect::Child {
+                    deed: Deed::Spawn,
+                    ..
+                }]
+            ),
+            "{effects:?}"
+        );
     }
-    assert_eq!(format!("{:?}", sim.machine.ledger()), deaths);
+    assert_eq!(format!("{:?}", sim.worker.ledger()), deaths);
     sim.reach_serving();
 }
 
@@ -431,7 +429,7 @@ fn a_child_that_ignores_everything_is_asked_terminated_killed_and_called_unreapa
     });
     sim.event(Event::Idle);
     let deadlines = Deadlines::default();
-    let stage = |sim: &Sim| match sim.machine.state() {
+    let stage = |sim: &Sim| match sim.life() {
         State::Killing { stage, .. } => Some(*stage),
         _ => None,
     };
@@ -463,7 +461,7 @@ fn a_driver_that_only_wakes_at_the_deadlines_it_is_given_still_notices_silence()
     sim.reach_serving();
     let mut effects = vec![];
     while !killed(&effects) {
-        sim.now = sim.machine.poll_deadline().unwrap();
+        sim.now = sim.worker.poll_deadline().unwrap();
         effects = sim.event(Event::Tick);
     }
     assert_eq!(sim.now, Deadlines::default().heartbeat);
@@ -477,11 +475,11 @@ fn the_oom_killer_is_told_apart_and_given_time() {
     let cause = DeathCause::OomKilled;
     let generation = sim.generation();
     assert!(
-        effects.contains(&Effect::Bury { generation, cause }),
+        effects.contains(&deed(generation, Deed::Bury(cause))),
         "{effects:?}"
     );
     assert_eq!(sim.state(), "backoff", "the memory is not free yet");
-    assert_eq!(sim.machine.ledger().by_cause()["oom_killed"], 1);
+    assert_eq!(sim.worker.ledger().by_cause()["oom_killed"], 1);
     sim.pass(Duration::from_secs(1));
     assert_eq!(sim.state(), "spawning");
 }
@@ -505,5 +503,5 @@ fn giving_up_ends_every_request_and_says_why() {
     });
     assert!(closed < ended && ended < end, "{effects:?}");
     assert_eq!(SupervisorExit::CrashLoop.code(), 82);
-    assert_eq!(sim.machine.poll_deadline(), None);
+    assert_eq!(sim.worker.poll_deadline(), None);
 }

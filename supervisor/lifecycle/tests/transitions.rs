@@ -1,22 +1,28 @@
-//! The whole transition table as a readable file: every event in every state.
+//! Two transition tables as readable files: of one life, and of a worker of one seat.
 //!
-//! After a deliberate change, `UPDATE_GOLDEN=1 cargo test -p worker-orcd-lifecycle` rewrites it,
+//! After a deliberate change, `UPDATE_GOLDEN=1 cargo test -p worker-orcd-lifecycle` rewrites them,
 //! and the diff is what a reviewer judges.
 
 #[allow(dead_code)]
 mod common;
 
-use common::{Sim, device_fault, every_event};
+use common::{PID, Sim, device_fault, every_event, hello};
 use std::fmt::Write as _;
 use std::time::Duration;
-use worker_orcd_lifecycle::{ChildEvent, Effect, Event, Exit};
+use worker_orcd_ipc::Generation;
+use worker_orcd_lifecycle::{
+    ChildEvent, Deadlines, DeathCause, Deed, Effect, Event, Exit, Life, Testimony, Xid,
+};
 
-const GOLDEN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/transitions.txt");
+const GOLDEN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/");
+
+/// Some time, too little for any deadline.
+const SOON: Duration = Duration::from_millis(10);
 
 type Prepare = fn(&mut Sim);
 
 /// Each state as it is reached first, under the name it has in the table.
-const STATES: [(&str, Prepare); 13] = [
+const STATES: [(&str, Prepare); 16] = [
     ("Spawning", |_| {}),
     ("Handshaking", |sim| {
         sim.child(ChildEvent::Spawned { pid: common::PID });
@@ -60,6 +66,14 @@ const STATES: [(&str, Prepare); 13] = [
         sim.reach_serving();
         sim.die(Exit::Signal(11));
     }),
+    ("Spawning (condemned)", condemn),
+    ("Killing (condemned)", |sim| {
+        sim.reach_serving();
+        condemn(sim);
+    }),
+    ("Spawning (leaving)", |sim| {
+        sim.event(Event::StopNow);
+    }),
     ("Stopped", |sim| {
         sim.reach_serving();
         sim.event(Event::StopNow);
@@ -73,52 +87,175 @@ const STATES: [(&str, Prepare); 13] = [
     }),
 ];
 
-#[test]
-fn the_table_is_the_golden_one() {
-    let table = table();
-    if std::env::var_os("UPDATE_GOLDEN").is_some() {
-        std::fs::write(GOLDEN, &table).unwrap();
-    }
-    let golden = std::fs::read_to_string(GOLDEN).unwrap();
-    let first_difference = golden
-        .lines()
-        .zip(table.lines())
-        .find(|(old, new)| old != new);
-    assert!(
-        golden == table,
-        "the table changed; first at {first_difference:#?}"
-    );
+fn condemn(sim: &mut Sim) {
+    sim.event(Event::Gpu(Testimony::Reported(Xid(Some(95)))));
 }
 
-fn table() -> String {
+type Live = fn(&mut Life);
+
+/// Each state of a life as it is reached first.
+const LIFE_STATES: [(&str, Live); 10] = [
+    ("Vacant", |_| {}),
+    ("Spawning", spawn),
+    ("Handshaking", shake_hands),
+    ("Loading", load),
+    ("Serving", serve),
+    ("Killing (asked)", |life| {
+        serve(life);
+        life.dismiss(Duration::ZERO);
+    }),
+    ("Killing (for cause)", |life| {
+        serve(life);
+        life.kill(Duration::ZERO, DeathCause::LinkStalled);
+    }),
+    ("Reaping (said a fault)", |life| {
+        serve(life);
+        tell(life, ChildEvent::Fault(device_fault()));
+    }),
+    ("Reaping (exited)", |life| {
+        serve(life);
+        tell(life, ChildEvent::Exited(Exit::Code(72)));
+    }),
+    ("Unreapable", |life| {
+        serve(life);
+        life.kill(Duration::ZERO, DeathCause::LinkStalled);
+        life.tick(Deadlines::default().kill);
+    }),
+];
+
+fn spawn(life: &mut Life) {
+    life.spawn(Duration::ZERO, Generation::FIRST);
+}
+
+fn shake_hands(life: &mut Life) {
+    spawn(life);
+    tell(life, ChildEvent::Spawned { pid: PID });
+}
+
+fn load(life: &mut Life) {
+    shake_hands(life);
+    tell(life, hello());
+}
+
+fn serve(life: &mut Life) {
+    load(life);
+    tell(life, ChildEvent::Ready);
+}
+
+fn tell(life: &mut Life, event: ChildEvent) {
+    life.tell(Duration::ZERO, event).expect("it is its time");
+}
+
+/// What the worker may want of it.
+type Order = fn(&mut Life) -> Vec<Deed>;
+
+const ORDERS: [(&str, Order); 4] = [
+    ("tick", |life| life.tick(SOON)),
+    ("dismiss", |life| life.dismiss(SOON)),
+    ("kill", |life| life.kill(SOON, DeathCause::LinkStalled)),
+    ("end at once", |life| life.end_at_once(SOON)),
+];
+
+#[test]
+fn the_table_of_a_life_is_the_golden_one() {
     let mut text = String::from(
-        "# state × event → next state: effects. `=` means that nothing happens.\n\
-         # Written by tests/transitions.rs.\n",
+        "# state × event → next state: what is done. `=` means that nothing happens, `stale` that\n\
+         # nobody is there whom it could be about. Written by tests/transitions.rs.\n",
+    );
+    for (name, prepare) in LIFE_STATES {
+        writeln!(text, "\n{name}").unwrap();
+        let mut line = |label: &str, act: &dyn Fn(&mut Life) -> Option<Vec<Deed>>| {
+            let mut life = Life::new(Duration::ZERO, Deadlines::default(), vec![]);
+            prepare(&mut life);
+            let before = format!("{:?}", life.state());
+            let row = match act(&mut life) {
+                None => "stale".to_owned(),
+                Some(deeds) if deeds.is_empty() && before == format!("{:?}", life.state()) => {
+                    "=".to_owned()
+                }
+                Some(deeds) => {
+                    let deeds: Vec<_> = deeds.iter().map(describe_deed).collect();
+                    let row = format!("→ {}: {}", life.state().name(), deeds.join(", "));
+                    row.trim_end_matches([':', ' ']).to_owned()
+                }
+            };
+            writeln!(text, "    {label:<24} {row}").unwrap();
+        };
+        for (label, order) in ORDERS {
+            line(label, &|life| Some(order(life)));
+        }
+        for (label, event) in every_event(Generation::FIRST) {
+            if let Event::Child { event, .. } = event {
+                line(label, &|life| life.tell(SOON, event.clone()));
+            }
+        }
+    }
+    assert_golden("life.txt", &text);
+}
+
+#[test]
+fn the_table_of_a_worker_is_the_golden_one() {
+    let mut text = String::from(
+        "# state × event → next state: effects. `=` means that nothing happens. Of a child only\n\
+         # what a worker acts upon; the rest is in life.txt. Written by tests/transitions.rs.\n",
     );
     for (name, prepare) in STATES {
         writeln!(text, "\n{name}").unwrap();
         let events = every_event(reach(prepare).generation());
-        for (label, event) in events {
+        for (label, event) in events
+            .into_iter()
+            .filter(|(_, event)| is_the_workers(event))
+        {
             let mut sim = reach(prepare);
-            let before = format!("{:?}", sim.machine.state());
+            let (before, stale) = (format!("{:?}", sim.worker), sim.worker.stale_events());
             let effects = sim.event(event);
-            let unchanged = before == format!("{:?}", sim.machine.state()) && effects.is_empty();
-            let row = if unchanged {
-                "=".to_owned()
-            } else {
-                row(&sim, &effects)
+            let is_stale = sim.worker.stale_events() > stale;
+            let row = match effects.is_empty() {
+                true if is_stale => "stale".to_owned(),
+                true if before == format!("{:?}", sim.worker) => "=".to_owned(),
+                _ => row(&sim, &effects),
             };
             writeln!(text, "    {label:<24} {row}").unwrap();
         }
     }
-    text
+    assert_golden("worker.txt", &text);
+}
+
+fn is_the_workers(event: &Event) -> bool {
+    let Event::Child { event, .. } = event else {
+        return true;
+    };
+    matches!(
+        event,
+        ChildEvent::Spawned { .. }
+            | ChildEvent::SpawnFailed { .. }
+            | ChildEvent::SpawnStarved
+            | ChildEvent::Ready
+            | ChildEvent::LinkClosed
+            | ChildEvent::Exited(_)
+    )
+}
+
+fn assert_golden(name: &str, table: &str) {
+    let path = format!("{GOLDEN}{name}");
+    if std::env::var_os("UPDATE_GOLDEN").is_some() {
+        std::fs::write(&path, table).unwrap();
+    }
+    let golden = std::fs::read_to_string(&path).unwrap();
+    let mut lines = golden.lines().zip(table.lines());
+    let first_difference = lines.find(|(old, new)| old != new);
+    assert!(
+        golden == table,
+        "{name} changed; first at {first_difference:#?}"
+    );
 }
 
 fn reach(prepare: Prepare) -> Sim {
     let (mut sim, _) = Sim::start();
     prepare(&mut sim);
-    // Some time passes, too little for any deadline.
-    sim.now += Duration::from_millis(10);
+    sim.now += SOON;
+    // The worker has heard of the time: what it notes of it is no change.
+    sim.event(Event::Tick);
     sim
 }
 
@@ -130,15 +267,23 @@ fn row(sim: &Sim, effects: &[Effect]) -> String {
 
 fn describe(effect: &Effect) -> String {
     match effect {
-        Effect::Spawn { generation } => format!("spawn {generation}"),
-        Effect::Load { generation } => format!("load {generation}"),
-        Effect::Serve { generation } => format!("serve {generation}"),
-        Effect::Suspend { generation } => format!("suspend {generation}"),
-        Effect::Dismiss { generation } => format!("dismiss {generation}"),
-        Effect::Kill { generation, signal } => format!("kill {generation} {signal:?}"),
-        Effect::Bury { generation, cause } => format!("bury {generation} ({})", cause.label()),
+        Effect::Child {
+            generation, deed, ..
+        } => format!("{generation}: {}", describe_deed(deed)),
         Effect::RefuseNewWork => "refuse new work".to_owned(),
         Effect::EndRequests(reason) => format!("end requests ({reason:?})"),
         Effect::End { exit, .. } => format!("end {exit}"),
+    }
+}
+
+fn describe_deed(deed: &Deed) -> String {
+    match deed {
+        Deed::Spawn => "spawn".to_owned(),
+        Deed::Load => "load".to_owned(),
+        Deed::Serve => "serve".to_owned(),
+        Deed::Suspend => "suspend".to_owned(),
+        Deed::Dismiss => "dismiss".to_owned(),
+        Deed::Kill(signal) => format!("kill {signal:?}"),
+        Deed::Bury(cause) => format!("bury ({})", cause.label()),
     }
 }

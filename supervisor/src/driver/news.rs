@@ -12,7 +12,7 @@ use tracing::{error, info, warn};
 use worker_orcd_ipc::{
     ChildHello, DeviceSelector, Generation, Heartbeat, Load, LoadOrder, MemoryReport, ReadyReport,
 };
-use worker_orcd_lifecycle::{DeathCause, Effect, Machine, State, SupervisorExit};
+use worker_orcd_lifecycle::{DeathCause, Deed, Effect, SeatId, State, SupervisorExit, Worker};
 
 /// A snapshot is never older than this while anything happens at all.
 const STALE_AFTER: Duration = Duration::from_millis(250);
@@ -217,26 +217,28 @@ impl News {
     pub(super) fn effect(&mut self, now: Instant, effect: &Effect) {
         self.dirty = true;
         match effect {
-            Effect::Load { generation } => {
-                let (model, device) = (&self.model, &self.device);
-                info!(generation = generation.0, model, device, "model_load_start");
-            }
-            Effect::Kill { generation, signal } => {
-                warn!(generation = generation.0, ?signal, "child_kill");
-            }
-            Effect::Bury { generation, cause } => self.death(now, *generation, cause),
+            Effect::Child {
+                generation, deed, ..
+            } => self.deed(now, *generation, deed),
             Effect::End {
                 exit: SupervisorExit::Clean,
                 ..
             } => info!("engine_end"),
             // The reason is told once, with the worker's `error`.
             Effect::End { exit, .. } => info!(exit = exit.code(), "engine_end"),
-            Effect::Spawn { .. }
-            | Effect::Serve { .. }
-            | Effect::Suspend { .. }
-            | Effect::Dismiss { .. }
-            | Effect::RefuseNewWork
-            | Effect::EndRequests(_) => {}
+            Effect::RefuseNewWork | Effect::EndRequests(_) => {}
+        }
+    }
+
+    fn deed(&mut self, now: Instant, generation: Generation, deed: &Deed) {
+        match deed {
+            Deed::Load => {
+                let (model, device) = (&self.model, &self.device);
+                info!(generation = generation.0, model, device, "model_load_start");
+            }
+            Deed::Kill(signal) => warn!(generation = generation.0, ?signal, "child_kill"),
+            Deed::Bury(cause) => self.death(now, generation, cause),
+            Deed::Spawn | Deed::Serve | Deed::Suspend | Deed::Dismiss => {}
         }
     }
 
@@ -357,22 +359,23 @@ impl News {
     pub(super) fn snapshot(
         &mut self,
         now: Instant,
-        machine: &Machine,
+        worker: &Worker,
         requests: &Requests,
         registry: &Registry,
     ) -> EngineSnapshot {
         self.dirty = false;
         self.taken_at = now;
+        let (state, since) = worker.state();
         EngineSnapshot {
             taken_at: now,
             started_at: self.started,
-            state: machine.state().name(),
-            state_since: self.started + machine.state().since(),
-            reason: self.reason(machine.state()),
-            serving: machine.state().takes_work(),
+            state,
+            state_since: self.started + since,
+            reason: self.reason(worker),
+            serving: worker.seat(SeatId(0)).state().takes_work(),
             interrupted_at: self.interrupted_at,
-            draining: machine.is_draining(),
-            failed: matches!(machine.state(), State::Failed { .. }),
+            draining: worker.is_draining(),
+            failed: worker.is_over() && worker.failure().is_some(),
             child: self.child.clone(),
             memory: self.memory,
             gpu: GpuSnapshot::default(),
@@ -387,7 +390,7 @@ impl News {
                 prefix_hit_tokens_total: self.prefix_hit_tokens_total,
                 pace: requests.pace(),
             },
-            faults: self.faults(now, machine, requests, registry),
+            faults: self.faults(now, worker, requests, registry),
             impaired: BTreeMap::new(),
         }
     }
@@ -395,12 +398,12 @@ impl News {
     fn faults(
         &self,
         now: Instant,
-        machine: &Machine,
+        worker: &Worker,
         requests: &Requests,
         registry: &Registry,
     ) -> FaultsSnapshot {
-        let policy = machine.settings().restart;
-        let ledger = machine.ledger();
+        let policy = worker.settings().restart;
+        let ledger = worker.ledger();
         FaultsSnapshot {
             deaths_by_cause: ledger.by_cause().clone(),
             deaths_in_window: ledger.within(now - self.started, policy.window),
@@ -409,7 +412,7 @@ impl News {
             last: self.last_death.clone(),
             restarts: self.spawns.saturating_sub(1),
             recoveries: requests.recoveries_total(),
-            stale_events: machine.stale_events(),
+            stale_events: worker.stale_events(),
             on_probation: requests.on_probation(),
             probations: requests.probations_total(),
             quarantined_total: requests.quarantined_total(),
@@ -418,22 +421,25 @@ impl News {
         }
     }
 
-    fn reason(&self, state: &State) -> String {
-        let doing = match state {
+    fn reason(&self, worker: &Worker) -> String {
+        if worker.is_over() {
+            let failure = worker.failure();
+            return failure.map_or("stopped".to_owned(), |failure| failure.reason.clone());
+        }
+        let doing = match worker.seat(SeatId(0)).state() {
             State::Spawning { .. } => "a child process is being started",
             State::Handshaking { .. } => "the child has not introduced itself yet",
             State::Loading { .. } => "the model is being loaded",
+            State::Serving { .. } if worker.is_draining() => "finishing what was accepted",
             State::Serving { .. } => return "serving".to_owned(),
-            State::Draining { .. } => "finishing what was accepted",
             State::Killing {
                 cause: DeathCause::Dismissed,
                 ..
             } => "the child was asked to go",
             State::Killing { cause, .. } => return format!("the child is being killed: {cause}"),
             State::Reaping { .. } => "the child is dying",
-            State::Backoff { .. } => "waiting before the next child is started",
-            State::Stopped { .. } => "stopped",
-            State::Failed { failure, .. } => return failure.reason.clone(),
+            State::Vacant { .. } => "waiting before the next child is started",
+            State::Unreapable { .. } => "the child is stuck in the kernel",
         };
         match self
             .last_death

@@ -19,7 +19,7 @@ impl Driver {
     /// The lifecycle has just been told something; `before` is the state it was in.
     pub(super) fn notice_death(&mut self, before: &'static str) {
         if matches!(
-            self.machine.state(),
+            self.life().state(),
             State::Killing { .. } | State::Reaping { .. }
         ) {
             self.crashes.noticed(self.now, before);

@@ -13,7 +13,7 @@ const LONG_STEP: Duration = Duration::from_secs(1);
 impl Driver {
     /// When a child that serves will have been silent for longer than one does that is well.
     pub(super) fn silence_at(&self) -> Option<Instant> {
-        let serves = self.machine.state().believes_tokens() && !self.hesitating;
+        let serves = self.life().state().believes_tokens() && !self.hesitating;
         let heard = self.news.child().filter(|_| serves)?.heartbeat_at?;
         Some(heard + SILENCE)
     }

@@ -75,7 +75,7 @@ impl Driver {
                 Some(ChildEvent::Heartbeat { step_elapsed })
             }
             Word::Step(report) => {
-                if !self.machine.state().believes_tokens() {
+                if !self.life().state().believes_tokens() {
                     return None;
                 }
                 self.news.stepped(now);

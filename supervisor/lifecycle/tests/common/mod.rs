@@ -1,16 +1,17 @@
-//! A machine on simulated time, with words for reaching every state.
+//! A worker of one seat on simulated time, with words for reaching every state.
 
+use std::num::NonZeroU8;
 use std::time::Duration;
 use worker_orcd_ipc::{Fault, Generation};
 use worker_orcd_lifecycle::{
-    ChildEvent, Effect, Event, Exit, HandshakeRefusal, Machine, RecoveryAction, Settings, Signal,
-    State, SupervisorExit, Testimony, Xid,
+    ChildEvent, Deed, Effect, Event, Exit, HandshakeRefusal, RecoveryAction, SeatId, Settings,
+    Signal, State, SupervisorExit, Testimony, Worker, Xid,
 };
 
 pub const PID: u32 = 100;
 
 pub struct Sim {
-    pub machine: Machine,
+    pub worker: Worker,
     pub now: Duration,
 }
 
@@ -20,10 +21,14 @@ impl Sim {
     }
 
     pub fn with(settings: Settings) -> (Self, Vec<Effect>) {
-        let (machine, effects) = Machine::start(Duration::ZERO, settings);
+        Self::with_seats(settings, NonZeroU8::MIN)
+    }
+
+    pub fn with_seats(settings: Settings, seats: NonZeroU8) -> (Self, Vec<Effect>) {
+        let (worker, effects) = Worker::start(Duration::ZERO, settings, seats);
         (
             Self {
-                machine,
+                worker,
                 now: Duration::ZERO,
             },
             effects,
@@ -31,11 +36,15 @@ impl Sim {
     }
 
     pub fn event(&mut self, event: Event) -> Vec<Effect> {
-        self.machine.handle(self.now, event)
+        self.worker.handle(self.now, event)
     }
 
     pub fn child(&mut self, event: ChildEvent) -> Vec<Effect> {
-        let generation = self.machine.generation();
+        self.child_in(SeatId(0), event)
+    }
+
+    pub fn child_in(&mut self, seat: SeatId, event: ChildEvent) -> Vec<Effect> {
+        let generation = self.worker.seat(seat).generation();
         self.event(Event::Child { generation, event })
     }
 
@@ -57,16 +66,21 @@ impl Sim {
     }
 
     pub fn state(&self) -> &'static str {
-        self.machine.state().name()
+        self.worker.state().0
+    }
+
+    /// Of the first seat.
+    pub fn life(&self) -> &State {
+        self.worker.seat(SeatId(0)).state()
     }
 
     pub fn generation(&self) -> Generation {
-        self.machine.generation()
+        self.worker.seat(SeatId(0)).generation()
     }
 
     /// Through whatever backoff there is.
     pub fn pass_until_spawning(&mut self) {
-        while matches!(self.machine.state(), State::Backoff { .. }) {
+        while self.state() == "backoff" {
             self.pass(Duration::from_millis(100));
         }
         assert_eq!(self.state(), "spawning");
@@ -75,13 +89,13 @@ impl Sim {
     pub fn reach_loading(&mut self) {
         self.child(ChildEvent::Spawned { pid: PID });
         self.child(hello());
-        assert!(matches!(self.machine.state(), State::Loading { .. }));
+        assert!(matches!(self.life(), State::Loading { .. }));
     }
 
     pub fn reach_serving(&mut self) {
         self.reach_loading();
         self.child(ChildEvent::Ready);
-        assert!(self.machine.state().takes_work());
+        assert!(self.life().takes_work());
     }
 
     /// Exit and end of the socket, as the kernel delivers them.
@@ -92,13 +106,23 @@ impl Sim {
     }
 }
 
+/// With the only seat's child.
+pub fn deed(generation: Generation, deed: Deed) -> Effect {
+    let seat = SeatId(0);
+    Effect::Child {
+        seat,
+        generation,
+        deed,
+    }
+}
+
 /// With SIGKILL.
 pub fn killed(effects: &[Effect]) -> bool {
     effects.iter().any(|effect| {
         matches!(
             effect,
-            Effect::Kill {
-                signal: Signal::Kill,
+            Effect::Child {
+                deed: Deed::Kill(Signal::Kill),
                 ..
             }
         )

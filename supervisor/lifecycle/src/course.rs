@@ -1,0 +1,58 @@
+//! Where a worker is going: on, to its end, or nowhere any more.
+
+use crate::exit::SupervisorExit;
+use crate::gpu::Condemnation;
+use crate::restart_policy::Failure;
+use std::time::Duration;
+
+/// Where it is going.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Course {
+    /// Who dies is replaced.
+    Serve,
+    /// So it is until what was accepted is finished, or time is over.
+    Drain(Drain),
+    /// No child follows on this device; when the last is gone, it has failed.
+    Condemned {
+        condemnation: Condemnation,
+        drain: Option<Drain>,
+    },
+    /// Decided: what this ends with, once no process is left.
+    Leave(End),
+    Over {
+        since: Duration,
+        end: End,
+    },
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Drain {
+    pub since: Duration,
+    /// The soonest, if it was asked for twice.
+    pub until: Duration,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum End {
+    Stop(SupervisorExit),
+    Fail(Failure),
+}
+
+impl Course {
+    pub(crate) fn drain(&self) -> Option<Drain> {
+        match self {
+            Self::Drain(drain) => Some(*drain),
+            Self::Condemned { drain, .. } => *drain,
+            Self::Serve | Self::Leave(_) | Self::Over { .. } => None,
+        }
+    }
+}
+
+impl End {
+    pub(crate) fn name(&self) -> &'static str {
+        match self {
+            Self::Stop(_) => "stopped",
+            Self::Fail(_) => "failed",
+        }
+    }
+}

@@ -1,0 +1,449 @@
+//! The life of one child, from an empty seat to an empty seat. Of drains, exits and the next child
+//! the [worker](crate::worker) knows.
+//!
+//! `tests/golden/life.txt` is the whole table.
+
+use crate::death::{DeathCause, Exit, HandshakeRefusal};
+use crate::effect::{Deed, Signal};
+use crate::event::ChildEvent;
+use crate::state::{KillStage, LoadProgress, State};
+use crate::watchdog::{Deadlines, Watch};
+use std::time::Duration;
+use worker_orcd_ipc::Generation;
+
+pub type Deeds = Vec<Deed>;
+
+#[derive(Debug)]
+pub struct Life {
+    deadlines: Deadlines,
+    /// Compile-time features of a child that are acceptable.
+    accept_features: Vec<String>,
+    /// Of the child that is or was here last; 0 before the first.
+    generation: Generation,
+    state: State,
+}
+
+impl Life {
+    /// An empty seat.
+    #[must_use]
+    pub fn new(now: Duration, deadlines: Deadlines, accept_features: Vec<String>) -> Self {
+        Self {
+            deadlines,
+            accept_features,
+            generation: Generation(0),
+            state: State::Vacant {
+                since: now,
+                spawn_at: None,
+            },
+        }
+    }
+
+    #[must_use]
+    pub fn state(&self) -> &State {
+        &self.state
+    }
+
+    #[must_use]
+    pub fn generation(&self) -> Generation {
+        self.generation
+    }
+
+    /// When [`Life::tick`] has something to do.
+    #[must_use]
+    pub fn deadline(&self) -> Option<Duration> {
+        let deadlines = &self.deadlines;
+        match &self.state {
+            State::Spawning { deadline, .. }
+            | State::Handshaking { deadline, .. }
+            | State::Killing { deadline, .. }
+            | State::Reaping { deadline, .. } => Some(*deadline),
+            State::Loading {
+                watch, progress, ..
+            } => Some(watch.deadline(deadlines).min(progress.deadline(deadlines))),
+            State::Serving { watch, .. } => Some(watch.deadline(deadlines)),
+            State::Vacant { spawn_at, .. } => *spawn_at,
+            State::Unreapable { .. } => None,
+        }
+    }
+
+    /// The supervisor did not run for so long: silence in that time proves nothing.
+    pub(crate) fn forgive(&mut self, absent: Duration) {
+        match &mut self.state {
+            State::Loading {
+                watch, progress, ..
+            } => {
+                watch.heartbeat_at += absent;
+                progress.advanced_at += absent;
+            }
+            State::Serving { watch, .. } => watch.heartbeat_at += absent,
+            _ => {}
+        }
+    }
+
+    // === what the worker wants ===
+
+    pub fn spawn(&mut self, now: Duration, generation: Generation) -> Deeds {
+        self.generation = generation;
+        self.state = State::Spawning {
+            since: now,
+            deadline: now + self.deadlines.spawn,
+        };
+        vec![Deed::Spawn]
+    }
+
+    /// The seat is empty, and stays so until then.
+    pub fn rest(&mut self, now: Duration, spawn_at: Option<Duration>) {
+        self.state = State::Vacant {
+            since: now,
+            spawn_at,
+        };
+    }
+
+    /// No child follows here.
+    pub fn stay_empty(&mut self) {
+        if let State::Vacant { spawn_at, .. } = &mut self.state {
+            *spawn_at = None;
+        }
+    }
+
+    /// It is not needed any more: it is asked to go, and made to if it does not.
+    pub fn dismiss(&mut self, now: Duration) -> Deeds {
+        let (stage, patience) = match self.state {
+            // Without a hello there may be nobody to read a command.
+            State::Handshaking { .. } => (KillStage::Terminated, self.deadlines.terminate),
+            State::Loading { .. } | State::Serving { .. } => {
+                (KillStage::Asked, self.deadlines.dismiss)
+            }
+            // It is spawned before it can go, or goes already.
+            _ => return vec![],
+        };
+        self.state = State::Killing {
+            since: now,
+            pid: self.state.pid().unwrap_or_default(),
+            cause: DeathCause::Dismissed,
+            stage,
+            deadline: now + patience,
+        };
+        match stage {
+            KillStage::Asked => vec![Deed::Suspend, Deed::Dismiss],
+            KillStage::Terminated | KillStage::Killed => vec![Deed::Kill(Signal::Term)],
+        }
+    }
+
+    /// At once and without asking: a child that hangs or lies has nothing to say, and every
+    /// millisecond of its life is one of its clients' pause.
+    pub fn kill(&mut self, now: Duration, cause: DeathCause) -> Deeds {
+        let Some(pid) = self.state.pid() else {
+            return vec![];
+        };
+        self.state = State::Killing {
+            since: now,
+            pid,
+            cause,
+            stage: KillStage::Killed,
+            deadline: now + self.deadlines.kill,
+        };
+        vec![Deed::Suspend, Deed::Kill(Signal::Kill)]
+    }
+
+    /// Nobody waits for it any more.
+    pub fn end_at_once(&mut self, now: Duration) -> Deeds {
+        match &self.state {
+            State::Killing {
+                stage: KillStage::Killed,
+                ..
+            } => vec![],
+            State::Killing { cause, .. } => {
+                let cause = cause.clone();
+                self.kill(now, cause)
+            }
+            _ => self.kill(now, DeathCause::Dismissed),
+        }
+    }
+
+    // === time passes ===
+
+    pub fn tick(&mut self, now: Duration) -> Deeds {
+        let deadlines = self.deadlines;
+        match &self.state {
+            State::Spawning { since, deadline } if now >= *deadline => {
+                let message = format!("no process after {} ms", (now - *since).as_millis());
+                let permanent = false;
+                self.bury(now, DeathCause::SpawnFailed { message, permanent })
+            }
+            State::Handshaking { deadline, .. } if now >= *deadline => {
+                let after = deadlines.handshake;
+                self.kill(now, DeathCause::HandshakeDeadline { after })
+            }
+            State::Loading {
+                watch, progress, ..
+            } => {
+                let overdue = watch.overdue(now, &deadlines);
+                let overdue = overdue.or_else(|| progress.overdue(now, &deadlines));
+                overdue.map_or(vec![], |cause| self.kill(now, cause))
+            }
+            State::Serving { watch, .. } => {
+                let overdue = watch.overdue(now, &deadlines);
+                overdue.map_or(vec![], |cause| self.kill(now, cause))
+            }
+            State::Killing { deadline, .. } if now >= *deadline => self.escalate(now),
+            State::Reaping { deadline, .. } if now >= *deadline => self.reap_late(now),
+            _ => vec![],
+        }
+    }
+
+    fn escalate(&mut self, now: Duration) -> Deeds {
+        let deadlines = self.deadlines;
+        let State::Killing {
+            stage,
+            deadline,
+            pid,
+            cause,
+            ..
+        } = &mut self.state
+        else {
+            return vec![];
+        };
+        let (next, patience, signal) = match stage {
+            KillStage::Asked => (KillStage::Terminated, deadlines.terminate, Signal::Term),
+            KillStage::Terminated => (KillStage::Killed, deadlines.kill, Signal::Kill),
+            KillStage::Killed => {
+                let (pid, cause) = (*pid, cause.clone());
+                self.state = State::Unreapable { since: now, pid };
+                return vec![Deed::Bury(cause)];
+            }
+        };
+        (*stage, *deadline) = (next, now + patience);
+        vec![Deed::Kill(signal)]
+    }
+
+    /// One of the two signs of its death did not come.
+    fn reap_late(&mut self, now: Duration) -> Deeds {
+        let State::Reaping { said, exit, .. } = &self.state else {
+            return vec![];
+        };
+        let said = said.clone();
+        match *exit {
+            // Somebody else holds the dead child's socket; its words are not worth waiting.
+            Some(exit) => self.bury(now, said.unwrap_or_else(|| DeathCause::of_exit(exit))),
+            None => self.kill(now, said.unwrap_or(DeathCause::SocketClosed)),
+        }
+    }
+
+    // === what is seen and heard of it ===
+
+    /// `None`: it comes from a child that is gone, or from nowhere.
+    pub fn tell(&mut self, now: Duration, event: ChildEvent) -> Option<Deeds> {
+        Some(match event {
+            ChildEvent::Spawned { pid } => return self.spawned(now, pid),
+            ChildEvent::SpawnFailed { message, permanent } => {
+                let cause = DeathCause::SpawnFailed { message, permanent };
+                return self.is_spawning().then(|| self.bury(now, cause));
+            }
+            ChildEvent::SpawnStarved => return self.starved(now),
+            ChildEvent::Exited(exit) => return self.exited(now, exit),
+            ChildEvent::LinkClosed => self.link_closed(now),
+            ChildEvent::Fault(fault) => self.last_words(now, DeathCause::Said(fault)),
+            // A child that is on its way out may still say things, or say them badly; its end
+            // is decided already.
+            _ if !self.state.is_trusted() => vec![],
+            ChildEvent::Hello { pid, features } => self.hello(now, pid, &features),
+            ChildEvent::HandshakeRefused(refusal) => {
+                self.kill(now, DeathCause::HandshakeRefused(refusal))
+            }
+            ChildEvent::LoadProgress {
+                bytes_done,
+                bytes_total,
+            } => self.load_progress(now, bytes_done, bytes_total),
+            ChildEvent::Ready => self.ready(now),
+            ChildEvent::Unservable(message) => self.kill(now, DeathCause::Unservable(message)),
+            ChildEvent::ModelChanged => self.kill(now, DeathCause::ModelChanged),
+            ChildEvent::Heartbeat { step_elapsed } => self.heartbeat(now, step_elapsed),
+            // Nobody asked it to go: its exit will say what this was.
+            ChildEvent::Goodbye => self.dying(now, None, None, false),
+            ChildEvent::Violation(reason) => self.kill(now, DeathCause::ProtocolViolation(reason)),
+            ChildEvent::LinkStalled => self.kill(now, DeathCause::LinkStalled),
+        })
+    }
+
+    fn starved(&mut self, now: Duration) -> Option<Deeds> {
+        self.is_spawning().then(|| {
+            self.rest(now, None);
+            vec![]
+        })
+    }
+
+    fn is_spawning(&self) -> bool {
+        matches!(self.state, State::Spawning { .. })
+    }
+
+    fn spawned(&mut self, now: Duration, pid: u32) -> Option<Deeds> {
+        // The spawn deadline may have given it up.
+        self.is_spawning().then(|| {
+            self.state = State::Handshaking {
+                since: now,
+                pid,
+                deadline: now + self.deadlines.handshake,
+            };
+            vec![]
+        })
+    }
+
+    fn hello(&mut self, now: Duration, said: u32, features: &[String]) -> Deeds {
+        let State::Handshaking { pid, .. } = self.state else {
+            return self.out_of_place(now, "Hello");
+        };
+        let refusal = if said != pid {
+            Some(HandshakeRefusal::Pid { said, spawned: pid })
+        } else {
+            self.unacceptable(features).map(HandshakeRefusal::Features)
+        };
+        if let Some(refusal) = refusal {
+            return self.kill(now, DeathCause::HandshakeRefused(refusal));
+        }
+        self.state = State::Loading {
+            since: now,
+            pid,
+            watch: Watch::starting(now),
+            progress: LoadProgress::starting(now),
+        };
+        vec![Deed::Load]
+    }
+
+    fn unacceptable(&self, features: &[String]) -> Option<Vec<String>> {
+        let unknown: Vec<_> = features
+            .iter()
+            .filter(|feature| !self.accept_features.contains(feature))
+            .cloned()
+            .collect();
+        (!unknown.is_empty()).then_some(unknown)
+    }
+
+    fn load_progress(&mut self, now: Duration, bytes_done: u64, bytes_total: u64) -> Deeds {
+        let State::Loading { progress, .. } = &mut self.state else {
+            return self.out_of_place(now, "LoadProgress");
+        };
+        progress.advance(now, bytes_done, bytes_total);
+        vec![]
+    }
+
+    fn ready(&mut self, now: Duration) -> Deeds {
+        let State::Loading { pid, watch, .. } = self.state else {
+            return self.out_of_place(now, "Ready");
+        };
+        self.state = State::Serving {
+            since: now,
+            pid,
+            watch,
+        };
+        vec![Deed::Serve]
+    }
+
+    fn heartbeat(&mut self, now: Duration, step_elapsed: Option<Duration>) -> Deeds {
+        let deadlines = self.deadlines;
+        let (State::Loading { watch, .. } | State::Serving { watch, .. }) = &mut self.state else {
+            return self.out_of_place(now, "Heartbeat");
+        };
+        *watch = Watch {
+            heartbeat_at: now,
+            step_elapsed,
+        };
+        let overdue = watch.overdue(now, &deadlines);
+        overdue.map_or(vec![], |cause| self.kill(now, cause))
+    }
+
+    fn out_of_place(&mut self, now: Duration, word: &str) -> Deeds {
+        let violation = format!("{word} while {}", self.state.name());
+        self.kill(now, DeathCause::ProtocolViolation(violation))
+    }
+
+    // === it dies by itself ===
+
+    /// The exit may be seen before the words that the socket still holds.
+    fn last_words(&mut self, now: Duration, words: DeathCause) -> Deeds {
+        if let State::Reaping { said, .. } = &mut self.state {
+            said.get_or_insert(words);
+            return vec![];
+        }
+        match self.state.is_trusted() {
+            true => self.dying(now, Some(words), None, false),
+            false => vec![],
+        }
+    }
+
+    fn exited(&mut self, now: Duration, exit: Exit) -> Option<Deeds> {
+        let reap = self.deadlines.reap;
+        Some(match &mut self.state {
+            State::Reaping {
+                said,
+                link_closed: true,
+                ..
+            } => {
+                let cause = said.take().unwrap_or_else(|| DeathCause::of_exit(exit));
+                self.bury(now, cause)
+            }
+            State::Reaping {
+                exit: known,
+                deadline,
+                ..
+            } => {
+                *known = Some(exit);
+                *deadline = now + reap;
+                vec![]
+            }
+            State::Killing { cause, .. } => {
+                let cause = cause.clone();
+                self.bury(now, cause)
+            }
+            state if state.is_trusted() => self.dying(now, None, Some(exit), false),
+            _ => return None,
+        })
+    }
+
+    fn link_closed(&mut self, now: Duration) -> Deeds {
+        match &mut self.state {
+            State::Reaping {
+                said,
+                exit: Some(exit),
+                ..
+            } => {
+                let exit = *exit;
+                let cause = said.take().unwrap_or_else(|| DeathCause::of_exit(exit));
+                self.bury(now, cause)
+            }
+            State::Reaping { link_closed, .. } => {
+                *link_closed = true;
+                vec![]
+            }
+            state if state.is_trusted() => self.dying(now, None, None, true),
+            // Its end is decided, or there is none.
+            _ => vec![],
+        }
+    }
+
+    fn dying(
+        &mut self,
+        now: Duration,
+        said: Option<DeathCause>,
+        exit: Option<Exit>,
+        link_closed: bool,
+    ) -> Deeds {
+        let Some(pid) = self.state.pid() else {
+            return vec![];
+        };
+        self.state = State::Reaping {
+            since: now,
+            pid,
+            said,
+            exit,
+            link_closed,
+            deadline: now + self.deadlines.reap,
+        };
+        vec![Deed::Suspend]
+    }
+
+    fn bury(&mut self, now: Duration, cause: DeathCause) -> Deeds {
+        self.rest(now, None);
+        vec![Deed::Bury(cause)]
+    }
+}
