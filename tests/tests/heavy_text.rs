@@ -173,8 +173,8 @@ fn prompts_that_are_tokenized_cost_eight_times_themselves_at_most() {
     const BODY: usize = 4 << 20;
     /// A prompt of as many bytes as a body can hold may fit the context.
     const LONGEST_TOKEN: usize = 64;
-    /// Stacks, what cuts words, and what a process grows by anyway.
-    const BESIDE: u64 = 8 << 20;
+    /// Stacks, what cuts words, what the allocator is about to give back, and what a process grows by.
+    const BESIDE: u64 = 16 << 20;
     let long_word = "a".repeat(131 << 10) + " ";
     let whole = "a".repeat(BODY);
     let letters = "ab".repeat(100_000) + "!";

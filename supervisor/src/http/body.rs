@@ -161,8 +161,10 @@ impl Bodies {
             self.grow(&mut room, length.saturating_sub(FREE_BYTES), patience)
                 .await?;
             patience = patience.saturating_sub(began.elapsed());
-            // Growing would copy; what is announced and never comes takes no memory.
-            let _ = bytes.try_reserve_exact(announced.saturating_sub(bytes.len()));
+            // The rest at once, so that nothing more is copied; not for those who only announce it.
+            if 2 * length >= announced {
+                let _ = bytes.try_reserve_exact(announced.saturating_sub(bytes.len()));
+            }
             // Copied: a frame of one byte may hold on to a whole buffer.
             bytes.extend_from_slice(&data);
             // Where more is there already, others have their turn between two frames.
