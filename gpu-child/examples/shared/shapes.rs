@@ -1,8 +1,9 @@
 //! Models whose speed is measured: the shapes are real, the weights are random.
 
-use worker_orcd_gpu::model::{Architecture, ModelConfig, RopeStyle};
+use worker_orcd_gpu::model::{Architecture, ModelConfig};
 use worker_orcd_ipc::Sampling;
 use worker_orcd_kernels::TensorType;
+use worker_orcd_kernels::reference::rope::{Rope, RopePairs};
 
 /// Qwen2.5-0.5B, Qwen2.5-7B, SmolLM2-135M.
 pub fn config(shape: &str) -> Result<ModelConfig, String> {
@@ -23,12 +24,14 @@ pub fn config(shape: &str) -> Result<ModelConfig, String> {
         vocab_size,
         context_length: 32_768,
         norm_eps: 1e-6,
-        rope_style: RopeStyle::HalfOffset,
-        rope_base: 1e6,
-        rope_dims: head_dim,
-        rope_scale: 1.0,
-        rope_factors: None,
-        rope_attn_factor: 1.0,
+        rope: Rope {
+            pairs: RopePairs::HalfOffset,
+            dims: head_dim,
+            base: 1e6,
+            scale: 1.0,
+            factors: None,
+            attn_factor: 1.0,
+        },
         sliding_window: None,
     })
 }

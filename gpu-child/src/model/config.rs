@@ -3,49 +3,11 @@
 //! Defaults and meanings are llama.cpp's, because its converters write these files. What this
 //! project does not compute is refused by name, never ignored.
 
+use super::architecture::Architecture;
 use super::error::ModelError;
 use super::gguf::{GgufError, Header, Value};
 use super::rope;
-
-/// `general.architecture`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Architecture {
-    Llama,
-    Qwen2,
-    Qwen3,
-    Phi3,
-}
-
-impl Architecture {
-    const ALL: [Self; 4] = [Self::Llama, Self::Qwen2, Self::Qwen3, Self::Phi3];
-
-    /// As in `general.architecture` and in front of every key.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Llama => "llama",
-            Self::Qwen2 => "qwen2",
-            Self::Qwen3 => "qwen3",
-            Self::Phi3 => "phi3",
-        }
-    }
-
-    fn rope_style(self) -> RopeStyle {
-        match self {
-            Self::Llama => RopeStyle::Adjacent,
-            Self::Qwen2 | Self::Qwen3 | Self::Phi3 => RopeStyle::HalfOffset,
-        }
-    }
-}
-
-/// Which pairs of a head's values RoPE rotates.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum RopeStyle {
-    /// `(0, 1), (2, 3), …`: llama as GGUF stores it (its Q and K rows are permuted for this).
-    Adjacent,
-    /// `(0, d/2), (1, d/2 + 1), …` (NeoX): qwen2, qwen3, phi3.
-    HalfOffset,
-}
+use worker_orcd_kernels::reference::rope::Rope;
 
 #[derive(Debug, Clone, PartialEq)]
 pub struct ModelConfig {
@@ -59,17 +21,7 @@ pub struct ModelConfig {
     pub vocab_size: usize,
     pub context_length: usize,
     pub norm_eps: f32,
-    pub rope_style: RopeStyle,
-    pub rope_base: f32,
-    /// How many values at the front of a head are rotated; the rest pass through.
-    pub rope_dims: usize,
-    /// Divides every frequency (linear scaling); 1 when there is none.
-    pub rope_scale: f32,
-    /// Per-pair divisors (llama 3, phi3 long context), `[rope_dims / 2]`; from `rope_freqs.weight`
-    /// or `rope_factors_{short,long}.weight`.
-    pub rope_factors: Option<Vec<f32>>,
-    /// Multiplies cos and sin (phi3 long context, `rope.scaling.attn_factor`); 1 when there is none.
-    pub rope_attn_factor: f32,
+    pub rope: Rope,
     /// A query sees at most this many positions, itself included; `None` sees all. Always `None`
     /// for now: llama.cpp disables the window of phi3 (its pull request 13676), because files in
     /// the wild carry wrong values, and this follows it.
@@ -88,7 +40,6 @@ impl ModelConfig {
         max_sequence_tokens: Option<u32>,
     ) -> Result<Self, ModelError> {
         let keys = Keys::new(header)?;
-        let architecture = keys.architecture;
         keys.refuse_unsupported()?;
 
         let n_layers = keys.positive("block_count")?;
@@ -107,9 +58,8 @@ impl ModelConfig {
             ));
         }
         let head_dim = keys.head_dim(n_embd, n_heads)?;
-        let rope = rope::read(&keys, head_dim, context_length, max_sequence_tokens)?;
         Ok(Self {
-            architecture,
+            architecture: keys.architecture,
             n_layers,
             n_embd,
             n_ff,
@@ -119,12 +69,7 @@ impl ModelConfig {
             vocab_size: vocab_size(header)?,
             context_length,
             norm_eps: keys.norm_eps()?,
-            rope_style: architecture.rope_style(),
-            rope_base: rope.base,
-            rope_dims: rope.dims,
-            rope_scale: rope.scale,
-            rope_factors: rope.factors,
-            rope_attn_factor: rope.attn_factor,
+            rope: rope::read(&keys, head_dim, context_length, max_sequence_tokens)?,
             sliding_window: None,
         })
     }

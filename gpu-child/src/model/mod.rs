@@ -1,7 +1,7 @@
 //! What a GGUF file says: header, configuration, tensors by role, tokenizer facts.
 //!
 //! ```text
-//!            ┌─ config  (+ rope) ─── ModelConfig ─┐
+//!            ┌─ config (+ rope) ──── ModelConfig ─┐
 //! gguf ──────┼─ weights (+ layer) ── ModelWeights ┴─ the device
 //! (Header)   ├─ tokenizer_facts ──── TokenizerFacts ┐
 //!            ├─ sampling_advice ──── SamplingAdvice ┤
@@ -11,6 +11,7 @@
 //! Nothing here computes or allocates memory on a device. A file is refused before the first
 //! byte is uploaded, with the key or tensor that is wrong.
 
+mod architecture;
 pub mod config;
 mod error;
 pub mod gguf;
@@ -23,7 +24,8 @@ pub mod tiny_model;
 pub mod tokenizer_facts;
 pub mod weights;
 
-pub use config::{Architecture, ModelConfig, RopeStyle};
+pub use architecture::Architecture;
+pub use config::ModelConfig;
 pub use error::ModelError;
 pub use gguf::{GgufError, GgufFile, Header, TensorView};
 pub use gguf_builder::{GgufBuilder, Meta};

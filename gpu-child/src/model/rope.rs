@@ -4,21 +4,15 @@
 //! `rope_freqs`, phi3's `rope_factors_short` and `_long`, of which the served sequence length
 //! chooses one). YaRN is refused by name.
 
-use super::config::{Architecture, Keys};
+use super::architecture::RopeFactors;
+use super::config::Keys;
 use super::error::ModelError;
 use worker_orcd_kernels::TensorType;
+use worker_orcd_kernels::reference::rope::Rope;
 
 pub(super) const FREQS: &str = "rope_freqs.weight";
 pub(super) const FACTORS_SHORT: &str = "rope_factors_short.weight";
 pub(super) const FACTORS_LONG: &str = "rope_factors_long.weight";
-
-pub(super) struct Rope {
-    pub(super) base: f32,
-    pub(super) dims: usize,
-    pub(super) scale: f32,
-    pub(super) factors: Option<Vec<f32>>,
-    pub(super) attn_factor: f32,
-}
 
 #[derive(PartialEq, Eq)]
 enum Scaling {
@@ -39,6 +33,7 @@ pub(super) fn read(
     let served = max_sequence_tokens.map_or(context_length, |tokens| tokens as usize);
     let is_long = served > original.unwrap_or(context_length);
     Ok(Rope {
+        pairs: keys.architecture.conventions().rope_pairs,
         base: positive_f32(keys, "rope.freq_base")?.unwrap_or(10_000.0),
         dims,
         scale: if scaling == Scaling::None {
@@ -55,8 +50,7 @@ fn dims(keys: &Keys<'_, '_>, head_dim: usize) -> Result<usize, ModelError> {
     let dims = keys
         .optional_positive("rope.dimension_count")?
         .unwrap_or(head_dim);
-    // llama.cpp asserts that llama rotates whole heads.
-    let whole_head = keys.architecture == Architecture::Llama;
+    let whole_head = keys.architecture.conventions().rotates_whole_heads;
     if dims > head_dim || !dims.is_multiple_of(2) || (whole_head && dims != head_dim) {
         let message = format!("{dims} values of a head of {head_dim} cannot be rotated");
         return Err(ModelError::bad_value(
@@ -101,10 +95,10 @@ fn factors(
     is_long: bool,
 ) -> Result<Option<Vec<f32>>, ModelError> {
     let by_length = if is_long { FACTORS_LONG } else { FACTORS_SHORT };
-    let name = match (keys.architecture, scaling) {
-        (Architecture::Llama, Scaling::None | Scaling::Linear) => FREQS,
-        (Architecture::Llama, Scaling::LongRope) | (Architecture::Phi3, _) => by_length,
-        (Architecture::Qwen2 | Architecture::Qwen3, _) => return Ok(None),
+    let name = match (keys.architecture.conventions().rope_factors, scaling) {
+        (None, _) => return Ok(None),
+        (Some(RopeFactors::ByScaling), Scaling::None | Scaling::Linear) => FREQS,
+        (Some(RopeFactors::ByScaling | RopeFactors::ByLength), _) => by_length,
     };
     let Some(tensor) = keys.header.tensor(name) else {
         return Ok(None);

@@ -1,7 +1,7 @@
 //! Complete GGUF files with two small layers of pseudo-random weights, one for each
 //! architecture: for tests and tools that need a model but no sense in what it says.
 
-use super::config::Architecture;
+use super::architecture::Architecture;
 use super::gguf_builder::{GgufBuilder, Meta};
 
 pub const N_LAYERS: u32 = 2;

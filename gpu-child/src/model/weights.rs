@@ -3,7 +3,8 @@
 //! Every shape is checked against the configuration, and every tensor of the file must have a
 //! role: one without (an expert, a sink, a scale) would change the arithmetic if it were ignored.
 
-use super::config::{Architecture, ModelConfig};
+use super::architecture::Conventions;
+use super::config::ModelConfig;
 use super::error::ModelError;
 use super::gguf::{Header, TensorView};
 use super::layer::{Layer, Linear, ModelWeights};
@@ -36,6 +37,7 @@ impl<'a> FileWeights<'a> {
                 LayerReader {
                     tensors: &mut tensors,
                     config,
+                    conventions: config.architecture.conventions(),
                     index,
                 }
                 .read()?,
@@ -58,6 +60,7 @@ impl<'a> FileWeights<'a> {
 struct LayerReader<'t, 'h, 'a> {
     tensors: &'t mut Tensors<'h, 'a>,
     config: &'t ModelConfig,
+    conventions: Conventions,
     index: usize,
 }
 
@@ -84,7 +87,7 @@ impl<'a> LayerReader<'_, '_, 'a> {
         let config = self.config;
         let q_dim = config.n_heads * config.head_dim;
         let kv_dim = config.n_kv_heads * config.head_dim;
-        if config.architecture == Architecture::Phi3 && self.has("attn_qkv.weight") {
+        if self.conventions.is_fused && self.has("attn_qkv.weight") {
             let fused = self.linear("attn_qkv", q_dim + 2 * kv_dim, config.n_embd)?;
             return Ok([
                 slice(fused, 0, q_dim),
@@ -97,8 +100,8 @@ impl<'a> LayerReader<'_, '_, 'a> {
             self.linear("attn_k", kv_dim, config.n_embd)?,
             self.linear("attn_v", kv_dim, config.n_embd)?,
         ];
-        // Qwen2 was trained with these biases: a file that lost them would answer in garbage.
-        if config.architecture == Architecture::Qwen2 {
+        // Who was trained with these biases answers in garbage without them.
+        if self.conventions.has_qkv_bias {
             for (linear, name) in qkv
                 .iter()
                 .zip(["attn_q.bias", "attn_k.bias", "attn_v.bias"])
@@ -114,7 +117,7 @@ impl<'a> LayerReader<'_, '_, 'a> {
     fn head_norms(
         &mut self,
     ) -> Result<(Option<TensorView<'a>>, Option<TensorView<'a>>), ModelError> {
-        if self.config.architecture != Architecture::Qwen3 {
+        if !self.conventions.has_head_norms {
             return Ok((None, None));
         }
         let q_norm = self.vector("attn_q_norm.weight", self.config.head_dim)?;
@@ -124,7 +127,7 @@ impl<'a> LayerReader<'_, '_, 'a> {
 
     fn gate_and_up(&mut self) -> Result<[FileLinear<'a>; 2], ModelError> {
         let (n_ff, n_embd) = (self.config.n_ff, self.config.n_embd);
-        if self.config.architecture == Architecture::Phi3 {
+        if self.conventions.is_fused {
             let fused = self.linear("ffn_up", 2 * n_ff, n_embd)?;
             return Ok([slice(fused, 0, n_ff), slice(fused, n_ff, n_ff)]);
         }
@@ -250,10 +253,7 @@ impl<'a> Tensors<'_, 'a> {
     }
 
     fn refuse_unused(&self, config: &ModelConfig) -> Result<(), ModelError> {
-        let has_factors = matches!(
-            config.architecture,
-            Architecture::Llama | Architecture::Phi3
-        );
+        let has_factors = config.architecture.conventions().rope_factors.is_some();
         let is_rope = |name| {
             has_factors && [rope::FREQS, rope::FACTORS_SHORT, rope::FACTORS_LONG].contains(&name)
         };

@@ -3,20 +3,20 @@
 
 use crate::support::forward::forward;
 use crate::support::{Model, alone, config, tokens};
-use worker_orcd_gpu::model::RopeStyle;
+use worker_orcd_kernels::reference::rope::RopePairs;
 use worker_orcd_kernels::{TensorType, compare};
 
 /// Float weights leave rounding and the F16 cache; 2e-3 of the largest value covers both, and a
 /// wrong pair, window or bias is off by a hundred times that.
 #[test]
 fn the_pass_agrees_with_the_references_at_every_position() {
-    for rope_style in [RopeStyle::Adjacent, RopeStyle::HalfOffset] {
+    for pairs in [RopePairs::Adjacent, RopePairs::HalfOffset] {
         for window in [None, Some(10)] {
             let mut config = config(window);
-            config.rope_style = rope_style;
-            config.rope_scale = 2.0;
-            config.rope_factors = Some((0..config.rope_dims / 2).map(|i| 1.0 + i as f32).collect());
-            config.rope_attn_factor = 1.2;
+            config.rope.pairs = pairs;
+            config.rope.scale = 2.0;
+            config.rope.factors = Some((0..config.rope.dims / 2).map(|i| 1.0 + i as f32).collect());
+            config.rope.attn_factor = 1.2;
             let model = Model::random(config, [TensorType::F32; 9]);
             let tokens = tokens(40, 2);
             let expected = forward(&model.config, &model.weights(), &tokens);
@@ -32,7 +32,7 @@ fn the_pass_agrees_with_the_references_at_every_position() {
                     let apart = compare(expected, &got);
                     assert!(
                         apart.within(2e-3),
-                        "{rope_style:?} {window:?} portable {portable} at {position}: {apart:?}"
+                        "{pairs:?} {window:?} portable {portable} at {position}: {apart:?}"
                     );
                 }
             }

@@ -7,6 +7,7 @@ use crate::support::{MIXED, Model, Seen, Share, Types, Watch, alone, config, pag
 use worker_orcd_gpu::model::ModelConfig;
 use worker_orcd_ipc::TokenId;
 use worker_orcd_kernels::TensorType;
+use worker_orcd_kernels::reference::rope::Rope;
 
 /// Wide enough that a row of weights is cut into several segments of several units.
 fn wide() -> ModelConfig {
@@ -16,7 +17,10 @@ fn wide() -> ModelConfig {
         n_heads: 14,
         n_kv_heads: 2,
         head_dim: 64,
-        rope_dims: 64,
+        rope: Rope {
+            dims: 64,
+            ..config(None).rope
+        },
         ..config(None)
     }
 }

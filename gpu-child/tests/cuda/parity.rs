@@ -9,7 +9,8 @@ use crate::load;
 use crate::support::forward::forward;
 use crate::support::{Model, alone, config, tokens};
 use worker_orcd_gpu::device::Executor;
-use worker_orcd_gpu::model::{ModelConfig, RopeStyle};
+use worker_orcd_gpu::model::ModelConfig;
+use worker_orcd_kernels::reference::rope::RopePairs;
 use worker_orcd_kernels::{TensorType, compare};
 
 /// Share of a row's largest value.
@@ -52,16 +53,16 @@ fn every_type_agrees_in_long_prompts() {
 #[ignore = "needs an NVIDIA GPU"]
 fn every_head_size_and_rotation_agrees() {
     for head_dim in [16, 32, 64, 96, 128] {
-        for rope_style in [RopeStyle::Adjacent, RopeStyle::HalfOffset] {
+        for pairs in [RopePairs::Adjacent, RopePairs::HalfOffset] {
             for (n_heads, n_kv_heads) in [(4, 4), (6, 2), (7, 1)] {
                 let mut config = config(None);
-                (config.head_dim, config.rope_dims) = (head_dim, head_dim - 8);
+                (config.head_dim, config.rope.dims) = (head_dim, head_dim - 8);
                 (config.n_heads, config.n_kv_heads) = (n_heads, n_kv_heads);
-                config.rope_style = rope_style;
-                config.rope_scale = 2.0;
-                config.rope_factors =
-                    Some((0..config.rope_dims / 2).map(|i| 1.0 + i as f32).collect());
-                config.rope_attn_factor = 1.2;
+                config.rope.pairs = pairs;
+                config.rope.scale = 2.0;
+                config.rope.factors =
+                    Some((0..config.rope.dims / 2).map(|i| 1.0 + i as f32).collect());
+                config.rope.attn_factor = 1.2;
                 assert_close(config, [TensorType::F16; 9], 100, 33);
             }
         }

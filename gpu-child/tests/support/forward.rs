@@ -1,13 +1,13 @@
 //! The forward pass written with the scalar references: slow, in double precision where it sums,
 //! and without an idea of devices.
 
-use worker_orcd_gpu::model::{FileLinear, FileWeights, ModelConfig, RopeStyle, TensorView};
+use worker_orcd_gpu::model::{FileLinear, FileWeights, ModelConfig, TensorView};
 use worker_orcd_ipc::TokenId;
 use worker_orcd_kernels::dequantize_row;
 use worker_orcd_kernels::reference::attention::{AttentionShape, attention};
 use worker_orcd_kernels::reference::matmul::matmul;
 use worker_orcd_kernels::reference::rmsnorm::rmsnorm;
-use worker_orcd_kernels::reference::rope::{Rope, RopePairs, rope};
+use worker_orcd_kernels::reference::rope::rope;
 use worker_orcd_kernels::reference::silu_mul::silu_mul;
 
 fn values(tensor: &TensorView<'_>) -> Vec<f32> {
@@ -50,7 +50,7 @@ pub fn forward(
                     if let Some(norm) = norm {
                         head.copy_from_slice(&rmsnorm(head, &values(norm), config.norm_eps));
                     }
-                    rope(head, position as u32, &rope_of(config));
+                    rope(head, position as u32, &config.rope);
                 }
                 rows
             };
@@ -66,18 +66,4 @@ pub fn forward(
         }
     }
     stream
-}
-
-fn rope_of(config: &ModelConfig) -> Rope {
-    Rope {
-        pairs: match config.rope_style {
-            RopeStyle::Adjacent => RopePairs::Adjacent,
-            RopeStyle::HalfOffset => RopePairs::HalfOffset,
-        },
-        dims: config.rope_dims,
-        base: config.rope_base,
-        scale: config.rope_scale,
-        factors: config.rope_factors.clone(),
-        attn_factor: config.rope_attn_factor,
-    }
 }

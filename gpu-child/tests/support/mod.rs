@@ -6,11 +6,10 @@ pub mod laws;
 use std::sync::Mutex;
 use worker_orcd_gpu::device::cpu::{CpuExecutor, CpuOptions};
 use worker_orcd_gpu::device::{Batch, Checkpoint, Executor, PageId, SampleWork, SequenceWork, Tap};
-use worker_orcd_gpu::model::{
-    Architecture, FileWeights, Layer, Linear, ModelConfig, RopeStyle, TensorView,
-};
+use worker_orcd_gpu::model::{Architecture, FileWeights, Layer, Linear, ModelConfig, TensorView};
 use worker_orcd_ipc::{Fault, RequestId, Sampling, TokenId};
 use worker_orcd_kernels::TensorType;
+use worker_orcd_kernels::reference::rope::{Rope, RopePairs};
 use worker_orcd_kernels::synthetic::random_rows;
 
 /// Types of a layer's seven matrices, then of embedding and output.
@@ -41,12 +40,14 @@ pub fn config(sliding_window: Option<usize>) -> ModelConfig {
         vocab_size: 101,
         context_length: 1024,
         norm_eps: 1e-5,
-        rope_style: RopeStyle::HalfOffset,
-        rope_base: 1e4,
-        rope_dims: 24,
-        rope_scale: 1.0,
-        rope_factors: None,
-        rope_attn_factor: 1.0,
+        rope: Rope {
+            pairs: RopePairs::HalfOffset,
+            dims: 24,
+            base: 1e4,
+            scale: 1.0,
+            factors: None,
+            attn_factor: 1.0,
+        },
         sliding_window,
     }
 }

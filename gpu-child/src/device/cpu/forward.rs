@@ -17,7 +17,6 @@ use crate::model::ModelConfig;
 use worker_orcd_ipc::{Fault, TokenId};
 use worker_orcd_kernels::cpu::convert::to_f16;
 use worker_orcd_kernels::cpu::{RopeRow, apply_rope, rmsnorm};
-use worker_orcd_kernels::reference::rope::Rope;
 
 /// Tokens whose heads one thread turns and stores in the time that a job takes.
 const FEW_TOKENS: usize = 4;
@@ -27,7 +26,6 @@ const FEW_TOKENS: usize = 4;
 pub struct Model<'a> {
     pub engine: Engine<'a>,
     pub config: &'a ModelConfig,
-    pub rope: &'a Rope,
     pub weights: &'a CpuWeights,
 }
 
@@ -38,7 +36,6 @@ pub fn step(
 ) -> Result<Vec<Option<TokenId>>, Fault> {
     let CpuExecutor {
         config,
-        rope,
         isa,
         weights,
         kv,
@@ -48,7 +45,6 @@ pub fn step(
     let model = Model {
         engine: Engine { pool, isa: *isa },
         config,
-        rope,
         weights,
     };
     let plan = Plan::new(batch, config, pool.threads(), &scratch.partials);
@@ -99,7 +95,7 @@ impl Model<'_> {
             Disjoint::new(&mut scratch.x),
             Disjoint::new(&mut scratch.rope),
         );
-        let rope = self.rope;
+        let rope = &self.config.rope;
         self.engine.for_tokens(plan.rows.len(), FEW_TOKENS, &|t| {
             let row = &plan.rows[t];
             // SAFETY: token t's own parts.
@@ -240,7 +236,7 @@ impl Model<'_> {
         kv: &mut KvCache,
     ) {
         let (config, isa) = (self.config, self.engine.isa);
-        let rope = self.rope;
+        let rope = &self.config.rope;
         let turn = |head: &mut [f32], norm: Option<&Vec<f32>>, angles: &RopeRow| {
             if let Some(norm) = norm {
                 let plain = head.to_vec();

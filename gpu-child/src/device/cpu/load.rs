@@ -8,7 +8,6 @@ use super::memory::{self, Arena, Purpose};
 use super::pool::{Disjoint, Pool};
 use super::scratch::Scratch;
 use super::weights::{CpuWeights, Placed};
-use crate::device::common;
 use crate::device::common::placement::{Layout, check_size, values};
 use crate::model::{FileWeights, Mapping, ModelConfig, TensorView};
 use twox_hash::xxhash3_128::Hasher;
@@ -50,7 +49,6 @@ pub fn load(
     let partials = Partials::new(config, threads, sequence_tokens);
     Ok(CpuExecutor {
         config: config.clone(),
-        rope: common::rope(config),
         isa,
         weights: CpuWeights {
             arena,

@@ -39,7 +39,6 @@ use scratch::Scratch;
 use weights::CpuWeights;
 use worker_orcd_ipc::{DeviceFacts, Fault, MemoryReport, TokenId};
 use worker_orcd_kernels::cpu::Isa;
-use worker_orcd_kernels::reference::rope::Rope;
 
 /// How much of the machine may be used.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -60,7 +59,6 @@ pub struct CpuOptions {
 #[derive(Debug)]
 pub struct CpuExecutor {
     config: ModelConfig,
-    rope: Rope,
     isa: Isa,
     weights: CpuWeights,
     kv: KvCache,

@@ -422,7 +422,8 @@ fn step_layer(config: &ModelConfig, weights: &Weights, layer: &Layer) -> StepLay
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::{Architecture, RopeStyle};
+    use crate::model::Architecture;
+    use worker_orcd_kernels::reference::rope::{Rope, RopePairs};
 
     /// What an H200 gives to a block.
     const AVAILABLE: usize = 227 << 10;
@@ -439,12 +440,14 @@ mod tests {
             vocab_size: 1000,
             context_length: 32_768,
             norm_eps: 1e-6,
-            rope_style: RopeStyle::HalfOffset,
-            rope_base: 1e6,
-            rope_dims: head_dim,
-            rope_scale: 1.0,
-            rope_factors: None,
-            rope_attn_factor: 1.0,
+            rope: Rope {
+                pairs: RopePairs::HalfOffset,
+                dims: head_dim,
+                base: 1e6,
+                scale: 1.0,
+                factors: None,
+                attn_factor: 1.0,
+            },
             sliding_window: None,
         }
     }

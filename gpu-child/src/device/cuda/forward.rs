@@ -20,8 +20,9 @@ use super::plan::Plan;
 use super::scratch::{Buffers, Scratch};
 use super::weights::{Layer, Linear, Vector, Weights, units};
 use crate::device::{Batch, Checkpoint, Tap};
-use crate::model::{ModelConfig, RopeStyle};
+use crate::model::ModelConfig;
 use worker_orcd_ipc::Fault;
+use worker_orcd_kernels::reference::rope::RopePairs;
 
 /// Chunks of a row that a warp of the kernels in norm.cu keeps in registers, and warps at most.
 const KEPT_CHUNKS: usize = 2;
@@ -356,8 +357,8 @@ impl Model<'_> {
             heads: config.n_heads as i32,
             kv_heads: config.n_kv_heads as i32,
             head_dim: config.head_dim as i32,
-            dims: config.rope_dims as i32,
-            half_offset: i32::from(config.rope_style == RopeStyle::HalfOffset),
+            dims: config.rope.dims as i32,
+            half_offset: i32::from(config.rope.pairs == RopePairs::HalfOffset),
             eps: config.norm_eps,
         }
     }

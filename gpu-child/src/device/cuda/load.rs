@@ -17,7 +17,6 @@ use super::sample::Draws;
 use super::scratch::{Scratch, Sizes};
 use super::weights::{Matrix, TILE_ROWS, Vector, Weights, units};
 use super::{CudaExecutor, CudaOptions, KvOrder};
-use crate::device::common;
 use crate::device::common::placement::{check_size, values};
 use crate::model::{FileWeights, Mapping, ModelConfig, TensorView};
 use worker_orcd_ipc::Fault;
@@ -117,11 +116,10 @@ fn refuse_unsupported(config: &ModelConfig) -> Result<(), Fault> {
 
 /// cos and sin of every pair at every position.
 fn turns(config: &ModelConfig, positions: usize) -> Vec<[f32; 2]> {
-    let rope = common::rope(config);
+    let rope = &config.rope;
     let frequencies: Vec<f64> = (0..rope.dims / 2).map(|i| rope.frequency(i)).collect();
     (0..positions as u32)
         .flat_map(|position| {
-            let rope = &rope;
             frequencies
                 .iter()
                 .map(move |&frequency| rope.turn(position, frequency).into())

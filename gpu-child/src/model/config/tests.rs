@@ -2,6 +2,7 @@ use super::*;
 use crate::model::gguf::parse;
 use crate::model::gguf_builder::{GgufBuilder, Meta};
 use crate::model::tiny_model::{HEAD_DIM, tiny_model};
+use worker_orcd_kernels::reference::rope::RopePairs;
 
 fn config(file: &GgufBuilder, max_sequence_tokens: Option<u32>) -> Result<ModelConfig, ModelError> {
     let bytes = file.build();
@@ -19,20 +20,18 @@ fn each_architecture_is_read() {
     for architecture in Architecture::ALL {
         let config = config(&tiny_model(architecture), None).unwrap();
         assert_eq!(config.architecture, architecture);
+        let rope = config.rope;
         assert_eq!((config.n_layers, config.n_embd, config.n_ff), (2, 64, 96));
         assert_eq!(
             (config.n_heads, config.n_kv_heads, config.head_dim),
             (4, 2, 16)
         );
+        assert_eq!((rope.base, rope.scale, rope.attn_factor), (1e4, 1.0, 1.0));
         assert_eq!(
-            (config.rope_base, config.rope_scale, config.rope_attn_factor),
-            (1e4, 1.0, 1.0)
-        );
-        assert_eq!(
-            (config.rope_dims, config.rope_factors, config.sliding_window),
+            (rope.dims, rope.factors, config.sliding_window),
             (16, None, None)
         );
-        let adjacent = config.rope_style == RopeStyle::Adjacent;
+        let adjacent = rope.pairs == RopePairs::Adjacent;
         assert_eq!(adjacent, architecture == Architecture::Llama);
     }
 }
@@ -89,16 +88,16 @@ fn scaling_follows_the_type() {
             .meta("llama.rope.scaling.type", ty)
             .meta("llama.rope.scaling.factor", 4.0)
     };
-    assert_eq!(config(&with("linear"), None).unwrap().rope_scale, 4.0);
-    assert_eq!(config(&with("none"), None).unwrap().rope_scale, 1.0);
+    assert_eq!(config(&with("linear"), None).unwrap().rope.scale, 4.0);
+    assert_eq!(config(&with("none"), None).unwrap().rope.scale, 1.0);
     let unnamed = with("linear").without_meta("llama.rope.scaling.type");
-    assert_eq!(config(&unnamed, None).unwrap().rope_scale, 4.0);
+    assert_eq!(config(&unnamed, None).unwrap().rope.scale, 4.0);
 }
 
 #[test]
 fn partial_rotation_is_allowed_outside_llama() {
     let file = tiny_model(Architecture::Phi3).meta("phi3.rope.dimension_count", 8_u32);
-    assert_eq!(config(&file, None).unwrap().rope_dims, 8);
+    assert_eq!(config(&file, None).unwrap().rope.dims, 8);
 }
 
 #[test]
@@ -117,11 +116,11 @@ fn the_served_length_chooses_the_long_factors() {
             &[half],
             &vec![2.0; half as usize],
         );
-    let factor = |tokens| config(&file, tokens).unwrap().rope_factors.unwrap()[0];
+    let factor = |tokens| config(&file, tokens).unwrap().rope.factors.unwrap()[0];
     assert_eq!(factor(None), 2.0);
     assert_eq!(factor(Some(129)), 2.0);
     assert_eq!(factor(Some(128)), 1.0);
-    assert_eq!(config(&file, None).unwrap().rope_attn_factor, 1.19);
+    assert_eq!(config(&file, None).unwrap().rope.attn_factor, 1.19);
 }
 
 #[test]
@@ -132,7 +131,7 @@ fn llama_factors_are_read_and_checked() {
         tiny_model(Architecture::Llama).tensor_f32("rope_freqs.weight", &[len], &values)
     };
     assert_eq!(
-        config(&with(half, 8.0), None).unwrap().rope_factors,
+        config(&with(half, 8.0), None).unwrap().rope.factors,
         Some(vec![8.0; half as usize])
     );
     assert!(refusal(with(half + 1, 8.0)).contains("rope_freqs.weight"));

@@ -1,5 +1,5 @@
 use super::*;
-use crate::model::config::Architecture;
+use crate::model::Architecture;
 use crate::model::gguf::parse;
 use crate::model::gguf_builder::{GgufBuilder, Meta};
 use crate::model::tiny_model::{EOS, tiny_model};

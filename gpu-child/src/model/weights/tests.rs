@@ -1,4 +1,5 @@
 use super::*;
+use crate::model::Architecture;
 use crate::model::gguf::parse;
 use crate::model::gguf_builder::GgufBuilder;
 use crate::model::tiny_model::tiny_model;

@@ -1,0 +1,86 @@
+//! The architectures that are known, and what sets their files apart.
+//!
+//! The only place that tells one from the other: what is behind it sees configuration and tensors.
+
+use worker_orcd_kernels::reference::rope::RopePairs;
+
+/// `general.architecture`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Architecture {
+    Llama,
+    Qwen2,
+    Qwen3,
+    Phi3,
+}
+
+/// What a file of an architecture has that others have not.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Conventions {
+    pub(super) rope_pairs: RopePairs,
+    /// RoPE rotates whole heads, as llama.cpp asserts.
+    pub(super) rotates_whole_heads: bool,
+    pub(super) rope_factors: Option<RopeFactors>,
+    /// Biases of Q, K and V must be there.
+    pub(super) has_qkv_bias: bool,
+    /// Norms of each head of Q and K.
+    pub(super) has_head_norms: bool,
+    /// Gate and up are one tensor, and Q, K and V may be.
+    pub(super) is_fused: bool,
+}
+
+/// Which tensor holds the factors of RoPE's pairs, where there is one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum RopeFactors {
+    /// `rope_freqs`, but for scaling of type `longrope`.
+    ByScaling,
+    /// The short or the long ones, by the length that is served.
+    ByLength,
+}
+
+impl Architecture {
+    pub(super) const ALL: [Self; 4] = [Self::Llama, Self::Qwen2, Self::Qwen3, Self::Phi3];
+
+    /// As in `general.architecture` and in front of every key.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Llama => "llama",
+            Self::Qwen2 => "qwen2",
+            Self::Qwen3 => "qwen3",
+            Self::Phi3 => "phi3",
+        }
+    }
+
+    pub(super) fn conventions(self) -> Conventions {
+        let plain = Conventions {
+            rope_pairs: RopePairs::HalfOffset,
+            rotates_whole_heads: false,
+            rope_factors: None,
+            has_qkv_bias: false,
+            has_head_norms: false,
+            is_fused: false,
+        };
+        match self {
+            Self::Llama => Conventions {
+                // GGUF stores rows of Q and K permuted for this.
+                rope_pairs: RopePairs::Adjacent,
+                rotates_whole_heads: true,
+                rope_factors: Some(RopeFactors::ByScaling),
+                ..plain
+            },
+            Self::Qwen2 => Conventions {
+                has_qkv_bias: true,
+                ..plain
+            },
+            Self::Qwen3 => Conventions {
+                has_head_norms: true,
+                ..plain
+            },
+            Self::Phi3 => Conventions {
+                rope_factors: Some(RopeFactors::ByLength),
+                is_fused: true,
+                ..plain
+            },
+        }
+    }
+}
