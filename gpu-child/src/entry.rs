@@ -17,7 +17,7 @@ use nix::unistd::{Pid, getppid};
 use std::io::{self, Read, Write};
 use std::path::PathBuf;
 use std::sync::Arc;
-use worker_orcd_ipc::{ExitCode, Fault, Generation, LoadOrder};
+use worker_orcd_ipc::{ExitCode, Fault, FaultKind, Generation, LoadOrder};
 
 /// As if this process had half of the machine's memory more than it has.
 const OOM_SCORE_ABOVE_PARENT: i32 = 500;
@@ -78,13 +78,16 @@ where
     stand_in_for_the_supervisor();
     if let Err(error) = tie_to_parent(arguments.parent) {
         end(
-            ExitCode::Io,
+            ExitCode::Fault(FaultKind::Io),
             &format!("the signals cannot be set up: {error}"),
         );
     }
     let socket = match connect(arguments.socket) {
         Ok(socket) => socket,
-        Err(error) => end(ExitCode::Io, &format!("the control socket: {error}")),
+        Err(error) => end(
+            ExitCode::Fault(FaultKind::Io),
+            &format!("the control socket: {error}"),
+        ),
     };
     let custody = match arguments
         .custody
@@ -94,7 +97,7 @@ where
     {
         Ok(custody) => custody,
         Err(error) => end(
-            ExitCode::Io,
+            ExitCode::Fault(FaultKind::Io),
             &format!("the socket for descriptors: {error}"),
         ),
     };
@@ -116,9 +119,15 @@ where
 fn answer(found: Result<String, Fault>) -> ! {
     let (line, code) = match found {
         Ok(words) => (words, ExitCode::Clean),
-        Err(Fault::DeviceUnavailable { message }) => (message, ExitCode::DeviceUnavailable),
-        Err(Fault::ModelLoad { message }) => (message, ExitCode::ModelLoad),
-        Err(fault) => (fault.to_string(), fault.exit_code()),
+        Err(fault) => {
+            let code = fault.exit_code();
+            match fault {
+                Fault::DeviceUnavailable { message } | Fault::ModelLoad { message } => {
+                    (message, code)
+                }
+                other => (other.to_string(), code),
+            }
+        }
     };
     println!("{line}");
     exit::end_now(code);

@@ -4,7 +4,7 @@ use crate::serve::Link;
 use std::any::Any;
 use std::panic::PanicHookInfo;
 use std::sync::Arc;
-use worker_orcd_ipc::{ExitCode, Fault};
+use worker_orcd_ipc::{ExitCode, Fault, FaultKind};
 
 /// What ends the process. Tests put something else in its place, so it may return; whoever calls
 /// it must be ready to stop by itself.
@@ -32,7 +32,7 @@ pub fn end_process_on_panic(link: Option<Arc<Link>>) {
             // The panicking thread may be the one that was speaking: then nobody speaks again.
             link.try_last_words(fault);
         }
-        end_now(ExitCode::Panic);
+        end_now(ExitCode::Fault(FaultKind::Panic));
     }));
 }
 

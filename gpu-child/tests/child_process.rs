@@ -11,9 +11,9 @@ use tempfile::TempDir;
 use worker_orcd_gpu::model::{Architecture, tiny_model::tiny_model};
 use worker_orcd_ipc::frame::write_frame;
 use worker_orcd_ipc::{
-    ClientId, Command, DeviceSelector, Envelope, Event, ExitCode, Fault, FinishReason, FrameReader,
-    Generation, LoadOrder, ModelFile, Preamble, ReadyReport, RequestId, Sampling, Submission,
-    TokenId, TraceOrder, decode, encode,
+    ClientId, Command, DeviceSelector, Envelope, Event, ExitCode, Fault, FaultKind, FinishReason,
+    FrameReader, Generation, LoadOrder, ModelFile, Preamble, ReadyReport, RequestId, Sampling,
+    Submission, TokenId, TraceOrder, decode, encode,
 };
 
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -261,7 +261,10 @@ fn what_cannot_be_loaded_is_told_and_ends_with_its_own_code() {
     let mut supervisor = Supervisor::start();
     let order = supervisor.order("missing.gguf");
     assert!(matches!(supervisor.refusal(order), Fault::ModelLoad { .. }));
-    assert_eq!(supervisor.exit_code(), Some(ExitCode::ModelLoad));
+    assert_eq!(
+        supervisor.exit_code(),
+        Some(ExitCode::Fault(FaultKind::ModelLoad))
+    );
 
     let mut supervisor = Supervisor::start();
     let bytes = tiny_model(Architecture::Llama).build();
@@ -281,7 +284,10 @@ fn what_cannot_be_loaded_is_told_and_ends_with_its_own_code() {
         fault.to_string().contains("cuda:99 cannot be used"),
         "{fault}"
     );
-    assert_eq!(supervisor.exit_code(), Some(ExitCode::DeviceUnavailable));
+    assert_eq!(
+        supervisor.exit_code(),
+        Some(ExitCode::Fault(FaultKind::DeviceUnavailable))
+    );
 }
 
 #[test]
@@ -314,7 +320,7 @@ fn it_does_not_work_for_a_stranger() {
     assert_eq!(run("1"), Some(ExitCode::SupervisorLost));
     assert_eq!(
         run(&std::process::id().to_string()),
-        Some(ExitCode::Io),
+        Some(ExitCode::Fault(FaultKind::Io)),
         "no socket there"
     );
     assert_eq!(run("x"), Some(ExitCode::Usage));
@@ -333,7 +339,10 @@ fn a_panic_in_any_thread_is_told_and_ends_the_process() {
         matches!(&fault, Fault::Panic { message, location } if message == "a test panics" && location.contains("child_process.rs")),
         "{fault}"
     );
-    assert_eq!(supervisor.exit_code(), Some(ExitCode::Panic));
+    assert_eq!(
+        supervisor.exit_code(),
+        Some(ExitCode::Fault(FaultKind::Panic))
+    );
 }
 
 /// A child whose loader panics in a thread of its own; nothing unless the test above asks for it.

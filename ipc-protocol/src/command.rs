@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use std::ops::RangeInclusive;
 
 /// From the supervisor, down. Each variant says when it is legal; a child that gets one at
-/// another time ends with [`ExitCode::Protocol`](crate::ExitCode::Protocol).
+/// another time ends with [`FaultKind::Protocol`](crate::FaultKind::Protocol).
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum Command {
     /// First and once, after the child's [`Hello`](crate::Event::Hello) was accepted.

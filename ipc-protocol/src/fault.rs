@@ -2,15 +2,25 @@
 
 use crate::ids::RequestId;
 use serde::{Deserialize, Serialize};
+use std::fmt;
+use strum::{EnumDiscriminants, IntoStaticStr, VariantArray};
 use thiserror::Error;
 
-/// Why a child is about to die, in its own words. What a child cannot say itself (a signal, a
-/// lost heartbeat) is in the lifecycle crate's `DeathCause`.
-#[derive(Debug, Clone, PartialEq, Eq, Error, Serialize, Deserialize)]
+/// Why a child is about to die, in its own words: a row for each, with the sentence, the name and
+/// the code that it exits with. What a child cannot say itself (a signal, a lost heartbeat) is in
+/// the lifecycle crate's `DeathCause`.
+#[derive(Debug, Clone, PartialEq, Eq, Error, Serialize, Deserialize, EnumDiscriminants)]
+#[repr(u8)]
+#[strum_discriminants(
+    name(FaultKind),
+    doc = "A [`Fault`] without its particulars; as a number it is the exit code.",
+    derive(Hash, IntoStaticStr, VariantArray),
+    strum(serialize_all = "snake_case")
+)]
 pub enum Fault {
     /// The file cannot be served, and would not be the next time either.
     #[error("the model cannot be loaded: {message}")]
-    ModelLoad { message: String },
+    ModelLoad { message: String } = 65,
     /// 1020 of the contract.
     #[error(
         "not enough memory on {device} for {model}: {required_bytes} bytes required, \
@@ -21,99 +31,106 @@ pub enum Fault {
         available_bytes: u64,
         device: String,
         model: String,
-    },
+    } = 66,
     /// The device that was asked for is not there, or this build has no code for it.
     #[error("no such device: {message}")]
-    DeviceUnavailable { message: String },
-    /// A sticky error: the context is lost. `name` is the driver's own, such as
-    /// `CUDA_ERROR_ILLEGAL_ADDRESS`.
-    #[error("device error {name}: {message}")]
-    Device { name: String, message: String },
+    DeviceUnavailable { message: String } = 67,
+    /// What the device holds or computes cannot be trusted any more.
+    #[error("device error {error}: {message}")]
+    Device { error: DeviceError, message: String } = 68,
     /// A NaN or an infinity where logits should be: a fault, not an answer.
     #[error("non-finite logits in step {step} for request {request}")]
-    NonFiniteLogits { step: u64, request: RequestId },
+    NonFiniteLogits { step: u64, request: RequestId } = 69,
     #[error("the supervisor broke the protocol: {message}")]
-    Protocol { message: String },
+    Protocol { message: String } = 70,
     #[error("out of memory: {message}")]
-    OutOfMemory { message: String },
+    OutOfMemory { message: String } = 71,
     #[error("panic at {location}: {message}")]
-    Panic { message: String, location: String },
+    Panic { message: String, location: String } = 72,
     #[error("input/output error: {message}")]
-    Io { message: String },
+    Io { message: String } = 73,
+}
+
+/// What is wrong with a device, and who says so.
+#[derive(Debug, Clone, PartialEq, Eq, Error, Serialize, Deserialize)]
+pub enum DeviceError {
+    /// A sticky error: the context is lost. The name is the CUDA driver's own, such as
+    /// `CUDA_ERROR_ILLEGAL_ADDRESS`.
+    #[error("{0}")]
+    Cuda(String),
+    /// A step was answered with what nobody asked for.
+    #[error("WRONG_RESULT")]
+    WrongResult,
+    #[error("WEIGHTS_CHANGED")]
+    WeightsChanged,
+    /// Weights or KV cache are not in the device's own memory.
+    #[error("NOT_RESIDENT")]
+    NotResident,
 }
 
 /// Exit codes of `worker-orcd-gpu`: one number per cause of death.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[repr(u8)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ExitCode {
     /// Asked to go, and went.
-    Clean = 0,
+    Clean,
     /// The command line cannot be understood (clap's own number).
-    Usage = 2,
-    ModelLoad = 65,
-    InsufficientMemory = 66,
-    DeviceUnavailable = 67,
-    Device = 68,
-    NonFiniteLogits = 69,
-    Protocol = 70,
-    OutOfMemory = 71,
-    Panic = 72,
-    Io = 73,
+    Usage,
     /// The control socket closed: the supervisor is gone, and so must the child be.
-    SupervisorLost = 74,
+    SupervisorLost,
+    Fault(FaultKind),
 }
 
 impl ExitCode {
-    pub const ALL: [Self; 12] = [
-        Self::Clean,
-        Self::Usage,
-        Self::ModelLoad,
-        Self::InsufficientMemory,
-        Self::DeviceUnavailable,
-        Self::Device,
-        Self::NonFiniteLogits,
-        Self::Protocol,
-        Self::OutOfMemory,
-        Self::Panic,
-        Self::Io,
-        Self::SupervisorLost,
-    ];
+    pub fn all() -> impl Iterator<Item = Self> {
+        let of_faults = FaultKind::VARIANTS.iter().copied().map(Self::Fault);
+        [Self::Clean, Self::Usage]
+            .into_iter()
+            .chain(of_faults)
+            .chain([Self::SupervisorLost])
+    }
 
     #[must_use]
     pub fn from_code(code: i32) -> Option<Self> {
-        Self::ALL.into_iter().find(|exit| exit.code() == code)
+        Self::all().find(|exit| exit.code() == code)
     }
 
     #[must_use]
     pub fn code(self) -> i32 {
-        i32::from(self as u8)
+        match self {
+            Self::Clean => 0,
+            Self::Usage => 2,
+            Self::SupervisorLost => 74,
+            Self::Fault(kind) => kind as i32,
+        }
+    }
+}
+
+/// The name, as in the sentence of a death.
+impl fmt::Display for ExitCode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Fault(kind) => write!(f, "{kind:?}"),
+            other => write!(f, "{other:?}"),
+        }
     }
 }
 
 impl Fault {
     #[must_use]
-    pub fn exit_code(&self) -> ExitCode {
-        match self {
-            Self::ModelLoad { .. } => ExitCode::ModelLoad,
-            Self::InsufficientMemory { .. } => ExitCode::InsufficientMemory,
-            Self::DeviceUnavailable { .. } => ExitCode::DeviceUnavailable,
-            Self::Device { .. } => ExitCode::Device,
-            Self::NonFiniteLogits { .. } => ExitCode::NonFiniteLogits,
-            Self::Protocol { .. } => ExitCode::Protocol,
-            Self::OutOfMemory { .. } => ExitCode::OutOfMemory,
-            Self::Panic { .. } => ExitCode::Panic,
-            Self::Io { .. } => ExitCode::Io,
-        }
+    pub fn kind(&self) -> FaultKind {
+        self.into()
     }
 
-    /// A new child would fail in the same way: restarting does not help.
     #[must_use]
-    pub fn is_permanent(&self) -> bool {
-        matches!(
-            self,
-            Self::ModelLoad { .. }
-                | Self::InsufficientMemory { .. }
-                | Self::DeviceUnavailable { .. }
-        )
+    pub fn exit_code(&self) -> ExitCode {
+        ExitCode::Fault(self.kind())
+    }
+}
+
+impl FaultKind {
+    /// The label of a death by this fault.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        self.into()
     }
 }

@@ -45,7 +45,7 @@ pub use event::{
     ChildHello, EmittedToken, Envelope, Event, FinishReason, Finished, HEARTBEAT_INTERVAL_MS,
     Heartbeat, Load, ReadyReport, StepReport,
 };
-pub use fault::{ExitCode, Fault};
+pub use fault::{DeviceError, ExitCode, Fault, FaultKind};
 pub use frame::{FrameError, FrameReader, MAX_FRAME_BYTES, PREAMBLE_BYTES, Preamble};
 pub use ids::{ClientId, Generation, RequestId, TokenId};
 pub use memory::{MemoryBound, MemoryReport};
@@ -57,4 +57,4 @@ pub use probe::{CHECK_MODEL_FLAG, CHILD_NAME, PROBE_FLAG, PROBE_LINE_BYTES};
 
 /// Sent in the clear in the [`Preamble`], before any bincode: two versions that cannot read
 /// each other's messages can still read this and say so.
-pub const PROTOCOL_VERSION: u16 = 5;
+pub const PROTOCOL_VERSION: u16 = 6;

@@ -3,11 +3,11 @@
 //!
 //! `worker-orcd-gpu --probe N`: can it compute on this CUDA device?
 //! [`ExitCode::Clean`](crate::ExitCode::Clean): the device, in words.
-//! [`ExitCode::DeviceUnavailable`](crate::ExitCode::DeviceUnavailable): why not. It makes no context,
+//! [`FaultKind::DeviceUnavailable`](crate::FaultKind::DeviceUnavailable): why not. It makes no context,
 //! so it takes no memory of the device.
 //!
 //! `worker-orcd-gpu --check-model FILE`: could it serve this file, as far as its header says?
-//! `Clean`: the model, in words. [`ExitCode::ModelLoad`](crate::ExitCode::ModelLoad): why not.
+//! `Clean`: the model, in words. [`FaultKind::ModelLoad`](crate::FaultKind::ModelLoad): why not.
 //!
 //! `worker-orcd-gpu --version`: its name and its version.
 //!

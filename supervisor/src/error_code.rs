@@ -1,8 +1,12 @@
 //! The error codes that clients see, each with its HTTP status and whether trying again helps.
 
 use std::fmt;
+use strum::{IntoStaticStr, VariantArray};
+use worker_orcd_ipc::{DeviceError, Fault};
+use worker_orcd_lifecycle::DeathCause;
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, IntoStaticStr, VariantArray)]
+#[strum(serialize_all = "SCREAMING_SNAKE_CASE")]
 pub enum ErrorCode {
     InvalidRequest,
     Unauthorized,
@@ -18,35 +22,21 @@ pub enum ErrorCode {
 }
 
 impl ErrorCode {
-    pub const ALL: [Self; 11] = [
-        Self::InvalidRequest,
-        Self::Unauthorized,
-        Self::DuplicateJob,
-        Self::Quarantined,
-        Self::QueueFull,
-        Self::Cancelled,
-        Self::VramOom,
-        Self::CudaError,
-        Self::Internal,
-        Self::WorkerUnhealthy,
-        Self::InferenceTimeout,
-    ];
+    /// What a client is told whose request a death ended.
+    #[must_use]
+    pub fn of_death(cause: &DeathCause) -> Self {
+        match cause {
+            DeathCause::Said(Fault::Device {
+                error: DeviceError::Cuda(_),
+                ..
+            }) => Self::CudaError,
+            _ => Self::WorkerUnhealthy,
+        }
+    }
 
     #[must_use]
     pub fn as_str(self) -> &'static str {
-        match self {
-            Self::InvalidRequest => "INVALID_REQUEST",
-            Self::Unauthorized => "UNAUTHORIZED",
-            Self::DuplicateJob => "DUPLICATE_JOB",
-            Self::Quarantined => "QUARANTINED",
-            Self::QueueFull => "QUEUE_FULL",
-            Self::Cancelled => "CANCELLED",
-            Self::VramOom => "VRAM_OOM",
-            Self::CudaError => "CUDA_ERROR",
-            Self::Internal => "INTERNAL",
-            Self::WorkerUnhealthy => "WORKER_UNHEALTHY",
-            Self::InferenceTimeout => "INFERENCE_TIMEOUT",
-        }
+        self.into()
     }
 
     #[must_use]
@@ -104,7 +94,7 @@ mod tests {
     /// The contract's own table, as a client reads it.
     #[test]
     fn the_table_is_the_contracts() {
-        let rows: Vec<String> = ErrorCode::ALL
+        let rows: Vec<String> = ErrorCode::VARIANTS
             .iter()
             .map(|code| format!("{code} {} {}", code.http_status(), code.is_retriable()))
             .collect();
@@ -122,5 +112,24 @@ mod tests {
             "INFERENCE_TIMEOUT 504 true",
         ];
         assert_eq!(rows, expected);
+    }
+
+    #[test]
+    fn only_the_word_of_the_cuda_driver_is_a_cuda_error() {
+        let of = |error| {
+            let message = String::new();
+            ErrorCode::of_death(&DeathCause::Said(Fault::Device { error, message }))
+        };
+        let cuda = DeviceError::Cuda("CUDA_ERROR_ASSERT".to_owned());
+        assert_eq!(of(cuda), ErrorCode::CudaError);
+        for error in [
+            DeviceError::WrongResult,
+            DeviceError::WeightsChanged,
+            DeviceError::NotResident,
+        ] {
+            assert_eq!(of(error), ErrorCode::WorkerUnhealthy);
+        }
+        let other = DeathCause::Signalled(9);
+        assert_eq!(ErrorCode::of_death(&other), ErrorCode::WorkerUnhealthy);
     }
 }

@@ -1,8 +1,9 @@
 //! The numbers that `worker-orcd` leaves behind when it could not serve.
 //!
-//! How serving itself ends is the lifecycle's [`SupervisorExit`]. [`Exit::table`] is all of them: what
+//! How serving itself ends is the lifecycle's [`SupervisorExit`]. [`Exit::all`] is all of them: what
 //! `--help` shows, and what a test compares with README.md.
 
+use strum::VariantArray as _;
 use worker_orcd_lifecycle::SupervisorExit;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -22,26 +23,34 @@ impl Exit {
     /// Those that are not the lifecycle's.
     const OWN: [Self; 4] = [Self::Startup, Self::Usage, Self::Listen, Self::Callback];
 
-    /// Every number that `worker-orcd` can end with, in order, and what it means.
+    /// Every way that `worker-orcd` can end, in the order of the numbers.
     #[must_use]
-    pub fn table() -> Vec<(u8, &'static str)> {
-        let lifecycle = SupervisorExit::ALL.into_iter().map(Self::Engine);
-        let mut table: Vec<_> = Self::OWN
-            .into_iter()
-            .chain(lifecycle)
-            .map(|exit| (exit.code(), exit.meaning()))
-            .collect();
-        table.sort_unstable();
-        table
+    pub fn all() -> Vec<Self> {
+        let of_engine = SupervisorExit::VARIANTS.iter().copied().map(Self::Engine);
+        let mut all: Vec<_> = Self::OWN.into_iter().chain(of_engine).collect();
+        all.sort_unstable_by_key(|exit| exit.code());
+        all
     }
 
-    /// The table, as `--help` shows it.
+    /// All of them, as `--help` shows them.
     #[must_use]
     pub fn help() -> String {
-        let rows = Self::table().into_iter();
-        rows.fold("Exit codes:".to_owned(), |help, (code, meaning)| {
-            format!("{help}\n  {code:>2}  {meaning}")
+        let all = Self::all().into_iter();
+        all.fold("Exit codes:".to_owned(), |help, exit| {
+            format!("{help}\n  {:>2}  {}", exit.code(), exit.meaning())
         })
+    }
+
+    /// The word in the log.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Startup => "startup",
+            Self::Usage => "usage",
+            Self::Listen => "listen",
+            Self::Callback => "callback",
+            Self::Engine(exit) => exit.name(),
+        }
     }
 
     #[must_use]
@@ -70,18 +79,16 @@ impl Exit {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::collections::BTreeSet;
 
     #[test]
     fn every_number_means_one_thing() {
-        let table = Exit::table();
-        assert!(
-            table.windows(2).all(|pair| pair[0].0 < pair[1].0),
-            "{table:?}"
-        );
-        assert_eq!(table.first().map(|(code, _)| *code), Some(0));
-        assert!(
-            table.iter().all(|(_, meaning)| meaning.len() < 70),
-            "{table:?}"
-        );
+        let all = Exit::all();
+        let rises = |pair: &[Exit]| pair[0].code() < pair[1].code();
+        assert!(all.windows(2).all(rises), "{all:?}");
+        assert_eq!(all.first().map(|exit| exit.code()), Some(0));
+        let names: BTreeSet<_> = all.iter().map(|exit| exit.name()).collect();
+        assert_eq!(names.len(), all.len(), "{names:?}");
+        assert!(all.iter().all(|exit| exit.meaning().len() < 70), "{all:?}");
     }
 }

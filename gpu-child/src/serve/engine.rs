@@ -20,7 +20,7 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 use worker_orcd_ipc::flight::{Moment, Who};
 use worker_orcd_ipc::{
-    Command, Event, Fault, LoadOrder, MemoryReport, ReadyReport, StepReport, TokenId,
+    Command, DeviceError, Event, Fault, LoadOrder, MemoryReport, ReadyReport, StepReport, TokenId,
 };
 
 /// Asking a device for its memory may take a system call; the heartbeat shows no more than this
@@ -376,7 +376,7 @@ fn scheduler_fault(error: SchedulerError) -> Fault {
         SchedulerError::ResultCount { .. }
         | SchedulerError::TokenOutOfRange { .. }
         | SchedulerError::UnexpectedResult(_) => Fault::Device {
-            name: "WRONG_RESULT".to_owned(),
+            error: DeviceError::WrongResult,
             message,
         },
     }

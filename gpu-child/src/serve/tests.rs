@@ -11,8 +11,9 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 use worker_orcd_ipc::frame::write_frame;
 use worker_orcd_ipc::{
-    ClientId, Command, DeviceSelector, Envelope, ExitCode, FinishReason, FrameReader, Generation,
-    ModelFile, Preamble, RequestId, Sampling, StepReport, Submission, TokenId, decode, encode,
+    ClientId, Command, DeviceError, DeviceSelector, Envelope, ExitCode, FaultKind, FinishReason,
+    FrameReader, Generation, ModelFile, Preamble, RequestId, Sampling, StepReport, Submission,
+    TokenId, decode, encode,
 };
 
 const VOCAB: u32 = 100;
@@ -299,15 +300,27 @@ fn a_shutdown_does_not_wait_for_the_step() {
 fn a_fault_is_the_last_word_and_the_exit_code() {
     let mut supervisor = Supervisor::ready(Duration::ZERO);
     supervisor.submit(1, 99, 4);
-    assert!(matches!(supervisor.fault(), Fault::Device { name, .. } if name == "TEST"));
-    assert_eq!(supervisor.exit_code(), ExitCode::Device);
+    assert!(matches!(
+        supervisor.fault(),
+        Fault::Device {
+            error: DeviceError::Cuda(_),
+            ..
+        }
+    ));
+    assert_eq!(supervisor.exit_code(), ExitCode::Fault(FaultKind::Device));
 }
 
 #[test]
 fn a_token_outside_the_vocabulary_is_a_fault_and_never_sent() {
     let mut supervisor = Supervisor::ready(Duration::ZERO);
     supervisor.submit(1, 98, 4);
-    assert!(matches!(supervisor.fault(), Fault::Device { name, .. } if name == "WRONG_RESULT"));
+    assert!(matches!(
+        supervisor.fault(),
+        Fault::Device {
+            error: DeviceError::WrongResult,
+            ..
+        }
+    ));
 }
 
 #[test]
@@ -324,7 +337,10 @@ fn a_load_that_fails_is_told() {
             message: "no".into()
         }
     );
-    assert_eq!(supervisor.exit_code(), ExitCode::ModelLoad);
+    assert_eq!(
+        supervisor.exit_code(),
+        ExitCode::Fault(FaultKind::ModelLoad)
+    );
 }
 
 #[test]
@@ -348,7 +364,7 @@ fn what_is_out_of_place_is_a_protocol_fault() {
         let mut supervisor = Supervisor::start(|_, _| Ok(loaded(Duration::from_millis(50))));
         wrong(&mut supervisor);
         assert!(matches!(supervisor.fault(), Fault::Protocol { .. }));
-        assert_eq!(supervisor.exit_code(), ExitCode::Protocol);
+        assert_eq!(supervisor.exit_code(), ExitCode::Fault(FaultKind::Protocol));
     }
 }
 
@@ -373,11 +389,11 @@ fn weights_that_changed_end_the_child_whether_it_works_or_not() {
         if works {
             supervisor.submit(1, 5, 10_000);
         }
-        let Fault::Device { name, .. } = supervisor.fault() else {
+        let Fault::Device { error, .. } = supervisor.fault() else {
             panic!("another fault")
         };
-        assert_eq!(name, "WEIGHTS_CHANGED");
-        assert_eq!(supervisor.exit_code(), ExitCode::Device);
+        assert_eq!(error, DeviceError::WeightsChanged);
+        assert_eq!(supervisor.exit_code(), ExitCode::Fault(FaultKind::Device));
     }
 }
 

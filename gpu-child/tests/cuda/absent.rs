@@ -3,7 +3,7 @@
 use crate::options;
 use crate::support::{MIXED, Model, config};
 use worker_orcd_gpu::device::cuda::CudaExecutor;
-use worker_orcd_ipc::{ExitCode, Fault};
+use worker_orcd_ipc::{ExitCode, Fault, FaultKind};
 
 #[test]
 fn a_device_that_is_not_there_is_one_clear_sentence() {
@@ -21,7 +21,10 @@ fn a_device_that_is_not_there_is_one_clear_sentence() {
         &mut |_, _| (),
     )
     .expect_err("no such device");
-    assert_eq!(fault.exit_code(), ExitCode::DeviceUnavailable);
+    assert_eq!(
+        fault.exit_code(),
+        ExitCode::Fault(FaultKind::DeviceUnavailable)
+    );
     let Fault::DeviceUnavailable { message } = fault else {
         panic!("{fault}");
     };

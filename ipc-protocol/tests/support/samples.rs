@@ -5,11 +5,11 @@
 
 use super::Message;
 use worker_orcd_ipc::{
-    ChildHello, ClientId, Command, DeviceFacts, DeviceSelector, EmittedToken, Envelope, Event,
-    Fault, FinishReason, Finished, Generation, Heartbeat, Load, LoadOrder, MemoryBound,
-    MemoryReport, ModelFacts, ModelFile, ModelIdentity, ReadyReport, RequestId, Sampling,
-    SamplingAdvice, StepReport, Submission, TokenId, TokenKind, TokenizerFacts, TokenizerKind,
-    TraceOrder,
+    ChildHello, ClientId, Command, DeviceError, DeviceFacts, DeviceSelector, EmittedToken,
+    Envelope, Event, Fault, FinishReason, Finished, Generation, Heartbeat, Load, LoadOrder,
+    MemoryBound, MemoryReport, ModelFacts, ModelFile, ModelIdentity, ReadyReport, RequestId,
+    Sampling, SamplingAdvice, StepReport, Submission, TokenId, TokenKind, TokenizerFacts,
+    TokenizerKind, TraceOrder,
 };
 
 /// `(file stem, message)`, one for each kind.
@@ -61,7 +61,12 @@ fn fault_name(fault: &Fault) -> &'static str {
         Fault::ModelLoad { .. } => "fault-model-load",
         Fault::InsufficientMemory { .. } => "fault-insufficient-memory",
         Fault::DeviceUnavailable { .. } => "fault-device-unavailable",
-        Fault::Device { .. } => "fault-device",
+        Fault::Device { error, .. } => match error {
+            DeviceError::Cuda(_) => "fault-device-cuda",
+            DeviceError::WrongResult => "fault-device-wrong-result",
+            DeviceError::WeightsChanged => "fault-device-weights-changed",
+            DeviceError::NotResident => "fault-device-not-resident",
+        },
         Fault::NonFiniteLogits { .. } => "fault-non-finite-logits",
         Fault::Protocol { .. } => "fault-protocol",
         Fault::OutOfMemory { .. } => "fault-out-of-memory",
@@ -283,6 +288,10 @@ fn step() -> StepReport {
 
 fn faults() -> Vec<Fault> {
     let text = |text: &str| text.to_owned();
+    let device = |error| Fault::Device {
+        error,
+        message: text("x"),
+    };
     vec![
         Fault::ModelLoad {
             message: text("bad magic"),
@@ -296,10 +305,10 @@ fn faults() -> Vec<Fault> {
         Fault::DeviceUnavailable {
             message: text("no driver"),
         },
-        Fault::Device {
-            name: text("CUDA_ERROR_ECC_UNCORRECTABLE"),
-            message: text("x"),
-        },
+        device(DeviceError::Cuda(text("CUDA_ERROR_ECC_UNCORRECTABLE"))),
+        device(DeviceError::WrongResult),
+        device(DeviceError::WeightsChanged),
+        device(DeviceError::NotResident),
         Fault::NonFiniteLogits {
             step: 7,
             request: RequestId(8),

@@ -7,11 +7,11 @@ use proptest::num::f32;
 use proptest::option::of;
 use proptest::prelude::*;
 use worker_orcd_ipc::{
-    ChildHello, ClientId, Command, DeviceFacts, DeviceSelector, EmittedToken, Envelope, Event,
-    Fault, FinishReason, Finished, Generation, Heartbeat, Load, LoadOrder, MemoryBound,
-    MemoryReport, ModelFacts, ModelFile, ModelIdentity, ReadyReport, RequestId, Sampling,
-    SamplingAdvice, StepReport, Submission, TokenId, TokenKind, TokenizerFacts, TokenizerKind,
-    TraceOrder,
+    ChildHello, ClientId, Command, DeviceError, DeviceFacts, DeviceSelector, EmittedToken,
+    Envelope, Event, Fault, FinishReason, Finished, Generation, Heartbeat, Load, LoadOrder,
+    MemoryBound, MemoryReport, ModelFacts, ModelFile, ModelIdentity, ReadyReport, RequestId,
+    Sampling, SamplingAdvice, StepReport, Submission, TokenId, TokenKind, TokenizerFacts,
+    TokenizerKind, TraceOrder,
 };
 
 pub fn message() -> impl Strategy<Value = Message> {
@@ -469,6 +469,16 @@ fn reason() -> impl Strategy<Value = FinishReason> {
     ]
 }
 
+fn device_error() -> BoxedStrategy<DeviceError> {
+    prop_oneof![
+        text().prop_map(DeviceError::Cuda),
+        Just(DeviceError::WrongResult),
+        Just(DeviceError::WeightsChanged),
+        Just(DeviceError::NotResident),
+    ]
+    .boxed()
+}
+
 fn fault() -> BoxedStrategy<Fault> {
     let memory = (any::<u64>(), any::<u64>(), text(), text());
     prop_oneof![
@@ -482,7 +492,7 @@ fn fault() -> BoxedStrategy<Fault> {
             }
         }),
         text().prop_map(|message| Fault::DeviceUnavailable { message }),
-        (text(), text()).prop_map(|(name, message)| Fault::Device { name, message }),
+        (device_error(), text()).prop_map(|(error, message)| Fault::Device { error, message }),
         (any::<u64>(), request())
             .prop_map(|(step, request)| Fault::NonFiniteLogits { step, request }),
         text().prop_map(|message| Fault::Protocol { message }),

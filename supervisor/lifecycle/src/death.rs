@@ -2,16 +2,23 @@
 
 use crate::gpu::{Condemnation, Need};
 use std::time::Duration;
+use strum::{EnumDiscriminants, IntoStaticStr, VariantArray};
 use thiserror::Error;
-use worker_orcd_ipc::{ExitCode, Fault, RequestId};
+use worker_orcd_ipc::{ExitCode, Fault, FaultKind, RequestId};
 
-#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[derive(Debug, Clone, PartialEq, Eq, Error, EnumDiscriminants)]
+#[strum_discriminants(
+    name(CauseKind),
+    doc = "A [`DeathCause`] without its particulars.",
+    derive(IntoStaticStr, VariantArray),
+    strum(serialize_all = "snake_case")
+)]
 pub enum DeathCause {
     /// Its own last words.
     #[error("{0}")]
     Said(Fault),
     /// It left with a code of our table and no last words.
-    #[error("the child exited with code {code} ({0:?}) and said nothing", code = .0.code())]
+    #[error("the child exited with code {code} ({0}) and said nothing", code = .0.code())]
     Exited(ExitCode),
     #[error("the child exited with code {0}, which is none of its own")]
     ExitedUnknown(i32),
@@ -98,36 +105,15 @@ pub enum Blame {
 }
 
 impl DeathCause {
-    /// One of each, in the order of the enum: for tests, and for metrics that must start at 0.
-    pub const LABELS: [&'static str; 27] = [
-        "model_load",
-        "insufficient_memory",
-        "device_unavailable",
-        "device",
-        "non_finite_logits",
-        "protocol",
-        "out_of_memory",
-        "panic",
-        "io",
-        "exited_silently",
-        "exited_unknown",
-        "signalled",
-        "oom_killed",
-        "heartbeat_lost",
-        "step_deadline",
-        "load_stalled",
-        "handshake_deadline",
-        "handshake_refused",
-        "protocol_violation",
-        "link_stalled",
-        "socket_closed",
-        "unservable",
-        "model_changed",
-        "spawn_failed",
-        "gpu_needs_reset",
-        "node_needs_reboot",
-        "dismissed",
-    ];
+    /// Every label that there is, in the order of the enum.
+    pub fn labels() -> impl Iterator<Item = &'static str> {
+        CauseKind::VARIANTS.iter().flat_map(|kind| match kind {
+            CauseKind::Said => FaultKind::VARIANTS.iter().map(|it| it.name()).collect(),
+            CauseKind::Exited => vec![EXITED_SILENTLY],
+            CauseKind::Condemned => Need::VARIANTS.iter().map(Into::into).collect(),
+            kind => vec![kind.into()],
+        })
+    }
 
     /// What is known when nothing but the exit is.
     #[must_use]
@@ -147,7 +133,7 @@ impl DeathCause {
     pub fn blame(&self) -> Blame {
         match self {
             Self::Said(Fault::NonFiniteLogits { request, .. }) => Blame::Request(*request),
-            Self::Said(fault) => blame_of_code(fault.exit_code()),
+            Self::Said(fault) => blame_of_fault(fault.kind()),
             Self::Exited(code) => blame_of_code(*code),
             Self::Signalled(signal) if !OF_A_PROGRAM.contains(signal) => Blame::Nobody,
             Self::Signalled(_)
@@ -169,34 +155,21 @@ impl DeathCause {
         }
     }
 
-    /// A stable word for metrics and /health.
+    /// A stable word for metrics and /health: the fault's, the need's, else that of the variant.
     #[must_use]
     pub fn label(&self) -> &'static str {
         match self {
-            Self::Said(fault) => fault_label(fault.exit_code()),
-            Self::Exited(code) => fault_label(*code),
-            Self::ExitedUnknown(_) => "exited_unknown",
-            Self::Signalled(_) => "signalled",
-            Self::OomKilled => "oom_killed",
-            Self::HeartbeatLost { .. } => "heartbeat_lost",
-            Self::StepDeadline { .. } => "step_deadline",
-            Self::LoadStalled { .. } => "load_stalled",
-            Self::HandshakeDeadline { .. } => "handshake_deadline",
-            Self::HandshakeRefused(_) => "handshake_refused",
-            Self::ProtocolViolation(_) => "protocol_violation",
-            Self::LinkStalled => "link_stalled",
-            Self::SocketClosed => "socket_closed",
-            Self::Unservable(_) => "unservable",
-            Self::ModelChanged => "model_changed",
-            Self::SpawnFailed { .. } => "spawn_failed",
-            Self::Condemned(condemnation) => match condemnation.need {
-                Need::GpuReset => "gpu_needs_reset",
-                Need::NodeReboot => "node_needs_reboot",
-            },
-            Self::Dismissed => "dismissed",
+            Self::Said(fault) => fault.kind().name(),
+            Self::Exited(ExitCode::Fault(kind)) => kind.name(),
+            Self::Exited(_) => EXITED_SILENTLY,
+            Self::Condemned(condemnation) => condemnation.need.into(),
+            other => CauseKind::from(other).into(),
         }
     }
 }
+
+/// The label of an exit code that names no fault.
+const EXITED_SILENTLY: &str = "exited_silently";
 
 /// SIGILL, SIGTRAP, SIGABRT, SIGBUS, SIGFPE, SIGSEGV, SIGSYS: what a program earns by what it does.
 /// All others are sent by people and service managers, or for a limit that was set to it.
@@ -204,33 +177,23 @@ const OF_A_PROGRAM: [i32; 7] = [4, 5, 6, 7, 8, 11, 31];
 
 fn blame_of_code(code: ExitCode) -> Blame {
     match code {
-        ExitCode::Usage
-        | ExitCode::ModelLoad
-        | ExitCode::InsufficientMemory
-        | ExitCode::DeviceUnavailable
-        | ExitCode::SupervisorLost => Blame::Nobody,
-        ExitCode::Clean
-        | ExitCode::Device
-        | ExitCode::NonFiniteLogits
-        | ExitCode::Protocol
-        | ExitCode::OutOfMemory
-        | ExitCode::Panic
-        | ExitCode::Io => Blame::Anybody,
+        ExitCode::Fault(kind) => blame_of_fault(kind),
+        ExitCode::Clean => Blame::Anybody,
+        ExitCode::Usage | ExitCode::SupervisorLost => Blame::Nobody,
     }
 }
 
-fn fault_label(code: ExitCode) -> &'static str {
-    match code {
-        ExitCode::ModelLoad => "model_load",
-        ExitCode::InsufficientMemory => "insufficient_memory",
-        ExitCode::DeviceUnavailable => "device_unavailable",
-        ExitCode::Device => "device",
-        ExitCode::NonFiniteLogits => "non_finite_logits",
-        ExitCode::Protocol => "protocol",
-        ExitCode::OutOfMemory => "out_of_memory",
-        ExitCode::Panic => "panic",
-        ExitCode::Io => "io",
-        ExitCode::Clean | ExitCode::Usage | ExitCode::SupervisorLost => "exited_silently",
+fn blame_of_fault(kind: FaultKind) -> Blame {
+    match kind {
+        FaultKind::ModelLoad | FaultKind::InsufficientMemory | FaultKind::DeviceUnavailable => {
+            Blame::Nobody
+        }
+        FaultKind::Device
+        | FaultKind::NonFiniteLogits
+        | FaultKind::Protocol
+        | FaultKind::OutOfMemory
+        | FaultKind::Panic
+        | FaultKind::Io => Blame::Anybody,
     }
 }
 
@@ -283,7 +246,7 @@ mod tests {
             DeathCause::Dismissed,
         ]);
         let labels: BTreeSet<_> = causes.map(|cause| cause.label()).collect();
-        assert_eq!(labels, BTreeSet::from(DeathCause::LABELS));
+        assert_eq!(labels, DeathCause::labels().collect());
     }
 
     #[test]

@@ -1,22 +1,24 @@
 //! The exit codes of `worker-orcd` itself: one number per way to end.
 //!
-//! Where the child's own code already names the cause ([`ExitCode`](worker_orcd_ipc::ExitCode)
-//! 65 to 67), the supervisor ends with the same number. 1 and 2 are left to start-up errors and
+//! Where a fault of the child ends the worker too, the number is the fault's. 1 and 2 are left to start-up errors and
 //! the command line, 86 and 87 to listening and to the callback.
 
 use std::fmt;
+use strum::{IntoStaticStr, VariantArray};
+use worker_orcd_ipc::FaultKind;
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, IntoStaticStr, VariantArray)]
+#[strum(serialize_all = "snake_case")]
 #[repr(u8)]
 pub enum SupervisorExit {
     /// Everything that was accepted was finished.
     Clean = 0,
     /// The file cannot be served: not a model, not one of ours, or not readable.
-    ModelLoad = 65,
+    ModelLoad = FaultKind::ModelLoad as u8,
     /// 1020 of the contract: required, available, device and model are in the message.
-    InsufficientMemory = 66,
+    InsufficientMemory = FaultKind::InsufficientMemory as u8,
     /// The device that was asked for is not there.
-    DeviceUnavailable = 67,
+    DeviceUnavailable = FaultKind::DeviceUnavailable as u8,
     /// The child's binary speaks another protocol version or has features that were not accepted.
     ChildIncompatible = 80,
     /// The child's binary cannot be started.
@@ -39,22 +41,6 @@ pub enum SupervisorExit {
 }
 
 impl SupervisorExit {
-    pub const ALL: [Self; 13] = [
-        Self::Clean,
-        Self::ModelLoad,
-        Self::InsufficientMemory,
-        Self::DeviceUnavailable,
-        Self::ChildIncompatible,
-        Self::SpawnImpossible,
-        Self::CrashLoop,
-        Self::Unreapable,
-        Self::DrainIncomplete,
-        Self::StoppedAtOnce,
-        Self::GpuNeedsReset,
-        Self::NodeNeedsReboot,
-        Self::ModelChanged,
-    ];
-
     #[must_use]
     pub fn code(self) -> u8 {
         self as u8
@@ -62,21 +48,7 @@ impl SupervisorExit {
 
     #[must_use]
     pub fn name(self) -> &'static str {
-        match self {
-            Self::Clean => "clean",
-            Self::ModelLoad => "model_load",
-            Self::InsufficientMemory => "insufficient_memory",
-            Self::DeviceUnavailable => "device_unavailable",
-            Self::ChildIncompatible => "child_incompatible",
-            Self::SpawnImpossible => "spawn_impossible",
-            Self::CrashLoop => "crash_loop",
-            Self::Unreapable => "unreapable",
-            Self::DrainIncomplete => "drain_incomplete",
-            Self::StoppedAtOnce => "stopped_at_once",
-            Self::GpuNeedsReset => "gpu_needs_reset",
-            Self::NodeNeedsReboot => "node_needs_reboot",
-            Self::ModelChanged => "model_changed",
-        }
+        self.into()
     }
 
     /// One line for people who look a number up.

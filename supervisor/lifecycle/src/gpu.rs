@@ -12,6 +12,7 @@ pub mod xid;
 pub use xid::{Remedy, Xid};
 
 use std::fmt;
+use strum::{IntoStaticStr, VariantArray};
 
 /// A double bit error, and the word that it harmed one process only.
 const DOUBLE_BIT: Xid = Xid(Some(48));
@@ -80,9 +81,12 @@ pub struct Condemnation {
     pub because: String,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// What has to happen to the device; the words are the labels of a death.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, IntoStaticStr, VariantArray)]
 pub enum Need {
+    #[strum(serialize = "gpu_needs_reset")]
     GpuReset,
+    #[strum(serialize = "node_needs_reboot")]
     NodeReboot,
 }
 

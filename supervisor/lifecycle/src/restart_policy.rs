@@ -4,7 +4,7 @@ use crate::death::{DeathCause, HandshakeRefusal};
 use crate::exit::SupervisorExit;
 use crate::gpu::{Condemnation, Need};
 use std::time::Duration;
-use worker_orcd_ipc::{ExitCode, Fault};
+use worker_orcd_ipc::{ExitCode, Fault, FaultKind};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RestartPolicy {
@@ -108,17 +108,17 @@ fn hopeless(cause: &DeathCause, has_served: bool) -> Option<SupervisorExit> {
         } => Some(SupervisorExit::SpawnImpossible),
         DeathCause::ModelChanged => Some(SupervisorExit::ModelChanged),
         DeathCause::Unservable(_) if !has_served => Some(SupervisorExit::ModelLoad),
-        DeathCause::Said(fault) if !has_served => permanent(fault.exit_code()),
-        DeathCause::Exited(code) if !has_served => permanent(*code),
+        DeathCause::Said(fault) if !has_served => permanent(fault.kind()),
+        DeathCause::Exited(ExitCode::Fault(kind)) if !has_served => permanent(*kind),
         _ => None,
     }
 }
 
-fn permanent(code: ExitCode) -> Option<SupervisorExit> {
-    match code {
-        ExitCode::ModelLoad => Some(SupervisorExit::ModelLoad),
-        ExitCode::InsufficientMemory => Some(SupervisorExit::InsufficientMemory),
-        ExitCode::DeviceUnavailable => Some(SupervisorExit::DeviceUnavailable),
+fn permanent(kind: FaultKind) -> Option<SupervisorExit> {
+    match kind {
+        FaultKind::ModelLoad => Some(SupervisorExit::ModelLoad),
+        FaultKind::InsufficientMemory => Some(SupervisorExit::InsufficientMemory),
+        FaultKind::DeviceUnavailable => Some(SupervisorExit::DeviceUnavailable),
         _ => None,
     }
 }

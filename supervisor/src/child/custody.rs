@@ -120,7 +120,7 @@ impl Custody {
             if u32::try_from(peer) == Ok(pid) && uid == rustix::process::geteuid() {
                 self.line = Line::Connected(stream);
             } else {
-                warn!(pid = peer, "stranger_turned_away");
+                warn!(pid = peer, "custody_stranger_turned_away");
             }
         }
         match &self.line {

@@ -102,7 +102,7 @@ impl Limit {
                     generation = generation.0,
                     stream,
                     dropped = self.dropped,
-                    "child_output"
+                    "child_output_dropped"
                 );
             }
             *self = Self::new();

@@ -15,7 +15,9 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 use tokio::io::AsyncReadExt as _;
 use tokio::net::unix::pipe::Receiver;
-use worker_orcd_ipc::{CHECK_MODEL_FLAG, CHILD_NAME, ExitCode, PROBE_FLAG, PROBE_LINE_BYTES};
+use worker_orcd_ipc::{
+    CHECK_MODEL_FLAG, CHILD_NAME, ExitCode, FaultKind, PROBE_FLAG, PROBE_LINE_BYTES,
+};
 use worker_orcd_lifecycle::Exit;
 
 /// The driver's first call on a machine takes a quarter of a second, some seconds where nothing
@@ -31,7 +33,7 @@ pub(crate) async fn ask(program: &Path, ordinal: u32) -> Result<String, String> 
     let question = Question {
         about: &format!("cuda:{ordinal}"),
         arguments: &[PROBE_FLAG.as_ref(), ordinal_text.as_ref()],
-        no: Some(ExitCode::DeviceUnavailable),
+        no: Some(ExitCode::Fault(FaultKind::DeviceUnavailable)),
     };
     question.ask_within(PATIENCE, program).await
 }
@@ -44,7 +46,7 @@ pub(crate) async fn check_model(program: &Path, model: &Path) -> Result<String, 
     let question = Question {
         about: &model.display().to_string(),
         arguments: &[CHECK_MODEL_FLAG.as_ref(), model.as_os_str()],
-        no: Some(ExitCode::ModelLoad),
+        no: Some(ExitCode::Fault(FaultKind::ModelLoad)),
     };
     question.ask_within(PATIENCE, program).await
 }

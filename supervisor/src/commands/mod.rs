@@ -11,6 +11,7 @@ use crate::config::sources;
 use crate::exit::Exit;
 use crate::interpreter::process;
 use clap::Command;
+use std::fmt::Display;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -40,4 +41,10 @@ pub fn command_line() -> Command {
         .subcommand(doctor::command_line())
         .subcommand(process::command_line());
     sources::arguments(command)
+}
+
+/// Says why the worker ends, with the number that it leaves behind.
+fn end_with(exit: Exit, reason: &dyn Display) -> Exit {
+    tracing::error!(exit = exit.name(), %reason, "error");
+    exit
 }

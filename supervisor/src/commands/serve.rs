@@ -8,7 +8,7 @@
 use crate::callback::{Registration, register};
 use crate::child::probe;
 use crate::child::socket::PrivateDir;
-use crate::commands::usage;
+use crate::commands::{end_with, usage};
 use crate::config::again::Again;
 use crate::config::device::{AUTO_ORDINAL, DecidedDevice};
 use crate::config::environment::Environment;
@@ -55,18 +55,14 @@ fn run_logged(arguments: &ArgMatches) -> Exit {
         return Exit::Startup;
     }
     if let Err(reason) = check_places(&config) {
-        tracing::error!(reason, "error");
-        return Exit::Usage;
+        return end_with(Exit::Usage, &reason);
     }
     let runtime = match tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()
     {
         Ok(runtime) => runtime,
-        Err(error) => {
-            tracing::error!(reason = %error, "error");
-            return Exit::Startup;
-        }
+        Err(error) => return end_with(Exit::Startup, &error),
     };
     let exit = runtime.block_on(serve(config, Arc::new(arguments.clone())));
     // What still blocks a thread (a tokenizer, a lookup) owes nobody an answer any more.
@@ -93,25 +89,18 @@ fn check_places(config: &Config) -> Result<(), String> {
 async fn serve(mut config: Config, arguments: Arc<ArgMatches>) -> Exit {
     let signals = match signals::watch() {
         Ok(signals) => signals,
-        Err(error) => {
-            tracing::error!(reason = %error, "error");
-            return Exit::Startup;
-        }
+        Err(error) => return end_with(Exit::Startup, &error),
     };
     let listeners = match bind(&config.http).await {
         Ok(listeners) => listeners,
-        Err(error) => {
-            tracing::error!(reason = %error, "error");
-            return Exit::Listen;
-        }
+        Err(error) => return end_with(Exit::Listen, &error),
     };
     let addresses: Vec<SocketAddr> = listeners
         .iter()
         .filter_map(|listener| listener.local_addr().ok())
         .collect();
     if let Err(error) = bound_connections(&mut config.http, listeners.len()) {
-        tracing::error!(reason = %error, "error");
-        return Exit::Startup;
+        return end_with(Exit::Startup, &error);
     }
     let device = decide(&config).await;
     log_startup(&config, &device);
@@ -199,7 +188,7 @@ async fn live(
             Some(word) = signals.recv() => match word {
                 Word::Stop(signal) => {
                     stops_seen += 1;
-                    tracing::info!(reason = signal, at_once = stops_seen > 1, "shutdown");
+                    log_order(signal, stops_seen > 1);
                     if stops_seen > 1 {
                         engine.stop_now();
                     } else {
@@ -207,7 +196,7 @@ async fn live(
                     }
                 }
                 Word::StopWithoutWaiting => {
-                    tracing::info!(reason = "SIGQUIT", at_once = true, "shutdown");
+                    log_order("SIGQUIT", true);
                     engine.drain(Duration::ZERO);
                 }
                 Word::Reload => {
@@ -226,30 +215,26 @@ async fn reload(app: Arc<App>, arguments: Arc<ArgMatches>) {
         Again::read(&arguments, &Environment::of_this_process())
     });
     let Ok(read) = read.await else { return };
-    let again = match read {
-        Ok(again) => again,
-        Err(ConfigErrors(errors)) => {
-            for error in errors {
-                tracing::error!(reason = error, "reload_failed");
-            }
-            return;
-        }
+    let taken = match read {
+        Ok(again) => take_over(&app, &again).map_err(|reason| vec![reason]),
+        Err(ConfigErrors(mistakes)) => Err(mistakes),
     };
-    if let Err(reason) = logging::reload(&again.log_level) {
+    for reason in taken.err().into_iter().flatten() {
         tracing::error!(reason, "reload_failed");
     }
-    match app.keys.replace(&again.api_keys) {
-        Some(before) => tracing::info!(
-            api_keys = again.api_keys.len(),
-            before,
-            log_level = again.log_level,
-            "reload"
-        ),
-        None => tracing::error!(
-            reason = "no key file is named any more; the old keys stay",
-            "reload_failed"
-        ),
-    }
+}
+
+fn take_over(app: &App, again: &Again) -> Result<(), String> {
+    logging::reload(&again.log_level)?;
+    let before = app.keys.replace(&again.api_keys);
+    let before = before.ok_or("no key file is named any more; the old keys stay")?;
+    tracing::info!(
+        api_keys = again.api_keys.len(),
+        before,
+        log_level = again.log_level,
+        "reload"
+    );
+    Ok(())
 }
 
 /// Says that the model is ready: in the log, and to whoever asked to be called. False when
@@ -303,7 +288,7 @@ async fn announce(config: &Config, app: &App, addresses: &[SocketAddr]) -> bool 
             true
         }
         Err(error) => {
-            tracing::error!(reason = %error, "error");
+            end_with(Exit::Callback, &error);
             false
         }
     }
@@ -391,9 +376,13 @@ fn log_startup(config: &Config, device: &DecidedDevice) {
     );
 }
 
+fn log_order(signal: &str, at_once: bool) {
+    tracing::info!(reason = signal, at_once, "shutdown");
+}
+
 /// A clean end is said by `engine_end` and `shutdown_complete` already.
 fn log_failure(ended: &Ended) {
     if ended.exit != SupervisorExit::Clean {
-        tracing::error!(exit = ended.exit.name(), reason = ended.reason, "error");
+        end_with(Exit::Engine(ended.exit), &ended.reason);
     }
 }

@@ -2,6 +2,7 @@
 //!
 //! A person gets sentences and the next step; whoever asked for JSON gets events.
 
+use crate::commands::end_with;
 use crate::config::environment::Environment;
 use crate::config::{Config, ConfigErrors};
 use crate::exit::Exit;
@@ -23,7 +24,7 @@ pub(super) fn refuse(
     let format = Config::log_format(arguments, environment);
     if format == LogFormat::Json && logging::start(format, "info", None).is_ok() {
         for mistake in mistakes {
-            tracing::error!(reason = mistake, "error");
+            end_with(Exit::Usage, mistake);
         }
     } else {
         for mistake in mistakes {

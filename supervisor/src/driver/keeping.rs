@@ -45,7 +45,7 @@ impl Driver {
         }
         match child.take_model() {
             Ok(Some(model)) => self.kept_model = Some(model),
-            Ok(None) => warn!("model_file_not_kept_open"),
+            Ok(None) => warn!("model_file_not_handed_over"),
             Err(error) if error.kind() == std::io::ErrorKind::InvalidData => {
                 return Err(ChildEvent::Violation(error.to_string()));
             }

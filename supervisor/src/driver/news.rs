@@ -12,7 +12,7 @@ use tracing::{error, info, warn};
 use worker_orcd_ipc::{
     ChildHello, DeviceSelector, Generation, Heartbeat, Load, LoadOrder, MemoryReport, ReadyReport,
 };
-use worker_orcd_lifecycle::{DeathCause, Deed, Effect, SeatId, State, SupervisorExit, Worker};
+use worker_orcd_lifecycle::{DeathCause, Deed, Effect, SeatId, State, Worker};
 
 /// A snapshot is never older than this while anything happens at all.
 const STALE_AFTER: Duration = Duration::from_millis(250);
@@ -220,10 +220,6 @@ impl News {
             Effect::Child {
                 generation, deed, ..
             } => self.deed(now, *generation, deed),
-            Effect::End {
-                exit: SupervisorExit::Clean,
-                ..
-            } => info!("engine_end"),
             // The reason is told once, with the worker's `error`.
             Effect::End { exit, .. } => info!(exit = exit.code(), "engine_end"),
             Effect::RefuseNewWork | Effect::EndRequests(_) => {}

@@ -327,6 +327,7 @@ impl From<Refusal> for ApiError {
 mod tests {
     use super::*;
     use std::time::Duration;
+    use strum::VariantArray as _;
 
     #[test]
     fn both_apis_name_every_field() {
@@ -398,7 +399,7 @@ mod tests {
 
     #[test]
     fn whose_fault_it_is_follows_the_status() {
-        for code in ErrorCode::ALL {
+        for code in ErrorCode::VARIANTS.iter().copied() {
             let error = ApiError::of_code(code, "why");
             let kind = error.body(Dialect::OpenAi)["error"]["type"].clone();
             assert_eq!(

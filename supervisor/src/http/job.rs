@@ -9,7 +9,7 @@ use super::App;
 use crate::engine::{Completion, Failure};
 use crate::error_code::CLIENT_GONE;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Says `execute_end` exactly once, also when the client just goes away.
 #[derive(Debug)]
@@ -61,56 +61,55 @@ impl Job {
 
     pub fn finished(&mut self, completion: &Completion) {
         self.ended = true;
-        self.app
-            .metrics
-            .request_finished(completion, self.started_at.elapsed());
-        tracing::info!(
-            job_id = self.id,
-            correlation_id = self.correlation_id,
-            model = self.app.model_id,
-            device = self.device(),
-            generation = self.generation(),
-            stop_reason = completion.stop_reason.name(),
-            tokens_in = completion.tokens_in,
-            tokens_out = completion.tokens_out,
-            first_token_ms = completion.first_token_after.as_millis() as u64,
-            decode_time_ms = completion.decode_time.as_millis() as u64,
-            recoveries = completion.recoveries,
-            "execute_end"
-        );
+        let took = self.started_at.elapsed();
+        self.app.metrics.request_finished(completion, took);
+        self.log_end(&End::Answered(completion));
     }
 
     pub fn failed(&mut self, failure: &Failure) {
         self.ended = true;
         self.app.metrics.request_failed(failure.code.as_str());
+        self.log_end(&End::Failed(failure));
+    }
+
+    fn log_end(&self, end: &End<'_>) {
+        let (completion, failure, code) = match end {
+            End::Answered(completion) => (Some(completion), None, None),
+            End::Failed(failure) => (None, Some(failure), Some(failure.code.as_str())),
+            End::ClientGone => (None, None, Some(CLIENT_GONE)),
+        };
+        let ms = |time: Duration| time.as_millis() as u64;
         tracing::info!(
             job_id = self.id,
             correlation_id = self.correlation_id,
             model = self.app.model_id,
             device = self.device(),
             generation = self.generation(),
-            code = failure.code.as_str(),
-            retriable = failure.retriable,
-            reason = failure.message,
+            stop_reason = completion.map(|it| it.stop_reason.name()),
+            tokens_in = completion.map(|it| it.tokens_in),
+            tokens_out = completion.map(|it| it.tokens_out),
+            first_token_ms = completion.map(|it| ms(it.first_token_after)),
+            decode_time_ms = completion.map(|it| ms(it.decode_time)),
+            recoveries = completion.map(|it| it.recoveries),
+            code,
+            retriable = failure.map(|it| it.retriable),
+            reason = failure.map(|it| it.message.as_str()),
             "execute_end"
         );
     }
 }
 
+enum End<'a> {
+    Answered(&'a Completion),
+    Failed(&'a Failure),
+    ClientGone,
+}
+
 impl Drop for Job {
     fn drop(&mut self) {
-        if self.ended {
-            return;
+        if !self.ended {
+            self.app.metrics.request_failed(CLIENT_GONE);
+            self.log_end(&End::ClientGone);
         }
-        self.app.metrics.request_failed(CLIENT_GONE);
-        tracing::info!(
-            job_id = self.id,
-            correlation_id = self.correlation_id,
-            model = self.app.model_id,
-            device = self.device(),
-            generation = self.generation(),
-            code = CLIENT_GONE,
-            "execute_end"
-        );
     }
 }

@@ -7,6 +7,7 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::{Registry, Unit};
 use std::time::Duration;
+use strum::VariantArray as _;
 
 type Label = [(&'static str, &'static str); 1];
 
@@ -149,7 +150,7 @@ impl Events {
             StopReason::Eos,
             StopReason::StopSequence,
         ];
-        let codes = || ErrorCode::ALL.map(ErrorCode::as_str).into_iter();
+        let codes = || ErrorCode::VARIANTS.iter().map(|code| code.as_str());
         for outcome in reasons.map(StopReason::name).into_iter().chain(codes()) {
             self.ended.get_or_create(&[("outcome", outcome)]).inc_by(0);
         }

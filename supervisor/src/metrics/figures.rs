@@ -285,7 +285,7 @@ impl Taken {
         Self {
             figures: FIGURES.iter().filter_map(value).collect(),
             build: build(now),
-            deaths: DeathCause::LABELS.into_iter().map(deaths).collect(),
+            deaths: DeathCause::labels().map(deaths).collect(),
             pace: now.snapshot.load.pace,
         }
     }

@@ -19,9 +19,8 @@ use std::task::Waker;
 use std::time::{Duration, Instant};
 use thiserror::Error;
 use worker_orcd_ipc::{
-    Command, EmittedToken, Fault, FinishReason, Finished, RequestId, StepReport, TokenId,
+    Command, EmittedToken, FinishReason, Finished, RequestId, StepReport, TokenId,
 };
-use worker_orcd_lifecycle::DeathCause;
 
 /// A child answers a cancellation within a step. Thousands unanswered mean that it never will.
 const MAX_LEAVING: usize = 10_000;
@@ -491,16 +490,6 @@ impl Live {
 impl Place {
     fn is_with_child(self) -> bool {
         matches!(self, Self::WithChild | Self::CalledBack)
-    }
-}
-
-/// What a client is told of a death that ended its job.
-fn error_code(cause: &DeathCause) -> ErrorCode {
-    match cause {
-        DeathCause::Said(Fault::Device { name, .. }) if name.starts_with("CUDA") => {
-            ErrorCode::CudaError
-        }
-        _ => ErrorCode::WorkerUnhealthy,
     }
 }
 

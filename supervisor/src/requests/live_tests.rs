@@ -4,6 +4,7 @@ use super::*;
 use crate::requests::record::{NewRequest, OnFault, StreamEvent};
 use crate::requests::scene::Scene;
 use crate::requests::testing::{Journal, read, request, step, text_of};
+use worker_orcd_lifecycle::DeathCause;
 
 const NO_END: &[(RequestId, FinishReason)] = &[];
 

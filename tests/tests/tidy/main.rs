@@ -9,6 +9,7 @@ mod repository;
 mod rooms;
 
 use repository::{code_lines, committed_files, dependencies_of, read, rust_sources};
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use worker_orcd_tests::model::repository_root;
@@ -176,6 +177,23 @@ fn every_event_of_the_log_has_a_name_and_no_sentence() {
         }
     }
     assert!(events > 30, "only {events} events were found");
+}
+
+/// A line that has the name tells one thing, from one place.
+#[test]
+fn every_event_of_the_log_has_a_name_of_its_own() {
+    // By a signal or over HTTP, and then with a correlation id.
+    let told_in_two_places = "shutdown";
+    let mut places = BTreeMap::<String, Vec<PathBuf>>::new();
+    for (path, text) in rust_sources("supervisor/src") {
+        let product = text.split("#[cfg(test)]\nmod tests {").next();
+        for name in event_names(product.unwrap_or_default()) {
+            let named = places.entry(name.to_owned()).or_default();
+            named.push(path.clone());
+        }
+    }
+    places.retain(|name, named| named.len() > 1 + usize::from(name == told_in_two_places));
+    assert!(places.is_empty(), "{places:#?}");
 }
 
 /// The last literal of each call of a macro of `tracing`.

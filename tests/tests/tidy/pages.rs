@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use worker_orcd::exit::Exit;
 use worker_orcd_ipc::ExitCode;
-use worker_orcd_lifecycle::{DeathCause, Remedy, SupervisorExit, Xid};
+use worker_orcd_lifecycle::{DeathCause, Remedy, Xid};
 use worker_orcd_tests::model::repository_root;
 
 const DEATHS: &str = "docs/deaths.md";
@@ -133,24 +133,17 @@ fn every_label_and_every_exit_code_has_a_row_among_the_deaths() {
         .iter()
         .map(|row| row[0].trim_matches('`').to_owned())
         .collect();
-    let labels = DeathCause::LABELS.map(str::to_owned);
-    assert_eq!(names, BTreeSet::from(labels));
+    let labels = DeathCause::labels().map(str::to_owned);
+    assert_eq!(names, labels.collect());
 
     let told = numbered(&text, "Exit codes of `worker-orcd`");
-    let numbers = Exit::table().into_iter().map(|(code, _)| i32::from(code));
-    let named = |code: i32| {
-        let mut lifecycle = SupervisorExit::ALL.into_iter();
-        let exit = lifecycle.find(|exit| i32::from(exit.code()) == code);
-        exit.map_or(String::new(), |exit| exit.name().to_owned())
-    };
-    let known: Vec<_> = numbers.map(|code| (code, named(code))).collect();
+    let row = |exit: &Exit| (i32::from(exit.code()), exit.name().to_owned());
+    let known: Vec<_> = Exit::all().iter().map(row).collect();
     assert_eq!(told, known);
 
     let told = numbered(&text, "Exit codes of `worker-orcd-gpu`");
-    let known = ExitCode::ALL.map(|exit| {
-        let label = DeathCause::Exited(exit).label();
-        (exit.code(), label.to_owned())
-    });
+    let row = |exit: ExitCode| (exit.code(), DeathCause::Exited(exit).label().to_owned());
+    let known: Vec<_> = ExitCode::all().map(row).collect();
     assert_eq!(told, known);
 }
 

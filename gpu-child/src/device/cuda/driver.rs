@@ -9,7 +9,7 @@ use super::memory::Ledger;
 use cudarc::driver::sys::{self, CUdevice_attribute as Attribute, CUresult};
 use std::ffi::{CStr, c_char, c_int};
 use std::sync::Arc;
-use worker_orcd_ipc::{DeviceFacts, Fault};
+use worker_orcd_ipc::{DeviceError, DeviceFacts, Fault};
 
 /// # Errors
 /// [`Fault::OutOfMemory`] for the one error that is not the device's end, else [`Fault::Device`].
@@ -20,7 +20,7 @@ pub fn check(result: CUresult, doing: &str) -> Result<(), Fault> {
             message: doing.to_owned(),
         }),
         error => Err(Fault::Device {
-            name: name_of(error),
+            error: DeviceError::Cuda(name_of(error)),
             message: doing.to_owned(),
         }),
     }

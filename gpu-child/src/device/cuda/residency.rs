@@ -11,7 +11,7 @@ use super::kernels::{ChecksumArgs, Geometry, Kernel, Module};
 use super::memory::{ALIGNMENT, Arena, Pinned, Purpose, download, fetch};
 use cudarc::driver::sys;
 use twox_hash::xxhash3_128::Hasher;
-use worker_orcd_ipc::Fault;
+use worker_orcd_ipc::{DeviceError, Fault};
 
 /// Weights of one look: as many as take the device less time than a step of the smallest model varies
 /// by (`a_look_costs_little`).
@@ -69,7 +69,8 @@ impl Residency {
     /// Does not wait for the device.
     ///
     /// # Errors
-    /// [`Fault::Device`] named `WEIGHTS_CHANGED` or `NOT_RESIDENT`, or what the driver says.
+    /// [`Fault::Device`]: [`DeviceError::WeightsChanged`] or [`DeviceError::NotResident`], or what the
+    /// driver says.
     pub fn look(&mut self, driver: &Driver, weights: &Arena, kv: &Arena) -> Result<(), Fault> {
         driver.enter()?;
         is_on_device(driver, weights)?;
@@ -114,7 +115,7 @@ impl Residency {
         let (sum, expected) = (u64::from_le_bytes(sum), self.expected[slice]);
         if sum != expected {
             return Err(Fault::Device {
-                name: "WEIGHTS_CHANGED".to_owned(),
+                error: DeviceError::WeightsChanged,
                 message: format!(
                     "the weights from byte {} on have the checksum {sum:016x}, and had \
                      {expected:016x} when they were loaded",
@@ -191,7 +192,7 @@ fn is_on_device(driver: &Driver, arena: &Arena) -> Result<(), Fault> {
         return Ok(());
     }
     Err(Fault::Device {
-        name: "NOT_RESIDENT".to_owned(),
+        error: DeviceError::NotResident,
         message: format!(
             "{} bytes for {:?} are memory of kind {kind}, managed {managed}, {bytes} bytes from \
              {start:#x} on, says the driver of {}",
@@ -283,8 +284,9 @@ mod tests {
                 unsafe { upload(&driver, arena.at(at, 1), &[byte]) }.expect("a copy");
                 let outcome = round(&mut residency, &driver, &arena);
                 match outcome {
-                    Err(Fault::Device { name, .. }) => {
-                        assert!(found && name == "WEIGHTS_CHANGED", "{name} at {at}");
+                    Err(Fault::Device { error, .. }) => {
+                        let expected = found && error == DeviceError::WeightsChanged;
+                        assert!(expected, "{error} at {at}");
                         residency.under_way = None;
                     }
                     other => assert!(other.is_ok() && !found, "{other:?} at {at}"),

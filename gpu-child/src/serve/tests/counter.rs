@@ -8,8 +8,8 @@ use crate::serve::Loaded;
 use std::collections::VecDeque;
 use std::time::Duration;
 use worker_orcd_ipc::{
-    DeviceFacts, Fault, MemoryReport, ModelFacts, ModelIdentity, RequestId, SamplingAdvice,
-    TokenId, TokenizerFacts, TokenizerKind,
+    DeviceError, DeviceFacts, Fault, MemoryReport, ModelFacts, ModelIdentity, RequestId,
+    SamplingAdvice, TokenId, TokenizerFacts, TokenizerKind,
 };
 
 /// Counts upwards from the last token; `99` is a fault, `98` a lie, `97` a very long step.
@@ -72,7 +72,7 @@ impl Executor for Counter {
         std::thread::sleep(self.step_takes);
         let draw = |tokens: &[TokenId]| match tokens.last() {
             Some(TokenId(99)) => Err(Fault::Device {
-                name: "TEST".into(),
+                error: DeviceError::Cuda("CUDA_ERROR_TEST".into()),
                 message: "x".into(),
             }),
             Some(TokenId(98)) => Ok(TokenId(VOCAB)),
@@ -93,7 +93,7 @@ impl Executor for Counter {
         self.inspections += 1;
         match self.spoilt {
             Spoilt::Found if self.inspections == 3 => Err(Fault::Device {
-                name: "WEIGHTS_CHANGED".into(),
+                error: DeviceError::WeightsChanged,
                 message: "x".into(),
             }),
             Spoilt::Wedged if self.inspections == 3 => {

@@ -2,7 +2,7 @@
 
 use std::num::NonZeroU8;
 use std::time::Duration;
-use worker_orcd_ipc::{Fault, Generation};
+use worker_orcd_ipc::{DeviceError, Fault, Generation};
 use worker_orcd_lifecycle::{
     ChildEvent, Deed, Effect, Event, Exit, HandshakeRefusal, RecoveryAction, SeatId, Settings,
     Signal, State, SupervisorExit, Testimony, Worker, Xid,
@@ -155,7 +155,7 @@ pub fn model_load_fault() -> Fault {
 
 pub fn device_fault() -> Fault {
     Fault::Device {
-        name: "CUDA_ERROR_ILLEGAL_ADDRESS".to_owned(),
+        error: DeviceError::Cuda("CUDA_ERROR_ILLEGAL_ADDRESS".to_owned()),
         message: "sticky".to_owned(),
     }
 }

@@ -21,7 +21,7 @@
 //! Who was given to the child but was in none of its open steps is not accused, whatever the device
 //! did. Only a panic may be of the child's own bookkeeping, beside a step on its way.
 
-use super::{Order, Place, Requests, error_code};
+use super::{Order, Place, Requests};
 use crate::error_code::ErrorCode;
 use crate::requests::fingerprint::Fingerprint;
 use crate::requests::record::{Failure, OnFault};
@@ -116,7 +116,7 @@ impl Requests {
             self.probations_total += 1;
             warn!(job_id, request = id.0, "job_on_probation");
         } else if !is_suspect && self.suspects.remove(&id) {
-            info!(job_id, request = id.0, "job_acquitted");
+            info!(job_id, request = id.0, "job_off_probation");
         }
     }
 
@@ -169,7 +169,7 @@ impl Requests {
             Some(OnFault::Resume) => self.recoveries_total += 1,
             Some(OnFault::Fail) => {
                 let message = format!("the worker lost its child: {cause}");
-                let failure = Failure::new(error_code(cause), message);
+                let failure = Failure::new(ErrorCode::of_death(cause), message);
                 self.end_here(id, now, |progress, _| progress.fail(failure));
             }
         }

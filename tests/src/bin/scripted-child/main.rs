@@ -13,7 +13,7 @@ use nix::sys::prctl;
 use nix::sys::signal::{SigSet, Signal};
 use serve::Child;
 use std::process::{Command, Stdio};
-use worker_orcd_ipc::{Command as Order, ExitCode, PROBE_FLAG};
+use worker_orcd_ipc::{Command as Order, ExitCode, FaultKind, PROBE_FLAG};
 use worker_orcd_tests::script::SCRIPT_VARIABLE;
 use worker_orcd_tests::{Moment, Script};
 
@@ -62,7 +62,7 @@ fn answer(script: &Script) -> ExitCode {
         }
         None => {
             println!("a script has no CUDA device");
-            ExitCode::DeviceUnavailable
+            ExitCode::Fault(FaultKind::DeviceUnavailable)
         }
     }
 }
@@ -75,7 +75,7 @@ fn live(mut child: Child) -> ExitCode {
         match child.next_command(None) {
             Some(Order::Load(order)) => break order,
             Some(Order::Shutdown) => return child.say_goodbye(),
-            Some(_) => return ExitCode::Protocol,
+            Some(_) => return ExitCode::Fault(FaultKind::Protocol),
             None => {}
         }
     };

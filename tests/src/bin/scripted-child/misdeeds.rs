@@ -5,8 +5,8 @@ use crate::serve::Child;
 use nix::sys::signal::{Signal, raise};
 use std::time::Duration;
 use worker_orcd_ipc::{
-    ChildHello, EmittedToken, Envelope, Event, Fault, FinishReason, Generation, MAX_FRAME_BYTES,
-    PROTOCOL_VERSION, Preamble, RequestId, StepReport, TokenId,
+    ChildHello, DeviceError, EmittedToken, Envelope, Event, Fault, FinishReason, Generation,
+    MAX_FRAME_BYTES, PROTOCOL_VERSION, Preamble, RequestId, StepReport, TokenId,
 };
 use worker_orcd_tests::Act;
 use worker_orcd_tests::script::VOCAB_SIZE;
@@ -82,7 +82,7 @@ impl Child {
             Act::Exit(code) => std::process::exit(code),
             Act::Signal(signal) => die_of(signal),
             Act::FaultDevice => self.last_words(Fault::Device {
-                name: "CUDA_ERROR_ILLEGAL_ADDRESS".to_owned(),
+                error: DeviceError::Cuda("CUDA_ERROR_ILLEGAL_ADDRESS".to_owned()),
                 message: "scripted".to_owned(),
             }),
             Act::FaultModelLoad => {

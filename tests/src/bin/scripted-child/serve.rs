@@ -4,8 +4,8 @@ use crate::link::Link;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 use worker_orcd_ipc::{
-    ChildHello, Command, DeviceSelector, EmittedToken, Event, ExitCode, FinishReason, Finished,
-    Generation, HEARTBEAT_INTERVAL_MS, Heartbeat, Load, LoadOrder, RequestId, StepReport,
+    ChildHello, Command, DeviceSelector, EmittedToken, Event, ExitCode, FaultKind, FinishReason,
+    Finished, Generation, HEARTBEAT_INTERVAL_MS, Heartbeat, Load, LoadOrder, RequestId, StepReport,
     Submission,
 };
 use worker_orcd_tests::script::scripted_token;
@@ -108,7 +108,7 @@ impl Child {
                 Some(Command::Cancel { request }) => self.cancel(request),
                 Some(Command::Shutdown) if self.script.ignore_shutdown => {}
                 Some(Command::Shutdown) => return self.say_goodbye(),
-                Some(Command::Load(_)) => return ExitCode::Protocol,
+                Some(Command::Load(_)) => return ExitCode::Fault(FaultKind::Protocol),
                 None if Instant::now() >= self.next_step => self.step(),
                 None => {}
             }
