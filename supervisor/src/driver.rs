@@ -11,10 +11,11 @@
 //! Nothing in it waits for one thing alone, and nothing in it takes long: building a tokenizer
 //! happens on another thread, writing to the child goes into a buffer.
 //!
-//! * [`keeping`] the open model file between two children; [`words`] what the child's messages
-//!   mean; [`flood`] how many are too many; [`silence`] who is told when the child is overdue;
-//!   [`post_mortem`] what is handed to the crash log; [`witness`] what NVIDIA's library adds to it;
-//!   [`news`] what is told of all this: log lines and snapshots.
+//! * [`seat`] where a child lives, and all that dies with it; [`keeping`] the open model file between
+//!   two children; [`words`] what the child's messages mean; [`flood`] how many are too many;
+//!   [`silence`] who is told when the child is overdue; [`post_mortem`] what is handed to the crash log;
+//!   [`witness`] what NVIDIA's library adds to it; [`news`] what is told of all this: log lines and
+//!   snapshots.
 
 #![expect(clippy::disallowed_methods, reason = "once a turn, for everybody")]
 
@@ -22,6 +23,7 @@ mod flood;
 mod keeping;
 mod news;
 mod post_mortem;
+mod seat;
 mod silence;
 mod start;
 mod witness;
@@ -29,15 +31,14 @@ mod words;
 
 pub(crate) use start::start;
 
+use crate::child::Sign;
 use crate::child::custody::KeptModel;
-use crate::child::flight_recorder::FlightRecorder;
 use crate::child::link::LinkError;
-use crate::child::nursery::{Born, NotBegun, Nursery};
+use crate::child::nursery::NotBegun;
 use crate::child::spawn::{Spawned, is_permanent, is_want_of_descriptors};
-use crate::child::{Child, Sign};
 use crate::crash::CrashLog;
-use crate::driver::flood::FloodGate;
 use crate::driver::news::News;
+use crate::driver::seat::{Happening, Seat};
 use crate::driver::witness::GpuWatch;
 use crate::engine::model::Unfit;
 use crate::engine::{Ended, EngineSettings, LoadedModel, Phase, Refusal, Shared};
@@ -45,21 +46,18 @@ use crate::error_code::ErrorCode;
 use crate::nvml::Sighting;
 use crate::requests::live::Control;
 use crate::requests::record::Record;
-use crate::requests::scene::Scene;
 use crate::requests::{Failure, Requests};
-use crate::text::TextError;
+use futures_util::future::select_all;
 use std::collections::VecDeque;
 use std::io;
 use std::num::NonZeroU8;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::{mpsc, watch};
-use tokio::task::JoinHandle;
 use tracing::error;
 use worker_orcd_ipc::{Command, FrameError, Generation};
 use worker_orcd_lifecycle::{
-    ChildEvent, DeathCause, Deed, Effect, EndReason, Event, HandshakeRefusal, Life, SeatId,
-    Settings, Signal, Worker,
+    ChildEvent, Deed, Effect, EndReason, Event, HandshakeRefusal, SeatId, Settings, Worker,
 };
 
 /// The feature of a child that was built to fail on command.
@@ -67,6 +65,9 @@ const FAULT_INJECTION: &str = "fault-injection";
 
 /// What `/health` calls a child that cannot be begun.
 const CHILD_SOCKET: &str = "child_socket";
+
+/// One child at a time.
+const SEATS: NonZeroU8 = NonZeroU8::MIN;
 
 pub(crate) struct Driver {
     settings: EngineSettings,
@@ -76,45 +77,28 @@ pub(crate) struct Driver {
     worker: Worker,
     /// What the worker wants and was not done yet; doing one thing can lead to another.
     effects: VecDeque<Effect>,
-    child: Option<Child>,
+    /// By number.
+    seats: Vec<Seat>,
     /// The first child's open model file, for all later ones.
     kept_model: Option<KeptModel>,
-    /// Of the child that is or is being made; what the dead one wrote is read from here.
-    recorder: Option<FlightRecorder>,
-    /// It stood still by a signal when it had to be killed.
-    was_stopped: bool,
-    building: Option<Building>,
     requests: Requests,
     model: Option<Arc<LoadedModel>>,
-    nursery: Nursery,
-    /// Those whom it keeps waiting were told so.
-    hesitating: bool,
     controls: mpsc::UnboundedReceiver<Control>,
     shared: Arc<Shared>,
     phase: watch::Sender<Phase>,
     news: News,
     crashes: CrashLog,
     gpu: GpuWatch,
-    flood_gate: FloodGate,
     /// The last handle is gone, and with it everybody who could want an answer.
     deserted: bool,
 }
 
 /// What a turn begins with.
 enum Occasion {
-    Sign(Sign),
+    InSeat(SeatId, Happening),
     Control(Option<Control>),
-    Spawned(Spawned),
-    Built(Box<(Generation, Result<LoadedModel, Unfit>)>),
     Sighting(Sighting),
     Tick,
-}
-
-/// A tokenizer in the making, for the child that reported it.
-#[derive(Debug)]
-struct Building {
-    generation: Generation,
-    model: JoinHandle<Result<LoadedModel, Unfit>>,
 }
 
 impl Driver {
@@ -133,27 +117,23 @@ impl Driver {
             restart: settings.restart,
             accept_features: features,
         };
-        let (worker, effects) = Worker::start(Duration::ZERO, rules, NonZeroU8::MIN);
+        let (worker, effects) = Worker::start(Duration::ZERO, rules, SEATS);
         let started = Instant::now();
         Self {
             news: News::new(started, &settings.load),
             crashes: CrashLog::new(Arc::clone(&shared.crashes)),
             gpu: GpuWatch::new(settings.load.device, started),
-            flood_gate: FloodGate::new(started),
             requests: Requests::new(Arc::clone(&shared.registry)),
             settings,
             started,
             now: started,
             worker,
             effects: effects.into(),
-            child: None,
+            seats: (0..SEATS.get())
+                .map(|id| Seat::new(SeatId(id), started))
+                .collect(),
             kept_model: None,
-            recorder: None,
-            was_stopped: false,
-            building: None,
             model: None,
-            nursery: Nursery::new(),
-            hesitating: false,
             controls,
             shared,
             phase,
@@ -172,10 +152,8 @@ impl Driver {
                 timer.as_mut().reset(wake_at);
             }
             let occasion = tokio::select! {
-                sign = next_sign(&mut self.child) => Occasion::Sign(sign),
+                (seat, happening) = next_in(&mut self.seats) => Occasion::InSeat(seat, happening),
                 control = self.controls.recv(), if !self.deserted => Occasion::Control(control),
-                spawned = self.nursery.next() => Occasion::Spawned(spawned),
-                built = next_model(&mut self.building) => Occasion::Built(Box::new(built)),
                 sighting = self.gpu.next() => Occasion::Sighting(sighting),
                 () = &mut timer => Occasion::Tick,
             };
@@ -188,10 +166,10 @@ impl Driver {
 
     fn take_up(&mut self, occasion: Occasion) {
         match occasion {
-            Occasion::Sign(sign) => self.on_sign(sign),
+            Occasion::InSeat(seat, Happening::Sign(sign)) => self.on_sign(seat, sign),
+            Occasion::InSeat(seat, Happening::Spawned(spawned)) => self.on_spawned(seat, spawned),
+            Occasion::InSeat(_, Happening::Built(built)) => self.on_built(*built),
             Occasion::Control(control) => self.on_control(control),
-            Occasion::Spawned(spawned) => self.on_spawned(spawned),
-            Occasion::Built(built) => self.on_built(*built),
             Occasion::Sighting(sighting) => self.on_sighting(sighting),
             Occasion::Tick => self.on_tick(),
         }
@@ -199,24 +177,18 @@ impl Driver {
 
     // === what happened ===
 
-    fn on_sign(&mut self, sign: Sign) {
+    fn on_sign(&mut self, seat: SeatId, sign: Sign) {
         match sign {
-            Sign::Stirred => self.hear(),
-            Sign::LinkClosed => self.tell_child_event(ChildEvent::LinkClosed),
-            Sign::LinkFailed(error) => {
-                let event = self.link_failure(error);
-                self.tell_child_event(event);
-            }
+            Sign::Stirred => self.hear(seat),
+            Sign::LinkClosed => self.tell_of(seat, ChildEvent::LinkClosed),
+            Sign::LinkFailed(error) => self.tell_of(seat, link_failure(error)),
             Sign::Exited(exit) => {
                 self.crashes.exited(self.now, exit);
-                self.tell_child_event(ChildEvent::Exited(exit));
+                self.tell_of(seat, ChildEvent::Exited(exit));
                 // Nobody is left who could connect.
-                if self
-                    .child
-                    .as_ref()
-                    .is_some_and(|child| !child.has_connected())
-                {
-                    self.tell_child_event(ChildEvent::LinkClosed);
+                let child = self.seat(seat).child.as_ref();
+                if child.is_some_and(|child| !child.has_connected()) {
+                    self.tell_of(seat, ChildEvent::LinkClosed);
                 }
             }
         }
@@ -236,22 +208,19 @@ impl Driver {
         }
     }
 
-    fn on_spawned(&mut self, spawned: Spawned) {
-        let generation = spawned.generation;
-        let event = match self.nursery.finish(spawned) {
-            Ok(Born::Child(child)) => {
-                let pid = child.pid;
-                self.news.spawned(self.now, generation, pid);
-                self.crashes.respawned(self.now);
-                self.flood_gate = FloodGate::new(self.now);
-                self.child = Some(*child);
+    fn on_spawned(&mut self, seat: SeatId, spawned: Spawned) {
+        let (generation, now) = (spawned.generation, self.now);
+        let event = match self.seat(seat).receive(spawned, now) {
+            Ok(pid) => {
+                if self.seat(seat).has_child(generation) {
+                    self.news.spawned(now, generation, pid);
+                    self.crashes.respawned(now);
+                }
                 ChildEvent::Spawned { pid }
             }
-            Ok(Born::Late { pid }) => ChildEvent::Spawned { pid },
             Err(error) => {
                 if is_want_of_descriptors(&error) {
-                    self.news
-                        .impaired(self.now, CHILD_SOCKET, &error.to_string());
+                    self.news.impaired(now, CHILD_SOCKET, &error.to_string());
                 }
                 let program = self.settings.child_binary.display();
                 spawn_failure(&format!("{program}: {error}"), &error)
@@ -275,26 +244,34 @@ impl Driver {
     fn on_tick(&mut self) {
         let now = self.now;
         self.requests.expire(now);
-        if let Some(child) = &mut self.child
-            && child.write_deadline().is_some_and(|at| at <= now)
-        {
-            child.close_link();
-            self.tell_child_event(ChildEvent::LinkStalled);
+        for seat in (0..SEATS.get()).map(SeatId) {
+            let child = self.seat(seat).child.as_mut();
+            if let Some(child) = child
+                && child.write_deadline().is_some_and(|at| at <= now)
+            {
+                child.close_link();
+                self.tell_of(seat, ChildEvent::LinkStalled);
+            }
+            self.note_silence(seat);
         }
         for testimony in self.gpu.overdue(now) {
             self.tell(Event::Gpu(testimony));
         }
-        self.note_silence();
         self.tell(Event::Tick);
     }
 
     fn wake_at(&self) -> Instant {
         let worker = self.worker.poll_deadline().map(|at| self.started + at);
-        let write = self.child.as_ref().and_then(Child::write_deadline);
-        let request = self.requests.next_deadline();
-        let word = self.gpu.next_deadline();
-        let all = [worker, write, request, word, self.silence_at()];
-        let earliest = all.into_iter().flatten().min();
+        let of_seats = self.seats.iter().flat_map(|seat| {
+            let silence = self.silence_at(seat);
+            seat.write_deadline().into_iter().chain(silence)
+        });
+        let others = [
+            worker,
+            self.requests.next_deadline(),
+            self.gpu.next_deadline(),
+        ];
+        let earliest = of_seats.chain(others.into_iter().flatten()).min();
         earliest.unwrap_or(self.now)
     }
 
@@ -307,18 +284,15 @@ impl Driver {
         self.effects.extend(effects);
     }
 
-    /// Of the only seat.
-    fn life(&self) -> &Life {
-        self.worker.seat(SeatId(0))
+    fn tell_of(&mut self, seat: SeatId, event: ChildEvent) {
+        if let Some(child) = &self.seat(seat).child {
+            let generation = child.generation;
+            self.tell(Event::Child { generation, event });
+        }
     }
 
-    fn tell_child_event(&mut self, event: ChildEvent) {
-        if let Some(child) = &self.child {
-            self.tell(Event::Child {
-                generation: child.generation,
-                event,
-            });
-        }
+    fn seat(&mut self, seat: SeatId) -> &mut Seat {
+        &mut self.seats[usize::from(seat.0)]
     }
 
     /// Does everything that follows from what just happened, and lets the world know.
@@ -357,8 +331,10 @@ impl Driver {
     fn do_one(&mut self, effect: Effect) {
         match effect {
             Effect::Child {
-                generation, deed, ..
-            } => self.do_to_child(generation, deed),
+                seat,
+                generation,
+                deed,
+            } => self.do_to_child(seat, generation, deed),
             Effect::RefuseNewWork => {
                 let refusal = match self.worker.failure() {
                     Some(failure) => Refusal::Unavailable(failure.reason.clone()),
@@ -374,45 +350,35 @@ impl Driver {
         }
     }
 
-    fn do_to_child(&mut self, generation: Generation, deed: Deed) {
+    fn do_to_child(&mut self, seat: SeatId, generation: Generation, deed: Deed) {
         match deed {
-            Deed::Spawn => self.spawn(generation),
+            Deed::Spawn => self.spawn(seat, generation),
             Deed::Load => {
                 self.gpu.load_begins(self.now);
-                let order = self.order_to_load();
-                self.send(&Command::Load(order));
+                let order = self.order_to_load(seat);
+                self.send(seat, &Command::Load(order));
             }
             Deed::Serve => self.serve(),
             Deed::Suspend => self.requests.suspend(),
-            Deed::Dismiss => self.send(&Command::Shutdown),
-            Deed::Kill(signal) => self.kill(generation, signal),
+            Deed::Dismiss => self.send(seat, &Command::Shutdown),
+            Deed::Kill(signal) => {
+                if self.seat(seat).kill(generation, signal) {
+                    self.crashes.killed();
+                }
+            }
             Deed::Bury(cause) => {
-                let scene = self.report_death(generation, &cause);
-                self.bury(&cause, &scene);
+                let scene = self.report_death(seat, generation, &cause);
+                self.requests.bury(&cause, &scene, self.now);
+                self.news.buried();
+                self.seat(seat).clear();
             }
         }
     }
 
-    fn kill(&mut self, generation: Generation, signal: Signal) {
-        let child = self.child.as_mut();
-        if let Some(child) = child.filter(|child| child.generation == generation) {
-            self.was_stopped |= child.is_stopped();
-            child.kill(signal);
-            self.crashes.killed();
-            if signal == Signal::Kill {
-                // It is not listened to any more, however much it has to say.
-                child.close_link();
-            }
-        }
-    }
-
-    fn spawn(&mut self, generation: Generation) {
-        let program = &self.settings.child_binary;
-        let event = match self.nursery.begin(generation, program) {
-            Ok(recorder) => {
-                self.recorder = recorder;
-                return self.news.repaired(CHILD_SOCKET);
-            }
+    fn spawn(&mut self, seat: SeatId, generation: Generation) {
+        let program = self.settings.child_binary.clone();
+        let event = match self.seat(seat).begin(generation, &program) {
+            Ok(()) => return self.news.repaired(CHILD_SOCKET),
             Err(ref why @ NotBegun::Thread(ref error)) => spawn_failure(&why.to_string(), error),
             Err(NotBegun::Socket(error)) => {
                 self.news
@@ -439,14 +405,6 @@ impl Driver {
         }
     }
 
-    fn bury(&mut self, cause: &DeathCause, scene: &Scene) {
-        self.requests.bury(cause, scene, self.now);
-        self.news.buried();
-        self.building = None;
-        self.nursery.give_up();
-        self.child = None;
-    }
-
     fn end_requests(&mut self, reason: EndReason) {
         let message = match (reason, self.worker.failure()) {
             (EndReason::DrainDeadline, _) => "the worker is shutting down, and its time is over",
@@ -459,36 +417,25 @@ impl Driver {
     }
 
     fn send_commands(&mut self) {
-        let Some(child) = &mut self.child else {
-            self.requests.drop_orders();
-            return;
-        };
-        let sent = child.send_what_fits(|| self.requests.next_command());
-        self.note_send(sent);
-    }
-
-    fn send(&mut self, command: &Command) {
-        let sent = self
-            .child
-            .as_mut()
-            .map_or(Ok(()), |child| child.send(command));
-        self.note_send(sent);
-    }
-
-    fn note_send(&mut self, sent: Result<(), LinkError>) {
-        if let Err(error) = sent {
-            let event = self.link_failure(error);
-            self.tell_child_event(event);
+        for seat in 0..self.seats.len() {
+            let Seat { id, child, .. } = &mut self.seats[seat];
+            let (id, Some(child)) = (*id, child) else {
+                self.requests.drop_orders();
+                continue;
+            };
+            let sent = child.send_what_fits(|| self.requests.next_command());
+            self.note_send(id, sent);
         }
     }
 
-    fn link_failure(&self, error: LinkError) -> ChildEvent {
-        match error {
-            LinkError::Frame(error @ (FrameError::NotOurs(_) | FrameError::Version { .. })) => {
-                ChildEvent::HandshakeRefused(HandshakeRefusal::Preamble(error.to_string()))
-            }
-            LinkError::Overfull(_) => ChildEvent::LinkStalled,
-            error => ChildEvent::Violation(error.to_string()),
+    fn send(&mut self, seat: SeatId, command: &Command) {
+        let sent = self.seat(seat).send(command);
+        self.note_send(seat, sent);
+    }
+
+    fn note_send(&mut self, seat: SeatId, sent: Result<(), LinkError>) {
+        if let Err(error) = sent {
+            self.tell_of(seat, link_failure(error));
         }
     }
 
@@ -526,23 +473,25 @@ impl Driver {
     }
 }
 
-async fn next_sign(child: &mut Option<Child>) -> Sign {
-    match child {
-        Some(child) => child.next().await,
-        None => std::future::pending().await,
-    }
+/// Cancel-safe, as each of them is.
+async fn next_in(seats: &mut [Seat]) -> (SeatId, Happening) {
+    let next = |seat| Box::pin(next_of(seat));
+    let (first, ..) = select_all(seats.iter_mut().map(next)).await;
+    first
 }
 
-async fn next_model(building: &mut Option<Building>) -> (Generation, Result<LoadedModel, Unfit>) {
-    let Some(Building { generation, model }) = building else {
-        return std::future::pending().await;
-    };
-    let generation = *generation;
-    let built = model
-        .await
-        .unwrap_or_else(|error| Err(TextError::Malformed(error.to_string()).into()));
-    *building = None;
-    (generation, built)
+async fn next_of(seat: &mut Seat) -> (SeatId, Happening) {
+    (seat.id, seat.next().await)
+}
+
+fn link_failure(error: LinkError) -> ChildEvent {
+    match error {
+        LinkError::Frame(error @ (FrameError::NotOurs(_) | FrameError::Version { .. })) => {
+            ChildEvent::HandshakeRefused(HandshakeRefusal::Preamble(error.to_string()))
+        }
+        LinkError::Overfull(_) => ChildEvent::LinkStalled,
+        error => ChildEvent::Violation(error.to_string()),
+    }
 }
 
 fn spawn_failure(message: &str, failure: &io::Error) -> ChildEvent {

@@ -8,11 +8,11 @@
 use crate::driver::Driver;
 use tracing::warn;
 use worker_orcd_ipc::{LoadOrder, ModelFile};
-use worker_orcd_lifecycle::ChildEvent;
+use worker_orcd_lifecycle::{ChildEvent, SeatId};
 
 impl Driver {
-    pub(super) fn order_to_load(&mut self) -> LoadOrder {
-        let model_file = match self.hand_model_out() {
+    pub(super) fn order_to_load(&mut self, seat: SeatId) -> LoadOrder {
+        let model_file = match self.hand_model_out(seat) {
             true => ModelFile::HandedOver,
             false => ModelFile::AtPath,
         };
@@ -22,8 +22,9 @@ impl Driver {
         }
     }
 
-    fn hand_model_out(&mut self) -> bool {
-        let (Some(model), Some(child)) = (&self.kept_model, &mut self.child) else {
+    fn hand_model_out(&mut self, seat: SeatId) -> bool {
+        let child = &mut self.seats[usize::from(seat.0)].child;
+        let (Some(model), Some(child)) = (&self.kept_model, child) else {
             return false;
         };
         child
@@ -36,8 +37,8 @@ impl Driver {
     ///
     /// # Errors
     /// When the child handed over something else.
-    pub(super) fn keep_model(&mut self) -> Result<(), ChildEvent> {
-        let Some(child) = &mut self.child else {
+    pub(super) fn keep_model(&mut self, seat: SeatId) -> Result<(), ChildEvent> {
+        let Some(child) = &mut self.seats[usize::from(seat.0)].child else {
             return Ok(());
         };
         if self.kept_model.is_some() {

@@ -6,35 +6,37 @@
 use crate::crash::report::{ChildFacts, RequestFacts, milliseconds};
 use crate::crash::{Deceased, Now};
 use crate::driver::Driver;
+use crate::driver::seat::Seat;
 use crate::driver::witness::Buried;
 use crate::requests::record::Record;
 use crate::requests::scene::Scene;
 use nix::time::{ClockId, clock_gettime};
 use std::time::SystemTime;
-use tracing::warn;
 use worker_orcd_ipc::Generation;
-use worker_orcd_lifecycle::{DeathCause, State};
+use worker_orcd_lifecycle::{DeathCause, SeatId, State};
 
 impl Driver {
     /// The lifecycle has just been told something; `before` is the state it was in.
     pub(super) fn notice_death(&mut self, before: &'static str) {
-        if matches!(
-            self.life().state(),
-            State::Killing { .. } | State::Reaping { .. }
-        ) {
+        let is_dying = |seat: &Seat| {
+            let state = self.worker.seat(seat.id).state();
+            matches!(state, State::Killing { .. } | State::Reaping { .. })
+        };
+        if self.seats.iter().any(is_dying) {
             self.crashes.noticed(self.now, before);
         }
     }
 
     /// Before the journal hands its requests on. Where it met them is for the journal.
-    pub(super) fn report_death(&mut self, generation: Generation, cause: &DeathCause) -> Scene {
-        let recording = self.recorder.take().and_then(|recorder| {
-            let read = recorder.read();
-            read.inspect_err(|error| warn!(%error, "flight_recorder_unreadable"))
-                .ok()
-        });
+    pub(super) fn report_death(
+        &mut self,
+        seat: SeatId,
+        generation: Generation,
+        cause: &DeathCause,
+    ) -> Scene {
+        let (recording, stopped) = self.seat(seat).last_record();
         let scene = Scene {
-            stopped: std::mem::take(&mut self.was_stopped),
+            stopped,
             ..recording.as_ref().map(Scene::of).unwrap_or_default()
         };
         let now = Now {

@@ -346,7 +346,8 @@ impl GpuWatch {
 
 impl Driver {
     pub(super) fn on_sighting(&mut self, sighting: Sighting) {
-        let child = self.child.as_ref().map(|child| child.pid);
+        let mut children = self.seats.iter().filter_map(|seat| seat.child.as_ref());
+        let child = children.next().map(|child| child.pid);
         let consequences = self.gpu.note(sighting, child);
         self.news.touch();
         if let Some((generation, evidence)) = consequences.evidence {

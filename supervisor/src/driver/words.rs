@@ -1,25 +1,27 @@
 //! What a child's messages mean: each is checked, then told to the lifecycle, the journal, or
 //! both.
 
-use crate::driver::{Building, Driver};
+use crate::driver::{Driver, link_failure};
 use crate::engine::LoadedModel;
 use std::sync::Arc;
 use std::time::Duration;
 use tracing::warn;
 use worker_orcd_ipc::{Envelope, Event as Word, Fault, ReadyReport, decode};
-use worker_orcd_lifecycle::ChildEvent;
+use worker_orcd_lifecycle::{ChildEvent, SeatId};
 
 impl Driver {
     /// Takes everything that has been read from the child, in order.
-    pub(super) fn hear(&mut self) {
+    pub(super) fn hear(&mut self, seat: SeatId) {
         loop {
-            let Some(child) = &mut self.child else { return };
+            let Some(child) = &mut self.seat(seat).child else {
+                return;
+            };
             let generation = child.generation;
             let event = match child.next_word() {
                 Ok(None) => return,
                 Ok(Some(payload)) => match decode::<Envelope>(payload) {
                     Ok(envelope) if envelope.generation == generation => {
-                        self.understand(envelope.event)
+                        self.understand(seat, envelope.event)
                     }
                     Ok(envelope) => {
                         let said = envelope.generation;
@@ -31,21 +33,21 @@ impl Driver {
                 Err(error) => {
                     // The stream cannot be trusted from here on.
                     child.close_link();
-                    Some(self.link_failure(error))
+                    Some(link_failure(error))
                 }
             };
             if let Some(event) = event {
-                self.tell_child_event(event);
+                self.tell_of(seat, event);
                 self.do_effects();
             }
         }
     }
 
     /// `None` when the lifecycle need not know.
-    fn understand(&mut self, word: Word) -> Option<ChildEvent> {
+    fn understand(&mut self, seat: SeatId, word: Word) -> Option<ChildEvent> {
         let now = self.now;
         let carries_tokens = matches!(&word, Word::Step(report) if !report.tokens.is_empty());
-        if !carries_tokens && !self.flood_gate.admit(now) {
+        if !carries_tokens && !self.seat(seat).admit(now) {
             return Some(ChildEvent::Violation(
                 "it floods its control socket".to_owned(),
             ));
@@ -66,16 +68,16 @@ impl Driver {
                     bytes_total,
                 })
             }
-            Word::Ready(report) => self.build(*report),
+            Word::Ready(report) => self.build(seat, *report),
             Word::Heartbeat(heartbeat) => {
                 let step_elapsed = heartbeat.step_elapsed_ms.map(Duration::from_millis);
                 self.news
                     .heartbeat(now, &heartbeat, self.requests.tokens_total());
-                self.note_pulse(step_elapsed);
+                self.note_pulse(seat, step_elapsed);
                 Some(ChildEvent::Heartbeat { step_elapsed })
             }
             Word::Step(report) => {
-                if !self.life().state().believes_tokens() {
+                if !self.worker.seat(seat).state().believes_tokens() {
                     return None;
                 }
                 self.news.stepped(now);
@@ -102,17 +104,15 @@ impl Driver {
         }
     }
 
-    /// Ready means that requests can be answered, so the tokenizer comes first; on another
-    /// thread, because it takes longer than a heartbeat.
-    fn build(&mut self, report: ReadyReport) -> Option<ChildEvent> {
-        let child = self.child.as_ref()?;
-        if self.building.is_some() {
+    /// Ready means that requests can be answered, so the tokenizer comes first.
+    fn build(&mut self, seat: SeatId, report: ReadyReport) -> Option<ChildEvent> {
+        let generation = self.seat(seat).child.as_ref()?.generation;
+        if self.seat(seat).is_building() {
             return Some(ChildEvent::Violation(
                 "Ready while Ready is being acted upon".to_owned(),
             ));
         }
-        let generation = child.generation;
-        if let Err(violation) = self.keep_model() {
+        if let Err(violation) = self.keep_model(seat) {
             return Some(violation);
         }
         self.news.loaded(self.now, &report);
@@ -121,11 +121,10 @@ impl Driver {
         let previous = self.model.clone();
         let timeout = self.settings.template_timeout;
         let model_sampling = self.settings.model_sampling;
-        let model = tokio::task::spawn_blocking(move || {
+        self.seat(seat).build(generation, move || {
             let previous = previous.as_ref().map(Arc::as_ref);
             LoadedModel::build(report, previous, timeout, model_sampling)
         });
-        self.building = Some(Building { generation, model });
         None
     }
 }

@@ -1,0 +1,188 @@
+//! One place where a child lives, and all that dies with it.
+//!
+//! Deliberately absent: what follows from anything here. A [`Happening`] goes to the driver, which asks
+//! the lifecycle.
+
+use crate::child::flight_recorder::FlightRecorder;
+use crate::child::link::LinkError;
+use crate::child::nursery::{Born, NotBegun, Nursery};
+use crate::child::spawn::Spawned;
+use crate::child::{Child, Sign};
+use crate::driver::flood::FloodGate;
+use crate::engine::LoadedModel;
+use crate::engine::model::Unfit;
+use crate::text::TextError;
+use std::io;
+use std::path::Path;
+use std::time::Instant;
+use tokio::task::JoinHandle;
+use tracing::warn;
+use worker_orcd_ipc::flight::Recording;
+use worker_orcd_ipc::{Command, Generation};
+use worker_orcd_lifecycle::{SeatId, Signal};
+
+pub(super) struct Seat {
+    pub(super) id: SeatId,
+    pub(super) child: Option<Child>,
+    nursery: Nursery,
+    /// Of the child that is or is being made; what the dead one wrote is read from here.
+    recorder: Option<FlightRecorder>,
+    /// It stood still by a signal when it had to be killed.
+    was_stopped: bool,
+    building: Option<Building>,
+    flood_gate: FloodGate,
+    /// Those whom it keeps waiting were told so.
+    pub(super) hesitating: bool,
+}
+
+/// What may happen in a seat.
+pub(super) enum Happening {
+    Sign(Sign),
+    Spawned(Spawned),
+    Built(Box<(Generation, Result<LoadedModel, Unfit>)>),
+}
+
+/// A tokenizer in the making, for the child that reported it.
+#[derive(Debug)]
+struct Building {
+    generation: Generation,
+    model: JoinHandle<Result<LoadedModel, Unfit>>,
+}
+
+impl Seat {
+    pub(super) fn new(id: SeatId, now: Instant) -> Self {
+        Self {
+            id,
+            child: None,
+            nursery: Nursery::new(),
+            recorder: None,
+            was_stopped: false,
+            building: None,
+            flood_gate: FloodGate::new(now),
+            hesitating: false,
+        }
+    }
+
+    /// Cancel-safe.
+    pub(super) async fn next(&mut self) -> Happening {
+        tokio::select! {
+            sign = next_sign(&mut self.child) => Happening::Sign(sign),
+            spawned = self.nursery.next() => Happening::Spawned(spawned),
+            built = next_model(&mut self.building) => Happening::Built(Box::new(built)),
+        }
+    }
+
+    // === a child begins ===
+
+    /// Orders a process.
+    ///
+    /// # Errors
+    /// When none can be ordered.
+    pub(super) fn begin(&mut self, generation: Generation, program: &Path) -> Result<(), NotBegun> {
+        self.recorder = self.nursery.begin(generation, program)?;
+        Ok(())
+    }
+
+    /// The process that was ordered: its number. One that comes too late is killed, and no child.
+    ///
+    /// # Errors
+    /// When there is no process.
+    pub(super) fn receive(&mut self, spawned: Spawned, now: Instant) -> io::Result<u32> {
+        Ok(match self.nursery.finish(spawned)? {
+            Born::Child(child) => {
+                let pid = child.pid;
+                self.flood_gate = FloodGate::new(now);
+                self.child = Some(*child);
+                pid
+            }
+            Born::Late { pid } => pid,
+        })
+    }
+
+    /// On another thread, because it takes longer than a heartbeat.
+    pub(super) fn build(
+        &mut self,
+        generation: Generation,
+        build: impl FnOnce() -> Result<LoadedModel, Unfit> + Send + 'static,
+    ) {
+        let model = tokio::task::spawn_blocking(build);
+        self.building = Some(Building { generation, model });
+    }
+
+    pub(super) fn is_building(&self) -> bool {
+        self.building.is_some()
+    }
+
+    // === it lives ===
+
+    pub(super) fn has_child(&self, generation: Generation) -> bool {
+        let child = self.child.as_ref();
+        child.is_some_and(|child| child.generation == generation)
+    }
+
+    /// Counts a word that carries no token; false when there were too many.
+    pub(super) fn admit(&mut self, now: Instant) -> bool {
+        self.flood_gate.admit(now)
+    }
+
+    pub(super) fn send(&mut self, command: &Command) -> Result<(), LinkError> {
+        let child = self.child.as_mut();
+        child.map_or(Ok(()), |child| child.send(command))
+    }
+
+    pub(super) fn write_deadline(&self) -> Option<Instant> {
+        self.child.as_ref().and_then(Child::write_deadline)
+    }
+
+    // === it ends ===
+
+    /// Whether there was a child of that generation to be killed.
+    pub(super) fn kill(&mut self, generation: Generation, signal: Signal) -> bool {
+        let child = self.child.as_mut();
+        let Some(child) = child.filter(|child| child.generation == generation) else {
+            return false;
+        };
+        self.was_stopped |= child.is_stopped();
+        child.kill(signal);
+        if signal == Signal::Kill {
+            // It is not listened to any more, however much it has to say.
+            child.close_link();
+        }
+        true
+    }
+
+    /// What the child that is dead has written, and whether a signal had stopped it.
+    pub(super) fn last_record(&mut self) -> (Option<Recording>, bool) {
+        let recording = self.recorder.take().and_then(|recorder| {
+            let read = recorder.read();
+            read.inspect_err(|error| warn!(%error, "flight_recorder_unreadable"))
+                .ok()
+        });
+        (recording, std::mem::take(&mut self.was_stopped))
+    }
+
+    pub(super) fn clear(&mut self) {
+        self.building = None;
+        self.nursery.give_up();
+        self.child = None;
+    }
+}
+
+async fn next_sign(child: &mut Option<Child>) -> Sign {
+    match child {
+        Some(child) => child.next().await,
+        None => std::future::pending().await,
+    }
+}
+
+async fn next_model(building: &mut Option<Building>) -> (Generation, Result<LoadedModel, Unfit>) {
+    let Some(Building { generation, model }) = building else {
+        return std::future::pending().await;
+    };
+    let generation = *generation;
+    let built = model
+        .await
+        .unwrap_or_else(|error| Err(TextError::Malformed(error.to_string()).into()));
+    *building = None;
+    (generation, built)
+}
