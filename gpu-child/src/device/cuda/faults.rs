@@ -80,7 +80,7 @@ impl Saboteur for CudaExecutor {
             DeviceMisdeed::EndlessKernel => launch(&misdeeds.endless_kernel, somewhere),
             DeviceMisdeed::NonFinite => {
                 // The last weight in front of the head: no logit of this step will be a number.
-                let norm = self.weights.vector(&self.weights.output_norm);
+                let norm = self.weights.vector(&self.weights.tensors.output_norm);
                 launch(&misdeeds.spoil, norm.cast())
             }
             DeviceMisdeed::OutOfMemory => {
