@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 use std::time::Duration;
-use worker_orcd::engine::{Completion, Failure, StopReason};
+use worker_orcd::engine::{Completion, Failure, Piece, StopReason};
 use worker_orcd::error_code::ErrorCode;
 use worker_orcd::http::execute::events::{ExecuteEvents, Started};
 use worker_orcd::http::openai::request::StreamOptions;
@@ -77,12 +77,16 @@ impl<'a> Story<'a> {
         render.begin(&mut out);
         let mut count = 0;
         for token in &self.tokens {
-            let (mut text, mut piece) = (String::new(), String::new());
+            let mut text = String::new();
+            let mut piece = Piece {
+                text: String::new(),
+                index: count,
+            };
             detokenizer.push(token, &mut text);
-            stopped = stop.push(&text, &mut piece).is_some();
-            if !piece.is_empty() {
-                render.text(&piece, count, &mut out);
-                told.push_str(&piece);
+            stopped = stop.push(&text, &mut piece.text).is_some();
+            if !piece.text.is_empty() {
+                render.text(&piece, &mut out);
+                told.push_str(&piece.text);
             }
             count += 1;
             render.progress(count, &mut out);

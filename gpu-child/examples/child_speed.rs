@@ -199,7 +199,7 @@ impl Supervisor {
             match self.hear()? {
                 Event::Step(report) => {
                     left -= report.finished.len() as u32;
-                    if report.tokens.len() as u32 == streams {
+                    if report.drawn.len() as u32 == streams {
                         last = Instant::now();
                         first.get_or_insert(last);
                         full += 1;

@@ -149,5 +149,5 @@ fn run(executor: &mut CpuExecutor, work: &[(&[TokenId], u32)]) -> Result<Vec<Tok
         },
         &mut NoTap,
     )?;
-    Ok(drawn.into_iter().flatten().collect())
+    Ok(drawn.into_iter().map(|row| row.token).collect())
 }

@@ -158,7 +158,7 @@ impl Supervisor {
                 Event::Step(report) => Some(report),
                 _ => None,
             });
-            tokens.extend(report.tokens.iter().map(|token| token.token));
+            tokens.extend(report.drawn.iter().map(|token| token.token));
             if let Some(end) = report.finished.first() {
                 assert_eq!(end.reason, FinishReason::MaxTokens);
                 return tokens;

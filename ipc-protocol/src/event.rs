@@ -88,18 +88,19 @@ pub struct Load {
 }
 
 /// One step of the engine. Tokens come before endings: a request that ends in this step has its
-/// last token in `tokens`.
+/// last token in `drawn`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StepReport {
     pub step: u64,
     /// Requests that are in the next step, and were in none of this child's before: said ahead of it.
     pub began: Vec<RequestId>,
-    pub tokens: Vec<EmittedToken>,
+    pub drawn: Vec<Drawn>,
     pub finished: Vec<Finished>,
 }
 
+/// What a row of a step drew. The device makes it, and the supervisor gets the same.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct EmittedToken {
+pub struct Drawn {
     pub request: RequestId,
     /// How many tokens of this request were generated before this one, over all children. The
     /// supervisor accepts exactly the next index.
@@ -120,7 +121,7 @@ pub struct Finished {
 pub enum FinishReason {
     /// `max_tokens`, or the end of the context, was reached.
     MaxTokens,
-    /// The model produced an end-of-generation token; that token is in `tokens` and has no text.
+    /// The model produced an end-of-generation token; that token is in `drawn` and has no text.
     EndOfSequence,
     Cancelled,
     /// The request can never fit the KV cache, or the device ran out of memory for it alone.

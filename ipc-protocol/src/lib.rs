@@ -42,8 +42,8 @@ pub use command::{
 };
 pub use custody::{Article, NotAnArticle};
 pub use event::{
-    ChildHello, EmittedToken, Envelope, Event, FinishReason, Finished, HEARTBEAT_INTERVAL_MS,
-    Heartbeat, Load, ReadyReport, StepReport,
+    ChildHello, Drawn, Envelope, Event, FinishReason, Finished, HEARTBEAT_INTERVAL_MS, Heartbeat,
+    Load, ReadyReport, StepReport,
 };
 pub use fault::{DeviceError, ExitCode, Fault, FaultKind};
 pub use frame::{FrameError, FrameReader, MAX_FRAME_BYTES, PREAMBLE_BYTES, Preamble};

@@ -14,7 +14,8 @@ pub mod sampling;
 pub mod snapshot;
 
 pub use crate::requests::{
-    Completion, Failure, NewRequest, OnFault, Refusal, RequestStream, StopReason, StreamEvent,
+    Completion, Failure, NewRequest, OnFault, Piece, Refusal, RequestStream, StopReason,
+    StreamEvent,
 };
 pub use gpu::GpuSnapshot;
 pub use model::LoadedModel;

@@ -1,7 +1,7 @@
 //! The device boundary is a step, not an operation.
 //!
 //! The scheduler hands a [`Batch`] (which sequences, which new tokens at which positions, which
-//! KV pages) to the device's [`Executor`] and gets sampled tokens back. What happens below that
+//! KV pages) to the device's [`Executor`] and gets back what was [`Drawn`] for each row that draws. What happens below that
 //! line (fusing, graphs, persistent kernels, threads) is the device's own business, under one
 //! law:
 //!
@@ -12,7 +12,7 @@
 
 #[cfg(feature = "fault-injection")]
 use crate::fault_injection::Saboteur;
-use worker_orcd_ipc::{DeviceFacts, Fault, MemoryReport, RequestId, Sampling, TokenId};
+use worker_orcd_ipc::{DeviceFacts, Drawn, Fault, MemoryReport, RequestId, Sampling, TokenId};
 
 mod common;
 pub mod cpu;
@@ -66,6 +66,18 @@ pub struct SampleWork<'a> {
     pub generated: &'a [TokenId],
 }
 
+impl SequenceWork<'_> {
+    /// The answer for this sequence, where one is wanted.
+    #[must_use]
+    pub fn drawn(&self, token: TokenId) -> Option<Drawn> {
+        self.sample.map(|sample| Drawn {
+            request: self.request,
+            index: sample.generated.len() as u32,
+            token,
+        })
+    }
+}
+
 pub trait Executor: Send {
     fn facts(&self) -> DeviceFacts;
     /// `kv_used_bytes` is left 0 here: the scheduler knows which pages are in use.
@@ -74,13 +86,11 @@ pub trait Executor: Send {
     /// The largest number of tokens, over all sequences, that one batch may hold.
     fn max_batch_tokens(&self) -> u32;
 
-    /// Runs the batch. The result has one entry per sequence, in order: the drawn token where
-    /// `sample` was given, else `None`.
+    /// Runs the batch. The result has one entry for each sequence with a `sample`, in order.
     ///
     /// # Errors
     /// A [`Fault`]: the executor cannot be used any more and the child must end.
-    fn step(&mut self, batch: &Batch<'_>, tap: &mut dyn Tap)
-    -> Result<Vec<Option<TokenId>>, Fault>;
+    fn step(&mut self, batch: &Batch<'_>, tap: &mut dyn Tap) -> Result<Vec<Drawn>, Fault>;
 
     /// Where the device can be made to fail by itself.
     #[cfg(feature = "fault-injection")]
@@ -131,7 +141,7 @@ pub trait Ahead {
     ///
     /// # Errors
     /// As [`Executor::step`].
-    fn finish(&mut self) -> Result<Vec<Option<TokenId>>, Fault>;
+    fn finish(&mut self) -> Result<Vec<Drawn>, Fault>;
 }
 
 /// Looks at intermediate values while a step runs; behind it are the logits trace and the parity

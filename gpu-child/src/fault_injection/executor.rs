@@ -5,7 +5,7 @@ use super::wire::Wire;
 use super::{Kind, Rule};
 use crate::device::{Ahead, Batch, Executor, KvGeometry, Tap, Witness};
 use std::sync::Arc;
-use worker_orcd_ipc::{DeviceFacts, Fault, Generation, MemoryReport, TokenId};
+use worker_orcd_ipc::{DeviceFacts, Drawn, Fault, Generation, MemoryReport};
 
 pub(super) struct FaultyExecutor {
     inner: Box<dyn Executor>,
@@ -75,11 +75,7 @@ impl Executor for FaultyExecutor {
         self.inner.max_batch_tokens()
     }
 
-    fn step(
-        &mut self,
-        batch: &Batch<'_>,
-        tap: &mut dyn Tap,
-    ) -> Result<Vec<Option<TokenId>>, Fault> {
+    fn step(&mut self, batch: &Batch<'_>, tap: &mut dyn Tap) -> Result<Vec<Drawn>, Fault> {
         self.ask_the_rules(batch)?;
         self.inner.step(batch, tap)
     }
@@ -104,7 +100,7 @@ impl Ahead for FaultyExecutor {
         self.inner_ahead().begin(batch)
     }
 
-    fn finish(&mut self) -> Result<Vec<Option<TokenId>>, Fault> {
+    fn finish(&mut self) -> Result<Vec<Drawn>, Fault> {
         self.inner_ahead().finish()
     }
 }

@@ -113,7 +113,7 @@ fn make_ready(rules: &[Rule], device: &mut dyn Executor) -> Result<(), Fault> {
 mod tests {
     use super::*;
     use crate::device::{Batch, KvGeometry, Tap};
-    use worker_orcd_ipc::{DeviceFacts, MemoryReport, TokenId};
+    use worker_orcd_ipc::{DeviceFacts, Drawn, MemoryReport};
 
     /// A device that never fails by itself, or one that does and counts how often it was made
     /// ready.
@@ -157,7 +157,7 @@ mod tests {
             0
         }
 
-        fn step(&mut self, _: &Batch<'_>, _: &mut dyn Tap) -> Result<Vec<Option<TokenId>>, Fault> {
+        fn step(&mut self, _: &Batch<'_>, _: &mut dyn Tap) -> Result<Vec<Drawn>, Fault> {
             unreachable!("nothing is computed here")
         }
 

@@ -127,7 +127,7 @@ fn with_wrong_token(bytes: &[u8]) -> io::Result<Option<Vec<u8>>> {
     let Event::Step(report) = &mut envelope.event else {
         return Ok(None);
     };
-    let Some(emitted) = report.tokens.first_mut() else {
+    let Some(emitted) = report.drawn.first_mut() else {
         return Ok(None);
     };
     emitted.token = TokenId(u32::MAX);
@@ -144,10 +144,10 @@ fn frame(envelope: &Envelope) -> io::Result<Vec<u8>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use worker_orcd_ipc::{EmittedToken, FrameReader, Preamble, RequestId, StepReport};
+    use worker_orcd_ipc::{Drawn, FrameReader, Preamble, RequestId, StepReport};
 
     fn step() -> Vec<u8> {
-        let token = EmittedToken {
+        let token = Drawn {
             request: RequestId(1),
             index: 0,
             token: TokenId(7),
@@ -155,7 +155,7 @@ mod tests {
         let report = StepReport {
             step: 1,
             began: vec![],
-            tokens: vec![token],
+            drawn: vec![token],
             finished: vec![],
         };
         frame(&Envelope {
@@ -218,7 +218,7 @@ mod tests {
         let mut tokens = Vec::new();
         while let Some(payload) = reader.next_frame().unwrap() {
             if let Event::Step(report) = decode::<Envelope>(payload).unwrap().event {
-                tokens.extend(report.tokens.iter().map(|emitted| emitted.token));
+                tokens.extend(report.drawn.iter().map(|drawn| drawn.token));
             }
         }
         assert_eq!(tokens, [TokenId(u32::MAX), TokenId(7)]);

@@ -40,7 +40,7 @@ use std::collections::{HashSet, VecDeque};
 use thiserror::Error;
 use turns::{Candidate, Turns};
 use worker_orcd_ipc::{
-    EmittedToken, FinishReason, Finished, Load, RequestId, StepReport, Submission, TokenId,
+    Drawn, FinishReason, Finished, Load, RequestId, StepReport, Submission, TokenId,
 };
 
 #[derive(Debug, Clone)]
@@ -66,12 +66,12 @@ impl Limits {
 pub enum SchedulerError {
     #[error("request {0} was submitted while it was still running")]
     DuplicateRequest(RequestId),
-    #[error("{found} results for {expected} sequences")]
-    ResultCount { expected: usize, found: usize },
+    #[error("{found} tokens where {expected} were to be drawn")]
+    DrawnCount { expected: usize, found: usize },
     #[error("request {request} was drawn token {token}, which is not in the vocabulary")]
     TokenOutOfRange { request: RequestId, token: TokenId },
-    #[error("request {0}: a token is missing where one was to be drawn, or there where none was")]
-    UnexpectedResult(RequestId),
+    #[error("another token was drawn where the next one of request {0} was to be")]
+    NotToBeDrawn(RequestId),
 }
 
 /// Long prompts that share what a step has for prompts: fewer, larger chunks read keys and values less
@@ -83,7 +83,8 @@ const CHUNKS: usize = 2;
 struct Share {
     serial: u64,
     request: RequestId,
-    draws: bool,
+    /// The index of the token that it draws.
+    draws: Option<u32>,
 }
 
 #[derive(Debug)]
@@ -227,38 +228,21 @@ impl Scheduler {
     ///
     /// # Errors
     /// When the device's answer does not fit the question. It cannot be trusted any more then.
-    pub fn complete(
-        &mut self,
-        step: u64,
-        results: &[Option<TokenId>],
-    ) -> Result<StepReport, SchedulerError> {
+    pub fn complete(&mut self, step: u64, drawn: Vec<Drawn>) -> Result<StepReport, SchedulerError> {
         let flight = self.flights.pop_front().unwrap_or_default();
-        if results.len() != flight.len() {
-            return Err(SchedulerError::ResultCount {
-                expected: flight.len(),
-                found: results.len(),
-            });
-        }
-        let mut emitted = Vec::new();
+        self.check(&flight, &drawn)?;
+        let mut heard = Vec::with_capacity(drawn.len());
+        let mut drawn = drawn.into_iter();
         let mut from = 0;
-        for (share, drawn) in flight.iter().zip(results) {
-            let request = share.request;
-            if drawn.is_some() != share.draws {
-                return Err(SchedulerError::UnexpectedResult(request));
-            }
-            if let Some(token) = drawn
-                && token.0 >= self.limits.vocab_size
-            {
-                let token = *token;
-                return Err(SchedulerError::TokenOutOfRange { request, token });
-            }
-            emitted.extend(self.advance(share, *drawn, &mut from));
+        for share in &flight {
+            let row = share.draws.and_then(|_| drawn.next());
+            heard.extend(self.advance(share, row, &mut from));
         }
         self.retire();
         Ok(StepReport {
             step,
             began: Vec::new(),
-            tokens: emitted,
+            drawn: heard,
             finished: std::mem::take(&mut self.finished),
         })
     }
@@ -289,6 +273,25 @@ impl Scheduler {
     #[must_use]
     pub fn kv_used_bytes(&self) -> u64 {
         u64::from(self.cache.used_pages()) * self.cache.geometry().page_bytes
+    }
+
+    /// The answer to a step has its shares that draw, and nothing else.
+    fn check(&self, flight: &[Share], drawn: &[Drawn]) -> Result<(), SchedulerError> {
+        let drawing = flight.iter().filter_map(|it| Some((it.request, it.draws?)));
+        let (expected, found) = (drawing.clone().count(), drawn.len());
+        if found != expected {
+            return Err(SchedulerError::DrawnCount { expected, found });
+        }
+        for ((request, index), row) in drawing.zip(drawn) {
+            if (row.request, row.index) != (request, index) {
+                return Err(SchedulerError::NotToBeDrawn(request));
+            }
+            if row.token.0 >= self.limits.vocab_size {
+                let token = row.token;
+                return Err(SchedulerError::TokenOutOfRange { request, token });
+            }
+        }
+        Ok(())
     }
 
     /// Gives prompts what a step has left beside decoding.
@@ -347,12 +350,7 @@ impl Scheduler {
 
     /// Tells a sequence what became of its share of a step; one that has ended by now hears
     /// nothing. `from` is where to look first: a step's order is that of those who still run.
-    fn advance(
-        &mut self,
-        share: &Share,
-        drawn: Option<TokenId>,
-        from: &mut usize,
-    ) -> Option<EmittedToken> {
+    fn advance(&mut self, share: &Share, drawn: Option<Drawn>, from: &mut usize) -> Option<Drawn> {
         let is_it = |sequence: &Sequence| sequence.serial == share.serial;
         let behind = self.running[*from..].iter().position(is_it);
         let sequence = match behind {
@@ -363,14 +361,12 @@ impl Scheduler {
             // Parked since.
             None => self.waiting.iter_mut().find(|sequence| is_it(sequence))?,
         };
-        let token = drawn.map(|token| EmittedToken {
-            request: share.request,
-            index: sequence.learn(token),
-            token,
-        });
+        if let Some(row) = drawn {
+            sequence.learn(row.token);
+            self.generated_tokens += 1;
+        }
         sequence.publish(&mut self.cache);
-        self.generated_tokens += u64::from(token.is_some());
-        token
+        drawn
     }
 
     fn retire(&mut self) {

@@ -205,8 +205,9 @@ impl Sequence {
         }
     }
 
-    /// A step is on its way that runs `tokens` more. True when it draws.
-    pub(super) fn launch(&mut self, tokens: usize, cache: &KvCache) -> bool {
+    /// A step is on its way that runs `tokens` more. Gives the index of the token that it draws, if
+    /// it draws one, among all that were generated.
+    pub(super) fn launch(&mut self, tokens: usize, cache: &KvCache) -> Option<u32> {
         let page_tokens = cache.geometry().page_tokens as usize;
         debug_assert!(
             self.pages[self.computed / page_tokens..]
@@ -216,20 +217,20 @@ impl Sequence {
         );
         let draws = tokens == self.pending();
         self.computed += tokens;
-        if draws {
+        draws.then(|| {
+            let index = self.tokens.len() - self.prompt_len;
             self.decodes = true;
             self.tokens.push(TO_BE_DRAWN);
             self.unknown += 1;
-        }
-        draws
+            index as u32
+        })
     }
 
-    /// The oldest step under way drew this token. Gives its index among all that were generated.
-    pub(super) fn learn(&mut self, token: TokenId) -> u32 {
+    /// The oldest step under way drew this token.
+    pub(super) fn learn(&mut self, token: TokenId) {
         let at = self.known().len();
         self.tokens[at] = token;
         self.unknown -= 1;
-        (at - self.prompt_len) as u32
     }
 
     /// Offers to others the pages whose tokens are known. What a step under way still writes there

@@ -33,7 +33,7 @@ impl PagedDevice {
         &mut self.pages[page.0 as usize][(position % PAGE_TOKENS) as usize]
     }
 
-    fn step(&mut self, work: &[SequenceWork<'_>]) -> Vec<Option<TokenId>> {
+    fn step(&mut self, work: &[SequenceWork<'_>]) -> Vec<Drawn> {
         for sequence in work {
             assert!(!sequence.tokens.is_empty());
             for (position, token) in (sequence.first_position..).zip(sequence.tokens) {
@@ -45,15 +45,12 @@ impl PagedDevice {
             }
         }
         let mut draw = |sequence| self.draw(sequence);
-        let results: Vec<Option<TokenId>> = work
-            .iter()
-            .map(|sequence| sequence.sample.map(|_| draw(sequence)))
+        let drawing = work.iter().filter(|sequence| sequence.sample.is_some());
+        let drawn: Vec<Drawn> = drawing
+            .filter_map(|sequence| sequence.drawn(draw(sequence)))
             .collect();
-        let drawn = work.iter().zip(&results);
-        self.drawn = drawn
-            .filter_map(|(sequence, token)| Some((sequence.request, (*token)?)))
-            .collect();
-        results
+        self.drawn = drawn.iter().map(|row| (row.request, row.token)).collect();
+        drawn
     }
 
     fn draw(&mut self, sequence: &SequenceWork<'_>) -> TokenId {
@@ -86,10 +83,10 @@ struct Bench {
     device: PagedDevice,
     outcomes: BTreeMap<RequestId, Outcome>,
     step: u64,
-    /// Launches a step before the one before it has ended, and has the results of those that have
+    /// Launches a step before the one before it has ended, and has the answers of those that have
     /// not been told.
     is_ahead: bool,
-    results: VecDeque<Vec<Option<TokenId>>>,
+    answers: VecDeque<Vec<Drawn>>,
 }
 
 fn limits() -> Limits {
@@ -115,7 +112,7 @@ impl Bench {
             outcomes: BTreeMap::new(),
             step: 0,
             is_ahead: false,
-            results: VecDeque::new(),
+            answers: VecDeque::new(),
         }
     }
 
@@ -136,15 +133,15 @@ impl Bench {
             let tokens: usize = work.iter().map(|sequence| sequence.tokens.len()).sum();
             let most = self.scheduler.limits.max_batch_tokens as usize;
             assert!(tokens <= most, "{tokens} tokens in one batch");
-            self.results.push_back(self.device.step(&work));
+            self.answers.push_back(self.device.step(&work));
             self.scheduler.launched();
         }
         let may_wait = usize::from(self.is_ahead && computes);
-        let ends = self.results.len() > may_wait;
+        let ends = self.answers.len() > may_wait;
         let report = if ends {
             self.step += 1;
-            let results = self.results.pop_front().unwrap();
-            self.scheduler.complete(self.step, &results).unwrap()
+            let drawn = self.answers.pop_front().unwrap();
+            self.scheduler.complete(self.step, drawn).unwrap()
         } else {
             StepReport {
                 finished: self.scheduler.take_finished(),
@@ -156,7 +153,7 @@ impl Bench {
     }
 
     fn record(&mut self, report: StepReport) {
-        for token in report.tokens {
+        for token in report.drawn {
             let outcome = self.outcomes.entry(token.request).or_default();
             assert!(outcome.reasons.is_empty(), "a token after the end");
             let first = *outcome.first_index.get_or_insert(token.index);
@@ -385,7 +382,7 @@ fn a_step_ahead_keeps_the_device_busy_and_ends_where_it_should() {
     bench.submit(submission(1, &[1, 2, 3], 6));
     bench.turn(5);
     for tokens in 0..5 {
-        assert_eq!(bench.results.len(), 1, "a step is always on its way");
+        assert_eq!(bench.answers.len(), 1, "a step is always on its way");
         assert_eq!(
             bench
                 .outcomes
@@ -397,7 +394,7 @@ fn a_step_ahead_keeps_the_device_busy_and_ends_where_it_should() {
     }
     // The sixth is the last whatever it is: nothing runs behind it.
     bench.turn(5);
-    assert!(bench.results.is_empty());
+    assert!(bench.answers.is_empty());
     assert_eq!(bench.outcome(1).tokens.len(), 6);
     bench.run();
     assert_eq!(bench.outcome(1), &alone(&submission(1, &[1, 2, 3], 6), 16));
@@ -409,27 +406,38 @@ fn a_live_duplicate_and_a_lying_device_are_errors() {
     bench.submit(submission(1, &[1, 2], 4));
     let again = bench.scheduler.submit(submission(1, &[1, 2], 4));
     assert_eq!(again, Err(SchedulerError::DuplicateRequest(RequestId(1))));
-    let answer = |results: &[Option<TokenId>]| {
+    let answer = |drawn: &[Drawn]| {
         let mut bench = Bench::new(limits(), 16, true);
         bench.submit(submission(1, &[1, 2], 4));
         assert!(bench.scheduler.plan(5));
         bench.scheduler.launched();
-        bench.scheduler.complete(1, results).map(drop)
+        bench.scheduler.complete(1, drawn.to_vec()).map(drop)
     };
     let (request, token) = (RequestId(1), TokenId(VOCAB));
+    let right = Drawn {
+        request,
+        index: 0,
+        token: TokenId(0),
+    };
+    assert_eq!(answer(&[right]), Ok(()));
+    let count = |found| {
+        let expected = 1;
+        Err(SchedulerError::DrawnCount { expected, found })
+    };
+    assert_eq!(answer(&[]), count(0));
+    assert_eq!(answer(&[right; 2]), count(2));
+    let another = Err(SchedulerError::NotToBeDrawn(request));
+    let for_another = RequestId(2);
     assert_eq!(
-        answer(&[]),
-        Err(SchedulerError::ResultCount {
-            expected: 1,
-            found: 0
-        })
+        answer(&[Drawn {
+            request: for_another,
+            ..right
+        }]),
+        another
     );
+    assert_eq!(answer(&[Drawn { index: 1, ..right }]), another);
     assert_eq!(
-        answer(&[None]),
-        Err(SchedulerError::UnexpectedResult(request))
-    );
-    assert_eq!(
-        answer(&[Some(token)]),
+        answer(&[Drawn { token, ..right }]),
         Err(SchedulerError::TokenOutOfRange { request, token })
     );
 }

@@ -20,7 +20,7 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 use worker_orcd_ipc::flight::{Moment, Who};
 use worker_orcd_ipc::{
-    Command, DeviceError, Event, Fault, LoadOrder, MemoryReport, ReadyReport, StepReport, TokenId,
+    Command, DeviceError, Drawn, Event, Fault, LoadOrder, MemoryReport, ReadyReport, StepReport,
 };
 
 /// Asking a device for its memory may take a system call; the heartbeat shows no more than this
@@ -77,8 +77,8 @@ struct Flight {
     began: Instant,
     prefill_tokens: usize,
     who: Who,
-    /// Of a device that computes in the thread that asks it to.
-    results: Option<Vec<Option<TokenId>>>,
+    /// The answer of a device that computes in the thread that asks it to.
+    drawn: Option<Vec<Drawn>>,
 }
 
 struct Engine<'a> {
@@ -192,7 +192,7 @@ impl<'a> Engine<'a> {
             let report = StepReport {
                 step: self.step,
                 began: self.scheduler.take_began(),
-                tokens: vec![],
+                drawn: vec![],
                 finished: self.scheduler.take_finished(),
             };
             if !self.tell(report) {
@@ -237,10 +237,10 @@ impl<'a> Engine<'a> {
         let StepReport {
             step: _,
             began,
-            tokens,
+            drawn,
             finished,
         } = &report;
-        let says_something = !began.is_empty() || !tokens.is_empty() || !finished.is_empty();
+        let says_something = !began.is_empty() || !drawn.is_empty() || !finished.is_empty();
         self.status.does(Doing::Tells);
         !says_something || self.link.send(Event::Step(report))
     }
@@ -250,7 +250,7 @@ impl<'a> Engine<'a> {
         match self.flights.back() {
             None => true,
             Some(last) => {
-                self.flights.len() == 1 && last.prefill_tokens == 0 && last.results.is_none()
+                self.flights.len() == 1 && last.prefill_tokens == 0 && last.drawn.is_none()
             }
         }
     }
@@ -296,7 +296,7 @@ impl<'a> Engine<'a> {
             self.recorder.record(self.step, Moment::Prompt { end }, who);
         }
         note(Moment::Phase(phase(&sequences)));
-        let results = match (&mut self.trace, self.executor.ahead()) {
+        let drawn = match (&mut self.trace, self.executor.ahead()) {
             (None, Some(ahead)) => {
                 ahead.begin(&batch)?;
                 None
@@ -316,7 +316,7 @@ impl<'a> Engine<'a> {
             began,
             prefill_tokens,
             who,
-            results,
+            drawn,
         });
         Ok(())
     }
@@ -324,8 +324,8 @@ impl<'a> Engine<'a> {
     /// Waits for the oldest step.
     fn land(&mut self, flight: Flight) -> Result<StepReport, Fault> {
         self.status.does(Doing::WaitsForDevice);
-        let results = match (flight.results, self.executor.ahead()) {
-            (Some(results), _) => results,
+        let drawn = match (flight.drawn, self.executor.ahead()) {
+            (Some(drawn), _) => drawn,
             (None, Some(ahead)) => ahead.finish()?,
             (None, None) => Vec::new(),
         };
@@ -343,7 +343,7 @@ impl<'a> Engine<'a> {
         self.landed = now;
         self.pacer.observe(flight.prefill_tokens, took);
         self.scheduler
-            .complete(flight.step, &results)
+            .complete(flight.step, drawn)
             .map_err(scheduler_fault)
     }
 
@@ -373,9 +373,9 @@ fn scheduler_fault(error: SchedulerError) -> Fault {
     let message = error.to_string();
     match error {
         SchedulerError::DuplicateRequest(_) => Fault::Protocol { message },
-        SchedulerError::ResultCount { .. }
+        SchedulerError::DrawnCount { .. }
         | SchedulerError::TokenOutOfRange { .. }
-        | SchedulerError::UnexpectedResult(_) => Fault::Device {
+        | SchedulerError::NotToBeDrawn(_) => Fault::Device {
             error: DeviceError::WrongResult,
             message,
         },

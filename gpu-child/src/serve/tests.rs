@@ -125,7 +125,7 @@ impl Supervisor {
 
     fn step(&mut self) -> StepReport {
         let is_more_than_a_beginning = |event: &Event| match event {
-            Event::Step(report) => !report.tokens.is_empty() || !report.finished.is_empty(),
+            Event::Step(report) => !report.drawn.is_empty() || !report.finished.is_empty(),
             event => matches!(event, Event::Fault(_)),
         };
         match self.until(is_more_than_a_beginning) {
@@ -140,7 +140,7 @@ impl Supervisor {
         loop {
             let report = self.step();
             let of_request = report
-                .tokens
+                .drawn
                 .iter()
                 .filter(|token| token.request.0 == request);
             for token in of_request {
@@ -244,7 +244,7 @@ fn steps_are_shared_and_a_cancelled_request_stops() {
     supervisor.step();
     supervisor.submit(2, 5, 100);
     let shared =
-        supervisor.until(|event| matches!(event, Event::Step(report) if report.tokens.len() == 2));
+        supervisor.until(|event| matches!(event, Event::Step(report) if report.drawn.len() == 2));
     assert!(matches!(shared, Event::Step(_)));
     supervisor.say(&Command::Cancel {
         request: RequestId(1),
@@ -259,7 +259,7 @@ fn steps_are_shared_and_a_cancelled_request_stops() {
         (end.request, end.reason),
         (RequestId(1), FinishReason::Cancelled)
     );
-    let next = supervisor.step().tokens;
+    let next = supervisor.step().drawn;
     assert_eq!(
         next.iter().map(|token| token.request.0).collect::<Vec<_>>(),
         [2]

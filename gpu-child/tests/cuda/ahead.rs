@@ -7,7 +7,7 @@ use worker_orcd_gpu::device::cuda::CudaExecutor;
 use worker_orcd_gpu::device::{
     Batch, Executor, NoTap, PageId, SampleWork, SequenceWork, TO_BE_DRAWN,
 };
-use worker_orcd_ipc::{RequestId, Sampling, TokenId};
+use worker_orcd_ipc::{Drawn, RequestId, Sampling, TokenId};
 
 const DRAWN: usize = 40;
 
@@ -72,9 +72,11 @@ impl Stream {
         self.request.0 % 5 != 3 || step < 20
     }
 
-    fn fill(&mut self, token: Option<TokenId>) {
-        let at = self.tokens.iter().position(|token| *token == TO_BE_DRAWN);
-        self.tokens[at.expect("a token to be drawn")] = token.expect("a token");
+    fn fill(&mut self, drawn: Drawn) {
+        assert_eq!(drawn.request, self.request);
+        let at = self.prompt + drawn.index as usize;
+        assert_eq!(self.tokens[at], TO_BE_DRAWN);
+        self.tokens[at] = drawn.token;
     }
 }
 
@@ -85,8 +87,8 @@ fn prefill(executor: &mut CudaExecutor, streams: &mut [Stream]) {
             step: 1,
             sequences: &sequences,
         };
-        let drawn = executor.step(&batch, &mut NoTap).expect("a prompt")[0];
-        stream.tokens.push(drawn.expect("a token"));
+        let drawn = executor.step(&batch, &mut NoTap).expect("a prompt");
+        stream.tokens.push(drawn[0].token);
     }
 }
 
@@ -103,8 +105,8 @@ fn one_after_the_other(executor: &mut CudaExecutor, count: usize) -> Vec<Vec<Tok
                 step: 1,
                 sequences: &sequences,
             };
-            let drawn = executor.step(&batch, &mut NoTap).expect("a step")[0];
-            stream.tokens.push(drawn.expect("a token"));
+            let drawn = executor.step(&batch, &mut NoTap).expect("a step");
+            stream.tokens.push(drawn[0].token);
         }
     }
     streams.into_iter().map(|stream| stream.tokens).collect()
@@ -136,13 +138,10 @@ fn a_step_ahead(executor: &mut CudaExecutor, count: usize) -> Vec<Vec<TokenId>> 
         }
         if flights.len() == 2 || step == DRAWN {
             let drawn = ahead.finish().expect("a step");
-            for (i, token) in flights
-                .pop_front()
-                .expect("a flight")
-                .into_iter()
-                .zip(drawn)
-            {
-                streams[i].fill(token);
+            let in_step = flights.pop_front().expect("a flight");
+            assert_eq!(drawn.len(), in_step.len());
+            for (i, row) in in_step.into_iter().zip(drawn) {
+                streams[i].fill(row);
             }
         }
     }

@@ -7,7 +7,7 @@ use std::sync::Mutex;
 use worker_orcd_gpu::device::cpu::{CpuExecutor, CpuOptions};
 use worker_orcd_gpu::device::{Batch, Checkpoint, Executor, PageId, SampleWork, SequenceWork, Tap};
 use worker_orcd_gpu::model::{Architecture, FileWeights, Layer, Linear, ModelConfig, TensorView};
-use worker_orcd_ipc::{Fault, RequestId, Sampling, TokenId};
+use worker_orcd_ipc::{Drawn, Fault, RequestId, Sampling, TokenId};
 use worker_orcd_kernels::TensorType;
 use worker_orcd_kernels::reference::rope::{Rope, RopePairs};
 use worker_orcd_kernels::synthetic::random_rows;
@@ -309,7 +309,7 @@ pub fn step(
     executor: &mut impl Executor,
     shares: &[Share<'_>],
     watch: &mut Watch,
-) -> Result<Vec<Option<TokenId>>, Fault> {
+) -> Result<Vec<Drawn>, Fault> {
     let sampling = SampleWork {
         sampling: Sampling::default(),
         prompt: &[],

@@ -5,11 +5,11 @@
 
 use super::Message;
 use worker_orcd_ipc::{
-    ChildHello, ClientId, Command, DeviceError, DeviceFacts, DeviceSelector, EmittedToken,
-    Envelope, Event, Fault, FinishReason, Finished, Generation, Heartbeat, Load, LoadOrder,
-    MemoryBound, MemoryReport, ModelFacts, ModelFile, ModelIdentity, ReadyReport, RequestId,
-    Sampling, SamplingAdvice, StepReport, Submission, TokenId, TokenKind, TokenizerFacts,
-    TokenizerKind, TraceOrder,
+    ChildHello, ClientId, Command, DeviceError, DeviceFacts, DeviceSelector, Drawn, Envelope,
+    Event, Fault, FinishReason, Finished, Generation, Heartbeat, Load, LoadOrder, MemoryBound,
+    MemoryReport, ModelFacts, ModelFile, ModelIdentity, ReadyReport, RequestId, Sampling,
+    SamplingAdvice, StepReport, Submission, TokenId, TokenKind, TokenizerFacts, TokenizerKind,
+    TraceOrder,
 };
 
 /// `(file stem, message)`, one for each kind.
@@ -260,7 +260,7 @@ fn step() -> StepReport {
     StepReport {
         step: 1001,
         began: vec![RequestId(4)],
-        tokens: vec![EmittedToken {
+        drawn: vec![Drawn {
             request: RequestId(5),
             index: 6,
             token: TokenId(49_151),

@@ -7,11 +7,11 @@ use proptest::num::f32;
 use proptest::option::of;
 use proptest::prelude::*;
 use worker_orcd_ipc::{
-    ChildHello, ClientId, Command, DeviceError, DeviceFacts, DeviceSelector, EmittedToken,
-    Envelope, Event, Fault, FinishReason, Finished, Generation, Heartbeat, Load, LoadOrder,
-    MemoryBound, MemoryReport, ModelFacts, ModelFile, ModelIdentity, ReadyReport, RequestId,
-    Sampling, SamplingAdvice, StepReport, Submission, TokenId, TokenKind, TokenizerFacts,
-    TokenizerKind, TraceOrder,
+    ChildHello, ClientId, Command, DeviceError, DeviceFacts, DeviceSelector, Drawn, Envelope,
+    Event, Fault, FinishReason, Finished, Generation, Heartbeat, Load, LoadOrder, MemoryBound,
+    MemoryReport, ModelFacts, ModelFile, ModelIdentity, ReadyReport, RequestId, Sampling,
+    SamplingAdvice, StepReport, Submission, TokenId, TokenKind, TokenizerFacts, TokenizerKind,
+    TraceOrder,
 };
 
 pub fn message() -> impl Strategy<Value = Message> {
@@ -431,24 +431,18 @@ fn heartbeat() -> BoxedStrategy<Heartbeat> {
 }
 
 fn step() -> BoxedStrategy<StepReport> {
-    let emitted =
-        (request(), any::<u32>(), token()).prop_map(|(request, index, token)| EmittedToken {
-            request,
-            index,
-            token,
-        });
+    let drawn = (request(), any::<u32>(), token()).prop_map(|(request, index, token)| Drawn {
+        request,
+        index,
+        token,
+    });
     let finished = (request(), reason()).prop_map(|(request, reason)| Finished { request, reason });
     let began = vec(request(), 0..5);
-    (
-        any::<u64>(),
-        began,
-        vec(emitted, 0..20),
-        vec(finished, 0..20),
-    )
-        .prop_map(|(step, began, tokens, finished)| StepReport {
+    (any::<u64>(), began, vec(drawn, 0..20), vec(finished, 0..20))
+        .prop_map(|(step, began, drawn, finished)| StepReport {
             step,
             began,
-            tokens,
+            drawn,
             finished,
         })
         .boxed()

@@ -46,7 +46,7 @@ impl Driver {
     /// `None` when the lifecycle need not know.
     fn understand(&mut self, seat: SeatId, word: Word) -> Option<ChildEvent> {
         let now = self.now;
-        let carries_tokens = matches!(&word, Word::Step(report) if !report.tokens.is_empty());
+        let carries_tokens = matches!(&word, Word::Step(report) if !report.drawn.is_empty());
         if !carries_tokens && !self.seat(seat).admit(now) {
             return Some(ChildEvent::Violation(
                 "it floods its control socket".to_owned(),

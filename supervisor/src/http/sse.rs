@@ -16,7 +16,7 @@
 
 use super::error::ApiError;
 use super::job::Job;
-use crate::engine::{Completion, Failure, RequestStream, StreamEvent};
+use crate::engine::{Completion, Failure, Piece, RequestStream, StreamEvent};
 use axum::body::{Body, HttpBody};
 use axum::http::HeaderValue;
 use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE};
@@ -42,7 +42,7 @@ pub trait Render: Send + Unpin + 'static {
     /// Before everything else.
     fn begin(&mut self, out: &mut Vec<u8>);
     /// `index` is that of the last token that contributed.
-    fn text(&mut self, piece: &str, index: u32, out: &mut Vec<u8>);
+    fn text(&mut self, piece: &Piece, out: &mut Vec<u8>);
     /// After each batch of text; `tokens_out` counts all accepted tokens.
     fn progress(&mut self, tokens_out: u32, out: &mut Vec<u8>);
     fn finished(&mut self, completion: &Completion, out: &mut Vec<u8>);
@@ -162,14 +162,14 @@ impl<R: Render> EventBody<R> {
         self.begin(out);
         let mut has_text = false;
         for event in self.events.drain(..) {
-            if has_text && !matches!(event, StreamEvent::Text { .. }) {
+            if has_text && !matches!(event, StreamEvent::Text(_)) {
                 self.render.progress(self.stream.tokens_out(), out);
                 has_text = false;
             }
             match event {
-                StreamEvent::Text { piece, index } => {
+                StreamEvent::Text(piece) => {
                     has_text = true;
-                    self.render.text(&piece, index, out);
+                    self.render.text(&piece, out);
                 }
                 StreamEvent::Finished(completion) => {
                     self.ended = true;

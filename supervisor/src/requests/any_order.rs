@@ -251,7 +251,7 @@ impl World {
             for event in read(stream).0 {
                 assert_eq!(client.ends, [], "something follows the end");
                 match event {
-                    StreamEvent::Text { piece, .. } => client.text.push_str(&piece),
+                    StreamEvent::Text(piece) => client.text.push_str(&piece.text),
                     StreamEvent::Finished(_) => client.ends.push(Ok(())),
                     StreamEvent::Failed(failure) => client.ends.push(Err(failure.code)),
                 }

@@ -18,9 +18,7 @@ use std::sync::Arc;
 use std::task::Waker;
 use std::time::{Duration, Instant};
 use thiserror::Error;
-use worker_orcd_ipc::{
-    Command, EmittedToken, FinishReason, Finished, RequestId, StepReport, TokenId,
-};
+use worker_orcd_ipc::{Command, Drawn, FinishReason, Finished, RequestId, StepReport, TokenId};
 
 /// A child answers a cancellation within a step. Thousands unanswered mean that it never will.
 const MAX_LEAVING: usize = 10_000;
@@ -304,8 +302,8 @@ impl Requests {
         for request in &report.began {
             self.began(*request, now)?;
         }
-        for token in &report.tokens {
-            self.token(token, &text, now)?;
+        for drawn in &report.drawn {
+            self.drawn(drawn, &text, now)?;
         }
         for finished in &report.finished {
             self.finished(finished, now)?;
@@ -326,7 +324,7 @@ impl Requests {
         Ok(())
     }
 
-    fn token(&mut self, said: &EmittedToken, text: &Text, now: Instant) -> Result<(), Violation> {
+    fn drawn(&mut self, said: &Drawn, text: &Text, now: Instant) -> Result<(), Violation> {
         let request = said.request;
         let Some(live) = self
             .live
@@ -368,7 +366,7 @@ impl Requests {
         if let Some(gap) = progress.since_last_token(now) {
             self.pace.observe(gap);
         }
-        let pushed = progress.push(said.token, text, now, &mut self.scratch);
+        let pushed = progress.push(said, text, now, &mut self.scratch);
         self.wakers.extend(progress.take_waker());
         drop(progress);
         if let Pushed::Stopped(stop) = pushed {

@@ -1,7 +1,7 @@
 //! The journal's promises, in memory.
 
 use super::*;
-use crate::requests::record::{NewRequest, OnFault, StreamEvent};
+use crate::requests::record::{NewRequest, OnFault, Piece, StreamEvent};
 use crate::requests::scene::Scene;
 use crate::requests::testing::{Journal, read, request, step, text_of};
 use worker_orcd_lifecycle::DeathCause;
@@ -31,10 +31,10 @@ fn tokens_become_text_and_the_end_comes_once() {
     let (events, over) = read(&mut stream);
     assert_eq!(
         events,
-        [StreamEvent::Text {
-            piece: "a".to_owned(),
+        [StreamEvent::Text(Piece {
+            text: "a".to_owned(),
             index: 0
-        }]
+        })]
     );
     assert!(!over);
     journal.later(Duration::from_millis(20));
@@ -76,20 +76,20 @@ fn half_a_character_waits_for_its_other_half_and_a_lone_one_is_not_lost() {
         .unwrap();
     assert_eq!(
         read(&mut stream).0,
-        [StreamEvent::Text {
-            piece: "é".to_owned(),
+        [StreamEvent::Text(Piece {
+            text: "é".to_owned(),
             index: 1
-        }]
+        })]
     );
     let end = step(&[], &[(id, FinishReason::MaxTokens)]);
     journal.requests.step(&end, journal.now).unwrap();
     let (events, _) = read(&mut stream);
     assert_eq!(
         events[0],
-        StreamEvent::Text {
-            piece: "\u{fffd}".to_owned(),
+        StreamEvent::Text(Piece {
+            text: "\u{fffd}".to_owned(),
             index: 2
-        }
+        })
     );
 }
 

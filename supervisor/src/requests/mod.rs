@@ -44,6 +44,6 @@ pub use fingerprint::Fingerprint;
 pub use live::Requests;
 pub use pace::Pace;
 pub use quarantine::Quarantined;
-pub use record::{Completion, Failure, NewRequest, OnFault, StopReason, StreamEvent};
+pub use record::{Completion, Failure, NewRequest, OnFault, Piece, StopReason, StreamEvent};
 pub use registry::{Refusal, Registry};
 pub use stream::RequestStream;

@@ -3,11 +3,11 @@
 //! Every method here runs under the record's lock and does no more than its token's worth of
 //! work; wakers are handed out to be woken after the lock is gone.
 
-use crate::requests::record::{Completion, Failure, Record, StopReason, StreamEvent};
+use crate::requests::record::{Completion, Failure, Piece, Record, StopReason, StreamEvent};
 use crate::text::{Detokenizer, StopMatcher, Text};
 use std::task::Waker;
 use std::time::{Duration, Instant};
-use worker_orcd_ipc::TokenId;
+use worker_orcd_ipc::{Drawn, TokenId};
 
 #[derive(Debug)]
 pub(crate) struct Progress {
@@ -31,8 +31,16 @@ pub(crate) struct Progress {
 #[derive(Debug, Default)]
 struct Unread {
     text: String,
-    /// Where each piece ends in `text`, and the index of the token that completed it.
-    pieces: Vec<(usize, u32)>,
+    cuts: Vec<Cut>,
+}
+
+/// The end of a piece.
+#[derive(Debug)]
+struct Cut {
+    /// In the unread text.
+    at: usize,
+    /// Of the token that completed the piece.
+    index: u32,
 }
 
 /// What a token did to its request.
@@ -93,22 +101,21 @@ impl Progress {
         self.began_at.get_or_insert(now);
     }
 
-    /// Accepts the next token; `scratch` is reused between calls.
+    /// Accepts what was drawn next; `scratch` is reused between calls.
     pub(crate) fn push(
         &mut self,
-        token: TokenId,
+        drawn: &Drawn,
         text: &Text,
         now: Instant,
         scratch: &mut String,
     ) -> Pushed {
-        let index = self.tokens_out();
-        self.generated.push(token);
+        self.generated.push(drawn.token);
         self.first_token_at.get_or_insert(now);
         self.last_token_at = Some(now);
         self.recovering = false;
         scratch.clear();
-        self.detokenizer.push(text.bytes(token), scratch);
-        match self.append(scratch, index) {
+        self.detokenizer.push(text.bytes(drawn.token), scratch);
+        match self.append(scratch, drawn.index) {
             Some(stop) => Pushed::Stopped(stop),
             None => Pushed::GoesOn,
         }
@@ -239,19 +246,20 @@ impl Unread {
     /// What was appended since `before` is one piece, if it is anything.
     fn cut(&mut self, before: usize, index: u32) {
         if self.text.len() > before {
-            self.pieces.push((self.text.len(), index));
+            let at = self.text.len();
+            self.cuts.push(Cut { at, index });
         }
     }
 
     fn take(&mut self, out: &mut Vec<StreamEvent>) {
         let mut start = 0;
-        out.reserve(self.pieces.len() + 1);
-        for (end, index) in self.pieces.drain(..) {
-            out.push(StreamEvent::Text {
-                piece: self.text[start..end].to_owned(),
+        out.reserve(self.cuts.len() + 1);
+        for Cut { at, index } in self.cuts.drain(..) {
+            out.push(StreamEvent::Text(Piece {
+                text: self.text[start..at].to_owned(),
                 index,
-            });
-            start = end;
+            }));
+            start = at;
         }
         self.text.clear();
     }

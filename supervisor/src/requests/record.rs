@@ -36,13 +36,20 @@ pub enum OnFault {
 
 #[derive(Debug, Clone, PartialEq)]
 pub enum StreamEvent {
-    /// Whole characters. `index` is that of the last token that contributed, counted from 0;
-    /// tokens without text of their own are skipped.
-    Text { piece: String, index: u32 },
+    Text(Piece),
     /// Nothing follows.
     Finished(Completion),
     /// Nothing follows.
     Failed(Failure),
+}
+
+/// What a token added to the text; tokens without text of their own are skipped.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Piece {
+    /// Whole characters.
+    pub text: String,
+    /// Of the last token that contributed, counted from 0.
+    pub index: u32,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]

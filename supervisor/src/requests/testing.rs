@@ -12,8 +12,8 @@ use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
 use worker_orcd_ipc::{
-    ClientId, Command, EmittedToken, FinishReason, Finished, RequestId, Sampling, StepReport,
-    TokenId, TokenKind, TokenizerFacts, TokenizerKind,
+    ClientId, Command, Drawn, FinishReason, Finished, RequestId, Sampling, StepReport, TokenId,
+    TokenKind, TokenizerFacts, TokenizerKind,
 };
 
 pub(crate) const EOS: TokenId = TokenId(4);
@@ -126,7 +126,7 @@ pub(crate) fn step(
     tokens: &[(RequestId, u32, u32)],
     finished: &[(RequestId, FinishReason)],
 ) -> StepReport {
-    let token = |&(request, index, token): &_| EmittedToken {
+    let drawn = |&(request, index, token): &_| Drawn {
         request,
         index,
         token: TokenId(token),
@@ -138,7 +138,7 @@ pub(crate) fn step(
     StepReport {
         step: 1,
         began: vec![],
-        tokens: tokens.iter().map(token).collect(),
+        drawn: tokens.iter().map(drawn).collect(),
         finished: finished.iter().map(end).collect(),
     }
 }
@@ -158,7 +158,7 @@ pub(crate) fn read(stream: &mut RequestStream) -> (Vec<StreamEvent>, bool) {
 
 pub(crate) fn text_of(events: &[StreamEvent]) -> String {
     let piece = |event: &StreamEvent| match event {
-        StreamEvent::Text { piece, .. } => piece.clone(),
+        StreamEvent::Text(piece) => piece.text.clone(),
         StreamEvent::Finished(_) | StreamEvent::Failed(_) => String::new(),
     };
     events.iter().map(piece).collect()

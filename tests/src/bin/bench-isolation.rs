@@ -161,7 +161,7 @@ impl Bare {
         let drawn = drawn.map_err(|fault| anyhow::anyhow!("{fault}"))?;
         *position += last[0].len() as u32;
         for (last, drawn) in last.iter_mut().zip(drawn) {
-            *last = vec![drawn.context("no token was drawn")?];
+            *last = vec![drawn.token];
         }
         Ok(())
     }

@@ -5,7 +5,9 @@ use std::time::Duration;
 use worker_orcd_gpu::custody::Custody;
 use worker_orcd_gpu::device::{Batch, Executor, KvGeometry, SampleWork, Tap};
 use worker_orcd_gpu::serve::{Loaded, Progress};
-use worker_orcd_ipc::{DeviceFacts, Fault, LoadOrder, MemoryReport, SamplingAdvice, TokenId};
+use worker_orcd_ipc::{
+    DeviceFacts, Drawn, Fault, LoadOrder, MemoryReport, SamplingAdvice, TokenId,
+};
 use worker_orcd_tests::facts;
 
 /// Microseconds that a step pretends to take; unset means none.
@@ -67,14 +69,13 @@ impl Executor for NullExecutor {
         self.max_batch_tokens
     }
 
-    fn step(&mut self, batch: &Batch<'_>, _: &mut dyn Tap) -> Result<Vec<Option<TokenId>>, Fault> {
+    fn step(&mut self, batch: &Batch<'_>, _: &mut dyn Tap) -> Result<Vec<Drawn>, Fault> {
         if !self.step_takes.is_zero() {
             std::thread::sleep(self.step_takes);
         }
-        Ok(batch
-            .sequences
-            .iter()
-            .map(|sequence| Some(next_token(&sequence.sample?)))
+        let works = batch.sequences.iter();
+        Ok(works
+            .filter_map(|work| work.drawn(next_token(&work.sample?)))
             .collect())
     }
 }

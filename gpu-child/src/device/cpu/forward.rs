@@ -14,7 +14,7 @@ use super::weights::{CpuWeights, Layer, Linear};
 use super::{head, plan::Row};
 use crate::device::{Batch, Checkpoint, Tap};
 use crate::model::ModelConfig;
-use worker_orcd_ipc::{Fault, TokenId};
+use worker_orcd_ipc::{Drawn, Fault};
 use worker_orcd_kernels::cpu::convert::to_f16;
 use worker_orcd_kernels::cpu::{RopeRow, apply_rope, rmsnorm};
 
@@ -33,7 +33,7 @@ pub fn step(
     executor: &mut CpuExecutor,
     batch: &Batch<'_>,
     tap: &mut dyn Tap,
-) -> Result<Vec<Option<TokenId>>, Fault> {
+) -> Result<Vec<Drawn>, Fault> {
     let CpuExecutor {
         config,
         isa,

@@ -8,14 +8,7 @@ use super::pool::Disjoint;
 use super::scratch::{HEAD_ROWS, Scratch};
 use crate::device::{Checkpoint, Tap};
 use crate::sampler::sample;
-use worker_orcd_ipc::{Fault, TokenId};
-
-/// What happened to one row.
-#[derive(Debug, Clone, Copy)]
-enum Drawn {
-    Token(TokenId),
-    NonFinite,
-}
+use worker_orcd_ipc::{Drawn, Fault, TokenId};
 
 pub fn run(
     model: &Model<'_>,
@@ -23,25 +16,22 @@ pub fn run(
     plan: &Plan<'_>,
     scratch: &mut Scratch,
     tap: &mut dyn Tap,
-) -> Result<Vec<Option<TokenId>>, Fault> {
-    let mut tokens = vec![None; plan.sequences.len()];
-    for rows in drawing_rows(plan).chunks(HEAD_ROWS) {
+) -> Result<Vec<Drawn>, Fault> {
+    let drawing = drawing_rows(plan);
+    let mut answer = Vec::with_capacity(drawing.len());
+    for rows in drawing.chunks(HEAD_ROWS) {
         logits(model, plan, rows, scratch, tap);
         #[cfg(feature = "fault-injection")]
         crate::fault_injection::spoil(&mut scratch.logits);
-        let drawn = draw(model, plan, rows, &mut scratch.logits);
-        for (&row, drawn) in rows.iter().zip(drawn) {
-            let sequence = plan.rows[row].sequence;
-            match drawn {
-                Drawn::Token(token) => tokens[sequence] = Some(token),
-                Drawn::NonFinite => {
-                    let request = plan.sequences[sequence].request;
-                    return Err(Fault::NonFiniteLogits { step, request });
-                }
-            }
+        let tokens = draw(model, plan, rows, &mut scratch.logits);
+        for (&row, token) in rows.iter().zip(tokens) {
+            let work = &plan.sequences[plan.rows[row].sequence];
+            let request = work.request;
+            let token = token.ok_or(Fault::NonFiniteLogits { step, request })?;
+            answer.extend(work.drawn(token));
         }
     }
-    Ok(tokens)
+    Ok(answer)
 }
 
 /// The last row of every sequence that draws.
@@ -113,27 +103,32 @@ fn watch(
     }
 }
 
-/// Checks every row and draws its token.
-fn draw(model: &Model<'_>, plan: &Plan<'_>, rows: &[usize], logits: &mut [f32]) -> Vec<Drawn> {
+/// Draws the token of every row; none where a logit is not finite.
+fn draw(
+    model: &Model<'_>,
+    plan: &Plan<'_>,
+    rows: &[usize],
+    logits: &mut [f32],
+) -> Vec<Option<TokenId>> {
     let vocab = model.config.vocab_size;
-    let mut drawn = vec![Drawn::NonFinite; rows.len()];
-    let (logits, results) = (Disjoint::new(logits), Disjoint::new(&mut drawn));
+    let mut tokens = vec![None; rows.len()];
+    let (logits, results) = (Disjoint::new(logits), Disjoint::new(&mut tokens));
     model.engine.pool.run(rows.len(), &|i| {
         // SAFETY: item i's own row and result.
         let (logits, result) = unsafe { (logits.part(i * vocab, vocab), results.part(i, 1)) };
         result[0] = draw_one(plan, rows[i], logits);
     });
-    drawn
+    tokens
 }
 
-fn draw_one(plan: &Plan<'_>, row: usize, logits: &mut [f32]) -> Drawn {
+fn draw_one(plan: &Plan<'_>, row: usize, logits: &mut [f32]) -> Option<TokenId> {
     if !logits.iter().all(|value| value.is_finite()) {
-        return Drawn::NonFinite;
+        return None;
     }
     let row = &plan.rows[row];
     let sampling = plan.sequences[row.sequence]
         .sample
         .as_ref()
         .expect("a row that draws");
-    Drawn::Token(sample(logits, sampling, row.position + 1))
+    Some(sample(logits, sampling, row.position + 1))
 }

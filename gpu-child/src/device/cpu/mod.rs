@@ -37,7 +37,7 @@ use kv::KvCache;
 use pool::Pool;
 use scratch::Scratch;
 use weights::CpuWeights;
-use worker_orcd_ipc::{DeviceFacts, Fault, MemoryReport, TokenId};
+use worker_orcd_ipc::{DeviceFacts, Drawn, Fault, MemoryReport};
 use worker_orcd_kernels::cpu::Isa;
 
 /// How much of the machine may be used.
@@ -145,11 +145,7 @@ impl Executor for CpuExecutor {
         self.scratch.max_tokens() as u32
     }
 
-    fn step(
-        &mut self,
-        batch: &Batch<'_>,
-        tap: &mut dyn Tap,
-    ) -> Result<Vec<Option<TokenId>>, Fault> {
+    fn step(&mut self, batch: &Batch<'_>, tap: &mut dyn Tap) -> Result<Vec<Drawn>, Fault> {
         forward::step(self, batch, tap)
     }
 }

@@ -8,8 +8,9 @@ use super::driver::{Driver, Event};
 use super::kernels::Answers;
 use super::plan::Plan;
 use super::sample::{Draws, NOT_FINITE};
+use crate::device::TO_BE_DRAWN;
 use std::collections::VecDeque;
-use worker_orcd_ipc::{Fault, RequestId, TokenId};
+use worker_orcd_ipc::{Drawn, Fault, RequestId, TokenId};
 
 /// On their way at a time.
 pub const STEPS: usize = 2;
@@ -17,9 +18,8 @@ pub const STEPS: usize = 2;
 #[derive(Debug)]
 struct Flight {
     step: u64,
-    sequences: usize,
-    /// The sequences that draw, in order.
-    drawing: Vec<(usize, RequestId)>,
+    /// Its answer, whose tokens are [`TO_BE_DRAWN`] still.
+    drawn: Vec<Drawn>,
 }
 
 #[derive(Debug)]
@@ -80,15 +80,12 @@ impl Flights {
     ) -> Result<(), Fault> {
         self.events[self.slot()].record(driver)?;
         self.begun += 1;
-        let of = |(_, sequence): &(usize, usize)| (*sequence, plan.sequences[*sequence].request);
-        let drawing: Vec<_> = plan.drawing.iter().map(of).collect();
+        let of = |(_, sequence): &(usize, usize)| plan.sequences[*sequence].drawn(TO_BE_DRAWN);
+        let drawn: Vec<_> = plan.drawing.iter().filter_map(of).collect();
         self.before = answers;
-        self.requests = drawing.iter().map(|(_, request)| *request).collect();
-        self.under_way.push_back(Flight {
-            step,
-            sequences: plan.sequences.len(),
-            drawing,
-        });
+        self.requests.clear();
+        self.requests.extend(drawn.iter().map(|row| row.request));
+        self.under_way.push_back(Flight { step, drawn });
         Ok(())
     }
 
@@ -99,19 +96,18 @@ impl Flights {
     ///
     /// # Panics
     /// When none is on its way.
-    pub fn land(&mut self, draws: &mut Draws) -> Result<Vec<Option<TokenId>>, Fault> {
+    pub fn land(&mut self, draws: &mut Draws) -> Result<Vec<Drawn>, Fault> {
         let slot = (self.begun - self.under_way.len()) % STEPS;
-        let flight = self.under_way.pop_front().expect("a step on its way");
+        let Flight { step, mut drawn } = self.under_way.pop_front().expect("a step on its way");
         self.events[slot].wait("a step")?;
-        let mut tokens = vec![None; flight.sequences];
-        let ids = draws.answers(slot, flight.drawing.len());
-        for ((sequence, request), id) in flight.drawing.into_iter().zip(ids) {
+        let ids = draws.answers(slot, drawn.len());
+        for (row, id) in drawn.iter_mut().zip(ids) {
             if id == NOT_FINITE {
-                let step = flight.step;
+                let request = row.request;
                 return Err(Fault::NonFiniteLogits { step, request });
             }
-            tokens[sequence] = Some(TokenId(id));
+            row.token = TokenId(id);
         }
-        Ok(tokens)
+        Ok(drawn)
     }
 }

@@ -66,7 +66,7 @@ use residency::Residency;
 use sample::Draws;
 use scratch::Scratch;
 use weights::Weights;
-use worker_orcd_ipc::{DeviceFacts, Fault, MemoryBound, MemoryReport, TokenId};
+use worker_orcd_ipc::{DeviceFacts, Drawn, Fault, MemoryBound, MemoryReport};
 
 /// How much of the device may be used.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -183,11 +183,7 @@ impl Executor for CudaExecutor {
         self.scratch.sizes.tokens as u32
     }
 
-    fn step(
-        &mut self,
-        batch: &Batch<'_>,
-        tap: &mut dyn Tap,
-    ) -> Result<Vec<Option<TokenId>>, Fault> {
+    fn step(&mut self, batch: &Batch<'_>, tap: &mut dyn Tap) -> Result<Vec<Drawn>, Fault> {
         forward::depart(self, batch, tap)?;
         self.finish()
     }
@@ -217,7 +213,7 @@ impl Ahead for CudaExecutor {
         forward::depart(self, batch, &mut NoTap)
     }
 
-    fn finish(&mut self) -> Result<Vec<Option<TokenId>>, Fault> {
+    fn finish(&mut self) -> Result<Vec<Drawn>, Fault> {
         self.driver.enter()?;
         self.flights.land(&mut self.draws)
     }

@@ -8,7 +8,7 @@ use crate::serve::Loaded;
 use std::collections::VecDeque;
 use std::time::Duration;
 use worker_orcd_ipc::{
-    DeviceError, DeviceFacts, Fault, MemoryReport, ModelFacts, ModelIdentity, RequestId,
+    DeviceError, DeviceFacts, Drawn, Fault, MemoryReport, ModelFacts, ModelIdentity,
     SamplingAdvice, TokenId, TokenizerFacts, TokenizerKind,
 };
 
@@ -17,9 +17,9 @@ pub struct Counter {
     step_takes: Duration,
     /// It may be asked for a step before the last one's tokens were taken.
     is_ahead: bool,
-    /// By the step begun last, and the tokens that nobody has taken.
-    drawn: Vec<(RequestId, Option<TokenId>)>,
-    untold: VecDeque<Vec<Option<TokenId>>>,
+    /// By the step begun last, and by those that nobody has taken.
+    drawn: Vec<Drawn>,
+    untold: VecDeque<Vec<Drawn>>,
     inspections: u32,
     spoilt: Spoilt,
     /// What its witness says.
@@ -68,7 +68,7 @@ impl Executor for Counter {
         32
     }
 
-    fn step(&mut self, batch: &Batch<'_>, _: &mut dyn Tap) -> Result<Vec<Option<TokenId>>, Fault> {
+    fn step(&mut self, batch: &Batch<'_>, _: &mut dyn Tap) -> Result<Vec<Drawn>, Fault> {
         std::thread::sleep(self.step_takes);
         let draw = |tokens: &[TokenId]| match tokens.last() {
             Some(TokenId(99)) => Err(Fault::Device {
@@ -82,10 +82,9 @@ impl Executor for Counter {
             }
             last => Ok(TokenId(last.map_or(0, |token| token.0 + 1) % 90)),
         };
-        batch
-            .sequences
-            .iter()
-            .map(|sequence| sequence.sample.map(|_| draw(sequence.tokens)).transpose())
+        let drawing = batch.sequences.iter().filter(|work| work.sample.is_some());
+        drawing
+            .filter_map(|work| draw(work.tokens).map(|it| work.drawn(it)).transpose())
             .collect()
     }
 
@@ -124,8 +123,8 @@ impl Witness for Stands {
 impl Ahead for Counter {
     fn begin(&mut self, batch: &Batch<'_>) -> Result<(), Fault> {
         let drawn = |request| {
-            let found = self.drawn.iter().find(|(other, _)| *other == request);
-            found.unwrap().1.unwrap()
+            let found = self.drawn.iter().find(|row| row.request == request);
+            found.unwrap().token
         };
         let tokens: Vec<Vec<TokenId>> = batch
             .sequences
@@ -143,15 +142,13 @@ impl Ahead for Counter {
             sequences: &sequences,
             ..*batch
         };
-        let results = self.step(&known, &mut NoTap)?;
-        let requests = sequences.iter().map(|work| work.request);
-        self.drawn = requests.zip(results.iter().copied()).collect();
-        self.untold.push_back(results);
+        self.drawn = self.step(&known, &mut NoTap)?;
+        self.untold.push_back(self.drawn.clone());
         assert!(self.untold.len() <= 2, "more than a step ahead");
         Ok(())
     }
 
-    fn finish(&mut self) -> Result<Vec<Option<TokenId>>, Fault> {
+    fn finish(&mut self) -> Result<Vec<Drawn>, Fault> {
         Ok(self.untold.pop_front().unwrap())
     }
 }

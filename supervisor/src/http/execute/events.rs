@@ -9,7 +9,7 @@
 )]
 
 use crate::calendar::rfc3339;
-use crate::engine::{Completion, Failure};
+use crate::engine::{Completion, Failure, Piece};
 use crate::http::sse::{Render, write_event, write_json};
 use serde_json::json;
 use std::time::{Duration, Instant, SystemTime};
@@ -62,12 +62,12 @@ impl<M: Fn() -> Option<u64> + Send + Unpin + 'static> Render for ExecuteEvents<M
     }
 
     /// The event's `id:` is the token's place in the answer, which counts tokens without text too.
-    fn text(&mut self, piece: &str, index: u32, out: &mut Vec<u8>) {
+    fn text(&mut self, piece: &Piece, out: &mut Vec<u8>) {
         self.first_text_at.get_or_insert_with(Instant::now);
         out.extend_from_slice(b"event: token\nid: ");
-        write_json(out, &index);
+        write_json(out, &piece.index);
         out.extend_from_slice(b"\ndata: {\"t\":");
-        write_json(out, &piece);
+        write_json(out, &piece.text);
         out.extend_from_slice(b",\"i\":");
         write_json(out, &self.next_index);
         out.extend_from_slice(b"}\n\n");
@@ -134,8 +134,10 @@ mod tests {
         };
         let mut render = ExecuteEvents::new(started, false, || None);
         let mut out = Vec::new();
-        render.text("x", 0, &mut out);
-        render.text("\n", 3, &mut out);
+        for (text, index) in [("x", 0), ("\n", 3)] {
+            let text = text.to_owned();
+            render.text(&Piece { text, index }, &mut out);
+        }
         assert_eq!(
             String::from_utf8(out).unwrap(),
             "event: token\nid: 0\ndata: {\"t\":\"x\",\"i\":0}\n\n\

@@ -8,7 +8,7 @@
 
 use super::request::StreamOptions;
 use super::{Header, Kind, finish_reason};
-use crate::engine::{Completion, Failure};
+use crate::engine::{Completion, Failure, Piece};
 use crate::http::error::{ApiError, Dialect};
 use crate::http::sse::{Render, write_data, write_json};
 use serde_json::{Value, json};
@@ -100,9 +100,11 @@ impl Render for Chunks {
         self.chunk(out, 0, |out| write_json(out, &role));
     }
 
-    fn text(&mut self, piece: &str, index: u32, out: &mut Vec<u8>) {
-        let tokens_out = index.saturating_add(1);
-        self.chunk(out, tokens_out, |out| self.choice(out, Some(piece), None));
+    fn text(&mut self, piece: &Piece, out: &mut Vec<u8>) {
+        let tokens_out = piece.index.saturating_add(1);
+        self.chunk(out, tokens_out, |out| {
+            self.choice(out, Some(&piece.text), None)
+        });
     }
 
     fn progress(&mut self, _tokens_out: u32, _out: &mut Vec<u8>) {}
@@ -175,6 +177,13 @@ mod tests {
         Chunks::new(&header(kind), options, 5)
     }
 
+    fn first(text: &str) -> Piece {
+        Piece {
+            text: text.to_owned(),
+            index: 0,
+        }
+    }
+
     const USAGE: StreamOptions = StreamOptions {
         include_usage: true,
         continuous_usage: false,
@@ -185,7 +194,7 @@ mod tests {
         let mut render = chunks_of(Kind::Chat, USAGE);
         let mut out = Vec::new();
         render.begin(&mut out);
-        render.text("a\"\n", 0, &mut out);
+        render.text(&first("a\"\n"), &mut out);
         render.finished(&completion(), &mut out);
         assert!(out.ends_with(b"data: [DONE]\n\n"));
         let chunks = chunks(&out);
@@ -209,7 +218,7 @@ mod tests {
         let mut render = chunks_of(Kind::Completion, StreamOptions::default());
         let mut out = Vec::new();
         render.begin(&mut out);
-        render.text("b", 0, &mut out);
+        render.text(&first("b"), &mut out);
         render.finished(&completion(), &mut out);
         let chunks = chunks(&out);
         assert_eq!(chunks.len(), 2);
@@ -227,7 +236,7 @@ mod tests {
         let mut render = chunks_of(Kind::Chat, options);
         let mut out = Vec::new();
         render.begin(&mut out);
-        render.text("b", 0, &mut out);
+        render.text(&first("b"), &mut out);
         render.finished(&completion(), &mut out);
         let told: Vec<_> = chunks(&out)
             .iter()

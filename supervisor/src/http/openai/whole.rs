@@ -18,7 +18,7 @@ pub(super) async fn respond(mut accepted: Accepted, header: &Header) -> Result<R
     while accepted.stream.next(&mut events).await {
         for event in events.drain(..) {
             match event {
-                StreamEvent::Text { piece, .. } => text.push_str(&piece),
+                StreamEvent::Text(piece) => text.push_str(&piece.text),
                 StreamEvent::Finished(completion) => {
                     accepted.job.finished(&completion);
                     return Ok(axum::Json(body(header, &text, &completion)).into_response());

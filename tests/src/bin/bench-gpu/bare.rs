@@ -1,6 +1,6 @@
 //! The executor, and nothing else: loaded as the child loads it, called step by step.
 
-use super::lines::Line;
+use super::lines::{Line, request};
 use super::{Settings, check, say, speed};
 use anyhow::{Context, Result, anyhow, bail};
 use serde_json::json;
@@ -106,8 +106,11 @@ impl Bare {
         };
         let drawn = self.executor.step(&batch, &mut NoTap);
         let drawn = drawn.map_err(|fault| anyhow!("{fault}"))?;
-        for ((index, tokens), drawn) in taken.into_iter().zip(drawn) {
-            lines[index].advance(tokens, drawn).context("a step")?;
+        let mut drawn = drawn.into_iter().peekable();
+        for (index, tokens) in taken {
+            let row = drawn.next_if(|row| row.request == request(index));
+            let token = row.map(|row| row.token);
+            lines[index].advance(tokens, token).context("a step")?;
         }
         Ok(())
     }

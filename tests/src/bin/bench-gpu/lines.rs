@@ -4,6 +4,11 @@ use anyhow::{Result, ensure};
 use worker_orcd_gpu::device::{PageId, SampleWork, SequenceWork};
 use worker_orcd_ipc::{RequestId, Sampling, TokenId};
 
+/// By which the executor knows a line.
+pub fn request(index: usize) -> RequestId {
+    RequestId(index as u64 + 1)
+}
+
 #[derive(Debug, Clone)]
 pub struct Line {
     /// Prompt, then what was drawn.
@@ -46,7 +51,7 @@ impl Line {
         let (prompt, generated) = self.history.split_at(self.prompt_tokens);
         let sampling = self.sampling;
         SequenceWork {
-            request: RequestId(index as u64 + 1),
+            request: request(index),
             tokens: &self.history[self.computed..end],
             first_position: self.computed as u32,
             pages: &self.pages,

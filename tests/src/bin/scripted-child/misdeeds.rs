@@ -5,7 +5,7 @@ use crate::serve::Child;
 use nix::sys::signal::{Signal, raise};
 use std::time::Duration;
 use worker_orcd_ipc::{
-    ChildHello, DeviceError, EmittedToken, Envelope, Event, Fault, FinishReason, Generation,
+    ChildHello, DeviceError, Drawn, Envelope, Event, Fault, FinishReason, Generation,
     MAX_FRAME_BYTES, PROTOCOL_VERSION, Preamble, RequestId, StepReport, TokenId,
 };
 use worker_orcd_tests::Act;
@@ -161,7 +161,7 @@ impl Child {
         self.link.send(Event::Step(StepReport {
             step: self.steps,
             began: vec![],
-            tokens: vec![EmittedToken {
+            drawn: vec![Drawn {
                 request,
                 index,
                 token,

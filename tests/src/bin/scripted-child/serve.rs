@@ -4,8 +4,8 @@ use crate::link::Link;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 use worker_orcd_ipc::{
-    ChildHello, Command, DeviceSelector, EmittedToken, Event, ExitCode, FaultKind, FinishReason,
-    Finished, Generation, HEARTBEAT_INTERVAL_MS, Heartbeat, Load, LoadOrder, RequestId, StepReport,
+    ChildHello, Command, DeviceSelector, Drawn, Event, ExitCode, FaultKind, FinishReason, Finished,
+    Generation, HEARTBEAT_INTERVAL_MS, Heartbeat, Load, LoadOrder, RequestId, StepReport,
     Submission,
 };
 use worker_orcd_tests::script::scripted_token;
@@ -174,7 +174,7 @@ impl Child {
         self.link.send(Event::Step(StepReport {
             step: self.steps,
             began: vec![],
-            tokens: vec![],
+            drawn: vec![],
             finished,
         }));
     }
@@ -194,7 +194,7 @@ impl Child {
         {
             let index = running.generated;
             let token = scripted_token(&running.submission.prompt, index as usize);
-            report.tokens.push(EmittedToken {
+            report.drawn.push(Drawn {
                 request,
                 index,
                 token,
@@ -211,7 +211,7 @@ impl Child {
             self.requests.remove(&finished.request);
         }
         let before = self.tokens_said;
-        self.tokens_said += report.tokens.len() as u64;
+        self.tokens_said += report.drawn.len() as u64;
         self.link.send(Event::Step(report));
         for said in before + 1..=self.tokens_said {
             self.reach(Moment::MidStream(said));
