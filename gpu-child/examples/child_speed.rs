@@ -11,7 +11,8 @@ use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::Instant;
-use worker_orcd_gpu::device::cuda::{CudaExecutor, CudaOptions, KvOrder};
+use worker_orcd_gpu::device::LoadOptions;
+use worker_orcd_gpu::device::cuda::{CudaExecutor, CudaOptions};
 use worker_orcd_gpu::flight_recorder::FlightRecorder;
 use worker_orcd_gpu::serve::{Link, Loaded, serve};
 use worker_orcd_ipc::frame::write_frame;
@@ -73,10 +74,14 @@ fn main() -> Result<(), Failure> {
 fn load(model: &support::Model) -> Result<Loaded, worker_orcd_ipc::Fault> {
     let options = CudaOptions {
         ordinal: 0,
-        kv_cache: KvOrder::Bytes(8 << 30),
-        max_batch_tokens: 2048,
-        max_sequence_tokens: 2048,
-        model: "random".to_owned(),
+        memory_permille: 900,
+        max_sequences: MAX_STREAMS,
+        load: LoadOptions {
+            kv_cache_bytes: Some(8 << 30),
+            max_batch_tokens: 2048,
+            max_sequence_tokens: 2048,
+            model: "random".to_owned(),
+        },
     };
     let executor = CudaExecutor::load(
         &model.config,

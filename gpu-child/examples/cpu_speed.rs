@@ -10,7 +10,9 @@ use nix::sys::resource::{UsageWho, getrusage};
 use std::path::Path;
 use std::time::{Duration, Instant};
 use worker_orcd_gpu::device::cpu::{CpuExecutor, CpuOptions};
-use worker_orcd_gpu::device::{Batch, Executor, NoTap, PageId, SampleWork, SequenceWork};
+use worker_orcd_gpu::device::{
+    Batch, Executor, LoadOptions, NoTap, PageId, SampleWork, SequenceWork,
+};
 use worker_orcd_gpu::model::{GgufFile, ModelConfig, ModelWeights};
 use worker_orcd_ipc::{RequestId, Sampling, TokenId};
 
@@ -30,10 +32,12 @@ fn main() -> Result<(), Failure> {
     let weights = ModelWeights::from_gguf(&header, &config)?;
     let options = CpuOptions {
         threads,
-        kv_cache_bytes: None,
-        max_batch_tokens: PROMPT,
-        max_sequence_tokens: 1024,
-        model: path.clone(),
+        load: LoadOptions {
+            kv_cache_bytes: None,
+            max_batch_tokens: PROMPT,
+            max_sequence_tokens: 1024,
+            model: path.clone(),
+        },
     };
     let start = Instant::now();
     let mut executor = CpuExecutor::load(&config, &weights, &options, &mut |_, _| ())?;

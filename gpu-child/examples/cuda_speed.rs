@@ -9,9 +9,9 @@
 //! draws, greedily if nothing else is said, so its time includes the way to the host and back.
 
 use std::time::Instant;
-use worker_orcd_gpu::device::cuda::{CudaExecutor, CudaOptions, KvOrder};
+use worker_orcd_gpu::device::cuda::{CudaExecutor, CudaOptions};
 use worker_orcd_gpu::device::{
-    Batch, Executor, NoTap, PageId, SampleWork, SequenceWork, TO_BE_DRAWN,
+    Batch, Executor, LoadOptions, NoTap, PageId, SampleWork, SequenceWork, TO_BE_DRAWN,
 };
 use worker_orcd_ipc::{RequestId, Sampling, TokenId};
 
@@ -35,10 +35,14 @@ fn main() -> Result<(), Failure> {
     let model = support::Model::random_tied(shapes::config(shape)?, [ty; 9]);
     let options = CudaOptions {
         ordinal: 0,
-        kv_cache: KvOrder::Bytes(4 << 30),
-        max_batch_tokens: BATCH_TOKENS as u32,
-        max_sequence_tokens: 2048,
-        model: shape.to_owned(),
+        memory_permille: 900,
+        max_sequences: BATCH_TOKENS as u32,
+        load: LoadOptions {
+            kv_cache_bytes: Some(4 << 30),
+            max_batch_tokens: BATCH_TOKENS as u32,
+            max_sequence_tokens: 2048,
+            model: shape.to_owned(),
+        },
     };
     let start = Instant::now();
     let mut executor = CudaExecutor::load(

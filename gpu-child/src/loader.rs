@@ -5,9 +5,9 @@
 //! that is edited while it is read has no one content.
 
 use crate::custody::Custody;
-use crate::device::Executor;
 use crate::device::cpu::{CpuExecutor, CpuOptions};
-use crate::device::cuda::{CudaExecutor, CudaOptions, KvOrder};
+use crate::device::cuda::{CudaExecutor, CudaOptions};
+use crate::device::{Executor, LoadOptions};
 use crate::model::{
     GgufFile, Header, ModelConfig, ModelError, ModelWeights, model_facts, sampling_advice,
     tokenizer_facts,
@@ -37,7 +37,8 @@ pub fn load(
     let stem = path.file_stem().unwrap_or_default().to_string_lossy();
     let model = model_facts(&header, &config, &stem).map_err(fault)?;
     let sampling = sampling_advice(&header, model.vocab_size);
-    let shape = Shape {
+    let options = LoadOptions {
+        kv_cache_bytes: order.kv_cache_bytes,
         // Every running sequence has its token beside a whole chunk of prompts.
         max_batch_tokens: order
             .prefill_chunk_tokens
@@ -49,13 +50,21 @@ pub fn load(
     let mut progress = |done, total| progress(done, total);
     let (executor, weights): (Box<dyn Executor>, u128) = match order.device {
         DeviceSelector::Cpu => {
-            let options = shape.cpu(order);
+            let options = CpuOptions {
+                threads: order.threads,
+                load: options,
+            };
             let executor = CpuExecutor::load(&config, &weights, &options, &mut progress)?;
             let checksum = executor.weights_checksum();
             (Box::new(executor), checksum)
         }
         DeviceSelector::Cuda(ordinal) => {
-            let options = shape.cuda(order, ordinal);
+            let options = CudaOptions {
+                ordinal,
+                memory_permille: order.memory_permille,
+                max_sequences: order.max_running,
+                load: options,
+            };
             let bytes = Some(file.bytes());
             let executor = CudaExecutor::load(&config, &weights, bytes, &options, &mut progress)?;
             let checksum = executor.weights_checksum();
@@ -129,41 +138,6 @@ pub fn check(path: &Path) -> Result<String, Fault> {
         facts.quant_kind,
         facts.context_length
     ))
-}
-
-/// What every device is told.
-struct Shape {
-    max_batch_tokens: u32,
-    max_sequence_tokens: u32,
-    model: String,
-}
-
-impl Shape {
-    fn cpu(self, order: &LoadOrder) -> CpuOptions {
-        CpuOptions {
-            threads: order.threads,
-            kv_cache_bytes: order.kv_cache_bytes,
-            max_batch_tokens: self.max_batch_tokens,
-            max_sequence_tokens: self.max_sequence_tokens,
-            model: self.model,
-        }
-    }
-
-    fn cuda(self, order: &LoadOrder, ordinal: u32) -> CudaOptions {
-        CudaOptions {
-            ordinal,
-            kv_cache: match order.kv_cache_bytes {
-                Some(bytes) => KvOrder::Bytes(bytes),
-                None => KvOrder::Share {
-                    permille: order.memory_permille,
-                    sequences: order.max_running,
-                },
-            },
-            max_batch_tokens: self.max_batch_tokens,
-            max_sequence_tokens: self.max_sequence_tokens,
-            model: self.model,
-        }
-    }
 }
 
 /// What was ordered, but no more than the model was trained for.

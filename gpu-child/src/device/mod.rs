@@ -18,6 +18,8 @@ mod common;
 pub mod cpu;
 pub mod cuda;
 
+pub use common::LoadOptions;
+
 /// Index of a KV page in the device's arena.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PageId(pub u32);

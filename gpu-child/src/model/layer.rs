@@ -62,6 +62,12 @@ impl<M, V> ModelWeights<M, V> {
         self.token_embd.as_ref().unwrap_or(&self.output.weight)
     }
 
+    pub fn matrices(&self) -> impl Iterator<Item = &M> {
+        let in_layers = self.layers.iter().flat_map(Layer::linears);
+        let outside = [&self.output.weight].into_iter().chain(&self.token_embd);
+        outside.chain(in_layers.map(|linear| &linear.weight))
+    }
+
     /// Tensors are mapped in one order for all devices, which is the order in which they lie in an
     /// arena: output, embedding, layer by layer, last norm; a bias comes before its matrix.
     ///
@@ -89,8 +95,8 @@ impl<M, V> ModelWeights<M, V> {
 impl<M, V> Layer<M, V> {
     /// Every matrix of the layer, with its bias.
     pub fn linears(&self) -> impl Iterator<Item = &Linear<M, V>> {
-        let last = [&self.attn_output, &self.ffn_down];
-        self.qkv.iter().chain(&self.gate_up).chain(last)
+        let middle = self.qkv.iter().chain([&self.attn_output]);
+        middle.chain(&self.gate_up).chain([&self.ffn_down])
     }
 
     fn try_map<T: Mapping<M, V>>(

@@ -106,10 +106,8 @@ fn a_nan_is_a_fault_that_names_its_request() {
 fn what_does_not_fit_is_refused_before_it_is_allocated() {
     let model = Model::random(config(None), MIXED);
     let load = |kv_cache_bytes| {
-        let options = worker_orcd_gpu::device::cpu::CpuOptions {
-            kv_cache_bytes,
-            ..options(1)
-        };
+        let mut options = options(1);
+        options.load.kv_cache_bytes = kv_cache_bytes;
         CpuExecutor::load(&model.config, &model.weights(), &options, &mut |_, _| ())
     };
     for bytes in [1 << 50, 100] {

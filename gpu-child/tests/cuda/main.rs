@@ -14,16 +14,21 @@ mod real_model;
 mod support;
 
 use support::Model;
-use worker_orcd_gpu::device::cuda::{CudaExecutor, CudaOptions, KvOrder};
+use worker_orcd_gpu::device::LoadOptions;
+use worker_orcd_gpu::device::cuda::{CudaExecutor, CudaOptions};
 
 /// Room for 256 sequences of a few pages.
 fn options() -> CudaOptions {
     CudaOptions {
         ordinal: 0,
-        kv_cache: KvOrder::Bytes(256 << 20),
-        max_batch_tokens: 512,
-        max_sequence_tokens: 512,
-        model: "random".to_owned(),
+        memory_permille: 900,
+        max_sequences: 256,
+        load: LoadOptions {
+            kv_cache_bytes: Some(256 << 20),
+            max_batch_tokens: 512,
+            max_sequence_tokens: 512,
+            model: "random".to_owned(),
+        },
     }
 }
 

@@ -8,8 +8,10 @@
 
 use std::path::Path;
 use std::time::Instant;
-use worker_orcd_gpu::device::cuda::{CudaExecutor, CudaOptions, KvOrder};
-use worker_orcd_gpu::device::{Batch, Executor, NoTap, PageId, SampleWork, SequenceWork};
+use worker_orcd_gpu::device::cuda::{CudaExecutor, CudaOptions};
+use worker_orcd_gpu::device::{
+    Batch, Executor, LoadOptions, NoTap, PageId, SampleWork, SequenceWork,
+};
 use worker_orcd_gpu::model::{GgufFile, ModelConfig, ModelWeights};
 use worker_orcd_ipc::{RequestId, Sampling, TokenId};
 
@@ -36,13 +38,14 @@ fn smollm2_says_what_llama_cpp_says() {
     let weights = ModelWeights::from_gguf(&header, &config).expect("weights");
     let options = CudaOptions {
         ordinal: 0,
-        kv_cache: KvOrder::Share {
-            permille: 900,
-            sequences: 40,
+        memory_permille: 900,
+        max_sequences: 40,
+        load: LoadOptions {
+            kv_cache_bytes: None,
+            max_batch_tokens: 256,
+            max_sequence_tokens: 256,
+            model: path,
         },
-        max_batch_tokens: 256,
-        max_sequence_tokens: 256,
-        model: path,
     };
     let start = Instant::now();
     let mut executor = CudaExecutor::load(

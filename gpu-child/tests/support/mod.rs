@@ -5,7 +5,9 @@ pub mod laws;
 
 use std::sync::Mutex;
 use worker_orcd_gpu::device::cpu::{CpuExecutor, CpuOptions};
-use worker_orcd_gpu::device::{Batch, Checkpoint, Executor, PageId, SampleWork, SequenceWork, Tap};
+use worker_orcd_gpu::device::{
+    Batch, Checkpoint, Executor, LoadOptions, PageId, SampleWork, SequenceWork, Tap,
+};
 use worker_orcd_gpu::model::{Architecture, FileWeights, Layer, Linear, ModelConfig, TensorView};
 use worker_orcd_ipc::{Drawn, Fault, RequestId, Sampling, TokenId};
 use worker_orcd_kernels::TensorType;
@@ -230,10 +232,12 @@ impl Model {
 pub fn options(threads: u32) -> CpuOptions {
     CpuOptions {
         threads: Some(threads),
-        kv_cache_bytes: Some(16 << 20),
-        max_batch_tokens: 400,
-        max_sequence_tokens: 512,
-        model: "random".to_owned(),
+        load: LoadOptions {
+            kv_cache_bytes: Some(16 << 20),
+            max_batch_tokens: 400,
+            max_sequence_tokens: 512,
+            model: "random".to_owned(),
+        },
     }
 }
 

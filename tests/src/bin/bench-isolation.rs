@@ -10,7 +10,9 @@ use clap::Parser;
 use serde_json::{Value, json};
 use std::time::Instant;
 use worker_orcd_gpu::device::cpu::{CpuExecutor, CpuOptions};
-use worker_orcd_gpu::device::{Batch, Executor, NoTap, PageId, SampleWork, SequenceWork};
+use worker_orcd_gpu::device::{
+    Batch, Executor, LoadOptions, NoTap, PageId, SampleWork, SequenceWork,
+};
 use worker_orcd_gpu::model::{GgufFile, ModelConfig, ModelWeights};
 use worker_orcd_ipc::{RequestId, Sampling, TokenId};
 use worker_orcd_tests::model::real_model;
@@ -98,10 +100,12 @@ impl Bare {
         let weights = ModelWeights::from_gguf(&header, &config)?;
         let options = CpuOptions {
             threads: Some(threads),
-            kv_cache_bytes: None,
-            max_batch_tokens: CONTEXT,
-            max_sequence_tokens: CONTEXT,
-            model: path.display().to_string(),
+            load: LoadOptions {
+                kv_cache_bytes: None,
+                max_batch_tokens: CONTEXT,
+                max_sequence_tokens: CONTEXT,
+                model: path.display().to_string(),
+            },
         };
         let executor = CpuExecutor::load(&config, &weights, &options, &mut |_, _| {})?;
         let pages_each = CONTEXT.div_ceil(executor.kv_geometry().page_tokens);

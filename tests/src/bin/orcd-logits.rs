@@ -15,8 +15,10 @@ use serde::{Deserialize, Serialize};
 use std::io::{BufRead, Write};
 use std::path::PathBuf;
 use worker_orcd_gpu::device::cpu::{CpuExecutor, CpuOptions};
-use worker_orcd_gpu::device::cuda::{CudaExecutor, CudaOptions, KvOrder};
-use worker_orcd_gpu::device::{Batch, Checkpoint, Executor, PageId, SampleWork, SequenceWork, Tap};
+use worker_orcd_gpu::device::cuda::{CudaExecutor, CudaOptions};
+use worker_orcd_gpu::device::{
+    Batch, Checkpoint, Executor, LoadOptions, PageId, SampleWork, SequenceWork, Tap,
+};
 use worker_orcd_gpu::model::{GgufFile, ModelConfig, ModelWeights};
 use worker_orcd_ipc::{DeviceSelector, RequestId, Sampling, TokenId};
 
@@ -103,28 +105,27 @@ fn load(options: &Options) -> Result<Box<dyn Executor>> {
     let token_bytes = 2 * config.n_layers * row * size_of::<u16>();
     let page_slack = 64;
     let tokens = options.batch * (options.context as usize + page_slack);
-    let kv_cache_bytes = (tokens * token_bytes) as u64;
-    let max_batch_tokens = u32::try_from(options.batch * options.chunk)?;
-    let model = options.model.display().to_string();
+    let load = LoadOptions {
+        kv_cache_bytes: Some((tokens * token_bytes) as u64),
+        max_batch_tokens: u32::try_from(options.batch * options.chunk)?,
+        max_sequence_tokens: options.context,
+        model: options.model.display().to_string(),
+    };
     let progress = &mut |_, _| {};
     Ok(match options.device {
         DeviceSelector::Cpu => {
             let cpu = CpuOptions {
                 threads: Some(options.threads),
-                kv_cache_bytes: Some(kv_cache_bytes),
-                max_batch_tokens,
-                max_sequence_tokens: options.context,
-                model,
+                load,
             };
             Box::new(CpuExecutor::load(&config, &weights, &cpu, progress)?)
         }
         DeviceSelector::Cuda(ordinal) => {
             let cuda = CudaOptions {
                 ordinal,
-                kv_cache: KvOrder::Bytes(kv_cache_bytes),
-                max_batch_tokens,
-                max_sequence_tokens: options.context,
-                model,
+                memory_permille: 900,
+                max_sequences: u32::try_from(options.batch)?,
+                load,
             };
             let bytes = Some(file.bytes());
             Box::new(CudaExecutor::load(

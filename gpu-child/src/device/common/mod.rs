@@ -1,3 +1,31 @@
 //! What every device knows in the same way.
 
+pub mod budget;
+pub mod kv;
 pub mod placement;
+
+/// What every device is told when a model is loaded.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LoadOptions {
+    /// `None` takes what the device thinks best ([`budget`]).
+    pub kv_cache_bytes: Option<u64>,
+    /// The largest batch, in tokens: decides the size of the activations.
+    pub max_batch_tokens: u32,
+    /// The longest sequence, in tokens.
+    pub max_sequence_tokens: u32,
+    /// Named in a fault; nothing else depends on it.
+    pub model: String,
+}
+
+impl LoadOptions {
+    #[must_use]
+    pub fn batch_tokens(&self) -> usize {
+        self.max_batch_tokens.max(1) as usize
+    }
+
+    /// Pages of the longest sequence.
+    #[must_use]
+    pub fn sequence_pages(&self) -> u64 {
+        u64::from(self.max_sequence_tokens).div_ceil(kv::PAGE_TOKENS as u64)
+    }
+}

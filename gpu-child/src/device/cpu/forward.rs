@@ -6,7 +6,7 @@
 use super::CpuExecutor;
 use super::attention::Attention;
 use super::kv::KvCache;
-use super::linear::{Engine, FEW_ROWS, Projection, Put};
+use super::linear::{Device, FEW_ROWS, Projection, Put};
 use super::plan::Plan;
 use super::pool::Disjoint;
 use super::scratch::Scratch;
@@ -24,7 +24,7 @@ const FEW_TOKENS: usize = 4;
 /// The parts of the executor that a step reads, apart from those it writes.
 #[derive(Debug, Clone, Copy)]
 pub struct Model<'a> {
-    pub engine: Engine<'a>,
+    pub device: &'a Device,
     pub config: &'a ModelConfig,
     pub weights: &'a CpuWeights,
 }
@@ -35,19 +35,18 @@ pub fn step(
     tap: &mut dyn Tap,
 ) -> Result<Vec<Drawn>, Fault> {
     let CpuExecutor {
+        device,
         config,
-        isa,
         weights,
         kv,
         scratch,
-        pool,
     } = executor;
     let model = Model {
-        engine: Engine { pool, isa: *isa },
+        device,
         config,
         weights,
     };
-    let plan = Plan::new(batch, config, pool.threads(), &scratch.partials);
+    let plan = Plan::new(batch, config, device.pool.threads(), &scratch.partials);
     assert!(
         plan.rows.len() <= scratch.max_tokens(),
         "a batch larger than announced"
@@ -96,7 +95,7 @@ impl Model<'_> {
             Disjoint::new(&mut scratch.rope),
         );
         let rope = &self.config.rope;
-        self.engine.for_tokens(plan.rows.len(), FEW_TOKENS, &|t| {
+        self.device.for_tokens(plan.rows.len(), FEW_TOKENS, &|t| {
             let row = &plan.rows[t];
             // SAFETY: token t's own parts.
             let (x, angles) = unsafe { (x.part(t * n_embd, n_embd), angles.part(t, 1)) };
@@ -141,32 +140,32 @@ impl Model<'_> {
         ];
         let norm = &mut norm[..tokens * config.n_embd];
         self.normalize(x, &layer.attn_norm, norm);
-        self.engine.quantize(
+        self.device.quantize(
             norm,
             config.n_embd,
             &projections.each_ref().map(|p| p.weight),
             quantized,
         );
         let input = quantized.view(norm, config.n_embd);
-        self.engine
+        self.device
             .project(&input, tokens, &projections, (qkv, qkv_width, Put::Store));
 
         self.turn_and_keep(plan, (index, layer), rope, qkv, kv);
         let attention = Attention {
-            isa: self.engine.isa,
+            isa: self.device.isa,
             config,
             plan,
             kv,
             layer: index,
             qkv,
         };
-        attention.run(self.engine.pool, partials, attn);
+        attention.run(&self.device.pool, partials, attn);
 
         let output = [self.projection(&layer.attn_output, 0)];
-        self.engine
+        self.device
             .quantize(attn, q_width, &[output[0].weight], quantized);
         let input = quantized.view(attn, q_width);
-        self.engine
+        self.device
             .project(&input, tokens, &output, (x, config.n_embd, Put::Add));
     }
 
@@ -184,18 +183,18 @@ impl Model<'_> {
 
         let gate_up = layer.gate_up.each_ref().map(|it| self.projection(it, 0));
         self.normalize(x, &layer.ffn_norm, norm);
-        self.engine.quantize(
+        self.device.quantize(
             norm,
             n_embd,
             &gate_up.each_ref().map(|p| p.weight),
             quantized,
         );
-        self.engine
+        self.device
             .gate_up(&quantized.view(norm, n_embd), tokens, &gate_up, ff);
 
         let down = [self.projection(&layer.ffn_down, 0)];
-        self.engine.quantize(ff, n_ff, &[down[0].weight], quantized);
-        self.engine.project(
+        self.device.quantize(ff, n_ff, &[down[0].weight], quantized);
+        self.device.project(
             &quantized.view(ff, n_ff),
             tokens,
             &down,
@@ -216,8 +215,8 @@ impl Model<'_> {
         let n_embd = self.config.n_embd;
         let tokens = x.len() / n_embd;
         let out = Disjoint::new(out);
-        let (isa, eps) = (self.engine.isa, self.config.norm_eps);
-        self.engine.for_tokens(tokens, FEW_ROWS, &|t| {
+        let (isa, eps) = (self.device.isa, self.config.norm_eps);
+        self.device.for_tokens(tokens, FEW_ROWS, &|t| {
             // SAFETY: token t's own row.
             let out = unsafe { out.part(t * n_embd, n_embd) };
             let x = &x[t * n_embd..][..n_embd];
@@ -235,7 +234,7 @@ impl Model<'_> {
         qkv: &mut [f32],
         kv: &mut KvCache,
     ) {
-        let (config, isa) = (self.config, self.engine.isa);
+        let (config, isa) = (self.config, self.device.isa);
         let rope = &self.config.rope;
         let turn = |head: &mut [f32], norm: Option<&Vec<f32>>, angles: &RopeRow| {
             if let Some(norm) = norm {
@@ -248,7 +247,7 @@ impl Model<'_> {
         let width = qkv.len() / plan.rows.len();
         let scale = 1.0 / (head_dim as f32).sqrt();
         let (qkv, writer) = (Disjoint::new(qkv), kv.writer());
-        self.engine.for_tokens(plan.rows.len(), FEW_TOKENS, &|t| {
+        self.device.for_tokens(plan.rows.len(), FEW_TOKENS, &|t| {
             // SAFETY: token t's own row.
             let qkv = unsafe { qkv.part(t * width, width) };
             let (queries, kv) = qkv.split_at_mut(config.n_heads * head_dim);

@@ -75,12 +75,12 @@ fn logits(
 
     let output = [model.projection(&model.weights.tensors.output, 0)];
     model
-        .engine
+        .device
         .quantize(norm, n_embd, &[output[0].weight], quantized);
     let logits = &mut logits[..rows.len() * vocab];
     let input = quantized.view(norm, n_embd);
     model
-        .engine
+        .device
         .project(&input, rows.len(), &output, (logits, vocab, Put::Store));
     watch(tap, plan, rows, Checkpoint::Logits, logits, vocab);
 }
@@ -113,7 +113,7 @@ fn draw(
     let vocab = model.config.vocab_size;
     let mut tokens = vec![None; rows.len()];
     let (logits, results) = (Disjoint::new(logits), Disjoint::new(&mut tokens));
-    model.engine.pool.run(rows.len(), &|i| {
+    model.device.pool.run(rows.len(), &|i| {
         // SAFETY: item i's own row and result.
         let (logits, result) = unsafe { (logits.part(i * vocab, vocab), results.part(i, 1)) };
         result[0] = draw_one(plan, rows[i], logits);

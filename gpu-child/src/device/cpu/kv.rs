@@ -1,65 +1,22 @@
-//! The paged KV cache: an arena of F16 pages of 32 positions.
-//!
-//! A page holds all layers, so that a page is one contiguous piece that can be copied, handed on
-//! or checked as a whole:
-//!
-//! ```text
-//! page ─► layer ─► keys   [kv_head][head_dim][32]
-//!                  values [kv_head][32][head_dim]
-//! ```
+//! The paged KV cache: an arena of pages, in which a layer's keys are `[kv_head][head_dim][32]` and
+//! its values `[kv_head][32][head_dim]`.
 //!
 //! Which page belongs to whom is the scheduler's business; this file only finds the bytes.
 
 use super::memory::{Arena, Purpose};
 use super::pool::Disjoint;
+use crate::device::common::kv::{KvShape, PAGE_TOKENS};
 use crate::device::{KvGeometry, PageId};
-use crate::model::ModelConfig;
 use worker_orcd_ipc::Fault;
 use worker_orcd_kernels::cpu::{KvTile, TILE_TOKENS};
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct KvShape {
-    pub n_layers: usize,
-    pub n_kv_heads: usize,
-    pub head_dim: usize,
-}
+const _: () = assert!(TILE_TOKENS == PAGE_TOKENS);
 
-impl KvShape {
-    #[must_use]
-    pub fn of(config: &ModelConfig) -> Self {
-        let &ModelConfig {
-            n_layers,
-            n_kv_heads,
-            head_dim,
-            ..
-        } = config;
-        Self {
-            n_layers,
-            n_kv_heads,
-            head_dim,
-        }
-    }
-
-    /// Elements of one head's keys, or values, in one page.
-    fn tile(&self) -> usize {
-        self.head_dim * TILE_TOKENS
-    }
-
-    fn page(&self) -> usize {
-        2 * self.n_layers * self.n_kv_heads * self.tile()
-    }
-
-    #[must_use]
-    pub fn page_bytes(&self) -> u64 {
-        2 * self.page() as u64
-    }
-
-    /// First element of a head's keys in a page, and of its values.
-    fn at(&self, page: PageId, layer: usize, head: usize) -> (usize, usize) {
-        let layer_start = page.0 as usize * self.page() + 2 * layer * self.n_kv_heads * self.tile();
-        let keys = layer_start + head * self.tile();
-        (keys, keys + self.n_kv_heads * self.tile())
-    }
+/// First element of a head's keys in a page, and of its values.
+fn place(shape: &KvShape, page: PageId, layer: usize, head: usize) -> (usize, usize) {
+    let layer_start = page.0 as usize * shape.page() + 2 * layer * shape.half_layer();
+    let keys = layer_start + head * shape.head();
+    (keys, keys + shape.half_layer())
 }
 
 #[derive(Debug)]
@@ -88,21 +45,17 @@ impl KvCache {
 
     #[must_use]
     pub fn geometry(&self) -> KvGeometry {
-        KvGeometry {
-            page_tokens: TILE_TOKENS as u32,
-            pages: self.pages,
-            page_bytes: self.shape.page_bytes(),
-        }
+        self.shape.geometry(self.pages)
     }
 
     /// Keys and values of one head over one page.
     #[must_use]
     pub fn tile(&self, page: PageId, layer: usize, head: usize) -> KvTile<'_> {
-        let (k, v) = self.shape.at(page, layer, head);
+        let (k, v) = place(&self.shape, page, layer, head);
         let halves = self.arena.halves();
         KvTile {
-            k: &halves[k..][..self.shape.tile()],
-            v: &halves[v..][..self.shape.tile()],
+            k: &halves[k..][..self.shape.head()],
+            v: &halves[v..][..self.shape.head()],
         }
     }
 
@@ -138,7 +91,7 @@ impl KvWriter<'_> {
             slot < TILE_TOKENS && key.len() == self.shape.head_dim,
             "a position of a page"
         );
-        let (keys, values) = self.shape.at(page, layer, head);
+        let (keys, values) = place(&self.shape, page, layer, head);
         for (d, &key) in key.iter().enumerate() {
             // SAFETY: element (d, slot) belongs to this position alone.
             unsafe { self.halves.part(keys + d * TILE_TOKENS + slot, 1)[0] = key };

@@ -6,6 +6,7 @@
 use super::pool::{Disjoint, Pool};
 use super::scratch::Quantized;
 use std::ops::Range;
+use worker_orcd_ipc::Fault;
 use worker_orcd_kernels::cpu::{
     Activations, Isa, PackedMatrix, Q_BLOCK, ROWS, matmul_group, quantize_row, silu_mul,
 };
@@ -21,10 +22,10 @@ const ITEMS_PER_THREAD: usize = 4;
 /// Results of one group for a block of tokens; two of them where two matrices meet.
 type Tiles = [[[f32; ROWS]; TOKEN_BLOCK]; 2];
 
-/// What computes: threads and their instruction set.
-#[derive(Debug, Clone, Copy)]
-pub struct Engine<'a> {
-    pub pool: &'a Pool,
+/// The CPU as a device: threads that compute, and their instruction set.
+#[derive(Debug)]
+pub struct Device {
+    pub pool: Pool,
     pub isa: Isa,
 }
 
@@ -44,7 +45,20 @@ pub enum Put {
     Add,
 }
 
-impl Engine<'_> {
+impl Device {
+    /// Starts the threads, the caller's counted too; `None` means all cores.
+    ///
+    /// # Errors
+    /// When they cannot be had.
+    pub fn open(threads: Option<u32>, isa: Isa) -> Result<Self, Fault> {
+        let all_cores = || std::thread::available_parallelism().map_or(1, usize::from);
+        let threads = threads.map_or_else(all_cores, |threads| threads.max(1) as usize);
+        let pool = Pool::new(threads).map_err(|error| Fault::Io {
+            message: format!("starting {threads} threads: {error}"),
+        })?;
+        Ok(Self { pool, isa })
+    }
+
     /// Runs `each` for every token: on this thread when there are fewer than `few`, for which a
     /// job would cost more than the work it shares.
     pub fn for_tokens(&self, tokens: usize, few: usize, each: &(dyn Fn(usize) + Sync)) {

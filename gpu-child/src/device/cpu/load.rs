@@ -1,27 +1,27 @@
-//! Uploading a model: what fits, then every tensor into its place.
+//! Loading a model, a step at a time: the device is opened, what fits is decided, the weights get
+//! into their places, the KV cache is made.
 
-use super::CpuExecutor;
-use super::CpuOptions;
 use super::attention::Partials;
-use super::kv::{KvCache, KvShape};
+use super::kv::KvCache;
+use super::linear::Device;
 use super::memory::{self, Arena, Purpose};
 use super::pool::{Disjoint, Pool};
 use super::scratch::Scratch;
 use super::weights::{CpuWeights, Placed};
+use super::{CpuExecutor, CpuOptions};
+use crate::device::LoadOptions;
+use crate::device::common::budget::Budget;
+use crate::device::common::kv::KvShape;
 use crate::device::common::placement::{Layout, check_size, values};
-use crate::model::{FileWeights, Mapping, ModelConfig, TensorView};
+use crate::model::{FileWeights, Mapping, ModelConfig, ModelWeights, TensorView};
 use twox_hash::xxhash3_128::Hasher;
 use worker_orcd_ipc::Fault;
-use worker_orcd_kernels::cpu::{Isa, PackedShape, TILE_TOKENS};
+use worker_orcd_kernels::cpu::{Isa, PackedShape};
 
 /// Matrices start at cache lines.
 const ALIGNMENT: u64 = 64;
 /// Bytes packed between two reports of progress.
 const PROGRESS_BYTES: usize = 8 << 20;
-/// Without an order, the KV cache holds this many sequences of full length …
-const DEFAULT_SEQUENCES: u64 = 8;
-/// … but takes no more than this, unless not even one sequence fits into it.
-const DEFAULT_KV_BYTES: u64 = 1 << 30;
 
 pub fn load(
     config: &ModelConfig,
@@ -30,72 +30,42 @@ pub fn load(
     isa: Isa,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<CpuExecutor, Fault> {
-    let threads = options
-        .threads
-        .map_or_else(all_cores, |threads| threads.max(1) as usize);
-    let pool = Pool::new(threads).map_err(|error| Fault::Io {
-        message: format!("starting {threads} threads: {error}"),
-    })?;
+    let device = Device::open(options.threads, isa)?;
+    let options = &options.load;
     let mut placement = Placement::default();
     let tensors = weights.try_map(&mut placement)?;
-    let max_tokens = options.max_batch_tokens.max(1) as usize;
-    let weight_bytes = placement.layout.bytes() + placement.vector_bytes;
-    let fixed_bytes = weight_bytes + Scratch::bytes_for(config, max_tokens);
-    let pages = kv_pages(config, options, fixed_bytes)?;
+    let max_tokens = options.batch_tokens();
+    let fixed = placement.bytes() + Scratch::bytes_for(config, max_tokens);
+    let shape = KvShape::of(config);
+    let pages = kv_pages(shape, options, fixed)?;
 
-    let mut arena = Arena::new(Purpose::Weights, placement.layout.bytes())?;
-    let checksum = placement.upload(&pool, arena.bytes_mut(), progress);
+    let weights = placement.fill(&device, tensors, progress)?;
+    let kv = KvCache::new(shape, pages)?;
     let sequence_tokens = options.max_sequence_tokens as usize;
-    let partials = Partials::new(config, threads, sequence_tokens);
+    let partials = Partials::new(config, device.pool.threads(), sequence_tokens);
     Ok(CpuExecutor {
         config: config.clone(),
-        isa,
-        weights: CpuWeights {
-            arena,
-            vector_bytes: placement.vector_bytes,
-            checksum,
-            tensors,
-        },
-        kv: KvCache::new(KvShape::of(config), pages)?,
+        weights,
+        kv,
         scratch: Scratch::new(config, max_tokens, partials),
-        pool,
+        device,
     })
 }
 
-fn all_cores() -> usize {
-    std::thread::available_parallelism().map_or(1, usize::from)
-}
-
-/// How many pages the KV cache gets.
-fn kv_pages(config: &ModelConfig, options: &CpuOptions, fixed_bytes: u64) -> Result<u32, Fault> {
-    let page_bytes = KvShape::of(config).page_bytes();
-    let available = memory::room().map_or(u64::MAX, |room| room.available);
-    let sequence_pages = u64::from(options.max_sequence_tokens).div_ceil(TILE_TOKENS as u64);
-    let sequence = sequence_pages * page_bytes;
-    let spare = available.saturating_sub(fixed_bytes);
-    let kv_bytes = options.kv_cache_bytes.unwrap_or_else(|| {
-        let wanted = DEFAULT_KV_BYTES
-            .max(sequence)
-            .min(DEFAULT_SEQUENCES * sequence);
-        wanted.min(spare / 4).max(page_bytes)
-    });
-    let refuse = |place: &str, required_bytes, available_bytes| Fault::InsufficientMemory {
-        required_bytes,
-        available_bytes,
-        device: place.to_owned(),
-        model: options.model.clone(),
+fn kv_pages(shape: KvShape, options: &LoadOptions, fixed: u64) -> Result<u32, Fault> {
+    let room = memory::room();
+    let budget = Budget {
+        total: room.map_or(u64::MAX, |room| room.total),
+        free: room.map_or(u64::MAX, |room| room.available),
+        reserve: 0,
+        fixed,
+        page_bytes: shape.page_bytes(),
     };
-    if kv_bytes < page_bytes {
-        return Err(refuse("the KV cache ordered on cpu", page_bytes, kv_bytes));
-    }
-    let required = fixed_bytes.saturating_add(kv_bytes);
-    if required > available {
-        return Err(refuse("cpu", required, available));
-    }
-    Ok(u32::try_from(kv_bytes / page_bytes).unwrap_or(u32::MAX))
+    let unordered = |budget: &Budget| budget.by_sequences(options.sequence_pages());
+    budget.pages(options, "cpu", unordered)
 }
 
-/// Where every matrix goes, and what is to be copied there.
+/// The weights before their arena is allocated: where every matrix goes, and from where.
 #[derive(Default)]
 struct Placement<'a> {
     layout: Layout<ALIGNMENT>,
@@ -133,10 +103,31 @@ impl<'a> Mapping<TensorView<'a>, TensorView<'a>> for Placement<'a> {
 }
 
 impl Placement<'_> {
+    fn bytes(&self) -> u64 {
+        self.layout.bytes() + self.vector_bytes
+    }
+
+    /// Allocates the arena and gets the weights in place.
+    fn fill(
+        self,
+        device: &Device,
+        tensors: ModelWeights<Placed, Vec<f32>>,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<CpuWeights, Fault> {
+        let mut arena = Arena::new(Purpose::Weights, self.layout.bytes())?;
+        let checksum = self.pack(&device.pool, arena.bytes_mut(), progress);
+        Ok(CpuWeights {
+            arena,
+            vector_bytes: self.vector_bytes,
+            checksum,
+            tensors,
+        })
+    }
+
     /// Packs everything, on all threads. Gives the checksum of all weights: of the checksums of
     /// all groups in their order, each taken by the thread that has just written the group, and of
     /// what lies beside the arena.
-    fn upload(&self, pool: &Pool, arena: &mut [u8], progress: &mut dyn FnMut(u64, u64)) -> u128 {
+    fn pack(&self, pool: &Pool, arena: &mut [u8], progress: &mut dyn FnMut(u64, u64)) -> u128 {
         let mut hasher = Hasher::new();
         let total: u64 = self
             .matrices

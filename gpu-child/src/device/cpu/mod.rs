@@ -6,8 +6,8 @@
 //!          scratch (activations)                 └── pool: items claimed by threads
 //! ```
 //!
-//! * [`load`] decides what fits, then packs the file's tensors into one arena; after it the file
-//!   is not read again.
+//! * [`load`] opens the device, decides what fits, then packs the file's tensors into one arena;
+//!   after it the file is not read again.
 //! * [`forward`] is the pass: embedding, [`attention`], [`linear`] layers, and [`head`] for the
 //!   rows that draw a token.
 //! * [`pool`] hands numbered items to threads; [`memory`] owns every large allocation and knows
@@ -31,10 +31,10 @@ mod pool;
 mod scratch;
 mod weights;
 
-use crate::device::{Batch, Executor, KvGeometry, Tap};
+use crate::device::{Batch, Executor, KvGeometry, LoadOptions, Tap};
 use crate::model::{FileWeights, ModelConfig};
 use kv::KvCache;
-use pool::Pool;
+use linear::Device;
 use scratch::Scratch;
 use weights::CpuWeights;
 use worker_orcd_ipc::{DeviceFacts, Drawn, Fault, MemoryReport};
@@ -45,25 +45,17 @@ use worker_orcd_kernels::cpu::Isa;
 pub struct CpuOptions {
     /// Threads that compute, the caller's included; `None` means all cores.
     pub threads: Option<u32>,
-    /// `None` takes what eight sequences need, within bounds (see `load`).
-    pub kv_cache_bytes: Option<u64>,
-    /// The largest batch, in tokens: decides the size of the activations.
-    pub max_batch_tokens: u32,
-    /// The longest sequence, in tokens.
-    pub max_sequence_tokens: u32,
-    /// Named in a fault; nothing else depends on it.
-    pub model: String,
+    pub load: LoadOptions,
 }
 
 /// A loaded model on the CPU.
 #[derive(Debug)]
 pub struct CpuExecutor {
+    device: Device,
     config: ModelConfig,
-    isa: Isa,
     weights: CpuWeights,
     kv: KvCache,
     scratch: Scratch,
-    pool: Pool,
 }
 
 impl CpuExecutor {
@@ -111,12 +103,13 @@ impl Executor for CpuExecutor {
             driver: None,
             compute_capability: None,
             features: self
+                .device
                 .isa
                 .features()
                 .iter()
                 .map(|&name| name.to_owned())
                 .collect(),
-            threads: Some(self.pool.threads() as u32),
+            threads: Some(self.device.pool.threads() as u32),
         }
     }
 

@@ -3,36 +3,12 @@
 use super::driver::Driver;
 use super::kernels::KvArgs;
 use super::memory::{Arena, DevicePtr, Purpose};
-use super::plan::PAGE_TOKENS;
 use crate::device::KvGeometry;
-use crate::model::ModelConfig;
+use crate::device::common::kv::{KvShape, PAGE_TOKENS};
 use worker_orcd_ipc::Fault;
 
-#[derive(Debug, Clone, Copy)]
-pub struct KvShape {
-    n_layers: usize,
-    /// Keys, or values, of one layer in one page, in halves.
-    half_layer: usize,
-}
-
-impl KvShape {
-    #[must_use]
-    pub fn of(config: &ModelConfig) -> Self {
-        Self {
-            n_layers: config.n_layers,
-            half_layer: config.n_kv_heads * config.head_dim * PAGE_TOKENS,
-        }
-    }
-
-    fn page_halves(&self) -> usize {
-        2 * self.n_layers * self.half_layer
-    }
-
-    #[must_use]
-    pub fn page_bytes(&self) -> u64 {
-        2 * self.page_halves() as u64
-    }
-}
+// `kv.cuh` and `attention.cu` know it too.
+const _: () = assert!(PAGE_TOKENS == 32);
 
 #[derive(Debug)]
 pub struct KvCache {
@@ -63,26 +39,20 @@ impl KvCache {
 
     #[must_use]
     pub fn geometry(&self) -> KvGeometry {
-        KvGeometry {
-            page_tokens: PAGE_TOKENS as u32,
-            pages: self.pages,
-            page_bytes: self.shape.page_bytes(),
-        }
+        self.shape.geometry(self.pages)
     }
 
     /// From one layer to the next, in halves.
     #[must_use]
     pub fn layer_halves(&self) -> u64 {
-        2 * self.shape.half_layer as u64
+        2 * self.shape.half_layer() as u64
     }
 
     #[must_use]
     pub fn layer(&self, layer: usize, tables: DevicePtr<i32>) -> KvArgs {
         KvArgs {
-            pages: self
-                .arena
-                .at(0, self.pages as usize * self.shape.page_halves()),
-            page_stride: self.shape.page_halves() as u64,
+            pages: self.arena.at(0, self.pages as usize * self.shape.page()),
+            page_stride: self.shape.page() as u64,
             layer_offset: layer as u64 * self.layer_halves(),
             tables,
         }

@@ -1,31 +1,47 @@
-//! Uploading a model: what fits, then every tensor into its place, packed by the device itself.
+//! Loading a model, a step at a time: the device is opened, what fits is decided, the weights get
+//! into their places, packed by the device itself, the KV cache is made.
 
 use super::board::Board;
-use super::budget::Budget;
 use super::decode_step::DecodeStep;
 use super::driver::Driver;
 use super::flight::Flights;
 use super::graph::Graphs;
 use super::kernels::{Geometry, Kernel, Module, RepackArgs};
-use super::kv::{KvCache, KvShape};
+use super::kv::KvCache;
 use super::matmul::Matmul;
 use super::memory::{Arena, Layout, Purpose, Registered, download, upload};
 use super::ops::Ops;
-use super::plan::PAGE_TOKENS;
 use super::residency::Residency;
 use super::sample::Draws;
 use super::scratch::{Scratch, Sizes};
 use super::weights::{Matrix, TILE_ROWS, Vector, Weights, units};
-use super::{CudaExecutor, CudaOptions, KvOrder};
+use super::{CudaExecutor, CudaOptions};
+use crate::device::common::budget::Budget;
+use crate::device::common::kv::KvShape;
 use crate::device::common::placement::{check_size, values};
 use crate::model::{FileWeights, Mapping, ModelConfig, TensorView};
 use worker_orcd_ipc::Fault;
-use worker_orcd_kernels::TensorType;
 
 /// Head sizes that attention.cu is compiled for.
 const HEAD_DIMS: [usize; 5] = [16, 32, 64, 96, 128];
 /// File bytes on the device at a time, waiting to be packed.
 const STAGING_BYTES: usize = 64 << 20;
+/// Kept free whatever was ordered: graphs, and what the driver takes beside our allocations.
+const RESERVE_BYTES: u64 = 256 << 20;
+
+/// A card that is ready to take a model: a context on it, and the kernels in it.
+struct Device {
+    driver: Driver,
+    module: Module,
+}
+
+impl Device {
+    fn open(ordinal: u32) -> Result<Self, Fault> {
+        let driver = Driver::open(ordinal)?;
+        let module = Module::load(&driver)?;
+        Ok(Self { driver, module })
+    }
+}
 
 pub fn load(
     config: &ModelConfig,
@@ -35,47 +51,52 @@ pub fn load(
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<CudaExecutor, Fault> {
     refuse_unsupported(config)?;
-    let driver = Driver::open(options.ordinal)?;
-    let module = Module::load(&driver)?;
+    let device = Device::open(options.ordinal)?;
+    let sequence_tokens = options.load.max_sequence_tokens.max(1) as usize;
+    let sizes = Sizes::of(config, options.load.batch_tokens(), sequence_tokens);
     let mut placement = Placement::default();
     let tensors = weights.try_map(&mut placement)?;
-    let sequence_tokens = options.max_sequence_tokens.max(1) as usize;
-    let sizes = Sizes::of(
-        config,
-        options.max_batch_tokens.max(1) as usize,
-        sequence_tokens,
-    );
-    let turns = turns(config, sequence_tokens);
-    let turns_offset = placement.layout.place(size_of_val(&*turns) as u64);
+    let table = turns(config, sequence_tokens);
+    let table_offset = placement.layout.place(size_of_val(&*table) as u64);
     let fixed = placement.layout.bytes() + Scratch::bytes_for(&sizes) + STAGING_BYTES as u64;
-    let pages = kv_pages(&driver, config, options, fixed)?;
+    let shape = KvShape::of(config);
+    let pages = kv_pages(&device.driver, shape, options, fixed)?;
 
-    let arena = Arena::new(&driver, Purpose::Weights, placement.layout.bytes())?;
-    // What lies between the weights is part of their checksums, and must be the same in the next
-    // child.
-    arena.clear(&driver)?;
-    // SAFETY: the layout placed that many turns there; `turns` outlives the synchronization.
-    unsafe { upload(&driver, arena.at(turns_offset, turns.len()), &turns) }?;
-    placement.upload(&driver, &module, &arena, file, progress)?;
-    let kv = KvCache::new(&driver, KvShape::of(config), pages)?;
-    let scratch = Scratch::new(&driver, sizes)?;
+    let arena = placement.fill(&device, file, progress)?;
+    let turns = arena.at(table_offset, table.len());
+    // SAFETY: the layout placed that many turns there; pageable memory has been read when this
+    // returns.
+    unsafe { upload(&device.driver, turns, &table) }?;
+    let weights = Weights {
+        arena,
+        tensors,
+        turns,
+    };
+    let kv = KvCache::new(&device.driver, shape, pages)?;
+    let scratch = Scratch::new(&device.driver, sizes)?;
+    assemble(device, config, weights, kv, scratch, sequence_tokens)
+}
+
+/// Finds the kernels for a model that is in place.
+fn assemble(
+    Device { driver, module }: Device,
+    config: &ModelConfig,
+    weights: Weights,
+    kv: KvCache,
+    scratch: Scratch,
+    sequence_tokens: usize,
+) -> Result<CudaExecutor, Fault> {
     let ops = Ops::load(&module, config.head_dim)?;
-    let draws = Draws::load(
-        &driver,
-        &module,
-        (sizes.tokens, config.vocab_size),
-        sequence_tokens,
-    )?;
-    let matmul = Matmul::load(&driver, &module, &placement.types())?;
-    let turns = arena.at(turns_offset, turns.len());
-    let weights = Weights { arena, tensors };
+    let rows = (scratch.sizes.tokens, config.vocab_size);
+    let draws = Draws::load(&driver, &module, rows, sequence_tokens)?;
+    let types = weights.tensors.matrices().map(|matrix| matrix.ty);
+    let matmul = Matmul::load(&driver, &module, types)?;
     let decode_step = DecodeStep::load(&driver, &module, config, &weights)?;
     let board = Board::new(&driver, config.n_layers)?;
     let residency = Residency::take(&driver, &module, &weights.arena)?;
     driver.synchronize("loading the model")?;
     Ok(CudaExecutor {
         config: config.clone(),
-        turns,
         weights,
         kv,
         scratch,
@@ -127,48 +148,27 @@ fn turns(config: &ModelConfig, positions: usize) -> Vec<[f32; 2]> {
         .collect()
 }
 
-/// How many pages the KV cache gets: what was ordered, or its share of the device.
+/// What was ordered, or the KV cache's share of the device.
 fn kv_pages(
     driver: &Driver,
-    config: &ModelConfig,
+    shape: KvShape,
     options: &CudaOptions,
     fixed: u64,
 ) -> Result<u32, Fault> {
-    let page_bytes = KvShape::of(config).page_bytes();
-    if let KvOrder::Bytes(bytes) = options.kv_cache
-        && bytes < page_bytes
-    {
-        return Err(Fault::InsufficientMemory {
-            required_bytes: page_bytes,
-            available_bytes: bytes,
-            device: format!("the KV cache ordered on {}", driver.id()),
-            model: options.model.clone(),
-        });
-    }
     let (free, total) = driver.memory()?;
     let budget = Budget {
         total,
         free,
+        reserve: RESERVE_BYTES,
         fixed,
-        page_bytes,
+        page_bytes: shape.page_bytes(),
     };
-    let sequence_pages = u64::from(options.max_sequence_tokens).div_ceil(PAGE_TOKENS as u64);
-    let pages = match options.kv_cache {
-        KvOrder::Bytes(bytes) => budget.ordered(bytes),
-        KvOrder::Share {
-            permille,
-            sequences,
-        } => budget.by_share(permille, sequence_pages * u64::from(sequences)),
-    };
-    pages.map_err(|too_little| Fault::InsufficientMemory {
-        required_bytes: too_little.required,
-        available_bytes: too_little.available,
-        device: driver.id(),
-        model: options.model.clone(),
-    })
+    let useful = options.load.sequence_pages() * u64::from(options.max_sequences);
+    let share = |budget: &Budget| budget.by_share(options.memory_permille, useful);
+    budget.pages(&options.load, &driver.id(), share)
 }
 
-/// Where everything goes, and what is to be copied there.
+/// The weights before their arena is allocated: where everything goes, and from where.
 #[derive(Default)]
 struct Placement<'a> {
     layout: Layout,
@@ -205,25 +205,24 @@ impl<'a> Mapping<TensorView<'a>, TensorView<'a>> for Placement<'a> {
 }
 
 impl Placement<'_> {
-    fn types(&self) -> Vec<TensorType> {
-        self.matrices.iter().map(|(_, matrix)| matrix.ty).collect()
-    }
-
-    fn upload(
+    /// Allocates the arena and gets the weights in place.
+    fn fill(
         &self,
-        driver: &Driver,
-        module: &Module,
-        arena: &Arena,
+        Device { driver, module }: &Device,
         file: Option<&[u8]>,
         progress: &mut dyn FnMut(u64, u64),
-    ) -> Result<(), Fault> {
+    ) -> Result<Arena, Fault> {
+        let arena = Arena::new(driver, Purpose::Weights, self.layout.bytes())?;
+        // What lies between the weights is part of their checksums, and must be the same in the
+        // next child.
+        arena.clear(driver)?;
         for (tensor, vector) in &self.vectors {
             let values = values(tensor)?;
             // SAFETY: the vector's own place; pageable memory has been read when this returns.
             unsafe { upload(driver, arena.at(vector.offset, vector.len), &values) }?;
         }
         let registered = file.and_then(Registered::new);
-        let packer = Packer::new(driver, module, arena)?;
+        let packer = Packer::new(driver, module, &arena)?;
         let total: u64 = self.matrices.iter().map(|(t, _)| t.data.len() as u64).sum();
         let mut done = 0;
         for (tensor, matrix) in &self.matrices {
@@ -238,7 +237,7 @@ impl Placement<'_> {
             let message = "a weight is too large for F16".to_owned();
             return Err(Fault::ModelLoad { message });
         }
-        Ok(())
+        Ok(arena)
     }
 }
 
@@ -316,6 +315,3 @@ impl<'a> Packer<'a> {
         Ok(flags[0] != 0)
     }
 }
-
-/// A page is walked whole by attention: the two files must agree.
-const _: () = assert!(PAGE_TOKENS == 32);

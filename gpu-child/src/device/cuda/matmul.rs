@@ -60,9 +60,13 @@ pub struct Output {
 impl Matmul {
     /// # Errors
     /// When a kernel is missing.
-    pub fn load(driver: &Driver, module: &Module, types: &[TensorType]) -> Result<Self, Fault> {
+    pub fn load(
+        driver: &Driver,
+        module: &Module,
+        types: impl Iterator<Item = TensorType>,
+    ) -> Result<Self, Fault> {
         let mut kernels: Vec<OfType> = Vec::new();
-        for ty in types.iter().copied().map(multiplied_as) {
+        for ty in types.map(multiplied_as) {
             if kernels.iter().all(|known| known.ty != ty) {
                 kernels.push(OfType::load(driver, module, ty)?);
             }

@@ -8,7 +8,7 @@
 //!
 //! * [`driver`] is one context and one stream; [`memory`] owns every byte of device memory and
 //!   knows what it is for; [`kernels`] finds and launches what `kernels/cuda` was compiled to.
-//! * [`load`] decides what fits ([`budget`]), copies the file's tensors and has the device pack
+//! * [`load`] opens the device, decides what fits, copies the file's tensors and has the device pack
 //!   them; [`residency`] looks from then on whether they are still there, and still the same.
 //! * [`plan`] lays a batch out; [`forward`] is the pass; [`matmul`] chooses among kernels that
 //!   give the same bits, and [`wide`] how Hopper's are shared out; [`decode_step`] is the whole
@@ -26,7 +26,6 @@
 mod architectures;
 mod arguments;
 mod board;
-mod budget;
 mod decode_step;
 mod driver;
 #[cfg(feature = "fault-injection")]
@@ -48,7 +47,7 @@ mod scratch;
 mod weights;
 mod wide;
 
-use crate::device::{Ahead, Batch, Executor, KvGeometry, NoTap, Tap, Witness};
+use crate::device::{Ahead, Batch, Executor, KvGeometry, LoadOptions, NoTap, Tap, Witness};
 #[cfg(feature = "fault-injection")]
 use crate::fault_injection::Saboteur;
 use crate::model::{FileWeights, ModelConfig};
@@ -60,7 +59,7 @@ use flight::Flights;
 use graph::Graphs;
 use kv::KvCache;
 use matmul::Matmul;
-use memory::{DevicePtr, Purpose};
+use memory::Purpose;
 use ops::Ops;
 use residency::Residency;
 use sample::Draws;
@@ -73,25 +72,12 @@ use worker_orcd_ipc::{DeviceFacts, Drawn, Fault, MemoryBound, MemoryReport};
 pub struct CudaOptions {
     /// Which device, as the driver counts them.
     pub ordinal: u32,
-    pub kv_cache: KvOrder,
-    /// The largest batch, in tokens: decides the size of the activations.
-    pub max_batch_tokens: u32,
-    /// The longest sequence, in tokens.
-    pub max_sequence_tokens: u32,
-    /// Named in a fault; nothing else depends on it.
-    pub model: String,
-}
-
-/// How large the KV cache is to be.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum KvOrder {
-    Bytes(u64),
-    /// What is left of this part of the device's memory, in thousandths, but no more than so many
-    /// sequences of full length can fill.
-    Share {
-        permille: u16,
-        sequences: u32,
-    },
+    /// The KV cache, where its size is not ordered, takes what is left of this part of the device's
+    /// memory, in thousandths …
+    pub memory_permille: u16,
+    /// … but no more than so many sequences of full length can fill.
+    pub max_sequences: u32,
+    pub load: LoadOptions,
 }
 
 /// A loaded model on a CUDA device.
@@ -99,8 +85,6 @@ pub enum KvOrder {
 pub struct CudaExecutor {
     config: ModelConfig,
     weights: Weights,
-    /// RoPE's cos and sin, in the weights' arena.
-    turns: DevicePtr<[f32; 2]>,
     kv: KvCache,
     scratch: Scratch,
     ops: Ops,

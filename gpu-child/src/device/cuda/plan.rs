@@ -3,12 +3,11 @@
 //! Decided once a step, used by every layer.
 
 use super::kernels::{Row, Tile};
+use crate::device::common::kv::PAGE_TOKENS;
 use crate::device::{Batch, SequenceWork, TO_BE_DRAWN};
 use crate::model::ModelConfig;
 use worker_orcd_ipc::RequestId;
 
-/// Positions of a page, which is what attention reads at a time (`kv.cuh`, `attention.cu`).
-pub const PAGE_TOKENS: usize = 32;
 /// Rows of a tensor-core step.
 const TILE_ROWS: usize = 16;
 

@@ -4,8 +4,9 @@ use super::driver::Driver;
 use super::flight::STEPS;
 use super::kernels::{Answers, ArriveArgs, Geometry, Kernel, Row, Tile};
 use super::memory::{Arena, DevicePtr, Layout, Pinned, Purpose};
-use super::plan::{PAGE_TOKENS, Plan};
+use super::plan::Plan;
 use super::weights::{UNIT, units};
+use crate::device::common::kv::PAGE_TOKENS;
 use crate::model::ModelConfig;
 use worker_orcd_ipc::Fault;
 

@@ -89,6 +89,8 @@ pub type Layer = model::Layer<Matrix, Vector>;
 pub struct Weights {
     pub arena: Arena,
     pub tensors: ModelWeights<Matrix, Vector>,
+    /// RoPE's cos and sin of every pair at every position.
+    pub turns: DevicePtr<[f32; 2]>,
 }
 
 impl Weights {

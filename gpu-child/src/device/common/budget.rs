@@ -2,17 +2,24 @@
 //!
 //! Pure: what is free and what is needed come as numbers.
 
-/// Kept free whatever was ordered: graphs, and what the driver takes beside our allocations.
-const RESERVE_BYTES: u64 = 256 << 20;
-/// Kept free of a cache that takes what it may: the context of a standby process (518 MiB on an
-/// H200), beside the reserve.
-const SPARE_BYTES: u64 = RESERVE_BYTES + (518 << 20);
+use super::LoadOptions;
+use worker_orcd_ipc::Fault;
+
+/// Kept free on a card beside what the device keeps: the context of a standby process (518 MiB on an
+/// H200).
+const STANDBY_BYTES: u64 = 518 << 20;
+/// Without an order, a cache in the machine's memory holds this many sequences of full length …
+const DEFAULT_SEQUENCES: u64 = 8;
+/// … but takes no more than this, unless not even one sequence fits into it.
+const DEFAULT_BYTES: u64 = 1 << 30;
 
 /// What there is, and what everything but the KV cache needs of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Budget {
     pub total: u64,
     pub free: u64,
+    /// Kept free whatever was ordered.
+    pub reserve: u64,
     pub fixed: u64,
     pub page_bytes: u64,
 }
@@ -25,25 +32,68 @@ pub struct TooLittle {
 }
 
 impl Budget {
-    /// As many pages as fit into `bytes`, which somebody asked for.
+    /// As many pages as were ordered, or else as `unordered` says.
     ///
     /// # Errors
-    /// When `bytes` do not fit, or hold no page.
-    pub fn ordered(&self, bytes: u64) -> Result<u32, TooLittle> {
-        let pages = bytes / self.page_bytes;
-        self.check(pages, self.free.saturating_sub(RESERVE_BYTES))
+    /// [`Fault::InsufficientMemory`] when they do not fit on `device`, or are none.
+    pub fn pages(
+        &self,
+        options: &LoadOptions,
+        device: &str,
+        unordered: impl FnOnce(&Self) -> Result<u32, TooLittle>,
+    ) -> Result<u32, Fault> {
+        let refuse = |device: String, too_little: TooLittle| Fault::InsufficientMemory {
+            required_bytes: too_little.required,
+            available_bytes: too_little.available,
+            device,
+            model: options.model.clone(),
+        };
+        let pages = match options.kv_cache_bytes {
+            Some(available) if available < self.page_bytes => {
+                let required = self.page_bytes;
+                let place = format!("the KV cache ordered on {device}");
+                return Err(refuse(
+                    place,
+                    TooLittle {
+                        required,
+                        available,
+                    },
+                ));
+            }
+            Some(bytes) => self.ordered(bytes),
+            None => unordered(self),
+        };
+        pages.map_err(|too_little| refuse(device.to_owned(), too_little))
     }
 
-    /// As many as `permille` of the device hold beside everything else, but no more than
-    /// `useful`: what sequences can never fill is left to others.
+    /// As many as `permille` of a card hold beside everything else, but no more than `useful`: what
+    /// sequences can never fill is left to others.
     ///
     /// # Errors
     /// When that is not one.
     pub fn by_share(&self, permille: u16, useful: u64) -> Result<u32, TooLittle> {
         let share = self.total / 1000 * u64::from(permille.min(1000));
-        let available = share.min(self.free.saturating_sub(SPARE_BYTES));
+        let available = share.min(self.free.saturating_sub(self.reserve + STANDBY_BYTES));
         let pages = available.saturating_sub(self.fixed) / self.page_bytes;
         self.check(pages.min(useful.max(1)), available)
+    }
+
+    /// As many as a few sequences of `sequence_pages` fill, in memory that others need too.
+    ///
+    /// # Errors
+    /// When that is not one.
+    pub fn by_sequences(&self, sequence_pages: u64) -> Result<u32, TooLittle> {
+        let sequence = sequence_pages * self.page_bytes;
+        let wanted = DEFAULT_BYTES
+            .max(sequence)
+            .min(DEFAULT_SEQUENCES * sequence);
+        let bytes = wanted.min(self.free.saturating_sub(self.fixed) / 4);
+        self.ordered(bytes.max(self.page_bytes))
+    }
+
+    fn ordered(&self, bytes: u64) -> Result<u32, TooLittle> {
+        let pages = bytes / self.page_bytes;
+        self.check(pages, self.free.saturating_sub(self.reserve))
     }
 
     fn check(&self, pages: u64, available: u64) -> Result<u32, TooLittle> {
@@ -71,6 +121,7 @@ mod tests {
         Budget {
             total: 140 * GIB,
             free: 139 * GIB,
+            reserve: GIB / 4,
             fixed: 15 * GIB,
             page_bytes: 2 << 20,
         }
@@ -100,7 +151,8 @@ mod tests {
         let budget = budget();
         let pages = budget.by_share(1000, u64::MAX).unwrap();
         let left = budget.free - taken(&budget, pages);
-        assert!((SPARE_BYTES..SPARE_BYTES + budget.page_bytes).contains(&left));
+        let spare = budget.reserve + STANDBY_BYTES;
+        assert!((spare..spare + budget.page_bytes).contains(&left));
     }
 
     #[test]
@@ -110,7 +162,21 @@ mod tests {
             ..budget()
         };
         let pages = crowded.by_share(900, u64::MAX).unwrap();
-        assert!(taken(&crowded, pages) <= crowded.free - SPARE_BYTES);
+        assert!(taken(&crowded, pages) <= crowded.free - crowded.reserve - STANDBY_BYTES);
+    }
+
+    #[test]
+    fn in_the_machine_s_memory_a_few_sequences_are_enough() {
+        let budget = budget();
+        assert_eq!(budget.by_sequences(16), Ok(8 * 16));
+        assert_eq!(budget.by_sequences(256), Ok(512), "a gibibyte");
+        assert_eq!(budget.by_sequences(1024), Ok(1024), "one sequence");
+        let crowded = Budget {
+            free: budget.fixed + GIB,
+            reserve: 0,
+            ..budget
+        };
+        assert_eq!(crowded.by_sequences(1024), Ok(128), "a quarter of the rest");
     }
 
     #[test]
