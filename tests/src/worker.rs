@@ -1,19 +1,17 @@
 //! Starting a real worker, and leaving nothing of it behind.
 
-use crate::client::Client;
-use crate::log::Log;
 use crate::script::{SCRIPT_VARIABLE, Script};
 use crate::{model, process, wait};
 use nix::sys::signal::Signal;
 use serde_json::Value;
-use std::net::SocketAddr;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Command, ExitStatus};
 use std::time::Duration;
 use std::{env, fs};
 use tempfile::TempDir;
+use worker_orcd_harness::{Client, Launched, Log};
 
 /// What plays the part of the GPU child.
 #[derive(Debug, Clone)]
@@ -41,7 +39,7 @@ pub struct WorkerBuilder {
 /// A running worker. Dropping it kills it and waits until its children are gone too.
 #[derive(Debug)]
 pub struct Worker {
-    process: Child,
+    launched: Launched,
     pub log: Log,
     client: Option<Client>,
     /// Holds the wrapper script, and whatever else the worker was given.
@@ -85,7 +83,7 @@ impl Worker {
 
     #[must_use]
     pub fn pid(&self) -> u32 {
-        self.process.id()
+        self.launched.pid()
     }
 
     /// The child that serves now, as /health tells it.
@@ -108,14 +106,8 @@ impl Worker {
 
     /// Waits until it serves.
     pub fn wait_ready(&mut self) {
-        let client = self.client();
-        wait::until("the worker to be ready", || {
-            self.assert_running();
-            client
-                .try_request("GET", "/readyz", &[], &[])
-                .is_ok_and(|response| response.status == 200)
-                .then_some(())
-        });
+        let ready = self.launched.ready(&self.client(), wait::PATIENCE);
+        ready.unwrap_or_else(|error| panic!("{error}"));
     }
 
     /// Waits until it has ended by itself.
@@ -124,13 +116,9 @@ impl Worker {
     }
 
     pub fn wait_exit_within(&mut self, patience: Duration) -> ExitStatus {
-        let status = wait::within(patience, "the worker to exit", || {
-            self.process
-                .try_wait()
-                .expect("our own child can be waited for")
-        });
+        let status = self.launched.exit_within(patience);
         self.log.wait_end();
-        status
+        status.unwrap_or_else(|error| panic!("{error}"))
     }
 
     /// Everything that was logged until now: lines come in the order of what they tell of, so the
@@ -179,28 +167,12 @@ impl Worker {
         let transcript = self.client().execute(&request).transcript();
         assert_eq!(transcript.end()["tokens_out"], 3, "{:?}", transcript.events);
     }
-
-    fn assert_running(&mut self) {
-        if let Some(status) = self
-            .process
-            .try_wait()
-            .expect("our own child can be waited for")
-        {
-            self.log.wait_end();
-            panic!(
-                "the worker ended ({status}) before it was ready:\n{}",
-                self.log.text()
-            );
-        }
-    }
 }
 
 impl Drop for Worker {
     fn drop(&mut self) {
         let children = process::children(self.pid());
-        // Both may have happened already; what counts is that nothing is left.
-        let _ = self.process.kill();
-        let _ = self.process.wait();
+        self.launched.kill();
         for child in children {
             let gone = (0..500).any(|_| {
                 std::thread::sleep(Duration::from_millis(10));
@@ -296,11 +268,8 @@ impl WorkerBuilder {
     #[must_use]
     pub fn listening(self) -> Worker {
         let mut worker = self.spawn();
-        let address = wait::until("the worker to say where it listens", || {
-            worker.assert_running();
-            listening_address(&worker.log)
-        });
-        worker.client = Some(Client::new(address));
+        let client = worker.launched.listening(wait::PATIENCE);
+        worker.client = Some(client.unwrap_or_else(|error| panic!("{error}")));
         worker
     }
 
@@ -324,17 +293,11 @@ impl WorkerBuilder {
             .args(&self.arguments)
             // Crash reports of tests are nobody's but theirs.
             .env("XDG_STATE_HOME", directory.path())
-            .envs(self.variables.iter().cloned())
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped());
-        let mut process = command.spawn().expect("worker-orcd starts");
-        let log = Log::default();
-        log.follow(process.stdout.take().expect("piped"));
-        log.follow(process.stderr.take().expect("piped"));
+            .envs(self.variables.iter().cloned());
+        let launched = Launched::start(&mut command, Log::default()).expect("worker-orcd starts");
         Worker {
-            process,
-            log,
+            log: launched.log.clone(),
+            launched,
             client: None,
             directory,
         }
@@ -430,11 +393,4 @@ pub fn request(prompt: &str, max_tokens: u32) -> Value {
     serde_json::json!({
         "job_id": format!("job-{}", unique()), "prompt": prompt, "max_tokens": max_tokens,
     })
-}
-
-fn listening_address(log: &Log) -> Option<SocketAddr> {
-    log.events("listening").first()?["address"]
-        .as_str()?
-        .parse()
-        .ok()
 }

@@ -7,7 +7,7 @@
 //! it; then this fails, and says so.
 
 use crate::worker::{self, Worker};
-use crate::{fetch_model, http, paths, process, python};
+use crate::{fetch_model, paths, process, python};
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::{Value, json};
 use std::fs;
@@ -41,7 +41,7 @@ pub fn run(arguments: &Arguments) -> Result<()> {
         "--trace-values".to_owned(),
         ALL_VALUES.to_string(),
     ];
-    let worker = Worker::start(&model, &flags, Box::new(|_| {}))?;
+    let worker = Worker::start(&model, &flags, Box::new(|_, _| {}))?;
     let now = SystemTime::now().duration_since(UNIX_EPOCH)?;
     let word = minute_word(now.as_secs() / 60 % 60);
     let request = request(&word, now);
@@ -127,11 +127,8 @@ impl Haiku {
 /// Insists on `started → token… → end` and on the server's own count of tokens.
 fn stream(worker: &Worker, request: &Value) -> Result<Haiku> {
     let (mut text, mut next, mut seed, mut end) = (String::new(), 0, None, None);
-    for event in http::post(worker.address, "/execute", request)?
-        .ok()?
-        .events()
-    {
-        let event = event?;
+    let mut events = worker.client.try_stream("/execute", request)?;
+    while let Some(event) = events.try_next()? {
         let data: Value = serde_json::from_str(&event.data)?;
         ensure!(end.is_none(), "a {} event after the end", event.name);
         match event.name.as_str() {

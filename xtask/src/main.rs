@@ -2,8 +2,7 @@
 //!
 //! One command a file. What commands share: [`paths`] (where things are), [`process`] (programs
 //! that are started, and never left behind), [`python`] (the virtual environment of the
-//! oracles), [`http`] (a client small enough to measure with), [`worker`] (a worker that is
-//! running).
+//! oracles), [`worker`] (a worker that is running).
 //!
 //! Deliberately absent: anything that ships. What a user of the worker needs is in the worker.
 
@@ -15,7 +14,6 @@ mod compare;
 mod fetch_model;
 mod fuzz;
 mod haiku;
-mod http;
 mod kernels;
 mod paths;
 mod process;

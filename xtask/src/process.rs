@@ -5,19 +5,16 @@
 //! xtask goes on to all groups: SIGTERM the first time, SIGKILL the second.
 
 use anyhow::{Context, Result, bail};
-use nix::sys::signal::{Signal, killpg};
+use nix::sys::signal::{Signal, kill, killpg};
 use nix::unistd::Pid;
 use std::ffi::{OsStr, OsString};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, ExitStatus};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
 
 static GROUPS: Mutex<Vec<Pid>> = Mutex::new(Vec::new());
 static INTERRUPTED: AtomicBool = AtomicBool::new(false);
-
-const POLL: Duration = Duration::from_millis(20);
 
 /// Starts the thread that passes signals on. Call once, before anything is started.
 pub fn end_children_on_signals() {
@@ -48,11 +45,39 @@ fn signal_all(signal: Signal) {
     }
 }
 
+/// A process group to which signals are passed on until this value goes out of scope.
+#[derive(Debug)]
+pub struct Group(Pid);
+
+impl Group {
+    pub fn of(leader: u32) -> Self {
+        let group = Pid::from_raw(i32::try_from(leader).expect("a pid fits i32"));
+        GROUPS.lock().expect("no holder panics").push(group);
+        Self(group)
+    }
+
+    /// What has just ended needs no signal.
+    pub fn signal(&self, signal: Signal) {
+        let _ = killpg(self.0, signal);
+    }
+
+    pub fn signal_leader(&self, signal: Signal) {
+        let _ = kill(self.0, signal);
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        let mut groups = GROUPS.lock().expect("no holder panics");
+        groups.retain(|group| *group != self.0);
+    }
+}
+
 /// A running program whose group is killed when this value goes out of scope.
 #[derive(Debug)]
 pub struct Running {
     child: Child,
-    group: Pid,
+    group: Group,
     name: String,
 }
 
@@ -66,24 +91,12 @@ impl Running {
             .process_group(0)
             .spawn()
             .with_context(|| format!("cannot start {name}"))?;
-        let group = Pid::from_raw(i32::try_from(child.id()).expect("a pid fits i32"));
-        GROUPS.lock().expect("no holder panics").push(group);
+        let group = Group::of(child.id());
         Ok(Self { child, group, name })
-    }
-
-    pub fn pid(&self) -> u32 {
-        self.child.id()
     }
 
     pub fn child(&mut self) -> &mut Child {
         &mut self.child
-    }
-
-    /// `None` while it runs.
-    pub fn try_wait(&mut self) -> Result<Option<ExitStatus>> {
-        self.child
-            .try_wait()
-            .with_context(|| format!("cannot wait for {}", self.name))
     }
 
     pub fn wait(&mut self) -> Result<ExitStatus> {
@@ -91,35 +104,15 @@ impl Running {
             .wait()
             .with_context(|| format!("cannot wait for {}", self.name))
     }
-
-    /// Asks the program itself (not its group) to end, and waits.
-    pub fn terminate(mut self, patience: Duration) -> Result<ExitStatus> {
-        let _ = nix::sys::signal::kill(self.group, Signal::SIGTERM);
-        let deadline = Instant::now() + patience;
-        while Instant::now() < deadline {
-            if let Some(status) = self.try_wait()? {
-                return Ok(status);
-            }
-            std::thread::sleep(POLL);
-        }
-        bail!(
-            "{} did not end within {patience:?} after SIGTERM",
-            self.name
-        )
-    }
 }
 
 impl Drop for Running {
     fn drop(&mut self) {
         // Only while the leader is not reaped can its id not have been given to somebody else.
         if !matches!(self.child.try_wait(), Ok(Some(_))) {
-            let _ = killpg(self.group, Signal::SIGKILL);
+            self.group.signal(Signal::SIGKILL);
             let _ = self.child.wait();
         }
-        GROUPS
-            .lock()
-            .expect("no holder panics")
-            .retain(|group| *group != self.group);
     }
 }
 

@@ -1,13 +1,15 @@
 //! `cargo xtask up`: from a fresh clone to a streamed answer.
 
-use crate::worker::{self, Watch, Worker, event_name};
-use crate::{fetch_model, http, kernels};
+use crate::worker::{self, Worker};
+use crate::{fetch_model, kernels};
 use anyhow::{Context, Result, bail};
 use serde_json::{Value, json};
 use std::io::Write;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Instant;
+use worker_orcd_harness::Client;
+use worker_orcd_harness::log::{Watch, event_name};
 
 #[derive(clap::Args)]
 pub struct Arguments {
@@ -40,22 +42,22 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     let worker = Worker::start(&model, &arguments.worker_flags, load_progress())?;
     println!(
         "serving on http://{}\n\n> {}\n",
-        worker.address, arguments.prompt
+        worker.client.address, arguments.prompt
     );
-    stream_answer(worker.address, &arguments.prompt)?;
+    stream_answer(&worker.client, &arguments.prompt)?;
     if arguments.once {
         return worker.stop();
     }
     println!(
         "\nStill serving; ^C drains and ends it. Try:\n\n{}\n",
-        curl(worker.address)
+        curl(worker.client.address)
     );
     worker.wait()
 }
 
 /// Prints the percentages of the log's `model_load_progress` records on one line.
 fn load_progress() -> Watch {
-    Box::new(|record| {
+    Box::new(|record, _| {
         let percent = record["percent"].as_u64();
         if let (Some("model_load_progress"), Some(percent)) = (event_name(record), percent) {
             print!("{percent} % ");
@@ -68,7 +70,7 @@ fn load_progress() -> Watch {
     })
 }
 
-fn stream_answer(address: SocketAddr, prompt: &str) -> Result<()> {
+fn stream_answer(client: &Client, prompt: &str) -> Result<()> {
     let request = json!({
         "messages": [{"role": "user", "content": prompt}],
         "stream": true,
@@ -79,11 +81,8 @@ fn stream_answer(address: SocketAddr, prompt: &str) -> Result<()> {
     });
     let start = Instant::now();
     let (mut first, mut tokens) = (None, 0);
-    for event in http::post(address, "/v1/chat/completions", &request)?
-        .ok()?
-        .events()
-    {
-        let event = event?;
+    let mut events = client.try_stream("/v1/chat/completions", &request)?;
+    while let Some(event) = events.try_next()? {
         if event.data == "[DONE]" {
             break;
         }

@@ -7,7 +7,7 @@
 use super::report;
 use crate::process::Running;
 use crate::worker::{self, Worker};
-use crate::{fetch_model, http, paths, process, python};
+use crate::{fetch_model, paths, process, python};
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::{Value, json};
 use std::fs;
@@ -16,6 +16,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
+use worker_orcd_harness::{Client, SseEvent};
 
 #[derive(clap::Args)]
 pub struct Arguments {
@@ -54,10 +55,13 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     .into_iter()
     .flat_map(|(name, value)| [name.to_owned(), value])
     .collect();
-    let worker = Worker::start(&model, &flags, Box::new(|_| {}))?;
+    let worker = Worker::start(&model, &flags, Box::new(|_, _| {}))?;
 
     let mut prompts = Prompts::new(theirs, &python)?;
-    let (ours, theirs) = (Engine::Ours(worker.address), Engine::LlamaCpp(theirs));
+    let (ours, theirs) = (
+        Engine::Ours(worker.client.address),
+        Engine::LlamaCpp(theirs),
+    );
     let mut figures = Figures::default();
     // The first round warms both up and is not counted.
     for round in 0..=arguments.rounds {
@@ -161,8 +165,8 @@ fn complete(engine: Engine, prompt: &str, max_tokens: usize) -> Result<Completio
         first: Duration::ZERO,
         last: Duration::ZERO,
     };
-    for event in http::post(address, path, &body)?.ok()?.events() {
-        let data = event?.data;
+    let mut events = worker::patient(Client::new(address)).try_stream(path, &body)?;
+    while let Some(SseEvent { data, .. }) = events.try_next()? {
         if data == "[DONE]" {
             break;
         }
@@ -251,7 +255,9 @@ impl Prompts {
     fn new(llama: SocketAddr, python: &Path) -> Result<Self> {
         let text = process::output(Command::new(python).arg(paths::oracle_script("prose.py")))?;
         let body = json!({"content": text, "with_pieces": true});
-        let answer = http::post(llama, "/tokenize", &body)?.ok()?.json()?;
+        let answer = worker::patient(Client::new(llama))
+            .post("/tokenize", &body)
+            .json();
         let tokens = answer["tokens"].as_array().context("no tokens")?;
         // A piece that is no text on its own (half a character) is left out.
         let pieces = tokens
@@ -354,7 +360,7 @@ fn median(values: &[f64]) -> f64 {
 /// Resident memory of both processes after the load above, against the file and the KV cache.
 fn memory_table(worker: &Worker, model: &Path) -> Result<String> {
     const MIB: f64 = 1024.0 * 1024.0;
-    let health = worker.health()?;
+    let health = worker.client.health();
     let child = health["child"]["pid"]
         .as_u64()
         .context("no child in /health")?;

@@ -5,9 +5,8 @@
 //! the report: Xids, the memory that came back, and how long that took.
 
 use super::pauses::quantile;
-use super::stream::get;
 use super::worker::{Injection, Worker};
-use anyhow::{Context, Result};
+use anyhow::Result;
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -243,10 +242,7 @@ fn mib(bytes: u64) -> f64 {
 }
 
 fn reports(worker: &Worker) -> Result<Vec<Death>> {
-    let ask = |path: &str| -> Result<Value> {
-        let (_, body) = get(worker.address, path).map_err(anyhow::Error::msg)?;
-        serde_json::from_str(&body).with_context(|| format!("{path} is no JSON"))
-    };
+    let ask = |path: &str| -> Result<Value> { Ok(worker.client.try_get(path)?.try_json()?) };
     let list = ask("/crashes")?;
     let ids = list["crashes"].as_array().into_iter().flatten();
     let mut deaths = ids

@@ -35,7 +35,7 @@ impl References {
                             return;
                         };
                         let job = format!("reference-{index}");
-                        let answer = ask(worker.address, &job, &request.body, Manner::Reads);
+                        let answer = ask(&worker.client, &job, &request.body, Manner::Reads);
                         answers.lock().expect("no holder panics")[index] = Some(answer);
                     }
                 });
@@ -187,7 +187,7 @@ impl Lanes {
         let threads = (0..clients.count)
             .map(|lane| {
                 let (tally, over) = (Arc::clone(&tally), Arc::clone(&over));
-                let (references, address) = (references.clone(), worker.address);
+                let (references, client) = (references.clone(), worker.client.clone());
                 thread::spawn(move || {
                     let mut random = Random::new(clients.seed, lane as u64);
                     for number in 0_u64.. {
@@ -200,7 +200,7 @@ impl Lanes {
                             false => Manner::draw(&mut random),
                         };
                         let job = format!("lane-{lane}-{number}");
-                        let got = ask(address, &job, &request.body, manner);
+                        let got = ask(&client, &job, &request.body, manner);
                         lock(&tally).count(request.what, &job, manner, got, want);
                     }
                 })

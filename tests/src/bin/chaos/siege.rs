@@ -62,7 +62,7 @@ impl Siege {
             over: Arc::default(),
             ledger: Arc::default(),
         };
-        let (address, pid) = (worker.address, worker.pid);
+        let (address, pid) = (worker.client.address, worker.pid);
         let attackers = ATTACKS.iter().enumerate().map(|(lane, attack)| {
             let random = Random::new(seed, 1000 + lane as u64);
             siege.spawn(move |siege| siege.attack(attack, address, pid, random))

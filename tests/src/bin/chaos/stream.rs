@@ -1,17 +1,13 @@
 //! One request and its answer, as its client sees it.
 //!
-//! HTTP/1.0: the answer ends when the connection does, and whether it ended well is told by its
-//! last event. Token events are checked as they come: their numbers start at 0 and leave no gap.
+//! Whether it ended well is told by its last event. Token events are checked as they come: their
+//! numbers start at 0 and leave no gap.
 
 use super::mix::Manner;
 use serde_json::{Value, json};
-use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{SocketAddr, TcpStream};
 use std::thread;
 use std::time::{Duration, Instant};
-
-/// The worker fills silence with a comment every 15 s at the latest.
-const SILENCE: Duration = Duration::from_secs(60);
+use worker_orcd_harness::{Client, EventStream, Response, SseEvent};
 
 /// Shorter ones are the engine's own pace under load.
 const NOTABLE_GAP: Duration = Duration::from_millis(50);
@@ -45,72 +41,49 @@ pub enum Ending {
 ///
 /// # Errors
 /// When the answer breaks off or breaks the rules.
-pub fn ask(address: SocketAddr, job: &str, body: &Value, manner: Manner) -> Result<Answer, String> {
+pub fn ask(client: &Client, job: &str, body: &Value, manner: Manner) -> Result<Answer, String> {
     let mut body = body.clone();
     body["job_id"] = json!(job);
-    let mut reader = BufReader::new(post(address, "/execute", &body).map_err(text)?);
-    let mut line = String::new();
-    reader.read_line(&mut line).map_err(text)?;
-    if !line.contains(" 200 ") {
-        let mut rest = String::new();
-        reader.read_to_string(&mut rest).map_err(text)?;
-        let end = if rest.contains("QUARANTINED") {
-            Ending::Quarantined
-        } else {
-            Ending::Failed(format!(
-                "refused: {} {}",
-                line.trim(),
-                rest.replace("\r\n", " ")
-            ))
-        };
-        return Ok(Answer {
-            end,
-            ..Answer::default()
-        });
+    let opened = client.open("/execute", &body).map_err(text)?;
+    if opened.status != 200 {
+        return refused(&opened.into_response().map_err(text)?);
     }
+    let mut events = EventStream::new(opened);
     let mut reading = Reading {
         answer: Answer::default(),
         last_token: None,
         ended: false,
     };
-    let mut name = String::new();
-    loop {
-        line.clear();
-        if reader.read_line(&mut line).map_err(text)? == 0 {
-            return reading.finish();
-        }
-        if let Some(event) = line.strip_prefix("event: ") {
-            name = event.trim_end().to_owned();
-        } else if let Some(data) = line.strip_prefix("data: ") {
-            reading.event(&name, data)?;
-            match manner {
-                Manner::Reads => {}
-                Manner::ReadsSlowly(nap) => thread::sleep(nap),
-                Manner::Cancels(after) if name == "token" && reading.answer.tokens == after + 1 => {
-                    cancel(address, job)?;
-                }
-                Manner::Vanishes(after) if reading.answer.tokens > after && !reading.ended => {
-                    return Ok(reading.answer);
-                }
-                Manner::Cancels(_) | Manner::Vanishes(_) => {}
+    while let Some(event) = events.try_next().map_err(text)? {
+        reading.event(&event)?;
+        match manner {
+            Manner::Reads => {}
+            Manner::ReadsSlowly(nap) => thread::sleep(nap),
+            Manner::Cancels(after)
+                if event.name == "token" && reading.answer.tokens == after + 1 =>
+            {
+                cancel(client, job)?;
             }
+            Manner::Vanishes(after) if reading.answer.tokens > after && !reading.ended => {
+                return Ok(reading.answer);
+            }
+            Manner::Cancels(_) | Manner::Vanishes(_) => {}
         }
     }
+    reading.finish()
 }
 
-/// # Errors
-/// When the worker does not answer.
-pub fn get(address: SocketAddr, path: &str) -> Result<(u16, String), String> {
-    let mut socket = connect(address).map_err(text)?;
-    write!(socket, "GET {path} HTTP/1.0\r\nHost: localhost\r\n\r\n").map_err(text)?;
-    let mut answer = String::new();
-    socket.read_to_string(&mut answer).map_err(text)?;
-    let status = answer
-        .split(' ')
-        .nth(1)
-        .and_then(|status| status.parse().ok());
-    let body = answer.split_once("\r\n\r\n").map_or("", |(_, body)| body);
-    Ok((status.ok_or("no status")?, body.to_owned()))
+fn refused(refusal: &Response) -> Result<Answer, String> {
+    let words = refusal.text();
+    let end = if words.contains("QUARANTINED") {
+        Ending::Quarantined
+    } else {
+        Ending::Failed(format!("refused: {} {words}", refusal.status))
+    };
+    Ok(Answer {
+        end,
+        ..Answer::default()
+    })
 }
 
 struct Reading {
@@ -120,12 +93,12 @@ struct Reading {
 }
 
 impl Reading {
-    fn event(&mut self, name: &str, data: &str) -> Result<(), String> {
+    fn event(&mut self, SseEvent { name, data }: &SseEvent) -> Result<(), String> {
         if self.ended {
             return Err(format!("{name} came after the end"));
         }
         let data: Value = serde_json::from_str(data).map_err(text)?;
-        match name {
+        match name.as_str() {
             "started" => {}
             "token" => self.token(&data)?,
             "end" => {
@@ -183,33 +156,13 @@ impl Reading {
     }
 }
 
-fn cancel(address: SocketAddr, job: &str) -> Result<(), String> {
-    let socket = post(address, "/cancel", &json!({ "job_id": job })).map_err(text)?;
-    let mut status = String::new();
-    BufReader::new(socket)
-        .read_line(&mut status)
-        .map_err(text)?;
-    if status.contains(" 202 ") {
-        Ok(())
-    } else {
-        Err(format!("a cancel got {status}"))
+fn cancel(client: &Client, job: &str) -> Result<(), String> {
+    let body = json!({ "job_id": job }).to_string();
+    let answer = client.try_request("POST", "/cancel", &[], body.as_bytes());
+    match answer.map_err(text)?.status {
+        202 => Ok(()),
+        status => Err(format!("a cancel got {status}")),
     }
-}
-
-fn post(address: SocketAddr, path: &str, body: &Value) -> std::io::Result<TcpStream> {
-    let body = body.to_string();
-    let mut socket = connect(address)?;
-    let head =
-        format!("POST {path} HTTP/1.0\r\nHost: localhost\r\nContent-Type: application/json\r\n");
-    socket.write_all(format!("{head}Content-Length: {}\r\n\r\n{body}", body.len()).as_bytes())?;
-    Ok(socket)
-}
-
-fn connect(address: SocketAddr) -> std::io::Result<TcpStream> {
-    let socket = TcpStream::connect_timeout(&address, Duration::from_secs(10))?;
-    socket.set_read_timeout(Some(SILENCE))?;
-    socket.set_write_timeout(Some(SILENCE))?;
-    Ok(socket)
 }
 
 fn text(error: impl std::fmt::Display) -> String {

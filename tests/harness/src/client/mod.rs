@@ -11,7 +11,8 @@ use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
-/// No answer takes this long in a test: past it, something hangs.
+/// No answer takes this long in a test, whose streams have a comment every 15 s at the latest: past
+/// it, something hangs.
 pub const READ_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Where a worker listens, and with which key to speak to it.
@@ -19,6 +20,8 @@ pub const READ_TIMEOUT: Duration = Duration::from_secs(60);
 pub struct Client {
     pub address: SocketAddr,
     pub api_key: Option<String>,
+    /// Of each read and write.
+    pub patience: Duration,
 }
 
 /// A whole answer.
@@ -50,6 +53,7 @@ impl Client {
         Self {
             address,
             api_key: None,
+            patience: READ_TIMEOUT,
         }
     }
 
@@ -65,8 +69,8 @@ impl Client {
     /// When nobody listens there.
     pub fn connect(&self) -> io::Result<Connection> {
         let stream = TcpStream::connect_timeout(&self.address, Duration::from_secs(10))?;
-        stream.set_read_timeout(Some(READ_TIMEOUT))?;
-        stream.set_write_timeout(Some(READ_TIMEOUT))?;
+        stream.set_read_timeout(Some(self.patience))?;
+        stream.set_write_timeout(Some(self.patience))?;
         stream.set_nodelay(true)?;
         Ok(Connection {
             stream: BufReader::new(stream),
@@ -75,7 +79,7 @@ impl Client {
 
     #[must_use]
     pub fn get(&self, path: &str) -> Response {
-        self.try_request("GET", path, &[], &[])
+        self.try_get(path)
             .unwrap_or_else(|error| panic!("GET {path}: {error}"))
     }
 
@@ -88,6 +92,12 @@ impl Client {
     pub fn post_bytes(&self, path: &str, body: &[u8]) -> Response {
         self.try_request("POST", path, &[], body)
             .unwrap_or_else(|error| panic!("POST {path}: {error}"))
+    }
+
+    /// # Errors
+    /// When the connection breaks before the answer is whole.
+    pub fn try_get(&self, path: &str) -> io::Result<Response> {
+        self.try_request("GET", path, &[], &[])
     }
 
     /// # Errors
@@ -146,14 +156,20 @@ impl Client {
     /// POSTs to an SSE route. Panics unless the answer is 200 with an event stream.
     #[must_use]
     pub fn stream(&self, path: &str, body: &Value) -> EventStream {
-        let streaming = self
-            .open(path, body)
-            .unwrap_or_else(|error| panic!("POST {path}: {error}"));
-        if streaming.status != 200 {
-            let response = streaming.into_response().expect("the body of the refusal");
-            panic!("POST {path}: {} {}", response.status, response.text());
+        self.try_stream(path, body)
+            .unwrap_or_else(|error| panic!("POST {path}: {error}"))
+    }
+
+    /// # Errors
+    /// When the connection breaks before there is a head, or the answer is not 200.
+    pub fn try_stream(&self, path: &str, body: &Value) -> io::Result<EventStream> {
+        let streaming = self.open(path, body)?;
+        if streaming.status == 200 {
+            return Ok(EventStream::new(streaming));
         }
-        EventStream::new(streaming)
+        let refusal = streaming.into_response()?;
+        let told = format!("status {}: {}", refusal.status, refusal.text());
+        Err(io::Error::other(told))
     }
 
     #[must_use]
@@ -180,8 +196,16 @@ impl Response {
 
     #[must_use]
     pub fn json(&self) -> Value {
-        serde_json::from_slice(&self.body)
-            .unwrap_or_else(|error| panic!("not JSON ({error}): {} {}", self.status, self.text()))
+        self.try_json().unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// # Errors
+    /// When the body is no JSON.
+    pub fn try_json(&self) -> io::Result<Value> {
+        serde_json::from_slice(&self.body).map_err(|error| {
+            let told = format!("not JSON ({error}): {} {}", self.status, self.text());
+            io::Error::other(told)
+        })
     }
 }
 
@@ -273,4 +297,54 @@ fn find_header<'a>(headers: &'a [(String, String)], name: &str) -> Option<&'a st
         .iter()
         .find(|(found, _)| found == name)
         .map(|(_, value)| value.as_str())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::TcpListener;
+
+    /// Serves one canned answer.
+    fn serve(answer: &'static str) -> Client {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            let mut request = [0; 1024];
+            let _ = stream.read(&mut request).unwrap();
+            stream.write_all(answer.as_bytes()).unwrap();
+        });
+        Client::new(address)
+    }
+
+    #[test]
+    fn chunks_are_joined_and_events_cut_at_blank_lines() {
+        let client = serve(
+            "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\
+             Transfer-Encoding: chunked\r\n\r\n\
+             10\r\nevent: token\ndat\r\n9\r\na: {}\n\n: \r\nE\r\nx\n\ndata: two\n\n\r\n0\r\n\r\n",
+        );
+        let mut stream = client.stream("/", &Value::Null);
+        let events: Vec<_> = stream.by_ref().map(|it| (it.name, it.data)).collect();
+        let expected = [("token", "{}"), ("message", "two")];
+        assert_eq!(events, expected.map(|(a, b)| (a.into(), b.into())));
+        assert_eq!(stream.comments, 1);
+    }
+
+    #[test]
+    fn a_body_that_ends_early_is_an_error() {
+        for answer in [
+            "HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nshort",
+            "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nshort\r\n",
+        ] {
+            assert!(serve(answer).try_get("/").is_err(), "{answer}");
+        }
+    }
+
+    #[test]
+    fn a_status_that_is_not_200_shows_its_body() {
+        let client = serve("HTTP/1.1 503 X\r\nContent-Length: 4\r\n\r\nbusy");
+        let refused = client.try_stream("/", &Value::Null).unwrap_err();
+        assert_eq!(refused.to_string(), "status 503: busy");
+    }
 }

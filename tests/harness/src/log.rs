@@ -2,22 +2,62 @@
 
 use crate::wait;
 use serde_json::Value;
+use std::collections::VecDeque;
+use std::fmt;
 use std::io::{BufRead, BufReader, Read};
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
+/// The event with the address.
+const LISTENING: &str = "listening";
+
+/// Those of a log that is watched.
+const LAST_LINES: usize = 40;
+
+/// Called with each record, and when it was read.
+pub type Watch = Box<dyn FnMut(&Value, Instant) + Send>;
+
 /// Shared with the threads that read the worker's pipes.
-#[derive(Debug, Clone, Default)]
+#[derive(Clone)]
 pub struct Log {
     /// With the moment at which each was read.
-    lines: Arc<Mutex<Vec<(Instant, String)>>>,
+    lines: Arc<Mutex<VecDeque<(Instant, String)>>>,
+    /// Older ones are let go.
+    kept_lines: usize,
+    watch: Option<Arc<Mutex<Watch>>>,
+    address: Arc<OnceLock<SocketAddr>>,
     held: Arc<AtomicBool>,
     /// Pipes that have not ended.
     open: Arc<AtomicUsize>,
 }
 
+impl Default for Log {
+    /// Keeps everything.
+    fn default() -> Self {
+        Self {
+            lines: Arc::default(),
+            kept_lines: usize::MAX,
+            watch: None,
+            address: Arc::default(),
+            held: Arc::default(),
+            open: Arc::default(),
+        }
+    }
+}
+
 impl Log {
+    /// Keeps the last lines for the message of a failure; what matters is for `watch` to note.
+    #[must_use]
+    pub fn watched(watch: Watch) -> Self {
+        Self {
+            kept_lines: LAST_LINES,
+            watch: Some(Arc::new(Mutex::new(watch))),
+            ..Self::default()
+        }
+    }
+
     /// Collects from `pipe` until it ends.
     pub fn follow(&self, pipe: impl Read + Send + 'static) {
         let log = self.clone();
@@ -25,14 +65,44 @@ impl Log {
         std::thread::spawn(move || {
             for line in BufReader::new(pipe).split(b'\n') {
                 let Ok(line) = line else { break };
-                let line = (Instant::now(), String::from_utf8_lossy(&line).into());
-                log.lines.lock().expect("no holder panics").push(line);
+                log.take(String::from_utf8_lossy(&line).into());
                 while log.held.load(Ordering::Relaxed) {
                     std::thread::sleep(Duration::from_millis(5));
                 }
             }
             log.open.fetch_sub(1, Ordering::SeqCst);
         });
+    }
+
+    fn take(&self, line: String) {
+        let now = Instant::now();
+        // Whoever measures beside this has better uses for a core than parsing every line.
+        if self.watch.is_some() || line.contains(LISTENING) {
+            let record = serde_json::from_str(&line).unwrap_or_default();
+            self.note(&record, now);
+        }
+        let mut lines = self.lines.lock().expect("no holder panics");
+        if lines.len() >= self.kept_lines {
+            lines.pop_front();
+        }
+        lines.push_back((now, line));
+    }
+
+    fn note(&self, record: &Value, now: Instant) {
+        let address = record["address"].as_str().and_then(|it| it.parse().ok());
+        if let (Some(LISTENING), Some(address)) = (event_name(record), address) {
+            // The first of several.
+            let _ = self.address.set(address);
+        }
+        if let Some(watch) = &self.watch {
+            watch.lock().expect("no holder panics")(record, now);
+        }
+    }
+
+    /// Where it said that it listens.
+    #[must_use]
+    pub fn address(&self) -> Option<SocketAddr> {
+        self.address.get().copied()
     }
 
     /// Waits for the end of the pipes; not for long, because somebody else may hold them open.
@@ -60,6 +130,13 @@ impl Log {
     pub fn lines(&self) -> Vec<String> {
         let lines = self.lines.lock().expect("no holder panics");
         lines.iter().map(|(_, text)| text.clone()).collect()
+    }
+
+    /// The last lines.
+    #[must_use]
+    pub fn tail(&self, count: usize) -> String {
+        let lines = self.lines();
+        lines[lines.len().saturating_sub(count)..].join("\n")
     }
 
     #[must_use]
@@ -110,7 +187,15 @@ impl Log {
     }
 }
 
-fn event_name(record: &Value) -> Option<&str> {
+impl fmt::Debug for Log {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text())
+    }
+}
+
+/// What a record is about.
+#[must_use]
+pub fn event_name(record: &Value) -> Option<&str> {
     let fields = record.get("fields").unwrap_or(record);
     fields
         .get("event")

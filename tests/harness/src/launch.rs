@@ -1,0 +1,146 @@
+//! A worker's process: started, asked whether it serves, and ended at the latest when it is dropped.
+
+use crate::client::Client;
+use crate::log::Log;
+use std::io;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::Mutex;
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// A port that is free, and a log that a program can read.
+pub const AT_A_FREE_PORT: [&str; 6] =
+    ["--host", "127.0.0.1", "--port", "0", "--log-format", "json"];
+
+const POLL: Duration = Duration::from_millis(10);
+
+/// Lines of the log in the message of a failure.
+const TOLD_LINES: usize = 40;
+
+#[derive(Debug)]
+pub struct Launched {
+    process: Mutex<Child>,
+    pid: u32,
+    pub log: Log,
+}
+
+impl Launched {
+    /// # Errors
+    /// When there is no such program.
+    pub fn start(command: &mut Command, log: Log) -> io::Result<Self> {
+        let mut process = command
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()?;
+        log.follow(process.stdout.take().expect("piped"));
+        log.follow(process.stderr.take().expect("piped"));
+        Ok(Self {
+            pid: process.id(),
+            process: Mutex::new(process),
+            log,
+        })
+    }
+
+    #[must_use]
+    pub fn pid(&self) -> u32 {
+        self.pid
+    }
+
+    /// How it ended; `None` while it runs.
+    #[must_use]
+    pub fn ended(&self) -> Option<ExitStatus> {
+        let mut process = self.process.lock().expect("no holder panics");
+        process.try_wait().expect("our own child can be waited for")
+    }
+
+    /// # Errors
+    /// In words, with the end of the log, when it has ended.
+    pub fn assert_running(&self) -> io::Result<()> {
+        match self.ended() {
+            None => Ok(()),
+            Some(status) => {
+                self.log.wait_end();
+                Err(self.failure(&format!("the worker ended with {status}")))
+            }
+        }
+    }
+
+    /// Ends it now, if it still runs.
+    pub fn kill(&self) {
+        let mut process = self.process.lock().expect("no holder panics");
+        // Both may have happened already.
+        let _ = process.kill();
+        let _ = process.wait();
+    }
+
+    /// A client of the address that it says it listens at.
+    ///
+    /// # Errors
+    /// When it ends before, or takes longer.
+    pub fn listening(&self, patience: Duration) -> io::Result<Client> {
+        self.wait(patience, "to listen", || {
+            self.log.address().map(Client::new)
+        })
+    }
+
+    /// # Errors
+    /// When it ends before it serves, or takes longer.
+    pub fn ready(&self, client: &Client, patience: Duration) -> io::Result<()> {
+        self.wait(patience, "to be ready", || {
+            let answer = client.try_get("/readyz");
+            answer.is_ok_and(|it| it.status == 200).then_some(())
+        })
+    }
+
+    /// # Errors
+    /// When it still runs after that time.
+    pub fn exit_within(&self, patience: Duration) -> io::Result<ExitStatus> {
+        self.wait_for(patience, "to end", || self.ended())
+    }
+
+    /// What `probe` gives, if the worker lives to see it.
+    ///
+    /// # Errors
+    /// When the worker ends before, or it takes longer.
+    pub fn wait<T>(
+        &self,
+        patience: Duration,
+        what: &str,
+        mut probe: impl FnMut() -> Option<T>,
+    ) -> io::Result<T> {
+        self.wait_for(patience, what, || match probe() {
+            Some(found) => Some(Ok(found)),
+            None => self.assert_running().err().map(Err),
+        })?
+    }
+
+    fn wait_for<T>(
+        &self,
+        patience: Duration,
+        what: &str,
+        mut probe: impl FnMut() -> Option<T>,
+    ) -> io::Result<T> {
+        let began = Instant::now();
+        loop {
+            if let Some(found) = probe() {
+                return Ok(found);
+            }
+            if began.elapsed() > patience {
+                let told = format!("waited {patience:?} in vain for the worker {what}");
+                return Err(self.failure(&told));
+            }
+            thread::sleep(POLL);
+        }
+    }
+
+    fn failure(&self, what: &str) -> io::Error {
+        io::Error::other(format!("{what}:\n{}", self.log.tail(TOLD_LINES)))
+    }
+}
+
+impl Drop for Launched {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
