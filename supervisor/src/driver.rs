@@ -123,7 +123,7 @@ impl Driver {
             news: News::new(started, &settings.load),
             crashes: CrashLog::new(Arc::clone(&shared.crashes)),
             gpu: GpuWatch::new(settings.load.device, started),
-            requests: Requests::new(Arc::clone(&shared.registry)),
+            requests: Requests::new(Arc::clone(&shared.registry), SEATS),
             settings,
             started,
             now: started,
@@ -315,12 +315,13 @@ impl Driver {
     fn do_effects(&mut self) {
         while let Some(effect) = self.effects.pop_front() {
             if let Effect::Child {
+                seat,
                 deed: Deed::Bury(_),
                 ..
             } = effect
             {
                 let accepted = |record: &Record| record.progress.lock().accepted_at();
-                let oldest = self.requests.in_flight().map(accepted).min();
+                let oldest = self.requests.in_flight(seat).map(accepted).min();
                 self.news.interrupted(oldest);
             }
             self.news.effect(self.now, &effect);
@@ -358,8 +359,8 @@ impl Driver {
                 let order = self.order_to_load(seat);
                 self.send(seat, &Command::Load(order));
             }
-            Deed::Serve => self.serve(),
-            Deed::Suspend => self.requests.suspend(),
+            Deed::Serve => self.serve(seat),
+            Deed::Suspend => self.requests.suspend(seat),
             Deed::Dismiss => self.send(seat, &Command::Shutdown),
             Deed::Kill(signal) => {
                 if self.seat(seat).kill(generation, signal) {
@@ -368,7 +369,7 @@ impl Driver {
             }
             Deed::Bury(cause) => {
                 let scene = self.report_death(seat, generation, &cause);
-                self.requests.bury(&cause, &scene, self.now);
+                self.requests.bury(seat, &cause, &scene, self.now);
                 self.news.buried();
                 self.seat(seat).clear();
             }
@@ -396,11 +397,11 @@ impl Driver {
         self.model = Some(model);
     }
 
-    fn serve(&mut self) {
+    fn serve(&mut self, seat: SeatId) {
         if let Some(model) = &self.model {
             self.news.ready(self.now, model);
             self.crashes.ready(self.now);
-            self.requests.serve(Arc::clone(&model.text));
+            self.requests.serve(seat, Arc::clone(&model.text));
             self.phase.send_modify(|phase| phase.ready = true);
         }
     }
@@ -420,10 +421,9 @@ impl Driver {
         for seat in 0..self.seats.len() {
             let Seat { id, child, .. } = &mut self.seats[seat];
             let (id, Some(child)) = (*id, child) else {
-                self.requests.drop_orders();
                 continue;
             };
-            let sent = child.send_what_fits(|| self.requests.next_command());
+            let sent = child.send_what_fits(|| self.requests.next_command(id));
             self.note_send(id, sent);
         }
     }

@@ -67,7 +67,7 @@ impl Driver {
             heartbeat_at: child.and_then(|child| child.heartbeat_at),
             memory: self.news.own_memory(),
             recording,
-            requests: self.requests.in_flight().map(facts).collect(),
+            requests: self.requests.in_flight(seat).map(facts).collect(),
             host_available_bytes: host_available_bytes(),
             gpu,
         };

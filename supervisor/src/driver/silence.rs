@@ -26,7 +26,7 @@ impl Driver {
         let silence = self.silence_at(&self.seats[usize::from(seat.0)]);
         if silence.is_some_and(|at| at <= self.now) {
             self.seat(seat).hesitating = true;
-            self.requests.hesitate();
+            self.requests.hesitate(seat);
         }
     }
 
@@ -34,7 +34,7 @@ impl Driver {
     pub(super) fn note_pulse(&mut self, seat: SeatId, step_elapsed: Option<Duration>) {
         let takes_long = step_elapsed.is_some_and(|elapsed| elapsed >= LONG_STEP);
         if takes_long && !self.seat(seat).hesitating {
-            self.requests.hesitate();
+            self.requests.hesitate(seat);
         }
         self.seat(seat).hesitating = takes_long;
     }

@@ -81,7 +81,7 @@ impl Driver {
                     return None;
                 }
                 self.news.stepped(now);
-                let step = self.requests.step(&report, now);
+                let step = self.requests.step(seat, &report, now);
                 if carries_tokens {
                     self.note_tokens();
                 }

@@ -8,9 +8,10 @@ use crate::requests::stream::RequestStream;
 use crate::requests::testing::{Journal, read, request, step};
 use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
+use std::num::NonZeroU8;
 use std::time::Duration;
 use worker_orcd_ipc::{Command, FinishReason, RequestId, TokenId};
-use worker_orcd_lifecycle::DeathCause;
+use worker_orcd_lifecycle::{DeathCause, SeatId};
 
 /// The token that a killer's prompt begins with, and the step of it that kills.
 const POISON: TokenId = TokenId(3);
@@ -28,34 +29,36 @@ enum Move {
         killer: bool,
         deadline: bool,
     },
-    /// So many times, every request that the child has moves on by one token, or kills.
-    Steps(usize),
+    /// So many times, every request that this seat's child has moves on by one token, or kills.
+    Steps(u8, usize),
     Cancel(usize),
     Leave(usize),
     /// By an operator: whose doing it was is clear.
-    Kill,
+    Kill(u8),
     /// Of a cause that anybody might have been, wherever chance finds the child: at this
     /// position of each prompt, behind this layer.
     Crash {
+        seat: u8,
         position: u32,
         layer: u32,
     },
     /// The next child is ready.
-    Serve,
+    Serve(u8),
     Pass(u64),
 }
 
 fn moves() -> impl Strategy<Value = Vec<Move>> {
+    let seat = || 0_u8..4;
     let one = prop_oneof![
         4 => (prop::bool::weighted(0.2), prop::bool::weighted(0.3))
             .prop_map(|(killer, deadline)| Move::Submit { killer, deadline }),
-        8 => (1usize..16).prop_map(Move::Steps),
+        8 => (seat(), 1usize..16).prop_map(|(seat, count)| Move::Steps(seat, count)),
         1 => (0usize..8).prop_map(Move::Cancel),
         1 => (0usize..8).prop_map(Move::Leave),
-        1 => Just(Move::Kill),
-        1 => (0..PROMPT, 0..LAYERS)
-            .prop_map(|(position, layer)| Move::Crash { position, layer }),
-        3 => Just(Move::Serve),
+        1 => seat().prop_map(Move::Kill),
+        1 => (seat(), 0..PROMPT, 0..LAYERS)
+            .prop_map(|(seat, position, layer)| Move::Crash { seat, position, layer }),
+        3 => seat().prop_map(Move::Serve),
         1 => (0u64..2_000).prop_map(Move::Pass),
     ];
     prop::collection::vec(one, 0..80)
@@ -73,9 +76,15 @@ struct Client {
 
 struct World {
     journal: Journal,
-    serving: bool,
     clients: Vec<Client>,
-    /// What the child runs, and the index of each one's next token.
+    /// One in each seat.
+    children: Vec<Child>,
+}
+
+#[derive(Default)]
+struct Child {
+    serving: bool,
+    /// What it runs, and the index of each one's next token.
     running: BTreeMap<RequestId, u32>,
     /// Its answers to cancellations, for its next step.
     answers: Vec<(RequestId, FinishReason)>,
@@ -84,24 +93,23 @@ struct World {
 }
 
 impl World {
-    fn new() -> Self {
-        Self {
-            journal: Journal::serving(),
-            serving: true,
+    fn new(seats: u8) -> Self {
+        let mut world = Self {
+            journal: Journal::with_seats(4, NonZeroU8::new(seats).unwrap()),
             clients: vec![],
-            running: BTreeMap::new(),
-            answers: vec![],
-            moved: BTreeSet::new(),
-        }
+            children: (0..seats).map(|_| Child::default()).collect(),
+        };
+        (0..seats).for_each(|seat| world.serve(seat));
+        world
     }
 
     fn make(&mut self, step: Move) {
         let now = self.journal.now;
         match step {
             Move::Submit { killer, deadline } => self.submit(killer, deadline),
-            Move::Steps(count) => {
+            Move::Steps(seat, count) => {
                 for _ in 0..count {
-                    self.step();
+                    self.step(self.seat(seat));
                     self.deliver();
                 }
             }
@@ -117,17 +125,20 @@ impl World {
                 }
                 self.journal.run_controls();
             }
-            Move::Kill => self.die(&DeathCause::Signalled(9), &Scene::default()),
-            Move::Crash { position, layer } => {
-                let scene = self.scene(Within::Layer(layer), |_| position);
-                self.die(&DeathCause::Signalled(11), &scene);
+            Move::Kill(seat) => {
+                let seat = self.seat(seat);
+                self.die(seat, &DeathCause::Signalled(9), &Scene::default());
             }
-            Move::Serve => {
-                if !self.serving {
-                    self.serving = true;
-                    self.journal.requests.serve(self.journal.text.clone());
-                }
+            Move::Crash {
+                seat,
+                position,
+                layer,
+            } => {
+                let seat = self.seat(seat);
+                let scene = self.scene(seat, Within::Layer(layer), |_| position);
+                self.die(seat, &DeathCause::Signalled(11), &scene);
             }
+            Move::Serve(seat) => self.serve(seat),
             Move::Pass(ms) => {
                 self.journal.later(Duration::from_millis(ms));
                 self.journal.requests.expire(self.journal.now);
@@ -135,6 +146,23 @@ impl World {
         }
         self.deliver();
         self.read();
+    }
+
+    fn seat(&self, number: u8) -> SeatId {
+        SeatId(number % self.children.len() as u8)
+    }
+
+    fn child(&mut self, seat: SeatId) -> &mut Child {
+        &mut self.children[usize::from(seat.0)]
+    }
+
+    fn serve(&mut self, seat: u8) {
+        let seat = self.seat(seat);
+        let was_serving = std::mem::replace(&mut self.child(seat).serving, true);
+        if !was_serving {
+            let text = self.journal.text.clone();
+            self.journal.requests.serve(seat, text);
+        }
     }
 
     fn submit(&mut self, killer: bool, deadline: bool) {
@@ -162,45 +190,60 @@ impl World {
         });
     }
 
-    /// The child reads its commands.
+    /// The children read their commands.
     fn deliver(&mut self) {
-        for command in self.journal.commands() {
-            match command {
-                Command::Submit(submission) => {
-                    assert!(self.serving, "given to nobody");
-                    let next = submission.generated.len() as u32;
-                    let before = self.running.insert(submission.request, next);
-                    assert_eq!(before, None, "given twice");
-                }
-                Command::Cancel { request } => {
-                    if self.running.remove(&request).is_some() {
-                        self.answers.push((request, FinishReason::Cancelled));
-                    }
-                }
-                other => panic!("{other:?}"),
-            }
+        for number in 0..self.children.len() as u8 {
+            let commands = self.journal.commands_of(SeatId(number));
+            commands
+                .into_iter()
+                .for_each(|command| self.obey(SeatId(number), command));
         }
-        let on_probation = self.journal.requests.on_probation() > 0;
-        assert!(
-            !on_probation || self.running.len() <= 1,
-            "a suspect has company"
-        );
+        for child in &self.children {
+            let mut running = child.running.keys();
+            let suspected = running.any(|id| self.journal.requests.is_suspect(*id));
+            let company = child.running.len() > 1;
+            assert!(!suspected || !company, "a suspect has company");
+        }
     }
 
-    fn step(&mut self) {
-        if !self.serving {
+    fn obey(&mut self, seat: SeatId, command: Command) {
+        match command {
+            Command::Submit(submission) => {
+                assert!(self.child(seat).serving, "given to nobody");
+                let (id, next) = (submission.request, submission.generated.len() as u32);
+                let mut elsewhere = self.children.iter();
+                assert!(
+                    elsewhere.all(|child| !child.running.contains_key(&id)),
+                    "given twice"
+                );
+                self.child(seat).running.insert(id, next);
+            }
+            Command::Cancel { request } => {
+                let child = self.child(seat);
+                if child.running.remove(&request).is_some() {
+                    child.answers.push((request, FinishReason::Cancelled));
+                }
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn step(&mut self, seat: SeatId) {
+        let child = &self.children[usize::from(seat.0)];
+        if !child.serving {
             return;
         }
         let fatal =
-            |client: &Client| client.killer && self.running.get(&client.id) == Some(&FATAL_INDEX);
+            |client: &Client| client.killer && child.running.get(&client.id) == Some(&FATAL_INDEX);
         if self.clients.iter().any(fatal) {
-            let scene = self.scene(Within::Beginning, |next| PROMPT - 1 + next);
-            return self.die(&DeathCause::Signalled(11), &scene);
+            let scene = self.scene(seat, Within::Beginning, |next| PROMPT - 1 + next);
+            return self.die(seat, &DeathCause::Signalled(11), &scene);
         }
         let mut tokens = vec![];
-        let mut ends = std::mem::take(&mut self.answers);
-        self.running.retain(|id, next| {
-            self.moved.insert(*id);
+        let child = self.child(seat);
+        let mut ends = std::mem::take(&mut child.answers);
+        child.running.retain(|id, next| {
+            child.moved.insert(*id);
             tokens.push((*id, *next, *next % 2));
             *next += 1;
             if *next == MAX_TOKENS {
@@ -211,16 +254,15 @@ impl World {
         let now = self.journal.now;
         self.journal
             .requests
-            .step(&step(&tokens, &ends), now)
+            .step(seat, &step(&tokens, &ends), now)
             .expect("an honest child");
     }
 
     /// Who has had no token yet is in its prompt, and in no step before its last one.
-    fn scene(&self, within: Within, position: impl Fn(u32) -> u32) -> Scene {
-        let in_prompt = self
-            .running
-            .iter()
-            .filter(|(id, _)| !self.moved.contains(id));
+    fn scene(&self, seat: SeatId, within: Within, position: impl Fn(u32) -> u32) -> Scene {
+        let child = &self.children[usize::from(seat.0)];
+        let running = child.running.iter();
+        let in_prompt = running.filter(|(id, _)| !child.moved.contains(id));
         let prompts = in_prompt.map(|(id, next)| {
             let at = position(*next);
             (*id, at..at + 1)
@@ -232,14 +274,12 @@ impl World {
         }
     }
 
-    fn die(&mut self, cause: &DeathCause, scene: &Scene) {
-        if self.serving {
-            self.serving = false;
-            self.running.clear();
-            self.moved.clear();
-            self.answers.clear();
-            self.journal.requests.suspend();
-            self.journal.requests.bury(cause, scene, self.journal.now);
+    fn die(&mut self, seat: SeatId, cause: &DeathCause, scene: &Scene) {
+        let child = std::mem::take(self.child(seat));
+        if child.serving {
+            let now = self.journal.now;
+            self.journal.requests.suspend(seat);
+            self.journal.requests.bury(seat, cause, scene, now);
         }
     }
 
@@ -268,8 +308,11 @@ proptest! {
     })]
 
     #[test]
-    fn every_request_ends_exactly_once_and_only_killers_are_quarantined(moves in moves()) {
-        let mut world = World::new();
+    fn every_request_ends_exactly_once_and_only_killers_are_quarantined(
+        moves in moves(),
+        seats in prop::sample::select(vec![1_u8, 2, 4]),
+    ) {
+        let mut world = World::new(seats);
         for step in moves {
             world.make(step);
         }
@@ -278,8 +321,10 @@ proptest! {
             if world.journal.requests.is_empty() {
                 break;
             }
-            world.make(Move::Serve);
-            world.make(Move::Steps(1));
+            for seat in 0..seats {
+                world.make(Move::Serve(seat));
+                world.make(Move::Steps(seat, 1));
+            }
         }
         prop_assert_eq!(world.journal.requests.len(), 0, "stuck");
         prop_assert_eq!(world.journal.registry.live(), 0);

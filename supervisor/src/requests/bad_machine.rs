@@ -8,7 +8,7 @@ use crate::error_code::ErrorCode;
 use crate::requests::record::{NewRequest, StreamEvent};
 use crate::requests::scene::{Scene, Within};
 use crate::requests::stream::RequestStream;
-use crate::requests::testing::{Journal, read, request, step};
+use crate::requests::testing::{Journal, SEAT, read, request, step};
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::time::Duration;
@@ -195,7 +195,7 @@ impl Machine {
 
     fn tell(&mut self, tokens: &[(RequestId, u32, u32)], ends: &[(RequestId, FinishReason)]) {
         let report = step(tokens, ends);
-        let told = self.journal.requests.step(&report, self.journal.now);
+        let told = self.journal.requests.step(SEAT, &report, self.journal.now);
         told.expect("an honest child");
     }
 
@@ -299,11 +299,13 @@ impl Machine {
             stopped: false,
         };
         self.running.clear();
-        self.journal.requests.suspend();
+        self.journal.requests.suspend(SEAT);
         let cause = DeathCause::Signalled(11);
-        self.journal.requests.bury(&cause, &scene, self.journal.now);
+        self.journal
+            .requests
+            .bury(SEAT, &cause, &scene, self.journal.now);
         self.journal.later(Duration::from_millis(START_MS));
-        self.journal.requests.serve(self.journal.text.clone());
+        self.journal.requests.serve(SEAT, self.journal.text.clone());
     }
 
     fn pass(&mut self, ms: f64) {

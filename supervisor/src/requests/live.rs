@@ -1,27 +1,29 @@
-//! The journal as the driver has it: what is with the child, what waits, and what ends how.
+//! The journal as the driver has it: what is with which child, what waits, and what ends how.
 //!
-//! Owned by the driver alone, without I/O: commands for the child collect in a list that the
-//! driver sends, and time is an argument. Here are clients and the child's words;
-//! [`probation`] is who is given to the child when, and what follows from a death.
+//! Owned by the driver alone, without I/O: commands for each seat's child collect in a list that the
+//! driver sends, and time is an argument. Here are clients and the children's words;
+//! [`dispatch`] is what is on its way to a seat and back; [`probation`] is who is given to which child
+//! when, and what follows from a death.
 
+mod dispatch;
 mod probation;
 
+use self::dispatch::{Dispatch, Place};
 use crate::error_code::ErrorCode;
 use crate::requests::pace::Pace;
 use crate::requests::progress::{Progress, Pushed};
 use crate::requests::record::{Failure, Record, StopReason};
 use crate::requests::registry::Registry;
 use crate::requests::suspicion::Suspicion;
+use crate::requests::violation::Violation;
 use crate::text::Text;
-use std::collections::{BTreeMap, BTreeSet, HashSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet};
+use std::num::NonZeroU8;
 use std::sync::Arc;
 use std::task::Waker;
 use std::time::{Duration, Instant};
-use thiserror::Error;
-use worker_orcd_ipc::{Command, Drawn, FinishReason, Finished, RequestId, StepReport, TokenId};
-
-/// A child answers a cancellation within a step. Thousands unanswered mean that it never will.
-const MAX_LEAVING: usize = 10_000;
+use worker_orcd_ipc::{Command, Drawn, FinishReason, Finished, RequestId, StepReport};
+use worker_orcd_lifecycle::SeatId;
 
 /// From HTTP tasks to the driver. Unbounded as a channel, bounded by admission: each request
 /// that was let in causes at most one of the first and one of the third.
@@ -35,48 +37,19 @@ pub(crate) enum Control {
     StopNow,
 }
 
-/// What no child of this protocol says.
-#[derive(Debug, Clone, PartialEq, Eq, Error)]
-pub enum Violation {
-    #[error("{what} of request {request}, which is not with it")]
-    UnknownRequest {
-        what: &'static str,
-        request: RequestId,
-    },
-    #[error("token {said} of request {request}, where {expected} comes next")]
-    Index {
-        request: RequestId,
-        said: u32,
-        expected: u32,
-    },
-    #[error("token id {token} of a vocabulary of {vocabulary}")]
-    Vocabulary { token: TokenId, vocabulary: usize },
-    #[error("more than the {max_tokens} tokens that request {request} asked for")]
-    TooMany { request: RequestId, max_tokens: u32 },
-    #[error("request {0} was called cancelled, and nobody had")]
-    NotCancelled(RequestId),
-    #[error("{0} cancellations without an answer")]
-    Unanswered(usize),
-    #[error("a step before the model was ready")]
-    NotReady,
-}
-
 #[derive(Debug)]
 pub struct Requests {
     registry: Arc<Registry>,
     /// By number, hence in the order of arrival.
     live: BTreeMap<RequestId, Live>,
     deadlines: BTreeSet<(Instant, RequestId)>,
-    /// Ended here while the child still had them: its last words on them are due.
-    leaving: HashSet<RequestId>,
-    /// Each of them runs alone, in this order, before anybody else is given to the child.
+    /// One for each seat.
+    seats: Vec<Dispatch>,
+    /// Each of them runs alone in its seat, in this order.
     suspects: BTreeSet<RequestId>,
     /// When children died lately of what a request may have done.
     deaths: Vec<Instant>,
     text: Option<Arc<Text>>,
-    /// A child takes submissions.
-    serving: bool,
-    orders: VecDeque<Order>,
     wakers: Vec<Waker>,
     scratch: String,
     tokens_total: u64,
@@ -95,36 +68,17 @@ struct Live {
     suspicion: Suspicion,
 }
 
-/// For the child.
-#[derive(Debug)]
-enum Order {
-    Submit(Arc<Record>),
-    Cancel(RequestId),
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Place {
-    /// For a child, or for its turn.
-    Waiting,
-    WithChild,
-    /// Cancelled at the child, not here: it goes on later. The child's answer is due, and what
-    /// it says until then still counts.
-    CalledBack,
-}
-
 impl Requests {
     #[must_use]
-    pub fn new(registry: Arc<Registry>) -> Self {
+    pub fn new(registry: Arc<Registry>, seats: NonZeroU8) -> Self {
         Self {
             registry,
             live: BTreeMap::new(),
             deadlines: BTreeSet::new(),
-            leaving: HashSet::new(),
+            seats: (0..seats.get()).map(|_| Dispatch::default()).collect(),
             suspects: BTreeSet::new(),
             deaths: Vec::new(),
             text: None,
-            serving: false,
-            orders: VecDeque::new(),
             wakers: Vec::new(),
             scratch: String::new(),
             tokens_total: 0,
@@ -147,19 +101,21 @@ impl Requests {
         self.live.len()
     }
 
-    /// Those that the present child was given.
+    /// Those that a child was given.
     #[must_use]
     pub fn with_child(&self) -> usize {
-        self.live
-            .values()
-            .filter(|live| live.place.is_with_child())
-            .count()
+        let seats = self.live.values().filter_map(|live| live.place.seat());
+        seats.count()
     }
 
-    /// What the present child was given, in the order of arrival.
-    pub(crate) fn in_flight(&self) -> impl Iterator<Item = &Record> {
-        let live = self.live.values().filter(|live| live.place.is_with_child());
-        live.map(|live| &*live.record)
+    /// What the present child of a seat was given, in the order of arrival.
+    pub(crate) fn in_flight(&self, seat: SeatId) -> impl Iterator<Item = &Record> {
+        self.of(seat).map(|live| &*live.record)
+    }
+
+    fn of(&self, seat: SeatId) -> impl Iterator<Item = &Live> {
+        let live = self.live.values();
+        live.filter(move |live| live.place.seat() == Some(seat))
     }
 
     /// Tokens accepted since the start.
@@ -186,6 +142,11 @@ impl Requests {
         self.suspects.len()
     }
 
+    #[cfg(test)]
+    pub(crate) fn is_suspect(&self, id: RequestId) -> bool {
+        self.suspects.contains(&id)
+    }
+
     /// How often any request was put on probation.
     #[must_use]
     pub fn probations_total(&self) -> u64 {
@@ -203,18 +164,9 @@ impl Requests {
         self.deadlines.first().map(|(at, _)| *at)
     }
 
-    /// What the child is to be told next. A prompt is copied only here: a whole queue of them may
-    /// wait until the child has read the ones before.
-    pub fn next_command(&mut self) -> Option<Command> {
-        Some(match self.orders.pop_front()? {
-            Order::Submit(record) => Command::Submit(Box::new(record.submission())),
-            Order::Cancel(request) => Command::Cancel { request },
-        })
-    }
-
-    /// There is nobody to be told.
-    pub fn drop_orders(&mut self) {
-        self.orders.clear();
+    /// What a seat's child is to be told next.
+    pub fn next_command(&mut self, seat: SeatId) -> Option<Command> {
+        self.seat(seat).next_command()
     }
 
     /// Tells the readers. Called when nothing is locked.
@@ -230,16 +182,17 @@ impl Requests {
         if let Some(deadline) = record.deadline {
             self.deadlines.insert((deadline, record.id));
         }
-        let mut live = Live {
+        let id = record.id;
+        let live = Live {
             record,
             place: Place::Waiting,
             given_at: 0,
             suspicion: Suspicion::default(),
         };
-        if self.serving && self.suspects.is_empty() {
-            live.hand_over(&mut self.orders);
+        self.live.insert(id, live);
+        if let Some(seat) = self.seat_for_anybody() {
+            self.hand_over(id, seat);
         }
-        self.live.insert(live.record.id, live);
     }
 
     pub fn cancel(&mut self, id: RequestId, now: Instant) {
@@ -266,56 +219,63 @@ impl Requests {
         }
     }
 
-    // === the child's life ===
+    // === a child's life ===
 
-    /// A child is ready: it gets everything that waits, in the order of arrival, or the first
-    /// suspect.
-    pub fn serve(&mut self, text: Arc<Text>) {
+    /// The child of this seat is ready, and takes what waits.
+    pub fn serve(&mut self, seat: SeatId, text: Arc<Text>) {
         self.text = Some(text);
-        self.serving = true;
+        self.seat(seat).open();
         self.hand_out();
     }
 
     /// The child takes nothing more. What it says until it is buried still counts.
-    pub fn suspend(&mut self) {
-        self.serving = false;
-        self.orders.clear();
+    pub fn suspend(&mut self, seat: SeatId) {
+        self.seat(seat).close();
     }
 
     /// The child is overdue: those that it has are told that they wait.
-    pub fn hesitate(&mut self) {
-        let with_child = self.live.values().filter(|it| it.place.is_with_child());
-        for live in with_child {
+    pub fn hesitate(&mut self, seat: SeatId) {
+        let with_it = self
+            .live
+            .values()
+            .filter(|it| it.place.seat() == Some(seat));
+        for live in with_it {
             let mut progress = live.record.progress.lock();
             progress.pause();
             self.wakers.extend(progress.take_waker());
         }
     }
 
-    // === the child's words ===
+    // === a child's words ===
 
     /// # Errors
     /// The first thing in the report that cannot be; what came before it is kept, what comes
     /// after it is not believed.
-    pub fn step(&mut self, report: &StepReport, now: Instant) -> Result<(), Violation> {
+    pub fn step(
+        &mut self,
+        seat: SeatId,
+        report: &StepReport,
+        now: Instant,
+    ) -> Result<(), Violation> {
         let text = self.text.clone().ok_or(Violation::NotReady)?;
         for request in &report.began {
-            self.began(*request, now)?;
+            self.began(seat, *request, now)?;
         }
         for drawn in &report.drawn {
-            self.drawn(drawn, &text, now)?;
+            self.drawn(seat, drawn, &text, now)?;
         }
         for finished in &report.finished {
-            self.finished(finished, now)?;
+            self.finished(seat, finished, now)?;
         }
         Ok(())
     }
 
-    fn began(&mut self, request: RequestId, now: Instant) -> Result<(), Violation> {
+    fn began(&mut self, seat: SeatId, request: RequestId, now: Instant) -> Result<(), Violation> {
+        let is_leaving = self.seat(seat).is_leaving(request);
         let live = self.live.get(&request);
-        match live.filter(|live| live.place.is_with_child()) {
+        match live.filter(|live| live.place.seat() == Some(seat)) {
             Some(live) => live.record.progress.lock().begin(now),
-            None if self.leaving.contains(&request) => {}
+            None if is_leaving => {}
             None => {
                 let what = "the beginning";
                 return Err(Violation::UnknownRequest { what, request });
@@ -324,14 +284,20 @@ impl Requests {
         Ok(())
     }
 
-    fn drawn(&mut self, said: &Drawn, text: &Text, now: Instant) -> Result<(), Violation> {
+    fn drawn(
+        &mut self,
+        seat: SeatId,
+        said: &Drawn,
+        text: &Text,
+        now: Instant,
+    ) -> Result<(), Violation> {
         let request = said.request;
         let Some(live) = self
             .live
             .get(&request)
-            .filter(|live| live.place.is_with_child())
+            .filter(|live| live.place.seat() == Some(seat))
         else {
-            if self.leaving.contains(&request) {
+            if self.seat(seat).is_leaving(request) {
                 return Ok(());
             }
             return Err(Violation::UnknownRequest {
@@ -373,23 +339,21 @@ impl Requests {
             self.end_here(request, now, |progress, record| {
                 progress.finish_stopped(record, stop, now);
             });
-            if self.leaving.len() > MAX_LEAVING {
-                return Err(Violation::Unanswered(self.leaving.len()));
-            }
+            self.seat(seat).check_leaving()?;
         } else if self.suspects.contains(&request) {
             self.acquit_if_past(request);
         }
         Ok(())
     }
 
-    fn finished(&mut self, said: &Finished, now: Instant) -> Result<(), Violation> {
+    fn finished(&mut self, seat: SeatId, said: &Finished, now: Instant) -> Result<(), Violation> {
         let id = said.request;
-        if self.leaving.remove(&id) {
+        if self.seat(seat).has_left(id) {
             self.hand_out_to_suspects();
             return Ok(());
         }
         let place = self.live.get(&id).map(|live| live.place);
-        if !place.is_some_and(Place::is_with_child) {
+        if place.and_then(Place::seat) != Some(seat) {
             return Err(Violation::UnknownRequest {
                 what: "the end",
                 request: id,
@@ -402,7 +366,9 @@ impl Requests {
             FinishReason::EndOfSequence => self.end(id, now, |progress, record| {
                 progress.finish(record, StopReason::Eos, now);
             }),
-            FinishReason::Cancelled if place == Some(Place::CalledBack) => self.came_back(id),
+            FinishReason::Cancelled if place == Some(Place::CalledBack(seat)) => {
+                self.came_back(seat, id)
+            }
             FinishReason::Cancelled => return Err(Violation::NotCancelled(id)),
             FinishReason::OutOfMemory {
                 needed_bytes,
@@ -427,21 +393,22 @@ impl Requests {
 
     /// Ends a request that the child may still be working on, and tells the child.
     fn end_here(&mut self, id: RequestId, now: Instant, how: impl FnOnce(&mut Progress, &Record)) {
-        let place = self.live.get(&id).map(|live| live.place);
-        if place.is_some_and(Place::is_with_child) {
-            self.leaving.insert(id);
-            // One that was called back is cancelled there already.
-            if self.serving && place == Some(Place::WithChild) {
-                self.orders.push_back(Order::Cancel(id));
-            }
+        match self.live.get(&id).map(|live| live.place) {
+            Some(Place::With(seat)) => self.seat(seat).cancel(id),
+            // It is cancelled there already.
+            Some(Place::CalledBack(seat)) => self.seat(seat).leave(id),
+            Some(Place::Waiting) | None => {}
         }
         self.end(id, now, how);
     }
 
     fn end(&mut self, id: RequestId, now: Instant, how: impl FnOnce(&mut Progress, &Record)) {
-        let Some(Live { record, .. }) = self.live.remove(&id) else {
+        let Some(Live { record, place, .. }) = self.live.remove(&id) else {
             return;
         };
+        if let Some(seat) = place.seat() {
+            self.seat(seat).release();
+        }
         if let Some(deadline) = record.deadline {
             self.deadlines.remove(&(deadline, id));
         }
@@ -459,6 +426,10 @@ impl Requests {
         }
     }
 
+    fn seat(&mut self, seat: SeatId) -> &mut Dispatch {
+        &mut self.seats[usize::from(seat.0)]
+    }
+
     /// Somebody may wait until the child has nothing else.
     fn hand_out_to_suspects(&mut self) {
         if !self.suspects.is_empty() {
@@ -468,12 +439,6 @@ impl Requests {
 }
 
 impl Live {
-    fn hand_over(&mut self, orders: &mut VecDeque<Order>) {
-        self.place = Place::WithChild;
-        self.given_at = self.history();
-        orders.push_back(Order::Submit(Arc::clone(&self.record)));
-    }
-
     /// Tokens of its prompt and its answer.
     fn history(&self) -> u32 {
         let tokens = self.record.progress.lock().tokens_out();
@@ -482,12 +447,6 @@ impl Live {
 
     fn has_tokens(&self) -> bool {
         self.record.progress.lock().tokens_out() > 0
-    }
-}
-
-impl Place {
-    fn is_with_child(self) -> bool {
-        matches!(self, Self::WithChild | Self::CalledBack)
     }
 }
 

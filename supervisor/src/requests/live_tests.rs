@@ -3,7 +3,8 @@
 use super::*;
 use crate::requests::record::{NewRequest, OnFault, Piece, StreamEvent};
 use crate::requests::scene::Scene;
-use crate::requests::testing::{Journal, read, request, step, text_of};
+use crate::requests::testing::{Journal, SEAT, read, request, step, text_of};
+use worker_orcd_ipc::TokenId;
 use worker_orcd_lifecycle::DeathCause;
 
 const NO_END: &[(RequestId, FinishReason)] = &[];
@@ -26,7 +27,7 @@ fn tokens_become_text_and_the_end_comes_once() {
     assert!(matches!(&journal.commands()[..], [Command::Submit(s)] if s.generated.is_empty()));
     journal
         .requests
-        .step(&step(&[(id, 0, 0)], NO_END), journal.now)
+        .step(SEAT, &step(&[(id, 0, 0)], NO_END), journal.now)
         .unwrap();
     let (events, over) = read(&mut stream);
     assert_eq!(
@@ -42,7 +43,7 @@ fn tokens_become_text_and_the_end_comes_once() {
         &[(id, 1, 1), (id, 2, 4)],
         &[(id, FinishReason::EndOfSequence)],
     );
-    journal.requests.step(&last, journal.now).unwrap();
+    journal.requests.step(SEAT, &last, journal.now).unwrap();
     let (events, over) = read(&mut stream);
     assert!(over);
     assert_eq!(text_of(&events), "b");
@@ -67,12 +68,12 @@ fn half_a_character_waits_for_its_other_half_and_a_lone_one_is_not_lost() {
     let (id, mut stream) = journal.submit(request("job"));
     journal
         .requests
-        .step(&step(&[(id, 0, 2)], NO_END), journal.now)
+        .step(SEAT, &step(&[(id, 0, 2)], NO_END), journal.now)
         .unwrap();
     assert_eq!(read(&mut stream).0, []);
     journal
         .requests
-        .step(&step(&[(id, 1, 3), (id, 2, 2)], NO_END), journal.now)
+        .step(SEAT, &step(&[(id, 1, 3), (id, 2, 2)], NO_END), journal.now)
         .unwrap();
     assert_eq!(
         read(&mut stream).0,
@@ -82,7 +83,7 @@ fn half_a_character_waits_for_its_other_half_and_a_lone_one_is_not_lost() {
         })]
     );
     let end = step(&[], &[(id, FinishReason::MaxTokens)]);
-    journal.requests.step(&end, journal.now).unwrap();
+    journal.requests.step(SEAT, &end, journal.now).unwrap();
     let (events, _) = read(&mut stream);
     assert_eq!(
         events[0],
@@ -100,7 +101,7 @@ fn a_slow_reader_gets_everything_at_once_in_pieces() {
     for index in 0..8 {
         journal
             .requests
-            .step(&step(&[(id, index, index % 2)], NO_END), journal.now)
+            .step(SEAT, &step(&[(id, index, index % 2)], NO_END), journal.now)
             .unwrap();
     }
     let (events, _) = read(&mut stream);
@@ -118,7 +119,7 @@ fn a_stop_string_ends_the_stream_and_the_childs_late_words_are_no_violation() {
     });
     journal.commands();
     let report = step(&[(id, 0, 0), (id, 1, 1), (id, 2, 1)], NO_END);
-    journal.requests.step(&report, journal.now).unwrap();
+    journal.requests.step(SEAT, &report, journal.now).unwrap();
     let (events, over) = read(&mut stream);
     assert!(over);
     assert_eq!(text_of(&events), "a");
@@ -129,10 +130,10 @@ fn a_stop_string_ends_the_stream_and_the_childs_late_words_are_no_violation() {
     assert_eq!(completion.stop_sequence.as_deref(), Some("bb"));
     assert_eq!(journal.commands(), [Command::Cancel { request: id }]);
     let late = step(&[(id, 3, 0)], &[(id, FinishReason::Cancelled)]);
-    journal.requests.step(&late, journal.now).unwrap();
+    journal.requests.step(SEAT, &late, journal.now).unwrap();
     let again = journal
         .requests
-        .step(&step(&[(id, 4, 0)], NO_END), journal.now);
+        .step(SEAT, &step(&[(id, 4, 0)], NO_END), journal.now);
     assert!(matches!(again, Err(Violation::UnknownRequest { .. })));
 }
 
@@ -145,7 +146,7 @@ fn text_held_back_for_a_stop_string_is_given_at_the_end() {
         ..request("job")
     });
     let report = step(&[(id, 0, 0), (id, 1, 1)], &[(id, FinishReason::MaxTokens)]);
-    journal.requests.step(&report, journal.now).unwrap();
+    journal.requests.step(SEAT, &report, journal.now).unwrap();
     assert_eq!(text_of(&read(&mut stream).0), "ab");
 }
 
@@ -157,16 +158,16 @@ fn a_request_goes_on_with_the_next_child_behind_the_tokens_it_has() {
     // The first half of a character, delivered by the second child's token.
     journal
         .requests
-        .step(&step(&[(id, 0, 0), (id, 1, 2)], NO_END), journal.now)
+        .step(SEAT, &step(&[(id, 0, 0), (id, 1, 2)], NO_END), journal.now)
         .unwrap();
-    journal.requests.suspend();
+    journal.requests.suspend(SEAT);
     journal
         .requests
-        .bury(&signal(), &Scene::default(), journal.now);
+        .bury(SEAT, &signal(), &Scene::default(), journal.now);
     assert!(stream.recovering());
     let (waiting, _second) = journal.submit(request("other"));
     assert_eq!(journal.commands(), []);
-    journal.requests.serve(journal.text.clone());
+    journal.requests.serve(SEAT, journal.text.clone());
     match &journal.commands()[..] {
         [Command::Submit(first), Command::Submit(second)] => {
             assert_eq!(first.generated, [TokenId(0), TokenId(2)]);
@@ -175,7 +176,7 @@ fn a_request_goes_on_with_the_next_child_behind_the_tokens_it_has() {
         other => panic!("{other:?}"),
     }
     let report = step(&[(id, 2, 3)], &[(id, FinishReason::MaxTokens)]);
-    journal.requests.step(&report, journal.now).unwrap();
+    journal.requests.step(SEAT, &report, journal.now).unwrap();
     let (events, over) = read(&mut stream);
     assert!(over && !stream.recovering());
     assert_eq!(text_of(&events), "aé");
@@ -195,11 +196,11 @@ fn on_fault_fail_ends_with_one_retriable_error() {
     });
     journal
         .requests
-        .step(&step(&[(id, 0, 0)], NO_END), journal.now)
+        .step(SEAT, &step(&[(id, 0, 0)], NO_END), journal.now)
         .unwrap();
     journal
         .requests
-        .bury(&signal(), &Scene::default(), journal.now);
+        .bury(SEAT, &signal(), &Scene::default(), journal.now);
     let (events, over) = read(&mut stream);
     assert!(over);
     assert_eq!(text_of(&events), "a");
@@ -213,14 +214,17 @@ fn an_operators_kills_end_no_stream_however_many_there_are() {
     let mut journal = Journal::serving();
     let (id, mut stream) = journal.submit(request("job"));
     for _ in 0..50 {
-        journal
-            .requests
-            .bury(&DeathCause::Signalled(9), &Scene::default(), journal.now);
-        journal.requests.serve(journal.text.clone());
+        journal.requests.bury(
+            SEAT,
+            &DeathCause::Signalled(9),
+            &Scene::default(),
+            journal.now,
+        );
+        journal.requests.serve(SEAT, journal.text.clone());
         assert_eq!(journal.requests.on_probation(), 0);
     }
     let end = step(&[(id, 0, 0)], &[(id, FinishReason::MaxTokens)]);
-    journal.requests.step(&end, journal.now).unwrap();
+    journal.requests.step(SEAT, &end, journal.now).unwrap();
     let (events, _) = read(&mut stream);
     let Some(StreamEvent::Finished(completion)) = events.last() else {
         panic!("{events:?}")
@@ -256,7 +260,7 @@ fn a_client_that_goes_away_after_the_end_causes_nothing() {
     let (id, stream) = journal.submit(request("job"));
     journal.commands();
     let end = step(&[], &[(id, FinishReason::MaxTokens)]);
-    journal.requests.step(&end, journal.now).unwrap();
+    journal.requests.step(SEAT, &end, journal.now).unwrap();
     drop(stream);
     journal.run_controls();
     assert_eq!(journal.commands(), []);
@@ -270,7 +274,7 @@ fn a_deadline_ends_what_runs_and_what_waits() {
         deadline,
         ..request("running")
     });
-    journal.requests.suspend();
+    journal.requests.suspend(SEAT);
     let (_, mut second) = journal.submit(NewRequest {
         deadline,
         ..request("waiting")
@@ -305,7 +309,7 @@ fn running_out_of_memory_ends_that_job_alone() {
     };
     journal
         .requests
-        .step(&step(&[], &[(big, reason)]), journal.now)
+        .step(SEAT, &step(&[], &[(big, reason)]), journal.now)
         .unwrap();
     assert_eq!(failure(&read(&mut first).0), Some(ErrorCode::VramOom));
     assert_eq!(read(&mut second), (vec![], false));
@@ -334,7 +338,7 @@ fn lies_are_recognised() {
     for (name, report) in cases {
         let mut journal = Journal::serving();
         let (id, _stream) = journal.submit(request("job"));
-        let outcome = journal.requests.step(&report(id), journal.now);
+        let outcome = journal.requests.step(SEAT, &report(id), journal.now);
         assert!(outcome.is_err(), "{name} was believed");
     }
 }
@@ -344,9 +348,9 @@ fn a_waiting_request_that_ends_is_never_submitted() {
     let mut journal = Journal::serving();
     journal
         .requests
-        .bury(&signal(), &Scene::default(), journal.now);
+        .bury(SEAT, &signal(), &Scene::default(), journal.now);
     let (id, _stream) = journal.submit(request("job"));
     journal.requests.cancel(id, journal.now);
-    journal.requests.serve(journal.text.clone());
+    journal.requests.serve(SEAT, journal.text.clone());
     assert_eq!(journal.commands(), []);
 }

@@ -15,7 +15,8 @@
 //!
 //! * [`record`] one request, shared by both sides; [`progress`] its changing half: tokens, text
 //!   and the one end; [`stream`] the reader; [`registry`] who may come in; [`live`] the driver's
-//!   side: what is with the child, what waits, and what follows when a child dies.
+//!   side: what is with which child, what waits, and what follows when a child dies; [`violation`] what no
+//!   child says of them.
 //! * [`pace`] counts how long streams wait for their next token.
 //! * A query of death: [`scene`] is where a death met each request, [`suspicion`] what deaths say
 //!   about it, [`live`]'s probation lets suspects run alone, [`fingerprint`] and [`quarantine`] keep the guilty out.
@@ -32,6 +33,7 @@ pub mod registry;
 pub(crate) mod scene;
 pub mod stream;
 mod suspicion;
+mod violation;
 
 #[cfg(test)]
 mod any_order;
@@ -47,3 +49,4 @@ pub use quarantine::Quarantined;
 pub use record::{Completion, Failure, NewRequest, OnFault, Piece, StopReason, StreamEvent};
 pub use registry::{Refusal, Registry};
 pub use stream::RequestStream;
+pub use violation::Violation;

@@ -7,6 +7,7 @@ use crate::requests::record::{NewRequest, OnFault, Record, StreamEvent};
 use crate::requests::registry::Registry;
 use crate::requests::stream::RequestStream;
 use crate::text::Text;
+use std::num::NonZeroU8;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
@@ -15,6 +16,10 @@ use worker_orcd_ipc::{
     ClientId, Command, Drawn, FinishReason, Finished, RequestId, Sampling, StepReport, TokenId,
     TokenKind, TokenizerFacts, TokenizerKind,
 };
+use worker_orcd_lifecycle::SeatId;
+
+/// The only one, where a test does not say otherwise.
+pub(crate) const SEAT: SeatId = SeatId(0);
 
 pub(crate) const EOS: TokenId = TokenId(4);
 
@@ -76,10 +81,17 @@ impl Journal {
     }
 
     pub(crate) fn with_slots(slots: usize) -> Self {
+        let mut journal = Self::with_seats(slots, NonZeroU8::MIN);
+        journal.requests.serve(SEAT, Arc::clone(&journal.text));
+        journal
+    }
+
+    /// None of which has a child yet.
+    pub(crate) fn with_seats(slots: usize, seats: NonZeroU8) -> Self {
         let registry = Arc::new(Registry::new(slots, slots, QUARANTINE_FOR));
         let (controls, inbox) = mpsc::unbounded_channel();
-        let mut journal = Self {
-            requests: Requests::new(Arc::clone(&registry)),
+        Self {
+            requests: Requests::new(Arc::clone(&registry), seats),
             registry,
             text: text(),
             now: Instant::now(),
@@ -87,9 +99,7 @@ impl Journal {
             clients: 0,
             controls,
             inbox,
-        };
-        journal.requests.serve(Arc::clone(&journal.text));
-        journal
+        }
     }
 
     /// Everybody is another client, and so there is room for as many as there are places.
@@ -104,7 +114,11 @@ impl Journal {
     }
 
     pub(crate) fn commands(&mut self) -> Vec<Command> {
-        std::iter::from_fn(|| self.requests.next_command()).collect()
+        self.commands_of(SEAT)
+    }
+
+    pub(crate) fn commands_of(&mut self, seat: SeatId) -> Vec<Command> {
+        std::iter::from_fn(|| self.requests.next_command(seat)).collect()
     }
 
     /// What clients caused by going away.

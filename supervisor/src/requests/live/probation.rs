@@ -13,24 +13,26 @@
 //!
 //! How often "again" is, [`Suspicion`](crate::requests::suspicion::Suspicion) says.
 //!
-//! As long as there is a suspect, the child has at most one request: whatever else it still has
-//! is called back (cancelled there, kept here) before the next suspect's turn, so that a death
-//! then has one possible author. Everything that ends, moves on or is called back comes through
+//! As long as there is a suspect, the child of one seat has at most one request: whatever else it still
+//! has is called back (cancelled there, kept here) before the next suspect's turn, so that a death
+//! then has one possible author. The other seats serve everybody else; with one seat, everybody waits. Everything that ends, moves on or is called back comes through
 //! [`Requests::hand_out`], so nothing waits for a turn that is not coming.
 //!
 //! Who was given to the child but was in none of its open steps is not accused, whatever the device
 //! did. Only a panic may be of the child's own bookkeeping, beside a step on its way.
 
-use super::{Order, Place, Requests};
+use super::Requests;
+use super::dispatch::Place;
 use crate::error_code::ErrorCode;
 use crate::requests::fingerprint::Fingerprint;
 use crate::requests::record::{Failure, OnFault};
 use crate::requests::scene::Scene;
 use crate::requests::suspicion::{Sighting, Toll};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tracing::{error, info, warn};
 use worker_orcd_ipc::RequestId;
-use worker_orcd_lifecycle::{Blame, DeathCause};
+use worker_orcd_lifecycle::{Blame, DeathCause, SeatId};
 
 /// The label of a death that may be the doing of code that no step runs.
 const PANIC: &str = "panic";
@@ -41,20 +43,15 @@ const MINUTE: Duration = Duration::from_secs(60);
 
 impl Requests {
     /// The child is gone. What it had goes on with the next one, or ends.
-    pub(crate) fn bury(&mut self, cause: &DeathCause, scene: &Scene, now: Instant) {
-        self.suspend();
+    pub(crate) fn bury(&mut self, seat: SeatId, cause: &DeathCause, scene: &Scene, now: Instant) {
+        self.suspend(seat);
         let blame = match scene.stopped {
             true => Blame::Nobody,
             false => cause.blame(),
         };
-        let bereft: Vec<_> = self
-            .live
-            .values()
-            .filter(|live| live.place.is_with_child())
-            .map(|live| live.record.id)
-            .collect();
-        let alone = self.leaving.is_empty() && bereft.len() == 1;
-        self.leaving.clear();
+        let bereft: Vec<_> = self.of(seat).map(|live| live.record.id).collect();
+        let alone = self.seat(seat).awaits_nobody() && bereft.len() == 1;
+        self.seat(seat).forget_leaving();
         self.deaths.retain(|at| now.duration_since(*at) <= LATELY);
         if blame != Blame::Nobody {
             self.deaths.push(now);
@@ -78,10 +75,14 @@ impl Requests {
         let Some(live) = self.live.get_mut(&id) else {
             return;
         };
-        live.place = Place::Waiting;
+        let place = std::mem::replace(&mut live.place, Place::Waiting);
         let mut progress = live.record.progress.lock();
         progress.interrupt();
         self.wakers.extend(progress.take_waker());
+        drop(progress);
+        if let Some(seat) = place.seat() {
+            self.seat(seat).release();
+        }
     }
 
     fn judge(
@@ -177,45 +178,95 @@ impl Requests {
 
     // === who is next ===
 
-    /// Gives the child what it may have now: everything that waits, or one suspect.
+    /// Gives each child what it may have now. A suspect gets a seat for itself; who is no suspect goes
+    /// to the other seats, and waits where there is none.
     pub(super) fn hand_out(&mut self) {
-        if !self.serving {
-            return;
-        }
-        let Some(suspect) = self.suspects.first().copied() else {
-            for live in self.live.values_mut() {
-                if live.place == Place::Waiting {
-                    live.hand_over(&mut self.orders);
-                }
+        let waiting: Vec<_> = self
+            .live
+            .values()
+            .filter(|live| live.place == Place::Waiting)
+            .map(|live| live.record.id)
+            .collect();
+        let turn = self.turn();
+        let cell = self.cell();
+        for id in waiting {
+            let seat = match self.suspects.contains(&id) {
+                true if turn == Some(id) => cell.filter(|cell| self.seat(*cell).is_free()),
+                true => None,
+                false => self.seat_for_anybody(),
+            };
+            if let Some(seat) = seat {
+                self.hand_over(id, seat);
             }
-            return;
-        };
-        let with_child = self.with_child();
-        if let Some(live) = self.live.get_mut(&suspect)
-            && live.place == Place::Waiting
-            && with_child == 0
-            && self.leaving.is_empty()
-        {
-            live.hand_over(&mut self.orders);
-            return;
         }
-        self.call_back_all_but(suspect);
+        let cell = cell.filter(|cell| self.seat(*cell).is_open());
+        if let (Some(cell), Some(suspect)) = (cell, turn) {
+            self.call_back_all_but(suspect, cell);
+        }
     }
 
-    fn call_back_all_but(&mut self, suspect: RequestId) {
+    /// The seat of the suspect whose turn it is: where it is, or the one with the fewest requests. As
+    /// long as only one of several is open, it is everybody else's.
+    fn cell(&self) -> Option<SeatId> {
+        let suspect = self.live.get(&self.turn()?)?;
+        let is_spare = self.seats.len() == 1 || self.open_seats().count() > 1;
+        let emptiest = self.emptiest(|_| is_spare);
+        suspect.place.seat().or(emptiest)
+    }
+
+    /// The suspect that is with a child, or the oldest.
+    fn turn(&self) -> Option<RequestId> {
+        let is_with_child = |id: &&RequestId| {
+            let live = self.live.get(id);
+            live.is_some_and(|live| live.place.seat().is_some())
+        };
+        let mut suspects = self.suspects.iter();
+        suspects
+            .find(is_with_child)
+            .or(self.suspects.first())
+            .copied()
+    }
+
+    /// Of the seats that are open and no suspect's, the one with the fewest requests.
+    pub(super) fn seat_for_anybody(&self) -> Option<SeatId> {
+        let cell = self.cell();
+        self.emptiest(|seat| Some(seat) != cell)
+    }
+
+    fn emptiest(&self, may_be: impl Fn(SeatId) -> bool) -> Option<SeatId> {
+        let seats = self.open_seats().filter(|seat| may_be(*seat));
+        seats.min_by_key(|seat| self.seats[usize::from(seat.0)].given())
+    }
+
+    fn open_seats(&self) -> impl Iterator<Item = SeatId> {
+        let seats = (0..).map(SeatId).zip(&self.seats);
+        seats.filter(|(_, it)| it.is_open()).map(|(seat, _)| seat)
+    }
+
+    pub(super) fn hand_over(&mut self, id: RequestId, seat: SeatId) {
+        if let Some(live) = self.live.get_mut(&id) {
+            live.place = Place::With(seat);
+            live.given_at = live.history();
+            let record = Arc::clone(&live.record);
+            self.seat(seat).give(record);
+        }
+    }
+
+    fn call_back_all_but(&mut self, suspect: RequestId, seat: SeatId) {
         for (id, live) in &mut self.live {
-            if *id != suspect && live.place == Place::WithChild {
-                live.place = Place::CalledBack;
+            if *id != suspect && live.place == Place::With(seat) {
+                live.place = Place::CalledBack(seat);
                 live.record.progress.lock().pause();
-                self.orders.push_back(Order::Cancel(*id));
+                self.seats[usize::from(seat.0)].call_back(*id);
             }
         }
     }
 
     /// The child has let go of it.
-    pub(super) fn came_back(&mut self, id: RequestId) {
+    pub(super) fn came_back(&mut self, seat: SeatId, id: RequestId) {
         if let Some(live) = self.live.get_mut(&id) {
             live.place = Place::Waiting;
+            self.seat(seat).release();
         }
         self.hand_out();
     }

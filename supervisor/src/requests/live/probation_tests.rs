@@ -5,7 +5,8 @@ use crate::requests::record::{NewRequest, StreamEvent};
 use crate::requests::registry::Refusal;
 use crate::requests::scene::Within;
 use crate::requests::stream::RequestStream;
-use crate::requests::testing::{Journal, QUARANTINE_FOR, read, request, step};
+use crate::requests::testing::{Journal, QUARANTINE_FOR, SEAT, read, request, step};
+use std::num::NonZeroU8;
 use std::time::Duration;
 use worker_orcd_ipc::Command;
 use worker_orcd_ipc::{Fault, FinishReason, TokenId};
@@ -38,9 +39,9 @@ fn die(journal: &mut Journal, cause: &DeathCause) -> Vec<RequestId> {
 
 fn die_at(journal: &mut Journal, cause: &DeathCause, scene: &Scene) -> Vec<RequestId> {
     journal.commands();
-    journal.requests.suspend();
-    journal.requests.bury(cause, scene, journal.now);
-    journal.requests.serve(journal.text.clone());
+    journal.requests.suspend(SEAT);
+    journal.requests.bury(SEAT, cause, scene, journal.now);
+    journal.requests.serve(SEAT, journal.text.clone());
     submitted(journal)
 }
 
@@ -48,14 +49,14 @@ fn emit(journal: &mut Journal, id: RequestId, indexes: std::ops::Range<u32>) {
     let tokens: Vec<_> = indexes.map(|index| (id, index, 0)).collect();
     journal
         .requests
-        .step(&step(&tokens, &[]), journal.now)
+        .step(SEAT, &step(&tokens, &[]), journal.now)
         .unwrap();
 }
 
 fn finish(journal: &mut Journal, id: RequestId, reason: FinishReason) {
     journal
         .requests
-        .step(&step(&[], &[(id, reason)]), journal.now)
+        .step(SEAT, &step(&[], &[(id, reason)]), journal.now)
         .unwrap();
 }
 
@@ -461,4 +462,59 @@ fn the_end_of_the_worker_ends_those_on_probation_too() {
     assert_eq!(failure(&mut two).as_ref(), Some(&end));
     assert_eq!(journal.requests.on_probation(), 0);
     assert_eq!(journal.registry.live(), 0);
+}
+
+#[test]
+fn a_suspect_takes_one_seat_for_itself_and_the_other_serves_everybody_else() {
+    const SEATS: [SeatId; 2] = [SeatId(0), SeatId(1)];
+    let mut journal = Journal::with_seats(4, NonZeroU8::new(2).unwrap());
+    let given = |journal: &mut Journal, seat| -> Vec<_> {
+        let submitted = |command| match command {
+            Command::Submit(submission) => Some(submission.request),
+            _ => None,
+        };
+        let commands = journal.commands_of(seat).into_iter();
+        commands.filter_map(submitted).collect()
+    };
+    for seat in SEATS {
+        journal.requests.serve(seat, journal.text.clone());
+    }
+    let another = |tokens| NewRequest {
+        prompt: vec![TokenId(0); tokens],
+        ..request(&format!("{tokens} tokens"))
+    };
+    let ids = [1, 2, 3, 4].map(|tokens| journal.submit(another(tokens)));
+    let [(one, _), (two, _), (three, _), (four, _)] = &ids;
+    assert_eq!(given(&mut journal, SEATS[0]), [*one, *three], "even shares");
+    assert_eq!(given(&mut journal, SEATS[1]), [*two, *four]);
+    // Two deaths at the same place of both, in a seat that shares with nobody else.
+    for _ in 0..2 {
+        let now = journal.now;
+        let scene = Scene::default();
+        journal.requests.suspend(SEATS[0]);
+        journal.requests.bury(SEATS[0], &crash(), &scene, now);
+        journal.requests.serve(SEATS[0], journal.text.clone());
+    }
+    assert_eq!(journal.requests.on_probation(), 2);
+    let (new, _stream) = journal.submit(another(5));
+    let with = |journal: &Journal, seat| -> Vec<_> {
+        let given = journal.requests.in_flight(seat);
+        given.map(|record| record.id).collect()
+    };
+    assert_eq!(
+        with(&journal, SEATS[0]),
+        [*one],
+        "alone, and the next waits"
+    );
+    assert_eq!(with(&journal, SEATS[1]), [*two, *four, new]);
+    // While one of both is gone, the other is no suspect's.
+    let now = journal.now;
+    journal.requests.suspend(SEATS[0]);
+    journal
+        .requests
+        .bury(SEATS[0], &crash(), &Scene::default(), now);
+    assert_eq!(journal.requests.quarantined_total(), 1, "the third, alone");
+    assert_eq!(with(&journal, SEATS[1]), [*two, *four, new]);
+    journal.requests.serve(SEATS[0], journal.text.clone());
+    assert_eq!(with(&journal, SEATS[0]), [*three]);
 }

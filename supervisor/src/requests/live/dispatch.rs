@@ -1,0 +1,136 @@
+//! What is on its way to the child of one seat, and what is due from it.
+
+use crate::requests::record::Record;
+use crate::requests::violation::Violation;
+use std::collections::{HashSet, VecDeque};
+use std::sync::Arc;
+use worker_orcd_ipc::{Command, RequestId};
+use worker_orcd_lifecycle::SeatId;
+
+/// A child answers a cancellation within a step. Thousands unanswered mean that it never will.
+const MAX_LEAVING: usize = 10_000;
+
+#[derive(Debug, Default)]
+pub(super) struct Dispatch {
+    /// The child takes submissions.
+    is_open: bool,
+    /// Requests that the child has.
+    given: usize,
+    orders: VecDeque<Order>,
+    /// Ended here while the child still had them: its last words on them are due.
+    leaving: HashSet<RequestId>,
+}
+
+/// For the child.
+#[derive(Debug)]
+enum Order {
+    Submit(Arc<Record>),
+    Cancel(RequestId),
+}
+
+/// Where a request is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Place {
+    /// For a child, or for its turn.
+    Waiting,
+    With(SeatId),
+    /// Cancelled at the child, not here: it goes on later. The child's answer is due, and what
+    /// it says until then still counts.
+    CalledBack(SeatId),
+}
+
+impl Dispatch {
+    pub(super) fn is_open(&self) -> bool {
+        self.is_open
+    }
+
+    pub(super) fn open(&mut self) {
+        self.is_open = true;
+    }
+
+    pub(super) fn close(&mut self) {
+        self.is_open = false;
+        self.orders.clear();
+    }
+
+    pub(super) fn given(&self) -> usize {
+        self.given
+    }
+
+    /// The child has nothing, and owes no answer.
+    pub(super) fn is_free(&self) -> bool {
+        self.given == 0 && self.leaving.is_empty()
+    }
+
+    pub(super) fn give(&mut self, record: Arc<Record>) {
+        self.given += 1;
+        self.orders.push_back(Order::Submit(record));
+    }
+
+    /// It goes on later.
+    pub(super) fn call_back(&mut self, id: RequestId) {
+        self.orders.push_back(Order::Cancel(id));
+    }
+
+    /// The child has one less.
+    pub(super) fn release(&mut self) {
+        self.given -= 1;
+    }
+
+    /// A prompt is copied only here: a whole queue of them may wait until the child has read the ones
+    /// before.
+    pub(super) fn next_command(&mut self) -> Option<Command> {
+        Some(match self.orders.pop_front()? {
+            Order::Submit(record) => Command::Submit(Box::new(record.submission())),
+            Order::Cancel(request) => Command::Cancel { request },
+        })
+    }
+
+    /// A request that the child has ends here, and is to end there.
+    pub(super) fn cancel(&mut self, id: RequestId) {
+        self.leave(id);
+        if self.is_open {
+            self.orders.push_back(Order::Cancel(id));
+        }
+    }
+
+    pub(super) fn leave(&mut self, id: RequestId) {
+        self.leaving.insert(id);
+    }
+
+    pub(super) fn is_leaving(&self, id: RequestId) -> bool {
+        self.leaving.contains(&id)
+    }
+
+    /// The child has said its last word on it, if it was leaving.
+    pub(super) fn has_left(&mut self, id: RequestId) -> bool {
+        self.leaving.remove(&id)
+    }
+
+    pub(super) fn awaits_nobody(&self) -> bool {
+        self.leaving.is_empty()
+    }
+
+    /// The child is gone, and answers nothing more.
+    pub(super) fn forget_leaving(&mut self) {
+        self.leaving.clear();
+    }
+
+    /// # Errors
+    /// When far too many cancellations have no answer.
+    pub(super) fn check_leaving(&self) -> Result<(), Violation> {
+        match self.leaving.len() {
+            ..=MAX_LEAVING => Ok(()),
+            unanswered => Err(Violation::Unanswered(unanswered)),
+        }
+    }
+}
+
+impl Place {
+    pub(super) fn seat(self) -> Option<SeatId> {
+        match self {
+            Self::With(seat) | Self::CalledBack(seat) => Some(seat),
+            Self::Waiting => None,
+        }
+    }
+}

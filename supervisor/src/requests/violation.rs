@@ -1,0 +1,30 @@
+//! What a child says of requests that cannot be: it is not believed, and ends.
+
+use thiserror::Error;
+use worker_orcd_ipc::{RequestId, TokenId};
+
+/// What no child of this protocol says.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum Violation {
+    #[error("{what} of request {request}, which is not with it")]
+    UnknownRequest {
+        what: &'static str,
+        request: RequestId,
+    },
+    #[error("token {said} of request {request}, where {expected} comes next")]
+    Index {
+        request: RequestId,
+        said: u32,
+        expected: u32,
+    },
+    #[error("token id {token} of a vocabulary of {vocabulary}")]
+    Vocabulary { token: TokenId, vocabulary: usize },
+    #[error("more than the {max_tokens} tokens that request {request} asked for")]
+    TooMany { request: RequestId, max_tokens: u32 },
+    #[error("request {0} was called cancelled, and nobody had")]
+    NotCancelled(RequestId),
+    #[error("{0} cancellations without an answer")]
+    Unanswered(usize),
+    #[error("a step before the model was ready")]
+    NotReady,
+}
