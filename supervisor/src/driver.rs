@@ -23,6 +23,7 @@ mod flood;
 mod keeping;
 mod news;
 mod post_mortem;
+mod rate;
 mod seat;
 mod silence;
 mod start;

@@ -84,11 +84,35 @@ fn a_deleted_file_changes_no_byte_of_a_running_stream() {
     outlives_two_deaths(ModelCopy::remove);
 }
 
+/// Where it runs, and how many tokens are still under way when something has happened to the file.
+#[derive(Clone, Copy)]
+struct Place {
+    device: &'static str,
+    max_tokens: u32,
+}
+
+const CPU: Place = Place {
+    device: "cpu",
+    max_tokens: 200,
+};
+
+const CARD: Place = Place {
+    device: "cuda:0",
+    max_tokens: 1900,
+};
+
+impl Place {
+    fn worker(self, copy: &ModelCopy) -> Worker {
+        let worker = Worker::with_model(&copy.path);
+        worker.arg("--device", self.device).start()
+    }
+}
+
 /// A stream is begun, the file is edited in place, and the child dies.
-fn ends_with_one_error_and_takes_the_file_at_the_next_start(edit: fn(&Path)) {
+fn ends_with_one_error_and_takes_the_file_at_the_next_start(on: Place, edit: fn(&Path)) {
     let copy = ModelCopy::new();
-    let mut worker = copy.worker();
-    let bystander = Bystander::new(worker.client(), body(200));
+    let mut worker = on.worker(&copy);
+    let bystander = Bystander::new(worker.client(), body(on.max_tokens));
     let expected = bystander.alone();
     let mut stream = bystander.begin();
     stream.more(9);
@@ -131,8 +155,8 @@ fn ends_with_one_error_and_takes_the_file_at_the_next_start(edit: fn(&Path)) {
     assert!(labels.contains(&json!("model_changed")), "{labels:?}");
     assert!(!worker.log.text().contains("QUARANTINED"));
 
-    let worker = copy.worker();
-    let other = Bystander::new(worker.client(), body(200)).alone();
+    let worker = on.worker(&copy);
+    let other = Bystander::new(worker.client(), body(on.max_tokens)).alone();
     assert_ne!(other, expected, "the edit is taken");
 }
 
@@ -170,12 +194,12 @@ fn a_file_that_is_cut_short_in_place_ends_the_worker_at_the_next_death() {
 
 #[test]
 fn weights_edited_in_place_end_the_streams_before_a_wrong_byte() {
-    ends_with_one_error_and_takes_the_file_at_the_next_start(edit_weights);
+    ends_with_one_error_and_takes_the_file_at_the_next_start(CPU, edit_weights);
 }
 
 #[test]
 fn a_hyperparameter_edited_in_place_ends_the_streams_before_a_wrong_byte() {
-    ends_with_one_error_and_takes_the_file_at_the_next_start(edit_rope_base);
+    ends_with_one_error_and_takes_the_file_at_the_next_start(CPU, edit_rope_base);
 }
 
 #[test]
@@ -218,4 +242,11 @@ fn the_supervisor_does_not_open_the_model_file() {
     let maps = File::open(format!("/proc/{}/maps", worker.pid())).unwrap();
     let maps = std::io::read_to_string(maps).unwrap();
     assert!(!maps.contains("model.gguf"), "it is mapped");
+}
+
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn an_edited_file_ends_streams_on_a_card_before_a_wrong_byte() {
+    ends_with_one_error_and_takes_the_file_at_the_next_start(CARD, edit_weights);
+    ends_with_one_error_and_takes_the_file_at_the_next_start(CARD, edit_rope_base);
 }

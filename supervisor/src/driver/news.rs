@@ -1,11 +1,12 @@
 //! What the driver tells the world: log lines at each turn of a child's life, and snapshots.
 
+use crate::driver::rate::Rate;
 use crate::engine::snapshot::{Impairment, LastDeath};
 use crate::engine::{
     ChildSnapshot, EngineSnapshot, FaultsSnapshot, GpuSnapshot, LoadSnapshot, LoadedModel,
 };
 use crate::requests::{Registry, Requests};
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::{Duration, Instant};
 use tracing::{error, info, warn};
@@ -16,12 +17,6 @@ use worker_orcd_lifecycle::{DeathCause, Deed, Effect, SeatId, State, Worker};
 
 /// A snapshot is never older than this while anything happens at all.
 const STALE_AFTER: Duration = Duration::from_millis(250);
-
-/// Long enough to smooth a batch's coming and going, short enough to follow it.
-const RATE_WINDOW: Duration = Duration::from_secs(5);
-
-/// Bounds the samples that are kept, however often a child beats.
-const RATE_RESOLUTION: Duration = Duration::from_millis(50);
 
 /// Shares of a load, in percent, that are worth a log line.
 const LOAD_MILESTONES: [u64; 5] = [0, 25, 50, 75, 100];
@@ -448,43 +443,6 @@ impl News {
     }
 }
 
-/// Tokens over the last seconds.
-#[derive(Debug, Default)]
-struct Rate {
-    /// When, and how many tokens there were by then; oldest first.
-    samples: VecDeque<(Instant, u64)>,
-}
-
-impl Rate {
-    fn note(&mut self, now: Instant, total: u64) {
-        while let Some((at, _)) = self.samples.front()
-            && now.saturating_duration_since(*at) > RATE_WINDOW
-        {
-            self.samples.pop_front();
-        }
-        let newest = self.samples.back().map(|(at, _)| *at);
-        if newest.is_none_or(|at| now.saturating_duration_since(at) >= RATE_RESOLUTION) {
-            self.samples.push_back((now, total));
-        }
-    }
-
-    fn per_second(&self, now: Instant) -> f64 {
-        let in_window =
-            |(at, _): &&(Instant, u64)| now.saturating_duration_since(*at) <= RATE_WINDOW;
-        let (Some((from, before)), Some((to, after))) =
-            (self.samples.iter().find(in_window), self.samples.back())
-        else {
-            return 0.0;
-        };
-        let seconds = to.saturating_duration_since(*from).as_secs_f64();
-        if seconds > 0.0 {
-            after.saturating_sub(*before) as f64 / seconds
-        } else {
-            0.0
-        }
-    }
-}
-
 /// For those of whom the oldest was accepted then; a token from before is none that they saw.
 fn silence_began(token_at: Option<Instant>, oldest: Option<Instant>) -> Option<Instant> {
     oldest.map(|oldest| token_at.map_or(oldest, |at| at.max(oldest)))
@@ -504,25 +462,6 @@ mod tests {
     #![expect(clippy::disallowed_methods, reason = "a test begins at some moment")]
 
     use super::*;
-
-    #[test]
-    fn the_rate_follows_the_last_seconds() {
-        let mut rate = Rate::default();
-        let start = Instant::now();
-        assert_eq!(rate.per_second(start), 0.0);
-        for beat in 0..100_u32 {
-            let now = start + Duration::from_millis(100) * beat;
-            rate.note(now, u64::from(beat) * 50);
-        }
-        let now = start + Duration::from_millis(9_900);
-        assert!(
-            (rate.per_second(now) - 500.0).abs() < 1.0,
-            "{}",
-            rate.per_second(now)
-        );
-        assert!(rate.samples.len() <= 52);
-        assert_eq!(rate.per_second(now + RATE_WINDOW * 2), 0.0);
-    }
 
     #[test]
     fn a_pause_of_streams_begins_with_their_last_token_and_not_with_the_notice() {
