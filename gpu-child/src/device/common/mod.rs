@@ -1,5 +1,6 @@
 //! What every device knows in the same way.
 
+pub mod batch;
 pub mod budget;
 pub mod kv;
 pub mod placement;

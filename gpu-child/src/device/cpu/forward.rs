@@ -12,8 +12,10 @@ use super::pool::Disjoint;
 use super::scratch::Scratch;
 use super::weights::{CpuWeights, Layer, Linear};
 use super::{head, plan::Row};
+use crate::device::common::batch::{rows, watch};
 use crate::device::{Batch, Checkpoint, Tap};
 use crate::model::ModelConfig;
+use std::convert::Infallible;
 use worker_orcd_ipc::{Drawn, Fault};
 use worker_orcd_kernels::cpu::convert::to_f16;
 use worker_orcd_kernels::cpu::{RopeRow, apply_rope, rmsnorm};
@@ -55,35 +57,30 @@ pub fn step(
         return Ok(Vec::new());
     }
     model.embed(&plan, scratch);
-    watch(tap, &plan, Checkpoint::Embedding, &scratch.x, config.n_embd);
+    let mut show_stream = |checkpoint: Checkpoint, x: &[f32]| {
+        let rows = rows(plan.sequences);
+        show(tap, &plan, checkpoint, rows, (x, config.n_embd));
+    };
+    show_stream(Checkpoint::Embedding, &scratch.x);
     for (index, layer) in weights.tensors.layers.iter().enumerate() {
         model.attend(&plan, (index, layer), kv, scratch);
         model.feed_forward(plan.rows.len(), layer, scratch);
-        watch(
-            tap,
-            &plan,
-            Checkpoint::Layer(index as u32),
-            &scratch.x,
-            config.n_embd,
-        );
+        show_stream(Checkpoint::Layer(index as u32), &scratch.x);
     }
     head::run(&model, batch.step, &plan, scratch, tap)
 }
 
-/// Shows rows of `width` to who wants them.
-fn watch(tap: &mut dyn Tap, plan: &Plan<'_>, checkpoint: Checkpoint, values: &[f32], width: usize) {
+/// The step is that far: shows rows of `width` to who wants them.
+pub fn show(
+    tap: &mut dyn Tap,
+    plan: &Plan<'_>,
+    checkpoint: Checkpoint,
+    rows: impl Iterator<Item = (usize, u32)>,
+    (values, width): (&[f32], usize),
+) {
     tap.reached(&checkpoint);
-    let wanted: Vec<bool> = plan
-        .sequences
-        .iter()
-        .map(|work| tap.wants(work.request, &checkpoint))
-        .collect();
-    for (row, values) in plan.rows.iter().zip(values.chunks_exact(width)) {
-        if wanted[row.sequence] {
-            let request = plan.sequences[row.sequence].request;
-            tap.see(request, &checkpoint, row.position, values);
-        }
-    }
+    let row = |at: usize| Ok::<_, Infallible>(&values[at * width..][..width]);
+    let Ok(()) = watch(tap, plan.sequences, checkpoint, rows, row);
 }
 
 impl Model<'_> {

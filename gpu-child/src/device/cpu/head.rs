@@ -1,11 +1,12 @@
 //! From the residual stream to tokens: final norm, logits and the draw, only for rows at
 //! which a token is drawn.
 
-use super::forward::Model;
+use super::forward::{Model, show};
 use super::linear::Put;
 use super::plan::Plan;
 use super::pool::Disjoint;
 use super::scratch::{HEAD_ROWS, Scratch};
+use crate::device::common::batch::drawing_rows;
 use crate::device::{Checkpoint, Tap};
 use crate::sampler::sample;
 use worker_orcd_ipc::{Drawn, Fault, TokenId};
@@ -17,15 +18,15 @@ pub fn run(
     scratch: &mut Scratch,
     tap: &mut dyn Tap,
 ) -> Result<Vec<Drawn>, Fault> {
-    let drawing = drawing_rows(plan);
+    let drawing = drawing_rows(plan.sequences);
     let mut answer = Vec::with_capacity(drawing.len());
     for rows in drawing.chunks(HEAD_ROWS) {
         logits(model, plan, rows, scratch, tap);
         #[cfg(feature = "fault-injection")]
         crate::fault_injection::spoil(&mut scratch.logits);
         let tokens = draw(model, plan, rows, &mut scratch.logits);
-        for (&row, token) in rows.iter().zip(tokens) {
-            let work = &plan.sequences[plan.rows[row].sequence];
+        for (&(_, sequence), token) in rows.iter().zip(tokens) {
+            let work = &plan.sequences[sequence];
             let request = work.request;
             let token = token.ok_or(Fault::NonFiniteLogits { step, request })?;
             answer.extend(work.drawn(token));
@@ -34,24 +35,11 @@ pub fn run(
     Ok(answer)
 }
 
-/// The last row of every sequence that draws.
-fn drawing_rows(plan: &Plan<'_>) -> Vec<usize> {
-    let mut rows = Vec::new();
-    let mut end = 0;
-    for work in plan.sequences {
-        end += work.tokens.len();
-        if work.sample.is_some() {
-            rows.push(end - 1);
-        }
-    }
-    rows
-}
-
 /// Fills `scratch.logits`, one row of the vocabulary after the other.
 fn logits(
     model: &Model<'_>,
     plan: &Plan<'_>,
-    rows: &[usize],
+    rows: &[(usize, usize)],
     scratch: &mut Scratch,
     tap: &mut dyn Tap,
 ) {
@@ -64,14 +52,23 @@ fn logits(
         ..
     } = scratch;
     // Rows ascend, so a row is never overwritten before it has been moved.
-    for (to, &from) in rows.iter().enumerate() {
+    for (to, &(from, _)) in rows.iter().enumerate() {
         let (to, from) = (to * n_embd, from * n_embd);
         norm[to..to + n_embd].copy_from_slice(&x[from..from + n_embd]);
     }
     let gathered = norm[..rows.len() * n_embd].to_vec();
     let norm = &mut norm[..rows.len() * n_embd];
     model.normalize(&gathered, &model.weights.tensors.output_norm, norm);
-    watch(tap, plan, rows, Checkpoint::FinalNorm, norm, n_embd);
+    let shown = rows
+        .iter()
+        .map(|&(row, sequence)| (sequence, plan.rows[row].position));
+    show(
+        tap,
+        plan,
+        Checkpoint::FinalNorm,
+        shown.clone(),
+        (norm, n_embd),
+    );
 
     let output = [model.projection(&model.weights.tensors.output, 0)];
     model
@@ -82,32 +79,14 @@ fn logits(
     model
         .device
         .project(&input, rows.len(), &output, (logits, vocab, Put::Store));
-    watch(tap, plan, rows, Checkpoint::Logits, logits, vocab);
-}
-
-fn watch(
-    tap: &mut dyn Tap,
-    plan: &Plan<'_>,
-    rows: &[usize],
-    checkpoint: Checkpoint,
-    values: &[f32],
-    width: usize,
-) {
-    tap.reached(&checkpoint);
-    for (&row, values) in rows.iter().zip(values.chunks_exact(width)) {
-        let row = &plan.rows[row];
-        let request = plan.sequences[row.sequence].request;
-        if tap.wants(request, &checkpoint) {
-            tap.see(request, &checkpoint, row.position, values);
-        }
-    }
+    show(tap, plan, Checkpoint::Logits, shown, (logits, vocab));
 }
 
 /// Draws the token of every row; none where a logit is not finite.
 fn draw(
     model: &Model<'_>,
     plan: &Plan<'_>,
-    rows: &[usize],
+    rows: &[(usize, usize)],
     logits: &mut [f32],
 ) -> Vec<Option<TokenId>> {
     let vocab = model.config.vocab_size;
@@ -116,7 +95,7 @@ fn draw(
     model.device.pool.run(rows.len(), &|i| {
         // SAFETY: item i's own row and result.
         let (logits, result) = unsafe { (logits.part(i * vocab, vocab), results.part(i, 1)) };
-        result[0] = draw_one(plan, rows[i], logits);
+        result[0] = draw_one(plan, rows[i].0, logits);
     });
     tokens
 }

@@ -2,6 +2,7 @@
 //! layer.
 
 use super::attention::{Partials, Split};
+use crate::device::common::batch::{index_of, pages_of};
 use crate::device::{Batch, PageId, SequenceWork};
 use crate::model::ModelConfig;
 use std::ops::Range;
@@ -54,21 +55,13 @@ impl<'a> Plan<'a> {
         };
         for (index, work) in batch.sequences.iter().enumerate() {
             let start = rows.len();
-            let end = work.first_position as usize + work.tokens.len();
-            assert!(!work.tokens.is_empty(), "a sequence without tokens");
-            assert!(
-                work.pages.len() * TILE_TOKENS >= end,
-                "a page table too short"
-            );
+            // Checks its page table.
+            let _ = pages_of(work);
             for (position, token) in (work.first_position..).zip(work.tokens) {
-                assert!(
-                    token.index() < config.vocab_size,
-                    "a token outside the vocabulary"
-                );
                 rows.push(Row {
                     sequence: index,
                     position,
-                    token: token.index(),
+                    token: index_of(*token, config.vocab_size),
                 });
             }
             plan.add_items(start..rows.len(), work.first_position as usize, config);

@@ -14,11 +14,12 @@ use super::kernels::{
 };
 use super::kv::KvCache;
 use super::matmul::{Input, Matmul, Output};
-use super::memory::{DevicePtr, download};
+use super::memory::{DevicePtr, read};
 use super::ops::Ops;
 use super::plan::Plan;
 use super::scratch::{Buffers, Scratch};
 use super::weights::{Layer, Linear, Vector, Weights, units};
+use crate::device::common::batch::{rows, watch};
 use crate::device::{Batch, Checkpoint, Tap};
 use crate::model::ModelConfig;
 use worker_orcd_ipc::Fault;
@@ -145,30 +146,10 @@ impl Model<'_> {
         plan: &Plan<'_>,
         checkpoint: Checkpoint,
     ) -> Result<(), Fault> {
-        let wants = |tap: &mut dyn Tap, sequence: usize| {
-            tap.wants(plan.sequences[sequence].request, &checkpoint)
-        };
-        let wanted: Vec<bool> = (0..plan.sequences.len())
-            .map(|index| wants(tap, index))
-            .collect();
-        if !wanted.contains(&true) {
-            return Ok(());
-        }
         let n_embd = self.config.n_embd;
-        let mut values = vec![0.0; plan.rows.len() * n_embd];
         // SAFETY: the stream holds a row for each token of the batch.
-        unsafe { download(self.driver, &mut values, self.buffers.x) }?;
-        let mut rows = values.chunks_exact(n_embd);
-        for (work, wanted) in plan.sequences.iter().zip(wanted) {
-            for (position, row) in
-                (work.first_position..).zip(rows.by_ref().take(work.tokens.len()))
-            {
-                if wanted {
-                    tap.see(work.request, &checkpoint, position, row);
-                }
-            }
-        }
-        Ok(())
+        let row = |at| unsafe { read(self.driver, self.buffers.x.add(at * n_embd), n_embd) };
+        watch(tap, plan.sequences, checkpoint, rows(plan.sequences), row)
     }
 
     pub fn embed_arguments(&self) -> EmbedArgs {

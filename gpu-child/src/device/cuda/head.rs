@@ -9,10 +9,11 @@ use super::board::Stage;
 use super::decode_step::DecodeStep;
 use super::forward::{Model, row_geometry};
 use super::kernels::{Answers, ArgmaxArgs, Geometry, RowArgs};
-use super::memory::download;
+use super::memory::read;
 use super::plan::Plan;
 use super::sample::{Drawing, Draws, Logits};
 use super::scratch::{ARGMAX_PARTS, ENOUGH_ROWS};
+use crate::device::common::batch::watch;
 use crate::device::{Checkpoint, Tap};
 use worker_orcd_ipc::Fault;
 
@@ -71,7 +72,7 @@ impl Head<'_> {
         let (model, plan) = (self.model, self.plan);
         let drawing = &plan.drawing[first..][..rows];
         // Penalties change logits where they lie.
-        watch(model, plan, drawing, tap)?;
+        show(model, plan, drawing, tap)?;
         let logits = Logits {
             rows: model.buffers.logits,
             vocab: model.config.vocab_size,
@@ -150,40 +151,24 @@ pub fn logits(model: &Model<'_>, plan: &Plan<'_>, first: usize, rows: usize) -> 
     }
 }
 
-fn row_of_logits(model: &Model<'_>, at: usize) -> Result<Vec<f32>, Fault> {
-    let vocab = model.config.vocab_size;
-    let mut row = vec![0.0; vocab];
-    // SAFETY: row `at` of the logits.
-    unsafe { download(model.driver, &mut row, model.buffers.logits.add(at * vocab)) }?;
-    Ok(row)
-}
-
-fn watch(
+/// Shows the final norm and the logits of some drawing rows to who wants them.
+fn show(
     model: &Model<'_>,
     plan: &Plan<'_>,
-    rows: &[(usize, usize)],
+    drawing: &[(usize, usize)],
     tap: &mut dyn Tap,
 ) -> Result<(), Fault> {
-    let n_embd = model.config.n_embd;
-    for (at, &(row, sequence)) in rows.iter().enumerate() {
-        let request = plan.sequences[sequence].request;
-        let position = plan.rows[row].position.unsigned_abs();
-        if tap.wants(request, &Checkpoint::FinalNorm) {
-            let mut values = vec![0.0; n_embd];
-            // SAFETY: row `at` of the final norm.
-            unsafe {
-                download(
-                    model.driver,
-                    &mut values,
-                    model.buffers.norm.add(at * n_embd),
-                )
-            }?;
-            tap.see(request, &Checkpoint::FinalNorm, position, &values);
-        }
-        if tap.wants(request, &Checkpoint::Logits) {
-            let values = row_of_logits(model, at)?;
-            tap.see(request, &Checkpoint::Logits, position, &values);
-        }
+    let (norm, logits) = (model.buffers.norm, model.buffers.logits);
+    for (checkpoint, from, width) in [
+        (Checkpoint::FinalNorm, norm, model.config.n_embd),
+        (Checkpoint::Logits, logits, model.config.vocab_size),
+    ] {
+        let position = |row: usize| plan.rows[row].position.unsigned_abs();
+        let rows = drawing.iter();
+        let rows = rows.map(|&(row, sequence)| (sequence, position(row)));
+        // SAFETY: both hold a row for each of `drawing`.
+        let row = |at| unsafe { read(model.driver, from.add(at * width), width) };
+        watch(tap, plan.sequences, checkpoint, rows, row)?;
     }
     Ok(())
 }

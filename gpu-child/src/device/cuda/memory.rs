@@ -212,6 +212,20 @@ pub unsafe fn download<T: Plain>(
     driver.synchronize("copying from the device")
 }
 
+/// As [`download`], into memory of its own.
+///
+/// # Errors
+/// As [`download`].
+///
+/// # Safety
+/// As [`download`].
+pub unsafe fn read(driver: &Driver, from: DevicePtr<f32>, len: usize) -> Result<Vec<f32>, Fault> {
+    let mut values = vec![0.0; len];
+    // SAFETY: as promised by the caller.
+    unsafe { download(driver, &mut values, from) }?;
+    Ok(values)
+}
+
 /// Copies to the host, in stream order, and does not wait.
 ///
 /// # Errors

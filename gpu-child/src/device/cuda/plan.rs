@@ -3,7 +3,7 @@
 //! Decided once a step, used by every layer.
 
 use super::kernels::{Row, Tile};
-use crate::device::common::kv::PAGE_TOKENS;
+use crate::device::common::batch::{drawing_rows, index_of, pages_of};
 use crate::device::{Batch, SequenceWork, TO_BE_DRAWN};
 use crate::model::ModelConfig;
 use worker_orcd_ipc::RequestId;
@@ -37,7 +37,7 @@ impl<'a> Plan<'a> {
             rows: Vec::new(),
             tables: Vec::new(),
             tiles: Vec::new(),
-            drawing: Vec::new(),
+            drawing: drawing_rows(batch.sequences),
             splits: 1,
         };
         // Batches keep their order, so the one behind is mostly the one looked for.
@@ -49,23 +49,19 @@ impl<'a> Plan<'a> {
                 .find(|(_, other)| **other == request);
             found.expect("a token that the step before draws").0
         };
-        for (index, work) in batch.sequences.iter().enumerate() {
-            plan.add(index, work, config, &mut place);
+        for work in batch.sequences {
+            plan.add(work, config, &mut place);
         }
         plan
     }
 
     fn add(
         &mut self,
-        index: usize,
         work: &SequenceWork<'_>,
         config: &ModelConfig,
         place: &mut dyn FnMut(RequestId) -> i32,
     ) {
-        let end = work.first_position as usize + work.tokens.len();
-        let pages = end.div_ceil(PAGE_TOKENS);
-        assert!(!work.tokens.is_empty(), "a sequence without tokens");
-        assert!(work.pages.len() >= pages, "a page table too short");
+        let pages = pages_of(work);
         let (row0, table) = (self.rows.len() as i32, self.tables.len() as i32);
         self.tables
             .extend(work.pages[..pages].iter().map(|page| page.0 as i32));
@@ -73,11 +69,7 @@ impl<'a> Plan<'a> {
             let token = if *token == TO_BE_DRAWN {
                 !place(work.request)
             } else {
-                assert!(
-                    token.index() < config.vocab_size,
-                    "a token outside the vocabulary"
-                );
-                token.index() as i32
+                index_of(*token, config.vocab_size) as i32
             };
             self.rows.push(Row {
                 token,
@@ -97,8 +89,5 @@ impl<'a> Plan<'a> {
             });
         }
         self.splits = self.splits.max(pages);
-        if work.sample.is_some() {
-            self.drawing.push((self.rows.len() - 1, index));
-        }
     }
 }
