@@ -59,7 +59,7 @@ pub fn run<L>(features: &[&str], loader: L) -> !
 where
     L: FnOnce(&LoadOrder, Option<&Custody>, Progress<'_>) -> Result<Loaded, Fault>,
 {
-    exit::end_process_on_panic(None);
+    exit::end_process_on_panic(|_| {});
     let arguments = match Arguments::parse() {
         Arguments {
             probe: Some(ordinal),
@@ -110,7 +110,9 @@ where
         Err(error) => end(ExitCode::Usage, &error.to_string()),
     };
     let link = Arc::new(Link::new(socket, generation, exit::end_process()));
-    exit::end_process_on_panic(Some(Arc::clone(&link)));
+    let speaker = Arc::clone(&link);
+    // The panicking thread may be the one that was speaking: then nobody speaks again.
+    exit::end_process_on_panic(move |fault| speaker.try_last_words(fault));
     serve(reader, link, features, FlightRecorder::at_stdin(), loader);
     exit::end_now(ExitCode::SupervisorLost);
 }

@@ -1,6 +1,5 @@
 //! How this process ends: one number per cause, and last words when there is time for them.
 
-use crate::serve::Link;
 use std::any::Any;
 use std::panic::PanicHookInfo;
 use std::sync::Arc;
@@ -22,16 +21,13 @@ pub fn end_now(code: ExitCode) -> ! {
     unsafe { nix::libc::_exit(code.code()) }
 }
 
-/// From now on a panic in any thread ends the process: half a child is worth less than none. With
-/// a link the supervisor is told first.
-pub fn end_process_on_panic(link: Option<Arc<Link>>) {
+/// From now on a panic in any thread ends the process: half a child is worth less than none.
+/// `last_words` may tell somebody first.
+pub fn end_process_on_panic(last_words: impl Fn(Fault) + Send + Sync + 'static) {
     std::panic::set_hook(Box::new(move |info| {
         let fault = describe(info);
         eprintln!("worker-orcd-gpu: {fault}");
-        if let Some(link) = &link {
-            // The panicking thread may be the one that was speaking: then nobody speaks again.
-            link.try_last_words(fault);
-        }
+        last_words(fault);
         end_now(ExitCode::Fault(FaultKind::Panic));
     }));
 }

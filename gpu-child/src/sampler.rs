@@ -26,11 +26,18 @@ mod nucleus;
 mod select;
 mod weight;
 
-use crate::device::SampleWork;
 use crate::rng;
 pub(crate) use weight::LEAST;
 use weight::mass;
 use worker_orcd_ipc::{Sampling, TokenId};
+
+/// What a next token is drawn with.
+#[derive(Debug, Clone, Copy)]
+pub struct SampleWork<'a> {
+    pub sampling: Sampling,
+    pub prompt: &'a [TokenId],
+    pub generated: &'a [TokenId],
+}
 
 /// A token that is still in the race.
 #[derive(Debug, Clone, Copy)]

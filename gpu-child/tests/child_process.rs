@@ -356,7 +356,8 @@ fn role_of_a_panicking_child() {
     let socket = UnixStream::connect(std::env::var_os("SOCKET").unwrap()).unwrap();
     let reader = socket.try_clone().unwrap();
     let link = std::sync::Arc::new(serve::Link::new(socket, Generation(5), exit::end_process()));
-    exit::end_process_on_panic(Some(std::sync::Arc::clone(&link)));
+    let speaker = std::sync::Arc::clone(&link);
+    exit::end_process_on_panic(move |fault| speaker.try_last_words(fault));
     serve::serve(reader, link, &[], FlightRecorder::none(), |_, _| {
         std::thread::spawn(|| panic!("a test panics"))
             .join()

@@ -1,23 +1,25 @@
 //! The device boundary is a step, not an operation.
 //!
 //! The scheduler hands a [`Batch`] (which sequences, which new tokens at which positions, which
-//! KV pages) to the device's [`Executor`] and gets back what was [`Drawn`] for each row that draws. What happens below that
-//! line (fusing, graphs, persistent kernels, threads) is the device's own business, under one
-//! law:
+//! KV pages) to the device's [`Executor`] and gets back what was [`Drawn`]
+//! for each row that draws. What happens below that line (fusing, graphs, persistent kernels, threads)
+//! is the device's own business, under one law:
 //!
 //! > What one sequence gets depends on (weights, its tokens, its positions, its sampling
 //! > parameters) and on nothing else, bit for bit: not on its neighbours in the batch, not on
 //! > how its prompt was cut into chunks, not on whether its pages were computed by another
 //! > request with the same prefix, not on the number of threads.
 
-#[cfg(feature = "fault-injection")]
-use crate::fault_injection::Saboteur;
-use worker_orcd_ipc::{DeviceFacts, Drawn, Fault, MemoryReport, RequestId, Sampling, TokenId};
+use std::any::Any;
+use worker_orcd_ipc::{DeviceFacts, Drawn, Fault, MemoryReport, RequestId, TokenId};
 
 mod common;
 pub mod cpu;
 pub mod cuda;
+#[cfg(feature = "fault-injection")]
+pub mod misdeed;
 
+pub use crate::sampler::SampleWork;
 pub use common::LoadOptions;
 
 /// Index of a KV page in the device's arena.
@@ -61,13 +63,6 @@ pub struct SequenceWork<'a> {
     pub sample: Option<SampleWork<'a>>,
 }
 
-#[derive(Debug, Clone, Copy)]
-pub struct SampleWork<'a> {
-    pub sampling: Sampling,
-    pub prompt: &'a [TokenId],
-    pub generated: &'a [TokenId],
-}
-
 impl SequenceWork<'_> {
     /// The answer for this sequence, where one is wanted.
     #[must_use]
@@ -80,7 +75,8 @@ impl SequenceWork<'_> {
     }
 }
 
-pub trait Executor: Send {
+/// `Any`, so that fault injection finds the devices that can fail by themselves.
+pub trait Executor: Any + Send {
     fn facts(&self) -> DeviceFacts;
     /// `kv_used_bytes` is left 0 here: the scheduler knows which pages are in use.
     fn memory(&self) -> MemoryReport;
@@ -93,12 +89,6 @@ pub trait Executor: Send {
     /// # Errors
     /// A [`Fault`]: the executor cannot be used any more and the child must end.
     fn step(&mut self, batch: &Batch<'_>, tap: &mut dyn Tap) -> Result<Vec<Drawn>, Fault>;
-
-    /// Where the device can be made to fail by itself.
-    #[cfg(feature = "fault-injection")]
-    fn saboteur(&mut self) -> Option<&mut dyn Saboteur> {
-        None
-    }
 
     /// Looks whether what was loaded is still there and still the same, a part of it at a time.
     /// Called between steps, some ten times a second, also while there is nothing to do; must not

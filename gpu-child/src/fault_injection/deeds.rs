@@ -1,9 +1,9 @@
 //! What happens in the engine's own thread, in the middle of a step.
 
-use super::logits;
 use super::wire::Misdeed;
-use super::{DeviceMisdeed, Kind};
+use super::{Kind, saboteur};
 use crate::device::Executor;
+use crate::device::misdeed::{DeviceMisdeed, order_nan};
 use nix::sys::mman::{MapFlags, ProtFlags, mmap_anonymous};
 use nix::sys::signal::{Signal, raise};
 use std::num::NonZeroUsize;
@@ -22,7 +22,7 @@ pub(super) enum Outcome {
 }
 
 /// Most kinds do not return.
-pub(super) fn commit(kind: Kind, device: &mut dyn Executor) -> Result<Outcome, Fault> {
+pub(super) fn commit(kind: Kind, device: &mut (dyn Executor + 'static)) -> Result<Outcome, Fault> {
     match kind {
         Kind::Panic => panic!("injected"),
         Kind::Abort => std::process::abort(),
@@ -31,9 +31,9 @@ pub(super) fn commit(kind: Kind, device: &mut dyn Executor) -> Result<Outcome, F
         Kind::Hang => hang(),
         Kind::OutOfMemory => Err(allocation_failure()),
         Kind::NonFinite => {
-            match device.saboteur() {
+            match saboteur(device) {
                 Some(saboteur) => saboteur.commit(DeviceMisdeed::NonFinite)?,
-                None => logits::order(),
+                None => order_nan(),
             }
             Ok(Outcome::Done)
         }
@@ -55,7 +55,7 @@ pub(super) fn commit(kind: Kind, device: &mut dyn Executor) -> Result<Outcome, F
         | Kind::DeviceOutOfMemory
         | Kind::DeviceFull => {
             let misdeed = kind.of_device().expect("a kind of the device's");
-            let saboteur = device.saboteur().expect("rules were checked");
+            let saboteur = saboteur(device).expect("rules were checked");
             saboteur.commit(misdeed).map(|()| Outcome::Done)
         }
         Kind::Stall => Ok(Outcome::OnTheWire(Misdeed::Stall)),

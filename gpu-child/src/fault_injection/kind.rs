@@ -1,6 +1,6 @@
 //! The closed list of misdeeds, and the names they are asked for by.
 
-use super::DeviceMisdeed;
+use crate::device::misdeed::DeviceMisdeed;
 
 /// What goes wrong.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

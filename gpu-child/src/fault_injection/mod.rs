@@ -5,15 +5,14 @@
 //! ```text
 //! WORKER_ORCD_FAULTS ─ grammar ─ Rule ─ strike? ─┬─ deeds: in the step (dies, hangs, lies)
 //!                                FaultyExecutor ─┘
-//!                                                ├─ saboteur: on the device, in front of it
+//!                                                ├─ device::misdeed: on the device, in front of it
 //!                                                └─ wire: in the next write (FaultyWriter)
 //! ```
 //!
 //! * [`grammar`] is the page on what can be asked for; nothing is injected without the variable.
 //! * [`kind`] is the closed list of misdeeds, [`executor`] strikes before a step is computed,
-//!   [`deeds`] does what happens in the engine's own thread, [`saboteur`] is what a device has to
-//!   do for those that are its own, [`wire`] what happens to bytes on their way up, [`logits`]
-//!   spoils numbers in front of the real check where no device does.
+//!   [`deeds`] does what happens in the engine's own thread, [`wire`] what happens to bytes on their
+//!   way up; what a device has to do is [its own](crate::device::misdeed).
 //!
 //! Every fault is announced on stderr before it is committed, so that a log says what was
 //! injected beside what the supervisor noticed. Deliberately absent: faults outside this process
@@ -24,19 +23,18 @@ mod deeds;
 mod executor;
 mod grammar;
 mod kind;
-mod logits;
-mod saboteur;
 mod wire;
 
 pub use grammar::{GrammarError, Rule, parse};
 pub use kind::Kind;
-pub(crate) use logits::spoil;
-pub use saboteur::{DeviceMisdeed, Saboteur};
 pub use wire::FaultyWriter;
 
 use crate::device::Executor;
+use crate::device::cuda::CudaExecutor;
+use crate::device::misdeed::Saboteur;
 use crate::serve::{Loaded, Progress};
 use executor::FaultyExecutor;
+use std::any::Any;
 use std::env::VarError;
 use std::io::Write;
 use std::sync::Arc;
@@ -78,7 +76,8 @@ where
     let writer = FaultyWriter::new(writer, generation, Arc::clone(&wire));
     let loader = move |order: &LoadOrder, progress: Progress<'_>| {
         let mut loaded = loader(order, progress)?;
-        make_ready(&rules, &mut *loaded.executor)?;
+        let device = loaded.executor.facts().id;
+        make_ready(&rules, &device, saboteur(&mut *loaded.executor))?;
         let inner = loaded.executor;
         loaded.executor = Box::new(FaultyExecutor::new(inner, rules, generation, wire));
         Ok(loaded)
@@ -86,14 +85,25 @@ where
     (writer, loader)
 }
 
+/// The device, if it can fail by itself.
+fn saboteur<'a>(device: &'a mut (dyn Executor + 'static)) -> Option<&'a mut dyn Saboteur> {
+    let device: &mut dyn Any = device;
+    let device = device.downcast_mut::<CudaExecutor>()?;
+    Some(device)
+}
+
 /// A fault that would never strike is refused, or a run would claim to have survived it.
-fn make_ready(rules: &[Rule], device: &mut dyn Executor) -> Result<(), Fault> {
+fn make_ready(
+    rules: &[Rule],
+    device: &str,
+    saboteur: Option<&mut dyn Saboteur>,
+) -> Result<(), Fault> {
     let may_come = |kind: &Kind| rules.iter().any(|rule| rule.may(*kind));
     let mut of_device = Kind::ALL
         .into_iter()
         .filter(|kind| kind.of_device().is_some());
     let first = of_device.find(may_come);
-    if let Some(saboteur) = device.saboteur() {
+    if let Some(saboteur) = saboteur {
         // A NaN is the device's own where there is a device to make it.
         return match first.is_some() || may_come(&Kind::NonFinite) {
             true => saboteur.prepare(),
@@ -103,7 +113,7 @@ fn make_ready(rules: &[Rule], device: &mut dyn Executor) -> Result<(), Fault> {
     let Some(kind) = first else {
         return Ok(());
     };
-    let (device, name) = (device.facts().id, kind.name());
+    let name = kind.name();
     Err(Fault::DeviceUnavailable {
         message: format!("the fault {name} cannot be injected on {device}; name others"),
     })
@@ -112,18 +122,17 @@ fn make_ready(rules: &[Rule], device: &mut dyn Executor) -> Result<(), Fault> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::device::{Batch, KvGeometry, Tap};
-    use worker_orcd_ipc::{DeviceFacts, Drawn, MemoryReport};
+    use crate::device::misdeed::DeviceMisdeed;
 
-    /// A device that never fails by itself, or one that does and counts how often it was made
-    /// ready.
+    /// A device that fails by itself, and counts how often it was made ready.
+    #[derive(Default)]
     struct Device {
-        ready: Option<u32>,
+        ready: u32,
     }
 
     impl Saboteur for Device {
         fn prepare(&mut self) -> Result<(), Fault> {
-            self.ready = self.ready.map(|times| times + 1);
+            self.ready += 1;
             Ok(())
         }
 
@@ -132,47 +141,12 @@ mod tests {
         }
     }
 
-    impl Executor for Device {
-        fn facts(&self) -> DeviceFacts {
-            DeviceFacts {
-                id: "cpu".to_owned(),
-                name: String::new(),
-                uuid: None,
-                driver: None,
-                compute_capability: None,
-                features: vec![],
-                threads: None,
-            }
-        }
-
-        fn memory(&self) -> MemoryReport {
-            MemoryReport::default()
-        }
-
-        fn kv_geometry(&self) -> KvGeometry {
-            unreachable!("nothing is computed here")
-        }
-
-        fn max_batch_tokens(&self) -> u32 {
-            0
-        }
-
-        fn step(&mut self, _: &Batch<'_>, _: &mut dyn Tap) -> Result<Vec<Drawn>, Fault> {
-            unreachable!("nothing is computed here")
-        }
-
-        fn saboteur(&mut self) -> Option<&mut dyn Saboteur> {
-            self.ready.is_some().then_some(self)
-        }
-    }
-
     #[test]
     fn a_fault_that_a_device_lacks_is_refused_by_name() {
         let refused = |faults: &str| {
             let rules = parse(faults).unwrap();
-            make_ready(&rules, &mut Device { ready: None })
-                .err()
-                .map(|fault| fault.to_string())
+            let refused = make_ready(&rules, "cpu", None).err();
+            refused.map(|fault| fault.to_string())
         };
         for kind in Kind::ALL {
             let name = kind.name();
@@ -188,12 +162,12 @@ mod tests {
     #[test]
     fn a_device_is_made_ready_for_what_it_will_have_to_do() {
         let ready = |faults: &str| {
-            let mut device = Device { ready: Some(0) };
-            make_ready(&parse(faults).unwrap(), &mut device).unwrap();
+            let mut device = Device::default();
+            make_ready(&parse(faults).unwrap(), "cuda:0", Some(&mut device)).unwrap();
             device.ready
         };
-        assert_eq!(ready("panic|kill@step=3"), Some(0));
-        assert_eq!(ready("nan@step=3"), Some(1));
-        assert_eq!(ready("trap@step=3;misaligned@step=4"), Some(1));
+        assert_eq!(ready("panic|kill@step=3"), 0);
+        assert_eq!(ready("nan@step=3"), 1);
+        assert_eq!(ready("trap@step=3;misaligned@step=4"), 1);
     }
 }

@@ -75,7 +75,7 @@ impl Link {
     }
 
     /// For a panic hook: never waits long, because the panicking thread may hold the lock.
-    pub(crate) fn try_last_words(&self, fault: Fault) {
+    pub fn try_last_words(&self, fault: Fault) {
         const STEP: Duration = Duration::from_millis(5);
         let code = fault.exit_code();
         let mut waited = Duration::ZERO;

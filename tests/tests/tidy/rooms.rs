@@ -1,16 +1,15 @@
-//! Rooms of the supervisor (a folder below `src`, or a file) and which of them name which.
+//! Rooms of the supervisor and of the child (a folder below `src`, or a file) and which of them name
+//! which.
 
 use crate::repository::{code_lines, rust_sources};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-const SOURCES: &str = "supervisor/src";
-
 type Rooms = BTreeMap<String, BTreeSet<String>>;
 
 /// `supervisor/src/http/sse.rs` and `supervisor/src/http.rs` are of the room `http`.
-fn room_of(path: &Path) -> Option<String> {
-    let inside = path.strip_prefix(SOURCES).ok()?;
+fn room_of(path: &Path, sources: &str) -> Option<String> {
+    let inside = path.strip_prefix(sources).ok()?;
     let first = inside.components().next()?.as_os_str().to_str()?;
     Some(first.trim_end_matches(".rs").to_owned())
 }
@@ -28,10 +27,10 @@ fn named(text: &str) -> impl Iterator<Item = String> {
     code_lines(text).flat_map(behind)
 }
 
-fn rooms() -> Rooms {
+fn rooms(sources: &str) -> Rooms {
     let mut rooms = Rooms::new();
-    for (path, text) in rust_sources(SOURCES) {
-        let room = room_of(&path).expect("a file below the sources");
+    for (path, text) in rust_sources(sources) {
+        let room = room_of(&path, sources).expect("a file below the sources");
         let needed = rooms.entry(room.clone()).or_default();
         needed.extend(named(&text).filter(|other| *other != room));
     }
@@ -58,9 +57,18 @@ fn left_over(mut rooms: Rooms) -> Rooms {
 
 #[test]
 fn no_rooms_of_the_supervisor_need_each_other_in_a_circle() {
-    let rooms = rooms();
+    let rooms = rooms("supervisor/src");
     assert!(rooms["http"].contains("engine"), "{rooms:#?}");
     assert!(rooms["driver"].contains("requests"), "{rooms:#?}");
+    let circle = left_over(rooms);
+    assert!(circle.is_empty(), "{circle:#?}");
+}
+
+#[test]
+fn no_rooms_of_the_child_need_each_other_in_a_circle() {
+    let rooms = rooms("gpu-child/src");
+    assert!(rooms["device"].contains("sampler"), "{rooms:#?}");
+    assert!(rooms["fault_injection"].contains("device"), "{rooms:#?}");
     let circle = left_over(rooms);
     assert!(circle.is_empty(), "{circle:#?}");
 }

@@ -23,7 +23,7 @@ pub fn run(
     for rows in drawing.chunks(HEAD_ROWS) {
         logits(model, plan, rows, scratch, tap);
         #[cfg(feature = "fault-injection")]
-        crate::fault_injection::spoil(&mut scratch.logits);
+        crate::device::misdeed::spoil(&mut scratch.logits);
         let tokens = draw(model, plan, rows, &mut scratch.logits);
         for (&(_, sequence), token) in rows.iter().zip(tokens) {
             let work = &plan.sequences[sequence];

@@ -9,7 +9,7 @@ use super::CudaExecutor;
 use super::driver::Driver;
 use super::kernels::{Aligned, Geometry, Kernel, Module};
 use super::memory::{Arena, DevicePtr, Purpose};
-use crate::fault_injection::{DeviceMisdeed, Saboteur};
+use crate::device::misdeed::{DeviceMisdeed, Saboteur};
 use worker_orcd_ipc::Fault;
 
 static FATBIN: &Aligned<[u8]> =

@@ -48,8 +48,6 @@ mod weights;
 mod wide;
 
 use crate::device::{Ahead, Batch, Executor, KvGeometry, LoadOptions, NoTap, Tap, Witness};
-#[cfg(feature = "fault-injection")]
-use crate::fault_injection::Saboteur;
 use crate::model::{FileWeights, ModelConfig};
 use board::Board;
 use decode_step::DecodeStep;
@@ -179,11 +177,6 @@ impl Executor for CudaExecutor {
     fn witness(&mut self) -> Option<Box<dyn Witness>> {
         let witness = self.board.witness(&self.driver, self.flights.ends());
         witness.ok().map(|witness| Box::new(witness) as _)
-    }
-
-    #[cfg(feature = "fault-injection")]
-    fn saboteur(&mut self) -> Option<&mut dyn Saboteur> {
-        Some(self)
     }
 
     fn inspect(&mut self) -> Result<(), Fault> {
