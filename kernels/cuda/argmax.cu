@@ -1,32 +1,11 @@
-// Greedy choice: the lowest id of the largest logits, and whether all of them are finite.
-//
-// Some blocks a row, each reads its part of it once. An answer is packed into 64 bits (value as an
-// ordered integer, then the complement of the id), so that a maximum in any order is the same
-// maximum: who reads the answers takes the largest of a row.
+// The kernel of argmax.cuh: some blocks a row, each reads its part of it once.
 #pragma once
-#include "common.cuh"
-
-struct ArgmaxArgs {
-    const float* logits;  // [rows, vocab]
-    uint64_t* best;       // [rows][blocks of a row]; NOT_FINITE where a logit is not finite
-    int vocab;
-};
-
-// Above every rank: no finite value is all ones.
-constexpr uint64_t NOT_FINITE = ~uint64_t(0);
-
-// Larger floats are larger integers; ids break ties downwards. -0 counts as 0, as it does in
-// the host's comparison.
-DEVICE uint64_t rank(float v, uint32_t id) {
-    uint32_t b = __float_as_uint(v == 0.0f ? 0.0f : v);
-    b = b & 0x80000000u ? ~b : b | 0x80000000u;
-    return uint64_t(b) << 32 | ~id;
-}
-
-#ifndef DEVICE_FUNCTIONS_ONLY
+#include "argmax.cuh"
 #include "hopper.cuh"
 
-extern "C" __global__ void __launch_bounds__(1024) argmax(const __grid_constant__ ArgmaxArgs a) {
+constexpr int ARGMAX_THREADS = 1024;
+
+extern "C" __global__ void __launch_bounds__(ARGMAX_THREADS) argmax(const __grid_constant__ ArgmaxArgs a) {
     __shared__ uint64_t best[32];
     let_next_begin();
     wait_for_previous();
@@ -64,4 +43,3 @@ extern "C" __global__ void __launch_bounds__(1024) argmax(const __grid_constant_
     for (int w = 1; w < blockDim.x / 32; w++) mine = best[w] > mine ? best[w] : mine;
     a.best[blockIdx.x * gridDim.y + blockIdx.y] = finite ? mine : NOT_FINITE;
 }
-#endif

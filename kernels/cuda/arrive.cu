@@ -3,7 +3,7 @@
 //
 // One word a thread; reads over the bus what the step needs and no more.
 #pragma once
-#include "answer.cu"
+#include "answer.cuh"
 #include "board.cuh"
 
 constexpr int INPUTS = 4;  // rows, gather, tiles, tables
@@ -16,8 +16,8 @@ struct ArriveArgs {
     uint32_t* board;
     uint32_t step;
 };
+LAYOUT(ArriveArgs, 96, AT(from, 0) AT(to, 8) AT(words, 40) AT(before, 56) AT(board, 80) AT(step, 88))
 
-#ifndef DEVICE_FUNCTIONS_ONLY
 extern "C" __global__ void __launch_bounds__(256) arrive(const __grid_constant__ ArriveArgs a) {
     int i = blockIdx.x * blockDim.x + threadIdx.x, part = 0;
     const int* from = a.from + i;
@@ -37,4 +37,3 @@ extern "C" __global__ void __launch_bounds__(256) arrive(const __grid_constant__
     }
     a.to[part][i] = word;
 }
-#endif

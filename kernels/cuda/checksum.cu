@@ -16,6 +16,7 @@ struct ChecksumArgs {
     uint64_t pairs;
     uint64_t first;  // place of the first 64-bit word
 };
+LAYOUT(ChecksumArgs, 32, AT(words, 0) AT(sum, 8) AT(pairs, 16) AT(first, 24))
 
 DEVICE uint64_t mixed(uint64_t word, uint64_t place) {
     uint64_t x = word ^ (place * 0x9E3779B97F4A7C15ull);

@@ -5,6 +5,7 @@
 // So no `a * b + c` is left to the compiler to contract: where the order of roundings matters,
 // the intrinsics say it.
 #pragma once
+#include "layout.cuh"
 #include <cuda_fp16.h>
 #include <stdint.h>
 
@@ -20,7 +21,7 @@ constexpr int TILE_N = 8;
 // A weight's k is cut into at most this many segments, each with an accumulator of its own.
 constexpr int MAX_SEGMENTS = 16;
 
-// How many follows from the number of units alone (mirrored in device/cuda/weights.rs): as few as
+// How many follows from the number of units alone (as in device/cuda/weights.rs): as few as
 // there can be when none is longer than it must be.
 DEVICE int segments_of(int units) {
     int length = (units + MAX_SEGMENTS - 1) / MAX_SEGMENTS;
@@ -101,8 +102,9 @@ struct Part {
     int rows;
     int tiles;   // ceil(rows / 8)
     int column;  // of the output at which its rows begin
-    int type;
+    int ty;      // weights.cuh
 };
+LAYOUT(Part, 32, AT(weight, 0) AT(bias, 8) AT(rows, 16) AT(tiles, 20) AT(column, 24) AT(ty, 28))
 constexpr int MAX_PARTS = 3;
 
 // A token of the batch.
@@ -111,3 +113,4 @@ struct Row {
     int table;  // where its sequence's page table begins
     int unused;
 };
+LAYOUT(Row, 16, AT(token, 0) AT(position, 4) AT(table, 8) AT(unused, 12))

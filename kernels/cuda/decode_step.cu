@@ -9,12 +9,11 @@
 //         | ... | final norm, logits, argmax
 //
 // Bits: units, segments and every reduction are those of the other kernels, mostly by calling the
-// same functions; an input is prepared by every block alike. See matmul.cuh, norm.cu.
+// same functions; an input is prepared by every block alike. See matmul.cuh, norm.cuh.
 //
 // A stage is a chain of dependent instructions of a few warps, four to ten cycles each: what is
 // known before a vector arrives is worked out before, stages are written out one by one, and one
 // row has kernels of its own.
-#define DEVICE_FUNCTIONS_ONLY
 #include "step_products.cuh"
 
 // Rows of the stream, by the block of the row's number.
@@ -26,12 +25,12 @@ DEVICE void embed_rows(const StepArgs& a, int block) {
     }
     __threadfence();  // before anybody can have seen what follows
     __syncthreads();
-    int token = a.rope.rows[block].token, bytes = unit_bytes(a.embed.type);
+    int token = a.rope.rows[block].token, bytes = unit_bytes(a.embed.ty);
     const uint8_t* tile = a.embed.table + uint64_t(token / TILE_N) * a.embed.units * bytes;
 #pragma unroll 1
     for (int k = threadIdx.x; k < a.n_embd; k += BLOCK_THREADS)
         a.exchange.tell_all(a.exchange.x + block * row_words(a.n_embd) + word_of(k),
-             weight_at(a.embed.type, tile + (k / UNIT) * bytes, token % TILE_N, k % UNIT), a.number);
+             weight_at(a.embed.ty, tile + (k / UNIT) * bytes, token % TILE_N, k % UNIT), a.number);
 }
 
 template <int HD, int ONLY, bool ALONE> DEVICE void decode_step(const StepArgs& a) {
@@ -40,12 +39,12 @@ template <int HD, int ONLY, bool ALONE> DEVICE void decode_step(const StepArgs& 
     __shared__ Barriers barriers;
     __shared__ Meeting meeting;
     const int block = int(blockIdx.x) - a.attention_blocks;
-    StepLayer* layers = reinterpret_cast<StepLayer*>(room + a.layers_at);
+    StepLayer* layers = reinterpret_cast<StepLayer*>(room + a.shared.layers_at);
     const uint32_t* from = reinterpret_cast<const uint32_t*>(a.layers);
     for (int i = threadIdx.x; i < a.n_layers * int(sizeof(StepLayer) / 4); i += BLOCK_THREADS)
         reinterpret_cast<uint32_t*>(layers)[i] = from[i];
     if (threadIdx.x < STAGES) shapes[threadIdx.x] = shape_of(a, threadIdx.x, max(block, 0), gridDim.x - a.attention_blocks);
-    barriers.init(a.slots);
+    barriers.init(a.shared.slots);
     barriers_made();
     __syncthreads();
     if (blockIdx.x == 0 && threadIdx.x == 0) post(a.board + BOARD_NUMBER, a.number);
@@ -54,21 +53,22 @@ template <int HD, int ONLY, bool ALONE> DEVICE void decode_step(const StepArgs& 
         asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(FEEDER_REGISTERS));
         if (block < 0 || threadIdx.x > STEP_THREADS) return;
         Plan plan = {a, layers, shapes};
-        Ring ring = {room + a.ring_at, shared_address(&barriers), a.slot_bytes, Divisor(a.slots)};
+        Ring ring = {room + a.shared.ring_at, shared_address(&barriers), a.shared.slot_bytes, Divisor(a.shared.slots)};
         Feeder(plan, ring).run();
         return;
     }
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COMPUTING_REGISTERS));
     if (block < 0) {
         // Sums and the ring lie behind each other and are not needed here.
-        Local& local = *reinterpret_cast<Local*>(room + a.ring_at);
+        Local& local = *reinterpret_cast<Local*>(room + a.shared.ring_at);
         int used = (int(sizeof(Local)) + 127) & ~127;
-        Attention attention = {a, layers, local, room + a.ring_at + used, a.slots * a.slot_bytes - used};
+        Attention attention = {a, layers, local, room + a.shared.ring_at + used,
+                               a.shared.slots * a.shared.slot_bytes - used};
         attention.run<HD>(blockIdx.x);
         return;
     }
     Plan plan = {a, layers, shapes};
-    Ring ring = {room + a.ring_at, shared_address(&barriers), a.slot_bytes, Divisor(a.slots)};
+    Ring ring = {room + a.shared.ring_at, shared_address(&barriers), a.shared.slot_bytes, Divisor(a.shared.slots)};
     // Heads of 96 and 128 columns belong to models with a wide ff.
     constexpr int FF_CHUNKS = !ALONE ? 4 : HD <= 64 ? 3 : 6;
     Products<ALONE, FF_CHUNKS>(plan, room, meeting, ring).template run<ONLY>();

@@ -13,7 +13,7 @@
 // of these: a lane takes four neighbours by two loads of two words, and either load of a warp is
 // 512 bytes without a gap.
 #pragma once
-#include "norm.cu"
+#include "norm.cuh"
 
 typedef uint64_t Word;
 

@@ -4,11 +4,13 @@
 // and loaded there only when a fault strikes. One thread of one block is enough: a fault of one
 // lane is the end of the whole context. Volatile assembly, so that no compiler finds out that the
 // access is senseless and takes it away.
+#include "layout.cuh"
 #include <stdint.h>
 
 struct MisdeedArgs {
     void* at;
 };
+LAYOUT(MisdeedArgs, 8, AT(at, 0))
 
 // A wild pointer: nothing is mapped there. CUDA_ERROR_ILLEGAL_ADDRESS, Xid 31.
 extern "C" __global__ void illegal_address(const __grid_constant__ MisdeedArgs a) {

@@ -1,5 +1,5 @@
 // The operations that are launched one by one, as one translation unit; decode_step.cu is another
-// and takes what it shares from these files as device functions.
+// and takes what they share from headers.
 #include "repack.cu"
 #include "embed.cu"
 #include "norm.cu"

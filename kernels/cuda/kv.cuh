@@ -17,6 +17,7 @@ struct KvArgs {
     uint64_t layer_offset;  // halves, within a page
     const int* tables;      // page tables of all sequences
 };
+LAYOUT(KvArgs, 32, AT(pages, 0) AT(page_stride, 8) AT(layer_offset, 16) AT(tables, 24))
 
 DEVICE __half* key_at(const KvArgs& kv, int page, int kv_head, int head_dim) {
     return kv.pages + uint64_t(page) * kv.page_stride + kv.layer_offset + kv_head * PAGE * head_dim;

@@ -7,6 +7,9 @@
 #pragma once
 #include "weights.cuh"
 
+// Types that are multiplied; BF16 is packed as F16.
+#define EACH_TYPE(M) M(F32) M(F16) M(Q8_0) M(Q4_0) M(Q4_1) M(Q5_0) M(Q5_1) M(Q4_K) M(Q5_K) M(Q6_K)
+
 struct MatmulArgs {
     Part parts[MAX_PARTS];  // of one type
     int n_parts;
@@ -16,6 +19,8 @@ struct MatmulArgs {
     const float* scale;   // [rows]
     float* out;           // [rows, out_stride]
 };
+LAYOUT(MatmulArgs, 144, AT(parts, 0) AT(n_parts, 96) AT(rows, 100) AT(units, 104)
+       AT(out_stride, 108) AT(add, 112) AT(x, 120) AT(scale, 128) AT(out, 136))
 
 DEVICE void put(const MatmulArgs& a, const Part& p, int row, int n, float total) {
     if (n >= p.rows) return;

@@ -87,10 +87,11 @@ template <int T, int MT> DEVICE void matmul_few(const MatmulArgs& a) {
     }
 }
 
+constexpr int FEW_THREADS = 512;
+
 #define MATMUL_FEW(T)                                                                       \
-    extern "C" __global__ void __launch_bounds__(512)                                       \
+    extern "C" __global__ void __launch_bounds__(FEW_THREADS)                               \
     matmul_few_##T##_1(const __grid_constant__ MatmulArgs a) { matmul_few<T, 1>(a); }        \
-    extern "C" __global__ void __launch_bounds__(512)                                       \
+    extern "C" __global__ void __launch_bounds__(FEW_THREADS)                               \
     matmul_few_##T##_4(const __grid_constant__ MatmulArgs a) { matmul_few<T, 4>(a); }
-#define EACH_TYPE(M) M(F32) M(F16) M(Q8_0) M(Q4_0) M(Q4_1) M(Q5_0) M(Q5_1) M(Q4_K) M(Q5_K) M(Q6_K)
 EACH_TYPE(MATMUL_FEW)

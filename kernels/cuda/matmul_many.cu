@@ -122,12 +122,16 @@ template <int T, int MT, int NT, int WM, int WN> struct Many {
     }
 };
 
+constexpr int MANY_THREADS = 256;
+
 // Grid: blocks of rows fastest, so that neighbours share weights in L2.
-template <int T, int MT, int NT, int WM, int WN> DEVICE void matmul_many(const MatmulArgs& a) {
+template <int T, int SIDE, int MT, int NT, int WM, int WN>
+DEVICE void matmul_many(const MatmulArgs& a) {
     extern __shared__ __align__(128) uint8_t room[];
     let_next_begin();
     wait_for_previous();
     using Block = Many<T, MT, NT, WM, WN>;
+    static_assert(Block::BM == SIDE && Block::TILES * TILE_N == SIDE && Block::THREADS == MANY_THREADS);
     int block = blockIdx.y, p = 0;
     for (;; p++) {
         int blocks = (a.parts[p].tiles + Block::TILES - 1) / Block::TILES;
@@ -138,10 +142,10 @@ template <int T, int MT, int NT, int WM, int WN> DEVICE void matmul_many(const M
     b.run();
 }
 
-// 128 x 128 where there is enough to do, 64 x 64 otherwise (mirrored in device/cuda/matmul.rs).
+// 128 x 128 where there is enough to do, 64 x 64 otherwise (device/cuda/matmul.rs).
 #define MATMUL_MANY(T)                                                                          \
-    extern "C" __global__ void __launch_bounds__(256, 1)                                        \
-    matmul_many_##T##_128(const __grid_constant__ MatmulArgs a) { matmul_many<T, 4, 4, 2, 4>(a); } \
-    extern "C" __global__ void __launch_bounds__(256, 2)                                        \
-    matmul_many_##T##_64(const __grid_constant__ MatmulArgs a) { matmul_many<T, 2, 2, 2, 4>(a); }
+    extern "C" __global__ void __launch_bounds__(MANY_THREADS, 1)                               \
+    matmul_many_##T##_128(const __grid_constant__ MatmulArgs a) { matmul_many<T, 128, 4, 4, 2, 4>(a); } \
+    extern "C" __global__ void __launch_bounds__(MANY_THREADS, 2)                               \
+    matmul_many_##T##_64(const __grid_constant__ MatmulArgs a) { matmul_many<T, 64, 2, 2, 2, 4>(a); }
 EACH_TYPE(MATMUL_MANY)

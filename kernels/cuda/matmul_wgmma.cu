@@ -16,14 +16,15 @@
 // of its outputs, and silu(gate) * up is all that is written.
 #pragma once
 #include "hopper.cuh"
-#include "matmul_few.cu"
+#include "matmul.cuh"
 
 struct WideArgs {
-    MatmulArgs m;      // x is packed by `store_eight`
+    MatmulArgs matmul;  // x is packed by `store_eight`
     int stages;
     int exchange;      // where in shared memory segments meet, in bytes; after the stages
     int paired;        // part 0 is gate, part 1 up, of as many rows
 };
+LAYOUT(WideArgs, 160, AT(matmul, 0) AT(stages, 144) AT(exchange, 148) AT(paired, 152))
 
 #ifdef HAS_WGMMA
 constexpr int MAX_STAGES = 12;
@@ -44,7 +45,7 @@ template <int T, int WG, int NB> struct Wide {
     int stage = 0, parity = 0;
 
     DEVICE Wide(const WideArgs& args, uint8_t* room, Shared barriers)
-        : w(args), a(args.m), shared(room), full(barriers), empty(full + MAX_STAGES * BARRIER_BYTES),
+        : w(args), a(args.matmul), shared(room), full(barriers), empty(full + MAX_STAGES * BARRIER_BYTES),
           met(empty + MAX_STAGES * BARRIER_BYTES) {
         rank = cluster_rank();
         split = cluster_size();
@@ -353,7 +354,7 @@ template <int T, int WG, int NB> DEVICE void matmul_wide(const WideArgs& args) {
 #endif
 }
 
-// Mirrored in device/cuda/wide.rs. The last number is of blocks that fit a multiprocessor.
+// As in device/cuda/wide.rs. The last number is of blocks that fit a multiprocessor.
 #define MATMUL_WIDE_OF(T, WG, NB, TOGETHER)                                                  \
     extern "C" __global__ void __launch_bounds__((WG * 4 + 1) * 32, TOGETHER)                \
     matmul_wide_##T##_##WG##_##NB(const __grid_constant__ WideArgs a) { matmul_wide<T, WG, NB>(a); }

@@ -1,64 +1,12 @@
-// From F32 rows to the input of a matmul: RMS norm, plain scaling, or silu(gate) * up; then F16
-// under one power of two a row. One block for two rows, a warp for each few units of them.
-//
-// Order: a row is cut into chunks of 128 columns, a chunk is summed by one warp (four columns a
-// lane, then a butterfly), chunks are added in ascending order. A norm is x w first, then that over
-// the root: so the largest value of a row is known without the root (step_inputs.cuh). Columns past
-// the width are written as zero up to whole units. Reads 4 bytes a column (8 for silu_mul), writes 2; what a lane
-// has read stays in its registers, unless a row is wider than KEEP chunks a warp.
+// The kernels of norm.cuh: one block for two rows, a warp for each few units of them. Reads 4 bytes a
+// column (8 for silu_mul), writes 2; what a lane has read stays in its registers, unless a row is wider
+// than KEEP chunks a warp.
 #pragma once
-#include "board.cuh"
-#include "weights.cuh"
-
-constexpr int MAX_CHUNKS = 512;  // 65536 columns
-
-struct RowArgs {
-    const float* in;       // [rows, in_stride]
-    const int* gather;     // input row of each output row, or null
-    const float* weight;   // of the norm
-    float* plain;          // [rows, cols] the norm in F32, or null
-    __half* out;           // [rows, units * 128], or packed
-    float* scale;          // [rows] 2^e
-    int cols, units, in_stride;
-    float eps;
-    int groups;            // of eight rows, in the layout of matmul_wgmma.cu; 0: rows of k
-    int rows;
-    uint32_t stage;        // that these rows are the input of (board.cuh)
-    uint32_t* board;
-};
-
-struct Four {
-    float v[4];
-};
-
-// Four columns from k on; zero past the end.
-DEVICE Four four(const float* row, int k, int cols) {
-    Four f = {{0, 0, 0, 0}};
-    if (k + 3 < cols) {
-        float4 x = *reinterpret_cast<const float4*>(row + k);
-        f = {{x.x, x.y, x.z, x.w}};
-    }
-    return f;
-}
-
-DEVICE float sum_of_squares(const Four& x) {
-    float s = __fmul_rn(x.v[0], x.v[0]);
-#pragma unroll
-    for (int i = 1; i < 4; i++) s = __fmaf_rn(x.v[i], x.v[i], s);
-    return s;
-}
-DEVICE float largest(const Four& x) {
-    return fmaxf(fmaxf(fabsf(x.v[0]), fabsf(x.v[1])), fmaxf(fabsf(x.v[2]), fabsf(x.v[3])));
-}
-DEVICE float inverse_norm(float sum, int cols, float eps) {
-    return rsqrtf(__fadd_rn(__fdividef(sum, float(cols)), eps));
-}
-
-#ifndef DEVICE_FUNCTIONS_ONLY
 #include "hopper.cuh"
+#include "norm.cuh"
 
 constexpr int MAX_ROW_THREADS = 1024;
-// Units of a row that a warp has in registers (mirrored in device/cuda/forward.rs).
+// Units of a row that a warp has in registers.
 constexpr int KEEP = 2;
 
 // What a lane has of a unit: eight columns of one of two neighbouring rows.
@@ -172,7 +120,7 @@ rmsnorm(const __grid_constant__ RowArgs a) {
     post_stage(a);
     // A last row without a neighbour is computed twice and written once.
     int row = 2 * blockIdx.x + place.row, real = min(row, a.rows - 1);
-    const float* x = a.in + int64_t(a.gather ? a.gather[real] : real) * a.in_stride;
+    const float* x = a.input + int64_t(a.gather ? a.gather[real] : real) * a.in_stride;
     lane_columns(a.units, place, [&](int k, int slot) {
         Eight v = eight(x, k, a.cols);
         if (slot < KEEP) kept[slot] = v;
@@ -204,7 +152,7 @@ template <typename Make> DEVICE void scale_and_write(const RowArgs& a, const Mak
     wait_for_previous();
     post_stage(a);
     int row = 2 * blockIdx.x + place.row;
-    const float* x = a.in + int64_t(min(row, a.rows - 1)) * a.in_stride;
+    const float* x = a.input + int64_t(min(row, a.rows - 1)) * a.in_stride;
     Eight kept[KEEP];
     lane_columns(a.units, place, [&](int k, int slot) {
         if (slot < KEEP) kept[slot] = make(x, k);
@@ -230,4 +178,3 @@ silu_mul_rows(const __grid_constant__ RowArgs a) {
         return g;
     });
 }
-#endif

@@ -14,8 +14,10 @@ struct RepackArgs {
     uint8_t* packed;
     uint32_t* flags;
     uint64_t row_bytes;
-    int type, rows, cols, units;
+    int ty, rows, cols, units;
 };
+LAYOUT(RepackArgs, 48, AT(file, 0) AT(packed, 8) AT(flags, 16) AT(row_bytes, 24) AT(ty, 32)
+       AT(rows, 36) AT(cols, 40) AT(units, 44))
 
 DEVICE float half_at(const uint8_t* p) {
     return __half2float(__ushort_as_half(uint16_t(p[0] | p[1] << 8)));
@@ -71,12 +73,12 @@ DEVICE int block_bytes(int type) {
 
 DEVICE float file_float(const RepackArgs& a, const uint8_t* row, int k) {
     if (row == nullptr || k >= a.cols) return 0.0f;
-    if (a.type == F32) {
+    if (a.ty == F32) {
         const uint8_t* p = row + 4 * k;
         return __uint_as_float(p[0] | p[1] << 8 | p[2] << 16 | uint32_t(p[3]) << 24);
     }
     uint16_t v = word_at(row + 2 * k);
-    return a.type == BF16 ? __uint_as_float(uint32_t(v) << 16)
+    return a.ty == BF16 ? __uint_as_float(uint32_t(v) << 16)
                           : __half2float(__ushort_as_half(v));
 }
 
@@ -92,9 +94,9 @@ DEVICE void repack_floats(const RepackArgs& a, const uint8_t* row, uint8_t* unit
             high[i] = __half_as_ushort(h);
             low[i] = __half_as_ushort(__float2half_rn(v - __half2float(h)));
         }
-        uint8_t* at = unit + (a.type == F32 ? 1024 : 512) * c + 16 * lane.id;
+        uint8_t* at = unit + (a.ty == F32 ? 1024 : 512) * c + 16 * lane.id;
         *reinterpret_cast<uint4*>(at) = *reinterpret_cast<uint4*>(high);
-        if (a.type == F32) *reinterpret_cast<uint4*>(at + 512) = *reinterpret_cast<uint4*>(low);
+        if (a.ty == F32) *reinterpret_cast<uint4*>(at + 512) = *reinterpret_cast<uint4*>(low);
     }
     if (overflow) atomicOr(a.flags, 1u);
 }
@@ -106,16 +108,16 @@ DEVICE void put_half(uint8_t* p, const uint8_t* from) {
 // Codes and, per row, scales. `b` is null for columns and rows that are padding.
 DEVICE void repack_codes(const RepackArgs& a, const uint8_t* row, uint8_t* unit, int k0,
                          const Lane& lane) {
-    bool k_quant = a.type == Q4_K || a.type == Q5_K || a.type == Q6_K;
+    bool k_quant = a.ty == Q4_K || a.ty == Q5_K || a.ty == Q6_K;
     int elements = k_quant ? 256 : 32;
     uint32_t q[4] = {0, 0, 0, 0}, q8[8], high = 0, high2[2] = {0, 0};
     for (int c = 0; c < CHUNKS; c++) {
         int k = k0 + CHUNK * c;
-        const uint8_t* b = row && k < a.cols ? row + uint64_t(k / elements) * block_bytes(a.type) : nullptr;
+        const uint8_t* b = row && k < a.cols ? row + uint64_t(k / elements) * block_bytes(a.ty) : nullptr;
         uint32_t w8[2] = {0, 0};
         for (int i = 0; i < 8; i++) {
             int e = k % elements + 8 * lane.t + i;
-            int code = b == nullptr ? 0 : k_quant ? k_code(a.type, b, e) : legacy_code(a.type, b, e);
+            int code = b == nullptr ? 0 : k_quant ? k_code(a.ty, b, e) : legacy_code(a.ty, b, e);
             int pair = i >> 1, up = i & 1;
             w8[i >> 2] |= uint32_t(code & 255) << (8 * (i & 3));
             q[c] |= uint32_t(code & 15) << (16 * up + 4 * pair);
@@ -125,7 +127,7 @@ DEVICE void repack_codes(const RepackArgs& a, const uint8_t* row, uint8_t* unit,
         q8[2 * c] = w8[0];
         q8[2 * c + 1] = w8[1];
         if (lane.t != 0) continue;
-        int g = lane.g, type = a.type;
+        int g = lane.g, type = a.ty;
         if (type == Q8_0) put_half(unit + 1024 + g * 8 + 2 * c, b);
         if (type == Q4_0 || type == Q4_1) put_half(unit + 512 + g * 8 + 2 * c, b);
         if (type == Q4_1) put_half(unit + 576 + g * 8 + 2 * c, b ? b + 2 : nullptr);
@@ -147,16 +149,16 @@ DEVICE void repack_codes(const RepackArgs& a, const uint8_t* row, uint8_t* unit,
             if (c == 0) put_half(unit + 832 + g * 2, b ? b + 208 : nullptr);
         }
     }
-    if (a.type == Q8_0) {
+    if (a.ty == Q8_0) {
         for (int group = 0; group < 2; group++)
             *reinterpret_cast<uint4*>(unit + 512 * group + 16 * lane.id) =
                 make_uint4(q8[4 * group], q8[4 * group + 1], q8[4 * group + 2], q8[4 * group + 3]);
         return;
     }
     *reinterpret_cast<uint4*>(unit + 16 * lane.id) = make_uint4(q[0], q[1], q[2], q[3]);
-    if (a.type == Q5_0 || a.type == Q5_1 || a.type == Q5_K)
+    if (a.ty == Q5_0 || a.ty == Q5_1 || a.ty == Q5_K)
         *reinterpret_cast<uint32_t*>(unit + 512 + 4 * lane.id) = high;
-    if (a.type == Q6_K)
+    if (a.ty == Q6_K)
         *reinterpret_cast<uint2*>(unit + 512 + 8 * lane.id) = make_uint2(high2[0], high2[1]);
 }
 
@@ -168,8 +170,8 @@ extern "C" __global__ void repack(const __grid_constant__ RepackArgs a) {
     if (tile >= (a.rows + TILE_N - 1) / TILE_N) return;
     int r = tile * TILE_N + lane.g;
     const uint8_t* row = r < a.rows ? a.file + uint64_t(r) * a.row_bytes : nullptr;
-    uint8_t* unit = a.packed + uint64_t(index) * unit_bytes(a.type);
-    if (a.type == F32 || a.type == F16 || a.type == BF16)
+    uint8_t* unit = a.packed + uint64_t(index) * unit_bytes(a.ty);
+    if (a.ty == F32 || a.ty == F16 || a.ty == BF16)
         repack_floats(a, row, unit, u * UNIT, lane);
     else
         repack_codes(a, row, unit, u * UNIT, lane);

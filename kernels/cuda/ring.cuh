@@ -78,7 +78,7 @@ struct Feeder {
         int piece_bytes, rest_bytes;  // of a tile's last piece
     };
     DEVICE Matrix matrix(const Part& part, const Shape& s) const {
-        int unit = unit_bytes(part.type), units = s.units.by, piece = s.piece.by;
+        int unit = unit_bytes(part.ty), units = s.units.by, piece = s.piece.by;
         return {part.weight, int64_t(units) * unit, piece * unit, (units - (s.pieces - 1) * piece) * unit};
     }
     DEVICE void tile(const Matrix& m, int tile, int pieces) {
@@ -87,7 +87,7 @@ struct Feeder {
         for (; pieces > 0; pieces--) {
             int bytes = pieces > 1 ? m.piece_bytes : m.rest_bytes;
             barrier_wait(come + Ring::DONE, parity);
-            if (asked >= plan.a.window) {
+            if (asked >= plan.a.shared.window) {
                 barrier_wait(late, late_parity);
                 late += BARRIER_BYTES;
                 if (late == come_end) late = come_first, late_parity ^= 1;
@@ -97,7 +97,7 @@ struct Feeder {
             asm volatile("st.volatile.shared.s32 [%0], %1;" ::"r"(come_first + Ring::ASKED), "r"(++asked) : "memory");
             from += bytes;
             come += BARRIER_BYTES;
-            to += plan.a.slot_bytes;
+            to += plan.a.shared.slot_bytes;
             if (come != come_end) continue;
             come = come_first;
             to = to_first;

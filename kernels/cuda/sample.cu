@@ -16,7 +16,7 @@
 //
 // Moves: the row once for a plain draw, twice for a filtered one as a rule, six times at worst.
 #pragma once
-#include "answer.cu"
+#include "answer.cuh"
 
 struct SampleRow {
     uint64_t top_p;   // in 2^-64; the largest is off
@@ -31,6 +31,9 @@ struct SampleRow {
     int newest;       // of the batch, whose token stands for one below zero in the history
     int unused;
 };
+LAYOUT(SampleRow, 64, AT(top_p, 0) AT(number, 8) AT(rate, 16) AT(min_p, 20) AT(repetition, 24)
+       AT(frequency, 28) AT(presence, 32) AT(row, 36) AT(top_k, 40) AT(history, 44) AT(prompt, 48)
+       AT(length, 52) AT(newest, 56) AT(unused, 60))
 
 struct SampleArgs {
     float* logits;          // [rows, vocab]; penalties stay in them
@@ -40,6 +43,8 @@ struct SampleArgs {
     Answers answers;        // the largest logit of each row; then what was drawn
     int vocab;
 };
+LAYOUT(SampleArgs, 64, AT(logits, 0) AT(rows, 8) AT(history, 16) AT(batch, 24) AT(answers, 32)
+       AT(vocab, 56))
 
 constexpr int SAMPLE_THREADS = 512, SAMPLE_WARPS = SAMPLE_THREADS / 32;
 constexpr int MAX_TEAM = 8;
@@ -404,7 +409,6 @@ struct Sampler {
     }
 };
 
-#ifndef DEVICE_FUNCTIONS_ONLY
 extern "C" __global__ void __launch_bounds__(SAMPLE_THREADS, 2) sample(const __grid_constant__ SampleArgs a) {
     extern __shared__ __align__(16) uint8_t dynamic_room[];
     __shared__ TeamRoom room;
@@ -431,4 +435,3 @@ extern "C" __global__ void __launch_bounds__(SAMPLE_THREADS, 2) sample(const __g
     if (team.rank != 0 || threadIdx.x != 0) return;
     keep_drawn(a.answers, p.row, token);
 }
-#endif

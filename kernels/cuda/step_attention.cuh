@@ -2,12 +2,12 @@
 // (row, key-value head) pair by one block.
 //
 // Pages of positions before this one are copied to shared memory while the queries are still being
-// computed elsewhere. The functions are those of rope_kv.cu and attention.cu; their pointers are
+// computed elsewhere. The functions are those of rope_kv.cuh and attention.cuh; their pointers are
 // moved so that the indices they compute fall into shared memory.
 #pragma once
 #include "step_plan.cuh"
 
-constexpr int MAX_PAGES = 128;  // of a sequence, each a split (mirrored in decode_step.rs)
+constexpr int MAX_PAGES = 128;  // of a sequence, each a split
 
 // What attention asks of a row, read once a step.
 struct Local {
@@ -16,6 +16,8 @@ struct Local {
     float2 turns[STEP_ROWS][MAX_HEAD / 2];
     int copies[MAX_PAGES];  // page i of a sequence lies i pages on
 };
+constexpr int LOCAL_BYTES = 8192;  // at most
+static_assert(sizeof(Local) <= LOCAL_BYTES);
 
 // Among the warps that compute.
 DEVICE void sync_computing() { asm volatile("bar.sync 1, %0;" ::"n"(STEP_THREADS) : "memory"); }

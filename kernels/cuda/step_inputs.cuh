@@ -2,7 +2,7 @@
 // every block alike.
 //
 // A row is normalized or taken as it is and becomes F16 under one power of two in shared memory, in
-// norm.cu's order: squares of 128 columns are summed by a warp, units are added in order, the
+// norm.cuh's order: squares of 128 columns are summed by a warp, units are added in order, the
 // largest value gives the scale. A warp prepares the units that it multiplies, so warps meet once:
 // when all squares and largest values are there.
 #pragma once
@@ -56,7 +56,7 @@ template <bool ALONE> struct Inputs {
         : a(args), shared(room), meet(m), warp(threadIdx.x / 32), by_rows(args.rows) {}
 
     DEVICE int rows() const { return ALONE ? 1 : a.rows; }
-    DEVICE uint8_t* all() const { return shared + a.inputs_at; }
+    DEVICE uint8_t* all() const { return shared + a.shared.inputs_at; }
     DEVICE static int stride(const Shape& s) { return s.units.by * 2 * UNIT + 64; }
 
     // 128 columns of a row, of which a lane has four.
@@ -71,7 +71,7 @@ template <bool ALONE> struct Inputs {
 
     // The norm's weights are read for the first time in this step: each lane asks for those of its
     // columns long before it needs them.
-    DEVICE float* norm() const { return reinterpret_cast<float*>(shared + a.norm_at); }
+    DEVICE float* norm() const { return reinterpret_cast<float*>(shared + a.shared.norm_at); }
     DEVICE void fetch_norm(const Shape& s, const Share& my, const Input& in) const {
 #pragma unroll 1
         for (int u = my.segment; u < s.units.by; u += s.segments.by) {

@@ -4,11 +4,11 @@
 // others multiply: tile `i` of a stage belongs to block (i + shift) % blocks, tiles being dealt
 // on from where the stage before ended, so that no block is always the one with a tile more.
 #pragma once
-#include "attention.cu"
-#include "embed.cu"
+#include "attention.cuh"
+#include "embed.cuh"
 #include "exchange.cuh"
 #include "matmul.cuh"
-#include "rope_kv.cu"
+#include "rope_kv.cuh"
 
 // Warps that compute, and a warpgroup behind them, of which one thread feeds the ring.
 constexpr int STEP_WARPS = 16;
@@ -18,8 +18,8 @@ constexpr int BLOCK_THREADS = STEP_THREADS + 128;
 // of its own to the others.
 constexpr int FEEDER_REGISTERS = 32, COMPUTING_REGISTERS = 112;
 static_assert(STEP_THREADS * COMPUTING_REGISTERS + 128 * FEEDER_REGISTERS <= BLOCK_THREADS * 96);
-constexpr int STEP_ROWS = 4;  // mirrored in decode_step.rs
-constexpr int MAX_UNITS = 64;   // of a row that is normalized (mirrored in decode_step.rs)
+constexpr int STEP_ROWS = 4;
+constexpr int MAX_UNITS = 64;   // of a row that is normalized
 constexpr int PIECE_UNITS = 8;  // of one copy at most
 constexpr int ANY = -1;         // tensor types differ between matrices
 
@@ -29,8 +29,10 @@ struct StepLayer {
     Part parts[7];  // q, k, v, output, gate, up, down
     const float *attn_norm, *ffn_norm, *q_norm, *k_norm;
 };
+LAYOUT(StepLayer, 256, AT(parts, 0) AT(attn_norm, 224) AT(ffn_norm, 232) AT(q_norm, 240)
+       AT(k_norm, 248))
 
-constexpr int COPIES = 4;  // mirrored in decode_step.rs
+constexpr int COPIES = 4;
 // Vectors that blocks hand each other, each STEP_ROWS rows of whole units (exchange.cuh). There are
 // COPIES of all of them, `stride` words apart: whoever tells tells all copies, and blocks share them
 // out, lest a hundred of them ask for the same line at once.
@@ -48,6 +50,15 @@ struct Exchange {
         for (int i = 0; i < COPIES; i++) tell(at + i * stride, v, number);
     }
 };
+LAYOUT(Exchange, 40, AT(x, 0) AT(qkv, 8) AT(attended, 16) AT(ff, 24) AT(stride, 32))
+
+// Where things lie in a block's shared memory, in bytes from its start (host: device/cuda/decode_step.rs).
+struct SharedPlan {
+    int slot_bytes, slots, sums_bytes, inputs_at, norm_at, sums_at, layers_at, ring_at;
+    int window;  // pieces under way at a time
+};
+LAYOUT(SharedPlan, 36, AT(slot_bytes, 0) AT(slots, 4) AT(sums_bytes, 8) AT(inputs_at, 12)
+       AT(norm_at, 16) AT(sums_at, 20) AT(layers_at, 24) AT(ring_at, 28) AT(window, 32))
 
 struct StepArgs {
     const StepLayer* layers;
@@ -66,14 +77,16 @@ struct StepArgs {
     int attention_blocks;
     uint64_t layer_halves;     // of the KV cache
     float eps;
-    // Shared memory, in bytes from its start (host: device/cuda/decode_step.rs).
-    int slot_bytes, slots, sums_bytes, inputs_at, norm_at, sums_at, layers_at, ring_at;
-    int window;                // pieces under way at a time
+    SharedPlan shared;
 };
+LAYOUT(StepArgs, 432, AT(layers, 0) AT(embed, 8) AT(rope, 48) AT(attention, 152) AT(head, 240)
+       AT(head_norm, 272) AT(exchange, 280) AT(logits, 320) AT(best, 328) AT(broken, 336)
+       AT(board, 344) AT(number, 352) AT(n_layers, 356) AT(rows, 360) AT(n_embd, 364) AT(n_ff, 368)
+       AT(vocab, 372) AT(attention_blocks, 376) AT(layer_halves, 384) AT(eps, 392) AT(shared, 396))
 
 // Numbers of a layer's exchanges follow each other; the embedding has the step's first.
 enum Made : int { BY_QKV = 1, BY_ATTENTION = 2, BY_OUTPUT = 3, BY_GATE_UP = 4, BY_DOWN = 5 };
-constexpr int EXCHANGES = 5;  // a layer (mirrored in decode_step.rs)
+constexpr int EXCHANGES = 5;  // a layer
 
 DEVICE uint32_t number_of(const StepArgs& a, int layer, Made made) {
     return a.number + layer * EXCHANGES + made;
@@ -132,8 +145,8 @@ struct Plan {
     }
     DEVICE bool is_of_one_type(int layer, int stage) const {
         const Part* parts = layers[layer].parts;
-        if (stage == QKV) return parts[0].type == parts[1].type && parts[0].type == parts[2].type;
-        return stage != GATE_UP || parts[4].type == parts[5].type;
+        if (stage == QKV) return parts[0].ty == parts[1].ty && parts[0].ty == parts[2].ty;
+        return stage != GATE_UP || parts[4].ty == parts[5].ty;
     }
 };
 
@@ -163,6 +176,6 @@ DEVICE Shape shape_of(const StepArgs& a, int stage, int block, int blocks) {
     s.segments = Divisor(segments);
     s.abreast = STEP_WARPS / segments;
     // An even number, so that gate and up meet.
-    s.group = max(2, a.sums_bytes / (segments * a.rows * TILE_N * 4) & ~1);
+    s.group = max(2, a.shared.sums_bytes / (segments * a.rows * TILE_N * 4) & ~1);
     return s;
 }

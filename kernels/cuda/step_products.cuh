@@ -3,7 +3,7 @@
 // Its inputs are in shared memory (step_inputs.cuh). Segments of tiles are dealt to warps in turn
 // (matmul.cuh's order); their sums meet in shared memory, and a thread finishes an output.
 #pragma once
-#include "argmax.cu"
+#include "argmax.cuh"
 #include "step_inputs.cuh"
 
 // An output that a thread will finish, and what can be known of it before its sum is there.
@@ -41,7 +41,7 @@ template <bool ALONE, int FF_CHUNKS> struct Products : Plan {
     }
 
     DEVICE int rows() const { return inputs.rows(); }
-    DEVICE float* sums() const { return reinterpret_cast<float*>(inputs.shared + a.sums_at); }
+    DEVICE float* sums() const { return reinterpret_cast<float*>(inputs.shared + a.shared.sums_at); }
 
     // ---- products ----
 
@@ -184,7 +184,7 @@ template <bool ALONE, int FF_CHUNKS> struct Products : Plan {
         load_rows(w.x, w.input);
         const bool alike = ONLY != ANY || is_of_one_type(layer, stage);
         for (int t = my.turn; t < tiles;) {
-            int type = ONLY != ANY ? ONLY : place(layer, stage, first + t).part->type;
+            int type = ONLY != ANY ? ONLY : place(layer, stage, first + t).part->ty;
             t = any_tiles<ONLY>(type, s, w, t, alike ? tiles : t + 1);
         }
     }

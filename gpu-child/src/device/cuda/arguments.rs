@@ -1,74 +1,196 @@
-//! The kernels' arguments: mirrors of the structs in `kernels/cuda`, field by field.
+//! The kernels' arguments, as `kernels/cuda` declares them ([`layout!`]).
 
+use super::headers::layout;
 use super::memory::DevicePtr;
 
-/// `repack.cu`.
-#[derive(Debug, Clone, Copy)]
-#[repr(C)]
-pub struct RepackArgs {
-    pub file: DevicePtr<u8>,
-    pub packed: DevicePtr<u8>,
-    pub flags: DevicePtr<u32>,
-    pub row_bytes: u64,
-    pub ty: i32,
-    pub rows: i32,
-    pub cols: i32,
-    pub units: i32,
-}
+layout! {
+    pub struct RepackArgs in "repack.cu" {
+        pub file: DevicePtr<u8>,
+        pub packed: DevicePtr<u8>,
+        pub flags: DevicePtr<u32>,
+        pub row_bytes: u64,
+        pub ty: i32,
+        pub rows: i32,
+        pub cols: i32,
+        pub units: i32,
+    }
 
-/// A token of the batch: `Row` in `common.cuh`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[repr(C)]
-pub struct Row {
-    pub token: i32,
-    pub position: i32,
-    pub table: i32,
-    pub unused: i32,
-}
+    /// A token of the batch.
+    #[derive(PartialEq, Eq)]
+    pub struct Row in "common.cuh" {
+        pub token: i32,
+        pub position: i32,
+        pub table: i32,
+        pub unused: i32,
+    }
 
-/// `embed.cu`.
-#[derive(Debug, Clone, Copy)]
-#[repr(C)]
-pub struct EmbedArgs {
-    pub table: DevicePtr<u8>,
-    pub rows: DevicePtr<Row>,
-    pub x: DevicePtr<f32>,
-    pub ty: i32,
-    pub units: i32,
-    pub cols: i32,
-}
+    pub struct EmbedArgs in "embed.cuh" {
+        pub table: DevicePtr<u8>,
+        pub rows: DevicePtr<Row>,
+        pub x: DevicePtr<f32>,
+        pub ty: i32,
+        pub units: i32,
+        pub cols: i32,
+    }
 
-/// `norm.cu`.
-#[derive(Debug, Clone, Copy)]
-#[repr(C)]
-pub struct RowArgs {
-    pub input: DevicePtr<f32>,
-    pub gather: DevicePtr<i32>,
-    pub weight: DevicePtr<f32>,
-    pub plain: DevicePtr<f32>,
-    pub out: DevicePtr<u16>,
-    pub scale: DevicePtr<f32>,
-    pub cols: i32,
-    pub units: i32,
-    pub in_stride: i32,
-    pub eps: f32,
-    pub groups: i32,
-    pub rows: i32,
-    /// Said on the board when it begins ([`Stage`](super::board::Stage)).
-    pub stage: u32,
-    pub board: DevicePtr<u32>,
-}
+    pub struct RowArgs in "norm.cuh" {
+        pub input: DevicePtr<f32>,
+        pub gather: DevicePtr<i32>,
+        pub weight: DevicePtr<f32>,
+        pub plain: DevicePtr<f32>,
+        pub out: DevicePtr<u16>,
+        pub scale: DevicePtr<f32>,
+        pub cols: i32,
+        pub units: i32,
+        pub in_stride: i32,
+        pub eps: f32,
+        pub groups: i32,
+        pub rows: i32,
+        /// Said on the board when it begins ([`Stage`](super::board::Stage)).
+        pub stage: u32,
+        pub board: DevicePtr<u32>,
+    }
 
-/// `Part` in `common.cuh`.
-#[derive(Debug, Clone, Copy)]
-#[repr(C)]
-pub struct Part {
-    pub weight: DevicePtr<u8>,
-    pub bias: DevicePtr<f32>,
-    pub rows: i32,
-    pub tiles: i32,
-    pub column: i32,
-    pub ty: i32,
+    pub struct Part in "common.cuh" {
+        pub weight: DevicePtr<u8>,
+        pub bias: DevicePtr<f32>,
+        pub rows: i32,
+        pub tiles: i32,
+        pub column: i32,
+        pub ty: i32,
+    }
+
+    pub struct MatmulArgs in "matmul.cuh" {
+        pub parts: [Part; 3],
+        pub n_parts: i32,
+        pub rows: i32,
+        pub units: i32,
+        pub out_stride: i32,
+        pub add: i32,
+        pub x: DevicePtr<u16>,
+        pub scale: DevicePtr<f32>,
+        pub out: DevicePtr<f32>,
+    }
+
+    pub struct WideArgs in "matmul_wgmma.cu" {
+        pub matmul: MatmulArgs,
+        pub stages: i32,
+        pub exchange: i32,
+        pub paired: i32,
+    }
+
+    pub struct KvArgs in "kv.cuh" {
+        pub pages: DevicePtr<u16>,
+        pub page_stride: u64,
+        pub layer_offset: u64,
+        pub tables: DevicePtr<i32>,
+    }
+
+    pub struct RopeArgs in "rope_kv.cuh" {
+        pub qkv: DevicePtr<f32>,
+        pub rows: DevicePtr<Row>,
+        pub turns: DevicePtr<[f32; 2]>,
+        pub q_norm: DevicePtr<f32>,
+        pub k_norm: DevicePtr<f32>,
+        pub q: DevicePtr<u16>,
+        pub kv: KvArgs,
+        pub heads: i32,
+        pub kv_heads: i32,
+        pub head_dim: i32,
+        pub dims: i32,
+        pub half_offset: i32,
+        pub eps: f32,
+    }
+
+    #[derive(PartialEq, Eq)]
+    pub struct Tile in "attention.cuh" {
+        pub row0: i32,
+        pub first: i32,
+        pub count: i32,
+        pub position0: i32,
+        pub table: i32,
+    }
+
+    pub struct AttentionArgs in "attention.cuh" {
+        pub q: DevicePtr<u16>,
+        pub out: DevicePtr<f32>,
+        pub partial: DevicePtr<f32>,
+        pub tiles: DevicePtr<Tile>,
+        pub kv: KvArgs,
+        pub n_tiles: i32,
+        pub heads: i32,
+        pub kv_heads: i32,
+        pub splits: i32,
+        pub scale: f32,
+    }
+
+    pub struct MergeArgs in "attention.cu" {
+        pub attention: AttentionArgs,
+        pub rows: DevicePtr<Row>,
+        pub n_rows: i32,
+        pub head_dim: i32,
+    }
+
+    pub struct ArgmaxArgs in "argmax.cuh" {
+        pub logits: DevicePtr<f32>,
+        pub best: DevicePtr<u64>,
+        pub vocab: i32,
+    }
+
+    pub struct ChecksumArgs in "checksum.cu" {
+        pub words: DevicePtr<u8>,
+        pub sum: DevicePtr<u64>,
+        pub pairs: u64,
+        pub first: u64,
+    }
+
+    pub struct ArriveArgs in "arrive.cu" {
+        pub from: DevicePtr<i32>,
+        pub to: [DevicePtr<i32>; 4],
+        pub words: [i32; 4],
+        pub before: Answers,
+        pub board: DevicePtr<u32>,
+        pub step: u32,
+    }
+
+    /// Where the answers of a step's rows lie.
+    pub struct Answers in "answer.cuh" {
+        best: DevicePtr<u64>,
+        broken: DevicePtr<u32>,
+        parts: i32,
+    }
+
+    pub struct AnswerArgs in "answer.cuh" {
+        pub answers: Answers,
+        pub out: DevicePtr<u32>,
+        pub rows: i32,
+    }
+
+    pub struct SampleRow in "sample.cu" {
+        pub top_p: u64,
+        pub number: u64,
+        pub rate: f32,
+        pub min_p: f32,
+        pub repetition: f32,
+        pub frequency: f32,
+        pub presence: f32,
+        pub row: i32,
+        pub top_k: i32,
+        pub history: i32,
+        pub prompt: i32,
+        pub length: i32,
+        pub newest: i32,
+        pub unused: i32,
+    }
+
+    pub struct SampleArgs in "sample.cu" {
+        pub logits: DevicePtr<f32>,
+        pub rows: DevicePtr<SampleRow>,
+        pub history: DevicePtr<i32>,
+        pub batch: DevicePtr<Row>,
+        pub answers: Answers,
+        pub vocab: i32,
+    }
 }
 
 impl Part {
@@ -80,137 +202,6 @@ impl Part {
         column: 0,
         ty: 0,
     };
-}
-
-/// `matmul.cuh`.
-#[derive(Debug, Clone, Copy)]
-#[repr(C)]
-pub struct MatmulArgs {
-    pub parts: [Part; 3],
-    pub n_parts: i32,
-    pub rows: i32,
-    pub units: i32,
-    pub out_stride: i32,
-    pub add: i32,
-    pub x: DevicePtr<u16>,
-    pub scale: DevicePtr<f32>,
-    pub out: DevicePtr<f32>,
-}
-
-/// `matmul_wgmma.cu`.
-#[derive(Debug, Clone, Copy)]
-#[repr(C)]
-pub struct WideArgs {
-    pub matmul: MatmulArgs,
-    pub stages: i32,
-    pub exchange: i32,
-    pub paired: i32,
-}
-
-/// `KvArgs` in `rope_kv.cu`.
-#[derive(Debug, Clone, Copy)]
-#[repr(C)]
-pub struct KvArgs {
-    pub pages: DevicePtr<u16>,
-    pub page_stride: u64,
-    pub layer_offset: u64,
-    pub tables: DevicePtr<i32>,
-}
-
-/// `rope_kv.cu`.
-#[derive(Debug, Clone, Copy)]
-#[repr(C)]
-pub struct RopeArgs {
-    pub qkv: DevicePtr<f32>,
-    pub rows: DevicePtr<Row>,
-    pub turns: DevicePtr<[f32; 2]>,
-    pub q_norm: DevicePtr<f32>,
-    pub k_norm: DevicePtr<f32>,
-    pub q: DevicePtr<u16>,
-    pub kv: KvArgs,
-    pub heads: i32,
-    pub kv_heads: i32,
-    pub head_dim: i32,
-    pub dims: i32,
-    pub half_offset: i32,
-    pub eps: f32,
-}
-
-/// `Tile` in `attention.cu`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[repr(C)]
-pub struct Tile {
-    pub row0: i32,
-    pub first: i32,
-    pub count: i32,
-    pub position0: i32,
-    pub table: i32,
-}
-
-/// `attention.cu`.
-#[derive(Debug, Clone, Copy)]
-#[repr(C)]
-pub struct AttentionArgs {
-    pub q: DevicePtr<u16>,
-    pub out: DevicePtr<f32>,
-    pub partial: DevicePtr<f32>,
-    pub tiles: DevicePtr<Tile>,
-    pub kv: KvArgs,
-    pub n_tiles: i32,
-    pub heads: i32,
-    pub kv_heads: i32,
-    pub splits: i32,
-    pub scale: f32,
-}
-
-/// `MergeArgs` in `attention.cu`.
-#[derive(Debug, Clone, Copy)]
-#[repr(C)]
-pub struct MergeArgs {
-    pub attention: AttentionArgs,
-    pub rows: DevicePtr<Row>,
-    pub n_rows: i32,
-    pub head_dim: i32,
-}
-
-/// `argmax.cu`.
-#[derive(Debug, Clone, Copy)]
-#[repr(C)]
-pub struct ArgmaxArgs {
-    pub logits: DevicePtr<f32>,
-    pub best: DevicePtr<u64>,
-    pub vocab: i32,
-}
-
-/// `checksum.cu`.
-#[derive(Debug, Clone, Copy)]
-#[repr(C)]
-pub struct ChecksumArgs {
-    pub words: DevicePtr<u8>,
-    pub sum: DevicePtr<u64>,
-    pub pairs: u64,
-    pub first: u64,
-}
-
-/// `arrive.cu`.
-#[derive(Debug, Clone, Copy)]
-#[repr(C)]
-pub struct ArriveArgs {
-    pub from: DevicePtr<i32>,
-    pub to: [DevicePtr<i32>; 4],
-    pub words: [i32; 4],
-    pub before: Answers,
-    pub board: DevicePtr<u32>,
-    pub step: u32,
-}
-
-/// `answer.cu`: where the answers of a step's rows lie.
-#[derive(Debug, Clone, Copy)]
-#[repr(C)]
-pub struct Answers {
-    best: DevicePtr<u64>,
-    broken: DevicePtr<u32>,
-    parts: i32,
 }
 
 impl Answers {
@@ -236,45 +227,4 @@ impl Answers {
             parts: 1,
         }
     }
-}
-
-/// `answer.cu`.
-#[derive(Debug, Clone, Copy)]
-#[repr(C)]
-pub struct AnswerArgs {
-    pub answers: Answers,
-    pub out: DevicePtr<u32>,
-    pub rows: i32,
-}
-
-/// `SampleRow` in `sample.cu`.
-#[derive(Debug, Clone, Copy)]
-#[repr(C)]
-pub struct SampleRow {
-    pub top_p: u64,
-    pub number: u64,
-    pub rate: f32,
-    pub min_p: f32,
-    pub repetition: f32,
-    pub frequency: f32,
-    pub presence: f32,
-    pub row: i32,
-    pub top_k: i32,
-    pub history: i32,
-    pub prompt: i32,
-    pub length: i32,
-    pub newest: i32,
-    pub unused: i32,
-}
-
-/// `sample.cu`.
-#[derive(Debug, Clone, Copy)]
-#[repr(C)]
-pub struct SampleArgs {
-    pub logits: DevicePtr<f32>,
-    pub rows: DevicePtr<SampleRow>,
-    pub history: DevicePtr<i32>,
-    pub batch: DevicePtr<Row>,
-    pub answers: Answers,
-    pub vocab: i32,
 }

@@ -6,6 +6,7 @@
 
 use super::driver::{Driver, Event};
 use super::flight::STEPS;
+use super::headers::constant;
 use super::memory::{Arena, DevicePtr, Pinned, Purpose, fetch};
 use crate::device::Witness;
 use std::collections::BTreeMap;
@@ -14,10 +15,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 use worker_orcd_ipc::Fault;
 
-/// Words of the board before those of blocks, `BOARD_BLOCKS`.
-const HEAD_WORDS: usize = 4;
-/// Numbers of a layer's exchanges, as in `step_plan.cuh`.
-const LAYER_EXCHANGES: u32 = 5;
+/// Words of the board before those of blocks.
+const HEAD_WORDS: usize = constant!("board.cuh", BOARD_BLOCKS);
+/// Numbers of a layer's exchanges.
+const LAYER_EXCHANGES: u32 = constant!("step_plan.cuh", EXCHANGES) as u32;
 /// Of a copy that takes microseconds.
 const PATIENCE: Duration = Duration::from_millis(200);
 /// Told at most: different places of blocks, and runs of blocks in each.

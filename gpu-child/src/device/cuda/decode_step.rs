@@ -6,6 +6,7 @@
 
 use super::driver::Driver;
 use super::forward::Model;
+use super::headers::{constant, layout};
 use super::kernels::{AttentionArgs, EmbedArgs, Geometry, Kernel, Module, Part, RopeArgs};
 use super::memory::{Arena, DevicePtr, Purpose, upload};
 use super::plan::Plan;
@@ -15,13 +16,13 @@ use crate::model::{ModelConfig, ModelWeights};
 use worker_orcd_ipc::Fault;
 use worker_orcd_kernels::TensorType;
 
-/// Sequences of one step, `STEP_ROWS`: with more, many launches are faster (`bench/results/cuda.md`).
-pub const MAX_ROWS: usize = 4;
-/// Sixteen that compute, and a warpgroup of which one thread feeds them.
-const WARPS: usize = 20;
-/// Units of one copy at most, `PIECE_UNITS`.
-const PIECE_UNITS: usize = 8;
-const MAX_SLOTS: usize = 64;
+/// Sequences of one step: with more, many launches are faster (`bench/results/cuda.md`).
+pub const MAX_ROWS: usize = constant!("step_plan.cuh", STEP_ROWS);
+/// Those that compute, and a warpgroup of which one thread feeds them.
+const WARPS: usize = constant!("step_plan.cuh", STEP_WARPS) + 4;
+/// Units of one copy at most.
+const PIECE_UNITS: usize = constant!("step_plan.cuh", PIECE_UNITS);
+const MAX_SLOTS: usize = constant!("ring.cuh", MAX_SLOTS);
 /// Some copies are under way while others are multiplied.
 const MIN_SLOTS: usize = 6;
 /// Partial sums, at least of two tiles of 16 segments of four rows each. Warps meet whenever they are
@@ -30,88 +31,81 @@ const SUMS_BYTES: usize = 18 << 10;
 /// Bytes of weights that a block asks for at a time. More would stand in line, and the small reads
 /// of exchanges behind them (`bench/results/cuda.md`).
 const WINDOW_BYTES: usize = 48 << 10;
-/// Shared memory that the kernel declares itself, and a little for the driver.
+/// SharedPlan memory that the kernel declares itself, and a little for the driver.
 const STATIC_SHARED_BYTES: usize = 6 << 10;
-/// Splits of attention that 16 warps walk in turn without holding up the rest for long.
-const MAX_SPLITS: usize = 128;
-/// What a block that attends knows of rows, at most: `Local`.
-const LOCAL_BYTES: usize = 8 << 10;
-/// Columns of rows that are normalized: `MAX_UNITS` units.
-const MAX_EMBD: usize = 8192;
+/// Splits of attention that the warps walk in turn without holding up the rest for long.
+const MAX_SPLITS: usize = constant!("step_attention.cuh", MAX_PAGES);
+/// What a block that attends knows of rows, at most.
+const LOCAL_BYTES: usize = constant!("step_attention.cuh", LOCAL_BYTES);
+/// Columns of rows that are normalized.
+const MAX_EMBD: usize = constant!("step_plan.cuh", MAX_UNITS) * UNIT;
 /// Vectors that blocks hand each other, a layer; the embedding is one more.
-const LAYER_EXCHANGES: usize = 5;
+const LAYER_EXCHANGES: usize = constant!("step_plan.cuh", EXCHANGES);
 /// Share of the blocks that do attention at most: the others stream the weights.
 const ATTENTION_SHARE: u32 = 4;
-/// Of what blocks hand each other, as in `step_plan.cuh`.
-const COPIES: usize = 4;
+/// Of what blocks hand each other.
+const COPIES: usize = constant!("step_plan.cuh", COPIES);
 /// Bytes of a value and its number, `Word`.
 const WORD_BYTES: usize = 8;
 
-/// `StepLayer` in `decode_step.cu`.
-#[derive(Debug, Clone, Copy)]
-#[repr(C)]
-struct StepLayer {
-    parts: [Part; 7],
-    attn_norm: DevicePtr<f32>,
-    ffn_norm: DevicePtr<f32>,
-    q_norm: DevicePtr<f32>,
-    k_norm: DevicePtr<f32>,
+layout! {
+    struct StepLayer in "step_plan.cuh" {
+        parts: [Part; 7],
+        attn_norm: DevicePtr<f32>,
+        ffn_norm: DevicePtr<f32>,
+        q_norm: DevicePtr<f32>,
+        k_norm: DevicePtr<f32>,
+    }
+
+    struct StepArgs in "step_plan.cuh" {
+        layers: DevicePtr<u8>,
+        embed: EmbedArgs,
+        rope: RopeArgs,
+        attention: AttentionArgs,
+        head: Part,
+        head_norm: DevicePtr<f32>,
+        exchange: Exchange,
+        logits: DevicePtr<f32>,
+        best: DevicePtr<u64>,
+        broken: DevicePtr<u32>,
+        board: DevicePtr<u32>,
+        number: u32,
+        n_layers: i32,
+        rows: i32,
+        n_embd: i32,
+        n_ff: i32,
+        vocab: i32,
+        attention_blocks: i32,
+        layer_halves: u64,
+        eps: f32,
+        shared: SharedPlan,
+    }
+
+    /// Vectors of [`MAX_ROWS`] rows, of words.
+    struct Exchange in "step_plan.cuh" {
+        x: DevicePtr<u64>,
+        qkv: DevicePtr<u64>,
+        attended: DevicePtr<u64>,
+        ff: DevicePtr<u64>,
+        stride: u64,
+    }
+
+    /// Where things lie in a block's shared memory, in bytes.
+    #[derive(PartialEq, Eq)]
+    struct SharedPlan in "step_plan.cuh" {
+        slot_bytes: i32,
+        slots: i32,
+        sums_bytes: i32,
+        inputs_at: i32,
+        norm_at: i32,
+        sums_at: i32,
+        layers_at: i32,
+        ring_at: i32,
+        window: i32,
+    }
 }
 
-/// `StepArgs` in `decode_step.cu`.
-#[derive(Debug, Clone, Copy)]
-#[repr(C)]
-struct StepArgs {
-    layers: DevicePtr<u8>,
-    embed: EmbedArgs,
-    rope: RopeArgs,
-    attention: AttentionArgs,
-    head: Part,
-    head_norm: DevicePtr<f32>,
-    exchange: Exchange,
-    logits: DevicePtr<f32>,
-    best: DevicePtr<u64>,
-    broken: DevicePtr<u32>,
-    board: DevicePtr<u32>,
-    number: u32,
-    n_layers: i32,
-    rows: i32,
-    n_embd: i32,
-    n_ff: i32,
-    vocab: i32,
-    attention_blocks: i32,
-    layer_halves: u64,
-    eps: f32,
-    shared: Shared,
-}
-
-/// `Exchange` in `step_plan.cuh`: vectors of [`MAX_ROWS`] rows, of words.
-#[derive(Debug, Clone, Copy)]
-#[repr(C)]
-struct Exchange {
-    x: DevicePtr<u64>,
-    qkv: DevicePtr<u64>,
-    attended: DevicePtr<u64>,
-    ff: DevicePtr<u64>,
-    stride: u64,
-}
-
-/// Where things lie in a block's shared memory, in bytes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[repr(C)]
-struct Shared {
-    slot_bytes: i32,
-    slots: i32,
-    sums_bytes: i32,
-    inputs_at: i32,
-    norm_at: i32,
-    sums_at: i32,
-    layers_at: i32,
-    ring_at: i32,
-    window: i32,
-}
-
-impl Shared {
+impl SharedPlan {
     /// `None` when the ring would be too short to be of use.
     fn of(config: &ModelConfig, rows: usize, unit_bytes: usize, available: usize) -> Option<Self> {
         let q_width = config.n_heads * config.head_dim;
@@ -208,7 +202,7 @@ impl DecodeStep {
             .map(|linear| multiplied_as(linear.weight.ty))
             .collect();
         let unit_bytes = types.iter().map(|ty| unit_bytes(*ty)).max().unwrap_or(0);
-        let fits = Shared::of(config, 1, unit_bytes, driver.shared_bytes() as usize).is_some();
+        let fits = SharedPlan::of(config, 1, unit_bytes, driver.shared_bytes() as usize).is_some();
         let has_kernel = [32, 64, 96, 128].contains(&config.head_dim);
         if !driver.has_bulk_copies() || !fits || !has_kernel || config.n_embd > MAX_EMBD {
             return Ok(None);
@@ -261,9 +255,9 @@ impl DecodeStep {
             && self.shared(driver, config, plan.rows.len()).is_some()
     }
 
-    fn shared(&self, driver: &Driver, config: &ModelConfig, rows: usize) -> Option<Shared> {
+    fn shared(&self, driver: &Driver, config: &ModelConfig, rows: usize) -> Option<SharedPlan> {
         let available = driver.shared_bytes() as usize;
-        Shared::of(config, rows, self.unit_bytes, available)
+        SharedPlan::of(config, rows, self.unit_bytes, available)
     }
 
     fn exchange(&self, config: &ModelConfig) -> Exchange {
@@ -347,7 +341,7 @@ impl DecodeStep {
         unsafe { kernel.launch_together(model.driver, geometry, &arguments) }
     }
 
-    /// `rank` of the best logit of each row (`argmax.cu`).
+    /// `rank` of the best logit of each row (`argmax.cuh`).
     #[must_use]
     pub fn best(&self) -> DevicePtr<u64> {
         let table = self.n_layers * size_of::<StepLayer>();
@@ -460,7 +454,7 @@ mod tests {
         for config in [&small, &half_billion, &seven_billion] {
             let inputs = 2 * config.n_ff + 64;
             for (unit_bytes, rows) in [(2048, 1), (576, 1), (576, 2)] {
-                let shared = Shared::of(config, rows, unit_bytes, AVAILABLE).expect("it fits");
+                let shared = SharedPlan::of(config, rows, unit_bytes, AVAILABLE).expect("it fits");
                 let ends = [
                     shared.inputs_at + (rows * inputs) as i32,
                     shared.norm_at + 4 * config.n_embd as i32,
@@ -484,7 +478,7 @@ mod tests {
     #[test]
     fn rows_too_wide_for_a_ring_beside_them_are_left_to_other_kernels() {
         let wide = config(8192, 98_304, 64, 128);
-        assert_eq!(Shared::of(&wide, 1, 2048, AVAILABLE), None);
+        assert_eq!(SharedPlan::of(&wide, 1, 2048, AVAILABLE), None);
     }
 
     #[test]

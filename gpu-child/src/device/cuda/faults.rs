@@ -7,6 +7,7 @@
 
 use super::CudaExecutor;
 use super::driver::Driver;
+use super::headers::layout;
 use super::kernels::{Aligned, Geometry, Kernel, Module};
 use super::memory::{Arena, DevicePtr, Purpose};
 use crate::device::misdeed::{DeviceMisdeed, Saboteur};
@@ -22,11 +23,10 @@ const NOWHERE: usize = 0xdead_0000_0000;
 /// The last crumbs that are taken when everything is.
 const CRUMB_BYTES: u64 = 64 << 10;
 
-/// `MisdeedArgs` in `faults.cu`.
-#[derive(Debug, Clone, Copy)]
-#[repr(C)]
-struct MisdeedArgs {
-    at: DevicePtr<u8>,
+layout! {
+    struct MisdeedArgs in "faults.cu" {
+        at: DevicePtr<u8>,
+    }
 }
 
 /// Found before they are needed: a device that is full has no room for a module.

@@ -9,8 +9,9 @@ use super::decode_step::is_watched;
 use super::driver::Driver;
 use super::graph::Shape;
 use super::head::{self, Head};
+use super::headers::constant;
 use super::kernels::{
-    Answers, AttentionArgs, EmbedArgs, Geometry, Kernel, MergeArgs, RopeArgs, Row, RowArgs, Tile,
+    Answers, AttentionArgs, EmbedArgs, Geometry, Kernel, MergeArgs, RopeArgs, RowArgs,
 };
 use super::kv::KvCache;
 use super::matmul::{Input, Matmul, Output};
@@ -26,10 +27,10 @@ use worker_orcd_ipc::Fault;
 use worker_orcd_kernels::reference::rope::RopePairs;
 
 /// Chunks of a row that a warp of the kernels in norm.cu keeps in registers, and warps at most.
-const KEPT_CHUNKS: usize = 2;
-const MAX_ROW_WARPS: usize = 32;
+const KEPT_CHUNKS: usize = constant!("norm.cu", KEEP);
+const MAX_ROW_WARPS: usize = constant!("norm.cu", MAX_ROW_THREADS) / 32;
 /// Threads of a block of rope_kv.cu, a pair of columns each.
-const ROPE_THREADS: u32 = 256;
+const ROPE_THREADS: u32 = constant!("rope_kv.cu", ROPE_THREADS) as u32;
 /// Threads of a block whose warps work on their own.
 const WARPS_THREADS: u32 = 128;
 const WARPS: usize = 4;
@@ -421,6 +422,3 @@ pub fn row_geometry(rows: usize, cols: usize) -> Geometry {
     let warps = chunks.div_ceil(each).min(MAX_ROW_WARPS);
     Geometry::line(rows.div_ceil(2), 32 * warps as u32)
 }
-
-// The device's view of a row and a tile, in bytes.
-const _: () = assert!(size_of::<Row>() == 16 && size_of::<Tile>() == 20);

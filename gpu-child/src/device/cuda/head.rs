@@ -8,6 +8,7 @@
 use super::board::Stage;
 use super::decode_step::DecodeStep;
 use super::forward::{Model, row_geometry};
+use super::headers::constant;
 use super::kernels::{Answers, ArgmaxArgs, Geometry, RowArgs};
 use super::memory::read;
 use super::plan::Plan;
@@ -18,7 +19,7 @@ use crate::device::{Checkpoint, Tap};
 use worker_orcd_ipc::Fault;
 
 /// Threads of a block of argmax.cu.
-const ARGMAX_THREADS: u32 = 1024;
+const ARGMAX_THREADS: u32 = constant!("argmax.cu", ARGMAX_THREADS) as u32;
 
 /// The end of a step.
 #[derive(Debug)]

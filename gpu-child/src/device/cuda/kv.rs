@@ -1,14 +1,15 @@
 //! The paged KV cache on the device: `kernels/cuda/kv.cuh` says what is in a page.
 
 use super::driver::Driver;
+use super::headers::constant;
 use super::kernels::KvArgs;
 use super::memory::{Arena, DevicePtr, Purpose};
 use crate::device::KvGeometry;
 use crate::device::common::kv::{KvShape, PAGE_TOKENS};
 use worker_orcd_ipc::Fault;
 
-// `kv.cuh` and `attention.cu` know it too.
-const _: () = assert!(PAGE_TOKENS == 32);
+// It is what attention reads at a time.
+const _: () = assert!(PAGE_TOKENS == constant!("kv.cuh", PAGE));
 
 #[derive(Debug)]
 pub struct KvCache {

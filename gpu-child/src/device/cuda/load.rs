@@ -23,7 +23,7 @@ use crate::model::{FileWeights, Mapping, ModelConfig, TensorView};
 use worker_orcd_ipc::Fault;
 
 /// Head sizes that attention.cu is compiled for.
-const HEAD_DIMS: [usize; 5] = [16, 32, 64, 96, 128];
+pub const HEAD_DIMS: [usize; 5] = [16, 32, 64, 96, 128];
 /// File bytes on the device at a time, waiting to be packed.
 const STAGING_BYTES: usize = 64 << 20;
 /// Kept free whatever was ordered: graphs, and what the driver takes beside our allocations.

@@ -3,6 +3,7 @@
 //! Every choice gives the same bits (`kernels/cuda/matmul.cuh`); only time differs.
 
 use super::driver::Driver;
+use super::headers::constant;
 use super::kernels::{Geometry, Kernel, MatmulArgs, Module, Part, WideArgs};
 use super::memory::DevicePtr;
 use super::weights::{
@@ -16,9 +17,9 @@ use worker_orcd_kernels::TensorType;
 const FEW: usize = 64;
 /// Shared memory that matmul_wgmma.cu declares itself, and a little for the driver.
 const RESERVED_SHARED: u32 = 2 << 10;
-/// Threads of a `matmul_few` block at most; its launch bounds say so too.
-const FEW_THREADS: usize = 512;
-const MANY_THREADS: u32 = 256;
+/// Threads of a `matmul_few` block at most.
+const FEW_THREADS: usize = constant!("matmul_few.cu", FEW_THREADS);
+const MANY_THREADS: u32 = constant!("matmul_many.cu", MANY_THREADS) as u32;
 
 /// The kernels of one tensor type.
 #[derive(Debug)]
@@ -83,7 +84,7 @@ impl Matmul {
     }
 
     /// Groups of eight rows that the input of so many rows is packed in; zero where it is plain
-    /// (`RowArgs` in `norm.cu`).
+    /// (`RowArgs` in `norm.cuh`).
     #[must_use]
     pub fn groups(&self, rows: usize) -> usize {
         if self.has_wide { rows.div_ceil(8) } else { 0 }

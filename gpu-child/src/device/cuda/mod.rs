@@ -34,6 +34,7 @@ mod flight;
 mod forward;
 mod graph;
 mod head;
+mod headers;
 mod kernels;
 mod kv;
 mod load;

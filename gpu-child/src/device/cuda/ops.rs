@@ -14,7 +14,7 @@ pub struct Ops {
     pub silu_mul_rows: Kernel<RowArgs>,
     pub rope_kv: Kernel<RopeArgs>,
     pub attention_together: Kernel<AttentionArgs>,
-    /// Of a block of it: `Together` in attention.cu.
+    /// Of a block of it.
     pub together_threads: u32,
     pub attention_split: Kernel<AttentionArgs>,
     pub attention_merge: Kernel<MergeArgs>,
@@ -38,11 +38,7 @@ impl Ops {
                 attention_together: module
                     .kernel(&format!("attention_together_{head_dim}"))?
                     .overlapping(),
-                together_threads: if matches!(head_dim, 32 | 64) {
-                    256
-                } else {
-                    128
-                },
+                together_threads: 32 * together_warps(head_dim),
                 attention_split: module
                     .kernel(&format!("attention_split_{head_dim}"))?
                     .overlapping(),
@@ -51,4 +47,9 @@ impl Ops {
             })
         }
     }
+}
+
+/// Warps of a block that attends to all splits: `ATTENTION` in attention.cu.
+pub fn together_warps(head_dim: usize) -> u32 {
+    if matches!(head_dim, 32 | 64) { 8 } else { 4 }
 }

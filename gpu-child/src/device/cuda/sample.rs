@@ -7,6 +7,7 @@
 
 use super::driver::Driver;
 use super::flight::STEPS;
+use super::headers::constant;
 use super::kernels::{AnswerArgs, Answers, Geometry, Kernel, Module, Row, SampleArgs, SampleRow};
 use super::memory::{Arena, DevicePtr, Pinned, Purpose, upload};
 use crate::device::SampleWork;
@@ -14,14 +15,14 @@ use crate::sampler::Draw;
 use worker_orcd_ipc::{Fault, TokenId};
 
 /// Said in place of an id where a logit is not finite.
-pub const NOT_FINITE: u32 = u32::MAX;
+pub const NOT_FINITE: u32 = constant!("answer.cuh", NO_TOKEN) as u32;
 
-const THREADS: u32 = 512;
-const STRIP: usize = 256;
-/// Survivors of a filter that one block finishes with (`KEPT`), in bytes.
-const KEPT_BYTES: usize = 8 * 4096;
+const THREADS: u32 = constant!("sample.cu", SAMPLE_THREADS) as u32;
+const STRIP: usize = constant!("sample.cu", STRIP);
+/// Survivors of a filter that one block finishes with , in bytes.
+const KEPT_BYTES: usize = 8 * constant!("sample.cu", KEPT);
 /// Blocks that share a row, at most and where it pays.
-const MAX_TEAM: usize = 8;
+const MAX_TEAM: usize = constant!("sample.cu", MAX_TEAM);
 /// Blocks that run on a multiprocessor at a time.
 const RESIDENT: usize = 2;
 const ROW_BYTES: usize = size_of::<SampleRow>();

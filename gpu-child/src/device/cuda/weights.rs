@@ -1,15 +1,16 @@
 //! Packed matrices on the device, and the shapes that `kernels/cuda/weights.cuh` gives them.
 
+use super::headers::constant;
 use super::kernels::Part;
 use super::memory::{Arena, DevicePtr};
 use crate::model::{self, ModelWeights};
 use worker_orcd_kernels::TensorType;
 
 /// Columns of a unit: what a warp multiplies at a time.
-pub const UNIT: usize = 128;
+pub const UNIT: usize = constant!("common.cuh", UNIT);
 /// Weight rows of a tile.
-pub const TILE_ROWS: usize = 8;
-const MAX_SEGMENTS: usize = 16;
+pub const TILE_ROWS: usize = constant!("common.cuh", TILE_N);
+const MAX_SEGMENTS: usize = constant!("common.cuh", MAX_SEGMENTS);
 
 /// Whole units that hold `cols` columns.
 #[must_use]

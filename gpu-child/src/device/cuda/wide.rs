@@ -4,13 +4,13 @@
 //! walk tiles, or the blocks of a cluster share the segments of one tile. Which of it is fastest
 //! depends on the shape, and is estimated from what was measured on an H200; the bits are the same.
 
+use super::headers::constant;
 use super::weights::{TILE_ROWS, UNIT, segments, unit_bytes};
 use worker_orcd_kernels::TensorType;
 
 /// Weight rows of a warpgroup.
 const GROUP_ROWS: usize = 64;
-/// `MAX_STAGES` in `matmul_wgmma.cu`.
-const MAX_STAGES: usize = 12;
+const MAX_STAGES: usize = constant!("matmul_wgmma.cu", MAX_STAGES);
 /// Blocks of a cluster that every device has room for.
 const MAX_CLUSTER: usize = 8;
 /// Fewer, and a block waits for every unit that it multiplies.
@@ -24,7 +24,7 @@ pub struct Block {
     pub warpgroups: usize,
     pub rows: usize,
     /// Blocks whose registers fit a multiprocessor together.
-    together: usize,
+    pub together: usize,
     /// What its time is multiplied by in estimates.
     price: f64,
 }

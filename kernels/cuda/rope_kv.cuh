@@ -1,0 +1,66 @@
+// Head norms and RoPE on queries and keys; keys and values into the KV cache.
+//
+// Reads qkv F32 once; writes queries as F16 [row][head][dim], keys and values as F16 into
+// pages (kv.cuh). A head norm sums four strided lanes' squares by a butterfly; rotation
+// is x cos - y sin with one rounding for the product and one for the rest.
+#pragma once
+#include "kv.cuh"
+
+struct RopeArgs {
+    const float* qkv;  // [rows, (heads + 2 kv_heads) * head_dim]
+    const Row* rows;
+    const float2* turns;  // [positions, dims / 2] cos, sin
+    const float* q_norm;  // [head_dim] or null
+    const float* k_norm;
+    __half* q;
+    KvArgs kv;
+    int heads, kv_heads, head_dim, dims, half_offset;
+    float eps;
+};
+LAYOUT(RopeArgs, 104, AT(qkv, 0) AT(rows, 8) AT(turns, 16) AT(q_norm, 24) AT(k_norm, 32) AT(q, 40)
+       AT(kv, 48) AT(heads, 80) AT(kv_heads, 84) AT(head_dim, 88) AT(dims, 92) AT(half_offset, 96)
+       AT(eps, 100))
+
+// One head, in place in `head` (shared, private to the warp).
+DEVICE void turn_head(const RopeArgs& a, float* head, const float* norm, int position) {
+    int lane = threadIdx.x & 31;
+    if (norm) {
+        float s = 0.0f;
+        for (int i = lane; i < a.head_dim; i += 32) s = __fmaf_rn(head[i], head[i], s);
+        s = warp_sum(s);
+        float inverse = __frsqrt_rn(__fadd_rn(__fdiv_rn(s, float(a.head_dim)), a.eps));
+        for (int i = lane; i < a.head_dim; i += 32)
+            head[i] = __fmul_rn(__fmul_rn(head[i], inverse), norm[i]);
+        __syncwarp();
+    }
+    const float2* turns = a.turns + int64_t(position) * (a.dims / 2);
+    for (int i = lane; i < a.dims / 2; i += 32) {
+        int p = a.half_offset ? i : 2 * i, q = a.half_offset ? i + a.dims / 2 : 2 * i + 1;
+        float2 turn = turns[i];
+        float x = head[p], y = head[q];
+        head[p] = __fmaf_rn(x, turn.x, -__fmul_rn(y, turn.y));
+        head[q] = __fmaf_rn(x, turn.y, __fmul_rn(y, turn.x));
+    }
+    __syncwarp();
+}
+
+// What becomes of head `h` of a row, found in `head`: queries, then keys, then values.
+DEVICE void keep_head(const RopeArgs& a, float* head, int row, int h) {
+    int lane = threadIdx.x & 31;
+    Row r = a.rows[row];
+    if (h < a.heads + a.kv_heads) turn_head(a, head, h < a.heads ? a.q_norm : a.k_norm, r.position);
+    if (h < a.heads) {
+        for (int i = lane; i < a.head_dim; i += 32)
+            a.q[(int64_t(row) * a.heads + h) * a.head_dim + i] = __float2half_rn(head[i]);
+        return;
+    }
+    int page = a.kv.tables[r.table + r.position / PAGE], slot = r.position % PAGE;
+    int kv_head = h - a.heads;
+    if (kv_head < a.kv_heads) {
+        __half* to = key_at(a.kv, page, kv_head, a.head_dim) + slot * a.head_dim;
+        for (int i = lane; i < a.head_dim; i += 32) to[i] = __float2half_rn(head[i]);
+        return;
+    }
+    __half* to = value_at(a.kv, page, kv_head - a.kv_heads, a.kv_heads, a.head_dim) + slot;
+    for (int i = lane; i < a.head_dim; i += 32) to[i * PAGE] = __float2half_rn(head[i]);
+}
