@@ -55,8 +55,8 @@ struct Shelf {
 #[derive(Debug)]
 struct Entry {
     summary: Summary,
-    /// The report itself, where there is no file.
-    body: Option<Value>,
+    /// The report itself as JSON, where there is no file: a tree of values takes many times as much.
+    body: Option<Box<str>>,
 }
 
 #[derive(Debug)]
@@ -112,7 +112,7 @@ impl CrashStore {
             .get(id)
             .map(|entry| entry.body.clone());
         match known? {
-            Some(body) => Some(body),
+            Some(body) => serde_json::from_str(&body).ok(),
             None => read_report(&self.shelf.path(id)?).ok(),
         }
     }
@@ -150,10 +150,10 @@ impl Shelf {
         *self.trouble.write() = written.as_ref().err().map(|error| self.explain(error));
         let body = match written {
             Ok(true) => None,
-            Ok(false) => serde_json::to_value(report).ok(),
+            Ok(false) => as_text(report),
             Err(error) => {
                 warn!(%error, id, "crash_report_not_written");
-                serde_json::to_value(report).ok()
+                as_text(report)
             }
         };
         let mut reports = self.reports.write();
@@ -203,6 +203,11 @@ impl Shelf {
         let directory = self.settings.directory.as_ref()?;
         Some(directory.join(id).with_extension("json"))
     }
+}
+
+fn as_text(report: &Report) -> Option<Box<str>> {
+    let text = serde_json::to_string(report).ok()?;
+    Some(text.into_boxed_str())
 }
 
 /// `--crash-dir` when it is not given: where systemd says, then where a user's programs keep
