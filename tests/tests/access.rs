@@ -97,6 +97,30 @@ fn sighup_reads_the_keys_again_and_a_bad_file_changes_nothing() {
 }
 
 #[test]
+fn sighup_without_a_key_file_leaves_the_keys_and_the_level() {
+    let keys = key_file("key\n");
+    let directory = tempfile::tempdir().unwrap();
+    let config = directory.path().join("worker.toml");
+    let named = format!("api-key-file = {:?}\n", keys.path());
+    let quiet = "log-level = \"info,worker_orcd::http=warn\"\n";
+    let write = |text: &str| std::fs::write(&config, text).unwrap();
+    write(&format!("{named}{quiet}"));
+    let worker = Worker::scripted(Script::behave())
+        .arg("--config", config.display())
+        .start();
+    write("log-level = \"info\"\n");
+    worker.signal(Signal::SIGHUP);
+    worker.log.wait_for("reload_failed");
+    assert_eq!(status(&worker.client(), "/v1/models"), 401);
+    let client = worker.client().with_key("key");
+    let _ = client.execute(&request("x", 2)).transcript();
+    write(&format!("{named}{quiet}"));
+    worker.signal(Signal::SIGHUP);
+    worker.log.wait_for("reload");
+    assert!(worker.log.events("execute_end").is_empty());
+}
+
+#[test]
 fn a_job_is_cancelled_by_its_own_key_alone() {
     let keys = key_file("first-key\nsecond-key\n");
     let worker = with_keys(&keys).start();

@@ -201,15 +201,16 @@ impl Worker {
         match heard {
             Some((seat, deeds)) if is_new => self.greet(now, seat, deeds),
             Some((seat, deeds)) => self.follow(now, seat, deeds),
-            None => self.stale(generation, is_new),
+            None => self.stale(seat, generation, is_new),
         }
     }
 
-    /// A late process must not live on; late words are only counted.
-    fn stale(&mut self, generation: Generation, is_new: bool) -> Effects {
+    /// A late process must not live on; late words are only counted. Where the seat has its next child,
+    /// whoever made the process has ended it.
+    fn stale(&mut self, seat: Option<SeatId>, generation: Generation, is_new: bool) -> Effects {
         self.stale_events += 1;
         let kill = Effect::Child {
-            seat: SeatId(0),
+            seat: seat.unwrap_or(SeatId(0)),
             generation,
             deed: Deed::Kill(Signal::Kill),
         };

@@ -4,11 +4,12 @@
 mod common;
 
 use common::{PID, Sim, beat, deed, device_fault, ended, hello, killed, model_load_fault};
+use std::num::NonZeroU8;
 use std::time::Duration;
 use worker_orcd_ipc::{Fault, Generation};
 use worker_orcd_lifecycle::{
     ChildEvent, Deadlines, DeathCause, Deed, Effect, EndReason, Event, Exit, KillStage,
-    RestartPolicy, Settings, Signal, State, SupervisorExit,
+    RestartPolicy, SeatId, Settings, Signal, State, SupervisorExit,
 };
 
 const MS: Duration = Duration::from_millis(1);
@@ -189,6 +190,22 @@ fn a_spawn_that_never_answers_is_given_up_and_its_late_process_killed() {
     };
     let effects = sim.event(late);
     assert_eq!(effects, [deed(Generation(1), Deed::Kill(Signal::Kill))]);
+}
+
+#[test]
+fn a_late_process_is_killed_in_its_own_seat() {
+    let two = NonZeroU8::new(2).unwrap();
+    let (mut sim, _) = Sim::with_seats(Settings::default(), two);
+    sim.pass(Deadlines::default().spawn);
+    let (seat, generation) = (SeatId(1), Generation(2));
+    let late = ChildEvent::Spawned { pid: PID };
+    let deed = Deed::Kill(Signal::Kill);
+    let kill = Effect::Child {
+        seat,
+        generation,
+        deed,
+    };
+    assert_eq!(sim.child_in(seat, late), [kill]);
 }
 
 #[test]

@@ -225,9 +225,10 @@ async fn reload(app: Arc<App>, arguments: Arc<ArgMatches>) {
 }
 
 fn take_over(app: &App, again: &Again) -> Result<(), String> {
-    logging::reload(&again.log_level)?;
+    // First, because it may be refused: then the level stays, too.
     let before = app.keys.replace(&again.api_keys);
     let before = before.ok_or("no key file is named any more; the old keys stay")?;
+    logging::reload(&again.log_level)?;
     tracing::info!(
         api_keys = again.api_keys.len(),
         before,
