@@ -289,3 +289,18 @@ fn template_failure(error: &TemplateError) -> ApiError {
     };
     ApiError::invalid_field("messages", constraint, error.to_string())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::http::error::Dialect;
+
+    #[test]
+    fn a_word_that_no_piece_decides_is_refused_and_its_field_named() {
+        let error = Encoded::of("text", Err(Undivided), "prompt").err().unwrap();
+        let body = error.body(Dialect::OpenAi).to_string();
+        assert!(body.contains("prompt"), "{body}");
+        assert!(body.contains(&Undivided.to_string()), "{body}");
+        assert!(body.contains("invalid_request_error"), "{body}");
+    }
+}
