@@ -2,8 +2,9 @@
 //!
 //! * [`events`] are counted by HTTP as they happen; every outcome and code is there from the
 //!   start, at zero, so that its first rise is a rise.
-//! * [`figures`] is the table of what the engine's snapshot knows, read when somebody looks;
-//!   [`gpu`] is what the GPU's driver says, [`process`] what the kernel says of both processes.
+//! * [`figures`] is the table of what the engine's snapshot knows, and [`gpu`] the table of what
+//!   NVIDIA's driver says, both read when somebody looks; a row is a [`figure`]. [`process`] is what
+//!   the kernel says of both processes.
 //! * [`exposition`] turns the text into what the reader asked for.
 //!
 //! What is unknown has no line: a zero would be taken for a measurement. Beside our own names there
@@ -17,6 +18,7 @@
 
 mod events;
 pub(crate) mod exposition;
+mod figure;
 mod figures;
 mod gpu;
 mod process;
@@ -24,8 +26,9 @@ mod process;
 use crate::engine::{Completion, EngineSnapshot, LoadedModel};
 use events::Events;
 use exposition::Format;
-use figures::{Now, Taken};
-use gpu::GpuGauges;
+use figure::Now;
+use figures::Taken;
+use gpu::TakenOfGpu;
 use process::Process;
 use prometheus_client::encoding::text::{encode_eof, encode_registry};
 use prometheus_client::registry::Registry;
@@ -36,7 +39,6 @@ use std::time::{Duration, Instant};
 pub struct Metrics {
     registry: Registry,
     events: Events,
-    gpu: GpuGauges,
 }
 
 impl Default for Metrics {
@@ -44,13 +46,7 @@ impl Default for Metrics {
         let mut registry = Registry::default();
         let own = registry.sub_registry_with_prefix("worker_orcd");
         let events = Events::register(own);
-        let gpu = GpuGauges::default();
-        gpu.register(own);
-        Self {
-            registry,
-            events,
-            gpu,
-        }
+        Self { registry, events }
     }
 }
 
@@ -98,7 +94,6 @@ impl Metrics {
         model: Option<&LoadedModel>,
     ) -> Result<String, fmt::Error> {
         let at = Instant::now();
-        self.gpu.set(snapshot, at);
         let now = Now {
             snapshot,
             live,
@@ -108,6 +103,7 @@ impl Metrics {
             child: snapshot.child.as_ref().and_then(|it| Process::of(it.pid)),
         };
         let mut taken = Registry::default();
+        taken.register_collector(Box::new(TakenOfGpu::at(&now)));
         taken.register_collector(Box::new(Taken::at(&now)));
         let mut text = String::new();
         encode_registry(&mut text, &self.registry)?;

@@ -10,6 +10,7 @@
 //! * Whoever is not being answered may be told to leave ([`super::places`]).
 
 use super::client::Address;
+use super::guarded::Guarded;
 use super::places::{Place, Stage};
 use super::routes;
 use axum::body::{Body, Bytes, HttpBody};
@@ -22,7 +23,6 @@ use hyper::service::{Service as _, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use parking_lot::Mutex;
-use std::future::Future;
 use std::io::{self, ErrorKind, IoSlice};
 use std::pin::{Pin, pin};
 use std::sync::Arc;
@@ -31,7 +31,7 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::sync::watch;
-use tokio::time::{Sleep, sleep};
+use tokio::time::sleep;
 
 /// How often a client is looked at that has sent more than was read yet.
 const LOOK_AGAIN: Duration = Duration::from_millis(25);
@@ -390,107 +390,5 @@ impl AsyncWrite for Wire {
     fn poll_shutdown(self: Pin<&mut Self>, _cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let done = rustix::net::shutdown(&self.0.socket, rustix::net::Shutdown::Write);
         Poll::Ready(done.map_err(io::Error::from))
-    }
-}
-
-/// A stream whose writes fail once nothing could be written for too long.
-struct Guarded<S> {
-    stream: S,
-    limit: Duration,
-    /// Runs while a write waits for the client.
-    stalled: Option<Pin<Box<Sleep>>>,
-}
-
-impl<S> Guarded<S> {
-    fn new(stream: S, limit: Duration) -> Self {
-        Self {
-            stream,
-            limit,
-            stalled: None,
-        }
-    }
-
-    fn guard<T>(
-        &mut self,
-        cx: &mut Context<'_>,
-        write: Poll<io::Result<T>>,
-    ) -> Poll<io::Result<T>> {
-        if write.is_ready() {
-            self.stalled = None;
-            return write;
-        }
-        let limit = self.limit;
-        let stalled = self.stalled.get_or_insert_with(|| Box::pin(sleep(limit)));
-        match stalled.as_mut().poll(cx) {
-            Poll::Pending => Poll::Pending,
-            Poll::Ready(()) => {
-                tracing::info!(limit_ms = limit.as_millis() as u64, "slow_reader");
-                Poll::Ready(Err(ErrorKind::TimedOut.into()))
-            }
-        }
-    }
-}
-
-impl<S: AsyncRead + Unpin> AsyncRead for Guarded<S> {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buffer: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_read(cx, buffer)
-    }
-}
-
-impl<S: AsyncWrite + Unpin> AsyncWrite for Guarded<S> {
-    fn poll_write(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        bytes: &[u8],
-    ) -> Poll<io::Result<usize>> {
-        let write = Pin::new(&mut self.stream).poll_write(cx, bytes);
-        self.guard(cx, write)
-    }
-
-    fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        slices: &[IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        let write = Pin::new(&mut self.stream).poll_write_vectored(cx, slices);
-        self.guard(cx, write)
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        self.stream.is_write_vectored()
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let flush = Pin::new(&mut self.stream).poll_flush(cx);
-        self.guard(cx, flush)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let shutdown = Pin::new(&mut self.stream).poll_shutdown(cx);
-        self.guard(cx, shutdown)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    #![expect(clippy::disallowed_methods, reason = "a test begins at some moment")]
-
-    use super::*;
-    use tokio::io::AsyncWriteExt;
-
-    #[tokio::test]
-    async fn a_reader_that_reads_nothing_is_given_up() {
-        let limit = Duration::from_millis(50);
-        let (ours, _theirs) = tokio::io::duplex(8);
-        let mut guarded = Guarded::new(ours, limit);
-        guarded.write_all(b"12345678").await.unwrap();
-        let started = std::time::Instant::now();
-        let error = guarded.write_all(b"9").await.unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::TimedOut);
-        assert!(started.elapsed() >= limit);
     }
 }

@@ -33,6 +33,7 @@ pub mod error;
 pub mod execute;
 pub mod fields;
 pub mod generation;
+mod guarded;
 pub mod health;
 pub mod job;
 pub mod json;

@@ -1,10 +1,10 @@
-//! The table of figures: name, unit, what it is in a sentence, and where it comes from.
+//! The table of what the engine's snapshot knows, and of what the kernel says of both processes.
 //!
 //! A figure without a value has no line. Counters begin with the supervisor, whatever becomes of
 //! its children, unless the sentence says otherwise.
 
-use super::process::Process;
-use crate::engine::{EngineSnapshot, LoadedModel, Status};
+use super::figure::{Figure, Now, Value, count, figure, gauge};
+use crate::engine::Status;
 use crate::requests::Pace;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric, NoLabelSet};
@@ -13,48 +13,8 @@ use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Unit;
 use std::fmt;
-use std::time::Instant;
 use worker_orcd_ipc::Load;
 use worker_orcd_lifecycle::DeathCause;
-
-/// Everything that is looked at.
-pub(super) struct Now<'a> {
-    pub snapshot: &'a EngineSnapshot,
-    /// Requests that were let in and have not ended.
-    pub live: usize,
-    pub model: Option<&'a LoadedModel>,
-    pub at: Instant,
-    pub supervisor: Option<Process>,
-    pub child: Option<Process>,
-}
-
-struct Figure {
-    name: &'static str,
-    unit: Option<Unit>,
-    help: &'static str,
-    value: fn(&Now<'_>) -> Option<Value>,
-}
-
-enum Value {
-    Gauge(u64),
-    Real(f64),
-    Count(u64),
-    RealCount(f64),
-}
-
-const fn figure(
-    name: &'static str,
-    unit: Option<Unit>,
-    help: &'static str,
-    value: fn(&Now<'_>) -> Option<Value>,
-) -> Figure {
-    Figure {
-        name,
-        unit,
-        help,
-        value,
-    }
-}
 
 const SECONDS: Option<Unit> = Some(Unit::Seconds);
 const BYTES: Option<Unit> = Some(Unit::Bytes);
@@ -239,14 +199,6 @@ const FIGURES: &[Figure] = &[
     ),
 ];
 
-fn gauge(value: u64) -> Option<Value> {
-    Some(Value::Gauge(value))
-}
-
-fn count(value: u64) -> Option<Value> {
-    Some(Value::Count(value))
-}
-
 /// Unknown while there is no child that could tell.
 fn load<'a>(now: &Now<'a>) -> Option<&'a Load> {
     now.snapshot.load.child.as_ref().map(|(load, _)| load)
@@ -279,11 +231,10 @@ pub(super) struct Taken {
 
 impl Taken {
     pub(super) fn at(now: &Now<'_>) -> Self {
-        let value = |it: &'static Figure| (it.value)(now).map(|value| (it, value));
         let by_cause = &now.snapshot.faults.deaths_by_cause;
         let deaths = |label| (label, by_cause.get(label).copied().unwrap_or(0));
         Self {
-            figures: FIGURES.iter().filter_map(value).collect(),
+            figures: Figure::known(FIGURES, now),
             build: build(now),
             deaths: DeathCause::labels().map(deaths).collect(),
             pace: now.snapshot.load.pace,
@@ -303,17 +254,7 @@ fn build(now: &Now<'_>) -> Vec<(&'static str, String)> {
 impl Collector for Taken {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
         for (figure, value) in &self.figures {
-            let Figure {
-                name, unit, help, ..
-            } = figure;
-            let kind = value.kind();
-            let metric = encoder.encode_descriptor(name, help, unit.as_ref(), kind)?;
-            match value {
-                Value::Gauge(it) => ConstGauge::new(*it).encode(metric)?,
-                Value::Real(it) => ConstGauge::new(*it).encode(metric)?,
-                Value::Count(it) => ConstCounter::new(*it).encode(metric)?,
-                Value::RealCount(it) => ConstCounter::new(*it).encode(metric)?,
-            }
+            value.encode(figure.describe(value, &mut encoder)?)?;
         }
         let help = "Always 1; what runs here is in the labels.";
         let name = "worker_orcd_build_info";
@@ -333,29 +274,5 @@ impl Collector for Taken {
         let mut pace = encoder.encode_descriptor(name, help, Some(seconds), kind)?;
         let (sum, count) = (self.pace.seconds(), self.pace.count());
         pace.encode_histogram::<NoLabelSet>(sum, count, &self.pace.buckets(), None)
-    }
-}
-
-impl Value {
-    fn kind(&self) -> MetricType {
-        match self {
-            Self::Gauge(_) | Self::Real(_) => MetricType::Gauge,
-            Self::Count(_) | Self::RealCount(_) => MetricType::Counter,
-        }
-    }
-}
-
-impl fmt::Debug for Figure {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name)
-    }
-}
-
-impl fmt::Debug for Value {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Gauge(it) | Self::Count(it) => it.fmt(f),
-            Self::Real(it) | Self::RealCount(it) => it.fmt(f),
-        }
     }
 }

@@ -1,169 +1,152 @@
-//! The GPU's driver in numbers. What is unknown has no line at all: a zero would be a lie, and
-//! the last value would be one as soon as the device is wedged.
+//! The table of what NVIDIA's driver says of the device. What is unknown has no line at all: a zero
+//! would be a lie, and the last value would be one as soon as the device is wedged.
 
-use crate::engine::EngineSnapshot;
-use prometheus_client::metrics::counter::Counter;
-use prometheus_client::metrics::family::Family;
-use prometheus_client::metrics::gauge::Gauge;
-use prometheus_client::registry::Registry;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Instant;
+use super::figure::{Figure, Now, Value, figure, gauge};
+use crate::nvml::library::{DeviceMemory, Gauges};
+use crate::nvml::reckoning::Measure;
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::metrics::counter::ConstCounter;
+use std::fmt;
 use worker_orcd_lifecycle::RecoveryAction;
 
-type OneLabel = [(&'static str, String); 1];
-type Integers = Family<OneLabel, Gauge>;
-type Reals = Family<OneLabel, Gauge<f64, AtomicU64>>;
+const FIGURES: &[Figure] = &[
+    figure(
+        "worker_orcd_gpu_watched",
+        None,
+        "1 while NVML answers, 0 when it has stopped to.",
+        |now| match now.snapshot.gpu.state(now.at).0 {
+            "off" => None,
+            state => gauge(u64::from(state == "watching")),
+        },
+    ),
+    figure(
+        "worker_orcd_gpu_memory_total_bytes",
+        None,
+        "Memory of the device, as NVIDIA's driver counts.",
+        |now| gauge(memory(now)?.total),
+    ),
+    figure(
+        "worker_orcd_gpu_memory_used_bytes",
+        None,
+        "Memory in use by all processes, as NVIDIA's driver counts.",
+        |now| gauge(memory(now)?.used),
+    ),
+    figure(
+        "worker_orcd_gpu_memory_child_bytes",
+        None,
+        "Memory in use by the child, as NVIDIA's driver counts.",
+        |now| gauge(memory(now)?.of(now.snapshot.child.as_ref()?.pid)?),
+    ),
+    figure(
+        "worker_orcd_gpu_memory_baseline_bytes",
+        None,
+        "Memory that was in use before the first child.",
+        |now| gauge(now.snapshot.gpu.baseline?),
+    ),
+    figure(
+        "worker_orcd_gpu_memory_residual_bytes",
+        None,
+        "Memory above the baseline after the last death.",
+        |now| gauge(measure(now)?.residual?),
+    ),
+    figure(
+        "worker_orcd_gpu_temperature_celsius",
+        None,
+        "Temperature of the die.",
+        |now| gauge(gauges(now)?.temperature_celsius?.into()),
+    ),
+    figure(
+        "worker_orcd_gpu_ecc_uncorrected",
+        None,
+        "Uncorrected errors of memory since NVIDIA's driver was loaded.",
+        |now| gauge(gauges(now)?.ecc_uncorrected?),
+    ),
+    figure(
+        "worker_orcd_gpu_remap_pending",
+        None,
+        "1 when a row of memory will be replaced at the next reset.",
+        |now| gauge(gauges(now)?.remap_pending?.into()),
+    ),
+    figure(
+        "worker_orcd_gpu_needs_recovery",
+        None,
+        "1 when NVIDIA's driver asks for a reset, a reboot or a drain.",
+        |now| gauge(u64::from(gauges(now)?.action? != RecoveryAction::None)),
+    ),
+    figure(
+        "worker_orcd_gpu_power_watts",
+        None,
+        "Power that the device draws now.",
+        |now| {
+            let milliwatts = gauges(now)?.power_milliwatts?;
+            Some(Value::Real(f64::from(milliwatts) / 1000.0))
+        },
+    ),
+    figure(
+        "worker_orcd_gpu_memory_returned_seconds",
+        None,
+        "Time from the last reaping of a child to the return of its memory.",
+        |now| Some(Value::Real(measure(now)?.freed_after?.as_secs_f64())),
+    ),
+];
 
-/// All by UUID, but the counts of Xids, which are by number.
-#[derive(Debug, Default)]
-pub(super) struct GpuGauges {
-    watched: Integers,
-    memory_total: Integers,
-    memory_used: Integers,
-    memory_child: Integers,
-    memory_baseline: Integers,
-    memory_residual: Integers,
-    memory_returned: Reals,
-    temperature: Integers,
-    power: Reals,
-    ecc_uncorrected: Integers,
-    remap_pending: Integers,
-    needs_recovery: Integers,
-    xids: Family<OneLabel, Counter>,
+fn gauges<'a>(now: &Now<'a>) -> Option<&'a Gauges> {
+    now.snapshot.gpu.gauges(now.at).map(|(gauges, _)| gauges)
 }
 
-impl GpuGauges {
-    pub(super) fn register(&self, own: &mut Registry) {
-        let integers = [
-            (
-                "gpu_watched",
-                "1 while NVML answers, 0 when it has stopped to",
-                &self.watched,
-            ),
-            (
-                "gpu_memory_total_bytes",
-                "Memory of the device, as the driver counts",
-                &self.memory_total,
-            ),
-            (
-                "gpu_memory_used_bytes",
-                "Memory in use by whomever, as the driver counts",
-                &self.memory_used,
-            ),
-            (
-                "gpu_memory_child_bytes",
-                "Memory in use by the child, as the driver counts",
-                &self.memory_child,
-            ),
-            (
-                "gpu_memory_baseline_bytes",
-                "Memory that was in use before the first child",
-                &self.memory_baseline,
-            ),
-            (
-                "gpu_memory_residual_bytes",
-                "Memory above the baseline after the last death",
-                &self.memory_residual,
-            ),
-            (
-                "gpu_temperature_celsius",
-                "Temperature of the die",
-                &self.temperature,
-            ),
-            (
-                "gpu_ecc_uncorrected",
-                "Uncorrected errors of memory since the driver was loaded",
-                &self.ecc_uncorrected,
-            ),
-            (
-                "gpu_remap_pending",
-                "1 when a row of memory is replaced at the next reset",
-                &self.remap_pending,
-            ),
-            (
-                "gpu_needs_recovery",
-                "1 when the driver asks for a reset, a reboot or a drain",
-                &self.needs_recovery,
-            ),
-        ];
-        for (name, help, family) in integers {
-            own.register(name, help, family.clone());
-        }
-        own.register(
-            "gpu_power_watts",
-            "Power that the device draws now",
-            self.power.clone(),
-        );
-        own.register(
-            "gpu_memory_returned_seconds",
-            "Time from the last reaping of a child to the return of its memory",
-            self.memory_returned.clone(),
-        );
-        own.register(
-            "gpu_xids",
-            "Xids that the driver reported, by number",
-            self.xids.clone(),
-        );
-    }
+fn memory<'a>(now: &Now<'a>) -> Option<&'a DeviceMemory> {
+    gauges(now)?.memory.as_ref()
+}
 
-    pub(super) fn set(&self, snapshot: &EngineSnapshot, now: Instant) {
-        let gpu = &snapshot.gpu;
-        let uuid = gpu.identity.as_ref().and_then(|it| it.uuid.as_deref());
-        let label = [("uuid", uuid.unwrap_or("unknown").to_owned())];
-        let integer = |family: &Integers, value: Option<u64>| {
-            family.clear();
-            if let Some(value) = value {
-                let value = i64::try_from(value).unwrap_or(i64::MAX);
-                family.get_or_create(&label).set(value);
-            }
-        };
-        let real = |family: &Reals, value: Option<f64>| {
-            family.clear();
-            if let Some(value) = value {
-                family.get_or_create(&label).set(value);
-            }
-        };
-        let (state, _) = gpu.state(now);
-        integer(
-            &self.watched,
-            (state != "off").then_some(u64::from(state == "watching")),
-        );
-        let gauges = gpu.gauges(now).map(|(gauges, _)| gauges);
-        let memory = gauges.and_then(|it| it.memory.as_ref());
-        let pid = snapshot.child.as_ref().map(|child| child.pid);
-        let measure = gpu.last_measure;
-        integer(&self.memory_total, memory.map(|it| it.total));
-        integer(&self.memory_used, memory.map(|it| it.used));
-        integer(
-            &self.memory_child,
-            memory.zip(pid).and_then(|(it, pid)| it.of(pid)),
-        );
-        integer(&self.memory_baseline, gpu.baseline);
-        integer(&self.memory_residual, measure.and_then(|it| it.residual));
-        let returned = measure.and_then(|it| it.freed_after);
-        real(&self.memory_returned, returned.map(|it| it.as_secs_f64()));
-        let temperature = gauges.and_then(|it| it.temperature_celsius);
-        integer(&self.temperature, temperature.map(u64::from));
-        let power = gauges.and_then(|it| it.power_milliwatts);
-        real(&self.power, power.map(|it| f64::from(it) / 1000.0));
-        integer(
-            &self.ecc_uncorrected,
-            gauges.and_then(|it| it.ecc_uncorrected),
-        );
-        let pending = gauges.and_then(|it| it.remap_pending);
-        integer(&self.remap_pending, pending.map(u64::from));
-        let action = gauges.and_then(|it| it.action);
-        integer(
-            &self.needs_recovery,
-            action.map(|it| u64::from(it != RecoveryAction::None)),
-        );
-        for (xid, count) in &gpu.xids {
-            let number = xid
-                .0
-                .map_or_else(|| "unknown".to_owned(), |it| it.to_string());
-            let counter = self.xids.get_or_create(&[("xid", number)]);
-            counter.inner().store(*count, Ordering::Relaxed);
+fn measure(now: &Now<'_>) -> Option<Measure> {
+    now.snapshot.gpu.last_measure
+}
+
+/// The device's values of one moment.
+#[derive(Debug)]
+pub(super) struct TakenOfGpu {
+    uuid: String,
+    figures: Vec<(&'static Figure, Value)>,
+    xids: Vec<(String, u64)>,
+}
+
+impl TakenOfGpu {
+    pub(super) fn at(now: &Now<'_>) -> Self {
+        let gpu = &now.snapshot.gpu;
+        let uuid = gpu.identity.as_ref().and_then(|it| it.uuid.clone());
+        let unknown = || "unknown".to_owned();
+        let xids = gpu.xids.iter().map(|(xid, count)| {
+            let number = xid.0.map_or_else(unknown, |it| it.to_string());
+            (number, *count)
+        });
+        Self {
+            uuid: uuid.unwrap_or_else(unknown),
+            figures: Figure::known(FIGURES, now),
+            xids: xids.collect(),
         }
+    }
+}
+
+impl Collector for TakenOfGpu {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        let uuid = [("uuid", self.uuid.as_str())];
+        for (figure, value) in &self.figures {
+            let mut metric = figure.describe(value, &mut encoder)?;
+            value.encode(metric.encode_family(&uuid)?)?;
+        }
+        if self.xids.is_empty() {
+            return Ok(());
+        }
+        let help = "Xids that NVIDIA's driver reported, by number.";
+        let name = "worker_orcd_gpu_xids";
+        let mut xids = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+        for (number, count) in &self.xids {
+            let labels = [("xid", number.as_str())];
+            ConstCounter::new(*count).encode(xids.encode_family(&labels)?)?;
+        }
+        Ok(())
     }
 }
 
@@ -172,68 +155,137 @@ mod tests {
     #![expect(clippy::disallowed_methods, reason = "a test begins at some moment")]
 
     use super::*;
+    use crate::engine::EngineSnapshot;
     use crate::engine::gpu::Nvml;
+    use crate::metrics::Metrics;
+    use crate::metrics::exposition::Format;
     use crate::nvml::SILENT_AFTER;
     use crate::nvml::library::{DeviceMemory, Gauges, Identity};
-    use prometheus_client::encoding::text::encode;
+    use crate::nvml::reckoning::Measure;
+    use std::time::{Duration, Instant};
     use worker_orcd_lifecycle::Xid;
 
-    fn render(gauges: &GpuGauges, snapshot: &EngineSnapshot, now: Instant) -> String {
-        let mut registry = Registry::default();
-        gauges.register(&mut registry);
-        gauges.set(snapshot, now);
-        let mut text = String::new();
-        encode(&mut text, &registry).unwrap();
-        let is_figure = |line: &&str| !line.starts_with('#');
+    const WHOLE: &str = r##"
+# HELP worker_orcd_gpu_watched 1 while NVML answers, 0 when it has stopped to.
+# TYPE worker_orcd_gpu_watched gauge
+worker_orcd_gpu_watched{uuid="GPU-1"} 1
+# HELP worker_orcd_gpu_memory_total_bytes Memory of the device, as NVIDIA's driver counts.
+# TYPE worker_orcd_gpu_memory_total_bytes gauge
+worker_orcd_gpu_memory_total_bytes{uuid="GPU-1"} 1000
+# HELP worker_orcd_gpu_memory_used_bytes Memory in use by all processes, as NVIDIA's driver counts.
+# TYPE worker_orcd_gpu_memory_used_bytes gauge
+worker_orcd_gpu_memory_used_bytes{uuid="GPU-1"} 700
+# HELP worker_orcd_gpu_memory_baseline_bytes Memory that was in use before the first child.
+# TYPE worker_orcd_gpu_memory_baseline_bytes gauge
+worker_orcd_gpu_memory_baseline_bytes{uuid="GPU-1"} 5
+# HELP worker_orcd_gpu_memory_residual_bytes Memory above the baseline after the last death.
+# TYPE worker_orcd_gpu_memory_residual_bytes gauge
+worker_orcd_gpu_memory_residual_bytes{uuid="GPU-1"} 7
+# HELP worker_orcd_gpu_temperature_celsius Temperature of the die.
+# TYPE worker_orcd_gpu_temperature_celsius gauge
+worker_orcd_gpu_temperature_celsius{uuid="GPU-1"} 51
+# HELP worker_orcd_gpu_ecc_uncorrected Uncorrected errors of memory since NVIDIA's driver was loaded.
+# TYPE worker_orcd_gpu_ecc_uncorrected gauge
+worker_orcd_gpu_ecc_uncorrected{uuid="GPU-1"} 0
+# HELP worker_orcd_gpu_remap_pending 1 when a row of memory will be replaced at the next reset.
+# TYPE worker_orcd_gpu_remap_pending gauge
+worker_orcd_gpu_remap_pending{uuid="GPU-1"} 0
+# HELP worker_orcd_gpu_needs_recovery 1 when NVIDIA's driver asks for a reset, a reboot or a drain.
+# TYPE worker_orcd_gpu_needs_recovery gauge
+worker_orcd_gpu_needs_recovery{uuid="GPU-1"} 0
+# HELP worker_orcd_gpu_power_watts Power that the device draws now.
+# TYPE worker_orcd_gpu_power_watts gauge
+worker_orcd_gpu_power_watts{uuid="GPU-1"} 71.25
+# HELP worker_orcd_gpu_memory_returned_seconds Time from the last reaping of a child to the return of its memory.
+# TYPE worker_orcd_gpu_memory_returned_seconds gauge
+worker_orcd_gpu_memory_returned_seconds{uuid="GPU-1"} 0.25
+# HELP worker_orcd_gpu_xids Xids that NVIDIA's driver reported, by number.
+# TYPE worker_orcd_gpu_xids counter
+worker_orcd_gpu_xids_total{xid="unknown"} 1
+worker_orcd_gpu_xids_total{xid="31"} 2
+"##;
+
+    fn text(snapshot: &EngineSnapshot) -> Vec<String> {
+        let text = Metrics::default().render(snapshot, 0, None, Format::OpenMetrics);
+        let is_of_the_gpu = |line: &&str| line.contains("_gpu_");
         text.lines()
-            .filter(is_figure)
-            .collect::<Vec<_>>()
-            .join("\n")
+            .filter(is_of_the_gpu)
+            .map(str::to_owned)
+            .collect()
     }
 
-    #[test]
-    fn what_is_unknown_has_no_line() {
-        let start = Instant::now();
-        let mut snapshot = EngineSnapshot::before_anything(start);
-        let gauges = GpuGauges::default();
-        assert_eq!(render(&gauges, &snapshot, start), "", "no GPU, no figures");
+    fn samples(snapshot: &EngineSnapshot) -> Vec<String> {
+        let mut lines = text(snapshot);
+        lines.retain(|line| !line.starts_with('#'));
+        lines
+    }
 
+    fn watched(gauges: Gauges, taken_at: Instant) -> EngineSnapshot {
+        let mut snapshot = EngineSnapshot::before_anything(taken_at);
         snapshot.gpu.nvml = Nvml::Watching;
         snapshot.gpu.identity = Some(Identity {
             uuid: Some("GPU-1".to_owned()),
             ..Identity::default()
         });
-        let figures = Gauges {
-            memory: Some(DeviceMemory {
-                total: 1000,
-                free: 300,
-                used: 700,
-                processes: None,
-            }),
+        snapshot.gpu.taken = Some((gauges, taken_at));
+        snapshot.gpu.xids.insert(Xid(Some(31)), 2);
+        snapshot
+    }
+
+    fn memory() -> DeviceMemory {
+        DeviceMemory {
+            total: 1000,
+            free: 300,
+            used: 700,
+            processes: None,
+        }
+    }
+
+    #[test]
+    fn what_is_unknown_has_no_line() {
+        let now = Instant::now();
+        let nothing = EngineSnapshot::before_anything(now);
+        assert_eq!(text(&nothing), [""; 0], "no GPU, no figures");
+
+        let gauges = Gauges {
+            memory: Some(memory()),
             action: Some(RecoveryAction::GpuReset),
             ..Gauges::default()
         };
-        snapshot.gpu.taken = Some((figures, start));
-        snapshot.gpu.xids.insert(Xid(Some(31)), 2);
-        let text = render(&gauges, &snapshot, start);
-        for line in [
-            "gpu_watched{uuid=\"GPU-1\"} 1",
-            "gpu_memory_used_bytes{uuid=\"GPU-1\"} 700",
-            "gpu_needs_recovery{uuid=\"GPU-1\"} 1",
-            "gpu_xids_total{xid=\"31\"} 2",
-        ] {
-            assert!(
-                text.lines().any(|it| it == line),
-                "{line} is not in\n{text}"
-            );
-        }
-        assert!(!text.contains("temperature"), "{text}");
-        assert!(!text.contains("child_bytes"), "{text}");
-
-        let text = render(&gauges, &snapshot, start + SILENT_AFTER);
+        let known = [
+            "worker_orcd_gpu_watched{uuid=\"GPU-1\"} 1",
+            "worker_orcd_gpu_memory_total_bytes{uuid=\"GPU-1\"} 1000",
+            "worker_orcd_gpu_memory_used_bytes{uuid=\"GPU-1\"} 700",
+            "worker_orcd_gpu_needs_recovery{uuid=\"GPU-1\"} 1",
+            "worker_orcd_gpu_xids_total{xid=\"31\"} 2",
+        ];
+        assert_eq!(samples(&watched(gauges.clone(), now)), known);
+        let long_ago = now.checked_sub(SILENT_AFTER).expect("uptime");
         assert_eq!(
-            text,
-            "gpu_watched{uuid=\"GPU-1\"} 0\ngpu_xids_total{xid=\"31\"} 2"
+            samples(&watched(gauges, long_ago)),
+            ["worker_orcd_gpu_watched{uuid=\"GPU-1\"} 0", known[4]]
         );
+    }
+
+    #[test]
+    fn what_is_known_is_told_with_its_kind_and_a_sentence() {
+        let gauges = Gauges {
+            memory: Some(memory()),
+            temperature_celsius: Some(51),
+            power_milliwatts: Some(71_250),
+            ecc_uncorrected: Some(0),
+            remap_pending: Some(false),
+            action: Some(RecoveryAction::None),
+            ..Gauges::default()
+        };
+        let mut snapshot = watched(gauges, Instant::now());
+        snapshot.gpu.baseline = Some(5);
+        snapshot.gpu.last_measure = Some(Measure {
+            residual: Some(7),
+            freed_after: Some(Duration::from_millis(250)),
+        });
+        snapshot.gpu.xids.insert(Xid(None), 1);
+        let text = text(&snapshot).join("\n");
+        assert_eq!(text, WHOLE.trim());
     }
 }

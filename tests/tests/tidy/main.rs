@@ -1,5 +1,6 @@
 //! What can be checked by looking at the repository: invariants of ARCHITECTURE.md here, and in
-//! [`pages`] whether its pages say what is there.
+//! [`pages`] whether its pages say what is there, in [`rooms`] who needs whom, in [`sizes`] how long
+//! files and functions are.
 //!
 //! Each test here names what must be absent, and where. The first one checks the checker: a scan that
 //! finds no files would pass everything.
@@ -7,15 +8,13 @@
 mod pages;
 mod repository;
 mod rooms;
+mod sizes;
 
 use repository::{code_lines, committed_files, dependencies_of, read, rust_sources};
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use worker_orcd_tests::model::repository_root;
-
-/// A page that one person can hold in mind; past it a file holds two ideas.
-const MAX_LINES: usize = 600;
 
 /// Larger files are data, and data has a place of its own.
 const MAX_COMMITTED_BYTES: u64 = 1 << 20;
@@ -119,17 +118,6 @@ fn cudarc_is_named_in_one_folder() {
     only_in("cudarc", |path| {
         path.starts_with("gpu-child/src/device/cuda")
     });
-}
-
-#[test]
-fn no_file_holds_more_than_one_idea() {
-    for (path, text) in rust_sources("") {
-        let lines = text.lines().count();
-        assert!(
-            lines <= MAX_LINES,
-            "{path:?} has {lines} lines, more than {MAX_LINES}"
-        );
-    }
 }
 
 #[test]
