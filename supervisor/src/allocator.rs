@@ -1,4 +1,4 @@
-//! Who gives out memory in the supervisor: mimalloc, because it gives back.
+//! The allocator of the supervisor: mimalloc, because it gives memory back.
 //!
 //! A burst of large bodies leaves the C library's allocator with memory between live pieces that
 //! it keeps for good. mimalloc returns pages to the kernel soon after they were freed. It needs no

@@ -10,14 +10,14 @@ use thiserror::Error;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-/// With the pauses between them, quarter of a minute at a host that refuses at once.
+/// Attempts, between which the pause doubles, before the registration has failed.
 const ATTEMPTS: u32 = 6;
 const FIRST_PAUSE: Duration = Duration::from_millis(500);
 const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(5);
 /// A status line is all that is read.
 const MAX_ANSWER_BYTES: usize = 1024;
 
-/// What an orchestrator is told.
+/// The words that an orchestrator is told.
 #[derive(Debug, Clone, Serialize, PartialEq)]
 pub(crate) struct Registration {
     pub worker_id: String,

@@ -16,7 +16,7 @@ const FEWEST_CONNECTIONS: u64 = 8;
 /// Crash reports that are read for clients at one time.
 pub(crate) const CRASH_READERS: usize = 4;
 
-/// What must never be refused, and the most descriptors that it has open at one time.
+/// Users of descriptors that must never be refused, and the most that each has open at one time.
 pub(crate) const KEPT_BACK: &[(&str, u64)] = &[
     ("standard input, output and error", 3),
     (
@@ -51,10 +51,11 @@ pub(crate) const KEPT_BACK: &[(&str, u64)] = &[
     ("whatever was forgotten", 3),
 ];
 
-/// For a listener: itself, and the connection that it has accepted and found no place for yet.
+/// Descriptors of a listener: itself, and the connection that it has accepted and found no place
+/// for yet.
 const EACH_LISTENER: u64 = 2;
 
-/// How many connections the process's limit leaves room for.
+/// The number of connections for which the process's limit leaves room.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Budget {
     /// The process's limit.
@@ -99,7 +100,7 @@ pub(crate) fn kept_back(listeners: usize) -> u64 {
     table + EACH_LISTENER * listeners as u64
 }
 
-/// At most `wanted` connections, and no more than `limit` leaves.
+/// Room for at most `wanted` connections, and for no more than `limit` leaves.
 ///
 /// # Errors
 /// When hardly any are left.

@@ -43,13 +43,13 @@ pub struct EngineSettings {
     pub load: LoadOrder,
     pub deadlines: Deadlines,
     pub restart: RestartPolicy,
-    /// For requests that do not choose themselves.
+    /// The choice for requests that do not choose themselves.
     pub on_fault: OnFault,
     /// Requests that may wait beyond those that the child decodes at once.
     pub max_queue: usize,
-    /// How long a request that killed a child when it ran alone is refused.
+    /// Time for which a request that killed a child when it ran alone is refused.
     pub quarantine_for: Duration,
-    /// For the compilation of a chat template, and for each prompt it makes.
+    /// Time for the compilation of a chat template, and for each prompt it makes.
     pub template_timeout: Duration,
     /// Follow the sampling advice of the model file.
     pub model_sampling: bool,
@@ -58,7 +58,7 @@ pub struct EngineSettings {
     pub crashes: CrashSettings,
 }
 
-/// How it ended, and with which number the process should.
+/// The engine's end: why, and with which number the process should exit.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Ended {
     pub exit: SupervisorExit,
@@ -73,7 +73,7 @@ pub struct Engine {
     phase: watch::Receiver<Phase>,
 }
 
-/// What the driver publishes and every handle can read.
+/// Facts that the driver publishes and every handle can read.
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub registry: Arc<Registry>,
@@ -91,7 +91,7 @@ pub(crate) struct Phase {
 }
 
 impl Engine {
-    /// What a [driver](crate::driver) publishes, and what it listens to.
+    /// A handle to what a [driver](crate::driver) publishes, and to what it listens to.
     pub(crate) fn new(
         shared: Arc<Shared>,
         controls: mpsc::UnboundedSender<Control>,

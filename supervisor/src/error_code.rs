@@ -22,7 +22,7 @@ pub enum ErrorCode {
 }
 
 impl ErrorCode {
-    /// What a client is told whose request a death ended.
+    /// The code for a client whose request a death ended.
     #[must_use]
     pub fn of_death(cause: &DeathCause) -> Self {
         match cause {
@@ -68,7 +68,7 @@ impl ErrorCode {
     }
 }
 
-/// How a request ends whose reader is not there any more.
+/// The outcome of a request whose reader is not there any more.
 pub const CLIENT_GONE: &str = "CLIENT_GONE";
 
 /// Codes of refusals that are no [`ErrorCode`]: of routes and bodies, before any request is read.

@@ -1,25 +1,25 @@
 //! The numbers that `worker-orcd` leaves behind when it could not serve.
 //!
-//! How serving itself ends is the lifecycle's [`SupervisorExit`]. [`Exit::all`] is all of them: what
-//! `--help` shows, and what a test compares with README.md.
+//! How serving itself ends is the lifecycle's [`SupervisorExit`]. [`WorkerExit::all`] is all of them:
+//! what `--help` shows, and what a test compares with README.md.
 
 use strum::VariantArray as _;
 use worker_orcd_lifecycle::SupervisorExit;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Exit {
+pub enum WorkerExit {
     /// Signal handlers or runtime threads could not be made, or descriptors are too few.
     Startup,
     /// The command line, environment or configuration file is wrong (clap's own number).
     Usage,
     /// An address is taken, or not this machine's.
     Listen,
-    /// Nobody at the callback URL took the registration.
+    /// The callback URL did not take the registration.
     Callback,
     Engine(SupervisorExit),
 }
 
-impl Exit {
+impl WorkerExit {
     /// Those that are not the lifecycle's.
     const OWN: [Self; 4] = [Self::Startup, Self::Usage, Self::Listen, Self::Callback];
 
@@ -83,8 +83,8 @@ mod tests {
 
     #[test]
     fn every_number_means_one_thing() {
-        let all = Exit::all();
-        let rises = |pair: &[Exit]| pair[0].code() < pair[1].code();
+        let all = WorkerExit::all();
+        let rises = |pair: &[WorkerExit]| pair[0].code() < pair[1].code();
         assert!(all.windows(2).all(rises), "{all:?}");
         assert_eq!(all.first().map(|exit| exit.code()), Some(0));
         let names: BTreeSet<_> = all.iter().map(|exit| exit.name()).collect();

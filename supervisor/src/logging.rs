@@ -172,14 +172,14 @@ fn log_panic(panic: &PanicHookInfo<'_>) {
     );
 }
 
-/// How a text appears in the log.
+/// The form in which a text appears in the log: length and hash.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Fingerprint {
+pub(crate) struct TextDigest {
     pub chars: usize,
     pub sha256: String,
 }
 
-impl Fingerprint {
+impl TextDigest {
     #[must_use]
     pub(crate) fn of(text: &str) -> Self {
         Self {

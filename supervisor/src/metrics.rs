@@ -51,7 +51,7 @@ impl Default for Metrics {
 }
 
 impl Metrics {
-    /// Let in.
+    /// Counts a request that was let in.
     pub fn request_started(&self) {
         self.events.started();
     }
@@ -60,12 +60,12 @@ impl Metrics {
         self.events.finished(completion, took);
     }
 
-    /// Let in, and ended without an answer.
+    /// Counts a request that was let in and ended without an answer.
     pub fn request_failed(&self, code: &'static str) {
         self.events.failed(code);
     }
 
-    /// Not let in.
+    /// Counts a request that was not let in.
     pub fn request_refused(&self, code: &'static str) {
         self.events.refused(code);
     }

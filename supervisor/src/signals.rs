@@ -1,5 +1,5 @@
-//! What signals ask for. No signal that somebody sends ends the worker without a word to its
-//! clients, but for those that nobody can refuse and those that tell of a fault of our own.
+//! Signals and what they ask for. No signal that somebody sends ends the worker without a word to
+//! its clients, but for those that nobody can refuse and those that tell of a fault of our own.
 //!
 //! | signal | meaning |
 //! |---|---|

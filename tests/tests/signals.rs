@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
-use worker_orcd::exit::Exit;
+use worker_orcd::exit::WorkerExit;
 use worker_orcd_tests::model::repository_root;
 use worker_orcd_tests::worker::{binary, describe, request};
 use worker_orcd_tests::{Bystander, Script, Worker, WorkerBuilder, on_the_beat, process, wait};
@@ -215,7 +215,7 @@ fn every_exit_code_is_in_help_and_readme() {
         line.strip_prefix('|')?.strip_suffix('|')?.split_once('|')
     });
     assert_eq!(helped, told);
-    let all = Exit::all().into_iter();
+    let all = WorkerExit::all().into_iter();
     let known: BTreeMap<_, _> = all.map(|exit| (exit.code(), exit.meaning())).collect();
     assert_eq!(helped, known);
 }

@@ -9,7 +9,7 @@ use std::process::Command;
 
 #[derive(clap::Args)]
 pub struct Arguments {
-    /// For the runner: --minutes N, --seed S, --faults N, --streams N, --report FILE, …
+    /// Arguments of the runner: --minutes N, --seed S, --faults N, --streams N, --report FILE, …
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     arguments: Vec<String>,
 }
@@ -32,7 +32,7 @@ pub fn siege(arguments: &Arguments) -> Result<()> {
 /// Every honest client reads to the end: what it does not get is a loss.
 const SIEGE: [&str; 6] = ["--siege", "--steady", "--minutes", "60", "--streams", "16"];
 
-/// How long each of the two runs of `cargo xtask test` takes; 0 leaves them out.
+/// Variable with the length of each of the two runs of `cargo xtask test`; 0 leaves them out.
 const MINUTES_VARIABLE: &str = "WORKER_ORCD_CHAOS_MINUTES";
 const CI_MINUTES: f64 = 5.0;
 /// The day this runner was written.

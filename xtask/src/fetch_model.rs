@@ -16,7 +16,7 @@ const FILE: &str = "SmolLM2-135M-Instruct.Q4_1.gguf";
 const BYTES: u64 = 98_362_432;
 const SHA256: &str = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53";
 
-/// Where the model is, or would be.
+/// Path of the model, whether it is there or not.
 pub fn path() -> PathBuf {
     paths::root().join("models").join(FILE)
 }

@@ -74,7 +74,8 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     Ok(())
 }
 
-/// As a word of its own: "one" is not in "stone", nor "seven" in "seventy-seven".
+/// True if the text has the word as one of its own: "one" is not in "stone", nor "seven" in
+/// "seventy-seven".
 fn has_word(text: &str, word: &str) -> bool {
     let is_of_a_word = |letter: char| letter.is_alphanumeric() || letter == '-';
     text.to_lowercase()
@@ -100,7 +101,7 @@ fn request(word: &str, now: Duration) -> Value {
     })
 }
 
-/// What came over the wire.
+/// A haiku as it came over the wire.
 struct Haiku {
     text: String,
     tokens: u64,

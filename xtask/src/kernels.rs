@@ -75,8 +75,8 @@ pub fn for_ci(required: bool) -> Result<Option<String>> {
     }
 }
 
-/// What the cards of this machine need, where it has any. Without a compiler to be had, the worker
-/// will compute on the CPU, and that is said.
+/// Builds what the cards of this machine need, where it has any. Without a compiler to be had, the
+/// worker will compute on the CPU, and that is said.
 pub fn for_this_machine() -> Result<()> {
     let Some(only) = code_for(&compute_capabilities()) else {
         return Ok(());

@@ -59,7 +59,7 @@ enum Command {
     Compare(compare::Arguments),
 }
 
-/// What a shell reports for a program that ^C ended.
+/// Code that a shell reports for a program that ^C ended.
 const INTERRUPTED: u8 = 130;
 
 fn main() -> ExitCode {

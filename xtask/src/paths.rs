@@ -1,4 +1,4 @@
-//! Where things are.
+//! Paths of things in the repository.
 
 use std::path::{Path, PathBuf};
 
@@ -9,7 +9,7 @@ pub fn root() -> &'static Path {
         .expect("xtask lies in the repository")
 }
 
-/// Where cargo puts what it builds for the given profile (`debug` or `release`).
+/// Path of what cargo builds for the given profile (`debug` or `release`).
 pub fn built(profile: &str, program: &str) -> PathBuf {
     target().join(profile).join(program)
 }

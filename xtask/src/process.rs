@@ -56,7 +56,7 @@ impl Group {
         Self(group)
     }
 
-    /// What has just ended needs no signal.
+    /// Sends a signal, unless the process has just ended.
     pub fn signal(&self, signal: Signal) {
         let _ = killpg(self.0, signal);
     }

@@ -66,7 +66,7 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     Ok(())
 }
 
-/// What the tests of real models are told: which Python, which model.
+/// Python and model for the tests of real models.
 struct Oracles {
     python: std::path::PathBuf,
     model: std::path::PathBuf,

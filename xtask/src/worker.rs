@@ -74,7 +74,7 @@ impl Worker {
         Ok(())
     }
 
-    /// Until somebody ends it.
+    /// Waits until somebody ends it.
     pub fn wait(self) -> Result<()> {
         let status = self.launched.exit_within(Duration::MAX)?;
         if !status.success() && !process::interrupted() {
@@ -96,7 +96,7 @@ impl Drop for Worker {
     }
 }
 
-/// For answers that take long.
+/// A client that waits for answers that take long.
 pub fn patient(client: Client) -> Client {
     Client {
         patience: SILENCE_LIMIT,

@@ -36,7 +36,7 @@ impl FlightRecorder {
         Ok(Self { memory })
     }
 
-    /// What becomes the child's descriptor 0.
+    /// The descriptor that becomes the child's number 0.
     ///
     /// # Errors
     /// When no descriptor is left.

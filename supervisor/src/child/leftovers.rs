@@ -12,7 +12,7 @@ use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::path::Path;
 use tracing::info;
 
-/// Of every such directory; behind it are six letters or digits.
+/// Beginning of the name of every such directory; six letters or digits follow.
 pub(super) const PREFIX: &str = "worker-orcd-";
 
 const RANDOM_CHARS: usize = 6;

@@ -20,8 +20,8 @@ use worker_orcd_ipc::{Command, FrameError, FrameReader, Preamble, encode, frame}
 /// empty within a scheduling delay.
 pub(crate) const WRITE_DEADLINE: Duration = Duration::from_secs(5);
 
-/// With so much unwritten a link asks for nothing more: what a child is given after the death of
-/// another may be every prompt of a long queue.
+/// Unwritten bytes with which a link asks for nothing more: what a child is given after the death
+/// of another may be every prompt of a long queue.
 const ENOUGH_UNWRITTEN_BYTES: usize = 4 << 20;
 
 /// Reached only by commands that are sent unasked.
@@ -55,7 +55,7 @@ pub(crate) struct Link {
 struct Outgoing {
     bytes: Vec<u8>,
     written: usize,
-    /// When the socket last took something, or had nothing to take.
+    /// The moment at which the socket last took something, or had nothing to take.
     progress_at: Option<Instant>,
 }
 

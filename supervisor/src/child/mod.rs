@@ -47,13 +47,13 @@ pub(crate) struct Child {
 
 #[derive(Debug)]
 enum Line {
-    /// Nobody has connected yet.
+    /// A door at which nobody has connected yet.
     Waiting(Door),
     Open(Link),
     Closed,
 }
 
-/// What can be noticed about a child, besides its words.
+/// Things that can be noticed about a child, besides its words.
 #[derive(Debug)]
 pub(crate) enum Sign {
     /// Bytes came or left; [`Child::next_word`] may have something.
@@ -161,7 +161,7 @@ impl Child {
         }
     }
 
-    /// When the bytes that wait to be written will have waited too long.
+    /// The moment at which the bytes that wait to be written will have waited too long.
     #[must_use]
     pub(crate) fn write_deadline(&self) -> Option<Instant> {
         match &self.line {
@@ -178,7 +178,7 @@ impl Child {
         self.process.kill(signal);
     }
 
-    /// By SIGSTOP or a debugger.
+    /// True for a child that SIGSTOP or a debugger has stopped.
     #[must_use]
     pub(crate) fn is_stopped(&self) -> bool {
         self.process.is_stopped()

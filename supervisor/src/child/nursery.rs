@@ -26,7 +26,7 @@ pub(crate) struct Nursery {
     spawned: mpsc::UnboundedReceiver<Spawned>,
     /// Made with the first door, and again when it is gone.
     dir: Option<PrivateDir>,
-    /// Where the process that is being made will knock.
+    /// The door at which the process that is being made will knock.
     door: Option<(Generation, Door, Option<Custody>)>,
 }
 
@@ -35,7 +35,7 @@ pub(crate) struct Nursery {
 pub(crate) enum NotBegun {
     #[error("the thread that makes processes: {0}")]
     Thread(io::Error),
-    /// What the supervisor itself lacks is no death of a child.
+    /// Something that the supervisor itself lacks, which is no death of a child.
     #[error(transparent)]
     Socket(io::Error),
 }
@@ -134,7 +134,7 @@ impl Nursery {
         })
     }
 
-    /// Nobody is expected at the door any more.
+    /// Closes the door: no process is expected any more.
     pub(crate) fn give_up(&mut self) {
         self.door = None;
     }

@@ -1,5 +1,4 @@
-//! Whether the kernel's OOM killer was at work: its SIGKILL looks like anybody's, but it keeps a
-//! count.
+//! The kernel's count of victims of its OOM killer, whose SIGKILL looks like anybody's.
 //!
 //! The count is that of our own control group, which the child shares, where there is one; the
 //! whole machine's otherwise. Both only ever grow, so a reading from before the child and one
@@ -26,7 +25,7 @@ impl OomWatch {
         Self { source, kills }
     }
 
-    /// There was a victim since the start.
+    /// True once there was a victim since the start.
     pub(super) fn has_struck(&self) -> bool {
         let now = self.source.as_ref().and_then(read);
         now.is_some_and(|kills| kills > self.kills)

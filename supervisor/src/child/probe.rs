@@ -1,5 +1,5 @@
-//! What the child's program says of itself, of a CUDA device and of a model file, before there is any
-//! child.
+//! Questions to the child's program before there is any child: about itself, a CUDA device and a
+//! model file.
 //!
 //! [`worker_orcd_ipc::probe`] has the questions. Each is asked of a process of its own, because a
 //! device, a driver or a file that is wedged may keep whoever asks; nobody waits longer than

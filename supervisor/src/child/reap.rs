@@ -77,7 +77,7 @@ impl Process {
         std::future::pending().await
     }
 
-    /// To the whole group, so that nothing that the child forked survives it.
+    /// Sends a signal to the whole group, so that nothing that the child forked survives it.
     pub(crate) fn kill(&self, signal: Signal) {
         // Once waited for, the number may belong to somebody else.
         if self.reaped {
@@ -92,7 +92,7 @@ impl Process {
         }
     }
 
-    /// By SIGSTOP or a debugger, as far as is known.
+    /// True for a process that SIGSTOP or a debugger has stopped, as far as is known.
     #[must_use]
     pub(crate) fn is_stopped(&self) -> bool {
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.pid()));

@@ -1,5 +1,5 @@
-//! Where a child connects: a socket in a directory that only this user can enter, accepted once,
-//! from the one process that was spawned.
+//! The socket at which a child connects, in a directory that only this user can enter, accepted
+//! once, from the one process that was spawned.
 
 use crate::child::custody::Custody;
 use crate::child::leftovers;
@@ -18,7 +18,8 @@ use worker_orcd_ipc::Generation;
 
 /// The kernel's limit for a socket's path, its final zero excluded.
 const LONGEST_PATH: usize = 107;
-/// What is added to the directory's path, at most: a slash, a generation, a dot and an ending.
+/// Bytes that are added to the directory's path, at most: a slash, a generation, a dot and an
+/// ending.
 const LONGEST_NAME: usize = 16;
 
 /// A directory of mode 0700, removed with everything in it when dropped.
@@ -30,12 +31,12 @@ pub(crate) struct PrivateDir {
     _claim: Option<OwnedFd>,
 }
 
-/// How often a new directory may be taken for left over before something else is wrong.
+/// Times that a new directory may be taken for left over before something else is wrong.
 const CLAIMS: usize = 16;
 
 impl PrivateDir {
-    /// Under systemd's runtime directory, else the user's, else the temporary one: the first
-    /// that can be written to.
+    /// A directory under systemd's runtime directory, else the user's, else the temporary one: the
+    /// first that can be written to.
     ///
     /// # Errors
     /// When none can: which were tried, and what is wrong with each.
@@ -92,7 +93,7 @@ impl PrivateDir {
         Err(io::ErrorKind::ResourceBusy.into())
     }
 
-    /// Where the child of this generation hands descriptors over.
+    /// The socket at which the child of this generation hands descriptors over.
     ///
     /// # Errors
     /// As for [`open_door`](Self::open_door).

@@ -19,7 +19,7 @@ pub(crate) struct SpawnOrder {
     pub generation: Generation,
     pub program: PathBuf,
     pub socket: PathBuf,
-    /// Where it hands descriptors over, where such a socket could be made.
+    /// Path of the socket at which it hands descriptors over, if such a socket could be made.
     pub custody: Option<PathBuf>,
     /// Becomes the child's descriptor 0: its flight recorder, where one could be made.
     pub recorder: Option<OwnedFd>,
@@ -89,7 +89,7 @@ fn spawn(order: SpawnOrder) -> io::Result<StdChild> {
         .spawn()
 }
 
-/// Nobody is left who would look after it.
+/// Kills a new process that nobody is left to look after.
 fn abandon(answer: Spawned) {
     if let Ok(mut child) = answer.outcome {
         drop(child.kill());

@@ -43,7 +43,7 @@ pub fn command_line() -> Command {
 /// NVML answers in a tenth of a second, and not at all on a wedged device.
 const NVML_PATIENCE: Duration = Duration::from_secs(5);
 
-/// What was looked at and what came of it.
+/// One thing that was looked at, and the result.
 struct Finding {
     subject: &'static str,
     verdict: Verdict,
@@ -51,9 +51,9 @@ struct Finding {
 
 enum Verdict {
     Good(String),
-    /// It will serve, but not as well as it could.
+    /// The worker will serve, but not as well as it could.
     Note(String, &'static str),
-    /// It will not serve.
+    /// The worker will not serve.
     Bad(String, String),
 }
 
@@ -94,7 +94,7 @@ pub fn run(arguments: &ArgMatches) -> ExitCode {
     }
 }
 
-/// What is found may be the words of a file or of another program.
+/// Prints one finding, which may be the words of a file or of another program.
 fn print(finding: &Finding) {
     let subject = finding.subject;
     let (mark, what, remedy) = match &finding.verdict {
@@ -108,7 +108,7 @@ fn print(finding: &Finding) {
     }
 }
 
-/// What the child's program says.
+/// Answers of the child's program.
 struct Answers {
     version: Result<String, String>,
     device: Result<String, String>,
@@ -169,7 +169,8 @@ fn child_binary(path: &Path, version: Result<String, String>) -> Finding {
     }
 }
 
-/// What `--device auto` goes by. Whoever has no driver is told so, and not what else is missing.
+/// The device that `--device auto` would choose. A machine without NVIDIA's driver is told that,
+/// and not what else is missing.
 fn device(outlook: Result<String, String>, driver: bool) -> Finding {
     let node = Path::new("/dev/nvidiactl");
     let verdict = match outlook {
@@ -192,7 +193,7 @@ fn device(outlook: Result<String, String>, driver: bool) -> Finding {
     }
 }
 
-/// Of the first device: what a worker there would know of it.
+/// NVML's answers about the first device, as a worker there would know them.
 fn nvml(look: Result<(Identity, Gauges), String>) -> Finding {
     let verdict = match look {
         Err(reason) => Verdict::Note(

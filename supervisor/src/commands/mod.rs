@@ -1,6 +1,6 @@
-//! What `worker-orcd` can be told to do. Without a word it serves, and `serve` is the word for it.
+//! The commands of `worker-orcd`. Without a command it serves, and `serve` is the command for it.
 //!
-//! Deliberately absent: words for what does not exist yet; an unknown one is an error.
+//! Deliberately absent: commands for what does not exist yet; an unknown one is an error.
 
 pub mod doctor;
 pub mod pull;
@@ -8,7 +8,7 @@ pub mod serve;
 mod usage;
 
 use crate::config::sources;
-use crate::exit::Exit;
+use crate::exit::WorkerExit;
 use crate::interpreter::process;
 use clap::Command;
 use std::fmt::Display;
@@ -27,7 +27,7 @@ pub fn command_line() -> Command {
         .version(env!("CARGO_PKG_VERSION"))
         .about("Serves a language model over HTTP; the device lives in a child that may die")
         .before_help(EXAMPLES)
-        .after_help(Exit::help())
+        .after_help(WorkerExit::help())
         .subcommand_negates_reqs(true)
         // So that a wrapper can add its own flags behind those of a unit file.
         .args_override_self(true)
@@ -44,7 +44,7 @@ pub fn command_line() -> Command {
 }
 
 /// Says why the worker ends, with the number that it leaves behind.
-fn end_with(exit: Exit, reason: &dyn Display) -> Exit {
+fn end_with(exit: WorkerExit, reason: &dyn Display) -> WorkerExit {
     tracing::error!(exit = exit.name(), %reason, "error");
     exit
 }

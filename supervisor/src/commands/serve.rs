@@ -15,7 +15,7 @@ use crate::config::environment::Environment;
 use crate::config::{Config, ConfigErrors, DEFAULT_MEMORY_PERMILLE, HttpConfig};
 use crate::descriptors::{self, TooFew};
 use crate::engine::{Deadlines, Ended, EngineSettings, RestartPolicy, SupervisorExit};
-use crate::exit::Exit;
+use crate::exit::WorkerExit;
 use crate::http::listen::{Server, bind};
 use crate::http::{App, probe_router, router};
 use crate::logging;
@@ -29,21 +29,21 @@ use std::time::Duration;
 use tokio::sync::{mpsc, watch};
 use worker_orcd_ipc::{DeviceSelector, LoadOrder, ModelFile, TraceOrder};
 
-/// For connections to take the last events of their streams.
+/// Time for connections to take the last events of their streams.
 const FAREWELL: Duration = Duration::from_secs(2);
 
-/// For the log's last lines, if somebody reads them.
+/// Time for the log's last lines to be read.
 const LAST_LINES: Duration = Duration::from_secs(1);
 
 /// Runs until the end; the log says why, the number says how.
 #[must_use]
-pub fn run(arguments: &ArgMatches) -> Exit {
+pub fn run(arguments: &ArgMatches) -> WorkerExit {
     let exit = run_logged(arguments);
     logging::settle(LAST_LINES);
     exit
 }
 
-fn run_logged(arguments: &ArgMatches) -> Exit {
+fn run_logged(arguments: &ArgMatches) -> WorkerExit {
     let environment = Environment::of_this_process();
     let config = match Config::gather(arguments, &environment) {
         Ok(config) => config,
@@ -52,17 +52,17 @@ fn run_logged(arguments: &ArgMatches) -> Exit {
     if let Err(error) = logging::start(config.log_format, &config.log_level, Some(config.worker_id))
     {
         eprintln!("the log cannot be started: {error}");
-        return Exit::Startup;
+        return WorkerExit::Startup;
     }
     if let Err(reason) = check_places(&config) {
-        return end_with(Exit::Usage, &reason);
+        return end_with(WorkerExit::Usage, &reason);
     }
     let runtime = match tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()
     {
         Ok(runtime) => runtime,
-        Err(error) => return end_with(Exit::Startup, &error),
+        Err(error) => return end_with(WorkerExit::Startup, &error),
     };
     let exit = runtime.block_on(serve(config, Arc::new(arguments.clone())));
     // What still blocks a thread (a tokenizer, a lookup) owes nobody an answer any more.
@@ -70,7 +70,7 @@ fn run_logged(arguments: &ArgMatches) -> Exit {
     exit
 }
 
-/// What every child will need, and none can be blamed for.
+/// Checks the places that every child will need, and for whose lack no child can be blamed.
 fn check_places(config: &Config) -> Result<(), String> {
     PrivateDir::create().map_err(|error| error.to_string())?;
     let Some(trace) = &config.load.trace else {
@@ -86,21 +86,21 @@ fn check_places(config: &Config) -> Result<(), String> {
     opened.map(drop).map_err(named)
 }
 
-async fn serve(mut config: Config, arguments: Arc<ArgMatches>) -> Exit {
+async fn serve(mut config: Config, arguments: Arc<ArgMatches>) -> WorkerExit {
     let signals = match signals::watch() {
         Ok(signals) => signals,
-        Err(error) => return end_with(Exit::Startup, &error),
+        Err(error) => return end_with(WorkerExit::Startup, &error),
     };
     let listeners = match bind(&config.http).await {
         Ok(listeners) => listeners,
-        Err(error) => return end_with(Exit::Listen, &error),
+        Err(error) => return end_with(WorkerExit::Listen, &error),
     };
     let addresses: Vec<SocketAddr> = listeners
         .iter()
         .filter_map(|listener| listener.local_addr().ok())
         .collect();
     if let Err(error) = bound_connections(&mut config.http, listeners.len()) {
-        return end_with(Exit::Startup, &error);
+        return end_with(WorkerExit::Startup, &error);
     }
     let device = decide(&config).await;
     log_startup(&config, &device);
@@ -136,7 +136,7 @@ async fn serve(mut config: Config, arguments: Arc<ArgMatches>) -> Exit {
     exit
 }
 
-/// What is left of the process's descriptors once children have theirs.
+/// Bounds connections by the process's descriptors that are left once children have theirs.
 fn bound_connections(http: &mut HttpConfig, listeners: usize) -> Result<(), TooFew> {
     let wanted = http.max_connections;
     let budget = descriptors::budget(descriptors::raise_limit(), listeners, wanted.get())?;
@@ -151,7 +151,7 @@ fn bound_connections(http: &mut HttpConfig, listeners: usize) -> Result<(), TooF
     Ok(())
 }
 
-/// Once: every child of this worker computes there.
+/// Decides the device once: every child of this worker computes there.
 async fn decide(config: &Config) -> DecidedDevice {
     match config.device.named() {
         Some(device) => device,
@@ -159,14 +159,14 @@ async fn decide(config: &Config) -> DecidedDevice {
     }
 }
 
-/// From the first child to the engine's end.
+/// Serves from the first child to the engine's end.
 async fn live(
     config: &Config,
     app: &Arc<App>,
     addresses: &[SocketAddr],
     mut signals: mpsc::UnboundedReceiver<Word>,
     arguments: &Arc<ArgMatches>,
-) -> Exit {
+) -> WorkerExit {
     let engine = &app.engine;
     let mut announced = std::pin::pin!(announce(config, app, addresses));
     let mut announcing = true;
@@ -176,7 +176,10 @@ async fn live(
         tokio::select! {
             ended = engine.wait_ended() => {
                 log_failure(&ended);
-                return if undelivered { Exit::Callback } else { Exit::Engine(ended.exit) };
+                return match undelivered {
+                    true => WorkerExit::Callback,
+                    false => WorkerExit::Engine(ended.exit),
+                };
             }
             delivered = announced.as_mut(), if announcing => {
                 announcing = false;
@@ -289,13 +292,13 @@ async fn announce(config: &Config, app: &App, addresses: &[SocketAddr]) -> bool 
             true
         }
         Err(error) => {
-            end_with(Exit::Callback, &error);
+            end_with(WorkerExit::Callback, &error);
             false
         }
     }
 }
 
-/// What to type next.
+/// A command to type next.
 fn first_request(addresses: &[SocketAddr], with_key: bool) -> String {
     let host = match addresses.first() {
         Some(address) if address.ip().is_loopback() || address.ip().is_unspecified() => {
@@ -384,6 +387,6 @@ fn log_order(signal: &str, at_once: bool) {
 /// A clean end is said by `engine_end` and `shutdown_complete` already.
 fn log_failure(ended: &Ended) {
     if ended.exit != SupervisorExit::Clean {
-        end_with(Exit::Engine(ended.exit), &ended.reason);
+        end_with(WorkerExit::Engine(ended.exit), &ended.reason);
     }
 }

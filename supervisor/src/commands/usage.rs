@@ -1,11 +1,11 @@
-//! What is said to somebody whose settings cannot be used.
+//! Messages to somebody whose settings cannot be used.
 //!
 //! A person gets sentences and the next step; whoever asked for JSON gets events.
 
 use crate::commands::end_with;
 use crate::config::environment::Environment;
 use crate::config::{Config, ConfigErrors};
-use crate::exit::Exit;
+use crate::exit::WorkerExit;
 use crate::logging::{self, LogFormat};
 use clap::ArgMatches;
 
@@ -19,12 +19,12 @@ pub(super) fn refuse(
     arguments: &ArgMatches,
     environment: &Environment,
     mistakes: &ConfigErrors,
-) -> Exit {
+) -> WorkerExit {
     let ConfigErrors(mistakes) = mistakes;
     let format = Config::log_format(arguments, environment);
     if format == LogFormat::Json && logging::start(format, "info", None).is_ok() {
         for mistake in mistakes {
-            end_with(Exit::Usage, mistake);
+            end_with(WorkerExit::Usage, mistake);
         }
     } else {
         for mistake in mistakes {
@@ -32,5 +32,5 @@ pub(super) fn refuse(
         }
         eprintln!("{NEXT_STEPS}");
     }
-    Exit::Usage
+    WorkerExit::Usage
 }

@@ -1,4 +1,5 @@
-//! What SIGHUP reads again: API keys and the log's level, from the settings as they are now.
+//! Settings that SIGHUP reads again: API keys and the log's level, from the settings as they are
+//! now.
 
 use super::environment::Environment;
 use super::keys::read_api_keys;

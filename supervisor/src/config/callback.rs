@@ -1,4 +1,4 @@
-//! Where to register, and under which address.
+//! Settings of the registration: where, and under which address.
 
 use std::net::IpAddr;
 
@@ -37,7 +37,7 @@ impl CallbackUrl {
     }
 }
 
-/// How others reach this worker.
+/// The URL at which others reach this worker.
 pub(super) fn advertised(text: &str) -> Result<String, String> {
     let rest = text
         .strip_prefix("http://")
@@ -50,7 +50,7 @@ pub(super) fn advertised(text: &str) -> Result<String, String> {
     Ok(text.trim_end_matches('/').to_owned())
 }
 
-/// Nobody can call a worker at the address that means all of its own.
+/// False if an address means all of this machine's: nobody can call a worker at that one.
 pub(super) fn is_reachable(hosts: &[IpAddr]) -> bool {
     !hosts.iter().any(IpAddr::is_unspecified)
 }

@@ -57,7 +57,7 @@ impl DeviceChoice {
 }
 
 impl DecidedDevice {
-    /// What `auto` comes to, given what the child's program says of the first CUDA device.
+    /// The device that `auto` means, given what the child's program says of the first CUDA device.
     #[must_use]
     pub fn auto(outlook: Result<String, String>) -> Self {
         match outlook {
@@ -73,7 +73,7 @@ impl DecidedDevice {
     }
 }
 
-/// As it is written on the command line.
+/// The device as it is written on the command line.
 impl fmt::Display for DecidedDevice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.selector {

@@ -12,7 +12,8 @@ const OTHERS: [&str; 4] = [
     "WORKER_ORCD_PYTHON",
 ];
 
-/// How far a name may be from the one that was meant: two slips, or two neighbours exchanged.
+/// Distance of a name from the one that was probably meant, at most; two neighbours exchanged count
+/// as two slips.
 const MAX_SLIPS: usize = 3;
 
 /// Names and values.
@@ -20,7 +21,8 @@ const MAX_SLIPS: usize = 3;
 pub struct Environment(BTreeMap<String, String>);
 
 impl Environment {
-    /// What is no text is made one, so that a setting of it is refused and not overlooked.
+    /// The variables of this process. A value that is no text is made one, so that it is refused
+    /// and not overlooked.
     #[must_use]
     pub fn of_this_process() -> Self {
         let text = |it: std::ffi::OsString| it.to_string_lossy().into_owned();

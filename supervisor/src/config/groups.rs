@@ -1,4 +1,4 @@
-//! Under which heading `--help` lists an option.
+//! Headings of `--help`, and the options under each.
 
 /// Headings in the order of `--help`, each with its options.
 const GROUPS: [(&str, &[&str]); 6] = [
@@ -74,7 +74,7 @@ const GROUPS: [(&str, &[&str]); 6] = [
     ),
 ];
 
-/// For what has no heading of its own.
+/// The heading of options without a heading of their own.
 const REST: &str = "More";
 
 #[must_use]

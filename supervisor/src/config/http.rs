@@ -1,4 +1,4 @@
-//! How to listen, to whom, and how long to wait for clients.
+//! Settings of HTTP: where to listen, to whom, and how long to wait for clients.
 
 use super::keys::read_api_keys;
 use super::reader::Reader;
@@ -7,7 +7,7 @@ use std::num::NonZeroUsize;
 use std::path::Path;
 use std::time::Duration;
 
-/// How to listen, and how long to wait for clients.
+/// Addresses to listen at, and times to wait for clients.
 #[derive(Debug, Clone)]
 pub struct HttpConfig {
     /// Empty means both loopback addresses.
@@ -19,7 +19,7 @@ pub struct HttpConfig {
     /// Pages that may use this worker; `*` is every page.
     pub cors_origins: Vec<String>,
     pub max_body_bytes: usize,
-    /// Of all bodies that are under way.
+    /// Bytes of all bodies that are under way.
     pub max_bodies_bytes: usize,
     pub max_connections: NonZeroUsize,
     pub read_timeout: Duration,
@@ -90,7 +90,7 @@ fn parse_hosts(text: &str) -> Result<Vec<IpAddr>, String> {
     text.split(',').map(address).collect()
 }
 
-/// As a browser writes them: a scheme, a host, perhaps a port, and nothing behind it.
+/// Origins as a browser writes them: a scheme, a host, perhaps a port, and nothing behind it.
 fn parse_origins(text: &str) -> Result<Vec<String>, String> {
     let origins = list(text);
     for origin in &origins {

@@ -5,13 +5,13 @@ use std::io::{self, Read as _};
 use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::Path;
 
-/// What editors on some systems put in front of a text.
+/// The character that editors on some systems put in front of a text.
 const BYTE_ORDER_MARK: char = '\u{feff}';
 
 /// Read and write permissions of anybody but the owner.
 const OTHERS: u32 = 0o066;
 
-/// So many keys nobody hands out; a file of this size is another file.
+/// Size of the largest key file; a larger one is another kind of file.
 const MOST_BYTES: u64 = 1 << 20;
 
 /// Keys are never echoed; a file without any would lock everybody out without saying so.

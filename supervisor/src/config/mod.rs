@@ -39,10 +39,10 @@ use thiserror::Error;
 use uuid::Uuid;
 use worker_orcd_ipc::DeviceSelector;
 
-/// What was asked for, complete and consistent.
+/// All settings, complete and consistent.
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// As it was written, for people and for clients that name their model.
+    /// The model as it was written, for people and for clients that name their model.
     pub model_ref: String,
     pub model: PathBuf,
     pub device: DeviceChoice,
@@ -50,16 +50,16 @@ pub struct Config {
     pub accept_fault_injection: bool,
     /// Control tokens are parsed in what clients write into messages, too.
     pub parse_special: bool,
-    /// What a request omits is as the model file advises.
+    /// True if sampling fields that a request omits are as the model file advises.
     pub model_sampling: bool,
     pub worker_id: Uuid,
     pub callback_url: Option<CallbackUrl>,
     /// Instead of the address that is listened on.
     pub advertise_url: Option<String>,
     pub log_format: LogFormat,
-    /// What [`parse_level`] takes.
+    /// A text that [`parse_level`] takes.
     pub log_level: String,
-    /// What clients may call the model; empty means the file's name.
+    /// Names that clients may call the model by; empty means the file's name.
     pub served_model_names: Vec<String>,
     pub http: HttpConfig,
     pub limits: RequestLimits,
@@ -68,7 +68,7 @@ pub struct Config {
     pub crashes: CrashSettings,
 }
 
-/// What one request may ask for.
+/// Limits of one request.
 #[derive(Debug, Clone)]
 pub struct RequestLimits {
     /// Tokens; `None` means the model's context.
@@ -81,7 +81,7 @@ pub struct RequestLimits {
     pub on_fault: OnFault,
 }
 
-/// What the child is told.
+/// Settings of loading, which the child is told.
 #[derive(Debug, Clone)]
 pub struct LoadConfig {
     pub kv_cache_bytes: Option<u64>,
@@ -112,11 +112,11 @@ pub struct TraceConfig {
     pub first_values: u32,
 }
 
-/// As users of vLLM expect. The rest is for the driver, for a standby's context and for
-/// neighbours that are not there yet.
+/// Share of the card's memory, in thousandths, as users of vLLM expect. The rest is for NVIDIA's
+/// driver, for a standby's context and for neighbours that are not there yet.
 pub const DEFAULT_MEMORY_PERMILLE: u16 = 900;
 
-/// How children live and die.
+/// Settings of a child's life and death.
 #[derive(Debug, Clone)]
 pub struct LifeConfig {
     pub max_queue: usize,
@@ -127,7 +127,7 @@ pub struct LifeConfig {
     pub max_restarts: u32,
     pub quarantine_for: Duration,
     pub max_restart_delay: Duration,
-    /// For the compilation of a chat template, and for each prompt it makes.
+    /// Time for the compilation of a chat template, and for each prompt it makes.
     pub template_timeout: Duration,
 }
 
@@ -316,7 +316,7 @@ fn read_log_level(reader: &mut Reader<'_>) -> Option<String> {
     })
 }
 
-/// Without a directory until the environment is asked.
+/// Settings of crash reports, without a directory until the environment is asked.
 fn read_crashes(reader: &mut Reader<'_>) -> Option<CrashSettings> {
     let directory = reader.path("crash-dir");
     let max_reports = reader.integer("max-crash-reports", 1..=10_000);

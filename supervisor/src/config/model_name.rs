@@ -1,4 +1,4 @@
-//! What `--model` may be: a file, `smollm2`, or `owner/repository[:file]` that was pulled.
+//! Values of `--model`: a file, `smollm2`, or `owner/repository[:file]` that was pulled.
 //!
 //! Deliberately absent: getting a model, and a look into its file.
 
@@ -9,10 +9,10 @@ use std::path::{Path, PathBuf};
 /// The model that needs no hub.
 pub const SMOLLM2: &str = "smollm2";
 
-/// What its file is called.
+/// File name of the model that `smollm2` means.
 pub const SMOLLM2_FILE: &str = "SmolLM2-135M-Instruct.Q4_1.gguf";
 
-/// How deep in a repository a file is looked for.
+/// Depth to which a repository is searched for a file.
 const MAX_FOLDERS: usize = 4;
 
 /// The file that `--model` means.

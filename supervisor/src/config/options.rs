@@ -2,9 +2,9 @@
 //!
 //! `--max-queue 8`, `WORKER_ORCD_MAX_QUEUE=8` and `max-queue = 8` are the same option.
 
-/// How an option is written on the command line.
+/// The form of an option on the command line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Shape {
+pub enum Syntax {
     Value(&'static str),
     /// May be given several times; elsewhere separated by commas.
     List(&'static str),
@@ -15,9 +15,9 @@ pub enum Shape {
 #[derive(Debug)]
 pub struct Spec {
     pub name: &'static str,
-    pub shape: Shape,
+    pub syntax: Syntax,
     pub help: &'static str,
-    /// As it would be written; `None` where absence means something of its own.
+    /// The default as it would be written; `None` where absence means something of its own.
     pub default: Option<&'static str>,
 }
 
@@ -29,13 +29,13 @@ const fn value(
 ) -> Spec {
     Spec {
         name,
-        shape: Shape::Value(metavar),
+        syntax: Syntax::Value(metavar),
         help,
         default,
     }
 }
 
-/// In the order of `--help`.
+/// All options, in the order of `--help`.
 pub const OPTIONS: &[Spec] = &[
     value(
         "model",
@@ -52,8 +52,8 @@ pub const OPTIONS: &[Spec] = &[
     value("gpu-device", "N", None, "The same as --device cuda:N"),
     Spec {
         name: "host",
-        shape: Shape::List("ADDRESS"),
-        help: "Where to listen [default: 127.0.0.1 and ::1]",
+        syntax: Syntax::List("ADDRESS"),
+        help: "Addresses to listen at [default: 127.0.0.1 and ::1]",
         default: None,
     },
     value(
@@ -66,19 +66,19 @@ pub const OPTIONS: &[Spec] = &[
         "worker-id",
         "UUID",
         None,
-        "Who this worker is [default: generated]",
+        "Identity of this worker [default: generated]",
     ),
     value(
         "callback-url",
         "URL",
         None,
-        "POST a registration there once the model is ready",
+        "URL that gets a registration by POST once the model is ready",
     ),
     value(
         "advertise-url",
         "URL",
         None,
-        "How others reach this worker, for the registration [default: the first address]",
+        "URL at which others reach this worker, for the registration [default: the first address]",
     ),
     value(
         "api-key-file",
@@ -88,27 +88,27 @@ pub const OPTIONS: &[Spec] = &[
     ),
     Spec {
         name: "insecure",
-        shape: Shape::Switch,
+        syntax: Syntax::Switch,
         help: "Listen beyond loopback without keys",
         default: None,
     },
     Spec {
         name: "allowed-hosts",
-        shape: Shape::List("NAME"),
+        syntax: Syntax::List("NAME"),
         help: "More names that a Host header may have, or * [default on loopback: localhost and \
                addresses; else any]",
         default: None,
     },
     Spec {
         name: "cors-origins",
-        shape: Shape::List("ORIGIN"),
+        syntax: Syntax::List("ORIGIN"),
         help: "Pages that may use this worker, such as https://app.example, or * [default: none]",
         default: None,
     },
     Spec {
         name: "served-model-name",
-        shape: Shape::List("NAME"),
-        help: "What clients may call the model; answers use the first [default: the file's name]",
+        syntax: Syntax::List("NAME"),
+        help: "Names by which clients may call the model; answers use the first [default: the file's name]",
         default: None,
     },
     value(
@@ -132,14 +132,14 @@ pub const OPTIONS: &[Spec] = &[
     ),
     Spec {
         name: "parse-special",
-        shape: Shape::Switch,
-        help: "What reads like a special token in a message is one, as other servers have it",
+        syntax: Syntax::Switch,
+        help: "Texts of special tokens in messages are those tokens, as other servers have it",
         default: None,
     },
     Spec {
         name: "no-model-sampling",
-        shape: Shape::Switch,
-        help: "What a request omits is as documented, whatever general.sampling.* of the model \
+        syntax: Syntax::Switch,
+        help: "Sampling defaults are the documented ones, whatever general.sampling.* of the model \
                file says",
         default: None,
     },
@@ -171,13 +171,13 @@ pub const OPTIONS: &[Spec] = &[
         "max-context",
         "N",
         None,
-        "Prompt plus answer [default: the model's context]",
+        "Tokens of prompt and answer together [default: the model's context]",
     ),
     value(
         "kv-cache-size",
         "BYTES",
         None,
-        "Such as 512MiB [default: what the device can spare]",
+        "Size of the KV cache, such as 512MiB [default: what the device can spare]",
     ),
     value(
         "gpu-memory-utilization",
@@ -200,7 +200,7 @@ pub const OPTIONS: &[Spec] = &[
     ),
     Spec {
         name: "no-prefix-cache",
-        shape: Shape::Switch,
+        syntax: Syntax::Switch,
         help: "Compute equal prompt beginnings every time",
         default: None,
     },
@@ -214,7 +214,7 @@ pub const OPTIONS: &[Spec] = &[
         "drain-timeout",
         "TIME",
         Some("5s"),
-        "From SIGTERM to the end of what still runs",
+        "Time from SIGTERM to the end of what still runs",
     ),
     value(
         "heartbeat-timeout",
@@ -250,13 +250,13 @@ pub const OPTIONS: &[Spec] = &[
         "crash-dir",
         "DIRECTORY",
         None,
-        "Where crash reports are kept [default: systemd's or the user's state directory]",
+        "Directory of crash reports [default: systemd's or the user's state directory]",
     ),
     value(
         "max-crash-reports",
         "N",
         Some("50"),
-        "The oldest make room for more",
+        "Crash reports that are kept; the oldest make room for more",
     ),
     value(
         "quarantine-for",
@@ -280,13 +280,13 @@ pub const OPTIONS: &[Spec] = &[
         "max-connections",
         "N",
         Some("1024"),
-        "No more than file descriptors allow; idle ones give way",
+        "Connections at one time, no more than file descriptors allow; idle ones give way",
     ),
     value(
         "read-timeout",
         "TIME",
         Some("15s"),
-        "For a request's head, and for its body",
+        "Time for a request's head, and again for its body",
     ),
     value(
         "write-timeout",
@@ -314,7 +314,7 @@ pub const OPTIONS: &[Spec] = &[
     ),
     Spec {
         name: "accept-fault-injection",
-        shape: Shape::Switch,
+        syntax: Syntax::Switch,
         help: "Serve with a child that was built to fail on command; never in production",
         default: None,
     },

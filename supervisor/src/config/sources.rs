@@ -1,11 +1,11 @@
-//! Where a value comes from: flag, then environment, then file, then default.
+//! Sources of a value: flag, then environment, then file, then default.
 //!
 //! Values stay text until all sources are merged, so that every mistake of every source is
 //! reported at once, under the name its author used.
 
 use super::environment::Environment;
 use super::groups;
-use super::options::{CONFIG_FILE, OPTIONS, Shape, Spec, variable};
+use super::options::{CONFIG_FILE, OPTIONS, Spec, Syntax, variable};
 use clap::{Arg, ArgAction, ArgMatches, Command};
 use std::collections::HashMap;
 use std::path::Path;
@@ -104,20 +104,20 @@ fn argument(spec: &Spec) -> Arg {
         .long(spec.name)
         .help(help)
         .help_heading(groups::heading(spec.name));
-    match spec.shape {
-        Shape::Value(name) => arg.value_name(name).allow_hyphen_values(true),
-        Shape::List(name) => arg.value_name(name).action(ArgAction::Append),
-        Shape::Switch => arg.action(ArgAction::SetTrue),
+    match spec.syntax {
+        Syntax::Value(name) => arg.value_name(name).allow_hyphen_values(true),
+        Syntax::List(name) => arg.value_name(name).action(ArgAction::Append),
+        Syntax::Switch => arg.action(ArgAction::SetTrue),
     }
 }
 
 fn flag_text(flags: &ArgMatches, spec: &Spec) -> Option<String> {
-    match spec.shape {
-        Shape::Value(_) => flags.get_one::<String>(spec.name).cloned(),
-        Shape::List(_) => flags
+    match spec.syntax {
+        Syntax::Value(_) => flags.get_one::<String>(spec.name).cloned(),
+        Syntax::List(_) => flags
             .get_many::<String>(spec.name)
             .map(|values| values.cloned().collect::<Vec<_>>().join(",")),
-        Shape::Switch => flags.get_flag(spec.name).then(|| "true".to_owned()),
+        Syntax::Switch => flags.get_flag(spec.name).then(|| "true".to_owned()),
     }
 }
 

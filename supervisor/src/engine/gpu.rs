@@ -1,4 +1,4 @@
-//! What the witness of the GPU has seen, for /health and /metrics.
+//! Observations of the GPU's witness, for /health and /metrics.
 
 use crate::nvml::SILENT_AFTER;
 use crate::nvml::SeenXid;
@@ -20,11 +20,11 @@ pub struct GpuSnapshot {
     pub xids: BTreeMap<Xid, u64>,
     /// Memory of no process, before the first child.
     pub baseline: Option<u64>,
-    /// Of the last death that was measured.
+    /// Memory after the last death that was measured.
     pub last_measure: Option<Measure>,
 }
 
-/// What has become of the library.
+/// State of NVIDIA's library.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum Nvml {
     /// The device is none of NVIDIA's, so nobody looked.

@@ -1,4 +1,4 @@
-//! What is known of the model that is loaded: the child's facts, and the text made of them.
+//! The model that is loaded: the child's facts, and the tokenizer and template made of them.
 
 use super::SamplingDefaults;
 use crate::interpreter::Interpreter;
@@ -18,11 +18,11 @@ pub struct LoadedModel {
     pub facts: ModelFacts,
     pub device: DeviceFacts,
     pub text: Arc<Text>,
-    /// What makes a prompt of messages, or why nothing does.
+    /// The interpreter that makes a prompt of messages, or why there is none.
     pub chat: Result<Arc<Interpreter>, TemplateError>,
     pub sampling: SamplingDefaults,
     pub tokenizer_kind: TokenizerKind,
-    /// As it was when the model became ready.
+    /// Memory as it was when the model became ready.
     pub memory: MemoryReport,
     /// Sequences that may be decoded in one step.
     pub max_running: u32,
@@ -30,16 +30,16 @@ pub struct LoadedModel {
     pub max_sequence_tokens: u32,
     /// KV cache, in tokens.
     pub kv_capacity_tokens: u64,
-    /// As the child computed it.
+    /// The identity that the child computed.
     pub identity: ModelIdentity,
-    /// Of that, the facts and the tokenizer: equal digests mean that streams can go on.
+    /// Digest of identity, facts and tokenizer: equal digests mean that streams can go on.
     digest: [u8; 32],
 }
 
 /// Why a child that is ready cannot serve.
 #[derive(Debug, Error)]
 pub enum Unfit {
-    /// Its model is another one than that of the child before it.
+    /// Another model than that of the child before.
     #[error("another model")]
     OtherModel,
     #[error(transparent)]

@@ -1,18 +1,18 @@
-//! How tokens are drawn for a request that does not say: as the model file advises, else as this
-//! worker's own defaults have it.
+//! Defaults of sampling, for what a request does not say: the model file's advice, else this
+//! worker's own.
 
 use worker_orcd_ipc::{Sampling, SamplingAdvice};
 
 #[derive(Debug, Clone, PartialEq)]
 pub struct SamplingDefaults {
-    /// With a seed of no meaning: a request without one gets its own.
+    /// Defaults of a request. Their seed means nothing: a request without one gets its own.
     pub values: Sampling,
     /// Which of them the model file gave, by the names that requests have for them.
     pub from_file: Vec<&'static str>,
 }
 
 impl SamplingDefaults {
-    /// Where the file is not asked, or advises nothing.
+    /// Defaults where the file is not asked, or advises nothing.
     pub const OWN: Sampling = Sampling {
         temperature: 1.0,
         top_k: 0,
@@ -24,7 +24,7 @@ impl SamplingDefaults {
         seed: 0,
     };
 
-    /// What the file advises and is not followed is said once, by name.
+    /// Defaults that follow the file's advice. Advice that is not followed is logged once, by name.
     #[must_use]
     pub fn of_file(advice: &SamplingAdvice) -> Self {
         let defaults = Self::over_own(advice);
@@ -83,7 +83,7 @@ fn follow<T>(name: &'static str, place: &mut T, advised: Option<T>) -> Option<&'
     Some(name)
 }
 
-/// As people wrote it: 0.6, and not 0.6000000238418579.
+/// The number as people wrote it: 0.6, and not 0.6000000238418579.
 #[must_use]
 pub fn decimal(value: f32) -> f64 {
     value.to_string().parse().unwrap_or_else(|_| value.into())

@@ -1,4 +1,4 @@
-//! Who may ask: API keys.
+//! API keys: who may ask.
 //!
 //! With `--api-key-file`, everything needs a key but what probes ask: `/livez`, `/readyz`, and an
 //! outline of `/health`, which tells nothing of files, processes or requests. The file's first key is
@@ -31,8 +31,8 @@ impl ApiKeys {
         Self(RwLock::new(digests(keys)))
     }
 
-    /// From now on it is these, and how many they were before. Whoever asked for keys goes on
-    /// doing so: none at all are not taken.
+    /// Replaces all keys and returns how many there were. A worker that asks for keys goes on doing
+    /// so: an empty list is not taken.
     pub fn replace(&self, keys: &[String]) -> Option<usize> {
         let mut known = self.0.write();
         if keys.is_empty() && !known.is_empty() {
@@ -65,7 +65,7 @@ impl ApiKeys {
         accepted
     }
 
-    /// Whether it is the operator's; where no key is asked for, everybody is the operator.
+    /// True for the operator's key; where no key is asked for, everybody is the operator.
     #[must_use]
     pub fn is_operator(&self, client: ClientId) -> bool {
         let known = self.0.read();
@@ -74,8 +74,8 @@ impl ApiKeys {
             .is_none_or(|first| client::of_key(first) == client)
     }
 
-    /// Whom a key that was accepted stands for. Where none is asked for, whoever sends one is still
-    /// told by address: a key is made up in no time.
+    /// The client of a key that was accepted. Where no key is asked for, clients are known by
+    /// address even if they send one, because anybody can make up a key.
     #[must_use]
     pub fn client(&self, authorization: Option<&str>) -> Option<ClientId> {
         let given = authorization.and_then(bearer)?;

@@ -28,40 +28,41 @@ use std::time::Duration;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
 
-/// Of each body. With a thousand connections, a fraction of the budget.
+/// Bytes of each body that need no room. With a thousand connections they are a fraction of the
+/// budget.
 const FREE_BYTES: usize = 16 << 10;
 
 /// Longer bodies are parsed elsewhere: these take well under a millisecond.
 const INLINE_BYTES: usize = 32 << 10;
 
-/// How long a body waits for room, all its waits together.
+/// Time that a body waits for room, all its waits together.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// What is read of a refused body before its connection is given up.
+/// Bytes that are read of a refused body before its connection is given up.
 const DISCARDED_BYTES: usize = 64 << 20;
 
-/// How much, and for how long.
+/// Limits of bodies: how much, and for how long.
 #[derive(Debug, Clone, Copy)]
 pub struct BodyLimits {
     pub bytes: usize,
     pub time: Duration,
-    /// Of all bodies together, beyond what is free.
+    /// Bytes of all bodies together, beyond what is free.
     pub together: usize,
 }
 
-/// Whoever reads bodies shares this.
+/// The budget that all readers of bodies share.
 #[derive(Debug)]
 pub struct Bodies {
     limits: BodyLimits,
     room: Arc<Semaphore>,
-    /// Of prompts that templates made and that are not tokenized yet. A budget of its own: whoever
-    /// holds room for a body waits for none here.
+    /// Room for prompts that templates made and that are not tokenized yet. It is a budget of its
+    /// own, because a request that holds room for its body must not wait for more of the same.
     prompts: Arc<Semaphore>,
     /// One permit for each long body that may be parsed now.
     parsing: Semaphore,
 }
 
-/// What a body takes of the budget until this is dropped.
+/// The part of the budget that a body holds until this is dropped.
 #[derive(Debug, Default)]
 pub struct Room(Option<OwnedSemaphorePermit>);
 
@@ -396,7 +397,7 @@ mod tests {
         );
     }
 
-    /// In frames, as from a socket.
+    /// A body that comes in frames, as from a socket.
     fn slowly(bytes: usize) -> Body {
         let frames = [b"{\"a\": \"".to_vec()]
             .into_iter()

@@ -1,5 +1,5 @@
-//! Whose share of the worker a request uses: that of its API key, or of its address where no keys
-//! are asked for.
+//! The client of a request, whose share of the worker it uses: its API key, or its address where no
+//! keys are asked for.
 //!
 //! A [`ClientId`] is cut from a SHA-256, so that neither key nor address goes any further than
 //! here. Behind a proxy and without keys everybody is one client.
@@ -9,7 +9,7 @@ use sha2::{Digest, Sha256};
 use std::net::IpAddr;
 use worker_orcd_ipc::ClientId;
 
-/// Where a connection comes from; all its requests carry it.
+/// The address that a connection comes from; all its requests carry it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Address(pub IpAddr);
 
@@ -27,7 +27,8 @@ pub fn of_address(Address(address): Address) -> ClientId {
     }
 }
 
-/// As [`access`](super::access) found it. Without a connection, as in tests, all are one.
+/// The client as [`access`](super::access) found it. Without a connection, as in tests, all are
+/// one.
 #[must_use]
 pub fn of_request(extensions: &Extensions) -> ClientId {
     extensions.get().copied().unwrap_or_default()

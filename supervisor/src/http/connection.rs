@@ -33,28 +33,28 @@ use tokio::net::TcpStream;
 use tokio::sync::watch;
 use tokio::time::sleep;
 
-/// How often a client is looked at that has sent more than was read yet.
+/// Pause between two looks at a client that has sent more than was read yet.
 const LOOK_AGAIN: Duration = Duration::from_millis(25);
 
-/// Of each connection, and the longest head: what has come of a body beyond it is not read until
-/// there is room for it ([`super::body`]).
+/// Buffer of each connection, and the longest head: what has come of a body beyond it is not read
+/// until there is room for it ([`super::body`]).
 const BUFFER_BYTES: usize = 64 << 10;
 
 const INTERIM: &[u8] = b"HTTP/1.1 100 Continue\r\n\r\n";
 const COMMENT: &[u8] = b":\n\n";
 
-/// What connections of one kind are served, and how patiently.
+/// Terms on which connections of one kind are served: routes and times.
 #[derive(Debug, Clone)]
 pub struct Terms {
     pub router: Router,
     pub keep_alive: bool,
     pub read_timeout: Duration,
     pub write_timeout: Duration,
-    /// What a connection counts as while it is answered.
+    /// Stage of a connection while it is answered.
     pub while_answered: Stage,
 }
 
-/// Until the client goes, is told to leave, or `closing` and everything was answered.
+/// Serves until the client goes, is told to leave, or `closing` and everything was answered.
 pub async fn serve(
     stream: TcpStream,
     place: Place,
@@ -103,7 +103,7 @@ pub async fn serve(
     }
 }
 
-/// Also when nobody is left who could tell.
+/// Returns when `closing` is told, and when nobody is left who could tell.
 pub async fn told_to_close(mut closing: watch::Receiver<bool>) {
     drop(closing.wait_for(|closing| *closing).await);
 }
@@ -157,7 +157,7 @@ struct Turn {
     writing: bool,
     /// A word is wanted in the stream.
     wanted: bool,
-    /// Of whoever polls the stream.
+    /// Waker of whoever polls the stream.
     waker: Option<Waker>,
 }
 
@@ -217,7 +217,7 @@ impl Client {
         }
     }
 
-    /// How much is there to be read, one byte at most.
+    /// Bytes that are there to be read, one at most.
     fn peek(&self) -> io::Result<usize> {
         let mut byte = [0];
         let flags = rustix::net::RecvFlags::PEEK | rustix::net::RecvFlags::DONTWAIT;

@@ -31,7 +31,8 @@ pub async fn correlate(mut request: Request<Body>, next: Next) -> Response {
     response
 }
 
-/// What is longer or stranger than an id is not one, and does not belong in a log.
+/// True for what may stand in a log as an id: neither too long nor with other characters than ids
+/// have.
 fn is_usable(id: &str) -> bool {
     !id.is_empty() && id.len() <= MAX_CHARS && id.bytes().all(|byte| byte.is_ascii_graphic())
 }

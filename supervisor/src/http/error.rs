@@ -37,7 +37,7 @@ pub struct ApiError {
     code: &'static str,
     message: String,
     retriable: bool,
-    /// What is wrong with which field; empty unless the request itself is at fault.
+    /// Mistakes by field; empty unless the request itself is at fault.
     mistakes: Mistakes,
     /// The OpenAI API's word, where clients look for it.
     openai_code: Option<&'static str>,
@@ -69,7 +69,8 @@ impl ApiError {
         Self::invalid(FieldError::new(field, constraint, message).into())
     }
 
-    /// In words by which clients recognise it, and shorten their conversation.
+    /// A prompt that is too long, in words by which clients recognise it and shorten their
+    /// conversation.
     #[must_use]
     pub fn context_length(field: &str, tokens: impl Display, fit: u32, context: u32) -> Self {
         let message = format!(
@@ -239,7 +240,8 @@ impl ApiError {
         body
     }
 
-    /// With several mistakes, `param` names the first and the message tells them all.
+    /// The body for `/v1`. With several mistakes, `param` names the first and the message tells
+    /// them all.
     fn openai_body(&self) -> Value {
         let kind = match self.status.as_u16() {
             401 => "authentication_error",
@@ -298,8 +300,8 @@ impl ApiError {
         response
     }
 
-    /// What took all the time it had takes as long once more, and clients that are told so three
-    /// times: whether it is worth that is theirs to say.
+    /// False for a request that took all the time it had: it would take as long again, and clients
+    /// that are told to retry do so three times without asking anybody.
     fn may_be_sent_again_at_once(&self) -> bool {
         self.retriable && self.status != StatusCode::GATEWAY_TIMEOUT
     }

@@ -24,7 +24,7 @@ use std::time::Duration;
 
 const MAX_JOB_ID_CHARS: usize = 128;
 
-/// What this API has always meant where nothing is set.
+/// The value that this API has always meant where nothing is set.
 const DEFAULT_MAX_TOKENS: u32 = 2048;
 const DEFAULT_PROMPT_CHARS: usize = 32_768;
 
@@ -82,7 +82,7 @@ async fn try_execute(
     Ok(sse::respond(accepted.stream, accepted.job, render))
 }
 
-/// What is asked for, and whether metrics are.
+/// The request, and whether it asks for metrics.
 ///
 /// # Errors
 /// Everything that is wrong with the request.

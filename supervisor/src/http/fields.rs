@@ -102,14 +102,14 @@ impl<'a> Fields<'a> {
         found && self.take(name).is_some()
     }
 
-    /// It is there, and `null`.
+    /// True for a field that is there and `null`.
     #[must_use]
     pub fn is_null(&self, name: &str) -> bool {
         let given = self.given.iter().find(|given| given.name == name);
         given.is_some_and(|given| given.value.is_null())
     }
 
-    /// Whether it has a value, taken or not.
+    /// True for a field that has a value, taken or not.
     #[must_use]
     pub fn has(&self, name: &str) -> bool {
         let given = self.given.iter().find(|given| given.name == name);
@@ -121,7 +121,7 @@ impl<'a> Fields<'a> {
             .note(|| FieldError::new(field, constraint, message));
     }
 
-    /// Where many mistakes may follow each other.
+    /// The list to which many mistakes in a row can be added.
     pub fn mistakes(&mut self) -> &mut Mistakes {
         &mut self.mistakes
     }
@@ -258,7 +258,7 @@ impl<'a> Fields<'a> {
     }
 }
 
-/// What a value that is no text should have been.
+/// The rule that a value broke which is no text.
 fn text_rule(value: Json<'_>) -> &'static str {
     match value.kind() {
         Kind::Text => "a string without halves of characters",

@@ -1,4 +1,4 @@
-//! What both APIs come down to: one request for text, and one way to start it.
+//! The request for text to which both APIs come down, and the one way to start it.
 
 use super::App;
 use super::body::Room;
@@ -9,8 +9,8 @@ use super::mistakes::Constraint;
 use crate::engine::{LoadedModel, NewRequest, OnFault, RequestStream};
 use crate::error_code::ErrorCode;
 use crate::interpreter::MAX_RENDERED_BYTES;
-use crate::logging::Fingerprint;
-use crate::text::template::{Setting, cost};
+use crate::logging::TextDigest;
+use crate::text::template::{TemplateSetting, cost};
 use crate::text::{ChatMessage, Rendering, TemplateError, Undivided};
 use std::sync::Arc;
 use worker_orcd_ipc::{ClientId, Sampling, TokenId};
@@ -29,14 +29,14 @@ pub struct GenerationRequest {
 #[derive(Debug, Clone, PartialEq)]
 pub enum Input {
     Prompt(String),
-    /// And what the client sets for the template.
-    Messages(Vec<ChatMessage>, Vec<(String, Setting)>),
+    /// Messages, and what the client sets for the template.
+    Messages(Vec<ChatMessage>, Vec<(String, TemplateSetting)>),
     /// Ids, as `/v1/completions` may be given.
     Tokens(Vec<TokenId>),
 }
 
 impl Input {
-    /// What a client calls it.
+    /// The name of the field that held the prompt.
     fn field(&self) -> &'static str {
         match self {
             Self::Prompt(_) | Self::Tokens(_) => "prompt",
@@ -111,11 +111,8 @@ impl App {
             model = self.model_id,
             device = model.device.id,
             generation = snapshot.child.as_ref().map(|child| child.generation),
-            prompt_chars = prompt.fingerprint.as_ref().map(|print| print.chars),
-            prompt_sha256 = prompt
-                .fingerprint
-                .as_ref()
-                .map(|print| print.sha256.as_str()),
+            prompt_chars = prompt.digest.as_ref().map(|digest| digest.chars),
+            prompt_sha256 = prompt.digest.as_ref().map(|digest| digest.sha256.as_str()),
             tokens_in,
             max_tokens,
             "execute_start"
@@ -144,7 +141,7 @@ impl App {
         match input {
             Input::Tokens(tokens) => Ok(Encoded {
                 tokens,
-                fingerprint: None,
+                digest: None,
             }),
             Input::Prompt(prompt) => {
                 let (text, bytes) = (Arc::clone(&model.text), prompt.len());
@@ -163,7 +160,7 @@ impl App {
         &self,
         model: &Arc<LoadedModel>,
         messages: Vec<ChatMessage>,
-        settings: Vec<(String, Setting)>,
+        settings: Vec<(String, TemplateSetting)>,
     ) -> Result<Encoded, ApiError> {
         let (text, bytes) = (Arc::clone(&model.text), cost(&messages));
         let parse_special = self.parse_special;
@@ -206,7 +203,7 @@ impl App {
         &self,
         model: &LoadedModel,
         messages: Vec<ChatMessage>,
-        settings: Vec<(String, Setting)>,
+        settings: Vec<(String, TemplateSetting)>,
     ) -> Result<(String, Room), ApiError> {
         let chat = model.chat.as_ref().map_err(template_failure)?;
         let fit = self.longest_prompt(model) as usize;
@@ -232,13 +229,13 @@ impl App {
         ApiError::context_length(field, format_args!("{tokens} or more"), fit, context)
     }
 
-    /// In tokens: something must be left for an answer.
+    /// Length of the longest prompt, in tokens: something must be left for an answer.
     fn longest_prompt(&self, model: &LoadedModel) -> u32 {
         let fits = model.max_sequence_tokens.saturating_sub(1);
         self.limits.max_tokens_in.unwrap_or(u32::MAX).min(fits)
     }
 
-    /// How many tokens of answer fit behind the prompt.
+    /// Number of answer tokens that fit behind the prompt.
     fn check_fit(&self, model: &LoadedModel, field: &str, tokens: usize) -> Result<u32, ApiError> {
         let context = model.max_sequence_tokens;
         let longest = self.longest_prompt(model);
@@ -253,8 +250,8 @@ impl App {
 
 struct Encoded {
     tokens: Vec<TokenId>,
-    /// Of the text, where there was one.
-    fingerprint: Option<Fingerprint>,
+    /// Digest of the text, where there was one.
+    digest: Option<TextDigest>,
 }
 
 impl Encoded {
@@ -267,7 +264,7 @@ impl Encoded {
             |it: Undivided| ApiError::invalid_field(field, Constraint::Length, it.to_string());
         Ok(Self {
             tokens: tokens.map_err(wrong)?,
-            fingerprint: Some(Fingerprint::of(text)),
+            digest: Some(TextDigest::of(text)),
         })
     }
 }

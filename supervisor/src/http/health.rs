@@ -123,7 +123,7 @@ impl Clock {
         rfc3339(self.wall - self.now.saturating_duration_since(moment))
     }
 
-    /// Of a moment to come.
+    /// Time of day of a moment to come.
     fn stamp_ahead(&self, moment: Instant) -> String {
         rfc3339(self.wall + moment.saturating_duration_since(self.now))
     }
@@ -250,7 +250,7 @@ fn model_report(app: &App, model: Option<&LoadedModel>, snapshot: &EngineSnapsho
     report
 }
 
-/// By the names of a request's fields.
+/// Defaults under the names of a request's fields.
 fn sampling_report(defaults: &SamplingDefaults) -> Value {
     let values = &defaults.values;
     json!({

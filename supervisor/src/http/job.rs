@@ -53,7 +53,7 @@ impl Job {
         self.app.device.to_string()
     }
 
-    /// Of the child at the end; `None` while it is replaced.
+    /// Generation of the child at the end; `None` while it is replaced.
     fn generation(&self) -> Option<u32> {
         let snapshot = self.app.engine.snapshot();
         snapshot.child.as_ref().map(|child| child.generation)

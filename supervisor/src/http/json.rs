@@ -11,7 +11,7 @@ use serde_json::value::RawValue;
 use std::borrow::Cow;
 use std::fmt;
 
-/// What a whole value may have, to be looked at as one. Nothing that is compared is longer.
+/// Bytes of a value that is looked at as a whole, at most. No value that is compared is longer.
 const SMALL_BYTES: usize = 256;
 
 /// One value, unread.

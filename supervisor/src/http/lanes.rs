@@ -1,4 +1,5 @@
-//! Where texts are worked on: short ones at once, longer ones on other threads, some at a time.
+//! Threads for work on texts: short ones are done at once, longer ones on other threads, some at a
+//! time.
 //!
 //! A runtime thread that works is one on which streams, probes and everybody's sockets stand
 //! still. What takes longer than a moment goes to another thread, in one of two lanes, each
@@ -8,13 +9,14 @@ use std::num::NonZeroUsize;
 use std::sync::Arc;
 use tokio::sync::{Semaphore, oneshot};
 
-/// How long such texts hold a thread is measured by `cargo xtask bench latency`.
+/// Bytes of a text that is worked on at once; `cargo xtask bench latency` measures how long it
+/// holds a thread.
 const INLINE_BYTES: usize = 1 << 10;
 
 /// Tens of milliseconds.
 const SHORT_BYTES: usize = 64 << 10;
 
-/// Of threads that work on long texts: they get what the others leave.
+/// Priority of threads that work on long texts: they get what the others leave.
 const NICENESS: i32 = 10;
 
 #[derive(Debug)]

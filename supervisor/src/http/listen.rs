@@ -24,13 +24,13 @@ use tokio::sync::watch;
 /// Two loopback addresses need one port that is free on both.
 const FREE_PORT_ATTEMPTS: u32 = 20;
 
-/// After a failed accept (out of file descriptors, mostly) there is no hurry.
+/// Pause after a failed accept (out of file descriptors, mostly).
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
-/// For a probe's request to arrive and its answer to be read.
+/// Time for a probe's request to arrive and its answer to be read.
 const PROBE_PATIENCE: Duration = Duration::from_secs(5);
 
-/// How often a lack of places is worth a line in the log.
+/// Time between two log lines about a lack of places.
 const SAY_AGAIN: Duration = Duration::from_secs(10);
 
 #[derive(Debug, Error)]
@@ -96,7 +96,7 @@ async fn bind_one(address: SocketAddr) -> Result<TcpListener, ListenError> {
         .map_err(|source| ListenError { address, source })
 }
 
-/// What all listeners share.
+/// Everything that all listeners share.
 #[derive(Debug)]
 pub struct Server {
     everything: Terms,

@@ -11,7 +11,7 @@ use crate::text::ChatMessage;
 /// A conversation of more turns fits no model, and each turn costs memory beyond its text.
 const MAX_MESSAGES: usize = 16_384;
 
-/// As the OpenAI API has it.
+/// Length of a name, as the OpenAI API has it.
 const MAX_NAME_CHARS: usize = 64;
 
 const ROLES: &[(&str, &str)] = &[
@@ -22,7 +22,7 @@ const ROLES: &[(&str, &str)] = &[
     ("assistant", "assistant"),
 ];
 
-/// What assistants' messages come back with, and must be empty.
+/// Fields that assistants' messages come back with, and that must be empty.
 const EMPTY: &[&str] = &[
     "annotations",
     "audio",

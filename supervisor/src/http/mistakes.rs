@@ -1,4 +1,4 @@
-//! What is wrong with a request: the first mistakes in full, the rest counted.
+//! Mistakes of a request: the first ones in full, the rest counted.
 //!
 //! A body of four megabytes has room for two million mistakes. Whoever made them is helped by the
 //! first few, and nobody by an answer fifty times as long as the question.
@@ -15,7 +15,7 @@ const NAME_CHARS: usize = 64;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct FieldError {
     pub field: String,
-    /// What kind of rule was broken.
+    /// The kind of rule that was broken.
     pub constraint: Constraint,
     /// The rule, in words.
     pub message: String,
@@ -28,7 +28,7 @@ pub enum Constraint {
     Type,
     Range,
     Length,
-    /// There is no such field.
+    /// A field that does not exist.
     Unknown,
     /// The field exists elsewhere, but not here.
     Unsupported,
@@ -65,7 +65,7 @@ pub fn shortened(name: &str) -> &str {
 pub struct Mistakes {
     listed: Vec<FieldError>,
     more: usize,
-    /// How many may be listed.
+    /// Number of mistakes that may still be listed.
     room: usize,
 }
 
@@ -121,7 +121,7 @@ impl Mistakes {
         self.listed.len() + self.more
     }
 
-    /// At most [`LISTED`].
+    /// The mistakes that are listed, at most [`LISTED`].
     #[must_use]
     pub fn listed(&self) -> &[FieldError] {
         &self.listed

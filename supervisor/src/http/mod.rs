@@ -73,10 +73,10 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tower_http::cors::CorsLayer;
 use uuid::Uuid;
 
-/// What orchestrators and scrapers ask, answered even when every place is taken.
+/// Paths that orchestrators and scrapers ask for, answered even when every place is taken.
 const PROBES: [&str; 4] = ["/livez", "/readyz", "/health", "/metrics"];
 
-/// What every handler shares.
+/// Everything that all handlers share.
 #[derive(Debug)]
 pub struct App {
     pub engine: Engine,
@@ -87,18 +87,19 @@ pub struct App {
     pub lanes: Lanes,
     /// Control tokens are parsed in what clients write into messages, too.
     pub parse_special: bool,
-    /// Of everybody who is connected, but for probes that found none.
+    /// Places of all connections, but for probes that found none.
     pub places: Arc<Places>,
     pub device: DecidedDevice,
     pub worker_id: Uuid,
-    /// By which names it may be called.
+    /// Host names by which this worker may be called.
     pub names: Names,
     pub cors: Option<CorsLayer>,
-    /// What clients call the model: the first of its names, or the file's without its ending.
+    /// The name by which clients call the model: the first of its names, or the file's without its
+    /// ending.
     pub model_id: String,
     /// Other names that were given to it.
     pub model_aliases: Vec<String>,
-    /// What `--model` was given.
+    /// The value of `--model`.
     pub model_ref: String,
     /// Unix seconds at which this worker started.
     pub created: u64,
@@ -149,7 +150,7 @@ impl App {
     }
 }
 
-/// Only the ending goes: versions have dots, too.
+/// The file's name without `.gguf`; other dots stay, because versions have them.
 fn name_of_file(config: &Config) -> String {
     let name = config.model.file_name().map(|name| name.to_string_lossy());
     let name = name.unwrap_or_else(|| config.model_ref.as_str().into());

@@ -1,4 +1,4 @@
-//! Where a request comes from: by which name it found this worker, and from whose page.
+//! The origin of a request: the name under which it found this worker, and the page that sent it.
 //!
 //! A browser sends what any page tells it to. A page may give its own name this machine's address
 //! (DNS rebinding) and then speaks to a worker on loopback as if it were its own server: it is told
@@ -21,10 +21,10 @@ use std::sync::Arc;
 use std::time::Duration;
 use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer};
 
-/// For a browser to ask again.
+/// Time after which a browser asks again.
 const PREFLIGHT_AGE: Duration = Duration::from_secs(600);
 
-/// What a page's script may read of an answer.
+/// Headers of an answer that a page's script may read.
 const EXPOSED: [HeaderName; 3] = [
     RETRY_AFTER,
     HeaderName::from_static("x-correlation-id"),
@@ -40,7 +40,8 @@ pub enum Names {
 }
 
 impl Names {
-    /// On loopback, whoever uses another name was led here.
+    /// The host names that are accepted. On loopback, a request that uses another name was led
+    /// here.
     #[must_use]
     pub fn of(config: &HttpConfig) -> Self {
         let names = &config.allowed_hosts;

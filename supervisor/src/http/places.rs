@@ -34,7 +34,7 @@ struct Open {
 /// Sooner is smaller: whoever waits for a request leaves before whoever sends one.
 type Order = (Stage, u64);
 
-/// What the holder of a place is doing.
+/// The present doings of a place's holder.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Stage {
     /// Nothing was asked, or everything answered.
@@ -88,7 +88,7 @@ impl Places {
         self.limit - self.free.available_permits().min(self.limit)
     }
 
-    /// How many were told to leave since the start.
+    /// Number of connections that were told to leave since the start.
     #[must_use]
     pub fn evicted(&self) -> u64 {
         self.evicted.load(Ordering::Relaxed)
@@ -113,7 +113,7 @@ impl Places {
 #[derive(Debug)]
 pub struct Place {
     places: Arc<Places>,
-    /// Under which it may be told to leave; `None` while it may not.
+    /// The rank by which it may be told to leave; `None` while it may not.
     order: Mutex<Option<Order>>,
     leave: Arc<Notify>,
     _permit: OwnedSemaphorePermit,

@@ -8,7 +8,7 @@ use std::ops::RangeInclusive;
 use uuid::Uuid;
 use worker_orcd_ipc::Sampling;
 
-/// What [`read_sampling`] and [`read_stop`] read.
+/// Fields that [`read_sampling`] and [`read_stop`] read.
 pub const NAMES: &[&str] = &[
     "temperature",
     "top_p",
@@ -28,17 +28,18 @@ const MAX_STOP_CHARS: usize = 256;
 /// Seeds that are generated are small enough for every JSON reader to give back exactly.
 const GENERATED_SEED_BITS: u32 = 53;
 
-/// What a request may ask of the model that is served, and what it gets where it does not.
+/// Bounds and defaults of a request, by the model that is served.
 #[derive(Debug, Clone, Copy)]
 pub struct ModelTerms {
     pub vocabulary: u32,
-    /// In tokens.
+    /// Length of the context, in tokens.
     pub context: u32,
     pub defaults: Sampling,
 }
 
 impl ModelTerms {
-    /// Without a model anything may be asked for.
+    /// The terms of a model. Without a model no bound is known, so that none refuses anything: the
+    /// request is answered 503 once its fields are right.
     #[must_use]
     pub fn of(model: Option<&LoadedModel>) -> Self {
         Self {

@@ -1,4 +1,4 @@
-//! What is answered where there is nothing: what there is instead.
+//! Answers to requests for paths that do not exist: the paths that do.
 
 use super::App;
 use super::error::{ApiError, Dialect};

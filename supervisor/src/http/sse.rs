@@ -30,20 +30,21 @@ use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 use tokio::time::Sleep;
 
-/// How often a silent stream looks whether its client should hear something.
+/// Time between two looks whether the client of a silent stream should hear something.
 const TICK: Duration = Duration::from_secs(1);
-/// Under the 30 to 60 seconds after which proxies give up.
+/// Silence after which a comment is sent: well before common proxies give up.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
 
 const RECOVERING: &[u8] = b": recovering\n\n";
 
-/// How one API writes its events. Everything is appended, so several events share a chunk.
+/// The form in which one API writes its events. Everything is appended, so several events share a
+/// chunk.
 pub trait Render: Send + Unpin + 'static {
-    /// Before everything else.
+    /// Writes what comes before everything else.
     fn begin(&mut self, out: &mut Vec<u8>);
     /// `index` is that of the last token that contributed.
     fn text(&mut self, piece: &Piece, out: &mut Vec<u8>);
-    /// After each batch of text; `tokens_out` counts all accepted tokens.
+    /// Writes what follows each batch of text; `tokens_out` counts all accepted tokens.
     fn progress(&mut self, tokens_out: u32, out: &mut Vec<u8>);
     fn finished(&mut self, completion: &Completion, out: &mut Vec<u8>);
     fn failed(&mut self, failure: &Failure, out: &mut Vec<u8>);

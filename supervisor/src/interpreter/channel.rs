@@ -100,7 +100,8 @@ impl Channel {
     }
 }
 
-/// What a socket is told to wait at most. Zero would mean for ever, and is too late.
+/// Time that a socket is told to wait at most. Zero would mean for ever, so it is an error: too
+/// late.
 fn left_until(deadline: Option<Instant>) -> Result<Option<std::time::Duration>, ChannelError> {
     match deadline.map(|at| at.saturating_duration_since(Instant::now())) {
         Some(left) if left.is_zero() => Err(ChannelError::Late),

@@ -1,4 +1,4 @@
-//! What strangers wrote is interpreted where it may die: in a process of its own.
+//! The interpreter of what strangers wrote, in a process of its own that may die.
 //!
 //! A chat template comes with the model file. It can nest until a stack overflows, grow until
 //! memory is gone, or take its time, and no interpreter bounds all of that from inside. So it runs
@@ -29,7 +29,7 @@ use serde::{Deserialize, Serialize};
 /// between the processes.
 pub const MAX_RENDERED_BYTES: usize = 16 << 20;
 
-/// What the supervisor asks for.
+/// Questions of the supervisor.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 enum Order {
     /// The first order of each process.

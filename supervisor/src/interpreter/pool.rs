@@ -30,7 +30,7 @@ use tracing::{info, warn};
 /// A conversation that takes a millisecond or two.
 const SHORT_BYTES: usize = 64 << 10;
 
-/// This program, whatever its file was replaced by since.
+/// Path of this program, even if its file was replaced since.
 const OWN_PROGRAM: &str = "/proc/self/exe";
 
 type Reply = Result<String, TemplateError>;
@@ -38,11 +38,11 @@ type Reply = Result<String, TemplateError>;
 /// One chat template, and the processes that have compiled it. Dropped, they end.
 #[derive(Debug)]
 pub struct Interpreter {
-    shared: Arc<Shared>,
+    pool: Arc<Pool>,
 }
 
 #[derive(Debug)]
-struct Shared {
+struct Pool {
     template: TemplateSource,
     patience: Duration,
     queue: Mutex<Queue>,
@@ -51,13 +51,13 @@ struct Shared {
 
 #[derive(Debug, Default)]
 struct Queue {
-    short: VecDeque<Job>,
-    long: VecDeque<Job>,
+    short: VecDeque<PendingRender>,
+    long: VecDeque<PendingRender>,
     closed: bool,
 }
 
 #[derive(Debug)]
-struct Job {
+struct PendingRender {
     rendering: Rendering,
     reply: oneshot::Sender<Reply>,
 }
@@ -76,7 +76,7 @@ impl Interpreter {
     /// When it cannot be. Where only a process is missing, the next order asks for one again.
     pub fn start(template: TemplateSource, patience: Duration) -> Result<Self, TemplateError> {
         let interpreter = Self {
-            shared: Arc::new(Shared {
+            pool: Arc::new(Pool {
                 template,
                 patience,
                 queue: Mutex::default(),
@@ -100,22 +100,22 @@ impl Interpreter {
     /// When the template refuses them, fails on them, ends its process, or takes too long.
     pub async fn render(&self, rendering: Rendering) -> Reply {
         let (reply, answer) = oneshot::channel();
-        self.shared.put(Job { rendering, reply });
+        self.pool.put(PendingRender { rendering, reply });
         let gone = || TemplateError::Unavailable("the worker is ending".to_owned());
         answer.await.unwrap_or_else(|_| Err(gone()))
     }
 
-    /// What comes back is the word on its first process.
+    /// Starts a thread. The receiver gets the word on its first process.
     fn employ(
         &self,
         lane: Lane,
     ) -> Result<mpsc::Receiver<Result<(), TemplateError>>, TemplateError> {
         let (ready, word) = mpsc::sync_channel(1);
-        let shared = Arc::clone(&self.shared);
+        let pool = Arc::clone(&self.pool);
         thread::Builder::new()
             .name("interpreter".to_owned())
             .spawn(move || {
-                let mut worker = Worker::new(shared);
+                let mut worker = Worker::new(pool);
                 let compiled = worker.prepare();
                 let broken = matches!(compiled, Err(TemplateError::Broken(_)));
                 drop(ready.send(compiled));
@@ -130,26 +130,26 @@ impl Interpreter {
 
 impl Drop for Interpreter {
     fn drop(&mut self) {
-        self.shared.queue.lock().closed = true;
-        self.shared.news.notify_all();
+        self.pool.queue.lock().closed = true;
+        self.pool.news.notify_all();
     }
 }
 
-impl Shared {
-    fn put(&self, job: Job) {
+impl Pool {
+    fn put(&self, render: PendingRender) {
         let mut queue = self.queue.lock();
-        if cost(&job.rendering.messages) <= SHORT_BYTES {
-            queue.short.push_back(job);
+        if cost(&render.rendering.messages) <= SHORT_BYTES {
+            queue.short.push_back(render);
         } else {
-            queue.long.push_back(job);
+            queue.long.push_back(render);
         }
         drop(queue);
         // Both: which of them may take it, they know themselves.
         self.news.notify_all();
     }
 
-    /// Waits for a job; `None` when there will be no more.
-    fn next(&self, lane: Lane) -> Option<Job> {
+    /// Waits for a render; `None` when there will be no more.
+    fn next(&self, lane: Lane) -> Option<PendingRender> {
         let mut queue = self.queue.lock();
         loop {
             if queue.closed {
@@ -162,8 +162,8 @@ impl Shared {
                 .flatten();
             match long.or_else(|| queue.short.pop_front()) {
                 // A client that went away takes its order along.
-                Some(job) if job.reply.is_closed() => {}
-                Some(job) => return Some(job),
+                Some(render) if render.reply.is_closed() => {}
+                Some(render) => return Some(render),
                 None => self.news.wait(&mut queue),
             }
         }
@@ -173,23 +173,23 @@ impl Shared {
 /// A thread, and the process it has.
 #[derive(Debug)]
 struct Worker {
-    shared: Arc<Shared>,
+    pool: Arc<Pool>,
     process: Option<Process>,
 }
 
 impl Worker {
-    fn new(shared: Arc<Shared>) -> Self {
+    fn new(pool: Arc<Pool>) -> Self {
         Self {
-            shared,
+            pool,
             process: None,
         }
     }
 
     fn work(mut self, lane: Lane) {
-        while let Some(job) = self.shared.next(lane) {
-            let answer = self.render(job.rendering);
+        while let Some(render) = self.pool.next(lane) {
+            let answer = self.render(render.rendering);
             // The client may be gone.
-            drop(job.reply.send(answer));
+            drop(render.reply.send(answer));
             // What it could not do now, it says to the next one.
             let _ = self.prepare();
         }
@@ -199,7 +199,7 @@ impl Worker {
     fn prepare(&mut self) -> Result<(), TemplateError> {
         if self.process.is_none() {
             let compiled = self.twice(|worker| worker.start());
-            self.process = Some(compiled.map_err(Failure::of_template)?);
+            self.process = Some(compiled.map_err(OrderError::of_template)?);
         }
         Ok(())
     }
@@ -217,41 +217,41 @@ impl Worker {
 
     fn twice<T>(
         &mut self,
-        attempt: impl Fn(&mut Self) -> Result<T, Failure>,
-    ) -> Result<T, Failure> {
+        attempt: impl Fn(&mut Self) -> Result<T, OrderError>,
+    ) -> Result<T, OrderError> {
         match attempt(self) {
-            Err(Failure::Died(_)) => attempt(self),
+            Err(OrderError::Died(_)) => attempt(self),
             outcome => outcome,
         }
     }
 
-    /// To the process there is, or else to a new one. After a failure there is none.
-    fn ask(&mut self, order: &[u8]) -> Result<Answer, Failure> {
+    /// Asks the process there is, or else a new one. After an error there is none.
+    fn ask(&mut self, order: &[u8]) -> Result<Answer, OrderError> {
         let mut process = match self.process.take() {
             Some(process) => process,
             None => self.start()?,
         };
-        let answer = process.ask(order, self.shared.patience)?;
+        let answer = process.ask(order, self.pool.patience)?;
         self.process = Some(process);
         Ok(answer)
     }
 
-    fn start(&self) -> Result<Process, Failure> {
-        let source = Order::Compile(self.shared.template.clone());
+    fn start(&self) -> Result<Process, OrderError> {
+        let source = Order::Compile(self.pool.template.clone());
         let order = frame(&source)
-            .map_err(|error| Failure::Answered(TemplateError::Broken(error.to_string())))?;
-        let mut process = Process::spawn(self.shared.patience)?;
-        match process.ask(&order, self.shared.patience)? {
+            .map_err(|error| OrderError::Answered(TemplateError::Broken(error.to_string())))?;
+        let mut process = Process::spawn(self.pool.patience)?;
+        match process.ask(&order, self.pool.patience)? {
             Answer::Compiled => Ok(process),
-            Answer::Failed(error) => Err(Failure::Answered(error)),
-            Answer::Rendered(_) => Err(Failure::Garbled("an answer out of turn".to_owned())),
+            Answer::Failed(error) => Err(OrderError::Answered(error)),
+            Answer::Rendered(_) => Err(OrderError::Garbled("an answer out of turn".to_owned())),
         }
     }
 }
 
 /// Why there is no answer.
 #[derive(Debug, Error)]
-enum Failure {
+enum OrderError {
     #[error("no process can be had: {0}")]
     NotStarted(io::Error),
     #[error("it took longer than {} ms", .0.as_millis())]
@@ -267,7 +267,7 @@ enum Failure {
     Answered(TemplateError),
 }
 
-impl Failure {
+impl OrderError {
     fn of_template(self) -> TemplateError {
         match self {
             Self::Answered(error) => error,
@@ -306,8 +306,8 @@ struct Process {
 }
 
 impl Process {
-    fn spawn(patience: Duration) -> Result<Self, Failure> {
-        let (ours, theirs) = UnixStream::pair().map_err(Failure::NotStarted)?;
+    fn spawn(patience: Duration) -> Result<Self, OrderError> {
+        let (ours, theirs) = UnixStream::pair().map_err(OrderError::NotStarted)?;
         let child = Command::new(OWN_PROGRAM)
             .arg0("worker-orcd")
             .arg(COMMAND)
@@ -325,7 +325,7 @@ impl Process {
             .stdout(Stdio::null())
             .stderr(Stdio::null())
             .spawn()
-            .map_err(Failure::NotStarted)?;
+            .map_err(OrderError::NotStarted)?;
         info!(pid = child.id(), "interpreter_started");
         Ok(Self {
             child,
@@ -333,7 +333,7 @@ impl Process {
         })
     }
 
-    fn ask(&mut self, order: &[u8], patience: Duration) -> Result<Answer, Failure> {
+    fn ask(&mut self, order: &[u8], patience: Duration) -> Result<Answer, OrderError> {
         let deadline = Some(Instant::now() + patience);
         let answer = self
             .channel
@@ -346,15 +346,15 @@ impl Process {
         })
     }
 
-    /// It is not asked again, whatever it was.
-    fn explain(&mut self, error: ChannelError, patience: Duration) -> Failure {
+    /// The reason for which the process gave no answer. It is not asked again, whatever it was.
+    fn explain(&mut self, error: ChannelError, patience: Duration) -> OrderError {
         match error {
-            ChannelError::Late => Failure::Late(patience),
+            ChannelError::Late => OrderError::Late(patience),
             ChannelError::Closed => match self.end() {
-                Ok(status) => Failure::Died(status),
-                Err(error) => Failure::Garbled(error.to_string()),
+                Ok(status) => OrderError::Died(status),
+                Err(error) => OrderError::Garbled(error.to_string()),
             },
-            error => Failure::Garbled(error.to_string()),
+            error => OrderError::Garbled(error.to_string()),
         }
     }
 

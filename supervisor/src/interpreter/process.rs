@@ -24,10 +24,10 @@ pub const CPU_SECONDS: &str = "cpu-seconds";
 /// processes stay below what a supervisor may use in a small container.
 const ADDRESS_SPACE_BYTES: rlim_t = 512 << 20;
 
-/// What a process usually has, whatever this machine says.
+/// Stack that a process usually has, whatever this machine's limit is.
 const STACK_BYTES: rlim_t = 8 << 20;
 
-/// No process of a machine is a better victim of the kernel's OOM killer.
+/// Score of the process that the kernel's OOM killer takes first.
 const OOM_SCORE: &str = "1000";
 
 #[must_use]
@@ -114,8 +114,8 @@ fn follow(order: Order, template: &mut Option<ChatTemplate>) -> Answer {
     answer.unwrap_or_else(Answer::Failed)
 }
 
-/// From now on, for one order. The supervisor's own deadline comes first; this one holds where
-/// the supervisor itself is stopped.
+/// Limits the processor time of one order, from now on. The supervisor's own deadline comes first;
+/// this one holds where the supervisor itself is stopped.
 fn allow_time(seconds: u64) -> io::Result<()> {
     let usage = getrusage(UsageWho::RUSAGE_SELF)?;
     let used = usage.user_time().tv_sec() + usage.system_time().tv_sec();

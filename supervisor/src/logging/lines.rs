@@ -21,7 +21,7 @@ const MAX_VALUE_BYTES: usize = 8 << 10;
 pub(super) enum Style {
     Json,
     Plain,
-    /// For a terminal.
+    /// Text with colours, for a terminal.
     Coloured,
 }
 
@@ -39,7 +39,7 @@ impl Lines {
         }
     }
 
-    /// With its newline.
+    /// One line, with its newline.
     pub(super) fn line(&self, event: &Event<'_>, time: SystemTime) -> String {
         let mut fields = Fields::default();
         event.record(&mut fields);
@@ -94,7 +94,7 @@ fn text(time: &str, level: Level, fields: &Fields, paint: &Paint) -> String {
     line
 }
 
-/// What is written around the parts of a line on a terminal.
+/// Escape sequences around the parts of a line on a terminal.
 struct Paint {
     level: &'static str,
     dim: &'static str,
@@ -123,7 +123,7 @@ impl Paint {
     }
 }
 
-/// As it is where nothing in it could be misread, else as a JSON string.
+/// The text as it is where nothing in it could be misread, else as a JSON string.
 fn word(text: &str) -> String {
     let plain = |c: char| c.is_alphanumeric() || "-_./:+@,%#()".contains(c);
     if !text.is_empty() && text.chars().all(plain) {
@@ -142,7 +142,7 @@ fn quoted(text: &str) -> String {
     escape(&json, |c| format!("\\u{:04x}", u32::from(c)))
 }
 
-/// For a person's terminal: the same without quotes.
+/// The text for a person's terminal: the same without quotes.
 #[must_use]
 pub(crate) fn printable(text: &str) -> String {
     escape(text, |c| c.escape_unicode().to_string())

@@ -1,5 +1,4 @@
-//! Between whoever logs and whoever reads standard error: a bounded queue, and one thread that
-//! waits for the reader.
+//! A bounded queue of log lines, and one thread that waits for whoever reads standard error.
 //!
 //! A line that finds no room is dropped and counted, because the only other choice is to stop
 //! everything until somebody reads. The count is told as soon as lines flow again.
@@ -103,7 +102,7 @@ impl Queue {
     }
 }
 
-/// Also where somebody who shares the descriptor made it non-blocking.
+/// Writes everything, even if somebody who shares the descriptor made it non-blocking.
 fn write_all(mut file: &File, mut bytes: &[u8]) -> io::Result<()> {
     while !bytes.is_empty() {
         match file.write(bytes) {

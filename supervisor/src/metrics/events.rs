@@ -1,4 +1,4 @@
-//! What HTTP counts as it happens.
+//! Events that HTTP counts as they happen.
 
 use crate::engine::{Completion, StopReason};
 use crate::error_code::{CLIENT_GONE, ErrorCode, OTHER_REFUSALS};
@@ -14,7 +14,7 @@ type Label = [(&'static str, &'static str); 1];
 #[derive(Debug)]
 pub(super) struct Events {
     started: Counter,
-    /// By stop reason or error code: a closed set.
+    /// Ends by stop reason or error code: a closed set.
     ended: Family<Label, Counter>,
     refused: Family<Label, Counter>,
     prompt_tokens: Counter,
@@ -107,13 +107,13 @@ impl Events {
         let seconds = [
             (
                 "request_queue_time",
-                "From letting a request in to its first step, of requests that ended with an \
+                "Time from letting a request in to its first step, of requests that ended with an \
                  answer",
                 &self.queue_seconds,
             ),
             (
                 "time_to_first_token",
-                "From letting a request in to its first token, of requests that ended with an \
+                "Time from letting a request in to its first token, of requests that ended with an \
                  answer",
                 &self.first_token_seconds,
             ),
@@ -124,7 +124,7 @@ impl Events {
             ),
             (
                 "request_duration",
-                "From letting a request in to its end, of requests that ended with an answer",
+                "Time from letting a request in to its end, of requests that ended with an answer",
                 &self.request_seconds,
             ),
         ];
@@ -143,7 +143,7 @@ impl Events {
         );
     }
 
-    /// So that the first of a kind is seen to rise.
+    /// Creates all labels at zero, so that the first of a kind is seen to rise.
     fn begin_at_zero(&self) {
         let reasons = [
             StopReason::MaxTokens,

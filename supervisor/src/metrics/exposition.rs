@@ -3,7 +3,7 @@
 //! They differ in the name under which a counter has its type and help, and in three lines that
 //! the classic form does not know.
 
-/// What is answered, and as which content type.
+/// The form of an answer, which has its own content type.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Format {
     OpenMetrics,
@@ -11,7 +11,7 @@ pub enum Format {
 }
 
 impl Format {
-    /// By the request's `Accept` header; the classic form where nothing is said.
+    /// The form that the request's `Accept` header asks for; the classic one where nothing is said.
     #[must_use]
     pub fn accepted(accept: Option<&str>) -> Self {
         let weight = |wanted: &str| {

@@ -147,7 +147,7 @@ const FIGURES: &[Figure] = &[
     figure(
         "worker_orcd_uptime",
         SECONDS,
-        "Since the supervisor started.",
+        "Time since the supervisor started.",
         |now| {
             let since = now.at.saturating_duration_since(now.snapshot.started_at);
             Some(Value::Real(since.as_secs_f64()))
@@ -223,7 +223,7 @@ fn kv_used(now: &Now<'_>) -> Option<Value> {
 #[derive(Debug)]
 pub(super) struct Taken {
     figures: Vec<(&'static Figure, Value)>,
-    /// Who computes, in words.
+    /// Labels that say in words who computes.
     build: Vec<(&'static str, String)>,
     deaths: Vec<(&'static str, u64)>,
     pace: Pace,
@@ -267,7 +267,8 @@ impl Collector for Taken {
             let labels = [("cause", *cause)];
             ConstCounter::new(*count).encode(deaths.encode_family(&labels)?)?;
         }
-        let help = "From one token of a stream to its next one, pauses for another child included.";
+        let help =
+            "Time from one token of a stream to its next one, pauses for another child included.";
         let name = "worker_orcd_inter_token_latency";
         let seconds = &Unit::Seconds;
         let kind = MetricType::Histogram;

@@ -1,5 +1,5 @@
-//! What the kernel says of a process. None of it waits for a device: `status` and `stat` are
-//! answered from counters, also of a process that hangs in its driver.
+//! The kernel's figures of a process. Reading them never waits for a device: `status` and `stat`
+//! are answered from counters, also of a process that hangs in its driver.
 
 use nix::sys::resource::{Resource, getrlimit};
 use nix::unistd::{SysconfVar, sysconf};
@@ -8,7 +8,7 @@ use std::fs;
 #[derive(Debug)]
 pub(super) struct Process {
     pub resident_bytes: u64,
-    /// In user and in system mode.
+    /// Processor time in user and in system mode.
     pub cpu_seconds: f64,
     /// Known of this process alone.
     pub open_descriptors: Option<u64>,

@@ -13,7 +13,7 @@ fn texts() -> (String, String) {
     (text(Format::OpenMetrics), text(Format::Classic))
 }
 
-/// What the sample lines of a family may be called.
+/// Names that the sample lines of a family may have.
 fn samples(name: &str, kind: &str) -> Vec<String> {
     match kind {
         "histogram" => ["_bucket", "_sum", "_count"]

@@ -32,7 +32,7 @@ pub(crate) trait Gpu: Send + Sync {
     ) -> Result<(), String>;
 }
 
-/// What does not change while NVIDIA's driver is loaded.
+/// Facts that do not change while NVIDIA's driver is loaded.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Identity {
     pub name: Option<String>,
@@ -56,7 +56,7 @@ pub struct Gauges {
     pub action: Option<RecoveryAction>,
 }
 
-/// As the kernel's driver counts, whatever a process says of itself.
+/// Memory as NVIDIA's driver counts it, whatever a process says of itself.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct DeviceMemory {
     pub total: u64,
@@ -88,8 +88,8 @@ impl DeviceMemory {
         own.map(|process| process.bytes).sum()
     }
 
-    /// What is in use and belongs to no process: the needs of NVIDIA's driver, and what a dead process
-    /// left behind. Neighbours may come and go without changing it.
+    /// Memory in use that belongs to no process: the needs of NVIDIA's driver, and what a dead
+    /// process left behind. Neighbours may come and go without changing it.
     #[must_use]
     pub fn unowned(&self) -> Option<u64> {
         let processes = self.processes.as_ref()?.iter();

@@ -57,7 +57,7 @@ pub(crate) struct Witness {
     sightings: UnboundedReceiver<Sighting>,
 }
 
-/// What the thread that asks is to do out of turn.
+/// Orders to the thread that asks, beyond its regular questions.
 #[derive(Debug)]
 pub(crate) enum Order {
     /// Take figures now.
@@ -67,19 +67,19 @@ pub(crate) enum Order {
 
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Sighting {
-    /// There will be no other: no library, no kernel driver, or no such device.
+    /// The last sighting, because there is no library, no kernel driver, or no such device.
     Absent(String),
     Opened(Identity),
     Gauges(Gauges, Instant),
     Xid(SeenXid),
     /// Xids cannot be heard, or no longer.
     Deaf(String),
-    /// What the kernel's driver asks for since this generation died.
+    /// The recovery action that NVIDIA's driver asks for since this generation died.
     Examined {
         generation: u32,
         action: Option<RecoveryAction>,
     },
-    /// What became of its memory.
+    /// The result of looking for the memory of a generation that died.
     Measured {
         generation: u32,
         measure: Measure,

@@ -58,7 +58,7 @@ impl PlayedGpu {
         self.change(|script| script.xids.push_back(Xid(Some(number))));
     }
 
-    /// From now on, or no longer, every call blocks.
+    /// Makes every call block from now on, or no longer.
     pub(crate) fn is_wedged(&self, wedged: bool) {
         self.change(|script| script.wedged = wedged);
     }

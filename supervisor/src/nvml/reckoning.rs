@@ -1,4 +1,4 @@
-//! After a death: is the memory back?
+//! The question after a death: is the memory back?
 //!
 //! What counts is memory that belongs to no process, before the first child and now. The dead
 //! child's share is its own as long as it is listed, and nobody's if NVIDIA's driver failed to take it
@@ -13,7 +13,7 @@ pub(crate) const BOUND: Duration = Duration::from_secs(5);
 /// The needs of NVIDIA's driver vary by a few pages with what runs.
 pub(crate) const TOLERANCE: u64 = 16 << 20;
 
-/// What is to be found out about one death.
+/// The examination of one death, whose memory is looked for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Examination {
     pub generation: u32,
@@ -26,13 +26,13 @@ pub(crate) struct Examination {
     pub pids_are_known: bool,
 }
 
-/// What was found out.
+/// The result of an examination.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Measure {
-    /// From reaping to the first look that found the memory back. `None` when it never was, or
+    /// Time from reaping to the first look that found the memory back. `None` when it never was, or
     /// nobody can tell.
     pub freed_after: Option<Duration>,
-    /// Above the baseline, at the last look.
+    /// Bytes above the baseline, at the last look.
     pub residual: Option<u64>,
 }
 

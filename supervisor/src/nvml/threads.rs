@@ -20,10 +20,10 @@ use worker_orcd_lifecycle::Xid;
 /// Temperatures and ECC counts change slowly; a call costs a few hundred microseconds.
 const GAUGES_EVERY: Duration = Duration::from_secs(1);
 
-/// After a death: the resolution of "freed after".
+/// Time between two looks after a death: the resolution of "freed after".
 const LOOK_EVERY: Duration = Duration::from_millis(2);
 
-/// How long a thread may outlive its last reader.
+/// Time that a thread may outlive its last reader.
 const LISTEN_SLICE: Duration = Duration::from_millis(500);
 
 pub(super) fn ask(open: Opener, orders: &Receiver<Order>, outbox: &UnboundedSender<Sighting>) {

@@ -1,5 +1,5 @@
-//! Whatever happens to requests, in whatever order: none ends twice, none never, none is stuck
-//! while a child serves, and nobody pays for a query of death but the query itself.
+//! Properties of requests, whatever happens in whatever order: each ends once, none is stuck while
+//! a child serves, and nobody pays for a query of death but the query itself.
 
 use crate::error_code::ErrorCode;
 use crate::requests::record::{NewRequest, StreamEvent};
@@ -29,13 +29,14 @@ enum Move {
         killer: bool,
         deadline: bool,
     },
-    /// So many times, every request that this seat's child has moves on by one token, or kills.
+    /// Steps of this seat's child: in each, every request that it has moves on by one token, or
+    /// kills.
     Steps(u8, usize),
     Cancel(usize),
     Leave(usize),
-    /// By an operator: whose doing it was is clear.
+    /// A child that an operator killed: whose doing it was is clear.
     Kill(u8),
-    /// Of a cause that anybody might have been, wherever chance finds the child: at this
+    /// A death that any request might have caused, wherever chance finds the child: at this
     /// position of each prompt, behind this layer.
     Crash {
         seat: u8,
@@ -84,11 +85,11 @@ struct World {
 #[derive(Default)]
 struct Child {
     serving: bool,
-    /// What it runs, and the index of each one's next token.
+    /// Requests that it runs, and the index of each one's next token.
     running: BTreeMap<RequestId, u32>,
-    /// Its answers to cancellations, for its next step.
+    /// Answers to cancellations, for its next step.
     answers: Vec<(RequestId, FinishReason)>,
-    /// What of it had a token from this child.
+    /// Requests that had a token from this child.
     moved: BTreeSet<RequestId>,
 }
 
@@ -258,7 +259,8 @@ impl World {
             .expect("an honest child");
     }
 
-    /// Who has had no token yet is in its prompt, and in no step before its last one.
+    /// The scene of a death. A request without a token yet is in its prompt, and in no step before
+    /// its last one.
     fn scene(&self, seat: SeatId, within: Within, position: impl Fn(u32) -> u32) -> Scene {
         let child = &self.children[usize::from(seat.0)];
         let running = child.running.iter();

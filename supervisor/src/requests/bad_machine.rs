@@ -20,7 +20,7 @@ const CHUNK: u32 = 32;
 const LAYERS: u32 = 30;
 const PROMPT_STEP_MS: f64 = 70.0;
 const DECODE_STEP_MS: f64 = 20.0;
-/// Of the next child, in which no fault finds anything.
+/// Time of the next child's start, in which no fault finds anything.
 const START_MS: u64 = 300;
 const MAX_TOKENS: u32 = 24;
 /// One in sixty has a prompt whose replay takes longer than children live.
@@ -72,7 +72,7 @@ struct Score {
     timed_out: u32,
     innocents: u32,
     convicted: u32,
-    /// For each killer: the children it cost.
+    /// Children that each killer cost.
     cost: Vec<u32>,
     /// Ends that nobody should have had.
     other: u32,
@@ -82,7 +82,7 @@ struct Machine {
     journal: Journal,
     faults: Faults,
     random: u64,
-    /// Until the next fault.
+    /// Time until the next fault.
     fault_in_ms: f64,
     running: BTreeMap<RequestId, Work>,
     clients: BTreeMap<RequestId, Client>,

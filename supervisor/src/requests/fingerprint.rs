@@ -1,5 +1,5 @@
-//! What makes two requests the same to a child: the prompt's ids, how tokens are drawn, and how
-//! many.
+//! The fingerprint of a request, equal for two that are the same to a child: the prompt's ids, how
+//! tokens are drawn, and how many.
 //!
 //! The seed is left out. A client that sends none gets another one each time, and would bring a
 //! query of death back under a new name at every retry. The job's id is left out for the same

@@ -1,4 +1,5 @@
-//! How long streams wait for their next token: counted by the driver with each token, in buckets.
+//! The pace of streams: waits for the next token, counted by the driver with each token, in
+//! buckets.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! How far one request got: tokens, the text a reader has not taken yet, and its one end.
+//! Progress of one request: tokens, the text a reader has not taken yet, and its one end.
 //!
 //! Every method here runs under the record's lock and does no more than its token's worth of
 //! work; wakers are handed out to be woken after the lock is gone.
@@ -37,13 +37,13 @@ struct Unread {
 /// The end of a piece.
 #[derive(Debug)]
 struct Cut {
-    /// In the unread text.
+    /// The place in the unread text.
     at: usize,
-    /// Of the token that completed the piece.
+    /// Index of the token that completed the piece.
     index: u32,
 }
 
-/// What a token did to its request.
+/// The effect of a token on its request.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Pushed {
     GoesOn,
@@ -96,7 +96,7 @@ impl Progress {
             .map(|at| now.saturating_duration_since(at))
     }
 
-    /// It is in a child's next step. The first time counts.
+    /// Notes that it is in a child's next step. The first time counts.
     pub(crate) fn begin(&mut self, now: Instant) {
         self.began_at.get_or_insert(now);
     }
@@ -243,7 +243,7 @@ impl Progress {
 }
 
 impl Unread {
-    /// What was appended since `before` is one piece, if it is anything.
+    /// Makes one piece of what was appended since `before`, if it is anything.
     fn cut(&mut self, before: usize, index: u32) {
         if self.text.len() > before {
             let at = self.text.len();

@@ -25,8 +25,8 @@ pub(crate) struct Quarantine {
 }
 
 impl Quarantine {
-    /// With no duration, nothing is ever refused: the one request that killed ends, and that is
-    /// all.
+    /// A quarantine. With no duration nothing is ever refused: the one request that killed ends,
+    /// and that is all.
     pub(crate) fn new(duration: Duration) -> Self {
         Self {
             duration,
@@ -50,7 +50,7 @@ impl Quarantine {
         }
     }
 
-    /// How much longer it is refused.
+    /// Time for which it is still refused.
     pub(crate) fn refused_for(
         &mut self,
         fingerprint: Fingerprint,
@@ -62,7 +62,7 @@ impl Quarantine {
         Some(entry.until.saturating_duration_since(now))
     }
 
-    /// Nobody's fingerprint has to be taken.
+    /// True while no fingerprint has to be taken.
     pub(crate) fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }

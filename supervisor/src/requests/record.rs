@@ -6,31 +6,31 @@ use parking_lot::Mutex;
 use std::time::{Duration, Instant};
 use worker_orcd_ipc::{ClientId, RequestId, Sampling, Submission, TokenId};
 
-/// What HTTP asks the engine for.
+/// A request as HTTP hands it to the engine.
 #[derive(Debug, Clone)]
 pub struct NewRequest {
     /// Unique among live requests.
     pub job_id: String,
-    /// Whose share of the worker it uses.
+    /// The client whose share of the worker it uses.
     pub client: ClientId,
     pub prompt: Vec<TokenId>,
     pub sampling: Sampling,
     pub max_tokens: u32,
     pub stop: Vec<String>,
     pub ignore_eos: bool,
-    /// From acceptance to the end; `None` means as long as it takes.
+    /// Time from acceptance to the end; `None` means as long as it takes.
     pub deadline: Option<Duration>,
     /// `None` means as the engine is set.
     pub on_fault: Option<OnFault>,
 }
 
-/// What becomes of a running request whose child dies.
+/// The fate of a running request whose child dies.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum OnFault {
-    /// It goes on with the next child, behind the tokens it has.
+    /// The request goes on with the next child, behind the tokens it has.
     #[default]
     Resume,
-    /// It ends with one retriable error.
+    /// The request ends with one retriable error.
     Fail,
 }
 
@@ -43,12 +43,12 @@ pub enum StreamEvent {
     Failed(Failure),
 }
 
-/// What a token added to the text; tokens without text of their own are skipped.
+/// Text that a token added; tokens without text of their own are skipped.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Piece {
     /// Whole characters.
     pub text: String,
-    /// Of the last token that contributed, counted from 0.
+    /// Index of the last token that contributed, counted from 0.
     pub index: u32,
 }
 
@@ -59,11 +59,11 @@ pub struct Completion {
     pub tokens_in: u32,
     /// Every generated token, also those without text, such as the one that ended it.
     pub tokens_out: u32,
-    /// From acceptance to its first step; `None` where no child said.
+    /// Time from acceptance to its first step; `None` where no child said.
     pub queued_for: Option<Duration>,
-    /// From acceptance to the first token: waiting and the prompt.
+    /// Time from acceptance to the first token: waiting and the prompt.
     pub first_token_after: Duration,
-    /// From the first token to the end.
+    /// Time from the first token to the end.
     pub decode_time: Duration,
     /// Children that died under it.
     pub recoveries: u32,
@@ -147,7 +147,7 @@ impl Record {
         }
     }
 
-    /// For the first child, or for the next one behind the tokens it has.
+    /// The request for the first child, or for the next one behind the tokens it has.
     pub(crate) fn submission(&self) -> Submission {
         Submission {
             request: self.id,

@@ -1,4 +1,4 @@
-//! Who may come in: one door for all requests, with a bound behind it.
+//! Admission of requests: one door for all, with a bound behind it.
 
 use crate::error_code::ErrorCode;
 use crate::requests::fingerprint::Fingerprint;
@@ -18,7 +18,7 @@ pub enum Refusal {
     Duplicate,
     #[error("the queue is full; try again in {} s", .retry_after.as_secs())]
     QueueFull { retry_after: Duration },
-    /// There are places, which this client has no right to.
+    /// Places are left, but this client has no right to them.
     #[error(
         "this client has requests in the queue, and its last places are kept for others; try again \
          in {} s",
@@ -33,7 +33,7 @@ pub enum Refusal {
         .left.as_secs().max(1)
     )]
     Quarantined { left: Duration },
-    /// No model was loaded yet, or the worker has failed.
+    /// A worker without a model yet, or one that has failed.
     #[error("the worker cannot serve: {0}")]
     Unavailable(String),
 }
@@ -49,7 +49,7 @@ impl Refusal {
         }
     }
 
-    /// When it may be worth another try, where that is known.
+    /// Time after which another try may help, where that is known.
     #[must_use]
     pub fn retry_after(&self) -> Option<Duration> {
         match self {
@@ -82,7 +82,7 @@ struct Inner {
     /// Sequences that the child decodes at once.
     slots: usize,
     closed: Option<Refusal>,
-    /// How long requests took lately, in seconds.
+    /// Mean time that requests took lately, in seconds.
     mean_seconds: f64,
 }
 
@@ -200,7 +200,7 @@ impl Registry {
         }
     }
 
-    /// With an owner, only among that client's jobs.
+    /// The request of a job; with an owner, only among that client's jobs.
     #[must_use]
     pub fn find(&self, job_id: &str, owner: Option<ClientId>) -> Option<RequestId> {
         let inner = self.inner.lock();
@@ -224,7 +224,7 @@ impl Registry {
         self.inner.lock().slots = slots;
     }
 
-    /// Nobody comes in from now on; the first reason stands.
+    /// Lets nobody in from now on; the first reason stands.
     pub fn close(&self, refusal: Refusal) {
         self.inner.lock().closed.get_or_insert(refusal);
     }

@@ -1,4 +1,4 @@
-//! Where a death met each request, as the flight recorder tells it.
+//! The scene of a death: where it met each request, as the flight recorder tells it.
 //!
 //! A step that has not ended is where the child died. What parts of prompts were in it, the child
 //! recorded by position, so that two deaths in a long prompt can be told apart; who decodes is in
@@ -11,7 +11,7 @@ use worker_orcd_ipc::flight::{Moment, Phase, Record, Recording};
 
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Scene {
-    /// How far the newest open step had come. `None`: between two steps, as far as is known.
+    /// Place within the newest open step. `None`: between two steps, as far as is known.
     pub within: Option<Within>,
     /// Positions of prompts in open steps.
     pub prompts: BTreeMap<RequestId, Range<u32>>,
@@ -19,7 +19,7 @@ pub(crate) struct Scene {
     pub stopped: bool,
 }
 
-/// How far a step had come.
+/// Place within a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Within {
     Beginning,
@@ -32,7 +32,7 @@ pub(crate) enum Within {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Spot {
     pub positions: Range<u32>,
-    /// By a step of its own for each token, not as part of a prompt.
+    /// True for a token that is decoded in a step of its own, false for one of a prompt.
     pub decoding: bool,
 }
 
@@ -68,8 +68,8 @@ impl Scene {
         scene
     }
 
-    /// Where a request was of which `history` tokens were known, and of which this child had told
-    /// a token or none. `None`: it was not in the step.
+    /// Place of a request of which `history` tokens were known, and of which this child had told a
+    /// token or none. `None`: it was not in the step.
     #[must_use]
     pub(crate) fn spot(&self, id: RequestId, history: u32, has_moved: bool) -> Option<Spot> {
         if let Some(positions) = self.prompts.get(&id) {

@@ -32,7 +32,7 @@ impl RequestStream {
         }
     }
 
-    /// Its child died or is overdue, and no child has produced a token for it since.
+    /// True after its child died or is overdue, until a child has produced a token for it.
     #[must_use]
     pub fn recovering(&self) -> bool {
         self.record.progress.lock().recovering()

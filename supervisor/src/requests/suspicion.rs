@@ -1,4 +1,4 @@
-//! What the deaths that a request was part of say about it.
+//! Suspicion: what the deaths that a request was part of say about it.
 //!
 //! Replays are exact, so a query of death kills whenever its child comes to one place in it: a
 //! position of its prompt, or the step of one token. Chance kills anywhere. So only deaths that
@@ -34,13 +34,13 @@ const DEATHS_OF_A_BAD_MACHINE: u32 = 3;
 /// Deaths in a minute that a request had no part in, from which on several at one place are nothing rare.
 const HAIL: u32 = 30;
 
-/// How a child died, apart from where in the request.
+/// Kind of a death, apart from where in the request.
 pub(crate) type Signature = (&'static str, Option<Within>);
 
 /// One death, as one request met it.
 #[derive(Debug, Clone)]
 pub(crate) struct Sighting {
-    /// Where in it. `None`: it was with the child, but not in the step.
+    /// Place in the request. `None`: it was with the child, but not in the step.
     pub spot: Option<Spot>,
     /// Tokens of its prompt and its answer.
     pub history: u32,
@@ -62,7 +62,7 @@ pub(crate) struct Suspicion {
     open: Vec<Death>,
     /// Deaths without progress that met it elsewhere.
     elsewhere: u32,
-    /// Its history at the last death.
+    /// Length of its history at the last death.
     history: u32,
     /// Turns alone that ended on the way to its place.
     missed: u32,
@@ -135,7 +135,7 @@ impl Suspicion {
         history > self.history && history >= end + TOKENS_OF_AN_ACQUITTAL
     }
 
-    /// At its place, for a message and the machine's account.
+    /// Number of deaths at its place, for a message and the machine's account.
     pub(super) fn deaths(&self) -> u32 {
         let starts = self.open.iter().map(|death| death.spot.positions.start);
         let deaths = starts.map(|start| self.tally(start, |_| true).deaths);

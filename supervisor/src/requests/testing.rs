@@ -75,7 +75,7 @@ pub(crate) struct Journal {
 }
 
 impl Journal {
-    /// With a child that takes work.
+    /// A journal with a child that takes work.
     pub(crate) fn serving() -> Self {
         Self::with_slots(4)
     }
@@ -102,7 +102,8 @@ impl Journal {
         }
     }
 
-    /// Everybody is another client, and so there is room for as many as there are places.
+    /// Submits a request of a client of its own, so that there is room for as many as there are
+    /// places.
     pub(crate) fn submit(&mut self, mut request: NewRequest) -> (RequestId, RequestStream) {
         self.clients += 1;
         request.client = ClientId(self.clients);
@@ -121,7 +122,7 @@ impl Journal {
         std::iter::from_fn(|| self.requests.next_command(seat)).collect()
     }
 
-    /// What clients caused by going away.
+    /// Runs what clients caused by going away.
     pub(crate) fn run_controls(&mut self) {
         while let Ok(control) = self.inbox.try_recv() {
             match control {

@@ -1,9 +1,10 @@
-//! What a child says of requests that cannot be: it is not believed, and ends.
+//! Violations of the protocol: a child that says of requests what cannot be is not believed, and
+//! ends.
 
 use thiserror::Error;
 use worker_orcd_ipc::{RequestId, TokenId};
 
-/// What no child of this protocol says.
+/// A report that no child of this protocol makes.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum Violation {
     #[error("{what} of request {request}, which is not with it")]

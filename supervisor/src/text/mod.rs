@@ -105,7 +105,7 @@ impl Text {
         &self.tokenizer
     }
 
-    /// What a client would see of these tokens, all at once.
+    /// The text that a client would see of these tokens, all at once.
     #[must_use]
     pub fn decode(&self, tokens: &[TokenId]) -> String {
         let mut out = String::new();

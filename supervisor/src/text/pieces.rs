@@ -32,7 +32,7 @@ const PLACES: usize = 16;
 )]
 pub struct Undivided;
 
-/// What is merged: how a model reads some bytes.
+/// Rules of merging: how a model reads some bytes.
 pub(super) trait Merge {
     type Token: Copy;
 
@@ -104,7 +104,7 @@ impl<T: Copy> Piece<T> {
         Self { range, tokens }
     }
 
-    /// How many tokens are kept, and the piece behind them.
+    /// Number of tokens that are kept, and the piece behind them.
     fn followed_by(&self, text: &impl Merge<Token = T>, bytes: usize) -> Option<(usize, Self)> {
         let settled = self.range.end - bytes / 8;
         let mut ends = Vec::with_capacity(self.tokens.len());
@@ -132,7 +132,7 @@ impl<T: Copy> Piece<T> {
     }
 }
 
-/// Whether a token and the next one are merged to themselves where there is nothing else.
+/// True if a token and the next one stay two tokens where there is nothing else.
 fn stay_apart(text: &impl Merge, left: Range<usize>, right: usize) -> bool {
     let both = text.merge(left.start..left.end + right);
     let lengths = both.iter().map(|(_, len)| *len);

@@ -1,4 +1,5 @@
-//! How each model family cuts text into words before merging: `tokenizer.ggml.pre`.
+//! Pre-tokenizers: how each model family cuts text into words before merging
+//! (`tokenizer.ggml.pre`).
 //!
 //! A wrong pattern gives plausible text and wrong ids, so a name that is not in this table is
 //! refused. Every row was compared with llama.cpp's ids for that name.
@@ -82,7 +83,7 @@ pub(super) struct Words(Vec<Cut>);
 
 #[derive(Debug)]
 struct Cut {
-    /// Its first group, if it has one, is a run of white space.
+    /// A pattern whose first group, if it has one, is a run of white space.
     pattern: Regex,
 }
 
@@ -115,7 +116,7 @@ impl Cut {
         Ok(Self { pattern })
     }
 
-    /// What the pattern matches, and what lies between.
+    /// The parts that the pattern matches, and those between.
     fn parts<'a>(&self, text: &'a str) -> impl Iterator<Item = &'a str> {
         let mut found: Option<Range<usize>> = None;
         let mut start = 0;

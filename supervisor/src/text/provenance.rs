@@ -1,4 +1,4 @@
-//! Whose a control token is: the template's, or that of a client who wrote its text.
+//! Provenance of control tokens: the template's, or a client's who wrote its text.
 //!
 //! A client that writes `<|im_end|>` into a message means these characters; as a token they would
 //! end its turn and let it speak as the system. The template's own `<|im_end|>` must stay the
@@ -29,8 +29,8 @@ pub struct Marked {
     marks: Marks,
 }
 
-/// Of the last private plane, which texts do not have by chance; others for each request. Who
-/// guessed them could only make less of a control token.
+/// Characters of the last private plane, which texts do not have by chance; others for each
+/// request. A client that guessed them could only turn control tokens into text.
 #[derive(Debug, Clone, Copy)]
 struct Marks {
     open: char,

@@ -95,7 +95,7 @@ fn escape(text: &str) -> String {
         .collect()
 }
 
-/// As it came: escaped are only those parts of it that are looked at.
+/// The text as it came; only those parts of it that are looked at are escaped.
 #[derive(Debug)]
 struct Text<'a> {
     model: &'a SentencePiece,

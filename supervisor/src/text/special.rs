@@ -42,7 +42,7 @@ pub(super) struct Found {
     swallows_space: bool,
 }
 
-/// What C calls space.
+/// Characters that C calls space.
 const SPACE: [char; 6] = [' ', '\t', '\n', '\u{b}', '\u{c}', '\r'];
 const ONLY_IN_PHI3: &str = "<|placeholder1|>";
 const NEVER_SWALLOW: [&str; 3] = ["<unk>", "<s>", "<|endoftext|>"];
@@ -94,7 +94,7 @@ impl SpecialTokens {
         self.find(text).into_iter().filter(|found| found.is_control)
     }
 
-    /// Whether the text of any control token is in there.
+    /// True if `text` holds the text of any control token.
     pub(super) fn is_in(&self, text: &str) -> bool {
         self.tokens
             .iter()
@@ -133,7 +133,7 @@ impl SpecialTokens {
     }
 }
 
-/// What lies between, before and behind them.
+/// Ranges between, before and behind them.
 fn gaps(found: &[Found], end: usize) -> impl Iterator<Item = Range<usize>> {
     let starts = std::iter::once(0).chain(found.iter().map(|it| it.range.end));
     let ends = found.iter().map(|it| it.range.start).chain([end]);

@@ -93,7 +93,7 @@ struct Pattern {
     bytes: Vec<u8>,
     /// `fallback[n]`: the longest proper prefix that is also a suffix of the first `n + 1` bytes.
     fallback: Vec<usize>,
-    /// How many bytes of the pattern the text ends with.
+    /// Number of the pattern's bytes with which the text ends.
     matched: usize,
 }
 

@@ -23,21 +23,21 @@ const FUEL: u64 = 5_000_000;
 
 const NAME: &str = "chat";
 
-/// What a template may say of its refusals and mistakes, which reach clients and the log.
+/// Length of what a template may say of its refusals and mistakes, which reach clients and the log.
 const MAX_SAID_CHARS: usize = 1000;
 
-/// What a message costs beside its text: two names and their places.
+/// Bytes that a message costs beside its text: two names and their places.
 const MESSAGE_BYTES: usize = 64;
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ChatMessage {
     pub role: String,
     pub content: String,
-    /// Who speaks, where several play one role.
+    /// The name of the speaker, where several play one role.
     pub name: Option<String>,
 }
 
-/// What a model file says of chat.
+/// Facts of a model file about chat.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TemplateSource {
     pub jinja: String,
@@ -46,7 +46,7 @@ pub struct TemplateSource {
     pub end: String,
 }
 
-/// What every template is given. A client sets none of these.
+/// Names that every template is given. A client sets none of these.
 pub const OWN_NAMES: &[&str] = &[
     "messages",
     "add_generation_prompt",
@@ -56,9 +56,9 @@ pub const OWN_NAMES: &[&str] = &[
     "documents",
 ];
 
-/// What a client may set for a template beside the messages.
+/// A value that a client may set for a template beside the messages.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Setting {
+pub enum TemplateSetting {
     Flag(bool),
     Number(i64),
     Word(String),
@@ -69,7 +69,7 @@ pub enum Setting {
 pub struct Rendering {
     pub messages: Vec<ChatMessage>,
     /// None of them is among [`OWN_NAMES`].
-    pub settings: Vec<(String, Setting)>,
+    pub settings: Vec<(String, TemplateSetting)>,
     /// A longer prompt fits no context, and is not written to its end.
     pub max_bytes: usize,
 }
@@ -91,7 +91,7 @@ pub enum TemplateError {
     Failed(String),
     #[error("the model's chat template makes more than {0} bytes of these messages")]
     TooLong(usize),
-    /// Nobody's fault but the machine's.
+    /// A failure of the machine, not of the template or the messages.
     #[error("the model's chat template cannot be interpreted now: {0}")]
     Unavailable(String),
 }
@@ -103,7 +103,7 @@ pub struct ChatTemplate {
     end: String,
 }
 
-/// What messages take of whoever handles them: all of their bytes, and something for each.
+/// Bytes that messages take of whoever handles them: all of their own, and something for each.
 #[must_use]
 pub fn cost(messages: &[ChatMessage]) -> usize {
     messages
@@ -210,7 +210,8 @@ impl io::Write for Bounded {
     }
 }
 
-/// Without a name there is no such key: templates ask whether it is there.
+/// The message as a template sees it. Without a name there is no such key: templates ask whether it
+/// is there.
 fn value_of(message: &ChatMessage) -> Value {
     let ChatMessage {
         role,
@@ -223,11 +224,11 @@ fn value_of(message: &ChatMessage) -> Value {
     }
 }
 
-fn setting_of((name, setting): &(String, Setting)) -> (String, Value) {
+fn setting_of((name, setting): &(String, TemplateSetting)) -> (String, Value) {
     let value = match setting {
-        Setting::Flag(flag) => Value::from(*flag),
-        Setting::Number(number) => Value::from(*number),
-        Setting::Word(word) => Value::from(word.as_str()),
+        TemplateSetting::Flag(flag) => Value::from(*flag),
+        TemplateSetting::Number(number) => Value::from(*number),
+        TemplateSetting::Word(word) => Value::from(word.as_str()),
     };
     (name.clone(), value)
 }
@@ -285,7 +286,7 @@ fn describe(error: &Error) -> String {
     presentable(&text)
 }
 
-/// What a stranger says, short and without what could steer a terminal.
+/// A stranger's text, short and without what could steer a terminal.
 fn presentable(text: &str) -> String {
     let shown = |c: char| if c.is_control() { ' ' } else { c };
     text.chars().take(MAX_SAID_CHARS).map(shown).collect()
@@ -315,7 +316,7 @@ mod tests {
         ];
         compile(template)?.render(&Rendering {
             messages,
-            settings: vec![("enable_thinking".to_owned(), Setting::Flag(false))],
+            settings: vec![("enable_thinking".to_owned(), TemplateSetting::Flag(false))],
             max_bytes,
         })
     }

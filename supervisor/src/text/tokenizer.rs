@@ -12,16 +12,16 @@ use worker_orcd_ipc::{TokenId, TokenizerFacts, TokenizerKind};
 
 #[derive(Debug)]
 pub struct Tokenizer {
-    model: Model,
+    algorithm: Algorithm,
     special: SpecialTokens,
-    /// What the model puts before and after every prompt.
+    /// Tokens that the model wants before and after every prompt.
     begin: Option<TokenId>,
     end: Option<TokenId>,
     longest_token_bytes: Option<usize>,
 }
 
 #[derive(Debug)]
-enum Model {
+enum Algorithm {
     ByteLevelBpe(Box<ByteLevel>),
     SentencePiece {
         model: SentencePiece,
@@ -33,18 +33,18 @@ impl Tokenizer {
     /// # Errors
     /// When the pre-tokenizer is unknown or the facts contradict themselves.
     pub fn from_facts(facts: &TokenizerFacts) -> Result<Self, TextError> {
-        let model = match facts.kind {
+        let algorithm = match facts.kind {
             TokenizerKind::ByteLevelBpe => {
-                Model::ByteLevelBpe(Box::new(ByteLevel::from_facts(facts)?))
+                Algorithm::ByteLevelBpe(Box::new(ByteLevel::from_facts(facts)?))
             }
-            TokenizerKind::SentencePiece => Model::SentencePiece {
+            TokenizerKind::SentencePiece => Algorithm::SentencePiece {
                 model: SentencePiece::from_facts(facts)?,
                 space_prefix: facts.add_space_prefix,
             },
         };
         let special = SpecialTokens::from_facts(facts);
         Ok(Self {
-            model,
+            algorithm,
             longest_token_bytes: longest_token_bytes(facts, &special),
             special,
             begin: wanted(facts.add_bos, facts.bos, "begin")?,
@@ -60,8 +60,8 @@ impl Tokenizer {
         self.encode_whole(prompt, &[])
     }
 
-    /// As [`Self::encode`], but a begin or end token that the text itself holds is not doubled,
-    /// and texts of control tokens that `clients_own` names become no control tokens.
+    /// The same as [`Self::encode`], but a begin or end token that the text itself holds is not
+    /// doubled, and texts of control tokens that `clients_own` names become no control tokens.
     ///
     /// # Errors
     /// As [`Self::encode`].
@@ -171,12 +171,12 @@ impl Tokenizer {
         after_special: bool,
         out: &mut Vec<TokenId>,
     ) -> Result<(), Undivided> {
-        match &self.model {
-            Model::SentencePiece {
+        match &self.algorithm {
+            Algorithm::SentencePiece {
                 model,
                 space_prefix,
             } => model.encode(text, *space_prefix && after_special, out),
-            Model::ByteLevelBpe(model) => model.encode(text, out),
+            Algorithm::ByteLevelBpe(model) => model.encode(text, out),
         }
     }
 }

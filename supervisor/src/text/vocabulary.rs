@@ -8,7 +8,7 @@ use super::TextError;
 use std::sync::LazyLock;
 use worker_orcd_ipc::{TokenId, TokenKind, TokenizerFacts, TokenizerKind};
 
-/// How SentencePiece writes a space.
+/// The character that SentencePiece writes for a space.
 pub(super) const META_SPACE: char = '\u{2581}';
 
 /// The bytes of every token, in one block.
@@ -134,7 +134,7 @@ pub(super) fn byte_of_char(c: char) -> Option<u8> {
     BYTE_OF_CHAR.get(c as usize).copied().flatten()
 }
 
-/// Whether each byte has a token of its own, so that no byte of a text is lost.
+/// True if each byte has a token of its own, so that no byte of a text is lost.
 pub(super) fn names_every_byte(tokens: &[String]) -> bool {
     let mut named = [false; 256];
     for token in tokens {

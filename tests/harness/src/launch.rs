@@ -47,7 +47,7 @@ impl Launched {
         self.pid
     }
 
-    /// How it ended; `None` while it runs.
+    /// The way it ended; `None` while it runs.
     #[must_use]
     pub fn ended(&self) -> Option<ExitStatus> {
         let mut process = self.process.lock().expect("no holder panics");
@@ -99,7 +99,7 @@ impl Launched {
         self.wait_for(patience, "to end", || self.ended())
     }
 
-    /// What `probe` gives, if the worker lives to see it.
+    /// The value that `probe` gives, if the worker lives to see it.
     ///
     /// # Errors
     /// When the worker ends before, or it takes longer.

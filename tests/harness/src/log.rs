@@ -1,4 +1,4 @@
-//! What a worker wrote, line by line, as it wrote it.
+//! The log of a worker, line by line, as it wrote it.
 
 use crate::wait;
 use serde_json::Value;
@@ -22,7 +22,7 @@ pub type Watch = Box<dyn FnMut(&Value, Instant) + Send>;
 /// Shared with the threads that read the worker's pipes.
 #[derive(Clone)]
 pub struct Log {
-    /// With the moment at which each was read.
+    /// Lines, with the moment at which each was read.
     lines: Arc<Mutex<VecDeque<(Instant, String)>>>,
     /// Older ones are let go.
     kept_lines: usize,
@@ -99,7 +99,7 @@ impl Log {
         }
     }
 
-    /// Where it said that it listens.
+    /// The address at which it said that it listens.
     #[must_use]
     pub fn address(&self) -> Option<SocketAddr> {
         self.address.get().copied()
@@ -193,7 +193,7 @@ impl fmt::Debug for Log {
     }
 }
 
-/// What a record is about.
+/// The name of a record's event.
 #[must_use]
 pub fn event_name(record: &Value) -> Option<&str> {
     let fields = record.get("fields").unwrap_or(record);

@@ -2,8 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-/// How long a test waits for what should happen within a second or two, on a busy machine.
-/// It guards against hanging; it is no promise about speed.
+/// Time that a test waits for what should happen within a second or two, on a busy machine. It
+/// guards against hanging; it is no promise about speed.
 pub const PATIENCE: Duration = Duration::from_secs(30);
 
 /// The first `Some` that `probe` gives. Panics after [`PATIENCE`], naming what never came.

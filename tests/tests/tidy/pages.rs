@@ -3,7 +3,7 @@
 use crate::repository::{committed_files, read, rust_sources};
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
-use worker_orcd::exit::Exit;
+use worker_orcd::exit::WorkerExit;
 use worker_orcd_ipc::ExitCode;
 use worker_orcd_lifecycle::{DeathCause, Remedy, Xid};
 use worker_orcd_tests::model::repository_root;
@@ -137,8 +137,8 @@ fn every_label_and_every_exit_code_has_a_row_among_the_deaths() {
     assert_eq!(names, labels.collect());
 
     let told = numbered(&text, "Exit codes of `worker-orcd`");
-    let row = |exit: &Exit| (i32::from(exit.code()), exit.name().to_owned());
-    let known: Vec<_> = Exit::all().iter().map(row).collect();
+    let row = |exit: &WorkerExit| (i32::from(exit.code()), exit.name().to_owned());
+    let known: Vec<_> = WorkerExit::all().iter().map(row).collect();
     assert_eq!(told, known);
 
     let told = numbered(&text, "Exit codes of `worker-orcd-gpu`");

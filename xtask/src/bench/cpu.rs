@@ -128,9 +128,9 @@ fn measure(engine: Engine, prompts: &mut Prompts, figures: &mut Figures) -> Resu
 struct Completion {
     tokens_in: u64,
     tokens_out: usize,
-    /// From the request to the first token.
+    /// Time from the request to the first token.
     first: Duration,
-    /// From the request to the last token.
+    /// Time from the request to the last token.
     last: Duration,
 }
 

@@ -27,7 +27,7 @@ pub struct Arguments {
     flags: Vec<String>,
 }
 
-/// What is worth carrying is worth carrying in one go.
+/// Size of a bundle, which is carried in one go.
 const MAX_BYTES: u64 = 60 << 20;
 
 const CHILD_AND_SUPERVISOR: [&str; 2] = ["tested-worker-orcd", "tested-worker-orcd-gpu"];
@@ -101,7 +101,7 @@ impl Programs {
         process::run(&mut command)
     }
 
-    /// Without symbols, which nobody reads there and which are most of a program.
+    /// Copies a program without symbols, which nobody reads there and which are most of it.
     fn copy_to(&self, bundle: &Path) -> Result<()> {
         let folder = bundle.join(self.folder);
         fs::create_dir_all(&folder)?;

@@ -28,7 +28,8 @@ enum Bench {
     Latency(service::Arguments),
     /// The supervisor's memory over 100,000 requests.
     Memory(service::Arguments),
-    /// How soon deaths and hangs are noticed, and how long streams pause, beside a cold start.
+    /// Recovery: how soon deaths and hangs are noticed, and how long streams pause, beside a cold
+    /// start.
     Recovery(service::Arguments),
     /// Tokens per second through both processes, beside the same executor alone.
     Isolation(service::Arguments),

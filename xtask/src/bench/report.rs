@@ -1,4 +1,4 @@
-//! What every result file says beside its figures.
+//! The head of every result file, beside its figures.
 
 use crate::{paths, process};
 use anyhow::Result;
@@ -38,7 +38,7 @@ fn date() -> Result<String> {
     process::output(Command::new("date").args(["-u", "+%Y-%m-%d %H:%M UTC"]))
 }
 
-/// With `+` when the tree has changes that no commit has.
+/// The present commit, with `+` when the tree has changes that no commit has.
 pub fn commit() -> Result<String> {
     let git = |arguments: &[&str]| {
         process::output(

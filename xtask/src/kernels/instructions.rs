@@ -1,5 +1,5 @@
-//! Whether the machine code is what was meant: a kernel that stops using tensor cores or copies
-//! that run beside it, or that spills registers to memory, is still correct, and slow.
+//! A check that the machine code is what was meant: a kernel that stops using tensor cores or
+//! copies that run beside it, or that spills registers to memory, is still correct, and slow.
 //!
 //! `HMMA` is `mma.sync` and `HGMMA` Hopper's `wgmma`, which only kernels may use that were shown to
 //! add in the same order (`docs/decisions/cuda.md`). `LDGSTS` is `cp.async`, `UBLKCP` a bulk copy, `LDL` and
@@ -15,7 +15,7 @@ use std::process::{Command, Stdio};
 /// A change of the rules has everything looked at again.
 pub const THIS_FILE: &str = include_str!("instructions.rs");
 
-/// For every kernel of `unit` whose name begins like this, on every one of `on`.
+/// A rule for every kernel of `unit` whose name begins with `kernel`, on every one of `on`.
 struct Rule {
     unit: &'static str,
     kernels: &'static str,
@@ -24,9 +24,9 @@ struct Rule {
 }
 
 enum Bound {
-    /// At least one of any of these.
+    /// Instructions of which at least one must be there.
     Uses(&'static [&'static str]),
-    /// At most so many of all of these together.
+    /// Instructions of which at most so many may be there, all together.
     Within(&'static [&'static str], usize),
 }
 
@@ -105,8 +105,8 @@ const RULES: &[Rule] = &[
 /// spills has dozens.
 const FEW_SPILLS: usize = 8;
 
-/// Where there may be more: how many, by how a kernel's name begins. A bound is what there was when
-/// the kernel was measured, and a little more.
+/// Kernels that may spill more, by the beginning of their names, and how much. A bound is what
+/// there was when the kernel was measured, and a little more.
 const KNOWN_SPILLS: &[(&str, usize)] = &[
     // The whole step in one kernel holds values across its stages. One row of heads of 64 columns has
     // the room for them, and a spill there costs a trip to the second-level cache in the middle of a
@@ -129,7 +129,7 @@ const WGMMA_KERNELS: &[&str] = &["matmul_wide_"];
 /// One kernel of one architecture, and how often each instruction appears in it.
 type Counts = BTreeMap<(String, String), BTreeMap<String, usize>>;
 
-/// How many kernels were looked at, over all architectures.
+/// Checks all kernels and returns how many there were, over all architectures.
 pub fn check(disassembler: &Path, unit: &str, fatbin: &Path, codes: &[&str]) -> Result<usize> {
     let counts = disassemble(disassembler, fatbin)?;
     let mut complaints = complaints(unit, &counts, codes);
@@ -241,7 +241,7 @@ fn count(lines: impl Iterator<Item = String>) -> Counts {
     counts
 }
 
-/// Its name without modifiers; `None` for lines that hold none.
+/// Name of the line's instruction without modifiers; `None` for lines that hold none.
 fn instruction(line: &str) -> Option<&str> {
     let (_, rest) = line.strip_prefix("/*")?.split_once("*/")?;
     let mut words = rest.split_whitespace();

@@ -27,11 +27,11 @@ const DISASSEMBLER: [&str; 2] = [
 #[derive(Debug)]
 pub struct Toolkit {
     pub nvcc: PathBuf,
-    /// As it describes itself.
+    /// The version as the compiler describes itself.
     pub version: String,
 }
 
-/// What was looked for, or why PyPI could not be asked for it.
+/// The thing that was looked for, or why PyPI could not be asked for it.
 pub enum Found<T> {
     Here(T),
     Unreachable(String),
@@ -128,7 +128,7 @@ fn is_no_network(line: &str) -> bool {
     .any(|words| line.contains(words))
 }
 
-/// For programs that look for their siblings in `PATH`.
+/// A `PATH` for programs that look for their siblings in it.
 pub fn path_with(program: &Path) -> std::ffi::OsString {
     let own = program.parent().map(Path::to_path_buf);
     let inherited = std::env::var_os("PATH").unwrap_or_default();

@@ -34,7 +34,7 @@ const MAX_LISTING_BYTES: &str = "33554432";
 /// curl's number for a server that cannot send a part.
 const CURL_RANGE_ERROR: i32 = 33;
 
-/// What a hub says of one file.
+/// Size and SHA-256 that a hub promises for one file.
 #[derive(Debug, PartialEq, Eq)]
 struct Promise {
     url: String,
@@ -323,7 +323,7 @@ impl Headers {
         named.map(str::to_owned)
     }
 
-    /// Of the bytes behind a redirect.
+    /// Size of the file behind a redirect.
     fn size(&self) -> Option<u64> {
         let own = self.get("content-length").filter(|_| self.status == 200);
         self.get("x-linked-size").or(own)?.parse().ok()
@@ -338,7 +338,8 @@ impl Headers {
     }
 }
 
-/// With what every transfer has in common: no address is a pattern, and none is a local file.
+/// A `curl` with what every transfer has in common: no address is a pattern, and none is a local
+/// file.
 fn curl() -> Command {
     let mut command = Command::new("curl");
     command.args(["--globoff", "--proto", "=http,https"]);

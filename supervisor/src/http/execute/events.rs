@@ -14,7 +14,7 @@ use crate::http::sse::{Render, write_event, write_json};
 use serde_json::json;
 use std::time::{Duration, Instant, SystemTime};
 
-/// How often a client that asked for `metrics` gets them.
+/// Time between two `metrics` events of a client that asked for them.
 const METRICS_INTERVAL: Duration = Duration::from_secs(1);
 
 /// `started`, `token`…, `metrics` where asked for, and one `end` or `error`.
@@ -25,12 +25,12 @@ pub struct ExecuteEvents<M> {
     memory: M,
     /// Token events are numbered without a gap; a token without text of its own has no event.
     next_index: u32,
-    /// When metrics were last sent; `None` when nobody asked.
+    /// The moment at which metrics were last sent; `None` when nobody asked.
     metrics: Option<Instant>,
     first_text_at: Option<Instant>,
 }
 
-/// What the first event says.
+/// Content of the first event.
 #[derive(Debug)]
 pub struct Started {
     pub job_id: String,

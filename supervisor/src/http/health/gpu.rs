@@ -1,4 +1,4 @@
-//! What the GPU's driver says, beside what the child says of itself: two fields, two sources.
+//! Words of NVIDIA's driver, beside what the child says of itself: two fields, two sources.
 
 use super::{Clock, extend};
 use crate::engine::{EngineSnapshot, GpuSnapshot};
@@ -7,7 +7,7 @@ use std::time::Duration;
 use worker_orcd_ipc::MemoryReport;
 use worker_orcd_lifecycle::RecoveryAction;
 
-/// For `device`. Everything but the last Xid is `null` when it was not seen lately.
+/// The fields of `device`. Everything but the last Xid is `null` when it was not seen lately.
 pub(super) fn device(gpu: &GpuSnapshot, clock: &Clock) -> Value {
     let fresh = gpu.gauges(clock.now);
     let gauges = fresh.map(|(gauges, _)| gauges);
@@ -40,7 +40,7 @@ pub(super) fn device(gpu: &GpuSnapshot, clock: &Clock) -> Value {
     })
 }
 
-/// For `vram`. The driver's count is of the device, whoever uses it; `driver_child_bytes` is the
+/// The fields of `vram`. NVIDIA's driver counts the whole device; `driver_child_bytes` is the
 /// child's share in it.
 pub(super) fn memory(snapshot: &EngineSnapshot, clock: &Clock) -> Value {
     let gpu = &snapshot.gpu;
@@ -60,8 +60,9 @@ pub(super) fn memory(snapshot: &EngineSnapshot, clock: &Clock) -> Value {
     })
 }
 
-/// What a child that is ready holds beyond what it knows of: its context, and what belongs to it.
-/// The driver's figures are a second old, so it is unknown while the child's still grow past them.
+/// Memory that a child that is ready holds beyond what it knows of: its context, and what belongs
+/// to it. The figures of NVIDIA's driver are a second old, so it is unknown while the child's still
+/// grow past them.
 pub(super) fn context(
     snapshot: &EngineSnapshot,
     memory: &MemoryReport,
@@ -79,7 +80,7 @@ pub(super) fn context(
     gauges.memory.as_ref()?.of(child.pid)?.checked_sub(known)
 }
 
-/// No child has reported yet. `null` when the driver has not either.
+/// The fields of `vram` before any child has reported; `null` when NVIDIA's driver has not either.
 pub(super) fn memory_alone(snapshot: &EngineSnapshot, clock: &Clock) -> Value {
     if snapshot.gpu.taken.is_none() {
         return Value::Null;

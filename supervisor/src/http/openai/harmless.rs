@@ -10,9 +10,9 @@ use serde_json::Value;
 
 struct Harmless {
     name: &'static str,
-    /// As JSON.
+    /// Accepted values, as JSON.
     values: &'static [&'static str],
-    /// What is said of other values.
+    /// The message about other values.
     otherwise: &'static str,
 }
 
@@ -108,7 +108,7 @@ const COMPLETION: &[Harmless] = &[
     may_be("add_special_tokens", &["true"]),
 ];
 
-/// What an application tells its own books, or what could at most save time.
+/// Fields for an application's own books, and fields that could at most save time.
 const LABELS: &[(&str, JsonKind, &str)] = &[
     ("user", JsonKind::Text, "must be a string"),
     ("metadata", JsonKind::Object, "must be an object"),

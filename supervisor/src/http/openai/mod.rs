@@ -63,7 +63,7 @@ impl Kind {
     }
 }
 
-/// What every answer of one request begins with.
+/// Fields with which every answer of one request begins.
 #[derive(Debug, Clone)]
 pub struct Header {
     pub kind: Kind,

@@ -51,7 +51,8 @@ fn no_such_model(app: &App) -> ApiError {
 }
 
 impl App {
-    /// Its id, another name that it was given, what `--model` was given, or the name inside the file.
+    /// True for the model's id, another name that it was given, the value of `--model`, and the
+    /// name inside the file.
     fn is_model_name(&self, name: &str, loaded: Option<&LoadedModel>) -> bool {
         name == self.model_id
             || self.model_aliases.iter().any(|alias| alias == name)

@@ -26,7 +26,7 @@ pub struct OpenAiRequest {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct StreamOptions {
     pub include_usage: bool,
-    /// On every chunk, as far as it got by then.
+    /// True if every chunk has the usage so far.
     pub continuous_usage: bool,
 }
 
@@ -107,7 +107,8 @@ pub fn read(
     Ok(OpenAiRequest { generation, stream })
 }
 
-/// With what other servers call "off", whatever the model file says, and "as you like".
+/// Reads sampling with the values by which other servers mean "off", whatever the model file says,
+/// and "as you like".
 fn read_sampling_of_others(fields: &mut Fields<'_>, model: &ModelTerms) -> Sampling {
     let mut model = *model;
     if fields.take_number("top_k", -1.0) {

@@ -7,7 +7,7 @@
 use crate::http::fields::Fields;
 use crate::http::json::{Json, Kind};
 use crate::http::mistakes::{Constraint, FieldError, shortened};
-use crate::text::template::{OWN_NAMES, Setting};
+use crate::text::template::{OWN_NAMES, TemplateSetting};
 
 pub(super) const FIELD: &str = "chat_template_kwargs";
 
@@ -16,11 +16,11 @@ const MAX_CHARS: usize = 64;
 
 type Wrong = (Constraint, &'static str);
 
-pub(super) fn read(fields: &mut Fields<'_>) -> Vec<(String, Setting)> {
+pub(super) fn read(fields: &mut Fields<'_>) -> Vec<(String, TemplateSetting)> {
     let Some(object) = fields.take(FIELD) else {
         return Vec::new();
     };
-    let mut settings: Vec<(String, Setting)> = Vec::new();
+    let mut settings: Vec<(String, TemplateSetting)> = Vec::new();
     let mistakes = fields.mistakes();
     let is_object = object.each_member(|name, value| {
         let is_twice = settings.iter().any(|(known, _)| known == name);
@@ -43,7 +43,7 @@ pub(super) fn read(fields: &mut Fields<'_>) -> Vec<(String, Setting)> {
     settings
 }
 
-fn read_setting(name: &str, value: Json<'_>) -> Result<Setting, Wrong> {
+fn read_setting(name: &str, value: Json<'_>) -> Result<TemplateSetting, Wrong> {
     if OWN_NAMES.contains(&name) {
         return Err((Constraint::Unsupported, "cannot be set by a client"));
     }
@@ -52,15 +52,15 @@ fn read_setting(name: &str, value: Json<'_>) -> Result<Setting, Wrong> {
     }
     let rule = "must be true, false, a whole number or a word";
     let read = match value.kind() {
-        Kind::Boolean => value.boolean().map(Setting::Flag),
+        Kind::Boolean => value.boolean().map(TemplateSetting::Flag),
         Kind::Number => value
             .number()
             .and_then(|it| it.as_i64())
-            .map(Setting::Number),
+            .map(TemplateSetting::Number),
         Kind::Text => value
             .text()
             .filter(|text| is_word(text))
-            .map(|text| Setting::Word(text.into_owned())),
+            .map(|text| TemplateSetting::Word(text.into_owned())),
         Kind::Null | Kind::List | Kind::Object => None,
     };
     read.ok_or((Constraint::Type, rule))
@@ -77,7 +77,7 @@ mod tests {
     use crate::http::fields::among;
     use crate::http::mistakes::Mistakes;
 
-    fn read_text(given: &str) -> Result<Vec<(String, Setting)>, Mistakes> {
+    fn read_text(given: &str) -> Result<Vec<(String, TemplateSetting)>, Mistakes> {
         let body = format!("{{\"{FIELD}\": {given}}}");
         let mut fields = Fields::parse(&body, |name| among(name, &[&[FIELD]])).unwrap();
         let settings = read(&mut fields);
@@ -88,9 +88,9 @@ mod tests {
     fn flags_numbers_and_words_are_settings() {
         let given = "{\"enable_thinking\": false, \"budget\": 5, \"effort\": \"low\"}";
         let expected = [
-            ("enable_thinking".to_owned(), Setting::Flag(false)),
-            ("budget".to_owned(), Setting::Number(5)),
-            ("effort".to_owned(), Setting::Word("low".to_owned())),
+            ("enable_thinking".to_owned(), TemplateSetting::Flag(false)),
+            ("budget".to_owned(), TemplateSetting::Number(5)),
+            ("effort".to_owned(), TemplateSetting::Word("low".to_owned())),
         ];
         assert_eq!(read_text(given).unwrap(), expected);
         assert_eq!(read_text("{}").unwrap(), []);

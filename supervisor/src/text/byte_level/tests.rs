@@ -13,8 +13,8 @@ use worker_orcd_ipc::{TokenKind, TokenizerKind};
 /// One name for each list of patterns.
 const PATTERNS: [&str; 6] = ["default", "gpt-2", "smollm", "llama-bpe", "qwen2", "falcon"];
 
-/// Of letters, digits, spaces and line ends; a token of several merges, and merges whose rank is lower
-/// than that of what they are made of.
+/// Merges of letters, digits, spaces and line ends; a token of several merges, and merges whose
+/// rank is lower than that of what they are made of.
 const MERGES: [&str; 20] = [
     "ab c",
     "a b",

@@ -20,7 +20,7 @@ pub struct EventStream {
     pub comments: usize,
 }
 
-/// What a whole `/execute` stream said.
+/// Events of a whole `/execute` stream.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Transcript {
     pub events: Vec<SseEvent>,

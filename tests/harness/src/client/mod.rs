@@ -11,16 +11,16 @@ use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
-/// No answer takes this long in a test, whose streams have a comment every 15 s at the latest: past
+/// Time that no answer takes in a test, whose streams have a comment every 15 s at the latest: past
 /// it, something hangs.
 pub const READ_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Where a worker listens, and with which key to speak to it.
+/// A client of one worker: the address where it listens, and the key to speak to it with.
 #[derive(Debug, Clone)]
 pub struct Client {
     pub address: SocketAddr,
     pub api_key: Option<String>,
-    /// Of each read and write.
+    /// Time limit of each read and write.
     pub patience: Duration,
 }
 
