@@ -112,6 +112,18 @@ pub struct Sampling {
 /// What a request or a model file may ask for. A repetition penalty of 0 would be a division by it:
 /// its range begins above.
 impl Sampling {
+    /// Argmax, nothing penalised.
+    pub const GREEDY: Self = Self {
+        temperature: 0.0,
+        top_k: 0,
+        top_p: 1.0,
+        min_p: 0.0,
+        repetition_penalty: 1.0,
+        frequency_penalty: 0.0,
+        presence_penalty: 0.0,
+        seed: 0,
+    };
+
     pub const TEMPERATURE: RangeInclusive<f64> = 0.0..=2.0;
     pub const TOP_P: RangeInclusive<f64> = 0.0..=1.0;
     pub const MIN_P: RangeInclusive<f64> = 0.0..=1.0;
@@ -121,17 +133,7 @@ impl Sampling {
 }
 
 impl Default for Sampling {
-    /// Argmax, nothing penalised.
     fn default() -> Self {
-        Self {
-            temperature: 0.0,
-            top_k: 0,
-            top_p: 1.0,
-            min_p: 0.0,
-            repetition_penalty: 1.0,
-            frequency_penalty: 0.0,
-            presence_penalty: 0.0,
-            seed: 0,
-        }
+        Self::GREEDY
     }
 }

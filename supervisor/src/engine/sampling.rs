@@ -15,13 +15,7 @@ impl SamplingDefaults {
     /// Defaults where the file is not asked, or advises nothing.
     pub const OWN: Sampling = Sampling {
         temperature: 1.0,
-        top_k: 0,
-        top_p: 1.0,
-        min_p: 0.0,
-        repetition_penalty: 1.0,
-        frequency_penalty: 0.0,
-        presence_penalty: 0.0,
-        seed: 0,
+        ..Sampling::GREEDY
     };
 
     /// Defaults that follow the file's advice. Advice that is not followed is logged once, by name.
