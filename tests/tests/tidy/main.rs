@@ -137,6 +137,16 @@ fn every_module_opens_with_a_page() {
     }
 }
 
+/// `http.rs` beside `http/`: a tab or a stack trace then says which module it shows.
+#[test]
+fn no_module_is_called_mod() {
+    for (path, _) in rust_sources("") {
+        // Beside test programs a file of their own would be a test program, too.
+        let is_source = path.iter().any(|part| part == "src");
+        assert!(!is_source || !path.ends_with("mod.rs"), "{path:?}");
+    }
+}
+
 #[test]
 fn nothing_is_left_to_do_later() {
     // Written in two parts, so that this file does not find itself.
