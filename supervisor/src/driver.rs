@@ -11,61 +11,59 @@
 //! Nothing in it waits for one thing alone, and nothing in it takes long: building a tokenizer
 //! happens on another thread, writing to the child goes into a buffer.
 //!
-//! * [`seat`] where a child lives, and all that dies with it; [`keeping`] the open model file between
-//!   two children; [`words`] what the child's messages mean; [`flood`] how many are too many;
-//!   [`silence`] who is told when the child is overdue; [`post_mortem`] what is handed to the crash log;
-//!   [`witness`] what NVIDIA's library adds to it; [`news`] what is told of all this: log lines and
-//!   snapshots.
+//! * [`seat`] where a child lives, and all that dies with it: [`vitals`] what is known of the child and
+//!   [`rate`] how fast its tokens come, [`flood`] how many words are too many, [`silence`] when clients are
+//!   told that it is overdue.
+//! * [`births`] what is told of a child's beginning, [`words`] what its messages mean; [`keeping`] the open
+//!   model file between two children; [`handles`] what clients' tasks want and see.
+//! * [`chronicle`] whatever happens, for whoever asks: [`news`] log lines and snapshots, [`post_mortem`] what
+//!   a report says of a child, [`witness`] what NVIDIA's library adds to it.
 
 #![expect(clippy::disallowed_methods, reason = "once a turn, for everybody")]
 
+mod births;
+mod chronicle;
 mod flood;
+mod handles;
 mod keeping;
 mod news;
 mod post_mortem;
 mod rate;
 mod seat;
+mod seats;
 mod silence;
 mod start;
+mod vitals;
 mod witness;
 mod words;
 
 pub(crate) use start::start;
 
 use crate::child::Sign;
-use crate::child::custody::KeptModel;
 use crate::child::link::LinkError;
-use crate::child::nursery::NotBegun;
-use crate::child::spawn::{Spawned, is_permanent, is_want_of_descriptors};
-use crate::crash::CrashLog;
-use crate::driver::news::News;
-use crate::driver::seat::{Happening, Seat};
-use crate::driver::witness::GpuWatch;
+use crate::child::spawn::Spawned;
+use crate::driver::chronicle::Chronicle;
+use crate::driver::handles::Handles;
+use crate::driver::keeping::Keeping;
+use crate::driver::seat::Happening;
+use crate::driver::seats::Seats;
+use crate::driver::words::{Listener, link_failure};
 use crate::engine::model::Unfit;
 use crate::engine::{Ended, EngineSettings, LoadedModel, Phase, Refusal, Shared};
 use crate::error_code::ErrorCode;
 use crate::nvml::Sighting;
-use crate::requests::live::Control;
-use crate::requests::record::Record;
+use crate::requests::control::Control;
 use crate::requests::{Failure, Requests};
-use futures_util::future::select_all;
 use std::collections::VecDeque;
-use std::io;
 use std::num::NonZeroU8;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::{mpsc, watch};
-use tracing::error;
-use worker_orcd_ipc::{Command, FrameError, Generation};
-use worker_orcd_lifecycle::{
-    ChildEvent, Deed, Effect, EndReason, Event, HandshakeRefusal, SeatId, Settings, Worker,
-};
+use worker_orcd_ipc::{Command, Generation, LoadOrder};
+use worker_orcd_lifecycle::{ChildEvent, Deed, Effect, EndReason, Event, SeatId, Settings, Worker};
 
 /// The feature of a child that was built to fail on command.
 const FAULT_INJECTION: &str = "fault-injection";
-
-/// What `/health` calls a child that cannot be begun.
-const CHILD_SOCKET: &str = "child_socket";
 
 /// One child at a time.
 const SEATS: NonZeroU8 = NonZeroU8::MIN;
@@ -78,26 +76,18 @@ pub(crate) struct Driver {
     worker: Worker,
     /// What the worker wants and was not done yet; doing one thing can lead to another.
     effects: VecDeque<Effect>,
-    /// By number.
-    seats: Vec<Seat>,
-    /// The first child's open model file, for all later ones.
-    kept_model: Option<KeptModel>,
+    seats: Seats,
+    keeping: Keeping,
     requests: Requests,
     model: Option<Arc<LoadedModel>>,
-    controls: mpsc::UnboundedReceiver<Control>,
-    shared: Arc<Shared>,
-    phase: watch::Sender<Phase>,
-    news: News,
-    crashes: CrashLog,
-    gpu: GpuWatch,
-    /// The last handle is gone, and with it everybody who could want an answer.
-    deserted: bool,
+    handles: Handles,
+    chronicle: Chronicle,
 }
 
 /// What a turn begins with.
 enum Occasion {
     InSeat(SeatId, Happening),
-    Control(Option<Control>),
+    Control(Control),
     Sighting(Sighting),
     Tick,
 }
@@ -121,24 +111,17 @@ impl Driver {
         let (worker, effects) = Worker::start(Duration::ZERO, rules, SEATS);
         let started = Instant::now();
         Self {
-            news: News::new(started, &settings.load),
-            crashes: CrashLog::new(Arc::clone(&shared.crashes)),
-            gpu: GpuWatch::new(settings.load.device, started),
+            chronicle: Chronicle::new(started, &settings, &shared),
             requests: Requests::new(Arc::clone(&shared.registry), SEATS),
             settings,
             started,
             now: started,
             worker,
             effects: effects.into(),
-            seats: (0..SEATS.get())
-                .map(|id| Seat::new(SeatId(id), started))
-                .collect(),
-            kept_model: None,
+            seats: Seats::new(SEATS, started),
+            keeping: Keeping::default(),
             model: None,
-            controls,
-            shared,
-            phase,
-            deserted: false,
+            handles: Handles::new(shared, controls, phase),
         }
     }
 
@@ -153,9 +136,9 @@ impl Driver {
                 timer.as_mut().reset(wake_at);
             }
             let occasion = tokio::select! {
-                (seat, happening) = next_in(&mut self.seats) => Occasion::InSeat(seat, happening),
-                control = self.controls.recv(), if !self.deserted => Occasion::Control(control),
-                sighting = self.gpu.next() => Occasion::Sighting(sighting),
+                (seat, happening) = self.seats.next() => Occasion::InSeat(seat, happening),
+                control = self.handles.next() => Occasion::Control(control),
+                sighting = self.chronicle.gpu.next() => Occasion::Sighting(sighting),
                 () = &mut timer => Occasion::Tick,
             };
             self.now = Instant::now();
@@ -184,56 +167,46 @@ impl Driver {
             Sign::LinkClosed => self.tell_of(seat, ChildEvent::LinkClosed),
             Sign::LinkFailed(error) => self.tell_of(seat, link_failure(error)),
             Sign::Exited(exit) => {
-                self.crashes.exited(self.now, exit);
-                self.tell_of(seat, ChildEvent::Exited(exit));
+                let Some(child) = &self.seats[seat].child else {
+                    return;
+                };
                 // Nobody is left who could connect.
-                let child = self.seat(seat).child.as_ref();
-                if child.is_some_and(|child| !child.has_connected()) {
+                let never_connected = !child.has_connected();
+                let generation = child.generation;
+                let crashes = &mut self.chronicle.crashes;
+                crashes.exited(seat, generation, self.now, exit);
+                self.tell_of(seat, ChildEvent::Exited(exit));
+                if never_connected {
                     self.tell_of(seat, ChildEvent::LinkClosed);
                 }
             }
         }
     }
 
-    fn on_control(&mut self, control: Option<Control>) {
+    fn on_control(&mut self, control: Control) {
         match control {
-            Some(Control::Submit(record)) => self.requests.submit(record),
-            Some(Control::Cancel(id)) => self.requests.cancel(id, self.now),
-            Some(Control::Abandon(id)) => self.requests.abandon(id, self.now),
-            Some(Control::Drain(timeout)) => self.tell(Event::Drain { timeout }),
-            Some(Control::StopNow) => self.tell(Event::StopNow),
-            None => {
-                self.deserted = true;
-                self.tell(Event::StopNow);
-            }
+            Control::Submit(record) => self.requests.submit(record),
+            Control::Cancel(id) => self.requests.cancel(id, self.now),
+            Control::Abandon(id) => self.requests.abandon(id, self.now),
+            Control::Drain(timeout) => self.tell(Event::Drain { timeout }),
+            Control::StopNow => self.tell(Event::StopNow),
         }
     }
 
     fn on_spawned(&mut self, seat: SeatId, spawned: Spawned) {
-        let (generation, now) = (spawned.generation, self.now);
-        let event = match self.seat(seat).receive(spawned, now) {
-            Ok(pid) => {
-                if self.seat(seat).has_child(generation) {
-                    self.news.spawned(now, generation, pid);
-                    self.crashes.respawned(now);
-                }
-                ChildEvent::Spawned { pid }
-            }
-            Err(error) => {
-                if is_want_of_descriptors(&error) {
-                    self.news.impaired(now, CHILD_SOCKET, &error.to_string());
-                }
-                let program = self.settings.child_binary.display();
-                spawn_failure(&format!("{program}: {error}"), &error)
-            }
-        };
+        let generation = spawned.generation;
+        let program = &self.settings.child_binary;
+        let (seat, chronicle) = (&mut self.seats[seat], &mut self.chronicle);
+        let event = births::receive(self.now, seat, spawned, program, chronicle);
         self.tell(Event::Child { generation, event });
     }
 
     fn on_built(&mut self, (generation, built): (Generation, Result<LoadedModel, Unfit>)) {
         let event = match built {
             Ok(model) => {
-                self.install(model);
+                let model = Arc::new(model);
+                self.handles.install(&model);
+                self.model = Some(model);
                 ChildEvent::Ready
             }
             Err(Unfit::OtherModel) => ChildEvent::ModelChanged,
@@ -242,20 +215,29 @@ impl Driver {
         self.tell(Event::Child { generation, event });
     }
 
+    fn on_sighting(&mut self, sighting: Sighting) {
+        if let Some(testimony) = self.chronicle.sighted(sighting, &self.seats) {
+            self.tell(Event::Gpu(testimony));
+        }
+    }
+
     fn on_tick(&mut self) {
         let now = self.now;
         self.requests.expire(now);
-        for seat in (0..SEATS.get()).map(SeatId) {
-            let child = self.seat(seat).child.as_mut();
-            if let Some(child) = child
+        for seat in self.seats.ids() {
+            if let Some(child) = &mut self.seats[seat].child
                 && child.write_deadline().is_some_and(|at| at <= now)
             {
                 child.close_link();
                 self.tell_of(seat, ChildEvent::LinkStalled);
             }
-            self.note_silence(seat);
+            let believed = self.believes(seat);
+            if believed && self.seats[seat].silence.is_overdue(now) {
+                self.requests.hesitate(seat);
+            }
         }
-        for testimony in self.gpu.overdue(now) {
+        let Chronicle { gpu, crashes, .. } = &mut self.chronicle;
+        for testimony in gpu.overdue(now, crashes) {
             self.tell(Event::Gpu(testimony));
         }
         self.tell(Event::Tick);
@@ -264,13 +246,15 @@ impl Driver {
     fn wake_at(&self) -> Instant {
         let worker = self.worker.poll_deadline().map(|at| self.started + at);
         let of_seats = self.seats.iter().flat_map(|seat| {
-            let silence = self.silence_at(seat);
+            let believed = self.believes(seat.id);
+            let silence = seat.silence.deadline().filter(|_| believed);
             seat.write_deadline().into_iter().chain(silence)
         });
+        let Chronicle { gpu, crashes, .. } = &self.chronicle;
         let others = [
             worker,
             self.requests.next_deadline(),
-            self.gpu.next_deadline(),
+            gpu.next_deadline(crashes),
         ];
         let earliest = of_seats.chain(others.into_iter().flatten()).min();
         earliest.unwrap_or(self.now)
@@ -279,21 +263,41 @@ impl Driver {
     // === deciding and doing ===
 
     fn tell(&mut self, event: Event) {
-        let (before, _) = self.worker.state();
         let effects = self.worker.handle(self.now - self.started, event);
-        self.notice_death(before);
         self.effects.extend(effects);
     }
 
     fn tell_of(&mut self, seat: SeatId, event: ChildEvent) {
-        if let Some(child) = &self.seat(seat).child {
+        if let Some(child) = &self.seats[seat].child {
             let generation = child.generation;
             self.tell(Event::Child { generation, event });
         }
     }
 
-    fn seat(&mut self, seat: SeatId) -> &mut Seat {
-        &mut self.seats[usize::from(seat.0)]
+    /// What its child computed counts.
+    fn believes(&self, seat: SeatId) -> bool {
+        self.worker.seat(seat).state().believes_tokens()
+    }
+
+    /// Takes everything that has been read from the child, in order.
+    fn hear(&mut self, seat: SeatId) {
+        while let Some(event) = self.listener(seat).next_event() {
+            self.tell_of(seat, event);
+            self.do_effects();
+        }
+    }
+
+    fn listener(&mut self, seat: SeatId) -> Listener<'_> {
+        Listener {
+            now: self.now,
+            believed: self.believes(seat),
+            seat: &mut self.seats[seat],
+            requests: &mut self.requests,
+            chronicle: &mut self.chronicle,
+            keeping: &mut self.keeping,
+            settings: &mut self.settings,
+            model: self.model.as_ref(),
+        }
     }
 
     /// Does everything that follows from what just happened, and lets the world know.
@@ -301,8 +305,7 @@ impl Driver {
         loop {
             self.do_effects();
             self.send_commands();
-            // Counted at the door: a request that was let in may still be on its way here.
-            if self.worker.is_draining() && self.shared.registry.live() == 0 {
+            if self.worker.is_draining() && self.handles.is_idle() {
                 self.tell(Event::Idle);
             }
             if self.effects.is_empty() {
@@ -315,17 +318,7 @@ impl Driver {
 
     fn do_effects(&mut self) {
         while let Some(effect) = self.effects.pop_front() {
-            if let Effect::Child {
-                seat,
-                deed: Deed::Bury(_),
-                ..
-            } = effect
-            {
-                let accepted = |record: &Record| record.progress.lock().accepted_at();
-                let oldest = self.requests.in_flight(seat).map(accepted).min();
-                self.news.interrupted(oldest);
-            }
-            self.news.effect(self.now, &effect);
+            self.chronicle.news.effect(&effect);
             self.do_one(effect);
         }
     }
@@ -342,68 +335,65 @@ impl Driver {
                     Some(failure) => Refusal::Unavailable(failure.reason.clone()),
                     None => Refusal::Draining,
                 };
-                self.shared.registry.close(refusal);
+                self.handles.refuse(refusal);
             }
             Effect::EndRequests(reason) => self.end_requests(reason),
-            Effect::End { exit, reason } => {
-                self.phase
-                    .send_modify(|phase| phase.ended = Some(Ended { exit, reason }));
-            }
+            Effect::End { exit, reason } => self.handles.has_ended(Ended { exit, reason }),
         }
     }
 
     fn do_to_child(&mut self, seat: SeatId, generation: Generation, deed: Deed) {
+        let now = self.now;
         match deed {
             Deed::Spawn => self.spawn(seat, generation),
-            Deed::Load => {
-                self.gpu.load_begins(self.now);
-                let order = self.order_to_load(seat);
-                self.send(seat, &Command::Load(order));
+            Deed::Load => self.load(seat),
+            Deed::Serve => self.serve(seat, generation),
+            Deed::Suspend { noticed_in } => {
+                let state = self.worker.word_for(&noticed_in);
+                let crashes = &mut self.chronicle.crashes;
+                crashes.noticed(seat, generation, now, state);
+                self.requests.suspend(seat);
             }
-            Deed::Serve => self.serve(seat),
-            Deed::Suspend => self.requests.suspend(seat),
             Deed::Dismiss => self.send(seat, &Command::Shutdown),
             Deed::Kill(signal) => {
-                if self.seat(seat).kill(generation, signal) {
-                    self.crashes.killed();
+                if self.seats[seat].kill(generation, signal) {
+                    self.chronicle.crashes.killed(seat, generation, now);
                 }
             }
             Deed::Bury(cause) => {
-                let scene = self.report_death(seat, generation, &cause);
-                self.requests.bury(seat, &cause, &scene, self.now);
-                self.news.buried();
-                self.seat(seat).clear();
+                let (bereft, requests) = (&mut self.seats[seat], &mut self.requests);
+                let chronicle = &mut self.chronicle;
+                let scene = chronicle.buried(now, bereft, generation, &cause, requests);
+                requests.bury(seat, &cause, &scene, now);
+                bereft.clear();
             }
         }
     }
 
     fn spawn(&mut self, seat: SeatId, generation: Generation) {
-        let program = self.settings.child_binary.clone();
-        let event = match self.seat(seat).begin(generation, &program) {
-            Ok(()) => return self.news.repaired(CHILD_SOCKET),
-            Err(ref why @ NotBegun::Thread(ref error)) => spawn_failure(&why.to_string(), error),
-            Err(NotBegun::Socket(error)) => {
-                self.news
-                    .impaired(self.now, CHILD_SOCKET, &error.to_string());
-                ChildEvent::SpawnStarved
-            }
+        let (program, news) = (&self.settings.child_binary, &mut self.chronicle.news);
+        let seat = &mut self.seats[seat];
+        if let Some(event) = births::order(self.now, seat, generation, program, news) {
+            self.tell(Event::Child { generation, event });
+        }
+    }
+
+    fn load(&mut self, seat: SeatId) {
+        self.chronicle.gpu.load_begins(self.now);
+        let child = self.seats[seat].child.as_mut();
+        let order = LoadOrder {
+            model_file: self.keeping.hand_out(child),
+            ..self.settings.load.clone()
         };
-        self.tell(Event::Child { generation, event });
+        self.send(seat, &Command::Load(order));
     }
 
-    fn install(&mut self, model: LoadedModel) {
-        let model = Arc::new(model);
-        self.shared.registry.set_slots(model.max_running as usize);
-        *self.shared.model.write() = Some(Arc::clone(&model));
-        self.model = Some(model);
-    }
-
-    fn serve(&mut self, seat: SeatId) {
+    fn serve(&mut self, seat: SeatId, generation: Generation) {
         if let Some(model) = &self.model {
-            self.news.ready(self.now, model);
-            self.crashes.ready(self.now);
+            let occupied = &mut self.seats[seat];
+            self.chronicle.ready(self.now, occupied, generation, model);
             self.requests.serve(seat, Arc::clone(&model.text));
-            self.phase.send_modify(|phase| phase.ready = true);
+            self.handles.is_ready();
         }
     }
 
@@ -419,18 +409,16 @@ impl Driver {
     }
 
     fn send_commands(&mut self) {
-        for seat in 0..self.seats.len() {
-            let Seat { id, child, .. } = &mut self.seats[seat];
-            let (id, Some(child)) = (*id, child) else {
-                continue;
-            };
-            let sent = child.send_what_fits(|| self.requests.next_command(id));
-            self.note_send(id, sent);
+        for seat in self.seats.ids() {
+            if let Some(child) = &mut self.seats[seat].child {
+                let sent = child.send_what_fits(|| self.requests.next_command(seat));
+                self.note_send(seat, sent);
+            }
         }
     }
 
     fn send(&mut self, seat: SeatId, command: &Command) {
-        let sent = self.seat(seat).send(command);
+        let sent = self.seats[seat].send(command);
         self.note_send(seat, sent);
     }
 
@@ -441,67 +429,22 @@ impl Driver {
     }
 
     fn publish(&mut self) {
-        if self.news.is_due(self.now) {
-            let mut snapshot = self.news.snapshot(
-                self.now,
-                &self.worker,
-                &self.requests,
-                &self.shared.registry,
-            );
-            snapshot.faults.crash_reports = self.crashes.reported();
-            snapshot.gpu = self.gpu.snapshot().clone();
-            snapshot.model_kept_open = self.kept_model.is_some();
-            let trouble = self.shared.crashes.trouble();
-            snapshot.impaired = self.news.impairments(self.now, trouble);
-            *self.shared.snapshot.write() = Arc::new(snapshot);
+        let (worker, requests, shared) = (&self.worker, &self.requests, &self.handles.shared);
+        let chronicle = &mut self.chronicle;
+        let snapshot = chronicle.snapshot(self.now, &self.seats, worker, requests, shared);
+        if let Some(mut snapshot) = snapshot {
+            snapshot.model_kept_open = self.keeping.has_model();
+            self.handles.publish(snapshot);
         }
     }
 
     /// Whoever submitted in the last moment gets an end as well.
     fn say_goodbye(mut self) {
-        self.shared
-            .registry
-            .close(Refusal::Unavailable("the engine has ended".to_owned()));
-        self.controls.close();
-        while let Ok(control) = self.controls.try_recv() {
-            if let Control::Submit(record) = control {
-                self.requests.submit(record);
-            }
+        for record in self.handles.close() {
+            self.requests.submit(record);
         }
         let failure = Failure::new(ErrorCode::WorkerUnhealthy, "the worker has ended");
         self.requests.fail_all(&failure, self.now);
         self.requests.wake();
-    }
-}
-
-/// Cancel-safe, as each of them is.
-async fn next_in(seats: &mut [Seat]) -> (SeatId, Happening) {
-    let next = |seat| Box::pin(next_of(seat));
-    let (first, ..) = select_all(seats.iter_mut().map(next)).await;
-    first
-}
-
-async fn next_of(seat: &mut Seat) -> (SeatId, Happening) {
-    (seat.id, seat.next().await)
-}
-
-fn link_failure(error: LinkError) -> ChildEvent {
-    match error {
-        LinkError::Frame(error @ (FrameError::NotOurs(_) | FrameError::Version { .. })) => {
-            ChildEvent::HandshakeRefused(HandshakeRefusal::Preamble(error.to_string()))
-        }
-        LinkError::Overfull(_) => ChildEvent::LinkStalled,
-        error => ChildEvent::Violation(error.to_string()),
-    }
-}
-
-fn spawn_failure(message: &str, failure: &io::Error) -> ChildEvent {
-    error!(error = %message, "child_spawn_failed");
-    if is_want_of_descriptors(failure) {
-        return ChildEvent::SpawnStarved;
-    }
-    ChildEvent::SpawnFailed {
-        message: message.to_owned(),
-        permanent: is_permanent(failure),
     }
 }

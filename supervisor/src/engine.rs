@@ -25,7 +25,7 @@ pub use worker_orcd_lifecycle::{Deadlines, RestartPolicy, SupervisorExit};
 
 use crate::crash::{CrashSettings, CrashStore};
 use crate::requests::Registry;
-use crate::requests::live::Control;
+use crate::requests::control::Control;
 use crate::requests::record::Record;
 use parking_lot::RwLock;
 use std::path::PathBuf;

@@ -100,7 +100,7 @@ impl Metrics {
             model,
             at,
             supervisor: Process::own(),
-            child: snapshot.child.as_ref().and_then(|it| Process::of(it.pid)),
+            child: snapshot.child().and_then(|it| Process::of(it.pid)),
         };
         let mut taken = Registry::default();
         taken.register_collector(Box::new(TakenOfGpu::at(&now)));

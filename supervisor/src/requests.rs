@@ -17,12 +17,13 @@
 //!   and the one end; [`stream`] the reader; [`registry`] who may come in; [`live`] the driver's
 //!   side: what is with which child, what waits, and what follows when a child dies; [`violation`] what no
 //!   child says of them.
-//! * [`pace`] counts how long streams wait for their next token.
+//! * [`control`] is what clients' tasks want of the driver; [`pace`] counts how long streams wait for their next token.
 //! * A query of death: [`scene`] is where a death met each request, [`suspicion`] what deaths say
 //!   about it, [`live`]'s probation lets suspects run alone, [`fingerprint`] and [`quarantine`] keep the guilty out.
 //!
 //! Deliberately absent: sockets, processes, HTTP, and the text itself in any log.
 
+pub(crate) mod control;
 pub mod fingerprint;
 pub mod live;
 mod pace;

@@ -3,6 +3,7 @@
 
 use crate::death::DeathCause;
 use crate::exit::SupervisorExit;
+use crate::state::State;
 use std::fmt;
 use worker_orcd_ipc::Generation;
 
@@ -32,8 +33,11 @@ pub enum Deed {
     Load,
     /// Submit everything that waits, and whatever comes.
     Serve,
-    /// Send nothing more to it; its requests wait.
-    Suspend,
+    /// Its end has begun: send nothing more to it; its requests wait.
+    Suspend {
+        /// What the child was doing until then.
+        noticed_in: State,
+    },
     /// Send `Command::Shutdown`.
     Dismiss,
     /// To its whole process group.

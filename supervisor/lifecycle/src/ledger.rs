@@ -1,21 +1,12 @@
-//! Who died when, and of what. Bounded: a window of times, a count per cause, and the last death.
+//! How many died lately, and of what. Bounded: a window of times, and a count per cause.
 
 use crate::death::DeathCause;
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
-use worker_orcd_ipc::Generation;
-
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Death {
-    pub generation: Generation,
-    pub at: Duration,
-    pub cause: DeathCause,
-}
 
 #[derive(Debug, Clone, Default)]
 pub struct Ledger {
     by_cause: BTreeMap<&'static str, u64>,
-    last: Option<Death>,
     /// Times of deaths that count against the restart intensity, oldest first.
     recent: VecDeque<Duration>,
     /// Deaths since a child last got as far as serving.
@@ -25,17 +16,12 @@ pub struct Ledger {
 impl Ledger {
     /// Forgets what is older than `window` on the way, so that `recent` stays as small as the
     /// restart intensity.
-    pub fn record(&mut self, death: Death, window: Duration) {
-        while self
-            .recent
-            .front()
-            .is_some_and(|at| *at + window <= death.at)
-        {
+    pub fn record(&mut self, now: Duration, cause: &DeathCause, window: Duration) {
+        while self.recent.front().is_some_and(|at| *at + window <= now) {
             self.recent.pop_front();
         }
-        self.recent.push_back(death.at);
-        *self.by_cause.entry(death.cause.label()).or_default() += 1;
-        self.last = Some(death);
+        self.recent.push_back(now);
+        *self.by_cause.entry(cause.label()).or_default() += 1;
         self.fruitless = self.fruitless.saturating_add(1);
     }
 
@@ -47,11 +33,6 @@ impl Ledger {
     #[must_use]
     pub fn by_cause(&self) -> &BTreeMap<&'static str, u64> {
         &self.by_cause
-    }
-
-    #[must_use]
-    pub fn last(&self) -> Option<&Death> {
-        self.last.as_ref()
     }
 
     /// Deaths less than `window` ago.

@@ -19,7 +19,7 @@
 //! * [`worker`] who is replaced when, and how it all ends; [`life`] one child's transitions, [`state`]
 //!   what can be true of it; [`event`] what can happen, [`effect`] what to do.
 //! * [`watchdog`] the deadlines of a child that lives; [`death`] why it ended; [`restart_policy`] what
-//!   follows from that; [`gpu`] what the device's driver has to say about it; [`ledger`] who died when.
+//!   follows from that; [`gpu`] what the device's driver has to say about it; [`ledger`] how many died lately.
 //!
 //! Deliberately absent: clocks (time is an argument: a [`Duration`](std::time::Duration) since
 //! the supervisor's start), I/O, threads, tokio, requests, and logging.
@@ -45,7 +45,7 @@ pub use effect::{Deed, Effect, EndReason, SeatId, Signal};
 pub use event::{ChildEvent, Event};
 pub use exit::SupervisorExit;
 pub use gpu::{Condemnation, Need, RecoveryAction, Remedy, Testimony, Xid};
-pub use ledger::{Death, Ledger};
+pub use ledger::Ledger;
 pub use life::Life;
 pub use restart_policy::{Failure, RestartPolicy};
 pub use state::{KillStage, LoadProgress, State};

@@ -117,15 +117,16 @@ impl Life {
             // It is spawned before it can go, or goes already.
             _ => return vec![],
         };
-        self.state = State::Killing {
+        let killing = State::Killing {
             since: now,
             pid: self.state.pid().unwrap_or_default(),
             cause: DeathCause::Dismissed,
             stage,
             deadline: now + patience,
         };
+        let suspend = self.end_in(killing);
         match stage {
-            KillStage::Asked => vec![Deed::Suspend, Deed::Dismiss],
+            KillStage::Asked => vec![suspend, Deed::Dismiss],
             KillStage::Terminated | KillStage::Killed => vec![Deed::Kill(Signal::Term)],
         }
     }
@@ -136,14 +137,14 @@ impl Life {
         let Some(pid) = self.state.pid() else {
             return vec![];
         };
-        self.state = State::Killing {
+        let suspend = self.end_in(State::Killing {
             since: now,
             pid,
             cause,
             stage: KillStage::Killed,
             deadline: now + self.deadlines.kill,
-        };
-        vec![Deed::Suspend, Deed::Kill(Signal::Kill)]
+        });
+        vec![suspend, Deed::Kill(Signal::Kill)]
     }
 
     /// Nobody waits for it any more.
@@ -238,7 +239,7 @@ impl Life {
             ChildEvent::Spawned { pid } => return self.spawned(now, pid),
             ChildEvent::SpawnFailed { message, permanent } => {
                 let cause = DeathCause::SpawnFailed { message, permanent };
-                return self.is_spawning().then(|| self.bury(now, cause));
+                return self.state.is_spawning().then(|| self.bury(now, cause));
             }
             ChildEvent::SpawnStarved => return self.starved(now),
             ChildEvent::Exited(exit) => return self.exited(now, exit),
@@ -267,19 +268,15 @@ impl Life {
     }
 
     fn starved(&mut self, now: Duration) -> Option<Deeds> {
-        self.is_spawning().then(|| {
+        self.state.is_spawning().then(|| {
             self.rest(now, None);
             vec![]
         })
     }
 
-    fn is_spawning(&self) -> bool {
-        matches!(self.state, State::Spawning { .. })
-    }
-
     fn spawned(&mut self, now: Duration, pid: u32) -> Option<Deeds> {
         // The spawn deadline may have given it up.
-        self.is_spawning().then(|| {
+        self.state.is_spawning().then(|| {
             self.state = State::Handshaking {
                 since: now,
                 pid,
@@ -311,11 +308,8 @@ impl Life {
     }
 
     fn unacceptable(&self, features: &[String]) -> Option<Vec<String>> {
-        let unknown: Vec<_> = features
-            .iter()
-            .filter(|feature| !self.accept_features.contains(feature))
-            .cloned()
-            .collect();
+        let is_unknown = |it: &&String| !self.accept_features.contains(it);
+        let unknown: Vec<_> = features.iter().filter(is_unknown).cloned().collect();
         (!unknown.is_empty()).then_some(unknown)
     }
 
@@ -431,15 +425,20 @@ impl Life {
         let Some(pid) = self.state.pid() else {
             return vec![];
         };
-        self.state = State::Reaping {
+        vec![self.end_in(State::Reaping {
             since: now,
             pid,
             said,
             exit,
             link_closed,
             deadline: now + self.deadlines.reap,
-        };
-        vec![Deed::Suspend]
+        })]
+    }
+
+    /// Its end begins, or goes on in another way.
+    fn end_in(&mut self, state: State) -> Deed {
+        let noticed_in = std::mem::replace(&mut self.state, state);
+        Deed::Suspend { noticed_in }
     }
 
     fn bury(&mut self, now: Duration, cause: DeathCause) -> Deeds {

@@ -115,6 +115,11 @@ impl State {
         }
     }
 
+    #[must_use]
+    pub(crate) fn is_spawning(&self) -> bool {
+        matches!(self, Self::Spawning { .. })
+    }
+
     /// Nothing will come of it by itself.
     #[must_use]
     pub fn is_over(&self) -> bool {

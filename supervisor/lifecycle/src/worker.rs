@@ -12,7 +12,7 @@ use crate::effect::{Deed, Effect, EndReason, SeatId, Signal};
 use crate::event::{ChildEvent, Event};
 use crate::exit::SupervisorExit;
 use crate::gpu::Testimony;
-use crate::ledger::{Death, Ledger};
+use crate::ledger::Ledger;
 use crate::life::Life;
 use crate::restart_policy::{Failure, RestartPolicy, Verdict};
 use crate::state::State;
@@ -100,6 +100,14 @@ impl Worker {
         &self.seats[usize::from(seat.0)]
     }
 
+    /// The one that speaks for all: who serves, else the first.
+    #[must_use]
+    pub fn foremost(&self) -> &Life {
+        let mut seats = self.seats.iter();
+        let serves = seats.find(|life| life.state().takes_work());
+        serves.unwrap_or(&self.seats[0])
+    }
+
     #[must_use]
     pub fn ledger(&self) -> &Ledger {
         &self.ledger
@@ -141,12 +149,22 @@ impl Worker {
     /// A stable word for /health, metrics and logs, and since when it is true.
     #[must_use]
     pub fn state(&self) -> (&'static str, Duration) {
-        let life = self.seats.iter().find(|life| life.state().takes_work());
-        let state = life.unwrap_or(&self.seats[0]).state();
+        let state = self.foremost().state();
         match (&self.course, self.course.drain()) {
             (Course::Over { since, end }, _) => (end.name(), *since),
-            (_, Some(drain)) if state.takes_work() => ("draining", state.since().max(drain.since)),
-            _ => (state.name(), state.since()),
+            (_, Some(drain)) if state.takes_work() => {
+                (self.word_for(state), state.since().max(drain.since))
+            }
+            _ => (self.word_for(state), state.since()),
+        }
+    }
+
+    /// A child that serves does so to the end of a drain, if there is one.
+    #[must_use]
+    pub fn word_for(&self, state: &State) -> &'static str {
+        match self.course.drain() {
+            Some(_) if state.takes_work() => "draining",
+            _ => state.name(),
         }
     }
 
@@ -251,12 +269,8 @@ impl Worker {
         };
         let mut effects: Effects = deeds.into_iter().map(child).collect();
         if let Some(cause) = &cause {
-            let death = Death {
-                generation,
-                at: now,
-                cause: cause.clone(),
-            };
-            self.ledger.record(death, self.settings.restart.window);
+            let window = self.settings.restart.window;
+            self.ledger.record(now, cause, window);
         }
         effects.extend(self.succeed(now, seat, cause));
         effects

@@ -3,7 +3,7 @@
 #[allow(dead_code)]
 mod common;
 
-use common::{PID, Sim, after_death};
+use common::{PID, Sim, after_death, buried};
 use std::time::Duration;
 use worker_orcd_lifecycle::{
     ChildEvent, Deadlines, Deed, Effect, EndReason, Event, Exit, RecoveryAction, Signal,
@@ -63,8 +63,7 @@ fn a_living_child_is_killed_and_the_worker_fails_with_the_number_of_the_need() {
         assert_eq!(failed_with(&effects), Some(exit));
         let failure = sim.worker.failure().expect("it has failed");
         assert!(failure.reason.contains(&format!("Xid {number}")));
-        let last = sim.worker.ledger().last().unwrap();
-        assert_eq!(last.cause.label(), exit.name());
+        assert_eq!(buried(&effects).unwrap().label(), exit.name());
     }
 }
 
@@ -117,8 +116,7 @@ fn a_child_that_is_dying_already_is_buried_and_not_replaced() {
     let effects = sim.child(ChildEvent::Exited(Exit::Code(68)));
     assert!(!spawns(&effects), "{effects:?}");
     assert_eq!(failed_with(&effects), Some(SupervisorExit::GpuNeedsReset));
-    let last = sim.worker.ledger().last().unwrap();
-    assert_eq!(last.cause.label(), "device", "its own cause");
+    assert_eq!(buried(&effects).unwrap().label(), "device", "its own");
 }
 
 #[test]

@@ -281,7 +281,7 @@ fn describe_deed(deed: &Deed) -> String {
         Deed::Spawn => "spawn".to_owned(),
         Deed::Load => "load".to_owned(),
         Deed::Serve => "serve".to_owned(),
-        Deed::Suspend => "suspend".to_owned(),
+        Deed::Suspend { .. } => "suspend".to_owned(),
         Deed::Dismiss => "dismiss".to_owned(),
         Deed::Kill(signal) => format!("kill {signal:?}"),
         Deed::Bury(cause) => format!("bury ({})", cause.label()),

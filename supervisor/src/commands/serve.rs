@@ -261,12 +261,7 @@ async fn announce(config: &Config, app: &App, addresses: &[SocketAddr]) -> bool 
         quant_kind = model.facts.quant_kind,
         device = model.device.id,
         device_name = model.device.name,
-        generation = app
-            .engine
-            .snapshot()
-            .child
-            .as_ref()
-            .map(|child| child.generation),
+        generation = app.engine.snapshot().child().map(|child| child.generation),
         uri,
         "ready"
     );

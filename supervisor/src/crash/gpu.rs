@@ -2,7 +2,7 @@
 //! them.
 
 use crate::calendar::rfc3339;
-use crate::crash::report::milliseconds;
+use crate::crash::report::{milliseconds, milliseconds_between};
 use crate::nvml::SeenXid;
 use crate::nvml::reckoning::Measure;
 use serde::Serialize;
@@ -11,7 +11,7 @@ use worker_orcd_lifecycle::RecoveryAction;
 
 /// As the witness tells it. `None` is unknown, or not yet.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub(crate) struct GpuEvidence {
+pub struct GpuEvidence {
     pub uuid: Option<String>,
     /// Since the child's start, oldest first.
     pub xids: Vec<SeenXid>,
@@ -20,11 +20,13 @@ pub(crate) struct GpuEvidence {
     pub baseline: Option<u64>,
     pub ecc_uncorrected: Option<u64>,
     pub action: Option<RecoveryAction>,
+    /// While the action is awaited.
+    pub action_due: Option<Instant>,
     pub measure: Option<Measure>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) struct MemoryBefore {
+pub struct MemoryBefore {
     /// Of the child alone.
     pub child: Option<u64>,
     pub used: u64,
@@ -71,10 +73,10 @@ struct MemoryFacts {
 
 impl GpuFacts {
     #[must_use]
-    pub(crate) fn new(evidence: GpuEvidence, noticed_at: Instant) -> Self {
+    pub(crate) fn new(evidence: &GpuEvidence, noticed_at: Instant) -> Self {
         let measure = evidence.measure.unwrap_or_default();
         Self {
-            uuid: evidence.uuid,
+            uuid: evidence.uuid.clone(),
             xids: evidence
                 .xids
                 .iter()
@@ -84,7 +86,7 @@ impl GpuFacts {
                 child_bytes: before.child,
                 used_bytes: before.used,
                 total_bytes: before.total,
-                ms: from(noticed_at, before.at),
+                ms: milliseconds_between(noticed_at, before.at),
             }),
             baseline_bytes: evidence.baseline,
             residual_bytes: measure.residual,
@@ -102,15 +104,7 @@ fn xid_facts(seen: &SeenXid, noticed_at: Instant) -> XidFacts {
         remedy: seen.xid.remedy().name(),
         at: rfc3339(seen.wall),
         kernel_seconds: seen.kernel.map(|kernel| milliseconds(kernel) / 1000.0),
-        ms: from(noticed_at, seen.at),
-    }
-}
-
-/// Milliseconds, negative before `start`.
-fn from(start: Instant, moment: Instant) -> f64 {
-    match moment.checked_duration_since(start) {
-        Some(later) => milliseconds(later),
-        None => -milliseconds(start.duration_since(moment)),
+        ms: milliseconds_between(noticed_at, seen.at),
     }
 }
 
@@ -144,12 +138,13 @@ mod tests {
             baseline: Some(4),
             ecc_uncorrected: Some(0),
             action: Some(RecoveryAction::None),
+            action_due: None,
             measure: Some(Measure {
                 freed_after: Some(Duration::from_micros(18_500)),
                 residual: Some(0),
             }),
         };
-        let told = serde_json::to_value(GpuFacts::new(evidence, noticed_at)).unwrap();
+        let told = serde_json::to_value(GpuFacts::new(&evidence, noticed_at)).unwrap();
         let expected = json!({
             "uuid": "GPU-1",
             "xids": [{
@@ -170,7 +165,7 @@ mod tests {
 
     #[test]
     fn what_nobody_saw_is_null() {
-        let told = GpuFacts::new(GpuEvidence::default(), Instant::now());
+        let told = GpuFacts::new(&GpuEvidence::default(), Instant::now());
         let told = serde_json::to_value(told).unwrap();
         for (field, value) in told.as_object().unwrap() {
             let expected = if field == "xids" {

@@ -1,19 +1,13 @@
 //! What a crash report says. Ids and lengths; never a word of anybody's text.
 
 use crate::calendar::rfc3339;
+use crate::crash::death::{Burial, Death, Deceased, Successor};
 use crate::crash::gpu::GpuFacts;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
-use std::time::{Duration, SystemTime};
-use worker_orcd_ipc::MemoryReport;
-use worker_orcd_ipc::flight::{Moment, Record, Recording, Who};
+use std::time::{Duration, Instant, SystemTime};
+use worker_orcd_ipc::{Generation, MemoryReport};
 use worker_orcd_lifecycle::{DeathCause, Exit};
-
-/// Steps that a report tells of: the fatal one, and what led to it.
-const STEPS_KEPT: usize = 8;
-
-/// Records that a report shows as they are.
-const RECORDS_KEPT: usize = 16;
 
 /// Requests that are named; the others are counted.
 const REQUESTS_KEPT: usize = 256;
@@ -154,7 +148,72 @@ impl InFlight {
     }
 }
 
+impl Timeline {
+    fn of(death: &Death, burial: &Burial) -> Self {
+        let after = |moment| milliseconds_between(death.noticed_at, moment);
+        let Successor {
+            respawned_at,
+            ready_at,
+            first_token_at,
+            ..
+        } = death.successor;
+        let waited = burial.requests.count > 0;
+        Self {
+            last_sign_of_life_ms: burial.last_sign_of_life.map(after),
+            noticed_ms: 0.0,
+            reaped_ms: death.reaped.map(|(at, _)| after(at)),
+            respawned_ms: respawned_at.map(after),
+            ready_ms: ready_at.map(after),
+            first_token_ms: first_token_at.filter(|_| waited).map(after),
+        }
+    }
+}
+
+impl ChildFacts {
+    fn of(death: &Death, burial: &Burial) -> Self {
+        let child = burial.child.as_ref();
+        let age = |child: &Deceased| burial.at.instant.duration_since(child.spawned_at);
+        Self {
+            generation: death.generation.0,
+            pid: child.map(|child| child.pid),
+            build: child.and_then(|child| child.build.clone()),
+            state: death.state.unwrap_or("spawning"),
+            uptime_ms: child.map(|child| milliseconds(age(child))),
+            steps: child.and_then(|child| child.steps),
+        }
+    }
+}
+
 impl Report {
+    /// What is known by now.
+    #[must_use]
+    pub(crate) fn of(death: &Death, burial: &Burial) -> Self {
+        let exit = death.reaped.map(|(_, exit)| exit);
+        let before = burial.child.as_ref().and_then(|child| child.memory);
+        Self {
+            id: burial.report_id(death),
+            at: rfc3339(burial.wall_time_of(death.noticed_at)),
+            worker: WorkerFacts {
+                pid: std::process::id(),
+                version: env!("CARGO_PKG_VERSION"),
+            },
+            cause: Cause::new(&burial.cause, exit, death.killed_by_supervisor),
+            child: ChildFacts::of(death, burial),
+            timeline: Timeline::of(death, burial),
+            requests: burial.requests.clone(),
+            memory: Memory {
+                before: before.as_ref().map(memory),
+                host_available_bytes: burial.host_available_bytes,
+                after: death.successor.memory.as_ref().map(memory),
+            },
+            gpu: death
+                .gpu
+                .as_ref()
+                .map(|evidence| GpuFacts::new(evidence, death.noticed_at)),
+            flight_recorder: burial.flight_recorder.clone(),
+        }
+    }
+
     #[must_use]
     pub fn summary(&self) -> Summary {
         Summary {
@@ -197,7 +256,7 @@ impl Report {
 /// Sorts by time, can be a file's name and a path's segment, and is another for another worker
 /// that shares the directory.
 #[must_use]
-pub(crate) fn report_id(at: SystemTime, generation: u32) -> String {
+pub(crate) fn report_id(at: SystemTime, generation: Generation) -> String {
     let time: String = rfc3339(at)
         .chars()
         .filter(|it| it.is_ascii_alphanumeric())
@@ -218,8 +277,17 @@ pub(crate) fn milliseconds(time: Duration) -> f64 {
     time.as_micros() as f64 / 1000.0
 }
 
+/// Negative when `moment` came before `start`.
 #[must_use]
-pub(crate) fn memory(report: &MemoryReport) -> Value {
+pub(crate) fn milliseconds_between(start: Instant, moment: Instant) -> f64 {
+    match moment.checked_duration_since(start) {
+        Some(later) => milliseconds(later),
+        None => -milliseconds(start.duration_since(moment)),
+    }
+}
+
+#[must_use]
+fn memory(report: &MemoryReport) -> Value {
     json!({
         "total_bytes": report.total_bytes,
         "free_bytes": report.free_bytes,
@@ -233,220 +301,12 @@ pub(crate) fn memory(report: &MemoryReport) -> Value {
     })
 }
 
-/// The last steps, and the last records as they are. Times are milliseconds before `now_ns`, of
-/// the clock that the child used.
-#[must_use]
-pub(crate) fn recording(recording: &Recording, now_ns: u64) -> Value {
-    let ago = |time_ns: u64| milliseconds(Duration::from_nanos(now_ns.saturating_sub(time_ns)));
-    let records = &recording.records;
-    let shown = &records[records.len().saturating_sub(RECORDS_KEPT)..];
-    json!({
-        "records": records.len(),
-        "torn": recording.torn,
-        "stands": stands(recording, &ago),
-        "last_steps": last_steps(records, &ago),
-        "last_records": shown.iter().map(|record| json!({
-            "number": record.number,
-            "ms_before_report": ago(record.time_ns),
-            "step": record.step,
-            "moment": moment(record.moment),
-            "sequences": record.who.sequences(),
-            "requests": requests(&record.who),
-        })).collect::<Vec<_>>(),
-    })
-}
-
-/// What the child wrote down of a step that did not end, unless it ended after all.
-fn stands(recording: &Recording, ago: &dyn Fn(u64) -> f64) -> Option<Value> {
-    let note = recording.note.as_ref()?;
-    let ended = |record: &Record| record.moment == Moment::StepEnd && record.step >= note.step;
-    let stands = !recording.records.iter().any(ended);
-    stands.then(|| {
-        json!({
-            "step": note.step,
-            "ms_before_report": ago(note.time_ns),
-            "text": note.text,
-        })
-    })
-}
-
-fn last_steps(records: &[Record], ago: &dyn Fn(u64) -> f64) -> Vec<Value> {
-    // A child that is a step ahead of its device begins a step before it ends the one before.
-    let mut records = records.to_vec();
-    records.sort_by_key(|record| record.step);
-    let steps: Vec<&[Record]> = records
-        .chunk_by(|one, next| one.step == next.step)
-        .filter(|step| step[0].step > 0)
-        .collect();
-    let kept = &steps[steps.len().saturating_sub(STEPS_KEPT)..];
-    kept.iter().map(|step| step_value(step, ago)).collect()
-}
-
-fn step_value(records: &[Record], ago: &dyn Fn(u64) -> f64) -> Value {
-    let (first, last) = (&records[0], &records[records.len() - 1]);
-    let tokens = match first.moment {
-        Moment::StepBegin { tokens } => Some(tokens),
-        // The ring has turned over its beginning.
-        _ => None,
-    };
-    let ended = last.moment == Moment::StepEnd;
-    let took = Duration::from_nanos(last.time_ns.saturating_sub(first.time_ns));
-    let phases: Vec<&str> = records
-        .iter()
-        .filter_map(|record| match record.moment {
-            Moment::Phase(phase) => Some(phase.name()),
-            _ => None,
-        })
-        .collect();
-    json!({
-        "step": first.step,
-        "began_ms_before_report": tokens.map(|_| ago(first.time_ns)),
-        "ended": ended,
-        "recorded_ms": milliseconds(took),
-        "tokens": tokens,
-        "phases": phases,
-        "last": moment(last.moment),
-        "sequences": last.who.sequences(),
-        "requests": requests(&last.who),
-    })
-}
-
-fn requests(who: &Who) -> Vec<u64> {
-    who.requests().map(|request| request.0).collect()
-}
-
-fn moment(moment: Moment) -> String {
-    match moment {
-        Moment::LoadBegin => "load begins".to_owned(),
-        Moment::LoadEnd => "load is done".to_owned(),
-        Moment::StepBegin { tokens } => format!("step of {tokens} tokens begins"),
-        Moment::Prompt { end } => format!("a prompt up to position {end}"),
-        Moment::Phase(phase) => phase.name().to_owned(),
-        Moment::Layer(layer) => format!("layer {layer} is done"),
-        Moment::StepEnd => "step is done".to_owned(),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use worker_orcd_ipc::flight::{Note, Phase};
-    use worker_orcd_ipc::{Generation, RequestId};
-
-    fn record(number: u64, step: u64, moment: Moment) -> Record {
-        Record {
-            number,
-            time_ns: number * 1_000_000,
-            step,
-            moment,
-            who: Who::new([RequestId(7)].into_iter()),
-        }
-    }
 
     #[test]
-    fn a_recording_is_told_step_by_step_and_the_unfinished_one_shows_where_it_stopped() {
-        let records = vec![
-            record(1, 0, Moment::LoadBegin),
-            record(2, 0, Moment::LoadEnd),
-            record(3, 1, Moment::StepBegin { tokens: 9 }),
-            record(4, 1, Moment::Phase(Phase::Prefill)),
-            record(5, 1, Moment::StepEnd),
-            record(6, 2, Moment::StepBegin { tokens: 1 }),
-            record(7, 2, Moment::Phase(Phase::Decode)),
-            record(8, 2, Moment::Layer(12)),
-        ];
-        let read = Recording {
-            generation: Generation(1),
-            records,
-            torn: 1,
-            note: None,
-        };
-        let told = recording(&read, 10_000_000);
-        let steps = told["last_steps"].as_array().unwrap();
-        assert_eq!(steps.len(), 2, "loading is no step: {told}");
-        assert_eq!(steps[0]["ended"], true);
-        assert_eq!(steps[0]["recorded_ms"], 2.0);
-        assert_eq!(steps[1]["ended"], false);
-        assert_eq!(steps[1]["last"], "layer 12 is done");
-        assert_eq!(steps[1]["phases"], json!(["decode"]));
-        assert_eq!(steps[1]["began_ms_before_report"], 4.0);
-        assert_eq!(steps[1]["requests"], json!([7]));
-        assert_eq!((&told["records"], &told["torn"]), (&json!(8), &json!(1)));
-        assert_eq!(told["last_records"][7]["ms_before_report"], 2.0);
-    }
-
-    #[test]
-    fn where_a_step_stands_is_told_until_it_has_ended() {
-        let begin = Moment::StepBegin { tokens: 1 };
-        let mut read = Recording {
-            generation: Generation(1),
-            records: vec![
-                record(1, 4, begin),
-                record(2, 4, Moment::StepEnd),
-                record(3, 5, begin),
-            ],
-            torn: 0,
-            note: Some(Note {
-                time_ns: 4_000_000,
-                step: 5,
-                text: "blocks 0-131 wait".to_owned(),
-            }),
-        };
-        let expected = json!({"step": 5, "ms_before_report": 6.0, "text": "blocks 0-131 wait"});
-        assert_eq!(recording(&read, 10_000_000)["stands"], expected);
-        read.records.push(record(4, 5, Moment::StepEnd));
-        assert_eq!(recording(&read, 10_000_000)["stands"], json!(null));
-        read.note = None;
-        assert_eq!(recording(&read, 10_000_000)["stands"], json!(null));
-    }
-
-    #[test]
-    fn steps_that_overlap_are_told_apart() {
-        let begin = Moment::StepBegin { tokens: 1 };
-        let records = vec![
-            record(1, 1, begin),
-            record(2, 2, begin),
-            record(3, 1, Moment::StepEnd),
-            record(4, 3, begin),
-        ];
-        let read = Recording {
-            generation: Generation(1),
-            records,
-            torn: 0,
-            note: None,
-        };
-        let told = recording(&read, 10_000_000);
-        let steps = told["last_steps"].as_array().unwrap();
-        let ended: Vec<_> = steps
-            .iter()
-            .map(|step| (&step["step"], &step["ended"]))
-            .collect();
-        let (yes, no) = (json!(true), json!(false));
-        assert_eq!(
-            ended,
-            [(&json!(1), &yes), (&json!(2), &no), (&json!(3), &no)]
-        );
-    }
-
-    #[test]
-    fn long_recordings_and_long_lists_are_cut() {
-        let step = |step| {
-            [
-                record(2 * step, step, Moment::StepBegin { tokens: 1 }),
-                record(2 * step + 1, step, Moment::StepEnd),
-            ]
-        };
-        let records: Vec<_> = (1..500).flat_map(step).collect();
-        let read = Recording {
-            generation: Generation(1),
-            records,
-            torn: 0,
-            note: None,
-        };
-        let told = recording(&read, u64::MAX);
-        assert_eq!(told["last_steps"].as_array().unwrap().len(), STEPS_KEPT);
-        assert_eq!(told["last_steps"][STEPS_KEPT - 1]["step"], 499);
-        assert_eq!(told["last_records"].as_array().unwrap().len(), RECORDS_KEPT);
+    fn long_lists_of_requests_are_cut() {
         let facts = |request| RequestFacts {
             request,
             job_id: String::new(),
@@ -465,9 +325,9 @@ mod tests {
     #[test]
     fn ids_sort_by_time_and_stay_in_their_directory() {
         let at = |ms| SystemTime::UNIX_EPOCH + Duration::from_millis(ms);
-        let id = report_id(at(951_782_399_250), 12);
+        let id = report_id(at(951_782_399_250), Generation(12));
         assert!(id.starts_with("20000228T235959250Z-"), "{id}");
-        assert!(id < report_id(at(951_782_399_251), 1));
+        assert!(id < report_id(at(951_782_399_251), Generation(1)));
         assert!(is_report_id(&id));
         for hostile in ["", "../x", "a/b", "a.json", "a\0", &"a".repeat(65)] {
             assert!(!is_report_id(hostile), "{hostile:?}");

@@ -5,47 +5,45 @@
 //! open file (no descriptor was left) the next child opens the path again; whether it is still the
 //! same model is compared either way.
 
-use crate::driver::Driver;
+use crate::child::Child;
+use crate::child::custody::KeptModel;
 use tracing::warn;
-use worker_orcd_ipc::{LoadOrder, ModelFile};
-use worker_orcd_lifecycle::{ChildEvent, SeatId};
+use worker_orcd_ipc::ModelFile;
+use worker_orcd_lifecycle::ChildEvent;
 
-impl Driver {
-    pub(super) fn order_to_load(&mut self, seat: SeatId) -> LoadOrder {
-        let model_file = match self.hand_model_out(seat) {
-            true => ModelFile::HandedOver,
-            false => ModelFile::AtPath,
-        };
-        LoadOrder {
-            model_file,
-            ..self.settings.load.clone()
-        }
+/// The first child's open file, for all later ones.
+#[derive(Debug, Default)]
+pub(super) struct Keeping(Option<KeptModel>);
+
+impl Keeping {
+    pub(super) fn has_model(&self) -> bool {
+        self.0.is_some()
     }
 
-    fn hand_model_out(&mut self, seat: SeatId) -> bool {
-        let child = &mut self.seats[usize::from(seat.0)].child;
-        let (Some(model), Some(child)) = (&self.kept_model, child) else {
-            return false;
+    /// Where a child that is to load finds the file.
+    pub(super) fn hand_out(&self, child: Option<&mut Child>) -> ModelFile {
+        let (Some(model), Some(child)) = (&self.0, child) else {
+            return ModelFile::AtPath;
         };
-        child
-            .hand_out_model(model)
-            .inspect_err(|error| warn!(%error, "model_file_not_handed_on"))
-            .is_ok()
+        match child.hand_out_model(model) {
+            Ok(()) => ModelFile::HandedOver,
+            Err(error) => {
+                warn!(%error, "model_file_not_handed_on");
+                ModelFile::AtPath
+            }
+        }
     }
 
     /// Called when a child is ready.
     ///
     /// # Errors
     /// When the child handed over something else.
-    pub(super) fn keep_model(&mut self, seat: SeatId) -> Result<(), ChildEvent> {
-        let Some(child) = &mut self.seats[usize::from(seat.0)].child else {
-            return Ok(());
-        };
-        if self.kept_model.is_some() {
+    pub(super) fn keep(&mut self, child: &mut Child) -> Result<(), ChildEvent> {
+        if self.has_model() {
             return Ok(());
         }
         match child.take_model() {
-            Ok(Some(model)) => self.kept_model = Some(model),
+            Ok(Some(model)) => self.0 = Some(model),
             Ok(None) => warn!("model_file_not_handed_over"),
             Err(error) if error.kind() == std::io::ErrorKind::InvalidData => {
                 return Err(ChildEvent::Violation(error.to_string()));

@@ -1,89 +1,61 @@
-//! What the driver hands to the crash log at each turn of a child's end and of the next one's
-//! beginning.
+//! What is known of a child the moment after its death, for its report and for the journal.
 
 #![expect(clippy::disallowed_methods, reason = "a report names the time of day")]
 
-use crate::crash::report::{ChildFacts, RequestFacts, milliseconds};
-use crate::crash::{Deceased, Now};
-use crate::driver::Driver;
+use crate::crash::death::{Burial, Now, Pause};
+use crate::crash::recording::told;
+use crate::crash::report::{InFlight, RequestFacts};
 use crate::driver::seat::Seat;
-use crate::driver::witness::Buried;
+use crate::requests::Requests;
 use crate::requests::record::Record;
 use crate::requests::scene::Scene;
 use nix::time::{ClockId, clock_gettime};
-use std::time::SystemTime;
-use worker_orcd_ipc::Generation;
-use worker_orcd_lifecycle::{DeathCause, SeatId, State};
+use std::time::{Duration, Instant, SystemTime};
+use worker_orcd_ipc::flight::Recording;
+use worker_orcd_lifecycle::DeathCause;
 
-impl Driver {
-    /// The lifecycle has just been told something; `before` is the state it was in.
-    pub(super) fn notice_death(&mut self, before: &'static str) {
-        let is_dying = |seat: &Seat| {
-            let state = self.worker.seat(seat.id).state();
-            matches!(state, State::Killing { .. } | State::Reaping { .. })
-        };
-        if self.seats.iter().any(is_dying) {
-            self.crashes.noticed(self.now, before);
-        }
-    }
+/// Before the journal hands its requests on. Where the death met them is for the journal.
+pub(super) fn examine(
+    seat: &mut Seat,
+    cause: &DeathCause,
+    requests: &Requests,
+    now: Instant,
+) -> (Burial, Scene) {
+    let (recording, stopped) = seat.last_record();
+    let scene = Scene {
+        stopped,
+        ..recording.as_ref().map(Scene::of).unwrap_or_default()
+    };
+    let at = Now {
+        instant: now,
+        wall: SystemTime::now(),
+        monotonic_ns: monotonic_ns(),
+    };
+    let burial = Burial {
+        at,
+        cause: cause.clone(),
+        child: seat.vitals.as_ref().map(|vitals| vitals.deceased()),
+        last_sign_of_life: last_sign_of_life(seat, recording.as_ref(), at),
+        flight_recorder: recording.map(|it| told(&it, at.monotonic_ns)).into(),
+        requests: InFlight::new(requests.in_flight(seat.id).map(facts)),
+        host_available_bytes: host_available_bytes(),
+        pause: Pause {
+            began: now,
+            silent_since: requests.silent_since(seat.id),
+        },
+    };
+    (burial, scene)
+}
 
-    /// Before the journal hands its requests on. Where it met them is for the journal.
-    pub(super) fn report_death(
-        &mut self,
-        seat: SeatId,
-        generation: Generation,
-        cause: &DeathCause,
-    ) -> Scene {
-        let (recording, stopped) = self.seat(seat).last_record();
-        let scene = Scene {
-            stopped,
-            ..recording.as_ref().map(Scene::of).unwrap_or_default()
-        };
-        let now = Now {
-            instant: self.now,
-            wall: SystemTime::now(),
-            monotonic_ns: monotonic_ns(),
-        };
-        let child = self.news.child();
-        let buried = child.map(|child| Buried {
-            generation: generation.0,
-            pid: child.pid,
-            spawned_at: child.spawned_at,
-            reaped_at: self.crashes.reaped_at().unwrap_or(now.instant),
-        });
-        let gpu = buried
-            .filter(|_| *cause != DeathCause::Dismissed)
-            .and_then(|buried| self.gpu.child_died(buried, now.instant));
-        let dead = Deceased {
-            child: ChildFacts {
-                generation: generation.0,
-                pid: child.map(|child| child.pid),
-                build: child.and_then(|child| child.build.clone()),
-                state: "",
-                uptime_ms: child
-                    .map(|child| milliseconds(now.instant.duration_since(child.spawned_at))),
-                steps: child.and_then(|child| child.steps),
-            },
-            heartbeat_at: child.and_then(|child| child.heartbeat_at),
-            memory: self.news.own_memory(),
-            recording,
-            requests: self.requests.in_flight(seat).map(facts).collect(),
-            host_available_bytes: host_available_bytes(),
-            gpu,
-        };
-        if let Some(id) = self.crashes.died(now, cause, dead) {
-            self.news.reported(id);
-        }
-        scene
-    }
-
-    /// Tokens came from a child that is believed.
-    pub(super) fn note_tokens(&mut self) {
-        if self.crashes.tokens(self.now) {
-            self.news.flowing_again(self.now);
-        }
-        self.news.tokens(self.now);
-    }
+/// Its last heartbeat, or the last thing that it wrote down.
+fn last_sign_of_life(seat: &Seat, recording: Option<&Recording>, at: Now) -> Option<Instant> {
+    let vitals = seat.vitals.as_ref();
+    let heartbeat = vitals.and_then(|vitals| vitals.known().heartbeat_at);
+    let record = recording
+        .and_then(|recording| recording.records.last())
+        .map(|record| Duration::from_nanos(at.monotonic_ns.saturating_sub(record.time_ns)))
+        .and_then(|age| at.instant.checked_sub(age));
+    heartbeat.into_iter().chain(record).max()
 }
 
 /// Numbers and names; the tokens stay where they are.

@@ -9,6 +9,8 @@ use crate::child::nursery::{Born, NotBegun, Nursery};
 use crate::child::spawn::Spawned;
 use crate::child::{Child, Sign};
 use crate::driver::flood::FloodGate;
+use crate::driver::silence::Silence;
+use crate::driver::vitals::Vitals;
 use crate::engine::LoadedModel;
 use crate::engine::model::Unfit;
 use crate::text::TextError;
@@ -24,6 +26,9 @@ use worker_orcd_lifecycle::{SeatId, Signal};
 pub(super) struct Seat {
     pub(super) id: SeatId,
     pub(super) child: Option<Child>,
+    /// As long as there is a child.
+    pub(super) vitals: Option<Vitals>,
+    pub(super) silence: Silence,
     nursery: Nursery,
     /// Of the child that is or is being made; what the dead one wrote is read from here.
     recorder: Option<FlightRecorder>,
@@ -31,8 +36,6 @@ pub(super) struct Seat {
     was_stopped: bool,
     building: Option<Building>,
     flood_gate: FloodGate,
-    /// Those whom it keeps waiting were told so.
-    pub(super) hesitating: bool,
 }
 
 /// What may happen in a seat.
@@ -54,12 +57,13 @@ impl Seat {
         Self {
             id,
             child: None,
+            vitals: None,
+            silence: Silence::default(),
             nursery: Nursery::new(),
             recorder: None,
             was_stopped: false,
             building: None,
             flood_gate: FloodGate::new(now),
-            hesitating: false,
         }
     }
 
@@ -92,6 +96,8 @@ impl Seat {
             Born::Child(child) => {
                 let pid = child.pid;
                 self.flood_gate = FloodGate::new(now);
+                self.silence = Silence::default();
+                self.vitals = Some(Vitals::new(now, child.generation, pid));
                 self.child = Some(*child);
                 pid
             }
@@ -165,6 +171,7 @@ impl Seat {
         self.building = None;
         self.nursery.give_up();
         self.child = None;
+        self.vitals = None;
     }
 }
 

@@ -3,18 +3,20 @@
 //!
 //! On the CPU device there is no witness, nothing is loaded, and everything here is unknown.
 
+use crate::crash::death::{Burial, Death};
 use crate::crash::gpu::{GpuEvidence, MemoryBefore};
-use crate::driver::Driver;
+use crate::crash::log::CrashLog;
 use crate::engine::gpu::{GpuSnapshot, Nvml};
 use crate::nvml::library::Gauges;
 use crate::nvml::reckoning::Examination;
 use crate::nvml::{SeenXid, Sighting, Witness, same_uuid};
 use std::collections::VecDeque;
 use std::fs;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tracing::{info, warn};
-use worker_orcd_ipc::DeviceSelector;
-use worker_orcd_lifecycle::{Event, RecoveryAction, Testimony, Xid};
+use worker_orcd_ipc::{DeviceSelector, Generation};
+use worker_orcd_lifecycle::{Testimony, Xid};
 
 /// Xids that are kept. A storm of them (45 comes once a channel) has nothing new to say.
 const XIDS_KEPT: usize = 64;
@@ -27,9 +29,6 @@ const NEAR: Duration = Duration::from_secs(10);
 /// stops the card for a while, and every call with it.
 const WORD_WITHIN: Duration = Duration::from_secs(1);
 
-/// Deaths whose memory may still be coming back; as many as the crash log keeps open.
-const DEATHS_KEPT: usize = 16;
-
 #[derive(Debug)]
 pub(super) struct GpuWatch {
     witness: Option<Witness>,
@@ -39,36 +38,6 @@ pub(super) struct GpuWatch {
     first_load: Option<Instant>,
     /// The library and we call processes by the same numbers.
     pids_are_known: bool,
-    deaths: VecDeque<Death>,
-}
-
-/// One that is being examined, or was.
-#[derive(Debug)]
-struct Death {
-    generation: u32,
-    spawned_at: Instant,
-    at: Instant,
-    /// While the recovery action is awaited.
-    word_until: Option<Instant>,
-    evidence: GpuEvidence,
-}
-
-/// A child that was just buried.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Buried {
-    pub generation: u32,
-    pub pid: u32,
-    pub spawned_at: Instant,
-    pub reaped_at: Instant,
-}
-
-/// What follows from a sighting.
-#[derive(Debug, Default, PartialEq)]
-pub(super) struct Consequences {
-    /// For the lifecycle.
-    pub testimony: Option<Testimony>,
-    /// For the crash report of that generation.
-    pub evidence: Option<(u32, GpuEvidence)>,
 }
 
 impl GpuWatch {
@@ -96,7 +65,6 @@ impl GpuWatch {
             xids: VecDeque::new(),
             first_load: None,
             pids_are_known: in_initial_pid_namespace(),
-            deaths: VecDeque::new(),
         }
     }
 
@@ -120,8 +88,14 @@ impl GpuWatch {
 
     // === what is sighted ===
 
-    /// `child` is the process that lives now.
-    pub(super) fn note(&mut self, sighting: Sighting, child: Option<u32>) -> Consequences {
+    /// What the lifecycle is told of it. `children` are the processes that live now; what is found out
+    /// about a death is added to it.
+    pub(super) fn note(
+        &mut self,
+        sighting: Sighting,
+        children: &[u32],
+        crashes: &mut CrashLog,
+    ) -> Option<Testimony> {
         match sighting {
             Sighting::Absent(reason) => self.lose(reason),
             Sighting::Opened(identity) => {
@@ -129,16 +103,19 @@ impl GpuWatch {
                 info!(name, uuid, driver = identity.driver.as_deref(), "nvml");
                 self.snapshot.identity = Some(identity);
             }
-            Sighting::Gauges(gauges, at) => self.figures(gauges, at, child),
+            Sighting::Gauges(gauges, at) => {
+                let examined = crashes.deaths().any(|death| death.gpu.is_some());
+                self.figures(gauges, at, children, examined);
+            }
             Sighting::Deaf(reason) => {
                 warn!(reason, "nvml_deaf");
                 self.snapshot.deaf = Some(reason);
             }
-            Sighting::Xid(seen) => return self.xid(seen),
+            Sighting::Xid(seen) => return Some(self.xid(seen)),
             Sighting::Examined { generation, action } => {
-                return self.update(generation, |death| {
-                    death.word_until = None;
-                    death.evidence.action = action;
+                return self.update(generation, crashes, |evidence| {
+                    evidence.action_due = None;
+                    evidence.action = action;
                 });
             }
             Sighting::Measured {
@@ -152,10 +129,10 @@ impl GpuWatch {
                     residual_bytes = measure.residual,
                     "gpu_memory_after_death"
                 );
-                return self.update(generation, |death| death.evidence.measure = Some(measure));
+                return self.update(generation, crashes, |it| it.measure = Some(measure));
             }
         }
-        Consequences::default()
+        None
     }
 
     fn lose(&mut self, reason: String) {
@@ -165,14 +142,15 @@ impl GpuWatch {
         }
     }
 
-    fn figures(&mut self, gauges: Gauges, at: Instant, child: Option<u32>) {
+    fn figures(&mut self, gauges: Gauges, at: Instant, children: &[u32], somebody_died: bool) {
         self.snapshot.nvml = Nvml::Watching;
         if let Some(memory) = &gauges.memory {
-            self.pids_are_known |= child.is_some_and(|pid| memory.lists(pid) == Some(true));
+            let is_listed = |pid: &u32| memory.lists(*pid) == Some(true);
+            self.pids_are_known |= children.iter().any(is_listed);
             let untouched = self.first_load.is_none_or(|load| at < load);
             // A context in the making is counted a moment before it is listed, so the lowest
             // figure before any death is the honest one.
-            if self.deaths.is_empty()
+            if !somebody_died
                 && (untouched || self.pids_are_known)
                 && let Some(unowned) = memory.unowned()
             {
@@ -183,7 +161,7 @@ impl GpuWatch {
         self.snapshot.taken = Some((gauges, at));
     }
 
-    fn xid(&mut self, seen: SeenXid) -> Consequences {
+    fn xid(&mut self, seen: SeenXid) -> Testimony {
         warn!(
             xid = seen.xid.0,
             description = seen.xid.description(),
@@ -195,10 +173,7 @@ impl GpuWatch {
         self.xids.push_back(seen);
         *self.snapshot.xids.entry(seen.xid).or_default() += 1;
         self.snapshot.last_xid = Some(seen);
-        Consequences {
-            testimony: Some(Testimony::Reported(seen.xid)),
-            evidence: None,
-        }
+        Testimony::Reported(seen.xid)
     }
 
     // === a child's life ===
@@ -234,18 +209,23 @@ impl GpuWatch {
         }
     }
 
-    /// What is known so far, for the crash report; the rest comes as a sighting, or never.
-    pub(super) fn child_died(&mut self, dead: Buried, now: Instant) -> Option<GpuEvidence> {
+    // === a child's death ===
+
+    /// What is known so far; the rest comes as a sighting, or never. `None` without a GPU, and where
+    /// there was no process.
+    pub(super) fn examine(&self, death: &Death, burial: &Burial) -> Option<GpuEvidence> {
+        let child = burial.child.as_ref()?;
         if self.snapshot.nvml == Nvml::Off {
             return None;
         }
+        let now = burial.at.instant;
         // Older figures are of the child before it.
         let gauges = self.snapshot.gauges(now);
-        let of_its_life = gauges.filter(|(_, at)| *at >= dead.spawned_at);
+        let of_its_life = gauges.filter(|(_, at)| *at >= child.spawned_at);
         let before = of_its_life.and_then(|(gauges, at)| {
             let memory = gauges.memory.as_ref()?;
             Some(MemoryBefore {
-                child: memory.of(dead.pid),
+                child: memory.of(child.pid),
                 used: memory.used,
                 total: memory.total,
                 at,
@@ -253,110 +233,83 @@ impl GpuWatch {
         });
         let ordered = self.witness.as_ref().is_some_and(|witness| {
             witness.examine(Examination {
-                generation: dead.generation,
-                pid: dead.pid,
-                reaped_at: dead.reaped_at,
+                generation: death.generation.0,
+                pid: child.pid,
+                reaped_at: death.reaped.map_or(now, |(at, _)| at),
                 baseline: self.snapshot.baseline,
                 pids_are_known: self.pids_are_known,
             })
         });
         // A thread that takes no orders has no word to wait for: unknown at the next tick.
         let patience = if ordered { WORD_WITHIN } else { Duration::ZERO };
-        let mut death = Death {
-            generation: dead.generation,
-            spawned_at: dead.spawned_at,
-            at: now,
-            word_until: Some(now + patience),
-            evidence: GpuEvidence {
-                uuid: self
-                    .snapshot
-                    .identity
-                    .as_ref()
-                    .and_then(|it| it.uuid.clone()),
-                before,
-                baseline: self.snapshot.baseline,
-                ..GpuEvidence::default()
-            },
+        let identity = self.snapshot.identity.as_ref();
+        let mut evidence = GpuEvidence {
+            uuid: identity.and_then(|it| it.uuid.clone()),
+            before,
+            baseline: self.snapshot.baseline,
+            action_due: Some(now + patience),
+            ..GpuEvidence::default()
         };
-        self.refresh(&mut death);
-        let evidence = death.evidence.clone();
-        if self.deaths.len() == DEATHS_KEPT {
-            self.deaths.pop_front();
-        }
-        self.deaths.push_back(death);
+        self.refresh(&mut evidence, burial);
         Some(evidence)
     }
 
     /// When [`Self::overdue`] has something to say.
-    pub(super) fn next_deadline(&self) -> Option<Instant> {
-        self.deaths
-            .iter()
-            .filter_map(|death| death.word_until)
-            .min()
+    pub(super) fn next_deadline(&self, crashes: &CrashLog) -> Option<Instant> {
+        if self.snapshot.nvml == Nvml::Off {
+            return None;
+        }
+        crashes.deaths().filter_map(action_due).min()
     }
 
-    /// Deaths whose recovery action did not come in time: it is unknown.
-    pub(super) fn overdue(&mut self, now: Instant) -> Vec<Testimony> {
-        let is_late = |death: &Death| death.word_until.is_some_and(|until| until <= now);
-        let late: Vec<_> = (0..self.deaths.len())
-            .filter(|index| is_late(&self.deaths[*index]))
-            .collect();
-        late.into_iter()
-            .map(|index| {
-                self.deaths[index].word_until = None;
-                self.testimony(&self.deaths[index])
-            })
-            .collect()
+    /// Of deaths whose recovery action did not come in time: it is unknown.
+    pub(super) fn overdue(&self, now: Instant, crashes: &mut CrashLog) -> Vec<Testimony> {
+        let is_late = |death: &&mut Arc<Death>| action_due(death).is_some_and(|due| due <= now);
+        let late = crashes.deaths_mut().filter(is_late).map(Arc::make_mut);
+        late.filter_map(|death| {
+            death.gpu.as_mut()?.action_due = None;
+            self.testimony(death)
+        })
+        .collect()
     }
 
-    fn update(&mut self, generation: u32, change: impl FnOnce(&mut Death)) -> Consequences {
-        let found = self
-            .deaths
-            .iter()
-            .position(|it| it.generation == generation);
-        let Some(mut death) = found.and_then(|index| self.deaths.remove(index)) else {
-            return Consequences::default();
-        };
-        change(&mut death);
-        self.refresh(&mut death);
-        let consequences = Consequences {
-            testimony: Some(self.testimony(&death)),
-            evidence: Some((generation, death.evidence.clone())),
-        };
-        self.deaths.push_back(death);
-        consequences
+    fn update(
+        &self,
+        generation: u32,
+        crashes: &mut CrashLog,
+        change: impl FnOnce(&mut GpuEvidence),
+    ) -> Option<Testimony> {
+        let death = crashes.update(Generation(generation), |death| {
+            if let (Some(evidence), Some(burial)) = (&mut death.gpu, &death.burial) {
+                change(evidence);
+                self.refresh(evidence, burial);
+            }
+        });
+        self.testimony(death?)
     }
 
     /// Xids may arrive after the death they explain.
-    fn refresh(&self, death: &mut Death) {
-        let lifetime = death.spawned_at..=death.at + WORD_WITHIN;
-        let of_it = |seen: &&SeenXid| lifetime.contains(&seen.at);
-        death.evidence.xids = self.xids.iter().filter(of_it).copied().collect();
+    fn refresh(&self, evidence: &mut GpuEvidence, burial: &Burial) {
+        if let Some(child) = &burial.child {
+            let lifetime = child.spawned_at..=burial.at.instant + WORD_WITHIN;
+            let of_it = |seen: &&SeenXid| lifetime.contains(&seen.at);
+            evidence.xids = self.xids.iter().filter(of_it).copied().collect();
+        }
         let gauges = self.snapshot.taken.as_ref();
-        death.evidence.ecc_uncorrected = gauges.and_then(|(gauges, _)| gauges.ecc_uncorrected);
+        evidence.ecc_uncorrected = gauges.and_then(|(gauges, _)| gauges.ecc_uncorrected);
     }
 
-    fn testimony(&self, death: &Death) -> Testimony {
-        let near = |seen: &&SeenXid| seen.at + NEAR >= death.at;
+    fn testimony(&self, death: &Death) -> Option<Testimony> {
+        let died_at = death.burial.as_ref()?.at.instant;
+        let near = |seen: &&SeenXid| seen.at + NEAR >= died_at;
         let xids: Vec<Xid> = self.xids.iter().filter(near).map(|seen| seen.xid).collect();
-        let action: Option<RecoveryAction> = death.evidence.action;
-        Testimony::AfterDeath { xids, action }
+        let action = death.gpu.as_ref()?.action;
+        Some(Testimony::AfterDeath { xids, action })
     }
 }
 
-impl Driver {
-    pub(super) fn on_sighting(&mut self, sighting: Sighting) {
-        let mut children = self.seats.iter().filter_map(|seat| seat.child.as_ref());
-        let child = children.next().map(|child| child.pid);
-        let consequences = self.gpu.note(sighting, child);
-        self.news.touch();
-        if let Some((generation, evidence)) = consequences.evidence {
-            self.crashes.witnessed(generation, evidence);
-        }
-        if let Some(testimony) = consequences.testimony {
-            self.tell(Event::Gpu(testimony));
-        }
-    }
+fn action_due(death: &Arc<Death>) -> Option<Instant> {
+    death.gpu.as_ref()?.action_due
 }
 
 /// There NVIDIA's driver and we number processes alike; elsewhere it has to be seen first.

@@ -1,27 +1,45 @@
 //! What a child's messages mean: each is checked, then told to the lifecycle, the journal, or
 //! both.
 
-use crate::driver::{Driver, link_failure};
-use crate::engine::LoadedModel;
+use crate::child::link::LinkError;
+use crate::driver::chronicle::Chronicle;
+use crate::driver::keeping::Keeping;
+use crate::driver::seat::Seat;
+use crate::engine::{EngineSettings, LoadedModel};
+use crate::requests::Requests;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tracing::warn;
-use worker_orcd_ipc::{Envelope, Event as Word, Fault, ReadyReport, decode};
-use worker_orcd_lifecycle::{ChildEvent, SeatId};
+use worker_orcd_ipc::{
+    Envelope, Event as Word, Fault, FrameError, Heartbeat, ReadyReport, StepReport, decode,
+};
+use worker_orcd_lifecycle::{ChildEvent, HandshakeRefusal};
 
-impl Driver {
-    /// Takes everything that has been read from the child, in order.
-    pub(super) fn hear(&mut self, seat: SeatId) {
+/// One child that is listened to, and those who learn of its words.
+pub(super) struct Listener<'a> {
+    pub now: Instant,
+    pub seat: &'a mut Seat,
+    /// What the child computed counts.
+    pub believed: bool,
+    pub requests: &'a mut Requests,
+    pub chronicle: &'a mut Chronicle,
+    pub keeping: &'a mut Keeping,
+    pub settings: &'a mut EngineSettings,
+    pub model: Option<&'a Arc<LoadedModel>>,
+}
+
+impl Listener<'_> {
+    /// Takes what has been read from the child, in order, up to the first thing that the lifecycle must
+    /// know.
+    pub(super) fn next_event(&mut self) -> Option<ChildEvent> {
         loop {
-            let Some(child) = &mut self.seat(seat).child else {
-                return;
-            };
+            let child = self.seat.child.as_mut()?;
             let generation = child.generation;
             let event = match child.next_word() {
-                Ok(None) => return,
+                Ok(None) => return None,
                 Ok(Some(payload)) => match decode::<Envelope>(payload) {
                     Ok(envelope) if envelope.generation == generation => {
-                        self.understand(seat, envelope.event)
+                        self.understand(envelope.event)
                     }
                     Ok(envelope) => {
                         let said = envelope.generation;
@@ -36,18 +54,17 @@ impl Driver {
                     Some(link_failure(error))
                 }
             };
-            if let Some(event) = event {
-                self.tell_of(seat, event);
-                self.do_effects();
+            if event.is_some() {
+                return event;
             }
         }
     }
 
     /// `None` when the lifecycle need not know.
-    fn understand(&mut self, seat: SeatId, word: Word) -> Option<ChildEvent> {
+    fn understand(&mut self, word: Word) -> Option<ChildEvent> {
         let now = self.now;
         let carries_tokens = matches!(&word, Word::Step(report) if !report.drawn.is_empty());
-        if !carries_tokens && !self.seat(seat).admit(now) {
+        if !carries_tokens && !self.seat.admit(now) {
             return Some(ChildEvent::Violation(
                 "it floods its control socket".to_owned(),
             ));
@@ -55,41 +72,30 @@ impl Driver {
         match word {
             Word::Hello(hello) => {
                 let (pid, features) = (hello.pid, hello.features.clone());
-                self.news.hello(hello);
+                if let Some(vitals) = &mut self.seat.vitals {
+                    vitals.hello(hello);
+                }
+                self.chronicle.news.touch();
                 Some(ChildEvent::Hello { pid, features })
             }
             Word::LoadProgress {
                 bytes_done,
                 bytes_total,
             } => {
-                self.news.load_progress(now, bytes_done, bytes_total);
+                if let Some(vitals) = &mut self.seat.vitals {
+                    vitals.load_progress(now, bytes_done, bytes_total);
+                }
+                self.chronicle.news.touch();
                 Some(ChildEvent::LoadProgress {
                     bytes_done,
                     bytes_total,
                 })
             }
-            Word::Ready(report) => self.build(seat, *report),
-            Word::Heartbeat(heartbeat) => {
-                let step_elapsed = heartbeat.step_elapsed_ms.map(Duration::from_millis);
-                self.news
-                    .heartbeat(now, &heartbeat, self.requests.tokens_total());
-                self.note_pulse(seat, step_elapsed);
-                Some(ChildEvent::Heartbeat { step_elapsed })
-            }
-            Word::Step(report) => {
-                if !self.worker.seat(seat).state().believes_tokens() {
-                    return None;
-                }
-                self.news.stepped(now);
-                let step = self.requests.step(seat, &report, now);
-                if carries_tokens {
-                    self.note_tokens();
-                }
-                step.err()
-                    .map(|violation| ChildEvent::Violation(violation.to_string()))
-            }
+            Word::Ready(report) => self.build(*report),
+            Word::Heartbeat(heartbeat) => Some(self.heartbeat(&heartbeat)),
+            Word::Step(report) => self.step(&report),
             // The file that is kept open was loaded before: it was edited in place.
-            Word::Fault(fault @ Fault::ModelLoad { .. }) if self.kept_model.is_some() => {
+            Word::Fault(fault @ Fault::ModelLoad { .. }) if self.keeping.has_model() => {
                 warn!(reason = %fault, "model_not_loaded_again");
                 Some(ChildEvent::ModelChanged)
             }
@@ -97,34 +103,65 @@ impl Driver {
             Word::TraceStopped { message } => {
                 // The next child would leave a hole.
                 self.settings.load.trace = None;
-                self.news.impaired(now, "logits_trace", &message);
+                let news = &mut self.chronicle.news;
+                news.impaired(now, "logits_trace", &message);
                 None
             }
             Word::Goodbye => Some(ChildEvent::Goodbye),
         }
     }
 
+    fn heartbeat(&mut self, heartbeat: &Heartbeat) -> ChildEvent {
+        let step_elapsed = heartbeat.step_elapsed_ms.map(Duration::from_millis);
+        self.chronicle.heartbeat(self.now, self.seat, heartbeat);
+        if self.seat.silence.pulse(self.now, step_elapsed) {
+            self.requests.hesitate(self.seat.id);
+        }
+        ChildEvent::Heartbeat { step_elapsed }
+    }
+
+    fn step(&mut self, report: &StepReport) -> Option<ChildEvent> {
+        if !self.believed {
+            return None;
+        }
+        let before = self.requests.totals().tokens;
+        let step = self.requests.step(self.seat.id, report, self.now);
+        let accepted = self.requests.totals().tokens - before;
+        self.chronicle.stepped(self.now, self.seat, accepted);
+        let violation = step.err()?;
+        Some(ChildEvent::Violation(violation.to_string()))
+    }
+
     /// Ready means that requests can be answered, so the tokenizer comes first.
-    fn build(&mut self, seat: SeatId, report: ReadyReport) -> Option<ChildEvent> {
-        let generation = self.seat(seat).child.as_ref()?.generation;
-        if self.seat(seat).is_building() {
+    fn build(&mut self, report: ReadyReport) -> Option<ChildEvent> {
+        if self.seat.is_building() {
             return Some(ChildEvent::Violation(
                 "Ready while Ready is being acted upon".to_owned(),
             ));
         }
-        if let Err(violation) = self.keep_model(seat) {
+        let child = self.seat.child.as_mut()?;
+        let generation = child.generation;
+        if let Err(violation) = self.keeping.keep(child) {
             return Some(violation);
         }
-        self.news.loaded(self.now, &report);
-        self.crashes.loaded(&report.memory);
-        self.gpu.child_computes_on(report.device.uuid.as_deref());
-        let previous = self.model.clone();
+        self.chronicle.loaded(self.now, self.seat, &report);
+        let previous = self.model.cloned();
         let timeout = self.settings.template_timeout;
         let model_sampling = self.settings.model_sampling;
-        self.seat(seat).build(generation, move || {
+        self.seat.build(generation, move || {
             let previous = previous.as_ref().map(Arc::as_ref);
             LoadedModel::build(report, previous, timeout, model_sampling)
         });
         None
+    }
+}
+
+pub(super) fn link_failure(error: LinkError) -> ChildEvent {
+    match error {
+        LinkError::Frame(error @ (FrameError::NotOurs(_) | FrameError::Version { .. })) => {
+            ChildEvent::HandshakeRefused(HandshakeRefusal::Preamble(error.to_string()))
+        }
+        LinkError::Overfull(_) => ChildEvent::LinkStalled,
+        error => ChildEvent::Violation(error.to_string()),
     }
 }

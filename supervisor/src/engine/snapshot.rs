@@ -4,9 +4,11 @@
 //! Nothing is guessed: what is unknown is `None`, and every figure that ages carries the moment
 //! it was taken at.
 
+use crate::crash::Death;
 use crate::engine::gpu::GpuSnapshot;
 use crate::requests::{Pace, Quarantined};
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use worker_orcd_ipc::{Load, MemoryReport};
 
@@ -29,7 +31,8 @@ pub struct EngineSnapshot {
     pub interrupted_at: Option<Instant>,
     pub draining: bool,
     pub failed: bool,
-    pub child: Option<ChildSnapshot>,
+    /// In the order of their seats.
+    pub children: Vec<ChildSnapshot>,
     /// The last report of any child, and when it came.
     pub memory: Option<(MemoryReport, Instant)>,
     pub gpu: GpuSnapshot,
@@ -64,12 +67,17 @@ pub struct ChildSnapshot {
     pub step_elapsed: Option<Duration>,
     /// Bytes done and in all, while it loads.
     pub load_progress: Option<(u64, u64)>,
+    /// What it said of itself last, and when.
+    pub memory: Option<(MemoryReport, Instant)>,
+    pub load: Option<(Load, Instant)>,
+    /// Over the last seconds; 0 when nothing runs.
+    pub tokens_per_second: f64,
 }
 
 #[derive(Debug, Clone, Copy, Default)]
 pub struct LoadSnapshot {
-    /// The child's own gauges, and when it took them.
-    pub child: Option<(Load, Instant)>,
+    /// The children's own gauges together, and when they took them.
+    pub children: Option<(Load, Instant)>,
     /// Live requests that no child has: they wait for the next one.
     pub unassigned: usize,
     /// Requests that may be live at once.
@@ -93,7 +101,7 @@ pub struct FaultsSnapshot {
     pub deaths_in_window: u32,
     pub deaths_allowed: u32,
     pub window: Duration,
-    pub last: Option<LastDeath>,
+    pub last: Option<Arc<Death>>,
     /// Children started after the first one.
     pub restarts: u64,
     /// How often a request went on with another child.
@@ -110,23 +118,6 @@ pub struct FaultsSnapshot {
     pub quarantined: Vec<Quarantined>,
     /// Deaths that were reported.
     pub crash_reports: u64,
-}
-
-#[derive(Debug, Clone)]
-pub struct LastDeath {
-    pub label: &'static str,
-    pub cause: String,
-    pub generation: u32,
-    pub at: Instant,
-    /// From that death to the next child's being ready. `None` as long as it lasts.
-    pub pause: Option<Duration>,
-    /// Since when those who were with the child had no token, if there were any.
-    pub silent_since: Option<Instant>,
-    /// From then to the first one after it: what streams saw. `None` as long as it lasts,
-    /// and when there were none.
-    pub stream_pause: Option<Duration>,
-    /// The id of its crash report.
-    pub report: Option<String>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -171,7 +162,7 @@ impl EngineSnapshot {
             interrupted_at: None,
             draining: false,
             failed: false,
-            child: None,
+            children: vec![],
             memory: None,
             gpu: GpuSnapshot::default(),
             model_kept_open: false,
@@ -179,6 +170,13 @@ impl EngineSnapshot {
             faults: FaultsSnapshot::default(),
             impaired: BTreeMap::new(),
         }
+    }
+
+    /// The one that serves, else the first.
+    #[must_use]
+    pub fn child(&self) -> Option<&ChildSnapshot> {
+        let serves = self.children.iter().find(|child| child.ready_at.is_some());
+        serves.or(self.children.first())
     }
 
     #[must_use]

@@ -110,7 +110,7 @@ impl App {
             correlation_id = job.correlation_id(),
             model = self.model_id,
             device = model.device.id,
-            generation = snapshot.child.as_ref().map(|child| child.generation),
+            generation = snapshot.child().map(|child| child.generation),
             prompt_chars = prompt.digest.as_ref().map(|digest| digest.chars),
             prompt_sha256 = prompt.digest.as_ref().map(|digest| digest.sha256.as_str()),
             tokens_in,

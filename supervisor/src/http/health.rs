@@ -12,6 +12,7 @@ mod gpu;
 
 use super::App;
 use crate::calendar::rfc3339;
+use crate::crash::Death;
 use crate::engine::sampling::decimal;
 use crate::engine::{
     ChildSnapshot, EngineSnapshot, FaultsSnapshot, LoadSnapshot, LoadedModel, SamplingDefaults,
@@ -22,7 +23,7 @@ use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 use std::sync::Arc;
-use std::time::{Instant, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 use worker_orcd_ipc::{DeviceSelector, MemoryBound, TokenizerKind};
 
 /// Everything for whoever may use this worker; for others, what an orchestrator needs.
@@ -87,7 +88,7 @@ fn details(app: &App, snapshot: &EngineSnapshot, clock: &Clock) -> Value {
     let model = app.engine.model();
     json!({
         "reason": snapshot.reason,
-        "child": snapshot.child.as_ref().map(|child| child_report(child, clock)),
+        "child": snapshot.child().map(|child| child_report(child, clock)),
         "standby": null,
         "device": device_report(app, model.as_deref(), snapshot, clock),
         "vram": memory_report(snapshot, clock),
@@ -271,7 +272,7 @@ fn load_report(
     model: Option<&LoadedModel>,
     clock: &Clock,
 ) -> Value {
-    let gauges = load.child.map(|(gauges, _)| gauges);
+    let gauges = load.children.map(|(gauges, _)| gauges);
     let capacity = model.map(|model| model.kv_capacity_tokens);
     let utilisation = match (gauges, capacity) {
         (Some(gauges), Some(capacity)) if capacity > 0 => {
@@ -292,7 +293,7 @@ fn load_report(
         "prompt_tokens": gauges.map(|gauges| gauges.prompt_tokens),
         "tokens_total": load.tokens_total,
         "tokens_per_second": load.tokens_per_second,
-        "age_ms": load.child.map(|(_, taken_at)| clock.age_ms(taken_at)),
+        "age_ms": load.children.map(|(_, taken_at)| clock.age_ms(taken_at)),
     })
 }
 
@@ -314,15 +315,21 @@ fn faults_report(faults: &FaultsSnapshot, clock: &Clock) -> Value {
             "expires_in_ms": entry.until.saturating_duration_since(clock.now).as_millis() as u64,
         })).collect::<Vec<_>>(),
         "crash_reports": faults.crash_reports,
-        "last_death": faults.last.as_ref().map(|last| json!({
-            "label": last.label,
-            "cause": last.cause,
-            "generation": last.generation,
-            "at": clock.stamp(last.at),
-            "age_ms": clock.age_ms(last.at),
-            "pause_ms": last.pause.map(|pause| pause.as_millis() as u64),
-            "stream_pause_ms": last.stream_pause.map(|pause| pause.as_millis() as u64),
-            "crash_id": last.report,
-        })),
+        "last_death": faults.last.as_deref().and_then(|death| death_report(death, clock)),
     })
+}
+
+fn death_report(death: &Death, clock: &Clock) -> Option<Value> {
+    let burial = death.burial.as_ref()?;
+    let in_ms = |time: Duration| time.as_millis() as u64;
+    Some(json!({
+        "label": burial.cause.label(),
+        "cause": burial.cause.to_string(),
+        "generation": death.generation.0,
+        "at": clock.stamp(burial.pause.began),
+        "age_ms": clock.age_ms(burial.pause.began),
+        "pause_ms": burial.pause(&death.successor).map(in_ms),
+        "stream_pause_ms": burial.stream_pause(&death.successor).map(in_ms),
+        "crash_id": burial.report_id(death),
+    }))
 }

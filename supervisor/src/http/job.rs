@@ -56,7 +56,7 @@ impl Job {
     /// Generation of the child at the end; `None` while it is replaced.
     fn generation(&self) -> Option<u32> {
         let snapshot = self.app.engine.snapshot();
-        snapshot.child.as_ref().map(|child| child.generation)
+        snapshot.child().map(|child| child.generation)
     }
 
     pub fn finished(&mut self, completion: &Completion) {

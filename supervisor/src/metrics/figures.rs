@@ -201,7 +201,7 @@ const FIGURES: &[Figure] = &[
 
 /// Unknown while there is no child that could tell.
 fn load<'a>(now: &Now<'a>) -> Option<&'a Load> {
-    now.snapshot.load.child.as_ref().map(|(load, _)| load)
+    now.snapshot.load.children.as_ref().map(|(load, _)| load)
 }
 
 fn running(now: &Now<'_>) -> Option<Value> {
@@ -243,7 +243,7 @@ impl Taken {
 }
 
 fn build(now: &Now<'_>) -> Vec<(&'static str, String)> {
-    let child = now.snapshot.child.as_ref().and_then(|it| it.build.clone());
+    let child = now.snapshot.child().and_then(|it| it.build.clone());
     let mut labels = vec![("version", env!("CARGO_PKG_VERSION").to_owned())];
     labels.extend(child.map(|build| ("child", build)));
     labels.extend(now.model.map(|it| ("model", it.facts.name.clone())));

@@ -37,7 +37,7 @@ const FIGURES: &[Figure] = &[
         "worker_orcd_gpu_memory_child_bytes",
         None,
         "Memory in use by the child, as NVIDIA's driver counts.",
-        |now| gauge(memory(now)?.of(now.snapshot.child.as_ref()?.pid)?),
+        |now| gauge(memory(now)?.of(now.snapshot.child()?.pid)?),
     ),
     figure(
         "worker_orcd_gpu_memory_baseline_bytes",

@@ -1,71 +1,60 @@
 //! The journal as the driver has it: what is with which child, what waits, and what ends how.
 //!
 //! Owned by the driver alone, without I/O: commands for each seat's child collect in a list that the
-//! driver sends, and time is an argument. Here are clients and the children's words;
-//! [`dispatch`] is what is on its way to a seat and back; [`probation`] is who is given to which child
-//! when, and what follows from a death.
+//! driver sends, and time is an argument. Here are clients, the children's words, and what follows from
+//! a death; [`assignments`] is who is with which child, and who is next; [`dispatch`] is what is on its way
+//! to a seat and back; [`probation`] is what deaths say about requests.
 
+mod assignments;
 mod dispatch;
 mod probation;
 
-use self::dispatch::{Dispatch, Place};
+use self::assignments::Assignments;
+use self::dispatch::Place;
+use self::probation::{Inquest, Probation, Verdict};
 use crate::error_code::ErrorCode;
+use crate::requests::fingerprint::Fingerprint;
 use crate::requests::pace::Pace;
 use crate::requests::progress::{Progress, Pushed};
-use crate::requests::record::{Failure, Record, StopReason};
+use crate::requests::record::{Failure, OnFault, Record, StopReason};
 use crate::requests::registry::Registry;
-use crate::requests::suspicion::Suspicion;
+use crate::requests::scene::Scene;
 use crate::requests::violation::Violation;
 use crate::text::Text;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::num::NonZeroU8;
 use std::sync::Arc;
 use std::task::Waker;
-use std::time::{Duration, Instant};
+use std::time::Instant;
+use tracing::error;
 use worker_orcd_ipc::{Command, Drawn, FinishReason, Finished, RequestId, StepReport};
-use worker_orcd_lifecycle::SeatId;
-
-/// From HTTP tasks to the driver. Unbounded as a channel, bounded by admission: each request
-/// that was let in causes at most one of the first and one of the third.
-#[derive(Debug)]
-pub(crate) enum Control {
-    Submit(Arc<Record>),
-    Cancel(RequestId),
-    /// The reader is gone.
-    Abandon(RequestId),
-    Drain(Duration),
-    StopNow,
-}
+use worker_orcd_lifecycle::{DeathCause, SeatId};
 
 #[derive(Debug)]
 pub struct Requests {
     registry: Arc<Registry>,
-    /// By number, hence in the order of arrival.
-    live: BTreeMap<RequestId, Live>,
+    assigned: Assignments,
+    probation: Probation,
     deadlines: BTreeSet<(Instant, RequestId)>,
-    /// One for each seat.
-    seats: Vec<Dispatch>,
-    /// Each of them runs alone in its seat, in this order.
-    suspects: BTreeSet<RequestId>,
-    /// When children died lately of what a request may have done.
-    deaths: Vec<Instant>,
     text: Option<Arc<Text>>,
     wakers: Vec<Waker>,
     scratch: String,
-    tokens_total: u64,
-    pace: Pace,
-    recoveries_total: u64,
-    probations_total: u64,
-    quarantined_total: u64,
+    totals: Totals,
 }
 
-#[derive(Debug)]
-struct Live {
-    record: Arc<Record>,
-    place: Place,
-    /// Its history when the child got it.
-    given_at: u32,
-    suspicion: Suspicion,
+/// Since the start.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Totals {
+    /// Accepted from children.
+    pub tokens: u64,
+    /// Between the tokens of streams.
+    pub pace: Pace,
+    /// How often any request went on with another child.
+    pub recoveries: u64,
+    /// How often any request was put on probation.
+    pub probations: u64,
+    /// Requests that ended as queries of death.
+    pub quarantined: u64,
 }
 
 impl Requests {
@@ -73,19 +62,13 @@ impl Requests {
     pub fn new(registry: Arc<Registry>, seats: NonZeroU8) -> Self {
         Self {
             registry,
-            live: BTreeMap::new(),
+            assigned: Assignments::new(seats),
+            probation: Probation::default(),
             deadlines: BTreeSet::new(),
-            seats: (0..seats.get()).map(|_| Dispatch::default()).collect(),
-            suspects: BTreeSet::new(),
-            deaths: Vec::new(),
             text: None,
             wakers: Vec::new(),
             scratch: String::new(),
-            tokens_total: 0,
-            pace: Pace::default(),
-            recoveries_total: 0,
-            probations_total: 0,
-            quarantined_total: 0,
+            totals: Totals::default(),
         }
     }
 
@@ -93,70 +76,54 @@ impl Requests {
 
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.live.is_empty()
+        self.assigned.len() == 0
     }
 
     #[must_use]
     pub fn len(&self) -> usize {
-        self.live.len()
+        self.assigned.len()
     }
 
     /// Those that a child was given.
     #[must_use]
     pub fn with_child(&self) -> usize {
-        let seats = self.live.values().filter_map(|live| live.place.seat());
-        seats.count()
+        self.assigned.with_child()
     }
 
     /// What the present child of a seat was given, in the order of arrival.
     pub(crate) fn in_flight(&self, seat: SeatId) -> impl Iterator<Item = &Record> {
-        self.of(seat).map(|live| &*live.record)
+        self.assigned.of(seat).map(|live| &*live.record)
     }
 
-    fn of(&self, seat: SeatId) -> impl Iterator<Item = &Live> {
-        let live = self.live.values();
-        live.filter(move |live| live.place.seat() == Some(seat))
+    /// Since when those who are with the child of a seat have had no token: the last that any of them
+    /// got, or, before the first, since the oldest was accepted. `None`: nobody is there.
+    pub(crate) fn silent_since(&self, seat: SeatId) -> Option<Instant> {
+        let moments = |record: &Record| {
+            let progress = record.progress.lock();
+            (progress.accepted_at(), progress.last_token_at())
+        };
+        let moments = self.in_flight(seat).map(moments);
+        let sooner = |(accepted, token): (Instant, Option<Instant>), (other, later)| {
+            (accepted.min(other), token.max(later))
+        };
+        let (accepted, token) = moments.reduce(sooner)?;
+        Some(token.unwrap_or(accepted))
     }
 
-    /// Tokens accepted since the start.
     #[must_use]
-    pub fn tokens_total(&self) -> u64 {
-        self.tokens_total
-    }
-
-    /// Between the tokens of streams, since the start.
-    #[must_use]
-    pub fn pace(&self) -> Pace {
-        self.pace
-    }
-
-    /// How often any request went on with another child.
-    #[must_use]
-    pub fn recoveries_total(&self) -> u64 {
-        self.recoveries_total
+    pub fn totals(&self) -> &Totals {
+        &self.totals
     }
 
     /// Requests that must run alone before anybody else goes on.
     #[must_use]
     pub fn on_probation(&self) -> usize {
-        self.suspects.len()
+        self.assigned.suspects().len()
     }
 
     #[cfg(test)]
     pub(crate) fn is_suspect(&self, id: RequestId) -> bool {
-        self.suspects.contains(&id)
-    }
-
-    /// How often any request was put on probation.
-    #[must_use]
-    pub fn probations_total(&self) -> u64 {
-        self.probations_total
-    }
-
-    /// Requests that ended as queries of death.
-    #[must_use]
-    pub fn quarantined_total(&self) -> u64 {
-        self.quarantined_total
+        self.assigned.suspects().contains(&id)
     }
 
     #[must_use]
@@ -166,7 +133,7 @@ impl Requests {
 
     /// What a seat's child is to be told next.
     pub fn next_command(&mut self, seat: SeatId) -> Option<Command> {
-        self.seat(seat).next_command()
+        self.assigned.seat(seat).next_command()
     }
 
     /// Tells the readers. Called when nothing is locked.
@@ -182,17 +149,7 @@ impl Requests {
         if let Some(deadline) = record.deadline {
             self.deadlines.insert((deadline, record.id));
         }
-        let id = record.id;
-        let live = Live {
-            record,
-            place: Place::Waiting,
-            given_at: 0,
-            suspicion: Suspicion::default(),
-        };
-        self.live.insert(id, live);
-        if let Some(seat) = self.seat_for_anybody() {
-            self.hand_over(id, seat);
-        }
+        self.assigned.admit(record);
     }
 
     pub fn cancel(&mut self, id: RequestId, now: Instant) {
@@ -213,8 +170,7 @@ impl Requests {
     }
 
     pub fn fail_all(&mut self, failure: &Failure, now: Instant) {
-        let ids: Vec<_> = self.live.keys().copied().collect();
-        for id in ids {
+        for id in self.assigned.ids() {
             self.end_here(id, now, |progress, _| progress.fail(failure.clone()));
         }
     }
@@ -224,22 +180,18 @@ impl Requests {
     /// The child of this seat is ready, and takes what waits.
     pub fn serve(&mut self, seat: SeatId, text: Arc<Text>) {
         self.text = Some(text);
-        self.seat(seat).open();
-        self.hand_out();
+        self.assigned.seat(seat).open();
+        self.assigned.hand_out();
     }
 
     /// The child takes nothing more. What it says until it is buried still counts.
     pub fn suspend(&mut self, seat: SeatId) {
-        self.seat(seat).close();
+        self.assigned.seat(seat).close();
     }
 
     /// The child is overdue: those that it has are told that they wait.
     pub fn hesitate(&mut self, seat: SeatId) {
-        let with_it = self
-            .live
-            .values()
-            .filter(|it| it.place.seat() == Some(seat));
-        for live in with_it {
+        for live in self.assigned.of(seat) {
             let mut progress = live.record.progress.lock();
             progress.pause();
             self.wakers.extend(progress.take_waker());
@@ -271,9 +223,8 @@ impl Requests {
     }
 
     fn began(&mut self, seat: SeatId, request: RequestId, now: Instant) -> Result<(), Violation> {
-        let is_leaving = self.seat(seat).is_leaving(request);
-        let live = self.live.get(&request);
-        match live.filter(|live| live.place.seat() == Some(seat)) {
+        let is_leaving = self.assigned.seat(seat).is_leaving(request);
+        match self.assigned.get_with(request, seat) {
             Some(live) => live.record.progress.lock().begin(now),
             None if is_leaving => {}
             None => {
@@ -292,12 +243,8 @@ impl Requests {
         now: Instant,
     ) -> Result<(), Violation> {
         let request = said.request;
-        let Some(live) = self
-            .live
-            .get(&request)
-            .filter(|live| live.place.seat() == Some(seat))
-        else {
-            if self.seat(seat).is_leaving(request) {
+        let Some(live) = self.assigned.get_with(request, seat) else {
+            if self.assigned.seat(seat).is_leaving(request) {
                 return Ok(());
             }
             return Err(Violation::UnknownRequest {
@@ -328,9 +275,9 @@ impl Requests {
                 max_tokens,
             });
         }
-        self.tokens_total += 1;
+        self.totals.tokens += 1;
         if let Some(gap) = progress.since_last_token(now) {
-            self.pace.observe(gap);
+            self.totals.pace.observe(gap);
         }
         let pushed = progress.push(said, text, now, &mut self.scratch);
         self.wakers.extend(progress.take_waker());
@@ -339,20 +286,20 @@ impl Requests {
             self.end_here(request, now, |progress, record| {
                 progress.finish_stopped(record, stop, now);
             });
-            self.seat(seat).check_leaving()?;
-        } else if self.suspects.contains(&request) {
-            self.acquit_if_past(request);
+            self.assigned.seat(seat).check_leaving()?;
+        } else if self.assigned.suspects().contains(&request) {
+            self.assigned.acquit_if_past(request);
         }
         Ok(())
     }
 
     fn finished(&mut self, seat: SeatId, said: &Finished, now: Instant) -> Result<(), Violation> {
         let id = said.request;
-        if self.seat(seat).has_left(id) {
-            self.hand_out_to_suspects();
+        if self.assigned.seat(seat).has_left(id) {
+            self.assigned.hand_out_to_suspects();
             return Ok(());
         }
-        let place = self.live.get(&id).map(|live| live.place);
+        let place = self.assigned.place(id);
         if place.and_then(Place::seat) != Some(seat) {
             return Err(Violation::UnknownRequest {
                 what: "the end",
@@ -367,7 +314,7 @@ impl Requests {
                 progress.finish(record, StopReason::Eos, now);
             }),
             FinishReason::Cancelled if place == Some(Place::CalledBack(seat)) => {
-                self.came_back(seat, id)
+                self.assigned.came_back(seat, id);
             }
             FinishReason::Cancelled => return Err(Violation::NotCancelled(id)),
             FinishReason::OutOfMemory {
@@ -393,22 +340,19 @@ impl Requests {
 
     /// Ends a request that the child may still be working on, and tells the child.
     fn end_here(&mut self, id: RequestId, now: Instant, how: impl FnOnce(&mut Progress, &Record)) {
-        match self.live.get(&id).map(|live| live.place) {
-            Some(Place::With(seat)) => self.seat(seat).cancel(id),
+        match self.assigned.place(id) {
+            Some(Place::With(seat)) => self.assigned.seat(seat).cancel(id),
             // It is cancelled there already.
-            Some(Place::CalledBack(seat)) => self.seat(seat).leave(id),
+            Some(Place::CalledBack(seat)) => self.assigned.seat(seat).leave(id),
             Some(Place::Waiting) | None => {}
         }
         self.end(id, now, how);
     }
 
     fn end(&mut self, id: RequestId, now: Instant, how: impl FnOnce(&mut Progress, &Record)) {
-        let Some(Live { record, place, .. }) = self.live.remove(&id) else {
+        let Some(record) = self.assigned.remove(id) else {
             return;
         };
-        if let Some(seat) = place.seat() {
-            self.seat(seat).release();
-        }
         if let Some(deadline) = record.deadline {
             self.deadlines.remove(&(deadline, id));
         }
@@ -419,34 +363,76 @@ impl Requests {
         how(&mut progress, &record);
         self.wakers.extend(progress.take_waker());
         drop(progress);
-        let was_suspect = self.suspects.remove(&id);
-        // The last suspect gives way to everybody, any other end may leave the child to the next.
-        if was_suspect || !self.suspects.is_empty() {
-            self.hand_out();
+        self.assigned.fill_gap(id);
+    }
+
+    // === deaths ===
+
+    /// The child is gone. What it had goes on with the next one, or ends.
+    pub(crate) fn bury(&mut self, seat: SeatId, cause: &DeathCause, scene: &Scene, now: Instant) {
+        self.suspend(seat);
+        let bereft: Vec<_> = self.in_flight(seat).map(|record| record.id).collect();
+        let dispatch = self.assigned.seat(seat);
+        let alone = dispatch.awaits_nobody() && bereft.len() == 1;
+        dispatch.forget_leaving();
+        let inquest = self.probation.look_into(cause, scene, alone, now);
+        for id in bereft {
+            self.interrupt(id);
+            if inquest.suspects(id) {
+                self.judge(id, &inquest, now);
+            }
+            self.outlive(id, cause, now);
         }
     }
 
-    fn seat(&mut self, seat: SeatId) -> &mut Dispatch {
-        &mut self.seats[usize::from(seat.0)]
-    }
-
-    /// Somebody may wait until the child has nothing else.
-    fn hand_out_to_suspects(&mut self) {
-        if !self.suspects.is_empty() {
-            self.hand_out();
+    fn interrupt(&mut self, id: RequestId) {
+        if let Some(live) = self.assigned.interrupt(id) {
+            let mut progress = live.record.progress.lock();
+            progress.interrupt();
+            self.wakers.extend(progress.take_waker());
         }
     }
-}
 
-impl Live {
-    /// Tokens of its prompt and its answer.
-    fn history(&self) -> u32 {
-        let tokens = self.record.progress.lock().tokens_out();
-        self.record.tokens_in().saturating_add(tokens)
+    fn judge(&mut self, id: RequestId, inquest: &Inquest<'_>, now: Instant) {
+        let toll = self.probation.toll(now);
+        match self.assigned.accuse(id, inquest, toll) {
+            Verdict::Unchanged => {}
+            Verdict::OnProbation => self.totals.probations += 1,
+            Verdict::Proven { deaths } => self.convict(id, deaths, inquest.cause, now),
+        }
     }
 
-    fn has_tokens(&self) -> bool {
-        self.record.progress.lock().tokens_out() > 0
+    /// It killed the child when the child had nothing else, and so would the same request of others.
+    fn convict(&mut self, id: RequestId, deaths: u32, cause: &DeathCause, now: Instant) {
+        let Some(live) = self.assigned.get(id) else {
+            return;
+        };
+        self.probation.forgive(deaths);
+        let fingerprint = Fingerprint::of_record(&live.record);
+        let job_id = live.record.job_id.as_str();
+        error!(job_id, request = id.0, %fingerprint, deaths, %cause, "job_quarantined");
+        self.registry.quarantine(fingerprint, now);
+        let message = format!(
+            "{deaths} children died at the same place of this job, the last when it ran alone: \
+             {cause}"
+        );
+        let failure = Failure::new(ErrorCode::Quarantined, message);
+        for twin in self.assigned.twins(fingerprint) {
+            self.totals.quarantined += 1;
+            self.end_here(twin, now, |progress, _| progress.fail(failure.clone()));
+        }
+    }
+
+    fn outlive(&mut self, id: RequestId, cause: &DeathCause, now: Instant) {
+        match self.assigned.get(id).map(|live| live.record.on_fault) {
+            None => {}
+            Some(OnFault::Resume) => self.totals.recoveries += 1,
+            Some(OnFault::Fail) => {
+                let message = format!("the worker lost its child: {cause}");
+                let failure = Failure::new(ErrorCode::of_death(cause), message);
+                self.end_here(id, now, |progress, _| progress.fail(failure));
+            }
+        }
     }
 }
 

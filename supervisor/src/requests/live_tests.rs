@@ -4,6 +4,7 @@ use super::*;
 use crate::requests::record::{NewRequest, OnFault, Piece, StreamEvent};
 use crate::requests::scene::Scene;
 use crate::requests::testing::{Journal, SEAT, read, request, step, text_of};
+use std::time::Duration;
 use worker_orcd_ipc::TokenId;
 use worker_orcd_lifecycle::DeathCause;
 
@@ -353,4 +354,25 @@ fn a_waiting_request_that_ends_is_never_submitted() {
     journal.requests.cancel(id, journal.now);
     journal.requests.serve(SEAT, journal.text.clone());
     assert_eq!(journal.commands(), []);
+}
+
+#[test]
+fn a_pause_of_streams_begins_with_their_last_token_and_not_with_the_notice() {
+    let mut journal = Journal::serving();
+    assert_eq!(journal.requests.silent_since(SEAT), None, "nobody waits");
+    let accepted_at = journal.now;
+    let (id, _stream) = journal.submit(request("job"));
+    journal.later(Duration::from_secs(1));
+    let (_, _newer) = journal.submit(request("newer"));
+    let silent_since = journal.requests.silent_since(SEAT);
+    assert_eq!(silent_since, Some(accepted_at), "no token yet");
+    journal.later(Duration::from_secs(1));
+    let token = step(&[(id, 0, 0)], NO_END);
+    journal.requests.step(SEAT, &token, journal.now).unwrap();
+    let last_token_at = journal.now;
+    journal.later(Duration::from_secs(1));
+    let silent_since = journal.requests.silent_since(SEAT);
+    assert_eq!(silent_since, Some(last_token_at));
+    let elsewhere = journal.requests.silent_since(SeatId(1));
+    assert_eq!(elsewhere, None, "another seat has nobody");
 }

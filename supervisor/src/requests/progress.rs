@@ -90,6 +90,10 @@ impl Progress {
         self.accepted_at
     }
 
+    pub(crate) fn last_token_at(&self) -> Option<Instant> {
+        self.last_token_at
+    }
+
     /// `None` before the first one.
     pub(crate) fn since_last_token(&self, now: Instant) -> Option<Duration> {
         self.last_token_at

@@ -1,6 +1,6 @@
 //! The reader's end of a request.
 
-use crate::requests::live::Control;
+use crate::requests::control::Control;
 use crate::requests::record::{Record, StreamEvent};
 use std::sync::Arc;
 use std::task::{Context, Poll};

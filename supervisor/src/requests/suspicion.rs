@@ -58,8 +58,8 @@ pub(crate) struct Toll {
 
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Suspicion {
-    /// Deaths whose place was not passed since, oldest first.
-    open: Vec<Death>,
+    /// Oldest first.
+    open: Vec<Strike>,
     /// Deaths without progress that met it elsewhere.
     elsewhere: u32,
     /// Length of its history at the last death.
@@ -68,8 +68,9 @@ pub(crate) struct Suspicion {
     missed: u32,
 }
 
+/// One death at a place in the request that was not passed since.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Death {
+struct Strike {
     /// The positions of the step that may have caused it.
     spot: Spot,
     signature: Signature,
@@ -100,7 +101,7 @@ impl Suspicion {
         self.history = sighting.history;
         self.missed = 0;
         self.pass(&spot);
-        self.open.push(Death {
+        self.open.push(Strike {
             spot,
             signature: sighting.signature,
             alone: sighting.alone,
@@ -115,11 +116,11 @@ impl Suspicion {
             _ => ((5, 2), (7, 3)),
         };
         self.open.iter().any(
-            |Death {
+            |Strike {
                  spot, signature, ..
              }| {
                 let at = spot.positions.start;
-                let same = |death: &Death| death.signature == *signature;
+                let same = |strike: &Strike| strike.signature == *signature;
                 self.tally(at, same).reaches(alike) || self.tally(at, |_| true).reaches(of_any_kind)
             },
         )
@@ -142,8 +143,8 @@ impl Suspicion {
         deaths.max().unwrap_or(0)
     }
 
-    fn tally(&self, position: u32, of: impl Fn(&Death) -> bool) -> Tally {
-        let is_here = |death: &&Death| death.spot.positions.contains(&position) && of(death);
+    fn tally(&self, position: u32, of: impl Fn(&Strike) -> bool) -> Tally {
+        let is_here = |strike: &&Strike| strike.spot.positions.contains(&position) && of(strike);
         let here = self.open.iter().filter(is_here);
         here.fold(Tally::default(), |tally, death| Tally {
             deaths: tally.deaths + 1,
@@ -153,7 +154,7 @@ impl Suspicion {
 
     /// A child that died there had not come to this request's place.
     fn lies_ahead_of(&self, now: &Spot) -> bool {
-        let is_ahead = |death: &Death| now.positions.end <= death.spot.positions.start;
+        let is_ahead = |strike: &Strike| now.positions.end <= strike.spot.positions.start;
         !self.open.is_empty() && self.open.iter().all(is_ahead)
     }
 
@@ -161,7 +162,7 @@ impl Suspicion {
     /// replay makes the token that it would have died of, and the next one dies: the place of such a
     /// death moves on with it.
     fn pass(&mut self, now: &Spot) {
-        for Death { spot, .. } in &mut self.open {
+        for Strike { spot, .. } in &mut self.open {
             let moves_on = spot.decoding && now.decoding;
             if moves_on && now.positions.start <= spot.positions.end {
                 spot.positions = now.positions.clone();

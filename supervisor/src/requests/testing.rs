@@ -2,7 +2,8 @@
 
 #![expect(clippy::disallowed_methods, reason = "a test begins at some moment")]
 
-use crate::requests::live::{Control, Requests};
+use crate::requests::Requests;
+use crate::requests::control::Control;
 use crate::requests::record::{NewRequest, OnFault, Record, StreamEvent};
 use crate::requests::registry::Registry;
 use crate::requests::stream::RequestStream;

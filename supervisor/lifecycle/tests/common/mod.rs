@@ -4,8 +4,8 @@ use std::num::NonZeroU8;
 use std::time::Duration;
 use worker_orcd_ipc::{DeviceError, Fault, Generation};
 use worker_orcd_lifecycle::{
-    ChildEvent, Deed, Effect, Event, Exit, HandshakeRefusal, RecoveryAction, SeatId, Settings,
-    Signal, State, SupervisorExit, Testimony, Worker, Xid,
+    ChildEvent, DeathCause, Deed, Effect, Event, Exit, HandshakeRefusal, RecoveryAction, SeatId,
+    Settings, Signal, State, SupervisorExit, Testimony, Worker, Xid,
 };
 
 pub const PID: u32 = 100;
@@ -265,4 +265,14 @@ pub fn every_event(generation: Generation) -> Vec<(&'static str, Event)> {
             child(ChildEvent::Exited(Exit::OomKilled)),
         ),
     ]
+}
+
+pub fn buried(effects: &[Effect]) -> Option<DeathCause> {
+    effects.iter().find_map(|effect| match effect {
+        Effect::Child {
+            deed: Deed::Bury(cause),
+            ..
+        } => Some(cause.clone()),
+        _ => None,
+    })
 }

@@ -1,9 +1,13 @@
 #![expect(clippy::disallowed_methods, reason = "a test begins at some moment")]
 use super::*;
+use crate::crash::death::{Deceased, Now, Pause};
+use crate::crash::report::InFlight;
+use crate::crash::{CrashSettings, CrashStore};
 use crate::nvml::driver_is_loaded;
 use crate::nvml::played::PlayedGpu;
 use crate::nvml::reckoning::Measure;
-use std::sync::Arc;
+use std::time::SystemTime;
+use worker_orcd_lifecycle::{DeathCause, RecoveryAction, SeatId};
 
 const CHILD: u32 = 4_100_007;
 const NEIGHBOUR: u32 = 4_100_008;
@@ -15,22 +19,30 @@ fn watch(gpu: &Arc<PlayedGpu>) -> GpuWatch {
     GpuWatch::of(Some(witness), Nvml::Opening { since })
 }
 
-/// The next sighting, and what followed from it.
-async fn see(watch: &mut GpuWatch) -> (Sighting, Consequences) {
+fn log() -> CrashLog {
+    CrashLog::new(Arc::new(CrashStore::open(CrashSettings {
+        directory: None,
+        max_reports: 10,
+    })))
+}
+
+/// The next sighting, and what the lifecycle is told of it.
+async fn see(watch: &mut GpuWatch, log: &mut CrashLog) -> (Sighting, Option<Testimony>) {
     let patience = Duration::from_secs(20);
     let sighting = tokio::time::timeout(patience, watch.next()).await;
     let sighting = sighting.expect("a sighting");
-    let consequences = watch.note(sighting.clone(), Some(CHILD));
-    (sighting, consequences)
+    let told = watch.note(sighting.clone(), &[CHILD], log);
+    (sighting, told)
 }
 
 /// Everything up to the first sighting that is wanted.
 async fn see_until(
     watch: &mut GpuWatch,
+    log: &mut CrashLog,
     is_wanted: impl Fn(&Sighting) -> bool,
-) -> (Sighting, Consequences) {
+) -> (Sighting, Option<Testimony>) {
     loop {
-        let seen = see(watch).await;
+        let seen = see(watch, log).await;
         if is_wanted(&seen.0) {
             return seen;
         }
@@ -41,13 +53,45 @@ fn is_gauges(sighting: &Sighting) -> bool {
     matches!(sighting, Sighting::Gauges(..))
 }
 
-fn buried(generation: u32, spawned_at: Instant) -> Buried {
-    Buried {
-        generation,
-        pid: CHILD,
-        spawned_at,
-        reaped_at: Instant::now(),
-    }
+/// What is known of the GPU when the child of that generation has died.
+fn bury(
+    watch: &GpuWatch,
+    log: &mut CrashLog,
+    generation: u32,
+    (spawned_at, died_at): (Instant, Instant),
+) -> Option<GpuEvidence> {
+    let burial = Burial {
+        at: Now {
+            instant: died_at,
+            wall: SystemTime::now(),
+            monotonic_ns: 0,
+        },
+        cause: DeathCause::Signalled(11),
+        child: Some(Deceased {
+            pid: CHILD,
+            spawned_at,
+            build: None,
+            steps: None,
+            memory: None,
+        }),
+        last_sign_of_life: None,
+        flight_recorder: serde_json::Value::Null,
+        requests: InFlight::default(),
+        host_available_bytes: None,
+        pause: Pause {
+            began: died_at,
+            silent_since: None,
+        },
+    };
+    let examine = |death: &Death, burial: &Burial| watch.examine(death, burial);
+    log.buried(SeatId(0), Generation(generation), burial, examine);
+    evidence_of(log, generation)
+}
+
+fn evidence_of(log: &CrashLog, generation: u32) -> Option<GpuEvidence> {
+    let mut deaths = log.deaths();
+    let death = deaths.find(|death| death.generation == Generation(generation));
+    death?.gpu.clone()
 }
 
 fn after_death(xids: &[u32], action: Option<RecoveryAction>) -> Option<Testimony> {
@@ -60,32 +104,39 @@ async fn on_the_cpu_device_nobody_looks() {
     let mut watch = GpuWatch::new(DeviceSelector::Cpu, Instant::now());
     assert_eq!(watch.snapshot().nvml, Nvml::Off);
     let now = Instant::now();
-    assert_eq!(watch.child_died(buried(1, now), now), None);
-    assert_eq!(watch.next_deadline(), None);
+    let mut log = log();
+    assert_eq!(bury(&watch, &mut log, 1, (now, now)), None);
+    assert_eq!(watch.next_deadline(&log), None);
     let silence = tokio::time::timeout(Duration::from_millis(20), watch.next()).await;
     assert!(silence.is_err(), "{silence:?}");
 }
 
 #[tokio::test]
 async fn without_the_library_everything_is_unknown_and_the_reason_is_kept() {
+    let mut log = log();
     if driver_is_loaded() {
         return;
     }
     let mut watch = GpuWatch::new(DeviceSelector::Cuda(0), Instant::now());
-    see_until(&mut watch, |it| matches!(it, Sighting::Absent(_))).await;
+    see_until(&mut watch, &mut log, |it| matches!(it, Sighting::Absent(_))).await;
     let (state, reason) = watch.snapshot().state(Instant::now());
     assert_eq!(state, "absent");
     assert!(!reason.unwrap().is_empty());
     let now = Instant::now();
-    let evidence = watch.child_died(buried(1, now), now);
-    assert_eq!(evidence, Some(GpuEvidence::default()));
-    let overdue = watch.overdue(Instant::now() + WORD_WITHIN);
+    let evidence = bury(&watch, &mut log, 1, (now, now)).unwrap();
+    let unknown = GpuEvidence {
+        action_due: evidence.action_due,
+        ..GpuEvidence::default()
+    };
+    assert_eq!(evidence, unknown);
+    let overdue = watch.overdue(Instant::now() + WORD_WITHIN, &mut log);
     assert_eq!(overdue, Vec::from_iter(after_death(&[], None)));
     assert_eq!(overdue[0].condemns(), None, "unknown condemns nothing");
 }
 
 #[tokio::test]
 async fn a_library_that_blocks_delays_nobody_and_is_called_silent() {
+    let mut log = log();
     let gpu = PlayedGpu::new();
     gpu.holds(4 * MIB, &[]);
     gpu.is_wedged(true);
@@ -94,34 +145,39 @@ async fn a_library_that_blocks_delays_nobody_and_is_called_silent() {
     let died_at = Instant::now();
     // More deaths than the queue has places: none of them waits.
     for generation in 1..=12 {
-        watch.child_died(buried(generation, asked_at), died_at);
+        bury(&watch, &mut log, generation, (asked_at, died_at));
     }
     assert!(asked_at.elapsed() < Duration::from_secs(1));
     let (state, _) = watch.snapshot().state(asked_at + Duration::from_secs(6));
     assert_eq!(state, "silent");
-    assert_eq!(watch.overdue(died_at).len(), 4, "those that no queue holds");
-    assert_eq!(watch.next_deadline(), Some(died_at + WORD_WITHIN));
-    assert_eq!(watch.overdue(died_at + WORD_WITHIN).len(), 8);
-    assert_eq!(watch.next_deadline(), None);
+    assert_eq!(
+        watch.overdue(died_at, &mut log).len(),
+        4,
+        "those that no queue holds"
+    );
+    assert_eq!(watch.next_deadline(&log), Some(died_at + WORD_WITHIN));
+    assert_eq!(watch.overdue(died_at + WORD_WITHIN, &mut log).len(), 8);
+    assert_eq!(watch.next_deadline(&log), None);
 
     gpu.is_wedged(false);
-    see_until(&mut watch, is_gauges).await;
+    see_until(&mut watch, &mut log, is_gauges).await;
     let (state, _) = watch.snapshot().state(Instant::now());
     assert_eq!(state, "watching", "it may come back");
 }
 
 #[tokio::test]
 async fn a_death_is_explained_by_its_xids_and_measured_until_the_memory_is_back() {
+    let mut log = log();
     let gpu = PlayedGpu::new();
     gpu.holds(304 * MIB, &[(NEIGHBOUR, 300 * MIB)]);
     gpu.asks_for(RecoveryAction::None);
     let mut watch = watch(&gpu);
-    see_until(&mut watch, is_gauges).await;
+    see_until(&mut watch, &mut log, is_gauges).await;
     watch.load_begins(Instant::now());
     assert_eq!(watch.snapshot().baseline, Some(4 * MIB));
     let spawned_at = Instant::now();
     gpu.holds(904 * MIB, &[(CHILD, 600 * MIB), (NEIGHBOUR, 300 * MIB)]);
-    see_until(&mut watch, |it| match it {
+    see_until(&mut watch, &mut log, |it| match it {
         Sighting::Gauges(gauges, _) => {
             let memory = gauges.memory.as_ref();
             memory.is_some_and(|it| it.used == 904 * MIB)
@@ -131,30 +187,31 @@ async fn a_death_is_explained_by_its_xids_and_measured_until_the_memory_is_back(
     .await;
     assert_eq!(watch.snapshot().baseline, Some(4 * MIB), "still");
     gpu.reports(31);
-    let (_, told) = see_until(&mut watch, |it| matches!(it, Sighting::Xid(_))).await;
-    assert_eq!(told.testimony, Some(Testimony::Reported(Xid(Some(31)))));
+    let (_, told) = see_until(&mut watch, &mut log, |it| matches!(it, Sighting::Xid(_))).await;
+    assert_eq!(told, Some(Testimony::Reported(Xid(Some(31)))));
     assert_eq!(watch.snapshot().xids, [(Xid(Some(31)), 1)].into());
 
-    let evidence = watch
-        .child_died(buried(1, spawned_at), Instant::now())
-        .unwrap();
+    let evidence = bury(&watch, &mut log, 1, (spawned_at, Instant::now())).unwrap();
     assert_eq!(evidence.xids.len(), 1);
     let before = evidence.before.unwrap();
     assert_eq!((before.child, before.used), (Some(600 * MIB), 904 * MIB));
     assert_eq!(evidence.baseline, Some(4 * MIB));
 
-    let (_, told) = see_until(&mut watch, |it| matches!(it, Sighting::Examined { .. })).await;
-    assert_eq!(
-        told.testimony,
-        after_death(&[31], Some(RecoveryAction::None))
-    );
-    assert_eq!(watch.next_deadline(), None, "the word came in time");
+    let (_, told) = see_until(&mut watch, &mut log, |it| {
+        matches!(it, Sighting::Examined { .. })
+    })
+    .await;
+    assert_eq!(told, after_death(&[31], Some(RecoveryAction::None)));
+    assert_eq!(watch.next_deadline(&log), None, "the word came in time");
 
     // The driver takes the memory back, and a neighbour takes more.
     gpu.holds(604 * MIB, &[(NEIGHBOUR, 600 * MIB)]);
-    let (_, told) = see_until(&mut watch, |it| matches!(it, Sighting::Measured { .. })).await;
-    let (generation, evidence) = told.evidence.unwrap();
-    assert_eq!(generation, 1);
+    let (_, told) = see_until(&mut watch, &mut log, |it| {
+        matches!(it, Sighting::Measured { .. })
+    })
+    .await;
+    assert!(told.is_some());
+    let evidence = evidence_of(&log, 1).unwrap();
     let measure = evidence.measure.unwrap();
     assert_eq!(measure.residual, Some(0));
     assert!(measure.freed_after.is_some_and(|it| it > Duration::ZERO));
@@ -164,32 +221,34 @@ async fn a_death_is_explained_by_its_xids_and_measured_until_the_memory_is_back(
 
 #[tokio::test]
 async fn figures_are_taken_when_a_child_is_ready_and_are_nobody_else_s() {
+    let mut log = log();
     let gpu = PlayedGpu::new();
     gpu.holds(4 * MIB, &[]);
     let mut watch = watch(&gpu);
-    see_until(&mut watch, is_gauges).await;
+    see_until(&mut watch, &mut log, is_gauges).await;
     // The first look was before its time.
     let spawned_at = Instant::now();
-    let young = watch.child_died(buried(1, spawned_at), Instant::now());
+    let young = bury(&watch, &mut log, 1, (spawned_at, Instant::now()));
     assert_eq!(young.unwrap().before, None);
 
     gpu.holds(604 * MIB, &[(CHILD, 600 * MIB)]);
     let ready_at = Instant::now();
     watch.child_computes_on(None);
-    see_until(&mut watch, is_gauges).await;
+    see_until(&mut watch, &mut log, is_gauges).await;
     assert!(
         ready_at.elapsed() < Duration::from_millis(900),
         "not in turn"
     );
-    let dead = watch.child_died(buried(2, spawned_at), Instant::now());
+    let dead = bury(&watch, &mut log, 2, (spawned_at, Instant::now()));
     assert_eq!(dead.unwrap().before.unwrap().child, Some(600 * MIB));
 }
 
 #[tokio::test]
 async fn an_xid_that_comes_after_its_death_is_told_with_it_and_an_old_one_is_not_near() {
+    let mut log = log();
     let gpu = PlayedGpu::new();
     let mut watch = watch(&gpu);
-    see_until(&mut watch, is_gauges).await;
+    see_until(&mut watch, &mut log, is_gauges).await;
     let died_at = Instant::now();
     let seen = |number, at| {
         Sighting::Xid(SeenXid {
@@ -200,38 +259,40 @@ async fn an_xid_that_comes_after_its_death_is_told_with_it_and_an_old_one_is_not
         })
     };
     let spawned_at = died_at - Duration::from_secs(60);
-    watch.note(seen(74, died_at - Duration::from_secs(30)), None);
-    watch.child_died(buried(1, spawned_at), died_at);
-    watch.note(seen(45, died_at + Duration::from_millis(20)), None);
+    watch.note(seen(74, died_at - Duration::from_secs(30)), &[], &mut log);
+    bury(&watch, &mut log, 1, (spawned_at, died_at));
+    watch.note(seen(45, died_at + Duration::from_millis(20)), &[], &mut log);
     let examined = Sighting::Examined {
         generation: 1,
         action: None,
     };
-    let told = watch.note(examined, None);
-    assert_eq!(told.testimony, after_death(&[45], None));
-    let (_, evidence) = told.evidence.unwrap();
+    let told = watch.note(examined, &[], &mut log);
+    assert_eq!(told, after_death(&[45], None));
+    let evidence = evidence_of(&log, 1).unwrap();
     assert_eq!(evidence.xids.len(), 2, "the report has both");
 
     // Half a minute later somebody else's death is none of the first report's business.
-    watch.note(seen(13, died_at + Duration::from_secs(30)), None);
+    watch.note(seen(13, died_at + Duration::from_secs(30)), &[], &mut log);
     let measured = Sighting::Measured {
         generation: 1,
         measure: Measure::default(),
     };
-    let (_, evidence) = watch.note(measured, None).evidence.unwrap();
+    watch.note(measured, &[], &mut log);
+    let evidence = evidence_of(&log, 1).unwrap();
     assert_eq!(evidence.xids.len(), 2);
     let unknown = Sighting::Examined {
         generation: 9,
         action: Some(RecoveryAction::GpuReset),
     };
-    assert_eq!(watch.note(unknown, None), Consequences::default());
+    assert_eq!(watch.note(unknown, &[], &mut log), None);
 }
 
 #[tokio::test]
 async fn a_witness_of_another_card_is_dismissed() {
+    let mut log = log();
     let gpu = PlayedGpu::new();
     let mut watch = watch(&gpu);
-    see_until(&mut watch, |it| matches!(it, Sighting::Opened(_))).await;
+    see_until(&mut watch, &mut log, |it| matches!(it, Sighting::Opened(_))).await;
     watch.child_computes_on(Some("played"));
     assert!(watch.witness.is_some(), "the same one");
     watch.child_computes_on(None);
@@ -245,11 +306,12 @@ async fn a_witness_of_another_card_is_dismissed() {
 
 #[tokio::test]
 async fn a_driver_without_xid_events_still_gives_figures() {
+    let mut log = log();
     let gpu = PlayedGpu::new();
     gpu.is_deaf();
     let mut watch = watch(&gpu);
-    see_until(&mut watch, |it| matches!(it, Sighting::Deaf(_))).await;
-    see_until(&mut watch, is_gauges).await;
+    see_until(&mut watch, &mut log, |it| matches!(it, Sighting::Deaf(_))).await;
+    see_until(&mut watch, &mut log, is_gauges).await;
     let (state, reason) = watch.snapshot().state(Instant::now());
     assert_eq!(state, "watching");
     assert!(reason.unwrap().contains("not supported"));

@@ -46,7 +46,7 @@ pub(super) fn memory(snapshot: &EngineSnapshot, clock: &Clock) -> Value {
     let gpu = &snapshot.gpu;
     let fresh = gpu.gauges(clock.now);
     let memory = fresh.and_then(|(gauges, at)| Some((gauges.memory.as_ref()?, at)));
-    let pid = snapshot.child.as_ref().map(|child| child.pid);
+    let pid = snapshot.child().map(|child| child.pid);
     let measure = gpu.last_measure;
     json!({
         "driver_total_bytes": memory.map(|(memory, _)| memory.total),
@@ -69,7 +69,7 @@ pub(super) fn context(
     clock: &Clock,
 ) -> Option<u64> {
     let (gauges, taken_at) = snapshot.gpu.gauges(clock.now)?;
-    let child = snapshot.child.as_ref()?;
+    let child = snapshot.child()?;
     if taken_at < child.ready_at? {
         return None;
     }
@@ -169,6 +169,9 @@ mod tests {
             steps: None,
             step_elapsed: None,
             load_progress: None,
+            memory: None,
+            load: None,
+            tokens_per_second: 0.0,
         }
     }
 
@@ -185,9 +188,9 @@ mod tests {
             ..MemoryReport::default()
         };
         assert_eq!(context(&snapshot, &report, &clock), None, "no child");
-        snapshot.child = Some(child(start));
+        snapshot.children = vec![child(start)];
         assert_eq!(context(&snapshot, &report, &clock), None, "not ready");
-        snapshot.child.as_mut().unwrap().ready_at = Some(start);
+        snapshot.children[0].ready_at = Some(start);
         assert_eq!(context(&snapshot, &report, &clock), Some(600 - 135));
         report.kv_capacity_bytes = 1000;
         assert_eq!(context(&snapshot, &report, &clock), None, "older figures");
@@ -197,7 +200,7 @@ mod tests {
     fn the_driver_s_figures_have_fields_of_their_own() {
         let start = Instant::now();
         let mut snapshot = snapshot(start);
-        snapshot.child = Some(child(start));
+        snapshot.children = vec![child(start)];
         let clock = clock(start + Duration::from_secs(1));
         let expected = json!({
             "driver_total_bytes": 1000, "driver_free_bytes": 300, "driver_used_bytes": 700,

@@ -1,15 +1,16 @@
 //! A query of death and its innocent company, on a child that is played by hand.
 
 use super::*;
-use crate::requests::record::{NewRequest, StreamEvent};
+use crate::error_code::ErrorCode;
+use crate::requests::record::{Failure, NewRequest, StreamEvent};
 use crate::requests::registry::Refusal;
 use crate::requests::scene::Within;
 use crate::requests::stream::RequestStream;
 use crate::requests::testing::{Journal, QUARANTINE_FOR, SEAT, read, request, step};
 use std::num::NonZeroU8;
-use std::time::Duration;
 use worker_orcd_ipc::Command;
 use worker_orcd_ipc::{Fault, FinishReason, TokenId};
+use worker_orcd_lifecycle::SeatId;
 
 fn crash() -> DeathCause {
     DeathCause::Signalled(11)
@@ -90,7 +91,7 @@ fn a_query_of_death_costs_three_children_and_its_company_nothing_but_time() {
     let quarantined = failure(&mut bad).expect("it has ended");
     assert_eq!(quarantined.code, ErrorCode::Quarantined);
     assert!(!quarantined.retriable);
-    assert_eq!(journal.requests.quarantined_total(), 1);
+    assert_eq!(journal.requests.totals().quarantined, 1);
     emit(&mut journal, innocent, 0..8);
     assert_eq!(journal.requests.on_probation(), 0);
     finish(&mut journal, innocent, FinishReason::MaxTokens);
@@ -513,7 +514,7 @@ fn a_suspect_takes_one_seat_for_itself_and_the_other_serves_everybody_else() {
     journal
         .requests
         .bury(SEATS[0], &crash(), &Scene::default(), now);
-    assert_eq!(journal.requests.quarantined_total(), 1, "the third, alone");
+    assert_eq!(journal.requests.totals().quarantined, 1, "the third, alone");
     assert_eq!(with(&journal, SEATS[1]), [*two, *four, new]);
     journal.requests.serve(SEATS[0], journal.text.clone());
     assert_eq!(with(&journal, SEATS[0]), [*three]);

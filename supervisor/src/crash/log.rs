@@ -1,0 +1,192 @@
+//! The deaths of lately. Several children may die at once: each sign names the generation that it is of,
+//! and what a new child does is told of the deaths in its seat.
+
+use crate::crash::death::{Burial, Death};
+use crate::crash::gpu::GpuEvidence;
+use crate::crash::report::Report;
+use crate::crash::store::CrashStore;
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use worker_orcd_ipc::{Generation, MemoryReport};
+use worker_orcd_lifecycle::{DeathCause, Exit, SeatId};
+
+/// Deaths that are kept: their successors may be coming up still, and the GPU's witness may find out
+/// more. More than the restart intensity ever lets children die in a row; past it the oldest stay as
+/// they are.
+const DEATHS_KEPT: usize = 16;
+
+#[derive(Debug)]
+pub(crate) struct CrashLog {
+    store: Arc<CrashStore>,
+    /// By their first signs.
+    deaths: VecDeque<Arc<Death>>,
+    reported: u64,
+}
+
+impl CrashLog {
+    pub(crate) fn new(store: Arc<CrashStore>) -> Self {
+        Self {
+            store,
+            deaths: VecDeque::new(),
+            reported: 0,
+        }
+    }
+
+    /// Deaths reported since the start.
+    pub(crate) fn reported(&self) -> u64 {
+        self.reported
+    }
+
+    pub(crate) fn deaths_mut(&mut self) -> impl Iterator<Item = &mut Arc<Death>> {
+        self.deaths.iter_mut()
+    }
+
+    pub(crate) fn deaths(&self) -> impl Iterator<Item = &Arc<Death>> {
+        self.deaths.iter()
+    }
+
+    /// The one that was buried last.
+    pub(crate) fn last(&self) -> Option<&Arc<Death>> {
+        let buried = self.deaths.iter().filter(|death| death.burial.is_some());
+        buried.max_by_key(|death| death.burial.as_ref().map(|burial| burial.at.instant))
+    }
+
+    // === a child dies ===
+
+    /// The child was in this state; the first sign counts.
+    pub(crate) fn noticed(
+        &mut self,
+        seat: SeatId,
+        generation: Generation,
+        now: Instant,
+        state: &'static str,
+    ) {
+        let death = self.of(seat, generation, now);
+        death.state.get_or_insert(state);
+    }
+
+    pub(crate) fn exited(
+        &mut self,
+        seat: SeatId,
+        generation: Generation,
+        now: Instant,
+        exit: Exit,
+    ) {
+        let death = self.of(seat, generation, now);
+        death.reaped.get_or_insert((now, exit));
+    }
+
+    pub(crate) fn killed(&mut self, seat: SeatId, generation: Generation, now: Instant) {
+        let death = self.of(seat, generation, now);
+        // One that was dead already was not killed by us.
+        death.killed_by_supervisor |= death.reaped.is_none();
+    }
+
+    /// Its cause is known, and so is everything that is known without asking the GPU's witness.
+    pub(crate) fn buried(
+        &mut self,
+        seat: SeatId,
+        generation: Generation,
+        mut burial: Burial,
+        examine: impl FnOnce(&Death, &Burial) -> Option<GpuEvidence>,
+    ) {
+        if burial.cause == DeathCause::Dismissed {
+            return self.deaths.retain(|death| death.generation != generation);
+        }
+        let mut of_seat = self.deaths.iter().filter(|death| death.seat == seat);
+        let unrecovered = of_seat.find(|death| death.is_unrecovered());
+        if let Some(first) = unrecovered.and_then(|death| death.burial.as_ref()) {
+            burial.pause = first.pause;
+        }
+        let death = self.of(seat, generation, burial.at.instant);
+        death.gpu = examine(death, &burial);
+        death.burial = Some(burial);
+        self.reported += 1;
+        self.update(generation, |_| {});
+    }
+
+    /// More is known about a death that was buried.
+    pub(crate) fn update(
+        &mut self,
+        generation: Generation,
+        change: impl FnOnce(&mut Death),
+    ) -> Option<&Death> {
+        let is_it = |death: &&mut Arc<Death>| death.generation == generation;
+        let death = self.deaths.iter_mut().find(is_it)?;
+        death.burial.as_ref()?;
+        change(Arc::make_mut(death));
+        keep(&self.store, death);
+        Some(death)
+    }
+
+    /// The death of that child, which is noticed now if it was not before.
+    fn of(&mut self, seat: SeatId, generation: Generation, now: Instant) -> &mut Death {
+        let is_it = |death: &Arc<Death>| death.generation == generation;
+        let index = self.deaths.iter().position(is_it).unwrap_or_else(|| {
+            if self.deaths.len() == DEATHS_KEPT {
+                self.deaths.pop_front();
+            }
+            let death = Death::noticed(seat, generation, now);
+            self.deaths.push_back(Arc::new(death));
+            self.deaths.len() - 1
+        });
+        Arc::make_mut(&mut self.deaths[index])
+    }
+
+    // === its successor ===
+
+    pub(crate) fn respawned(&mut self, seat: SeatId, now: Instant) {
+        for death in self.unrecovered(seat) {
+            death.successor.respawned_at.get_or_insert(now);
+        }
+    }
+
+    pub(crate) fn loaded(&mut self, seat: SeatId, memory: MemoryReport) {
+        for death in self.unrecovered(seat) {
+            death.successor.memory.get_or_insert(memory);
+        }
+    }
+
+    /// A child serves in that seat: how long it took, if one had died there.
+    pub(crate) fn ready(&mut self, seat: SeatId, now: Instant) -> Option<Duration> {
+        let store = Arc::clone(&self.store);
+        let mut pause = None;
+        for death in self.unrecovered(seat) {
+            death.successor.ready_at = Some(now);
+            let burial = death.burial.as_ref();
+            pause = burial.and_then(|burial| burial.pause(&death.successor));
+            keep(&store, death);
+        }
+        pause
+    }
+
+    /// Called for every step that has tokens. True when somebody had been waiting for this. Before the
+    /// successor serves, tokens are the last words of the dead.
+    pub(crate) fn tokens(&mut self, seat: SeatId, now: Instant) -> bool {
+        let mut waited = false;
+        for death in &mut self.deaths {
+            if death.seat == seat && death.awaits_token() {
+                Arc::make_mut(death).successor.first_token_at = Some(now);
+                keep(&self.store, death);
+                waited = true;
+            }
+        }
+        waited
+    }
+
+    fn unrecovered(&mut self, seat: SeatId) -> impl Iterator<Item = &mut Death> {
+        let deaths = self.deaths.iter_mut();
+        let of_seat = deaths.filter(move |death| death.seat == seat && death.is_unrecovered());
+        of_seat.map(Arc::make_mut)
+    }
+}
+
+fn keep(store: &CrashStore, death: &Death) {
+    if let Some(burial) = &death.burial {
+        store.keep(Report::of(death, burial));
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,143 @@
+//! Whatever happens to children, kept for whoever asks: log lines and snapshots, crash reports, and what
+//! the GPU's witness has seen.
+//!
+//! Deliberately absent: what follows from any of it.
+
+use crate::crash::CrashLog;
+use crate::driver::news::{News, Sources};
+use crate::driver::post_mortem;
+use crate::driver::seat::Seat;
+use crate::driver::seats::Seats;
+use crate::driver::witness::GpuWatch;
+use crate::engine::{EngineSettings, EngineSnapshot, LoadedModel, Shared};
+use crate::nvml::Sighting;
+use crate::requests::Requests;
+use crate::requests::scene::Scene;
+use std::sync::Arc;
+use std::time::Instant;
+use worker_orcd_ipc::{Generation, Heartbeat, ReadyReport};
+use worker_orcd_lifecycle::{DeathCause, SeatId, Testimony, Worker};
+
+#[derive(Debug)]
+pub(super) struct Chronicle {
+    pub(super) news: News,
+    pub(super) crashes: CrashLog,
+    pub(super) gpu: GpuWatch,
+}
+
+impl Chronicle {
+    pub(super) fn new(started: Instant, settings: &EngineSettings, shared: &Shared) -> Self {
+        Self {
+            news: News::new(started, &settings.load),
+            crashes: CrashLog::new(Arc::clone(&shared.crashes)),
+            gpu: GpuWatch::new(settings.load.device, started),
+        }
+    }
+
+    pub(super) fn spawned(&mut self, now: Instant, seat: SeatId, generation: Generation, pid: u32) {
+        self.news.spawned(generation, pid);
+        self.crashes.respawned(seat, now);
+    }
+
+    pub(super) fn loaded(&mut self, now: Instant, seat: &mut Seat, report: &ReadyReport) {
+        if let Some(vitals) = &mut seat.vitals {
+            vitals.loaded(now, report.memory, report.model.file_bytes);
+            let generation = Generation(vitals.known().generation);
+            self.news.loaded(now, generation, report);
+        }
+        self.crashes.loaded(seat.id, report.memory);
+        self.gpu.child_computes_on(report.device.uuid.as_deref());
+    }
+
+    pub(super) fn ready(
+        &mut self,
+        now: Instant,
+        seat: &mut Seat,
+        generation: Generation,
+        model: &LoadedModel,
+    ) {
+        if let Some(vitals) = &mut seat.vitals {
+            vitals.ready(now);
+        }
+        let pause = self.crashes.ready(seat.id, now);
+        self.news.ready(generation, model, pause);
+    }
+
+    pub(super) fn heartbeat(&mut self, now: Instant, seat: &mut Seat, heartbeat: &Heartbeat) {
+        if let Some(vitals) = &mut seat.vitals {
+            let prompted = vitals.heartbeat(now, heartbeat);
+            self.news.heartbeat(now, heartbeat.memory, prompted);
+        }
+    }
+
+    /// A child that is believed has ended a step, with so many tokens that were accepted.
+    pub(super) fn stepped(&mut self, now: Instant, seat: &mut Seat, tokens: u64) {
+        if let Some(vitals) = &mut seat.vitals {
+            vitals.stepped(now, tokens);
+        }
+        if tokens > 0 && self.crashes.tokens(seat.id, now) {
+            self.news.touch();
+        }
+    }
+
+    /// Where the death met each request.
+    pub(super) fn buried(
+        &mut self,
+        now: Instant,
+        seat: &mut Seat,
+        generation: Generation,
+        cause: &DeathCause,
+        requests: &Requests,
+    ) -> Scene {
+        let (burial, scene) = post_mortem::examine(seat, cause, requests, now);
+        let vitals = seat.vitals.as_ref();
+        let served = vitals.is_some_and(|vitals| vitals.known().ready_at.is_some());
+        if served && *cause != DeathCause::Dismissed {
+            self.news.interrupted(now);
+        }
+        let gpu = &self.gpu;
+        let examine = |death: &_, burial: &_| gpu.examine(death, burial);
+        self.crashes.buried(seat.id, generation, burial, examine);
+        scene
+    }
+
+    /// What the lifecycle is told of it.
+    pub(super) fn sighted(&mut self, sighting: Sighting, seats: &Seats) -> Option<Testimony> {
+        let children = seats.iter().filter_map(|seat| seat.child.as_ref());
+        let pids: Vec<_> = children.map(|child| child.pid).collect();
+        self.news.touch();
+        self.gpu.note(sighting, &pids, &mut self.crashes)
+    }
+
+    // === snapshots ===
+
+    /// `None` while there is nothing new.
+    pub(super) fn snapshot(
+        &mut self,
+        now: Instant,
+        seats: &Seats,
+        worker: &Worker,
+        requests: &Requests,
+        shared: &Shared,
+    ) -> Option<EngineSnapshot> {
+        if !self.news.is_due(now) {
+            return None;
+        }
+        let from = Sources {
+            seats,
+            worker,
+            requests,
+            registry: &shared.registry,
+            last_death: self.crashes.last().cloned(),
+        };
+        let mut snapshot = self.news.snapshot(now, &from);
+        snapshot.faults.crash_reports = self.crashes.reported();
+        snapshot.gpu = self.gpu.snapshot().clone();
+        let trouble = shared.crashes.trouble();
+        snapshot.impaired = self.news.impairments(now, trouble);
+        Some(snapshot)
+    }
+}
+
+#[cfg(test)]
+mod tests;

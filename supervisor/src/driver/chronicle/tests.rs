@@ -1,0 +1,203 @@
+#![expect(clippy::disallowed_methods, reason = "a test begins at some moment")]
+use super::*;
+use crate::crash::{CrashSettings, CrashStore};
+use crate::driver::vitals::Vitals;
+use crate::requests::testing::{Journal, request};
+use parking_lot::RwLock;
+use std::num::NonZeroU8;
+use std::time::Duration;
+use worker_orcd_ipc::{DeviceSelector, Load, LoadOrder, MemoryReport, ModelFile};
+use worker_orcd_lifecycle::Settings;
+
+const TWO: NonZeroU8 = NonZeroU8::new(2).unwrap();
+const ONE: SeatId = SeatId(0);
+const OTHER: SeatId = SeatId(1);
+
+/// Two seats, and everybody whom a snapshot asks.
+struct Scenery {
+    start: Instant,
+    chronicle: Chronicle,
+    seats: Seats,
+    worker: Worker,
+    journal: Journal,
+    shared: Shared,
+}
+
+impl Scenery {
+    fn new() -> Self {
+        let start = Instant::now();
+        let journal = Journal::with_seats(4, TWO);
+        let crashes = Arc::new(CrashStore::open(CrashSettings {
+            directory: None,
+            max_reports: 10,
+        }));
+        Self {
+            start,
+            chronicle: Chronicle {
+                news: News::new(start, &load_order()),
+                crashes: CrashLog::new(Arc::clone(&crashes)),
+                gpu: GpuWatch::new(DeviceSelector::Cpu, start),
+            },
+            seats: Seats::new(TWO, start),
+            worker: Worker::start(Duration::ZERO, Settings::default(), TWO).0,
+            shared: Shared {
+                registry: Arc::clone(&journal.registry),
+                model: RwLock::new(None),
+                snapshot: RwLock::new(Arc::new(EngineSnapshot::before_anything(start))),
+                crashes,
+                on_fault: journal.on_fault,
+            },
+            journal,
+        }
+    }
+
+    fn at(&self, ms: u64) -> Instant {
+        self.start + Duration::from_millis(ms)
+    }
+
+    /// Its process has its generation as number.
+    fn spawn(&mut self, ms: u64, seat: SeatId, generation: u32) {
+        let (now, generation) = (self.at(ms), Generation(generation));
+        self.seats[seat].vitals = Some(Vitals::new(now, generation, generation.0));
+        self.chronicle.spawned(now, seat, generation, generation.0);
+    }
+
+    fn serve(&mut self, ms: u64, seat: SeatId) {
+        let now = self.at(ms);
+        let vitals = self.seats[seat].vitals.as_mut();
+        vitals.expect("a child").ready(now);
+        self.chronicle.crashes.ready(seat, now);
+        let text = Arc::clone(&self.journal.text);
+        self.journal.requests.serve(seat, text);
+    }
+
+    fn beat(&mut self, ms: u64, seat: SeatId, prompt_tokens: u64) {
+        let heartbeat = Heartbeat {
+            step_elapsed_ms: None,
+            steps: ms,
+            memory: MemoryReport::default(),
+            load: Load {
+                running: 1,
+                prompt_tokens,
+                ..Load::default()
+            },
+        };
+        let now = self.at(ms);
+        self.chronicle
+            .heartbeat(now, &mut self.seats[seat], &heartbeat);
+    }
+
+    fn step(&mut self, ms: u64, seat: SeatId, tokens: u64) {
+        let now = self.at(ms);
+        self.chronicle.stepped(now, &mut self.seats[seat], tokens);
+    }
+
+    fn die(&mut self, ms: u64, seat: SeatId, generation: u32, cause: DeathCause) {
+        let (now, generation) = (self.at(ms), Generation(generation));
+        let (dead, requests) = (&mut self.seats[seat], &self.journal.requests);
+        let chronicle = &mut self.chronicle;
+        chronicle.crashes.noticed(seat, generation, now, "serving");
+        chronicle.buried(now, dead, generation, &cause, requests);
+        dead.clear();
+    }
+
+    fn snapshot(&mut self, ms: u64) -> EngineSnapshot {
+        let now = self.at(ms);
+        let (worker, requests) = (&self.worker, &self.journal.requests);
+        let chronicle = &mut self.chronicle;
+        chronicle.news.touch();
+        let snapshot = chronicle.snapshot(now, &self.seats, worker, requests, &self.shared);
+        snapshot.expect("there is something new")
+    }
+}
+
+fn load_order() -> LoadOrder {
+    LoadOrder {
+        model_path: "/dev/null".to_owned(),
+        model_file: ModelFile::AtPath,
+        device: DeviceSelector::Cpu,
+        kv_cache_bytes: None,
+        memory_permille: 900,
+        max_running: 1,
+        max_sequence_tokens: None,
+        prefill_chunk_tokens: 1,
+        threads: None,
+        prefix_cache: true,
+        trace: None,
+    }
+}
+
+fn generations(snapshot: &EngineSnapshot) -> Vec<u32> {
+    let children = snapshot.children.iter();
+    children.map(|child| child.generation).collect()
+}
+
+#[tokio::test]
+async fn two_children_are_told_of_side_by_side_and_a_death_leaves_the_other_as_it_was() {
+    let mut scenery = Scenery::new();
+    scenery.spawn(0, ONE, 1);
+    scenery.spawn(0, OTHER, 2);
+    scenery.serve(100, OTHER);
+    scenery.beat(1000, ONE, 5);
+    scenery.beat(1000, OTHER, 70);
+    scenery.step(1500, ONE, 10);
+    scenery.step(1500, OTHER, 30);
+    scenery.beat(2000, ONE, 6);
+    scenery.beat(2000, OTHER, 90);
+    let both = scenery.snapshot(2000);
+    assert_eq!(generations(&both), [1, 2]);
+    let speaker = both.child().map(|child| child.generation);
+    assert_eq!(speaker, Some(2), "who serves speaks for both");
+    let (load, _) = both.load.children.unwrap();
+    assert_eq!((load.running, load.prompt_tokens), (2, 96));
+    assert_eq!(both.load.prompt_tokens_total, 96);
+    assert_eq!(both.load.tokens_per_second, 40.0);
+    assert_eq!(both.faults.restarts, 0, "the first of each seat");
+
+    scenery.die(2100, ONE, 1, DeathCause::Signalled(9));
+    let one = scenery.snapshot(2100);
+    assert_eq!(generations(&one), [2]);
+    let (load, _) = one.load.children.unwrap();
+    assert_eq!((load.running, load.prompt_tokens), (1, 90));
+    assert_eq!(one.load.tokens_per_second, 30.0);
+    assert_eq!(one.load.prompt_tokens_total, 96, "what was done was done");
+    assert_eq!(one.interrupted_at, None, "the dead child never served");
+
+    scenery.spawn(2200, ONE, 3);
+    scenery.beat(2300, ONE, 4);
+    let next = scenery.snapshot(2300);
+    assert_eq!(generations(&next), [3, 2], "by their seats");
+    assert_eq!(next.load.prompt_tokens_total, 100, "it counts from zero");
+    assert_eq!(next.faults.restarts, 1);
+}
+
+#[tokio::test]
+async fn two_children_that_die_at_once_have_a_pause_each() {
+    let mut scenery = Scenery::new();
+    for (seat, generation) in [(ONE, 1), (OTHER, 2)] {
+        scenery.spawn(0, seat, generation);
+        scenery.serve(100, seat);
+    }
+    let (_, _stream) = scenery.journal.submit(request("with one of them"));
+    scenery.die(1000, ONE, 1, DeathCause::Signalled(9));
+    scenery.die(1000, OTHER, 2, DeathCause::OomKilled);
+    scenery.spawn(1100, OTHER, 3);
+    scenery.serve(1500, OTHER);
+    scenery.step(1600, OTHER, 1);
+    let ms = |time: Duration| time.as_millis();
+    let now = scenery.snapshot(1600);
+    let last = now.faults.last.unwrap();
+    let burial = last.burial.as_ref().unwrap();
+    assert_eq!(last.seat, OTHER);
+    assert_eq!(burial.cause, DeathCause::OomKilled);
+    assert_eq!(burial.pause(&last.successor).map(ms), Some(500));
+    assert_eq!(
+        burial.stream_pause(&last.successor),
+        None,
+        "nobody was there"
+    );
+    let mut deaths = scenery.chronicle.crashes.deaths();
+    let first = deaths.find(|death| death.seat == ONE).unwrap();
+    assert!(first.is_unrecovered());
+    assert_eq!(first.burial.as_ref().unwrap().requests.count, 1);
+}

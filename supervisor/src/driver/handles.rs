@@ -1,0 +1,81 @@
+//! The driver's side of what it shares with the [`Engine`](crate::engine::Engine)'s handles: what they
+//! want, and what they see.
+
+use crate::engine::{Ended, EngineSnapshot, LoadedModel, Phase, Refusal, Shared};
+use crate::requests::control::Control;
+use crate::requests::record::Record;
+use std::sync::Arc;
+use tokio::sync::{mpsc, watch};
+
+pub(super) struct Handles {
+    pub(super) shared: Arc<Shared>,
+    controls: mpsc::UnboundedReceiver<Control>,
+    phase: watch::Sender<Phase>,
+    /// The last handle is gone, and with it everybody who could want an answer.
+    deserted: bool,
+}
+
+impl Handles {
+    pub(super) fn new(
+        shared: Arc<Shared>,
+        controls: mpsc::UnboundedReceiver<Control>,
+        phase: watch::Sender<Phase>,
+    ) -> Self {
+        Self {
+            shared,
+            controls,
+            phase,
+            deserted: false,
+        }
+    }
+
+    /// Cancel-safe. Who is deserted stops.
+    pub(super) async fn next(&mut self) -> Control {
+        if self.deserted {
+            return std::future::pending().await;
+        }
+        let control = self.controls.recv().await;
+        self.deserted = control.is_none();
+        control.unwrap_or(Control::StopNow)
+    }
+
+    /// No request is left. Counted at the door: one that was let in may still be on its way here.
+    pub(super) fn is_idle(&self) -> bool {
+        self.shared.registry.live() == 0
+    }
+
+    pub(super) fn refuse(&self, refusal: Refusal) {
+        self.shared.registry.close(refusal);
+    }
+
+    pub(super) fn install(&self, model: &Arc<LoadedModel>) {
+        let slots = model.max_running as usize;
+        self.shared.registry.set_slots(slots);
+        *self.shared.model.write() = Some(Arc::clone(model));
+    }
+
+    pub(super) fn is_ready(&self) {
+        self.phase.send_modify(|phase| phase.ready = true);
+    }
+
+    pub(super) fn publish(&self, snapshot: EngineSnapshot) {
+        *self.shared.snapshot.write() = Arc::new(snapshot);
+    }
+
+    pub(super) fn has_ended(&self, ended: Ended) {
+        self.phase.send_modify(|phase| phase.ended = Some(ended));
+    }
+
+    /// Nobody gets in any more. Those who did in the last moment:
+    pub(super) fn close(&mut self) -> Vec<Arc<Record>> {
+        self.refuse(Refusal::Unavailable("the engine has ended".to_owned()));
+        self.controls.close();
+        let mut last = vec![];
+        while let Ok(control) = self.controls.try_recv() {
+            if let Control::Submit(record) = control {
+                last.push(record);
+            }
+        }
+        last
+    }
+}

@@ -1,0 +1,50 @@
+//! All seats of a worker, by number.
+
+use crate::driver::seat::{Happening, Seat};
+use futures_util::future::select_all;
+use std::num::NonZeroU8;
+use std::ops::{Index, IndexMut};
+use std::time::Instant;
+use worker_orcd_lifecycle::SeatId;
+
+pub(super) struct Seats(Vec<Seat>);
+
+impl Seats {
+    pub(super) fn new(count: NonZeroU8, now: Instant) -> Self {
+        let ids = (0..count.get()).map(SeatId);
+        Self(ids.map(|id| Seat::new(id, now)).collect())
+    }
+
+    /// What happens next in any of them. Cancel-safe, as each of them is.
+    pub(super) async fn next(&mut self) -> (SeatId, Happening) {
+        let next = |seat| Box::pin(next_of(seat));
+        let (first, ..) = select_all(self.0.iter_mut().map(next)).await;
+        first
+    }
+
+    pub(super) fn ids(&self) -> impl Iterator<Item = SeatId> + use<> {
+        (0..).map(SeatId).take(self.0.len())
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = &Seat> {
+        self.0.iter()
+    }
+}
+
+async fn next_of(seat: &mut Seat) -> (SeatId, Happening) {
+    (seat.id, seat.next().await)
+}
+
+impl Index<SeatId> for Seats {
+    type Output = Seat;
+
+    fn index(&self, seat: SeatId) -> &Seat {
+        &self.0[usize::from(seat.0)]
+    }
+}
+
+impl IndexMut<SeatId> for Seats {
+    fn index_mut(&mut self, seat: SeatId) -> &mut Seat {
+        &mut self.0[usize::from(seat.0)]
+    }
+}

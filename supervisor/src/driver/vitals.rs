@@ -1,0 +1,158 @@
+//! What is known of a child that lives: how it began, what it last said of itself, how fast its tokens
+//! come.
+
+use crate::crash::death::Deceased;
+use crate::driver::rate::Rate;
+use crate::engine::ChildSnapshot;
+use std::time::{Duration, Instant};
+use tracing::info;
+use worker_orcd_ipc::{ChildHello, Generation, Heartbeat, Load, MemoryReport};
+
+/// Shares of a load, in percent, that are worth a log line.
+const LOAD_MILESTONES: [u64; 5] = [0, 25, 50, 75, 100];
+
+#[derive(Debug)]
+pub(super) struct Vitals {
+    known: ChildSnapshot,
+    /// Milestones of its load that were logged.
+    milestones: usize,
+    /// Tokens that were accepted from it.
+    tokens: u64,
+    rate: Rate,
+}
+
+/// Tokens of prompts that a child was given between two heartbeats.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Prompted {
+    pub tokens: u64,
+    /// Of them in its prefix cache.
+    pub hits: u64,
+}
+
+impl Vitals {
+    pub(super) fn new(now: Instant, generation: Generation, pid: u32) -> Self {
+        Self {
+            known: ChildSnapshot {
+                pid,
+                generation: generation.0,
+                build: None,
+                features: vec![],
+                spawned_at: now,
+                ready_at: None,
+                heartbeat_at: None,
+                progress_at: None,
+                steps: None,
+                step_elapsed: None,
+                load_progress: None,
+                memory: None,
+                load: None,
+                tokens_per_second: 0.0,
+            },
+            milestones: 0,
+            tokens: 0,
+            rate: Rate::default(),
+        }
+    }
+
+    pub(super) fn hello(&mut self, hello: ChildHello) {
+        self.known.build = Some(hello.build);
+        self.known.features = hello.features;
+    }
+
+    pub(super) fn load_progress(&mut self, now: Instant, bytes_done: u64, bytes_total: u64) {
+        let before = self.known.load_progress;
+        if before.is_none_or(|(done, _)| bytes_done > done) {
+            self.known.progress_at = Some(now);
+        }
+        self.known.load_progress = Some((bytes_done, bytes_total));
+        let generation = self.known.generation;
+        while let Some(percent) = LOAD_MILESTONES.get(self.milestones)
+            && reached(*percent, bytes_done, bytes_total)
+        {
+            info!(
+                generation,
+                percent, bytes_done, bytes_total, "model_load_progress"
+            );
+            self.milestones += 1;
+        }
+    }
+
+    /// It has loaded a file of so many bytes.
+    pub(super) fn loaded(&mut self, now: Instant, memory: MemoryReport, file_bytes: u64) {
+        self.known.memory = Some((memory, now));
+        // A load that ends between two beats still has all its milestones.
+        self.load_progress(now, file_bytes, file_bytes);
+    }
+
+    pub(super) fn ready(&mut self, now: Instant) {
+        self.known.ready_at = Some(now);
+        self.known.progress_at = Some(now);
+        self.known.load_progress = None;
+    }
+
+    pub(super) fn heartbeat(&mut self, now: Instant, heartbeat: &Heartbeat) -> Prompted {
+        let before = self.known.load.map(|(load, _)| load).unwrap_or_default();
+        let Load {
+            prompt_tokens,
+            prefix_hit_tokens,
+            ..
+        } = heartbeat.load;
+        self.known.memory = Some((heartbeat.memory, now));
+        self.known.load = Some((heartbeat.load, now));
+        self.known.heartbeat_at = Some(now);
+        self.known.steps = Some(heartbeat.steps);
+        self.known.step_elapsed = heartbeat.step_elapsed_ms.map(Duration::from_millis);
+        self.rate.note(now, self.tokens);
+        Prompted {
+            tokens: prompt_tokens.saturating_sub(before.prompt_tokens),
+            hits: prefix_hit_tokens.saturating_sub(before.prefix_hit_tokens),
+        }
+    }
+
+    /// A step has ended, with so many tokens that were accepted.
+    pub(super) fn stepped(&mut self, now: Instant, tokens: u64) {
+        self.known.progress_at = Some(now);
+        self.tokens += tokens;
+    }
+
+    // === looking ===
+
+    pub(super) fn known(&self) -> &ChildSnapshot {
+        &self.known
+    }
+
+    pub(super) fn snapshot(&self, now: Instant) -> ChildSnapshot {
+        ChildSnapshot {
+            tokens_per_second: self.rate.per_second(now),
+            ..self.known.clone()
+        }
+    }
+
+    pub(super) fn deceased(&self) -> Deceased {
+        Deceased {
+            pid: self.known.pid,
+            spawned_at: self.known.spawned_at,
+            build: self.known.build.clone(),
+            steps: self.known.steps,
+            memory: self.known.memory.map(|(memory, _)| memory),
+        }
+    }
+}
+
+/// A total of 0 is one that is not known yet.
+fn reached(percent: u64, done: u64, total: u64) -> bool {
+    percent == 0 || total > 0 && u128::from(done) * 100 >= u128::from(percent) * u128::from(total)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn milestones_are_shares_of_a_known_total() {
+        assert!(reached(0, 0, 0));
+        assert!(!reached(25, 0, 0));
+        assert!(!reached(25, 24, 100));
+        assert!(reached(25, 25, 100));
+    }
+}
