@@ -7,6 +7,7 @@
 //! the host. Each stream has a prompt of 128 tokens and draws 64; measured is the time from the
 //! first step that has a token of every stream to the last such step.
 
+use shapes::BoxError;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
@@ -28,13 +29,11 @@ mod shapes;
 #[allow(dead_code, reason = "shared with the tests")]
 mod support;
 
-type Failure = Box<dyn std::error::Error>;
-
 const PROMPT: u32 = 128;
 const COMPLETION: u32 = 64;
 const MAX_STREAMS: u32 = 256;
 
-fn main() -> Result<(), Failure> {
+fn main() -> Result<(), BoxError> {
     let args: Vec<String> = std::env::args().skip(1).collect();
     let shape = args.first().map_or("0.5b", String::as_str);
     let ty = shapes::tensor_type(args.get(1).map_or("F16", String::as_str))?;
@@ -136,7 +135,7 @@ struct Supervisor {
 }
 
 impl Supervisor {
-    fn begin(&mut self) -> Result<(), Failure> {
+    fn begin(&mut self) -> Result<(), BoxError> {
         self.socket.write_all(&Preamble::OURS.to_bytes())?;
         self.say(&Command::Load(LoadOrder {
             model_path: String::new(),
@@ -160,13 +159,13 @@ impl Supervisor {
         }
     }
 
-    fn say(&mut self, command: &Command) -> Result<(), Failure> {
+    fn say(&mut self, command: &Command) -> Result<(), BoxError> {
         let mut bytes = Vec::new();
         write_frame(&mut bytes, &encode(command)?)?;
         Ok(self.socket.write_all(&bytes)?)
     }
 
-    fn hear(&mut self) -> Result<Event, Failure> {
+    fn hear(&mut self) -> Result<Event, BoxError> {
         loop {
             if let Some(payload) = self.frames.next_frame()? {
                 let envelope: Envelope = decode(payload)?;
@@ -182,7 +181,7 @@ impl Supervisor {
     }
 
     /// Steps that had a token of every stream, and the seconds between the first and the last.
-    fn measure(&mut self, streams: u32, sampling: Sampling) -> Result<(u32, f64), Failure> {
+    fn measure(&mut self, streams: u32, sampling: Sampling) -> Result<(u32, f64), BoxError> {
         for stream in 0..streams {
             self.say(&Command::Submit(Box::new(Submission {
                 request: RequestId(u64::from(stream)),

@@ -7,6 +7,7 @@
 //! same reason tokens are also counted against CPU time, which waiting for a core does not slow.
 
 use nix::sys::resource::{UsageWho, getrusage};
+use std::error::Error;
 use std::path::Path;
 use std::time::{Duration, Instant};
 use worker_orcd_gpu::device::cpu::{CpuExecutor, CpuOptions};
@@ -16,12 +17,10 @@ use worker_orcd_gpu::device::{
 use worker_orcd_gpu::model::{GgufFile, ModelConfig, ModelWeights};
 use worker_orcd_ipc::{RequestId, Sampling, TokenId};
 
-type Failure = Box<dyn std::error::Error>;
-
 const PROMPT: u32 = 512;
 const DECODE: u32 = 64;
 
-fn main() -> Result<(), Failure> {
+fn main() -> Result<(), Box<dyn Error>> {
     let args: Vec<String> = std::env::args().skip(1).collect();
     let path = args.first().ok_or("usage: cpu_speed MODEL [THREADS]")?;
     let threads = args.get(1).map(|threads| threads.parse()).transpose()?;
@@ -66,7 +65,10 @@ struct Cost {
 }
 
 impl Cost {
-    fn of(tokens: u32, run: impl FnOnce() -> Result<(), Failure>) -> Result<Self, Failure> {
+    fn of(
+        tokens: u32,
+        run: impl FnOnce() -> Result<(), Box<dyn Error>>,
+    ) -> Result<Self, Box<dyn Error>> {
         let (start, cpu) = (Instant::now(), cpu_time()?);
         run()?;
         Ok(Self {
@@ -77,7 +79,7 @@ impl Cost {
     }
 }
 
-fn cpu_time() -> Result<Duration, Failure> {
+fn cpu_time() -> Result<Duration, Box<dyn Error>> {
     let used = getrusage(UsageWho::RUSAGE_SELF)?.user_time();
     Ok(Duration::new(
         used.tv_sec() as u64,
@@ -85,7 +87,10 @@ fn cpu_time() -> Result<Duration, Failure> {
     ))
 }
 
-fn report(name: &str, mut run: impl FnMut() -> Result<Cost, Failure>) -> Result<(), Failure> {
+fn report(
+    name: &str,
+    mut run: impl FnMut() -> Result<Cost, Box<dyn Error>>,
+) -> Result<(), Box<dyn Error>> {
     let (mut wall, mut cpu) = (0f64, 0f64);
     for _ in 0..3 {
         let cost = run()?;
@@ -102,12 +107,12 @@ fn tokens(count: u32, vocab: u32) -> Vec<TokenId> {
         .collect()
 }
 
-fn prompt(executor: &mut CpuExecutor, vocab: u32) -> Result<Cost, Failure> {
+fn prompt(executor: &mut CpuExecutor, vocab: u32) -> Result<Cost, Box<dyn Error>> {
     let tokens = tokens(PROMPT, vocab);
     Cost::of(PROMPT, || run(executor, &[(&tokens, 0)]).map(|_| ()))
 }
 
-fn decode(executor: &mut CpuExecutor, vocab: u32, sequences: u32) -> Result<Cost, Failure> {
+fn decode(executor: &mut CpuExecutor, vocab: u32, sequences: u32) -> Result<Cost, Box<dyn Error>> {
     let prompt = tokens(64, vocab);
     // Every sequence starts from the same token; what decoding costs does not depend on what
     // its pages hold.
@@ -124,7 +129,10 @@ fn decode(executor: &mut CpuExecutor, vocab: u32, sequences: u32) -> Result<Cost
 }
 
 /// One step; sequence `i` has pages of its own.
-fn run(executor: &mut CpuExecutor, work: &[(&[TokenId], u32)]) -> Result<Vec<TokenId>, Failure> {
+fn run(
+    executor: &mut CpuExecutor,
+    work: &[(&[TokenId], u32)],
+) -> Result<Vec<TokenId>, Box<dyn Error>> {
     const PAGES: u32 = 32;
     let pages: Vec<Vec<PageId>> = (0..work.len() as u32)
         .map(|i| (i * PAGES..(i + 1) * PAGES).map(PageId).collect())

@@ -8,6 +8,7 @@
 //! waited for); prompts: the median of several. Every step
 //! draws, greedily if nothing else is said, so its time includes the way to the host and back.
 
+use shapes::BoxError;
 use std::time::Instant;
 use worker_orcd_gpu::device::cuda::{CudaExecutor, CudaOptions};
 use worker_orcd_gpu::device::{
@@ -22,13 +23,11 @@ mod support;
 #[path = "shared/shapes.rs"]
 mod shapes;
 
-type Failure = Box<dyn std::error::Error>;
-
 const BATCH_TOKENS: usize = 1280;
 const CONTEXT: usize = 128;
 const STEPS: usize = 32;
 
-fn main() -> Result<(), Failure> {
+fn main() -> Result<(), BoxError> {
     let args: Vec<String> = std::env::args().skip(1).collect();
     let shape = args.first().map_or("0.5b", String::as_str);
     let ty = shapes::tensor_type(args.get(1).map_or("F16", String::as_str))?;
@@ -78,7 +77,7 @@ fn main() -> Result<(), Failure> {
 }
 
 /// Those of one kind, unless the command line asks for another kind or for one size.
-fn sizes(kind: &str, only: Option<&str>, all: &[usize]) -> Result<Vec<usize>, Failure> {
+fn sizes(kind: &str, only: Option<&str>, all: &[usize]) -> Result<Vec<usize>, BoxError> {
     match only.map(|only| only.split_once('=').unwrap_or((only, ""))) {
         Some((wanted, _)) if wanted != kind && wanted != "all" => Ok(Vec::new()),
         Some((_, size)) if !size.is_empty() => Ok(vec![size.parse()?]),
@@ -91,7 +90,7 @@ fn decode(
     executor: &mut CudaExecutor,
     batch: usize,
     sampling: Sampling,
-) -> Result<(f64, f64), Failure> {
+) -> Result<(f64, f64), BoxError> {
     const PAGES: usize = (CONTEXT + STEPS).div_ceil(32) + 1;
     let tables: Vec<Vec<PageId>> = (0..batch)
         .map(|i| (0..PAGES).map(|p| PageId((i * PAGES + p) as u32)).collect())
@@ -147,7 +146,7 @@ fn decode(
     Ok((median(times), each))
 }
 
-fn prompt(executor: &mut CudaExecutor, length: usize, sampling: Sampling) -> Result<f64, Failure> {
+fn prompt(executor: &mut CudaExecutor, length: usize, sampling: Sampling) -> Result<f64, BoxError> {
     let pages: Vec<PageId> = (0..length.div_ceil(32) as u32).map(PageId).collect();
     let tokens: Vec<TokenId> = (0..length as u32).map(|i| TokenId(i * 37 % 1000)).collect();
     let mut times = Vec::new();
@@ -178,7 +177,7 @@ fn work<'a>(
     }
 }
 
-fn run(executor: &mut CudaExecutor, sequences: &[SequenceWork<'_>]) -> Result<(), Failure> {
+fn run(executor: &mut CudaExecutor, sequences: &[SequenceWork<'_>]) -> Result<(), BoxError> {
     let batch = Batch { step: 1, sequences };
     executor.step(&batch, &mut NoTap)?;
     Ok(())

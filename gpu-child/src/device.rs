@@ -26,7 +26,7 @@ pub use common::LoadOptions;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PageId(pub u32);
 
-/// How the KV cache is cut up; fixed when the model is loaded.
+/// Shape of the KV cache; fixed when the model is loaded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct KvGeometry {
     /// Positions per page.
@@ -49,7 +49,7 @@ pub struct Batch<'a> {
     pub sequences: &'a [SequenceWork<'a>],
 }
 
-/// One sequence's share of a step: `tokens` are run at `first_position ..`, their keys and values
+/// A sequence's share of a step: `tokens` are run at `first_position ..`, their keys and values
 /// written to `pages`, attending to everything before them.
 #[derive(Debug, Clone, Copy)]
 pub struct SequenceWork<'a> {
@@ -59,7 +59,8 @@ pub struct SequenceWork<'a> {
     pub first_position: u32,
     /// Page table from position 0 on; covers at least `first_position + tokens.len()`.
     pub pages: &'a [PageId],
-    /// `Some` when `tokens` ends at the newest known token, so that a next one is to be drawn.
+    /// Parameters of the draw, when `tokens` ends at the newest known token, so that a next one is
+    /// to be drawn.
     pub sample: Option<SampleWork<'a>>,
 }
 
@@ -100,22 +101,22 @@ pub trait Executor: Any + Send {
         Ok(())
     }
 
-    /// Where the device computes while the caller goes on. No step is begun through one of them
-    /// while one begun through the other is on its way.
+    /// The two halves of a step, for devices that compute while the caller goes on. No step is
+    /// begun through one of the two interfaces while one begun through the other is in flight.
     fn ahead(&mut self) -> Option<&mut dyn Ahead> {
         None
     }
 
-    /// For steps that do not end; asked for once, when everything is loaded. A device that computes
-    /// in the caller's thread tells its [`Tap`] how far it is, and needs none.
+    /// A witness of steps that do not end; asked for once, when everything is loaded. A device that
+    /// computes in the caller's thread tells its [`Tap`] how far it is, and needs none.
     fn witness(&mut self) -> Option<Box<dyn Witness>> {
         None
     }
 }
 
-/// Tells how far a device is while whoever asked it to compute still waits: from another thread.
+/// A reader of a device's progress, for another thread than the one that waits for the device.
 pub trait Witness: Send {
-    /// In a line. Waits for a bounded time, whatever the device does.
+    /// An account in one line. Waits for a bounded time, whatever the device does.
     fn account(&mut self) -> String;
 }
 
@@ -154,13 +155,13 @@ pub enum Checkpoint {
     Embedding,
     /// The residual stream after this layer.
     Layer(u32),
-    /// After the final norm. Only for positions at which a token is drawn.
+    /// Output of the final norm, only for positions at which a token is drawn.
     FinalNorm,
-    /// Only for positions at which a token is drawn.
+    /// Logits, only for positions at which a token is drawn.
     Logits,
 }
 
-/// Sees nothing.
+/// A tap that sees nothing.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct NoTap;
 

@@ -1,5 +1,5 @@
-//! From `main` to [`serve`](crate::serve::serve): arguments, the tie to the parent, the socket;
-//! or to the answer of a probe.
+//! The way from `main` to [`serve`](crate::serve::serve): arguments, the tie to the parent, the
+//! socket; or to the answer of a probe.
 
 use crate::custody::Custody;
 use crate::device::cuda;
@@ -19,7 +19,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use worker_orcd_ipc::{ExitCode, Fault, FaultKind, Generation, LoadOrder};
 
-/// As if this process had half of the machine's memory more than it has.
+/// Points above the parent's score: as if this process had half of the machine's memory more than
+/// it has.
 const OOM_SCORE_ABOVE_PARENT: i32 = 500;
 const MAX_OOM_SCORE: i32 = 1000;
 
@@ -45,7 +46,7 @@ struct Serving {
     /// The supervisor's socket for descriptors. Without it the model file is not handed on.
     #[arg(long)]
     custody: Option<PathBuf>,
-    /// Which child this is, counted from 1.
+    /// Number of this child, counted from 1.
     #[arg(long)]
     generation: u32,
     /// Process id of the supervisor: when the parent is another by now, it is dead.
@@ -117,7 +118,7 @@ where
     exit::end_now(ExitCode::SupervisorLost);
 }
 
-/// To a question of [`worker_orcd_ipc::probe`].
+/// Answers a question of [`worker_orcd_ipc::probe`].
 fn answer(found: Result<String, Fault>) -> ! {
     let (line, code) = match found {
         Ok(words) => (words, ExitCode::Clean),
@@ -135,9 +136,9 @@ fn answer(found: Result<String, Fault>) -> ! {
     exit::end_now(code);
 }
 
-/// Where memory is short the kernel shall take this process, which is replaced, and not the
-/// supervisor, whose death ends every stream. Raising one's own score needs no privilege; what is
-/// refused all the same leaves the choice as it was.
+/// Offers this process to the kernel where memory is short: it is replaced, while the death of the
+/// supervisor ends every stream. Raising one's own score needs no privilege; where it is refused
+/// all the same, the choice stays as it was.
 fn stand_in_for_the_supervisor() {
     const OWN_SCORE: &str = "/proc/self/oom_score_adj";
     let inherited = std::fs::read_to_string(OWN_SCORE)
@@ -164,7 +165,7 @@ fn connect(path: PathBuf) -> io::Result<Socket> {
     Stream::connect(path.to_fs_name::<GenericFilePath>()?).map(|stream| Socket(Arc::new(stream)))
 }
 
-/// One thread reads, others write.
+/// The socket, from which one thread reads and to which others write.
 #[derive(Clone)]
 struct Socket(Arc<Stream>);
 

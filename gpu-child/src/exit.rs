@@ -1,28 +1,28 @@
-//! How this process ends: one number per cause, and last words when there is time for them.
+//! The end of this process: one number per cause, and last words when there is time for them.
 
 use std::any::Any;
 use std::panic::PanicHookInfo;
 use std::sync::Arc;
 use worker_orcd_ipc::{ExitCode, Fault, FaultKind};
 
-/// What ends the process. Tests put something else in its place, so it may return; whoever calls
-/// it must be ready to stop by itself.
-pub type Exit = Arc<dyn Fn(ExitCode) + Send + Sync>;
+/// The function that ends the process. Tests put another in its place, so it may return; its caller
+/// must be ready to stop by itself.
+pub type ExitHook = Arc<dyn Fn(ExitCode) + Send + Sync>;
 
 #[must_use]
-pub fn end_process() -> Exit {
+pub fn end_process() -> ExitHook {
     Arc::new(|code| end_now(code))
 }
 
-/// Ends without exit handlers: the CUDA driver installs one, and after a device error it may never
+/// Ends without exit handlers: NVIDIA's driver installs one, and after a device error it may never
 /// return. What this process writes is written without buffers.
 pub fn end_now(code: ExitCode) -> ! {
     // SAFETY: ends the process; nothing runs after it.
     unsafe { nix::libc::_exit(code.code()) }
 }
 
-/// From now on a panic in any thread ends the process: half a child is worth less than none.
-/// `last_words` may tell somebody first.
+/// Makes a panic in any thread end the process: half a child is worth less than none. `last_words`
+/// may tell the supervisor first.
 pub fn end_process_on_panic(last_words: impl Fn(Fault) + Send + Sync + 'static) {
     std::panic::set_hook(Box::new(move |info| {
         let fault = describe(info);

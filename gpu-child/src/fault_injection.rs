@@ -44,7 +44,7 @@ use worker_orcd_ipc::{Fault, Generation, LoadOrder};
 /// The rules of this child; unset means none.
 pub const VARIABLE: &str = "WORKER_ORCD_FAULTS";
 
-/// What this process was told.
+/// The rules that this process was given.
 ///
 /// # Errors
 /// When the variable does not follow the [`grammar`].

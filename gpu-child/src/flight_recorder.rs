@@ -1,4 +1,4 @@
-//! What this process is doing, written where a death cannot reach it.
+//! The flight recorder: what this process does, written where a death cannot reach it.
 //!
 //! The supervisor hands the ring over as descriptor 0: a sealed memfd, mapped here once. Each
 //! record is one cache line of plain stores, some tens of nanoseconds with the clock
@@ -49,7 +49,7 @@ pub struct Notes {
 }
 
 impl FlightRecorder {
-    /// For one thread: two would write into each other's places.
+    /// The notes, for one thread: two would write into each other's places.
     #[must_use]
     pub fn notes(&self) -> Notes {
         let ring = self.ring.as_ref();
@@ -182,7 +182,7 @@ fn monotonic_ns() -> u64 {
     })
 }
 
-/// Which phase a batch is in, as its sequences say.
+/// The phase of a batch, as its sequences say.
 #[must_use]
 pub fn phase(sequences: &[SequenceWork<'_>]) -> Phase {
     match sequences.iter().filter(|work| decodes(work)).count() {

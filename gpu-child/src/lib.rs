@@ -24,7 +24,7 @@ pub mod exit;
 #[cfg(feature = "fault-injection")]
 pub mod fault_injection;
 pub mod flight_recorder;
-pub mod kv_cache;
+pub mod kv_pages;
 pub mod loader;
 pub mod model;
 pub mod rng;

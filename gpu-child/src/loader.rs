@@ -117,8 +117,8 @@ fn identity(config: &ModelConfig, weights: u128) -> ModelIdentity {
     ModelIdentity(hasher.finish_128().to_le_bytes())
 }
 
-/// What a file is, in words, if it is one that [`load`] could take: everything is looked at but the
-/// tensors' bytes and the memory that they need.
+/// The description of a file, if [`load`] could take it: everything is checked but the tensors'
+/// bytes and the memory that they need.
 ///
 /// # Errors
 /// [`Fault::ModelLoad`].
@@ -140,7 +140,7 @@ pub fn check(path: &Path) -> Result<String, Fault> {
     ))
 }
 
-/// What was ordered, but no more than the model was trained for.
+/// The length of sequences that was ordered, but no more than the model was trained for.
 fn sequence_tokens(order: &LoadOrder, header: &Header<'_>) -> Result<u32, ModelError> {
     let context_length = ModelConfig::from_gguf(header, None)?.context_length as u32;
     Ok(order

@@ -1,4 +1,4 @@
-//! What a GGUF file says: header, configuration, tensors by role, tokenizer facts.
+//! The contents of a GGUF file: header, configuration, tensors by role, tokenizer facts.
 //!
 //! ```text
 //!            ┌─ config (+ rope) ──── ModelConfig ─┐

@@ -37,7 +37,7 @@ pub fn number(seed: u64, position: u32) -> u64 {
 mod tests {
     use super::*;
 
-    /// From `kat_vectors` of the Random123 distribution.
+    /// Answers from `kat_vectors` of the Random123 distribution.
     #[test]
     fn the_known_answers_of_random123() {
         for (counter, key, answer) in [

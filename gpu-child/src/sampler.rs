@@ -1,5 +1,5 @@
-//! From a row of logits to the next token. Pure: the same row, parameters, history and position
-//! give the same token, on every machine and every device.
+//! The draw: from a row of logits to the next token. Pure: the same row, parameters, history and
+//! position give the same token, on every machine and every device.
 //!
 //! Order and definitions:
 //!
@@ -31,7 +31,7 @@ pub(crate) use weight::LEAST;
 use weight::mass;
 use worker_orcd_ipc::{Sampling, TokenId};
 
-/// What a next token is drawn with.
+/// Parameters and history that a next token is drawn with.
 #[derive(Debug, Clone, Copy)]
 pub struct SampleWork<'a> {
     pub sampling: Sampling,
@@ -41,22 +41,22 @@ pub struct SampleWork<'a> {
 
 /// A token that is still in the race.
 #[derive(Debug, Clone, Copy)]
-struct Candidate {
+struct WeightedToken {
     id: u32,
-    /// Its probability, but for a common factor that makes the most probable token's 1.
+    /// Probability, but for a common factor that makes the most probable token's 1.
     weight: f32,
 }
 
-/// What the parameters ask of a draw at one position, as both devices compute with it.
+/// Requirements of the parameters on a draw at one position, as both devices compute with them.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Draw {
     /// Powers of two below one logit.
     pub rate: f32,
     /// 0 is off.
     pub top_k: u32,
-    /// In 2⁻⁶⁴; the largest is off.
+    /// Top-p in 2⁻⁶⁴; the largest is off.
     pub top_p: u64,
-    /// What weighs less than this goes.
+    /// Least weight that stays.
     pub min_p: f32,
     /// Evenly distributed, in 2⁻⁶⁴.
     pub number: u64,
@@ -146,14 +146,14 @@ fn argmax(logits: &[f32]) -> usize {
     logits.iter().position(|logit| *logit == max).unwrap_or(0)
 }
 
-/// What top-k, top-p and min-p leave over, in no order; `None` when all of them are off.
-fn candidates(weights: &[f32], draw: &Draw) -> Option<Vec<Candidate>> {
+/// Tokens that top-k, top-p and min-p leave over, in no order; `None` when all of them are off.
+fn candidates(weights: &[f32], draw: &Draw) -> Option<Vec<WeightedToken>> {
     let top_k = Some(draw.top_k as usize).filter(|k| (1..weights.len()).contains(k));
     if top_k.is_none() && !draw.has_top_p() && draw.min_p <= LEAST {
         return None;
     }
-    let candidate = |(id, weight)| Candidate { id, weight };
-    let mut left: Vec<Candidate> = match top_k {
+    let candidate = |(id, weight)| WeightedToken { id, weight };
+    let mut left: Vec<WeightedToken> = match top_k {
         None => (0..).zip(weights.iter().copied()).map(candidate).collect(),
         Some(k) => select::top(weights, k).into_iter().map(candidate).collect(),
     };
@@ -164,13 +164,14 @@ fn candidates(weights: &[f32], draw: &Draw) -> Option<Vec<Candidate>> {
     Some(left)
 }
 
-fn draw_of(mut left: Vec<Candidate>, number: u64) -> TokenId {
+fn draw_of(mut left: Vec<WeightedToken>, number: u64) -> TokenId {
     left.sort_unstable_by_key(|token| token.id);
     let total = left.iter().map(|token| mass(token.weight)).sum();
     walk(left.into_iter(), at(total, number))
 }
 
-/// As [`draw_of`] over the whole vocabulary: sums of blocks first, then one block token by token.
+/// Draws as [`draw_of`] does over the whole vocabulary: sums of blocks first, then one block token
+/// by token.
 fn draw_of_all(weights: &[f32], number: u64) -> TokenId {
     const BLOCK: usize = 256;
     let of_block = |block: &[f32]| -> u64 { block.iter().map(|weight| mass(*weight)).sum() };
@@ -183,11 +184,14 @@ fn draw_of_all(weights: &[f32], number: u64) -> TokenId {
     }
     let first = block * BLOCK;
     let tokens = (first as u32..).zip(weights[first..].iter().copied());
-    walk(tokens.map(|(id, weight)| Candidate { id, weight }), rest)
+    walk(
+        tokens.map(|(id, weight)| WeightedToken { id, weight }),
+        rest,
+    )
 }
 
 /// The token in whose mass this place lies.
-fn walk(mut tokens: impl Iterator<Item = Candidate>, mut place: u64) -> TokenId {
+fn walk(mut tokens: impl Iterator<Item = WeightedToken>, mut place: u64) -> TokenId {
     let token = tokens.find(|token| match place.checked_sub(mass(token.weight)) {
         Some(rest) => {
             place = rest;

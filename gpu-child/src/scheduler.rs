@@ -15,7 +15,7 @@
 //! * Every running sequence whose prompt is computed gets its newest token into the batch: decoding
 //!   never waits for prompts.
 //! * What is left of the batch goes to prompts, in at most two chunks beside those that it ends:
-//!   equal shares to clients, and to a client's oldest and shortest request ([`turns`]).
+//!   equal shares to clients, and to a client's oldest and shortest request ([`fair_queue`]).
 //! * A waiting request is admitted when it is its turn and there is room for it ([`room`]), so that
 //!   a long queue holds neither slots nor pages. It takes over pages that hold the same beginning.
 //! * When a decoding sequence needs a page and there is none, another one is parked: its pages
@@ -28,17 +28,17 @@
 //!
 //! Each accepted submission is reported as finished exactly once.
 
+mod fair_queue;
 mod room;
 mod sequence;
-mod turns;
 
 use crate::device::SequenceWork;
-use crate::kv_cache::KvCache;
+use crate::kv_pages::KvPages;
+use fair_queue::{Candidate, FairQueue};
 use room::NoRoom;
 use sequence::Sequence;
 use std::collections::{HashSet, VecDeque};
 use thiserror::Error;
-use turns::{Candidate, Turns};
 use worker_orcd_ipc::{
     Drawn, FinishReason, Finished, Load, RequestId, StepReport, Submission, TokenId,
 };
@@ -61,7 +61,7 @@ impl Limits {
     }
 }
 
-/// What the supervisor or the device may not do.
+/// Errors that only a wrong supervisor or a wrong device causes.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum SchedulerError {
     #[error("request {0} was submitted while it was still running")]
@@ -90,12 +90,12 @@ struct Share {
 #[derive(Debug)]
 pub struct Scheduler {
     limits: Limits,
-    cache: KvCache,
-    /// In the order of arrival.
+    cache: KvPages,
+    /// Sequences that wait, in the order of arrival.
     waiting: Vec<Sequence>,
-    /// In the order of admission.
+    /// Sequences that run, in the order of admission.
     running: Vec<Sequence>,
-    turns: Turns,
+    queue: FairQueue,
     /// Tokens of each running sequence in the step that was planned last; 0 sits it out.
     planned: Vec<usize>,
     /// Steps on their way, the oldest first.
@@ -103,7 +103,7 @@ pub struct Scheduler {
     submissions: u64,
     /// Taken in for the first time, and not told yet.
     began: Vec<RequestId>,
-    /// To be reported with the next step.
+    /// Endings to be reported with the next step.
     finished: Vec<Finished>,
     prefix_hit_tokens: u64,
     prompt_tokens: u64,
@@ -112,14 +112,14 @@ pub struct Scheduler {
 
 impl Scheduler {
     #[must_use]
-    pub fn new(mut limits: Limits, cache: KvCache) -> Self {
+    pub fn new(mut limits: Limits, cache: KvPages) -> Self {
         limits.max_running = limits.max_running.clamp(1, limits.max_batch_tokens.max(1));
         Self {
             limits,
             cache,
             waiting: Vec::new(),
             running: Vec::new(),
-            turns: Turns::default(),
+            queue: FairQueue::default(),
             planned: Vec::new(),
             flights: VecDeque::new(),
             submissions: 0,
@@ -202,7 +202,7 @@ impl Scheduler {
             .collect()
     }
 
-    /// How many of the planned tokens belong to prompts (or to sequences being recomputed).
+    /// Planned tokens that belong to prompts (or to sequences being recomputed).
     #[must_use]
     pub fn planned_prefill_tokens(&self) -> usize {
         let parts = self.running.iter().zip(&self.planned);
@@ -298,10 +298,10 @@ impl Scheduler {
     fn share_out(&mut self, mut left: usize) {
         let chunk = left.div_ceil(CHUNKS);
         let mut candidates = self.candidates();
-        self.turns.meet(&candidates);
+        self.queue.retain_clients(&candidates);
         self.keep_admissible(&mut candidates);
         while left > 0
-            && let Some(next) = self.turns.next(&candidates)
+            && let Some(next) = self.queue.next(&candidates)
         {
             let Some(index) = self.take_in(next, &mut candidates) else {
                 continue;
@@ -310,7 +310,7 @@ impl Scheduler {
             let tokens = pending.min(chunk).min(left);
             self.planned[index] += tokens;
             left -= tokens;
-            self.turns.charge(next.client, tokens);
+            self.queue.charge(next.client, tokens);
             if let Some(it) = candidates.iter_mut().find(|it| it.serial == next.serial) {
                 it.left = pending - tokens;
                 it.waits = false;
@@ -319,7 +319,7 @@ impl Scheduler {
         }
     }
 
-    /// Who has prompt tokens to be computed.
+    /// Sequences that have prompt tokens to be computed.
     fn candidates(&self) -> Vec<Candidate> {
         let prefills = |it: &&Sequence| !it.decodes() && it.runs(&self.limits, &self.cache);
         let running = self.running.iter().filter(prefills);
@@ -329,7 +329,8 @@ impl Scheduler {
             .collect()
     }
 
-    /// Where a candidate runs, now if it did not before. If it cannot, it is none any more.
+    /// Index of a candidate among those that run, after admission if it did not run before. If it
+    /// cannot be admitted, it leaves the candidates.
     fn take_in(&mut self, next: Candidate, candidates: &mut Vec<Candidate>) -> Option<usize> {
         if !next.waits {
             let mut running = self.running.iter();
@@ -344,7 +345,7 @@ impl Scheduler {
             // The cache is not searched for what each of a long queue could take over.
             Err(NoRoom::Pages) => candidates.retain(|it| !it.waits || it.left < next.left),
         }
-        self.turns.pass(next.client);
+        self.queue.pass(next.client);
         None
     }
 

@@ -21,19 +21,19 @@
 //!
 //! One more thread ([`watch`]) looks at steps that take long, and leaves word for the crash report.
 
-mod engine;
 mod heartbeat;
 mod link;
 mod pacer;
 mod reader;
 mod status;
+mod step_loop;
 mod watch;
 
 pub use link::Link;
 
 use crate::device::Executor;
 use crate::flight_recorder::FlightRecorder;
-use reader::Phase;
+use reader::Conversation;
 use status::{Doing, Status};
 use std::io::Read;
 use std::sync::Arc;
@@ -47,7 +47,7 @@ use worker_orcd_ipc::{
 /// peer that fills it is not following the protocol.
 const COMMAND_QUEUE: usize = 8192;
 
-/// What loading a model gives.
+/// A loaded model.
 #[expect(
     missing_debug_implementations,
     reason = "an executor has nothing to show"
@@ -62,11 +62,11 @@ pub struct Loaded {
     pub max_sequence_tokens: u32,
 }
 
-/// Called while loading, with bytes done and bytes in all.
+/// Callback while loading, with bytes done and bytes in all.
 pub type Progress<'a> = &'a (dyn Fn(u64, u64) + Sync);
 
 /// Says hello, loads what it is told to, and works until the conversation ends. Returns only when
-/// the link's [`Exit`](crate::exit::Exit) does.
+/// the link's [`ExitHook`](crate::exit::ExitHook) does.
 pub fn serve<R, L>(
     reader: R,
     link: Arc<Link>,
@@ -77,7 +77,7 @@ pub fn serve<R, L>(
     R: Read + Send + 'static,
     L: FnOnce(&LoadOrder, Progress<'_>) -> Result<Loaded, Fault>,
 {
-    let (status, phase) = (Arc::new(Status::new()), Arc::new(Phase::new()));
+    let (status, conversation) = (Arc::new(Status::new()), Arc::new(Conversation::new()));
     let (sender, commands) = sync_channel(COMMAND_QUEUE);
     link.send(Event::Hello(ChildHello {
         pid: std::process::id(),
@@ -86,9 +86,9 @@ pub fn serve<R, L>(
     }));
     let threads = [
         {
-            let (link, phase) = (Arc::clone(&link), Arc::clone(&phase));
+            let (link, conversation) = (Arc::clone(&link), Arc::clone(&conversation));
             spawn("reader", move || {
-                reader::read_commands(reader, &link, &phase, &sender)
+                reader::read_commands(reader, &link, &conversation, &sender)
             })
         },
         {
@@ -102,7 +102,7 @@ pub fn serve<R, L>(
             return link.last_words(Fault::Io { message });
         }
     }
-    if let Err(fault) = engine::run(&link, &status, &phase, &commands, recorder, loader) {
+    if let Err(fault) = step_loop::run(&link, &status, &conversation, &commands, recorder, loader) {
         link.last_words(fault);
     }
 }

@@ -79,7 +79,7 @@ impl Tap for LogitsTrace {
         let now = SystemTime::now()
             .duration_since(UNIX_EPOCH)
             .unwrap_or_default();
-        let row = Row {
+        let row = TracedRow {
             request,
             token_idx: position + 1,
             values,
@@ -97,15 +97,15 @@ fn named(path: &str, error: &io::Error) -> io::Error {
     io::Error::new(error.kind(), format!("{path}: {error}"))
 }
 
-struct Row<'a> {
+struct TracedRow<'a> {
     request: RequestId,
     token_idx: u32,
     values: &'a [f32],
     source: &'a str,
 }
 
-fn line(ts: f64, row: &Row<'_>, first_values: usize) -> String {
-    let Row {
+fn line(ts: f64, row: &TracedRow<'_>, first_values: usize) -> String {
+    let TracedRow {
         request,
         token_idx,
         values,
@@ -164,7 +164,7 @@ mod tests {
     #[test]
     fn a_line_says_everything_and_hides_nothing() {
         let values = [0.5, f32::NAN, -1e-9, f32::NEG_INFINITY, 3.25, f32::INFINITY];
-        let row = Row {
+        let row = TracedRow {
             request: RequestId(4),
             token_idx: 12,
             values: &values,

@@ -4,13 +4,13 @@ use crate::ids::{ClientId, RequestId, TokenId};
 use serde::{Deserialize, Serialize};
 use std::ops::RangeInclusive;
 
-/// From the supervisor, down. Each variant says when it is legal; a child that gets one at
+/// Commands, from the supervisor down. Each variant says when it is legal; a child that gets one at
 /// another time ends with [`FaultKind::Protocol`](crate::FaultKind::Protocol).
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum Command {
     /// First and once, after the child's [`Hello`](crate::Event::Hello) was accepted.
     Load(LoadOrder),
-    /// After [`Ready`](crate::Event::Ready).
+    /// A request, after [`Ready`](crate::Event::Ready).
     Submit(Box<Submission>),
     /// Any time after `Load`; a request that is unknown or already ended is not an error.
     Cancel { request: RequestId },
@@ -19,7 +19,7 @@ pub enum Command {
     Shutdown,
 }
 
-/// What to load, where, and how much of the machine may be used for it.
+/// The order to load: which model, where, and how much of the machine may be used for it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LoadOrder {
     /// Path of a GGUF file, readable by the child. The supervisor never opens it.
@@ -44,7 +44,7 @@ pub struct LoadOrder {
     pub trace: Option<TraceOrder>,
 }
 
-/// Which file is the model.
+/// The file that is the model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ModelFile {
     /// The one at the path. The child that opens it hands it over
@@ -55,24 +55,23 @@ pub enum ModelFile {
     HandedOver,
 }
 
-/// Where the logits trace goes.
+/// Destination of the logits trace.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TraceOrder {
     pub path: String,
-    /// How many values of each row are written; the largest also decides the size of a line.
+    /// Values of each row that are written; the largest also decides the size of a line.
     pub first_values: u32,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum DeviceSelector {
     Cpu,
-    /// Ordinal in the CUDA driver's enumeration.
+    /// Ordinal in NVIDIA's driver's enumeration.
     Cuda(u32),
 }
 
-/// One request. `generated` is empty for a new one; when a child takes over from a dead one it
-/// holds the tokens already accepted, and generation goes on behind them as if it had never
-/// stopped.
+/// A request. `generated` is empty for a new one; when a child takes over from a dead one it holds
+/// the tokens already accepted, and generation goes on behind them as if it had never stopped.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Submission {
     pub request: RequestId,
@@ -87,8 +86,8 @@ pub struct Submission {
     pub ignore_eos: bool,
 }
 
-/// How the next token is drawn. The order is: penalties, temperature, top-k, top-p, min-p,
-/// draw; the definitions are in `gpu-child/src/sampler.rs`.
+/// Parameters of the draw of a next token. The order is: penalties, temperature, top-k, top-p,
+/// min-p, draw; the definitions are in `gpu-child/src/sampler.rs`.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Sampling {
     /// 0 means argmax, ties to the lowest token id.
@@ -109,8 +108,8 @@ pub struct Sampling {
     pub seed: u64,
 }
 
-/// What a request or a model file may ask for. A repetition penalty of 0 would be a division by it:
-/// its range begins above.
+/// Ranges of what a request or a model file may ask for. A repetition penalty of 0 would be a
+/// division by it: its range begins above.
 impl Sampling {
     /// Argmax, nothing penalised.
     pub const GREEDY: Self = Self {

@@ -1,5 +1,5 @@
-//! What crosses the socket for descriptors: one byte that says what a descriptor is, and with it
-//! the descriptor itself (`SCM_RIGHTS`).
+//! Messages on the socket for descriptors: one byte that says what a descriptor is, and with it the
+//! descriptor itself (`SCM_RIGHTS`).
 //!
 //! The control socket carries words and no rights, this one rights and no words. It is quiet: a
 //! child hands over before it says [`Ready`](crate::Event::Ready), and a supervisor hands out
@@ -7,7 +7,7 @@
 
 use thiserror::Error;
 
-/// What a descriptor is.
+/// The meaning of a descriptor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Article {
     /// The open model file, read-only. Up from the child that opened it, down to the next ones.

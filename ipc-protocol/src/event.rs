@@ -22,9 +22,10 @@ pub enum Event {
     LoadProgress { bytes_done: u64, bytes_total: u64 },
     /// The model is loaded and requests may come.
     Ready(Box<ReadyReport>),
-    /// From a thread that does not compute, at [`HEARTBEAT_INTERVAL_MS`], in every state.
+    /// A sign of life from a thread that does not compute, at [`HEARTBEAT_INTERVAL_MS`], in every
+    /// state.
     Heartbeat(Heartbeat),
-    /// What one step produced. Sent after the step, when the device has reported no error.
+    /// Results of a step. Sent after the step, when the device has reported no error.
     Step(StepReport),
     /// The last words of a child that is about to exit with the fault's exit code.
     Fault(Fault),
@@ -69,7 +70,7 @@ pub struct ReadyReport {
 pub struct Heartbeat {
     /// Steps finished since the child started.
     pub steps: u64,
-    /// How long the step in progress has run; `None` between steps.
+    /// Age of the step in progress; `None` between steps.
     pub step_elapsed_ms: Option<u64>,
     pub load: Load,
     pub memory: MemoryReport,
@@ -87,8 +88,8 @@ pub struct Load {
     pub generated_tokens: u64,
 }
 
-/// One step of the engine. Tokens come before endings: a request that ends in this step has its
-/// last token in `drawn`.
+/// A step of the engine. Tokens come before endings: a request that ends in this step has its last
+/// token in `drawn`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StepReport {
     pub step: u64,
@@ -98,11 +99,11 @@ pub struct StepReport {
     pub finished: Vec<Finished>,
 }
 
-/// What a row of a step drew. The device makes it, and the supervisor gets the same.
+/// The draw of a row of a step. The device makes it, and the supervisor gets the same.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Drawn {
     pub request: RequestId,
-    /// How many tokens of this request were generated before this one, over all children. The
+    /// Tokens of this request that were generated before this one, over all children. The
     /// supervisor accepts exactly the next index.
     pub index: u32,
     pub token: TokenId,

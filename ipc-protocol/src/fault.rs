@@ -1,4 +1,4 @@
-//! What can go wrong in a child, and the number each cause of death leaves behind.
+//! Faults of a child, and the number each cause of death leaves behind.
 
 use crate::ids::RequestId;
 use serde::{Deserialize, Serialize};
@@ -35,7 +35,7 @@ pub enum Fault {
     /// The device that was asked for is not there, or this build has no code for it.
     #[error("no such device: {message}")]
     DeviceUnavailable { message: String } = 67,
-    /// What the device holds or computes cannot be trusted any more.
+    /// The device cannot be trusted any more, in what it holds or in what it computes.
     #[error("device error {error}: {message}")]
     Device { error: DeviceError, message: String } = 68,
     /// A NaN or an infinity where logits should be: a fault, not an answer.
@@ -51,14 +51,14 @@ pub enum Fault {
     Io { message: String } = 73,
 }
 
-/// What is wrong with a device, and who says so.
+/// The error of a device, and its source.
 #[derive(Debug, Clone, PartialEq, Eq, Error, Serialize, Deserialize)]
 pub enum DeviceError {
-    /// A sticky error: the context is lost. The name is the CUDA driver's own, such as
+    /// A sticky error: the context is lost. The name is NVIDIA's driver's own, such as
     /// `CUDA_ERROR_ILLEGAL_ADDRESS`.
     #[error("{0}")]
     Cuda(String),
-    /// A step was answered with what nobody asked for.
+    /// A step was answered with tokens that were not asked for.
     #[error("WRONG_RESULT")]
     WrongResult,
     #[error("WEIGHTS_CHANGED")]

@@ -26,7 +26,7 @@ pub use note::{NOTE_BYTES, NOTES, Note};
 use crate::ids::{Generation, RequestId};
 use thiserror::Error;
 
-/// Of the header and of each record: one cache line.
+/// Bytes of the header and of each record: one cache line.
 pub const RECORD_BYTES: usize = 64;
 
 /// Records of a ring: those of twenty steps of a model with eighty layers, which has one for each
@@ -38,7 +38,7 @@ const MAGIC: [u8; 8] = *b"ORCDFLIT";
 const VERSION: u32 = 2;
 const REQUESTS_PER_RECORD: usize = 3;
 
-/// One cache line of a ring, encoded.
+/// A cache line of a ring, encoded.
 pub type Line = [u8; RECORD_BYTES];
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -50,9 +50,9 @@ pub struct Header {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Record {
-    /// Counted from 1 over the child's life.
+    /// Number of the record, counted from 1 over the child's life.
     pub number: u64,
-    /// Of `CLOCK_MONOTONIC`.
+    /// Time of `CLOCK_MONOTONIC`.
     pub time_ns: u64,
     /// 0 outside steps.
     pub step: u64,
@@ -60,7 +60,7 @@ pub struct Record {
     pub who: Who,
 }
 
-/// What happened just then.
+/// The event of a record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Moment {
     LoadBegin,
@@ -69,13 +69,13 @@ pub enum Moment {
     StepBegin {
         tokens: u32,
     },
-    /// One sequence of the step, the one that is named, runs its prompt up to this position, the
-    /// end excluded, or after a replay what was generated as well.
+    /// The named sequence of the step runs its prompt up to this position, the end excluded, or
+    /// after a replay also what was generated.
     Prompt {
         end: u32,
     },
     Phase(Phase),
-    /// This layer, counted from 0, is computed.
+    /// Layer, counted from 0, that has been computed.
     Layer(u32),
     /// The device gave its results and reported no error.
     StepEnd,
@@ -87,7 +87,7 @@ pub enum Phase {
     Prefill,
     /// Every sequence runs its newest token.
     Decode,
-    /// Some of both.
+    /// Sequences of both phases.
     Mixed,
     /// The logits are there, tokens are being drawn.
     Sample,
@@ -104,7 +104,7 @@ pub struct Who {
 #[error("this is no flight recorder of this version")]
 pub struct NotARing;
 
-/// What was left in a ring.
+/// The contents of a ring after a death.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Recording {
     pub generation: Generation,
@@ -150,7 +150,7 @@ impl Header {
 }
 
 impl Record {
-    /// Where record `number` lies, in bytes from the start of a ring.
+    /// Offset of record `number`, in bytes from the start of a ring.
     #[must_use]
     pub fn offset(number: u64, capacity: u32) -> usize {
         let slot = (number.wrapping_sub(1) % u64::from(capacity.max(1))) as usize;
@@ -256,7 +256,7 @@ impl Who {
         who
     }
 
-    /// In the step, with or without a name here.
+    /// Sequences of the step, with or without a name here.
     #[must_use]
     pub fn sequences(&self) -> u16 {
         self.sequences

@@ -14,7 +14,7 @@ pub const PREAMBLE_BYTES: usize = 8;
 const MAGIC: [u8; 4] = *b"ORCD";
 const HEADER_BYTES: usize = 4;
 
-/// What a reader keeps allocated between frames: a step's tokens for thousands of sequences.
+/// Bytes that a reader keeps allocated between frames: a step's tokens for thousands of sequences.
 const KEPT_BYTES: usize = 1 << 20;
 
 #[derive(Debug, Clone, PartialEq, Eq, Error)]

@@ -3,16 +3,16 @@
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// Which child is speaking. Counts from 1 and grows by one at every spawn, so that words of
-/// the dead are recognised and dropped.
+/// Number of the child that is speaking. Counts from 1 and grows by one at every spawn, so that
+/// messages of dead children are recognised and dropped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Generation(pub u32);
 
-/// One request as the supervisor numbers it; never reused while the supervisor lives.
+/// A request, as the supervisor numbers it; never reused while the supervisor lives.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct RequestId(pub u64);
 
-/// Who asks, as far as shares are concerned: all requests with the same number have one share
+/// A client, as far as shares are concerned: all requests with the same number have one share
 /// between them. Says nothing else about anybody.
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, Default,

@@ -1,4 +1,4 @@
-//! What a device's memory is used for, in bytes.
+//! Uses of a device's memory, in bytes.
 
 use serde::{Deserialize, Serialize};
 
@@ -8,24 +8,24 @@ use serde::{Deserialize, Serialize};
 pub struct MemoryReport {
     pub total_bytes: Option<u64>,
     pub free_bytes: Option<u64>,
-    /// What `total` and `free` are those of.
+    /// The memory that `total` and `free` are those of.
     pub bound: Option<MemoryBound>,
     pub weights_bytes: u64,
     pub kv_capacity_bytes: u64,
     pub kv_used_bytes: u64,
     /// Activations, tables and staging buffers.
     pub scratch_bytes: u64,
-    /// What the device's driver takes for launches that are recorded.
+    /// Bytes that NVIDIA's driver takes for recorded launches.
     pub graphs_bytes: u64,
-    /// What the device's driver takes for a context of its own.
+    /// Bytes that NVIDIA's driver takes for a context of its own.
     pub context_bytes: Option<u64>,
-    /// All of it was last seen to be on the device; `None` when nobody looked.
+    /// All of it was last seen to be on the device; `None` when it was not checked.
     pub resident: Option<bool>,
-    /// How often all of the weights were found to be what was loaded.
+    /// Rounds in which all of the weights were found to be what was loaded.
     pub weights_checked: u64,
 }
 
-/// Which memory ends first.
+/// The memory that ends first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum MemoryBound {
     /// The GPU's own.

@@ -1,4 +1,4 @@
-//! What a child reports of the model it loaded, the tokenizer inside it, and its device.
+//! Facts that a child reports: of the model it loaded, the tokenizer inside it, and its device.
 
 use crate::ids::TokenId;
 use serde::{Deserialize, Serialize};
@@ -27,8 +27,9 @@ pub struct ModelFacts {
     pub context_length: u32,
 }
 
-/// Of everything that the next token's computation reads: each byte of the weights as they were
-/// placed, and each hyperparameter. Two loads on one device with equal identities compute the same.
+/// Checksum of everything that the next token's computation reads: each byte of the weights as they
+/// were placed, and each hyperparameter. Two loads on one device with equal identities compute the
+/// same.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ModelIdentity(pub [u8; 16]);
 

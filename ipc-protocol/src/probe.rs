@@ -1,5 +1,5 @@
-//! What is asked of the program that children are made of, without a socket and before any child.
-//! Each answer is one line on its standard output, and a number that says what the line is.
+//! Questions to the program that children are made of, without a socket and before any child. Each
+//! answer is one line on its standard output, and a number that says what the line is.
 //!
 //! `worker-orcd-gpu --probe N`: can it compute on this CUDA device?
 //! [`ExitCode::Clean`](crate::ExitCode::Clean): the device, in words.
@@ -19,8 +19,8 @@ pub const PROBE_FLAG: &str = "--probe";
 /// Followed by a path.
 pub const CHECK_MODEL_FLAG: &str = "--check-model";
 
-/// What the answer to `--version` begins with.
+/// Beginning of the answer to `--version`.
 pub const CHILD_NAME: &str = "worker-orcd-gpu";
 
-/// Longer lines are cut off by whoever reads them.
+/// Longer lines are cut off by the reader.
 pub const PROBE_LINE_BYTES: usize = 1024;

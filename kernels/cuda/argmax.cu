@@ -1,4 +1,4 @@
-// The kernel of argmax.cuh: some blocks a row, each reads its part of it once.
+// The kernel of argmax.cuh: several blocks a row, each of which reads its part of it once.
 #pragma once
 #include "argmax.cuh"
 #include "hopper.cuh"
@@ -7,8 +7,8 @@ constexpr int ARGMAX_THREADS = 1024;
 
 extern "C" __global__ void __launch_bounds__(ARGMAX_THREADS) argmax(const __grid_constant__ ArgmaxArgs a) {
     __shared__ uint64_t best[32];
-    let_next_begin();
-    wait_for_previous();
+    launch_dependents();
+    grid_dependency_wait();
     const float* row = a.logits + int64_t(blockIdx.x) * a.vocab;
     int part = (a.vocab + gridDim.y - 1) / gridDim.y, end = min(part * (int(blockIdx.y) + 1), a.vocab);
     float largest = -INFINITY;

@@ -1,63 +1,64 @@
-// The kernels of attention.cuh: a block a unit, a split a warp, and who merges the splits.
+// The kernels of attention.cuh: a block for all splits of a unit, or a warp for each split and a kernel
+// that merges them. A unit is a pair of tile and key-value head.
 #pragma once
 #include "attention.cuh"
 #include "hopper.cuh"
 
-// Unit: (tile, key-value head), by a block: its warps take the splits in turns, and the threads
-// merge what they have seen, in order, a row and some of its columns each.
-template <int HD, int WARPS> struct Together {
+// Partial results of a block's warps, which take the splits of a unit in turns; its threads merge them in
+// order, a row and some of its columns each.
+template <int HD, int WARPS> struct BlockPartials {
     static constexpr int STRIDE = HD + 8;
-    // Of a row: two columns at a time.
+    // Threads of a row, two columns at a time.
     static constexpr int THREADS = WARPS * 2, EACH = HD / THREADS / 2;
     float o[WARPS][16][STRIDE];
     float max[WARPS][16], sum[WARPS][16];
 
-    DEVICE void put(const Seen<HD>& seen, int warp, const Lane& lane) {
+    DEVICE void store(const SoftmaxState<HD>& state, int warp, const Lane& lane) {
 #pragma unroll
         for (int r = 0; r < 2; r++) {
             int row = lane.g + 8 * r;
             if (lane.t == 0) {
-                max[warp][row] = seen.max[r];
-                sum[warp][row] = seen.sum[r];
+                max[warp][row] = state.max[r];
+                sum[warp][row] = state.sum[r];
             }
 #pragma unroll
             for (int n = 0; n < HD / 8; n++)
                 *reinterpret_cast<float2*>(&o[warp][row][8 * n + 2 * lane.t]) =
-                    make_float2(seen.o[n][2 * r], seen.o[n][2 * r + 1]);
+                    make_float2(state.o[n][2 * r], state.o[n][2 * r + 1]);
         }
     }
 };
 
-template <int HD, int WARPS> DEVICE void attend_together(const AttentionArgs& a) {
-    using Room = Together<HD, WARPS>;
-    __shared__ Room room;
-    let_next_begin();
-    wait_for_previous();
+template <int HD, int WARPS> DEVICE void attention_together(const AttentionArgs& a) {
+    using Partials = BlockPartials<HD, WARPS>;
+    __shared__ Partials smem;
+    launch_dependents();
+    grid_dependency_wait();
     // The longest rows of a prompt come last and take longest: they begin first.
     int unit = gridDim.x - 1 - blockIdx.x, warp = threadIdx.x / 32;
     Walker<HD> w(a, a.tiles[unit / a.kv_heads], unit % a.kv_heads);
     int splits = w.last() / SPLIT + 1;
-    int row = threadIdx.x / Room::THREADS, column = 2 * (threadIdx.x % Room::THREADS);
-    float all_max = NONE, all_sum = 0.0f;
-    float2 o[Room::EACH] = {};
+    int row = threadIdx.x / Partials::THREADS, column = 2 * (threadIdx.x % Partials::THREADS);
+    float all_max = MASKED, all_sum = 0.0f;
+    float2 o[Partials::EACH] = {};
     for (int first = 0; first < splits; first += WARPS) {
         if (first > 0) __syncthreads();
         if (first + warp < splits) {
-            Seen<HD> seen;
-            w.split(seen, first + warp);
-            room.put(seen, warp, w.lane);
+            SoftmaxState<HD> state;
+            w.split(state, first + warp);
+            smem.store(state, warp, w.lane);
         }
         __syncthreads();
         for (int i = 0; i < min(WARPS, splits - first); i++) {
-            float max = room.max[i][row], sum = room.sum[i][row];
-            if (max == NONE) continue;
-            bool is_first = all_max == NONE;
-            Factors f = merge_factors(all_max, max);
+            float max = smem.max[i][row], sum = smem.sum[i][row];
+            if (max == MASKED) continue;
+            bool is_first = all_max == MASKED;
+            Rescale f = rescale_factors(all_max, max);
             all_max = f.max;
             all_sum = is_first ? sum : __fmaf_rn(all_sum, f.old, __fmul_rn(sum, f.fresh));
 #pragma unroll
-            for (int n = 0; n < Room::EACH; n++) {
-                const float* at = &room.o[i][row][2 * Room::THREADS * n + column];
+            for (int n = 0; n < Partials::EACH; n++) {
+                const float* at = &smem.o[i][row][2 * Partials::THREADS * n + column];
                 float2 v = *reinterpret_cast<const float2*>(at);
                 o[n].x = is_first ? v.x : __fmaf_rn(o[n].x, f.old, __fmul_rn(v.x, f.fresh));
                 o[n].y = is_first ? v.y : __fmaf_rn(o[n].y, f.old, __fmul_rn(v.y, f.fresh));
@@ -68,8 +69,8 @@ template <int HD, int WARPS> DEVICE void attend_together(const AttentionArgs& a)
     int group = a.heads / a.kv_heads, index = w.tile.first + row;
     int64_t at = int64_t(w.tile.row0 + index / group) * a.heads + w.kv_head * group + index % group;
 #pragma unroll
-    for (int n = 0; n < Room::EACH; n++)
-        *reinterpret_cast<float2*>(a.out + at * HD + 2 * Room::THREADS * n + column) =
+    for (int n = 0; n < Partials::EACH; n++)
+        *reinterpret_cast<float2*>(a.out + at * HD + 2 * Partials::THREADS * n + column) =
             make_float2(__fdiv_rn(o[n].x, all_sum), __fdiv_rn(o[n].y, all_sum));
 }
 
@@ -82,26 +83,26 @@ LAYOUT(MergeArgs, 104, AT(attention, 0) AT(rows, 88) AT(n_rows, 96) AT(head_dim,
 
 extern "C" __global__ void __launch_bounds__(128)
 attention_merge(const __grid_constant__ MergeArgs m) {
-    let_next_begin();
-    wait_for_previous();
+    launch_dependents();
+    grid_dependency_wait();
     int64_t at = int64_t(blockIdx.x) * 4 + threadIdx.x / 32;
     if (at >= int64_t(m.n_rows) * m.attention.heads) return;
-    attend_merge(m.attention, at, m.rows[at / m.attention.heads].position, m.head_dim,
+    merge_splits(m.attention, at, m.rows[at / m.attention.heads].position, m.head_dim,
                  [&](int i, float v) { m.attention.out[at * m.head_dim + i] = v; });
 }
 
-// A block a unit, with as many warps as shared memory and the columns of a row are enough for (ops.rs says
-// the same); and four warps a block, a split of a unit each.
+// `together`: a block a unit, with as many warps as shared memory and the columns of a row are enough for
+// (ops.rs says the same). `split`: four warps a block, a split of a unit each.
 #define ATTENTION(HD, WARPS)                                                                   \
     extern "C" __global__ void __launch_bounds__(WARPS * 32)                                   \
-    attention_together_##HD(const __grid_constant__ AttentionArgs a) { attend_together<HD, WARPS>(a); } \
+    attention_together_##HD(const __grid_constant__ AttentionArgs a) { attention_together<HD, WARPS>(a); } \
     extern "C" __global__ void __launch_bounds__(128)                                          \
     attention_split_##HD(const __grid_constant__ AttentionArgs a) {                            \
-        let_next_begin();                                                                      \
-        wait_for_previous();                                                                   \
+        launch_dependents();                                                                      \
+        grid_dependency_wait();                                                                   \
         int unit = blockIdx.x * 4 + threadIdx.x / 32;                                          \
         if (unit >= a.n_tiles * a.kv_heads * a.splits) return;                                 \
         int rest = unit / a.splits, tile = rest / a.kv_heads;                                  \
-        attend_split<HD>(a, a.tiles[tile], rest % a.kv_heads, unit % a.splits);                \
+        attention_split<HD>(a, a.tiles[tile], rest % a.kv_heads, unit % a.splits);                \
     }
 ATTENTION(16, 4) ATTENTION(32, 8) ATTENTION(64, 8) ATTENTION(96, 4) ATTENTION(128, 4)

@@ -8,12 +8,12 @@
 // as it is. So a row's bits depend on its own position alone, whether a block's warps take the
 // splits in turns (`together`), or each split has a warp and a second kernel merges (`split`, `merge`).
 //
-// Reads keys and values once a tile of 16 rows: for decoding that is once a group of heads.
+// Keys and values are read once a tile of 16 rows: for decoding that is once a group of heads.
 #pragma once
 #include "kv.cuh"
 
 constexpr int SPLIT = PAGE;
-constexpr float NONE = -INFINITY;
+constexpr float MASKED = -INFINITY;
 
 struct Tile {
     int row0;   // batch row of the sequence's first token in this step
@@ -36,13 +36,14 @@ struct AttentionArgs {
 LAYOUT(AttentionArgs, 88, AT(q, 0) AT(out, 8) AT(partial, 16) AT(tiles, 24) AT(kv, 32)
        AT(n_tiles, 64) AT(heads, 68) AT(kv_heads, 72) AT(splits, 76) AT(scale, 80))
 
-// What one or several splits say about the rows g and g + 8 of a tile.
-template <int HD> struct Seen {
+// The softmax's state after one or several splits, for the rows g and g + 8 of a tile: maximum, sum of
+// exponentials, and the weighted sum of values.
+template <int HD> struct SoftmaxState {
     float max[2], sum[2];
     float o[HD / 8][4];
 
     DEVICE void clear() {
-        max[0] = max[1] = NONE;
+        max[0] = max[1] = MASKED;
         sum[0] = sum[1] = 0.0f;
         for (int n = 0; n < HD / 8; n++)
             for (int i = 0; i < 4; i++) o[n][i] = 0.0f;
@@ -56,11 +57,11 @@ DEVICE float exp2_of(float x) {
     return y;
 }
 
-struct Factors {
+struct Rescale {
     float old, fresh, max;
 };
-// How two splits' sums are brought to one maximum. `fresh` is not NONE.
-DEVICE Factors merge_factors(float max, float fresh) {
+// The factors that bring two splits' sums to one maximum. `fresh` is not MASKED.
+DEVICE Rescale rescale_factors(float max, float fresh) {
     float m = fmaxf(max, fresh);
     return {exp2_of(max - m), exp2_of(fresh - m), m};
 }
@@ -116,46 +117,46 @@ template <int HD, bool DECODING = false> struct Walker {
         }
     }
 
-    // One split; rows that see nothing of it get NONE.
-    DEVICE void split(Seen<HD>& seen, int index) const {
+    // One split; rows that see nothing of it get MASKED.
+    DEVICE void split(SoftmaxState<HD>& state, int index) const {
         float s[4][4];
         int start = index * SPLIT, page = a.kv.tables[tile.table + index];
-        seen.clear();
+        state.clear();
         scores(s, page);
 #pragma unroll
         for (int n = 0; n < 4; n++)
 #pragma unroll
             for (int i = 0; i < 4; i++) {
                 int at = start + 8 * lane.t + 2 * n + (i & 1), r = i >> 1;
-                s[n][i] = at <= position[r] ? __fmul_rn(s[n][i], a.scale) : NONE;
-                seen.max[r] = fmaxf(seen.max[r], s[n][i]);
+                s[n][i] = at <= position[r] ? __fmul_rn(s[n][i], a.scale) : MASKED;
+                state.max[r] = fmaxf(state.max[r], s[n][i]);
             }
 #pragma unroll
         for (int r = 0; r < 2; r++) {
-            seen.max[r] = fmaxf(seen.max[r], __shfl_xor_sync(~0u, seen.max[r], 1));
-            seen.max[r] = fmaxf(seen.max[r], __shfl_xor_sync(~0u, seen.max[r], 2));
+            state.max[r] = fmaxf(state.max[r], __shfl_xor_sync(~0u, state.max[r], 1));
+            state.max[r] = fmaxf(state.max[r], __shfl_xor_sync(~0u, state.max[r], 2));
         }
         uint32_t p[4][2];  // of each n, rows g and g + 8
 #pragma unroll
         for (int n = 0; n < 4; n++)
 #pragma unroll
             for (int r = 0; r < 2; r++) {
-                float base = seen.max[r] == NONE ? 0.0f : seen.max[r];
+                float base = state.max[r] == MASKED ? 0.0f : state.max[r];
                 p[n][r] = pack(exp2_of(s[n][2 * r] - base), exp2_of(s[n][2 * r + 1] - base));
                 float2 back = __half22float2(halves(p[n][r]));
-                seen.sum[r] = __fadd_rn(seen.sum[r], __fadd_rn(back.x, back.y));
+                state.sum[r] = __fadd_rn(state.sum[r], __fadd_rn(back.x, back.y));
             }
         const __half* values = value_at(a.kv, page, kv_head, a.kv_heads, HD);
 #pragma unroll
         for (int n = 0; n < HD / 8; n++) {
             uint4 v = *reinterpret_cast<const uint4*>(values + (8 * n + lane.g) * PAGE + 8 * lane.t);
-            mma(seen.o[n], p[0][0], p[0][1], p[1][0], p[1][1], v.x, v.y);
-            mma(seen.o[n], p[2][0], p[2][1], p[3][0], p[3][1], v.z, v.w);
+            mma(state.o[n], p[0][0], p[0][1], p[1][0], p[1][1], v.x, v.y);
+            mma(state.o[n], p[2][0], p[2][1], p[3][0], p[3][1], v.z, v.w);
         }
 #pragma unroll
         for (int r = 0; r < 2; r++) {
-            seen.sum[r] = __fadd_rn(seen.sum[r], __shfl_xor_sync(~0u, seen.sum[r], 1));
-            seen.sum[r] = __fadd_rn(seen.sum[r], __shfl_xor_sync(~0u, seen.sum[r], 2));
+            state.sum[r] = __fadd_rn(state.sum[r], __shfl_xor_sync(~0u, state.sum[r], 1));
+            state.sum[r] = __fadd_rn(state.sum[r], __shfl_xor_sync(~0u, state.sum[r], 2));
         }
     }
 
@@ -167,31 +168,32 @@ template <int HD, bool DECODING = false> struct Walker {
     }
 };
 
-// One split of a tile.
+// One split of a tile, into `partial`.
 template <int HD, bool DECODING = false>
-DEVICE void attend_split(const AttentionArgs& a, const Tile& tile, int kv_head, int s) {
+DEVICE void attention_split(const AttentionArgs& a, const Tile& tile, int kv_head, int s) {
     Walker<HD, DECODING> w(a, tile, kv_head);
     if (s * SPLIT > w.last()) return;
-    Seen<HD> seen;
-    w.split(seen, s);
+    SoftmaxState<HD> state;
+    w.split(state, s);
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         int64_t at;
         if (!w.place(r, at)) continue;
         float* to = a.partial + (at * a.splits + s) * (HD + 2);
         if (w.lane.t == 0) {
-            to[HD] = seen.max[r];
-            to[HD + 1] = seen.sum[r];
+            to[HD] = state.max[r];
+            to[HD + 1] = state.sum[r];
         }
         for (int n = 0; n < HD / 8; n++)
             *reinterpret_cast<float2*>(to + 8 * n + 2 * w.lane.t) =
-                make_float2(seen.o[n][2 * r], seen.o[n][2 * r + 1]);
+                make_float2(state.o[n][2 * r], state.o[n][2 * r + 1]);
     }
 }
 
-// One head of one row by a warp; `position` is the row's. `keep(i, v)` gets its dimensions.
+// One head of one row, merged from its splits by a warp; `position` is the row's. `keep(i, v)` gets its
+// dimensions.
 template <typename Keep>
-DEVICE void attend_merge(const AttentionArgs& a, int64_t at, int position, int head_dim, const Keep& keep) {
+DEVICE void merge_splits(const AttentionArgs& a, int64_t at, int position, int head_dim, const Keep& keep) {
     const float* from = a.partial + at * a.splits * (head_dim + 2);
     int lane = threadIdx.x & 31, splits = position / SPLIT + 1;
     float max = from[head_dim], sum = from[head_dim + 1], o[MAX_HEAD / 32];
@@ -199,7 +201,7 @@ DEVICE void attend_merge(const AttentionArgs& a, int64_t at, int position, int h
         o[i] = lane + 32 * i < head_dim ? from[lane + 32 * i] : 0.0f;
     for (int s = 1; s < splits; s++) {
         from += head_dim + 2;
-        Factors f = merge_factors(max, from[head_dim]);
+        Rescale f = rescale_factors(max, from[head_dim]);
         max = f.max;
         sum = __fmaf_rn(sum, f.old, __fmul_rn(from[head_dim + 1], f.fresh));
         for (int i = 0; i < MAX_HEAD / 32; i++)

@@ -19,7 +19,7 @@ DEVICE void barrier_init(Shared bar, int arrivals) {
 DEVICE void barrier_arrive(Shared bar, int arrivals = 1) {
     asm volatile("mbarrier.arrive.shared.b64 _, [%0], %1;" ::"r"(bar), "r"(arrivals) : "memory");
 }
-// Arrives, and lets the barrier wait for so many bytes.
+// An arrival that lets the barrier wait for so many bytes.
 DEVICE void barrier_expect(Shared bar, int bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes) : "memory");
 }
@@ -29,8 +29,8 @@ DEVICE void barrier_wait(Shared bar, uint32_t parity) {
         "mbarrier.try_wait.parity.shared.b64 done, [%0], %1;\n@!done bra again;\n}"
         ::"r"(bar), "r"(parity) : "memory");
 }
-// The barriers are seen by the copy engine.
-DEVICE void barriers_made() {
+// A fence behind which the copy engine sees the barriers.
+DEVICE void fence_barrier_init() {
     asm volatile("fence.mbarrier_init.release.cluster; fence.proxy.async.shared::cta;" ::: "memory");
 }
 

@@ -1,4 +1,4 @@
-// What every kernel shares: tensor-core step, exact conversions, reductions of one fixed order.
+// Code that every kernel shares: tensor-core step, exact conversions, reductions of one fixed order.
 //
 // The law of this folder: an output has one owner and one order of additions, given by its own
 // indices and by the shape of the weight. Nothing here depends on how many rows run beside it.
@@ -21,8 +21,8 @@ constexpr int TILE_N = 8;
 // A weight's k is cut into at most this many segments, each with an accumulator of its own.
 constexpr int MAX_SEGMENTS = 16;
 
-// How many follows from the number of units alone (as in device/cuda/weights.rs): as few as
-// there can be when none is longer than it must be.
+// Segments of a row: their number follows from the number of units alone (as in
+// device/cuda/weights.rs), and is as small as it can be when none is longer than it must be.
 DEVICE int segments_of(int units) {
     int length = (units + MAX_SEGMENTS - 1) / MAX_SEGMENTS;
     return (units + length - 1) / length;
@@ -36,7 +36,7 @@ struct Segments {
 
     Segments() = default;
     DEVICE Segments(int units, int first) : units(units), count(segments_of(units)), segment(first), unit(first) {}
-    // False when a segment has ended.
+    // Goes to the next unit; false when a segment has ended.
     DEVICE bool next() {
         unit += count;
         if (unit < units) return true;
@@ -82,18 +82,13 @@ DEVICE float warp_max(float v) {
     return v;
 }
 
-// 2^e <= |max| < 2^(e+1); rows are multiplied by 2^-e before they become F16 and products by 2^e
-// after, both exact. Zero and subnormal rows get the smallest e.
+// The exponent e of a row: 2^e <= |max| < 2^(e+1). Rows are multiplied by 2^-e before they become F16
+// and products by 2^e after, both exact. Zero and subnormal rows get the smallest e.
 DEVICE int row_exponent(float max) {
     int e = int((__float_as_uint(max) >> 23) & 255) - 127;
     return e < -126 ? -126 : (e > 126 ? 126 : e);
 }
 DEVICE float power_of_two(int e) { return __uint_as_float(uint32_t(e + 127) << 23); }
-
-// silu(g) u.
-DEVICE float silu_mul(float g, float u) {
-    return __fmul_rn(__fdiv_rn(g, __fadd_rn(1.0f, expf(-g))), u);
-}
 
 // A weight matrix, or a piece of a fused one, packed into tiles of 8 rows (weights.cuh).
 struct Part {

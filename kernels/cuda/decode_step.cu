@@ -1,77 +1,95 @@
-// A whole decode step in one launch: up to four sequences, one token each.
+// A whole decode step in one launch: up to STEP_ROWS sequences, one token each.
 //
-// At this size a step is a chain of some hundred small products, each a microsecond of memory
-// time behind a microsecond of waiting. So one block stays on every multiprocessor for the whole
-// step, vectors go from block to block by one trip through the second-level cache (exchange.cuh),
-// and weights never wait for them (ring.cuh). What is left exposed is the chain itself:
+// At this size a step is a chain of many small products, and the device would wait longer between
+// launches than it computes. So one block stays on every multiprocessor for the whole step. Blocks publish
+// vectors to each other through the second-level cache (exchange.cuh), and weights are copied ahead of
+// them (ring.cuh).
 //
-//   embed | norm, QKV | head norms, RoPE, KV, attention | output | norm, gate and up, silu | down
-//         | ... | final norm, logits, argmax
+// Stages of a layer; `t` is the tag of the layer's first exchange, a.first_tag + layer * EXCHANGES:
+//
+//   stage      reads                              writes                         tag of what it writes
+//   embedding  row of the table                   x    [rows][n_embd]            t of layer 0
+//   QKV        x (tag t)                          qkv  [rows][(heads             t + QKV_TAG
+//                                                      + 2 kv_heads) * head_dim]
+//   attention  qkv (t + QKV_TAG), KV pages        attn [rows][heads * head_dim], t + ATTENTION_TAG
+//                                                 K and V of the new position
+//   OUTPUT     attn (t + ATTENTION_TAG),          x    [rows][n_embd]            t + OUTPUT_TAG
+//              x (t) as the residual
+//   GATE_UP    x (t + OUTPUT_TAG)                 ff   [rows][n_ff]              t + GATE_UP_TAG
+//   DOWN       ff (t + GATE_UP_TAG),              x    [rows][n_embd]            t + DOWN_TAG, which is
+//              x (t + OUTPUT_TAG) as the residual                                t of the next layer
+//   HEAD       x (t behind the last layer)        logits [rows][vocab] F32,      none: the launch ends
+//                                                 best, broken
+//
+// x, qkv, attn and ff are vectors of words: 4 bytes of value and 4 of tag for each column, rounded up to
+// whole units of 128 columns, and REPLICAS of all of them. QKV, GATE_UP and HEAD normalize x first. Each
+// stage reads its weights once from device memory, at the packed size of its matrices (weights.cuh), and
+// nothing else that is large. bench/results/cuda.md has the times.
 //
 // Bits: units, segments and every reduction are those of the other kernels, mostly by calling the
 // same functions; an input is prepared by every block alike. See matmul.cuh, norm.cuh.
 //
-// A stage is a chain of dependent instructions of a few warps, four to ten cycles each: what is
-// known before a vector arrives is worked out before, stages are written out one by one, and one
-// row has kernels of its own.
+// A stage is a chain of dependent instructions of a few warps. So everything that is known before a
+// vector arrives is computed before, each stage is compiled by itself, and one row has kernels of its
+// own.
 #include "step_products.cuh"
 
-// Rows of the stream, by the block of the row's number.
+// Embedding: row i of x, by block i.
 DEVICE void embed_rows(const StepArgs& a, int block) {
     if (block >= a.rows) return;
     if (threadIdx.x == 0) {
         a.best[block] = 0;
         a.broken[block] = 0;
     }
-    __threadfence();  // before anybody can have seen what follows
+    __threadfence();  // visible before the words that follow
     __syncthreads();
     int token = a.rope.rows[block].token, bytes = unit_bytes(a.embed.ty);
     const uint8_t* tile = a.embed.table + uint64_t(token / TILE_N) * a.embed.units * bytes;
 #pragma unroll 1
     for (int k = threadIdx.x; k < a.n_embd; k += BLOCK_THREADS)
-        a.exchange.tell_all(a.exchange.x + block * row_words(a.n_embd) + word_of(k),
-             weight_at(a.embed.ty, tile + (k / UNIT) * bytes, token % TILE_N, k % UNIT), a.number);
+        a.exchange.publish_to_replicas(a.exchange.x + block * row_words(a.n_embd) + word_index(k),
+             weight_at(a.embed.ty, tile + (k / UNIT) * bytes, token % TILE_N, k % UNIT), a.first_tag);
 }
 
 template <int HD, int ONLY, bool ALONE> DEVICE void decode_step(const StepArgs& a) {
-    extern __shared__ __align__(128) uint8_t room[];
-    __shared__ Shape shapes[STAGES];
+    extern __shared__ __align__(128) uint8_t smem[];
+    __shared__ StageShape shapes[STAGES];
     __shared__ Barriers barriers;
-    __shared__ Meeting meeting;
+    __shared__ RowReduction reduction;
     const int block = int(blockIdx.x) - a.attention_blocks;
-    StepLayer* layers = reinterpret_cast<StepLayer*>(room + a.shared.layers_at);
+    StepLayer* layers = reinterpret_cast<StepLayer*>(smem + a.shared.layers_at);
     const uint32_t* from = reinterpret_cast<const uint32_t*>(a.layers);
     for (int i = threadIdx.x; i < a.n_layers * int(sizeof(StepLayer) / 4); i += BLOCK_THREADS)
         reinterpret_cast<uint32_t*>(layers)[i] = from[i];
     if (threadIdx.x < STAGES) shapes[threadIdx.x] = shape_of(a, threadIdx.x, max(block, 0), gridDim.x - a.attention_blocks);
     barriers.init(a.shared.slots);
-    barriers_made();
+    fence_barrier_init();
     __syncthreads();
-    if (blockIdx.x == 0 && threadIdx.x == 0) post(a.board + BOARD_NUMBER, a.number);
+    if (blockIdx.x == 0 && threadIdx.x == 0) post(a.board + BOARD_TAG, a.first_tag);
     embed_rows(a, block < 0 ? a.rows : block);
     if (threadIdx.x >= STEP_THREADS) {
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(FEEDER_REGISTERS));
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(PRODUCER_REGISTERS));
         if (block < 0 || threadIdx.x > STEP_THREADS) return;
         Plan plan = {a, layers, shapes};
-        Ring ring = {room + a.shared.ring_at, shared_address(&barriers), a.shared.slot_bytes, Divisor(a.shared.slots)};
-        Feeder(plan, ring).run();
+        Ring ring = {smem + a.shared.ring_at, shared_address(&barriers), a.shared.slot_bytes, Divisor(a.shared.slots)};
+        Producer(plan, ring).run();
         return;
     }
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COMPUTING_REGISTERS));
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(CONSUMER_REGISTERS));
     if (block < 0) {
-        // Sums and the ring lie behind each other and are not needed here.
-        Local& local = *reinterpret_cast<Local*>(room + a.shared.ring_at);
-        int used = (int(sizeof(Local)) + 127) & ~127;
-        Attention attention = {a, layers, local, room + a.shared.ring_at + used,
+        // These blocks need no ring; attention uses its memory.
+        RowTables& tables = *reinterpret_cast<RowTables*>(smem + a.shared.ring_at);
+        int used = (int(sizeof(RowTables)) + 127) & ~127;
+        Attention attention = {a, layers, tables, smem + a.shared.ring_at + used,
                                a.shared.slots * a.shared.slot_bytes - used};
         attention.run<HD>(blockIdx.x);
         return;
     }
     Plan plan = {a, layers, shapes};
-    Ring ring = {room + a.shared.ring_at, shared_address(&barriers), a.shared.slot_bytes, Divisor(a.shared.slots)};
+    Ring ring = {smem + a.shared.ring_at, shared_address(&barriers), a.shared.slot_bytes, Divisor(a.shared.slots)};
     // Heads of 96 and 128 columns belong to models with a wide ff.
     constexpr int FF_CHUNKS = !ALONE ? 4 : HD <= 64 ? 3 : 6;
-    Products<ALONE, FF_CHUNKS>(plan, room, meeting, ring).template run<ONLY>();
+    Products<ALONE, FF_CHUNKS>(plan, smem, reduction, ring).template run<ONLY>();
 }
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900

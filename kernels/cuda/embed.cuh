@@ -50,7 +50,7 @@ DEVICE float weight_at(int type, const uint8_t* unit, int g, int k) {
     return __fadd_rn(__fmul_rn(d, float(code)), half_of(at + 64 + g * 8 + 2 * c));
 }
 
-// x[row][0 .. cols], by the threads of a block.
+// The row x[row][0 .. cols], by the threads of a block.
 DEVICE void embed_row(const EmbedArgs& a, int row) {
     int token = a.rows[row].token;
     const uint8_t* tile = a.table + uint64_t(token / TILE_N) * a.units * unit_bytes(a.ty);

@@ -1,4 +1,4 @@
-// Misdeeds, for the fault tests alone: what no kernel of ours may ever do, done on purpose.
+// Misdeeds, for the fault tests alone: errors that no kernel of ours may ever make, made on purpose.
 //
 // A translation unit of its own. It is embedded only in a child that was built to fail on command,
 // and loaded there only when a fault strikes. One thread of one block is enough: a fault of one
@@ -25,17 +25,17 @@ extern "C" __global__ void misaligned(const __grid_constant__ MisdeedArgs a) {
         : "memory");
 }
 
-// As a failed check of a kernel's own ends it.
+// A trap, with which a failed check of a kernel's own ends it.
 extern "C" __global__ void trap(const __grid_constant__ MisdeedArgs) { __trap(); }
 
-// Waits for a word that nobody writes.
+// A wait for a word that nobody writes.
 __device__ volatile uint32_t released;
 extern "C" __global__ void endless_kernel(const __grid_constant__ MisdeedArgs) {
     while (released == 0) {
     }
 }
 
-// A NaN where there was a number; whoever reads it next computes with it.
+// A NaN in place of a number; the next reader computes with it.
 extern "C" __global__ void spoil(const __grid_constant__ MisdeedArgs a) {
     *static_cast<float*>(a.at) = __int_as_float(0x7fc00000);
 }

@@ -1,5 +1,6 @@
-// What only Hopper has: asynchronous products of a warpgroup, clusters of blocks that write into each
-// other's shared memory, and launches that begin before the one in front of them has ended.
+// Hopper's own instructions: asynchronous products of a warpgroup (wgmma), clusters of blocks that write
+// into each other's shared memory, and programmatic dependent launch, in which a launch begins before the
+// one in front of it has ended.
 //
 // A k16 step of wgmma gives the bits of mma.sync's on an H200, so both may serve one law (matmul.cuh):
 // exactness::both_sets_of_kernels_give_the_same_bits compares whole models.
@@ -10,14 +11,14 @@
 #define HAS_WGMMA 1
 #endif
 
-// Lets the next launch begin; waits for the end of the one before. Without an effect where the
-// launch was not made that way.
-DEVICE void let_next_begin() {
+// Programmatic dependent launch: the next launch may begin; and a wait for the end of the one before.
+// Neither has an effect where the launch was not made that way.
+DEVICE void launch_dependents() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
-DEVICE void wait_for_previous() {
+DEVICE void grid_dependency_wait() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
@@ -36,17 +37,17 @@ DEVICE int cluster_size() {
     asm("mov.u32 %0, %%cluster_nctarank;" : "=r"(n));
     return n;
 }
-// Says that this block has begun and its barriers are made; waits until all have said so.
+// The cluster's barrier: this block has begun and its barriers are made; and a wait for all blocks.
 DEVICE void cluster_arrive() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
 DEVICE void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
-// `at` of this block's shared memory, in that of block `rank`.
-DEVICE uint32_t in_block(uint32_t at, int rank) {
+// The address in block `rank`'s shared memory of what lies at `at` in this block's (PTX: mapa).
+DEVICE uint32_t map_to_rank(uint32_t at, int rank) {
     uint32_t there;
     asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(at), "r"(rank));
     return there;
 }
-// 16 bytes that count at `barrier`, which is in the same block as `at`.
-DEVICE void store_in_cluster(uint32_t at, uint32_t barrier, float a, float b, float c, float d) {
+// A store of 16 bytes that count at `barrier`, which is in the same block as `at` (PTX: st.async).
+DEVICE void store_async(uint32_t at, uint32_t barrier, float a, float b, float c, float d) {
     asm volatile(
         "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::
             "r"(at), "f"(a), "f"(b), "f"(c), "f"(d), "r"(barrier) : "memory");
@@ -67,7 +68,7 @@ DEVICE uint64_t wgmma_operand(uint32_t at, int group_bytes) {
     return uint64_t((at & 0x3FFFF) >> 4) | uint64_t(128 >> 4) << 16 | uint64_t(group_bytes >> 4) << 32;
 }
 
-// d = a b, or with `keep` d += a b: a is 64 x 16 in registers, b N x 16 in shared memory. Of d, a
+// The product d = a b, or with `keep` d += a b: a is 64 x 16 in registers, b N x 16 in shared memory. Of d, a
 // lane has rows g and g + 8 of its warp's 16, columns 8j + 2t and 8j + 2t + 1.
 template <int N>
 DEVICE void wgmma(float (&d)[N / 2], const uint32_t (&a)[4], uint64_t b, bool keep);

@@ -1,5 +1,5 @@
-// The operations that are launched one by one, as one translation unit; decode_step.cu is another
-// and takes what they share from headers.
+// The operations that are launched one by one, as one translation unit; decode_step.cu is another, and
+// takes the code that they share from headers.
 #include "repack.cu"
 #include "embed.cu"
 #include "norm.cu"
@@ -10,6 +10,6 @@
 #include "attention.cu"
 #include "argmax.cu"
 #include "checksum.cu"
-#include "answer.cu"
+#include "tokens_to_host.cu"
 #include "sample.cu"
-#include "arrive.cu"
+#include "scatter_inputs.cu"

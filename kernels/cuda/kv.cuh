@@ -1,4 +1,4 @@
-// Where keys and values lie in the paged cache, as F16:
+// Places of keys and values in the paged cache, as F16:
 //
 //   page -> layer -> keys   [kv_head][32 positions][head_dim]
 //                    values [kv_head][head_dim][32 positions]

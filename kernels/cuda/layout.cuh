@@ -1,6 +1,6 @@
-// What the host fills in has its size, and the place of every field, written down below it. The compiler
-// of the kernels holds a struct to that, and so does the compiler of the host, which reads the same lines
-// (gpu-child/src/device/cuda/headers.rs).
+// A struct that the host fills has its size, and the offset of every field, written down below it. The
+// compiler of the kernels checks the struct against that, and so does the compiler of the host, which reads
+// the same lines (gpu-child/src/device/cuda/headers.rs).
 #pragma once
 #include <stddef.h>
 

@@ -22,7 +22,8 @@ struct MatmulArgs {
 LAYOUT(MatmulArgs, 144, AT(parts, 0) AT(n_parts, 96) AT(rows, 100) AT(units, 104)
        AT(out_stride, 108) AT(add, 112) AT(x, 120) AT(scale, 128) AT(out, 136))
 
-DEVICE void put(const MatmulArgs& a, const Part& p, int row, int n, float total) {
+// The end of an output: the row's power of two, the bias, the residual.
+DEVICE void epilogue(const MatmulArgs& a, const Part& p, int row, int n, float total) {
     if (n >= p.rows) return;
     float v = __fmul_rn(total, a.scale[row]);
     if (p.bias) v = __fadd_rn(v, p.bias[n]);

@@ -2,7 +2,7 @@
 // once.
 //
 // Block (32, segments, tiles): one warp a segment of a tile of 8 weight rows, so that all of a
-// short row's bytes are in flight at once; partial sums meet in shared memory and are added by
+// short row's bytes are in flight at once; partial sums go to shared memory and are added by
 // one thread an output. Activations come through the caches. The 16 rows of a tensor-core step
 // cost nothing when most are empty: the kernel waits for memory.
 #pragma once
@@ -32,7 +32,7 @@ DEVICE void run_segment(float (&d)[MT][4], const uint8_t* tile, int first, int s
     for (int u = first; u < a.units; u += segments) {
         const __half* x = a.x + u * UNIT + 8 * lane.t;
         Rows rows[CHUNKS];
-        // One row of tiles: its activations are asked for together with the weights.
+        // With one row of tiles its activations are loaded together with the weights.
         if (MT == 1)
 #pragma unroll
             for (int c = 0; c < CHUNKS; c++) rows[c] = read_rows(a, x + CHUNK * c, lane.g);
@@ -54,8 +54,8 @@ DEVICE void run_segment(float (&d)[MT][4], const uint8_t* tile, int first, int s
 
 template <int T, int MT> DEVICE void matmul_few(const MatmulArgs& a) {
     extern __shared__ float sums[];  // [tiles][segments][rows][8]
-    let_next_begin();
-    wait_for_previous();
+    launch_dependents();
+    grid_dependency_wait();
     Lane lane;
     int segments = blockDim.y, segment = threadIdx.y;
     int tile = blockIdx.x * blockDim.z + threadIdx.z, p = 0;
@@ -83,7 +83,7 @@ template <int T, int MT> DEVICE void matmul_few(const MatmulArgs& a) {
     for (int i = segment * 32 + lane.id; i < a.rows * TILE_N; i += segments * 32) {
         float total = 0.0f;
         for (int s = 0; s < segments; s++) total = __fadd_rn(total, mine[s * a.rows * TILE_N + i]);
-        put(a, part, i / TILE_N, tile * TILE_N + i % TILE_N, total);
+        epilogue(a, part, i / TILE_N, tile * TILE_N + i % TILE_N, total);
     }
 }
 

@@ -117,19 +117,19 @@ template <int T, int MT, int NT, int WM, int WN> struct Many {
                     int row = row0 + (wm * MT + m) * 16 + lane.g + 8 * (i >> 1);
                     int tile = tile0 + wn * NT + n;
                     if (row < a.rows && tile < part.tiles)
-                        put(a, part, row, tile * TILE_N + 2 * lane.t + (i & 1), total[m][n][i]);
+                        epilogue(a, part, row, tile * TILE_N + 2 * lane.t + (i & 1), total[m][n][i]);
                 }
     }
 };
 
 constexpr int MANY_THREADS = 256;
 
-// Grid: blocks of rows fastest, so that neighbours share weights in L2.
+// The grid has blocks of rows fastest, so that neighbours share weights in L2.
 template <int T, int SIDE, int MT, int NT, int WM, int WN>
 DEVICE void matmul_many(const MatmulArgs& a) {
-    extern __shared__ __align__(128) uint8_t room[];
-    let_next_begin();
-    wait_for_previous();
+    extern __shared__ __align__(128) uint8_t smem[];
+    launch_dependents();
+    grid_dependency_wait();
     using Block = Many<T, MT, NT, WM, WN>;
     static_assert(Block::BM == SIDE && Block::TILES * TILE_N == SIDE && Block::THREADS == MANY_THREADS);
     int block = blockIdx.y, p = 0;
@@ -138,11 +138,11 @@ DEVICE void matmul_many(const MatmulArgs& a) {
         if (block < blocks) break;
         block -= blocks;
     }
-    Block b = {a, a.parts[p], int(blockIdx.x) * Block::BM, block * Block::TILES, room};
+    Block b = {a, a.parts[p], int(blockIdx.x) * Block::BM, block * Block::TILES, smem};
     b.run();
 }
 
-// 128 x 128 where there is enough to do, 64 x 64 otherwise (device/cuda/matmul.rs).
+// Blocks of 128 x 128 where there is enough to do, of 64 x 64 otherwise (device/cuda/matmul.rs).
 #define MATMUL_MANY(T)                                                                          \
     extern "C" __global__ void __launch_bounds__(MANY_THREADS, 1)                               \
     matmul_many_##T##_128(const __grid_constant__ MatmulArgs a) { matmul_many<T, 128, 4, 4, 2, 4>(a); } \

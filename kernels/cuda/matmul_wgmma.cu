@@ -5,7 +5,7 @@
 // way into registers, and that is where wgmma takes them from. Activations are the right one, taken
 // from shared memory as the kernels of norm.cu laid them out (`store_eight`). One more warp does
 // nothing but ask for copies, a unit of k at a time, as many units ahead as there are stages; it
-// goes on to the next tile while the others still write, and asks for its first weights before the
+// goes on to the next tile while the others still write, and starts to copy its first weights before the
 // launch in front of this one has ended.
 //
 // Where a weight has too few rows to fill the device, blocks of a cluster share its segments: each
@@ -13,18 +13,21 @@
 // (matmul.cuh). Bits do not depend on any of that.
 //
 // Gate and up may come as a pair: then every other tile of a block is of up, a lane has both values
-// of its outputs, and silu(gate) * up is all that is written.
+// of its outputs, and only the gated linear unit of them is written (glu.cuh).
 #pragma once
+#include "glu.cuh"
 #include "hopper.cuh"
 #include "matmul.cuh"
 
 struct WideArgs {
     MatmulArgs matmul;  // x is packed by `store_eight`
     int stages;
-    int exchange;      // where in shared memory segments meet, in bytes; after the stages
+    int cluster_sums;  // where the cluster's sums of segments lie in shared memory, in bytes
     int paired;        // part 0 is gate, part 1 up, of as many rows
+    int activation;    // of a pair
 };
-LAYOUT(WideArgs, 160, AT(matmul, 0) AT(stages, 144) AT(exchange, 148) AT(paired, 152))
+LAYOUT(WideArgs, 160, AT(matmul, 0) AT(stages, 144) AT(cluster_sums, 148) AT(paired, 152)
+       AT(activation, 156))
 
 #ifdef HAS_WGMMA
 constexpr int MAX_STAGES = 12;
@@ -39,14 +42,14 @@ template <int T, int WG, int NB> struct Wide {
     const MatmulArgs& a;
     uint8_t* shared;
     Shared full, empty;  // barriers of the stages
-    Shared met;
+    Shared sums_full;    // barrier: all sums of segments for this block have come
     int n_tiles, row_blocks, rank, split, n_segments, first_segment, end_segment;
-    // Where in the ring this thread is.
+    // This thread's place in the ring.
     int stage = 0, parity = 0;
 
-    DEVICE Wide(const WideArgs& args, uint8_t* room, Shared barriers)
-        : w(args), a(args.matmul), shared(room), full(barriers), empty(full + MAX_STAGES * BARRIER_BYTES),
-          met(empty + MAX_STAGES * BARRIER_BYTES) {
+    DEVICE Wide(const WideArgs& args, uint8_t* smem, Shared barriers)
+        : w(args), a(args.matmul), shared(smem), full(barriers), empty(full + MAX_STAGES * BARRIER_BYTES),
+          sums_full(empty + MAX_STAGES * BARRIER_BYTES) {
         rank = cluster_rank();
         split = cluster_size();
         row_blocks = (a.rows + NB - 1) / NB;
@@ -115,7 +118,7 @@ template <int T, int WG, int NB> struct Wide {
             Segments asked = walk;
             for (int i = 0; i < w.stages && asked.segment < end_segment; i++, asked.next())
                 copy_weights(at, asked.unit, i);
-            wait_for_previous();
+            grid_dependency_wait();
             for (int i = 0; i < w.stages && walk.segment < end_segment; i++, walk.next()) {
                 if (leads) copy_x(at.row0, walk.unit, i);
                 advance();
@@ -151,7 +154,7 @@ template <int T, int WG, int NB> struct Wide {
             uint32_t l[4], h[4];
             low.fragment(chunk % GROUP, plane, l);
             high.fragment(chunk % GROUP, plane, h);
-            // What was multiplied two chunks ago is done with its registers.
+            // The product of two chunks ago is done with its registers.
             if (i >= 2) wgmma_wait<1>();
 #pragma unroll
             for (int j = 0; j < 2; j++) {
@@ -173,7 +176,7 @@ template <int T, int WG, int NB> struct Wide {
         Lane lane;
         int warp = threadIdx.x / 32;
         bool others_began = false;
-        wait_for_previous();
+        grid_dependency_wait();
         for (; tile < n_tiles; tile += step) {
             // Not for its value, which is dropped: so that it takes no registers before this line.
             float total[NB / 2] = {}, d[NB / 2] = {};
@@ -191,10 +194,10 @@ template <int T, int WG, int NB> struct Wide {
 #pragma unroll
                     for (int i = 0; i < NB / 2; i++) total[i] = __fadd_rn(total[i], d[i]);
                 } else {
-                    // Nobody writes into a block that has not begun.
+                    // The other blocks must have begun before their memory is written.
                     if (!others_began) cluster_wait();
                     others_began = true;
-                    give_away(d, segment, warp, lane);
+                    send_segment(d, segment, warp, lane);
                 }
             }
             if (split == 1) write_tile(total, tile, warp, lane);
@@ -203,7 +206,7 @@ template <int T, int WG, int NB> struct Wide {
 
     DEVICE void write_tile(const float (&total)[NB / 2], int tile, int warp, const Lane& lane) {
         Place at = place(tile);
-        // So many rows at a time: what is loaded for them is under way together.
+        // Groups of eight rows at a time: their loads are under way together.
         constexpr int BATCH = NB == 128 ? 4 : 2;
         Writer writer(*this, at, warp, lane);
 #pragma unroll
@@ -264,7 +267,7 @@ template <int T, int WG, int NB> struct Wide {
                     float high = finish(total[4 * j + 2 + i], scale[j][i], 1);
                     float* to = a.out + int64_t(r) * a.out_stride;
                     if (w.paired) {
-                        if (column[0] >= 0) to[column[0]] = silu_mul(low, high);
+                        if (column[0] >= 0) to[column[0]] = glu(w.activation, low, high);
                         continue;
                     }
                     if (column[0] >= 0) to[column[0]] = a.add ? __fadd_rn(old[j][i], low) : low;
@@ -281,21 +284,21 @@ template <int T, int WG, int NB> struct Wide {
 
     static constexpr int PIECES = WARPS * (NB / 8);
 
-    // Of each segment, at the most.
+    // Pieces of a segment that a block owns, at most.
     DEVICE int owned() const { return (PIECES + split - 1) / split; }
 
-    // All that is to come counts at one barrier.
+    // All pieces count at one barrier.
     DEVICE void expect_segments() {
         int pieces = (PIECES - rank + split - 1) / split;
-        barrier_expect(met, n_segments * pieces * 512);
+        barrier_expect(sums_full, n_segments * pieces * 512);
     }
 
-    DEVICE void give_away(const float (&d)[NB / 2], int segment, int warp, const Lane& lane) {
-        Shared here = shared_address(shared) + w.exchange + segment * owned() * 512 + lane.id * 16;
+    DEVICE void send_segment(const float (&d)[NB / 2], int segment, int warp, const Lane& lane) {
+        Shared here = shared_address(shared) + w.cluster_sums + segment * owned() * 512 + lane.id * 16;
         int own = warp * (NB / 8) / split, owner = warp * (NB / 8) % split;
 #pragma unroll
         for (int j = 0; j < NB / 8; j++) {
-            store_in_cluster(in_block(here + own * 512, owner), in_block(met, owner),
+            store_async(map_to_rank(here + own * 512, owner), map_to_rank(sums_full, owner),
                              d[4 * j], d[4 * j + 1], d[4 * j + 2], d[4 * j + 3]);
             if (++owner == split) owner = 0, own++;
         }
@@ -305,12 +308,12 @@ template <int T, int WG, int NB> struct Wide {
         Lane lane;
         Place at = place(tile);
         int step = owned() * 512;
-        barrier_wait(met, 0);
+        barrier_wait(sums_full, 0);
         for (int own = threadIdx.x / 32;; own += WARPS) {
             int piece = own * split + rank;
             if (piece >= PIECES) break;
             Writer writer(*this, at, piece / (NB / 8), lane);
-            const uint8_t* from = shared + w.exchange + own * 512 + lane.id * 16;
+            const uint8_t* from = shared + w.cluster_sums + own * 512 + lane.id * 16;
             float total[4] = {};
             for (int s = 0; s < n_segments; s++, from += step) {
                 float4 d = *reinterpret_cast<const float4*>(from);
@@ -328,17 +331,17 @@ template <int T, int WG, int NB> struct Wide {
 // Grid: blocks walk tiles; with clusters, a cluster has exactly one.
 template <int T, int WG, int NB> DEVICE void matmul_wide(const WideArgs& args) {
 #ifdef HAS_WGMMA
-    extern __shared__ __align__(128) uint8_t room[];
+    extern __shared__ __align__(128) uint8_t smem[];
     __shared__ uint64_t barriers[2 * MAX_STAGES + 1];
-    let_next_begin();
-    Wide<T, WG, NB> block(args, room, shared_address(barriers));
+    launch_dependents();
+    Wide<T, WG, NB> block(args, smem, shared_address(barriers));
     if (threadIdx.x == 0) {
         for (int i = 0; i < args.stages; i++) {
             barrier_init(block.of_stage(block.full, i), 1);
             barrier_init(block.of_stage(block.empty, i), block.WARPS);
         }
-        barrier_init(block.met, 1);
-        barriers_made();
+        barrier_init(block.sums_full, 1);
+        fence_barrier_init();
         if (block.split > 1) block.expect_segments();
     }
     __syncthreads();
@@ -354,7 +357,7 @@ template <int T, int WG, int NB> DEVICE void matmul_wide(const WideArgs& args) {
 #endif
 }
 
-// As in device/cuda/wide.rs. The last number is of blocks that fit a multiprocessor.
+// The blocks of device/cuda/wide.rs. The last number is of blocks that fit a multiprocessor.
 #define MATMUL_WIDE_OF(T, WG, NB, TOGETHER)                                                  \
     extern "C" __global__ void __launch_bounds__((WG * 4 + 1) * 32, TOGETHER)                \
     matmul_wide_##T##_##WG##_##NB(const __grid_constant__ WideArgs a) { matmul_wide<T, WG, NB>(a); }

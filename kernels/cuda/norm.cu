@@ -1,7 +1,8 @@
-// The kernels of norm.cuh: one block for two rows, a warp for each few units of them. Reads 4 bytes a
-// column (8 for silu_mul), writes 2; what a lane has read stays in its registers, unless a row is wider
-// than KEEP chunks a warp.
+// The kernels of norm.cuh: one block for two rows, a warp for each few units of them. They read 4 bytes
+// a column (glu_rows 8) and write 2; the values that a lane has read stay in its registers, unless a row
+// is wider than KEEP chunks a warp.
 #pragma once
+#include "glu.cuh"
 #include "hopper.cuh"
 #include "norm.cuh"
 
@@ -9,13 +10,13 @@ constexpr int MAX_ROW_THREADS = 1024;
 // Units of a row that a warp has in registers.
 constexpr int KEEP = 2;
 
-// What a lane has of a unit: eight columns of one of two neighbouring rows.
+// A lane's part of a unit: eight columns of one of two neighbouring rows.
 struct Eight {
     Four low, high;
 };
-struct Place {
+struct LanePlace {
     int lane, row, column;  // of the two rows; within a unit
-    DEVICE Place() : lane(threadIdx.x & 31), row(lane >> 4), column(8 * (lane & 15)) {}
+    DEVICE LanePlace() : lane(threadIdx.x & 31), row(lane >> 4), column(8 * (lane & 15)) {}
 };
 
 DEVICE Eight eight(const float* row, int k, int cols) {
@@ -45,9 +46,9 @@ DEVICE void store_eight(const RowArgs& a, int row, int k, const Eight& y, float 
     for (int i = 0; i < 4; i++) *reinterpret_cast<uint32_t*>(at + 64 * i) = h[i];
 }
 
-// Calls `each(k, slot)` for the units of this warp: warp, warp + warps, ...; slot KEEP for those
-// that have no registers.
-template <typename Each> DEVICE void lane_columns(int units, const Place& place, const Each& each) {
+// The units of this warp are warp, warp + warps, ...: `each(k, slot)` is called for each; the slot is
+// KEEP for those that have no registers.
+template <typename Each> DEVICE void lane_columns(int units, const LanePlace& place, const Each& each) {
     int warps = blockDim.x >> 5, unit = threadIdx.x >> 5;
 #pragma unroll
     for (int i = 0; i < KEEP; i++, unit += warps)
@@ -55,22 +56,23 @@ template <typename Each> DEVICE void lane_columns(int units, const Place& place,
     for (; unit < units; unit += warps) each(UNIT * unit + place.column, KEEP);
 }
 
-// Of the lane's row, from all warps.
-DEVICE float row_max(float v, const Place& place, float (*room)[MAX_ROW_THREADS / 32]) {
+// The largest value of the lane's row, over all warps.
+DEVICE float row_max(float v, const LanePlace& place, float (*smem)[MAX_ROW_THREADS / 32]) {
 #pragma unroll
     for (int d = 8; d > 0; d >>= 1) v = fmaxf(v, __shfl_xor_sync(~0u, v, d));
-    if ((place.lane & 15) == 0) room[place.row][threadIdx.x >> 5] = v;
+    if ((place.lane & 15) == 0) smem[place.row][threadIdx.x >> 5] = v;
     __syncthreads();
-    v = room[place.row][0];
-    for (int w = 1; w < blockDim.x / 32; w++) v = fmaxf(v, room[place.row][w]);
+    v = smem[place.row][0];
+    for (int w = 1; w < blockDim.x / 32; w++) v = fmaxf(v, smem[place.row][w]);
     return v;
 }
 
-// `make(k)` gives columns that are not in `kept`; all of them are finished but for the scale.
+// The rest of a row's way: scale, F16, memory. `make(k)` gives columns that are not in `kept`; all of
+// them are finished but for the scale.
 template <typename Make>
-DEVICE void write_row(const RowArgs& a, int row, const Place& place, const Eight (&kept)[KEEP],
+DEVICE void write_row(const RowArgs& a, int row, const LanePlace& place, const Eight (&kept)[KEEP],
                       const Make& make) {
-    __shared__ float room[2][MAX_ROW_THREADS / 32];
+    __shared__ float smem[2][MAX_ROW_THREADS / 32];
     float max = 0.0f;
     lane_columns(a.units, place, [&](int k, int slot) {
         Eight y = slot < KEEP ? kept[slot] : make(k);
@@ -81,7 +83,7 @@ DEVICE void write_row(const RowArgs& a, int row, const Place& place, const Eight
         if (k < a.cols) *reinterpret_cast<float4*>(to) = make_float4(l[0], l[1], l[2], l[3]);
         if (k + 4 < a.cols) *reinterpret_cast<float4*>(to + 4) = make_float4(h[0], h[1], h[2], h[3]);
     });
-    int e = row_exponent(row_max(max, place, room));
+    int e = row_exponent(row_max(max, place, smem));
     if (row >= a.rows) return;
     float down = power_of_two(-e);
     if (threadIdx.x == 16 * place.row) a.scale[row] = power_of_two(e);
@@ -90,8 +92,8 @@ DEVICE void write_row(const RowArgs& a, int row, const Place& place, const Eight
     });
 }
 
-// The squares of a unit's 128 columns, in the order of `warp_sum` over lanes of four columns: there
-// columns 64 apart meet first, and neighbouring fours last.
+// The sum of squares of a unit's 128 columns, in the order of `warp_sum` over lanes of four columns:
+// columns 64 apart are added first, and neighbouring fours last.
 DEVICE float unit_sum(const Eight& v) {
     float low = sum_of_squares(v.low), high = sum_of_squares(v.high);
 #pragma unroll
@@ -102,7 +104,7 @@ DEVICE float unit_sum(const Eight& v) {
     return __fadd_rn(low, high);
 }
 
-// Everything before has ended.
+// The stage is posted when every launch before has ended.
 DEVICE void post_stage(const RowArgs& a) {
     if (blockIdx.x == 0 && threadIdx.x == 0) post(a.board + BOARD_STAGE, a.stage);
 }
@@ -110,13 +112,13 @@ DEVICE void post_stage(const RowArgs& a) {
 extern "C" __global__ void __launch_bounds__(MAX_ROW_THREADS)
 rmsnorm(const __grid_constant__ RowArgs a) {
     __shared__ float sums[2][MAX_CHUNKS];
-    Place place;
-    let_next_begin();
+    LanePlace place;
+    launch_dependents();
     Eight weight[KEEP], kept[KEEP];
     lane_columns(a.units, place, [&](int k, int slot) {
         if (slot < KEEP) weight[slot] = eight(a.weight, k, a.cols);
     });
-    wait_for_previous();
+    grid_dependency_wait();
     post_stage(a);
     // A last row without a neighbour is computed twice and written once.
     int row = 2 * blockIdx.x + place.row, real = min(row, a.rows - 1);
@@ -147,9 +149,9 @@ rmsnorm(const __grid_constant__ RowArgs a) {
 }
 
 template <typename Make> DEVICE void scale_and_write(const RowArgs& a, const Make& make) {
-    Place place;
-    let_next_begin();
-    wait_for_previous();
+    LanePlace place;
+    launch_dependents();
+    grid_dependency_wait();
     post_stage(a);
     int row = 2 * blockIdx.x + place.row;
     const float* x = a.input + int64_t(min(row, a.rows - 1)) * a.in_stride;
@@ -165,15 +167,15 @@ scale_rows(const __grid_constant__ RowArgs a) {
     scale_and_write(a, [&](const float* x, int k) { return eight(x, k, a.cols); });
 }
 
-// `in` holds gate in its first `cols` columns and up behind them.
+// `input` holds gate in its first `cols` columns and up behind them.
 extern "C" __global__ void __launch_bounds__(MAX_ROW_THREADS)
-silu_mul_rows(const __grid_constant__ RowArgs a) {
+glu_rows(const __grid_constant__ RowArgs a) {
     scale_and_write(a, [&](const float* gate, int k) {
         Eight g = eight(gate, k, a.cols), u = eight(gate + a.cols, k, a.cols);
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            g.low.v[i] = silu_mul(g.low.v[i], u.low.v[i]);
-            g.high.v[i] = silu_mul(g.high.v[i], u.high.v[i]);
+            g.low.v[i] = glu(a.activation, g.low.v[i], u.low.v[i]);
+            g.high.v[i] = glu(a.activation, g.high.v[i], u.high.v[i]);
         }
         return g;
     });

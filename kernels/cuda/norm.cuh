@@ -1,5 +1,5 @@
-// From F32 rows to the input of a matmul: RMS norm, plain scaling, or silu(gate) * up; then F16
-// under one power of two a row.
+// Inputs of a matmul, made of F32 rows: by RMS norm, plain scaling, or a gated linear unit (glu.cuh);
+// then F16 under one power of two a row.
 //
 // Order: a row is cut into chunks of 128 columns, a chunk is summed by one warp (four columns a
 // lane, then a butterfly), chunks are added in ascending order. A norm is x w first, then that over
@@ -23,17 +23,18 @@ struct RowArgs {
     int groups;            // of eight rows, in the layout of matmul_wgmma.cu; 0: rows of k
     int rows;
     uint32_t stage;        // that these rows are the input of (board.cuh)
+    int activation;        // of a gated linear unit
     uint32_t* board;
 };
 LAYOUT(RowArgs, 88, AT(input, 0) AT(gather, 8) AT(weight, 16) AT(plain, 24) AT(out, 32)
        AT(scale, 40) AT(cols, 48) AT(units, 52) AT(in_stride, 56) AT(eps, 60) AT(groups, 64)
-       AT(rows, 68) AT(stage, 72) AT(board, 80))
+       AT(rows, 68) AT(stage, 72) AT(activation, 76) AT(board, 80))
 
 struct Four {
     float v[4];
 };
 
-// Four columns from k on; zero past the end.
+// Columns k .. k+3; zero past the end.
 DEVICE Four four(const float* row, int k, int cols) {
     Four f = {{0, 0, 0, 0}};
     if (k + 3 < cols) {

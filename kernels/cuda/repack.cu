@@ -1,9 +1,9 @@
-// From a GGUF file's rows to packed tiles (weights.cuh). Once, at load.
+// Packed tiles (weights.cuh), made of a GGUF file's rows, once, at load.
 //
 // One thread writes one lane's share of one unit: everything of its row g in columns 8t .. 8t+7
 // of four chunks; the lanes t = 0 also write the row's scales. File blocks are not aligned, so
 // they are read byte by byte; they come through the caches, and this is not the slow part of a
-// load. Reads each file byte once from device memory, writes each packed byte once.
+// load. Each file byte is read once from device memory, each packed byte written once.
 //
 // `flags` gets bit 0 where a finite file value is none in F16 (F32, BF16): the host refuses.
 #pragma once
@@ -162,7 +162,7 @@ DEVICE void repack_codes(const RepackArgs& a, const uint8_t* row, uint8_t* unit,
         *reinterpret_cast<uint2*>(unit + 512 + 8 * lane.id) = make_uint2(high2[0], high2[1]);
 }
 
-// Grid: one warp a unit.
+// The grid has one warp a unit.
 extern "C" __global__ void repack(const __grid_constant__ RepackArgs a) {
     Lane lane;
     int64_t index = (int64_t(blockIdx.x) * blockDim.x + threadIdx.x) / 32;

@@ -3,8 +3,8 @@
 #include "hopper.cuh"
 #include "rope_kv.cuh"
 
-// Where the column of a head goes.
-DEVICE __half* rope_place(const RopeArgs& a, int row, int h, int column, const Row& r, int page) {
+// The place of a head's column: among the queries or in the KV cache.
+DEVICE __half* rope_destination(const RopeArgs& a, int row, int h, int column, const Row& r, int page) {
     if (h < a.heads) return a.q + (int64_t(row) * a.heads + h) * a.head_dim + column;
     int slot = r.position % PAGE;
     h -= a.heads;
@@ -14,12 +14,12 @@ DEVICE __half* rope_place(const RopeArgs& a, int row, int h, int column, const R
 
 constexpr int ROPE_THREADS = 256;
 
-// Grid (rows, parts of a row). Without head norms no column needs more than its pair, so each
+// The grid is (rows, parts of a row). Without head norms no column needs more than its pair, so each
 // thread takes one pair of any head and none waits for another.
 extern "C" __global__ void __launch_bounds__(ROPE_THREADS) rope_kv(const __grid_constant__ RopeArgs a) {
     __shared__ float heads[8][MAX_HEAD];
-    let_next_begin();
-    wait_for_previous();
+    launch_dependents();
+    grid_dependency_wait();
     int row = blockIdx.x, n_heads = a.heads + 2 * a.kv_heads;
     if (a.q_norm || a.k_norm) {
         int warp = threadIdx.x / 32, warps = 8 * gridDim.y;
@@ -27,24 +27,24 @@ extern "C" __global__ void __launch_bounds__(ROPE_THREADS) rope_kv(const __grid_
             const float* from = a.qkv + (int64_t(row) * n_heads + h) * a.head_dim;
             for (int i = threadIdx.x & 31; i < a.head_dim; i += 32) heads[warp][i] = from[i];
             __syncwarp();
-            keep_head(a, heads[warp], row, h);
+            rope_and_append_kv(a, heads[warp], row, h);
         }
         return;
     }
     int pairs = a.head_dim / 2, i = blockIdx.y * 256 + threadIdx.x, h = i / pairs, pair = i % pairs;
     if (h >= n_heads) return;
     Row r = a.rows[row];
-    bool turned = h < a.heads + a.kv_heads && pair < a.dims / 2, apart = turned && a.half_offset;
+    bool rotated = h < a.heads + a.kv_heads && pair < a.dims / 2, apart = rotated && a.half_offset;
     int p = apart ? pair : 2 * pair, q = apart ? pair + a.dims / 2 : 2 * pair + 1;
     const float* head = a.qkv + (int64_t(row) * n_heads + h) * a.head_dim;
     float x = head[p], y = head[q];
     int page = h < a.heads ? 0 : a.kv.tables[r.table + r.position / PAGE];
-    if (turned) {
-        float2 turn = a.turns[int64_t(r.position) * (a.dims / 2) + pair];
-        float u = __fmaf_rn(x, turn.x, -__fmul_rn(y, turn.y));
-        y = __fmaf_rn(x, turn.y, __fmul_rn(y, turn.x));
+    if (rotated) {
+        float2 cos_sin = a.rope_table[int64_t(r.position) * (a.dims / 2) + pair];
+        float u = __fmaf_rn(x, cos_sin.x, -__fmul_rn(y, cos_sin.y));
+        y = __fmaf_rn(x, cos_sin.y, __fmul_rn(y, cos_sin.x));
         x = u;
     }
-    *rope_place(a, row, h, p, r, page) = __float2half_rn(x);
-    *rope_place(a, row, h, q, r, page) = __float2half_rn(y);
+    *rope_destination(a, row, h, p, r, page) = __float2half_rn(x);
+    *rope_destination(a, row, h, q, r, page) = __float2half_rn(y);
 }

@@ -1,6 +1,6 @@
 // Head norms and RoPE on queries and keys; keys and values into the KV cache.
 //
-// Reads qkv F32 once; writes queries as F16 [row][head][dim], keys and values as F16 into
+// qkv is read once, as F32. Queries are written as F16 [row][head][dim], keys and values as F16 into
 // pages (kv.cuh). A head norm sums four strided lanes' squares by a butterfly; rotation
 // is x cos - y sin with one rounding for the product and one for the rest.
 #pragma once
@@ -9,7 +9,7 @@
 struct RopeArgs {
     const float* qkv;  // [rows, (heads + 2 kv_heads) * head_dim]
     const Row* rows;
-    const float2* turns;  // [positions, dims / 2] cos, sin
+    const float2* rope_table;  // [positions, dims / 2] cos, sin
     const float* q_norm;  // [head_dim] or null
     const float* k_norm;
     __half* q;
@@ -17,12 +17,12 @@ struct RopeArgs {
     int heads, kv_heads, head_dim, dims, half_offset;
     float eps;
 };
-LAYOUT(RopeArgs, 104, AT(qkv, 0) AT(rows, 8) AT(turns, 16) AT(q_norm, 24) AT(k_norm, 32) AT(q, 40)
+LAYOUT(RopeArgs, 104, AT(qkv, 0) AT(rows, 8) AT(rope_table, 16) AT(q_norm, 24) AT(k_norm, 32) AT(q, 40)
        AT(kv, 48) AT(heads, 80) AT(kv_heads, 84) AT(head_dim, 88) AT(dims, 92) AT(half_offset, 96)
        AT(eps, 100))
 
-// One head, in place in `head` (shared, private to the warp).
-DEVICE void turn_head(const RopeArgs& a, float* head, const float* norm, int position) {
+// Norm and RoPE of one head, in place in `head` (shared memory, private to the warp).
+DEVICE void norm_and_rope(const RopeArgs& a, float* head, const float* norm, int position) {
     int lane = threadIdx.x & 31;
     if (norm) {
         float s = 0.0f;
@@ -33,22 +33,22 @@ DEVICE void turn_head(const RopeArgs& a, float* head, const float* norm, int pos
             head[i] = __fmul_rn(__fmul_rn(head[i], inverse), norm[i]);
         __syncwarp();
     }
-    const float2* turns = a.turns + int64_t(position) * (a.dims / 2);
+    const float2* rope_table = a.rope_table + int64_t(position) * (a.dims / 2);
     for (int i = lane; i < a.dims / 2; i += 32) {
         int p = a.half_offset ? i : 2 * i, q = a.half_offset ? i + a.dims / 2 : 2 * i + 1;
-        float2 turn = turns[i];
+        float2 cos_sin = rope_table[i];
         float x = head[p], y = head[q];
-        head[p] = __fmaf_rn(x, turn.x, -__fmul_rn(y, turn.y));
-        head[q] = __fmaf_rn(x, turn.y, __fmul_rn(y, turn.x));
+        head[p] = __fmaf_rn(x, cos_sin.x, -__fmul_rn(y, cos_sin.y));
+        head[q] = __fmaf_rn(x, cos_sin.y, __fmul_rn(y, cos_sin.x));
     }
     __syncwarp();
 }
 
-// What becomes of head `h` of a row, found in `head`: queries, then keys, then values.
-DEVICE void keep_head(const RopeArgs& a, float* head, int row, int h) {
+// Head `h` of a row, found in `head`, to its place: queries come first, then keys, then values.
+DEVICE void rope_and_append_kv(const RopeArgs& a, float* head, int row, int h) {
     int lane = threadIdx.x & 31;
     Row r = a.rows[row];
-    if (h < a.heads + a.kv_heads) turn_head(a, head, h < a.heads ? a.q_norm : a.k_norm, r.position);
+    if (h < a.heads + a.kv_heads) norm_and_rope(a, head, h < a.heads ? a.q_norm : a.k_norm, r.position);
     if (h < a.heads) {
         for (int i = lane; i < a.head_dim; i += 32)
             a.q[(int64_t(row) * a.heads + h) * a.head_dim + i] = __float2half_rn(head[i]);

@@ -6,17 +6,18 @@
 //
 //   penalties, largest logit | top-k, top-p: the smallest weight that stays | the draw, in order of ids
 //
-// Owner: a row belongs to a team, a cluster of up to 8 blocks, more where there are few rows; each
-// block has a run of whole strips of 256 tokens. Two searches do everything:
-//   descend  from the heaviest weight down to where a measure (a count or a mass) is reached: three
-//            levels of a histogram over the bits of the weight, 12, 11 and 6 of them;
-//   walk     along the ids to where it is reached: sums of strips, then one strip.
-// Few tokens survive the first level as a rule: they move to the first block, which finishes alone
-// with them in shared memory. Where they do not fit, the team goes on over the row: slower, same bits.
+// Owner: a row belongs to a cluster of up to MAX_CLUSTER blocks, more where there are few rows; each
+// block has a run of whole strips of STRIP tokens. Two searches do everything:
+//   radix_select  from the heaviest weight down to where a measure (a count or a mass) is reached: three
+//                 levels of a histogram over the bits of the weight, 12, 11 and 6 of them;
+//   scan_search   along the ids to where it is reached: prefix sums of strips, then of one strip.
+// Few tokens survive the first level as a rule: they are compacted into the first block, which finishes
+// alone with them in shared memory. Where they do not fit, the cluster goes on over the row: slower, same
+// bits.
 //
-// Moves: the row once for a plain draw, twice for a filtered one as a rule, six times at worst.
+// Bytes moved: the row once for a plain draw, twice for a filtered one as a rule, six times at worst.
 #pragma once
-#include "answer.cuh"
+#include "drawn_tokens.cuh"
 
 struct SampleRow {
     uint64_t top_p;   // in 2^-64; the largest is off
@@ -40,38 +41,39 @@ struct SampleArgs {
     const SampleRow* rows;  // [gridDim.y]
     const int* history;
     const Row* batch;
-    Answers answers;        // the largest logit of each row; then what was drawn
+    DrawnTokens drawn;        // the largest logit of each row; then what was drawn
     int vocab;
 };
-LAYOUT(SampleArgs, 64, AT(logits, 0) AT(rows, 8) AT(history, 16) AT(batch, 24) AT(answers, 32)
+LAYOUT(SampleArgs, 64, AT(logits, 0) AT(rows, 8) AT(history, 16) AT(batch, 24) AT(drawn, 32)
        AT(vocab, 56))
 
 constexpr int SAMPLE_THREADS = 512, SAMPLE_WARPS = SAMPLE_THREADS / 32;
-constexpr int MAX_TEAM = 8;
+constexpr int MAX_CLUSTER = 8;
 constexpr int STRIP = 256, IN_STRIP = STRIP / 32;
 constexpr uint32_t LEAST = (127 - 40) << 23;  // bits of 2^-40: what weighs less has no mass
 constexpr int LEVELS = 3;
 constexpr int BUCKETS = (40 << 6) + 1;
-constexpr int KEPT = 4096;          // survivors that fit (host: device/cuda/sample.rs)
-constexpr int SEEN = 2 * KEPT;      // tokens whose history is counted at a time
+constexpr int MAX_SURVIVORS = 4096;      // that fit into shared memory (host: device/cuda/sample.rs)
+constexpr int SEEN = 2 * MAX_SURVIVORS;  // tokens whose history is counted at a time
 constexpr uint32_t IN_PROMPT = 0x80000000u;
 
-struct Kept {
+struct Survivor {
     uint32_t id, weight;
 };
 
-// Where a place lies: in which of many measures, how far inside, and how much that one has.
-struct Spot {
+// A place that was searched for: in which of many measures it lies, how far inside, and how much that one
+// has.
+struct Found {
     uint64_t rest, inside;
     uint32_t at;
 };
 
-struct TeamRoom {
+struct SampleShared {
     uint2 masses[BUCKETS];  // low and high halves
     uint64_t warps[SAMPLE_WARPS];
-    uint64_t totals[MAX_TEAM];
-    Spot place;
-    uint32_t n_kept, token;
+    uint64_t totals[MAX_CLUSTER];
+    Found place;
+    uint32_t n_survivors, token;
 };
 
 // Bits of e^(distance / temperature).
@@ -101,7 +103,7 @@ DEVICE uint64_t share_of(uint64_t mass, uint64_t of) {
 }
 
 DEVICE uint64_t value(uint2 v) { return uint64_t(v.y) << 32 | v.x; }
-// In two halves, because shared memory adds no more than 32 bits at a time.
+// An addition in two halves, because shared memory adds no more than 32 bits at a time.
 DEVICE void add(uint2* to, uint64_t v) {
     uint32_t low = uint32_t(v), old = atomicAdd(&to->x, low);
     uint32_t high = uint32_t(v >> 32) + (old > ~low);
@@ -109,10 +111,10 @@ DEVICE void add(uint2* to, uint64_t v) {
 }
 
 // Blocks that share a row and see each other's shared memory.
-struct Team {
+struct Cluster {
     int rank, size;
 
-    DEVICE static Team all() {
+    DEVICE static Cluster all() {
 #if __CUDA_ARCH__ >= 900
         uint32_t rank, size;
         asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
@@ -131,7 +133,7 @@ struct Team {
 #endif
         __syncthreads();
     }
-    // What the block `other` has in that place of its shared memory.
+    // The same address in the shared memory of block `other`.
     template <class T> DEVICE T* of(T* mine, int other) const {
 #if __CUDA_ARCH__ >= 900
         if (size > 1) {
@@ -147,18 +149,18 @@ struct Team {
 struct Sampler {
     const SampleArgs& a;
     const SampleRow& p;
-    TeamRoom& room;
-    Kept* kept;       // [KEPT]
-    uint2* strips;    // [strips of the row]
-    Team team;
+    SampleShared& smem;
+    Survivor* survivors;  // [MAX_SURVIVORS]
+    uint2* strips;        // [strips of the row]
+    Cluster cluster;
     float* row;
     float largest;
     int n_strips, first, last;  // strips of the row, of this block
-    bool is_kept;     // what is left lies in `kept`
+    bool is_compacted;          // all tokens that are left lie in `survivors`
 
     // ---- the tokens ----
 
-    // Of a lane's tokens in a strip; nothing past the vocabulary.
+    // Weights of a lane's tokens in a strip; nothing past the vocabulary.
     DEVICE void weigh(int strip, uint32_t (&weights)[IN_STRIP]) const {
         float logits[IN_STRIP];
         int id = strip * STRIP + int(threadIdx.x & 31);
@@ -169,10 +171,10 @@ struct Sampler {
         for (int j = 0; j < IN_STRIP; j++) weights[j] = weight_of(__fsub_rn(logits[j], largest), p.rate);
     }
 
-    // Every token of this block that has mass.
+    // Calls `f` for every token of this block that has mass.
     template <class F> DEVICE void each(F f) const {
-        if (is_kept) {
-            for (int i = threadIdx.x; i < room.n_kept; i += SAMPLE_THREADS) f(kept[i].id, kept[i].weight);
+        if (is_compacted) {
+            for (int i = threadIdx.x; i < smem.n_survivors; i += SAMPLE_THREADS) f(survivors[i].id, survivors[i].weight);
             return;
         }
         for (int strip = first + int(threadIdx.x / 32); strip < last; strip += SAMPLE_WARPS) {
@@ -194,9 +196,9 @@ struct Sampler {
                           : __fsub_rn(logit, __fadd_rn(__fmul_rn(float(count), p.frequency), p.presence));
     }
 
-    // Gives `rank` of the largest logit behind them, of the whole row.
+    // Applies the penalties; gives `rank` of the whole row's largest logit behind them.
     DEVICE uint64_t penalize() {
-        uint32_t* seen = reinterpret_cast<uint32_t*>(kept);
+        uint32_t* seen = reinterpret_cast<uint32_t*>(survivors);
         const int* history = a.history + p.history;
         uint64_t best = 0;
         int end = min(last * STRIP, a.vocab);
@@ -223,19 +225,19 @@ struct Sampler {
             uint64_t other = __shfl_xor_sync(~0u, best, d);
             best = other > best ? other : best;
         }
-        if ((threadIdx.x & 31) == 0) room.warps[threadIdx.x / 32] = best;
+        if ((threadIdx.x & 31) == 0) smem.warps[threadIdx.x / 32] = best;
         __syncthreads();
-        for (int w = 0; w < SAMPLE_WARPS; w++) best = room.warps[w] > best ? room.warps[w] : best;
-        if (threadIdx.x < team.size) *team.of(room.totals + team.rank, threadIdx.x) = best;
-        team.sync();
-        for (int q = 0; q < team.size; q++) best = room.totals[q] > best ? room.totals[q] : best;
-        team.sync();
+        for (int w = 0; w < SAMPLE_WARPS; w++) best = smem.warps[w] > best ? smem.warps[w] : best;
+        if (threadIdx.x < cluster.size) *cluster.of(smem.totals + cluster.rank, threadIdx.x) = best;
+        cluster.sync();
+        for (int q = 0; q < cluster.size; q++) best = smem.totals[q] > best ? smem.totals[q] : best;
+        cluster.sync();
         return best;
     }
 
     // ---- the searches ----
 
-    // Of the threads before this one, and of all.
+    // Prefix sum: of the threads before this one; and the sum of all.
     DEVICE uint64_t sum_before(uint64_t mine, uint64_t& all) const {
         int lane = threadIdx.x & 31, warp = threadIdx.x / 32;
         uint64_t sum = mine;
@@ -244,47 +246,47 @@ struct Sampler {
             if (lane >= d) sum += other;
         }
         __syncthreads();
-        if (lane == 31) room.warps[warp] = sum;
+        if (lane == 31) smem.warps[warp] = sum;
         __syncthreads();
         uint64_t before = 0;
         all = 0;
         for (int w = 0; w < SAMPLE_WARPS; w++) {
             if (w == warp) before = all;
-            all += room.warps[w];
+            all += smem.warps[w];
         }
         return before + sum - mine;
     }
 
-    // Measures in order, `count` of them here, those of the blocks behind each other: where does the
-    // place that `target` makes of the total lie?
-    template <class At, class Target> DEVICE Spot locate(int begin, int count, At at, Target target) {
+    // Finds the place that `target` makes of the total, among measures in order: `count` of them here, those
+    // of the blocks behind each other.
+    template <class At, class Target> DEVICE Found locate(int begin, int count, At at, Target target) {
         int share = (count + SAMPLE_THREADS - 1) / SAMPLE_THREADS;
         int i = min(int(threadIdx.x) * share, count), end = min(i + share, count);
         uint64_t mine = 0, all, total = 0;
         for (int j = i; j < end; j++) mine += at(j);
         uint64_t before = sum_before(mine, all);
-        if (threadIdx.x < team.size) *team.of(room.totals + team.rank, threadIdx.x) = all;
-        team.sync();
-        for (int q = 0; q < team.size; q++) {
-            if (q < team.rank) before += room.totals[q];
-            total += room.totals[q];
+        if (threadIdx.x < cluster.size) *cluster.of(smem.totals + cluster.rank, threadIdx.x) = all;
+        cluster.sync();
+        for (int q = 0; q < cluster.size; q++) {
+            if (q < cluster.rank) before += smem.totals[q];
+            total += smem.totals[q];
         }
         uint64_t place = target(total);
-        // What lies before makes a difference that wraps around.
+        // A place before this thread's measures gives a difference that wraps around.
         if (place - before < mine) {
             while (place - before >= at(i)) before += at(i++);
-            Spot found = {place - before, at(i), uint32_t(begin + i)};
-            for (int q = 0; q < team.size; q++) *team.of(&room.place, q) = found;
+            Found found = {place - before, at(i), uint32_t(begin + i)};
+            for (int q = 0; q < cluster.size; q++) *cluster.of(&smem.place, q) = found;
         }
-        team.sync();
-        return room.place;
+        cluster.sync();
+        return smem.place;
     }
 
-    // Moves what weighs at least `least` to the first block, if it fits there. False for the others
-    // then: they are done.
-    DEVICE bool keep(uint32_t least) {
-        Kept* list = team.of(kept, 0);
-        uint32_t* n = team.of(&room.n_kept, 0);
+    // Moves tokens that weigh at least `least` to the first block, if they fit there. Gives false to the
+    // others then: they are done.
+    DEVICE bool compact(uint32_t least) {
+        Survivor* list = cluster.of(survivors, 0);
+        uint32_t* n = cluster.of(&smem.n_survivors, 0);
         bool full = false;
         each([&](uint32_t id, uint32_t weight) {
             if (weight < least || full) return;
@@ -292,60 +294,60 @@ struct Sampler {
             uint32_t at = 0;
             if (lane == leader) at = atomicAdd(n, __popc(together));
             at = __shfl_sync(together, at, leader) + __popc(together & ((1u << lane) - 1));
-            if (at < KEPT) list[at] = {id, weight};
-            full = at >= KEPT;
+            if (at < MAX_SURVIVORS) list[at] = {id, weight};
+            full = at >= MAX_SURVIVORS;
         });
-        team.sync();
-        bool fits = *n <= KEPT;
-        team.sync();
+        cluster.sync();
+        bool fits = *n <= MAX_SURVIVORS;
+        cluster.sync();
         if (!fits) {
-            if (threadIdx.x == 0) room.n_kept = 0;
+            if (threadIdx.x == 0) smem.n_survivors = 0;
             return true;
         }
-        is_kept = true;
-        team.size = 1;
-        return team.rank == 0;
+        is_compacted = true;
+        cluster.size = 1;
+        return cluster.rank == 0;
     }
 
     // The weight at which the measures of the heaviest reach the place that `target` makes of their
-    // total. `at` is its bits, `inside` what all tokens of that weight have. False as for `keep`.
+    // total. `at` is its bits, `inside` what all tokens of that weight have. False as for `compact`.
     template <class Measure, class Target>
-    DEVICE bool descend(uint32_t least, Measure measure, Target target, Spot& found) {
+    DEVICE bool radix_select(uint32_t least, Measure measure, Target target, Found& found) {
         uint32_t prefix = 0;
         for (int level = 0, below = 17; level < LEVELS; level++, below = level == 1 ? 6 : 0) {
             int bins = level == 0 ? BUCKETS : level == 1 ? 1 << 11 : 1 << 6, above = level == 1 ? 17 : 6;
-            for (int i = threadIdx.x; i < bins; i += SAMPLE_THREADS) room.masses[i] = {0, 0};
+            for (int i = threadIdx.x; i < bins; i += SAMPLE_THREADS) smem.masses[i] = {0, 0};
             __syncthreads();
             each([&](uint32_t, uint32_t weight) {
                 uint32_t key = weight - LEAST;
                 if (weight < least || (level > 0 && key >> above != prefix)) return;
-                add(room.masses + ((key >> below) - (level > 0 ? prefix << (above - below) : 0)), measure(weight));
+                add(smem.masses + ((key >> below) - (level > 0 ? prefix << (above - below) : 0)), measure(weight));
             });
-            team.sync();
+            cluster.sync();
             // Each block adds up a run of bins, the heaviest first.
-            int run = (bins + team.size - 1) / team.size, begin = min(team.rank * run, bins);
+            int run = (bins + cluster.size - 1) / cluster.size, begin = min(cluster.rank * run, bins);
             int count = min(run, bins - begin), top = bins - 1 - begin;
-            for (int i = threadIdx.x; team.size > 1 && i < count; i += SAMPLE_THREADS) {
+            for (int i = threadIdx.x; cluster.size > 1 && i < count; i += SAMPLE_THREADS) {
                 uint64_t sum = 0;
-                for (int q = 0; q < team.size; q++) sum += value(*team.of(room.masses + top - i, q));
-                room.masses[top - i] = make_uint2(uint32_t(sum), uint32_t(sum >> 32));
+                for (int q = 0; q < cluster.size; q++) sum += value(*cluster.of(smem.masses + top - i, q));
+                smem.masses[top - i] = make_uint2(uint32_t(sum), uint32_t(sum >> 32));
             }
             __syncthreads();
             uint64_t rest = found.rest;
-            found = locate(begin, count, [&](int i) { return value(room.masses[top - i]); },
+            found = locate(begin, count, [&](int i) { return value(smem.masses[top - i]); },
                            [&](uint64_t total) { return level == 0 ? target(total) : rest; });
             uint32_t bin = bins - 1 - found.at;
             prefix = level == 0 ? bin : (prefix << (above - below)) + bin;
-            if (level == 0 && !is_kept && !keep(max(least, LEAST + (prefix << below)))) return false;
+            if (level == 0 && !is_compacted && !compact(max(least, LEAST + (prefix << below)))) return false;
         }
         found.at = LEAST + prefix;
         return true;
     }
 
     // The token in whose measure the place lies that `target` makes of the total.
-    template <class Measure, class Target> DEVICE uint32_t walk(Measure measure, Target target) {
-        int lane = threadIdx.x & 31, begin = is_kept ? 0 : first, count = is_kept ? n_strips : last - first;
-        if (is_kept) {
+    template <class Measure, class Target> DEVICE uint32_t scan_search(Measure measure, Target target) {
+        int lane = threadIdx.x & 31, begin = is_compacted ? 0 : first, count = is_compacted ? n_strips : last - first;
+        if (is_compacted) {
             for (int i = threadIdx.x; i < count; i += SAMPLE_THREADS) strips[i] = {0, 0};
             __syncthreads();
             each([&](uint32_t id, uint32_t weight) { add(strips + id / STRIP, measure(id, weight)); });
@@ -362,45 +364,45 @@ struct Sampler {
             }
         }
         __syncthreads();
-        Spot found = locate(begin, count, [&](int i) { return value(strips[i]); }, target);
+        Found found = locate(begin, count, [&](int i) { return value(strips[i]); }, target);
         uint32_t id = found.at * STRIP + threadIdx.x;
         uint64_t mine = 0, all;
         if (threadIdx.x < STRIP && id < a.vocab)
             mine = measure(id, weight_of(__fsub_rn(row[id], largest), p.rate));
         uint64_t before = sum_before(mine, all);
-        if (found.rest - before < mine) room.token = id;
+        if (found.rest - before < mine) smem.token = id;
         __syncthreads();
-        return room.token;
+        return smem.token;
     }
 
     // ---- the draw ----
 
     DEVICE bool draw(uint32_t& token) {
-        // What stays weighs more than `least`, or as much and has an id up to `tied`.
+        // Tokens stay that weigh more than `least`, or as much and have an id up to `tied`.
         uint32_t least = LEAST, tied = ~0u;
-        Spot found = {0, 0, 0};
+        Found found = {0, 0, 0};
         if (p.top_k > 0 && p.top_k < a.vocab) {
             uint64_t k = p.top_k;
             auto one = [](uint32_t) { return uint64_t(1); };
             auto kth = [=](uint64_t total) { return min(k, total) - 1; };
-            if (!descend(least, one, kth, found)) return false;
+            if (!radix_select(least, one, kth, found)) return false;
             least = found.at;
         }
         if (p.top_p != ~0ull) {
             uint64_t top_p = p.top_p;
             auto mass = [](uint32_t weight) { return mass_of(weight); };
             auto needed = [=](uint64_t total) { return max(share_of(total, top_p), uint64_t(1)) - 1; };
-            if (!descend(least, mass, needed, found)) return false;
+            if (!radix_select(least, mass, needed, found)) return false;
             uint32_t bar = least = found.at;
             uint64_t last_tie = found.rest / mass_of(bar), ties = found.inside / mass_of(bar);
             if (last_tie + 1 < ties)
-                tied = walk([=](uint32_t, uint32_t weight) { return uint64_t(weight == bar); },
+                tied = scan_search([=](uint32_t, uint32_t weight) { return uint64_t(weight == bar); },
                             [=](uint64_t) { return last_tie; });
         }
         uint32_t min_p = __float_as_uint(p.min_p), bar = max(least, min_p);
         if (min_p > least) tied = ~0u;
         uint64_t number = p.number;
-        token = walk(
+        token = scan_search(
             [=](uint32_t id, uint32_t weight) {
                 return weight > bar || (weight == bar && id <= tied) ? mass_of(weight) : 0;
             },
@@ -410,28 +412,28 @@ struct Sampler {
 };
 
 extern "C" __global__ void __launch_bounds__(SAMPLE_THREADS, 2) sample(const __grid_constant__ SampleArgs a) {
-    extern __shared__ __align__(16) uint8_t dynamic_room[];
-    __shared__ TeamRoom room;
+    extern __shared__ __align__(16) uint8_t dynamic_smem[];
+    __shared__ SampleShared smem;
     __shared__ SampleRow p;
     if (threadIdx.x == 0) {
         p = a.rows[blockIdx.y];
-        room.n_kept = 0;
+        smem.n_survivors = 0;
     }
-    Team team = Team::all();
-    team.sync();
-    uint32_t token = drawn(a.answers, p.row);
+    Cluster cluster = Cluster::all();
+    cluster.sync();
+    uint32_t token = drawn_token(a.drawn, p.row);
     if (token == NO_TOKEN) return;
-    Kept* kept = reinterpret_cast<Kept*>(dynamic_room);
-    int n_strips = (a.vocab + STRIP - 1) / STRIP, share = (n_strips + team.size - 1) / team.size;
-    int first = min(team.rank * share, n_strips), last = min(first + share, n_strips);
+    Survivor* survivors = reinterpret_cast<Survivor*>(dynamic_smem);
+    int n_strips = (a.vocab + STRIP - 1) / STRIP, share = (n_strips + cluster.size - 1) / cluster.size;
+    int first = min(cluster.rank * share, n_strips), last = min(first + share, n_strips);
     float* row = a.logits + int64_t(p.row) * a.vocab;
-    Sampler sampler = {a, p, room, kept, reinterpret_cast<uint2*>(kept + KEPT), team, row, 0.0f,
+    Sampler sampler = {a, p, smem, survivors, reinterpret_cast<uint2*>(survivors + MAX_SURVIVORS), cluster, row, 0.0f,
                        n_strips, first, last, false};
     if (p.length > 0) token = ~uint32_t(sampler.penalize());
     sampler.largest = row[token];
-    // Everybody has read what the first block is about to write.
-    team.sync();
+    // All blocks have read the values that the first block is about to overwrite.
+    cluster.sync();
     if (p.rate != 0.0f && !sampler.draw(token)) return;
-    if (team.rank != 0 || threadIdx.x != 0) return;
-    keep_drawn(a.answers, p.row, token);
+    if (cluster.rank != 0 || threadIdx.x != 0) return;
+    store_drawn_token(a.drawn, p.row, token);
 }

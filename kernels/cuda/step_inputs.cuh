@@ -1,16 +1,16 @@
-// The inputs of a decode step's products: rows of the stream, of attention or of ff, prepared by
-// every block alike.
+// The inputs of a decode step's products: rows of x, attn or ff, prepared by every block alike.
 //
-// A row is normalized or taken as it is and becomes F16 under one power of two in shared memory, in
-// norm.cuh's order: squares of 128 columns are summed by a warp, units are added in order, the
-// largest value gives the scale. A warp prepares the units that it multiplies, so warps meet once:
-// when all squares and largest values are there.
+// A row is polled until its words have come (exchange.cuh), is normalized or taken as it is, and becomes
+// F16 under one power of two in shared memory, in norm.cuh's order: squares of 128 columns are summed by
+// a warp, units are added in order, the largest value gives the scale. A warp prepares the units that it
+// multiplies. So the consumer warps need one barrier: when all sums of squares and largest values are
+// there.
 #pragma once
 #include "ring.cuh"
 #include "step_attention.cuh"
 
-// What meets in shared memory between the warps of a block, beside sums.
-struct Meeting {
+// Sums and maxima of rows that the warps of a block reduce through shared memory.
+struct RowReduction {
     float squares[STEP_ROWS][MAX_UNITS];
     float largest[STEP_ROWS][STEP_WARPS];  // |value| of a warp's units
     float scales[STEP_ROWS];               // 2^e of each row
@@ -21,24 +21,24 @@ template <int STAGE> constexpr bool NORMALIZED = STAGE == QKV || STAGE == GATE_U
 struct Input {
     const Word* from;
     const float* weight;  // of the norm, or null
-    uint32_t number;
+    uint32_t tag;
     int cols;
 };
 
-// A warp's part of a stage: of every tile of its turn one segment, the units `segment`, `segment` +
-// segments, and so on. Warps of different turns that have the same segment prepare the same units, each
-// for itself: none has to wait for another to know that they are there.
-struct Share {
-    int turn, segment;
+// A warp's work in a stage: one segment of every tile whose index is `tile_in_pass` modulo tiles_per_pass.
+// Segment s is the units s, s + segments, s + 2 segments, and so on. Two warps with the same segment
+// prepare the same units, each for itself, so neither waits for the other.
+struct WarpWork {
+    int tile_in_pass, segment;
     int units;  // of the segment
 
-    DEVICE Share(const Shape& s, int warp) {
+    DEVICE WarpWork(const StageShape& s, int warp) {
         int segments = s.segments.by;
-        turn = s.segments.of(warp);
-        segment = warp - turn * segments;
+        tile_in_pass = s.segments.of(warp);
+        segment = warp - tile_in_pass * segments;
         units = s.segments.of(s.units.by - segment + segments - 1);
     }
-    DEVICE bool works(const Shape& s) const { return turn < s.abreast; }
+    DEVICE bool works(const StageShape& s) const { return tile_in_pass < s.tiles_per_pass; }
 };
 
 // ALONE: there is one row.
@@ -47,32 +47,31 @@ template <bool ALONE> struct Inputs {
 
     const StepArgs& a;
     uint8_t* shared;
-    Meeting& meet;
+    RowReduction& reduction;
     Lane lane;
     int warp;
     Divisor by_rows;
 
-    DEVICE Inputs(const StepArgs& args, uint8_t* room, Meeting& m)
-        : a(args), shared(room), meet(m), warp(threadIdx.x / 32), by_rows(args.rows) {}
+    DEVICE Inputs(const StepArgs& args, uint8_t* smem, RowReduction& m)
+        : a(args), shared(smem), reduction(m), warp(threadIdx.x / 32), by_rows(args.rows) {}
 
     DEVICE int rows() const { return ALONE ? 1 : a.rows; }
     DEVICE uint8_t* all() const { return shared + a.shared.inputs_at; }
-    DEVICE static int stride(const Shape& s) { return s.units.by * 2 * UNIT + 64; }
+    DEVICE static int stride(const StageShape& s) { return s.units.by * 2 * UNIT + 64; }
 
-    // 128 columns of a row, of which a lane has four.
+    // A chunk: 128 columns of a row, of which a lane has four.
     struct Chunk {
         int row, unit, k;  // this lane's first column
     };
-    // The warp's chunks: all rows of a unit behind each other.
-    DEVICE Chunk chunk_at(const Shape& s, const Share& my, int i) const {
+    // Chunk `i` of the warp: all rows of a unit follow each other.
+    DEVICE Chunk chunk_at(const StageShape& s, const WarpWork& my, int i) const {
         int nth = ALONE ? i : by_rows.of(i), unit = my.segment + nth * s.segments.by;
         return {ALONE ? 0 : i - nth * a.rows, unit, unit * UNIT + 4 * lane.id};
     }
 
-    // The norm's weights are read for the first time in this step: each lane asks for those of its
-    // columns long before it needs them.
+    // The norm's weights. A lane starts the copy of those of its columns long before it needs them.
     DEVICE float* norm() const { return reinterpret_cast<float*>(shared + a.shared.norm_at); }
-    DEVICE void fetch_norm(const Shape& s, const Share& my, const Input& in) const {
+    DEVICE void fetch_norm(const StageShape& s, const WarpWork& my, const Input& in) const {
 #pragma unroll 1
         for (int u = my.segment; u < s.units.by; u += s.segments.by) {
             int k = u * UNIT + 4 * lane.id;
@@ -82,38 +81,38 @@ template <bool ALONE> struct Inputs {
         }
     }
 
-    // The share's chunks from `first` on, as many as `y` has room for; those of a norm with its
-    // weights on them. `look` sees the values before that.
-    template <int STAGE, int SIZE, typename Look>
-    DEVICE void hear(Four (&y)[SIZE], const Shape& s, const Share& my, const Input& in, int first,
-                     int count, const Look& look) const {
-        const Word* from = a.exchange.heard(in.from) + 2 * lane.id;
-        bool come[SIZE], waits;
+    // Polls the warp's chunks from `first` on, as many as `y` holds, until they have come; a norm's weights
+    // are multiplied in. `visit` gets the values before that.
+    template <int STAGE, int SIZE, typename Visit>
+    DEVICE void poll_chunks(Four (&y)[SIZE], const StageShape& s, const WarpWork& my, const Input& in, int first,
+                     int count, const Visit& visit) const {
+        const Word* from = a.exchange.replica(in.from) + 2 * lane.id;
+        bool arrived[SIZE], pending;
 #pragma unroll
         for (int i = 0; i < SIZE; i++) {
             Chunk c = chunk_at(s, my, first + i);
-            come[i] = first + i >= count || c.k >= in.cols;
+            arrived[i] = first + i >= count || c.k >= in.cols;
             y[i] = {{0, 0, 0, 0}};
         }
-        // So many are asked for before the first of them has come; more would not fit in registers.
-        constexpr int ASKED = 3;
+        // Loads in flight before the first of them has come; more would not fit in registers.
+        constexpr int IN_FLIGHT = 3;
 #pragma unroll
-        for (int b = 0; b < SIZE; b += ASKED) do {
-            waits = false;
+        for (int b = 0; b < SIZE; b += IN_FLIGHT) do {
+            pending = false;
 #pragma unroll
-            for (int i = b; i < b + ASKED && i < SIZE; i++) {
-                if (come[i]) continue;
+            for (int i = b; i < b + IN_FLIGHT && i < SIZE; i++) {
+                if (arrived[i]) continue;
                 Chunk c = chunk_at(s, my, first + i);
-                come[i] = hear_four(y[i], from + c.row * row_words(in.cols) + c.unit * UNIT, in.number);
-                waits |= !come[i];
+                arrived[i] = poll_four(y[i], from + c.row * row_words(in.cols) + c.unit * UNIT, in.tag);
+                pending |= !arrived[i];
             }
-        } while (__any_sync(~0u, waits));
+        } while (__any_sync(~0u, pending));
 #pragma unroll
         for (int i = 0; i < SIZE; i++) {
             if (first + i >= count) continue;
             if (NORMALIZED<STAGE> && i == 0)
                 asm volatile("cp.async.wait_all;" ::: "memory");
-            look(y[i], chunk_at(s, my, first + i));
+            visit(y[i], chunk_at(s, my, first + i));
             if (!NORMALIZED<STAGE>) continue;
             Four weight = four(norm(), chunk_at(s, my, first + i).k, in.cols);
 #pragma unroll
@@ -121,14 +120,14 @@ template <bool ALONE> struct Inputs {
         }
     }
 
-    // Hears chunks, and finds what the row's scale is made of.
+    // Polls chunks, sums their squares and finds their largest values.
     template <int STAGE, int SIZE>
-    DEVICE void measure(Four (&y)[SIZE], float (&most)[ROWS], const Shape& s, const Share& my,
+    DEVICE void poll_and_reduce(Four (&y)[SIZE], float (&row_max)[ROWS], const StageShape& s, const WarpWork& my,
                         const Input& in, int first, int count) const {
-        hear<STAGE>(y, s, my, in, first, count, [&](const Four& f, const Chunk& c) {
+        poll_chunks<STAGE>(y, s, my, in, first, count, [&](const Four& f, const Chunk& c) {
             if (!NORMALIZED<STAGE>) return;
             float sum = warp_sum(sum_of_squares(f));
-            if (lane.id == 0 && my.turn == 0) meet.squares[c.row][c.unit] = sum;
+            if (lane.id == 0 && my.tile_in_pass == 0) reduction.squares[c.row][c.unit] = sum;
         });
 #pragma unroll
         for (int i = 0; i < SIZE; i++) {
@@ -136,13 +135,13 @@ template <bool ALONE> struct Inputs {
             int row = chunk_at(s, my, first + i).row;
 #pragma unroll
             for (int r = 0; r < ROWS; r++)
-                if (ALONE || r == row) most[r] = fmaxf(most[r], l);
+                if (ALONE || r == row) row_max[r] = fmaxf(row_max[r], l);
         }
     }
 
     template <int STAGE, int SIZE>
     DEVICE void write(const Four (&y)[SIZE], const float (&inverse)[ROWS], const float (&down)[ROWS],
-                      const Shape& s, const Share& my, int first, int count) const {
+                      const StageShape& s, const WarpWork& my, int first, int count) const {
 #pragma unroll
         for (int i = 0; i < SIZE; i++) {
             if (first + i >= count) continue;
@@ -160,9 +159,9 @@ template <bool ALONE> struct Inputs {
         }
     }
 
-    DEVICE float inverse_of(const Shape& s, int row) const {
+    DEVICE float inverse_of(const StageShape& s, int row) const {
         const int units = s.units.by;
-        const float* squares = meet.squares[row];
+        const float* squares = reduction.squares[row];
         float sum = 0.0f;
 #pragma unroll 1
         for (int first = 0; first < units; first += 8)
@@ -171,27 +170,28 @@ template <bool ALONE> struct Inputs {
         return inverse_norm(sum, a.n_embd, a.eps);
     }
 
-    // A warp's first SIZE chunks stay in its registers; others are heard again, few at a time.
-    template <int STAGE, int SIZE> DEVICE void take(const Shape& s, const Share& my, const Input& in) {
+    // Makes the input of a stage. A warp's first SIZE chunks stay in its registers; others are polled again,
+    // MORE at a time.
+    template <int STAGE, int SIZE> DEVICE void prepare(const StageShape& s, const WarpWork& my, const Input& in) {
         constexpr int MORE = 2;
         const int count = my.works(s) ? rows() * my.units : 0;
         if (NORMALIZED<STAGE> && count > 0) fetch_norm(s, my, in);
         Four y[SIZE], more[MORE];
-        float most[ROWS] = {}, inverse[ROWS], down[ROWS];
-        measure<STAGE>(y, most, s, my, in, 0, count);
+        float row_max[ROWS] = {}, inverse[ROWS], down[ROWS];
+        poll_and_reduce<STAGE>(y, row_max, s, my, in, 0, count);
 #pragma unroll 1
-        for (int first = SIZE; first < count; first += MORE) measure<STAGE>(more, most, s, my, in, first, count);
+        for (int first = SIZE; first < count; first += MORE) poll_and_reduce<STAGE>(more, row_max, s, my, in, first, count);
 #pragma unroll
         for (int r = 0; r < ROWS; r++) {
-            uint32_t max = __reduce_max_sync(~0u, __float_as_uint(most[r]));
-            if (lane.id == 0) meet.largest[r][warp] = __uint_as_float(max);
+            uint32_t max = __reduce_max_sync(~0u, __float_as_uint(row_max[r]));
+            if (lane.id == 0) reduction.largest[r][warp] = __uint_as_float(max);
         }
-        sync_computing();
+        sync_consumers();
         if (count == 0) return;
 #pragma unroll
         for (int r = 0; r < ROWS; r++) {
             if (r >= rows()) continue;
-            float max = lane.id < s.segments.by ? meet.largest[r][lane.id] : 0.0f;
+            float max = lane.id < s.segments.by ? reduction.largest[r][lane.id] : 0.0f;
             max = __uint_as_float(__reduce_max_sync(~0u, __float_as_uint(max)));
             if (NORMALIZED<STAGE>) {
                 inverse[r] = inverse_of(s, r);
@@ -199,12 +199,12 @@ template <bool ALONE> struct Inputs {
             }
             int e = row_exponent(max);
             down[r] = power_of_two(-e);
-            if (warp == 0) meet.scales[r] = power_of_two(e);
+            if (warp == 0) reduction.scales[r] = power_of_two(e);
         }
         write<STAGE>(y, inverse, down, s, my, 0, count);
 #pragma unroll 1
         for (int first = SIZE; first < count; first += MORE) {
-            hear<STAGE>(more, s, my, in, first, count, [](const Four&, const Chunk&) {});
+            poll_chunks<STAGE>(more, s, my, in, first, count, [](const Four&, const Chunk&) {});
             write<STAGE>(more, inverse, down, s, my, first, count);
         }
         __syncwarp();

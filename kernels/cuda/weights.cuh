@@ -1,4 +1,4 @@
-// How weights lie in device memory, and how a lane turns them into fragments.
+// Weights as they lie in device memory, and as a lane turns them into fragments.
 //
 // Packed: tile (8 rows) -> unit (128 of k) -> planes. Rows past the end and columns past k are
 // zero. In a chunk of 32 columns, lane (g, t) owns row g, columns 8t .. 8t+7: 16 bytes of F16,
@@ -34,7 +34,7 @@ __host__ __device__ constexpr int unit_bytes(int type) {
          : type == Q6_K ? 848 : 2048;
 }
 
-// Streamed: read once from device memory. Otherwise from shared memory.
+// Loads: with STREAM from device memory, read once; otherwise from shared memory.
 template <bool STREAM> DEVICE uint4 load16(const uint8_t* p) {
     if (STREAM) {
         uint4 v;
@@ -125,7 +125,7 @@ template <> struct Weights<Q8_0> {
     }
 };
 
-// Four bits, and with FIVE a fifth; with MIN d code + m, else d (code - half of the range).
+// Codes of four bits, and with FIVE a fifth; with MIN d code + m, else d (code - half of the range).
 template <bool FIVE, bool MIN> struct Legacy {
     static constexpr int GROUP = 4, PLANES = 1;
     static constexpr int D = FIVE ? 640 : 512;

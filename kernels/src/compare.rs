@@ -1,11 +1,11 @@
-//! How far two rows are apart. A value that is not finite never passes.
+//! The distance between two rows. A value that is not finite never passes.
 
-/// What [`compare`] saw.
+/// Result of [`compare`].
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Difference {
     /// Largest `|actual - expected|` over the finite values.
     pub max_abs: f32,
-    /// Where `max_abs` is; 0 for empty rows.
+    /// Index of `max_abs`; 0 for empty rows.
     pub at: usize,
     /// Largest `|expected|`: the scale that `max_abs` is to be judged by.
     pub scale: f32,

@@ -11,28 +11,28 @@
 //! * [`quantize`]: activations as blocks of 32 signed bytes, the other side of integer dots.
 //! * [`matmul`]: one group of eight weight rows against any number of tokens.
 //! * [`attention`]: fixed spans of positions over an F16 cache, merged in order.
-//! * [`rmsnorm`], [`rope`], [`silu_mul`], [`convert`]: the rest of a layer.
+//! * [`rmsnorm`], [`rope`], [`mod@glu`], [`convert`]: the rest of a layer.
 //!
 //! Each operation has a portable body, and an AVX2 body where that pays. The two may differ in
 //! rounding; each of them keeps the law.
 
 pub mod attention;
 pub mod convert;
+pub mod glu;
 pub mod isa;
 pub mod matmul;
 pub mod packed;
 pub mod quantize;
 pub mod rmsnorm;
 pub mod rope;
-pub mod silu_mul;
 
 pub use attention::{
-    KvTile, Partial, QueryRow, SPAN_TOKENS, TILE_TOKENS, attend_span, finish, merge,
+    KvTile, Partial, QueryRow, SPAN_TOKENS, TILE_TOKENS, attention_span, finish, merge,
 };
+pub use glu::glu;
 pub use isa::Isa;
 pub use matmul::{Activations, matmul_group};
 pub use packed::{PackedMatrix, PackedShape, ROWS};
 pub use quantize::{BlockMeta, Q_BLOCK, quantize_row};
 pub use rmsnorm::rmsnorm;
 pub use rope::{RopeRow, apply_rope};
-pub use silu_mul::silu_mul;

@@ -7,8 +7,8 @@
 pub mod attention;
 pub mod checksum;
 pub mod dequantize;
+pub mod glu;
 pub mod matmul;
 pub mod rmsnorm;
 pub mod rope;
-pub mod silu_mul;
 pub mod softmax;

@@ -4,7 +4,7 @@ use half::f16;
 use worker_orcd_kernels::compare;
 use worker_orcd_kernels::cpu::attention::MAX_ROWS;
 use worker_orcd_kernels::cpu::{
-    Isa, KvTile, QueryRow, SPAN_TOKENS, TILE_TOKENS, attend_span, finish, merge,
+    Isa, KvTile, QueryRow, SPAN_TOKENS, TILE_TOKENS, attention_span, finish, merge,
 };
 use worker_orcd_kernels::reference::attention::{AttentionShape, attention};
 use worker_orcd_kernels::synthetic::Noise;
@@ -69,7 +69,7 @@ impl Cache {
                 continue;
             }
             let mut out = vec![f32::NAN; rows.len() * self.head_dim];
-            let partials = attend_span(isa, &rows, tiles, &mut out);
+            let partials = attention_span(isa, &rows, tiles, &mut out);
             for (n, i) in seeing.iter().enumerate() {
                 let acc = &out[n * self.head_dim..][..self.head_dim];
                 match &mut results[*i] {

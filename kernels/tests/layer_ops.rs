@@ -1,10 +1,10 @@
 //! The smaller operations of a layer against their references, sweeping the edges.
 
-use worker_orcd_kernels::compare;
 use worker_orcd_kernels::cpu::{self, Isa, ROWS, RopeRow};
 use worker_orcd_kernels::reference;
 use worker_orcd_kernels::reference::rope::{Rope, RopePairs};
 use worker_orcd_kernels::synthetic::Noise;
+use worker_orcd_kernels::{Activation, compare};
 
 #[test]
 fn rmsnorm_agrees_at_every_width() {
@@ -20,15 +20,17 @@ fn rmsnorm_agrees_at_every_width() {
     }
 }
 
+const SILU: Activation = Activation::Silu;
+
 #[test]
-fn silu_mul_agrees_from_one_end_of_the_range_to_the_other() {
+fn glu_agrees_from_one_end_of_the_range_to_the_other() {
     for isa in Isa::all() {
         let gates: Vec<f32> = (-1000..1000).map(|i| i as f32 * 0.13).collect();
         for eight in gates.chunks_exact(ROWS) {
             let up = [[1.7; ROWS]];
-            let expected = reference::silu_mul::silu_mul(eight, &up[0]);
+            let expected = reference::glu::glu(SILU, eight, &up[0]);
             let mut gate: [[f32; ROWS]; 1] = [eight.try_into().expect("eight")];
-            cpu::silu_mul(isa, &mut gate, &up);
+            cpu::glu(SILU, isa, &mut gate, &up);
             for (want, got) in expected.iter().zip(gate[0]) {
                 let apart = (want - got).abs();
                 // Past exp's range the result is a tiny number instead of zero.
@@ -36,7 +38,7 @@ fn silu_mul_agrees_from_one_end_of_the_range_to_the_other() {
             }
         }
         let mut gate = [[f32::NAN; ROWS]];
-        cpu::silu_mul(isa, &mut gate, &[[1.0; ROWS]]);
+        cpu::glu(SILU, isa, &mut gate, &[[1.0; ROWS]]);
         assert!(gate[0].iter().all(|v| v.is_nan()), "a NaN stays one");
     }
 }

@@ -2,10 +2,13 @@
 
 use worker_orcd_gpu::model::{Architecture, ModelConfig};
 use worker_orcd_ipc::Sampling;
-use worker_orcd_kernels::TensorType;
 use worker_orcd_kernels::reference::rope::{Rope, RopePairs};
+use worker_orcd_kernels::{Activation, TensorType};
 
-/// Qwen2.5-0.5B, Qwen2.5-7B, SmolLM2-135M.
+/// An error of any kind, for the mains of the examples.
+pub type BoxError = Box<dyn std::error::Error>;
+
+/// The shapes of Qwen2.5-0.5B, Qwen2.5-7B, SmolLM2-135M.
 pub fn config(shape: &str) -> Result<ModelConfig, String> {
     let (n_layers, n_embd, n_ff, n_heads, n_kv_heads, head_dim, vocab_size) = match shape {
         "0.5b" => (24, 896, 4864, 14, 2, 64, 151_936),
@@ -32,6 +35,7 @@ pub fn config(shape: &str) -> Result<ModelConfig, String> {
             factors: None,
             attn_factor: 1.0,
         },
+        activation: Activation::Silu,
         sliding_window: None,
     })
 }

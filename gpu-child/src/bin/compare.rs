@@ -14,10 +14,10 @@ use worker_orcd_gpu::trace::compare::{Trace, compare, read_trace};
 struct Arguments {
     a: PathBuf,
     b: PathBuf,
-    /// Only this request's lines of the first file.
+    /// Request whose lines of the first file are read.
     #[arg(long)]
     request_a: Option<u64>,
-    /// Only this request's lines of the second file.
+    /// Request whose lines of the second file are read.
     #[arg(long)]
     request_b: Option<u64>,
     /// The largest difference that is still fine.

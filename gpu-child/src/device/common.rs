@@ -1,11 +1,11 @@
-//! What every device knows in the same way.
+//! Knowledge that every device has in the same way.
 
 pub mod batch;
 pub mod budget;
 pub mod kv;
 pub mod placement;
 
-/// What every device is told when a model is loaded.
+/// Options of every device, given when a model is loaded.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LoadOptions {
     /// `None` takes what the device thinks best ([`budget`]).

@@ -40,7 +40,7 @@ use weights::CpuWeights;
 use worker_orcd_ipc::{DeviceFacts, Drawn, Fault, MemoryReport};
 use worker_orcd_kernels::cpu::Isa;
 
-/// How much of the machine may be used.
+/// Parts of the machine that may be used.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CpuOptions {
     /// Threads that compute, the caller's included; `None` means all cores.
@@ -73,8 +73,8 @@ impl CpuExecutor {
         load::load(config, weights, options, Isa::detect(), progress)
     }
 
-    /// As [`load`](Self::load), without the instruction sets that this machine may have: what a
-    /// machine without them computes.
+    /// Loads as [`load`](Self::load) does, without the instruction sets that this machine may have:
+    /// what a machine without them computes.
     ///
     /// # Errors
     /// As for [`load`](Self::load).
@@ -87,7 +87,7 @@ impl CpuExecutor {
         load::load(config, weights, options, Isa::portable(), progress)
     }
 
-    /// Of all weights as they lie in memory; the same for the same file and program.
+    /// Checksum of all weights as they lie in memory; the same for the same file and program.
     #[must_use]
     pub fn weights_checksum(&self) -> u128 {
         self.weights.checksum

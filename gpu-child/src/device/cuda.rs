@@ -6,31 +6,30 @@
 //!          scratch (activations)                           └── matmul, ops: launches
 //! ```
 //!
-//! * [`driver`] is one context and one stream; [`memory`] owns every byte of device memory and
+//! * [`context`] is one context and one stream; [`memory`] owns every byte of device memory and
 //!   knows what it is for; [`kernels`] finds and launches what `kernels/cuda` was compiled to.
 //! * [`load`] opens the device, decides what fits, copies the file's tensors and has the device pack
 //!   them; [`residency`] looks from then on whether they are still there, and still the same.
 //! * [`plan`] lays a batch out; [`forward`] is the pass; [`matmul`] chooses among kernels that
-//!   give the same bits, and [`wide`] how Hopper's are shared out; [`decode_step`] is the whole
-//!   pass in one launch, for small batches, and [`graph`] a recording of its launches, for larger
-//!   ones; [`sample`] draws the tokens, and [`flight`] keeps two steps on their way. [`board`] is where
-//!   kernels leave word how far they are.
+//!   give the same bits, and [`wide`] the tiling of Hopper's; [`sample`] draws the tokens.
+//! * [`decode_step`] is the whole pass in one launch, for small batches ([`tags`] of its exchanges,
+//!   [`shared_plan`] of its blocks' memory); [`graph`] records the launches of larger ones.
+//! * [`step_queue`] keeps two steps in flight; [`board`] is where kernels post how far they are.
 //!
 //! The law of [`device`](super) holds here because every output has one owner and one order of
 //! additions, given by its own indices and the weight's shape (`kernels/cuda/common.cuh`).
 //!
 //! Deliberately absent: managed memory, any way to compute on the host instead, and cudarc's safe
 //! layer, whose destructors panic or run after a sticky error. Nothing is released at the end: the
-//! process ends, and the driver takes everything back.
+//! process ends, and NVIDIA's driver takes everything back.
 
 mod architectures;
 mod arguments;
 mod board;
+mod context;
 mod decode_step;
-mod driver;
 #[cfg(feature = "fault-injection")]
 mod faults;
-mod flight;
 mod forward;
 mod graph;
 mod head;
@@ -45,16 +44,18 @@ mod plan;
 mod residency;
 mod sample;
 mod scratch;
+mod shared_plan;
+mod step_queue;
+mod tags;
 mod weights;
 mod wide;
 
 use crate::device::{Ahead, Batch, Executor, KvGeometry, LoadOptions, NoTap, Tap, Witness};
 use crate::model::{FileWeights, ModelConfig};
 use board::Board;
+use context::Context;
+pub use context::outlook;
 use decode_step::DecodeStep;
-use driver::Driver;
-pub use driver::outlook;
-use flight::Flights;
 use graph::Graphs;
 use kv::KvCache;
 use matmul::Matmul;
@@ -63,13 +64,14 @@ use ops::Ops;
 use residency::Residency;
 use sample::Draws;
 use scratch::Scratch;
+use step_queue::StepQueue;
 use weights::Weights;
 use worker_orcd_ipc::{DeviceFacts, Drawn, Fault, MemoryBound, MemoryReport};
 
-/// How much of the device may be used.
+/// Parts of the device that may be used.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CudaOptions {
-    /// Which device, as the driver counts them.
+    /// The device's number, as NVIDIA's driver counts them.
     pub ordinal: u32,
     /// The KV cache, where its size is not ordered, takes what is left of this part of the device's
     /// memory, in thousandths …
@@ -94,9 +96,9 @@ pub struct CudaExecutor {
     misdeeds: Option<faults::Misdeeds>,
     residency: Residency,
     draws: Draws,
-    flights: Flights,
+    steps: StepQueue,
     board: Board,
-    driver: Driver,
+    context: Context,
 }
 
 impl CudaExecutor {
@@ -118,14 +120,15 @@ impl CudaExecutor {
         load::load(config, weights, file, options, progress)
     }
 
-    /// Of all weights as they lie in memory; the same for the same file, program and device.
+    /// Checksum of all weights as they lie in memory; the same for the same file, program and
+    /// device.
     #[must_use]
     pub fn weights_checksum(&self) -> u128 {
         self.residency.checksum()
     }
 
-    /// Does without the kernels that only some architectures have, so that one device can compare
-    /// both sets.
+    /// Gives up the kernels that only some architectures have, so that one device can compare both
+    /// sets.
     pub fn use_portable_kernels(&mut self) {
         self.matmul.use_portable();
         self.decode_step = None;
@@ -135,12 +138,12 @@ impl CudaExecutor {
 
 impl Executor for CudaExecutor {
     fn facts(&self) -> DeviceFacts {
-        self.driver.facts()
+        self.context.facts()
     }
 
     fn memory(&self) -> MemoryReport {
-        let memory = self.driver.memory().ok();
-        let bytes = |purpose| self.driver.ledger().bytes(purpose);
+        let memory = self.context.memory().ok();
+        let bytes = |purpose| self.context.ledger().bytes(purpose);
         MemoryReport {
             total_bytes: memory.map(|(_, total)| total),
             free_bytes: memory.map(|(free, _)| free),
@@ -150,7 +153,7 @@ impl Executor for CudaExecutor {
             kv_used_bytes: 0,
             scratch_bytes: bytes(Purpose::Scratch),
             graphs_bytes: bytes(Purpose::Graphs),
-            // Others may be on the card, so the driver's own share cannot be told from theirs.
+            // Others may be on the card, so NVIDIA's driver's own share cannot be told from theirs.
             context_bytes: None,
             // Else it would have been a fault.
             resident: Some(true),
@@ -167,7 +170,7 @@ impl Executor for CudaExecutor {
     }
 
     fn step(&mut self, batch: &Batch<'_>, tap: &mut dyn Tap) -> Result<Vec<Drawn>, Fault> {
-        forward::depart(self, batch, tap)?;
+        forward::launch(self, batch, tap)?;
         self.finish()
     }
 
@@ -176,23 +179,23 @@ impl Executor for CudaExecutor {
     }
 
     fn witness(&mut self) -> Option<Box<dyn Witness>> {
-        let witness = self.board.witness(&self.driver, self.flights.ends());
+        let witness = self.board.witness(&self.context, self.steps.ends());
         witness.ok().map(|witness| Box::new(witness) as _)
     }
 
     fn inspect(&mut self) -> Result<(), Fault> {
         self.residency
-            .look(&self.driver, &self.weights.arena, self.kv.arena())
+            .check_slice(&self.context, &self.weights.arena, self.kv.arena())
     }
 }
 
 impl Ahead for CudaExecutor {
     fn begin(&mut self, batch: &Batch<'_>) -> Result<(), Fault> {
-        forward::depart(self, batch, &mut NoTap)
+        forward::launch(self, batch, &mut NoTap)
     }
 
     fn finish(&mut self) -> Result<Vec<Drawn>, Fault> {
-        self.driver.enter()?;
-        self.flights.land(&mut self.draws)
+        self.context.enter()?;
+        self.steps.wait(&mut self.draws)
     }
 }

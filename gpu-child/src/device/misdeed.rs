@@ -1,4 +1,4 @@
-//! What a device does wrong on command, in a child that was built for it; `fault_injection` gives
+//! Faults that a device makes on command, in a child that was built for it; `fault_injection` gives
 //! the commands.
 //!
 //! A [`Saboteur`] fails by itself. Where no device does, a NaN is put among the logits after they were
@@ -33,7 +33,7 @@ pub trait Saboteur {
     /// The device's own answer, where it comes at once.
     ///
     /// # Panics
-    /// When nobody prepared it.
+    /// When it was not prepared.
     fn commit(&mut self, misdeed: DeviceMisdeed) -> Result<(), Fault>;
 }
 
@@ -45,7 +45,7 @@ pub(crate) fn order_nan() {
     NAN_ORDERED.store(true, Ordering::Relaxed);
 }
 
-/// Called between computing and checking.
+/// Spoils a logit where that was ordered, between computing and checking.
 pub(super) fn spoil(logits: &mut [f32]) {
     if !logits.is_empty() && NAN_ORDERED.swap(false, Ordering::Relaxed) {
         logits[0] = f32::NAN;

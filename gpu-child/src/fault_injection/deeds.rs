@@ -1,4 +1,4 @@
-//! What happens in the engine's own thread, in the middle of a step.
+//! Faults that happen in the engine's own thread, in the middle of a step.
 
 use super::wire::Misdeed;
 use super::{Kind, saboteur};
@@ -11,13 +11,13 @@ use std::thread;
 use std::time::Duration;
 use worker_orcd_ipc::Fault;
 
-/// Until the step is on its way, and before a step of a small model on a fast device is over.
+/// Delay until the step is in flight, and before a step of a small model on a fast device is over.
 const KILL_AFTER: Duration = Duration::from_micros(100);
 
-/// What is left to do for a deed that its process survived.
+/// The rest of a fault that its process survived.
 pub(super) enum Outcome {
     Done,
-    /// Whoever writes next will do it.
+    /// The next write does it.
     OnTheWire(Misdeed),
 }
 

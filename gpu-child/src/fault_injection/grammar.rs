@@ -48,7 +48,7 @@ pub enum GrammarError {
     IdleSeed(String),
 }
 
-/// One or more kinds, and the conditions that must all hold.
+/// A rule: one or more kinds, and the conditions that must all hold.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Rule {
     /// Never empty.
@@ -138,13 +138,13 @@ impl Rule {
         Ok(())
     }
 
-    /// Whether this rule can ever do that.
+    /// A rule that may ever do that.
     #[must_use]
     pub fn may(&self, kind: Kind) -> bool {
         self.kinds.contains(&kind)
     }
 
-    /// What this rule, the `index`th, does in this step.
+    /// The fault that this rule, the `index`th, makes in this step.
     #[must_use]
     pub fn strike(&self, index: u32, generation: Generation, batch: &Batch<'_>) -> Option<Kind> {
         let any = |meets: &dyn Fn(&SequenceWork<'_>) -> bool| batch.sequences.iter().any(meets);
@@ -203,7 +203,7 @@ fn parse_kinds(text: &str) -> Result<Vec<Kind>, GrammarError> {
     Ok(kinds)
 }
 
-/// At least `least`; NaN is not.
+/// A number of at least `least`; NaN is not.
 fn number<T: FromStr + PartialOrd>(text: &str, least: T) -> Option<T> {
     text.parse().ok().filter(|number| *number >= least)
 }

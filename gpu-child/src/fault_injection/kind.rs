@@ -2,7 +2,7 @@
 
 use crate::device::misdeed::DeviceMisdeed;
 
-/// What goes wrong.
+/// A kind of fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Kind {
     /// A Rust panic: last words, then exit code 72.
@@ -41,7 +41,7 @@ pub enum Kind {
     Trap,
     /// A kernel never ends; heartbeats go on.
     EndlessKernel,
-    /// More device memory than the device has was asked for, of its driver.
+    /// More device memory than the device has was asked for, of NVIDIA's driver.
     DeviceOutOfMemory,
     /// All that is left of the device's memory is taken, and work goes on. No step needs any, so
     /// this one is no death.
@@ -103,7 +103,7 @@ impl Kind {
         Self::ALL.into_iter().find(|kind| kind.name() == name)
     }
 
-    /// What the device has to do, where it must be the device.
+    /// The fault that the device itself has to make, where it must be the device.
     #[must_use]
     pub fn of_device(self) -> Option<DeviceMisdeed> {
         match self {

@@ -30,7 +30,7 @@ pub(super) enum Misdeed {
     WrongToken,
 }
 
-/// What the next write is to do.
+/// The fault that the next write is to make.
 #[derive(Debug, Default)]
 pub(super) struct Wire(Mutex<Option<Misdeed>>);
 
@@ -61,7 +61,7 @@ impl<W: Write> FaultyWriter<W> {
         }
     }
 
-    /// Until the supervisor has had enough and closes the socket.
+    /// Writes until the supervisor has had enough and closes the socket.
     fn flood(&mut self) -> io::Result<()> {
         let heartbeat = Event::Heartbeat(Heartbeat {
             steps: 0,

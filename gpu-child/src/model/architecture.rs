@@ -2,6 +2,7 @@
 //!
 //! The only place that tells one from the other: what is behind it sees configuration and tensors.
 
+use worker_orcd_kernels::Activation;
 use worker_orcd_kernels::reference::rope::RopePairs;
 
 /// `general.architecture`.
@@ -13,7 +14,7 @@ pub enum Architecture {
     Phi3,
 }
 
-/// What a file of an architecture has that others have not.
+/// Properties of an architecture's files that others have not.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Conventions {
     pub(super) rope_pairs: RopePairs,
@@ -26,9 +27,11 @@ pub(super) struct Conventions {
     pub(super) has_head_norms: bool,
     /// Gate and up are one tensor, and Q, K and V may be.
     pub(super) is_fused: bool,
+    /// The activation of the feed-forward part.
+    pub(super) activation: Activation,
 }
 
-/// Which tensor holds the factors of RoPE's pairs, where there is one.
+/// The tensor that holds the factors of RoPE's pairs, where there is one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum RopeFactors {
     /// `rope_freqs`, but for scaling of type `longrope`.
@@ -40,7 +43,7 @@ pub(super) enum RopeFactors {
 impl Architecture {
     pub(super) const ALL: [Self; 4] = [Self::Llama, Self::Qwen2, Self::Qwen3, Self::Phi3];
 
-    /// As in `general.architecture` and in front of every key.
+    /// The name in `general.architecture` and in front of every key.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -59,6 +62,7 @@ impl Architecture {
             has_qkv_bias: false,
             has_head_norms: false,
             is_fused: false,
+            activation: Activation::Silu,
         };
         match self {
             Self::Llama => Conventions {

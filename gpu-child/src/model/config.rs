@@ -7,6 +7,7 @@ use super::architecture::Architecture;
 use super::error::ModelError;
 use super::gguf::{GgufError, Header, Value};
 use super::rope;
+use worker_orcd_kernels::Activation;
 use worker_orcd_kernels::reference::rope::Rope;
 
 #[derive(Debug, Clone, PartialEq)]
@@ -22,6 +23,8 @@ pub struct ModelConfig {
     pub context_length: usize,
     pub norm_eps: f32,
     pub rope: Rope,
+    /// The activation of the feed-forward part.
+    pub activation: Activation,
     /// A query sees at most this many positions, itself included; `None` sees all. Always `None`
     /// for now: llama.cpp disables the window of phi3 (its pull request 13676), because files in
     /// the wild carry wrong values, and this follows it.
@@ -70,6 +73,7 @@ impl ModelConfig {
             context_length,
             norm_eps: keys.norm_eps()?,
             rope: rope::read(&keys, head_dim, context_length, max_sequence_tokens)?,
+            activation: keys.architecture.conventions().activation,
             sliding_window: None,
         })
     }

@@ -108,7 +108,7 @@ fn check_type(found: FileType) -> io::Result<()> {
     Err(io::Error::other(format!("{what}, not a regular file")))
 }
 
-/// One tensor in the mapped file. `rows * row_bytes == data.len()`.
+/// A tensor in the mapped file. `rows * row_bytes == data.len()`.
 #[derive(Debug, Clone, Copy)]
 pub struct TensorView<'a> {
     pub name: &'a str,

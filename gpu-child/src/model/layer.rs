@@ -35,7 +35,7 @@ pub struct ModelWeights<M, V> {
     pub output: Linear<M, V>,
 }
 
-/// What becomes of each tensor when the list is mapped.
+/// The new form of each tensor when the list is mapped.
 pub trait Mapping<M, V> {
     type Matrix;
     type Vector;

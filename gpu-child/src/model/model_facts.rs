@@ -1,4 +1,4 @@
-//! What is told of a model: its name, its shape, and the types that were really loaded.
+//! Facts of a model: its name, its shape, and the types that were really loaded.
 
 use super::config::ModelConfig;
 use super::error::ModelError;

@@ -10,7 +10,7 @@ use worker_orcd_ipc::{Sampling, SamplingAdvice};
 
 const PREFIX: &str = "general.sampling.";
 
-/// Of each list of names. They go into one line of the log, and llama.cpp knows twelve.
+/// Longest list of names. They go into one line of the log, and llama.cpp knows twelve.
 const MAX_NAMES: usize = 32;
 const MAX_NAME_CHARS: usize = 64;
 

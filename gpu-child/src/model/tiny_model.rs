@@ -11,7 +11,7 @@ pub const N_HEADS: u64 = 4;
 pub const N_KV_HEADS: u64 = 2;
 pub const HEAD_DIM: u64 = 16;
 pub const CONTEXT_LENGTH: u32 = 256;
-/// One token a byte, and the special ones behind them.
+/// Tokens: one a byte, and the special ones behind them.
 pub const VOCAB: u64 = 256 + SPECIALS.len() as u64;
 pub const EOS: u32 = 257;
 
@@ -100,7 +100,7 @@ fn byte_token(byte: u8) -> String {
 struct Random(u64);
 
 impl Random {
-    /// In `-scale .. scale`.
+    /// A number in `-scale .. scale`.
     fn next(&mut self, scale: f32) -> f32 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;

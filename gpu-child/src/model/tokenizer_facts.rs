@@ -67,8 +67,8 @@ const ADD_BOS: [&str; 8] = [
 /// Templates of well-known models have some kilobytes.
 const MAX_TEMPLATE_BYTES: usize = 1 << 20;
 
-/// What all tokens and merges may take on the wire: with the largest template it still fits a
-/// frame. Vocabularies of well-known models take a fifth of it.
+/// Bytes that all tokens and merges may take on the wire: with the largest template it still fits a
+/// frame.
 const MAX_VOCABULARY_BYTES: usize = 30 << 20;
 const _: () = assert!(MAX_VOCABULARY_BYTES + MAX_TEMPLATE_BYTES < MAX_FRAME_BYTES);
 
@@ -239,7 +239,8 @@ fn check_length(key: &str, found: usize, n_tokens: usize) -> Result<(), ModelErr
     ))
 }
 
-/// Beside its text, a token has a length, a kind, a score, and perhaps a place in the list of ends.
+/// Checks the size on the wire. Beside its text, a token has a length, a kind, a score, and perhaps
+/// a place in the list of ends.
 fn check_size(tokens: &[&str], merges: &[&str]) -> Result<(), ModelError> {
     const BESIDE_TEXT: usize = 16;
     let texts = tokens.iter().chain(merges);

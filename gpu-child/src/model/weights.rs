@@ -56,7 +56,7 @@ impl<'a> FileWeights<'a> {
     }
 }
 
-/// One layer's tensors by name.
+/// Reader of a layer's tensors, by name.
 struct LayerReader<'t, 'h, 'a> {
     tensors: &'t mut Tensors<'h, 'a>,
     config: &'t ModelConfig,
@@ -171,7 +171,7 @@ impl<'a> LayerReader<'_, '_, 'a> {
     }
 }
 
-/// Some of the outputs of a fused linear layer, whose shape was checked to hold them.
+/// A range of the outputs of a fused linear layer, whose shape was checked to hold them.
 fn slice(fused: FileLinear<'_>, start: usize, len: usize) -> FileLinear<'_> {
     Linear {
         weight: fused

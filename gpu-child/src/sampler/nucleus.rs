@@ -1,7 +1,7 @@
 //! Top-p without sorting the vocabulary: masses of buckets first, then the one bucket in which p is
 //! reached, token by token.
 
-use super::Candidate;
+use super::WeightedToken;
 use super::weight::{LEAST, mass, share};
 
 /// Bits of a weight that are finer than a bucket: 64 buckets for each power of two.
@@ -10,7 +10,7 @@ const BUCKETS: usize = ((1.0_f32.to_bits() - LEAST.to_bits()) >> FINER) as usize
 
 /// The smallest set of heaviest tokens that has `top_p` (in 2⁻⁶⁴) of the mass, at least one. Of
 /// equals, lower ids come first.
-pub(super) fn nucleus(tokens: Vec<Candidate>, top_p: u64) -> Vec<Candidate> {
+pub(super) fn nucleus(tokens: Vec<WeightedToken>, top_p: u64) -> Vec<WeightedToken> {
     let mut masses = vec![0_u64; BUCKETS];
     for token in &tokens {
         masses[bucket(token)] += mass(token.weight);
@@ -42,7 +42,7 @@ pub(super) fn nucleus(tokens: Vec<Candidate>, top_p: u64) -> Vec<Candidate> {
 }
 
 /// The heaviest token's is 0; what has no mass is with the lightest that have some.
-fn bucket(token: &Candidate) -> usize {
+fn bucket(token: &WeightedToken) -> usize {
     let below = 1.0_f32.to_bits() - token.weight.to_bits();
     ((below >> FINER) as usize).min(BUCKETS - 1)
 }

@@ -1,4 +1,4 @@
-//! What a token weighs in the draw: a whole number.
+//! The weight of a token in the draw: a whole number.
 //!
 //! `e^((logit - max) / temperature)` in plain `f32` arithmetic, then as a multiple of 2⁻⁴⁰. Every
 //! sum of whole numbers is exact, so it does not matter in which order, on how many threads or on
@@ -11,7 +11,7 @@ use std::f32::consts::{LN_2, LOG2_E};
 /// The weight of the most probable token, as an [`mass`]. Sixteen million of them can be added.
 pub(super) const ONE: u64 = 1 << 40;
 
-/// What weighs less has no mass, and is never drawn.
+/// Least weight that has mass; a token below it is never drawn.
 pub(crate) const LEAST: f32 = 1.0 / ONE as f32;
 
 /// Powers of two below one logit, at a temperature. No temperature makes it infinite.
@@ -19,8 +19,8 @@ pub(super) fn rate(temperature: f32) -> f32 {
     (LOG2_E / temperature).min(f32::MAX)
 }
 
-/// Of a logit so far from the largest: `distance` is not positive. Relative error under
-/// 2e-7 beside what rounding `distance * rate` makes.
+/// Weight of a logit so far from the largest: `distance` is not positive. Relative error under 2e-7
+/// beside what rounding `distance * rate` makes.
 #[inline]
 pub(super) fn weight(distance: f32, rate: f32) -> f32 {
     // Far below `LEAST`, and far above what the exponent cannot hold.

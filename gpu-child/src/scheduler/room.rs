@@ -1,4 +1,4 @@
-//! Who has a slot and pages: admission, and parking when pages run out.
+//! Slots and pages: admission, and parking when pages run out.
 //!
 //! * A client takes a slot only where one is left for each client that waits and holds fewer.
 //! * A request for which there were no pages lets at most [`PATIENCE`] others pass it. Then
@@ -6,12 +6,12 @@
 //! * Pages are taken back from the client that holds most of them, newest sequence first.
 
 use super::Scheduler;
+use super::fair_queue::Candidate;
 use super::sequence::Sequence;
-use super::turns::Candidate;
 use std::collections::{BTreeMap, BTreeSet};
 use worker_orcd_ipc::{ClientId, FinishReason, Finished};
 
-/// Enough to fill a batch with short requests while a long one waits for its pages.
+/// Requests that may pass one that waits for pages: enough to fill a batch with short ones.
 pub(super) const PATIENCE: u32 = 8;
 
 /// Why a request is not admitted now.
@@ -28,7 +28,7 @@ impl Scheduler {
         (wanted > pages).then(|| self.out_of_memory(sequence))
     }
 
-    /// Of those that wait, leaves those that may be admitted now.
+    /// Removes the waiting requests that may not be admitted now.
     pub(super) fn keep_admissible(&self, candidates: &mut Vec<Candidate>) {
         let is_full = self.running.len() >= self.limits.max_running as usize;
         let head = self.head_of_queue();
@@ -105,7 +105,7 @@ impl Scheduler {
         }
     }
 
-    /// Nobody else is admitted before it.
+    /// The request before which no other is admitted.
     fn head_of_queue(&self) -> Option<u64> {
         let is_out_of_patience =
             |it: &&Sequence| it.passed_by.is_some_and(|passed_by| passed_by >= PATIENCE);
@@ -128,8 +128,8 @@ impl Scheduler {
         free > waiting.into_iter().filter(|it| holds(*it) < own).count()
     }
 
-    /// Beside its own pages, one for each that runs already must be left: who is admitted into
-    /// the last page would only be parked again.
+    /// Pages for the sequence are there. Beside its own, one for each that runs already must be
+    /// left: a sequence admitted into the last page would only be parked again.
     fn has_pages_for(&self, sequence: &Sequence) -> bool {
         let missing = sequence.pages_wanted(&self.cache) - sequence.page_count();
         missing + self.running.len() <= self.cache.available_pages() as usize

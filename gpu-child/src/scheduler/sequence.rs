@@ -1,15 +1,15 @@
-//! One request on its way: its tokens, how many of them are in the KV cache, and when it ends.
+//! A request on its way: its tokens, how many of them are in the KV cache, and when it ends.
 
 use super::Limits;
-use super::turns::Candidate;
+use super::fair_queue::Candidate;
 use crate::device::{PageId, SampleWork, SequenceWork, TO_BE_DRAWN};
-use crate::kv_cache::{ChainId, KvCache};
+use crate::kv_pages::{ChainId, KvPages};
 use worker_orcd_ipc::{ClientId, FinishReason, RequestId, Sampling, Submission, TokenId};
 
 #[derive(Debug)]
 pub(super) struct Sequence {
     pub(super) request: RequestId,
-    /// Its place in the order of submissions: unlike the request's name, never given again.
+    /// Place in the order of submissions: unlike the request's name, never given again.
     pub(super) serial: u64,
     pub(super) client: ClientId,
     /// Prompt, then completion; at the end one [`TO_BE_DRAWN`] for each step that was launched and
@@ -28,7 +28,7 @@ pub(super) struct Sequence {
     /// Names the first `published` pages.
     chain: ChainId,
     published: usize,
-    /// It ran before and was parked: its prompt is already in the statistics.
+    /// A sequence that ran before and was parked: its prompt is already in the statistics.
     pub(super) was_running: bool,
     /// Once it was its turn and there were not enough pages: how many were admitted since.
     pub(super) passed_by: Option<u32>,
@@ -100,7 +100,7 @@ impl Sequence {
     }
 
     /// Something of it can be in the next step.
-    pub(super) fn runs(&self, limits: &Limits, cache: &KvCache) -> bool {
+    pub(super) fn runs(&self, limits: &Limits, cache: &KvPages) -> bool {
         !self.will_be_full(limits) && !self.lacks_pages(cache)
     }
 
@@ -144,13 +144,13 @@ impl Sequence {
         self.holds(self.tokens.len(), limits)
     }
 
-    /// This many tokens are all it may have.
+    /// A sequence that may have no more than this many tokens.
     fn holds(&self, tokens: usize, limits: &Limits) -> bool {
         tokens - self.prompt_len >= self.max_tokens || tokens >= limits.max_sequence_tokens as usize
     }
 
     /// Pages for every token; among them is the one that the next token will be drawn from.
-    pub(super) fn pages_wanted(&self, cache: &KvCache) -> usize {
+    pub(super) fn pages_wanted(&self, cache: &KvPages) -> usize {
         cache.pages_for(self.tokens.len())
     }
 
@@ -158,13 +158,13 @@ impl Sequence {
         self.pages.len()
     }
 
-    pub(super) fn lacks_pages(&self, cache: &KvCache) -> bool {
+    pub(super) fn lacks_pages(&self, cache: &KvPages) -> bool {
         self.pages.len() < self.pages_wanted(cache)
     }
 
     /// Takes over what others have computed. The last token is left to be run in any case: its
     /// logits are what a next token is drawn from. Gives the number of tokens saved.
-    pub(super) fn adopt_prefix(&mut self, cache: &mut KvCache) -> usize {
+    pub(super) fn adopt_prefix(&mut self, cache: &mut KvPages) -> usize {
         let reusable = self.tokens.len() - 1;
         let prefix = cache.find(&self.tokens[..reusable]);
         self.published = prefix.pages.len();
@@ -179,7 +179,7 @@ impl Sequence {
     }
 
     /// Forgets what was computed; the tokens stay.
-    pub(super) fn give_up_pages(&mut self, cache: &mut KvCache) {
+    pub(super) fn give_up_pages(&mut self, cache: &mut KvPages) {
         cache.release(&self.pages);
         self.pages.clear();
         self.computed = 0;
@@ -207,7 +207,7 @@ impl Sequence {
 
     /// A step is on its way that runs `tokens` more. Gives the index of the token that it draws, if
     /// it draws one, among all that were generated.
-    pub(super) fn launch(&mut self, tokens: usize, cache: &KvCache) -> Option<u32> {
+    pub(super) fn launch(&mut self, tokens: usize, cache: &KvPages) -> Option<u32> {
         let page_tokens = cache.geometry().page_tokens as usize;
         debug_assert!(
             self.pages[self.computed / page_tokens..]
@@ -235,7 +235,7 @@ impl Sequence {
 
     /// Offers to others the pages whose tokens are known. What a step under way still writes there
     /// is there before any later step reads.
-    pub(super) fn publish(&mut self, cache: &mut KvCache) {
+    pub(super) fn publish(&mut self, cache: &mut KvPages) {
         let page_tokens = cache.geometry().page_tokens as usize;
         let full = self.computed.min(self.known().len()) / page_tokens;
         while self.published < full {

@@ -1,5 +1,5 @@
-//! With a device that knows nothing but what is in its pages: it writes the tokens it is given
-//! there, reads the whole history back through the page table, and draws the next token from
+//! Tests with a device that knows nothing but what is in its pages: it writes the tokens it is
+//! given there, reads the whole history back through the page table, and draws the next token from
 //! that. A page that is shared wrongly, written twice or freed too early changes the answer.
 
 mod fairness;
@@ -16,7 +16,7 @@ const PAGE_TOKENS: u32 = 4;
 
 struct PagedDevice {
     pages: Vec<[Option<TokenId>; PAGE_TOKENS as usize]>,
-    /// By the step before, for whom.
+    /// Draws of the step before, by request.
     drawn: BTreeMap<RequestId, TokenId>,
 }
 
@@ -107,7 +107,7 @@ impl Bench {
             page_bytes: 100,
         };
         Self {
-            scheduler: Scheduler::new(limits, KvCache::new(geometry, shares_prefixes)),
+            scheduler: Scheduler::new(limits, KvPages::new(geometry, shares_prefixes)),
             device: PagedDevice::new(pages),
             outcomes: BTreeMap::new(),
             step: 0,
@@ -125,7 +125,7 @@ impl Bench {
         self.scheduler.submit(submission).unwrap();
     }
 
-    /// One turn; false when there was nothing to compute.
+    /// A turn; false when there was nothing to compute.
     fn turn(&mut self, prefill_tokens: u32) -> bool {
         let computes = self.scheduler.plan(prefill_tokens);
         if computes {

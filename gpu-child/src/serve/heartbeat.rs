@@ -6,7 +6,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 use worker_orcd_ipc::HEARTBEAT_INTERVAL_MS;
 
-/// Until the conversation is over.
+/// Sends heartbeats until the conversation is over.
 pub(super) fn beat(link: &Link, status: &Status) {
     loop {
         thread::sleep(Duration::from_millis(HEARTBEAT_INTERVAL_MS));

@@ -1,6 +1,6 @@
 //! The way up: events as whole frames, one at a time, from any thread; and the last of them.
 
-use crate::exit::Exit;
+use crate::exit::ExitHook;
 use std::fmt;
 use std::io::{self, Write};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -8,35 +8,39 @@ use std::time::Duration;
 use worker_orcd_ipc::frame::write_frame;
 use worker_orcd_ipc::{Envelope, Event, ExitCode, Fault, Generation, Preamble, encode};
 
-/// How long a panicking thread waits for another to finish its sentence.
+/// Time that a panicking thread waits for another to finish its message.
 const LAST_WORDS_PATIENCE: Duration = Duration::from_millis(200);
 
 pub struct Link {
     generation: Generation,
-    mouth: Mutex<Mouth>,
-    exit: Exit,
+    sink: Mutex<FrameSink>,
+    exit: ExitHook,
 }
 
-struct Mouth {
+struct FrameSink {
     writer: Box<dyn Write + Send>,
     /// The preamble goes out in front of the first frame.
-    has_spoken: bool,
+    has_sent_preamble: bool,
     /// The last words are said.
     is_closed: bool,
 }
 
 impl Link {
     #[must_use]
-    pub fn new(writer: impl Write + Send + 'static, generation: Generation, exit: Exit) -> Self {
+    pub fn new(
+        writer: impl Write + Send + 'static,
+        generation: Generation,
+        exit: ExitHook,
+    ) -> Self {
         let writer = Box::new(writer);
-        let mouth = Mouth {
+        let sink = FrameSink {
             writer,
-            has_spoken: false,
+            has_sent_preamble: false,
             is_closed: false,
         };
         Self {
             generation,
-            mouth: Mutex::new(mouth),
+            sink: Mutex::new(sink),
             exit,
         }
     }
@@ -44,13 +48,13 @@ impl Link {
     /// False when the conversation is over; then there is nothing more to do for the caller. A
     /// supervisor that does not listen any more is a supervisor that is gone.
     pub(super) fn send(&self, event: Event) -> bool {
-        let mut mouth = self.lock();
-        if mouth.is_closed {
+        let mut sink = self.lock();
+        if sink.is_closed {
             return false;
         }
-        if let Err(error) = mouth.say(self.generation, event) {
+        if let Err(error) = sink.write_event(self.generation, event) {
             eprintln!("worker-orcd-gpu: the supervisor cannot be reached: {error}");
-            mouth.is_closed = true;
+            sink.is_closed = true;
             (self.exit)(ExitCode::SupervisorLost);
             return false;
         }
@@ -68,20 +72,21 @@ impl Link {
         self.finish(&mut self.lock(), Event::Goodbye, ExitCode::Clean);
     }
 
-    /// There is nobody left to tell.
+    /// The end when the supervisor is gone.
     pub(super) fn lost(&self) {
         (self.exit)(ExitCode::SupervisorLost);
         self.lock().is_closed = true;
     }
 
-    /// For a panic hook: never waits long, because the panicking thread may hold the lock.
+    /// Last words of a panic hook: never waits long, because the panicking thread may hold the
+    /// lock.
     pub fn try_last_words(&self, fault: Fault) {
         const STEP: Duration = Duration::from_millis(5);
         let code = fault.exit_code();
         let mut waited = Duration::ZERO;
         while waited < LAST_WORDS_PATIENCE {
-            if let Ok(mut mouth) = self.mouth.try_lock() {
-                return self.finish(&mut mouth, Event::Fault(fault), code);
+            if let Ok(mut sink) = self.sink.try_lock() {
+                return self.finish(&mut sink, Event::Fault(fault), code);
             }
             std::thread::sleep(STEP);
             waited += STEP;
@@ -89,28 +94,28 @@ impl Link {
     }
 
     /// Ends while the lock is held, so that nothing is said after the last words.
-    fn finish(&self, mouth: &mut Mouth, event: Event, code: ExitCode) {
-        if std::mem::replace(&mut mouth.is_closed, true) {
+    fn finish(&self, sink: &mut FrameSink, event: Event, code: ExitCode) {
+        if std::mem::replace(&mut sink.is_closed, true) {
             return;
         }
-        // On paper only where nobody listened: a cause that is told twice looks like two.
+        // Written to stderr only where it could not be sent: a cause that is told twice looks like two.
         let words = format!("{event:?}");
-        if let Err(error) = mouth.say(self.generation, event) {
+        if let Err(error) = sink.write_event(self.generation, event) {
             eprintln!("worker-orcd-gpu: the last words were not heard: {error}: {words}");
         }
         (self.exit)(code);
     }
 
-    fn lock(&self) -> MutexGuard<'_, Mouth> {
+    fn lock(&self) -> MutexGuard<'_, FrameSink> {
         // A panic ends the process, so a poisoned lock is only seen by tests.
-        self.mouth.lock().unwrap_or_else(PoisonError::into_inner)
+        self.sink.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Mouth {
-    fn say(&mut self, generation: Generation, event: Event) -> io::Result<()> {
+impl FrameSink {
+    fn write_event(&mut self, generation: Generation, event: Event) -> io::Result<()> {
         let mut bytes = Vec::new();
-        if !std::mem::replace(&mut self.has_spoken, true) {
+        if !std::mem::replace(&mut self.has_sent_preamble, true) {
             bytes.extend_from_slice(&Preamble::OURS.to_bytes());
         }
         let payload = encode(&Envelope { generation, event }).map_err(io::Error::other)?;

@@ -1,12 +1,13 @@
-//! How many prompt tokens a step may hold so that it stays short.
+//! The number of prompt tokens that a step may hold so that it stays short.
 //!
-//! A step cannot be interrupted: a cancellation, and the next token of everybody else, wait for
+//! A step cannot be interrupted: a cancellation, and the next token of all other requests, wait for
 //! it. Chunking changes no result, so the size of a chunk is free to follow the speed of the
 //! machine. Pure: durations come as arguments.
 
 use std::time::Duration;
 
-/// Under the 100 ms within which a cancelled request must stop, with room for the way there.
+/// Length of a step: shorter than the time within which a cancelled request must stop, with room
+/// for the way there.
 const TARGET: Duration = Duration::from_millis(70);
 
 /// Smaller chunks would read all weights for almost nothing.

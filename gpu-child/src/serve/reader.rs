@@ -6,12 +6,12 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::mpsc::{SyncSender, TrySendError};
 use worker_orcd_ipc::{Command, Fault, FrameReader, decode};
 
-/// Where the conversation is. The reader moves it on when `Load` comes, the engine when it is
+/// State of the conversation. The reader moves it on when `Load` comes, the engine when it is
 /// ready.
 #[derive(Debug)]
-pub(super) struct Phase(AtomicU8);
+pub(super) struct Conversation(AtomicU8);
 
-impl Phase {
+impl Conversation {
     const AWAITING_LOAD: u8 = 0;
     const LOADING: u8 = 1;
     const SERVING: u8 = 2;
@@ -20,13 +20,13 @@ impl Phase {
         Self(AtomicU8::new(Self::AWAITING_LOAD))
     }
 
-    /// To be called before `Ready` is said, because the answer may come at once.
+    /// Moves on to serving. Called before `Ready` is sent, because the answer may come at once.
     pub(super) fn serve(&self) {
         self.0.store(Self::SERVING, Ordering::Release);
     }
 
-    fn is(&self, phase: u8) -> bool {
-        self.0.load(Ordering::Acquire) == phase
+    fn is(&self, conversation: u8) -> bool {
+        self.0.load(Ordering::Acquire) == conversation
     }
 
     fn load(&self) {
@@ -38,7 +38,7 @@ impl Phase {
 pub(super) fn read_commands(
     mut reader: impl Read,
     link: &Link,
-    phase: &Phase,
+    conversation: &Conversation,
     engine: &SyncSender<Command>,
 ) {
     let mut frames = FrameReader::new();
@@ -55,7 +55,7 @@ pub(super) fn read_commands(
                 Ok(None) => break,
                 Ok(Some(Command::Shutdown)) => return link.goodbye(),
                 Ok(Some(command)) => {
-                    if let Err(message) = forward(command, phase, engine) {
+                    if let Err(message) = forward(command, conversation, engine) {
                         return link.last_words(Fault::Protocol { message });
                     }
                 }
@@ -74,14 +74,18 @@ fn next_command(frames: &mut FrameReader) -> Result<Option<Command>, String> {
         .map_err(|error| format!("a command {error}"))
 }
 
-fn forward(command: Command, phase: &Phase, engine: &SyncSender<Command>) -> Result<(), String> {
+fn forward(
+    command: Command,
+    conversation: &Conversation,
+    engine: &SyncSender<Command>,
+) -> Result<(), String> {
     match &command {
-        Command::Load(_) if phase.is(Phase::AWAITING_LOAD) => phase.load(),
+        Command::Load(_) if conversation.is(Conversation::AWAITING_LOAD) => conversation.load(),
         Command::Load(_) => return Err("a second order to load".to_owned()),
-        Command::Submit(_) if !phase.is(Phase::SERVING) => {
+        Command::Submit(_) if !conversation.is(Conversation::SERVING) => {
             return Err("a request before the model is ready".to_owned());
         }
-        Command::Cancel { .. } if phase.is(Phase::AWAITING_LOAD) => {
+        Command::Cancel { .. } if conversation.is(Conversation::AWAITING_LOAD) => {
             return Err("a cancellation before the order to load".to_owned());
         }
         Command::Submit(_) | Command::Cancel { .. } | Command::Shutdown => {}

@@ -1,4 +1,4 @@
-//! What the heartbeat tells, written by the engine between steps and read at any time.
+//! The status that heartbeats report, written by the engine between steps and read at any time.
 
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -11,7 +11,7 @@ pub(super) struct Status {
     doing: AtomicU8,
 }
 
-/// What the engine's thread does at the moment.
+/// The engine thread's present work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub(super) enum Doing {
@@ -21,7 +21,7 @@ pub(super) enum Doing {
     Computes,
     WaitsForDevice,
     Inspects,
-    Tells,
+    Sends,
 }
 
 impl Doing {
@@ -32,7 +32,7 @@ impl Doing {
         Self::Computes,
         Self::WaitsForDevice,
         Self::Inspects,
-        Self::Tells,
+        Self::Sends,
     ];
 
     pub(super) fn words(self) -> &'static str {
@@ -43,7 +43,7 @@ impl Doing {
             Self::Computes => "launches or computes a step",
             Self::WaitsForDevice => "waits for the device",
             Self::Inspects => "looks whether the weights are the same",
-            Self::Tells => "tells the supervisor",
+            Self::Sends => "tells the supervisor",
         }
     }
 }
@@ -103,7 +103,7 @@ impl Status {
         };
     }
 
-    /// What is to be said at this beat.
+    /// Events of this beat.
     pub(super) fn events(&self, now: Instant) -> impl Iterator<Item = Event> + use<> {
         let inner = self.lock();
         let elapsed = |(_, began)| now.saturating_duration_since(began).as_millis() as u64;

@@ -42,7 +42,7 @@ impl Supervisor {
         let (up, child_writer) = pipe().unwrap();
         let (sender, exits): (Sender<ExitCode>, _) = channel();
         // A process would be gone here; the test only takes note.
-        let exit: crate::exit::Exit = Arc::new(move |code| {
+        let exit: crate::exit::ExitHook = Arc::new(move |code| {
             let _ = sender.send(code);
         });
         let link = Arc::new(Link::new(child_writer, Generation(3), exit));

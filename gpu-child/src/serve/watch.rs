@@ -5,7 +5,7 @@
 //! time that its age has doubled: so the last look before any deadline of a second or more came
 //! after no less than half of it. What it finds goes into the flight recorder ([`Notes`]): first what the
 //! engine's thread does, which costs nothing to know, then also what the device's [`Witness`] says,
-//! who may have to ask a driver that does not answer.
+//! who may have to ask NVIDIA's driver, which perhaps does not answer.
 
 use super::Status;
 use crate::device::Witness;
@@ -14,11 +14,11 @@ use std::sync::Weak;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Between two glances at the step's age.
+/// Time between two readings of the step's age.
 const GLANCE: Duration = Duration::from_millis(50);
 const FIRST_LOOK: Duration = Duration::from_millis(500);
 
-/// Until nobody works any more.
+/// Watches until the engine is gone.
 pub(super) fn watch(
     status: &Weak<Status>,
     mut notes: Notes,
@@ -42,7 +42,7 @@ pub(super) fn watch(
     }
 }
 
-/// When to look next at the step at hand.
+/// The time of the next look at the present step.
 #[derive(Debug)]
 struct Patience {
     step: Option<(u64, Instant)>,

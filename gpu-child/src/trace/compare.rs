@@ -23,18 +23,18 @@ pub enum CompareError {
         line: usize,
         checkpoint: String,
         token_idx: u64,
-        /// Those that the file holds up to this line.
+        /// Requests that the file holds up to this line.
         requests: BTreeSet<u64>,
     },
 }
 
 /// Rows by checkpoint and token.
-pub type Trace = BTreeMap<(String, u64), Row>;
+pub type Trace = BTreeMap<(String, u64), TracedValues>;
 
-/// What was traced of one row.
+/// A traced row.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Row {
-    /// Of the whole row, where the file says it.
+pub struct TracedValues {
+    /// Shape of the whole row, where the file says it.
     pub shape: Option<Vec<u64>>,
     /// The first values.
     pub values: Vec<f64>,
@@ -81,7 +81,10 @@ pub fn read_trace(text: &str, request: Option<u64>) -> Result<Trace, CompareErro
         let shape = shape.and_then(|shape| shape.iter().map(Value::as_u64).collect());
         let checkpoint = checkpoint.to_owned();
         if trace
-            .insert((checkpoint.clone(), token_idx), Row { shape, values })
+            .insert(
+                (checkpoint.clone(), token_idx),
+                TracedValues { shape, values },
+            )
             .is_some()
         {
             return Err(CompareError::Ambiguous {
@@ -134,9 +137,9 @@ fn number(value: &Value) -> Option<f64> {
     }
 }
 
-/// What was found at one checkpoint.
+/// The difference at one checkpoint.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Difference {
+pub struct CheckpointDifference {
     /// Rows that both have.
     pub rows: usize,
     pub only_in_a: usize,
@@ -151,10 +154,10 @@ pub struct Difference {
     pub pair: (f64, f64),
 }
 
-/// By checkpoint.
+/// Compares two traces, by checkpoint.
 #[must_use]
-pub fn compare(a: &Trace, b: &Trace) -> BTreeMap<String, Difference> {
-    let mut differences: BTreeMap<String, Difference> = BTreeMap::new();
+pub fn compare(a: &Trace, b: &Trace) -> BTreeMap<String, CheckpointDifference> {
+    let mut differences: BTreeMap<String, CheckpointDifference> = BTreeMap::new();
     for ((checkpoint, token_idx), row) in a {
         let difference = differences.entry(checkpoint.clone()).or_default();
         match b.get(&(checkpoint.clone(), *token_idx)) {
@@ -170,7 +173,7 @@ pub fn compare(a: &Trace, b: &Trace) -> BTreeMap<String, Difference> {
     differences
 }
 
-impl Difference {
+impl CheckpointDifference {
     /// Nothing is missing on either side, and nothing differs by more than `tolerance`.
     #[must_use]
     pub fn agrees_within(&self, tolerance: f64) -> bool {
@@ -181,7 +184,7 @@ impl Difference {
             && self.largest <= tolerance
     }
 
-    fn add_row(&mut self, token_idx: u64, a: &Row, b: &Row) {
+    fn add_row(&mut self, token_idx: u64, a: &TracedValues, b: &TracedValues) {
         self.rows += 1;
         let same_shape = a.shape.is_none() || b.shape.is_none() || a.shape == b.shape;
         self.unlike += usize::from(!same_shape || a.values.len() != b.values.len());
@@ -215,7 +218,7 @@ fn distance((a, b): (f64, f64)) -> f64 {
     }
 }
 
-impl fmt::Display for Difference {
+impl fmt::Display for CheckpointDifference {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self {
             rows,

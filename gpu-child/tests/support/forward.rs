@@ -5,10 +5,10 @@ use worker_orcd_gpu::model::{FileLinear, FileWeights, ModelConfig, TensorView};
 use worker_orcd_ipc::TokenId;
 use worker_orcd_kernels::dequantize_row;
 use worker_orcd_kernels::reference::attention::{AttentionShape, attention};
+use worker_orcd_kernels::reference::glu::glu;
 use worker_orcd_kernels::reference::matmul::matmul;
 use worker_orcd_kernels::reference::rmsnorm::rmsnorm;
 use worker_orcd_kernels::reference::rope::rope;
-use worker_orcd_kernels::reference::silu_mul::silu_mul;
 
 fn values(tensor: &TensorView<'_>) -> Vec<f32> {
     let mut values = vec![0.0; tensor.rows * tensor.cols];
@@ -61,7 +61,8 @@ pub fn forward(
             let seen = attention(&q, &keys, &kept, &shape);
             add(x, &apply(&layer.attn_output, &seen));
             let input = rmsnorm(x, &values(&layer.ffn_norm), config.norm_eps);
-            let inner = silu_mul(&apply(gate, &input), &apply(up, &input));
+            let (gate, up) = (apply(gate, &input), apply(up, &input));
+            let inner = glu(config.activation, &gate, &up);
             add(x, &apply(&layer.ffn_down, &inner));
         }
     }

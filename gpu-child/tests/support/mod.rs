@@ -10,9 +10,9 @@ use worker_orcd_gpu::device::{
 };
 use worker_orcd_gpu::model::{Architecture, FileWeights, Layer, Linear, ModelConfig, TensorView};
 use worker_orcd_ipc::{Drawn, Fault, RequestId, Sampling, TokenId};
-use worker_orcd_kernels::TensorType;
 use worker_orcd_kernels::reference::rope::{Rope, RopePairs};
 use worker_orcd_kernels::synthetic::random_rows;
+use worker_orcd_kernels::{Activation, TensorType};
 
 /// Types of a layer's seven matrices, then of embedding and output.
 pub type Types = [TensorType; 9];
@@ -50,6 +50,7 @@ pub fn config(sliding_window: Option<usize>) -> ModelConfig {
             factors: None,
             attn_factor: 1.0,
         },
+        activation: Activation::Silu,
         sliding_window,
     }
 }

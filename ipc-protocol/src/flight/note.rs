@@ -1,4 +1,4 @@
-//! Where a step stands that does not end, in words: written while it does not, read when the child is
+//! Notes on a step that does not end, in words: written while it does not, read when the child is
 //! dead.
 //!
 //! ```text
@@ -7,7 +7,7 @@
 
 use super::{RECORD_BYTES, checksum};
 
-/// Of each note.
+/// Bytes of each note.
 pub const NOTE_BYTES: usize = 1024;
 /// Places for them, taken in turns.
 pub const NOTES: usize = 2;
@@ -16,16 +16,17 @@ const HEAD_BYTES: usize = 32;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Note {
-    /// Of `CLOCK_MONOTONIC`.
+    /// Time of `CLOCK_MONOTONIC`.
     pub time_ns: u64,
     /// The oldest that had not ended.
     pub step: u64,
-    /// What does not fit is cut off; what is no printable ASCII becomes a question mark.
+    /// Text. What does not fit is cut off; a character that is no printable ASCII becomes a
+    /// question mark.
     pub text: String,
 }
 
 impl Note {
-    /// Where the place `index` lies, in bytes from the start of a ring.
+    /// Offset of the place `index`, in bytes from the start of a ring.
     #[must_use]
     pub fn offset(index: usize, capacity: u32) -> usize {
         RECORD_BYTES * (1 + capacity as usize) + NOTE_BYTES * index
@@ -68,7 +69,7 @@ impl Note {
         })
     }
 
-    /// Of those that are whole in these bytes.
+    /// The newest note among those that are whole in these bytes.
     #[must_use]
     pub(super) fn newest(notes: &[u8]) -> Option<Self> {
         let (notes, _) = notes.as_chunks::<NOTE_BYTES>();

@@ -39,7 +39,7 @@ pub struct KvTile<'a> {
     pub v: &'a [u16],
 }
 
-/// One query head, already scaled by `1 / sqrt(head_dim)`, and what it sees of the span.
+/// A query head, already scaled by `1 / sqrt(head_dim)`, and what it sees of the span.
 #[derive(Debug, Clone, Copy)]
 pub struct QueryRow<'a> {
     pub q: &'a [f32],
@@ -55,12 +55,12 @@ pub struct Partial {
     pub sum: f32,
 }
 
-/// One span for up to [`MAX_ROWS`] rows of one key-value head. `out` gets a row's `acc`
-/// (`[head_dim]`) after the other.
+/// Attention over one span for up to [`MAX_ROWS`] rows of one key-value head. `out` gets a row's
+/// `acc` (`[head_dim]`) after the other.
 ///
 /// # Panics
 /// When a row sees nothing, or more than `tiles` hold, or sizes do not fit together.
-pub fn attend_span(
+pub fn attention_span(
     isa: Isa,
     rows: &[QueryRow<'_>],
     tiles: &[KvTile<'_>],
@@ -71,10 +71,10 @@ pub fn attend_span(
     #[cfg(target_arch = "x86_64")]
     if isa.is_avx2() && head_dim.is_multiple_of(8) {
         // SAFETY: the token proves the features; sizes were checked just above.
-        return unsafe { avx2::attend_span(rows, tiles, out, head_dim) };
+        return unsafe { avx2::attention_span(rows, tiles, out, head_dim) };
     }
     let _ = isa;
-    portable::attend_span(rows, tiles, out, head_dim)
+    portable::attention_span(rows, tiles, out, head_dim)
 }
 
 fn check(rows: &[QueryRow<'_>], tiles: &[KvTile<'_>], out: &[f32], head_dim: usize) {

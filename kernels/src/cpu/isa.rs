@@ -1,4 +1,4 @@
-//! Which instruction set the fast paths use: a token that can only be had by looking.
+//! The instruction set of the fast paths: a token that can only be had by asking the machine.
 
 /// Proof that the machine was asked. Holding the AVX2 kind means that AVX2, FMA and F16C are
 /// there, which is what the `unsafe` calls into AVX2 bodies rest on.

@@ -20,9 +20,8 @@ mod avx2_float;
 mod avx2_quant;
 mod portable;
 
-/// How many of the tokens that are left are computed at once. Eight share the unpacking of a
-/// quantized block (measured against four: 4 % faster for four-bit types, 15 % for Q8_0); float
-/// weights need two registers a token, of which eight would not fit.
+/// Tokens that are computed at once, of those that are left. Eight share the unpacking of a
+/// quantized block; float weights need two registers a token, of which eight would not fit.
 fn tile(ty: TensorType, left: usize) -> usize {
     match left {
         8.. if Activations::is_quantized(ty) => 8,
@@ -45,7 +44,7 @@ pub struct Activations<'a> {
 }
 
 impl<'a> Activations<'a> {
-    /// Whether weights of this type read `q` and `meta` (else `values`).
+    /// Types whose weights read `q` and `meta` (else `values`).
     #[must_use]
     pub fn is_quantized(ty: TensorType) -> bool {
         !matches!(ty, TensorType::F32 | TensorType::F16 | TensorType::BF16)

@@ -122,7 +122,7 @@ impl<'a> PackedMatrix<'a> {
         &self.data[group * self.group_bytes..][..self.group_bytes]
     }
 
-    /// One row as `f32`: the same bits as [`dequantize_row`](crate::dequantize_row) gives for the
+    /// A row as `f32`: the same bits as [`dequantize_row`](crate::dequantize_row) gives for the
     /// file's row. This is the embedding lookup.
     ///
     /// # Panics

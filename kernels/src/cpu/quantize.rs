@@ -77,7 +77,7 @@ mod avx2 {
     use super::BlockMeta;
     use std::arch::x86_64::*;
 
-    /// One block; the same bits as the portable body.
+    /// Quantizes one block; the same bits as the portable body.
     #[target_feature(enable = "avx2,fma,f16c")]
     pub unsafe fn block(x: &[f32], q: &mut [i8]) -> BlockMeta {
         // SAFETY: the caller passes 32 values: four loads of eight.

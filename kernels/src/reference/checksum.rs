@@ -4,8 +4,8 @@
 //! Not against malice, against accidents: because the mix of a word is a bijection, one word that
 //! changed always changes the sum; several go unnoticed once in 2^64.
 
-/// Of whole 64-bit little-endian words; `first` is the place of the first one, so that a checksum
-/// can be taken in pieces and added up.
+/// Checksum of whole 64-bit little-endian words; `first` is the place of the first one, so that a
+/// checksum can be taken in pieces and added up.
 ///
 /// # Panics
 /// When `bytes` is no whole number of words.

@@ -4,7 +4,7 @@
 //! are multiplied by the attention factor of long-context variants (arXiv:2309.00071 section
 //! 3.4, as ggml's `rope_yarn` applies it with `ext_factor` 0).
 
-/// Which values of a head form pair `i`.
+/// The values of a head that form pair `i`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RopePairs {
     /// `(2i, 2i + 1)`.
@@ -28,7 +28,7 @@ pub struct Rope {
 }
 
 impl Rope {
-    /// By how much pair `i` turns from one position to the next.
+    /// Angle by which pair `i` turns from one position to the next.
     #[must_use]
     pub fn frequency(&self, i: usize) -> f64 {
         let exponent = -2.0 * i as f64 / self.dims as f64;

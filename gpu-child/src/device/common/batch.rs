@@ -44,7 +44,7 @@ pub fn drawing_rows(sequences: &[SequenceWork<'_>]) -> Vec<(usize, usize)> {
 }
 
 /// Shows rows, each of a sequence at a position, to who wants them. `values` reads the values of a
-/// row, which costs nothing where nobody looks.
+/// row, which costs nothing where no tap wants it.
 ///
 /// # Errors
 /// As `values`.

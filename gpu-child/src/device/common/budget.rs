@@ -1,30 +1,31 @@
-//! How many pages the KV cache gets.
+//! The number of pages that the KV cache gets.
 //!
 //! Pure: what is free and what is needed come as numbers.
 
 use super::LoadOptions;
 use worker_orcd_ipc::Fault;
 
-/// Kept free on a card beside what the device keeps: the context of a standby process (518 MiB on an
-/// H200).
+/// Memory kept free on a card beside what the device keeps: the context of a standby process (518
+/// MiB on an H200).
 const STANDBY_BYTES: u64 = 518 << 20;
-/// Without an order, a cache in the machine's memory holds this many sequences of full length …
+/// Sequences of full length that a cache in the machine's memory holds when its size is not ordered
+/// …
 const DEFAULT_SEQUENCES: u64 = 8;
-/// … but takes no more than this, unless not even one sequence fits into it.
+/// … and its size, which it does not exceed unless one sequence needs more.
 const DEFAULT_BYTES: u64 = 1 << 30;
 
-/// What there is, and what everything but the KV cache needs of it.
+/// The memory of a device, and what everything but the KV cache needs of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Budget {
     pub total: u64,
     pub free: u64,
-    /// Kept free whatever was ordered.
+    /// Memory kept free whatever was ordered.
     pub reserve: u64,
     pub fixed: u64,
     pub page_bytes: u64,
 }
 
-/// Not even one page fits.
+/// Memory for not even one page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TooLittle {
     pub required: u64,
@@ -32,7 +33,7 @@ pub struct TooLittle {
 }
 
 impl Budget {
-    /// As many pages as were ordered, or else as `unordered` says.
+    /// The pages that were ordered, or else those that `unordered` gives.
     ///
     /// # Errors
     /// [`Fault::InsufficientMemory`] when they do not fit on `device`, or are none.
@@ -66,8 +67,8 @@ impl Budget {
         pages.map_err(|too_little| refuse(device.to_owned(), too_little))
     }
 
-    /// As many as `permille` of a card hold beside everything else, but no more than `useful`: what
-    /// sequences can never fill is left to others.
+    /// The pages that `permille` of a card hold beside everything else, but no more than `useful`:
+    /// memory that sequences can never fill is left to others.
     ///
     /// # Errors
     /// When that is not one.
@@ -78,7 +79,7 @@ impl Budget {
         self.check(pages.min(useful.max(1)), available)
     }
 
-    /// As many as a few sequences of `sequence_pages` fill, in memory that others need too.
+    /// The pages that a few sequences of `sequence_pages` fill, in memory that others need too.
     ///
     /// # Errors
     /// When that is not one.

@@ -7,13 +7,13 @@ use crate::model::ModelConfig;
 use std::ops::Range;
 use worker_orcd_kernels::cpu::attention::MAX_ROWS;
 use worker_orcd_kernels::cpu::{
-    Isa, KvTile, Partial, QueryRow, SPAN_TOKENS, TILE_TOKENS, attend_span, finish, merge,
+    Isa, KvTile, Partial, QueryRow, SPAN_TOKENS, TILE_TOKENS, attention_span, finish, merge,
 };
 
-/// Who merges the spans of an item.
+/// The division of an item's spans among threads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Split {
-    /// The thread that walks the item.
+    /// A single thread computes all spans of an item and merges them.
     Whole,
     /// Spans are computed apart, into slots of this many rows, and merged behind them.
     BySpan { rows_in_slot: usize },
@@ -65,7 +65,7 @@ impl Partials {
     }
 }
 
-/// One layer's attention, ready to run.
+/// The attention of one layer, ready to run.
 #[derive(Debug)]
 pub struct Attention<'a> {
     pub isa: Isa,
@@ -185,7 +185,7 @@ impl Attention<'_> {
                 *query = *own;
             }
             let fresh = &mut fresh[..some.len() * head_dim];
-            let spans = attend_span(self.isa, &queries[..some.len()], &tiles, fresh);
+            let spans = attention_span(self.isa, &queries[..some.len()], &tiles, fresh);
             for ((&(i, _), partial), fresh) in
                 some.iter().zip(spans).zip(fresh.chunks_exact(head_dim))
             {
@@ -199,7 +199,7 @@ impl Attention<'_> {
         }
     }
 
-    /// What a head of a row sees of a span; `None` when that is nothing.
+    /// The part of a span that a head of a row sees; `None` when that is nothing.
     fn query(&self, row: usize, head: usize, span: usize) -> Option<QueryRow<'_>> {
         let (head_dim, width) = (self.config.head_dim, self.qkv.len() / self.plan.rows.len());
         let position = self.plan.rows[row].position as usize;

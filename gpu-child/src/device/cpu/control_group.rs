@@ -1,4 +1,5 @@
-//! What the control groups leave to this process: the limits of its own and of every group above.
+//! Memory that the control groups leave to this process: the limits of its own and of every group
+//! above.
 //!
 //! ```text
 //! /proc/self/cgroup     which group, by hierarchy       0::/a/b   or   4:memory:/a/b
@@ -10,14 +11,15 @@
 //! Pages of files count as left: the kernel takes them back before it kills anybody. Past
 //! `memory.high` nobody is killed, but everybody is slowed down, so it is a limit here.
 
-use super::memory::Room;
+use super::memory::HostMemory;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use worker_orcd_ipc::MemoryBound;
 
-/// One for each group that has a limit. `process` is `/proc/self`; empty without control groups.
-pub fn rooms(process: &Path) -> Vec<Room> {
+/// Limit and usage of each group that has a limit. `process` is `/proc/self`; empty without control
+/// groups.
+pub fn rooms(process: &Path) -> Vec<HostMemory> {
     let read = |name| fs::read_to_string(process.join(name)).unwrap_or_default();
     let (groups, mounts) = (read("cgroup"), read("mountinfo"));
     let versions = [Version::Two, Version::One];
@@ -83,7 +85,7 @@ impl Version {
     }
 
     /// `None` where there is no limit, or no account of what is used.
-    fn room(self, group: &Path) -> Option<Room> {
+    fn room(self, group: &Path) -> Option<HostMemory> {
         let number = |name: &str| number(&fs::read_to_string(group.join(name)).ok()?);
         let (limit, used, file_pages) = match self {
             Self::One => {
@@ -104,7 +106,7 @@ impl Version {
             .filter_map(|name| field(&stat, name))
             .sum();
         let total = limit?;
-        Some(Room {
+        Some(HostMemory {
             total,
             available: total.saturating_sub(used.saturating_sub(reclaimable)),
             bound: MemoryBound::ControlGroup,
@@ -145,7 +147,8 @@ mod tests {
     }
 
     impl Machine {
-        /// In `mountinfo`, `MOUNT` is the made-up mount point.
+        /// A process with this `cgroup` and this `mountinfo`, in which `MOUNT` is the made-up mount
+        /// point.
         fn new(cgroup: &str, mountinfo: &str) -> Self {
             let dir = TempDir::new().unwrap();
             let mount = dir.path().join("mount");

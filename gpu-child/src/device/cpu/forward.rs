@@ -1,12 +1,12 @@
-//! One step: embedding, every layer, and the head.
+//! The forward pass of a step: embedding, every layer, and the head.
 //!
 //! The same pass for every architecture. What differs between them is data: a bias or a head norm
-//! that is there or not, which pairs RoPE turns, how far a query sees.
+//! that is there or not, which pairs RoPE rotates, how far a query sees.
 
 use super::CpuExecutor;
 use super::attention::Attention;
 use super::kv::KvCache;
-use super::linear::{Device, FEW_ROWS, Projection, Put};
+use super::linear::{Device, Epilogue, FEW_ROWS, Projection};
 use super::plan::Plan;
 use super::pool::Disjoint;
 use super::scratch::Scratch;
@@ -20,12 +20,12 @@ use worker_orcd_ipc::{Drawn, Fault};
 use worker_orcd_kernels::cpu::convert::to_f16;
 use worker_orcd_kernels::cpu::{RopeRow, apply_rope, rmsnorm};
 
-/// Tokens whose heads one thread turns and stores in the time that a job takes.
+/// Tokens whose heads one thread rotates and stores in the time that a job takes.
 const FEW_TOKENS: usize = 4;
 
 /// The parts of the executor that a step reads, apart from those it writes.
 #[derive(Debug, Clone, Copy)]
-pub struct Model<'a> {
+pub struct Forward<'a> {
     pub device: &'a Device,
     pub config: &'a ModelConfig,
     pub weights: &'a CpuWeights,
@@ -43,7 +43,7 @@ pub fn step(
         kv,
         scratch,
     } = executor;
-    let model = Model {
+    let forward = Forward {
         device,
         config,
         weights,
@@ -56,18 +56,18 @@ pub fn step(
     if plan.rows.is_empty() {
         return Ok(Vec::new());
     }
-    model.embed(&plan, scratch);
+    forward.embed(&plan, scratch);
     let mut show_stream = |checkpoint: Checkpoint, x: &[f32]| {
         let rows = rows(plan.sequences);
         show(tap, &plan, checkpoint, rows, (x, config.n_embd));
     };
     show_stream(Checkpoint::Embedding, &scratch.x);
     for (index, layer) in weights.tensors.layers.iter().enumerate() {
-        model.attend(&plan, (index, layer), kv, scratch);
-        model.feed_forward(plan.rows.len(), layer, scratch);
+        forward.attention_block(&plan, (index, layer), kv, scratch);
+        forward.feed_forward(plan.rows.len(), layer, scratch);
         show_stream(Checkpoint::Layer(index as u32), &scratch.x);
     }
-    head::run(&model, batch.step, &plan, scratch, tap)
+    head::run(&forward, batch.step, &plan, scratch, tap)
 }
 
 /// The step is that far: shows rows of `width` to who wants them.
@@ -83,7 +83,7 @@ pub fn show(
     let Ok(()) = watch(tap, plan.sequences, checkpoint, rows, row);
 }
 
-impl Model<'_> {
+impl Forward<'_> {
     fn embed(&self, plan: &Plan<'_>, scratch: &mut Scratch) {
         let n_embd = self.config.n_embd;
         let table = self.weights.matrix(self.weights.tensors.token_embd());
@@ -101,7 +101,7 @@ impl Model<'_> {
         });
     }
 
-    fn attend(
+    fn attention_block(
         &self,
         plan: &Plan<'_>,
         (index, layer): (usize, &Layer),
@@ -144,10 +144,14 @@ impl Model<'_> {
             quantized,
         );
         let input = quantized.view(norm, config.n_embd);
-        self.device
-            .project(&input, tokens, &projections, (qkv, qkv_width, Put::Store));
+        self.device.project(
+            &input,
+            tokens,
+            &projections,
+            (qkv, qkv_width, Epilogue::Store),
+        );
 
-        self.turn_and_keep(plan, (index, layer), rope, qkv, kv);
+        self.rope_and_append_kv(plan, (index, layer), rope, qkv, kv);
         let attention = Attention {
             isa: self.device.isa,
             config,
@@ -163,7 +167,7 @@ impl Model<'_> {
             .quantize(attn, q_width, &[output[0].weight], quantized);
         let input = quantized.view(attn, q_width);
         self.device
-            .project(&input, tokens, &output, (x, config.n_embd, Put::Add));
+            .project(&input, tokens, &output, (x, config.n_embd, Epilogue::Add));
     }
 
     fn feed_forward(&self, tokens: usize, layer: &Layer, scratch: &mut Scratch) {
@@ -186,8 +190,9 @@ impl Model<'_> {
             &gate_up.each_ref().map(|p| p.weight),
             quantized,
         );
+        let input = quantized.view(norm, n_embd);
         self.device
-            .gate_up(&quantized.view(norm, n_embd), tokens, &gate_up, ff);
+            .gate_up(self.config.activation, &input, tokens, &gate_up, ff);
 
         let down = [self.projection(&layer.ffn_down, 0)];
         self.device.quantize(ff, n_ff, &[down[0].weight], quantized);
@@ -195,7 +200,7 @@ impl Model<'_> {
             &quantized.view(ff, n_ff),
             tokens,
             &down,
-            (x, n_embd, Put::Add),
+            (x, n_embd, Epilogue::Add),
         );
     }
 
@@ -223,7 +228,7 @@ impl Model<'_> {
 
     /// Head norms and RoPE on queries and keys; keys and values into the cache. Queries take the
     /// `1 / sqrt(head_dim)` of attention with them.
-    fn turn_and_keep(
+    fn rope_and_append_kv(
         &self,
         plan: &Plan<'_>,
         (index, layer): (usize, &Layer),

@@ -1,8 +1,8 @@
-//! From the residual stream to tokens: final norm, logits and the draw, only for rows at
-//! which a token is drawn.
+//! The head: from the residual stream to tokens by final norm, logits and the draw, only for rows
+//! at which a token is drawn.
 
-use super::forward::{Model, show};
-use super::linear::Put;
+use super::forward::{Forward, show};
+use super::linear::Epilogue;
 use super::plan::Plan;
 use super::pool::Disjoint;
 use super::scratch::{HEAD_ROWS, Scratch};
@@ -12,7 +12,7 @@ use crate::sampler::sample;
 use worker_orcd_ipc::{Drawn, Fault, TokenId};
 
 pub fn run(
-    model: &Model<'_>,
+    forward: &Forward<'_>,
     step: u64,
     plan: &Plan<'_>,
     scratch: &mut Scratch,
@@ -21,10 +21,10 @@ pub fn run(
     let drawing = drawing_rows(plan.sequences);
     let mut answer = Vec::with_capacity(drawing.len());
     for rows in drawing.chunks(HEAD_ROWS) {
-        logits(model, plan, rows, scratch, tap);
+        logits(forward, plan, rows, scratch, tap);
         #[cfg(feature = "fault-injection")]
         crate::device::misdeed::spoil(&mut scratch.logits);
-        let tokens = draw(model, plan, rows, &mut scratch.logits);
+        let tokens = draw(forward, plan, rows, &mut scratch.logits);
         for (&(_, sequence), token) in rows.iter().zip(tokens) {
             let work = &plan.sequences[sequence];
             let request = work.request;
@@ -37,13 +37,13 @@ pub fn run(
 
 /// Fills `scratch.logits`, one row of the vocabulary after the other.
 fn logits(
-    model: &Model<'_>,
+    forward: &Forward<'_>,
     plan: &Plan<'_>,
     rows: &[(usize, usize)],
     scratch: &mut Scratch,
     tap: &mut dyn Tap,
 ) {
-    let (n_embd, vocab) = (model.config.n_embd, model.config.vocab_size);
+    let (n_embd, vocab) = (forward.config.n_embd, forward.config.vocab_size);
     let Scratch {
         x,
         norm,
@@ -58,7 +58,7 @@ fn logits(
     }
     let gathered = norm[..rows.len() * n_embd].to_vec();
     let norm = &mut norm[..rows.len() * n_embd];
-    model.normalize(&gathered, &model.weights.tensors.output_norm, norm);
+    forward.normalize(&gathered, &forward.weights.tensors.output_norm, norm);
     let shown = rows
         .iter()
         .map(|&(row, sequence)| (sequence, plan.rows[row].position));
@@ -70,29 +70,32 @@ fn logits(
         (norm, n_embd),
     );
 
-    let output = [model.projection(&model.weights.tensors.output, 0)];
-    model
+    let output = [forward.projection(&forward.weights.tensors.output, 0)];
+    forward
         .device
         .quantize(norm, n_embd, &[output[0].weight], quantized);
     let logits = &mut logits[..rows.len() * vocab];
     let input = quantized.view(norm, n_embd);
-    model
-        .device
-        .project(&input, rows.len(), &output, (logits, vocab, Put::Store));
+    forward.device.project(
+        &input,
+        rows.len(),
+        &output,
+        (logits, vocab, Epilogue::Store),
+    );
     show(tap, plan, Checkpoint::Logits, shown, (logits, vocab));
 }
 
 /// Draws the token of every row; none where a logit is not finite.
 fn draw(
-    model: &Model<'_>,
+    forward: &Forward<'_>,
     plan: &Plan<'_>,
     rows: &[(usize, usize)],
     logits: &mut [f32],
 ) -> Vec<Option<TokenId>> {
-    let vocab = model.config.vocab_size;
+    let vocab = forward.config.vocab_size;
     let mut tokens = vec![None; rows.len()];
     let (logits, results) = (Disjoint::new(logits), Disjoint::new(&mut tokens));
-    model.device.pool.run(rows.len(), &|i| {
+    forward.device.pool.run(rows.len(), &|i| {
         // SAFETY: item i's own row and result.
         let (logits, result) = unsafe { (logits.part(i * vocab, vocab), results.part(i, 1)) };
         result[0] = draw_one(plan, rows[i].0, logits);

@@ -75,7 +75,7 @@ pub struct KvWriter<'a> {
 }
 
 impl KvWriter<'_> {
-    /// One position of one head.
+    /// Writes one position of one head.
     ///
     /// # Safety
     /// No two calls for one position of a page, layer and head run at the same time.

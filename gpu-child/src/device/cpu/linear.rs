@@ -7,8 +7,9 @@ use super::pool::{Disjoint, Pool};
 use super::scratch::Quantized;
 use std::ops::Range;
 use worker_orcd_ipc::Fault;
+use worker_orcd_kernels::Activation;
 use worker_orcd_kernels::cpu::{
-    Activations, Isa, PackedMatrix, Q_BLOCK, ROWS, matmul_group, quantize_row, silu_mul,
+    Activations, Isa, PackedMatrix, Q_BLOCK, ROWS, glu, matmul_group, quantize_row,
 };
 
 /// Tokens whose activations are walked together, so that they stay in the nearest caches while
@@ -29,7 +30,7 @@ pub struct Device {
     pub isa: Isa,
 }
 
-/// One matrix of a job, and where its results go.
+/// A matrix to multiply by, and the place of its results.
 #[derive(Debug)]
 pub struct Projection<'a> {
     pub weight: PackedMatrix<'a>,
@@ -38,9 +39,10 @@ pub struct Projection<'a> {
     pub column: usize,
 }
 
-/// Whether results replace what is there or are added to it (the residual stream).
+/// The end of a product: its results replace what is there, or are added to it (the residual
+/// stream).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Put {
+pub enum Epilogue {
     Store,
     Add,
 }
@@ -102,7 +104,7 @@ impl Device {
         x: &Activations<'_>,
         tokens: usize,
         projections: &[Projection<'_>],
-        (out, width, put): (&mut [f32], usize, Put),
+        (out, width, epilogue): (&mut [f32], usize, Epilogue),
     ) {
         let starts = starts(projections.iter().map(|p| p.weight.shape().groups()));
         let (isa, out) = (self.isa, Disjoint::new(out));
@@ -127,18 +129,19 @@ impl Device {
                     }
                     // SAFETY: these rows of this token are written by this group alone.
                     let out = unsafe { out.part((token + t) * width + column + first, rows) };
-                    match put {
-                        Put::Store => store(out, sums),
-                        Put::Add => add(out, sums),
+                    match epilogue {
+                        Epilogue::Store => store(out, sums),
+                        Epilogue::Add => add(out, sums),
                     }
                 }
             },
         );
     }
 
-    /// `silu(gate x) * (up x)`; both matrices have the same shape.
+    /// `activation(gate x) * (up x)`; both matrices have the same shape.
     pub fn gate_up(
         &self,
+        activation: Activation,
         x: &Activations<'_>,
         tokens: usize,
         [gate, up]: &[Projection<'_>; 2],
@@ -161,7 +164,7 @@ impl Device {
                     }
                 }
                 let [gate, up] = tiles;
-                silu_mul(isa, &mut gate[..count], &up[..count]);
+                glu(activation, isa, &mut gate[..count], &up[..count]);
                 for (t, values) in gate[..count].iter().enumerate() {
                     // SAFETY: these rows of this token are written by this group alone.
                     let out = unsafe { out.part((token + t) * width + first, rows) };
@@ -194,7 +197,7 @@ impl Device {
     }
 }
 
-/// Where each of several lengths starts when they are laid end to end, and where the last ends.
+/// Starts of several lengths that are laid end to end, and the end of the last.
 fn starts(lengths: impl Iterator<Item = usize>) -> Vec<usize> {
     let mut starts = vec![0];
     for length in lengths {

@@ -70,7 +70,7 @@ fn kv_pages(shape: KvShape, options: &LoadOptions, fixed: u64) -> Result<u32, Fa
 struct Placement<'a> {
     layout: Layout<ALIGNMENT>,
     matrices: Vec<(TensorView<'a>, Placed)>,
-    /// Of norms and biases, which lie beside the arena.
+    /// Bytes of norms and biases, which lie beside the arena.
     vector_bytes: u64,
     vector_checksum: Hasher,
 }

@@ -10,7 +10,7 @@ use memmap2::{Advice, MmapMut};
 use std::path::Path;
 use worker_orcd_ipc::{Fault, MemoryBound};
 
-/// What an arena is for.
+/// Purpose of an arena.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Purpose {
     Weights,
@@ -58,19 +58,19 @@ impl Arena {
     }
 }
 
-/// What may be taken, in bytes.
+/// Memory that may be taken, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Room {
+pub struct HostMemory {
     pub total: u64,
     pub available: u64,
-    /// What it is the room of.
+    /// The machine or the control group whose memory this is.
     pub bound: MemoryBound,
 }
 
 /// The least of what the machine and its control groups leave to this process. `None` where
 /// neither says.
 #[must_use]
-pub fn room() -> Option<Room> {
+pub fn room() -> Option<HostMemory> {
     let machine = std::fs::read_to_string("/proc/meminfo").ok();
     let machine = machine.as_deref().and_then(parse_meminfo);
     let groups = control_group::rooms(Path::new("/proc/self"));
@@ -81,13 +81,13 @@ pub fn room() -> Option<Room> {
         .min_by_key(|room| room.available)
 }
 
-fn parse_meminfo(text: &str) -> Option<Room> {
+fn parse_meminfo(text: &str) -> Option<HostMemory> {
     let field = |name: &str| {
         let line = text.lines().find_map(|line| line.strip_prefix(name))?;
         let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
         Some(kib * 1024)
     };
-    Some(Room {
+    Some(HostMemory {
         total: field("MemTotal:")?,
         available: field("MemAvailable:")?,
         bound: MemoryBound::Machine,
@@ -108,7 +108,7 @@ mod tests {
     #[test]
     fn meminfo_is_read_in_bytes_or_not_at_all() {
         let text = "MemTotal:       24681 kB\nMemFree: 1 kB\nMemAvailable:   22881 kB\n";
-        let expected = Room {
+        let expected = HostMemory {
             total: 24681 * 1024,
             available: 22881 * 1024,
             bound: MemoryBound::Machine,

@@ -9,7 +9,7 @@ use std::ops::Range;
 use worker_orcd_kernels::cpu::attention::MAX_ROWS;
 use worker_orcd_kernels::cpu::{SPAN_TOKENS, TILE_TOKENS};
 
-/// One token of the batch.
+/// A token of the batch.
 #[derive(Debug, Clone, Copy)]
 pub struct Row {
     pub sequence: usize,
@@ -71,7 +71,7 @@ impl<'a> Plan<'a> {
         plan
     }
 
-    /// One item for each key-value head and as many rows as one call of the kernel takes.
+    /// Adds one item for each key-value head and as many rows as one call of the kernel takes.
     fn add_items(&mut self, rows: Range<usize>, first_position: usize, config: &ModelConfig) {
         let heads_in_group = config.n_heads / config.n_kv_heads;
         let tile = (MAX_ROWS / heads_in_group).max(1);
@@ -90,8 +90,8 @@ impl<'a> Plan<'a> {
         }
     }
 
-    /// With too few items for the threads, each span becomes an item of its own. Only who
-    /// computes a span changes: spans are merged in order either way.
+    /// Makes each span an item of its own where there are too few items for the threads. Only the
+    /// thread that computes a span changes: spans are merged in order either way.
     fn share(&mut self, threads: usize, config: &ModelConfig, partials: &Partials) {
         let spans: usize = self.items.iter().map(|item| item.spans.len()).sum();
         let rows_in_item = |item: &Item| item.rows.len() * config.n_heads / config.n_kv_heads;

@@ -26,16 +26,16 @@ const SPINS_BEFORE_YIELD: u32 = 2_000;
 
 type Function = dyn Fn(usize) + Sync;
 
-struct Job {
+struct ParallelFor {
     items: u32,
     function: *const Function,
 }
 
 struct Shared {
-    /// Upper half: number of the job; lower half: items nobody has claimed yet.
+    /// Upper half: number of the job; lower half: items that are not claimed yet.
     state: AtomicU64,
     /// Written by the caller only while no item is claimed, read only by who holds a claim.
-    job: UnsafeCell<Option<Job>>,
+    job: UnsafeCell<Option<ParallelFor>>,
     done: AtomicU32,
     panic: Mutex<Option<Box<dyn Any + Send>>>,
     stop: AtomicBool,
@@ -54,7 +54,7 @@ struct Worker {
     sleeping: Arc<AtomicBool>,
 }
 
-/// Not `Sync`: two callers, or an item that starts a job, have no spelling.
+/// Threads that compute. Not `Sync`: two callers, or an item that starts a job, have no spelling.
 pub struct Pool {
     shared: Arc<Shared>,
     workers: Vec<Worker>,
@@ -127,7 +127,7 @@ impl Pool {
         };
         let epoch = (self.shared.state.load(Ordering::Relaxed) >> 32).wrapping_add(1);
         // SAFETY: the job before this one has no item left and none running, so nobody reads.
-        unsafe { *self.shared.job.get() = Some(Job { items, function }) };
+        unsafe { *self.shared.job.get() = Some(ParallelFor { items, function }) };
         self.shared.done.store(0, Ordering::Relaxed);
         // SeqCst pairs with the worker's own: either it sees this job, or we see it asleep.
         self.shared

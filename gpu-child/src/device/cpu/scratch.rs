@@ -17,7 +17,7 @@ pub struct Scratch {
     pub qkv: Vec<f32>,
     /// Attention's output, `[tokens, n_heads * head_dim]`.
     pub attn: Vec<f32>,
-    /// `silu(gate) * up`, `[tokens, n_ff]`.
+    /// The gated linear unit of gate and up, `[tokens, n_ff]`.
     pub ff: Vec<f32>,
     /// Normalized rows, `[tokens, n_embd]`.
     pub norm: Vec<f32>,
@@ -100,7 +100,7 @@ impl Scratch {
         (bytes + partials.bytes()) as u64
     }
 
-    /// What [`new`](Self::new) will take, before it takes it.
+    /// Bytes that [`new`](Self::new) will take, before it takes them.
     #[must_use]
     pub fn bytes_for(config: &ModelConfig, max_tokens: usize) -> u64 {
         let sizes = Sizes::of(config);

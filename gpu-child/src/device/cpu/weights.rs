@@ -17,9 +17,9 @@ pub type Layer = model::Layer<Placed, Vec<f32>>;
 #[derive(Debug)]
 pub struct CpuWeights {
     pub arena: Arena,
-    /// Of norms and biases.
+    /// Bytes of norms and biases.
     pub vector_bytes: u64,
-    /// Of every value in both, as it was when the model had been loaded.
+    /// Checksum of every value in both, as it was when the model had been loaded.
     pub checksum: u128,
     pub tensors: ModelWeights<Placed, Vec<f32>>,
 }

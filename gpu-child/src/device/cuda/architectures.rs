@@ -1,6 +1,6 @@
-//! Which devices the embedded kernels run on.
+//! Devices that the embedded kernels run on.
 
-/// What `cargo xtask kernels` compiled for, such as `sm_90a compute_80`.
+/// Targets of `cargo xtask kernels`, such as `sm_90a compute_80`.
 const ARCHITECTURES: &str = include_str!(concat!(env!("OUT_DIR"), "/architectures"));
 
 /// # Errors
@@ -17,7 +17,7 @@ pub fn check(capability: (u32, u32)) -> Result<(), String> {
 }
 
 /// Machine code runs on its own major version from its own minor version on, with an `a` on that
-/// version alone; text (`compute_`) is compiled by the driver for its own version and all later.
+/// version alone; text (`compute_`) is compiled by NVIDIA's driver for its own version and all later.
 fn covers(architectures: &str, (major, minor): (u32, u32)) -> bool {
     let version = 10 * major + minor;
     architectures.split_whitespace().any(|architecture| {

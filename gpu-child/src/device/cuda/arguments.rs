@@ -46,8 +46,10 @@ layout! {
         pub eps: f32,
         pub groups: i32,
         pub rows: i32,
-        /// Said on the board when it begins ([`Stage`](super::board::Stage)).
+        /// Stage that is posted on the board when the kernel begins
+        /// ([`Stage`](super::board::Stage)).
         pub stage: u32,
+        pub activation: i32,
         pub board: DevicePtr<u32>,
     }
 
@@ -75,8 +77,9 @@ layout! {
     pub struct WideArgs in "matmul_wgmma.cu" {
         pub matmul: MatmulArgs,
         pub stages: i32,
-        pub exchange: i32,
+        pub cluster_sums: i32,
         pub paired: i32,
+        pub activation: i32,
     }
 
     pub struct KvArgs in "kv.cuh" {
@@ -89,7 +92,7 @@ layout! {
     pub struct RopeArgs in "rope_kv.cuh" {
         pub qkv: DevicePtr<f32>,
         pub rows: DevicePtr<Row>,
-        pub turns: DevicePtr<[f32; 2]>,
+        pub rope_table: DevicePtr<[f32; 2]>,
         pub q_norm: DevicePtr<f32>,
         pub k_norm: DevicePtr<f32>,
         pub q: DevicePtr<u16>,
@@ -144,24 +147,24 @@ layout! {
         pub first: u64,
     }
 
-    pub struct ArriveArgs in "arrive.cu" {
+    pub struct ScatterInputsArgs in "scatter_inputs.cu" {
         pub from: DevicePtr<i32>,
         pub to: [DevicePtr<i32>; 4],
         pub words: [i32; 4],
-        pub before: Answers,
+        pub before: DrawnTokens,
         pub board: DevicePtr<u32>,
         pub step: u32,
     }
 
-    /// Where the answers of a step's rows lie.
-    pub struct Answers in "answer.cuh" {
+    /// Place of the tokens that a step's rows drew.
+    pub struct DrawnTokens in "drawn_tokens.cuh" {
         best: DevicePtr<u64>,
         broken: DevicePtr<u32>,
         parts: i32,
     }
 
-    pub struct AnswerArgs in "answer.cuh" {
-        pub answers: Answers,
+    pub struct TokensToHostArgs in "drawn_tokens.cuh" {
+        pub drawn: DrawnTokens,
         pub out: DevicePtr<u32>,
         pub rows: i32,
     }
@@ -188,7 +191,7 @@ layout! {
         pub rows: DevicePtr<SampleRow>,
         pub history: DevicePtr<i32>,
         pub batch: DevicePtr<Row>,
-        pub answers: Answers,
+        pub drawn: DrawnTokens,
         pub vocab: i32,
     }
 }
@@ -204,11 +207,11 @@ impl Part {
     };
 }
 
-impl Answers {
+impl DrawnTokens {
     pub const NONE: Self = Self::of_parts(DevicePtr::NULL, 1);
 
-    /// As `argmax.cu` gives them: of each part of a row an id's complement below the rank of its
-    /// logit, or that a logit is not finite.
+    /// Tokens as `argmax.cu` gives them: of each part of a row an id's complement below the rank of
+    /// its logit, or that a logit is not finite.
     #[must_use]
     pub const fn of_parts(best: DevicePtr<u64>, parts: usize) -> Self {
         Self {
@@ -218,7 +221,8 @@ impl Answers {
         }
     }
 
-    /// As `decode_step.cu` does: of each row, and which rows hold a logit that is not finite.
+    /// Tokens as `decode_step.cu` gives them: one of each row, and the rows that hold a logit that
+    /// is not finite.
     #[must_use]
     pub const fn of_rows(best: DevicePtr<u64>, broken: DevicePtr<u32>) -> Self {
         Self {

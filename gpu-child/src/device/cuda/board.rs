@@ -1,13 +1,13 @@
-//! Where a step stands on the device, as its kernels leave it in memory (`kernels/cuda/board.cuh`), and
-//! who reads that from another thread when a step does not end.
+//! The progress of a step on the device, as its kernels leave it in memory
+//! (`kernels/cuda/board.cuh`), and its reader, in another thread, when a step does not end.
 //!
 //! The copy goes through a stream of its own by the copy engine, which works while a kernel waits for
 //! ever. The words are what the kernels said last: a step that has not begun shows the one before.
 
-use super::driver::{Driver, Event};
-use super::flight::STEPS;
+use super::context::{Context, StreamEvent};
 use super::headers::constant;
 use super::memory::{Arena, DevicePtr, Pinned, Purpose, fetch};
+use super::step_queue::STEPS;
 use crate::device::Witness;
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -19,13 +19,13 @@ use worker_orcd_ipc::Fault;
 const HEAD_WORDS: usize = constant!("board.cuh", BOARD_BLOCKS);
 /// Numbers of a layer's exchanges.
 const LAYER_EXCHANGES: u32 = constant!("step_plan.cuh", EXCHANGES) as u32;
-/// Of a copy that takes microseconds.
+/// Patience with a copy that takes microseconds.
 const PATIENCE: Duration = Duration::from_millis(200);
-/// Told at most: different places of blocks, and runs of blocks in each.
+/// Limits of an account: different places of blocks, and runs of blocks in each.
 const MAX_PLACES: usize = 6;
 const MAX_RUNS: usize = 6;
 
-/// What a row is made the input of, where every product has a launch of its own.
+/// The product that rows are made the input of, where every product has a launch of its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stage {
     Qkv,
@@ -37,7 +37,7 @@ pub enum Stage {
 impl Stage {
     const ALL: [Self; 4] = [Self::Qkv, Self::Output, Self::GateUp, Self::Down];
 
-    /// As launches say it; that of the head is `Qkv` of the layer behind the last.
+    /// The number that launches post; that of the head is `Qkv` of the layer behind the last.
     #[must_use]
     pub fn of(self, layer: usize) -> u32 {
         (1 + Self::ALL.len() * layer + self as usize) as u32
@@ -63,10 +63,10 @@ pub struct Board {
 impl Board {
     /// # Errors
     /// When there is no memory.
-    pub fn new(driver: &Driver, n_layers: usize) -> Result<Self, Fault> {
-        let blocks = driver.multiprocessors() as usize;
-        let words = Arena::new(driver, Purpose::Scratch, 4 * (HEAD_WORDS + blocks) as u64)?;
-        words.clear(driver)?;
+    pub fn new(context: &Context, n_layers: usize) -> Result<Self, Fault> {
+        let blocks = context.multiprocessors() as usize;
+        let words = Arena::new(context, Purpose::Scratch, 4 * (HEAD_WORDS + blocks) as u64)?;
+        words.clear(context)?;
         Ok(Self {
             words,
             blocks,
@@ -79,17 +79,21 @@ impl Board {
         self.words.at(0, HEAD_WORDS + self.blocks)
     }
 
-    /// Who reads it. `ends` are reached when the steps on their way have ended.
+    /// The reader. `ends` are reached when the steps in flight have ended.
     ///
     /// # Errors
-    /// When the driver refuses.
-    pub fn witness(&self, driver: &Driver, ends: [Event; STEPS]) -> Result<BoardWitness, Fault> {
+    /// When NVIDIA's driver refuses.
+    pub fn witness(
+        &self,
+        context: &Context,
+        ends: [StreamEvent; STEPS],
+    ) -> Result<BoardWitness, Fault> {
         let bytes = self.words.bytes() as usize;
         Ok(BoardWitness {
-            driver: driver.with_a_stream_of_its_own()?,
+            context: context.with_a_stream_of_its_own()?,
             words: self.words.at(0, bytes),
             copy: Pinned::new(bytes)?,
-            copied: Event::new()?,
+            copied: StreamEvent::new()?,
             ends,
             n_layers: self.n_layers,
         })
@@ -98,24 +102,24 @@ impl Board {
 
 #[derive(Debug)]
 pub struct BoardWitness {
-    driver: Driver,
+    context: Context,
     words: DevicePtr<u8>,
     copy: Pinned,
-    copied: Event,
-    ends: [Event; STEPS],
+    copied: StreamEvent,
+    ends: [StreamEvent; STEPS],
     n_layers: u32,
 }
 
 impl Witness for BoardWitness {
     fn account(&mut self) -> String {
-        self.look()
+        self.read()
             .unwrap_or_else(|fault| format!("the driver says {fault}"))
     }
 }
 
 impl BoardWitness {
-    fn look(&mut self) -> Result<String, Fault> {
-        self.driver.enter()?;
+    fn read(&mut self) -> Result<String, Fault> {
+        self.context.enter()?;
         let mut on_their_way = 0;
         for end in &self.ends {
             on_their_way += usize::from(!end.is_reached()?);
@@ -125,8 +129,8 @@ impl BoardWitness {
         }
         // SAFETY: as many bytes; the pinned memory is looked at when the copy is over, and outlives
         // the context.
-        unsafe { fetch(&self.driver, self.copy.bytes_mut(), self.words) }?;
-        self.copied.record(&self.driver)?;
+        unsafe { fetch(&self.context, self.copy.bytes_mut(), self.words) }?;
+        self.copied.record(&self.context)?;
         let asked = Instant::now();
         while !self.copied.is_reached()? {
             if asked.elapsed() > PATIENCE {
@@ -165,7 +169,7 @@ fn account(words: &[u32], n_layers: u32) -> String {
     }
 }
 
-/// Who is furthest behind comes first.
+/// Places of the blocks, those furthest behind first.
 fn account_of_blocks(blocks: &[u32], first: u32, n_layers: u32) -> String {
     let mut places: BTreeMap<Place, Vec<usize>> = BTreeMap::new();
     for (block, said) in blocks.iter().enumerate() {
@@ -186,10 +190,10 @@ fn account_of_blocks(blocks: &[u32], first: u32, n_layers: u32) -> String {
     text
 }
 
-/// Where a block of `decode_step.cu` stands: at what is done with which of the step's exchanges.
+/// The place of a block of `decode_step.cu`: how far it is with which of the step's exchanges.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Place {
-    /// What it said last was of a step before.
+    /// The block has posted nothing of this step.
     NotBegun,
     /// Waits for what this exchange brings, or has it and works.
     At(u32),

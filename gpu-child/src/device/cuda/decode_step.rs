@@ -1,55 +1,42 @@
 //! The whole decode step of a small batch as one cooperative launch (`decode_step.cu`).
 //!
-//! For up to four sequences with one token each, on devices that have bulk copies (compute
-//! capability 9 and up), while the context is short enough for one block a head to walk it. Same
-//! bits as the launches of [`forward`](super::forward); only time differs.
+//! The kernel takes batches of up to [`MAX_ROWS`] sequences with one token each, on devices that have
+//! bulk copies (compute capability 9 and up), while the context is short enough for one block a head. It
+//! gives the same bits as the launches of [`forward`](super::forward); only time differs.
 
-use super::driver::Driver;
-use super::forward::Model;
+use super::context::Context;
+use super::forward::Forward;
 use super::headers::{constant, layout};
 use super::kernels::{AttentionArgs, EmbedArgs, Geometry, Kernel, Module, Part, RopeArgs};
 use super::memory::{Arena, DevicePtr, Purpose, upload};
 use super::plan::Plan;
+use super::shared_plan::{STATIC_SHARED_BYTES, SharedPlan};
+use super::tags::Tags;
 use super::weights::{Layer, UNIT, Weights, multiplied_as, unit_bytes, units};
 use crate::device::{Checkpoint, Tap};
 use crate::model::{ModelConfig, ModelWeights};
 use worker_orcd_ipc::Fault;
 use worker_orcd_kernels::TensorType;
 
-/// Sequences of one step: with more, many launches are faster (`bench/results/cuda.md`).
+/// Sequences of one step, at most: with more, many launches are faster (`bench/results/cuda.md`).
 pub const MAX_ROWS: usize = constant!("step_plan.cuh", STEP_ROWS);
-/// Those that compute, and a warpgroup of which one thread feeds them.
+/// Warps of a block: the consumers, and the producer's warpgroup.
 const WARPS: usize = constant!("step_plan.cuh", STEP_WARPS) + 4;
-/// Units of one copy at most.
-const PIECE_UNITS: usize = constant!("step_plan.cuh", PIECE_UNITS);
-const MAX_SLOTS: usize = constant!("ring.cuh", MAX_SLOTS);
-/// Some copies are under way while others are multiplied.
-const MIN_SLOTS: usize = 6;
-/// Partial sums, at least of two tiles of 16 segments of four rows each. Warps meet whenever they are
-/// full; these hold all of a block's tiles of gate and up in the shapes of Qwen2.5-7B.
-const SUMS_BYTES: usize = 18 << 10;
-/// Bytes of weights that a block asks for at a time. More would stand in line, and the small reads
-/// of exchanges behind them (`bench/results/cuda.md`).
-const WINDOW_BYTES: usize = 48 << 10;
-/// SharedPlan memory that the kernel declares itself, and a little for the driver.
-const STATIC_SHARED_BYTES: usize = 6 << 10;
-/// Splits of attention that the warps walk in turn without holding up the rest for long.
+/// Splits of attention, at most: one block computes all of them, and the other blocks wait for it.
 const MAX_SPLITS: usize = constant!("step_attention.cuh", MAX_PAGES);
-/// What a block that attends knows of rows, at most.
-const LOCAL_BYTES: usize = constant!("step_attention.cuh", LOCAL_BYTES);
-/// Columns of rows that are normalized.
+/// Columns of rows that are normalized, at most.
 const MAX_EMBD: usize = constant!("step_plan.cuh", MAX_UNITS) * UNIT;
-/// Vectors that blocks hand each other, a layer; the embedding is one more.
+/// Exchanges of a layer: vectors that blocks publish to each other. The embedding is one more.
 const LAYER_EXCHANGES: usize = constant!("step_plan.cuh", EXCHANGES);
-/// Share of the blocks that do attention at most: the others stream the weights.
+/// The part of the blocks that compute attention, at most one in so many: the others stream weights.
 const ATTENTION_SHARE: u32 = 4;
-/// Of what blocks hand each other.
-const COPIES: usize = constant!("step_plan.cuh", COPIES);
-/// Bytes of a value and its number, `Word`.
+/// Copies of every vector that is published.
+const REPLICAS: usize = constant!("step_plan.cuh", REPLICAS);
+/// Bytes of a value and its tag, `Word`.
 const WORD_BYTES: usize = 8;
 
 layout! {
-    struct StepLayer in "step_plan.cuh" {
+    pub struct StepLayer in "step_plan.cuh" {
         parts: [Part; 7],
         attn_norm: DevicePtr<f32>,
         ffn_norm: DevicePtr<f32>,
@@ -69,13 +56,14 @@ layout! {
         best: DevicePtr<u64>,
         broken: DevicePtr<u32>,
         board: DevicePtr<u32>,
-        number: u32,
+        first_tag: u32,
         n_layers: i32,
         rows: i32,
         n_embd: i32,
         n_ff: i32,
         vocab: i32,
         attention_blocks: i32,
+        activation: i32,
         layer_halves: u64,
         eps: f32,
         shared: SharedPlan,
@@ -85,113 +73,34 @@ layout! {
     struct Exchange in "step_plan.cuh" {
         x: DevicePtr<u64>,
         qkv: DevicePtr<u64>,
-        attended: DevicePtr<u64>,
+        attn: DevicePtr<u64>,
         ff: DevicePtr<u64>,
         stride: u64,
-    }
-
-    /// Where things lie in a block's shared memory, in bytes.
-    #[derive(PartialEq, Eq)]
-    struct SharedPlan in "step_plan.cuh" {
-        slot_bytes: i32,
-        slots: i32,
-        sums_bytes: i32,
-        inputs_at: i32,
-        norm_at: i32,
-        sums_at: i32,
-        layers_at: i32,
-        ring_at: i32,
-        window: i32,
-    }
-}
-
-impl SharedPlan {
-    /// `None` when the ring would be too short to be of use.
-    fn of(config: &ModelConfig, rows: usize, unit_bytes: usize, available: usize) -> Option<Self> {
-        let q_width = config.n_heads * config.head_dim;
-        let piece_units = [config.n_embd, q_width, config.n_ff]
-            .map(|cols| units(cols).div_ceil(units(cols).div_ceil(PIECE_UNITS)));
-        let slot_bytes =
-            (piece_units.into_iter().max().unwrap_or(0) * unit_bytes).next_multiple_of(128);
-        let widest = config.n_embd.max(config.n_ff).max(q_width);
-        let mut end = 0;
-        let mut place = |bytes: usize| {
-            let at = end;
-            end = (at + bytes).next_multiple_of(128);
-            at as i32
-        };
-        let inputs_at = place(rows * (units(widest) * 2 * UNIT + 64));
-        let norm_at = place(config.n_embd * size_of::<f32>());
-        let sums_at = place(SUMS_BYTES);
-        let layers_at = place(config.n_layers * size_of::<StepLayer>());
-        let ring_at = place(0);
-        let left = available.checked_sub(STATIC_SHARED_BYTES + ring_at as usize)?;
-        let slots = (left / slot_bytes).min(MAX_SLOTS);
-        // Blocks that attend have their heads where the others have their ring.
-        let group = config.n_heads / config.n_kv_heads;
-        let heads = (group + 2) * config.head_dim * size_of::<f32>();
-        let queries = group * config.head_dim * size_of::<u16>();
-        let attends = slots * slot_bytes >= LOCAL_BYTES + heads + queries;
-        (slots >= MIN_SLOTS && attends).then_some(Self {
-            slot_bytes: slot_bytes as i32,
-            slots: slots as i32,
-            sums_bytes: SUMS_BYTES as i32,
-            inputs_at,
-            norm_at,
-            sums_at,
-            layers_at,
-            ring_at,
-            window: (WINDOW_BYTES / slot_bytes).clamp(2, slots) as i32,
-        })
-    }
-
-    fn bytes(&self) -> u32 {
-        (self.ring_at + self.slots * self.slot_bytes) as u32
     }
 }
 
 #[derive(Debug)]
 pub struct DecodeStep {
     kernel: Kernel<StepArgs>,
-    /// For one row, which needs no index of rows anywhere.
+    /// The kernel for one row, which needs no index of rows anywhere.
     alone: Kernel<StepArgs>,
     /// The layers' table, then `best` and `broken`.
     arena: Arena,
     n_layers: usize,
-    /// Of the model's largest type.
+    /// Bytes of a unit of the model's largest type.
     unit_bytes: usize,
-    /// What blocks hand each other.
+    /// Vectors that blocks publish to each other.
     words: Arena,
-    numbers: Numbers,
-}
-
-/// What exchanges are told apart by: none is borne by two of them between two clearings of their
-/// memory, however long the device runs, and zero by none.
-#[derive(Debug, Default)]
-struct Numbers {
-    last: u32,
-}
-
-impl Numbers {
-    /// The first of a step's `count`, and whether the memory must be cleared before.
-    fn next(&mut self, count: u32) -> (u32, bool) {
-        let begins_again = self.last > u32::MAX - count;
-        if begins_again {
-            self.last = 0;
-        }
-        let first = self.last + 1;
-        self.last += count;
-        (first, begins_again)
-    }
+    tags: Tags,
 }
 
 impl DecodeStep {
-    /// `None` where the device or the model is not made for it.
+    /// Loads the kernel; `None` where it does not take the device or the model.
     ///
     /// # Errors
     /// When the device fails.
     pub fn load(
-        driver: &Driver,
+        context: &Context,
         module: &Module,
         config: &ModelConfig,
         weights: &Weights,
@@ -202,9 +111,9 @@ impl DecodeStep {
             .map(|linear| multiplied_as(linear.weight.ty))
             .collect();
         let unit_bytes = types.iter().map(|ty| unit_bytes(*ty)).max().unwrap_or(0);
-        let fits = SharedPlan::of(config, 1, unit_bytes, driver.shared_bytes() as usize).is_some();
+        let fits = SharedPlan::of(config, 1, unit_bytes, context.shared_bytes() as usize).is_some();
         let has_kernel = [32, 64, 96, 128].contains(&config.head_dim);
-        if !driver.has_bulk_copies() || !fits || !has_kernel || config.n_embd > MAX_EMBD {
+        if !context.has_bulk_copies() || !fits || !has_kernel || config.n_embd > MAX_EMBD {
             return Ok(None);
         }
         let name = format!(
@@ -215,7 +124,7 @@ impl DecodeStep {
         let load = |name: &str| {
             // SAFETY: the kernels of decode_step.cu take StepArgs.
             let kernel: Kernel<StepArgs> = unsafe { module.kernel(name) }?;
-            kernel.allow_shared(driver.shared_bytes() - STATIC_SHARED_BYTES as u32)?;
+            kernel.allow_shared(context.shared_bytes() - STATIC_SHARED_BYTES as u32)?;
             Ok::<_, Fault>(kernel)
         };
         let (kernel, alone) = (load(&name)?, load(&format!("{name}_alone"))?);
@@ -224,15 +133,15 @@ impl DecodeStep {
             .map(|layer| step_layer(config, weights, layer))
             .collect();
         let table = size_of_val(&*layers);
-        let arena = Arena::new(driver, Purpose::Scratch, (table + 12 * MAX_ROWS) as u64)?;
-        let words = COPIES * copy_words(config) * WORD_BYTES;
-        let words = Arena::new(driver, Purpose::Scratch, words as u64)?;
-        words.clear(driver)?;
+        let arena = Arena::new(context, Purpose::Scratch, (table + 12 * MAX_ROWS) as u64)?;
+        let words = REPLICAS * replica_words(config) * WORD_BYTES;
+        let words = Arena::new(context, Purpose::Scratch, words as u64)?;
+        words.clear(context)?;
         // SAFETY: StepLayer is made of addresses and integers without padding, and outlives the
         // copy, which has read pageable memory when it returns.
         unsafe {
             let bytes = std::slice::from_raw_parts(layers.as_ptr().cast::<u8>(), table);
-            upload(driver, arena.at(0, table), bytes)?;
+            upload(context, arena.at(0, table), bytes)?;
         }
         Ok(Some(Self {
             kernel,
@@ -241,28 +150,28 @@ impl DecodeStep {
             n_layers: layers.len(),
             unit_bytes,
             words,
-            numbers: Numbers::default(),
+            tags: Tags::default(),
         }))
     }
 
-    /// This batch is one that the kernel takes, and nobody looks at what it keeps to itself.
+    /// A batch that the kernel takes.
     #[must_use]
-    pub fn takes(&self, driver: &Driver, config: &ModelConfig, plan: &Plan<'_>) -> bool {
+    pub fn takes(&self, context: &Context, config: &ModelConfig, plan: &Plan<'_>) -> bool {
         plan.rows.len() <= MAX_ROWS
             && plan.sequences.len() == plan.rows.len()
             && plan.drawing.len() == plan.rows.len()
             && plan.splits <= MAX_SPLITS
-            && self.shared(driver, config, plan.rows.len()).is_some()
+            && self.shared(context, config, plan.rows.len()).is_some()
     }
 
-    fn shared(&self, driver: &Driver, config: &ModelConfig, rows: usize) -> Option<SharedPlan> {
-        let available = driver.shared_bytes() as usize;
+    fn shared(&self, context: &Context, config: &ModelConfig, rows: usize) -> Option<SharedPlan> {
+        let available = context.shared_bytes() as usize;
         SharedPlan::of(config, rows, self.unit_bytes, available)
     }
 
     fn exchange(&self, config: &ModelConfig) -> Exchange {
         let mut end = 0;
-        let [x, qkv, attended, ff] = widths(config).map(|width| {
+        let [x, qkv, attn, ff] = widths(config).map(|width| {
             let at = end;
             end += (width * MAX_ROWS * WORD_BYTES) as u64;
             self.words.at(at, width * MAX_ROWS)
@@ -270,60 +179,62 @@ impl DecodeStep {
         Exchange {
             x,
             qkv,
-            attended,
+            attn,
             ff,
-            stride: copy_words(config) as u64,
+            stride: replica_words(config) as u64,
         }
     }
 
-    /// The number of the next step's first exchange.
-    fn next_number(&mut self, driver: &Driver) -> Result<u32, Fault> {
-        // One more is for blocks that are done (board.cuh).
-        let numbers = (2 + LAYER_EXCHANGES * self.n_layers) as u32;
-        let (first, begins_again) = self.numbers.next(numbers);
+    /// The tag of the next step's first exchange.
+    fn next_tag(&mut self, context: &Context) -> Result<u32, Fault> {
+        // One tag more is for blocks that are done (board.cuh).
+        let tags = (2 + LAYER_EXCHANGES * self.n_layers) as u32;
+        let (first, begins_again) = self.tags.next(tags);
         if begins_again {
             // In stream order: behind the steps that still use it.
-            self.words.clear(driver)?;
+            self.words.clear(context)?;
         }
         Ok(first)
     }
 
-    /// Leaves logits in the scratch, and the ranks of the best in [`best`](Self::best).
+    /// Launches the step. It leaves logits in the scratch, and the ranks of the best in
+    /// [`best`](Self::best).
     ///
     /// # Errors
     /// When the launch fails.
     ///
     /// # Panics
     /// When [`takes`](Self::takes) said no.
-    pub fn launch(&mut self, model: &Model<'_>, plan: &Plan<'_>) -> Result<(), Fault> {
-        let (config, buffers) = (model.config, &model.buffers);
+    pub fn launch(&mut self, forward: &Forward<'_>, plan: &Plan<'_>) -> Result<(), Fault> {
+        let (config, buffers) = (forward.config, &forward.buffers);
         let shared = self
-            .shared(model.driver, config, plan.rows.len())
-            .expect("a batch that was looked at");
+            .shared(forward.context, config, plan.rows.len())
+            .expect("a batch that the kernel takes");
         let table = self.n_layers * size_of::<StepLayer>();
-        let weights = model.weights;
-        let blocks = model.driver.multiprocessors();
+        let weights = forward.weights;
+        let blocks = forward.context.multiprocessors();
         let heads = (plan.rows.len() * config.n_kv_heads) as u32;
         let arguments = StepArgs {
             layers: self.arena.at(0, table),
-            embed: model.embed_arguments(),
-            rope: model.rope_arguments(0, None),
-            attention: model.attention_arguments(plan, 0),
+            embed: forward.embed_arguments(),
+            rope: forward.rope_arguments(0, None),
+            attention: forward.attention_arguments(plan, 0),
             head: weights.part(&weights.tensors.output, 0),
             head_norm: weights.vector(&weights.tensors.output_norm),
             exchange: self.exchange(config),
             logits: buffers.logits,
             best: self.best(),
             broken: self.broken(),
-            board: model.board,
-            number: self.next_number(model.driver)?,
+            board: forward.board,
+            first_tag: self.next_tag(forward.context)?,
             n_layers: self.n_layers as i32,
             rows: plan.rows.len() as i32,
             n_embd: config.n_embd as i32,
             n_ff: config.n_ff as i32,
             vocab: config.vocab_size as i32,
+            activation: config.activation as i32,
             attention_blocks: heads.min(blocks / ATTENTION_SHARE) as i32,
-            layer_halves: model.kv.layer_halves(),
+            layer_halves: forward.kv.layer_halves(),
             eps: config.norm_eps,
             shared,
         };
@@ -338,17 +249,17 @@ impl DecodeStep {
         };
         // SAFETY: one block a multiprocessor, resident together; the buffers are those of the
         // kernels that this one stands for, with as many rows.
-        unsafe { kernel.launch_together(model.driver, geometry, &arguments) }
+        unsafe { kernel.launch_together(forward.context, geometry, &arguments) }
     }
 
-    /// `rank` of the best logit of each row (`argmax.cuh`).
+    /// The `rank` of the best logit of each row (`argmax.cuh`).
     #[must_use]
     pub fn best(&self) -> DevicePtr<u64> {
         let table = self.n_layers * size_of::<StepLayer>();
         self.arena.at(table as u64, MAX_ROWS)
     }
 
-    /// Not zero where a row holds a logit that is not finite.
+    /// A word of each row, not zero where the row holds a logit that is not finite.
     #[must_use]
     pub fn broken(&self) -> DevicePtr<u32> {
         let table = self.n_layers * size_of::<StepLayer>();
@@ -356,7 +267,8 @@ impl DecodeStep {
     }
 }
 
-/// Two types have kernels of their own, smaller ones, for models that are made of them alone.
+/// The variant of the kernel: two types have smaller kernels of their own, for models that are made of
+/// them alone.
 fn variant(config: &ModelConfig, types: &[TensorType]) -> &'static str {
     let common = [64, 128].contains(&config.head_dim);
     let all = |ty| common && types.iter().all(|other| *other == ty);
@@ -367,7 +279,7 @@ fn variant(config: &ModelConfig, types: &[TensorType]) -> &'static str {
     }
 }
 
-/// Words of what blocks hand each other, a row: the stream, queries with keys and values, attention,
+/// Words of a row of each vector that blocks publish: x, queries with keys and values, attention's output,
 /// ff, each in whole units.
 fn widths(config: &ModelConfig) -> [usize; 4] {
     let q_width = config.n_heads * config.head_dim;
@@ -375,12 +287,12 @@ fn widths(config: &ModelConfig) -> [usize; 4] {
     [config.n_embd, q_width + 2 * kv_width, q_width, config.n_ff].map(|cols| units(cols) * UNIT)
 }
 
-/// Of one copy of all of them.
-fn copy_words(config: &ModelConfig) -> usize {
+/// Words of one replica of all vectors.
+fn replica_words(config: &ModelConfig) -> usize {
     widths(config).into_iter().sum::<usize>() * MAX_ROWS
 }
 
-/// Somebody wants to see what the kernel keeps to itself.
+/// A tap that wants values which this kernel does not show.
 pub fn is_watched(config: &ModelConfig, plan: &Plan<'_>, tap: &dyn Tap) -> bool {
     let layers = (0..config.n_layers as u32).map(Checkpoint::Layer);
     let hidden: Vec<Checkpoint> = layers
@@ -410,85 +322,5 @@ fn step_layer(config: &ModelConfig, weights: &Weights, layer: &Layer) -> StepLay
         ffn_norm: weights.vector(&layer.ffn_norm),
         q_norm: weights.optional_vector(layer.q_norm.as_ref()),
         k_norm: weights.optional_vector(layer.k_norm.as_ref()),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::model::Architecture;
-    use worker_orcd_kernels::reference::rope::{Rope, RopePairs};
-
-    /// What an H200 gives to a block.
-    const AVAILABLE: usize = 227 << 10;
-
-    fn config(n_embd: usize, n_ff: usize, n_heads: usize, head_dim: usize) -> ModelConfig {
-        ModelConfig {
-            architecture: Architecture::Qwen2,
-            n_layers: 28,
-            n_embd,
-            n_ff,
-            n_heads,
-            n_kv_heads: 2,
-            head_dim,
-            vocab_size: 1000,
-            context_length: 32_768,
-            norm_eps: 1e-6,
-            rope: Rope {
-                pairs: RopePairs::HalfOffset,
-                dims: head_dim,
-                base: 1e6,
-                scale: 1.0,
-                factors: None,
-                attn_factor: 1.0,
-            },
-            sliding_window: None,
-        }
-    }
-
-    #[test]
-    fn what_shares_a_blocks_memory_fits_and_does_not_overlap() {
-        let small = config(128, 1024, 2, 64);
-        let half_billion = config(896, 4864, 14, 64);
-        let seven_billion = config(3584, 18_944, 28, 128);
-        for config in [&small, &half_billion, &seven_billion] {
-            let inputs = 2 * config.n_ff + 64;
-            for (unit_bytes, rows) in [(2048, 1), (576, 1), (576, 2)] {
-                let shared = SharedPlan::of(config, rows, unit_bytes, AVAILABLE).expect("it fits");
-                let ends = [
-                    shared.inputs_at + (rows * inputs) as i32,
-                    shared.norm_at + 4 * config.n_embd as i32,
-                    shared.sums_at + shared.sums_bytes,
-                    shared.layers_at + (config.n_layers * size_of::<StepLayer>()) as i32,
-                ];
-                let begins = [
-                    shared.norm_at,
-                    shared.sums_at,
-                    shared.layers_at,
-                    shared.ring_at,
-                ];
-                assert!(ends.iter().zip(begins).all(|(end, begin)| *end <= begin));
-                assert!(shared.bytes() as usize + STATIC_SHARED_BYTES <= AVAILABLE);
-                // A piece that the feeder waits for must still be in the ring.
-                assert!(shared.window <= shared.slots, "{shared:?}");
-            }
-        }
-    }
-
-    #[test]
-    fn rows_too_wide_for_a_ring_beside_them_are_left_to_other_kernels() {
-        let wide = config(8192, 98_304, 64, 128);
-        assert_eq!(SharedPlan::of(&wide, 1, 2048, AVAILABLE), None);
-    }
-
-    #[test]
-    fn no_number_is_borne_twice_between_two_clearings() {
-        let mut numbers = Numbers {
-            last: u32::MAX - 10,
-        };
-        assert_eq!(numbers.next(7), (u32::MAX - 9, false));
-        // Three are left: not enough.
-        assert_eq!(numbers.next(4), (1, true));
-        assert_eq!(numbers.next(4), (5, false));
     }
 }

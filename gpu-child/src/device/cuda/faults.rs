@@ -1,4 +1,4 @@
-//! What the device does to itself on command (`kernels/cuda/faults.cu`), in a child that was built
+//! Faults that the device makes on command (`kernels/cuda/faults.cu`), in a child that was built
 //! for it.
 //!
 //! A misdeed goes into the stream in front of a step, and the step is launched behind it: as with
@@ -6,7 +6,7 @@
 //! tells the rest of the device that a fault was ordered.
 
 use super::CudaExecutor;
-use super::driver::Driver;
+use super::context::Context;
 use super::headers::layout;
 use super::kernels::{Aligned, Geometry, Kernel, Module};
 use super::memory::{Arena, DevicePtr, Purpose};
@@ -16,8 +16,8 @@ use worker_orcd_ipc::Fault;
 static FATBIN: &Aligned<[u8]> =
     &Aligned(*include_bytes!(concat!(env!("OUT_DIR"), "/faults.fatbin")));
 
-/// Above the user's half of a 48-bit address space, so that no host page is there either, which
-/// some machines let the device reach.
+/// An address above the user's half of a 48-bit address space, so that no host page is there
+/// either, which some machines let the device reach.
 const NOWHERE: usize = 0xdead_0000_0000;
 
 /// The last crumbs that are taken when everything is.
@@ -29,7 +29,8 @@ layout! {
     }
 }
 
-/// Found before they are needed: a device that is full has no room for a module.
+/// The kernels that fail, found before they are needed: a device that is full has no room for a
+/// module.
 #[derive(Debug)]
 pub struct Misdeeds {
     illegal_address: Kernel<MisdeedArgs>,
@@ -40,8 +41,8 @@ pub struct Misdeeds {
 }
 
 impl Misdeeds {
-    fn load(driver: &Driver) -> Result<Self, Fault> {
-        let module = Module::of(driver, FATBIN)?;
+    fn load(context: &Context) -> Result<Self, Fault> {
+        let module = Module::of(context, FATBIN)?;
         // SAFETY: every kernel of faults.cu takes MisdeedArgs.
         let kernel = |name| unsafe { module.kernel(name) };
         Ok(Self {
@@ -56,7 +57,7 @@ impl Misdeeds {
 
 impl Saboteur for CudaExecutor {
     fn prepare(&mut self) -> Result<(), Fault> {
-        self.misdeeds = Some(Misdeeds::load(&self.driver)?);
+        self.misdeeds = Some(Misdeeds::load(&self.context)?);
         Ok(())
     }
 
@@ -67,10 +68,10 @@ impl Saboteur for CudaExecutor {
             // SAFETY: none is possible: what the kernel does is forbidden, on purpose. It is the
             // device that answers, with an error that ends this process; and `spoil` writes one
             // value into a place of ours.
-            unsafe { kernel.launch(&self.driver, one, &arguments) }
+            unsafe { kernel.launch(&self.context, one, &arguments) }
         };
         let somewhere = self.scratch.buffers().x.cast();
-        self.driver.enter()?;
+        self.context.enter()?;
         match misdeed {
             DeviceMisdeed::IllegalAddress => {
                 launch(&misdeeds.illegal_address, DevicePtr::NULL.add(NOWHERE))
@@ -84,8 +85,8 @@ impl Saboteur for CudaExecutor {
                 launch(&misdeeds.spoil, norm.cast())
             }
             DeviceMisdeed::OutOfMemory => {
-                let (_, total) = self.driver.memory()?;
-                Arena::new(&self.driver, Purpose::Scratch, total).map(drop)
+                let (_, total) = self.context.memory()?;
+                Arena::new(&self.context, Purpose::Scratch, total).map(drop)
             }
             DeviceMisdeed::Full => self.take_everything(),
         }
@@ -93,11 +94,11 @@ impl Saboteur for CudaExecutor {
 }
 
 impl CudaExecutor {
-    /// As a neighbour would that takes all that is left; for the rest of this process.
+    /// Takes all the memory that is left, as a neighbour could, for the rest of this process.
     fn take_everything(&self) -> Result<(), Fault> {
-        let (_, mut bytes) = self.driver.memory()?;
+        let (_, mut bytes) = self.context.memory()?;
         while bytes >= CRUMB_BYTES {
-            match Arena::new(&self.driver, Purpose::Scratch, bytes) {
+            match Arena::new(&self.context, Purpose::Scratch, bytes) {
                 Ok(arena) => std::mem::forget(arena),
                 Err(Fault::OutOfMemory { .. }) => bytes /= 2,
                 Err(other) => return Err(other),

@@ -1,17 +1,17 @@
-//! One step: embedding, every layer, and the head, as launches in one stream.
+//! The forward pass of a step: embedding, every layer, and the head, as launches in one stream.
 //!
 //! The same pass for every architecture. What differs between them is data: a bias or a head norm
-//! that is there or not, which pairs RoPE turns.
+//! that is there or not, which pairs RoPE rotates.
 
 use super::CudaExecutor;
 use super::board::Stage;
+use super::context::Context;
 use super::decode_step::is_watched;
-use super::driver::Driver;
-use super::graph::Shape;
+use super::graph::GraphKey;
 use super::head::{self, Head};
 use super::headers::constant;
 use super::kernels::{
-    Answers, AttentionArgs, EmbedArgs, Geometry, Kernel, MergeArgs, RopeArgs, RowArgs,
+    AttentionArgs, DrawnTokens, EmbedArgs, Geometry, Kernel, MergeArgs, RopeArgs, RowArgs,
 };
 use super::kv::KvCache;
 use super::matmul::{Input, Matmul, Output};
@@ -34,15 +34,15 @@ const ROPE_THREADS: u32 = constant!("rope_kv.cu", ROPE_THREADS) as u32;
 /// Threads of a block whose warps work on their own.
 const WARPS_THREADS: u32 = 128;
 const WARPS: usize = 4;
-/// Blocks a multiprocessor should have, or so few splits, before a block attends to all of them
-/// instead of sharing them out.
+/// Blocks that a multiprocessor should have, or so few splits, before one block computes all splits
+/// of a unit, instead of a warp for each split.
 const ENOUGH_BLOCKS: usize = 2;
 const MANY_SPLITS: usize = 8;
 
 /// The parts of the executor that a step reads, and the batch's place on the device.
 #[derive(Debug, Clone, Copy)]
-pub struct Model<'a> {
-    pub driver: &'a Driver,
+pub struct Forward<'a> {
+    pub context: &'a Context,
     pub config: &'a ModelConfig,
     pub weights: &'a Weights,
     pub kv: &'a KvCache,
@@ -54,34 +54,34 @@ pub struct Model<'a> {
 }
 
 /// Launches a step, behind one that may still be running.
-pub fn depart(
+pub fn launch(
     executor: &mut CudaExecutor,
     batch: &Batch<'_>,
     tap: &mut dyn Tap,
 ) -> Result<(), Fault> {
-    executor.driver.enter()?;
-    let slot = executor.flights.slot();
-    let (before, requests) = executor.flights.before();
+    executor.context.enter()?;
+    let slot = executor.steps.slot();
+    let (before, requests) = executor.steps.previous();
     let plan = Plan::new(batch, &executor.config, requests);
-    let (driver, arrive) = (&executor.driver, &executor.ops.arrive);
+    let (context, scatter_inputs) = (&executor.context, &executor.ops.scatter_inputs);
     let board = (executor.board.on_device(), batch.step);
     executor
         .scratch
-        .upload(driver, arrive, (&plan, slot), before, board)?;
-    let answers = launch(executor, (&plan, slot), tap)?;
+        .upload(context, scatter_inputs, (&plan, slot), before, board)?;
+    let drawn_tokens = launch_pass(executor, (&plan, slot), tap)?;
     executor
-        .flights
-        .depart(&executor.driver, batch.step, &plan, answers)
+        .steps
+        .launched(&executor.context, batch.step, &plan, drawn_tokens)
 }
 
 /// Embedding to tokens. Says where they will be.
-fn launch(
+fn launch_pass(
     executor: &mut CudaExecutor,
     (plan, slot): (&Plan<'_>, usize),
     tap: &mut dyn Tap,
-) -> Result<Answers, Fault> {
-    let model = Model {
-        driver: &executor.driver,
+) -> Result<DrawnTokens, Fault> {
+    let forward = Forward {
+        context: &executor.context,
         config: &executor.config,
         weights: &executor.weights,
         kv: &executor.kv,
@@ -92,49 +92,49 @@ fn launch(
         board: executor.board.on_device(),
     };
     if plan.rows.is_empty() {
-        return Ok(Answers::NONE);
+        return Ok(DrawnTokens::NONE);
     }
-    let splits = if model.splits_apart(plan) {
+    let splits = if forward.splits_over_warps(plan) {
         plan.splits
     } else {
         0
     };
     let mut head = Head {
-        model: &model,
+        forward: &forward,
         draws: &mut executor.draws,
         slot,
         plan,
     };
-    if let Some(shape) = Shape::of(plan, model.scratch.sizes.head_rows, splits)
-        && !is_watched(model.config, plan, tap)
+    if let Some(key) = GraphKey::of(plan, forward.scratch.sizes.head_rows, splits)
+        && !is_watched(forward.config, plan, tap)
     {
         if let Some(decode_step) = &mut executor.decode_step
-            && decode_step.takes(model.driver, model.config, plan)
+            && decode_step.takes(forward.context, forward.config, plan)
         {
-            decode_step.launch(&model, plan)?;
+            decode_step.launch(&forward, plan)?;
             return head.draw_ranked(decode_step, tap);
         }
-        let pass = || model.pass(plan);
-        if executor.graphs.launch(model.driver, shape, pass)? {
+        let pass = || forward.pass(plan);
+        if executor.graphs.launch(forward.context, key, pass)? {
             return head.draw_chosen(tap);
         }
     }
-    model.embed(plan)?;
-    model.watch(tap, plan, Checkpoint::Embedding)?;
-    for (index, layer) in model.weights.tensors.layers.iter().enumerate() {
-        model.attend(plan, index, layer)?;
-        model.feed_forward(plan.rows.len(), index, layer)?;
-        model.watch(tap, plan, Checkpoint::Layer(index as u32))?;
+    forward.embed(plan)?;
+    forward.watch(tap, plan, Checkpoint::Embedding)?;
+    for (index, layer) in forward.weights.tensors.layers.iter().enumerate() {
+        forward.attention_block(plan, index, layer)?;
+        forward.feed_forward(plan.rows.len(), index, layer)?;
+        forward.watch(tap, plan, Checkpoint::Layer(index as u32))?;
     }
     head.run(tap)
 }
 
-impl Model<'_> {
-    /// The whole step of a batch that nobody watches, up to the greedy choice of every row.
+impl Forward<'_> {
+    /// The whole step of a batch without a tap, up to the greedy choice of every row.
     fn pass(&self, plan: &Plan<'_>) -> Result<(), Fault> {
         self.embed(plan)?;
         for (index, layer) in self.weights.tensors.layers.iter().enumerate() {
-            self.attend(plan, index, layer)?;
+            self.attention_block(plan, index, layer)?;
             self.feed_forward(plan.rows.len(), index, layer)?;
         }
         head::logits(self, plan, 0, plan.drawing.len())
@@ -149,7 +149,7 @@ impl Model<'_> {
     ) -> Result<(), Fault> {
         let n_embd = self.config.n_embd;
         // SAFETY: the stream holds a row for each token of the batch.
-        let row = |at| unsafe { read(self.driver, self.buffers.x.add(at * n_embd), n_embd) };
+        let row = |at| unsafe { read(self.context, self.buffers.x.add(at * n_embd), n_embd) };
         watch(tap, plan.sequences, checkpoint, rows(plan.sequences), row)
     }
 
@@ -169,10 +169,10 @@ impl Model<'_> {
         let arguments = self.embed_arguments();
         let geometry = Geometry::line(plan.rows.len(), 256);
         // SAFETY: one block a row; tokens were checked against the vocabulary in `Plan::new`.
-        unsafe { self.ops.embed.launch(self.driver, geometry, &arguments) }
+        unsafe { self.ops.embed.launch(self.context, geometry, &arguments) }
     }
 
-    fn attend(&self, plan: &Plan<'_>, index: usize, layer: &Layer) -> Result<(), Fault> {
+    fn attention_block(&self, plan: &Plan<'_>, index: usize, layer: &Layer) -> Result<(), Fault> {
         let (config, buffers) = (self.config, &self.buffers);
         let rows = plan.rows.len();
         let q_width = config.n_heads * config.head_dim;
@@ -184,8 +184,8 @@ impl Model<'_> {
             config.n_embd,
             (buffers.qkv, qkv_width, false),
         )?;
-        self.turn_and_keep(rows, index, layer)?;
-        self.look(plan, index)?;
+        self.rope_and_append_kv(rows, index, layer)?;
+        self.attention(plan, index)?;
         let stage = Stage::Output.of(index);
         self.make_input(
             &self.ops.scale_rows,
@@ -212,7 +212,7 @@ impl Model<'_> {
         } else {
             self.project(rows, &layer.gate_up, n_embd, (buffers.ff, 2 * n_ff, false))?;
             self.make_input(
-                &self.ops.silu_mul_rows,
+                &self.ops.glu_rows,
                 rows,
                 (buffers.ff, 2 * n_ff),
                 n_ff,
@@ -230,7 +230,7 @@ impl Model<'_> {
         };
         let geometry = row_geometry(rows, n_embd);
         // SAFETY: one block for two rows of the stream.
-        unsafe { self.ops.rmsnorm.launch(self.driver, geometry, &arguments) }
+        unsafe { self.ops.rmsnorm.launch(self.context, geometry, &arguments) }
     }
 
     /// Rows of F32 on their way into a matmul that takes as many.
@@ -255,6 +255,7 @@ impl Model<'_> {
             groups: self.matmul.groups(rows) as i32,
             rows: rows as i32,
             stage,
+            activation: self.config.activation as i32,
             board: self.board,
         }
     }
@@ -270,7 +271,7 @@ impl Model<'_> {
     ) -> Result<(), Fault> {
         let arguments = self.row_arguments(rows, input, cols, stage);
         // SAFETY: one block for two rows; the input holds that many rows of its stride.
-        unsafe { kernel.launch(self.driver, row_geometry(rows, cols), &arguments) }
+        unsafe { kernel.launch(self.context, row_geometry(rows, cols), &arguments) }
     }
 
     /// `act` through some linears that share it, into `(out, stride, add)`.
@@ -285,18 +286,18 @@ impl Model<'_> {
             out,
             stride,
             add,
-            paired: false,
+            glu: None,
         };
         self.multiply(rows, linears, cols, output)
     }
 
-    /// silu(gate) * up of `act`, into `ff`.
+    /// Gate and up of `act` through their gated linear unit, into `ff`.
     fn project_pair(&self, rows: usize, gate_up: &[Linear; 2]) -> Result<(), Fault> {
         let output = Output {
             out: self.buffers.ff,
             stride: self.config.n_ff,
             add: false,
-            paired: true,
+            glu: Some(self.config.activation),
         };
         self.multiply(rows, gate_up, self.config.n_embd, output)
     }
@@ -318,18 +319,18 @@ impl Model<'_> {
         // into which the linears' outputs fit beside each other, or a pair's into one.
         unsafe {
             self.matmul
-                .run(self.driver, self.weights, linears, input, output)
+                .run(self.context, self.weights, linears, input, output)
         }
     }
 
-    /// With the head norms of a layer, where it has any.
+    /// Arguments of `rope_kv.cu`, with the head norms of a layer, where it has any.
     pub fn rope_arguments(&self, index: usize, layer: Option<&Layer>) -> RopeArgs {
         let config = self.config;
         let norm = |vector: Option<&Vector>| self.weights.optional_vector(vector);
         RopeArgs {
             qkv: self.buffers.qkv,
             rows: self.buffers.rows,
-            turns: self.weights.turns,
+            rope_table: self.weights.rope_table,
             q_norm: norm(layer.and_then(|layer| layer.q_norm.as_ref())),
             k_norm: norm(layer.and_then(|layer| layer.k_norm.as_ref())),
             q: self.buffers.q,
@@ -344,7 +345,7 @@ impl Model<'_> {
     }
 
     /// Head norms and RoPE on queries and keys; keys and values into the cache.
-    fn turn_and_keep(&self, rows: usize, index: usize, layer: &Layer) -> Result<(), Fault> {
+    fn rope_and_append_kv(&self, rows: usize, index: usize, layer: &Layer) -> Result<(), Fault> {
         let arguments = self.rope_arguments(index, Some(layer));
         let config = self.config;
         let pairs = (config.n_heads + 2 * config.n_kv_heads) * config.head_dim / 2;
@@ -352,13 +353,13 @@ impl Model<'_> {
             grid: [rows as u32, (pairs as u32).div_ceil(ROPE_THREADS)],
             ..Geometry::line(rows, ROPE_THREADS)
         };
-        // SAFETY: positions are inside the table of turns and their pages inside the arena: the
+        // SAFETY: positions are inside the RoPE table and their pages inside the arena: the
         // scheduler serves no longer sequences and hands out no other pages.
-        unsafe { self.ops.rope_kv.launch(self.driver, geometry, &arguments) }
+        unsafe { self.ops.rope_kv.launch(self.context, geometry, &arguments) }
     }
 
-    /// Attention itself, into `attn`.
-    fn look(&self, plan: &Plan<'_>, index: usize) -> Result<(), Fault> {
+    /// Attention, into `attn`.
+    fn attention(&self, plan: &Plan<'_>, index: usize) -> Result<(), Fault> {
         let (config, ops) = (self.config, self.ops);
         let rows = plan.rows.len();
         let units = plan.tiles.len() * config.n_kv_heads;
@@ -367,9 +368,9 @@ impl Model<'_> {
             let geometry = Geometry::line(blocks, threads);
             // SAFETY: a block or a warp a unit; tiles name rows of this batch and tables that
             // cover them.
-            unsafe { kernel.launch(self.driver, geometry, &arguments) }
+            unsafe { kernel.launch(self.context, geometry, &arguments) }
         };
-        if !self.splits_apart(plan) {
+        if !self.splits_over_warps(plan) {
             return launch(&ops.attention_together, units, ops.together_threads);
         }
         let warps = units * plan.splits;
@@ -382,14 +383,14 @@ impl Model<'_> {
         };
         let geometry = Geometry::line((rows * config.n_heads).div_ceil(WARPS), WARPS_THREADS);
         // SAFETY: a warp a head of a row; every split that its position sees was just written.
-        unsafe { ops.attention_merge.launch(self.driver, geometry, &merge) }
+        unsafe { ops.attention_merge.launch(self.context, geometry, &merge) }
     }
 
-    /// There are many splits and little else to share out: each gets a warp of its own.
-    fn splits_apart(&self, plan: &Plan<'_>) -> bool {
+    /// Batches with many splits and little other work: each split gets a warp of its own.
+    fn splits_over_warps(&self, plan: &Plan<'_>) -> bool {
         let config = self.config;
         let units = plan.tiles.len() * config.n_kv_heads;
-        let few = units < ENOUGH_BLOCKS * self.driver.multiprocessors() as usize;
+        let few = units < ENOUGH_BLOCKS * self.context.multiprocessors() as usize;
         let rows = plan.rows.len();
         few && plan.splits > MANY_SPLITS
             && self

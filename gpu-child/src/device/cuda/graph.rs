@@ -1,37 +1,37 @@
 //! Decode steps of larger batches, recorded once and launched as a whole.
 //!
-//! Some 250 launches take longer to make than to run. While a batch goes on decoding, its launches
+//! The launches of a step take longer to make than to run. While a batch goes on decoding, its launches
 //! are the same from step to step: buffers have fixed addresses, and what changes (tokens,
-//! positions, page tables) lies in memory. What the launches depend on is the [`Shape`]; a graph
-//! is recorded when a shape is seen for the second time in a row, and kept. What the driver takes
+//! positions, page tables) lies in memory. What the launches depend on is the [`GraphKey`]; a graph
+//! is recorded when a key is seen for the second time in a row, and kept. What NVIDIA's driver takes
 //! for it is seen in what is free before and after; dropped graphs leave it to later ones.
 //!
 //! Where there is no memory for one (a neighbour took it all), the launches are made one by one: the
 //! same bits, later.
 
-use super::driver::{Driver, check};
+use super::context::{Context, check};
 use super::memory::Purpose;
 use super::plan::Plan;
 use cudarc::driver::sys::{self, CUstreamCaptureMode as CaptureMode};
 use worker_orcd_ipc::Fault;
 
-/// Kept at a time; batches that lose a sequence now and then leave their old ones behind.
+/// Graphs kept at a time; batches that lose a sequence now and then leave their old ones behind.
 const MAX_GRAPHS: usize = 64;
 
 /// Steps until a graph is tried again, when there was no memory for one: trying takes longer than
 /// a step.
 const STEPS_WITHOUT: u32 = 1000;
 
-/// What grids are made of.
+/// The sizes that the grids of a step's launches depend on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Shape {
+pub struct GraphKey {
     rows: usize,
     tiles: usize,
-    /// Zero unless attention takes them apart.
+    /// Splits of the longest sequence; zero where one block computes all of a unit's.
     splits: usize,
 }
 
-impl Shape {
+impl GraphKey {
     /// `None` for batches that are not decoding only, or draw more than is kept at a time.
     #[must_use]
     pub fn of(plan: &Plan<'_>, head_rows: usize, splits: usize) -> Option<Self> {
@@ -47,7 +47,7 @@ impl Shape {
 
 #[derive(Debug)]
 struct Graph {
-    shape: Shape,
+    key: GraphKey,
     exec: sys::CUgraphExec,
 }
 
@@ -58,8 +58,8 @@ unsafe impl Send for Graph {}
 pub struct Graphs {
     /// The one used last is the last.
     kept: Vec<Graph>,
-    /// Of the step before, when it was not launched as a graph.
-    seen: Option<Shape>,
+    /// Key of the step before, when it was not launched as a graph.
+    seen: Option<GraphKey>,
     /// Steps for which no graph is recorded.
     steps_without: u32,
 }
@@ -72,38 +72,38 @@ impl Graphs {
     /// When recording or launching fails.
     pub fn launch(
         &mut self,
-        driver: &Driver,
-        shape: Shape,
+        context: &Context,
+        key: GraphKey,
         pass: impl FnOnce() -> Result<(), Fault>,
     ) -> Result<bool, Fault> {
-        let found = self.kept.iter().position(|graph| graph.shape == shape);
+        let found = self.kept.iter().position(|graph| graph.key == key);
         if let Some(at) = found {
             let graph = self.kept.remove(at);
             self.kept.push(graph);
-        } else if self.seen == Some(shape) && self.steps_without == 0 {
+        } else if self.seen == Some(key) && self.steps_without == 0 {
             if self.kept.len() == MAX_GRAPHS {
                 let oldest = self.kept.remove(0);
-                driver.synchronize("dropping a graph")?;
+                context.synchronize("dropping a graph")?;
                 // SAFETY: every launch of it is over.
                 let result = unsafe { sys::cuGraphExecDestroy(oldest.exec) };
                 check(result, "dropping a graph")?;
             }
-            let (before, _) = driver.memory()?;
-            match record(driver, pass) {
+            let (before, _) = context.memory()?;
+            match record(context, pass) {
                 Err(Fault::OutOfMemory { .. }) => return Ok(self.do_without()),
-                exec => self.kept.push(Graph { shape, exec: exec? }),
+                exec => self.kept.push(Graph { key, exec: exec? }),
             }
-            let (after, _) = driver.memory()?;
+            let (after, _) = context.memory()?;
             let grown = before.saturating_sub(after);
-            driver.ledger().add(Purpose::Graphs, grown);
+            context.ledger().add(Purpose::Graphs, grown);
         } else {
-            self.seen = Some(shape);
+            self.seen = Some(key);
             self.steps_without = self.steps_without.saturating_sub(1);
             return Ok(false);
         }
         let graph = self.kept.last().expect("found or just pushed");
         // SAFETY: the graph was instantiated in this context.
-        let result = unsafe { sys::cuGraphLaunch(graph.exec, driver.stream()) };
+        let result = unsafe { sys::cuGraphLaunch(graph.exec, context.stream()) };
         match check(result, "launching a graph") {
             Err(Fault::OutOfMemory { .. }) => {
                 // Not destroyed: what of it the device has begun to hold is not known.
@@ -122,10 +122,10 @@ impl Graphs {
 }
 
 fn record(
-    driver: &Driver,
+    context: &Context,
     pass: impl FnOnce() -> Result<(), Fault>,
 ) -> Result<sys::CUgraphExec, Fault> {
-    let stream = driver.stream();
+    let stream = context.stream();
     let mode = CaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
     // SAFETY: the stream is alive and not being recorded.
     let result = unsafe { sys::cuStreamBeginCapture_v2(stream, mode) };

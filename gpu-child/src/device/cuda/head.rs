@@ -1,15 +1,15 @@
-//! From the residual stream to tokens: final norm, logits and the draw, only for rows at which a
-//! token is drawn.
+//! The head: from the residual stream to tokens by final norm, logits and the draw, only for rows
+//! at which a token is drawn.
 //!
-//! Everything happens on the device, which also looks at every logit for NaN and infinity: what
-//! comes back is one answer a row. Greedy rows have theirs with the logits; the others go through
+//! Everything happens on the device, which also checks every logit for NaN and infinity: what comes
+//! back is one token a row. Greedy rows have theirs with the logits; the others go through
 //! [`sample`](super::sample).
 
 use super::board::Stage;
 use super::decode_step::DecodeStep;
-use super::forward::{Model, row_geometry};
+use super::forward::{Forward, row_geometry};
 use super::headers::constant;
-use super::kernels::{Answers, ArgmaxArgs, Geometry, RowArgs};
+use super::kernels::{ArgmaxArgs, DrawnTokens, Geometry, RowArgs};
 use super::memory::read;
 use super::plan::Plan;
 use super::sample::{Drawing, Draws, Logits};
@@ -24,7 +24,7 @@ const ARGMAX_THREADS: u32 = constant!("argmax.cu", ARGMAX_THREADS) as u32;
 /// The end of a step.
 #[derive(Debug)]
 pub struct Head<'a> {
-    pub model: &'a Model<'a>,
+    pub forward: &'a Forward<'a>,
     pub draws: &'a mut Draws,
     /// The step's buffers among those of the steps on their way.
     pub slot: usize,
@@ -33,31 +33,31 @@ pub struct Head<'a> {
 
 impl Head<'_> {
     /// Logits, then tokens. Says where they will be.
-    pub fn run(&mut self, tap: &mut dyn Tap) -> Result<Answers, Fault> {
-        let (model, plan) = (self.model, self.plan);
-        let head_rows = model.scratch.sizes.head_rows;
+    pub fn run(&mut self, tap: &mut dyn Tap) -> Result<DrawnTokens, Fault> {
+        let (forward, plan) = (self.forward, self.plan);
+        let head_rows = forward.scratch.sizes.head_rows;
         for first in (0..plan.drawing.len()).step_by(head_rows) {
             let rows = head_rows.min(plan.drawing.len() - first);
-            logits(model, plan, first, rows)?;
-            self.draw(first, rows, answers(model, plan, first), tap)?;
+            logits(forward, plan, first, rows)?;
+            self.draw(first, rows, drawn(forward, plan, first), tap)?;
         }
-        Ok(answers(model, plan, 0))
+        Ok(drawn(forward, plan, 0))
     }
 
-    /// As [`run`](Self::run), when the logits and the greedy choice of all rows are on their way.
-    pub fn draw_chosen(&mut self, tap: &mut dyn Tap) -> Result<Answers, Fault> {
-        let answers = answers(self.model, self.plan, 0);
-        self.draw(0, self.plan.drawing.len(), answers, tap)?;
-        Ok(answers)
+    /// Variant of [`run`](Self::run) for logits and greedy choices that are launched already.
+    pub fn draw_chosen(&mut self, tap: &mut dyn Tap) -> Result<DrawnTokens, Fault> {
+        let drawn = drawn(self.forward, self.plan, 0);
+        self.draw(0, self.plan.drawing.len(), drawn, tap)?;
+        Ok(drawn)
     }
 
-    /// As [`run`](Self::run), when [`DecodeStep`] computes the logits of all rows and ranks them.
+    /// Variant of [`run`](Self::run) for logits that [`DecodeStep`] computes and ranks.
     pub fn draw_ranked(
         &mut self,
         decode_step: &DecodeStep,
         tap: &mut dyn Tap,
-    ) -> Result<Answers, Fault> {
-        let ranks = Answers::of_rows(decode_step.best(), decode_step.broken());
+    ) -> Result<DrawnTokens, Fault> {
+        let ranks = DrawnTokens::of_rows(decode_step.best(), decode_step.broken());
         self.draw(0, self.plan.drawing.len(), ranks, tap)?;
         Ok(ranks)
     }
@@ -67,18 +67,18 @@ impl Head<'_> {
         &mut self,
         first: usize,
         rows: usize,
-        answers: Answers,
+        drawn: DrawnTokens,
         tap: &mut dyn Tap,
     ) -> Result<(), Fault> {
-        let (model, plan) = (self.model, self.plan);
+        let (forward, plan) = (self.forward, self.plan);
         let drawing = &plan.drawing[first..][..rows];
         // Penalties change logits where they lie.
-        show(model, plan, drawing, tap)?;
+        show(forward, plan, drawing, tap)?;
         let logits = Logits {
-            rows: model.buffers.logits,
-            vocab: model.config.vocab_size,
-            batch: model.buffers.rows,
-            answers,
+            rows: forward.buffers.logits,
+            vocab: forward.config.vocab_size,
+            batch: forward.buffers.rows,
+            drawn,
         };
         let drawings = drawing.iter().enumerate().map(|(at, &(row, sequence))| {
             let work = &plan.sequences[sequence];
@@ -90,13 +90,13 @@ impl Head<'_> {
             }
         });
         let place = (self.slot, first);
-        // SAFETY: a row of logits and an answer for each of `drawing` were launched before.
-        unsafe { self.draws.run(model.driver, place, logits, drawings) }?;
-        self.draws.tell(model.driver, place, answers, rows)
+        // SAFETY: a row of logits and its largest for each of `drawing` were launched before.
+        unsafe { self.draws.run(forward.context, place, logits, drawings) }?;
+        self.draws.copy_to_host(forward.context, place, drawn, rows)
     }
 }
 
-/// Blocks that look at a row: one, where there are rows enough for all multiprocessors.
+/// Blocks that read a row: one, where there are rows enough for all multiprocessors.
 fn argmax_parts(plan: &Plan<'_>) -> usize {
     if plan.drawing.len() < ENOUGH_ROWS {
         ARGMAX_PARTS
@@ -105,23 +105,28 @@ fn argmax_parts(plan: &Plan<'_>) -> usize {
     }
 }
 
-/// Of the drawing rows from `first` on.
-fn answers(model: &Model<'_>, plan: &Plan<'_>, first: usize) -> Answers {
+/// Tokens of the drawing rows from `first` on.
+fn drawn(forward: &Forward<'_>, plan: &Plan<'_>, first: usize) -> DrawnTokens {
     let parts = argmax_parts(plan);
-    Answers::of_parts(model.buffers.best.add(first * parts), parts)
+    DrawnTokens::of_parts(forward.buffers.best.add(first * parts), parts)
 }
 
 /// Final norm, logits and the greedy choice of some drawing rows.
-pub fn logits(model: &Model<'_>, plan: &Plan<'_>, first: usize, rows: usize) -> Result<(), Fault> {
-    let (config, buffers) = (model.config, &model.buffers);
+pub fn logits(
+    forward: &Forward<'_>,
+    plan: &Plan<'_>,
+    first: usize,
+    rows: usize,
+) -> Result<(), Fault> {
+    let (config, buffers) = (forward.config, &forward.buffers);
     let parts = argmax_parts(plan);
     let (n_embd, vocab) = (config.n_embd, config.vocab_size);
     let stage = Stage::Qkv.of(config.n_layers);
     let norm = RowArgs {
         gather: buffers.gather.add(first),
-        weight: model.weights.vector(&model.weights.tensors.output_norm),
+        weight: forward.weights.vector(&forward.weights.tensors.output_norm),
         plain: buffers.norm,
-        ..model.row_arguments(rows, (buffers.x, n_embd), n_embd, stage)
+        ..forward.row_arguments(rows, (buffers.x, n_embd), n_embd, stage)
     };
     let argmax = ArgmaxArgs {
         logits: buffers.logits,
@@ -135,40 +140,40 @@ pub fn logits(model: &Model<'_>, plan: &Plan<'_>, first: usize, rows: usize) -> 
     // SAFETY: `gather` names rows of the stream; `norm` and `logits` hold `head_rows` rows, `best`
     // the parts of all that draw, and there are no more.
     unsafe {
-        model
+        forward
             .ops
             .rmsnorm
-            .launch(model.driver, row_geometry(rows, n_embd), &norm)?;
-        model.project(
+            .launch(forward.context, row_geometry(rows, n_embd), &norm)?;
+        forward.project(
             rows,
-            &[model.weights.tensors.output],
+            &[forward.weights.tensors.output],
             n_embd,
             (buffers.logits, vocab, false),
         )?;
-        model
+        forward
             .ops
             .argmax
-            .launch(model.driver, argmax_geometry, &argmax)
+            .launch(forward.context, argmax_geometry, &argmax)
     }
 }
 
 /// Shows the final norm and the logits of some drawing rows to who wants them.
 fn show(
-    model: &Model<'_>,
+    forward: &Forward<'_>,
     plan: &Plan<'_>,
     drawing: &[(usize, usize)],
     tap: &mut dyn Tap,
 ) -> Result<(), Fault> {
-    let (norm, logits) = (model.buffers.norm, model.buffers.logits);
+    let (norm, logits) = (forward.buffers.norm, forward.buffers.logits);
     for (checkpoint, from, width) in [
-        (Checkpoint::FinalNorm, norm, model.config.n_embd),
-        (Checkpoint::Logits, logits, model.config.vocab_size),
+        (Checkpoint::FinalNorm, norm, forward.config.n_embd),
+        (Checkpoint::Logits, logits, forward.config.vocab_size),
     ] {
         let position = |row: usize| plan.rows[row].position.unsigned_abs();
         let rows = drawing.iter();
         let rows = rows.map(|&(row, sequence)| (sequence, position(row)));
         // SAFETY: both hold a row for each of `drawing`.
-        let row = |at| unsafe { read(model.driver, from.add(at * width), width) };
+        let row = |at| unsafe { read(forward.context, from.add(at * width), width) };
         watch(tap, plan.sequences, checkpoint, rows, row)?;
     }
     Ok(())

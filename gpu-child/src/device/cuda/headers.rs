@@ -1,5 +1,5 @@
-//! What host and kernels must agree on stands in `kernels/cuda` and nowhere else, and is read from
-//! there when this is compiled: numbers ([`constant!`]), and where the fields of a struct lie
+//! Agreements of host and kernels. They stand in `kernels/cuda` and nowhere else, and are read from
+//! there when this is compiled: numbers ([`constant!`]), and offsets of the fields of a struct
 //! ([`layout!`]), which the compiler of the kernels checks on its side (`kernels/cuda/layout.cuh`).
 //! So an edit of one side alone does not compile, or changes both.
 
@@ -96,7 +96,7 @@ pub const fn check_layout(header: &str, name: &str, size: usize, fields: &[(&str
     skip(text, at, b")");
 }
 
-/// Where `what` begins, at `at` or later.
+/// Index at which `what` begins, at `at` or later.
 const fn find(text: &[u8], mut at: usize, what: &[u8]) -> usize {
     while !stands(text, at, what) {
         at += 1;
@@ -116,7 +116,8 @@ const fn stands(text: &[u8], at: usize, what: &[u8]) -> bool {
     true
 }
 
-/// Where `what`, which must be next but for white space, has ended, and white space behind it.
+/// Index behind `what`, which must be next but for white space, and behind white space that follows
+/// it.
 const fn skip(text: &[u8], at: usize, what: &[u8]) -> usize {
     let at = behind_space(text, at);
     assert!(stands(text, at, what), "something else is in the header");

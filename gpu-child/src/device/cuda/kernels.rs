@@ -4,11 +4,11 @@
 
 use super::architectures;
 pub use super::arguments::{
-    AnswerArgs, Answers, ArgmaxArgs, ArriveArgs, AttentionArgs, ChecksumArgs, EmbedArgs, KvArgs,
-    MatmulArgs, MergeArgs, Part, RepackArgs, RopeArgs, Row, RowArgs, SampleArgs, SampleRow, Tile,
-    WideArgs,
+    ArgmaxArgs, AttentionArgs, ChecksumArgs, DrawnTokens, EmbedArgs, KvArgs, MatmulArgs, MergeArgs,
+    Part, RepackArgs, RopeArgs, Row, RowArgs, SampleArgs, SampleRow, ScatterInputsArgs, Tile,
+    TokensToHostArgs, WideArgs,
 };
-use super::driver::{Driver, check};
+use super::context::{Context, check};
 use cudarc::driver::sys::{
     self, CUfunction_attribute as Attribute, CUlaunchAttributeID as AttributeId,
 };
@@ -20,7 +20,7 @@ use worker_orcd_ipc::Fault;
 #[repr(align(16))]
 pub struct Aligned<B: ?Sized>(pub B);
 
-/// One for each translation unit of `kernels/cuda`.
+/// The compiled kernels, one file for each translation unit of `kernels/cuda`.
 static FATBINS: [(&str, &Aligned<[u8]>); 2] = [
     (
         "kernels.fatbin",
@@ -43,7 +43,7 @@ fn folder() -> Option<PathBuf> {
     std::env::var_os(FOLDER_VARIABLE).map(PathBuf::from)
 }
 
-/// This build carries kernels at all, or was told where some are.
+/// Checks that this build carries kernels, or was told where some are.
 ///
 /// # Errors
 /// What to do about it.
@@ -55,13 +55,13 @@ pub fn are_at_hand() -> Result<(), &'static str> {
     }
 }
 
-/// Some of them run on a device of that compute capability.
+/// Checks that some kernels run on a device of that compute capability.
 ///
 /// # Errors
 /// What they were compiled for.
 pub fn are_made_for(capability: (u32, u32)) -> Result<(), String> {
     match folder() {
-        // What lies there is known to whoever put it there.
+        // The folder's kernels are the choice of the person who named it.
         Some(_) => Ok(()),
         None => architectures::check(capability),
     }
@@ -77,8 +77,8 @@ unsafe impl Send for Module {}
 impl Module {
     /// # Errors
     /// When the fatbin has nothing for this device.
-    pub fn load(driver: &Driver) -> Result<Self, Fault> {
-        driver.enter()?;
+    pub fn load(context: &Context) -> Result<Self, Fault> {
+        context.enter()?;
         let mut modules = [std::ptr::null_mut(); FATBINS.len()];
         for (module, (name, embedded)) in modules.iter_mut().zip(FATBINS) {
             let found = folder()
@@ -87,7 +87,7 @@ impl Module {
             let image = found
                 .as_deref()
                 .map_or(embedded.0.as_ptr(), |words| words.as_ptr().cast::<u8>());
-            // SAFETY: a fatbin carries its own length, and is aligned; the driver copies it.
+            // SAFETY: a fatbin carries its own length, and is aligned; NVIDIA's driver copies it.
             let result = unsafe { sys::cuModuleLoadData(module, image.cast::<c_void>()) };
             check(result, "loading the kernels")?;
         }
@@ -99,7 +99,7 @@ impl Module {
     /// # Errors
     /// When the fatbin is empty, or has nothing for this device.
     #[cfg(feature = "fault-injection")]
-    pub fn of(driver: &Driver, fatbin: &Aligned<[u8]>) -> Result<Self, Fault> {
+    pub fn of(context: &Context, fatbin: &Aligned<[u8]>) -> Result<Self, Fault> {
         if fatbin.0.is_empty() {
             let message = "this build carries no kernels that fail: run `cargo xtask kernels` and \
                            build again";
@@ -107,7 +107,7 @@ impl Module {
                 message: message.to_owned(),
             });
         }
-        driver.enter()?;
+        context.enter()?;
         let mut module = std::ptr::null_mut();
         // SAFETY: as in `load`.
         let result = unsafe { sys::cuModuleLoadData(&raw mut module, fatbin.0.as_ptr().cast()) };
@@ -186,7 +186,7 @@ impl Geometry {
 }
 
 impl<A> Kernel<A> {
-    /// Its launches may begin before the one in front of them has ended.
+    /// A kernel whose launches may begin before the one in front of them has ended.
     ///
     /// # Safety
     /// The kernel itself waits for that end before it touches what others write: its first lines
@@ -221,17 +221,17 @@ impl<A> Kernel<A> {
     /// for this geometry, as the kernel's header says.
     pub unsafe fn launch(
         &self,
-        driver: &Driver,
+        context: &Context,
         geometry: Geometry,
         arguments: &A,
     ) -> Result<(), Fault> {
         // SAFETY: the caller's promise.
-        unsafe { self.launch_clusters(driver, geometry, 1, arguments) }
+        unsafe { self.launch_clusters(context, geometry, 1, arguments) }
     }
 
-    /// As [`launch`](Self::launch), in clusters of so many neighbouring blocks of a line of the grid,
-    /// which see each other's shared memory. Devices before compute capability 9 know clusters of
-    /// one block only.
+    /// Launches as [`launch`](Self::launch) does, in clusters of so many neighbouring blocks of a
+    /// line of the grid, which see each other's shared memory. Devices before compute capability 9
+    /// know clusters of one block only.
     ///
     /// # Errors
     /// As for [`launch`](Self::launch).
@@ -240,7 +240,7 @@ impl<A> Kernel<A> {
     /// As for [`launch`](Self::launch).
     pub unsafe fn launch_clusters(
         &self,
-        driver: &Driver,
+        context: &Context,
         geometry: Geometry,
         cluster: u32,
         arguments: &A,
@@ -251,7 +251,7 @@ impl<A> Kernel<A> {
             return Ok(());
         }
         let mut attributes = Vec::with_capacity(2);
-        if self.overlaps && driver.overlaps_launches() {
+        if self.overlaps && context.overlaps_launches() {
             attributes.push(overlapping());
         }
         if cluster > 1 {
@@ -265,7 +265,7 @@ impl<A> Kernel<A> {
             blockDimY: by,
             blockDimZ: bz,
             sharedMemBytes: geometry.shared_bytes,
-            hStream: driver.stream(),
+            hStream: context.stream(),
             attrs: attributes.as_mut_ptr(),
             numAttrs: attributes.len() as u32,
         };
@@ -283,8 +283,8 @@ impl<A> Kernel<A> {
         check(result, &format!("launching {}", self.name))
     }
 
-    /// As [`launch`](Self::launch), with all blocks on the device at the same time, so that they
-    /// can wait for each other.
+    /// Launches as [`launch`](Self::launch) does, with all blocks on the device at the same time,
+    /// so that they can wait for each other.
     ///
     /// # Errors
     /// As for [`launch`](Self::launch), and when they do not fit together.
@@ -293,7 +293,7 @@ impl<A> Kernel<A> {
     /// As for [`launch`](Self::launch).
     pub unsafe fn launch_together(
         &self,
-        driver: &Driver,
+        context: &Context,
         geometry: Geometry,
         arguments: &A,
     ) -> Result<(), Fault> {
@@ -311,7 +311,7 @@ impl<A> Kernel<A> {
                 by,
                 bz,
                 geometry.shared_bytes,
-                driver.stream(),
+                context.stream(),
                 parameters.as_mut_ptr(),
             )
         };
@@ -327,7 +327,7 @@ fn overlapping() -> sys::CUlaunchAttribute {
     )
 }
 
-/// This many blocks see each other's shared memory.
+/// Clusters of this many blocks, which see each other's shared memory.
 fn clustered(blocks: u32) -> sys::CUlaunchAttribute {
     attribute(
         AttributeId::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION,

@@ -1,6 +1,6 @@
 //! The paged KV cache on the device: `kernels/cuda/kv.cuh` says what is in a page.
 
-use super::driver::Driver;
+use super::context::Context;
 use super::headers::constant;
 use super::kernels::KvArgs;
 use super::memory::{Arena, DevicePtr, Purpose};
@@ -23,9 +23,9 @@ impl KvCache {
     ///
     /// # Errors
     /// When the memory cannot be had.
-    pub fn new(driver: &Driver, shape: KvShape, pages: u32) -> Result<Self, Fault> {
-        let arena = Arena::new(driver, Purpose::Kv, u64::from(pages) * shape.page_bytes())?;
-        arena.clear(driver)?;
+    pub fn new(context: &Context, shape: KvShape, pages: u32) -> Result<Self, Fault> {
+        let arena = Arena::new(context, Purpose::Kv, u64::from(pages) * shape.page_bytes())?;
+        arena.clear(context)?;
         Ok(Self {
             arena,
             shape,
@@ -43,7 +43,7 @@ impl KvCache {
         self.shape.geometry(self.pages)
     }
 
-    /// From one layer to the next, in halves.
+    /// Halves from one layer to the next.
     #[must_use]
     pub fn layer_halves(&self) -> u64 {
         2 * self.shape.half_layer() as u64

@@ -2,9 +2,8 @@
 //! into their places, packed by the device itself, the KV cache is made.
 
 use super::board::Board;
+use super::context::Context;
 use super::decode_step::DecodeStep;
-use super::driver::Driver;
-use super::flight::Flights;
 use super::graph::Graphs;
 use super::kernels::{Geometry, Kernel, Module, RepackArgs};
 use super::kv::KvCache;
@@ -14,6 +13,7 @@ use super::ops::Ops;
 use super::residency::Residency;
 use super::sample::Draws;
 use super::scratch::{Scratch, Sizes};
+use super::step_queue::StepQueue;
 use super::weights::{Matrix, TILE_ROWS, Vector, Weights, units};
 use super::{CudaExecutor, CudaOptions};
 use crate::device::common::budget::Budget;
@@ -26,20 +26,21 @@ use worker_orcd_ipc::Fault;
 pub const HEAD_DIMS: [usize; 5] = [16, 32, 64, 96, 128];
 /// File bytes on the device at a time, waiting to be packed.
 const STAGING_BYTES: usize = 64 << 20;
-/// Kept free whatever was ordered: graphs, and what the driver takes beside our allocations.
+/// Memory kept free whatever was ordered: for graphs, and for what NVIDIA's driver takes beside our
+/// allocations.
 const RESERVE_BYTES: u64 = 256 << 20;
 
 /// A card that is ready to take a model: a context on it, and the kernels in it.
 struct Device {
-    driver: Driver,
+    context: Context,
     module: Module,
 }
 
 impl Device {
     fn open(ordinal: u32) -> Result<Self, Fault> {
-        let driver = Driver::open(ordinal)?;
-        let module = Module::load(&driver)?;
-        Ok(Self { driver, module })
+        let context = Context::open(ordinal)?;
+        let module = Module::load(&context)?;
+        Ok(Self { context, module })
     }
 }
 
@@ -56,30 +57,30 @@ pub fn load(
     let sizes = Sizes::of(config, options.load.batch_tokens(), sequence_tokens);
     let mut placement = Placement::default();
     let tensors = weights.try_map(&mut placement)?;
-    let table = turns(config, sequence_tokens);
+    let table = rope_table(config, sequence_tokens);
     let table_offset = placement.layout.place(size_of_val(&*table) as u64);
     let fixed = placement.layout.bytes() + Scratch::bytes_for(&sizes) + STAGING_BYTES as u64;
     let shape = KvShape::of(config);
-    let pages = kv_pages(&device.driver, shape, options, fixed)?;
+    let pages = kv_pages(&device.context, shape, options, fixed)?;
 
     let arena = placement.fill(&device, file, progress)?;
-    let turns = arena.at(table_offset, table.len());
-    // SAFETY: the layout placed that many turns there; pageable memory has been read when this
+    let rope_table = arena.at(table_offset, table.len());
+    // SAFETY: the layout placed a table of that length there; pageable memory has been read when this
     // returns.
-    unsafe { upload(&device.driver, turns, &table) }?;
+    unsafe { upload(&device.context, rope_table, &table) }?;
     let weights = Weights {
         arena,
         tensors,
-        turns,
+        rope_table,
     };
-    let kv = KvCache::new(&device.driver, shape, pages)?;
-    let scratch = Scratch::new(&device.driver, sizes)?;
+    let kv = KvCache::new(&device.context, shape, pages)?;
+    let scratch = Scratch::new(&device.context, sizes)?;
     assemble(device, config, weights, kv, scratch, sequence_tokens)
 }
 
 /// Finds the kernels for a model that is in place.
 fn assemble(
-    Device { driver, module }: Device,
+    Device { context, module }: Device,
     config: &ModelConfig,
     weights: Weights,
     kv: KvCache,
@@ -88,13 +89,13 @@ fn assemble(
 ) -> Result<CudaExecutor, Fault> {
     let ops = Ops::load(&module, config.head_dim)?;
     let rows = (scratch.sizes.tokens, config.vocab_size);
-    let draws = Draws::load(&driver, &module, rows, sequence_tokens)?;
+    let draws = Draws::load(&context, &module, rows, sequence_tokens)?;
     let types = weights.tensors.matrices().map(|matrix| matrix.ty);
-    let matmul = Matmul::load(&driver, &module, types)?;
-    let decode_step = DecodeStep::load(&driver, &module, config, &weights)?;
-    let board = Board::new(&driver, config.n_layers)?;
-    let residency = Residency::take(&driver, &module, &weights.arena)?;
-    driver.synchronize("loading the model")?;
+    let matmul = Matmul::load(&context, &module, types)?;
+    let decode_step = DecodeStep::load(&context, &module, config, &weights)?;
+    let board = Board::new(&context, config.n_layers)?;
+    let residency = Residency::new(&context, &module, &weights.arena)?;
+    context.synchronize("loading the model")?;
     Ok(CudaExecutor {
         config: config.clone(),
         weights,
@@ -108,9 +109,9 @@ fn assemble(
         misdeeds: None,
         residency,
         draws,
-        flights: Flights::new()?,
+        steps: StepQueue::new()?,
         board,
-        driver,
+        context,
     })
 }
 
@@ -136,7 +137,7 @@ fn refuse_unsupported(config: &ModelConfig) -> Result<(), Fault> {
 }
 
 /// cos and sin of every pair at every position.
-fn turns(config: &ModelConfig, positions: usize) -> Vec<[f32; 2]> {
+fn rope_table(config: &ModelConfig, positions: usize) -> Vec<[f32; 2]> {
     let rope = &config.rope;
     let frequencies: Vec<f64> = (0..rope.dims / 2).map(|i| rope.frequency(i)).collect();
     (0..positions as u32)
@@ -148,14 +149,14 @@ fn turns(config: &ModelConfig, positions: usize) -> Vec<[f32; 2]> {
         .collect()
 }
 
-/// What was ordered, or the KV cache's share of the device.
+/// Pages of the KV cache: those that were ordered, or its share of the device.
 fn kv_pages(
-    driver: &Driver,
+    context: &Context,
     shape: KvShape,
     options: &CudaOptions,
     fixed: u64,
 ) -> Result<u32, Fault> {
-    let (free, total) = driver.memory()?;
+    let (free, total) = context.memory()?;
     let budget = Budget {
         total,
         free,
@@ -165,7 +166,7 @@ fn kv_pages(
     };
     let useful = options.load.sequence_pages() * u64::from(options.max_sequences);
     let share = |budget: &Budget| budget.by_share(options.memory_permille, useful);
-    budget.pages(&options.load, &driver.id(), share)
+    budget.pages(&options.load, &context.id(), share)
 }
 
 /// The weights before their arena is allocated: where everything goes, and from where.
@@ -208,21 +209,21 @@ impl Placement<'_> {
     /// Allocates the arena and gets the weights in place.
     fn fill(
         &self,
-        Device { driver, module }: &Device,
+        Device { context, module }: &Device,
         file: Option<&[u8]>,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Arena, Fault> {
-        let arena = Arena::new(driver, Purpose::Weights, self.layout.bytes())?;
+        let arena = Arena::new(context, Purpose::Weights, self.layout.bytes())?;
         // What lies between the weights is part of their checksums, and must be the same in the
         // next child.
-        arena.clear(driver)?;
+        arena.clear(context)?;
         for (tensor, vector) in &self.vectors {
             let values = values(tensor)?;
             // SAFETY: the vector's own place; pageable memory has been read when this returns.
-            unsafe { upload(driver, arena.at(vector.offset, vector.len), &values) }?;
+            unsafe { upload(context, arena.at(vector.offset, vector.len), &values) }?;
         }
         let registered = file.and_then(Registered::new);
-        let packer = Packer::new(driver, module, &arena)?;
+        let packer = Packer::new(context, module, &arena)?;
         let total: u64 = self.matrices.iter().map(|(t, _)| t.data.len() as u64).sum();
         let mut done = 0;
         for (tensor, matrix) in &self.matrices {
@@ -243,7 +244,7 @@ impl Placement<'_> {
 
 /// Copies file bytes to a staging buffer and packs them from there.
 struct Packer<'a> {
-    driver: &'a Driver,
+    context: &'a Context,
     kernel: Kernel<RepackArgs>,
     arena: &'a Arena,
     staging: Arena,
@@ -251,15 +252,15 @@ struct Packer<'a> {
 }
 
 impl<'a> Packer<'a> {
-    fn new(driver: &'a Driver, module: &Module, arena: &'a Arena) -> Result<Self, Fault> {
-        let flags = Arena::new(driver, Purpose::Scratch, 4)?;
-        flags.clear(driver)?;
+    fn new(context: &'a Context, module: &Module, arena: &'a Arena) -> Result<Self, Fault> {
+        let flags = Arena::new(context, Purpose::Scratch, 4)?;
+        flags.clear(context)?;
         Ok(Self {
-            driver,
+            context,
             // SAFETY: repack.cu takes RepackArgs.
             kernel: unsafe { module.kernel("repack") }?,
             arena,
-            staging: Arena::new(driver, Purpose::Scratch, STAGING_BYTES as u64)?,
+            staging: Arena::new(context, Purpose::Scratch, STAGING_BYTES as u64)?,
             flags,
         })
     }
@@ -298,9 +299,9 @@ impl<'a> Packer<'a> {
             // SAFETY: staging and the matrix's place are as large as the slices taken of them;
             // stream order keeps a copy behind the kernel that read the one before.
             unsafe {
-                upload(self.driver, arguments.file, data)?;
+                upload(self.context, arguments.file, data)?;
                 self.kernel
-                    .launch(self.driver, Geometry::line(blocks, THREADS), &arguments)?;
+                    .launch(self.context, Geometry::line(blocks, THREADS), &arguments)?;
             }
             packed(data.len() as u64);
         }
@@ -311,7 +312,7 @@ impl<'a> Packer<'a> {
     fn finish(&self) -> Result<bool, Fault> {
         let mut flags = [0_u32];
         // SAFETY: one word.
-        unsafe { download(self.driver, &mut flags, self.flags.at(0, 1)) }?;
+        unsafe { download(self.context, &mut flags, self.flags.at(0, 1)) }?;
         Ok(flags[0] != 0)
     }
 }

@@ -1,21 +1,22 @@
-//! Which kernel multiplies: by tensor type, by number of rows, by how much there is to share out.
+//! Choice of the kernel that multiplies: by tensor type, by number of rows, by how much work there
+//! is.
 //!
 //! Every choice gives the same bits (`kernels/cuda/matmul.cuh`); only time differs.
 
-use super::driver::Driver;
+use super::context::Context;
 use super::headers::constant;
 use super::kernels::{Geometry, Kernel, MatmulArgs, Module, Part, WideArgs};
 use super::memory::DevicePtr;
 use super::weights::{
     Linear, TILE_ROWS, UNIT, Weights, multiplied_as, segments, unit_bytes, units,
 };
-use super::wide::{BLOCKS, Product, Room, share};
+use super::wide::{BLOCKS, Capacity, Product, tiling};
 use worker_orcd_ipc::Fault;
-use worker_orcd_kernels::TensorType;
+use worker_orcd_kernels::{Activation, TensorType};
 
 /// Rows up to which reading the weights is what takes the time.
 const FEW: usize = 64;
-/// Shared memory that matmul_wgmma.cu declares itself, and a little for the driver.
+/// Shared memory that matmul_wgmma.cu declares itself, and a little for NVIDIA's driver.
 const RESERVED_SHARED: u32 = 2 << 10;
 /// Threads of a `matmul_few` block at most.
 const FEW_THREADS: usize = constant!("matmul_few.cu", FEW_THREADS);
@@ -29,7 +30,7 @@ struct OfType {
     few: [Kernel<MatmulArgs>; 2],
     /// Blocks of 64 x 64 and, where shared memory allows, 128 x 128.
     many: [Option<Kernel<MatmulArgs>>; 2],
-    /// Of each of [`BLOCKS`], on Hopper: instead of all the others.
+    /// Kernels of each of [`BLOCKS`], on Hopper: instead of all the others.
     wide: Vec<Kernel<WideArgs>>,
 }
 
@@ -52,33 +53,33 @@ pub struct Input {
 pub struct Output {
     pub out: DevicePtr<f32>,
     pub stride: usize,
-    /// To what is there, instead of over it.
+    /// Results are added to what is there, instead of replacing it.
     pub add: bool,
-    /// silu(gate) * up of two linears for which [`Matmul::pairs`].
-    pub paired: bool,
+    /// The activation of a gated linear unit of two linears for which [`Matmul::pairs`].
+    pub glu: Option<Activation>,
 }
 
 impl Matmul {
     /// # Errors
     /// When a kernel is missing.
     pub fn load(
-        driver: &Driver,
+        context: &Context,
         module: &Module,
         types: impl Iterator<Item = TensorType>,
     ) -> Result<Self, Fault> {
         let mut kernels: Vec<OfType> = Vec::new();
         for ty in types.map(multiplied_as) {
             if kernels.iter().all(|known| known.ty != ty) {
-                kernels.push(OfType::load(driver, module, ty)?);
+                kernels.push(OfType::load(context, module, ty)?);
             }
         }
         Ok(Self {
             kernels,
-            has_wide: driver.has_wgmma(),
+            has_wide: context.has_wgmma(),
         })
     }
 
-    /// Does without what only some architectures have.
+    /// Gives up the kernels that only some architectures have.
     pub fn use_portable(&mut self) {
         self.has_wide = false;
     }
@@ -90,7 +91,7 @@ impl Matmul {
         if self.has_wide { rows.div_ceil(8) } else { 0 }
     }
 
-    /// Gate and up can be multiplied as one: [`run`](Self::run) then gives silu(gate) * up.
+    /// Gate and up can be multiplied as one: [`run`](Self::run) then gives their gated linear unit.
     #[must_use]
     pub fn pairs(&self, [gate, up]: &[Linear; 2]) -> bool {
         let same_type = multiplied_as(gate.weight.ty) == multiplied_as(up.weight.ty);
@@ -108,7 +109,7 @@ impl Matmul {
     /// rows of all the linears.
     pub unsafe fn run(
         &self,
-        driver: &Driver,
+        context: &Context,
         weights: &Weights,
         linears: &[Linear],
         input: Input,
@@ -142,9 +143,9 @@ impl Matmul {
             // caller's promise.
             unsafe {
                 if self.has_wide {
-                    of_type.launch_wide(driver, arguments, output.paired)?;
+                    of_type.launch_wide(context, arguments, output.glu)?;
                 } else {
-                    of_type.launch(driver, &arguments)?;
+                    of_type.launch(context, &arguments)?;
                 }
             }
         }
@@ -153,7 +154,7 @@ impl Matmul {
 }
 
 impl OfType {
-    fn load(driver: &Driver, module: &Module, ty: TensorType) -> Result<Self, Fault> {
+    fn load(context: &Context, module: &Module, ty: TensorType) -> Result<Self, Fault> {
         let name = ty.name();
         // SAFETY: every kernel of matmul_few.cu takes MatmulArgs, and waits.
         let few = |rows: u32| unsafe {
@@ -162,7 +163,7 @@ impl OfType {
         };
         let many = |side: usize| {
             let bytes = many_shared(ty, side);
-            if bytes > driver.shared_bytes() {
+            if bytes > context.shared_bytes() {
                 return Ok(None);
             }
             let name = format!("matmul_many_{name}_{side}");
@@ -173,14 +174,14 @@ impl OfType {
         };
         let few = [few(1)?, few(4)?];
         for kernel in &few {
-            kernel.allow_shared(driver.shared_bytes().min(few_shared_limit()))?;
+            kernel.allow_shared(context.shared_bytes().min(few_shared_limit()))?;
         }
         let mut wide = Vec::new();
-        for block in BLOCKS.iter().filter(|_| driver.has_wgmma()) {
+        for block in BLOCKS.iter().filter(|_| context.has_wgmma()) {
             let name = format!("matmul_wide_{name}_{}_{}", block.warpgroups, block.rows);
             // SAFETY: every kernel of matmul_wgmma.cu takes WideArgs, and waits.
             let kernel: Kernel<WideArgs> = unsafe { module.kernel(&name)?.overlapping() };
-            kernel.allow_shared(driver.shared_bytes() - RESERVED_SHARED)?;
+            kernel.allow_shared(context.shared_bytes() - RESERVED_SHARED)?;
             wide.push(kernel);
         }
         Ok(Self {
@@ -195,9 +196,9 @@ impl OfType {
     /// As for [`Matmul::run`]; the input is packed.
     unsafe fn launch_wide(
         &self,
-        driver: &Driver,
+        context: &Context,
         matmul: MatmulArgs,
-        paired: bool,
+        glu: Option<Activation>,
     ) -> Result<(), Fault> {
         let parts = &matmul.parts[..matmul.n_parts as usize];
         let tiles: Vec<usize> = parts.iter().map(|part| part.tiles as usize).collect();
@@ -206,33 +207,34 @@ impl OfType {
             tiles: &tiles,
             units: matmul.units as usize,
             rows: matmul.rows as usize,
-            paired,
+            paired: glu.is_some(),
         };
-        let room = Room {
-            multiprocessors: driver.multiprocessors() as usize,
-            shared_bytes: (driver.shared_bytes() - RESERVED_SHARED) as usize,
+        let capacity = Capacity {
+            multiprocessors: context.multiprocessors() as usize,
+            shared_bytes: (context.shared_bytes() - RESERVED_SHARED) as usize,
         };
-        let share = share(&product, room);
+        let tiling = tiling(&product, capacity);
         let arguments = WideArgs {
             matmul,
-            stages: share.stages as i32,
-            exchange: share.exchange as i32,
-            paired: i32::from(paired),
+            stages: tiling.stages as i32,
+            cluster_sums: tiling.cluster_sums as i32,
+            paired: i32::from(glu.is_some()),
+            activation: glu.map_or(0, |activation| activation as i32),
         };
         let geometry = Geometry {
-            grid: [share.blocks as u32, 1],
-            block: [BLOCKS[share.block].threads(), 1, 1],
-            shared_bytes: share.shared_bytes as u32,
+            grid: [tiling.blocks as u32, 1],
+            block: [BLOCKS[tiling.block].threads(), 1, 1],
+            shared_bytes: tiling.shared_bytes as u32,
         };
-        let kernel = &self.wide[share.block];
+        let kernel = &self.wide[tiling.block];
         // SAFETY: the geometry is what the kernel of that block was compiled for, with room for
         // its stages and for what its cluster exchanges.
-        unsafe { kernel.launch_clusters(driver, geometry, share.cluster as u32, &arguments) }
+        unsafe { kernel.launch_clusters(context, geometry, tiling.cluster as u32, &arguments) }
     }
 
     /// # Safety
     /// As for [`Matmul::run`].
-    unsafe fn launch(&self, driver: &Driver, arguments: &MatmulArgs) -> Result<(), Fault> {
+    unsafe fn launch(&self, context: &Context, arguments: &MatmulArgs) -> Result<(), Fault> {
         let rows = arguments.rows as usize;
         let parts = &arguments.parts[..arguments.n_parts as usize];
         if rows <= FEW {
@@ -240,7 +242,7 @@ impl OfType {
             let geometry = few_geometry(tiles, segments(arguments.units as usize), rows);
             let kernel = &self.few[usize::from(rows > 16)];
             // SAFETY: shared memory holds the sums of every tile of a block.
-            return unsafe { kernel.launch(driver, geometry, arguments) };
+            return unsafe { kernel.launch(context, geometry, arguments) };
         }
         let blocks = |side: usize| {
             let columns = |part: &Part| (part.tiles as usize).div_ceil(side / TILE_ROWS);
@@ -248,7 +250,7 @@ impl OfType {
             [rows.div_ceil(side) as u32, columns as u32]
         };
         let [large_x, large_y] = blocks(128);
-        let is_large = large_x * large_y >= driver.multiprocessors();
+        let is_large = large_x * large_y >= context.multiprocessors();
         let choice = match (&self.many[1], &self.many[0]) {
             (Some(large), _) if is_large => Some((large, 128)),
             (_, Some(small)) => Some((small, 64)),
@@ -259,7 +261,7 @@ impl OfType {
             return Err(Fault::DeviceUnavailable {
                 message: format!(
                     "{} has too little shared memory for {}",
-                    driver.id(),
+                    context.id(),
                     self.ty.name()
                 ),
             });
@@ -270,11 +272,11 @@ impl OfType {
             shared_bytes: many_shared(self.ty, side),
         };
         // SAFETY: the geometry is the one that matmul_many.cu was compiled for.
-        unsafe { kernel.launch(driver, geometry, arguments) }
+        unsafe { kernel.launch(context, geometry, arguments) }
     }
 }
 
-/// One warp a segment; short rows put several tiles into a block.
+/// Geometry of one warp a segment; short rows put several tiles into a block.
 fn few_geometry(tiles: usize, segments: usize, rows: usize) -> Geometry {
     let in_block = (FEW_THREADS / 2 / (32 * segments)).clamp(1, tiles);
     Geometry {

@@ -1,10 +1,10 @@
 //! Every byte of device memory, and what it is for.
 //!
-//! Plain device memory only: nothing managed, nothing that the driver could move to the host. A
+//! Plain device memory only: nothing managed, nothing that NVIDIA's driver could move to the host. A
 //! [`DevicePtr`] is a number with a type; it cannot be read here, only handed to a kernel or to a
 //! copy, so that host and device addresses are never mixed up.
 
-use super::driver::{Driver, check};
+use super::context::{Context, check};
 use crate::device::common::placement;
 use cudarc::driver::sys;
 use std::ffi::c_void;
@@ -13,17 +13,17 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use worker_orcd_ipc::Fault;
 
-/// What memory is for, as health reports it.
+/// Purpose of memory, as health reports it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Purpose {
     Weights,
     Kv,
     Scratch,
-    /// The driver's own, for launches that are recorded: not an [`Arena`], but counted here.
+    /// NVIDIA's driver's own, for launches that are recorded: not an [`Arena`], but counted here.
     Graphs,
 }
 
-/// How many bytes are taken for what.
+/// Bytes that are taken, by purpose.
 #[derive(Debug, Default)]
 pub struct Ledger([AtomicU64; 4]);
 
@@ -42,7 +42,7 @@ impl Ledger {
     }
 }
 
-/// Where some `T` lie on the device. Null means none.
+/// The address of some `T` on the device. Null means none.
 #[derive(Debug)]
 #[repr(transparent)]
 pub struct DevicePtr<T>(u64, PhantomData<*const T>);
@@ -71,7 +71,7 @@ impl<T> DevicePtr<T> {
     }
 }
 
-/// One allocation of device memory.
+/// An allocation of device memory.
 #[derive(Debug)]
 pub struct Arena {
     start: u64,
@@ -83,14 +83,14 @@ pub struct Arena {
 impl Arena {
     /// # Errors
     /// [`Fault::OutOfMemory`] naming what it was for.
-    pub fn new(driver: &Driver, purpose: Purpose, bytes: u64) -> Result<Self, Fault> {
-        driver.enter()?;
+    pub fn new(context: &Context, purpose: Purpose, bytes: u64) -> Result<Self, Fault> {
+        context.enter()?;
         let mut start = 0;
         let bytes = bytes.max(1);
         // SAFETY: a place for one address.
         let result = unsafe { sys::cuMemAlloc_v2(&raw mut start, bytes as usize) };
         check(result, &format!("{bytes} bytes for {purpose:?}"))?;
-        let ledger = Arc::clone(driver.ledger());
+        let ledger = Arc::clone(context.ledger());
         ledger.add(purpose, bytes);
         Ok(Self {
             start,
@@ -100,7 +100,7 @@ impl Arena {
         })
     }
 
-    /// The device's address of the first byte, for the driver.
+    /// The device's address of the first byte, for NVIDIA's driver.
     #[must_use]
     pub fn start(&self) -> u64 {
         self.start
@@ -131,11 +131,11 @@ impl Arena {
     /// Fills all of it with zeros, in stream order.
     ///
     /// # Errors
-    /// When the driver refuses.
-    pub fn clear(&self, driver: &Driver) -> Result<(), Fault> {
+    /// When NVIDIA's driver refuses.
+    pub fn clear(&self, context: &Context) -> Result<(), Fault> {
         // SAFETY: the whole of a live allocation.
         check(
-            unsafe { sys::cuMemsetD8Async(self.start, 0, self.bytes as usize, driver.stream()) },
+            unsafe { sys::cuMemsetD8Async(self.start, 0, self.bytes as usize, context.stream()) },
             "clearing memory",
         )
     }
@@ -177,19 +177,23 @@ unsafe impl Plain for [f32; 2] {}
 /// Copies to the device, in stream order.
 ///
 /// # Errors
-/// When the driver refuses.
+/// When NVIDIA's driver refuses.
 ///
 /// # Safety
 /// `to` has room for `from`; and `from`, where it is pinned memory, is not changed before the
 /// stream is synchronized.
-pub unsafe fn upload<T: Plain>(driver: &Driver, to: DevicePtr<T>, from: &[T]) -> Result<(), Fault> {
+pub unsafe fn upload<T: Plain>(
+    context: &Context,
+    to: DevicePtr<T>,
+    from: &[T],
+) -> Result<(), Fault> {
     // SAFETY: as promised by the caller.
     let result = unsafe {
         sys::cuMemcpyHtoDAsync_v2(
             to.0,
             from.as_ptr().cast::<c_void>(),
             size_of_val(from),
-            driver.stream(),
+            context.stream(),
         )
     };
     check(result, "copying to the device")
@@ -198,44 +202,44 @@ pub unsafe fn upload<T: Plain>(driver: &Driver, to: DevicePtr<T>, from: &[T]) ->
 /// Copies to the host, and waits for it and everything before it.
 ///
 /// # Errors
-/// When the driver refuses, or what was launched before has failed.
+/// When NVIDIA's driver refuses, or what was launched before has failed.
 ///
 /// # Safety
 /// `from` holds as many elements.
 pub unsafe fn download<T: Plain>(
-    driver: &Driver,
+    context: &Context,
     to: &mut [T],
     from: DevicePtr<T>,
 ) -> Result<(), Fault> {
     // SAFETY: as promised by the caller; `to` is borrowed until the copy is done.
-    unsafe { fetch(driver, to, from) }?;
-    driver.synchronize("copying from the device")
+    unsafe { fetch(context, to, from) }?;
+    context.synchronize("copying from the device")
 }
 
-/// As [`download`], into memory of its own.
+/// Copies as [`download`] does, into memory of its own.
 ///
 /// # Errors
 /// As [`download`].
 ///
 /// # Safety
 /// As [`download`].
-pub unsafe fn read(driver: &Driver, from: DevicePtr<f32>, len: usize) -> Result<Vec<f32>, Fault> {
+pub unsafe fn read(context: &Context, from: DevicePtr<f32>, len: usize) -> Result<Vec<f32>, Fault> {
     let mut values = vec![0.0; len];
     // SAFETY: as promised by the caller.
-    unsafe { download(driver, &mut values, from) }?;
+    unsafe { download(context, &mut values, from) }?;
     Ok(values)
 }
 
 /// Copies to the host, in stream order, and does not wait.
 ///
 /// # Errors
-/// When the driver refuses.
+/// When NVIDIA's driver refuses.
 ///
 /// # Safety
 /// `from` holds as many elements; `to` is neither read, written nor freed before the stream got
 /// past this.
 pub unsafe fn fetch<T: Plain>(
-    driver: &Driver,
+    context: &Context,
     to: &mut [T],
     from: DevicePtr<T>,
 ) -> Result<(), Fault> {
@@ -245,7 +249,7 @@ pub unsafe fn fetch<T: Plain>(
             to.as_mut_ptr().cast::<c_void>(),
             from.0,
             size_of_val(to),
-            driver.stream(),
+            context.stream(),
         )
     };
     check(result, "copying from the device")
@@ -263,7 +267,7 @@ unsafe impl Send for Pinned {}
 
 impl Pinned {
     /// # Errors
-    /// When the driver refuses.
+    /// When NVIDIA's driver refuses.
     pub fn new(bytes: usize) -> Result<Self, Fault> {
         let mut start = std::ptr::null_mut();
         let bytes = bytes.max(1);
@@ -276,7 +280,7 @@ impl Pinned {
         Ok(Self { start, bytes })
     }
 
-    /// Where the device sees it: under unified addressing, at the same address.
+    /// The device's address of it: under unified addressing, the same.
     #[must_use]
     pub fn on_device(&self) -> DevicePtr<u8> {
         DevicePtr(self.start as u64, PhantomData)
@@ -302,7 +306,7 @@ pub struct Registered {
 }
 
 impl Registered {
-    /// `None` when the driver refuses; copies then go through its own buffers, five times slower.
+    /// `None` when NVIDIA's driver refuses; copies then go through its own buffers, five times slower.
     #[must_use]
     pub fn new(file: &[u8]) -> Option<Self> {
         const READ_ONLY: u32 = sys::CU_MEMHOSTREGISTER_READ_ONLY;

@@ -1,20 +1,21 @@
 //! The kernels around the matmuls.
 
 use super::kernels::{
-    ArgmaxArgs, ArriveArgs, AttentionArgs, EmbedArgs, Kernel, MergeArgs, Module, RopeArgs, RowArgs,
+    ArgmaxArgs, AttentionArgs, EmbedArgs, Kernel, MergeArgs, Module, RopeArgs, RowArgs,
+    ScatterInputsArgs,
 };
 use worker_orcd_ipc::Fault;
 
 #[derive(Debug)]
 pub struct Ops {
-    pub arrive: Kernel<ArriveArgs>,
+    pub scatter_inputs: Kernel<ScatterInputsArgs>,
     pub embed: Kernel<EmbedArgs>,
     pub rmsnorm: Kernel<RowArgs>,
     pub scale_rows: Kernel<RowArgs>,
-    pub silu_mul_rows: Kernel<RowArgs>,
+    pub glu_rows: Kernel<RowArgs>,
     pub rope_kv: Kernel<RopeArgs>,
     pub attention_together: Kernel<AttentionArgs>,
-    /// Of a block of it.
+    /// Threads of a block of `attention_together`.
     pub together_threads: u32,
     pub attention_split: Kernel<AttentionArgs>,
     pub attention_merge: Kernel<MergeArgs>,
@@ -29,11 +30,11 @@ impl Ops {
         // for what is in front of it.
         unsafe {
             Ok(Self {
-                arrive: module.kernel("arrive")?,
+                scatter_inputs: module.kernel("scatter_inputs")?,
                 embed: module.kernel("embed")?.overlapping(),
                 rmsnorm: module.kernel("rmsnorm")?.overlapping(),
                 scale_rows: module.kernel("scale_rows")?.overlapping(),
-                silu_mul_rows: module.kernel("silu_mul_rows")?.overlapping(),
+                glu_rows: module.kernel("glu_rows")?.overlapping(),
                 rope_kv: module.kernel("rope_kv")?.overlapping(),
                 attention_together: module
                     .kernel(&format!("attention_together_{head_dim}"))?
@@ -49,7 +50,7 @@ impl Ops {
     }
 }
 
-/// Warps of a block that attends to all splits: `ATTENTION` in attention.cu.
+/// Warps of a block that computes all splits: `ATTENTION` in attention.cu.
 pub fn together_warps(head_dim: usize) -> u32 {
     if matches!(head_dim, 32 | 64) { 8 } else { 4 }
 }

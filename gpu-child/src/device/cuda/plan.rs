@@ -14,7 +14,8 @@ const TILE_ROWS: usize = 16;
 #[derive(Debug)]
 pub struct Plan<'a> {
     pub sequences: &'a [SequenceWork<'a>],
-    /// With the complement of a place among the draws of the step before for a token to be drawn.
+    /// Tokens of the batch. A token that is still to be drawn is the complement of its place among
+    /// the draws of the step before.
     pub rows: Vec<Row>,
     pub tables: Vec<i32>,
     pub tiles: Vec<Tile>,

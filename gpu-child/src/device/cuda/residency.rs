@@ -1,38 +1,38 @@
-//! What was loaded is still there: in device memory, and the weights bit for bit.
+//! Checks that what was loaded is still there: in device memory, and the weights bit for bit.
 //!
 //! The engine asks between steps ([`Executor::inspect`](crate::device::Executor::inspect)). Each
-//! time the driver is asked where weights and KV cache lie, and the checksum of one more
+//! time NVIDIA's driver is asked where weights and KV cache lie, and the checksum of one more
 //! [`SLICE_BYTES`] of weights goes into the stream (`checksum.cu`); what it came to is looked at
 //! the next time, so nobody waits for it. Keys and values change with every step and have no
 //! checksum: of them only their place is known.
 
-use super::driver::{Driver, Event, check};
+use super::context::{Context, StreamEvent, check};
 use super::kernels::{ChecksumArgs, Geometry, Kernel, Module};
 use super::memory::{ALIGNMENT, Arena, Pinned, Purpose, download, fetch};
 use cudarc::driver::sys;
 use twox_hash::xxhash3_128::Hasher;
 use worker_orcd_ipc::{DeviceError, Fault};
 
-/// Weights of one look: as many as take the device less time than a step of the smallest model varies
-/// by (`a_look_costs_little`).
+/// Bytes of weights of one check: as many as take the device less time than a step of the smallest
+/// model varies by (`a_look_costs_little`).
 const SLICE_BYTES: u64 = 64 << 20;
 const THREADS: u32 = 256;
-/// Enough to keep every multiprocessor loading.
+/// Blocks a multiprocessor, enough to keep it loading.
 const BLOCKS_PER_MULTIPROCESSOR: usize = 8;
 
 #[derive(Debug)]
 pub struct Residency {
     kernel: Kernel<ChecksumArgs>,
-    /// Of each slice, as it was when the model had been loaded.
+    /// Checksum of each slice, as it was when the model had been loaded.
     expected: Vec<u64>,
-    /// Where the device adds up.
+    /// The word in which the device adds up.
     sum: Arena,
     answer: Pinned,
-    done: Event,
+    done: StreamEvent,
     /// The slice whose sum is on its way.
     under_way: Option<usize>,
     next: usize,
-    /// How often all slices have been looked at since.
+    /// Rounds in which all slices were checked.
     rounds: u64,
 }
 
@@ -41,40 +41,46 @@ impl Residency {
     ///
     /// # Errors
     /// When the device fails, or the memory is not the device's.
-    pub fn take(driver: &Driver, module: &Module, weights: &Arena) -> Result<Self, Fault> {
+    pub fn new(context: &Context, module: &Module, weights: &Arena) -> Result<Self, Fault> {
         let slices = weights.bytes().div_ceil(SLICE_BYTES) as usize;
-        let sums = Arena::new(driver, Purpose::Scratch, 8 * slices as u64)?;
-        sums.clear(driver)?;
+        let sums = Arena::new(context, Purpose::Scratch, 8 * slices as u64)?;
+        sums.clear(context)?;
         // SAFETY: checksum.cu takes ChecksumArgs.
         let kernel = unsafe { module.kernel("checksum") }?;
         for slice in 0..slices {
-            launch(driver, &kernel, weights, slice, &sums, slice)?;
+            launch(context, &kernel, weights, slice, &sums, slice)?;
         }
         let mut expected = vec![0_u64; slices];
         // SAFETY: a sum for each slice.
-        unsafe { download(driver, &mut expected, sums.at(0, slices)) }?;
-        is_on_device(driver, weights)?;
+        unsafe { download(context, &mut expected, sums.at(0, slices)) }?;
+        is_on_device(context, weights)?;
         Ok(Self {
             kernel,
             expected,
-            sum: Arena::new(driver, Purpose::Scratch, 8)?,
+            sum: Arena::new(context, Purpose::Scratch, 8)?,
             answer: Pinned::new(8)?,
-            done: Event::new()?,
+            done: StreamEvent::new()?,
             under_way: None,
             next: 0,
             rounds: 0,
         })
     }
 
-    /// Does not wait for the device.
+    /// Starts the check of one more slice, and compares the one before. Does not wait for the
+    /// device.
     ///
     /// # Errors
     /// [`Fault::Device`]: [`DeviceError::WeightsChanged`] or [`DeviceError::NotResident`], or what the
-    /// driver says.
-    pub fn look(&mut self, driver: &Driver, weights: &Arena, kv: &Arena) -> Result<(), Fault> {
-        driver.enter()?;
-        is_on_device(driver, weights)?;
-        is_on_device(driver, kv)?;
+    /// NVIDIA's driver says.
+    pub fn check_slice(
+        &mut self,
+        context: &Context,
+        weights: &Arena,
+        kv: &Arena,
+    ) -> Result<(), Fault> {
+        context.enter()?;
+        is_on_device(context, weights)?;
+        is_on_device(context, kv)?;
         if let Some(slice) = self.under_way {
             if !self.done.is_reached()? {
                 return Ok(());
@@ -83,17 +89,17 @@ impl Residency {
             self.compare(slice)?;
         }
         let slice = self.next;
-        self.sum.clear(driver)?;
-        launch(driver, &self.kernel, weights, slice, &self.sum, 0)?;
+        self.sum.clear(context)?;
+        launch(context, &self.kernel, weights, slice, &self.sum, 0)?;
         // SAFETY: one word; the pinned place is read only once the event behind it is reached.
-        unsafe { fetch(driver, self.answer.bytes_mut(), self.sum.at(0, 8)) }?;
-        self.done.record(driver)?;
+        unsafe { fetch(context, self.answer.bytes_mut(), self.sum.at(0, 8)) }?;
+        self.done.record(context)?;
         self.under_way = Some(slice);
         self.next = (slice + 1) % self.expected.len();
         Ok(())
     }
 
-    /// Of all slices, as they were when the model had been loaded.
+    /// Checksum of all slices, as they were when the model had been loaded.
     #[must_use]
     pub fn checksum(&self) -> u128 {
         let mut hasher = Hasher::new();
@@ -103,7 +109,7 @@ impl Residency {
         hasher.finish_128()
     }
 
-    /// How often all of the weights were found unchanged.
+    /// Rounds in which all of the weights were found unchanged.
     #[must_use]
     pub fn rounds(&self) -> u64 {
         self.rounds
@@ -130,7 +136,7 @@ impl Residency {
 
 /// Adds one slice's checksum to `sums[at]`.
 fn launch(
-    driver: &Driver,
+    context: &Context,
     kernel: &Kernel<ChecksumArgs>,
     weights: &Arena,
     slice: usize,
@@ -145,12 +151,12 @@ fn launch(
         pairs: bytes / 16,
         first: start / 8,
     };
-    let most = BLOCKS_PER_MULTIPROCESSOR * driver.multiprocessors() as usize;
+    let most = BLOCKS_PER_MULTIPROCESSOR * context.multiprocessors() as usize;
     let blocks = (arguments.pairs as usize).div_ceil(THREADS as usize);
     // SAFETY: the slice lies inside the arena, in whole pairs of words (`ALIGNMENT`).
     unsafe {
         kernel.launch(
-            driver,
+            context,
             Geometry::line(blocks.min(most), THREADS),
             &arguments,
         )
@@ -160,8 +166,8 @@ fn launch(
 /// A slice is cut into pairs of words, and the last one ends where the layout does.
 const _: () = assert!(ALIGNMENT.is_multiple_of(16) && SLICE_BYTES.is_multiple_of(16));
 
-/// The driver's own word: device memory, not managed, and one allocation of that size.
-fn is_on_device(driver: &Driver, arena: &Arena) -> Result<(), Fault> {
+/// NVIDIA's driver's own word: device memory, not managed, and one allocation of that size.
+fn is_on_device(context: &Context, arena: &Arena) -> Result<(), Fault> {
     use sys::CUpointer_attribute as Attribute;
     let (mut kind, mut managed) = (0_u32, 0_u32);
     let (mut start, mut bytes) = (0_u64, 0_usize);
@@ -198,7 +204,7 @@ fn is_on_device(driver: &Driver, arena: &Arena) -> Result<(), Fault> {
              {start:#x} on, says the driver of {}",
             arena.bytes(),
             arena.purpose(),
-            driver.id()
+            context.id()
         ),
     })
 }
@@ -213,23 +219,23 @@ mod tests {
     /// More than one slice, and a last one that is not whole.
     const BYTES: u64 = SLICE_BYTES + (5 << 20) + 256;
 
-    fn loaded() -> (Driver, Module, Arena, Vec<u8>) {
-        let driver = Driver::open(0).expect("a device");
-        let module = Module::load(&driver).expect("kernels");
-        let arena = Arena::new(&driver, Purpose::Weights, BYTES).expect("memory");
+    fn loaded() -> (Context, Module, Arena, Vec<u8>) {
+        let context = Context::open(0).expect("a device");
+        let module = Module::load(&context).expect("kernels");
+        let arena = Arena::new(&context, Purpose::Weights, BYTES).expect("memory");
         let bytes: Vec<u8> = (0..BYTES)
             .map(|i| (i ^ (i >> 7) ^ (i >> 15)) as u8)
             .collect();
         // SAFETY: the whole of the arena.
-        unsafe { upload(&driver, arena.at(0, bytes.len()), &bytes) }.expect("a copy");
-        (driver, module, arena, bytes)
+        unsafe { upload(&context, arena.at(0, bytes.len()), &bytes) }.expect("a copy");
+        (context, module, arena, bytes)
     }
 
     /// Looks until every slice was compared once.
-    fn round(residency: &mut Residency, driver: &Driver, arena: &Arena) -> Result<(), Fault> {
+    fn round(residency: &mut Residency, context: &Context, arena: &Arena) -> Result<(), Fault> {
         for _ in 0..=residency.expected.len() {
-            residency.look(driver, arena, arena)?;
-            driver.synchronize("a test")?;
+            residency.check_slice(context, arena, arena)?;
+            context.synchronize("a test")?;
         }
         Ok(())
     }
@@ -237,8 +243,8 @@ mod tests {
     #[test]
     #[ignore = "needs an NVIDIA GPU"]
     fn sums_are_those_of_the_reference() {
-        let (driver, module, arena, bytes) = loaded();
-        let residency = Residency::take(&driver, &module, &arena).expect("sums");
+        let (context, module, arena, bytes) = loaded();
+        let residency = Residency::new(&context, &module, &arena).expect("sums");
         let (one, other) = bytes.split_at(SLICE_BYTES as usize);
         let expected = [checksum(one, 0), checksum(other, SLICE_BYTES / 8)];
         assert_eq!(residency.expected, expected);
@@ -248,18 +254,20 @@ mod tests {
     #[ignore = "needs an NVIDIA GPU"]
     fn a_look_costs_little() {
         const LOOKS: u32 = 64;
-        let driver = Driver::open(0).expect("a device");
-        let module = Module::load(&driver).expect("kernels");
+        let context = Context::open(0).expect("a device");
+        let module = Module::load(&context).expect("kernels");
         // Far more than any cache holds.
-        let arena = Arena::new(&driver, Purpose::Weights, 32 * SLICE_BYTES).expect("memory");
-        arena.clear(&driver).expect("cleared");
-        let mut residency = Residency::take(&driver, &module, &arena).expect("sums");
+        let arena = Arena::new(&context, Purpose::Weights, 32 * SLICE_BYTES).expect("memory");
+        arena.clear(&context).expect("cleared");
+        let mut residency = Residency::new(&context, &module, &arena).expect("sums");
         let (mut asked, began) = (Duration::ZERO, Instant::now());
         for _ in 0..LOOKS {
             let asks = Instant::now();
-            residency.look(&driver, &arena, &arena).expect("unchanged");
+            residency
+                .check_slice(&context, &arena, &arena)
+                .expect("unchanged");
             asked += asks.elapsed();
-            driver.synchronize("a test").expect("computed");
+            context.synchronize("a test").expect("computed");
         }
         let (asked, all) = (asked / LOOKS, began.elapsed() / LOOKS);
         println!("a look: {asked:?} of the host, {all:?} until the device is done");
@@ -270,19 +278,19 @@ mod tests {
     #[test]
     #[ignore = "needs an NVIDIA GPU"]
     fn a_flipped_bit_is_found_in_the_next_round_and_named() {
-        let (driver, module, arena, bytes) = loaded();
-        let mut residency = Residency::take(&driver, &module, &arena).expect("sums");
+        let (context, module, arena, bytes) = loaded();
+        let mut residency = Residency::new(&context, &module, &arena).expect("sums");
         for _ in 0..3 {
-            round(&mut residency, &driver, &arena).expect("nothing has changed");
+            round(&mut residency, &context, &arena).expect("nothing has changed");
         }
         assert!(residency.rounds() >= 3);
         for at in [0, SLICE_BYTES - 1, SLICE_BYTES, BYTES - 1] {
-            let mut residency = Residency::take(&driver, &module, &arena).expect("sums");
+            let mut residency = Residency::new(&context, &module, &arena).expect("sums");
             let byte = bytes[at as usize];
             for (byte, found) in [(byte ^ 0x10, true), (byte, false)] {
                 // SAFETY: one byte inside the arena.
-                unsafe { upload(&driver, arena.at(at, 1), &[byte]) }.expect("a copy");
-                let outcome = round(&mut residency, &driver, &arena);
+                unsafe { upload(&context, arena.at(at, 1), &[byte]) }.expect("a copy");
+                let outcome = round(&mut residency, &context, &arena);
                 match outcome {
                     Err(Fault::Device { error, .. }) => {
                         let expected = found && error == DeviceError::WeightsChanged;

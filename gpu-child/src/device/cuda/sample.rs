@@ -5,49 +5,52 @@
 //! need, are copied: few requests have penalties, so they get a buffer of a fixed size, and where
 //! it is too small the rows take turns.
 
-use super::driver::Driver;
-use super::flight::STEPS;
+use super::context::Context;
 use super::headers::constant;
-use super::kernels::{AnswerArgs, Answers, Geometry, Kernel, Module, Row, SampleArgs, SampleRow};
+use super::kernels::{
+    DrawnTokens, Geometry, Kernel, Module, Row, SampleArgs, SampleRow, TokensToHostArgs,
+};
 use super::memory::{Arena, DevicePtr, Pinned, Purpose, upload};
+use super::step_queue::STEPS;
 use crate::device::SampleWork;
 use crate::sampler::Draw;
 use worker_orcd_ipc::{Fault, TokenId};
 
-/// Said in place of an id where a logit is not finite.
-pub const NOT_FINITE: u32 = constant!("answer.cuh", NO_TOKEN) as u32;
+/// Value in place of an id where a logit is not finite.
+pub const NOT_FINITE: u32 = constant!("drawn_tokens.cuh", NO_TOKEN) as u32;
 
 const THREADS: u32 = constant!("sample.cu", SAMPLE_THREADS) as u32;
 const STRIP: usize = constant!("sample.cu", STRIP);
 /// Survivors of a filter that one block finishes with , in bytes.
-const KEPT_BYTES: usize = 8 * constant!("sample.cu", KEPT);
+const SURVIVOR_BYTES: usize = 8 * constant!("sample.cu", MAX_SURVIVORS);
 /// Blocks that share a row, at most and where it pays.
-const MAX_TEAM: usize = constant!("sample.cu", MAX_TEAM);
+const MAX_CLUSTER: usize = constant!("sample.cu", MAX_CLUSTER);
 /// Blocks that run on a multiprocessor at a time.
 const RESIDENT: usize = 2;
 const ROW_BYTES: usize = size_of::<SampleRow>();
-const ANSWER_BYTES: usize = 4;
+const TOKEN_BYTES: usize = 4;
 /// Tokens of histories under way, if no sequence is longer.
 const HISTORY_TOKENS: usize = 1 << 18;
 
-/// Where the logits lie, and their answers: the largest of each row before, its token after.
+/// Logits on the device, and the tokens drawn from them: the largest of each row before the draw,
+/// its token after.
 #[derive(Debug, Clone, Copy)]
 pub struct Logits {
     pub rows: DevicePtr<f32>,
     pub vocab: usize,
     pub batch: DevicePtr<Row>,
-    pub answers: Answers,
+    pub drawn: DrawnTokens,
 }
 
 /// A row of logits that a token is drawn from.
 #[derive(Debug, Clone, Copy)]
 pub struct Drawing<'a> {
-    /// Of the logits.
+    /// Row of the logits.
     pub row: usize,
-    /// Of the batch: where its newest token is.
+    /// Row of the batch that holds its newest token.
     pub newest: usize,
     pub work: &'a SampleWork<'a>,
-    /// Of the token that is drawn.
+    /// Position of the token that is drawn.
     pub position: u32,
 }
 
@@ -59,7 +62,7 @@ impl Drawing<'_> {
             || sampling.presence_penalty != 0.0
     }
 
-    /// What penalties count.
+    /// Tokens that penalties count.
     fn history(&self) -> [&[TokenId]; 2] {
         if self.has_penalties() {
             [self.work.prompt, self.work.generated]
@@ -68,8 +71,9 @@ impl Drawing<'_> {
         }
     }
 
-    /// `None` when the largest logit is the answer. Its history begins at `history`.
-    fn asks(&self, history: usize) -> Option<SampleRow> {
+    /// The kernel's row; `None` when the largest logit is the token. Its history begins at
+    /// `history`.
+    fn row(&self, history: usize) -> Option<SampleRow> {
         let draw = Draw::new(&self.work.sampling, self.position);
         if draw.is_none() && !self.has_penalties() {
             return None;
@@ -98,9 +102,9 @@ impl Drawing<'_> {
 #[derive(Debug)]
 pub struct Draws {
     kernel: Kernel<SampleArgs>,
-    answer: Kernel<AnswerArgs>,
-    /// Of each step that can be on its way: rows, which the device reads from here; answers that
-    /// come back; histories on their way there.
+    to_host: Kernel<TokensToHostArgs>,
+    /// Pinned memory of each step that can be in flight: rows, which the device reads from here;
+    /// tokens that come back; histories on their way there.
     pinned: [Pinned; STEPS],
     history: Arena,
     max_rows: usize,
@@ -109,35 +113,36 @@ pub struct Draws {
 }
 
 impl Draws {
-    /// For `max_rows` rows a step, and sequences of `sequence_tokens` tokens.
+    /// Loads the kernels for `max_rows` rows a step, and sequences of `sequence_tokens` tokens.
     ///
     /// # Errors
     /// When memory cannot be had.
     pub fn load(
-        driver: &Driver,
+        context: &Context,
         module: &Module,
         (max_rows, vocab): (usize, usize),
         sequence_tokens: usize,
     ) -> Result<Self, Fault> {
-        // SAFETY: sample.cu takes SampleArgs, answer.cu AnswerArgs.
-        let (kernel, answer) = unsafe { (module.kernel("sample")?, module.kernel("answer")?) };
-        let shared_bytes = (KEPT_BYTES + 8 * vocab.div_ceil(STRIP)) as u32;
+        // SAFETY: sample.cu takes SampleArgs, tokens_to_host.cu TokensToHostArgs.
+        let (kernel, to_host) =
+            unsafe { (module.kernel("sample")?, module.kernel("tokens_to_host")?) };
+        let shared_bytes = (SURVIVOR_BYTES + 8 * vocab.div_ceil(STRIP)) as u32;
         kernel.allow_shared(shared_bytes)?;
         let max_tokens = sequence_tokens.max(HISTORY_TOKENS);
-        let pinned_bytes = max_rows * (ROW_BYTES + ANSWER_BYTES) + 4 * max_tokens;
+        let pinned_bytes = max_rows * (ROW_BYTES + TOKEN_BYTES) + 4 * max_tokens;
         Ok(Self {
             kernel,
-            answer,
+            to_host,
             pinned: [Pinned::new(pinned_bytes)?, Pinned::new(pinned_bytes)?],
-            history: Arena::new(driver, Purpose::Scratch, 4 * max_tokens as u64)?,
+            history: Arena::new(context, Purpose::Scratch, 4 * max_tokens as u64)?,
             max_rows,
             max_tokens,
             shared_bytes,
         })
     }
 
-    /// Puts the tokens of all rows that need more than their largest logit in place of its answer.
-    /// `first` is the step's first row among these; the step that used `slot` before is over.
+    /// Draws the tokens of all rows that need more than their largest logit. `first` is the step's
+    /// first row among these; the step that used `slot` before has ended.
     ///
     /// # Errors
     /// When a launch fails.
@@ -149,22 +154,22 @@ impl Draws {
     /// When a history is longer than announced.
     pub unsafe fn run<'a>(
         &mut self,
-        driver: &Driver,
+        context: &Context,
         (slot, first): (usize, usize),
         logits: Logits,
         drawings: impl Iterator<Item = Drawing<'a>>,
     ) -> Result<(), Fault> {
         let (mut rows, mut tokens) = (Vec::new(), 0);
         for drawing in drawings {
-            let Some(mut row) = drawing.asks(tokens) else {
+            let Some(mut row) = drawing.row(tokens) else {
                 continue;
             };
             let length = row.length as usize;
             assert!(length <= self.max_tokens, "a history longer than announced");
             if tokens + length > self.max_tokens {
                 // SAFETY: as promised by the caller.
-                unsafe { self.launch(driver, (slot, first), logits, &rows, tokens) }?;
-                driver.synchronize("a draw")?;
+                unsafe { self.launch(context, (slot, first), logits, &rows, tokens) }?;
+                context.synchronize("a draw")?;
                 rows.clear();
                 (tokens, row.history) = (0, 0);
             }
@@ -173,49 +178,49 @@ impl Draws {
             rows.push(row);
         }
         // SAFETY: as promised by the caller.
-        unsafe { self.launch(driver, (slot, first), logits, &rows, tokens) }
+        unsafe { self.launch(context, (slot, first), logits, &rows, tokens) }
     }
 
-    /// Has the answers of `rows` rows, from the step's row `first` on, go to the host.
+    /// Copies the tokens of `rows` rows, from the step's row `first` on, to the host.
     ///
     /// # Errors
     /// When the launch fails.
-    pub fn tell(
+    pub fn copy_to_host(
         &mut self,
-        driver: &Driver,
+        context: &Context,
         (slot, first): (usize, usize),
-        answers: Answers,
+        drawn: DrawnTokens,
         rows: usize,
     ) -> Result<(), Fault> {
         const THREADS: usize = 256;
         assert!(first + rows <= self.max_rows, "more rows than announced");
-        let at = self.answers_at() + 4 * first;
-        let arguments = AnswerArgs {
-            answers,
+        let at = self.drawn_at() + 4 * first;
+        let arguments = TokensToHostArgs {
+            drawn,
             out: self.pinned[slot].on_device().add(at).cast(),
             rows: rows as i32,
         };
         let geometry = Geometry::line(rows.div_ceil(THREADS), THREADS as u32);
-        // SAFETY: a thread a row; pinned memory holds a word for each, which nobody looks at
+        // SAFETY: a thread a row; pinned memory holds a word for each, which is not read
         // before the stream got there.
-        unsafe { self.answer.launch(driver, geometry, &arguments) }
+        unsafe { self.to_host.launch(context, geometry, &arguments) }
     }
 
-    /// What a step that is over said: an id for each row, or [`NOT_FINITE`].
-    pub fn answers(&mut self, slot: usize, rows: usize) -> impl Iterator<Item = u32> {
-        let at = self.answers_at();
+    /// Tokens of a step that has ended: an id for each row, or [`NOT_FINITE`].
+    pub fn drawn(&mut self, slot: usize, rows: usize) -> impl Iterator<Item = u32> {
+        let at = self.drawn_at();
         let words = self.pinned[slot].bytes_mut()[at..][..4 * rows]
             .as_chunks()
             .0;
         words.iter().map(|word| u32::from_ne_bytes(*word))
     }
 
-    fn answers_at(&self) -> usize {
+    fn drawn_at(&self) -> usize {
         self.max_rows * ROW_BYTES
     }
 
     fn tokens_at(&self, index: usize) -> usize {
-        self.max_rows * (ROW_BYTES + ANSWER_BYTES) + 4 * index
+        self.max_rows * (ROW_BYTES + TOKEN_BYTES) + 4 * index
     }
 
     fn write_history(&mut self, slot: usize, first: usize, parts: [&[TokenId]; 2]) {
@@ -231,7 +236,7 @@ impl Draws {
     /// As for [`run`](Self::run); every row's history is written.
     unsafe fn launch(
         &mut self,
-        driver: &Driver,
+        context: &Context,
         (slot, first): (usize, usize),
         logits: Logits,
         rows: &[SampleRow],
@@ -249,38 +254,38 @@ impl Draws {
         let history = self.history.at::<u8>(0, 4 * tokens);
         if tokens > 0 {
             // SAFETY: as many bytes; pinned memory is written again when the step is over.
-            unsafe { upload(driver, history, &pinned.bytes_mut()[begin..end]) }?;
+            unsafe { upload(context, history, &pinned.bytes_mut()[begin..end]) }?;
         }
         let arguments = SampleArgs {
             logits: logits.rows,
             rows: pinned.on_device().cast::<SampleRow>().add(first),
             history: history.cast(),
             batch: logits.batch,
-            answers: logits.answers,
+            drawn: logits.drawn,
             vocab: logits.vocab as i32,
         };
-        let team = if driver.has_bulk_copies() {
-            team(rows.len(), driver.multiprocessors() as usize)
+        let cluster = if context.has_bulk_copies() {
+            cluster(rows.len(), context.multiprocessors() as usize)
         } else {
             1
         };
         let geometry = Geometry {
-            grid: [team as u32, rows.len() as u32],
+            grid: [cluster as u32, rows.len() as u32],
             block: [THREADS, 1, 1],
             shared_bytes: self.shared_bytes,
         };
         // SAFETY: a team a row; the rest is the caller's promise.
         unsafe {
             self.kernel
-                .launch_clusters(driver, geometry, team as u32, &arguments)
+                .launch_clusters(context, geometry, cluster as u32, &arguments)
         }
     }
 }
 
 /// Blocks of each of `rows` rows: as many as run at a time.
-fn team(rows: usize, multiprocessors: usize) -> usize {
-    let fits = |team: &usize| rows * team <= RESIDENT * multiprocessors;
-    [MAX_TEAM, 4, 2].into_iter().find(fits).unwrap_or(1)
+fn cluster(rows: usize, multiprocessors: usize) -> usize {
+    let fits = |cluster: &usize| rows * cluster <= RESIDENT * multiprocessors;
+    [MAX_CLUSTER, 4, 2].into_iter().find(fits).unwrap_or(1)
 }
 
 #[cfg(test)]

@@ -1,10 +1,10 @@
 //! Activations and inputs of one step, allocated once for the largest batch.
 
-use super::driver::Driver;
-use super::flight::STEPS;
-use super::kernels::{Answers, ArriveArgs, Geometry, Kernel, Row, Tile};
+use super::context::Context;
+use super::kernels::{DrawnTokens, Geometry, Kernel, Row, ScatterInputsArgs, Tile};
 use super::memory::{Arena, DevicePtr, Layout, Pinned, Purpose};
 use super::plan::Plan;
+use super::step_queue::STEPS;
 use super::weights::{UNIT, units};
 use crate::device::common::kv::PAGE_TOKENS;
 use crate::model::ModelConfig;
@@ -12,15 +12,16 @@ use worker_orcd_ipc::Fault;
 
 /// Logits that are kept at a time, in bytes: enough for 256 sequences of a large vocabulary.
 const LOGIT_BYTES: usize = 256 << 20;
-/// Attention results of single splits: where they do not fit, one block attends to all.
+/// Bytes of attention results of single splits: where they do not fit, one block computes all
+/// splits.
 const PARTIAL_BYTES: usize = 64 << 20;
 
-/// Blocks that look at a row of logits, each at a part.
+/// Blocks that read a row of logits, each at a part.
 pub const ARGMAX_PARTS: usize = 8;
 /// Rows that draw, from which on one part is enough.
 pub const ENOUGH_ROWS: usize = 64;
 
-/// How large everything is.
+/// Sizes of everything.
 #[derive(Debug, Clone, Copy)]
 pub struct Sizes {
     pub tokens: usize,
@@ -38,7 +39,7 @@ pub struct Sizes {
 }
 
 impl Sizes {
-    /// Of the parts of all rows that draw.
+    /// Ranks of the parts of all rows that draw.
     fn ranks(&self) -> usize {
         self.tokens.max(ENOUGH_ROWS * ARGMAX_PARTS)
     }
@@ -66,7 +67,7 @@ impl Sizes {
     }
 }
 
-/// Where everything lies in the arena.
+/// Offsets of everything in the arena.
 #[derive(Debug, Clone, Copy)]
 struct Places {
     x: u64,
@@ -169,11 +170,11 @@ pub struct Buffers {
 impl Scratch {
     /// # Errors
     /// When the memory cannot be had.
-    pub fn new(driver: &Driver, sizes: Sizes) -> Result<Self, Fault> {
+    pub fn new(context: &Context, sizes: Sizes) -> Result<Self, Fault> {
         let places = Places::of(&sizes);
-        let arena = Arena::new(driver, Purpose::Scratch, places.bytes)?;
+        let arena = Arena::new(context, Purpose::Scratch, places.bytes)?;
         // What a kernel reads past the rows of a batch must be numbers.
-        arena.clear(driver)?;
+        arena.clear(context)?;
         let input_bytes = (places.bytes - places.rows) as usize;
         Ok(Self {
             sizes,
@@ -183,13 +184,13 @@ impl Scratch {
         })
     }
 
-    /// What [`new`](Self::new) will take.
+    /// Bytes that [`new`](Self::new) will take.
     #[must_use]
     pub fn bytes_for(sizes: &Sizes) -> u64 {
         Places::of(sizes).bytes
     }
 
-    /// This many rows' splits can be kept apart.
+    /// Room for the splits of this many rows.
     #[must_use]
     pub fn holds_partials(
         &self,
@@ -228,16 +229,16 @@ impl Scratch {
     /// What was sent through `slot` before must have arrived.
     ///
     /// # Errors
-    /// When the driver refuses.
+    /// When NVIDIA's driver refuses.
     ///
     /// # Panics
     /// When the batch is larger than what was announced.
     pub fn upload(
         &mut self,
-        driver: &Driver,
-        arrive: &Kernel<ArriveArgs>,
+        context: &Context,
+        scatter_inputs: &Kernel<ScatterInputsArgs>,
         (plan, slot): (&Plan<'_>, usize),
-        before: Answers,
+        before: DrawnTokens,
         (board, step): (DevicePtr<u32>, u64),
     ) -> Result<(), Fault> {
         const THREADS: usize = 256;
@@ -262,7 +263,7 @@ impl Scratch {
             here.copy_from_slice(input);
             room = rest;
         }
-        let arguments = ArriveArgs {
+        let arguments = ScatterInputsArgs {
             from: self.pinned[slot].on_device().cast(),
             to: [
                 buffers.rows.cast(),
@@ -279,7 +280,7 @@ impl Scratch {
         let geometry = Geometry::line((bytes / 4).div_ceil(THREADS), THREADS as u32);
         // SAFETY: a thread a word; the counts were checked against the buffers' sizes above, and
         // pinned memory is as large. Tokens below zero were made of places in `before`.
-        unsafe { arrive.launch(driver, geometry, &arguments) }
+        unsafe { scatter_inputs.launch(context, geometry, &arguments) }
     }
 }
 

@@ -41,7 +41,7 @@ pub fn unit_bytes(ty: TensorType) -> usize {
     }
 }
 
-/// What a type is multiplied as: BF16 becomes F16 when it is packed.
+/// The type that a type is multiplied as: BF16 becomes F16 when it is packed.
 #[must_use]
 pub fn multiplied_as(ty: TensorType) -> TensorType {
     match ty {
@@ -91,7 +91,7 @@ pub struct Weights {
     pub arena: Arena,
     pub tensors: ModelWeights<Matrix, Vector>,
     /// RoPE's cos and sin of every pair at every position.
-    pub turns: DevicePtr<[f32; 2]>,
+    pub rope_table: DevicePtr<[f32; 2]>,
 }
 
 impl Weights {

@@ -1,4 +1,4 @@
-//! How a product is shared out to the blocks of `matmul_wgmma.cu`.
+//! Division of a product among the blocks of `matmul_wgmma.cu`.
 //!
 //! A block has so many warpgroups (64 weight rows each) and so many rows of activations; blocks
 //! walk tiles, or the blocks of a cluster share the segments of one tile. Which of it is fastest
@@ -15,17 +15,17 @@ const MAX_STAGES: usize = constant!("matmul_wgmma.cu", MAX_STAGES);
 const MAX_CLUSTER: usize = 8;
 /// Fewer, and a block waits for every unit that it multiplies.
 const MIN_STAGES: usize = 2;
-/// What a warp keeps of eight rows in an exchange.
+/// Bytes of a warp's sums of eight rows in a cluster.
 const PIECE_BYTES: usize = 512;
 
-/// What a kernel was compiled for.
+/// The block that a kernel was compiled for.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Block {
     pub warpgroups: usize,
     pub rows: usize,
     /// Blocks whose registers fit a multiprocessor together.
     pub together: usize,
-    /// What its time is multiplied by in estimates.
+    /// Factor of its time in estimates.
     price: f64,
 }
 
@@ -68,7 +68,7 @@ impl Block {
     }
 }
 
-/// What is multiplied: tiles of each weight, units of k, rows of activations.
+/// A product: tiles of each weight, units of k, rows of activations.
 #[derive(Debug, Clone, Copy)]
 pub struct Product<'a> {
     pub ty: TensorType,
@@ -94,72 +94,73 @@ impl Product<'_> {
 
 /// A device's multiprocessors, and the shared memory of each that blocks may ask for.
 #[derive(Debug, Clone, Copy)]
-pub struct Room {
+pub struct Capacity {
     pub multiprocessors: usize,
     pub shared_bytes: usize,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Share {
-    /// Of [`BLOCKS`].
+pub struct Tiling {
+    /// Index into [`BLOCKS`].
     pub block: usize,
     pub cluster: usize,
     pub blocks: usize,
     pub stages: usize,
-    /// Where segments meet in shared memory, behind the stages.
-    pub exchange: usize,
+    /// Offset of the cluster's sums of segments in shared memory, behind the stages.
+    pub cluster_sums: usize,
     pub shared_bytes: usize,
 }
 
-/// The way that is estimated to take the least time.
+/// The tiling that is estimated to take the least time.
 ///
 /// # Panics
 /// When there is no room for two stages of the smallest block: no such device has `wgmma`.
 #[must_use]
-pub fn share(product: &Product<'_>, room: Room) -> Share {
+pub fn tiling(product: &Product<'_>, capacity: Capacity) -> Tiling {
     let clusters = 1..=MAX_CLUSTER.min(segments(product.units));
     (0..BLOCKS.len())
         .flat_map(|block| clusters.clone().map(move |cluster| (block, cluster)))
-        .flat_map(|(block, cluster)| ways(product, room, block, cluster))
+        .flat_map(|(block, cluster)| tilings(product, capacity, block, cluster))
         .min_by(|(a, _), (b, _)| a.total_cmp(b))
-        .map(|(_, share)| share)
+        .map(|(_, tiling)| tiling)
         .expect("room for two stages of the smallest block")
 }
 
-/// Nanoseconds and shapes, for each number of blocks that may share a multiprocessor.
-fn ways(
+/// Tilings and their nanoseconds, for each number of blocks that may share a multiprocessor.
+fn tilings(
     product: &Product<'_>,
-    room: Room,
+    capacity: Capacity,
     index: usize,
     cluster: usize,
-) -> impl Iterator<Item = (f64, Share)> {
+) -> impl Iterator<Item = (f64, Tiling)> {
     let together = if cluster == 1 {
         BLOCKS[index].together
     } else {
         1
     };
-    (1..=together).filter_map(move |together| way(product, room, index, cluster, together))
+    (1..=together)
+        .filter_map(move |together| tiling_of(product, capacity, index, cluster, together))
 }
 
-fn way(
+fn tiling_of(
     product: &Product<'_>,
-    room: Room,
+    capacity: Capacity,
     index: usize,
     cluster: usize,
     together: usize,
-) -> Option<(f64, Share)> {
+) -> Option<(f64, Tiling)> {
     let block = BLOCKS[index];
     let tiles = product.blocks(&block);
-    let slots = room.multiprocessors * together;
+    let slots = capacity.multiprocessors * together;
     let n_segments = segments(product.units);
     let length = product.units.div_ceil(n_segments);
     let units = (n_segments.div_ceil(cluster) * length).min(product.units);
     let stage = block.stage_bytes(product.ty);
-    let exchange = match cluster {
+    let cluster_sums = match cluster {
         1 => 0,
         _ => n_segments * block.pieces().div_ceil(cluster) * PIECE_BYTES,
     };
-    let left = (room.shared_bytes / together).checked_sub(exchange)?;
+    let left = (capacity.shared_bytes / together).checked_sub(cluster_sums)?;
     let rounds = (tiles * cluster).div_ceil(slots);
     // With one tile a block there is nothing to fetch behind its units.
     let useful = if rounds == 1 { units } else { MAX_STAGES };
@@ -167,7 +168,7 @@ fn way(
     if stages < MIN_STAGES.min(units) || (cluster > 1 && rounds > 2) {
         return None;
     }
-    let share = Share {
+    let tiling = Tiling {
         block: index,
         cluster,
         blocks: if cluster == 1 {
@@ -176,30 +177,30 @@ fn way(
             tiles * cluster
         },
         stages,
-        exchange: stages * stage,
-        shared_bytes: stages * stage + exchange,
+        cluster_sums: stages * stage,
+        shared_bytes: stages * stage + cluster_sums,
     };
-    let load = Load {
+    let estimate = Estimate {
         rounds,
         units,
-        beside: together.min((tiles * cluster).div_ceil(room.multiprocessors)),
+        beside: together.min((tiles * cluster).div_ceil(capacity.multiprocessors)),
         stages,
-        exchange,
+        cluster_sums,
     };
-    Some((load.nanoseconds(&block), share))
+    Some((estimate.nanoseconds(&block), tiling))
 }
 
-/// What one multiprocessor has to do.
-struct Load {
+/// The work of one multiprocessor, and the time that it takes.
+struct Estimate {
     rounds: usize,
     units: usize,
     /// Blocks at the same time.
     beside: usize,
     stages: usize,
-    exchange: usize,
+    cluster_sums: usize,
 }
 
-impl Load {
+impl Estimate {
     /// Fitted to times of single products on an H200, by a harness that is not kept. Only the order
     /// of such estimates means anything, and a wrong one costs time, not bits.
     fn nanoseconds(&self, block: &Block) -> f64 {
@@ -209,8 +210,8 @@ impl Load {
         let unit = 175.0 + products.max(195.0 / self.stages as f64);
         // What is added and written behind the last unit, and a cluster's exchange.
         let ends = 610.0 + outputs * beside / 29.0;
-        let exchange = if self.exchange == 0 { 0.0 } else { 680.0 };
-        block.price * self.rounds as f64 * (self.units as f64 * unit + ends + exchange)
+        let cluster_sums = if self.cluster_sums == 0 { 0.0 } else { 680.0 };
+        block.price * self.rounds as f64 * (self.units as f64 * unit + ends + cluster_sums)
     }
 }
 
@@ -218,7 +219,7 @@ impl Load {
 mod tests {
     use super::*;
 
-    const H200: Room = Room {
+    const H200: Capacity = Capacity {
         multiprocessors: 132,
         shared_bytes: 225 << 10,
     };
@@ -236,11 +237,11 @@ mod tests {
                             rows,
                             paired: tiles.len() == 2,
                         };
-                        let share = share(&product, H200);
-                        assert!(share.shared_bytes <= H200.shared_bytes, "{product:?}");
-                        assert!(share.cluster <= segments(units), "{product:?}");
-                        assert!(share.blocks.is_multiple_of(share.cluster), "{product:?}");
-                        assert!((1..=MAX_STAGES).contains(&share.stages), "{product:?}");
+                        let tiling = tiling(&product, H200);
+                        assert!(tiling.shared_bytes <= H200.shared_bytes, "{product:?}");
+                        assert!(tiling.cluster <= segments(units), "{product:?}");
+                        assert!(tiling.blocks.is_multiple_of(tiling.cluster), "{product:?}");
+                        assert!((1..=MAX_STAGES).contains(&tiling.stages), "{product:?}");
                     }
                 }
             }
@@ -256,6 +257,6 @@ mod tests {
             rows: 32,
             paired: false,
         };
-        assert!(share(&product, H200).cluster > 1);
+        assert!(tiling(&product, H200).cluster > 1);
     }
 }

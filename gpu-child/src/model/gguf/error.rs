@@ -1,4 +1,4 @@
-//! What can be wrong with a GGUF file. Every variant names the key or tensor it was found at.
+//! Errors of a GGUF file. Every variant names the key or tensor it was found at.
 
 use std::path::PathBuf;
 use thiserror::Error;

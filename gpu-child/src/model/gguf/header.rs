@@ -14,9 +14,9 @@ const DEFAULT_ALIGNMENT: u64 = 32;
 const MAX_KEY_BYTES: u64 = 65_535;
 const MAX_TENSOR_NAME_BYTES: u64 = 64;
 
-/// Of a string that names something. It goes into messages and logs.
+/// Longest string that names something. It goes into messages and logs.
 const MAX_STRING_BYTES: usize = 4 << 10;
-/// Of one string of an array. The longest tokens of real vocabularies are lines of spaces.
+/// Longest string of an array. The longest tokens of real vocabularies are lines of spaces.
 const MAX_ELEMENT_BYTES: usize = 64 << 10;
 
 /// A length, a type, and one byte.
@@ -24,14 +24,14 @@ const MIN_ENTRY_BYTES: u64 = 8 + 4 + 1;
 /// A length, the number of dimensions, one of them, a type and an offset.
 const MIN_TENSOR_BYTES: u64 = 8 + 4 + 8 + 4 + 8;
 
-/// One line of the tensor table. Its data is known to be inside the file.
+/// A line of the tensor table. Its data is known to be inside the file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TensorInfo<'a> {
     pub name: &'a str,
     pub ty: TensorType,
     /// Fastest first, as GGUF has them; dimensions that are not there are 1.
     pub dims: [usize; 4],
-    /// From the start of the data section.
+    /// Bytes from the start of the data section.
     pub offset: usize,
     pub bytes: usize,
 }
@@ -186,7 +186,7 @@ fn size(name: &str, ty: TensorType, dims: [u64; 4]) -> Result<([usize; 4], usize
     Ok((checked, bytes))
 }
 
-/// What follows the tensor table, from the first aligned position on; empty when the file ends
+/// The data behind the tensor table, from the first aligned position on; empty when the file ends
 /// before it.
 fn data_section(bytes: &[u8], header_end: usize, alignment: u64) -> &[u8] {
     let start = (header_end as u64).checked_next_multiple_of(alignment);
@@ -260,7 +260,7 @@ impl<'a> Header<'a> {
         })
     }
 
-    /// In no order.
+    /// All keys, in no order.
     pub fn keys(&self) -> impl Iterator<Item = &'a str> {
         self.metadata.keys().copied()
     }
@@ -301,7 +301,7 @@ impl<'a> Header<'a> {
         self.text(key, MAX_STRING_BYTES)
     }
 
-    /// As [`str`](Self::str), with another limit.
+    /// A string as [`str`](Self::str) gives it, with another limit.
     ///
     /// # Errors
     /// When the value is no string, not UTF-8, or longer than `limit` bytes.

@@ -60,13 +60,13 @@ pub enum Value<'a> {
     Signed(i64),
     Float(f64),
     Bool(bool),
-    /// Not checked to be UTF-8: a stray byte in an unused description is no reason to refuse.
+    /// Bytes not checked to be UTF-8: a stray byte in an unused description is no reason to refuse.
     String(&'a [u8]),
     Array(Array<'a>),
 }
 
 impl<'a> Value<'a> {
-    /// What it is, for error messages.
+    /// The kind of value, for error messages.
     #[must_use]
     pub fn describe(&self) -> String {
         match self {

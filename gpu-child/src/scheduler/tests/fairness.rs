@@ -28,7 +28,7 @@ fn tight(max_running: u32, pages: u32) -> Bench {
     Bench::new(limits, pages, false)
 }
 
-/// Of one client: a prompt of so many tokens, which differ from those of other requests.
+/// A request of one client: a prompt of so many tokens, which differ from those of other requests.
 fn of_client(client: u64, request: u64, prompt: u32, max_tokens: u32) -> Submission {
     let prompt: Vec<u32> = (0..prompt)
         .map(|i| (i * 7 + request as u32 * 13) % VOCAB)
@@ -39,7 +39,7 @@ fn of_client(client: u64, request: u64, prompt: u32, max_tokens: u32) -> Submiss
     }
 }
 
-/// Turns until the request has its first token.
+/// FairQueue until the request has its first token.
 fn turns_to_first_token(bench: &mut Bench, request: u64) -> u32 {
     for turn in 1..100_000 {
         assert!(bench.turn(BUDGET), "there is something to compute");

@@ -15,22 +15,22 @@ use worker_orcd_ipc::{
 /// Counts upwards from the last token; `99` is a fault, `98` a lie, `97` a very long step.
 pub struct Counter {
     step_takes: Duration,
-    /// It may be asked for a step before the last one's tokens were taken.
+    /// The device may be asked for a step before the last one's tokens were taken.
     is_ahead: bool,
-    /// By the step begun last, and by those that nobody has taken.
+    /// Draws of the step begun last, and of those that nobody has taken.
     drawn: Vec<Drawn>,
     untold: VecDeque<Vec<Drawn>>,
     inspections: u32,
     spoilt: Spoilt,
-    /// What its witness says.
+    /// Account of its witness.
     stands: Option<&'static str>,
 }
 
-/// What its inspections find.
+/// Result of its inspections.
 #[derive(Clone, Copy, PartialEq)]
 pub enum Spoilt {
     Never,
-    /// In the third one.
+    /// Changed weights, found in the third one.
     Found,
     /// The device hangs in the third one.
     Wedged,

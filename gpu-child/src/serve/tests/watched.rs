@@ -1,4 +1,4 @@
-//! What a step that does not end leaves in the flight recorder.
+//! Notes that a step which does not end leaves in the flight recorder.
 
 use super::*;
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
@@ -7,7 +7,7 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use worker_orcd_ipc::flight::{Header, Note, Recording, ring_bytes};
 
-/// As the supervisor makes it.
+/// A ring as the supervisor makes it.
 fn ring() -> File {
     let file = File::from(memfd_create("flight", MFdFlags::MFD_ALLOW_SEALING).unwrap());
     let header = Header {
@@ -20,7 +20,7 @@ fn ring() -> File {
     file
 }
 
-/// What is written of the step that hangs, when it says `all`.
+/// Note of the step that hangs, when it says `all`.
 fn note_of(is_ahead: bool, stands: Option<&'static str>, all: &str) -> Note {
     let file = ring();
     let recorder = FlightRecorder::at(&file);

@@ -9,7 +9,7 @@ type Scores = [[f32; SPAN_TOKENS]; MAX_ROWS];
 /// AVX2, FMA and F16C are there, `head_dim` is a multiple of eight, and sizes are as
 /// [`super::check`] demands.
 #[target_feature(enable = "avx2,fma,f16c")]
-pub unsafe fn attend_span(
+pub unsafe fn attention_span(
     rows: &[QueryRow<'_>],
     tiles: &[KvTile<'_>],
     out: &mut [f32],
@@ -32,7 +32,7 @@ pub unsafe fn attend_span(
 /// `R` rows; `KEYS` registers of scores and `DIMS` registers of output for each at a time.
 ///
 /// # Safety
-/// As for [`attend_span`], with exactly `R` rows.
+/// As for [`attention_span`], with exactly `R` rows.
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn fixed<const R: usize, const KEYS: usize, const DIMS: usize>(
     rows: &[QueryRow<'_>],

@@ -3,7 +3,7 @@
 use super::{KvTile, MAX_ROWS, Partial, QueryRow, SPAN_TOKENS, TILE_TOKENS};
 use half::f16;
 
-pub fn attend_span(
+pub fn attention_span(
     rows: &[QueryRow<'_>],
     tiles: &[KvTile<'_>],
     out: &mut [f32],

@@ -4,7 +4,7 @@ use super::Activations;
 use crate::cpu::packed::ROWS;
 use std::arch::x86_64::*;
 
-/// How a column of eight values is read.
+/// Access to a column of eight values.
 pub trait Column {
     /// Bytes of a column.
     const BYTES: usize;

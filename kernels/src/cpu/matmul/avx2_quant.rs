@@ -19,11 +19,11 @@ mod formats;
 
 pub use formats::*;
 
-/// One block of 32 columns of eight rows, ready to be multiplied.
+/// A block of 32 columns of eight rows, ready to be multiplied.
 #[derive(Clone, Copy)]
 pub struct Block {
     quads: [__m256i; 8],
-    /// For Q6_K one for each half, else both the same.
+    /// Scales: for Q6_K one for each half, else both the same.
     scale: [__m256; 2],
     min: [__m256; 2],
 }
@@ -108,8 +108,8 @@ unsafe fn fixed<F: Format, const T: usize>(
     }
 }
 
-/// How far ahead decoding asks for weights: past what the hardware's own prefetcher covers at a
-/// page boundary, and little enough to stay in the first-level cache.
+/// Bytes ahead at which decoding prefetches weights: past what the hardware's own prefetcher covers
+/// at a page boundary, and little enough to stay in the first-level cache.
 const PREFETCH_BYTES: usize = 1536;
 
 #[inline(always)]

@@ -1,4 +1,4 @@
-//! From the file's rows to interleaved groups.
+//! Packing: from the file's rows to interleaved groups.
 
 use super::ROWS;
 use crate::TensorType;

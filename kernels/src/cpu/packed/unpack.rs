@@ -1,5 +1,5 @@
-//! One block of 32 columns of a packed group, spelled out: what the portable matmul and the
-//! embedding lookup read. The AVX2 kernels read the packed bytes themselves.
+//! A block of 32 columns of a packed group, spelled out: what the portable matmul and the embedding
+//! lookup read. The AVX2 kernels read the packed bytes themselves.
 
 use super::ROWS;
 use crate::TensorType;
@@ -8,7 +8,7 @@ use half::f16;
 /// `w = scale * (code - offset) + min`, with one scale for each half of the block.
 #[derive(Debug)]
 pub struct Block {
-    /// By row, then column.
+    /// Codes by row, then column.
     pub codes: [[i16; 32]; ROWS],
     pub scales: [[f32; ROWS]; 2],
     pub mins: [f32; ROWS],

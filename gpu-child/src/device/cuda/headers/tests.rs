@@ -1,5 +1,5 @@
-//! Also what the compilers cannot see: that nothing was left out of what they compare, and tables that
-//! macros and functions of the kernels stand for.
+//! Checks that the compilers cannot make: that nothing was left out of what they compare, and
+//! tables that macros and functions of the kernels stand for.
 
 use super::*;
 use crate::device::cuda::load::HEAD_DIMS;
@@ -29,7 +29,7 @@ fn kernels() -> BTreeMap<String, String> {
     files("../kernels/cuda")
 }
 
-/// What follows `mark` wherever it stands, up to one of `ends`.
+/// Texts that follow `mark`, wherever it stands, up to one of `ends`.
 fn behind<'a>(text: &'a str, mark: &str, ends: &[char]) -> Vec<&'a str> {
     let rests = text.split(mark).skip(1);
     rests
@@ -114,6 +114,23 @@ fn kernels_are_compiled_for_what_the_host_asks_for() {
             ),
         }
     }
+}
+
+#[test]
+fn every_kernel_that_the_host_names_is_there() {
+    let kernels: String = kernels().into_values().collect();
+    let mut names = 0;
+    for text in files("src/device/cuda").into_values() {
+        for name in behind(&text, "kernel(\"", &['"']) {
+            let stands = [" ", "\n"].map(|before| format!("{before}{name}(const __grid"));
+            assert!(stands.iter().any(|it| kernels.contains(it)), "{name}");
+            names += 1;
+        }
+        for stem in behind(&text, "kernel(&format!(\"", &['{', '"']) {
+            assert!(kernels.contains(&format!("{stem}##")), "{stem}");
+        }
+    }
+    assert!(names > 10, "{names}");
 }
 
 #[test]

@@ -137,7 +137,7 @@ impl Case {
 }
 
 struct Card {
-    driver: Driver,
+    context: Context,
     arena: Arena,
     draws: Draws,
 }
@@ -146,20 +146,20 @@ const MAX_ROWS: usize = 256;
 
 impl Card {
     fn new(vocab: usize) -> Self {
-        let driver = Driver::open(0).expect("a device");
-        let module = Module::load(&driver).expect("kernels");
+        let context = Context::open(0).expect("a device");
+        let module = Module::load(&context).expect("kernels");
         let bytes = (MAX_ROWS * (4 * vocab + 16)) as u64;
         Self {
-            arena: Arena::new(&driver, Purpose::Scratch, bytes).expect("memory"),
-            draws: Draws::load(&driver, &module, (MAX_ROWS, vocab), 1024).expect("memory"),
-            driver,
+            arena: Arena::new(&context, Purpose::Scratch, bytes).expect("memory"),
+            draws: Draws::load(&context, &module, (MAX_ROWS, vocab), 1024).expect("memory"),
+            context,
         }
     }
 
     fn put<T: Plain>(&self, at: u64, values: &[T]) -> DevicePtr<T> {
         let place = self.arena.at(at, values.len());
         // SAFETY: `at` found room for them; pageable memory has been read when this returns.
-        unsafe { upload(&self.driver, place, values) }.expect("a copy");
+        unsafe { upload(&self.context, place, values) }.expect("a copy");
         place
     }
 
@@ -170,11 +170,11 @@ impl Card {
         let end = (MAX_ROWS * vocab * 4) as u64;
         let largest = cases.iter().map(Case::largest);
         let is_broken = |row| broken == Some(row);
-        let answers = if ranked {
+        let drawn = if ranked {
             let best: Vec<u64> = largest.map(|id| 9 << 32 | u64::from(!id)).collect();
             let broken: Vec<u32> = (0..cases.len()).map(|row| is_broken(row).into()).collect();
             let broken = self.put(end + 8 * MAX_ROWS as u64, &broken);
-            Answers::of_rows(self.put(end, &best), broken)
+            DrawnTokens::of_rows(self.put(end, &best), broken)
         } else {
             // In the second of two parts.
             let ranks = largest.enumerate().flat_map(|(row, id)| {
@@ -186,13 +186,13 @@ impl Card {
                 [1, best]
             });
             let ranks: Vec<u64> = ranks.collect();
-            Answers::of_parts(self.put(end, &ranks), 2)
+            DrawnTokens::of_parts(self.put(end, &ranks), 2)
         };
         let logits = Logits {
             rows: self.put(0, &all),
             vocab,
             batch: DevicePtr::NULL,
-            answers,
+            drawn,
         };
         let works: Vec<SampleWork<'_>> = cases.iter().map(Case::work).collect();
         let drawings = cases.iter().zip(&works).enumerate();
@@ -203,11 +203,13 @@ impl Card {
             position: case.position,
         });
         // SAFETY: all rows were put there above.
-        unsafe { self.draws.run(&self.driver, (1, 0), logits, drawings) }.expect("a draw");
-        let told = self.draws.tell(&self.driver, (1, 0), answers, cases.len());
-        told.and_then(|()| self.driver.synchronize("draws"))
-            .expect("answers");
-        self.draws.answers(1, cases.len()).collect()
+        unsafe { self.draws.run(&self.context, (1, 0), logits, drawings) }.expect("a draw");
+        let told = self
+            .draws
+            .copy_to_host(&self.context, (1, 0), drawn, cases.len());
+        told.and_then(|()| self.context.synchronize("draws"))
+            .expect("drawn");
+        self.draws.drawn(1, cases.len()).collect()
     }
 }
 
@@ -274,6 +276,6 @@ fn few_rows_have_large_teams() {
         (132, 2),
         (133, 1),
     ] {
-        assert_eq!(team(rows, 132), expected);
+        assert_eq!(cluster(rows, 132), expected);
     }
 }

@@ -1,4 +1,4 @@
-//! How each quantized type's packed blocks become quads, scales and offsets.
+//! The formats: how each quantized type's packed blocks become quads, scales and offsets.
 
 use super::{Block, Format, dot, five_bit, four_bit, scaled};
 use crate::cpu::quantize::BlockMeta;

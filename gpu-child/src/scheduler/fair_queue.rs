@@ -1,4 +1,4 @@
-//! Whose prompt is computed next. Pure.
+//! The order of prompts: whose prompt is computed next. Pure.
 //!
 //! **Between clients** it is start-time fair queueing (Goyal, Vin and Cheng, SIGCOMM 1996) with the
 //! prompt token as its unit. Each client has an account of what was computed for it, and the
@@ -17,32 +17,32 @@ use worker_orcd_ipc::ClientId;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Candidate {
     pub client: ClientId,
-    /// In the order of arrival.
+    /// Place in the order of arrival.
     pub serial: u64,
     /// Tokens to be computed before the first is drawn.
     pub left: usize,
-    /// It runs only once it is admitted.
+    /// A request that runs only once it is admitted.
     pub waits: bool,
 }
 
 #[derive(Debug, Default)]
-pub(super) struct Turns {
+pub(super) struct FairQueue {
     accounts: BTreeMap<ClientId, Account>,
-    /// Where the client stood that had the last turn.
+    /// Level of the client that had the last turn.
     level: u64,
 }
 
 #[derive(Debug, Default)]
 struct Account {
     tokens: u64,
-    /// How far the shortest requests are ahead of the oldest ones, in tokens: never more than a
-    /// chunk either way, because the one that is ahead waits.
+    /// Tokens by which the shortest requests are ahead of the oldest ones: never more than a chunk
+    /// either way, because the one that is ahead waits.
     lead: i64,
 }
 
-impl Turns {
-    /// Says who has something left. Whoever has not, and had no more than others, is forgotten.
-    pub(super) fn meet(&mut self, present: &[Candidate]) {
+impl FairQueue {
+    /// Forgets clients that have nothing left and had no more than others.
+    pub(super) fn retain_clients(&mut self, present: &[Candidate]) {
         if present.is_empty() {
             self.accounts.clear();
         } else if self.accounts.len() > present.len() {
@@ -53,7 +53,7 @@ impl Turns {
         }
     }
 
-    /// Whose turn it is.
+    /// The request whose turn it is.
     pub(super) fn next(&self, candidates: &[Candidate]) -> Option<Candidate> {
         // Of two at one level, the one that waits for longer.
         let first = |it: &&Candidate| (self.standing(it.client), it.serial);

@@ -1,24 +1,26 @@
-//! `silu(gate) * up` over eight rows of one token, in place over `gate`: the shape in which
+//! The gated linear unit over eight rows of one token, in place over `gate`: the shape in which
 //! [`matmul_group`](super::matmul_group) hands out its results.
 
 use super::isa::Isa;
 use super::packed::ROWS;
+use crate::Activation;
 
-pub fn silu_mul(isa: Isa, gate: &mut [[f32; ROWS]], up: &[[f32; ROWS]]) {
+/// `activation(gate) * up`, vectorized for SiLU.
+pub fn glu(activation: Activation, isa: Isa, gate: &mut [[f32; ROWS]], up: &[[f32; ROWS]]) {
     #[cfg(target_arch = "x86_64")]
-    if isa.is_avx2() {
+    if activation == Activation::Silu && isa.is_avx2() {
         // SAFETY: the token proves the features.
-        return unsafe { avx2(gate, up) };
+        return unsafe { silu_avx2(gate, up) };
     }
     let _ = isa;
     for (gate, up) in gate.as_flattened_mut().iter_mut().zip(up.as_flattened()) {
-        *gate = *gate / (1.0 + (-*gate).exp()) * up;
+        *gate = activation.fast(*gate) * up;
     }
 }
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,fma")]
-fn avx2(gate: &mut [[f32; ROWS]], up: &[[f32; ROWS]]) {
+fn silu_avx2(gate: &mut [[f32; ROWS]], up: &[[f32; ROWS]]) {
     use super::attention::avx2::exp;
     use std::arch::x86_64::*;
     for (gate, up) in gate.iter_mut().zip(up) {

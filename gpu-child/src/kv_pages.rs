@@ -1,5 +1,5 @@
-//! Which page of the KV arena holds what, and for whom. Pure: it hands out page numbers and never
-//! touches the arena.
+//! The pages of the KV arena: what each holds, and for whom. Pure: it hands out page numbers and
+//! never touches the arena.
 //!
 //! ```text
 //!            allocate             publish (full, tokens known)
@@ -40,7 +40,7 @@ pub struct Prefix {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-struct Link {
+struct PageKey {
     parent: ChainId,
     tokens: Box<[TokenId]>,
 }
@@ -49,25 +49,25 @@ struct Link {
 struct Page {
     /// Sequences that use it.
     users: u32,
-    published: Option<Link>,
-    /// When its last user let go of it; key in `kept`.
+    published: Option<PageKey>,
+    /// Time at which its last user let go of it; key in `kept`.
     released: u64,
 }
 
 #[derive(Debug)]
-pub struct KvCache {
+pub struct KvPages {
     geometry: KvGeometry,
     shares_prefixes: bool,
     pages: Vec<Page>,
     free: Vec<PageId>,
-    chains: HashMap<Link, (ChainId, PageId)>,
+    chains: HashMap<PageKey, (ChainId, PageId)>,
     /// Published pages without users, by time of release.
     kept: BTreeMap<u64, PageId>,
     clock: u64,
     next_chain: u64,
 }
 
-impl KvCache {
+impl KvPages {
     #[must_use]
     pub fn new(geometry: KvGeometry, shares_prefixes: bool) -> Self {
         Self {
@@ -88,7 +88,7 @@ impl KvCache {
         self.geometry
     }
 
-    /// How many pages can be allocated now, kept ones given up.
+    /// Pages that can be allocated now, kept ones given up.
     #[must_use]
     pub fn available_pages(&self) -> u32 {
         (self.free.len() + self.kept.len()) as u32
@@ -115,11 +115,11 @@ impl KvCache {
         };
         if self.shares_prefixes {
             for page_tokens in tokens.chunks_exact(self.geometry.page_tokens as usize) {
-                let link = Link {
+                let key = PageKey {
                     parent: prefix.chain,
                     tokens: page_tokens.into(),
                 };
-                let Some(&(chain, page)) = self.chains.get(&link) else {
+                let Some(&(chain, page)) = self.chains.get(&key) else {
                     break;
                 };
                 self.add_user(page);
@@ -145,27 +145,27 @@ impl KvCache {
         if !self.shares_prefixes {
             return ChainId::ROOT;
         }
-        let link = Link {
+        let key = PageKey {
             parent,
             tokens: tokens.into(),
         };
-        if let Some((chain, known)) = self.chains.get_mut(&link) {
+        if let Some((chain, known)) = self.chains.get_mut(&key) {
             let chain = *chain;
             if self.pages[known.0 as usize].users == 0 {
-                // Nobody uses the other one: this one takes its place, so that a chain whose end
+                // The other one has no user: this one takes its place, so that a chain whose end
                 // is in use does not lose its front.
                 let unused = std::mem::replace(known, page);
                 self.kept.remove(&self.pages[unused.0 as usize].released);
                 self.pages[unused.0 as usize].published = None;
-                self.pages[page.0 as usize].published = Some(link);
+                self.pages[page.0 as usize].published = Some(key);
                 self.free.push(unused);
             }
             return chain;
         }
         let chain = ChainId(self.next_chain);
         self.next_chain += 1;
-        self.pages[page.0 as usize].published = Some(link.clone());
-        self.chains.insert(link, (chain, page));
+        self.pages[page.0 as usize].published = Some(key.clone());
+        self.chains.insert(key, (chain, page));
         chain
     }
 
@@ -192,7 +192,7 @@ impl KvCache {
         }
     }
 
-    /// It may be written: one sequence uses it and nobody else can find it.
+    /// A page that may be written: one sequence uses it and no other can find it.
     #[must_use]
     pub fn is_private(&self, page: PageId) -> bool {
         let page = &self.pages[page.0 as usize];
@@ -209,8 +209,8 @@ impl KvCache {
 
     fn evict(&mut self) -> Option<PageId> {
         let (_, id) = self.kept.pop_first()?;
-        if let Some(link) = self.pages[id.0 as usize].published.take() {
-            self.chains.remove(&link);
+        if let Some(key) = self.pages[id.0 as usize].published.take() {
+            self.chains.remove(&key);
         }
         Some(id)
     }
@@ -220,8 +220,8 @@ impl KvCache {
 mod tests {
     use super::*;
 
-    fn cache(pages: u32) -> KvCache {
-        KvCache::new(
+    fn cache(pages: u32) -> KvPages {
+        KvPages::new(
             KvGeometry {
                 page_tokens: 2,
                 pages,
@@ -236,7 +236,7 @@ mod tests {
     }
 
     /// Allocates and publishes pages for all of `ids`.
-    fn fill(cache: &mut KvCache, ids: &[u32]) -> Vec<PageId> {
+    fn fill(cache: &mut KvPages, ids: &[u32]) -> Vec<PageId> {
         let mut chain = ChainId::ROOT;
         let mut pages = Vec::new();
         for page_tokens in tokens(ids).chunks_exact(2) {
@@ -320,7 +320,7 @@ mod tests {
 
     #[test]
     fn without_sharing_nothing_is_found_or_kept() {
-        let mut cache = KvCache::new(
+        let mut cache = KvPages::new(
             KvGeometry {
                 page_tokens: 2,
                 pages: 4,

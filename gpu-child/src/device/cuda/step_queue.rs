@@ -4,50 +4,50 @@
 //! lies between is in stream order, so all else is there once. The tokens of the step before stay on
 //! the device until the next one's inputs have taken them over.
 
-use super::driver::{Driver, Event};
-use super::kernels::Answers;
+use super::context::{Context, StreamEvent};
+use super::kernels::DrawnTokens;
 use super::plan::Plan;
 use super::sample::{Draws, NOT_FINITE};
 use crate::device::TO_BE_DRAWN;
 use std::collections::VecDeque;
 use worker_orcd_ipc::{Drawn, Fault, RequestId, TokenId};
 
-/// On their way at a time.
+/// Steps in flight, at most.
 pub const STEPS: usize = 2;
 
 #[derive(Debug)]
-struct Flight {
+struct LaunchedStep {
     step: u64,
-    /// Its answer, whose tokens are [`TO_BE_DRAWN`] still.
+    /// Rows that draw; their tokens are still [`TO_BE_DRAWN`].
     drawn: Vec<Drawn>,
 }
 
 #[derive(Debug)]
-pub struct Flights {
-    under_way: VecDeque<Flight>,
+pub struct StepQueue {
+    queue: VecDeque<LaunchedStep>,
     begun: usize,
-    events: [Event; STEPS],
-    /// Of the step that left last, whether or not it came back.
-    before: Answers,
+    events: [StreamEvent; STEPS],
+    /// Tokens of the step that was launched last, whether or not it has ended.
+    previous: DrawnTokens,
     requests: Vec<RequestId>,
 }
 
-impl Flights {
+impl StepQueue {
     /// # Errors
-    /// When the driver refuses.
+    /// When NVIDIA's driver refuses.
     pub fn new() -> Result<Self, Fault> {
         Ok(Self {
-            under_way: VecDeque::new(),
+            queue: VecDeque::new(),
             begun: 0,
-            events: [Event::new()?, Event::new()?],
-            before: Answers::NONE,
+            events: [StreamEvent::new()?, StreamEvent::new()?],
+            previous: DrawnTokens::NONE,
             requests: Vec::new(),
         })
     }
 
-    /// Reached when the steps on their way have ended, and as long as there are none.
+    /// Events that are reached when the steps in flight have ended, and as long as there are none.
     #[must_use]
-    pub fn ends(&self) -> [Event; STEPS] {
+    pub fn ends(&self) -> [StreamEvent; STEPS] {
         self.events
     }
 
@@ -57,35 +57,35 @@ impl Flights {
     /// When as many as there can be are on their way.
     #[must_use]
     pub fn slot(&self) -> usize {
-        assert!(self.under_way.len() < STEPS, "a step too far ahead");
+        assert!(self.queue.len() < STEPS, "a step too far ahead");
         self.begun % STEPS
     }
 
-    /// What the step before drew, and for whom.
+    /// Tokens that the step before drew, and their requests.
     #[must_use]
-    pub fn before(&self) -> (Answers, &[RequestId]) {
-        (self.before, &self.requests)
+    pub fn previous(&self) -> (DrawnTokens, &[RequestId]) {
+        (self.previous, &self.requests)
     }
 
     /// Everything of a step is launched.
     ///
     /// # Errors
-    /// When the driver refuses.
-    pub fn depart(
+    /// When NVIDIA's driver refuses.
+    pub fn launched(
         &mut self,
-        driver: &Driver,
+        context: &Context,
         step: u64,
         plan: &Plan<'_>,
-        answers: Answers,
+        drawn_tokens: DrawnTokens,
     ) -> Result<(), Fault> {
-        self.events[self.slot()].record(driver)?;
+        self.events[self.slot()].record(context)?;
         self.begun += 1;
         let of = |(_, sequence): &(usize, usize)| plan.sequences[*sequence].drawn(TO_BE_DRAWN);
         let drawn: Vec<_> = plan.drawing.iter().filter_map(of).collect();
-        self.before = answers;
+        self.previous = drawn_tokens;
         self.requests.clear();
         self.requests.extend(drawn.iter().map(|row| row.request));
-        self.under_way.push_back(Flight { step, drawn });
+        self.queue.push_back(LaunchedStep { step, drawn });
         Ok(())
     }
 
@@ -96,11 +96,11 @@ impl Flights {
     ///
     /// # Panics
     /// When none is on its way.
-    pub fn land(&mut self, draws: &mut Draws) -> Result<Vec<Drawn>, Fault> {
-        let slot = (self.begun - self.under_way.len()) % STEPS;
-        let Flight { step, mut drawn } = self.under_way.pop_front().expect("a step on its way");
+    pub fn wait(&mut self, draws: &mut Draws) -> Result<Vec<Drawn>, Fault> {
+        let slot = (self.begun - self.queue.len()) % STEPS;
+        let LaunchedStep { step, mut drawn } = self.queue.pop_front().expect("a step on its way");
         self.events[slot].wait("a step")?;
-        let ids = draws.answers(slot, drawn.len());
+        let ids = draws.drawn(slot, drawn.len());
         for (row, id) in drawn.iter_mut().zip(ids) {
             if id == NOT_FINITE {
                 let request = row.request;

@@ -1,17 +1,17 @@
-//! The thread that computes: commands in, one step after the other, tokens out.
+//! The engine thread, which computes: commands in, one step after the other, tokens out.
 //!
 //! A device that computes while this thread goes on is kept busy: while a step that only decodes is
-//! on its way, the next one is planned and launched behind it, and only then its tokens are waited
-//! for, told and learned from. Behind a step with prompts nothing is launched: it may be long, and
-//! whoever cancels or comes must not wait for two.
+//! in flight, the next one is planned and launched behind it. Only then the thread waits for the tokens
+//! of the first, sends them and learns from them. Behind a step with prompts nothing is launched: it may
+//! be long, and a client that cancels or comes must not wait for two.
 
 use super::pacer::Pacer;
-use super::reader::Phase;
+use super::reader::Conversation;
 use super::watch::watch;
 use super::{Doing, Link, Loaded, Progress, Status, spawn};
 use crate::device::{Batch, Executor, NoTap, Tap};
 use crate::flight_recorder::{FlightRecorder, Watched, decodes, phase};
-use crate::kv_cache::KvCache;
+use crate::kv_pages::KvPages;
 use crate::scheduler::{Limits, Scheduler, SchedulerError};
 use crate::trace::LogitsTrace;
 use std::collections::VecDeque;
@@ -27,15 +27,15 @@ use worker_orcd_ipc::{
 /// age anyway.
 const MEMORY_REPORT_INTERVAL: Duration = Duration::from_millis(500);
 
-/// Between two looks at what was loaded. A look takes microseconds of this thread and of the device
-/// (`a_look_costs_little`), a small part of this interval.
+/// Time between two inspections of what was loaded. An inspection takes microseconds of this thread
+/// and of the device (`a_look_costs_little`), a small part of this interval.
 const INSPECTION_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Loads, then steps until the reader is gone or something goes wrong.
 pub(super) fn run<L>(
     link: &Link,
     status: &Arc<Status>,
-    phase: &Phase,
+    conversation: &Conversation,
     commands: &Receiver<Command>,
     recorder: FlightRecorder,
     loader: L,
@@ -60,19 +60,19 @@ where
             bytes_total,
         });
     }
-    let (mut engine, ready) = Engine::new(link, status, recorder, &order, loaded)?;
-    engine.have_watched(Arc::downgrade(status))?;
-    engine.update_status();
-    phase.serve();
+    let (mut steps, ready) = StepLoop::new(link, status, recorder, &order, loaded)?;
+    steps.have_watched(Arc::downgrade(status))?;
+    steps.update_status();
+    conversation.serve();
     if link.send(Event::Ready(Box::new(ready))) {
-        engine.run(commands)
+        steps.run(commands)
     } else {
         Ok(())
     }
 }
 
-/// A step on its way.
-struct Flight {
+/// A step in flight.
+struct StepInFlight {
     step: u64,
     began: Instant,
     prefill_tokens: usize,
@@ -81,7 +81,7 @@ struct Flight {
     drawn: Option<Vec<Drawn>>,
 }
 
-struct Engine<'a> {
+struct StepLoop<'a> {
     link: &'a Link,
     status: &'a Status,
     recorder: FlightRecorder,
@@ -91,15 +91,15 @@ struct Engine<'a> {
     pacer: Pacer,
     /// Steps begun.
     step: u64,
-    /// Steps on their way, the oldest first, and when the one before them ended.
-    flights: VecDeque<Flight>,
-    landed: Instant,
+    /// Steps in flight, the oldest first; and the time at which the one before them ended.
+    in_flight: VecDeque<StepInFlight>,
+    last_end: Instant,
     memory: MemoryReport,
     memory_asked: Instant,
     inspected: Instant,
 }
 
-impl<'a> Engine<'a> {
+impl<'a> StepLoop<'a> {
     fn new(
         link: &'a Link,
         status: &'a Status,
@@ -144,22 +144,22 @@ impl<'a> Engine<'a> {
             max_sequence_tokens,
             kv_capacity_tokens: u64::from(geometry.pages) * u64::from(geometry.page_tokens),
         };
-        let engine = Self {
+        let steps = Self {
             link,
             status,
             recorder,
             executor,
-            scheduler: Scheduler::new(limits, KvCache::new(geometry, order.prefix_cache)),
+            scheduler: Scheduler::new(limits, KvPages::new(geometry, order.prefix_cache)),
             trace,
             pacer: Pacer::new(order.prefill_chunk_tokens),
             step: 0,
-            flights: VecDeque::new(),
-            landed: Instant::now(),
+            in_flight: VecDeque::new(),
+            last_end: Instant::now(),
             memory,
             memory_asked: Instant::now(),
             inspected: Instant::now(),
         };
-        Ok((engine, ready))
+        Ok((steps, ready))
     }
 
     fn have_watched(&mut self, status: Weak<Status>) -> Result<(), Fault> {
@@ -177,48 +177,50 @@ impl<'a> Engine<'a> {
             if is_idle {
                 self.status.does(Doing::WaitsForCommands);
                 match commands.recv_timeout(INSPECTION_INTERVAL) {
-                    Ok(command) => self.obey(command)?,
+                    Ok(command) => self.handle(command)?,
                     Err(RecvTimeoutError::Timeout) => continue,
                     Err(RecvTimeoutError::Disconnected) => return Ok(()),
                 }
             }
             self.status.does(Doing::Plans);
             while let Ok(command) = commands.try_recv() {
-                self.obey(command)?;
+                self.handle(command)?;
             }
-            let launches = self.has_time() && self.scheduler.plan(self.pacer.prefill_tokens());
-            // Who has ended for another reason than a token need not wait for one, and who begins
-            // has waited until now.
+            let launches =
+                self.may_launch_ahead() && self.scheduler.plan(self.pacer.prefill_tokens());
+            // Requests that ended for another reason than a token need not wait for one, and requests that
+            // begin are reported at once.
             let report = StepReport {
                 step: self.step,
                 began: self.scheduler.take_began(),
                 drawn: vec![],
                 finished: self.scheduler.take_finished(),
             };
-            if !self.tell(report) {
+            if !self.send(report) {
                 return Ok(());
             }
-            // Before anything else can happen: whoever waits for a command while a step is on its way
-            // leaves that step's tokens where they are, until a command comes.
-            is_idle = !launches && self.flights.is_empty();
+            // Set before anything else can happen: a loop that waits for a command while a step is in
+            // flight would leave that step's tokens where they are, until a command comes.
+            is_idle = !launches && self.in_flight.is_empty();
             if launches {
                 self.launch()?;
-                if self.has_time() {
+                if self.may_launch_ahead() {
                     continue;
                 }
             }
-            let report = match self.flights.pop_front() {
-                Some(flight) => self.land(flight)?,
+            let report = match self.in_flight.pop_front() {
+                Some(step) => self.wait(step)?,
                 None => StepReport::default(),
             };
             self.update_status();
-            if !self.tell(report) {
+            if !self.send(report) {
                 return Ok(());
             }
         }
     }
 
-    /// Between steps, and watched as they are: a device that hangs under it is noticed.
+    /// Inspects the device between steps. It is watched as steps are: a device that hangs under it
+    /// is noticed.
     fn inspect_in_time(&mut self) -> Result<(), Fault> {
         let now = Instant::now();
         if now.duration_since(self.inspected) < INSPECTION_INTERVAL {
@@ -232,8 +234,8 @@ impl<'a> Engine<'a> {
         Ok(())
     }
 
-    /// False when there is nobody to tell any more.
-    fn tell(&self, report: StepReport) -> bool {
+    /// Sends a report that says something; false when the supervisor is gone.
+    fn send(&self, report: StepReport) -> bool {
         let StepReport {
             step: _,
             began,
@@ -241,21 +243,21 @@ impl<'a> Engine<'a> {
             finished,
         } = &report;
         let says_something = !began.is_empty() || !drawn.is_empty() || !finished.is_empty();
-        self.status.does(Doing::Tells);
+        self.status.does(Doing::Sends);
         !says_something || self.link.send(Event::Step(report))
     }
 
     /// Another step may be launched before the next one ends.
-    fn has_time(&self) -> bool {
-        match self.flights.back() {
+    fn may_launch_ahead(&self) -> bool {
+        match self.in_flight.back() {
             None => true,
             Some(last) => {
-                self.flights.len() == 1 && last.prefill_tokens == 0 && last.drawn.is_none()
+                self.in_flight.len() == 1 && last.prefill_tokens == 0 && last.drawn.is_none()
             }
         }
     }
 
-    fn obey(&mut self, command: Command) -> Result<(), Fault> {
+    fn handle(&mut self, command: Command) -> Result<(), Fault> {
         match command {
             Command::Submit(submission) => {
                 self.scheduler.submit(*submission).map_err(scheduler_fault)
@@ -273,7 +275,7 @@ impl<'a> Engine<'a> {
     fn launch(&mut self) -> Result<(), Fault> {
         self.step += 1;
         let began = Instant::now();
-        if self.flights.is_empty() {
+        if self.in_flight.is_empty() {
             self.status.step_begins(self.step, began);
         }
         self.status.does(Doing::Computes);
@@ -311,7 +313,7 @@ impl<'a> Engine<'a> {
             }
         };
         self.scheduler.launched();
-        self.flights.push_back(Flight {
+        self.in_flight.push_back(StepInFlight {
             step: self.step,
             began,
             prefill_tokens,
@@ -322,15 +324,14 @@ impl<'a> Engine<'a> {
     }
 
     /// Waits for the oldest step.
-    fn land(&mut self, flight: Flight) -> Result<StepReport, Fault> {
+    fn wait(&mut self, step: StepInFlight) -> Result<StepReport, Fault> {
         self.status.does(Doing::WaitsForDevice);
-        let drawn = match (flight.drawn, self.executor.ahead()) {
+        let drawn = match (step.drawn, self.executor.ahead()) {
             (Some(drawn), _) => drawn,
             (None, Some(ahead)) => ahead.finish()?,
             (None, None) => Vec::new(),
         };
-        self.recorder
-            .record(flight.step, Moment::StepEnd, flight.who);
+        self.recorder.record(step.step, Moment::StepEnd, step.who);
         if let Some(trace) = &mut self.trace
             && let Err(error) = trace.check()
         {
@@ -339,11 +340,11 @@ impl<'a> Engine<'a> {
             stop_trace(self.link, &error);
         }
         let now = Instant::now();
-        let took = now.duration_since(flight.began.max(self.landed));
-        self.landed = now;
-        self.pacer.observe(flight.prefill_tokens, took);
+        let took = now.duration_since(step.began.max(self.last_end));
+        self.last_end = now;
+        self.pacer.observe(step.prefill_tokens, took);
         self.scheduler
-            .complete(flight.step, drawn)
+            .complete(step.step, drawn)
             .map_err(scheduler_fault)
     }
 
@@ -355,14 +356,14 @@ impl<'a> Engine<'a> {
         self.memory.kv_used_bytes = self.scheduler.kv_used_bytes();
         self.status
             .between_steps(self.step, self.scheduler.load(), self.memory);
-        if let Some(flight) = self.flights.front() {
-            let since = flight.began.max(self.landed);
-            self.status.step_begins(flight.step, since);
+        if let Some(oldest) = self.in_flight.front() {
+            let since = oldest.began.max(self.last_end);
+            self.status.step_begins(oldest.step, since);
         }
     }
 }
 
-/// A full disk costs the trace, and nobody's stream.
+/// The end of a trace that cannot be written. A full disk costs the trace, and no stream.
 fn stop_trace(link: &Link, error: &std::io::Error) {
     link.send(Event::TraceStopped {
         message: error.to_string(),

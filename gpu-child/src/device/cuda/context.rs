@@ -1,6 +1,6 @@
-//! One context on one device: every call into the driver that is not memory or a launch.
+//! A context on one device: every call into NVIDIA's driver that is not memory or a launch.
 //!
-//! Each call's result is checked, and an error becomes a [`Fault`] with the driver's own name. A
+//! Each call's result is checked, and an error becomes a [`Fault`] with NVIDIA's driver's own name. A
 //! sticky error (an illegal address, a trap) is returned by every call after it, so whatever the
 //! engine does next ends the child.
 
@@ -41,10 +41,10 @@ fn name_of(error: CUresult) -> String {
 /// The device's primary context, retained, and one stream in it. Not released: the process ends
 /// with it, and after a sticky error there is nothing to release.
 #[derive(Debug)]
-pub struct Driver {
+pub struct Context {
     ordinal: u32,
     device: sys::CUdevice,
-    context: sys::CUcontext,
+    handle: sys::CUcontext,
     stream: sys::CUstream,
     multiprocessors: u32,
     shared_bytes: u32,
@@ -54,50 +54,50 @@ pub struct Driver {
 }
 
 // SAFETY: contexts and streams belong to no thread; a thread makes the context current first
-// (`enter`), and the driver locks what it shares.
-unsafe impl Send for Driver {}
+// (`enter`), and NVIDIA's driver locks what it shares.
+unsafe impl Send for Context {}
 
-impl Driver {
+impl Context {
     /// # Errors
-    /// [`Fault::DeviceUnavailable`] when there is no driver, no such device, or nothing compiled
+    /// [`Fault::DeviceUnavailable`] when there is no NVIDIA driver, no such device, or nothing compiled
     /// for it.
     pub fn open(ordinal: u32) -> Result<Self, Fault> {
         let device = find(ordinal)?;
-        let (mut context, mut stream) = (std::ptr::null_mut(), std::ptr::null_mut());
+        let (mut handle, mut stream) = (std::ptr::null_mut(), std::ptr::null_mut());
         // SAFETY: outputs are places for one value each; the device exists; the stream is made in
         // the context that was just made current.
         unsafe {
             check(
-                sys::cuDevicePrimaryCtxRetain(&raw mut context, device),
+                sys::cuDevicePrimaryCtxRetain(&raw mut handle, device),
                 "creating a context",
             )?;
-            check(sys::cuCtxSetCurrent(context), "cuCtxSetCurrent")?;
+            check(sys::cuCtxSetCurrent(handle), "cuCtxSetCurrent")?;
             // 1: does not wait for the legacy stream, which nobody uses.
             check(sys::cuStreamCreate(&raw mut stream, 1), "cuStreamCreate")?;
         }
-        let mut driver = Self {
+        let mut context = Self {
             ordinal,
             device,
-            context,
+            handle,
             stream,
             multiprocessors: 0,
             shared_bytes: 0,
             capability: compute_capability(device)?,
             ledger: Arc::default(),
         };
-        driver.multiprocessors =
+        context.multiprocessors =
             attribute(device, Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
-        driver.shared_bytes = attribute(
+        context.shared_bytes = attribute(
             device,
             Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN,
         )?;
-        Ok(driver)
+        Ok(context)
     }
 
     /// The same device and context, for another thread, whose work does not wait for this one's.
     ///
     /// # Errors
-    /// When the driver refuses.
+    /// When NVIDIA's driver refuses.
     pub fn with_a_stream_of_its_own(&self) -> Result<Self, Fault> {
         self.enter()?;
         let mut stream = std::ptr::null_mut();
@@ -114,11 +114,11 @@ impl Driver {
     /// Makes the context the calling thread's.
     ///
     /// # Errors
-    /// When the driver refuses.
+    /// When NVIDIA's driver refuses.
     pub fn enter(&self) -> Result<(), Fault> {
         // SAFETY: the context was retained in `open` and is never released.
         check(
-            unsafe { sys::cuCtxSetCurrent(self.context) },
+            unsafe { sys::cuCtxSetCurrent(self.handle) },
             "cuCtxSetCurrent",
         )
     }
@@ -137,7 +137,7 @@ impl Driver {
         self.stream
     }
 
-    /// What has been taken of the device's memory.
+    /// The device memory that has been taken.
     #[must_use]
     pub fn ledger(&self) -> &Arc<Ledger> {
         &self.ledger
@@ -204,7 +204,7 @@ impl Driver {
         }
     }
 
-    /// As `nvidia-smi` writes it.
+    /// The UUID as `nvidia-smi` writes it.
     fn uuid(&self) -> Option<String> {
         let mut uuid = sys::CUuuid { bytes: [0; 16] };
         // SAFETY: a place for one UUID, and a device that exists.
@@ -226,10 +226,10 @@ impl Driver {
     }
 }
 
-/// What a worker would compute on, in words. Makes no context.
+/// The device that a worker would compute on, in words. Makes no context.
 ///
 /// # Errors
-/// [`Fault::DeviceUnavailable`] as for [`Driver::open`].
+/// [`Fault::DeviceUnavailable`] as for [`Context::open`].
 pub fn outlook(ordinal: u32) -> Result<String, Fault> {
     let device = find(ordinal)?;
     let (major, minor) = compute_capability(device)?;
@@ -290,7 +290,7 @@ fn compute_capability(device: sys::CUdevice) -> Result<(u32, u32), Fault> {
 
 fn name_of_device(device: sys::CUdevice) -> String {
     let mut text = [0; 256];
-    // SAFETY: the driver writes at most the given number of bytes, with a zero at the end.
+    // SAFETY: NVIDIA's driver writes at most the given number of bytes, with a zero at the end.
     let name = unsafe {
         let result = sys::cuDeviceGetName(text.as_mut_ptr(), 255, device);
         check(result, "cuDeviceGetName").map(|()| CStr::from_ptr(text.as_ptr()).to_string_lossy())
@@ -298,7 +298,7 @@ fn name_of_device(device: sys::CUdevice) -> String {
     name.map_or_else(|_| "unknown CUDA device".to_owned(), Into::into)
 }
 
-/// The CUDA version that the driver speaks, such as `CUDA 13.0`.
+/// The CUDA version that NVIDIA's driver speaks, such as `CUDA 13.0`.
 fn cuda_version() -> Option<String> {
     let mut version = 0;
     // SAFETY: a place for one value.
@@ -309,14 +309,14 @@ fn cuda_version() -> Option<String> {
 
 /// A place in the stream that the host can wait for. Never destroyed, so a copy is the same event.
 #[derive(Debug, Clone, Copy)]
-pub struct Event(sys::CUevent);
+pub struct StreamEvent(sys::CUevent);
 
 // SAFETY: events belong to a context, not to a thread.
-unsafe impl Send for Event {}
+unsafe impl Send for StreamEvent {}
 
-impl Event {
+impl StreamEvent {
     /// # Errors
-    /// When the driver refuses.
+    /// When NVIDIA's driver refuses.
     pub fn new() -> Result<Self, Fault> {
         let mut event = std::ptr::null_mut();
         let flags = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as u32;
@@ -326,13 +326,13 @@ impl Event {
         Ok(Self(event))
     }
 
-    /// Behind everything that was launched.
+    /// Records the event behind everything that was launched.
     ///
     /// # Errors
-    /// When the driver refuses.
-    pub fn record(&self, driver: &Driver) -> Result<(), Fault> {
+    /// When NVIDIA's driver refuses.
+    pub fn record(&self, context: &Context) -> Result<(), Fault> {
         // SAFETY: event and stream live as long as the process.
-        let result = unsafe { sys::cuEventRecord(self.0, driver.stream) };
+        let result = unsafe { sys::cuEventRecord(self.0, context.stream) };
         check(result, "cuEventRecord")
     }
 

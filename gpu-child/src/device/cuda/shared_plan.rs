@@ -1,0 +1,163 @@
+//! The shared memory of a block of `decode_step.cu`, divided among inputs, sums, the table of layers
+//! and the ring of weights.
+
+use super::decode_step::StepLayer;
+use super::headers::{constant, layout};
+use super::weights::{UNIT, units};
+use crate::model::ModelConfig;
+
+/// Units of one copy, at most.
+const PIECE_UNITS: usize = constant!("step_plan.cuh", PIECE_UNITS);
+const MAX_SLOTS: usize = constant!("ring.cuh", MAX_SLOTS);
+/// Slots of the shortest ring in which some copies are in flight while others are multiplied.
+const MIN_SLOTS: usize = 6;
+/// Bytes of partial sums, enough for two tiles of any shape. The warps wait for each other whenever they
+/// are full; these hold all of a block's tiles of gate and up in the shapes of Qwen2.5-7B.
+const SUMS_BYTES: usize = 18 << 10;
+/// Bytes of weights that a block has in flight. More would wait in a queue, and the small reads of
+/// exchanges behind them (`bench/results/cuda.md`).
+const WINDOW_BYTES: usize = 48 << 10;
+/// Shared memory that the kernel declares itself, and a little for NVIDIA's driver.
+pub const STATIC_SHARED_BYTES: usize = 6 << 10;
+/// Bytes of the tables of rows in a block that computes attention, at most.
+const ROW_TABLES_BYTES: usize = constant!("step_attention.cuh", ROW_TABLES_BYTES);
+
+layout! {
+    /// Offsets of the parts of a block's shared memory, in bytes.
+    #[derive(PartialEq, Eq)]
+    pub struct SharedPlan in "step_plan.cuh" {
+        slot_bytes: i32,
+        slots: i32,
+        sums_bytes: i32,
+        inputs_at: i32,
+        norm_at: i32,
+        sums_at: i32,
+        layers_at: i32,
+        ring_at: i32,
+        window: i32,
+    }
+}
+
+impl SharedPlan {
+    /// The plan for a model and so many rows; `None` when the ring would be too short to be of use.
+    #[must_use]
+    pub fn of(
+        config: &ModelConfig,
+        rows: usize,
+        unit_bytes: usize,
+        available: usize,
+    ) -> Option<Self> {
+        let q_width = config.n_heads * config.head_dim;
+        let piece_units = [config.n_embd, q_width, config.n_ff]
+            .map(|cols| units(cols).div_ceil(units(cols).div_ceil(PIECE_UNITS)));
+        let slot_bytes =
+            (piece_units.into_iter().max().unwrap_or(0) * unit_bytes).next_multiple_of(128);
+        let widest = config.n_embd.max(config.n_ff).max(q_width);
+        let mut end = 0;
+        let mut place = |bytes: usize| {
+            let at = end;
+            end = (at + bytes).next_multiple_of(128);
+            at as i32
+        };
+        let inputs_at = place(rows * (units(widest) * 2 * UNIT + 64));
+        let norm_at = place(config.n_embd * size_of::<f32>());
+        let sums_at = place(SUMS_BYTES);
+        let layers_at = place(config.n_layers * size_of::<StepLayer>());
+        let ring_at = place(0);
+        let left = available.checked_sub(STATIC_SHARED_BYTES + ring_at as usize)?;
+        let slots = (left / slot_bytes).min(MAX_SLOTS);
+        // Blocks that compute attention have their heads where the others have their ring.
+        let group = config.n_heads / config.n_kv_heads;
+        let heads = (group + 2) * config.head_dim * size_of::<f32>();
+        let queries = group * config.head_dim * size_of::<u16>();
+        let attends = slots * slot_bytes >= ROW_TABLES_BYTES + heads + queries;
+        (slots >= MIN_SLOTS && attends).then_some(Self {
+            slot_bytes: slot_bytes as i32,
+            slots: slots as i32,
+            sums_bytes: SUMS_BYTES as i32,
+            inputs_at,
+            norm_at,
+            sums_at,
+            layers_at,
+            ring_at,
+            window: (WINDOW_BYTES / slot_bytes).clamp(2, slots) as i32,
+        })
+    }
+
+    /// Bytes of dynamic shared memory.
+    #[must_use]
+    pub fn bytes(&self) -> u32 {
+        (self.ring_at + self.slots * self.slot_bytes) as u32
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::Architecture;
+    use worker_orcd_kernels::Activation;
+    use worker_orcd_kernels::reference::rope::{Rope, RopePairs};
+
+    /// Shared memory that an H200 gives to a block.
+    const AVAILABLE: usize = 227 << 10;
+
+    fn config(n_embd: usize, n_ff: usize, n_heads: usize, head_dim: usize) -> ModelConfig {
+        ModelConfig {
+            architecture: Architecture::Qwen2,
+            n_layers: 28,
+            n_embd,
+            n_ff,
+            n_heads,
+            n_kv_heads: 2,
+            head_dim,
+            vocab_size: 1000,
+            context_length: 32_768,
+            norm_eps: 1e-6,
+            rope: Rope {
+                pairs: RopePairs::HalfOffset,
+                dims: head_dim,
+                base: 1e6,
+                scale: 1.0,
+                factors: None,
+                attn_factor: 1.0,
+            },
+            activation: Activation::Silu,
+            sliding_window: None,
+        }
+    }
+
+    #[test]
+    fn what_shares_a_blocks_memory_fits_and_does_not_overlap() {
+        let small = config(128, 1024, 2, 64);
+        let half_billion = config(896, 4864, 14, 64);
+        let seven_billion = config(3584, 18_944, 28, 128);
+        for config in [&small, &half_billion, &seven_billion] {
+            let inputs = 2 * config.n_ff + 64;
+            for (unit_bytes, rows) in [(2048, 1), (576, 1), (576, 2)] {
+                let shared = SharedPlan::of(config, rows, unit_bytes, AVAILABLE).expect("it fits");
+                let ends = [
+                    shared.inputs_at + (rows * inputs) as i32,
+                    shared.norm_at + 4 * config.n_embd as i32,
+                    shared.sums_at + shared.sums_bytes,
+                    shared.layers_at + (config.n_layers * size_of::<StepLayer>()) as i32,
+                ];
+                let begins = [
+                    shared.norm_at,
+                    shared.sums_at,
+                    shared.layers_at,
+                    shared.ring_at,
+                ];
+                assert!(ends.iter().zip(begins).all(|(end, begin)| *end <= begin));
+                assert!(shared.bytes() as usize + STATIC_SHARED_BYTES <= AVAILABLE);
+                // A piece that the producer waits for must still be in the ring.
+                assert!(shared.window <= shared.slots, "{shared:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn rows_too_wide_for_a_ring_beside_them_are_left_to_other_kernels() {
+        let wide = config(8192, 98_304, 64, 128);
+        assert_eq!(SharedPlan::of(&wide, 1, 2048, AVAILABLE), None);
+    }
+}
