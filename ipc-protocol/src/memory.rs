@@ -25,6 +25,14 @@ pub struct MemoryReport {
     pub weights_checked: u64,
 }
 
+impl MemoryReport {
+    /// Bytes that the child knows of in use: everything but a context.
+    #[must_use]
+    pub fn known_bytes(&self) -> u64 {
+        self.weights_bytes + self.kv_capacity_bytes + self.scratch_bytes + self.graphs_bytes
+    }
+}
+
 /// The memory that ends first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum MemoryBound {

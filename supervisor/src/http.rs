@@ -140,13 +140,7 @@ impl App {
     #[must_use]
     pub fn device_bytes_in_use(&self) -> Option<u64> {
         let (memory, _) = self.engine.snapshot().memory?;
-        Some(
-            memory.weights_bytes
-                + memory.kv_capacity_bytes
-                + memory.scratch_bytes
-                + memory.graphs_bytes
-                + memory.context_bytes.unwrap_or(0),
-        )
+        Some(memory.known_bytes() + memory.context_bytes.unwrap_or(0))
     }
 }
 

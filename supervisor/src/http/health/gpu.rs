@@ -73,11 +73,8 @@ pub(super) fn context(
     if taken_at < child.ready_at? {
         return None;
     }
-    let known = memory.weights_bytes
-        + memory.kv_capacity_bytes
-        + memory.scratch_bytes
-        + memory.graphs_bytes;
-    gauges.memory.as_ref()?.of(child.pid)?.checked_sub(known)
+    let held = gauges.memory.as_ref()?.of(child.pid)?;
+    held.checked_sub(memory.known_bytes())
 }
 
 /// The fields of `vram` before any child has reported; `null` when NVIDIA's driver has not either.
