@@ -71,10 +71,10 @@ const SEATS: NonZeroU8 = NonZeroU8::MIN;
 pub(crate) struct Driver {
     settings: EngineSettings,
     started: Instant,
-    /// When the present turn began.
+    /// The moment at which the present turn began.
     now: Instant,
     worker: Worker,
-    /// What the worker wants and was not done yet; doing one thing can lead to another.
+    /// Effects that were not done yet; doing one can lead to another.
     effects: VecDeque<Effect>,
     seats: Seats,
     keeping: Keeping,
@@ -84,7 +84,7 @@ pub(crate) struct Driver {
     chronicle: Chronicle,
 }
 
-/// What a turn begins with.
+/// The beginning of a turn.
 enum Occasion {
     InSeat(SeatId, Happening),
     Control(Control),
@@ -274,7 +274,7 @@ impl Driver {
         }
     }
 
-    /// What its child computed counts.
+    /// True while what its child computed counts.
     fn believes(&self, seat: SeatId) -> bool {
         self.worker.seat(seat).state().believes_tokens()
     }
@@ -438,7 +438,7 @@ impl Driver {
         }
     }
 
-    /// Whoever submitted in the last moment gets an end as well.
+    /// Ends everything, also for whoever submitted in the last moment.
     fn say_goodbye(mut self) {
         for record in self.handles.close() {
             self.requests.submit(record);

@@ -1,18 +1,18 @@
-//! Where a worker is going: on, to its end, or nowhere any more.
+//! The course of a worker: on, to its end, or nowhere any more.
 
 use crate::exit::SupervisorExit;
 use crate::gpu::Condemnation;
 use crate::restart_policy::Failure;
 use std::time::Duration;
 
-/// Where it is going.
+/// The course of a worker.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Course {
-    /// Who dies is replaced.
+    /// A child that dies is replaced.
     Serve,
-    /// So it is until what was accepted is finished, or time is over.
+    /// The same until what was accepted is finished, or time is over.
     Drain(Drain),
-    /// No child follows on this device; when the last is gone, it has failed.
+    /// The device gets no further child; when the last is gone, the worker has failed.
     Condemned {
         condemnation: Condemnation,
         drain: Option<Drain>,

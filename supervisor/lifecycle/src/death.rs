@@ -14,10 +14,10 @@ use worker_orcd_ipc::{ExitCode, Fault, FaultKind, RequestId};
     strum(serialize_all = "snake_case")
 )]
 pub enum DeathCause {
-    /// Its own last words.
+    /// The child's own last words.
     #[error("{0}")]
     Said(Fault),
-    /// It left with a code of our table and no last words.
+    /// An exit with a code of our table and no last words.
     #[error("the child exited with code {code} ({0}) and said nothing", code = .0.code())]
     Exited(ExitCode),
     #[error("the child exited with code {0}, which is none of its own")]
@@ -53,10 +53,10 @@ pub enum DeathCause {
     /// The socket ended but the process did not.
     #[error("the child closed its control socket and did not exit")]
     SocketClosed,
-    /// It loaded, but the supervisor cannot make text of it.
+    /// A model that is loaded, but of which the supervisor cannot make text.
     #[error("the model cannot be served: {0}")]
     Unservable(String),
-    /// It loaded another model than the first child did.
+    /// Another model than the first child loaded.
     #[error(
         "the model file was changed in place: what is loaded now is not what the running streams \
          were begun with, so they cannot go on; the next start takes the file as it is"
@@ -65,15 +65,15 @@ pub enum DeathCause {
     /// `permanent`: the binary is missing or not executable; trying again cannot help.
     #[error("the child cannot be started: {message}")]
     SpawnFailed { message: String, permanent: bool },
-    /// It lived, but on a device that nothing can be trusted on.
+    /// A child that lived on a device that nothing can be trusted on.
     #[error("{0}")]
     Condemned(Condemnation),
-    /// This supervisor wanted it gone.
+    /// A child that this supervisor wanted gone.
     #[error("dismissed by the supervisor")]
     Dismissed,
 }
 
-/// What a child said, or is, that makes talking to it pointless.
+/// Something that a child said, or is, that makes talking to it pointless.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum HandshakeRefusal {
     #[error("{0}")]
@@ -84,19 +84,19 @@ pub enum HandshakeRefusal {
     Pid { said: u32, spawned: u32 },
 }
 
-/// How a process ended, as `wait` tells it.
+/// The end of a process, as `wait` tells it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Exit {
     Code(i32),
     Signal(i32),
-    /// By the kernel's OOM killer.
+    /// Killed by the kernel's OOM killer.
     OomKilled,
 }
 
-/// Whose doing a death may have been, as far as its cause tells.
+/// The suspects of a death, as far as its cause tells.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Blame {
-    /// It came from outside, or before any request.
+    /// No request: it came from outside, or before any request.
     Nobody,
     /// Any request that was with the child.
     Anybody,
@@ -115,7 +115,7 @@ impl DeathCause {
         })
     }
 
-    /// What is known when nothing but the exit is.
+    /// The cause when nothing but the exit is known.
     #[must_use]
     pub fn of_exit(exit: Exit) -> Self {
         match exit {
@@ -127,8 +127,9 @@ impl DeathCause {
         }
     }
 
-    /// In doubt it is anybody: a suspicion costs an innocent request a moment alone, while a
-    /// query of death that is never suspected costs everybody the worker.
+    /// The suspects of this death. In doubt they are all requests: a suspicion costs an innocent
+    /// request a moment alone, while a query of death that is never suspected costs everybody the
+    /// worker.
     #[must_use]
     pub fn blame(&self) -> Blame {
         match self {

@@ -1,4 +1,4 @@
-//! What the worker wants done. Effects are performed in order, at once, and never fail: what
+//! Effects: what the worker wants done. They are performed in order, at once, and never fail: what
 //! goes wrong comes back as an event.
 
 use crate::death::DeathCause;
@@ -9,7 +9,7 @@ use worker_orcd_ipc::Generation;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Effect {
-    /// With the child of this generation, which lives in this seat.
+    /// A deed with the child of this generation, which lives in this seat.
     Child {
         seat: SeatId,
         generation: Generation,
@@ -25,7 +25,7 @@ pub enum Effect {
     },
 }
 
-/// What is done with one child.
+/// A thing that is done with one child.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Deed {
     Spawn,
@@ -33,16 +33,16 @@ pub enum Deed {
     Load,
     /// Submit everything that waits, and whatever comes.
     Serve,
-    /// Its end has begun: send nothing more to it; its requests wait.
+    /// The child's end has begun: send nothing more to it; its requests wait.
     Suspend {
-        /// What the child was doing until then.
+        /// State of the child until then.
         noticed_in: State,
     },
     /// Send `Command::Shutdown`.
     Dismiss,
-    /// To its whole process group.
+    /// A signal to its whole process group.
     Kill(Signal),
-    /// It is over: close its socket, and requeue or end its requests.
+    /// The child is gone: close its socket, and requeue or end its requests.
     Bury(DeathCause),
 }
 

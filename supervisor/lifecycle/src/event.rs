@@ -1,4 +1,4 @@
-//! What can happen to the worker.
+//! Events: what can happen to the worker.
 
 use crate::death::{Exit, HandshakeRefusal};
 use crate::gpu::Testimony;
@@ -21,7 +21,7 @@ pub enum Event {
     Gpu(Testimony),
     /// Take no new work, finish what there is within `timeout`, then end.
     Drain { timeout: Duration },
-    /// No request is left. The driver says so whenever that is true while draining.
+    /// The last request has ended. The driver says so whenever none is left while draining.
     Idle,
     /// End now.
     StopNow,
@@ -50,11 +50,11 @@ pub enum ChildEvent {
         bytes_done: u64,
         bytes_total: u64,
     },
-    /// Its model is loaded and the supervisor has built its tokenizer.
+    /// The child's model is loaded and the supervisor has built its tokenizer.
     Ready,
-    /// It is ready, but its tokenizer or template is none that the supervisor can use.
+    /// The child is ready, but its tokenizer or template is none that the supervisor can use.
     Unservable(String),
-    /// It is ready with another model than that of the first child.
+    /// The child is ready with another model than that of the first child.
     ModelChanged,
     Heartbeat {
         step_elapsed: Option<Duration>,

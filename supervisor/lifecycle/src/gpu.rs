@@ -1,4 +1,4 @@
-//! What NVIDIA's driver says about the device, and what follows from it.
+//! Words of NVIDIA's driver about the device, and what follows from them.
 //!
 //! [`xid`] is the table of errors that it reports. Newer drivers keep a recovery action of their
 //! own as well. It is asked for after each death, and is believed more than the table wherever the
@@ -18,7 +18,7 @@ use strum::{IntoStaticStr, VariantArray};
 const DOUBLE_BIT: Xid = Xid(Some(48));
 const CONTAINED: Xid = Xid(Some(94));
 
-/// What the device needs, in the word of NVIDIA's driver.
+/// The need of the device, in the word of NVIDIA's driver.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RecoveryAction {
     None,
@@ -26,7 +26,7 @@ pub enum RecoveryAction {
     NodeReboot,
     /// Traffic between devices must end first. A child of ours has none.
     DrainPeers,
-    /// It computes on with less than it had; a reset gives the rest back.
+    /// The device computes on with less than it had; a reset gives the rest back.
     DrainAndReset,
     /// A number that this release does not know.
     Unlisted(u32),
@@ -60,13 +60,13 @@ impl RecoveryAction {
     }
 }
 
-/// What a witness of the device has to say.
+/// The word of a witness of the device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Testimony {
     /// NVIDIA's driver has just reported this, whether or not a child lives.
     Reported(Xid),
-    /// After a death: what NVIDIA's driver reported around it, and what it asks for since then.
-    /// `None` when it did not answer in time.
+    /// The word after a death: what NVIDIA's driver reported around it, and what it asks for since
+    /// then. `None` when it did not answer in time.
     AfterDeath {
         xids: Vec<Xid>,
         action: Option<RecoveryAction>,
@@ -77,11 +77,11 @@ pub enum Testimony {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Condemnation {
     pub need: Need,
-    /// In words: who says so.
+    /// The reason in words: who says so.
     pub because: String,
 }
 
-/// What has to happen to the device; the words are the labels of a death.
+/// The mend that the device needs; the words are the labels of a death.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, IntoStaticStr, VariantArray)]
 pub enum Need {
     #[strum(serialize = "gpu_needs_reset")]
@@ -112,7 +112,7 @@ impl Testimony {
     }
 }
 
-/// By the worst of them, if it is at least as bad as `threshold`.
+/// The sentence by the worst Xid, if it is at least as bad as `threshold`.
 fn condemned_by(xids: &[Xid], threshold: Remedy) -> Option<Condemnation> {
     let contained = xids.contains(&CONTAINED);
     let worst = xids

@@ -1,4 +1,5 @@
-//! How many died lately, and of what. Bounded: a window of times, and a count per cause.
+//! The ledger of deaths: how many lately, and of what. Bounded: a window of times, and a count per
+//! cause.
 
 use crate::death::DeathCause;
 use std::collections::{BTreeMap, VecDeque};
@@ -42,8 +43,8 @@ impl Ledger {
         u32::try_from(recent).unwrap_or(u32::MAX)
     }
 
-    /// What the restart intensity is measured on: deaths in the window, or, when children die
-    /// so slowly that no window holds enough of them (a load that stalls takes half a minute),
+    /// Deaths on which the restart intensity is measured: those in the window, or, when children
+    /// die so slowly that no window holds enough of them (a load that stalls takes half a minute),
     /// deaths in a row without any service between.
     #[must_use]
     pub fn intensity(&self, now: Duration, window: Duration) -> u32 {

@@ -18,7 +18,7 @@ pub struct Life {
     deadlines: Deadlines,
     /// Compile-time features of a child that are acceptable.
     accept_features: Vec<String>,
-    /// Of the child that is or was here last; 0 before the first.
+    /// Generation of the child that is or was here last; 0 before the first.
     generation: Generation,
     state: State,
 }
@@ -48,7 +48,7 @@ impl Life {
         self.generation
     }
 
-    /// When [`Life::tick`] has something to do.
+    /// The moment at which [`Life::tick`] has something to do.
     #[must_use]
     pub fn deadline(&self) -> Option<Duration> {
         let deadlines = &self.deadlines;
@@ -99,14 +99,14 @@ impl Life {
         };
     }
 
-    /// No child follows here.
+    /// Lets no further child follow here.
     pub fn stay_empty(&mut self) {
         if let State::Vacant { spawn_at, .. } = &mut self.state {
             *spawn_at = None;
         }
     }
 
-    /// It is not needed any more: it is asked to go, and made to if it does not.
+    /// Asks a child that is not needed any more to go, and makes it if it does not.
     pub fn dismiss(&mut self, now: Duration) -> Deeds {
         let (stage, patience) = match self.state {
             // Without a hello there may be nobody to read a command.
@@ -131,7 +131,7 @@ impl Life {
         }
     }
 
-    /// At once and without asking: a child that hangs or lies has nothing to say, and every
+    /// Kills at once and without asking: a child that hangs or lies has nothing to say, and every
     /// millisecond of its life is one of its clients' pause.
     pub fn kill(&mut self, now: Duration, cause: DeathCause) -> Deeds {
         let Some(pid) = self.state.pid() else {
@@ -147,7 +147,7 @@ impl Life {
         vec![suspend, Deed::Kill(Signal::Kill)]
     }
 
-    /// Nobody waits for it any more.
+    /// Ends a child that nobody waits for any more.
     pub fn end_at_once(&mut self, now: Duration) -> Deeds {
         match &self.state {
             State::Killing {
@@ -435,7 +435,7 @@ impl Life {
         })]
     }
 
-    /// Its end begins, or goes on in another way.
+    /// Begins the child's end, or goes on with it in another way.
     fn end_in(&mut self, state: State) -> Deed {
         let noticed_in = std::mem::replace(&mut self.state, state);
         Deed::Suspend { noticed_in }

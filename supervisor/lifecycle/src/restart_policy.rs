@@ -1,4 +1,4 @@
-//! What follows from a death: again at once, again later, or never again.
+//! The restart policy: after a death again at once, again later, or never again.
 
 use crate::death::{DeathCause, HandshakeRefusal};
 use crate::exit::SupervisorExit;

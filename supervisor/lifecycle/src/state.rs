@@ -1,4 +1,4 @@
-//! What can be true of a seat and its child. Each state owns what only makes sense in it.
+//! States of a seat and its child. Each state owns what only makes sense in it.
 
 use crate::death::{DeathCause, Exit};
 use crate::watchdog::Watch;
@@ -7,14 +7,14 @@ use std::time::Duration;
 /// `since`, `deadline` and `until` are times since the supervisor's start.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum State {
-    /// No process; the worker wants the next one at `spawn_at`, or none.
+    /// A seat without a process; the worker wants the next one at `spawn_at`, or none.
     Vacant {
         since: Duration,
         spawn_at: Option<Duration>,
     },
     /// The spawn thread was asked; there is no process yet.
     Spawning { since: Duration, deadline: Duration },
-    /// It runs, but has not said who it is.
+    /// A child that runs, but has not said who it is.
     Handshaking {
         since: Duration,
         pid: u32,
@@ -31,7 +31,7 @@ pub enum State {
         pid: u32,
         watch: Watch,
     },
-    /// It must go, and `cause` says why; `deadline` ends the present stage.
+    /// A child that must go, and `cause` says why; `deadline` ends the present stage.
     Killing {
         since: Duration,
         pid: u32,
@@ -39,8 +39,8 @@ pub enum State {
         stage: KillStage,
         deadline: Duration,
     },
-    /// It is dead or dying by itself. Its exit says why, its socket may still hold last words:
-    /// both are awaited, in either order, until `deadline`.
+    /// A child that is dead or dying by itself. Its exit says why, its socket may still hold last
+    /// words: both are awaited, in either order, until `deadline`.
     Reaping {
         since: Duration,
         pid: u32,
@@ -49,11 +49,12 @@ pub enum State {
         link_closed: bool,
         deadline: Duration,
     },
-    /// It survived SIGKILL: it is stuck in the kernel, for good as far as anybody here can tell.
+    /// A child that survived SIGKILL: it is stuck in the kernel, for good as far as anybody here
+    /// can tell.
     Unreapable { since: Duration, pid: u32 },
 }
 
-/// How hard a child has been asked to go.
+/// The means by which a child has been asked to go.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum KillStage {
     /// `Command::Shutdown` was sent.
@@ -68,7 +69,7 @@ pub enum KillStage {
 pub struct LoadProgress {
     pub bytes_done: u64,
     pub bytes_total: u64,
-    /// When `bytes_done` last grew.
+    /// The moment at which `bytes_done` last grew.
     pub advanced_at: Duration,
 }
 
@@ -126,7 +127,7 @@ impl State {
         matches!(self, Self::Vacant { .. } | Self::Unreapable { .. })
     }
 
-    /// It exists, and nothing is known against it.
+    /// True for a child that exists, and against which nothing is known.
     #[must_use]
     pub fn is_trusted(&self) -> bool {
         matches!(
@@ -135,7 +136,7 @@ impl State {
         )
     }
 
-    /// Its silence is measured.
+    /// True for a child whose silence is measured.
     #[must_use]
     pub fn is_watched(&self) -> bool {
         matches!(self, Self::Loading { .. } | Self::Serving { .. })
@@ -147,8 +148,8 @@ impl State {
         matches!(self, Self::Serving { .. })
     }
 
-    /// What the child computed is believed: while it serves, and for what it said before it
-    /// died by itself. A child that is being killed for cause is not listened to.
+    /// True while what the child computed is believed: while it serves, and for what it said before
+    /// it died by itself. A child that is being killed for cause is not listened to.
     #[must_use]
     pub fn believes_tokens(&self) -> bool {
         matches!(self, Self::Serving { .. } | Self::Reaping { .. })

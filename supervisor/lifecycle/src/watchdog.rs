@@ -6,23 +6,23 @@ use std::time::Duration;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Deadlines {
-    /// From asking the spawn thread to having a process.
+    /// Time from asking the spawn thread to having a process.
     pub spawn: Duration,
-    /// From having a process to its hello.
+    /// Time from having a process to its hello.
     pub handshake: Duration,
-    /// Between two heartbeats.
+    /// Time between two heartbeats.
     pub heartbeat: Duration,
-    /// For one step of the engine, as the child's own clock measures it.
+    /// Time for one step of the engine, as the child's own clock measures it.
     pub step: Duration,
-    /// Between two advances of the load's progress; also from the last one to ready.
+    /// Time between two advances of the load's progress; also from the last one to ready.
     pub load: Duration,
-    /// From noticing a death by one sign (exit, closed socket, last words) to the other signs.
+    /// Time from noticing a death by one sign (exit, closed socket, last words) to the other signs.
     pub reap: Duration,
-    /// From `Command::Shutdown` to SIGTERM.
+    /// Time from `Command::Shutdown` to SIGTERM.
     pub dismiss: Duration,
-    /// From SIGTERM to SIGKILL.
+    /// Time from SIGTERM to SIGKILL.
     pub terminate: Duration,
-    /// From SIGKILL to giving the process up as unreapable.
+    /// Time from SIGKILL to giving the process up as unreapable.
     pub kill: Duration,
 }
 
@@ -55,17 +55,17 @@ impl Default for Deadlines {
     }
 }
 
-/// If the supervisor itself did not run for this long (a stopped or suspended machine), the
-/// child's silence in that time proves nothing and is forgiven.
+/// Absence of the supervisor itself (a stopped or suspended machine) from which on the child's
+/// silence in that time proves nothing and is forgiven.
 ///
 /// Far above any scheduling delay of a driver that does not block, far below the heartbeat deadline.
 pub const OWN_ABSENCE: Duration = Duration::from_millis(500);
 
-/// What is known of a child's pulse.
+/// The pulse of a child.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Watch {
     pub heartbeat_at: Duration,
-    /// How long the step in progress had run at the last heartbeat.
+    /// Time that the step in progress had run at the last heartbeat.
     pub step_elapsed: Option<Duration>,
 }
 
@@ -78,7 +78,7 @@ impl Watch {
         }
     }
 
-    /// When silence alone will have become a cause of death.
+    /// The moment at which silence alone will have become a cause of death.
     #[must_use]
     pub fn deadline(&self, deadlines: &Deadlines) -> Duration {
         self.heartbeat_at + deadlines.heartbeat

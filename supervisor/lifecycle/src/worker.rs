@@ -21,7 +21,7 @@ use std::num::NonZeroU8;
 use std::time::Duration;
 use worker_orcd_ipc::Generation;
 
-/// For descriptors to come back: clients' connections end all the time.
+/// Time for descriptors to come back: clients' connections end all the time.
 const STARVED_PAUSE: Duration = Duration::from_millis(250);
 
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -37,7 +37,7 @@ pub struct Worker {
     settings: Settings,
     seats: Vec<Life>,
     course: Course,
-    /// Of the child that was spawned last, in whichever seat.
+    /// Generation of the child that was spawned last, in whichever seat.
     newest: Generation,
     has_served: bool,
     ledger: Ledger,
@@ -79,7 +79,7 @@ impl Worker {
         }
     }
 
-    /// When [`Event::Tick`] is needed next. `None` only when it is over.
+    /// The moment at which [`Event::Tick`] is needed next. `None` only when it is over.
     #[must_use]
     pub fn poll_deadline(&self) -> Option<Duration> {
         if self.is_over() {
@@ -127,7 +127,7 @@ impl Worker {
         }
     }
 
-    /// No process is left, and none follows.
+    /// True when no process is left, and none follows.
     #[must_use]
     pub fn is_over(&self) -> bool {
         matches!(self.course, Course::Over { .. })
@@ -235,7 +235,7 @@ impl Worker {
         if is_new { vec![kill] } else { vec![] }
     }
 
-    /// There is a process, which may have come too late to be of use.
+    /// Greets a process, which may have come too late to be of use.
     fn greet(&mut self, now: Duration, seat: SeatId, mut deeds: Vec<Deed>) -> Effects {
         match &self.course {
             Course::Condemned { condemnation, .. } => {
@@ -248,7 +248,7 @@ impl Worker {
         self.follow(now, seat, deeds)
     }
 
-    /// What the worker learns from what becomes of a child.
+    /// Draws the worker's conclusions from what becomes of a child.
     fn follow(&mut self, now: Duration, seat: SeatId, deeds: Vec<Deed>) -> Effects {
         let mut cause = None;
         for deed in &deeds {

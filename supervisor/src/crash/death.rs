@@ -31,7 +31,7 @@ pub struct Death {
     pub successor: Successor,
 }
 
-/// What is known as soon as the cause is.
+/// Facts that are known as soon as the cause is.
 #[derive(Debug, Clone)]
 pub struct Burial {
     pub at: Now,
@@ -40,7 +40,7 @@ pub struct Burial {
     pub child: Option<Deceased>,
     /// The child's last record or heartbeat.
     pub last_sign_of_life: Option<Instant>,
-    /// What the flight recorder tells, as a report shows it.
+    /// The flight recorder's record, as a report shows it.
     pub flight_recorder: Value,
     pub requests: InFlight,
     pub host_available_bytes: Option<u64>,
@@ -58,8 +58,8 @@ pub struct Deceased {
     pub memory: Option<MemoryReport>,
 }
 
-/// What clients see of a death, or of several in a row: until a child serves again in this seat, the
-/// pause is that of the first.
+/// The pause that clients see of a death, or of several in a row: until a child serves again in
+/// this seat, the pause is that of the first.
 #[derive(Debug, Clone, Copy)]
 pub struct Pause {
     pub began: Instant,
@@ -67,11 +67,11 @@ pub struct Pause {
     pub silent_since: Option<Instant>,
 }
 
-/// How far the next children of this seat have come.
+/// Progress of the next children of this seat.
 #[derive(Debug, Clone, Default)]
 pub struct Successor {
     pub respawned_at: Option<Instant>,
-    /// What the first that loaded said of its memory.
+    /// Memory as the first that loaded told it.
     pub memory: Option<MemoryReport>,
     /// A child serves again.
     pub ready_at: Option<Instant>,
@@ -103,7 +103,7 @@ impl Death {
         }
     }
 
-    /// No child has served in this seat since.
+    /// True while no child has served in this seat since.
     #[must_use]
     pub fn is_unrecovered(&self) -> bool {
         self.burial.is_some() && self.successor.ready_at.is_none()
@@ -132,14 +132,14 @@ impl Burial {
         self.at.wall.checked_sub(ago).unwrap_or(self.at.wall)
     }
 
-    /// From its beginning to the next child's being ready. `None` as long as it lasts.
+    /// Time from its beginning to the next child's being ready. `None` as long as it lasts.
     #[must_use]
     pub fn pause(&self, successor: &Successor) -> Option<Duration> {
         let ready_at = successor.ready_at?;
         Some(ready_at.saturating_duration_since(self.pause.began))
     }
 
-    /// What streams saw. `None` as long as it lasts, and when there were none.
+    /// Pause that streams saw. `None` as long as it lasts, and when there were none.
     #[must_use]
     pub fn stream_pause(&self, successor: &Successor) -> Option<Duration> {
         let (from, to) = (self.pause.silent_since?, successor.first_token_at?);

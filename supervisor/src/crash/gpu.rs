@@ -1,5 +1,5 @@
-//! What a crash report says of the GPU: Xids, memory and recovery action, as NVIDIA's library tells
-//! them.
+//! The part of a crash report on the GPU: Xids, memory and recovery action, as NVIDIA's library
+//! tells them.
 
 use crate::calendar::rfc3339;
 use crate::crash::report::{milliseconds, milliseconds_between};
@@ -9,7 +9,7 @@ use serde::Serialize;
 use std::time::Instant;
 use worker_orcd_lifecycle::RecoveryAction;
 
-/// As the witness tells it. `None` is unknown, or not yet.
+/// Evidence as the witness tells it. `None` is unknown, or not yet.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct GpuEvidence {
     pub uuid: Option<String>,
@@ -20,14 +20,14 @@ pub struct GpuEvidence {
     pub baseline: Option<u64>,
     pub ecc_uncorrected: Option<u64>,
     pub action: Option<RecoveryAction>,
-    /// While the action is awaited.
+    /// The moment until which the action is awaited.
     pub action_due: Option<Instant>,
     pub measure: Option<Measure>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct MemoryBefore {
-    /// Of the child alone.
+    /// Bytes of the child alone.
     pub child: Option<u64>,
     pub used: u64,
     pub total: u64,
@@ -39,11 +39,11 @@ pub struct GpuFacts {
     uuid: Option<String>,
     xids: Vec<XidFacts>,
     memory_before: Option<MemoryFacts>,
-    /// In use before the first child, and of no process.
+    /// Bytes in use before the first child, and of no process.
     baseline_bytes: Option<u64>,
     /// Above the baseline when this was last looked at.
     residual_bytes: Option<u64>,
-    /// From reaping. `null` with a residual means that it did not come back in time.
+    /// Time from reaping. `null` with a residual means that it did not come back in time.
     freed_after_ms: Option<f64>,
     ecc_uncorrected: Option<u64>,
     recovery_action: Option<&'static str>,
@@ -56,15 +56,15 @@ struct XidFacts {
     description: Option<&'static str>,
     remedy: &'static str,
     at: String,
-    /// As the kernel's log counts.
+    /// The moment as the kernel's log counts.
     kernel_seconds: Option<f64>,
-    /// From the moment at which the death was noticed; before it, negative.
+    /// Time from the moment at which the death was noticed; before it, negative.
     ms: f64,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize)]
 struct MemoryFacts {
-    /// What NVIDIA's driver says of the child; what the child said of itself is in `memory`.
+    /// Bytes of the child by NVIDIA's driver; what the child said of itself is in `memory`.
     child_bytes: Option<u64>,
     used_bytes: u64,
     total_bytes: u64,

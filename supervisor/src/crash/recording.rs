@@ -1,4 +1,4 @@
-//! What a report tells of a flight recorder: the last steps of a dead child.
+//! The part of a report on the flight recorder: the last steps of a dead child.
 
 use crate::crash::report::milliseconds;
 use serde_json::{Value, json};
@@ -34,7 +34,7 @@ pub(crate) fn told(recording: &Recording, now_ns: u64) -> Value {
     })
 }
 
-/// What the child wrote down of a step that did not end, unless it ended after all.
+/// Record of a step that did not end, unless it ended after all.
 fn stands(recording: &Recording, ago: &dyn Fn(u64) -> f64) -> Option<Value> {
     let note = recording.note.as_ref()?;
     let ended = |record: &Record| record.moment == Moment::StepEnd && record.step >= note.step;

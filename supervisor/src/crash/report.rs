@@ -1,4 +1,4 @@
-//! What a crash report says. Ids and lengths; never a word of anybody's text.
+//! A crash report: ids and lengths; never a word of anybody's text.
 
 use crate::calendar::rfc3339;
 use crate::crash::death::{Burial, Death, Deceased, Successor};
@@ -16,7 +16,7 @@ const REQUESTS_KEPT: usize = 256;
 #[derive(Debug, Clone, Serialize)]
 pub struct Report {
     pub id: String,
-    /// When the death was noticed.
+    /// Time of day at which the death was noticed.
     pub at: String,
     pub worker: WorkerFacts,
     pub cause: Cause,
@@ -62,7 +62,7 @@ pub struct ChildFacts {
 /// Milliseconds from the moment at which the death was noticed.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
 pub struct Timeline {
-    /// Not later than the fault: the last record or heartbeat. Negative.
+    /// Time of the last record or heartbeat, which is not later than the fault. Negative.
     pub last_sign_of_life_ms: Option<f64>,
     pub noticed_ms: f64,
     pub reaped_ms: Option<f64>,
@@ -82,7 +82,7 @@ pub struct InFlight {
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct RequestFacts {
-    /// As the flight recorder names it.
+    /// Number under which the flight recorder has it.
     pub request: u64,
     pub job_id: String,
     pub tokens_in: u32,
@@ -96,13 +96,13 @@ pub struct RequestFacts {
 pub struct Memory {
     /// The dead child's last report.
     pub before: Option<Value>,
-    /// What the machine could give right after.
+    /// Memory that the machine could give right after.
     pub host_available_bytes: Option<u64>,
     /// The next child's first report.
     pub after: Option<Value>,
 }
 
-/// What a list of reports says of each.
+/// A report in a list of reports.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Summary {
     pub id: String,
@@ -185,7 +185,7 @@ impl ChildFacts {
 }
 
 impl Report {
-    /// What is known by now.
+    /// The report by what is known now.
     #[must_use]
     pub(crate) fn of(death: &Death, burial: &Burial) -> Self {
         let exit = death.reaped.map(|(_, exit)| exit);
@@ -264,7 +264,7 @@ pub(crate) fn report_id(at: SystemTime, generation: Generation) -> String {
     format!("{time}-{}-{generation}", std::process::id())
 }
 
-/// Whether this can be the name of a report: nothing that would leave the directory.
+/// True for what can be the name of a report: nothing that would leave the directory.
 #[must_use]
 pub(crate) fn is_report_id(text: &str) -> bool {
     let fits = |it: u8| it.is_ascii_alphanumeric() || it == b'-';

@@ -28,7 +28,7 @@ const OLD_DRAFT: Duration = Duration::from_secs(60);
 /// Far above what a report needs: a longer file is none of ours.
 const LONGEST_REPORT: u64 = 16 << 20;
 
-/// Where, and how many.
+/// Directory and number of crash reports.
 #[derive(Debug, Clone)]
 pub struct CrashSettings {
     /// `None` keeps them in memory.
@@ -46,7 +46,7 @@ pub struct CrashStore {
 #[derive(Debug)]
 struct Shelf {
     settings: CrashSettings,
-    /// By id, hence oldest first.
+    /// Reports by id, hence oldest first.
     reports: RwLock<BTreeMap<String, Entry>>,
     /// Why the last report is in memory only.
     trouble: RwLock<Option<String>>,
@@ -254,7 +254,8 @@ fn read_directory(directory: &Path) -> BTreeMap<String, Entry> {
         .collect()
 }
 
-/// What an earlier supervisor did not come to finish. One that is young may be another's at work.
+/// Forgets a draft that an earlier supervisor did not finish. One that is young may be another's at
+/// work.
 fn forget_draft(path: &Path) {
     let modified = fs::symlink_metadata(path).and_then(|it| it.modified());
     let age = modified.ok().and_then(|at| at.elapsed().ok());

@@ -12,7 +12,7 @@ use tracing::error;
 use worker_orcd_ipc::Generation;
 use worker_orcd_lifecycle::ChildEvent;
 
-/// What `/health` calls a child that cannot be begun.
+/// Name in `/health` of a child that cannot be begun.
 const CHILD_SOCKET: &str = "child_socket";
 
 /// Orders the next child of a seat. `None`: its process will come.

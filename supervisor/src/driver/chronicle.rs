@@ -1,5 +1,5 @@
-//! Whatever happens to children, kept for whoever asks: log lines and snapshots, crash reports, and what
-//! the GPU's witness has seen.
+//! The chronicle of children, kept for whoever asks: log lines and snapshots, crash reports, and
+//! what the GPU's witness has seen.
 //!
 //! Deliberately absent: what follows from any of it.
 
@@ -101,7 +101,7 @@ impl Chronicle {
         scene
     }
 
-    /// What the lifecycle is told of it.
+    /// Notes a sighting and returns what the lifecycle is told of it.
     pub(super) fn sighted(&mut self, sighting: Sighting, seats: &Seats) -> Option<Testimony> {
         let children = seats.iter().filter_map(|seat| seat.child.as_ref());
         let pids: Vec<_> = children.map(|child| child.pid).collect();

@@ -39,7 +39,8 @@ impl Handles {
         control.unwrap_or(Control::StopNow)
     }
 
-    /// No request is left. Counted at the door: one that was let in may still be on its way here.
+    /// True when no request is left. Counted at the door: one that was let in may still be on its
+    /// way here.
     pub(super) fn is_idle(&self) -> bool {
         self.shared.registry.live() == 0
     }
@@ -66,7 +67,7 @@ impl Handles {
         self.phase.send_modify(|phase| phase.ended = Some(ended));
     }
 
-    /// Nobody gets in any more. Those who did in the last moment:
+    /// Closes the door and returns those who got in in the last moment.
     pub(super) fn close(&mut self) -> Vec<Arc<Record>> {
         self.refuse(Refusal::Unavailable("the engine has ended".to_owned()));
         self.controls.close();

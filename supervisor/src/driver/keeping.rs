@@ -20,7 +20,7 @@ impl Keeping {
         self.0.is_some()
     }
 
-    /// Where a child that is to load finds the file.
+    /// The file for a child that is to load.
     pub(super) fn hand_out(&self, child: Option<&mut Child>) -> ModelFile {
         let (Some(model), Some(child)) = (&self.0, child) else {
             return ModelFile::AtPath;

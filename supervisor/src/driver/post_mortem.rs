@@ -1,4 +1,5 @@
-//! What is known of a child the moment after its death, for its report and for the journal.
+//! The post-mortem of a child: what is known the moment after its death, for its report and for the
+//! journal.
 
 #![expect(clippy::disallowed_methods, reason = "a report names the time of day")]
 
@@ -47,7 +48,7 @@ pub(super) fn examine(
     (burial, scene)
 }
 
-/// Its last heartbeat, or the last thing that it wrote down.
+/// Time of its last heartbeat, or of the last thing that it wrote down.
 fn last_sign_of_life(seat: &Seat, recording: Option<&Recording>, at: Now) -> Option<Instant> {
     let vitals = seat.vitals.as_ref();
     let heartbeat = vitals.and_then(|vitals| vitals.known().heartbeat_at);
@@ -78,7 +79,7 @@ fn monotonic_ns() -> u64 {
     })
 }
 
-/// What the kernel could still give without swapping.
+/// Memory that the kernel could still give without swapping.
 fn host_available_bytes() -> Option<u64> {
     let text = std::fs::read_to_string("/proc/meminfo").ok()?;
     let line = text

@@ -11,7 +11,7 @@ const RATE_RESOLUTION: Duration = Duration::from_millis(50);
 
 #[derive(Debug, Default)]
 pub(super) struct Rate {
-    /// When, and how many tokens there were by then; oldest first.
+    /// Moments, and how many tokens there were by then; oldest first.
     samples: VecDeque<(Instant, u64)>,
 }
 

@@ -26,19 +26,19 @@ use worker_orcd_lifecycle::{SeatId, Signal};
 pub(super) struct Seat {
     pub(super) id: SeatId,
     pub(super) child: Option<Child>,
-    /// As long as there is a child.
+    /// Vitals, as long as there is a child.
     pub(super) vitals: Option<Vitals>,
     pub(super) silence: Silence,
     nursery: Nursery,
-    /// Of the child that is or is being made; what the dead one wrote is read from here.
+    /// Recorder of the child that is or is being made; what the dead one wrote is read from here.
     recorder: Option<FlightRecorder>,
-    /// It stood still by a signal when it had to be killed.
+    /// True if it stood still by a signal when it had to be killed.
     was_stopped: bool,
     building: Option<Building>,
     flood_gate: FloodGate,
 }
 
-/// What may happen in a seat.
+/// Something that may happen in a seat.
 pub(super) enum Happening {
     Sign(Sign),
     Spawned(Spawned),
@@ -105,7 +105,7 @@ impl Seat {
         })
     }
 
-    /// On another thread, because it takes longer than a heartbeat.
+    /// Builds the model on another thread, because it takes longer than a heartbeat.
     pub(super) fn build(
         &mut self,
         generation: Generation,
@@ -142,7 +142,7 @@ impl Seat {
 
     // === it ends ===
 
-    /// Whether there was a child of that generation to be killed.
+    /// Sends a signal to the child of that generation; false if there is none.
     pub(super) fn kill(&mut self, generation: Generation, signal: Signal) -> bool {
         let child = self.child.as_mut();
         let Some(child) = child.filter(|child| child.generation == generation) else {
@@ -157,7 +157,7 @@ impl Seat {
         true
     }
 
-    /// What the child that is dead has written, and whether a signal had stopped it.
+    /// Record of the child that is dead, and whether a signal had stopped it.
     pub(super) fn last_record(&mut self) -> (Option<Recording>, bool) {
         let recording = self.recorder.take().and_then(|recorder| {
             let read = recorder.read();

@@ -15,7 +15,7 @@ impl Seats {
         Self(ids.map(|id| Seat::new(id, now)).collect())
     }
 
-    /// What happens next in any of them. Cancel-safe, as each of them is.
+    /// Waits for what happens next in any of them. Cancel-safe, as each of them is.
     pub(super) async fn next(&mut self) -> (SeatId, Happening) {
         let next = |seat| Box::pin(next_of(seat));
         let (first, ..) = select_all(self.0.iter_mut().map(next)).await;

@@ -1,4 +1,4 @@
-//! How an engine begins: what its driver and its handles share, and the driver's task.
+//! The start of an engine: what its driver and its handles share, and the driver's task.
 
 #![expect(clippy::disallowed_methods, reason = "there is no turn yet")]
 

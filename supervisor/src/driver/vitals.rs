@@ -1,4 +1,4 @@
-//! What is known of a child that lives: how it began, what it last said of itself, how fast its tokens
+//! Vitals of a child that lives: how it began, what it last said of itself, how fast its tokens
 //! come.
 
 use crate::crash::death::Deceased;
@@ -25,7 +25,7 @@ pub(super) struct Vitals {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Prompted {
     pub tokens: u64,
-    /// Of them in its prefix cache.
+    /// Prompt tokens that were in its prefix cache.
     pub hits: u64,
 }
 
@@ -77,7 +77,7 @@ impl Vitals {
         }
     }
 
-    /// It has loaded a file of so many bytes.
+    /// Notes that it has loaded a file of so many bytes.
     pub(super) fn loaded(&mut self, now: Instant, memory: MemoryReport, file_bytes: u64) {
         self.known.memory = Some((memory, now));
         // A load that ends between two beats still has all its milestones.

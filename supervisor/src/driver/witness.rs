@@ -1,4 +1,4 @@
-//! What NVIDIA's library has sighted: whom it concerns, and what the lifecycle and the crash log are
+//! Sightings of NVIDIA's library: whom they concern, and what the lifecycle and the crash log are
 //! told about it.
 //!
 //! On the CPU device there is no witness, nothing is loaded, and everything here is unknown.
@@ -25,8 +25,8 @@ const XIDS_KEPT: usize = 64;
 /// notice, and a child that hangs in a dead device is noticed only at its heartbeat deadline.
 const NEAR: Duration = Duration::from_secs(10);
 
-/// For the recovery action of a device whose child has just died; then it is unknown. A device fault
-/// stops the card for a while, and every call with it.
+/// Time for the recovery action of a device whose child has just died; then it is unknown. A device
+/// fault stops the card for a while, and every call with it.
 const WORD_WITHIN: Duration = Duration::from_secs(1);
 
 #[derive(Debug)]
@@ -88,8 +88,8 @@ impl GpuWatch {
 
     // === what is sighted ===
 
-    /// What the lifecycle is told of it. `children` are the processes that live now; what is found out
-    /// about a death is added to it.
+    /// Notes a sighting and returns what the lifecycle is told of it. `children` are the processes
+    /// that live now; what is found out about a death is added to it.
     pub(super) fn note(
         &mut self,
         sighting: Sighting,
@@ -178,14 +178,15 @@ impl GpuWatch {
 
     // === a child's life ===
 
-    /// Its device is named for the first time; the memory it takes comes after this.
+    /// Notes that a load begins, which names the device for the first time; the memory it takes
+    /// comes after this.
     pub(super) fn load_begins(&mut self, now: Instant) {
         self.first_load.get_or_insert(now);
     }
 
-    /// It has all the memory that it will ever have, so this is the time to count it: a child that
-    /// dies within a second would leave no figure behind. A witness of another card is worse than
-    /// none.
+    /// Counts a child's memory. It has all that it will ever have, so this is the time to count it:
+    /// a child that dies within a second would leave no figure behind. A witness of another card is
+    /// worse than none.
     pub(super) fn child_computes_on(&mut self, uuid: Option<&str>) {
         if let Some(witness) = &self.witness {
             witness.look_now();
@@ -211,7 +212,7 @@ impl GpuWatch {
 
     // === a child's death ===
 
-    /// What is known so far; the rest comes as a sighting, or never. `None` without a GPU, and where
+    /// Evidence so far; the rest comes as a sighting, or never. `None` without a GPU, and where
     /// there was no process.
     pub(super) fn examine(&self, death: &Death, burial: &Burial) -> Option<GpuEvidence> {
         let child = burial.child.as_ref()?;
@@ -254,7 +255,7 @@ impl GpuWatch {
         Some(evidence)
     }
 
-    /// When [`Self::overdue`] has something to say.
+    /// The moment at which [`Self::overdue`] has something to say.
     pub(super) fn next_deadline(&self, crashes: &CrashLog) -> Option<Instant> {
         if self.snapshot.nvml == Nvml::Off {
             return None;
@@ -262,7 +263,7 @@ impl GpuWatch {
         crashes.deaths().filter_map(action_due).min()
     }
 
-    /// Of deaths whose recovery action did not come in time: it is unknown.
+    /// Testimony on deaths whose recovery action did not come in time: it is unknown.
     pub(super) fn overdue(&self, now: Instant, crashes: &mut CrashLog) -> Vec<Testimony> {
         let is_late = |death: &&mut Arc<Death>| action_due(death).is_some_and(|due| due <= now);
         let late = crashes.deaths_mut().filter(is_late).map(Arc::make_mut);
@@ -312,7 +313,7 @@ fn action_due(death: &Arc<Death>) -> Option<Instant> {
     death.gpu.as_ref()?.action_due
 }
 
-/// There NVIDIA's driver and we number processes alike; elsewhere it has to be seen first.
+/// True where NVIDIA's driver and we number processes alike; elsewhere that has to be seen first.
 fn in_initial_pid_namespace() -> bool {
     // PROC_PID_INIT_INO of the kernel.
     fs::read_link("/proc/self/ns/pid").is_ok_and(|link| link.as_os_str() == "pid:[4026531836]")

@@ -1,5 +1,4 @@
-//! What a child's messages mean: each is checked, then told to the lifecycle, the journal, or
-//! both.
+//! Messages of a child: each is checked, then told to the lifecycle, the journal, or both.
 
 use crate::child::link::LinkError;
 use crate::driver::chronicle::Chronicle;
@@ -19,7 +18,7 @@ use worker_orcd_lifecycle::{ChildEvent, HandshakeRefusal};
 pub(super) struct Listener<'a> {
     pub now: Instant,
     pub seat: &'a mut Seat,
-    /// What the child computed counts.
+    /// True while what the child computed counts.
     pub believed: bool,
     pub requests: &'a mut Requests,
     pub chronicle: &'a mut Chronicle,

@@ -1,5 +1,5 @@
-//! What /health and /metrics are made of: taken by the driver at every change and at every
-//! heartbeat, read from memory by anybody.
+//! The snapshot of which /health and /metrics are made: taken by the driver at every change and at
+//! every heartbeat, read from memory by anybody.
 //!
 //! Nothing is guessed: what is unknown is `None`, and every figure that ages carries the moment
 //! it was taken at.
@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use worker_orcd_ipc::{Load, MemoryReport};
 
-/// How long a client may be kept waiting for a child that is being replaced before the worker
+/// Time that a client may be kept waiting for a child that is being replaced before the worker
 /// calls itself unhealthy: a reload of a large model from a warm page cache.
 pub const RECOVERY_PROMISE: Duration = Duration::from_secs(60);
 
@@ -23,24 +23,24 @@ pub struct EngineSnapshot {
     /// The lifecycle's own word, such as `serving`.
     pub state: &'static str,
     pub state_since: Instant,
-    /// In words, for a person.
+    /// The reason in words, for a person.
     pub reason: String,
     /// Requests are answered now.
     pub serving: bool,
-    /// When serving ended by a death; `None` while serving and before the first time.
+    /// The moment at which a death ended serving; `None` while serving and before the first time.
     pub interrupted_at: Option<Instant>,
     pub draining: bool,
     pub failed: bool,
-    /// In the order of their seats.
+    /// Children in the order of their seats.
     pub children: Vec<ChildSnapshot>,
     /// The last report of any child, and when it came.
     pub memory: Option<(MemoryReport, Instant)>,
     pub gpu: GpuSnapshot,
-    /// Whoever replaces or removes the model file changes nothing for running streams.
+    /// True if running streams do not depend on the file's name: it may be replaced or removed.
     pub model_kept_open: bool,
     pub load: LoadSnapshot,
     pub faults: FaultsSnapshot,
-    /// By name: what does not work, while everything else does.
+    /// Things that do not work, by name, while everything else does.
     pub impaired: BTreeMap<&'static str, Impairment>,
 }
 
@@ -54,23 +54,23 @@ pub struct Impairment {
 pub struct ChildSnapshot {
     pub pid: u32,
     pub generation: u32,
-    /// From its hello.
+    /// The build, from its hello.
     pub build: Option<String>,
     pub features: Vec<String>,
     pub spawned_at: Instant,
     pub ready_at: Option<Instant>,
     pub heartbeat_at: Option<Instant>,
-    /// When it last finished a step or advanced its load.
+    /// The moment at which it last finished a step or advanced its load.
     pub progress_at: Option<Instant>,
     pub steps: Option<u64>,
-    /// How long the step in progress had run at the last heartbeat.
+    /// Time that the step in progress had run at the last heartbeat.
     pub step_elapsed: Option<Duration>,
     /// Bytes done and in all, while it loads.
     pub load_progress: Option<(u64, u64)>,
-    /// What it said of itself last, and when.
+    /// Its last word on its memory, and when it came.
     pub memory: Option<(MemoryReport, Instant)>,
     pub load: Option<(Load, Instant)>,
-    /// Over the last seconds; 0 when nothing runs.
+    /// Mean over the last seconds; 0 when nothing runs.
     pub tokens_per_second: f64,
 }
 
@@ -84,13 +84,13 @@ pub struct LoadSnapshot {
     pub capacity: usize,
     /// Tokens accepted from children since the start.
     pub tokens_total: u64,
-    /// Over the last seconds; 0 when nothing runs.
+    /// Mean over the last seconds; 0 when nothing runs.
     pub tokens_per_second: f64,
     /// Prompt tokens that children were given, and those that they found in their prefix caches,
     /// since the start.
     pub prompt_tokens_total: u64,
     pub prefix_hit_tokens_total: u64,
-    /// Between the tokens of streams, since the start.
+    /// Waits between the tokens of streams, since the start.
     pub pace: Pace,
 }
 
@@ -104,17 +104,17 @@ pub struct FaultsSnapshot {
     pub last: Option<Arc<Death>>,
     /// Children started after the first one.
     pub restarts: u64,
-    /// How often a request went on with another child.
+    /// Times that a request went on with another child.
     pub recoveries: u64,
     /// Words of dead children that were dropped.
     pub stale_events: u64,
     /// Requests that must run alone before anybody else goes on.
     pub on_probation: usize,
-    /// How often any request was put on probation.
+    /// Times that a request was put on probation.
     pub probations: u64,
     /// Requests that ended as queries of death.
     pub quarantined_total: u64,
-    /// What is refused now.
+    /// Requests that are refused now.
     pub quarantined: Vec<Quarantined>,
     /// Deaths that were reported.
     pub crash_reports: u64,
@@ -126,7 +126,7 @@ pub enum Status {
     /// A child is being replaced, and clients see a pause.
     Recovering,
     Draining,
-    /// Not serving: the first load, or a recovery that takes too long.
+    /// The worker does not serve: the first load, or a recovery that takes too long.
     Unhealthy,
     Failed,
 }

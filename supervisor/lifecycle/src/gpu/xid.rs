@@ -14,10 +14,10 @@ use std::ops::RangeInclusive;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Xid(pub Option<u32>);
 
-/// What an Xid asks for.
+/// The mend that an Xid asks for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Remedy {
-    /// It says nothing about this child or the next one.
+    /// None: the Xid says nothing about this child or the next one.
     Nothing,
     /// The fault is the process's, or was contained in it: another one may follow at once.
     RestartChild,
@@ -26,7 +26,7 @@ pub enum Remedy {
     ResetUnlessCleared,
     /// Nothing that computes there can be trusted until the device was reset.
     ResetGpu,
-    /// Not even a reset reaches it.
+    /// A reboot, because not even a reset reaches the fault.
     RebootNode,
 }
 

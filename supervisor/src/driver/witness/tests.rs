@@ -53,7 +53,7 @@ fn is_gauges(sighting: &Sighting) -> bool {
     matches!(sighting, Sighting::Gauges(..))
 }
 
-/// What is known of the GPU when the child of that generation has died.
+/// Evidence of the GPU when the child of that generation has died.
 fn bury(
     watch: &GpuWatch,
     log: &mut CrashLog,

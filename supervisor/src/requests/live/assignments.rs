@@ -20,7 +20,7 @@ use worker_orcd_lifecycle::SeatId;
 
 #[derive(Debug)]
 pub(super) struct Assignments {
-    /// By number, hence in the order of arrival.
+    /// Requests by number, hence in the order of arrival.
     live: BTreeMap<RequestId, Live>,
     /// One for each seat.
     seats: Vec<Dispatch>,
@@ -32,7 +32,7 @@ pub(super) struct Assignments {
 pub(super) struct Live {
     pub(super) record: Arc<Record>,
     place: Place,
-    /// Its history when the child got it.
+    /// Length of its history when the child got it.
     given_at: u32,
     suspicion: Suspicion,
 }
@@ -70,7 +70,7 @@ impl Assignments {
         self.get(id).map(|live| live.place)
     }
 
-    /// What the present child of a seat was given, in the order of arrival.
+    /// Requests that the present child of a seat was given, in the order of arrival.
     pub(super) fn of(&self, seat: SeatId) -> impl Iterator<Item = &Live> {
         let live = self.live.values();
         live.filter(move |live| live.place.seat() == Some(seat))
@@ -92,7 +92,7 @@ impl Assignments {
 
     // === a request ===
 
-    /// It goes to a child, if one may have it.
+    /// Admits a request, which goes to a child if one may have it.
     pub(super) fn admit(&mut self, record: Arc<Record>) {
         let id = record.id;
         let live = Live {
@@ -107,7 +107,7 @@ impl Assignments {
         }
     }
 
-    /// It ends. [`Self::fill_gap`] gives others its turn.
+    /// Removes a request that ends. [`Self::fill_gap`] gives others its turn.
     pub(super) fn remove(&mut self, id: RequestId) -> Option<Arc<Record>> {
         let Live { record, place, .. } = self.live.remove(&id)?;
         if let Some(seat) = place.seat() {
@@ -124,7 +124,7 @@ impl Assignments {
         }
     }
 
-    /// Its child is gone: back to those who wait.
+    /// Puts a request whose child is gone back to those who wait.
     pub(super) fn interrupt(&mut self, id: RequestId) -> Option<&Live> {
         let live = self.live.get_mut(&id)?;
         let place = std::mem::replace(&mut live.place, Place::Waiting);
@@ -136,7 +136,7 @@ impl Assignments {
 
     // === suspects ===
 
-    /// What a death says about a request that was with the child.
+    /// The verdict of a death about a request that was with the child.
     pub(super) fn accuse(&mut self, id: RequestId, of: &Inquest<'_>, toll: Toll) -> Verdict {
         let Some(live) = self.live.get_mut(&id) else {
             return Verdict::Unchanged;
@@ -228,7 +228,7 @@ impl Assignments {
             .copied()
     }
 
-    /// Of the seats that are open and no suspect's, the one with the fewest requests.
+    /// The seat with the fewest requests, of those that are open and no suspect's.
     fn seat_for_anybody(&self) -> Option<SeatId> {
         let cell = self.cell();
         self.emptiest(|seat| Some(seat) != cell)

@@ -1,4 +1,4 @@
-//! What is on its way to the child of one seat, and what is due from it.
+//! Dispatch to the child of one seat: what is on its way to it, and what is due from it.
 
 use crate::requests::record::Record;
 use crate::requests::violation::Violation;
@@ -21,17 +21,17 @@ pub(super) struct Dispatch {
     leaving: HashSet<RequestId>,
 }
 
-/// For the child.
+/// An order for the child.
 #[derive(Debug)]
 enum Order {
     Submit(Arc<Record>),
     Cancel(RequestId),
 }
 
-/// Where a request is.
+/// The place of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Place {
-    /// For a child, or for its turn.
+    /// The request waits for a child, or for its turn.
     Waiting,
     With(SeatId),
     /// Cancelled at the child, not here: it goes on later. The child's answer is due, and what
@@ -67,7 +67,7 @@ impl Dispatch {
         self.orders.push_back(Order::Submit(record));
     }
 
-    /// It goes on later.
+    /// Calls a request back, which goes on later.
     pub(super) fn call_back(&mut self, id: RequestId) {
         self.orders.push_back(Order::Cancel(id));
     }

@@ -1,4 +1,4 @@
-//! What a death says about those who were with the child, and about the machine.
+//! Probation: what a death says about those who were with the child, and about the machine.
 //!
 //! ```text
 //!              two deaths at one place in it, which it may have caused
@@ -25,13 +25,13 @@ use worker_orcd_lifecycle::{Blame, DeathCause};
 /// The label of a death that may be the doing of code that no step runs.
 const PANIC: &str = "panic";
 
-/// How long a death counts against the machine.
+/// Time that a death counts against the machine.
 const LATELY: Duration = Duration::from_secs(600);
 const MINUTE: Duration = Duration::from_secs(60);
 
 #[derive(Debug, Default)]
 pub(super) struct Probation {
-    /// When children died lately of what a request may have done.
+    /// Moments at which children died lately of what a request may have done.
     deaths: Vec<Instant>,
 }
 
@@ -45,13 +45,13 @@ pub(super) struct Inquest<'a> {
     blame: Blame,
 }
 
-/// What becomes of a request that may have caused a death.
+/// The verdict on a request that may have caused a death.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Verdict {
     Unchanged,
-    /// From now on it runs alone.
+    /// The request runs alone from now on.
     OnProbation,
-    /// So many children died at one place of it, the last when it ran alone.
+    /// The request killed: so many children died at one place of it, the last when it ran alone.
     Proven {
         deaths: u32,
     },
@@ -90,7 +90,7 @@ impl Probation {
         }
     }
 
-    /// What a convict did is no longer held against the machine.
+    /// Takes a convict's deaths off the machine's account.
     pub(super) fn forgive(&mut self, deaths: u32) {
         let left = self.deaths.len().saturating_sub(deaths as usize);
         self.deaths.truncate(left);

@@ -157,7 +157,7 @@ fn a_killer_is_convicted_on_a_machine_that_kills_by_itself_too_and_sooner_once_i
     }
 }
 
-/// In a step of that part of one prompt.
+/// A scene in a step of that part of one prompt.
 fn in_prompt(id: RequestId, positions: std::ops::Range<u32>) -> Scene {
     Scene {
         within: Some(Within::Beginning),
