@@ -49,7 +49,7 @@ use crate::driver::seat::Happening;
 use crate::driver::seats::Seats;
 use crate::driver::words::{Listener, link_failure};
 use crate::engine::model::Unfit;
-use crate::engine::{Ended, EngineSettings, LoadedModel, Phase, Refusal, Shared};
+use crate::engine::{Ended, EngineSettings, LoadedModel, Milestones, Refusal, Shared};
 use crate::error_code::ErrorCode;
 use crate::nvml::Sighting;
 use crate::requests::control::Control;
@@ -97,7 +97,7 @@ impl Driver {
         settings: EngineSettings,
         shared: Arc<Shared>,
         controls: mpsc::UnboundedReceiver<Control>,
-        phase: watch::Sender<Phase>,
+        milestones: watch::Sender<Milestones>,
     ) -> Self {
         let features = match settings.accept_fault_injection {
             true => vec![FAULT_INJECTION.to_owned()],
@@ -121,7 +121,7 @@ impl Driver {
             seats: Seats::new(SEATS, started),
             keeping: Keeping::default(),
             model: None,
-            handles: Handles::new(shared, controls, phase),
+            handles: Handles::new(shared, controls, milestones),
         }
     }
 

@@ -70,7 +70,7 @@ pub struct Ended {
 pub struct Engine {
     shared: Arc<Shared>,
     controls: mpsc::UnboundedSender<Control>,
-    phase: watch::Receiver<Phase>,
+    milestones: watch::Receiver<Milestones>,
 }
 
 /// Facts that the driver publishes and every handle can read.
@@ -84,7 +84,7 @@ pub(crate) struct Shared {
 }
 
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Phase {
+pub(crate) struct Milestones {
     /// A model was loaded at least once.
     pub ready: bool,
     pub ended: Option<Ended>,
@@ -95,12 +95,12 @@ impl Engine {
     pub(crate) fn new(
         shared: Arc<Shared>,
         controls: mpsc::UnboundedSender<Control>,
-        phase: watch::Receiver<Phase>,
+        milestones: watch::Receiver<Milestones>,
     ) -> Self {
         Self {
             shared,
             controls,
-            phase,
+            milestones,
         }
     }
 
@@ -184,11 +184,11 @@ impl Engine {
     /// # Errors
     /// When the engine ended instead.
     pub async fn wait_ready(&self) -> Result<(), Ended> {
-        let mut phase = self.phase.clone();
-        let seen = phase
-            .wait_for(|phase| phase.ready || phase.ended.is_some())
+        let mut milestones = self.milestones.clone();
+        let seen = milestones
+            .wait_for(|milestones| milestones.ready || milestones.ended.is_some())
             .await;
-        match seen.ok().and_then(|phase| phase.ended.clone()) {
+        match seen.ok().and_then(|milestones| milestones.ended.clone()) {
             Some(ended) => Err(ended),
             None if self.model().is_some() => Ok(()),
             None => Err(driver_lost()),
@@ -197,15 +197,17 @@ impl Engine {
 
     /// Waits until the driver is gone, and the directory with its sockets.
     pub async fn wait_gone(&self) {
-        let mut phase = self.phase.clone();
-        while phase.changed().await.is_ok() {}
+        let mut milestones = self.milestones.clone();
+        while milestones.changed().await.is_ok() {}
     }
 
     pub async fn wait_ended(&self) -> Ended {
-        let mut phase = self.phase.clone();
-        let seen = phase.wait_for(|phase| phase.ended.is_some()).await;
+        let mut milestones = self.milestones.clone();
+        let seen = milestones
+            .wait_for(|milestones| milestones.ended.is_some())
+            .await;
         seen.ok()
-            .and_then(|phase| phase.ended.clone())
+            .and_then(|milestones| milestones.ended.clone())
             .unwrap_or_else(driver_lost)
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::exit::SupervisorExit;
 use crate::gpu::Condemnation;
-use crate::restart_policy::Failure;
+use crate::restart_policy::WorkerFailure;
 use std::time::Duration;
 
 /// The course of a worker.
@@ -35,7 +35,7 @@ pub(crate) struct Drain {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum End {
     Stop(SupervisorExit),
-    Fail(Failure),
+    Fail(WorkerFailure),
 }
 
 impl Course {

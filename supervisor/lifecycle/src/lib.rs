@@ -47,7 +47,7 @@ pub use exit::SupervisorExit;
 pub use gpu::{Condemnation, Need, RecoveryAction, Remedy, Testimony, Xid};
 pub use ledger::Ledger;
 pub use life::Life;
-pub use restart_policy::{Failure, RestartPolicy};
+pub use restart_policy::{RestartPolicy, WorkerFailure};
 pub use state::{KillStage, LoadProgress, State};
 pub use watchdog::{Deadlines, Watch};
 pub use worker::{Settings, Worker};

@@ -21,7 +21,7 @@ impl Default for RestartPolicy {
         Self {
             // Five deaths a minute are survived, the sixth is not. On a machine that is well a
             // query of death costs three children and two at once cost four, so neither ends a
-            // worker (requests/live/probation_tests.rs). A card that faults by itself does so at
+            // worker (requests/live/probation/tests.rs). A card that faults by itself does so at
             // every load, and comes to six deaths soon.
             max_deaths: 5,
             window: Duration::from_secs(60),
@@ -36,12 +36,12 @@ impl Default for RestartPolicy {
 
 /// Why the worker gives up, and the number it leaves behind.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Failure {
+pub struct WorkerFailure {
     pub exit: SupervisorExit,
     pub reason: String,
 }
 
-impl From<Condemnation> for Failure {
+impl From<Condemnation> for WorkerFailure {
     fn from(condemnation: Condemnation) -> Self {
         Self {
             exit: match condemnation.need {
@@ -57,7 +57,7 @@ impl From<Condemnation> for Failure {
 pub enum Verdict {
     RestartNow,
     RestartAfter(Duration),
-    Fail(Failure),
+    Fail(WorkerFailure),
 }
 
 impl RestartPolicy {
@@ -67,7 +67,7 @@ impl RestartPolicy {
     #[must_use]
     pub fn judge(&self, cause: &DeathCause, deaths: u32, has_served: bool) -> Verdict {
         if let Some(exit) = hopeless(cause, has_served) {
-            return Verdict::Fail(Failure {
+            return Verdict::Fail(WorkerFailure {
                 exit,
                 reason: cause.to_string(),
             });
@@ -77,7 +77,7 @@ impl RestartPolicy {
                 "{deaths} children died within {} s or without serving, the last because: {cause}",
                 self.window.as_secs()
             );
-            return Verdict::Fail(Failure {
+            return Verdict::Fail(WorkerFailure {
                 exit: SupervisorExit::CrashLoop,
                 reason,
             });

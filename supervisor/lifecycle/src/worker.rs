@@ -14,7 +14,7 @@ use crate::exit::SupervisorExit;
 use crate::gpu::Testimony;
 use crate::ledger::Ledger;
 use crate::life::Life;
-use crate::restart_policy::{Failure, RestartPolicy, Verdict};
+use crate::restart_policy::{RestartPolicy, Verdict, WorkerFailure};
 use crate::state::State;
 use crate::watchdog::{Deadlines, OWN_ABSENCE};
 use std::num::NonZeroU8;
@@ -135,7 +135,7 @@ impl Worker {
 
     /// Why it gave up, if it did.
     #[must_use]
-    pub fn failure(&self) -> Option<&Failure> {
+    pub fn failure(&self) -> Option<&WorkerFailure> {
         match &self.course {
             Course::Leave(End::Fail(failure))
             | Course::Over {
@@ -286,7 +286,7 @@ impl Worker {
                     self.settings.deadlines.kill.as_secs()
                 );
                 let exit = SupervisorExit::Unreapable;
-                self.fail(now, Failure { exit, reason })
+                self.fail(now, WorkerFailure { exit, reason })
             }
             (State::Vacant { spawn_at: None, .. }, Course::Serve | Course::Drain(_), cause) => {
                 self.decide(now, seat, cause.as_ref())
@@ -389,7 +389,7 @@ impl Worker {
         effects
     }
 
-    fn fail(&mut self, now: Duration, failure: Failure) -> Effects {
+    fn fail(&mut self, now: Duration, failure: WorkerFailure) -> Effects {
         if self.failure().is_some() {
             return self.settle(now);
         }

@@ -40,7 +40,7 @@ pub struct CrashSettings {
 #[derive(Debug)]
 pub struct CrashStore {
     shelf: Arc<Shelf>,
-    jobs: mpsc::Sender<Job>,
+    commands: mpsc::Sender<StoreCommand>,
 }
 
 #[derive(Debug)]
@@ -60,7 +60,7 @@ struct Entry {
 }
 
 #[derive(Debug)]
-enum Job {
+enum StoreCommand {
     Keep(Box<Report>),
     /// Answer when everything before this is done.
     Flush(mpsc::Sender<()>),
@@ -76,19 +76,19 @@ impl CrashStore {
             reports: RwLock::new(reports.unwrap_or_default()),
             trouble: RwLock::default(),
         });
-        let (jobs, inbox) = mpsc::channel();
+        let (commands, inbox) = mpsc::channel();
         let keeper = Arc::clone(&shelf);
         let thread = std::thread::Builder::new().name("crash-reports".to_owned());
         if let Err(error) = thread.spawn(move || keeper.work(&inbox)) {
             warn!(%error, "crash_reports_not_kept");
         }
-        Self { shelf, jobs }
+        Self { shelf, commands }
     }
 
     /// Keeps this version of a report. Does not wait.
     pub fn keep(&self, report: Report) {
         // The thread ends only after this sender is gone; if it never began, that was said.
-        drop(self.jobs.send(Job::Keep(Box::new(report))));
+        drop(self.commands.send(StoreCommand::Keep(Box::new(report))));
     }
 
     /// Newest first.
@@ -126,7 +126,7 @@ impl CrashStore {
     /// Waits until everything is written, but not for a disk that hangs.
     pub fn flush(&self, patience: Duration) {
         let (done, wait) = mpsc::channel();
-        if self.jobs.send(Job::Flush(done)).is_ok() {
+        if self.commands.send(StoreCommand::Flush(done)).is_ok() {
             // An error is a disk that took too long; the process ends without it.
             let _ = wait.recv_timeout(patience);
         }
@@ -134,11 +134,11 @@ impl CrashStore {
 }
 
 impl Shelf {
-    fn work(&self, inbox: &mpsc::Receiver<Job>) {
-        for job in inbox {
-            match job {
-                Job::Keep(report) => self.keep(&report),
-                Job::Flush(done) => drop(done.send(())),
+    fn work(&self, inbox: &mpsc::Receiver<StoreCommand>) {
+        for command in inbox {
+            match command {
+                StoreCommand::Keep(report) => self.keep(&report),
+                StoreCommand::Flush(done) => drop(done.send(())),
             }
         }
     }

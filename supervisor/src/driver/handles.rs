@@ -1,7 +1,7 @@
 //! The driver's side of what it shares with the [`Engine`](crate::engine::Engine)'s handles: what they
 //! want, and what they see.
 
-use crate::engine::{Ended, EngineSnapshot, LoadedModel, Phase, Refusal, Shared};
+use crate::engine::{Ended, EngineSnapshot, LoadedModel, Milestones, Refusal, Shared};
 use crate::requests::control::Control;
 use crate::requests::record::Record;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use tokio::sync::{mpsc, watch};
 pub(super) struct Handles {
     pub(super) shared: Arc<Shared>,
     controls: mpsc::UnboundedReceiver<Control>,
-    phase: watch::Sender<Phase>,
+    milestones: watch::Sender<Milestones>,
     /// The last handle is gone, and with it everybody who could want an answer.
     deserted: bool,
 }
@@ -19,12 +19,12 @@ impl Handles {
     pub(super) fn new(
         shared: Arc<Shared>,
         controls: mpsc::UnboundedReceiver<Control>,
-        phase: watch::Sender<Phase>,
+        milestones: watch::Sender<Milestones>,
     ) -> Self {
         Self {
             shared,
             controls,
-            phase,
+            milestones,
             deserted: false,
         }
     }
@@ -56,7 +56,8 @@ impl Handles {
     }
 
     pub(super) fn is_ready(&self) {
-        self.phase.send_modify(|phase| phase.ready = true);
+        self.milestones
+            .send_modify(|milestones| milestones.ready = true);
     }
 
     pub(super) fn publish(&self, snapshot: EngineSnapshot) {
@@ -64,7 +65,8 @@ impl Handles {
     }
 
     pub(super) fn has_ended(&self, ended: Ended) {
-        self.phase.send_modify(|phase| phase.ended = Some(ended));
+        self.milestones
+            .send_modify(|milestones| milestones.ended = Some(ended));
     }
 
     /// Closes the door and returns those who got in in the last moment.

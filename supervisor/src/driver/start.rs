@@ -4,7 +4,7 @@
 
 use crate::crash::CrashStore;
 use crate::driver::Driver;
-use crate::engine::{Engine, EngineSettings, EngineSnapshot, Phase, Shared};
+use crate::engine::{Engine, EngineSettings, EngineSnapshot, Milestones, Shared};
 use crate::requests::Registry;
 use parking_lot::RwLock;
 use std::sync::Arc;
@@ -34,10 +34,10 @@ pub(crate) fn start(settings: EngineSettings) -> Engine {
         shared.registry.number_behind(number);
     }
     let (controls, inbox) = mpsc::unbounded_channel();
-    let (publish, phase) = watch::channel(Phase::default());
+    let (publish, milestones) = watch::channel(Milestones::default());
     let driver = Driver::new(settings, Arc::clone(&shared), inbox, publish);
     tokio::spawn(driver.run());
-    Engine::new(shared, controls, phase)
+    Engine::new(shared, controls, milestones)
 }
 
 /// In a trace that an earlier supervisor began, numbers from 1 would mean two requests each. Numbers

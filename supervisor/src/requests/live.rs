@@ -437,5 +437,4 @@ impl Requests {
 }
 
 #[cfg(test)]
-#[path = "live_tests.rs"]
 mod tests;

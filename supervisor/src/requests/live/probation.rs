@@ -113,5 +113,4 @@ impl Inquest<'_> {
 }
 
 #[cfg(test)]
-#[path = "probation_tests.rs"]
 mod tests;
