@@ -19,7 +19,7 @@ const DEATHS_KEPT: usize = 16;
 #[derive(Debug)]
 pub(crate) struct CrashLog {
     store: Arc<CrashStore>,
-    /// By their first signs.
+    /// Deaths in the order of their first signs.
     deaths: VecDeque<Arc<Death>>,
     reported: u64,
 }
@@ -83,7 +83,8 @@ impl CrashLog {
         death.killed_by_supervisor |= death.reaped.is_none();
     }
 
-    /// Its cause is known, and so is everything that is known without asking the GPU's witness.
+    /// Notes a burial: the cause is known, and so is everything that is known without asking the
+    /// GPU's witness.
     pub(crate) fn buried(
         &mut self,
         seat: SeatId,

@@ -1,4 +1,4 @@
-//! Where crash reports are kept: one JSON file each, in a directory with a bound.
+//! The store of crash reports: one JSON file each, in a directory with a bound.
 //!
 //! Writing happens on a thread of its own, so that a slow disk delays nobody's recovery. A
 //! report is written when the child dies and again as its successor comes up, each time whole

@@ -80,7 +80,7 @@ impl Chronicle {
         }
     }
 
-    /// Where the death met each request.
+    /// Notes a burial and returns where the death met each request.
     pub(super) fn buried(
         &mut self,
         now: Instant,

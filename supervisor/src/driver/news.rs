@@ -1,4 +1,4 @@
-//! What the driver tells the world: log lines at each turn of a child's life, and snapshots.
+//! News that the driver tells the world: log lines at each turn of a child's life, and snapshots.
 
 use crate::crash::Death;
 use crate::driver::seats::Seats;
@@ -22,7 +22,7 @@ const STALE_AFTER: Duration = Duration::from_millis(250);
 #[derive(Debug)]
 pub(super) struct News {
     started: Instant,
-    /// What is loaded, by its file's name without the ending, and where.
+    /// The model that is loaded, by its file's name without the ending, and the device.
     model: String,
     device: String,
     taken_at: Instant,
@@ -30,15 +30,15 @@ pub(super) struct News {
     dirty: bool,
     /// The last report of any child.
     memory: Option<(MemoryReport, Instant)>,
-    /// Of all children, up to their last heartbeats.
+    /// Prompt tokens of all children, up to their last heartbeats.
     prompted: Prompted,
     interrupted_at: Option<Instant>,
     spawns: u64,
-    /// By name: what does not work, while everything else does.
+    /// Things that do not work, by name, while everything else does.
     impaired: BTreeMap<&'static str, Impairment>,
 }
 
-/// What a snapshot is made of.
+/// Sources of a snapshot.
 pub(super) struct Sources<'a> {
     pub seats: &'a Seats,
     pub worker: &'a Worker,
@@ -253,7 +253,7 @@ impl News {
     }
 }
 
-/// In words, for a person.
+/// The reason in words, for a person.
 fn reason(from: &Sources<'_>) -> String {
     let worker = from.worker;
     if worker.is_over() {
@@ -283,7 +283,7 @@ fn reason(from: &Sources<'_>) -> String {
     }
 }
 
-/// What two children have together, as old as the older.
+/// The load of two children together, as old as the older.
 fn both(one: (Load, Instant), other: (Load, Instant)) -> (Load, Instant) {
     let (a, b) = (one.0, other.0);
     let load = Load {

@@ -17,7 +17,7 @@ pub(super) struct Silence {
 }
 
 impl Silence {
-    /// When a child will have been silent for longer than one that is well.
+    /// The moment at which a child will have been silent for longer than one that is well.
     pub(super) fn deadline(&self) -> Option<Instant> {
         let heard_at = self.heard_at.filter(|_| !self.told)?;
         Some(heard_at + SILENCE)

@@ -47,11 +47,11 @@ pub struct Requests {
 pub struct Totals {
     /// Accepted from children.
     pub tokens: u64,
-    /// Between the tokens of streams.
+    /// Waits between the tokens of streams.
     pub pace: Pace,
-    /// How often any request went on with another child.
+    /// Times that a request went on with another child.
     pub recoveries: u64,
-    /// How often any request was put on probation.
+    /// Times that a request was put on probation.
     pub probations: u64,
     /// Requests that ended as queries of death.
     pub quarantined: u64,
@@ -90,7 +90,7 @@ impl Requests {
         self.assigned.with_child()
     }
 
-    /// What the present child of a seat was given, in the order of arrival.
+    /// Requests that the present child of a seat was given, in the order of arrival.
     pub(crate) fn in_flight(&self, seat: SeatId) -> impl Iterator<Item = &Record> {
         self.assigned.of(seat).map(|live| &*live.record)
     }
@@ -131,7 +131,7 @@ impl Requests {
         self.deadlines.first().map(|(at, _)| *at)
     }
 
-    /// What a seat's child is to be told next.
+    /// The next command for a seat's child.
     pub fn next_command(&mut self, seat: SeatId) -> Option<Command> {
         self.assigned.seat(seat).next_command()
     }
@@ -157,7 +157,7 @@ impl Requests {
         self.end_here(id, now, |progress, _| progress.fail(failure));
     }
 
-    /// Nobody reads any more.
+    /// Ends a request that nobody reads any more.
     pub fn abandon(&mut self, id: RequestId, now: Instant) {
         self.end_here(id, now, |_, _| {});
     }
@@ -402,7 +402,8 @@ impl Requests {
         }
     }
 
-    /// It killed the child when the child had nothing else, and so would the same request of others.
+    /// Convicts a request that killed its child when the child had nothing else: the same request
+    /// of others would kill, too.
     fn convict(&mut self, id: RequestId, deaths: u32, cause: &DeathCause, now: Instant) {
         let Some(live) = self.assigned.get(id) else {
             return;
