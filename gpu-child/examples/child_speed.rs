@@ -20,7 +20,7 @@ use worker_orcd_ipc::frame::write_frame;
 use worker_orcd_ipc::{
     ClientId, Command, DeviceSelector, Envelope, Event, FrameReader, Generation, LoadOrder,
     ModelFacts, ModelFile, ModelIdentity, Preamble, RequestId, Sampling, SamplingAdvice,
-    Submission, TokenId, TokenizerFacts, TokenizerKind, decode, encode,
+    Submission, TokenId, TokenizerFacts, TokenizerKind, WeightsManifest, decode, encode,
 };
 
 #[path = "shared/shapes.rs"]
@@ -86,6 +86,7 @@ fn load(model: &support::Model) -> Result<Loaded, worker_orcd_ipc::Fault> {
         &model.config,
         &model.weights(),
         None,
+        None,
         &options,
         &mut |_, _| (),
     )?;
@@ -108,6 +109,7 @@ fn load(model: &support::Model) -> Result<Loaded, worker_orcd_ipc::Fault> {
             context_length: 2048,
         },
         identity: ModelIdentity([0; 16]),
+        weights: WeightsManifest::default(),
         tokenizer: TokenizerFacts {
             kind: TokenizerKind::ByteLevelBpe,
             pre: String::new(),
@@ -140,6 +142,7 @@ impl Supervisor {
         self.say(&Command::Load(LoadOrder {
             model_path: String::new(),
             model_file: ModelFile::AtPath,
+            weights: None,
             device: DeviceSelector::Cuda(0),
             kv_cache_bytes: None,
             memory_permille: 900,

@@ -39,7 +39,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         },
     };
     let start = Instant::now();
-    let mut executor = CpuExecutor::load(&config, &weights, &options, &mut |_, _| ())?;
+    let mut executor = CpuExecutor::load(&config, &weights, None, &options, &mut |_, _| ())?;
     drop(file);
     println!(
         "load {:.3} s, {:?}",

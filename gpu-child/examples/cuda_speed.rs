@@ -48,6 +48,7 @@ fn main() -> Result<(), BoxError> {
         &model.config,
         &model.weights(),
         None,
+        None,
         &options,
         &mut |_, _| (),
     )?;

@@ -28,6 +28,13 @@ impl Custody {
         UnixStream::connect(path).map(|stream| Self { stream })
     }
 
+    /// Both ends, for tests.
+    #[cfg(test)]
+    pub(crate) fn pair() -> (Self, Self) {
+        let (one, other) = UnixStream::pair().expect("sockets");
+        (Self { stream: one }, Self { stream: other })
+    }
+
     /// Leaves a duplicate of the descriptor with the supervisor. Does not wait for it to be taken.
     ///
     /// # Errors
@@ -87,14 +94,9 @@ mod tests {
     use std::fs::File;
     use std::io::{Read, Seek, Write};
 
-    fn pair() -> (Custody, Custody) {
-        let (one, other) = UnixStream::pair().expect("sockets");
-        (Custody { stream: one }, Custody { stream: other })
-    }
-
     #[test]
     fn a_file_crosses_and_outlives_its_name() {
-        let (here, there) = pair();
+        let (here, there) = Custody::pair();
         let mut file = tempfile::NamedTempFile::new().expect("a file");
         file.write_all(b"weights").expect("written");
         here.hand_over(Article::ModelFile, file.as_file())
@@ -109,7 +111,7 @@ mod tests {
 
     #[test]
     fn what_was_not_handed_out_is_not_waited_for() {
-        let (here, there) = pair();
+        let (here, there) = Custody::pair();
         let error = there.take(Article::ModelFile).unwrap_err();
         assert!(error.to_string().contains("nothing was handed out"));
         (&here.stream)

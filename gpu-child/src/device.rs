@@ -21,6 +21,7 @@ pub mod misdeed;
 
 pub use crate::sampler::SampleWork;
 pub use common::LoadOptions;
+pub use common::manifest::KeptWeights;
 
 /// Index of a KV page in the device's arena.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]

@@ -31,7 +31,7 @@ pub use wire::FaultyWriter;
 
 use crate::device::Executor;
 use crate::device::cuda::CudaExecutor;
-use crate::device::misdeed::Saboteur;
+use crate::device::misdeed::{Saboteur, order_flip};
 use crate::serve::{Loaded, Progress};
 use executor::FaultyExecutor;
 use std::any::Any;
@@ -75,6 +75,13 @@ where
     let wire = Arc::new(Wire::default());
     let writer = FaultyWriter::new(writer, generation, Arc::clone(&wire));
     let loader = move |order: &LoadOrder, progress: Progress<'_>| {
+        if rules.iter().any(|rule| rule.flips_a_bit(generation)) {
+            eprintln!(
+                "worker-orcd-gpu: injected fault {} in the weights",
+                Kind::FlippedBit.name()
+            );
+            order_flip();
+        }
         let mut loaded = loader(order, progress)?;
         let device = loaded.executor.facts().id;
         make_ready(&rules, &device, saboteur(&mut *loaded.executor))?;

@@ -1,27 +1,33 @@
 //! An order to load becomes an executor: the file is opened, or taken over from an earlier child,
 //! checked, and handed to the device.
 //!
-//! Its identity is taken of what will be computed with, where it lies, and not of the file: a file
-//! that is edited while it is read has no one content.
+//! Weights that an earlier child has placed stay where they are: this one takes their memory over, and
+//! of the file only its header is read.
+//!
+//! The model's identity is taken of what will be computed with, where it lies, and not of the file: a
+//! file that is edited while it is read has no one content.
 
 use crate::custody::Custody;
 use crate::device::cpu::{CpuExecutor, CpuOptions};
 use crate::device::cuda::{CudaExecutor, CudaOptions};
-use crate::device::{Executor, LoadOptions};
+use crate::device::{Executor, KeptWeights, LoadOptions};
 use crate::model::{
-    GgufFile, Header, ModelConfig, ModelError, ModelWeights, model_facts, sampling_advice,
-    tokenizer_facts,
+    FileWeights, GgufFile, Header, ModelConfig, ModelError, ModelWeights, model_facts,
+    sampling_advice, tokenizer_facts,
 };
 use crate::serve::{Loaded, Progress};
 use std::fs::File;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use twox_hash::xxhash3_128::Hasher;
-use worker_orcd_ipc::{Article, DeviceSelector, Fault, LoadOrder, ModelFile, ModelIdentity};
+use worker_orcd_ipc::{
+    Article, DeviceSelector, Fault, LoadOrder, ModelFile, ModelIdentity, WeightsManifest,
+};
 
 /// # Errors
 /// [`Fault::DeviceUnavailable`], [`Fault::ModelLoad`] or [`Fault::InsufficientMemory`]: a new
-/// child would fail in the same way. [`Fault::Io`] when a file that was to be taken over is not
-/// there.
+/// child would fail in the same way. [`Fault::Io`] when something that was to be taken over is not
+/// there, and [`Fault::Device`] when weights that were kept have changed.
 pub fn load(
     order: &LoadOrder,
     custody: Option<&Custody>,
@@ -47,16 +53,75 @@ pub fn load(
         max_sequence_tokens: sequence_tokens,
         model: model.name.clone(),
     };
+    let source = Source {
+        config: &config,
+        weights: &weights,
+        file: file.bytes(),
+        kept: kept_weights(order, custody)?,
+    };
+    let placed = place(order, source, options, progress)?;
+    if let Some(custody) = custody {
+        if order.model_file == ModelFile::AtPath {
+            hand_over(custody, Article::ModelFile, &file);
+        }
+        if let Some(memory) = &placed.memory {
+            hand_over(custody, Article::Weights, memory);
+        }
+    }
+    Ok(Loaded {
+        executor: placed.executor,
+        model,
+        identity: identity(&config, &placed.manifest),
+        weights: placed.manifest,
+        tokenizer,
+        sampling,
+        max_sequence_tokens: sequence_tokens,
+    })
+}
+
+/// A model that has been checked, before it is in place.
+struct Source<'a> {
+    config: &'a ModelConfig,
+    weights: &'a FileWeights<'a>,
+    file: &'a [u8],
+    kept: Option<KeptWeights>,
+}
+
+/// A model in place.
+struct Placed {
+    executor: Box<dyn Executor>,
+    manifest: WeightsManifest,
+    /// The memory of the weights, where this process has made it.
+    memory: Option<OwnedFd>,
+}
+
+fn place(
+    order: &LoadOrder,
+    source: Source<'_>,
+    options: LoadOptions,
+    progress: Progress<'_>,
+) -> Result<Placed, Fault> {
+    let Source {
+        config,
+        weights,
+        file,
+        kept,
+    } = source;
+    // Memory that was taken over is shared already, and NVIDIA's driver shares no memory of others.
+    let is_new = kept.is_none();
     let mut progress = |done, total| progress(done, total);
-    let (executor, weights): (Box<dyn Executor>, u128) = match order.device {
+    Ok(match order.device {
         DeviceSelector::Cpu => {
             let options = CpuOptions {
                 threads: order.threads,
                 load: options,
             };
-            let executor = CpuExecutor::load(&config, &weights, &options, &mut progress)?;
-            let checksum = executor.weights_checksum();
-            (Box::new(executor), checksum)
+            let executor = CpuExecutor::load(config, weights, kept, &options, &mut progress)?;
+            Placed {
+                manifest: executor.manifest().clone(),
+                memory: is_new.then(|| executor.share_weights()).transpose()?,
+                executor: Box::new(executor),
+            }
         }
         DeviceSelector::Cuda(ordinal) => {
             let options = CudaOptions {
@@ -65,26 +130,34 @@ pub fn load(
                 max_sequences: order.max_running,
                 load: options,
             };
-            let bytes = Some(file.bytes());
-            let executor = CudaExecutor::load(&config, &weights, bytes, &options, &mut progress)?;
-            let checksum = executor.weights_checksum();
-            (Box::new(executor), checksum)
+            let file = Some(file);
+            let executor =
+                CudaExecutor::load(config, weights, file, kept, &options, &mut progress)?;
+            Placed {
+                manifest: executor.manifest().clone(),
+                memory: is_new.then(|| executor.share_weights()).transpose()?,
+                executor: Box::new(executor),
+            }
         }
-    };
-    if let (ModelFile::AtPath, Some(custody)) = (order.model_file, custody)
-        && let Err(error) = custody.hand_over(Article::ModelFile, &file)
-    {
-        // The supervisor notices, says so, and lets the next child open the path.
-        eprintln!("worker-orcd-gpu: the model file cannot be handed over: {error}");
-    }
-    Ok(Loaded {
-        executor,
-        model,
-        identity: identity(&config, weights),
-        tokenizer,
-        sampling,
-        max_sequence_tokens: sequence_tokens,
     })
+}
+
+/// The supervisor notices what it was not given, says so, and has the next child begin with the file.
+fn hand_over(custody: &Custody, article: Article, descriptor: &impl AsFd) {
+    if let Err(error) = custody.hand_over(article, descriptor) {
+        eprintln!("worker-orcd-gpu: {article:?} cannot be handed over: {error}");
+    }
+}
+
+fn kept_weights(
+    order: &LoadOrder,
+    custody: Option<&Custody>,
+) -> Result<Option<KeptWeights>, Fault> {
+    let Some(manifest) = order.weights.clone() else {
+        return Ok(None);
+    };
+    let memory = take(custody, Article::Weights)?;
+    Ok(Some(KeptWeights { memory, manifest }))
 }
 
 fn model_file(
@@ -95,25 +168,30 @@ fn model_file(
     let file = match order.model_file {
         ModelFile::AtPath => GgufFile::open(path),
         ModelFile::HandedOver => {
-            let none = || std::io::Error::other("there is no socket for descriptors");
-            let taken = custody
-                .ok_or_else(none)
-                .and_then(|it| it.take(Article::ModelFile));
-            let taken = taken.map_err(|error| Fault::Io {
-                message: format!("the open model file: {error}"),
-            })?;
+            let taken = take(custody, Article::ModelFile)?;
             GgufFile::map(File::from(taken), path)
         }
     };
     file.map_err(|error| fault(error.into()))
 }
 
+fn take(custody: Option<&Custody>, article: Article) -> Result<OwnedFd, Fault> {
+    let none = || std::io::Error::other("there is no socket for descriptors");
+    let taken = custody.ok_or_else(none).and_then(|it| it.take(article));
+    taken.map_err(|error| Fault::Io {
+        message: format!("{article:?} of an earlier child: {error}"),
+    })
+}
+
 /// `Debug` writes every field of the configuration, and every float in as many digits as tell it
 /// from its neighbours.
-fn identity(config: &ModelConfig, weights: u128) -> ModelIdentity {
+fn identity(config: &ModelConfig, weights: &WeightsManifest) -> ModelIdentity {
     let mut hasher = Hasher::new();
     hasher.write(format!("{config:?}").as_bytes());
-    hasher.write(&weights.to_le_bytes());
+    for tensor in &weights.tensors {
+        hasher.write(&tensor.offset.to_le_bytes());
+        hasher.write(&tensor.checksum.to_le_bytes());
+    }
     ModelIdentity(hasher.finish_128().to_le_bytes())
 }
 

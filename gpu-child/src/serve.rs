@@ -41,6 +41,7 @@ use std::sync::mpsc::sync_channel;
 use std::thread;
 use worker_orcd_ipc::{
     ChildHello, Event, Fault, LoadOrder, ModelFacts, ModelIdentity, SamplingAdvice, TokenizerFacts,
+    WeightsManifest,
 };
 
 /// Commands that may wait for the engine. The supervisor bounds what it submits far below this; a
@@ -56,6 +57,7 @@ pub struct Loaded {
     pub executor: Box<dyn Executor>,
     pub model: ModelFacts,
     pub identity: ModelIdentity,
+    pub weights: WeightsManifest,
     pub tokenizer: TokenizerFacts,
     pub sampling: SamplingAdvice,
     /// Prompt plus completion of one request.

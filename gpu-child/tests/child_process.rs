@@ -78,6 +78,7 @@ impl Supervisor {
                 .unwrap()
                 .to_owned(),
             model_file: ModelFile::AtPath,
+            weights: None,
             device: DeviceSelector::Cpu,
             kv_cache_bytes: Some(1 << 20),
             memory_permille: 900,

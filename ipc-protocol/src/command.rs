@@ -1,5 +1,6 @@
 //! Everything a supervisor can ask of a child.
 
+use crate::custody::WeightsManifest;
 use crate::ids::{ClientId, RequestId, TokenId};
 use serde::{Deserialize, Serialize};
 use std::ops::RangeInclusive;
@@ -25,6 +26,10 @@ pub struct LoadOrder {
     /// Path of a GGUF file, readable by the child. The supervisor never opens it.
     pub model_path: String,
     pub model_file: ModelFile,
+    /// Weights that an earlier child has placed, and whose memory waits on the socket for
+    /// descriptors ([`Article::Weights`](crate::Article::Weights)). `None`: they are read from the
+    /// file, and their memory is handed over before the child is ready.
+    pub weights: Option<WeightsManifest>,
     pub device: DeviceSelector,
     /// Bytes of KV cache; `None` lets the child take what its device can spare.
     pub kv_cache_bytes: Option<u64>,

@@ -1,10 +1,11 @@
-//! Messages on the socket for descriptors: one byte that says what a descriptor is, and with it the
-//! descriptor itself (`SCM_RIGHTS`).
+//! What outlives a child: descriptors that the supervisor keeps, and what is written about them.
 //!
-//! The control socket carries words and no rights, this one rights and no words. It is quiet: a
-//! child hands over before it says [`Ready`](crate::Event::Ready), and a supervisor hands out
-//! before it orders to load, so neither ever waits here for the other.
+//! Descriptors cross a socket of their own: one byte that says what a descriptor is, and with it the
+//! descriptor itself (`SCM_RIGHTS`). The control socket carries words and no rights, this one rights
+//! and no words. It is quiet: a child hands over before it says [`Ready`](crate::Event::Ready), and a
+//! supervisor hands out before it orders to load, so neither ever waits here for the other.
 
+use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 /// The meaning of a descriptor.
@@ -12,6 +13,35 @@ use thiserror::Error;
 pub enum Article {
     /// The open model file, read-only. Up from the child that opened it, down to the next ones.
     ModelFile,
+    /// The memory that the weights lie in, which nobody can write any more. Up from the child that
+    /// wrote it, down to the next ones with its [`WeightsManifest`].
+    Weights,
+}
+
+/// What lies where in the memory that the weights are in. Written by the child that placed them,
+/// kept by the supervisor, and held against what lies there by each child that takes over.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WeightsManifest {
+    /// Size of the memory.
+    pub bytes: u64,
+    /// In the order in which they lie.
+    pub tensors: Vec<PlacedTensor>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PlacedTensor {
+    /// As the model file calls it; each part of a tensor that was cut up has the name of the whole.
+    pub name: String,
+    /// Type of its elements, as GGUF calls it.
+    pub ty: String,
+    pub rows: u64,
+    /// Elements of a row.
+    pub cols: u64,
+    /// Bytes from the start of the memory.
+    pub offset: u64,
+    pub bytes: u64,
+    /// Of its bytes, as the device that placed them takes it.
+    pub checksum: u128,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
@@ -19,12 +49,13 @@ pub enum Article {
 pub struct NotAnArticle(pub u8);
 
 impl Article {
-    pub const ALL: [Self; 1] = [Self::ModelFile];
+    pub const ALL: [Self; 2] = [Self::ModelFile, Self::Weights];
 
     #[must_use]
     pub fn to_byte(self) -> u8 {
         match self {
             Self::ModelFile => 1,
+            Self::Weights => 2,
         }
     }
 

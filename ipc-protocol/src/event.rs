@@ -1,5 +1,6 @@
 //! Everything a child can say.
 
+use crate::custody::WeightsManifest;
 use crate::fault::Fault;
 use crate::ids::{Generation, RequestId, TokenId};
 use crate::memory::MemoryReport;
@@ -54,6 +55,7 @@ pub struct ChildHello {
 pub struct ReadyReport {
     pub model: ModelFacts,
     pub identity: ModelIdentity,
+    pub weights: WeightsManifest,
     pub tokenizer: TokenizerFacts,
     pub sampling: SamplingAdvice,
     pub device: DeviceFacts,

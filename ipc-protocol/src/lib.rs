@@ -40,7 +40,7 @@ pub use codec::{CodecError, decode, encode};
 pub use command::{
     Command, DeviceSelector, LoadOrder, ModelFile, Sampling, Submission, TraceOrder,
 };
-pub use custody::{Article, NotAnArticle};
+pub use custody::{Article, NotAnArticle, PlacedTensor, WeightsManifest};
 pub use event::{
     ChildHello, Drawn, Envelope, Event, FinishReason, Finished, HEARTBEAT_INTERVAL_MS, Heartbeat,
     Load, ReadyReport, StepReport,
@@ -57,4 +57,4 @@ pub use probe::{CHECK_MODEL_FLAG, CHILD_NAME, PROBE_FLAG, PROBE_LINE_BYTES};
 
 /// Sent in the clear in the [`Preamble`], before any bincode: two versions that cannot read
 /// each other's messages can still read this and say so.
-pub const PROTOCOL_VERSION: u16 = 6;
+pub const PROTOCOL_VERSION: u16 = 7;

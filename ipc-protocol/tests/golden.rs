@@ -38,12 +38,10 @@ fn the_preamble_has_the_bytes_of_its_golden_file() {
 
 #[test]
 fn an_article_of_custody_has_the_byte_of_its_golden_file() {
-    let [article @ Article::ModelFile] = Article::ALL;
-    check(
-        "article-model-file",
-        "Article ModelFile",
-        &[article.to_byte()],
-    );
+    for article in Article::ALL {
+        let title = format!("Article {article:?}");
+        check(article_file(article), &title, &[article.to_byte()]);
+    }
 }
 
 #[test]
@@ -51,16 +49,21 @@ fn no_golden_file_is_left_without_a_message() {
     let expected: BTreeSet<String> = samples::all()
         .into_iter()
         .map(|(name, _)| format!("{name}.hex"))
-        .chain([
-            "article-model-file.hex".to_owned(),
-            "preamble.hex".to_owned(),
-        ])
+        .chain(Article::ALL.map(|article| format!("{}.hex", article_file(article))))
+        .chain(["preamble.hex".to_owned()])
         .collect();
     let found: BTreeSet<String> = fs::read_dir(golden_dir())
         .expect("tests/golden")
         .map(|entry| entry.unwrap().file_name().into_string().unwrap())
         .collect();
     assert_eq!(found, expected);
+}
+
+fn article_file(article: Article) -> &'static str {
+    match article {
+        Article::ModelFile => "article-model-file",
+        Article::Weights => "article-weights",
+    }
 }
 
 fn describe(message: &Message) -> String {

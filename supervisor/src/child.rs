@@ -25,14 +25,15 @@ pub(crate) mod reap;
 pub(crate) mod socket;
 pub(crate) mod spawn;
 
-use crate::child::custody::{Custody, KeptModel};
+use crate::child::custody::Custody;
 use crate::child::link::{Link, LinkError};
 use crate::child::reap::Process;
 use crate::child::socket::Door;
 use std::io;
+use std::os::fd::OwnedFd;
 use std::time::Instant;
 use tracing::warn;
-use worker_orcd_ipc::{Command, Generation};
+use worker_orcd_ipc::{Article, Command, Generation};
 use worker_orcd_lifecycle::{Exit, Signal};
 
 /// A child of one generation, from the moment its process exists.
@@ -81,24 +82,24 @@ impl Child {
         }
     }
 
-    /// The model file that it handed over, if it did; does not wait.
+    /// What it handed over next, if anything; does not wait.
     ///
     /// # Errors
-    /// When it handed over something else.
-    pub(crate) fn take_model(&mut self) -> io::Result<Option<KeptModel>> {
+    /// [`io::ErrorKind::InvalidData`] when it is nothing that is kept.
+    pub(crate) fn take(&mut self) -> io::Result<Option<(Article, OwnedFd)>> {
         match &mut self.custody {
-            Some(custody) => custody.take_model(self.pid),
+            Some(custody) => custody.take(self.pid),
             None => Ok(None),
         }
     }
 
-    /// Gives it the model file of an earlier child; does not wait.
+    /// Gives it something of an earlier child; does not wait.
     ///
     /// # Errors
     /// When there is nobody to take it.
-    pub(crate) fn hand_out_model(&mut self, model: &KeptModel) -> io::Result<()> {
+    pub(crate) fn hand_out(&mut self, article: Article, descriptor: &OwnedFd) -> io::Result<()> {
         match &mut self.custody {
-            Some(custody) => custody.hand_out_model(self.pid, model),
+            Some(custody) => custody.hand_out(self.pid, article, descriptor),
             None => Err(io::ErrorKind::NotConnected.into()),
         }
     }

@@ -14,8 +14,8 @@
 //! * [`seat`] where a child lives, and all that dies with it: [`vitals`] what is known of the child and
 //!   [`rate`] how fast its tokens come, [`flood`] how many words are too many, [`silence`] when clients are
 //!   told that it is overdue.
-//! * [`births`] what is told of a child's beginning, [`words`] what its messages mean; [`keeping`] the open
-//!   model file between two children; [`handles`] what clients' tasks want and see.
+//! * [`births`] what is told of a child's beginning, [`words`] what its messages mean; [`keeping`] what
+//!   outlives it; [`handles`] what clients' tasks want and see.
 //! * [`chronicle`] whatever happens, for whoever asks: [`news`] log lines and snapshots, [`post_mortem`] what
 //!   a report says of a child, [`witness`] what NVIDIA's library adds to it.
 
@@ -59,7 +59,7 @@ use std::num::NonZeroU8;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::{mpsc, watch};
-use worker_orcd_ipc::{Command, Generation, LoadOrder};
+use worker_orcd_ipc::{Command, Generation};
 use worker_orcd_lifecycle::{ChildEvent, Deed, Effect, EndReason, Event, SeatId, Settings, Worker};
 
 /// The feature of a child that was built to fail on command.
@@ -365,6 +365,8 @@ impl Driver {
                 let chronicle = &mut self.chronicle;
                 let scene = chronicle.buried(now, bereft, generation, &cause, requests);
                 requests.bury(seat, &cause, &scene, now);
+                self.keeping.doubt(bereft, &cause);
+                chronicle.gpu.keeps(self.keeping.bytes());
                 bereft.clear();
             }
         }
@@ -380,11 +382,8 @@ impl Driver {
 
     fn load(&mut self, seat: SeatId) {
         self.chronicle.gpu.load_begins(self.now);
-        let child = self.seats[seat].child.as_mut();
-        let order = LoadOrder {
-            model_file: self.keeping.hand_out(child),
-            ..self.settings.load.clone()
-        };
+        let order = &self.settings.load;
+        let order = self.keeping.hand_out(&mut self.seats[seat], order);
         self.send(seat, &Command::Load(order));
     }
 
@@ -434,6 +433,7 @@ impl Driver {
         let snapshot = chronicle.snapshot(self.now, &self.seats, worker, requests, shared);
         if let Some(mut snapshot) = snapshot {
             snapshot.model_kept_open = self.keeping.has_model();
+            snapshot.custody = self.keeping.snapshot();
             self.handles.publish(snapshot);
         }
     }

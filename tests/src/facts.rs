@@ -4,7 +4,7 @@
 use crate::script::{EOS, VOCAB_SIZE};
 use worker_orcd_ipc::{
     DeviceFacts, MemoryReport, ModelFacts, ModelIdentity, ReadyReport, SamplingAdvice, TokenKind,
-    TokenizerFacts, TokenizerKind,
+    TokenizerFacts, TokenizerKind, WeightsManifest,
 };
 
 /// Each message as `<role>content`, and a mark where the answer begins.
@@ -24,6 +24,7 @@ pub fn ready_report(max_running: u32, max_sequence_tokens: Option<u32>) -> Ready
     ReadyReport {
         model: model(),
         identity: IDENTITY,
+        weights: WeightsManifest::default(),
         tokenizer: tokenizer(),
         sampling: SamplingAdvice::default(),
         device: device(),

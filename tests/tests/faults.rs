@@ -1,14 +1,16 @@
 //! The real child, built to fail: every kind of fault in turn under one supervisor, and a request
 //! that kills whoever computes it.
 
+use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 use std::thread;
 use worker_orcd_gpu::fault_injection::Kind;
 use worker_orcd_lifecycle::DeathCause;
 use worker_orcd_tests::client::Transcript;
 use worker_orcd_tests::faults::{ANYWHERE, Expected, ON_A_GPU};
+use worker_orcd_tests::model_copy::edit_weights;
 use worker_orcd_tests::worker::unique;
-use worker_orcd_tests::{Client, Worker, WorkerBuilder};
+use worker_orcd_tests::{Bystander, Client, ModelCopy, Worker, WorkerBuilder, process};
 
 /// Short deadlines: what hangs is to be noticed soon.
 fn failing(faults: &str) -> WorkerBuilder {
@@ -169,4 +171,74 @@ fn a_query_of_death_is_refused_and_its_company_finishes() {
     }
     // Another request, however similar, is another request.
     ask(&client, 24, 3);
+}
+
+/// Labels of all crash reports, by name.
+fn labels(worker: &Worker) -> Vec<String> {
+    let label = |report: &Value| report["cause"]["label"].as_str().map(str::to_owned);
+    let mut labels: Vec<_> = worker.crash_reports().iter().filter_map(label).collect();
+    labels.sort();
+    labels
+}
+
+/// The first child's weights change once it has placed them. The second finds it before it serves, and
+/// the third begins with the file.
+fn flipped(copy: &ModelCopy) -> WorkerBuilder {
+    Worker::with_model(&copy.path)
+        .flag("--accept-fault-injection")
+        .env("WORKER_ORCD_FAULTS", "flipped-bit@generation=1")
+}
+
+#[test]
+fn a_bit_that_flipped_in_kept_weights_is_found_before_a_token_leaves() {
+    let copy = ModelCopy::new();
+    let worker = flipped(&copy).start();
+    let client = worker.client();
+    let health = client.health();
+    let bystander = Bystander::new(client.clone(), request(12, 200));
+    let mut stream = bystander.begin();
+    stream.more(5);
+    process::signal(worker.child_pid().expect("a child serves"), Signal::SIGKILL);
+    let (text, end) = stream.end();
+    assert_eq!(end["recoveries"], 1, "the second child computed nothing");
+    assert_eq!(labels(&worker), ["device", "signalled"]);
+    let causes = worker
+        .crash_reports()
+        .into_iter()
+        .map(|report| report["cause"].to_string());
+    let found = causes.filter(|cause| cause.contains("WEIGHTS_CHANGED"));
+    assert!(
+        found
+            .last()
+            .is_some_and(|cause| cause.contains("token_embd.weight"))
+    );
+    let after = client.health();
+    assert_eq!(after["child"]["generation"], 3);
+    assert_eq!(after["model"]["identity"], health["model"]["identity"]);
+    assert_ne!(
+        after["vram"]["custody_since"],
+        health["vram"]["custody_since"]
+    );
+    assert_eq!(bystander.alone(), text);
+}
+
+#[test]
+fn where_kept_weights_are_lost_an_edited_file_ends_the_streams_before_a_wrong_byte() {
+    let copy = ModelCopy::new();
+    let mut worker = flipped(&copy).start();
+    let mut stream = Bystander::new(worker.client(), request(12, 200)).begin();
+    stream.more(5);
+    edit_weights(&copy.path);
+    process::signal(worker.child_pid().expect("a child serves"), Signal::SIGKILL);
+    let (_, last) = stream.rest();
+    let error = last.json();
+    assert_eq!(
+        (last.name.as_str(), &error["code"]),
+        ("error", &json!("WORKER_UNHEALTHY"))
+    );
+    let message = error["message"].as_str().expect("a sentence");
+    assert!(message.contains("changed in place"), "{message}");
+    // `SupervisorExit` of `model_changed`.
+    assert_eq!(worker.wait_exit().code(), Some(90));
+    assert_eq!(labels(&worker), ["device", "model_changed", "signalled"]);
 }

@@ -285,3 +285,46 @@ fn a_kill_in_load_prefill_and_decode_costs_nothing() {
         assert_eq!(ask(&client, tokens, 12).text(), text);
     }
 }
+
+/// The second child finds it before it serves, the third begins with the file, and the fourth takes over
+/// what the third has placed.
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn a_bit_that_flipped_in_kept_weights_is_found_on_a_card() {
+    let worker = on_the_card("flipped-bit@generation=1").start();
+    let client = worker.client();
+    let serving = |generation: u64| {
+        wait::until("the next child", || {
+            let health = client.health();
+            let is_it =
+                health["status"] == "healthy" && health["child"]["generation"] == generation;
+            is_it.then_some(health)
+        })
+    };
+    let kill = || process::signal(worker.child_pid().expect("a child"), Signal::SIGKILL);
+    let vram = serving(1)["vram"].clone();
+    assert_eq!(vram["custody_bytes"], vram["weights_bytes"], "{vram}");
+    kill();
+    let health = serving(3);
+    let answer = ask(&client, 10, 40).text();
+    kill();
+    let after = serving(4);
+    assert_eq!(
+        after["vram"]["custody_since"],
+        health["vram"]["custody_since"]
+    );
+    assert_eq!(after["model"]["identity"], health["model"]["identity"]);
+    assert_eq!(ask(&client, 10, 40).text(), answer);
+    for (generation, label, words) in [
+        (1, "signalled", ""),
+        (2, "device", "WEIGHTS_CHANGED"),
+        (3, "signalled", ""),
+    ] {
+        let report = report(&client, generation).expect("a report");
+        assert_eq!(report["cause"]["label"], label, "{generation}: {report}");
+        assert!(report["cause"].to_string().contains(words), "{report}");
+        println!("{generation}: {} {}", report["timeline"], report["gpu"]);
+        let residual = report["gpu"]["residual_bytes"].as_u64();
+        assert!(residual.is_some_and(|it| it <= TOLERANCE_BYTES), "{report}");
+    }
+}

@@ -3,6 +3,7 @@
 pub mod batch;
 pub mod budget;
 pub mod kv;
+pub mod manifest;
 pub mod placement;
 
 /// Options of every device, given when a model is loaded.

@@ -6,8 +6,9 @@
 //!          scratch (activations)                 └── pool: items claimed by threads
 //! ```
 //!
-//! * [`load`] opens the device, decides what fits, then packs the file's tensors into one arena;
-//!   after it the file is not read again.
+//! * [`load`] opens the device, decides what fits, then packs the file's tensors into one arena, or
+//!   takes over the arena of an earlier process; after it the file is not read again. The arena is
+//!   [`sealed`] and may outlive the process.
 //! * [`forward`] is the pass: embedding, [`attention`], [`linear`] layers, and [`head`] for the
 //!   rows that draw a token.
 //! * [`pool`] hands numbered items to threads; [`memory`] owns every large allocation and knows
@@ -29,15 +30,17 @@ mod memory;
 mod plan;
 mod pool;
 mod scratch;
+mod sealed;
 mod weights;
 
-use crate::device::{Batch, Executor, KvGeometry, LoadOptions, Tap};
+use crate::device::{Batch, Executor, KeptWeights, KvGeometry, LoadOptions, Tap};
 use crate::model::{FileWeights, ModelConfig};
 use kv::KvCache;
 use linear::Device;
 use scratch::Scratch;
+use std::os::fd::OwnedFd;
 use weights::CpuWeights;
-use worker_orcd_ipc::{DeviceFacts, Drawn, Fault, MemoryReport};
+use worker_orcd_ipc::{DeviceFacts, Drawn, Fault, MemoryReport, WeightsManifest};
 use worker_orcd_kernels::cpu::Isa;
 
 /// Parts of the machine that may be used.
@@ -59,18 +62,21 @@ pub struct CpuExecutor {
 }
 
 impl CpuExecutor {
-    /// Uploads the model. `progress` hears of bytes done and in all, as the file counts them.
+    /// Gets the model in place: packs the file's tensors, or takes over what an earlier process has
+    /// packed. `progress` hears of bytes done and in all, as the file counts them.
     ///
     /// # Errors
-    /// [`Fault::InsufficientMemory`] when weights, KV cache and activations do not fit, and
-    /// [`Fault::ModelLoad`] when the tensors contradict the configuration.
+    /// [`Fault::InsufficientMemory`] when weights, KV cache and activations do not fit,
+    /// [`Fault::ModelLoad`] when the tensors contradict the configuration or what was kept, and
+    /// [`Fault::Device`] when what was kept has changed.
     pub fn load(
         config: &ModelConfig,
         weights: &FileWeights<'_>,
+        kept: Option<KeptWeights>,
         options: &CpuOptions,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Self, Fault> {
-        load::load(config, weights, options, Isa::detect(), progress)
+        load::load(config, weights, kept, options, Isa::detect(), progress)
     }
 
     /// Loads as [`load`](Self::load) does, without the instruction sets that this machine may have:
@@ -84,13 +90,21 @@ impl CpuExecutor {
         options: &CpuOptions,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Self, Fault> {
-        load::load(config, weights, options, Isa::portable(), progress)
+        load::load(config, weights, None, options, Isa::portable(), progress)
     }
 
-    /// Checksum of all weights as they lie in memory; the same for the same file and program.
+    /// What lies where in the memory of the weights; the same for the same file and program.
     #[must_use]
-    pub fn weights_checksum(&self) -> u128 {
-        self.weights.checksum
+    pub fn manifest(&self) -> &WeightsManifest {
+        &self.weights.manifest
+    }
+
+    /// The memory of the weights, for a later process.
+    ///
+    /// # Errors
+    /// When no descriptor is left.
+    pub fn share_weights(&self) -> Result<OwnedFd, Fault> {
+        self.weights.arena.share()
     }
 }
 

@@ -26,6 +26,7 @@
 mod architectures;
 mod arguments;
 mod board;
+mod checksum;
 mod context;
 mod decode_step;
 #[cfg(feature = "fault-injection")]
@@ -37,6 +38,7 @@ mod headers;
 mod kernels;
 mod kv;
 mod load;
+mod mapping;
 mod matmul;
 mod memory;
 mod ops;
@@ -50,7 +52,9 @@ mod tags;
 mod weights;
 mod wide;
 
-use crate::device::{Ahead, Batch, Executor, KvGeometry, LoadOptions, NoTap, Tap, Witness};
+use crate::device::{
+    Ahead, Batch, Executor, KeptWeights, KvGeometry, LoadOptions, NoTap, Tap, Witness,
+};
 use crate::model::{FileWeights, ModelConfig};
 use board::Board;
 use context::Context;
@@ -64,9 +68,10 @@ use ops::Ops;
 use residency::Residency;
 use sample::Draws;
 use scratch::Scratch;
+use std::os::fd::OwnedFd;
 use step_queue::StepQueue;
 use weights::Weights;
-use worker_orcd_ipc::{DeviceFacts, Drawn, Fault, MemoryBound, MemoryReport};
+use worker_orcd_ipc::{DeviceFacts, Drawn, Fault, MemoryBound, MemoryReport, WeightsManifest};
 
 /// Parts of the device that may be used.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -102,29 +107,44 @@ pub struct CudaExecutor {
 }
 
 impl CudaExecutor {
-    /// Uploads the model. `file` is the mapping that the weights lie in, where there is one: it
+    /// Gets the model in place: packs the file's tensors, or takes over what an earlier process has
+    /// packed. `file` is the mapping that the weights lie in, where there is one: it
     /// is registered for the time of the load, which makes copies five times faster. `progress`
     /// hears of bytes done and in all, as the file counts them.
     ///
     /// # Errors
     /// [`Fault::DeviceUnavailable`] when there is no such device or this build has no kernels,
     /// [`Fault::InsufficientMemory`] when weights, KV cache and activations do not fit, and
-    /// [`Fault::ModelLoad`] when the model asks for what is not compiled in.
+    /// [`Fault::ModelLoad`] when the model asks for what is not compiled in or contradicts what was
+    /// kept, and [`Fault::Device`] when what was kept has changed.
     pub fn load(
         config: &ModelConfig,
         weights: &FileWeights<'_>,
         file: Option<&[u8]>,
+        kept: Option<KeptWeights>,
         options: &CudaOptions,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Self, Fault> {
-        load::load(config, weights, file, options, progress)
+        let source = load::Source {
+            weights,
+            file,
+            kept,
+        };
+        load::load(config, source, options, progress)
     }
 
-    /// Checksum of all weights as they lie in memory; the same for the same file, program and
-    /// device.
+    /// What lies where in the memory of the weights; the same for the same file, program and device.
     #[must_use]
-    pub fn weights_checksum(&self) -> u128 {
-        self.residency.checksum()
+    pub fn manifest(&self) -> &WeightsManifest {
+        &self.weights.manifest
+    }
+
+    /// The memory of the weights, for a later process.
+    ///
+    /// # Errors
+    /// When the driver refuses.
+    pub fn share_weights(&self) -> Result<OwnedFd, Fault> {
+        self.weights.arena.share()
     }
 
     /// Gives up the kernels that only some architectures have, so that one device can compare both

@@ -39,6 +39,7 @@ pub trait Saboteur {
 
 /// There is one engine in a process.
 static NAN_ORDERED: AtomicBool = AtomicBool::new(false);
+static FLIP_ORDERED: AtomicBool = AtomicBool::new(false);
 
 /// The next logits of this process will hold a NaN.
 pub(crate) fn order_nan() {
@@ -50,4 +51,14 @@ pub(super) fn spoil(logits: &mut [f32]) {
     if !logits.is_empty() && NAN_ORDERED.swap(false, Ordering::Relaxed) {
         logits[0] = f32::NAN;
     }
+}
+
+/// A bit of the weights that this process places will flip.
+pub(crate) fn order_flip() {
+    FLIP_ORDERED.store(true, Ordering::Relaxed);
+}
+
+/// Called between taking checksums and sealing.
+pub(super) fn flip_ordered() -> bool {
+    FLIP_ORDERED.swap(false, Ordering::Relaxed)
 }

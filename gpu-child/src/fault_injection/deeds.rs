@@ -58,6 +58,7 @@ pub(super) fn commit(kind: Kind, device: &mut (dyn Executor + 'static)) -> Resul
             let saboteur = saboteur(device).expect("rules were checked");
             saboteur.commit(misdeed).map(|()| Outcome::Done)
         }
+        Kind::FlippedBit => unreachable!("it strikes in no step"),
         Kind::Stall => Ok(Outcome::OnTheWire(Misdeed::Stall)),
         Kind::Flood => Ok(Outcome::OnTheWire(Misdeed::Flood)),
         Kind::Garbage => Ok(Outcome::OnTheWire(Misdeed::Garbage)),

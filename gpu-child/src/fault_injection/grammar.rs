@@ -9,6 +9,7 @@
 //!           / "garbage" / "drip" / "nan" / "wrong-token" / "out-of-memory" / "stop" / "kill"
 //!           / "illegal-address" / "misaligned" / "trap" / "endless-kernel"
 //!           / "device-out-of-memory" / "device-full"
+//!           / "flipped-bit"       with generation alone: in the weights that this child places
 //! condition = "step=" N           the Nth step of this child, counted from 1
 //!           / "generation=" N     this child only, counted from 1
 //!           / "prompt-tokens=" N  a sequence draws a token after a prompt of N tokens
@@ -18,7 +19,8 @@
 //!           / "seed=" N           of the draws for `chance` and among several kinds
 //! ```
 //!
-//! `device` is every kind that only a GPU has (the last two lines), `any` every other. All
+//! `device` is every kind that only a GPU has (`illegal-address` to `device-full`), `any` every other
+//! that strikes in a step. All
 //! conditions of a rule must hold in the same step; the last three of a sequence may be met by
 //! different sequences. The first rule that strikes wins. Draws depend on seed, generation, step
 //! and rule, so every child of a run fails in its own way, and again in the same way when the run
@@ -44,6 +46,8 @@ pub enum GrammarError {
     BadCondition(String),
     #[error("{0:?} is given twice in one rule")]
     Repeated(String),
+    #[error("a flipped-bit has a generation and nothing else: {0:?}")]
+    NoStep(String),
     #[error("a seed decides nothing in {0:?}")]
     IdleSeed(String),
 }
@@ -77,8 +81,27 @@ impl Rule {
         let (kinds, conditions) = text
             .split_once('@')
             .ok_or_else(|| GrammarError::NoCondition(text.to_owned()))?;
-        let mut rule = Self {
-            kinds: parse_kinds(kinds.trim())?,
+        let mut rule = Self::of_kinds(parse_kinds(kinds.trim())?);
+        for condition in conditions.split(',') {
+            rule.add(condition.trim())?;
+        }
+        if rule.seed.is_some() && rule.chance.is_none() && rule.kinds.len() == 1 {
+            return Err(GrammarError::IdleSeed(text.to_owned()));
+        }
+        let flips = Self {
+            generation: rule.generation,
+            ..Self::of_kinds(vec![Kind::FlippedBit])
+        };
+        if rule.may(Kind::FlippedBit) && (rule.generation.is_none() || rule != flips) {
+            return Err(GrammarError::NoStep(text.to_owned()));
+        }
+        Ok(rule)
+    }
+
+    /// Under no condition.
+    fn of_kinds(kinds: Vec<Kind>) -> Self {
+        Self {
+            kinds,
             step: None,
             generation: None,
             prompt_tokens: None,
@@ -86,14 +109,7 @@ impl Rule {
             token: None,
             chance: None,
             seed: None,
-        };
-        for condition in conditions.split(',') {
-            rule.add(condition.trim())?;
         }
-        if rule.seed.is_some() && rule.chance.is_none() && rule.kinds.len() == 1 {
-            return Err(GrammarError::IdleSeed(text.to_owned()));
-        }
-        Ok(rule)
     }
 
     fn add(&mut self, condition: &str) -> Result<(), GrammarError> {
@@ -144,11 +160,18 @@ impl Rule {
         self.kinds.contains(&kind)
     }
 
+    /// Whether a bit is to flip in the weights that this child places.
+    #[must_use]
+    pub fn flips_a_bit(&self, generation: Generation) -> bool {
+        self.may(Kind::FlippedBit) && self.generation == Some(generation.0)
+    }
+
     /// The fault that this rule, the `index`th, makes in this step.
     #[must_use]
     pub fn strike(&self, index: u32, generation: Generation, batch: &Batch<'_>) -> Option<Kind> {
         let any = |meets: &dyn Fn(&SequenceWork<'_>) -> bool| batch.sequences.iter().any(meets);
-        let holds = self.step.is_none_or(|step| batch.step == step)
+        let holds = !self.may(Kind::FlippedBit)
+            && self.step.is_none_or(|step| batch.step == step)
             && self.generation.is_none_or(|only| generation.0 == only)
             && self.prompt_tokens.is_none_or(|tokens| {
                 any(&|work| {
@@ -299,6 +322,17 @@ mod tests {
         assert_eq!(seen("device|nan").len(), seen("device").len() + 1);
         for kind in Kind::ALL {
             assert_eq!(strike(&format!("{}@step=1", kind.name()), 1, 1), Some(kind));
+        }
+    }
+
+    #[test]
+    fn a_bit_flips_in_the_weights_of_one_child_and_in_no_step() {
+        let rules = parse("flipped-bit@generation=2").unwrap();
+        let flips = |generation| rules[0].flips_a_bit(Generation(generation));
+        assert_eq!([1, 2, 3].map(flips), [false, true, false]);
+        assert_eq!(strike("flipped-bit@generation=2", 2, 1), None);
+        for text in ["flipped-bit@step=1", "flipped-bit|kill@generation=1"] {
+            assert_eq!(parse(text), Err(GrammarError::NoStep(text.into())));
         }
     }
 

@@ -46,9 +46,13 @@ pub enum Kind {
     /// All that is left of the device's memory is taken, and work goes on. No step needs any, so
     /// this one is no death.
     DeviceFull,
+    /// A bit of the weights changes after their checksums were taken and before they are sealed. No
+    /// step is its moment: the child that places the weights does it.
+    FlippedBit,
 }
 
 impl Kind {
+    /// Every kind that strikes in a step.
     pub const ALL: [Self; 20] = [
         Self::Panic,
         Self::Abort,
@@ -95,12 +99,14 @@ impl Kind {
             Self::EndlessKernel => "endless-kernel",
             Self::DeviceOutOfMemory => "device-out-of-memory",
             Self::DeviceFull => "device-full",
+            Self::FlippedBit => "flipped-bit",
         }
     }
 
     #[must_use]
     pub fn named(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|kind| kind.name() == name)
+        let mut all = Self::ALL.into_iter().chain([Self::FlippedBit]);
+        all.find(|kind| kind.name() == name)
     }
 
     /// The fault that the device itself has to make, where it must be the device.
@@ -126,7 +132,8 @@ impl Kind {
             | Self::WrongToken
             | Self::OutOfMemory
             | Self::Stop
-            | Self::Kill => None,
+            | Self::Kill
+            | Self::FlippedBit => None,
         }
     }
 }

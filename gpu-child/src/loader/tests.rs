@@ -7,6 +7,7 @@ fn order(path: &Path, threads: u32) -> LoadOrder {
     LoadOrder {
         model_path: path.to_str().expect("a plain path").to_owned(),
         model_file: ModelFile::AtPath,
+        weights: None,
         device: DeviceSelector::Cpu,
         kv_cache_bytes: Some(1 << 20),
         memory_permille: 900,
@@ -82,8 +83,13 @@ fn norms_and_biases_are_counted_among_the_weights() {
     let bytes: usize = header.tensors().iter().map(|tensor| tensor.bytes).sum();
     let loaded = loaded(&whole, 1);
     let counted = loaded.executor.memory().weights_bytes;
-    // A vocabulary of 259 rows is packed as 264.
-    assert_eq!(counted, bytes as u64 + 5 * 64 * 4);
+    // A vocabulary of 259 rows is packed as 264, and each tensor begins at a cache line.
+    let whole = bytes as u64 + 5 * 64 * 4;
+    let tensors = loaded.weights.tensors.len() as u64;
+    assert!(
+        (whole..whole + 64 * tensors).contains(&counted),
+        "{counted}"
+    );
 }
 
 #[test]
@@ -93,5 +99,67 @@ fn a_file_that_was_to_be_taken_over_and_is_not_there_is_a_fault_of_its_own() {
         ..order(Path::new("/nowhere"), 1)
     };
     let fault = load(&order, None, &|_, _| ()).err().expect("no model");
+    assert!(matches!(fault, Fault::Io { .. }), "{fault}");
+}
+
+#[test]
+fn a_later_child_takes_weights_over_and_reads_no_tensor_of_the_file() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let path = dir.path().join("model.gguf");
+    let mut bytes = tiny_model(Architecture::Qwen2).build();
+    fs::write(&path, &bytes).expect("written");
+    let (child, supervisor) = Custody::pair();
+    let first = load(&order(&path, 1), Some(&child), &|_, _| ()).expect("a model");
+    let file = supervisor.take(Article::ModelFile).expect("the file");
+    let memory = supervisor.take(Article::Weights).expect("the weights");
+
+    let header = parse(&bytes).expect("a model");
+    let tensor = header.tensors()[0].name;
+    let data = header.tensor(tensor).expect("its data").data;
+    let (start, len) = (data.as_ptr().addr() - bytes.as_ptr().addr(), data.len());
+    bytes[start..start + len].fill(0);
+    fs::write(&path, &bytes).expect("edited in place");
+
+    let later = LoadOrder {
+        model_file: ModelFile::HandedOver,
+        weights: Some(first.weights.clone()),
+        ..order(&path, 2)
+    };
+    for kept in [true, false] {
+        supervisor
+            .hand_over(Article::ModelFile, &file)
+            .expect("a file");
+        let weights = kept.then(|| first.weights.clone());
+        if kept {
+            supervisor
+                .hand_over(Article::Weights, &memory)
+                .expect("weights");
+        }
+        let order = LoadOrder {
+            weights,
+            ..later.clone()
+        };
+        let next = load(&order, Some(&child), &|_, _| ()).expect("a model");
+        assert_eq!(
+            next.identity == first.identity,
+            kept,
+            "the file has other weights"
+        );
+    }
+}
+
+#[test]
+fn weights_that_were_to_be_taken_over_and_are_not_there_are_a_fault_of_their_own() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let path = dir.path().join("model.gguf");
+    fs::write(&path, tiny_model(Architecture::Llama).build()).expect("written");
+    let order = LoadOrder {
+        weights: Some(WeightsManifest::default()),
+        ..order(&path, 1)
+    };
+    let (child, _supervisor) = Custody::pair();
+    let fault = load(&order, Some(&child), &|_, _| ())
+        .err()
+        .expect("no model");
     assert!(matches!(fault, Fault::Io { .. }), "{fault}");
 }

@@ -111,6 +111,7 @@ impl<'a> StepLoop<'a> {
             executor,
             model,
             identity,
+            weights,
             tokenizer,
             sampling,
             max_sequence_tokens,
@@ -136,6 +137,7 @@ impl<'a> StepLoop<'a> {
         let ready = ReadyReport {
             model,
             identity,
+            weights,
             tokenizer,
             sampling,
             device,

@@ -169,6 +169,7 @@ fn order() -> LoadOrder {
     LoadOrder {
         model_path: "test".into(),
         model_file: ModelFile::AtPath,
+        weights: None,
         device: DeviceSelector::Cpu,
         kv_cache_bytes: None,
         memory_permille: 900,

@@ -108,7 +108,13 @@ fn what_does_not_fit_is_refused_before_it_is_allocated() {
     let load = |kv_cache_bytes| {
         let mut options = options(1);
         options.load.kv_cache_bytes = kv_cache_bytes;
-        CpuExecutor::load(&model.config, &model.weights(), &options, &mut |_, _| ())
+        CpuExecutor::load(
+            &model.config,
+            &model.weights(),
+            None,
+            &options,
+            &mut |_, _| (),
+        )
     };
     for bytes in [1 << 50, 100] {
         let fault = load(Some(bytes)).err();
@@ -133,6 +139,7 @@ fn progress_ends_at_the_whole() {
     CpuExecutor::load(
         &model.config,
         &model.weights(),
+        None,
         &options(2),
         &mut |done, total| {
             reports.push((done, total));

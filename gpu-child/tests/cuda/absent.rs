@@ -17,6 +17,7 @@ fn a_device_that_is_not_there_is_one_clear_sentence() {
         &model.config,
         &model.weights(),
         None,
+        None,
         &options,
         &mut |_, _| (),
     )

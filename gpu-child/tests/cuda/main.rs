@@ -37,6 +37,7 @@ fn load(model: &Model) -> CudaExecutor {
         &model.config,
         &model.weights(),
         None,
+        None,
         &options(),
         &mut |_, _| (),
     )

@@ -52,6 +52,7 @@ fn smollm2_says_what_llama_cpp_says() {
         &config,
         &weights,
         Some(file.bytes()),
+        None,
         &options,
         &mut |_, _| (),
     )

@@ -218,6 +218,7 @@ impl Model {
         CpuExecutor::load(
             &self.config,
             &self.weights(),
+            None,
             &options(threads),
             &mut |_, _| (),
         )

@@ -7,9 +7,9 @@ use super::Message;
 use worker_orcd_ipc::{
     ChildHello, ClientId, Command, DeviceError, DeviceFacts, DeviceSelector, Drawn, Envelope,
     Event, Fault, FinishReason, Finished, Generation, Heartbeat, Load, LoadOrder, MemoryBound,
-    MemoryReport, ModelFacts, ModelFile, ModelIdentity, ReadyReport, RequestId, Sampling,
-    SamplingAdvice, StepReport, Submission, TokenId, TokenKind, TokenizerFacts, TokenizerKind,
-    TraceOrder,
+    MemoryReport, ModelFacts, ModelFile, ModelIdentity, PlacedTensor, ReadyReport, RequestId,
+    Sampling, SamplingAdvice, StepReport, Submission, TokenId, TokenKind, TokenizerFacts,
+    TokenizerKind, TraceOrder, WeightsManifest,
 };
 
 /// `(file stem, message)`, one for each kind.
@@ -94,6 +94,10 @@ fn load_order(device: DeviceSelector) -> LoadOrder {
             DeviceSelector::Cpu => ModelFile::AtPath,
             DeviceSelector::Cuda(_) => ModelFile::HandedOver,
         },
+        weights: match device {
+            DeviceSelector::Cpu => None,
+            DeviceSelector::Cuda(_) => Some(manifest()),
+        },
         device,
         kv_cache_bytes: Some(1 << 20),
         memory_permille: 900,
@@ -171,6 +175,7 @@ fn ready() -> ReadyReport {
             context_length: 128,
         },
         identity: ModelIdentity(std::array::from_fn(|i| 0xa0 + i as u8)),
+        weights: manifest(),
         tokenizer: tokenizer(),
         sampling: SamplingAdvice {
             temperature: Some(0.625),
@@ -321,4 +326,19 @@ fn faults() -> Vec<Fault> {
         },
         Fault::Io { message: text("i") },
     ]
+}
+
+fn manifest() -> WeightsManifest {
+    WeightsManifest {
+        bytes: 512,
+        tensors: vec![PlacedTensor {
+            name: "w".to_owned(),
+            ty: "Q4_K".to_owned(),
+            rows: 1,
+            cols: 256,
+            offset: 256,
+            bytes: 144,
+            checksum: 0x0123_4567_89ab_cdef_0011_2233_4455_6677,
+        }],
+    }
 }

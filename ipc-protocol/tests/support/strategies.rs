@@ -9,9 +9,9 @@ use proptest::prelude::*;
 use worker_orcd_ipc::{
     ChildHello, ClientId, Command, DeviceError, DeviceFacts, DeviceSelector, Drawn, Envelope,
     Event, Fault, FinishReason, Finished, Generation, Heartbeat, Load, LoadOrder, MemoryBound,
-    MemoryReport, ModelFacts, ModelFile, ModelIdentity, ReadyReport, RequestId, Sampling,
-    SamplingAdvice, StepReport, Submission, TokenId, TokenKind, TokenizerFacts, TokenizerKind,
-    TraceOrder,
+    MemoryReport, ModelFacts, ModelFile, ModelIdentity, PlacedTensor, ReadyReport, RequestId,
+    Sampling, SamplingAdvice, StepReport, Submission, TokenId, TokenKind, TokenizerFacts,
+    TokenizerKind, TraceOrder, WeightsManifest,
 };
 
 pub fn message() -> impl Strategy<Value = Message> {
@@ -93,6 +93,7 @@ fn load_order() -> BoxedStrategy<LoadOrder> {
         (
             text(),
             prop_oneof![Just(ModelFile::AtPath), Just(ModelFile::HandedOver)],
+            of(manifest()),
             device,
             any::<Option<u64>>(),
             any::<u16>(),
@@ -106,6 +107,7 @@ fn load_order() -> BoxedStrategy<LoadOrder> {
                 (
                     model_path,
                     model_file,
+                    weights,
                     device,
                     kv_cache_bytes,
                     memory_permille,
@@ -116,6 +118,7 @@ fn load_order() -> BoxedStrategy<LoadOrder> {
             )| LoadOrder {
                 model_path,
                 model_file,
+                weights,
                 device,
                 kv_cache_bytes,
                 memory_permille,
@@ -191,7 +194,11 @@ fn sampling() -> impl Strategy<Value = Sampling> {
 
 fn ready() -> BoxedStrategy<ReadyReport> {
     (
-        (model(), any::<[u8; 16]>().prop_map(ModelIdentity)),
+        (
+            model(),
+            any::<[u8; 16]>().prop_map(ModelIdentity),
+            manifest(),
+        ),
         (tokenizer(), advice()),
         device(),
         memory(),
@@ -199,7 +206,7 @@ fn ready() -> BoxedStrategy<ReadyReport> {
     )
         .prop_map(
             |(
-                (model, identity),
+                (model, identity, weights),
                 (tokenizer, sampling),
                 device,
                 memory,
@@ -208,6 +215,7 @@ fn ready() -> BoxedStrategy<ReadyReport> {
                 ReadyReport {
                     model,
                     identity,
+                    weights,
                     tokenizer,
                     sampling,
                     device,
@@ -218,6 +226,32 @@ fn ready() -> BoxedStrategy<ReadyReport> {
                 }
             },
         )
+        .boxed()
+}
+
+fn manifest() -> BoxedStrategy<WeightsManifest> {
+    let shape = (any::<u64>(), any::<u64>());
+    let place = (any::<u64>(), any::<u64>());
+    let tensor = (
+        any::<String>(),
+        any::<String>(),
+        shape,
+        place,
+        any::<u128>(),
+    )
+        .prop_map(
+            |(name, ty, (rows, cols), (offset, bytes), checksum)| PlacedTensor {
+                name,
+                ty,
+                rows,
+                cols,
+                offset,
+                bytes,
+                checksum,
+            },
+        );
+    (any::<u64>(), vec(tensor, 0..3))
+        .prop_map(|(bytes, tensors)| WeightsManifest { bytes, tensors })
         .boxed()
 }
 

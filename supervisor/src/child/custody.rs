@@ -41,10 +41,6 @@ enum Line {
     Connected(UnixStream),
 }
 
-/// An open model file, as its first child opened it.
-#[derive(Debug)]
-pub(crate) struct KeptModel(OwnedFd);
-
 impl Custody {
     /// # Errors
     /// When the socket cannot be made.
@@ -62,46 +58,52 @@ impl Custody {
         &self.path
     }
 
-    /// The model file, where process `pid` has handed one over.
+    /// What process `pid` has handed over next, if anything; does not wait.
     ///
     /// # Errors
-    /// [`io::ErrorKind::InvalidData`] when it handed over something else.
-    pub(crate) fn take_model(&mut self, pid: u32) -> io::Result<Option<KeptModel>> {
+    /// [`io::ErrorKind::InvalidData`] when it is nothing that is kept.
+    pub(crate) fn take(&mut self, pid: u32) -> io::Result<Option<(Article, OwnedFd)>> {
         let Some(connection) = self.connection(pid)? else {
             return Ok(None);
         };
         let Some((name, descriptor)) = receive(connection)? else {
             return Ok(None);
         };
-        let (Ok(Article::ModelFile), Some(descriptor)) = (Article::from_byte(name), descriptor)
-        else {
-            let message = format!("a name of {name} instead of a model file");
-            return Err(io::Error::new(io::ErrorKind::InvalidData, message));
+        let invalid = |message: String| io::Error::new(io::ErrorKind::InvalidData, message);
+        let (Ok(article), Some(descriptor)) = (Article::from_byte(name), descriptor) else {
+            return Err(invalid(format!(
+                "a name of {name} instead of something that is kept"
+            )));
         };
         // Only looked at from outside: its type, not its content.
         let file = File::from(descriptor);
-        if !file.metadata()?.is_file() {
+        if article == Article::ModelFile && !file.metadata()?.is_file() {
             let message = "the model file that was handed over is not a regular file";
-            return Err(io::Error::new(io::ErrorKind::InvalidData, message));
+            return Err(invalid(message.to_owned()));
         }
-        Ok(Some(KeptModel(file.into())))
+        Ok(Some((article, file.into())))
     }
 
     /// Gives process `pid` a duplicate.
     ///
     /// # Errors
     /// When it has not connected, or the socket does not take it.
-    pub(crate) fn hand_out_model(&mut self, pid: u32, model: &KeptModel) -> io::Result<()> {
+    pub(crate) fn hand_out(
+        &mut self,
+        pid: u32,
+        article: Article,
+        descriptor: &OwnedFd,
+    ) -> io::Result<()> {
         let Some(connection) = self.connection(pid)? else {
             return Err(io::ErrorKind::NotConnected.into());
         };
-        let descriptors = [model.0.as_fd()];
+        let descriptors = [descriptor.as_fd()];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut control = SendAncillaryBuffer::new(&mut space);
         if !control.push(SendAncillaryMessage::ScmRights(&descriptors)) {
             return Err(io::Error::other("no space for a descriptor"));
         }
-        let name = [Article::ModelFile.to_byte()];
+        let name = [article.to_byte()];
         let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
         sendmsg(connection, &[IoSlice::new(&name)], &mut control, flags)?;
         Ok(())
@@ -189,10 +191,11 @@ mod tests {
         file.write_all(b"weights").unwrap();
         hand_over(&child, 1, file.as_file());
         file.close().unwrap();
-        let kept = custody.take_model(me).unwrap().expect("handed over");
-        assert!(custody.take_model(me).unwrap().is_none(), "once");
+        let (article, kept) = custody.take(me).unwrap().expect("handed over");
+        assert_eq!(article, Article::ModelFile);
+        assert!(custody.take(me).unwrap().is_none(), "once");
         for _ in 0..2 {
-            custody.hand_out_model(me, &kept).unwrap();
+            custody.hand_out(me, article, &kept).unwrap();
             let (name, descriptor) = receive(&child).unwrap().expect("handed out");
             assert_eq!(name, 1);
             let mut file = File::from(descriptor.expect("a descriptor"));
@@ -206,9 +209,9 @@ mod tests {
     #[test]
     fn what_is_not_there_is_not_waited_for() {
         let (_dir, mut custody, child) = custody();
-        assert!(custody.take_model(std::process::id()).unwrap().is_none());
+        assert!(custody.take(std::process::id()).unwrap().is_none());
         drop(child);
-        assert!(custody.take_model(std::process::id()).unwrap().is_none());
+        assert!(custody.take(std::process::id()).unwrap().is_none());
     }
 
     #[test]
@@ -217,14 +220,14 @@ mod tests {
         let file = File::create(dir.path().join("file")).unwrap();
         hand_over(&child, 1, &file);
         let other = std::process::id() + 1;
-        assert!(custody.take_model(other).unwrap().is_none());
-        let kept = KeptModel(file.into());
-        let refused = custody.hand_out_model(other, &kept).unwrap_err();
+        assert!(custody.take(other).unwrap().is_none());
+        let refused = custody.hand_out(other, Article::ModelFile, &file.into());
+        let refused = refused.unwrap_err();
         assert_eq!(refused.kind(), io::ErrorKind::NotConnected);
     }
 
     #[test]
-    fn something_else_than_a_model_file_is_refused() {
+    fn what_is_none_of_the_articles_is_refused() {
         let (dir, mut custody, mut child) = custody();
         let me = std::process::id();
         let file = File::create(dir.path().join("file")).unwrap();
@@ -233,7 +236,7 @@ mod tests {
         hand_over(&child, 9, &file);
         child.write_all(&[1]).unwrap();
         for what in ["a pipe", "another name", "a name alone"] {
-            let error = custody.take_model(me).expect_err(what);
+            let error = custody.take(me).expect_err(what);
             assert_eq!(error.kind(), io::ErrorKind::InvalidData, "{what}: {error}");
         }
     }

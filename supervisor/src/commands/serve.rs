@@ -329,6 +329,7 @@ fn engine_settings(config: &Config, device: &DecidedDevice) -> EngineSettings {
         load: LoadOrder {
             model_path: config.model.to_string_lossy().into_owned(),
             model_file: ModelFile::AtPath,
+            weights: None,
             device: device.selector,
             kv_cache_bytes: load.kv_cache_bytes,
             memory_permille: load.memory_permille.unwrap_or(DEFAULT_MEMORY_PERMILLE),

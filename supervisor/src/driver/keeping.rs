@@ -1,55 +1,183 @@
-//! The open model file between two children: taken from the one that opened it when it is ready,
-//! given to each later one with its order to load.
+//! What outlives a child and is kept for the next one: the open model file, and the memory that the
+//! weights lie in.
 //!
-//! So what the path names by then, if anything, is nothing to the streams that run. Without the
-//! open file (no descriptor was left) the next child opens the path again; whether it is still the
-//! same model is compared either way.
+//! ```text
+//! first child ── opens ──► model file ──┐               ┌──► header: facts, hyperparameters
+//!             └─ packs ──► weights ─────┴─► Keeping ─────┴──► weights: mapped, checked, used
+//!                          and manifest                      by each later child
+//! ```
+//!
+//! So what the path names by then, if anything, is nothing to the streams that run, and no later child
+//! reads or packs weights. The supervisor holds descriptors; it neither reads nor maps them.
+//!
+//! Weights that are in doubt are let go, which frees their memory once nobody maps them, and the next
+//! child begins with the file again: when they were found changed, when a child died before it was done
+//! with taking them over, and when the kernel was out of memory. Without the open file (no descriptor was
+//! left) the next child opens the path again; whether it is still the same model is compared in any case.
 
-use crate::child::Child;
-use crate::child::custody::KeptModel;
-use tracing::warn;
-use worker_orcd_ipc::ModelFile;
-use worker_orcd_lifecycle::ChildEvent;
+use crate::driver::seat::Seat;
+use crate::engine::snapshot::CustodySnapshot;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::time::Instant;
+use tracing::{info, warn};
+use worker_orcd_ipc::{Article, DeviceError, Fault, LoadOrder, ModelFile, WeightsManifest};
+use worker_orcd_lifecycle::{ChildEvent, DeathCause};
 
-/// The first child's open file, for all later ones.
 #[derive(Debug, Default)]
-pub(super) struct Keeping(Option<KeptModel>);
+pub(super) struct Keeping {
+    model: Option<OwnedFd>,
+    weights: Option<KeptWeights>,
+}
+
+#[derive(Debug)]
+struct KeptWeights {
+    memory: OwnedFd,
+    manifest: WeightsManifest,
+    since: Instant,
+    /// The moment at which a child last saw that they are what the manifest says.
+    verified_at: Instant,
+}
 
 impl Keeping {
     pub(super) fn has_model(&self) -> bool {
-        self.0.is_some()
+        self.model.is_some()
     }
 
-    /// The file for a child that is to load.
-    pub(super) fn hand_out(&self, child: Option<&mut Child>) -> ModelFile {
-        let (Some(model), Some(child)) = (&self.0, child) else {
-            return ModelFile::AtPath;
-        };
-        match child.hand_out_model(model) {
-            Ok(()) => ModelFile::HandedOver,
-            Err(error) => {
-                warn!(%error, "model_file_not_handed_on");
-                ModelFile::AtPath
-            }
+    /// Memory that stays taken whoever dies.
+    pub(super) fn bytes(&self) -> u64 {
+        let manifest = self.weights.as_ref().map(|weights| &weights.manifest);
+        manifest.map_or(0, |manifest| manifest.bytes)
+    }
+
+    pub(super) fn snapshot(&self) -> Option<CustodySnapshot> {
+        self.weights.as_ref().map(|weights| CustodySnapshot {
+            bytes: weights.manifest.bytes,
+            since: weights.since,
+            verified_at: weights.verified_at,
+        })
+    }
+
+    /// Hands what there is to the child of a seat. The order says where it finds model and weights.
+    pub(super) fn hand_out(&self, seat: &mut Seat, order: &LoadOrder) -> LoadOrder {
+        let model = self.model.as_ref();
+        let has_model = model.is_some_and(|model| hand_out(seat, Article::ModelFile, model));
+        let weights = self
+            .weights
+            .as_ref()
+            .filter(|weights| has_model && hand_out(seat, Article::Weights, &weights.memory));
+        seat.takes_over = weights.is_some();
+        LoadOrder {
+            model_file: match has_model {
+                true => ModelFile::HandedOver,
+                false => ModelFile::AtPath,
+            },
+            weights: weights.map(|weights| weights.manifest.clone()),
+            ..order.clone()
         }
     }
 
-    /// Called when a child is ready.
+    /// Keeps what the child of a seat has handed over; called when it is ready, with what it says of its
+    /// weights.
     ///
     /// # Errors
     /// When the child handed over something else.
-    pub(super) fn keep(&mut self, child: &mut Child) -> Result<(), ChildEvent> {
-        if self.has_model() {
-            return Ok(());
+    pub(super) fn keep(
+        &mut self,
+        now: Instant,
+        seat: &mut Seat,
+        manifest: &WeightsManifest,
+    ) -> Result<(), ChildEvent> {
+        let taken_over = std::mem::take(&mut seat.takes_over);
+        if let Some(weights) = self.weights.as_mut().filter(|_| taken_over) {
+            weights.verified_at = now;
         }
-        match child.take_model() {
-            Ok(Some(model)) => self.0 = Some(model),
-            Ok(None) => warn!("model_file_not_handed_over"),
-            Err(error) if error.kind() == std::io::ErrorKind::InvalidData => {
-                return Err(ChildEvent::Violation(error.to_string()));
+        let Some(child) = &mut seat.child else {
+            return Ok(());
+        };
+        for _ in Article::ALL {
+            match child.take() {
+                Ok(Some((Article::ModelFile, model))) => {
+                    self.model.get_or_insert(model);
+                }
+                Ok(Some((Article::Weights, memory))) => {
+                    info!(bytes = manifest.bytes, "weights_kept");
+                    self.weights = Some(KeptWeights {
+                        memory,
+                        manifest: manifest.clone(),
+                        since: now,
+                        verified_at: now,
+                    });
+                }
+                Ok(None) => break,
+                Err(error) if error.kind() == io::ErrorKind::InvalidData => {
+                    return Err(ChildEvent::Violation(error.to_string()));
+                }
+                Err(error) => warn!(%error, "not_kept"),
             }
-            Err(error) => warn!(%error, "model_file_not_kept_open"),
+        }
+        if self.model.is_none() {
+            warn!("model_file_not_handed_over");
+        }
+        if self.weights.is_none() {
+            warn!("weights_not_handed_over");
         }
         Ok(())
+    }
+
+    /// Lets go of weights that are in doubt; called when the child of a seat is buried.
+    pub(super) fn doubt(&mut self, seat: &Seat, cause: &DeathCause) {
+        if !seat.takes_over && !casts_doubt(cause) {
+            return;
+        }
+        if let Some(weights) = self.weights.take() {
+            let bytes = weights.manifest.bytes;
+            warn!(reason = %cause, bytes, "weights_let_go");
+        }
+    }
+}
+
+fn casts_doubt(cause: &DeathCause) -> bool {
+    let of_memory = [DeviceError::WeightsChanged, DeviceError::NotResident];
+    match cause {
+        DeathCause::Said(Fault::Device { error, .. }) => of_memory.contains(error),
+        cause => *cause == DeathCause::OomKilled,
+    }
+}
+
+fn hand_out(seat: &mut Seat, article: Article, descriptor: &OwnedFd) -> bool {
+    let Some(child) = &mut seat.child else {
+        return false;
+    };
+    child
+        .hand_out(article, descriptor)
+        .inspect_err(|error| warn!(%error, ?article, "not_handed_on"))
+        .is_ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn weights_are_doubted_where_memory_was_at_fault_and_nowhere_else() {
+        let device = |error| {
+            DeathCause::Said(Fault::Device {
+                error,
+                message: String::new(),
+            })
+        };
+        for (cause, doubted) in [
+            (device(DeviceError::WeightsChanged), true),
+            (device(DeviceError::NotResident), true),
+            (DeathCause::OomKilled, true),
+            (
+                device(DeviceError::Cuda("CUDA_ERROR_ILLEGAL_ADDRESS".to_owned())),
+                false,
+            ),
+            (DeathCause::Signalled(9), false),
+        ] {
+            assert_eq!(casts_doubt(&cause), doubted, "{cause}");
+        }
     }
 }

@@ -209,6 +209,7 @@ impl News {
             memory: self.memory,
             gpu: GpuSnapshot::default(),
             model_kept_open: false,
+            custody: None,
             load: self.load(from, &children),
             children,
             faults: self.faults(now, from),

@@ -35,6 +35,8 @@ pub(super) struct Seat {
     /// True if it stood still by a signal when it had to be killed.
     was_stopped: bool,
     building: Option<Building>,
+    /// Its child was told to take over weights, and is not done with it.
+    pub(super) takes_over: bool,
     flood_gate: FloodGate,
 }
 
@@ -63,6 +65,7 @@ impl Seat {
             recorder: None,
             was_stopped: false,
             building: None,
+            takes_over: false,
             flood_gate: FloodGate::new(now),
         }
     }
@@ -169,6 +172,7 @@ impl Seat {
 
     pub(super) fn clear(&mut self) {
         self.building = None;
+        self.takes_over = false;
         self.nursery.give_up();
         self.child = None;
         self.vitals = None;

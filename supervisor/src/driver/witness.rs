@@ -38,6 +38,8 @@ pub(super) struct GpuWatch {
     first_load: Option<Instant>,
     /// The library and we call processes by the same numbers.
     pids_are_known: bool,
+    /// Bytes that stay taken when a child dies.
+    kept: u64,
 }
 
 impl GpuWatch {
@@ -65,6 +67,7 @@ impl GpuWatch {
             xids: VecDeque::new(),
             first_load: None,
             pids_are_known: in_initial_pid_namespace(),
+            kept: 0,
         }
     }
 
@@ -210,6 +213,11 @@ impl GpuWatch {
         }
     }
 
+    /// So many bytes stay taken when the child dies, and are nobody's then.
+    pub(super) fn keeps(&mut self, bytes: u64) {
+        self.kept = bytes;
+    }
+
     // === a child's death ===
 
     /// Evidence so far; the rest comes as a sighting, or never. `None` without a GPU, and where
@@ -237,7 +245,7 @@ impl GpuWatch {
                 generation: death.generation.0,
                 pid: child.pid,
                 reaped_at: death.reaped.map_or(now, |(at, _)| at),
-                baseline: self.snapshot.baseline,
+                baseline: self.snapshot.baseline.map(|bytes| bytes + self.kept),
                 pids_are_known: self.pids_are_known,
             })
         });

@@ -138,11 +138,12 @@ impl Listener<'_> {
                 "Ready while Ready is being acted upon".to_owned(),
             ));
         }
-        let child = self.seat.child.as_mut()?;
-        let generation = child.generation;
-        if let Err(violation) = self.keeping.keep(child) {
+        let generation = self.seat.child.as_ref()?.generation;
+        let kept = self.keeping.keep(self.now, self.seat, &report.weights);
+        if let Err(violation) = kept {
             return Some(violation);
         }
+        self.chronicle.gpu.keeps(self.keeping.bytes());
         self.chronicle.loaded(self.now, self.seat, &report);
         let previous = self.model.cloned();
         let timeout = self.settings.template_timeout;

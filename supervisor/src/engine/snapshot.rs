@@ -38,6 +38,8 @@ pub struct EngineSnapshot {
     pub gpu: GpuSnapshot,
     /// True if running streams do not depend on the file's name: it may be replaced or removed.
     pub model_kept_open: bool,
+    /// Weights that outlive a child.
+    pub custody: Option<CustodySnapshot>,
     pub load: LoadSnapshot,
     pub faults: FaultsSnapshot,
     /// Things that do not work, by name, while everything else does.
@@ -48,6 +50,15 @@ pub struct EngineSnapshot {
 pub struct Impairment {
     pub because: String,
     pub since: Instant,
+}
+
+/// Memory that is kept between two children.
+#[derive(Debug, Clone, Copy)]
+pub struct CustodySnapshot {
+    pub bytes: u64,
+    pub since: Instant,
+    /// When a child last found every byte unchanged.
+    pub verified_at: Instant,
 }
 
 #[derive(Debug, Clone)]
@@ -166,6 +177,7 @@ impl EngineSnapshot {
             memory: None,
             gpu: GpuSnapshot::default(),
             model_kept_open: false,
+            custody: None,
             load: LoadSnapshot::default(),
             faults: FaultsSnapshot::default(),
             impaired: BTreeMap::new(),

@@ -206,7 +206,9 @@ fn memory_report(snapshot: &EngineSnapshot, clock: &Clock) -> Value {
         "context_bytes": memory
             .context_bytes
             .or_else(|| gpu::context(snapshot, &memory, clock)),
-        "custody_bytes": null,
+        "custody_bytes": snapshot.custody.map(|custody| custody.bytes),
+        "custody_since": snapshot.custody.map(|custody| clock.stamp(custody.since)),
+        "custody_verified_age_ms": snapshot.custody.map(|it| clock.age_ms(it.verified_at)),
         "resident": memory.resident,
         "weights_checked": memory.weights_checked,
         "age_ms": clock.age_ms(taken_at),

@@ -32,6 +32,7 @@ async fn app(flags: &[&str]) -> Arc<App> {
         load: LoadOrder {
             model_path: "/dev/null".to_owned(),
             model_file: ModelFile::AtPath,
+            weights: None,
             device: DeviceSelector::Cpu,
             kv_cache_bytes: None,
             memory_permille: 900,

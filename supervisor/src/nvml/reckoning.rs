@@ -19,7 +19,7 @@ pub(crate) struct Examination {
     pub generation: u32,
     pub pid: u32,
     pub reaped_at: Instant,
-    /// Unowned memory before the first child.
+    /// Unowned memory before the first child, and what is kept on purpose.
     pub baseline: Option<u64>,
     /// The library lists processes under the numbers that we know them by. In a container it may
     /// list none, and then nothing follows from a number that is missing.

@@ -107,7 +107,7 @@ impl Bare {
                 model: path.display().to_string(),
             },
         };
-        let executor = CpuExecutor::load(&config, &weights, &options, &mut |_, _| {})?;
+        let executor = CpuExecutor::load(&config, &weights, None, &options, &mut |_, _| {})?;
         let pages_each = CONTEXT.div_ceil(executor.kv_geometry().page_tokens);
         Ok(Self {
             executor,

@@ -6,7 +6,7 @@ use worker_orcd_gpu::custody::Custody;
 use worker_orcd_gpu::device::{Batch, Executor, KvGeometry, SampleWork, Tap};
 use worker_orcd_gpu::serve::{Loaded, Progress};
 use worker_orcd_ipc::{
-    DeviceFacts, Drawn, Fault, LoadOrder, MemoryReport, SamplingAdvice, TokenId,
+    DeviceFacts, Drawn, Fault, LoadOrder, MemoryReport, SamplingAdvice, TokenId, WeightsManifest,
 };
 use worker_orcd_tests::facts;
 
@@ -40,6 +40,7 @@ fn load(order: &LoadOrder, _: Option<&Custody>, _: Progress<'_>) -> Result<Loade
         executor: Box::new(executor),
         model: facts::model(),
         identity: facts::IDENTITY,
+        weights: WeightsManifest::default(),
         tokenizer: facts::tokenizer(),
         sampling: SamplingAdvice::default(),
         max_sequence_tokens: MAX_SEQUENCE_TOKENS,

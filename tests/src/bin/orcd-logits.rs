@@ -118,7 +118,7 @@ fn load(options: &Options) -> Result<Box<dyn Executor>> {
                 threads: Some(options.threads),
                 load,
             };
-            Box::new(CpuExecutor::load(&config, &weights, &cpu, progress)?)
+            Box::new(CpuExecutor::load(&config, &weights, None, &cpu, progress)?)
         }
         DeviceSelector::Cuda(ordinal) => {
             let cuda = CudaOptions {
@@ -129,7 +129,7 @@ fn load(options: &Options) -> Result<Box<dyn Executor>> {
             };
             let bytes = Some(file.bytes());
             Box::new(CudaExecutor::load(
-                &config, &weights, bytes, &cuda, progress,
+                &config, &weights, bytes, None, &cuda, progress,
             )?)
         }
     })

@@ -136,7 +136,7 @@ impl Forward<'_> {
             self.projection(v, q_width + kv_width),
         ];
         let norm = &mut norm[..tokens * config.n_embd];
-        self.normalize(x, &layer.attn_norm, norm);
+        self.normalize(x, self.weights.vector(&layer.attn_norm), norm);
         self.device.quantize(
             norm,
             config.n_embd,
@@ -183,7 +183,7 @@ impl Forward<'_> {
         let norm = &mut norm[..tokens * n_embd];
 
         let gate_up = layer.gate_up.each_ref().map(|it| self.projection(it, 0));
-        self.normalize(x, &layer.ffn_norm, norm);
+        self.normalize(x, self.weights.vector(&layer.ffn_norm), norm);
         self.device.quantize(
             norm,
             n_embd,
@@ -208,7 +208,7 @@ impl Forward<'_> {
         let weight = self.weights.matrix(&linear.weight);
         Projection {
             weight,
-            bias: linear.bias.as_deref(),
+            bias: linear.bias.as_ref().map(|bias| self.weights.vector(bias)),
             column,
         }
     }
@@ -238,13 +238,15 @@ impl Forward<'_> {
     ) {
         let (config, isa) = (self.config, self.device.isa);
         let rope = &self.config.rope;
-        let turn = |head: &mut [f32], norm: Option<&Vec<f32>>, angles: &RopeRow| {
+        let turn = |head: &mut [f32], norm: Option<&[f32]>, angles: &RopeRow| {
             if let Some(norm) = norm {
                 let plain = head.to_vec();
                 rmsnorm(isa, &plain, norm, config.norm_eps, head);
             }
             apply_rope(head, rope, angles);
         };
+        let [q_norm, k_norm] = [&layer.q_norm, &layer.k_norm]
+            .map(|norm| norm.as_ref().map(|norm| self.weights.vector(norm)));
         let head_dim = config.head_dim;
         let width = qkv.len() / plan.rows.len();
         let scale = 1.0 / (head_dim as f32).sqrt();
@@ -255,11 +257,11 @@ impl Forward<'_> {
             let (queries, kv) = qkv.split_at_mut(config.n_heads * head_dim);
             let (keys, values) = kv.split_at_mut(config.n_kv_heads * head_dim);
             for q in queries.chunks_exact_mut(head_dim) {
-                turn(q, layer.q_norm.as_ref(), &angles[t]);
+                turn(q, q_norm, &angles[t]);
                 q.iter_mut().for_each(|q| *q *= scale);
             }
             for k in keys.chunks_exact_mut(head_dim) {
-                turn(k, layer.k_norm.as_ref(), &angles[t]);
+                turn(k, k_norm, &angles[t]);
             }
             let row: &Row = &plan.rows[t];
             let (page, slot) = plan.place(row);

@@ -58,7 +58,8 @@ fn logits(
     }
     let gathered = norm[..rows.len() * n_embd].to_vec();
     let norm = &mut norm[..rows.len() * n_embd];
-    forward.normalize(&gathered, &forward.weights.tensors.output_norm, norm);
+    let last = forward.weights.vector(&forward.weights.tensors.output_norm);
+    forward.normalize(&gathered, last, norm);
     let shown = rows
         .iter()
         .map(|&(row, sequence)| (sequence, plan.rows[row].position));

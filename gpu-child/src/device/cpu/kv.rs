@@ -3,7 +3,7 @@
 //!
 //! Which page belongs to whom is the scheduler's business; this file only finds the bytes.
 
-use super::memory::{Arena, Purpose};
+use super::memory::Arena;
 use super::pool::Disjoint;
 use crate::device::common::kv::{KvShape, PAGE_TOKENS};
 use crate::device::{KvGeometry, PageId};
@@ -30,7 +30,7 @@ impl KvCache {
     /// # Errors
     /// When the arena cannot be had.
     pub fn new(shape: KvShape, pages: u32) -> Result<Self, Fault> {
-        let arena = Arena::new(Purpose::Kv, u64::from(pages) * shape.page_bytes())?;
+        let arena = Arena::new(u64::from(pages) * shape.page_bytes())?;
         Ok(Self {
             arena,
             shape,

@@ -1,31 +1,34 @@
 //! Loading a model, a step at a time: the device is opened, what fits is decided, the weights get
-//! into their places, the KV cache is made.
+//! into their places or are taken over where they are, the KV cache is made.
 
 use super::attention::Partials;
 use super::kv::KvCache;
 use super::linear::Device;
-use super::memory::{self, Arena, Purpose};
+use super::memory;
 use super::pool::{Disjoint, Pool};
 use super::scratch::Scratch;
-use super::weights::{CpuWeights, Placed};
+use super::sealed::{Draft, Sealed};
+use super::weights::{CpuWeights, Matrix, Vector};
 use super::{CpuExecutor, CpuOptions};
-use crate::device::LoadOptions;
 use crate::device::common::budget::Budget;
 use crate::device::common::kv::KvShape;
-use crate::device::common::placement::{Layout, check_size, values};
-use crate::model::{FileWeights, Mapping, ModelConfig, ModelWeights, TensorView};
+use crate::device::common::manifest::{WeightsLayout, verify};
+use crate::device::common::placement::{check_size, values};
+use crate::device::{KeptWeights, LoadOptions};
+use crate::model::{FileWeights, Mapping, ModelConfig, TensorView};
 use twox_hash::xxhash3_128::Hasher;
-use worker_orcd_ipc::Fault;
+use worker_orcd_ipc::{Fault, WeightsManifest};
 use worker_orcd_kernels::cpu::{Isa, PackedShape};
 
-/// Matrices start at cache lines.
+/// Tensors start at cache lines.
 const ALIGNMENT: u64 = 64;
-/// Bytes packed between two reports of progress.
+/// Bytes packed or read between two reports of progress.
 const PROGRESS_BYTES: usize = 8 << 20;
 
 pub fn load(
     config: &ModelConfig,
     weights: &FileWeights<'_>,
+    kept: Option<KeptWeights>,
     options: &CpuOptions,
     isa: Isa,
     progress: &mut dyn FnMut(u64, u64),
@@ -35,28 +38,43 @@ pub fn load(
     let mut placement = Placement::default();
     let tensors = weights.try_map(&mut placement)?;
     let max_tokens = options.batch_tokens();
-    let fixed = placement.bytes() + Scratch::bytes_for(config, max_tokens);
+    let scratch_bytes = Scratch::bytes_for(config, max_tokens);
     let shape = KvShape::of(config);
-    let pages = kv_pages(shape, options, fixed)?;
+    let in_place = kept.as_ref().map_or(0, |kept| kept.manifest.bytes);
+    let fixed = placement.layout.bytes() + scratch_bytes;
+    let pages = kv_pages(shape, options, fixed, in_place)?;
 
-    let weights = placement.fill(&device, tensors, progress)?;
+    let (arena, manifest) = match kept {
+        Some(kept) => placement.attach(kept, &device.pool, progress)?,
+        None => placement.fill(&device.pool, progress)?,
+    };
     let kv = KvCache::new(shape, pages)?;
     let sequence_tokens = options.max_sequence_tokens as usize;
     let partials = Partials::new(config, device.pool.threads(), sequence_tokens);
     Ok(CpuExecutor {
         config: config.clone(),
-        weights,
+        weights: CpuWeights {
+            arena,
+            tensors,
+            manifest,
+        },
         kv,
         scratch: Scratch::new(config, max_tokens, partials),
         device,
     })
 }
 
-fn kv_pages(shape: KvShape, options: &LoadOptions, fixed: u64) -> Result<u32, Fault> {
+/// `in_place` of the `fixed` bytes are taken already.
+fn kv_pages(
+    shape: KvShape,
+    options: &LoadOptions,
+    fixed: u64,
+    in_place: u64,
+) -> Result<u32, Fault> {
     let room = memory::room();
     let budget = Budget {
         total: room.map_or(u64::MAX, |room| room.total),
-        free: room.map_or(u64::MAX, |room| room.available),
+        free: room.map_or(u64::MAX, |room| room.available.saturating_add(in_place)),
         reserve: 0,
         fixed,
         page_bytes: shape.page_bytes(),
@@ -65,101 +83,196 @@ fn kv_pages(shape: KvShape, options: &LoadOptions, fixed: u64) -> Result<u32, Fa
     budget.pages(options, "cpu", unordered)
 }
 
-/// The weights before their arena is allocated: where every matrix goes, and from where.
+/// The weights before their arena is there: where everything goes, and from where.
 #[derive(Default)]
 struct Placement<'a> {
-    layout: Layout<ALIGNMENT>,
-    matrices: Vec<(TensorView<'a>, Placed)>,
-    /// Bytes of norms and biases, which lie beside the arena.
-    vector_bytes: u64,
-    vector_checksum: Hasher,
+    layout: WeightsLayout<ALIGNMENT>,
+    tensors: Vec<(TensorView<'a>, Place)>,
+}
+
+/// Where a tensor goes, and as what.
+#[derive(Clone, Copy)]
+enum Place {
+    Matrix(Matrix),
+    Vector(Vector),
 }
 
 impl<'a> Mapping<TensorView<'a>, TensorView<'a>> for Placement<'a> {
-    type Matrix = Placed;
-    type Vector = Vec<f32>;
+    type Matrix = Matrix;
+    type Vector = Vector;
     type Error = Fault;
 
-    fn matrix(&mut self, tensor: &TensorView<'a>) -> Result<Placed, Fault> {
+    fn matrix(&mut self, tensor: &TensorView<'a>) -> Result<Matrix, Fault> {
         check_size(tensor)?;
         let TensorView { ty, rows, cols, .. } = *tensor;
         let shape = PackedShape { ty, rows, cols };
-        let offset = self.layout.place(shape.bytes() as u64) as usize;
-        let placed = Placed { shape, offset };
-        self.matrices.push((*tensor, placed));
-        Ok(placed)
+        let offset = self.layout.place(tensor, shape.bytes() as u64) as usize;
+        let matrix = Matrix { shape, offset };
+        self.tensors.push((*tensor, Place::Matrix(matrix)));
+        Ok(matrix)
     }
 
-    fn vector(&mut self, tensor: &TensorView<'a>) -> Result<Vec<f32>, Fault> {
-        let values = values(tensor)?;
-        self.vector_bytes += size_of_val(&*values) as u64;
-        let hasher = &mut self.vector_checksum;
-        hasher.write(&(values.len() as u64).to_le_bytes());
-        for value in &values {
-            hasher.write(&value.to_le_bytes());
-        }
-        Ok(values)
+    fn vector(&mut self, tensor: &TensorView<'a>) -> Result<Vector, Fault> {
+        check_size(tensor)?;
+        let len = tensor.rows * tensor.cols;
+        let bytes = len * size_of::<f32>();
+        let offset = self.layout.place(tensor, bytes as u64) as usize;
+        let vector = Vector { len, offset };
+        self.tensors.push((*tensor, Place::Vector(vector)));
+        Ok(vector)
     }
 }
 
 impl Placement<'_> {
-    fn bytes(&self) -> u64 {
-        self.layout.bytes() + self.vector_bytes
-    }
-
-    /// Allocates the arena and gets the weights in place.
+    /// Allocates the arena, gets the weights in place, and seals it.
     fn fill(
         self,
-        device: &Device,
-        tensors: ModelWeights<Placed, Vec<f32>>,
+        pool: &Pool,
         progress: &mut dyn FnMut(u64, u64),
-    ) -> Result<CpuWeights, Fault> {
-        let mut arena = Arena::new(Purpose::Weights, self.layout.bytes())?;
-        let checksum = self.pack(&device.pool, arena.bytes_mut(), progress);
-        Ok(CpuWeights {
-            arena,
-            vector_bytes: self.vector_bytes,
-            checksum,
-            tensors,
-        })
+    ) -> Result<(Sealed, WeightsManifest), Fault> {
+        let mut draft = Draft::new(self.layout.bytes())?;
+        let arena = draft.bytes_mut();
+        let mut meter = Meter::new(&self.tensors, progress);
+        let mut checksums = Vec::with_capacity(self.tensors.len());
+        for (tensor, place) in &self.tensors {
+            meter.begin(tensor);
+            checksums.push(match place {
+                Place::Matrix(Matrix { shape, offset }) => {
+                    let out = &mut arena[*offset..][..shape.bytes()];
+                    pack(tensor, *shape, out, pool, &mut meter)
+                }
+                Place::Vector(Vector { len, offset }) => {
+                    let out = &mut arena[*offset..][..len * size_of::<f32>()];
+                    write(&values(tensor)?, out)
+                }
+            });
+            meter.is_at(1, 1);
+        }
+        #[cfg(feature = "fault-injection")]
+        if crate::device::misdeed::flip_ordered() {
+            let first = &self.layout.tensors()[0];
+            // The last byte of the last row: little depends on it.
+            draft.bytes_mut()[(first.offset + first.bytes) as usize - 1] ^= 1;
+        }
+        Ok((draft.seal()?, self.layout.sign(&checksums)))
     }
 
-    /// Packs everything, on all threads. Gives the checksum of all weights: of the checksums of
-    /// all groups in their order, each taken by the thread that has just written the group, and of
-    /// what lies beside the arena.
-    fn pack(&self, pool: &Pool, arena: &mut [u8], progress: &mut dyn FnMut(u64, u64)) -> u128 {
-        let mut hasher = Hasher::new();
-        let total: u64 = self
-            .matrices
-            .iter()
-            .map(|(tensor, _)| tensor.data.len() as u64)
-            .sum();
-        let mut done = 0;
-        for (tensor, Placed { shape, offset }) in &self.matrices {
-            let group_bytes = shape.group_bytes();
-            let at_once = (PROGRESS_BYTES / group_bytes).max(1);
-            let packed = Disjoint::new(&mut arena[*offset..][..shape.bytes()]);
-            let mut sums = vec![[0; 16]; shape.groups()];
-            let checked = Disjoint::new(&mut sums);
-            for first in (0..shape.groups()).step_by(at_once) {
-                let groups = at_once.min(shape.groups() - first);
-                let pack = |item: usize| {
-                    let group = first + item;
-                    // SAFETY: each group has bytes of its own.
-                    let out = unsafe { packed.part(group * group_bytes, group_bytes) };
-                    shape.pack_group(tensor.data, group, out);
-                    // SAFETY: and a checksum of its own.
-                    let sum = unsafe { checked.part(group, 1) };
-                    sum[0] = Hasher::oneshot(out).to_le_bytes();
-                };
-                pool.run(groups, &pack);
-                let share = tensor.data.len() * (first + groups) / shape.groups();
-                progress(done + share as u64, total);
-            }
-            done += tensor.data.len() as u64;
-            hasher.write(sums.as_flattened());
+    /// Maps the arena that was kept, and sees that it is what its manifest says.
+    fn attach(
+        self,
+        KeptWeights { memory, manifest }: KeptWeights,
+        pool: &Pool,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<(Sealed, WeightsManifest), Fault> {
+        self.layout.compare(&manifest)?;
+        let sealed = Sealed::attach(memory, manifest.bytes)?;
+        let arena = sealed.bytes();
+        let mut meter = Meter::new(&self.tensors, progress);
+        let mut found = Vec::with_capacity(self.tensors.len());
+        for (tensor, place) in &self.tensors {
+            meter.begin(tensor);
+            found.push(match place {
+                Place::Matrix(Matrix { shape, offset }) => {
+                    let bytes = &arena[*offset..][..shape.bytes()];
+                    let group_bytes = shape.group_bytes();
+                    let sum = |group: usize| checksum(&bytes[group * group_bytes..][..group_bytes]);
+                    checksum_of_groups(*shape, &sum, pool, &mut meter)
+                }
+                Place::Vector(Vector { len, offset }) => {
+                    checksum(&arena[*offset..][..len * size_of::<f32>()])
+                }
+            });
+            meter.is_at(1, 1);
         }
-        hasher.write(&self.vector_checksum.finish_128().to_le_bytes());
-        hasher.finish_128()
+        verify(&manifest, &found)?;
+        Ok((sealed, manifest))
+    }
+}
+
+/// Packs a matrix, on all threads; gives its checksum, each part of which is taken by the thread that
+/// has just written it.
+fn pack(
+    tensor: &TensorView<'_>,
+    shape: PackedShape,
+    out: &mut [u8],
+    pool: &Pool,
+    meter: &mut Meter<'_>,
+) -> u128 {
+    let group_bytes = shape.group_bytes();
+    let out = Disjoint::new(out);
+    let pack = |group: usize| {
+        // SAFETY: each group has bytes of its own.
+        let out = unsafe { out.part(group * group_bytes, group_bytes) };
+        shape.pack_group(tensor.data, group, out);
+        checksum(out)
+    };
+    checksum_of_groups(shape, &pack, pool, meter)
+}
+
+/// Writes a vector; gives its checksum.
+fn write(values: &[f32], out: &mut [u8]) -> u128 {
+    let (places, _) = out.as_chunks_mut();
+    for (value, place) in values.iter().zip(places) {
+        *place = value.to_ne_bytes();
+    }
+    checksum(out)
+}
+
+fn checksum(bytes: &[u8]) -> u128 {
+    Hasher::oneshot(bytes)
+}
+
+/// Checksum of the checksums of all groups of a matrix, in their order.
+fn checksum_of_groups(
+    shape: PackedShape,
+    of_group: &(dyn Fn(usize) -> u128 + Sync),
+    pool: &Pool,
+    meter: &mut Meter<'_>,
+) -> u128 {
+    let at_once = (PROGRESS_BYTES / shape.group_bytes()).max(1);
+    let mut sums = vec![[0; 16]; shape.groups()];
+    let places = Disjoint::new(&mut sums);
+    for first in (0..shape.groups()).step_by(at_once) {
+        let groups = at_once.min(shape.groups() - first);
+        pool.run(groups, &|item| {
+            let group = first + item;
+            // SAFETY: each group has a checksum of its own.
+            let sum = unsafe { places.part(group, 1) };
+            sum[0] = of_group(group).to_le_bytes();
+        });
+        meter.is_at(first + groups, shape.groups());
+    }
+    checksum(sums.as_flattened())
+}
+
+/// How far the load is, in bytes of the file.
+struct Meter<'a> {
+    progress: &'a mut dyn FnMut(u64, u64),
+    total: u64,
+    /// In front of the present tensor.
+    done: u64,
+    /// Of the present tensor.
+    tensor: u64,
+}
+
+impl<'a> Meter<'a> {
+    fn new(tensors: &[(TensorView<'_>, Place)], progress: &'a mut dyn FnMut(u64, u64)) -> Self {
+        let bytes = tensors.iter().map(|(tensor, _)| tensor.data.len() as u64);
+        Self {
+            progress,
+            total: bytes.sum(),
+            done: 0,
+            tensor: 0,
+        }
+    }
+
+    fn begin(&mut self, tensor: &TensorView<'_>) {
+        self.done += self.tensor;
+        self.tensor = tensor.data.len() as u64;
+    }
+
+    fn is_at(&mut self, part: usize, parts: usize) {
+        let share = self.tensor * part as u64 / parts as u64;
+        (self.progress)(self.done + share, self.total);
     }
 }

@@ -1,21 +1,13 @@
-//! Every large allocation of the CPU device, and what is left for it.
+//! Memory of the CPU device that dies with its process, and what is left to take.
 //!
-//! Weights and KV cache each get an anonymous mapping of their own with huge pages asked for (not
-//! needed): decoding reads all weights once a token, and with small pages it is
-//! slower. A memory file, which another process could hold while this one is replaced, gets huge
-//! pages only where `shmem_enabled` allows them; it is not used here for that reason.
+//! The KV cache is an anonymous mapping with huge pages asked for (not needed): attention reads all of a
+//! sequence's pages once a token. The weights lie in memory that may outlive the process
+//! ([`sealed`](super::sealed)).
 
 use super::control_group;
 use memmap2::{Advice, MmapMut};
 use std::path::Path;
 use worker_orcd_ipc::{Fault, MemoryBound};
-
-/// Purpose of an arena.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Purpose {
-    Weights,
-    Kv,
-}
 
 /// A zeroed mapping, page aligned. Pages take memory when they are first touched.
 #[derive(Debug)]
@@ -26,23 +18,14 @@ pub struct Arena {
 impl Arena {
     /// # Errors
     /// [`Fault::OutOfMemory`] when the kernel refuses.
-    pub fn new(purpose: Purpose, bytes: u64) -> Result<Self, Fault> {
+    pub fn new(bytes: u64) -> Result<Self, Fault> {
         let length = usize::try_from(bytes.max(1)).unwrap_or(usize::MAX);
         let map = MmapMut::map_anon(length).map_err(|error| Fault::OutOfMemory {
-            message: format!("{bytes} bytes for {purpose:?}: {error}"),
+            message: format!("{bytes} bytes for the KV cache: {error}"),
         })?;
         // Only a hint.
         let _ = map.advise(Advice::HugePage);
         Ok(Self { map })
-    }
-
-    #[must_use]
-    pub fn bytes(&self) -> &[u8] {
-        &self.map
-    }
-
-    pub fn bytes_mut(&mut self) -> &mut [u8] {
-        &mut self.map
     }
 
     /// The arena as 16-bit words.
@@ -120,17 +103,17 @@ mod tests {
 
     #[test]
     fn an_arena_is_zeroed_and_whole() {
-        let mut arena = Arena::new(Purpose::Kv, 6002).expect("arena");
-        assert_eq!((arena.bytes().len(), arena.halves().len()), (6002, 3001));
+        let mut arena = Arena::new(6002).expect("arena");
+        assert_eq!(arena.halves().len(), 3001);
         assert!(arena.halves().iter().all(|&half| half == 0));
         arena.halves_mut()[3000] = 0x0201;
-        assert_eq!(arena.bytes_mut()[6000..], [1, 2]);
+        assert_eq!(arena.halves()[2999..], [0, 0x0201]);
     }
 
     #[test]
     fn what_cannot_be_mapped_is_a_fault() {
         assert!(matches!(
-            Arena::new(Purpose::Kv, 1 << 62),
+            Arena::new(1 << 62),
             Err(Fault::OutOfMemory { .. })
         ));
     }

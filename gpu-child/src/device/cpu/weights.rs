@@ -1,38 +1,48 @@
-//! The model's weights as the CPU holds them: matrices packed in one arena, vectors beside it.
+//! The model's weights as the CPU holds them: packed matrices and plain vectors in one arena.
 
-use super::memory::Arena;
+use super::sealed::Sealed;
 use crate::model::{self, ModelWeights};
+use worker_orcd_ipc::WeightsManifest;
 use worker_orcd_kernels::cpu::{PackedMatrix, PackedShape};
 
 /// A packed matrix's place in the arena.
 #[derive(Debug, Clone, Copy)]
-pub struct Placed {
+pub struct Matrix {
     pub shape: PackedShape,
     pub offset: usize,
 }
 
-pub type Linear = model::Linear<Placed, Vec<f32>>;
-pub type Layer = model::Layer<Placed, Vec<f32>>;
+/// F32 values in the arena: a norm or a bias.
+#[derive(Debug, Clone, Copy)]
+pub struct Vector {
+    pub len: usize,
+    pub offset: usize,
+}
+
+pub type Linear = model::Linear<Matrix, Vector>;
+pub type Layer = model::Layer<Matrix, Vector>;
 
 #[derive(Debug)]
 pub struct CpuWeights {
-    pub arena: Arena,
-    /// Bytes of norms and biases.
-    pub vector_bytes: u64,
-    /// Checksum of every value in both, as it was when the model had been loaded.
-    pub checksum: u128,
-    pub tensors: ModelWeights<Placed, Vec<f32>>,
+    pub arena: Sealed,
+    pub tensors: ModelWeights<Matrix, Vector>,
+    pub manifest: WeightsManifest,
 }
 
 impl CpuWeights {
     #[must_use]
     pub fn bytes(&self) -> u64 {
-        self.arena.bytes().len() as u64 + self.vector_bytes
+        self.manifest.bytes
     }
 
     #[must_use]
-    pub fn matrix(&self, placed: &Placed) -> PackedMatrix<'_> {
-        let data = &self.arena.bytes()[placed.offset..][..placed.shape.bytes()];
-        PackedMatrix::new(placed.shape, data)
+    pub fn matrix(&self, matrix: &Matrix) -> PackedMatrix<'_> {
+        let data = &self.arena.bytes()[matrix.offset..][..matrix.shape.bytes()];
+        PackedMatrix::new(matrix.shape, data)
+    }
+
+    #[must_use]
+    pub fn vector(&self, vector: &Vector) -> &[f32] {
+        &self.arena.floats()[vector.offset / size_of::<f32>()..][..vector.len]
     }
 }

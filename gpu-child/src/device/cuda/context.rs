@@ -137,6 +137,15 @@ impl Context {
         self.stream
     }
 
+    /// The device, as a place for memory.
+    #[must_use]
+    pub fn location(&self) -> sys::CUmemLocation {
+        sys::CUmemLocation {
+            type_: sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE,
+            id: self.device,
+        }
+    }
+
     /// The device memory that has been taken.
     #[must_use]
     pub fn ledger(&self) -> &Arc<Ledger> {

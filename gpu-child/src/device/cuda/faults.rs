@@ -20,6 +20,9 @@ static FATBIN: &Aligned<[u8]> =
 /// either, which some machines let the device reach.
 const NOWHERE: usize = 0xdead_0000_0000;
 
+/// Each byte of an F16 that is none.
+const NOT_A_NUMBER: u8 = 0xff;
+
 /// The last crumbs that are taken when everything is.
 const CRUMB_BYTES: u64 = 64 << 10;
 
@@ -37,7 +40,6 @@ pub struct Misdeeds {
     misaligned: Kernel<MisdeedArgs>,
     trap: Kernel<MisdeedArgs>,
     endless_kernel: Kernel<MisdeedArgs>,
-    spoil: Kernel<MisdeedArgs>,
 }
 
 impl Misdeeds {
@@ -50,7 +52,6 @@ impl Misdeeds {
             misaligned: kernel("misaligned")?,
             trap: kernel("trap")?,
             endless_kernel: kernel("endless_kernel")?,
-            spoil: kernel("spoil")?,
         })
     }
 }
@@ -66,8 +67,7 @@ impl Saboteur for CudaExecutor {
         let launch = |kernel: &Kernel<MisdeedArgs>, at| {
             let (one, arguments) = (Geometry::line(1, 1), MisdeedArgs { at });
             // SAFETY: none is possible: what the kernel does is forbidden, on purpose. It is the
-            // device that answers, with an error that ends this process; and `spoil` writes one
-            // value into a place of ours.
+            // device that answers, with an error that ends this process.
             unsafe { kernel.launch(&self.context, one, &arguments) }
         };
         let somewhere = self.scratch.buffers().x.cast();
@@ -80,9 +80,8 @@ impl Saboteur for CudaExecutor {
             DeviceMisdeed::Trap => launch(&misdeeds.trap, somewhere),
             DeviceMisdeed::EndlessKernel => launch(&misdeeds.endless_kernel, somewhere),
             DeviceMisdeed::NonFinite => {
-                // The last weight in front of the head: no logit of this step will be a number.
-                let norm = self.weights.vector(&self.weights.tensors.output_norm);
-                launch(&misdeeds.spoil, norm.cast())
+                // What every row attends to: no logit of this step will be a number.
+                self.kv.arena().fill(&self.context, NOT_A_NUMBER)
             }
             DeviceMisdeed::OutOfMemory => {
                 let (_, total) = self.context.memory()?;

@@ -1,14 +1,16 @@
 //! Loading a model, a step at a time: the device is opened, what fits is decided, the weights get
-//! into their places, packed by the device itself, the KV cache is made.
+//! into their places, packed by the device itself, or are taken over where they are, the KV cache is
+//! made.
 
 use super::board::Board;
+use super::checksum::Checksum;
 use super::context::Context;
 use super::decode_step::DecodeStep;
 use super::graph::Graphs;
 use super::kernels::{Geometry, Kernel, Module, RepackArgs};
 use super::kv::KvCache;
 use super::matmul::Matmul;
-use super::memory::{Arena, Layout, Purpose, Registered, download, upload};
+use super::memory::{ALIGNMENT, Arena, Purpose, Registered, download, upload};
 use super::ops::Ops;
 use super::residency::Residency;
 use super::sample::Draws;
@@ -16,11 +18,13 @@ use super::scratch::{Scratch, Sizes};
 use super::step_queue::StepQueue;
 use super::weights::{Matrix, TILE_ROWS, Vector, Weights, units};
 use super::{CudaExecutor, CudaOptions};
+use crate::device::KeptWeights;
 use crate::device::common::budget::Budget;
 use crate::device::common::kv::KvShape;
+use crate::device::common::manifest::{WeightsLayout, verify};
 use crate::device::common::placement::{check_size, values};
 use crate::model::{FileWeights, Mapping, ModelConfig, TensorView};
-use worker_orcd_ipc::Fault;
+use worker_orcd_ipc::{Fault, WeightsManifest};
 
 /// Head sizes that attention.cu is compiled for.
 pub const HEAD_DIMS: [usize; 5] = [16, 32, 64, 96, 128];
@@ -29,6 +33,18 @@ const STAGING_BYTES: usize = 64 << 20;
 /// Memory kept free whatever was ordered: for graphs, and for what NVIDIA's driver takes beside our
 /// allocations.
 const RESERVE_BYTES: u64 = 256 << 20;
+
+/// The name of RoPE's table in a manifest; no tensor of a file has it.
+const ROPE_TABLE: &str = "rope table";
+
+/// Where the weights come from.
+pub struct Source<'a> {
+    pub weights: &'a FileWeights<'a>,
+    /// The mapping that they lie in, where there is one.
+    pub file: Option<&'a [u8]>,
+    /// What an earlier process has made of them.
+    pub kept: Option<KeptWeights>,
+}
 
 /// A card that is ready to take a model: a context on it, and the kernels in it.
 struct Device {
@@ -46,8 +62,7 @@ impl Device {
 
 pub fn load(
     config: &ModelConfig,
-    weights: &FileWeights<'_>,
-    file: Option<&[u8]>,
+    source: Source<'_>,
     options: &CudaOptions,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<CudaExecutor, Fault> {
@@ -56,22 +71,23 @@ pub fn load(
     let sequence_tokens = options.load.max_sequence_tokens.max(1) as usize;
     let sizes = Sizes::of(config, options.load.batch_tokens(), sequence_tokens);
     let mut placement = Placement::default();
-    let tensors = weights.try_map(&mut placement)?;
+    let tensors = source.weights.try_map(&mut placement)?;
     let table = rope_table(config, sequence_tokens);
-    let table_offset = placement.layout.place(size_of_val(&*table) as u64);
+    let table_offset = placement.place_table(&table);
     let fixed = placement.layout.bytes() + Scratch::bytes_for(&sizes) + STAGING_BYTES as u64;
     let shape = KvShape::of(config);
-    let pages = kv_pages(&device.context, shape, options, fixed)?;
+    let in_place = source.kept.as_ref().map_or(0, |kept| kept.manifest.bytes);
+    let pages = kv_pages(&device.context, shape, options, (fixed, in_place))?;
 
-    let arena = placement.fill(&device, file, progress)?;
-    let rope_table = arena.at(table_offset, table.len());
-    // SAFETY: the layout placed a table of that length there; pageable memory has been read when this
-    // returns.
-    unsafe { upload(&device.context, rope_table, &table) }?;
+    let (arena, manifest) = match source.kept {
+        Some(kept) => placement.attach(&device, kept)?,
+        None => placement.fill(&device, source.file, &table, progress)?,
+    };
     let weights = Weights {
+        rope_table: arena.at(table_offset, table.len()),
         arena,
         tensors,
-        rope_table,
+        manifest,
     };
     let kv = KvCache::new(&device.context, shape, pages)?;
     let scratch = Scratch::new(&device.context, sizes)?;
@@ -94,7 +110,7 @@ fn assemble(
     let matmul = Matmul::load(&context, &module, types)?;
     let decode_step = DecodeStep::load(&context, &module, config, &weights)?;
     let board = Board::new(&context, config.n_layers)?;
-    let residency = Residency::new(&context, &module, &weights.arena)?;
+    let residency = Residency::new(&context, Checksum::load(&module)?, &weights.arena)?;
     context.synchronize("loading the model")?;
     Ok(CudaExecutor {
         config: config.clone(),
@@ -149,17 +165,18 @@ fn rope_table(config: &ModelConfig, positions: usize) -> Vec<[f32; 2]> {
         .collect()
 }
 
-/// Pages of the KV cache: those that were ordered, or its share of the device.
+/// What was ordered, or the KV cache's share of the device. `in_place` of the `fixed` bytes are taken
+/// already.
 fn kv_pages(
     context: &Context,
     shape: KvShape,
     options: &CudaOptions,
-    fixed: u64,
+    (fixed, in_place): (u64, u64),
 ) -> Result<u32, Fault> {
     let (free, total) = context.memory()?;
     let budget = Budget {
         total,
-        free,
+        free: free + in_place,
         reserve: RESERVE_BYTES,
         fixed,
         page_bytes: shape.page_bytes(),
@@ -172,7 +189,7 @@ fn kv_pages(
 /// The weights before their arena is allocated: where everything goes, and from where.
 #[derive(Default)]
 struct Placement<'a> {
-    layout: Layout,
+    layout: WeightsLayout<ALIGNMENT>,
     matrices: Vec<(TensorView<'a>, Matrix)>,
     vectors: Vec<(TensorView<'a>, Vector)>,
 }
@@ -190,7 +207,7 @@ impl<'a> Mapping<TensorView<'a>, TensorView<'a>> for Placement<'a> {
             cols: tensor.cols,
             offset: 0,
         };
-        matrix.offset = self.layout.place(matrix.bytes());
+        matrix.offset = self.layout.place(tensor, matrix.bytes());
         self.matrices.push((*tensor, matrix));
         Ok(matrix)
     }
@@ -198,7 +215,7 @@ impl<'a> Mapping<TensorView<'a>, TensorView<'a>> for Placement<'a> {
     fn vector(&mut self, tensor: &TensorView<'a>) -> Result<Vector, Fault> {
         check_size(tensor)?;
         let len = tensor.rows * tensor.cols;
-        let offset = self.layout.place(4 * len as u64);
+        let offset = self.layout.place(tensor, 4 * len as u64);
         let vector = Vector { len, offset };
         self.vectors.push((*tensor, vector));
         Ok(vector)
@@ -206,24 +223,53 @@ impl<'a> Mapping<TensorView<'a>, TensorView<'a>> for Placement<'a> {
 }
 
 impl Placement<'_> {
-    /// Allocates the arena and gets the weights in place.
+    /// The offset of RoPE's table, `[positions * pairs]`.
+    fn place_table(&mut self, table: &[[f32; 2]]) -> u64 {
+        let shape = (table.len() as u64, 2);
+        self.layout
+            .place_as(ROPE_TABLE, "F32", shape, size_of_val(table) as u64)
+    }
+
+    /// Allocates the arena, gets the weights in place, and seals it.
     fn fill(
-        &self,
-        Device { context, module }: &Device,
+        self,
+        device: &Device,
         file: Option<&[u8]>,
+        table: &[[f32; 2]],
         progress: &mut dyn FnMut(u64, u64),
-    ) -> Result<Arena, Fault> {
-        let arena = Arena::new(context, Purpose::Weights, self.layout.bytes())?;
-        // What lies between the weights is part of their checksums, and must be the same in the
-        // next child.
+    ) -> Result<(Arena, WeightsManifest), Fault> {
+        let context = &device.context;
+        let arena = Arena::shareable(context, Purpose::Weights, self.layout.bytes())?;
+        // What lies between the weights is part of checksums, and must be the same in the next child.
         arena.clear(context)?;
         for (tensor, vector) in &self.vectors {
             let values = values(tensor)?;
             // SAFETY: the vector's own place; pageable memory has been read when this returns.
             unsafe { upload(context, arena.at(vector.offset, vector.len), &values) }?;
         }
+        let placed = self.layout.tensors().last().expect("a table");
+        // SAFETY: the place that was made for the table; as above.
+        unsafe { upload(context, arena.at(placed.offset, table.len()), table) }?;
         let registered = file.and_then(Registered::new);
-        let packer = Packer::new(context, module, &arena)?;
+        self.pack(device, &arena, progress)?;
+        drop(registered);
+        let checksum = Checksum::load(&device.module)?;
+        let checksums = checksum.of_tensors(context, &arena, self.layout.tensors())?;
+        #[cfg(feature = "fault-injection")]
+        if crate::device::misdeed::flip_ordered() {
+            flip_a_bit(context, &arena, &self.layout.tensors()[0])?;
+        }
+        arena.seal(context)?;
+        Ok((arena, self.layout.sign(&checksums)))
+    }
+
+    fn pack(
+        &self,
+        Device { context, module }: &Device,
+        arena: &Arena,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<(), Fault> {
+        let packer = Packer::new(context, module, arena)?;
         let total: u64 = self.matrices.iter().map(|(t, _)| t.data.len() as u64).sum();
         let mut done = 0;
         for (tensor, matrix) in &self.matrices {
@@ -232,13 +278,40 @@ impl Placement<'_> {
                 progress(done, total);
             })?;
         }
-        let overflows = packer.finish()?;
-        drop(registered);
-        if overflows {
+        if packer.finish()? {
             let message = "a weight is too large for F16".to_owned();
             return Err(Fault::ModelLoad { message });
         }
-        Ok(arena)
+        Ok(())
+    }
+
+    /// Maps the arena that was kept, and sees that it is what its manifest says.
+    fn attach(
+        self,
+        Device { context, module }: &Device,
+        KeptWeights { memory, manifest }: KeptWeights,
+    ) -> Result<(Arena, WeightsManifest), Fault> {
+        self.layout.compare(&manifest)?;
+        let arena = Arena::import(context, Purpose::Weights, manifest.bytes, &memory)?;
+        let found = Checksum::load(module)?.of_tensors(context, &arena, &manifest.tensors)?;
+        verify(&manifest, &found)?;
+        Ok((arena, manifest))
+    }
+}
+
+/// In the last byte of the last row: little depends on it.
+#[cfg(feature = "fault-injection")]
+fn flip_a_bit(
+    context: &Context,
+    arena: &Arena,
+    tensor: &worker_orcd_ipc::PlacedTensor,
+) -> Result<(), Fault> {
+    let place = arena.at(tensor.offset + tensor.bytes - 1, 1);
+    let mut byte = [0_u8];
+    // SAFETY: one byte inside the arena.
+    unsafe {
+        download(context, &mut byte, place)?;
+        upload(context, place, &[byte[0] ^ 1])
     }
 }
 

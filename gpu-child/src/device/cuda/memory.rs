@@ -5,10 +5,12 @@
 //! copy, so that host and device addresses are never mixed up.
 
 use super::context::{Context, check};
+use super::mapping::Mapping;
 use crate::device::common::placement;
 use cudarc::driver::sys;
 use std::ffi::c_void;
 use std::marker::PhantomData;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use worker_orcd_ipc::Fault;
@@ -78,6 +80,8 @@ pub struct Arena {
     bytes: u64,
     purpose: Purpose,
     ledger: Arc<Ledger>,
+    /// For memory that may outlive the process.
+    mapping: Option<Mapping>,
 }
 
 impl Arena {
@@ -90,14 +94,69 @@ impl Arena {
         // SAFETY: a place for one address.
         let result = unsafe { sys::cuMemAlloc_v2(&raw mut start, bytes as usize) };
         check(result, &format!("{bytes} bytes for {purpose:?}"))?;
+        Ok(Self::counted(context, purpose, (start, bytes), None))
+    }
+
+    /// Memory that may outlive the process.
+    ///
+    /// # Errors
+    /// As for [`new`](Self::new).
+    pub fn shareable(context: &Context, purpose: Purpose, bytes: u64) -> Result<Self, Fault> {
+        let mapping = Mapping::new(context, bytes, &format!("{bytes} bytes for {purpose:?}"))?;
+        let place = (mapping.start(), bytes);
+        Ok(Self::counted(context, purpose, place, Some(mapping)))
+    }
+
+    /// Memory that another process has [shared](Self::share), to be read.
+    ///
+    /// # Errors
+    /// When it cannot be taken over.
+    pub fn import(
+        context: &Context,
+        purpose: Purpose,
+        bytes: u64,
+        memory: &OwnedFd,
+    ) -> Result<Self, Fault> {
+        let mapping = Mapping::import(context, memory, bytes)?;
+        let place = (mapping.start(), bytes);
+        Ok(Self::counted(context, purpose, place, Some(mapping)))
+    }
+
+    fn counted(
+        context: &Context,
+        purpose: Purpose,
+        (start, bytes): (u64, u64),
+        mapping: Option<Mapping>,
+    ) -> Self {
         let ledger = Arc::clone(context.ledger());
         ledger.add(purpose, bytes);
-        Ok(Self {
+        Self {
             start,
             bytes,
             purpose,
             ledger,
-        })
+            mapping,
+        }
+    }
+
+    /// Makes shareable memory read-only for this process, once everything launched is done.
+    ///
+    /// # Errors
+    /// What any of it ended with.
+    pub fn seal(&self, context: &Context) -> Result<(), Fault> {
+        self.mapped().seal(context)
+    }
+
+    /// A descriptor of shareable memory, for another process.
+    ///
+    /// # Errors
+    /// When NVIDIA's driver refuses.
+    pub fn share(&self) -> Result<OwnedFd, Fault> {
+        self.mapped().share()
+    }
+
+    fn mapped(&self) -> &Mapping {
+        self.mapping.as_ref().expect("shareable memory")
     }
 
     /// The device's address of the first byte, for NVIDIA's driver.
@@ -133,16 +192,26 @@ impl Arena {
     /// # Errors
     /// When NVIDIA's driver refuses.
     pub fn clear(&self, context: &Context) -> Result<(), Fault> {
+        self.fill(context, 0)
+    }
+
+    /// Fills all of it with a byte, in stream order.
+    ///
+    /// # Errors
+    /// When NVIDIA's driver refuses.
+    pub fn fill(&self, context: &Context, byte: u8) -> Result<(), Fault> {
+        let (start, bytes) = (self.start, self.bytes as usize);
         // SAFETY: the whole of a live allocation.
-        check(
-            unsafe { sys::cuMemsetD8Async(self.start, 0, self.bytes as usize, context.stream()) },
-            "clearing memory",
-        )
+        let result = unsafe { sys::cuMemsetD8Async(start, byte, bytes, context.stream()) };
+        check(result, "filling memory")
     }
 }
 
 impl Drop for Arena {
     fn drop(&mut self) {
+        if self.mapping.is_some() {
+            return;
+        }
         self.ledger.subtract(self.purpose, self.bytes);
         // SAFETY: allocated in `new`, freed once. After a sticky error this fails, and the
         // process is about to end.

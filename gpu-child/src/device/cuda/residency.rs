@@ -6,24 +6,20 @@
 //! the next time, so nobody waits for it. Keys and values change with every step and have no
 //! checksum: of them only their place is known.
 
+use super::checksum::Checksum;
 use super::context::{Context, StreamEvent, check};
-use super::kernels::{ChecksumArgs, Geometry, Kernel, Module};
-use super::memory::{ALIGNMENT, Arena, Pinned, Purpose, download, fetch};
+use super::memory::{Arena, Pinned, Purpose, fetch};
 use cudarc::driver::sys;
-use twox_hash::xxhash3_128::Hasher;
 use worker_orcd_ipc::{DeviceError, Fault};
 
 /// Bytes of weights of one check: as many as take the device less time than a step of the smallest
 /// model varies by (`a_look_costs_little`).
 const SLICE_BYTES: u64 = 64 << 20;
-const THREADS: u32 = 256;
-/// Blocks a multiprocessor, enough to keep it loading.
-const BLOCKS_PER_MULTIPROCESSOR: usize = 8;
 
 #[derive(Debug)]
 pub struct Residency {
-    kernel: Kernel<ChecksumArgs>,
-    /// Checksum of each slice, as it was when the model had been loaded.
+    checksum: Checksum,
+    /// Of each slice, as it was when the model had been loaded.
     expected: Vec<u64>,
     /// The word in which the device adds up.
     sum: Arena,
@@ -41,21 +37,13 @@ impl Residency {
     ///
     /// # Errors
     /// When the device fails, or the memory is not the device's.
-    pub fn new(context: &Context, module: &Module, weights: &Arena) -> Result<Self, Fault> {
-        let slices = weights.bytes().div_ceil(SLICE_BYTES) as usize;
-        let sums = Arena::new(context, Purpose::Scratch, 8 * slices as u64)?;
-        sums.clear(context)?;
-        // SAFETY: checksum.cu takes ChecksumArgs.
-        let kernel = unsafe { module.kernel("checksum") }?;
-        for slice in 0..slices {
-            launch(context, &kernel, weights, slice, &sums, slice)?;
-        }
-        let mut expected = vec![0_u64; slices];
-        // SAFETY: a sum for each slice.
-        unsafe { download(context, &mut expected, sums.at(0, slices)) }?;
+    pub fn new(context: &Context, checksum: Checksum, weights: &Arena) -> Result<Self, Fault> {
+        let slices =
+            (0..weights.bytes().div_ceil(SLICE_BYTES) as usize).map(|index| slice(weights, index));
+        let expected = checksum.of_ranges(context, weights, slices)?;
         is_on_device(context, weights)?;
         Ok(Self {
-            kernel,
+            checksum,
             expected,
             sum: Arena::new(context, Purpose::Scratch, 8)?,
             answer: Pinned::new(8)?,
@@ -88,28 +76,19 @@ impl Residency {
             self.under_way = None;
             self.compare(slice)?;
         }
-        let slice = self.next;
+        let next = self.next;
         self.sum.clear(context)?;
-        launch(context, &self.kernel, weights, slice, &self.sum, 0)?;
+        self.checksum
+            .add(context, weights, slice(weights, next), &self.sum, 0)?;
         // SAFETY: one word; the pinned place is read only once the event behind it is reached.
         unsafe { fetch(context, self.answer.bytes_mut(), self.sum.at(0, 8)) }?;
         self.done.record(context)?;
-        self.under_way = Some(slice);
-        self.next = (slice + 1) % self.expected.len();
+        self.under_way = Some(next);
+        self.next = (next + 1) % self.expected.len();
         Ok(())
     }
 
-    /// Checksum of all slices, as they were when the model had been loaded.
-    #[must_use]
-    pub fn checksum(&self) -> u128 {
-        let mut hasher = Hasher::new();
-        for sum in &self.expected {
-            hasher.write(&sum.to_le_bytes());
-        }
-        hasher.finish_128()
-    }
-
-    /// Rounds in which all of the weights were found unchanged.
+    /// How often all of the weights were found unchanged.
     #[must_use]
     pub fn rounds(&self) -> u64 {
         self.rounds
@@ -134,37 +113,11 @@ impl Residency {
     }
 }
 
-/// Adds one slice's checksum to `sums[at]`.
-fn launch(
-    context: &Context,
-    kernel: &Kernel<ChecksumArgs>,
-    weights: &Arena,
-    slice: usize,
-    sums: &Arena,
-    at: usize,
-) -> Result<(), Fault> {
-    let start = slice as u64 * SLICE_BYTES;
-    let bytes = SLICE_BYTES.min(weights.bytes() - start);
-    let arguments = ChecksumArgs {
-        words: weights.at(start, bytes as usize),
-        sum: sums.at(8 * at as u64, 1),
-        pairs: bytes / 16,
-        first: start / 8,
-    };
-    let most = BLOCKS_PER_MULTIPROCESSOR * context.multiprocessors() as usize;
-    let blocks = (arguments.pairs as usize).div_ceil(THREADS as usize);
-    // SAFETY: the slice lies inside the arena, in whole pairs of words (`ALIGNMENT`).
-    unsafe {
-        kernel.launch(
-            context,
-            Geometry::line(blocks.min(most), THREADS),
-            &arguments,
-        )
-    }
+/// First byte of a slice, and its size.
+fn slice(weights: &Arena, index: usize) -> (u64, u64) {
+    let start = index as u64 * SLICE_BYTES;
+    (start, SLICE_BYTES.min(weights.bytes() - start))
 }
-
-/// A slice is cut into pairs of words, and the last one ends where the layout does.
-const _: () = assert!(ALIGNMENT.is_multiple_of(16) && SLICE_BYTES.is_multiple_of(16));
 
 /// NVIDIA's driver's own word: device memory, not managed, and one allocation of that size.
 fn is_on_device(context: &Context, arena: &Arena) -> Result<(), Fault> {
@@ -212,6 +165,7 @@ fn is_on_device(context: &Context, arena: &Arena) -> Result<(), Fault> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::device::cuda::kernels::Module;
     use crate::device::cuda::memory::upload;
     use std::time::{Duration, Instant};
     use worker_orcd_kernels::reference::checksum::checksum;
@@ -231,6 +185,10 @@ mod tests {
         (context, module, arena, bytes)
     }
 
+    fn take(context: &Context, module: &Module, arena: &Arena) -> Result<Residency, Fault> {
+        Residency::new(context, Checksum::load(module)?, arena)
+    }
+
     /// Looks until every slice was compared once.
     fn round(residency: &mut Residency, context: &Context, arena: &Arena) -> Result<(), Fault> {
         for _ in 0..=residency.expected.len() {
@@ -244,7 +202,7 @@ mod tests {
     #[ignore = "needs an NVIDIA GPU"]
     fn sums_are_those_of_the_reference() {
         let (context, module, arena, bytes) = loaded();
-        let residency = Residency::new(&context, &module, &arena).expect("sums");
+        let residency = take(&context, &module, &arena).expect("sums");
         let (one, other) = bytes.split_at(SLICE_BYTES as usize);
         let expected = [checksum(one, 0), checksum(other, SLICE_BYTES / 8)];
         assert_eq!(residency.expected, expected);
@@ -259,7 +217,7 @@ mod tests {
         // Far more than any cache holds.
         let arena = Arena::new(&context, Purpose::Weights, 32 * SLICE_BYTES).expect("memory");
         arena.clear(&context).expect("cleared");
-        let mut residency = Residency::new(&context, &module, &arena).expect("sums");
+        let mut residency = take(&context, &module, &arena).expect("sums");
         let (mut asked, began) = (Duration::ZERO, Instant::now());
         for _ in 0..LOOKS {
             let asks = Instant::now();
@@ -279,13 +237,13 @@ mod tests {
     #[ignore = "needs an NVIDIA GPU"]
     fn a_flipped_bit_is_found_in_the_next_round_and_named() {
         let (context, module, arena, bytes) = loaded();
-        let mut residency = Residency::new(&context, &module, &arena).expect("sums");
+        let mut residency = take(&context, &module, &arena).expect("sums");
         for _ in 0..3 {
             round(&mut residency, &context, &arena).expect("nothing has changed");
         }
         assert!(residency.rounds() >= 3);
         for at in [0, SLICE_BYTES - 1, SLICE_BYTES, BYTES - 1] {
-            let mut residency = Residency::new(&context, &module, &arena).expect("sums");
+            let mut residency = take(&context, &module, &arena).expect("sums");
             let byte = bytes[at as usize];
             for (byte, found) in [(byte ^ 0x10, true), (byte, false)] {
                 // SAFETY: one byte inside the arena.

@@ -4,6 +4,7 @@ use super::headers::constant;
 use super::kernels::Part;
 use super::memory::{Arena, DevicePtr};
 use crate::model::{self, ModelWeights};
+use worker_orcd_ipc::WeightsManifest;
 use worker_orcd_kernels::TensorType;
 
 /// Columns of a unit: what a warp multiplies at a time.
@@ -90,6 +91,7 @@ pub type Layer = model::Layer<Matrix, Vector>;
 pub struct Weights {
     pub arena: Arena,
     pub tensors: ModelWeights<Matrix, Vector>,
+    pub manifest: WeightsManifest,
     /// RoPE's cos and sin of every pair at every position.
     pub rope_table: DevicePtr<[f32; 2]>,
 }

@@ -9,7 +9,7 @@ use std::collections::VecDeque;
 use std::time::Duration;
 use worker_orcd_ipc::{
     DeviceError, DeviceFacts, Drawn, Fault, MemoryReport, ModelFacts, ModelIdentity,
-    SamplingAdvice, TokenId, TokenizerFacts, TokenizerKind,
+    SamplingAdvice, TokenId, TokenizerFacts, TokenizerKind, WeightsManifest,
 };
 
 /// Counts upwards from the last token; `99` is a fault, `98` a lie, `97` a very long step.
@@ -206,6 +206,7 @@ pub fn loaded_with(executor: Counter) -> Loaded {
             context_length: 128,
         },
         identity: ModelIdentity([7; 16]),
+        weights: WeightsManifest::default(),
         tokenizer: TokenizerFacts {
             kind: TokenizerKind::ByteLevelBpe,
             pre: "default".into(),

@@ -115,6 +115,7 @@ fn load_order() -> LoadOrder {
     LoadOrder {
         model_path: "/dev/null".to_owned(),
         model_file: ModelFile::AtPath,
+        weights: None,
         device: DeviceSelector::Cpu,
         kv_cache_bytes: None,
         memory_permille: 900,

@@ -32,6 +32,7 @@ impl Bare {
         let order = LoadOrder {
             model_path: settings.model.display().to_string(),
             model_file: ModelFile::AtPath,
+            weights: None,
             device: device(&settings.device)?,
             kv_cache_bytes: Some(settings.kv_cache << 20),
             memory_permille: 1000,

@@ -1,0 +1,182 @@
+//! Memory that outlives its process: a file without a name, written once and then sealed.
+//!
+//! ```text
+//! Draft ── seal ──► Sealed ── share ──► descriptor ──► supervisor ──► attach ──► Sealed
+//! ```
+//!
+//! A sealed file can be neither written, nor shrunk, nor stretched, by anybody: a child that runs wild
+//! cannot reach the weights of its successor, and what was mapped stays there. Reading it costs what
+//! reading anonymous memory costs (`bench/results/cpu.md`); huge pages are asked for, which the kernel
+//! gives where `shmem_enabled` allows them.
+
+use memmap2::{Advice, Mmap, MmapMut, MmapOptions};
+use nix::fcntl::{FcntlArg, SealFlag, fcntl};
+use nix::sys::memfd::{MFdFlags, memfd_create};
+use std::fs::File;
+use std::io;
+use std::os::fd::OwnedFd;
+use worker_orcd_ipc::Fault;
+
+/// Everything that may be forbidden, further seals included.
+const SEALS: SealFlag = SealFlag::F_SEAL_SEAL
+    .union(SealFlag::F_SEAL_SHRINK)
+    .union(SealFlag::F_SEAL_GROW)
+    .union(SealFlag::F_SEAL_WRITE);
+
+/// Memory of one process that writes it. Zeroed; pages take memory when they are first touched.
+#[derive(Debug)]
+pub struct Draft {
+    file: File,
+    map: MmapMut,
+}
+
+/// Memory that nobody can write.
+#[derive(Debug)]
+pub struct Sealed {
+    file: File,
+    map: Mmap,
+}
+
+impl Draft {
+    /// # Errors
+    /// [`Fault::OutOfMemory`] when the kernel refuses.
+    pub fn new(bytes: u64) -> Result<Self, Fault> {
+        Self::create(bytes).map_err(|error| Fault::OutOfMemory {
+            message: format!("{bytes} bytes for the weights: {error}"),
+        })
+    }
+
+    fn create(bytes: u64) -> io::Result<Self> {
+        let flags = MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING;
+        let file = File::from(memfd_create("worker-orcd-weights", flags)?);
+        file.set_len(bytes.max(1))?;
+        // SAFETY: nobody else has the file yet.
+        let map = unsafe { MmapMut::map_mut(&file) }?;
+        // Only a hint.
+        let _ = map.advise(Advice::HugePage);
+        Ok(Self { file, map })
+    }
+
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        &mut self.map
+    }
+
+    /// # Errors
+    /// [`Fault::Io`] when the kernel refuses.
+    pub fn seal(self) -> Result<Sealed, Fault> {
+        let Self { file, map } = self;
+        // What is mapped for writing cannot be sealed.
+        drop(map);
+        let sealed = fcntl(&file, FcntlArg::F_ADD_SEALS(SEALS)).map_err(io::Error::from);
+        let map = sealed.and_then(|_| map_sealed(&file));
+        let map = map.map_err(|error| Fault::Io {
+            message: format!("sealing the weights: {error}"),
+        })?;
+        Ok(Sealed { file, map })
+    }
+}
+
+impl Sealed {
+    /// Maps what another process has sealed.
+    ///
+    /// # Errors
+    /// [`Fault::Io`] when it is not sealed, has another size, or cannot be mapped.
+    pub fn attach(memory: OwnedFd, bytes: u64) -> Result<Self, Fault> {
+        let fault = |message: String| Fault::Io {
+            message: format!("the weights that were kept: {message}"),
+        };
+        let file = File::from(memory);
+        let found = file.metadata().map_err(|error| fault(error.to_string()))?;
+        if found.len() != bytes.max(1) {
+            return Err(fault(format!("{} bytes instead of {bytes}", found.len())));
+        }
+        let seals = fcntl(&file, FcntlArg::F_GET_SEALS).unwrap_or(0);
+        if SealFlag::from_bits_truncate(seals) != SEALS {
+            return Err(fault("they are not sealed".to_owned()));
+        }
+        let map = map_sealed(&file).map_err(|error| fault(error.to_string()))?;
+        Ok(Self { file, map })
+    }
+
+    #[must_use]
+    pub fn bytes(&self) -> &[u8] {
+        &self.map
+    }
+
+    /// The memory as floats.
+    #[must_use]
+    pub fn floats(&self) -> &[f32] {
+        // SAFETY: any bits are an `f32`, and the mapping is page aligned.
+        unsafe { self.map.align_to().1 }
+    }
+
+    /// A descriptor of the memory, for another process.
+    ///
+    /// # Errors
+    /// When no descriptor is left.
+    pub fn share(&self) -> Result<OwnedFd, Fault> {
+        let copy = self.file.try_clone().map_err(|error| Fault::Io {
+            message: format!("sharing the weights: {error}"),
+        })?;
+        Ok(copy.into())
+    }
+}
+
+/// A private mapping: before Linux 6.7 a file that is sealed against writing has no shared one.
+fn map_sealed(file: &File) -> io::Result<Mmap> {
+    // SAFETY: the seals keep anybody from changing what is mapped.
+    let map = unsafe { MmapOptions::new().map_copy_read_only(file) }?;
+    let _ = map.advise(Advice::HugePage);
+    Ok(map)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::FileExt as _;
+
+    fn sealed() -> Sealed {
+        let mut draft = Draft::new(4098).expect("memory");
+        assert!(draft.bytes_mut().iter().all(|&byte| byte == 0));
+        draft.bytes_mut()[4097] = 7;
+        draft.seal().expect("sealed")
+    }
+
+    #[test]
+    fn what_was_written_is_read_by_who_attaches() {
+        let first = sealed();
+        let descriptor = first.share().expect("a descriptor");
+        drop(first);
+        let next = Sealed::attach(descriptor, 4098).expect("attached");
+        assert_eq!((next.bytes().len(), next.bytes()[4097]), (4098, 7));
+        assert_eq!(next.floats().len(), 1024);
+    }
+
+    #[test]
+    fn nobody_writes_cuts_or_stretches_what_is_sealed() {
+        let file = File::from(sealed().share().expect("a descriptor"));
+        assert!(file.write_all_at(&[1], 0).is_err());
+        assert!(file.set_len(0).is_err());
+        assert!(file.set_len(1 << 20).is_err());
+        // SAFETY: refused, so nothing is mapped.
+        assert!(unsafe { MmapMut::map_mut(&file) }.is_err());
+    }
+
+    #[test]
+    fn what_is_not_sealed_or_of_another_size_is_not_attached() {
+        let draft = Draft::new(4098).expect("memory");
+        let unsealed = OwnedFd::from(draft.file.try_clone().expect("a descriptor"));
+        for (descriptor, bytes) in [(unsealed, 4098), (sealed().share().expect("one"), 4097)] {
+            let fault = Sealed::attach(descriptor, bytes).expect_err("refused");
+            assert!(matches!(fault, Fault::Io { .. }), "{fault}");
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_had_is_a_fault() {
+        assert!(matches!(
+            Draft::new(1 << 62),
+            Err(Fault::OutOfMemory { .. })
+        ));
+    }
+}

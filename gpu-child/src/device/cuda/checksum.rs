@@ -1,0 +1,92 @@
+//! Checksums of device memory, taken by the device (`kernels/cuda/checksum.cu`).
+
+use super::context::Context;
+use super::kernels::{ChecksumArgs, Geometry, Kernel, Module};
+use super::memory::{ALIGNMENT, Arena, Purpose, download};
+use worker_orcd_ipc::{Fault, PlacedTensor};
+
+const THREADS: u32 = 256;
+/// Enough to keep every multiprocessor loading.
+const BLOCKS_PER_MULTIPROCESSOR: usize = 8;
+/// Bytes that the kernel reads at a time.
+const PAIR_BYTES: u64 = 16;
+
+// What is placed begins at a pair, and the room behind it is that of the next pair at most.
+const _: () = assert!(ALIGNMENT.is_multiple_of(PAIR_BYTES));
+
+#[derive(Debug)]
+pub struct Checksum(Kernel<ChecksumArgs>);
+
+impl Checksum {
+    /// # Errors
+    /// When the kernel is not there.
+    pub fn load(module: &Module) -> Result<Self, Fault> {
+        // SAFETY: checksum.cu takes ChecksumArgs.
+        unsafe { module.kernel("checksum") }.map(Self)
+    }
+
+    /// Adds the checksum of `bytes` from `start` on, in whole pairs, to `sums[at]`, in stream order.
+    ///
+    /// # Errors
+    /// When NVIDIA's driver refuses.
+    pub fn add(
+        &self,
+        context: &Context,
+        arena: &Arena,
+        (start, bytes): (u64, u64),
+        sums: &Arena,
+        at: usize,
+    ) -> Result<(), Fault> {
+        let bytes = bytes.next_multiple_of(PAIR_BYTES);
+        let arguments = ChecksumArgs {
+            words: arena.at(start, bytes as usize),
+            sum: sums.at(8 * at as u64, 1),
+            pairs: bytes / PAIR_BYTES,
+            first: start / 8,
+        };
+        let most = BLOCKS_PER_MULTIPROCESSOR * context.multiprocessors() as usize;
+        let blocks = (arguments.pairs as usize).div_ceil(THREADS as usize);
+        // SAFETY: the pairs lie inside the arena, as `at` has just seen.
+        unsafe {
+            let geometry = Geometry::line(blocks.min(most), THREADS);
+            self.0.launch(context, geometry, &arguments)
+        }
+    }
+
+    /// The checksum of each range, in order. Waits for the device.
+    ///
+    /// # Errors
+    /// When the device fails.
+    pub fn of_ranges(
+        &self,
+        context: &Context,
+        arena: &Arena,
+        ranges: impl ExactSizeIterator<Item = (u64, u64)>,
+    ) -> Result<Vec<u64>, Fault> {
+        let mut checksums = vec![0; ranges.len()];
+        let sums = Arena::new(context, Purpose::Scratch, 8 * checksums.len() as u64)?;
+        sums.clear(context)?;
+        for (at, range) in ranges.enumerate() {
+            self.add(context, arena, range, &sums, at)?;
+        }
+        let sums = sums.at(0, checksums.len());
+        // SAFETY: a sum for each range.
+        unsafe { download(context, &mut checksums, sums) }?;
+        Ok(checksums)
+    }
+
+    /// The checksum of each tensor as it lies in the arena, in order.
+    ///
+    /// # Errors
+    /// As for [`of_ranges`](Self::of_ranges).
+    pub fn of_tensors(
+        &self,
+        context: &Context,
+        arena: &Arena,
+        tensors: &[PlacedTensor],
+    ) -> Result<Vec<u128>, Fault> {
+        let ranges = tensors.iter().map(|tensor| (tensor.offset, tensor.bytes));
+        let checksums = self.of_ranges(context, arena, ranges)?;
+        Ok(checksums.into_iter().map(u128::from).collect())
+    }
+}

@@ -1,0 +1,109 @@
+//! Weights outlive the child that placed them: the next one maps the same memory, and nothing is left when
+//! everybody is gone.
+
+use nix::sys::signal::Signal;
+use serde_json::{Value, json};
+use std::fs;
+use worker_orcd_tests::{Bystander, ModelCopy, Worker, process, wait};
+
+/// A mapping of the weights, as `/proc/PID/maps` tells it.
+#[derive(Debug, PartialEq, Eq)]
+struct Mapping {
+    rights: String,
+    inode: String,
+}
+
+fn weights_of(pid: u32) -> Option<Mapping> {
+    let maps = fs::read_to_string(format!("/proc/{pid}/maps")).ok()?;
+    let line = maps
+        .lines()
+        .find(|line| line.contains("worker-orcd-weights"))?;
+    let mut fields = line.split_whitespace();
+    let rights = fields.nth(1)?.to_owned();
+    let inode = fields.nth(2)?.to_owned();
+    Some(Mapping { rights, inode })
+}
+
+/// Descriptors of the weights that a process holds.
+fn held_by(pid: u32) -> usize {
+    let open = fs::read_dir(format!("/proc/{pid}/fd")).unwrap();
+    let targets = open
+        .flatten()
+        .filter_map(|entry| fs::read_link(entry.path()).ok());
+    targets
+        .filter(|target| target.to_string_lossy().contains("worker-orcd-weights"))
+        .count()
+}
+
+/// Processes that map this memory.
+fn mapped_by(inode: &str) -> Vec<u32> {
+    let processes = fs::read_dir("/proc").unwrap().flatten();
+    let pids = processes.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    pids.filter(|&pid| weights_of(pid).is_some_and(|it| it.inode == inode))
+        .collect()
+}
+
+fn kill_child(worker: &Worker) {
+    let child = worker.child_pid().expect("a child serves");
+    process::signal(child, Signal::SIGKILL);
+}
+
+fn replace_child(worker: &Worker) {
+    let generation = worker.generation().expect("a child serves");
+    kill_child(worker);
+    wait::until("the next child to serve", || {
+        let health = worker.client().health();
+        let is_next = health["child"]["generation"].as_u64() > Some(generation);
+        (is_next && health["status"] == "healthy").then_some(())
+    });
+}
+
+fn body() -> Value {
+    json!({"prompt": "Tell me of the sea.", "max_tokens": 150, "temperature": 0.7, "seed": 3,
+           "ignore_eos": true})
+}
+
+#[test]
+fn each_child_maps_the_memory_of_the_first_and_none_may_write_it() {
+    let copy = ModelCopy::new();
+    let worker = copy.worker();
+    let health = worker.client().health();
+    let bytes = health["vram"]["weights_bytes"].as_u64();
+    assert!(bytes > Some(50 << 20), "{health}");
+    assert_eq!(health["vram"]["custody_bytes"].as_u64(), bytes);
+    assert_eq!(held_by(worker.pid()), 1);
+    let first = weights_of(worker.child_pid().unwrap()).expect("the weights");
+    assert_eq!(first.rights, "r--p");
+    let bystander = Bystander::new(worker.client(), body());
+    let alone = bystander.alone();
+    let mut stream = bystander.begin();
+    stream.more(5);
+    for _ in 0..3 {
+        replace_child(&worker);
+        assert_eq!(
+            weights_of(worker.child_pid().unwrap()).as_ref(),
+            Some(&first)
+        );
+        stream.more(5);
+    }
+    assert_eq!(held_by(worker.pid()), 1, "no duplicate is kept");
+    assert_eq!(stream.end().0, alone);
+    let after = &worker.client().health()["vram"];
+    assert_eq!(after["custody_since"], health["vram"]["custody_since"]);
+    let verified = after["custody_verified_age_ms"].as_u64();
+    let placed = health["vram"]["custody_verified_age_ms"].as_u64();
+    assert!(verified.is_some() && placed.is_some(), "{after}");
+}
+
+#[test]
+fn a_supervisor_that_is_killed_leaves_no_memory_behind() {
+    let copy = ModelCopy::new();
+    let worker = copy.worker();
+    let weights = weights_of(worker.child_pid().unwrap()).expect("the weights");
+    assert_eq!(mapped_by(&weights.inode).len(), 1);
+    process::signal(worker.pid(), Signal::SIGKILL);
+    // The child dies with its parent, and with it the last mapping.
+    wait::until("the memory to be nobody's", || {
+        mapped_by(&weights.inode).is_empty().then_some(())
+    });
+}
