@@ -12,8 +12,8 @@ use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::Instant;
-use worker_orcd_gpu::device::LoadOptions;
-use worker_orcd_gpu::device::cuda::{CudaExecutor, CudaOptions};
+use worker_orcd_gpu::device::cuda::{CudaExecutor, CudaOptions, Device};
+use worker_orcd_gpu::device::{LoadOptions, Source};
 use worker_orcd_gpu::flight_recorder::FlightRecorder;
 use worker_orcd_gpu::serve::{Link, Loaded, serve};
 use worker_orcd_ipc::frame::write_frame;
@@ -72,7 +72,6 @@ fn main() -> Result<(), BoxError> {
 
 fn load(model: &support::Model) -> Result<Loaded, worker_orcd_ipc::Fault> {
     let options = CudaOptions {
-        ordinal: 0,
         memory_permille: 900,
         max_sequences: MAX_STREAMS,
         load: LoadOptions {
@@ -83,10 +82,13 @@ fn load(model: &support::Model) -> Result<Loaded, worker_orcd_ipc::Fault> {
         },
     };
     let executor = CudaExecutor::load(
-        &model.config,
-        &model.weights(),
-        None,
-        None,
+        Device::open(0)?,
+        Source {
+            config: &model.config,
+            weights: &model.weights(),
+            file: None,
+            kept: None,
+        },
         &options,
         &mut |_, _| (),
     )?;

@@ -10,12 +10,13 @@ use nix::sys::resource::{UsageWho, getrusage};
 use std::error::Error;
 use std::path::Path;
 use std::time::{Duration, Instant};
-use worker_orcd_gpu::device::cpu::{CpuExecutor, CpuOptions};
+use worker_orcd_gpu::device::cpu::{CpuExecutor, Device};
 use worker_orcd_gpu::device::{
-    Batch, Executor, LoadOptions, NoTap, PageId, SampleWork, SequenceWork,
+    Batch, Executor, LoadOptions, NoTap, PageId, SampleWork, SequenceWork, Source,
 };
 use worker_orcd_gpu::model::{GgufFile, ModelConfig, ModelWeights};
 use worker_orcd_ipc::{RequestId, Sampling, TokenId};
+use worker_orcd_kernels::cpu::Isa;
 
 const PROMPT: u32 = 512;
 const DECODE: u32 = 64;
@@ -29,17 +30,25 @@ fn main() -> Result<(), Box<dyn Error>> {
     let header = file.header()?;
     let config = ModelConfig::from_gguf(&header, None)?;
     let weights = ModelWeights::from_gguf(&header, &config)?;
-    let options = CpuOptions {
-        threads,
-        load: LoadOptions {
-            kv_cache_bytes: None,
-            max_batch_tokens: PROMPT,
-            max_sequence_tokens: 1024,
-            model: path.clone(),
-        },
+    let options = LoadOptions {
+        kv_cache_bytes: None,
+        max_batch_tokens: PROMPT,
+        max_sequence_tokens: 1024,
+        model: path.clone(),
     };
     let start = Instant::now();
-    let mut executor = CpuExecutor::load(&config, &weights, None, &options, &mut |_, _| ())?;
+    let device = Device::open(threads, Isa::detect())?;
+    let mut executor = CpuExecutor::load(
+        device,
+        Source {
+            config: &config,
+            weights: &weights,
+            file: None,
+            kept: None,
+        },
+        &options,
+        &mut |_, _| (),
+    )?;
     drop(file);
     println!(
         "load {:.3} s, {:?}",

@@ -10,9 +10,9 @@
 
 use shapes::BoxError;
 use std::time::Instant;
-use worker_orcd_gpu::device::cuda::{CudaExecutor, CudaOptions};
+use worker_orcd_gpu::device::cuda::{CudaExecutor, CudaOptions, Device};
 use worker_orcd_gpu::device::{
-    Batch, Executor, LoadOptions, NoTap, PageId, SampleWork, SequenceWork, TO_BE_DRAWN,
+    Batch, Executor, LoadOptions, NoTap, PageId, SampleWork, SequenceWork, Source, TO_BE_DRAWN,
 };
 use worker_orcd_ipc::{RequestId, Sampling, TokenId};
 
@@ -33,7 +33,6 @@ fn main() -> Result<(), BoxError> {
     let ty = shapes::tensor_type(args.get(1).map_or("F16", String::as_str))?;
     let model = support::Model::random_tied(shapes::config(shape)?, [ty; 9]);
     let options = CudaOptions {
-        ordinal: 0,
         memory_permille: 900,
         max_sequences: BATCH_TOKENS as u32,
         load: LoadOptions {
@@ -45,10 +44,13 @@ fn main() -> Result<(), BoxError> {
     };
     let start = Instant::now();
     let mut executor = CudaExecutor::load(
-        &model.config,
-        &model.weights(),
-        None,
-        None,
+        Device::open(0)?,
+        Source {
+            config: &model.config,
+            weights: &model.weights(),
+            file: None,
+            kept: None,
+        },
         &options,
         &mut |_, _| (),
     )?;

@@ -18,10 +18,12 @@ pub mod cpu;
 pub mod cuda;
 #[cfg(feature = "fault-injection")]
 pub mod misdeed;
+mod open;
 
 pub use crate::sampler::SampleWork;
-pub use common::LoadOptions;
 pub use common::manifest::KeptWeights;
+pub use common::{LoadOptions, Source};
+pub(crate) use open::OpenDevice;
 
 /// Index of a KV page in the device's arena.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]

@@ -8,21 +8,17 @@
 //! file that is edited while it is read has no one content.
 
 use crate::custody::Custody;
-use crate::device::cpu::{CpuExecutor, CpuOptions};
-use crate::device::cuda::{CudaExecutor, CudaOptions};
-use crate::device::{Executor, KeptWeights, LoadOptions};
+use crate::device::{KeptWeights, LoadOptions, OpenDevice, Source};
 use crate::model::{
-    FileWeights, GgufFile, Header, ModelConfig, ModelError, ModelWeights, model_facts,
-    sampling_advice, tokenizer_facts,
+    GgufFile, Header, ModelConfig, ModelError, ModelWeights, model_facts, sampling_advice,
+    tokenizer_facts,
 };
 use crate::serve::{Loaded, Progress};
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use twox_hash::xxhash3_128::Hasher;
-use worker_orcd_ipc::{
-    Article, DeviceSelector, Fault, LoadOrder, ModelFile, ModelIdentity, WeightsManifest,
-};
+use worker_orcd_ipc::{Article, Fault, LoadOrder, ModelFile, ModelIdentity, WeightsManifest};
 
 /// # Errors
 /// [`Fault::DeviceUnavailable`], [`Fault::ModelLoad`] or [`Fault::InsufficientMemory`]: a new
@@ -56,10 +52,12 @@ pub fn load(
     let source = Source {
         config: &config,
         weights: &weights,
-        file: file.bytes(),
+        file: Some(file.bytes()),
         kept: kept_weights(order, custody)?,
     };
-    let placed = place(order, source, options, progress)?;
+    let device = OpenDevice::open(order)?;
+    let mut progress = |done, total| progress(done, total);
+    let placed = device.load(source, order, options, &mut progress)?;
     if let Some(custody) = custody {
         if order.model_file == ModelFile::AtPath {
             hand_over(custody, Article::ModelFile, &file);
@@ -76,69 +74,6 @@ pub fn load(
         tokenizer,
         sampling,
         max_sequence_tokens: sequence_tokens,
-    })
-}
-
-/// A model that has been checked, before it is in place.
-struct Source<'a> {
-    config: &'a ModelConfig,
-    weights: &'a FileWeights<'a>,
-    file: &'a [u8],
-    kept: Option<KeptWeights>,
-}
-
-/// A model in place.
-struct Placed {
-    executor: Box<dyn Executor>,
-    manifest: WeightsManifest,
-    /// The memory of the weights, where this process has made it.
-    memory: Option<OwnedFd>,
-}
-
-fn place(
-    order: &LoadOrder,
-    source: Source<'_>,
-    options: LoadOptions,
-    progress: Progress<'_>,
-) -> Result<Placed, Fault> {
-    let Source {
-        config,
-        weights,
-        file,
-        kept,
-    } = source;
-    // Memory that was taken over is shared already, and NVIDIA's driver shares no memory of others.
-    let is_new = kept.is_none();
-    let mut progress = |done, total| progress(done, total);
-    Ok(match order.device {
-        DeviceSelector::Cpu => {
-            let options = CpuOptions {
-                threads: order.threads,
-                load: options,
-            };
-            let executor = CpuExecutor::load(config, weights, kept, &options, &mut progress)?;
-            Placed {
-                manifest: executor.manifest().clone(),
-                memory: is_new.then(|| executor.share_weights()).transpose()?,
-                executor: Box::new(executor),
-            }
-        }
-        DeviceSelector::Cuda(ordinal) => {
-            let options = CudaOptions {
-                ordinal,
-                memory_permille: order.memory_permille,
-                max_sequences: order.max_running,
-                load: options,
-            };
-            let file = Some(file);
-            let executor =
-                CudaExecutor::load(config, weights, file, kept, &options, &mut progress)?;
-            Placed {
-                manifest: executor.manifest().clone(),
-                memory: is_new.then(|| executor.share_weights()).transpose()?,
-                executor: Box::new(executor),
-            }
-        }
     })
 }
 

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use std::ops::RangeInclusive;
 
 /// Commands, from the supervisor down. Each variant says when it is legal; a child that gets one at
-/// another time ends with [`FaultKind::Protocol`](crate::FaultKind::Protocol).
+/// another time ([`Command::check`]) ends with [`FaultKind::Protocol`](crate::FaultKind::Protocol).
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum Command {
     /// First and once, after the child's [`Hello`](crate::Event::Hello) was accepted.
@@ -18,6 +18,32 @@ pub enum Command {
     /// Any time. The child drops what it runs, says [`Goodbye`](crate::Event::Goodbye) and
     /// exits 0. Waiting for work to finish is the supervisor's business.
     Shutdown,
+}
+
+/// State of a conversation, as the child sees it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ConversationState {
+    AwaitingLoad,
+    Loading,
+    Serving,
+}
+
+impl Command {
+    /// Whether the command is legal in that state.
+    ///
+    /// # Errors
+    /// A sentence that says why it is not.
+    pub fn check(&self, state: ConversationState) -> Result<(), &'static str> {
+        match (self, state) {
+            (Self::Load(_), ConversationState::AwaitingLoad)
+            | (Self::Submit(_), ConversationState::Serving)
+            | (Self::Cancel { .. }, ConversationState::Loading | ConversationState::Serving)
+            | (Self::Shutdown, _) => Ok(()),
+            (Self::Load(_), _) => Err("a second order to load"),
+            (Self::Submit(_), _) => Err("a request before the model is ready"),
+            (Self::Cancel { .. }, _) => Err("a cancellation before the order to load"),
+        }
+    }
 }
 
 /// The order to load: which model, where, and how much of the machine may be used for it.

@@ -38,7 +38,8 @@ pub mod probe;
 
 pub use codec::{CodecError, decode, encode};
 pub use command::{
-    Command, DeviceSelector, LoadOrder, ModelFile, Sampling, Submission, TraceOrder,
+    Command, ConversationState, DeviceSelector, LoadOrder, ModelFile, Sampling, Submission,
+    TraceOrder,
 };
 pub use custody::{Article, NotAnArticle, PlacedTensor, WeightsManifest};
 pub use event::{

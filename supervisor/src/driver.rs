@@ -60,10 +60,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::{mpsc, watch};
 use worker_orcd_ipc::{Command, Generation};
-use worker_orcd_lifecycle::{ChildEvent, Deed, Effect, EndReason, Event, SeatId, Settings, Worker};
-
-/// The feature of a child that was built to fail on command.
-const FAULT_INJECTION: &str = "fault-injection";
+use worker_orcd_lifecycle::{ChildEvent, Deed, Effect, EndReason, Event, SeatId, Worker};
 
 /// One child at a time.
 const SEATS: NonZeroU8 = NonZeroU8::MIN;
@@ -99,16 +96,7 @@ impl Driver {
         controls: mpsc::UnboundedReceiver<Control>,
         milestones: watch::Sender<Milestones>,
     ) -> Self {
-        let features = match settings.accept_fault_injection {
-            true => vec![FAULT_INJECTION.to_owned()],
-            false => vec![],
-        };
-        let rules = Settings {
-            deadlines: settings.deadlines,
-            restart: settings.restart,
-            accept_features: features,
-        };
-        let (worker, effects) = Worker::start(Duration::ZERO, rules, SEATS);
+        let (worker, effects) = Worker::start(Duration::ZERO, settings.rules(), SEATS);
         let started = Instant::now();
         Self {
             chronicle: Chronicle::new(started, &settings, &shared),

@@ -33,6 +33,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::{mpsc, watch};
 use worker_orcd_ipc::{ClientId, LoadOrder};
+use worker_orcd_lifecycle::Settings;
+
+/// The feature of a child that was built to fail on command.
+const FAULT_INJECTION: &str = "fault-injection";
 
 /// Everything that is decided before the first child.
 #[derive(Debug, Clone)]
@@ -56,6 +60,18 @@ pub struct EngineSettings {
     /// Accept a child that was built to fail on command. Never in production.
     pub accept_fault_injection: bool,
     pub crashes: CrashSettings,
+}
+
+impl EngineSettings {
+    /// Settings of the lifecycle.
+    pub(crate) fn rules(&self) -> Settings {
+        let features = self.accept_fault_injection.then_some(FAULT_INJECTION);
+        Settings {
+            deadlines: self.deadlines,
+            restart: self.restart,
+            accept_features: features.into_iter().map(str::to_owned).collect(),
+        }
+    }
 }
 
 /// The engine's end: why, and with which number the process should exit.

@@ -6,7 +6,7 @@
 //!          scratch (activations)                 └── pool: items claimed by threads
 //! ```
 //!
-//! * [`load`] opens the device, decides what fits, then packs the file's tensors into one arena, or
+//! * [`load`] decides what fits on an open device, then packs the file's tensors into one arena, or
 //!   takes over the arena of an earlier process; after it the file is not read again. The arena is
 //!   [`sealed`] and may outlive the process.
 //! * [`forward`] is the pass: embedding, [`attention`], [`linear`] layers, and [`head`] for the
@@ -33,23 +33,14 @@ mod scratch;
 mod sealed;
 mod weights;
 
-use crate::device::{Batch, Executor, KeptWeights, KvGeometry, LoadOptions, Tap};
-use crate::model::{FileWeights, ModelConfig};
+use crate::device::{Batch, Executor, KvGeometry, LoadOptions, Source, Tap};
+use crate::model::ModelConfig;
 use kv::KvCache;
-use linear::Device;
+pub use linear::Device;
 use scratch::Scratch;
 use std::os::fd::OwnedFd;
 use weights::CpuWeights;
 use worker_orcd_ipc::{DeviceFacts, Drawn, Fault, MemoryReport, WeightsManifest};
-use worker_orcd_kernels::cpu::Isa;
-
-/// Parts of the machine that may be used.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct CpuOptions {
-    /// Threads that compute, the caller's included; `None` means all cores.
-    pub threads: Option<u32>,
-    pub load: LoadOptions,
-}
 
 /// A loaded model on the CPU.
 #[derive(Debug)]
@@ -70,27 +61,12 @@ impl CpuExecutor {
     /// [`Fault::ModelLoad`] when the tensors contradict the configuration or what was kept, and
     /// [`Fault::Device`] when what was kept has changed.
     pub fn load(
-        config: &ModelConfig,
-        weights: &FileWeights<'_>,
-        kept: Option<KeptWeights>,
-        options: &CpuOptions,
+        device: Device,
+        source: Source<'_>,
+        options: &LoadOptions,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Self, Fault> {
-        load::load(config, weights, kept, options, Isa::detect(), progress)
-    }
-
-    /// Loads as [`load`](Self::load) does, without the instruction sets that this machine may have:
-    /// what a machine without them computes.
-    ///
-    /// # Errors
-    /// As for [`load`](Self::load).
-    pub fn load_portable(
-        config: &ModelConfig,
-        weights: &FileWeights<'_>,
-        options: &CpuOptions,
-        progress: &mut dyn FnMut(u64, u64),
-    ) -> Result<Self, Fault> {
-        load::load(config, weights, None, options, Isa::portable(), progress)
+        load::load(device, source, options, progress)
     }
 
     /// What lies where in the memory of the weights; the same for the same file and program.

@@ -8,7 +8,7 @@
 //!
 //! * [`context`] is one context and one stream; [`memory`] owns every byte of device memory and
 //!   knows what it is for; [`kernels`] finds and launches what `kernels/cuda` was compiled to.
-//! * [`load`] opens the device, decides what fits, copies the file's tensors and has the device pack
+//! * [`load`] decides what fits on an open device, copies the file's tensors and has the device pack
 //!   them; [`residency`] looks from then on whether they are still there, and still the same.
 //! * [`plan`] lays a batch out; [`forward`] is the pass; [`matmul`] chooses among kernels that
 //!   give the same bits, and [`wide`] the tiling of Hopper's; [`sample`] draws the tokens.
@@ -52,16 +52,15 @@ mod tags;
 mod weights;
 mod wide;
 
-use crate::device::{
-    Ahead, Batch, Executor, KeptWeights, KvGeometry, LoadOptions, NoTap, Tap, Witness,
-};
-use crate::model::{FileWeights, ModelConfig};
+use crate::device::{Ahead, Batch, Executor, KvGeometry, LoadOptions, NoTap, Source, Tap, Witness};
+use crate::model::ModelConfig;
 use board::Board;
 use context::Context;
 pub use context::outlook;
 use decode_step::DecodeStep;
 use graph::Graphs;
 use kv::KvCache;
+pub use load::Device;
 use matmul::Matmul;
 use memory::Purpose;
 use ops::Ops;
@@ -76,8 +75,6 @@ use worker_orcd_ipc::{DeviceFacts, Drawn, Fault, MemoryBound, MemoryReport, Weig
 /// Parts of the device that may be used.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CudaOptions {
-    /// The device's number, as NVIDIA's driver counts them.
-    pub ordinal: u32,
     /// The KV cache, where its size is not ordered, takes what is left of this part of the device's
     /// memory, in thousandths …
     pub memory_permille: u16,
@@ -108,29 +105,19 @@ pub struct CudaExecutor {
 
 impl CudaExecutor {
     /// Gets the model in place: packs the file's tensors, or takes over what an earlier process has
-    /// packed. `file` is the mapping that the weights lie in, where there is one: it
-    /// is registered for the time of the load, which makes copies five times faster. `progress`
-    /// hears of bytes done and in all, as the file counts them.
+    /// packed. `progress` hears of bytes done and in all, as the file counts them.
     ///
     /// # Errors
-    /// [`Fault::DeviceUnavailable`] when there is no such device or this build has no kernels,
-    /// [`Fault::InsufficientMemory`] when weights, KV cache and activations do not fit, and
+    /// [`Fault::InsufficientMemory`] when weights, KV cache and activations do not fit,
     /// [`Fault::ModelLoad`] when the model asks for what is not compiled in or contradicts what was
     /// kept, and [`Fault::Device`] when what was kept has changed.
     pub fn load(
-        config: &ModelConfig,
-        weights: &FileWeights<'_>,
-        file: Option<&[u8]>,
-        kept: Option<KeptWeights>,
+        device: Device,
+        source: Source<'_>,
         options: &CudaOptions,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Self, Fault> {
-        let source = load::Source {
-            weights,
-            file,
-            kept,
-        };
-        load::load(config, source, options, progress)
+        load::load(device, source, options, progress)
     }
 
     /// What lies where in the memory of the weights; the same for the same file, program and device.

@@ -2,6 +2,7 @@ use super::*;
 use crate::model::gguf::parse;
 use crate::model::{Architecture, GgufBuilder, tiny_model::tiny_model};
 use std::fs;
+use worker_orcd_ipc::DeviceSelector;
 
 fn order(path: &Path, threads: u32) -> LoadOrder {
     LoadOrder {

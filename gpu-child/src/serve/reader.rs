@@ -2,35 +2,35 @@
 
 use super::Link;
 use std::io::{ErrorKind, Read};
-use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::mpsc::{SyncSender, TrySendError};
-use worker_orcd_ipc::{Command, Fault, FrameReader, decode};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use worker_orcd_ipc::{Command, ConversationState, Fault, FrameReader, decode};
 
-/// State of the conversation. The reader moves it on when `Load` comes, the engine when it is
-/// ready.
+/// The conversation's state. The reader moves it on when `Load` comes, the engine when it is ready.
 #[derive(Debug)]
-pub(super) struct Conversation(AtomicU8);
+pub(super) struct Conversation(Mutex<ConversationState>);
 
 impl Conversation {
-    const AWAITING_LOAD: u8 = 0;
-    const LOADING: u8 = 1;
-    const SERVING: u8 = 2;
-
     pub(super) fn new() -> Self {
-        Self(AtomicU8::new(Self::AWAITING_LOAD))
+        Self(Mutex::new(ConversationState::AwaitingLoad))
     }
 
     /// Moves on to serving. Called before `Ready` is sent, because the answer may come at once.
     pub(super) fn serve(&self) {
-        self.0.store(Self::SERVING, Ordering::Release);
+        *self.lock() = ConversationState::Serving;
     }
 
-    fn is(&self, conversation: u8) -> bool {
-        self.0.load(Ordering::Acquire) == conversation
+    fn admit(&self, command: &Command) -> Result<(), &'static str> {
+        let mut state = self.lock();
+        command.check(*state)?;
+        if matches!(command, Command::Load(_)) {
+            *state = ConversationState::Loading;
+        }
+        Ok(())
     }
 
-    fn load(&self) {
-        self.0.store(Self::LOADING, Ordering::Release);
+    fn lock(&self) -> MutexGuard<'_, ConversationState> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -79,17 +79,7 @@ fn forward(
     conversation: &Conversation,
     engine: &SyncSender<Command>,
 ) -> Result<(), String> {
-    match &command {
-        Command::Load(_) if conversation.is(Conversation::AWAITING_LOAD) => conversation.load(),
-        Command::Load(_) => return Err("a second order to load".to_owned()),
-        Command::Submit(_) if !conversation.is(Conversation::SERVING) => {
-            return Err("a request before the model is ready".to_owned());
-        }
-        Command::Cancel { .. } if conversation.is(Conversation::AWAITING_LOAD) => {
-            return Err("a cancellation before the order to load".to_owned());
-        }
-        Command::Submit(_) | Command::Cancel { .. } | Command::Shutdown => {}
-    }
+    conversation.admit(&command)?;
     match engine.try_send(command) {
         // The engine is gone: the process is about to end.
         Ok(()) | Err(TrySendError::Disconnected(_)) => Ok(()),

@@ -4,9 +4,11 @@
 use crate::support::laws::{self, assert_same};
 use crate::support::{MIXED, Model, alone, config, options, tokens};
 use worker_orcd_gpu::device::Executor;
-use worker_orcd_gpu::device::cpu::CpuExecutor;
+use worker_orcd_gpu::device::cpu::{CpuExecutor, Device};
+use worker_orcd_gpu::device::{LoadOptions, Source};
 use worker_orcd_ipc::Fault;
 use worker_orcd_kernels::TensorType;
+use worker_orcd_kernels::cpu::Isa;
 
 /// Past one span of attention (256) and into the middle of a page.
 const LONG: usize = 300;
@@ -106,12 +108,18 @@ fn a_nan_is_a_fault_that_names_its_request() {
 fn what_does_not_fit_is_refused_before_it_is_allocated() {
     let model = Model::random(config(None), MIXED);
     let load = |kv_cache_bytes| {
-        let mut options = options(1);
-        options.load.kv_cache_bytes = kv_cache_bytes;
+        let options = LoadOptions {
+            kv_cache_bytes,
+            ..options()
+        };
         CpuExecutor::load(
-            &model.config,
-            &model.weights(),
-            None,
+            Device::open(Some(1), Isa::detect()).expect("a thread"),
+            Source {
+                config: &model.config,
+                weights: &model.weights(),
+                file: None,
+                kept: None,
+            },
             &options,
             &mut |_, _| (),
         )
@@ -137,10 +145,14 @@ fn progress_ends_at_the_whole() {
     let model = Model::random(config(None), MIXED);
     let mut reports = Vec::new();
     CpuExecutor::load(
-        &model.config,
-        &model.weights(),
-        None,
-        &options(2),
+        Device::open(Some(2), Isa::detect()).expect("threads"),
+        Source {
+            config: &model.config,
+            weights: &model.weights(),
+            file: None,
+            kept: None,
+        },
+        &options(),
         &mut |done, total| {
             reports.push((done, total));
         },

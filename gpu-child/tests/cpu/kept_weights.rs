@@ -1,9 +1,10 @@
 //! Weights that a process took over from another: the same bits, or a fault with a name.
 
 use crate::support::{MIXED, Model, alone, config, options, tokens};
-use worker_orcd_gpu::device::KeptWeights;
-use worker_orcd_gpu::device::cpu::CpuExecutor;
+use worker_orcd_gpu::device::cpu::{CpuExecutor, Device};
+use worker_orcd_gpu::device::{KeptWeights, Source};
 use worker_orcd_ipc::{DeviceError, Fault, WeightsManifest};
+use worker_orcd_kernels::cpu::Isa;
 
 /// What is left of an executor that is gone.
 fn left_by(executor: CpuExecutor) -> KeptWeights {
@@ -15,11 +16,15 @@ fn left_by(executor: CpuExecutor) -> KeptWeights {
 
 fn take_over(model: &Model, kept: KeptWeights, threads: u32) -> Result<CpuExecutor, Fault> {
     let weights = model.weights();
-    let options = options(threads);
+    let options = options();
     CpuExecutor::load(
-        &model.config,
-        &weights,
-        Some(kept),
+        Device::open(Some(threads), Isa::detect())?,
+        Source {
+            config: &model.config,
+            weights: &weights,
+            file: None,
+            kept: Some(kept),
+        },
         &options,
         &mut |_, _| (),
     )

@@ -14,13 +14,12 @@ mod real_model;
 mod support;
 
 use support::Model;
-use worker_orcd_gpu::device::LoadOptions;
-use worker_orcd_gpu::device::cuda::{CudaExecutor, CudaOptions};
+use worker_orcd_gpu::device::cuda::{CudaExecutor, CudaOptions, Device};
+use worker_orcd_gpu::device::{LoadOptions, Source};
 
 /// Room for 256 sequences of a few pages.
 fn options() -> CudaOptions {
     CudaOptions {
-        ordinal: 0,
         memory_permille: 900,
         max_sequences: 256,
         load: LoadOptions {
@@ -34,10 +33,13 @@ fn options() -> CudaOptions {
 
 fn load(model: &Model) -> CudaExecutor {
     CudaExecutor::load(
-        &model.config,
-        &model.weights(),
-        None,
-        None,
+        Device::open(0).expect("a device"),
+        Source {
+            config: &model.config,
+            weights: &model.weights(),
+            file: None,
+            kept: None,
+        },
         &options(),
         &mut |_, _| (),
     )

@@ -8,9 +8,9 @@
 
 use std::path::Path;
 use std::time::Instant;
-use worker_orcd_gpu::device::cuda::{CudaExecutor, CudaOptions};
+use worker_orcd_gpu::device::cuda::{CudaExecutor, CudaOptions, Device};
 use worker_orcd_gpu::device::{
-    Batch, Executor, LoadOptions, NoTap, PageId, SampleWork, SequenceWork,
+    Batch, Executor, LoadOptions, NoTap, PageId, SampleWork, SequenceWork, Source,
 };
 use worker_orcd_gpu::model::{GgufFile, ModelConfig, ModelWeights};
 use worker_orcd_ipc::{RequestId, Sampling, TokenId};
@@ -37,7 +37,6 @@ fn smollm2_says_what_llama_cpp_says() {
     let config = ModelConfig::from_gguf(&header, Some(256)).expect("a configuration");
     let weights = ModelWeights::from_gguf(&header, &config).expect("weights");
     let options = CudaOptions {
-        ordinal: 0,
         memory_permille: 900,
         max_sequences: 40,
         load: LoadOptions {
@@ -49,10 +48,13 @@ fn smollm2_says_what_llama_cpp_says() {
     };
     let start = Instant::now();
     let mut executor = CudaExecutor::load(
-        &config,
-        &weights,
-        Some(file.bytes()),
-        None,
+        Device::open(0).expect("a device"),
+        Source {
+            config: &config,
+            weights: &weights,
+            file: Some(file.bytes()),
+            kept: None,
+        },
         &options,
         &mut |_, _| (),
     )

@@ -4,12 +4,13 @@ pub mod forward;
 pub mod laws;
 
 use std::sync::Mutex;
-use worker_orcd_gpu::device::cpu::{CpuExecutor, CpuOptions};
+use worker_orcd_gpu::device::cpu::{CpuExecutor, Device};
 use worker_orcd_gpu::device::{
-    Batch, Checkpoint, Executor, LoadOptions, PageId, SampleWork, SequenceWork, Tap,
+    Batch, Checkpoint, Executor, LoadOptions, PageId, SampleWork, SequenceWork, Source, Tap,
 };
 use worker_orcd_gpu::model::{Architecture, FileWeights, Layer, Linear, ModelConfig, TensorView};
 use worker_orcd_ipc::{Drawn, Fault, RequestId, Sampling, TokenId};
+use worker_orcd_kernels::cpu::Isa;
 use worker_orcd_kernels::reference::rope::{Rope, RopePairs};
 use worker_orcd_kernels::synthetic::random_rows;
 use worker_orcd_kernels::{Activation, TensorType};
@@ -215,31 +216,35 @@ impl Model {
     }
 
     pub fn load(&self, threads: u32) -> CpuExecutor {
+        self.load_on(Device::open(Some(threads), Isa::detect()))
+    }
+
+    pub fn load_portable(&self) -> CpuExecutor {
+        self.load_on(Device::open(Some(2), Isa::portable()))
+    }
+
+    fn load_on(&self, device: Result<Device, Fault>) -> CpuExecutor {
         CpuExecutor::load(
-            &self.config,
-            &self.weights(),
-            None,
-            &options(threads),
+            device.expect("threads"),
+            Source {
+                config: &self.config,
+                weights: &self.weights(),
+                file: None,
+                kept: None,
+            },
+            &options(),
             &mut |_, _| (),
         )
         .expect("a model that fits")
     }
-
-    pub fn load_portable(&self) -> CpuExecutor {
-        CpuExecutor::load_portable(&self.config, &self.weights(), &options(2), &mut |_, _| ())
-            .expect("a model that fits")
-    }
 }
 
-pub fn options(threads: u32) -> CpuOptions {
-    CpuOptions {
-        threads: Some(threads),
-        load: LoadOptions {
-            kv_cache_bytes: Some(16 << 20),
-            max_batch_tokens: 400,
-            max_sequence_tokens: 512,
-            model: "random".to_owned(),
-        },
+pub fn options() -> LoadOptions {
+    LoadOptions {
+        kv_cache_bytes: Some(16 << 20),
+        max_batch_tokens: 400,
+        max_sequence_tokens: 512,
+        model: "random".to_owned(),
     }
 }
 

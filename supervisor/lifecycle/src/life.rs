@@ -51,32 +51,16 @@ impl Life {
     /// The moment at which [`Life::tick`] has something to do.
     #[must_use]
     pub fn deadline(&self) -> Option<Duration> {
-        let deadlines = &self.deadlines;
-        match &self.state {
-            State::Spawning { deadline, .. }
-            | State::Handshaking { deadline, .. }
-            | State::Killing { deadline, .. }
-            | State::Reaping { deadline, .. } => Some(*deadline),
-            State::Loading {
-                watch, progress, ..
-            } => Some(watch.deadline(deadlines).min(progress.deadline(deadlines))),
-            State::Serving { watch, .. } => Some(watch.deadline(deadlines)),
-            State::Vacant { spawn_at, .. } => *spawn_at,
-            State::Unreapable { .. } => None,
-        }
+        self.state.deadline(&self.deadlines)
     }
 
     /// The supervisor did not run for so long: silence in that time proves nothing.
     pub(crate) fn forgive(&mut self, absent: Duration) {
-        match &mut self.state {
-            State::Loading {
-                watch, progress, ..
-            } => {
-                watch.heartbeat_at += absent;
-                progress.advanced_at += absent;
-            }
-            State::Serving { watch, .. } => watch.heartbeat_at += absent,
-            _ => {}
+        if let Some(watch) = self.state.watch_mut() {
+            watch.heartbeat_at += absent;
+        }
+        if let State::Loading { progress, .. } = &mut self.state {
+            progress.advanced_at += absent;
         }
     }
 
@@ -108,12 +92,10 @@ impl Life {
 
     /// Asks a child that is not needed any more to go, and makes it if it does not.
     pub fn dismiss(&mut self, now: Duration) -> Deeds {
-        let (stage, patience) = match self.state {
+        let (stage, patience) = match &self.state {
             // Without a hello there may be nobody to read a command.
             State::Handshaking { .. } => (KillStage::Terminated, self.deadlines.terminate),
-            State::Loading { .. } | State::Serving { .. } => {
-                (KillStage::Asked, self.deadlines.dismiss)
-            }
+            state if state.is_watched() => (KillStage::Asked, self.deadlines.dismiss),
             // It is spawned before it can go, or goes already.
             _ => return vec![],
         };
@@ -176,20 +158,12 @@ impl Life {
                 let after = deadlines.handshake;
                 self.kill(now, DeathCause::HandshakeDeadline { after })
             }
-            State::Loading {
-                watch, progress, ..
-            } => {
-                let overdue = watch.overdue(now, &deadlines);
-                let overdue = overdue.or_else(|| progress.overdue(now, &deadlines));
-                overdue.map_or(vec![], |cause| self.kill(now, cause))
-            }
-            State::Serving { watch, .. } => {
-                let overdue = watch.overdue(now, &deadlines);
-                overdue.map_or(vec![], |cause| self.kill(now, cause))
-            }
             State::Killing { deadline, .. } if now >= *deadline => self.escalate(now),
             State::Reaping { deadline, .. } if now >= *deadline => self.reap_late(now),
-            _ => vec![],
+            state => {
+                let overdue = state.overdue(now, &deadlines);
+                overdue.map_or(vec![], |cause| self.kill(now, cause))
+            }
         }
     }
 
@@ -335,7 +309,7 @@ impl Life {
 
     fn heartbeat(&mut self, now: Duration, step_elapsed: Option<Duration>) -> Deeds {
         let deadlines = self.deadlines;
-        let (State::Loading { watch, .. } | State::Serving { watch, .. }) = &mut self.state else {
+        let Some(watch) = self.state.watch_mut() else {
             return self.out_of_place(now, "Heartbeat");
         };
         *watch = Watch {

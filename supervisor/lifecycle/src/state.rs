@@ -1,7 +1,7 @@
 //! States of a seat and its child. Each state owns what only makes sense in it.
 
 use crate::death::{DeathCause, Exit};
-use crate::watchdog::Watch;
+use crate::watchdog::{Deadlines, Watch};
 use std::time::Duration;
 
 /// `since`, `deadline` and `until` are times since the supervisor's start.
@@ -89,6 +89,21 @@ impl State {
         }
     }
 
+    /// The same for a person.
+    #[must_use]
+    pub fn in_words(&self) -> &'static str {
+        match self {
+            Self::Vacant { .. } => "waiting before the next child is started",
+            Self::Spawning { .. } => "a child process is being started",
+            Self::Handshaking { .. } => "the child has not introduced itself yet",
+            Self::Loading { .. } => "the model is being loaded",
+            Self::Serving { .. } => "serving",
+            Self::Killing { .. } => "the child was asked to go",
+            Self::Reaping { .. } => "the child is dying",
+            Self::Unreapable { .. } => "the child is stuck in the kernel",
+        }
+    }
+
     #[must_use]
     pub fn since(&self) -> Duration {
         match self {
@@ -116,6 +131,48 @@ impl State {
         }
     }
 
+    /// The pulse of a child whose silence is measured.
+    #[must_use]
+    pub(crate) fn watch(&self) -> Option<&Watch> {
+        match self {
+            Self::Loading { watch, .. } | Self::Serving { watch, .. } => Some(watch),
+            _ => None,
+        }
+    }
+
+    pub(crate) fn watch_mut(&mut self) -> Option<&mut Watch> {
+        match self {
+            Self::Loading { watch, .. } | Self::Serving { watch, .. } => Some(watch),
+            _ => None,
+        }
+    }
+
+    /// The moment at which something is to be done about it.
+    #[must_use]
+    pub(crate) fn deadline(&self, deadlines: &Deadlines) -> Option<Duration> {
+        match self {
+            Self::Spawning { deadline, .. }
+            | Self::Handshaking { deadline, .. }
+            | Self::Killing { deadline, .. }
+            | Self::Reaping { deadline, .. } => Some(*deadline),
+            Self::Loading {
+                watch, progress, ..
+            } => Some(watch.deadline(deadlines).min(progress.deadline(deadlines))),
+            Self::Vacant { spawn_at, .. } => *spawn_at,
+            _ => self.watch().map(|watch| watch.deadline(deadlines)),
+        }
+    }
+
+    /// What a child that is watched has failed to do in time.
+    #[must_use]
+    pub(crate) fn overdue(&self, now: Duration, deadlines: &Deadlines) -> Option<DeathCause> {
+        let overdue = self.watch()?.overdue(now, deadlines);
+        match self {
+            Self::Loading { progress, .. } => overdue.or_else(|| progress.overdue(now, deadlines)),
+            _ => overdue,
+        }
+    }
+
     #[must_use]
     pub(crate) fn is_spawning(&self) -> bool {
         matches!(self, Self::Spawning { .. })
@@ -130,16 +187,13 @@ impl State {
     /// True for a child that exists, and against which nothing is known.
     #[must_use]
     pub fn is_trusted(&self) -> bool {
-        matches!(
-            self,
-            Self::Handshaking { .. } | Self::Loading { .. } | Self::Serving { .. }
-        )
+        matches!(self, Self::Handshaking { .. }) || self.is_watched()
     }
 
     /// True for a child whose silence is measured.
     #[must_use]
     pub fn is_watched(&self) -> bool {
-        matches!(self, Self::Loading { .. } | Self::Serving { .. })
+        self.watch().is_some()
     }
 
     /// Requests may be sent to the child.

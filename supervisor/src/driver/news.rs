@@ -262,19 +262,12 @@ fn reason(from: &Sources<'_>) -> String {
         return failure.map_or("stopped".to_owned(), |failure| failure.reason.clone());
     }
     let doing = match worker.foremost().state() {
-        State::Spawning { .. } => "a child process is being started",
-        State::Handshaking { .. } => "the child has not introduced itself yet",
-        State::Loading { .. } => "the model is being loaded",
         State::Serving { .. } if worker.is_draining() => "finishing what was accepted",
-        State::Serving { .. } => return "serving".to_owned(),
-        State::Killing {
-            cause: DeathCause::Dismissed,
-            ..
-        } => "the child was asked to go",
-        State::Killing { cause, .. } => return format!("the child is being killed: {cause}"),
-        State::Reaping { .. } => "the child is dying",
-        State::Vacant { .. } => "waiting before the next child is started",
-        State::Unreapable { .. } => "the child is stuck in the kernel",
+        state @ State::Serving { .. } => return state.in_words().to_owned(),
+        State::Killing { cause, .. } if *cause != DeathCause::Dismissed => {
+            return format!("the child is being killed: {cause}");
+        }
+        state => state.in_words(),
     };
     let last = from.last_death.as_ref();
     let unrecovered = last.filter(|death| death.is_unrecovered());

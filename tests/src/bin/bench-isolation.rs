@@ -9,12 +9,13 @@ use anyhow::{Context, Result};
 use clap::Parser;
 use serde_json::{Value, json};
 use std::time::Instant;
-use worker_orcd_gpu::device::cpu::{CpuExecutor, CpuOptions};
+use worker_orcd_gpu::device::cpu::{CpuExecutor, Device};
 use worker_orcd_gpu::device::{
-    Batch, Executor, LoadOptions, NoTap, PageId, SampleWork, SequenceWork,
+    Batch, Executor, LoadOptions, NoTap, PageId, SampleWork, SequenceWork, Source,
 };
 use worker_orcd_gpu::model::{GgufFile, ModelConfig, ModelWeights};
 use worker_orcd_ipc::{RequestId, Sampling, TokenId};
+use worker_orcd_kernels::cpu::Isa;
 use worker_orcd_tests::model::real_model;
 use worker_orcd_tests::worker::request;
 use worker_orcd_tests::{Client, Worker};
@@ -98,16 +99,24 @@ impl Bare {
         let header = file.header()?;
         let config = ModelConfig::from_gguf(&header, Some(CONTEXT))?;
         let weights = ModelWeights::from_gguf(&header, &config)?;
-        let options = CpuOptions {
-            threads: Some(threads),
-            load: LoadOptions {
-                kv_cache_bytes: None,
-                max_batch_tokens: CONTEXT,
-                max_sequence_tokens: CONTEXT,
-                model: path.display().to_string(),
-            },
+        let options = LoadOptions {
+            kv_cache_bytes: None,
+            max_batch_tokens: CONTEXT,
+            max_sequence_tokens: CONTEXT,
+            model: path.display().to_string(),
         };
-        let executor = CpuExecutor::load(&config, &weights, None, &options, &mut |_, _| {})?;
+        let device = Device::open(Some(threads), Isa::detect())?;
+        let executor = CpuExecutor::load(
+            device,
+            Source {
+                config: &config,
+                weights: &weights,
+                file: None,
+                kept: None,
+            },
+            &options,
+            &mut |_, _| {},
+        )?;
         let pages_each = CONTEXT.div_ceil(executor.kv_geometry().page_tokens);
         Ok(Self {
             executor,

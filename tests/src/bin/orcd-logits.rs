@@ -14,13 +14,14 @@ use clap::{Parser, ValueEnum};
 use serde::{Deserialize, Serialize};
 use std::io::{BufRead, Write};
 use std::path::PathBuf;
-use worker_orcd_gpu::device::cpu::{CpuExecutor, CpuOptions};
-use worker_orcd_gpu::device::cuda::{CudaExecutor, CudaOptions};
+use worker_orcd_gpu::device::cpu::{self, CpuExecutor};
+use worker_orcd_gpu::device::cuda::{self, CudaExecutor, CudaOptions};
 use worker_orcd_gpu::device::{
-    Batch, Checkpoint, Executor, LoadOptions, PageId, SampleWork, SequenceWork, Tap,
+    Batch, Checkpoint, Executor, LoadOptions, PageId, SampleWork, SequenceWork, Source, Tap,
 };
 use worker_orcd_gpu::model::{GgufFile, ModelConfig, ModelWeights};
 use worker_orcd_ipc::{DeviceSelector, RequestId, Sampling, TokenId};
+use worker_orcd_kernels::cpu::Isa;
 
 #[derive(Parser)]
 struct Options {
@@ -114,22 +115,37 @@ fn load(options: &Options) -> Result<Box<dyn Executor>> {
     let progress = &mut |_, _| {};
     Ok(match options.device {
         DeviceSelector::Cpu => {
-            let cpu = CpuOptions {
-                threads: Some(options.threads),
-                load,
-            };
-            Box::new(CpuExecutor::load(&config, &weights, None, &cpu, progress)?)
+            let cpu = cpu::Device::open(Some(options.threads), Isa::detect())?;
+            Box::new(CpuExecutor::load(
+                cpu,
+                Source {
+                    config: &config,
+                    weights: &weights,
+                    file: None,
+                    kept: None,
+                },
+                &load,
+                progress,
+            )?)
         }
         DeviceSelector::Cuda(ordinal) => {
+            let device = cuda::Device::open(ordinal)?;
             let cuda = CudaOptions {
-                ordinal,
                 memory_permille: 900,
                 max_sequences: u32::try_from(options.batch)?,
                 load,
             };
             let bytes = Some(file.bytes());
             Box::new(CudaExecutor::load(
-                &config, &weights, bytes, None, &cuda, progress,
+                device,
+                Source {
+                    config: &config,
+                    weights: &weights,
+                    file: bytes,
+                    kept: None,
+                },
+                &cuda,
+                progress,
             )?)
         }
     })

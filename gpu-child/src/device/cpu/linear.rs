@@ -26,8 +26,8 @@ type Tiles = [[[f32; ROWS]; TOKEN_BLOCK]; 2];
 /// The CPU as a device: threads that compute, and their instruction set.
 #[derive(Debug)]
 pub struct Device {
-    pub pool: Pool,
-    pub isa: Isa,
+    pub(super) pool: Pool,
+    pub(super) isa: Isa,
 }
 
 /// A matrix to multiply by, and the place of its results.

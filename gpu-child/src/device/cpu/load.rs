@@ -1,6 +1,7 @@
-//! Loading a model, a step at a time: the device is opened, what fits is decided, the weights get
-//! into their places or are taken over where they are, the KV cache is made.
+//! Loading a model on an open device, a step at a time: what fits is decided, the weights get into
+//! their places or are taken over where they are, the KV cache is made.
 
+use super::CpuExecutor;
 use super::attention::Partials;
 use super::kv::KvCache;
 use super::linear::Device;
@@ -9,16 +10,15 @@ use super::pool::{Disjoint, Pool};
 use super::scratch::Scratch;
 use super::sealed::{Draft, Sealed};
 use super::weights::{CpuWeights, Matrix, Vector};
-use super::{CpuExecutor, CpuOptions};
 use crate::device::common::budget::Budget;
 use crate::device::common::kv::KvShape;
 use crate::device::common::manifest::{WeightsLayout, verify};
 use crate::device::common::placement::{check_size, values};
-use crate::device::{KeptWeights, LoadOptions};
-use crate::model::{FileWeights, Mapping, ModelConfig, TensorView};
+use crate::device::{KeptWeights, LoadOptions, Source};
+use crate::model::{Mapping, TensorView};
 use twox_hash::xxhash3_128::Hasher;
 use worker_orcd_ipc::{Fault, WeightsManifest};
-use worker_orcd_kernels::cpu::{Isa, PackedShape};
+use worker_orcd_kernels::cpu::PackedShape;
 
 /// Tensors start at cache lines.
 const ALIGNMENT: u64 = 64;
@@ -26,25 +26,22 @@ const ALIGNMENT: u64 = 64;
 const PROGRESS_BYTES: usize = 8 << 20;
 
 pub fn load(
-    config: &ModelConfig,
-    weights: &FileWeights<'_>,
-    kept: Option<KeptWeights>,
-    options: &CpuOptions,
-    isa: Isa,
+    device: Device,
+    source: Source<'_>,
+    options: &LoadOptions,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<CpuExecutor, Fault> {
-    let device = Device::open(options.threads, isa)?;
-    let options = &options.load;
+    let config = source.config;
     let mut placement = Placement::default();
-    let tensors = weights.try_map(&mut placement)?;
+    let tensors = source.weights.try_map(&mut placement)?;
     let max_tokens = options.batch_tokens();
     let scratch_bytes = Scratch::bytes_for(config, max_tokens);
     let shape = KvShape::of(config);
-    let in_place = kept.as_ref().map_or(0, |kept| kept.manifest.bytes);
+    let in_place = source.kept.as_ref().map_or(0, |kept| kept.manifest.bytes);
     let fixed = placement.layout.bytes() + scratch_bytes;
     let pages = kv_pages(shape, options, fixed, in_place)?;
 
-    let (arena, manifest) = match kept {
+    let (arena, manifest) = match source.kept {
         Some(kept) => placement.attach(kept, &device.pool, progress)?,
         None => placement.fill(&device.pool, progress)?,
     };

@@ -1,6 +1,5 @@
-//! Loading a model, a step at a time: the device is opened, what fits is decided, the weights get
-//! into their places, packed by the device itself, or are taken over where they are, the KV cache is
-//! made.
+//! Loading a model on an open device, a step at a time: what fits is decided, the weights get into
+//! their places, packed by the device itself, or are taken over where they are, the KV cache is made.
 
 use super::board::Board;
 use super::checksum::Checksum;
@@ -18,12 +17,12 @@ use super::scratch::{Scratch, Sizes};
 use super::step_queue::StepQueue;
 use super::weights::{Matrix, TILE_ROWS, Vector, Weights, units};
 use super::{CudaExecutor, CudaOptions};
-use crate::device::KeptWeights;
 use crate::device::common::budget::Budget;
 use crate::device::common::kv::KvShape;
 use crate::device::common::manifest::{WeightsLayout, verify};
 use crate::device::common::placement::{check_size, values};
-use crate::model::{FileWeights, Mapping, ModelConfig, TensorView};
+use crate::device::{KeptWeights, Source};
+use crate::model::{Mapping, ModelConfig, TensorView};
 use worker_orcd_ipc::{Fault, WeightsManifest};
 
 /// Head sizes that attention.cu is compiled for.
@@ -37,23 +36,17 @@ const RESERVE_BYTES: u64 = 256 << 20;
 /// The name of RoPE's table in a manifest; no tensor of a file has it.
 const ROPE_TABLE: &str = "rope table";
 
-/// Where the weights come from.
-pub struct Source<'a> {
-    pub weights: &'a FileWeights<'a>,
-    /// The mapping that they lie in, where there is one.
-    pub file: Option<&'a [u8]>,
-    /// What an earlier process has made of them.
-    pub kept: Option<KeptWeights>,
-}
-
 /// A card that is ready to take a model: a context on it, and the kernels in it.
-struct Device {
+#[derive(Debug)]
+pub struct Device {
     context: Context,
     module: Module,
 }
 
 impl Device {
-    fn open(ordinal: u32) -> Result<Self, Fault> {
+    /// # Errors
+    /// [`Fault::DeviceUnavailable`] when there is no such device or this build has no kernels for it.
+    pub fn open(ordinal: u32) -> Result<Self, Fault> {
         let context = Context::open(ordinal)?;
         let module = Module::load(&context)?;
         Ok(Self { context, module })
@@ -61,13 +54,13 @@ impl Device {
 }
 
 pub fn load(
-    config: &ModelConfig,
+    device: Device,
     source: Source<'_>,
     options: &CudaOptions,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<CudaExecutor, Fault> {
+    let config = source.config;
     refuse_unsupported(config)?;
-    let device = Device::open(options.ordinal)?;
     let sequence_tokens = options.load.max_sequence_tokens.max(1) as usize;
     let sizes = Sizes::of(config, options.load.batch_tokens(), sequence_tokens);
     let mut placement = Placement::default();
