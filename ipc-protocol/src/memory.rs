@@ -29,7 +29,14 @@ impl MemoryReport {
     /// Bytes that the child knows of in use: everything but a context.
     #[must_use]
     pub fn known_bytes(&self) -> u64 {
-        self.weights_bytes + self.kv_capacity_bytes + self.scratch_bytes + self.graphs_bytes
+        let uses = [
+            self.weights_bytes,
+            self.kv_capacity_bytes,
+            self.scratch_bytes,
+            self.graphs_bytes,
+        ];
+        // A child may say anything.
+        uses.into_iter().fold(0, u64::saturating_add)
     }
 }
 

@@ -353,7 +353,7 @@ impl Driver {
                 let chronicle = &mut self.chronicle;
                 let scene = chronicle.buried(now, bereft, generation, &cause, requests);
                 requests.bury(seat, &cause, &scene, now);
-                self.keeping.doubt(bereft, &cause);
+                self.keeping.doubt(bereft.takes_over, &cause);
                 chronicle.gpu.keeps(self.keeping.bytes());
                 bereft.clear();
             }

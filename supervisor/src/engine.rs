@@ -12,6 +12,8 @@ pub mod gpu;
 pub mod model;
 pub mod sampling;
 pub mod snapshot;
+#[cfg(test)]
+pub(crate) mod testing;
 
 pub use crate::requests::{
     Completion, Failure, NewRequest, OnFault, Piece, Refusal, RequestStream, StopReason,

@@ -140,7 +140,8 @@ impl App {
     #[must_use]
     pub fn device_bytes_in_use(&self) -> Option<u64> {
         let (memory, _) = self.engine.snapshot().memory?;
-        Some(memory.known_bytes() + memory.context_bytes.unwrap_or(0))
+        let context = memory.context_bytes.unwrap_or(0);
+        Some(memory.known_bytes().saturating_add(context))
     }
 }
 

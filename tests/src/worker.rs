@@ -100,6 +100,23 @@ impl Worker {
         self.client().health()["child"]["generation"].as_u64()
     }
 
+    /// Kills the child that serves.
+    pub fn kill_child(&self) {
+        let child = self.child_pid().expect("a child serves");
+        process::signal(child, Signal::SIGKILL);
+    }
+
+    /// Kills the child that serves, and waits until the next one does.
+    pub fn replace_child(&self) {
+        let generation = self.generation().expect("a child serves");
+        self.kill_child();
+        wait::until("the next child to serve", || {
+            let health = self.client().health();
+            let is_next = health["child"]["generation"].as_u64() > Some(generation);
+            (is_next && health["status"] == "healthy").then_some(())
+        });
+    }
+
     pub fn signal(&self, signal: Signal) {
         process::signal(self.pid(), signal);
     }

@@ -1,7 +1,6 @@
 //! The real child, built to fail: every kind of fault in turn under one supervisor, and a request
 //! that kills whoever computes it.
 
-use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 use std::thread;
 use worker_orcd_gpu::fault_injection::Kind;
@@ -10,7 +9,7 @@ use worker_orcd_tests::client::Transcript;
 use worker_orcd_tests::faults::{ANYWHERE, Expected, ON_A_GPU};
 use worker_orcd_tests::model_copy::edit_weights;
 use worker_orcd_tests::worker::unique;
-use worker_orcd_tests::{Bystander, Client, ModelCopy, Worker, WorkerBuilder, process};
+use worker_orcd_tests::{Bystander, Client, ModelCopy, Worker, WorkerBuilder};
 
 /// Short deadlines: what hangs is to be noticed soon.
 fn failing(faults: &str) -> WorkerBuilder {
@@ -198,7 +197,7 @@ fn a_bit_that_flipped_in_kept_weights_is_found_before_a_token_leaves() {
     let bystander = Bystander::new(client.clone(), request(12, 200));
     let mut stream = bystander.begin();
     stream.more(5);
-    process::signal(worker.child_pid().expect("a child serves"), Signal::SIGKILL);
+    worker.kill_child();
     let (text, end) = stream.end();
     assert_eq!(end["recoveries"], 1, "the second child computed nothing");
     assert_eq!(labels(&worker), ["device", "signalled"]);
@@ -206,10 +205,10 @@ fn a_bit_that_flipped_in_kept_weights_is_found_before_a_token_leaves() {
         .crash_reports()
         .into_iter()
         .map(|report| report["cause"].to_string());
-    let found = causes.filter(|cause| cause.contains("WEIGHTS_CHANGED"));
+    let mut found = causes.filter(|cause| cause.contains("WEIGHTS_CHANGED"));
     assert!(
         found
-            .last()
+            .next_back()
             .is_some_and(|cause| cause.contains("token_embd.weight"))
     );
     let after = client.health();
@@ -229,7 +228,7 @@ fn where_kept_weights_are_lost_an_edited_file_ends_the_streams_before_a_wrong_by
     let mut stream = Bystander::new(worker.client(), request(12, 200)).begin();
     stream.more(5);
     edit_weights(&copy.path);
-    process::signal(worker.child_pid().expect("a child serves"), Signal::SIGKILL);
+    worker.kill_child();
     let (_, last) = stream.rest();
     let error = last.json();
     assert_eq!(

@@ -301,7 +301,7 @@ fn a_bit_that_flipped_in_kept_weights_is_found_on_a_card() {
             is_it.then_some(health)
         })
     };
-    let kill = || process::signal(worker.child_pid().expect("a child"), Signal::SIGKILL);
+    let kill = || worker.kill_child();
     let vram = serving(1)["vram"].clone();
     assert_eq!(vram["custody_bytes"], vram["weights_bytes"], "{vram}");
     kill();

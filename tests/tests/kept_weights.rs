@@ -4,7 +4,7 @@
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 use std::fs;
-use worker_orcd_tests::{Bystander, ModelCopy, Worker, process, wait};
+use worker_orcd_tests::{Bystander, ModelCopy, process, wait};
 
 /// A mapping of the weights, as `/proc/PID/maps` tells it.
 #[derive(Debug, PartialEq, Eq)]
@@ -43,21 +43,6 @@ fn mapped_by(inode: &str) -> Vec<u32> {
         .collect()
 }
 
-fn kill_child(worker: &Worker) {
-    let child = worker.child_pid().expect("a child serves");
-    process::signal(child, Signal::SIGKILL);
-}
-
-fn replace_child(worker: &Worker) {
-    let generation = worker.generation().expect("a child serves");
-    kill_child(worker);
-    wait::until("the next child to serve", || {
-        let health = worker.client().health();
-        let is_next = health["child"]["generation"].as_u64() > Some(generation);
-        (is_next && health["status"] == "healthy").then_some(())
-    });
-}
-
 fn body() -> Value {
     json!({"prompt": "Tell me of the sea.", "max_tokens": 150, "temperature": 0.7, "seed": 3,
            "ignore_eos": true})
@@ -79,7 +64,7 @@ fn each_child_maps_the_memory_of_the_first_and_none_may_write_it() {
     let mut stream = bystander.begin();
     stream.more(5);
     for _ in 0..3 {
-        replace_child(&worker);
+        worker.replace_child();
         assert_eq!(
             weights_of(worker.child_pid().unwrap()).as_ref(),
             Some(&first)

@@ -1,6 +1,5 @@
 //! Whatever becomes of the model file while a worker runs, no stream goes on with another model.
 
-use nix::sys::signal::Signal;
 use nix::sys::stat::Mode;
 use serde_json::{Value, json};
 use std::fs::{self, File, OpenOptions};
@@ -9,7 +8,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 use worker_orcd_tests::model_copy::edit_weights;
 use worker_orcd_tests::worker::describe;
-use worker_orcd_tests::{Bystander, ModelCopy, Unreapable, Worker, process, wait};
+use worker_orcd_tests::{Bystander, ModelCopy, Unreapable, Worker, wait};
 
 const PROMPT: &str = "<|im_start|>user\nTell me about the sea, the wind and the mountains.\
                       <|im_end|>\n<|im_start|>assistant\n";
@@ -36,22 +35,6 @@ fn body(max_tokens: u32) -> Value {
     })
 }
 
-fn kill_child(worker: &Worker) {
-    let child = worker.child_pid().expect("a child serves");
-    process::signal(child, Signal::SIGKILL);
-}
-
-/// Kills the child and waits for the next one to serve.
-fn replace_child(worker: &Worker) {
-    let generation = worker.generation().expect("a child serves");
-    kill_child(worker);
-    wait::until("the next child to serve", || {
-        let health = worker.client().health();
-        let is_next = health["child"]["generation"].as_u64() > Some(generation);
-        (is_next && health["status"] == "healthy").then_some(())
-    });
-}
-
 /// A stream is begun, `meanwhile` happens to the file, and two children die one after the other.
 fn outlives_two_deaths(meanwhile: impl Fn(&ModelCopy)) {
     let copy = ModelCopy::new();
@@ -64,7 +47,7 @@ fn outlives_two_deaths(meanwhile: impl Fn(&ModelCopy)) {
     stream.more(9);
     meanwhile(&copy);
     for _ in 0..2 {
-        replace_child(&worker);
+        worker.replace_child();
         stream.more(10);
     }
     let (text, end) = stream.end();
@@ -119,7 +102,7 @@ fn ends_with_one_error_and_takes_the_file_at_the_next_start(on: Place, edit: fn(
     edit(&copy.path);
     let client = worker.client();
     let struck = Instant::now();
-    kill_child(&worker);
+    worker.kill_child();
     // The next child stays unburied until everybody has looked.
     let (_, spawned) = wait::until("the next child", || worker.log.next("child_spawn", struck));
     let held = Unreapable::hold(pid_of(&spawned));
@@ -177,7 +160,7 @@ fn a_file_that_is_cut_short_in_place_ends_the_worker_at_the_next_death() {
     stream.more(9);
     let file = OpenOptions::new().write(true).open(&copy.path).unwrap();
     file.set_len(1 << 20).unwrap();
-    kill_child(&worker);
+    worker.kill_child();
     let (_, last) = stream.rest();
     let error = last.json();
     assert_eq!(error["code"], "WORKER_UNHEALTHY", "{error}");
@@ -237,7 +220,7 @@ fn the_supervisor_does_not_open_the_model_file() {
         targets.filter(|target| *target == copy.path).count()
     };
     assert_eq!(kept(&worker), 1);
-    replace_child(&worker);
+    worker.replace_child();
     assert_eq!(kept(&worker), 1);
     let maps = File::open(format!("/proc/{}/maps", worker.pid())).unwrap();
     let maps = std::io::read_to_string(maps).unwrap();

@@ -68,7 +68,7 @@ fn without_the_library_a_cuda_worker_serves_and_says_what_it_does_not_know() {
     for field in ["driver_used_bytes", "baseline_bytes", "residual_bytes"] {
         assert!(health["vram"][field].is_null(), "{field}: {health}");
     }
-    process::signal(worker.child_pid().expect("a child"), Signal::SIGKILL);
+    worker.kill_child();
     let report = report(&worker.client(), |report| {
         report["timeline"]["ready_ms"].is_f64()
     });
@@ -184,7 +184,7 @@ fn what_the_driver_asks_for_after_a_death_ends_the_worker() {
     played.plays("action 2");
     let mut worker = started(&played);
     worker.assert_serves();
-    process::signal(worker.child_pid().expect("a child"), Signal::SIGKILL);
+    worker.kill_child();
     assert_eq!(worker.wait_exit().code(), Some(89));
 }
 
@@ -202,7 +202,7 @@ fn a_library_that_blocks_delays_nobody() {
         health["device"]["temperature_celsius"].is_null(),
         "{health}"
     );
-    process::signal(worker.child_pid().expect("a child"), Signal::SIGKILL);
+    worker.kill_child();
     wait::until("the next child", || {
         (worker.generation() == Some(2)).then_some(())
     });

@@ -15,7 +15,7 @@
 
 use rustix::io::Errno;
 use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, recvmsg, sendmsg, sockopt,
 };
 use std::fs::File;
@@ -61,7 +61,8 @@ impl Custody {
     /// What process `pid` has handed over next, if anything; does not wait.
     ///
     /// # Errors
-    /// [`io::ErrorKind::InvalidData`] when it is nothing that is kept.
+    /// [`io::ErrorKind::InvalidData`] when it is nothing that is kept, [`Errno::MFILE`] when this process
+    /// has no number left for a descriptor that came.
     pub(crate) fn take(&mut self, pid: u32) -> io::Result<Option<(Article, OwnedFd)>> {
         let Some(connection) = self.connection(pid)? else {
             return Ok(None);
@@ -148,13 +149,18 @@ fn receive(connection: &UnixStream) -> io::Result<Option<(u8, Option<OwnedFd>)>>
     let mut buffers = [IoSliceMut::new(&mut name)];
     let received = match recvmsg(connection, &mut buffers, &mut control, flags) {
         Err(Errno::AGAIN) => return Ok(None),
-        outcome => outcome?.bytes,
+        outcome => outcome?,
     };
     let mut descriptors = control.drain().flat_map(|message| match message {
         RecvAncillaryMessage::ScmRights(descriptors) => descriptors.collect(),
         _ => Vec::new(),
     });
-    Ok((received > 0).then_some((name[0], descriptors.next())))
+    let descriptor = descriptors.next();
+    // The kernel drops a descriptor that it has no number or no space for.
+    if received.flags.contains(ReturnFlags::CTRUNC) {
+        return Err(Errno::MFILE.into());
+    }
+    Ok((received.bytes > 0).then_some((name[0], descriptor)))
 }
 
 #[cfg(test)]
@@ -224,6 +230,22 @@ mod tests {
         let refused = custody.hand_out(other, Article::ModelFile, &file.into());
         let refused = refused.unwrap_err();
         assert_eq!(refused.kind(), io::ErrorKind::NotConnected);
+    }
+
+    #[test]
+    fn a_descriptor_without_a_place_is_no_lie_of_the_child() {
+        let (dir, mut custody, child) = custody();
+        let me = std::process::id();
+        let file = File::create(dir.path().join("file")).unwrap();
+        // Too many for the message are dropped just as one that there is no number for.
+        let descriptors = [file.as_fd(); 16];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(16))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        assert!(control.push(SendAncillaryMessage::ScmRights(&descriptors)));
+        let name = [IoSlice::new(&[1])];
+        sendmsg(&child, &name, &mut control, SendFlags::empty()).unwrap();
+        let error = custody.take(me).expect_err("dropped");
+        assert_eq!(error.raw_os_error(), Some(Errno::MFILE.raw_os_error()));
     }
 
     #[test]

@@ -21,7 +21,9 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::time::Instant;
 use tracing::{info, warn};
-use worker_orcd_ipc::{Article, DeviceError, Fault, LoadOrder, ModelFile, WeightsManifest};
+use worker_orcd_ipc::{
+    Article, DeviceError, Fault, Generation, LoadOrder, ModelFile, WeightsManifest,
+};
 use worker_orcd_lifecycle::{ChildEvent, DeathCause};
 
 #[derive(Debug, Default)]
@@ -34,6 +36,8 @@ pub(super) struct Keeping {
 struct KeptWeights {
     memory: OwnedFd,
     manifest: WeightsManifest,
+    /// The child that placed them there; a later one imports them.
+    placed_by: Generation,
     since: Instant,
     /// The moment at which a child last saw that they are what the manifest says.
     verified_at: Instant,
@@ -53,6 +57,7 @@ impl Keeping {
     pub(super) fn snapshot(&self) -> Option<CustodySnapshot> {
         self.weights.as_ref().map(|weights| CustodySnapshot {
             bytes: weights.manifest.bytes,
+            placed_by: weights.placed_by.0,
             since: weights.since,
             verified_at: weights.verified_at,
         })
@@ -95,6 +100,7 @@ impl Keeping {
         let Some(child) = &mut seat.child else {
             return Ok(());
         };
+        let placed_by = child.generation;
         for _ in Article::ALL {
             match child.take() {
                 Ok(Some((Article::ModelFile, model))) => {
@@ -105,6 +111,7 @@ impl Keeping {
                     self.weights = Some(KeptWeights {
                         memory,
                         manifest: manifest.clone(),
+                        placed_by,
                         since: now,
                         verified_at: now,
                     });
@@ -125,9 +132,11 @@ impl Keeping {
         Ok(())
     }
 
-    /// Lets go of weights that are in doubt; called when the child of a seat is buried.
-    pub(super) fn doubt(&mut self, seat: &Seat, cause: &DeathCause) {
-        if !seat.takes_over && !casts_doubt(cause) {
+    /// Lets go of weights that are in doubt; called when a child is buried that was `taking_over`, or was
+    /// done with it.
+    pub(super) fn doubt(&mut self, taking_over: bool, cause: &DeathCause) {
+        let unfinished = taking_over && *cause != DeathCause::Dismissed;
+        if !unfinished && !casts_doubt(cause) {
             return;
         }
         if let Some(weights) = self.weights.take() {
@@ -178,6 +187,32 @@ mod tests {
             (DeathCause::Signalled(9), false),
         ] {
             assert_eq!(casts_doubt(&cause), doubted, "{cause}");
+        }
+    }
+
+    #[test]
+    fn weights_are_let_go_where_a_child_died_before_it_was_done_with_them() {
+        let now = Instant::now();
+        for (taking_over, cause, kept) in [
+            (true, DeathCause::Signalled(9), false),
+            (true, DeathCause::Dismissed, true),
+            (false, DeathCause::Signalled(9), true),
+            (false, DeathCause::OomKilled, false),
+        ] {
+            let memory = std::fs::File::open("/dev/null").unwrap().into();
+            let weights = KeptWeights {
+                memory,
+                manifest: WeightsManifest::default(),
+                placed_by: Generation(1),
+                since: now,
+                verified_at: now,
+            };
+            let mut keeping = Keeping {
+                model: None,
+                weights: Some(weights),
+            };
+            keeping.doubt(taking_over, &cause);
+            assert_eq!(keeping.snapshot().is_some(), kept, "{taking_over}, {cause}");
         }
     }
 }

@@ -109,8 +109,10 @@ impl News {
     pub(super) fn heartbeat(&mut self, now: Instant, memory: MemoryReport, prompted: Prompted) {
         self.dirty = true;
         self.memory = Some((memory, now));
-        self.prompted.tokens += prompted.tokens;
-        self.prompted.hits += prompted.hits;
+        // A child may say anything.
+        let Prompted { tokens, hits } = &mut self.prompted;
+        *tokens = tokens.saturating_add(prompted.tokens);
+        *hits = hits.saturating_add(prompted.hits);
     }
 
     /// A child that served is gone.
@@ -277,16 +279,16 @@ fn reason(from: &Sources<'_>) -> String {
     }
 }
 
-/// The load of two children together, as old as the older.
+/// The load of two children together, as old as the older. A child may say anything, so sums saturate.
 fn both(one: (Load, Instant), other: (Load, Instant)) -> (Load, Instant) {
     let (a, b) = (one.0, other.0);
     let load = Load {
-        running: a.running + b.running,
-        waiting: a.waiting + b.waiting,
-        kv_used_tokens: a.kv_used_tokens + b.kv_used_tokens,
-        prefix_hit_tokens: a.prefix_hit_tokens + b.prefix_hit_tokens,
-        prompt_tokens: a.prompt_tokens + b.prompt_tokens,
-        generated_tokens: a.generated_tokens + b.generated_tokens,
+        running: a.running.saturating_add(b.running),
+        waiting: a.waiting.saturating_add(b.waiting),
+        kv_used_tokens: a.kv_used_tokens.saturating_add(b.kv_used_tokens),
+        prefix_hit_tokens: a.prefix_hit_tokens.saturating_add(b.prefix_hit_tokens),
+        prompt_tokens: a.prompt_tokens.saturating_add(b.prompt_tokens),
+        generated_tokens: a.generated_tokens.saturating_add(b.generated_tokens),
     };
     (load, one.1.min(other.1))
 }

@@ -245,7 +245,10 @@ impl GpuWatch {
                 generation: death.generation.0,
                 pid: child.pid,
                 reaped_at: death.reaped.map_or(now, |(at, _)| at),
-                baseline: self.snapshot.baseline.map(|bytes| bytes + self.kept),
+                baseline: self
+                    .snapshot
+                    .baseline
+                    .map(|it| it.saturating_add(self.kept)),
                 pids_are_known: self.pids_are_known,
             })
         });

@@ -56,6 +56,8 @@ pub struct Impairment {
 #[derive(Debug, Clone, Copy)]
 pub struct CustodySnapshot {
     pub bytes: u64,
+    /// The generation of the child that placed them there.
+    pub placed_by: u32,
     pub since: Instant,
     /// When a child last found every byte unchanged.
     pub verified_at: Instant,

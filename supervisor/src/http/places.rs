@@ -7,7 +7,8 @@
 //! ```
 //!
 //! Whoever connects gets a place as long as anybody who is not being answered holds one. So idle
-//! clients, however many, keep nobody out: they only push each other out.
+//! clients, however many, keep nobody out: they only push each other out. Nobody is told to leave
+//! before its request can have been read, so in a burst of them those who connect wait a moment.
 
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
@@ -15,6 +16,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
+use tokio::time::{Instant, sleep_until};
+
+/// Time to read a request that is on its way when its connection gets a place.
+const GRACE: Duration = Duration::from_millis(20);
 
 #[derive(Debug)]
 pub struct Places {
@@ -28,7 +33,14 @@ pub struct Places {
 #[derive(Debug, Default)]
 struct Open {
     clock: u64,
-    holders: BTreeMap<Order, Arc<Notify>>,
+    holders: BTreeMap<Order, Holder>,
+}
+
+#[derive(Debug, Clone)]
+struct Holder {
+    leave: Arc<Notify>,
+    /// It is not told to leave before this.
+    safe_until: Instant,
 }
 
 /// Sooner is smaller: whoever waits for a request leaves before whoever sends one.
@@ -60,18 +72,15 @@ impl Places {
     /// A place, if need be one that somebody else is told to leave. `None` when everybody is
     /// being answered.
     pub async fn take(self: &Arc<Self>) -> Option<Place> {
-        let permit = match Arc::clone(&self.free).try_acquire_owned() {
-            Ok(permit) => permit,
-            Err(_) => {
-                self.evict_one()?;
-                // Whoever was told to leave does so at once, and the first to wait is served first.
-                Arc::clone(&self.free).acquire_owned().await.ok()?
-            }
+        let permit = self.permit().await?;
+        let holder = Holder {
+            leave: Arc::new(Notify::new()),
+            safe_until: Instant::now() + GRACE,
         };
         let place = Place {
             places: Arc::clone(self),
             order: Mutex::new(None),
-            leave: Arc::new(Notify::new()),
+            holder,
             _permit: permit,
         };
         place.enter(Stage::Waiting);
@@ -101,11 +110,33 @@ impl Places {
         let _ = tokio::time::timeout(patience, self.free.acquire_many(all)).await;
     }
 
-    fn evict_one(&self) -> Option<()> {
-        let (_, leave) = self.open.lock().holders.pop_first()?;
+    async fn permit(&self) -> Option<OwnedSemaphorePermit> {
+        loop {
+            if let Ok(permit) = Arc::clone(&self.free).try_acquire_owned() {
+                return Some(permit);
+            }
+            let Err(safe_until) = self.evict_one()? else {
+                // Whoever was told to leave does so at once, and the first to wait is served first.
+                return Arc::clone(&self.free).acquire_owned().await.ok();
+            };
+            tokio::select! {
+                permit = Arc::clone(&self.free).acquire_owned() => return permit.ok(),
+                () = sleep_until(safe_until) => {}
+            }
+        }
+    }
+
+    /// Tells the first to leave, or says until when it may stay. `None` when nobody may be told.
+    fn evict_one(&self) -> Option<Result<(), Instant>> {
+        let mut open = self.open.lock();
+        let first = open.holders.first_entry()?;
+        let safe_until = first.get().safe_until;
+        if safe_until > Instant::now() {
+            return Some(Err(safe_until));
+        }
+        first.remove().leave.notify_one();
         self.evicted.fetch_add(1, Ordering::Relaxed);
-        leave.notify_one();
-        Some(())
+        Some(Ok(()))
     }
 }
 
@@ -115,7 +146,7 @@ pub struct Place {
     places: Arc<Places>,
     /// The rank by which it may be told to leave; `None` while it may not.
     order: Mutex<Option<Order>>,
-    leave: Arc<Notify>,
+    holder: Holder,
     _permit: OwnedSemaphorePermit,
 }
 
@@ -129,14 +160,14 @@ impl Place {
         if stage != Stage::Answered {
             open.clock += 1;
             let now = (stage, open.clock);
-            open.holders.insert(now, Arc::clone(&self.leave));
+            open.holders.insert(now, self.holder.clone());
             *order = Some(now);
         }
     }
 
     /// Waits until somebody else needs the place.
     pub async fn told_to_leave(&self) {
-        self.leave.notified().await;
+        self.holder.leave.notified().await;
     }
 }
 
@@ -151,8 +182,7 @@ mod tests {
     use super::*;
 
     async fn was_told(place: &Place) -> bool {
-        let moment = Duration::from_millis(20);
-        tokio::time::timeout(moment, place.told_to_leave())
+        tokio::time::timeout(2 * GRACE, place.told_to_leave())
             .await
             .is_ok()
     }
@@ -184,6 +214,21 @@ mod tests {
             async move { places.take().await.is_some() }
         });
         assert!(was_told(&first).await);
+        drop(first);
+        assert!(newcomer.await.unwrap());
+    }
+
+    #[tokio::test]
+    async fn nobody_is_told_to_leave_before_its_request_can_have_been_read() {
+        let began = Instant::now();
+        let places = Places::new(1);
+        let first = places.take().await.unwrap();
+        let newcomer = tokio::spawn({
+            let places = Arc::clone(&places);
+            async move { places.take().await.is_some() }
+        });
+        first.told_to_leave().await;
+        assert!(began.elapsed() >= GRACE);
         drop(first);
         assert!(newcomer.await.unwrap());
     }

@@ -5,13 +5,13 @@ use crate::config::device::DeviceChoice;
 use crate::config::environment::Environment;
 use crate::config::sources;
 use crate::crash::CrashSettings;
+use crate::engine::testing::load_order;
 use crate::engine::{Deadlines, EngineSettings, OnFault, RestartPolicy};
 use axum::http::{Method, StatusCode};
 use http_body_util::BodyExt;
 use serde_json::{Value, json};
 use std::path::PathBuf;
 use tower::ServiceExt;
-use worker_orcd_ipc::{DeviceSelector, LoadOrder, ModelFile};
 
 fn config(flags: &[&str]) -> Config {
     let command = sources::arguments(clap::Command::new("worker-orcd"));
@@ -29,20 +29,7 @@ async fn app(flags: &[&str]) -> Arc<App> {
         model_sampling: true,
         template_timeout: std::time::Duration::from_secs(3),
         child_binary: PathBuf::from("/nowhere/worker-orcd-gpu"),
-        load: LoadOrder {
-            model_path: "/dev/null".to_owned(),
-            model_file: ModelFile::AtPath,
-            weights: None,
-            device: DeviceSelector::Cpu,
-            kv_cache_bytes: None,
-            memory_permille: 900,
-            max_running: 1,
-            max_sequence_tokens: None,
-            prefill_chunk_tokens: 1,
-            threads: None,
-            prefix_cache: true,
-            trace: None,
-        },
+        load: load_order(),
         deadlines: Deadlines::default(),
         restart: RestartPolicy::default(),
         on_fault: OnFault::Fail,

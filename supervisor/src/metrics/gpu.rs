@@ -48,7 +48,7 @@ const FIGURES: &[Figure] = &[
     figure(
         "worker_orcd_gpu_memory_residual_bytes",
         None,
-        "Memory above the baseline after the last death.",
+        "Memory above the baseline after the last death, beside what is kept on purpose.",
         |now| gauge(measure(now)?.residual?),
     ),
     figure(
@@ -178,7 +178,7 @@ worker_orcd_gpu_memory_used_bytes{uuid="GPU-1"} 700
 # HELP worker_orcd_gpu_memory_baseline_bytes Memory that was in use before the first child.
 # TYPE worker_orcd_gpu_memory_baseline_bytes gauge
 worker_orcd_gpu_memory_baseline_bytes{uuid="GPU-1"} 5
-# HELP worker_orcd_gpu_memory_residual_bytes Memory above the baseline after the last death.
+# HELP worker_orcd_gpu_memory_residual_bytes Memory above the baseline after the last death, beside what is kept on purpose.
 # TYPE worker_orcd_gpu_memory_residual_bytes gauge
 worker_orcd_gpu_memory_residual_bytes{uuid="GPU-1"} 7
 # HELP worker_orcd_gpu_temperature_celsius Temperature of the die.

@@ -6,7 +6,7 @@
 //!
 //! A sealed file can be neither written, nor shrunk, nor stretched, by anybody: a child that runs wild
 //! cannot reach the weights of its successor, and what was mapped stays there. Reading it costs what
-//! reading anonymous memory costs (`bench/results/cpu.md`); huge pages are asked for, which the kernel
+//! reading anonymous memory costs (`bench/results/paired.md`); huge pages are asked for, which the kernel
 //! gives where `shmem_enabled` allows them.
 
 use memmap2::{Advice, Mmap, MmapMut, MmapOptions};
@@ -91,7 +91,7 @@ impl Sealed {
             return Err(fault(format!("{} bytes instead of {bytes}", found.len())));
         }
         let seals = fcntl(&file, FcntlArg::F_GET_SEALS).unwrap_or(0);
-        if SealFlag::from_bits_truncate(seals) != SEALS {
+        if !SealFlag::from_bits_truncate(seals).contains(SEALS) {
             return Err(fault("they are not sealed".to_owned()));
         }
         let map = map_sealed(&file).map_err(|error| fault(error.to_string()))?;

@@ -2,11 +2,12 @@
 use super::*;
 use crate::crash::{CrashSettings, CrashStore};
 use crate::driver::vitals::Vitals;
+use crate::engine::testing::load_order;
 use crate::requests::testing::{Journal, request};
 use parking_lot::RwLock;
 use std::num::NonZeroU8;
 use std::time::Duration;
-use worker_orcd_ipc::{DeviceSelector, Load, LoadOrder, MemoryReport, ModelFile};
+use worker_orcd_ipc::{DeviceSelector, Load, MemoryReport};
 use worker_orcd_lifecycle::Settings;
 
 const TWO: NonZeroU8 = NonZeroU8::new(2).unwrap();
@@ -111,23 +112,6 @@ impl Scenery {
     }
 }
 
-fn load_order() -> LoadOrder {
-    LoadOrder {
-        model_path: "/dev/null".to_owned(),
-        model_file: ModelFile::AtPath,
-        weights: None,
-        device: DeviceSelector::Cpu,
-        kv_cache_bytes: None,
-        memory_permille: 900,
-        max_running: 1,
-        max_sequence_tokens: None,
-        prefill_chunk_tokens: 1,
-        threads: None,
-        prefix_cache: true,
-        trace: None,
-    }
-}
-
 fn generations(snapshot: &EngineSnapshot) -> Vec<u32> {
     let children = snapshot.children.iter();
     children.map(|child| child.generation).collect()
@@ -170,6 +154,25 @@ async fn two_children_are_told_of_side_by_side_and_a_death_leaves_the_other_as_i
     assert_eq!(generations(&next), [3, 2], "by their seats");
     assert_eq!(next.load.prompt_tokens_total, 100, "it counts from zero");
     assert_eq!(next.faults.restarts, 1);
+}
+
+#[tokio::test]
+async fn whatever_children_count_the_sums_hold() {
+    let mut scenery = Scenery::new();
+    for (seat, generation) in [(ONE, 1), (OTHER, 2)] {
+        scenery.spawn(0, seat, generation);
+        scenery.beat(1000, seat, u64::MAX);
+    }
+    let snapshot = scenery.snapshot(1000);
+    let (load, _) = snapshot.load.children.unwrap();
+    assert_eq!((load.running, load.prompt_tokens), (2, u64::MAX));
+    assert_eq!(snapshot.load.prompt_tokens_total, u64::MAX);
+    let memory = MemoryReport {
+        weights_bytes: u64::MAX,
+        kv_capacity_bytes: u64::MAX,
+        ..MemoryReport::default()
+    };
+    assert_eq!(memory.known_bytes(), u64::MAX);
 }
 
 #[tokio::test]

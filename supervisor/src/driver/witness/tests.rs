@@ -176,6 +176,7 @@ async fn a_death_is_explained_by_its_xids_and_measured_until_the_memory_is_back(
     watch.load_begins(Instant::now());
     assert_eq!(watch.snapshot().baseline, Some(4 * MIB));
     let spawned_at = Instant::now();
+    watch.keeps(100 * MIB);
     gpu.holds(904 * MIB, &[(CHILD, 600 * MIB), (NEIGHBOUR, 300 * MIB)]);
     see_until(&mut watch, &mut log, |it| match it {
         Sighting::Gauges(gauges, _) => {
@@ -204,8 +205,8 @@ async fn a_death_is_explained_by_its_xids_and_measured_until_the_memory_is_back(
     assert_eq!(told, after_death(&[31], Some(RecoveryAction::None)));
     assert_eq!(watch.next_deadline(&log), None, "the word came in time");
 
-    // The driver takes the memory back, and a neighbour takes more.
-    gpu.holds(604 * MIB, &[(NEIGHBOUR, 600 * MIB)]);
+    // The driver takes the memory back but for what is kept, and a neighbour takes more.
+    gpu.holds(704 * MIB, &[(NEIGHBOUR, 600 * MIB)]);
     let (_, told) = see_until(&mut watch, &mut log, |it| {
         matches!(it, Sighting::Measured { .. })
     })

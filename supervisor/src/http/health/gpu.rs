@@ -61,8 +61,8 @@ pub(super) fn memory(snapshot: &EngineSnapshot, clock: &Clock) -> Value {
 }
 
 /// Memory that a child that is ready holds beyond what it knows of: its context, and what belongs
-/// to it. The figures of NVIDIA's driver are a second old, so it is unknown while the child's still
-/// grow past them.
+/// to it. NVIDIA's driver counts weights to the child that placed them, and to nobody after that. Its
+/// figures are a second old, so the context is unknown while the child's still grow past them.
 pub(super) fn context(
     snapshot: &EngineSnapshot,
     memory: &MemoryReport,
@@ -74,7 +74,14 @@ pub(super) fn context(
         return None;
     }
     let held = gauges.memory.as_ref()?.of(child.pid)?;
-    held.checked_sub(memory.known_bytes())
+    let imported = snapshot
+        .custody
+        .is_some_and(|it| it.placed_by != child.generation);
+    let known = match imported {
+        true => memory.known_bytes().saturating_sub(memory.weights_bytes),
+        false => memory.known_bytes(),
+    };
+    held.checked_sub(known)
 }
 
 /// The fields of `vram` before any child has reported; `null` when NVIDIA's driver has not either.
@@ -98,6 +105,7 @@ mod tests {
     use super::*;
     use crate::engine::ChildSnapshot;
     use crate::engine::gpu::Nvml;
+    use crate::engine::snapshot::CustodySnapshot;
     use crate::nvml::library::{DeviceMemory, Gauges, Process};
     use crate::nvml::reckoning::Measure;
     use crate::nvml::{SILENT_AFTER, SeenXid};
@@ -189,6 +197,17 @@ mod tests {
         assert_eq!(context(&snapshot, &report, &clock), None, "not ready");
         snapshot.children[0].ready_at = Some(start);
         assert_eq!(context(&snapshot, &report, &clock), Some(600 - 135));
+        let mut custody = CustodySnapshot {
+            bytes: 100,
+            placed_by: 1,
+            since: start,
+            verified_at: start,
+        };
+        snapshot.custody = Some(custody);
+        assert_eq!(context(&snapshot, &report, &clock), Some(600 - 135));
+        custody.placed_by = 0;
+        snapshot.custody = Some(custody);
+        assert_eq!(context(&snapshot, &report, &clock), Some(600 - 35));
         report.kv_capacity_bytes = 1000;
         assert_eq!(context(&snapshot, &report, &clock), None, "older figures");
     }

@@ -1,0 +1,20 @@
+//! An order to load that nobody obeys.
+
+use worker_orcd_ipc::{DeviceSelector, LoadOrder, ModelFile};
+
+pub(crate) fn load_order() -> LoadOrder {
+    LoadOrder {
+        model_path: "/dev/null".to_owned(),
+        model_file: ModelFile::AtPath,
+        weights: None,
+        device: DeviceSelector::Cpu,
+        kv_cache_bytes: None,
+        memory_permille: 900,
+        max_running: 1,
+        max_sequence_tokens: None,
+        prefill_chunk_tokens: 1,
+        threads: None,
+        prefix_cache: true,
+        trace: None,
+    }
+}
