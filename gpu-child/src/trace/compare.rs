@@ -189,15 +189,15 @@ impl CheckpointDifference {
         let same_shape = a.shape.is_none() || b.shape.is_none() || a.shape == b.shape;
         self.unlike += usize::from(!same_shape || a.values.len() != b.values.len());
         let pairs = a.values.iter().copied().zip(b.values.iter().copied());
-        for (index, pair) in pairs.enumerate() {
+        for (index, (a, b)) in pairs.enumerate() {
             self.values += 1;
-            let distance = distance(pair);
+            let distance = distance(a, b);
             if distance > self.largest {
                 *self = Self {
                     largest: distance,
                     token_idx,
                     index,
-                    pair,
+                    pair: (a, b),
                     ..self.clone()
                 };
             }
@@ -205,7 +205,7 @@ impl CheckpointDifference {
     }
 }
 
-fn distance((a, b): (f64, f64)) -> f64 {
+fn distance(a: f64, b: f64) -> f64 {
     // Equal infinities have no difference, and neither have two NaN.
     if a == b || (a.is_nan() && b.is_nan()) {
         return 0.0;

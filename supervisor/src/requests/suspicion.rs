@@ -110,10 +110,11 @@ impl Suspicion {
 
     pub(super) fn is_proven(&self, toll: Toll) -> bool {
         let others = |all: u32| all.saturating_sub(self.deaths() + self.elsewhere);
+        let least = |deaths, alone| Tally { deaths, alone };
         let (alike, of_any_kind) = match (others(toll.lately), others(toll.last_minute)) {
-            (..DEATHS_OF_A_BAD_MACHINE, _) => ((3, 1), (5, 2)),
-            (_, ..HAIL) => ((5, 2), (5, 3)),
-            _ => ((5, 2), (7, 3)),
+            (..DEATHS_OF_A_BAD_MACHINE, _) => (least(3, 1), least(5, 2)),
+            (_, ..HAIL) => (least(5, 2), least(5, 3)),
+            _ => (least(5, 2), least(7, 3)),
         };
         self.open.iter().any(
             |Strike {
@@ -178,8 +179,8 @@ impl Suspicion {
 }
 
 impl Tally {
-    fn reaches(self, (deaths, alone): (u32, u32)) -> bool {
-        self.deaths >= deaths && self.alone >= alone
+    fn reaches(self, least: Self) -> bool {
+        self.deaths >= least.deaths && self.alone >= least.alone
     }
 }
 

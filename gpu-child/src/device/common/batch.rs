@@ -32,13 +32,23 @@ pub fn rows(sequences: &[SequenceWork<'_>]) -> impl Iterator<Item = (usize, u32)
     rows.flat_map(|(sequence, positions)| positions.map(move |position| (sequence, position)))
 }
 
-/// The last row of every sequence that draws, and the sequence.
+/// The last row of a sequence that draws.
+#[derive(Debug, Clone, Copy)]
+pub struct DrawingRow {
+    pub row: usize,
+    pub sequence: usize,
+}
+
+/// The rows that draw, in order.
 #[must_use]
-pub fn drawing_rows(sequences: &[SequenceWork<'_>]) -> Vec<(usize, usize)> {
+pub fn drawing_rows(sequences: &[SequenceWork<'_>]) -> Vec<DrawingRow> {
     let mut end = 0;
     let last = |(sequence, work): (usize, &SequenceWork<'_>)| {
         end += work.tokens.len();
-        work.sample.map(|_| (end - 1, sequence))
+        work.sample.map(|_| DrawingRow {
+            row: end - 1,
+            sequence,
+        })
     };
     sequences.iter().enumerate().filter_map(last).collect()
 }

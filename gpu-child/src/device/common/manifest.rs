@@ -23,12 +23,12 @@ pub struct WeightsLayout<const ALIGNMENT: u64> {
 impl<const ALIGNMENT: u64> WeightsLayout<ALIGNMENT> {
     /// The offset of a tensor of the file, which takes so many bytes where it is placed.
     pub fn place(&mut self, tensor: &TensorView<'_>, bytes: u64) -> u64 {
-        let shape = (tensor.rows as u64, tensor.cols as u64);
-        self.place_as(tensor.name, tensor.ty.name(), shape, bytes)
+        let (rows, cols) = (tensor.rows as u64, tensor.cols as u64);
+        self.place_as(tensor.name, tensor.ty.name(), rows, cols, bytes)
     }
 
     /// The offset of `rows` by `cols` elements that are no tensor of the file.
-    pub fn place_as(&mut self, name: &str, ty: &str, (rows, cols): (u64, u64), bytes: u64) -> u64 {
+    pub fn place_as(&mut self, name: &str, ty: &str, rows: u64, cols: u64, bytes: u64) -> u64 {
         let offset = self.layout.place(bytes);
         self.tensors.push(PlacedTensor {
             name: name.to_owned(),

@@ -59,11 +59,11 @@ pub fn step(
     forward.embed(&plan, scratch);
     let mut show_stream = |checkpoint: Checkpoint, x: &[f32]| {
         let rows = rows(plan.sequences);
-        show(tap, &plan, checkpoint, rows, (x, config.n_embd));
+        show(tap, &plan, checkpoint, rows, x, config.n_embd);
     };
     show_stream(Checkpoint::Embedding, &scratch.x);
     for (index, layer) in weights.tensors.layers.iter().enumerate() {
-        forward.attention_block(&plan, (index, layer), kv, scratch);
+        forward.attention_block(&plan, index, layer, kv, scratch);
         forward.feed_forward(plan.rows.len(), layer, scratch);
         show_stream(Checkpoint::Layer(index as u32), &scratch.x);
     }
@@ -76,7 +76,8 @@ pub fn show(
     plan: &Plan<'_>,
     checkpoint: Checkpoint,
     rows: impl Iterator<Item = (usize, u32)>,
-    (values, width): (&[f32], usize),
+    values: &[f32],
+    width: usize,
 ) {
     tap.reached(&checkpoint);
     let row = |at: usize| Ok::<_, Infallible>(&values[at * width..][..width]);
@@ -104,7 +105,8 @@ impl Forward<'_> {
     fn attention_block(
         &self,
         plan: &Plan<'_>,
-        (index, layer): (usize, &Layer),
+        index: usize,
+        layer: &Layer,
         kv: &mut KvCache,
         scratch: &mut Scratch,
     ) {
@@ -144,14 +146,10 @@ impl Forward<'_> {
             quantized,
         );
         let input = quantized.view(norm, config.n_embd);
-        self.device.project(
-            &input,
-            tokens,
-            &projections,
-            (qkv, qkv_width, Epilogue::Store),
-        );
+        self.device
+            .project(&input, tokens, &projections, qkv, Epilogue::Store);
 
-        self.rope_and_append_kv(plan, (index, layer), rope, qkv, kv);
+        self.rope_and_append_kv(plan, index, layer, rope, qkv, kv);
         let attention = Attention {
             isa: self.device.isa,
             config,
@@ -167,7 +165,7 @@ impl Forward<'_> {
             .quantize(attn, q_width, &[output[0].weight], quantized);
         let input = quantized.view(attn, q_width);
         self.device
-            .project(&input, tokens, &output, (x, config.n_embd, Epilogue::Add));
+            .project(&input, tokens, &output, x, Epilogue::Add);
     }
 
     fn feed_forward(&self, tokens: usize, layer: &Layer, scratch: &mut Scratch) {
@@ -196,12 +194,8 @@ impl Forward<'_> {
 
         let down = [self.projection(&layer.ffn_down, 0)];
         self.device.quantize(ff, n_ff, &[down[0].weight], quantized);
-        self.device.project(
-            &quantized.view(ff, n_ff),
-            tokens,
-            &down,
-            (x, n_embd, Epilogue::Add),
-        );
+        let input = quantized.view(ff, n_ff);
+        self.device.project(&input, tokens, &down, x, Epilogue::Add);
     }
 
     pub fn projection<'a>(&'a self, linear: &'a Linear, column: usize) -> Projection<'a> {
@@ -231,7 +225,8 @@ impl Forward<'_> {
     fn rope_and_append_kv(
         &self,
         plan: &Plan<'_>,
-        (index, layer): (usize, &Layer),
+        index: usize,
+        layer: &Layer,
         angles: &[RopeRow],
         qkv: &mut [f32],
         kv: &mut KvCache,
@@ -274,7 +269,7 @@ impl Forward<'_> {
                 to_f16(isa, value, &mut halves[1]);
                 // SAFETY: the scheduler gives a position that is written to one sequence alone,
                 // and a sequence's rows are different positions.
-                unsafe { writer.write(page, (index, head), slot, &halves[0], &halves[1]) };
+                unsafe { writer.write(page, index, head, slot, &halves[0], &halves[1]) };
             }
         });
     }

@@ -6,7 +6,7 @@ use super::linear::Epilogue;
 use super::plan::Plan;
 use super::pool::Disjoint;
 use super::scratch::{HEAD_ROWS, Scratch};
-use crate::device::common::batch::drawing_rows;
+use crate::device::common::batch::{DrawingRow, drawing_rows};
 use crate::device::{Checkpoint, Tap};
 use crate::sampler::sample;
 use worker_orcd_ipc::{Drawn, Fault, TokenId};
@@ -25,8 +25,8 @@ pub fn run(
         #[cfg(feature = "fault-injection")]
         crate::device::misdeed::spoil(&mut scratch.logits);
         let tokens = draw(forward, plan, rows, &mut scratch.logits);
-        for (&(_, sequence), token) in rows.iter().zip(tokens) {
-            let work = &plan.sequences[sequence];
+        for (row, token) in rows.iter().zip(tokens) {
+            let work = &plan.sequences[row.sequence];
             let request = work.request;
             let token = token.ok_or(Fault::NonFiniteLogits { step, request })?;
             answer.extend(work.drawn(token));
@@ -39,7 +39,7 @@ pub fn run(
 fn logits(
     forward: &Forward<'_>,
     plan: &Plan<'_>,
-    rows: &[(usize, usize)],
+    rows: &[DrawingRow],
     scratch: &mut Scratch,
     tap: &mut dyn Tap,
 ) {
@@ -52,8 +52,8 @@ fn logits(
         ..
     } = scratch;
     // Rows ascend, so a row is never overwritten before it has been moved.
-    for (to, &(from, _)) in rows.iter().enumerate() {
-        let (to, from) = (to * n_embd, from * n_embd);
+    for (to, from) in rows.iter().enumerate() {
+        let (to, from) = (to * n_embd, from.row * n_embd);
         norm[to..to + n_embd].copy_from_slice(&x[from..from + n_embd]);
     }
     let gathered = norm[..rows.len() * n_embd].to_vec();
@@ -62,13 +62,14 @@ fn logits(
     forward.normalize(&gathered, last, norm);
     let shown = rows
         .iter()
-        .map(|&(row, sequence)| (sequence, plan.rows[row].position));
+        .map(|it| (it.sequence, plan.rows[it.row].position));
     show(
         tap,
         plan,
         Checkpoint::FinalNorm,
         shown.clone(),
-        (norm, n_embd),
+        norm,
+        n_embd,
     );
 
     let output = [forward.projection(&forward.weights.tensors.output, 0)];
@@ -77,20 +78,17 @@ fn logits(
         .quantize(norm, n_embd, &[output[0].weight], quantized);
     let logits = &mut logits[..rows.len() * vocab];
     let input = quantized.view(norm, n_embd);
-    forward.device.project(
-        &input,
-        rows.len(),
-        &output,
-        (logits, vocab, Epilogue::Store),
-    );
-    show(tap, plan, Checkpoint::Logits, shown, (logits, vocab));
+    forward
+        .device
+        .project(&input, rows.len(), &output, logits, Epilogue::Store);
+    show(tap, plan, Checkpoint::Logits, shown, logits, vocab);
 }
 
 /// Draws the token of every row; none where a logit is not finite.
 fn draw(
     forward: &Forward<'_>,
     plan: &Plan<'_>,
-    rows: &[(usize, usize)],
+    rows: &[DrawingRow],
     logits: &mut [f32],
 ) -> Vec<Option<TokenId>> {
     let vocab = forward.config.vocab_size;
@@ -99,7 +97,7 @@ fn draw(
     forward.device.pool.run(rows.len(), &|i| {
         // SAFETY: item i's own row and result.
         let (logits, result) = unsafe { (logits.part(i * vocab, vocab), results.part(i, 1)) };
-        result[0] = draw_one(plan, rows[i].0, logits);
+        result[0] = draw_one(plan, rows[i].row, logits);
     });
     tokens
 }

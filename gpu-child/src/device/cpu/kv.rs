@@ -82,7 +82,8 @@ impl KvWriter<'_> {
     pub unsafe fn write(
         &self,
         page: PageId,
-        (layer, head): (usize, usize),
+        layer: usize,
+        head: usize,
         slot: usize,
         key: &[u16],
         value: &[u16],
@@ -122,7 +123,7 @@ mod tests {
                     for slot in 0..TILE_TOKENS {
                         next += 1;
                         // SAFETY: one thread.
-                        unsafe { writer.write(page, (layer, head), slot, &[next; 5], &[!next; 5]) };
+                        unsafe { writer.write(page, layer, head, slot, &[next; 5], &[!next; 5]) };
                     }
                 }
             }

@@ -98,14 +98,16 @@ impl Device {
         });
     }
 
-    /// Every projection of `x`, into rows of `width` floats.
+    /// Every projection of `x`, into rows that fill `out`.
     pub fn project(
         &self,
         x: &Activations<'_>,
         tokens: usize,
         projections: &[Projection<'_>],
-        (out, width, epilogue): (&mut [f32], usize, Epilogue),
+        out: &mut [f32],
+        epilogue: Epilogue,
     ) {
+        let width = out.len() / tokens;
         let starts = starts(projections.iter().map(|p| p.weight.shape().groups()));
         let (isa, out) = (self.isa, Disjoint::new(out));
         self.over_groups(

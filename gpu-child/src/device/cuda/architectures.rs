@@ -1,24 +1,38 @@
 //! Devices that the embedded kernels run on.
 
+use std::fmt;
+
+/// The version of a device's instructions, such as 9.0.
+#[derive(Debug, Clone, Copy)]
+pub struct ComputeCapability {
+    pub major: u32,
+    pub minor: u32,
+}
+
+impl fmt::Display for ComputeCapability {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}", self.major, self.minor)
+    }
+}
+
 /// Targets of `cargo xtask kernels`, such as `sm_90a compute_80`.
 const ARCHITECTURES: &str = include_str!(concat!(env!("OUT_DIR"), "/architectures"));
 
 /// # Errors
 /// What they were compiled for, where that is not a device of this compute capability.
-pub fn check(capability: (u32, u32)) -> Result<(), String> {
+pub fn check(capability: ComputeCapability) -> Result<(), String> {
     if covers(ARCHITECTURES, capability) {
         return Ok(());
     }
-    let (major, minor) = capability;
     Err(format!(
-        "its compute capability is {major}.{minor}, and this build has kernels for {}",
+        "its compute capability is {capability}, and this build has kernels for {}",
         ARCHITECTURES.trim()
     ))
 }
 
 /// Machine code runs on its own major version from its own minor version on, with an `a` on that
 /// version alone; text (`compute_`) is compiled by NVIDIA's driver for its own version and all later.
-fn covers(architectures: &str, (major, minor): (u32, u32)) -> bool {
+fn covers(architectures: &str, ComputeCapability { major, minor }: ComputeCapability) -> bool {
     let version = 10 * major + minor;
     architectures.split_whitespace().any(|architecture| {
         let (text, rest) = match architecture.strip_prefix("compute_") {
@@ -39,6 +53,9 @@ mod tests {
 
     #[test]
     fn a_device_runs_what_was_compiled_for_it() {
+        let covers = |architectures, (major, minor)| {
+            covers(architectures, ComputeCapability { major, minor })
+        };
         let shipped = "sm_80 sm_89 sm_90a sm_100a compute_80";
         for good in [(8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (12, 0)] {
             assert!(covers(shipped, good), "{good:?}");

@@ -3,6 +3,7 @@
 use super::context::Context;
 use super::kernels::{ChecksumArgs, Geometry, Kernel, Module};
 use super::memory::{ALIGNMENT, Arena, Purpose, download};
+use std::ops::Range;
 use worker_orcd_ipc::{Fault, PlacedTensor};
 
 const THREADS: u32 = 256;
@@ -25,7 +26,7 @@ impl Checksum {
         unsafe { module.kernel("checksum") }.map(Self)
     }
 
-    /// Adds the checksum of `bytes` from `start` on, in whole pairs, to `sums[at]`, in stream order.
+    /// Adds the checksum of the bytes of a range, in whole pairs, to `sums[at]`, in stream order.
     ///
     /// # Errors
     /// When NVIDIA's driver refuses.
@@ -33,16 +34,16 @@ impl Checksum {
         &self,
         context: &Context,
         arena: &Arena,
-        (start, bytes): (u64, u64),
+        range: Range<u64>,
         sums: &Arena,
         at: usize,
     ) -> Result<(), Fault> {
-        let bytes = bytes.next_multiple_of(PAIR_BYTES);
+        let bytes = (range.end - range.start).next_multiple_of(PAIR_BYTES);
         let arguments = ChecksumArgs {
-            words: arena.at(start, bytes as usize),
+            words: arena.at(range.start, bytes as usize),
             sum: sums.at(8 * at as u64, 1),
             pairs: bytes / PAIR_BYTES,
-            first: start / 8,
+            first: range.start / 8,
         };
         let most = BLOCKS_PER_MULTIPROCESSOR * context.multiprocessors() as usize;
         let blocks = (arguments.pairs as usize).div_ceil(THREADS as usize);
@@ -61,7 +62,7 @@ impl Checksum {
         &self,
         context: &Context,
         arena: &Arena,
-        ranges: impl ExactSizeIterator<Item = (u64, u64)>,
+        ranges: impl ExactSizeIterator<Item = Range<u64>>,
     ) -> Result<Vec<u64>, Fault> {
         let mut checksums = vec![0; ranges.len()];
         let sums = Arena::new(context, Purpose::Scratch, 8 * checksums.len() as u64)?;
@@ -85,7 +86,8 @@ impl Checksum {
         arena: &Arena,
         tensors: &[PlacedTensor],
     ) -> Result<Vec<u128>, Fault> {
-        let ranges = tensors.iter().map(|tensor| (tensor.offset, tensor.bytes));
+        let range = |tensor: &PlacedTensor| tensor.offset..tensor.offset + tensor.bytes;
+        let ranges = tensors.iter().map(range);
         let checksums = self.of_ranges(context, arena, ranges)?;
         Ok(checksums.into_iter().map(u128::from).collect())
     }

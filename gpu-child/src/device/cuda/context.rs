@@ -4,6 +4,7 @@
 //! sticky error (an illegal address, a trap) is returned by every call after it, so whatever the
 //! engine does next ends the child.
 
+use super::architectures::ComputeCapability;
 use super::kernels;
 use super::memory::Ledger;
 use cudarc::driver::sys::{self, CUdevice_attribute as Attribute, CUresult};
@@ -48,8 +49,7 @@ pub struct Context {
     stream: sys::CUstream,
     multiprocessors: u32,
     shared_bytes: u32,
-    /// Compute capability.
-    capability: (u32, u32),
+    capability: ComputeCapability,
     ledger: Arc<Ledger>,
 }
 
@@ -166,20 +166,20 @@ impl Context {
     /// Compute capability 9 and up: copies to shared memory that run beside the threads.
     #[must_use]
     pub fn has_bulk_copies(&self) -> bool {
-        self.capability.0 >= 9
+        self.capability.major >= 9
     }
 
     /// The kernels in use here know how to begin before the launch in front of them has ended: they
     /// were compiled for this very architecture (`cargo xtask kernels`), not from older text.
     #[must_use]
     pub fn overlaps_launches(&self) -> bool {
-        matches!(self.capability, (9, 0) | (10, 0))
+        matches!(self.capability.major, 9 | 10) && self.capability.minor == 0
     }
 
     /// Hopper's products of a warpgroup, which no other architecture has.
     #[must_use]
     pub fn has_wgmma(&self) -> bool {
-        self.capability == (9, 0)
+        self.capability.major == 9 && self.capability.minor == 0
     }
 
     #[must_use]
@@ -207,7 +207,7 @@ impl Context {
             name: name_of_device(self.device),
             uuid: self.uuid(),
             driver: cuda_version(),
-            compute_capability: Some(self.capability),
+            compute_capability: Some((self.capability.major, self.capability.minor)),
             features: Vec::new(),
             threads: None,
         }
@@ -241,9 +241,9 @@ impl Context {
 /// [`Fault::DeviceUnavailable`] as for [`Context::open`].
 pub fn outlook(ordinal: u32) -> Result<String, Fault> {
     let device = find(ordinal)?;
-    let (major, minor) = compute_capability(device)?;
+    let capability = compute_capability(device)?;
     Ok(format!(
-        "{} (compute capability {major}.{minor}, {})",
+        "{} (compute capability {capability}, {})",
         name_of_device(device),
         cuda_version().unwrap_or_else(|| "CUDA of an unknown version".to_owned()),
     ))
@@ -284,17 +284,17 @@ fn attribute(device: sys::CUdevice, attribute: Attribute) -> Result<u32, Fault> 
     Ok(value.unsigned_abs())
 }
 
-fn compute_capability(device: sys::CUdevice) -> Result<(u32, u32), Fault> {
-    Ok((
-        attribute(
+fn compute_capability(device: sys::CUdevice) -> Result<ComputeCapability, Fault> {
+    Ok(ComputeCapability {
+        major: attribute(
             device,
             Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR,
         )?,
-        attribute(
+        minor: attribute(
             device,
             Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR,
         )?,
-    ))
+    })
 }
 
 fn name_of_device(device: sys::CUdevice) -> String {

@@ -18,7 +18,7 @@ use super::matmul::{Input, Matmul, Output};
 use super::memory::{DevicePtr, read};
 use super::ops::Ops;
 use super::plan::Plan;
-use super::scratch::{Buffers, Scratch};
+use super::scratch::{Buffers, Scratch, StepInputs};
 use super::weights::{Layer, Linear, Vector, Weights, units};
 use crate::device::common::batch::{rows, watch};
 use crate::device::{Batch, Checkpoint, Tap};
@@ -64,11 +64,15 @@ pub fn launch(
     let (before, requests) = executor.steps.previous();
     let plan = Plan::new(batch, &executor.config, requests);
     let (context, scatter_inputs) = (&executor.context, &executor.ops.scatter_inputs);
-    let board = (executor.board.on_device(), batch.step);
-    executor
-        .scratch
-        .upload(context, scatter_inputs, (&plan, slot), before, board)?;
-    let drawn_tokens = launch_pass(executor, (&plan, slot), tap)?;
+    let inputs = StepInputs {
+        plan: &plan,
+        slot,
+        before,
+        board: executor.board.on_device(),
+        step: batch.step,
+    };
+    executor.scratch.upload(context, scatter_inputs, inputs)?;
+    let drawn_tokens = launch_pass(executor, &plan, slot, tap)?;
     executor
         .steps
         .launched(&executor.context, batch.step, &plan, drawn_tokens)
@@ -77,7 +81,8 @@ pub fn launch(
 /// Embedding to tokens. Says where they will be.
 fn launch_pass(
     executor: &mut CudaExecutor,
-    (plan, slot): (&Plan<'_>, usize),
+    plan: &Plan<'_>,
+    slot: usize,
     tap: &mut dyn Tap,
 ) -> Result<DrawnTokens, Fault> {
     let forward = Forward {
@@ -177,67 +182,47 @@ impl Forward<'_> {
         let rows = plan.rows.len();
         let q_width = config.n_heads * config.head_dim;
         self.normalize(rows, &layer.attn_norm, Stage::Qkv.of(index))?;
-        let qkv_width = self.scratch.sizes.qkv;
-        self.project(
-            rows,
-            &layer.qkv,
-            config.n_embd,
-            (buffers.qkv, qkv_width, false),
-        )?;
+        let qkv = Output::stored(buffers.qkv, self.scratch.sizes.qkv);
+        self.project(rows, &layer.qkv, config.n_embd, qkv)?;
         self.rope_and_append_kv(rows, index, layer)?;
         self.attention(plan, index)?;
-        let stage = Stage::Output.of(index);
-        self.make_input(
-            &self.ops.scale_rows,
-            rows,
-            (buffers.attn, q_width),
-            q_width,
-            stage,
-        )?;
-        self.project(
-            rows,
-            &[layer.attn_output],
-            q_width,
-            (buffers.x, config.n_embd, true),
-        )
+        let attn = self.row_arguments(rows, buffers.attn, q_width, Stage::Output.of(index));
+        self.make_input(&self.ops.scale_rows, &attn)?;
+        let stream = Output::added(buffers.x, config.n_embd);
+        self.project(rows, &[layer.attn_output], q_width, stream)
     }
 
     fn feed_forward(&self, rows: usize, index: usize, layer: &Layer) -> Result<(), Fault> {
         let (n_embd, n_ff, buffers) = (self.config.n_embd, self.config.n_ff, &self.buffers);
         self.normalize(rows, &layer.ffn_norm, Stage::GateUp.of(index))?;
-        let stage = Stage::Down.of(index);
+        let ff = self.row_arguments(rows, buffers.ff, n_ff, Stage::Down.of(index));
         if self.matmul.pairs(&layer.gate_up) {
             self.project_pair(rows, &layer.gate_up)?;
-            self.make_input(&self.ops.scale_rows, rows, (buffers.ff, n_ff), n_ff, stage)?;
+            self.make_input(&self.ops.scale_rows, &ff)?;
         } else {
-            self.project(rows, &layer.gate_up, n_embd, (buffers.ff, 2 * n_ff, false))?;
-            self.make_input(
-                &self.ops.glu_rows,
-                rows,
-                (buffers.ff, 2 * n_ff),
-                n_ff,
-                stage,
-            )?;
+            let both = Output::stored(buffers.ff, 2 * n_ff);
+            self.project(rows, &layer.gate_up, n_embd, both)?;
+            let in_stride = both.stride as i32;
+            self.make_input(&self.ops.glu_rows, &RowArgs { in_stride, ..ff })?;
         }
-        self.project(rows, &[layer.ffn_down], n_ff, (buffers.x, n_embd, true))
+        let stream = Output::added(buffers.x, n_embd);
+        self.project(rows, &[layer.ffn_down], n_ff, stream)
     }
 
     fn normalize(&self, rows: usize, weight: &Vector, stage: u32) -> Result<(), Fault> {
         let n_embd = self.config.n_embd;
         let arguments = RowArgs {
             weight: self.weights.vector(weight),
-            ..self.row_arguments(rows, (self.buffers.x, n_embd), n_embd, stage)
+            ..self.row_arguments(rows, self.buffers.x, n_embd, stage)
         };
-        let geometry = row_geometry(rows, n_embd);
-        // SAFETY: one block for two rows of the stream.
-        unsafe { self.ops.rmsnorm.launch(self.context, geometry, &arguments) }
+        self.make_input(&self.ops.rmsnorm, &arguments)
     }
 
-    /// Rows of F32 on their way into a matmul that takes as many.
+    /// Rows of F32, one behind the other, on their way into a matmul that takes as many.
     pub fn row_arguments(
         &self,
         rows: usize,
-        (input, stride): (DevicePtr<f32>, usize),
+        input: DevicePtr<f32>,
         cols: usize,
         stage: u32,
     ) -> RowArgs {
@@ -250,7 +235,7 @@ impl Forward<'_> {
             scale: self.buffers.scale,
             cols: cols as i32,
             units: units(cols) as i32,
-            in_stride: stride as i32,
+            in_stride: cols as i32,
             eps: self.config.norm_eps,
             groups: self.matmul.groups(rows) as i32,
             rows: rows as i32,
@@ -261,48 +246,23 @@ impl Forward<'_> {
     }
 
     /// F32 rows become the input of the next matmul.
-    fn make_input(
-        &self,
-        kernel: &Kernel<RowArgs>,
-        rows: usize,
-        input: (DevicePtr<f32>, usize),
-        cols: usize,
-        stage: u32,
-    ) -> Result<(), Fault> {
-        let arguments = self.row_arguments(rows, input, cols, stage);
+    fn make_input(&self, kernel: &Kernel<RowArgs>, arguments: &RowArgs) -> Result<(), Fault> {
+        let geometry = row_geometry(arguments.rows as usize, arguments.cols as usize);
         // SAFETY: one block for two rows; the input holds that many rows of its stride.
-        unsafe { kernel.launch(self.context, row_geometry(rows, cols), &arguments) }
-    }
-
-    /// `act` through some linears that share it, into `(out, stride, add)`.
-    pub fn project(
-        &self,
-        rows: usize,
-        linears: &[Linear],
-        cols: usize,
-        (out, stride, add): (DevicePtr<f32>, usize, bool),
-    ) -> Result<(), Fault> {
-        let output = Output {
-            out,
-            stride,
-            add,
-            glu: None,
-        };
-        self.multiply(rows, linears, cols, output)
+        unsafe { kernel.launch(self.context, geometry, arguments) }
     }
 
     /// Gate and up of `act` through their gated linear unit, into `ff`.
     fn project_pair(&self, rows: usize, gate_up: &[Linear; 2]) -> Result<(), Fault> {
         let output = Output {
-            out: self.buffers.ff,
-            stride: self.config.n_ff,
-            add: false,
             glu: Some(self.config.activation),
+            ..Output::stored(self.buffers.ff, self.config.n_ff)
         };
-        self.multiply(rows, gate_up, self.config.n_embd, output)
+        self.project(rows, gate_up, self.config.n_embd, output)
     }
 
-    fn multiply(
+    /// `act` through some linears that share it.
+    pub fn project(
         &self,
         rows: usize,
         linears: &[Linear],

@@ -10,11 +10,12 @@ use super::decode_step::DecodeStep;
 use super::forward::{Forward, row_geometry};
 use super::headers::constant;
 use super::kernels::{ArgmaxArgs, DrawnTokens, Geometry, RowArgs};
+use super::matmul::Output;
 use super::memory::read;
 use super::plan::Plan;
-use super::sample::{Drawing, Draws, Logits};
+use super::sample::{Drawing, Draws, Logits, PinnedRows};
 use super::scratch::{ARGMAX_PARTS, ENOUGH_ROWS};
-use crate::device::common::batch::watch;
+use crate::device::common::batch::{DrawingRow, watch};
 use crate::device::{Checkpoint, Tap};
 use worker_orcd_ipc::Fault;
 
@@ -80,16 +81,17 @@ impl Head<'_> {
             batch: forward.buffers.rows,
             drawn,
         };
-        let drawings = drawing.iter().enumerate().map(|(at, &(row, sequence))| {
-            let work = &plan.sequences[sequence];
+        let drawings = drawing.iter().enumerate().map(|(at, it)| {
+            let work = &plan.sequences[it.sequence];
             Drawing {
                 row: at,
-                newest: row,
+                newest: it.row,
                 work: work.sample.as_ref().expect("a row that draws"),
-                position: plan.rows[row].position.unsigned_abs() + 1,
+                position: plan.rows[it.row].position.unsigned_abs() + 1,
             }
         });
-        let place = (self.slot, first);
+        let slot = self.slot;
+        let place = PinnedRows { slot, first };
         // SAFETY: a row of logits and its largest for each of `drawing` were launched before.
         unsafe { self.draws.run(forward.context, place, logits, drawings) }?;
         self.draws.copy_to_host(forward.context, place, drawn, rows)
@@ -126,7 +128,7 @@ pub fn logits(
         gather: buffers.gather.add(first),
         weight: forward.weights.vector(&forward.weights.tensors.output_norm),
         plain: buffers.norm,
-        ..forward.row_arguments(rows, (buffers.x, n_embd), n_embd, stage)
+        ..forward.row_arguments(rows, buffers.x, n_embd, stage)
     };
     let argmax = ArgmaxArgs {
         logits: buffers.logits,
@@ -148,7 +150,7 @@ pub fn logits(
             rows,
             &[forward.weights.tensors.output],
             n_embd,
-            (buffers.logits, vocab, false),
+            Output::stored(buffers.logits, vocab),
         )?;
         forward
             .ops
@@ -161,7 +163,7 @@ pub fn logits(
 fn show(
     forward: &Forward<'_>,
     plan: &Plan<'_>,
-    drawing: &[(usize, usize)],
+    drawing: &[DrawingRow],
     tap: &mut dyn Tap,
 ) -> Result<(), Fault> {
     let (norm, logits) = (forward.buffers.norm, forward.buffers.logits);
@@ -171,7 +173,7 @@ fn show(
     ] {
         let position = |row: usize| plan.rows[row].position.unsigned_abs();
         let rows = drawing.iter();
-        let rows = rows.map(|&(row, sequence)| (sequence, position(row)));
+        let rows = rows.map(|it| (it.sequence, position(it.row)));
         // SAFETY: both hold a row for each of `drawing`.
         let row = |at| unsafe { read(forward.context, from.add(at * width), width) };
         watch(tap, plan.sequences, checkpoint, rows, row)?;

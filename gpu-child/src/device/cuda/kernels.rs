@@ -2,7 +2,7 @@
 //!
 //! A kernel takes exactly one argument struct ([`arguments`](super::arguments)), by value.
 
-use super::architectures;
+use super::architectures::{self, ComputeCapability};
 pub use super::arguments::{
     ArgmaxArgs, AttentionArgs, ChecksumArgs, DrawnTokens, EmbedArgs, KvArgs, MatmulArgs, MergeArgs,
     Part, RepackArgs, RopeArgs, Row, RowArgs, SampleArgs, SampleRow, ScatterInputsArgs, Tile,
@@ -59,7 +59,7 @@ pub fn are_at_hand() -> Result<(), &'static str> {
 ///
 /// # Errors
 /// What they were compiled for.
-pub fn are_made_for(capability: (u32, u32)) -> Result<(), String> {
+pub fn are_made_for(capability: ComputeCapability) -> Result<(), String> {
     match folder() {
         // The folder's kernels are the choice of the person who named it.
         Some(_) => Ok(()),

@@ -70,7 +70,7 @@ pub fn load(
     let fixed = placement.layout.bytes() + Scratch::bytes_for(&sizes) + STAGING_BYTES as u64;
     let shape = KvShape::of(config);
     let in_place = source.kept.as_ref().map_or(0, |kept| kept.manifest.bytes);
-    let pages = kv_pages(&device.context, shape, options, (fixed, in_place))?;
+    let pages = kv_pages(&device.context, shape, options, fixed, in_place)?;
 
     let (arena, manifest) = match source.kept {
         Some(kept) => placement.attach(&device, kept)?,
@@ -97,8 +97,8 @@ fn assemble(
     sequence_tokens: usize,
 ) -> Result<CudaExecutor, Fault> {
     let ops = Ops::load(&module, config.head_dim)?;
-    let rows = (scratch.sizes.tokens, config.vocab_size);
-    let draws = Draws::load(&context, &module, rows, sequence_tokens)?;
+    let Sizes { tokens, vocab, .. } = scratch.sizes;
+    let draws = Draws::load(&context, &module, tokens, vocab, sequence_tokens)?;
     let types = weights.tensors.matrices().map(|matrix| matrix.ty);
     let matmul = Matmul::load(&context, &module, types)?;
     let decode_step = DecodeStep::load(&context, &module, config, &weights)?;
@@ -164,7 +164,8 @@ fn kv_pages(
     context: &Context,
     shape: KvShape,
     options: &CudaOptions,
-    (fixed, in_place): (u64, u64),
+    fixed: u64,
+    in_place: u64,
 ) -> Result<u32, Fault> {
     let (free, total) = context.memory()?;
     let budget = Budget {
@@ -218,9 +219,8 @@ impl<'a> Mapping<TensorView<'a>, TensorView<'a>> for Placement<'a> {
 impl Placement<'_> {
     /// The offset of RoPE's table, `[positions * pairs]`.
     fn place_table(&mut self, table: &[[f32; 2]]) -> u64 {
-        let shape = (table.len() as u64, 2);
-        self.layout
-            .place_as(ROPE_TABLE, "F32", shape, size_of_val(table) as u64)
+        let (rows, bytes) = (table.len() as u64, size_of_val(table) as u64);
+        self.layout.place_as(ROPE_TABLE, "F32", rows, 2, bytes)
     }
 
     /// Allocates the arena, gets the weights in place, and seals it.

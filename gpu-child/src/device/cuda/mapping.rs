@@ -201,7 +201,7 @@ mod tests {
             // The kernel adds to the word that it is given.
             let outcome = checksum
                 .expect("a kernel")
-                .add(&context, &arena, (0, 256), &arena, 8)
+                .add(&context, &arena, 0..256, &arena, 8)
                 .and_then(|()| context.synchronize("a test"));
             writeln!(std::io::stderr(), "{outcome:?}").expect("written");
             let illegal = outcome.is_err_and(|fault| fault.to_string().contains("ILLEGAL_ADDRESS"));

@@ -49,6 +49,7 @@ pub struct Input {
     pub cols: usize,
 }
 
+/// Rows of F32 that results go to, `stride` floats from one to the next.
 #[derive(Debug, Clone, Copy)]
 pub struct Output {
     pub out: DevicePtr<f32>,
@@ -57,6 +58,26 @@ pub struct Output {
     pub add: bool,
     /// The activation of a gated linear unit of two linears for which [`Matmul::pairs`].
     pub glu: Option<Activation>,
+}
+
+impl Output {
+    #[must_use]
+    pub fn stored(out: DevicePtr<f32>, stride: usize) -> Self {
+        Self {
+            out,
+            stride,
+            add: false,
+            glu: None,
+        }
+    }
+
+    #[must_use]
+    pub fn added(out: DevicePtr<f32>, stride: usize) -> Self {
+        Self {
+            add: true,
+            ..Self::stored(out, stride)
+        }
+    }
 }
 
 impl Matmul {

@@ -94,7 +94,7 @@ impl Arena {
         // SAFETY: a place for one address.
         let result = unsafe { sys::cuMemAlloc_v2(&raw mut start, bytes as usize) };
         check(result, &format!("{bytes} bytes for {purpose:?}"))?;
-        Ok(Self::counted(context, purpose, (start, bytes), None))
+        Ok(Self::counted(context, purpose, start, bytes, None))
     }
 
     /// Memory that may outlive the process.
@@ -103,8 +103,8 @@ impl Arena {
     /// As for [`new`](Self::new).
     pub fn shareable(context: &Context, purpose: Purpose, bytes: u64) -> Result<Self, Fault> {
         let mapping = Mapping::new(context, bytes, &format!("{bytes} bytes for {purpose:?}"))?;
-        let place = (mapping.start(), bytes);
-        Ok(Self::counted(context, purpose, place, Some(mapping)))
+        let start = mapping.start();
+        Ok(Self::counted(context, purpose, start, bytes, Some(mapping)))
     }
 
     /// Memory that another process has [shared](Self::share), to be read.
@@ -118,14 +118,15 @@ impl Arena {
         memory: &OwnedFd,
     ) -> Result<Self, Fault> {
         let mapping = Mapping::import(context, memory, bytes)?;
-        let place = (mapping.start(), bytes);
-        Ok(Self::counted(context, purpose, place, Some(mapping)))
+        let start = mapping.start();
+        Ok(Self::counted(context, purpose, start, bytes, Some(mapping)))
     }
 
     fn counted(
         context: &Context,
         purpose: Purpose,
-        (start, bytes): (u64, u64),
+        start: u64,
+        bytes: u64,
         mapping: Option<Mapping>,
     ) -> Self {
         let ledger = Arc::clone(context.ledger());

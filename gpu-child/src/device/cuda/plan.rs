@@ -3,7 +3,7 @@
 //! Decided once a step, used by every layer.
 
 use super::kernels::{Row, Tile};
-use crate::device::common::batch::{drawing_rows, index_of, pages_of};
+use crate::device::common::batch::{DrawingRow, drawing_rows, index_of, pages_of};
 use crate::device::{Batch, SequenceWork, TO_BE_DRAWN};
 use crate::model::ModelConfig;
 use worker_orcd_ipc::RequestId;
@@ -19,8 +19,7 @@ pub struct Plan<'a> {
     pub rows: Vec<Row>,
     pub tables: Vec<i32>,
     pub tiles: Vec<Tile>,
-    /// The last row of every sequence that draws, and the sequence.
-    pub drawing: Vec<(usize, usize)>,
+    pub drawing: Vec<DrawingRow>,
     /// Splits of the longest sequence: one a page.
     pub splits: usize,
 }

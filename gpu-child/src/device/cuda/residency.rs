@@ -10,6 +10,7 @@ use super::checksum::Checksum;
 use super::context::{Context, StreamEvent, check};
 use super::memory::{Arena, Pinned, Purpose, fetch};
 use cudarc::driver::sys;
+use std::ops::Range;
 use worker_orcd_ipc::{DeviceError, Fault};
 
 /// Bytes of weights of one check: as many as take the device less time than a step of the smallest
@@ -113,10 +114,10 @@ impl Residency {
     }
 }
 
-/// First byte of a slice, and its size.
-fn slice(weights: &Arena, index: usize) -> (u64, u64) {
+/// Bytes of a slice.
+fn slice(weights: &Arena, index: usize) -> Range<u64> {
     let start = index as u64 * SLICE_BYTES;
-    (start, SLICE_BYTES.min(weights.bytes() - start))
+    start..weights.bytes().min(start + SLICE_BYTES)
 }
 
 /// NVIDIA's driver's own word: device memory, not managed, and one allocation of that size.

@@ -99,6 +99,15 @@ impl Drawing<'_> {
     }
 }
 
+/// The place of some rows of a step in pinned memory.
+#[derive(Debug, Clone, Copy)]
+pub struct PinnedRows {
+    /// The step's buffers, which no other step on its way has.
+    pub slot: usize,
+    /// The first of them among the step's rows.
+    pub first: usize,
+}
+
 #[derive(Debug)]
 pub struct Draws {
     kernel: Kernel<SampleArgs>,
@@ -120,7 +129,8 @@ impl Draws {
     pub fn load(
         context: &Context,
         module: &Module,
-        (max_rows, vocab): (usize, usize),
+        max_rows: usize,
+        vocab: usize,
         sequence_tokens: usize,
     ) -> Result<Self, Fault> {
         // SAFETY: sample.cu takes SampleArgs, tokens_to_host.cu TokensToHostArgs.
@@ -141,8 +151,8 @@ impl Draws {
         })
     }
 
-    /// Draws the tokens of all rows that need more than their largest logit. `first` is the step's
-    /// first row among these; the step that used `slot` before has ended.
+    /// Draws the tokens of all rows that need more than their largest logit. The step that used the
+    /// slot before has ended.
     ///
     /// # Errors
     /// When a launch fails.
@@ -155,7 +165,7 @@ impl Draws {
     pub unsafe fn run<'a>(
         &mut self,
         context: &Context,
-        (slot, first): (usize, usize),
+        place: PinnedRows,
         logits: Logits,
         drawings: impl Iterator<Item = Drawing<'a>>,
     ) -> Result<(), Fault> {
@@ -168,27 +178,27 @@ impl Draws {
             assert!(length <= self.max_tokens, "a history longer than announced");
             if tokens + length > self.max_tokens {
                 // SAFETY: as promised by the caller.
-                unsafe { self.launch(context, (slot, first), logits, &rows, tokens) }?;
+                unsafe { self.launch(context, place, logits, &rows, tokens) }?;
                 context.synchronize("a draw")?;
                 rows.clear();
                 (tokens, row.history) = (0, 0);
             }
-            self.write_history(slot, tokens, drawing.history());
+            self.write_history(place.slot, tokens, drawing.history());
             tokens += length;
             rows.push(row);
         }
         // SAFETY: as promised by the caller.
-        unsafe { self.launch(context, (slot, first), logits, &rows, tokens) }
+        unsafe { self.launch(context, place, logits, &rows, tokens) }
     }
 
-    /// Copies the tokens of `rows` rows, from the step's row `first` on, to the host.
+    /// Copies the tokens of `rows` rows to the host.
     ///
     /// # Errors
     /// When the launch fails.
     pub fn copy_to_host(
         &mut self,
         context: &Context,
-        (slot, first): (usize, usize),
+        PinnedRows { slot, first }: PinnedRows,
         drawn: DrawnTokens,
         rows: usize,
     ) -> Result<(), Fault> {
@@ -237,7 +247,7 @@ impl Draws {
     unsafe fn launch(
         &mut self,
         context: &Context,
-        (slot, first): (usize, usize),
+        PinnedRows { slot, first }: PinnedRows,
         logits: Logits,
         rows: &[SampleRow],
         tokens: usize,

@@ -167,6 +167,18 @@ pub struct Buffers {
     pub tables: DevicePtr<i32>,
 }
 
+/// What a step takes along to the device.
+#[derive(Debug, Clone, Copy)]
+pub struct StepInputs<'a> {
+    pub plan: &'a Plan<'a>,
+    /// The pinned memory on the way: what was sent through it before must have arrived.
+    pub slot: usize,
+    /// Tokens of the step before.
+    pub before: DrawnTokens,
+    pub board: DevicePtr<u32>,
+    pub step: u64,
+}
+
 impl Scratch {
     /// # Errors
     /// When the memory cannot be had.
@@ -224,9 +236,8 @@ impl Scratch {
         }
     }
 
-    /// Sends the plan to the device, which puts the tokens of `before` where the plan asks for them,
-    /// and on the board that the step has come.
-    /// What was sent through `slot` before must have arrived.
+    /// Sends a step's plan to the device, which puts the tokens of the step before where the plan asks
+    /// for them, and on the board that the step has come.
     ///
     /// # Errors
     /// When NVIDIA's driver refuses.
@@ -237,9 +248,13 @@ impl Scratch {
         &mut self,
         context: &Context,
         scatter_inputs: &Kernel<ScatterInputsArgs>,
-        (plan, slot): (&Plan<'_>, usize),
-        before: DrawnTokens,
-        (board, step): (DevicePtr<u32>, u64),
+        StepInputs {
+            plan,
+            slot,
+            before,
+            board,
+            step,
+        }: StepInputs<'_>,
     ) -> Result<(), Fault> {
         const THREADS: usize = 256;
         let sizes = &self.sizes;
@@ -250,7 +265,7 @@ impl Scratch {
             "a batch larger than announced"
         );
         let buffers = self.buffers();
-        let gather: Vec<i32> = plan.drawing.iter().map(|(row, _)| *row as i32).collect();
+        let gather: Vec<i32> = plan.drawing.iter().map(|it| it.row as i32).collect();
         let inputs = [
             bytes_of(&plan.rows),
             bytes_of(&gather),

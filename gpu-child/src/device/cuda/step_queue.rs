@@ -9,6 +9,7 @@ use super::kernels::DrawnTokens;
 use super::plan::Plan;
 use super::sample::{Draws, NOT_FINITE};
 use crate::device::TO_BE_DRAWN;
+use crate::device::common::batch::DrawingRow;
 use std::collections::VecDeque;
 use worker_orcd_ipc::{Drawn, Fault, RequestId, TokenId};
 
@@ -80,7 +81,7 @@ impl StepQueue {
     ) -> Result<(), Fault> {
         self.events[self.slot()].record(context)?;
         self.begun += 1;
-        let of = |(_, sequence): &(usize, usize)| plan.sequences[*sequence].drawn(TO_BE_DRAWN);
+        let of = |it: &DrawingRow| plan.sequences[it.sequence].drawn(TO_BE_DRAWN);
         let drawn: Vec<_> = plan.drawing.iter().filter_map(of).collect();
         self.previous = drawn_tokens;
         self.requests.clear();

@@ -151,7 +151,7 @@ impl Card {
         let bytes = (MAX_ROWS * (4 * vocab + 16)) as u64;
         Self {
             arena: Arena::new(&context, Purpose::Scratch, bytes).expect("memory"),
-            draws: Draws::load(&context, &module, (MAX_ROWS, vocab), 1024).expect("memory"),
+            draws: Draws::load(&context, &module, MAX_ROWS, vocab, 1024).expect("memory"),
             context,
         }
     }
@@ -202,11 +202,12 @@ impl Card {
             work,
             position: case.position,
         });
+        let place = PinnedRows { slot: 1, first: 0 };
         // SAFETY: all rows were put there above.
-        unsafe { self.draws.run(&self.context, (1, 0), logits, drawings) }.expect("a draw");
+        unsafe { self.draws.run(&self.context, place, logits, drawings) }.expect("a draw");
         let told = self
             .draws
-            .copy_to_host(&self.context, (1, 0), drawn, cases.len());
+            .copy_to_host(&self.context, place, drawn, cases.len());
         told.and_then(|()| self.context.synchronize("draws"))
             .expect("drawn");
         self.draws.drawn(1, cases.len()).collect()
