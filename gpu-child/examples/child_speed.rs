@@ -19,7 +19,7 @@ use worker_orcd_gpu::serve::{Link, Loaded, serve};
 use worker_orcd_ipc::frame::write_frame;
 use worker_orcd_ipc::{
     ClientId, Command, DeviceSelector, Envelope, Event, FrameReader, Generation, LoadOrder,
-    ModelFacts, ModelFile, ModelIdentity, Preamble, RequestId, Sampling, SamplingAdvice,
+    ModelFacts, ModelFile, ModelIdentity, Preamble, RequestId, Role, Sampling, SamplingAdvice,
     Submission, TokenId, TokenizerFacts, TokenizerKind, WeightsManifest, decode, encode,
 };
 
@@ -78,6 +78,7 @@ fn load(model: &support::Model) -> Result<Loaded, worker_orcd_ipc::Fault> {
             kv_cache_bytes: Some(8 << 30),
             max_batch_tokens: 2048,
             max_sequence_tokens: 2048,
+            role: worker_orcd_ipc::Role::Active,
             model: "random".to_owned(),
         },
     };
@@ -154,6 +155,7 @@ impl Supervisor {
             threads: None,
             prefix_cache: false,
             trace: None,
+            role: Role::Active,
         }))?;
         loop {
             match self.hear()? {

@@ -34,6 +34,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         kv_cache_bytes: None,
         max_batch_tokens: PROMPT,
         max_sequence_tokens: 1024,
+        role: worker_orcd_ipc::Role::Active,
         model: path.clone(),
     };
     let start = Instant::now();

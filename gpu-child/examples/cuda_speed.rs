@@ -39,6 +39,7 @@ fn main() -> Result<(), BoxError> {
             kv_cache_bytes: Some(4 << 30),
             max_batch_tokens: BATCH_TOKENS as u32,
             max_sequence_tokens: 2048,
+            role: worker_orcd_ipc::Role::Active,
             model: shape.to_owned(),
         },
     };

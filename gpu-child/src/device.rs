@@ -104,6 +104,16 @@ pub trait Executor: Any + Send {
         Ok(())
     }
 
+    /// Takes the memory that a standby has left to the child that served, and that the device may get
+    /// back only now. Called once, before the first step, where the order to load was for a
+    /// [`Role::Standby`](worker_orcd_ipc::Role::Standby).
+    ///
+    /// # Errors
+    /// A [`Fault`]: the memory is not there.
+    fn promote(&mut self) -> Result<(), Fault> {
+        Ok(())
+    }
+
     /// The two halves of a step, for devices that compute while the caller goes on. No step is
     /// begun through one of the two interfaces while one begun through the other is in flight.
     fn ahead(&mut self) -> Option<&mut dyn Ahead> {

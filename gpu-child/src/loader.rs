@@ -47,6 +47,7 @@ pub fn load(
             .max(1)
             .saturating_add(order.max_running),
         max_sequence_tokens: sequence_tokens,
+        role: order.role,
         model: model.name.clone(),
     };
     let source = Source {

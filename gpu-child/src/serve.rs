@@ -14,7 +14,7 @@
 //!              └─────────────────┘
 //! ```
 //!
-//! States: awaiting `Load` → loading → serving. The reader checks that each command is legal in
+//! States: awaiting `Load` → loading → (standing by →) serving. The reader checks that each command is legal in
 //! the state; anything else ends the child with `FaultKind::Protocol`. The reader ends the process
 //! itself when the socket closes or a shutdown is ordered, so that neither waits for a step or a
 //! load to end: the operating system frees what they hold.

@@ -12,8 +12,8 @@ use worker_orcd_gpu::model::{Architecture, tiny_model::tiny_model};
 use worker_orcd_ipc::frame::write_frame;
 use worker_orcd_ipc::{
     ClientId, Command, DeviceSelector, Envelope, Event, ExitCode, Fault, FaultKind, FinishReason,
-    FrameReader, Generation, LoadOrder, ModelFile, Preamble, ReadyReport, RequestId, Sampling,
-    Submission, TokenId, TraceOrder, decode, encode,
+    FrameReader, Generation, LoadOrder, ModelFile, Preamble, ReadyReport, RequestId, Role,
+    Sampling, Submission, TokenId, TraceOrder, decode, encode,
 };
 
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -88,6 +88,7 @@ impl Supervisor {
             threads: Some(1),
             prefix_cache: true,
             trace: None,
+            role: Role::Active,
         }
     }
 

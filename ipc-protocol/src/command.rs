@@ -11,13 +11,25 @@ use std::ops::RangeInclusive;
 pub enum Command {
     /// First and once, after the child's [`Hello`](crate::Event::Hello) was accepted.
     Load(LoadOrder),
-    /// A request, after [`Ready`](crate::Event::Ready).
+    /// A request, after [`Ready`](crate::Event::Ready), or after `Promote` for a standby.
     Submit(Box<Submission>),
     /// Any time after `Load`; a request that is unknown or already ended is not an error.
     Cancel { request: RequestId },
     /// Any time. The child drops what it runs, says [`Goodbye`](crate::Event::Goodbye) and
     /// exits 0. Waiting for work to finish is the supervisor's business.
     Shutdown,
+    /// Once, after the [`Ready`](crate::Event::Ready) of a child that was loaded as a
+    /// [`Role::Standby`]: it takes the memory that it has left to others, and serves.
+    Promote,
+}
+
+/// The part of a child.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Role {
+    /// The child serves.
+    Active,
+    /// The child is as ready as memory allows, and waits for [`Command::Promote`].
+    Standby,
 }
 
 /// State of a conversation, as the child sees it.
@@ -25,6 +37,7 @@ pub enum Command {
 pub enum ConversationState {
     AwaitingLoad,
     Loading,
+    StandingBy,
     Serving,
 }
 
@@ -37,11 +50,13 @@ impl Command {
         match (self, state) {
             (Self::Load(_), ConversationState::AwaitingLoad)
             | (Self::Submit(_), ConversationState::Serving)
+            | (Self::Promote, ConversationState::StandingBy)
             | (Self::Cancel { .. }, ConversationState::Loading | ConversationState::Serving)
             | (Self::Shutdown, _) => Ok(()),
             (Self::Load(_), _) => Err("a second order to load"),
             (Self::Submit(_), _) => Err("a request before the model is ready"),
-            (Self::Cancel { .. }, _) => Err("a cancellation before the order to load"),
+            (Self::Cancel { .. }, _) => Err("a cancellation of what was never submitted"),
+            (Self::Promote, _) => Err("a promotion of a child that does not stand by"),
         }
     }
 }
@@ -73,6 +88,7 @@ pub struct LoadOrder {
     /// Reuse KV pages of equal prefixes between requests.
     pub prefix_cache: bool,
     pub trace: Option<TraceOrder>,
+    pub role: Role,
 }
 
 /// The file that is the model.

@@ -38,7 +38,7 @@ pub mod probe;
 
 pub use codec::{CodecError, decode, encode};
 pub use command::{
-    Command, ConversationState, DeviceSelector, LoadOrder, ModelFile, Sampling, Submission,
+    Command, ConversationState, DeviceSelector, LoadOrder, ModelFile, Role, Sampling, Submission,
     TraceOrder,
 };
 pub use custody::{Article, NotAnArticle, PlacedTensor, WeightsManifest};
@@ -58,4 +58,4 @@ pub use probe::{CHECK_MODEL_FLAG, CHILD_NAME, PROBE_FLAG, PROBE_LINE_BYTES};
 
 /// Sent in the clear in the [`Preamble`], before any bincode: two versions that cannot read
 /// each other's messages can still read this and say so.
-pub const PROTOCOL_VERSION: u16 = 7;
+pub const PROTOCOL_VERSION: u16 = 8;

@@ -3,7 +3,7 @@
 mod support;
 
 use support::{Message, samples};
-use worker_orcd_ipc::ConversationState::{AwaitingLoad, Loading, Serving};
+use worker_orcd_ipc::ConversationState::{AwaitingLoad, Loading, Serving, StandingBy};
 
 #[test]
 fn each_command_is_legal_in_the_states_that_the_protocol_gives_it() {
@@ -15,10 +15,11 @@ fn each_command_is_legal_in_the_states_that_the_protocol_gives_it() {
             "command-load-cpu" | "command-load-cuda" => &[AwaitingLoad],
             "command-submit" => &[Serving],
             "command-cancel" => &[Loading, Serving],
-            "command-shutdown" => &[AwaitingLoad, Loading, Serving],
+            "command-shutdown" => &[AwaitingLoad, Loading, StandingBy, Serving],
+            "command-promote" => &[StandingBy],
             other => panic!("{other} is in no row"),
         };
-        for state in [AwaitingLoad, Loading, Serving] {
+        for state in [AwaitingLoad, Loading, StandingBy, Serving] {
             let is_legal = command.check(state).is_ok();
             assert_eq!(is_legal, legal.contains(&state), "{name} while {state:?}");
         }

@@ -127,6 +127,7 @@ pub struct LifeConfig {
     pub max_restarts: u32,
     pub quarantine_for: Duration,
     pub max_restart_delay: Duration,
+    pub standby: bool,
     /// Time for the compilation of a chat template, and for each prompt it makes.
     pub template_timeout: Duration,
 }
@@ -296,6 +297,7 @@ fn read_life(reader: &mut Reader<'_>) -> Option<LifeConfig> {
     let max_restarts = reader.integer("max-restarts", 0..=1_000);
     let quarantine_for = reader.duration("quarantine-for");
     let max_restart_delay = reader.duration("max-restart-delay");
+    let standby = reader.switch("standby");
     let template_timeout = reader.positive_duration("template-timeout");
     Some(LifeConfig {
         max_queue: max_queue? as usize,
@@ -306,6 +308,7 @@ fn read_life(reader: &mut Reader<'_>) -> Option<LifeConfig> {
         max_restarts: max_restarts?,
         quarantine_for: quarantine_for?,
         max_restart_delay: max_restart_delay?,
+        standby,
         template_timeout: template_timeout?,
     })
 }

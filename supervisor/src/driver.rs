@@ -14,7 +14,7 @@
 //! * [`seat`] where a child lives, and all that dies with it: [`vitals`] what is known of the child and
 //!   [`rate`] how fast its tokens come, [`flood`] how many words are too many, [`silence`] when clients are
 //!   told that it is overdue.
-//! * [`births`] what is told of a child's beginning, [`words`] what its messages mean; [`keeping`] what
+//! * [`mps`] where no standby helps; [`births`] what is told of a child's beginning, [`words`] what its messages mean; [`keeping`] what
 //!   outlives it; [`handles`] what clients' tasks want and see.
 //! * [`chronicle`] whatever happens, for whoever asks: [`news`] log lines and snapshots, [`post_mortem`] what
 //!   a report says of a child, [`witness`] what NVIDIA's library adds to it.
@@ -26,6 +26,7 @@ mod chronicle;
 mod flood;
 mod handles;
 mod keeping;
+mod mps;
 mod news;
 mod post_mortem;
 mod rate;
@@ -45,10 +46,9 @@ use crate::child::spawn::Spawned;
 use crate::driver::chronicle::Chronicle;
 use crate::driver::handles::Handles;
 use crate::driver::keeping::Keeping;
-use crate::driver::seat::Happening;
+use crate::driver::seat::{Built, Happening};
 use crate::driver::seats::Seats;
 use crate::driver::words::{Listener, link_failure};
-use crate::engine::model::Unfit;
 use crate::engine::{Ended, EngineSettings, LoadedModel, Milestones, Refusal, Shared};
 use crate::error_code::ErrorCode;
 use crate::nvml::Sighting;
@@ -59,11 +59,11 @@ use std::num::NonZeroU8;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::{mpsc, watch};
-use worker_orcd_ipc::{Command, Generation};
+use worker_orcd_ipc::{Command, Generation, Role};
 use worker_orcd_lifecycle::{ChildEvent, Deed, Effect, EndReason, Event, SeatId, Worker};
 
-/// One child at a time.
-const SEATS: NonZeroU8 = NonZeroU8::MIN;
+/// Children that serve at once.
+const SERVING: NonZeroU8 = NonZeroU8::MIN;
 
 pub(crate) struct Driver {
     settings: EngineSettings,
@@ -96,17 +96,19 @@ impl Driver {
         controls: mpsc::UnboundedReceiver<Control>,
         milestones: watch::Sender<Milestones>,
     ) -> Self {
-        let (worker, effects) = Worker::start(Duration::ZERO, settings.rules(), SEATS);
         let started = Instant::now();
+        let mut chronicle = Chronicle::new(started, &settings, &shared);
+        let rules = mps::rules(&settings, started, &mut chronicle.news);
+        let (worker, effects) = Worker::start(Duration::ZERO, rules, SERVING);
         Self {
-            chronicle: Chronicle::new(started, &settings, &shared),
-            requests: Requests::new(Arc::clone(&shared.registry), SEATS),
+            chronicle,
+            requests: Requests::new(Arc::clone(&shared.registry), SERVING),
             settings,
             started,
             now: started,
+            seats: Seats::new(worker.seats(), started),
             worker,
             effects: effects.into(),
-            seats: Seats::new(SEATS, started),
             keeping: Keeping::default(),
             model: None,
             handles: Handles::new(shared, controls, milestones),
@@ -140,7 +142,7 @@ impl Driver {
         match occasion {
             Occasion::InSeat(seat, Happening::Sign(sign)) => self.on_sign(seat, sign),
             Occasion::InSeat(seat, Happening::Spawned(spawned)) => self.on_spawned(seat, spawned),
-            Occasion::InSeat(_, Happening::Built(built)) => self.on_built(*built),
+            Occasion::InSeat(seat, Happening::Built(built)) => self.on_built(seat, *built),
             Occasion::Control(control) => self.on_control(control),
             Occasion::Sighting(sighting) => self.on_sighting(sighting),
             Occasion::Tick => self.on_tick(),
@@ -177,6 +179,7 @@ impl Driver {
             Control::Cancel(id) => self.requests.cancel(id, self.now),
             Control::Abandon(id) => self.requests.abandon(id, self.now),
             Control::Drain(timeout) => self.tell(Event::Drain { timeout }),
+            Control::Replace => self.tell(Event::Replace),
             Control::StopNow => self.tell(Event::StopNow),
         }
     }
@@ -189,17 +192,9 @@ impl Driver {
         self.tell(Event::Child { generation, event });
     }
 
-    fn on_built(&mut self, (generation, built): (Generation, Result<LoadedModel, Unfit>)) {
-        let event = match built {
-            Ok(model) => {
-                let model = Arc::new(model);
-                self.handles.install(&model);
-                self.model = Some(model);
-                ChildEvent::Ready
-            }
-            Err(Unfit::OtherModel) => ChildEvent::ModelChanged,
-            Err(Unfit::Text(error)) => ChildEvent::Unservable(error.to_string()),
-        };
+    fn on_built(&mut self, seat: SeatId, built: Built) {
+        let generation = built.generation;
+        let event = self.seats[seat].keep(built);
         self.tell(Event::Child { generation, event });
     }
 
@@ -318,6 +313,7 @@ impl Driver {
                 generation,
                 deed,
             } => self.do_to_child(seat, generation, deed),
+            Effect::Succession { of, heir } => self.chronicle.crashes.inherit(of, heir),
             Effect::RefuseNewWork => {
                 let refusal = match self.worker.failure() {
                     Some(failure) => Refusal::Unavailable(failure.reason.clone()),
@@ -334,14 +330,23 @@ impl Driver {
         let now = self.now;
         match deed {
             Deed::Spawn => self.spawn(seat, generation),
-            Deed::Load => self.load(seat),
+            Deed::Load(role) => self.load(seat, role),
+            Deed::StandBy => self
+                .chronicle
+                .stands_by(now, &mut self.seats[seat], generation),
+            Deed::Promote => {
+                self.seats[seat].role = Role::Active;
+                self.send(seat, &Command::Promote);
+            }
             Deed::Serve => self.serve(seat, generation),
             Deed::Suspend { noticed_in } => {
                 let state = self.worker.word_for(&noticed_in);
-                let crashes = &mut self.chronicle.crashes;
-                crashes.noticed(seat, generation, now, state);
+                let served = noticed_in.takes_work();
+                let chronicle = &mut self.chronicle;
+                chronicle.noticed(now, seat, generation, state, served);
                 self.requests.suspend(seat);
             }
+            Deed::Release => self.release(seat, generation),
             Deed::Dismiss => self.send(seat, &Command::Shutdown),
             Deed::Kill(signal) => {
                 if self.seats[seat].kill(generation, signal) {
@@ -353,7 +358,7 @@ impl Driver {
                 let chronicle = &mut self.chronicle;
                 let scene = chronicle.buried(now, bereft, generation, &cause, requests);
                 requests.bury(seat, &cause, &scene, now);
-                self.keeping.doubt(bereft.takes_over, &cause);
+                self.keeping.doubt(bereft.takes_over_to_serve(), &cause);
                 chronicle.gpu.keeps(self.keeping.bytes());
                 bereft.clear();
             }
@@ -368,30 +373,37 @@ impl Driver {
         }
     }
 
-    fn load(&mut self, seat: SeatId) {
+    fn load(&mut self, seat: SeatId, role: Role) {
         self.chronicle.gpu.load_begins(self.now);
-        let order = &self.settings.load;
+        let serving = self.chronicle.news.memory();
+        let order = births::load_order(&self.settings.load, role, serving);
+        self.seats[seat].role = role;
         let order = self.keeping.hand_out(&mut self.seats[seat], order);
         self.send(seat, &Command::Load(order));
     }
 
     fn serve(&mut self, seat: SeatId, generation: Generation) {
-        if let Some(model) = &self.model {
-            let occupied = &mut self.seats[seat];
+        let occupied = &mut self.seats[seat];
+        if let Some(model) = occupied.model.take() {
+            self.handles.install(&model);
+            let model = self.model.insert(model);
             self.chronicle.ready(self.now, occupied, generation, model);
             self.requests.serve(seat, Arc::clone(&model.text));
             self.handles.is_ready();
         }
     }
 
+    /// Where another child serves, nobody waits until this one is buried.
+    fn release(&mut self, seat: SeatId, generation: Generation) {
+        if self.worker.foremost().state().takes_work() {
+            let (chronicle, seat) = (&mut self.chronicle, &mut self.seats[seat]);
+            chronicle.released(self.now, seat, generation, &self.requests);
+            self.requests.release(seat.id);
+        }
+    }
+
     fn end_requests(&mut self, reason: EndReason) {
-        let message = match (reason, self.worker.failure()) {
-            (EndReason::DrainDeadline, _) => "the worker is shutting down, and its time is over",
-            (EndReason::StoppedAtOnce, _) => "the worker is shutting down at once",
-            (EndReason::Failed, Some(failure)) => failure.reason.as_str(),
-            (EndReason::Failed, None) => "the worker has failed",
-        };
-        let failure = Failure::new(ErrorCode::WorkerUnhealthy, message);
+        let failure = handles::farewell(reason, self.worker.failure());
         self.requests.fail_all(&failure, self.now);
     }
 

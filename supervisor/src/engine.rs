@@ -61,6 +61,8 @@ pub struct EngineSettings {
     pub model_sampling: bool,
     /// Accept a child that was built to fail on command. Never in production.
     pub accept_fault_injection: bool,
+    /// Keep a child that takes over when another one dies.
+    pub standby: bool,
     pub crashes: CrashSettings,
 }
 
@@ -72,6 +74,7 @@ impl EngineSettings {
             deadlines: self.deadlines,
             restart: self.restart,
             accept_features: features.into_iter().map(str::to_owned).collect(),
+            standby: self.standby,
         }
     }
 }
@@ -189,6 +192,11 @@ impl Engine {
         // At the door already here, so that no request slips in behind the drain.
         self.shared.registry.close(Refusal::Draining);
         drop(self.controls.send(Control::Drain(timeout)));
+    }
+
+    /// Puts a new child in the place of the one that serves, once the new one is ready.
+    pub fn replace_child(&self) {
+        drop(self.controls.send(Control::Replace));
     }
 
     /// Ends now: terminal errors for every request, SIGKILL for the child.

@@ -160,6 +160,7 @@ pub fn router(app: Arc<App>) -> Router {
         .route("/execute", post(execute::execute))
         .route("/cancel", post(execute::cancel))
         .route("/shutdown", post(execute::shutdown))
+        .route("/restart", post(execute::restart))
         .route("/health", get(health::health))
         .route("/livez", get(health::livez))
         .route("/readyz", get(health::readyz))

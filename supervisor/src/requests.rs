@@ -17,7 +17,8 @@
 //!   and the one end; [`stream`] the reader; [`registry`] who may come in; [`live`] the driver's
 //!   side: what is with which child, what waits, and what follows when a child dies; [`violation`] what no
 //!   child says of them.
-//! * [`control`] is what clients' tasks want of the driver; [`pace`] counts how long streams wait for their next token.
+//! * [`control`] is what clients' tasks want of the driver; [`pace`] counts how long streams wait for their next
+//!   token, and [`totals`] everything else.
 //! * A query of death: [`scene`] is where a death met each request, [`suspicion`] what deaths say
 //!   about it, [`live`]'s probation lets suspects run alone, [`fingerprint`] and [`quarantine`] keep the guilty out.
 //!
@@ -34,6 +35,7 @@ pub mod registry;
 pub(crate) mod scene;
 pub mod stream;
 mod suspicion;
+mod totals;
 mod violation;
 
 #[cfg(test)]

@@ -1,6 +1,7 @@
 //! What the benchmark binaries share: a client that costs little, and numbers.
 
 pub mod burst;
+pub mod pause;
 pub mod pump;
 pub mod stats;
 

@@ -44,7 +44,8 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     process::run(&mut runner("release", &model, &arguments.arguments)?)
 }
 
-/// A run that is the same every time as far as a seed can make it so, and one that never was. With
+/// A run that is the same every time as far as a seed can make it so, and one that never was, with a child
+/// that stands by. With
 /// the tests' own build, in which the arithmetic is optimised too.
 pub fn for_ci(model: &Path) -> Result<()> {
     let minutes = match std::env::var(MINUTES_VARIABLE) {
@@ -60,7 +61,8 @@ pub fn for_ci(model: &Path) -> Result<()> {
     let minutes = ["--minutes".to_owned(), minutes.to_string()];
     let seeded = [&minutes[..], &["--seed".to_owned(), CI_SEED.to_owned()]].concat();
     process::run(&mut runner("debug", model, &seeded)?)?;
-    process::run(&mut runner("debug", model, &minutes)?)
+    let with_standby = [&minutes[..], &["--standby".to_owned()]].concat();
+    process::run(&mut runner("debug", model, &with_standby)?)
 }
 
 fn build() -> Command {

@@ -8,6 +8,7 @@ pub mod placement;
 
 use crate::model::{FileWeights, ModelConfig};
 use manifest::KeptWeights;
+use worker_orcd_ipc::Role;
 
 /// A model that has been checked, before it is in place.
 #[derive(Debug)]
@@ -30,6 +31,8 @@ pub struct LoadOptions {
     pub max_batch_tokens: u32,
     /// The longest sequence, in tokens.
     pub max_sequence_tokens: u32,
+    /// A standby takes the memory of KV cache and activations only when it is promoted.
+    pub role: Role,
     /// Named in a fault; nothing else depends on it.
     pub model: String,
 }

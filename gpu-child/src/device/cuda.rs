@@ -43,6 +43,7 @@ mod matmul;
 mod memory;
 mod ops;
 mod plan;
+mod purpose;
 mod residency;
 mod sample;
 mod scratch;
@@ -181,6 +182,13 @@ impl Executor for CudaExecutor {
         self.finish()
     }
 
+    fn promote(&mut self) -> Result<(), Fault> {
+        self.context.enter()?;
+        self.scratch.take(&self.context)?;
+        self.kv.take(&self.context)?;
+        self.context.synchronize("taking over")
+    }
+
     fn ahead(&mut self) -> Option<&mut dyn Ahead> {
         Some(self)
     }
@@ -191,8 +199,9 @@ impl Executor for CudaExecutor {
     }
 
     fn inspect(&mut self) -> Result<(), Fault> {
+        let kv = Some(self.kv.arena()).filter(|arena| arena.has_memory());
         self.residency
-            .check_slice(&self.context, &self.weights.arena, self.kv.arena())
+            .check_slice(&self.context, &self.weights.arena, kv)
     }
 }
 

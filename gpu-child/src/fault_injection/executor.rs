@@ -84,6 +84,10 @@ impl Executor for FaultyExecutor {
         self.inner.inspect()
     }
 
+    fn promote(&mut self) -> Result<(), Fault> {
+        self.inner.promote()
+    }
+
     fn ahead(&mut self) -> Option<&mut dyn Ahead> {
         self.inner.ahead()?;
         Some(self)

@@ -2,7 +2,7 @@ use super::*;
 use crate::model::gguf::parse;
 use crate::model::{Architecture, GgufBuilder, tiny_model::tiny_model};
 use std::fs;
-use worker_orcd_ipc::DeviceSelector;
+use worker_orcd_ipc::{DeviceSelector, Role};
 
 fn order(path: &Path, threads: u32) -> LoadOrder {
     LoadOrder {
@@ -18,6 +18,7 @@ fn order(path: &Path, threads: u32) -> LoadOrder {
         threads: Some(threads),
         prefix_cache: true,
         trace: None,
+        role: Role::Active,
     }
 }
 

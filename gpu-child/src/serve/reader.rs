@@ -4,9 +4,10 @@ use super::Link;
 use std::io::{ErrorKind, Read};
 use std::sync::mpsc::{SyncSender, TrySendError};
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use worker_orcd_ipc::{Command, ConversationState, Fault, FrameReader, decode};
+use worker_orcd_ipc::{Command, ConversationState, Fault, FrameReader, Role, decode};
 
-/// The conversation's state. The reader moves it on when `Load` comes, the engine when it is ready.
+/// The conversation's state. The reader moves it on when `Load` or `Promote` comes, the engine when it is
+/// ready.
 #[derive(Debug)]
 pub(super) struct Conversation(Mutex<ConversationState>);
 
@@ -15,16 +16,21 @@ impl Conversation {
         Self(Mutex::new(ConversationState::AwaitingLoad))
     }
 
-    /// Moves on to serving. Called before `Ready` is sent, because the answer may come at once.
-    pub(super) fn serve(&self) {
-        *self.lock() = ConversationState::Serving;
+    /// Moves on from loading. Called before `Ready` is sent, because the answer may come at once.
+    pub(super) fn is_ready(&self, role: Role) {
+        *self.lock() = match role {
+            Role::Active => ConversationState::Serving,
+            Role::Standby => ConversationState::StandingBy,
+        };
     }
 
     fn admit(&self, command: &Command) -> Result<(), &'static str> {
         let mut state = self.lock();
         command.check(*state)?;
-        if matches!(command, Command::Load(_)) {
-            *state = ConversationState::Loading;
+        match command {
+            Command::Load(_) => *state = ConversationState::Loading,
+            Command::Promote => *state = ConversationState::Serving,
+            _ => {}
         }
         Ok(())
     }

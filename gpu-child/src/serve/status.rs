@@ -16,6 +16,7 @@ pub(super) struct Status {
 #[repr(u8)]
 pub(super) enum Doing {
     Loads,
+    TakesOver,
     WaitsForCommands,
     Plans,
     Computes,
@@ -25,8 +26,9 @@ pub(super) enum Doing {
 }
 
 impl Doing {
-    const ALL: [Self; 7] = [
+    const ALL: [Self; 8] = [
         Self::Loads,
+        Self::TakesOver,
         Self::WaitsForCommands,
         Self::Plans,
         Self::Computes,
@@ -38,6 +40,7 @@ impl Doing {
     pub(super) fn words(self) -> &'static str {
         match self {
             Self::Loads => "loads",
+            Self::TakesOver => "takes over from a dead child",
             Self::WaitsForCommands => "waits for commands",
             Self::Plans => "plans a step",
             Self::Computes => "launches or computes a step",

@@ -63,7 +63,7 @@ where
     let (mut steps, ready) = StepLoop::new(link, status, recorder, &order, loaded)?;
     steps.have_watched(Arc::downgrade(status))?;
     steps.update_status();
-    conversation.serve();
+    conversation.is_ready(order.role);
     if link.send(Event::Ready(Box::new(ready))) {
         steps.run(commands)
     } else {
@@ -268,9 +268,21 @@ impl<'a> StepLoop<'a> {
                 self.scheduler.cancel(request);
                 Ok(())
             }
+            Command::Promote => self.promote(),
             // The reader keeps these to itself.
             Command::Load(_) | Command::Shutdown => Ok(()),
         }
+    }
+
+    /// A device that hangs under it is noticed, as under a step.
+    fn promote(&mut self) -> Result<(), Fault> {
+        self.status.step_begins(self.step, Instant::now());
+        self.status.does(Doing::TakesOver);
+        self.executor.promote()?;
+        self.memory = self.executor.memory();
+        self.memory_asked = Instant::now();
+        self.update_status();
+        Ok(())
     }
 
     /// Sends the planned step on its way; a device that computes in this thread has done it then.

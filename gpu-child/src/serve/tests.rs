@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 use worker_orcd_ipc::frame::write_frame;
 use worker_orcd_ipc::{
     ClientId, Command, DeviceError, DeviceSelector, Envelope, ExitCode, FaultKind, FinishReason,
-    FrameReader, Generation, ModelFile, Preamble, RequestId, Sampling, StepReport, Submission,
-    TokenId, decode, encode,
+    FrameReader, Generation, ModelFile, Preamble, RequestId, Role, Sampling, StepReport,
+    Submission, TokenId, decode, encode,
 };
 
 const VOCAB: u32 = 100;
@@ -179,6 +179,7 @@ fn order() -> LoadOrder {
         threads: None,
         prefix_cache: true,
         trace: None,
+        role: Role::Active,
     }
 }
 

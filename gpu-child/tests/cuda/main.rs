@@ -26,6 +26,7 @@ fn options() -> CudaOptions {
             kv_cache_bytes: Some(256 << 20),
             max_batch_tokens: 512,
             max_sequence_tokens: 512,
+            role: worker_orcd_ipc::Role::Active,
             model: "random".to_owned(),
         },
     }

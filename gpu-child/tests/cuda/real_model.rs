@@ -43,6 +43,7 @@ fn smollm2_says_what_llama_cpp_says() {
             kv_cache_bytes: None,
             max_batch_tokens: 256,
             max_sequence_tokens: 256,
+            role: worker_orcd_ipc::Role::Active,
             model: path,
         },
     };

@@ -244,6 +244,7 @@ pub fn options() -> LoadOptions {
         kv_cache_bytes: Some(16 << 20),
         max_batch_tokens: 400,
         max_sequence_tokens: 512,
+        role: worker_orcd_ipc::Role::Active,
         model: "random".to_owned(),
     }
 }

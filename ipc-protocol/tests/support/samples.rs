@@ -7,7 +7,7 @@ use super::Message;
 use worker_orcd_ipc::{
     ChildHello, ClientId, Command, DeviceError, DeviceFacts, DeviceSelector, Drawn, Envelope,
     Event, Fault, FinishReason, Finished, Generation, Heartbeat, Load, LoadOrder, MemoryBound,
-    MemoryReport, ModelFacts, ModelFile, ModelIdentity, PlacedTensor, ReadyReport, RequestId,
+    MemoryReport, ModelFacts, ModelFile, ModelIdentity, PlacedTensor, ReadyReport, RequestId, Role,
     Sampling, SamplingAdvice, StepReport, Submission, TokenId, TokenKind, TokenizerFacts,
     TokenizerKind, TraceOrder, WeightsManifest,
 };
@@ -40,6 +40,7 @@ fn command_name(command: &Command) -> &'static str {
         Command::Submit(_) => "submit",
         Command::Cancel { .. } => "cancel",
         Command::Shutdown => "shutdown",
+        Command::Promote => "promote",
     }
 }
 
@@ -84,6 +85,7 @@ fn commands() -> Vec<Command> {
             request: RequestId(300),
         },
         Command::Shutdown,
+        Command::Promote,
     ]
 }
 
@@ -110,6 +112,10 @@ fn load_order(device: DeviceSelector) -> LoadOrder {
             path: "/t".to_owned(),
             first_values: 8,
         }),
+        role: match device {
+            DeviceSelector::Cpu => Role::Active,
+            DeviceSelector::Cuda(_) => Role::Standby,
+        },
     }
 }
 

@@ -9,7 +9,7 @@ use proptest::prelude::*;
 use worker_orcd_ipc::{
     ChildHello, ClientId, Command, DeviceError, DeviceFacts, DeviceSelector, Drawn, Envelope,
     Event, Fault, FinishReason, Finished, Generation, Heartbeat, Load, LoadOrder, MemoryBound,
-    MemoryReport, ModelFacts, ModelFile, ModelIdentity, PlacedTensor, ReadyReport, RequestId,
+    MemoryReport, ModelFacts, ModelFile, ModelIdentity, PlacedTensor, ReadyReport, RequestId, Role,
     Sampling, SamplingAdvice, StepReport, Submission, TokenId, TokenKind, TokenizerFacts,
     TokenizerKind, TraceOrder, WeightsManifest,
 };
@@ -27,6 +27,7 @@ pub fn command() -> BoxedStrategy<Command> {
         submission().prop_map(|submission| Command::Submit(Box::new(submission))),
         request().prop_map(|request| Command::Cancel { request }),
         Just(Command::Shutdown),
+        Just(Command::Promote),
     ]
     .boxed()
 }
@@ -100,7 +101,13 @@ fn load_order() -> BoxedStrategy<LoadOrder> {
             any::<u32>(),
             any::<Option<u32>>(),
         ),
-        (any::<u32>(), any::<Option<u32>>(), any::<bool>(), of(trace)),
+        (
+            any::<u32>(),
+            any::<Option<u32>>(),
+            any::<bool>(),
+            of(trace),
+            prop_oneof![Just(Role::Active), Just(Role::Standby)],
+        ),
     )
         .prop_map(
             |(
@@ -114,7 +121,7 @@ fn load_order() -> BoxedStrategy<LoadOrder> {
                     max_running,
                     max_sequence_tokens,
                 ),
-                (prefill_chunk_tokens, threads, prefix_cache, trace),
+                (prefill_chunk_tokens, threads, prefix_cache, trace, role),
             )| LoadOrder {
                 model_path,
                 model_file,
@@ -128,6 +135,7 @@ fn load_order() -> BoxedStrategy<LoadOrder> {
                 threads,
                 prefix_cache,
                 trace,
+                role,
             },
         )
         .boxed()

@@ -84,6 +84,24 @@ pub enum HandshakeRefusal {
     Pid { said: u32, spawned: u32 },
 }
 
+impl HandshakeRefusal {
+    /// Of a child that was spawned as one process, says that it is another or the same, and has these
+    /// compile-time features. `None`: it is accepted.
+    pub(crate) fn of_hello(
+        spawned: u32,
+        said: u32,
+        features: &[String],
+        accepted: &[String],
+    ) -> Option<Self> {
+        if said != spawned {
+            return Some(Self::Pid { said, spawned });
+        }
+        let is_unknown = |it: &&String| !accepted.contains(it);
+        let unknown: Vec<_> = features.iter().filter(is_unknown).cloned().collect();
+        (!unknown.is_empty()).then_some(Self::Features(unknown))
+    }
+}
+
 /// The end of a process, as `wait` tells it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Exit {

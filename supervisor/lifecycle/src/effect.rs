@@ -5,7 +5,7 @@ use crate::death::DeathCause;
 use crate::exit::SupervisorExit;
 use crate::state::State;
 use std::fmt;
-use worker_orcd_ipc::Generation;
+use worker_orcd_ipc::{Generation, Role};
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Effect {
@@ -14,6 +14,11 @@ pub enum Effect {
         seat: SeatId,
         generation: Generation,
         deed: Deed,
+    },
+    /// The child of `heir` takes the place of the one in `of`, whose end has begun.
+    Succession {
+        of: SeatId,
+        heir: SeatId,
     },
     RefuseNewWork,
     /// Terminal errors for every request that is left.
@@ -29,8 +34,12 @@ pub enum Effect {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Deed {
     Spawn,
-    /// Send `Command::Load`.
-    Load,
+    /// Send `Command::Load`, with this role.
+    Load(Role),
+    /// The child is ready, and waits.
+    StandBy,
+    /// Send `Command::Promote`.
+    Promote,
     /// Submit everything that waits, and whatever comes.
     Serve,
     /// The child's end has begun: send nothing more to it; its requests wait.
@@ -38,6 +47,8 @@ pub enum Deed {
         /// State of the child until then.
         noticed_in: State,
     },
+    /// The child says nothing more that counts: its requests need not wait until it is buried.
+    Release,
     /// Send `Command::Shutdown`.
     Dismiss,
     /// A signal to its whole process group.

@@ -23,6 +23,8 @@ pub enum Event {
     Drain { timeout: Duration },
     /// The last request has ended. The driver says so whenever none is left while draining.
     Idle,
+    /// Put a new child in the place of the one that serves, as soon as the new one is ready.
+    Replace,
     /// End now.
     StopNow,
 }

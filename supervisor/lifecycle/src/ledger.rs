@@ -15,15 +15,19 @@ pub struct Ledger {
 }
 
 impl Ledger {
-    /// Forgets what is older than `window` on the way, so that `recent` stays as small as the
+    /// A death counts against the restart intensity. Forgets what is older than `window` on the way, so that `recent` stays as small as the
     /// restart intensity.
-    pub fn record(&mut self, now: Duration, cause: &DeathCause, window: Duration) {
+    pub fn record(&mut self, now: Duration, window: Duration) {
         while self.recent.front().is_some_and(|at| *at + window <= now) {
             self.recent.pop_front();
         }
         self.recent.push_back(now);
-        *self.by_cause.entry(cause.label()).or_default() += 1;
         self.fruitless = self.fruitless.saturating_add(1);
+    }
+
+    /// Counts a death that may or may not count against the restart intensity.
+    pub fn count(&mut self, cause: &DeathCause) {
+        *self.by_cause.entry(cause.label()).or_default() += 1;
     }
 
     /// A child serves: the deaths before it were worth their restarts.

@@ -7,9 +7,10 @@ use crate::death::{DeathCause, Exit, HandshakeRefusal};
 use crate::effect::{Deed, Signal};
 use crate::event::ChildEvent;
 use crate::state::{KillStage, LoadProgress, State};
-use crate::watchdog::{Deadlines, Watch};
+use crate::watchdog::{Deadlines, STARVED_PAUSE, Watch};
+use crate::worker::Settings;
 use std::time::Duration;
-use worker_orcd_ipc::Generation;
+use worker_orcd_ipc::{Generation, Role};
 
 pub type Deeds = Vec<Deed>;
 
@@ -20,16 +21,18 @@ pub struct Life {
     accept_features: Vec<String>,
     /// Generation of the child that is or was here last; 0 before the first.
     generation: Generation,
+    role: Role,
     state: State,
 }
 
 impl Life {
     /// An empty seat.
     #[must_use]
-    pub fn new(now: Duration, deadlines: Deadlines, accept_features: Vec<String>) -> Self {
+    pub fn new(now: Duration, role: Role, settings: &Settings) -> Self {
         Self {
-            deadlines,
-            accept_features,
+            role,
+            deadlines: settings.deadlines,
+            accept_features: settings.accept_features.clone(),
             generation: Generation(0),
             state: State::Vacant {
                 since: now,
@@ -46,6 +49,12 @@ impl Life {
     #[must_use]
     pub fn generation(&self) -> Generation {
         self.generation
+    }
+
+    /// The role of the child that is or was here last, or of the one that the seat waits for.
+    #[must_use]
+    pub fn role(&self) -> Role {
+        self.role
     }
 
     /// The moment at which [`Life::tick`] has something to do.
@@ -73,6 +82,22 @@ impl Life {
             deadline: now + self.deadlines.spawn,
         };
         vec![Deed::Spawn]
+    }
+
+    /// The role of the next child.
+    pub fn assign(&mut self, role: Role) {
+        self.role = role;
+    }
+
+    /// Makes a standby serve, as soon as it can.
+    pub fn promote(&mut self, now: Duration) -> Deeds {
+        self.role = Role::Active;
+        let State::StandingBy { pid, watch, .. } = self.state else {
+            return vec![];
+        };
+        let since = now;
+        self.state = State::Serving { since, pid, watch };
+        vec![Deed::Promote, Deed::Serve]
     }
 
     /// The seat is empty, and stays so until then.
@@ -108,7 +133,7 @@ impl Life {
         };
         let suspend = self.end_in(killing);
         match stage {
-            KillStage::Asked => vec![suspend, Deed::Dismiss],
+            KillStage::Asked => vec![suspend, Deed::Dismiss, Deed::Release],
             KillStage::Terminated | KillStage::Killed => vec![Deed::Kill(Signal::Term)],
         }
     }
@@ -126,7 +151,7 @@ impl Life {
             stage: KillStage::Killed,
             deadline: now + self.deadlines.kill,
         });
-        vec![suspend, Deed::Kill(Signal::Kill)]
+        vec![suspend, Deed::Kill(Signal::Kill), Deed::Release]
     }
 
     /// Ends a child that nobody waits for any more.
@@ -241,9 +266,10 @@ impl Life {
         })
     }
 
+    /// Nobody died: it is tried again, however often, until there is a descriptor.
     fn starved(&mut self, now: Duration) -> Option<Deeds> {
         self.state.is_spawning().then(|| {
-            self.rest(now, None);
+            self.rest(now, Some(now + STARVED_PAUSE));
             vec![]
         })
     }
@@ -264,11 +290,7 @@ impl Life {
         let State::Handshaking { pid, .. } = self.state else {
             return self.out_of_place(now, "Hello");
         };
-        let refusal = if said != pid {
-            Some(HandshakeRefusal::Pid { said, spawned: pid })
-        } else {
-            self.unacceptable(features).map(HandshakeRefusal::Features)
-        };
+        let refusal = HandshakeRefusal::of_hello(pid, said, features, &self.accept_features);
         if let Some(refusal) = refusal {
             return self.kill(now, DeathCause::HandshakeRefused(refusal));
         }
@@ -277,14 +299,9 @@ impl Life {
             pid,
             watch: Watch::starting(now),
             progress: LoadProgress::starting(now),
+            role: self.role,
         };
-        vec![Deed::Load]
-    }
-
-    fn unacceptable(&self, features: &[String]) -> Option<Vec<String>> {
-        let is_unknown = |it: &&String| !self.accept_features.contains(it);
-        let unknown: Vec<_> = features.iter().filter(is_unknown).cloned().collect();
-        (!unknown.is_empty()).then_some(unknown)
+        vec![Deed::Load(self.role)]
     }
 
     fn load_progress(&mut self, now: Duration, bytes_done: u64, bytes_total: u64) -> Deeds {
@@ -296,15 +313,22 @@ impl Life {
     }
 
     fn ready(&mut self, now: Duration) -> Deeds {
-        let State::Loading { pid, watch, .. } = self.state else {
+        let State::Loading {
+            pid, watch, role, ..
+        } = self.state
+        else {
             return self.out_of_place(now, "Ready");
         };
-        self.state = State::Serving {
-            since: now,
-            pid,
-            watch,
+        let since = now;
+        self.state = match role {
+            Role::Active => State::Serving { since, pid, watch },
+            Role::Standby => State::StandingBy { since, pid, watch },
         };
-        vec![Deed::Serve]
+        match (role, self.role) {
+            (Role::Active, _) => vec![Deed::Serve],
+            (Role::Standby, Role::Standby) => vec![Deed::StandBy],
+            (Role::Standby, Role::Active) => self.promote(now),
+        }
     }
 
     fn heartbeat(&mut self, now: Duration, step_elapsed: Option<Duration>) -> Deeds {
@@ -376,12 +400,12 @@ impl Life {
                 ..
             } => {
                 let exit = *exit;
-                let cause = said.take().unwrap_or_else(|| DeathCause::of_exit(exit));
-                self.bury(now, cause)
+                let cause = said.take();
+                self.bury(now, cause.unwrap_or_else(|| DeathCause::of_exit(exit)))
             }
             State::Reaping { link_closed, .. } => {
                 *link_closed = true;
-                vec![]
+                vec![Deed::Release]
             }
             state if state.is_trusted() => self.dying(now, None, None, true),
             // Its end is decided, or there is none.
@@ -399,14 +423,16 @@ impl Life {
         let Some(pid) = self.state.pid() else {
             return vec![];
         };
-        vec![self.end_in(State::Reaping {
+        let release = (link_closed || said.is_some()).then_some(Deed::Release);
+        let suspend = self.end_in(State::Reaping {
             since: now,
             pid,
             said,
             exit,
             link_closed,
             deadline: now + self.deadlines.reap,
-        })]
+        });
+        [Some(suspend), release].into_iter().flatten().collect()
     }
 
     /// Begins the child's end, or goes on with it in another way.

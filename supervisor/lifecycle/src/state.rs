@@ -3,6 +3,7 @@
 use crate::death::{DeathCause, Exit};
 use crate::watchdog::{Deadlines, Watch};
 use std::time::Duration;
+use worker_orcd_ipc::Role;
 
 /// `since`, `deadline` and `until` are times since the supervisor's start.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -25,6 +26,14 @@ pub enum State {
         pid: u32,
         watch: Watch,
         progress: LoadProgress,
+        /// The role that it was told when its load was ordered.
+        role: Role,
+    },
+    /// A child that is ready, and waits until another one dies.
+    StandingBy {
+        since: Duration,
+        pid: u32,
+        watch: Watch,
     },
     Serving {
         since: Duration,
@@ -82,6 +91,7 @@ impl State {
             Self::Spawning { .. } => "spawning",
             Self::Handshaking { .. } => "handshaking",
             Self::Loading { .. } => "loading",
+            Self::StandingBy { .. } => "standing_by",
             Self::Serving { .. } => "serving",
             Self::Killing { .. } => "killing",
             Self::Reaping { .. } => "reaping",
@@ -97,6 +107,7 @@ impl State {
             Self::Spawning { .. } => "a child process is being started",
             Self::Handshaking { .. } => "the child has not introduced itself yet",
             Self::Loading { .. } => "the model is being loaded",
+            Self::StandingBy { .. } => "a child stands by",
             Self::Serving { .. } => "serving",
             Self::Killing { .. } => "the child was asked to go",
             Self::Reaping { .. } => "the child is dying",
@@ -111,6 +122,7 @@ impl State {
             | Self::Spawning { since, .. }
             | Self::Handshaking { since, .. }
             | Self::Loading { since, .. }
+            | Self::StandingBy { since, .. }
             | Self::Serving { since, .. }
             | Self::Killing { since, .. }
             | Self::Reaping { since, .. }
@@ -124,6 +136,7 @@ impl State {
         match self {
             Self::Handshaking { pid, .. }
             | Self::Loading { pid, .. }
+            | Self::StandingBy { pid, .. }
             | Self::Serving { pid, .. }
             | Self::Killing { pid, .. }
             | Self::Reaping { pid, .. } => Some(*pid),
@@ -135,14 +148,18 @@ impl State {
     #[must_use]
     pub(crate) fn watch(&self) -> Option<&Watch> {
         match self {
-            Self::Loading { watch, .. } | Self::Serving { watch, .. } => Some(watch),
+            Self::Loading { watch, .. }
+            | Self::StandingBy { watch, .. }
+            | Self::Serving { watch, .. } => Some(watch),
             _ => None,
         }
     }
 
     pub(crate) fn watch_mut(&mut self) -> Option<&mut Watch> {
         match self {
-            Self::Loading { watch, .. } | Self::Serving { watch, .. } => Some(watch),
+            Self::Loading { watch, .. }
+            | Self::StandingBy { watch, .. }
+            | Self::Serving { watch, .. } => Some(watch),
             _ => None,
         }
     }
@@ -171,6 +188,12 @@ impl State {
             Self::Loading { progress, .. } => overdue.or_else(|| progress.overdue(now, deadlines)),
             _ => overdue,
         }
+    }
+
+    /// True from the order for a process until the child's end begins.
+    #[must_use]
+    pub fn is_under_way(&self) -> bool {
+        self.is_spawning() || self.is_trusted()
     }
 
     #[must_use]

@@ -61,6 +61,9 @@ impl Default for Deadlines {
 /// Far above any scheduling delay of a driver that does not block, far below the heartbeat deadline.
 pub const OWN_ABSENCE: Duration = Duration::from_millis(500);
 
+/// Time for descriptors to come back: clients' connections end all the time.
+pub(crate) const STARVED_PAUSE: Duration = Duration::from_millis(250);
+
 /// The pulse of a child.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Watch {

@@ -1,10 +1,10 @@
-//! The worker: its seats, what follows from a death, and how it ends. Time and what happened go in;
-//! what to do comes out.
+//! The worker: its course, and how it ends. Time and what happened go in; what to do comes out.
 //!
 //! `tests/golden/worker.txt` is the whole table for a worker of one seat.
 //!
-//! All seats are on one device, and their deaths count together: a machine that kills one child
-//! kills the others too.
+//! All seats are on one device, and the deaths of children that serve, or are to, count together: a
+//! machine that kills one child kills the others too. A standby takes over as soon as such a child's
+//! end begins; its own deaths cost no stream anything, and end nothing but the wish for one.
 
 use crate::course::{Course, Drain, End};
 use crate::death::DeathCause;
@@ -14,15 +14,13 @@ use crate::exit::SupervisorExit;
 use crate::gpu::Testimony;
 use crate::ledger::Ledger;
 use crate::life::Life;
-use crate::restart_policy::{RestartPolicy, Verdict, WorkerFailure};
+use crate::restart_policy::{RestartPolicy, WorkerFailure};
+use crate::staff::Staff;
 use crate::state::State;
 use crate::watchdog::{Deadlines, OWN_ABSENCE};
 use std::num::NonZeroU8;
 use std::time::Duration;
-use worker_orcd_ipc::Generation;
-
-/// Time for descriptors to come back: clients' connections end all the time.
-const STARVED_PAUSE: Duration = Duration::from_millis(250);
+use worker_orcd_ipc::{Generation, Role};
 
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Settings {
@@ -30,17 +28,14 @@ pub struct Settings {
     pub restart: RestartPolicy,
     /// Compile-time features of a child that are acceptable.
     pub accept_features: Vec<String>,
+    /// A child stands by at all times, to take over from one that dies.
+    pub standby: bool,
 }
 
 #[derive(Debug)]
 pub struct Worker {
-    settings: Settings,
-    seats: Vec<Life>,
+    staff: Staff,
     course: Course,
-    /// Generation of the child that was spawned last, in whichever seat.
-    newest: Generation,
-    has_served: bool,
-    ledger: Ledger,
     stale_events: u64,
     last_called: Duration,
 }
@@ -48,21 +43,18 @@ pub struct Worker {
 type Effects = Vec<Effect>;
 
 impl Worker {
-    /// Spawns the first child of each seat.
+    /// Spawns as many children as are to serve at once. There is one seat more: for a standby, or for
+    /// a child that replaces another.
     #[must_use]
-    pub fn start(now: Duration, settings: Settings, seats: NonZeroU8) -> (Self, Effects) {
-        let seat = |_| Life::new(now, settings.deadlines, settings.accept_features.clone());
-        let mut worker = Self {
-            seats: (0..seats.get()).map(seat).collect(),
-            settings,
+    pub fn start(now: Duration, settings: Settings, serving: NonZeroU8) -> (Self, Effects) {
+        let mut staff = Staff::new(now, settings, serving);
+        let effects = staff.start(now);
+        let worker = Self {
+            staff,
             course: Course::Serve,
-            newest: Generation(0),
-            has_served: false,
-            ledger: Ledger::default(),
             stale_events: 0,
             last_called: now,
         };
-        let effects = worker.each(|worker, seat| worker.spawn(now, seat));
         (worker, effects)
     }
 
@@ -75,6 +67,7 @@ impl Worker {
             Event::Gpu(testimony) => self.testimony(now, &testimony),
             Event::Drain { timeout } => self.drain(now, timeout),
             Event::Idle => self.idle(now),
+            Event::Replace => self.replace(now),
             Event::StopNow => self.stop_now(now),
         }
     }
@@ -86,10 +79,14 @@ impl Worker {
             return None;
         }
         let drain = self.course.drain().map(|drain| drain.until);
-        let watches = self.seats.iter().any(|life| life.state().is_watched());
+        let watches = self
+            .staff
+            .seats
+            .iter()
+            .any(|life| life.state().is_watched());
         // Whoever measures a child's silence must be able to prove that it was listening.
         let attentive = watches.then(|| self.last_called + OWN_ABSENCE / 2);
-        let own = self.seats.iter().filter_map(Life::deadline);
+        let own = self.staff.seats.iter().filter_map(Life::deadline);
         own.chain(drain).chain(attentive).min()
     }
 
@@ -97,25 +94,47 @@ impl Worker {
 
     #[must_use]
     pub fn seat(&self, seat: SeatId) -> &Life {
-        &self.seats[usize::from(seat.0)]
+        self.staff.seats.get(seat)
     }
 
-    /// The one that speaks for all: who serves, else the first.
+    pub fn seats(&self) -> impl Iterator<Item = SeatId> + use<> {
+        self.staff.seats.ids()
+    }
+
+    /// The one that speaks for all: who serves, else who is to, else who did.
     #[must_use]
     pub fn foremost(&self) -> &Life {
-        let mut seats = self.seats.iter();
-        let serves = seats.find(|life| life.state().takes_work());
-        serves.unwrap_or(&self.seats[0])
+        self.staff.seats.foremost()
+    }
+
+    /// The standby, or its empty seat, where there is to be one.
+    #[must_use]
+    pub fn standby(&self) -> Option<&Life> {
+        let mut standbys = self.staff.seats.with_role(Role::Standby);
+        let seat = standbys.next().filter(|_| self.settings().standby)?;
+        Some(self.seat(seat))
+    }
+
+    /// Why there is no standby, although there should be.
+    #[must_use]
+    pub fn standby_given_up(&self) -> Option<&str> {
+        self.staff.standby.given_up()
     }
 
     #[must_use]
     pub fn ledger(&self) -> &Ledger {
-        &self.ledger
+        &self.staff.ledger
     }
 
     #[must_use]
     pub fn settings(&self) -> &Settings {
-        &self.settings
+        &self.staff.settings
+    }
+
+    /// Times that a child was ordered, or promoted, to serve in place of one before.
+    #[must_use]
+    pub fn successions(&self) -> u64 {
+        self.staff.successions
     }
 
     /// Nothing new is accepted.
@@ -170,7 +189,7 @@ impl Worker {
 
     #[must_use]
     pub fn has_served(&self) -> bool {
-        self.has_served
+        self.staff.has_served
     }
 
     /// Words of the dead that were dropped.
@@ -185,7 +204,8 @@ impl Worker {
         let absent = now.saturating_sub(self.last_called);
         self.last_called = self.last_called.max(now);
         if absent >= OWN_ABSENCE {
-            self.seats.iter_mut().for_each(|life| life.forgive(absent));
+            let lives = self.staff.seats.iter_mut();
+            lives.for_each(|life| life.forgive(absent));
         }
     }
 
@@ -195,14 +215,9 @@ impl Worker {
             effects.extend(self.leave(now, SupervisorExit::DrainIncomplete));
             return effects;
         }
-        self.each(|worker, seat| match worker.seat(seat).state() {
-            State::Vacant {
-                spawn_at: Some(at), ..
-            } if now >= *at => worker.spawn(now, seat),
-            _ => {
-                let deeds = worker.life(seat).tick(now);
-                worker.follow(now, seat, deeds)
-            }
+        self.each(|worker, seat| {
+            let effects = worker.staff.tick(now, seat);
+            worker.draw(now, effects)
         })
     }
 
@@ -210,8 +225,7 @@ impl Worker {
 
     fn child(&mut self, now: Duration, generation: Generation, event: ChildEvent) -> Effects {
         let is_new = matches!(event, ChildEvent::Spawned { .. });
-        let mut ids = (0..).map(SeatId).take(self.seats.len());
-        let seat = ids.find(|seat| self.seat(*seat).generation() == generation);
+        let seat = self.staff.seats.of(generation);
         let heard = seat.filter(|_| !self.is_over()).and_then(|seat| {
             let deeds = self.life(seat).tell(now, event)?;
             Some((seat, deeds))
@@ -248,76 +262,29 @@ impl Worker {
         self.follow(now, seat, deeds)
     }
 
-    /// Draws the worker's conclusions from what becomes of a child.
+    /// Draws the conclusions from what becomes of a child.
     fn follow(&mut self, now: Duration, seat: SeatId, deeds: Vec<Deed>) -> Effects {
-        let mut cause = None;
-        for deed in &deeds {
-            match deed {
-                Deed::Serve => {
-                    self.has_served = true;
-                    self.ledger.served();
-                }
-                Deed::Bury(why) => cause = Some(why.clone()),
-                _ => {}
+        let effects = self.staff.follow(now, seat, deeds);
+        self.draw(now, effects)
+    }
+
+    fn replace(&mut self, now: Duration) -> Effects {
+        match self.course {
+            Course::Serve => {
+                let effects = self.staff.replace(now);
+                self.draw(now, effects)
             }
+            _ => vec![],
         }
-        let generation = self.seat(seat).generation();
-        let child = |deed| Effect::Child {
-            seat,
-            generation,
-            deed,
-        };
-        let mut effects: Effects = deeds.into_iter().map(child).collect();
-        if let Some(cause) = &cause {
-            let window = self.settings.restart.window;
-            self.ledger.record(now, cause, window);
-        }
-        effects.extend(self.succeed(now, seat, cause));
+    }
+
+    /// Adds what follows for the worker from what became of its children.
+    fn draw(&mut self, now: Duration, mut effects: Effects) -> Effects {
+        effects.extend(match self.staff.take_failure() {
+            Some(failure) => self.fail(now, failure),
+            None => self.settle(now),
+        });
         effects
-    }
-
-    /// A seat without a child gets its next one, if any.
-    fn succeed(&mut self, now: Duration, seat: SeatId, cause: Option<DeathCause>) -> Effects {
-        match (self.seat(seat).state(), &self.course, cause) {
-            (State::Unreapable { pid, .. }, ..) => {
-                let reason = format!(
-                    "process {pid} survived SIGKILL for {} s: it is stuck in the kernel, and the \
-                     node needs a reboot",
-                    self.settings.deadlines.kill.as_secs()
-                );
-                let exit = SupervisorExit::Unreapable;
-                self.fail(now, WorkerFailure { exit, reason })
-            }
-            (State::Vacant { spawn_at: None, .. }, Course::Serve | Course::Drain(_), cause) => {
-                self.decide(now, seat, cause.as_ref())
-            }
-            _ => self.settle(now),
-        }
-    }
-
-    fn decide(&mut self, now: Duration, seat: SeatId, cause: Option<&DeathCause>) -> Effects {
-        let Some(cause) = cause else {
-            // Nobody died: it is tried again, however often, until there is a descriptor.
-            self.life(seat).rest(now, Some(now + STARVED_PAUSE));
-            return vec![];
-        };
-        let policy = self.settings.restart;
-        let deaths = self.ledger.intensity(now, policy.window);
-        match policy.judge(cause, deaths, self.has_served) {
-            Verdict::RestartNow => self.spawn(now, seat),
-            Verdict::RestartAfter(delay) => {
-                self.life(seat).rest(now, Some(now + delay));
-                vec![]
-            }
-            Verdict::Fail(failure) => self.fail(now, failure),
-        }
-    }
-
-    fn spawn(&mut self, now: Duration, seat: SeatId) -> Effects {
-        self.newest = self.newest.next();
-        let generation = self.newest;
-        let deeds = self.life(seat).spawn(now, generation);
-        self.follow(now, seat, deeds)
     }
 
     // === its end ===
@@ -336,6 +303,7 @@ impl Worker {
             condemnation,
             drain,
         };
+        self.staff.close();
         // A child there is may hang in NVIDIA's driver, or compute nonsense; both end here.
         self.each(
             |worker, seat| match worker.seat(seat).state().is_trusted() {
@@ -377,7 +345,7 @@ impl Worker {
     }
 
     fn stop_now(&mut self, now: Duration) -> Effects {
-        self.course = Course::Leave(End::Stop(SupervisorExit::StoppedAtOnce));
+        self.end_with(End::Stop(SupervisorExit::StoppedAtOnce));
         let mut effects = vec![
             Effect::RefuseNewWork,
             Effect::EndRequests(EndReason::StoppedAtOnce),
@@ -393,7 +361,7 @@ impl Worker {
         if self.failure().is_some() {
             return self.settle(now);
         }
-        self.course = Course::Leave(End::Fail(failure));
+        self.end_with(End::Fail(failure));
         let mut effects = vec![
             Effect::RefuseNewWork,
             Effect::EndRequests(EndReason::Failed),
@@ -402,8 +370,13 @@ impl Worker {
         effects
     }
 
+    fn end_with(&mut self, end: End) {
+        self.course = Course::Leave(end);
+        self.staff.close();
+    }
+
     fn leave(&mut self, now: Duration, exit: SupervisorExit) -> Effects {
-        self.course = Course::Leave(End::Stop(exit));
+        self.end_with(End::Stop(exit));
         self.dismiss(now)
     }
 
@@ -419,8 +392,8 @@ impl Worker {
         if matches!(self.course, Course::Serve | Course::Drain(_)) {
             return vec![];
         }
-        self.seats.iter_mut().for_each(Life::stay_empty);
-        if !self.seats.iter().all(|life| life.state().is_over()) {
+        self.staff.close();
+        if !self.staff.seats.iter().all(|life| life.state().is_over()) {
             return vec![];
         }
         match self.course.clone() {
@@ -438,11 +411,11 @@ impl Worker {
     }
 
     fn life(&mut self, seat: SeatId) -> &mut Life {
-        &mut self.seats[usize::from(seat.0)]
+        self.staff.seats.get_mut(seat)
     }
 
     fn each(&mut self, mut act: impl FnMut(&mut Self, SeatId) -> Effects) -> Effects {
-        let seats = (0..).map(SeatId).take(self.seats.len());
+        let seats = self.seats();
         seats.flat_map(|seat| act(self, seat)).collect()
     }
 }

@@ -43,10 +43,12 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     prop::collection::vec(step, 0..60)
 }
 
-/// Children, as many as there are seats, and the kernel around them.
+/// Children in their seats, and the kernel around them.
 struct World {
     sim: Sim,
+    /// One more than serve at once.
     seats: u8,
+    standby: bool,
     temper: Temper,
     ends: u32,
     /// It was told to stop at once: no child follows.
@@ -54,11 +56,16 @@ struct World {
 }
 
 impl World {
-    fn new(seats: u8, temper: Temper) -> Self {
-        let (sim, _) = Sim::with_seats(Settings::default(), NonZeroU8::new(seats).unwrap());
+    fn new(serving: u8, standby: bool, temper: Temper) -> Self {
+        let settings = Settings {
+            standby,
+            ..Settings::default()
+        };
+        let (sim, _) = Sim::with_seats(settings, NonZeroU8::new(serving).unwrap());
         Self {
             sim,
-            seats,
+            seats: serving + 1,
+            standby,
             temper,
             ends: 0,
             told_to_stop: false,
@@ -111,6 +118,11 @@ impl World {
             .map(|seat| self.sim.worker.seat(SeatId(seat)).generation())
             .collect();
         assert_eq!(generations.len(), usize::from(self.seats), "one child each");
+        let serving = self.lives().filter(|state| state.takes_work());
+        assert!(
+            serving.count() < usize::from(self.seats),
+            "a standby serves"
+        );
     }
 
     fn lives(&self) -> impl Iterator<Item = &State> {
@@ -147,7 +159,9 @@ impl World {
                 features: vec![],
             }],
             (State::Loading { .. }, Temper::Cooperates) => vec![ChildEvent::Ready],
-            (State::Serving { .. }, Temper::Cooperates) => vec![beat()],
+            (State::Serving { .. } | State::StandingBy { .. }, Temper::Cooperates) => {
+                vec![beat()]
+            }
             (State::Killing { .. }, Temper::Cooperates)
             | (State::Reaping { .. }, Temper::Cooperates | Temper::PlaysDead) => {
                 vec![ChildEvent::Exited(Exit::Signal(9)), ChildEvent::LinkClosed]
@@ -181,7 +195,14 @@ impl World {
     }
 
     fn settled(&self) -> bool {
-        self.sim.worker.is_over() || self.lives().all(State::takes_work)
+        let serving = self.lives().filter(|state| state.takes_work()).count();
+        let is_wanted = self.standby && self.sim.worker.standby_given_up().is_none();
+        let standby = self.lives().any(|state| match state {
+            State::StandingBy { .. } => true,
+            State::Vacant { spawn_at: None, .. } => !is_wanted,
+            _ => false,
+        });
+        self.sim.worker.is_over() || serving + 1 == usize::from(self.seats) && standby
     }
 }
 
@@ -189,7 +210,7 @@ fn pid(seat: SeatId) -> u32 {
     PID + u32::from(seat.0)
 }
 
-fn seats() -> impl Strategy<Value = u8> {
+fn serving() -> impl Strategy<Value = u8> {
     prop::sample::select(vec![1, 2, 4])
 }
 
@@ -212,9 +233,10 @@ proptest! {
     fn any_life_ends_in_serving_or_in_a_final_state(
         steps in steps(),
         temper in temper(),
-        seats in seats(),
+        serving in serving(),
+        standby: bool,
     ) {
-        let mut world = World::new(seats, temper);
+        let mut world = World::new(serving, standby, temper);
         for step in &steps {
             world.run(step);
         }
@@ -233,10 +255,11 @@ proptest! {
     fn once_told_to_stop_any_life_ends(
         steps in steps(),
         temper in temper(),
-        seats in seats(),
+        serving in serving(),
+        standby: bool,
         at_once: bool,
     ) {
-        let mut world = World::new(seats, temper);
+        let mut world = World::new(serving, standby, temper);
         for step in &steps {
             world.run(step);
         }

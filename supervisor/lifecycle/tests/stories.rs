@@ -6,7 +6,7 @@ mod common;
 use common::{PID, Sim, beat, buried, deed, device_fault, ended, hello, killed, model_load_fault};
 use std::num::NonZeroU8;
 use std::time::Duration;
-use worker_orcd_ipc::{Fault, Generation};
+use worker_orcd_ipc::{Fault, Generation, Role};
 use worker_orcd_lifecycle::{
     ChildEvent, Deadlines, DeathCause, Deed, Effect, EndReason, Event, Exit, KillStage,
     RestartPolicy, SeatId, Settings, Signal, State, SupervisorExit,
@@ -20,7 +20,10 @@ fn a_child_is_spawned_greeted_loaded_and_served() {
     let generation = Generation::FIRST;
     assert_eq!(effects, [deed(generation, Deed::Spawn)]);
     assert_eq!(sim.child(ChildEvent::Spawned { pid: PID }), []);
-    assert_eq!(sim.child(hello()), [deed(generation, Deed::Load)]);
+    assert_eq!(
+        sim.child(hello()),
+        [deed(generation, Deed::Load(Role::Active))]
+    );
     assert_eq!(
         sim.child(ChildEvent::Ready),
         [deed(generation, Deed::Serve)]

@@ -6,12 +6,12 @@
 #[allow(dead_code)]
 mod common;
 
-use common::{PID, Sim, device_fault, every_event, hello};
+use common::{PID, STANDBY, Sim, device_fault, every_event, hello};
 use std::fmt::Write as _;
 use std::time::Duration;
-use worker_orcd_ipc::Generation;
+use worker_orcd_ipc::{Generation, Role};
 use worker_orcd_lifecycle::{
-    ChildEvent, Deadlines, DeathCause, Deed, Effect, Event, Exit, Life, Testimony, Xid,
+    ChildEvent, Deadlines, DeathCause, Deed, Effect, Event, Exit, Life, Settings, Testimony, Xid,
 };
 
 const GOLDEN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/");
@@ -22,7 +22,7 @@ const SOON: Duration = Duration::from_millis(10);
 type Prepare = fn(&mut Sim);
 
 /// Each state as it is reached first, under the name it has in the table.
-const STATES: [(&str, Prepare); 16] = [
+const STATES: [(&str, Prepare); 19] = [
     ("Spawning", |_| {}),
     ("Handshaking", |sim| {
         sim.child(ChildEvent::Spawned { pid: common::PID });
@@ -35,6 +35,19 @@ const STATES: [(&str, Prepare); 16] = [
         });
     }),
     ("Serving", Sim::reach_serving),
+    ("Serving (spawning a standby)", |sim| {
+        sim.reach_serving();
+        sim.event(Event::Replace);
+    }),
+    ("Serving (loading a standby)", |sim| {
+        sim.reach_serving();
+        sim.event(Event::Replace);
+        sim.reach_loading_in(STANDBY);
+    }),
+    ("Serving (a standby kept)", |sim| {
+        *sim = Sim::with_standby();
+        sim.reach_standing_by();
+    }),
     ("Draining", |sim| {
         sim.reach_serving();
         sim.event(Event::Drain {
@@ -94,11 +107,16 @@ fn condemn(sim: &mut Sim) {
 type Live = fn(&mut Life);
 
 /// Each state of a life as it is reached first.
-const LIFE_STATES: [(&str, Live); 10] = [
+const LIFE_STATES: [(&str, Live); 12] = [
     ("Vacant", |_| {}),
     ("Spawning", spawn),
     ("Handshaking", shake_hands),
     ("Loading", load),
+    ("Loading (a standby)", load_standby),
+    ("StandingBy", |life| {
+        load_standby(life);
+        tell(life, ChildEvent::Ready);
+    }),
     ("Serving", serve),
     ("Killing (asked)", |life| {
         serve(life);
@@ -137,6 +155,11 @@ fn load(life: &mut Life) {
     tell(life, hello());
 }
 
+fn load_standby(life: &mut Life) {
+    life.assign(Role::Standby);
+    load(life);
+}
+
 fn serve(life: &mut Life) {
     load(life);
     tell(life, ChildEvent::Ready);
@@ -149,8 +172,9 @@ fn tell(life: &mut Life, event: ChildEvent) {
 /// What the worker may want of it.
 type Order = fn(&mut Life) -> Vec<Deed>;
 
-const ORDERS: [(&str, Order); 4] = [
+const ORDERS: [(&str, Order); 5] = [
     ("tick", |life| life.tick(SOON)),
+    ("promote", |life| life.promote(SOON)),
     ("dismiss", |life| life.dismiss(SOON)),
     ("kill", |life| life.kill(SOON, DeathCause::LinkStalled)),
     ("end at once", |life| life.end_at_once(SOON)),
@@ -165,7 +189,7 @@ fn the_table_of_a_life_is_the_golden_one() {
     for (name, prepare) in LIFE_STATES {
         writeln!(text, "\n{name}").unwrap();
         let mut line = |label: &str, act: &dyn Fn(&mut Life) -> Option<Vec<Deed>>| {
-            let mut life = Life::new(Duration::ZERO, Deadlines::default(), vec![]);
+            let mut life = Life::new(Duration::ZERO, Role::Active, &Settings::default());
             prepare(&mut life);
             let before = format!("{:?}", life.state());
             let row = match act(&mut life) {
@@ -270,6 +294,7 @@ fn describe(effect: &Effect) -> String {
         Effect::Child {
             generation, deed, ..
         } => format!("{generation}: {}", describe_deed(deed)),
+        Effect::Succession { of, heir } => format!("{heir} in place of {of}"),
         Effect::RefuseNewWork => "refuse new work".to_owned(),
         Effect::EndRequests(reason) => format!("end requests ({reason:?})"),
         Effect::End { exit, .. } => format!("end {exit}"),
@@ -279,9 +304,13 @@ fn describe(effect: &Effect) -> String {
 fn describe_deed(deed: &Deed) -> String {
     match deed {
         Deed::Spawn => "spawn".to_owned(),
-        Deed::Load => "load".to_owned(),
+        Deed::Load(Role::Active) => "load".to_owned(),
+        Deed::Load(Role::Standby) => "load (standby)".to_owned(),
+        Deed::StandBy => "stand by".to_owned(),
+        Deed::Promote => "promote".to_owned(),
         Deed::Serve => "serve".to_owned(),
         Deed::Suspend { .. } => "suspend".to_owned(),
+        Deed::Release => "release".to_owned(),
         Deed::Dismiss => "dismiss".to_owned(),
         Deed::Kill(signal) => format!("kill {signal:?}"),
         Deed::Bury(cause) => format!("bury ({})", cause.label()),

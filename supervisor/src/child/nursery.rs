@@ -56,7 +56,7 @@ impl Nursery {
         Self {
             spawner: Spawner::start(answers),
             spawned,
-            dir: PrivateDir::create().ok(),
+            dir: None,
             door: None,
         }
     }

@@ -27,7 +27,7 @@ use std::os::unix::fs::OpenOptionsExt as _;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{mpsc, watch};
-use worker_orcd_ipc::{DeviceSelector, LoadOrder, ModelFile, TraceOrder};
+use worker_orcd_ipc::{DeviceSelector, LoadOrder, ModelFile, Role, TraceOrder};
 
 /// Time for connections to take the last events of their streams.
 const FAREWELL: Duration = Duration::from_secs(2);
@@ -342,6 +342,7 @@ fn engine_settings(config: &Config, device: &DecidedDevice) -> EngineSettings {
                 path: trace.path.to_string_lossy().into_owned(),
                 first_values: trace.first_values,
             }),
+            role: Role::Active,
         },
         deadlines: Deadlines {
             heartbeat: config.life.heartbeat_timeout,
@@ -360,6 +361,7 @@ fn engine_settings(config: &Config, device: &DecidedDevice) -> EngineSettings {
         template_timeout: config.life.template_timeout,
         model_sampling: config.model_sampling,
         accept_fault_injection: config.accept_fault_injection,
+        standby: config.life.standby,
         crashes: config.crashes.clone(),
     }
 }

@@ -62,6 +62,7 @@ const GROUPS: [(&str, &[&str]); 6] = [
             "load-timeout",
             "max-restarts",
             "max-restart-delay",
+            "standby",
             "quarantine-for",
             "crash-dir",
             "max-crash-reports",

@@ -246,6 +246,12 @@ pub const OPTIONS: &[Spec] = &[
         Some("8s"),
         "Longest wait before a new child; it doubles with each death in a minute",
     ),
+    Spec {
+        name: "standby",
+        syntax: Syntax::Switch,
+        help: "Keep a second child ready, with the weights of the first, which takes over at its death",
+        default: None,
+    },
     value(
         "crash-dir",
         "DIRECTORY",

@@ -26,6 +26,8 @@ pub struct Death {
     pub killed_by_supervisor: bool,
     pub reaped: Option<(Instant, Exit)>,
     pub burial: Option<Burial>,
+    /// Since when those had had no token who went on before the burial. `None`: nobody did.
+    pub released: Option<Instant>,
     /// `None` where there is no GPU.
     pub gpu: Option<GpuEvidence>,
     pub successor: Successor,
@@ -98,6 +100,7 @@ impl Death {
             killed_by_supervisor: false,
             reaped: None,
             burial: None,
+            released: None,
             gpu: None,
             successor: Successor::default(),
         }
@@ -115,7 +118,7 @@ impl Death {
         let waits = |burial: &Burial| burial.pause.silent_since.is_some();
         self.successor.ready_at.is_some()
             && self.successor.first_token_at.is_none()
-            && self.burial.as_ref().is_some_and(waits)
+            && (self.released.is_some() || self.burial.as_ref().is_some_and(waits))
     }
 }
 

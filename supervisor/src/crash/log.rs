@@ -83,6 +83,18 @@ impl CrashLog {
         death.killed_by_supervisor |= death.reaped.is_none();
     }
 
+    /// Those whom the child had go on before its burial; they had no token since then.
+    pub(crate) fn released(
+        &mut self,
+        seat: SeatId,
+        generation: Generation,
+        now: Instant,
+        silent_since: Option<Instant>,
+    ) {
+        let death = self.of(seat, generation, now);
+        death.released = death.released.or(silent_since);
+    }
+
     /// Notes a burial: the cause is known, and so is everything that is known without asking the
     /// GPU's witness.
     pub(crate) fn buried(
@@ -137,6 +149,15 @@ impl CrashLog {
 
     // === its successor ===
 
+    /// What becomes of `of`'s requests is told of the child in the seat of its heir.
+    pub(crate) fn inherit(&mut self, of: SeatId, heir: SeatId) {
+        for death in &mut self.deaths {
+            if death.seat == of && death.successor.ready_at.is_none() {
+                Arc::make_mut(death).seat = heir;
+            }
+        }
+    }
+
     pub(crate) fn respawned(&mut self, seat: SeatId, now: Instant) {
         for death in self.unrecovered(seat) {
             death.successor.respawned_at.get_or_insert(now);
@@ -176,9 +197,12 @@ impl CrashLog {
         waited
     }
 
+    /// Deaths whose requests wait for the child of that seat. One that is taken over at once is not buried
+    /// yet.
     fn unrecovered(&mut self, seat: SeatId) -> impl Iterator<Item = &mut Death> {
         let deaths = self.deaths.iter_mut();
-        let of_seat = deaths.filter(move |death| death.seat == seat && death.is_unrecovered());
+        let waits = |death: &Death| death.successor.ready_at.is_none();
+        let of_seat = deaths.filter(move |death| death.seat == seat && waits(death));
         of_seat.map(Arc::make_mut)
     }
 }

@@ -1,4 +1,5 @@
-//! A child's beginning: what the lifecycle is told of a process that was made, or could not be.
+//! A child's beginning: what the lifecycle is told of a process that was made, or could not be, and what
+//! the child is told to load.
 
 use crate::child::nursery::NotBegun;
 use crate::child::spawn::{Spawned, is_permanent, is_want_of_descriptors};
@@ -9,7 +10,7 @@ use std::io;
 use std::path::Path;
 use std::time::Instant;
 use tracing::error;
-use worker_orcd_ipc::Generation;
+use worker_orcd_ipc::{Generation, LoadOrder, MemoryReport, Role};
 use worker_orcd_lifecycle::ChildEvent;
 
 /// Name in `/health` of a child that cannot be begun.
@@ -59,6 +60,22 @@ pub(super) fn receive(
             }
             failure(&format!("{}: {error}", program.display()), &error)
         }
+    }
+}
+
+/// The order for a child of that role. A standby gets as much KV cache as the child has, by its last report,
+/// in whose place it may come.
+pub(super) fn load_order(
+    settings: &LoadOrder,
+    role: Role,
+    serving: Option<MemoryReport>,
+) -> LoadOrder {
+    let serving = serving.filter(|_| role == Role::Standby);
+    let as_much = serving.map(|memory| memory.kv_capacity_bytes);
+    LoadOrder {
+        role,
+        kv_cache_bytes: as_much.or(settings.kv_cache_bytes),
+        ..settings.clone()
     }
 }
 

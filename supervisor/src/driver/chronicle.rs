@@ -15,7 +15,7 @@ use crate::requests::Requests;
 use crate::requests::scene::Scene;
 use std::sync::Arc;
 use std::time::Instant;
-use worker_orcd_ipc::{Generation, Heartbeat, ReadyReport};
+use worker_orcd_ipc::{Generation, Heartbeat, ReadyReport, Role};
 use worker_orcd_lifecycle::{DeathCause, SeatId, Testimony, Worker};
 
 #[derive(Debug)]
@@ -43,7 +43,10 @@ impl Chronicle {
         if let Some(vitals) = &mut seat.vitals {
             vitals.loaded(now, report.memory, report.model.file_bytes);
             let generation = Generation(vitals.known().generation);
-            self.news.loaded(now, generation, report);
+            self.news.loaded(generation, report);
+        }
+        if seat.role == Role::Active {
+            self.news.remember(now, report.memory);
         }
         self.crashes.loaded(seat.id, report.memory);
         self.gpu.child_computes_on(report.device.uuid.as_deref());
@@ -63,10 +66,21 @@ impl Chronicle {
         self.news.ready(generation, model, pause);
     }
 
+    pub(super) fn stands_by(&mut self, now: Instant, seat: &mut Seat, generation: Generation) {
+        if let Some(vitals) = &mut seat.vitals {
+            vitals.ready(now);
+        }
+        self.crashes.ready(seat.id, now);
+        self.news.stands_by(generation);
+    }
+
     pub(super) fn heartbeat(&mut self, now: Instant, seat: &mut Seat, heartbeat: &Heartbeat) {
         if let Some(vitals) = &mut seat.vitals {
             let prompted = vitals.heartbeat(now, heartbeat);
-            self.news.heartbeat(now, heartbeat.memory, prompted);
+            self.news.heartbeat(prompted);
+        }
+        if seat.role == Role::Active {
+            self.news.remember(now, heartbeat.memory);
         }
     }
 
@@ -80,6 +94,35 @@ impl Chronicle {
         }
     }
 
+    /// Notes that the end of a child has begun.
+    pub(super) fn noticed(
+        &mut self,
+        now: Instant,
+        seat: SeatId,
+        generation: Generation,
+        state: &'static str,
+        served: bool,
+    ) {
+        self.crashes.noticed(seat, generation, now, state);
+        if served {
+            self.news.interrupted(now);
+        }
+    }
+
+    /// Notes those who go on before the burial.
+    pub(super) fn released(
+        &mut self,
+        now: Instant,
+        seat: &mut Seat,
+        generation: Generation,
+        requests: &Requests,
+    ) {
+        let released = post_mortem::note(seat, requests);
+        let waits = released.silent_since;
+        self.crashes.released(seat.id, generation, now, waits);
+        seat.released = released;
+    }
+
     /// Notes a burial and returns where the death met each request.
     pub(super) fn buried(
         &mut self,
@@ -90,11 +133,6 @@ impl Chronicle {
         requests: &Requests,
     ) -> Scene {
         let (burial, scene) = post_mortem::examine(seat, cause, requests, now);
-        let vitals = seat.vitals.as_ref();
-        let served = vitals.is_some_and(|vitals| vitals.known().ready_at.is_some());
-        if served && *cause != DeathCause::Dismissed {
-            self.news.interrupted(now);
-        }
         let gpu = &self.gpu;
         let examine = |death: &_, burial: &_| gpu.examine(death, burial);
         self.crashes.buried(seat.id, generation, burial, examine);

@@ -2,10 +2,13 @@
 //! want, and what they see.
 
 use crate::engine::{Ended, EngineSnapshot, LoadedModel, Milestones, Refusal, Shared};
+use crate::error_code::ErrorCode;
+use crate::requests::Failure;
 use crate::requests::control::Control;
 use crate::requests::record::Record;
 use std::sync::Arc;
 use tokio::sync::{mpsc, watch};
+use worker_orcd_lifecycle::{EndReason, WorkerFailure};
 
 pub(super) struct Handles {
     pub(super) shared: Arc<Shared>,
@@ -81,4 +84,15 @@ impl Handles {
         }
         last
     }
+}
+
+/// What a request is told that the worker's end ends.
+pub(super) fn farewell(reason: EndReason, failure: Option<&WorkerFailure>) -> Failure {
+    let message = match (reason, failure) {
+        (EndReason::DrainDeadline, _) => "the worker is shutting down, and its time is over",
+        (EndReason::StoppedAtOnce, _) => "the worker is shutting down at once",
+        (EndReason::Failed, Some(failure)) => failure.reason.as_str(),
+        (EndReason::Failed, None) => "the worker has failed",
+    };
+    Failure::new(ErrorCode::WorkerUnhealthy, message)
 }

@@ -64,7 +64,7 @@ impl Keeping {
     }
 
     /// Hands what there is to the child of a seat. The order says where it finds model and weights.
-    pub(super) fn hand_out(&self, seat: &mut Seat, order: &LoadOrder) -> LoadOrder {
+    pub(super) fn hand_out(&self, seat: &mut Seat, order: LoadOrder) -> LoadOrder {
         let model = self.model.as_ref();
         let has_model = model.is_some_and(|model| hand_out(seat, Article::ModelFile, model));
         let weights = self
@@ -78,7 +78,7 @@ impl Keeping {
                 false => ModelFile::AtPath,
             },
             weights: weights.map(|weights| weights.manifest.clone()),
-            ..order.clone()
+            ..order
         }
     }
 
@@ -132,8 +132,8 @@ impl Keeping {
         Ok(())
     }
 
-    /// Lets go of weights that are in doubt; called when a child is buried that was `taking_over`, or was
-    /// done with it.
+    /// Lets go of weights that are in doubt; called when a child is buried that was `taking_over` in order
+    /// to serve, or was not.
     pub(super) fn doubt(&mut self, taking_over: bool, cause: &DeathCause) {
         let unfinished = taking_over && *cause != DeathCause::Dismissed;
         if !unfinished && !casts_doubt(cause) {

@@ -1,9 +1,10 @@
 //! News that the driver tells the world: log lines at each turn of a child's life, and snapshots.
 
 use crate::crash::Death;
+use crate::driver::seat::Seat;
 use crate::driver::seats::Seats;
 use crate::driver::vitals::Prompted;
-use crate::engine::snapshot::Impairment;
+use crate::engine::snapshot::{Impairment, StandbySnapshot, word_for};
 use crate::engine::{
     ChildSnapshot, EngineSnapshot, FaultsSnapshot, GpuSnapshot, LoadSnapshot, LoadedModel,
 };
@@ -28,12 +29,11 @@ pub(super) struct News {
     taken_at: Instant,
     /// Something changed since the last snapshot.
     dirty: bool,
-    /// The last report of any child.
+    /// The last report of a child that served, or was to.
     memory: Option<(MemoryReport, Instant)>,
     /// Prompt tokens of all children, up to their last heartbeats.
     prompted: Prompted,
     interrupted_at: Option<Instant>,
-    spawns: u64,
     /// Things that do not work, by name, while everything else does.
     impaired: BTreeMap<&'static str, Impairment>,
 }
@@ -63,7 +63,6 @@ impl News {
             memory: None,
             prompted: Prompted::default(),
             interrupted_at: None,
-            spawns: 0,
             impaired: BTreeMap::new(),
         }
     }
@@ -73,11 +72,9 @@ impl News {
     pub(super) fn spawned(&mut self, generation: Generation, pid: u32) {
         info!(generation = generation.0, pid, "child_spawn");
         self.dirty = true;
-        self.spawns += 1;
     }
 
-    pub(super) fn loaded(&mut self, now: Instant, generation: Generation, report: &ReadyReport) {
-        self.memory = Some((report.memory, now));
+    pub(super) fn loaded(&mut self, generation: Generation, report: &ReadyReport) {
         let model = &report.model;
         info!(
             generation = generation.0,
@@ -106,16 +103,30 @@ impl News {
         info!(generation, model = name, device, pause_ms, "child_ready");
     }
 
-    pub(super) fn heartbeat(&mut self, now: Instant, memory: MemoryReport, prompted: Prompted) {
+    pub(super) fn stands_by(&mut self, generation: Generation) {
         self.dirty = true;
+        info!(generation = generation.0, "standby_ready");
+    }
+
+    /// What a child that serves, or is to, says of its memory.
+    pub(super) fn remember(&mut self, now: Instant, memory: MemoryReport) {
         self.memory = Some((memory, now));
+    }
+
+    /// Its last word on that.
+    pub(super) fn memory(&self) -> Option<MemoryReport> {
+        self.memory.map(|(memory, _)| memory)
+    }
+
+    pub(super) fn heartbeat(&mut self, prompted: Prompted) {
+        self.dirty = true;
         // A child may say anything.
         let Prompted { tokens, hits } = &mut self.prompted;
         *tokens = tokens.saturating_add(prompted.tokens);
         *hits = hits.saturating_add(prompted.hits);
     }
 
-    /// A child that served is gone.
+    /// The end of a child that served has begun.
     pub(super) fn interrupted(&mut self, now: Instant) {
         self.interrupted_at = Some(now);
     }
@@ -129,6 +140,7 @@ impl News {
             } => self.deed(*generation, deed),
             // The reason is told once, with the worker's `error`.
             Effect::End { exit, .. } => info!(exit = exit.code(), "engine_end"),
+            Effect::Succession { of, heir } => info!(of = of.0, heir = heir.0, "succession"),
             Effect::RefuseNewWork | Effect::EndRequests(_) => {}
         }
     }
@@ -136,14 +148,23 @@ impl News {
     fn deed(&self, generation: Generation, deed: &Deed) {
         let (generation, model, device) = (generation.0, &self.model, &self.device);
         match deed {
-            Deed::Load => info!(generation, model, device, "model_load_start"),
+            Deed::Load(role) => {
+                let role = word_for(*role);
+                info!(generation, role, model, device, "model_load_start");
+            }
+            Deed::Promote => info!(generation, "standby_promoted"),
             Deed::Kill(signal) => warn!(generation, ?signal, "child_kill"),
             Deed::Bury(DeathCause::Dismissed) => info!(generation, "child_exit"),
             Deed::Bury(cause) => {
                 let label = cause.label();
                 error!(generation, label, %cause, model, device, "child_death");
             }
-            Deed::Spawn | Deed::Serve | Deed::Suspend { .. } | Deed::Dismiss => {}
+            Deed::Spawn
+            | Deed::StandBy
+            | Deed::Serve
+            | Deed::Suspend { .. }
+            | Deed::Release
+            | Deed::Dismiss => {}
         }
     }
 
@@ -195,8 +216,13 @@ impl News {
     pub(super) fn snapshot(&mut self, now: Instant, from: &Sources<'_>) -> EngineSnapshot {
         self.dirty = false;
         self.taken_at = now;
-        let vitals = from.seats.iter().filter_map(|seat| seat.vitals.as_ref());
-        let children: Vec<_> = vitals.map(|vitals| vitals.snapshot(now)).collect();
+        let of = |seat: &Seat| {
+            let life = from.worker.seat(seat.id);
+            let role = life.state().is_under_way().then(|| life.role());
+            let vitals = seat.vitals.as_ref();
+            vitals.map(|vitals| vitals.snapshot(now, role))
+        };
+        let children: Vec<_> = from.seats.iter().filter_map(of).collect();
         let (state, since) = from.worker.state();
         EngineSnapshot {
             taken_at: now,
@@ -213,6 +239,7 @@ impl News {
             model_kept_open: false,
             custody: None,
             load: self.load(from, &children),
+            standby: self.standby(from),
             children,
             faults: self.faults(now, from),
             impaired: BTreeMap::new(),
@@ -233,6 +260,19 @@ impl News {
         }
     }
 
+    fn standby(&self, from: &Sources<'_>) -> Option<StandbySnapshot> {
+        let life = from.worker.standby()?;
+        Some(StandbySnapshot {
+            state: match from.worker.standby_given_up() {
+                Some(_) => "given_up",
+                None => life.state().name(),
+            },
+            is_ready: matches!(life.state(), State::StandingBy { .. }),
+            since: self.started + life.state().since(),
+            reason: from.worker.standby_given_up().map(str::to_owned),
+        })
+    }
+
     fn faults(&self, now: Instant, from: &Sources<'_>) -> FaultsSnapshot {
         let (worker, requests) = (from.worker, from.requests);
         let totals = requests.totals();
@@ -244,7 +284,7 @@ impl News {
             deaths_allowed: policy.max_deaths,
             window: policy.window,
             last: from.last_death.clone(),
-            restarts: self.spawns.saturating_sub(from.seats.ids().count() as u64),
+            restarts: worker.successions(),
             recoveries: totals.recoveries,
             stale_events: worker.stale_events(),
             on_probation: requests.on_probation(),

@@ -15,6 +15,26 @@ use std::time::{Duration, Instant, SystemTime};
 use worker_orcd_ipc::flight::Recording;
 use worker_orcd_lifecycle::DeathCause;
 
+/// Those who were with a child.
+#[derive(Debug, Default)]
+pub(super) struct Bereft {
+    requests: Vec<RequestFacts>,
+    /// Since when they have had no token. `None`: there are none.
+    pub(super) silent_since: Option<Instant>,
+}
+
+/// Those who are with the child of a seat still, and those that were noted before. To be called before the
+/// journal hands them on.
+pub(super) fn note(seat: &mut Seat, requests: &Requests) -> Bereft {
+    let mut bereft = std::mem::take(&mut seat.released);
+    bereft
+        .requests
+        .extend(requests.in_flight(seat.id).map(facts));
+    let silent_since = requests.silent_since(seat.id);
+    bereft.silent_since = bereft.silent_since.or(silent_since);
+    bereft
+}
+
 /// Before the journal hands its requests on. Where the death met them is for the journal.
 pub(super) fn examine(
     seat: &mut Seat,
@@ -22,6 +42,7 @@ pub(super) fn examine(
     requests: &Requests,
     now: Instant,
 ) -> (Burial, Scene) {
+    let bereft = note(seat, requests);
     let (recording, stopped) = seat.last_record();
     let scene = Scene {
         stopped,
@@ -38,11 +59,11 @@ pub(super) fn examine(
         child: seat.vitals.as_ref().map(|vitals| vitals.deceased()),
         last_sign_of_life: last_sign_of_life(seat, recording.as_ref(), at),
         flight_recorder: recording.map(|it| told(&it, at.monotonic_ns)).into(),
-        requests: InFlight::new(requests.in_flight(seat.id).map(facts)),
+        requests: InFlight::new(bereft.requests.into_iter()),
         host_available_bytes: host_available_bytes(),
         pause: Pause {
             began: now,
-            silent_since: requests.silent_since(seat.id),
+            silent_since: bereft.silent_since,
         },
     };
     (burial, scene)

@@ -9,6 +9,7 @@ use crate::child::nursery::{Born, NotBegun, Nursery};
 use crate::child::spawn::Spawned;
 use crate::child::{Child, Sign};
 use crate::driver::flood::FloodGate;
+use crate::driver::post_mortem::Bereft;
 use crate::driver::silence::Silence;
 use crate::driver::vitals::Vitals;
 use crate::engine::LoadedModel;
@@ -16,12 +17,13 @@ use crate::engine::model::Unfit;
 use crate::text::TextError;
 use std::io;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Instant;
 use tokio::task::JoinHandle;
 use tracing::warn;
 use worker_orcd_ipc::flight::Recording;
-use worker_orcd_ipc::{Command, Generation};
-use worker_orcd_lifecycle::{SeatId, Signal};
+use worker_orcd_ipc::{Command, Generation, Role};
+use worker_orcd_lifecycle::{ChildEvent, SeatId, Signal};
 
 pub(super) struct Seat {
     pub(super) id: SeatId,
@@ -35,6 +37,12 @@ pub(super) struct Seat {
     /// True if it stood still by a signal when it had to be killed.
     was_stopped: bool,
     building: Option<Building>,
+    /// The role that its child was last told.
+    pub(super) role: Role,
+    /// The model as its child has loaded it, until that child serves.
+    pub(super) model: Option<Arc<LoadedModel>>,
+    /// Requests that its child had, and that go on before it is buried.
+    pub(super) released: Bereft,
     /// Its child was told to take over weights, and is not done with it.
     pub(super) takes_over: bool,
     flood_gate: FloodGate,
@@ -44,7 +52,13 @@ pub(super) struct Seat {
 pub(super) enum Happening {
     Sign(Sign),
     Spawned(Spawned),
-    Built(Box<(Generation, Result<LoadedModel, Unfit>)>),
+    Built(Box<Built>),
+}
+
+/// A tokenizer that was made for the child that reported it, or could not be.
+pub(super) struct Built {
+    pub(super) generation: Generation,
+    pub(super) model: Result<LoadedModel, Unfit>,
 }
 
 /// A tokenizer in the making, for the child that reported it.
@@ -65,6 +79,9 @@ impl Seat {
             recorder: None,
             was_stopped: false,
             building: None,
+            role: Role::Active,
+            model: None,
+            released: Bereft::default(),
             takes_over: false,
             flood_gate: FloodGate::new(now),
         }
@@ -118,11 +135,29 @@ impl Seat {
         self.building = Some(Building { generation, model });
     }
 
+    /// Keeps the model until the child serves.
+    pub(super) fn keep(&mut self, built: Built) -> ChildEvent {
+        match built.model {
+            Ok(model) => {
+                self.model = Some(Arc::new(model));
+                ChildEvent::Ready
+            }
+            Err(Unfit::OtherModel) => ChildEvent::ModelChanged,
+            Err(Unfit::Text(error)) => ChildEvent::Unservable(error.to_string()),
+        }
+    }
+
     pub(super) fn is_building(&self) -> bool {
         self.building.is_some()
     }
 
     // === it lives ===
+
+    /// Its child died, if it does now, before it was done with weights that it needed at once. A standby
+    /// is killed beside a child that has found the same weights good.
+    pub(super) fn takes_over_to_serve(&self) -> bool {
+        self.takes_over && self.role == Role::Active
+    }
 
     pub(super) fn has_child(&self, generation: Generation) -> bool {
         let child = self.child.as_ref();
@@ -172,6 +207,8 @@ impl Seat {
 
     pub(super) fn clear(&mut self) {
         self.building = None;
+        self.model = None;
+        self.released = Bereft::default();
         self.takes_over = false;
         self.nursery.give_up();
         self.child = None;
@@ -186,14 +223,14 @@ async fn next_sign(child: &mut Option<Child>) -> Sign {
     }
 }
 
-async fn next_model(building: &mut Option<Building>) -> (Generation, Result<LoadedModel, Unfit>) {
+async fn next_model(building: &mut Option<Building>) -> Built {
     let Some(Building { generation, model }) = building else {
         return std::future::pending().await;
     };
     let generation = *generation;
-    let built = model
+    let model = model
         .await
         .unwrap_or_else(|error| Err(TextError::Malformed(error.to_string()).into()));
     *building = None;
-    (generation, built)
+    Built { generation, model }
 }

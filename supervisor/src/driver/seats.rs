@@ -2,7 +2,6 @@
 
 use crate::driver::seat::{Happening, Seat};
 use futures_util::future::select_all;
-use std::num::NonZeroU8;
 use std::ops::{Index, IndexMut};
 use std::time::Instant;
 use worker_orcd_lifecycle::SeatId;
@@ -10,8 +9,7 @@ use worker_orcd_lifecycle::SeatId;
 pub(super) struct Seats(Vec<Seat>);
 
 impl Seats {
-    pub(super) fn new(count: NonZeroU8, now: Instant) -> Self {
-        let ids = (0..count.get()).map(SeatId);
+    pub(super) fn new(ids: impl Iterator<Item = SeatId>, now: Instant) -> Self {
         Self(ids.map(|id| Seat::new(id, now)).collect())
     }
 

@@ -6,7 +6,7 @@ use crate::driver::rate::Rate;
 use crate::engine::ChildSnapshot;
 use std::time::{Duration, Instant};
 use tracing::info;
-use worker_orcd_ipc::{ChildHello, Generation, Heartbeat, Load, MemoryReport};
+use worker_orcd_ipc::{ChildHello, Generation, Heartbeat, Load, MemoryReport, Role};
 
 /// Shares of a load, in percent, that are worth a log line.
 const LOAD_MILESTONES: [u64; 5] = [0, 25, 50, 75, 100];
@@ -47,6 +47,7 @@ impl Vitals {
                 memory: None,
                 load: None,
                 tokens_per_second: 0.0,
+                role: None,
             },
             milestones: 0,
             tokens: 0,
@@ -121,8 +122,9 @@ impl Vitals {
         &self.known
     }
 
-    pub(super) fn snapshot(&self, now: Instant) -> ChildSnapshot {
+    pub(super) fn snapshot(&self, now: Instant, role: Option<Role>) -> ChildSnapshot {
         ChildSnapshot {
+            role,
             tokens_per_second: self.rate.per_second(now),
             ..self.known.clone()
         }

@@ -10,7 +10,7 @@ use crate::requests::{Pace, Quarantined};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use worker_orcd_ipc::{Load, MemoryReport};
+use worker_orcd_ipc::{Load, MemoryReport, Role};
 
 /// Time that a client may be kept waiting for a child that is being replaced before the worker
 /// calls itself unhealthy: a reload of a large model from a warm page cache.
@@ -33,6 +33,8 @@ pub struct EngineSnapshot {
     pub failed: bool,
     /// Children in the order of their seats.
     pub children: Vec<ChildSnapshot>,
+    /// `None`: there is to be none.
+    pub standby: Option<StandbySnapshot>,
     /// The last report of any child, and when it came.
     pub memory: Option<(MemoryReport, Instant)>,
     pub gpu: GpuSnapshot,
@@ -63,8 +65,30 @@ pub struct CustodySnapshot {
     pub verified_at: Instant,
 }
 
+/// The standby, or why there is none.
+#[derive(Debug, Clone)]
+pub struct StandbySnapshot {
+    /// The lifecycle's word for its life, or `given_up`.
+    pub state: &'static str,
+    /// It would take over at once.
+    pub is_ready: bool,
+    pub since: Instant,
+    pub reason: Option<String>,
+}
+
+/// A role as /health, metrics and logs name it.
+#[must_use]
+pub fn word_for(role: Role) -> &'static str {
+    match role {
+        Role::Active => "active",
+        Role::Standby => "standby",
+    }
+}
+
 #[derive(Debug, Clone)]
 pub struct ChildSnapshot {
+    /// `None`: it is dying.
+    pub role: Option<Role>,
     pub pid: u32,
     pub generation: u32,
     /// The build, from its hello.
@@ -115,7 +139,7 @@ pub struct FaultsSnapshot {
     pub deaths_allowed: u32,
     pub window: Duration,
     pub last: Option<Arc<Death>>,
-    /// Children started after the first one.
+    /// Times that a child was ordered, or promoted, to serve in place of one before.
     pub restarts: u64,
     /// Times that a request went on with another child.
     pub recoveries: u64,
@@ -176,6 +200,7 @@ impl EngineSnapshot {
             draining: false,
             failed: false,
             children: vec![],
+            standby: None,
             memory: None,
             gpu: GpuSnapshot::default(),
             model_kept_open: false,
@@ -186,11 +211,22 @@ impl EngineSnapshot {
         }
     }
 
-    /// The one that serves, else the first.
+    /// The one that serves, or is to; else one that dies.
     #[must_use]
     pub fn child(&self) -> Option<&ChildSnapshot> {
-        let serves = self.children.iter().find(|child| child.ready_at.is_some());
-        serves.or(self.children.first())
+        let mut children = self.children.iter();
+        let is_active = |child: &&ChildSnapshot| child.role == Some(Role::Active);
+        let serves = children.find(|child| is_active(child) && child.ready_at.is_some());
+        let dying = || self.children.iter().find(|child| child.role.is_none());
+        serves
+            .or_else(|| self.child_with(Role::Active))
+            .or_else(dying)
+    }
+
+    #[must_use]
+    pub fn child_with(&self, role: Role) -> Option<&ChildSnapshot> {
+        let mut children = self.children.iter();
+        children.find(|child| child.role == Some(role))
     }
 
     #[must_use]

@@ -1,6 +1,6 @@
 //! An order to load that nobody obeys.
 
-use worker_orcd_ipc::{DeviceSelector, LoadOrder, ModelFile};
+use worker_orcd_ipc::{DeviceSelector, LoadOrder, ModelFile, Role};
 
 pub(crate) fn load_order() -> LoadOrder {
     LoadOrder {
@@ -16,5 +16,6 @@ pub(crate) fn load_order() -> LoadOrder {
         threads: None,
         prefix_cache: true,
         trace: None,
+        role: Role::Active,
     }
 }

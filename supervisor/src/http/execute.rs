@@ -1,4 +1,4 @@
-//! `POST /execute`, `POST /cancel`, `POST /shutdown`: this worker's own API.
+//! `POST /execute`, `POST /cancel`, `POST /shutdown`, `POST /restart`: this worker's own API.
 
 pub mod events;
 
@@ -13,6 +13,7 @@ use super::sse;
 use super::{App, client};
 use crate::config::RequestLimits;
 use crate::engine::OnFault;
+use crate::error_code::ErrorCode;
 use axum::body::Body;
 use axum::extract::{Extension, State};
 use axum::http::{Request, StatusCode};
@@ -173,17 +174,41 @@ pub async fn shutdown(
     Extension(correlation): Extension<CorrelationId>,
     request: Request<Body>,
 ) -> Response {
-    if !app
-        .keys
-        .is_operator(client::of_request(request.extensions()))
-    {
-        let why = "only the first key of --api-key-file may shut the worker down";
-        return ApiError::forbidden(why).respond(Dialect::Native);
+    if let Some(refusal) = refuse_others(&app, &request, "shut the worker down") {
+        return refusal;
     }
     let reason = "POST /shutdown";
     tracing::info!(reason, correlation_id = correlation.0, "shutdown");
     app.engine.drain(UNHURRIED);
     accepted()
+}
+
+/// Puts a new child in the place of the one that serves. No stream ends by it.
+pub async fn restart(
+    State(app): State<Arc<App>>,
+    Extension(correlation): Extension<CorrelationId>,
+    request: Request<Body>,
+) -> Response {
+    if let Some(refusal) = refuse_others(&app, &request, "replace its child") {
+        return refusal;
+    }
+    let snapshot = app.engine.snapshot();
+    if !snapshot.serving || snapshot.draining {
+        let why = format!("no child can be replaced now: {}", snapshot.reason);
+        return ApiError::of_code(ErrorCode::WorkerUnhealthy, why).respond(Dialect::Native);
+    }
+    let reason = "POST /restart";
+    tracing::info!(reason, correlation_id = correlation.0, "restart");
+    app.engine.replace_child();
+    accepted()
+}
+
+/// The answer to whoever is not the operator.
+fn refuse_others(app: &App, request: &Request<Body>, deed: &str) -> Option<Response> {
+    let client = client::of_request(request.extensions());
+    let why = format!("only the first key of --api-key-file may {deed}");
+    let is_operator = app.keys.is_operator(client);
+    (!is_operator).then(|| ApiError::forbidden(why).respond(Dialect::Native))
 }
 
 fn accepted() -> Response {

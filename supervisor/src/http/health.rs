@@ -14,6 +14,7 @@ use super::App;
 use crate::calendar::rfc3339;
 use crate::crash::Death;
 use crate::engine::sampling::decimal;
+use crate::engine::snapshot::{StandbySnapshot, word_for};
 use crate::engine::{
     ChildSnapshot, EngineSnapshot, FaultsSnapshot, LoadSnapshot, LoadedModel, SamplingDefaults,
 };
@@ -24,7 +25,7 @@ use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
-use worker_orcd_ipc::{DeviceSelector, MemoryBound, TokenizerKind};
+use worker_orcd_ipc::{DeviceSelector, MemoryBound, Role, TokenizerKind};
 
 /// Everything for whoever may use this worker; for others, what an orchestrator needs.
 pub async fn health(State(app): State<Arc<App>>, headers: HeaderMap) -> Response {
@@ -89,7 +90,7 @@ fn details(app: &App, snapshot: &EngineSnapshot, clock: &Clock) -> Value {
     json!({
         "reason": snapshot.reason,
         "child": snapshot.child().map(|child| child_report(child, clock)),
-        "standby": null,
+        "standby": snapshot.standby.as_ref().map(|it| standby_report(it, snapshot, clock)),
         "device": device_report(app, model.as_deref(), snapshot, clock),
         "vram": memory_report(snapshot, clock),
         "model": model_report(app, model.as_deref(), snapshot),
@@ -130,11 +131,22 @@ impl Clock {
     }
 }
 
+fn standby_report(standby: &StandbySnapshot, snapshot: &EngineSnapshot, clock: &Clock) -> Value {
+    let child = snapshot.child_with(Role::Standby);
+    json!({
+        "state": standby.state,
+        "since": clock.stamp(standby.since),
+        "reason": standby.reason,
+        "child": child.map(|child| child_report(child, clock)),
+        "memory_bytes": child.and_then(|child| child.memory).map(|(memory, _)| memory.known_bytes()),
+    })
+}
+
 fn child_report(child: &ChildSnapshot, clock: &Clock) -> Value {
     json!({
         "pid": child.pid,
         "generation": child.generation,
-        "role": "active",
+        "role": child.role.map(word_for),
         "build": child.build,
         "features": child.features,
         "uptime_ms": clock.age_ms(child.spawned_at),

@@ -106,10 +106,11 @@ fn refusal(app: &App, request: &Request<Body>) -> Option<ApiError> {
         let message = "this worker does not answer to that Host; --allowed-hosts names more";
         return Some(ApiError::forbidden(message));
     }
-    // A key is proof enough; without keys anybody may shut down, but for a page of somebody else's.
-    let is_guarded = request.uri().path() == "/shutdown" && !app.keys.are_asked_for();
+    // A key is proof enough; without keys anybody is the operator, but for a page of somebody else's.
+    let is_operators = ["/shutdown", "/restart"].contains(&request.uri().path());
+    let is_guarded = is_operators && !app.keys.are_asked_for();
     if is_guarded && is_cross_site(headers, given) {
-        let message = "pages of other sites may not shut this worker down";
+        let message = "pages of other sites may not shut this worker down, or restart it";
         return Some(ApiError::forbidden(message));
     }
     None

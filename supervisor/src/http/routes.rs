@@ -10,7 +10,7 @@ use serde_json::json;
 use std::sync::Arc;
 
 /// Every route, as people are told.
-pub const ROUTES: [(&str, &str); 14] = [
+pub const ROUTES: [(&str, &str); 15] = [
     ("GET", "/"),
     ("POST", "/v1/chat/completions"),
     ("POST", "/v1/completions"),
@@ -19,6 +19,7 @@ pub const ROUTES: [(&str, &str); 14] = [
     ("POST", "/execute"),
     ("POST", "/cancel"),
     ("POST", "/shutdown"),
+    ("POST", "/restart"),
     ("GET", "/health"),
     ("GET", "/livez"),
     ("GET", "/readyz"),

@@ -34,6 +34,7 @@ async fn app(flags: &[&str]) -> Arc<App> {
         restart: RestartPolicy::default(),
         on_fault: OnFault::Fail,
         max_queue: 1,
+        standby: false,
         accept_fault_injection: false,
         crashes: CrashSettings {
             directory: None,

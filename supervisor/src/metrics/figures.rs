@@ -28,6 +28,12 @@ const FIGURES: &[Figure] = &[
         |now| gauge(u64::from(now.snapshot.status(now.at) == Status::Healthy)),
     ),
     figure(
+        "worker_orcd_standby_ready",
+        None,
+        "1 while a child stands by, 0 while none does although there should be one.",
+        |now| gauge(u64::from(now.snapshot.standby.as_ref()?.is_ready)),
+    ),
+    figure(
         "worker_orcd_requests_live",
         None,
         "Requests that were let in and have not ended.",

@@ -80,6 +80,8 @@ struct World {
     clients: Vec<Client>,
     /// One in each seat.
     children: Vec<Child>,
+    /// Every second one has its requests go on before the burial.
+    deaths: u32,
 }
 
 #[derive(Default)]
@@ -99,6 +101,7 @@ impl World {
             journal: Journal::with_seats(4, NonZeroU8::new(seats).unwrap()),
             clients: vec![],
             children: (0..seats).map(|_| Child::default()).collect(),
+            deaths: 0,
         };
         (0..seats).for_each(|seat| world.serve(seat));
         world
@@ -281,6 +284,10 @@ impl World {
         if child.serving {
             let now = self.journal.now;
             self.journal.requests.suspend(seat);
+            if self.deaths.is_multiple_of(2) {
+                self.journal.requests.release(seat);
+            }
+            self.deaths += 1;
             self.journal.requests.bury(seat, cause, scene, now);
         }
     }

@@ -14,5 +14,7 @@ pub(crate) enum Control {
     /// The reader is gone.
     Abandon(RequestId),
     Drain(Duration),
+    /// Put a new child in the place of the one that serves.
+    Replace,
     StopNow,
 }

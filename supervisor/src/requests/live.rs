@@ -14,11 +14,11 @@ use self::dispatch::Place;
 use self::probation::{Inquest, Probation, Verdict};
 use crate::error_code::ErrorCode;
 use crate::requests::fingerprint::Fingerprint;
-use crate::requests::pace::Pace;
 use crate::requests::progress::{Progress, Pushed};
 use crate::requests::record::{Failure, OnFault, Record, StopReason};
 use crate::requests::registry::Registry;
 use crate::requests::scene::Scene;
+use crate::requests::totals::Totals;
 use crate::requests::violation::Violation;
 use crate::text::Text;
 use std::collections::BTreeSet;
@@ -42,27 +42,13 @@ pub struct Requests {
     totals: Totals,
 }
 
-/// Since the start.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct Totals {
-    /// Accepted from children.
-    pub tokens: u64,
-    /// Waits between the tokens of streams.
-    pub pace: Pace,
-    /// Times that a request went on with another child.
-    pub recoveries: u64,
-    /// Times that a request was put on probation.
-    pub probations: u64,
-    /// Requests that ended as queries of death.
-    pub quarantined: u64,
-}
-
 impl Requests {
     #[must_use]
-    pub fn new(registry: Arc<Registry>, seats: NonZeroU8) -> Self {
+    /// For children of which so many serve at once. There is one seat more.
+    pub fn new(registry: Arc<Registry>, serving: NonZeroU8) -> Self {
         Self {
             registry,
-            assigned: Assignments::new(seats),
+            assigned: Assignments::new(serving),
             probation: Probation::default(),
             deadlines: BTreeSet::new(),
             text: None,
@@ -368,25 +354,38 @@ impl Requests {
 
     // === deaths ===
 
+    /// The child says nothing more that counts. Who cannot become a suspect by its death goes on at once;
+    /// what it says about them is told at the burial.
+    pub(crate) fn release(&mut self, seat: SeatId) {
+        for id in self.assigned.depart(seat) {
+            self.interrupt(id, seat);
+        }
+        self.assigned.hand_out();
+    }
+
     /// The child is gone. What it had goes on with the next one, or ends.
     pub(crate) fn bury(&mut self, seat: SeatId, cause: &DeathCause, scene: &Scene, now: Instant) {
         self.suspend(seat);
-        let bereft: Vec<_> = self.in_flight(seat).map(|record| record.id).collect();
+        let bereft = self.assigned.bereft(seat);
         let dispatch = self.assigned.seat(seat);
         let alone = dispatch.awaits_nobody() && bereft.len() == 1;
         dispatch.forget_leaving();
         let inquest = self.probation.look_into(cause, scene, alone, now);
         for id in bereft {
-            self.interrupt(id);
+            self.interrupt(id, seat);
             if inquest.suspects(id) {
                 self.judge(id, &inquest, now);
             }
             self.outlive(id, cause, now);
         }
+        self.assigned.forget_left(seat);
+        // Where another child serves already, nobody waits for the next one.
+        self.assigned.hand_out();
     }
 
-    fn interrupt(&mut self, id: RequestId) {
-        if let Some(live) = self.assigned.interrupt(id) {
+    /// Nothing happens to who has left that seat already.
+    fn interrupt(&mut self, id: RequestId, seat: SeatId) {
+        if let Some(live) = self.assigned.interrupt(id, seat) {
             let mut progress = live.record.progress.lock();
             progress.interrupt();
             self.wakers.extend(progress.take_waker());
@@ -427,12 +426,12 @@ impl Requests {
     fn outlive(&mut self, id: RequestId, cause: &DeathCause, now: Instant) {
         match self.assigned.get(id).map(|live| live.record.on_fault) {
             None => {}
-            Some(OnFault::Resume) => self.totals.recoveries += 1,
-            Some(OnFault::Fail) => {
+            Some(OnFault::Fail) if *cause != DeathCause::Dismissed => {
                 let message = format!("the worker lost its child: {cause}");
                 let failure = Failure::new(ErrorCode::of_death(cause), message);
                 self.end_here(id, now, |progress, _| progress.fail(failure));
             }
+            Some(_) => self.totals.recoveries += 1,
         }
     }
 }

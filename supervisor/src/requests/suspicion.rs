@@ -131,6 +131,11 @@ impl Suspicion {
         self.missed < MISSED_TURNS && self.deaths() + self.elsewhere >= DEATHS_OF_A_SUSPECT
     }
 
+    /// A death at this place is the first that counts.
+    pub(super) fn is_clean_at(&self, history: u32) -> bool {
+        *self == Self::default() || self.is_acquitted_at(history)
+    }
+
     pub(super) fn is_acquitted_at(&self, history: u32) -> bool {
         let ends = self.open.iter().map(|death| death.spot.positions.end);
         let end = ends.max().unwrap_or(self.history).min(self.history);

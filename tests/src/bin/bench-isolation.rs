@@ -103,6 +103,7 @@ impl Bare {
             kv_cache_bytes: None,
             max_batch_tokens: CONTEXT,
             max_sequence_tokens: CONTEXT,
+            role: worker_orcd_ipc::Role::Active,
             model: path.display().to_string(),
         };
         let device = Device::open(Some(threads), Isa::detect())?;

@@ -17,6 +17,7 @@ use serde_json::{Value, json};
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 use worker_orcd_tests::bench::Latencies;
+use worker_orcd_tests::bench::pause::{self, Case};
 use worker_orcd_tests::worker::request;
 use worker_orcd_tests::{Worker, process, wait};
 
@@ -30,6 +31,20 @@ struct Options {
     endless_steps: usize,
     #[arg(long, default_value_t = 10)]
     cold_starts: usize,
+    /// Deaths of each kind in each mode, for the table of pauses.
+    #[arg(long, default_value_t = 10)]
+    deaths: usize,
+    /// Tokens of prompts in that table.
+    #[arg(long, value_delimiter = ',', default_value = "100,1000")]
+    contexts: Vec<usize>,
+    /// Streams at once in that table.
+    #[arg(long, value_delimiter = ',', default_value = "1,32")]
+    streams: Vec<usize>,
+    #[arg(long, default_value = "cpu")]
+    device: String,
+    /// Nothing but the table of pauses.
+    #[arg(long)]
+    pauses_only: bool,
 }
 
 /// With the tokens before the kill, 200.
@@ -41,6 +56,11 @@ const STEP_DEADLINE: Duration = Duration::from_secs(1);
 
 fn main() {
     let options = Options::parse();
+    if options.pauses_only {
+        let pauses = pauses(&options);
+        println!("{}", json!({"bench": "recovery", "pauses": pauses}));
+        return;
+    }
     let cold_starts = cold_starts(options.cold_starts);
     // A second death within a minute would be answered late on purpose.
     let worker = Worker::real()
@@ -60,8 +80,34 @@ fn main() {
         "cold_start_to_ready": cold_starts.summary(),
         "stop_to_noticed_with_a_deadline_of_2_s": stopped.summary(),
         "endless_step_noticed_after_its_deadline_of_1_s": endless(options.endless_steps).summary(),
+        "pauses": pauses(&options),
     });
     println!("{result}");
+}
+
+/// The pause of streams for each way to die, each way to come back, and each load.
+fn pauses(options: &Options) -> Vec<Value> {
+    let mut rows = Vec::new();
+    for standby in [false, true] {
+        let worker = pause::worker(&options.device, standby).start();
+        for death in pause::DEATHS {
+            for &context in &options.contexts {
+                for &streams in &options.streams {
+                    let case = Case {
+                        death,
+                        standby,
+                        context,
+                        streams,
+                        deaths: options.deaths,
+                    };
+                    let row = pause::measure(&worker, case);
+                    eprintln!("{row}");
+                    rows.push(row);
+                }
+            }
+        }
+    }
+    rows
 }
 
 fn cold_starts(count: usize) -> Latencies {

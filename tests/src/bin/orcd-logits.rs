@@ -110,6 +110,7 @@ fn load(options: &Options) -> Result<Box<dyn Executor>> {
         kv_cache_bytes: Some((tokens * token_bytes) as u64),
         max_batch_tokens: u32::try_from(options.batch * options.chunk)?,
         max_sequence_tokens: options.context,
+        role: worker_orcd_ipc::Role::Active,
         model: options.model.display().to_string(),
     };
     let progress = &mut |_, _| {};

@@ -6,7 +6,7 @@ use super::kernels::KvArgs;
 use super::memory::{Arena, DevicePtr, Purpose};
 use crate::device::KvGeometry;
 use crate::device::common::kv::{KvShape, PAGE_TOKENS};
-use worker_orcd_ipc::Fault;
+use worker_orcd_ipc::{Fault, Role};
 
 // It is what attention reads at a time.
 const _: () = assert!(PAGE_TOKENS == constant!("kv.cuh", PAGE));
@@ -23,14 +23,26 @@ impl KvCache {
     ///
     /// # Errors
     /// When the memory cannot be had.
-    pub fn new(context: &Context, shape: KvShape, pages: u32) -> Result<Self, Fault> {
-        let arena = Arena::new(context, Purpose::Kv, u64::from(pages) * shape.page_bytes())?;
-        arena.clear(context)?;
+    pub fn new(context: &Context, shape: KvShape, pages: u32, role: Role) -> Result<Self, Fault> {
+        let bytes = u64::from(pages) * shape.page_bytes();
+        let arena = Arena::for_role(context, Purpose::Kv, bytes, role)?;
+        if arena.has_memory() {
+            arena.clear(context)?;
+        }
         Ok(Self {
             arena,
             shape,
             pages,
         })
+    }
+
+    /// Takes the memory that a standby has left to others.
+    ///
+    /// # Errors
+    /// When it cannot be had.
+    pub fn take(&mut self, context: &Context) -> Result<(), Fault> {
+        self.arena.take(context)?;
+        self.arena.clear(context)
     }
 
     #[must_use]

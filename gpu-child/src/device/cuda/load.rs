@@ -23,7 +23,7 @@ use crate::device::common::manifest::{WeightsLayout, verify};
 use crate::device::common::placement::{check_size, values};
 use crate::device::{KeptWeights, Source};
 use crate::model::{Mapping, ModelConfig, TensorView};
-use worker_orcd_ipc::{Fault, WeightsManifest};
+use worker_orcd_ipc::{Fault, Role, WeightsManifest};
 
 /// Head sizes that attention.cu is compiled for.
 pub const HEAD_DIMS: [usize; 5] = [16, 32, 64, 96, 128];
@@ -82,8 +82,9 @@ pub fn load(
         tensors,
         manifest,
     };
-    let kv = KvCache::new(&device.context, shape, pages)?;
-    let scratch = Scratch::new(&device.context, sizes)?;
+    let role = options.load.role;
+    let kv = KvCache::new(&device.context, shape, pages, role)?;
+    let scratch = Scratch::new(&device.context, sizes, role)?;
     assemble(device, config, weights, kv, scratch, sequence_tokens)
 }
 
@@ -170,7 +171,11 @@ fn kv_pages(
     let (free, total) = context.memory()?;
     let budget = Budget {
         total,
-        free: free + in_place,
+        free: match options.load.role {
+            Role::Active => free + in_place,
+            // What it is promised is another child's now.
+            Role::Standby => total,
+        },
         reserve: RESERVE_BYTES,
         fixed,
         page_bytes: shape.page_bytes(),

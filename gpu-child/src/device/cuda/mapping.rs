@@ -15,14 +15,15 @@ use worker_orcd_ipc::Fault;
 const DESCRIPTOR: sys::CUmemAllocationHandleType =
     sys::CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
 
-/// One allocation, and where this process sees it. It is never unmapped: kernels on their way may still
+/// One allocation, and where this process sees it; or only the place, as long as the memory is somebody
+/// else's. It is never unmapped: kernels on their way may still
 /// read it, and unmapping waits for none of them. The end of the process takes it back.
 #[derive(Debug)]
 pub struct Mapping {
     start: u64,
     /// Whole granules of the device.
     size: usize,
-    handle: sys::CUmemGenericAllocationHandle,
+    handle: Option<sys::CUmemGenericAllocationHandle>,
     location: sys::CUmemLocation,
 }
 
@@ -32,19 +33,48 @@ impl Mapping {
     /// # Errors
     /// [`Fault::OutOfMemory`] when there is not that much.
     pub fn new(context: &Context, bytes: u64, doing: &str) -> Result<Self, Fault> {
+        let mut mapping = Self::reserve(context, bytes)?;
+        mapping.allocate(context, doing)?;
+        Ok(mapping)
+    }
+
+    /// A place for memory.
+    ///
+    /// # Errors
+    /// When NVIDIA's driver refuses.
+    pub fn reserve(context: &Context, bytes: u64) -> Result<Self, Fault> {
         context.enter()?;
         let properties = properties(context);
         let size = size_of_granules(&properties, bytes)?;
+        let mut start = 0;
+        // SAFETY: a place for one address.
+        let result = unsafe { sys::cuMemAddressReserve(&raw mut start, size, 0, 0, 0) };
+        check(result, "reserving addresses")?;
+        Ok(Self {
+            start,
+            size,
+            handle: None,
+            location: properties.location,
+        })
+    }
+
+    /// Puts new memory there, to be read and written. Not cleared.
+    ///
+    /// # Errors
+    /// [`Fault::OutOfMemory`] when there is not that much; it may be tried again.
+    pub fn allocate(&mut self, context: &Context, doing: &str) -> Result<(), Fault> {
+        let properties = properties(context);
         let mut handle = 0;
         // SAFETY: a place for one handle, and properties that are filled in.
-        let result = unsafe { sys::cuMemCreate(&raw mut handle, size, &raw const properties, 0) };
+        let result =
+            unsafe { sys::cuMemCreate(&raw mut handle, self.size, &raw const properties, 0) };
         check(result, doing)?;
-        Self::map(
-            handle,
-            size,
-            properties.location,
-            Access::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
-        )
+        self.map(handle, Access::CU_MEM_ACCESS_FLAGS_PROT_READWRITE)
+    }
+
+    #[must_use]
+    pub fn has_memory(&self) -> bool {
+        self.handle.is_some()
     }
 
     /// Memory of another process, to be read.
@@ -52,45 +82,28 @@ impl Mapping {
     /// # Errors
     /// When it is none of this device, or is smaller.
     pub fn import(context: &Context, memory: &OwnedFd, bytes: u64) -> Result<Self, Fault> {
-        context.enter()?;
-        let properties = properties(context);
-        let size = size_of_granules(&properties, bytes)?;
+        let mut mapping = Self::reserve(context, bytes)?;
         let mut handle = 0;
         let descriptor = memory.as_raw_fd() as usize as *mut std::ffi::c_void;
         // SAFETY: a place for one handle; the descriptor travels as a pointer's value, and stays open.
         let result =
             unsafe { sys::cuMemImportFromShareableHandle(&raw mut handle, descriptor, DESCRIPTOR) };
         check(result, "taking over memory")?;
-        Self::map(
-            handle,
-            size,
-            properties.location,
-            Access::CU_MEM_ACCESS_FLAGS_PROT_READ,
-        )
+        mapping.map(handle, Access::CU_MEM_ACCESS_FLAGS_PROT_READ)?;
+        Ok(mapping)
     }
 
     /// The handle is owned from here on.
     fn map(
+        &mut self,
         handle: sys::CUmemGenericAllocationHandle,
-        size: usize,
-        location: sys::CUmemLocation,
         access: Access,
-    ) -> Result<Self, Fault> {
-        let mut start = 0;
-        // SAFETY: a place for one address.
-        let result = unsafe { sys::cuMemAddressReserve(&raw mut start, size, 0, 0, 0) };
-        check(result, "reserving addresses")?;
-        let mapping = Self {
-            start,
-            size,
-            handle,
-            location,
-        };
-        // SAFETY: addresses that were just reserved, and a live allocation of that size.
-        let result = unsafe { sys::cuMemMap(start, size, 0, handle, 0) };
+    ) -> Result<(), Fault> {
+        self.handle = Some(handle);
+        // SAFETY: addresses that were reserved and hold nothing, and a live allocation of that size.
+        let result = unsafe { sys::cuMemMap(self.start, self.size, 0, handle, 0) };
         check(result, "mapping memory")?;
-        mapping.allow(access)?;
-        Ok(mapping)
+        self.allow(access)
     }
 
     #[must_use]
@@ -122,11 +135,12 @@ impl Mapping {
     /// # Errors
     /// When NVIDIA's driver refuses.
     pub fn share(&self) -> Result<OwnedFd, Fault> {
+        let handle = self.handle.expect("memory to share");
         let mut descriptor = -1_i32;
         // SAFETY: for this kind of handle a place for one descriptor.
         let result = unsafe {
             let place = (&raw mut descriptor).cast();
-            sys::cuMemExportToShareableHandle(place, self.handle, DESCRIPTOR, 0)
+            sys::cuMemExportToShareableHandle(place, handle, DESCRIPTOR, 0)
         };
         check(result, "sharing memory")?;
         // SAFETY: just made, and nobody else's.

@@ -6,43 +6,16 @@
 
 use super::context::{Context, check};
 use super::mapping::Mapping;
+pub use super::purpose::{Ledger, Purpose};
 use crate::device::common::placement;
 use cudarc::driver::sys;
 use std::ffi::c_void;
 use std::marker::PhantomData;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-use worker_orcd_ipc::Fault;
-
-/// Purpose of memory, as health reports it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Purpose {
-    Weights,
-    Kv,
-    Scratch,
-    /// NVIDIA's driver's own, for launches that are recorded: not an [`Arena`], but counted here.
-    Graphs,
-}
-
-/// Bytes that are taken, by purpose.
-#[derive(Debug, Default)]
-pub struct Ledger([AtomicU64; 4]);
-
-impl Ledger {
-    #[must_use]
-    pub fn bytes(&self, purpose: Purpose) -> u64 {
-        self.0[purpose as usize].load(Ordering::Relaxed)
-    }
-
-    pub fn add(&self, purpose: Purpose, bytes: u64) {
-        self.0[purpose as usize].fetch_add(bytes, Ordering::Relaxed);
-    }
-
-    fn subtract(&self, purpose: Purpose, bytes: u64) {
-        self.0[purpose as usize].fetch_sub(bytes, Ordering::Relaxed);
-    }
-}
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+use worker_orcd_ipc::{Fault, Role};
 
 /// The address of some `T` on the device. Null means none.
 #[derive(Debug)]
@@ -72,6 +45,11 @@ impl<T> DevicePtr<T> {
         DevicePtr(self.0, PhantomData)
     }
 }
+
+/// Time for the memory of a process that was killed to come free: as long as the supervisor waits for it to
+/// end.
+const PATIENCE: Duration = Duration::from_secs(10);
+const POLL: Duration = Duration::from_millis(1);
 
 /// An allocation of device memory.
 #[derive(Debug)]
@@ -105,6 +83,63 @@ impl Arena {
         let mapping = Mapping::new(context, bytes, &format!("{bytes} bytes for {purpose:?}"))?;
         let start = mapping.start();
         Ok(Self::counted(context, purpose, start, bytes, Some(mapping)))
+    }
+
+    /// A place for memory that somebody else still has: [`take`](Self::take) gets it.
+    ///
+    /// # Errors
+    /// When NVIDIA's driver refuses.
+    pub fn promised(context: &Context, purpose: Purpose, bytes: u64) -> Result<Self, Fault> {
+        let mapping = Mapping::reserve(context, bytes)?;
+        Ok(Self {
+            start: mapping.start(),
+            bytes,
+            purpose,
+            ledger: Arc::clone(context.ledger()),
+            mapping: Some(mapping),
+        })
+    }
+
+    /// Memory at once for a child that serves, and the promise of it for a standby.
+    ///
+    /// # Errors
+    /// As for [`new`](Self::new) and [`promised`](Self::promised).
+    pub fn for_role(
+        context: &Context,
+        purpose: Purpose,
+        bytes: u64,
+        role: Role,
+    ) -> Result<Self, Fault> {
+        match role {
+            Role::Active => Self::new(context, purpose, bytes),
+            Role::Standby => Self::promised(context, purpose, bytes),
+        }
+    }
+
+    /// Gets the memory that was promised. The process that has it is dying: it is waited for.
+    ///
+    /// # Errors
+    /// [`Fault::OutOfMemory`] when it does not come free.
+    pub fn take(&mut self, context: &Context) -> Result<(), Fault> {
+        let doing = format!("{} bytes for {:?}", self.bytes, self.purpose);
+        let began = Instant::now();
+        let mapping = self.mapping.as_mut().expect("a promise");
+        loop {
+            match mapping.allocate(context, &doing) {
+                Err(Fault::OutOfMemory { .. }) if began.elapsed() < PATIENCE => sleep(POLL),
+                outcome => {
+                    outcome?;
+                    break;
+                }
+            }
+        }
+        self.ledger.add(self.purpose, self.bytes);
+        Ok(())
+    }
+
+    #[must_use]
+    pub fn has_memory(&self) -> bool {
+        self.mapping.as_ref().is_none_or(Mapping::has_memory)
     }
 
     /// Memory that another process has [shared](Self::share), to be read.

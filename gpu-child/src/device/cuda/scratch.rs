@@ -8,7 +8,7 @@ use super::step_queue::STEPS;
 use super::weights::{UNIT, units};
 use crate::device::common::kv::PAGE_TOKENS;
 use crate::model::ModelConfig;
-use worker_orcd_ipc::Fault;
+use worker_orcd_ipc::{Fault, Role};
 
 /// Logits that are kept at a time, in bytes: enough for 256 sequences of a large vocabulary.
 const LOGIT_BYTES: usize = 256 << 20;
@@ -182,11 +182,13 @@ pub struct StepInputs<'a> {
 impl Scratch {
     /// # Errors
     /// When the memory cannot be had.
-    pub fn new(context: &Context, sizes: Sizes) -> Result<Self, Fault> {
+    pub fn new(context: &Context, sizes: Sizes, role: Role) -> Result<Self, Fault> {
         let places = Places::of(&sizes);
-        let arena = Arena::new(context, Purpose::Scratch, places.bytes)?;
+        let arena = Arena::for_role(context, Purpose::Scratch, places.bytes, role)?;
         // What a kernel reads past the rows of a batch must be numbers.
-        arena.clear(context)?;
+        if arena.has_memory() {
+            arena.clear(context)?;
+        }
         let input_bytes = (places.bytes - places.rows) as usize;
         Ok(Self {
             sizes,
@@ -194,6 +196,15 @@ impl Scratch {
             places,
             pinned: [Pinned::new(input_bytes)?, Pinned::new(input_bytes)?],
         })
+    }
+
+    /// Takes the memory that a standby has left to others.
+    ///
+    /// # Errors
+    /// When it cannot be had.
+    pub fn take(&mut self, context: &Context) -> Result<(), Fault> {
+        self.arena.take(context)?;
+        self.arena.clear(context)
     }
 
     /// Bytes that [`new`](Self::new) will take.

@@ -9,6 +9,8 @@ use worker_orcd_lifecycle::{
 };
 
 pub const PID: u32 = 100;
+/// The seat of a worker of one that is a standby's at first.
+pub const STANDBY: SeatId = SeatId(1);
 
 pub struct Sim {
     pub worker: Worker,
@@ -22,6 +24,15 @@ impl Sim {
 
     pub fn with(settings: Settings) -> (Self, Vec<Effect>) {
         Self::with_seats(settings, NonZeroU8::MIN)
+    }
+
+    /// One that keeps a standby.
+    pub fn with_standby() -> Self {
+        let settings = Settings {
+            standby: true,
+            ..Settings::default()
+        };
+        Self::with(settings).0
     }
 
     pub fn with_seats(settings: Settings, seats: NonZeroU8) -> (Self, Vec<Effect>) {
@@ -87,9 +98,26 @@ impl Sim {
     }
 
     pub fn reach_loading(&mut self) {
-        self.child(ChildEvent::Spawned { pid: PID });
-        self.child(hello());
-        assert!(matches!(self.life(), State::Loading { .. }));
+        self.reach_loading_in(SeatId(0));
+    }
+
+    pub fn reach_loading_in(&mut self, seat: SeatId) {
+        self.child_in(seat, ChildEvent::Spawned { pid: PID });
+        self.child_in(seat, hello());
+        let state = self.worker.seat(seat).state();
+        assert!(matches!(state, State::Loading { .. }));
+    }
+
+    /// One child serves in the first seat, another stands by.
+    pub fn reach_standing_by(&mut self) {
+        self.reach_serving();
+        self.pass_with(Duration::from_millis(500), |sim| {
+            sim.child(beat());
+        });
+        self.reach_loading_in(STANDBY);
+        self.child_in(STANDBY, ChildEvent::Ready);
+        let state = self.worker.seat(STANDBY).state();
+        assert!(matches!(state, State::StandingBy { .. }));
     }
 
     pub fn reach_serving(&mut self) {
@@ -184,6 +212,7 @@ pub fn every_event(generation: Generation) -> Vec<(&'static str, Event)> {
         ("Xid 95", Event::Gpu(Testimony::Reported(Xid(Some(95))))),
         ("After death (cleared)", after_death(RecoveryAction::None)),
         ("After death (reset)", after_death(RecoveryAction::GpuReset)),
+        ("Replace", Event::Replace),
         ("StopNow", Event::StopNow),
         ("Spawned", child(ChildEvent::Spawned { pid: PID })),
         (

@@ -177,6 +177,7 @@ mod tests {
             memory: None,
             load: None,
             tokens_per_second: 0.0,
+            role: None,
         }
     }
 

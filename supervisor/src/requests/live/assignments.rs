@@ -24,6 +24,8 @@ pub(super) struct Assignments {
     live: BTreeMap<RequestId, Live>,
     /// One for each seat.
     seats: Vec<Dispatch>,
+    /// Seats that are open at once.
+    serving: usize,
     /// Each of them runs alone in its seat, in this order.
     suspects: BTreeSet<RequestId>,
 }
@@ -34,14 +36,25 @@ pub(super) struct Live {
     place: Place,
     /// Length of its history when the child got it.
     given_at: u32,
+    /// The child that it left before that one was buried.
+    left: Option<Left>,
     suspicion: Suspicion,
 }
 
+/// A child that a request left, and the request as it was then.
+#[derive(Debug, Clone, Copy)]
+struct Left {
+    seat: SeatId,
+    given_at: u32,
+    history: u32,
+}
+
 impl Assignments {
-    pub(super) fn new(seats: NonZeroU8) -> Self {
+    pub(super) fn new(serving: NonZeroU8) -> Self {
         Self {
             live: BTreeMap::new(),
-            seats: (0..seats.get()).map(|_| Dispatch::default()).collect(),
+            seats: (0..=serving.get()).map(|_| Dispatch::default()).collect(),
+            serving: usize::from(serving.get()),
             suspects: BTreeSet::new(),
         }
     }
@@ -99,6 +112,7 @@ impl Assignments {
             record,
             place: Place::Waiting,
             given_at: 0,
+            left: None,
             suspicion: Suspicion::default(),
         };
         self.live.insert(id, live);
@@ -125,13 +139,48 @@ impl Assignments {
     }
 
     /// Puts a request whose child is gone back to those who wait.
-    pub(super) fn interrupt(&mut self, id: RequestId) -> Option<&Live> {
+    pub(super) fn interrupt(&mut self, id: RequestId, seat: SeatId) -> Option<&Live> {
         let live = self.live.get_mut(&id)?;
-        let place = std::mem::replace(&mut live.place, Place::Waiting);
-        if let Some(seat) = place.seat() {
-            self.seat(seat).release();
+        if live.place.seat() != Some(seat) {
+            return None;
         }
+        live.place = Place::Waiting;
+        self.seat(seat).release();
         self.get(id)
+    }
+
+    /// Requests of a seat that no other death has met at the place where they are, so that its own makes
+    /// none of them a suspect. They are noted as they are now.
+    pub(super) fn depart(&mut self, seat: SeatId) -> Vec<RequestId> {
+        let mut departed = Vec::new();
+        for (id, live) in &mut self.live {
+            let history = live.history();
+            let may_go = live.left.is_none() && live.suspicion.is_clean_at(history);
+            if may_go && live.place == Place::With(seat) {
+                live.left = Some(Left {
+                    seat,
+                    given_at: live.given_at,
+                    history,
+                });
+                departed.push(*id);
+            }
+        }
+        departed
+    }
+
+    /// Requests that the dead child of a seat had, also those that have left it.
+    pub(super) fn bereft(&self, seat: SeatId) -> Vec<RequestId> {
+        let had = |live: &&Live| {
+            live.place.seat() == Some(seat) || live.left.is_some_and(|left| left.seat == seat)
+        };
+        let had = self.live.values().filter(had);
+        had.map(|live| live.record.id).collect()
+    }
+
+    pub(super) fn forget_left(&mut self, seat: SeatId) {
+        for live in self.live.values_mut() {
+            live.left = live.left.filter(|left| left.seat != seat);
+        }
     }
 
     // === suspects ===
@@ -141,8 +190,11 @@ impl Assignments {
         let Some(live) = self.live.get_mut(&id) else {
             return Verdict::Unchanged;
         };
-        let history = live.history();
-        let spot = of.scene.spot(id, history, history > live.given_at);
+        let (history, given_at) = match live.left {
+            Some(left) => (left.history, left.given_at),
+            None => (live.history(), live.given_at),
+        };
+        let spot = of.scene.spot(id, history, history > given_at);
         if spot.is_none() && !of.may_be_beside_a_step() {
             return Verdict::Unchanged;
         }
@@ -210,7 +262,7 @@ impl Assignments {
     /// long as only one of several is open, it is everybody else's.
     fn cell(&self) -> Option<SeatId> {
         let suspect = self.live.get(&self.turn()?)?;
-        let is_spare = self.seats.len() == 1 || self.open_seats().count() > 1;
+        let is_spare = self.serving == 1 || self.open_seats().count() > 1;
         let emptiest = self.emptiest(|_| is_spare);
         suspect.place.seat().or(emptiest)
     }

@@ -7,7 +7,7 @@ use serde_json::json;
 use std::time::Instant;
 use worker_orcd_gpu::device::{Batch, Executor, NoTap, PageId};
 use worker_orcd_gpu::loader;
-use worker_orcd_ipc::{DeviceSelector, LoadOrder, ModelFile};
+use worker_orcd_ipc::{DeviceSelector, LoadOrder, ModelFile, Role};
 
 /// # Errors
 /// When the model does not load, or two answers differ that must not.
@@ -42,6 +42,7 @@ impl Bare {
             threads: None,
             prefix_cache: false,
             trace: None,
+            role: Role::Active,
         };
         let start = Instant::now();
         let loaded = loader::load(&order, None, &|_, _| ()).map_err(|fault| anyhow!("{fault}"))?;

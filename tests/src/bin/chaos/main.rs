@@ -88,6 +88,9 @@ pub struct Arguments {
     /// Requests decoded in one step.
     #[arg(long, default_value_t = 8)]
     max_running: usize,
+    /// A child stands by, and takes over when another one dies.
+    #[arg(long)]
+    standby: bool,
     /// Hostile bodies, clients, templates, disks and signals beside the streams, a log that is left
     /// unread, and 1,024 descriptors: `cargo xtask siege`.
     #[arg(long)]
@@ -163,6 +166,7 @@ fn run(arguments: &Arguments, seed: u64) -> Result<Report> {
             .clone(),
         device: arguments.device.clone(),
         max_running: arguments.max_running,
+        standby: arguments.standby,
         small_disk: ground.as_ref().and_then(|ground| ground.small_disk.clone()),
     };
     if ground.is_some() {

@@ -47,6 +47,7 @@ pub struct Setup {
     pub model: PathBuf,
     pub device: String,
     pub max_running: usize,
+    pub standby: bool,
     /// Where crash reports and a logits trace go: a disk that is soon full.
     pub small_disk: Option<PathBuf>,
 }
@@ -95,6 +96,9 @@ impl Worker {
             .arg(&setup.model)
             .arg("--crash-dir")
             .arg(setup.small_disk.as_deref().unwrap_or(crashes.path()));
+        if setup.standby {
+            command.arg("--standby");
+        }
         if let Some(disk) = &setup.small_disk {
             command.arg("--trace-logits").arg(disk.join("trace.jsonl"));
         }
@@ -174,7 +178,11 @@ impl Worker {
     pub fn wait_idle(&self) -> Result<()> {
         let idle = || {
             let health = self.health().ok()?;
-            (health["state"] == "serving" && health["load"]["live"] == 0).then_some(())
+            let is_idle = health["state"] == "serving" && health["load"]["live"] == 0;
+            // A standby that is on its way has fewer descriptors than one that waits.
+            let standby = &health["standby"];
+            let is_complete = standby.is_null() || standby["state"] == "standing_by";
+            (is_idle && is_complete).then_some(())
         };
         Ok(self.launched.wait(PATIENCE, "to serve and be idle", idle)?)
     }

@@ -466,6 +466,73 @@ fn the_end_of_the_worker_ends_those_on_probation_too() {
 }
 
 #[test]
+fn what_a_dead_child_had_goes_to_one_that_serves_at_once() {
+    let (dead, standby) = (SeatId(0), SeatId(1));
+    let mut journal = Journal::serving();
+    let (id, _stream) = journal.submit(request("a"));
+    journal.requests.suspend(dead);
+    // The standby serves before the dead child is buried, and takes what is new at once.
+    journal.requests.serve(standby, journal.text.clone());
+    let (new, _other) = journal.submit(request("b"));
+    let with = |journal: &Journal, seat| -> Vec<_> {
+        let given = journal.requests.in_flight(seat);
+        given.map(|record| record.id).collect()
+    };
+    assert_eq!(
+        (with(&journal, dead), with(&journal, standby)),
+        (vec![id], vec![new])
+    );
+    let now = journal.now;
+    journal
+        .requests
+        .bury(dead, &crash(), &Scene::default(), now);
+    assert_eq!(with(&journal, standby), [id, new]);
+    assert_eq!(journal.requests.totals().recoveries, 1);
+}
+
+#[test]
+fn who_leaves_a_dying_child_goes_on_before_its_burial_and_is_judged_there() {
+    let mut journal = Journal::serving();
+    let (id, _stream) = journal.submit(request("a"));
+    let with = |journal: &Journal, seat| journal.requests.in_flight(SeatId(seat)).count();
+    // One death at a place makes nobody a suspect, so the request need not wait for it.
+    for (dead, heir, early) in [(0, 1, 1), (1, 0, 0)] {
+        journal.requests.suspend(SeatId(dead));
+        journal.requests.serve(SeatId(heir), journal.text.clone());
+        journal.requests.release(SeatId(dead));
+        assert_eq!(with(&journal, heir), early, "death in seat {dead}");
+        assert_eq!(with(&journal, dead), 1 - early);
+        let now = journal.now;
+        journal
+            .requests
+            .bury(SeatId(dead), &crash(), &Scene::default(), now);
+        assert_eq!(with(&journal, heir), 1);
+    }
+    assert!(journal.requests.is_suspect(id), "both deaths count");
+    assert_eq!(journal.requests.totals().recoveries, 2);
+}
+
+#[test]
+fn a_suspect_runs_alone_with_the_standby_that_took_over() {
+    let mut journal = Journal::serving();
+    let (first, _stream) = journal.submit(request("a"));
+    let (second, _other) = journal.submit(request("b"));
+    for dead in [0, 1] {
+        let (dead, heir) = (SeatId(dead), SeatId(1 - dead));
+        journal.requests.suspend(dead);
+        journal.requests.serve(heir, journal.text.clone());
+        let now = journal.now;
+        journal
+            .requests
+            .bury(dead, &crash(), &Scene::default(), now);
+    }
+    assert_eq!(journal.requests.on_probation(), 2);
+    let given = journal.requests.in_flight(SeatId(0));
+    let given: Vec<_> = given.map(|record| record.id).collect();
+    assert_eq!(given, [first], "and {second} waits");
+}
+
+#[test]
 fn a_suspect_takes_one_seat_for_itself_and_the_other_serves_everybody_else() {
     const SEATS: [SeatId; 2] = [SeatId(0), SeatId(1)];
     let mut journal = Journal::with_seats(4, NonZeroU8::new(2).unwrap());
@@ -488,13 +555,16 @@ fn a_suspect_takes_one_seat_for_itself_and_the_other_serves_everybody_else() {
     let [(one, _), (two, _), (three, _), (four, _)] = &ids;
     assert_eq!(given(&mut journal, SEATS[0]), [*one, *three], "even shares");
     assert_eq!(given(&mut journal, SEATS[1]), [*two, *four]);
-    // Two deaths at the same place of both, in a seat that shares with nobody else.
+    // Two deaths at the same place of both, while the other seat takes nobody.
     for _ in 0..2 {
         let now = journal.now;
         let scene = Scene::default();
         journal.requests.suspend(SEATS[0]);
+        journal.requests.suspend(SEATS[1]);
         journal.requests.bury(SEATS[0], &crash(), &scene, now);
-        journal.requests.serve(SEATS[0], journal.text.clone());
+        for seat in SEATS {
+            journal.requests.serve(seat, journal.text.clone());
+        }
     }
     assert_eq!(journal.requests.on_probation(), 2);
     let (new, _stream) = journal.submit(another(5));

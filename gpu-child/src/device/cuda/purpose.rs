@@ -1,0 +1,32 @@
+//! What device memory is for, and how much of it is taken.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Purpose of memory, as health reports it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Purpose {
+    Weights,
+    Kv,
+    Scratch,
+    /// NVIDIA's driver's own, for launches that are recorded: not an [`Arena`], but counted here.
+    Graphs,
+}
+
+/// Bytes that are taken, by purpose.
+#[derive(Debug, Default)]
+pub struct Ledger([AtomicU64; 4]);
+
+impl Ledger {
+    #[must_use]
+    pub fn bytes(&self, purpose: Purpose) -> u64 {
+        self.0[purpose as usize].load(Ordering::Relaxed)
+    }
+
+    pub fn add(&self, purpose: Purpose, bytes: u64) {
+        self.0[purpose as usize].fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    pub fn subtract(&self, purpose: Purpose, bytes: u64) {
+        self.0[purpose as usize].fetch_sub(bytes, Ordering::Relaxed);
+    }
+}

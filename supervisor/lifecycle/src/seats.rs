@@ -1,0 +1,108 @@
+//! The seats of a worker: whose each one is, and who takes over from whom.
+
+use crate::effect::SeatId;
+use crate::life::{Deeds, Life};
+use crate::state::State;
+use crate::worker::Settings;
+use std::num::NonZeroU8;
+use std::time::Duration;
+use worker_orcd_ipc::{Generation, Role};
+
+#[derive(Debug)]
+pub(crate) struct Seats {
+    lives: Vec<Life>,
+    /// Children that serve at once.
+    serving: usize,
+    /// Generation of the child that was ordered last, in whichever seat.
+    newest: Generation,
+}
+
+impl Seats {
+    /// A seat for each child that serves, and one more: for a standby, or for the child that replaces
+    /// another.
+    pub(crate) fn new(now: Duration, settings: &Settings, serving: NonZeroU8) -> Self {
+        let seat = |role| Life::new(now, role, settings);
+        let serving = usize::from(serving.get());
+        let mut lives: Vec<_> = (0..serving).map(|_| seat(Role::Active)).collect();
+        lives.push(seat(Role::Standby));
+        Self {
+            lives,
+            serving,
+            newest: Generation(0),
+        }
+    }
+
+    pub(crate) fn ids(&self) -> impl Iterator<Item = SeatId> + use<> {
+        (0..).map(SeatId).take(self.lives.len())
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Life> {
+        self.lives.iter()
+    }
+
+    pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Life> {
+        self.lives.iter_mut()
+    }
+
+    pub(crate) fn get(&self, seat: SeatId) -> &Life {
+        &self.lives[usize::from(seat.0)]
+    }
+
+    pub(crate) fn get_mut(&mut self, seat: SeatId) -> &mut Life {
+        &mut self.lives[usize::from(seat.0)]
+    }
+
+    /// The seat of the child of that generation.
+    pub(crate) fn of(&self, generation: Generation) -> Option<SeatId> {
+        let is_it = |seat: &SeatId| self.get(*seat).generation() == generation;
+        self.ids().find(is_it)
+    }
+
+    pub(crate) fn with_role(&self, role: Role) -> impl Iterator<Item = SeatId> {
+        let ids = self.ids();
+        ids.filter(move |seat| self.get(*seat).role() == role)
+    }
+
+    pub(crate) fn spawn(&mut self, now: Duration, seat: SeatId) -> Deeds {
+        self.newest = self.newest.next();
+        let generation = self.newest;
+        self.get_mut(seat).spawn(now, generation)
+    }
+
+    // === who takes over ===
+
+    /// As many children serve as there are to be, or are on their way to it.
+    pub(crate) fn are_staffed(&self) -> bool {
+        let active = self
+            .with_role(Role::Active)
+            .map(|seat| self.get(seat).state());
+        let staff = active.filter(|state| match state {
+            State::Vacant { spawn_at, .. } => spawn_at.is_some(),
+            state => state.is_under_way(),
+        });
+        staff.count() >= self.serving
+    }
+
+    /// The standby that is the nearest to serving.
+    pub(crate) fn heir(&self) -> Option<SeatId> {
+        let nearness = |seat: &SeatId| match self.get(*seat).state() {
+            State::StandingBy { .. } => 3,
+            State::Loading { .. } => 2,
+            State::Handshaking { .. } => 1,
+            State::Spawning { .. } => 0,
+            _ => -1,
+        };
+        let standbys = self.with_role(Role::Standby);
+        let under_way = standbys.filter(|seat| nearness(seat) >= 0);
+        under_way.max_by_key(nearness)
+    }
+
+    /// The one that speaks for all: who serves, else who is to, else who did.
+    pub(crate) fn foremost(&self) -> &Life {
+        let active = || self.iter().filter(|life| life.role() == Role::Active);
+        let serves = active().find(|life| life.state().takes_work());
+        let is_to = || active().find(|life| life.state().is_under_way());
+        let any = || active().next().unwrap_or(&self.lives[0]);
+        serves.or_else(is_to).unwrap_or_else(any)
+    }
+}

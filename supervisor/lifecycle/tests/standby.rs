@@ -1,0 +1,286 @@
+//! A child stands by, takes over from the one that serves, and has the next one behind it.
+
+#[allow(dead_code)]
+mod common;
+
+use common::{PID, STANDBY, Sim, beat, device_fault, ended, hello, model_load_fault};
+use std::time::Duration;
+use worker_orcd_ipc::{Generation, Role};
+use worker_orcd_lifecycle::{
+    ChildEvent, DeathCause, Deed, Effect, Event, Exit, SeatId, Signal, State, SupervisorExit,
+};
+
+const FIRST: SeatId = SeatId(0);
+const MOMENT: Duration = Duration::from_millis(1);
+
+fn standing_by() -> Sim {
+    let mut sim = Sim::with_standby();
+    sim.reach_standing_by();
+    sim
+}
+
+/// The deeds with children, by seat.
+fn deeds(effects: &[Effect]) -> Vec<(SeatId, &Deed)> {
+    let deed = |effect| match effect {
+        &Effect::Child { seat, ref deed, .. } => Some((seat, deed)),
+        _ => None,
+    };
+    effects.iter().filter_map(deed).collect()
+}
+
+fn spawns(effects: &[Effect]) -> Vec<SeatId> {
+    let spawns = deeds(effects).into_iter();
+    let spawns = spawns.filter(|(_, deed)| **deed == Deed::Spawn);
+    spawns.map(|(seat, _)| seat).collect()
+}
+
+fn serving(sim: &Sim) -> Vec<SeatId> {
+    let serves = |seat: &SeatId| sim.worker.seat(*seat).state().takes_work();
+    sim.worker.seats().filter(serves).collect()
+}
+
+fn beat_all(sim: &mut Sim) {
+    for seat in [FIRST, STANDBY] {
+        if sim.worker.seat(seat).state().is_watched() {
+            sim.child_in(seat, beat());
+        }
+    }
+}
+
+fn die_in(sim: &mut Sim, seat: SeatId, exit: Exit) -> Vec<Effect> {
+    let mut effects = sim.child_in(seat, ChildEvent::Exited(exit));
+    effects.extend(sim.child_in(seat, ChildEvent::LinkClosed));
+    effects
+}
+
+#[test]
+fn it_is_loaded_as_one_once_another_child_serves() {
+    let mut sim = Sim::with_standby();
+    sim.reach_loading();
+    assert_eq!(spawns(&sim.pass_with(Duration::from_secs(5), beat_all)), []);
+    sim.child(ChildEvent::Ready);
+    let effects = sim.pass_with(Duration::from_secs(1), beat_all);
+    assert_eq!(spawns(&effects), [STANDBY]);
+    sim.child_in(STANDBY, ChildEvent::Spawned { pid: PID });
+    let effects = sim.child_in(STANDBY, hello());
+    assert_eq!(deeds(&effects), [(STANDBY, &Deed::Load(Role::Standby))]);
+    let effects = sim.child_in(STANDBY, ChildEvent::Ready);
+    assert_eq!(deeds(&effects), [(STANDBY, &Deed::StandBy)]);
+    assert_eq!(serving(&sim), [FIRST]);
+}
+
+#[test]
+fn it_takes_over_at_the_first_sign_of_a_death_before_the_dead_is_reaped() {
+    for sign in [
+        ChildEvent::Fault(device_fault()),
+        ChildEvent::LinkClosed,
+        ChildEvent::Exited(Exit::Signal(9)),
+        ChildEvent::Violation("nonsense".to_owned()),
+    ] {
+        let mut sim = standing_by();
+        let effects = sim.child(sign.clone());
+        let took_over = |effect: &Effect| {
+            *effect
+                == Effect::Succession {
+                    of: FIRST,
+                    heir: STANDBY,
+                }
+        };
+        assert!(effects.iter().any(took_over), "{sign:?}");
+        let (promote, serve) = ((STANDBY, &Deed::Promote), (STANDBY, &Deed::Serve));
+        let deeds = deeds(&effects);
+        let at = deeds.iter().position(|deed| *deed == promote).unwrap();
+        assert_eq!(deeds[at + 1], serve, "{sign:?}");
+        assert_eq!(serving(&sim), [STANDBY]);
+        assert_eq!(sim.state(), "serving");
+    }
+}
+
+#[test]
+fn behind_it_the_dead_child_s_seat_gets_the_next_one_a_while_later() {
+    let mut sim = standing_by();
+    assert_eq!(spawns(&die_in(&mut sim, FIRST, Exit::Signal(9))), []);
+    let effects = sim.pass_with(Duration::from_millis(400), beat_all);
+    assert_eq!(spawns(&effects), [], "the streams come first");
+    let effects = sim.pass_with(Duration::from_millis(100), beat_all);
+    assert_eq!(spawns(&effects), [FIRST]);
+    sim.reach_loading_in(FIRST);
+    sim.child_in(FIRST, ChildEvent::Ready);
+    die_in(&mut sim, STANDBY, Exit::Signal(11));
+    assert_eq!(serving(&sim), [FIRST], "there and back");
+    assert_eq!(sim.worker.successions(), 2);
+}
+
+#[test]
+fn one_that_is_still_loading_serves_as_soon_as_it_can() {
+    let mut sim = Sim::with_standby();
+    sim.reach_serving();
+    sim.pass_with(Duration::from_millis(500), beat_all);
+    sim.reach_loading_in(STANDBY);
+    let effects = die_in(&mut sim, FIRST, Exit::Signal(9));
+    assert_eq!(spawns(&effects), [], "nobody else begins from nothing");
+    assert_eq!(sim.state(), "loading");
+    let effects = sim.child_in(STANDBY, ChildEvent::Ready);
+    let expected = [(STANDBY, &Deed::Promote), (STANDBY, &Deed::Serve)];
+    assert_eq!(deeds(&effects), expected);
+}
+
+#[test]
+fn one_that_was_not_ordered_to_load_yet_is_loaded_to_serve() {
+    let mut sim = Sim::with_standby();
+    sim.reach_serving();
+    sim.pass_with(Duration::from_millis(500), beat_all);
+    sim.child_in(STANDBY, ChildEvent::Spawned { pid: PID });
+    die_in(&mut sim, FIRST, Exit::Signal(9));
+    let effects = sim.child_in(STANDBY, hello());
+    assert_eq!(deeds(&effects), [(STANDBY, &Deed::Load(Role::Active))]);
+    let effects = sim.child_in(STANDBY, ChildEvent::Ready);
+    assert_eq!(deeds(&effects), [(STANDBY, &Deed::Serve)]);
+}
+
+#[test]
+fn its_deaths_end_nothing_but_the_wish_for_one() {
+    let mut sim = standing_by();
+    for _ in 0..6 {
+        assert_eq!(sim.worker.standby_given_up(), None);
+        die_in(&mut sim, STANDBY, Exit::Signal(11));
+        sim.pass_with(Duration::from_secs(8), beat_all);
+        let state = sim.worker.seat(STANDBY).state();
+        if matches!(state, State::Spawning { .. }) {
+            sim.child_in(STANDBY, ChildEvent::Spawned { pid: PID });
+        }
+    }
+    let why = sim.worker.standby_given_up().expect("six deaths");
+    assert!(why.contains("6 children died"), "{why}");
+    assert_eq!(sim.state(), "serving");
+    assert_eq!(sim.worker.ledger().by_cause()["signalled"], 6);
+    let effects = sim.pass_with(Duration::from_secs(60), beat_all);
+    assert_eq!(spawns(&effects), [], "it is given up");
+    // Not one of these counts against the child that serves.
+    assert_eq!(spawns(&die_in(&mut sim, FIRST, Exit::Signal(9))), [FIRST]);
+}
+
+#[test]
+fn one_that_does_not_fit_is_given_up_at_once_and_tried_again_behind_the_next_child() {
+    let mut sim = Sim::with_standby();
+    sim.reach_serving();
+    sim.pass_with(Duration::from_millis(500), beat_all);
+    sim.reach_loading_in(STANDBY);
+    sim.child_in(STANDBY, ChildEvent::Fault(model_load_fault()));
+    die_in(&mut sim, STANDBY, Exit::Code(65));
+    let why = sim.worker.standby_given_up().unwrap_or_default();
+    assert!(why.contains("not a GGUF file"), "{why}");
+    assert_eq!(sim.state(), "serving");
+    die_in(&mut sim, FIRST, Exit::Signal(9));
+    sim.reach_serving();
+    assert_eq!(sim.worker.standby_given_up(), None);
+    let effects = sim.pass_with(Duration::from_secs(1), beat_all);
+    assert_eq!(spawns(&effects), [STANDBY]);
+}
+
+#[test]
+fn a_silent_standby_is_killed_as_any_child_is() {
+    let mut sim = standing_by();
+    let effects = sim.pass_with(Duration::from_secs(3), |sim| {
+        sim.child(beat());
+    });
+    let kill = (STANDBY, &Deed::Kill(Signal::Kill));
+    assert!(deeds(&effects).contains(&kill));
+    assert_eq!(serving(&sim), [FIRST]);
+}
+
+#[test]
+fn a_crash_loop_ends_the_worker_although_children_stand_by() {
+    let mut sim = standing_by();
+    let mut seats = [FIRST, STANDBY].into_iter().cycle();
+    let mut last = vec![];
+    for _ in 0..6 {
+        let seat = seats.next().unwrap();
+        last = die_in(&mut sim, seat, Exit::Signal(11));
+        if sim.worker.failure().is_some() {
+            break;
+        }
+        sim.pass_with(Duration::from_secs(9), beat_all);
+        sim.reach_loading_in(seat);
+        sim.child_in(seat, ChildEvent::Ready);
+    }
+    assert!(sim.worker.failure().is_some(), "{last:?}");
+    let effects = die_in(&mut sim, STANDBY, Exit::Code(0));
+    let effects = [effects, die_in(&mut sim, FIRST, Exit::Code(0))].concat();
+    assert_eq!(ended(&effects), Some(SupervisorExit::CrashLoop));
+}
+
+#[test]
+fn a_replacement_is_of_a_new_child_and_nobody_died() {
+    for mut sim in [Sim::start().0, Sim::with_standby()] {
+        sim.reach_serving();
+        if sim.worker.settings().standby {
+            sim = standing_by();
+        }
+        let effects = sim.event(Event::Replace);
+        if sim.worker.settings().standby {
+            assert!(
+                deeds(&effects).contains(&(STANDBY, &Deed::Dismiss)),
+                "it is of the old binary"
+            );
+            die_in(&mut sim, STANDBY, Exit::Code(0));
+            sim.event(Event::Tick);
+        }
+        assert_eq!(serving(&sim), [FIRST]);
+        sim.reach_loading_in(STANDBY);
+        let effects = sim.child_in(STANDBY, ChildEvent::Ready);
+        let expected = [(STANDBY, &Deed::StandBy), (FIRST, &Deed::Dismiss)];
+        let deeds = deeds(&effects);
+        assert!(
+            expected.iter().all(|deed| deeds.contains(deed)),
+            "{deeds:?}"
+        );
+        assert_eq!(serving(&sim), [STANDBY]);
+        sim.now += MOMENT;
+        die_in(&mut sim, FIRST, Exit::Code(0));
+        let dismissed = DeathCause::Dismissed.label();
+        let deaths = sim.worker.ledger().by_cause().iter();
+        assert!(
+            deaths.clone().all(|(cause, _)| *cause == dismissed),
+            "{deaths:?}"
+        );
+        let kept = usize::from(sim.worker.settings().standby);
+        let effects = sim.pass_with(Duration::from_secs(1), beat_all);
+        assert_eq!(
+            spawns(&effects).len(),
+            kept,
+            "a standby only where one is kept"
+        );
+    }
+}
+
+#[test]
+fn a_replacement_that_cannot_load_leaves_the_child_that_serves() {
+    let (mut sim, _) = Sim::start();
+    sim.reach_serving();
+    sim.event(Event::Replace);
+    sim.reach_loading_in(STANDBY);
+    sim.child_in(STANDBY, ChildEvent::Fault(model_load_fault()));
+    die_in(&mut sim, STANDBY, Exit::Code(65));
+    sim.pass_with(Duration::from_secs(10), beat_all);
+    assert_eq!(serving(&sim), [FIRST]);
+    assert_eq!(
+        sim.worker.seat(STANDBY).generation(),
+        Generation(2),
+        "one try"
+    );
+}
+
+#[test]
+fn a_worker_that_ends_takes_its_standby_along() {
+    let mut sim = standing_by();
+    sim.event(Event::Drain {
+        timeout: Duration::from_secs(5),
+    });
+    let effects = sim.event(Event::Idle);
+    let dismissed = [FIRST, STANDBY].map(|seat| (seat, &Deed::Dismiss));
+    assert!(dismissed.iter().all(|deed| deeds(&effects).contains(deed)));
+    assert_eq!(ended(&die_in(&mut sim, FIRST, Exit::Code(0))), None);
+    let effects = die_in(&mut sim, STANDBY, Exit::Code(0));
+    assert_eq!(ended(&effects), Some(SupervisorExit::Clean));
+}

@@ -1,0 +1,18 @@
+//! What the journal has counted since the start.
+
+use crate::requests::pace::Pace;
+
+/// Counts since the start.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Totals {
+    /// Accepted from children.
+    pub tokens: u64,
+    /// Waits between the tokens of streams.
+    pub pace: Pace,
+    /// Times that a request went on with another child.
+    pub recoveries: u64,
+    /// Times that a request was put on probation.
+    pub probations: u64,
+    /// Requests that ended as queries of death.
+    pub quarantined: u64,
+}

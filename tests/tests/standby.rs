@@ -1,0 +1,160 @@
+//! A second child stands by, with the weights of the first, and takes over from it.
+
+use nix::sys::signal::Signal;
+use serde_json::{Value, json};
+use std::fs;
+use worker_orcd_tests::{Bystander, ModelCopy, Worker, WorkerBuilder, process, wait};
+
+fn with_standby() -> WorkerBuilder {
+    Worker::real().flag("--standby").arg("--max-restarts", 100)
+}
+
+fn body() -> Value {
+    json!({"prompt": "Tell me of the sea.", "max_tokens": 150, "temperature": 0.7, "seed": 3,
+           "ignore_eos": true})
+}
+
+/// The child that stands by, as /health tells it.
+fn standby(worker: &Worker) -> Value {
+    wait::until("a child to stand by", || {
+        let health = worker.client().health();
+        let standby = health["standby"].clone();
+        let both_ready = health["status"] == "healthy" && standby["state"] == "standing_by";
+        both_ready.then(|| standby["child"].clone())
+    })
+}
+
+fn pid(child: &Value) -> u32 {
+    child["pid"].as_u64().expect("a process") as u32
+}
+
+/// Inode of the weights that a process maps.
+fn weights_of(pid: u32) -> Option<String> {
+    let maps = fs::read_to_string(format!("/proc/{pid}/maps")).ok()?;
+    let line = maps
+        .lines()
+        .find(|line| line.contains("worker-orcd-weights"))?;
+    line.split_whitespace().nth(4).map(str::to_owned)
+}
+
+#[test]
+fn it_goes_on_with_the_streams_of_the_dead_and_has_the_next_one_behind_it() {
+    let worker = with_standby().start();
+    let bystander = Bystander::new(worker.client(), body());
+    let alone = bystander.alone();
+    let mut stream = bystander.begin();
+    stream.more(5);
+    for death in 1..=3 {
+        let standby = standby(&worker);
+        assert_eq!(standby["role"], "standby");
+        worker.kill_child();
+        wait::until("it to serve", || {
+            (worker.child_pid() == Some(pid(&standby))).then_some(())
+        });
+        let health = worker.client().health();
+        assert_eq!(health["child"]["role"], "active");
+        assert_eq!(health["faults"]["restarts"], death);
+        stream.more(5);
+    }
+    let (text, end) = stream.end();
+    assert_eq!(text, alone);
+    assert_eq!(end["recoveries"], 3);
+    let reports = worker.crash_reports();
+    assert_eq!(reports.len(), 3);
+    for report in &reports {
+        let first_token = &report["timeline"]["first_token_ms"];
+        assert!(first_token.is_f64(), "{report}");
+    }
+}
+
+#[test]
+fn it_maps_the_memory_of_the_child_that_serves() {
+    let worker = with_standby().start();
+    let standby = standby(&worker);
+    let weights = weights_of(pid(&standby)).expect("the weights");
+    assert_eq!(weights_of(worker.child_pid().unwrap()), Some(weights));
+    let health = worker.client().health();
+    let of_standby = health["standby"]["memory_bytes"].as_u64();
+    assert!(
+        of_standby > health["vram"]["weights_bytes"].as_u64(),
+        "{health}"
+    );
+}
+
+#[test]
+fn its_death_costs_no_stream_anything() {
+    let worker = with_standby().start();
+    let bystander = Bystander::new(worker.client(), body());
+    let alone = bystander.alone();
+    let first = standby(&worker);
+    let mut stream = bystander.begin();
+    stream.more(5);
+    process::signal(pid(&first), Signal::SIGKILL);
+    wait::until("the next one", || {
+        (standby(&worker)["pid"] != first["pid"]).then_some(())
+    });
+    let (text, end) = stream.end();
+    assert_eq!((text, &end["recoveries"]), (alone, &json!(0)));
+    let health = worker.client().health();
+    assert_eq!(health["child"]["generation"], 1);
+    assert_eq!(health["faults"]["deaths_by_cause"]["signalled"], 1);
+    assert_eq!(
+        health["faults"]["deaths_in_window"], 0,
+        "it counts against nobody"
+    );
+    assert_eq!(health["faults"]["restarts"], 0);
+}
+
+#[test]
+fn a_new_child_takes_over_by_order_and_nobody_died() {
+    for builder in [Worker::real(), with_standby()] {
+        let worker = builder.start();
+        let client = worker.client();
+        let keeps_one = !client.health()["standby"].is_null();
+        let before = if keeps_one {
+            standby(&worker)
+        } else {
+            Value::Null
+        };
+        let first = worker.child_pid();
+        let bystander = Bystander::new(client.clone(), body());
+        let alone = bystander.alone();
+        let mut stream = bystander.begin();
+        stream.more(5);
+        assert_eq!(client.post("/restart", &json!({})).status, 202);
+        let next = wait::until("another child to serve", || {
+            worker.child_pid().filter(|pid| Some(*pid) != first)
+        });
+        assert_ne!(
+            u64::from(next),
+            before["pid"].as_u64().unwrap_or(0),
+            "one of this binary"
+        );
+        assert_eq!(stream.end().0, alone);
+        let health = client.health();
+        assert_eq!(health["status"], "healthy");
+        assert_eq!(health["faults"]["deaths_in_window"], 0);
+        assert_eq!(worker.crash_reports().len(), 0, "nobody died");
+        match keeps_one {
+            true => drop(standby(&worker)),
+            false => assert!(health["standby"].is_null()),
+        }
+    }
+}
+
+#[test]
+fn nothing_is_left_of_it_whoever_ends_first() {
+    let mut drained = with_standby().start();
+    let left = pid(&standby(&drained));
+    drained.signal(Signal::SIGTERM);
+    assert!(drained.wait_exit().success());
+    assert_eq!(weights_of(left), None);
+    let copy = ModelCopy::new();
+    let killed = Worker::with_model(&copy.path).flag("--standby").start();
+    let left = pid(&standby(&killed));
+    assert!(weights_of(left).is_some());
+    process::signal(killed.pid(), Signal::SIGKILL);
+    wait::until("the standby to end", || {
+        weights_of(left).is_none().then_some(())
+    });
+}
