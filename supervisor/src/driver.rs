@@ -14,8 +14,8 @@
 //! * [`seat`] where a child lives, and all that dies with it: [`vitals`] what is known of the child and
 //!   [`rate`] how fast its tokens come, [`flood`] how many words are too many, [`silence`] when clients are
 //!   told that it is overdue.
-//! * [`mps`] where no standby helps; [`births`] what is told of a child's beginning, [`words`] what its messages mean; [`keeping`] what
-//!   outlives it; [`handles`] what clients' tasks want and see.
+//! * [`births`] what is told of a child's beginning, [`words`] what its messages mean; [`keeping`] what
+//!   outlives it, [`mps`] where no standby helps; [`handles`] what clients' tasks want and see.
 //! * [`chronicle`] whatever happens, for whoever asks: [`news`] log lines and snapshots, [`post_mortem`] what
 //!   a report says of a child, [`witness`] what NVIDIA's library adds to it.
 

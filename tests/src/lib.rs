@@ -23,6 +23,7 @@ pub mod gguf_patch;
 pub mod hostile_gguf;
 pub mod hostile_templates;
 pub mod hub;
+pub mod kept_weights;
 pub mod model;
 pub mod model_copy;
 pub mod nvml;

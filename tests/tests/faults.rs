@@ -9,7 +9,7 @@ use worker_orcd_tests::client::Transcript;
 use worker_orcd_tests::faults::{ANYWHERE, Expected, ON_A_GPU};
 use worker_orcd_tests::model_copy::edit_weights;
 use worker_orcd_tests::worker::unique;
-use worker_orcd_tests::{Bystander, Client, ModelCopy, Worker, WorkerBuilder};
+use worker_orcd_tests::{Bystander, Client, ModelCopy, Worker, WorkerBuilder, wait};
 
 /// Short deadlines: what hangs is to be noticed soon.
 fn failing(faults: &str) -> WorkerBuilder {
@@ -219,6 +219,21 @@ fn a_bit_that_flipped_in_kept_weights_is_found_before_a_token_leaves() {
         health["vram"]["custody_since"]
     );
     assert_eq!(bystander.alone(), text);
+}
+
+#[test]
+fn a_bit_that_a_standby_finds_flipped_ends_the_child_that_computes_with_it() {
+    let copy = ModelCopy::new();
+    let worker = flipped(&copy).flag("--standby").start();
+    let client = worker.client();
+    let custody = client.health()["vram"]["custody_since"].clone();
+    wait::until("another child to serve, with other memory", || {
+        let health = client.health();
+        let is_other = health["vram"]["custody_since"] != custody;
+        (is_other && health["standby"]["state"] == "standing_by").then_some(())
+    });
+    assert_eq!(labels(&worker), ["device", "device"], "it, and the other");
+    worker.assert_serves();
 }
 
 #[test]

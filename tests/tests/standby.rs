@@ -2,8 +2,9 @@
 
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
-use std::fs;
-use worker_orcd_tests::{Bystander, ModelCopy, Worker, WorkerBuilder, process, wait};
+use std::collections::BTreeSet;
+use worker_orcd_tests::kept_weights::{mapped_by, weights_of};
+use worker_orcd_tests::{Bystander, Worker, WorkerBuilder, process, wait};
 
 fn with_standby() -> WorkerBuilder {
     Worker::real().flag("--standby").arg("--max-restarts", 100)
@@ -26,15 +27,6 @@ fn standby(worker: &Worker) -> Value {
 
 fn pid(child: &Value) -> u32 {
     child["pid"].as_u64().expect("a process") as u32
-}
-
-/// Inode of the weights that a process maps.
-fn weights_of(pid: u32) -> Option<String> {
-    let maps = fs::read_to_string(format!("/proc/{pid}/maps")).ok()?;
-    let line = maps
-        .lines()
-        .find(|line| line.contains("worker-orcd-weights"))?;
-    line.split_whitespace().nth(4).map(str::to_owned)
 }
 
 #[test]
@@ -72,6 +64,7 @@ fn it_maps_the_memory_of_the_child_that_serves() {
     let worker = with_standby().start();
     let standby = standby(&worker);
     let weights = weights_of(pid(&standby)).expect("the weights");
+    assert_eq!(weights.rights, "r--p");
     assert_eq!(weights_of(worker.child_pid().unwrap()), Some(weights));
     let health = worker.client().health();
     let of_standby = health["standby"]["memory_bytes"].as_u64();
@@ -143,18 +136,40 @@ fn a_new_child_takes_over_by_order_and_nobody_died() {
 }
 
 #[test]
-fn nothing_is_left_of_it_whoever_ends_first() {
-    let mut drained = with_standby().start();
-    let left = pid(&standby(&drained));
-    drained.signal(Signal::SIGTERM);
-    assert!(drained.wait_exit().success());
+fn a_drain_ends_it_too() {
+    let mut worker = with_standby().start();
+    let left = pid(&standby(&worker));
+    worker.signal(Signal::SIGTERM);
+    assert!(worker.wait_exit().success());
     assert_eq!(weights_of(left), None);
-    let copy = ModelCopy::new();
-    let killed = Worker::with_model(&copy.path).flag("--standby").start();
-    let left = pid(&standby(&killed));
-    assert!(weights_of(left).is_some());
-    process::signal(killed.pid(), Signal::SIGKILL);
-    wait::until("the standby to end", || {
-        weights_of(left).is_none().then_some(())
-    });
+}
+
+#[test]
+fn killed_in_any_order_they_leave_no_process_and_no_memory() {
+    const ORDERS: [[usize; 3]; 6] = [
+        [0, 1, 2],
+        [0, 2, 1],
+        [1, 0, 2],
+        [1, 2, 0],
+        [2, 0, 1],
+        [2, 1, 0],
+    ];
+    for order in ORDERS {
+        let worker = with_standby().start();
+        let pids = [
+            worker.pid(),
+            worker.child_pid().expect("a child serves"),
+            pid(&standby(&worker)),
+        ];
+        let weights = weights_of(pids[1]).expect("the weights").inode;
+        let mapped: BTreeSet<_> = mapped_by(&weights).into_iter().collect();
+        assert_eq!(mapped, BTreeSet::from([pids[1], pids[2]]));
+        for victim in order {
+            process::signal(pids[victim], Signal::SIGKILL);
+        }
+        // Whoever was begun in between dies with the supervisor.
+        wait::until("the memory to be nobody's", || {
+            mapped_by(&weights).is_empty().then_some(())
+        });
+    }
 }

@@ -4,7 +4,7 @@ use crate::gpu::{Condemnation, Need};
 use std::time::Duration;
 use strum::{EnumDiscriminants, IntoStaticStr, VariantArray};
 use thiserror::Error;
-use worker_orcd_ipc::{ExitCode, Fault, FaultKind, RequestId};
+use worker_orcd_ipc::{DeviceError, ExitCode, Fault, FaultKind, RequestId};
 
 #[derive(Debug, Clone, PartialEq, Eq, Error, EnumDiscriminants)]
 #[strum_discriminants(
@@ -142,6 +142,17 @@ impl DeathCause {
             Exit::Code(code) => {
                 ExitCode::from_code(code).map_or(Self::ExitedUnknown(code), Self::Exited)
             }
+        }
+    }
+
+    /// The child found that weights are not what they were, or not where they were. In memory that several
+    /// children map, that is true for all of them.
+    #[must_use]
+    pub fn is_of_kept_weights(&self) -> bool {
+        let of_weights = [DeviceError::WeightsChanged, DeviceError::NotResident];
+        match self {
+            Self::Said(Fault::Device { error, .. }) => of_weights.contains(error),
+            _ => false,
         }
     }
 

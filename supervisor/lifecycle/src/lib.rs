@@ -1,6 +1,8 @@
 //! The life of a GPU child, and of the worker around it, as two pure state machines.
 //!
 //! ```text
+//!                                           ┌──► StandingBy
+//!                                           │        ▼
 //!  Vacant ──► Spawning ──► Handshaking ──► Loading ──► Serving      a Life, in its seat
 //!    ▲            │             └────┬─────────┴──────────┘
 //!    │            │                  │ it died             it hangs, lies or must go
@@ -16,7 +18,8 @@
 //! to perform; [`Worker::poll_deadline`] says when it wants to see [`Event::Tick`]. There always is
 //! such a time until it is over, so nothing is ever awaited for good.
 //!
-//! * [`worker`] who is replaced when, and how it all ends; [`life`] one child's transitions, [`state`]
+//! * [`worker`] the course, and how it all ends; `staff` who follows whom, `seats` whose each one is, `standby`
+//!   whether one is wanted; [`life`] one child's transitions, [`state`]
 //!   what can be true of it; [`event`] what can happen, [`effect`] what to do.
 //! * [`watchdog`] the deadlines of a child that lives; [`death`] why it ended; [`restart_policy`] what
 //!   follows from that; [`gpu`] what the device's driver has to say about it; [`ledger`] how many died lately.

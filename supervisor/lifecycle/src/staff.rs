@@ -107,7 +107,11 @@ impl Staff {
                 if is_active && *cause != DeathCause::Dismissed {
                     self.ledger.record(now, self.settings.restart.window);
                 }
-                self.succeed(now, seat, cause)
+                let mut effects = self.succeed(now, seat, cause);
+                if !is_active && cause.is_of_kept_weights() {
+                    effects.extend(self.kill_active(now, cause));
+                }
+                effects
             }
             _ => vec![],
         }
@@ -194,6 +198,20 @@ impl Staff {
         let deeds = self.seats.get_mut(heir).promote(now);
         effects.extend(self.follow(now, heir, deeds));
         effects
+    }
+
+    /// What a standby has found of the weights is true of the same memory where another child computes with it.
+    fn kill_active(&mut self, now: Duration, cause: &DeathCause) -> Effects {
+        let active: Vec<_> = self.seats.with_role(Role::Active).collect();
+        let kill = |seat| {
+            let life = self.seats.get_mut(seat);
+            if !life.state().is_trusted() {
+                return vec![];
+            }
+            let deeds = life.kill(now, cause.clone());
+            self.follow(now, seat, deeds)
+        };
+        active.into_iter().flat_map(kill).collect()
     }
 
     fn want_standby(&mut self, now: Duration) {

@@ -5,7 +5,7 @@ mod common;
 
 use common::{PID, STANDBY, Sim, beat, device_fault, ended, hello, model_load_fault};
 use std::time::Duration;
-use worker_orcd_ipc::{Generation, Role};
+use worker_orcd_ipc::{DeviceError, Fault, Generation, Role};
 use worker_orcd_lifecycle::{
     ChildEvent, DeathCause, Deed, Effect, Event, Exit, SeatId, Signal, State, SupervisorExit,
 };
@@ -176,6 +176,28 @@ fn one_that_does_not_fit_is_given_up_at_once_and_tried_again_behind_the_next_chi
     assert_eq!(sim.worker.standby_given_up(), None);
     let effects = sim.pass_with(Duration::from_secs(1), beat_all);
     assert_eq!(spawns(&effects), [STANDBY]);
+}
+
+#[test]
+fn weights_that_it_finds_changed_are_no_better_for_the_child_that_serves() {
+    let found = |error| {
+        ChildEvent::Fault(Fault::Device {
+            error,
+            message: "tensor 7".to_owned(),
+        })
+    };
+    for (error, is_of_both) in [
+        (DeviceError::WeightsChanged, true),
+        (DeviceError::WrongResult, false),
+    ] {
+        let mut sim = standing_by();
+        let effects = sim.child_in(STANDBY, found(error));
+        let effects = [effects, die_in(&mut sim, STANDBY, Exit::Code(68))].concat();
+        let kill = (FIRST, &Deed::Kill(Signal::Kill));
+        assert_eq!(deeds(&effects).contains(&kill), is_of_both);
+        assert_eq!(serving(&sim).is_empty(), is_of_both);
+        assert_eq!(sim.worker.failure(), None);
+    }
 }
 
 #[test]

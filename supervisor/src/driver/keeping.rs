@@ -21,9 +21,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::time::Instant;
 use tracing::{info, warn};
-use worker_orcd_ipc::{
-    Article, DeviceError, Fault, Generation, LoadOrder, ModelFile, WeightsManifest,
-};
+use worker_orcd_ipc::{Article, Generation, LoadOrder, ModelFile, WeightsManifest};
 use worker_orcd_lifecycle::{ChildEvent, DeathCause};
 
 #[derive(Debug, Default)]
@@ -147,11 +145,7 @@ impl Keeping {
 }
 
 fn casts_doubt(cause: &DeathCause) -> bool {
-    let of_memory = [DeviceError::WeightsChanged, DeviceError::NotResident];
-    match cause {
-        DeathCause::Said(Fault::Device { error, .. }) => of_memory.contains(error),
-        cause => *cause == DeathCause::OomKilled,
-    }
+    cause.is_of_kept_weights() || *cause == DeathCause::OomKilled
 }
 
 fn hand_out(seat: &mut Seat, article: Article, descriptor: &OwnedFd) -> bool {
@@ -167,6 +161,7 @@ fn hand_out(seat: &mut Seat, article: Article, descriptor: &OwnedFd) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use worker_orcd_ipc::{DeviceError, Fault};
 
     #[test]
     fn weights_are_doubted_where_memory_was_at_fault_and_nowhere_else() {

@@ -95,9 +95,9 @@ impl Deaths {
         }
     }
 
-    /// What a run may not show. `signals`: some came from outside, so that a child may have died
-    /// of another thing than it was told to.
-    pub fn violations(&self, signals: bool) -> Vec<String> {
+    /// What a run may not show. `disturbed`: signals came from outside, or there was a neighbour on the
+    /// card, so that a child may have died of another thing than it was told to.
+    pub fn violations(&self, disturbed: bool) -> Vec<String> {
         let mut violations = Vec::new();
         for death in &self.deaths {
             let generation = death.generation;
@@ -108,7 +108,7 @@ impl Deaths {
             let fits = |kind: &String| {
                 expected(kind).is_some_and(|row| row.fits(&death.label, &death.words))
             };
-            if !signals && !kinds.iter().any(fits) {
+            if !disturbed && !kinds.iter().any(fits) {
                 violations.push(format!(
                     "child {generation} was told {kinds:?} and died of {}: {}{}",
                     death.label, death.words, death.stands
