@@ -8,8 +8,8 @@ use std::sync::Arc;
 use std::time::Duration;
 use thiserror::Error;
 use worker_orcd_ipc::{
-    DeviceFacts, MemoryReport, ModelFacts, ModelIdentity, ReadyReport, SamplingAdvice,
-    TokenizerFacts, TokenizerKind, encode,
+    DeviceFacts, ModelFacts, ModelIdentity, ReadyReport, SamplingAdvice, TokenizerFacts,
+    TokenizerKind, encode,
 };
 
 /// Built once per child that becomes ready; text and defaults are those of the first one.
@@ -22,8 +22,6 @@ pub struct LoadedModel {
     pub chat: Result<Arc<Interpreter>, TemplateError>,
     pub sampling: SamplingDefaults,
     pub tokenizer_kind: TokenizerKind,
-    /// Memory as it was when the model became ready.
-    pub memory: MemoryReport,
     /// Sequences that may be decoded in one step.
     pub max_running: u32,
     /// Prompt plus completion of one request, in tokens.
@@ -81,7 +79,6 @@ impl LoadedModel {
             chat,
             sampling,
             tokenizer_kind: report.tokenizer.kind,
-            memory: report.memory,
             max_running: report.max_running,
             max_sequence_tokens: report.max_sequence_tokens,
             kv_capacity_tokens: report.kv_capacity_tokens,

@@ -133,12 +133,18 @@ impl Clock {
 
 fn standby_report(standby: &StandbySnapshot, snapshot: &EngineSnapshot, clock: &Clock) -> Value {
     let child = snapshot.child_with(Role::Standby);
+    // Its KV cache takes memory only when it is promoted.
+    let taken = child.and_then(|child| child.memory).map(|(memory, _)| {
+        let promised = memory.kv_capacity_bytes;
+        memory.known_bytes().saturating_sub(promised)
+    });
     json!({
         "state": standby.state,
         "since": clock.stamp(standby.since),
         "reason": standby.reason,
         "child": child.map(|child| child_report(child, clock)),
-        "memory_bytes": child.and_then(|child| child.memory).map(|(memory, _)| memory.known_bytes()),
+        "memory_bytes": taken,
+        "driver_bytes": child.and_then(|child| gpu::of_process(snapshot, child.pid, clock)),
     })
 }
 

@@ -60,6 +60,12 @@ pub(super) fn memory(snapshot: &EngineSnapshot, clock: &Clock) -> Value {
     })
 }
 
+/// Memory of a process on the device, its context too, as NVIDIA's driver counts it.
+pub(super) fn of_process(snapshot: &EngineSnapshot, pid: u32, clock: &Clock) -> Option<u64> {
+    let (gauges, _) = snapshot.gpu.gauges(clock.now)?;
+    gauges.memory.as_ref()?.of(pid)
+}
+
 /// Memory that a child that is ready holds beyond what it knows of: its context, and what belongs
 /// to it. NVIDIA's driver counts weights to the child that placed them, and to nobody after that. Its
 /// figures are a second old, so the context is unknown while the child's still grow past them.
