@@ -370,7 +370,7 @@ impl Requests {
         let dispatch = self.assigned.seat(seat);
         let alone = dispatch.awaits_nobody() && bereft.len() == 1;
         dispatch.forget_leaving();
-        let inquest = self.probation.look_into(cause, scene, alone, now);
+        let inquest = self.probation.look_into(seat, cause, scene, alone, now);
         for id in bereft {
             self.interrupt(id, seat);
             if inquest.suspects(id) {

@@ -190,7 +190,8 @@ impl Assignments {
         let Some(live) = self.live.get_mut(&id) else {
             return Verdict::Unchanged;
         };
-        let (history, given_at) = match live.left {
+        let left = live.left.filter(|left| left.seat == of.seat);
+        let (history, given_at) = match left {
             Some(left) => (left.history, left.given_at),
             None => (live.history(), live.given_at),
         };

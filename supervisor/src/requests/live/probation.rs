@@ -20,7 +20,7 @@ use crate::requests::scene::Scene;
 use crate::requests::suspicion::Toll;
 use std::time::{Duration, Instant};
 use worker_orcd_ipc::RequestId;
-use worker_orcd_lifecycle::{Blame, DeathCause};
+use worker_orcd_lifecycle::{Blame, DeathCause, SeatId};
 
 /// The label of a death that may be the doing of code that no step runs.
 const PANIC: &str = "panic";
@@ -38,6 +38,8 @@ pub(super) struct Probation {
 /// A death that is looked into.
 #[derive(Debug)]
 pub(super) struct Inquest<'a> {
+    /// The seat of the dead child.
+    pub seat: SeatId,
     pub cause: &'a DeathCause,
     pub scene: &'a Scene,
     /// The child had one request, and owed no answer on any other.
@@ -61,6 +63,7 @@ impl Probation {
     /// A death that a request may have caused counts against the machine.
     pub(super) fn look_into<'a>(
         &mut self,
+        seat: SeatId,
         cause: &'a DeathCause,
         scene: &'a Scene,
         alone: bool,
@@ -75,6 +78,7 @@ impl Probation {
             self.deaths.push(now);
         }
         Inquest {
+            seat,
             cause,
             scene,
             alone,

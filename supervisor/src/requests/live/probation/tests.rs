@@ -513,6 +513,31 @@ fn who_leaves_a_dying_child_goes_on_before_its_burial_and_is_judged_there() {
 }
 
 #[test]
+fn each_of_two_deaths_that_overlap_is_judged_by_what_the_request_was_then() {
+    let mut journal = Journal::serving();
+    let (first, heir) = (SeatId(0), SeatId(1));
+    let (id, _stream) = journal.submit(request("a"));
+    journal.requests.suspend(first);
+    journal.requests.serve(heir, journal.text.clone());
+    journal.requests.release(first);
+    // It has moved on with the heir when that one dies, before the first is buried.
+    for index in 0..3 {
+        let report = step(&[(id, index, 0)], &[]);
+        journal.requests.step(heir, &report, journal.now).unwrap();
+    }
+    journal.requests.suspend(heir);
+    journal.requests.release(heir);
+    let now = journal.now;
+    for seat in [heir, first] {
+        journal
+            .requests
+            .bury(seat, &crash(), &Scene::default(), now);
+    }
+    assert_eq!(journal.requests.totals().recoveries, 2);
+    assert!(!journal.requests.is_suspect(id), "they were at two places");
+}
+
+#[test]
 fn a_suspect_runs_alone_with_the_standby_that_took_over() {
     let mut journal = Journal::serving();
     let (first, _stream) = journal.submit(request("a"));
