@@ -9,7 +9,7 @@
 use super::dispatch::{Dispatch, Place};
 use super::probation::{Inquest, Verdict};
 use crate::requests::fingerprint::Fingerprint;
-use crate::requests::record::Record;
+use crate::requests::record::{OnFault, Record};
 use crate::requests::suspicion::{Sighting, Suspicion, Toll};
 use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroU8;
@@ -150,13 +150,14 @@ impl Assignments {
     }
 
     /// Requests of a seat that no other death has met at the place where they are, so that its own makes
-    /// none of them a suspect. They are noted as they are now.
+    /// none of them a suspect, and that are to go on. They are noted as they are now.
     pub(super) fn depart(&mut self, seat: SeatId) -> Vec<RequestId> {
         let mut departed = Vec::new();
         for (id, live) in &mut self.live {
             let history = live.history();
+            let goes_on = live.record.on_fault == OnFault::Resume;
             let may_go = live.left.is_none() && live.suspicion.is_clean_at(history);
-            if may_go && live.place == Place::With(seat) {
+            if goes_on && may_go && live.place == Place::With(seat) {
                 live.left = Some(Left {
                     seat,
                     given_at: live.given_at,

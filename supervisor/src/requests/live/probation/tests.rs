@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::error_code::ErrorCode;
-use crate::requests::record::{Failure, NewRequest, StreamEvent};
+use crate::requests::record::{Failure, NewRequest, OnFault, StreamEvent};
 use crate::requests::registry::Refusal;
 use crate::requests::scene::Within;
 use crate::requests::stream::RequestStream;
@@ -510,6 +510,22 @@ fn who_leaves_a_dying_child_goes_on_before_its_burial_and_is_judged_there() {
     }
     assert!(journal.requests.is_suspect(id), "both deaths count");
     assert_eq!(journal.requests.totals().recoveries, 2);
+}
+
+#[test]
+fn who_wants_to_fail_gets_no_token_of_the_next_child() {
+    let mut journal = Journal::serving();
+    journal.on_fault = OnFault::Fail;
+    let (_, mut stream) = journal.submit(request("a"));
+    journal.requests.suspend(SeatId(0));
+    journal.requests.serve(SeatId(1), journal.text.clone());
+    journal.requests.release(SeatId(0));
+    assert_eq!(journal.requests.in_flight(SeatId(1)).count(), 0);
+    let now = journal.now;
+    journal
+        .requests
+        .bury(SeatId(0), &crash(), &Scene::default(), now);
+    assert!(failure(&mut stream).is_some());
 }
 
 #[test]
