@@ -117,4 +117,6 @@ impl Inquest<'_> {
 }
 
 #[cfg(test)]
+mod departure_tests;
+#[cfg(test)]
 mod tests;
