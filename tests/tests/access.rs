@@ -187,6 +187,8 @@ fn only_the_first_key_shuts_the_worker_down() {
     let answer = shutdown("a-client");
     assert_eq!(answer.status, 403, "{}", answer.text());
     assert!(answer.text().contains("first key"), "{}", answer.text());
+    let restart = worker.client().with_key("a-client");
+    assert_eq!(restart.post("/restart", &json!({})).status, 403);
     let body = json!({"prompt": "still here", "max_tokens": 1});
     let served = worker
         .client()
@@ -213,11 +215,11 @@ fn a_page_of_another_site_cannot_shut_the_worker_down() {
             &[("Origin", "null")],
             &[("Sec-Fetch-Site", "same-site")],
         ] {
-            let answer = client
-                .try_request("POST", "/shutdown", headers, b"")
-                .unwrap();
-            assert_eq!(answer.status, 403, "{headers:?}");
-            assert_eq!(answer.json()["code"], "FORBIDDEN");
+            for path in ["/shutdown", "/restart"] {
+                let answer = client.try_request("POST", path, headers, b"").unwrap();
+                assert_eq!(answer.status, 403, "{path} {headers:?}");
+                assert_eq!(answer.json()["code"], "FORBIDDEN");
+            }
         }
     });
     let own = format!("http://{host}");

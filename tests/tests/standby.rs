@@ -136,6 +136,36 @@ fn a_new_child_takes_over_by_order_and_nobody_died() {
 }
 
 #[test]
+fn one_that_dies_too_often_is_given_up_with_the_reason_until_another_child_serves() {
+    let worker = Worker::real()
+        .flag("--standby")
+        .arg("--max-restarts", 0)
+        .start();
+    let client = worker.client();
+    let is_ready = |figure| {
+        let metrics = client.get("/metrics").text();
+        metrics.contains(&format!("worker_orcd_standby_ready {figure}"))
+    };
+    let first = standby(&worker);
+    assert!(is_ready(1));
+    process::signal(pid(&first), Signal::SIGKILL);
+    let given_up = wait::until("it to be given up", || {
+        let standby = client.health()["standby"].clone();
+        (standby["state"] == "given_up").then_some(standby)
+    });
+    let reason = given_up["reason"].as_str().unwrap_or_default();
+    assert!(reason.contains("killed by signal 9"), "{given_up}");
+    assert!(given_up["child"].is_null(), "{given_up}");
+    assert!(is_ready(0));
+    worker.assert_serves();
+    assert_eq!(client.post("/restart", &json!({})).status, 202);
+    wait::until("another one to stand by", || {
+        (standby(&worker)["pid"] != first["pid"]).then_some(())
+    });
+    assert!(is_ready(1));
+}
+
+#[test]
 fn a_drain_ends_it_too() {
     let mut worker = with_standby().start();
     let left = pid(&standby(&worker));

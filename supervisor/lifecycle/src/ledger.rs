@@ -15,8 +15,8 @@ pub struct Ledger {
 }
 
 impl Ledger {
-    /// A death counts against the restart intensity. Forgets what is older than `window` on the way, so that `recent` stays as small as the
-    /// restart intensity.
+    /// A death that counts against the restart intensity. Forgets what is older than `window` on the way, so
+    /// that `recent` stays as small as that.
     pub fn record(&mut self, now: Duration, window: Duration) {
         while self.recent.front().is_some_and(|at| *at + window <= now) {
             self.recent.pop_front();

@@ -18,9 +18,9 @@
 //! to perform; [`Worker::poll_deadline`] says when it wants to see [`Event::Tick`]. There always is
 //! such a time until it is over, so nothing is ever awaited for good.
 //!
-//! * [`worker`] the course, and how it all ends; `staff` who follows whom, `seats` whose each one is, `standby`
-//!   whether one is wanted; [`life`] one child's transitions, [`state`]
-//!   what can be true of it; [`event`] what can happen, [`effect`] what to do.
+//! * [`worker`] the course, and how it all ends; `staff` who follows whom, `seats` whose each one is,
+//!   `standby` whether one is wanted; [`life`] one child's transitions, [`state`] what can be true of it;
+//!   [`event`] what can happen, [`effect`] what to do.
 //! * [`watchdog`] the deadlines of a child that lives; [`death`] why it ended; [`restart_policy`] what
 //!   follows from that; [`gpu`] what the device's driver has to say about it; [`ledger`] how many died lately.
 //!

@@ -48,7 +48,7 @@ impl Standby {
         std::mem::take(&mut self.replaces)
     }
 
-    /// A child serves that was loaded as one: what kept a standby from loading may be gone.
+    /// A child begins to serve: what kept a standby from loading may be gone.
     pub(crate) fn try_again(&mut self) {
         self.given_up = None;
     }

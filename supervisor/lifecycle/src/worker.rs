@@ -1,6 +1,6 @@
 //! The worker: its course, and how it ends. Time and what happened go in; what to do comes out.
 //!
-//! `tests/golden/worker.txt` is the whole table for a worker of one seat.
+//! `tests/golden/worker.txt` is the whole table for a worker of which one child serves.
 //!
 //! All seats are on one device, and the deaths of children that serve, or are to, count together: a
 //! machine that kills one child kills the others too. A standby takes over as soon as such a child's

@@ -114,9 +114,7 @@ fn behind_it_the_dead_child_s_seat_gets_the_next_one_a_while_later() {
 #[test]
 fn one_that_is_still_loading_serves_as_soon_as_it_can() {
     let mut sim = Sim::with_standby();
-    sim.reach_serving();
-    sim.pass_with(Duration::from_millis(500), beat_all);
-    sim.reach_loading_in(STANDBY);
+    sim.reach_loading_standby();
     let effects = die_in(&mut sim, FIRST, Exit::Signal(9));
     assert_eq!(spawns(&effects), [], "nobody else begins from nothing");
     assert_eq!(sim.state(), "loading");
@@ -163,9 +161,7 @@ fn its_deaths_end_nothing_but_the_wish_for_one() {
 #[test]
 fn one_that_does_not_fit_is_given_up_at_once_and_tried_again_behind_the_next_child() {
     let mut sim = Sim::with_standby();
-    sim.reach_serving();
-    sim.pass_with(Duration::from_millis(500), beat_all);
-    sim.reach_loading_in(STANDBY);
+    sim.reach_loading_standby();
     sim.child_in(STANDBY, ChildEvent::Fault(model_load_fault()));
     die_in(&mut sim, STANDBY, Exit::Code(65));
     let why = sim.worker.standby_given_up().unwrap_or_default();

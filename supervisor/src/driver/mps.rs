@@ -17,19 +17,18 @@ const SHARED: &str = "the card is shared by NVIDIA's Multi-Process Service, wher
 
 /// The lifecycle's settings, without a standby where the device is shared in this way.
 pub(super) fn rules(settings: &EngineSettings, now: Instant, news: &mut News) -> Settings {
-    let mut rules = settings.rules();
     let given = std::env::var_os("CUDA_MPS_PIPE_DIRECTORY");
     let directory = given.map_or_else(|| DEFAULT_DIRECTORY.into(), PathBuf::from);
-    let is_card = matches!(settings.load.device, DeviceSelector::Cuda(_));
-    if rules.standby && is_card && serves_in(&directory) {
-        rules.standby = false;
+    let rules = settings.rules();
+    let standby = rules.standby && !is_shared(settings.load.device, &directory);
+    if standby != rules.standby {
         news.impaired(now, "standby", SHARED);
     }
-    rules
+    Settings { standby, ..rules }
 }
 
-fn serves_in(directory: &Path) -> bool {
-    directory.join("control").exists()
+fn is_shared(device: DeviceSelector, directory: &Path) -> bool {
+    matches!(device, DeviceSelector::Cuda(_)) && directory.join("control").exists()
 }
 
 #[cfg(test)]
@@ -37,10 +36,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_daemon_is_known_by_its_pipe() {
+    fn a_card_is_shared_where_the_daemon_has_its_pipe() {
         let dir = tempfile::tempdir().unwrap();
-        assert!(!serves_in(dir.path()));
+        let card = DeviceSelector::Cuda(0);
+        assert!(!is_shared(card, dir.path()));
         std::fs::File::create(dir.path().join("control")).unwrap();
-        assert!(serves_in(dir.path()));
+        assert!(is_shared(card, dir.path()));
+        assert!(!is_shared(DeviceSelector::Cpu, dir.path()));
     }
 }

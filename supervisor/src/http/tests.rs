@@ -114,6 +114,9 @@ async fn a_worker_that_failed_says_so_everywhere_and_why() {
     assert_eq!(native.status, StatusCode::SERVICE_UNAVAILABLE);
     assert_eq!(native.json()["code"], "WORKER_UNHEALTHY");
     assert_eq!(native.json()["retriable"], true);
+    let restart = post(&app, "/restart", json!({})).await;
+    assert_eq!(restart.status, StatusCode::SERVICE_UNAVAILABLE);
+    assert_eq!(restart.json()["code"], "WORKER_UNHEALTHY");
     let openai = post(&app, "/v1/completions", json!({"prompt": "b"})).await;
     assert_eq!(openai.status, StatusCode::SERVICE_UNAVAILABLE);
     assert_eq!(openai.json()["error"]["code"], "worker_unhealthy");

@@ -108,13 +108,18 @@ impl Sim {
         assert!(matches!(state, State::Loading { .. }));
     }
 
-    /// One child serves in the first seat, another stands by.
-    pub fn reach_standing_by(&mut self) {
+    /// One child serves in the first seat, another is loaded to stand by.
+    pub fn reach_loading_standby(&mut self) {
         self.reach_serving();
         self.pass_with(Duration::from_millis(500), |sim| {
             sim.child(beat());
         });
         self.reach_loading_in(STANDBY);
+    }
+
+    /// One child serves in the first seat, another stands by.
+    pub fn reach_standing_by(&mut self) {
+        self.reach_loading_standby();
         self.child_in(STANDBY, ChildEvent::Ready);
         let state = self.worker.seat(STANDBY).state();
         assert!(matches!(state, State::StandingBy { .. }));
