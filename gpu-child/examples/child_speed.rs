@@ -79,6 +79,7 @@ fn load(model: &support::Model) -> Result<Loaded, worker_orcd_ipc::Fault> {
             max_batch_tokens: 2048,
             max_sequence_tokens: 2048,
             role: worker_orcd_ipc::Role::Active,
+            shares_kv: false,
             model: "random".to_owned(),
         },
     };
@@ -131,6 +132,7 @@ fn load(model: &support::Model) -> Result<Loaded, worker_orcd_ipc::Fault> {
         },
         sampling: SamplingAdvice::default(),
         max_sequence_tokens: 2048,
+        adopts_from: None,
     })
 }
 
@@ -146,6 +148,8 @@ impl Supervisor {
             model_path: String::new(),
             model_file: ModelFile::AtPath,
             weights: None,
+            shares_kv: false,
+            adopts_from: None,
             device: DeviceSelector::Cuda(0),
             kv_cache_bytes: None,
             memory_permille: 900,
@@ -197,6 +201,7 @@ impl Supervisor {
                     .map(|i| TokenId((i * 37 + stream) % 1000))
                     .collect(),
                 generated: vec![],
+                sealed: None,
                 sampling: Sampling {
                     seed: u64::from(stream),
                     ..sampling

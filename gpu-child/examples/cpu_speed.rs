@@ -35,6 +35,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         max_batch_tokens: PROMPT,
         max_sequence_tokens: 1024,
         role: worker_orcd_ipc::Role::Active,
+        shares_kv: false,
         model: path.clone(),
     };
     let start = Instant::now();

@@ -40,6 +40,7 @@ fn main() -> Result<(), BoxError> {
             max_batch_tokens: BATCH_TOKENS as u32,
             max_sequence_tokens: 2048,
             role: worker_orcd_ipc::Role::Active,
+            shares_kv: false,
             model: shape.to_owned(),
         },
     };

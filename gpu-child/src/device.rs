@@ -16,6 +16,7 @@ use worker_orcd_ipc::{DeviceFacts, Drawn, Fault, MemoryReport, RequestId, TokenI
 mod common;
 pub mod cpu;
 pub mod cuda;
+mod kv_custody;
 #[cfg(feature = "fault-injection")]
 pub mod misdeed;
 mod open;
@@ -23,6 +24,7 @@ mod open;
 pub use crate::sampler::SampleWork;
 pub use common::manifest::KeptWeights;
 pub use common::{LoadOptions, Source};
+pub use kv_custody::{KvCustody, PageCopy, PagePart};
 pub(crate) use open::OpenDevice;
 
 /// Index of a KV page in the device's arena.
@@ -117,6 +119,11 @@ pub trait Executor: Any + Send {
     /// The two halves of a step, for devices that compute while the caller goes on. No step is
     /// begun through one of the two interfaces while one begun through the other is in flight.
     fn ahead(&mut self) -> Option<&mut dyn Ahead> {
+        None
+    }
+
+    /// The KV cache as others may have it; `None` where it dies with its process.
+    fn kv_custody(&mut self) -> Option<&mut dyn KvCustody> {
         None
     }
 

@@ -52,6 +52,8 @@ struct Page {
     published: Option<PageKey>,
     /// Time at which its last user let go of it; key in `kept`.
     released: u64,
+    /// Times that it was allocated.
+    epoch: u64,
 }
 
 #[derive(Debug)]
@@ -133,7 +135,9 @@ impl KvPages {
     /// A page that only the caller uses; `None` when every page has a user.
     pub fn allocate(&mut self) -> Option<PageId> {
         let page = self.free.pop().or_else(|| self.evict())?;
-        self.pages[page.0 as usize].users = 1;
+        let allocated = &mut self.pages[page.0 as usize];
+        allocated.users = 1;
+        allocated.epoch += 1;
         Some(page)
     }
 
@@ -190,6 +194,12 @@ impl KvPages {
                 self.free.push(id);
             }
         }
+    }
+
+    /// Tells a page from what it was before it was allocated the last time.
+    #[must_use]
+    pub fn epoch(&self, page: PageId) -> u64 {
+        self.pages[page.0 as usize].epoch
     }
 
     /// A page that may be written: one sequence uses it and no other can find it.

@@ -8,7 +8,7 @@
 //! file that is edited while it is read has no one content.
 
 use crate::custody::Custody;
-use crate::device::{KeptWeights, LoadOptions, OpenDevice, Source};
+use crate::device::{Executor, KeptWeights, LoadOptions, OpenDevice, Source};
 use crate::model::{
     GgufFile, Header, ModelConfig, ModelError, ModelWeights, model_facts, sampling_advice,
     tokenizer_facts,
@@ -18,7 +18,9 @@ use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use twox_hash::xxhash3_128::Hasher;
-use worker_orcd_ipc::{Article, Fault, LoadOrder, ModelFile, ModelIdentity, WeightsManifest};
+use worker_orcd_ipc::{
+    Article, Fault, Generation, LoadOrder, ModelFile, ModelIdentity, WeightsManifest,
+};
 
 /// # Errors
 /// [`Fault::DeviceUnavailable`], [`Fault::ModelLoad`] or [`Fault::InsufficientMemory`]: a new
@@ -48,6 +50,7 @@ pub fn load(
             .saturating_add(order.max_running),
         max_sequence_tokens: sequence_tokens,
         role: order.role,
+        shares_kv: order.shares_kv,
         model: model.name.clone(),
     };
     let source = Source {
@@ -58,7 +61,7 @@ pub fn load(
     };
     let device = OpenDevice::open(order)?;
     let mut progress = |done, total| progress(done, total);
-    let placed = device.load(source, order, options, &mut progress)?;
+    let mut placed = device.load(source, order, options, &mut progress)?;
     if let Some(custody) = custody {
         if order.model_file == ModelFile::AtPath {
             hand_over(custody, Article::ModelFile, &file);
@@ -67,6 +70,7 @@ pub fn load(
             hand_over(custody, Article::Weights, memory);
         }
     }
+    let adopts_from = share_kv(&mut *placed.executor, order, custody)?;
     Ok(Loaded {
         executor: placed.executor,
         model,
@@ -75,6 +79,7 @@ pub fn load(
         tokenizer,
         sampling,
         max_sequence_tokens: sequence_tokens,
+        adopts_from,
     })
 }
 
@@ -83,6 +88,31 @@ fn hand_over(custody: &Custody, article: Article, descriptor: &impl AsFd) {
     if let Err(error) = custody.hand_over(article, descriptor) {
         eprintln!("worker-orcd-gpu: {article:?} cannot be handed over: {error}");
     }
+}
+
+/// Hands the KV cache over, and takes the other child's. Gives that child, if its pages can be adopted.
+/// Without them their tokens are computed again.
+fn share_kv(
+    executor: &mut dyn Executor,
+    order: &LoadOrder,
+    custody: Option<&Custody>,
+) -> Result<Option<Generation>, Fault> {
+    let other = order.adopts_from;
+    let other = other.map(|of| take(custody, Article::KvCache).map(|memory| (of, memory)));
+    let other = other.transpose()?;
+    let (Some(kv), Some(custody)) = (executor.kv_custody(), custody) else {
+        return Ok(None);
+    };
+    match kv.share() {
+        Ok(memory) => hand_over(custody, Article::KvCache, &memory),
+        Err(fault) => eprintln!("worker-orcd-gpu: the KV cache cannot be handed over: {fault}"),
+    }
+    let Some((of, memory)) = other else {
+        return Ok(None);
+    };
+    let attached = kv.attach(memory, of.bytes);
+    let attached = attached.inspect_err(|fault| eprintln!("worker-orcd-gpu: {fault}"));
+    Ok(attached.ok().map(|()| of.child))
 }
 
 fn kept_weights(

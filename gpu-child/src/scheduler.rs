@@ -28,15 +28,19 @@
 //!
 //! Each accepted submission is reported as finished exactly once.
 
+mod adoption;
 mod fair_queue;
 mod room;
+mod seals;
 mod sequence;
 
 use crate::device::SequenceWork;
 use crate::kv_pages::KvPages;
+pub use adoption::Adoption;
 use fair_queue::{Candidate, FairQueue};
 use room::NoRoom;
-use sequence::Sequence;
+use seals::Seals;
+use sequence::{Sequence, Tail};
 use std::collections::{HashSet, VecDeque};
 use thiserror::Error;
 use worker_orcd_ipc::{
@@ -105,9 +109,12 @@ pub struct Scheduler {
     began: Vec<RequestId>,
     /// Endings to be reported with the next step.
     finished: Vec<Finished>,
+    seals: Seals,
     prefix_hit_tokens: u64,
     prompt_tokens: u64,
     generated_tokens: u64,
+    adopted_tokens: u64,
+    changed_pages: u64,
 }
 
 impl Scheduler {
@@ -125,27 +132,42 @@ impl Scheduler {
             submissions: 0,
             began: Vec::new(),
             finished: Vec::new(),
+            seals: Seals::default(),
             prefix_hit_tokens: 0,
             prompt_tokens: 0,
             generated_tokens: 0,
+            adopted_tokens: 0,
+            changed_pages: 0,
         }
     }
 
     /// # Errors
     /// When a request of this name has not finished yet.
     pub fn submit(&mut self, submission: Submission) -> Result<(), SchedulerError> {
+        self.submit_behind(submission, None)
+    }
+
+    /// Submits a request whose first tokens are in the cache, and some more in a page of its own.
+    fn submit_behind(
+        &mut self,
+        submission: Submission,
+        tail: Option<Tail>,
+    ) -> Result<(), SchedulerError> {
         let request = submission.request;
         let mut live = self.running.iter().chain(&self.waiting);
         if live.any(|sequence| sequence.request == request) {
             return Err(SchedulerError::DuplicateRequest(request));
         }
         self.submissions += 1;
-        let sequence = Sequence::new(self.submissions, submission);
+        let mut sequence = Sequence::new(self.submissions, submission, tail);
         let reason = sequence
             .refusal(&self.limits)
             .or_else(|| self.never_fits(&sequence));
         match reason {
-            Some(reason) => self.finished.push(Finished { request, reason }),
+            Some(reason) => {
+                sequence.give_up_tail(&mut self.cache);
+                self.finished.push(Finished { request, reason });
+            }
             None => self.waiting.push(sequence),
         }
         Ok(())
@@ -244,6 +266,7 @@ impl Scheduler {
             began: Vec::new(),
             drawn: heard,
             finished: std::mem::take(&mut self.finished),
+            sealed: Vec::new(),
         })
     }
 
@@ -267,6 +290,8 @@ impl Scheduler {
             prefix_hit_tokens: self.prefix_hit_tokens,
             prompt_tokens: self.prompt_tokens,
             generated_tokens: self.generated_tokens,
+            adopted_tokens: self.adopted_tokens,
+            changed_pages: self.changed_pages,
         }
     }
 

@@ -40,8 +40,8 @@ use std::sync::Arc;
 use std::sync::mpsc::sync_channel;
 use std::thread;
 use worker_orcd_ipc::{
-    ChildHello, Event, Fault, LoadOrder, ModelFacts, ModelIdentity, SamplingAdvice, TokenizerFacts,
-    WeightsManifest,
+    ChildHello, Event, Fault, Generation, LoadOrder, ModelFacts, ModelIdentity, SamplingAdvice,
+    TokenizerFacts, WeightsManifest,
 };
 
 /// Commands that may wait for the engine. The supervisor bounds what it submits far below this; a
@@ -62,6 +62,8 @@ pub struct Loaded {
     pub sampling: SamplingAdvice,
     /// Prompt plus completion of one request.
     pub max_sequence_tokens: u32,
+    /// The child whose KV cache sealed pages may be adopted from.
+    pub adopts_from: Option<Generation>,
 }
 
 /// Callback while loading, with bytes done and bytes in all.

@@ -79,6 +79,8 @@ impl Supervisor {
                 .to_owned(),
             model_file: ModelFile::AtPath,
             weights: None,
+            shares_kv: false,
+            adopts_from: None,
             device: DeviceSelector::Cpu,
             kv_cache_bytes: Some(1 << 20),
             memory_permille: 900,
@@ -196,6 +198,7 @@ fn submission(request: u64, temperature: f32) -> Submission {
             .map(|&byte| TokenId(byte.into()))
             .collect(),
         generated: vec![],
+        sealed: None,
         sampling: Sampling {
             temperature,
             seed: 11,

@@ -2,6 +2,7 @@
 
 use crate::custody::WeightsManifest;
 use crate::ids::{ClientId, RequestId, TokenId};
+use crate::kv::{KvSource, SealedPages};
 use serde::{Deserialize, Serialize};
 use std::ops::RangeInclusive;
 
@@ -21,6 +22,8 @@ pub enum Command {
     /// Once, after the [`Ready`](crate::Event::Ready) of a child that was loaded as a
     /// [`Role::Standby`]: it takes the memory that it has left to others, and serves.
     Promote,
+    /// While it serves: nothing more will be adopted, and the child lets go of the other child's KV cache.
+    ReleaseKv,
 }
 
 /// The part of a child.
@@ -49,13 +52,14 @@ impl Command {
     pub fn check(&self, state: ConversationState) -> Result<(), &'static str> {
         match (self, state) {
             (Self::Load(_), ConversationState::AwaitingLoad)
-            | (Self::Submit(_), ConversationState::Serving)
+            | (Self::Submit(_) | Self::ReleaseKv, ConversationState::Serving)
             | (Self::Promote, ConversationState::StandingBy)
             | (Self::Cancel { .. }, ConversationState::Loading | ConversationState::Serving)
             | (Self::Shutdown, _) => Ok(()),
             (Self::Load(_), _) => Err("a second order to load"),
             (Self::Submit(_), _) => Err("a request before the model is ready"),
             (Self::Cancel { .. }, _) => Err("a cancellation of what was never submitted"),
+            (Self::ReleaseKv, _) => Err("an end of adopting before the model is ready"),
             (Self::Promote, _) => Err("a promotion of a child that does not stand by"),
         }
     }
@@ -71,6 +75,11 @@ pub struct LoadOrder {
     /// descriptors ([`Article::Weights`](crate::Article::Weights)). `None`: they are read from the
     /// file, and their memory is handed over before the child is ready.
     pub weights: Option<WeightsManifest>,
+    /// The KV cache is to lie in memory that may outlive the child. It is handed over before the child is
+    /// ready, and pages are [sealed](crate::kv). A device that cannot do so hands nothing over.
+    pub shares_kv: bool,
+    /// The KV cache that sealed pages may be adopted from.
+    pub adopts_from: Option<KvSource>,
     pub device: DeviceSelector,
     /// Bytes of KV cache; `None` lets the child take what its device can spare.
     pub kv_cache_bytes: Option<u64>,
@@ -126,6 +135,9 @@ pub struct Submission {
     pub client: ClientId,
     pub prompt: Vec<TokenId>,
     pub generated: Vec<TokenId>,
+    /// Pages that another child has sealed and that need not be computed again, as far as they are still
+    /// what they were.
+    pub sealed: Option<SealedPages>,
     pub sampling: Sampling,
     /// Tokens to generate in all, `generated` included.
     pub max_tokens: u32,

@@ -16,6 +16,9 @@ pub enum Article {
     /// The memory that the weights lie in, which nobody can write any more. Up from the child that
     /// wrote it, down to the next ones with its [`WeightsManifest`].
     Weights,
+    /// The memory of the KV cache. Up from each child that was ordered to share it, down to the next one
+    /// with a [`KvSource`](crate::KvSource).
+    KvCache,
 }
 
 /// What lies where in the memory that the weights are in. Written by the child that placed them,
@@ -49,13 +52,14 @@ pub struct PlacedTensor {
 pub struct NotAnArticle(pub u8);
 
 impl Article {
-    pub const ALL: [Self; 2] = [Self::ModelFile, Self::Weights];
+    pub const ALL: [Self; 3] = [Self::ModelFile, Self::Weights, Self::KvCache];
 
     #[must_use]
     pub fn to_byte(self) -> u8 {
         match self {
             Self::ModelFile => 1,
             Self::Weights => 2,
+            Self::KvCache => 3,
         }
     }
 

@@ -3,6 +3,7 @@
 use crate::custody::WeightsManifest;
 use crate::fault::Fault;
 use crate::ids::{Generation, RequestId, TokenId};
+use crate::kv::Sealing;
 use crate::memory::MemoryReport;
 use crate::model::{DeviceFacts, ModelFacts, ModelIdentity, SamplingAdvice, TokenizerFacts};
 use serde::{Deserialize, Serialize};
@@ -88,6 +89,10 @@ pub struct Load {
     pub prefix_hit_tokens: u64,
     pub prompt_tokens: u64,
     pub generated_tokens: u64,
+    /// Tokens that did not have to be computed again because their pages were adopted, since start.
+    pub adopted_tokens: u64,
+    /// Pages that were to be adopted and are not what they were when they were sealed, since start.
+    pub changed_pages: u64,
 }
 
 /// A step of the engine. Tokens come before endings: a request that ends in this step has its last
@@ -99,6 +104,7 @@ pub struct StepReport {
     pub began: Vec<RequestId>,
     pub drawn: Vec<Drawn>,
     pub finished: Vec<Finished>,
+    pub sealed: Vec<Sealing>,
 }
 
 /// The draw of a row of a step. The device makes it, and the supervisor gets the same.

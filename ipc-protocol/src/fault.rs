@@ -121,6 +121,27 @@ impl Fault {
         self.into()
     }
 
+    /// What was computed before it may be wrong.
+    #[must_use]
+    pub fn casts_doubt(&self) -> bool {
+        match self {
+            Self::NonFiniteLogits { .. } => true,
+            Self::Device { error, .. } => match error {
+                DeviceError::WrongResult
+                | DeviceError::WeightsChanged
+                | DeviceError::NotResident => true,
+                DeviceError::Cuda(_) => false,
+            },
+            Self::ModelLoad { .. }
+            | Self::InsufficientMemory { .. }
+            | Self::DeviceUnavailable { .. }
+            | Self::Protocol { .. }
+            | Self::OutOfMemory { .. }
+            | Self::Panic { .. }
+            | Self::Io { .. } => false,
+        }
+    }
+
     #[must_use]
     pub fn exit_code(&self) -> ExitCode {
         ExitCode::Fault(self.kind())

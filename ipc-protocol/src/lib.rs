@@ -14,7 +14,8 @@
 //! * [`fault`] names what can go wrong in a child and gives each cause of death an exit code.
 //! * [`frame`] cuts a byte stream into frames and never does I/O; [`codec`] is the only file
 //!   that names bincode.
-//! * [`custody`] is what crosses the other socket, the one for descriptors.
+//! * [`custody`] is what crosses the other socket, the one for descriptors; [`kv`] which pages of a KV cache a
+//!   later child may find there.
 //! * [`flight`] is what a child leaves behind: a ring of records in shared memory, no message.
 //! * [`probe`] is the question that comes before any child.
 //!
@@ -32,6 +33,7 @@ pub mod fault;
 pub mod flight;
 pub mod frame;
 pub mod ids;
+pub mod kv;
 pub mod memory;
 pub mod model;
 pub mod probe;
@@ -49,6 +51,7 @@ pub use event::{
 pub use fault::{DeviceError, ExitCode, Fault, FaultKind};
 pub use frame::{FrameError, FrameReader, MAX_FRAME_BYTES, PREAMBLE_BYTES, Preamble};
 pub use ids::{ClientId, Generation, RequestId, TokenId};
+pub use kv::{KvSource, SealedPage, SealedPages, Sealing};
 pub use memory::{MemoryBound, MemoryReport};
 pub use model::{
     DeviceFacts, ModelFacts, ModelIdentity, SamplingAdvice, TokenKind, TokenizerFacts,
@@ -58,4 +61,4 @@ pub use probe::{CHECK_MODEL_FLAG, CHILD_NAME, PROBE_FLAG, PROBE_LINE_BYTES};
 
 /// Sent in the clear in the [`Preamble`], before any bincode: two versions that cannot read
 /// each other's messages can still read this and say so.
-pub const PROTOCOL_VERSION: u16 = 8;
+pub const PROTOCOL_VERSION: u16 = 9;

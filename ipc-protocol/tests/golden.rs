@@ -63,6 +63,7 @@ fn article_file(article: Article) -> &'static str {
     match article {
         Article::ModelFile => "article-model-file",
         Article::Weights => "article-weights",
+        Article::KvCache => "article-kv-cache",
     }
 }
 

@@ -330,10 +330,11 @@ impl Driver {
         let now = self.now;
         match deed {
             Deed::Spawn => self.spawn(seat, generation),
-            Deed::Load(role) => self.load(seat, role),
-            Deed::StandBy => self
-                .chronicle
-                .stands_by(now, &mut self.seats[seat], generation),
+            Deed::Load(role) => self.load(seat, generation, role),
+            Deed::StandBy => {
+                let (chronicle, seat) = (&mut self.chronicle, &mut self.seats[seat]);
+                chronicle.stands_by(now, seat, generation);
+            }
             Deed::Promote => {
                 self.seats[seat].role = Role::Active;
                 self.send(seat, &Command::Promote);
@@ -373,18 +374,21 @@ impl Driver {
         }
     }
 
-    fn load(&mut self, seat: SeatId, role: Role) {
+    fn load(&mut self, seat: SeatId, generation: Generation, role: Role) {
         self.chronicle.gpu.load_begins(self.now);
         let serving = self.chronicle.news.memory();
         let order = births::load_order(&self.settings.load, role, serving);
         self.seats[seat].role = role;
         let order = self.keeping.hand_out(&mut self.seats[seat], order);
+        let other = order.adopts_from.map(|other| other.child);
+        self.requests.loads(seat, generation, other);
         self.send(seat, &Command::Load(order));
     }
 
     fn serve(&mut self, seat: SeatId, generation: Generation) {
         let occupied = &mut self.seats[seat];
         if let Some(model) = occupied.model.take() {
+            self.keeping.serves(occupied);
             self.handles.install(&model);
             let model = self.model.insert(model);
             self.chronicle.ready(self.now, occupied, generation, model);

@@ -2,6 +2,7 @@
 
 pub mod burst;
 pub mod pause;
+pub mod peer;
 pub mod pump;
 pub mod stats;
 

@@ -32,7 +32,7 @@ const fn device(kind: &'static str, name: &'static str, xid: u64) -> Expected {
 }
 
 /// What every device can be made to do: `any` of the grammar.
-pub const ANYWHERE: [Expected; 14] = [
+pub const ANYWHERE: [Expected; 15] = [
     process("panic", "panic"),
     process("abort", "signalled"),
     process("segfault", "signalled"),
@@ -47,6 +47,7 @@ pub const ANYWHERE: [Expected; 14] = [
     process("out-of-memory", "out_of_memory"),
     process("stop", "heartbeat_lost"),
     process("kill", "signalled"),
+    process("flipped-page", "signalled"),
 ];
 
 /// What only a GPU can do: `device` of the grammar.

@@ -1,6 +1,8 @@
-//! Who maps the weights that outlive a child, and who holds them.
+//! Who maps the memory that outlives a child, and who holds it.
 
+use std::collections::BTreeSet;
 use std::fs;
+use std::os::unix::fs::MetadataExt as _;
 
 /// A mapping of the weights, as `/proc/PID/maps` tells it.
 #[derive(Debug, PartialEq, Eq)]
@@ -28,13 +30,29 @@ pub fn weights_of(pid: u32) -> Option<Mapping> {
 /// When there is no such process.
 #[must_use]
 pub fn held_by(pid: u32) -> usize {
+    files_of(pid, "worker-orcd-weights").len()
+}
+
+/// KV caches that a process has descriptors of, by inode.
+///
+/// # Panics
+/// When there is no such process.
+#[must_use]
+pub fn kv_caches_of(pid: u32) -> BTreeSet<u64> {
+    files_of(pid, "worker-orcd-kv").into_iter().collect()
+}
+
+/// Inodes behind the descriptors of files of that name, which are nowhere but in memory.
+fn files_of(pid: u32, name: &str) -> Vec<u64> {
     let open = fs::read_dir(format!("/proc/{pid}/fd")).unwrap();
-    let targets = open
-        .flatten()
-        .filter_map(|entry| fs::read_link(entry.path()).ok());
-    targets
-        .filter(|target| target.to_string_lossy().contains("worker-orcd-weights"))
-        .count()
+    let paths = open.flatten().map(|entry| entry.path());
+    let named = paths.filter(|path| {
+        let target = fs::read_link(path).ok();
+        target.is_some_and(|target| target.to_string_lossy().contains(name))
+    });
+    named
+        .filter_map(|path| Some(fs::metadata(path).ok()?.ino()))
+        .collect()
 }
 
 /// Processes that map this memory.

@@ -236,6 +236,28 @@ fn a_bit_that_a_standby_finds_flipped_ends_the_child_that_computes_with_it() {
     worker.assert_serves();
 }
 
+/// The first child changes a page that it had sealed, and dies. The page is the first of the stream, so
+/// none behind it can be adopted.
+#[test]
+fn a_bit_that_flipped_in_a_sealed_page_is_found_before_a_token_leaves() {
+    let flips = "flipped-page@generation=1,prompt-tokens=100,position=110";
+    for (kind, changed) in [(flips, 1), (&flips.replace("flipped-page", "abort"), 0)] {
+        let worker = failing(kind).flag("--standby").start();
+        let client = worker.client();
+        wait::until("a child to stand by", || {
+            let standby = &client.health()["standby"];
+            (standby["state"] == "standing_by").then_some(())
+        });
+        let stream = ask(&client, 100, 50);
+        assert_eq!(stream.end()["recoveries"], 1);
+        let load = client.health()["load"].clone();
+        assert_eq!(load["changed_pages"], changed, "{load}");
+        let adopted = load["adopted_tokens"].as_u64();
+        assert_eq!(adopted, Some(if changed > 0 { 0 } else { 104 }), "{load}");
+        assert_eq!(stream.text(), ask(&client, 100, 50).text());
+    }
+}
+
 #[test]
 fn where_kept_weights_are_lost_an_edited_file_ends_the_streams_before_a_wrong_byte() {
     let copy = ModelCopy::new();

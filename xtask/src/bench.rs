@@ -29,7 +29,7 @@ enum Bench {
     /// The supervisor's memory over 100,000 requests.
     Memory(service::Arguments),
     /// Recovery: how soon deaths and hangs are noticed, and how long streams pause, beside a cold
-    /// start.
+    /// start and llama.cpp's server.
     Recovery(service::Arguments),
     /// Tokens per second through both processes, beside the same executor alone.
     Isolation(service::Arguments),
@@ -42,7 +42,7 @@ pub fn run(arguments: &Arguments) -> Result<()> {
         Bench::Overhead(arguments) => service::run("overhead", arguments),
         Bench::Latency(arguments) => service::run("latency", arguments),
         Bench::Memory(arguments) => service::run("memory", arguments),
-        Bench::Recovery(arguments) => service::run("recovery", arguments),
+        Bench::Recovery(arguments) => service::run_recovery(arguments),
         Bench::Isolation(arguments) => service::run("isolation", arguments),
     }
 }

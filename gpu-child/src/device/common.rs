@@ -33,6 +33,8 @@ pub struct LoadOptions {
     pub max_sequence_tokens: u32,
     /// A standby takes the memory of KV cache and activations only when it is promoted.
     pub role: Role,
+    /// The KV cache is to lie in memory that may outlive the process.
+    pub shares_kv: bool,
     /// Named in a fault; nothing else depends on it.
     pub model: String,
 }

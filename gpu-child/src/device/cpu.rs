@@ -24,6 +24,7 @@ mod control_group;
 mod forward;
 mod head;
 mod kv;
+mod kv_custody;
 mod linear;
 mod load;
 mod memory;
@@ -33,9 +34,10 @@ mod scratch;
 mod sealed;
 mod weights;
 
-use crate::device::{Batch, Executor, KvGeometry, LoadOptions, Source, Tap};
+use crate::device::{Batch, Executor, KvCustody, KvGeometry, LoadOptions, Source, Tap};
 use crate::model::ModelConfig;
 use kv::KvCache;
+use kv_custody::KvSharing;
 pub use linear::Device;
 use scratch::Scratch;
 use std::os::fd::OwnedFd;
@@ -49,6 +51,7 @@ pub struct CpuExecutor {
     config: ModelConfig,
     weights: CpuWeights,
     kv: KvCache,
+    kv_sharing: KvSharing,
     scratch: Scratch,
 }
 
@@ -130,5 +133,9 @@ impl Executor for CpuExecutor {
 
     fn step(&mut self, batch: &Batch<'_>, tap: &mut dyn Tap) -> Result<Vec<Drawn>, Fault> {
         forward::step(self, batch, tap)
+    }
+
+    fn kv_custody(&mut self) -> Option<&mut dyn KvCustody> {
+        self.kv.arena().is_shareable().then_some(self as _)
     }
 }

@@ -2,8 +2,8 @@
 
 use super::wire::Misdeed;
 use super::{Kind, saboteur};
-use crate::device::Executor;
 use crate::device::misdeed::{DeviceMisdeed, order_nan};
+use crate::device::{Executor, PageId};
 use nix::sys::mman::{MapFlags, ProtFlags, mmap_anonymous};
 use nix::sys::signal::{Signal, raise};
 use std::num::NonZeroUsize;
@@ -47,6 +47,12 @@ pub(super) fn commit(kind: Kind, device: &mut (dyn Executor + 'static)) -> Resul
                 raise(Signal::SIGKILL)
             });
             Ok(Outcome::Done)
+        }
+        Kind::FlippedPage => {
+            if let Some(kv) = device.kv_custody() {
+                kv.flip_a_bit(PageId(0));
+            }
+            std::process::abort()
         }
         Kind::IllegalAddress
         | Kind::Misaligned

@@ -3,7 +3,7 @@
 use super::deeds::{self, Outcome};
 use super::wire::Wire;
 use super::{Kind, Rule};
-use crate::device::{Ahead, Batch, Executor, KvGeometry, Tap, Witness};
+use crate::device::{Ahead, Batch, Executor, KvCustody, KvGeometry, Tap, Witness};
 use std::sync::Arc;
 use worker_orcd_ipc::{DeviceFacts, Drawn, Fault, Generation, MemoryReport};
 
@@ -86,6 +86,10 @@ impl Executor for FaultyExecutor {
 
     fn promote(&mut self) -> Result<(), Fault> {
         self.inner.promote()
+    }
+
+    fn kv_custody(&mut self) -> Option<&mut dyn KvCustody> {
+        self.inner.kv_custody()
     }
 
     fn ahead(&mut self) -> Option<&mut dyn Ahead> {

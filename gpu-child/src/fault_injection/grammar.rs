@@ -7,7 +7,7 @@
 //! group     = "any" / "device" / kind
 //! kind      = "panic" / "abort" / "segfault" / "exit-zero" / "hang" / "stall" / "flood"
 //!           / "garbage" / "drip" / "nan" / "wrong-token" / "out-of-memory" / "stop" / "kill"
-//!           / "illegal-address" / "misaligned" / "trap" / "endless-kernel"
+//!           / "flipped-page" / "illegal-address" / "misaligned" / "trap" / "endless-kernel"
 //!           / "device-out-of-memory" / "device-full"
 //!           / "flipped-bit"       with generation alone: in the weights that this child places
 //! condition = "step=" N           the Nth step of this child, counted from 1

@@ -33,6 +33,8 @@ pub enum Kind {
     Stop,
     /// SIGKILL to itself a moment later, while the device computes.
     Kill,
+    /// A bit of the first page of a KV cache that may outlive the process changes, and the process aborts.
+    FlippedPage,
     /// A kernel stores through a pointer to nowhere.
     IllegalAddress,
     /// A kernel loads 16 bytes from an odd place.
@@ -53,7 +55,7 @@ pub enum Kind {
 
 impl Kind {
     /// Every kind that strikes in a step.
-    pub const ALL: [Self; 20] = [
+    pub const ALL: [Self; 21] = [
         Self::Panic,
         Self::Abort,
         Self::Segfault,
@@ -68,6 +70,7 @@ impl Kind {
         Self::OutOfMemory,
         Self::Stop,
         Self::Kill,
+        Self::FlippedPage,
         Self::IllegalAddress,
         Self::Misaligned,
         Self::Trap,
@@ -93,6 +96,7 @@ impl Kind {
             Self::OutOfMemory => "out-of-memory",
             Self::Stop => "stop",
             Self::Kill => "kill",
+            Self::FlippedPage => "flipped-page",
             Self::IllegalAddress => "illegal-address",
             Self::Misaligned => "misaligned",
             Self::Trap => "trap",
@@ -133,6 +137,7 @@ impl Kind {
             | Self::OutOfMemory
             | Self::Stop
             | Self::Kill
+            | Self::FlippedPage
             | Self::FlippedBit => None,
         }
     }

@@ -157,6 +157,7 @@ mod tests {
             began: vec![],
             drawn: vec![token],
             finished: vec![],
+            sealed: vec![],
         };
         frame(&Envelope {
             generation: Generation(3),

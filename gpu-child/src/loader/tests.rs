@@ -9,6 +9,8 @@ fn order(path: &Path, threads: u32) -> LoadOrder {
         model_path: path.to_str().expect("a plain path").to_owned(),
         model_file: ModelFile::AtPath,
         weights: None,
+        shares_kv: false,
+        adopts_from: None,
         device: DeviceSelector::Cpu,
         kv_cache_bytes: Some(1 << 20),
         memory_permille: 900,

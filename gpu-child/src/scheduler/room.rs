@@ -49,7 +49,9 @@ impl Scheduler {
         let at = at.filter(|at| self.may_take_slot(&self.waiting[*at]));
         let mut sequence = self.waiting.remove(at.ok_or(NoRoom::Slots)?);
         let saved = sequence.adopt_prefix(&mut self.cache);
-        if !self.has_pages_for(&sequence) {
+        // What others wait with is worth less than that somebody goes on.
+        let is_short = !self.has_pages_for(&sequence);
+        if is_short && !(self.give_up_tails() && self.has_pages_for(&sequence)) {
             sequence.give_up_pages(&mut self.cache);
             // What was parked may have outgrown the cache.
             match self.never_fits(&sequence) {
@@ -93,6 +95,8 @@ impl Scheduler {
                 index += 1;
             } else if let Some(page) = self.cache.allocate() {
                 self.running[index].add_page(page);
+            } else if self.give_up_tails() {
+                // The same sequence again, which has a page now.
             } else if let Some(victim) = self.least_deserving() {
                 self.park(victim);
                 index -= usize::from(victim < index);

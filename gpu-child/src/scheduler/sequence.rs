@@ -2,9 +2,19 @@
 
 use super::Limits;
 use super::fair_queue::Candidate;
-use crate::device::{PageId, SampleWork, SequenceWork, TO_BE_DRAWN};
+use super::seals::Contents;
+use crate::device::{PageId, PagePart, SampleWork, SequenceWork, TO_BE_DRAWN};
 use crate::kv_pages::{ChainId, KvPages};
-use worker_orcd_ipc::{ClientId, FinishReason, RequestId, Sampling, Submission, TokenId};
+use worker_orcd_ipc::{
+    ClientId, FinishReason, RequestId, Sampling, SealedPage, Submission, TokenId,
+};
+
+/// A page that is not full and holds positions from `start` on.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Tail {
+    pub part: PagePart,
+    pub start: usize,
+}
 
 #[derive(Debug)]
 pub(super) struct Sequence {
@@ -28,6 +38,10 @@ pub(super) struct Sequence {
     /// Names the first `published` pages.
     chain: ChainId,
     published: usize,
+    /// Positions `0 .. told` are sealed, and the supervisor knows.
+    told: usize,
+    /// What another child has computed of it beyond whole pages, until it is admitted.
+    tail: Option<Tail>,
     /// A sequence that ran before and was parked: its prompt is already in the statistics.
     pub(super) was_running: bool,
     /// Once it was its turn and there were not enough pages: how many were admitted since.
@@ -35,12 +49,13 @@ pub(super) struct Sequence {
 }
 
 impl Sequence {
-    pub(super) fn new(serial: u64, submission: Submission) -> Self {
+    pub(super) fn new(serial: u64, submission: Submission, tail: Option<Tail>) -> Self {
         let Submission {
             request,
             client,
             prompt,
             generated,
+            sealed: _,
             sampling,
             max_tokens,
             ignore_eos,
@@ -63,6 +78,8 @@ impl Sequence {
             decodes: false,
             chain: ChainId::ROOT,
             published: 0,
+            told: 0,
+            tail,
             was_running: false,
             passed_by: None,
         }
@@ -171,7 +188,22 @@ impl Sequence {
         self.computed = prefix.pages.len() * cache.geometry().page_tokens as usize;
         self.pages = prefix.pages;
         self.chain = prefix.chain;
+        if let Some(Tail { part, start }) = self.tail.take() {
+            let end = start + part.tokens as usize;
+            if start == self.computed && end <= reusable {
+                self.pages.push(part.page);
+                self.computed = end;
+            } else {
+                cache.release(&[part.page]);
+            }
+        }
         self.computed
+    }
+
+    pub(super) fn give_up_tail(&mut self, cache: &mut KvPages) {
+        if let Some(tail) = self.tail.take() {
+            cache.release(&[tail.part.page]);
+        }
     }
 
     pub(super) fn add_page(&mut self, page: PageId) {
@@ -180,12 +212,44 @@ impl Sequence {
 
     /// Forgets what was computed; the tokens stay.
     pub(super) fn give_up_pages(&mut self, cache: &mut KvPages) {
+        self.give_up_tail(cache);
         cache.release(&self.pages);
         self.pages.clear();
         self.computed = 0;
         self.decodes = false;
         self.published = 0;
+        self.told = 0;
         self.chain = ChainId::ROOT;
+    }
+
+    /// What is computed and was not told yet, `every` so many positions, from the first page on that it
+    /// was not told all of.
+    pub(super) fn untold(&self, cache: &KvPages, every: u32) -> impl Iterator<Item = Contents> {
+        let page_tokens = cache.geometry().page_tokens as usize;
+        let known = self.computed.min(self.known().len());
+        let sealable = known - known % every as usize;
+        let first = self.told / page_tokens;
+        let is_news = sealable > self.told;
+        let pages = self.pages[first..].iter().filter(move |_| is_news);
+        let starts = (first * page_tokens..sealable).step_by(page_tokens);
+        pages.zip(starts).map(move |(&page, start)| {
+            let tokens = page_tokens.min(sealable - start) as u32;
+            Contents {
+                part: PagePart { page, tokens },
+                epoch: cache.epoch(page),
+            }
+        })
+    }
+
+    /// The supervisor is told of these, of which [`untold`](Self::untold) was the first. Gives that page's
+    /// place among its pages.
+    pub(super) fn tell(&mut self, cache: &KvPages, pages: &[SealedPage]) -> u32 {
+        let page_tokens = cache.geometry().page_tokens as usize;
+        let first = self.told / page_tokens;
+        if let Some(last) = pages.last() {
+            self.told = (first + pages.len() - 1) * page_tokens + last.tokens as usize;
+        }
+        first as u32
     }
 
     /// The next `tokens` of what is pending, as the device is told.

@@ -2,6 +2,7 @@
 //! given there, reads the whole history back through the page table, and draws the next token from
 //! that. A page that is shared wrongly, written twice or freed too early changes the answer.
 
+mod adoption;
 mod fairness;
 
 use super::*;
@@ -206,6 +207,7 @@ fn submission(request: u64, prompt: &[u32], max_tokens: u32) -> Submission {
         client: ClientId::default(),
         prompt: prompt.iter().copied().map(TokenId).collect(),
         generated: Vec::new(),
+        sealed: None,
         sampling: Sampling {
             seed: request,
             ..Sampling::default()

@@ -12,7 +12,7 @@ use super::{Doing, Link, Loaded, Progress, Status, spawn};
 use crate::device::{Batch, Executor, NoTap, Tap};
 use crate::flight_recorder::{FlightRecorder, Watched, decodes, phase};
 use crate::kv_pages::KvPages;
-use crate::scheduler::{Limits, Scheduler, SchedulerError};
+use crate::scheduler::{Adoption, Limits, Scheduler, SchedulerError};
 use crate::trace::LogitsTrace;
 use std::collections::VecDeque;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
@@ -20,7 +20,8 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 use worker_orcd_ipc::flight::{Moment, Who};
 use worker_orcd_ipc::{
-    Command, DeviceError, Drawn, Event, Fault, LoadOrder, MemoryReport, ReadyReport, StepReport,
+    Command, DeviceError, Drawn, Event, Fault, Generation, LoadOrder, MemoryReport, ReadyReport,
+    Sealing, StepReport, Submission,
 };
 
 /// Asking a device for its memory may take a system call; the heartbeat shows no more than this
@@ -97,6 +98,8 @@ struct StepLoop<'a> {
     memory: MemoryReport,
     memory_asked: Instant,
     inspected: Instant,
+    /// The child whose pages may be adopted.
+    adopts_from: Option<Generation>,
 }
 
 impl<'a> StepLoop<'a> {
@@ -115,6 +118,7 @@ impl<'a> StepLoop<'a> {
             tokenizer,
             sampling,
             max_sequence_tokens,
+            adopts_from,
         } = loaded;
         let geometry = executor.kv_geometry();
         let max_batch_tokens = executor.max_batch_tokens();
@@ -160,6 +164,7 @@ impl<'a> StepLoop<'a> {
             memory,
             memory_asked: Instant::now(),
             inspected: Instant::now(),
+            adopts_from,
         };
         Ok((steps, ready))
     }
@@ -197,6 +202,7 @@ impl<'a> StepLoop<'a> {
                 began: self.scheduler.take_began(),
                 drawn: vec![],
                 finished: self.scheduler.take_finished(),
+                sealed: vec![],
             };
             if !self.send(report) {
                 return Ok(());
@@ -243,8 +249,10 @@ impl<'a> StepLoop<'a> {
             began,
             drawn,
             finished,
+            sealed,
         } = &report;
-        let says_something = !began.is_empty() || !drawn.is_empty() || !finished.is_empty();
+        let says_something =
+            !began.is_empty() || !drawn.is_empty() || !finished.is_empty() || !sealed.is_empty();
         self.status.does(Doing::Sends);
         !says_something || self.link.send(Event::Step(report))
     }
@@ -262,13 +270,27 @@ impl<'a> StepLoop<'a> {
     fn handle(&mut self, command: Command) -> Result<(), Fault> {
         match command {
             Command::Submit(submission) => {
-                self.scheduler.submit(*submission).map_err(scheduler_fault)
+                let adopted = self.adopt(&submission)?;
+                let submitted = match adopted {
+                    None => self.scheduler.submit(*submission),
+                    Some((adoption, intact)) => {
+                        self.scheduler.submit_with(*submission, adoption, &intact)
+                    }
+                };
+                submitted.map_err(scheduler_fault)
             }
             Command::Cancel { request } => {
                 self.scheduler.cancel(request);
                 Ok(())
             }
             Command::Promote => self.promote(),
+            Command::ReleaseKv => {
+                self.adopts_from = None;
+                if let Some(kv) = self.executor.kv_custody() {
+                    kv.release();
+                }
+                Ok(())
+            }
             // The reader keeps these to itself.
             Command::Load(_) | Command::Shutdown => Ok(()),
         }
@@ -283,6 +305,32 @@ impl<'a> StepLoop<'a> {
         self.memory_asked = Instant::now();
         self.update_status();
         Ok(())
+    }
+
+    /// Copies what another child has computed of a request. Gives what came of it, page by page.
+    fn adopt(&mut self, submission: &Submission) -> Result<Option<(Adoption, Vec<bool>)>, Fault> {
+        let sealed = submission.sealed.as_ref();
+        let sealed = sealed.filter(|it| Some(it.child) == self.adopts_from);
+        let (Some(sealed), Some(kv)) = (sealed, self.executor.kv_custody()) else {
+            return Ok(None);
+        };
+        self.status.step_begins(self.step, Instant::now());
+        self.status.does(Doing::TakesOver);
+        let adoption = self.scheduler.make_room_for(submission, &sealed.pages);
+        let intact = kv.adopt(&adoption.copies)?;
+        self.update_status();
+        Ok(Some((adoption, intact)))
+    }
+
+    /// Has what was computed sealed. Gives the seals that the supervisor was not told of yet.
+    fn seal(&mut self) -> Result<Vec<Sealing>, Fault> {
+        let Some(kv) = self.executor.kv_custody() else {
+            return Ok(Vec::new());
+        };
+        let every = kv.seal_every();
+        kv.seal(&self.scheduler.take_unsealed(every))?;
+        self.scheduler.learn_seals(kv.seals());
+        Ok(self.scheduler.take_sealed(every))
     }
 
     /// Sends the planned step on its way; a device that computes in this thread has done it then.
@@ -357,9 +405,12 @@ impl<'a> StepLoop<'a> {
         let took = now.duration_since(step.began.max(self.last_end));
         self.last_end = now;
         self.pacer.observe(step.prefill_tokens, took);
-        self.scheduler
-            .complete(step.step, drawn)
-            .map_err(scheduler_fault)
+        let report = self.scheduler.complete(step.step, drawn);
+        let report = report.map_err(scheduler_fault)?;
+        Ok(StepReport {
+            sealed: self.seal()?,
+            ..report
+        })
     }
 
     fn update_status(&mut self) {

@@ -1,6 +1,7 @@
 //! The CPU device from outside: the law of the boundary, and the arithmetic behind it.
 
 mod exactness;
+mod kept_kv;
 mod kept_weights;
 mod reference;
 #[path = "../support/mod.rs"]

@@ -27,6 +27,7 @@ fn options() -> CudaOptions {
             max_batch_tokens: 512,
             max_sequence_tokens: 512,
             role: worker_orcd_ipc::Role::Active,
+            shares_kv: false,
             model: "random".to_owned(),
         },
     }

@@ -245,6 +245,7 @@ pub fn options() -> LoadOptions {
         max_batch_tokens: 400,
         max_sequence_tokens: 512,
         role: worker_orcd_ipc::Role::Active,
+        shares_kv: false,
         model: "random".to_owned(),
     }
 }

@@ -6,10 +6,10 @@
 use super::Message;
 use worker_orcd_ipc::{
     ChildHello, ClientId, Command, DeviceError, DeviceFacts, DeviceSelector, Drawn, Envelope,
-    Event, Fault, FinishReason, Finished, Generation, Heartbeat, Load, LoadOrder, MemoryBound,
-    MemoryReport, ModelFacts, ModelFile, ModelIdentity, PlacedTensor, ReadyReport, RequestId, Role,
-    Sampling, SamplingAdvice, StepReport, Submission, TokenId, TokenKind, TokenizerFacts,
-    TokenizerKind, TraceOrder, WeightsManifest,
+    Event, Fault, FinishReason, Finished, Generation, Heartbeat, KvSource, Load, LoadOrder,
+    MemoryBound, MemoryReport, ModelFacts, ModelFile, ModelIdentity, PlacedTensor, ReadyReport,
+    RequestId, Role, Sampling, SamplingAdvice, SealedPage, SealedPages, Sealing, StepReport,
+    Submission, TokenId, TokenKind, TokenizerFacts, TokenizerKind, TraceOrder, WeightsManifest,
 };
 
 /// `(file stem, message)`, one for each kind.
@@ -41,6 +41,7 @@ fn command_name(command: &Command) -> &'static str {
         Command::Cancel { .. } => "cancel",
         Command::Shutdown => "shutdown",
         Command::Promote => "promote",
+        Command::ReleaseKv => "release-kv",
     }
 }
 
@@ -86,6 +87,7 @@ fn commands() -> Vec<Command> {
         },
         Command::Shutdown,
         Command::Promote,
+        Command::ReleaseKv,
     ]
 }
 
@@ -99,6 +101,14 @@ fn load_order(device: DeviceSelector) -> LoadOrder {
         weights: match device {
             DeviceSelector::Cpu => None,
             DeviceSelector::Cuda(_) => Some(manifest()),
+        },
+        shares_kv: true,
+        adopts_from: match device {
+            DeviceSelector::Cpu => None,
+            DeviceSelector::Cuda(_) => Some(KvSource {
+                child: Generation(260),
+                bytes: 1 << 21,
+            }),
         },
         device,
         kv_cache_bytes: Some(1 << 20),
@@ -125,6 +135,10 @@ fn submission() -> Submission {
         client: ClientId(0x0123_4567_89ab_cdef),
         prompt: vec![TokenId(1), TokenId(250), TokenId(251), TokenId(70_000)],
         generated: vec![TokenId(9)],
+        sealed: Some(SealedPages {
+            child: Generation(261),
+            pages: vec![sealed_page(70_001)],
+        }),
         sampling: Sampling {
             temperature: 0.75,
             top_k: 40,
@@ -137,6 +151,14 @@ fn submission() -> Submission {
         },
         max_tokens: 64,
         ignore_eos: true,
+    }
+}
+
+fn sealed_page(page: u32) -> SealedPage {
+    SealedPage {
+        page,
+        tokens: 300,
+        checksum: (1 << 100) + u128::from(page),
     }
 }
 
@@ -258,6 +280,8 @@ fn heartbeat() -> Heartbeat {
             prefix_hit_tokens: 10,
             prompt_tokens: 20,
             generated_tokens: 30,
+            adopted_tokens: 40,
+            changed_pages: 50,
         },
         memory: memory(),
     }
@@ -294,6 +318,11 @@ fn step() -> StepReport {
                 },
             ),
         ],
+        sealed: vec![Sealing {
+            request: RequestId(10),
+            first: 3,
+            pages: vec![sealed_page(13), sealed_page(14)],
+        }],
     }
 }
 

@@ -8,10 +8,10 @@ use proptest::option::of;
 use proptest::prelude::*;
 use worker_orcd_ipc::{
     ChildHello, ClientId, Command, DeviceError, DeviceFacts, DeviceSelector, Drawn, Envelope,
-    Event, Fault, FinishReason, Finished, Generation, Heartbeat, Load, LoadOrder, MemoryBound,
-    MemoryReport, ModelFacts, ModelFile, ModelIdentity, PlacedTensor, ReadyReport, RequestId, Role,
-    Sampling, SamplingAdvice, StepReport, Submission, TokenId, TokenKind, TokenizerFacts,
-    TokenizerKind, TraceOrder, WeightsManifest,
+    Event, Fault, FinishReason, Finished, Generation, Heartbeat, KvSource, Load, LoadOrder,
+    MemoryBound, MemoryReport, ModelFacts, ModelFile, ModelIdentity, PlacedTensor, ReadyReport,
+    RequestId, Role, Sampling, SamplingAdvice, SealedPage, SealedPages, Sealing, StepReport,
+    Submission, TokenId, TokenKind, TokenizerFacts, TokenizerKind, TraceOrder, WeightsManifest,
 };
 
 pub fn message() -> impl Strategy<Value = Message> {
@@ -28,6 +28,7 @@ pub fn command() -> BoxedStrategy<Command> {
         request().prop_map(|request| Command::Cancel { request }),
         Just(Command::Shutdown),
         Just(Command::Promote),
+        Just(Command::ReleaseKv),
     ]
     .boxed()
 }
@@ -107,6 +108,8 @@ fn load_order() -> BoxedStrategy<LoadOrder> {
             any::<bool>(),
             of(trace),
             prop_oneof![Just(Role::Active), Just(Role::Standby)],
+            any::<bool>(),
+            of(kv_source()),
         ),
     )
         .prop_map(
@@ -121,11 +124,13 @@ fn load_order() -> BoxedStrategy<LoadOrder> {
                     max_running,
                     max_sequence_tokens,
                 ),
-                (prefill_chunk_tokens, threads, prefix_cache, trace, role),
+                (prefill_chunk_tokens, threads, prefix_cache, trace, role, shares_kv, adopts_from),
             )| LoadOrder {
                 model_path,
                 model_file,
                 weights,
+                shares_kv,
+                adopts_from,
                 device,
                 kv_cache_bytes,
                 memory_permille,
@@ -141,6 +146,28 @@ fn load_order() -> BoxedStrategy<LoadOrder> {
         .boxed()
 }
 
+fn child() -> impl Strategy<Value = Generation> {
+    any::<u32>().prop_map(Generation)
+}
+
+fn kv_source() -> impl Strategy<Value = KvSource> {
+    (child(), any::<u64>()).prop_map(|(child, bytes)| KvSource { child, bytes })
+}
+
+fn pages() -> impl Strategy<Value = Vec<SealedPage>> {
+    let page = (any::<u32>(), any::<u32>(), any::<u128>());
+    let page = page.prop_map(|(page, tokens, checksum)| SealedPage {
+        page,
+        tokens,
+        checksum,
+    });
+    vec(page, 0..5)
+}
+
+fn sealed_pages() -> impl Strategy<Value = SealedPages> {
+    (child(), pages()).prop_map(|(child, pages)| SealedPages { child, pages })
+}
+
 fn submission() -> BoxedStrategy<Submission> {
     let tokens = || vec(token(), 0..40);
     (
@@ -148,19 +175,23 @@ fn submission() -> BoxedStrategy<Submission> {
         any::<u64>().prop_map(ClientId),
         tokens(),
         tokens(),
+        of(sealed_pages()),
         sampling(),
         any::<u32>(),
         any::<bool>(),
     )
         .prop_map(
-            |(request, client, prompt, generated, sampling, max_tokens, ignore_eos)| Submission {
-                request,
-                client,
-                prompt,
-                generated,
-                sampling,
-                max_tokens,
-                ignore_eos,
+            |(request, client, prompt, generated, sealed, sampling, max_tokens, ignore_eos)| {
+                Submission {
+                    request,
+                    client,
+                    prompt,
+                    generated,
+                    sealed,
+                    sampling,
+                    max_tokens,
+                    ignore_eos,
+                }
             },
         )
         .boxed()
@@ -442,7 +473,7 @@ fn memory() -> BoxedStrategy<MemoryReport> {
 }
 
 fn heartbeat() -> BoxedStrategy<Heartbeat> {
-    let load = (any::<[u32; 2]>(), any::<[u64; 4]>()).prop_map(
+    let load = (any::<[u32; 2]>(), any::<[u64; 6]>()).prop_map(
         |(
             [running, waiting],
             [
@@ -450,6 +481,8 @@ fn heartbeat() -> BoxedStrategy<Heartbeat> {
                 prefix_hit_tokens,
                 prompt_tokens,
                 generated_tokens,
+                adopted_tokens,
+                changed_pages,
             ],
         )| {
             Load {
@@ -459,6 +492,8 @@ fn heartbeat() -> BoxedStrategy<Heartbeat> {
                 prefix_hit_tokens,
                 prompt_tokens,
                 generated_tokens,
+                adopted_tokens,
+                changed_pages,
             }
         },
     );
@@ -480,12 +515,24 @@ fn step() -> BoxedStrategy<StepReport> {
     });
     let finished = (request(), reason()).prop_map(|(request, reason)| Finished { request, reason });
     let began = vec(request(), 0..5);
-    (any::<u64>(), began, vec(drawn, 0..20), vec(finished, 0..20))
-        .prop_map(|(step, began, drawn, finished)| StepReport {
+    let sealing = (request(), any::<u32>(), pages()).prop_map(|(request, first, pages)| Sealing {
+        request,
+        first,
+        pages,
+    });
+    (
+        any::<u64>(),
+        began,
+        vec(drawn, 0..20),
+        vec(finished, 0..20),
+        vec(sealing, 0..5),
+    )
+        .prop_map(|(step, began, drawn, finished, sealed)| StepReport {
             step,
             began,
             drawn,
             finished,
+            sealed,
         })
         .boxed()
 }

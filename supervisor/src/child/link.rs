@@ -288,6 +288,7 @@ mod tests {
             client: worker_orcd_ipc::ClientId::default(),
             prompt: vec![worker_orcd_ipc::TokenId(u32::MAX); 1 << 20],
             generated: vec![],
+            sealed: None,
             sampling: worker_orcd_ipc::Sampling::default(),
             max_tokens: 1,
             ignore_eos: false,

@@ -330,6 +330,9 @@ fn engine_settings(config: &Config, device: &DecidedDevice) -> EngineSettings {
             model_path: config.model.to_string_lossy().into_owned(),
             model_file: ModelFile::AtPath,
             weights: None,
+            // Pages are found again by what they hold.
+            shares_kv: config.life.standby && load.prefix_cache,
+            adopts_from: None,
             device: device.selector,
             kv_cache_bytes: load.kv_cache_bytes,
             memory_permille: load.memory_permille.unwrap_or(DEFAULT_MEMORY_PERMILLE),

@@ -1,5 +1,5 @@
-//! What outlives a child and is kept for the next one: the open model file, and the memory that the
-//! weights lie in.
+//! What outlives a child and is kept for the next one: the open model file, the memory that the weights lie
+//! in, and that of the KV cache.
 //!
 //! ```text
 //! first child ── opens ──► model file ──┐               ┌──► header: facts, hyperparameters
@@ -8,7 +8,8 @@
 //! ```
 //!
 //! So what the path names by then, if anything, is nothing to the streams that run, and no later child
-//! reads or packs weights. The supervisor holds descriptors; it neither reads nor maps them.
+//! reads or packs weights. The supervisor holds descriptors; it neither reads nor maps them. Each child has a
+//! KV cache of its own; that of the one that serves, or served last, is lent to those who come after it.
 //!
 //! Weights that are in doubt are let go, which frees their memory once nobody maps them, and the next
 //! child begins with the file again: when they were found changed, when a child died before it was done
@@ -21,13 +22,23 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::time::Instant;
 use tracing::{info, warn};
-use worker_orcd_ipc::{Article, Generation, LoadOrder, ModelFile, WeightsManifest};
+use worker_orcd_ipc::{
+    Article, Generation, KvSource, LoadOrder, ModelFile, ReadyReport, WeightsManifest,
+};
 use worker_orcd_lifecycle::{ChildEvent, DeathCause};
 
 #[derive(Debug, Default)]
 pub(super) struct Keeping {
     model: Option<OwnedFd>,
     weights: Option<KeptWeights>,
+    kv: Option<KeptKv>,
+}
+
+/// The KV cache of a child.
+#[derive(Debug)]
+pub(super) struct KeptKv {
+    memory: OwnedFd,
+    source: KvSource,
 }
 
 #[derive(Debug)]
@@ -70,18 +81,30 @@ impl Keeping {
             .as_ref()
             .filter(|weights| has_model && hand_out(seat, Article::Weights, &weights.memory));
         seat.takes_over = weights.is_some();
+        let kv = self
+            .kv
+            .as_ref()
+            .filter(|kv| weights.is_some() && hand_out(seat, Article::KvCache, &kv.memory));
+        let adopts_from = kv.map(|kv| kv.source);
+        seat.adopts_from = adopts_from.map(|source| source.child);
         LoadOrder {
             model_file: match has_model {
                 true => ModelFile::HandedOver,
                 false => ModelFile::AtPath,
             },
             weights: weights.map(|weights| weights.manifest.clone()),
+            adopts_from,
             ..order
         }
     }
 
+    /// The child of a seat serves from now on: its KV cache takes the place of the one before.
+    pub(super) fn serves(&mut self, seat: &mut Seat) {
+        self.kv = seat.kv.take();
+    }
+
     /// Keeps what the child of a seat has handed over; called when it is ready, with what it says of its
-    /// weights.
+    /// memory.
     ///
     /// # Errors
     /// When the child handed over something else.
@@ -89,8 +112,9 @@ impl Keeping {
         &mut self,
         now: Instant,
         seat: &mut Seat,
-        manifest: &WeightsManifest,
+        report: &ReadyReport,
     ) -> Result<(), ChildEvent> {
+        let manifest = &report.weights;
         let taken_over = std::mem::take(&mut seat.takes_over);
         if let Some(weights) = self.weights.as_mut().filter(|_| taken_over) {
             weights.verified_at = now;
@@ -113,6 +137,13 @@ impl Keeping {
                         since: now,
                         verified_at: now,
                     });
+                }
+                Ok(Some((Article::KvCache, memory))) => {
+                    let source = KvSource {
+                        child: placed_by,
+                        bytes: report.memory.kv_capacity_bytes,
+                    };
+                    seat.kv = Some(KeptKv { memory, source });
                 }
                 Ok(None) => break,
                 Err(error) if error.kind() == io::ErrorKind::InvalidData => {
@@ -137,6 +168,7 @@ impl Keeping {
         if !unfinished && !casts_doubt(cause) {
             return;
         }
+        self.kv = None;
         if let Some(weights) = self.weights.take() {
             let bytes = weights.manifest.bytes;
             warn!(reason = %cause, bytes, "weights_let_go");
@@ -205,6 +237,7 @@ mod tests {
             let mut keeping = Keeping {
                 model: None,
                 weights: Some(weights),
+                kv: None,
             };
             keeping.doubt(taking_over, &cause);
             assert_eq!(keeping.snapshot().is_some(), kept, "{taking_over}, {cause}");

@@ -14,7 +14,9 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tracing::{error, info, warn};
-use worker_orcd_ipc::{DeviceSelector, Generation, Load, LoadOrder, MemoryReport, ReadyReport};
+use worker_orcd_ipc::{
+    DeviceSelector, Generation, Load, LoadOrder, MemoryReport, ReadyReport, Role,
+};
 use worker_orcd_lifecycle::{DeathCause, Deed, Effect, State, Worker};
 
 /// A snapshot is never older than this while anything happens at all.
@@ -121,9 +123,18 @@ impl News {
     pub(super) fn heartbeat(&mut self, prompted: Prompted) {
         self.dirty = true;
         // A child may say anything.
-        let Prompted { tokens, hits } = &mut self.prompted;
-        *tokens = tokens.saturating_add(prompted.tokens);
-        *hits = hits.saturating_add(prompted.hits);
+        let sum = &mut self.prompted;
+        for (sum, more) in [
+            (&mut sum.tokens, prompted.tokens),
+            (&mut sum.hits, prompted.hits),
+            (&mut sum.adopted, prompted.adopted),
+            (&mut sum.changed_pages, prompted.changed_pages),
+        ] {
+            *sum = sum.saturating_add(more);
+        }
+        if prompted.changed_pages > 0 {
+            warn!(pages = prompted.changed_pages, "kv_pages_changed");
+        }
     }
 
     /// The end of a child that served has begun.
@@ -256,12 +267,15 @@ impl News {
             tokens_per_second: children.iter().map(|child| child.tokens_per_second).sum(),
             prompt_tokens_total: self.prompted.tokens,
             prefix_hit_tokens_total: self.prompted.hits,
+            adopted_tokens_total: self.prompted.adopted,
+            changed_pages_total: self.prompted.changed_pages,
             pace: totals.pace,
         }
     }
 
     fn standby(&self, from: &Sources<'_>) -> Option<StandbySnapshot> {
         let life = from.worker.standby()?;
+        let mut standbys = from.seats.iter().filter(|it| it.role == Role::Standby);
         Some(StandbySnapshot {
             state: match from.worker.standby_given_up() {
                 Some(_) => "given_up",
@@ -270,6 +284,7 @@ impl News {
             is_ready: matches!(life.state(), State::StandingBy { .. }),
             since: self.started + life.state().since(),
             reason: from.worker.standby_given_up().map(str::to_owned),
+            adopts_from: standbys.find_map(|seat| seat.adopts_from),
         })
     }
 
@@ -329,6 +344,8 @@ fn both(one: (Load, Instant), other: (Load, Instant)) -> (Load, Instant) {
         prefix_hit_tokens: a.prefix_hit_tokens.saturating_add(b.prefix_hit_tokens),
         prompt_tokens: a.prompt_tokens.saturating_add(b.prompt_tokens),
         generated_tokens: a.generated_tokens.saturating_add(b.generated_tokens),
+        adopted_tokens: a.adopted_tokens.saturating_add(b.adopted_tokens),
+        changed_pages: a.changed_pages.saturating_add(b.changed_pages),
     };
     (load, one.1.min(other.1))
 }

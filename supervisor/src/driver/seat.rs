@@ -9,6 +9,7 @@ use crate::child::nursery::{Born, NotBegun, Nursery};
 use crate::child::spawn::Spawned;
 use crate::child::{Child, Sign};
 use crate::driver::flood::FloodGate;
+use crate::driver::keeping::KeptKv;
 use crate::driver::post_mortem::Bereft;
 use crate::driver::silence::Silence;
 use crate::driver::vitals::Vitals;
@@ -45,6 +46,10 @@ pub(super) struct Seat {
     pub(super) released: Bereft,
     /// Its child was told to take over weights, and is not done with it.
     pub(super) takes_over: bool,
+    /// The child whose KV cache its child was given.
+    pub(super) adopts_from: Option<Generation>,
+    /// The KV cache of its child, until that child serves.
+    pub(super) kv: Option<KeptKv>,
     flood_gate: FloodGate,
 }
 
@@ -83,6 +88,8 @@ impl Seat {
             model: None,
             released: Bereft::default(),
             takes_over: false,
+            adopts_from: None,
+            kv: None,
             flood_gate: FloodGate::new(now),
         }
     }
@@ -210,6 +217,8 @@ impl Seat {
         self.model = None;
         self.released = Bereft::default();
         self.takes_over = false;
+        self.adopts_from = None;
+        self.kv = None;
         self.nursery.give_up();
         self.child = None;
         self.vitals = None;

@@ -21,12 +21,17 @@ pub(super) struct Vitals {
     rate: Rate,
 }
 
-/// Tokens of prompts that a child was given between two heartbeats.
+/// What a child was given, and what of it it did not compute, between two heartbeats.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Prompted {
+    /// Tokens of prompts.
     pub tokens: u64,
     /// Prompt tokens that were in its prefix cache.
     pub hits: u64,
+    /// Tokens in pages of another child that it adopted.
+    pub adopted: u64,
+    /// Pages that it did not adopt because they had changed.
+    pub changed_pages: u64,
 }
 
 impl Vitals {
@@ -96,6 +101,8 @@ impl Vitals {
         let Load {
             prompt_tokens,
             prefix_hit_tokens,
+            adopted_tokens,
+            changed_pages,
             ..
         } = heartbeat.load;
         self.known.memory = Some((heartbeat.memory, now));
@@ -107,6 +114,8 @@ impl Vitals {
         Prompted {
             tokens: prompt_tokens.saturating_sub(before.prompt_tokens),
             hits: prefix_hit_tokens.saturating_sub(before.prefix_hit_tokens),
+            adopted: adopted_tokens.saturating_sub(before.adopted_tokens),
+            changed_pages: changed_pages.saturating_sub(before.changed_pages),
         }
     }
 

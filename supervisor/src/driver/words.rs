@@ -53,8 +53,11 @@ impl Listener<'_> {
                     Some(link_failure(error))
                 }
             };
-            if event.is_some() {
-                return event;
+            if let Some(event) = event {
+                if casts_doubt(&event) {
+                    self.requests.distrust(self.seat.id);
+                }
+                return Some(event);
             }
         }
     }
@@ -139,7 +142,7 @@ impl Listener<'_> {
             ));
         }
         let generation = self.seat.child.as_ref()?.generation;
-        let kept = self.keeping.keep(self.now, self.seat, &report.weights);
+        let kept = self.keeping.keep(self.now, self.seat, &report);
         if let Err(violation) = kept {
             return Some(violation);
         }
@@ -153,6 +156,15 @@ impl Listener<'_> {
             LoadedModel::build(report, previous, timeout, model_sampling)
         });
         None
+    }
+}
+
+/// The child may have computed something else than it should: what it has sealed is not adopted.
+fn casts_doubt(event: &ChildEvent) -> bool {
+    match event {
+        ChildEvent::Fault(fault) => fault.casts_doubt(),
+        ChildEvent::Violation(_) | ChildEvent::ModelChanged => true,
+        _ => false,
     }
 }
 

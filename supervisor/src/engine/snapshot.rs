@@ -10,7 +10,7 @@ use crate::requests::{Pace, Quarantined};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use worker_orcd_ipc::{Load, MemoryReport, Role};
+use worker_orcd_ipc::{Generation, Load, MemoryReport, Role};
 
 /// Time that a client may be kept waiting for a child that is being replaced before the worker
 /// calls itself unhealthy: a reload of a large model from a warm page cache.
@@ -74,6 +74,8 @@ pub struct StandbySnapshot {
     pub is_ready: bool,
     pub since: Instant,
     pub reason: Option<String>,
+    /// The child whose KV cache it can take pages from.
+    pub adopts_from: Option<Generation>,
 }
 
 /// A role as /health, metrics and logs name it.
@@ -127,6 +129,10 @@ pub struct LoadSnapshot {
     /// since the start.
     pub prompt_tokens_total: u64,
     pub prefix_hit_tokens_total: u64,
+    /// Tokens that children did not compute again because they adopted pages of the one before, and pages
+    /// that were not what they had been, since the start.
+    pub adopted_tokens_total: u64,
+    pub changed_pages_total: u64,
     /// Waits between the tokens of streams, since the start.
     pub pace: Pace,
 }

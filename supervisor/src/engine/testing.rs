@@ -7,6 +7,8 @@ pub(crate) fn load_order() -> LoadOrder {
         model_path: "/dev/null".to_owned(),
         model_file: ModelFile::AtPath,
         weights: None,
+        shares_kv: false,
+        adopts_from: None,
         device: DeviceSelector::Cpu,
         kv_cache_bytes: None,
         memory_permille: 900,

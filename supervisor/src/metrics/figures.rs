@@ -112,6 +112,18 @@ const FIGURES: &[Figure] = &[
         "Prompt tokens that were found in the prefix cache and not computed again.",
         |now| count(now.snapshot.load.prefix_hit_tokens_total),
     ),
+    figure(
+        "worker_orcd_kv_adopted_tokens",
+        None,
+        "Tokens that were not computed again because their pages were adopted from a dead child.",
+        |now| count(now.snapshot.load.adopted_tokens_total),
+    ),
+    figure(
+        "worker_orcd_kv_changed_pages",
+        None,
+        "Pages of a dead child that were not adopted because they had changed.",
+        |now| count(now.snapshot.load.changed_pages_total),
+    ),
     // === Children ===
     figure(
         "worker_orcd_child_restarts",

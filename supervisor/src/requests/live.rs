@@ -3,8 +3,10 @@
 //! Owned by the driver alone, without I/O: commands for each seat's child collect in a list that the
 //! driver sends, and time is an argument. Here are clients, the children's words, and what follows from
 //! a death; [`assignments`] is who is with which child, and who is next; [`dispatch`] is what is on its way
-//! to a seat and back; [`probation`] is what deaths say about requests.
+//! to a seat and back; [`adoption`] is which pages the next child need not compute; [`probation`] is what
+//! deaths say about requests.
 
+mod adoption;
 mod assignments;
 mod dispatch;
 mod probation;
@@ -43,8 +45,8 @@ pub struct Requests {
 }
 
 impl Requests {
-    #[must_use]
     /// For children of which so many serve at once. There is one seat more.
+    #[must_use]
     pub fn new(registry: Arc<Registry>, serving: NonZeroU8) -> Self {
         Self {
             registry,
@@ -204,6 +206,9 @@ impl Requests {
         }
         for finished in &report.finished {
             self.finished(seat, finished, now)?;
+        }
+        for sealing in &report.sealed {
+            self.sealed(seat, sealing)?;
         }
         Ok(())
     }

@@ -154,6 +154,7 @@ impl Record {
             client: self.client,
             prompt: self.prompt.clone(),
             generated: self.progress.lock().generated().to_vec(),
+            sealed: None,
             sampling: self.sampling,
             max_tokens: self.max_tokens,
             ignore_eos: self.ignore_eos,

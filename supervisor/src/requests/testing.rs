@@ -156,6 +156,7 @@ pub(crate) fn step(
         began: vec![],
         drawn: tokens.iter().map(drawn).collect(),
         finished: finished.iter().map(end).collect(),
+        sealed: vec![],
     }
 }
 

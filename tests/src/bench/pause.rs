@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 use worker_orcd_harness::Client;
 
 /// Tokens that every stream has before the child dies.
-const TOKENS_BEFORE: usize = 8;
-const TOKENS_AFTER: usize = 24;
+pub(super) const TOKENS_BEFORE: usize = 8;
+pub(super) const TOKENS_AFTER: usize = 24;
 
 /// How a child dies.
 #[derive(Debug, Clone, Copy)]
@@ -74,16 +74,17 @@ pub fn worker(device: &str, standby: bool) -> WorkerBuilder {
     }
 }
 
+/// What a client saw of a stream.
 #[derive(Debug, Default)]
-struct Seen {
-    text: String,
-    arrivals: Vec<Instant>,
-    recoveries: u64,
+pub(super) struct Seen {
+    pub text: String,
+    pub arrivals: Vec<Instant>,
+    pub recoveries: u64,
 }
 
 impl Seen {
     /// The longest time between two tokens of which the second came after that moment.
-    fn pause_after(&self, moment: Instant) -> Duration {
+    pub(super) fn pause_after(&self, moment: Instant) -> Duration {
         let gaps = self.arrivals.windows(2).filter(|pair| pair[1] > moment);
         gaps.map(|pair| pair[1] - pair[0]).max().unwrap_or_default()
     }
@@ -135,16 +136,21 @@ pub fn measure(worker: &Worker, case: Case) -> Value {
     })
 }
 
-fn ms(time: Duration) -> f64 {
+pub(super) fn ms(time: Duration) -> f64 {
     (time.as_secs_f64() * 1e4).round() / 10.0
 }
 
 /// Reads all streams of a case, and counts in `begun` those that have their first tokens.
 fn read(client: &Client, case: Case, begun: &AtomicUsize) -> Vec<Seen> {
+    at_once(case, |place| read_one(client, &body(case, place), begun))
+}
+
+/// Reads each stream of a case in a thread of its own.
+pub(super) fn at_once(case: Case, read: impl Fn(usize) -> Seen + Sync) -> Vec<Seen> {
     thread::scope(|scope| {
         let streams = (0..case.streams).map(|place| {
-            let body = body(case, place);
-            scope.spawn(move || read_one(client, &body, begun))
+            let read = &read;
+            scope.spawn(move || read(place))
         });
         let streams: Vec<_> = streams.collect();
         streams
@@ -155,11 +161,14 @@ fn read(client: &Client, case: Case, begun: &AtomicUsize) -> Vec<Seen> {
 }
 
 /// No two prompts of a case begin alike, so that no prefix is shared.
-fn body(case: Case, place: usize) -> Value {
+pub(super) fn prompt(case: Case, place: usize) -> String {
     let first = char::from(b'A' + (place % 26) as u8).to_string();
-    let words = " a".repeat(case.context - 1 - place / 26) + &" b".repeat(place / 26);
+    first + &" a".repeat(case.context - 1 - place / 26) + &" b".repeat(place / 26)
+}
+
+fn body(case: Case, place: usize) -> Value {
     let max_tokens = (TOKENS_BEFORE + TOKENS_AFTER) as u32;
-    let mut body = request(&(first + &words), max_tokens);
+    let mut body = request(&prompt(case, place), max_tokens);
     body["ignore_eos"] = json!(true);
     body["temperature"] = json!(0.0);
     body

@@ -104,6 +104,7 @@ impl Bare {
             max_batch_tokens: CONTEXT,
             max_sequence_tokens: CONTEXT,
             role: worker_orcd_ipc::Role::Active,
+            shares_kv: false,
             model: path.display().to_string(),
         };
         let device = Device::open(Some(threads), Isa::detect())?;

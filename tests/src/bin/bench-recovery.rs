@@ -18,6 +18,7 @@ use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 use worker_orcd_tests::bench::Latencies;
 use worker_orcd_tests::bench::pause::{self, Case};
+use worker_orcd_tests::bench::peer::Peer;
 use worker_orcd_tests::worker::request;
 use worker_orcd_tests::{Worker, process, wait};
 
@@ -42,6 +43,9 @@ struct Options {
     streams: Vec<usize>,
     #[arg(long, default_value = "cpu")]
     device: String,
+    /// A command that starts llama.cpp's server, to be measured as well; `--port` and `--slots` are added.
+    #[arg(long)]
+    llama_server: Option<String>,
     /// Nothing but the table of pauses.
     #[arg(long)]
     pauses_only: bool,
@@ -104,6 +108,33 @@ fn pauses(options: &Options) -> Vec<Value> {
                     eprintln!("{row}");
                     rows.push(row);
                 }
+            }
+        }
+    }
+    if let Some(command) = &options.llama_server {
+        rows.extend(of_llama_server(options, command));
+    }
+    rows
+}
+
+/// A hang is left out: nothing in a shell loop notices one.
+fn of_llama_server(options: &Options, command: &str) -> Vec<Value> {
+    let slots = options.streams.iter().max().copied().unwrap_or(1);
+    let peer = Peer::start(command, slots);
+    let deaths = pause::DEATHS.iter().filter(|it| it.deadline.is_zero());
+    let mut rows = Vec::new();
+    for &death in deaths {
+        for &context in &options.contexts {
+            for &streams in &options.streams {
+                let row = peer.measure(Case {
+                    death,
+                    standby: false,
+                    context,
+                    streams,
+                    deaths: options.deaths,
+                });
+                eprintln!("{row}");
+                rows.push(row);
             }
         }
     }

@@ -44,6 +44,7 @@ fn load(order: &LoadOrder, _: Option<&Custody>, _: Progress<'_>) -> Result<Loade
         tokenizer: facts::tokenizer(),
         sampling: SamplingAdvice::default(),
         max_sequence_tokens: MAX_SEQUENCE_TOKENS,
+        adopts_from: None,
     })
 }
 

@@ -111,6 +111,7 @@ fn load(options: &Options) -> Result<Box<dyn Executor>> {
         max_batch_tokens: u32::try_from(options.batch * options.chunk)?,
         max_sequence_tokens: options.context,
         role: worker_orcd_ipc::Role::Active,
+        shares_kv: false,
         model: options.model.display().to_string(),
     };
     let progress = &mut |_, _| {};

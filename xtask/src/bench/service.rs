@@ -2,10 +2,15 @@
 //! the harness and the child that computes nothing. Each prints one JSON object.
 
 use super::report;
-use crate::{fetch_model, process};
+use crate::{fetch_model, paths, process, python};
 use anyhow::{Context, Result};
 use serde_json::Value;
 use std::fmt::Write;
+use std::path::Path;
+use std::thread::available_parallelism;
+
+/// Tokens of a sequence of llama.cpp's server: the longest prompt, and what is generated.
+const PEER_CONTEXT: u32 = 8192;
 
 #[derive(clap::Args)]
 pub struct Arguments {
@@ -15,7 +20,23 @@ pub struct Arguments {
 }
 
 pub fn run(name: &str, arguments: &Arguments) -> Result<()> {
+    run_with(name, arguments, &fetch_model::run()?, &[])
+}
+
+/// Beside llama.cpp's server, which a shell loop starts again.
+pub fn run_recovery(arguments: &Arguments) -> Result<()> {
     let model = fetch_model::run()?;
+    let (python, script) = (
+        python::interpreter()?,
+        paths::oracle_script("llama_server.py"),
+    );
+    let threads = available_parallelism()?;
+    let (python, script, file) = (python.display(), script.display(), model.display());
+    let server = format!("{python} {script} {file} --threads {threads} --context {PEER_CONTEXT}");
+    run_with("recovery", arguments, &model, &["--llama-server", &server])
+}
+
+fn run_with(name: &str, arguments: &Arguments, model: &Path, more: &[&str]) -> Result<()> {
     process::run(process::cargo().args([
         "build",
         "--release",
@@ -27,6 +48,7 @@ pub fn run(name: &str, arguments: &Arguments) -> Result<()> {
     command
         .args(["run", "--quiet", "--release", "-p", "worker-orcd-tests"])
         .args(["--bin", &format!("bench-{name}"), "--"])
+        .args(more)
         .args(&arguments.flags)
         .env("WORKER_ORCD_MODEL", model);
     println!("$ {}", process::shown(&command));

@@ -41,6 +41,7 @@ pub fn step(
         config,
         weights,
         kv,
+        kv_sharing: _,
         scratch,
     } = executor;
     let forward = Forward {

@@ -7,6 +7,7 @@ use super::memory::Arena;
 use super::pool::Disjoint;
 use crate::device::common::kv::{KvShape, PAGE_TOKENS};
 use crate::device::{KvGeometry, PageId};
+use std::ops::Range;
 use worker_orcd_ipc::Fault;
 use worker_orcd_kernels::cpu::{KvTile, TILE_TOKENS};
 
@@ -19,6 +20,19 @@ fn place(shape: &KvShape, page: PageId, layer: usize, head: usize) -> (usize, us
     (keys, keys + shape.half_layer())
 }
 
+/// Elements of a page that some positions of all heads are in.
+pub fn spans(shape: KvShape, slots: Range<usize>) -> impl Iterator<Item = Range<usize>> {
+    let (from, to, dim) = (slots.start, slots.end, shape.head_dim);
+    (0..shape.n_layers).flat_map(move |layer| {
+        let keys = 2 * layer * shape.half_layer();
+        let values = keys + shape.half_layer();
+        let rows = (keys..values).step_by(TILE_TOKENS);
+        let heads = (values..values + shape.half_layer()).step_by(shape.head());
+        let of_keys = rows.map(move |row| row + from..row + to);
+        of_keys.chain(heads.map(move |head| head + from * dim..head + to * dim))
+    })
+}
+
 #[derive(Debug)]
 pub struct KvCache {
     arena: Arena,
@@ -29,8 +43,12 @@ pub struct KvCache {
 impl KvCache {
     /// # Errors
     /// When the arena cannot be had.
-    pub fn new(shape: KvShape, pages: u32) -> Result<Self, Fault> {
-        let arena = Arena::new(u64::from(pages) * shape.page_bytes())?;
+    pub fn new(shape: KvShape, pages: u32, shares: bool) -> Result<Self, Fault> {
+        let bytes = u64::from(pages) * shape.page_bytes();
+        let arena = match shares {
+            true => Arena::shareable(bytes)?,
+            false => Arena::new(bytes)?,
+        };
         Ok(Self {
             arena,
             shape,
@@ -41,6 +59,20 @@ impl KvCache {
     #[must_use]
     pub fn bytes(&self) -> u64 {
         u64::from(self.pages) * self.shape.page_bytes()
+    }
+
+    #[must_use]
+    pub fn arena(&self) -> &Arena {
+        &self.arena
+    }
+
+    pub fn arena_mut(&mut self) -> &mut Arena {
+        &mut self.arena
+    }
+
+    #[must_use]
+    pub fn shape(&self) -> KvShape {
+        self.shape
     }
 
     #[must_use]
@@ -108,13 +140,43 @@ mod tests {
     use super::*;
 
     #[test]
+    fn spans_of_positions_are_what_is_written_for_them() {
+        let shape = KvShape {
+            n_layers: 2,
+            n_kv_heads: 3,
+            head_dim: 5,
+        };
+        let mut kv = KvCache::new(shape, 1, false).expect("arena");
+        let writer = kv.writer();
+        for (layer, head) in (0..2).flat_map(|layer| (0..3).map(move |head| (layer, head))) {
+            for slot in 0..TILE_TOKENS {
+                let mark = slot as u16 + 1;
+                // SAFETY: one thread.
+                unsafe { writer.write(PageId(0), layer, head, slot, &[mark; 5], &[mark; 5]) };
+            }
+        }
+        let page = &kv.arena().halves()[..shape.page()];
+        for slots in [0..8, 8..TILE_TOKENS, 3..4] {
+            let found: Vec<_> = spans(shape, slots.clone())
+                .flat_map(|span| &page[span])
+                .collect();
+            assert_eq!(found.len(), shape.page() / TILE_TOKENS * slots.len());
+            assert!(
+                found
+                    .iter()
+                    .all(|mark| slots.contains(&(**mark as usize - 1)))
+            );
+        }
+    }
+
+    #[test]
     fn tiles_fill_the_page_and_do_not_overlap() {
         let shape = KvShape {
             n_layers: 2,
             n_kv_heads: 3,
             head_dim: 5,
         };
-        let mut kv = KvCache::new(shape, 2).expect("arena");
+        let mut kv = KvCache::new(shape, 2, false).expect("arena");
         let writer = kv.writer();
         let mut next = 0;
         for page in [PageId(0), PageId(1)] {

@@ -4,6 +4,7 @@
 use super::CpuExecutor;
 use super::attention::Partials;
 use super::kv::KvCache;
+use super::kv_custody::KvSharing;
 use super::linear::Device;
 use super::memory;
 use super::pool::{Disjoint, Pool};
@@ -45,7 +46,7 @@ pub fn load(
         Some(kept) => placement.attach(kept, &device.pool, progress)?,
         None => placement.fill(&device.pool, progress)?,
     };
-    let kv = KvCache::new(shape, pages)?;
+    let kv = KvCache::new(shape, pages, options.shares_kv)?;
     let sequence_tokens = options.max_sequence_tokens as usize;
     let partials = Partials::new(config, device.pool.threads(), sequence_tokens);
     Ok(CpuExecutor {
@@ -56,6 +57,7 @@ pub fn load(
             manifest,
         },
         kv,
+        kv_sharing: KvSharing::default(),
         scratch: Scratch::new(config, max_tokens, partials),
         device,
     })

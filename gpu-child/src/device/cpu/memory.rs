@@ -1,11 +1,15 @@
 //! Memory of the CPU device that dies with its process, and what is left to take.
 //!
 //! The KV cache is an anonymous mapping with huge pages asked for (not needed): attention reads all of a
-//! sequence's pages once a token. The weights lie in memory that may outlive the process
-//! ([`sealed`](super::sealed)).
+//! sequence's pages once a token. Where another process may need it, it is a file without a name. The weights
+//! lie in such a file in any case ([`sealed`](super::sealed)).
 
 use super::control_group;
+use super::sealed::unnamed_file;
 use memmap2::{Advice, MmapMut};
+use std::fs::File;
+use std::io;
+use std::os::fd::OwnedFd;
 use std::path::Path;
 use worker_orcd_ipc::{Fault, MemoryBound};
 
@@ -13,6 +17,8 @@ use worker_orcd_ipc::{Fault, MemoryBound};
 #[derive(Debug)]
 pub struct Arena {
     map: MmapMut,
+    /// What is mapped, where others may have it.
+    file: Option<File>,
 }
 
 impl Arena {
@@ -20,12 +26,44 @@ impl Arena {
     /// [`Fault::OutOfMemory`] when the kernel refuses.
     pub fn new(bytes: u64) -> Result<Self, Fault> {
         let length = usize::try_from(bytes.max(1)).unwrap_or(usize::MAX);
-        let map = MmapMut::map_anon(length).map_err(|error| Fault::OutOfMemory {
+        Self::of(MmapMut::map_anon(length).map(|map| (map, None)), bytes)
+    }
+
+    /// Memory that another process may read.
+    ///
+    /// # Errors
+    /// [`Fault::OutOfMemory`] when the kernel refuses.
+    pub fn shareable(bytes: u64) -> Result<Self, Fault> {
+        let mapped = unnamed_file("worker-orcd-kv", bytes).and_then(|file| {
+            // SAFETY: this process alone writes it, and it keeps its length.
+            let map = unsafe { MmapMut::map_mut(&file) }?;
+            Ok((map, Some(file)))
+        });
+        Self::of(mapped, bytes)
+    }
+
+    fn of(mapped: io::Result<(MmapMut, Option<File>)>, bytes: u64) -> Result<Self, Fault> {
+        let (map, file) = mapped.map_err(|error| Fault::OutOfMemory {
             message: format!("{bytes} bytes for the KV cache: {error}"),
         })?;
         // Only a hint.
         let _ = map.advise(Advice::HugePage);
-        Ok(Self { map })
+        Ok(Self { map, file })
+    }
+
+    #[must_use]
+    pub fn is_shareable(&self) -> bool {
+        self.file.is_some()
+    }
+
+    /// A descriptor of the memory, for another process.
+    ///
+    /// # Errors
+    /// When it is not shareable, or no descriptor is left.
+    pub fn share(&self) -> io::Result<OwnedFd> {
+        let private = || io::Error::other("the memory is this process's alone");
+        let file = self.file.as_ref().ok_or_else(private)?;
+        Ok(file.try_clone()?.into())
     }
 
     /// The arena as 16-bit words.

@@ -23,6 +23,14 @@ const SEALS: SealFlag = SealFlag::F_SEAL_SEAL
     .union(SealFlag::F_SEAL_GROW)
     .union(SealFlag::F_SEAL_WRITE);
 
+/// A file that is nowhere but in memory, zeroed and of that length. The name is only shown.
+pub(super) fn unnamed_file(name: &str, bytes: u64) -> io::Result<File> {
+    let flags = MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING;
+    let file = File::from(memfd_create(name, flags)?);
+    file.set_len(bytes.max(1))?;
+    Ok(file)
+}
+
 /// Memory of one process that writes it. Zeroed; pages take memory when they are first touched.
 #[derive(Debug)]
 pub struct Draft {
@@ -47,9 +55,7 @@ impl Draft {
     }
 
     fn create(bytes: u64) -> io::Result<Self> {
-        let flags = MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING;
-        let file = File::from(memfd_create("worker-orcd-weights", flags)?);
-        file.set_len(bytes.max(1))?;
+        let file = unnamed_file("worker-orcd-weights", bytes)?;
         // SAFETY: nobody else has the file yet.
         let map = unsafe { MmapMut::map_mut(&file) }?;
         // Only a hint.

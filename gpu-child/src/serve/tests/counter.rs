@@ -225,5 +225,6 @@ pub fn loaded_with(executor: Counter) -> Loaded {
         },
         sampling: SamplingAdvice::default(),
         max_sequence_tokens: 128,
+        adopts_from: None,
     }
 }

@@ -15,7 +15,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroU8;
 use std::sync::Arc;
 use tracing::{info, warn};
-use worker_orcd_ipc::RequestId;
+use worker_orcd_ipc::{RequestId, SealedPages};
 use worker_orcd_lifecycle::SeatId;
 
 #[derive(Debug)]
@@ -39,6 +39,8 @@ pub(super) struct Live {
     /// The child that it left before that one was buried.
     left: Option<Left>,
     suspicion: Suspicion,
+    /// Pages of a child that hold its first tokens.
+    pub(super) sealed: Option<SealedPages>,
 }
 
 /// A child that a request left, and the request as it was then.
@@ -79,6 +81,16 @@ impl Assignments {
         live.filter(|live| live.place.seat() == Some(seat))
     }
 
+    /// As [`get_with`](Self::get_with).
+    pub(super) fn get_mut_with(&mut self, id: RequestId, seat: SeatId) -> Option<&mut Live> {
+        let live = self.live.get_mut(&id);
+        live.filter(|live| live.place.seat() == Some(seat))
+    }
+
+    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Live> {
+        self.live.values_mut()
+    }
+
     pub(super) fn place(&self, id: RequestId) -> Option<Place> {
         self.get(id).map(|live| live.place)
     }
@@ -114,6 +126,7 @@ impl Assignments {
             given_at: 0,
             left: None,
             suspicion: Suspicion::default(),
+            sealed: None,
         };
         self.live.insert(id, live);
         if let Some(seat) = self.seat_for_anybody() {
@@ -258,6 +271,7 @@ impl Assignments {
         if let (Some(cell), Some(suspect)) = (cell, turn) {
             self.call_back_all_but(suspect, cell);
         }
+        self.release_kv();
     }
 
     /// The seat of the suspect whose turn it is: where it is, or the one with the fewest requests. As
@@ -293,17 +307,22 @@ impl Assignments {
         seats.min_by_key(|seat| self.seats[usize::from(seat.0)].given())
     }
 
-    fn open_seats(&self) -> impl Iterator<Item = SeatId> {
+    pub(super) fn open_seats(&self) -> impl Iterator<Item = SeatId> {
         let seats = (0..).map(SeatId).zip(&self.seats);
         seats.filter(|(_, it)| it.is_open()).map(|(seat, _)| seat)
     }
 
+    /// A suspect's pages are not adopted: what kills may lie in them.
     fn hand_over(&mut self, id: RequestId, seat: SeatId) {
+        let adopts_from = self.seat(seat).adopts_from();
+        let is_suspect = self.suspects.contains(&id);
         if let Some(live) = self.live.get_mut(&id) {
             live.place = Place::With(seat);
             live.given_at = live.history();
             let record = Arc::clone(&live.record);
-            self.seat(seat).give(record);
+            let sealed = live.sealed.take();
+            let sealed = sealed.filter(|it| Some(it.child) == adopts_from && !is_suspect);
+            self.seat(seat).give(record, sealed);
         }
     }
 
@@ -348,7 +367,7 @@ impl Assignments {
 
 impl Live {
     /// Tokens of its prompt and its answer.
-    fn history(&self) -> u32 {
+    pub(super) fn history(&self) -> u32 {
         let tokens = self.record.progress.lock().tokens_out();
         self.record.tokens_in().saturating_add(tokens)
     }

@@ -4,7 +4,7 @@ use crate::requests::record::Record;
 use crate::requests::violation::Violation;
 use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
-use worker_orcd_ipc::{Command, RequestId};
+use worker_orcd_ipc::{Command, Generation, RequestId, SealedPages, Submission};
 use worker_orcd_lifecycle::SeatId;
 
 /// A child answers a cancellation within a step. Thousands unanswered mean that it never will.
@@ -19,13 +19,18 @@ pub(super) struct Dispatch {
     orders: VecDeque<Order>,
     /// Ended here while the child still had them: its last words on them are due.
     leaving: HashSet<RequestId>,
+    /// The child, which seals its pages under that number.
+    child: Option<Generation>,
+    /// The child whose sealed pages this one may adopt.
+    adopts_from: Option<Generation>,
 }
 
 /// An order for the child.
 #[derive(Debug)]
 enum Order {
-    Submit(Arc<Record>),
+    Submit(Arc<Record>, Option<SealedPages>),
     Cancel(RequestId),
+    ReleaseKv,
 }
 
 /// The place of a request.
@@ -62,9 +67,29 @@ impl Dispatch {
         self.given == 0 && self.leaving.is_empty()
     }
 
-    pub(super) fn give(&mut self, record: Arc<Record>) {
+    pub(super) fn give(&mut self, record: Arc<Record>, sealed: Option<SealedPages>) {
         self.given += 1;
-        self.orders.push_back(Order::Submit(record));
+        self.orders.push_back(Order::Submit(record, sealed));
+    }
+
+    /// The child is told to load.
+    pub(super) fn loads(&mut self, child: Generation, adopts_from: Option<Generation>) {
+        self.child = Some(child);
+        self.adopts_from = adopts_from;
+    }
+
+    pub(super) fn child(&self) -> Option<Generation> {
+        self.child
+    }
+
+    pub(super) fn adopts_from(&self) -> Option<Generation> {
+        self.adopts_from
+    }
+
+    /// The child will be given nothing more to adopt.
+    pub(super) fn release_kv(&mut self) {
+        self.adopts_from = None;
+        self.orders.push_back(Order::ReleaseKv);
     }
 
     /// Calls a request back, which goes on later.
@@ -81,8 +106,12 @@ impl Dispatch {
     /// before.
     pub(super) fn next_command(&mut self) -> Option<Command> {
         Some(match self.orders.pop_front()? {
-            Order::Submit(record) => Command::Submit(Box::new(record.submission())),
+            Order::Submit(record, sealed) => Command::Submit(Box::new(Submission {
+                sealed,
+                ..record.submission()
+            })),
             Order::Cancel(request) => Command::Cancel { request },
+            Order::ReleaseKv => Command::ReleaseKv,
         })
     }
 

@@ -33,6 +33,8 @@ impl Bare {
             model_path: settings.model.display().to_string(),
             model_file: ModelFile::AtPath,
             weights: None,
+            shares_kv: false,
+            adopts_from: None,
             device: device(&settings.device)?,
             kv_cache_bytes: Some(settings.kv_cache << 20),
             memory_permille: 1000,

@@ -167,6 +167,7 @@ impl Child {
                 token,
             }],
             finished: vec![],
+            sealed: vec![],
         }));
     }
 

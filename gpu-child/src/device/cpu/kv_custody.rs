@@ -1,0 +1,135 @@
+//! The KV cache of the CPU device as others may have it: a file without a name, whose pages they read.
+//!
+//! The other process may be alive and write what is read here, so its file is not mapped: a page is read
+//! into its place, and its checksum is taken there.
+
+use super::CpuExecutor;
+use super::kv::spans;
+use super::pool::Disjoint;
+use crate::device::common::kv::{KvShape, PAGE_TOKENS};
+use crate::device::{KvCustody, PageCopy, PagePart};
+use std::fs::File;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::FileExt as _;
+use std::sync::atomic::{AtomicBool, Ordering};
+use twox_hash::xxhash3_128::Hasher;
+use worker_orcd_ipc::Fault;
+
+/// Computing so many positions again is cheap, and sealing them costs little of what computing them did.
+const SEAL_EVERY: u32 = 8;
+
+#[derive(Debug, Default)]
+pub struct KvSharing {
+    /// Checksums that nobody has asked for yet.
+    seals: Vec<u128>,
+    other: Option<File>,
+}
+
+impl KvCustody for CpuExecutor {
+    fn share(&self) -> Result<OwnedFd, Fault> {
+        let shared = self.kv.arena().share();
+        shared.map_err(|error| fault(&format!("sharing it: {error}")))
+    }
+
+    fn seal_every(&self) -> u32 {
+        SEAL_EVERY
+    }
+
+    fn seal(&mut self, parts: &[PagePart]) -> Result<(), Fault> {
+        let shape = self.kv.shape();
+        let arena = self.kv.arena().halves();
+        let mut sums = vec![0; parts.len()];
+        let places = Disjoint::new(&mut sums);
+        self.device.pool.run(parts.len(), &|item| {
+            let PagePart { page, tokens } = parts[item];
+            let page = &arena[page.0 as usize * shape.page()..][..shape.page()];
+            // SAFETY: each part has a checksum of its own.
+            let place = unsafe { places.part(item, 1) };
+            place[0] = checksum(shape, page, tokens as usize);
+        });
+        self.kv_sharing.seals.extend(sums);
+        Ok(())
+    }
+
+    fn seals(&mut self) -> Vec<u128> {
+        std::mem::take(&mut self.kv_sharing.seals)
+    }
+
+    fn attach(&mut self, memory: OwnedFd, bytes: u64) -> Result<(), Fault> {
+        let file = File::from(memory);
+        let found = file.metadata().map_err(|error| fault(&error.to_string()))?;
+        if found.len() != bytes.max(1) || bytes != self.kv.bytes() {
+            let expected = self.kv.bytes();
+            let message = format!("{} of {bytes} bytes, instead of {expected}", found.len());
+            return Err(fault(&message));
+        }
+        self.kv_sharing.other = Some(file);
+        Ok(())
+    }
+
+    fn adopt(&mut self, pages: &[PageCopy]) -> Result<Vec<bool>, Fault> {
+        let shape = self.kv.shape();
+        let other = self.kv_sharing.other.as_ref();
+        let intact: Vec<_> = pages.iter().map(|_| AtomicBool::new(false)).collect();
+        let places = Disjoint::new(self.kv.arena_mut().halves_mut());
+        self.device.pool.run(pages.len(), &|item| {
+            let copy = pages[item];
+            // SAFETY: a page is copied to once.
+            let place = unsafe { places.part(copy.to.0 as usize * shape.page(), shape.page()) };
+            let is_intact = other.is_some_and(|other| fetch(shape, other, &copy, place));
+            intact[item].store(is_intact, Ordering::Relaxed);
+            // Attention reads whole pages, and what was never written must be a number.
+            if !is_intact {
+                place.fill(0);
+            }
+        });
+        Ok(intact.into_iter().map(AtomicBool::into_inner).collect())
+    }
+
+    fn release(&mut self) {
+        self.kv_sharing.other = None;
+    }
+
+    #[cfg(feature = "fault-injection")]
+    fn flip_a_bit(&mut self, page: crate::device::PageId) {
+        let at = page.0 as usize * self.kv.shape().page();
+        self.kv.arena_mut().halves_mut()[at] ^= 1;
+    }
+}
+
+/// Reads a page from another process's memory; true if it is what was sealed.
+fn fetch(shape: KvShape, other: &File, copy: &PageCopy, place: &mut [u16]) -> bool {
+    let tokens = copy.tokens as usize;
+    // SAFETY: any bytes are `u16`s.
+    let bytes = unsafe { place.align_to_mut::<u8>().1 };
+    let offset = u64::from(copy.from) * shape.page_bytes();
+    if tokens > PAGE_TOKENS || other.read_exact_at(bytes, offset).is_err() {
+        return false;
+    }
+    if tokens < PAGE_TOKENS {
+        for span in spans(shape, tokens..PAGE_TOKENS) {
+            place[span].fill(0);
+        }
+    }
+    checksum(shape, place, tokens) == copy.checksum
+}
+
+/// XXH3 of the first positions of a page.
+fn checksum(shape: KvShape, page: &[u16], tokens: usize) -> u128 {
+    let mut hasher = Hasher::new();
+    let mut add = |halves: &[u16]| {
+        // SAFETY: a `u16` is two bytes.
+        hasher.write(unsafe { halves.align_to::<u8>().1 });
+    };
+    match tokens {
+        PAGE_TOKENS => add(page),
+        _ => spans(shape, 0..tokens).for_each(|span| add(&page[span])),
+    }
+    hasher.finish_128()
+}
+
+fn fault(message: &str) -> Fault {
+    Fault::Io {
+        message: format!("a KV cache that outlives its process: {message}"),
+    }
+}

@@ -1,0 +1,68 @@
+//! A KV cache that outlives its process: pages get checksums, and pages of another process are copied and
+//! believed by theirs.
+//!
+//! A copy is checked after it was made, so it does not matter who still writes the original.
+
+use super::PageId;
+use std::os::fd::OwnedFd;
+use worker_orcd_ipc::Fault;
+
+/// A page, from its first position on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PagePart {
+    pub page: PageId,
+    pub tokens: u32,
+}
+
+/// A page of another process's KV cache, and its place in this one's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PageCopy {
+    /// Index in the other KV cache.
+    pub from: u32,
+    pub to: PageId,
+    /// Positions that are sealed.
+    pub tokens: u32,
+    /// Of these, as they were sealed.
+    pub checksum: u128,
+}
+
+pub trait KvCustody {
+    /// A descriptor of the memory, for another process.
+    ///
+    /// # Errors
+    /// When none can be had.
+    fn share(&self) -> Result<OwnedFd, Fault>;
+
+    /// Positions after which a page is worth sealing again; a divisor of those of a page.
+    fn seal_every(&self) -> u32;
+
+    /// Has checksums taken of what was computed, behind everything that was launched.
+    ///
+    /// # Errors
+    /// As [`Executor::step`](super::Executor::step).
+    fn seal(&mut self, parts: &[PagePart]) -> Result<(), Fault>;
+
+    /// The checksums that are there by now and were not given before, in the order in which they were
+    /// to be taken.
+    fn seals(&mut self) -> Vec<u128>;
+
+    /// Takes the memory of another process's KV cache, of the same shape, to be read.
+    ///
+    /// # Errors
+    /// When it cannot be taken, or has not that many bytes.
+    fn attach(&mut self, memory: OwnedFd, bytes: u64) -> Result<(), Fault>;
+
+    /// Copies pages, and tells of each whether the copy has the checksum. What is not sealed is cleared, and
+    /// so is a page that has another.
+    ///
+    /// # Errors
+    /// As [`Executor::step`](super::Executor::step).
+    fn adopt(&mut self, pages: &[PageCopy]) -> Result<Vec<bool>, Fault>;
+
+    /// Lets go of the other KV cache.
+    fn release(&mut self);
+
+    /// Changes a bit of a page, as a fault would.
+    #[cfg(feature = "fault-injection")]
+    fn flip_a_bit(&mut self, page: PageId);
+}

@@ -1,0 +1,113 @@
+//! Checksums of pages: which the device is asked for, which are known, and who is told.
+
+use super::Scheduler;
+use super::sequence::Sequence;
+use crate::device::{PageId, PagePart};
+use crate::kv_pages::KvPages;
+use std::collections::{HashMap, VecDeque};
+use worker_orcd_ipc::{SealedPage, Sealing};
+
+/// What was computed of a page since it was allocated the last time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Contents {
+    pub part: PagePart,
+    pub epoch: u64,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Seals {
+    /// The last that was asked for of each page; no checksum until the device has answered.
+    last: HashMap<PageId, (Contents, Option<u128>)>,
+    /// In the order in which the device was asked.
+    asked: VecDeque<Contents>,
+}
+
+impl Seals {
+    fn of(&self, contents: Contents) -> Option<u128> {
+        let (last, checksum) = self.last.get(&contents.part.page)?;
+        checksum.filter(|_| *last == contents)
+    }
+
+    fn is_last(&self, contents: Contents) -> bool {
+        let last = self.last.get(&contents.part.page);
+        last.is_some_and(|(last, _)| *last == contents)
+    }
+
+    /// True for what the device was not asked for yet.
+    fn ask(&mut self, contents: Contents) -> bool {
+        let is_new = !self.is_last(contents);
+        if is_new {
+            self.last.insert(contents.part.page, (contents, None));
+            self.asked.push_back(contents);
+        }
+        is_new
+    }
+
+    pub(super) fn learn(&mut self, contents: Contents, checksum: u128) {
+        self.last
+            .insert(contents.part.page, (contents, Some(checksum)));
+    }
+
+    /// Answers of the device, in the order of the questions.
+    fn answer(&mut self, checksums: Vec<u128>) {
+        for checksum in checksums {
+            let asked = self.asked.pop_front();
+            // The page may hold more by now, or be another.
+            if let Some(contents) = asked.filter(|contents| self.is_last(*contents)) {
+                self.learn(contents, checksum);
+            }
+        }
+    }
+}
+
+impl Scheduler {
+    /// What the device is to take checksums of, `every` so many positions. It is given once.
+    pub fn take_unsealed(&mut self, every: u32) -> Vec<PagePart> {
+        let Self {
+            running,
+            cache,
+            seals,
+            ..
+        } = self;
+        let untold = running.iter().flat_map(|it| it.untold(cache, every));
+        let unsealed = untold.filter(|contents| seals.ask(*contents));
+        unsealed.map(|contents| contents.part).collect()
+    }
+
+    /// What the device has answered to [`Self::take_unsealed`], in the same order.
+    pub fn learn_seals(&mut self, checksums: Vec<u128>) {
+        self.seals.answer(checksums);
+    }
+
+    /// Sealed pages that the supervisor was not told of yet.
+    pub fn take_sealed(&mut self, every: u32) -> Vec<Sealing> {
+        let Self {
+            running,
+            cache,
+            seals,
+            ..
+        } = self;
+        let sealed = running
+            .iter_mut()
+            .map(|it| sealing(it, cache, seals, every));
+        sealed.filter(|it| !it.pages.is_empty()).collect()
+    }
+}
+
+/// The next sealed pages of a sequence, up to the first whose checksum is not known yet.
+fn sealing(sequence: &mut Sequence, cache: &KvPages, seals: &Seals, every: u32) -> Sealing {
+    let sealed = |contents: Contents| {
+        let PagePart { page, tokens } = contents.part;
+        Some(SealedPage {
+            page: page.0,
+            tokens,
+            checksum: seals.of(contents)?,
+        })
+    };
+    let pages: Vec<_> = sequence.untold(cache, every).map_while(sealed).collect();
+    Sealing {
+        request: sequence.request,
+        first: sequence.tell(cache, &pages),
+        pages,
+    }
+}

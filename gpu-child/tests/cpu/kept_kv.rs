@@ -1,0 +1,170 @@
+//! Pages that a process took over from another, which may still be alive: the same bits, or none.
+
+use crate::support::{MIXED, Model, Seen, Share, Watch, config, options, pages, step, tokens};
+use std::os::fd::OwnedFd;
+use worker_orcd_gpu::device::cpu::{CpuExecutor, Device};
+use worker_orcd_gpu::device::{Executor, LoadOptions, PageCopy, PageId, PagePart, Source};
+use worker_orcd_ipc::TokenId;
+use worker_orcd_kernels::cpu::Isa;
+
+fn sharing(model: &Model, kv_cache_bytes: u64) -> CpuExecutor {
+    let options = LoadOptions {
+        shares_kv: true,
+        kv_cache_bytes: Some(kv_cache_bytes),
+        ..options()
+    };
+    CpuExecutor::load(
+        Device::open(Some(2), Isa::detect()).expect("threads"),
+        Source {
+            config: &model.config,
+            weights: &model.weights(),
+            file: None,
+            kept: None,
+        },
+        &options,
+        &mut |_, _| (),
+    )
+    .expect("a model that fits")
+}
+
+const KV_BYTES: u64 = 4 << 20;
+
+/// What comes of some tokens of a sequence.
+fn run(
+    executor: &mut CpuExecutor,
+    model: &Model,
+    first: usize,
+    tokens: &[TokenId],
+    pages: &[PageId],
+) -> Seen {
+    let mut watch = Watch::new(1, &model.config);
+    let share = Share {
+        request: 0,
+        tokens,
+        first,
+        pages,
+    };
+    step(executor, &[share], &mut watch).expect("a step");
+    watch.seen.remove(0)
+}
+
+fn shared_by(executor: &mut CpuExecutor) -> OwnedFd {
+    let kv = executor.kv_custody().expect("a KV cache that is shared");
+    kv.share().expect("a descriptor")
+}
+
+fn part(page: PageId, tokens: u32) -> PagePart {
+    PagePart { page, tokens }
+}
+
+fn seals(executor: &mut CpuExecutor, parts: &[PagePart]) -> Vec<u128> {
+    let kv = executor.kv_custody().expect("a KV cache that is shared");
+    kv.seal(parts).expect("sealed");
+    let seals = kv.seals();
+    assert_eq!(seals.len(), parts.len());
+    assert!(kv.seals().is_empty(), "they are given once");
+    seals
+}
+
+fn adopt(executor: &mut CpuExecutor, copies: &[PageCopy]) -> Vec<bool> {
+    let kv = executor.kv_custody().expect("a KV cache that is shared");
+    kv.adopt(copies).expect("copied")
+}
+
+#[test]
+fn adopted_pages_compute_the_same_bits_and_changed_ones_are_refused() {
+    let model = Model::random(config(None), MIXED);
+    let tokens = tokens(120, 4);
+    let mut first = sharing(&model, KV_BYTES);
+    let own = pages(3, 4);
+    run(&mut first, &model, 0, &tokens[..112], &own);
+    // The last page has 16 of its positions, of which 8 are sealed.
+    let parts = [32, 32, 32, 8].into_iter().zip(&own);
+    let parts: Vec<_> = parts.map(|(tokens, page)| part(*page, tokens)).collect();
+    let seals_of_first = seals(&mut first, &parts);
+    let expected = run(&mut first, &model, 112, &tokens[112..], &own);
+    assert_eq!(seals(&mut first, &parts), seals_of_first, "written behind");
+
+    let mut heir = sharing(&model, KV_BYTES);
+    let other = shared_by(&mut first);
+    let kv = heir.kv_custody().expect("shared");
+    kv.attach(other, KV_BYTES).expect("attached");
+    let places = pages(40, 4);
+    let copies: Vec<_> = (parts.iter().zip(&seals_of_first).zip(&places))
+        .map(|((part, &checksum), &to)| PageCopy {
+            from: part.page.0,
+            to,
+            tokens: part.tokens,
+            checksum,
+        })
+        .collect();
+    assert_eq!(adopt(&mut heir, &copies), [true; 4]);
+    run(&mut heir, &model, 104, &tokens[104..112], &places);
+    let seen = run(&mut heir, &model, 112, &tokens[112..], &places);
+    assert_eq!(seen, expected);
+
+    // The first process lives, and writes over what it had sealed.
+    run(&mut first, &model, 0, &tokens[10..42], &own[1..2]);
+    let nowhere = PageCopy {
+        from: u32::MAX,
+        to: PageId(60),
+        ..copies[0]
+    };
+    let too_much = PageCopy {
+        tokens: 33,
+        to: PageId(61),
+        ..copies[0]
+    };
+    let again = [copies[0], copies[1], copies[3], nowhere, too_much];
+    assert_eq!(adopt(&mut heir, &again), [true, false, true, false, false]);
+    let zero = part(PageId(70), 32);
+    let [refused, unused] = seals(&mut heir, &[part(places[1], 32), zero])[..] else {
+        panic!("two pages");
+    };
+    assert_eq!(refused, unused, "a page that was refused is zero again");
+    let kv = heir.kv_custody().expect("shared");
+    kv.release();
+    assert_eq!(adopt(&mut heir, &copies[..1]), [false]);
+}
+
+#[test]
+fn what_is_not_sealed_of_a_page_is_not_adopted() {
+    let model = Model::random(config(None), MIXED);
+    let tokens = tokens(32, 4);
+    let mut first = sharing(&model, KV_BYTES);
+    run(&mut first, &model, 0, &tokens, &[PageId(0)]);
+    let checksum = seals(&mut first, &[part(PageId(0), 8)])[0];
+    let mut heir = sharing(&model, KV_BYTES);
+    let other = shared_by(&mut first);
+    let kv = heir.kv_custody().expect("shared");
+    kv.attach(other, KV_BYTES).expect("attached");
+    let copy = PageCopy {
+        from: 0,
+        to: PageId(1),
+        tokens: 8,
+        checksum,
+    };
+    assert_eq!(adopt(&mut heir, &[copy]), [true]);
+    let mut short = sharing(&model, KV_BYTES);
+    run(&mut short, &model, 0, &tokens[..8], &[PageId(1)]);
+    let whole = part(PageId(1), 32);
+    assert_eq!(seals(&mut heir, &[whole]), seals(&mut short, &[whole]));
+}
+
+#[test]
+fn a_kv_cache_of_another_size_is_not_attached() {
+    let model = Model::random(config(None), MIXED);
+    let mut first = sharing(&model, KV_BYTES);
+    let mut other = sharing(&model, KV_BYTES / 2);
+    for bytes in [KV_BYTES, KV_BYTES / 2] {
+        let memory = shared_by(&mut first);
+        let kv = other.kv_custody().expect("shared");
+        assert!(kv.attach(memory, bytes).is_err());
+    }
+}
+
+#[test]
+fn a_kv_cache_that_nobody_ordered_to_share_is_private() {
+    let model = Model::random(config(None), MIXED);
+    assert!(model.load(1).kv_custody().is_none());
+}

@@ -1,0 +1,44 @@
+//! Pages of a KV cache that outlive the child that computed them.
+//!
+//! What was written of a page is never written again: it is sealed by its checksum. A child tells which
+//! sealed pages hold a request's tokens; the supervisor keeps that and gives it to the next child with the
+//! request. The pages themselves stay where they are, in memory that the next child has a descriptor of
+//! ([`Article::KvCache`](crate::Article::KvCache)). It copies a page, and believes the copy if its checksum
+//! is the same.
+
+use crate::ids::{Generation, RequestId};
+use serde::{Deserialize, Serialize};
+
+/// A page, as far as it is sealed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SealedPage {
+    /// Index in its child's KV cache.
+    pub page: u32,
+    /// Positions that are sealed, from its first on. All of them but in the last page of a request.
+    pub tokens: u32,
+    /// Of these positions' bytes, as the device that wrote them takes it.
+    pub checksum: u128,
+}
+
+/// Sealed pages in one child's KV cache that hold the first tokens of a request, in order.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SealedPages {
+    pub child: Generation,
+    pub pages: Vec<SealedPage>,
+}
+
+/// More sealed pages of a request, or more of its last one.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Sealing {
+    pub request: RequestId,
+    /// Pages of this request that were told before and still count.
+    pub first: u32,
+    pub pages: Vec<SealedPage>,
+}
+
+/// The KV cache of another child, whose memory waits on the socket for descriptors.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KvSource {
+    pub child: Generation,
+    pub bytes: u64,
+}

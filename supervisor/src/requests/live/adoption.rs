@@ -1,0 +1,70 @@
+//! Sealed pages: which of them hold the tokens of a request, and which child may adopt them.
+
+use super::Requests;
+use super::assignments::Assignments;
+use crate::requests::violation::Violation;
+use worker_orcd_ipc::{Generation, SealedPages, Sealing};
+use worker_orcd_lifecycle::SeatId;
+
+impl Requests {
+    /// The child of this seat is told to load, and whose sealed pages it may adopt.
+    pub fn loads(&mut self, seat: SeatId, child: Generation, adopts_from: Option<Generation>) {
+        self.assigned.seat(seat).loads(child, adopts_from);
+    }
+
+    /// What the child of this seat has computed may be wrong: nobody adopts it.
+    pub fn distrust(&mut self, seat: SeatId) {
+        let child = self.assigned.seat(seat).child();
+        for live in self.assigned.iter_mut() {
+            live.sealed = live.sealed.take().filter(|it| Some(it.child) != child);
+        }
+    }
+
+    /// The child of a seat has sealed more pages of a request. A list that cannot be is dropped, and their
+    /// tokens are computed again.
+    pub(super) fn sealed(&mut self, seat: SeatId, said: &Sealing) -> Result<(), Violation> {
+        let request = said.request;
+        let dispatch = self.assigned.seat(seat);
+        let (child, is_leaving) = (dispatch.child(), dispatch.is_leaving(request));
+        let live = self.assigned.get_mut_with(request, seat);
+        let (Some(live), Some(child)) = (live, child) else {
+            let what = "pages";
+            return match is_leaving {
+                true => Ok(()),
+                false => Err(Violation::UnknownRequest { what, request }),
+            };
+        };
+        let sealed = live.sealed.take().filter(|it| it.child == child);
+        let mut pages = sealed.map_or_else(Vec::new, |it| it.pages);
+        let first = said.first as usize;
+        // A page holds a token at least.
+        let is_possible = first + said.pages.len() <= live.history() as usize;
+        if first <= pages.len() && is_possible {
+            pages.truncate(first);
+            pages.extend(&said.pages);
+            live.sealed = Some(SealedPages { child, pages });
+        }
+        Ok(())
+    }
+}
+
+impl Assignments {
+    /// Children that serve let go of a KV cache from which nobody is left to adopt anything.
+    pub(super) fn release_kv(&mut self) {
+        let open: Vec<_> = self.open_seats().collect();
+        for seat in open {
+            let other = self.seat(seat).adopts_from();
+            if other.is_some_and(|other| !self.has_sealed_by(other)) {
+                self.seat(seat).release_kv();
+            }
+        }
+    }
+
+    fn has_sealed_by(&mut self, child: Generation) -> bool {
+        let mut sealed = self.iter_mut().filter_map(|live| live.sealed.as_ref());
+        sealed.any(|it| it.child == child)
+    }
+}
+
+#[cfg(test)]
+mod tests;

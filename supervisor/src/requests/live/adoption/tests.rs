@@ -1,0 +1,176 @@
+use crate::requests::scene::Scene;
+use crate::requests::testing::{Journal, request, step};
+use crate::requests::violation::Violation;
+use worker_orcd_ipc::{
+    Command, FinishReason, Generation, RequestId, SealedPage, SealedPages, Sealing, StepReport,
+};
+use worker_orcd_lifecycle::{DeathCause, SeatId};
+
+const FIRST: SeatId = SeatId(0);
+const HEIR: SeatId = SeatId(1);
+const CHILD: Generation = Generation(1);
+
+fn page(page: u32) -> SealedPage {
+    SealedPage {
+        page,
+        tokens: 32,
+        checksum: u128::from(page),
+    }
+}
+
+fn sealing(request: RequestId, first: u32, pages: &[u32]) -> StepReport {
+    StepReport {
+        sealed: vec![Sealing {
+            request,
+            first,
+            pages: pages.iter().copied().map(page).collect(),
+        }],
+        ..step(&[], &[])
+    }
+}
+
+/// One child serves, and another stands by that may adopt its pages.
+fn with_standby() -> Journal {
+    let mut journal = Journal::serving();
+    journal.requests.loads(FIRST, CHILD, None);
+    journal.requests.loads(HEIR, Generation(2), Some(CHILD));
+    journal
+}
+
+fn say(journal: &mut Journal, report: &StepReport) -> Result<(), Violation> {
+    journal.requests.step(FIRST, report, journal.now)
+}
+
+fn succeed(journal: &mut Journal) {
+    journal.requests.suspend(FIRST);
+    journal.requests.serve(HEIR, journal.text.clone());
+    journal.requests.release(FIRST);
+}
+
+fn bury(journal: &mut Journal) {
+    let (cause, now) = (DeathCause::Signalled(11), journal.now);
+    journal.requests.bury(FIRST, &cause, &Scene::default(), now);
+}
+
+/// The pages of each submission to the heir, `None` for a `ReleaseKv`.
+fn given(journal: &mut Journal) -> Vec<Option<Vec<u32>>> {
+    let commands = journal.commands_of(HEIR).into_iter();
+    let pages = |sealed: SealedPages| {
+        assert_eq!(sealed.child, CHILD);
+        sealed.pages.iter().map(|it| it.page).collect()
+    };
+    commands
+        .map(|command| match command {
+            Command::Submit(submission) => Some(submission.sealed.map_or_else(Vec::new, pages)),
+            Command::ReleaseKv => None,
+            other => panic!("{other:?}"),
+        })
+        .collect()
+}
+
+#[test]
+fn the_next_child_gets_the_pages_with_the_request_and_is_then_told_to_let_go() {
+    let mut journal = with_standby();
+    let (id, _stream) = journal.submit(request("a"));
+    let (waits, _other) = journal.submit(request("b"));
+    // The request has two tokens of prompt, and gets two more.
+    say(&mut journal, &step(&[(id, 0, 0), (id, 1, 0)], &[])).unwrap();
+    say(&mut journal, &sealing(id, 0, &[7, 8])).unwrap();
+    say(&mut journal, &sealing(id, 1, &[9, 5])).unwrap();
+    say(&mut journal, &sealing(waits, 0, &[3])).unwrap();
+    succeed(&mut journal);
+    assert_eq!(
+        given(&mut journal),
+        [Some(vec![7, 9, 5]), Some(vec![3]), None]
+    );
+    bury(&mut journal);
+    assert_eq!(given(&mut journal), [], "it has let go already");
+}
+
+#[test]
+fn a_list_that_cannot_be_is_dropped() {
+    let mut journal = with_standby();
+    let (id, _stream) = journal.submit(request("a"));
+    for (first, pages) in [(1, &[4][..]), (0, &[1, 2, 3])] {
+        say(&mut journal, &sealing(id, 0, &[7])).unwrap();
+        say(
+            &mut journal,
+            &sealing(id, first + u32::from(first > 0), pages),
+        )
+        .unwrap();
+    }
+    succeed(&mut journal);
+    assert_eq!(given(&mut journal), [None, Some(vec![])]);
+}
+
+#[test]
+fn pages_of_a_request_that_is_not_there_are_a_violation() {
+    let mut journal = with_standby();
+    let request = RequestId(99);
+    let what = "pages";
+    assert_eq!(
+        say(&mut journal, &sealing(request, 0, &[1])),
+        Err(Violation::UnknownRequest { what, request })
+    );
+}
+
+#[test]
+fn pages_of_a_request_that_was_cancelled_are_nobody_s() {
+    let mut journal = with_standby();
+    let (id, _stream) = journal.submit(request("a"));
+    journal.requests.cancel(id, journal.now);
+    say(&mut journal, &sealing(id, 0, &[1])).unwrap();
+    let left = step(&[], &[(id, FinishReason::Cancelled)]);
+    say(&mut journal, &left).unwrap();
+    assert!(say(&mut journal, &sealing(id, 0, &[1])).is_err());
+}
+
+#[test]
+fn what_may_be_wrong_is_given_to_nobody() {
+    let mut journal = with_standby();
+    let (id, _stream) = journal.submit(request("a"));
+    say(&mut journal, &sealing(id, 0, &[7])).unwrap();
+    journal.requests.distrust(HEIR);
+    journal.requests.distrust(FIRST);
+    succeed(&mut journal);
+    assert_eq!(given(&mut journal), [None, Some(vec![])]);
+}
+
+#[test]
+fn pages_of_another_child_than_the_one_that_may_be_adopted_from_are_not_given() {
+    let mut journal = with_standby();
+    journal
+        .requests
+        .loads(HEIR, Generation(2), Some(Generation(7)));
+    let (id, _stream) = journal.submit(request("a"));
+    say(&mut journal, &sealing(id, 0, &[7])).unwrap();
+    succeed(&mut journal);
+    assert_eq!(given(&mut journal), [None, Some(vec![])]);
+}
+
+#[test]
+fn a_suspect_computes_everything_itself() {
+    let mut journal = with_standby();
+    let (id, _stream) = journal.submit(request("a"));
+    journal.requests.suspend(FIRST);
+    bury(&mut journal);
+    // The second child in that seat dies at the same place of it.
+    journal.requests.serve(FIRST, journal.text.clone());
+    say(&mut journal, &sealing(id, 0, &[7])).unwrap();
+    succeed(&mut journal);
+    bury(&mut journal);
+    assert!(journal.requests.is_suspect(id));
+    assert_eq!(given(&mut journal), [Some(vec![]), None]);
+}
+
+#[test]
+fn the_kv_cache_is_kept_for_those_who_wait_for_the_burial() {
+    let mut journal = with_standby();
+    let (id, _stream) = journal.submit(request("a"));
+    say(&mut journal, &sealing(id, 0, &[7])).unwrap();
+    journal.requests.suspend(FIRST);
+    journal.requests.serve(HEIR, journal.text.clone());
+    assert_eq!(given(&mut journal), [], "nothing yet, and no release");
+    bury(&mut journal);
+    assert_eq!(given(&mut journal), [Some(vec![7]), None]);
+}

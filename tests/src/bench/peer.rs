@@ -1,0 +1,144 @@
+//! The same deaths for llama.cpp's server in a shell loop that starts it again, as its users run it: a
+//! client whose connection ends asks again, with the text that it has, until it is answered.
+
+use super::Latencies;
+use super::pause::{Case, Seen, TOKENS_AFTER, TOKENS_BEFORE, at_once, ms, prompt};
+use crate::{process, wait};
+use nix::sys::signal::{Signal, killpg};
+use nix::unistd::Pid;
+use serde_json::{Value, json};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::os::unix::process::CommandExt as _;
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+use worker_orcd_harness::Client;
+
+/// Time between two attempts of a client that is not answered.
+const RETRY: Duration = Duration::from_millis(5);
+
+/// The shell that starts the server again each time that it ends.
+#[derive(Debug)]
+pub struct Peer {
+    shell: Child,
+    client: Client,
+}
+
+impl Peer {
+    /// Starts `command`, which is told `--port` and `--slots`, and waits until it answers.
+    ///
+    /// # Panics
+    /// When it does not.
+    #[must_use]
+    pub fn start(command: &str, slots: usize) -> Self {
+        let free = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
+        let address: SocketAddr = free.local_addr().expect("an address");
+        drop(free);
+        let port = address.port();
+        let again = format!("while :; do {command} --port {port} --slots {slots}; done");
+        let mut shell = Command::new("sh");
+        shell.args(["-c", &again]).process_group(0);
+        shell.stdin(Stdio::piped());
+        shell.stdout(Stdio::null()).stderr(Stdio::null());
+        let peer = Self {
+            shell: shell.spawn().expect("a shell"),
+            client: Client::new(address),
+        };
+        peer.wait();
+        peer
+    }
+
+    fn wait(&self) {
+        wait::until("llama.cpp's server", || {
+            let health = self.client.try_get("/health").ok()?;
+            (health.status == 200).then_some(())
+        });
+    }
+
+    /// The server, which is the shell's only child.
+    fn server(&self) -> u32 {
+        process::children(self.shell.id())[0]
+    }
+
+    /// Kills the server in the midst of streams, so many times.
+    #[must_use]
+    pub fn measure(&self, case: Case) -> Value {
+        let (mut pauses, mut differing) = (Latencies::default(), 0);
+        let expected = self.read(case, &AtomicUsize::new(0));
+        for _ in 0..case.deaths {
+            self.wait();
+            let begun = AtomicUsize::new(0);
+            let (killed_at, seen) = thread::scope(|scope| {
+                let seen = scope.spawn(|| self.read(case, &begun));
+                wait::until("every stream to have tokens", || {
+                    (begun.load(Ordering::SeqCst) >= case.streams).then_some(())
+                });
+                let killed_at = Instant::now();
+                process::signal(self.server(), case.death.signal);
+                (killed_at, seen.join().expect("it reads"))
+            });
+            for (seen, expected) in seen.iter().zip(&expected) {
+                pauses.push(seen.pause_after(killed_at));
+                differing += usize::from(seen.text != expected.text);
+            }
+        }
+        json!({
+            "death": case.death.name,
+            "mode": "llama-server in a shell loop, asked again",
+            "context": case.context,
+            "streams": case.streams,
+            "deaths": case.deaths,
+            "p50_ms": ms(pauses.quantile(0.5)),
+            "p99_ms": ms(pauses.quantile(0.99)),
+            "streams_that_differ": differing,
+        })
+    }
+
+    fn read(&self, case: Case, begun: &AtomicUsize) -> Vec<Seen> {
+        at_once(case, |place| {
+            let prompt = prompt(case, place);
+            let mut seen = Seen::default();
+            while !self.ask(&prompt, &mut seen, begun) {
+                thread::sleep(RETRY);
+            }
+            seen
+        })
+    }
+
+    /// Asks for the tokens that are missing; true when they are all there.
+    fn ask(&self, prompt: &str, seen: &mut Seen, begun: &AtomicUsize) -> bool {
+        let wanted = TOKENS_BEFORE + TOKENS_AFTER;
+        let body = json!({
+            "prompt": format!("{prompt}{}", seen.text),
+            "n_predict": wanted - seen.arrivals.len(),
+            "temperature": 0.0, "ignore_eos": true, "stream": true,
+        });
+        let Ok(mut stream) = self.client.try_stream("/completion", &body) else {
+            return false;
+        };
+        while let Ok(Some(event)) = stream.try_next() {
+            let said = event.json();
+            if said["stop"] == true {
+                break;
+            }
+            seen.arrivals.push(Instant::now());
+            seen.text += said["content"].as_str().unwrap_or_default();
+            if seen.arrivals.len() == TOKENS_BEFORE {
+                begun.fetch_add(1, Ordering::SeqCst);
+            }
+        }
+        seen.arrivals.len() >= wanted
+    }
+}
+
+impl Drop for Peer {
+    fn drop(&mut self) {
+        // The group is the shell's: with it ends whatever it has started.
+        let _ = killpg(
+            Pid::from_raw(self.shell.id().cast_signed()),
+            Signal::SIGKILL,
+        );
+        let _ = self.shell.wait();
+    }
+}

@@ -1,0 +1,117 @@
+//! Keys and values outlive the child that computed them: the next one copies the pages of the streams that
+//! it goes on with, and nobody has them any more after that.
+
+use serde_json::{Value, json};
+use std::collections::BTreeSet;
+use worker_orcd_tests::kept_weights::kv_caches_of;
+use worker_orcd_tests::{Bystander, Client, Worker, WorkerBuilder, wait};
+
+/// Positions after which a page is sealed again on the CPU.
+const EVERY: u64 = 8;
+
+fn with_standby() -> WorkerBuilder {
+    Worker::real().flag("--standby").arg("--max-restarts", 100)
+}
+
+/// A request whose prompt has so many words, and more tokens.
+fn body(words: usize) -> Value {
+    let prompt = "Tell me of the sea and of the ships. ".repeat(words / 9 + 1);
+    json!({"prompt": prompt, "max_tokens": 250, "temperature": 0.7, "seed": 3, "ignore_eos": true})
+}
+
+/// The child that stands by, which can adopt from the one that serves.
+fn standby(worker: &Worker) -> u32 {
+    wait::until("a child to stand by", || {
+        let health = worker.client().health();
+        let standby = &health["standby"];
+        let is_behind = standby["adopts_from"] == health["child"]["generation"];
+        (standby["state"] == "standing_by" && is_behind)
+            .then(|| standby["child"]["pid"].as_u64().expect("a process") as u32)
+    })
+}
+
+/// Tokens that children have adopted, of pages that had not changed.
+fn adopted(client: &Client) -> u64 {
+    let metrics = client.get("/metrics").text();
+    let value = |name: &str| -> u64 {
+        let mut lines = metrics.lines();
+        let value = lines.find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+        value.expect(name).parse().expect("a whole number")
+    };
+    assert_eq!(value("worker_orcd_kv_changed_pages_total"), 0);
+    value("worker_orcd_kv_adopted_tokens_total")
+}
+
+#[test]
+fn a_stream_goes_on_with_the_pages_of_every_child_that_died_under_it() {
+    let worker = with_standby().start();
+    let client = worker.client();
+    let bystander = Bystander::new(client.clone(), body(200));
+    let alone = bystander.alone();
+    standby(&worker);
+    let mut stream = bystander.begin();
+    let mut sum = 0;
+    for _ in 0..3 {
+        stream.more(10);
+        let heir = standby(&worker);
+        worker.kill_child();
+        wait::until("it to serve", || {
+            (worker.child_pid() == Some(heir)).then_some(())
+        });
+        stream.more(5);
+        let tokens = wait::until("a word of what was adopted", || {
+            adopted(&client).checked_sub(sum).filter(|more| *more > 0)
+        });
+        assert!(tokens >= 200 && tokens.is_multiple_of(EVERY), "{tokens}");
+        sum += tokens;
+    }
+    let (text, end) = stream.end();
+    assert_eq!(text, alone);
+    assert_eq!(end["recoveries"], 3);
+    assert_eq!(adopted(&client), sum);
+}
+
+#[test]
+fn nobody_has_the_memory_of_a_dead_child_once_its_streams_have_gone_on() {
+    let worker = with_standby().start();
+    let bystander = Bystander::new(worker.client(), body(100));
+    let supervisor = worker.pid();
+    let mut dead = BTreeSet::new();
+    for _ in 0..3 {
+        let next = standby(&worker);
+        let child = worker.child_pid().expect("a child");
+        let (own, of_next) = (kv_caches_of(child), kv_caches_of(next));
+        assert_eq!(own.len(), 1, "{own:?}");
+        assert_eq!(
+            of_next.len(),
+            2,
+            "its own, and that of the child that serves"
+        );
+        assert_eq!(kv_caches_of(supervisor), of_next);
+        assert!(dead.is_disjoint(&of_next));
+        let mut stream = bystander.begin();
+        stream.more(5);
+        dead.extend(own);
+        worker.kill_child();
+        assert_eq!(stream.end().1["recoveries"], 1);
+    }
+    standby(&worker);
+    let held = kv_caches_of(supervisor);
+    assert!(dead.is_disjoint(&held), "{held:?}");
+}
+
+#[test]
+fn without_a_child_that_stands_by_nothing_is_shared_and_nothing_is_adopted() {
+    for builder in [Worker::real(), with_standby().flag("--no-prefix-cache")] {
+        let worker = builder.start();
+        let client = worker.client();
+        assert_eq!(kv_caches_of(worker.pid()).len(), 0);
+        let bystander = Bystander::new(client.clone(), body(100));
+        let mut stream = bystander.begin();
+        stream.more(10);
+        worker.kill_child();
+        let (text, _) = stream.end();
+        assert_eq!(text, bystander.alone());
+        assert_eq!(adopted(&client), 0);
+    }
+}
