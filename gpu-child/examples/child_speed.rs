@@ -80,6 +80,7 @@ fn load(model: &support::Model) -> Result<Loaded, worker_orcd_ipc::Fault> {
             max_sequence_tokens: 2048,
             role: worker_orcd_ipc::Role::Active,
             shares_kv: false,
+            lent: 0,
             model: "random".to_owned(),
         },
     };

@@ -36,6 +36,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         max_sequence_tokens: 1024,
         role: worker_orcd_ipc::Role::Active,
         shares_kv: false,
+        lent: 0,
         model: path.clone(),
     };
     let start = Instant::now();

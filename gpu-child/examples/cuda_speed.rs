@@ -41,6 +41,7 @@ fn main() -> Result<(), BoxError> {
             max_sequence_tokens: 2048,
             role: worker_orcd_ipc::Role::Active,
             shares_kv: false,
+            lent: 0,
             model: shape.to_owned(),
         },
     };

@@ -19,7 +19,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use twox_hash::xxhash3_128::Hasher;
 use worker_orcd_ipc::{
-    Article, Fault, Generation, LoadOrder, ModelFile, ModelIdentity, WeightsManifest,
+    Article, Fault, Generation, KvSource, LoadOrder, ModelFile, ModelIdentity, WeightsManifest,
 };
 
 /// # Errors
@@ -41,6 +41,9 @@ pub fn load(
     let stem = path.file_stem().unwrap_or_default().to_string_lossy();
     let model = model_facts(&header, &config, &stem).map_err(fault)?;
     let sampling = sampling_advice(&header, model.vocab_size);
+    // In the order in which the supervisor hands them out.
+    let kept = kept_weights(order, custody)?;
+    let other = other_kv(order, custody)?;
     let options = LoadOptions {
         kv_cache_bytes: order.kv_cache_bytes,
         // Every running sequence has its token beside a whole chunk of prompts.
@@ -51,13 +54,14 @@ pub fn load(
         max_sequence_tokens: sequence_tokens,
         role: order.role,
         shares_kv: order.shares_kv,
+        lent: other.as_ref().map_or(0, taken_by),
         model: model.name.clone(),
     };
     let source = Source {
         config: &config,
         weights: &weights,
         file: Some(file.bytes()),
-        kept: kept_weights(order, custody)?,
+        kept,
     };
     let device = OpenDevice::open(order)?;
     let mut progress = |done, total| progress(done, total);
@@ -70,7 +74,7 @@ pub fn load(
             hand_over(custody, Article::Weights, memory);
         }
     }
-    let adopts_from = share_kv(&mut *placed.executor, order, custody)?;
+    let adopts_from = share_kv(&mut *placed.executor, other, custody);
     Ok(Loaded {
         executor: placed.executor,
         model,
@@ -90,29 +94,43 @@ fn hand_over(custody: &Custody, article: Article, descriptor: &impl AsFd) {
     }
 }
 
+/// The KV cache of another child.
+struct OtherKv {
+    source: KvSource,
+    memory: OwnedFd,
+}
+
+fn other_kv(order: &LoadOrder, custody: Option<&Custody>) -> Result<Option<OtherKv>, Fault> {
+    let Some(source) = order.adopts_from else {
+        return Ok(None);
+    };
+    let memory = take(custody, Article::KvCache)?;
+    Ok(Some(OtherKv { source, memory }))
+}
+
+/// Bytes of the machine's memory that it takes: pages that were never written take none.
+fn taken_by(other: &OtherKv) -> u64 {
+    const BLOCK_BYTES: u64 = 512;
+    let file = rustix::fs::fstat(&other.memory);
+    file.map_or(0, |file| file.st_blocks.cast_unsigned() * BLOCK_BYTES)
+}
+
 /// Hands the KV cache over, and takes the other child's. Gives that child, if its pages can be adopted.
 /// Without them their tokens are computed again.
 fn share_kv(
     executor: &mut dyn Executor,
-    order: &LoadOrder,
+    other: Option<OtherKv>,
     custody: Option<&Custody>,
-) -> Result<Option<Generation>, Fault> {
-    let other = order.adopts_from;
-    let other = other.map(|of| take(custody, Article::KvCache).map(|memory| (of, memory)));
-    let other = other.transpose()?;
-    let (Some(kv), Some(custody)) = (executor.kv_custody(), custody) else {
-        return Ok(None);
-    };
+) -> Option<Generation> {
+    let (kv, custody) = (executor.kv_custody()?, custody?);
     match kv.share() {
         Ok(memory) => hand_over(custody, Article::KvCache, &memory),
         Err(fault) => eprintln!("worker-orcd-gpu: the KV cache cannot be handed over: {fault}"),
     }
-    let Some((of, memory)) = other else {
-        return Ok(None);
-    };
-    let attached = kv.attach(memory, of.bytes);
+    let OtherKv { source, memory } = other?;
+    let attached = kv.attach(memory, source.bytes);
     let attached = attached.inspect_err(|fault| eprintln!("worker-orcd-gpu: {fault}"));
-    Ok(attached.ok().map(|()| of.child))
+    attached.ok().map(|()| source.child)
 }
 
 fn kept_weights(

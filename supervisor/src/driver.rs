@@ -15,7 +15,8 @@
 //!   [`rate`] how fast its tokens come, [`flood`] how many words are too many, [`silence`] when clients are
 //!   told that it is overdue.
 //! * [`births`] what is told of a child's beginning, [`words`] what its messages mean; [`keeping`] what
-//!   outlives it, [`mps`] where no standby helps; [`handles`] what clients' tasks want and see.
+//!   outlives it, [`mps`] where no standby helps, [`program`] when their program is another; [`handles`]
+//!   what clients' tasks want and see.
 //! * [`chronicle`] whatever happens, for whoever asks: [`news`] log lines and snapshots, [`post_mortem`] what
 //!   a report says of a child, [`witness`] what NVIDIA's library adds to it.
 
@@ -29,6 +30,7 @@ mod keeping;
 mod mps;
 mod news;
 mod post_mortem;
+mod program;
 mod rate;
 mod seat;
 mod seats;
@@ -60,7 +62,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::{mpsc, watch};
 use worker_orcd_ipc::{Command, Generation, Role};
-use worker_orcd_lifecycle::{ChildEvent, Deed, Effect, EndReason, Event, SeatId, Worker};
+use worker_orcd_lifecycle::{ChildEvent, Deed, Effect, Event, SeatId, Worker};
 
 /// Children that serve at once.
 const SERVING: NonZeroU8 = NonZeroU8::MIN;
@@ -321,7 +323,10 @@ impl Driver {
                 };
                 self.handles.refuse(refusal);
             }
-            Effect::EndRequests(reason) => self.end_requests(reason),
+            Effect::EndRequests(reason) => {
+                let failure = handles::farewell(reason, self.worker.failure());
+                self.requests.fail_all(&failure, self.now);
+            }
             Effect::End { exit, reason } => self.handles.has_ended(Ended { exit, reason }),
         }
     }
@@ -331,10 +336,9 @@ impl Driver {
         match deed {
             Deed::Spawn => self.spawn(seat, generation),
             Deed::Load(role) => self.load(seat, generation, role),
-            Deed::StandBy => {
-                let (chronicle, seat) = (&mut self.chronicle, &mut self.seats[seat]);
-                chronicle.stands_by(now, seat, generation);
-            }
+            Deed::StandBy => self
+                .chronicle
+                .stands_by(now, &mut self.seats[seat], generation),
             Deed::Promote => {
                 self.seats[seat].role = Role::Active;
                 self.send(seat, &Command::Promote);
@@ -375,13 +379,10 @@ impl Driver {
     }
 
     fn load(&mut self, seat: SeatId, generation: Generation, role: Role) {
-        self.chronicle.gpu.load_begins(self.now);
-        let serving = self.chronicle.news.memory();
+        let serving = self.chronicle.load_begins(self.now);
         let order = births::load_order(&self.settings.load, role, serving);
-        self.seats[seat].role = role;
         let order = self.keeping.hand_out(&mut self.seats[seat], order);
-        let other = order.adopts_from.map(|other| other.child);
-        self.requests.loads(seat, generation, other);
+        self.requests.loads(seat, generation, order.adopts_from);
         self.send(seat, &Command::Load(order));
     }
 
@@ -393,7 +394,6 @@ impl Driver {
             let model = self.model.insert(model);
             self.chronicle.ready(self.now, occupied, generation, model);
             self.requests.serve(seat, Arc::clone(&model.text));
-            self.handles.is_ready();
         }
     }
 
@@ -404,11 +404,6 @@ impl Driver {
             chronicle.released(self.now, seat, generation, &self.requests);
             self.requests.release(seat.id);
         }
-    }
-
-    fn end_requests(&mut self, reason: EndReason) {
-        let failure = handles::farewell(reason, self.worker.failure());
-        self.requests.fail_all(&failure, self.now);
     }
 
     fn send_commands(&mut self) {

@@ -5,6 +5,7 @@ pub mod pause;
 pub mod peer;
 pub mod pump;
 pub mod stats;
+pub mod steady;
 
 pub use burst::{Burst, Stream};
 pub use pump::{Pump, Totals};

@@ -25,27 +25,33 @@ pub fn weights_of(pid: u32) -> Option<Mapping> {
 }
 
 /// Descriptors of the weights that a process holds.
-///
-/// # Panics
-/// When there is no such process.
 #[must_use]
 pub fn held_by(pid: u32) -> usize {
     files_of(pid, "worker-orcd-weights").len()
 }
 
 /// KV caches that a process has descriptors of, by inode.
-///
-/// # Panics
-/// When there is no such process.
 #[must_use]
 pub fn kv_caches_of(pid: u32) -> BTreeSet<u64> {
     files_of(pid, "worker-orcd-kv").into_iter().collect()
 }
 
-/// Inodes behind the descriptors of files of that name, which are nowhere but in memory.
+/// Processes that have a descriptor of one of these KV caches.
+#[must_use]
+pub fn holders_of(caches: &BTreeSet<u64>) -> Vec<u32> {
+    let holds = |pid: &u32| !kv_caches_of(*pid).is_disjoint(caches);
+    processes().filter(holds).collect()
+}
+
+/// Inodes behind the descriptors of files of that name, which are nowhere but in memory. None for a process
+/// that is gone.
 fn files_of(pid: u32, name: &str) -> Vec<u64> {
-    let open = fs::read_dir(format!("/proc/{pid}/fd")).unwrap();
-    let paths = open.flatten().map(|entry| entry.path());
+    let open = fs::read_dir(format!("/proc/{pid}/fd"));
+    let paths = open
+        .into_iter()
+        .flatten()
+        .flatten()
+        .map(|entry| entry.path());
     let named = paths.filter(|path| {
         let target = fs::read_link(path).ok();
         target.is_some_and(|target| target.to_string_lossy().contains(name))
@@ -56,13 +62,14 @@ fn files_of(pid: u32, name: &str) -> Vec<u64> {
 }
 
 /// Processes that map this memory.
-///
-/// # Panics
-/// Where there is no `/proc`.
 #[must_use]
 pub fn mapped_by(inode: &str) -> Vec<u32> {
-    let processes = fs::read_dir("/proc").unwrap().flatten();
-    let pids = processes.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
-    pids.filter(|&pid| weights_of(pid).is_some_and(|it| it.inode == inode))
+    processes()
+        .filter(|&pid| weights_of(pid).is_some_and(|it| it.inode == inode))
         .collect()
+}
+
+fn processes() -> impl Iterator<Item = u32> {
+    let processes = fs::read_dir("/proc").expect("/proc").flatten();
+    processes.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
 }

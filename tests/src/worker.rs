@@ -226,6 +226,13 @@ impl WorkerBuilder {
         self
     }
 
+    /// Another file as the child's program.
+    #[must_use]
+    pub fn with_child(mut self, program: impl Into<PathBuf>) -> Self {
+        self.player = Player::Program(program.into());
+        self
+    }
+
     #[must_use]
     pub fn flag(mut self, name: &str) -> Self {
         self.arguments.push(name.to_owned());

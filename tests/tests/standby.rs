@@ -3,7 +3,8 @@
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
-use worker_orcd_tests::kept_weights::{mapped_by, weights_of};
+use worker_orcd_tests::kept_weights::{holders_of, kv_caches_of, mapped_by, weights_of};
+use worker_orcd_tests::worker::binary;
 use worker_orcd_tests::{Bystander, Worker, WorkerBuilder, process, wait};
 
 fn with_standby() -> WorkerBuilder {
@@ -11,7 +12,7 @@ fn with_standby() -> WorkerBuilder {
 }
 
 fn body() -> Value {
-    json!({"prompt": "Tell me of the sea.", "max_tokens": 150, "temperature": 0.7, "seed": 3,
+    json!({"prompt": "Tell me of the sea.", "max_tokens": 300, "temperature": 0.7, "seed": 3,
            "ignore_eos": true})
 }
 
@@ -135,6 +136,32 @@ fn a_new_child_takes_over_by_order_and_nobody_died() {
     }
 }
 
+/// An upgrade puts another file in the place of the program.
+#[test]
+fn a_program_that_was_replaced_takes_over_by_itself_and_no_stream_notices() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let program = directory.path().join("worker-orcd-gpu");
+    std::fs::copy(binary("tested-worker-orcd-gpu"), &program).expect("a copy");
+    let worker = with_standby().with_child(&program).start();
+    let first = worker.child_pid();
+    standby(&worker);
+    let bystander = Bystander::new(worker.client(), body());
+    let alone = bystander.alone();
+    let mut stream = bystander.begin();
+    stream.more(5);
+    let next = directory.path().join("next");
+    std::fs::copy(&program, &next).expect("another copy");
+    std::fs::rename(&next, &program).expect("replaced");
+    wait::until("another child to serve", || {
+        worker.child_pid().filter(|pid| Some(*pid) != first)
+    });
+    assert_eq!(stream.end().0, alone);
+    assert_eq!(worker.crash_reports().len(), 0, "nobody died");
+    let standby = pid(&standby(&worker));
+    let running = std::fs::read_link(format!("/proc/{standby}/exe")).expect("a program");
+    assert_eq!(running, program, "not one that was replaced");
+}
+
 #[test]
 fn one_that_dies_too_often_is_given_up_with_the_reason_until_another_child_serves() {
     let worker = Worker::real()
@@ -194,12 +221,16 @@ fn killed_in_any_order_they_leave_no_process_and_no_memory() {
         let weights = weights_of(pids[1]).expect("the weights").inode;
         let mapped: BTreeSet<_> = mapped_by(&weights).into_iter().collect();
         assert_eq!(mapped, BTreeSet::from([pids[1], pids[2]]));
+        let caches = kv_caches_of(pids[0]);
+        assert_eq!(caches.len(), 2, "of each child");
+        assert_eq!(holders_of(&caches).len(), 3);
         for victim in order {
             process::signal(pids[victim], Signal::SIGKILL);
         }
         // Whoever was begun in between dies with the supervisor.
         wait::until("the memory to be nobody's", || {
-            mapped_by(&weights).is_empty().then_some(())
+            let is_nobody_s = mapped_by(&weights).is_empty() && holders_of(&caches).is_empty();
+            is_nobody_s.then_some(())
         });
     }
 }

@@ -35,6 +35,8 @@ pub struct LoadOptions {
     pub role: Role,
     /// The KV cache is to lie in memory that may outlive the process.
     pub shares_kv: bool,
+    /// Bytes that another process has now, and that come free when this one serves.
+    pub lent: u64,
     /// Named in a fault; nothing else depends on it.
     pub model: String,
 }

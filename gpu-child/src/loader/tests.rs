@@ -153,6 +153,63 @@ fn a_later_child_takes_weights_over_and_reads_no_tensor_of_the_file() {
 }
 
 #[test]
+fn a_later_child_takes_the_kv_cache_of_the_one_before_and_leaves_its_own() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let path = dir.path().join("model.gguf");
+    fs::write(&path, tiny_model(Architecture::Llama).build()).expect("written");
+    let (child, supervisor) = Custody::pair();
+    let sharing = LoadOrder {
+        shares_kv: true,
+        ..order(&path, 1)
+    };
+    let first = load(&sharing, Some(&child), &|_, _| ()).expect("a model");
+    assert_eq!(first.adopts_from, None);
+    let take = |article| supervisor.take(article).expect("it was handed over");
+    let [file, memory, kv] = [Article::ModelFile, Article::Weights, Article::KvCache].map(take);
+    let bytes = first.executor.memory().kv_capacity_bytes;
+    for (bytes, adopts) in [(bytes, true), (bytes / 2, false)] {
+        let left = [
+            (Article::ModelFile, &file),
+            (Article::Weights, &memory),
+            (Article::KvCache, &kv),
+        ];
+        for (article, descriptor) in left {
+            supervisor
+                .hand_over(article, descriptor)
+                .expect("handed out");
+        }
+        let source = KvSource {
+            child: Generation(7),
+            bytes,
+        };
+        let order = LoadOrder {
+            model_file: ModelFile::HandedOver,
+            weights: Some(first.weights.clone()),
+            adopts_from: Some(source),
+            ..sharing.clone()
+        };
+        let next = load(&order, Some(&child), &|_, _| ()).expect("a model");
+        assert_eq!(next.adopts_from, adopts.then_some(source.child));
+        take(Article::KvCache);
+    }
+}
+
+#[test]
+fn what_a_kv_cache_takes_is_what_was_written_of_it() {
+    let file = tempfile::tempfile().expect("a file");
+    file.set_len(1 << 30).expect("a long one");
+    std::os::unix::fs::FileExt::write_all_at(&file, &[1; 1 << 16], 0).expect("written");
+    file.sync_all().expect("on the disk");
+    let source = KvSource {
+        child: Generation(1),
+        bytes: 1 << 30,
+    };
+    let memory = file.into();
+    let taken = taken_by(&OtherKv { source, memory });
+    assert!((1 << 16..1 << 20).contains(&taken), "{taken}");
+}
+
+#[test]
 fn weights_that_were_to_be_taken_over_and_are_not_there_are_a_fault_of_their_own() {
     let dir = tempfile::tempdir().expect("a directory");
     let path = dir.path().join("model.gguf");

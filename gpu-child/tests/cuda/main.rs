@@ -28,6 +28,7 @@ fn options() -> CudaOptions {
             max_sequence_tokens: 512,
             role: worker_orcd_ipc::Role::Active,
             shares_kv: false,
+            lent: 0,
             model: "random".to_owned(),
         },
     }

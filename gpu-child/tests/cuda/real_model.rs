@@ -45,6 +45,7 @@ fn smollm2_says_what_llama_cpp_says() {
             max_sequence_tokens: 256,
             role: worker_orcd_ipc::Role::Active,
             shares_kv: false,
+            lent: 0,
             model: path,
         },
     };

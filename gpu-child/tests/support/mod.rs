@@ -246,6 +246,7 @@ pub fn options() -> LoadOptions {
         max_sequence_tokens: 512,
         role: worker_orcd_ipc::Role::Active,
         shares_kv: false,
+        lent: 0,
         model: "random".to_owned(),
     }
 }

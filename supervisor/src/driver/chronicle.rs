@@ -15,7 +15,7 @@ use crate::requests::Requests;
 use crate::requests::scene::Scene;
 use std::sync::Arc;
 use std::time::Instant;
-use worker_orcd_ipc::{Generation, Heartbeat, ReadyReport, Role};
+use worker_orcd_ipc::{Generation, Heartbeat, MemoryReport, ReadyReport, Role};
 use worker_orcd_lifecycle::{DeathCause, SeatId, Testimony, Worker};
 
 #[derive(Debug)]
@@ -64,6 +64,12 @@ impl Chronicle {
         }
         let pause = self.crashes.ready(seat.id, now);
         self.news.ready(generation, model, pause);
+    }
+
+    /// Notes the beginning of a load. Gives the last report of the child that serves, or served.
+    pub(super) fn load_begins(&mut self, now: Instant) -> Option<MemoryReport> {
+        self.gpu.load_begins(now);
+        self.news.memory()
     }
 
     pub(super) fn stands_by(&mut self, now: Instant, seat: &mut Seat, generation: Generation) {

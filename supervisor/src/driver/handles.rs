@@ -56,9 +56,6 @@ impl Handles {
         let slots = model.max_running as usize;
         self.shared.registry.set_slots(slots);
         *self.shared.model.write() = Some(Arc::clone(model));
-    }
-
-    pub(super) fn is_ready(&self) {
         self.milestones
             .send_modify(|milestones| milestones.ready = true);
     }

@@ -72,8 +72,9 @@ impl Keeping {
         })
     }
 
-    /// Hands what there is to the child of a seat. The order says where it finds model and weights.
+    /// Hands what there is to the child of a seat. The order says where it finds them, and its role.
     pub(super) fn hand_out(&self, seat: &mut Seat, order: LoadOrder) -> LoadOrder {
+        seat.role = order.role;
         let model = self.model.as_ref();
         let has_model = model.is_some_and(|model| hand_out(seat, Article::ModelFile, model));
         let weights = self

@@ -3,7 +3,7 @@
 #![expect(clippy::disallowed_methods, reason = "there is no turn yet")]
 
 use crate::crash::CrashStore;
-use crate::driver::Driver;
+use crate::driver::{Driver, program};
 use crate::engine::{Engine, EngineSettings, EngineSnapshot, Milestones, Shared};
 use crate::requests::Registry;
 use parking_lot::RwLock;
@@ -34,6 +34,10 @@ pub(crate) fn start(settings: EngineSettings) -> Engine {
         shared.registry.number_behind(number);
     }
     let (controls, inbox) = mpsc::unbounded_channel();
+    if settings.standby {
+        let program = settings.child_binary.clone();
+        tokio::spawn(program::watch(program, controls.downgrade()));
+    }
     let (publish, milestones) = watch::channel(Milestones::default());
     let driver = Driver::new(settings, Arc::clone(&shared), inbox, publish);
     tokio::spawn(driver.run());

@@ -100,12 +100,7 @@ pub fn measure(worker: &Worker, case: Case) -> Value {
         .collect();
     let (mut pauses, mut differing, mut unhurt) = (Latencies::default(), 0, 0);
     for _ in 0..case.deaths {
-        let child = wait::until("everybody to be ready", || {
-            let health = client.health();
-            let is_ready = !case.standby || health["standby"]["state"] == "standing_by";
-            let child = health["child"]["pid"].as_u64().map(|pid| pid as u32);
-            child.filter(|_| is_ready && health["status"] == "healthy")
-        });
+        let child = ready_child(&client, case.standby);
         let begun = AtomicUsize::new(0);
         let (killed_at, seen) = thread::scope(|scope| {
             let seen = scope.spawn(|| read(&client, case, &begun));
@@ -133,6 +128,16 @@ pub fn measure(worker: &Worker, case: Case) -> Value {
         "p99_ms": ms(pauses.quantile(0.99)),
         "streams_that_differ": differing,
         "streams_that_ended_before": unhurt,
+    })
+}
+
+/// The child, once it serves and, where there is to be one, another stands by.
+pub(super) fn ready_child(client: &Client, standby: bool) -> u32 {
+    wait::until("everybody to be ready", || {
+        let health = client.health();
+        let is_ready = !standby || health["standby"]["state"] == "standing_by";
+        let child = health["child"]["pid"].as_u64().map(|pid| pid as u32);
+        child.filter(|_| is_ready && health["status"] == "healthy")
     })
 }
 

@@ -26,17 +26,20 @@ pub struct Peer {
 }
 
 impl Peer {
-    /// Starts `command`, which is told `--port` and `--slots`, and waits until it answers.
+    /// Starts `command`, which is told `--port`, `--slots` and `--context`, and waits until it answers.
+    /// `context` is that of the longest prompt.
     ///
     /// # Panics
     /// When it does not.
     #[must_use]
-    pub fn start(command: &str, slots: usize) -> Self {
+    pub fn start(command: &str, slots: usize, context: usize) -> Self {
         let free = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
         let address: SocketAddr = free.local_addr().expect("an address");
         drop(free);
         let port = address.port();
-        let again = format!("while :; do {command} --port {port} --slots {slots}; done");
+        let context = context + TOKENS_BEFORE + TOKENS_AFTER;
+        let options = format!("--port {port} --slots {slots} --context {context}");
+        let again = format!("while :; do {command} {options}; done");
         let mut shell = Command::new("sh");
         shell.args(["-c", &again]).process_group(0);
         shell.stdin(Stdio::piped());

@@ -105,6 +105,7 @@ impl Bare {
             max_sequence_tokens: CONTEXT,
             role: worker_orcd_ipc::Role::Active,
             shares_kv: false,
+            lent: 0,
             model: path.display().to_string(),
         };
         let device = Device::open(Some(threads), Isa::detect())?;

@@ -19,6 +19,7 @@ use std::time::{Duration, Instant};
 use worker_orcd_tests::bench::Latencies;
 use worker_orcd_tests::bench::pause::{self, Case};
 use worker_orcd_tests::bench::peer::Peer;
+use worker_orcd_tests::bench::steady;
 use worker_orcd_tests::worker::request;
 use worker_orcd_tests::{Worker, process, wait};
 
@@ -43,10 +44,13 @@ struct Options {
     streams: Vec<usize>,
     #[arg(long, default_value = "cpu")]
     device: String,
-    /// A command that starts llama.cpp's server, to be measured as well; `--port` and `--slots` are added.
+    /// A command that starts llama.cpp's server, to be measured as well; its port and sizes are added.
     #[arg(long)]
     llama_server: Option<String>,
-    /// Nothing but the table of pauses.
+    /// Rounds of a stream that nothing happens to, with a standby and without.
+    #[arg(long, default_value_t = 20)]
+    steady: usize,
+    /// Nothing but the table of pauses, and the steady stream.
     #[arg(long)]
     pauses_only: bool,
 }
@@ -62,7 +66,9 @@ fn main() {
     let options = Options::parse();
     if options.pauses_only {
         let pauses = pauses(&options);
-        println!("{}", json!({"bench": "recovery", "pauses": pauses}));
+        let steady = steady::measure(&options.device, options.steady);
+        let result = json!({"bench": "recovery", "steady": steady, "pauses": pauses});
+        println!("{result}");
         return;
     }
     let cold_starts = cold_starts(options.cold_starts);
@@ -84,6 +90,7 @@ fn main() {
         "cold_start_to_ready": cold_starts.summary(),
         "stop_to_noticed_with_a_deadline_of_2_s": stopped.summary(),
         "endless_step_noticed_after_its_deadline_of_1_s": endless(options.endless_steps).summary(),
+        "steady": steady::measure(&options.device, options.steady),
         "pauses": pauses(&options),
     });
     println!("{result}");
@@ -120,7 +127,8 @@ fn pauses(options: &Options) -> Vec<Value> {
 /// A hang is left out: nothing in a shell loop notices one.
 fn of_llama_server(options: &Options, command: &str) -> Vec<Value> {
     let slots = options.streams.iter().max().copied().unwrap_or(1);
-    let peer = Peer::start(command, slots);
+    let context = options.contexts.iter().max().copied().unwrap_or(1);
+    let peer = Peer::start(command, slots, context);
     let deaths = pause::DEATHS.iter().filter(|it| it.deadline.is_zero());
     let mut rows = Vec::new();
     for &death in deaths {

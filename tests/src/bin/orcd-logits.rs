@@ -112,6 +112,7 @@ fn load(options: &Options) -> Result<Box<dyn Executor>> {
         max_sequence_tokens: options.context,
         role: worker_orcd_ipc::Role::Active,
         shares_kv: false,
+        lent: 0,
         model: options.model.display().to_string(),
     };
     let progress = &mut |_, _| {};

@@ -9,9 +9,6 @@ use std::fmt::Write;
 use std::path::Path;
 use std::thread::available_parallelism;
 
-/// Tokens of a sequence of llama.cpp's server: the longest prompt, and what is generated.
-const PEER_CONTEXT: u32 = 8192;
-
 #[derive(clap::Args)]
 pub struct Arguments {
     /// Flags for the benchmark program, after `--`; `-- --help` lists them.
@@ -32,7 +29,7 @@ pub fn run_recovery(arguments: &Arguments) -> Result<()> {
     );
     let threads = available_parallelism()?;
     let (python, script, file) = (python.display(), script.display(), model.display());
-    let server = format!("{python} {script} {file} --threads {threads} --context {PEER_CONTEXT}");
+    let server = format!("{python} {script} {file} --threads {threads}");
     run_with("recovery", arguments, &model, &["--llama-server", &server])
 }
 

@@ -73,7 +73,9 @@ fn kv_pages(
     let room = memory::room();
     let budget = Budget {
         total: room.map_or(u64::MAX, |room| room.total),
-        free: room.map_or(u64::MAX, |room| room.available.saturating_add(in_place)),
+        free: room.map_or(u64::MAX, |room| {
+            room.available.saturating_add(in_place + options.lent)
+        }),
         reserve: 0,
         fixed,
         page_bytes: shape.page_bytes(),

@@ -7,11 +7,18 @@
 use super::control_group;
 use super::sealed::unnamed_file;
 use memmap2::{Advice, MmapMut};
+use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use worker_orcd_ipc::{Fault, MemoryBound};
+
+/// Whatever a descriptor of it may not do; what is mapped already stays writable.
+const SEALS: SealFlag = SealFlag::F_SEAL_SEAL
+    .union(SealFlag::F_SEAL_SHRINK)
+    .union(SealFlag::F_SEAL_GROW)
+    .union(SealFlag::F_SEAL_FUTURE_WRITE);
 
 /// A zeroed mapping, page aligned. Pages take memory when they are first touched.
 #[derive(Debug)]
@@ -29,7 +36,7 @@ impl Arena {
         Self::of(MmapMut::map_anon(length).map(|map| (map, None)), bytes)
     }
 
-    /// Memory that another process may read.
+    /// Memory that another process may read, and not write, shrink or stretch.
     ///
     /// # Errors
     /// [`Fault::OutOfMemory`] when the kernel refuses.
@@ -37,6 +44,7 @@ impl Arena {
         let mapped = unnamed_file("worker-orcd-kv", bytes).and_then(|file| {
             // SAFETY: this process alone writes it, and it keeps its length.
             let map = unsafe { MmapMut::map_mut(&file) }?;
+            fcntl(&file, FcntlArg::F_ADD_SEALS(SEALS))?;
             Ok((map, Some(file)))
         });
         Self::of(mapped, bytes)
@@ -125,6 +133,7 @@ pub fn cpu_name() -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::unix::fs::FileExt as _;
 
     #[test]
     fn meminfo_is_read_in_bytes_or_not_at_all() {
@@ -149,10 +158,24 @@ mod tests {
     }
 
     #[test]
+    fn who_shares_an_arena_reads_it_and_does_nothing_else_with_it() {
+        let mut arena = Arena::shareable(8192).expect("arena");
+        let file = File::from(arena.share().expect("a descriptor"));
+        arena.halves_mut()[4095] = 7;
+        let mut last = [0; 2];
+        file.read_exact_at(&mut last, 8190).expect("it is there");
+        assert_eq!(u16::from_ne_bytes(last), 7);
+        assert!(file.write_all_at(&[1], 0).is_err());
+        assert!(file.set_len(4096).is_err() && file.set_len(1 << 20).is_err());
+        // SAFETY: refused, so nothing is mapped.
+        assert!(unsafe { MmapMut::map_mut(&file) }.is_err());
+        assert!(Arena::new(1).expect("arena").share().is_err());
+    }
+
+    #[test]
     fn what_cannot_be_mapped_is_a_fault() {
-        assert!(matches!(
-            Arena::new(1 << 62),
-            Err(Fault::OutOfMemory { .. })
-        ));
+        for arena in [Arena::new(1 << 62), Arena::shareable(1 << 62)] {
+            assert!(matches!(arena, Err(Fault::OutOfMemory { .. })));
+        }
     }
 }

@@ -3,13 +3,14 @@
 use super::Requests;
 use super::assignments::Assignments;
 use crate::requests::violation::Violation;
-use worker_orcd_ipc::{Generation, SealedPages, Sealing};
+use worker_orcd_ipc::{Generation, KvSource, SealedPages, Sealing};
 use worker_orcd_lifecycle::SeatId;
 
 impl Requests {
     /// The child of this seat is told to load, and whose sealed pages it may adopt.
-    pub fn loads(&mut self, seat: SeatId, child: Generation, adopts_from: Option<Generation>) {
-        self.assigned.seat(seat).loads(child, adopts_from);
+    pub fn loads(&mut self, seat: SeatId, child: Generation, adopts_from: Option<KvSource>) {
+        let other = adopts_from.map(|other| other.child);
+        self.assigned.seat(seat).loads(child, other);
     }
 
     /// What the child of this seat has computed may be wrong: nobody adopts it.

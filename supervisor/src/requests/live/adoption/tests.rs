@@ -2,7 +2,8 @@ use crate::requests::scene::Scene;
 use crate::requests::testing::{Journal, request, step};
 use crate::requests::violation::Violation;
 use worker_orcd_ipc::{
-    Command, FinishReason, Generation, RequestId, SealedPage, SealedPages, Sealing, StepReport,
+    Command, FinishReason, Generation, KvSource, RequestId, SealedPage, SealedPages, Sealing,
+    StepReport,
 };
 use worker_orcd_lifecycle::{DeathCause, SeatId};
 
@@ -16,6 +17,10 @@ fn page(page: u32) -> SealedPage {
         tokens: 32,
         checksum: u128::from(page),
     }
+}
+
+fn kv_of(child: Generation) -> KvSource {
+    KvSource { child, bytes: 0 }
 }
 
 fn sealing(request: RequestId, first: u32, pages: &[u32]) -> StepReport {
@@ -33,7 +38,9 @@ fn sealing(request: RequestId, first: u32, pages: &[u32]) -> StepReport {
 fn with_standby() -> Journal {
     let mut journal = Journal::serving();
     journal.requests.loads(FIRST, CHILD, None);
-    journal.requests.loads(HEIR, Generation(2), Some(CHILD));
+    journal
+        .requests
+        .loads(HEIR, Generation(2), Some(kv_of(CHILD)));
     journal
 }
 
@@ -141,7 +148,7 @@ fn pages_of_another_child_than_the_one_that_may_be_adopted_from_are_not_given() 
     let mut journal = with_standby();
     journal
         .requests
-        .loads(HEIR, Generation(2), Some(Generation(7)));
+        .loads(HEIR, Generation(2), Some(kv_of(Generation(7))));
     let (id, _stream) = journal.submit(request("a"));
     say(&mut journal, &sealing(id, 0, &[7])).unwrap();
     succeed(&mut journal);

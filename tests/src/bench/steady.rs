@@ -1,0 +1,60 @@
+//! The speed of a stream that nothing happens to, with a standby and without, in turn.
+
+use super::pause;
+use crate::worker::request;
+use serde_json::{Value, json};
+use std::time::Instant;
+use worker_orcd_harness::Client;
+
+const PROMPT_TOKENS: usize = 100;
+const TOKENS: u32 = 256;
+
+/// Tokens per second of a worker without a standby and of one with, of so many rounds each.
+#[must_use]
+pub fn measure(device: &str, rounds: usize) -> Value {
+    let workers = [false, true].map(|standby| pause::worker(device, standby).start());
+    pause::ready_child(&workers[1].client(), true);
+    let mut rates = [Vec::new(), Vec::new()];
+    for _ in 0..rounds {
+        for (worker, rates) in workers.iter().zip(&mut rates) {
+            rates.push(rate(&worker.client()));
+        }
+    }
+    let ratios = rates[0].iter().zip(&rates[1]);
+    let ratio = median(ratios.map(|(without, with)| with / without).collect());
+    let [without, with] = rates.map(median);
+    json!({
+        "tokens_per_second_without": round(without),
+        "tokens_per_second_with_standby": round(with),
+        "median_of_ratios": round(ratio),
+    })
+}
+
+/// Tokens per second from the first token to the last.
+fn rate(client: &Client) -> f64 {
+    let prompt = "a".to_owned() + &" a".repeat(PROMPT_TOKENS - 1);
+    let mut body = request(&prompt, TOKENS);
+    body["ignore_eos"] = json!(true);
+    body["temperature"] = json!(0.0);
+    let mut stream = client.execute(&body);
+    let mut arrivals = Vec::new();
+    loop {
+        let event = stream.try_next().expect("the stream goes on");
+        match event.expect("the stream has an end").name.as_str() {
+            "token" => arrivals.push(Instant::now()),
+            "end" => break,
+            _ => {}
+        }
+    }
+    let (first, last) = (arrivals[0], arrivals[arrivals.len() - 1]);
+    (arrivals.len() - 1) as f64 / (last - first).as_secs_f64()
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
+}
+
+fn round(value: f64) -> f64 {
+    (value * 1e3).round() / 1e3
+}
