@@ -20,8 +20,9 @@ pub enum Command {
     /// exits 0. Waiting for work to finish is the supervisor's business.
     Shutdown,
     /// Once, after the [`Ready`](crate::Event::Ready) of a child that was loaded as a
-    /// [`Role::Standby`]: it takes the memory that it has left to others, and serves.
-    Promote,
+    /// [`Role::Standby`]: it takes the memory that it has left to others, and serves. `traces`: it writes the
+    /// trace that it was ordered to; one that stopped since then must not go on behind a hole.
+    Promote { traces: bool },
     /// While it serves: nothing more will be adopted, and the child lets go of the other child's KV cache.
     ReleaseKv,
 }
@@ -53,14 +54,14 @@ impl Command {
         match (self, state) {
             (Self::Load(_), ConversationState::AwaitingLoad)
             | (Self::Submit(_) | Self::ReleaseKv, ConversationState::Serving)
-            | (Self::Promote, ConversationState::StandingBy)
+            | (Self::Promote { .. }, ConversationState::StandingBy)
             | (Self::Cancel { .. }, ConversationState::Loading | ConversationState::Serving)
             | (Self::Shutdown, _) => Ok(()),
             (Self::Load(_), _) => Err("a second order to load"),
             (Self::Submit(_), _) => Err("a request before the model is ready"),
             (Self::Cancel { .. }, _) => Err("a cancellation of what was never submitted"),
             (Self::ReleaseKv, _) => Err("an end of adopting before the model is ready"),
-            (Self::Promote, _) => Err("a promotion of a child that does not stand by"),
+            (Self::Promote { .. }, _) => Err("a promotion of a child that does not stand by"),
         }
     }
 }

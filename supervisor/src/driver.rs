@@ -341,7 +341,8 @@ impl Driver {
                 .stands_by(now, &mut self.seats[seat], generation),
             Deed::Promote => {
                 self.seats[seat].role = Role::Active;
-                self.send(seat, &Command::Promote);
+                let traces = self.settings.load.trace.is_some();
+                self.send(seat, &Command::Promote { traces });
             }
             Deed::Serve => self.serve(seat, generation),
             Deed::Suspend { noticed_in } => {

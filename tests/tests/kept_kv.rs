@@ -32,14 +32,9 @@ fn standby(worker: &Worker) -> u32 {
 
 /// Tokens that children have adopted, of pages that had not changed.
 fn adopted(client: &Client) -> u64 {
-    let metrics = client.get("/metrics").text();
-    let value = |name: &str| -> u64 {
-        let mut lines = metrics.lines();
-        let value = lines.find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
-        value.expect(name).parse().expect("a whole number")
-    };
-    assert_eq!(value("worker_orcd_kv_changed_pages_total"), 0);
-    value("worker_orcd_kv_adopted_tokens_total")
+    let metric = |name| client.try_metric(name).expect("a metric");
+    assert_eq!(metric("worker_orcd_kv_changed_pages_total"), 0);
+    metric("worker_orcd_kv_adopted_tokens_total")
 }
 
 #[test]

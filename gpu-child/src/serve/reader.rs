@@ -29,7 +29,7 @@ impl Conversation {
         command.check(*state)?;
         match command {
             Command::Load(_) => *state = ConversationState::Loading,
-            Command::Promote => *state = ConversationState::Serving,
+            Command::Promote { .. } => *state = ConversationState::Serving,
             _ => {}
         }
         Ok(())

@@ -283,7 +283,7 @@ impl<'a> StepLoop<'a> {
                 self.scheduler.cancel(request);
                 Ok(())
             }
-            Command::Promote => self.promote(),
+            Command::Promote { traces } => self.promote(traces),
             Command::ReleaseKv => {
                 self.adopts_from = None;
                 if let Some(kv) = self.executor.kv_custody() {
@@ -297,7 +297,8 @@ impl<'a> StepLoop<'a> {
     }
 
     /// A device that hangs under it is noticed, as under a step.
-    fn promote(&mut self) -> Result<(), Fault> {
+    fn promote(&mut self, traces: bool) -> Result<(), Fault> {
+        self.trace = self.trace.take().filter(|_| traces);
         self.status.step_begins(self.step, Instant::now());
         self.status.does(Doing::TakesOver);
         self.executor.promote()?;

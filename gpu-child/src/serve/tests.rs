@@ -2,6 +2,7 @@
 
 mod ahead;
 mod counter;
+mod standby;
 mod watched;
 
 use super::*;

@@ -40,7 +40,7 @@ fn command_name(command: &Command) -> &'static str {
         Command::Submit(_) => "submit",
         Command::Cancel { .. } => "cancel",
         Command::Shutdown => "shutdown",
-        Command::Promote => "promote",
+        Command::Promote { .. } => "promote",
         Command::ReleaseKv => "release-kv",
     }
 }
@@ -86,7 +86,7 @@ fn commands() -> Vec<Command> {
             request: RequestId(300),
         },
         Command::Shutdown,
-        Command::Promote,
+        Command::Promote { traces: true },
         Command::ReleaseKv,
     ]
 }

@@ -27,7 +27,7 @@ pub fn command() -> BoxedStrategy<Command> {
         submission().prop_map(|submission| Command::Submit(Box::new(submission))),
         request().prop_map(|request| Command::Cancel { request }),
         Just(Command::Shutdown),
-        Just(Command::Promote),
+        any::<bool>().prop_map(|traces| Command::Promote { traces }),
         Just(Command::ReleaseKv),
     ]
     .boxed()

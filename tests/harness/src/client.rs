@@ -177,6 +177,18 @@ impl Client {
         self.stream("/execute", request)
     }
 
+    /// The value of a metric without labels.
+    ///
+    /// # Errors
+    /// When there is no answer, or it has no such metric.
+    pub fn try_metric(&self, name: &str) -> io::Result<u64> {
+        let text = self.try_get("/metrics")?.text();
+        let mut lines = text.lines();
+        let value = lines.find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+        let value = value.and_then(|value| value.parse().ok());
+        value.ok_or_else(|| io::Error::other(format!("{name} has no value")))
+    }
+
     #[must_use]
     pub fn health(&self) -> Value {
         self.get("/health").json()

@@ -2,7 +2,7 @@
 
 use super::VOCAB;
 use crate::device::{
-    Ahead, Batch, Executor, KvGeometry, NoTap, SequenceWork, TO_BE_DRAWN, Tap, Witness,
+    Ahead, Batch, Checkpoint, Executor, KvGeometry, NoTap, SequenceWork, TO_BE_DRAWN, Tap, Witness,
 };
 use crate::serve::Loaded;
 use std::collections::VecDeque;
@@ -68,8 +68,13 @@ impl Executor for Counter {
         32
     }
 
-    fn step(&mut self, batch: &Batch<'_>, _: &mut dyn Tap) -> Result<Vec<Drawn>, Fault> {
+    fn step(&mut self, batch: &Batch<'_>, tap: &mut dyn Tap) -> Result<Vec<Drawn>, Fault> {
         std::thread::sleep(self.step_takes);
+        for work in batch.sequences {
+            if tap.wants(work.request, &Checkpoint::Logits) {
+                tap.see(work.request, &Checkpoint::Logits, 0, &[0.0]);
+            }
+        }
         let draw = |tokens: &[TokenId]| match tokens.last() {
             Some(TokenId(99)) => Err(Fault::Device {
                 error: DeviceError::Cuda("CUDA_ERROR_TEST".into()),

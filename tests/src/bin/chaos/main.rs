@@ -231,6 +231,10 @@ fn run(arguments: &Arguments, seed: u64) -> Result<Report> {
     }
     let (faults, deaths) = (worker.health()?["faults"].clone(), worker.deaths());
     let (injected, changes) = (worker.injected(), worker.changes());
+    let adopted = worker.adopted()?;
+    if arguments.standby && arguments.device == "cpu" && adopted.tokens == 0 {
+        violations.push("no page was adopted, so nothing was shown of that".to_owned());
+    }
     let reports = Deaths::read(&worker, &injected)?;
     // On a card a fault of one child may meet the other while that one loads.
     let has_neighbour = arguments.standby && arguments.device != "cpu";
@@ -260,6 +264,7 @@ fn run(arguments: &Arguments, seed: u64) -> Result<Report> {
         reports,
         deaths_by_cause: faults["deaths_by_cause"].clone(),
         recoveries: faults["recoveries"].clone(),
+        adopted,
         memory: watch.summary(&idle),
         vram: vram.map(|vram| vram.summary),
         siege: ledger

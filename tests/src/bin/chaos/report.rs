@@ -10,6 +10,13 @@ use std::fs;
 use std::process::Command;
 use std::time::Duration;
 
+/// What children did not compute again, since the worker was started.
+#[derive(Debug, Clone, Copy)]
+pub struct Adopted {
+    pub tokens: u64,
+    pub changed_pages: u64,
+}
+
 #[derive(Debug)]
 pub struct Report {
     pub command: String,
@@ -24,6 +31,7 @@ pub struct Report {
     pub reports: Deaths,
     pub deaths_by_cause: Value,
     pub recoveries: Value,
+    pub adopted: Adopted,
     pub memory: String,
     /// Of a GPU.
     pub vram: Option<String>,
@@ -121,7 +129,7 @@ impl Report {
              | failed | {} |\n\
              | different from the reference | {} |\n\n\
              {} tokens were delivered, each once and in order; {} recoveries, at most {} in one \
-             stream.\n\n",
+             stream. {} tokens were adopted from dead children, and {} pages had changed.\n\n",
             tally.complete,
             tally.complete_after_recovery,
             tally.cancelled,
@@ -132,6 +140,8 @@ impl Report {
             tally.tokens,
             self.recoveries,
             tally.most_recoveries,
+            self.adopted.tokens,
+            self.adopted.changed_pages,
         )
     }
 

@@ -1,5 +1,6 @@
 //! The worker under test: started, listened to, stopped, and nothing of it left behind.
 
+use super::report::Adopted;
 use anyhow::{Context, Result, ensure};
 use nix::sys::signal::Signal;
 use serde_json::Value;
@@ -145,6 +146,19 @@ impl Worker {
     /// When it does not answer.
     pub fn health(&self) -> Result<Value> {
         Ok(self.client.try_get("/health")?.try_json()?)
+    }
+
+    /// # Errors
+    /// When it does not answer.
+    pub fn adopted(&self) -> Result<Adopted> {
+        Ok(Adopted {
+            tokens: self
+                .client
+                .try_metric("worker_orcd_kv_adopted_tokens_total")?,
+            changed_pages: self
+                .client
+                .try_metric("worker_orcd_kv_changed_pages_total")?,
+        })
     }
 
     /// The child of the moment, if its process runs.

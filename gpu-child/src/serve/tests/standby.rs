@@ -1,0 +1,31 @@
+//! A child that stands by, until it is promoted.
+
+use super::*;
+use worker_orcd_ipc::TraceOrder;
+
+/// Lines that a promoted child writes to the trace that it was ordered to.
+fn traced_lines(traces: bool) -> usize {
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = directory.path().join("trace.jsonl");
+    let mut supervisor = Supervisor::start(|_, _| Ok(loaded(Duration::ZERO)));
+    supervisor.say(&Command::Load(LoadOrder {
+        role: Role::Standby,
+        trace: Some(TraceOrder {
+            path: path.to_str().expect("a plain path").to_owned(),
+            first_values: 1,
+        }),
+        ..order()
+    }));
+    supervisor.until(|event| matches!(event, Event::Ready(_)));
+    supervisor.say(&Command::Promote { traces });
+    supervisor.submit(1, 5, 3);
+    assert_eq!(supervisor.collect(1).0.len(), 3);
+    let trace = std::fs::read_to_string(path).expect("it was opened");
+    trace.lines().count()
+}
+
+#[test]
+fn a_promoted_child_goes_on_with_a_trace_unless_that_has_stopped() {
+    assert_eq!(traced_lines(true), 3);
+    assert_eq!(traced_lines(false), 0);
+}
