@@ -8,7 +8,7 @@ use std::thread;
 use std::time::Duration;
 use std::time::Instant;
 use worker_orcd_tests::worker::{WorkerBuilder, unique};
-use worker_orcd_tests::{Bystander, Script, Worker, on_the_beat, process, wait};
+use worker_orcd_tests::{Bystander, Client, Script, Worker, on_the_beat, process, wait};
 
 const ANY_LENGTH: &str = "4000000000";
 
@@ -175,6 +175,8 @@ fn prompts_that_are_tokenized_cost_eight_times_themselves_at_most() {
     const LONGEST_TOKEN: usize = 64;
     /// Stacks, what cuts words, what the allocator is about to give back, and what a process grows by.
     const BESIDE: u64 = 16 << 20;
+    /// For a build without optimization, beside other tests.
+    const PATIENCE: Duration = Duration::from_secs(300);
     let long_word = "a".repeat(131 << 10) + " ";
     let whole = "a".repeat(BODY);
     let letters = "ab".repeat(100_000) + "!";
@@ -199,9 +201,11 @@ fn prompts_that_are_tokenized_cost_eight_times_themselves_at_most() {
             .arg("--max-prompt-chars", ANY_LENGTH)
             .start();
         let before = process::rss_bytes(worker.pid()).unwrap();
-        let answer = worker
-            .client()
-            .post_bytes("/v1/completions", body.as_bytes());
+        let client = Client {
+            patience: PATIENCE,
+            ..worker.client()
+        };
+        let answer = client.post_bytes("/v1/completions", body.as_bytes());
         assert_eq!(answer.status, status, "{shown:?}: {}", answer.text());
         assert!(status == 200 || answer.text().contains("tokens"));
         let grown = process::peak_rss_bytes(worker.pid()).unwrap() - before;
@@ -209,6 +213,18 @@ fn prompts_that_are_tokenized_cost_eight_times_themselves_at_most() {
         let allowed = 8 * body.len() as u64 + BESIDE;
         assert!(grown <= allowed, "{shown:?}: {} MiB", grown >> 20);
     }
+}
+
+/// A huge page would be resident as a whole for one byte that is written; `hg`: see proc_pid_smaps(5).
+#[test]
+fn the_supervisor_asks_for_no_huge_pages() {
+    let worker = Worker::scripted(Script::behave()).start();
+    let maps = std::fs::read_to_string(format!("/proc/{}/smaps", worker.pid())).unwrap();
+    let mut flags = maps
+        .lines()
+        .filter_map(|line| line.strip_prefix("VmFlags:"));
+    assert!(flags.clone().any(|flags| flags.contains(" rd")), "{maps}");
+    assert!(flags.all(|flags| !flags.contains(" hg")), "{maps}");
 }
 
 #[test]
