@@ -1,8 +1,8 @@
 //! The child's end of the socket for descriptors: what it opened and the next child needs goes up,
 //! what an earlier child opened comes down.
 //!
-//! Only the loader uses it. The process does not live by this socket: that of the
-//! [control socket](crate::serve) is the end that ends it.
+//! Only the loader uses it; then the [sentinel](crate::sentinel) keeps it open. The process does not live by this
+//! socket: that of the [control socket](crate::serve) is the end that ends it.
 
 use rustix::io::Errno;
 use rustix::net::{
@@ -33,6 +33,14 @@ impl Custody {
     pub(crate) fn pair() -> (Self, Self) {
         let (one, other) = UnixStream::pair().expect("sockets");
         (Self { stream: one }, Self { stream: other })
+    }
+
+    /// A duplicate of this end of the socket.
+    ///
+    /// # Errors
+    /// When no descriptor is left.
+    pub fn line(&self) -> io::Result<OwnedFd> {
+        self.stream.try_clone().map(OwnedFd::from)
     }
 
     /// Leaves a duplicate of the descriptor with the supervisor. Does not wait for it to be taken.

@@ -8,6 +8,7 @@ use crate::exit;
 use crate::fault_injection;
 use crate::flight_recorder::FlightRecorder;
 use crate::loader;
+use crate::sentinel;
 use crate::serve::{Link, Loaded, Progress, serve};
 use clap::Parser;
 use interprocess::local_socket::{GenericFilePath, Stream, prelude::*};
@@ -102,8 +103,15 @@ where
             &format!("the socket for descriptors: {error}"),
         ),
     };
-    let loader =
-        move |order: &LoadOrder, progress: Progress<'_>| loader(order, custody.as_ref(), progress);
+    let is_watched = custody.as_ref().is_some_and(post_sentinel);
+    let loader = move |order: &LoadOrder, progress: Progress<'_>| {
+        let loaded = loader(order, custody.as_ref(), progress);
+        if !is_watched {
+            // Its end would be taken for this process's.
+            std::mem::forget(custody);
+        }
+        loaded
+    };
     let (generation, reader) = (Generation(arguments.generation), socket.clone());
     #[cfg(feature = "fault-injection")]
     let (socket, loader) = match fault_injection::rules() {
@@ -116,6 +124,13 @@ where
     exit::end_process_on_panic(move |fault| speaker.try_last_words(fault));
     serve(reader, link, features, FlightRecorder::at_stdin(), loader);
     exit::end_now(ExitCode::SupervisorLost);
+}
+
+/// Without one, a death by a signal is noticed some milliseconds later.
+fn post_sentinel(custody: &Custody) -> bool {
+    let posted = custody.line().and_then(sentinel::post);
+    let posted = posted.inspect_err(|error| eprintln!("worker-orcd-gpu: no sentinel: {error}"));
+    posted.is_ok()
 }
 
 /// Answers a question of [`worker_orcd_ipc::probe`].

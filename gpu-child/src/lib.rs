@@ -30,6 +30,7 @@ pub mod model;
 pub mod rng;
 pub mod sampler;
 pub mod scheduler;
+mod sentinel;
 pub mod serve;
 pub mod trace;
 

@@ -44,6 +44,8 @@ pub(crate) struct Child {
     process: Process,
     line: Line,
     custody: Option<Custody>,
+    /// All its threads are ending; what it has said before is still to be read.
+    is_ending: bool,
 }
 
 #[derive(Debug)]
@@ -79,6 +81,7 @@ impl Child {
             process,
             line: Line::Waiting(door),
             custody,
+            is_ending: false,
         }
     }
 
@@ -104,15 +107,34 @@ impl Child {
         }
     }
 
+    /// Nothing more is handed over or out: from now on the socket for descriptors tells of the child's end.
+    pub(crate) fn watch_custody(&mut self) {
+        if let Some(custody) = &mut self.custody
+            && let Err(error) = custody.watch(self.pid)
+        {
+            warn!(%error, "custody_socket_not_watched");
+        }
+    }
+
     /// Waits for the next sign. Cancel-safe: a sign that was not returned is not lost.
     ///
     /// A connection is reported before an exit that came after it: without one by then, there
     /// will never be one.
     pub(crate) async fn next(&mut self) -> Sign {
-        tokio::select! {
-            biased;
-            sign = self.line.next(self.pid) => sign,
-            exit = self.process.exited() => Sign::Exited(exit),
+        if !self.is_ending {
+            tokio::select! {
+                biased;
+                sign = self.line.next(self.pid) => return sign,
+                outcome = ended(self.custody.as_ref()) => match outcome {
+                    Ok(()) => self.is_ending = true,
+                    Err(error) => return self.line.fail(error.into()),
+                },
+                exit = self.process.exited() => return Sign::Exited(exit),
+            }
+        }
+        match self.line.end() {
+            Some(sign) => sign,
+            None => Sign::Exited(self.process.exited().await),
         }
     }
 
@@ -186,6 +208,14 @@ impl Child {
     }
 }
 
+/// Never, where there is no socket to tell it.
+async fn ended(custody: Option<&Custody>) -> io::Result<()> {
+    match custody {
+        Some(custody) => custody.ended().await,
+        None => std::future::pending().await,
+    }
+}
+
 impl Line {
     async fn next(&mut self, pid: u32) -> Sign {
         match self {
@@ -209,6 +239,23 @@ impl Line {
         }
     }
 
+    /// What is left of the words of a child that is ending, and then their end; without waiting.
+    fn end(&mut self) -> Option<Sign> {
+        let rest = match self {
+            Self::Open(link) => link.read_the_rest(),
+            Self::Waiting(_) => Ok(false),
+            Self::Closed => return None,
+        };
+        Some(match rest {
+            Ok(true) => Sign::Stirred,
+            Ok(false) => {
+                *self = Self::Closed;
+                Sign::LinkClosed
+            }
+            Err(error) => self.fail(error),
+        })
+    }
+
     fn fail(&mut self, error: LinkError) -> Sign {
         *self = Self::Closed;
         match error {
@@ -227,4 +274,83 @@ fn is_hang_up(error: &io::Error) -> bool {
         error.kind(),
         io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::child::socket::PrivateDir;
+    use std::io::Write as _;
+    use std::os::unix::net::UnixStream;
+    use std::os::unix::process::CommandExt as _;
+    use std::time::Duration;
+    use worker_orcd_ipc::{Preamble, frame};
+
+    /// A child whose ends of both sockets are the test's, and another process that stays alive.
+    async fn child() -> (Child, UnixStream, UnixStream) {
+        let (generation, me) = (Generation(1), std::process::id());
+        let dir = PrivateDir::create().unwrap();
+        let door = dir.open_door(generation).unwrap();
+        let control = UnixStream::connect(door.path()).unwrap();
+        let link = Link::new(door.accept(me).await.unwrap());
+        let custody = dir.open_custody(generation).unwrap();
+        let line = UnixStream::connect(custody.path()).unwrap();
+        let sleeper = std::process::Command::new("sleep")
+            .arg("3600")
+            .process_group(0)
+            .spawn();
+        let mut child = Child {
+            generation,
+            pid: me,
+            process: Process::new(sleeper.unwrap()).unwrap(),
+            line: Line::Open(link),
+            custody: Some(custody),
+            is_ending: false,
+        };
+        assert!(
+            matches!(next(&mut child).await, Sign::Stirred),
+            "our preamble"
+        );
+        child.watch_custody();
+        (child, control, line)
+    }
+
+    async fn next(child: &mut Child) -> Sign {
+        let sign = tokio::time::timeout(Duration::from_secs(30), child.next()).await;
+        sign.expect("a sign")
+    }
+
+    #[tokio::test]
+    async fn the_end_of_the_sentinel_is_that_of_the_link() {
+        let (mut child, _control, line) = child().await;
+        drop(line);
+        assert!(matches!(next(&mut child).await, Sign::LinkClosed));
+        child.kill(Signal::Kill);
+        assert!(
+            matches!(next(&mut child).await, Sign::Exited(_)),
+            "it was alive"
+        );
+    }
+
+    #[tokio::test]
+    async fn the_last_words_of_a_child_that_is_ending_come_before_its_end() {
+        let (mut child, mut control, _line) = child().await;
+        let mut bytes = Preamble::OURS.to_bytes().to_vec();
+        frame::write_frame(&mut bytes, b"last word").unwrap();
+        control.write_all(&bytes).unwrap();
+        // Seen before the words are: both came between two looks.
+        child.is_ending = true;
+        assert!(matches!(next(&mut child).await, Sign::Stirred));
+        assert_eq!(child.next_word().unwrap(), Some(&b"last word"[..]));
+        assert!(matches!(next(&mut child).await, Sign::LinkClosed));
+        child.kill(Signal::Kill);
+    }
+
+    #[tokio::test]
+    async fn a_word_on_the_socket_for_descriptors_is_a_failure() {
+        let (mut child, _control, mut line) = child().await;
+        line.write_all(b"word").unwrap();
+        assert!(matches!(next(&mut child).await, Sign::LinkFailed(_)));
+        child.kill(Signal::Kill);
+    }
 }

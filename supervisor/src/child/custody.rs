@@ -12,6 +12,10 @@
 //! come, and what is handed out is small enough for the socket's buffer.
 //!
 //! A descriptor that is kept is neither read, written nor mapped by this process.
+//!
+//! Once the child is ready, only a thread of its own has the other end (`gpu-child/src/sentinel.rs`), which a
+//! kill ends before the kernel takes the process's memory down. So the end of this socket is the first sign of a
+//! death by a signal, by milliseconds.
 
 use rustix::io::Errno;
 use rustix::net::{
@@ -39,6 +43,8 @@ pub(crate) struct Custody {
 enum Line {
     Listening(UnixListener),
     Connected(UnixStream),
+    /// Nothing more will cross; what is left to come is the end.
+    Watched(tokio::net::UnixStream),
 }
 
 impl Custody {
@@ -110,6 +116,43 @@ impl Custody {
         Ok(())
     }
 
+    /// Has [`ended`](Self::ended) wait for the child's end of the socket to close; called when it is ready.
+    ///
+    /// # Errors
+    /// When the runtime does not take the socket; then the end is not noticed here.
+    pub(crate) fn watch(&mut self, pid: u32) -> io::Result<()> {
+        let Some(connection) = self.connection(pid)? else {
+            return Ok(());
+        };
+        let connection = connection.try_clone()?;
+        connection.set_nonblocking(true)?;
+        self.line = Line::Watched(tokio::net::UnixStream::from_std(connection)?);
+        Ok(())
+    }
+
+    /// Waits for the child to close its end. Cancel-safe.
+    ///
+    /// # Errors
+    /// When it says something instead.
+    pub(crate) async fn ended(&self) -> io::Result<()> {
+        let Line::Watched(stream) = &self.line else {
+            return std::future::pending().await;
+        };
+        loop {
+            let readable = stream.readable().await;
+            let outcome = readable.and_then(|()| stream.try_read(&mut [0]));
+            let nothing_yet = |error: &io::Error| error.kind() == io::ErrorKind::WouldBlock;
+            match outcome {
+                Ok(1..) => {
+                    let message = "a word on the socket for descriptors, after Ready";
+                    return Err(io::Error::new(io::ErrorKind::InvalidData, message));
+                }
+                Err(error) if nothing_yet(&error) => {}
+                Ok(0) | Err(_) => return Ok(()),
+            }
+        }
+    }
+
     /// The connection of process `pid`, if it has connected; anybody else is turned away.
     fn connection(&mut self, pid: u32) -> io::Result<Option<&UnixStream>> {
         while let Line::Listening(listener) = &self.line {
@@ -128,7 +171,7 @@ impl Custody {
         }
         match &self.line {
             Line::Connected(stream) => Ok(Some(stream)),
-            Line::Listening(_) => Ok(None),
+            Line::Listening(_) | Line::Watched(_) => Ok(None),
         }
     }
 }
@@ -210,6 +253,39 @@ mod tests {
             file.read_to_string(&mut text).unwrap();
             assert_eq!(text, "weights");
         }
+    }
+
+    #[tokio::test]
+    async fn the_end_is_seen_behind_what_was_handed_over_and_no_sooner() {
+        let (dir, mut custody, mut child) = custody();
+        let me = std::process::id();
+        let file = File::create(dir.path().join("file")).unwrap();
+        hand_over(&child, 1, &file);
+        assert!(custody.take(me).unwrap().is_some());
+        custody.watch(me).unwrap();
+        let patience = std::time::Duration::from_millis(50);
+        let too_soon = tokio::time::timeout(patience, custody.ended()).await;
+        assert!(too_soon.is_err(), "the child is there");
+        child.write_all(b"words").unwrap();
+        let words = custody.ended().await.unwrap_err();
+        assert_eq!(words.kind(), io::ErrorKind::InvalidData);
+        let mut rest = [0; 4];
+        let Line::Watched(stream) = &custody.line else {
+            panic!("it is watched");
+        };
+        assert_eq!(stream.try_read(&mut rest).unwrap(), rest.len());
+        drop(child);
+        custody.ended().await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_child_that_has_not_connected_is_not_missed() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut custody = Custody::open(dir.path().join("1.fds")).unwrap();
+        custody.watch(std::process::id()).unwrap();
+        let patience = std::time::Duration::from_millis(50);
+        let ended = tokio::time::timeout(patience, custody.ended()).await;
+        assert!(ended.is_err());
     }
 
     #[test]

@@ -9,6 +9,8 @@
 )]
 
 use interprocess::local_socket::tokio::Stream;
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, recv};
 use std::io;
 use std::time::{Duration, Instant};
 use thiserror::Error;
@@ -130,6 +132,23 @@ impl Link {
             self.read()
         } else {
             Ok(true)
+        }
+    }
+
+    /// Reads what the child has sent, without waiting; `false` when nothing is left.
+    ///
+    /// # Errors
+    /// When the socket fails.
+    pub(crate) fn read_the_rest(&mut self) -> Result<bool, LinkError> {
+        // Not by the runtime's word, which may be older than what was sent last.
+        let flags = RecvFlags::DONTWAIT;
+        match recv(socket(&self.stream), &mut self.read_buffer[..], flags) {
+            Ok((0, _)) | Err(Errno::AGAIN) => Ok(false),
+            Ok((count, _)) => {
+                self.reader.push(&self.read_buffer[..count]);
+                Ok(true)
+            }
+            Err(errno) => Err(io::Error::from(errno).into()),
         }
     }
 
@@ -340,6 +359,18 @@ mod tests {
             assert!(link.stir().await.unwrap());
         }
         while link.stir().await.unwrap_or(false) {}
+    }
+
+    #[tokio::test]
+    async fn the_rest_is_read_without_waiting_for_more() {
+        let (mut link, mut child) = pair().await;
+        let mut bytes = Preamble::OURS.to_bytes().to_vec();
+        frame::write_frame(&mut bytes, b"last word").unwrap();
+        child.write_all(&bytes).unwrap();
+        assert!(link.read_the_rest().unwrap());
+        assert_eq!(link.next_frame().unwrap(), Some(&b"last word"[..]));
+        assert!(!link.read_the_rest().unwrap(), "nothing more is there");
+        drop(child);
     }
 
     #[tokio::test]

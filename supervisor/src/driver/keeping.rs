@@ -153,6 +153,7 @@ impl Keeping {
                 Err(error) => warn!(%error, "not_kept"),
             }
         }
+        child.watch_custody();
         if self.model.is_none() {
             warn!("model_file_not_handed_over");
         }
