@@ -90,6 +90,12 @@ pub trait Executor: Any + Send {
     /// The largest number of tokens, over all sequences, that one batch may hold.
     fn max_batch_tokens(&self) -> u32;
 
+    /// Prompt tokens of a first step, when nobody knows yet how long one takes: few enough on the slowest
+    /// machine.
+    fn first_prompt_tokens(&self) -> u32 {
+        32
+    }
+
     /// Runs the batch. The result has one entry for each sequence with a `sample`, in order.
     ///
     /// # Errors

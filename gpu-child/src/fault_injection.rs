@@ -84,7 +84,9 @@ where
         }
         let mut loaded = loader(order, progress)?;
         let device = loaded.executor.facts().id;
-        make_ready(&rules, &device, saboteur(&mut *loaded.executor))?;
+        let shares_kv = loaded.executor.kv_custody().is_some();
+        let saboteur = saboteur(&mut *loaded.executor);
+        make_ready(&rules, &device, shares_kv, saboteur)?;
         let inner = loaded.executor;
         loaded.executor = Box::new(FaultyExecutor::new(inner, rules, generation, wire));
         Ok(loaded)
@@ -103,9 +105,20 @@ fn saboteur<'a>(device: &'a mut (dyn Executor + 'static)) -> Option<&'a mut dyn 
 fn make_ready(
     rules: &[Rule],
     device: &str,
+    shares_kv: bool,
     saboteur: Option<&mut dyn Saboteur>,
 ) -> Result<(), Fault> {
     let may_come = |kind: &Kind| rules.iter().any(|rule| rule.may(*kind));
+    let refused = |kind: Kind, place: &str| Fault::DeviceUnavailable {
+        message: format!(
+            "the fault {} cannot be injected on {place}; name others",
+            kind.name()
+        ),
+    };
+    if may_come(&Kind::FlippedPage) && !shares_kv {
+        let place = format!("{device}, whose KV cache is not shared");
+        return Err(refused(Kind::FlippedPage, &place));
+    }
     let mut of_device = Kind::ALL
         .into_iter()
         .filter(|kind| kind.of_device().is_some());
@@ -117,13 +130,7 @@ fn make_ready(
             false => Ok(()),
         };
     }
-    let Some(kind) = first else {
-        return Ok(());
-    };
-    let name = kind.name();
-    Err(Fault::DeviceUnavailable {
-        message: format!("the fault {name} cannot be injected on {device}; name others"),
-    })
+    first.map_or(Ok(()), |kind| Err(refused(kind, device)))
 }
 
 #[cfg(test)]
@@ -152,7 +159,7 @@ mod tests {
     fn a_fault_that_a_device_lacks_is_refused_by_name() {
         let refused = |faults: &str| {
             let rules = parse(faults).unwrap();
-            let refused = make_ready(&rules, "cpu", None).err();
+            let refused = make_ready(&rules, "cpu", false, None).err();
             refused.map(|fault| fault.to_string())
         };
         for kind in Kind::ALL {
@@ -167,10 +174,26 @@ mod tests {
     }
 
     #[test]
+    fn a_page_flips_only_where_the_kv_cache_is_shared() {
+        let rules = parse("any|flipped-page@chance=0.1").unwrap();
+        for of_device in [false, true] {
+            let make_ready = |shares_kv| {
+                let mut device = Device::default();
+                let saboteur = of_device.then_some(&mut device as &mut dyn Saboteur);
+                make_ready(&rules, "it", shares_kv, saboteur)
+            };
+            assert!(make_ready(true).is_ok());
+            let refused = make_ready(false).unwrap_err().to_string();
+            assert!(refused.contains("flipped-page"), "{refused}");
+        }
+    }
+
+    #[test]
     fn a_device_is_made_ready_for_what_it_will_have_to_do() {
         let ready = |faults: &str| {
             let mut device = Device::default();
-            make_ready(&parse(faults).unwrap(), "cuda:0", Some(&mut device)).unwrap();
+            let rules = parse(faults).unwrap();
+            make_ready(&rules, "cuda:0", false, Some(&mut device)).unwrap();
             device.ready
         };
         assert_eq!(ready("panic|kill@step=3"), 0);

@@ -19,7 +19,10 @@
 //! Tokens are compared, not hashes of them: two prefixes never share a page by accident.
 
 use crate::device::{KvGeometry, PageId};
+use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap};
+use std::hash::{Hash, Hasher};
+use std::sync::Arc;
 use worker_orcd_ipc::TokenId;
 
 /// Names the end of a chain of published pages. Never reused, so that a page which takes the
@@ -39,10 +42,21 @@ pub struct Prefix {
     pub chain: ChainId,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 struct PageKey {
     parent: ChainId,
-    tokens: Box<[TokenId]>,
+    tokens: Arc<[TokenId]>,
+}
+
+/// Two tokens at a time: a long prompt is looked up page by page when it goes on in another child.
+impl Hash for PageKey {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        state.write_u64(self.parent.0);
+        for pair in self.tokens.chunks(2) {
+            let [first, second] = [pair.first(), pair.get(1)].map(|it| it.map_or(0, |it| it.0));
+            state.write_u64(u64::from(first) << 32 | u64::from(second));
+        }
+    }
 }
 
 #[derive(Debug, Default)]
@@ -153,24 +167,29 @@ impl KvPages {
             parent,
             tokens: tokens.into(),
         };
-        if let Some((chain, known)) = self.chains.get_mut(&key) {
-            let chain = *chain;
-            if self.pages[known.0 as usize].users == 0 {
-                // The other one has no user: this one takes its place, so that a chain whose end
-                // is in use does not lose its front.
-                let unused = std::mem::replace(known, page);
-                self.kept.remove(&self.pages[unused.0 as usize].released);
-                self.pages[unused.0 as usize].published = None;
-                self.pages[page.0 as usize].published = Some(key);
-                self.free.push(unused);
+        match self.chains.entry(key) {
+            Entry::Occupied(mut entry) => {
+                let key = entry.key().clone();
+                let (chain, known) = entry.get_mut();
+                if self.pages[known.0 as usize].users == 0 {
+                    // The other one has no user: this one takes its place, so that a chain whose end
+                    // is in use does not lose its front.
+                    let unused = std::mem::replace(known, page);
+                    self.kept.remove(&self.pages[unused.0 as usize].released);
+                    self.pages[unused.0 as usize].published = None;
+                    self.pages[page.0 as usize].published = Some(key);
+                    self.free.push(unused);
+                }
+                *chain
             }
-            return chain;
+            Entry::Vacant(entry) => {
+                let chain = ChainId(self.next_chain);
+                self.next_chain += 1;
+                self.pages[page.0 as usize].published = Some(entry.key().clone());
+                entry.insert((chain, page));
+                chain
+            }
         }
-        let chain = ChainId(self.next_chain);
-        self.next_chain += 1;
-        self.pages[page.0 as usize].published = Some(key.clone());
-        self.chains.insert(key, (chain, page));
-        chain
     }
 
     /// The caller stops using these pages, given in the order of positions.

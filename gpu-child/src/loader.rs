@@ -19,7 +19,8 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use twox_hash::xxhash3_128::Hasher;
 use worker_orcd_ipc::{
-    Article, Fault, Generation, KvSource, LoadOrder, ModelFile, ModelIdentity, WeightsManifest,
+    Article, DeviceSelector, Fault, Generation, KvSource, LoadOrder, ModelFile, ModelIdentity,
+    WeightsManifest,
 };
 
 /// # Errors
@@ -54,7 +55,10 @@ pub fn load(
         max_sequence_tokens: sequence_tokens,
         role: order.role,
         shares_kv: order.shares_kv,
-        lent: other.as_ref().map_or(0, taken_by),
+        lent: match order.device {
+            DeviceSelector::Cpu => other.as_ref().map_or(0, taken_by),
+            DeviceSelector::Cuda(_) => other.as_ref().map_or(0, |other| other.source.bytes),
+        },
         model: model.name.clone(),
     };
     let source = Source {

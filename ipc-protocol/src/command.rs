@@ -77,7 +77,8 @@ pub struct LoadOrder {
     /// file, and their memory is handed over before the child is ready.
     pub weights: Option<WeightsManifest>,
     /// The KV cache is to lie in memory that may outlive the child. It is handed over before the child is
-    /// ready, and pages are [sealed](crate::kv). A device that cannot do so hands nothing over.
+    /// ready, and pages are [sealed](crate::kv). A device that cannot do so hands nothing over. Only with
+    /// `prefix_cache`, by which adopted pages are found.
     pub shares_kv: bool,
     /// The KV cache that sealed pages may be adopted from.
     pub adopts_from: Option<KvSource>,

@@ -27,7 +27,7 @@ pub struct SealedPages {
     pub pages: Vec<SealedPage>,
 }
 
-/// More sealed pages of a request, or more of its last one.
+/// More sealed pages of a request, or more of its last one; or none, where it has given up its pages.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Sealing {
     pub request: RequestId,

@@ -10,6 +10,7 @@
 #include "attention.cu"
 #include "argmax.cu"
 #include "checksum.cu"
+#include "kv_pages.cu"
 #include "tokens_to_host.cu"
 #include "sample.cu"
 #include "scatter_inputs.cu"

@@ -93,14 +93,14 @@ enum Occasion {
 
 impl Driver {
     pub(crate) fn new(
-        settings: EngineSettings,
+        mut settings: EngineSettings,
         shared: Arc<Shared>,
         controls: mpsc::UnboundedReceiver<Control>,
         milestones: watch::Sender<Milestones>,
     ) -> Self {
         let started = Instant::now();
         let mut chronicle = Chronicle::new(started, &settings, &shared);
-        let rules = mps::rules(&settings, started, &mut chronicle.news);
+        let rules = mps::rules(&mut settings, started, &mut chronicle.news);
         let (worker, effects) = Worker::start(Duration::ZERO, rules, SERVING);
         Self {
             chronicle,
@@ -362,10 +362,10 @@ impl Driver {
             Deed::Bury(cause) => {
                 let (bereft, requests) = (&mut self.seats[seat], &mut self.requests);
                 let chronicle = &mut self.chronicle;
+                chronicle.gpu.keeps(self.keeping.bytes());
                 let scene = chronicle.buried(now, bereft, generation, &cause, requests);
                 requests.bury(seat, &cause, &scene, now);
                 self.keeping.doubt(bereft.takes_over_to_serve(), &cause);
-                chronicle.gpu.keeps(self.keeping.bytes());
                 bereft.clear();
             }
         }

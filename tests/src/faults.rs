@@ -32,7 +32,7 @@ const fn device(kind: &'static str, name: &'static str, xid: u64) -> Expected {
 }
 
 /// What every device can be made to do: `any` of the grammar.
-pub const ANYWHERE: [Expected; 15] = [
+pub const ANYWHERE: [Expected; 14] = [
     process("panic", "panic"),
     process("abort", "signalled"),
     process("segfault", "signalled"),
@@ -47,8 +47,10 @@ pub const ANYWHERE: [Expected; 15] = [
     process("out-of-memory", "out_of_memory"),
     process("stop", "heartbeat_lost"),
     process("kill", "signalled"),
-    process("flipped-page", "signalled"),
 ];
+
+/// What needs a KV cache that is shared.
+pub const WITH_STANDBY: [Expected; 1] = [process("flipped-page", "signalled")];
 
 /// What only a GPU can do: `device` of the grammar.
 pub const ON_A_GPU: [Expected; 6] = [
@@ -67,7 +69,7 @@ pub const ON_A_GPU: [Expected; 6] = [
 
 #[must_use]
 pub fn expected(kind: &str) -> Option<&'static Expected> {
-    let mut all = ANYWHERE.iter().chain(&ON_A_GPU);
+    let mut all = ANYWHERE.iter().chain(&WITH_STANDBY).chain(&ON_A_GPU);
     all.find(|expected| expected.kind == kind)
 }
 

@@ -6,7 +6,7 @@ use std::thread;
 use worker_orcd_gpu::fault_injection::Kind;
 use worker_orcd_lifecycle::DeathCause;
 use worker_orcd_tests::client::Transcript;
-use worker_orcd_tests::faults::{ANYWHERE, Expected, ON_A_GPU};
+use worker_orcd_tests::faults::{ANYWHERE, Expected, ON_A_GPU, WITH_STANDBY, expected};
 use worker_orcd_tests::model_copy::edit_weights;
 use worker_orcd_tests::worker::unique;
 use worker_orcd_tests::{Bystander, Client, ModelCopy, Worker, WorkerBuilder, wait};
@@ -46,9 +46,12 @@ fn ask(client: &Client, prompt_tokens: usize, max_tokens: u32) -> Transcript {
 
 #[test]
 fn every_kind_has_a_row_and_every_row_a_label_that_exists() {
-    for kind in Kind::ALL {
-        let of_device = kind.of_device().is_some();
-        let rows: &[Expected] = if of_device { &ON_A_GPU } else { &ANYWHERE };
+    for kind in Kind::ALL.into_iter().chain([Kind::FlippedPage]) {
+        let rows: &[Expected] = match kind {
+            Kind::FlippedPage => &WITH_STANDBY,
+            _ if kind.of_device().is_some() => &ON_A_GPU,
+            _ => &ANYWHERE,
+        };
         let found: Vec<_> = rows.iter().filter(|it| it.kind == kind.name()).collect();
         assert_eq!(found.len(), 1, "{}", kind.name());
         let label = found[0].label;
@@ -57,10 +60,10 @@ fn every_kind_has_a_row_and_every_row_a_label_that_exists() {
     assert_eq!(ANYWHERE.len() + ON_A_GPU.len(), Kind::ALL.len());
 }
 
-/// Who asks the CPU for a GPU's fault would believe to have survived it.
+/// Who asks for a fault that does nothing there would believe to have survived it.
 #[test]
-fn a_fault_that_only_a_gpu_has_is_refused_by_name() {
-    for row in ON_A_GPU {
+fn a_fault_that_only_a_gpu_has_or_only_a_shared_kv_cache_is_refused_by_name() {
+    for row in ON_A_GPU.iter().chain(&WITH_STANDBY) {
         let reason = format!("the fault {} cannot be injected on cpu", row.kind);
         // `SupervisorExit` of `device_unavailable`.
         failing(&format!("{}@step=1", row.kind)).ends_with(67, &[&reason]);
@@ -236,24 +239,31 @@ fn a_bit_that_a_standby_finds_flipped_ends_the_child_that_computes_with_it() {
     worker.assert_serves();
 }
 
-/// The first child changes a page that it had sealed, and dies. The page is the first of the stream, so
-/// none behind it can be adopted.
+/// The first child dies of each kind when it has sealed pages. The page that it changes is the first of the
+/// stream, so none behind it can be adopted. After a death that casts doubt no page is looked at.
 #[test]
-fn a_bit_that_flipped_in_a_sealed_page_is_found_before_a_token_leaves() {
-    let flips = "flipped-page@generation=1,prompt-tokens=100,position=110";
-    for (kind, changed) in [(flips, 1), (&flips.replace("flipped-page", "abort"), 0)] {
-        let worker = failing(kind).flag("--standby").start();
+fn only_pages_as_they_were_sealed_are_adopted_and_none_after_a_death_that_casts_doubt() {
+    for (kind, adopted, changed) in [
+        ("abort", 104, 0),
+        ("flipped-page", 0, 1),
+        ("nan", 0, 0),
+        ("wrong-token", 0, 0),
+    ] {
+        let faults = format!("{kind}@generation=1,prompt-tokens=100,position=110");
+        let worker = failing(&faults).flag("--standby").start();
         let client = worker.client();
         wait::until("a child to stand by", || {
             let standby = &client.health()["standby"];
             (standby["state"] == "standing_by").then_some(())
         });
         let stream = ask(&client, 100, 50);
-        assert_eq!(stream.end()["recoveries"], 1);
-        let load = client.health()["load"].clone();
-        assert_eq!(load["changed_pages"], changed, "{load}");
-        let adopted = load["adopted_tokens"].as_u64();
-        assert_eq!(adopted, Some(if changed > 0 { 0 } else { 104 }), "{load}");
+        assert_eq!(stream.end()["recoveries"], 1, "{kind}");
+        let health = client.health();
+        let label = health["faults"]["last_death"]["label"].as_str();
+        assert_eq!(label, expected(kind).and_then(|it| it.label), "{kind}");
+        let load = &health["load"];
+        let seen = (&load["adopted_tokens"], &load["changed_pages"]);
+        assert_eq!(seen, (&json!(adopted), &json!(changed)), "{kind}: {load}");
         assert_eq!(stream.text(), ask(&client, 100, 50).text());
     }
 }

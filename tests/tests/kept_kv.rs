@@ -3,7 +3,7 @@
 
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
-use worker_orcd_tests::kept_weights::kv_caches_of;
+use worker_orcd_tests::custody::kv_caches_of;
 use worker_orcd_tests::{Bystander, Client, Worker, WorkerBuilder, wait};
 
 /// Positions after which a page is sealed again on the CPU.

@@ -3,7 +3,11 @@
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
-use worker_orcd_tests::kept_weights::{holders_of, kv_caches_of, mapped_by, weights_of};
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::PathBuf;
+use tempfile::TempDir;
+use worker_orcd_tests::custody::{holders_of, kv_caches_of, mapped_by, weights_of};
 use worker_orcd_tests::worker::binary;
 use worker_orcd_tests::{Bystander, Worker, WorkerBuilder, process, wait};
 
@@ -136,12 +140,18 @@ fn a_new_child_takes_over_by_order_and_nobody_died() {
     }
 }
 
-/// An upgrade puts another file in the place of the program.
-#[test]
-fn a_program_that_was_replaced_takes_over_by_itself_and_no_stream_notices() {
+/// A child's program of the test's own.
+fn copied_program() -> (TempDir, PathBuf) {
     let directory = tempfile::tempdir().expect("a directory");
     let program = directory.path().join("worker-orcd-gpu");
     std::fs::copy(binary("tested-worker-orcd-gpu"), &program).expect("a copy");
+    (directory, program)
+}
+
+/// An upgrade puts another file in the place of the program.
+#[test]
+fn a_program_that_was_replaced_takes_over_by_itself_and_no_stream_notices() {
+    let (directory, program) = copied_program();
     let worker = with_standby().with_child(&program).start();
     let first = worker.child_pid();
     standby(&worker);
@@ -160,6 +170,27 @@ fn a_program_that_was_replaced_takes_over_by_itself_and_no_stream_notices() {
     let standby = pid(&standby(&worker));
     let running = std::fs::read_link(format!("/proc/{standby}/exe")).expect("a program");
     assert_eq!(running, program, "not one that was replaced");
+}
+
+/// A child of another version would be refused, so the one that stands by would be lost for it.
+#[test]
+fn a_program_of_another_version_is_told_in_the_log_and_left_alone() {
+    let (directory, program) = copied_program();
+    let worker = with_standby().with_child(&program).start();
+    let pids = || (worker.child_pid(), pid(&standby(&worker)));
+    let before = pids();
+    let bystander = Bystander::new(worker.client(), body());
+    let alone = bystander.alone();
+    let next = directory.path().join("next");
+    std::fs::write(&next, "#!/bin/sh\necho worker-orcd-gpu 9.9.9\n").expect("written");
+    std::fs::set_permissions(&next, Permissions::from_mode(0o700)).expect("executable");
+    std::fs::rename(&next, &program).expect("replaced");
+    let told = worker.log.wait_for("child_program_of_another_version");
+    assert_eq!(told["said"], "9.9.9", "{told}");
+    assert_eq!(bystander.alone(), alone);
+    assert_eq!(pids(), before);
+    assert_eq!(worker.log.events("child_program_changed").len(), 0);
+    assert_eq!(worker.crash_reports().len(), 0);
 }
 
 #[test]

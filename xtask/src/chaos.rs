@@ -45,8 +45,8 @@ pub fn run(arguments: &Arguments) -> Result<()> {
 }
 
 /// A run that is the same every time as far as a seed can make it so, and one that never was, with a child
-/// that stands by. With
-/// the tests' own build, in which the arithmetic is optimised too.
+/// that stands by and with pages that change before they are adopted. With the tests' own build, in which
+/// the arithmetic is optimised too.
 pub fn for_ci(model: &Path) -> Result<()> {
     let minutes = match std::env::var(MINUTES_VARIABLE) {
         Ok(text) => text
@@ -61,7 +61,8 @@ pub fn for_ci(model: &Path) -> Result<()> {
     let minutes = ["--minutes".to_owned(), minutes.to_string()];
     let seeded = [&minutes[..], &["--seed".to_owned(), CI_SEED.to_owned()]].concat();
     process::run(&mut runner("debug", model, &seeded)?)?;
-    let with_standby = [&minutes[..], &["--standby".to_owned()]].concat();
+    let standby = ["--standby", "--kinds", "any|flipped-page"].map(str::to_owned);
+    let with_standby = [&minutes[..], &standby].concat();
     process::run(&mut runner("debug", model, &with_standby)?)
 }
 

@@ -136,7 +136,8 @@ pub fn output(command: &mut Command) -> Result<String> {
         .output()
         .with_context(|| format!("cannot start {name}"))?;
     if !output.status.success() {
-        bail!("{name} ended with {}", output.status);
+        let said = String::from_utf8_lossy(&output.stderr);
+        bail!("{name} ended with {}:\n{}", output.status, said.trim());
     }
     Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
 }

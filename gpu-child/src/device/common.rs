@@ -31,9 +31,11 @@ pub struct LoadOptions {
     pub max_batch_tokens: u32,
     /// The longest sequence, in tokens.
     pub max_sequence_tokens: u32,
-    /// A standby takes the memory of KV cache and activations only when it is promoted.
+    /// A standby on a card that shares no KV cache takes the memory of KV cache and activations only when it is
+    /// promoted.
     pub role: Role,
-    /// The KV cache is to lie in memory that may outlive the process.
+    /// The KV cache is to lie in memory that may outlive the process. Only with a prefix cache, by which
+    /// adopted pages are found.
     pub shares_kv: bool,
     /// Bytes that another process has now, and that come free when this one serves.
     pub lent: u64,

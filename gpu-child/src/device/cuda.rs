@@ -14,6 +14,8 @@
 //!   give the same bits, and [`wide`] the tiling of Hopper's; [`sample`] draws the tokens.
 //! * [`decode_step`] is the whole pass in one launch, for small batches ([`tags`] of its exchanges,
 //!   [`shared_plan`] of its blocks' memory); [`graph`] records the launches of larger ones.
+//! * [`kv_custody`] is the KV cache as others may have it: seals of its pages, and copies of theirs.
+//! * [`warm_up`] runs what a standby will need at once;
 //! * [`step_queue`] keeps two steps in flight; [`board`] is where kernels post how far they are.
 //!
 //! The law of [`device`](super) holds here because every output has one owner and one order of
@@ -35,8 +37,10 @@ mod forward;
 mod graph;
 mod head;
 mod headers;
+mod host_memory;
 mod kernels;
 mod kv;
+mod kv_custody;
 mod load;
 mod mapping;
 mod matmul;
@@ -50,10 +54,13 @@ mod scratch;
 mod shared_plan;
 mod step_queue;
 mod tags;
+mod warm_up;
 mod weights;
 mod wide;
 
-use crate::device::{Ahead, Batch, Executor, KvGeometry, LoadOptions, NoTap, Source, Tap, Witness};
+use crate::device::{
+    Ahead, Batch, Executor, KvCustody, KvGeometry, LoadOptions, NoTap, Source, Tap, Witness,
+};
 use crate::model::ModelConfig;
 use board::Board;
 use context::Context;
@@ -61,6 +68,7 @@ pub use context::outlook;
 use decode_step::DecodeStep;
 use graph::Graphs;
 use kv::KvCache;
+use kv_custody::KvSharing;
 pub use load::Device;
 use matmul::Matmul;
 use memory::Purpose;
@@ -90,6 +98,7 @@ pub struct CudaExecutor {
     config: ModelConfig,
     weights: Weights,
     kv: KvCache,
+    kv_sharing: Option<KvSharing>,
     scratch: Scratch,
     ops: Ops,
     matmul: Matmul,
@@ -177,12 +186,18 @@ impl Executor for CudaExecutor {
         self.scratch.sizes.tokens as u32
     }
 
+    /// What the streams of a child that died leave to be computed at once.
+    fn first_prompt_tokens(&self) -> u32 {
+        512
+    }
+
     fn step(&mut self, batch: &Batch<'_>, tap: &mut dyn Tap) -> Result<Vec<Drawn>, Fault> {
         forward::launch(self, batch, tap)?;
         self.finish()
     }
 
     fn promote(&mut self) -> Result<(), Fault> {
+        self.graphs.rest();
         self.context.enter()?;
         self.scratch.take(&self.context)?;
         self.kv.take(&self.context)?;
@@ -191,6 +206,10 @@ impl Executor for CudaExecutor {
 
     fn ahead(&mut self) -> Option<&mut dyn Ahead> {
         Some(self)
+    }
+
+    fn kv_custody(&mut self) -> Option<&mut dyn KvCustody> {
+        self.kv_sharing.is_some().then_some(self as _)
     }
 
     fn witness(&mut self) -> Option<Box<dyn Witness>> {

@@ -44,7 +44,10 @@ pub trait KvCustody {
 
     /// The checksums that are there by now and were not given before, in the order in which they were
     /// to be taken.
-    fn seals(&mut self) -> Vec<u128>;
+    ///
+    /// # Errors
+    /// As [`Executor::step`](super::Executor::step).
+    fn seals(&mut self) -> Result<Vec<u128>, Fault>;
 
     /// Takes the memory of another process's KV cache, of the same shape, to be read.
     ///

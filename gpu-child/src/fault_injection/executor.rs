@@ -84,6 +84,10 @@ impl Executor for FaultyExecutor {
         self.inner.inspect()
     }
 
+    fn first_prompt_tokens(&self) -> u32 {
+        self.inner.first_prompt_tokens()
+    }
+
     fn promote(&mut self) -> Result<(), Fault> {
         self.inner.promote()
     }

@@ -7,8 +7,9 @@
 //! group     = "any" / "device" / kind
 //! kind      = "panic" / "abort" / "segfault" / "exit-zero" / "hang" / "stall" / "flood"
 //!           / "garbage" / "drip" / "nan" / "wrong-token" / "out-of-memory" / "stop" / "kill"
-//!           / "flipped-page" / "illegal-address" / "misaligned" / "trap" / "endless-kernel"
+//!           / "illegal-address" / "misaligned" / "trap" / "endless-kernel"
 //!           / "device-out-of-memory" / "device-full"
+//!           / "flipped-page"      where the KV cache is shared
 //!           / "flipped-bit"       with generation alone: in the weights that this child places
 //! condition = "step=" N           the Nth step of this child, counted from 1
 //!           / "generation=" N     this child only, counted from 1
@@ -16,21 +17,22 @@
 //!           / "position=" N       a sequence computes this position, counted from 0
 //!           / "token=" N          a sequence computes this token id
 //!           / "chance=" P         with this probability, 0 to 1, at each step
+//!           / "file=" PATH        once for each time that somebody puts a file there
 //!           / "seed=" N           of the draws for `chance` and among several kinds
 //! ```
 //!
 //! `device` is every kind that only a GPU has (`illegal-address` to `device-full`), `any` every other
-//! that strikes in a step. All
-//! conditions of a rule must hold in the same step; the last three of a sequence may be met by
-//! different sequences. The first rule that strikes wins. Draws depend on seed, generation, step
-//! and rule, so every child of a run fails in its own way, and again in the same way when the run
-//! is repeated.
+//! that flips no bit. All conditions of a rule must hold in the same step; the last three of a sequence
+//! may be met by different sequences. The first rule that strikes wins. Draws depend on seed, generation,
+//! step and rule, so every child of a run fails in its own way, and again in the same way when the run is
+//! repeated.
 //!
 //! `segfault@step=7` · `panic@token=31337` (a query of death) · `any@chance=0.01,seed=42`
 
 use super::Kind;
 use crate::device::{Batch, SequenceWork};
 use crate::rng::philox4x32;
+use std::path::PathBuf;
 use std::str::FromStr;
 use thiserror::Error;
 use worker_orcd_ipc::{Generation, TokenId};
@@ -64,6 +66,8 @@ pub struct Rule {
     token: Option<TokenId>,
     chance: Option<f64>,
     seed: Option<u64>,
+    /// Removed by the strike.
+    file: Option<PathBuf>,
 }
 
 /// # Errors
@@ -109,6 +113,7 @@ impl Rule {
             token: None,
             chance: None,
             seed: None,
+            file: None,
         }
     }
 
@@ -140,6 +145,7 @@ impl Rule {
                 .seed
                 .replace(number(value, 0).ok_or_else(bad)?)
                 .is_some(),
+            "file" => self.file.replace(value.into()).is_some(),
             "chance" => {
                 let chance = number(value, 0.0)
                     .filter(|chance| *chance <= 1.0)
@@ -199,7 +205,11 @@ impl Rule {
         let struck = self
             .chance
             .is_none_or(|chance| f64::from(luck) < chance * 2_f64.powi(32));
-        struck.then(|| self.kinds[choice as usize % self.kinds.len()])
+        let is_there = || {
+            let file = self.file.as_ref();
+            file.is_none_or(|file| std::fs::remove_file(file).is_ok())
+        };
+        (struck && is_there()).then(|| self.kinds[choice as usize % self.kinds.len()])
     }
 }
 
@@ -320,7 +330,8 @@ mod tests {
         assert!(seen("device").iter().all(|kind| kind.of_device().is_some()));
         assert_eq!(seen("any|device").len(), Kind::ALL.len());
         assert_eq!(seen("device|nan").len(), seen("device").len() + 1);
-        for kind in Kind::ALL {
+        assert_eq!(seen("any|flipped-page").len(), seen("any").len() + 1);
+        for kind in Kind::ALL.into_iter().chain([Kind::FlippedPage]) {
             assert_eq!(strike(&format!("{}@step=1", kind.name()), 1, 1), Some(kind));
         }
     }
@@ -363,5 +374,21 @@ mod tests {
         ] {
             assert_eq!(parse(text), Err(error), "{text}");
         }
+    }
+
+    #[test]
+    fn a_file_is_met_once() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("now");
+        let rules = format!("panic@step=2,file={}", file.display());
+        assert_eq!(strike(&rules, 1, 2), None);
+        std::fs::write(&file, "").unwrap();
+        assert_eq!(
+            strike(&rules, 1, 1),
+            None,
+            "the other condition does not hold"
+        );
+        assert_eq!(strike(&rules, 1, 2), Some(Kind::Panic));
+        assert_eq!(strike(&rules, 1, 2), None, "it is gone");
     }
 }

@@ -33,8 +33,6 @@ pub enum Kind {
     Stop,
     /// SIGKILL to itself a moment later, while the device computes.
     Kill,
-    /// A bit of the first page of a KV cache that may outlive the process changes, and the process aborts.
-    FlippedPage,
     /// A kernel stores through a pointer to nowhere.
     IllegalAddress,
     /// A kernel loads 16 bytes from an odd place.
@@ -48,14 +46,17 @@ pub enum Kind {
     /// All that is left of the device's memory is taken, and work goes on. No step needs any, so
     /// this one is no death.
     DeviceFull,
+    /// A bit of the first page of the KV cache changes, and the process aborts. The cache must be shared,
+    /// or the bit would be gone with the process.
+    FlippedPage,
     /// A bit of the weights changes after their checksums were taken and before they are sealed. No
     /// step is its moment: the child that places the weights does it.
     FlippedBit,
 }
 
 impl Kind {
-    /// Every kind that strikes in a step.
-    pub const ALL: [Self; 21] = [
+    /// Every kind that a group has.
+    pub const ALL: [Self; 20] = [
         Self::Panic,
         Self::Abort,
         Self::Segfault,
@@ -70,7 +71,6 @@ impl Kind {
         Self::OutOfMemory,
         Self::Stop,
         Self::Kill,
-        Self::FlippedPage,
         Self::IllegalAddress,
         Self::Misaligned,
         Self::Trap,
@@ -96,20 +96,21 @@ impl Kind {
             Self::OutOfMemory => "out-of-memory",
             Self::Stop => "stop",
             Self::Kill => "kill",
-            Self::FlippedPage => "flipped-page",
             Self::IllegalAddress => "illegal-address",
             Self::Misaligned => "misaligned",
             Self::Trap => "trap",
             Self::EndlessKernel => "endless-kernel",
             Self::DeviceOutOfMemory => "device-out-of-memory",
             Self::DeviceFull => "device-full",
+            Self::FlippedPage => "flipped-page",
             Self::FlippedBit => "flipped-bit",
         }
     }
 
     #[must_use]
     pub fn named(name: &str) -> Option<Self> {
-        let mut all = Self::ALL.into_iter().chain([Self::FlippedBit]);
+        let of_no_group = [Self::FlippedPage, Self::FlippedBit];
+        let mut all = Self::ALL.into_iter().chain(of_no_group);
         all.find(|kind| kind.name() == name)
     }
 

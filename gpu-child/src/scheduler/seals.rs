@@ -79,18 +79,23 @@ impl Scheduler {
         self.seals.answer(checksums);
     }
 
-    /// Sealed pages that the supervisor was not told of yet.
+    /// Sealed pages that the supervisor was not told of yet, and an empty list for a request that has given
+    /// up those it was told of.
     pub fn take_sealed(&mut self, every: u32) -> Vec<Sealing> {
         let Self {
             running,
+            waiting,
             cache,
             seals,
             ..
         } = self;
-        let sealed = running
-            .iter_mut()
-            .map(|it| sealing(it, cache, seals, every));
-        sealed.filter(|it| !it.pages.is_empty()).collect()
+        let all = running.iter_mut().chain(waiting);
+        let sealed = all.filter_map(|sequence| {
+            let is_told_too_much = sequence.take_told_too_much();
+            let sealing = sealing(sequence, cache, seals, every);
+            (is_told_too_much || !sealing.pages.is_empty()).then_some(sealing)
+        });
+        sealed.collect()
     }
 }
 

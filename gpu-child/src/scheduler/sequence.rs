@@ -40,6 +40,8 @@ pub(super) struct Sequence {
     published: usize,
     /// Positions `0 .. told` are sealed, and the supervisor knows.
     told: usize,
+    /// The supervisor was told of pages that were given up since.
+    is_told_too_much: bool,
     /// What another child has computed of it beyond whole pages, until it is admitted.
     tail: Option<Tail>,
     /// A sequence that ran before and was parked: its prompt is already in the statistics.
@@ -79,6 +81,7 @@ impl Sequence {
             chain: ChainId::ROOT,
             published: 0,
             told: 0,
+            is_told_too_much: false,
             tail,
             was_running: false,
             passed_by: None,
@@ -218,6 +221,7 @@ impl Sequence {
         self.computed = 0;
         self.decodes = false;
         self.published = 0;
+        self.is_told_too_much |= self.told > 0;
         self.told = 0;
         self.chain = ChainId::ROOT;
     }
@@ -239,6 +243,11 @@ impl Sequence {
                 epoch: cache.epoch(page),
             }
         })
+    }
+
+    /// True once where the supervisor is to forget the pages that it was told of.
+    pub(super) fn take_told_too_much(&mut self) -> bool {
+        std::mem::take(&mut self.is_told_too_much)
     }
 
     /// The supervisor is told of these, of which [`untold`](Self::untold) was the first. Gives that page's

@@ -12,7 +12,6 @@ const TARGET: Duration = Duration::from_millis(70);
 
 /// Smaller chunks would read all weights for almost nothing.
 const MIN_TOKENS: u32 = 8;
-const FIRST_TOKENS: u32 = 32;
 
 #[derive(Debug)]
 pub(super) struct Pacer {
@@ -21,11 +20,11 @@ pub(super) struct Pacer {
 }
 
 impl Pacer {
-    /// `max_tokens` is what the supervisor allows.
-    pub(super) fn new(max_tokens: u32) -> Self {
+    /// Begins with `first_tokens`; `max_tokens` is what the supervisor allows.
+    pub(super) fn new(first_tokens: u32, max_tokens: u32) -> Self {
         let max_tokens = max_tokens.max(1);
         Self {
-            tokens: FIRST_TOKENS.min(max_tokens),
+            tokens: first_tokens.min(max_tokens),
             max_tokens,
         }
     }
@@ -65,7 +64,7 @@ mod tests {
     #[test]
     fn steps_become_as_long_as_they_may_be() {
         for us_per_token in [200, 1000, 4000] {
-            let took = settle(&mut Pacer::new(4096), us_per_token).as_millis();
+            let took = settle(&mut Pacer::new(32, 4096), us_per_token).as_millis();
             assert!(
                 (50..=70).contains(&took),
                 "{took} ms at {us_per_token} us a token"
@@ -75,7 +74,7 @@ mod tests {
 
     #[test]
     fn they_follow_a_machine_that_changes_its_speed() {
-        let mut pacer = Pacer::new(512);
+        let mut pacer = Pacer::new(32, 512);
         settle(&mut pacer, 100);
         assert_eq!(pacer.prefill_tokens(), 512, "the supervisor's limit");
         assert!(settle(&mut pacer, 3000).as_millis() <= 70);
@@ -85,7 +84,7 @@ mod tests {
 
     #[test]
     fn short_steps_with_few_tokens_change_nothing() {
-        let mut pacer = Pacer::new(512);
+        let mut pacer = Pacer::new(32, 512);
         pacer.observe(3, Duration::from_micros(10));
         pacer.observe(0, Duration::from_secs(1));
         assert_eq!(pacer.prefill_tokens(), 32);

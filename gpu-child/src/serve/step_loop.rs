@@ -5,6 +5,8 @@
 //! of the first, sends them and learns from them. Behind a step with prompts nothing is launched: it may
 //! be long, and a client that cancels or comes must not wait for two.
 
+mod kept_kv;
+
 use super::pacer::Pacer;
 use super::reader::Conversation;
 use super::watch::watch;
@@ -12,7 +14,7 @@ use super::{Doing, Link, Loaded, Progress, Status, spawn};
 use crate::device::{Batch, Executor, NoTap, Tap};
 use crate::flight_recorder::{FlightRecorder, Watched, decodes, phase};
 use crate::kv_pages::KvPages;
-use crate::scheduler::{Adoption, Limits, Scheduler, SchedulerError};
+use crate::scheduler::{Limits, Scheduler, SchedulerError};
 use crate::trace::LogitsTrace;
 use std::collections::VecDeque;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
@@ -21,7 +23,7 @@ use std::time::{Duration, Instant};
 use worker_orcd_ipc::flight::{Moment, Who};
 use worker_orcd_ipc::{
     Command, DeviceError, Drawn, Event, Fault, Generation, LoadOrder, MemoryReport, ReadyReport,
-    Sealing, StepReport, Submission,
+    Role, StepReport,
 };
 
 /// Asking a device for its memory may take a system call; the heartbeat shows no more than this
@@ -31,6 +33,10 @@ const MEMORY_REPORT_INTERVAL: Duration = Duration::from_millis(500);
 /// Time between two inspections of what was loaded. An inspection takes microseconds of this thread
 /// and of the device (`a_look_costs_little`), a small part of this interval.
 const INSPECTION_INTERVAL: Duration = Duration::from_millis(100);
+
+/// The same for a standby: it looks at memory that the child that serves looks at too, and takes its time on
+/// the device from that one.
+const STANDBY_INSPECTION_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Loads, then steps until the reader is gone or something goes wrong.
 pub(super) fn run<L>(
@@ -98,6 +104,7 @@ struct StepLoop<'a> {
     memory: MemoryReport,
     memory_asked: Instant,
     inspected: Instant,
+    inspection_interval: Duration,
     /// The child whose pages may be adopted.
     adopts_from: Option<Generation>,
 }
@@ -122,6 +129,7 @@ impl<'a> StepLoop<'a> {
         } = loaded;
         let geometry = executor.kv_geometry();
         let max_batch_tokens = executor.max_batch_tokens();
+        let first_tokens = executor.first_prompt_tokens();
         let max_running = order.max_running.clamp(1, max_batch_tokens.max(1));
         let limits = Limits {
             max_running,
@@ -157,13 +165,17 @@ impl<'a> StepLoop<'a> {
             executor,
             scheduler: Scheduler::new(limits, KvPages::new(geometry, order.prefix_cache)),
             trace,
-            pacer: Pacer::new(order.prefill_chunk_tokens),
+            pacer: Pacer::new(first_tokens, order.prefill_chunk_tokens),
             step: 0,
             in_flight: VecDeque::new(),
             last_end: Instant::now(),
             memory,
             memory_asked: Instant::now(),
             inspected: Instant::now(),
+            inspection_interval: match order.role {
+                Role::Active => INSPECTION_INTERVAL,
+                Role::Standby => STANDBY_INSPECTION_INTERVAL,
+            },
             adopts_from,
         };
         Ok((steps, ready))
@@ -231,7 +243,7 @@ impl<'a> StepLoop<'a> {
     /// is noticed.
     fn inspect_in_time(&mut self) -> Result<(), Fault> {
         let now = Instant::now();
-        if now.duration_since(self.inspected) < INSPECTION_INTERVAL {
+        if now.duration_since(self.inspected) < self.inspection_interval {
             return Ok(());
         }
         self.inspected = now;
@@ -285,10 +297,7 @@ impl<'a> StepLoop<'a> {
             }
             Command::Promote { traces } => self.promote(traces),
             Command::ReleaseKv => {
-                self.adopts_from = None;
-                if let Some(kv) = self.executor.kv_custody() {
-                    kv.release();
-                }
+                self.release_kv();
                 Ok(())
             }
             // The reader keeps these to itself.
@@ -299,39 +308,18 @@ impl<'a> StepLoop<'a> {
     /// A device that hangs under it is noticed, as under a step.
     fn promote(&mut self, traces: bool) -> Result<(), Fault> {
         self.trace = self.trace.take().filter(|_| traces);
+        self.inspection_interval = INSPECTION_INTERVAL;
         self.status.step_begins(self.step, Instant::now());
         self.status.does(Doing::TakesOver);
         self.executor.promote()?;
-        self.memory = self.executor.memory();
+        // Where the KV cache is shared it was there before, and NVIDIA's driver answers nobody while it takes a
+        // process down.
+        if self.executor.kv_custody().is_none() {
+            self.memory = self.executor.memory();
+        }
         self.memory_asked = Instant::now();
         self.update_status();
         Ok(())
-    }
-
-    /// Copies what another child has computed of a request. Gives what came of it, page by page.
-    fn adopt(&mut self, submission: &Submission) -> Result<Option<(Adoption, Vec<bool>)>, Fault> {
-        let sealed = submission.sealed.as_ref();
-        let sealed = sealed.filter(|it| Some(it.child) == self.adopts_from);
-        let (Some(sealed), Some(kv)) = (sealed, self.executor.kv_custody()) else {
-            return Ok(None);
-        };
-        self.status.step_begins(self.step, Instant::now());
-        self.status.does(Doing::TakesOver);
-        let adoption = self.scheduler.make_room_for(submission, &sealed.pages);
-        let intact = kv.adopt(&adoption.copies)?;
-        self.update_status();
-        Ok(Some((adoption, intact)))
-    }
-
-    /// Has what was computed sealed. Gives the seals that the supervisor was not told of yet.
-    fn seal(&mut self) -> Result<Vec<Sealing>, Fault> {
-        let Some(kv) = self.executor.kv_custody() else {
-            return Ok(Vec::new());
-        };
-        let every = kv.seal_every();
-        kv.seal(&self.scheduler.take_unsealed(every))?;
-        self.scheduler.learn_seals(kv.seals());
-        Ok(self.scheduler.take_sealed(every))
     }
 
     /// Sends the planned step on its way; a device that computes in this thread has done it then.

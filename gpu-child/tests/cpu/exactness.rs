@@ -112,17 +112,8 @@ fn what_does_not_fit_is_refused_before_it_is_allocated() {
             kv_cache_bytes,
             ..options()
         };
-        CpuExecutor::load(
-            Device::open(Some(1), Isa::detect()).expect("a thread"),
-            Source {
-                config: &model.config,
-                weights: &model.weights(),
-                file: None,
-                kept: None,
-            },
-            &options,
-            &mut |_, _| (),
-        )
+        let device = Device::open(Some(1), Isa::detect()).expect("a thread");
+        model.load_with(device, &options)
     };
     for bytes in [1 << 50, 100] {
         let fault = load(Some(bytes)).err();

@@ -1,10 +1,9 @@
 //! Pages that a process took over from another, which may still be alive: the same bits, or none.
 
-use crate::support::{MIXED, Model, Seen, Share, Watch, config, options, pages, step, tokens};
+use crate::support::{MIXED, Model, config, options, pages, run, tokens};
 use std::os::fd::OwnedFd;
 use worker_orcd_gpu::device::cpu::{CpuExecutor, Device};
-use worker_orcd_gpu::device::{Executor, LoadOptions, PageCopy, PageId, PagePart, Source};
-use worker_orcd_ipc::TokenId;
+use worker_orcd_gpu::device::{Executor, LoadOptions, PageCopy, PageId, PagePart};
 use worker_orcd_kernels::cpu::Isa;
 
 fn sharing(model: &Model, kv_cache_bytes: u64) -> CpuExecutor {
@@ -13,40 +12,13 @@ fn sharing(model: &Model, kv_cache_bytes: u64) -> CpuExecutor {
         kv_cache_bytes: Some(kv_cache_bytes),
         ..options()
     };
-    CpuExecutor::load(
-        Device::open(Some(2), Isa::detect()).expect("threads"),
-        Source {
-            config: &model.config,
-            weights: &model.weights(),
-            file: None,
-            kept: None,
-        },
-        &options,
-        &mut |_, _| (),
-    )
-    .expect("a model that fits")
+    let device = Device::open(Some(2), Isa::detect()).expect("threads");
+    model
+        .load_with(device, &options)
+        .expect("a model that fits")
 }
 
 const KV_BYTES: u64 = 4 << 20;
-
-/// What comes of some tokens of a sequence.
-fn run(
-    executor: &mut CpuExecutor,
-    model: &Model,
-    first: usize,
-    tokens: &[TokenId],
-    pages: &[PageId],
-) -> Seen {
-    let mut watch = Watch::new(1, &model.config);
-    let share = Share {
-        request: 0,
-        tokens,
-        first,
-        pages,
-    };
-    step(executor, &[share], &mut watch).expect("a step");
-    watch.seen.remove(0)
-}
 
 fn shared_by(executor: &mut CpuExecutor) -> OwnedFd {
     let kv = executor.kv_custody().expect("a KV cache that is shared");
@@ -60,9 +32,9 @@ fn part(page: PageId, tokens: u32) -> PagePart {
 fn seals(executor: &mut CpuExecutor, parts: &[PagePart]) -> Vec<u128> {
     let kv = executor.kv_custody().expect("a KV cache that is shared");
     kv.seal(parts).expect("sealed");
-    let seals = kv.seals();
+    let seals = kv.seals().expect("seals");
     assert_eq!(seals.len(), parts.len());
-    assert!(kv.seals().is_empty(), "they are given once");
+    assert!(kv.seals().expect("none").is_empty(), "they are given once");
     seals
 }
 

@@ -7,6 +7,7 @@
 mod absent;
 mod ahead;
 mod exactness;
+mod kept_kv;
 mod parity;
 mod real_model;
 #[path = "../support/mod.rs"]
@@ -35,6 +36,10 @@ fn options() -> CudaOptions {
 }
 
 fn load(model: &Model) -> CudaExecutor {
+    load_with(model, &options())
+}
+
+fn load_with(model: &Model, options: &CudaOptions) -> CudaExecutor {
     CudaExecutor::load(
         Device::open(0).expect("a device"),
         Source {
@@ -43,7 +48,7 @@ fn load(model: &Model) -> CudaExecutor {
             file: None,
             kept: None,
         },
-        &options(),
+        options,
         &mut |_, _| (),
     )
     .expect("a device with room for a small model")

@@ -216,26 +216,29 @@ impl Model {
     }
 
     pub fn load(&self, threads: u32) -> CpuExecutor {
-        self.load_on(Device::open(Some(threads), Isa::detect()))
+        let device = Device::open(Some(threads), Isa::detect());
+        self.load_with(device.expect("threads"), &options())
+            .expect("a model that fits")
     }
 
     pub fn load_portable(&self) -> CpuExecutor {
-        self.load_on(Device::open(Some(2), Isa::portable()))
+        let device = Device::open(Some(2), Isa::portable());
+        self.load_with(device.expect("threads"), &options())
+            .expect("a model that fits")
     }
 
-    fn load_on(&self, device: Result<Device, Fault>) -> CpuExecutor {
+    pub fn load_with(&self, device: Device, options: &LoadOptions) -> Result<CpuExecutor, Fault> {
         CpuExecutor::load(
-            device.expect("threads"),
+            device,
             Source {
                 config: &self.config,
                 weights: &self.weights(),
                 file: None,
                 kept: None,
             },
-            &options(),
+            options,
             &mut |_, _| (),
         )
-        .expect("a model that fits")
     }
 }
 
@@ -319,6 +322,25 @@ pub struct Share<'a> {
 }
 
 /// One step; every share draws a token.
+/// What comes of some tokens of a sequence that is alone.
+pub fn run(
+    executor: &mut impl Executor,
+    model: &Model,
+    first: usize,
+    tokens: &[TokenId],
+    pages: &[PageId],
+) -> Seen {
+    let mut watch = Watch::new(1, &model.config);
+    let share = Share {
+        request: 0,
+        tokens,
+        first,
+        pages,
+    };
+    step(executor, &[share], &mut watch).expect("a step");
+    watch.seen.remove(0)
+}
+
 pub fn step(
     executor: &mut impl Executor,
     shares: &[Share<'_>],

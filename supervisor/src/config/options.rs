@@ -201,7 +201,7 @@ pub const OPTIONS: &[Spec] = &[
     Spec {
         name: "no-prefix-cache",
         syntax: Syntax::Switch,
-        help: "Compute equal prompt beginnings every time",
+        help: "Compute equal prompt beginnings every time; a standby adopts no keys and values then",
         default: None,
     },
     value(
@@ -249,7 +249,8 @@ pub const OPTIONS: &[Spec] = &[
     Spec {
         name: "standby",
         syntax: Syntax::Switch,
-        help: "Keep a second child ready, with the weights of the first, which takes over at its death",
+        help: "Keep a second child ready, with the weights of the first, which takes over at its death; on a CUDA \
+               device each gets half of the KV cache",
         default: None,
     },
     value(

@@ -57,10 +57,12 @@ impl Keeping {
         self.model.is_some()
     }
 
-    /// Memory that stays taken whoever dies.
+    /// Memory that stays taken whoever dies. A KV cache is let go later on, when the next child has adopted from
+    /// it; by then that one's own has taken its place here, which is as large.
     pub(super) fn bytes(&self) -> u64 {
         let manifest = self.weights.as_ref().map(|weights| &weights.manifest);
-        manifest.map_or(0, |manifest| manifest.bytes)
+        let kv = self.kv.as_ref().map_or(0, |kv| kv.source.bytes);
+        kv.saturating_add(manifest.map_or(0, |manifest| manifest.bytes))
     }
 
     pub(super) fn snapshot(&self) -> Option<CustodySnapshot> {
@@ -217,6 +219,32 @@ mod tests {
         ] {
             assert_eq!(casts_doubt(&cause), doubted, "{cause}");
         }
+    }
+
+    #[test]
+    fn weights_and_a_shared_kv_cache_stay_taken_when_a_child_dies() {
+        let file = || OwnedFd::from(std::fs::File::open("/dev/null").unwrap());
+        let mut keeping = Keeping::default();
+        assert_eq!(keeping.bytes(), 0);
+        let now = Instant::now();
+        keeping.weights = Some(KeptWeights {
+            memory: file(),
+            manifest: WeightsManifest {
+                bytes: 100,
+                ..WeightsManifest::default()
+            },
+            placed_by: Generation(1),
+            since: now,
+            verified_at: now,
+        });
+        keeping.kv = Some(KeptKv {
+            memory: file(),
+            source: KvSource {
+                child: Generation(1),
+                bytes: 20,
+            },
+        });
+        assert_eq!(keeping.bytes(), 120);
     }
 
     #[test]

@@ -8,23 +8,32 @@ use crate::driver::news::News;
 use crate::engine::EngineSettings;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
-use worker_orcd_ipc::DeviceSelector;
+use worker_orcd_ipc::{DeviceSelector, LoadOrder};
 use worker_orcd_lifecycle::Settings;
 
 const DEFAULT_DIRECTORY: &str = "/tmp/nvidia-mps";
 const SHARED: &str = "the card is shared by NVIDIA's Multi-Process Service, where a fault of one process ends \
                       all";
 
-/// The lifecycle's settings, without a standby where the device is shared in this way.
-pub(super) fn rules(settings: &EngineSettings, now: Instant, news: &mut News) -> Settings {
+/// The lifecycle's settings, without a standby where the device is shared in this way; then no room is needed
+/// for the KV cache of one.
+pub(super) fn rules(settings: &mut EngineSettings, now: Instant, news: &mut News) -> Settings {
     let given = std::env::var_os("CUDA_MPS_PIPE_DIRECTORY");
     let directory = given.map_or_else(|| DEFAULT_DIRECTORY.into(), PathBuf::from);
     let rules = settings.rules();
-    let standby = rules.standby && !is_shared(settings.load.device, &directory);
-    if standby != rules.standby {
-        news.impaired(now, "standby", SHARED);
+    if !rules.standby || !is_shared(settings.load.device, &directory) {
+        return rules;
     }
-    Settings { standby, ..rules }
+    news.impaired(now, "standby", SHARED);
+    without_standby(rules, &mut settings.load)
+}
+
+fn without_standby(rules: Settings, load: &mut LoadOrder) -> Settings {
+    load.shares_kv = false;
+    Settings {
+        standby: false,
+        ..rules
+    }
 }
 
 fn is_shared(device: DeviceSelector, directory: &Path) -> bool {
@@ -34,6 +43,21 @@ fn is_shared(device: DeviceSelector, directory: &Path) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::engine::testing::load_order;
+
+    #[test]
+    fn without_a_standby_no_room_is_left_for_its_kv_cache() {
+        let mut load = LoadOrder {
+            shares_kv: true,
+            ..load_order()
+        };
+        let rules = Settings {
+            standby: true,
+            ..Settings::default()
+        };
+        assert!(!without_standby(rules, &mut load).standby);
+        assert!(!load.shares_kv);
+    }
 
     #[test]
     fn a_card_is_shared_where_the_daemon_has_its_pipe() {

@@ -146,7 +146,6 @@ impl Listener<'_> {
         if let Err(violation) = kept {
             return Some(violation);
         }
-        self.chronicle.gpu.keeps(self.keeping.bytes());
         self.chronicle.loaded(self.now, self.seat, &report);
         let previous = self.model.cloned();
         let timeout = self.settings.template_timeout;

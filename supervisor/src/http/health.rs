@@ -25,7 +25,7 @@ use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
-use worker_orcd_ipc::{DeviceSelector, MemoryBound, Role, TokenizerKind};
+use worker_orcd_ipc::{DeviceSelector, MemoryBound, MemoryReport, Role, TokenizerKind};
 
 /// Everything for whoever may use this worker; for others, what an orchestrator needs.
 pub async fn health(State(app): State<Arc<App>>, headers: HeaderMap) -> Response {
@@ -133,11 +133,8 @@ impl Clock {
 
 fn standby_report(standby: &StandbySnapshot, snapshot: &EngineSnapshot, clock: &Clock) -> Value {
     let child = snapshot.child_with(Role::Standby);
-    // Its KV cache takes memory only when it is promoted.
-    let taken = child.and_then(|child| child.memory).map(|(memory, _)| {
-        let promised = memory.kv_capacity_bytes;
-        memory.known_bytes().saturating_sub(promised)
-    });
+    let memory = child.and_then(|child| child.memory);
+    let taken = memory.map(|(memory, _)| taken_by_standby(&memory));
     json!({
         "state": standby.state,
         "since": clock.stamp(standby.since),
@@ -147,6 +144,16 @@ fn standby_report(standby: &StandbySnapshot, snapshot: &EngineSnapshot, clock: &
         "memory_bytes": taken,
         "driver_bytes": child.and_then(|child| gpu::of_process(snapshot, child.pid, clock)),
     })
+}
+
+fn taken_by_standby(memory: &MemoryReport) -> u64 {
+    let untaken = match memory.bound {
+        // A card's KV cache is counted when it is taken.
+        Some(MemoryBound::Device) => 0,
+        // Its pages take memory when they are first written.
+        _ => memory.kv_capacity_bytes,
+    };
+    memory.known_bytes().saturating_sub(untaken)
 }
 
 fn child_report(child: &ChildSnapshot, clock: &Clock) -> Value {
@@ -355,4 +362,22 @@ fn death_report(death: &Death, clock: &Clock) -> Option<Value> {
         "stream_pause_ms": burial.stream_pause(&death.successor).map(in_ms),
         "crash_id": burial.report_id(death),
     }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_standby_takes_its_kv_cache_at_once_on_a_card_and_later_in_the_machine() {
+        let memory = |bound| MemoryReport {
+            bound: Some(bound),
+            weights_bytes: 100,
+            kv_capacity_bytes: 20,
+            scratch_bytes: 3,
+            ..MemoryReport::default()
+        };
+        assert_eq!(taken_by_standby(&memory(MemoryBound::Device)), 123);
+        assert_eq!(taken_by_standby(&memory(MemoryBound::Machine)), 103);
+    }
 }

@@ -5,6 +5,7 @@ use crate::worker::request;
 use crate::{Worker, WorkerBuilder, process, wait};
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -18,48 +19,101 @@ pub(super) const TOKENS_AFTER: usize = 24;
 #[derive(Debug, Clone, Copy)]
 pub struct Death {
     pub name: &'static str,
-    pub signal: Signal,
+    cause: Cause,
     /// Time that passes before anybody may notice it.
     pub deadline: Duration,
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Cause {
+    Signal(Signal),
+    /// A fault of the child's own, of that name in the grammar.
+    Fault,
+}
+
+impl Death {
+    const fn of_signal(name: &'static str, signal: Signal, deadline: Duration) -> Self {
+        let cause = Cause::Signal(signal);
+        Self {
+            name,
+            cause,
+            deadline,
+        }
+    }
+
+    const fn of_fault(name: &'static str, deadline: Duration) -> Self {
+        let cause = Cause::Fault;
+        Self {
+            name,
+            cause,
+            deadline,
+        }
+    }
+
+    /// One of [`FAULTS`].
+    #[must_use]
+    pub fn named(name: &str) -> Option<Self> {
+        FAULTS.into_iter().find(|death| death.name == name)
+    }
+
+    /// Lets it happen, to a process or to whichever child computes.
+    fn strike(self, victim: u32) {
+        match self.cause {
+            Cause::Signal(signal) => process::signal(victim, signal),
+            Cause::Fault => {
+                std::fs::write(self.trigger(), "").expect("a file in the temporary directory");
+            }
+        }
+    }
+
+    /// The file that a child waits for.
+    fn trigger(self) -> PathBuf {
+        let name = format!("bench-recovery-{}-{}", std::process::id(), self.name);
+        std::env::temp_dir().join(name)
+    }
 }
 
 /// Deaths that a signal makes; the hang ends at the heartbeat deadline of a worker that is started by
 /// [`worker`].
 pub const DEATHS: [Death; 3] = [
-    Death {
-        name: "SIGKILL",
-        signal: Signal::SIGKILL,
-        deadline: Duration::ZERO,
-    },
-    Death {
-        name: "abort",
-        signal: Signal::SIGABRT,
-        deadline: Duration::ZERO,
-    },
-    Death {
-        name: "hang, beyond its deadline",
-        signal: Signal::SIGSTOP,
-        deadline: HEARTBEAT_DEADLINE,
-    },
+    Death::of_signal("SIGKILL", Signal::SIGKILL, Duration::ZERO),
+    Death::of_signal("abort", Signal::SIGABRT, Duration::ZERO),
+    Death::of_signal(
+        "hang, beyond its deadline",
+        Signal::SIGSTOP,
+        HEARTBEAT_DEADLINE,
+    ),
+];
+
+/// Deaths that only a child makes which was built to fail.
+pub const FAULTS: [Death; 7] = [
+    Death::of_fault("nan", Duration::ZERO),
+    Death::of_fault("panic", Duration::ZERO),
+    Death::of_fault("illegal-address", Duration::ZERO),
+    Death::of_fault("misaligned", Duration::ZERO),
+    Death::of_fault("trap", Duration::ZERO),
+    Death::of_fault("device-out-of-memory", Duration::ZERO),
+    Death::of_fault("endless-kernel", STEP_DEADLINE),
 ];
 
 const HEARTBEAT_DEADLINE: Duration = Duration::from_secs(1);
+const STEP_DEADLINE: Duration = Duration::from_secs(2);
 
 /// One row of the matrix.
 #[derive(Debug, Clone, Copy)]
 pub struct Case {
     pub death: Death,
     pub standby: bool,
-    /// Tokens of each prompt.
+    /// Words of each prompt; of most models a token each.
     pub context: usize,
     pub streams: usize,
     pub deaths: usize,
 }
 
-/// A worker whose children may die as often as they like.
+/// A worker whose children may die as often as they like, also of these faults.
 #[must_use]
-pub fn worker(device: &str, standby: bool) -> WorkerBuilder {
-    let builder = Worker::real()
+pub fn worker(device: &str, standby: bool, faults: &[Death]) -> WorkerBuilder {
+    let mut builder = Worker::real()
         .arg("--device", device)
         .arg("--max-running", 32)
         .arg(
@@ -68,6 +122,17 @@ pub fn worker(device: &str, standby: bool) -> WorkerBuilder {
         )
         .arg("--max-restarts", 1000)
         .arg("--max-restart-delay", "1ms");
+    if !faults.is_empty() {
+        let rule = |fault: &Death| format!("{}@file={}", fault.name, fault.trigger().display());
+        let rules: Vec<_> = faults.iter().map(rule).collect();
+        let step_deadline = format!("{}ms", STEP_DEADLINE.as_millis());
+        builder = builder
+            .flag("--accept-fault-injection")
+            .env("WORKER_ORCD_FAULTS", &rules.join(";"))
+            .arg("--step-timeout", step_deadline)
+            // The same prompts meet them again and again.
+            .arg("--quarantine-for", "0s");
+    }
     match standby {
         true => builder.flag("--standby"),
         false => builder,
@@ -80,6 +145,7 @@ pub(super) struct Seen {
     pub text: String,
     pub arrivals: Vec<Instant>,
     pub recoveries: u64,
+    pub prompt_tokens: u64,
 }
 
 impl Seen {
@@ -94,41 +160,77 @@ impl Seen {
 #[must_use]
 pub fn measure(worker: &Worker, case: Case) -> Value {
     let client = worker.client();
-    let expected: Vec<_> = read(&client, case, &AtomicUsize::new(0))
-        .into_iter()
-        .map(|seen| seen.text)
-        .collect();
-    let (mut pauses, mut differing, mut unhurt) = (Latencies::default(), 0, 0);
+    let ready = || ready_child(&client, case.standby);
+    let toll = kill_amid(case, ready, |begun| read(&client, case, begun));
+    let mode = match case.standby {
+        true => "standby",
+        false => "weights kept",
+    };
+    let mut row = toll.row(case, mode);
+    row["streams_that_ended_before"] = json!(toll.unhurt);
+    row
+}
+
+/// What the deaths of a case were to its streams.
+#[derive(Debug, Default)]
+pub(super) struct Toll {
+    /// Of the longest prompt, as the server counts them.
+    prompt_tokens: u64,
+    pauses: Latencies,
+    differing: usize,
+    unhurt: usize,
+}
+
+impl Toll {
+    pub(super) fn row(&self, case: Case, mode: &str) -> Value {
+        json!({
+            "death": case.death.name,
+            "mode": mode,
+            "context": self.prompt_tokens,
+            "streams": case.streams,
+            "deaths": case.deaths,
+            "p50_ms": ms(self.pauses.quantile(0.5)),
+            "p99_ms": ms(self.pauses.quantile(0.99)),
+            "streams_that_differ": self.differing,
+        })
+    }
+}
+
+/// Kills a process in the midst of streams, so many times: that which `ready` gives when it is.
+pub(super) fn kill_amid(
+    case: Case,
+    ready: impl Fn() -> u32,
+    read: impl Fn(&AtomicUsize) -> Vec<Seen> + Sync,
+) -> Toll {
+    let expected = read(&AtomicUsize::new(0));
+    let prompt_tokens = expected.iter().map(|seen| seen.prompt_tokens).max();
+    let mut toll = Toll {
+        // llama.cpp's server is not asked; a word is a token of its model too.
+        prompt_tokens: prompt_tokens
+            .filter(|it| *it > 0)
+            .unwrap_or(case.context as u64),
+        ..Toll::default()
+    };
     for _ in 0..case.deaths {
-        let child = ready_child(&client, case.standby);
+        let victim = ready();
         let begun = AtomicUsize::new(0);
         let (killed_at, seen) = thread::scope(|scope| {
-            let seen = scope.spawn(|| read(&client, case, &begun));
+            let seen = scope.spawn(|| read(&begun));
             wait::until("every stream to have tokens", || {
                 (begun.load(Ordering::SeqCst) >= case.streams).then_some(())
             });
             let killed_at = Instant::now();
-            process::signal(child, case.death.signal);
+            case.death.strike(victim);
             (killed_at, seen.join().expect("it reads"))
         });
         for (seen, expected) in seen.iter().zip(&expected) {
             let pause = seen.pause_after(killed_at);
-            pauses.push(pause.saturating_sub(case.death.deadline));
-            differing += usize::from(seen.text != *expected);
-            unhurt += usize::from(seen.recoveries == 0);
+            toll.pauses.push(pause.saturating_sub(case.death.deadline));
+            toll.differing += usize::from(seen.text != expected.text);
+            toll.unhurt += usize::from(seen.recoveries == 0);
         }
     }
-    json!({
-        "death": case.death.name,
-        "mode": if case.standby { "standby" } else { "weights kept" },
-        "context": case.context,
-        "streams": case.streams,
-        "deaths": case.deaths,
-        "p50_ms": ms(pauses.quantile(0.5)),
-        "p99_ms": ms(pauses.quantile(0.99)),
-        "streams_that_differ": differing,
-        "streams_that_ended_before": unhurt,
-    })
+    toll
 }
 
 /// The child, once it serves and, where there is to be one, another stands by.
@@ -141,7 +243,7 @@ pub(super) fn ready_child(client: &Client, standby: bool) -> u32 {
     })
 }
 
-pub(super) fn ms(time: Duration) -> f64 {
+fn ms(time: Duration) -> f64 {
     (time.as_secs_f64() * 1e4).round() / 10.0
 }
 
@@ -195,7 +297,7 @@ fn read_one(client: &Client, body: &Value, begun: &AtomicUsize) -> Seen {
             }
             "end" => {
                 let end = event.json();
-                assert_eq!(end["tokens_in"], case_tokens(body), "{end}");
+                seen.prompt_tokens = end["tokens_in"].as_u64().unwrap_or_default();
                 seen.recoveries = end["recoveries"].as_u64().unwrap_or_default();
                 return seen;
             }
@@ -203,11 +305,4 @@ fn read_one(client: &Client, body: &Value, begun: &AtomicUsize) -> Seen {
             _ => {}
         }
     }
-}
-
-/// A prompt has a token for each word.
-fn case_tokens(body: &Value) -> usize {
-    body["prompt"]
-        .as_str()
-        .map_or(0, |prompt| prompt.split(' ').count())
 }

@@ -1,8 +1,7 @@
 //! The same deaths for llama.cpp's server in a shell loop that starts it again, as its users run it: a
 //! client whose connection ends asks again, with the text that it has, until it is answered.
 
-use super::Latencies;
-use super::pause::{Case, Seen, TOKENS_AFTER, TOKENS_BEFORE, at_once, ms, prompt};
+use super::pause::{Case, Seen, TOKENS_AFTER, TOKENS_BEFORE, at_once, kill_amid, prompt};
 use crate::{process, wait};
 use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
@@ -67,35 +66,12 @@ impl Peer {
     /// Kills the server in the midst of streams, so many times.
     #[must_use]
     pub fn measure(&self, case: Case) -> Value {
-        let (mut pauses, mut differing) = (Latencies::default(), 0);
-        let expected = self.read(case, &AtomicUsize::new(0));
-        for _ in 0..case.deaths {
+        let ready = || {
             self.wait();
-            let begun = AtomicUsize::new(0);
-            let (killed_at, seen) = thread::scope(|scope| {
-                let seen = scope.spawn(|| self.read(case, &begun));
-                wait::until("every stream to have tokens", || {
-                    (begun.load(Ordering::SeqCst) >= case.streams).then_some(())
-                });
-                let killed_at = Instant::now();
-                process::signal(self.server(), case.death.signal);
-                (killed_at, seen.join().expect("it reads"))
-            });
-            for (seen, expected) in seen.iter().zip(&expected) {
-                pauses.push(seen.pause_after(killed_at));
-                differing += usize::from(seen.text != expected.text);
-            }
-        }
-        json!({
-            "death": case.death.name,
-            "mode": "llama-server in a shell loop, asked again",
-            "context": case.context,
-            "streams": case.streams,
-            "deaths": case.deaths,
-            "p50_ms": ms(pauses.quantile(0.5)),
-            "p99_ms": ms(pauses.quantile(0.99)),
-            "streams_that_differ": differing,
-        })
+            self.server()
+        };
+        let toll = kill_amid(case, ready, |begun| self.read(case, begun));
+        toll.row(case, "llama-server in a shell loop, asked again")
     }
 
     fn read(&self, case: Case, begun: &AtomicUsize) -> Vec<Seen> {

@@ -12,7 +12,7 @@ const TOKENS: u32 = 256;
 /// Tokens per second of a worker without a standby and of one with, of so many rounds each.
 #[must_use]
 pub fn measure(device: &str, rounds: usize) -> Value {
-    let workers = [false, true].map(|standby| pause::worker(device, standby).start());
+    let workers = [false, true].map(|standby| pause::worker(device, standby, &[]).start());
     pause::ready_child(&workers[1].client(), true);
     let mut rates = [Vec::new(), Vec::new()];
     for round in 0..rounds {

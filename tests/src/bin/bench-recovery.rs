@@ -7,7 +7,7 @@
 //! the line about a death comes when the process was waited for, and the crash report tells how
 //! much earlier it was noticed; the line about a hang comes with the kill. Dead is a process when
 //! the kernel says so through a pidfd, which this program watches too: before that the kernel takes
-//! its memory back, for some milliseconds, and nobody can know.
+//! its memory back, for some milliseconds.
 
 use clap::Parser;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 use worker_orcd_tests::bench::Latencies;
-use worker_orcd_tests::bench::pause::{self, Case};
+use worker_orcd_tests::bench::pause::{self, Case, Death};
 use worker_orcd_tests::bench::peer::Peer;
 use worker_orcd_tests::bench::steady;
 use worker_orcd_tests::worker::request;
@@ -47,12 +47,30 @@ struct Options {
     /// A command that starts llama.cpp's server, to be measured as well; its port and sizes are added.
     #[arg(long)]
     llama_server: Option<String>,
+    /// Ways to come back, of that table.
+    #[arg(
+        long,
+        value_enum,
+        value_delimiter = ',',
+        default_value = "weights-kept,standby"
+    )]
+    modes: Vec<Mode>,
+    /// Faults of the child's own in that table, instead of signals, and no steady stream; it must be built to
+    /// fail (`fault-injection`).
+    #[arg(long, value_delimiter = ',', value_parser = fault, requires = "pauses_only", conflicts_with = "llama_server")]
+    faults: Vec<Death>,
     /// Rounds of a stream that nothing happens to, with a standby and without.
     #[arg(long, default_value_t = 20)]
     steady: usize,
     /// Nothing but the table of pauses, and the steady stream.
     #[arg(long)]
     pauses_only: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum Mode {
+    WeightsKept,
+    Standby,
 }
 
 /// With the tokens before the kill, 200.
@@ -66,7 +84,9 @@ fn main() {
     let options = Options::parse();
     if options.pauses_only {
         let pauses = pauses(&options);
-        let steady = steady::measure(&options.device, options.steady);
+        // Its workers have children that ship.
+        let is_measured = options.steady > 0 && options.faults.is_empty();
+        let steady = is_measured.then(|| steady::measure(&options.device, options.steady));
         let result = json!({"bench": "recovery", "steady": steady, "pauses": pauses});
         println!("{result}");
         return;
@@ -83,7 +103,6 @@ fn main() {
         "bench": "recovery",
         "context_tokens": PROMPT_TOKENS + TOKENS_BEFORE,
         "kill_to_dead": kills.dead.summary(),
-        "dead_to_noticed": kills.noticed.summary(),
         "kill_to_noticed": kills.killed_to_noticed.summary(),
         "noticed_to_next_child_ready": kills.ready.summary(),
         "pause_of_the_stream": kills.pauses.summary(),
@@ -96,12 +115,25 @@ fn main() {
     println!("{result}");
 }
 
+fn fault(name: &str) -> Result<Death, String> {
+    let names = || pause::FAULTS.map(|death| death.name).join(", ");
+    Death::named(name).ok_or_else(|| format!("there are {}", names()))
+}
+
+fn deaths(options: &Options) -> Vec<Death> {
+    match &options.faults[..] {
+        [] => pause::DEATHS.to_vec(),
+        faults => faults.to_vec(),
+    }
+}
+
 /// The pause of streams for each way to die, each way to come back, and each load.
 fn pauses(options: &Options) -> Vec<Value> {
     let mut rows = Vec::new();
-    for standby in [false, true] {
-        let worker = pause::worker(&options.device, standby).start();
-        for death in pause::DEATHS {
+    for mode in &options.modes {
+        let standby = *mode == Mode::Standby;
+        let worker = pause::worker(&options.device, standby, &options.faults).start();
+        for death in deaths(options) {
             for &context in &options.contexts {
                 for &streams in &options.streams {
                     let case = Case {
@@ -171,7 +203,6 @@ fn body() -> Value {
 #[derive(Default)]
 struct Kills {
     dead: Latencies,
-    noticed: Latencies,
     killed_to_noticed: Latencies,
     ready: Latencies,
     pauses: Latencies,
@@ -193,10 +224,6 @@ fn kills(worker: &Worker, count: usize) -> Kills {
         };
         let noticed = reaped - after_noticing("reaped_ms");
         kills.dead.push(dead_at - killed_at);
-        // Its socket may close a little before the pidfd speaks: that counts as zero.
-        kills
-            .noticed
-            .push(noticed.saturating_duration_since(dead_at));
         kills.killed_to_noticed.push(noticed - killed_at);
         kills.ready.push(after_noticing("ready_ms"));
         kills.pauses.push(pause);

@@ -23,6 +23,8 @@ pub struct Budget {
     pub reserve: u64,
     pub fixed: u64,
     pub page_bytes: u64,
+    /// KV caches that have to fit beside each other, each with its pages.
+    pub kv_caches: u64,
 }
 
 /// Memory for not even one page.
@@ -75,7 +77,7 @@ impl Budget {
     pub fn by_share(&self, permille: u16, useful: u64) -> Result<u32, TooLittle> {
         let share = self.total / 1000 * u64::from(permille.min(1000));
         let available = share.min(self.free.saturating_sub(self.reserve + STANDBY_BYTES));
-        let pages = available.saturating_sub(self.fixed) / self.page_bytes;
+        let pages = available.saturating_sub(self.fixed) / (self.kv_caches * self.page_bytes);
         self.check(pages.min(useful.max(1)), available)
     }
 
@@ -98,7 +100,9 @@ impl Budget {
     }
 
     fn check(&self, pages: u64, available: u64) -> Result<u32, TooLittle> {
-        let kv = pages.max(1).saturating_mul(self.page_bytes);
+        let kv = pages
+            .max(1)
+            .saturating_mul(self.kv_caches * self.page_bytes);
         let required = self.fixed.saturating_add(kv);
         if pages == 0 || required > available {
             return Err(TooLittle {
@@ -125,7 +129,24 @@ mod tests {
             reserve: GIB / 4,
             fixed: 15 * GIB,
             page_bytes: 2 << 20,
+            kv_caches: 1,
         }
+    }
+
+    #[test]
+    fn two_caches_get_half_of_what_one_gets() {
+        let one = budget();
+        let two = Budget {
+            kv_caches: 2,
+            ..one
+        };
+        let pages = one.by_share(900, u64::MAX).unwrap();
+        assert_eq!(two.by_share(900, u64::MAX), Ok(pages / 2));
+        assert_eq!(two.by_share(900, 16), Ok(16), "room for both");
+        assert_eq!(two.ordered(60 * GIB), Ok(60 * 512));
+        let refused = two.ordered(70 * GIB).unwrap_err();
+        assert_eq!(refused.required, taken(&one, 2 * 70 * 512));
+        assert_eq!(one.ordered(70 * GIB), Ok(70 * 512));
     }
 
     fn taken(budget: &Budget, pages: u32) -> u64 {

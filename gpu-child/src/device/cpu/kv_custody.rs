@@ -51,8 +51,8 @@ impl KvCustody for CpuExecutor {
         Ok(())
     }
 
-    fn seals(&mut self) -> Vec<u128> {
-        std::mem::take(&mut self.kv_sharing.seals)
+    fn seals(&mut self) -> Result<Vec<u128>, Fault> {
+        Ok(std::mem::take(&mut self.kv_sharing.seals))
     }
 
     fn attach(&mut self, memory: OwnedFd, bytes: u64) -> Result<(), Fault> {

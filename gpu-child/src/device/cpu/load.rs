@@ -79,6 +79,8 @@ fn kv_pages(
         reserve: 0,
         fixed,
         page_bytes: shape.page_bytes(),
+        // Pages take memory when they are first written.
+        kv_caches: 1,
     };
     let unordered = |budget: &Budget| budget.by_sequences(options.sequence_pages());
     budget.pages(options, "cpu", unordered)
@@ -275,5 +277,42 @@ impl<'a> Meter<'a> {
     fn is_at(&mut self, part: usize, parts: usize) {
         let share = self.tensor * part as u64 / parts as u64;
         (self.progress)(self.done + share, self.total);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use worker_orcd_ipc::Role;
+
+    #[test]
+    fn memory_that_another_process_gives_back_counts_as_free() {
+        let total = memory::room().expect("the machine says").total;
+        let shape = KvShape {
+            n_layers: 30,
+            n_kv_heads: 3,
+            head_dim: 64,
+        };
+        let pages = |lent| {
+            let options = LoadOptions {
+                kv_cache_bytes: Some(2 * total),
+                max_batch_tokens: 1,
+                max_sequence_tokens: 1,
+                role: Role::Active,
+                shares_kv: true,
+                lent,
+                model: "none".to_owned(),
+            };
+            kv_pages(shape, &options, 0, 0)
+        };
+        let refused = pages(0);
+        assert!(
+            matches!(refused, Err(Fault::InsufficientMemory { .. })),
+            "{refused:?}"
+        );
+        assert_eq!(
+            pages(4 * total).map(u64::from),
+            Ok(2 * total / shape.page_bytes())
+        );
     }
 }

@@ -1,7 +1,10 @@
 //! The kernels' arguments, as `kernels/cuda` declares them ([`layout!`]).
 
-use super::headers::layout;
+use super::headers::{constant, layout};
 use super::memory::DevicePtr;
+
+/// Pages of one launch.
+pub const PAGES_AT_ONCE: usize = constant!("kv_pages.cu", PAGES_AT_ONCE);
 
 layout! {
     pub struct RepackArgs in "repack.cu" {
@@ -145,6 +148,22 @@ layout! {
         pub sum: DevicePtr<u64>,
         pub pairs: u64,
         pub first: u64,
+    }
+
+    pub struct SealPagesArgs in "kv_pages.cu" {
+        pub pages: DevicePtr<u8>,
+        pub sums: DevicePtr<u64>,
+        pub pairs: u64,
+        pub list: [i32; PAGES_AT_ONCE],
+    }
+
+    pub struct AdoptPagesArgs in "kv_pages.cu" {
+        pub theirs: DevicePtr<u8>,
+        pub ours: DevicePtr<u8>,
+        pub sums: DevicePtr<u64>,
+        pub pairs: u64,
+        pub from: [i32; PAGES_AT_ONCE],
+        pub to: [i32; PAGES_AT_ONCE],
     }
 
     pub struct ScatterInputsArgs in "scatter_inputs.cu" {

@@ -22,6 +22,9 @@ const MAX_GRAPHS: usize = 64;
 /// a step.
 const STEPS_WITHOUT: u32 = 1000;
 
+/// Steps until a graph is recorded in a child that has taken over; the other one is gone by then.
+const STEPS_BESIDE_A_DEATH: u32 = 300;
+
 /// The sizes that the grids of a step's launches depend on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GraphKey {
@@ -112,6 +115,12 @@ impl Graphs {
             }
             launched => launched.map(|()| true),
         }
+    }
+
+    /// Records nothing for some steps: NVIDIA's driver takes memory for a graph, and has no time for that while it
+    /// takes a process down.
+    pub fn rest(&mut self) {
+        self.steps_without = STEPS_BESIDE_A_DEATH;
     }
 
     /// The caller must launch by itself, for a while.

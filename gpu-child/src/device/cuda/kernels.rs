@@ -4,9 +4,9 @@
 
 use super::architectures::{self, ComputeCapability};
 pub use super::arguments::{
-    ArgmaxArgs, AttentionArgs, ChecksumArgs, DrawnTokens, EmbedArgs, KvArgs, MatmulArgs, MergeArgs,
-    Part, RepackArgs, RopeArgs, Row, RowArgs, SampleArgs, SampleRow, ScatterInputsArgs, Tile,
-    TokensToHostArgs, WideArgs,
+    AdoptPagesArgs, ArgmaxArgs, AttentionArgs, ChecksumArgs, DrawnTokens, EmbedArgs, KvArgs,
+    MatmulArgs, MergeArgs, PAGES_AT_ONCE, Part, RepackArgs, RopeArgs, Row, RowArgs, SampleArgs,
+    SampleRow, ScatterInputsArgs, SealPagesArgs, Tile, TokensToHostArgs, WideArgs,
 };
 use super::context::{Context, check};
 use cudarc::driver::sys::{

@@ -3,9 +3,9 @@
 use super::context::Context;
 use super::headers::constant;
 use super::kernels::KvArgs;
-use super::memory::{Arena, DevicePtr, Purpose};
-use crate::device::KvGeometry;
+use super::memory::{Arena, DevicePtr, Purpose, Taken, clear};
 use crate::device::common::kv::{KvShape, PAGE_TOKENS};
+use crate::device::{KvGeometry, PageId};
 use worker_orcd_ipc::{Fault, Role};
 
 // It is what attention reads at a time.
@@ -16,6 +16,15 @@ pub struct KvCache {
     arena: Arena,
     shape: KvShape,
     pages: u32,
+    is_shared: bool,
+}
+
+/// Room for a KV cache.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct KvRoom {
+    pub pages: u32,
+    /// There is as much again, for that of the next child.
+    pub shares: bool,
 }
 
 impl KvCache {
@@ -23,17 +32,53 @@ impl KvCache {
     ///
     /// # Errors
     /// When the memory cannot be had.
-    pub fn new(context: &Context, shape: KvShape, pages: u32, role: Role) -> Result<Self, Fault> {
+    pub fn new(context: &Context, shape: KvShape, room: KvRoom, role: Role) -> Result<Self, Fault> {
+        let KvRoom { pages, shares } = room;
         let bytes = u64::from(pages) * shape.page_bytes();
-        let arena = Arena::for_role(context, Purpose::Kv, bytes, role)?;
-        if arena.has_memory() {
-            arena.clear(context)?;
-        }
-        Ok(Self {
+        let arena = match (shares, role) {
+            (false, Role::Active) => Arena::new(context, Purpose::Kv, bytes)?,
+            _ => Arena::promised(context, Purpose::Kv, bytes)?,
+        };
+        let mut kv = Self {
             arena,
             shape,
             pages,
-        })
+            is_shared: shares,
+        };
+        if shares {
+            kv.take_to_share(context, role)?;
+        }
+        if kv.arena.has_memory() {
+            kv.arena.clear(context)?;
+        }
+        Ok(kv)
+    }
+
+    /// A standby does without where others have the memory, and takes it when it is promoted.
+    fn take_to_share(&mut self, context: &Context, role: Role) -> Result<(), Fault> {
+        match self.arena.take(context) {
+            Err(Fault::OutOfMemory { message }) if role == Role::Standby => {
+                eprintln!("worker-orcd-gpu: no KV cache beside the other child's: {message}");
+                self.is_shared = false;
+                Ok(())
+            }
+            outcome => outcome,
+        }
+    }
+
+    /// True where the memory may outlive the process.
+    #[must_use]
+    pub fn is_shared(&self) -> bool {
+        self.is_shared
+    }
+
+    /// The time at which everything else is taken that a child works in.
+    #[must_use]
+    pub fn taken(&self) -> Taken {
+        match self.arena.has_memory() {
+            true => Taken::WhenLoaded,
+            false => Taken::WhenPromoted,
+        }
     }
 
     /// Takes the memory that a standby has left to others.
@@ -41,6 +86,9 @@ impl KvCache {
     /// # Errors
     /// When it cannot be had.
     pub fn take(&mut self, context: &Context) -> Result<(), Fault> {
+        if self.arena.has_memory() {
+            return Ok(());
+        }
         self.arena.take(context)?;
         self.arena.clear(context)
     }
@@ -51,8 +99,35 @@ impl KvCache {
     }
 
     #[must_use]
+    pub fn shape(&self) -> KvShape {
+        self.shape
+    }
+
+    #[must_use]
+    pub fn pages(&self) -> u32 {
+        self.pages
+    }
+
+    #[must_use]
     pub fn geometry(&self) -> KvGeometry {
         self.shape.geometry(self.pages)
+    }
+
+    /// The first byte of a page.
+    #[must_use]
+    pub fn page(&self, page: PageId) -> DevicePtr<u8> {
+        let bytes = self.shape.page_bytes();
+        self.arena.at(u64::from(page.0) * bytes, bytes as usize)
+    }
+
+    /// Makes a page one that was never written, in stream order.
+    ///
+    /// # Errors
+    /// When NVIDIA's driver refuses.
+    pub fn clear_page(&self, context: &Context, page: PageId) -> Result<(), Fault> {
+        let (place, bytes) = (self.page(page), self.shape.page_bytes());
+        // SAFETY: the whole of a page.
+        unsafe { clear(context, place, bytes as usize) }
     }
 
     /// Halves from one layer to the next.

@@ -7,7 +7,8 @@ use super::context::Context;
 use super::decode_step::DecodeStep;
 use super::graph::Graphs;
 use super::kernels::{Geometry, Kernel, Module, RepackArgs};
-use super::kv::KvCache;
+use super::kv::{KvCache, KvRoom};
+use super::kv_custody::KvSharing;
 use super::matmul::Matmul;
 use super::memory::{ALIGNMENT, Arena, Purpose, Registered, download, upload};
 use super::ops::Ops;
@@ -15,6 +16,7 @@ use super::residency::Residency;
 use super::sample::Draws;
 use super::scratch::{Scratch, Sizes};
 use super::step_queue::StepQueue;
+use super::warm_up::warm_up;
 use super::weights::{Matrix, TILE_ROWS, Vector, Weights, units};
 use super::{CudaExecutor, CudaOptions};
 use crate::device::common::budget::Budget;
@@ -67,10 +69,14 @@ pub fn load(
     let tensors = source.weights.try_map(&mut placement)?;
     let table = rope_table(config, sequence_tokens);
     let table_offset = placement.place_table(&table);
-    let fixed = placement.layout.bytes() + Scratch::bytes_for(&sizes) + STAGING_BYTES as u64;
     let shape = KvShape::of(config);
-    let in_place = source.kept.as_ref().map_or(0, |kept| kept.manifest.bytes);
-    let pages = kv_pages(&device.context, shape, options, fixed, in_place)?;
+    let needs = Needs {
+        once: placement.layout.bytes() + STAGING_BYTES as u64,
+        each: Scratch::bytes_for(&sizes),
+        page: shape.page_bytes(),
+        in_place: source.kept.as_ref().map_or(0, |kept| kept.manifest.bytes),
+    };
+    let room = kv_room(&device.context, options, needs)?;
 
     let (arena, manifest) = match source.kept {
         Some(kept) => placement.attach(&device, kept)?,
@@ -83,9 +89,13 @@ pub fn load(
         manifest,
     };
     let role = options.load.role;
-    let kv = KvCache::new(&device.context, shape, pages, role)?;
-    let scratch = Scratch::new(&device.context, sizes, role)?;
-    assemble(device, config, weights, kv, scratch, sequence_tokens)
+    let kv = KvCache::new(&device.context, shape, room, role)?;
+    let scratch = Scratch::new(&device.context, sizes, kv.taken())?;
+    let mut executor = assemble(device, config, weights, kv, scratch, sequence_tokens)?;
+    if role == Role::Standby && executor.kv.is_shared() {
+        warm_up(&mut executor, sequence_tokens)?;
+    }
+    Ok(executor)
 }
 
 /// Finds the kernels for a model that is in place.
@@ -105,11 +115,16 @@ fn assemble(
     let decode_step = DecodeStep::load(&context, &module, config, &weights)?;
     let board = Board::new(&context, config.n_layers)?;
     let residency = Residency::new(&context, Checksum::load(&module)?, &weights.arena)?;
+    let kv_sharing = match kv.is_shared() {
+        true => Some(KvSharing::load(&context, &module)?),
+        false => None,
+    };
     context.synchronize("loading the model")?;
     Ok(CudaExecutor {
         config: config.clone(),
         weights,
         kv,
+        kv_sharing,
         scratch,
         ops,
         matmul,
@@ -159,30 +174,51 @@ fn rope_table(config: &ModelConfig, positions: usize) -> Vec<[f32; 2]> {
         .collect()
 }
 
-/// What was ordered, or the KV cache's share of the device. `in_place` of the `fixed` bytes are taken
-/// already.
-fn kv_pages(
-    context: &Context,
-    shape: KvShape,
-    options: &CudaOptions,
-    fixed: u64,
+/// Bytes that the memory of a model is reckoned from.
+#[derive(Debug, Clone, Copy)]
+struct Needs {
+    /// For all children together; of these `in_place` are taken already.
+    once: u64,
+    /// For each child, beside its KV cache.
+    each: u64,
+    page: u64,
     in_place: u64,
-) -> Result<u32, Fault> {
+}
+
+/// What was ordered, or the KV cache's share of the device: where children share theirs, the half of it. They do
+/// where two caches fit, of what was ordered, or of one sequence of full length at least.
+fn kv_room(context: &Context, options: &CudaOptions, needs: Needs) -> Result<KvRoom, Fault> {
     let (free, total) = context.memory()?;
-    let budget = Budget {
-        total,
-        free: match options.load.role {
-            Role::Active => free + in_place,
-            // What it is promised is another child's now.
-            Role::Standby => total,
-        },
-        reserve: RESERVE_BYTES,
-        fixed,
-        page_bytes: shape.page_bytes(),
-    };
-    let useful = options.load.sequence_pages() * u64::from(options.max_sequences);
+    let load = &options.load;
+    let useful = load.sequence_pages() * u64::from(options.max_sequences);
     let share = |budget: &Budget| budget.by_share(options.memory_permille, useful);
-    budget.pages(&options.load, &context.id(), share)
+    let pages = |kv_caches| {
+        let budget = Budget {
+            total,
+            free: match load.role {
+                Role::Active => free + needs.in_place + load.lent,
+                // What it is promised is another child's now.
+                Role::Standby => total,
+            },
+            reserve: RESERVE_BYTES,
+            fixed: needs.once + kv_caches * needs.each,
+            page_bytes: needs.page,
+            kv_caches,
+        };
+        budget.pages(load, &context.id(), share)
+    };
+    let is_enough =
+        |pages: &u32| load.kv_cache_bytes.is_some() || u64::from(*pages) >= load.sequence_pages();
+    let shared = match load.shares_kv {
+        true => pages(2).ok().filter(is_enough),
+        false => None,
+    };
+    let shares = shared.is_some();
+    if load.shares_kv && !shares {
+        eprintln!("worker-orcd-gpu: no room for two KV caches; a standby will adopt no pages");
+    }
+    let pages = shared.map_or_else(|| pages(1), Ok)?;
+    Ok(KvRoom { pages, shares })
 }
 
 /// The weights before their arena is allocated: where everything goes, and from where.

@@ -93,6 +93,26 @@ impl Mapping {
         Ok(mapping)
     }
 
+    /// Gives the memory back, and the place.
+    ///
+    /// # Errors
+    /// When NVIDIA's driver refuses.
+    pub fn release(&mut self) -> Result<(), Fault> {
+        let Some(handle) = self.handle.take() else {
+            return Ok(());
+        };
+        // SAFETY: a live mapping as a whole, the handle that it was made of, and addresses that were reserved;
+        // each is given back once, since the handle has been taken.
+        unsafe {
+            check(sys::cuMemUnmap(self.start, self.size), "unmapping memory")?;
+            check(sys::cuMemRelease(handle), "giving memory back")?;
+            check(
+                sys::cuMemAddressFree(self.start, self.size),
+                "giving addresses back",
+            )
+        }
+    }
+
     /// The handle is owned from here on.
     fn map(
         &mut self,

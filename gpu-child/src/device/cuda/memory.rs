@@ -5,6 +5,7 @@
 //! copy, so that host and device addresses are never mixed up.
 
 use super::context::{Context, check};
+pub use super::host_memory::{Pinned, Registered};
 use super::mapping::Mapping;
 pub use super::purpose::{Ledger, Purpose};
 use crate::device::common::placement;
@@ -15,7 +16,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
-use worker_orcd_ipc::{Fault, Role};
+use worker_orcd_ipc::Fault;
 
 /// The address of some `T` on the device. Null means none.
 #[derive(Debug)]
@@ -34,6 +35,12 @@ unsafe impl<T> Send for DevicePtr<T> {}
 impl<T> DevicePtr<T> {
     pub const NULL: Self = Self(0, PhantomData);
 
+    /// An address that NVIDIA's driver gave.
+    #[must_use]
+    pub fn at(address: u64) -> Self {
+        Self(address, PhantomData)
+    }
+
     /// `count` elements further on.
     #[must_use]
     pub fn add(self, count: usize) -> Self {
@@ -50,6 +57,14 @@ impl<T> DevicePtr<T> {
 /// end.
 const PATIENCE: Duration = Duration::from_secs(10);
 const POLL: Duration = Duration::from_millis(1);
+
+/// The time at which a child takes memory that it works in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Taken {
+    WhenLoaded,
+    /// A standby's may be the other child's until then.
+    WhenPromoted,
+}
 
 /// An allocation of device memory.
 #[derive(Debug)]
@@ -100,19 +115,19 @@ impl Arena {
         })
     }
 
-    /// Memory at once for a child that serves, and the promise of it for a standby.
+    /// Memory, or the promise of it.
     ///
     /// # Errors
     /// As for [`new`](Self::new) and [`promised`](Self::promised).
-    pub fn for_role(
+    pub fn taken(
         context: &Context,
         purpose: Purpose,
         bytes: u64,
-        role: Role,
+        when: Taken,
     ) -> Result<Self, Fault> {
-        match role {
-            Role::Active => Self::new(context, purpose, bytes),
-            Role::Standby => Self::promised(context, purpose, bytes),
+        match when {
+            Taken::WhenLoaded => Self::new(context, purpose, bytes),
+            Taken::WhenPromoted => Self::promised(context, purpose, bytes),
         }
     }
 
@@ -173,6 +188,16 @@ impl Arena {
             ledger,
             mapping,
         }
+    }
+
+    /// Lets go of memory that was taken over. Nothing that was launched reads it any more.
+    ///
+    /// # Errors
+    /// When NVIDIA's driver refuses.
+    pub fn release(&mut self) -> Result<(), Fault> {
+        let mapping = self.mapping.as_mut().expect("imported memory");
+        self.ledger.subtract(self.purpose, self.bytes);
+        mapping.release()
     }
 
     /// Makes shareable memory read-only for this process, once everything launched is done.
@@ -279,6 +304,19 @@ unsafe impl Plain for f32 {}
 // SAFETY: as above.
 unsafe impl Plain for [f32; 2] {}
 
+/// Fills memory with zeros, in stream order.
+///
+/// # Errors
+/// When NVIDIA's driver refuses.
+///
+/// # Safety
+/// There are as many bytes from `start` on.
+pub unsafe fn clear(context: &Context, start: DevicePtr<u8>, bytes: usize) -> Result<(), Fault> {
+    // SAFETY: as promised by the caller.
+    let result = unsafe { sys::cuMemsetD8Async(start.0, 0, bytes, context.stream()) };
+    check(result, "clearing memory")
+}
+
 /// Copies to the device, in stream order.
 ///
 /// # Errors
@@ -358,75 +396,4 @@ pub unsafe fn fetch<T: Plain>(
         )
     };
     check(result, "copying from the device")
-}
-
-/// Host memory that the device can read while the host goes on: for small inputs of a step.
-#[derive(Debug)]
-pub struct Pinned {
-    start: *mut u8,
-    bytes: usize,
-}
-
-// SAFETY: plain memory, owned.
-unsafe impl Send for Pinned {}
-
-impl Pinned {
-    /// # Errors
-    /// When NVIDIA's driver refuses.
-    pub fn new(bytes: usize) -> Result<Self, Fault> {
-        let mut start = std::ptr::null_mut();
-        let bytes = bytes.max(1);
-        // SAFETY: a place for one address.
-        let result = unsafe { sys::cuMemAllocHost_v2(&raw mut start, bytes) };
-        check(result, &format!("{bytes} bytes of pinned memory"))?;
-        let start = start.cast::<u8>();
-        // SAFETY: just allocated, that large.
-        unsafe { start.write_bytes(0, bytes) };
-        Ok(Self { start, bytes })
-    }
-
-    /// The device's address of it: under unified addressing, the same.
-    #[must_use]
-    pub fn on_device(&self) -> DevicePtr<u8> {
-        DevicePtr(self.start as u64, PhantomData)
-    }
-
-    pub fn bytes_mut(&mut self) -> &mut [u8] {
-        // SAFETY: owned, initialised in `new`, that large.
-        unsafe { std::slice::from_raw_parts_mut(self.start, self.bytes) }
-    }
-}
-
-impl Drop for Pinned {
-    fn drop(&mut self) {
-        // SAFETY: allocated in `new`, freed once.
-        let _ = unsafe { sys::cuMemFreeHost(self.start.cast()) };
-    }
-}
-
-/// A mapped file that the device may read at full speed for as long as this lives.
-#[derive(Debug)]
-pub struct Registered {
-    start: *mut c_void,
-}
-
-impl Registered {
-    /// `None` when NVIDIA's driver refuses; copies then go through its own buffers, five times slower.
-    #[must_use]
-    pub fn new(file: &[u8]) -> Option<Self> {
-        const READ_ONLY: u32 = sys::CU_MEMHOSTREGISTER_READ_ONLY;
-        let start = file.as_ptr().cast_mut().cast::<c_void>();
-        // SAFETY: the pages stay mapped while `file` is borrowed, which outlives the load; the
-        // device only reads them.
-        let result = unsafe { sys::cuMemHostRegister_v2(start, file.len(), READ_ONLY) };
-        check(result, "registering the file").ok()?;
-        Some(Self { start })
-    }
-}
-
-impl Drop for Registered {
-    fn drop(&mut self) {
-        // SAFETY: registered in `new`.
-        let _ = unsafe { sys::cuMemHostUnregister(self.start) };
-    }
 }

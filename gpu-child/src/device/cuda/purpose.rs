@@ -10,11 +10,13 @@ pub enum Purpose {
     Scratch,
     /// NVIDIA's driver's own, for launches that are recorded: not an [`Arena`], but counted here.
     Graphs,
+    /// Memory of another process, which counts it too.
+    OfAnother,
 }
 
 /// Bytes that are taken, by purpose.
 #[derive(Debug, Default)]
-pub struct Ledger([AtomicU64; 4]);
+pub struct Ledger([AtomicU64; 5]);
 
 impl Ledger {
     #[must_use]

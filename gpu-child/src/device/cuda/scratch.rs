@@ -2,13 +2,13 @@
 
 use super::context::Context;
 use super::kernels::{DrawnTokens, Geometry, Kernel, Row, ScatterInputsArgs, Tile};
-use super::memory::{Arena, DevicePtr, Layout, Pinned, Purpose};
+use super::memory::{Arena, DevicePtr, Layout, Pinned, Purpose, Taken};
 use super::plan::Plan;
 use super::step_queue::STEPS;
 use super::weights::{UNIT, units};
 use crate::device::common::kv::PAGE_TOKENS;
 use crate::model::ModelConfig;
-use worker_orcd_ipc::{Fault, Role};
+use worker_orcd_ipc::Fault;
 
 /// Logits that are kept at a time, in bytes: enough for 256 sequences of a large vocabulary.
 const LOGIT_BYTES: usize = 256 << 20;
@@ -182,9 +182,9 @@ pub struct StepInputs<'a> {
 impl Scratch {
     /// # Errors
     /// When the memory cannot be had.
-    pub fn new(context: &Context, sizes: Sizes, role: Role) -> Result<Self, Fault> {
+    pub fn new(context: &Context, sizes: Sizes, when: Taken) -> Result<Self, Fault> {
         let places = Places::of(&sizes);
-        let arena = Arena::for_role(context, Purpose::Scratch, places.bytes, role)?;
+        let arena = Arena::taken(context, Purpose::Scratch, places.bytes, when)?;
         // What a kernel reads past the rows of a batch must be numbers.
         if arena.has_memory() {
             arena.clear(context)?;
@@ -203,6 +203,9 @@ impl Scratch {
     /// # Errors
     /// When it cannot be had.
     pub fn take(&mut self, context: &Context) -> Result<(), Fault> {
+        if self.arena.has_memory() {
+            return Ok(());
+        }
         self.arena.take(context)?;
         self.arena.clear(context)
     }

@@ -24,7 +24,12 @@ pub struct Counter {
     spoilt: Spoilt,
     /// Account of its witness.
     stands: Option<&'static str>,
+    /// Its KV cache takes memory when it is promoted.
+    is_promoted: bool,
 }
+
+/// Bytes of the KV cache of one that was promoted.
+pub const PROMOTED_KV_BYTES: u64 = 77;
 
 /// Result of its inspections.
 #[derive(Clone, Copy, PartialEq)]
@@ -52,6 +57,7 @@ impl Executor for Counter {
     fn memory(&self) -> MemoryReport {
         MemoryReport {
             weights_bytes: 123,
+            kv_capacity_bytes: u64::from(self.is_promoted) * PROMOTED_KV_BYTES,
             ..MemoryReport::default()
         }
     }
@@ -91,6 +97,11 @@ impl Executor for Counter {
         drawing
             .filter_map(|work| draw(work.tokens).map(|it| work.drawn(it)).transpose())
             .collect()
+    }
+
+    fn promote(&mut self) -> Result<(), Fault> {
+        self.is_promoted = true;
+        Ok(())
     }
 
     fn inspect(&mut self) -> Result<(), Fault> {
@@ -176,6 +187,7 @@ impl Counter {
             inspections: 0,
             spoilt: Spoilt::Never,
             stands: None,
+            is_promoted: false,
         }
     }
 

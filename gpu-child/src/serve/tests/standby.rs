@@ -1,5 +1,6 @@
 //! A child that stands by, until it is promoted.
 
+use super::counter::PROMOTED_KV_BYTES;
 use super::*;
 use worker_orcd_ipc::TraceOrder;
 
@@ -28,4 +29,27 @@ fn traced_lines(traces: bool) -> usize {
 fn a_promoted_child_goes_on_with_a_trace_unless_that_has_stopped() {
     assert_eq!(traced_lines(true), 3);
     assert_eq!(traced_lines(false), 0);
+}
+
+/// The next standby gets as much, by what this one says then.
+#[test]
+fn memory_that_is_taken_at_the_promotion_is_told_before_the_next_report_is_due() {
+    let mut supervisor = Supervisor::start(|_, _| Ok(loaded(Duration::ZERO)));
+    supervisor.say(&Command::Load(LoadOrder {
+        role: Role::Standby,
+        ..order()
+    }));
+    supervisor.until(|event| matches!(event, Event::Ready(_)));
+    supervisor.say(&Command::Promote { traces: false });
+    // Far fewer than until memory is asked for again.
+    for _ in 0..10 {
+        let heartbeat = supervisor.until(|event| matches!(event, Event::Heartbeat(_)));
+        let Event::Heartbeat(heartbeat) = heartbeat else {
+            panic!("a heartbeat");
+        };
+        if heartbeat.memory.kv_capacity_bytes == PROMOTED_KV_BYTES {
+            return;
+        }
+    }
+    panic!("it was not told");
 }

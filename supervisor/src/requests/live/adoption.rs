@@ -43,7 +43,7 @@ impl Requests {
         if first <= pages.len() && is_possible {
             pages.truncate(first);
             pages.extend(&said.pages);
-            live.sealed = Some(SealedPages { child, pages });
+            live.sealed = (!pages.is_empty()).then_some(SealedPages { child, pages });
         }
         Ok(())
     }

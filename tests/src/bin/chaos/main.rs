@@ -232,7 +232,7 @@ fn run(arguments: &Arguments, seed: u64) -> Result<Report> {
     let (faults, deaths) = (worker.health()?["faults"].clone(), worker.deaths());
     let (injected, changes) = (worker.injected(), worker.changes());
     let adopted = worker.adopted()?;
-    if arguments.standby && arguments.device == "cpu" && adopted.tokens == 0 {
+    if arguments.standby && adopted.tokens == 0 {
         violations.push("no page was adopted, so nothing was shown of that".to_owned());
     }
     let reports = Deaths::read(&worker, &injected)?;

@@ -11,7 +11,8 @@ pub type Hit = (String, Instant);
 /// over. On a GPU, where a step takes a millisecond, that is the rule.
 const EARLY: Duration = Duration::from_millis(250);
 
-/// No fault is over sooner. A gap that is was there before, and ends with those last tokens.
+/// A gap that is over sooner was there before, and ends with those last tokens; or a standby was there, and
+/// nothing notable came of the fault.
 const OVER_AFTER: Duration = Duration::from_millis(50);
 
 /// By what happened in them; each list is sorted.

@@ -3,6 +3,7 @@
 use super::deaths::Deaths;
 use super::lanes::Tally;
 use super::pauses::{Hit, Pauses};
+use super::stream::NOTABLE_GAP;
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -156,8 +157,10 @@ impl Report {
             out,
             "\nA cold start of the worker took {} ms. A pause of a stream holds noticing, a new \
              child, its load, the wait for a slot and the prompt computed again; where the \
-             child fell silent, also the deadline (heartbeat 1 s, step 2 s).\n",
+             child fell silent, also the deadline (heartbeat 1 s, step 2 s). Pauses below {} ms are \
+             not in the table.\n",
             starts.join(" and "),
+            NOTABLE_GAP.as_millis(),
         );
         out
     }

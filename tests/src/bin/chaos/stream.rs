@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use worker_orcd_harness::{Client, EventStream, Response, SseEvent};
 
 /// Shorter ones are the engine's own pace under load.
-const NOTABLE_GAP: Duration = Duration::from_millis(50);
+pub const NOTABLE_GAP: Duration = Duration::from_millis(50);
 
 /// What came of a request.
 #[derive(Debug, Clone, Default)]

@@ -144,6 +144,16 @@ fn what_may_be_wrong_is_given_to_nobody() {
 }
 
 #[test]
+fn pages_that_a_request_has_given_up_are_given_to_nobody() {
+    let mut journal = with_standby();
+    let (id, _stream) = journal.submit(request("a"));
+    say(&mut journal, &sealing(id, 0, &[7])).unwrap();
+    say(&mut journal, &sealing(id, 0, &[])).unwrap();
+    succeed(&mut journal);
+    assert_eq!(given(&mut journal), [None, Some(vec![])]);
+}
+
+#[test]
 fn pages_of_another_child_than_the_one_that_may_be_adopted_from_are_not_given() {
     let mut journal = with_standby();
     journal

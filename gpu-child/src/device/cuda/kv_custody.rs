@@ -1,0 +1,253 @@
+//! The KV cache of a card as others may have it: an allocation that a descriptor stands for, whose pages
+//! they copy.
+//!
+//! Only whole pages are sealed. Their checksums are taken behind what was launched, and fetched when the
+//! stream got there, so nobody waits for them. A copy and its checksum come from the same reading
+//! (`kernels/cuda/kv_pages.cu`).
+
+use super::CudaExecutor;
+use super::context::{Context, StreamEvent};
+use super::kernels::{AdoptPagesArgs, Geometry, Kernel, Module, PAGES_AT_ONCE, SealPagesArgs};
+use super::kv::KvCache;
+use super::memory::{Arena, Pinned, Purpose, download, fetch};
+use crate::device::common::kv::PAGE_TOKENS;
+use crate::device::{KvCustody, PageCopy, PageId, PagePart};
+use std::collections::VecDeque;
+use std::os::fd::OwnedFd;
+use worker_orcd_ipc::Fault;
+
+const THREADS: u32 = 256;
+/// Loads that a thread has under way.
+const LOADS: u64 = 4;
+/// Bytes of a load.
+const PAIR_BYTES: u64 = 16;
+const SUM_BYTES: usize = size_of::<u64>();
+
+#[derive(Debug)]
+pub struct KvSharing {
+    seal_pages: Kernel<SealPagesArgs>,
+    adopt_pages: Kernel<AdoptPagesArgs>,
+    /// The words in which the device adds up, one for each page of a launch.
+    sums: Arena,
+    answer: Pinned,
+    done: StreamEvent,
+    /// Pages whose checksums are on their way …
+    under_way: usize,
+    /// … and those behind them.
+    waiting: VecDeque<PageId>,
+    other: Option<OtherKv>,
+}
+
+/// The KV cache of another process.
+#[derive(Debug)]
+struct OtherKv {
+    arena: Arena,
+    pages: u32,
+}
+
+impl KvSharing {
+    /// # Errors
+    /// When the kernels are not there, or no memory is left.
+    pub fn load(context: &Context, module: &Module) -> Result<Self, Fault> {
+        let bytes = PAGES_AT_ONCE * SUM_BYTES;
+        Ok(Self {
+            // SAFETY: kv_pages.cu takes SealPagesArgs.
+            seal_pages: unsafe { module.kernel("seal_pages") }?,
+            // SAFETY: kv_pages.cu takes AdoptPagesArgs.
+            adopt_pages: unsafe { module.kernel("adopt_pages") }?,
+            sums: Arena::new(context, Purpose::Scratch, bytes as u64)?,
+            answer: Pinned::new(bytes)?,
+            done: StreamEvent::new()?,
+            under_way: 0,
+            waiting: VecDeque::new(),
+            other: None,
+        })
+    }
+
+    /// Sends the next pages on their way, unless some are.
+    fn send(&mut self, context: &Context, kv: &KvCache) -> Result<(), Fault> {
+        let count = self.waiting.len().min(PAGES_AT_ONCE);
+        if self.under_way > 0 || count == 0 {
+            return Ok(());
+        }
+        let mut arguments = SealPagesArgs {
+            pages: kv.arena().at(0, 1),
+            sums: self.sums.at(0, PAGES_AT_ONCE),
+            pairs: pairs(kv),
+            list: [0; PAGES_AT_ONCE],
+        };
+        for (place, page) in arguments.list.iter_mut().zip(self.waiting.drain(..count)) {
+            assert!(page.0 < kv.pages(), "a page of this cache");
+            *place = page.0 as i32;
+        }
+        self.sums.clear(context)?;
+        // SAFETY: a sum for each page, which lie in the cache; the pinned place is read only once the event
+        // behind it is reached.
+        unsafe {
+            self.seal_pages
+                .launch(context, geometry(kv, count), &arguments)?;
+            let sums = &mut self.answer.bytes_mut()[..count * SUM_BYTES];
+            fetch(context, sums, self.sums.at(0, sums.len()))?;
+        }
+        self.done.record(context)?;
+        self.under_way = count;
+        Ok(())
+    }
+
+    /// Copies pages that lie in both caches; gives the checksums of the copies. Waits for the device.
+    fn copy(
+        &self,
+        context: &Context,
+        kv: &KvCache,
+        other: &OtherKv,
+        copies: &[&PageCopy],
+    ) -> Result<Vec<u64>, Fault> {
+        let mut arguments = AdoptPagesArgs {
+            theirs: other.arena.at(0, 1),
+            ours: kv.arena().at(0, 1),
+            sums: self.sums.at(0, PAGES_AT_ONCE),
+            pairs: pairs(kv),
+            from: [0; PAGES_AT_ONCE],
+            to: [0; PAGES_AT_ONCE],
+        };
+        let places = arguments.from.iter_mut().zip(&mut arguments.to);
+        for ((from, to), copy) in places.zip(copies) {
+            assert!(copy.to.0 < kv.pages(), "a page of this cache");
+            (*from, *to) = (copy.from as i32, copy.to.0 as i32);
+        }
+        let mut sums = vec![0; copies.len()];
+        self.sums.clear(context)?;
+        // SAFETY: a sum for each page, which lie in both caches. Sums of seals were fetched before in stream
+        // order.
+        unsafe {
+            self.adopt_pages
+                .launch(context, geometry(kv, copies.len()), &arguments)?;
+            download(context, &mut sums, self.sums.at(0, copies.len()))?;
+        }
+        Ok(sums)
+    }
+}
+
+impl KvCustody for CudaExecutor {
+    fn share(&self) -> Result<OwnedFd, Fault> {
+        self.kv.arena().share()
+    }
+
+    fn seal_every(&self) -> u32 {
+        PAGE_TOKENS as u32
+    }
+
+    fn seal(&mut self, parts: &[PagePart]) -> Result<(), Fault> {
+        let (context, kv, sharing) = self.sharing()?;
+        let is_whole = |part: &PagePart| part.tokens as usize == PAGE_TOKENS;
+        assert!(parts.iter().all(is_whole), "only whole pages are sealed");
+        sharing.waiting.extend(parts.iter().map(|part| part.page));
+        sharing.send(context, kv)
+    }
+
+    fn seals(&mut self) -> Result<Vec<u128>, Fault> {
+        let (context, kv, sharing) = self.sharing()?;
+        if sharing.under_way == 0 || !sharing.done.is_reached()? {
+            return Ok(Vec::new());
+        }
+        let count = std::mem::take(&mut sharing.under_way);
+        let (sums, _) = sharing.answer.bytes_mut().as_chunks::<SUM_BYTES>();
+        let sums = sums[..count].iter().map(|sum| u64::from_le_bytes(*sum));
+        let sums = sums.map(u128::from).collect();
+        sharing.send(context, kv)?;
+        Ok(sums)
+    }
+
+    fn attach(&mut self, memory: OwnedFd, bytes: u64) -> Result<(), Fault> {
+        let (context, kv, sharing) = self.sharing()?;
+        let page_bytes = kv.shape().page_bytes();
+        if bytes == 0 || !bytes.is_multiple_of(page_bytes) {
+            return Err(Fault::Io {
+                message: format!("a KV cache of {bytes} bytes has no pages of {page_bytes}"),
+            });
+        }
+        let arena = Arena::import(context, Purpose::OfAnother, bytes, &memory)?;
+        sharing.other = Some(OtherKv {
+            arena,
+            pages: (bytes / page_bytes) as u32,
+        });
+        Ok(())
+    }
+
+    fn adopt(&mut self, pages: &[PageCopy]) -> Result<Vec<bool>, Fault> {
+        let (context, kv, sharing) = self.sharing()?;
+        let there = sharing.other.as_ref();
+        let is_there = |copy: &PageCopy| {
+            there.is_some_and(|other| copy.from < other.pages)
+                && copy.tokens as usize == PAGE_TOKENS
+        };
+        let mut intact = vec![false; pages.len()];
+        if let Some(other) = there {
+            let here: Vec<_> = (0..pages.len())
+                .filter(|at| is_there(&pages[*at]))
+                .collect();
+            for part in here.chunks(PAGES_AT_ONCE) {
+                let copies: Vec<_> = part.iter().map(|at| &pages[*at]).collect();
+                let sums = sharing.copy(context, kv, other, &copies)?;
+                for ((at, copy), sum) in part.iter().zip(copies).zip(sums) {
+                    intact[*at] = u128::from(sum) == copy.checksum;
+                }
+            }
+        }
+        // Attention reads whole pages, and what was never written must be a number.
+        for (copy, _) in pages.iter().zip(&intact).filter(|(_, intact)| !**intact) {
+            kv.clear_page(context, copy.to)?;
+        }
+        Ok(intact)
+    }
+
+    fn release(&mut self) {
+        let other = self
+            .kv_sharing
+            .as_mut()
+            .and_then(|sharing| sharing.other.take());
+        if let Some(mut other) = other
+            && let Err(fault) = other.arena.release()
+        {
+            // A context that is lost says so at the next step.
+            eprintln!("worker-orcd-gpu: the other KV cache cannot be let go: {fault}");
+        }
+    }
+
+    #[cfg(feature = "fault-injection")]
+    fn flip_a_bit(&mut self, page: PageId) {
+        let place = self.kv.page(page);
+        let mut byte = [0];
+        // SAFETY: one byte of the page.
+        let flipped = unsafe {
+            download(&self.context, &mut byte, place)
+                .and_then(|()| super::memory::upload(&self.context, place, &[byte[0] ^ 1]))
+        };
+        if let Err(fault) = flipped {
+            eprintln!("worker-orcd-gpu: no bit was flipped: {fault}");
+        }
+    }
+}
+
+impl CudaExecutor {
+    /// What seals and copies are made with; nobody is asked for them where the KV cache is not shared.
+    fn sharing(&mut self) -> Result<(&Context, &KvCache, &mut KvSharing), Fault> {
+        self.context.enter()?;
+        let sharing = self.kv_sharing.as_mut().expect("a KV cache that is shared");
+        Ok((&self.context, &self.kv, sharing))
+    }
+}
+
+fn pairs(kv: &KvCache) -> u64 {
+    kv.shape().page_bytes() / PAIR_BYTES
+}
+
+/// A line of blocks for each page.
+fn geometry(kv: &KvCache, pages: usize) -> Geometry {
+    let blocks = pairs(kv).div_ceil(LOADS * u64::from(THREADS));
+    Geometry {
+        grid: [blocks as u32, pages as u32],
+        block: [THREADS, 1, 1],
+        shared_bytes: 0,
+    }
+}

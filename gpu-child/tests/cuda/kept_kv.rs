@@ -1,0 +1,177 @@
+//! Pages that a process took over from another, which may still be alive: the same bits, or none.
+
+use crate::support::{MIXED, Model, config, pages, run, tokens};
+use crate::{load_with, options};
+use std::os::fd::OwnedFd;
+use worker_orcd_gpu::device::cuda::{CudaExecutor, CudaOptions};
+use worker_orcd_gpu::device::{Executor, KvCustody, LoadOptions, PageCopy, PageId, PagePart};
+use worker_orcd_ipc::Role;
+
+const KV_BYTES: u64 = 4 << 20;
+
+fn sharing(model: &Model, kv_cache_bytes: u64, role: Role) -> CudaExecutor {
+    let load = LoadOptions {
+        shares_kv: true,
+        kv_cache_bytes: Some(kv_cache_bytes),
+        role,
+        ..options().load
+    };
+    let options = CudaOptions { load, ..options() };
+    load_with(model, &options)
+}
+
+fn custody(executor: &mut CudaExecutor) -> &mut dyn KvCustody {
+    executor.kv_custody().expect("a KV cache that is shared")
+}
+
+fn shared_by(executor: &mut CudaExecutor) -> OwnedFd {
+    custody(executor).share().expect("a descriptor")
+}
+
+/// Whole pages' checksums, once the device has taken them all.
+fn seals(executor: &mut CudaExecutor, pages: &[PageId]) -> Vec<u128> {
+    let kv = custody(executor);
+    let tokens = kv.seal_every();
+    let part = |&page| PagePart { page, tokens };
+    let parts: Vec<_> = pages.iter().map(part).collect();
+    kv.seal(&parts).expect("sent");
+    let mut seals = Vec::new();
+    while seals.len() < pages.len() {
+        seals.extend(kv.seals().expect("seals"));
+    }
+    assert!(kv.seals().expect("none").is_empty(), "they are given once");
+    seals
+}
+
+fn copy(from: u32, to: PageId, checksum: u128) -> PageCopy {
+    PageCopy {
+        from,
+        to,
+        tokens: 32,
+        checksum,
+    }
+}
+
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn adopted_pages_compute_the_same_bits_and_changed_ones_are_refused() {
+    let model = Model::random(config(None), MIXED);
+    let tokens = tokens(120, 4);
+    let mut first = sharing(&model, KV_BYTES, Role::Active);
+    let own = pages(3, 4);
+    run(&mut first, &model, 0, &tokens[..112], &own);
+    let sums = seals(&mut first, &own[..3]);
+    let expected = run(&mut first, &model, 112, &tokens[112..], &own);
+    assert_eq!(seals(&mut first, &own[..3]), sums, "written behind them");
+
+    // As large as it likes, and with memory of its own before it is promoted.
+    let mut heir = sharing(&model, 2 * KV_BYTES, Role::Standby);
+    let [warm, unused] = seals(&mut heir, &[PageId(0), PageId(70)])[..] else {
+        panic!("two pages");
+    };
+    assert_eq!(warm, unused, "nothing is left of warming up");
+    let other = shared_by(&mut first);
+    custody(&mut heir)
+        .attach(other, KV_BYTES)
+        .expect("attached");
+    let places = pages(40, 4);
+    let copies: Vec<_> = (own.iter().zip(&sums).zip(&places))
+        .map(|((page, &sum), &to)| copy(page.0, to, sum))
+        .collect();
+    heir.promote().expect("promoted");
+    assert_eq!(
+        custody(&mut heir).adopt(&copies).expect("copied"),
+        [true; 3]
+    );
+    assert_eq!(seals(&mut heir, &places[..3]), sums, "wherever they lie");
+    run(&mut heir, &model, 96, &tokens[96..112], &places);
+    let seen = run(&mut heir, &model, 112, &tokens[112..], &places);
+    assert_eq!(seen, expected);
+
+    // The first process lives, and writes over what it had sealed.
+    run(&mut first, &model, 0, &tokens[10..42], &own[1..2]);
+    let nowhere = copy(u32::MAX, PageId(60), sums[0]);
+    let part = PageCopy {
+        tokens: 8,
+        to: PageId(61),
+        ..copies[0]
+    };
+    let again = [copies[0], copies[1], copies[2], nowhere, part];
+    let intact = custody(&mut heir).adopt(&again).expect("copied");
+    assert_eq!(intact, [true, false, true, false, false]);
+    let [refused, unused] = seals(&mut heir, &[places[1], PageId(70)])[..] else {
+        panic!("two pages");
+    };
+    assert_eq!(refused, unused, "a page that was refused is zero again");
+    let before = heir.memory();
+    custody(&mut heir).release();
+    assert_eq!(heir.memory().kv_capacity_bytes, before.kv_capacity_bytes);
+    let gone = custody(&mut heir).adopt(&copies[..1]).expect("nothing");
+    assert_eq!(gone, [false]);
+}
+
+/// More pages than one launch takes.
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn many_pages_are_sealed_and_adopted_in_their_order() {
+    const PAGES: u32 = 600;
+    let model = Model::random(config(None), MIXED);
+    let bytes = 1024
+        * sharing(&model, KV_BYTES, Role::Active)
+            .kv_geometry()
+            .page_bytes;
+    let mut first = sharing(&model, bytes, Role::Active);
+    let tokens = tokens(32, 4);
+    for page in (0..PAGES).step_by(7) {
+        run(
+            &mut first,
+            &model,
+            0,
+            &tokens[page as usize % 20..],
+            &[PageId(page)],
+        );
+    }
+    let all: Vec<_> = (0..PAGES).map(PageId).collect();
+    let sums = seals(&mut first, &all);
+    let mut heir = sharing(&model, bytes, Role::Active);
+    let other = shared_by(&mut first);
+    custody(&mut heir).attach(other, bytes).expect("attached");
+    let copies: Vec<_> = (0..PAGES)
+        .map(|page| copy(page, PageId(1023 - page), sums[page as usize]))
+        .collect();
+    let mut wrong = copies.clone();
+    wrong[300].checksum ^= 1;
+    let intact = custody(&mut heir).adopt(&wrong).expect("copied");
+    assert!((0..600).all(|page| intact[page] == (page != 300)));
+    let intact = custody(&mut heir).adopt(&copies).expect("copied");
+    assert!(intact.iter().all(|intact| *intact));
+    let there: Vec<_> = copies.iter().map(|copy| copy.to).collect();
+    assert_eq!(seals(&mut heir, &there), sums);
+}
+
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn what_is_no_kv_cache_is_not_attached() {
+    let model = Model::random(config(None), MIXED);
+    let mut first = sharing(&model, KV_BYTES, Role::Active);
+    let mut other = sharing(&model, KV_BYTES, Role::Active);
+    for bytes in [0, KV_BYTES + 1, 64 * KV_BYTES] {
+        let memory = shared_by(&mut first);
+        assert!(
+            custody(&mut other).attach(memory, bytes).is_err(),
+            "{bytes}"
+        );
+    }
+    let file = OwnedFd::from(tempfile::tempfile().expect("a file"));
+    assert!(custody(&mut other).attach(file, KV_BYTES).is_err());
+}
+
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn a_kv_cache_is_private_unless_two_fit() {
+    let model = Model::random(config(None), MIXED);
+    assert!(load_with(&model, &options()).kv_custody().is_none());
+    let total = load_with(&model, &options()).memory().total_bytes;
+    let most = total.expect("a card") / 10 * 6;
+    assert!(sharing(&model, most, Role::Active).kv_custody().is_none());
+}
