@@ -13,6 +13,9 @@ pub struct MemoryReport {
     pub weights_bytes: u64,
     pub kv_capacity_bytes: u64,
     pub kv_used_bytes: u64,
+    /// Of the capacity, what takes memory by now: all of it on a card; what was ever written, or made ready for
+    /// that, in a KV cache that is shared on the CPU. `None` where nobody counts it.
+    pub kv_taken_bytes: Option<u64>,
     /// Activations, tables and staging buffers.
     pub scratch_bytes: u64,
     /// Bytes that NVIDIA's driver takes for recorded launches.

@@ -244,7 +244,7 @@ fn a_bit_that_a_standby_finds_flipped_ends_the_child_that_computes_with_it() {
 #[test]
 fn only_pages_as_they_were_sealed_are_adopted_and_none_after_a_death_that_casts_doubt() {
     for (kind, adopted, changed) in [
-        ("abort", 104, 0),
+        ("abort", 110, 0),
         ("flipped-page", 0, 1),
         ("nan", 0, 0),
         ("wrong-token", 0, 0),

@@ -7,7 +7,7 @@ use worker_orcd_tests::custody::kv_caches_of;
 use worker_orcd_tests::{Bystander, Client, Worker, WorkerBuilder, wait};
 
 /// Positions after which a page is sealed again on the CPU.
-const EVERY: u64 = 8;
+const EVERY: u64 = 2;
 
 fn with_standby() -> WorkerBuilder {
     Worker::real().flag("--standby").arg("--max-restarts", 100)

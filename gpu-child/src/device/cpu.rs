@@ -115,6 +115,7 @@ impl Executor for CpuExecutor {
             weights_bytes: self.weights.bytes(),
             kv_capacity_bytes: self.kv.bytes(),
             kv_used_bytes: 0,
+            kv_taken_bytes: self.kv.arena().taken_bytes(),
             scratch_bytes: self.scratch.bytes(),
             graphs_bytes: 0,
             context_bytes: None,

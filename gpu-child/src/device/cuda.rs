@@ -168,6 +168,7 @@ impl Executor for CudaExecutor {
             weights_bytes: bytes(Purpose::Weights),
             kv_capacity_bytes: bytes(Purpose::Kv),
             kv_used_bytes: 0,
+            kv_taken_bytes: Some(bytes(Purpose::Kv)),
             scratch_bytes: bytes(Purpose::Scratch),
             graphs_bytes: bytes(Purpose::Graphs),
             // Others may be on the card, so NVIDIA's driver's own share cannot be told from theirs.

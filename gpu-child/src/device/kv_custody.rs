@@ -55,6 +55,10 @@ pub trait KvCustody {
     /// When it cannot be taken, or has not that many bytes.
     fn attach(&mut self, memory: OwnedFd, bytes: u64) -> Result<(), Fault>;
 
+    /// Takes some of the memory that copies of all the other's pages would need, so that they do not wait for it
+    /// then. `false` when nothing is left to take.
+    fn make_ready(&mut self) -> bool;
+
     /// Copies pages, and tells of each whether the copy has the checksum. What is not sealed is cleared, and
     /// so is a page that has another.
     ///

@@ -11,7 +11,7 @@ use super::pacer::Pacer;
 use super::reader::Conversation;
 use super::watch::watch;
 use super::{Doing, Link, Loaded, Progress, Status, spawn};
-use crate::device::{Batch, Executor, NoTap, Tap};
+use crate::device::{Batch, Executor, KvCustody, NoTap, Tap};
 use crate::flight_recorder::{FlightRecorder, Watched, decodes, phase};
 use crate::kv_pages::KvPages;
 use crate::scheduler::{Limits, Scheduler, SchedulerError};
@@ -118,7 +118,7 @@ impl<'a> StepLoop<'a> {
         loaded: Loaded,
     ) -> Result<(Self, ReadyReport), Fault> {
         let Loaded {
-            executor,
+            mut executor,
             model,
             identity,
             weights,
@@ -127,6 +127,9 @@ impl<'a> StepLoop<'a> {
             max_sequence_tokens,
             adopts_from,
         } = loaded;
+        if order.role == Role::Standby {
+            while executor.kv_custody().is_some_and(KvCustody::make_ready) {}
+        }
         let geometry = executor.kv_geometry();
         let max_batch_tokens = executor.max_batch_tokens();
         let first_tokens = executor.first_prompt_tokens();
@@ -197,7 +200,10 @@ impl<'a> StepLoop<'a> {
                 self.status.does(Doing::WaitsForCommands);
                 match commands.recv_timeout(INSPECTION_INTERVAL) {
                     Ok(command) => self.handle(command)?,
-                    Err(RecvTimeoutError::Timeout) => continue,
+                    Err(RecvTimeoutError::Timeout) => {
+                        self.make_ready();
+                        continue;
+                    }
                     Err(RecvTimeoutError::Disconnected) => return Ok(()),
                 }
             }

@@ -261,6 +261,7 @@ fn memory() -> MemoryReport {
         weights_bytes: 98_000_000,
         kv_capacity_bytes: 1 << 24,
         kv_used_bytes: 300,
+        kv_taken_bytes: Some(1 << 20),
         scratch_bytes: 70_000,
         graphs_bytes: 6_000,
         context_bytes: Some(250),

@@ -431,7 +431,7 @@ fn device() -> BoxedStrategy<DeviceFacts> {
 
 fn memory() -> BoxedStrategy<MemoryReport> {
     (
-        any::<[Option<u64>; 3]>(),
+        any::<[Option<u64>; 4]>(),
         any::<[u64; 6]>(),
         any::<Option<bool>>(),
         of(prop_oneof![
@@ -442,7 +442,7 @@ fn memory() -> BoxedStrategy<MemoryReport> {
     )
         .prop_map(
             |(
-                [total_bytes, free_bytes, context_bytes],
+                [total_bytes, free_bytes, context_bytes, kv_taken_bytes],
                 [
                     weights,
                     capacity,
@@ -461,6 +461,7 @@ fn memory() -> BoxedStrategy<MemoryReport> {
                     weights_bytes: weights,
                     kv_capacity_bytes: capacity,
                     kv_used_bytes: used,
+                    kv_taken_bytes,
                     scratch_bytes: scratch,
                     graphs_bytes,
                     context_bytes,

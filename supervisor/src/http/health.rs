@@ -146,14 +146,13 @@ fn standby_report(standby: &StandbySnapshot, snapshot: &EngineSnapshot, clock: &
     })
 }
 
+/// Of a KV cache that nobody counts nothing was written before the promotion.
 fn taken_by_standby(memory: &MemoryReport) -> u64 {
-    let untaken = match memory.bound {
-        // A card's KV cache is counted when it is taken.
-        Some(MemoryBound::Device) => 0,
-        // Its pages take memory when they are first written.
-        _ => memory.kv_capacity_bytes,
-    };
-    memory.known_bytes().saturating_sub(untaken)
+    let kv = memory.kv_taken_bytes.unwrap_or(0);
+    let known = memory.known_bytes();
+    known
+        .saturating_sub(memory.kv_capacity_bytes)
+        .saturating_add(kv)
 }
 
 fn child_report(child: &ChildSnapshot, clock: &Clock) -> Value {
@@ -369,15 +368,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_standby_takes_its_kv_cache_at_once_on_a_card_and_later_in_the_machine() {
-        let memory = |bound| MemoryReport {
-            bound: Some(bound),
+    fn a_standby_takes_of_its_kv_cache_what_was_made_ready() {
+        let memory = |kv_taken_bytes| MemoryReport {
             weights_bytes: 100,
             kv_capacity_bytes: 20,
+            kv_taken_bytes,
             scratch_bytes: 3,
             ..MemoryReport::default()
         };
-        assert_eq!(taken_by_standby(&memory(MemoryBound::Device)), 123);
-        assert_eq!(taken_by_standby(&memory(MemoryBound::Machine)), 103);
+        assert_eq!(taken_by_standby(&memory(Some(20))), 123);
+        assert_eq!(taken_by_standby(&memory(Some(7))), 110);
+        assert_eq!(taken_by_standby(&memory(None)), 103);
     }
 }

@@ -5,6 +5,7 @@
 
 use super::CpuExecutor;
 use super::kv::spans;
+use super::memory::{room, taken_bytes};
 use super::pool::Disjoint;
 use crate::device::common::kv::{KvShape, PAGE_TOKENS};
 use crate::device::{KvCustody, PageCopy, PagePart};
@@ -15,8 +16,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use twox_hash::xxhash3_128::Hasher;
 use worker_orcd_ipc::Fault;
 
-/// Computing so many positions again is cheap, and sealing them costs little of what computing them did.
-const SEAL_EVERY: u32 = 8;
+/// What is not sealed is computed again, while a client waits; sealing costs little of what computing did.
+const SEAL_EVERY: u32 = 2;
+
+/// A millisecond of a thread that must hear of its promotion.
+const READY_AT_ONCE: u64 = 4 << 20;
 
 #[derive(Debug, Default)]
 pub struct KvSharing {
@@ -65,6 +69,21 @@ impl KvCustody for CpuExecutor {
         }
         self.kv_sharing.other = Some(file);
         Ok(())
+    }
+
+    /// Pages are handed out from the first on, so as many first bytes as the other has taken.
+    fn make_ready(&mut self) -> bool {
+        let other = self.kv_sharing.other.as_ref();
+        let others = other.and_then(|other| taken_bytes(other).ok());
+        let own = self.kv.arena().taken_bytes();
+        let (Some(others), Some(own)) = (others, own) else {
+            return false;
+        };
+        let wanted = others.min(self.kv.bytes());
+        let more = wanted.saturating_sub(own).min(READY_AT_ONCE);
+        // As much again is left to the child that serves.
+        let is_there = || room().is_none_or(|room| room.available >= more + wanted);
+        more > 0 && is_there() && self.kv.arena().take(own..own + more).is_ok()
     }
 
     fn adopt(&mut self, pages: &[PageCopy]) -> Result<Vec<bool>, Fault> {

@@ -10,7 +10,9 @@ use memmap2::{Advice, MmapMut};
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use std::fs::File;
 use std::io;
+use std::ops::Range;
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 use worker_orcd_ipc::{Fault, MemoryBound};
 
@@ -74,6 +76,22 @@ impl Arena {
         Ok(file.try_clone()?.into())
     }
 
+    /// Bytes that take memory, where they can be counted.
+    #[must_use]
+    pub fn taken_bytes(&self) -> Option<u64> {
+        self.file.as_ref().and_then(|file| taken_bytes(file).ok())
+    }
+
+    /// Takes memory for a part, as writing would.
+    ///
+    /// # Errors
+    /// When there is none, or the kernel cannot (Linux before 5.14).
+    pub fn take(&self, part: Range<u64>) -> io::Result<()> {
+        let length = (part.end - part.start) as usize;
+        self.map
+            .advise_range(Advice::PopulateWrite, part.start as usize, length)
+    }
+
     /// The arena as 16-bit words.
     #[must_use]
     pub fn halves(&self) -> &[u16] {
@@ -85,6 +103,16 @@ impl Arena {
         // SAFETY: as for `halves`.
         unsafe { self.map.align_to_mut().1 }
     }
+}
+
+/// Bytes of a file without a name that take memory.
+///
+/// # Errors
+/// When the kernel does not say.
+pub fn taken_bytes(file: &File) -> io::Result<u64> {
+    /// `st_blocks` counts these; see inode(7).
+    const BLOCK_BYTES: u64 = 512;
+    Ok(file.metadata()?.blocks() * BLOCK_BYTES)
 }
 
 /// Memory that may be taken, in bytes.

@@ -201,6 +201,11 @@ impl KvCustody for CudaExecutor {
         Ok(intact)
     }
 
+    /// All of a card's KV cache is taken when it is loaded.
+    fn make_ready(&mut self) -> bool {
+        false
+    }
+
     fn release(&mut self) {
         let other = self
             .kv_sharing

@@ -25,6 +25,13 @@ impl StepLoop<'_> {
         Ok(Some((adoption, intact)))
     }
 
+    /// Memory for what the other child has computed since, while there is nothing else to do.
+    pub(super) fn make_ready(&mut self) {
+        if let Some(kv) = self.executor.kv_custody() {
+            kv.make_ready();
+        }
+    }
+
     /// Has what was computed sealed. Gives the seals that the supervisor was not told of yet.
     pub(super) fn seal(&mut self) -> Result<Vec<Sealing>, Fault> {
         let Some(kv) = self.executor.kv_custody() else {
