@@ -66,6 +66,19 @@ fn a_stream_goes_on_with_the_pages_of_every_child_that_died_under_it() {
     assert_eq!(adopted(&client), sum);
 }
 
+/// Copies would wait for it at the death.
+#[test]
+fn a_standby_takes_memory_for_what_the_other_computes() {
+    let worker = with_standby().start();
+    standby(&worker);
+    let client = worker.client();
+    let taken = || client.health()["standby"]["memory_bytes"].as_u64();
+    let before = taken().expect("it is told");
+    let text = Bystander::new(client.clone(), body(200)).alone();
+    assert!(!text.is_empty());
+    wait::until("memory to be taken", || taken().filter(|now| *now > before));
+}
+
 #[test]
 fn nobody_has_the_memory_of_a_dead_child_once_its_streams_have_gone_on() {
     let worker = with_standby().start();

@@ -321,7 +321,6 @@ pub struct Share<'a> {
     pub pages: &'a [PageId],
 }
 
-/// One step; every share draws a token.
 /// What comes of some tokens of a sequence that is alone.
 pub fn run(
     executor: &mut impl Executor,
@@ -341,6 +340,7 @@ pub fn run(
     watch.seen.remove(0)
 }
 
+/// One step; every share draws a token.
 pub fn step(
     executor: &mut impl Executor,
     shares: &[Share<'_>],

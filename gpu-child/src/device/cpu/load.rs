@@ -79,7 +79,7 @@ fn kv_pages(
         reserve: 0,
         fixed,
         page_bytes: shape.page_bytes(),
-        // Pages take memory when they are first written.
+        // Pages take memory when they are first written, or made ready while as much again is free.
         kv_caches: 1,
     };
     let unordered = |budget: &Budget| budget.by_sequences(options.sequence_pages());
