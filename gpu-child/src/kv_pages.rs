@@ -16,6 +16,9 @@
 //! sequences with the same beginning then share it, and it is never written again. Pages that
 //! nobody uses are kept until their room is needed.
 //!
+//! A child that stands by keeps free pages aside that hold what another child has sealed at the same
+//! place, until their request comes, or nobody will.
+//!
 //! Tokens are compared, not hashes of them: two prefixes never share a page by accident.
 
 use crate::device::{KvGeometry, PageId};
@@ -76,6 +79,8 @@ pub struct KvPages {
     shares_prefixes: bool,
     pages: Vec<Page>,
     free: Vec<PageId>,
+    /// Pages without users that hold what another child has sealed at the same place, with its checksum.
+    ahead: BTreeMap<PageId, u128>,
     chains: HashMap<PageKey, (ChainId, PageId)>,
     /// Published pages without users, by time of release.
     kept: BTreeMap<u64, PageId>,
@@ -92,6 +97,7 @@ impl KvPages {
             pages: (0..geometry.pages).map(|_| Page::default()).collect(),
             // Popped from the back: low numbers first.
             free: (0..geometry.pages).rev().map(PageId).collect(),
+            ahead: BTreeMap::new(),
             chains: HashMap::new(),
             kept: BTreeMap::new(),
             clock: 0,
@@ -107,7 +113,7 @@ impl KvPages {
     /// Pages that can be allocated now, kept ones given up.
     #[must_use]
     pub fn available_pages(&self) -> u32 {
-        (self.free.len() + self.kept.len()) as u32
+        (self.free.len() + self.ahead.len() + self.kept.len()) as u32
     }
 
     /// Pages that some sequence uses.
@@ -148,11 +154,53 @@ impl KvPages {
 
     /// A page that only the caller uses; `None` when every page has a user.
     pub fn allocate(&mut self) -> Option<PageId> {
-        let page = self.free.pop().or_else(|| self.evict())?;
+        let free = self.free.pop();
+        // From the end: the first ones belong to the oldest request, which is the next to come.
+        let page = free.or_else(|| Some(self.ahead.pop_last()?.0));
+        let page = page.or_else(|| self.evict())?;
+        Some(self.hand_out(page))
+    }
+
+    /// Takes a free page for what another child has at the same place. It is nobody's before it is
+    /// [kept](Self::keep_ahead), and may have been taken for that before.
+    pub fn take_ahead(&mut self, page: PageId) -> bool {
+        let place = self.free.iter().rposition(|free| *free == page);
+        if let Some(place) = place {
+            self.free.remove(place);
+        }
+        self.ahead.remove(&page).is_some() || place.is_some()
+    }
+
+    /// The page that was [taken](Self::take_ahead) holds what has this checksum; without one it is free again.
+    pub fn keep_ahead(&mut self, page: PageId, checksum: Option<u128>) {
+        match checksum {
+            Some(checksum) => {
+                self.ahead.insert(page, checksum);
+            }
+            None => self.free.push(page),
+        }
+    }
+
+    /// The page, for the caller alone, if it was [kept](Self::keep_ahead) and has this checksum.
+    pub fn find_ahead(&mut self, page: PageId, checksum: u128) -> Option<PageId> {
+        let is_it = self.ahead.get(&page) == Some(&checksum);
+        is_it.then(|| {
+            self.ahead.remove(&page);
+            self.hand_out(page)
+        })
+    }
+
+    /// Nobody will come for what was kept ahead.
+    pub fn forget_ahead(&mut self) {
+        let pages = std::mem::take(&mut self.ahead);
+        self.free.extend(pages.into_keys().rev());
+    }
+
+    fn hand_out(&mut self, page: PageId) -> PageId {
         let allocated = &mut self.pages[page.0 as usize];
         allocated.users = 1;
         allocated.epoch += 1;
-        Some(page)
+        page
     }
 
     /// Offers a full page, which holds `tokens` behind the chain `parent`, to others. Gives the
@@ -345,6 +393,40 @@ mod tests {
         // Takes both pages, one after the other, and publishes the old front anew.
         let b = fill(&mut cache, &[1, 1, 3, 3]);
         assert_eq!(cache.find(&tokens(&[1, 1, 2, 2])).pages, b[..1]);
+    }
+
+    #[test]
+    fn pages_kept_ahead_are_found_by_their_checksum_and_given_to_others_last() {
+        let mut cache = cache(4);
+        let used = cache.allocate().unwrap();
+        assert!(!cache.take_ahead(used) && !cache.take_ahead(PageId(4)));
+        for (page, checksum) in [(1, Some(10)), (2, Some(20)), (3, None)] {
+            assert!(cache.take_ahead(PageId(page)));
+            cache.keep_ahead(PageId(page), checksum);
+        }
+        assert_eq!((cache.available_pages(), cache.used_pages()), (3, 1));
+        assert_eq!(cache.find_ahead(PageId(1), 20), None);
+        assert_eq!(cache.find_ahead(PageId(1), 10), Some(PageId(1)));
+        assert_eq!(cache.find_ahead(PageId(1), 10), None, "it has a user");
+        assert!(cache.is_private(PageId(1)));
+        assert_eq!(cache.allocate(), Some(PageId(3)), "the one that is free");
+        assert_eq!(cache.allocate(), Some(PageId(2)));
+        assert_eq!(cache.find_ahead(PageId(2), 20), None);
+        assert_eq!(cache.allocate(), None);
+    }
+
+    #[test]
+    fn a_page_kept_ahead_may_be_taken_for_something_newer_or_be_forgotten() {
+        let mut cache = cache(2);
+        for checksum in [10, 11] {
+            assert!(cache.take_ahead(PageId(0)));
+            assert_eq!(cache.find_ahead(PageId(0), 10), None, "it is being written");
+            cache.keep_ahead(PageId(0), Some(checksum));
+        }
+        cache.forget_ahead();
+        assert_eq!(cache.available_pages(), 2);
+        assert_eq!(cache.find_ahead(PageId(0), 11), None);
+        assert!(cache.allocate().is_some() && cache.allocate().is_some());
     }
 
     #[test]

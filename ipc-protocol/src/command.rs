@@ -2,7 +2,7 @@
 
 use crate::custody::WeightsManifest;
 use crate::ids::{ClientId, RequestId, TokenId};
-use crate::kv::{KvSource, SealedPages};
+use crate::kv::{KvSource, SealedPage, SealedPages};
 use serde::{Deserialize, Serialize};
 use std::ops::RangeInclusive;
 
@@ -23,6 +23,9 @@ pub enum Command {
     /// [`Role::Standby`]: it takes the memory that it has left to others, and serves. `traces`: it writes the
     /// trace that it was ordered to; one that stopped since then must not go on behind a hole.
     Promote { traces: bool },
+    /// To a standby that [`copies_ahead`](crate::ReadyReport::copies_ahead): whole pages that the child which it
+    /// adopts from has sealed by now. Their requests come when it serves.
+    CopyAhead { pages: Vec<SealedPage> },
     /// While it serves: nothing more will be adopted, and the child lets go of the other child's KV cache.
     ReleaseKv,
 }
@@ -54,13 +57,14 @@ impl Command {
         match (self, state) {
             (Self::Load(_), ConversationState::AwaitingLoad)
             | (Self::Submit(_) | Self::ReleaseKv, ConversationState::Serving)
-            | (Self::Promote { .. }, ConversationState::StandingBy)
+            | (Self::Promote { .. } | Self::CopyAhead { .. }, ConversationState::StandingBy)
             | (Self::Cancel { .. }, ConversationState::Loading | ConversationState::Serving)
             | (Self::Shutdown, _) => Ok(()),
             (Self::Load(_), _) => Err("a second order to load"),
             (Self::Submit(_), _) => Err("a request before the model is ready"),
             (Self::Cancel { .. }, _) => Err("a cancellation of what was never submitted"),
             (Self::ReleaseKv, _) => Err("an end of adopting before the model is ready"),
+            (Self::CopyAhead { .. }, _) => Err("pages for a child that does not stand by"),
             (Self::Promote { .. }, _) => Err("a promotion of a child that does not stand by"),
         }
     }

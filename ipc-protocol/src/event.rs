@@ -67,6 +67,9 @@ pub struct ReadyReport {
     pub max_sequence_tokens: u32,
     /// KV cache, in tokens.
     pub kv_capacity_tokens: u64,
+    /// As a standby it copies sealed pages before their requests come
+    /// ([`Command::CopyAhead`](crate::Command::CopyAhead)).
+    pub copies_ahead: bool,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

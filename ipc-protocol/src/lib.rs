@@ -61,4 +61,4 @@ pub use probe::{CHECK_MODEL_FLAG, CHILD_NAME, PROBE_FLAG, PROBE_LINE_BYTES};
 
 /// Sent in the clear in the [`Preamble`], before any bincode: two versions that cannot read
 /// each other's messages can still read this and say so.
-pub const PROTOCOL_VERSION: u16 = 11;
+pub const PROTOCOL_VERSION: u16 = 12;

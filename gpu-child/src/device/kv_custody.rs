@@ -55,9 +55,11 @@ pub trait KvCustody {
     /// When it cannot be taken, or has not that many bytes.
     fn attach(&mut self, memory: OwnedFd, bytes: u64) -> Result<(), Fault>;
 
-    /// Takes some of the memory that copies of all the other's pages would need, so that they do not wait for it
-    /// then. `false` when nothing is left to take.
-    fn make_ready(&mut self) -> bool;
+    /// Copies take long enough for a standby to make them before their requests come.
+    fn copies_ahead(&self) -> bool;
+
+    /// There is a page of this number in both KV caches, and the memory to copy it before it is needed.
+    fn has_room_ahead(&self, page: PageId) -> bool;
 
     /// Copies pages, and tells of each whether the copy has the checksum. What is not sealed is cleared, and
     /// so is a page that has another.

@@ -5,20 +5,60 @@
 use super::seals::Contents;
 use super::sequence::Tail;
 use super::{Scheduler, SchedulerError};
-use crate::device::{PageCopy, PagePart};
+use crate::device::{PageCopy, PageId, PagePart};
 use crate::kv_pages::Prefix;
 use worker_orcd_ipc::{SealedPage, Submission, TokenId};
 
 /// Room for pages of another child, to be filled by the device.
 #[derive(Debug)]
 pub struct Adoption {
-    pub copies: Vec<PageCopy>,
+    pages: Vec<Adopted>,
     /// The pages before them, which are here already.
     prefix: Prefix,
     tokens: Vec<TokenId>,
 }
 
+#[derive(Debug)]
+struct Adopted {
+    copy: PageCopy,
+    /// It was copied ahead.
+    is_here: bool,
+}
+
+impl Adoption {
+    /// The pages that are still to be copied.
+    #[must_use]
+    pub fn copies(&self) -> Vec<PageCopy> {
+        let missing = self.pages.iter().filter(|page| !page.is_here);
+        missing.map(|page| page.copy).collect()
+    }
+}
+
 impl Scheduler {
+    /// Room for a page that another child has sealed, at the same place. Its copy is to be
+    /// [kept](Self::keep_ahead), whatever came of it.
+    pub fn make_room_ahead(&mut self, sealed: SealedPage) -> Option<PageCopy> {
+        let to = PageId(sealed.page);
+        let is_whole = sealed.tokens == self.cache.geometry().page_tokens;
+        (is_whole && self.cache.take_ahead(to)).then_some(PageCopy {
+            from: sealed.page,
+            to,
+            tokens: sealed.tokens,
+            checksum: sealed.checksum,
+        })
+    }
+
+    /// Keeps a copy for the request that will bring its page.
+    pub fn keep_ahead(&mut self, copy: PageCopy, is_intact: bool) {
+        let checksum = is_intact.then_some(copy.checksum);
+        self.cache.keep_ahead(copy.to, checksum);
+    }
+
+    /// Requests will bring no more pages of the other child.
+    pub fn forget_ahead(&mut self) {
+        self.cache.forget_ahead();
+    }
+
     /// Makes room for the pages that another child has sealed for a request.
     pub fn make_room_for(&mut self, submission: &Submission, sealed: &[SealedPage]) -> Adoption {
         let page_tokens = self.cache.geometry().page_tokens;
@@ -27,32 +67,40 @@ impl Scheduler {
         // The last token is run in any case.
         tokens.pop();
         let prefix = self.cache.find(&tokens);
-        let mut copies = Vec::new();
+        let mut adopted = Vec::new();
         let pages = (0..).step_by(page_tokens as usize).zip(sealed);
         for (start, sealed) in pages.skip(prefix.pages.len()) {
             let is_possible = (1..=page_tokens).contains(&sealed.tokens)
                 && start + sealed.tokens as usize <= tokens.len();
-            let Some(to) = is_possible.then(|| self.cache.allocate()).flatten() else {
+            if !is_possible {
+                break;
+            }
+            let ahead = self.cache.find_ahead(PageId(sealed.page), sealed.checksum);
+            let Some(to) = ahead.or_else(|| self.cache.allocate()) else {
                 break;
             };
-            copies.push(PageCopy {
-                from: sealed.page,
-                to,
-                tokens: sealed.tokens,
-                checksum: sealed.checksum,
+            adopted.push(Adopted {
+                copy: PageCopy {
+                    from: sealed.page,
+                    to,
+                    tokens: sealed.tokens,
+                    checksum: sealed.checksum,
+                },
+                is_here: ahead.is_some(),
             });
             if sealed.tokens < page_tokens {
                 break;
             }
         }
         Adoption {
-            copies,
+            pages: adopted,
             prefix,
             tokens,
         }
     }
 
-    /// Submits the request, with the pages up to the first one that is not `intact`.
+    /// Submits the request, with the pages up to the first one that is not intact: `intact` tells it of the
+    /// [`copies`](Adoption::copies).
     ///
     /// # Errors
     /// As [`submit`](Self::submit).
@@ -64,16 +112,18 @@ impl Scheduler {
     ) -> Result<(), SchedulerError> {
         let page_tokens = self.cache.geometry().page_tokens;
         let Adoption {
-            mut copies,
+            pages: mut adopted,
             prefix: Prefix { mut pages, chain },
             tokens,
         } = adoption;
-        let whole = intact.iter().take_while(|intact| **intact).count();
         self.changed_pages += intact.iter().filter(|intact| !**intact).count() as u64;
-        let refused: Vec<_> = copies.drain(whole..).map(|copy| copy.to).collect();
+        let mut intact = intact.iter();
+        let is_intact = |page: &&Adopted| page.is_here || intact.next() == Some(&true);
+        let whole = adopted.iter().take_while(is_intact).count();
+        let refused: Vec<_> = adopted.drain(whole..).map(|page| page.copy.to).collect();
         self.cache.release(&refused);
         let (mut end, mut tail) = (chain, None);
-        for copy in copies {
+        for Adopted { copy, .. } in adopted {
             let part = PagePart {
                 page: copy.to,
                 tokens: copy.tokens,

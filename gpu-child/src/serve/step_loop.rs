@@ -11,7 +11,7 @@ use super::pacer::Pacer;
 use super::reader::Conversation;
 use super::watch::watch;
 use super::{Doing, Link, Loaded, Progress, Status, spawn};
-use crate::device::{Batch, Executor, KvCustody, NoTap, Tap};
+use crate::device::{Batch, Executor, NoTap, Tap};
 use crate::flight_recorder::{FlightRecorder, Watched, decodes, phase};
 use crate::kv_pages::KvPages;
 use crate::scheduler::{Limits, Scheduler, SchedulerError};
@@ -23,7 +23,7 @@ use std::time::{Duration, Instant};
 use worker_orcd_ipc::flight::{Moment, Who};
 use worker_orcd_ipc::{
     Command, DeviceError, Drawn, Event, Fault, Generation, LoadOrder, MemoryReport, ReadyReport,
-    Role, StepReport,
+    Role, SealedPage, StepReport,
 };
 
 /// Asking a device for its memory may take a system call; the heartbeat shows no more than this
@@ -107,6 +107,8 @@ struct StepLoop<'a> {
     inspection_interval: Duration,
     /// The child whose pages may be adopted.
     adopts_from: Option<Generation>,
+    /// Pages of that child that wait to be copied before their requests come.
+    ahead: VecDeque<SealedPage>,
 }
 
 impl<'a> StepLoop<'a> {
@@ -127,9 +129,6 @@ impl<'a> StepLoop<'a> {
             max_sequence_tokens,
             adopts_from,
         } = loaded;
-        if order.role == Role::Standby {
-            while executor.kv_custody().is_some_and(KvCustody::make_ready) {}
-        }
         let geometry = executor.kv_geometry();
         let max_batch_tokens = executor.max_batch_tokens();
         let first_tokens = executor.first_prompt_tokens();
@@ -160,6 +159,7 @@ impl<'a> StepLoop<'a> {
             max_running,
             max_sequence_tokens,
             kv_capacity_tokens: u64::from(geometry.pages) * u64::from(geometry.page_tokens),
+            copies_ahead: executor.kv_custody().is_some_and(|kv| kv.copies_ahead()),
         };
         let steps = Self {
             link,
@@ -180,6 +180,7 @@ impl<'a> StepLoop<'a> {
                 Role::Standby => STANDBY_INSPECTION_INTERVAL,
             },
             adopts_from,
+            ahead: VecDeque::new(),
         };
         Ok((steps, ready))
     }
@@ -198,12 +199,9 @@ impl<'a> StepLoop<'a> {
             self.inspect_in_time()?;
             if is_idle {
                 self.status.does(Doing::WaitsForCommands);
-                match commands.recv_timeout(INSPECTION_INTERVAL) {
+                match commands.recv_timeout(self.patience()) {
                     Ok(command) => self.handle(command)?,
-                    Err(RecvTimeoutError::Timeout) => {
-                        self.make_ready();
-                        continue;
-                    }
+                    Err(RecvTimeoutError::Timeout) => self.copy_ahead()?,
                     Err(RecvTimeoutError::Disconnected) => return Ok(()),
                 }
             }
@@ -302,6 +300,10 @@ impl<'a> StepLoop<'a> {
                 Ok(())
             }
             Command::Promote { traces } => self.promote(traces),
+            Command::CopyAhead { pages } => {
+                self.ahead.extend(pages);
+                Ok(())
+            }
             Command::ReleaseKv => {
                 self.release_kv();
                 Ok(())
@@ -314,6 +316,8 @@ impl<'a> StepLoop<'a> {
     /// A device that hangs under it is noticed, as under a step.
     fn promote(&mut self, traces: bool) -> Result<(), Fault> {
         self.trace = self.trace.take().filter(|_| traces);
+        // Their requests come now.
+        self.ahead.clear();
         self.inspection_interval = INSPECTION_INTERVAL;
         self.status.step_begins(self.step, Instant::now());
         self.status.does(Doing::TakesOver);

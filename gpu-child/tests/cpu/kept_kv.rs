@@ -142,24 +142,20 @@ fn a_kv_cache_that_nobody_ordered_to_share_is_private() {
 }
 
 #[test]
-fn memory_for_the_others_pages_is_taken_before_they_are_copied() {
+fn there_is_room_ahead_for_the_pages_of_another_cache_and_for_no_others() {
     let model = Model::random(config(None), MIXED);
     let mut first = sharing(&model, KV_BYTES);
-    run(&mut first, &model, 0, &tokens(60, 4), &pages(0, 2));
-    let taken = |executor: &CpuExecutor| executor.memory().kv_taken_bytes.expect("it is counted");
-    let of_first = taken(&first);
-    assert!(0 < of_first && of_first < KV_BYTES, "{of_first}");
-
     let mut heir = sharing(&model, KV_BYTES);
+    let pages = heir.kv_geometry().pages;
+    let has_room = |heir: &mut CpuExecutor, page| {
+        let kv = heir.kv_custody().expect("shared");
+        kv.has_room_ahead(PageId(page))
+    };
+    assert!(!has_room(&mut heir, 0), "nothing is known of another");
     let other = shared_by(&mut first);
     let kv = heir.kv_custody().expect("shared");
-    assert!(!kv.make_ready(), "nothing is known of another");
     kv.attach(other, KV_BYTES).expect("attached");
-    while kv.make_ready() {}
-    assert_eq!(taken(&heir), of_first);
-
-    run(&mut first, &model, 0, &tokens(30, 5), &pages(2, 1));
-    assert!(taken(&first) > of_first);
-    while heir.kv_custody().expect("shared").make_ready() {}
-    assert_eq!(taken(&heir), taken(&first));
+    assert!(kv.copies_ahead());
+    assert!(has_room(&mut heir, 0) && has_room(&mut heir, pages - 1));
+    assert!(!has_room(&mut heir, pages) && !has_room(&mut heir, u32::MAX));
 }

@@ -41,6 +41,7 @@ fn command_name(command: &Command) -> &'static str {
         Command::Cancel { .. } => "cancel",
         Command::Shutdown => "shutdown",
         Command::Promote { .. } => "promote",
+        Command::CopyAhead { .. } => "copy-ahead",
         Command::ReleaseKv => "release-kv",
     }
 }
@@ -87,6 +88,9 @@ fn commands() -> Vec<Command> {
         },
         Command::Shutdown,
         Command::Promote { traces: true },
+        Command::CopyAhead {
+            pages: vec![sealed_page(1), sealed_page(300)],
+        },
         Command::ReleaseKv,
     ]
 }
@@ -227,6 +231,7 @@ fn ready() -> ReadyReport {
         max_running: 16,
         max_sequence_tokens: 127,
         kv_capacity_tokens: 4096,
+        copies_ahead: true,
     }
 }
 

@@ -28,6 +28,7 @@ pub fn command() -> BoxedStrategy<Command> {
         request().prop_map(|request| Command::Cancel { request }),
         Just(Command::Shutdown),
         any::<bool>().prop_map(|traces| Command::Promote { traces }),
+        pages().prop_map(|pages| Command::CopyAhead { pages }),
         Just(Command::ReleaseKv),
     ]
     .boxed()
@@ -241,7 +242,7 @@ fn ready() -> BoxedStrategy<ReadyReport> {
         (tokenizer(), advice()),
         device(),
         memory(),
-        (any::<u32>(), any::<u32>(), any::<u64>()),
+        (any::<u32>(), any::<u32>(), any::<u64>(), any::<bool>()),
     )
         .prop_map(
             |(
@@ -249,7 +250,7 @@ fn ready() -> BoxedStrategy<ReadyReport> {
                 (tokenizer, sampling),
                 device,
                 memory,
-                (max_running, max_sequence_tokens, kv),
+                (max_running, max_sequence_tokens, kv, copies_ahead),
             )| {
                 ReadyReport {
                     model,
@@ -262,6 +263,7 @@ fn ready() -> BoxedStrategy<ReadyReport> {
                     max_running,
                     max_sequence_tokens,
                     kv_capacity_tokens: kv,
+                    copies_ahead,
                 }
             },
         )

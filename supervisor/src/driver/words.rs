@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tracing::warn;
 use worker_orcd_ipc::{
-    Envelope, Event as Word, Fault, FrameError, Heartbeat, ReadyReport, StepReport, decode,
+    Envelope, Event as Word, Fault, FrameError, Heartbeat, ReadyReport, Role, StepReport, decode,
 };
 use worker_orcd_lifecycle::{ChildEvent, HandshakeRefusal};
 
@@ -147,6 +147,9 @@ impl Listener<'_> {
             return Some(violation);
         }
         self.chronicle.loaded(self.now, self.seat, &report);
+        if report.copies_ahead && self.seat.role == Role::Standby {
+            self.requests.copies_ahead(self.seat.id);
+        }
         let previous = self.model.cloned();
         let timeout = self.settings.template_timeout;
         let model_sampling = self.settings.model_sampling;

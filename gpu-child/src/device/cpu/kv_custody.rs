@@ -5,10 +5,10 @@
 
 use super::CpuExecutor;
 use super::kv::spans;
-use super::memory::{room, taken_bytes};
+use super::memory::{HostMemory, room, taken_bytes};
 use super::pool::Disjoint;
 use crate::device::common::kv::{KvShape, PAGE_TOKENS};
-use crate::device::{KvCustody, PageCopy, PagePart};
+use crate::device::{KvCustody, PageCopy, PageId, PagePart};
 use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt as _;
@@ -18,9 +18,6 @@ use worker_orcd_ipc::Fault;
 
 /// What is not sealed is computed again, while a client waits; sealing costs little of what computing did.
 const SEAL_EVERY: u32 = 2;
-
-/// A millisecond of a thread that must hear of its promotion.
-const READY_AT_ONCE: u64 = 4 << 20;
 
 #[derive(Debug, Default)]
 pub struct KvSharing {
@@ -71,19 +68,18 @@ impl KvCustody for CpuExecutor {
         Ok(())
     }
 
-    /// Pages are handed out from the first on, so as many first bytes as the other has taken.
-    fn make_ready(&mut self) -> bool {
+    fn copies_ahead(&self) -> bool {
+        true
+    }
+
+    /// As much memory as the other has taken is left to it.
+    fn has_room_ahead(&self, page: PageId) -> bool {
+        let shape = self.kv.shape();
         let other = self.kv_sharing.other.as_ref();
         let others = other.and_then(|other| taken_bytes(other).ok());
-        let own = self.kv.arena().taken_bytes();
-        let (Some(others), Some(own)) = (others, own) else {
-            return false;
-        };
-        let wanted = others.min(self.kv.bytes());
-        let more = wanted.saturating_sub(own).min(READY_AT_ONCE);
-        // As much again is left to the child that serves.
-        let is_there = || room().is_none_or(|room| room.available >= more + wanted);
-        more > 0 && is_there() && self.kv.arena().take(own..own + more).is_ok()
+        let is_there = page.0 < self.kv.geometry().pages;
+        let has_room = |others| leaves_as_much(room(), shape.page_bytes(), others);
+        is_there && others.is_some_and(has_room)
     }
 
     fn adopt(&mut self, pages: &[PageCopy]) -> Result<Vec<bool>, Fault> {
@@ -110,10 +106,15 @@ impl KvCustody for CpuExecutor {
     }
 
     #[cfg(feature = "fault-injection")]
-    fn flip_a_bit(&mut self, page: crate::device::PageId) {
+    fn flip_a_bit(&mut self, page: PageId) {
         let at = page.0 as usize * self.kv.shape().page();
         self.kv.arena_mut().halves_mut()[at] ^= 1;
     }
+}
+
+/// So much may be taken, and what the other has taken is still there a second time.
+fn leaves_as_much(room: Option<HostMemory>, wanted: u64, others: u64) -> bool {
+    room.is_none_or(|room| room.available >= others.saturating_add(wanted))
 }
 
 /// Reads a page from another process's memory; true if it is what was sealed.
@@ -150,5 +151,26 @@ fn checksum(shape: KvShape, page: &[u16], tokens: usize) -> u128 {
 fn fault(message: &str) -> Fault {
     Fault::Io {
         message: format!("a KV cache that outlives its process: {message}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use worker_orcd_ipc::MemoryBound;
+
+    #[test]
+    fn as_much_as_the_other_has_is_left_to_it() {
+        let room = |available| {
+            Some(HostMemory {
+                total: 1000,
+                available,
+                bound: MemoryBound::Machine,
+            })
+        };
+        assert!(leaves_as_much(room(130), 30, 100));
+        assert!(!leaves_as_much(room(129), 30, 100));
+        assert!(!leaves_as_much(room(129), 30, u64::MAX));
+        assert!(leaves_as_much(None, 30, 100), "nobody says");
     }
 }

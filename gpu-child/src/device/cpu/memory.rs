@@ -10,7 +10,6 @@ use memmap2::{Advice, MmapMut};
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use std::fs::File;
 use std::io;
-use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
@@ -80,16 +79,6 @@ impl Arena {
     #[must_use]
     pub fn taken_bytes(&self) -> Option<u64> {
         self.file.as_ref().and_then(|file| taken_bytes(file).ok())
-    }
-
-    /// Takes memory for a part, as writing would.
-    ///
-    /// # Errors
-    /// When there is none, or the kernel cannot (Linux before 5.14).
-    pub fn take(&self, part: Range<u64>) -> io::Result<()> {
-        let length = (part.end - part.start) as usize;
-        self.map
-            .advise_range(Advice::PopulateWrite, part.start as usize, length)
     }
 
     /// The arena as 16-bit words.

@@ -201,8 +201,12 @@ impl KvCustody for CudaExecutor {
         Ok(intact)
     }
 
-    /// All of a card's KV cache is taken when it is loaded.
-    fn make_ready(&mut self) -> bool {
+    /// A card copies hundreds of pages in less than a millisecond.
+    fn copies_ahead(&self) -> bool {
+        false
+    }
+
+    fn has_room_ahead(&self, _: PageId) -> bool {
         false
     }
 

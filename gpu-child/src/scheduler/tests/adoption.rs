@@ -56,12 +56,25 @@ impl Bench {
     fn take_over(&mut self, submission: Submission, other: &PagedDevice) -> usize {
         let sealed = submission.sealed.clone().expect("pages");
         let adoption = self.scheduler.make_room_for(&submission, &sealed.pages);
-        let copies = adoption.copies.iter();
-        let intact: Vec<_> = copies.map(|copy| self.device.adopt(copy, other)).collect();
+        let copies = adoption.copies();
+        let intact: Vec<_> = copies
+            .iter()
+            .map(|copy| self.device.adopt(copy, other))
+            .collect();
         self.scheduler
             .submit_with(submission, adoption, &intact)
             .unwrap();
         intact.iter().take_while(|intact| **intact).count()
+    }
+
+    /// Copies whole pages of another child, before any request comes.
+    fn copy_ahead(&mut self, pages: &[SealedPage], other: &PagedDevice) {
+        let whole = pages.split_last().map_or(&[][..], |(_, whole)| whole);
+        for page in whole {
+            let copy = self.scheduler.make_room_ahead(*page).expect("a free page");
+            let is_intact = self.device.adopt(&copy, other);
+            self.scheduler.keep_ahead(copy, is_intact);
+        }
     }
 }
 
@@ -134,6 +147,55 @@ fn a_page_that_has_changed_ends_the_adoption_there_and_is_counted() {
     heir.run();
     let tokens = [&dead.outcome(1).tokens[..], &heir.outcome(1).tokens].concat();
     assert_eq!(tokens, alone(&first, 32).tokens);
+}
+
+#[test]
+fn a_page_that_was_copied_ahead_is_not_copied_again_and_may_change_at_its_origin() {
+    let first = submission(1, &[1; 20], 30);
+    let mut dead = Bench::new(limits(), 32, true);
+    let mut heir = Bench::new(limits(), 32, true);
+    let mut known = BTreeMap::new();
+    dead.submit(first.clone());
+    for _ in 0..8 {
+        dead.turn_and_seal(&mut known);
+    }
+    let pages = &known[&first.request];
+    // One of them has changed by then, and is copied in its turn.
+    let origin = pages[2].page as usize;
+    let contents = dead.device.pages[origin];
+    dead.device.pages[origin] = [None; PAGE_TOKENS as usize];
+    heir.copy_ahead(pages, &dead.device);
+    dead.device.pages[origin] = contents;
+    assert_eq!(heir.scheduler.load().kv_used_tokens, 0, "they are nobody's");
+    for (at, page) in pages.split_last().expect("pages").1.iter().enumerate() {
+        if at != 2 {
+            dead.device.pages[page.page as usize] = [Some(TokenId(49)); PAGE_TOKENS as usize];
+        }
+    }
+    let copied = heir.take_over(rest(&first, &dead, pages), &dead.device);
+    assert_eq!(copied, 2, "that one, and the last");
+    let sealed = pages.iter().map(|page| u64::from(page.tokens)).sum::<u64>();
+    let load = heir.scheduler.load();
+    assert_eq!((load.adopted_tokens, load.changed_pages), (sealed, 0));
+    heir.scheduler.forget_ahead();
+    heir.run();
+    let tokens = [&dead.outcome(1).tokens[..], &heir.outcome(1).tokens].concat();
+    assert_eq!(tokens, alone(&first, 32).tokens);
+}
+
+#[test]
+fn what_is_no_whole_page_of_this_cache_is_not_copied_ahead() {
+    let mut heir = Bench::new(limits(), 8, true);
+    let mut room = |page, tokens| {
+        heir.scheduler.make_room_ahead(SealedPage {
+            page,
+            tokens,
+            checksum: 1,
+        })
+    };
+    assert_eq!(room(8, PAGE_TOKENS), None);
+    assert_eq!(room(7, PAGE_TOKENS - 1), None);
+    assert!(room(7, PAGE_TOKENS).is_some());
 }
 
 /// A child takes over so many requests of other children, and has a page that is not full of each.
@@ -246,6 +308,7 @@ proptest! {
         turns in 0_usize..40,
         changed in prop::collection::vec(any::<prop::sample::Index>(), 0..4),
         is_ahead in any::<bool>(),
+        copies_ahead in any::<bool>(),
     ) {
         let requests: Vec<_> = (0..)
             .zip(&prompts)
@@ -259,14 +322,17 @@ proptest! {
         for request in &requests {
             dead.submit(request.clone());
         }
+        let mut heir = Bench::new(limits(), pages, true);
         for _ in 0..turns {
             dead.turn_and_seal(&mut known);
+            for pages in known.values().filter(|_| copies_ahead) {
+                heir.copy_ahead(pages, &dead.device);
+            }
         }
         for index in &changed {
             let page = index.index(pages as usize);
             dead.device.pages[page] = [Some(TokenId(49)); PAGE_TOKENS as usize];
         }
-        let mut heir = Bench::new(limits(), pages, true);
         for request in &requests {
             if !has_ended(&dead, request.request) {
                 let pages = known.get(&request.request).cloned().unwrap_or_default();

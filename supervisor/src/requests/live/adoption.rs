@@ -3,7 +3,7 @@
 use super::Requests;
 use super::assignments::Assignments;
 use crate::requests::violation::Violation;
-use worker_orcd_ipc::{Generation, KvSource, SealedPages, Sealing};
+use worker_orcd_ipc::{Generation, KvSource, SealedPage, SealedPages, Sealing};
 use worker_orcd_lifecycle::SeatId;
 
 impl Requests {
@@ -11,6 +11,22 @@ impl Requests {
     pub fn loads(&mut self, seat: SeatId, child: Generation, adopts_from: Option<KvSource>) {
         let other = adopts_from.map(|other| other.child);
         self.assigned.seat(seat).loads(child, other);
+    }
+
+    /// The child of this seat stands by, and copies whole pages of the other one before their requests come.
+    pub fn copies_ahead(&mut self, seat: SeatId) {
+        self.assigned.seat(seat).begin_copies_ahead();
+        let from = self.assigned.seat(seat).copies_ahead_from();
+        let lists = self
+            .assigned
+            .iter_mut()
+            .filter_map(|live| live.sealed.as_ref());
+        let lists = lists.filter(|sealed| Some(sealed.child) == from);
+        let whole: Vec<_> = lists
+            .map(|sealed| whole_pages(&sealed.pages).to_vec())
+            .collect();
+        let dispatch = self.assigned.seat(seat);
+        whole.iter().for_each(|pages| dispatch.copy_ahead(pages));
     }
 
     /// What the child of this seat has computed may be wrong: nobody adopts it.
@@ -41,15 +57,31 @@ impl Requests {
         // A page holds a token at least.
         let is_possible = first + said.pages.len() <= live.history() as usize;
         if first <= pages.len() && is_possible {
+            let known = whole_pages(&pages).len().min(first);
             pages.truncate(first);
             pages.extend(&said.pages);
+            let news = whole_pages(&pages)[known..].to_vec();
             live.sealed = (!pages.is_empty()).then_some(SealedPages { child, pages });
+            self.assigned.copy_ahead(child, &news);
         }
         Ok(())
     }
 }
 
+/// All but the last, which may be sealed again with more tokens in it.
+fn whole_pages(pages: &[SealedPage]) -> &[SealedPage] {
+    pages.split_last().map_or(&[], |(_, whole)| whole)
+}
+
 impl Assignments {
+    /// Children that stand by behind this one are told of pages that it has sealed.
+    fn copy_ahead(&mut self, child: Generation, pages: &[SealedPage]) {
+        let behind = self.seats_mut();
+        for dispatch in behind.filter(|it| it.copies_ahead_from() == Some(child)) {
+            dispatch.copy_ahead(pages);
+        }
+    }
+
     /// Children that serve let go of a KV cache from which nobody is left to adopt anything.
     pub(super) fn release_kv(&mut self) {
         let open: Vec<_> = self.open_seats().collect();

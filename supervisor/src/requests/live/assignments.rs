@@ -115,6 +115,10 @@ impl Assignments {
         &mut self.seats[usize::from(seat.0)]
     }
 
+    pub(super) fn seats_mut(&mut self) -> impl Iterator<Item = &mut Dispatch> {
+        self.seats.iter_mut()
+    }
+
     // === a request ===
 
     /// Admits a request, which goes to a child if one may have it.

@@ -4,7 +4,7 @@ use crate::requests::record::Record;
 use crate::requests::violation::Violation;
 use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
-use worker_orcd_ipc::{Command, Generation, RequestId, SealedPages, Submission};
+use worker_orcd_ipc::{Command, Generation, RequestId, SealedPage, SealedPages, Submission};
 use worker_orcd_lifecycle::SeatId;
 
 /// A child answers a cancellation within a step. Thousands unanswered mean that it never will.
@@ -23,6 +23,8 @@ pub(super) struct Dispatch {
     child: Option<Generation>,
     /// The child whose sealed pages this one may adopt.
     adopts_from: Option<Generation>,
+    /// The child stands by and copies pages before their requests come.
+    copies_ahead: bool,
 }
 
 /// An order for the child.
@@ -30,6 +32,7 @@ pub(super) struct Dispatch {
 enum Order {
     Submit(Arc<Record>, Option<SealedPages>),
     Cancel(RequestId),
+    CopyAhead(Vec<SealedPage>),
     ReleaseKv,
 }
 
@@ -51,6 +54,7 @@ impl Dispatch {
 
     pub(super) fn open(&mut self) {
         self.is_open = true;
+        self.end_copies_ahead();
     }
 
     pub(super) fn close(&mut self) {
@@ -76,6 +80,29 @@ impl Dispatch {
     pub(super) fn loads(&mut self, child: Generation, adopts_from: Option<Generation>) {
         self.child = Some(child);
         self.adopts_from = adopts_from;
+        self.end_copies_ahead();
+    }
+
+    /// The child stands by, and is told of pages from now on until it serves.
+    pub(super) fn begin_copies_ahead(&mut self) {
+        self.copies_ahead = true;
+    }
+
+    fn end_copies_ahead(&mut self) {
+        self.copies_ahead = false;
+        self.orders
+            .retain(|order| !matches!(order, Order::CopyAhead(_)));
+    }
+
+    /// The child whose pages this one copies before their requests come.
+    pub(super) fn copies_ahead_from(&self) -> Option<Generation> {
+        self.adopts_from.filter(|_| self.copies_ahead)
+    }
+
+    pub(super) fn copy_ahead(&mut self, pages: &[SealedPage]) {
+        if !pages.is_empty() {
+            self.orders.push_back(Order::CopyAhead(pages.to_vec()));
+        }
     }
 
     pub(super) fn child(&self) -> Option<Generation> {
@@ -111,6 +138,7 @@ impl Dispatch {
                 ..record.submission()
             })),
             Order::Cancel(request) => Command::Cancel { request },
+            Order::CopyAhead(pages) => Command::CopyAhead { pages },
             Order::ReleaseKv => Command::ReleaseKv,
         })
     }

@@ -59,6 +59,17 @@ fn bury(journal: &mut Journal) {
     journal.requests.bury(FIRST, &cause, &Scene::default(), now);
 }
 
+/// Pages that the heir is told to copy before any request comes.
+fn copied_ahead(journal: &mut Journal) -> Vec<Vec<u32>> {
+    let commands = journal.commands_of(HEIR).into_iter();
+    commands
+        .map(|command| match command {
+            Command::CopyAhead { pages } => pages.iter().map(|it| it.page).collect(),
+            other => panic!("{other:?}"),
+        })
+        .collect()
+}
+
 /// The pages of each submission to the heir, `None` for a `ReleaseKv`.
 fn given(journal: &mut Journal) -> Vec<Option<Vec<u32>>> {
     let commands = journal.commands_of(HEIR).into_iter();
@@ -190,4 +201,50 @@ fn the_kv_cache_is_kept_for_those_who_wait_for_the_burial() {
     assert_eq!(given(&mut journal), [], "nothing yet, and no release");
     bury(&mut journal);
     assert_eq!(given(&mut journal), [Some(vec![7]), None]);
+}
+
+/// The last page of a request may be sealed again.
+#[test]
+fn a_child_that_stands_by_is_told_of_each_whole_page_once() {
+    let mut journal = with_standby();
+    let (id, _stream) = journal.submit(request("a"));
+    let drawn: Vec<_> = (0..6).map(|index| (id, index, 0)).collect();
+    say(&mut journal, &step(&drawn, &[])).unwrap();
+    say(&mut journal, &sealing(id, 0, &[1, 2])).unwrap();
+    assert!(copied_ahead(&mut journal).is_empty(), "it loads");
+    journal.requests.copies_ahead(HEIR);
+    assert_eq!(copied_ahead(&mut journal), [[1]], "what was sealed by then");
+    for (first, pages, expected) in [
+        (1, &[2][..], &[][..]),
+        (2, &[3], &[2]),
+        (2, &[3, 4, 5], &[3, 4]),
+        (5, &[6], &[5]),
+        (0, &[], &[]),
+        (0, &[7, 8], &[7]),
+    ] {
+        say(&mut journal, &sealing(id, first, pages)).unwrap();
+        assert_eq!(copied_ahead(&mut journal).concat(), expected);
+    }
+}
+
+#[test]
+fn nobody_is_told_of_pages_but_a_child_that_stands_by_behind_theirs() {
+    for (child, serves) in [(Generation(7), false), (CHILD, true)] {
+        let mut journal = with_standby();
+        journal
+            .requests
+            .loads(HEIR, Generation(2), Some(kv_of(child)));
+        let (id, _stream) = journal.submit(request("a"));
+        let drawn: Vec<_> = (0..6).map(|index| (id, index, 0)).collect();
+        say(&mut journal, &step(&drawn, &[])).unwrap();
+        say(&mut journal, &sealing(id, 0, &[1, 2])).unwrap();
+        journal.requests.copies_ahead(HEIR);
+        if serves {
+            journal.requests.serve(HEIR, journal.text.clone());
+        }
+        say(&mut journal, &sealing(id, 2, &[3, 4])).unwrap();
+        let commands = journal.commands_of(HEIR);
+        let is_told = |command: &Command| matches!(command, Command::CopyAhead { .. });
+        assert!(!commands.iter().any(is_told), "{commands:?}");
+    }
 }
