@@ -1,49 +1,75 @@
-// Whole pages of the KV cache: their checksums, and copies of another process's pages with theirs.
+// Pages of the KV cache, from their first position on: their checksums, and copies of another process's pages with
+// theirs.
 //
-// The checksum is that of checksum.cu, with the page's first word as place 0, so that a page has the same
-// wherever it lies. What is copied is summed as it was read: nobody else writes the copy, so the sum is that of
-// the copy, whatever becomes of the original.
+// The checksum is that of checksum.cu over what belongs to these positions, with the page's first word as place 0,
+// so that a page has the same wherever it lies. What is copied is summed as it was read: nobody else writes the
+// copy, so the sum is that of the copy, whatever becomes of the original. The other positions are cleared.
 //
 // A line of blocks a page (blockIdx.y); 16 bytes a thread and load, four loads under way.
 #pragma once
 #include "checksum.cu"
+#include "kv.cuh"
 
 constexpr int PAGES_AT_ONCE = 256;
+// Positions of a dimension's values that one load takes: a page is sealed up to a multiple of these.
+constexpr int SEAL_EVERY = 8;
+static_assert(PAGE % SEAL_EVERY == 0);
+
+// In units of 16 bytes.
+struct PageShape {
+    uint32_t page;
+    uint32_t half_layer;  // keys of a layer, or values
+    uint32_t head;
+};
+LAYOUT(PageShape, 12, AT(page, 0) AT(half_layer, 4) AT(head, 8))
 
 struct SealPagesArgs {
     const uint4* pages;
     unsigned long long* sums;  // [blocks in y], added to
-    uint64_t pairs;            // of 64-bit words, in a page
+    PageShape shape;
     int list[PAGES_AT_ONCE];
+    int tokens[PAGES_AT_ONCE];
 };
-LAYOUT(SealPagesArgs, 1048, AT(pages, 0) AT(sums, 8) AT(pairs, 16) AT(list, 24))
+LAYOUT(SealPagesArgs, 2080, AT(pages, 0) AT(sums, 8) AT(shape, 16) AT(list, 28) AT(tokens, 1052))
 
 struct AdoptPagesArgs {
     const uint4* theirs;
     uint4* ours;
     unsigned long long* sums;  // as above
-    uint64_t pairs;
+    PageShape shape;
     int from[PAGES_AT_ONCE];
     int to[PAGES_AT_ONCE];
+    int tokens[PAGES_AT_ONCE];
 };
-LAYOUT(AdoptPagesArgs, 2080, AT(theirs, 0) AT(ours, 8) AT(sums, 16) AT(pairs, 24) AT(from, 32) AT(to, 1056))
+LAYOUT(AdoptPagesArgs, 3112,
+       AT(theirs, 0) AT(ours, 8) AT(sums, 16) AT(shape, 24) AT(from, 36) AT(to, 1060) AT(tokens, 2084))
 
-// Adds the checksum of a page to `sum`, and copies it.
+// The first position that a unit of a page belongs to.
+DEVICE int position_of(const PageShape& shape, uint32_t unit) {
+    bool is_value = unit / shape.half_layer % 2;
+    uint32_t in_head = unit % shape.half_layer % shape.head;
+    return is_value ? in_head % (PAGE / SEAL_EVERY) * SEAL_EVERY : in_head / (shape.head / PAGE);
+}
+
+// Adds the checksum of a page's first positions to `sum`, and copies them.
 template <bool COPIES>
-DEVICE void sum_of_page(const uint4* page, uint4* to, uint64_t pairs, unsigned long long* sum) {
-    uint64_t stride = uint64_t(gridDim.x) * blockDim.x;
+DEVICE void sum_of_page(const PageShape& shape, const uint4* page, uint4* to, int tokens, unsigned long long* sum) {
+    uint32_t stride = gridDim.x * blockDim.x;
     uint64_t mine = 0;
-    for (uint64_t i = uint64_t(blockIdx.x) * blockDim.x + threadIdx.x; i < pairs; i += 4 * stride) {
+    for (uint32_t i = blockIdx.x * blockDim.x + threadIdx.x; i < shape.page; i += 4 * stride) {
         uint4 v[4];
-#pragma unroll
-        for (int j = 0; j < 4; j++)
-            if (i + j * stride < pairs) v[j] = __ldcs(page + i + j * stride);
+        bool is_sealed[4];
 #pragma unroll
         for (int j = 0; j < 4; j++) {
-            uint64_t at = i + j * stride;
-            if (at >= pairs) continue;
-            if (COPIES) to[at] = v[j];
-            mine += mixed_pair(v[j], 2 * at);
+            uint32_t at = i + j * stride;
+            is_sealed[j] = at < shape.page && position_of(shape, at) < tokens;
+            v[j] = is_sealed[j] ? __ldcs(page + at) : uint4{};
+        }
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            uint32_t at = i + j * stride;
+            if (COPIES && at < shape.page) to[at] = v[j];
+            if (is_sealed[j]) mine += mixed_pair(v[j], 2 * uint64_t(at));
         }
     }
     for (int d = 16; d > 0; d >>= 1) mine += __shfl_xor_sync(~0u, mine, d);
@@ -51,12 +77,14 @@ DEVICE void sum_of_page(const uint4* page, uint4* to, uint64_t pairs, unsigned l
 }
 
 extern "C" __global__ void __launch_bounds__(256) seal_pages(const __grid_constant__ SealPagesArgs a) {
-    const uint4* page = a.pages + a.list[blockIdx.y] * a.pairs;
-    sum_of_page<false>(page, nullptr, a.pairs, a.sums + blockIdx.y);
+    int y = blockIdx.y;
+    const uint4* page = a.pages + uint64_t(a.list[y]) * a.shape.page;
+    sum_of_page<false>(a.shape, page, nullptr, a.tokens[y], a.sums + y);
 }
 
 extern "C" __global__ void __launch_bounds__(256) adopt_pages(const __grid_constant__ AdoptPagesArgs a) {
-    const uint4* page = a.theirs + a.from[blockIdx.y] * a.pairs;
-    uint4* to = a.ours + a.to[blockIdx.y] * a.pairs;
-    sum_of_page<true>(page, to, a.pairs, a.sums + blockIdx.y);
+    int y = blockIdx.y;
+    const uint4* page = a.theirs + uint64_t(a.from[y]) * a.shape.page;
+    uint4* to = a.ours + uint64_t(a.to[y]) * a.shape.page;
+    sum_of_page<true>(a.shape, page, to, a.tokens[y], a.sums + y);
 }

@@ -28,15 +28,19 @@ fn shared_by(executor: &mut CudaExecutor) -> OwnedFd {
     custody(executor).share().expect("a descriptor")
 }
 
-/// Whole pages' checksums, once the device has taken them all.
+/// Whole pages' checksums.
 fn seals(executor: &mut CudaExecutor, pages: &[PageId]) -> Vec<u128> {
+    let whole = |&page| PagePart { page, tokens: 32 };
+    let parts: Vec<_> = pages.iter().map(whole).collect();
+    seals_of(executor, &parts)
+}
+
+/// Checksums, once the device has taken them all.
+fn seals_of(executor: &mut CudaExecutor, parts: &[PagePart]) -> Vec<u128> {
     let kv = custody(executor);
-    let tokens = kv.seal_every();
-    let part = |&page| PagePart { page, tokens };
-    let parts: Vec<_> = pages.iter().map(part).collect();
-    kv.seal(&parts).expect("sent");
+    kv.seal(parts).expect("sent");
     let mut seals = Vec::new();
-    while seals.len() < pages.len() {
+    while seals.len() < parts.len() {
         seals.extend(kv.seals().expect("seals"));
     }
     assert!(kv.seals().expect("none").is_empty(), "they are given once");
@@ -108,6 +112,59 @@ fn adopted_pages_compute_the_same_bits_and_changed_ones_are_refused() {
     assert_eq!(heir.memory().kv_capacity_bytes, before.kv_capacity_bytes);
     let gone = custody(&mut heir).adopt(&copies[..1]).expect("nothing");
     assert_eq!(gone, [false]);
+}
+
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn what_is_not_sealed_of_a_page_is_not_adopted_on_a_card() {
+    let model = Model::random(config(None), MIXED);
+    let tokens = tokens(40, 4);
+    for sealed in [8, 16, 24] {
+        let mut first = sharing(&model, KV_BYTES, Role::Active);
+        let (page, place) = (PageId(5), PageId(9));
+        run(&mut first, &model, 0, &tokens[..sealed], &[page]);
+        let part = PagePart {
+            page,
+            tokens: sealed as u32,
+        };
+        let sum = seals_of(&mut first, &[part])[0];
+        let of_short = seals(&mut first, &[page]);
+        // What comes behind changes the whole, and not the part.
+        run(&mut first, &model, sealed, &tokens[sealed..32], &[page]);
+        assert_eq!(seals_of(&mut first, &[part]), [sum]);
+        assert_ne!(seals(&mut first, &[page]), of_short);
+
+        let mut heir = sharing(&model, KV_BYTES, Role::Active);
+        let other = shared_by(&mut first);
+        custody(&mut heir)
+            .attach(other, KV_BYTES)
+            .expect("attached");
+        let copy = PageCopy {
+            from: page.0,
+            to: place,
+            tokens: part.tokens,
+            checksum: sum,
+        };
+        let odd = PageCopy { tokens: 7, ..copy };
+        let intact = custody(&mut heir).adopt(&[odd, copy]).expect("copied");
+        assert_eq!(intact, [false, true]);
+        assert_eq!(seals(&mut heir, &[place]), of_short, "the rest is clear");
+        let rest = run(
+            &mut heir,
+            &model,
+            sealed,
+            &tokens[sealed..],
+            &[place, PageId(3)],
+        );
+        let again = run(
+            &mut first,
+            &model,
+            sealed,
+            &tokens[sealed..],
+            &[page, PageId(3)],
+        );
+        assert_eq!(rest, again);
+    }
 }
 
 /// More pages than one launch takes.

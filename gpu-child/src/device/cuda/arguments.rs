@@ -5,6 +5,8 @@ use super::memory::DevicePtr;
 
 /// Pages of one launch.
 pub const PAGES_AT_ONCE: usize = constant!("kv_pages.cu", PAGES_AT_ONCE);
+/// Positions after which a page may be sealed.
+pub const SEAL_EVERY: usize = constant!("kv_pages.cu", SEAL_EVERY);
 
 layout! {
     pub struct RepackArgs in "repack.cu" {
@@ -150,20 +152,29 @@ layout! {
         pub first: u64,
     }
 
+    /// In units of 16 bytes.
+    pub struct PageShape in "kv_pages.cu" {
+        pub page: u32,
+        pub half_layer: u32,
+        pub head: u32,
+    }
+
     pub struct SealPagesArgs in "kv_pages.cu" {
         pub pages: DevicePtr<u8>,
         pub sums: DevicePtr<u64>,
-        pub pairs: u64,
+        pub shape: PageShape,
         pub list: [i32; PAGES_AT_ONCE],
+        pub tokens: [i32; PAGES_AT_ONCE],
     }
 
     pub struct AdoptPagesArgs in "kv_pages.cu" {
         pub theirs: DevicePtr<u8>,
         pub ours: DevicePtr<u8>,
         pub sums: DevicePtr<u64>,
-        pub pairs: u64,
+        pub shape: PageShape,
         pub from: [i32; PAGES_AT_ONCE],
         pub to: [i32; PAGES_AT_ONCE],
+        pub tokens: [i32; PAGES_AT_ONCE],
     }
 
     pub struct ScatterInputsArgs in "scatter_inputs.cu" {

@@ -1,13 +1,14 @@
 //! The KV cache of a card as others may have it: an allocation that a descriptor stands for, whose pages
 //! they copy.
 //!
-//! Only whole pages are sealed. Their checksums are taken behind what was launched, and fetched when the
-//! stream got there, so nobody waits for them. A copy and its checksum come from the same reading
-//! (`kernels/cuda/kv_pages.cu`).
+//! Checksums are taken behind what was launched, and fetched when the stream got there, so nobody waits for
+//! them. A copy and its checksum come from the same reading (`kernels/cuda/kv_pages.cu`).
 
 use super::CudaExecutor;
 use super::context::{Context, StreamEvent};
-use super::kernels::{AdoptPagesArgs, Geometry, Kernel, Module, PAGES_AT_ONCE, SealPagesArgs};
+use super::kernels::{
+    AdoptPagesArgs, Geometry, Kernel, Module, PAGES_AT_ONCE, PageShape, SEAL_EVERY, SealPagesArgs,
+};
 use super::kv::KvCache;
 use super::memory::{Arena, Pinned, Purpose, download, fetch};
 use crate::device::common::kv::PAGE_TOKENS;
@@ -18,9 +19,9 @@ use worker_orcd_ipc::Fault;
 
 const THREADS: u32 = 256;
 /// Loads that a thread has under way.
-const LOADS: u64 = 4;
-/// Bytes of a load.
-const PAIR_BYTES: u64 = 16;
+const LOADS: u32 = 4;
+/// Halves of a load.
+const UNIT: usize = 8;
 const SUM_BYTES: usize = size_of::<u64>();
 
 #[derive(Debug)]
@@ -31,10 +32,10 @@ pub struct KvSharing {
     sums: Arena,
     answer: Pinned,
     done: StreamEvent,
-    /// Pages whose checksums are on their way …
+    /// Parts of pages whose checksums are on their way …
     under_way: usize,
     /// … and those behind them.
-    waiting: VecDeque<PageId>,
+    waiting: VecDeque<PagePart>,
     other: Option<OtherKv>,
 }
 
@@ -73,12 +74,14 @@ impl KvSharing {
         let mut arguments = SealPagesArgs {
             pages: kv.arena().at(0, 1),
             sums: self.sums.at(0, PAGES_AT_ONCE),
-            pairs: pairs(kv),
+            shape: shape(kv),
             list: [0; PAGES_AT_ONCE],
+            tokens: [0; PAGES_AT_ONCE],
         };
-        for (place, page) in arguments.list.iter_mut().zip(self.waiting.drain(..count)) {
-            assert!(page.0 < kv.pages(), "a page of this cache");
-            *place = page.0 as i32;
+        let places = arguments.list.iter_mut().zip(&mut arguments.tokens);
+        for ((page, tokens), part) in places.zip(self.waiting.drain(..count)) {
+            assert!(part.page.0 < kv.pages(), "a page of this cache");
+            (*page, *tokens) = (part.page.0 as i32, part.tokens as i32);
         }
         self.sums.clear(context)?;
         // SAFETY: a sum for each page, which lie in the cache; the pinned place is read only once the event
@@ -106,14 +109,16 @@ impl KvSharing {
             theirs: other.arena.at(0, 1),
             ours: kv.arena().at(0, 1),
             sums: self.sums.at(0, PAGES_AT_ONCE),
-            pairs: pairs(kv),
+            shape: shape(kv),
             from: [0; PAGES_AT_ONCE],
             to: [0; PAGES_AT_ONCE],
+            tokens: [0; PAGES_AT_ONCE],
         };
-        let places = arguments.from.iter_mut().zip(&mut arguments.to);
-        for ((from, to), copy) in places.zip(copies) {
+        for (at, copy) in copies.iter().enumerate() {
             assert!(copy.to.0 < kv.pages(), "a page of this cache");
-            (*from, *to) = (copy.from as i32, copy.to.0 as i32);
+            arguments.from[at] = copy.from as i32;
+            arguments.to[at] = copy.to.0 as i32;
+            arguments.tokens[at] = copy.tokens as i32;
         }
         let mut sums = vec![0; copies.len()];
         self.sums.clear(context)?;
@@ -134,14 +139,14 @@ impl KvCustody for CudaExecutor {
     }
 
     fn seal_every(&self) -> u32 {
-        PAGE_TOKENS as u32
+        SEAL_EVERY as u32
     }
 
     fn seal(&mut self, parts: &[PagePart]) -> Result<(), Fault> {
         let (context, kv, sharing) = self.sharing()?;
-        let is_whole = |part: &PagePart| part.tokens as usize == PAGE_TOKENS;
-        assert!(parts.iter().all(is_whole), "only whole pages are sealed");
-        sharing.waiting.extend(parts.iter().map(|part| part.page));
+        let may_be = |part: &PagePart| is_part(part.tokens);
+        assert!(parts.iter().all(may_be), "a page has no such part");
+        sharing.waiting.extend(parts);
         sharing.send(context, kv)
     }
 
@@ -178,8 +183,7 @@ impl KvCustody for CudaExecutor {
         let (context, kv, sharing) = self.sharing()?;
         let there = sharing.other.as_ref();
         let is_there = |copy: &PageCopy| {
-            there.is_some_and(|other| copy.from < other.pages)
-                && copy.tokens as usize == PAGE_TOKENS
+            is_part(copy.tokens) && there.is_some_and(|other| copy.from < other.pages)
         };
         let mut intact = vec![false; pages.len()];
         if let Some(other) = there {
@@ -247,15 +251,27 @@ impl CudaExecutor {
     }
 }
 
-fn pairs(kv: &KvCache) -> u64 {
-    kv.shape().page_bytes() / PAIR_BYTES
+/// So many positions may be sealed.
+fn is_part(tokens: u32) -> bool {
+    let tokens = tokens as usize;
+    (1..=PAGE_TOKENS).contains(&tokens) && tokens.is_multiple_of(SEAL_EVERY)
+}
+
+fn shape(kv: &KvCache) -> PageShape {
+    let shape = kv.shape();
+    let units = |halves: usize| (halves / UNIT) as u32;
+    PageShape {
+        page: units(shape.page()),
+        half_layer: units(shape.half_layer()),
+        head: units(shape.head()),
+    }
 }
 
 /// A line of blocks for each page.
 fn geometry(kv: &KvCache, pages: usize) -> Geometry {
-    let blocks = pairs(kv).div_ceil(LOADS * u64::from(THREADS));
+    let blocks = shape(kv).page.div_ceil(LOADS * THREADS);
     Geometry {
-        grid: [blocks as u32, pages as u32],
+        grid: [blocks, pages as u32],
         block: [THREADS, 1, 1],
         shared_bytes: 0,
     }
