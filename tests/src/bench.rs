@@ -2,8 +2,8 @@
 
 pub mod burst;
 pub mod pause;
-pub mod peer;
 pub mod pump;
+pub mod shell_loop;
 pub mod stats;
 pub mod steady;
 

@@ -4,6 +4,16 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
 
+/// In which supervisor, child and standby may die.
+pub const ORDERS: [[usize; 3]; 6] = [
+    [0, 1, 2],
+    [0, 2, 1],
+    [1, 0, 2],
+    [1, 2, 0],
+    [2, 0, 1],
+    [2, 1, 0],
+];
+
 /// A mapping of the weights, as `/proc/PID/maps` tells it.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Mapping {

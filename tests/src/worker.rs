@@ -34,6 +34,7 @@ pub struct WorkerBuilder {
     hosts: &'static [&'static str],
     /// What `ulimit` is given.
     open_files: Vec<String>,
+    in_a_loop: bool,
 }
 
 /// A running worker. Dropping it kills it and waits until its children are gone too.
@@ -217,6 +218,7 @@ impl WorkerBuilder {
             port: 0,
             hosts: &["--host", "127.0.0.1"],
             open_files: Vec::new(),
+            in_a_loop: false,
         }
     }
 
@@ -256,6 +258,13 @@ impl WorkerBuilder {
     #[must_use]
     pub fn soft_open_files(mut self, limit: u32) -> Self {
         self.open_files.push(format!("-Sn {limit}"));
+        self
+    }
+
+    /// A shell starts it again each time that it ends.
+    #[must_use]
+    pub fn in_a_loop(mut self) -> Self {
+        self.in_a_loop = true;
         self
     }
 
@@ -301,6 +310,19 @@ impl WorkerBuilder {
     #[must_use]
     pub fn spawn(self) -> Worker {
         let directory = tempfile::tempdir().expect("a temporary directory");
+        let mut command = self.command(directory.path());
+        let launched = Launched::start(&mut command, Log::default()).expect("worker-orcd starts");
+        Worker {
+            log: launched.log.clone(),
+            launched,
+            client: None,
+            directory,
+        }
+    }
+
+    /// What starts it, with this place for what it leaves.
+    #[must_use]
+    pub fn command(&self, directory: &Path) -> Command {
         let mut command = self.program();
         command
             .args(self.hosts)
@@ -309,22 +331,16 @@ impl WorkerBuilder {
             .arg("--model")
             .arg(&self.model)
             .arg("--child-binary")
-            .arg(self.child_program(directory.path()));
+            .arg(self.child_program(directory));
         if !self.arguments.iter().any(|argument| argument == "--device") {
             command.args(["--device", "cpu"]);
         }
         command
             .args(&self.arguments)
             // Crash reports of tests are nobody's but theirs.
-            .env("XDG_STATE_HOME", directory.path())
+            .env("XDG_STATE_HOME", directory)
             .envs(self.variables.iter().cloned());
-        let launched = Launched::start(&mut command, Log::default()).expect("worker-orcd starts");
-        Worker {
-            log: launched.log.clone(),
-            launched,
-            client: None,
-            directory,
-        }
+        command
     }
 
     /// Asserts that the worker gives up, with this number, and says these words. Gives what it said.
@@ -341,7 +357,7 @@ impl WorkerBuilder {
 
     fn program(&self) -> Command {
         let program = binary("tested-worker-orcd");
-        if self.open_files.is_empty() {
+        if self.open_files.is_empty() && !self.in_a_loop {
             return Command::new(program);
         }
         let mut shell = Command::new("/bin/sh");
@@ -349,7 +365,11 @@ impl WorkerBuilder {
             .open_files
             .iter()
             .map(|limit| format!("ulimit {limit} && "));
-        let script = limits.collect::<String>() + "exec \"$0\" \"$@\"";
+        let start = match self.in_a_loop {
+            true => "while :; do \"$0\" \"$@\"; done",
+            false => "exec \"$0\" \"$@\"",
+        };
+        let script = limits.collect::<String>() + start;
         shell.args(["-c", &script]).arg(program);
         shell
     }

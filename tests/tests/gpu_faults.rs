@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 use std::thread;
 use std::time::{Duration, Instant};
 use worker_orcd_tests::client::Transcript;
+use worker_orcd_tests::custody::ORDERS;
 use worker_orcd_tests::faults::{ANYWHERE, Expected, ON_A_GPU};
 use worker_orcd_tests::worker::unique;
 use worker_orcd_tests::{Client, Worker, WorkerBuilder, process, wait};
@@ -327,4 +328,43 @@ fn a_bit_that_flipped_in_kept_weights_is_found_on_a_card() {
         let residual = report["gpu"]["residual_bytes"].as_u64();
         assert!(residual.is_some_and(|it| it <= TOLERANCE_BYTES), "{report}");
     }
+}
+
+/// By what the card's memory was when the next worker began, and the one before when nothing had happened.
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn supervisor_child_and_standby_killed_in_any_order_leave_no_process_and_no_device_memory() {
+    let begin = || {
+        let worker = on_the_card("").flag("--standby").start();
+        let health = wait::until("a child to stand by", || {
+            let health = worker.client().health();
+            (health["standby"]["state"] == "standing_by").then_some(health)
+        });
+        let pid = |child: &Value| child["pid"].as_u64().expect("a process") as u32;
+        let pids = [
+            worker.pid(),
+            pid(&health["child"]),
+            pid(&health["standby"]["child"]),
+        ];
+        let baseline = health["vram"]["baseline_bytes"].as_u64();
+        (worker, pids, baseline.expect("a baseline"))
+    };
+    let mut untouched = None;
+    for order in ORDERS {
+        let (worker, pids, baseline) = begin();
+        let first = *untouched.get_or_insert(baseline);
+        println!("{order:?}: {baseline} bytes before it, {first} before the first");
+        assert!(baseline <= first + TOLERANCE_BYTES);
+        for victim in order {
+            process::signal(pids[victim], Signal::SIGKILL);
+        }
+        wait::until("nobody to be left", || {
+            let is_gone = |pid: &u32| !process::is_alive(*pid);
+            pids.iter().all(is_gone).then_some(())
+        });
+        drop(worker);
+    }
+    let (_worker, _, baseline) = begin();
+    println!("{baseline} bytes behind the last");
+    assert!(Some(baseline) <= untouched.map(|first| first + TOLERANCE_BYTES));
 }

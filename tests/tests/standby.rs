@@ -7,7 +7,7 @@ use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::PathBuf;
 use tempfile::TempDir;
-use worker_orcd_tests::custody::{holders_of, kv_caches_of, mapped_by, weights_of};
+use worker_orcd_tests::custody::{ORDERS, holders_of, kv_caches_of, mapped_by, weights_of};
 use worker_orcd_tests::worker::binary;
 use worker_orcd_tests::{Bystander, Worker, WorkerBuilder, process, wait};
 
@@ -234,14 +234,6 @@ fn a_drain_ends_it_too() {
 
 #[test]
 fn killed_in_any_order_they_leave_no_process_and_no_memory() {
-    const ORDERS: [[usize; 3]; 6] = [
-        [0, 1, 2],
-        [0, 2, 1],
-        [1, 0, 2],
-        [1, 2, 0],
-        [2, 0, 1],
-        [2, 1, 0],
-    ];
     for order in ORDERS {
         let worker = with_standby().start();
         let pids = [

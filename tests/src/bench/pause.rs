@@ -99,11 +99,38 @@ pub const FAULTS: [Death; 7] = [
 const HEARTBEAT_DEADLINE: Duration = Duration::from_secs(1);
 const STEP_DEADLINE: Duration = Duration::from_secs(2);
 
+/// How streams come back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum Mode {
+    /// The whole worker is killed and started again by a shell, and its clients ask again.
+    Cold,
+    /// The next child takes over the weights.
+    WeightsKept,
+    /// A child stands by, and computes again what the dead one had computed.
+    StandbyWithoutAdoption,
+    /// A child stands by, and adopts keys and values.
+    Standby,
+}
+
+impl Mode {
+    pub(super) const fn name(self) -> &'static str {
+        match self {
+            Self::Cold => "cold, asked again",
+            Self::WeightsKept => "weights kept",
+            Self::StandbyWithoutAdoption => "standby without adoption",
+            Self::Standby => "standby",
+        }
+    }
+
+    const fn has_standby(self) -> bool {
+        matches!(self, Self::StandbyWithoutAdoption | Self::Standby)
+    }
+}
+
 /// One row of the matrix.
 #[derive(Debug, Clone, Copy)]
 pub struct Case {
     pub death: Death,
-    pub standby: bool,
     /// Words of each prompt; of most models a token each.
     pub context: usize,
     pub streams: usize,
@@ -112,7 +139,7 @@ pub struct Case {
 
 /// A worker whose children may die as often as they like, also of these faults.
 #[must_use]
-pub fn worker(device: &str, standby: bool, faults: &[Death]) -> WorkerBuilder {
+pub fn worker(device: &str, mode: Mode, faults: &[Death]) -> WorkerBuilder {
     let mut builder = Worker::real()
         .arg("--device", device)
         .arg("--max-running", 32)
@@ -133,9 +160,10 @@ pub fn worker(device: &str, standby: bool, faults: &[Death]) -> WorkerBuilder {
             // The same prompts meet them again and again.
             .arg("--quarantine-for", "0s");
     }
-    match standby {
-        true => builder.flag("--standby"),
-        false => builder,
+    match mode {
+        Mode::Cold | Mode::WeightsKept => builder,
+        Mode::StandbyWithoutAdoption => builder.flag("--standby").flag("--no-prefix-cache"),
+        Mode::Standby => builder.flag("--standby"),
     }
 }
 
@@ -149,6 +177,11 @@ pub(super) struct Seen {
 }
 
 impl Seen {
+    /// Times between two tokens.
+    fn gaps(&self) -> impl Iterator<Item = Duration> {
+        self.arrivals.windows(2).map(|pair| pair[1] - pair[0])
+    }
+
     /// The longest time between two tokens of which the second came after that moment.
     pub(super) fn pause_after(&self, moment: Instant) -> Duration {
         let gaps = self.arrivals.windows(2).filter(|pair| pair[1] > moment);
@@ -158,15 +191,11 @@ impl Seen {
 
 /// Kills the child of a `worker` in the midst of streams, so many times.
 #[must_use]
-pub fn measure(worker: &Worker, case: Case) -> Value {
+pub fn measure(worker: &Worker, mode: Mode, case: Case) -> Value {
     let client = worker.client();
-    let ready = || ready_child(&client, case.standby);
+    let ready = || ready_child(&client, mode);
     let toll = kill_amid(case, ready, |begun| read(&client, case, begun));
-    let mode = match case.standby {
-        true => "standby",
-        false => "weights kept",
-    };
-    let mut row = toll.row(case, mode);
+    let mut row = toll.row(case, mode.name());
     row["streams_that_ended_before"] = json!(toll.unhurt);
     row
 }
@@ -176,6 +205,8 @@ pub fn measure(worker: &Worker, case: Case) -> Value {
 pub(super) struct Toll {
     /// Of the longest prompt, as the server counts them.
     prompt_tokens: u64,
+    /// Between two tokens where nobody dies.
+    undisturbed: Latencies,
     pauses: Latencies,
     differing: usize,
     unhurt: usize,
@@ -189,6 +220,7 @@ impl Toll {
             "context": self.prompt_tokens,
             "streams": case.streams,
             "deaths": case.deaths,
+            "p50_ms_undisturbed": ms(self.undisturbed.quantile(0.5)),
             "p50_ms": ms(self.pauses.quantile(0.5)),
             "p99_ms": ms(self.pauses.quantile(0.99)),
             "streams_that_differ": self.differing,
@@ -211,6 +243,8 @@ pub(super) fn kill_amid(
             .unwrap_or(case.context as u64),
         ..Toll::default()
     };
+    let gaps = expected.iter().flat_map(Seen::gaps);
+    gaps.for_each(|gap| toll.undisturbed.push(gap));
     for _ in 0..case.deaths {
         let victim = ready();
         let begun = AtomicUsize::new(0);
@@ -234,10 +268,10 @@ pub(super) fn kill_amid(
 }
 
 /// The child, once it serves and, where there is to be one, another stands by.
-pub(super) fn ready_child(client: &Client, standby: bool) -> u32 {
+pub(super) fn ready_child(client: &Client, mode: Mode) -> u32 {
     wait::until("everybody to be ready", || {
         let health = client.health();
-        let is_ready = !standby || health["standby"]["state"] == "standing_by";
+        let is_ready = !mode.has_standby() || health["standby"]["state"] == "standing_by";
         let child = health["child"]["pid"].as_u64().map(|pid| pid as u32);
         child.filter(|_| is_ready && health["status"] == "healthy")
     })

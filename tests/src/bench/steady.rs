@@ -1,6 +1,6 @@
 //! The speed of a stream that nothing happens to, with a standby and without, in turn.
 
-use super::pause;
+use super::pause::{self, Mode};
 use crate::worker::request;
 use serde_json::{Value, json};
 use std::time::Instant;
@@ -12,8 +12,9 @@ const TOKENS: u32 = 256;
 /// Tokens per second of a worker without a standby and of one with, of so many rounds each.
 #[must_use]
 pub fn measure(device: &str, rounds: usize) -> Value {
-    let workers = [false, true].map(|standby| pause::worker(device, standby, &[]).start());
-    pause::ready_child(&workers[1].client(), true);
+    let modes = [Mode::WeightsKept, Mode::Standby];
+    let workers = modes.map(|mode| pause::worker(device, mode, &[]).start());
+    pause::ready_child(&workers[1].client(), modes[1]);
     let mut rates = [Vec::new(), Vec::new()];
     for round in 0..rounds {
         // Who comes first may meet another machine.

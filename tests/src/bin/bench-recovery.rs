@@ -17,8 +17,8 @@ use serde_json::{Value, json};
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 use worker_orcd_tests::bench::Latencies;
-use worker_orcd_tests::bench::pause::{self, Case, Death};
-use worker_orcd_tests::bench::peer::Peer;
+use worker_orcd_tests::bench::pause::{self, Case, Death, Mode};
+use worker_orcd_tests::bench::shell_loop::ShellLoop;
 use worker_orcd_tests::bench::steady;
 use worker_orcd_tests::worker::request;
 use worker_orcd_tests::{Worker, process, wait};
@@ -47,12 +47,12 @@ struct Options {
     /// A command that starts llama.cpp's server, to be measured as well; its port and sizes are added.
     #[arg(long)]
     llama_server: Option<String>,
-    /// Ways to come back, of that table.
+    /// Ways to come back, of that table. `cold` is measured with SIGKILL and abort only.
     #[arg(
         long,
         value_enum,
         value_delimiter = ',',
-        default_value = "weights-kept,standby"
+        default_value = "cold,weights-kept,standby-without-adoption,standby"
     )]
     modes: Vec<Mode>,
     /// Faults of the child's own in that table, instead of signals, and no steady stream; it must be built to
@@ -65,12 +65,6 @@ struct Options {
     /// Nothing but the table of pauses, and the steady stream.
     #[arg(long)]
     pauses_only: bool,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-enum Mode {
-    WeightsKept,
-    Standby,
 }
 
 /// With the tokens before the kill, 200.
@@ -127,48 +121,47 @@ fn deaths(options: &Options) -> Vec<Death> {
     }
 }
 
-/// The pause of streams for each way to die, each way to come back, and each load.
+/// The pause of streams for each way to come back, each way to die, and each load.
 fn pauses(options: &Options) -> Vec<Value> {
     let mut rows = Vec::new();
-    for mode in &options.modes {
-        let standby = *mode == Mode::Standby;
-        let worker = pause::worker(&options.device, standby, &options.faults).start();
-        for death in deaths(options) {
-            for &context in &options.contexts {
-                for &streams in &options.streams {
-                    let case = Case {
-                        death,
-                        standby,
-                        context,
-                        streams,
-                        deaths: options.deaths,
-                    };
-                    let row = pause::measure(&worker, case);
-                    eprintln!("{row}");
-                    rows.push(row);
-                }
+    for &mode in &options.modes {
+        let worker = pause::worker(&options.device, mode, &options.faults);
+        rows.extend(match mode {
+            Mode::Cold => of_shell_loop(options, &ShellLoop::of_worker(worker)),
+            _ => {
+                let worker = worker.start();
+                let measure = |case| pause::measure(&worker, mode, case);
+                of_each_case(options, &deaths(options), measure)
             }
-        }
+        });
     }
     if let Some(command) = &options.llama_server {
-        rows.extend(of_llama_server(options, command));
+        let slots = options.streams.iter().max().copied().unwrap_or(1);
+        let context = options.contexts.iter().max().copied().unwrap_or(1);
+        let server = ShellLoop::of_llama_server(command, slots, context);
+        rows.extend(of_shell_loop(options, &server));
     }
     rows
 }
 
-/// A hang is left out: nothing in a shell loop notices one.
-fn of_llama_server(options: &Options, command: &str) -> Vec<Value> {
-    let slots = options.streams.iter().max().copied().unwrap_or(1);
-    let context = options.contexts.iter().max().copied().unwrap_or(1);
-    let peer = Peer::start(command, slots, context);
+/// Deaths that a shell can answer: nothing in its loop notices a hang, and a fault is of a child.
+fn of_shell_loop(options: &Options, server: &ShellLoop) -> Vec<Value> {
     let deaths = pause::DEATHS.iter().filter(|it| it.deadline.is_zero());
+    let deaths: Vec<_> = deaths.copied().collect();
+    of_each_case(options, &deaths, |case| server.measure(case))
+}
+
+fn of_each_case(
+    options: &Options,
+    deaths: &[Death],
+    measure: impl Fn(Case) -> Value,
+) -> Vec<Value> {
     let mut rows = Vec::new();
     for &death in deaths {
         for &context in &options.contexts {
             for &streams in &options.streams {
-                let row = peer.measure(Case {
+                let row = measure(Case {
                     death,
-                    standby: false,
                     context,
                     streams,
                     deaths: options.deaths,

@@ -1,8 +1,8 @@
-//! The same deaths for llama.cpp's server in a shell loop that starts it again, as its users run it: a
+//! The same deaths for a server in a shell loop that starts it again, as llama.cpp's users run theirs: a
 //! client whose connection ends asks again, with the text that it has, until it is answered.
 
-use super::pause::{Case, Seen, TOKENS_AFTER, TOKENS_BEFORE, at_once, kill_amid, prompt};
-use crate::{process, wait};
+use super::pause::{Case, Mode, Seen, TOKENS_AFTER, TOKENS_BEFORE, at_once, kill_amid, prompt};
+use crate::{WorkerBuilder, process, wait};
 use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
 use serde_json::{Value, json};
@@ -12,49 +12,80 @@ use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
+use tempfile::TempDir;
 use worker_orcd_harness::Client;
 
 /// Time between two attempts of a client that is not answered.
 const RETRY: Duration = Duration::from_millis(5);
 
-/// The shell that starts the server again each time that it ends.
+/// The shell that starts a server again each time that it ends.
 #[derive(Debug)]
-pub struct Peer {
+pub struct ShellLoop {
     shell: Child,
     client: Client,
+    mode: &'static str,
+    /// Answered with 200 once the server is ready.
+    ready: &'static str,
+    /// The place for what the server leaves.
+    _directory: TempDir,
 }
 
-impl Peer {
+impl ShellLoop {
     /// Starts `command`, which is told `--port`, `--slots` and `--context`, and waits until it answers.
     /// `context` is that of the longest prompt.
     ///
     /// # Panics
     /// When it does not.
     #[must_use]
-    pub fn start(command: &str, slots: usize, context: usize) -> Self {
-        let free = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
-        let address: SocketAddr = free.local_addr().expect("an address");
-        drop(free);
+    pub fn of_llama_server(command: &str, slots: usize, context: usize) -> Self {
+        let address = free_address();
         let port = address.port();
         let context = context + TOKENS_BEFORE + TOKENS_AFTER;
         let options = format!("--port {port} --slots {slots} --context {context}");
-        let again = format!("while :; do {command} {options}; done");
         let mut shell = Command::new("sh");
-        shell.args(["-c", &again]).process_group(0);
-        shell.stdin(Stdio::piped());
+        shell.args(["-c", &format!("while :; do {command} {options}; done")]);
+        let directory = tempfile::tempdir().expect("a temporary directory");
+        let mode = "llama-server in a shell loop, asked again";
+        Self::start(shell, directory, address, mode, "/health")
+    }
+
+    /// Starts a worker, and waits until it answers.
+    ///
+    /// # Panics
+    /// When it does not.
+    #[must_use]
+    pub fn of_worker(worker: WorkerBuilder) -> Self {
+        let address = free_address();
+        let worker = worker.port(address.port()).in_a_loop();
+        let directory = tempfile::tempdir().expect("a temporary directory");
+        let shell = worker.command(directory.path());
+        Self::start(shell, directory, address, Mode::Cold.name(), "/readyz")
+    }
+
+    fn start(
+        mut shell: Command,
+        directory: TempDir,
+        address: SocketAddr,
+        mode: &'static str,
+        ready: &'static str,
+    ) -> Self {
+        shell.process_group(0).stdin(Stdio::piped());
         shell.stdout(Stdio::null()).stderr(Stdio::null());
-        let peer = Self {
+        let started = Self {
             shell: shell.spawn().expect("a shell"),
             client: Client::new(address),
+            mode,
+            ready,
+            _directory: directory,
         };
-        peer.wait();
-        peer
+        started.wait();
+        started
     }
 
     fn wait(&self) {
-        wait::until("llama.cpp's server", || {
-            let health = self.client.try_get("/health").ok()?;
-            (health.status == 200).then_some(())
+        wait::until(self.mode, || {
+            let answer = self.client.try_get(self.ready).ok()?;
+            (answer.status == 200).then_some(())
         });
     }
 
@@ -71,7 +102,7 @@ impl Peer {
             self.server()
         };
         let toll = kill_amid(case, ready, |begun| self.read(case, begun));
-        toll.row(case, "llama-server in a shell loop, asked again")
+        toll.row(case, self.mode)
     }
 
     fn read(&self, case: Case, begun: &AtomicUsize) -> Vec<Seen> {
@@ -90,19 +121,23 @@ impl Peer {
         let wanted = TOKENS_BEFORE + TOKENS_AFTER;
         let body = json!({
             "prompt": format!("{prompt}{}", seen.text),
-            "n_predict": wanted - seen.arrivals.len(),
+            "max_tokens": wanted - seen.arrivals.len(),
             "temperature": 0.0, "ignore_eos": true, "stream": true,
         });
-        let Ok(mut stream) = self.client.try_stream("/completion", &body) else {
+        let Ok(mut stream) = self.client.try_stream("/v1/completions", &body) else {
             return false;
         };
         while let Ok(Some(event)) = stream.try_next() {
-            let said = event.json();
-            if said["stop"] == true {
+            if event.data == "[DONE]" {
                 break;
             }
+            let said = event.json();
+            let text = said["choices"][0]["text"].as_str().unwrap_or_default();
+            if text.is_empty() {
+                continue;
+            }
             seen.arrivals.push(Instant::now());
-            seen.text += said["content"].as_str().unwrap_or_default();
+            seen.text += text;
             if seen.arrivals.len() == TOKENS_BEFORE {
                 begun.fetch_add(1, Ordering::SeqCst);
             }
@@ -111,7 +146,7 @@ impl Peer {
     }
 }
 
-impl Drop for Peer {
+impl Drop for ShellLoop {
     fn drop(&mut self) {
         // The group is the shell's: with it ends whatever it has started.
         let _ = killpg(
@@ -120,4 +155,9 @@ impl Drop for Peer {
         );
         let _ = self.shell.wait();
     }
+}
+
+fn free_address() -> SocketAddr {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
+    listener.local_addr().expect("an address")
 }
