@@ -145,7 +145,11 @@ fn what_is_not_sealed_of_a_page_is_not_adopted_on_a_card() {
             tokens: part.tokens,
             checksum: sum,
         };
-        let odd = PageCopy { tokens: 7, ..copy };
+        let odd = PageCopy {
+            tokens: 7,
+            to: PageId(10),
+            ..copy
+        };
         let intact = custody(&mut heir).adopt(&[odd, copy]).expect("copied");
         assert_eq!(intact, [false, true]);
         assert_eq!(seals(&mut heir, &[place]), of_short, "the rest is clear");
