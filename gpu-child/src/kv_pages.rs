@@ -22,9 +22,10 @@
 //! Tokens are compared, not hashes of them: two prefixes never share a page by accident.
 
 use crate::device::{KvGeometry, PageId};
-use std::collections::hash_map::Entry;
-use std::collections::{BTreeMap, HashMap};
-use std::hash::{Hash, Hasher};
+use hashbrown::hash_map::Entry;
+use hashbrown::{Equivalent, HashMap};
+use std::collections::{BTreeMap, VecDeque};
+use std::hash::{Hash, Hasher, RandomState};
 use std::sync::Arc;
 use worker_orcd_ipc::TokenId;
 
@@ -51,8 +52,23 @@ struct PageKey {
     tokens: Arc<[TokenId]>,
 }
 
-/// Two tokens at a time: a long prompt is looked up page by page when it goes on in another child.
 impl Hash for PageKey {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        let Self { parent, tokens } = self;
+        let parent = *parent;
+        Place { parent, tokens }.hash(state);
+    }
+}
+
+/// A key that is looked up.
+#[derive(Debug, Clone, Copy)]
+struct Place<'a> {
+    parent: ChainId,
+    tokens: &'a [TokenId],
+}
+
+/// Two tokens at a time: a long prompt is looked up page by page when it goes on in another child.
+impl Hash for Place<'_> {
     fn hash<H: Hasher>(&self, state: &mut H) {
         state.write_u64(self.parent.0);
         for pair in self.tokens.chunks(2) {
@@ -62,15 +78,29 @@ impl Hash for PageKey {
     }
 }
 
+impl Equivalent<PageKey> for Place<'_> {
+    fn equivalent(&self, key: &PageKey) -> bool {
+        self.parent == key.parent && *self.tokens == *key.tokens
+    }
+}
+
 #[derive(Debug, Default)]
 struct Page {
     /// Sequences that use it.
     users: u32,
     published: Option<PageKey>,
-    /// Time at which its last user let go of it; key in `kept`.
+    /// Time at which its last user let go of it.
     released: u64,
     /// Times that it was allocated.
     epoch: u64,
+}
+
+/// Published pages without users, by time of release.
+#[derive(Debug, Default)]
+struct Kept {
+    count: usize,
+    /// A page that has found a user since then stays here until its turn comes.
+    queue: VecDeque<(u64, PageId)>,
 }
 
 #[derive(Debug)]
@@ -81,9 +111,9 @@ pub struct KvPages {
     free: Vec<PageId>,
     /// Pages without users that hold what another child has sealed at the same place, with its checksum.
     ahead: BTreeMap<PageId, u128>,
-    chains: HashMap<PageKey, (ChainId, PageId)>,
-    /// Published pages without users, by time of release.
-    kept: BTreeMap<u64, PageId>,
+    /// With a hash that strangers, whose tokens these are, cannot guess.
+    chains: HashMap<PageKey, (ChainId, PageId), RandomState>,
+    kept: Kept,
     clock: u64,
     next_chain: u64,
 }
@@ -98,8 +128,8 @@ impl KvPages {
             // Popped from the back: low numbers first.
             free: (0..geometry.pages).rev().map(PageId).collect(),
             ahead: BTreeMap::new(),
-            chains: HashMap::new(),
-            kept: BTreeMap::new(),
+            chains: HashMap::with_capacity_and_hasher(geometry.pages as usize, RandomState::new()),
+            kept: Kept::default(),
             clock: 0,
             next_chain: 1,
         }
@@ -113,7 +143,7 @@ impl KvPages {
     /// Pages that can be allocated now, kept ones given up.
     #[must_use]
     pub fn available_pages(&self) -> u32 {
-        (self.free.len() + self.ahead.len() + self.kept.len()) as u32
+        (self.free.len() + self.ahead.len() + self.kept.count) as u32
     }
 
     /// Pages that some sequence uses.
@@ -137,11 +167,11 @@ impl KvPages {
         };
         if self.shares_prefixes {
             for page_tokens in tokens.chunks_exact(self.geometry.page_tokens as usize) {
-                let key = PageKey {
+                let place = Place {
                     parent: prefix.chain,
-                    tokens: page_tokens.into(),
+                    tokens: page_tokens,
                 };
-                let Some(&(chain, page)) = self.chains.get(&key) else {
+                let Some(&(chain, page)) = self.chains.get(&place) else {
                     break;
                 };
                 self.add_user(page);
@@ -223,7 +253,7 @@ impl KvPages {
                     // The other one has no user: this one takes its place, so that a chain whose end
                     // is in use does not lose its front.
                     let unused = std::mem::replace(known, page);
-                    self.kept.remove(&self.pages[unused.0 as usize].released);
+                    self.kept.count -= 1;
                     self.pages[unused.0 as usize].published = None;
                     self.pages[page.0 as usize].published = Some(key);
                     self.free.push(unused);
@@ -256,10 +286,16 @@ impl KvPages {
             if page.published.is_some() {
                 self.clock += 1;
                 page.released = self.clock;
-                self.kept.insert(self.clock, id);
+                self.kept.count += 1;
+                self.kept.queue.push_back((self.clock, id));
             } else {
                 self.free.push(id);
             }
+        }
+        if self.kept.queue.len() > 2 * self.pages.len() {
+            let Self { kept, pages, .. } = self;
+            kept.queue
+                .retain(|(released, id)| pages[id.0 as usize].is_kept_since(*released));
         }
     }
 
@@ -279,17 +315,30 @@ impl KvPages {
     fn add_user(&mut self, id: PageId) {
         let page = &mut self.pages[id.0 as usize];
         if page.users == 0 {
-            self.kept.remove(&page.released);
+            self.kept.count -= 1;
         }
         page.users += 1;
     }
 
     fn evict(&mut self) -> Option<PageId> {
-        let (_, id) = self.kept.pop_first()?;
-        if let Some(key) = self.pages[id.0 as usize].published.take() {
-            self.chains.remove(&key);
+        loop {
+            let (released, id) = self.kept.queue.pop_front()?;
+            let page = &mut self.pages[id.0 as usize];
+            if !page.is_kept_since(released) {
+                continue;
+            }
+            self.kept.count -= 1;
+            if let Some(key) = page.published.take() {
+                self.chains.remove(&key);
+            }
+            return Some(id);
         }
-        Some(id)
+    }
+}
+
+impl Page {
+    fn is_kept_since(&self, released: u64) -> bool {
+        self.users == 0 && self.published.is_some() && self.released == released
     }
 }
 
@@ -383,6 +432,20 @@ mod tests {
         cache.allocate().unwrap();
         assert!(cache.find(&tokens(&[2, 2])).pages.is_empty());
         assert_eq!(cache.find(&tokens(&[1, 1])).pages, a);
+    }
+
+    #[test]
+    fn a_page_that_finds_users_again_and_again_is_noted_once_or_twice() {
+        let mut cache = cache(3);
+        let a = fill(&mut cache, &[1, 1]);
+        for _ in 0..100 {
+            cache.release(&a);
+            assert_eq!(cache.find(&tokens(&[1, 1])).pages, a);
+        }
+        assert!(cache.kept.queue.len() <= 2 * cache.pages.len());
+        cache.release(&a);
+        assert_eq!(cache.available_pages(), 3);
+        assert_eq!(cache.find(&tokens(&[1, 1])).pages, a, "it is still noted");
     }
 
     #[test]

@@ -239,15 +239,16 @@ fn a_bit_that_a_standby_finds_flipped_ends_the_child_that_computes_with_it() {
     worker.assert_serves();
 }
 
-/// The first child dies of each kind when it has sealed pages. The page that it changes is the first of the
-/// stream, so none behind it can be adopted. After a death that casts doubt no page is looked at.
+/// The first child dies of each kind when it has sealed pages. It changes all of them, so that no more can be
+/// adopted than were copied before; the last one never was. After a death that casts doubt no page is looked
+/// at.
 #[test]
 fn only_pages_as_they_were_sealed_are_adopted_and_none_after_a_death_that_casts_doubt() {
     for (kind, adopted, changed) in [
-        ("abort", 110, 0),
-        ("flipped-page", 0, 1),
-        ("nan", 0, 0),
-        ("wrong-token", 0, 0),
+        ("abort", 110..=110, 0..=0),
+        ("flipped-page", 0..=96, 1..=4),
+        ("nan", 0..=0, 0..=0),
+        ("wrong-token", 0..=0, 0..=0),
     ] {
         let faults = format!("{kind}@generation=1,prompt-tokens=100,position=110");
         let worker = failing(&faults).flag("--standby").start();
@@ -262,8 +263,9 @@ fn only_pages_as_they_were_sealed_are_adopted_and_none_after_a_death_that_casts_
         let label = health["faults"]["last_death"]["label"].as_str();
         assert_eq!(label, expected(kind).and_then(|it| it.label), "{kind}");
         let load = &health["load"];
-        let seen = (&load["adopted_tokens"], &load["changed_pages"]);
-        assert_eq!(seen, (&json!(adopted), &json!(changed)), "{kind}: {load}");
+        let seen = |name: &str| load[name].as_u64().expect("a count");
+        assert!(adopted.contains(&seen("adopted_tokens")), "{kind}: {load}");
+        assert!(changed.contains(&seen("changed_pages")), "{kind}: {load}");
         assert_eq!(stream.text(), ask(&client, 100, 50).text());
     }
 }

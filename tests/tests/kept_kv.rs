@@ -66,6 +66,27 @@ fn a_stream_goes_on_with_the_pages_of_every_child_that_died_under_it() {
     assert_eq!(adopted(&client), sum);
 }
 
+/// Whether or not both come to the next child at once.
+#[test]
+fn streams_that_begin_alike_share_the_pages_that_are_adopted() {
+    let worker = with_standby().start();
+    let client = worker.client();
+    let bystander = Bystander::new(client.clone(), body(200));
+    let alone = bystander.alone();
+    standby(&worker);
+    let mut streams: Vec<_> = (0..6).map(|_| bystander.begin()).collect();
+    streams.iter_mut().for_each(|stream| stream.more(10));
+    worker.kill_child();
+    streams.iter_mut().for_each(|stream| stream.more(5));
+    let tokens = wait::until("a word of what was adopted", || {
+        Some(adopted(&client)).filter(|tokens| *tokens > 0)
+    });
+    assert!((200..450).contains(&tokens), "{tokens}");
+    for stream in streams {
+        assert_eq!(stream.end().0, alone);
+    }
+}
+
 /// Copies would wait for it at the death.
 #[test]
 fn a_standby_takes_memory_for_what_the_other_computes() {

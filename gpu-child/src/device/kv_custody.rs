@@ -71,7 +71,7 @@ pub trait KvCustody {
     /// Lets go of the other KV cache.
     fn release(&mut self);
 
-    /// Changes a bit of a page, as a fault would.
+    /// Changes a bit of each page that may have no copy yet, as a fault would.
     #[cfg(feature = "fault-injection")]
-    fn flip_a_bit(&mut self, page: PageId);
+    fn flip_bits(&mut self);
 }

@@ -2,8 +2,8 @@
 
 use super::wire::Misdeed;
 use super::{Kind, saboteur};
+use crate::device::Executor;
 use crate::device::misdeed::{DeviceMisdeed, order_nan};
-use crate::device::{Executor, PageId};
 use nix::sys::mman::{MapFlags, ProtFlags, mmap_anonymous};
 use nix::sys::signal::{Signal, raise};
 use std::num::NonZeroUsize;
@@ -50,7 +50,7 @@ pub(super) fn commit(kind: Kind, device: &mut (dyn Executor + 'static)) -> Resul
         }
         Kind::FlippedPage => {
             let kv = device.kv_custody().expect("rules were checked");
-            kv.flip_a_bit(PageId(0));
+            kv.flip_bits();
             std::process::abort()
         }
         Kind::IllegalAddress

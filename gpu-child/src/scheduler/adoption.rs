@@ -21,16 +21,15 @@ pub struct Adoption {
 #[derive(Debug)]
 struct Adopted {
     copy: PageCopy,
-    /// It was copied ahead.
+    /// It was copied, ahead or by now, and is intact.
     is_here: bool,
 }
 
 impl Adoption {
     /// The pages that are still to be copied.
-    #[must_use]
-    pub fn copies(&self) -> Vec<PageCopy> {
+    pub fn copies(&self) -> impl Iterator<Item = PageCopy> {
         let missing = self.pages.iter().filter(|page| !page.is_here);
-        missing.map(|page| page.copy).collect()
+        missing.map(|page| page.copy)
     }
 }
 
@@ -60,7 +59,9 @@ impl Scheduler {
     }
 
     /// Makes room for the pages that another child has sealed for a request.
-    pub fn make_room_for(&mut self, submission: &Submission, sealed: &[SealedPage]) -> Adoption {
+    pub fn make_room_for(&mut self, submission: &Submission) -> Adoption {
+        let sealed = submission.sealed.as_ref();
+        let sealed = sealed.map_or(&[][..], |it| &it.pages);
         let page_tokens = self.cache.geometry().page_tokens;
         let mut tokens = submission.prompt.clone();
         tokens.extend(&submission.generated);
@@ -99,8 +100,8 @@ impl Scheduler {
         }
     }
 
-    /// Submits the request, with the pages up to the first one that is not intact: `intact` tells it of the
-    /// [`copies`](Adoption::copies).
+    /// Submits the request, with the pages up to the first one that is not intact: `intact` tells it of each of
+    /// the [`copies`](Adoption::copies).
     ///
     /// # Errors
     /// As [`submit`](Self::submit).
@@ -108,7 +109,7 @@ impl Scheduler {
         &mut self,
         submission: Submission,
         adoption: Adoption,
-        intact: &[bool],
+        intact: &mut impl Iterator<Item = bool>,
     ) -> Result<(), SchedulerError> {
         let page_tokens = self.cache.geometry().page_tokens;
         let Adoption {
@@ -116,10 +117,11 @@ impl Scheduler {
             prefix: Prefix { mut pages, chain },
             tokens,
         } = adoption;
-        self.changed_pages += intact.iter().filter(|intact| !**intact).count() as u64;
-        let mut intact = intact.iter();
-        let is_intact = |page: &&Adopted| page.is_here || intact.next() == Some(&true);
-        let whole = adopted.iter().take_while(is_intact).count();
+        for page in adopted.iter_mut().filter(|page| !page.is_here) {
+            page.is_here = intact.next() == Some(true);
+            self.changed_pages += u64::from(!page.is_here);
+        }
+        let whole = adopted.iter().take_while(|page| page.is_here).count();
         let refused: Vec<_> = adopted.drain(whole..).map(|page| page.copy.to).collect();
         self.cache.release(&refused);
         let (mut end, mut tail) = (chain, None);

@@ -4,7 +4,7 @@ use super::Scheduler;
 use super::sequence::Sequence;
 use crate::device::{PageId, PagePart};
 use crate::kv_pages::KvPages;
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use worker_orcd_ipc::{SealedPage, Sealing};
 
 /// What was computed of a page since it was allocated the last time.
@@ -16,36 +16,47 @@ pub(super) struct Contents {
 
 #[derive(Debug, Default)]
 pub(super) struct Seals {
-    /// The last that was asked for of each page; no checksum until the device has answered.
-    last: HashMap<PageId, (Contents, Option<u128>)>,
+    /// By page: the last that was asked for; no checksum until the device has answered.
+    last: Vec<Option<(Contents, Option<u128>)>>,
     /// In the order in which the device was asked.
     asked: VecDeque<Contents>,
 }
 
 impl Seals {
     fn of(&self, contents: Contents) -> Option<u128> {
-        let (last, checksum) = self.last.get(&contents.part.page)?;
-        checksum.filter(|_| *last == contents)
+        let (last, checksum) = self.last(contents.part.page)?;
+        checksum.filter(|_| last == contents)
     }
 
     fn is_last(&self, contents: Contents) -> bool {
-        let last = self.last.get(&contents.part.page);
-        last.is_some_and(|(last, _)| *last == contents)
+        let last = self.last(contents.part.page);
+        last.is_some_and(|(last, _)| last == contents)
+    }
+
+    fn last(&self, page: PageId) -> Option<(Contents, Option<u128>)> {
+        *self.last.get(page.0 as usize)?
+    }
+
+    fn set_last(&mut self, contents: Contents, checksum: Option<u128>) {
+        let page = contents.part.page.0 as usize;
+        if self.last.len() <= page {
+            self.last.resize(page + 1, None);
+        }
+        self.last[page] = Some((contents, checksum));
     }
 
     /// True for what the device was not asked for yet.
     fn ask(&mut self, contents: Contents) -> bool {
         let is_new = !self.is_last(contents);
         if is_new {
-            self.last.insert(contents.part.page, (contents, None));
+            self.set_last(contents, None);
             self.asked.push_back(contents);
         }
         is_new
     }
 
     pub(super) fn learn(&mut self, contents: Contents, checksum: u128) {
-        self.last
-            .insert(contents.part.page, (contents, Some(checksum)));
+        self.set_last(contents, Some(checksum));
     }
 
     /// Answers of the device, in the order of the questions.

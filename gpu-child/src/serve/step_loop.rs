@@ -5,6 +5,7 @@
 //! of the first, sends them and learns from them. Behind a step with prompts nothing is launched: it may
 //! be long, and a client that cancels or comes must not wait for two.
 
+mod commands;
 mod kept_kv;
 
 use super::pacer::Pacer;
@@ -23,7 +24,7 @@ use std::time::{Duration, Instant};
 use worker_orcd_ipc::flight::{Moment, Who};
 use worker_orcd_ipc::{
     Command, DeviceError, Drawn, Event, Fault, Generation, LoadOrder, MemoryReport, ReadyReport,
-    Role, SealedPage, StepReport,
+    Role, SealedPage, StepReport, Submission,
 };
 
 /// Asking a device for its memory may take a system call; the heartbeat shows no more than this
@@ -109,6 +110,8 @@ struct StepLoop<'a> {
     adopts_from: Option<Generation>,
     /// Pages of that child that wait to be copied before their requests come.
     ahead: VecDeque<SealedPage>,
+    /// Requests of that child whose pages are to be copied now.
+    adopting: Vec<Submission>,
 }
 
 impl<'a> StepLoop<'a> {
@@ -181,6 +184,7 @@ impl<'a> StepLoop<'a> {
             },
             adopts_from,
             ahead: VecDeque::new(),
+            adopting: Vec::new(),
         };
         Ok((steps, ready))
     }
@@ -206,9 +210,7 @@ impl<'a> StepLoop<'a> {
                 }
             }
             self.status.does(Doing::Plans);
-            while let Ok(command) = commands.try_recv() {
-                self.handle(command)?;
-            }
+            self.handle_all(commands)?;
             let launches =
                 self.may_launch_ahead() && self.scheduler.plan(self.pacer.prefill_tokens());
             // Requests that ended for another reason than a token need not wait for one, and requests that
@@ -281,55 +283,6 @@ impl<'a> StepLoop<'a> {
                 self.in_flight.len() == 1 && last.prefill_tokens == 0 && last.drawn.is_none()
             }
         }
-    }
-
-    fn handle(&mut self, command: Command) -> Result<(), Fault> {
-        match command {
-            Command::Submit(submission) => {
-                let adopted = self.adopt(&submission)?;
-                let submitted = match adopted {
-                    None => self.scheduler.submit(*submission),
-                    Some((adoption, intact)) => {
-                        self.scheduler.submit_with(*submission, adoption, &intact)
-                    }
-                };
-                submitted.map_err(scheduler_fault)
-            }
-            Command::Cancel { request } => {
-                self.scheduler.cancel(request);
-                Ok(())
-            }
-            Command::Promote { traces } => self.promote(traces),
-            Command::CopyAhead { pages } => {
-                self.ahead.extend(pages);
-                Ok(())
-            }
-            Command::ReleaseKv => {
-                self.release_kv();
-                Ok(())
-            }
-            // The reader keeps these to itself.
-            Command::Load(_) | Command::Shutdown => Ok(()),
-        }
-    }
-
-    /// A device that hangs under it is noticed, as under a step.
-    fn promote(&mut self, traces: bool) -> Result<(), Fault> {
-        self.trace = self.trace.take().filter(|_| traces);
-        // Their requests come now.
-        self.ahead.clear();
-        self.inspection_interval = INSPECTION_INTERVAL;
-        self.status.step_begins(self.step, Instant::now());
-        self.status.does(Doing::TakesOver);
-        self.executor.promote()?;
-        // Where the KV cache is shared it was there before, and NVIDIA's driver answers nobody while it takes a
-        // process down.
-        if self.executor.kv_custody().is_none() {
-            self.memory = self.executor.memory();
-        }
-        self.memory_asked = Instant::now();
-        self.update_status();
-        Ok(())
     }
 
     /// Sends the planned step on its way; a device that computes in this thread has done it then.

@@ -106,9 +106,10 @@ impl KvCustody for CpuExecutor {
     }
 
     #[cfg(feature = "fault-injection")]
-    fn flip_a_bit(&mut self, page: PageId) {
-        let at = page.0 as usize * self.kv.shape().page();
-        self.kv.arena_mut().halves_mut()[at] ^= 1;
+    fn flip_bits(&mut self) {
+        let pages = self.kv.shape().page();
+        let halves = self.kv.arena_mut().halves_mut();
+        halves.iter_mut().step_by(pages).for_each(|half| *half ^= 1);
     }
 }
 

@@ -23,12 +23,14 @@ const LOADS: u32 = 4;
 /// Halves of a load.
 const UNIT: usize = 8;
 const SUM_BYTES: usize = size_of::<u64>();
+/// Pages that are copied before the device is waited for.
+const COPIES_AT_ONCE: usize = 16 * PAGES_AT_ONCE;
 
 #[derive(Debug)]
 pub struct KvSharing {
     seal_pages: Kernel<SealPagesArgs>,
     adopt_pages: Kernel<AdoptPagesArgs>,
-    /// The words in which the device adds up, one for each page of a launch.
+    /// The words in which the device adds up, one for each page.
     sums: Arena,
     answer: Pinned,
     done: StreamEvent,
@@ -50,14 +52,17 @@ impl KvSharing {
     /// # Errors
     /// When the kernels are not there, or no memory is left.
     pub fn load(context: &Context, module: &Module) -> Result<Self, Fault> {
-        let bytes = PAGES_AT_ONCE * SUM_BYTES;
         Ok(Self {
             // SAFETY: kv_pages.cu takes SealPagesArgs.
             seal_pages: unsafe { module.kernel("seal_pages") }?,
             // SAFETY: kv_pages.cu takes AdoptPagesArgs.
             adopt_pages: unsafe { module.kernel("adopt_pages") }?,
-            sums: Arena::new(context, Purpose::Scratch, bytes as u64)?,
-            answer: Pinned::new(bytes)?,
+            sums: Arena::new(
+                context,
+                Purpose::Scratch,
+                (COPIES_AT_ONCE * SUM_BYTES) as u64,
+            )?,
+            answer: Pinned::new(PAGES_AT_ONCE * SUM_BYTES)?,
             done: StreamEvent::new()?,
             under_way: 0,
             waiting: VecDeque::new(),
@@ -105,30 +110,36 @@ impl KvSharing {
         other: &OtherKv,
         copies: &[&PageCopy],
     ) -> Result<Vec<u64>, Fault> {
-        let mut arguments = AdoptPagesArgs {
-            theirs: other.arena.at(0, 1),
-            ours: kv.arena().at(0, 1),
-            sums: self.sums.at(0, PAGES_AT_ONCE),
-            shape: shape(kv),
-            from: [0; PAGES_AT_ONCE],
-            to: [0; PAGES_AT_ONCE],
-            tokens: [0; PAGES_AT_ONCE],
-        };
-        for (at, copy) in copies.iter().enumerate() {
-            assert!(copy.to.0 < kv.pages(), "a page of this cache");
-            arguments.from[at] = copy.from as i32;
-            arguments.to[at] = copy.to.0 as i32;
-            arguments.tokens[at] = copy.tokens as i32;
+        self.sums.clear(context)?;
+        for (place, part) in (0..)
+            .step_by(PAGES_AT_ONCE)
+            .zip(copies.chunks(PAGES_AT_ONCE))
+        {
+            let mut arguments = AdoptPagesArgs {
+                theirs: other.arena.at(0, 1),
+                ours: kv.arena().at(0, 1),
+                sums: self.sums.at((place * SUM_BYTES) as u64, part.len()),
+                shape: shape(kv),
+                from: [0; PAGES_AT_ONCE],
+                to: [0; PAGES_AT_ONCE],
+                tokens: [0; PAGES_AT_ONCE],
+            };
+            for (at, copy) in part.iter().enumerate() {
+                assert!(copy.to.0 < kv.pages(), "a page of this cache");
+                arguments.from[at] = copy.from as i32;
+                arguments.to[at] = copy.to.0 as i32;
+                arguments.tokens[at] = copy.tokens as i32;
+            }
+            // SAFETY: a sum for each page, which lie in both caches. Sums of seals were fetched before in stream
+            // order.
+            unsafe {
+                self.adopt_pages
+                    .launch(context, geometry(kv, part.len()), &arguments)?;
+            }
         }
         let mut sums = vec![0; copies.len()];
-        self.sums.clear(context)?;
-        // SAFETY: a sum for each page, which lie in both caches. Sums of seals were fetched before in stream
-        // order.
-        unsafe {
-            self.adopt_pages
-                .launch(context, geometry(kv, copies.len()), &arguments)?;
-            download(context, &mut sums, self.sums.at(0, copies.len()))?;
-        }
+        // SAFETY: as many sums as were taken, behind the kernels that take them.
+        unsafe { download(context, &mut sums, self.sums.at(0, copies.len())) }?;
         Ok(sums)
     }
 }
@@ -190,7 +201,7 @@ impl KvCustody for CudaExecutor {
             let here: Vec<_> = (0..pages.len())
                 .filter(|at| is_there(&pages[*at]))
                 .collect();
-            for part in here.chunks(PAGES_AT_ONCE) {
+            for part in here.chunks(COPIES_AT_ONCE) {
                 let copies: Vec<_> = part.iter().map(|at| &pages[*at]).collect();
                 let sums = sharing.copy(context, kv, other, &copies)?;
                 for ((at, copy), sum) in part.iter().zip(copies).zip(sums) {
@@ -228,8 +239,9 @@ impl KvCustody for CudaExecutor {
     }
 
     #[cfg(feature = "fault-injection")]
-    fn flip_a_bit(&mut self, page: PageId) {
-        let place = self.kv.page(page);
+    fn flip_bits(&mut self) {
+        // The first request's; nobody has a copy yet.
+        let place = self.kv.page(PageId(0));
         let mut byte = [0];
         // SAFETY: one byte of the page.
         let flipped = unsafe {

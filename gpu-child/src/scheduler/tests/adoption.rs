@@ -52,18 +52,26 @@ impl Bench {
         goes_on
     }
 
-    /// Takes a request over from another child; gives the number of pages that were intact.
+    /// Takes a request over from another child; gives the number of pages that were copied up to one that was not
+    /// intact.
     fn take_over(&mut self, submission: Submission, other: &PagedDevice) -> usize {
-        let sealed = submission.sealed.clone().expect("pages");
-        let adoption = self.scheduler.make_room_for(&submission, &sealed.pages);
-        let copies = adoption.copies();
-        let intact: Vec<_> = copies
-            .iter()
-            .map(|copy| self.device.adopt(copy, other))
-            .collect();
-        self.scheduler
-            .submit_with(submission, adoption, &intact)
-            .unwrap();
+        self.take_over_all(vec![submission], other)
+    }
+
+    /// All at once.
+    fn take_over_all(&mut self, submissions: Vec<Submission>, other: &PagedDevice) -> usize {
+        let make_room = |it: &Submission| self.scheduler.make_room_for(it);
+        let adoptions: Vec<_> = submissions.iter().map(make_room).collect();
+        let copies = adoptions.iter().flat_map(Adoption::copies);
+        let intact: Vec<_> = copies.map(|copy| self.device.adopt(&copy, other)).collect();
+        let mut answers = intact.iter().copied();
+        for (submission, adoption) in submissions.into_iter().zip(adoptions) {
+            let submitted = self
+                .scheduler
+                .submit_with(submission, adoption, &mut answers);
+            submitted.unwrap();
+        }
+        assert_eq!(answers.next(), None, "each answer is somebody's");
         intact.iter().take_while(|intact| **intact).count()
     }
 
@@ -309,6 +317,7 @@ proptest! {
         changed in prop::collection::vec(any::<prop::sample::Index>(), 0..4),
         is_ahead in any::<bool>(),
         copies_ahead in any::<bool>(),
+        at_once in any::<bool>(),
     ) {
         let requests: Vec<_> = (0..)
             .zip(&prompts)
@@ -333,11 +342,15 @@ proptest! {
             let page = index.index(pages as usize);
             dead.device.pages[page] = [Some(TokenId(49)); PAGE_TOKENS as usize];
         }
-        for request in &requests {
-            if !has_ended(&dead, request.request) {
-                let pages = known.get(&request.request).cloned().unwrap_or_default();
-                heir.take_over(rest(request, &dead, &pages), &dead.device);
-            }
+        let left = requests.iter().filter(|it| !has_ended(&dead, it.request));
+        let left: Vec<_> = left
+            .map(|it| {
+                let pages = known.get(&it.request).cloned().unwrap_or_default();
+                rest(it, &dead, &pages)
+            })
+            .collect();
+        for part in left.chunks(if at_once { usize::MAX } else { 1 }) {
+            heir.take_over_all(part.to_vec(), &dead.device);
         }
         if changed.is_empty() {
             prop_assert_eq!(heir.scheduler.load().changed_pages, 0, "nobody changed one");

@@ -1,29 +1,57 @@
 //! The KV cache of another child, and what the next one will need of this one's.
 
 use super::super::Doing;
-use super::{INSPECTION_INTERVAL, StepLoop};
+use super::{INSPECTION_INTERVAL, StepLoop, scheduler_fault};
 use crate::device::PageId;
 use crate::scheduler::Adoption;
 use std::time::{Duration, Instant};
-use worker_orcd_ipc::{Fault, Sealing, Submission};
+use worker_orcd_ipc::{Fault, SealedPage, Sealing, Submission};
 
 impl StepLoop<'_> {
-    /// Copies what another child has computed of a request. Gives what came of it, page by page.
-    pub(super) fn adopt(
-        &mut self,
-        submission: &Submission,
-    ) -> Result<Option<(Adoption, Vec<bool>)>, Fault> {
-        let sealed = submission.sealed.as_ref();
-        let sealed = sealed.filter(|it| Some(it.child) == self.adopts_from);
-        let (Some(sealed), Some(kv)) = (sealed, self.executor.kv_custody()) else {
-            return Ok(None);
+    /// Takes a request in, or has it wait until [`adopt`](Self::adopt) has copied what another child has
+    /// computed of it.
+    pub(super) fn submit(&mut self, submission: Box<Submission>) -> Result<(), Fault> {
+        let Some(first) = self.first_to_adopt(&submission) else {
+            return self.scheduler.submit(*submission).map_err(scheduler_fault);
         };
+        // One that begins alike finds what the other has adopted.
+        let begins_alike = |other: &Submission| self.first_to_adopt(other) == Some(first);
+        if self.adopting.iter().any(begins_alike) {
+            self.adopt()?;
+        }
+        self.adopting.push(*submission);
+        Ok(())
+    }
+
+    /// The first page of a request that can be adopted from the other child.
+    fn first_to_adopt(&self, submission: &Submission) -> Option<SealedPage> {
+        let sealed = submission.sealed.as_ref();
+        let sealed = sealed.filter(|it| Some(it.child) == self.adopts_from)?;
+        sealed.pages.first().copied()
+    }
+
+    /// Copies what another child has computed of the requests that wait for it, and takes them in. False if there
+    /// are none.
+    pub(super) fn adopt(&mut self) -> Result<bool, Fault> {
+        let submissions = std::mem::take(&mut self.adopting);
+        if submissions.is_empty() {
+            return Ok(false);
+        }
         self.status.step_begins(self.step, Instant::now());
         self.status.does(Doing::TakesOver);
-        let adoption = self.scheduler.make_room_for(submission, &sealed.pages);
-        let intact = kv.adopt(&adoption.copies())?;
+        let make_room = |submission: &Submission| self.scheduler.make_room_for(submission);
+        let adoptions: Vec<_> = submissions.iter().map(make_room).collect();
+        let copies: Vec<_> = adoptions.iter().flat_map(Adoption::copies).collect();
+        let intact = self.executor.kv_custody().map(|kv| kv.adopt(&copies));
+        let mut intact = intact.transpose()?.into_iter().flatten();
+        for (submission, adoption) in submissions.into_iter().zip(adoptions) {
+            let submitted = self
+                .scheduler
+                .submit_with(submission, adoption, &mut intact);
+            submitted.map_err(scheduler_fault)?;
+        }
         self.update_status();
-        Ok(Some((adoption, intact)))
+        Ok(true)
     }
 
     /// Time for which commands are waited for, when no step is on its way.

@@ -1,0 +1,64 @@
+//! What the supervisor orders between steps.
+
+use super::super::Doing;
+use super::{INSPECTION_INTERVAL, StepLoop};
+use std::sync::mpsc::Receiver;
+use std::time::Instant;
+use worker_orcd_ipc::{Command, Fault};
+
+impl StepLoop<'_> {
+    /// Those that have come by now.
+    pub(super) fn handle_all(&mut self, commands: &Receiver<Command>) -> Result<(), Fault> {
+        loop {
+            while let Ok(command) = commands.try_recv() {
+                self.handle(command)?;
+            }
+            if !self.adopt()? {
+                return Ok(());
+            }
+            // More may have come meanwhile.
+        }
+    }
+
+    pub(super) fn handle(&mut self, command: Command) -> Result<(), Fault> {
+        match command {
+            Command::Submit(submission) => self.submit(submission),
+            Command::Cancel { request } => {
+                self.adopt()?;
+                self.scheduler.cancel(request);
+                Ok(())
+            }
+            Command::Promote { traces } => self.promote(traces),
+            Command::CopyAhead { pages } => {
+                self.ahead.extend(pages);
+                Ok(())
+            }
+            Command::ReleaseKv => {
+                self.adopt()?;
+                self.release_kv();
+                Ok(())
+            }
+            // The reader keeps these to itself.
+            Command::Load(_) | Command::Shutdown => Ok(()),
+        }
+    }
+
+    /// A device that hangs under it is noticed, as under a step.
+    fn promote(&mut self, traces: bool) -> Result<(), Fault> {
+        self.trace = self.trace.take().filter(|_| traces);
+        // Their requests come now.
+        self.ahead.clear();
+        self.inspection_interval = INSPECTION_INTERVAL;
+        self.status.step_begins(self.step, Instant::now());
+        self.status.does(Doing::TakesOver);
+        self.executor.promote()?;
+        // Where the KV cache is shared it was there before, and NVIDIA's driver answers nobody while it takes a
+        // process down.
+        if self.executor.kv_custody().is_none() {
+            self.memory = self.executor.memory();
+        }
+        self.memory_asked = Instant::now();
+        self.update_status();
+        Ok(())
+    }
+}
