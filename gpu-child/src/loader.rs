@@ -16,7 +16,9 @@ use crate::model::{
 use crate::serve::{Loaded, Progress};
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
+use std::panic::resume_unwind;
 use std::path::Path;
+use std::thread;
 use twox_hash::xxhash3_128::Hasher;
 use worker_orcd_ipc::{
     Article, DeviceSelector, Fault, Generation, KvSource, LoadOrder, ModelFile, ModelIdentity,
@@ -28,6 +30,26 @@ use worker_orcd_ipc::{
 /// child would fail in the same way. [`Fault::Io`] when something that was to be taken over is not
 /// there, and [`Fault::Device`] when weights that were kept have changed.
 pub fn load(
+    order: &LoadOrder,
+    custody: Option<&Custody>,
+    progress: Progress<'_>,
+) -> Result<Loaded, Fault> {
+    // A device takes longer to open than a header to read: neither waits for the other.
+    thread::scope(|scope| {
+        let device = thread::Builder::new()
+            .name("open-device".to_owned())
+            .spawn_scoped(scope, || OpenDevice::open(order))
+            .map_err(|error| Fault::Io {
+                message: format!("a thread cannot be started: {error}"),
+            })?;
+        let opened = || device.join().unwrap_or_else(|panic| resume_unwind(panic));
+        load_on(opened, order, custody, progress)
+    })
+}
+
+/// Loads on a device that is open when it is asked for.
+fn load_on(
+    device: impl FnOnce() -> Result<OpenDevice, Fault>,
     order: &LoadOrder,
     custody: Option<&Custody>,
     progress: Progress<'_>,
@@ -67,7 +89,7 @@ pub fn load(
         file: Some(file.bytes()),
         kept,
     };
-    let device = OpenDevice::open(order)?;
+    let device = device()?;
     let mut progress = |done, total| progress(done, total);
     let mut placed = device.load(source, order, options, &mut progress)?;
     if let Some(custody) = custody {

@@ -15,7 +15,8 @@
 //!   [`rate`] how fast its tokens come, [`flood`] how many words are too many, [`silence`] when clients are
 //!   told that it is overdue.
 //! * [`births`] what is told of a child's beginning, [`words`] what its messages mean; [`keeping`] what
-//!   outlives it, [`mps`] where no standby helps, [`program`] when their program is another; [`handles`]
+//!   outlives it, [`mps`] where one at a time is all, [`program`] when their program is another,
+//!   [`succession`] when another child serves; [`handles`]
 //!   what clients' tasks want and see.
 //! * [`chronicle`] whatever happens, for whoever asks: [`news`] log lines and snapshots, [`post_mortem`] what
 //!   a report says of a child, [`witness`] what NVIDIA's library adds to it.
@@ -36,6 +37,7 @@ mod seat;
 mod seats;
 mod silence;
 mod start;
+mod succession;
 mod vitals;
 mod witness;
 mod words;
@@ -315,7 +317,10 @@ impl Driver {
                 generation,
                 deed,
             } => self.do_to_child(seat, generation, deed),
-            Effect::Succession { of, heir } => self.chronicle.crashes.inherit(of, heir),
+            Effect::Succession { of, heir } => {
+                self.seats[heir].role = Role::Active;
+                self.chronicle.crashes.inherit(of, heir);
+            }
             Effect::RefuseNewWork => {
                 let refusal = match self.worker.failure() {
                     Some(failure) => Refusal::Unavailable(failure.reason.clone()),
@@ -340,7 +345,6 @@ impl Driver {
                 .chronicle
                 .stands_by(now, &mut self.seats[seat], generation),
             Deed::Promote => {
-                self.seats[seat].role = Role::Active;
                 let traces = self.settings.load.trace.is_some();
                 self.send(seat, &Command::Promote { traces });
             }
@@ -352,6 +356,7 @@ impl Driver {
                 chronicle.noticed(now, seat, generation, state, served);
                 self.requests.suspend(seat);
             }
+            Deed::DoubtWeights(cause) => self.keeping.let_go(&cause),
             Deed::Release => self.release(seat, generation),
             Deed::Dismiss => self.send(seat, &Command::Shutdown),
             Deed::Kill(signal) => {
@@ -365,8 +370,10 @@ impl Driver {
                 chronicle.gpu.keeps(self.keeping.bytes());
                 let scene = chronicle.buried(now, bereft, generation, &cause, requests);
                 requests.bury(seat, &cause, &scene, now);
-                self.keeping.doubt(bereft.takes_over_to_serve(), &cause);
+                let unfinished = bereft.takes_over_to_serve();
                 bereft.clear();
+                let others = self.seats.iter().any(|seat| seat.child.is_some());
+                self.keeping.bury(&cause, unfinished, others);
             }
         }
     }
@@ -382,29 +389,10 @@ impl Driver {
     fn load(&mut self, seat: SeatId, generation: Generation, role: Role) {
         let serving = self.chronicle.load_begins(self.now);
         let order = births::load_order(&self.settings.load, role, serving);
+        self.seats[seat].role = self.worker.seat(seat).role();
         let order = self.keeping.hand_out(&mut self.seats[seat], order);
         self.requests.loads(seat, generation, order.adopts_from);
         self.send(seat, &Command::Load(order));
-    }
-
-    fn serve(&mut self, seat: SeatId, generation: Generation) {
-        let occupied = &mut self.seats[seat];
-        if let Some(model) = occupied.model.take() {
-            self.keeping.serves(occupied);
-            self.handles.install(&model);
-            let model = self.model.insert(model);
-            self.chronicle.ready(self.now, occupied, generation, model);
-            self.requests.serve(seat, Arc::clone(&model.text));
-        }
-    }
-
-    /// Where another child serves, nobody waits until this one is buried.
-    fn release(&mut self, seat: SeatId, generation: Generation) {
-        if self.worker.foremost().state().takes_work() {
-            let (chronicle, seat) = (&mut self.chronicle, &mut self.seats[seat]);
-            chronicle.released(self.now, seat, generation, &self.requests);
-            self.requests.release(seat.id);
-        }
     }
 
     fn send_commands(&mut self) {

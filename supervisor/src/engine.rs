@@ -75,6 +75,7 @@ impl EngineSettings {
             restart: self.restart,
             accept_features: features.into_iter().map(str::to_owned).collect(),
             standby: self.standby,
+            overlap: true,
         }
     }
 }

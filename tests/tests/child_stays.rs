@@ -71,9 +71,7 @@ fn a_child_that_cannot_be_reaped_ends_the_worker() {
 
     let held = Unreapable::hold(child);
     process::signal(child, Signal::SIGKILL);
-    wait::until("the death to be noticed", || {
-        (worker.client().health()["status"] != "healthy").then_some(())
-    });
+    worker.log.wait_for("succession");
     wait::until("the child to be dead, and not waited for", || {
         (process::state(child) == Some('Z')).then_some(())
     });

@@ -89,16 +89,14 @@ fn a_killed_child_leaves_a_report_that_tells_what_it_was_doing() {
             .unwrap_or_else(|| panic!("{name}"))
     };
     assert!(at("last_sign_of_life_ms") <= 1.0, "{report}");
-    let names = [
-        "noticed_ms",
-        "reaped_ms",
-        "respawned_ms",
-        "ready_ms",
-        "first_token_ms",
-    ];
+    let names = ["noticed_ms", "respawned_ms", "ready_ms", "first_token_ms"];
     assert!(names.map(at).is_sorted(), "{}", report["timeline"]);
 
-    let text = report.to_string() + &worker.log_until_now();
+    let log = worker.log_until_now();
+    let place = |event: &str| log.find(event).unwrap_or_else(|| panic!("{event}"));
+    let (ordered, buried) = (place("succession"), place("child_death"));
+    assert!(ordered < buried, "the next child waits for the dead one");
+    let text = report.to_string() + &log;
     for word in ["Spain", "mainly"] {
         assert!(!text.contains(word), "{word} was told");
     }

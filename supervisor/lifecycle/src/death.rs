@@ -145,8 +145,7 @@ impl DeathCause {
         }
     }
 
-    /// The child found that weights are not what they were, or not where they were. In memory that several
-    /// children map, that is true for all of them.
+    /// The child found that weights are not what they were, or not where they were.
     #[must_use]
     pub fn is_of_kept_weights(&self) -> bool {
         let of_weights = [DeviceError::WeightsChanged, DeviceError::NotResident];

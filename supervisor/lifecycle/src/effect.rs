@@ -47,6 +47,9 @@ pub enum Deed {
         /// State of the child until then.
         noticed_in: State,
     },
+    /// The child has found that weights are not what they were. In memory that several children map, that is
+    /// true for all of them.
+    DoubtWeights(DeathCause),
     /// The child says nothing more that counts: its requests need not wait until it is buried.
     Release,
     /// Send `Command::Shutdown`.

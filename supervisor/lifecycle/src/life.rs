@@ -1,12 +1,14 @@
-//! The life of one child, from an empty seat to an empty seat. Of drains, exits and the next child
-//! the [worker](crate::worker) knows.
+//! The life of one child, from an empty seat to an empty seat; [`end`] is how it ends. Of drains, exits and the
+//! next child the [worker](crate::worker) knows.
 //!
 //! `tests/golden/life.txt` is the whole table.
 
-use crate::death::{DeathCause, Exit, HandshakeRefusal};
-use crate::effect::{Deed, Signal};
+mod end;
+
+use crate::death::{DeathCause, HandshakeRefusal};
+use crate::effect::Deed;
 use crate::event::ChildEvent;
-use crate::state::{KillStage, LoadProgress, State};
+use crate::state::{LoadProgress, State};
 use crate::watchdog::{Deadlines, STARVED_PAUSE, Watch};
 use crate::worker::Settings;
 use std::time::Duration;
@@ -22,6 +24,8 @@ pub struct Life {
     /// Generation of the child that is or was here last; 0 before the first.
     generation: Generation,
     role: Role,
+    /// How its child loads, if not as what it is to be.
+    loads_as: Option<Role>,
     state: State,
 }
 
@@ -34,6 +38,7 @@ impl Life {
             deadlines: settings.deadlines,
             accept_features: settings.accept_features.clone(),
             generation: Generation(0),
+            loads_as: None,
             state: State::Vacant {
                 since: now,
                 spawn_at: None,
@@ -75,8 +80,13 @@ impl Life {
 
     // === what the worker wants ===
 
-    pub fn spawn(&mut self, now: Duration, generation: Generation) -> Deeds {
-        self.generation = generation;
+    pub fn spawn(
+        &mut self,
+        now: Duration,
+        generation: Generation,
+        loads_as: Option<Role>,
+    ) -> Deeds {
+        (self.generation, self.loads_as) = (generation, loads_as);
         self.state = State::Spawning {
             since: now,
             deadline: now + self.deadlines.spawn,
@@ -115,60 +125,6 @@ impl Life {
         }
     }
 
-    /// Asks a child that is not needed any more to go, and makes it if it does not.
-    pub fn dismiss(&mut self, now: Duration) -> Deeds {
-        let (stage, patience) = match &self.state {
-            // Without a hello there may be nobody to read a command.
-            State::Handshaking { .. } => (KillStage::Terminated, self.deadlines.terminate),
-            state if state.is_watched() => (KillStage::Asked, self.deadlines.dismiss),
-            // It is spawned before it can go, or goes already.
-            _ => return vec![],
-        };
-        let killing = State::Killing {
-            since: now,
-            pid: self.state.pid().unwrap_or_default(),
-            cause: DeathCause::Dismissed,
-            stage,
-            deadline: now + patience,
-        };
-        let suspend = self.end_in(killing);
-        match stage {
-            KillStage::Asked => vec![suspend, Deed::Dismiss, Deed::Release],
-            KillStage::Terminated | KillStage::Killed => vec![Deed::Kill(Signal::Term)],
-        }
-    }
-
-    /// Kills at once and without asking: a child that hangs or lies has nothing to say, and every
-    /// millisecond of its life is one of its clients' pause.
-    pub fn kill(&mut self, now: Duration, cause: DeathCause) -> Deeds {
-        let Some(pid) = self.state.pid() else {
-            return vec![];
-        };
-        let suspend = self.end_in(State::Killing {
-            since: now,
-            pid,
-            cause,
-            stage: KillStage::Killed,
-            deadline: now + self.deadlines.kill,
-        });
-        vec![suspend, Deed::Kill(Signal::Kill), Deed::Release]
-    }
-
-    /// Ends a child that nobody waits for any more.
-    pub fn end_at_once(&mut self, now: Duration) -> Deeds {
-        match &self.state {
-            State::Killing {
-                stage: KillStage::Killed,
-                ..
-            } => vec![],
-            State::Killing { cause, .. } => {
-                let cause = cause.clone();
-                self.kill(now, cause)
-            }
-            _ => self.kill(now, DeathCause::Dismissed),
-        }
-    }
-
     // === time passes ===
 
     pub fn tick(&mut self, now: Duration) -> Deeds {
@@ -189,44 +145,6 @@ impl Life {
                 let overdue = state.overdue(now, &deadlines);
                 overdue.map_or(vec![], |cause| self.kill(now, cause))
             }
-        }
-    }
-
-    fn escalate(&mut self, now: Duration) -> Deeds {
-        let deadlines = self.deadlines;
-        let State::Killing {
-            stage,
-            deadline,
-            pid,
-            cause,
-            ..
-        } = &mut self.state
-        else {
-            return vec![];
-        };
-        let (next, patience, signal) = match stage {
-            KillStage::Asked => (KillStage::Terminated, deadlines.terminate, Signal::Term),
-            KillStage::Terminated => (KillStage::Killed, deadlines.kill, Signal::Kill),
-            KillStage::Killed => {
-                let (pid, cause) = (*pid, cause.clone());
-                self.state = State::Unreapable { since: now, pid };
-                return vec![Deed::Bury(cause)];
-            }
-        };
-        (*stage, *deadline) = (next, now + patience);
-        vec![Deed::Kill(signal)]
-    }
-
-    /// One of the two signs of its death did not come.
-    fn reap_late(&mut self, now: Duration) -> Deeds {
-        let State::Reaping { said, exit, .. } = &self.state else {
-            return vec![];
-        };
-        let said = said.clone();
-        match *exit {
-            // Somebody else holds the dead child's socket; its words are not worth waiting.
-            Some(exit) => self.bury(now, said.unwrap_or_else(|| DeathCause::of_exit(exit))),
-            None => self.kill(now, said.unwrap_or(DeathCause::SocketClosed)),
         }
     }
 
@@ -294,14 +212,15 @@ impl Life {
         if let Some(refusal) = refusal {
             return self.kill(now, DeathCause::HandshakeRefused(refusal));
         }
+        let role = self.loads_as.unwrap_or(self.role);
         self.state = State::Loading {
             since: now,
             pid,
             watch: Watch::starting(now),
             progress: LoadProgress::starting(now),
-            role: self.role,
+            role,
         };
-        vec![Deed::Load(self.role)]
+        vec![Deed::Load(role)]
     }
 
     fn load_progress(&mut self, now: Duration, bytes_done: u64, bytes_total: u64) -> Deeds {
@@ -347,102 +266,5 @@ impl Life {
     fn out_of_place(&mut self, now: Duration, word: &str) -> Deeds {
         let violation = format!("{word} while {}", self.state.name());
         self.kill(now, DeathCause::ProtocolViolation(violation))
-    }
-
-    // === it dies by itself ===
-
-    /// The exit may be seen before the words that the socket still holds.
-    fn last_words(&mut self, now: Duration, words: DeathCause) -> Deeds {
-        if let State::Reaping { said, .. } = &mut self.state {
-            said.get_or_insert(words);
-            return vec![];
-        }
-        match self.state.is_trusted() {
-            true => self.dying(now, Some(words), None, false),
-            false => vec![],
-        }
-    }
-
-    fn exited(&mut self, now: Duration, exit: Exit) -> Option<Deeds> {
-        let reap = self.deadlines.reap;
-        Some(match &mut self.state {
-            State::Reaping {
-                said,
-                link_closed: true,
-                ..
-            } => {
-                let cause = said.take().unwrap_or_else(|| DeathCause::of_exit(exit));
-                self.bury(now, cause)
-            }
-            State::Reaping {
-                exit: known,
-                deadline,
-                ..
-            } => {
-                *known = Some(exit);
-                *deadline = now + reap;
-                vec![]
-            }
-            State::Killing { cause, .. } => {
-                let cause = cause.clone();
-                self.bury(now, cause)
-            }
-            state if state.is_trusted() => self.dying(now, None, Some(exit), false),
-            _ => return None,
-        })
-    }
-
-    fn link_closed(&mut self, now: Duration) -> Deeds {
-        match &mut self.state {
-            State::Reaping {
-                said,
-                exit: Some(exit),
-                ..
-            } => {
-                let exit = *exit;
-                let cause = said.take();
-                self.bury(now, cause.unwrap_or_else(|| DeathCause::of_exit(exit)))
-            }
-            State::Reaping { link_closed, .. } => {
-                *link_closed = true;
-                vec![Deed::Release]
-            }
-            state if state.is_trusted() => self.dying(now, None, None, true),
-            // Its end is decided, or there is none.
-            _ => vec![],
-        }
-    }
-
-    fn dying(
-        &mut self,
-        now: Duration,
-        said: Option<DeathCause>,
-        exit: Option<Exit>,
-        link_closed: bool,
-    ) -> Deeds {
-        let Some(pid) = self.state.pid() else {
-            return vec![];
-        };
-        let release = (link_closed || said.is_some()).then_some(Deed::Release);
-        let suspend = self.end_in(State::Reaping {
-            since: now,
-            pid,
-            said,
-            exit,
-            link_closed,
-            deadline: now + self.deadlines.reap,
-        });
-        [Some(suspend), release].into_iter().flatten().collect()
-    }
-
-    /// Begins the child's end, or goes on with it in another way.
-    fn end_in(&mut self, state: State) -> Deed {
-        let noticed_in = std::mem::replace(&mut self.state, state);
-        Deed::Suspend { noticed_in }
-    }
-
-    fn bury(&mut self, now: Duration, cause: DeathCause) -> Deeds {
-        self.rest(now, None);
-        vec![Deed::Bury(cause)]
     }
 }

@@ -3,6 +3,7 @@
 use crate::death::{DeathCause, HandshakeRefusal};
 use crate::exit::SupervisorExit;
 use crate::gpu::{Condemnation, Need};
+use std::fmt::Display;
 use std::time::Duration;
 use worker_orcd_ipc::{ExitCode, Fault, FaultKind};
 
@@ -60,6 +61,24 @@ pub enum Verdict {
     Fail(WorkerFailure),
 }
 
+impl Verdict {
+    /// Time until the next child. `None`: there is none.
+    pub(crate) fn delay(&self) -> Option<Duration> {
+        match self {
+            Self::RestartNow => Some(Duration::ZERO),
+            Self::RestartAfter(delay) => Some(*delay),
+            Self::Fail(_) => None,
+        }
+    }
+
+    pub(crate) fn failure(self) -> Option<WorkerFailure> {
+        match self {
+            Self::Fail(failure) => Some(failure),
+            Self::RestartNow | Self::RestartAfter(_) => None,
+        }
+    }
+}
+
 impl RestartPolicy {
     /// `deaths` is [`Ledger::intensity`](crate::Ledger::intensity), this one included; `has_served`
     /// says whether any child ever got as far as serving, which proves that model, device and memory
@@ -72,6 +91,16 @@ impl RestartPolicy {
                 reason: cause.to_string(),
             });
         }
+        self.judge_number(deaths, needs_time(cause), cause)
+    }
+
+    /// The same of a death whose cause is not known yet, if there is nothing special about it.
+    #[must_use]
+    pub(crate) fn judge_unknown(&self, deaths: u32) -> Verdict {
+        self.judge_number(deaths, false, &"not known yet")
+    }
+
+    fn judge_number(&self, deaths: u32, needs_time: bool, cause: &dyn Display) -> Verdict {
         if deaths > self.max_deaths {
             let reason = format!(
                 "{deaths} children died within {} s or without serving, the last because: {cause}",
@@ -82,7 +111,7 @@ impl RestartPolicy {
                 reason,
             });
         }
-        if deaths <= 1 && !needs_time(cause) {
+        if deaths <= 1 && !needs_time {
             return Verdict::RestartNow;
         }
         Verdict::RestartAfter(self.delay(deaths))

@@ -66,7 +66,16 @@ impl Seats {
     pub(crate) fn spawn(&mut self, now: Duration, seat: SeatId) -> Deeds {
         self.newest = self.newest.next();
         let generation = self.newest;
-        self.get_mut(seat).spawn(now, generation)
+        // A standby takes most of its memory when it is promoted; the dying may still have it.
+        let is_behind = self.lives.iter().any(|life| life.state().is_ending());
+        let loads_as = is_behind.then_some(Role::Standby);
+        self.get_mut(seat).spawn(now, generation, loads_as)
+    }
+
+    /// A seat that is for a standby, and empty.
+    pub(crate) fn spare(&self) -> Option<SeatId> {
+        let mut standbys = self.with_role(Role::Standby);
+        standbys.find(|seat| matches!(self.get(*seat).state(), State::Vacant { .. }))
     }
 
     // === who takes over ===

@@ -6,7 +6,7 @@ use crate::effect::{Deed, Effect, SeatId};
 use crate::exit::SupervisorExit;
 use crate::ledger::Ledger;
 use crate::life::Life;
-use crate::restart_policy::{Verdict, WorkerFailure};
+use crate::restart_policy::WorkerFailure;
 use crate::seats::Seats;
 use crate::standby::{self, Standby};
 use crate::state::State;
@@ -101,17 +101,17 @@ impl Staff {
                 vec![]
             }
             Deed::StandBy if self.standby.stands_by() => self.dismiss_active(now),
-            Deed::Suspend { .. } if is_active => self.promote_heir(now, seat),
+            Deed::DoubtWeights(cause) => self.kill_others(now, seat, cause),
+            Deed::Suspend { noticed_in } if is_active => {
+                let served = noticed_in.takes_work();
+                self.replace_dying(now, seat, served)
+            }
             Deed::Bury(cause) => {
                 self.ledger.count(cause);
                 if is_active && *cause != DeathCause::Dismissed {
                     self.ledger.record(now, self.settings.restart.window);
                 }
-                let mut effects = self.succeed(now, seat, cause);
-                if !is_active && cause.is_of_kept_weights() {
-                    effects.extend(self.kill_active(now, cause));
-                }
-                effects
+                self.succeed(now, seat, cause)
             }
             _ => vec![],
         }
@@ -144,13 +144,10 @@ impl Staff {
     fn replace_dead(&mut self, now: Duration, seat: SeatId, cause: &DeathCause) -> Effects {
         let policy = self.settings.restart;
         let deaths = self.ledger.intensity(now, policy.window);
-        let delay = match policy.judge(cause, deaths, self.has_served) {
-            Verdict::Fail(failure) => {
-                self.failure = Some(failure);
-                return vec![];
-            }
-            Verdict::RestartNow => Duration::ZERO,
-            Verdict::RestartAfter(delay) => delay,
+        let verdict = policy.judge(cause, deaths, self.has_served);
+        let Some(delay) = verdict.delay() else {
+            self.failure = verdict.failure();
+            return vec![];
         };
         let has_heir = self.seats.are_staffed();
         let life = self.seats.get_mut(seat);
@@ -187,12 +184,20 @@ impl Staff {
 
     // === a standby ===
 
-    /// The child of a seat has begun to end: the standby serves in its place.
-    fn promote_heir(&mut self, now: Duration, of: SeatId) -> Effects {
-        let heir = self.seats.heir().filter(|_| !self.is_closed);
-        let Some(heir) = heir else {
+    /// The child of a seat has begun to end: the standby serves in its place, or else the next child is begun
+    /// if there was something to serve.
+    fn replace_dying(&mut self, now: Duration, of: SeatId, served: bool) -> Effects {
+        if self.is_closed {
             return vec![];
-        };
+        }
+        match self.seats.heir() {
+            Some(heir) => self.promote(now, of, heir),
+            None if served && self.settings.overlap => self.begin_heir(now, of),
+            None => vec![],
+        }
+    }
+
+    fn promote(&mut self, now: Duration, of: SeatId, heir: SeatId) -> Effects {
         self.successions += 1;
         let mut effects = vec![Effect::Succession { of, heir }];
         let deeds = self.seats.get_mut(heir).promote(now);
@@ -200,9 +205,32 @@ impl Staff {
         effects
     }
 
-    /// What a standby has found of the weights is true of the same memory where another child computes with it.
-    fn kill_active(&mut self, now: Duration, cause: &DeathCause) -> Effects {
-        let active: Vec<_> = self.seats.with_role(Role::Active).collect();
+    /// Nobody stands by: the next child need not wait until this one is buried, unless what is known of the
+    /// cause by now forbids it. Whether there is to be a next one at all is decided at the burial.
+    fn begin_heir(&mut self, now: Duration, of: SeatId) -> Effects {
+        let policy = self.settings.restart;
+        let deaths = self.ledger.intensity(now, policy.window) + 1;
+        let verdict = match self.seats.get(of).state().cause_so_far() {
+            Some(cause) if cause.is_of_kept_weights() => return vec![],
+            Some(cause) => policy.judge(&cause, deaths, self.has_served),
+            None => policy.judge_unknown(deaths),
+        };
+        let (Some(heir), Some(delay)) = (self.seats.spare(), verdict.delay()) else {
+            return vec![];
+        };
+        let life = self.seats.get_mut(heir);
+        life.assign(Role::Active);
+        life.rest(now, Some(now + delay));
+        let mut effects = vec![Effect::Succession { of, heir }];
+        if delay.is_zero() {
+            effects.extend(self.fill(now, heir));
+        }
+        effects
+    }
+
+    /// Weights that one child has found changed lie in the same memory where another one computes with them.
+    fn kill_others(&mut self, now: Duration, finder: SeatId, cause: &DeathCause) -> Effects {
+        let others = self.seats.ids().filter(|seat| *seat != finder);
         let kill = |seat| {
             let life = self.seats.get_mut(seat);
             if !life.state().is_trusted() {
@@ -211,7 +239,7 @@ impl Staff {
             let deeds = life.kill(now, cause.clone());
             self.follow(now, seat, deeds)
         };
-        active.into_iter().flat_map(kill).collect()
+        others.flat_map(kill).collect()
     }
 
     fn want_standby(&mut self, now: Duration) {

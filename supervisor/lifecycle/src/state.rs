@@ -190,6 +190,24 @@ impl State {
         }
     }
 
+    /// True from the beginning of a child's end until it is buried.
+    #[must_use]
+    pub(crate) fn is_ending(&self) -> bool {
+        matches!(self, Self::Killing { .. } | Self::Reaping { .. })
+    }
+
+    /// Why a child is ending, as far as that is known before it is buried.
+    #[must_use]
+    pub(crate) fn cause_so_far(&self) -> Option<DeathCause> {
+        match self {
+            Self::Killing { cause, .. } => Some(cause.clone()),
+            Self::Reaping { said, exit, .. } => {
+                said.clone().or_else(|| exit.map(DeathCause::of_exit))
+            }
+            _ => None,
+        }
+    }
+
     /// True from the order for a process until the child's end begins.
     #[must_use]
     pub fn is_under_way(&self) -> bool {

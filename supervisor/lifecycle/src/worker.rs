@@ -30,6 +30,8 @@ pub struct Settings {
     pub accept_features: Vec<String>,
     /// A child stands by at all times, to take over from one that dies.
     pub standby: bool,
+    /// Where none stands by, the next child begins while the one before is dying.
+    pub overlap: bool,
 }
 
 #[derive(Debug)]

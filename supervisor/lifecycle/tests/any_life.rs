@@ -56,9 +56,10 @@ struct World {
 }
 
 impl World {
-    fn new(serving: u8, standby: bool, temper: Temper) -> Self {
+    fn new(serving: u8, standby: bool, overlap: bool, temper: Temper) -> Self {
         let settings = Settings {
             standby,
+            overlap,
             ..Settings::default()
         };
         let (sim, _) = Sim::with_seats(settings, NonZeroU8::new(serving).unwrap());
@@ -235,8 +236,9 @@ proptest! {
         temper in temper(),
         serving in serving(),
         standby: bool,
+        overlap: bool,
     ) {
-        let mut world = World::new(serving, standby, temper);
+        let mut world = World::new(serving, standby, overlap, temper);
         for step in &steps {
             world.run(step);
         }
@@ -257,9 +259,10 @@ proptest! {
         temper in temper(),
         serving in serving(),
         standby: bool,
+        overlap: bool,
         at_once: bool,
     ) {
-        let mut world = World::new(serving, standby, temper);
+        let mut world = World::new(serving, standby, overlap, temper);
         for step in &steps {
             world.run(step);
         }

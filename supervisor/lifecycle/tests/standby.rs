@@ -197,6 +197,28 @@ fn weights_that_it_finds_changed_are_no_better_for_the_child_that_serves() {
 }
 
 #[test]
+fn it_is_not_promoted_on_weights_that_the_child_that_serves_finds_changed() {
+    let mut sim = standing_by();
+    let effects = sim.child(ChildEvent::Fault(Fault::Device {
+        error: DeviceError::WeightsChanged,
+        message: "tensor 7".to_owned(),
+    }));
+    let deeds = deeds(&effects);
+    assert!(deeds.contains(&(STANDBY, &Deed::Kill(Signal::Kill))));
+    assert!(!deeds.contains(&(STANDBY, &Deed::Promote)));
+    assert_eq!(serving(&sim), []);
+    assert_eq!(
+        spawns(&die_in(&mut sim, FIRST, Exit::Code(68))),
+        [FIRST],
+        "with the file"
+    );
+    die_in(&mut sim, STANDBY, Exit::Signal(9));
+    sim.reach_serving();
+    let effects = sim.pass_with(Duration::from_secs(2), beat_all);
+    assert_eq!(spawns(&effects), [STANDBY]);
+}
+
+#[test]
 fn a_silent_standby_is_killed_as_any_child_is() {
     let mut sim = standing_by();
     let effects = sim.pass_with(Duration::from_secs(3), |sim| {

@@ -142,7 +142,7 @@ const LIFE_STATES: [(&str, Live); 12] = [
 ];
 
 fn spawn(life: &mut Life) {
-    life.spawn(Duration::ZERO, Generation::FIRST);
+    life.spawn(Duration::ZERO, Generation::FIRST, None);
 }
 
 fn shake_hands(life: &mut Life) {
@@ -310,6 +310,7 @@ fn describe_deed(deed: &Deed) -> String {
         Deed::Promote => "promote".to_owned(),
         Deed::Serve => "serve".to_owned(),
         Deed::Suspend { .. } => "suspend".to_owned(),
+        Deed::DoubtWeights(_) => "doubt weights".to_owned(),
         Deed::Release => "release".to_owned(),
         Deed::Dismiss => "dismiss".to_owned(),
         Deed::Kill(signal) => format!("kill {signal:?}"),

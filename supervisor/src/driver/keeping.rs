@@ -13,7 +13,7 @@
 //!
 //! Weights that are in doubt are let go, which frees their memory once nobody maps them, and the next
 //! child begins with the file again: when they were found changed, when a child died before it was done
-//! with taking them over, and when the kernel was out of memory. Without the open file (no descriptor was
+//! with taking them over, and when the kernel was out of memory and nobody else maps them. Without the open file (no descriptor was
 //! left) the next child opens the path again; whether it is still the same model is compared in any case.
 
 use crate::driver::seat::Seat;
@@ -74,9 +74,8 @@ impl Keeping {
         })
     }
 
-    /// Hands what there is to the child of a seat. The order says where it finds them, and its role.
+    /// Hands what there is to the child of a seat. The order says where it finds them.
     pub(super) fn hand_out(&self, seat: &mut Seat, order: LoadOrder) -> LoadOrder {
-        seat.role = order.role;
         let model = self.model.as_ref();
         let has_model = model.is_some_and(|model| hand_out(seat, Article::ModelFile, model));
         let weights = self
@@ -165,23 +164,25 @@ impl Keeping {
         Ok(())
     }
 
-    /// Lets go of weights that are in doubt; called when a child is buried that was `taking_over` in order
-    /// to serve, or was not.
-    pub(super) fn doubt(&mut self, taking_over: bool, cause: &DeathCause) {
-        let unfinished = taking_over && *cause != DeathCause::Dismissed;
-        if !unfinished && !casts_doubt(cause) {
-            return;
+    /// Lets go of weights that are in doubt because of a death: the child died before it was done with taking
+    /// them over (`unfinished`), or for want of memory. In that case they stay where other children map them, for
+    /// then that frees nothing.
+    pub(super) fn bury(&mut self, cause: &DeathCause, unfinished: bool, others: bool) {
+        let is_unfinished = unfinished && *cause != DeathCause::Dismissed;
+        let is_too_large = *cause == DeathCause::OomKilled && !others;
+        if is_unfinished || is_too_large {
+            self.let_go(cause);
         }
+    }
+
+    /// Lets go of the weights, and of what was computed with them.
+    pub(super) fn let_go(&mut self, cause: &DeathCause) {
         self.kv = None;
         if let Some(weights) = self.weights.take() {
             let bytes = weights.manifest.bytes;
             warn!(reason = %cause, bytes, "weights_let_go");
         }
     }
-}
-
-fn casts_doubt(cause: &DeathCause) -> bool {
-    cause.is_of_kept_weights() || *cause == DeathCause::OomKilled
 }
 
 fn hand_out(seat: &mut Seat, article: Article, descriptor: &OwnedFd) -> bool {
@@ -197,29 +198,6 @@ fn hand_out(seat: &mut Seat, article: Article, descriptor: &OwnedFd) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use worker_orcd_ipc::{DeviceError, Fault};
-
-    #[test]
-    fn weights_are_doubted_where_memory_was_at_fault_and_nowhere_else() {
-        let device = |error| {
-            DeathCause::Said(Fault::Device {
-                error,
-                message: String::new(),
-            })
-        };
-        for (cause, doubted) in [
-            (device(DeviceError::WeightsChanged), true),
-            (device(DeviceError::NotResident), true),
-            (DeathCause::OomKilled, true),
-            (
-                device(DeviceError::Cuda("CUDA_ERROR_ILLEGAL_ADDRESS".to_owned())),
-                false,
-            ),
-            (DeathCause::Signalled(9), false),
-        ] {
-            assert_eq!(casts_doubt(&cause), doubted, "{cause}");
-        }
-    }
 
     #[test]
     fn weights_and_a_shared_kv_cache_stay_taken_when_a_child_dies() {
@@ -248,13 +226,15 @@ mod tests {
     }
 
     #[test]
-    fn weights_are_let_go_where_a_child_died_before_it_was_done_with_them() {
+    fn weights_are_let_go_where_a_child_was_not_done_with_them_or_where_that_frees_their_memory() {
         let now = Instant::now();
-        for (taking_over, cause, kept) in [
-            (true, DeathCause::Signalled(9), false),
-            (true, DeathCause::Dismissed, true),
-            (false, DeathCause::Signalled(9), true),
-            (false, DeathCause::OomKilled, false),
+        let kill = DeathCause::Signalled(9);
+        for (cause, unfinished, others, kept) in [
+            (kill.clone(), true, false, false),
+            (DeathCause::Dismissed, true, false, true),
+            (kill, false, false, true),
+            (DeathCause::OomKilled, false, false, false),
+            (DeathCause::OomKilled, false, true, true),
         ] {
             let memory = std::fs::File::open("/dev/null").unwrap().into();
             let weights = KeptWeights {
@@ -269,8 +249,9 @@ mod tests {
                 weights: Some(weights),
                 kv: None,
             };
-            keeping.doubt(taking_over, &cause);
-            assert_eq!(keeping.snapshot().is_some(), kept, "{taking_over}, {cause}");
+            keeping.bury(&cause, unfinished, others);
+            let is_kept = keeping.snapshot().is_some();
+            assert_eq!(is_kept, kept, "{unfinished}, {others}, {cause}");
         }
     }
 }

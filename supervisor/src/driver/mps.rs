@@ -15,23 +15,26 @@ const DEFAULT_DIRECTORY: &str = "/tmp/nvidia-mps";
 const SHARED: &str = "the card is shared by NVIDIA's Multi-Process Service, where a fault of one process ends \
                       all";
 
-/// The lifecycle's settings, without a standby where the device is shared in this way; then no room is needed
-/// for the KV cache of one.
+/// The lifecycle's settings, with one child at a time where the device is shared in this way; then no room is
+/// needed for the KV cache of a standby.
 pub(super) fn rules(settings: &mut EngineSettings, now: Instant, news: &mut News) -> Settings {
     let given = std::env::var_os("CUDA_MPS_PIPE_DIRECTORY");
     let directory = given.map_or_else(|| DEFAULT_DIRECTORY.into(), PathBuf::from);
     let rules = settings.rules();
-    if !rules.standby || !is_shared(settings.load.device, &directory) {
+    if !is_shared(settings.load.device, &directory) {
         return rules;
     }
-    news.impaired(now, "standby", SHARED);
-    without_standby(rules, &mut settings.load)
+    if rules.standby {
+        news.impaired(now, "standby", SHARED);
+    }
+    one_at_a_time(rules, &mut settings.load)
 }
 
-fn without_standby(rules: Settings, load: &mut LoadOrder) -> Settings {
+fn one_at_a_time(rules: Settings, load: &mut LoadOrder) -> Settings {
     load.shares_kv = false;
     Settings {
         standby: false,
+        overlap: false,
         ..rules
     }
 }
@@ -53,9 +56,11 @@ mod tests {
         };
         let rules = Settings {
             standby: true,
+            overlap: true,
             ..Settings::default()
         };
-        assert!(!without_standby(rules, &mut load).standby);
+        let rules = one_at_a_time(rules, &mut load);
+        assert!(!rules.standby && !rules.overlap);
         assert!(!load.shares_kv);
     }
 

@@ -174,6 +174,7 @@ impl News {
             | Deed::StandBy
             | Deed::Serve
             | Deed::Suspend { .. }
+            | Deed::DoubtWeights(_)
             | Deed::Release
             | Deed::Dismiss => {}
         }

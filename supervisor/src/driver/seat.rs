@@ -38,12 +38,14 @@ pub(super) struct Seat {
     /// True if it stood still by a signal when it had to be killed.
     was_stopped: bool,
     building: Option<Building>,
-    /// The role that its child was last told.
+    /// What its child is to be, however it loads.
     pub(super) role: Role,
     /// The model as its child has loaded it, until that child serves.
     pub(super) model: Option<Arc<LoadedModel>>,
     /// Requests that its child had, and that go on before it is buried.
     pub(super) released: Bereft,
+    /// Its child can say nothing more that counts, and nobody served yet who could go on with its requests.
+    pub(super) to_release: Option<Generation>,
     /// Its child was told to take over weights, and is not done with it.
     pub(super) takes_over: bool,
     /// The child whose KV cache its child was given.
@@ -87,6 +89,7 @@ impl Seat {
             role: Role::Active,
             model: None,
             released: Bereft::default(),
+            to_release: None,
             takes_over: false,
             adopts_from: None,
             kv: None,
@@ -216,6 +219,7 @@ impl Seat {
         self.building = None;
         self.model = None;
         self.released = Bereft::default();
+        self.to_release = None;
         self.takes_over = false;
         self.adopts_from = None;
         self.kv = None;

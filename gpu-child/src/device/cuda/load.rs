@@ -61,6 +61,8 @@ pub fn load(
     options: &CudaOptions,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<CudaExecutor, Fault> {
+    // It may have been opened by another thread.
+    device.context.enter()?;
     let config = source.config;
     refuse_unsupported(config)?;
     let sequence_tokens = options.load.max_sequence_tokens.max(1) as usize;

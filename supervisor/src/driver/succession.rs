@@ -1,0 +1,35 @@
+//! One child serves, and another one's requests go to it.
+
+use super::Driver;
+use std::sync::Arc;
+use worker_orcd_ipc::Generation;
+use worker_orcd_lifecycle::SeatId;
+
+impl Driver {
+    pub(super) fn serve(&mut self, seat: SeatId, generation: Generation) {
+        let occupied = &mut self.seats[seat];
+        if let Some(model) = occupied.model.take() {
+            self.keeping.serves(occupied);
+            self.handles.install(&model);
+            let model = self.model.insert(model);
+            self.chronicle.ready(self.now, occupied, generation, model);
+            self.requests.serve(seat, Arc::clone(&model.text));
+        }
+        for seat in self.seats.ids() {
+            if let Some(generation) = self.seats[seat].to_release.take() {
+                self.release(seat, generation);
+            }
+        }
+    }
+
+    /// Once another child serves, nobody waits until this one is buried.
+    pub(super) fn release(&mut self, seat: SeatId, generation: Generation) {
+        let (chronicle, seat) = (&mut self.chronicle, &mut self.seats[seat]);
+        if !self.worker.foremost().state().takes_work() {
+            seat.to_release = Some(generation);
+            return;
+        }
+        chronicle.released(self.now, seat, generation, &self.requests);
+        self.requests.release(seat.id);
+    }
+}
