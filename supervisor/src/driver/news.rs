@@ -110,9 +110,12 @@ impl News {
         info!(generation = generation.0, "standby_ready");
     }
 
-    /// What a child that serves, or is to, says of its memory.
+    /// What a child that serves, or is to, says of its memory. One that takes most of it only when it serves has
+    /// no KV cache until then, and the next child is not to have as little.
     pub(super) fn remember(&mut self, now: Instant, memory: MemoryReport) {
-        self.memory = Some((memory, now));
+        if memory.kv_capacity_bytes > 0 {
+            self.memory = Some((memory, now));
+        }
     }
 
     /// Its last word on that.

@@ -173,6 +173,30 @@ async fn whatever_children_count_the_sums_hold() {
     assert_eq!(memory.known_bytes(), u64::MAX);
 }
 
+/// A child that was loaded as a standby takes its memory when it serves; another death may come before it says
+/// so.
+#[tokio::test]
+async fn a_child_without_a_kv_cache_leaves_the_size_of_the_next_ones_as_it_was() {
+    let mut scenery = Scenery::new();
+    for (generation, kv_capacity_bytes) in [(1, 20), (2, 0)] {
+        scenery.spawn(0, ONE, generation);
+        let heartbeat = Heartbeat {
+            step_elapsed_ms: None,
+            steps: 0,
+            memory: MemoryReport {
+                kv_capacity_bytes,
+                ..MemoryReport::default()
+            },
+            load: Load::default(),
+        };
+        let (now, seat) = (scenery.at(1), &mut scenery.seats[ONE]);
+        scenery.chronicle.heartbeat(now, seat, &heartbeat);
+        let known = scenery.chronicle.load_begins(now);
+        let bytes = known.map(|memory| memory.kv_capacity_bytes);
+        assert_eq!(bytes, Some(20), "{generation}");
+    }
+}
+
 #[tokio::test]
 async fn two_children_that_die_at_once_have_a_pause_each() {
     let mut scenery = Scenery::new();
