@@ -172,7 +172,8 @@ pub fn worker(device: &str, mode: Mode, faults: &[Death]) -> WorkerBuilder {
 pub(super) struct Seen {
     pub text: String,
     pub arrivals: Vec<Instant>,
-    pub recoveries: u64,
+    /// Children that died while they had it, or times that it was asked for again.
+    pub interruptions: u64,
     pub prompt_tokens: u64,
 }
 
@@ -182,10 +183,14 @@ impl Seen {
         self.arrivals.windows(2).map(|pair| pair[1] - pair[0])
     }
 
-    /// The longest time between two tokens of which the second came after that moment.
-    pub(super) fn pause_after(&self, moment: Instant) -> Duration {
+    /// The longest time between two tokens of which the second came after that moment. `None`: the child had
+    /// nothing more to do for it.
+    pub(super) fn pause_after(&self, moment: Instant) -> Option<Duration> {
+        if self.interruptions == 0 {
+            return None;
+        }
         let gaps = self.arrivals.windows(2).filter(|pair| pair[1] > moment);
-        gaps.map(|pair| pair[1] - pair[0]).max().unwrap_or_default()
+        gaps.map(|pair| pair[1] - pair[0]).max()
     }
 }
 
@@ -195,9 +200,7 @@ pub fn measure(worker: &Worker, mode: Mode, case: Case) -> Value {
     let client = worker.client();
     let ready = || ready_child(&client, mode);
     let toll = kill_amid(case, ready, |begun| read(&client, case, begun));
-    let mut row = toll.row(case, mode.name());
-    row["streams_that_ended_before"] = json!(toll.unhurt);
-    row
+    toll.row(case, mode.name())
 }
 
 /// What the deaths of a case were to its streams.
@@ -209,7 +212,8 @@ pub(super) struct Toll {
     undisturbed: Latencies,
     pauses: Latencies,
     differing: usize,
-    unhurt: usize,
+    /// Streams that had ended before the death, and had no pause.
+    ended: usize,
 }
 
 impl Toll {
@@ -224,6 +228,7 @@ impl Toll {
             "p50_ms": ms(self.pauses.quantile(0.5)),
             "p99_ms": ms(self.pauses.quantile(0.99)),
             "streams_that_differ": self.differing,
+            "streams_that_ended_before": self.ended,
         })
     }
 }
@@ -258,10 +263,11 @@ pub(super) fn kill_amid(
             (killed_at, seen.join().expect("it reads"))
         });
         for (seen, expected) in seen.iter().zip(&expected) {
-            let pause = seen.pause_after(killed_at);
-            toll.pauses.push(pause.saturating_sub(case.death.deadline));
+            match seen.pause_after(killed_at) {
+                Some(pause) => toll.pauses.push(pause.saturating_sub(case.death.deadline)),
+                None => toll.ended += 1,
+            }
             toll.differing += usize::from(seen.text != expected.text);
-            toll.unhurt += usize::from(seen.recoveries == 0);
         }
     }
     toll
@@ -332,7 +338,7 @@ fn read_one(client: &Client, body: &Value, begun: &AtomicUsize) -> Seen {
             "end" => {
                 let end = event.json();
                 seen.prompt_tokens = end["tokens_in"].as_u64().unwrap_or_default();
-                seen.recoveries = end["recoveries"].as_u64().unwrap_or_default();
+                seen.interruptions = end["recoveries"].as_u64().unwrap_or_default();
                 return seen;
             }
             "error" => panic!("{}", event.json()),

@@ -110,6 +110,7 @@ impl ShellLoop {
             let prompt = prompt(case, place);
             let mut seen = Seen::default();
             while !self.ask(&prompt, &mut seen, begun) {
+                seen.interruptions += 1;
                 thread::sleep(RETRY);
             }
             seen

@@ -212,7 +212,9 @@ fn kills(worker: &Worker, count: usize) -> Kills {
             dead_at,
             pause,
         } = kill_in_mid_stream(worker);
-        let (reaped, _) = worker.log.next("child_death", killed_at).expect("it died");
+        let (reaped, _) = wait::until("the word of the death", || {
+            worker.log.next("child_death", killed_at)
+        });
         let timeline = last_timeline(worker);
         let after_noticing = |name: &str| {
             let ms = timeline[name].as_f64().expect("a complete timeline");
@@ -309,10 +311,9 @@ fn endless(count: usize) -> Latencies {
     for _ in 0..count {
         let asked_at = Instant::now();
         let transcript = worker.client().execute(&request("x", 1)).transcript();
-        let (noticed, _) = worker
-            .log
-            .next("child_kill", asked_at)
-            .expect("it was killed");
+        let (noticed, _) = wait::until("the word of the kill", || {
+            worker.log.next("child_kill", asked_at)
+        });
         assert_eq!(transcript.last().name, "error");
         latencies.push((noticed - asked_at).saturating_sub(STEP_DEADLINE));
     }
