@@ -19,7 +19,8 @@
 //!   [`succession`] when another child serves; [`handles`]
 //!   what clients' tasks want and see.
 //! * [`chronicle`] whatever happens, for whoever asks: [`news`] log lines and snapshots, [`post_mortem`] what
-//!   a report says of a child, [`witness`] what NVIDIA's library adds to it.
+//!   a report says of a child, [`witness`] what NVIDIA's library adds to it; [`service_manager`] what systemd
+//!   is told.
 
 #![expect(clippy::disallowed_methods, reason = "once a turn, for everybody")]
 
@@ -35,6 +36,7 @@ mod program;
 mod rate;
 mod seat;
 mod seats;
+mod service_manager;
 mod silence;
 mod start;
 mod succession;
@@ -52,6 +54,7 @@ use crate::driver::handles::Handles;
 use crate::driver::keeping::Keeping;
 use crate::driver::seat::{Built, Happening};
 use crate::driver::seats::Seats;
+use crate::driver::service_manager::ServiceManager;
 use crate::driver::words::{Listener, link_failure};
 use crate::engine::{Ended, EngineSettings, LoadedModel, Milestones, Refusal, Shared};
 use crate::error_code::ErrorCode;
@@ -83,6 +86,7 @@ pub(crate) struct Driver {
     model: Option<Arc<LoadedModel>>,
     handles: Handles,
     chronicle: Chronicle,
+    service_manager: ServiceManager,
 }
 
 /// The beginning of a turn.
@@ -116,6 +120,7 @@ impl Driver {
             keeping: Keeping::default(),
             model: None,
             handles: Handles::new(shared, controls, milestones),
+            service_manager: ServiceManager::of_this_process(),
         }
     }
 
@@ -242,6 +247,7 @@ impl Driver {
             worker,
             self.requests.next_deadline(),
             gpu.next_deadline(crashes),
+            self.service_manager.deadline(),
         ];
         let earliest = of_seats.chain(others.into_iter().flatten()).min();
         earliest.unwrap_or(self.now)
@@ -422,8 +428,10 @@ impl Driver {
         if let Some(mut snapshot) = snapshot {
             snapshot.model_kept_open = self.keeping.has_model();
             snapshot.custody = self.keeping.snapshot();
+            self.service_manager.tell(self.now, &snapshot);
             self.handles.publish(snapshot);
         }
+        self.service_manager.turn(self.now);
     }
 
     /// Ends everything, also for whoever submitted in the last moment.

@@ -268,7 +268,8 @@ impl News {
             unassigned: requests.len() - requests.with_child(),
             capacity: from.registry.capacity(),
             tokens_total: totals.tokens,
-            tokens_per_second: children.iter().map(|child| child.tokens_per_second).sum(),
+            // The sum of no floats is -0.
+            tokens_per_second: 0.0 + children.iter().map(|it| it.tokens_per_second).sum::<f64>(),
             prompt_tokens_total: self.prompted.tokens,
             prefix_hit_tokens_total: self.prompted.hits,
             adopted_tokens_total: self.prompted.adopted,
