@@ -34,6 +34,7 @@ pub mod execute;
 pub mod fields;
 pub mod generation;
 mod guarded;
+pub mod handed;
 pub mod health;
 pub mod job;
 pub mod json;

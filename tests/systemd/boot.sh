@@ -12,9 +12,12 @@ mount -t tmpfs tmpfs /run
 mount -t tmpfs -o mode=1777 tmpfs /tmp
 mount -t tmpfs tmpfs /var
 mkdir -p /var/lib /var/tmp /var/log "/run/systemd/system/$(basename "$unit").d"
-cp "$unit" /run/systemd/system/
+cp "$unit" "${unit%.service}.socket" /run/systemd/system/
 # What differs on this machine.
 cp /mnt/override.conf "/run/systemd/system/$(basename "$unit").d/"
+socket=/run/systemd/system/$(basename "$unit" .service).socket.d
+mkdir "$socket"
+cp /mnt/socket.conf "$socket/"
 cp "$script" /run/script.sh
 cat > /run/systemd/system/script.service <<END
 [Unit]

@@ -9,7 +9,7 @@ child() { health | grep --only-matching '"generation":[0-9]*,[^}]*"pid":[0-9]*' 
 until_true() { for _ in $(seq 150); do eval "$1" && return; sleep 0.1; done; echo "in vain: $1"; }
 source /mnt/environment
 
-systemctl start "$unit"
+systemctl start "$unit.socket" "$unit"
 [ -n "$(child)" ] && say started
 until_true 'show StatusText | grep --quiet ^serving'
 say served
@@ -24,15 +24,16 @@ kill -STOP "$(show MainPID)"
 until_true '[ "$(show NRestarts)" = 1 ] && [ "$(show ActiveState)" = active ]'
 say supervisor-stopped
 
-main=$(show MainPID)
-kill -KILL "$main"
+# A client that comes now waits for the next supervisor.
+kill -KILL "$(show MainPID)"
+curl --silent --max-time 20 --output /mnt/livez --write-out 'between: %{http_code}\n' "localhost:$PORT/livez"
 until_true '[ "$(show NRestarts)" = 2 ] && [ "$(show ActiveState)" = active ]'
 say supervisor-killed
 
 curl --silent --no-buffer "localhost:$PORT/execute" --header 'Content-Type: application/json' --data \
     '{"job_id": "a", "prompt": "Once", "max_tokens": 40, "ignore_eos": true}' > /mnt/stream &
 until_true 'grep --quiet token /mnt/stream'
-systemctl stop "$unit"
+systemctl stop "$unit.socket" "$unit"
 wait
 say stopped
 systemctl show "$unit" --property=ExecMainStatus --value

@@ -37,14 +37,14 @@ fn lack() -> Option<String> {
 }
 
 /// The unit with this machine's paths, and times that a test can wait for.
-fn override_of_the_unit(port: u16) -> String {
+fn override_of_the_unit() -> String {
     let (worker, child) = (
         binary("tested-worker-orcd"),
         binary("tested-worker-orcd-gpu"),
     );
     let (worker, child, model) = (worker.display(), child.display(), real_model());
     format!(
-        "[Service]\nExecStart=\nExecStart={worker} --model {} --device cpu --port {port} \
+        "[Service]\nExecStart=\nExecStart={worker} --model {} --device cpu \
          --child-binary {child} --log-format json\nWatchdogSec=2s\nRestartSec=100ms\n",
         model.display()
     )
@@ -61,7 +61,9 @@ fn run_under_systemd(script: &Path, port: u16) -> Vec<String> {
     let write = |name: &str, text: &str| {
         fs::write(directory.path().join(name), text).expect("the directory is ours");
     };
-    write("override.conf", &override_of_the_unit(port));
+    write("override.conf", &override_of_the_unit());
+    let sockets = format!("[Socket]\nListenStream=\nListenStream=127.0.0.1:{port}\n");
+    write("socket.conf", &sockets);
     write("environment", &format!("PORT={port}\n"));
     let root = repository_root();
     let output = Command::new("timeout")
@@ -108,6 +110,7 @@ fn the_unit_is_ready_when_it_serves_and_outlives_its_child_and_its_supervisor() 
     is("child-killed", "active=active restarts=0 result=success");
     assert!(line("child-killed").contains("killed by signal 9"));
     is("supervisor-stopped", "active=active restarts=1");
+    assert_eq!(line("between"), ": 200", "its socket outlives a supervisor");
     is("supervisor-killed", "active=active restarts=2");
     is("stopped", "active=inactive restarts=0 result=success");
     assert!(!said.iter().any(|it| it.starts_with("in vain")), "{said:?}");

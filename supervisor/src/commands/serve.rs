@@ -16,12 +16,13 @@ use crate::config::{Config, ConfigErrors, DEFAULT_MEMORY_PERMILLE, HttpConfig};
 use crate::descriptors::{self, TooFew};
 use crate::engine::{Deadlines, Ended, EngineSettings, RestartPolicy, SupervisorExit};
 use crate::exit::WorkerExit;
-use crate::http::listen::{Server, bind};
+use crate::http::handed;
+use crate::http::listen::{Server, listeners};
 use crate::http::{App, probe_router, router};
 use crate::logging;
 use crate::signals::{self, Word};
 use clap::ArgMatches;
-use std::net::SocketAddr;
+use std::net::{SocketAddr, TcpListener as StdListener};
 use std::num::NonZeroUsize;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::sync::Arc;
@@ -44,8 +45,10 @@ pub fn run(arguments: &ArgMatches) -> WorkerExit {
 }
 
 fn run_logged(arguments: &ArgMatches) -> WorkerExit {
+    // Before there are threads.
+    let handed = handed::listeners();
     let environment = Environment::of_this_process();
-    let config = match Config::gather(arguments, &environment) {
+    let mut config = match Config::gather(arguments, &environment) {
         Ok(config) => config,
         Err(mistakes) => return usage::refuse(arguments, &environment, &mistakes),
     };
@@ -54,7 +57,11 @@ fn run_logged(arguments: &ArgMatches) -> WorkerExit {
         eprintln!("the log cannot be started: {error}");
         return WorkerExit::Startup;
     }
-    if let Err(reason) = check_places(&config) {
+    let handed = match handed {
+        Ok(handed) => handed,
+        Err(error) => return end_with(WorkerExit::Listen, &error),
+    };
+    if let Err(reason) = listen_at(&mut config.http, &handed).and_then(|()| check_places(&config)) {
         return end_with(WorkerExit::Usage, &reason);
     }
     let runtime = match tokio::runtime::Builder::new_multi_thread()
@@ -64,7 +71,7 @@ fn run_logged(arguments: &ArgMatches) -> WorkerExit {
         Ok(runtime) => runtime,
         Err(error) => return end_with(WorkerExit::Startup, &error),
     };
-    let exit = runtime.block_on(serve(config, Arc::new(arguments.clone())));
+    let exit = runtime.block_on(serve(config, handed, Arc::new(arguments.clone())));
     // What still blocks a thread (a tokenizer, a lookup) owes nobody an answer any more.
     runtime.shutdown_background();
     exit
@@ -86,12 +93,28 @@ fn check_places(config: &Config) -> Result<(), String> {
     opened.map(drop).map_err(named)
 }
 
-async fn serve(mut config: Config, arguments: Arc<ArgMatches>) -> WorkerExit {
+/// Where sockets were handed over, they say where the worker listens.
+fn listen_at(http: &mut HttpConfig, handed: &[StdListener]) -> Result<(), String> {
+    let addresses: Vec<_> = handed
+        .iter()
+        .filter_map(|it| it.local_addr().ok())
+        .collect();
+    match addresses.is_empty() {
+        true => Ok(()),
+        false => http.listen_at(&addresses),
+    }
+}
+
+async fn serve(
+    mut config: Config,
+    handed: Vec<StdListener>,
+    arguments: Arc<ArgMatches>,
+) -> WorkerExit {
     let signals = match signals::watch() {
         Ok(signals) => signals,
         Err(error) => return end_with(WorkerExit::Startup, &error),
     };
-    let listeners = match bind(&config.http).await {
+    let listeners = match listeners(&config.http, handed).await {
         Ok(listeners) => listeners,
         Err(error) => return end_with(WorkerExit::Listen, &error),
     };

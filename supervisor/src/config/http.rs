@@ -2,7 +2,7 @@
 
 use super::keys::read_api_keys;
 use super::reader::Reader;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::num::NonZeroUsize;
 use std::path::Path;
 use std::time::Duration;
@@ -13,6 +13,8 @@ pub struct HttpConfig {
     /// Empty means both loopback addresses.
     pub hosts: Vec<IpAddr>,
     pub port: u16,
+    /// Anybody may use the worker, wherever it listens.
+    pub insecure: bool,
     pub api_keys: Vec<String>,
     /// Names by which clients may call this worker, besides its addresses; `*` is any.
     pub allowed_hosts: Vec<String>,
@@ -31,7 +33,27 @@ impl HttpConfig {
     pub fn is_loopback_only(&self) -> bool {
         self.hosts.iter().all(IpAddr::is_loopback)
     }
+
+    /// Listens at sockets that were handed over.
+    ///
+    /// # Errors
+    /// What is wrong with that, for a person.
+    pub fn listen_at(&mut self, addresses: &[SocketAddr]) -> Result<(), String> {
+        if !self.hosts.is_empty() {
+            return Err("--host: sockets were handed over, and say where to listen".to_owned());
+        }
+        self.hosts = addresses.iter().map(SocketAddr::ip).collect();
+        if !self.insecure && self.api_keys.is_empty() && !self.is_loopback_only() {
+            return Err(format!(
+                "the sockets that were handed over: {BEYOND_LOOPBACK}"
+            ));
+        }
+        Ok(())
+    }
 }
+
+const BEYOND_LOOPBACK: &str = "beyond loopback anybody could use this worker, and shut it down: \
+                               give --api-key-file, or --insecure if that is meant";
 
 pub(super) fn read(reader: &mut Reader<'_>) -> Option<HttpConfig> {
     let hosts = reader.optional("host", parse_hosts).unwrap_or_default();
@@ -43,10 +65,7 @@ pub(super) fn read(reader: &mut Reader<'_>) -> Option<HttpConfig> {
     let insecure = reader.switch("insecure");
     if !insecure && !reader.has("api-key-file") && !hosts.iter().all(IpAddr::is_loopback) {
         let origin = reader.origin("host").to_owned();
-        reader.error(format!(
-            "{origin}: beyond loopback anybody could use this worker, and shut it down: give \
-             --api-key-file, or --insecure if that is meant"
-        ));
+        reader.error(format!("{origin}: {BEYOND_LOOPBACK}"));
     }
     let allowed_hosts = reader.optional("allowed-hosts", |text| Ok(list(text)));
     let cors_origins = reader.optional("cors-origins", parse_origins);
@@ -58,6 +77,7 @@ pub(super) fn read(reader: &mut Reader<'_>) -> Option<HttpConfig> {
     Some(HttpConfig {
         hosts,
         port: port?,
+        insecure,
         api_keys: api_keys.unwrap_or_default(),
         allowed_hosts: allowed_hosts.unwrap_or_default(),
         cors_origins: cors_origins.unwrap_or_default(),

@@ -99,6 +99,23 @@ fn gpu_device_is_another_name_for_cuda_and_contradictions_are_refused() {
 }
 
 #[test]
+fn sockets_that_are_handed_over_need_a_key_beyond_loopback_and_no_host_beside_them() {
+    let http = |flags: &[&str]| gather(&[&MODEL[..], flags].concat(), &[]).unwrap().http;
+    let listen_at = |flags: &[&str], address: &str| {
+        let mut http = http(flags);
+        let refused = http.listen_at(&[address.parse().unwrap()]).err();
+        (refused.unwrap_or_default(), http.is_loopback_only())
+    };
+    assert_eq!(listen_at(&[], "[::1]:80"), (String::new(), true));
+    let (refused, _) = listen_at(&[], "10.0.0.1:80");
+    assert!(refused.contains("--api-key-file"), "{refused}");
+    let open = listen_at(&["--insecure"], "10.0.0.1:80");
+    assert_eq!(open, (String::new(), false));
+    let (refused, _) = listen_at(&["--host", "127.0.0.1"], "127.0.0.1:80");
+    assert!(refused.contains("--host"), "{refused}");
+}
+
+#[test]
 fn hosts_add_up_and_an_api_key_file_must_hold_a_key() {
     let keys = file("first\n\n  second \n");
     let path = keys.path().to_str().unwrap();

@@ -24,6 +24,9 @@ use tokio::sync::watch;
 /// Two loopback addresses need one port that is free on both.
 const FREE_PORT_ATTEMPTS: u32 = 20;
 
+/// The address of a socket that does not say its own.
+const UNKNOWN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0);
+
 /// Pause after a failed accept (out of file descriptors, mostly).
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
@@ -49,9 +52,25 @@ impl ListenError {
     }
 }
 
+/// The sockets that were handed over, or else new ones.
+///
 /// # Errors
 /// When an address is taken or not this machine's.
-pub async fn bind(config: &HttpConfig) -> Result<Vec<TcpListener>, ListenError> {
+pub async fn listeners(
+    config: &HttpConfig,
+    handed: Vec<std::net::TcpListener>,
+) -> Result<Vec<TcpListener>, ListenError> {
+    if handed.is_empty() {
+        return bind(config).await;
+    }
+    let take = |listener: std::net::TcpListener| {
+        let address = listener.local_addr().unwrap_or(UNKNOWN);
+        TcpListener::from_std(listener).map_err(|source| ListenError { address, source })
+    };
+    handed.into_iter().map(take).collect()
+}
+
+async fn bind(config: &HttpConfig) -> Result<Vec<TcpListener>, ListenError> {
     if !config.hosts.is_empty() {
         return bind_all(&config.hosts, config.port).await;
     }
@@ -208,6 +227,7 @@ mod tests {
         let config = HttpConfig {
             hosts: Vec::new(),
             port: 0,
+            insecure: false,
             api_keys: Vec::new(),
             allowed_hosts: Vec::new(),
             cors_origins: Vec::new(),
