@@ -1,4 +1,4 @@
-//! The unit, under a real systemd. Needs root and systemd, and says so where it has neither.
+//! The unit, under a real systemd. Needs root, and a machine that no systemd runs already; says what is lacking.
 
 use nix::unistd::Uid;
 use std::fs;
@@ -15,6 +15,9 @@ const SYSTEMD: &str = "/lib/systemd/systemd";
 fn lack() -> Option<String> {
     if !Uid::effective().is_root() {
         return Some("only root may do this".to_owned());
+    }
+    if Path::new("/run/systemd/system").exists() {
+        return Some("the systemd of this machine would share its control groups".to_owned());
     }
     let namespaces = [
         "--fork",
