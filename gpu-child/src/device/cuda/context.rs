@@ -6,10 +6,12 @@
 
 use super::architectures::ComputeCapability;
 use super::kernels;
-use super::memory::Ledger;
+use super::memory::{Ledger, PATIENCE, POLL};
 use cudarc::driver::sys::{self, CUdevice_attribute as Attribute, CUresult};
 use std::ffi::{CStr, c_char, c_int};
 use std::sync::Arc;
+use std::thread::sleep;
+use std::time::Instant;
 use worker_orcd_ipc::{DeviceError, DeviceFacts, Fault};
 
 /// # Errors
@@ -57,20 +59,32 @@ pub struct Context {
 // (`enter`), and NVIDIA's driver locks what it shares.
 unsafe impl Send for Context {}
 
+/// The device's primary context. A device that is one process's at a time (`nvidia-smi --compute-mode
+/// EXCLUSIVE_PROCESS`) may still be that of the child before, which is dying: it is waited for.
+fn retain(device: sys::CUdevice) -> Result<sys::CUcontext, Fault> {
+    let mut handle = std::ptr::null_mut();
+    let began = Instant::now();
+    loop {
+        // SAFETY: the output is a place for one value, and the device exists.
+        let result = unsafe { sys::cuDevicePrimaryCtxRetain(&raw mut handle, device) };
+        match result {
+            CUresult::CUDA_ERROR_DEVICE_UNAVAILABLE if began.elapsed() < PATIENCE => sleep(POLL),
+            result => return check(result, "creating a context").map(|()| handle),
+        }
+    }
+}
+
 impl Context {
     /// # Errors
     /// [`Fault::DeviceUnavailable`] when there is no NVIDIA driver, no such device, or nothing compiled
     /// for it.
     pub fn open(ordinal: u32) -> Result<Self, Fault> {
         let device = find(ordinal)?;
-        let (mut handle, mut stream) = (std::ptr::null_mut(), std::ptr::null_mut());
-        // SAFETY: outputs are places for one value each; the device exists; the stream is made in
-        // the context that was just made current.
+        let handle = retain(device)?;
+        let mut stream = std::ptr::null_mut();
+        // SAFETY: the output is a place for one value; the stream is made in the context that was just made
+        // current.
         unsafe {
-            check(
-                sys::cuDevicePrimaryCtxRetain(&raw mut handle, device),
-                "creating a context",
-            )?;
             check(sys::cuCtxSetCurrent(handle), "cuCtxSetCurrent")?;
             // 1: does not wait for the legacy stream, which nobody uses.
             check(sys::cuStreamCreate(&raw mut stream, 1), "cuStreamCreate")?;

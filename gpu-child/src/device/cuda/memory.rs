@@ -53,10 +53,10 @@ impl<T> DevicePtr<T> {
     }
 }
 
-/// Time for the memory of a process that was killed to come free: as long as the supervisor waits for it to
+/// Time for what a process had that was killed to come free: as long as the supervisor waits for it to
 /// end.
-const PATIENCE: Duration = Duration::from_secs(10);
-const POLL: Duration = Duration::from_millis(1);
+pub(super) const PATIENCE: Duration = Duration::from_secs(10);
+pub(super) const POLL: Duration = Duration::from_millis(1);
 
 /// The time at which a child takes memory that it works in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
