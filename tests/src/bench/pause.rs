@@ -15,6 +15,9 @@ use worker_orcd_harness::Client;
 pub(super) const TOKENS_BEFORE: usize = 8;
 pub(super) const TOKENS_AFTER: usize = 24;
 
+/// Time for the prompts of a case to be computed.
+const PROMPTS_WITHIN: Duration = Duration::from_secs(300);
+
 /// How a child dies.
 #[derive(Debug, Clone, Copy)]
 pub struct Death {
@@ -255,7 +258,7 @@ pub(super) fn kill_amid(
         let begun = AtomicUsize::new(0);
         let (killed_at, seen) = thread::scope(|scope| {
             let seen = scope.spawn(|| read(&begun));
-            wait::until("every stream to have tokens", || {
+            wait::within(PROMPTS_WITHIN, "every stream to have tokens", || {
                 (begun.load(Ordering::SeqCst) >= case.streams).then_some(())
             });
             let killed_at = Instant::now();
