@@ -184,6 +184,7 @@ fn weights_that_it_finds_changed_are_no_better_for_the_child_that_serves() {
     };
     for (error, is_of_both) in [
         (DeviceError::WeightsChanged, true),
+        (DeviceError::NotResident, true),
         (DeviceError::WrongResult, false),
     ] {
         let mut sim = standing_by();

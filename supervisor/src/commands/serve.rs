@@ -22,6 +22,7 @@ use crate::http::{App, probe_router, router};
 use crate::logging;
 use crate::signals::{self, Word};
 use clap::ArgMatches;
+use std::io;
 use std::net::{SocketAddr, TcpListener as StdListener};
 use std::num::NonZeroUsize;
 use std::os::unix::fs::OpenOptionsExt as _;
@@ -95,14 +96,12 @@ fn check_places(config: &Config) -> Result<(), String> {
 
 /// Where sockets were handed over, they say where the worker listens.
 fn listen_at(http: &mut HttpConfig, handed: &[StdListener]) -> Result<(), String> {
-    let addresses: Vec<_> = handed
-        .iter()
-        .filter_map(|it| it.local_addr().ok())
-        .collect();
-    match addresses.is_empty() {
-        true => Ok(()),
-        false => http.listen_at(&addresses),
+    if handed.is_empty() {
+        return Ok(());
     }
+    let addresses: io::Result<Vec<_>> = handed.iter().map(StdListener::local_addr).collect();
+    let addresses = addresses.map_err(|error| format!("a socket that was handed over: {error}"))?;
+    http.listen_at(&addresses)
 }
 
 async fn serve(

@@ -13,6 +13,8 @@ pub struct HttpConfig {
     /// Empty means both loopback addresses.
     pub hosts: Vec<IpAddr>,
     pub port: u16,
+    /// The names of the settings that say where to listen, where they are set.
+    pub places_named: Vec<String>,
     /// Anybody may use the worker, wherever it listens.
     pub insecure: bool,
     pub api_keys: Vec<String>,
@@ -39,8 +41,10 @@ impl HttpConfig {
     /// # Errors
     /// What is wrong with that, for a person.
     pub fn listen_at(&mut self, addresses: &[SocketAddr]) -> Result<(), String> {
-        if !self.hosts.is_empty() {
-            return Err("--host: sockets were handed over, and say where to listen".to_owned());
+        if let Some(name) = self.places_named.first() {
+            return Err(format!(
+                "{name}: sockets were handed over, and say where to listen"
+            ));
         }
         self.hosts = addresses.iter().map(SocketAddr::ip).collect();
         if !self.insecure && self.api_keys.is_empty() && !self.is_loopback_only() {
@@ -61,6 +65,10 @@ pub(super) fn read(reader: &mut Reader<'_>) -> Option<HttpConfig> {
         text.parse()
             .map_err(|_| format!("{text:?} is no port (0 to 65535)"))
     });
+    let places = ["host", "port"]
+        .into_iter()
+        .filter(|it| reader.is_given(it));
+    let places_named = places.map(|it| reader.origin(it).to_owned()).collect();
     let api_keys = reader.optional("api-key-file", |path| read_api_keys(Path::new(path)));
     let insecure = reader.switch("insecure");
     if !insecure && !reader.has("api-key-file") && !hosts.iter().all(IpAddr::is_loopback) {
@@ -77,6 +85,7 @@ pub(super) fn read(reader: &mut Reader<'_>) -> Option<HttpConfig> {
     Some(HttpConfig {
         hosts,
         port: port?,
+        places_named,
         insecure,
         api_keys: api_keys.unwrap_or_default(),
         allowed_hosts: allowed_hosts.unwrap_or_default(),

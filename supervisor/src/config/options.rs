@@ -60,7 +60,7 @@ pub const OPTIONS: &[Spec] = &[
         "port",
         "PORT",
         Some("8080"),
-        "0 takes a free one and says which; without use where a service manager hands sockets over",
+        "0 takes a free one and says which",
     ),
     value(
         "worker-id",

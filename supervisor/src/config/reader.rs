@@ -1,6 +1,6 @@
 //! Typed reading of merged settings, collecting every mistake.
 
-use super::sources::{Setting, Settings};
+use super::sources::{Setting, Settings, default_origin};
 use super::units;
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
@@ -71,6 +71,11 @@ impl<'a> Reader<'a> {
 
     pub(super) fn has(&self, name: &str) -> bool {
         self.settings.get(name).is_some()
+    }
+
+    /// True where somebody gave it, and it is not the default.
+    pub(super) fn is_given(&self, name: &str) -> bool {
+        self.has(name) && self.origin(name) != default_origin(name)
     }
 
     /// The name its author used for an option that is set.

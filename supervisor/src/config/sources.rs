@@ -34,6 +34,11 @@ pub fn arguments(command: Command) -> Command {
         .fold(command.arg(config), Command::arg)
 }
 
+/// The origin of a value that nobody gave.
+pub(super) fn default_origin(name: &str) -> String {
+    format!("the default of --{name}")
+}
+
 impl Settings {
     /// Reads all sources. Mistakes go to `errors`.
     pub fn gather(flags: &ArgMatches, environment: &Environment, errors: &mut Vec<String>) -> Self {
@@ -45,7 +50,7 @@ impl Settings {
         let mut settings = Self::default();
         for spec in OPTIONS {
             if let Some(default) = spec.default {
-                let origin = format!("the default of --{}", spec.name);
+                let origin = default_origin(spec.name);
                 settings.set(spec, default.to_owned(), origin);
             }
         }

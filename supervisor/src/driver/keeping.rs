@@ -13,8 +13,9 @@
 //!
 //! Weights that are in doubt are let go, which frees their memory once nobody maps them, and the next
 //! child begins with the file again: when they were found changed, when a child died before it was done
-//! with taking them over, and when the kernel was out of memory and nobody else maps them. Without the open file (no descriptor was
-//! left) the next child opens the path again; whether it is still the same model is compared in any case.
+//! with taking them over, and when the kernel was out of memory and nobody else maps them. Without the open
+//! file (no descriptor was left) the next child opens the path again; whether it is still the same model is
+//! compared in any case.
 
 use crate::driver::seat::Seat;
 use crate::engine::snapshot::CustodySnapshot;

@@ -11,7 +11,7 @@
 //!
 //! Each comes from a turn of the driver, so a driver that stands still is silent, and the watchdog ends the
 //! worker. A thread of their own sends them: a service manager that does not read must not stop streams. A word
-//! that finds no room is lost, and the next one says the same.
+//! that finds no room is said again: at the next turn, or with the next figures.
 
 use crate::engine::EngineSnapshot;
 use sd_notify::NotifyState;
@@ -115,20 +115,17 @@ impl ServiceManager {
         if self.words.is_none() {
             return;
         }
-        if snapshot.serving && !std::mem::replace(&mut self.is_ready, true) {
-            self.say(Word::Ready);
+        if snapshot.serving && !self.is_ready {
+            self.is_ready = self.say(Word::Ready);
         }
-        let is_stopping = snapshot.draining || snapshot.failed;
-        if is_stopping && !std::mem::replace(&mut self.is_stopping, true) {
-            self.say(Word::Stopping);
+        if (snapshot.draining || snapshot.failed) && !self.is_stopping {
+            self.is_stopping = self.say(Word::Stopping);
         }
-        let is_another = std::mem::replace(&mut self.state, snapshot.state) != snapshot.state;
-        if is_another || is_due(self.status_at, PERIOD, now) {
+        if self.state != snapshot.state || is_due(self.status_at, PERIOD, now) {
             let status = in_words(snapshot);
-            if status != self.status {
+            if status != self.status && self.say(Word::Status(status.clone())) {
+                (self.state, self.status) = (snapshot.state, status);
                 self.status_at = Some(now);
-                self.status.clone_from(&status);
-                self.say(Word::Status(status));
             }
         }
     }
@@ -138,11 +135,13 @@ impl ServiceManager {
         !self.is_ready || self.is_stopping
     }
 
-    fn say(&mut self, word: Word) {
+    /// False where the word has found no room.
+    fn say(&mut self, word: Word) -> bool {
         let sent = self.words.as_ref().map(|words| words.try_send(word));
         if let Some(Err(TrySendError::Disconnected(_))) = sent {
             self.words = None;
         }
+        matches!(sent, Some(Ok(())))
     }
 }
 
@@ -282,12 +281,20 @@ mod tests {
     }
 
     #[test]
-    fn one_that_does_not_read_costs_words_and_nothing_else() {
+    fn one_that_does_not_read_is_told_again_that_the_worker_is_ready() {
         let (mut manager, inbox) = manager(None);
         for _ in 0..2 * ROOM {
             manager.say(Word::Watchdog);
         }
+        let start = Instant::now();
+        let mut snapshot = EngineSnapshot::before_anything(start);
+        snapshot.serving = true;
+        manager.tell(start, &snapshot);
         assert_eq!(said(&inbox).len(), ROOM);
+        manager.tell(start, &snapshot);
+        let [Word::Ready, Word::Status(_)] = &said(&inbox)[..] else {
+            panic!("told again");
+        };
         drop(inbox);
         manager.say(Word::Watchdog);
         assert_eq!(manager.deadline(), None);

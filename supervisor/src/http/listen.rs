@@ -227,6 +227,7 @@ mod tests {
         let config = HttpConfig {
             hosts: Vec::new(),
             port: 0,
+            places_named: Vec::new(),
             insecure: false,
             api_keys: Vec::new(),
             allowed_hosts: Vec::new(),
