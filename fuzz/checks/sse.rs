@@ -75,17 +75,19 @@ impl<'a> Story<'a> {
         let mut detokenizer = Detokenizer::default();
         let mut stop = StopMatcher::new(&self.stops);
         render.begin(&mut out);
-        let mut count = 0;
+        let (mut count, mut number) = (0, 0);
         for token in &self.tokens {
             let mut text = String::new();
             let mut piece = Piece {
                 text: String::new(),
                 index: count,
+                number,
             };
             detokenizer.push(token, &mut text);
             stopped = stop.push(&text, &mut piece.text).is_some();
             if !piece.text.is_empty() {
                 render.text(&piece, &mut out);
+                number += 1;
                 told.push_str(&piece.text);
             }
             count += 1;

@@ -39,7 +39,8 @@ pub fn command_line() -> Command {
         ))
         .subcommand(pull::command_line())
         .subcommand(doctor::command_line())
-        .subcommand(process::command_line());
+        .subcommand(process::command_line())
+        .subcommand(sources::arguments(serve::upgrade::command_line()));
     sources::arguments(command)
 }
 

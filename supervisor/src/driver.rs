@@ -16,7 +16,7 @@
 //!   told that it is overdue.
 //! * [`births`] what is told of a child's beginning, [`words`] what its messages mean; [`keeping`] what
 //!   outlives it, [`mps`] where one at a time is all, [`program`] when their program is another,
-//!   [`succession`] when another child serves; [`handles`]
+//!   [`succession`] when another child serves, [`estate`] when another driver does; [`handles`]
 //!   what clients' tasks want and see.
 //! * [`chronicle`] whatever happens, for whoever asks: [`news`] log lines and snapshots, [`post_mortem`] what
 //!   a report says of a child, [`witness`] what NVIDIA's library adds to it; [`service_manager`] what systemd
@@ -26,6 +26,7 @@
 
 mod births;
 mod chronicle;
+mod estate;
 mod flood;
 mod handles;
 mod keeping;
@@ -57,10 +58,10 @@ use crate::driver::seats::Seats;
 use crate::driver::service_manager::ServiceManager;
 use crate::driver::words::{Listener, link_failure};
 use crate::engine::{Ended, EngineSettings, LoadedModel, Milestones, Refusal, Shared};
-use crate::error_code::ErrorCode;
+use crate::estate::EngineNote;
 use crate::nvml::Sighting;
+use crate::requests::Requests;
 use crate::requests::control::Control;
-use crate::requests::{Failure, Requests};
 use std::collections::VecDeque;
 use std::num::NonZeroU8;
 use std::sync::Arc;
@@ -75,7 +76,7 @@ const SERVING: NonZeroU8 = NonZeroU8::MIN;
 pub(crate) struct Driver {
     settings: EngineSettings,
     started: Instant,
-    /// The moment at which the present turn began.
+    /// The beginning of the present turn.
     now: Instant,
     worker: Worker,
     /// Effects that were not done yet; doing one can lead to another.
@@ -87,6 +88,10 @@ pub(crate) struct Driver {
     handles: Handles,
     chronicle: Chronicle,
     service_manager: ServiceManager,
+    /// Digest of the model that another supervisor served, until one serves here.
+    inherited_digest: Option<[u8; 32]>,
+    /// What would be left to another driver, as it was last told.
+    told_estate: EngineNote,
 }
 
 /// The beginning of a turn.
@@ -121,6 +126,8 @@ impl Driver {
             model: None,
             handles: Handles::new(shared, controls, milestones),
             service_manager: ServiceManager::of_this_process(),
+            inherited_digest: None,
+            told_estate: EngineNote::default(),
         }
     }
 
@@ -141,6 +148,9 @@ impl Driver {
                 () = &mut timer => Occasion::Tick,
             };
             self.now = Instant::now();
+            if let Occasion::Control(Control::Leave(heir)) = occasion {
+                return drop(heir.send(self.leave()));
+            }
             self.take_up(occasion);
             self.perform();
         }
@@ -190,6 +200,9 @@ impl Driver {
             Control::Drain(timeout) => self.tell(Event::Drain { timeout }),
             Control::Replace => self.tell(Event::Replace),
             Control::StopNow => self.tell(Event::StopNow),
+            Control::CopyEstate(asker) => drop(asker.send(self.estate())),
+            // It ends the turns.
+            Control::Leave(_) => {}
         }
     }
 
@@ -432,15 +445,6 @@ impl Driver {
             self.handles.publish(snapshot);
         }
         self.service_manager.turn(self.now);
-    }
-
-    /// Ends everything, also for whoever submitted in the last moment.
-    fn say_goodbye(mut self) {
-        for record in self.handles.close() {
-            self.requests.submit(record);
-        }
-        let failure = Failure::new(ErrorCode::WorkerUnhealthy, "the worker has ended");
-        self.requests.fail_all(&failure, self.now);
-        self.requests.wake();
+        self.tell_of_estate();
     }
 }

@@ -16,7 +16,7 @@ pub mod snapshot;
 pub(crate) mod testing;
 
 pub use crate::requests::{
-    Completion, Failure, NewRequest, OnFault, Piece, Refusal, RequestStream, StopReason,
+    Completion, Failure, NewRequest, OnFault, Piece, Refusal, RequestStream, Skip, StopReason,
     StreamEvent,
 };
 pub use gpu::GpuSnapshot;
@@ -26,14 +26,17 @@ pub use snapshot::{ChildSnapshot, EngineSnapshot, FaultsSnapshot, LoadSnapshot, 
 pub use worker_orcd_lifecycle::{Deadlines, RestartPolicy, SupervisorExit};
 
 use crate::crash::{CrashSettings, CrashStore};
+use crate::estate::EngineEstate;
 use crate::requests::Registry;
 use crate::requests::control::Control;
+use crate::requests::orphans::Orphans;
 use crate::requests::record::Record;
+use crate::requests::wal::Restored;
 use parking_lot::RwLock;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{mpsc, oneshot, watch};
 use worker_orcd_ipc::{ClientId, LoadOrder};
 use worker_orcd_lifecycle::Settings;
 
@@ -87,6 +90,14 @@ pub struct Ended {
     pub reason: String,
 }
 
+/// What an engine finds of an earlier one.
+#[derive(Debug, Default)]
+pub(crate) struct Inheritance {
+    pub estate: EngineEstate,
+    /// Requests of its log.
+    pub requests: Vec<Restored>,
+}
+
 /// Cheap to clone. When the last handle and the last stream are gone, the child is too.
 #[derive(Debug, Clone)]
 pub struct Engine {
@@ -102,6 +113,7 @@ pub(crate) struct Shared {
     pub model: RwLock<Option<Arc<LoadedModel>>>,
     pub snapshot: RwLock<Arc<EngineSnapshot>>,
     pub crashes: Arc<CrashStore>,
+    pub orphans: Orphans,
     pub on_fault: OnFault,
 }
 
@@ -109,6 +121,8 @@ pub(crate) struct Shared {
 pub(crate) struct Milestones {
     /// A model was loaded at least once.
     pub ready: bool,
+    /// Number of times that what would be left to another engine has changed.
+    pub estates: u64,
     pub ended: Option<Ended>,
 }
 
@@ -151,6 +165,22 @@ impl Engine {
             return Err(Refusal::Unavailable("the engine has ended".to_owned()));
         }
         Ok(RequestStream::new(record, self.controls.clone()))
+    }
+
+    /// The rest of an answer of an earlier supervisor whose reader is waited for, and how it is told. With an
+    /// owner, only that client's.
+    #[must_use]
+    pub fn resume(
+        &self,
+        job_id: &str,
+        owner: Option<ClientId>,
+        skip: Skip,
+    ) -> Option<(RequestStream, String)> {
+        let record = self.shared.orphans.take(job_id, owner)?;
+        record.progress.lock().skip(skip);
+        let presentation = record.presentation.clone();
+        let stream = RequestStream::new(record, self.controls.clone());
+        Some((stream, presentation))
     }
 
     /// True when a live job had this id, and was this owner's where one is given; its stream ends
@@ -204,6 +234,33 @@ impl Engine {
     pub fn stop_now(&self) {
         self.shared.registry.close(Refusal::Draining);
         drop(self.controls.send(Control::StopNow));
+    }
+
+    /// Ends at once, with every child, and leaves everything to another engine. `None`: it has ended already.
+    pub async fn leave(&self) -> Option<EngineEstate> {
+        let (sender, estate) = oneshot::channel();
+        self.controls.send(Control::Leave(sender)).ok()?;
+        estate.await.ok()
+    }
+
+    /// Duplicates of what it would leave. `None`: it has ended.
+    pub async fn copy_estate(&self) -> Option<EngineEstate> {
+        let (sender, estate) = oneshot::channel();
+        self.controls.send(Control::CopyEstate(sender)).ok()?;
+        estate.await.ok()
+    }
+
+    /// Waits until what it would leave is something else than before, or there is something for the first
+    /// time. False when it has ended.
+    pub async fn estate_changed(&self, known: &mut u64) -> bool {
+        let mut milestones = self.milestones.clone();
+        let changed = milestones.wait_for(|it| it.estates != *known || it.ended.is_some());
+        let Ok(seen) = changed.await else {
+            return false;
+        };
+        let is_over = seen.ended.is_some();
+        *known = seen.estates;
+        !is_over
     }
 
     /// Waits for the first model.

@@ -35,6 +35,7 @@ pub mod fields;
 pub mod generation;
 mod guarded;
 pub mod handed;
+pub mod handover;
 pub mod health;
 pub mod job;
 pub mod json;
@@ -45,8 +46,10 @@ pub mod mistakes;
 pub mod openai;
 pub mod origin;
 pub mod places;
+pub mod presentation;
 pub mod reading;
 pub mod refusals;
+pub mod resume;
 pub mod routes;
 pub mod sse;
 
@@ -70,6 +73,7 @@ use lanes::Lanes;
 use origin::Names;
 use places::Places;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tower_http::cors::CorsLayer;
 use uuid::Uuid;
@@ -104,6 +108,8 @@ pub struct App {
     pub model_ref: String,
     /// Unix seconds at which this worker started.
     pub created: u64,
+    /// Another supervisor goes on with every request: none of them ends here.
+    handed_over: AtomicBool,
 }
 
 impl App {
@@ -134,7 +140,18 @@ impl App {
             created: SystemTime::now()
                 .duration_since(UNIX_EPOCH)
                 .map_or(0, |it| it.as_secs()),
+            handed_over: AtomicBool::new(false),
         }
+    }
+
+    /// From now on what is dropped here goes on elsewhere.
+    pub fn leaves(&self) {
+        self.handed_over.store(true, Ordering::Release);
+    }
+
+    #[must_use]
+    pub fn has_left(&self) -> bool {
+        self.handed_over.load(Ordering::Acquire)
     }
 
     /// Device memory in use, where the child has said so.
@@ -159,6 +176,7 @@ pub fn router(app: Arc<App>) -> Router {
     let router = Router::new()
         .route("/", get(routes::root))
         .route("/execute", post(execute::execute))
+        .route("/execute/{job_id}", get(resume::resume))
         .route("/cancel", post(execute::cancel))
         .route("/shutdown", post(execute::shutdown))
         .route("/restart", post(execute::restart))
@@ -170,6 +188,8 @@ pub fn router(app: Arc<App>) -> Router {
         .route("/crashes/{id}", get(crashes::one))
         .route("/v1/chat/completions", post(openai::chat))
         .route("/v1/completions", post(openai::completion))
+        .route("/v1/chat/completions/{id}", get(resume::resume))
+        .route("/v1/completions/{id}", get(resume::resume))
         .route("/v1/models", get(openai::models::list))
         .route("/v1/models/{name}", get(openai::models::one))
         .fallback(routes::nothing_there)

@@ -30,6 +30,7 @@ mod descriptors;
 mod driver;
 pub mod engine;
 pub mod error_code;
+mod estate;
 pub mod exit;
 mod hex;
 pub mod http;

@@ -4,6 +4,7 @@
 
 use std::process::ExitCode;
 use worker_orcd::commands;
+use worker_orcd::commands::serve::upgrade;
 use worker_orcd::interpreter::process;
 
 fn main() -> ExitCode {
@@ -18,6 +19,9 @@ fn main() -> ExitCode {
         },
         Some(("doctor", arguments)) => commands::doctor::run(arguments),
         Some(("serve", arguments)) => ExitCode::from(commands::serve::run(arguments).code()),
+        Some((upgrade::COMMAND, arguments)) => {
+            ExitCode::from(commands::serve::check(arguments).code())
+        }
         Some((process::COMMAND, arguments)) => process::run(arguments),
         _ => ExitCode::from(commands::serve::run(&arguments).code()),
     }

@@ -19,6 +19,8 @@
 //!   child says of them.
 //! * [`control`] is what clients' tasks want of the driver; [`pace`] counts how long streams wait for their next
 //!   token, and [`totals`] everything else.
+//! * [`wal`] is the journal as another supervisor would find it, and [`orphans`] are those of its requests whose
+//!   client has not come back yet.
 //! * A query of death: [`scene`] is where a death met each request, [`suspicion`] what deaths say
 //!   about it, [`live`]'s probation lets suspects run alone, [`fingerprint`] and [`quarantine`] keep the guilty out.
 //!
@@ -27,6 +29,7 @@
 pub(crate) mod control;
 pub mod fingerprint;
 pub mod live;
+pub(crate) mod orphans;
 mod pace;
 pub mod progress;
 pub mod quarantine;
@@ -37,6 +40,7 @@ pub mod stream;
 mod suspicion;
 mod totals;
 mod violation;
+pub(crate) mod wal;
 
 #[cfg(test)]
 mod any_order;
@@ -48,6 +52,7 @@ pub(crate) mod testing;
 pub use fingerprint::Fingerprint;
 pub use live::Requests;
 pub use pace::Pace;
+pub use progress::Skip;
 pub use quarantine::Quarantined;
 pub use record::{Completion, Failure, NewRequest, OnFault, Piece, StopReason, StreamEvent};
 pub use registry::{Refusal, Registry};

@@ -6,6 +6,7 @@
 //! | SIGTERM, SIGINT | drain; the second one ends at once |
 //! | SIGQUIT | drain without time: what runs ends with an error |
 //! | SIGHUP | read keys and log level again |
+//! | SIGUSR2 | let the program that the path leads to now go on in this one's place |
 //! | the others that would end a program | nothing, said once each |
 //!
 //! Handlers, not dispositions: a child starts with none of them, and ends as a program should.
@@ -24,8 +25,8 @@ use tokio::sync::mpsc;
 /// SIGSTKFLT and SIGPWR, which have no name on every system.
 const NAMELESS: [i32; 2] = [16, 30];
 
-const MEANINGLESS: [i32; 9] = [
-    SIGALRM, SIGIO, SIGPIPE, SIGPROF, SIGUSR1, SIGUSR2, SIGVTALRM, SIGXCPU, SIGXFSZ,
+const MEANINGLESS: [i32; 8] = [
+    SIGALRM, SIGIO, SIGPIPE, SIGPROF, SIGUSR1, SIGVTALRM, SIGXCPU, SIGXFSZ,
 ];
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -36,6 +37,8 @@ pub(crate) enum Word {
     StopWithoutWaiting,
     /// SIGHUP.
     Reload,
+    /// SIGUSR2.
+    Upgrade,
     /// Said for the first time only.
     Ignored(String),
 }
@@ -45,7 +48,7 @@ pub(crate) enum Word {
 /// # Errors
 /// When the handlers cannot be installed.
 pub(crate) fn watch() -> io::Result<mpsc::UnboundedReceiver<Word>> {
-    let meaningful = [SIGTERM, SIGINT, SIGQUIT, SIGHUP];
+    let meaningful = [SIGTERM, SIGINT, SIGQUIT, SIGHUP, SIGUSR2];
     let all = meaningful
         .into_iter()
         .chain(MEANINGLESS)
@@ -63,6 +66,7 @@ pub(crate) fn watch() -> io::Result<mpsc::UnboundedReceiver<Word>> {
                     SIGINT => Word::Stop("SIGINT"),
                     SIGQUIT => Word::StopWithoutWaiting,
                     SIGHUP => Word::Reload,
+                    SIGUSR2 => Word::Upgrade,
                     other if ignored.insert(other) => Word::Ignored(name(other)),
                     _ => continue,
                 };

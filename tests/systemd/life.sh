@@ -24,11 +24,34 @@ kill -STOP "$(show MainPID)"
 until_true '[ "$(show NRestarts)" = 1 ] && [ "$(show ActiveState)" = active ]'
 say supervisor-stopped
 
-# A client that comes now waits for the next supervisor.
+# What a stream says that nobody disturbs.
+execute() {
+    curl --silent --no-buffer "localhost:$PORT/execute" --header 'Content-Type: application/json' --data \
+        "{\"job_id\": \"$1\", \"prompt\": \"Once upon a time\", \"max_tokens\": 200, \"ignore_eos\": true, \"seed\": 7}"
+}
+until_true 'show StatusText | grep --quiet ^serving'
+execute calm > /mnt/calm
+
+# A client that comes when the supervisor is dead waits for the next one, and one whose stream broke off gets the
+# rest of it.
+execute killed > /mnt/killed &
+until_true 'grep --quiet "^id: 9$" /mnt/killed'
 kill -KILL "$(show MainPID)"
 curl --silent --max-time 20 --output /mnt/livez --write-out 'between: %{http_code}\n' "localhost:$PORT/livez"
+wait
+has=$(grep --count '^event: token' /mnt/killed)
+curl --silent --no-buffer --max-time 60 "localhost:$PORT/execute/killed?from=$has" > /mnt/killed-rest
 until_true '[ "$(show NRestarts)" = 2 ] && [ "$(show ActiveState)" = active ]'
 say supervisor-killed
+echo "stored: $(show NFileDescriptorStore)"
+
+# Another program takes over while a stream runs, and neither systemd nor the stream notices.
+main=$(show MainPID)
+execute upgraded > /mnt/upgraded &
+until_true 'grep --quiet "^id: 9$" /mnt/upgraded'
+systemctl kill --kill-who=main --signal=USR2 "$unit"
+wait
+[ "$(show MainPID)" = "$main" ] && say upgraded
 
 curl --silent --no-buffer "localhost:$PORT/execute" --header 'Content-Type: application/json' --data \
     '{"job_id": "a", "prompt": "Once", "max_tokens": 40, "ignore_eos": true}' > /mnt/stream &

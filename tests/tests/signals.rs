@@ -62,7 +62,6 @@ fn no_other_signal_ends_the_worker_and_each_is_said_once() {
     let mut worker = Worker::scripted(on_the_beat()).start();
     let named = [
         Signal::SIGUSR1,
-        Signal::SIGUSR2,
         Signal::SIGALRM,
         Signal::SIGPIPE,
         Signal::SIGVTALRM,

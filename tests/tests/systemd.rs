@@ -48,7 +48,8 @@ fn override_of_the_unit() -> String {
     let (worker, child, model) = (worker.display(), child.display(), real_model());
     format!(
         "[Service]\nExecStart=\nExecStart={worker} --model {} --device cpu \
-         --child-binary {child} --log-format json\nWatchdogSec=2s\nRestartSec=100ms\n",
+         --child-binary {child} --log-format json\nWatchdogSec=2s\nRestartSec=100ms\n\
+         StandardOutput=append:/mnt/log\nStandardError=append:/mnt/log\n",
         model.display()
     )
 }
@@ -58,8 +59,28 @@ fn free_port() -> u16 {
     listener.local_addr().expect("it has one").port()
 }
 
-/// What the script said, in lines.
-fn run_under_systemd(script: &Path, port: u16) -> Vec<String> {
+/// What came of the script.
+struct Life {
+    /// What it said, in lines.
+    said: Vec<String>,
+    /// Holds the streams.
+    directory: TempDir,
+}
+
+impl Life {
+    fn read(&self, name: &str) -> String {
+        fs::read_to_string(self.directory.path().join(name)).unwrap_or_default()
+    }
+
+    /// The `data:` lines of tokens in these streams, in their order.
+    fn tokens(&self, names: &[&str]) -> Vec<String> {
+        let text: String = names.iter().map(|name| self.read(name)).collect();
+        let lines = text.lines().filter(|line| line.starts_with("data: {\"t\""));
+        lines.map(str::to_owned).collect()
+    }
+}
+
+fn run_under_systemd(script: &Path, port: u16) -> Life {
     let directory = TempDir::new().expect("a temporary directory");
     let write = |name: &str, text: &str| {
         fs::write(directory.path().join(name), text).expect("the directory is ours");
@@ -78,12 +99,16 @@ fn run_under_systemd(script: &Path, port: u16) -> Vec<String> {
         .arg(directory.path())
         .output()
         .expect("it can be started");
-    let read = |name: &str| fs::read_to_string(directory.path().join(name)).unwrap_or_default();
-    let (said, errors, stream) = (read("said"), read("errors"), read("stream"));
-    let log = String::from_utf8_lossy(&output.stderr);
-    println!("{said}\n{errors}\n{log}");
-    assert!(stream.contains("event: end"), "it was drained: {stream}");
-    said.lines().map(str::to_owned).collect()
+    let mut life = Life {
+        said: Vec::new(),
+        directory,
+    };
+    let said = life.read("said");
+    let (errors, log) = (life.read("errors"), life.read("log"));
+    let of_systemd = String::from_utf8_lossy(&output.stderr);
+    println!("{said}\n{errors}\n{log}\n{of_systemd}");
+    life.said = said.lines().map(str::to_owned).collect();
+    life
 }
 
 #[test]
@@ -93,7 +118,8 @@ fn the_unit_is_ready_when_it_serves_and_outlives_its_child_and_its_supervisor() 
         return;
     }
     let script = repository_root().join("tests/systemd/life.sh");
-    let said = run_under_systemd(&script, free_port());
+    let life = run_under_systemd(&script, free_port());
+    let said = &life.said;
     let line = |moment: &str| {
         let mut lines = said.iter().filter_map(|it| it.strip_prefix(moment));
         lines
@@ -115,6 +141,21 @@ fn the_unit_is_ready_when_it_serves_and_outlives_its_child_and_its_supervisor() 
     is("supervisor-stopped", "active=active restarts=1");
     assert_eq!(line("between"), ": 200", "its socket outlives a supervisor");
     is("supervisor-killed", "active=active restarts=2");
+    assert_eq!(line("stored"), ": 1", "what it would leave");
+    is("upgraded", "active=active restarts=2");
+    let calm = life.tokens(&["calm"]);
+    assert_eq!(calm.len(), 200);
+    assert_eq!(life.tokens(&["killed", "killed-rest"]), calm);
+    assert!(!life.read("killed-rest").contains("event: started"));
+    assert_eq!(life.tokens(&["upgraded"]), calm);
+    let restored = life.read("log");
+    let mut restored = restored
+        .lines()
+        .filter(|line| line.contains("requests_restored"));
+    let kept = |line: &str| line.contains("\"weights_kept\":true");
+    assert!(restored.next().is_some_and(kept) && restored.next().is_some_and(kept));
+    let stream = life.read("stream");
+    assert!(stream.contains("event: end"), "it was drained: {stream}");
     is("stopped", "active=inactive restarts=0 result=success");
     assert!(!said.iter().any(|it| it.starts_with("in vain")), "{said:?}");
     let behind: Vec<_> = said

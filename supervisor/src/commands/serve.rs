@@ -1,35 +1,47 @@
 //! `worker-orcd` without a word: serve until told otherwise.
 //!
 //! ```text
-//! listen ─→ which device ─→ start the engine ─→ ready ─→ callback ─→ … ─→ drain ─→ end
-//!                             (answers /health)
+//! what was inherited ─→ listen ─→ which device ─→ start the engine ─→ ready ─→ callback ─→ … ─→ drain ─→ end
+//!                             (answers /health)                       └─→ upgrade: another program goes on
 //! ```
 
-use crate::callback::{Registration, register};
+mod announce;
+mod inheritance;
+mod settings;
+mod store;
+pub mod upgrade;
+
 use crate::child::probe;
 use crate::child::socket::PrivateDir;
 use crate::commands::{end_with, usage};
 use crate::config::again::Again;
 use crate::config::device::{AUTO_ORDINAL, DecidedDevice};
 use crate::config::environment::Environment;
-use crate::config::{Config, ConfigErrors, DEFAULT_MEMORY_PERMILLE, HttpConfig};
+use crate::config::{Config, ConfigErrors, HttpConfig};
 use crate::descriptors::{self, TooFew};
-use crate::engine::{Deadlines, Ended, EngineSettings, RestartPolicy, SupervisorExit};
+use crate::engine::{Ended, Inheritance, SupervisorExit};
 use crate::exit::WorkerExit;
-use crate::http::handed;
+use crate::http::handed::{self, HandedDescriptors};
 use crate::http::listen::{Server, listeners};
 use crate::http::{App, probe_router, router};
 use crate::logging;
 use crate::signals::{self, Word};
+use announce::announce;
 use clap::ArgMatches;
+use inheritance::Inherited;
+use settings::engine_settings;
+use std::collections::HashMap;
 use std::io;
 use std::net::{SocketAddr, TcpListener as StdListener};
 use std::num::NonZeroUsize;
+use std::os::fd::AsFd as _;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::net::TcpListener;
 use tokio::sync::{mpsc, watch};
-use worker_orcd_ipc::{DeviceSelector, LoadOrder, ModelFile, Role, TraceOrder};
+use upgrade::{Holdings, Program};
+use worker_orcd_ipc::DeviceSelector;
 
 /// Time for connections to take the last events of their streams.
 const FAREWELL: Duration = Duration::from_secs(2);
@@ -45,9 +57,27 @@ pub fn run(arguments: &ArgMatches) -> WorkerExit {
     exit
 }
 
+/// Says whether this program could go on with these settings, for a running one that asks.
+#[must_use]
+pub fn check(arguments: &ArgMatches) -> WorkerExit {
+    let environment = Environment::of_this_process();
+    match Config::gather(arguments, &environment) {
+        Ok(_) => {
+            upgrade::answer();
+            WorkerExit::Engine(SupervisorExit::Clean)
+        }
+        Err(ConfigErrors(mistakes)) => {
+            eprintln!("{}", mistakes.join("; "));
+            WorkerExit::Usage
+        }
+    }
+}
+
 fn run_logged(arguments: &ArgMatches) -> WorkerExit {
-    // Before there are threads.
-    let handed = handed::listeners();
+    // Before there are threads, and children.
+    let handed = handed::descriptors();
+    let program = Program::of_this_process();
+    let inherited = inheritance::of_an_upgrade();
     let environment = Environment::of_this_process();
     let mut config = match Config::gather(arguments, &environment) {
         Ok(config) => config,
@@ -62,8 +92,29 @@ fn run_logged(arguments: &ArgMatches) -> WorkerExit {
         Ok(handed) => handed,
         Err(error) => return end_with(WorkerExit::Listen, &error),
     };
+    let (program, mut inherited) = match (program, inherited) {
+        (Ok(program), Ok(inherited)) => (program, inherited),
+        (Err(error), _) | (_, Err(error)) => return end_with(WorkerExit::Startup, &error),
+    };
+    let HandedDescriptors {
+        listeners: mut handed,
+        parcels,
+    } = handed;
     if let Err(reason) = listen_at(&mut config.http, &handed).and_then(|()| check_places(&config)) {
         return end_with(WorkerExit::Usage, &reason);
+    }
+    let upgraded = inherited.is_some();
+    inherited = inherited.or_else(|| inheritance::of_a_crash(&parcels));
+    if let Some(inherited) = &mut inherited {
+        // The supervisor before has seen to it that they may be listened at.
+        if handed.is_empty() {
+            handed.append(&mut inherited.listeners);
+        }
+        config.worker_id = inherited.worker_id;
+        if upgraded {
+            // Whoever was to be told has been told.
+            config.callback_url = None;
+        }
     }
     let runtime = match tokio::runtime::Builder::new_multi_thread()
         .enable_all()
@@ -72,7 +123,8 @@ fn run_logged(arguments: &ArgMatches) -> WorkerExit {
         Ok(runtime) => runtime,
         Err(error) => return end_with(WorkerExit::Startup, &error),
     };
-    let exit = runtime.block_on(serve(config, handed, Arc::new(arguments.clone())));
+    let arguments = Arc::new(arguments.clone());
+    let exit = runtime.block_on(serve(config, handed, arguments, program, inherited));
     // What still blocks a thread (a tokenizer, a lookup) owes nobody an answer any more.
     runtime.shutdown_background();
     exit
@@ -108,14 +160,20 @@ async fn serve(
     mut config: Config,
     handed: Vec<StdListener>,
     arguments: Arc<ArgMatches>,
+    program: Program,
+    inherited: Option<Inherited>,
 ) -> WorkerExit {
-    let signals = match signals::watch() {
+    let mut signals = match signals::watch() {
         Ok(signals) => signals,
         Err(error) => return end_with(WorkerExit::Startup, &error),
     };
     let listeners = match listeners(&config.http, handed).await {
         Ok(listeners) => listeners,
         Err(error) => return end_with(WorkerExit::Listen, &error),
+    };
+    let duplicates = match duplicate(&listeners) {
+        Ok(duplicates) => duplicates,
+        Err(error) => return end_with(WorkerExit::Startup, &error),
     };
     let addresses: Vec<SocketAddr> = listeners
         .iter()
@@ -124,12 +182,19 @@ async fn serve(
     if let Err(error) = bound_connections(&mut config.http, listeners.len()) {
         return end_with(WorkerExit::Startup, &error);
     }
-    let device = decide(&config).await;
+    let known = inherited.as_ref().and_then(Inherited::device);
+    let device = decide(&config, known).await;
     log_startup(&config, &device);
     if let Some(option) = config.load.without_use_on(device.selector) {
         tracing::warn!(option, because = %device.reason, "option_without_use");
     }
-    let engine = crate::driver::start(engine_settings(&config, &device));
+    let settings = engine_settings(&config, &device);
+    let mut inherited = inherited;
+    let (inheritance, tokens) = match &mut inherited {
+        Some(inherited) => inherited.engine(&settings.load),
+        None => (Inheritance::default(), HashMap::new()),
+    };
+    let engine = crate::driver::start(settings, inheritance);
     let app = Arc::new(App::new(&config, engine.clone(), device));
     let server = Arc::new(Server::new(
         router(Arc::clone(&app)),
@@ -138,6 +203,10 @@ async fn serve(
         &config.http,
     ));
     let (close, closing) = watch::channel(false);
+    let number = inherited.as_ref().map(|it| it.number);
+    if let Some(inherited) = inherited {
+        inherited.go_on(&app, &server, &tokens, &closing).await;
+    }
     for listener in listeners {
         tokio::spawn(Arc::clone(&server).run(listener, closing.clone()));
     }
@@ -145,17 +214,40 @@ async fn serve(
         tracing::info!(address = %address, port = address.port(), "listening");
     }
 
-    let exit = live(&config, &app, &addresses, signals, &arguments).await;
+    tokio::spawn(store::keep(
+        Arc::clone(&app),
+        Arc::clone(&duplicates),
+        number,
+    ));
+    let holdings = Holdings {
+        program,
+        app: Arc::clone(&app),
+        server: Arc::clone(&server),
+        listeners: duplicates,
+        read_timeout: config.http.read_timeout,
+        drain_timeout: config.life.drain_timeout,
+    };
+    let exit = live(&config, &holdings, &addresses, &mut signals, &arguments).await;
     // Closed only now, so that /health answers to the end.
     close.send_replace(true);
+    say_farewell(&app, &server).await;
+    tracing::info!(exit_code = exit.code(), "shutdown_complete");
+    exit
+}
+
+async fn say_farewell(app: &App, server: &Server) {
     server.wait_idle(FAREWELL).await;
     // A driver that hangs is no reason not to end.
     let _ = tokio::time::timeout(FAREWELL, app.engine.wait_gone()).await;
     let crashes = Arc::clone(app.engine.crashes());
     // A task that is lost has nothing left to write.
     let _ = tokio::task::spawn_blocking(move || crashes.flush(FAREWELL)).await;
-    tracing::info!(exit_code = exit.code(), "shutdown_complete");
-    exit
+}
+
+/// Descriptors of the same sockets, for whoever listens next.
+fn duplicate(listeners: &[TcpListener]) -> io::Result<Arc<[StdListener]>> {
+    let duplicates = listeners.iter().map(|it| it.as_fd().try_clone_to_owned());
+    duplicates.map(|it| it.map(StdListener::from)).collect()
 }
 
 /// Bounds connections by the process's descriptors that are left once children have theirs.
@@ -174,8 +266,9 @@ fn bound_connections(http: &mut HttpConfig, listeners: usize) -> Result<(), TooF
 }
 
 /// Decides the device once: every child of this worker computes there.
-async fn decide(config: &Config) -> DecidedDevice {
-    match config.device.named() {
+async fn decide(config: &Config, known: Option<DeviceSelector>) -> DecidedDevice {
+    let known = known.map(DecidedDevice::as_before);
+    match config.device.named().or(known) {
         Some(device) => device,
         None => DecidedDevice::auto(probe::ask(&config.child_binary, AUTO_ORDINAL).await),
     }
@@ -184,11 +277,12 @@ async fn decide(config: &Config) -> DecidedDevice {
 /// Serves from the first child to the engine's end.
 async fn live(
     config: &Config,
-    app: &Arc<App>,
+    holdings: &Holdings,
     addresses: &[SocketAddr],
-    mut signals: mpsc::UnboundedReceiver<Word>,
+    signals: &mut mpsc::UnboundedReceiver<Word>,
     arguments: &Arc<ArgMatches>,
 ) -> WorkerExit {
+    let app = &holdings.app;
     let engine = &app.engine;
     let mut announced = std::pin::pin!(announce(config, app, addresses));
     let mut announcing = true;
@@ -227,6 +321,11 @@ async fn live(
                 Word::Reload => {
                     tokio::spawn(reload(Arc::clone(app), Arc::clone(arguments)));
                 }
+                Word::Upgrade => {
+                    if let Err(Some(exit)) = holdings.hand_over(signals).await {
+                        return exit;
+                    }
+                }
                 Word::Ignored(signal) => tracing::warn!(signal, "signal_ignored"),
             }
         }
@@ -261,134 +360,6 @@ fn take_over(app: &App, again: &Again) -> Result<(), String> {
         "reload"
     );
     Ok(())
-}
-
-/// Says that the model is ready: in the log, and to whoever asked to be called. False when
-/// nobody took the call.
-async fn announce(config: &Config, app: &App, addresses: &[SocketAddr]) -> bool {
-    if app.engine.wait_ready().await.is_err() {
-        // The engine has ended, and says why itself.
-        return true;
-    }
-    let Some(model) = app.engine.model() else {
-        return true;
-    };
-    let uri = config.advertise_url.clone().unwrap_or_else(|| {
-        let first = addresses.first();
-        first.map_or_else(String::new, |address| format!("http://{address}"))
-    });
-    tracing::info!(
-        model = app.model_id,
-        architecture = model.facts.architecture,
-        quant_kind = model.facts.quant_kind,
-        device = model.device.id,
-        device_name = model.device.name,
-        generation = app.engine.snapshot().child().map(|child| child.generation),
-        uri,
-        "ready"
-    );
-    logging::tell_a_person(&first_request(addresses, app.keys.are_asked_for()));
-    let Some(url) = &config.callback_url else {
-        return true;
-    };
-    let registration = Registration {
-        worker_id: app.worker_id.to_string(),
-        model_ref: app.model_ref.clone(),
-        memory_bytes: app.device_bytes_in_use().unwrap_or(model.facts.file_bytes),
-        memory_architecture: match app.device.selector {
-            DeviceSelector::Cpu => "host",
-            DeviceSelector::Cuda(_) => "vram-only",
-        },
-        uri,
-        worker_type: "worker-orcd",
-        capabilities: capabilities(model.has_chat_template()),
-    };
-    match register(url, &registration).await {
-        Ok(()) => {
-            tracing::info!("callback_delivered");
-            true
-        }
-        Err(error) => {
-            end_with(WorkerExit::Callback, &error);
-            false
-        }
-    }
-}
-
-/// A command to type next.
-fn first_request(addresses: &[SocketAddr], with_key: bool) -> String {
-    let host = match addresses.first() {
-        Some(address) if address.ip().is_loopback() || address.ip().is_unspecified() => {
-            format!("localhost:{}", address.port())
-        }
-        Some(address) => address.to_string(),
-        None => return String::new(),
-    };
-    let key = if with_key {
-        " -H 'Authorization: Bearer KEY'"
-    } else {
-        ""
-    };
-    format!(
-        "\nTry it, from another terminal:\n  curl -N {host}/v1/completions{key} \
-         -H 'Content-Type: application/json' -d '{{\"prompt\": \"Once upon a time\", \
-         \"max_tokens\": 64, \"stream\": true}}'\n"
-    )
-}
-
-fn capabilities(chat: bool) -> Vec<&'static str> {
-    let mut capabilities = vec!["text-gen", "streaming", "cancel"];
-    if chat {
-        capabilities.push("chat");
-    }
-    capabilities
-}
-
-fn engine_settings(config: &Config, device: &DecidedDevice) -> EngineSettings {
-    let load = &config.load;
-    EngineSettings {
-        child_binary: config.child_binary.clone(),
-        load: LoadOrder {
-            model_path: config.model.to_string_lossy().into_owned(),
-            model_file: ModelFile::AtPath,
-            weights: None,
-            // Pages are found again by what they hold.
-            shares_kv: config.life.standby && load.prefix_cache,
-            adopts_from: None,
-            device: device.selector,
-            kv_cache_bytes: load.kv_cache_bytes,
-            memory_permille: load.memory_permille.unwrap_or(DEFAULT_MEMORY_PERMILLE),
-            max_running: load.max_running,
-            max_sequence_tokens: load.max_context_tokens,
-            prefill_chunk_tokens: load.prefill_chunk_tokens,
-            threads: load.threads,
-            prefix_cache: load.prefix_cache,
-            trace: load.trace.as_ref().map(|trace| TraceOrder {
-                path: trace.path.to_string_lossy().into_owned(),
-                first_values: trace.first_values,
-            }),
-            role: Role::Active,
-        },
-        deadlines: Deadlines {
-            heartbeat: config.life.heartbeat_timeout,
-            step: config.life.step_timeout,
-            load: config.life.load_timeout,
-            ..Deadlines::default()
-        },
-        restart: RestartPolicy {
-            max_deaths: config.life.max_restarts,
-            max_delay: config.life.max_restart_delay,
-            ..RestartPolicy::default()
-        },
-        on_fault: config.limits.on_fault,
-        max_queue: config.life.max_queue,
-        quarantine_for: config.life.quarantine_for,
-        template_timeout: config.life.template_timeout,
-        model_sampling: config.model_sampling,
-        accept_fault_injection: config.accept_fault_injection,
-        standby: config.life.standby,
-        crashes: config.crashes.clone(),
-    }
 }
 
 fn log_startup(config: &Config, device: &DecidedDevice) {

@@ -57,6 +57,15 @@ impl DeviceChoice {
 }
 
 impl DecidedDevice {
+    /// The device of the supervisor before this one.
+    #[must_use]
+    pub fn as_before(selector: DeviceSelector) -> Self {
+        Self {
+            selector,
+            reason: "it was decided before the upgrade".to_owned(),
+        }
+    }
+
     /// The device that `auto` means, given what the child's program says of the first CUDA device.
     #[must_use]
     pub fn auto(outlook: Result<String, String>) -> Self {

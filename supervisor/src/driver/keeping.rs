@@ -19,6 +19,7 @@
 
 use crate::driver::seat::Seat;
 use crate::engine::snapshot::CustodySnapshot;
+use crate::estate::{EngineEstate, EngineNote};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::time::Instant;
@@ -54,6 +55,49 @@ struct KeptWeights {
 }
 
 impl Keeping {
+    /// What another supervisor has kept.
+    pub(super) fn inherited(now: Instant, estate: EngineEstate) -> Self {
+        let weights = estate.weights.zip(estate.note.weights);
+        Self {
+            model: estate.model,
+            weights: weights.map(|(memory, (manifest, placed_by))| KeptWeights {
+                memory,
+                manifest,
+                placed_by,
+                since: now,
+                verified_at: now,
+            }),
+            kv: None,
+        }
+    }
+
+    /// A description of what is kept.
+    pub(super) fn note(&self, note: EngineNote) -> EngineNote {
+        let weights = self.weights.as_ref();
+        EngineNote {
+            weights: weights.map(|it| (it.manifest.clone(), it.placed_by)),
+            has_model: self.model.is_some(),
+            ..note
+        }
+    }
+
+    /// Duplicates of the model file and the weights. A KV cache is not worth it: nobody continues with it.
+    pub(super) fn copy(&self, note: EngineNote) -> EngineEstate {
+        let duplicate = |descriptor: &OwnedFd| descriptor.try_clone().ok();
+        let weights = self.weights.as_ref().and_then(|it| duplicate(&it.memory));
+        let model = self.model.as_ref().and_then(duplicate);
+        let note = self.note(note);
+        EngineEstate {
+            note: EngineNote {
+                weights: note.weights.filter(|_| weights.is_some()),
+                ..note
+            },
+            wal: None,
+            model,
+            weights,
+        }
+    }
+
     pub(super) fn has_model(&self) -> bool {
         self.model.is_some()
     }

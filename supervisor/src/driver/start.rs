@@ -4,20 +4,21 @@
 
 use crate::crash::CrashStore;
 use crate::driver::{Driver, program};
-use crate::engine::{Engine, EngineSettings, EngineSnapshot, Milestones, Shared};
+use crate::engine::{Engine, EngineSettings, EngineSnapshot, Inheritance, Milestones, Shared};
 use crate::requests::Registry;
+use crate::requests::orphans::Orphans;
 use parking_lot::RwLock;
 use std::sync::Arc;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 use tokio::sync::{mpsc, watch};
 use worker_orcd_ipc::LoadOrder;
 
-/// Starts the driver, which starts the first child.
+/// Starts the driver, which starts the first child and goes on with what was inherited.
 ///
 /// # Panics
 /// Outside a tokio runtime.
 #[must_use]
-pub(crate) fn start(settings: EngineSettings) -> Engine {
+pub(crate) fn start(settings: EngineSettings, inheritance: Inheritance) -> Engine {
     let slots = settings.load.max_running as usize;
     let shared = Arc::new(Shared {
         registry: Arc::new(Registry::new(
@@ -28,6 +29,7 @@ pub(crate) fn start(settings: EngineSettings) -> Engine {
         model: RwLock::new(None),
         snapshot: RwLock::new(Arc::new(EngineSnapshot::before_anything(Instant::now()))),
         crashes: Arc::new(CrashStore::open(settings.crashes.clone())),
+        orphans: Orphans::default(),
         on_fault: settings.on_fault,
     });
     if let Some(number) = behind_older_traces(&settings.load) {
@@ -39,7 +41,8 @@ pub(crate) fn start(settings: EngineSettings) -> Engine {
         tokio::spawn(program::watch(program, controls.downgrade()));
     }
     let (publish, milestones) = watch::channel(Milestones::default());
-    let driver = Driver::new(settings, Arc::clone(&shared), inbox, publish);
+    let mut driver = Driver::new(settings, Arc::clone(&shared), inbox, publish);
+    driver.inherit(inheritance, controls.downgrade());
     tokio::spawn(driver.run());
     Engine::new(shared, controls, milestones)
 }

@@ -7,8 +7,9 @@ use worker_orcd_lifecycle::SeatId;
 
 impl Driver {
     pub(super) fn serve(&mut self, seat: SeatId, generation: Generation) {
-        let occupied = &mut self.seats[seat];
-        if let Some(model) = occupied.model.take() {
+        if let Some(model) = self.seats[seat].model.take() {
+            self.compare_with_inherited(model.digest());
+            let occupied = &mut self.seats[seat];
             self.keeping.serves(occupied);
             self.handles.install(&model);
             let model = self.model.insert(model);

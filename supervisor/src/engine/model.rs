@@ -45,6 +45,11 @@ pub enum Unfit {
 }
 
 impl LoadedModel {
+    /// Equal digests mean that streams can go on.
+    pub(crate) fn digest(&self) -> [u8; 32] {
+        self.digest
+    }
+
     /// Takes tens of milliseconds for a large vocabulary, and as long as `template_timeout` for a
     /// chat template that does not end, unless there is a `previous` one. A template that cannot be
     /// compiled ends chat, not the worker.

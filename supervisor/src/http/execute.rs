@@ -5,11 +5,11 @@ pub mod events;
 use super::correlation::CorrelationId;
 use super::error::{ApiError, Dialect};
 use super::fields::{Fields, Names, among};
-use super::generation::{GenerationRequest, Input};
+use super::generation::{Asker, GenerationRequest, Input};
 use super::messages::read_messages;
 use super::mistakes::Constraint;
+use super::presentation::Form;
 use super::reading::{self, ModelTerms, read_sampling, read_stop};
-use super::sse;
 use super::{App, client};
 use crate::config::RequestLimits;
 use crate::engine::OnFault;
@@ -18,7 +18,6 @@ use axum::body::Body;
 use axum::extract::{Extension, State};
 use axum::http::{Request, StatusCode};
 use axum::response::{IntoResponse, Response};
-use events::{ExecuteEvents, Started};
 use serde_json::json;
 use std::sync::Arc;
 use std::time::Duration;
@@ -61,26 +60,20 @@ async fn try_execute(
     correlation: CorrelationId,
     request: Request<Body>,
 ) -> Result<Response, ApiError> {
-    let client = client::of_request(request.extensions());
+    let asker = Asker::of(&request, correlation);
     let model = app.model();
     let terms = ModelTerms::of(model.as_deref().ok());
     let limits = app.limits.clone();
     let read = move |fields: Fields<'_>| read_request(fields, &limits, &terms);
     let ((request, wants_metrics), room) = app.bodies.read(request, NAMES, read).await?;
     let model = model?;
-    let seed = request.sampling.seed;
-    let job_id = request.job_id.clone();
-    let accepted = app.start(&model, request, client, correlation).await?;
-    drop(room);
-    let started = Started {
-        job_id,
-        model: app.model_id.clone(),
-        seed,
+    let form = Form::Execute {
+        seed: request.sampling.seed,
+        metrics: wants_metrics,
     };
-    let app = Arc::clone(app);
-    let memory = move || app.device_bytes_in_use();
-    let render = ExecuteEvents::new(started, wants_metrics, memory);
-    Ok(sse::respond(accepted.stream, accepted.job, render))
+    let accepted = app.start(&model, request, &form, asker).await?;
+    drop(room);
+    form.respond(app, accepted, false).await
 }
 
 /// The request, and whether it asks for metrics.

@@ -2,16 +2,21 @@
 
 use super::App;
 use super::body::Room;
+use super::client;
+use super::connection::Attachment;
 use super::correlation::CorrelationId;
 use super::error::ApiError;
 use super::job::Job;
 use super::mistakes::Constraint;
+use super::presentation::{Form, Presentation};
 use crate::engine::{LoadedModel, NewRequest, OnFault, RequestStream};
 use crate::error_code::ErrorCode;
 use crate::interpreter::MAX_RENDERED_BYTES;
 use crate::logging::TextDigest;
 use crate::text::template::{TemplateSetting, cost};
 use crate::text::{ChatMessage, Rendering, TemplateError, Undivided};
+use axum::body::Body;
+use axum::http::Request;
 use std::sync::Arc;
 use worker_orcd_ipc::{ClientId, Sampling, TokenId};
 
@@ -45,6 +50,26 @@ impl Input {
     }
 }
 
+/// Whose request it is, and where its answer goes.
+#[derive(Debug)]
+pub struct Asker {
+    client: ClientId,
+    correlation: CorrelationId,
+    /// `None` in tests, which have none.
+    connection: Option<Attachment>,
+}
+
+impl Asker {
+    #[must_use]
+    pub fn of(request: &Request<Body>, correlation: CorrelationId) -> Self {
+        Self {
+            client: client::of_request(request.extensions()),
+            correlation,
+            connection: request.extensions().get().cloned(),
+        }
+    }
+}
+
 /// A request that the engine has accepted.
 #[derive(Debug)]
 pub struct Accepted {
@@ -74,8 +99,8 @@ impl App {
         self: &Arc<Self>,
         model: &Arc<LoadedModel>,
         request: GenerationRequest,
-        client: ClientId,
-        correlation: CorrelationId,
+        form: &Form,
+        asker: Asker,
     ) -> Result<Accepted, ApiError> {
         let field = request.input.field();
         self.check_bytes(model, &request.input)?;
@@ -83,6 +108,15 @@ impl App {
         let room = self.check_fit(model, field, prompt.tokens.len())?;
         let tokens_in = prompt.tokens.len() as u32;
         let max_tokens = request.max_tokens.min(room);
+        let Asker {
+            client,
+            correlation,
+            connection,
+        } = asker;
+        let presentation = Presentation {
+            correlation_id: correlation.0.clone(),
+            form: form.clone(),
+        };
         let submitted = self.engine.submit(NewRequest {
             job_id: request.job_id.clone(),
             client,
@@ -93,6 +127,7 @@ impl App {
             ignore_eos: request.ignore_eos,
             deadline: self.limits.inference_timeout,
             on_fault: request.on_fault,
+            presentation: presentation.write(),
         });
         let stream = submitted.map_err(|refusal| {
             tracing::debug!(
@@ -103,6 +138,9 @@ impl App {
             );
             ApiError::from(refusal)
         })?;
+        if let Some(connection) = connection {
+            connection.attach(&request.job_id, &correlation.0);
+        }
         let job = Job::begin(Arc::clone(self), request.job_id, correlation.0);
         let snapshot = self.engine.snapshot();
         tracing::info!(

@@ -26,6 +26,10 @@ impl<S> Guarded<S> {
         }
     }
 
+    pub(super) fn get_mut(&mut self) -> &mut S {
+        &mut self.stream
+    }
+
     fn guard<T>(
         &mut self,
         cx: &mut Context<'_>,

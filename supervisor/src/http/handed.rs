@@ -1,23 +1,37 @@
-//! Listening sockets that a service manager made beforehand and hands over, by sd_listen_fds(3): systemd's socket
-//! units. They outlive this process, so clients that come between two supervisors wait and are not refused.
+//! Descriptors that a service manager hands over, by sd_listen_fds(3): the listening sockets of systemd's socket
+//! units, and what its descriptor store kept. They outlive this process, so clients that come between two
+//! supervisors wait and are not refused.
 
 use listenfd::ListenFd;
 use std::io;
 use std::net::TcpListener;
+use std::os::unix::net::UnixDatagram;
 
-/// The sockets that were handed to this process; none where nobody does so. To be called once, before there are
+#[derive(Debug, Default)]
+pub struct HandedDescriptors {
+    pub listeners: Vec<TcpListener>,
+    /// Parcels of earlier supervisors ([`estate`](crate::estate)).
+    pub parcels: Vec<UnixDatagram>,
+}
+
+/// What was handed to this process; nothing where nobody does so. To be called once, before there are
 /// threads: the variables are taken out of the environment, so that no child believes that it was meant.
 ///
 /// # Errors
-/// When one of them is no TCP socket.
-pub fn listeners() -> io::Result<Vec<TcpListener>> {
+/// When something is neither a TCP socket nor of this program.
+pub fn descriptors() -> io::Result<HandedDescriptors> {
     let mut handed = ListenFd::from_env();
-    let mut listeners = Vec::with_capacity(handed.len());
+    let mut descriptors = HandedDescriptors::default();
     for index in 0..handed.len() {
-        listeners.extend(handed.take_tcp_listener(index)?);
+        match handed.take_unix_datagram(index) {
+            Ok(parcel) => descriptors.parcels.extend(parcel),
+            Err(_) => descriptors
+                .listeners
+                .extend(handed.take_tcp_listener(index)?),
+        }
     }
-    for listener in &listeners {
+    for listener in &descriptors.listeners {
         listener.set_nonblocking(true)?;
     }
-    Ok(listeners)
+    Ok(descriptors)
 }

@@ -107,7 +107,7 @@ enum End<'a> {
 
 impl Drop for Job {
     fn drop(&mut self) {
-        if !self.ended {
+        if !self.ended && !self.app.has_left() {
             self.app.metrics.request_failed(CLIENT_GONE);
             self.log_end(&End::ClientGone);
         }

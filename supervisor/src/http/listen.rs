@@ -8,7 +8,8 @@
     reason = "a listener that cannot accept waits"
 )]
 
-use super::connection::{Terms, serve, told_to_close};
+use super::connection::{Handed, Terms, serve, told_to_close};
+use super::handover::{ConnectionNote, Handover, Left, Stage as HandoverStage};
 use super::places::{Place, Places, Stage};
 use crate::config::HttpConfig;
 use crate::descriptors::PROBE_CONNECTIONS;
@@ -18,8 +19,8 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use thiserror::Error;
-use tokio::net::TcpListener;
-use tokio::sync::watch;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{mpsc, watch};
 
 /// Two loopback addresses need one port that is free on both.
 const FREE_PORT_ATTEMPTS: u32 = 20;
@@ -122,6 +123,7 @@ pub struct Server {
     places: Arc<Places>,
     probes_only: Terms,
     probe_places: Arc<Places>,
+    handover: Arc<Handover>,
 }
 
 impl Server {
@@ -133,7 +135,9 @@ impl Server {
         places: Arc<Places>,
         config: &HttpConfig,
     ) -> Self {
+        let handover = Arc::new(Handover::default());
         let everything = Terms {
+            handover: Arc::clone(&handover),
             router: everything,
             keep_alive: true,
             read_timeout: config.read_timeout,
@@ -141,6 +145,7 @@ impl Server {
             while_answered: Stage::Answered,
         };
         let probes_only = Terms {
+            handover: Arc::clone(&handover),
             router: probes_only,
             keep_alive: false,
             read_timeout: config.read_timeout.min(PROBE_PATIENCE),
@@ -153,40 +158,68 @@ impl Server {
             places,
             probes_only,
             probe_places: Places::new(PROBE_CONNECTIONS),
+            handover,
         }
     }
 
-    /// Accepts until `closing` says so; connections then finish the answer they are in.
+    #[must_use]
+    pub fn handover(&self) -> &Arc<Handover> {
+        &self.handover
+    }
+
+    /// Accepts until `closing` says so, or everything is handed over; connections then finish the answer they
+    /// are in.
     pub async fn run(self: Arc<Self>, listener: TcpListener, closing: watch::Receiver<bool>) {
+        let Some(door) = self.handover.door() else {
+            return;
+        };
+        let mut stages = self.handover.stages();
         let mut full = Said::default();
         loop {
-            let next = async {
-                let (stream, _) = listener.accept().await?;
-                Ok((stream, self.find_place().await))
-            };
-            let next: io::Result<_> = tokio::select! {
+            let stage = *stages.borrow_and_update();
+            let accepted = tokio::select! {
                 () = told_to_close(closing.clone()) => return,
-                next = next => next,
+                _ = stages.changed() => continue,
+                accepted = listener.accept(), if stage == HandoverStage::Serving => accepted,
+                () = std::future::ready(()), if stage == HandoverStage::Leaving => return,
             };
-            match next {
-                Ok((stream, Some((place, terms)))) => {
-                    if !terms.keep_alive && full.is_due() {
-                        tracing::warn!(limit = self.places.limit(), "connections_full");
-                    }
-                    let (terms, closing) = (terms.clone(), closing.clone());
-                    tokio::spawn(async move {
-                        if let Err(error) = serve(stream, place, terms, closing).await {
-                            tracing::debug!(reason = %error, "connection_ended");
-                        }
-                    });
-                }
-                // Nobody in the probes' lane can be told to leave: it is closed.
-                Ok((_, None)) => {}
+            let stream = match accepted {
+                Ok((stream, _)) => stream,
                 Err(error) => {
                     tracing::warn!(reason = %error, "accept_failed");
                     tokio::time::sleep(ACCEPT_PAUSE).await;
+                    continue;
                 }
+            };
+            let place = tokio::select! {
+                place = self.find_place() => place,
+                _ = stages.wait_for(|stage| *stage == HandoverStage::Leaving) => {
+                    leave(stream, &door);
+                    return;
+                }
+            };
+            if let Some((_, terms)) = &place
+                && !terms.keep_alive
+                && full.is_due()
+            {
+                tracing::warn!(limit = self.places.limit(), "connections_full");
             }
+            // Nobody in the probes' lane can be told to leave: a connection without a place is closed.
+            if let Some((place, terms)) = place {
+                spawn(stream, place, terms, &closing, Handed::default());
+            }
+        }
+    }
+
+    /// Goes on with a connection of an earlier supervisor.
+    pub async fn take_over(
+        &self,
+        stream: TcpStream,
+        handed: Handed,
+        closing: &watch::Receiver<bool>,
+    ) {
+        if let Some((place, terms)) = self.find_place().await {
+            spawn(stream, place, terms, closing, handed);
         }
     }
 
@@ -201,6 +234,30 @@ impl Server {
     /// Waits until no connection is left, as long as `patience` lasts.
     pub async fn wait_idle(&self, patience: Duration) {
         self.places.wait_empty(patience).await;
+    }
+}
+
+fn spawn(
+    stream: TcpStream,
+    place: Place,
+    terms: &Terms,
+    closing: &watch::Receiver<bool>,
+    handed: Handed,
+) {
+    let (terms, closing) = (terms.clone(), closing.clone());
+    tokio::spawn(async move {
+        if let Err(error) = serve(stream, place, terms, closing, handed).await {
+            tracing::debug!(reason = %error, "connection_ended");
+        }
+    });
+}
+
+/// A connection that nothing was read of.
+fn leave(stream: TcpStream, door: &mpsc::UnboundedSender<Left>) {
+    if let Ok(stream) = stream.into_std() {
+        let note = ConnectionNote::default();
+        let socket = stream.into();
+        drop(door.send(Left { note, socket }));
     }
 }
 

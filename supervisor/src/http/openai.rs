@@ -14,26 +14,27 @@ pub mod models;
 pub mod request;
 pub mod stream;
 mod template_settings;
-mod whole;
+pub(super) mod whole;
 
+use super::App;
 use super::correlation::CorrelationId;
 use super::error::{ApiError, Dialect};
 use super::fields::Fields;
+use super::generation::Asker;
+use super::presentation::Form;
 use super::reading::ModelTerms;
-use super::sse;
-use super::{App, client};
 use crate::engine::StopReason;
 use axum::body::Body;
 use axum::extract::{Extension, State};
 use axum::http::Request;
 use axum::response::Response;
 use request::OpenAiRequest;
+use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
-use stream::Chunks;
 
 /// Which of the two endpoints is meant.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Kind {
     Chat,
     Completion,
@@ -107,7 +108,7 @@ async fn try_respond(
     request: Request<Body>,
     kind: Kind,
 ) -> Result<Response, ApiError> {
-    let client = client::of_request(request.extensions());
+    let asker = Asker::of(&request, correlation);
     let loaded = app.model();
     let reader = Arc::clone(app);
     let known = loaded.as_ref().ok().map(Arc::clone);
@@ -119,21 +120,14 @@ async fn try_respond(
     let received = app.bodies.read(request, request::names(kind), read).await?;
     let (OpenAiRequest { generation, stream }, room) = received;
     let model = loaded?;
-    let header = Header {
+    let form = Form::OpenAi {
         kind,
-        id: generation.job_id.clone(),
         created: unix_seconds(),
-        model: app.model_id.clone(),
+        stream,
     };
-    let accepted = app.start(&model, generation, client, correlation).await?;
+    let accepted = app.start(&model, generation, &form, asker).await?;
     drop(room);
-    match stream {
-        Some(options) => {
-            let chunks = Chunks::new(&header, options, accepted.tokens_in);
-            sse::respond_when_known(accepted.stream, accepted.job, chunks).await
-        }
-        None => whole::respond(accepted, &header).await,
-    }
+    form.respond(app, accepted, false).await
 }
 
 fn finish_reason(reason: StopReason) -> &'static str {

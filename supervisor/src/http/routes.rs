@@ -10,13 +10,16 @@ use serde_json::json;
 use std::sync::Arc;
 
 /// Every route, as people are told.
-pub const ROUTES: [(&str, &str); 15] = [
+pub const ROUTES: [(&str, &str); 18] = [
     ("GET", "/"),
     ("POST", "/v1/chat/completions"),
     ("POST", "/v1/completions"),
     ("GET", "/v1/models"),
     ("GET", "/v1/models/{name}"),
+    ("GET", "/v1/chat/completions/{id}"),
+    ("GET", "/v1/completions/{id}"),
     ("POST", "/execute"),
+    ("GET", "/execute/{job_id}"),
     ("POST", "/cancel"),
     ("POST", "/shutdown"),
     ("POST", "/restart"),

@@ -58,6 +58,14 @@ pub fn respond<R: Render>(stream: RequestStream, job: Job, render: R) -> Respons
     respond_with(body)
 }
 
+/// The response whose body is the rest of a stream that has begun elsewhere.
+#[must_use]
+pub fn go_on<R: Render>(stream: RequestStream, job: Job, render: R) -> Response {
+    let mut body = EventBody::new(stream, job, render);
+    body.begun = true;
+    respond_with(body)
+}
+
 /// The response whose body is the stream, once the first events of it are known, and begun with
 /// them. A client that waits long for those hears that somebody is there.
 ///

@@ -6,7 +6,7 @@ use crate::config::environment::Environment;
 use crate::config::sources;
 use crate::crash::CrashSettings;
 use crate::engine::testing::load_order;
-use crate::engine::{Deadlines, EngineSettings, OnFault, RestartPolicy};
+use crate::engine::{Deadlines, EngineSettings, Inheritance, OnFault, RestartPolicy};
 use axum::http::{Method, StatusCode};
 use http_body_util::BodyExt;
 use serde_json::{Value, json};
@@ -24,7 +24,7 @@ fn config(flags: &[&str]) -> Config {
 /// An engine that has given up: nothing can be generated, everything else must still answer.
 async fn app(flags: &[&str]) -> Arc<App> {
     let config = config(flags);
-    let engine = crate::driver::start(EngineSettings {
+    let settings = EngineSettings {
         quarantine_for: std::time::Duration::from_secs(600),
         model_sampling: true,
         template_timeout: std::time::Duration::from_secs(3),
@@ -40,7 +40,8 @@ async fn app(flags: &[&str]) -> Arc<App> {
             directory: None,
             max_reports: 3,
         },
-    });
+    };
+    let engine = crate::driver::start(settings, Inheritance::default());
     engine.wait_ended().await;
     Arc::new(App::new(
         &config,

@@ -1,8 +1,10 @@
 //! Controls: what clients' tasks want of the driver.
 
+use crate::estate::EngineEstate;
 use crate::requests::record::Record;
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::sync::oneshot;
 use worker_orcd_ipc::RequestId;
 
 /// A message from an HTTP task to the driver. Unbounded as a channel, bounded by admission: each
@@ -16,5 +18,9 @@ pub(crate) enum Control {
     Drain(Duration),
     /// Put a new child in the place of the one that serves.
     Replace,
+    /// Say what would be left to another engine.
+    CopyEstate(oneshot::Sender<EngineEstate>),
+    /// End at once, and leave everything to another engine.
+    Leave(oneshot::Sender<EngineEstate>),
     StopNow,
 }

@@ -1,15 +1,18 @@
 //! The journal as the driver has it: what is with which child, what waits, and what ends how.
 //!
-//! Owned by the driver alone, without I/O: commands for each seat's child collect in a list that the
-//! driver sends, and time is an argument. Here are clients, the children's words, and what follows from
-//! a death; [`assignments`] is who is with which child, and who is next; [`dispatch`] is what is on its way
+//! Owned by the driver alone. Commands for each seat's child collect in a list that the driver sends, time is
+//! an argument, and the only output is the [write-ahead log](super::wal). Here are the children's words, and
+//! what follows from a death; [`clients`] is what clients want, [`restored`] is what another supervisor left,
+//! [`assignments`] is who is with which child, and who is next; [`dispatch`] is what is on its way
 //! to a seat and back; [`adoption`] is which pages the next child need not compute; [`probation`] is what
 //! deaths say about requests.
 
 mod adoption;
 mod assignments;
+mod clients;
 mod dispatch;
 mod probation;
+mod restored;
 
 use self::assignments::Assignments;
 use self::dispatch::Place;
@@ -22,6 +25,7 @@ use crate::requests::registry::Registry;
 use crate::requests::scene::Scene;
 use crate::requests::totals::Totals;
 use crate::requests::violation::Violation;
+use crate::requests::wal::Wal;
 use crate::text::Text;
 use std::collections::BTreeSet;
 use std::num::NonZeroU8;
@@ -42,6 +46,10 @@ pub struct Requests {
     wakers: Vec<Waker>,
     scratch: String,
     totals: Totals,
+    /// `None` where the kernel had no memory for it.
+    wal: Option<Wal>,
+    /// Requests that ended before this supervisor, and wait for a vocabulary to be told.
+    untold: Vec<Arc<Record>>,
 }
 
 impl Requests {
@@ -57,6 +65,8 @@ impl Requests {
             wakers: Vec::new(),
             scratch: String::new(),
             totals: Totals::default(),
+            wal: None,
+            untold: Vec::new(),
         }
     }
 
@@ -124,42 +134,11 @@ impl Requests {
         self.assigned.seat(seat).next_command()
     }
 
-    /// Tells the readers. Called when nothing is locked.
+    /// Tells the readers, of what is in the log by then. Called when nothing is locked.
     pub fn wake(&mut self) {
+        self.write_ahead();
         for waker in self.wakers.drain(..) {
             waker.wake();
-        }
-    }
-
-    // === clients ===
-
-    pub(crate) fn submit(&mut self, record: Arc<Record>) {
-        if let Some(deadline) = record.deadline {
-            self.deadlines.insert((deadline, record.id));
-        }
-        self.assigned.admit(record);
-    }
-
-    pub fn cancel(&mut self, id: RequestId, now: Instant) {
-        let failure = Failure::new(ErrorCode::Cancelled, "the job was cancelled");
-        self.end_here(id, now, |progress, _| progress.fail(failure));
-    }
-
-    /// Ends a request that nobody reads any more.
-    pub fn abandon(&mut self, id: RequestId, now: Instant) {
-        self.end_here(id, now, |_, _| {});
-    }
-
-    pub fn expire(&mut self, now: Instant) {
-        while let Some((_, id)) = self.deadlines.first().copied().filter(|(at, _)| *at <= now) {
-            let failure = Failure::new(ErrorCode::InferenceTimeout, "the job took too long");
-            self.end_here(id, now, |progress, _| progress.fail(failure));
-        }
-    }
-
-    pub fn fail_all(&mut self, failure: &Failure, now: Instant) {
-        for id in self.assigned.ids() {
-            self.end_here(id, now, |progress, _| progress.fail(failure.clone()));
         }
     }
 
@@ -167,6 +146,7 @@ impl Requests {
 
     /// The child of this seat is ready, and takes what waits.
     pub fn serve(&mut self, seat: SeatId, text: Arc<Text>) {
+        self.retell(&text);
         self.text = Some(text);
         self.assigned.seat(seat).open();
         self.assigned.hand_out();
@@ -273,6 +253,9 @@ impl Requests {
         let pushed = progress.push(said, text, now, &mut self.scratch);
         self.wakers.extend(progress.take_waker());
         drop(progress);
+        if let Some(wal) = &mut self.wal {
+            wal.drawn(request, said.token);
+        }
         if let Pushed::Stopped(stop) = pushed {
             self.end_here(request, now, |progress, record| {
                 progress.finish_stopped(record, stop, now);
@@ -353,6 +336,9 @@ impl Requests {
         self.registry.release(&record.job_id, id, took);
         how(&mut progress, &record);
         self.wakers.extend(progress.take_waker());
+        if let Some(wal) = &mut self.wal {
+            wal.ended(id, progress.end_to_read().cloned(), now);
+        }
         drop(progress);
         self.assigned.fill_gap(id);
     }

@@ -25,6 +25,32 @@ pub(crate) struct Progress {
     last_token_at: Option<Instant>,
     recoveries: u32,
     recovering: bool,
+    /// What was generated before this supervisor, and has become no text here yet.
+    is_untold: bool,
+    /// Pieces that were taken or skipped.
+    taken: u32,
+    skip: Skip,
+}
+
+/// What the reader has already, and is not told again.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Skip {
+    #[default]
+    Nothing,
+    /// So many pieces.
+    Pieces(u32),
+    /// Pieces up to that of the token with this index.
+    ThroughToken(u32),
+}
+
+impl Skip {
+    fn covers(self, number: u32, index: u32) -> bool {
+        match self {
+            Self::Nothing => false,
+            Self::Pieces(pieces) => number < pieces,
+            Self::ThroughToken(last) => index <= last,
+        }
+    }
 }
 
 /// Text in one block, cut where tokens ended. Emptied by every read, so its memory is reused.
@@ -67,7 +93,69 @@ impl Progress {
             last_token_at: None,
             recoveries: 0,
             recovering: false,
+            is_untold: false,
+            taken: 0,
+            skip: Skip::Nothing,
         }
+    }
+
+    /// As another supervisor left it. It is told once there is a vocabulary ([`retell`](Self::retell)).
+    pub(crate) fn restored(
+        self,
+        generated: Vec<TokenId>,
+        first_token_at: Option<Instant>,
+        recoveries: u32,
+        end: Option<StreamEvent>,
+    ) -> Self {
+        Self {
+            generated,
+            first_token_at,
+            recoveries,
+            recovering: end.is_none(),
+            end,
+            is_untold: true,
+            ..self
+        }
+    }
+
+    /// Makes text of what was generated before this supervisor.
+    pub(crate) fn retell(&mut self, text: &Text, scratch: &mut String) {
+        if !std::mem::take(&mut self.is_untold) {
+            return;
+        }
+        for (index, token) in (0..).zip(std::mem::take(&mut self.generated)) {
+            scratch.clear();
+            self.generated.push(token);
+            self.detokenizer.push(text.bytes(token), scratch);
+            self.append(scratch, index);
+        }
+        if let Some(StreamEvent::Finished(Completion {
+            stop_sequence: None,
+            ..
+        })) = self.end
+        {
+            self.tell_rest();
+        }
+    }
+
+    #[cfg(test)]
+    pub(crate) fn note_for_test(&mut self, token: TokenId) {
+        self.generated.push(token);
+    }
+
+    pub(crate) fn is_untold(&self) -> bool {
+        self.is_untold
+    }
+
+    /// Ends what no vocabulary here can tell.
+    pub(crate) fn disown(&mut self, failure: &Failure) {
+        self.is_untold = false;
+        self.end = Some(StreamEvent::Failed(failure.clone()));
+    }
+
+    /// What the reader has; it is not told again.
+    pub(crate) fn skip(&mut self, skip: Skip) {
+        self.skip = skip;
     }
 
     pub(crate) fn generated(&self) -> &[TokenId] {
@@ -88,6 +176,10 @@ impl Progress {
 
     pub(crate) fn accepted_at(&self) -> Instant {
         self.accepted_at
+    }
+
+    pub(crate) fn first_token_at(&self) -> Option<Instant> {
+        self.first_token_at
     }
 
     pub(crate) fn last_token_at(&self) -> Option<Instant> {
@@ -128,20 +220,26 @@ impl Progress {
     /// Ends with what the child says is its end. What was held back is text after all, unless
     /// the very last of it completes a stop string.
     pub(crate) fn finish(&mut self, record: &Record, reason: StopReason, now: Instant) {
+        match self.tell_rest() {
+            Some(stop) => self.finish_stopped(record, stop, now),
+            None => self.end(StreamEvent::Finished(
+                self.completion(record, reason, None, now),
+            )),
+        }
+    }
+
+    /// Nothing more will be generated: what was held back is text, or completes a stop string.
+    fn tell_rest(&mut self) -> Option<usize> {
         let index = self.tokens_out().saturating_sub(1);
         let mut rest = String::new();
         self.detokenizer.finish(&mut rest);
-        match self.append(&rest, index) {
-            Some(stop) => self.finish_stopped(record, stop, now),
-            None => {
-                let before = self.unread.text.len();
-                self.stop.finish(&mut self.unread.text);
-                self.unread.cut(before, index);
-                self.end(StreamEvent::Finished(
-                    self.completion(record, reason, None, now),
-                ));
-            }
+        let stopped = self.append(&rest, index);
+        if stopped.is_none() {
+            let before = self.unread.text.len();
+            self.stop.finish(&mut self.unread.text);
+            self.unread.cut(before, index);
         }
+        stopped
     }
 
     /// Ends because stop string number `stop` was matched.
@@ -167,6 +265,11 @@ impl Progress {
         self.recovering = true;
     }
 
+    /// The end, as long as the reader has not taken it.
+    pub(crate) fn end_to_read(&self) -> Option<&StreamEvent> {
+        self.end.as_ref()
+    }
+
     pub(crate) fn has_ended(&self) -> bool {
         self.end.is_some() || self.closed
     }
@@ -184,8 +287,8 @@ impl Progress {
             return Some(false);
         }
         let before = out.len();
-        self.unread.take(out);
-        if let Some(end) = self.end.take() {
+        self.unread.take(out, &mut self.taken, self.skip);
+        if let Some(end) = self.end.take_if(|_| !self.is_untold) {
             out.push(end);
             self.closed = true;
         }
@@ -255,15 +358,22 @@ impl Unread {
         }
     }
 
-    fn take(&mut self, out: &mut Vec<StreamEvent>) {
+    fn take(&mut self, out: &mut Vec<StreamEvent>, taken: &mut u32, skip: Skip) {
         let mut start = 0;
         out.reserve(self.cuts.len() + 1);
         for Cut { at, index } in self.cuts.drain(..) {
-            out.push(StreamEvent::Text(Piece {
-                text: self.text[start..at].to_owned(),
-                index,
-            }));
+            let number = *taken;
+            *taken += 1;
+            let text = &self.text[start..at];
             start = at;
+            if !skip.covers(number, index) {
+                let text = text.to_owned();
+                out.push(StreamEvent::Text(Piece {
+                    text,
+                    index,
+                    number,
+                }));
+            }
         }
         self.text.clear();
     }

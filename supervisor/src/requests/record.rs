@@ -2,7 +2,9 @@
 
 use crate::error_code::ErrorCode;
 use crate::requests::progress::Progress;
+use crate::requests::wal::{Clock, Restored};
 use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
 use std::time::{Duration, Instant};
 use worker_orcd_ipc::{ClientId, RequestId, Sampling, Submission, TokenId};
 
@@ -22,10 +24,12 @@ pub struct NewRequest {
     pub deadline: Option<Duration>,
     /// `None` means as the engine is set.
     pub on_fault: Option<OnFault>,
+    /// How its answer is told, in the words of whoever tells it; nothing here reads them.
+    pub presentation: String,
 }
 
 /// The fate of a running request whose child dies.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum OnFault {
     /// The request goes on with the next child, behind the tokens it has.
     #[default]
@@ -34,7 +38,7 @@ pub enum OnFault {
     Fail,
 }
 
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum StreamEvent {
     Text(Piece),
     /// Nothing follows.
@@ -44,15 +48,17 @@ pub enum StreamEvent {
 }
 
 /// Text that a token added; tokens without text of their own are skipped.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Piece {
     /// Whole characters.
     pub text: String,
     /// Index of the last token that contributed, counted from 0.
     pub index: u32,
+    /// Pieces of this answer before it.
+    pub number: u32,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Completion {
     pub stop_reason: StopReason,
     pub stop_sequence: Option<String>,
@@ -69,7 +75,7 @@ pub struct Completion {
     pub recoveries: u32,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum StopReason {
     MaxTokens,
     Eos,
@@ -88,7 +94,7 @@ impl StopReason {
 }
 
 /// An end that is not an answer.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Failure {
     pub code: ErrorCode,
     pub message: String,
@@ -118,6 +124,9 @@ pub(crate) struct Record {
     pub ignore_eos: bool,
     pub on_fault: OnFault,
     pub deadline: Option<Instant>,
+    pub presentation: String,
+    /// Supervisors that died under it.
+    pub crashes: u8,
     pub progress: Mutex<Progress>,
 }
 
@@ -143,6 +152,36 @@ impl Record {
             deadline: request
                 .deadline
                 .and_then(|deadline| now.checked_add(deadline)),
+            presentation: request.presentation,
+            crashes: 0,
+            progress: Mutex::new(progress),
+        }
+    }
+
+    /// A request of the supervisor before this one.
+    pub(crate) fn restored(request: Restored, clock: Clock) -> Self {
+        let accepted_at = clock.instant(request.accepted_at_ms);
+        let progress = Progress::new(accepted_at, &request.stop);
+        let first_token_at = request.first_token_at_ms.map(|at| clock.instant(at));
+        let progress = progress.restored(
+            request.generated,
+            first_token_at,
+            request.recoveries,
+            request.end,
+        );
+        Self {
+            id: request.id,
+            job_id: request.job_id,
+            client: request.client,
+            prompt: request.prompt,
+            sampling: request.sampling,
+            max_tokens: request.max_tokens,
+            stop: request.stop,
+            ignore_eos: request.ignore_eos,
+            on_fault: request.on_fault,
+            deadline: request.deadline_ms.map(|at| clock.instant(at)),
+            presentation: request.presentation,
+            crashes: request.crashes,
             progress: Mutex::new(progress),
         }
     }

@@ -3,7 +3,7 @@
 use crate::error_code::ErrorCode;
 use crate::requests::fingerprint::Fingerprint;
 use crate::requests::quarantine::{Quarantine, Quarantined};
-use crate::requests::record::{Failure, NewRequest};
+use crate::requests::record::{Failure, NewRequest, Record};
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -177,6 +177,18 @@ impl Registry {
             .insert(job_id.to_owned(), Entrant { id, client });
         *inner.by_client.entry(client).or_default() += 1;
         Ok(id)
+    }
+
+    /// Lets a request in that the supervisor before this one let in, with its number.
+    pub(crate) fn readmit(&self, record: &Record) {
+        let mut inner = self.inner.lock();
+        inner.next_id = inner.next_id.max(record.id.0);
+        let entrant = Entrant {
+            id: record.id,
+            client: record.client,
+        };
+        inner.by_job.insert(record.job_id.clone(), entrant);
+        *inner.by_client.entry(record.client).or_default() += 1;
     }
 
     /// A queue of one is nobody's to share.

@@ -38,6 +38,11 @@ impl RequestStream {
         self.record.progress.lock().recovering()
     }
 
+    #[must_use]
+    pub fn tokens_in(&self) -> u32 {
+        self.record.tokens_in()
+    }
+
     /// Tokens accepted so far.
     #[must_use]
     pub fn tokens_out(&self) -> u32 {

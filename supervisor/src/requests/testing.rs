@@ -61,6 +61,7 @@ pub(crate) fn request(job_id: &str) -> NewRequest {
         ignore_eos: false,
         deadline: None,
         on_fault: None,
+        presentation: String::new(),
     }
 }
 
@@ -85,6 +86,10 @@ impl Journal {
         let mut journal = Self::with_seats(slots, NonZeroU8::MIN);
         journal.requests.serve(SEAT, Arc::clone(&journal.text));
         journal
+    }
+
+    pub(crate) fn reader_of(&self, record: Arc<Record>) -> RequestStream {
+        RequestStream::new(record, self.controls.clone())
     }
 
     /// None of which has a child yet.

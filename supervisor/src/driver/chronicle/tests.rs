@@ -3,6 +3,7 @@ use super::*;
 use crate::crash::{CrashSettings, CrashStore};
 use crate::driver::vitals::Vitals;
 use crate::engine::testing::load_order;
+use crate::requests::orphans::Orphans;
 use crate::requests::testing::{Journal, request};
 use parking_lot::RwLock;
 use std::num::NonZeroU8;
@@ -46,6 +47,7 @@ impl Scenery {
                 model: RwLock::new(None),
                 snapshot: RwLock::new(Arc::new(EngineSnapshot::before_anything(start))),
                 crashes,
+                orphans: Orphans::default(),
                 on_fault: journal.on_fault,
             },
             journal,

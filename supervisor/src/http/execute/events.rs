@@ -23,8 +23,6 @@ pub struct ExecuteEvents<M> {
     started: Started,
     /// Bytes in use on the device, where that is known.
     memory: M,
-    /// Token events are numbered without a gap; a token without text of its own has no event.
-    next_index: u32,
     /// The moment at which metrics were last sent; `None` when nobody asked.
     metrics: Option<Instant>,
     first_text_at: Option<Instant>,
@@ -43,7 +41,6 @@ impl<M: Fn() -> Option<u64>> ExecuteEvents<M> {
         Self {
             started,
             memory,
-            next_index: 0,
             metrics: wants_metrics.then(Instant::now),
             first_text_at: None,
         }
@@ -61,7 +58,8 @@ impl<M: Fn() -> Option<u64> + Send + Unpin + 'static> Render for ExecuteEvents<M
         write_event(out, "started", &started);
     }
 
-    /// The event's `id:` is the token's place in the answer, which counts tokens without text too.
+    /// The event's `id:` is the token's place in the answer, which counts tokens without text too; its `i` has no
+    /// gap.
     fn text(&mut self, piece: &Piece, out: &mut Vec<u8>) {
         self.first_text_at.get_or_insert_with(Instant::now);
         out.extend_from_slice(b"event: token\nid: ");
@@ -69,9 +67,8 @@ impl<M: Fn() -> Option<u64> + Send + Unpin + 'static> Render for ExecuteEvents<M
         out.extend_from_slice(b"\ndata: {\"t\":");
         write_json(out, &piece.text);
         out.extend_from_slice(b",\"i\":");
-        write_json(out, &self.next_index);
+        write_json(out, &piece.number);
         out.extend_from_slice(b"}\n\n");
-        self.next_index += 1;
     }
 
     fn progress(&mut self, tokens_out: u32, out: &mut Vec<u8>) {
@@ -134,9 +131,14 @@ mod tests {
         };
         let mut render = ExecuteEvents::new(started, false, || None);
         let mut out = Vec::new();
-        for (text, index) in [("x", 0), ("\n", 3)] {
+        for (number, (text, index)) in (0..).zip([("x", 0), ("\n", 3)]) {
             let text = text.to_owned();
-            render.text(&Piece { text, index }, &mut out);
+            let piece = Piece {
+                text,
+                index,
+                number,
+            };
+            render.text(&piece, &mut out);
         }
         assert_eq!(
             String::from_utf8(out).unwrap(),

@@ -10,6 +10,7 @@ use crate::http::json::{Json, Kind as JsonKind};
 use crate::http::messages::read_messages;
 use crate::http::mistakes::Constraint;
 use crate::http::reading::{self, ModelTerms, read_sampling, read_stop};
+use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 use worker_orcd_ipc::{Sampling, TokenId};
 
@@ -23,7 +24,7 @@ pub struct OpenAiRequest {
     pub stream: Option<StreamOptions>,
 }
 
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StreamOptions {
     pub include_usage: bool,
     /// True if every chunk has the usage so far.

@@ -181,6 +181,7 @@ mod tests {
         Piece {
             text: text.to_owned(),
             index: 0,
+            number: 0,
         }
     }
 

@@ -5,26 +5,30 @@
 
 use super::stream::usage;
 use super::{Header, Kind, finish_reason};
-use crate::engine::{Completion, Failure, StreamEvent};
+use crate::engine::{Completion, Failure, RequestStream, StreamEvent};
 use crate::error_code::ErrorCode;
 use crate::http::error::ApiError;
-use crate::http::generation::Accepted;
+use crate::http::job::Job;
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 
-pub(super) async fn respond(mut accepted: Accepted, header: &Header) -> Result<Response, ApiError> {
+pub(in crate::http) async fn respond(
+    mut stream: RequestStream,
+    mut job: Job,
+    header: &Header,
+) -> Result<Response, ApiError> {
     let mut text = String::new();
     let mut events = Vec::new();
-    while accepted.stream.next(&mut events).await {
+    while stream.next(&mut events).await {
         for event in events.drain(..) {
             match event {
                 StreamEvent::Text(piece) => text.push_str(&piece.text),
                 StreamEvent::Finished(completion) => {
-                    accepted.job.finished(&completion);
+                    job.finished(&completion);
                     return Ok(axum::Json(body(header, &text, &completion)).into_response());
                 }
                 StreamEvent::Failed(failure) => {
-                    accepted.job.failed(&failure);
+                    job.failed(&failure);
                     return Err(ApiError::of_failure(&failure));
                 }
             }

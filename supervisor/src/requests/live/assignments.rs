@@ -71,6 +71,10 @@ impl Assignments {
         self.live.keys().copied().collect()
     }
 
+    pub(super) fn records(&self) -> impl Iterator<Item = &Record> {
+        self.live.values().map(|live| &*live.record)
+    }
+
     pub(super) fn get(&self, id: RequestId) -> Option<&Live> {
         self.live.get(&id)
     }

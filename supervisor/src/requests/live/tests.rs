@@ -35,7 +35,8 @@ fn tokens_become_text_and_the_end_comes_once() {
         events,
         [StreamEvent::Text(Piece {
             text: "a".to_owned(),
-            index: 0
+            index: 0,
+            number: 0
         })]
     );
     assert!(!over);
@@ -80,7 +81,8 @@ fn half_a_character_waits_for_its_other_half_and_a_lone_one_is_not_lost() {
         read(&mut stream).0,
         [StreamEvent::Text(Piece {
             text: "é".to_owned(),
-            index: 1
+            index: 1,
+            number: 0
         })]
     );
     let end = step(&[], &[(id, FinishReason::MaxTokens)]);
@@ -90,7 +92,8 @@ fn half_a_character_waits_for_its_other_half_and_a_lone_one_is_not_lost() {
         events[0],
         StreamEvent::Text(Piece {
             text: "\u{fffd}".to_owned(),
-            index: 2
+            index: 2,
+            number: 1
         })
     );
 }

@@ -1,0 +1,53 @@
+//! Settings of the worker as the engine takes them.
+
+use crate::config::device::DecidedDevice;
+use crate::config::{Config, DEFAULT_MEMORY_PERMILLE};
+use crate::engine::{Deadlines, EngineSettings, RestartPolicy};
+use worker_orcd_ipc::{LoadOrder, ModelFile, Role, TraceOrder};
+
+pub(super) fn engine_settings(config: &Config, device: &DecidedDevice) -> EngineSettings {
+    let load = &config.load;
+    EngineSettings {
+        child_binary: config.child_binary.clone(),
+        load: LoadOrder {
+            model_path: config.model.to_string_lossy().into_owned(),
+            model_file: ModelFile::AtPath,
+            weights: None,
+            // Pages are found again by what they hold.
+            shares_kv: config.life.standby && load.prefix_cache,
+            adopts_from: None,
+            device: device.selector,
+            kv_cache_bytes: load.kv_cache_bytes,
+            memory_permille: load.memory_permille.unwrap_or(DEFAULT_MEMORY_PERMILLE),
+            max_running: load.max_running,
+            max_sequence_tokens: load.max_context_tokens,
+            prefill_chunk_tokens: load.prefill_chunk_tokens,
+            threads: load.threads,
+            prefix_cache: load.prefix_cache,
+            trace: load.trace.as_ref().map(|trace| TraceOrder {
+                path: trace.path.to_string_lossy().into_owned(),
+                first_values: trace.first_values,
+            }),
+            role: Role::Active,
+        },
+        deadlines: Deadlines {
+            heartbeat: config.life.heartbeat_timeout,
+            step: config.life.step_timeout,
+            load: config.life.load_timeout,
+            ..Deadlines::default()
+        },
+        restart: RestartPolicy {
+            max_deaths: config.life.max_restarts,
+            max_delay: config.life.max_restart_delay,
+            ..RestartPolicy::default()
+        },
+        on_fault: config.limits.on_fault,
+        max_queue: config.life.max_queue,
+        quarantine_for: config.life.quarantine_for,
+        template_timeout: config.life.template_timeout,
+        model_sampling: config.model_sampling,
+        accept_fault_injection: config.accept_fault_injection,
+        standby: config.life.standby,
+        crashes: config.crashes.clone(),
+    }
+}

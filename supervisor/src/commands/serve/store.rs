@@ -1,0 +1,70 @@
+//! The descriptor store of systemd (`FileDescriptorStoreMax=`): what a supervisor would leave, kept where it lies
+//! when the supervisor dies.
+//!
+//! A parcel of it is stored when the model serves, and again whenever what is kept changes. The journal's log
+//! is in it from the beginning, and grows where it is.
+
+use super::inheritance::Estate;
+use crate::http::App;
+use sd_notify::NotifyState;
+use std::io;
+use std::net::TcpListener;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use tracing::{info, warn};
+
+/// Stores what there is from now on, as `number` and following. Nothing happens where no service manager
+/// listens; one without a store ignores it.
+pub(super) async fn keep(app: Arc<App>, listeners: Arc<[TcpListener]>, inherited: Option<u64>) {
+    if std::env::var_os("NOTIFY_SOCKET").is_none() {
+        return;
+    }
+    let (mut known, mut before) = (0, inherited);
+    while app.engine.estate_changed(&mut known).await {
+        let Some(engine) = app.engine.copy_estate().await else {
+            return;
+        };
+        let number = before.map_or(1, |number| number + 1);
+        let (worker_id, listeners) = (app.worker_id, Arc::clone(&listeners));
+        let store = move || {
+            let parcel = Estate {
+                number,
+                worker_id,
+                engine: &engine,
+                listeners: &listeners,
+                connections: Vec::new(),
+                stops: None,
+            };
+            let parcel = parcel.pack()?;
+            put(&name(number), &parcel)?;
+            before.map_or(Ok(()), |before| remove(&name(before)))
+        };
+        // A service manager may not read.
+        match tokio::task::spawn_blocking(store).await {
+            Ok(Ok(())) => {
+                info!(number, "estate_stored");
+                before = Some(number);
+            }
+            Ok(Err(error)) => warn!(%error, "estate_not_stored"),
+            Err(_) => return,
+        }
+    }
+}
+
+fn name(number: u64) -> String {
+    format!("estate-{number}")
+}
+
+fn put(name: &str, parcel: &impl AsFd) -> io::Result<()> {
+    let words = [
+        NotifyState::FdStore,
+        NotifyState::FdName(name),
+        // The other end is closed, which is no reason to forget it.
+        NotifyState::Custom("FDPOLL=0"),
+    ];
+    sd_notify::notify_with_fds(&words, &[parcel.as_fd()])
+}
+
+fn remove(name: &str) -> io::Result<()> {
+    sd_notify::notify(&[NotifyState::FdStoreRemove, NotifyState::FdName(name)])
+}

@@ -1,0 +1,142 @@
+//! The driver's end for another one's beginning: what it leaves, and what it finds.
+
+use super::{Driver, Keeping};
+use crate::engine::Inheritance;
+use crate::error_code::ErrorCode;
+use crate::estate::{EngineEstate, EngineNote};
+use crate::requests::Failure;
+use crate::requests::control::Control;
+use crate::requests::orphans::PATIENCE;
+use crate::requests::record::Record;
+use crate::requests::wal::{Clock, Wal};
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use tokio::sync::mpsc::WeakUnboundedSender;
+use tracing::{error, info, warn};
+
+impl Driver {
+    /// Goes on with what another driver has left; before the first turn.
+    pub(super) fn inherit(
+        &mut self,
+        inheritance: Inheritance,
+        controls: WeakUnboundedSender<Control>,
+    ) {
+        let now = self.now;
+        match Wal::create(now) {
+            Ok(wal) => self.requests.keep_log(wal),
+            Err(error) => warn!(%error, "wal_missing"),
+        }
+        let Inheritance { estate, requests } = inheritance;
+        self.inherited_digest = estate.note.digest;
+        self.keeping = Keeping::inherited(now, estate);
+        if requests.is_empty() {
+            return;
+        }
+        let clock = Clock::at(now);
+        info!(
+            count = requests.len(),
+            weights_kept = self.keeping.bytes() > 0,
+            "requests_restored"
+        );
+        let shared = &self.handles.shared;
+        for request in requests {
+            let has_ended = request.end.is_some();
+            let record = Arc::new(Record::restored(request, clock));
+            if !has_ended {
+                shared.registry.readmit(&record);
+            }
+            shared.orphans.add(Arc::clone(&record));
+            self.requests.restore(record, now);
+        }
+        self.requests.wake();
+        let shared = Arc::clone(shared);
+        tokio::spawn(async move {
+            tokio::time::sleep(PATIENCE).await;
+            let given_up = shared.orphans.take_all();
+            if !given_up.is_empty() {
+                info!(count = given_up.len(), "clients_did_not_return");
+            }
+            for record in given_up {
+                if record.progress.lock().close()
+                    && let Some(controls) = controls.upgrade()
+                {
+                    drop(controls.send(Control::Abandon(record.id)));
+                }
+            }
+        });
+    }
+
+    /// Ends everything, also for whoever submitted in the last moment.
+    pub(super) fn say_goodbye(mut self) {
+        for record in self.handles.close() {
+            self.requests.submit(record);
+        }
+        let failure = Failure::new(ErrorCode::WorkerUnhealthy, "the worker has ended");
+        self.requests.fail_all(&failure, self.now);
+        self.requests.wake();
+    }
+
+    /// Ends, with every child, and leaves everything else.
+    pub(super) fn leave(mut self) -> EngineEstate {
+        let wal = self.requests.take_log();
+        let wal = wal.as_ref().and_then(duplicate);
+        let note = self.estate_note();
+        EngineEstate {
+            wal,
+            ..self.keeping.copy(note)
+        }
+    }
+
+    /// Duplicates of what would be left.
+    pub(super) fn estate(&self) -> EngineEstate {
+        let wal = self.requests.log().and_then(duplicate);
+        EngineEstate {
+            wal,
+            ..self.keeping.copy(self.estate_note())
+        }
+    }
+
+    /// Says that something else than before would be left.
+    pub(super) fn tell_of_estate(&mut self) {
+        let is_told = self.told_estate.digest.is_some();
+        if !is_told && self.model.is_none() && self.inherited_digest.is_none() {
+            return;
+        }
+        let note = self.keeping.note(self.estate_note());
+        if note != self.told_estate {
+            self.told_estate = note;
+            self.handles.estate_changed();
+        }
+    }
+
+    fn estate_note(&self) -> EngineNote {
+        EngineNote {
+            model_path: self.settings.load.model_path.clone(),
+            device: Some(self.settings.load.device),
+            digest: self
+                .model
+                .as_ref()
+                .map(|model| model.digest())
+                .or(self.inherited_digest),
+            ..EngineNote::default()
+        }
+    }
+
+    /// A model serves. What another one has begun ends here.
+    pub(super) fn compare_with_inherited(&mut self, digest: [u8; 32]) {
+        if self.inherited_digest.take().is_some_and(|it| it != digest) {
+            warn!("inherited_requests_of_another_model");
+            let message = "the worker has another model since it was started again";
+            let failure = Failure::new(ErrorCode::WorkerUnhealthy, message);
+            self.requests.fail_restored(&failure, self.now);
+        }
+    }
+}
+
+/// What cannot be duplicated is missing.
+fn duplicate(descriptor: &impl AsFd) -> Option<OwnedFd> {
+    let duplicate = descriptor.as_fd().try_clone_to_owned();
+    let failed = |error: &io::Error| error!(%error, "descriptor_not_duplicated");
+    duplicate.inspect_err(failed).ok()
+}

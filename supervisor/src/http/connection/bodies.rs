@@ -1,0 +1,103 @@
+//! Bodies that tell how far a request is: the one that is received, and the one that is sent.
+
+use super::client::Client;
+use axum::body::{Body, Bytes, HttpBody};
+use hyper::body::{Frame, Incoming, SizeHint};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+
+const COMMENT: &[u8] = b":\n\n";
+
+/// A request's body, which says when it is whole.
+pub(super) struct Sent {
+    body: Incoming,
+    client: Option<Arc<Client>>,
+}
+
+impl Sent {
+    pub(super) fn new(body: Incoming, client: Arc<Client>) -> Self {
+        let mut sent = Self {
+            body,
+            client: Some(client),
+        };
+        if sent.body.is_end_stream() {
+            sent.is_whole();
+        }
+        sent
+    }
+
+    fn is_whole(&mut self) {
+        if let Some(client) = self.client.take() {
+            client.request_is_whole();
+        }
+    }
+}
+
+impl HttpBody for Sent {
+    type Data = Bytes;
+    type Error = hyper::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
+        let frame = ready!(Pin::new(&mut self.body).poll_frame(cx));
+        if frame.is_none() || self.body.is_end_stream() {
+            self.is_whole();
+        }
+        Poll::Ready(frame)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+/// An answer's body, which says when it was handed over, and a word in between where one is wanted.
+pub(super) struct Told {
+    pub(super) body: Body,
+    pub(super) client: Arc<Client>,
+    pub(super) is_stream: bool,
+}
+
+impl HttpBody for Told {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        if let Poll::Ready(frame) = Pin::new(&mut self.body).poll_frame(cx) {
+            return Poll::Ready(frame);
+        }
+        if !self.is_stream {
+            return Poll::Pending;
+        }
+        let mut turn = self.client.turn.lock();
+        if std::mem::take(&mut turn.wanted) {
+            return Poll::Ready(Some(Ok(Frame::data(Bytes::from_static(COMMENT)))));
+        }
+        turn.waker = Some(cx.waker().clone());
+        Poll::Pending
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+impl Drop for Told {
+    fn drop(&mut self) {
+        self.client.turn.lock().complete = true;
+    }
+}

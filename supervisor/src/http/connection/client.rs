@@ -1,0 +1,241 @@
+//! The client of a connection, and how far its present request is.
+
+use crate::http::handover::{Answer, ConnectionNote, Handover, Left};
+use crate::http::places::{Place, Stage};
+use crate::http::resume::HandedOver;
+use axum::http::header::{CONNECTION, ORIGIN};
+use axum::http::{Request, Version};
+use hyper::body::Incoming;
+use parking_lot::Mutex;
+use std::io::{self, ErrorKind};
+use std::os::fd::AsFd as _;
+use std::sync::Arc;
+use std::task::Waker;
+use std::time::Duration;
+use tokio::io::Interest;
+use tokio::net::TcpStream;
+use tokio::sync::mpsc;
+use tokio::time::sleep;
+
+/// Pause between two looks at a client that has sent more than was read yet.
+const LOOK_AGAIN: Duration = Duration::from_millis(25);
+
+const INTERIM: &[u8] = b"HTTP/1.1 100 Continue\r\n\r\n";
+
+/// The client of one connection, and how far its present request is.
+pub(super) struct Client {
+    pub(super) socket: TcpStream,
+    pub(super) place: Place,
+    pub(super) while_answered: Stage,
+    pub(super) handover: Arc<Handover>,
+    pub(super) turn: Mutex<Turn>,
+}
+
+#[derive(Default)]
+pub(super) struct Turn {
+    /// What was asked, as long as its answer is not complete.
+    pub(super) asked: Option<Answer>,
+    /// The journal has it.
+    pub(super) known: bool,
+    pub(super) whole: bool,
+    /// The answer's head was handed over.
+    pub(super) begun: bool,
+    /// The answer's body was, to its last byte.
+    pub(super) complete: bool,
+    /// Bytes may be on their way between hyper and the socket.
+    pub(super) writing: bool,
+    /// A word is wanted in the stream.
+    pub(super) wanted: bool,
+    /// Waker of whoever polls the stream.
+    pub(super) waker: Option<Waker>,
+    /// The socket is another supervisor's from here on: what is written is kept in `unsent`.
+    pub(super) leaves: bool,
+    pub(super) unsent: Vec<u8>,
+    /// The connection is not used again.
+    pub(super) closed: bool,
+}
+
+/// The connection of a request, for whoever gives it to the journal.
+#[derive(Clone)]
+pub struct Attachment(pub(super) Arc<Client>);
+
+impl Attachment {
+    /// The journal has the request: from now on its answer can be told by another supervisor.
+    pub fn attach(&self, job_id: &str, correlation_id: &str) {
+        let mut turn = self.0.turn.lock();
+        if let Some(answer) = &mut turn.asked {
+            job_id.clone_into(&mut answer.job_id);
+            correlation_id.clone_into(&mut answer.correlation_id);
+            self.0.is_known(&mut turn);
+        }
+    }
+}
+
+impl std::fmt::Debug for Attachment {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Attachment")
+    }
+}
+
+impl Client {
+    pub(super) fn asked(&self, request: &Request<Incoming>) {
+        let text = |name| {
+            let value = request.headers().get(name);
+            value.and_then(|value| value.to_str().ok())
+        };
+        let closes = text(CONNECTION).is_some_and(|it| it.eq_ignore_ascii_case("close"));
+        let old_http = request.version() == Version::HTTP_10;
+        let keeps = text(CONNECTION).is_some_and(|it| it.eq_ignore_ascii_case("keep-alive"));
+        let path = request.uri().path();
+        let resumed = request.extensions().get::<HandedOver>();
+        let path = match path.rsplit_once('/') {
+            // The path of the request that another supervisor made of this one ends with the job.
+            Some((path, _)) if resumed.is_some() => path,
+            _ => path,
+        };
+        let begun = resumed.is_some_and(|resumed| resumed.told.is_some());
+        let answer = Answer {
+            job_id: String::new(),
+            correlation_id: String::new(),
+            path: path.trim_end_matches('/').to_owned(),
+            origin: text(ORIGIN).map(str::to_owned),
+            begun: false,
+            old_http,
+            closes: closes || (old_http && !keeps),
+        };
+        let mut turn = self.turn.lock();
+        *turn = Turn {
+            asked: Some(answer),
+            begun,
+            writing: turn.writing,
+            leaves: turn.leaves,
+            unsent: std::mem::take(&mut turn.unsent),
+            ..Turn::default()
+        };
+        self.handover.request_opens();
+        drop(turn);
+        self.place.enter(Stage::Sending);
+    }
+
+    /// Nothing is lost of what was asked, whoever answers.
+    pub(super) fn is_known(&self, turn: &mut Turn) {
+        if !std::mem::replace(&mut turn.known, true) && turn.asked.is_some() {
+            self.handover.request_is_known();
+        }
+    }
+
+    /// What was asked is with the journal, or answered.
+    pub(super) fn is_settled(&self) -> bool {
+        let turn = self.turn.lock();
+        turn.asked.is_none() || turn.known
+    }
+
+    /// What is left of the connection. `None` while nobody knows what was asked.
+    pub(super) fn note(&self, unread: Vec<u8>) -> Option<ConnectionNote> {
+        let mut turn = self.turn.lock();
+        let answer = match turn.asked.take() {
+            Some(_) if !turn.known => return None,
+            asked => asked,
+        };
+        Some(ConnectionNote {
+            unsent: std::mem::take(&mut turn.unsent),
+            unread,
+            answer: answer.map(|answer| Answer {
+                begun: turn.begun,
+                ..answer
+            }),
+            closes: turn.closed,
+        })
+    }
+
+    pub(super) fn leave(
+        &self,
+        note: ConnectionNote,
+        door: &mpsc::UnboundedSender<Left>,
+    ) -> Result<(), hyper::Error> {
+        match self.socket.as_fd().try_clone_to_owned() {
+            Ok(socket) => drop(door.send(Left { note, socket })),
+            Err(error) => tracing::warn!(%error, "connection_not_duplicated"),
+        }
+        Ok(())
+    }
+
+    pub(super) fn request_is_whole(&self) {
+        self.turn.lock().whole = true;
+        self.place.enter(self.while_answered);
+    }
+
+    /// Everything that hyper had is in the socket.
+    pub(super) fn flushed(&self) {
+        let mut turn = self.turn.lock();
+        turn.writing = false;
+        if std::mem::take(&mut turn.complete) {
+            turn.whole = false;
+            self.is_known(&mut turn);
+            turn.asked = None;
+            drop(turn);
+            self.place.enter(Stage::Waiting);
+        }
+    }
+
+    /// Returns once the client can be sent nothing any more.
+    pub(super) async fn gone(&self) {
+        loop {
+            let either = Interest::READABLE | Interest::ERROR;
+            match self.socket.ready(either).await {
+                Err(_) => return,
+                Ok(ready) if ready.is_error() => return,
+                Ok(ready) if ready.is_read_closed() => break,
+                Ok(_) => {}
+            }
+            match self.socket.try_io(Interest::READABLE, || self.peek()) {
+                Ok(0) => break,
+                // What it sent is hyper's to read.
+                Ok(_) => sleep(LOOK_AGAIN).await,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+                Err(_) => return,
+            }
+        }
+        // Without a whole request, hyper knows what to do.
+        while !self.turn.lock().whole {
+            sleep(LOOK_AGAIN).await;
+        }
+        if self.say_something().is_ok() {
+            // An error of the socket itself is an end, too.
+            let _ = self.socket.ready(Interest::ERROR).await;
+        }
+    }
+
+    /// Bytes that are there to be read, one at most.
+    fn peek(&self) -> io::Result<usize> {
+        let mut byte = [0];
+        let flags = rustix::net::RecvFlags::PEEK | rustix::net::RecvFlags::DONTWAIT;
+        let (there, _) = rustix::net::recv(&self.socket, &mut byte, flags)?;
+        Ok(there)
+    }
+
+    fn say_something(&self) -> io::Result<()> {
+        let mut turn = self.turn.lock();
+        turn.wanted = true;
+        if let Some(waker) = turn.waker.take() {
+            waker.wake();
+        }
+        let old_http = turn.asked.as_ref().is_some_and(|asked| asked.old_http);
+        // HTTP/1.0 knows no interim answers.
+        if turn.begun || turn.writing || turn.leaves || old_http {
+            return Ok(());
+        }
+        match self.socket.try_write(INTERIM) {
+            Ok(written) if written < INTERIM.len() => Err(ErrorKind::WriteZero.into()),
+            Err(error) if error.kind() != ErrorKind::WouldBlock => Err(error),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl Drop for Client {
+    fn drop(&mut self) {
+        let mut turn = std::mem::take(self.turn.get_mut());
+        self.is_known(&mut turn);
+    }
+}

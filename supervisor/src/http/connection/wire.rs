@@ -1,0 +1,157 @@
+//! The socket, which is also looked at while hyper holds it.
+
+use super::client::Client;
+use crate::http::handover::{Answer, ConnectionNote, Stage};
+use crate::http::resume::HandedOver;
+use std::io::{self, ErrorKind, IoSlice};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+
+const END_OF_HEAD: &[u8; 4] = b"\r\n\r\n";
+
+pub(super) struct Wire {
+    client: Arc<Client>,
+    /// Bytes that are read before those of the socket.
+    unread: Vec<u8>,
+    /// The client has the head of the answer that comes next: so much of its end was seen and left out.
+    leaves_out: Option<usize>,
+}
+
+impl Wire {
+    pub(super) fn new(client: Arc<Client>) -> Self {
+        Self {
+            client,
+            unread: Vec::new(),
+            leaves_out: None,
+        }
+    }
+
+    /// Goes on where another supervisor stopped: the next request is for the rest of the answer, if there was one.
+    pub(super) fn go_on(&mut self, note: ConnectionNote, tokens: u32) -> Option<HandedOver> {
+        let request = note.answer.as_ref().map(Answer::request);
+        self.unread = [request.unwrap_or_default(), note.unread].concat();
+        let answer = note.answer?;
+        self.leaves_out = answer.begun.then_some(0);
+        let told = answer.begun.then_some(tokens);
+        Some(HandedOver { told })
+    }
+
+    /// Bytes of a head that the client has.
+    fn left_out(&mut self, slices: &[IoSlice<'_>]) -> usize {
+        let mut count = 0;
+        for byte in slices.iter().flat_map(|slice| slice.iter()) {
+            let Some(seen) = &mut self.leaves_out else {
+                break;
+            };
+            count += 1;
+            *seen = match *byte == END_OF_HEAD[*seen] {
+                true => *seen + 1,
+                false => usize::from(*byte == END_OF_HEAD[0]),
+            };
+            if *seen == END_OF_HEAD.len() {
+                self.leaves_out = None;
+            }
+        }
+        count
+    }
+}
+
+impl AsyncRead for Wire {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        if !self.unread.is_empty() {
+            let bytes = self.unread.len().min(buffer.remaining());
+            buffer.put_slice(&self.unread[..bytes]);
+            self.unread.drain(..bytes);
+            return Poll::Ready(Ok(()));
+        }
+        if self.client.holds_back() {
+            // The connection's task looks again when the stage changes.
+            return Poll::Pending;
+        }
+        loop {
+            ready!(self.client.socket.poll_read_ready(cx))?;
+            match self.client.socket.try_read_buf(buffer) {
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+                read => return Poll::Ready(read.map(drop)),
+            }
+        }
+    }
+}
+
+impl AsyncWrite for Wire {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        self.poll_write_vectored(cx, &[IoSlice::new(bytes)])
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        slices: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let left_out = self.left_out(slices);
+        if left_out > 0 {
+            return Poll::Ready(Ok(left_out));
+        }
+        let mut turn = self.client.turn.lock();
+        turn.writing = true;
+        if turn.leaves {
+            let before = turn.unsent.len();
+            for slice in slices {
+                turn.unsent.extend_from_slice(slice);
+            }
+            return Poll::Ready(Ok(turn.unsent.len() - before));
+        }
+        drop(turn);
+        loop {
+            ready!(self.client.socket.poll_write_ready(cx))?;
+            match self.client.socket.try_write_vectored(slices) {
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+                written => return Poll::Ready(written),
+            }
+        }
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        true
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, _cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.client.flushed();
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, _cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let mut turn = self.client.turn.lock();
+        if turn.leaves {
+            turn.closed = true;
+            return Poll::Ready(Ok(()));
+        }
+        drop(turn);
+        let done = rustix::net::shutdown(&self.client.socket, rustix::net::Shutdown::Write);
+        Poll::Ready(done.map_err(io::Error::from))
+    }
+}
+
+impl Client {
+    /// Nothing is read: the next request is another supervisor's to answer.
+    fn holds_back(&self) -> bool {
+        match self.handover.stage() {
+            Stage::Serving => false,
+            Stage::Quiet => {
+                let turn = self.turn.lock();
+                turn.asked.is_none() || turn.whole
+            }
+            Stage::Leaving => true,
+        }
+    }
+}

@@ -1,0 +1,151 @@
+//! How the answer of one request is told: everything that telling it needs, in a form that another supervisor
+//! reads.
+//!
+//! The journal keeps it with the request. So the rest of an answer is told as its beginning was, whoever
+//! tells it.
+
+use super::error::ApiError;
+use super::execute::events::{ExecuteEvents, Started};
+use super::generation::Accepted;
+use super::openai::request::StreamOptions;
+use super::openai::stream::Chunks;
+use super::openai::{Header, Kind, whole};
+use super::{App, sse};
+use axum::response::Response;
+use serde::{Deserialize, Serialize};
+use std::sync::Arc;
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Presentation {
+    pub correlation_id: String,
+    pub form: Form,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Form {
+    Execute {
+        seed: u64,
+        metrics: bool,
+    },
+    OpenAi {
+        kind: Kind,
+        /// Unix seconds.
+        created: u64,
+        /// `None`: the answer is told in one piece.
+        stream: Option<StreamOptions>,
+    },
+}
+
+impl Presentation {
+    /// `None` for what another version wrote.
+    #[must_use]
+    pub fn read(text: &str) -> Option<Self> {
+        serde_json::from_str(text).ok()
+    }
+
+    #[must_use]
+    pub fn write(&self) -> String {
+        // Our own types have no map whose keys are no strings, and nothing else can fail.
+        serde_json::to_string(self).unwrap_or_default()
+    }
+}
+
+impl Form {
+    #[must_use]
+    pub fn is_streamed(&self) -> bool {
+        match self {
+            Self::Execute { .. } => true,
+            Self::OpenAi { stream, .. } => stream.is_some(),
+        }
+    }
+
+    /// The answer. `begun`: its client has had the beginning of it.
+    ///
+    /// # Errors
+    /// When nothing was told yet, and nothing but a failure can be.
+    pub async fn respond(
+        self,
+        app: &Arc<App>,
+        accepted: Accepted,
+        begun: bool,
+    ) -> Result<Response, ApiError> {
+        let Accepted {
+            stream,
+            job,
+            tokens_in,
+        } = accepted;
+        let model = app.model_id.clone();
+        match self {
+            Self::Execute { seed, metrics } => {
+                let started = Started {
+                    job_id: job.id().to_owned(),
+                    model,
+                    seed,
+                };
+                let app = Arc::clone(app);
+                let memory = move || app.device_bytes_in_use();
+                let render = ExecuteEvents::new(started, metrics, memory);
+                Ok(match begun {
+                    true => sse::go_on(stream, job, render),
+                    false => sse::respond(stream, job, render),
+                })
+            }
+            Self::OpenAi {
+                kind,
+                created,
+                stream: options,
+            } => {
+                let header = Header {
+                    kind,
+                    id: job.id().to_owned(),
+                    created,
+                    model,
+                };
+                match options {
+                    None => whole::respond(stream, job, &header).await,
+                    Some(options) => {
+                        let chunks = Chunks::new(&header, options, tokens_in);
+                        match begun {
+                            true => Ok(sse::go_on(stream, job, chunks)),
+                            false => sse::respond_when_known(stream, job, chunks).await,
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_is_read_as_it_was_written() {
+        let forms = [
+            Form::Execute {
+                seed: u64::MAX,
+                metrics: true,
+            },
+            Form::OpenAi {
+                kind: Kind::Chat,
+                created: 3,
+                stream: Some(StreamOptions::default()),
+            },
+            Form::OpenAi {
+                kind: Kind::Completion,
+                created: 4,
+                stream: None,
+            },
+        ];
+        for form in forms {
+            let presentation = Presentation {
+                correlation_id: "a \"b\"".to_owned(),
+                form,
+            };
+            let read = Presentation::read(&presentation.write());
+            assert_eq!(read, Some(presentation));
+        }
+        assert_eq!(Presentation::read("{}"), None);
+    }
+}

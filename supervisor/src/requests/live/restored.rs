@@ -1,0 +1,192 @@
+//! Requests across supervisors: written ahead here, and taken over from the one before.
+
+use super::Requests;
+use crate::requests::record::{Failure, Record};
+use crate::requests::wal::Wal;
+use crate::text::Text;
+use std::sync::Arc;
+use std::time::Instant;
+use tracing::error;
+
+impl Requests {
+    /// Writes ahead into this log from now on.
+    pub(crate) fn keep_log(&mut self, wal: Wal) {
+        self.wal = Some(wal);
+    }
+
+    pub(crate) fn log(&self) -> Option<&Wal> {
+        self.wal.as_ref()
+    }
+
+    /// The log, with every request in it as it is.
+    pub(crate) fn take_log(&mut self) -> Option<Wal> {
+        let mut wal = self.wal.take()?;
+        match wal.begin_segment(self.assigned.records()) {
+            Ok(()) => Some(wal),
+            Err(error) => {
+                error!(%error, "wal_not_finished");
+                None
+            }
+        }
+    }
+
+    /// Goes on with a request of the supervisor before this one, or keeps its end until somebody asks.
+    pub(crate) fn restore(&mut self, record: Arc<Record>, now: Instant) {
+        let end = record.progress.lock().end_to_read().cloned();
+        if let Some(end) = end {
+            if let Some(wal) = &mut self.wal {
+                wal.accepted(&record);
+                wal.ended(record.id, Some(end), now);
+            }
+            self.untold.push(record);
+        } else {
+            self.submit(record);
+        }
+    }
+
+    /// What is in the log before anybody is told.
+    pub(super) fn write_ahead(&mut self) {
+        let Some(wal) = &mut self.wal else {
+            return;
+        };
+        let live = &self.assigned;
+        if let Err(error) = wal.flush(|| live.records()) {
+            error!(%error, "wal_lost");
+            self.wal = None;
+        }
+    }
+
+    /// Ends what another supervisor began: it cannot go on, and what it has is no text of this model.
+    pub(crate) fn fail_restored(&mut self, failure: &Failure, now: Instant) {
+        for record in std::mem::take(&mut self.untold) {
+            record.progress.lock().disown(failure);
+        }
+        let is_restored = |record: &&Record| record.progress.lock().is_untold();
+        let restored = self.assigned.records().filter(is_restored);
+        let restored: Vec<_> = restored.map(|record| record.id).collect();
+        for id in restored {
+            self.end_here(id, now, |progress, _| progress.disown(failure));
+        }
+    }
+
+    /// There is a vocabulary now.
+    pub(super) fn retell(&mut self, text: &Text) {
+        let ended = std::mem::take(&mut self.untold);
+        let records = ended.iter().map(|record| &**record);
+        for record in records.chain(self.assigned.records()) {
+            let mut progress = record.progress.lock();
+            progress.retell(text, &mut self.scratch);
+            self.wakers.extend(progress.take_waker());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error_code::ErrorCode;
+    use crate::requests::progress::Skip;
+    use crate::requests::record::{OnFault, StreamEvent};
+    use crate::requests::stream::RequestStream;
+    use crate::requests::testing::{Journal, SEAT, read, request, step};
+    use crate::requests::wal::{Clock, Restored};
+    use std::num::NonZeroU8;
+    use worker_orcd_ipc::{Command, RequestId, TokenId};
+
+    const ID: RequestId = RequestId(9);
+
+    fn restored(generated: &[u32], end: Option<StreamEvent>) -> Restored {
+        let new = request("a");
+        Restored {
+            id: ID,
+            job_id: new.job_id,
+            client: new.client,
+            prompt: new.prompt,
+            generated: generated.iter().map(|token| TokenId(*token)).collect(),
+            sampling: new.sampling,
+            max_tokens: new.max_tokens,
+            stop: vec![],
+            ignore_eos: false,
+            on_fault: OnFault::Resume,
+            accepted_at_ms: 0,
+            deadline_ms: None,
+            presentation: String::new(),
+            first_token_at_ms: None,
+            recoveries: 2,
+            crashes: 0,
+            end,
+        }
+    }
+
+    /// A journal with a request of another supervisor, and its reader.
+    fn inherit(request: Restored, skip: Skip) -> (Journal, RequestStream) {
+        let mut journal = Journal::with_seats(4, NonZeroU8::MIN);
+        let record = Arc::new(Record::restored(request, Clock::at(journal.now)));
+        journal.registry.readmit(&record);
+        let now = journal.now;
+        journal.requests.restore(Arc::clone(&record), now);
+        record.progress.lock().skip(skip);
+        let stream = journal.reader_of(record);
+        (journal, stream)
+    }
+
+    fn serve(journal: &mut Journal) {
+        let text = Arc::clone(&journal.text);
+        journal.requests.serve(SEAT, text);
+    }
+
+    fn texts(events: &[StreamEvent]) -> Vec<(&str, u32)> {
+        let texts = events.iter().filter_map(|event| match event {
+            StreamEvent::Text(piece) => Some((piece.text.as_str(), piece.number)),
+            _ => None,
+        });
+        texts.collect()
+    }
+
+    #[test]
+    fn it_goes_on_behind_its_tokens_and_its_reader_gets_what_it_has_not() {
+        for (skip, expected) in [
+            (Skip::Nothing, vec![("a", 0), ("b", 1), ("é", 2)]),
+            (Skip::Pieces(2), vec![("é", 2)]),
+            (Skip::ThroughToken(0), vec![("b", 1), ("é", 2)]),
+            // The first half of é is no text yet.
+            (Skip::ThroughToken(2), vec![("é", 2)]),
+        ] {
+            let (mut journal, mut stream) = inherit(restored(&[0, 1, 2], None), skip);
+            assert_eq!(read(&mut stream).0, [], "there is no vocabulary");
+            serve(&mut journal);
+            let [Command::Submit(submission)] = &journal.commands()[..] else {
+                panic!("it is given to the child");
+            };
+            assert_eq!(submission.generated.len(), 3);
+            let next = step(&[(ID, 3, 3)], &[]);
+            journal.requests.step(SEAT, &next, journal.now).unwrap();
+            assert_eq!(texts(&read(&mut stream).0), expected, "{skip:?}");
+        }
+    }
+
+    #[test]
+    fn an_end_that_nobody_has_read_is_told_with_its_text() {
+        let end = StreamEvent::Failed(Failure::new(ErrorCode::Cancelled, "no"));
+        let ended = restored(&[0, 1], Some(end.clone()));
+        let (mut journal, mut stream) = inherit(ended, Skip::Nothing);
+        assert_eq!(read(&mut stream).0, []);
+        serve(&mut journal);
+        assert!(journal.commands().is_empty(), "there is nothing left to do");
+        let (events, _) = read(&mut stream);
+        assert_eq!(texts(&events), [("a", 0), ("b", 1)]);
+        assert_eq!(events.last(), Some(&end));
+    }
+
+    #[test]
+    fn with_another_model_it_ends_before_a_wrong_byte() {
+        let (mut journal, mut stream) = inherit(restored(&[0, 1], None), Skip::Nothing);
+        let (_, mut own) = journal.submit(request("own"));
+        let failure = Failure::new(ErrorCode::WorkerUnhealthy, "another model");
+        let now = journal.now;
+        journal.requests.fail_restored(&failure, now);
+        serve(&mut journal);
+        assert_eq!(read(&mut stream).0, [StreamEvent::Failed(failure)]);
+        assert_eq!(read(&mut own).0, [], "it was asked of this supervisor");
+    }
+}

@@ -1,0 +1,364 @@
+//! The write-ahead log of the journal: what another supervisor needs to go on with every request, should
+//! this one die or be replaced.
+//!
+//! ```text
+//! page 0            segment before          present segment
+//! ┌───────────────┬───────────────────────┬──────────────────────────────────────────┐
+//! │ magic, start ─┼─► entries             │ every live request, then entries as they │
+//! └───────────────┴───────────────────────┴─ come ───────────────────────────────────┘
+//! ```
+//!
+//! It lies in a memfd, so it is memory, as private as this process's own, and outlives the process as long
+//! as somebody holds its descriptor ([`handover`](crate::handover)). An entry is written before the
+//! client can read what it tells. A token that was sent and is not in it does no harm: it is drawn again,
+//! and is the same.
+//!
+//! A segment that has grown is followed by another one, which begins with the requests that live. The
+//! segment before it stays for those that have just ended, and what is older is given back. An entry
+//! that a kill cut off in the middle is the last, and is ignored.
+
+use crate::requests::record::{OnFault, Record, StreamEvent};
+use rustix::fs::{FallocateFlags, MemfdFlags, fallocate, memfd_create};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{self, ErrorKind, Read as _, Seek as _, SeekFrom};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::FileExt as _;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use tracing::error;
+use worker_orcd_ipc::frame::write_frame;
+use worker_orcd_ipc::{
+    ClientId, FrameReader, Preamble, RequestId, Sampling, TokenId, decode, encode,
+};
+
+const MAGIC: [u8; 8] = *b"orcdwal1";
+
+/// The first page tells where to begin.
+const HEADER_BYTES: u64 = 4096;
+
+const SEGMENT_BYTES: u64 = 4 << 20;
+
+/// An ended request is told again this long.
+const RETOLD_FOR: Duration = Duration::from_secs(60);
+
+/// A request that was there in so many crashes of a supervisor may be their cause, and is not tried again.
+const MAX_CRASHES: u8 = 3;
+
+#[derive(Debug, Serialize, Deserialize)]
+enum Entry {
+    /// With all that was drawn until then. Told again, it replaces what was known.
+    Accepted(Box<Restored>),
+    /// The next token of each of these requests.
+    Drawn(Vec<(RequestId, TokenId)>),
+    /// `end` is `None` where nobody reads it any more.
+    Ended {
+        request: RequestId,
+        end: Option<StreamEvent>,
+        at_ms: u64,
+    },
+}
+
+/// A request as the log has it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Restored {
+    pub id: RequestId,
+    pub job_id: String,
+    pub client: ClientId,
+    pub prompt: Vec<TokenId>,
+    pub generated: Vec<TokenId>,
+    pub sampling: Sampling,
+    pub max_tokens: u32,
+    pub stop: Vec<String>,
+    pub ignore_eos: bool,
+    pub on_fault: OnFault,
+    /// Unix time in milliseconds.
+    pub accepted_at_ms: u64,
+    /// Unix time in milliseconds.
+    pub deadline_ms: Option<u64>,
+    pub presentation: String,
+    /// Unix time in milliseconds, as far as the segment's beginning tells.
+    pub first_token_at_ms: Option<u64>,
+    /// Children that died under it.
+    pub recoveries: u32,
+    /// Supervisors that died under it.
+    pub crashes: u8,
+    pub end: Option<StreamEvent>,
+}
+
+#[derive(Debug)]
+pub(crate) struct Wal {
+    file: File,
+    segment_before: u64,
+    segment: u64,
+    end: u64,
+    /// Length at which the present segment is followed by another one.
+    segment_limit: u64,
+    drawn: Vec<(RequestId, TokenId)>,
+    buffer: Vec<u8>,
+    clock: Clock,
+}
+
+/// What this process's clock says as a time that another process understands.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Clock {
+    at: Instant,
+    unix: Duration,
+}
+
+impl Clock {
+    pub(crate) fn at(at: Instant) -> Self {
+        let unix = SystemTime::now().duration_since(UNIX_EPOCH);
+        Self {
+            at,
+            unix: unix.unwrap_or_default(),
+        }
+    }
+
+    fn unix_ms(self, at: Instant) -> u64 {
+        let unix = match at.checked_duration_since(self.at) {
+            Some(later) => self.unix.saturating_add(later),
+            None => self.unix.saturating_sub(self.at - at),
+        };
+        u64::try_from(unix.as_millis()).unwrap_or(u64::MAX)
+    }
+
+    /// A moment before this process could tell time is its first.
+    pub(crate) fn instant(self, unix_ms: u64) -> Instant {
+        let unix = Duration::from_millis(unix_ms);
+        let moment = match unix.checked_sub(self.unix) {
+            Some(later) => self.at.checked_add(later),
+            None => self.at.checked_sub(self.unix - unix),
+        };
+        moment.unwrap_or(self.at)
+    }
+}
+
+impl Wal {
+    /// # Errors
+    /// When the kernel has no memory or no descriptor for it.
+    pub(crate) fn create(now: Instant) -> io::Result<Self> {
+        let file = File::from(memfd_create("worker-orcd-wal", MemfdFlags::CLOEXEC)?);
+        file.write_all_at(&MAGIC, 0)?;
+        file.write_all_at(&HEADER_BYTES.to_le_bytes(), MAGIC.len() as u64)?;
+        Ok(Self {
+            file,
+            segment_before: HEADER_BYTES,
+            segment: HEADER_BYTES,
+            end: HEADER_BYTES,
+            segment_limit: SEGMENT_BYTES,
+            drawn: Vec::new(),
+            buffer: Vec::new(),
+            clock: Clock::at(now),
+        })
+    }
+
+    pub(crate) fn accepted(&mut self, record: &Record) {
+        self.note(&Entry::Accepted(Box::new(self.snapshot(record))));
+    }
+
+    pub(crate) fn drawn(&mut self, request: RequestId, token: TokenId) {
+        self.drawn.push((request, token));
+    }
+
+    pub(crate) fn ended(&mut self, request: RequestId, end: Option<StreamEvent>, now: Instant) {
+        let at_ms = self.clock.unix_ms(now);
+        self.note(&Entry::Ended {
+            request,
+            end,
+            at_ms,
+        });
+    }
+
+    /// Writes what was noted. `live` is asked for every request where a new segment begins.
+    ///
+    /// # Errors
+    /// When the kernel has no memory for it; the log ends there.
+    pub(crate) fn flush<'a, L>(&mut self, live: impl FnOnce() -> L) -> io::Result<()>
+    where
+        L: Iterator<Item = &'a Record>,
+    {
+        self.note_drawn();
+        if self.buffer.is_empty() {
+            return Ok(());
+        }
+        self.write()?;
+        if self.end - self.segment > self.segment_limit {
+            self.begin_segment(live())?;
+        }
+        Ok(())
+    }
+
+    /// Writes every request as it is now.
+    ///
+    /// # Errors
+    /// As [`flush`](Self::flush).
+    pub(crate) fn begin_segment<'a>(
+        &mut self,
+        live: impl Iterator<Item = &'a Record>,
+    ) -> io::Result<()> {
+        self.note_drawn();
+        self.write()?;
+        let before = std::mem::replace(&mut self.segment, self.end);
+        for record in live {
+            self.accepted(record);
+        }
+        self.write()?;
+        let image = self.end - self.segment;
+        self.segment_limit = SEGMENT_BYTES.max(2 * image);
+        self.segment_before = before;
+        let start = before.to_le_bytes();
+        self.file.write_all_at(&start, MAGIC.len() as u64)?;
+        let given_back = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        if before > HEADER_BYTES {
+            fallocate(&self.file, given_back, HEADER_BYTES, before - HEADER_BYTES)?;
+        }
+        Ok(())
+    }
+
+    fn note_drawn(&mut self) {
+        if !self.drawn.is_empty() {
+            let drawn = std::mem::take(&mut self.drawn);
+            self.note(&Entry::Drawn(drawn));
+        }
+    }
+
+    /// In the order of what happened: tokens that were noted before come first.
+    fn note(&mut self, entry: &Entry) {
+        if !matches!(entry, Entry::Drawn(_)) {
+            self.note_drawn();
+        }
+        let framed = encode(entry).map(|bytes| write_frame(&mut self.buffer, &bytes));
+        if let Ok(Ok(())) = framed {
+            return;
+        }
+        // A request that fits a command fits a frame here, too.
+        error!("wal_entry_too_large");
+    }
+
+    fn write(&mut self) -> io::Result<()> {
+        self.file.write_all_at(&self.buffer, self.end)?;
+        self.end += self.buffer.len() as u64;
+        self.buffer.clear();
+        Ok(())
+    }
+
+    fn snapshot(&self, record: &Record) -> Restored {
+        let progress = record.progress.lock();
+        Restored {
+            id: record.id,
+            job_id: record.job_id.clone(),
+            client: record.client,
+            prompt: record.prompt.clone(),
+            generated: progress.generated().to_vec(),
+            sampling: record.sampling,
+            max_tokens: record.max_tokens,
+            stop: record.stop.clone(),
+            ignore_eos: record.ignore_eos,
+            on_fault: record.on_fault,
+            accepted_at_ms: self.clock.unix_ms(progress.accepted_at()),
+            deadline_ms: record.deadline.map(|at| self.clock.unix_ms(at)),
+            presentation: record.presentation.clone(),
+            first_token_at_ms: progress.first_token_at().map(|at| self.clock.unix_ms(at)),
+            recoveries: progress.recoveries(),
+            crashes: record.crashes,
+            end: None,
+        }
+    }
+}
+
+impl AsFd for Wal {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+}
+
+/// The end of the supervisor that wrote a log.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Ending {
+    /// It died.
+    Crash,
+    /// It handed over.
+    Upgrade,
+}
+
+/// The requests of a log that have not ended, or not long ago, in the order in which they came.
+///
+/// # Errors
+/// When it is no such log.
+pub(crate) fn read(log: OwnedFd, ending: Ending) -> io::Result<Vec<Restored>> {
+    let now = Clock::at(Instant::now());
+    let oldest_ms = now
+        .unix_ms(now.at)
+        .saturating_sub(RETOLD_FOR.as_millis() as u64);
+    let mut requests = BTreeMap::new();
+    read_entries(File::from(log), |entry| match entry {
+        Entry::Accepted(request) => {
+            requests.insert(request.id, *request);
+        }
+        Entry::Drawn(tokens) => {
+            for (request, token) in tokens {
+                if let Some(request) = requests.get_mut(&request) {
+                    request.generated.push(token);
+                }
+            }
+        }
+        Entry::Ended {
+            request,
+            end: Some(end),
+            at_ms,
+        } if at_ms >= oldest_ms => {
+            if let Some(request) = requests.get_mut(&request) {
+                request.end = Some(end);
+            }
+        }
+        Entry::Ended { request, .. } => {
+            requests.remove(&request);
+        }
+    })?;
+    let mut requests: Vec<_> = requests.into_values().collect();
+    if ending == Ending::Crash {
+        requests.retain_mut(|request| {
+            request.crashes += 1;
+            let goes_on = request.crashes < MAX_CRASHES;
+            if !goes_on {
+                let (job_id, crashes) = (&request.job_id, request.crashes);
+                error!(job_id, crashes, "request_not_restored");
+            }
+            goes_on
+        });
+    }
+    Ok(requests)
+}
+
+fn read_entries(mut log: File, mut each: impl FnMut(Entry)) -> io::Result<()> {
+    let invalid = |what: String| io::Error::new(ErrorKind::InvalidData, what);
+    let mut header = [0; 16];
+    log.read_exact_at(&mut header, 0)?;
+    let (magic, start) = header.split_at(MAGIC.len());
+    if magic != MAGIC {
+        return Err(invalid("no write-ahead log of this version".to_owned()));
+    }
+    let start = start
+        .iter()
+        .rev()
+        .fold(0, |sum, byte| sum << 8 | u64::from(*byte));
+    log.seek(SeekFrom::Start(start))?;
+    let mut frames = FrameReader::new();
+    // A log may begin anywhere, so it tells its version in its header instead.
+    frames.push(&Preamble::OURS.to_bytes());
+    let mut chunk = vec![0; 1 << 20];
+    loop {
+        let bytes = log.read(&mut chunk)?;
+        if bytes == 0 {
+            return Ok(());
+        }
+        frames.push(&chunk[..bytes]);
+        while let Some(frame) = frames.next_frame().map_err(|it| invalid(it.to_string()))? {
+            each(decode(frame).map_err(|it| invalid(it.to_string()))?);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,184 @@
+#![expect(clippy::disallowed_methods, reason = "a test begins at some moment")]
+
+use super::*;
+use crate::error_code::ErrorCode;
+use crate::requests::record::{Failure, NewRequest};
+use crate::requests::testing::request;
+
+struct Log {
+    wal: Wal,
+    live: BTreeMap<RequestId, Record>,
+    now: Instant,
+}
+
+impl Log {
+    fn new() -> Self {
+        let now = Instant::now();
+        Self {
+            wal: Wal::create(now).unwrap(),
+            live: BTreeMap::new(),
+            now,
+        }
+    }
+
+    fn accept(&mut self, id: u64, prompt: usize) {
+        let new = NewRequest {
+            prompt: vec![TokenId(7); prompt],
+            presentation: format!("as {id}"),
+            ..request(&format!("job {id}"))
+        };
+        let record = Record::new(RequestId(id), new, OnFault::Fail, self.now);
+        self.wal.accepted(&record);
+        self.live.insert(record.id, record);
+    }
+
+    fn flush(&mut self) {
+        let live = self.live.values();
+        self.wal.flush(|| live).unwrap();
+    }
+
+    fn end(&mut self, id: u64, end: Option<StreamEvent>, at: Instant) {
+        self.live.remove(&RequestId(id));
+        self.wal.ended(RequestId(id), end, at);
+        self.flush();
+    }
+
+    fn read(&self, ending: Ending) -> Vec<Restored> {
+        read(self.wal.as_fd().try_clone_to_owned().unwrap(), ending).unwrap()
+    }
+
+    fn ids(&self) -> Vec<u64> {
+        let requests = self.read(Ending::Upgrade);
+        requests.iter().map(|request| request.id.0).collect()
+    }
+}
+
+fn failed() -> StreamEvent {
+    StreamEvent::Failed(Failure::new(ErrorCode::Cancelled, "no"))
+}
+
+#[test]
+fn what_was_written_is_read_with_its_tokens_and_its_end() {
+    let mut log = Log::new();
+    log.accept(3, 2);
+    log.accept(4, 1);
+    for token in 0..4 {
+        log.wal.drawn(RequestId(3), TokenId(token));
+        log.wal.drawn(RequestId(4), TokenId(10 + token));
+        log.flush();
+    }
+    log.end(4, Some(failed()), log.now);
+    let read = log.read(Ending::Upgrade);
+    assert_eq!(read.len(), 2);
+    let tokens = |of: &Restored| of.generated.iter().map(|it| it.0).collect::<Vec<_>>();
+    assert_eq!(
+        (read[0].id, tokens(&read[0])),
+        (RequestId(3), vec![0, 1, 2, 3])
+    );
+    assert_eq!(
+        (read[0].job_id.as_str(), read[0].presentation.as_str()),
+        ("job 3", "as 3")
+    );
+    assert_eq!((&read[0].end, read[0].on_fault), (&None, OnFault::Fail));
+    assert_eq!(
+        (tokens(&read[1]), &read[1].end),
+        (vec![10, 11, 12, 13], &Some(failed()))
+    );
+}
+
+#[test]
+fn who_ended_long_ago_or_is_read_by_nobody_is_not_there() {
+    let mut log = Log::new();
+    for id in 1..=3 {
+        log.accept(id, 1);
+    }
+    log.end(1, None, log.now);
+    // The other process's clock is what counts.
+    let long_ago = log.now.checked_sub(2 * RETOLD_FOR);
+    log.end(
+        2,
+        Some(failed()),
+        long_ago.expect("the machine runs for longer"),
+    );
+    assert_eq!(log.ids(), [3]);
+}
+
+#[test]
+fn a_log_keeps_who_lives_and_who_has_just_ended_and_gives_the_rest_back() {
+    let mut log = Log::new();
+    log.accept(1, 100);
+    log.accept(2, 100);
+    log.wal.drawn(RequestId(1), TokenId(1));
+    log.flush();
+    log.live[&RequestId(1)]
+        .progress
+        .lock()
+        .note_for_test(TokenId(1));
+    log.end(2, Some(failed()), log.now);
+    let stored = |log: &Log| {
+        use std::os::unix::fs::MetadataExt as _;
+        log.wal.file.metadata().unwrap().blocks() * 512
+    };
+    for round in 0..200 {
+        let id = 10 + round;
+        log.accept(id, 150_000);
+        log.flush();
+        log.end(id, None, log.now);
+        assert!(stored(&log) < 4 * SEGMENT_BYTES, "{}", stored(&log));
+    }
+    assert!(
+        log.wal.end > 5 * SEGMENT_BYTES,
+        "several segments: {}",
+        log.wal.end
+    );
+    let read = log.read(Ending::Upgrade);
+    assert_eq!(read.len(), 1, "{:?}", log.ids());
+    assert_eq!(read[0].generated, [TokenId(1)]);
+
+    // Who ended within the last two segments is told again.
+    log.accept(1000, 1);
+    log.end(1000, Some(failed()), log.now);
+    assert_eq!(log.ids(), [1, 1000]);
+}
+
+#[test]
+fn an_entry_that_was_cut_off_is_the_last_and_is_ignored() {
+    let mut log = Log::new();
+    log.accept(1, 10);
+    log.flush();
+    let whole = log.wal.end;
+    log.accept(2, 10);
+    log.flush();
+    for end in (whole..log.wal.end).rev() {
+        log.wal.file.set_len(end).unwrap();
+        assert_eq!(log.ids(), [1], "cut off at {end} of {}", log.wal.end);
+    }
+}
+
+#[test]
+fn a_request_that_was_there_in_every_crash_is_not_tried_for_ever() {
+    let mut crashes = 0;
+    loop {
+        let mut log = Log::new();
+        log.accept(1, 1);
+        let record = log.live.get_mut(&RequestId(1)).unwrap();
+        record.crashes = crashes;
+        let again = log.wal.snapshot(record);
+        log.wal.note(&Entry::Accepted(Box::new(again)));
+        log.flush();
+        assert_eq!(log.read(Ending::Upgrade)[0].crashes, crashes, "no crash");
+        match log.read(Ending::Crash).first() {
+            Some(request) => crashes = request.crashes,
+            None => break,
+        }
+    }
+    assert_eq!(crashes + 1, MAX_CRASHES);
+}
+
+#[test]
+fn what_is_no_log_is_refused() {
+    let file = tempfile::tempfile().unwrap();
+    file.write_all_at(&[b'a'; 100], 0).unwrap();
+    let error = read(file.into(), Ending::Upgrade).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidData);
+}

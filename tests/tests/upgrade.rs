@@ -1,0 +1,181 @@
+//! SIGUSR2: the worker's program is replaced in the same process, and no client notices.
+
+use nix::sys::signal::Signal;
+use serde_json::{Value, json};
+use std::fs;
+use std::io::{Read as _, Write as _};
+use std::net::TcpStream;
+use std::thread;
+use std::time::Duration;
+use worker_orcd_tests::client::{Client, Transcript};
+use worker_orcd_tests::worker::request;
+use worker_orcd_tests::{Script, Worker, wait};
+
+const STREAMS: usize = 6;
+
+fn execute(number: usize) -> Value {
+    json!({
+        "job_id": format!("job {number}/ä"),
+        "prompt": format!("Once upon a time, number {number} went"),
+        "max_tokens": 120,
+        "ignore_eos": true,
+        "temperature": 0.8,
+        "seed": number,
+    })
+}
+
+fn chat(stream: bool) -> Value {
+    json!({
+        "messages": [{"role": "user", "content": "Tell me a long story."}],
+        "max_tokens": 100,
+        "ignore_eos": true,
+        "seed": 5,
+        "stream": stream,
+    })
+}
+
+/// The upgrades that the log tells of: each is over when the next supervisor has its model.
+fn upgrade(worker: &Worker) {
+    let ready = |worker: &Worker| worker.log.events("ready").len();
+    let before = ready(worker);
+    worker.signal(Signal::SIGUSR2);
+    wait::until("the next supervisor to be ready", || {
+        (ready(worker) > before).then_some(())
+    });
+}
+
+fn wait_for_load(client: &Client, requests: u64) {
+    wait::until("the requests to be with the child", || {
+        let load = &client.health()["load"];
+        let has = load["running"].as_u64()? + load["waiting"].as_u64()?;
+        (has == requests).then_some(())
+    });
+}
+
+fn content(answer: &[u8]) -> String {
+    let answer: Value = serde_json::from_slice(answer).expect("JSON");
+    let content = &answer["choices"][0]["message"]["content"];
+    content.as_str().expect("text").to_owned()
+}
+
+#[test]
+fn streams_and_answers_go_on_byte_for_byte_on_their_own_connections() {
+    let worker = Worker::real().start();
+    let client = worker.client();
+    let expected: Vec<Transcript> = (0..STREAMS)
+        .map(|number| client.execute(&execute(number)).transcript())
+        .collect();
+    let expected_answer = content(&client.post("/v1/chat/completions", &chat(false)).body);
+    let pid = worker.pid();
+
+    let mut idle = TcpStream::connect(client.address).expect("a connection");
+    let request = client.request("GET", "/livez", &[], &[]);
+    // Half of a request is on its way.
+    let (half, rest) = request.split_at(request.len() / 2);
+    idle.write_all(half).expect("sent");
+
+    let mut streams: Vec<_> = (0..STREAMS)
+        .map(|number| client.execute(&execute(number)))
+        .collect();
+    for stream in &mut streams {
+        stream.wait_for("started");
+    }
+    let asking = {
+        let client: Client = client.clone();
+        thread::spawn(move || client.post("/v1/chat/completions", &chat(false)))
+    };
+    wait_for_load(&client, STREAMS as u64 + 1);
+    upgrade(&worker);
+    upgrade(&worker);
+
+    assert_eq!(worker.pid(), pid);
+    for (stream, expected) in streams.into_iter().zip(&expected) {
+        let told = stream.transcript();
+        assert_eq!(told.text(), expected.text());
+        assert_eq!(told.last().json()["tokens_out"], 120);
+        let numbers = told.events.iter().filter(|event| event.name == "token");
+        let numbers: Vec<_> = numbers.map(|event| event.json()["i"].clone()).collect();
+        let tokens = expected.events.len() - 2;
+        assert!(numbers.into_iter().eq((0..tokens).map(Value::from)));
+    }
+    let answer = asking.join().expect("an answer");
+    assert_eq!(answer.status, 200);
+    assert_eq!(content(&answer.body), expected_answer);
+
+    idle.write_all(rest).expect("sent");
+    let mut line = [0; 15];
+    idle.read_exact(&mut line).expect("an answer");
+    assert_eq!(&line, b"HTTP/1.1 200 OK");
+}
+
+#[test]
+fn a_client_that_reads_nothing_meanwhile_finds_every_byte() {
+    let worker = Worker::real().start();
+    let client = worker.client();
+    let mut request = execute(1);
+    request["max_tokens"] = json!(600);
+    let expected = client.execute(&request).transcript();
+    let stream = client.execute(&request);
+    wait_for_load(&client, 1);
+    thread::sleep(Duration::from_millis(300));
+    upgrade(&worker);
+    upgrade(&worker);
+    let told = stream.transcript();
+    told.assert_well_formed();
+    assert_eq!(told.text(), expected.text());
+}
+
+#[test]
+fn what_cannot_take_over_is_refused_and_nothing_has_happened() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let settings = directory.path().join("settings.toml");
+    fs::write(&settings, "max-queue = 7\n").expect("written");
+    let path = settings.display().to_string();
+    let script = Script::behave().token_interval_ms(20);
+    let mut worker = Worker::scripted(script).arg("--config", path).start();
+    let client = worker.client();
+    let generation = worker.generation();
+    let mut stream = client.execute(&request("job", 60));
+    stream.wait_for("token");
+
+    fs::write(&settings, "max-queue = 7\nmax-qeue = 8\n").expect("written");
+    worker.signal(Signal::SIGUSR2);
+    let refused = worker.log.wait_for("upgrade_refused");
+    let reason = refused["reason"].as_str().expect("a reason");
+    assert!(reason.contains("max-qeue"), "{reason}");
+    assert_eq!(worker.generation(), generation, "the same child");
+    assert_eq!(stream.last().expect("an end").name, "end");
+
+    // While it ends nobody takes over.
+    fs::write(&settings, "max-queue = 8\n").expect("written");
+    let mut last = client.execute(&request("last", 100));
+    last.wait_for("token");
+    worker.signal(Signal::SIGTERM);
+    worker.log.wait_for("shutdown");
+    worker.signal(Signal::SIGUSR2);
+    let refused = worker.log.wait_for_many("upgrade_refused", 2);
+    assert_eq!(refused[1]["reason"], "the worker is ending");
+    assert_eq!(last.last().expect("an end").name, "end");
+    assert_eq!(worker.wait_exit().code(), Some(0));
+}
+
+#[test]
+fn the_rest_of_an_answer_is_for_nobody_but_who_lost_it() {
+    let worker = Worker::scripted(Script::behave()).start();
+    let client = worker.client();
+    // Its client is there, or was and has all of it.
+    let running = client.execute(&request("running", 2000));
+    for job in ["running", "unknown"] {
+        let answer = client.get(&format!("/execute/{job}"));
+        assert_eq!(answer.status, 404, "{}", answer.text());
+    }
+    for (path, name) in [
+        ("/execute/a?from=-1", "from"),
+        ("/execute/a?form=1", "from"),
+    ] {
+        let answer = client.get(path);
+        assert_eq!(answer.status, 400);
+        assert!(answer.text().contains(name), "{}", answer.text());
+    }
+    running.disconnect();
+}
