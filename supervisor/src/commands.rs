@@ -5,6 +5,7 @@
 pub mod doctor;
 pub mod pull;
 pub mod serve;
+pub mod upgrade;
 mod usage;
 
 use crate::config::sources;
@@ -39,6 +40,7 @@ pub fn command_line() -> Command {
         ))
         .subcommand(pull::command_line())
         .subcommand(doctor::command_line())
+        .subcommand(upgrade::command_line())
         .subcommand(process::command_line())
         .subcommand(sources::arguments(serve::upgrade::command_line()));
     sources::arguments(command)

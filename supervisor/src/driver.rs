@@ -51,6 +51,7 @@ use crate::child::Sign;
 use crate::child::link::LinkError;
 use crate::child::spawn::Spawned;
 use crate::driver::chronicle::Chronicle;
+use crate::driver::estate::Heritage;
 use crate::driver::handles::Handles;
 use crate::driver::keeping::Keeping;
 use crate::driver::seat::{Built, Happening};
@@ -58,7 +59,6 @@ use crate::driver::seats::Seats;
 use crate::driver::service_manager::ServiceManager;
 use crate::driver::words::{Listener, link_failure};
 use crate::engine::{Ended, EngineSettings, LoadedModel, Milestones, Refusal, Shared};
-use crate::estate::EngineNote;
 use crate::nvml::Sighting;
 use crate::requests::Requests;
 use crate::requests::control::Control;
@@ -88,10 +88,7 @@ pub(crate) struct Driver {
     handles: Handles,
     chronicle: Chronicle,
     service_manager: ServiceManager,
-    /// Digest of the model that another supervisor served, until one serves here.
-    inherited_digest: Option<[u8; 32]>,
-    /// What would be left to another driver, as it was last told.
-    told_estate: EngineNote,
+    heritage: Heritage,
 }
 
 /// The beginning of a turn.
@@ -126,8 +123,7 @@ impl Driver {
             model: None,
             handles: Handles::new(shared, controls, milestones),
             service_manager: ServiceManager::of_this_process(),
-            inherited_digest: None,
-            told_estate: EngineNote::default(),
+            heritage: Heritage::default(),
         }
     }
 
@@ -406,8 +402,9 @@ impl Driver {
     }
 
     fn load(&mut self, seat: SeatId, generation: Generation, role: Role) {
-        let serving = self.chronicle.load_begins(self.now);
-        let order = births::load_order(&self.settings.load, role, serving);
+        self.chronicle.gpu.load_begins(self.now);
+        let kv_bytes = self.chronicle.kv_bytes().or(self.heritage.kv_bytes);
+        let order = births::load_order(&self.settings.load, role, kv_bytes);
         self.seats[seat].role = self.worker.seat(seat).role();
         let order = self.keeping.hand_out(&mut self.seats[seat], order);
         self.requests.loads(seat, generation, order.adopts_from);

@@ -37,7 +37,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::{mpsc, oneshot, watch};
-use worker_orcd_ipc::{ClientId, LoadOrder};
+use worker_orcd_ipc::{ClientId, Generation, LoadOrder};
 use worker_orcd_lifecycle::Settings;
 
 /// The feature of a child that was built to fail on command.
@@ -66,6 +66,8 @@ pub struct EngineSettings {
     pub accept_fault_injection: bool,
     /// Keep a child that takes over when another one dies.
     pub standby: bool,
+    /// The last child of an earlier supervisor, which may still be dying.
+    pub behind: Option<Generation>,
     pub crashes: CrashSettings,
 }
 
@@ -79,6 +81,7 @@ impl EngineSettings {
             accept_features: features.into_iter().map(str::to_owned).collect(),
             standby: self.standby,
             overlap: true,
+            behind: self.behind,
         }
     }
 }

@@ -25,6 +25,10 @@ pub struct EngineNote {
     /// Digest of the model that streams began with, once there is one.
     pub digest: Option<[u8; 32]>,
     pub weights: Option<(WeightsManifest, Generation)>,
+    /// The child that was begun last, where it may still be dying.
+    pub last_child: Option<Generation>,
+    /// Size of the KV cache of the child that served.
+    pub kv_bytes: Option<u64>,
     pub has_wal: bool,
     pub has_model: bool,
 }

@@ -4,25 +4,29 @@
 
 use std::process::ExitCode;
 use worker_orcd::commands;
-use worker_orcd::commands::serve::upgrade;
+use worker_orcd::commands::serve::upgrade::COMMAND as TAKES_OVER;
 use worker_orcd::interpreter::process;
 
 fn main() -> ExitCode {
     let arguments = commands::command_line().get_matches();
     match arguments.subcommand() {
-        Some(("pull", arguments)) => match commands::pull::run(arguments) {
-            Ok(()) => ExitCode::SUCCESS,
-            Err(error) => {
-                eprintln!("{error:#}");
-                ExitCode::FAILURE
-            }
-        },
+        Some(("pull", arguments)) => told(&commands::pull::run(arguments)),
+        Some(("upgrade", arguments)) => told(&commands::upgrade::run(arguments)),
         Some(("doctor", arguments)) => commands::doctor::run(arguments),
         Some(("serve", arguments)) => ExitCode::from(commands::serve::run(arguments).code()),
-        Some((upgrade::COMMAND, arguments)) => {
-            ExitCode::from(commands::serve::check(arguments).code())
-        }
+        Some((TAKES_OVER, arguments)) => ExitCode::from(commands::serve::check(arguments).code()),
         Some((process::COMMAND, arguments)) => process::run(arguments),
         _ => ExitCode::from(commands::serve::run(&arguments).code()),
+    }
+}
+
+/// Says what went wrong.
+fn told(outcome: &anyhow::Result<()>) -> ExitCode {
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{error:#}");
+            ExitCode::FAILURE
+        }
     }
 }

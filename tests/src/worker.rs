@@ -35,6 +35,7 @@ pub struct WorkerBuilder {
     /// What `ulimit` is given.
     open_files: Vec<String>,
     in_a_loop: bool,
+    program: Option<PathBuf>,
 }
 
 /// A running worker. Dropping it kills it and waits until its children are gone too.
@@ -219,6 +220,7 @@ impl WorkerBuilder {
             hosts: &["--host", "127.0.0.1"],
             open_files: Vec::new(),
             in_a_loop: false,
+            program: None,
         }
     }
 
@@ -265,6 +267,13 @@ impl WorkerBuilder {
     #[must_use]
     pub fn in_a_loop(mut self) -> Self {
         self.in_a_loop = true;
+        self
+    }
+
+    /// Another file as the supervisor's program.
+    #[must_use]
+    pub fn program_at(mut self, program: impl Into<PathBuf>) -> Self {
+        self.program = Some(program.into());
         self
     }
 
@@ -356,7 +365,8 @@ impl WorkerBuilder {
     }
 
     fn program(&self) -> Command {
-        let program = binary("tested-worker-orcd");
+        let ours = || binary("tested-worker-orcd");
+        let program = self.program.clone().unwrap_or_else(ours);
         if self.open_files.is_empty() && !self.in_a_loop {
             return Command::new(program);
         }

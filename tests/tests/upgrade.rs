@@ -5,10 +5,11 @@ use serde_json::{Value, json};
 use std::fs;
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
+use std::process::Command;
 use std::thread;
 use std::time::Duration;
 use worker_orcd_tests::client::{Client, Transcript};
-use worker_orcd_tests::worker::request;
+use worker_orcd_tests::worker::{binary, request};
 use worker_orcd_tests::{Script, Worker, wait};
 
 const STREAMS: usize = 6;
@@ -178,4 +179,40 @@ fn the_rest_of_an_answer_is_for_nobody_but_who_lost_it() {
         assert!(answer.text().contains(name), "{}", answer.text());
     }
     running.disconnect();
+}
+
+#[test]
+fn the_command_has_a_worker_go_on_as_the_program_that_replaced_its_own() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let (program, next) = (
+        directory.path().join("worker-orcd"),
+        directory.path().join("next"),
+    );
+    fs::copy(binary("tested-worker-orcd"), &program).expect("copied");
+    let script = Script::behave().token_interval_ms(20);
+    let worker = Worker::scripted(script).program_at(&program).start();
+    let upgrade = |pid: u32| {
+        let mut command = Command::new(&program);
+        let output = command.args(["upgrade", &pid.to_string()]).output();
+        let output = output.expect("it starts");
+        let said = [output.stdout, output.stderr].concat();
+        (
+            output.status.success(),
+            String::from_utf8_lossy(&said).into_owned(),
+        )
+    };
+    let (_, said) = upgrade(std::process::id());
+    assert!(said.contains("no worker-orcd"), "{said}");
+    let (_, said) = upgrade(worker.pid());
+    assert!(said.contains("as it is already"), "{said}");
+
+    let mut stream = worker.client().execute(&request("job", 100));
+    stream.wait_for("token");
+    fs::copy(&program, &next).expect("copied");
+    fs::rename(&next, &program).expect("replaced");
+    let (is_done, said) = upgrade(worker.pid());
+    assert!(is_done && said.contains("goes on as"), "{said}");
+    let numbers = stream.by_ref().take_while(|event| event.name == "token");
+    let numbers: Vec<_> = numbers.map(|event| event.json()["i"].clone()).collect();
+    assert!(numbers.into_iter().eq((1..100).map(Value::from)));
 }

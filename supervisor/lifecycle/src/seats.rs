@@ -15,6 +15,8 @@ pub(crate) struct Seats {
     serving: usize,
     /// Generation of the child that was ordered last, in whichever seat.
     newest: Generation,
+    /// Others may be dying that have no seat here, when the first child begins.
+    others_die: bool,
 }
 
 impl Seats {
@@ -28,8 +30,13 @@ impl Seats {
         Self {
             lives,
             serving,
-            newest: Generation(0),
+            newest: settings.behind.unwrap_or(Generation(0)),
+            others_die: settings.behind.is_some(),
         }
+    }
+
+    pub(crate) fn newest(&self) -> Generation {
+        self.newest
     }
 
     pub(crate) fn ids(&self) -> impl Iterator<Item = SeatId> + use<> {
@@ -67,7 +74,8 @@ impl Seats {
         self.newest = self.newest.next();
         let generation = self.newest;
         // A standby takes most of its memory when it is promoted; the dying may still have it.
-        let is_behind = self.lives.iter().any(|life| life.state().is_ending());
+        let others_die = std::mem::take(&mut self.others_die);
+        let is_behind = others_die || self.lives.iter().any(|life| life.state().is_ending());
         let loads_as = is_behind.then_some(Role::Standby);
         self.get_mut(seat).spawn(now, generation, loads_as)
     }

@@ -32,6 +32,8 @@ pub struct Settings {
     pub standby: bool,
     /// Where none stands by, the next child begins while the one before is dying.
     pub overlap: bool,
+    /// The last child of another supervisor, which may still be dying when the first one here begins.
+    pub behind: Option<Generation>,
 }
 
 #[derive(Debug)]
@@ -93,6 +95,12 @@ impl Worker {
     }
 
     // === looking ===
+
+    /// Generation of the child that was ordered last.
+    #[must_use]
+    pub fn newest(&self) -> Generation {
+        self.staff.seats.newest()
+    }
 
     #[must_use]
     pub fn seat(&self, seat: SeatId) -> &Life {

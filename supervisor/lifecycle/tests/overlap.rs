@@ -5,7 +5,7 @@ mod common;
 
 use common::{PID, STANDBY, Sim, beat, device_fault, ended, hello};
 use std::time::Duration;
-use worker_orcd_ipc::{DeviceError, Fault, Role};
+use worker_orcd_ipc::{DeviceError, Fault, Generation, Role};
 use worker_orcd_lifecycle::{
     ChildEvent, Deed, Effect, Event, Exit, SeatId, Settings, Signal, State, SupervisorExit,
 };
@@ -174,4 +174,33 @@ fn a_worker_that_is_to_stop_begins_none() {
     sim.event(Event::StopNow);
     let effects = sim.child(ChildEvent::LinkClosed);
     assert!(!has(&effects, STANDBY, &Deed::Spawn));
+}
+
+#[test]
+fn behind_the_children_of_another_supervisor_the_first_one_takes_its_memory_when_it_serves() {
+    let settings = Settings {
+        behind: Some(Generation(7)),
+        ..Settings::default()
+    };
+    let (mut sim, effects) = Sim::with(settings);
+    assert!(matches!(
+        effects[..],
+        [Effect::Child {
+            generation: Generation(8),
+            ..
+        }]
+    ));
+    sim.child_in(FIRST, ChildEvent::Spawned { pid: PID });
+    let effects = sim.child_in(FIRST, hello());
+    assert!(has(&effects, FIRST, &Deed::Load(Role::Standby)));
+    let effects = sim.child_in(FIRST, ChildEvent::Ready);
+    assert!(has(&effects, FIRST, &Deed::Promote) && has(&effects, FIRST, &Deed::Serve));
+
+    die_in(&mut sim, FIRST, Exit::Code(1));
+    sim.child_in(FIRST, ChildEvent::Spawned { pid: PID });
+    let effects = sim.child_in(FIRST, hello());
+    assert!(
+        has(&effects, FIRST, &Deed::Load(Role::Active)),
+        "they are gone"
+    );
 }

@@ -188,7 +188,8 @@ async fn serve(
     if let Some(option) = config.load.without_use_on(device.selector) {
         tracing::warn!(option, because = %device.reason, "option_without_use");
     }
-    let settings = engine_settings(&config, &device);
+    let mut settings = engine_settings(&config, &device);
+    settings.behind = inherited.as_ref().and_then(Inherited::last_child);
     let mut inherited = inherited;
     let (inheritance, tokens) = match &mut inherited {
         Some(inherited) => inherited.engine(&settings.load),

@@ -10,7 +10,7 @@ use std::io;
 use std::path::Path;
 use std::time::Instant;
 use tracing::error;
-use worker_orcd_ipc::{Generation, LoadOrder, MemoryReport, Role};
+use worker_orcd_ipc::{Generation, LoadOrder, Role};
 use worker_orcd_lifecycle::ChildEvent;
 
 /// Name in `/health` of a child that cannot be begun.
@@ -63,15 +63,10 @@ pub(super) fn receive(
     }
 }
 
-/// The order for a child of that role. A standby gets as much KV cache as the child has, by its last report,
-/// in whose place it may come.
-pub(super) fn load_order(
-    settings: &LoadOrder,
-    role: Role,
-    serving: Option<MemoryReport>,
-) -> LoadOrder {
-    let serving = serving.filter(|_| role == Role::Standby);
-    let as_much = serving.map(|memory| memory.kv_capacity_bytes);
+/// The order for a child of that role. A standby gets as much KV cache as the child has, or had, in whose place
+/// it may come.
+pub(super) fn load_order(settings: &LoadOrder, role: Role, kv_bytes: Option<u64>) -> LoadOrder {
+    let as_much = kv_bytes.filter(|_| role == Role::Standby);
     LoadOrder {
         role,
         kv_cache_bytes: as_much.or(settings.kv_cache_bytes),

@@ -15,7 +15,7 @@ use crate::requests::Requests;
 use crate::requests::scene::Scene;
 use std::sync::Arc;
 use std::time::Instant;
-use worker_orcd_ipc::{Generation, Heartbeat, MemoryReport, ReadyReport, Role};
+use worker_orcd_ipc::{Generation, Heartbeat, ReadyReport, Role};
 use worker_orcd_lifecycle::{DeathCause, SeatId, Testimony, Worker};
 
 #[derive(Debug)]
@@ -67,9 +67,9 @@ impl Chronicle {
     }
 
     /// Notes the beginning of a load. Gives the last report of the child that serves, or served.
-    pub(super) fn load_begins(&mut self, now: Instant) -> Option<MemoryReport> {
-        self.gpu.load_begins(now);
-        self.news.memory()
+    /// Size of the KV cache of the child that serves, or served last.
+    pub(super) fn kv_bytes(&self) -> Option<u64> {
+        self.news.memory().map(|memory| memory.kv_capacity_bytes)
     }
 
     pub(super) fn stands_by(&mut self, now: Instant, seat: &mut Seat, generation: Generation) {

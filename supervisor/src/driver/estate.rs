@@ -15,6 +15,17 @@ use std::sync::Arc;
 use tokio::sync::mpsc::WeakUnboundedSender;
 use tracing::{error, info, warn};
 
+/// What is known of another driver's children, and what was told of these.
+#[derive(Debug, Default)]
+pub(super) struct Heritage {
+    /// Digest of the model that another supervisor served, until one serves here.
+    digest: Option<[u8; 32]>,
+    /// Size of the KV cache of that one's child.
+    pub(super) kv_bytes: Option<u64>,
+    /// What would be left to another driver, as it was last told.
+    told: EngineNote,
+}
+
 impl Driver {
     /// Goes on with what another driver has left; before the first turn.
     pub(super) fn inherit(
@@ -28,7 +39,8 @@ impl Driver {
             Err(error) => warn!(%error, "wal_missing"),
         }
         let Inheritance { estate, requests } = inheritance;
-        self.inherited_digest = estate.note.digest;
+        self.heritage.digest = estate.note.digest;
+        self.heritage.kv_bytes = estate.note.kv_bytes;
         self.keeping = Keeping::inherited(now, estate);
         if requests.is_empty() {
             return;
@@ -81,7 +93,10 @@ impl Driver {
     pub(super) fn leave(mut self) -> EngineEstate {
         let wal = self.requests.take_log();
         let wal = wal.as_ref().and_then(duplicate);
-        let note = self.estate_note();
+        let note = EngineNote {
+            last_child: Some(self.worker.newest()),
+            ..self.estate_note()
+        };
         EngineEstate {
             wal,
             ..self.keeping.copy(note)
@@ -99,13 +114,16 @@ impl Driver {
 
     /// Says that something else than before would be left.
     pub(super) fn tell_of_estate(&mut self) {
-        let is_told = self.told_estate.digest.is_some();
-        if !is_told && self.model.is_none() && self.inherited_digest.is_none() {
+        let is_told = self.heritage.told.digest.is_some();
+        if !is_told && self.model.is_none() && self.heritage.digest.is_none() {
             return;
         }
+        // Its size alone is no news.
+        let kv_bytes = None;
         let note = self.keeping.note(self.estate_note());
-        if note != self.told_estate {
-            self.told_estate = note;
+        let note = EngineNote { kv_bytes, ..note };
+        if note != self.heritage.told {
+            self.heritage.told = note;
             self.handles.estate_changed();
         }
     }
@@ -114,18 +132,19 @@ impl Driver {
         EngineNote {
             model_path: self.settings.load.model_path.clone(),
             device: Some(self.settings.load.device),
+            kv_bytes: self.chronicle.kv_bytes().or(self.heritage.kv_bytes),
             digest: self
                 .model
                 .as_ref()
                 .map(|model| model.digest())
-                .or(self.inherited_digest),
+                .or(self.heritage.digest),
             ..EngineNote::default()
         }
     }
 
     /// A model serves. What another one has begun ends here.
     pub(super) fn compare_with_inherited(&mut self, digest: [u8; 32]) {
-        if self.inherited_digest.take().is_some_and(|it| it != digest) {
+        if self.heritage.digest.take().is_some_and(|it| it != digest) {
             warn!("inherited_requests_of_another_model");
             let message = "the worker has another model since it was started again";
             let failure = Failure::new(ErrorCode::WorkerUnhealthy, message);

@@ -35,6 +35,7 @@ async fn app(flags: &[&str]) -> Arc<App> {
         on_fault: OnFault::Fail,
         max_queue: 1,
         standby: false,
+        behind: None,
         accept_fault_injection: false,
         crashes: CrashSettings {
             directory: None,

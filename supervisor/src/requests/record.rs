@@ -162,13 +162,11 @@ impl Record {
     pub(crate) fn restored(request: Restored, clock: Clock) -> Self {
         let accepted_at = clock.instant(request.accepted_at_ms);
         let progress = Progress::new(accepted_at, &request.stop);
+        // The child that had it died with its supervisor.
+        let recoveries = request.recoveries + u32::from(!request.generated.is_empty());
         let first_token_at = request.first_token_at_ms.map(|at| clock.instant(at));
-        let progress = progress.restored(
-            request.generated,
-            first_token_at,
-            request.recoveries,
-            request.end,
-        );
+        let progress =
+            progress.restored(request.generated, first_token_at, recoveries, request.end);
         Self {
             id: request.id,
             job_id: request.job_id,

@@ -88,6 +88,9 @@ pub const DEATHS: [Death; 3] = [
     ),
 ];
 
+/// No death, but what ends the child and the supervisor all the same.
+pub const UPGRADE: Death = Death::of_signal("upgrade", Signal::SIGUSR2, Duration::ZERO);
+
 /// Deaths that only a child makes which was built to fail.
 pub const FAULTS: [Death; 7] = [
     Death::of_fault("nan", Duration::ZERO),
@@ -107,6 +110,8 @@ const STEP_DEADLINE: Duration = Duration::from_secs(2);
 pub enum Mode {
     /// The whole worker is killed and started again by a shell, and its clients ask again.
     Cold,
+    /// The worker is told to let another program take over.
+    Upgrade,
     /// The next child takes over the weights.
     WeightsKept,
     /// A child stands by, and computes again what the dead one had computed.
@@ -119,6 +124,7 @@ impl Mode {
     pub(super) const fn name(self) -> &'static str {
         match self {
             Self::Cold => "cold, asked again",
+            Self::Upgrade => "upgrade",
             Self::WeightsKept => "weights kept",
             Self::StandbyWithoutAdoption => "standby without adoption",
             Self::Standby => "standby",
@@ -164,7 +170,7 @@ pub fn worker(device: &str, mode: Mode, faults: &[Death]) -> WorkerBuilder {
             .arg("--quarantine-for", "0s");
     }
     match mode {
-        Mode::Cold | Mode::WeightsKept => builder,
+        Mode::Cold | Mode::Upgrade | Mode::WeightsKept => builder,
         Mode::StandbyWithoutAdoption => builder.flag("--standby").flag("--no-prefix-cache"),
         Mode::Standby => builder.flag("--standby"),
     }
@@ -197,11 +203,14 @@ impl Seen {
     }
 }
 
-/// Kills the child of a `worker` in the midst of streams, so many times.
+/// Kills the child of a `worker` in the midst of streams, or upgrades the worker, so many times.
 #[must_use]
 pub fn measure(worker: &Worker, mode: Mode, case: Case) -> Value {
     let client = worker.client();
-    let ready = || ready_child(&client, mode);
+    let ready = || match (ready_child(&client, mode), mode) {
+        (_, Mode::Upgrade) => worker.pid(),
+        (child, _) => child,
+    };
     let toll = kill_amid(case, ready, |begun| read(&client, case, begun));
     toll.row(case, mode.name())
 }

@@ -52,7 +52,7 @@ struct Options {
         long,
         value_enum,
         value_delimiter = ',',
-        default_value = "cold,weights-kept,standby-without-adoption,standby"
+        default_value = "cold,upgrade,weights-kept,standby-without-adoption,standby"
     )]
     modes: Vec<Mode>,
     /// Faults of the child's own in that table, instead of signals, and no steady stream; it must be built to
@@ -131,7 +131,11 @@ fn pauses(options: &Options) -> Vec<Value> {
             _ => {
                 let worker = worker.start();
                 let measure = |case| pause::measure(&worker, mode, case);
-                of_each_case(options, &deaths(options), measure)
+                let deaths = match mode {
+                    Mode::Upgrade => vec![pause::UPGRADE],
+                    _ => deaths(options),
+                };
+                of_each_case(options, &deaths, measure)
             }
         });
     }

@@ -14,7 +14,7 @@ use crate::http::listen::Server;
 use crate::http::presentation::Presentation;
 use crate::requests::wal::{self, Ending};
 use rustix::net::{AddressFamily, SocketType, sockopt};
-use rustix::process::{WaitId, WaitIdOptions, waitid};
+use rustix::process::{Pid, WaitId, WaitIdOptions, waitid};
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 use std::fs::File;
@@ -23,14 +23,12 @@ use std::net::{TcpListener, TcpStream};
 use std::os::fd::AsFd as _;
 use std::os::unix::net::UnixDatagram;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::thread;
+use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::timeout;
 use uuid::Uuid;
-use worker_orcd_ipc::{DeviceSelector, LoadOrder};
-
-/// Time for the children of the supervisor before an upgrade to be gone: it has killed them.
-const LAST_CHILDREN: Duration = Duration::from_secs(10);
+use worker_orcd_ipc::{DeviceSelector, Generation, LoadOrder};
 
 /// Longest time for which new requests wait for the first child.
 const HELD_FOR: Duration = Duration::from_secs(2);
@@ -118,7 +116,7 @@ pub(super) fn of_an_upgrade() -> io::Result<Option<Inherited>> {
         Err(error) => return Err(error),
     };
     rustix::stdio::dup2_stdin(&File::open("/dev/null")?)?;
-    wait_for_last_children();
+    reap_last_children()?;
     read(parcel, Ending::Upgrade).map(Some)
 }
 
@@ -160,22 +158,31 @@ fn read(parcel: Parcel, ending: Ending) -> io::Result<Inherited> {
     })
 }
 
-/// The same process had children before it became this program, and killed them. No memory of theirs is
-/// free before they are gone, and nobody else waits for them.
-fn wait_for_last_children() {
-    let began = Instant::now();
-    let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG;
-    while began.elapsed() < LAST_CHILDREN {
-        match waitid(WaitId::All, options) {
-            Ok(Some(_)) => {}
-            Ok(None) => std::thread::sleep(Duration::from_millis(1)),
-            // There is none.
-            Err(_) => return,
+/// The same process had children before it became this program, and killed them. Nobody else waits for them.
+fn reap_last_children() -> io::Result<()> {
+    let children = std::fs::read_to_string("/proc/thread-self/children")?;
+    let pids = children
+        .split_whitespace()
+        .filter_map(|pid| Pid::from_raw(pid.parse().ok()?));
+    let pids: Vec<_> = pids.collect();
+    let reap = move || {
+        for pid in pids {
+            // One that is not there any more needs nobody.
+            let _ = waitid(WaitId::Pid(pid), WaitIdOptions::EXITED);
         }
-    }
+    };
+    thread::Builder::new()
+        .name("last-children".to_owned())
+        .spawn(reap)
+        .map(drop)
 }
 
 impl Inherited {
+    /// The last child of the supervisor before, which may still be dying.
+    pub(super) fn last_child(&self) -> Option<Generation> {
+        self.engine.note.last_child
+    }
+
     /// The device that was decided on.
     pub(super) fn device(&self) -> Option<DeviceSelector> {
         self.engine.note.device

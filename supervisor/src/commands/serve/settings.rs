@@ -48,6 +48,7 @@ pub(super) fn engine_settings(config: &Config, device: &DecidedDevice) -> Engine
         model_sampling: config.model_sampling,
         accept_fault_injection: config.accept_fault_injection,
         standby: config.life.standby,
+        behind: None,
         crashes: config.crashes.clone(),
     }
 }

@@ -193,9 +193,7 @@ async fn a_child_without_a_kv_cache_leaves_the_size_of_the_next_ones_as_it_was()
         };
         let (now, seat) = (scenery.at(1), &mut scenery.seats[ONE]);
         scenery.chronicle.heartbeat(now, seat, &heartbeat);
-        let known = scenery.chronicle.load_begins(now);
-        let bytes = known.map(|memory| memory.kv_capacity_bytes);
-        assert_eq!(bytes, Some(20), "{generation}");
+        assert_eq!(scenery.chronicle.kv_bytes(), Some(20), "{generation}");
     }
 }
 

@@ -1,0 +1,84 @@
+//! `worker-orcd upgrade PID`: has a running worker go on as the program that is on the disk now.
+//!
+//! It sends SIGUSR2 and looks at which file the process runs. Why a worker refuses is in that worker's log.
+
+#![expect(clippy::disallowed_methods, reason = "somebody waits for it")]
+
+use anyhow::{Context, Result, bail, ensure};
+use clap::{Arg, ArgMatches, Command, value_parser};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use std::fs;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+/// Longer than requests may take to be sent, and the new program to answer.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+const GLANCE: Duration = Duration::from_millis(20);
+
+/// Ending of the path of a program whose file was replaced.
+const REPLACED: &str = " (deleted)";
+
+#[must_use]
+pub fn command_line() -> Command {
+    let pid = Arg::new("pid")
+        .value_name("PID")
+        .required(true)
+        .value_parser(value_parser!(i32).range(1..))
+        .help("The worker; systemctl show --property=MainPID --value UNIT tells it");
+    Command::new("upgrade")
+        .about(
+            "Has a running worker go on as the program that is in its place now; no stream is lost",
+        )
+        .arg(pid)
+}
+
+/// Says what runs by then.
+///
+/// # Errors
+/// When it is no worker, runs this program already, or did not take it.
+pub fn run(arguments: &ArgMatches) -> Result<()> {
+    let pid = arguments.get_one::<i32>("pid").copied().unwrap_or_default();
+    let (path, running) = program_of(pid)?;
+    let is_worker = path
+        .file_name()
+        .is_some_and(|name| name.as_encoded_bytes().ends_with(b"worker-orcd"));
+    ensure!(
+        is_worker,
+        "process {pid} is no worker-orcd: it runs {}",
+        path.display()
+    );
+    let next = fs::metadata(&path).with_context(|| format!("{} cannot be read", path.display()))?;
+    let next = (next.dev(), next.ino());
+    ensure!(
+        next != running,
+        "process {pid} runs {} as it is already",
+        path.display()
+    );
+    kill(Pid::from_raw(pid), Signal::SIGUSR2).with_context(|| format!("process {pid}"))?;
+    let told_at = Instant::now();
+    while told_at.elapsed() < PATIENCE {
+        sleep(GLANCE);
+        if program_of(pid).context("it has ended")?.1 == next {
+            println!("process {pid} goes on as {}", path.display());
+            return Ok(());
+        }
+    }
+    bail!("process {pid} goes on as before; upgrade_refused in its log says why")
+}
+
+type File = (u64, u64);
+
+/// The path that a process was started from, and the file that it runs, which may be there no more.
+fn program_of(pid: i32) -> Result<(PathBuf, File)> {
+    let link = PathBuf::from(format!("/proc/{pid}/exe"));
+    let reason = || format!("process {pid} cannot be looked at");
+    let file = fs::metadata(&link).with_context(reason)?;
+    let path = fs::read_link(&link).with_context(reason)?;
+    let path = path.to_string_lossy();
+    let path = path.strip_suffix(REPLACED).unwrap_or(&path);
+    Ok((Path::new(path).to_owned(), (file.dev(), file.ino())))
+}
