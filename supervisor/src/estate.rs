@@ -6,7 +6,7 @@ pub(crate) mod parcel;
 use serde::{Deserialize, Serialize};
 use std::io::{self, ErrorKind};
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
-use worker_orcd_ipc::{DeviceSelector, Generation, WeightsManifest};
+use worker_orcd_ipc::{DeviceSelector, Generation, KvSource, WeightsManifest};
 
 /// Descriptors, and what they are.
 #[derive(Debug, Default)]
@@ -15,6 +15,8 @@ pub struct EngineEstate {
     pub wal: Option<OwnedFd>,
     pub model: Option<OwnedFd>,
     pub weights: Option<OwnedFd>,
+    /// The KV cache of the last child.
+    pub kv: Option<OwnedFd>,
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -29,6 +31,7 @@ pub struct EngineNote {
     pub last_child: Option<Generation>,
     /// Size of the KV cache of the child that served.
     pub kv_bytes: Option<u64>,
+    pub kv: Option<KvSource>,
     pub has_wal: bool,
     pub has_model: bool,
 }
@@ -42,7 +45,7 @@ impl EngineEstate {
             has_model: self.model.is_some(),
             ..self.note.clone()
         };
-        let all = [&self.wal, &self.model, &self.weights];
+        let all = [&self.wal, &self.model, &self.weights, &self.kv];
         let descriptors = all.into_iter().flatten().map(|it| it.as_fd());
         (note, descriptors.collect())
     }
@@ -61,6 +64,7 @@ impl EngineEstate {
             wal: take(note.has_wal)?,
             model: take(note.has_model)?,
             weights: take(note.weights.is_some())?,
+            kv: take(note.kv.is_some())?,
             note,
         })
     }
@@ -69,6 +73,7 @@ impl EngineEstate {
     pub fn keep_for(&mut self, model_path: &str, device: DeviceSelector) {
         if self.note.model_path != model_path || self.note.device != Some(device) {
             (self.model, self.weights, self.note.weights) = (None, None, None);
+            (self.kv, self.note.kv) = (None, None);
         }
     }
 }
@@ -90,6 +95,7 @@ mod tests {
             wal: Some(file()),
             model: None,
             weights: Some(file()),
+            kv: None,
         }
     }
 

@@ -216,3 +216,25 @@ fn the_command_has_a_worker_go_on_as_the_program_that_replaced_its_own() {
     let numbers: Vec<_> = numbers.map(|event| event.json()["i"].clone()).collect();
     assert!(numbers.into_iter().eq((1..100).map(Value::from)));
 }
+
+#[test]
+fn with_a_standby_the_next_child_adopts_what_the_last_one_computed() {
+    let worker = Worker::real().flag("--standby").start();
+    let client = worker.client();
+    let mut request = execute(2);
+    request["prompt"] = json!("Once upon a time ".repeat(60));
+    let expected = client.execute(&request).transcript();
+    let mut stream = client.execute(&request);
+    stream.wait_for("token");
+    upgrade(&worker);
+    let told = stream.transcript();
+    let text = |transcript: &Transcript| transcript.text();
+    assert!(text(&expected).ends_with(&text(&told)), "the rest of it");
+    assert_eq!(told.last().json()["tokens_out"], 120);
+    let adopted = wait::until("the child to tell what it adopted", || {
+        client.health()["load"]["adopted_tokens"]
+            .as_u64()
+            .filter(|tokens| *tokens > 0)
+    });
+    assert!(adopted >= 200, "{adopted} of the prompt's tokens");
+}

@@ -52,14 +52,15 @@ impl Driver {
             "requests_restored"
         );
         let shared = &self.handles.shared;
-        for request in requests {
+        for mut request in requests {
+            let sealed = request.sealed.take();
             let has_ended = request.end.is_some();
             let record = Arc::new(Record::restored(request, clock));
             if !has_ended {
                 shared.registry.readmit(&record);
             }
             shared.orphans.add(Arc::clone(&record));
-            self.requests.restore(record, now);
+            self.requests.restore(record, sealed, now);
         }
         self.requests.wake();
         let shared = Arc::clone(shared);
@@ -97,8 +98,14 @@ impl Driver {
             last_child: Some(self.worker.newest()),
             ..self.estate_note()
         };
+        let kv = self.keeping.copy_kv();
+        let note = EngineNote {
+            kv: kv.as_ref().map(|(_, source)| *source),
+            ..note
+        };
         EngineEstate {
             wal,
+            kv: kv.map(|(memory, _)| memory),
             ..self.keeping.copy(note)
         }
     }

@@ -67,7 +67,10 @@ impl Keeping {
                 since: now,
                 verified_at: now,
             }),
-            kv: None,
+            kv: estate
+                .kv
+                .zip(estate.note.kv)
+                .map(|(memory, source)| KeptKv { memory, source }),
         }
     }
 
@@ -81,7 +84,13 @@ impl Keeping {
         }
     }
 
-    /// Duplicates of the model file and the weights. A KV cache is not worth it: nobody continues with it.
+    /// A duplicate of the KV cache of the child that serves, or served last.
+    pub(super) fn copy_kv(&self) -> Option<(OwnedFd, KvSource)> {
+        let kv = self.kv.as_ref()?;
+        Some((kv.memory.try_clone().ok()?, kv.source))
+    }
+
+    /// Duplicates of the model file and the weights.
     pub(super) fn copy(&self, note: EngineNote) -> EngineEstate {
         let duplicate = |descriptor: &OwnedFd| descriptor.try_clone().ok();
         let weights = self.weights.as_ref().and_then(|it| duplicate(&it.memory));
@@ -95,6 +104,7 @@ impl Keeping {
             wal: None,
             model,
             weights,
+            kv: None,
         }
     }
 

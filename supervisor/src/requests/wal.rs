@@ -29,7 +29,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use tracing::error;
 use worker_orcd_ipc::frame::write_frame;
 use worker_orcd_ipc::{
-    ClientId, FrameReader, Preamble, RequestId, Sampling, TokenId, decode, encode,
+    ClientId, FrameReader, Preamble, RequestId, Sampling, SealedPages, TokenId, decode, encode,
 };
 
 const MAGIC: [u8; 8] = *b"orcdwal1";
@@ -83,6 +83,8 @@ pub(crate) struct Restored {
     pub recoveries: u32,
     /// Supervisors that died under it.
     pub crashes: u8,
+    /// Pages of the last child that hold its first tokens, as far as the segment's beginning tells.
+    pub sealed: Option<SealedPages>,
     pub end: Option<StreamEvent>,
 }
 
@@ -154,7 +156,7 @@ impl Wal {
     }
 
     pub(crate) fn accepted(&mut self, record: &Record) {
-        self.note(&Entry::Accepted(Box::new(self.snapshot(record))));
+        self.note(&Entry::Accepted(Box::new(self.snapshot(record, None))));
     }
 
     pub(crate) fn drawn(&mut self, request: RequestId, token: TokenId) {
@@ -176,7 +178,7 @@ impl Wal {
     /// When the kernel has no memory for it; the log ends there.
     pub(crate) fn flush<'a, L>(&mut self, live: impl FnOnce() -> L) -> io::Result<()>
     where
-        L: Iterator<Item = &'a Record>,
+        L: Iterator<Item = (&'a Record, Option<&'a SealedPages>)>,
     {
         self.note_drawn();
         if self.buffer.is_empty() {
@@ -195,13 +197,13 @@ impl Wal {
     /// As [`flush`](Self::flush).
     pub(crate) fn begin_segment<'a>(
         &mut self,
-        live: impl Iterator<Item = &'a Record>,
+        live: impl Iterator<Item = (&'a Record, Option<&'a SealedPages>)>,
     ) -> io::Result<()> {
         self.note_drawn();
         self.write()?;
         let before = std::mem::replace(&mut self.segment, self.end);
-        for record in live {
-            self.accepted(record);
+        for (record, sealed) in live {
+            self.note(&Entry::Accepted(Box::new(self.snapshot(record, sealed))));
         }
         self.write()?;
         let image = self.end - self.segment;
@@ -243,7 +245,7 @@ impl Wal {
         Ok(())
     }
 
-    fn snapshot(&self, record: &Record) -> Restored {
+    fn snapshot(&self, record: &Record, sealed: Option<&SealedPages>) -> Restored {
         let progress = record.progress.lock();
         Restored {
             id: record.id,
@@ -262,6 +264,7 @@ impl Wal {
             first_token_at_ms: progress.first_token_at().map(|at| self.clock.unix_ms(at)),
             recoveries: progress.recoveries(),
             crashes: record.crashes,
+            sealed: sealed.cloned(),
             end: None,
         }
     }

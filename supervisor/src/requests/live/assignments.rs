@@ -75,6 +75,21 @@ impl Assignments {
         self.live.values().map(|live| &*live.record)
     }
 
+    /// With the pages of a child that hold its first tokens.
+    pub(super) fn records_with_pages(
+        &self,
+    ) -> impl Iterator<Item = (&Record, Option<&SealedPages>)> {
+        let live = self.live.values();
+        live.map(|live| (&*live.record, live.sealed.as_ref()))
+    }
+
+    /// Another child has sealed pages of it.
+    pub(super) fn has_pages(&mut self, id: RequestId, sealed: SealedPages) {
+        if let Some(live) = self.live.get_mut(&id) {
+            live.sealed = Some(sealed);
+        }
+    }
+
     pub(super) fn get(&self, id: RequestId) -> Option<&Live> {
         self.live.get(&id)
     }

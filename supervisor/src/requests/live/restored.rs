@@ -7,6 +7,7 @@ use crate::text::Text;
 use std::sync::Arc;
 use std::time::Instant;
 use tracing::error;
+use worker_orcd_ipc::SealedPages;
 
 impl Requests {
     /// Writes ahead into this log from now on.
@@ -21,7 +22,7 @@ impl Requests {
     /// The log, with every request in it as it is.
     pub(crate) fn take_log(&mut self) -> Option<Wal> {
         let mut wal = self.wal.take()?;
-        match wal.begin_segment(self.assigned.records()) {
+        match wal.begin_segment(self.assigned.records_with_pages()) {
             Ok(()) => Some(wal),
             Err(error) => {
                 error!(%error, "wal_not_finished");
@@ -30,8 +31,14 @@ impl Requests {
         }
     }
 
-    /// Goes on with a request of the supervisor before this one, or keeps its end until somebody asks.
-    pub(crate) fn restore(&mut self, record: Arc<Record>, now: Instant) {
+    /// Goes on with a request of the supervisor before this one, of which a child has sealed pages, or keeps its
+    /// end until somebody asks.
+    pub(crate) fn restore(
+        &mut self,
+        record: Arc<Record>,
+        sealed: Option<SealedPages>,
+        now: Instant,
+    ) {
         let end = record.progress.lock().end_to_read().cloned();
         if let Some(end) = end {
             if let Some(wal) = &mut self.wal {
@@ -40,7 +47,11 @@ impl Requests {
             }
             self.untold.push(record);
         } else {
+            let id = record.id;
             self.submit(record);
+            if let Some(sealed) = sealed {
+                self.assigned.has_pages(id, sealed);
+            }
         }
     }
 
@@ -50,7 +61,7 @@ impl Requests {
             return;
         };
         let live = &self.assigned;
-        if let Err(error) = wal.flush(|| live.records()) {
+        if let Err(error) = wal.flush(|| live.records_with_pages()) {
             error!(%error, "wal_lost");
             self.wal = None;
         }
@@ -91,7 +102,7 @@ mod tests {
     use crate::requests::testing::{Journal, SEAT, read, request, step};
     use crate::requests::wal::{Clock, Restored};
     use std::num::NonZeroU8;
-    use worker_orcd_ipc::{Command, RequestId, TokenId};
+    use worker_orcd_ipc::{Command, Generation, KvSource, RequestId, SealedPage, TokenId};
 
     const ID: RequestId = RequestId(9);
 
@@ -114,6 +125,7 @@ mod tests {
             first_token_at_ms: None,
             recoveries: 2,
             crashes: 0,
+            sealed: None,
             end,
         }
     }
@@ -121,10 +133,11 @@ mod tests {
     /// A journal with a request of another supervisor, and its reader.
     fn inherit(request: Restored, skip: Skip) -> (Journal, RequestStream) {
         let mut journal = Journal::with_seats(4, NonZeroU8::MIN);
+        let sealed = request.sealed.clone();
         let record = Arc::new(Record::restored(request, Clock::at(journal.now)));
         journal.registry.readmit(&record);
         let now = journal.now;
-        journal.requests.restore(Arc::clone(&record), now);
+        journal.requests.restore(Arc::clone(&record), sealed, now);
         record.progress.lock().skip(skip);
         let stream = journal.reader_of(record);
         (journal, stream)
@@ -162,6 +175,35 @@ mod tests {
             let next = step(&[(ID, 3, 3)], &[]);
             journal.requests.step(SEAT, &next, journal.now).unwrap();
             assert_eq!(texts(&read(&mut stream).0), expected, "{skip:?}");
+        }
+    }
+
+    #[test]
+    fn pages_of_the_last_child_are_adopted_from_its_memory_and_no_other() {
+        let child = Generation(3);
+        let page = SealedPage {
+            page: 0,
+            tokens: 1,
+            checksum: 7,
+        };
+        let pages = vec![page];
+        for (source, adopted) in [
+            (Some(child), true),
+            (Some(Generation(2)), false),
+            (None, false),
+        ] {
+            let mut request = restored(&[0], None);
+            let pages = pages.clone();
+            request.sealed = Some(SealedPages { child, pages });
+            let (mut journal, _stream) = inherit(request, Skip::Nothing);
+            let source = source.map(|child| KvSource { child, bytes: 1 });
+            journal.requests.loads(SEAT, Generation(4), source);
+            serve(&mut journal);
+            let commands = journal.commands();
+            let Some(Command::Submit(submission)) = commands.first() else {
+                panic!("it is given to the child");
+            };
+            assert_eq!(submission.sealed.is_some(), adopted, "{source:?}");
         }
     }
 

@@ -33,7 +33,7 @@ impl Log {
     }
 
     fn flush(&mut self) {
-        let live = self.live.values();
+        let live = self.live.values().map(|record| (record, None));
         self.wal.flush(|| live).unwrap();
     }
 
@@ -163,7 +163,7 @@ fn a_request_that_was_there_in_every_crash_is_not_tried_for_ever() {
         log.accept(1, 1);
         let record = log.live.get_mut(&RequestId(1)).unwrap();
         record.crashes = crashes;
-        let again = log.wal.snapshot(record);
+        let again = log.wal.snapshot(record, None);
         log.wal.note(&Entry::Accepted(Box::new(again)));
         log.flush();
         assert_eq!(log.read(Ending::Upgrade)[0].crashes, crashes, "no crash");
