@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! listen (places) → connection → correlation → origin → access (keys) → a route
+//!    admin_socket ─────────────────┘
 //!                                                             │
 //!    execute ─┐                                               ▼
 //!             ├→ fields → generation (one request, one way in) → Engine
@@ -10,6 +11,7 @@
 //! ```
 //!
 //! * [`health`] and [`metrics`](crate::metrics) answer from memory and never wait.
+//! * [`admin`] says what only the operator may ask, and where.
 //! * [`routes`] says what there is to somebody who asked for what there is not.
 //! * [`crashes`] tells of children that died, in the words of their reports.
 //! * [`error`] is every answer that is not what was asked for, in either API's words;
@@ -24,6 +26,8 @@
 )]
 
 pub mod access;
+pub mod admin;
+pub mod admin_socket;
 pub mod body;
 pub mod client;
 pub mod connection;
@@ -58,7 +62,7 @@ use crate::config::{Config, RequestLimits};
 use crate::engine::{Engine, Refusal};
 use crate::metrics::Metrics;
 use crate::metrics::exposition::Format;
-use access::ApiKeys;
+use access::KnownKeys;
 use axum::Router;
 use axum::body::Body;
 use axum::extract::State;
@@ -86,7 +90,9 @@ const PROBES: [&str; 4] = ["/livez", "/readyz", "/health", "/metrics"];
 pub struct App {
     pub engine: Engine,
     pub metrics: Metrics,
-    pub keys: ApiKeys,
+    pub keys: KnownKeys,
+    /// The operator has a socket, so the operator's routes are there.
+    pub has_admin_socket: bool,
     pub limits: RequestLimits,
     pub bodies: Bodies,
     pub lanes: Lanes,
@@ -120,7 +126,8 @@ impl App {
         Self {
             engine,
             metrics: Metrics::default(),
-            keys: ApiKeys::new(&config.http.api_keys),
+            keys: KnownKeys::new(&config.http.keys),
+            has_admin_socket: config.http.admin_socket.is_some(),
             limits: config.limits.clone(),
             bodies: Bodies::new(BodyLimits {
                 bytes: config.http.max_body_bytes,

@@ -189,6 +189,7 @@ fn only_the_first_key_shuts_the_worker_down() {
     assert!(answer.text().contains("first key"), "{}", answer.text());
     let restart = worker.client().with_key("a-client");
     assert_eq!(restart.post("/restart", &json!({})).status, 403);
+    assert_eq!(status(&restart, "/crashes"), 403);
     let body = json!({"prompt": "still here", "max_tokens": 1});
     let served = worker
         .client()
@@ -215,8 +216,12 @@ fn a_page_of_another_site_cannot_shut_the_worker_down() {
             &[("Origin", "null")],
             &[("Sec-Fetch-Site", "same-site")],
         ] {
-            for path in ["/shutdown", "/restart"] {
-                let answer = client.try_request("POST", path, headers, b"").unwrap();
+            for (method, path) in [
+                ("POST", "/shutdown"),
+                ("POST", "/restart"),
+                ("GET", "/crashes"),
+            ] {
+                let answer = client.try_request(method, path, headers, b"").unwrap();
                 assert_eq!(answer.status, 403, "{path} {headers:?}");
                 assert_eq!(answer.json()["code"], "FORBIDDEN");
             }

@@ -21,6 +21,7 @@ use crate::config::{Config, ConfigErrors, HttpConfig};
 use crate::descriptors::{self, TooFew};
 use crate::engine::{Ended, Inheritance, SupervisorExit};
 use crate::exit::WorkerExit;
+use crate::http::admin_socket::{self, AdminServer};
 use crate::http::handed::{self, HandedDescriptors};
 use crate::http::listen::{Server, listeners};
 use crate::http::{App, probe_router, router};
@@ -171,6 +172,13 @@ async fn serve(
         Ok(listeners) => listeners,
         Err(error) => return end_with(WorkerExit::Listen, &error),
     };
+    let admin_socket = match &config.http.admin_socket {
+        Some(path) => match admin_socket::listen(path) {
+            Ok(listening) => Some(listening),
+            Err(error) => return end_with(WorkerExit::Listen, &error),
+        },
+        None => None,
+    };
     let duplicates = match duplicate(&listeners) {
         Ok(duplicates) => duplicates,
         Err(error) => return end_with(WorkerExit::Startup, &error),
@@ -208,6 +216,13 @@ async fn serve(
     if let Some(inherited) = inherited {
         inherited.go_on(&app, &server, &tokens, &closing).await;
     }
+    let admin = AdminServer::new(router(Arc::clone(&app)), &config.http);
+    // Held to the end, because it is removed then.
+    let _name = admin_socket.map(|(listener, name)| {
+        tracing::info!(path = %name.path().display(), "admin_socket");
+        tokio::spawn(Arc::clone(&admin).run(listener, closing.clone()));
+        name
+    });
     for listener in listeners {
         tokio::spawn(Arc::clone(&server).run(listener, closing.clone()));
     }
@@ -231,13 +246,13 @@ async fn serve(
     let exit = live(&config, &holdings, &addresses, &mut signals, &arguments).await;
     // Closed only now, so that /health answers to the end.
     close.send_replace(true);
-    say_farewell(&app, &server).await;
+    say_farewell(&app, &server, &admin).await;
     tracing::info!(exit_code = exit.code(), "shutdown_complete");
     exit
 }
 
-async fn say_farewell(app: &App, server: &Server) {
-    server.wait_idle(FAREWELL).await;
+async fn say_farewell(app: &App, server: &Server, admin: &AdminServer) {
+    tokio::join!(server.wait_idle(FAREWELL), admin.wait_idle(FAREWELL));
     // A driver that hangs is no reason not to end.
     let _ = tokio::time::timeout(FAREWELL, app.engine.wait_gone()).await;
     let crashes = Arc::clone(app.engine.crashes());
@@ -351,11 +366,12 @@ async fn reload(app: Arc<App>, arguments: Arc<ArgMatches>) {
 
 fn take_over(app: &App, again: &Again) -> Result<(), String> {
     // First, because it may be refused: then the level stays, too.
-    let before = app.keys.replace(&again.api_keys);
-    let before = before.ok_or("no key file is named any more; the old keys stay")?;
+    let before = app.keys.replace(&again.keys);
+    let before = before.ok_or("a key file is named no more; the old keys stay")?;
     logging::reload(&again.log_level)?;
     tracing::info!(
-        api_keys = again.api_keys.len(),
+        api_keys = again.keys.clients.len(),
+        admin_keys = again.keys.admins.len(),
         before,
         log_level = again.log_level,
         "reload"
@@ -370,7 +386,8 @@ fn log_startup(config: &Config, device: &DecidedDevice) {
         device = %device,
         device_chosen_because = device.reason,
         child_binary = %config.child_binary.display(),
-        api_keys = config.http.api_keys.len(),
+        api_keys = config.http.keys.clients.len(),
+        admin_keys = config.http.keys.admins.len(),
         "startup"
     );
 }

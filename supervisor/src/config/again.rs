@@ -1,18 +1,16 @@
-//! Settings that SIGHUP reads again: API keys and the log's level, from the settings as they are
+//! Settings that SIGHUP reads again: keys and the log's level, from the settings as they are
 //! now.
 
 use super::environment::Environment;
-use super::keys::read_api_keys;
+use super::keys::{self, Keys};
 use super::reader::Reader;
 use super::sources::Settings;
 use super::{ConfigErrors, read_log_level};
 use clap::ArgMatches;
-use std::path::Path;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Again {
-    /// Empty when no file is named.
-    pub api_keys: Vec<String>,
+    pub keys: Keys,
     pub log_level: String,
 }
 
@@ -23,12 +21,9 @@ impl Again {
         let mut errors = Vec::new();
         let settings = Settings::gather(flags, environment, &mut errors);
         let mut reader = Reader::new(&settings, &mut errors);
-        let keys = reader.optional("api-key-file", |path| read_api_keys(Path::new(path)));
+        let keys = keys::read(&mut reader);
         match read_log_level(&mut reader) {
-            Some(log_level) if errors.is_empty() => Ok(Self {
-                api_keys: keys.unwrap_or_default(),
-                log_level,
-            }),
+            Some(log_level) if errors.is_empty() => Ok(Self { keys, log_level }),
             _ => Err(ConfigErrors(errors)),
         }
     }

@@ -26,6 +26,8 @@ const GROUPS: [(&str, &[&str]); 6] = [
             "host",
             "port",
             "api-key-file",
+            "admin-key-file",
+            "admin-socket",
             "insecure",
             "allowed-hosts",
             "cors-origins",

@@ -1,10 +1,12 @@
 //! Settings of HTTP: where to listen, to whom, and how long to wait for clients.
 
-use super::keys::read_api_keys;
+use super::keys::{self, Keys};
 use super::reader::Reader;
 use std::net::{IpAddr, SocketAddr};
 use std::num::NonZeroUsize;
-use std::path::Path;
+use std::os::unix::fs::FileTypeExt as _;
+use std::os::unix::net::SocketAddr as UnixAddress;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// Addresses to listen at, and times to wait for clients.
@@ -17,7 +19,8 @@ pub struct HttpConfig {
     pub places_named: Vec<String>,
     /// Anybody may use the worker, wherever it listens.
     pub insecure: bool,
-    pub api_keys: Vec<String>,
+    pub keys: Keys,
+    pub admin_socket: Option<PathBuf>,
     /// Names by which clients may call this worker, besides its addresses; `*` is any.
     pub allowed_hosts: Vec<String>,
     /// Pages that may use this worker; `*` is every page.
@@ -47,7 +50,7 @@ impl HttpConfig {
             ));
         }
         self.hosts = addresses.iter().map(SocketAddr::ip).collect();
-        if !self.insecure && self.api_keys.is_empty() && !self.is_loopback_only() {
+        if !self.insecure && self.keys.clients.is_empty() && !self.is_loopback_only() {
             return Err(format!(
                 "the sockets that were handed over: {BEYOND_LOOPBACK}"
             ));
@@ -69,7 +72,8 @@ pub(super) fn read(reader: &mut Reader<'_>) -> Option<HttpConfig> {
         .into_iter()
         .filter(|it| reader.is_given(it));
     let places_named = places.map(|it| reader.origin(it).to_owned()).collect();
-    let api_keys = reader.optional("api-key-file", |path| read_api_keys(Path::new(path)));
+    let keys = keys::read(reader);
+    let admin_socket = reader.optional("admin-socket", socket_path);
     let insecure = reader.switch("insecure");
     if !insecure && !reader.has("api-key-file") && !hosts.iter().all(IpAddr::is_loopback) {
         let origin = reader.origin("host").to_owned();
@@ -87,7 +91,8 @@ pub(super) fn read(reader: &mut Reader<'_>) -> Option<HttpConfig> {
         port: port?,
         places_named,
         insecure,
-        api_keys: api_keys.unwrap_or_default(),
+        keys,
+        admin_socket,
         allowed_hosts: allowed_hosts.unwrap_or_default(),
         cors_origins: cors_origins.unwrap_or_default(),
         max_body_bytes: usize::try_from(max_body_bytes?).ok()?,
@@ -104,6 +109,28 @@ pub(super) fn list(text: &str) -> Vec<String> {
         .filter(|item| !item.is_empty())
         .map(str::to_owned)
         .collect()
+}
+
+/// A socket can be made there, or is there and nobody's any more: that is found out when it is made.
+fn socket_path(text: &str) -> Result<PathBuf, String> {
+    let path = PathBuf::from(text);
+    if let Err(error) = UnixAddress::from_pathname(&path) {
+        return Err(format!("{text:?} is no path of a socket: {error}"));
+    }
+    let directory = match path.parent() {
+        Some(parent) if parent.as_os_str().is_empty() => Path::new("."),
+        Some(parent) => parent,
+        None => return Err(format!("{text:?} is no path of a socket")),
+    };
+    if !directory.is_dir() {
+        return Err(format!("{} is no directory", directory.display()));
+    }
+    match path.symlink_metadata() {
+        Ok(there) if !there.file_type().is_socket() => {
+            Err(format!("{text:?} is there, and no socket"))
+        }
+        _ => Ok(path),
+    }
 }
 
 /// `localhost` is both loopback addresses, which is what no address means, too.

@@ -1,5 +1,7 @@
-//! The file of API keys: one a line, comments behind `#`, and nobody else's to read or write.
+//! Files of keys: one a line, comments behind `#`, and nobody else's to read or write.
 
+use super::reader::Reader;
+use std::fmt;
 use std::fs::{File, Metadata};
 use std::io::{self, Read as _};
 use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
@@ -14,11 +16,43 @@ const OTHERS: u32 = 0o066;
 /// Size of the largest key file; a larger one is another kind of file.
 const MOST_BYTES: u64 = 1 << 20;
 
+/// The keys of all files.
+#[derive(Clone, Default, PartialEq, Eq)]
+pub struct Keys {
+    /// Empty where no file is named: everybody is a client then.
+    pub clients: Vec<String>,
+    /// Empty where no file is named.
+    pub admins: Vec<String>,
+}
+
+impl fmt::Debug for Keys {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (clients, admins) = (self.clients.len(), self.admins.len());
+        write!(formatter, "{clients} of clients, {admins} of the operator")
+    }
+}
+
+/// Reads the files that the settings name.
+pub(super) fn read(reader: &mut Reader<'_>) -> Keys {
+    let file = |path: &str| read_keys(Path::new(path));
+    let clients = reader.optional("api-key-file", file).unwrap_or_default();
+    let admins = reader.optional("admin-key-file", file).unwrap_or_default();
+    if admins.iter().any(|key| clients.contains(key)) {
+        let (one, other) = (
+            reader.origin("admin-key-file"),
+            reader.origin("api-key-file"),
+        );
+        let why = "a client could shut the worker down with it";
+        reader.error(format!("{one} holds a key of {other}, too: {why}"));
+    }
+    Keys { clients, admins }
+}
+
 /// Keys are never echoed; a file without any would lock everybody out without saying so.
 ///
 /// # Errors
 /// Why the file is none that keys can be trusted to.
-pub(super) fn read_api_keys(path: &Path) -> Result<Vec<String>, String> {
+fn read_keys(path: &Path) -> Result<Vec<String>, String> {
     let named = |why: String| format!("{} {why}", path.display());
     let text = read_private(path).map_err(named)?;
     let keys = parse(&text);
@@ -88,32 +122,31 @@ mod tests {
             "\u{feff}# of the gateway\r\none\r\n\r\n  # two\n  three \n",
             0o600,
         );
-        assert_eq!(read_api_keys(keys.path()).unwrap(), ["one", "three"]);
-        let none = file("\u{feff}\n# only words\n", 0o400);
-        assert!(read_api_keys(none.path()).unwrap_err().contains("no key"));
+        assert_eq!(read_keys(keys.path()).unwrap(), ["one", "three"]);
+        for none in ["", "\u{feff}\n# only words\n"] {
+            let none = file(none, 0o400);
+            assert!(read_keys(none.path()).unwrap_err().contains("no key"));
+        }
     }
 
     #[test]
     fn a_file_that_others_may_read_or_write_is_refused_by_name() {
         for mode in [0o644, 0o640, 0o604, 0o620, 0o602] {
             let keys = file("key\n", mode);
-            let why = read_api_keys(keys.path()).unwrap_err();
+            let why = read_keys(keys.path()).unwrap_err();
             let name = keys.path().to_str().unwrap();
             assert!(why.contains(name) && why.contains("chmod 600"), "{why}");
             assert!(!why.contains("key\n"), "{why}");
         }
         for mode in [0o600, 0o400, 0o700] {
-            assert!(
-                read_api_keys(file("key\n", mode).path()).is_ok(),
-                "{mode:o}"
-            );
+            assert!(read_keys(file("key\n", mode).path()).is_ok(), "{mode:o}");
         }
     }
 
     #[test]
     fn what_is_no_file_holds_no_keys() {
         for path in ["/nowhere", "/dev/null", "/tmp"] {
-            let why = read_api_keys(Path::new(path)).unwrap_err();
+            let why = read_keys(Path::new(path)).unwrap_err();
             assert!(why.starts_with(path), "{why}");
         }
     }

@@ -86,6 +86,19 @@ pub const OPTIONS: &[Spec] = &[
         None,
         "Bearer keys, one a line; asked of every caller but probes. Nobody else may read it",
     ),
+    value(
+        "admin-key-file",
+        "FILE",
+        None,
+        "Keys that alone open /shutdown, /restart and /crashes, and everything else too",
+    ),
+    value(
+        "admin-socket",
+        "PATH",
+        None,
+        "Unix socket of the operator, who needs no key there; /shutdown, /restart and /crashes are answered \
+         nowhere else then, or to keys of --admin-key-file",
+    ),
     Spec {
         name: "insecure",
         syntax: Syntax::Switch,

@@ -133,7 +133,7 @@ fn hosts_add_up_and_an_api_key_file_must_hold_a_key() {
     assert_eq!(config.http.hosts.len(), 2);
     let localhost = gather(&[&MODEL[..], &["--host", "localhost"]].concat(), &[]).unwrap();
     assert!(localhost.http.hosts.is_empty(), "both loopbacks");
-    assert_eq!(config.http.api_keys, ["first", "second"]);
+    assert_eq!(config.http.keys.clients, ["first", "second"]);
 
     let empty = file("\n");
     let path = empty.path().to_str().unwrap();
@@ -242,4 +242,41 @@ fn crash_reports_are_kept_where_the_flag_or_the_environment_says() {
     assert_eq!(config.crashes.directory, Some(PathBuf::from("/tmp/here")));
     assert_eq!(config.crashes.max_reports, 2);
     assert_eq!(gather(&MODEL, &[]).unwrap().crashes.directory, None);
+}
+
+#[test]
+fn a_clients_key_is_not_the_operators() {
+    let (clients, admins) = (file("one\ntwo\n"), file("boss\n two\n"));
+    let name = |file: &tempfile::NamedTempFile| file.path().to_str().unwrap().to_owned();
+    let (clients, both) = (name(&clients), name(&admins));
+    let with = |more: &[&str]| gather(&[&MODEL[..], more].concat(), &[]);
+    let alone = with(&["--admin-key-file", &both]).unwrap().http.keys;
+    assert_eq!((alone.clients.len(), alone.admins.len()), (0, 2));
+    let refused = with(&["--api-key-file", &clients, "--admin-key-file", &both])
+        .unwrap_err()
+        .0;
+    assert_eq!(refused.len(), 1, "{refused:?}");
+    for word in ["--admin-key-file", "--api-key-file"] {
+        assert!(refused[0].contains(word), "{refused:?}");
+    }
+    assert!(!refused[0].contains("two"), "{refused:?}");
+}
+
+#[test]
+fn an_admin_socket_needs_a_place_that_can_hold_it() {
+    let directory = tempfile::tempdir().unwrap();
+    let at = |name: &str| directory.path().join(name).to_str().unwrap().to_owned();
+    std::fs::write(at("file"), "").unwrap();
+    for (path, word) in [
+        (at("absent/admin"), "no directory"),
+        (at("file"), "no socket"),
+        (at("file/admin"), "no directory"),
+        (at(&"x".repeat(108)), "no path of a socket"),
+    ] {
+        let refused = errors(&[&MODEL[..], &["--admin-socket", &path]].concat(), &[]);
+        assert!(refused[0].contains(word), "{refused:?}");
+    }
+    let path = at("admin");
+    let config = gather(&[&MODEL[..], &["--admin-socket", &path]].concat(), &[]).unwrap();
+    assert_eq!(config.http.admin_socket, Some(PathBuf::from(path)));
 }

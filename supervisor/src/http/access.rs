@@ -1,12 +1,13 @@
-//! API keys: who may ask.
+//! Keys: who may ask.
 //!
 //! With `--api-key-file`, everything needs a key but what probes ask: `/livez`, `/readyz`, and an
-//! outline of `/health`, which tells nothing of files, processes or requests. The file's first key is
-//! the operator's: no other may shut the worker down, which ends what the others' clients rely on.
+//! outline of `/health`, which tells nothing of files, processes or requests. Which key is the
+//! operator's, and what only the operator may ask, says [`admin`].
 
 use super::error::{ApiError, Dialect};
 use super::resume::HandedOver;
-use super::{App, client};
+use super::{App, admin, client};
+use crate::config::keys::Keys;
 use axum::body::Body;
 use axum::extract::State;
 use axum::http::Request;
@@ -20,59 +21,79 @@ use worker_orcd_ipc::ClientId;
 
 const OPEN_PATHS: [&str; 3] = ["/health", "/livez", "/readyz"];
 
-/// Digests of the accepted keys; empty means that everybody may ask.
+/// Who asks, in the order of what each may.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Caller {
+    /// Without a key where one is needed.
+    Stranger,
+    Client,
+    Operator,
+}
+
+/// The keys that are accepted.
 #[derive(Debug)]
-pub struct ApiKeys(RwLock<Vec<Digest256>>);
+pub struct KnownKeys(RwLock<Digests>);
 
 type Digest256 = [u8; 32];
 
-impl ApiKeys {
+#[derive(Debug)]
+struct Digests {
+    /// Empty means that everybody is a client.
+    clients: Vec<Digest256>,
+    admins: Vec<Digest256>,
+}
+
+impl KnownKeys {
     #[must_use]
-    pub fn new(keys: &[String]) -> Self {
-        Self(RwLock::new(digests(keys)))
+    pub fn new(keys: &Keys) -> Self {
+        Self(RwLock::new(Digests::of(keys)))
     }
 
-    /// Replaces all keys and returns how many there were. A worker that asks for keys goes on doing
-    /// so: an empty list is not taken.
-    pub fn replace(&self, keys: &[String]) -> Option<usize> {
+    /// Replaces all keys and returns how many clients had. A worker that asks for keys of a kind goes
+    /// on doing so: none are not taken in their place.
+    pub fn replace(&self, keys: &Keys) -> Option<usize> {
         let mut known = self.0.write();
-        if keys.is_empty() && !known.is_empty() {
+        let is_lost = |new: &[String], old: &[Digest256]| new.is_empty() && !old.is_empty();
+        if is_lost(&keys.clients, &known.clients) || is_lost(&keys.admins, &known.admins) {
             return None;
         }
-        Some(std::mem::replace(&mut *known, digests(keys)).len())
+        Some(
+            std::mem::replace(&mut *known, Digests::of(keys))
+                .clients
+                .len(),
+        )
     }
 
     #[must_use]
     pub fn are_asked_for(&self) -> bool {
-        !self.0.read().is_empty()
+        !self.0.read().clients.is_empty()
+    }
+
+    /// True if the operator has keys that no client has.
+    #[must_use]
+    pub fn are_apart(&self) -> bool {
+        !self.0.read().admins.is_empty()
     }
 
     /// Takes the same time whichever key is given: digests are compared, all of them, to the end.
     #[must_use]
-    pub fn accept(&self, authorization: Option<&str>) -> bool {
+    pub fn caller(&self, authorization: Option<&str>) -> Caller {
         let known = self.0.read();
-        if known.is_empty() {
-            return true;
-        }
-        let Some(given) = authorization.and_then(bearer) else {
-            return false;
+        let given = authorization.and_then(bearer);
+        let given = given.map(|given| Digest256::from(Sha256::digest(given)));
+        let is_among = |keys| given.is_some_and(|given| is_among(keys, &given));
+        let (is_client, is_admin) = (is_among(&known.clients), is_among(&known.admins));
+        let is_first = is_among(known.clients.get(..1).unwrap_or_default());
+        let is_operator = match (known.admins.is_empty(), known.clients.is_empty()) {
+            (false, _) => is_admin,
+            (true, false) => is_first,
+            (true, true) => true,
         };
-        let given: Digest256 = Sha256::digest(given).into();
-        let mut accepted = false;
-        for key in known.iter() {
-            let difference = key.iter().zip(&given).fold(0, |sum, (a, b)| sum | (a ^ b));
-            accepted |= difference == 0;
+        match is_operator {
+            true => Caller::Operator,
+            false if is_client || known.clients.is_empty() => Caller::Client,
+            false => Caller::Stranger,
         }
-        accepted
-    }
-
-    /// True for the operator's key; where no key is asked for, everybody is the operator.
-    #[must_use]
-    pub fn is_operator(&self, client: ClientId) -> bool {
-        let known = self.0.read();
-        known
-            .first()
-            .is_none_or(|first| client::of_key(first) == client)
     }
 
     /// The client of a key that was accepted. Where no key is asked for, clients are known by
@@ -85,8 +106,23 @@ impl ApiKeys {
     }
 }
 
-fn digests(keys: &[String]) -> Vec<Digest256> {
-    keys.iter().map(|key| Sha256::digest(key).into()).collect()
+impl Digests {
+    fn of(keys: &Keys) -> Self {
+        let digests = |keys: &[String]| keys.iter().map(|key| Sha256::digest(key).into()).collect();
+        Self {
+            clients: digests(&keys.clients),
+            admins: digests(&keys.admins),
+        }
+    }
+}
+
+fn is_among(keys: &[Digest256], given: &Digest256) -> bool {
+    let mut found = false;
+    for key in keys {
+        let difference = key.iter().zip(given).fold(0, |sum, (a, b)| sum | (a ^ b));
+        found |= difference == 0;
+    }
+    found
 }
 
 fn bearer(authorization: &str) -> Option<&str> {
@@ -104,27 +140,52 @@ pub async fn check(
         .headers()
         .get(AUTHORIZATION)
         .and_then(|value| value.to_str().ok());
-    let is_ours = request.extensions().get::<HandedOver>().is_some();
-    if is_ours || OPEN_PATHS.contains(&path) || app.keys.accept(authorization) {
-        let key = app.keys.client(authorization);
-        let address = request.extensions().get().copied().map(client::of_address);
-        if let Some(client) = key.or(address) {
-            request.extensions_mut().insert(client);
-        }
-        return next.run(request).await;
+    let is_at_socket = admin::is_at_socket(request.extensions());
+    let caller = if is_at_socket {
+        Caller::Operator
+    } else if request.extensions().get::<HandedOver>().is_some() {
+        // Another supervisor has let it in.
+        Caller::Client
+    } else {
+        app.keys.caller(authorization)
+    };
+    let dialect = Dialect::of_path(path);
+    if caller == Caller::Stranger && !OPEN_PATHS.contains(&path) {
+        return ApiError::unauthorized().respond(dialect);
     }
-    ApiError::unauthorized().respond(Dialect::of_path(path))
+    if let Some(refusal) = admin::refusal(&app, path, caller, is_at_socket) {
+        return refusal.respond(dialect);
+    }
+    let key = app.keys.client(authorization);
+    let address = request.extensions().get().copied().map(client::of_address);
+    if let Some(client) = key.or(address) {
+        request.extensions_mut().insert(client);
+    }
+    request.extensions_mut().insert(caller);
+    next.run(request).await
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn keys(clients: &[&str], admins: &[&str]) -> Keys {
+        let owned = |keys: &[&str]| keys.iter().map(|key| (*key).to_owned()).collect();
+        Keys {
+            clients: owned(clients),
+            admins: owned(admins),
+        }
+    }
+
+    fn known(clients: &[&str], admins: &[&str]) -> KnownKeys {
+        KnownKeys::new(&keys(clients, admins))
+    }
+
     #[test]
     fn only_a_known_bearer_key_opens() {
-        let keys = ApiKeys::new(&["one".to_owned(), "two".to_owned()]);
-        assert!(keys.accept(Some("Bearer one")));
-        assert!(keys.accept(Some("bearer two")));
+        let keys = known(&["one", "two"], &[]);
+        assert_eq!(keys.caller(Some("Bearer one")), Caller::Operator);
+        assert_eq!(keys.caller(Some("bearer two")), Caller::Client);
         for wrong in [
             None,
             Some("one"),
@@ -132,27 +193,54 @@ mod tests {
             Some("Bearer "),
             Some("Bearer onetwo"),
         ] {
-            assert!(!keys.accept(wrong), "{wrong:?}");
+            assert_eq!(keys.caller(wrong), Caller::Stranger, "{wrong:?}");
         }
-        assert!(ApiKeys::new(&[]).accept(None));
     }
 
     #[test]
     fn each_key_is_a_client_and_where_none_is_asked_for_none_is() {
-        let keys = ApiKeys::new(&["one".to_owned(), "two".to_owned()]);
+        let keys = known(&["one", "two"], &[]);
         let one = keys.client(Some("Bearer one"));
         assert!(one.is_some());
         assert_eq!(keys.client(Some("bearer one ")), one);
         assert_ne!(keys.client(Some("Bearer two")), one);
-        assert_eq!(ApiKeys::new(&[]).client(Some("Bearer one")), None);
+        assert_eq!(known(&[], &["boss"]).client(Some("Bearer one")), None);
     }
 
     #[test]
-    fn the_first_key_is_the_operators() {
-        let keys = ApiKeys::new(&["one".to_owned(), "two".to_owned()]);
-        let client = |authorization| keys.client(Some(authorization)).unwrap();
-        assert!(keys.is_operator(client("Bearer one")));
-        assert!(!keys.is_operator(client("Bearer two")));
-        assert!(ApiKeys::new(&[]).is_operator(client("Bearer two")));
+    fn the_operator_has_a_key_of_its_own_or_the_first_one_or_needs_none() {
+        use Caller::{Client, Operator, Stranger};
+        let (nobody, wrong) = (None, Some("Bearer wrong"));
+        let [one, two, boss] = ["Bearer one", "Bearer two", "Bearer boss"].map(Some);
+        for (clients, admins, expected) in [
+            (&[][..], &[][..], [Operator; 5]),
+            (
+                &["one", "two"],
+                &[],
+                [Stranger, Stranger, Operator, Client, Stranger],
+            ),
+            (
+                &["one", "two"],
+                &["boss"],
+                [Stranger, Stranger, Client, Client, Operator],
+            ),
+            (&[], &["boss"], [Client, Client, Client, Client, Operator]),
+        ] {
+            let keys = known(clients, admins);
+            let callers = [nobody, wrong, one, two, boss].map(|given| keys.caller(given));
+            assert_eq!(callers, expected, "{clients:?} {admins:?}");
+        }
+    }
+
+    #[test]
+    fn keys_that_are_asked_for_are_replaced_and_never_removed() {
+        let known = known(&["one", "two"], &["boss"]);
+        assert_eq!(known.replace(&keys(&["one"], &[])), None);
+        assert_eq!(known.replace(&keys(&[], &["boss"])), None);
+        assert_eq!(known.caller(Some("Bearer two")), Caller::Client);
+        assert_eq!(known.replace(&keys(&["three"], &["chief"])), Some(2));
+        assert_eq!(known.caller(Some("Bearer two")), Caller::Stranger);
+        assert_eq!(known.caller(Some("Bearer boss")), Caller::Stranger);
+        assert_eq!(known.caller(Some("Bearer chief")), Caller::Operator);
     }
 }

@@ -165,11 +165,7 @@ pub async fn cancel(
 pub async fn shutdown(
     State(app): State<Arc<App>>,
     Extension(correlation): Extension<CorrelationId>,
-    request: Request<Body>,
 ) -> Response {
-    if let Some(refusal) = refuse_others(&app, &request, "shut the worker down") {
-        return refusal;
-    }
     let reason = "POST /shutdown";
     tracing::info!(reason, correlation_id = correlation.0, "shutdown");
     app.engine.drain(UNHURRIED);
@@ -180,11 +176,7 @@ pub async fn shutdown(
 pub async fn restart(
     State(app): State<Arc<App>>,
     Extension(correlation): Extension<CorrelationId>,
-    request: Request<Body>,
 ) -> Response {
-    if let Some(refusal) = refuse_others(&app, &request, "replace its child") {
-        return refusal;
-    }
     let snapshot = app.engine.snapshot();
     if !snapshot.serving || snapshot.draining {
         let why = format!("no child can be replaced now: {}", snapshot.reason);
@@ -194,14 +186,6 @@ pub async fn restart(
     tracing::info!(reason, correlation_id = correlation.0, "restart");
     app.engine.replace_child();
     accepted()
-}
-
-/// The answer to whoever is not the operator.
-fn refuse_others(app: &App, request: &Request<Body>, deed: &str) -> Option<Response> {
-    let client = client::of_request(request.extensions());
-    let why = format!("only the first key of --api-key-file may {deed}");
-    let is_operator = app.keys.is_operator(client);
-    (!is_operator).then(|| ApiError::forbidden(why).respond(Dialect::Native))
 }
 
 fn accepted() -> Response {

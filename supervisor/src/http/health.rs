@@ -11,6 +11,7 @@
 mod gpu;
 
 use super::App;
+use super::access::Caller;
 use crate::calendar::rfc3339;
 use crate::crash::Death;
 use crate::engine::sampling::decimal;
@@ -18,9 +19,8 @@ use crate::engine::snapshot::{StandbySnapshot, word_for};
 use crate::engine::{
     ChildSnapshot, EngineSnapshot, FaultsSnapshot, LoadSnapshot, LoadedModel, SamplingDefaults,
 };
-use axum::extract::State;
-use axum::http::header::AUTHORIZATION;
-use axum::http::{HeaderMap, StatusCode};
+use axum::extract::{Extension, State};
+use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -28,7 +28,7 @@ use std::time::{Duration, Instant, SystemTime};
 use worker_orcd_ipc::{DeviceSelector, MemoryBound, MemoryReport, Role, TokenizerKind};
 
 /// Everything for whoever may use this worker; for others, what an orchestrator needs.
-pub async fn health(State(app): State<Arc<App>>, headers: HeaderMap) -> Response {
+pub async fn health(State(app): State<Arc<App>>, Extension(caller): Extension<Caller>) -> Response {
     let snapshot = app.engine.snapshot();
     let now = Instant::now();
     let status = snapshot.status(now);
@@ -37,15 +37,12 @@ pub async fn health(State(app): State<Arc<App>>, headers: HeaderMap) -> Response
     } else {
         StatusCode::SERVICE_UNAVAILABLE
     };
-    let authorization = headers
-        .get(AUTHORIZATION)
-        .and_then(|value| value.to_str().ok());
     let clock = Clock {
         now,
         wall: SystemTime::now(),
     };
     let mut report = outline(&snapshot, &clock);
-    if app.keys.accept(authorization) {
+    if caller > Caller::Stranger {
         extend(&mut report, details(&app, &snapshot, &clock));
     }
     (code, axum::Json(report)).into_response()

@@ -7,8 +7,9 @@
 //! that changes anything must be JSON, for which a browser asks first; whom it may then let ask is
 //! what `--cors-origins` says.
 
-use super::App;
+use super::access::Caller;
 use super::error::{ApiError, Dialect};
+use super::{App, admin};
 use crate::config::HttpConfig;
 use axum::body::Body;
 use axum::extract::State;
@@ -92,6 +93,10 @@ pub async fn check(State(app): State<Arc<App>>, request: Request<Body>, next: Ne
 }
 
 fn refusal(app: &App, request: &Request<Body>) -> Option<ApiError> {
+    // No browser speaks with a Unix socket.
+    if admin::is_at_socket(request.extensions()) {
+        return None;
+    }
     let headers = request.headers();
     if headers.get_all(HOST).iter().count() > 1 {
         return Some(ApiError::bad_request("there may be one Host header only"));
@@ -107,10 +112,10 @@ fn refusal(app: &App, request: &Request<Body>) -> Option<ApiError> {
         return Some(ApiError::forbidden(message));
     }
     // A key is proof enough; without keys anybody is the operator, but for a page of somebody else's.
-    let is_operators = ["/shutdown", "/restart"].contains(&request.uri().path());
-    let is_guarded = is_operators && !app.keys.are_asked_for();
+    let is_guarded =
+        admin::is_operators(request.uri().path()) && app.keys.caller(None) == Caller::Operator;
     if is_guarded && is_cross_site(headers, given) {
-        let message = "pages of other sites may not shut this worker down, or restart it";
+        let message = "pages of other sites may ask nothing of the operator's";
         return Some(ApiError::forbidden(message));
     }
     None
