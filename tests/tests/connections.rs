@@ -163,6 +163,28 @@ fn idle_connections_give_way_and_busy_ones_do_not() {
     assert!(client.health()["connections"]["evicted"].as_u64().unwrap() >= 46);
 }
 
+/// Each answer takes little, so only whoever takes no turns notices that there are thousands.
+#[test]
+fn clients_that_ask_many_things_at_once_take_turns_with_a_stream() {
+    let worker = Worker::scripted(on_the_beat()).start();
+    let client = worker.client();
+    let questions = client.request("GET", "/metrics", &[], b"").repeat(300);
+    Bystander::of_a_script(worker.client()).keeps_pace_beside(|| {
+        let crowd: Vec<_> = (0..10)
+            .map(|_| {
+                let mut connection = client.connect().unwrap();
+                connection.send(&questions).unwrap();
+                connection.socket().shutdown(Shutdown::Write).unwrap();
+                std::thread::spawn(move || connection.read_to_close().unwrap())
+            })
+            .collect();
+        for reader in crowd {
+            let answers = String::from_utf8(reader.join().unwrap()).unwrap();
+            assert_eq!(answers.matches("HTTP/1.1 200 OK").count(), 300);
+        }
+    });
+}
+
 // === Half closed ===
 
 /// Everything that comes back to a client that ends its side behind its request.

@@ -211,6 +211,8 @@ async fn answer(
     mut request: Request<Incoming>,
 ) -> Result<Response<Body>, Infallible> {
     client.asked(&request);
+    // Whoever asks many things at once lets everybody else have a turn before each of them.
+    tokio::task::yield_now().await;
     request
         .extensions_mut()
         .insert(Attachment(Arc::clone(&client)));
