@@ -31,6 +31,8 @@ enum Bench {
     /// Recovery: how soon deaths and hangs are noticed, and how long streams pause, beside a cold
     /// start and llama.cpp's server.
     Recovery(service::Arguments),
+    /// The gaps between tokens beside 10,000 idle connections and 200 slow clients, and without.
+    Crowd(service::Arguments),
     /// Tokens per second through both processes, beside the same executor alone.
     Isolation(service::Arguments),
 }
@@ -43,6 +45,7 @@ pub fn run(arguments: &Arguments) -> Result<()> {
         Bench::Latency(arguments) => service::run("latency", arguments),
         Bench::Memory(arguments) => service::run("memory", arguments),
         Bench::Recovery(arguments) => service::run_recovery(arguments),
+        Bench::Crowd(arguments) => service::run("crowd", arguments),
         Bench::Isolation(arguments) => service::run("isolation", arguments),
     }
 }

@@ -12,6 +12,11 @@ impl Latencies {
         self.0.push(latency);
     }
 
+    /// In the order in which they were measured.
+    pub fn each(&self, take: impl FnMut(Duration)) {
+        self.0.iter().copied().for_each(take);
+    }
+
     /// The smallest time that at least `share` of all do not exceed (nearest rank).
     #[must_use]
     pub fn quantile(&self, share: f64) -> Duration {
