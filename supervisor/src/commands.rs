@@ -4,6 +4,7 @@
 
 pub mod doctor;
 pub mod pull;
+mod reload;
 pub mod serve;
 pub mod upgrade;
 mod usage;

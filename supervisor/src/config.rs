@@ -20,6 +20,7 @@ pub mod model_name;
 pub mod options;
 mod reader;
 pub mod sources;
+mod tls;
 mod units;
 
 use crate::crash::{CrashSettings, store};

@@ -18,7 +18,7 @@
 //!   [`refusals`] counts and logs those whose request was not let in.
 //!
 //! Deliberately absent: decisions about children ([`health`] and [`crashes`] show what is known of
-//! them); TLS (put a proxy in front).
+//! them); HTTP/2 ([`tls`] offers HTTP/1.1 alone).
 
 #![expect(
     clippy::disallowed_methods,
@@ -56,6 +56,7 @@ pub mod refusals;
 pub mod resume;
 pub mod routes;
 pub mod sse;
+pub mod tls;
 
 use crate::config::device::DecidedDevice;
 use crate::config::{Config, RequestLimits};
@@ -79,6 +80,7 @@ use places::Places;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use tls::Tls;
 use tower_http::cors::CorsLayer;
 use uuid::Uuid;
 
@@ -105,6 +107,7 @@ pub struct App {
     /// Host names by which this worker may be called.
     pub names: Names,
     pub cors: Option<CorsLayer>,
+    pub tls: Option<Tls>,
     /// The name by which clients call the model: the first of its names, or the file's without its
     /// ending.
     pub model_id: String,
@@ -141,6 +144,7 @@ impl App {
             worker_id: config.worker_id,
             names: Names::of(&config.http),
             cors: origin::cors(&config.http.cors_origins),
+            tls: config.http.tls.clone().map(Tls::new),
             model_id,
             model_aliases: names.collect(),
             model_ref: config.model_ref.clone(),

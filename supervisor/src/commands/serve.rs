@@ -13,8 +13,8 @@ pub mod upgrade;
 
 use crate::child::probe;
 use crate::child::socket::PrivateDir;
+use crate::commands::reload::reload;
 use crate::commands::{end_with, usage};
-use crate::config::again::Again;
 use crate::config::device::{AUTO_ORDINAL, DecidedDevice};
 use crate::config::environment::Environment;
 use crate::config::{Config, ConfigErrors, HttpConfig};
@@ -209,6 +209,7 @@ async fn serve(
         router(Arc::clone(&app)),
         probe_router(Arc::clone(&app)),
         Arc::clone(&app.places),
+        app.tls.clone(),
         &config.http,
     ));
     let (close, closing) = watch::channel(false);
@@ -346,37 +347,6 @@ async fn live(
             }
         }
     }
-}
-
-/// SIGHUP: keys and log level are read again. What is wrong now leaves everything as it was.
-async fn reload(app: Arc<App>, arguments: Arc<ArgMatches>) {
-    // A disk may take its time.
-    let read = tokio::task::spawn_blocking(move || {
-        Again::read(&arguments, &Environment::of_this_process())
-    });
-    let Ok(read) = read.await else { return };
-    let taken = match read {
-        Ok(again) => take_over(&app, &again).map_err(|reason| vec![reason]),
-        Err(ConfigErrors(mistakes)) => Err(mistakes),
-    };
-    for reason in taken.err().into_iter().flatten() {
-        tracing::error!(reason, "reload_failed");
-    }
-}
-
-fn take_over(app: &App, again: &Again) -> Result<(), String> {
-    // First, because it may be refused: then the level stays, too.
-    let before = app.keys.replace(&again.keys);
-    let before = before.ok_or("a key file is named no more; the old keys stay")?;
-    logging::reload(&again.log_level)?;
-    tracing::info!(
-        api_keys = again.keys.clients.len(),
-        admin_keys = again.keys.admins.len(),
-        before,
-        log_level = again.log_level,
-        "reload"
-    );
-    Ok(())
 }
 
 fn log_startup(config: &Config, device: &DecidedDevice) {

@@ -1,16 +1,19 @@
-//! Settings that SIGHUP reads again: keys and the log's level, from the settings as they are
+//! Settings that SIGHUP reads again: keys, the certificate and the log's level, from the settings as they are
 //! now.
 
 use super::environment::Environment;
 use super::keys::{self, Keys};
 use super::reader::Reader;
 use super::sources::Settings;
-use super::{ConfigErrors, read_log_level};
+use super::{ConfigErrors, read_log_level, tls};
 use clap::ArgMatches;
+use rustls::ServerConfig;
+use std::sync::Arc;
 
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug)]
 pub struct Again {
     pub keys: Keys,
+    pub tls: Option<Arc<ServerConfig>>,
     pub log_level: String,
 }
 
@@ -22,8 +25,13 @@ impl Again {
         let settings = Settings::gather(flags, environment, &mut errors);
         let mut reader = Reader::new(&settings, &mut errors);
         let keys = keys::read(&mut reader);
+        let tls = tls::read(&mut reader);
         match read_log_level(&mut reader) {
-            Some(log_level) if errors.is_empty() => Ok(Self { keys, log_level }),
+            Some(log_level) if errors.is_empty() => Ok(Self {
+                keys,
+                tls,
+                log_level,
+            }),
             _ => Err(ConfigErrors(errors)),
         }
     }

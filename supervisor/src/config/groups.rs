@@ -28,6 +28,8 @@ const GROUPS: [(&str, &[&str]); 6] = [
             "api-key-file",
             "admin-key-file",
             "admin-socket",
+            "tls-cert",
+            "tls-key",
             "insecure",
             "allowed-hosts",
             "cors-origins",

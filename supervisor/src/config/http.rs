@@ -2,11 +2,14 @@
 
 use super::keys::{self, Keys};
 use super::reader::Reader;
+use super::tls;
+use rustls::ServerConfig;
 use std::net::{IpAddr, SocketAddr};
 use std::num::NonZeroUsize;
 use std::os::unix::fs::FileTypeExt as _;
 use std::os::unix::net::SocketAddr as UnixAddress;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Addresses to listen at, and times to wait for clients.
@@ -21,6 +24,7 @@ pub struct HttpConfig {
     pub insecure: bool,
     pub keys: Keys,
     pub admin_socket: Option<PathBuf>,
+    pub tls: Option<Arc<ServerConfig>>,
     /// Names by which clients may call this worker, besides its addresses; `*` is any.
     pub allowed_hosts: Vec<String>,
     /// Pages that may use this worker; `*` is every page.
@@ -74,6 +78,7 @@ pub(super) fn read(reader: &mut Reader<'_>) -> Option<HttpConfig> {
     let places_named = places.map(|it| reader.origin(it).to_owned()).collect();
     let keys = keys::read(reader);
     let admin_socket = reader.optional("admin-socket", socket_path);
+    let tls = tls::read(reader);
     let insecure = reader.switch("insecure");
     if !insecure && !reader.has("api-key-file") && !hosts.iter().all(IpAddr::is_loopback) {
         let origin = reader.origin("host").to_owned();
@@ -93,6 +98,7 @@ pub(super) fn read(reader: &mut Reader<'_>) -> Option<HttpConfig> {
         insecure,
         keys,
         admin_socket,
+        tls,
         allowed_hosts: allowed_hosts.unwrap_or_default(),
         cors_origins: cors_origins.unwrap_or_default(),
         max_body_bytes: usize::try_from(max_body_bytes?).ok()?,

@@ -72,7 +72,7 @@ fn parse(text: &str) -> Vec<String> {
         .collect()
 }
 
-fn read_private(path: &Path) -> Result<String, String> {
+pub(super) fn read_private(path: &Path) -> Result<String, String> {
     let unreadable = |error: io::Error| format!("cannot be read: {error}");
     let file = File::options()
         .read(true)

@@ -99,6 +99,18 @@ pub const OPTIONS: &[Spec] = &[
         "Unix socket of the operator, who needs no key there; /shutdown, /restart and /crashes are answered \
          nowhere else then, or to keys of --admin-key-file",
     ),
+    value(
+        "tls-cert",
+        "FILE",
+        None,
+        "Speak HTTPS: the certificate, and those that vouch for it, in PEM form [default: HTTP]",
+    ),
+    value(
+        "tls-key",
+        "FILE",
+        None,
+        "The certificate's private key, in PEM form. Nobody else may read it",
+    ),
     Spec {
         name: "insecure",
         syntax: Syntax::Switch,

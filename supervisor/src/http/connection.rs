@@ -22,9 +22,11 @@ pub use client::Attachment;
 
 use super::client::Address;
 use super::guarded::Guarded;
-use super::handover::{ConnectionNote, Handover, Stage as HandoverStage};
+use super::handover::{ConnectionNote, Handover, Left, Stage as HandoverStage};
 use super::places::{Place, Stage};
+use super::resume::HandedOver;
 use super::routes;
+use super::tls::Tls;
 use axum::body::Body;
 use axum::http::header::CONTENT_TYPE;
 use axum::http::{Request, Response};
@@ -43,9 +45,9 @@ use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
-use tokio::io::AsyncWriteExt as _;
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt as _};
 use tokio::net::TcpStream;
-use tokio::sync::watch;
+use tokio::sync::{mpsc, watch};
 use tokio::task::unconstrained;
 use tokio::time::timeout;
 use wire::Wire;
@@ -61,6 +63,7 @@ const SETTLE: Duration = Duration::from_secs(1);
 #[derive(Debug, Clone)]
 pub struct Terms {
     pub router: Router,
+    pub tls: Option<Tls>,
     pub keep_alive: bool,
     pub read_timeout: Duration,
     pub write_timeout: Duration,
@@ -93,18 +96,25 @@ pub async fn serve(
     if stream.set_nodelay(true).is_err() {
         return Ok(());
     }
+    let Handed { note, tokens } = handed;
+    // Whoever has spoken with an earlier supervisor did so without TLS.
+    let tls = terms
+        .tls
+        .as_ref()
+        .filter(|_| note == ConnectionNote::default());
     let client = Arc::new(Client {
         socket: stream,
         place,
+        is_secured: tls.is_some(),
         while_answered: terms.while_answered,
         handover: Arc::clone(&terms.handover),
         turn: Mutex::default(),
     });
-    let Ok(peer) = client.socket.peer_addr() else {
-        return Ok(());
-    };
+    if let Some(tls) = tls {
+        // Apart, because a session is large, and most connections have none.
+        return Box::pin(secured(tls, client, &terms, closing, door)).await;
+    }
     let mut stages = terms.handover.stages();
-    let Handed { note, tokens } = handed;
     let mut io = Guarded::new(Wire::new(Arc::clone(&client)), terms.write_timeout);
     if let Some(unsent) = send_rest(&mut io, &note.unsent, &mut stages).await {
         let note = ConnectionNote { unsent, ..note };
@@ -113,8 +123,59 @@ pub async fn serve(
     if note.closes {
         return Ok(());
     }
-    let resumed = Mutex::new(io.get_mut().go_on(note, tokens));
-    let router = terms.router.layer(Extension(Address(peer.ip())));
+    let resumed = io.get_mut().go_on(note, tokens);
+    converse(io, resumed, client, &terms, closing, door).await
+}
+
+/// Shakes hands first. What TLS has agreed on cannot be given to another supervisor.
+async fn secured(
+    tls: &Tls,
+    client: Arc<Client>,
+    terms: &Terms,
+    closing: watch::Receiver<bool>,
+    door: mpsc::UnboundedSender<Left>,
+) -> Result<(), hyper::Error> {
+    let wire = Wire::new(Arc::clone(&client));
+    let mut shaking = pin!(tls.accept(wire, terms.read_timeout));
+    let mut stages = terms.handover.stages();
+    let shaken = loop {
+        if *stages.borrow_and_update() == HandoverStage::Leaving {
+            return Ok(());
+        }
+        tokio::select! {
+            shaken = shaking.as_mut() => break shaken,
+            () = client.place.told_to_leave() => return Ok(()),
+            () = told_to_close(closing.clone()) => return Ok(()),
+            changed = stages.changed() => if changed.is_err() { return Ok(()) },
+        }
+    };
+    match shaken {
+        Ok(stream) => {
+            let io = Guarded::new(stream, terms.write_timeout);
+            converse(io, None, client, terms, closing, door).await
+        }
+        Err(error) => {
+            tracing::debug!(reason = %error, "tls_handshake_failed");
+            Ok(())
+        }
+    }
+}
+
+/// Speaks HTTP over `io`, behind which the client's socket is.
+async fn converse<I: AsyncRead + AsyncWrite + Unpin>(
+    io: Guarded<I>,
+    resumed: Option<HandedOver>,
+    client: Arc<Client>,
+    terms: &Terms,
+    closing: watch::Receiver<bool>,
+    door: mpsc::UnboundedSender<Left>,
+) -> Result<(), hyper::Error> {
+    let Ok(peer) = client.socket.peer_addr() else {
+        return Ok(());
+    };
+    let mut stages = terms.handover.stages();
+    let resumed = Mutex::new(resumed);
+    let router = terms.router.clone().layer(Extension(Address(peer.ip())));
     let router = TowerToHyperService::new(router);
     let service = service_fn(|mut request: Request<Incoming>| {
         // The first request is the supervisor's own.
@@ -149,6 +210,9 @@ pub async fn serve(
             changed = stages.changed() => if changed.is_err() { return Ok(()) },
         }
     }
+    if client.is_secured {
+        return Ok(());
+    }
     let Some(note) = stop(connection, &client).await else {
         tracing::warn!("connection_not_handed_over");
         return Ok(());
@@ -157,11 +221,12 @@ pub async fn serve(
 }
 
 /// Stops a connection where it is. `None` while nobody knows what was asked on it.
-async fn stop<S>(
-    mut connection: http1::Connection<TokioIo<Guarded<Wire>>, S>,
+async fn stop<I, S>(
+    mut connection: http1::Connection<TokioIo<Guarded<I>>, S>,
     client: &Client,
 ) -> Option<ConnectionNote>
 where
+    I: AsyncRead + AsyncWrite + Unpin,
     S: HttpService<Incoming, ResBody = Body, Error = Infallible> + Unpin,
 {
     client.turn.lock().leaves = true;

@@ -11,6 +11,7 @@
 use super::connection::{Handed, Terms, serve, told_to_close};
 use super::handover::{ConnectionNote, Handover, Left, Stage as HandoverStage};
 use super::places::{Place, Places, Stage};
+use super::tls::Tls;
 use crate::config::HttpConfig;
 use crate::descriptors::PROBE_CONNECTIONS;
 use axum::Router;
@@ -133,12 +134,14 @@ impl Server {
         everything: Router,
         probes_only: Router,
         places: Arc<Places>,
+        tls: Option<Tls>,
         config: &HttpConfig,
     ) -> Self {
         let handover = Arc::new(Handover::default());
         let everything = Terms {
             handover: Arc::clone(&handover),
             router: everything,
+            tls: tls.clone(),
             keep_alive: true,
             read_timeout: config.read_timeout,
             write_timeout: config.write_timeout,
@@ -147,6 +150,7 @@ impl Server {
         let probes_only = Terms {
             handover: Arc::clone(&handover),
             router: probes_only,
+            tls,
             keep_alive: false,
             read_timeout: config.read_timeout.min(PROBE_PATIENCE),
             write_timeout: config.write_timeout.min(PROBE_PATIENCE),
@@ -288,6 +292,7 @@ mod tests {
             insecure: false,
             keys: Default::default(),
             admin_socket: None,
+            tls: None,
             allowed_hosts: Vec::new(),
             cors_origins: Vec::new(),
             max_body_bytes: 0,

@@ -21,7 +21,9 @@ pub(super) async fn announce(config: &Config, app: &App, addresses: &[SocketAddr
     };
     let uri = config.advertise_url.clone().unwrap_or_else(|| {
         let first = addresses.first();
-        first.map_or_else(String::new, |address| format!("http://{address}"))
+        first.map_or_else(String::new, |address| {
+            format!("{}://{address}", scheme(app))
+        })
     });
     tracing::info!(
         model = app.model_id,
@@ -33,7 +35,7 @@ pub(super) async fn announce(config: &Config, app: &App, addresses: &[SocketAddr
         uri,
         "ready"
     );
-    logging::tell_a_person(&first_request(addresses, app.keys.are_asked_for()));
+    logging::tell_a_person(&first_request(addresses, app));
     let Some(url) = &config.callback_url else {
         return true;
     };
@@ -61,8 +63,15 @@ pub(super) async fn announce(config: &Config, app: &App, addresses: &[SocketAddr
     }
 }
 
+fn scheme(app: &App) -> &'static str {
+    match app.tls {
+        Some(_) => "https",
+        None => "http",
+    }
+}
+
 /// A command to type next.
-fn first_request(addresses: &[SocketAddr], with_key: bool) -> String {
+fn first_request(addresses: &[SocketAddr], app: &App) -> String {
     let host = match addresses.first() {
         Some(address) if address.ip().is_loopback() || address.ip().is_unspecified() => {
             format!("localhost:{}", address.port())
@@ -70,7 +79,11 @@ fn first_request(addresses: &[SocketAddr], with_key: bool) -> String {
         Some(address) => address.to_string(),
         None => return String::new(),
     };
-    let key = if with_key {
+    let host = match scheme(app) {
+        "http" => host,
+        scheme => format!("{scheme}://{host}"),
+    };
+    let key = if app.keys.are_asked_for() {
         " -H 'Authorization: Bearer KEY'"
     } else {
         ""

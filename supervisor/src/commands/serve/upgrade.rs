@@ -163,7 +163,9 @@ impl Holdings {
         }
         let handover = self.server.handover();
         if !handover.hush(self.read_timeout + GRACE).await {
-            return Err(refused("requests are still being sent"));
+            return Err(refused(
+                "requests are still being sent, or answered over TLS",
+            ));
         }
         tracing::info!(program = %self.program.path.display(), "upgrade");
         let Some(engine) = self.app.engine.leave().await else {

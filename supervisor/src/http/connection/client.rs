@@ -26,6 +26,8 @@ const INTERIM: &[u8] = b"HTTP/1.1 100 Continue\r\n\r\n";
 pub(super) struct Client {
     pub(super) socket: TcpStream,
     pub(super) place: Place,
+    /// It speaks TLS.
+    pub(super) is_secured: bool,
     pub(super) while_answered: Stage,
     pub(super) handover: Arc<Handover>,
     pub(super) turn: Mutex<Turn>,
@@ -62,6 +64,10 @@ pub struct Attachment(pub(super) Arc<Client>);
 impl Attachment {
     /// The journal has the request: from now on its answer can be told by another supervisor.
     pub fn attach(&self, job_id: &str, correlation_id: &str) {
+        // Behind TLS nobody else can tell the answer: who wants to go on elsewhere waits for its end.
+        if self.0.is_secured {
+            return;
+        }
         let mut turn = self.0.turn.lock();
         if let Some(answer) = &mut turn.asked {
             job_id.clone_into(&mut answer.job_id);
@@ -199,6 +205,10 @@ impl Client {
         // Without a whole request, hyper knows what to do.
         while !self.turn.lock().whole {
             sleep(LOOK_AGAIN).await;
+        }
+        // It is gone ([`tls`](crate::http::tls)), and a word in plain text would be none.
+        if self.is_secured {
+            return;
         }
         if self.say_something().is_ok() {
             // An error of the socket itself is an end, too.
