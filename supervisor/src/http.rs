@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! listen (places) → connection → correlation → origin → access (keys) → a route
-//!    admin_socket ─────────────────┘
+//!    admin_socket ───────────────────────────────┘            │
 //!                                                             │
 //!    execute ─┐                                               ▼
 //!             ├→ fields → generation (one request, one way in) → Engine

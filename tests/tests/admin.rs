@@ -162,6 +162,20 @@ fn a_socket_that_nobody_listens_on_is_replaced_and_one_in_use_is_not() {
 }
 
 #[test]
+fn an_upgrade_has_the_socket_too() {
+    let directory = tempfile::tempdir().unwrap();
+    let socket = directory.path().join("admin");
+    let mut worker = scripted().arg("--admin-socket", socket.display()).start();
+    worker.signal(Signal::SIGUSR2);
+    wait::until("the next supervisor to be ready", || {
+        (worker.log.events("ready").len() == 2).then_some(())
+    });
+    assert_eq!(ask(&socket, "POST", "/shutdown").0, 202);
+    assert_eq!(worker.wait_exit().code(), Some(0));
+    assert!(!socket.exists(), "it is removed at the end");
+}
+
+#[test]
 fn idle_and_slow_peers_of_the_admin_socket_keep_neither_operator_nor_clients_out() {
     let directory = tempfile::tempdir().unwrap();
     let socket = directory.path().join("admin");

@@ -251,6 +251,34 @@ fn sighup_shows_the_next_certificate_and_a_bad_one_changes_nothing() {
 }
 
 #[test]
+fn an_upgrade_waits_for_answers_over_tls_and_is_called_off_for_long_ones() {
+    let (files, certificate) = Files::new();
+    let (worker, address) = ready(files.worker(20).arg("--read-timeout", "1s"));
+    let begin = |tokens| {
+        let mut stream = connect(address, &certificate, &[]).unwrap();
+        post(&mut stream, "/execute", &request("abc", tokens));
+        let mut head = [0; 12];
+        stream.read_exact(&mut head).unwrap();
+        assert_eq!(&head, b"HTTP/1.1 200");
+        stream
+    };
+    let mut long = begin(400);
+    worker.signal(Signal::SIGUSR2);
+    let refused = worker.log.wait_for("upgrade_refused");
+    let reason = refused["reason"].as_str().unwrap();
+    assert!(reason.contains("TLS"), "{reason}");
+    assert_eq!(text(&rest(&mut long)), scripted_text("abc", 400));
+
+    let mut short = begin(60);
+    worker.signal(Signal::SIGUSR2);
+    assert_eq!(text(&rest(&mut short)), scripted_text("abc", 60));
+    wait::until("the next supervisor to be ready", || {
+        (worker.log.events("ready").len() == 2).then_some(())
+    });
+    assert!(get(address, &certificate, "/livez").starts_with("HTTP/1.1 200"));
+}
+
+#[test]
 fn files_that_are_no_pair_or_not_private_are_refused_by_name() {
     let (files, _) = Files::new();
     let (cert, key) = (files.cert(), files.key());
