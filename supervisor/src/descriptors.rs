@@ -102,7 +102,7 @@ pub(crate) fn raise_limit() -> u64 {
 
 /// The sum of what clients must not take.
 #[must_use]
-pub(crate) fn kept_back(listeners: usize) -> u64 {
+pub fn kept_back(listeners: usize) -> u64 {
     let table: u64 = KEPT_BACK.iter().map(|(_, most)| most).sum();
     table + EACH_LISTENER * listeners as u64
 }

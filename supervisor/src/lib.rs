@@ -26,7 +26,7 @@ mod child;
 pub mod commands;
 pub mod config;
 mod crash;
-mod descriptors;
+pub mod descriptors;
 mod driver;
 pub mod engine;
 pub mod error_code;

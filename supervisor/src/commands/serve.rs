@@ -45,10 +45,10 @@ use upgrade::{Holdings, Program};
 use worker_orcd_ipc::DeviceSelector;
 
 /// Time for connections to take the last events of their streams.
-const FAREWELL: Duration = Duration::from_secs(2);
+pub const FAREWELL: Duration = Duration::from_secs(2);
 
 /// Time for the log's last lines to be read.
-const LAST_LINES: Duration = Duration::from_secs(1);
+pub const LAST_LINES: Duration = Duration::from_secs(1);
 
 /// Runs until the end; the log says why, the number says how.
 #[must_use]
