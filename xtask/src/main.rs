@@ -14,6 +14,7 @@ mod compare;
 mod fetch_model;
 mod fuzz;
 mod haiku;
+mod install;
 mod kernels;
 mod paths;
 mod process;
@@ -43,6 +44,8 @@ enum Command {
     Test(test::Arguments),
     /// Compile the CUDA kernels, with a toolkit that is here or from PyPI. No GPU is needed.
     Kernels(kernels::Arguments),
+    /// Put programs, units, man page, completions and settings below a folder.
+    Install(install::Arguments),
     /// Get SmolLM2-135M-Instruct (98 MB) into models/.
     FetchModel,
     /// Measure, and write bench/results/NAME.md.
@@ -68,6 +71,7 @@ fn main() -> ExitCode {
         Command::Up(arguments) => up::run(&arguments),
         Command::Test(arguments) => test::run(&arguments),
         Command::Kernels(arguments) => kernels::run(&arguments),
+        Command::Install(arguments) => install::run(&arguments),
         Command::FetchModel => fetch_model::run().map(drop),
         Command::Bench(arguments) => bench::run(&arguments),
         Command::Fuzz(arguments) => fuzz::run(&arguments),

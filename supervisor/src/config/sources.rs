@@ -6,7 +6,7 @@
 use super::environment::Environment;
 use super::groups;
 use super::options::{CONFIG_FILE, OPTIONS, Spec, Syntax, variable};
-use clap::{Arg, ArgAction, ArgMatches, Command};
+use clap::{Arg, ArgAction, ArgMatches, Command, ValueHint};
 use std::collections::HashMap;
 use std::path::Path;
 
@@ -27,6 +27,7 @@ pub fn arguments(command: Command) -> Command {
     let config = Arg::new(CONFIG_FILE)
         .long(CONFIG_FILE)
         .value_name("FILE")
+        .value_hint(ValueHint::FilePath)
         .help("TOML, with any of these options as keys");
     OPTIONS
         .iter()
@@ -110,9 +111,22 @@ fn argument(spec: &Spec) -> Arg {
         .help(help)
         .help_heading(groups::heading(spec.name));
     match spec.syntax {
-        Syntax::Value(name) => arg.value_name(name).allow_hyphen_values(true),
+        Syntax::Value(name) => arg
+            .value_name(name)
+            .value_hint(hint(name))
+            .allow_hyphen_values(true),
         Syntax::List(name) => arg.value_name(name).action(ArgAction::Append),
         Syntax::Switch => arg.action(ArgAction::SetTrue),
+    }
+}
+
+/// What a shell may complete.
+fn hint(metavar: &str) -> ValueHint {
+    match metavar {
+        "FILE" => ValueHint::FilePath,
+        "DIRECTORY" => ValueHint::DirPath,
+        "URL" => ValueHint::Url,
+        _ => ValueHint::Other,
     }
 }
 

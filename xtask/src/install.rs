@@ -1,0 +1,166 @@
+//! `cargo xtask install --root DIR`: programs, units, man page, completions and settings, where a distribution has
+//! them, below DIR. Nobody has to be root for it.
+//!
+//! What is made from the table of options is written by an example of the supervisor. A file of settings that is there
+//! already is somebody's, and stays.
+//!
+//! Deliberately absent: users, and units that are enabled or started. The unit needs no user of its own
+//! (`systemd/README.md`), and what runs is the operator's to say.
+
+use crate::{kernels, paths, process, worker};
+use anyhow::{Context, Result, ensure};
+use std::fs::{self, Permissions};
+use std::io::Write as _;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+#[derive(clap::Args)]
+pub struct Arguments {
+    /// Folder that stands for the root of the file system.
+    #[arg(long)]
+    root: PathBuf,
+    /// Folder of programs and pages below it, which the units name.
+    #[arg(long, default_value = "/usr")]
+    prefix: PathBuf,
+    /// Folder of worker-orcd, worker-orcd-gpu and pages, taken as they are [default: built, with all kernels].
+    #[arg(long)]
+    programs: Option<PathBuf>,
+}
+
+const PROGRAMS: [&str; 2] = ["worker-orcd", "worker-orcd-gpu"];
+/// Writes what is made from the table of options.
+const PAGES: &str = "pages";
+
+const UNITS: [&str; 2] = ["worker-orcd@.service", "worker-orcd@.socket"];
+
+/// The prefix that the units of the repository have.
+const PREFIX: &str = "/usr";
+
+/// Made from the table of options, and the place below the prefix.
+const MADE: [(&str, &str); 4] = [
+    ("worker-orcd.1", "share/man/man1/worker-orcd.1"),
+    (
+        "worker-orcd.bash",
+        "share/bash-completion/completions/worker-orcd",
+    ),
+    ("_worker-orcd", "share/zsh/site-functions/_worker-orcd"),
+    (
+        "worker-orcd.fish",
+        "share/fish/vendor_completions.d/worker-orcd.fish",
+    ),
+];
+
+/// Made from the table of options, one a device.
+const SETTINGS: [&str; 2] = ["0.toml", "cpu.toml"];
+
+/// Pages, by their path in the repository; links between them stay right.
+const DOCUMENTS: [&str; 8] = [
+    "README.md",
+    "CHANGELOG.md",
+    "LICENSE",
+    "systemd/README.md",
+    "docs/arenas.md",
+    "docs/deaths.md",
+    "docs/nvml.md",
+    "docs/standby.md",
+];
+
+pub fn run(arguments: &Arguments) -> Result<()> {
+    let prefix = plain(&arguments.prefix)?;
+    let pages = paths::target().join("pages");
+    let below = arguments.root.join(prefix.trim_start_matches('/'));
+    let bin = |name| below.join("bin").join(name);
+    if let Some(folder) = &arguments.programs {
+        process::run(Command::new(folder.join(PAGES)).arg(&pages))?;
+        for name in PROGRAMS {
+            put(&fs::read(folder.join(name))?, &bin(name), 0o755)?;
+        }
+    } else {
+        build()?;
+        process::run(Command::new(paths::built("release/examples", PAGES)).arg(&pages))?;
+        for name in PROGRAMS {
+            put(&fs::read(paths::built("release", name))?, &bin(name), 0o755)?;
+            process::run(Command::new("strip").arg("--strip-debug").arg(bin(name)))?;
+        }
+    }
+    for name in UNITS {
+        let text = fs::read_to_string(paths::root().join("systemd").join(name))?;
+        let text = with_prefix(&text, prefix);
+        put(
+            text.as_bytes(),
+            &below.join("lib/systemd/system").join(name),
+            0o644,
+        )?;
+    }
+    for (name, place) in MADE {
+        put(&fs::read(pages.join(name))?, &below.join(place), 0o644)?;
+    }
+    for name in DOCUMENTS {
+        let to = below.join("share/doc/worker-orcd").join(name);
+        put(&fs::read(paths::root().join(name))?, &to, 0o644)?;
+    }
+    for name in SETTINGS {
+        let to = arguments.root.join("etc/worker-orcd").join(name);
+        match to.exists() {
+            true => println!("{} is kept", to.display()),
+            false => put(&fs::read(pages.join(name))?, &to, 0o644)?,
+        }
+    }
+    println!("installed below {}", arguments.root.display());
+    Ok(())
+}
+
+/// Two builds, because an example turns on features of what it needs itself.
+fn build() -> Result<()> {
+    if let Some(why) = kernels::for_ci(false)? {
+        println!("the child has no kernels, and serves on the CPU: {why}");
+    }
+    worker::build()?;
+    let example = ["-p", "worker-orcd", "--example", PAGES];
+    process::run(process::cargo().args(["build", "--release"]).args(example))
+}
+
+/// A path that a unit reads as it is written, without a slash at its end.
+fn plain(prefix: &Path) -> Result<&str> {
+    let text = prefix.to_str().unwrap_or_default();
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "/-_.+".contains(c);
+    ensure!(
+        text.starts_with('/') && text.chars().all(is_plain),
+        "--prefix {} is no absolute path of letters, digits and -_.+",
+        prefix.display()
+    );
+    Ok(text.trim_end_matches('/'))
+}
+
+fn with_prefix(unit: &str, prefix: &str) -> String {
+    let places = ["/bin/worker-orcd", "/share/doc/worker-orcd"];
+    places.iter().fold(unit.to_owned(), |unit, place| {
+        unit.replace(&format!("{PREFIX}{place}"), &format!("{prefix}{place}"))
+    })
+}
+
+/// Writes a file beside its name and renames it: a program that runs goes on with the old one.
+fn put(bytes: &[u8], to: &Path, mode: u32) -> Result<()> {
+    let write = || {
+        let folder = to.parent().unwrap_or(to);
+        make_folders(folder)?;
+        let mut file = tempfile::NamedTempFile::new_in(folder)?;
+        file.write_all(bytes)?;
+        file.as_file()
+            .set_permissions(Permissions::from_mode(mode))?;
+        file.persist(to)?;
+        std::io::Result::Ok(())
+    };
+    write().with_context(|| format!("{} cannot be written", to.display()))
+}
+
+/// Like `create_dir_all`, with the mode that everybody may enter, whatever the umask says.
+fn make_folders(folder: &Path) -> std::io::Result<()> {
+    if folder.is_dir() || folder.as_os_str().is_empty() {
+        return Ok(());
+    }
+    folder.parent().map_or(Ok(()), make_folders)?;
+    fs::create_dir(folder)?;
+    fs::set_permissions(folder, Permissions::from_mode(0o755))
+}
