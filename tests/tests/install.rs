@@ -12,20 +12,30 @@ use worker_orcd::config::options::OPTIONS;
 use worker_orcd_tests::model::repository_root;
 use worker_orcd_tests::worker::binary;
 
-/// Installs below a folder, with the programs of this package in place of built ones.
+/// Installs below a folder.
 fn install(root: &Path, prefix: &str) -> Output {
+    let root = [OsStr::new("--root"), root.as_os_str()];
+    xtask(
+        "install",
+        &[&["--prefix", prefix].map(OsStr::new)[..], &root].concat(),
+    )
+}
+
+/// A command of xtask, with the programs of this package in place of built ones.
+fn xtask(command: &str, arguments: &[&OsStr]) -> Output {
     let programs = TempDir::new().expect("a temporary directory");
     for name in ["worker-orcd", "worker-orcd-gpu", "pages"] {
         let built = binary(&format!("tested-{name}"));
         symlink(built, programs.path().join(name)).expect("the directory is ours");
     }
     // A umask that would keep everybody else out.
-    let command = "umask 077 && exec \"$@\"";
+    let script = "umask 077 && exec \"$@\"";
     Command::new("sh")
-        .args(["-c", command, "sh", env!("CARGO")])
-        .args(["run", "--quiet", "--package", "xtask", "--", "install"])
-        .args(["--prefix", prefix, "--root"])
-        .args([root, Path::new("--programs"), programs.path()])
+        .args(["-c", script, "sh", env!("CARGO")])
+        .args(["run", "--quiet", "--package", "xtask", "--", command])
+        .args(arguments)
+        .arg("--programs")
+        .arg(programs.path())
         .current_dir(repository_root())
         .output()
         .expect("cargo starts")
@@ -320,4 +330,94 @@ fn another_prefix_is_the_units_too_and_settings_that_are_there_stay() {
             "{refused}: {said}"
         );
     }
+}
+
+/// A package, or what is lacking for one.
+fn debian_package(folder: &Path) -> Result<PathBuf, &'static str> {
+    let has = |program: &str| Command::new(program).arg("--version").output().is_ok();
+    if !has("cargo-deb") {
+        return Err("no cargo-deb");
+    }
+    if !has("dpkg-deb") || !has("dpkg-shlibdeps") {
+        return Err("no dpkg");
+    }
+    let output = xtask("deb", &[OsStr::new("--output"), folder.as_os_str()]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let packages = fs::read_dir(folder).expect("it can be read");
+    let packages: Vec<_> = packages
+        .map(|it| it.expect("it can be read").path())
+        .collect();
+    assert_eq!(packages.len(), 1, "{packages:?}");
+    Ok(packages[0].clone())
+}
+
+fn dpkg(root: &Path, arguments: &[&str], package: &Path) {
+    let output = Command::new("dpkg")
+        .args(["--force-not-root", "--force-depends", "--force-bad-path"])
+        .arg(format!("--root={}", root.display()))
+        .args(arguments)
+        .arg(package)
+        .output()
+        .expect("dpkg starts");
+    assert!(
+        output.status.success(),
+        "{arguments:?}: {}",
+        text(&output.stderr)
+    );
+}
+
+#[test]
+fn the_debian_package_holds_what_is_installed_and_a_purge_leaves_nothing_but_state() {
+    let folder = TempDir::new().expect("a temporary directory");
+    let package = match debian_package(folder.path()) {
+        Ok(package) => package,
+        Err(lack) => return println!("SKIPPED: {lack}"),
+    };
+    let fields = |names: &[&str]| {
+        let mut command = Command::new("dpkg-deb");
+        let output = command.arg("--field").arg(&package).args(names).output();
+        text(&output.expect("dpkg-deb starts").stdout)
+    };
+    assert_eq!(fields(&["Package"]).trim(), "worker-orcd");
+    assert!(
+        fields(&["Depends"]).contains("libc6"),
+        "{}",
+        fields(&["Depends"])
+    );
+
+    let system = TempDir::new().expect("a temporary directory");
+    let database = system.path().join("var/lib/dpkg");
+    for folder in ["info", "updates"] {
+        fs::create_dir_all(database.join(folder)).expect("the directory is ours");
+    }
+    fs::write(database.join("status"), "").expect("the directory is ours");
+    dpkg(system.path(), &["--install"], &package);
+    let of_the_system = |path: &Path| !path.starts_with("var/lib/dpkg");
+    let found = || {
+        let mut found = modes(system.path());
+        found.retain(|path, _| of_the_system(path) && system.path().join(path).is_file());
+        found
+    };
+    let mut wanted = modes(root());
+    wanted.retain(|path, _| root().join(path).is_file());
+    let zsh = wanted.remove(Path::new("usr/share/zsh/site-functions/_worker-orcd"));
+    wanted.extend(zsh.map(|mode| ("usr/share/zsh/vendor-completions/_worker-orcd".into(), mode)));
+    wanted.insert("usr/share/doc/worker-orcd/copyright".into(), 0o644);
+    assert_eq!(found(), wanted);
+
+    let settings = system.path().join("etc/worker-orcd/0.toml");
+    fs::write(&settings, "mine").expect("the directory is ours");
+    let report = Path::new("var/lib/worker-orcd-0/crashes/report.json");
+    let state = system.path().join(report);
+    fs::create_dir_all(state.parent().expect("a folder")).expect("the directory is ours");
+    fs::write(&state, "{}").expect("the directory is ours");
+    dpkg(system.path(), &["--install"], &package);
+    dpkg(system.path(), &["--remove"], Path::new("worker-orcd"));
+    assert_eq!(
+        read(&settings),
+        "mine",
+        "somebody's settings outlive the package"
+    );
+    dpkg(system.path(), &["--purge"], Path::new("worker-orcd"));
+    assert_eq!(found().into_keys().collect::<Vec<_>>(), [report]);
 }

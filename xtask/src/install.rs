@@ -23,6 +23,13 @@ pub struct Arguments {
     /// Folder of programs and pages below it, which the units name.
     #[arg(long, default_value = "/usr")]
     prefix: PathBuf,
+    #[command(flatten)]
+    source: Source,
+}
+
+/// Where the programs come from.
+#[derive(clap::Args)]
+pub struct Source {
     /// Folder of worker-orcd, worker-orcd-gpu and pages, taken as they are [default: built, with all kernels].
     #[arg(long)]
     programs: Option<PathBuf>,
@@ -35,7 +42,7 @@ const PAGES: &str = "pages";
 const UNITS: [&str; 2] = ["worker-orcd@.service", "worker-orcd@.socket"];
 
 /// The prefix that the units of the repository have.
-const PREFIX: &str = "/usr";
+pub const PREFIX: &str = "/usr";
 
 /// Made from the table of options, and the place below the prefix.
 const MADE: [(&str, &str); 4] = [
@@ -68,17 +75,25 @@ const DOCUMENTS: [&str; 8] = [
 
 pub fn run(arguments: &Arguments) -> Result<()> {
     let prefix = plain(&arguments.prefix)?;
-    let pages = paths::target().join("pages");
-    let below = arguments.root.join(prefix.trim_start_matches('/'));
+    below(&arguments.root, prefix, &arguments.source)?;
+    println!("installed below {}", arguments.root.display());
+    Ok(())
+}
+
+/// Everything, with programs and pages below the prefix below the root.
+pub fn below(root: &Path, prefix: &str, source: &Source) -> Result<()> {
+    let pages = tempfile::tempdir()?;
+    let pages = pages.path();
+    let below = root.join(prefix.trim_start_matches('/'));
     let bin = |name| below.join("bin").join(name);
-    if let Some(folder) = &arguments.programs {
-        process::run(Command::new(folder.join(PAGES)).arg(&pages))?;
+    if let Some(folder) = &source.programs {
+        process::run(Command::new(folder.join(PAGES)).arg(pages))?;
         for name in PROGRAMS {
             put(&fs::read(folder.join(name))?, &bin(name), 0o755)?;
         }
     } else {
         build()?;
-        process::run(Command::new(paths::built("release/examples", PAGES)).arg(&pages))?;
+        process::run(Command::new(paths::built("release/examples", PAGES)).arg(pages))?;
         for name in PROGRAMS {
             put(&fs::read(paths::built("release", name))?, &bin(name), 0o755)?;
             process::run(Command::new("strip").arg("--strip-debug").arg(bin(name)))?;
@@ -101,13 +116,12 @@ pub fn run(arguments: &Arguments) -> Result<()> {
         put(&fs::read(paths::root().join(name))?, &to, 0o644)?;
     }
     for name in SETTINGS {
-        let to = arguments.root.join("etc/worker-orcd").join(name);
+        let to = root.join("etc/worker-orcd").join(name);
         match to.exists() {
             true => println!("{} is kept", to.display()),
             false => put(&fs::read(pages.join(name))?, &to, 0o644)?,
         }
     }
-    println!("installed below {}", arguments.root.display());
     Ok(())
 }
 

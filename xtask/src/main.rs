@@ -11,6 +11,7 @@
 mod bench;
 mod chaos;
 mod compare;
+mod deb;
 mod fetch_model;
 mod fuzz;
 mod haiku;
@@ -46,6 +47,8 @@ enum Command {
     Kernels(kernels::Arguments),
     /// Put programs, units, man page, completions and settings below a folder.
     Install(install::Arguments),
+    /// Make a Debian package of that.
+    Deb(deb::Arguments),
     /// Get SmolLM2-135M-Instruct (98 MB) into models/.
     FetchModel,
     /// Measure, and write bench/results/NAME.md.
@@ -72,6 +75,7 @@ fn main() -> ExitCode {
         Command::Test(arguments) => test::run(&arguments),
         Command::Kernels(arguments) => kernels::run(&arguments),
         Command::Install(arguments) => install::run(&arguments),
+        Command::Deb(arguments) => deb::run(&arguments),
         Command::FetchModel => fetch_model::run().map(drop),
         Command::Bench(arguments) => bench::run(&arguments),
         Command::Fuzz(arguments) => fuzz::run(&arguments),
