@@ -62,13 +62,17 @@ const MADE: [(&str, &str); 4] = [
 const SETTINGS: [&str; 2] = ["0.toml", "cpu.toml"];
 
 /// Pages, by their path in the repository; links between them stay right.
-const DOCUMENTS: [&str; 8] = [
+const DOCUMENTS: [&str; 12] = [
     "README.md",
     "CHANGELOG.md",
     "LICENSE",
     "systemd/README.md",
     "docs/arenas.md",
     "docs/deaths.md",
+    "docs/kubernetes/README.md",
+    "docs/kubernetes/gateway.yaml",
+    "docs/kubernetes/keys.yaml",
+    "docs/kubernetes/worker.yaml",
     "docs/nvml.md",
     "docs/standby.md",
 ];
