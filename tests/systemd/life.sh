@@ -13,6 +13,9 @@ systemctl start "$unit.socket" "$unit"
 [ -n "$(child)" ] && say started
 until_true 'show StatusText | grep --quiet ^serving'
 say served
+# The child, which reads the model's file.
+echo "confined: $(grep --extended-regexp '^(CapBnd|NoNewPrivs|Seccomp):' "/proc/$(child)/status" | tr '\t\n' ' ;')" \
+    "$(grep --count . "/proc/$(child)/uid_map") users"
 
 before=$(child)
 kill -KILL "$before"

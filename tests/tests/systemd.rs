@@ -136,6 +136,15 @@ fn the_unit_is_ready_when_it_serves_and_outlives_its_child_and_its_supervisor() 
         "served",
         "active=active restarts=0 result=success status=serving: ",
     );
+    let confined = line("confined");
+    for fact in [
+        "CapBnd: 0000000000000000",
+        "NoNewPrivs: 1",
+        "Seccomp: 2",
+        "; 2 users",
+    ] {
+        assert!(confined.contains(fact), "{confined}");
+    }
     is("child-killed", "active=active restarts=0 result=success");
     assert!(line("child-killed").contains("killed by signal 9"));
     is("supervisor-stopped", "active=active restarts=1");
