@@ -22,12 +22,16 @@ const MODEL: &str = "/srv/models/model.gguf";
 const ABOUT: &str = "It starts worker-orcd-gpu, a child that owns the device, the model and the KV cache and may die at any \
                      moment, and goes on with another one: clients notice a pause.";
 
-const SIGNALS: [(&str, &str); 3] = [
+const SIGNALS: [(&str, &str); 4] = [
     (
         "SIGTERM, SIGINT",
         "New work is refused, what runs has --drain-timeout; a second one ends at once.",
     ),
     ("SIGQUIT", "The same without the time."),
+    (
+        "SIGUSR2",
+        "The program that is in this one's place by now goes on in the same process, with its connections and streams.",
+    ),
     ("SIGHUP", "--api-key-file and --log-level are read again."),
 ];
 

@@ -80,7 +80,7 @@ def check_times(spec, container, settings, facts):
     # It has to have been seen twice before new work is refused.
     readiness = container["readinessProbe"]
     assert before >= readiness["periodSeconds"] * readiness["failureThreshold"]
-    needed = before + drain + facts["child_end_s"] + facts["farewell_s"]
+    needed = before + drain + facts["child_end_s"] + facts["longest_end_s"]
     grace = spec["template"]["spec"]["terminationGracePeriodSeconds"]
     assert grace > needed, (grace, needed)
     assert spec["progressDeadlineSeconds"] > facts["first_child_s"]

@@ -9,7 +9,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
-use worker_orcd::commands::serve::{FAREWELL, LAST_LINES};
+use worker_orcd::commands::serve::LONGEST_END;
 use worker_orcd::config::options;
 use worker_orcd_lifecycle::Deadlines;
 use worker_orcd_tests::model::repository_root;
@@ -73,7 +73,7 @@ fn facts() -> Value {
         "families": families(&Worker::scripted(Script::behave()).start()),
         "watchdog_s": watchdog(),
         "child_end_s": seconds(deadlines.dismiss + deadlines.terminate + deadlines.kill),
-        "farewell_s": seconds(FAREWELL + LAST_LINES),
+        "longest_end_s": seconds(LONGEST_END),
         "first_child_s": first_child,
     })
 }

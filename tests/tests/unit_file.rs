@@ -8,7 +8,7 @@ use std::fs;
 use std::process::Command;
 use std::time::Duration;
 use worker_orcd::commands::command_line;
-use worker_orcd::commands::serve::{FAREWELL, LAST_LINES};
+use worker_orcd::commands::serve::LONGEST_END;
 use worker_orcd::config::options;
 use worker_orcd::descriptors;
 use worker_orcd::exit::WorkerExit;
@@ -179,12 +179,11 @@ fn the_times_of_the_unit_leave_room_for_those_of_the_worker() {
     );
 
     let child = deadlines.dismiss + deadlines.terminate + deadlines.kill;
-    let farewell = FAREWELL + LAST_LINES;
-    let stop = seconds(default_of("drain-timeout")) + child + farewell;
+    let stop = seconds(default_of("drain-timeout")) + child + LONGEST_END;
     assert!(seconds(&value("TimeoutStopSec")) > stop, "{stop:?}");
 
     let silence = seconds(&value("WatchdogSec")) / 2;
-    assert!(silence > farewell, "{farewell:?}");
+    assert!(silence > LONGEST_END, "{silence:?}");
     // A driver that a machine under load keeps waiting is no reason: its child would be gone before.
     assert!(silence > deadlines.heartbeat);
 }

@@ -62,7 +62,7 @@ const MADE: [(&str, &str); 4] = [
 const SETTINGS: [&str; 2] = ["0.toml", "cpu.toml"];
 
 /// Pages, by their path in the repository; links between them stay right.
-const DOCUMENTS: [&str; 12] = [
+const DOCUMENTS: [&str; 13] = [
     "README.md",
     "CHANGELOG.md",
     "LICENSE",
@@ -75,6 +75,7 @@ const DOCUMENTS: [&str; 12] = [
     "docs/kubernetes/worker.yaml",
     "docs/nvml.md",
     "docs/standby.md",
+    "docs/upgrade.md",
 ];
 
 pub fn run(arguments: &Arguments) -> Result<()> {

@@ -45,10 +45,13 @@ use upgrade::{Holdings, Program};
 use worker_orcd_ipc::DeviceSelector;
 
 /// Time for connections to take the last events of their streams.
-pub const FAREWELL: Duration = Duration::from_secs(2);
+const FAREWELL: Duration = Duration::from_secs(2);
 
 /// Time for the log's last lines to be read.
-pub const LAST_LINES: Duration = Duration::from_secs(1);
+const LAST_LINES: Duration = Duration::from_secs(1);
+
+/// Time from the engine's end to the process's: connections, the driver, crash reports, and then the log.
+pub const LONGEST_END: Duration = FAREWELL.saturating_mul(3).saturating_add(LAST_LINES);
 
 /// Runs until the end; the log says why, the number says how.
 #[must_use]
