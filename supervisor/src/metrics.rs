@@ -3,8 +3,8 @@
 //! * [`events`] are counted by HTTP as they happen; every outcome and code is there from the
 //!   start, at zero, so that its first rise is a rise.
 //! * [`figures`] is the table of what the engine's snapshot knows, and [`gpu`] the table of what
-//!   NVIDIA's driver says, both read when somebody looks; a row is a [`figure`]. [`process`] is what
-//!   the kernel says of both processes.
+//!   NVIDIA's driver says, both read when somebody looks; a row is a [`figure`]. [`families`] is what has
+//!   labels or buckets. [`process`] is what the kernel says of both processes.
 //! * [`exposition`] turns the text into what the reader asked for.
 //!
 //! What is unknown has no line: a zero would be taken for a measurement. Beside our own names there
@@ -18,6 +18,7 @@
 
 mod events;
 pub(crate) mod exposition;
+mod families;
 mod figure;
 mod figures;
 mod gpu;
@@ -26,8 +27,8 @@ mod process;
 use crate::engine::{Completion, EngineSnapshot, LoadedModel};
 use events::Events;
 use exposition::Format;
+use families::Taken;
 use figure::Now;
-use figures::Taken;
 use gpu::TakenOfGpu;
 use process::Process;
 use prometheus_client::encoding::text::{encode_eof, encode_registry};

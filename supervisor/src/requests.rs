@@ -17,7 +17,7 @@
 //!   and the one end; [`stream`] the reader; [`registry`] who may come in; [`live`] the driver's
 //!   side: what is with which child, what waits, and what follows when a child dies; [`violation`] what no
 //!   child says of them.
-//! * [`control`] is what clients' tasks want of the driver; [`pace`] counts how long streams wait for their next
+//! * [`control`] is what clients' tasks want of the driver; [`waits`] counts how long streams wait for their next
 //!   token, and [`totals`] everything else.
 //! * [`wal`] is the journal as another supervisor would find it, and [`orphans`] are those of its requests whose
 //!   client has not come back yet.
@@ -30,7 +30,6 @@ pub(crate) mod control;
 pub mod fingerprint;
 pub mod live;
 pub(crate) mod orphans;
-mod pace;
 pub mod progress;
 pub mod quarantine;
 pub mod record;
@@ -40,6 +39,7 @@ pub mod stream;
 mod suspicion;
 mod totals;
 mod violation;
+mod waits;
 pub(crate) mod wal;
 
 #[cfg(test)]
@@ -51,10 +51,10 @@ pub(crate) mod testing;
 
 pub use fingerprint::Fingerprint;
 pub use live::Requests;
-pub use pace::Pace;
 pub use progress::Skip;
 pub use quarantine::Quarantined;
 pub use record::{Completion, Failure, NewRequest, OnFault, Piece, StopReason, StreamEvent};
 pub use registry::{Refusal, Registry};
 pub use stream::RequestStream;
 pub use violation::Violation;
+pub use waits::Waits;

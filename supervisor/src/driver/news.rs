@@ -274,7 +274,7 @@ impl News {
             prefix_hit_tokens_total: self.prompted.hits,
             adopted_tokens_total: self.prompted.adopted,
             changed_pages_total: self.prompted.changed_pages,
-            pace: totals.pace,
+            gaps: totals.gaps,
         }
     }
 
@@ -306,6 +306,7 @@ impl News {
             last: from.last_death.clone(),
             restarts: worker.successions(),
             recoveries: totals.recoveries,
+            pauses: totals.pauses,
             stale_events: worker.stale_events(),
             on_probation: requests.on_probation(),
             probations: totals.probations,

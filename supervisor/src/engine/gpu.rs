@@ -1,11 +1,13 @@
 //! Observations of the GPU's witness, for /health and /metrics.
 
+use crate::engine::EngineSnapshot;
 use crate::nvml::SILENT_AFTER;
 use crate::nvml::SeenXid;
 use crate::nvml::library::{Gauges, Identity};
 use crate::nvml::reckoning::Measure;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
+use worker_orcd_ipc::MemoryReport;
 use worker_orcd_lifecycle::Xid;
 
 #[derive(Debug, Clone, Default)]
@@ -75,6 +77,33 @@ impl GpuSnapshot {
     }
 }
 
+impl EngineSnapshot {
+    /// Memory that a child that is ready holds beyond what it knows of: its context, and what belongs
+    /// to it. If it does not say, NVIDIA's driver may: that counts weights to the child that placed them, and to
+    /// nobody after that. Its figures are a second old, so the context is unknown while the child's still
+    /// grow past them.
+    #[must_use]
+    pub fn context_bytes(&self, memory: &MemoryReport, now: Instant) -> Option<u64> {
+        if memory.context_bytes.is_some() {
+            return memory.context_bytes;
+        }
+        let (gauges, taken_at) = self.gpu.gauges(now)?;
+        let child = self.child()?;
+        if taken_at < child.ready_at? {
+            return None;
+        }
+        let held = gauges.memory.as_ref()?.of(child.pid)?;
+        let imported = self
+            .custody
+            .is_some_and(|it| it.placed_by != child.generation);
+        let known = match imported {
+            true => memory.known_bytes().saturating_sub(memory.weights_bytes),
+            false => memory.known_bytes(),
+        };
+        held.checked_sub(known)
+    }
+}
+
 fn age(now: Instant, moment: Instant) -> Duration {
     now.saturating_duration_since(moment)
 }
@@ -84,6 +113,61 @@ mod tests {
     #![expect(clippy::disallowed_methods, reason = "a test begins at some moment")]
 
     use super::*;
+    use crate::engine::ChildSnapshot;
+    use crate::engine::snapshot::CustodySnapshot;
+    use crate::nvml::library::{DeviceMemory, Process};
+
+    #[test]
+    fn a_context_is_what_the_driver_counts_beyond_what_the_child_knows_of() {
+        let start = Instant::now();
+        let mut snapshot = EngineSnapshot::before_anything(start);
+        let process = Process {
+            pid: 7,
+            bytes: Some(600),
+        };
+        let memory = DeviceMemory {
+            total: 1000,
+            free: 300,
+            used: 700,
+            processes: Some(vec![process]),
+        };
+        let gauges = Gauges {
+            memory: Some(memory),
+            ..Gauges::default()
+        };
+        snapshot.gpu.nvml = Nvml::Watching;
+        snapshot.gpu.taken = Some((gauges, start));
+        let context = |snapshot: &EngineSnapshot, report: &MemoryReport| {
+            snapshot.context_bytes(report, start + Duration::from_secs(1))
+        };
+        let mut report = MemoryReport {
+            weights_bytes: 100,
+            kv_capacity_bytes: 20,
+            scratch_bytes: 10,
+            graphs_bytes: 5,
+            ..MemoryReport::default()
+        };
+        assert_eq!(context(&snapshot, &report), None, "no child");
+        snapshot.children = vec![ChildSnapshot::begun(7, start)];
+        assert_eq!(context(&snapshot, &report), None, "not ready");
+        snapshot.children[0].ready_at = Some(start);
+        assert_eq!(context(&snapshot, &report), Some(600 - 135));
+        let mut custody = CustodySnapshot {
+            bytes: 100,
+            placed_by: 1,
+            since: start,
+            verified_at: start,
+        };
+        snapshot.custody = Some(custody);
+        assert_eq!(context(&snapshot, &report), Some(600 - 135));
+        custody.placed_by = 0;
+        snapshot.custody = Some(custody);
+        assert_eq!(context(&snapshot, &report), Some(600 - 35));
+        report.kv_capacity_bytes = 1000;
+        assert_eq!(context(&snapshot, &report), None, "older figures");
+        report.context_bytes = Some(9);
+        assert_eq!(context(&snapshot, &report), Some(9), "its own word");
+    }
 
     #[test]
     fn what_was_not_seen_lately_is_unknown_and_that_is_said() {

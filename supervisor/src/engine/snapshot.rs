@@ -6,7 +6,7 @@
 
 use crate::crash::Death;
 use crate::engine::gpu::GpuSnapshot;
-use crate::requests::{Pace, Quarantined};
+use crate::requests::{Quarantined, Waits};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -134,7 +134,7 @@ pub struct LoadSnapshot {
     pub adopted_tokens_total: u64,
     pub changed_pages_total: u64,
     /// Waits between the tokens of streams, since the start.
-    pub pace: Pace,
+    pub gaps: Waits,
 }
 
 #[derive(Debug, Clone, Default)]
@@ -149,6 +149,9 @@ pub struct FaultsSnapshot {
     pub restarts: u64,
     /// Times that a request went on with another child.
     pub recoveries: u64,
+    /// Waits of streams whose request went over to another child, from their last token to the next
+    /// one, since the start.
+    pub pauses: Waits,
     /// Words of dead children that were dropped.
     pub stale_events: u64,
     /// Requests that must run alone before anybody else goes on.
@@ -163,7 +166,7 @@ pub struct FaultsSnapshot {
     pub crash_reports: u64,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, strum::VariantArray)]
 pub enum Status {
     Healthy,
     /// A child is being replaced, and clients see a pause.
@@ -190,6 +193,30 @@ impl Status {
     #[must_use]
     pub fn can_serve(self) -> bool {
         matches!(self, Self::Healthy | Self::Recovering)
+    }
+}
+
+#[cfg(test)]
+impl ChildSnapshot {
+    /// A child of which nothing is known yet.
+    pub(crate) fn begun(pid: u32, now: Instant) -> Self {
+        Self {
+            role: None,
+            pid,
+            generation: 1,
+            build: None,
+            features: vec![],
+            spawned_at: now,
+            ready_at: None,
+            heartbeat_at: None,
+            progress_at: None,
+            steps: None,
+            step_elapsed: None,
+            load_progress: None,
+            memory: None,
+            load: None,
+            tokens_per_second: 0.0,
+        }
     }
 }
 
@@ -235,6 +262,18 @@ impl EngineSnapshot {
         children.find(|child| child.role == Some(role))
     }
 
+    /// Memory that the standby takes, as it says. Of a KV cache that nobody counts nothing was written
+    /// before the promotion.
+    #[must_use]
+    pub fn standby_bytes(&self) -> Option<u64> {
+        let (memory, _) = self.child_with(Role::Standby)?.memory?;
+        let kv = memory.kv_taken_bytes.unwrap_or(0);
+        let others = memory
+            .known_bytes()
+            .saturating_sub(memory.kv_capacity_bytes);
+        Some(others.saturating_add(kv))
+    }
+
     #[must_use]
     pub fn status(&self, now: Instant) -> Status {
         let patience_left = |since| now.saturating_duration_since(since) < RECOVERY_PROMISE;
@@ -257,6 +296,32 @@ mod tests {
     #![expect(clippy::disallowed_methods, reason = "a test begins at some moment")]
 
     use super::*;
+
+    #[test]
+    fn a_standby_takes_of_its_kv_cache_what_was_made_ready() {
+        let now = Instant::now();
+        let taken = |kv_taken_bytes| {
+            let memory = MemoryReport {
+                weights_bytes: 100,
+                kv_capacity_bytes: 20,
+                kv_taken_bytes,
+                scratch_bytes: 3,
+                ..MemoryReport::default()
+            };
+            let mut snapshot = EngineSnapshot::before_anything(now);
+            snapshot.children = vec![ChildSnapshot {
+                role: Some(Role::Standby),
+                memory: Some((memory, now)),
+                ..ChildSnapshot::begun(7, now)
+            }];
+            snapshot.standby_bytes()
+        };
+        assert_eq!(taken(Some(20)), Some(123));
+        assert_eq!(taken(Some(7)), Some(110));
+        assert_eq!(taken(None), Some(103));
+        let nobody = EngineSnapshot::before_anything(now);
+        assert_eq!(nobody.standby_bytes(), None);
+    }
 
     #[test]
     fn recovering_is_a_promise_with_an_end() {

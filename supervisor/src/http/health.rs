@@ -25,7 +25,7 @@ use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
-use worker_orcd_ipc::{DeviceSelector, MemoryBound, MemoryReport, Role, TokenizerKind};
+use worker_orcd_ipc::{DeviceSelector, MemoryBound, Role, TokenizerKind};
 
 /// Everything for whoever may use this worker; for others, what an orchestrator needs.
 pub async fn health(State(app): State<Arc<App>>, Extension(caller): Extension<Caller>) -> Response {
@@ -130,26 +130,15 @@ impl Clock {
 
 fn standby_report(standby: &StandbySnapshot, snapshot: &EngineSnapshot, clock: &Clock) -> Value {
     let child = snapshot.child_with(Role::Standby);
-    let memory = child.and_then(|child| child.memory);
-    let taken = memory.map(|(memory, _)| taken_by_standby(&memory));
     json!({
         "state": standby.state,
         "since": clock.stamp(standby.since),
         "reason": standby.reason,
         "adopts_from": standby.adopts_from.map(|child| child.0),
         "child": child.map(|child| child_report(child, clock)),
-        "memory_bytes": taken,
+        "memory_bytes": snapshot.standby_bytes(),
         "driver_bytes": child.and_then(|child| gpu::of_process(snapshot, child.pid, clock)),
     })
-}
-
-/// Of a KV cache that nobody counts nothing was written before the promotion.
-fn taken_by_standby(memory: &MemoryReport) -> u64 {
-    let kv = memory.kv_taken_bytes.unwrap_or(0);
-    let known = memory.known_bytes();
-    known
-        .saturating_sub(memory.kv_capacity_bytes)
-        .saturating_add(kv)
 }
 
 fn child_report(child: &ChildSnapshot, clock: &Clock) -> Value {
@@ -225,9 +214,7 @@ fn memory_report(snapshot: &EngineSnapshot, clock: &Clock) -> Value {
         "kv_capacity_bytes": memory.kv_capacity_bytes,
         "scratch_bytes": memory.scratch_bytes,
         "graphs_bytes": memory.graphs_bytes,
-        "context_bytes": memory
-            .context_bytes
-            .or_else(|| gpu::context(snapshot, &memory, clock)),
+        "context_bytes": snapshot.context_bytes(&memory, clock.now),
         "custody_bytes": snapshot.custody.map(|custody| custody.bytes),
         "custody_since": snapshot.custody.map(|custody| clock.stamp(custody.since)),
         "custody_verified_age_ms": snapshot.custody.map(|it| clock.age_ms(it.verified_at)),
@@ -358,23 +345,4 @@ fn death_report(death: &Death, clock: &Clock) -> Option<Value> {
         "stream_pause_ms": burial.stream_pause(&death.successor).map(in_ms),
         "crash_id": burial.report_id(death),
     }))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_standby_takes_of_its_kv_cache_what_was_made_ready() {
-        let memory = |kv_taken_bytes| MemoryReport {
-            weights_bytes: 100,
-            kv_capacity_bytes: 20,
-            kv_taken_bytes,
-            scratch_bytes: 3,
-            ..MemoryReport::default()
-        };
-        assert_eq!(taken_by_standby(&memory(Some(20))), 123);
-        assert_eq!(taken_by_standby(&memory(Some(7))), 110);
-        assert_eq!(taken_by_standby(&memory(None)), 103);
-    }
 }

@@ -5,21 +5,13 @@
 
 use super::figure::{Figure, Now, Value, count, figure, gauge};
 use crate::engine::Status;
-use crate::requests::Pace;
-use prometheus_client::collector::Collector;
-use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric, NoLabelSet};
-use prometheus_client::metrics::MetricType;
-use prometheus_client::metrics::counter::ConstCounter;
-use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Unit;
-use std::fmt;
-use worker_orcd_ipc::Load;
-use worker_orcd_lifecycle::DeathCause;
+use worker_orcd_ipc::{Load, MemoryReport};
 
 const SECONDS: Option<Unit> = Some(Unit::Seconds);
 const BYTES: Option<Unit> = Some(Unit::Bytes);
 
-const FIGURES: &[Figure] = &[
+pub(super) const FIGURES: &[Figure] = &[
     // === Requests ===
     figure(
         "worker_orcd_up",
@@ -38,6 +30,12 @@ const FIGURES: &[Figure] = &[
         None,
         "Requests that were let in and have not ended.",
         |now| gauge(now.live as u64),
+    ),
+    figure(
+        "worker_orcd_requests_capacity",
+        None,
+        "Requests that may be live at once; the next one is refused with QUEUE_FULL.",
+        |now| gauge(now.snapshot.load.capacity as u64),
     ),
     figure(
         "worker_orcd_requests_running",
@@ -138,6 +136,24 @@ const FIGURES: &[Figure] = &[
         |now| count(now.snapshot.faults.recoveries),
     ),
     figure(
+        "worker_orcd_child_generation",
+        None,
+        "Number of the child that serves, or is to: 1 is the first.",
+        |now| gauge(now.snapshot.child()?.generation.into()),
+    ),
+    figure(
+        "worker_orcd_child_deaths_in_window",
+        None,
+        "Deaths that count against --max-restarts now.",
+        |now| gauge(now.snapshot.faults.deaths_in_window.into()),
+    ),
+    figure(
+        "worker_orcd_child_deaths_allowed",
+        None,
+        "Deaths in a window that are survived; one more ends the worker with exit 82.",
+        |now| gauge(now.snapshot.faults.deaths_allowed.into()),
+    ),
+    figure(
         "worker_orcd_crash_reports",
         None,
         "Crash reports that were written, or kept in memory where they could not be.",
@@ -155,7 +171,44 @@ const FIGURES: &[Figure] = &[
         "User and system time of the child that runs now; it starts over with each child.",
         |now| Some(Value::RealCount(now.child.as_ref()?.cpu_seconds)),
     ),
+    // === Memory of the device, as children say ===
+    figure(
+        "worker_orcd_device_memory_total",
+        BYTES,
+        "Memory of the device: the GPU's, or what the machine or the control group gives the CPU device.",
+        |now| gauge(memory(now)?.total_bytes?),
+    ),
+    figure(
+        "worker_orcd_device_memory_free",
+        BYTES,
+        "Memory of the device that nobody uses.",
+        |now| gauge(memory(now)?.free_bytes?),
+    ),
+    figure(
+        "worker_orcd_kv_used",
+        BYTES,
+        "Memory of the KV cache that holds tokens.",
+        |now| gauge(memory(now)?.kv_used_bytes),
+    ),
+    figure(
+        "worker_orcd_custody",
+        BYTES,
+        "Memory that outlives a child: weights, which the child's own figures include.",
+        |now| gauge(now.snapshot.custody?.bytes),
+    ),
+    figure(
+        "worker_orcd_standby_memory",
+        BYTES,
+        "Memory that the standby takes, the weights that it shares included.",
+        |now| gauge(now.snapshot.standby_bytes()?),
+    ),
     // === The supervisor ===
+    figure(
+        "worker_orcd_impairments",
+        None,
+        "Things that do not work while everything else does; /health names them in its field impaired.",
+        |now| gauge(now.snapshot.impaired.len() as u64),
+    ),
     figure(
         "worker_orcd_log_lines_dropped",
         None,
@@ -222,6 +275,15 @@ fn load<'a>(now: &Now<'a>) -> Option<&'a Load> {
     now.snapshot.load.children.as_ref().map(|(load, _)| load)
 }
 
+/// Unknown before the child that serves, or is to, has said a word of it.
+pub(super) fn memory<'a>(now: &Now<'a>) -> Option<&'a MemoryReport> {
+    now.snapshot
+        .child()?
+        .memory
+        .as_ref()
+        .map(|(memory, _)| memory)
+}
+
 fn running(now: &Now<'_>) -> Option<Value> {
     gauge(load(now)?.running.into())
 }
@@ -235,63 +297,4 @@ fn kv_used(now: &Now<'_>) -> Option<Value> {
     let capacity = now.model?.kv_capacity_tokens;
     let used = load(now)?.kv_used_tokens;
     (capacity > 0).then(|| Value::Real(used as f64 / capacity as f64))
-}
-
-/// The values of one moment.
-#[derive(Debug)]
-pub(super) struct Taken {
-    figures: Vec<(&'static Figure, Value)>,
-    /// Labels that say in words who computes.
-    build: Vec<(&'static str, String)>,
-    deaths: Vec<(&'static str, u64)>,
-    pace: Pace,
-}
-
-impl Taken {
-    pub(super) fn at(now: &Now<'_>) -> Self {
-        let by_cause = &now.snapshot.faults.deaths_by_cause;
-        let deaths = |label| (label, by_cause.get(label).copied().unwrap_or(0));
-        Self {
-            figures: Figure::known(FIGURES, now),
-            build: build(now),
-            deaths: DeathCause::labels().map(deaths).collect(),
-            pace: now.snapshot.load.pace,
-        }
-    }
-}
-
-fn build(now: &Now<'_>) -> Vec<(&'static str, String)> {
-    let child = now.snapshot.child().and_then(|it| it.build.clone());
-    let mut labels = vec![("version", env!("CARGO_PKG_VERSION").to_owned())];
-    labels.extend(child.map(|build| ("child", build)));
-    labels.extend(now.model.map(|it| ("model", it.facts.name.clone())));
-    labels.extend(now.model.map(|it| ("device", it.device.id.clone())));
-    labels
-}
-
-impl Collector for Taken {
-    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
-        for (figure, value) in &self.figures {
-            value.encode(figure.describe(value, &mut encoder)?)?;
-        }
-        let help = "Always 1; what runs here is in the labels.";
-        let name = "worker_orcd_build_info";
-        let mut info = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
-        ConstGauge::new(1_u64).encode(info.encode_family(&self.build)?)?;
-        let help = "Children that died, by cause.";
-        let name = "worker_orcd_child_deaths";
-        let mut deaths = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
-        for (cause, count) in &self.deaths {
-            let labels = [("cause", *cause)];
-            ConstCounter::new(*count).encode(deaths.encode_family(&labels)?)?;
-        }
-        let help =
-            "Time from one token of a stream to its next one, pauses for another child included.";
-        let name = "worker_orcd_inter_token_latency";
-        let seconds = &Unit::Seconds;
-        let kind = MetricType::Histogram;
-        let mut pace = encoder.encode_descriptor(name, help, Some(seconds), kind)?;
-        let (sum, count) = (self.pace.seconds(), self.pace.count());
-        pace.encode_histogram::<NoLabelSet>(sum, count, &self.pace.buckets(), None)
-    }
 }

@@ -70,6 +70,12 @@ const FIGURES: &[Figure] = &[
         |now| gauge(gauges(now)?.remap_pending?.into()),
     ),
     figure(
+        "worker_orcd_gpu_remap_failed",
+        None,
+        "1 when a row of memory could not be replaced: the card is for the workshop.",
+        |now| gauge(gauges(now)?.remap_failed?.into()),
+    ),
+    figure(
         "worker_orcd_gpu_needs_recovery",
         None,
         "1 when NVIDIA's driver asks for a reset, a reboot or a drain.",
@@ -190,6 +196,9 @@ worker_orcd_gpu_ecc_uncorrected{uuid="GPU-1"} 0
 # HELP worker_orcd_gpu_remap_pending 1 when a row of memory will be replaced at the next reset.
 # TYPE worker_orcd_gpu_remap_pending gauge
 worker_orcd_gpu_remap_pending{uuid="GPU-1"} 0
+# HELP worker_orcd_gpu_remap_failed 1 when a row of memory could not be replaced: the card is for the workshop.
+# TYPE worker_orcd_gpu_remap_failed gauge
+worker_orcd_gpu_remap_failed{uuid="GPU-1"} 0
 # HELP worker_orcd_gpu_needs_recovery 1 when NVIDIA's driver asks for a reset, a reboot or a drain.
 # TYPE worker_orcd_gpu_needs_recovery gauge
 worker_orcd_gpu_needs_recovery{uuid="GPU-1"} 0
@@ -275,6 +284,7 @@ worker_orcd_gpu_xids_total{xid="31"} 2
             power_milliwatts: Some(71_250),
             ecc_uncorrected: Some(0),
             remap_pending: Some(false),
+            remap_failed: Some(false),
             action: Some(RecoveryAction::None),
             ..Gauges::default()
         };

@@ -3,8 +3,9 @@
 #![expect(clippy::disallowed_methods, reason = "a test begins at some moment")]
 
 use super::*;
-use crate::engine::StopReason;
+use crate::engine::{ChildSnapshot, StopReason};
 use std::collections::BTreeMap;
+use worker_orcd_ipc::MemoryReport;
 
 fn texts() -> (String, String) {
     let snapshot = EngineSnapshot::before_anything(Instant::now());
@@ -64,6 +65,10 @@ fn what_can_be_counted_begins_at_zero_and_what_is_unknown_is_absent() {
         "worker_orcd_log_lines_dropped_total 0",
         "worker_orcd_prefix_cache_hits_total 0",
         "worker_orcd_inter_token_latency_seconds_count 0",
+        "worker_orcd_stream_pause_seconds_count 0",
+        "worker_orcd_status{status=\"unhealthy\"} 1",
+        "worker_orcd_status{status=\"healthy\"} 0",
+        "worker_orcd_impairments 0",
     ] {
         assert!(
             text.lines().any(|it| it == line),
@@ -77,6 +82,11 @@ fn what_can_be_counted_begins_at_zero_and_what_is_unknown_is_absent() {
         "kv_used_ratio",
         "kv_cache_usage",
         "child_cpu",
+        "child_generation",
+        "memory_bytes{",
+        "device_memory",
+        "standby",
+        "custody",
     ] {
         assert!(!text.contains(unknown), "{unknown} is in\n{text}");
     }
@@ -110,4 +120,36 @@ fn two_minutes_to_a_first_token_are_told_from_ten() {
         .filter(|(_, count)| *count == 1)
         .map(|(bound, _)| bound);
     assert!(first.fold(f64::INFINITY, f64::min) < 600.0, "{text}");
+}
+
+#[test]
+fn memory_is_told_by_purpose_and_what_the_child_does_not_know_has_no_line() {
+    let now = Instant::now();
+    let mut snapshot = EngineSnapshot::before_anything(now);
+    let memory = MemoryReport {
+        total_bytes: Some(1000),
+        weights_bytes: 100,
+        kv_capacity_bytes: 20,
+        kv_used_bytes: 7,
+        scratch_bytes: 3,
+        ..MemoryReport::default()
+    };
+    let mut child = ChildSnapshot::begun(7, now);
+    child.memory = Some((memory, now));
+    snapshot.children = vec![child];
+    let text = Metrics::default().render(&snapshot, 0, None, Format::Classic);
+    let is_memory = |line: &&str| line.contains("device_memory") || line.contains("_kv_used_bytes");
+    let lines: Vec<_> = text.lines().filter(is_memory).collect();
+    let samples: Vec<_> = lines.iter().filter(|it| !it.starts_with('#')).collect();
+    assert_eq!(
+        samples,
+        [
+            &"worker_orcd_device_memory_total_bytes 1000",
+            &"worker_orcd_kv_used_bytes 7",
+            &"worker_orcd_device_memory_bytes{purpose=\"weights\"} 100",
+            &"worker_orcd_device_memory_bytes{purpose=\"kv\"} 20",
+            &"worker_orcd_device_memory_bytes{purpose=\"scratch\"} 3",
+            &"worker_orcd_device_memory_bytes{purpose=\"graphs\"} 0",
+        ]
+    );
 }

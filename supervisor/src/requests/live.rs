@@ -248,7 +248,10 @@ impl Requests {
         }
         self.totals.tokens += 1;
         if let Some(gap) = progress.since_last_token(now) {
-            self.totals.pace.observe(gap);
+            self.totals.gaps.observe(gap);
+            if progress.is_interrupted() {
+                self.totals.pauses.observe(gap);
+            }
         }
         let pushed = progress.push(said, text, now, &mut self.scratch);
         self.wakers.extend(progress.take_waker());

@@ -25,6 +25,8 @@ pub(crate) struct Progress {
     last_token_at: Option<Instant>,
     recoveries: u32,
     recovering: bool,
+    /// Its child has gone since the last token.
+    interrupted: bool,
     /// What was generated before this supervisor, and has become no text here yet.
     is_untold: bool,
     /// Pieces that were taken or skipped.
@@ -93,6 +95,7 @@ impl Progress {
             last_token_at: None,
             recoveries: 0,
             recovering: false,
+            interrupted: false,
             is_untold: false,
             taken: 0,
             skip: Skip::Nothing,
@@ -170,6 +173,11 @@ impl Progress {
         self.recovering
     }
 
+    /// The next token comes from another child than the last one.
+    pub(crate) fn is_interrupted(&self) -> bool {
+        self.interrupted
+    }
+
     pub(crate) fn recoveries(&self) -> u32 {
         self.recoveries
     }
@@ -209,6 +217,7 @@ impl Progress {
         self.first_token_at.get_or_insert(now);
         self.last_token_at = Some(now);
         self.recovering = false;
+        self.interrupted = false;
         scratch.clear();
         self.detokenizer.push(text.bytes(drawn.token), scratch);
         match self.append(scratch, drawn.index) {
@@ -256,6 +265,7 @@ impl Progress {
     /// The child that worked on it is gone, and another one will go on.
     pub(crate) fn interrupt(&mut self) {
         self.recovering = true;
+        self.interrupted = true;
         self.recoveries += 1;
     }
 

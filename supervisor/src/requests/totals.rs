@@ -1,6 +1,6 @@
 //! What the journal has counted since the start.
 
-use crate::requests::pace::Pace;
+use crate::requests::waits::Waits;
 
 /// Counts since the start.
 #[derive(Debug, Clone, Copy, Default)]
@@ -8,7 +8,9 @@ pub struct Totals {
     /// Accepted from children.
     pub tokens: u64,
     /// Waits between the tokens of streams.
-    pub pace: Pace,
+    pub gaps: Waits,
+    /// Those among them in which a request went over to another child.
+    pub pauses: Waits,
     /// Times that a request went on with another child.
     pub recoveries: u64,
     /// Times that a request was put on probation.

@@ -4,7 +4,6 @@ use super::{Clock, extend};
 use crate::engine::{EngineSnapshot, GpuSnapshot};
 use serde_json::{Value, json};
 use std::time::Duration;
-use worker_orcd_ipc::MemoryReport;
 use worker_orcd_lifecycle::RecoveryAction;
 
 /// The fields of `device`. Everything but the last Xid is `null` when it was not seen lately.
@@ -66,30 +65,6 @@ pub(super) fn of_process(snapshot: &EngineSnapshot, pid: u32, clock: &Clock) -> 
     gauges.memory.as_ref()?.of(pid)
 }
 
-/// Memory that a child that is ready holds beyond what it knows of: its context, and what belongs
-/// to it. NVIDIA's driver counts weights to the child that placed them, and to nobody after that. Its
-/// figures are a second old, so the context is unknown while the child's still grow past them.
-pub(super) fn context(
-    snapshot: &EngineSnapshot,
-    memory: &MemoryReport,
-    clock: &Clock,
-) -> Option<u64> {
-    let (gauges, taken_at) = snapshot.gpu.gauges(clock.now)?;
-    let child = snapshot.child()?;
-    if taken_at < child.ready_at? {
-        return None;
-    }
-    let held = gauges.memory.as_ref()?.of(child.pid)?;
-    let imported = snapshot
-        .custody
-        .is_some_and(|it| it.placed_by != child.generation);
-    let known = match imported {
-        true => memory.known_bytes().saturating_sub(memory.weights_bytes),
-        false => memory.known_bytes(),
-    };
-    held.checked_sub(known)
-}
-
 /// The fields of `vram` before any child has reported; `null` when NVIDIA's driver has not either.
 pub(super) fn memory_alone(snapshot: &EngineSnapshot, clock: &Clock) -> Value {
     if snapshot.gpu.taken.is_none() {
@@ -111,7 +86,6 @@ mod tests {
     use super::*;
     use crate::engine::ChildSnapshot;
     use crate::engine::gpu::Nvml;
-    use crate::engine::snapshot::CustodySnapshot;
     use crate::nvml::library::{DeviceMemory, Gauges, Process};
     use crate::nvml::reckoning::Measure;
     use crate::nvml::{SILENT_AFTER, SeenXid};
@@ -167,63 +141,11 @@ mod tests {
         snapshot
     }
 
-    fn child(start: Instant) -> ChildSnapshot {
-        ChildSnapshot {
-            pid: 7,
-            generation: 1,
-            build: None,
-            features: vec![],
-            spawned_at: start,
-            ready_at: None,
-            heartbeat_at: None,
-            progress_at: None,
-            steps: None,
-            step_elapsed: None,
-            load_progress: None,
-            memory: None,
-            load: None,
-            tokens_per_second: 0.0,
-            role: None,
-        }
-    }
-
-    #[test]
-    fn a_context_is_what_the_driver_counts_beyond_what_the_child_knows_of() {
-        let start = Instant::now();
-        let mut snapshot = snapshot(start);
-        let clock = clock(start + Duration::from_secs(1));
-        let mut report = MemoryReport {
-            weights_bytes: 100,
-            kv_capacity_bytes: 20,
-            scratch_bytes: 10,
-            graphs_bytes: 5,
-            ..MemoryReport::default()
-        };
-        assert_eq!(context(&snapshot, &report, &clock), None, "no child");
-        snapshot.children = vec![child(start)];
-        assert_eq!(context(&snapshot, &report, &clock), None, "not ready");
-        snapshot.children[0].ready_at = Some(start);
-        assert_eq!(context(&snapshot, &report, &clock), Some(600 - 135));
-        let mut custody = CustodySnapshot {
-            bytes: 100,
-            placed_by: 1,
-            since: start,
-            verified_at: start,
-        };
-        snapshot.custody = Some(custody);
-        assert_eq!(context(&snapshot, &report, &clock), Some(600 - 135));
-        custody.placed_by = 0;
-        snapshot.custody = Some(custody);
-        assert_eq!(context(&snapshot, &report, &clock), Some(600 - 35));
-        report.kv_capacity_bytes = 1000;
-        assert_eq!(context(&snapshot, &report, &clock), None, "older figures");
-    }
-
     #[test]
     fn the_driver_s_figures_have_fields_of_their_own() {
         let start = Instant::now();
         let mut snapshot = snapshot(start);
-        snapshot.children = vec![child(start)];
+        snapshot.children = vec![ChildSnapshot::begun(7, start)];
         let clock = clock(start + Duration::from_secs(1));
         let expected = json!({
             "driver_total_bytes": 1000, "driver_free_bytes": 300, "driver_used_bytes": 700,

@@ -379,3 +379,36 @@ fn a_pause_of_streams_begins_with_their_last_token_and_not_with_the_notice() {
     let elsewhere = journal.requests.silent_since(SeatId(1));
     assert_eq!(elsewhere, None, "another seat has nobody");
 }
+
+#[test]
+fn a_pause_is_counted_from_the_last_token_and_only_where_a_stream_went_over() {
+    let mut journal = Journal::serving();
+    let (id, _stream) = journal.submit(request("job"));
+    let (_, _unheard) = journal.submit(request("had no token yet"));
+    let token = |journal: &mut Journal, index| {
+        let report = step(&[(id, index, 0)], NO_END);
+        journal.requests.step(SEAT, &report, journal.now).unwrap();
+    };
+    let pauses = |journal: &Journal| {
+        let pauses = journal.requests.totals().pauses;
+        (pauses.count(), pauses.seconds())
+    };
+    token(&mut journal, 0);
+    journal.later(Duration::from_secs(1));
+    journal.requests.hesitate(SEAT);
+    token(&mut journal, 1);
+    assert_eq!(pauses(&journal), (0, 0.0), "the same child went on");
+    journal.later(Duration::from_secs(2));
+    journal
+        .requests
+        .bury(SEAT, &signal(), &Scene::default(), journal.now);
+    journal.requests.serve(SEAT, journal.text.clone());
+    journal.commands();
+    journal.later(Duration::from_secs(3));
+    token(&mut journal, 2);
+    assert_eq!(pauses(&journal), (1, 5.0));
+    journal.later(Duration::from_secs(7));
+    token(&mut journal, 3);
+    assert_eq!(pauses(&journal), (1, 5.0), "it was over");
+    assert_eq!(journal.requests.totals().gaps.count(), 3);
+}
