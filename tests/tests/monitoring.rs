@@ -154,6 +154,41 @@ fn every_name_of_the_dashboard_and_the_alerts_is_told_by_a_running_worker() {
     }
 }
 
+/// `parseStringToSpec` of the extension takes a name, or a name with labels in braces.
+#[test]
+fn the_inference_extension_is_told_three_gauges_that_a_worker_has() {
+    let worker = Worker::scripted(Script::behave()).start();
+    let values = page("inference-extension-values.yaml");
+    // The child's first heartbeat has them.
+    let text = wait::until("the load of the child", || {
+        let text = worker.client().get("/metrics").text();
+        text.contains("worker_orcd_requests_running ")
+            .then_some(text)
+    });
+    let keys = ["queuedRequestsSpec", "runningRequestsSpec", "kvUsageSpec"];
+    for (key, of_vllm) in keys.into_iter().zip([
+        "vllm:num_requests_waiting",
+        "vllm:num_requests_running",
+        "vllm:kv_cache_usage_perc",
+    ]) {
+        let specs = self::values(&values, &format!("{key}: "));
+        let [name] = specs[..] else {
+            panic!("{key} is there {} times", specs.len())
+        };
+        for name in [name, of_vllm] {
+            assert!(
+                text.contains(&format!("# TYPE {name} gauge\n")),
+                "{name} in\n{text}"
+            );
+            assert!(text.contains(&format!("\n{name} ")), "{name} in\n{text}");
+        }
+    }
+    let engines = self::values(&values, "defaultEngine: ");
+    let names = self::values(&values, "name: ");
+    assert_eq!(engines, ["worker-orcd"]);
+    assert!(names.contains(&"worker-orcd"), "{names:?}");
+}
+
 #[test]
 fn a_stream_that_outlives_its_child_is_one_pause_of_its_own_length() {
     let worker = bereaved();
