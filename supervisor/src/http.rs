@@ -12,7 +12,7 @@
 //!
 //! * [`health`] and [`metrics`](crate::metrics) answer from memory and never wait.
 //! * [`admin`] says what only the operator may ask, and where.
-//! * [`routes`] says what there is to somebody who asked for what there is not.
+//! * [`routes`] says what there is to somebody who asked for what there is not; [`page`] shows it to people.
 //! * [`crashes`] tells of children that died, in the words of their reports.
 //! * [`error`] is every answer that is not what was asked for, in either API's words;
 //!   [`refusals`] counts and logs those whose request was not let in.
@@ -49,6 +49,7 @@ pub mod messages;
 pub mod mistakes;
 pub mod openai;
 pub mod origin;
+pub mod page;
 pub mod places;
 pub mod presentation;
 pub mod reading;

@@ -19,6 +19,7 @@
 #![forbid(unsafe_code)]
 #![warn(unreachable_pub)]
 
+mod accept;
 mod allocator;
 mod calendar;
 mod callback;

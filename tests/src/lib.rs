@@ -15,6 +15,7 @@
 pub mod aftermath;
 pub mod bench;
 pub mod beside;
+pub mod browser;
 pub mod control_group;
 pub mod custody;
 pub mod facts;

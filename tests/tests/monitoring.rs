@@ -253,7 +253,7 @@ fn promtool(arguments: &[&str], folder: &Path, input: Option<&str>) -> Option<St
         .spawn();
     let mut child = match spawned {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-            eprintln!("skipped: promtool is not installed (Debian: prometheus)");
+            eprintln!("SKIPPED: promtool is not installed (Debian: prometheus)");
             return None;
         }
         spawned => spawned.expect("promtool starts"),

@@ -1,12 +1,13 @@
 //! Keys: who may ask.
 //!
 //! With `--api-key-file`, everything needs a key but what probes ask: `/livez`, `/readyz`, and an
-//! outline of `/health`, which tells nothing of files, processes or requests. Which key is the
-//! operator's, and what only the operator may ask, says [`admin`].
+//! outline of `/health`, which tells nothing of files, processes or requests; and the status page, which tells
+//! nothing at all: its script asks with the key that a person types. Which key is the operator's, and what
+//! only the operator may ask, says [`admin`].
 
 use super::error::{ApiError, Dialect};
 use super::resume::HandedOver;
-use super::{App, admin, client};
+use super::{App, admin, client, page};
 use crate::config::keys::Keys;
 use axum::body::Body;
 use axum::extract::State;
@@ -150,7 +151,8 @@ pub async fn check(
         app.keys.caller(authorization)
     };
     let dialect = Dialect::of_path(path);
-    if caller == Caller::Stranger && !OPEN_PATHS.contains(&path) {
+    let is_open = OPEN_PATHS.contains(&path) || page::is_asked_for(&request);
+    if caller == Caller::Stranger && !is_open {
         return ApiError::unauthorized().respond(dialect);
     }
     if let Some(refusal) = admin::refusal(&app, path, caller, is_at_socket) {

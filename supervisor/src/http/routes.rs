@@ -1,10 +1,12 @@
-//! Answers to requests for paths that do not exist: the paths that do.
+//! `GET /`, and answers to requests for paths that do not exist: the paths that do.
 
 use super::App;
 use super::error::{ApiError, Dialect};
+use super::page;
 use axum::body::Body;
 use axum::extract::State;
-use axum::http::{Request, Uri};
+use axum::http::header::VARY;
+use axum::http::{HeaderMap, Request, Uri};
 use axum::response::{IntoResponse, Response};
 use serde_json::json;
 use std::sync::Arc;
@@ -31,16 +33,20 @@ pub const ROUTES: [(&str, &str); 18] = [
     ("GET", "/crashes/{id}"),
 ];
 
-/// `GET /`: what this is.
-pub async fn root(State(app): State<Arc<App>>) -> Response {
-    axum::Json(json!({
+/// `GET /`: what this is, to programs; the status page to who wants HTML.
+pub async fn root(State(app): State<Arc<App>>, headers: HeaderMap) -> Response {
+    if page::is_wanted(&headers) {
+        return page::page();
+    }
+    let told = json!({
         "name": "worker-orcd",
         "version": env!("CARGO_PKG_VERSION"),
         "model": app.model_id,
         "routes": listed(),
         "openai_base_url": "/v1",
-    }))
-    .into_response()
+        "status_page": "this address in a browser",
+    });
+    ([(VARY, "Accept")], axum::Json(told)).into_response()
 }
 
 pub async fn nothing_there(request: Request<Body>) -> Response {

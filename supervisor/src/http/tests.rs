@@ -249,6 +249,42 @@ async fn with_keys_only_probes_are_open() {
     );
 }
 
+/// The page holds nothing to hide, and a browser sends no key with an address. What it asks needs one.
+#[tokio::test]
+async fn a_browser_gets_the_page_without_a_key_and_a_program_gets_json_with_one() {
+    let keys = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(keys.path(), "sesame\n").unwrap();
+    let keys = keys.path().to_str().unwrap();
+    let app = app(&["--api-key-file", keys, "--served-model-name", "swordfish"]).await;
+    let browser = "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8";
+    let asked = |path, accept| Request::get(path).header(ACCEPT, accept);
+    let page = ask(&app, asked("/", browser).body(Body::empty()).unwrap()).await;
+    assert_eq!(page.status, StatusCode::OK);
+    assert_eq!(page.header("content-type"), "text/html; charset=utf-8");
+    assert_eq!(page.header("vary"), "Accept");
+    assert!(page.text.starts_with("<!doctype html>"));
+    for fact in ["sesame", &app.model_id, env!("CARGO_PKG_VERSION")] {
+        assert!(!page.text.contains(fact), "the page tells {fact}");
+    }
+    let policy = page.header("content-security-policy");
+    let wanted = [
+        "default-src 'none'",
+        "script-src 'sha256-",
+        "connect-src 'self'",
+    ];
+    assert!(wanted.iter().all(|it| policy.contains(it)), "{policy}");
+    assert!(!policy.contains("unsafe"), "{policy}");
+
+    for (path, accept) in [("/", "*/*"), ("/metrics", browser), ("/crashes", browser)] {
+        let answer = ask(&app, asked(path, accept).body(Body::empty()).unwrap()).await;
+        assert_eq!(answer.status, StatusCode::UNAUTHORIZED, "{path} {accept}");
+    }
+    let with_key = asked("/", "*/*").header("authorization", "Bearer sesame");
+    let answer = ask(&app, with_key.body(Body::empty()).unwrap()).await;
+    assert_eq!(answer.json()["name"], "worker-orcd");
+    assert_eq!(answer.header("vary"), "Accept");
+}
+
 #[tokio::test]
 async fn a_correlation_id_is_echoed_or_made() {
     let app = app(&[]).await;

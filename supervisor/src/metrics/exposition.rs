@@ -3,6 +3,8 @@
 //! They differ in the name under which a counter has its type and help, and in three lines that
 //! the classic form does not know.
 
+use crate::accept;
+
 /// The form of an answer, which has its own content type.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Format {
@@ -14,11 +16,7 @@ impl Format {
     /// The form that the request's `Accept` header asks for; the classic one where nothing is said.
     #[must_use]
     pub fn accepted(accept: Option<&str>) -> Self {
-        let weight = |wanted: &str| {
-            let ranges = accept.unwrap_or_default().split(',');
-            let found = ranges.filter(|range| media_type(range).eq_ignore_ascii_case(wanted));
-            found.map(quality).fold(0.0, f64::max)
-        };
+        let weight = |media_type| accept::weight(accept.unwrap_or_default(), media_type);
         let openmetrics = weight("application/openmetrics-text");
         if openmetrics > 0.0 && openmetrics >= weight("text/plain") {
             Self::OpenMetrics
@@ -34,16 +32,6 @@ impl Format {
             Self::Classic => "text/plain; version=0.0.4; charset=utf-8",
         }
     }
-}
-
-fn media_type(range: &str) -> &str {
-    range.split(';').next().unwrap_or_default().trim()
-}
-
-fn quality(range: &str) -> f64 {
-    let mut parameters = range.split(';').skip(1).map(str::trim);
-    let given = parameters.find_map(|it| it.strip_prefix("q="));
-    given.map_or(1.0, |text| text.parse().unwrap_or(0.0))
 }
 
 /// `openmetrics` in the classic form.

@@ -1,0 +1,149 @@
+//! `GET /` for people: the status page, which is one file without a build step (`page/status.html`).
+//!
+//! It is the same for everybody and holds no fact of this worker: its script asks `/health`, `/crashes` and
+//! `/v1/chat/completions` as any client would, with the key that the person types. So a browser, which sends no key
+//! with an address, may have it. Programs get JSON at the same place ([`super::routes::root`]).
+//!
+//! The policy lets nothing run but the script and the style that were compiled in, known by their digests,
+//! lets the script speak with this worker alone, and forbids it to make markup of text.
+
+use crate::accept;
+use axum::http::header::{
+    ACCEPT, CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, REFERRER_POLICY, VARY,
+    X_CONTENT_TYPE_OPTIONS,
+};
+use axum::http::{HeaderMap, HeaderValue, Method, Request};
+use axum::response::{IntoResponse, Response};
+use base64::Engine as _;
+use base64::prelude::BASE64_STANDARD;
+use sha2::{Digest, Sha256};
+use std::sync::LazyLock;
+
+const PAGE: &str = include_str!("page/status.html");
+
+static POLICY: LazyLock<String> = LazyLock::new(|| {
+    let (script, style) = (digest_of("script"), digest_of("style"));
+    [
+        "default-src 'none'",
+        &format!("script-src '{script}'"),
+        &format!("style-src '{style}'"),
+        "connect-src 'self'",
+        "img-src data:",
+        "base-uri 'none'",
+        "form-action 'none'",
+        "frame-ancestors 'none'",
+        "require-trusted-types-for 'script'",
+        "trusted-types 'none'",
+    ]
+    .join("; ")
+});
+
+/// True for what a browser sends when a person opens the worker's address.
+#[must_use]
+pub fn is_asked_for<B>(request: &Request<B>) -> bool {
+    let is_read = [Method::GET, Method::HEAD].contains(request.method());
+    is_read && request.uri().path() == "/" && is_wanted(request.headers())
+}
+
+/// HTML is asked for by name, and not less than JSON.
+#[must_use]
+pub fn is_wanted(headers: &HeaderMap) -> bool {
+    let accept = headers.get(ACCEPT).and_then(|value| value.to_str().ok());
+    let weight = |media_type| accept::weight(accept.unwrap_or_default(), media_type);
+    let html = weight("text/html");
+    html > 0.0 && html >= weight("application/json")
+}
+
+#[must_use]
+pub fn page() -> Response {
+    let mut response = PAGE.into_response();
+    let headers = response.headers_mut();
+    for (name, value) in [
+        (CONTENT_TYPE, "text/html; charset=utf-8"),
+        (CACHE_CONTROL, "no-cache"),
+        (REFERRER_POLICY, "no-referrer"),
+        (VARY, "Accept"),
+        (X_CONTENT_TYPE_OPTIONS, "nosniff"),
+    ] {
+        headers.insert(name, HeaderValue::from_static(value));
+    }
+    // Of printable letters only.
+    if let Ok(policy) = HeaderValue::from_str(&POLICY) {
+        headers.insert(CONTENT_SECURITY_POLICY, policy);
+    }
+    response
+}
+
+/// `sha256-…` of what stands in the page's only element of that name.
+fn digest_of(element: &str) -> String {
+    let (_, rest) = PAGE.split_once(&format!("<{element}>")).unwrap_or_default();
+    let (content, _) = rest
+        .split_once(&format!("</{element}>"))
+        .unwrap_or_default();
+    format!("sha256-{}", BASE64_STANDARD.encode(Sha256::digest(content)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Of whatever would need a looser policy, or would make markup of a worker's words.
+    const FORBIDDEN: [&str; 12] = [
+        "innerHTML",
+        "outerHTML",
+        "insertAdjacentHTML",
+        "document.write",
+        "eval(",
+        "new Function",
+        " style=",
+        " onclick",
+        " src=",
+        "@import",
+        "url(",
+        "http",
+    ];
+
+    #[test]
+    fn the_page_is_one_file_that_needs_nothing_else_and_makes_no_markup_of_text() {
+        for element in ["script", "style"] {
+            let opened = format!("<{element}");
+            assert_eq!(PAGE.matches(&opened).count(), 1, "{element}");
+            assert_eq!(PAGE.matches(&format!("{opened}>")).count(), 1, "{element}");
+        }
+        // `X-Frame-Options` and the like are for headers, and `http` is in no other word.
+        for forbidden in FORBIDDEN {
+            assert!(!PAGE.contains(forbidden), "{forbidden}");
+        }
+    }
+
+    #[test]
+    fn browsers_want_the_page_and_programs_do_not() {
+        let wants = |accept: &'static str| {
+            let mut headers = HeaderMap::new();
+            headers.insert(ACCEPT, HeaderValue::from_static(accept));
+            is_wanted(&headers)
+        };
+        assert!(wants(
+            "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"
+        ));
+        assert!(wants("application/json;q=0.5, text/html"));
+        for program in [
+            "*/*",
+            "application/json",
+            "application/json, text/html;q=0.9",
+        ] {
+            assert!(!wants(program), "{program}");
+        }
+        assert!(!is_wanted(&HeaderMap::new()));
+    }
+
+    #[test]
+    fn the_page_is_asked_for_at_the_root_by_reading() {
+        let asked = |method, path| {
+            let request = Request::builder().method(method).uri(path);
+            is_asked_for(&request.header(ACCEPT, "text/html").body(()).unwrap())
+        };
+        assert!(asked("GET", "/") && asked("HEAD", "/?from=a-bookmark"));
+        assert!(!asked("POST", "/") && !asked("GET", "/metrics") && !asked("GET", "//"));
+    }
+}
