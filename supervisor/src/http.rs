@@ -12,7 +12,8 @@
 //!
 //! * [`health`] and [`metrics`](crate::metrics) answer from memory and never wait.
 //! * [`admin`] says what only the operator may ask, and where.
-//! * [`routes`] says what there is to somebody who asked for what there is not; [`page`] shows it to people.
+//! * [`routes`] says what there is, also to somebody who asked for what there is not; [`openapi`] says it to
+//!   programs, and [`page`] shows it to people.
 //! * [`crashes`] tells of children that died, in the words of their reports.
 //! * [`error`] is every answer that is not what was asked for, in either API's words;
 //!   [`refusals`] counts and logs those whose request was not let in.
@@ -48,6 +49,7 @@ pub mod listen;
 pub mod messages;
 pub mod mistakes;
 pub mod openai;
+pub mod openapi;
 pub mod origin;
 pub mod page;
 pub mod places;
@@ -72,7 +74,6 @@ use axum::http::header::{ACCEPT, ALLOW, CONTENT_TYPE};
 use axum::http::{HeaderMap, HeaderValue, Request};
 use axum::middleware::{Next, from_fn, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
-use axum::routing::{get, post};
 use body::{Bodies, BodyLimits};
 use error::{ApiError, Dialect};
 use lanes::Lanes;
@@ -185,25 +186,12 @@ fn name_of_file(config: &Config) -> String {
 /// Every route.
 pub fn router(app: Arc<App>) -> Router {
     let cors = app.cors.clone();
-    let router = Router::new()
-        .route("/", get(routes::root))
-        .route("/execute", post(execute::execute))
-        .route("/execute/{job_id}", get(resume::resume))
-        .route("/cancel", post(execute::cancel))
-        .route("/shutdown", post(execute::shutdown))
-        .route("/restart", post(execute::restart))
-        .route("/health", get(health::health))
-        .route("/livez", get(health::livez))
-        .route("/readyz", get(health::readyz))
-        .route("/metrics", get(metrics))
-        .route("/crashes", get(crashes::list))
-        .route("/crashes/{id}", get(crashes::one))
-        .route("/v1/chat/completions", post(openai::chat))
-        .route("/v1/completions", post(openai::completion))
-        .route("/v1/chat/completions/{id}", get(resume::resume))
-        .route("/v1/completions/{id}", get(resume::resume))
-        .route("/v1/models", get(openai::models::list))
-        .route("/v1/models/{name}", get(openai::models::one))
+    let add = |router: Router<Arc<App>>, route: &routes::Route| {
+        router.route(route.path, (route.handler)())
+    };
+    let router = routes::ROUTES
+        .iter()
+        .fold(Router::new(), add)
         .fallback(routes::nothing_there)
         .layer(from_fn(explain_method))
         .layer(from_fn_with_state(Arc::clone(&app), access::check))

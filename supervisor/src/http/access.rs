@@ -20,7 +20,8 @@ use sha2::{Digest, Sha256};
 use std::sync::Arc;
 use worker_orcd_ipc::ClientId;
 
-const OPEN_PATHS: [&str; 3] = ["/health", "/livez", "/readyz"];
+/// Paths that need no key.
+pub const OPEN_PATHS: [&str; 3] = ["/health", "/livez", "/readyz"];
 
 /// Who asks, in the order of what each may.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]

@@ -7,7 +7,6 @@ use super::error::{ApiError, Dialect};
 use super::fields::{Fields, Names, among};
 use super::generation::{Asker, GenerationRequest, Input};
 use super::messages::read_messages;
-use super::mistakes::Constraint;
 use super::presentation::Form;
 use super::reading::{self, ModelTerms, read_sampling, read_stop};
 use super::{App, client};
@@ -28,7 +27,7 @@ const MAX_JOB_ID_CHARS: usize = 128;
 const DEFAULT_MAX_TOKENS: u32 = 2048;
 const DEFAULT_PROMPT_CHARS: usize = 32_768;
 
-const OWN_NAMES: &[&str] = &[
+pub const OWN_NAMES: &[&str] = &[
     "job_id",
     "prompt",
     "messages",
@@ -40,6 +39,9 @@ const OWN_NAMES: &[&str] = &[
 
 /// Every field of `/execute`.
 pub const NAMES: Names = |name| among(name, &[OWN_NAMES, reading::NAMES]);
+
+/// Every field of `/cancel`.
+pub const CANCEL_NAMES: Names = |name| among(name, &[&["job_id"]]);
 
 /// `/shutdown` lets active jobs finish, however long they take; a signal is what hurries.
 const UNHURRIED: Duration = Duration::from_secs(365 * 24 * 3600);
@@ -119,15 +121,7 @@ fn read_input(fields: &mut Fields<'_>, max_chars: usize) -> Option<Input> {
     let prompt = fields.text("prompt", &(1..=max_chars)).map(Input::Prompt);
     let messages =
         read_messages(fields, max_chars).map(|messages| Input::Messages(messages, Vec::new()));
-    if fields.has("prompt") && fields.has("messages") {
-        let rule = "cannot be given together with prompt";
-        fields.error("messages", Constraint::Conflict, rule);
-    }
-    let input = prompt.or(messages);
-    if fields.has("messages") {
-        return input;
-    }
-    fields.required("prompt", input)
+    fields.either("prompt", "messages", prompt.or(messages))
 }
 
 /// Idempotent: an unknown or finished job is no error, and neither is one of another key, which
@@ -141,14 +135,9 @@ pub async fn cancel(
     let keys = app.keys.are_asked_for();
     let owner = keys.then(|| client::of_request(request.extensions()));
     let read = async {
-        let names: Names = |name| among(name, &[&["job_id"]]);
-        let read = |mut fields: Fields<'_>| {
-            let job_id = fields.text("job_id", &(1..=MAX_JOB_ID_CHARS));
-            let job_id = fields.required("job_id", job_id);
-            fields.finish().map_err(ApiError::invalid)?;
-            Ok(job_id)
-        };
-        app.bodies.read(request, names, read).await
+        app.bodies
+            .read(request, CANCEL_NAMES, read_cancellation)
+            .await
     };
     match read.await {
         Ok((job_id, _)) => {
@@ -160,6 +149,17 @@ pub async fn cancel(
         }
         Err(error) => ApiError::respond(&error, Dialect::Native),
     }
+}
+
+/// The job to be cancelled.
+///
+/// # Errors
+/// Everything that is wrong with the request.
+pub fn read_cancellation(mut fields: Fields<'_>) -> Result<Option<String>, ApiError> {
+    let job_id = fields.text("job_id", &(1..=MAX_JOB_ID_CHARS));
+    let job_id = fields.required("job_id", job_id);
+    fields.finish().map_err(ApiError::invalid)?;
+    Ok(job_id)
 }
 
 pub async fn shutdown(

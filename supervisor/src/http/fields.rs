@@ -3,10 +3,15 @@
 //! A value is never echoed: it may be somebody's prompt. A reader says beforehand which names it
 //! knows; another name is a mistake, and so is one that comes twice, so nothing a client asks for
 //! is silently ignored. Values stay in the body until a reader asks for them ([`Json`]).
+//!
+//! A reader can be run over no body at all, to learn what it reads ([`Fields::described`]).
 
 use super::json::{self, Json, Kind};
 use super::mistakes::{Constraint, FieldError, Mistakes, shortened};
+use super::openapi::description::Description;
+use super::openapi::schema::{self, Shape};
 use serde_json::Value;
+use std::cell::RefCell;
 use std::ops::RangeInclusive;
 
 /// Finds an object's name among those that its reader knows.
@@ -26,6 +31,8 @@ pub struct Fields<'a> {
     mistakes: Mistakes,
     /// Told behind the mistakes in what was read.
     strangers: Mistakes,
+    /// Where each question is noted, for a reader that is described.
+    notes: Option<&'a RefCell<Description>>,
 }
 
 #[derive(Debug)]
@@ -54,12 +61,40 @@ impl<'a> Fields<'a> {
             .then_some(fields)
     }
 
+    /// What `read` asks for, when it is given nothing.
+    pub fn described(names: Names, read: impl for<'d> FnOnce(Fields<'d>)) -> Description {
+        let notes = RefCell::default();
+        read(Fields {
+            notes: Some(&notes),
+            ..Fields::none(names, &Mistakes::default())
+        });
+        notes.into_inner()
+    }
+
     fn none(names: Names, outside: &Mistakes) -> Self {
         Self {
             names,
             given: Vec::new(),
             mistakes: outside.inside(),
             strangers: outside.inside(),
+            notes: None,
+        }
+    }
+
+    /// Says what a field may be. Readers that take a field as it is say so themselves.
+    pub fn says(&self, name: &str, shape: impl FnOnce() -> Shape) {
+        debug_assert!((self.names)(name).is_some(), "{name} is read but not known");
+        self.note(|notes| notes.field(name, shape()));
+    }
+
+    /// Says what holds between fields.
+    pub fn says_of_all(&self, rule: impl FnOnce() -> Shape) {
+        self.note(|notes| notes.rule(rule()));
+    }
+
+    fn note(&self, note: impl FnOnce(&mut Description)) {
+        if let Some(notes) = self.notes {
+            note(&mut notes.borrow_mut());
         }
     }
 
@@ -94,6 +129,7 @@ impl<'a> Fields<'a> {
 
     /// Takes a field out where it is this very number.
     pub fn take_number(&mut self, name: &str, number: f64) -> bool {
+        self.says(name, || schema::values([number]));
         let is_it = |given: &Given<'_>| {
             let value = given.value.number().and_then(|number| number.as_f64());
             given.name == name && value == Some(number)
@@ -128,32 +164,63 @@ impl<'a> Fields<'a> {
 
     /// Notes the absence of a field. One that is there and was of no use has its mistake already.
     pub fn required<T>(&mut self, name: &str, value: Option<T>) -> Option<T> {
+        self.note(|notes| notes.required(name));
         if value.is_none() && !self.has(name) {
             self.error(name, Constraint::Required, "is required");
         }
         value
     }
 
+    /// Notes the absence of both of two fields, and the presence of both.
+    pub fn either<T>(&mut self, one: &str, other: &str, value: Option<T>) -> Option<T> {
+        self.says_of_all(|| {
+            let only = |name: &str, not: &str| schema::with(name, [(not, schema::null())]);
+            schema::any_of([only(one, other), only(other, one)])
+        });
+        match (self.has(one), self.has(other)) {
+            (true, true) => {
+                let rule = format!("cannot be given together with {one}");
+                self.error(other, Constraint::Conflict, rule);
+            }
+            (false, false) => self.error(one, Constraint::Required, "is required"),
+            _ => {}
+        }
+        value
+    }
+
     pub fn boolean(&mut self, name: &str) -> Option<bool> {
+        self.says(name, schema::boolean);
         let value = self.take(name)?;
         self.typed(name, value.boolean(), "true or false")
     }
 
     pub fn number(&mut self, name: &str, range: RangeInclusive<f64>) -> Option<f64> {
-        let number = self.take(name)?.number().and_then(|it| it.as_f64());
-        let number = self.typed(name, number, "a number")?;
+        self.says(name, || schema::number(&range));
+        let number = self.any_number(name)?;
         self.in_range(name, number, &range)
     }
 
+    /// A number above one and at most another.
+    pub fn number_above(&mut self, name: &str, above: f64, most: f64) -> Option<f64> {
+        self.says(name, || schema::number_above(above, most));
+        let number = self.any_number(name)?;
+        if above < number && number <= most {
+            return Some(number);
+        }
+        let message = format!("must be above {above} and at most {most}");
+        self.error(name, Constraint::Range, message);
+        None
+    }
+
+    fn any_number(&mut self, name: &str) -> Option<f64> {
+        let number = self.take(name)?.number().and_then(|it| it.as_f64());
+        self.typed(name, number, "a number")
+    }
+
     pub fn integer(&mut self, name: &str, range: RangeInclusive<u64>) -> Option<u64> {
-        let number = self.take(name)?.number();
-        let float = number.as_ref().and_then(serde_json::Number::as_f64);
-        // 1.0 is an integer to JSON and to most people.
-        let whole = number.and_then(|number| number.as_u64()).or_else(|| {
-            float
-                .filter(|n| n.fract() == 0.0 && (0.0..=9e15).contains(n))
-                .map(|n| n as u64)
-        });
+        self.says(name, || schema::integer(&range));
+        let value = self.take(name)?;
+        let (whole, float) = (value.whole(), value.number().and_then(|it| it.as_f64()));
         if whole.is_none() && float.is_some_and(|n| n < 0.0 && n.fract() == 0.0) {
             let message = format!("must be from {} to {}", range.start(), range.end());
             self.error(name, Constraint::Range, message);
@@ -165,6 +232,7 @@ impl<'a> Fields<'a> {
 
     /// A text with a length in characters.
     pub fn text(&mut self, name: &str, chars: &RangeInclusive<usize>) -> Option<String> {
+        self.says(name, || schema::text_of(chars));
         let value = self.take(name)?;
         self.text_of(name, value, chars)
     }
@@ -187,6 +255,7 @@ impl<'a> Fields<'a> {
 
     /// One of a few words.
     pub fn word<T: Copy>(&mut self, name: &str, words: &[(&str, T)]) -> Option<T> {
+        self.says(name, || schema::values(words.iter().map(|(word, _)| *word)));
         let value = self.take(name)?.small();
         let found = words
             .iter()
@@ -202,13 +271,15 @@ impl<'a> Fields<'a> {
         found.map(|(_, meaning)| *meaning)
     }
 
-    /// Accepts a field only where it asks for what happens anyway.
+    /// Accepts a field only where it asks for what happens anyway, which is said as a shape.
     pub fn only(
         &mut self,
         name: &str,
+        shape: impl FnOnce() -> Shape,
         harmless: impl FnOnce(Json<'a>) -> bool,
         message: &'static str,
     ) {
+        self.says(name, shape);
         if let Some(value) = self.take(name)
             && !harmless(value)
         {

@@ -74,6 +74,15 @@ impl<'a> Json<'a> {
         serde_json::from_str(self.0).ok()
     }
 
+    /// A whole number of 64 bits. 1.0 is one, to JSON and to most people.
+    #[must_use]
+    pub fn whole(self) -> Option<u64> {
+        let number = self.number()?;
+        let float = number.as_f64();
+        let float = float.filter(|n| n.fract() == 0.0 && (0.0..=9e15).contains(n));
+        number.as_u64().or(float.map(|n| n as u64))
+    }
+
     /// The text, where it needs no more memory than it has in the body.
     #[must_use]
     pub fn text(self) -> Option<Cow<'a, str>> {

@@ -6,7 +6,9 @@
 use super::fields::{Fields, Names, among};
 use super::json::{Json, Kind};
 use super::mistakes::{Constraint, FieldError, Mistakes};
+use super::openapi::schema;
 use crate::text::ChatMessage;
+use serde_json::json;
 
 /// A conversation of more turns fits no model, and each turn costs memory beyond its text.
 const MAX_MESSAGES: usize = 16_384;
@@ -38,6 +40,11 @@ const PART: Names = |name| among(name, &[&["type", "text"]]);
 
 /// All mistakes are noted in `fields`; `max_chars` bounds names and contents together.
 pub fn read_messages(fields: &mut Fields, max_chars: usize) -> Option<Vec<ChatMessage>> {
+    fields.says("messages", || {
+        let read = |fields: Fields<'_>| drop(read_fields_of_message(fields));
+        let message = Fields::described(MESSAGE, read).into_shape();
+        schema::list(message, &(1..=MAX_MESSAGES))
+    });
     let list = fields.take("messages")?;
     let mistakes = fields.mistakes();
     let mut messages = Vec::new();
@@ -74,36 +81,53 @@ fn length(message: &ChatMessage) -> usize {
 }
 
 fn read_message(item: Json<'_>, index: usize, mistakes: &mut Mistakes) -> Option<ChatMessage> {
-    let Some(mut fields) = Fields::of(item, MESSAGE, mistakes) else {
+    let Some(fields) = Fields::of(item, MESSAGE, mistakes) else {
         mistakes.note(|| {
             let rule = "must be an object with role and content";
             FieldError::new(format!("messages[{index}]"), Constraint::Type, rule)
         });
         return None;
     };
+    match read_fields_of_message(fields) {
+        Ok(message) => message,
+        Err(wrong) => {
+            mistakes.extend(|| format!("messages[{index}]."), wrong);
+            None
+        }
+    }
+}
+
+fn read_fields_of_message(mut fields: Fields<'_>) -> Result<Option<ChatMessage>, Mistakes> {
     let role = fields.word("role", ROLES);
     let role = fields.required("role", role);
     let content = read_content(&mut fields, role == Some("assistant"));
-    let name = match fields.take("name") {
-        Some(name) if !name.is_empty() => fields.text_of("name", name, &(1..=MAX_NAME_CHARS)),
-        _ => None,
-    };
+    let name = fields.text("name", &(0..=MAX_NAME_CHARS));
+    let name = name.filter(|name| !name.is_empty());
     for name in EMPTY {
-        fields.only(name, Json::is_empty, "is not supported, unless it is empty");
+        let empty = || schema::values([json!(""), json!([]), json!({})]);
+        let rule = "is not supported, unless it is empty";
+        fields.only(name, empty, Json::is_empty, rule);
     }
-    if let Err(wrong) = fields.finish() {
-        mistakes.extend(|| format!("messages[{index}]."), wrong);
-        return None;
-    }
-    Some(ChatMessage {
-        role: role?.to_owned(),
-        content: content?,
+    fields.finish()?;
+    let message = |(role, content): (&str, String)| ChatMessage {
+        role: role.to_owned(),
+        content,
         name,
-    })
+    };
+    Ok(role.zip(content).map(message))
 }
 
 /// An assistant that only called tools said `null`; without the calls that is no text.
 fn read_content(fields: &mut Fields, may_be_null: bool) -> Option<String> {
+    fields.says("content", || {
+        let part = |fields: Fields<'_>| drop(read_fields_of_part(fields));
+        let part = Fields::described(PART, part).into_shape();
+        schema::any_of([schema::text(), schema::list_of(part), schema::null()])
+    });
+    fields.says_of_all(|| {
+        let of_assistant = schema::object([("role", schema::values(["assistant"]))]);
+        schema::any_of([of_assistant, schema::with("content", [])])
+    });
     if may_be_null && fields.is_null("content") {
         return Some(String::new());
     }
@@ -135,19 +159,28 @@ fn join_parts(list: Json<'_>, mistakes: &mut Mistakes) -> String {
 }
 
 fn read_part(part: Json<'_>, outside: &Mistakes) -> Result<String, Mistakes> {
-    let mut mistakes = outside.inside();
-    let Some(mut fields) = Fields::of(part, PART, outside) else {
-        let rule = "must be a text part";
-        mistakes.note(|| FieldError::new("", Constraint::Type, rule));
-        return Err(mistakes);
-    };
-    let is_text = |kind: Json<'_>| kind.text().as_deref() == Some("text");
-    if !fields.take("type").is_some_and(is_text) {
+    match Fields::of(part, PART, outside) {
+        Some(fields) => read_fields_of_part(fields),
+        None => {
+            let mut mistakes = outside.inside();
+            let rule = "must be a text part";
+            mistakes.note(|| FieldError::new("", Constraint::Type, rule));
+            Err(mistakes)
+        }
+    }
+}
+
+fn read_fields_of_part(mut fields: Fields<'_>) -> Result<String, Mistakes> {
+    let mut mistakes = fields.mistakes().inside();
+    fields.says("type", || schema::values(["text"]));
+    let kind = fields.take("type");
+    if kind.is_some_and(|kind| kind.text().as_deref() != Some("text")) {
         // What else a part of another kind holds is not looked at.
         let rule = "must be text: other parts are not supported";
         mistakes.note(|| FieldError::new(".type", Constraint::Unsupported, rule));
         return Err(mistakes);
     }
+    fields.required("type", kind);
     let text = fields.text("text", &(0..=usize::MAX));
     let text = fields.required("text", text);
     match fields.finish() {

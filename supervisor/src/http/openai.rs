@@ -23,7 +23,7 @@ use super::fields::Fields;
 use super::generation::Asker;
 use super::presentation::Form;
 use super::reading::ModelTerms;
-use crate::engine::StopReason;
+use crate::engine::{LoadedModel, StopReason};
 use axum::body::Body;
 use axum::extract::{Extension, State};
 use axum::http::Request;
@@ -112,11 +112,7 @@ async fn try_respond(
     let loaded = app.model();
     let reader = Arc::clone(app);
     let known = loaded.as_ref().ok().map(Arc::clone);
-    let read = move |mut fields: Fields<'_>| {
-        reader.check_model_name(&mut fields, known.as_deref())?;
-        let terms = ModelTerms::of(known.as_deref());
-        request::read(fields, &reader.limits, &terms, kind)
-    };
+    let read = move |fields: Fields<'_>| reader.read_openai(fields, known.as_deref(), kind);
     let received = app.bodies.read(request, request::names(kind), read).await?;
     let (OpenAiRequest { generation, stream }, room) = received;
     let model = loaded?;
@@ -128,6 +124,20 @@ async fn try_respond(
     let accepted = app.start(&model, generation, &form, asker).await?;
     drop(room);
     form.respond(app, accepted, false).await
+}
+
+impl App {
+    /// # Errors
+    /// Everything that is wrong with the request.
+    pub fn read_openai(
+        &self,
+        mut fields: Fields<'_>,
+        loaded: Option<&LoadedModel>,
+        kind: Kind,
+    ) -> Result<OpenAiRequest, ApiError> {
+        self.check_model_name(&mut fields, loaded)?;
+        request::read(fields, &self.limits, &ModelTerms::of(loaded), kind)
+    }
 }
 
 fn finish_reason(reason: StopReason) -> &'static str {

@@ -3,6 +3,7 @@
 use super::fields::Fields;
 use super::json::{Json, Kind};
 use super::mistakes::Constraint;
+use super::openapi::schema;
 use crate::engine::{LoadedModel, SamplingDefaults};
 use std::ops::RangeInclusive;
 use uuid::Uuid;
@@ -72,18 +73,12 @@ pub fn read_sampling(fields: &mut Fields, model: &ModelTerms) -> Sampling {
         Sampling::PRESENCE_PENALTY,
         defaults.presence_penalty,
     );
-    let repetition_penalty = number(
-        "repetition_penalty",
-        Sampling::REPETITION_PENALTY,
-        defaults.repetition_penalty,
-    );
-    if repetition_penalty <= 0.0 {
-        fields.error(
-            "repetition_penalty",
-            Constraint::Range,
-            "must be above 0 and at most 2",
-        );
-    }
+    let (above, most) = Sampling::REPETITION_PENALTY.into_inner();
+    let repetition_penalty = fields.number_above("repetition_penalty", above, most);
+    // What is too small for 32 bits is still above nothing.
+    let repetition_penalty = repetition_penalty.map_or(defaults.repetition_penalty, |number| {
+        (number as f32).max(f32::MIN_POSITIVE)
+    });
     Sampling {
         temperature,
         top_k: fields
@@ -102,10 +97,14 @@ pub fn read_sampling(fields: &mut Fields, model: &ModelTerms) -> Sampling {
 
 /// A string or a list of up to four.
 pub fn read_stop(fields: &mut Fields) -> Vec<String> {
+    let length = 1..=MAX_STOP_CHARS;
+    fields.says("stop", || {
+        let stop = schema::text_of(&length);
+        schema::any_of([stop.clone(), schema::list(stop, &(0..=MAX_STOPS))])
+    });
     let Some(value) = fields.take("stop") else {
         return Vec::new();
     };
-    let length = 1..=MAX_STOP_CHARS;
     match value.kind() {
         Kind::Text => fields.text_of("stop", value, &length).into_iter().collect(),
         Kind::List => read_stops(fields, value, &length),

@@ -1,36 +1,103 @@
-//! `GET /`, and answers to requests for paths that do not exist: the paths that do.
+//! Every route: who answers it, and how it is described. The router, the document at
+//! `/openapi.json` and the answer to requests for paths that do not exist are made of one table.
 
-use super::App;
 use super::error::{ApiError, Dialect};
-use super::page;
+use super::openapi::operations;
+use super::{App, crashes, execute, health, metrics, openai, openapi, page, resume};
 use axum::body::Body;
 use axum::extract::State;
 use axum::http::header::VARY;
 use axum::http::{HeaderMap, Request, Uri};
 use axum::response::{IntoResponse, Response};
+use axum::routing::{MethodRouter, get, post};
 use serde_json::json;
 use std::sync::Arc;
+use utoipa::openapi::path::{HttpMethod, OperationBuilder};
 
-/// Every route, as people are told.
-pub const ROUTES: [(&str, &str); 18] = [
-    ("GET", "/"),
-    ("POST", "/v1/chat/completions"),
-    ("POST", "/v1/completions"),
-    ("GET", "/v1/models"),
-    ("GET", "/v1/models/{name}"),
-    ("GET", "/v1/chat/completions/{id}"),
-    ("GET", "/v1/completions/{id}"),
-    ("POST", "/execute"),
-    ("GET", "/execute/{job_id}"),
-    ("POST", "/cancel"),
-    ("POST", "/shutdown"),
-    ("POST", "/restart"),
-    ("GET", "/health"),
-    ("GET", "/livez"),
-    ("GET", "/readyz"),
-    ("GET", "/metrics"),
-    ("GET", "/crashes"),
-    ("GET", "/crashes/{id}"),
+#[derive(Debug)]
+pub struct Route {
+    pub method: HttpMethod,
+    pub path: &'static str,
+    pub handler: fn() -> MethodRouter<Arc<App>>,
+    pub operation: fn(&App) -> OperationBuilder,
+}
+
+type Handler = fn() -> MethodRouter<Arc<App>>;
+type Describe = fn(&App) -> OperationBuilder;
+
+const fn a_get(path: &'static str, handler: Handler, operation: Describe) -> Route {
+    Route {
+        method: HttpMethod::Get,
+        path,
+        handler,
+        operation,
+    }
+}
+
+const fn a_post(path: &'static str, handler: Handler, operation: Describe) -> Route {
+    Route {
+        method: HttpMethod::Post,
+        ..a_get(path, handler, operation)
+    }
+}
+
+/// Every route, in the order in which people are told.
+pub const ROUTES: [Route; 19] = [
+    a_get("/", || get(root), operations::root),
+    a_post(
+        "/v1/chat/completions",
+        || post(openai::chat),
+        operations::chat,
+    ),
+    a_post(
+        "/v1/completions",
+        || post(openai::completion),
+        operations::completion,
+    ),
+    a_get(
+        "/v1/models",
+        || get(openai::models::list),
+        operations::models,
+    ),
+    a_get(
+        "/v1/models/{name}",
+        || get(openai::models::one),
+        operations::model,
+    ),
+    a_get(
+        "/v1/chat/completions/{id}",
+        || get(resume::resume),
+        operations::rest_of_chat,
+    ),
+    a_get(
+        "/v1/completions/{id}",
+        || get(resume::resume),
+        operations::rest_of_completion,
+    ),
+    a_post("/execute", || post(execute::execute), operations::execute),
+    a_get(
+        "/execute/{job_id}",
+        || get(resume::resume),
+        operations::rest_of_job,
+    ),
+    a_post("/cancel", || post(execute::cancel), operations::cancel),
+    a_post(
+        "/shutdown",
+        || post(execute::shutdown),
+        operations::shutdown,
+    ),
+    a_post("/restart", || post(execute::restart), operations::restart),
+    a_get("/health", || get(health::health), operations::health),
+    a_get("/livez", || get(health::livez), operations::livez),
+    a_get("/readyz", || get(health::readyz), operations::readyz),
+    a_get("/metrics", || get(metrics), operations::metrics),
+    a_get("/crashes", || get(crashes::list), operations::crashes),
+    a_get("/crashes/{id}", || get(crashes::one), operations::crash),
+    a_get(
+        "/openapi.json",
+        || get(openapi::document),
+        operations::document,
+    ),
 ];
 
 /// `GET /`: what this is, to programs; the status page to who wants HTML.
@@ -69,7 +136,7 @@ pub fn plain(uri: &Uri) -> Option<Uri> {
 
 fn advice(path: &str) -> String {
     let versioned = format!("/v1{path}");
-    let is_listed = |path: &str| ROUTES.iter().any(|(_, known)| *known == path);
+    let is_listed = |path: &str| ROUTES.iter().any(|route| route.path == path);
     if is_listed(&versioned) {
         return format!(
             "there is nothing at this path; did you mean {versioned}? The OpenAI API's base URL ends in /v1"
@@ -82,10 +149,15 @@ fn advice(path: &str) -> String {
 }
 
 fn listed() -> Vec<String> {
-    let routes = ROUTES.iter();
-    routes
-        .map(|(method, path)| format!("{method} {path}"))
-        .collect()
+    let told = |route: &Route| format!("{} {}", method(&route.method), route.path);
+    ROUTES.iter().map(told).collect()
+}
+
+fn method(method: &HttpMethod) -> &'static str {
+    match method {
+        HttpMethod::Post => "POST",
+        _ => "GET",
+    }
 }
 
 #[cfg(test)]
@@ -110,6 +182,9 @@ mod tests {
     fn a_forgotten_version_is_told_and_everything_else_gets_the_list() {
         assert!(advice("/chat/completions").contains("did you mean /v1/chat/completions?"));
         let list = advice("/v1/responses");
-        assert!(ROUTES.iter().all(|(_, path)| list.contains(path)), "{list}");
+        assert!(
+            ROUTES.iter().all(|route| list.contains(route.path)),
+            "{list}"
+        );
     }
 }

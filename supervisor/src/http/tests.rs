@@ -22,7 +22,7 @@ fn config(flags: &[&str]) -> Config {
 }
 
 /// An engine that has given up: nothing can be generated, everything else must still answer.
-async fn app(flags: &[&str]) -> Arc<App> {
+pub(super) async fn app(flags: &[&str]) -> Arc<App> {
     let config = config(flags);
     let settings = EngineSettings {
         quarantine_for: std::time::Duration::from_secs(600),

@@ -75,7 +75,7 @@ pub struct Completion {
     pub recoveries: u32,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, strum::VariantArray)]
 pub enum StopReason {
     MaxTokens,
     Eos,

@@ -6,7 +6,9 @@
 use super::Kind;
 use crate::http::fields::Fields;
 use crate::http::json::{Json, Kind as JsonKind};
+use crate::http::openapi::schema::{self, Shape};
 use serde_json::Value;
+use utoipa::openapi::Type;
 
 struct Harmless {
     name: &'static str,
@@ -146,20 +148,36 @@ pub(super) fn accept(fields: &mut Fields, kind: Kind) {
             Some(value) => field.values.iter().any(|text| is_same(&value, text)),
             None => false,
         };
-        fields.only(field.name, is_harmless, field.otherwise);
+        let shape = || match field.values {
+            [] => schema::null(),
+            values => schema::values(values.iter().map(|text| parsed(text))),
+        };
+        fields.only(field.name, shape, is_harmless, field.otherwise);
     }
     for (label, kind, otherwise) in LABELS {
-        fields.only(label, |value| value.kind() == *kind, otherwise);
+        let is_of_kind = |value: Json<'_>| value.kind() == *kind;
+        fields.only(label, || shape_of(*kind), is_of_kind, otherwise);
+    }
+}
+
+fn shape_of(label: JsonKind) -> Shape {
+    match label {
+        JsonKind::Object => schema::of_type(Type::Object),
+        _ => schema::text(),
     }
 }
 
 /// 1.0 is 1 to JSON and to most people.
 fn is_same(value: &Value, text: &str) -> bool {
-    let wanted: Value = serde_json::from_str(text).unwrap_or_default();
+    let wanted = parsed(text);
     match (value.as_f64(), wanted.as_f64()) {
         (Some(value), Some(wanted)) => value == wanted,
         _ => *value == wanted,
     }
+}
+
+fn parsed(text: &str) -> Value {
+    serde_json::from_str(text).unwrap_or_default()
 }
 
 #[cfg(test)]

@@ -5,6 +5,7 @@ use crate::http::App;
 use crate::http::error::{ApiError, Dialect};
 use crate::http::fields::Fields;
 use crate::http::mistakes::Constraint;
+use crate::http::openapi::schema;
 use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, State};
 use axum::response::{IntoResponse, Response};
@@ -51,13 +52,17 @@ fn no_such_model(app: &App) -> ApiError {
 }
 
 impl App {
-    /// True for the model's id, another name that it was given, the value of `--model`, and the
-    /// name inside the file.
+    /// The model's id, other names that it was given, the value of `--model`, and the name inside
+    /// the file.
+    fn model_names<'a>(&'a self, loaded: Option<&'a LoadedModel>) -> impl Iterator<Item = &'a str> {
+        let given = std::iter::once(&self.model_id).chain(&self.model_aliases);
+        let given = given.chain([&self.model_ref]);
+        let in_file = loaded.map(|loaded| &loaded.facts.name);
+        given.chain(in_file).map(String::as_str)
+    }
+
     fn is_model_name(&self, name: &str, loaded: Option<&LoadedModel>) -> bool {
-        name == self.model_id
-            || self.model_aliases.iter().any(|alias| alias == name)
-            || name == self.model_ref
-            || loaded.is_some_and(|loaded| name == loaded.facts.name)
+        self.model_names(loaded).any(|known| known == name)
     }
 
     /// A request may leave the model out, since there is one; it may not name another.
@@ -66,6 +71,7 @@ impl App {
         fields: &mut Fields<'_>,
         loaded: Option<&LoadedModel>,
     ) -> Result<(), ApiError> {
+        fields.says("model", || schema::values(self.model_names(loaded)));
         let Some(given) = fields.take("model") else {
             return Ok(());
         };

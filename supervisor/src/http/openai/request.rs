@@ -8,7 +8,8 @@ use crate::http::fields::{Fields, Names, among};
 use crate::http::generation::{GenerationRequest, Input};
 use crate::http::json::{Json, Kind as JsonKind};
 use crate::http::messages::read_messages;
-use crate::http::mistakes::Constraint;
+use crate::http::mistakes::{Constraint, Mistakes};
+use crate::http::openapi::schema::{self, Shape};
 use crate::http::reading::{self, ModelTerms, read_sampling, read_stop};
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
@@ -55,15 +56,23 @@ const STREAM_OPTION_NAMES: &[&[&str]] = &[&[
 #[must_use]
 pub fn names(kind: Kind) -> Names {
     match kind {
-        Kind::Chat => |name| {
-            let own = among(name, &[reading::NAMES, SHARED, CHAT]);
-            own.or_else(|| harmless::known(Kind::Chat, name))
-        },
-        Kind::Completion => |name| {
-            let own = among(name, &[reading::NAMES, SHARED, COMPLETION]);
-            own.or_else(|| harmless::known(Kind::Completion, name))
-        },
+        Kind::Chat => |name| known(Kind::Chat, name),
+        Kind::Completion => |name| known(Kind::Completion, name),
     }
+}
+
+fn known(kind: Kind, name: &str) -> Option<&'static str> {
+    among(name, &supported(kind)).or_else(|| harmless::known(kind, name))
+}
+
+/// Lists of the fields that an endpoint does something about.
+#[must_use]
+pub fn supported(kind: Kind) -> [&'static [&'static str]; 3] {
+    let own = match kind {
+        Kind::Chat => CHAT,
+        Kind::Completion => COMPLETION,
+    };
+    [reading::NAMES, SHARED, own]
 }
 
 /// # Errors
@@ -124,6 +133,7 @@ fn read_sampling_of_others(fields: &mut Fields<'_>, model: &ModelTerms) -> Sampl
 
 /// A text or token ids, or a list of one of either.
 fn read_prompt(fields: &mut Fields<'_>, max_chars: usize, vocabulary: u32) -> Option<Input> {
+    fields.says("prompt", || prompt_shape(max_chars, vocabulary));
     let prompt = fields.take("prompt")?;
     match prompt.kind() {
         JsonKind::Text => read_text(fields, prompt, max_chars),
@@ -138,6 +148,14 @@ fn read_prompt(fields: &mut Fields<'_>, max_chars: usize, vocabulary: u32) -> Op
             None
         }
     }
+}
+
+fn prompt_shape(max_chars: usize, vocabulary: u32) -> Shape {
+    let text = schema::text_of(&(1..=max_chars));
+    let last_id = u64::from(vocabulary.saturating_sub(1));
+    let ids = schema::list(schema::integer(&(0..=last_id)), &(1..=usize::MAX));
+    let one = schema::any_of([text.clone(), ids.clone()]);
+    schema::any_of([text, ids, schema::list(one, &(1..=1))])
 }
 
 fn only_element(list: Json<'_>) -> Option<Json<'_>> {
@@ -178,7 +196,7 @@ fn read_ids(fields: &mut Fields<'_>, list: Json<'_>, vocabulary: u32) -> Option<
 }
 
 fn token(id: Json<'_>, vocabulary: u32) -> Option<TokenId> {
-    let id = id.number()?.as_u64()?;
+    let id = id.whole()?;
     (id < u64::from(vocabulary)).then_some(TokenId(id as u32))
 }
 
@@ -201,6 +219,11 @@ fn read_max_tokens(
         Kind::Completion => None,
     };
     let older = read("max_tokens");
+    if kind == Kind::Chat {
+        // Both, if they say the same, is more than a schema can say.
+        let not = ["max_completion_tokens", "max_tokens"].map(schema::without);
+        fields.says_of_all(|| schema::any_of(not));
+    }
     if newer.is_some() && older.is_some() && newer != older {
         let message = "contradicts max_completion_tokens";
         fields.error("max_tokens", Constraint::Conflict, message);
@@ -214,13 +237,25 @@ fn read_max_tokens(
 
 fn read_stream(fields: &mut Fields<'_>) -> Option<StreamOptions> {
     let streams = fields.boolean("stream").unwrap_or(false);
+    fields.says("stream_options", || {
+        let read = |options: Fields<'_>| drop(read_stream_options(options));
+        Fields::described(STREAM_OPTIONS, read).into_shape()
+    });
+    fields.says_of_all(|| {
+        let streams = schema::object([("stream", schema::values([true]))]);
+        schema::any_of([streams, schema::without("stream_options")])
+    });
     let options = fields.take("stream_options");
     if options.is_some() && !streams {
         fields.error("stream_options", Constraint::Conflict, "needs stream: true");
     }
     let read = match options.map(|given| Fields::of(given, STREAM_OPTIONS, fields.mistakes())) {
         None => StreamOptions::default(),
-        Some(Some(options)) => read_stream_options(fields, options),
+        Some(Some(options)) => read_stream_options(options).unwrap_or_else(|mistakes| {
+            let place = || "stream_options.".to_owned();
+            fields.mistakes().extend(place, mistakes);
+            StreamOptions::default()
+        }),
         Some(None) => {
             fields.error("stream_options", Constraint::Type, "must be an object");
             StreamOptions::default()
@@ -229,21 +264,18 @@ fn read_stream(fields: &mut Fields<'_>) -> Option<StreamOptions> {
     streams.then_some(read)
 }
 
-fn read_stream_options(fields: &mut Fields<'_>, mut options: Fields<'_>) -> StreamOptions {
+fn read_stream_options(mut options: Fields<'_>) -> Result<StreamOptions, Mistakes> {
     let read = StreamOptions {
         include_usage: options.boolean("include_usage").unwrap_or(false),
         continuous_usage: options.boolean("continuous_usage_stats").unwrap_or(false),
     };
     options.only(
         "include_obfuscation",
+        || schema::values([false]),
         |value| value.boolean() == Some(false),
         "is not supported: chunks are not padded",
     );
-    if let Err(mistakes) = options.finish() {
-        let place = || "stream_options.".to_owned();
-        fields.mistakes().extend(place, mistakes);
-    }
-    read
+    options.finish().map(|()| read)
 }
 
 #[cfg(test)]

@@ -7,6 +7,7 @@
 use crate::http::fields::Fields;
 use crate::http::json::{Json, Kind};
 use crate::http::mistakes::{Constraint, FieldError, shortened};
+use crate::http::openapi::schema::{self, Shape};
 use crate::text::template::{OWN_NAMES, TemplateSetting};
 
 pub(super) const FIELD: &str = "chat_template_kwargs";
@@ -17,6 +18,7 @@ const MAX_CHARS: usize = 64;
 type Wrong = (Constraint, &'static str);
 
 pub(super) fn read(fields: &mut Fields<'_>) -> Vec<(String, TemplateSetting)> {
+    fields.says(FIELD, shape);
     let Some(object) = fields.take(FIELD) else {
         return Vec::new();
     };
@@ -41,6 +43,12 @@ pub(super) fn read(fields: &mut Fields<'_>) -> Vec<(String, TemplateSetting)> {
         fields.error(FIELD, Constraint::Type, "must be an object");
     }
     settings
+}
+
+fn shape() -> Shape {
+    let word = || schema::pattern(&format!("^[A-Za-z0-9_-]{{1,{MAX_CHARS}}}$"));
+    let setting = [schema::boolean(), schema::whole_number(), word()];
+    schema::map(word(), schema::any_of(setting), MAX_SETTINGS, OWN_NAMES)
 }
 
 fn read_setting(name: &str, value: Json<'_>) -> Result<TemplateSetting, Wrong> {

@@ -1,0 +1,92 @@
+//! `GET /openapi.json`: what is served, for programs.
+//!
+//! ```text
+//! routes (table) ──→ operations ──→ answers (statuses, errors)
+//!                        │
+//!                        └──→ description ←── the readers of fields, run over no body
+//! ```
+//!
+//! Nothing here repeats what is read: the fields of a request, their types and their limits are what
+//! its reader asks for ([`description`]), and the paths are the router's. So the document is of this
+//! worker as it runs, with its model's vocabulary and its operator's limits, and needs a key where
+//! everything else does.
+
+mod answers;
+mod bodies;
+pub mod description;
+pub mod operations;
+mod requests;
+pub mod schema;
+
+use super::App;
+use super::access::OPEN_PATHS;
+use super::routes::{ROUTES, Route};
+use axum::extract::State;
+use axum::response::{IntoResponse, Response};
+use std::sync::Arc;
+use utoipa::openapi::path::{Operation, PathItem, PathsBuilder};
+use utoipa::openapi::security::{Http, HttpAuthScheme, SecurityRequirement, SecurityScheme};
+use utoipa::openapi::{Components, Info, License, OpenApi, OpenApiBuilder, Tag};
+
+/// Name of the one security scheme.
+const KEY: &str = "key";
+
+const ABOUT: &str = "An LLM inference worker whose clients notice at most a pause when the engine behind it dies.\n\n\
+    A field that is not supported is refused by name, and `null` is the same as a field that is absent. \
+    Any request may carry `X-Correlation-Id`, which is echoed. \
+    What is no HTTP, or has headers without end, is answered 400 or 431 without a body, or not at all.";
+
+pub async fn document(State(app): State<Arc<App>>) -> Response {
+    axum::Json(of(&app)).into_response()
+}
+
+/// The document of this worker.
+#[must_use]
+pub fn of(app: &App) -> OpenApi {
+    let paths = ROUTES.iter().fold(PathsBuilder::new(), |paths, route| {
+        let item = PathItem::new(route.method.clone(), operation(app, route));
+        paths.path(route.path, item)
+    });
+    let info = Info::builder()
+        .title("worker-orcd")
+        .version(env!("CARGO_PKG_VERSION"))
+        .description(Some(ABOUT))
+        .license(Some(License::new("Apache-2.0")))
+        .build();
+    let scheme = SecurityScheme::Http(Http::new(HttpAuthScheme::Bearer));
+    let components = Components::builder().security_scheme(KEY, scheme);
+    let components = bodies::NAMED
+        .iter()
+        .fold(components, |components, (name, schema)| {
+            components.schema(*name, schema())
+        });
+    OpenApiBuilder::new()
+        .info(info)
+        .paths(paths)
+        .components(Some(components.build()))
+        .tags(Some(
+            ["openai", "worker", "operator", "probe"].map(Tag::new),
+        ))
+        .build()
+}
+
+/// An operation with all that every route has: what may be refused before it is asked, and the key.
+fn operation(app: &App, route: &Route) -> Operation {
+    let is_open = OPEN_PATHS.contains(&route.path);
+    let asks_for_keys = app.keys.are_asked_for();
+    let operation = (route.operation)(app);
+    let operation = answers::of_every_route(operation, route.path, asks_for_keys && !is_open);
+    let needs = || SecurityRequirement::new(KEY, <[&str; 0]>::default());
+    match (asks_for_keys, route.path) {
+        (false, _) => operation.build(),
+        // More is told to whoever has a key.
+        (true, "/health") => operation
+            .securities(Some([SecurityRequirement::default(), needs()]))
+            .build(),
+        (true, _) if is_open => operation.securities(Some([])).build(),
+        (true, _) => operation.security(needs()).build(),
+    }
+}
+
+#[cfg(test)]
+mod tests;

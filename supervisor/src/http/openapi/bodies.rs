@@ -1,0 +1,275 @@
+//! Schemas of what is answered. Objects may grow: a client skips fields that it does not know.
+
+use super::schema::{
+    Shape, any_of, boolean, count, json_text, list, list_of, named, null, object, object_with,
+    of_type, or_null, text, values,
+};
+use crate::engine::{Status, StopReason};
+use crate::error_code::{ErrorCode, OTHER_REFUSALS};
+use crate::http::mistakes::{Constraint, LISTED};
+use serde_json::{Value, json};
+use strum::VariantArray as _;
+use utoipa::openapi::Type;
+
+/// Schemas that have a name of their own.
+pub(super) const NAMED: [(&str, fn() -> Shape); 14] = [
+    ("Error", native_error),
+    ("OpenAiError", openai_error),
+    ("ExecuteStarted", started),
+    ("ExecuteToken", token),
+    ("ExecuteMetrics", metrics),
+    ("ExecuteEnd", end),
+    ("ExecuteError", failure),
+    ("ChatCompletion", chat_completion),
+    ("ChatCompletionChunk", chat_chunk),
+    ("Completion", completion),
+    ("CompletionChunk", completion_chunk),
+    ("Usage", usage),
+    ("Model", model),
+    ("Health", health),
+];
+
+/// One event of a job. A stream is described by the shape of its events.
+pub(super) fn event() -> Shape {
+    let event = |name: &str, schema: &str| {
+        let data = [("event", values([name])), ("data", json_text(schema))];
+        object_with(data, [("id", text())])
+    };
+    any_of([
+        event("started", "ExecuteStarted"),
+        event("token", "ExecuteToken"),
+        event("metrics", "ExecuteMetrics"),
+        event("end", "ExecuteEnd"),
+        event("error", "ExecuteError"),
+    ])
+}
+
+/// One event of a streamed answer, which has no name.
+pub(super) fn chunk_event(chunk: &str) -> Shape {
+    let data = any_of([json_text(chunk), values(["[DONE]"])]);
+    object([("data", data)])
+}
+
+fn codes() -> Shape {
+    let of_requests = ErrorCode::VARIANTS.iter().map(|code| code.as_str());
+    values(of_requests.chain(OTHER_REFUSALS))
+}
+
+fn native_error() -> Shape {
+    let mistake = object([
+        ("field", text()),
+        (
+            "constraint",
+            values(Constraint::VARIANTS.iter().map(|it| json!(it))),
+        ),
+        ("message", text()),
+    ]);
+    object_with(
+        [
+            ("code", codes()),
+            ("message", text()),
+            ("retriable", boolean()),
+        ],
+        [
+            ("errors", list(mistake, &(1..=LISTED))),
+            ("more_errors", count()),
+        ],
+    )
+}
+
+fn openai_error() -> Shape {
+    let error = object_with(
+        [
+            ("message", text()),
+            ("type", text()),
+            ("param", or_null(text())),
+            ("code", text()),
+            ("retriable", boolean()),
+        ],
+        [("more_errors", count())],
+    );
+    object([("error", error)])
+}
+
+fn started() -> Shape {
+    object([
+        ("job_id", text()),
+        ("model", text()),
+        ("seed", count()),
+        ("started_at", text()),
+    ])
+}
+
+fn token() -> Shape {
+    object([("t", text()), ("i", count())])
+}
+
+fn metrics() -> Shape {
+    object([
+        ("tokens_out", count()),
+        ("decode_time_ms", count()),
+        ("vram_bytes", or_null(count())),
+    ])
+}
+
+fn end() -> Shape {
+    object_with(
+        [
+            ("tokens_out", count()),
+            ("tokens_in", count()),
+            ("decode_time_ms", count()),
+            (
+                "stop_reason",
+                values(StopReason::VARIANTS.iter().map(|it| it.name())),
+            ),
+            ("recoveries", count()),
+        ],
+        [("stop_sequence_matched", text())],
+    )
+}
+
+fn failure() -> Shape {
+    object([
+        ("code", codes()),
+        ("message", text()),
+        ("retriable", boolean()),
+    ])
+}
+
+fn chat_completion() -> Shape {
+    let message = object([
+        ("role", values(["assistant"])),
+        ("content", text()),
+        ("refusal", null()),
+    ]);
+    let choice = choice(("message", message), false);
+    answer("chat.completion", choice, [("usage", named("Usage"))], [])
+}
+
+fn completion() -> Shape {
+    let choice = choice(("text", text()), false);
+    answer("text_completion", choice, [("usage", named("Usage"))], [])
+}
+
+/// A chunk may have an error in place of choices.
+fn chat_chunk() -> Shape {
+    let delta = object_with([], [("role", values(["assistant"])), ("content", text())]);
+    chunk("chat.completion.chunk", choice(("delta", delta), true))
+}
+
+fn completion_chunk() -> Shape {
+    chunk("text_completion", choice(("text", text()), true))
+}
+
+fn chunk(object: &str, choice: Shape) -> Shape {
+    let usage = [("usage", or_null(named("Usage")))];
+    any_of([answer(object, choice, [], usage), named("OpenAiError")])
+}
+
+fn answer<const M: usize, const N: usize>(
+    object: &str,
+    choice: Shape,
+    more: [(&'static str, Shape); M],
+    optional: [(&'static str, Shape); N],
+) -> Shape {
+    let fields = [
+        ("id", text()),
+        ("object", values([object])),
+        ("created", count()),
+        ("model", text()),
+        ("choices", list(choice, &(0..=1))),
+    ];
+    object_with(fields.into_iter().chain(more), optional)
+}
+
+fn choice(said: (&'static str, Shape), may_go_on: bool) -> Shape {
+    let reasons = values(["stop", "length"]);
+    object([
+        ("index", values([0])),
+        said,
+        ("logprobs", null()),
+        (
+            "finish_reason",
+            if may_go_on { or_null(reasons) } else { reasons },
+        ),
+    ])
+}
+
+fn usage() -> Shape {
+    object([
+        ("prompt_tokens", count()),
+        ("completion_tokens", count()),
+        ("total_tokens", count()),
+    ])
+}
+
+fn model() -> Shape {
+    object_with(
+        [
+            ("id", text()),
+            ("object", values(["model"])),
+            ("created", count()),
+            ("owned_by", text()),
+        ],
+        [("max_model_len", count())],
+    )
+}
+
+pub(super) fn models() -> Shape {
+    object([
+        ("object", values(["list"])),
+        ("data", list_of(named("Model"))),
+    ])
+}
+
+/// An outline for everybody, and the rest for whoever may use the worker.
+fn health() -> Shape {
+    let part = || of_type(Type::Object);
+    let known_part = || or_null(part());
+    object_with(
+        [
+            (
+                "status",
+                values(Status::VARIANTS.iter().map(|it| it.as_str())),
+            ),
+            ("state", text()),
+            ("since", text()),
+            ("uptime_seconds", count()),
+            ("version", text()),
+        ],
+        [
+            ("reason", text()),
+            ("child", known_part()),
+            ("standby", known_part()),
+            ("device", part()),
+            ("vram", known_part()),
+            ("model", part()),
+            ("load", part()),
+            (
+                "connections",
+                object([("open", count()), ("limit", count()), ("evicted", count())]),
+            ),
+            ("faults", part()),
+            ("impaired", list_of(part())),
+            ("worker_id", text()),
+        ],
+    )
+}
+
+pub(super) fn root() -> Shape {
+    object([
+        ("name", text()),
+        ("version", text()),
+        ("model", text()),
+        ("routes", list_of(text())),
+        ("openai_base_url", text()),
+    ])
+}
+
+pub(super) fn crashes() -> Shape {
+    object([("crashes", list_of(of_type(Type::Object)))])
+}
+
+pub(super) fn words<const N: usize>(words: [&'static str; N]) -> Shape {
+    values(words.map(Value::from))
+}

@@ -1,0 +1,235 @@
+//! What each route does, and all that it may answer.
+
+use super::answers::{ENDS, OF_BODIES, OF_GENERATION, Why, content, json, of_type, refused};
+use super::schema::{self, Shape, named, object, text, text_of};
+use super::{bodies, requests};
+use crate::http::App;
+use crate::http::error::Dialect::{self, Native, OpenAi};
+use crate::http::openai::Kind;
+use crate::metrics::exposition::Format;
+use utoipa::openapi::path::{OperationBuilder, Parameter, ParameterBuilder, ParameterIn};
+use utoipa::openapi::{Required, ResponseBuilder, Type};
+
+const EVENTS: &str = "text/event-stream";
+
+const EXECUTE: &str = "One job, streamed: `started`, `token` for each piece of text, `metrics` where \
+    asked for, then one `end` or `error`. Comments in between say that somebody is there.";
+
+const STREAM: &str = "With `stream`, chunks and then `data: [DONE]`. A stream that fails ends with an \
+    error in place of a chunk, and without `[DONE]`. The shape of a stream is that of each event.";
+
+fn operation(id: &str, tag: &str, summary: &str) -> OperationBuilder {
+    OperationBuilder::new()
+        .operation_id(Some(id))
+        .tag(tag)
+        .summary(Some(summary))
+}
+
+pub fn root(_: &App) -> OperationBuilder {
+    operation("root", "worker", "What there is to ask")
+        .response("200", json("Name, version and routes", bodies::root()))
+}
+
+pub fn document(_: &App) -> OperationBuilder {
+    let parts = ["info", "paths", "components"].map(|part| (part, schema::of_type(Type::Object)));
+    let document = object(
+        [("openapi", text())]
+            .into_iter()
+            .chain(parts)
+            .chain([("tags", schema::list_of(schema::of_type(Type::Object)))]),
+    );
+    operation("openapi", "worker", "This document")
+        .response("200", json("An OpenAPI document", document))
+}
+
+pub fn execute(app: &App) -> OperationBuilder {
+    let operation = operation("execute", "worker", "Generate text, streamed")
+        .description(Some(EXECUTE))
+        .request_body(Some(requests::execute(app)))
+        .response("200", of_type("The job's events", EVENTS, bodies::event()));
+    let operation = refused(operation, Native, OF_BODIES);
+    let operation = refused(operation, Native, OF_GENERATION);
+    refused(operation, Native, &[Why::DuplicateJob])
+}
+
+pub fn rest_of_job(_: &App) -> OperationBuilder {
+    let operation = rest("rest_of_job", "worker", "job_id")
+        .response("200", of_type("The job's events", EVENTS, bodies::event()));
+    refused(operation, Native, &[Why::NotFound])
+}
+
+pub fn rest_of_chat(_: &App) -> OperationBuilder {
+    let operation = rest("rest_of_chat", "openai", "id");
+    let operation = operation.response("200", answered("ChatCompletion"));
+    let operation = refused(operation, OpenAi, ENDS);
+    refused(operation, OpenAi, &[Why::NotFound])
+}
+
+pub fn rest_of_completion(_: &App) -> OperationBuilder {
+    let operation = rest("rest_of_completion", "openai", "id");
+    let operation = operation.response("200", answered("Completion"));
+    let operation = refused(operation, OpenAi, ENDS);
+    refused(operation, OpenAi, &[Why::NotFound])
+}
+
+/// The rest of an answer, asked for by id.
+fn rest(id: &str, tag: &str, parameter: &str) -> OperationBuilder {
+    let place = |name: &str, place: ParameterIn, words: &str| {
+        ParameterBuilder::new()
+            .name(name)
+            .parameter_in(place)
+            .description(Some(words))
+            .schema(Some(schema::integer(&(0..=u64::from(u32::MAX)))))
+            .build()
+    };
+    let from = "Pieces of text that the client has";
+    let last = "`id` of the last event that the client has, where from is not given";
+    operation(id, tag, "The rest of an answer whose connection was lost")
+        .parameter(part_of_path(parameter, None))
+        .parameter(place("from", ParameterIn::Query, from))
+        .parameter(place("Last-Event-ID", ParameterIn::Header, last))
+}
+
+pub fn cancel(_: &App) -> OperationBuilder {
+    let operation = operation("cancel", "worker", "Cancel a job")
+        .description(Some("A job that is unknown or finished is no error."))
+        .request_body(Some(requests::cancel()))
+        .response("202", done("The job is being cancelled, if it is there"));
+    refused(operation, Native, OF_BODIES)
+}
+
+pub fn shutdown(_: &App) -> OperationBuilder {
+    operation(
+        "shutdown",
+        "operator",
+        "Finish what runs, take nothing new, and end",
+    )
+    .description(Some(OPERATORS))
+    .response("202", done("The worker drains"))
+}
+
+pub fn restart(_: &App) -> OperationBuilder {
+    let operation = operation(
+        "restart",
+        "operator",
+        "Put a new child in the place of the one that serves",
+    )
+    .description(Some(OPERATORS))
+    .response("202", done("A new child is started. No stream ends"));
+    refused(operation, Native, &[Why::Unhealthy])
+}
+
+const OPERATORS: &str = "For the operator: the first key of `--api-key-file`.";
+
+fn done(words: &str) -> ResponseBuilder {
+    json(words, object([]))
+}
+
+pub fn chat(app: &App) -> OperationBuilder {
+    let operation = operation("chat", "openai", "Answer a conversation");
+    generation(operation, app, Kind::Chat, "ChatCompletion")
+}
+
+pub fn completion(app: &App) -> OperationBuilder {
+    let operation = operation("completion", "openai", "Continue a text");
+    generation(operation, app, Kind::Completion, "Completion")
+}
+
+fn generation(
+    operation: OperationBuilder,
+    app: &App,
+    kind: Kind,
+    answer: &str,
+) -> OperationBuilder {
+    let operation = operation
+        .description(Some(STREAM))
+        .request_body(Some(requests::openai(app, kind)))
+        .response("200", answered(answer));
+    let operation = refused(operation, OpenAi, OF_BODIES);
+    let operation = refused(operation, OpenAi, OF_GENERATION);
+    let operation = refused(operation, OpenAi, ENDS);
+    // Of another model than the one that is served.
+    refused(operation, OpenAi, &[Why::NotFound])
+}
+
+/// An answer of the OpenAI API.
+fn answered(answer: &str) -> ResponseBuilder {
+    let chunk = bodies::chunk_event(&format!("{answer}Chunk"));
+    json("The answer, whole or streamed", named(answer)).content(EVENTS, content(chunk))
+}
+
+pub fn models(_: &App) -> OperationBuilder {
+    operation("models", "openai", "The model, under each of its names")
+        .response("200", json("A list", bodies::models()))
+}
+
+pub fn model(app: &App) -> OperationBuilder {
+    let operation = operation("model", "openai", "The model")
+        .parameter(part_of_path("name", Some(&app.model_id)))
+        .response("200", json("The model", named("Model")));
+    refused(operation, OpenAi, &[Why::NotFound])
+}
+
+pub fn health(_: &App) -> OperationBuilder {
+    let health = |words| json(words, named("Health"));
+    operation(
+        "health",
+        "probe",
+        "The state of everything; null means unknown",
+    )
+    .description(Some("Without a key, where keys are asked for, an outline."))
+    .response("200", health("The worker can serve"))
+    .response("503", health("The worker cannot serve"))
+}
+
+pub fn livez(_: &App) -> OperationBuilder {
+    operation("livez", "probe", "Whether the worker has not given up")
+        .response("200", plain("It has not", bodies::words(["ok"])))
+        .response("503", plain("It has", bodies::words(["failed"])))
+}
+
+pub fn readyz(_: &App) -> OperationBuilder {
+    operation("readyz", "probe", "Whether new requests are taken")
+        .response("200", plain("They are", bodies::words(["ready"])))
+        .response("503", plain("They are not; why, in a word", text()))
+}
+
+fn plain(words: &str, shape: Shape) -> ResponseBuilder {
+    of_type(words, "text/plain; charset=utf-8", shape)
+}
+
+pub fn metrics(_: &App) -> OperationBuilder {
+    let formats = [Format::Classic, Format::OpenMetrics];
+    let response = ResponseBuilder::new().description("In the form that Accept asks for");
+    let response = formats.iter().fold(response, |response, format| {
+        response.content(format.content_type(), content(text()))
+    });
+    operation("metrics", "probe", "Prometheus metrics").response("200", response)
+}
+
+pub fn crashes(_: &App) -> OperationBuilder {
+    operation(
+        "crashes",
+        "operator",
+        "Reports of children that died, newest first",
+    )
+    .response("200", json("Outlines of the reports", bodies::crashes()))
+}
+
+pub fn crash(_: &App) -> OperationBuilder {
+    let report = schema::of_type(Type::Object);
+    let operation = operation("crash", "operator", "One report")
+        .parameter(part_of_path("id", None))
+        .response("200", json("The report", report));
+    refused(operation, Dialect::Native, &[Why::NotFound])
+}
+
+fn part_of_path(name: &str, example: Option<&str>) -> Parameter {
+    ParameterBuilder::new()
+        .name(name)
+        .parameter_in(ParameterIn::Path)
+        .required(Required::True)
+        .schema(Some(text_of(&(1..=usize::MAX))))
+        .example(example.map(Into::into))
+        .build()
+}

@@ -1,0 +1,109 @@
+//! Bodies of requests, as their readers describe them, with examples that work.
+
+use super::schema::Shape;
+use crate::http::App;
+use crate::http::execute;
+use crate::http::fields::Fields;
+use crate::http::openai::{Kind, request};
+use crate::http::reading::ModelTerms;
+use serde_json::{Value, json};
+use utoipa::openapi::example::Example;
+use utoipa::openapi::request_body::{RequestBody, RequestBodyBuilder};
+use utoipa::openapi::{ContentBuilder, Required};
+
+pub(super) fn execute(app: &App) -> RequestBody {
+    let terms = ModelTerms::of(app.engine.model().as_deref());
+    let tokens = few_tokens(app);
+    let read = |fields: Fields<'_>| drop(execute::read_request(fields, &app.limits, &terms));
+    body(
+        Fields::described(execute::NAMES, read).into_shape(),
+        &[
+            (
+                "prompt",
+                json!({
+                    "job_id": "a-1", "prompt": "Once upon a time", "max_tokens": tokens,
+                    "temperature": 0.8, "seed": 7,
+                }),
+            ),
+            (
+                "messages",
+                json!({
+                    "job_id": "a-2", "max_tokens": tokens, "metrics": true, "stop": ["."],
+                    "messages": [{"role": "user", "content": "Why is the sky blue?"}],
+                }),
+            ),
+        ],
+    )
+}
+
+pub(super) fn cancel() -> RequestBody {
+    let read = |fields: Fields<'_>| drop(execute::read_cancellation(fields));
+    let shape = Fields::described(execute::CANCEL_NAMES, read).into_shape();
+    body(shape, &[("job", json!({"job_id": "a-1"}))])
+}
+
+pub(super) fn openai(app: &App, kind: Kind) -> RequestBody {
+    let model = app.engine.model();
+    let read = |fields: Fields<'_>| drop(app.read_openai(fields, model.as_deref(), kind));
+    let shape = Fields::described(request::names(kind), read).into_shape();
+    match kind {
+        Kind::Chat => body(shape, &chats(app)),
+        Kind::Completion => body(shape, &completions(app)),
+    }
+}
+
+fn chats(app: &App) -> [(&'static str, Value); 2] {
+    let tokens = few_tokens(app);
+    let messages = json!([
+        {"role": "system", "content": "Answer in one sentence."},
+        {"role": "user", "content": [{"type": "text", "text": "Why is the sky blue?"}]},
+    ]);
+    [
+        (
+            "whole",
+            json!({"model": app.model_id, "messages": messages, "max_completion_tokens": tokens}),
+        ),
+        (
+            "streamed",
+            json!({
+                "messages": messages, "max_tokens": tokens, "stream": true,
+                "stream_options": {"include_usage": true},
+            }),
+        ),
+    ]
+}
+
+fn completions(app: &App) -> [(&'static str, Value); 2] {
+    let (prompt, tokens) = ("Once upon a time", few_tokens(app));
+    [
+        (
+            "whole",
+            json!({"prompt": prompt, "max_tokens": tokens, "temperature": 0}),
+        ),
+        (
+            "streamed",
+            json!({"prompt": prompt, "max_tokens": tokens, "stream": true, "seed": 7}),
+        ),
+    ]
+}
+
+/// Enough to see an answer, and no more than the operator allows.
+fn few_tokens(app: &App) -> u32 {
+    const FEW: u32 = 8;
+    app.limits.max_tokens_out.map_or(FEW, |most| most.min(FEW))
+}
+
+fn body(shape: Shape, examples: &[(&str, Value)]) -> RequestBody {
+    let examples = examples.iter().map(|(name, value)| {
+        let example = Example::builder().value(Some(value.clone()));
+        (*name, example)
+    });
+    let content = ContentBuilder::new()
+        .schema(Some(shape))
+        .examples_from_iter(examples)
+        .build();
+    RequestBodyBuilder::new()
+        .content("application/json", content)
+        .required(Some(Required::True))
+        .build()
+}

@@ -1,0 +1,65 @@
+//! The document against the tables that it is made of; `tests/tests/openapi.rs` holds it against a
+//! running worker.
+
+use super::answers::Why;
+use super::requests;
+use crate::error_code::ErrorCode;
+use crate::http::fields::Fields;
+use crate::http::tests::app;
+use crate::http::{execute, openai, reading};
+use serde_json::Value;
+use std::collections::BTreeSet;
+use strum::VariantArray as _;
+
+async fn document(flags: &[&str]) -> Value {
+    let app = app(flags).await;
+    serde_json::to_value(super::of(&app)).unwrap()
+}
+
+#[tokio::test]
+async fn every_field_that_a_reader_knows_by_name_is_described() {
+    let app = app(&[]).await;
+    let body = serde_json::to_string(&requests::execute(&app)).unwrap();
+    for name in execute::OWN_NAMES.iter().chain(reading::NAMES) {
+        assert!(body.contains(&format!("\"{name}\":{{")), "{name}");
+    }
+    for kind in [openai::Kind::Chat, openai::Kind::Completion] {
+        let read = |fields: Fields<'_>| drop(app.read_openai(fields, None, kind));
+        let description = Fields::described(openai::request::names(kind), read);
+        let described: BTreeSet<&str> = description.names().collect();
+        for name in openai::request::supported(kind).concat() {
+            assert!(described.contains(name), "{kind:?}: {name}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn limits_are_the_operator_s() {
+    let document = document(&["--max-tokens-out", "77", "--max-prompt-chars", "99"]).await;
+    let schema = |path: &str| {
+        document["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
+            .to_string()
+    };
+    for path in ["/execute", "/v1/chat/completions", "/v1/completions"] {
+        assert!(schema(path).contains("\"maximum\":77"), "{path}");
+    }
+    assert!(schema("/execute").contains("\"maxLength\":99"));
+}
+
+#[tokio::test]
+async fn every_status_that_an_error_may_have_is_an_answer_of_some_route() {
+    let document = document(&[]).await;
+    let paths = document["paths"].as_object().unwrap().values();
+    let operations = paths.flat_map(|item| item.as_object().unwrap().values());
+    let answers = operations.flat_map(|it| it["responses"].as_object().unwrap().keys());
+    let told: BTreeSet<String> = answers.cloned().collect();
+    for why in Why::VARIANTS {
+        let is_there = told.contains(&why.status().to_string());
+        // Of a worker that asks for keys.
+        assert!(is_there || *why == Why::Unauthorized, "{why:?}");
+    }
+    let known: BTreeSet<u16> = Why::VARIANTS.iter().map(|why| why.status()).collect();
+    for code in ErrorCode::VARIANTS {
+        assert!(known.contains(&code.http_status()), "{code}");
+    }
+}
