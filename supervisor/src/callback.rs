@@ -1,14 +1,22 @@
 //! Telling an orchestrator that this worker exists.
 //!
-//! One POST, repeated with growing pauses until it is answered with 2xx or given up. HTTP/1.1
-//! over plain TCP is all it takes, and all there is.
+//! One POST, repeated with growing pauses until it is answered with 2xx or given up: HTTP/1.1 over
+//! TCP, or over TLS. Who is called over TLS must have a certificate of an authority that this host
+//! trusts; `SSL_CERT_FILE` and `SSL_CERT_DIR` name others. They are read again for each attempt.
+//!
+//! Deliberately absent: a way to go on without a certificate that is right.
 
 use crate::config::callback::CallbackUrl;
+use rustls::pki_types::ServerName;
+use rustls::{ClientConfig, RootCertStore};
 use serde::Serialize;
+use std::sync::Arc;
 use std::time::Duration;
 use thiserror::Error;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
 
 /// Attempts, between which the pause doubles, before the registration has failed.
 const ATTEMPTS: u32 = 6;
@@ -65,17 +73,61 @@ pub(crate) async fn register(
 }
 
 async fn post(url: &CallbackUrl, registration: &Registration) -> Result<(), String> {
-    let text = |error: std::io::Error| error.to_string();
     let body = serde_json::to_string(registration).map_err(|error| error.to_string())?;
-    let CallbackUrl { authority, path } = url;
-    let head = format!(
-        "POST {path} HTTP/1.1\r\nHost: {authority}\r\nContent-Type: application/json\r\n\
-         Content-Length: {}\r\nConnection: close\r\n\r\n",
+    let request = format!(
+        "POST {} HTTP/1.1\r\nHost: {}\r\nContent-Type: application/json\r\n\
+         Content-Length: {}\r\nConnection: close\r\n\r\n{body}",
+        url.path,
+        url.authority,
         body.len()
     );
-    let mut stream = TcpStream::connect(authority).await.map_err(text)?;
-    stream.write_all(head.as_bytes()).await.map_err(text)?;
-    stream.write_all(body.as_bytes()).await.map_err(text)?;
+    let stream = TcpStream::connect(&url.authority).await;
+    let stream = stream.map_err(|error| error.to_string())?;
+    match &url.tls {
+        None => exchange(stream, &request).await,
+        Some(name) => exchange(secured(stream, name).await?, &request).await,
+    }
+}
+
+async fn secured(
+    stream: TcpStream,
+    name: &ServerName<'static>,
+) -> Result<TlsStream<TcpStream>, String> {
+    // Hundreds of files, on some hosts.
+    let trusted = tokio::task::spawn_blocking(trusted).await;
+    let trusted = trusted.map_err(|error| error.to_string())??;
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let config = ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .map_err(|error| error.to_string())?
+        .with_root_certificates(trusted)
+        .with_no_client_auth();
+    let connected = TlsConnector::from(Arc::new(config)).connect(name.clone(), stream);
+    connected.await.map_err(|error| format!("TLS: {error}"))
+}
+
+/// The authorities that this host trusts.
+fn trusted() -> Result<RootCertStore, String> {
+    let found = rustls_native_certs::load_native_certs();
+    let mut store = RootCertStore::empty();
+    let (known, _) = store.add_parsable_certificates(found.certs);
+    if known > 0 {
+        return Ok(store);
+    }
+    let why = found.errors.first().map(|error| format!(": {error}"));
+    Err(format!(
+        "TLS: this host trusts no certificate authority; SSL_CERT_FILE names a file of them{}",
+        why.unwrap_or_default()
+    ))
+}
+
+async fn exchange(
+    mut stream: impl AsyncRead + AsyncWrite + Unpin,
+    request: &str,
+) -> Result<(), String> {
+    let text = |error: std::io::Error| error.to_string();
+    stream.write_all(request.as_bytes()).await.map_err(text)?;
+    stream.flush().await.map_err(text)?;
     let mut answer = Vec::new();
     while !answer.contains(&b'\n') && answer.len() < MAX_ANSWER_BYTES {
         if stream.read_buf(&mut answer).await.map_err(text)? == 0 {

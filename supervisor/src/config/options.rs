@@ -72,7 +72,7 @@ pub const OPTIONS: &[Spec] = &[
         "callback-url",
         "URL",
         None,
-        "URL that gets a registration by POST once the model is ready",
+        "http:// or https:// URL that gets a registration by POST once the model is ready",
     ),
     value(
         "advertise-url",

@@ -204,11 +204,18 @@ fn callback_urls() {
     assert_eq!(parse("http://a.b/c?d=e"), ok("a.b:80", "/c?d=e"));
     assert_eq!(parse("http://127.0.0.1:99"), ok("127.0.0.1:99", "/"));
     assert_eq!(parse("http://[::1]/x"), ok("[::1]:80", "/x"));
-    assert!(
-        parse("https://a.b/")
-            .unwrap_err()
-            .contains("https is not supported")
-    );
+    assert_eq!(parse("https://a.b/"), ok("a.b:443", "/"));
+    for (url, host) in [
+        ("https://a.b/", Some("a.b")),
+        ("https://a.b:8443/c", Some("a.b")),
+        ("https://[::1]:99", Some("::1")),
+        ("https://[::1]", Some("::1")),
+        ("http://a.b", None),
+    ] {
+        let name = CallbackUrl::parse(url).unwrap().tls;
+        assert_eq!(name.map(|it| it.to_str().into_owned()).as_deref(), host);
+    }
+    assert!(parse("https://a_b!/").is_err());
     assert!(parse("ftp://a.b/").is_err());
     assert!(parse("http:///x").is_err());
     assert!(parse("http://a b/").is_err());

@@ -11,8 +11,10 @@ use serde_json::{Value, json};
 use strum::VariantArray as _;
 use utoipa::openapi::Type;
 
+type Named = (&'static str, fn() -> Shape);
+
 /// Schemas that have a name of their own.
-pub(super) const NAMED: [(&str, fn() -> Shape); 14] = [
+pub(super) const NAMED: [Named; 14] = [
     ("Error", native_error),
     ("OpenAiError", openai_error),
     ("ExecuteStarted", started),
