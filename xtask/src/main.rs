@@ -20,6 +20,7 @@ mod kernels;
 mod paths;
 mod process;
 mod python;
+mod schemathesis;
 mod test;
 mod up;
 mod worker;
@@ -59,6 +60,8 @@ enum Command {
     Chaos(chaos::Arguments),
     /// The same beside hostile requests, clients, templates, disks and signals: an hour of it.
     Siege(chaos::Arguments),
+    /// Everything that the OpenAPI document allows, and much that it does not, for ten minutes.
+    Schemathesis(schemathesis::Arguments),
     /// A fresh haiku on the current minute, streamed, with every token derived again.
     Haiku(haiku::Arguments),
     /// The largest difference per checkpoint between two logits traces.
@@ -81,6 +84,7 @@ fn main() -> ExitCode {
         Command::Fuzz(arguments) => fuzz::run(&arguments),
         Command::Chaos(arguments) => chaos::run(&arguments),
         Command::Siege(arguments) => chaos::siege(&arguments),
+        Command::Schemathesis(arguments) => schemathesis::run(&arguments),
         Command::Haiku(arguments) => haiku::run(&arguments),
         Command::Compare(arguments) => compare::run(&arguments),
     };

@@ -10,17 +10,26 @@ const PYTHON_VARIABLE: &str = "WORKER_ORCD_PYTHON";
 
 /// The script prints what it compared and ends non-zero when something differs.
 pub fn run(script: &str, arguments: &[&OsStr]) {
-    let status = Command::new(python())
-        .arg(repository_root().join("tests/oracle").join(script))
-        .args(arguments)
-        // A checkout may be read-only, and a cache in it is a surprise.
-        .env("PYTHONDONTWRITEBYTECODE", "1")
-        .status()
-        .expect("Python starts");
-    assert!(
-        status.success(),
-        "{script} found differences (above): {status}"
-    );
+    let path = repository_root().join("tests/oracle").join(script);
+    insist(script, Command::new(python()).arg(path).args(arguments));
+}
+
+/// The same of a program that is a module of an installed package, and that leaves files where it
+/// runs.
+#[allow(dead_code, reason = "each test program compiles its own copy")]
+pub fn module(module: &str, arguments: &[&str]) {
+    let folder = tempfile::tempdir().expect("a temporary directory");
+    let mut command = Command::new(python());
+    command.current_dir(&folder);
+    insist(module, command.args(["-m", module]).args(arguments));
+}
+
+fn insist(name: &str, command: &mut Command) {
+    // A checkout may be read-only, and a cache in it is a surprise.
+    let command = command.env("PYTHONDONTWRITEBYTECODE", "1");
+    let status = command.status().expect("Python starts");
+    let found = "found differences (above)";
+    assert!(status.success(), "{name} {found}: {status}");
 }
 
 /// A missing oracle is a failure that says how to get it: a comparison that skips itself in

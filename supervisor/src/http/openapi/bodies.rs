@@ -269,7 +269,21 @@ pub(super) fn root() -> Shape {
 }
 
 pub(super) fn crashes() -> Shape {
-    object([("crashes", list_of(of_type(Type::Object)))])
+    let known = |kind: Type| or_null(of_type(kind));
+    let summary = object([
+        ("id", text()),
+        ("at", text()),
+        ("label", text()),
+        ("cause", text()),
+        ("signal", known(Type::Integer)),
+        ("exit_code", known(Type::Integer)),
+        ("generation", count()),
+        ("pid", known(Type::Integer)),
+        ("requests", count()),
+        ("ready_ms", known(Type::Number)),
+        ("first_token_ms", known(Type::Number)),
+    ]);
+    object([("crashes", list_of(summary))])
 }
 
 pub(super) fn words<const N: usize>(words: [&'static str; N]) -> Shape {

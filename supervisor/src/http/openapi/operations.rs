@@ -216,10 +216,12 @@ pub fn crashes(_: &App) -> OperationBuilder {
     .response("200", json("Outlines of the reports", bodies::crashes()))
 }
 
-pub fn crash(_: &App) -> OperationBuilder {
+pub fn crash(app: &App) -> OperationBuilder {
+    let newest = app.engine.crashes().list().into_iter().next();
+    let newest = newest.map(|report| report.id);
     let report = schema::of_type(Type::Object);
     let operation = operation("crash", "operator", "One report")
-        .parameter(part_of_path("id", None))
+        .parameter(part_of_path("id", newest.as_deref()))
         .response("200", json("The report", report));
     refused(operation, Dialect::Native, &[Why::NotFound])
 }
