@@ -2,6 +2,7 @@
 //!
 //! Deliberately absent: commands for what does not exist yet; an unknown one is an error.
 
+pub mod chat;
 pub mod doctor;
 pub mod pull;
 mod reload;
@@ -20,7 +21,8 @@ Examples:
   worker-orcd pull                                gets SmolLM2-135M (98 MB)
   worker-orcd --model smollm2 --port 8080
   worker-orcd --model m.gguf --device cuda:0 --api-key-file keys.txt
-  worker-orcd doctor --model m.gguf               can this machine serve?";
+  worker-orcd doctor --model m.gguf               can this machine serve?
+  worker-orcd chat                                talks to one that runs";
 
 /// The command line.
 #[must_use]
@@ -42,6 +44,7 @@ pub fn command_line() -> Command {
         .subcommand(pull::command_line())
         .subcommand(doctor::command_line())
         .subcommand(upgrade::command_line())
+        .subcommand(chat::command_line())
         .subcommand(process::command_line())
         .subcommand(sources::arguments(serve::upgrade::command_line()));
     sources::arguments(command)

@@ -25,8 +25,8 @@ mod units;
 
 use crate::crash::{CrashSettings, store};
 use crate::logging::{LogFormat, parse_level};
+use crate::outgoing::Url;
 use crate::requests::OnFault;
-use callback::CallbackUrl;
 use clap::ArgMatches;
 use device::DeviceChoice;
 use environment::Environment;
@@ -54,7 +54,7 @@ pub struct Config {
     /// True if sampling fields that a request omits are as the model file advises.
     pub model_sampling: bool,
     pub worker_id: Uuid,
-    pub callback_url: Option<CallbackUrl>,
+    pub callback_url: Option<Url>,
     /// Instead of the address that is listened on.
     pub advertise_url: Option<String>,
     pub log_format: LogFormat,
@@ -177,7 +177,7 @@ fn read(reader: &mut Reader<'_>) -> Option<Config> {
     let worker_id = reader.optional("worker-id", |text| {
         Uuid::try_parse(text).map_err(|_| format!("{text:?} is no UUID"))
     });
-    let callback_url = reader.optional("callback-url", CallbackUrl::parse);
+    let callback_url = reader.optional("callback-url", Url::parse);
     let advertise_url = reader.optional("advertise-url", callback::advertised);
     let log_format = reader.optional("log-format", parse_log_format);
     let log_level = read_log_level(reader);

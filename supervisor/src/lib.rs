@@ -12,6 +12,7 @@
 //!   which strangers wrote, are run by [`interpreter`] in a process that may die.
 //! * [`requests`] journals what clients were promised; `driver` and [`child`] keep a child alive;
 //!   [`crash`] tells what became of those that died, [`nvml`] what NVIDIA's library says of it.
+//! * [`outgoing`] asks others over HTTP: who is to be told of this worker, or another worker.
 //! * [`descriptors`] keeps back from clients what children are made with.
 //!
 //! Deliberately absent: CUDA, parsing of model files, `unsafe`.
@@ -39,6 +40,7 @@ pub mod interpreter;
 mod logging;
 mod metrics;
 mod nvml;
+pub mod outgoing;
 pub mod requests;
 mod signals;
 pub mod text;

@@ -78,7 +78,8 @@ impl Orchestrator {
         while line != "\r\n" {
             line.clear();
             reader.read_line(&mut line)?;
-            if let Some(value) = line.strip_prefix("Content-Length: ") {
+            let line = line.to_ascii_lowercase();
+            if let Some(value) = line.strip_prefix("content-length:") {
                 length = value.trim().parse().unwrap();
             }
         }

@@ -52,7 +52,7 @@ pub(super) fn read(reader: &mut Reader<'_>) -> Keys {
 ///
 /// # Errors
 /// Why the file is none that keys can be trusted to.
-fn read_keys(path: &Path) -> Result<Vec<String>, String> {
+pub(crate) fn read_keys(path: &Path) -> Result<Vec<String>, String> {
     let named = |why: String| format!("{} {why}", path.display());
     let text = read_private(path).map_err(named)?;
     let keys = parse(&text);

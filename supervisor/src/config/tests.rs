@@ -1,4 +1,5 @@
 use super::*;
+use crate::outgoing::Url;
 use std::io::Write;
 
 fn gather(flags: &[&str], variables: &[(&str, &str)]) -> Result<Config, ConfigErrors> {
@@ -199,7 +200,7 @@ fn a_trace_must_be_writable() {
 
 #[test]
 fn callback_urls() {
-    let parse = |text| CallbackUrl::parse(text).map(|url| (url.authority, url.path));
+    let parse = |text| Url::parse(text).map(|url| (url.authority, url.path));
     let ok = |authority: &str, path: &str| Ok((authority.to_owned(), path.to_owned()));
     assert_eq!(parse("http://a.b/c?d=e"), ok("a.b:80", "/c?d=e"));
     assert_eq!(parse("http://127.0.0.1:99"), ok("127.0.0.1:99", "/"));
@@ -212,7 +213,7 @@ fn callback_urls() {
         ("https://[::1]", Some("::1")),
         ("http://a.b", None),
     ] {
-        let name = CallbackUrl::parse(url).unwrap().tls;
+        let name = Url::parse(url).unwrap().tls;
         assert_eq!(name.map(|it| it.to_str().into_owned()).as_deref(), host);
     }
     assert!(parse("https://a_b!/").is_err());

@@ -1,0 +1,140 @@
+//! HTTP/1.1 to somebody else, over TCP or TLS: one request on a connection of its own.
+//!
+//! Who is asked over TLS must have a certificate of an authority that this host trusts;
+//! `SSL_CERT_FILE` and `SSL_CERT_DIR` name others. They are read again for each connection.
+//!
+//! Deliberately absent: redirects, proxies, and a way to go on without a certificate that is right.
+
+use axum::http::{Request, Response, Uri};
+use bytes::Bytes;
+use http_body_util::Full;
+use hyper::body::Incoming;
+use hyper::client::conn::http1;
+use hyper::header::HOST;
+use hyper_util::rt::TokioIo;
+use rustls::pki_types::ServerName;
+use rustls::{ClientConfig, RootCertStore};
+use std::sync::Arc;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
+
+/// `http://host:port/path` or `https://…`, taken apart.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Url {
+    /// `host:port`, as a socket address is written.
+    pub authority: String,
+    pub path: String,
+    /// The name that the certificate must have; `None` without TLS.
+    pub tls: Option<ServerName<'static>>,
+}
+
+impl Url {
+    /// # Errors
+    /// What is wrong with it, for a person.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        let secured = text.strip_prefix("https://");
+        let rest = secured
+            .or_else(|| text.strip_prefix("http://"))
+            .ok_or(format!("{text:?} does not begin with http:// or https://"))?;
+        let (authority, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
+        if authority.is_empty() || text.chars().any(|c| c.is_whitespace() || c.is_control()) {
+            return Err(format!("{text:?} is no URL"));
+        }
+        // `[::1]` ends in a bracket, `host:80` has a colon after the last bracket.
+        let after_bracket = &authority[authority.rfind(']').map_or(0, |at| at + 1)..];
+        let port = match (after_bracket.contains(':'), secured) {
+            (true, _) => "",
+            (false, None) => ":80",
+            (false, Some(_)) => ":443",
+        };
+        let path = if path.is_empty() { "/" } else { path };
+        // What is no path is found here, and not at the first request.
+        path.parse::<Uri>()
+            .map_err(|_| format!("{text:?} is no URL"))?;
+        let tls = secured.map(|_| server_name(authority)).transpose()?;
+        Ok(Self {
+            authority: format!("{authority}{port}"),
+            path: path.to_owned(),
+            tls,
+        })
+    }
+}
+
+/// The host alone, without port and brackets.
+fn server_name(authority: &str) -> Result<ServerName<'static>, String> {
+    let host = match authority.rsplit_once(':') {
+        Some((host, port)) if !port.ends_with(']') => host,
+        _ => authority,
+    };
+    let host = host.trim_start_matches('[').trim_end_matches(']');
+    ServerName::try_from(host.to_owned())
+        .map_err(|_| format!("{host:?} is no name that a certificate could have"))
+}
+
+/// Sends a request whose URI is a path alone, and gives back the answer's head and its body unread.
+///
+/// # Errors
+/// Why there is no answer, for a person.
+pub async fn send(
+    url: &Url,
+    mut request: Request<Full<Bytes>>,
+) -> Result<Response<Incoming>, String> {
+    let host = url.authority.parse();
+    let host = host.map_err(|_| format!("{:?} is no host", url.authority))?;
+    request.headers_mut().insert(HOST, host);
+    let stream = TcpStream::connect(&url.authority).await;
+    let stream = stream.map_err(|error| error.to_string())?;
+    match &url.tls {
+        None => exchange(stream, request).await,
+        Some(name) => exchange(secured(stream, name).await?, request).await,
+    }
+}
+
+async fn exchange(
+    stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    request: Request<Full<Bytes>>,
+) -> Result<Response<Incoming>, String> {
+    let connected = http1::handshake(TokioIo::new(stream)).await;
+    let (mut sender, connection) = connected.map_err(|error| error.to_string())?;
+    // It ends with the answer's body, or with whoever drops that.
+    tokio::spawn(connection);
+    let answer = sender.send_request(request).await;
+    answer.map_err(|error| match std::error::Error::source(&error) {
+        Some(why) => format!("{error}: {why}"),
+        None => error.to_string(),
+    })
+}
+
+async fn secured(
+    stream: TcpStream,
+    name: &ServerName<'static>,
+) -> Result<TlsStream<TcpStream>, String> {
+    // Hundreds of files, on some hosts.
+    let trusted = tokio::task::spawn_blocking(trusted).await;
+    let trusted = trusted.map_err(|error| error.to_string())??;
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let config = ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .map_err(|error| error.to_string())?
+        .with_root_certificates(trusted)
+        .with_no_client_auth();
+    let connected = TlsConnector::from(Arc::new(config)).connect(name.clone(), stream);
+    connected.await.map_err(|error| format!("TLS: {error}"))
+}
+
+/// The authorities that this host trusts.
+fn trusted() -> Result<RootCertStore, String> {
+    let found = rustls_native_certs::load_native_certs();
+    let mut store = RootCertStore::empty();
+    let (known, _) = store.add_parsable_certificates(found.certs);
+    if known > 0 {
+        return Ok(store);
+    }
+    let why = found.errors.first().map(|error| format!(": {error}"));
+    Err(format!(
+        "TLS: this host trusts no certificate authority; SSL_CERT_FILE names a file of them{}",
+        why.unwrap_or_default()
+    ))
+}
