@@ -15,7 +15,7 @@ use std::time::Instant;
 use worker_orcd_gpu::device::cuda::{CudaExecutor, CudaOptions, Device};
 use worker_orcd_gpu::device::{LoadOptions, Source};
 use worker_orcd_gpu::flight_recorder::FlightRecorder;
-use worker_orcd_gpu::serve::{Link, Loaded, serve};
+use worker_orcd_gpu::serve::{Link, Loaded, hello, serve};
 use worker_orcd_ipc::frame::write_frame;
 use worker_orcd_ipc::{
     ClientId, Command, DeviceSelector, Envelope, Event, FrameReader, Generation, LoadOrder,
@@ -52,9 +52,13 @@ fn main() -> Result<(), BoxError> {
     // The link ends with this process.
     let link = Arc::new(Link::new(theirs, Generation::FIRST, Arc::new(|_| ())));
     std::thread::spawn(move || {
-        serve(reader, link, &[], FlightRecorder::none(), |_, _| {
-            load(&model)
-        });
+        serve(
+            reader,
+            link,
+            hello(&[], Vec::new()),
+            FlightRecorder::none(),
+            |_, _| load(&model),
+        );
     });
     let mut supervisor = Supervisor {
         socket: ours,

@@ -1,15 +1,15 @@
 //! The way from `main` to [`serve`](crate::serve::serve): arguments, the tie to the parent, the
-//! socket; or to the answer of a probe.
+//! socket, the [confinement](crate::confinement); or to the [answer of a question](crate::questions).
 
+use crate::confinement::{self, Allowed};
 use crate::custody::Custody;
-use crate::device::cuda;
 use crate::exit;
 #[cfg(feature = "fault-injection")]
 use crate::fault_injection;
 use crate::flight_recorder::FlightRecorder;
-use crate::loader;
+use crate::questions::Questions;
 use crate::sentinel;
-use crate::serve::{Link, Loaded, Progress, serve};
+use crate::serve::{Link, Loaded, Progress, hello, serve};
 use clap::Parser;
 use interprocess::local_socket::{GenericFilePath, Stream, prelude::*};
 use nix::sys::prctl;
@@ -29,12 +29,10 @@ const MAX_OOM_SCORE: i32 = 1000;
 #[derive(Debug, Parser)]
 #[command(name = "worker-orcd-gpu", version)]
 struct Arguments {
-    /// Only say whether this program can compute on that CUDA device.
-    #[arg(long, value_name = "ORDINAL", exclusive = true)]
-    probe: Option<u32>,
-    /// Only say whether this program could serve that file, as far as its header says.
-    #[arg(long, value_name = "FILE", exclusive = true)]
-    check_model: Option<PathBuf>,
+    #[command(flatten)]
+    questions: Questions,
+    #[command(flatten)]
+    allowed: Allowed,
     #[command(flatten)]
     serving: Option<Serving>,
 }
@@ -62,20 +60,14 @@ where
     L: FnOnce(&LoadOrder, Option<&Custody>, Progress<'_>) -> Result<Loaded, Fault>,
 {
     exit::end_process_on_panic(|_| {});
-    let arguments = match Arguments::parse() {
-        Arguments {
-            probe: Some(ordinal),
-            ..
-        } => answer(cuda::outlook(ordinal)),
-        Arguments {
-            check_model: Some(path),
-            ..
-        } => answer(loader::check(&path)),
-        Arguments {
-            serving: Some(serving),
-            ..
-        } => serving,
-        _ => end(ExitCode::Usage, "--socket and --generation are needed"),
+    let Arguments {
+        questions,
+        allowed,
+        serving,
+    } = Arguments::parse();
+    questions.answer();
+    let Some(arguments) = serving else {
+        end(ExitCode::Usage, "--socket and --generation are needed");
     };
     stand_in_for_the_supervisor();
     if let Err(error) = tie_to_parent(arguments.parent) {
@@ -84,25 +76,18 @@ where
             &format!("the signals cannot be set up: {error}"),
         );
     }
-    let socket = match connect(arguments.socket) {
-        Ok(socket) => socket,
-        Err(error) => end(
-            ExitCode::Fault(FaultKind::Io),
-            &format!("the control socket: {error}"),
-        ),
+    #[cfg(feature = "fault-injection")]
+    let (rules, allowed) = with_faults(allowed);
+    let mut gaps = confinement::begin(&allowed);
+    let lost = |what: &str, error: io::Error| -> ! {
+        end(ExitCode::Fault(FaultKind::Io), &format!("{what}: {error}"))
     };
-    let custody = match arguments
-        .custody
-        .as_deref()
-        .map(Custody::connect)
-        .transpose()
-    {
-        Ok(custody) => custody,
-        Err(error) => end(
-            ExitCode::Fault(FaultKind::Io),
-            &format!("the socket for descriptors: {error}"),
-        ),
-    };
+    let socket = connect(arguments.socket);
+    let socket = socket.unwrap_or_else(|error| lost("the control socket", error));
+    let custody = arguments.custody.as_deref().map(Custody::connect);
+    let custody = custody.transpose();
+    let custody = custody.unwrap_or_else(|error| lost("the socket for descriptors", error));
+    gaps.extend(confinement::enter(&allowed));
     let is_watched = custody.as_ref().is_some_and(post_sentinel);
     let loader = move |order: &LoadOrder, progress: Progress<'_>| {
         let loaded = loader(order, custody.as_ref(), progress);
@@ -114,16 +99,24 @@ where
     };
     let (generation, reader) = (Generation(arguments.generation), socket.clone());
     #[cfg(feature = "fault-injection")]
-    let (socket, loader) = match fault_injection::rules() {
-        Ok(rules) => fault_injection::arm(rules, generation, socket, loader),
-        Err(error) => end(ExitCode::Usage, &error.to_string()),
-    };
+    let (socket, loader) = fault_injection::arm(rules, generation, socket, loader);
     let link = Arc::new(Link::new(socket, generation, exit::end_process()));
     let speaker = Arc::clone(&link);
     // The panicking thread may be the one that was speaking: then nobody speaks again.
     exit::end_process_on_panic(move |fault| speaker.try_last_words(fault));
-    serve(reader, link, features, FlightRecorder::at_stdin(), loader);
+    let hello = hello(features, gaps);
+    serve(reader, link, hello, FlightRecorder::at_stdin(), loader);
     exit::end_now(ExitCode::SupervisorLost);
+}
+
+/// The faults that are asked for, and a child that may remove the files that they wait for.
+#[cfg(feature = "fault-injection")]
+fn with_faults(mut allowed: Allowed) -> (Vec<fault_injection::Rule>, Allowed) {
+    let rules = fault_injection::rules();
+    let rules = rules.unwrap_or_else(|error| end(ExitCode::Usage, &error.to_string()));
+    let directories = fault_injection::directories(&rules);
+    allowed.removable.extend(directories);
+    (rules, allowed)
 }
 
 /// Without one, a death by a signal is noticed some milliseconds later.
@@ -131,24 +124,6 @@ fn post_sentinel(custody: &Custody) -> bool {
     let posted = custody.line().and_then(sentinel::post);
     let posted = posted.inspect_err(|error| eprintln!("worker-orcd-gpu: no sentinel: {error}"));
     posted.is_ok()
-}
-
-/// Answers a question of [`worker_orcd_ipc::probe`].
-fn answer(found: Result<String, Fault>) -> ! {
-    let (line, code) = match found {
-        Ok(words) => (words, ExitCode::Clean),
-        Err(fault) => {
-            let code = fault.exit_code();
-            match fault {
-                Fault::DeviceUnavailable { message } | Fault::ModelLoad { message } => {
-                    (message, code)
-                }
-                other => (other.to_string(), code),
-            }
-        }
-    };
-    println!("{line}");
-    exit::end_now(code);
 }
 
 /// Offers this process to the kernel where memory is short: it is replaced, while the death of the

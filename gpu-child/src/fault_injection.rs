@@ -11,7 +11,7 @@
 //!
 //! * [`grammar`] is the page on what can be asked for; nothing is injected without the variable.
 //! * [`kind`] is the closed list of misdeeds, [`executor`] strikes before a step is computed,
-//!   [`deeds`] does what happens in the engine's own thread, [`wire`] what happens to bytes on their
+//!   [`deeds`] does what happens in the engine's own thread, [`escapes`] what the kernel refuses, [`wire`] what happens to bytes on their
 //!   way up; what a device has to do is [its own](crate::device::misdeed).
 //!
 //! Every fault is announced on stderr before it is committed, so that a log says what was
@@ -20,6 +20,7 @@
 //! nobody can notice.
 
 mod deeds;
+mod escapes;
 mod executor;
 mod grammar;
 mod kind;
@@ -37,6 +38,7 @@ use executor::FaultyExecutor;
 use std::any::Any;
 use std::env::VarError;
 use std::io::Write;
+use std::path::PathBuf;
 use std::sync::Arc;
 use wire::Wire;
 use worker_orcd_ipc::{Fault, Generation, LoadOrder};
@@ -56,6 +58,11 @@ pub fn rules() -> Result<Vec<Rule>, GrammarError> {
             text.to_string_lossy().into_owned(),
         )),
     }
+}
+
+/// Directories in which the rules remove files.
+pub fn directories(rules: &[Rule]) -> impl Iterator<Item = PathBuf> {
+    rules.iter().filter_map(Rule::directory)
 }
 
 /// Puts the faults that `rules` ask for around a writer and a loader.

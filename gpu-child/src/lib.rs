@@ -17,6 +17,7 @@
 //! Deliberately absent: text (the supervisor's), HTTP, retries, and any fallback from one device
 //! to another.
 
+pub mod confinement;
 pub mod custody;
 pub mod device;
 pub mod entry;
@@ -27,6 +28,7 @@ pub mod flight_recorder;
 pub mod kv_pages;
 pub mod loader;
 pub mod model;
+pub mod questions;
 pub mod rng;
 pub mod sampler;
 pub mod scheduler;

@@ -69,12 +69,23 @@ pub struct Loaded {
 /// Callback while loading, with bytes done and bytes in all.
 pub type Progress<'a> = &'a (dyn Fn(u64, u64) + Sync);
 
+/// What this process says of itself, with what may be held against it.
+#[must_use]
+pub fn hello(features: &[&str], confinement_gaps: Vec<String>) -> ChildHello {
+    ChildHello {
+        pid: std::process::id(),
+        build: env!("CARGO_PKG_VERSION").to_owned(),
+        features: features.iter().map(|&feature| feature.to_owned()).collect(),
+        confinement_gaps,
+    }
+}
+
 /// Says hello, loads what it is told to, and works until the conversation ends. Returns only when
 /// the link's [`ExitHook`](crate::exit::ExitHook) does.
 pub fn serve<R, L>(
     reader: R,
     link: Arc<Link>,
-    features: &[&str],
+    hello: ChildHello,
     recorder: FlightRecorder,
     loader: L,
 ) where
@@ -83,11 +94,7 @@ pub fn serve<R, L>(
 {
     let (status, conversation) = (Arc::new(Status::new()), Arc::new(Conversation::new()));
     let (sender, commands) = sync_channel(COMMAND_QUEUE);
-    link.send(Event::Hello(ChildHello {
-        pid: std::process::id(),
-        build: env!("CARGO_PKG_VERSION").to_owned(),
-        features: features.iter().map(|&feature| feature.to_owned()).collect(),
-    }));
+    link.send(Event::Hello(hello));
     let threads = [
         {
             let (link, conversation) = (Arc::clone(&link), Arc::clone(&conversation));

@@ -46,6 +46,8 @@ impl Supervisor {
                 "--parent",
                 &std::process::id().to_string(),
             ])
+            // Its model is written when it has begun. What confines it is tested with the supervisor's.
+            .arg("--unconfined")
             .args(arguments)
             .env("SOCKET", &path)
             .stderr(Stdio::null())
@@ -363,7 +365,8 @@ fn role_of_a_panicking_child() {
     let link = std::sync::Arc::new(serve::Link::new(socket, Generation(5), exit::end_process()));
     let speaker = std::sync::Arc::clone(&link);
     exit::end_process_on_panic(move |fault| speaker.try_last_words(fault));
-    serve::serve(reader, link, &[], FlightRecorder::none(), |_, _| {
+    let hello = serve::hello(&[], Vec::new());
+    serve::serve(reader, link, hello, FlightRecorder::none(), |_, _| {
         std::thread::spawn(|| panic!("a test panics"))
             .join()
             .unwrap();

@@ -50,6 +50,8 @@ pub struct ChildHello {
     /// Compile-time features that change what the child may do, such as `fault-injection`.
     /// The supervisor refuses any that it was not configured to accept.
     pub features: Vec<String>,
+    /// What of its confinement is not in force, in words, and why. Empty: the child is confined.
+    pub confinement_gaps: Vec<String>,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

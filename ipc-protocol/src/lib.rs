@@ -57,8 +57,10 @@ pub use model::{
     DeviceFacts, ModelFacts, ModelIdentity, SamplingAdvice, TokenKind, TokenizerFacts,
     TokenizerKind,
 };
-pub use probe::{CHECK_MODEL_FLAG, CHILD_NAME, PROBE_FLAG, PROBE_LINE_BYTES};
+pub use probe::{
+    CHECK_CONFINEMENT_FLAG, CHECK_MODEL_FLAG, CHILD_NAME, DIGEST_FLAG, PROBE_FLAG, PROBE_LINE_BYTES,
+};
 
 /// Sent in the clear in the [`Preamble`], before any bincode: two versions that cannot read
 /// each other's messages can still read this and say so.
-pub const PROTOCOL_VERSION: u16 = 12;
+pub const PROTOCOL_VERSION: u16 = 13;

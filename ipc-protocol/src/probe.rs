@@ -9,6 +9,12 @@
 //! `worker-orcd-gpu --check-model FILE`: could it serve this file, as far as its header says?
 //! `Clean`: the model, in words. [`FaultKind::ModelLoad`](crate::FaultKind::ModelLoad): why not.
 //!
+//! `worker-orcd-gpu --digest FILE`: what is in it? `Clean`: the SHA-256 of its bytes, in hexadecimal digits.
+//! [`FaultKind::Io`](crate::FaultKind::Io): why it cannot be read.
+//!
+//! `worker-orcd-gpu --check-confinement`: can this machine confine it? `Clean`: with what. `Io`: what is
+//! missing.
+//!
 //! `worker-orcd-gpu --version`: its name and its version.
 //!
 //! Anything else is no answer.
@@ -18,6 +24,11 @@ pub const PROBE_FLAG: &str = "--probe";
 
 /// Followed by a path.
 pub const CHECK_MODEL_FLAG: &str = "--check-model";
+
+/// Followed by a path.
+pub const DIGEST_FLAG: &str = "--digest";
+
+pub const CHECK_CONFINEMENT_FLAG: &str = "--check-confinement";
 
 /// Beginning of the answer to `--version`.
 pub const CHILD_NAME: &str = "worker-orcd-gpu";

@@ -1,7 +1,7 @@
 //! One child process: made, heard, written to, and buried.
 //!
-//! * [`nursery`] children in the making: [`spawn`] the thread that makes processes, [`socket`] the
-//!   private place where a child connects, [`custody`] the other one, for descriptors,
+//! * [`nursery`] children in the making: [`spawn`] the thread that makes processes, [`confinement`] what a
+//!   process is allowed, [`socket`] the private place where a child connects, [`custody`] the other one, for descriptors,
 //!   [`flight_recorder`] its stdin, which it writes to and which outlives it; [`leftovers`] such places
 //!   of dead supervisors;
 //! * [`link`] frames in both directions; [`output`] its stdout and stderr, as log lines;
@@ -13,6 +13,7 @@
 //!
 //! Deliberately absent: decisions. What a sign means is the lifecycle's business.
 
+pub(crate) mod confinement;
 pub(crate) mod custody;
 pub(crate) mod flight_recorder;
 mod leftovers;

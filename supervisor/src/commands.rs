@@ -13,8 +13,9 @@ mod usage;
 use crate::config::sources;
 use crate::exit::WorkerExit;
 use crate::interpreter::process;
-use clap::Command;
+use clap::{Arg, ArgMatches, Command};
 use std::fmt::Display;
+use std::path::PathBuf;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -48,6 +49,25 @@ pub fn command_line() -> Command {
         .subcommand(process::command_line())
         .subcommand(sources::arguments(serve::upgrade::command_line()));
     sources::arguments(command)
+}
+
+/// For commands that ask the child's program.
+fn child_option() -> Arg {
+    Arg::new("child-binary")
+        .long("child-binary")
+        .value_name("FILE")
+        .help("[default: worker-orcd-gpu beside this program]")
+}
+
+fn child_program(arguments: &ArgMatches) -> PathBuf {
+    let given = arguments.get_one::<String>("child-binary");
+    given.map_or_else(
+        || {
+            let own = std::env::current_exe().unwrap_or_default();
+            own.with_file_name("worker-orcd-gpu")
+        },
+        PathBuf::from,
+    )
 }
 
 /// Says why the worker ends, with the number that it leaves behind.

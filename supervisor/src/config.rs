@@ -49,6 +49,8 @@ pub struct Config {
     pub device: DeviceChoice,
     pub child_binary: PathBuf,
     pub accept_fault_injection: bool,
+    /// Children take away from themselves what they do not need.
+    pub child_confinement: bool,
     /// Control tokens are parsed in what clients write into messages, too.
     pub parse_special: bool,
     /// True if sampling fields that a request omits are as the model file advises.
@@ -182,6 +184,11 @@ fn read(reader: &mut Reader<'_>) -> Option<Config> {
     let log_format = reader.optional("log-format", parse_log_format);
     let log_level = read_log_level(reader);
     let accept_fault_injection = reader.switch("accept-fault-injection");
+    let child_confinement = reader.optional("child-confinement", |text| match text {
+        "on" => Ok(true),
+        "off" => Ok(false),
+        _ => Err(format!("{text:?} is neither on nor off")),
+    });
     let parse_special = reader.switch("parse-special");
     let model_sampling = !reader.switch("no-model-sampling");
     let served_model_names = reader.optional("served-model-name", |text| match http::list(text) {
@@ -207,6 +214,7 @@ fn read(reader: &mut Reader<'_>) -> Option<Config> {
         device: device?,
         child_binary: child_binary?,
         accept_fault_injection,
+        child_confinement: child_confinement?,
         parse_special,
         model_sampling,
         worker_id: worker_id.unwrap_or_else(Uuid::new_v4),

@@ -394,9 +394,9 @@ impl Driver {
     }
 
     fn spawn(&mut self, seat: SeatId, generation: Generation) {
-        let (program, news) = (&self.settings.child_binary, &mut self.chronicle.news);
+        let (settings, news) = (&self.settings, &mut self.chronicle.news);
         let seat = &mut self.seats[seat];
-        if let Some(event) = births::order(self.now, seat, generation, program, news) {
+        if let Some(event) = births::order(self.now, seat, generation, settings, news) {
             self.tell(Event::Child { generation, event });
         }
     }

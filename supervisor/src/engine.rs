@@ -64,6 +64,8 @@ pub struct EngineSettings {
     pub model_sampling: bool,
     /// Accept a child that was built to fail on command. Never in production.
     pub accept_fault_injection: bool,
+    /// Children take away from themselves what they do not need.
+    pub child_confinement: bool,
     /// Keep a child that takes over when another one dies.
     pub standby: bool,
     /// The last child of an earlier supervisor, which may still be dying.

@@ -101,7 +101,14 @@ fn failing_on_command(oracles: &Oracles) -> Command {
             "--features",
             "fault-injection",
         ])
-        .args(["--test", "faults", "--test", "gpu_faults"])
+        .args([
+            "--test",
+            "faults",
+            "--test",
+            "gpu_faults",
+            "--test",
+            "escapes",
+        ])
         .args(["--test", "chaos", "--bin", "chaos"])
         .env("WORKER_ORCD_MODEL", &oracles.model);
     command

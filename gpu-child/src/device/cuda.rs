@@ -67,6 +67,7 @@ use context::Context;
 pub use context::outlook;
 use decode_step::DecodeStep;
 use graph::Graphs;
+pub(crate) use kernels::KERNELS_VARIABLE;
 use kv::KvCache;
 use kv_custody::KvSharing;
 pub use load::Device;

@@ -1,5 +1,6 @@
 //! Faults that happen in the engine's own thread, in the middle of a step.
 
+use super::escapes::attempt;
 use super::wire::Misdeed;
 use super::{Kind, saboteur};
 use crate::device::Executor;
@@ -62,6 +63,10 @@ pub(super) fn commit(kind: Kind, device: &mut (dyn Executor + 'static)) -> Resul
             let misdeed = kind.of_device().expect("a kind of the device's");
             let saboteur = saboteur(device).expect("rules were checked");
             saboteur.commit(misdeed).map(|()| Outcome::Done)
+        }
+        Kind::ReadFile | Kind::OpenSocket | Kind::RunProgram => {
+            attempt(kind);
+            Ok(Outcome::Done)
         }
         Kind::FlippedBit => unreachable!("it strikes in no step"),
         Kind::Stall => Ok(Outcome::OnTheWire(Misdeed::Stall)),

@@ -10,6 +10,7 @@
 //!           / "illegal-address" / "misaligned" / "trap" / "endless-kernel"
 //!           / "device-out-of-memory" / "device-full"
 //!           / "flipped-page"      where the KV cache is shared
+//!           / "read-file" / "open-socket" / "run-program"     refused, where the child is confined
 //!           / "flipped-bit"       with generation alone: in the weights that this child places
 //! condition = "step=" N           the Nth step of this child, counted from 1
 //!           / "generation=" N     this child only, counted from 1
@@ -22,7 +23,7 @@
 //! ```
 //!
 //! `device` is every kind that only a GPU has (`illegal-address` to `device-full`), `any` every other
-//! that flips no bit. All conditions of a rule must hold in the same step; the last three of a sequence
+//! that flips no bit and is no try to get out. All conditions of a rule must hold in the same step; the last three of a sequence
 //! may be met by different sequences. The first rule that strikes wins. Draws depend on seed, generation,
 //! step and rule, so every child of a run fails in its own way, and again in the same way when the run is
 //! repeated.
@@ -164,6 +165,13 @@ impl Rule {
     #[must_use]
     pub fn may(&self, kind: Kind) -> bool {
         self.kinds.contains(&kind)
+    }
+
+    /// The place of the file that the strike removes.
+    #[must_use]
+    pub fn directory(&self) -> Option<PathBuf> {
+        let file = self.file.as_ref()?;
+        file.parent().map(PathBuf::from)
     }
 
     /// Whether a bit is to flip in the weights that this child places.
@@ -331,7 +339,16 @@ mod tests {
         assert_eq!(seen("any|device").len(), Kind::ALL.len());
         assert_eq!(seen("device|nan").len(), seen("device").len() + 1);
         assert_eq!(seen("any|flipped-page").len(), seen("any").len() + 1);
-        for kind in Kind::ALL.into_iter().chain([Kind::FlippedPage]) {
+        assert!(
+            Kind::ESCAPES
+                .iter()
+                .all(|kind| !seen("any|device").contains(kind))
+        );
+        for kind in Kind::ALL
+            .into_iter()
+            .chain([Kind::FlippedPage])
+            .chain(Kind::ESCAPES)
+        {
             assert_eq!(strike(&format!("{}@step=1", kind.name()), 1, 1), Some(kind));
         }
     }

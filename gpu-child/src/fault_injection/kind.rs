@@ -52,6 +52,12 @@ pub enum Kind {
     /// A bit of the weights changes after their checksums were taken and before they are sealed. No
     /// step is its moment: the child that places the weights does it.
     FlippedBit,
+    /// Reads a file that is none of the child's.
+    ReadFile,
+    /// Makes a socket of the network.
+    OpenSocket,
+    /// Starts another program in its own place.
+    RunProgram,
 }
 
 impl Kind {
@@ -79,6 +85,9 @@ impl Kind {
         Self::DeviceFull,
     ];
 
+    /// What a confined child is refused, and goes on.
+    pub const ESCAPES: [Self; 3] = [Self::ReadFile, Self::OpenSocket, Self::RunProgram];
+
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -104,13 +113,16 @@ impl Kind {
             Self::DeviceFull => "device-full",
             Self::FlippedPage => "flipped-page",
             Self::FlippedBit => "flipped-bit",
+            Self::ReadFile => "read-file",
+            Self::OpenSocket => "open-socket",
+            Self::RunProgram => "run-program",
         }
     }
 
     #[must_use]
     pub fn named(name: &str) -> Option<Self> {
-        let of_no_group = [Self::FlippedPage, Self::FlippedBit];
-        let mut all = Self::ALL.into_iter().chain(of_no_group);
+        let flips = [Self::FlippedPage, Self::FlippedBit];
+        let mut all = Self::ALL.into_iter().chain(flips).chain(Self::ESCAPES);
         all.find(|kind| kind.name() == name)
     }
 
@@ -139,7 +151,10 @@ impl Kind {
             | Self::Stop
             | Self::Kill
             | Self::FlippedPage
-            | Self::FlippedBit => None,
+            | Self::FlippedBit
+            | Self::ReadFile
+            | Self::OpenSocket
+            | Self::RunProgram => None,
         }
     }
 }

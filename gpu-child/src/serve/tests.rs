@@ -47,7 +47,15 @@ impl Supervisor {
             let _ = sender.send(code);
         });
         let link = Arc::new(Link::new(child_writer, Generation(3), exit));
-        std::thread::spawn(move || serve(child_reader, link, &["test"], recorder, load));
+        std::thread::spawn(move || {
+            serve(
+                child_reader,
+                link,
+                hello(&["test"], Vec::new()),
+                recorder,
+                load,
+            )
+        });
         let mut this = Self {
             down: Some(down),
             up,

@@ -172,6 +172,7 @@ fn events() -> Vec<Event> {
             pid: 4242,
             build: "0.1.0".to_owned(),
             features: vec!["fault-injection".to_owned()],
+            confinement_gaps: vec!["it was switched off".to_owned()],
         }),
         Event::LoadProgress {
             bytes_done: 65_536,

@@ -44,13 +44,16 @@ pub fn envelope() -> BoxedStrategy<Envelope> {
 }
 
 fn event() -> BoxedStrategy<Event> {
-    let hello = (any::<u32>(), text(), vec(text(), 0..3));
+    let hello = (any::<u32>(), text(), vec(text(), 0..3), vec(text(), 0..3));
     prop_oneof![
-        hello.prop_map(|(pid, build, features)| Event::Hello(ChildHello {
-            pid,
-            build,
-            features
-        })),
+        hello.prop_map(|(pid, build, features, confinement_gaps)| {
+            Event::Hello(ChildHello {
+                pid,
+                build,
+                features,
+                confinement_gaps,
+            })
+        }),
         (any::<u64>(), any::<u64>()).prop_map(|(bytes_done, bytes_total)| {
             Event::LoadProgress {
                 bytes_done,

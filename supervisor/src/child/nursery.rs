@@ -10,6 +10,7 @@ use super::output::log_lines;
 use super::reap::Process;
 use super::socket::{Door, PrivateDir};
 use super::spawn::{SpawnOrder, Spawned, Spawner};
+use std::ffi::OsString;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::Path;
@@ -61,7 +62,7 @@ impl Nursery {
         }
     }
 
-    /// Orders a child, and returns what it will write into.
+    /// Orders a child that is allowed so much, and returns what it will write into.
     ///
     /// # Errors
     /// When there is no thread, or no socket can be made.
@@ -69,6 +70,7 @@ impl Nursery {
         &mut self,
         generation: Generation,
         program: &Path,
+        allowed: Vec<OsString>,
     ) -> Result<Option<FlightRecorder>, NotBegun> {
         let spawner = match &self.spawner {
             Ok(spawner) => spawner,
@@ -98,6 +100,7 @@ impl Nursery {
             program: program.to_owned(),
             socket: door.path().to_owned(),
             custody: custody.as_ref().map(|custody| custody.path().to_owned()),
+            allowed,
             recorder: for_child,
         });
         self.door = Some((generation, door, custody));

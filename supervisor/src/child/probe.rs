@@ -1,5 +1,5 @@
-//! Questions to the child's program before there is any child: about itself, a CUDA device and a
-//! model file.
+//! Questions to the child's program before there is any child: about itself, a CUDA device, a model file,
+//! and what this machine can refuse it.
 //!
 //! [`worker_orcd_ipc::probe`] has the questions. Each is asked of a process of its own, because a
 //! device, a driver or a file that is wedged may keep whoever asks; nobody waits longer than
@@ -16,7 +16,8 @@ use std::time::Duration;
 use tokio::io::AsyncReadExt as _;
 use tokio::net::unix::pipe::Receiver;
 use worker_orcd_ipc::{
-    CHECK_MODEL_FLAG, CHILD_NAME, ExitCode, FaultKind, PROBE_FLAG, PROBE_LINE_BYTES,
+    CHECK_CONFINEMENT_FLAG, CHECK_MODEL_FLAG, CHILD_NAME, ExitCode, FaultKind, PROBE_FLAG,
+    PROBE_LINE_BYTES,
 };
 use worker_orcd_lifecycle::Exit;
 
@@ -51,6 +52,19 @@ pub(crate) async fn check_model(program: &Path, model: &Path) -> Result<String, 
     question.ask_within(PATIENCE, program).await
 }
 
+/// What children are confined with.
+///
+/// # Errors
+/// What is missing, or why there was no answer.
+pub(crate) async fn check_confinement(program: &Path) -> Result<String, String> {
+    let question = Question {
+        about: "its confinement",
+        arguments: &[CHECK_CONFINEMENT_FLAG.as_ref()],
+        no: Some(ExitCode::Fault(FaultKind::Io)),
+    };
+    question.ask_within(PATIENCE, program).await
+}
+
 /// The version of the child's program.
 ///
 /// # Errors
@@ -80,16 +94,18 @@ impl Question<'_> {
         let about = self.about;
         match tokio::time::timeout(patience, self.put_to(program)).await {
             Ok(Ok((exit, text))) => self.understand(exit, &text),
-            Ok(Err(error)) => Err(format!(
-                "{} cannot be asked for {about}: {error}",
-                program.display()
-            )),
+            Ok(Err(error)) => Err(self.not_put(program, &error)),
             // Dropped with the process in it, which is killed.
             Err(_) => Err(format!(
                 "the child's program did not answer for {about} within {} ms",
                 patience.as_millis()
             )),
         }
+    }
+
+    fn not_put(&self, program: &Path, error: &io::Error) -> String {
+        let (program, about) = (program.display(), self.about);
+        format!("{program} cannot be asked for {about}: {error}")
     }
 
     async fn put_to(&self, program: &Path) -> io::Result<(Exit, String)> {

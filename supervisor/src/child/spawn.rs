@@ -4,6 +4,7 @@
 //! takes "parent" to be the *thread* that forked it. A worker thread of the runtime may end at
 //! any time; this thread lives as long as the supervisor, so the promise holds exactly as long.
 
+use std::ffi::OsString;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::process::CommandExt as _;
@@ -21,6 +22,8 @@ pub(crate) struct SpawnOrder {
     pub socket: PathBuf,
     /// Path of the socket at which it hands descriptors over, if such a socket could be made.
     pub custody: Option<PathBuf>,
+    /// What it may have ([`confinement`](super::confinement)).
+    pub allowed: Vec<OsString>,
     /// Becomes the child's descriptor 0: its flight recorder, where one could be made.
     pub recorder: Option<OwnedFd>,
 }
@@ -80,6 +83,7 @@ fn spawn(order: SpawnOrder) -> io::Result<StdChild> {
         .arg(order.generation.to_string())
         .arg("--parent")
         .arg(std::process::id().to_string())
+        .args(order.allowed)
         // Its own group: it is killed with everything it forks, and a Ctrl-C in the terminal
         // reaches the supervisor alone, which then drains.
         .process_group(0)

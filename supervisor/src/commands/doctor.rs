@@ -4,6 +4,7 @@
 //! can be computed on, and whether a file is a model, is asked of the child's program, in a process
 //! of its own each time.
 
+use super::{child_option, child_program};
 use crate::child::probe;
 use crate::config::device::AUTO_ORDINAL;
 use crate::config::model_name;
@@ -15,7 +16,7 @@ use clap::{Arg, ArgMatches, Command};
 use nix::sys::resource::{Resource, getrlimit};
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 use worker_orcd_lifecycle::RecoveryAction;
@@ -33,11 +34,7 @@ pub fn command_line() -> Command {
                 .value_name("FILE")
                 .help("Also check this model"),
         )
-        .arg(
-            Arg::new("child-binary")
-                .long("child-binary")
-                .value_name("FILE"),
-        )
+        .arg(child_option())
 }
 
 /// NVML answers in a tenth of a second, and not at all on a wedged device.
@@ -60,10 +57,7 @@ enum Verdict {
 /// Prints all findings; fails when one of them is bad.
 #[must_use]
 pub fn run(arguments: &ArgMatches) -> ExitCode {
-    let child = arguments
-        .get_one::<String>("child-binary")
-        .map(PathBuf::from);
-    let child = child.unwrap_or_else(beside_this_program);
+    let child = child_program(arguments);
     let answers = match Answers::ask(&child, arguments.get_one::<String>("model")) {
         Ok(answers) => answers,
         Err(error) => {
@@ -74,6 +68,7 @@ pub fn run(arguments: &ArgMatches) -> ExitCode {
     let mut findings = vec![
         child_binary(&child, answers.version),
         device(answers.device, driver_is_loaded()),
+        confinement(answers.confinement),
         open_files(),
         memory(),
     ];
@@ -112,6 +107,7 @@ fn print(finding: &Finding) {
 struct Answers {
     version: Result<String, String>,
     device: Result<String, String>,
+    confinement: Result<String, String>,
     model: Option<Result<String, (String, &'static str)>>,
 }
 
@@ -124,6 +120,7 @@ impl Answers {
             Self {
                 version: probe::version(child).await,
                 device: probe::ask(child, AUTO_ORDINAL).await,
+                confinement: probe::check_confinement(child).await,
                 model: match model.map(|name| model_name::resolve(name)) {
                     None => None,
                     Some(Err(why)) => Some(Err((why, "worker-orcd pull gets one"))),
@@ -136,11 +133,6 @@ impl Answers {
             }
         }))
     }
-}
-
-fn beside_this_program() -> PathBuf {
-    let own = std::env::current_exe().unwrap_or_default();
-    own.with_file_name("worker-orcd-gpu")
 }
 
 fn child_binary(path: &Path, version: Result<String, String>) -> Finding {
@@ -189,6 +181,22 @@ fn device(outlook: Result<String, String>, driver: bool) -> Finding {
     };
     Finding {
         subject: "device",
+        verdict,
+    }
+}
+
+/// Children serve without it, and whoever takes one over has what this user has.
+fn confinement(checked: Result<String, String>) -> Finding {
+    let verdict = match checked {
+        Ok(words) => Verdict::Good(words),
+        Err(why) => Verdict::Note(
+            why,
+            "a kernel of 6.12 or later with Landlock (lsm=landlock) and seccomp confines children and \
+             interpreters; they serve without",
+        ),
+    };
+    Finding {
+        subject: "confinement",
         verdict,
     }
 }

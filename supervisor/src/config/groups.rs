@@ -17,6 +17,7 @@ const GROUPS: [(&str, &[&str]); 6] = [
             "prefill-chunk",
             "no-prefix-cache",
             "child-binary",
+            "child-confinement",
             "accept-fault-injection",
         ],
     ),

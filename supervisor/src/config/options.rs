@@ -344,6 +344,13 @@ pub const OPTIONS: &[Spec] = &[
         None,
         "[default: worker-orcd-gpu beside this program]",
     ),
+    value(
+        "child-confinement",
+        "WHAT",
+        Some("on"),
+        "on: a child has no network, starts no program and opens no file but the model and what its device \
+         needs; off: it may do what this user may",
+    ),
     Spec {
         name: "accept-fault-injection",
         syntax: Syntax::Switch,

@@ -6,6 +6,7 @@ use crate::child::spawn::{Spawned, is_permanent, is_want_of_descriptors};
 use crate::driver::chronicle::Chronicle;
 use crate::driver::news::News;
 use crate::driver::seat::Seat;
+use crate::engine::EngineSettings;
 use std::io;
 use std::path::Path;
 use std::time::Instant;
@@ -21,10 +22,10 @@ pub(super) fn order(
     now: Instant,
     seat: &mut Seat,
     generation: Generation,
-    program: &Path,
+    settings: &EngineSettings,
     news: &mut News,
 ) -> Option<ChildEvent> {
-    match seat.begin(generation, program) {
+    match seat.begin(generation, settings) {
         Ok(()) => {
             news.repaired(CHILD_SOCKET);
             None

@@ -3,6 +3,7 @@
 //! Deliberately absent: what follows from anything here. A [`Happening`] goes to the driver, which asks
 //! the lifecycle.
 
+use crate::child::confinement;
 use crate::child::flight_recorder::FlightRecorder;
 use crate::child::link::LinkError;
 use crate::child::nursery::{Born, NotBegun, Nursery};
@@ -13,11 +14,10 @@ use crate::driver::keeping::KeptKv;
 use crate::driver::post_mortem::Bereft;
 use crate::driver::silence::Silence;
 use crate::driver::vitals::Vitals;
-use crate::engine::LoadedModel;
 use crate::engine::model::Unfit;
+use crate::engine::{EngineSettings, LoadedModel};
 use crate::text::TextError;
 use std::io;
-use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 use tokio::task::JoinHandle;
@@ -112,8 +112,14 @@ impl Seat {
     ///
     /// # Errors
     /// When none can be ordered.
-    pub(super) fn begin(&mut self, generation: Generation, program: &Path) -> Result<(), NotBegun> {
-        self.recorder = self.nursery.begin(generation, program)?;
+    pub(super) fn begin(
+        &mut self,
+        generation: Generation,
+        settings: &EngineSettings,
+    ) -> Result<(), NotBegun> {
+        let allowed = confinement::arguments(&settings.load, settings.child_confinement);
+        let program = &settings.child_binary;
+        self.recorder = self.nursery.begin(generation, program, allowed)?;
         Ok(())
     }
 

@@ -14,6 +14,9 @@ use worker_orcd_ipc::{
 };
 use worker_orcd_lifecycle::{ChildEvent, HandshakeRefusal};
 
+/// Name in `/health` of children that are not confined as they should be.
+const CHILD_CONFINEMENT: &str = "child_confinement";
+
 /// One child that is listened to, and those who learn of its words.
 pub(super) struct Listener<'a> {
     pub now: Instant,
@@ -74,6 +77,7 @@ impl Listener<'_> {
         match word {
             Word::Hello(hello) => {
                 let (pid, features) = (hello.pid, hello.features.clone());
+                self.note_confinement(&hello.confinement_gaps);
                 if let Some(vitals) = &mut self.seat.vitals {
                     vitals.hello(hello);
                 }
@@ -110,6 +114,16 @@ impl Listener<'_> {
                 None
             }
             Word::Goodbye => Some(ChildEvent::Goodbye),
+        }
+    }
+
+    /// A child serves all the same: what its kernel cannot refuse is told, and not hidden.
+    fn note_confinement(&mut self, gaps: &[String]) {
+        let news = &mut self.chronicle.news;
+        if gaps.is_empty() {
+            news.repaired(CHILD_CONFINEMENT);
+        } else {
+            news.impaired(self.now, CHILD_CONFINEMENT, &gaps.join("; "));
         }
     }
 

@@ -37,6 +37,7 @@ pub(super) async fn app(flags: &[&str]) -> Arc<App> {
         standby: false,
         behind: None,
         accept_fault_injection: false,
+        child_confinement: true,
         crashes: CrashSettings {
             directory: None,
             max_reports: 3,

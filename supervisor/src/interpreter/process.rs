@@ -1,12 +1,15 @@
 //! The inside of the process: `worker-orcd interpret`, started by the supervisor, not by hand.
 //!
 //! Its limits come before anything is read. What it reads and writes is the socket that is its
-//! descriptor 0; it can open nothing else, and leaves no core.
+//! descriptor 0; it can open nothing else, starts no program, and leaves no core.
 
 use super::channel::{Channel, frame};
 use super::{Answer, Order};
 use crate::text::template::{ChatTemplate, TemplateError};
 use clap::{Arg, ArgMatches, Command, value_parser};
+use landlock::{
+    ABI, Access as _, AccessFs, AccessNet, Ruleset, RulesetAttr as _, RulesetError, Scope,
+};
 use nix::sys::prctl;
 use nix::sys::resource::{Resource, UsageWho, getrlimit, getrusage, rlim_t, setrlimit};
 use nix::sys::signal::Signal;
@@ -72,6 +75,9 @@ fn confine(parent: i32) -> io::Result<UnixStream> {
     }
     // A core would be piped to a collector while the supervisor waits for the end.
     prctl::set_dumpable(false)?;
+    prctl::set_no_new_privs()?;
+    // Before the limits: a set of rules is a descriptor.
+    allow_no_file().map_err(io::Error::other)?;
     let socket = io::stdin().as_fd().try_clone_to_owned()?;
     for (resource, limit) in [
         (Resource::RLIMIT_CORE, 0),
@@ -86,6 +92,17 @@ fn confine(parent: i32) -> io::Result<UnixStream> {
         setrlimit(resource, limit.min(hard), limit.min(hard))?;
     }
     Ok(UnixStream::from(socket))
+}
+
+/// Rules without an exception: no file, no program, no port, no process outside. On a kernel without them the
+/// limits are what is left, and `worker-orcd doctor` says so.
+fn allow_no_file() -> Result<(), RulesetError> {
+    const ALL: ABI = ABI::V6;
+    let rules = Ruleset::default()
+        .handle_access(AccessFs::from_all(ALL))?
+        .handle_access(AccessNet::from_all(ALL))?
+        .scope(Scope::from_all(ALL))?;
+    rules.create()?.restrict_self().map(drop)
 }
 
 fn serve(mut channel: Channel, cpu_seconds: u64) -> io::Result<()> {

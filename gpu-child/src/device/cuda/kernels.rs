@@ -38,10 +38,10 @@ static FATBINS: [(&str, &Aligned<[u8]>); 2] = [
 
 /// Names a folder whose fatbins are loaded instead of the embedded ones: for work on kernels, on
 /// a machine with a card and no Rust.
-const FOLDER_VARIABLE: &str = "WORKER_ORCD_KERNELS";
+pub(crate) const KERNELS_VARIABLE: &str = "WORKER_ORCD_KERNELS";
 
 fn folder() -> Option<PathBuf> {
-    std::env::var_os(FOLDER_VARIABLE).map(PathBuf::from)
+    std::env::var_os(KERNELS_VARIABLE).map(PathBuf::from)
 }
 
 /// Checks that this build carries kernels, or was told where some are.

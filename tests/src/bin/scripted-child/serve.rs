@@ -71,6 +71,7 @@ impl Child {
             pid: std::process::id(),
             build: env!("CARGO_PKG_VERSION").to_owned(),
             features: Vec::new(),
+            confinement_gaps: Vec::new(),
         }
     }
 
