@@ -117,8 +117,15 @@ impl FakeHub {
 /// Runs `worker-orcd pull`.
 #[must_use]
 pub fn pull(hub: &FakeHub, cache: &Path, name: &str) -> Output {
+    pull_with(hub, cache, name, &binary("tested-worker-orcd-gpu"))
+}
+
+/// With that program to read what has come.
+#[must_use]
+pub fn pull_with(hub: &FakeHub, cache: &Path, name: &str, child: &Path) -> Output {
     Command::new(binary("tested-worker-orcd"))
-        .args(["pull", name])
+        .args(["pull", name, "--child-binary"])
+        .arg(child)
         .env("HF_ENDPOINT", hub.endpoint())
         .env("XDG_CACHE_HOME", cache)
         .env("no_proxy", "127.0.0.1")

@@ -4,13 +4,16 @@ use std::path::{Path, PathBuf};
 use std::process::Output;
 use worker_orcd_gpu::model::Architecture;
 use worker_orcd_gpu::model::tiny_model::tiny_model;
-use worker_orcd_tests::hub::{pull, pulled};
+use worker_orcd_tests::hub::{pull, pull_with, pulled};
 use worker_orcd_tests::{FakeHub, Held, Worker};
 
-/// Bytes that pass for a model until somebody looks inside.
+const MODEL_BYTES: usize = 400_000;
+
+/// A model, and behind its last tensor bytes of that value.
 fn model(of: u8) -> Vec<u8> {
-    let mut bytes = b"GGUF".to_vec();
-    bytes.resize(200_000, of);
+    let mut bytes = tiny_model(Architecture::Llama).build();
+    assert!(bytes.len() < MODEL_BYTES, "{}", bytes.len());
+    bytes.resize(MODEL_BYTES, of);
     bytes
 }
 
@@ -36,7 +39,7 @@ fn a_transfer_that_breaks_off_goes_on_where_it_was_and_is_whole() {
     let whole = model(1);
     let hub = FakeHub::start(vec![Held::new("a/b", "m.gguf", &whole).cut_after(70_000)]);
     let said = refused(&pull(&hub, cache.path(), "a/b:m.gguf"));
-    assert!(said.contains("70000 of 200000 bytes"), "{said}");
+    assert!(said.contains("70000 of 400000 bytes"), "{said}");
     let partial = files(cache.path());
     assert_eq!(partial.len(), 1);
     assert!(partial[0].to_str().unwrap().ends_with(".partial"));
@@ -80,6 +83,36 @@ fn what_is_not_as_promised_gets_no_name_and_is_removed() {
         assert!(said.contains("not what the hub promised"), "{said}");
         assert!(files(cache.path()).is_empty());
     }
+}
+
+#[test]
+fn what_is_no_model_or_none_that_can_be_served_never_gets_a_name() {
+    for (bytes, why) in [
+        (b"<html>".to_vec(), "GGUF"),
+        ([b"GGUF".as_slice(), &[0; 100]].concat(), "version"),
+    ] {
+        let cache = tempfile::tempdir().unwrap();
+        let hub = FakeHub::start(vec![Held::new("a/b", "m.gguf", &bytes)]);
+        let said = refused(&pull(&hub, cache.path(), "a/b:m.gguf"));
+        assert!(said.contains("cannot be served"), "{said}");
+        assert!(said.contains(why), "{said}");
+        let named = cache.path().join("worker-orcd/a/b/m.gguf");
+        assert!(!named.exists());
+    }
+}
+
+/// Every read of what was pulled is another program's: without it nothing is read.
+#[test]
+fn the_child_s_program_alone_looks_into_what_was_pulled() {
+    let cache = tempfile::tempdir().unwrap();
+    let hub = FakeHub::start(vec![Held::new("a/b", "m.gguf", &model(1))]);
+    let said = refused(&pull_with(
+        &hub,
+        cache.path(),
+        "a/b:m.gguf",
+        Path::new("/nonexistent"),
+    ));
+    assert!(said.contains("/nonexistent cannot be asked"), "{said}");
 }
 
 #[test]

@@ -1,9 +1,9 @@
-//! Questions to the child's program before there is any child: about itself, a CUDA device, a model file,
-//! and what this machine can refuse it.
+//! Questions to the child's program before there is any child: about itself, a CUDA device, a file, and
+//! what this machine can refuse it.
 //!
 //! [`worker_orcd_ipc::probe`] has the questions. Each is asked of a process of its own, because a
 //! device, a driver or a file that is wedged may keep whoever asks; nobody waits longer than
-//! [`PATIENCE`].
+//! [`PATIENCE`], but for a whole file to be read.
 
 use crate::child::reap::Process;
 use std::ffi::OsStr;
@@ -16,8 +16,8 @@ use std::time::Duration;
 use tokio::io::AsyncReadExt as _;
 use tokio::net::unix::pipe::Receiver;
 use worker_orcd_ipc::{
-    CHECK_CONFINEMENT_FLAG, CHECK_MODEL_FLAG, CHILD_NAME, ExitCode, FaultKind, PROBE_FLAG,
-    PROBE_LINE_BYTES,
+    CHECK_CONFINEMENT_FLAG, CHECK_MODEL_FLAG, CHILD_NAME, DIGEST_FLAG, ExitCode, FaultKind,
+    PROBE_FLAG, PROBE_LINE_BYTES,
 };
 use worker_orcd_lifecycle::Exit;
 
@@ -50,6 +50,21 @@ pub(crate) async fn check_model(program: &Path, model: &Path) -> Result<String, 
         no: Some(ExitCode::Fault(FaultKind::ModelLoad)),
     };
     question.ask_within(PATIENCE, program).await
+}
+
+/// The SHA-256 of a file, in hexadecimal digits. Takes as long as reading it does.
+///
+/// # Errors
+/// Why it cannot be read, or why there was no answer.
+pub(crate) async fn digest(program: &Path, file: &Path) -> Result<String, String> {
+    let question = Question {
+        about: &file.display().to_string(),
+        arguments: &[DIGEST_FLAG.as_ref(), file.as_os_str()],
+        no: Some(ExitCode::Fault(FaultKind::Io)),
+    };
+    let answer = question.put_to(program).await;
+    let (exit, text) = answer.map_err(|error| question.not_put(program, &error))?;
+    question.understand(exit, &text)
 }
 
 /// What children are confined with.

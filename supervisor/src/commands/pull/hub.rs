@@ -9,14 +9,14 @@
 //! is only ever continued with bytes of the same file. Nothing gets its name before its size and
 //! its SHA-256 are the promised ones.
 
-use super::{install, sha256};
+use super::ChildProgram;
 use crate::config::model_name::is_gguf_path;
 use crate::logging::printable;
 use anyhow::{Context, Result, bail, ensure};
 use nix::fcntl::{Flock, FlockArg};
 use serde_json::Value;
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, Read};
+use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -63,6 +63,7 @@ impl Hub {
         repository: &str,
         file: Option<&str>,
         directory: &Path,
+        child: &ChildProgram,
     ) -> Result<PathBuf> {
         let file = match file {
             Some(file) => file.to_owned(),
@@ -73,7 +74,7 @@ impl Hub {
         let target = directory.join(repository).join(&file);
         if target.exists() {
             ensure!(
-                sha256(&target)? == promise.sha256,
+                child.digest(&target)? == promise.sha256,
                 "{} is there already and is not what the hub has now; remove it first",
                 target.display()
             );
@@ -85,8 +86,8 @@ impl Hub {
             .with_context(|| format!("{} cannot be made", folder.display()))?;
         eprintln!("downloading {} ({} bytes)", promise.url, promise.bytes);
         let partial = promise.partial(&target);
-        promise.transfer(&partial)?;
-        install(&partial, &target)?;
+        promise.transfer(&partial, child)?;
+        child.install(&partial, &target)?;
         Ok(target)
     }
 
@@ -212,7 +213,7 @@ impl Promise {
     }
 
     /// Leaves the whole file at `partial`, or what has come of it so far.
-    fn transfer(&self, partial: &Path) -> Result<()> {
+    fn transfer(&self, partial: &Path, child: &ChildProgram) -> Result<()> {
         let file = OpenOptions::new().append(true).create(true).open(partial)?;
         // Two that write would mix their bytes.
         let file = Flock::lock(file, FlockArg::LockExclusiveNonblock)
@@ -233,7 +234,7 @@ impl Promise {
                 self.bytes
             );
         }
-        let found = sha256(partial)?;
+        let found = child.digest(partial)?;
         if have > self.bytes || found != self.sha256 {
             fs::remove_file(partial)?;
             bail!(
