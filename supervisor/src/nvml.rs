@@ -31,6 +31,12 @@ pub(crate) fn driver_is_loaded() -> bool {
     std::path::Path::new("/proc/driver/nvidia/version").exists()
 }
 
+/// Those without which NVIDIA's driver opens no device. The last one is made when it is first asked for.
+pub(crate) fn device_nodes_are_there() -> bool {
+    let nodes = ["/dev/nvidiactl", "/dev/nvidia-uvm"];
+    nodes.iter().all(|node| std::path::Path::new(node).exists())
+}
+
 #[cfg(test)]
 pub(crate) mod played;
 

@@ -1,6 +1,9 @@
 //! What `--device auto` comes to, and that it is decided once.
 
 use nix::sys::signal::Signal;
+use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::Path;
 use worker_orcd_tests::{Act, Moment, Script, Worker, process, wait};
 
 /// The child's number for a device that is not there.
@@ -73,6 +76,32 @@ fn a_device_that_auto_chose_and_that_is_gone_is_not_replaced_by_the_cpu() {
     let worker = auto(vanishes.could_use("a card that vanishes"));
     let log = worker.ends_with(DEVICE_UNAVAILABLE, &[]);
     assert!(!log.contains("model_load_complete"), "{log}");
+}
+
+/// NVIDIA's driver makes them when a process asks that may start programs; a confined child may not.
+#[test]
+fn a_device_without_its_nodes_is_asked_for_before_a_child_is_begun() {
+    let directory = tempfile::tempdir().unwrap();
+    let [program, asked] = ["child", "asked"].map(|name| directory.path().join(name));
+    let script = format!(
+        "#!/bin/sh\necho \"$1 $2\" >> {}\nexit 67\n",
+        asked.display()
+    );
+    fs::write(&program, script).unwrap();
+    fs::set_permissions(&program, fs::Permissions::from_mode(0o700)).unwrap();
+    let mut worker = Worker::with_child_program(&program)
+        .arg("--device", "cuda:3")
+        .spawn();
+    worker.wait_exit();
+    let asked = fs::read_to_string(&asked).unwrap();
+    let nodes = ["/dev/nvidiactl", "/dev/nvidia-uvm"];
+    let are_there = nodes.iter().all(|node| Path::new(node).exists());
+    assert_eq!(
+        asked.lines().next() == Some("--probe 3"),
+        !are_there,
+        "{asked}"
+    );
+    assert!(asked.contains("--custody"), "a child was begun: {asked}");
 }
 
 /// What the real program answers depends on the machine; that it answers does not.

@@ -23,6 +23,10 @@ fn a_child_is_asked_whether_it_is_one() {
     let (fine, said) = doctor(&binary("tested-worker-orcd-gpu"), None);
     assert!(fine, "{said}");
     assert!(said.contains("ok    GPU child"), "{said}");
+    assert!(
+        said.contains("ok    confinement: Landlock, seccomp"),
+        "{said}"
+    );
     for other in ["/bin/true", "/bin/echo"] {
         let (fine, said) = doctor(Path::new(other), None);
         assert!(!fine, "{said}");

@@ -26,6 +26,7 @@ use crate::http::handed::{self, HandedDescriptors};
 use crate::http::listen::{Server, listeners};
 use crate::http::{App, probe_router, router};
 use crate::logging;
+use crate::nvml::device_nodes_are_there;
 use crate::signals::{self, Word};
 use announce::announce;
 use clap::ArgMatches;
@@ -289,7 +290,15 @@ fn bound_connections(http: &mut HttpConfig, listeners: usize) -> Result<(), TooF
 async fn decide(config: &Config, known: Option<DeviceSelector>) -> DecidedDevice {
     let known = known.map(DecidedDevice::as_before);
     match config.device.named().or(known) {
-        Some(device) => device,
+        Some(device) => {
+            if let DeviceSelector::Cuda(ordinal) = device.selector
+                && !device_nodes_are_there()
+            {
+                // Asked, NVIDIA's driver makes them, by a program that no confined child may start.
+                drop(probe::ask(&config.child_binary, ordinal).await);
+            }
+            device
+        }
         None => DecidedDevice::auto(probe::ask(&config.child_binary, AUTO_ORDINAL).await),
     }
 }
