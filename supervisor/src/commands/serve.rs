@@ -6,6 +6,7 @@
 //! ```
 
 mod announce;
+mod doors;
 mod inheritance;
 mod settings;
 mod store;
@@ -18,29 +19,26 @@ use crate::commands::{end_with, usage};
 use crate::config::device::{AUTO_ORDINAL, DecidedDevice};
 use crate::config::environment::Environment;
 use crate::config::{Config, ConfigErrors, HttpConfig};
-use crate::descriptors::{self, TooFew};
 use crate::engine::{Ended, Inheritance, SupervisorExit};
 use crate::exit::WorkerExit;
-use crate::http::admin_socket::{self, AdminServer};
+use crate::http::admin_socket::AdminServer;
 use crate::http::handed::{self, HandedDescriptors};
-use crate::http::listen::{Server, listeners};
+use crate::http::listen::Server;
 use crate::http::{App, probe_router, router};
 use crate::logging;
 use crate::nvml::device_nodes_are_there;
 use crate::signals::{self, Word};
 use announce::announce;
 use clap::ArgMatches;
+use doors::Doors;
 use inheritance::Inherited;
 use settings::engine_settings;
 use std::collections::HashMap;
 use std::io;
 use std::net::{SocketAddr, TcpListener as StdListener};
-use std::num::NonZeroUsize;
-use std::os::fd::AsFd as _;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::net::TcpListener;
 use tokio::sync::{mpsc, watch};
 use upgrade::{Holdings, Program};
 use worker_orcd_ipc::DeviceSelector;
@@ -172,34 +170,13 @@ async fn serve(
         Ok(signals) => signals,
         Err(error) => return end_with(WorkerExit::Startup, &error),
     };
-    let listeners = match listeners(&config.http, handed).await {
-        Ok(listeners) => listeners,
-        Err(error) => return end_with(WorkerExit::Listen, &error),
+    let doors = match Doors::open(&mut config.http, handed).await {
+        Ok(doors) => doors,
+        Err(exit) => return exit,
     };
-    let admin_socket = match &config.http.admin_socket {
-        Some(path) => match admin_socket::listen(path) {
-            Ok(listening) => Some(listening),
-            Err(error) => return end_with(WorkerExit::Listen, &error),
-        },
-        None => None,
-    };
-    let duplicates = match duplicate(&listeners) {
-        Ok(duplicates) => duplicates,
-        Err(error) => return end_with(WorkerExit::Startup, &error),
-    };
-    let addresses: Vec<SocketAddr> = listeners
-        .iter()
-        .filter_map(|listener| listener.local_addr().ok())
-        .collect();
-    if let Err(error) = bound_connections(&mut config.http, listeners.len()) {
-        return end_with(WorkerExit::Startup, &error);
-    }
     let known = inherited.as_ref().and_then(Inherited::device);
     let device = decide(&config, known).await;
     log_startup(&config, &device);
-    if let Some(option) = config.load.without_use_on(device.selector) {
-        tracing::warn!(option, because = %device.reason, "option_without_use");
-    }
     let mut settings = engine_settings(&config, &device);
     settings.behind = inherited.as_ref().and_then(Inherited::last_child);
     let mut inherited = inherited;
@@ -223,32 +200,39 @@ async fn serve(
     }
     let admin = AdminServer::new(router(Arc::clone(&app)), &config.http);
     // Held to the end, because it is removed then.
-    let _name = admin_socket.map(|(listener, name)| {
+    let _name = doors.admin.map(|(listener, name)| {
         tracing::info!(path = %name.path().display(), "admin_socket");
         tokio::spawn(Arc::clone(&admin).run(listener, closing.clone()));
         name
     });
-    for listener in listeners {
+    for listener in doors.listeners {
         tokio::spawn(Arc::clone(&server).run(listener, closing.clone()));
     }
-    for address in &addresses {
+    for address in &doors.addresses {
         tracing::info!(address = %address, port = address.port(), "listening");
     }
 
     tokio::spawn(store::keep(
         Arc::clone(&app),
-        Arc::clone(&duplicates),
+        Arc::clone(&doors.duplicates),
         number,
     ));
     let holdings = Holdings {
         program,
         app: Arc::clone(&app),
         server: Arc::clone(&server),
-        listeners: duplicates,
+        listeners: doors.duplicates,
         read_timeout: config.http.read_timeout,
         drain_timeout: config.life.drain_timeout,
     };
-    let exit = live(&config, &holdings, &addresses, &mut signals, &arguments).await;
+    let exit = live(
+        &config,
+        &holdings,
+        &doors.addresses,
+        &mut signals,
+        &arguments,
+    )
+    .await;
     // Closed only now, so that /health answers to the end.
     close.send_replace(true);
     say_farewell(&app, &server, &admin).await;
@@ -263,27 +247,6 @@ async fn say_farewell(app: &App, server: &Server, admin: &AdminServer) {
     let crashes = Arc::clone(app.engine.crashes());
     // A task that is lost has nothing left to write.
     let _ = tokio::task::spawn_blocking(move || crashes.flush(FAREWELL)).await;
-}
-
-/// Descriptors of the same sockets, for whoever listens next.
-fn duplicate(listeners: &[TcpListener]) -> io::Result<Arc<[StdListener]>> {
-    let duplicates = listeners.iter().map(|it| it.as_fd().try_clone_to_owned());
-    duplicates.map(|it| it.map(StdListener::from)).collect()
-}
-
-/// Bounds connections by the process's descriptors that are left once children have theirs.
-fn bound_connections(http: &mut HttpConfig, listeners: usize) -> Result<(), TooFew> {
-    let wanted = http.max_connections;
-    let budget = descriptors::budget(descriptors::raise_limit(), listeners, wanted.get())?;
-    http.max_connections = NonZeroUsize::new(budget.connections).unwrap_or(wanted);
-    tracing::info!(
-        limit = budget.connections,
-        wanted,
-        descriptors = budget.descriptors,
-        kept_back = budget.kept_back,
-        "connections"
-    );
-    Ok(())
 }
 
 /// Decides the device once: every child of this worker computes there.
@@ -372,6 +335,9 @@ fn log_startup(config: &Config, device: &DecidedDevice) {
         admin_keys = config.http.keys.admins.len(),
         "startup"
     );
+    if let Some(option) = config.load.without_use_on(device.selector) {
+        tracing::warn!(option, because = %device.reason, "option_without_use");
+    }
 }
 
 fn log_order(signal: &str, at_once: bool) {

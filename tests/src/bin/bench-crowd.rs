@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 use std::{iter, thread};
 use worker_orcd_tests::bench::{Burst, Latencies};
-use worker_orcd_tests::{Client, Worker, worker};
+use worker_orcd_tests::{Client, Worker, process, worker};
 
 #[derive(Debug, Parser)]
 struct Options {
@@ -48,8 +48,8 @@ const BEAT: Duration = Duration::from_millis(100);
 const RECEIVE_BUFFER: usize = 4 << 10;
 const QUESTIONS: usize = 64;
 
-/// Time in which buffers fill, after which everybody is slow.
-const SETTLING: Duration = Duration::from_secs(3);
+/// Time between two looks at whether the supervisor has filled all buffers, after which everybody is slow.
+const LOOK: Duration = Duration::from_secs(2);
 
 /// Longer than everything here takes, so that who is idle stays until it leaves.
 const READ_TIMEOUT: &str = "30min";
@@ -82,7 +82,7 @@ fn main() -> anyhow::Result<()> {
     let mut fewest_open = u64::MAX;
     for round in 0..options.rounds {
         let calm = measure(&client, &options, options.tokens)?;
-        let crowd = Crowd::gather(client.address, &options)?;
+        let crowd = Crowd::gather(&worker, &options)?;
         let (busy, open) = crowd.beside(|| {
             let busy = measure(&client, &options, options.tokens)?;
             let open = client.health()["connections"]["open"].as_u64();
@@ -162,16 +162,32 @@ struct Crowd {
     /// Held, and nothing else.
     _idle: Vec<TcpStream>,
     slow: usize,
+    supervisor: u32,
 }
 
 impl Crowd {
-    fn gather(address: SocketAddr, options: &Options) -> io::Result<Self> {
+    fn gather(worker: &Worker, options: &Options) -> io::Result<Self> {
+        let address = worker.client().address;
         let idle = iter::repeat_with(|| connect(address)).take(options.idle);
         Ok(Self {
             address,
             _idle: idle.collect::<io::Result<_>>()?,
             slow: options.slow,
+            supervisor: worker.pid(),
         })
+    }
+
+    /// Waits until the supervisor has next to nothing to do.
+    fn settle(&self) {
+        let mut before = process::cpu_time(self.supervisor);
+        loop {
+            thread::sleep(LOOK);
+            let now = process::cpu_time(self.supervisor);
+            if now.saturating_sub(before) < LOOK / 8 {
+                return;
+            }
+            before = now;
+        }
     }
 
     /// Does `work` while the slow ones are slow.
@@ -191,7 +207,7 @@ impl Crowd {
                 }
                 Ok(())
             });
-            thread::sleep(SETTLING);
+            self.settle();
             let done = work();
             over.store(true, Ordering::Relaxed);
             crowd.join().expect("no slow client panics")?;

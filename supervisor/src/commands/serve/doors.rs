@@ -1,0 +1,71 @@
+//! Where clients and the operator come in: sockets that are listened at, before anything is loaded.
+
+use crate::commands::end_with;
+use crate::config::HttpConfig;
+use crate::descriptors::{self, TooFew};
+use crate::exit::WorkerExit;
+use crate::http::admin_socket::{self, Name};
+use crate::http::listen::listeners;
+use std::io;
+use std::net::{SocketAddr, TcpListener as StdListener};
+use std::num::NonZeroUsize;
+use std::os::fd::AsFd as _;
+use std::sync::Arc;
+use tokio::net::{TcpListener, UnixListener};
+
+#[derive(Debug)]
+pub(super) struct Doors {
+    pub(super) listeners: Vec<TcpListener>,
+    /// The same sockets, for whoever listens next.
+    pub(super) duplicates: Arc<[StdListener]>,
+    pub(super) addresses: Vec<SocketAddr>,
+    pub(super) admin: Option<(UnixListener, Name)>,
+}
+
+impl Doors {
+    /// Listens, at sockets that were handed over or at new ones, and bounds connections by what is left.
+    pub(super) async fn open(
+        http: &mut HttpConfig,
+        handed: Vec<StdListener>,
+    ) -> Result<Self, WorkerExit> {
+        let listeners = listeners(http, handed)
+            .await
+            .map_err(|error| end_with(WorkerExit::Listen, &error))?;
+        let admin = http.admin_socket.as_deref().map(admin_socket::listen);
+        let admin = admin
+            .transpose()
+            .map_err(|error| end_with(WorkerExit::Listen, &error))?;
+        let duplicates =
+            duplicate(&listeners).map_err(|error| end_with(WorkerExit::Startup, &error))?;
+        bound_connections(http, listeners.len())
+            .map_err(|error| end_with(WorkerExit::Startup, &error))?;
+        let addresses = listeners.iter().filter_map(|it| it.local_addr().ok());
+        Ok(Self {
+            addresses: addresses.collect(),
+            listeners,
+            duplicates,
+            admin,
+        })
+    }
+}
+
+/// Descriptors of the same sockets, for whoever listens next.
+fn duplicate(listeners: &[TcpListener]) -> io::Result<Arc<[StdListener]>> {
+    let duplicates = listeners.iter().map(|it| it.as_fd().try_clone_to_owned());
+    duplicates.map(|it| it.map(StdListener::from)).collect()
+}
+
+/// Bounds connections by the process's descriptors that are left once children have theirs.
+fn bound_connections(http: &mut HttpConfig, listeners: usize) -> Result<(), TooFew> {
+    let wanted = http.max_connections;
+    let budget = descriptors::budget(descriptors::raise_limit(), listeners, wanted.get())?;
+    http.max_connections = NonZeroUsize::new(budget.connections).unwrap_or(wanted);
+    tracing::info!(
+        limit = budget.connections,
+        wanted,
+        descriptors = budget.descriptors,
+        kept_back = budget.kept_back,
+        "connections"
+    );
+    Ok(())
+}
