@@ -222,6 +222,12 @@ impl Engine {
         self.shared.registry.live()
     }
 
+    /// True from the moment at which it was told to end, or failed.
+    #[must_use]
+    pub fn is_closed(&self) -> bool {
+        self.shared.registry.is_closed()
+    }
+
     /// Takes no new work, finishes what there is, then ends. Terminal errors for what is left
     /// after `timeout`.
     pub fn drain(&self, timeout: Duration) {

@@ -41,13 +41,13 @@ impl Orphans {
 mod tests {
     use super::*;
     use crate::requests::record::OnFault;
-    use crate::requests::testing::request;
+    use crate::requests::testing::{Journal, request};
     use worker_orcd_ipc::RequestId;
 
     #[test]
     fn the_rest_is_for_who_asked_and_only_once() {
         let orphans = Orphans::default();
-        let now = std::time::Instant::now();
+        let now = Journal::serving().now;
         let record = Record::new(RequestId(1), request("a"), OnFault::Resume, now);
         let owner = record.client;
         orphans.add(Arc::new(record));

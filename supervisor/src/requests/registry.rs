@@ -236,6 +236,11 @@ impl Registry {
         self.inner.lock().slots = slots;
     }
 
+    #[must_use]
+    pub fn is_closed(&self) -> bool {
+        self.inner.lock().closed.is_some()
+    }
+
     /// Lets nobody in from now on; the first reason stands.
     pub fn close(&self, refusal: Refusal) {
         self.inner.lock().closed.get_or_insert(refusal);

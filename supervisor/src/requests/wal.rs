@@ -17,6 +17,11 @@
 //! segment before it stays for those that have just ended, and what is older is given back. An entry
 //! that a kill cut off in the middle is the last, and is ignored.
 
+#![expect(
+    clippy::disallowed_methods,
+    reason = "another process reads the clock of the machine"
+)]
+
 use crate::requests::record::{OnFault, Record, StreamEvent};
 use rustix::fs::{FallocateFlags, MemfdFlags, fallocate, memfd_create};
 use serde::{Deserialize, Serialize};

@@ -112,6 +112,8 @@ pub enum Mode {
     Cold,
     /// The worker is told to let another program take over.
     Upgrade,
+    /// As before, and the next child adopts keys and values.
+    UpgradeWithStandby,
     /// The next child takes over the weights.
     WeightsKept,
     /// A child stands by, and computes again what the dead one had computed.
@@ -125,14 +127,23 @@ impl Mode {
         match self {
             Self::Cold => "cold, asked again",
             Self::Upgrade => "upgrade",
+            Self::UpgradeWithStandby => "upgrade with standby",
             Self::WeightsKept => "weights kept",
             Self::StandbyWithoutAdoption => "standby without adoption",
             Self::Standby => "standby",
         }
     }
 
+    /// The supervisor is what goes.
+    pub const fn is_upgrade(self) -> bool {
+        matches!(self, Self::Upgrade | Self::UpgradeWithStandby)
+    }
+
     const fn has_standby(self) -> bool {
-        matches!(self, Self::StandbyWithoutAdoption | Self::Standby)
+        matches!(
+            self,
+            Self::UpgradeWithStandby | Self::StandbyWithoutAdoption | Self::Standby
+        )
     }
 }
 
@@ -172,7 +183,7 @@ pub fn worker(device: &str, mode: Mode, faults: &[Death]) -> WorkerBuilder {
     match mode {
         Mode::Cold | Mode::Upgrade | Mode::WeightsKept => builder,
         Mode::StandbyWithoutAdoption => builder.flag("--standby").flag("--no-prefix-cache"),
-        Mode::Standby => builder.flag("--standby"),
+        Mode::UpgradeWithStandby | Mode::Standby => builder.flag("--standby"),
     }
 }
 
@@ -207,9 +218,9 @@ impl Seen {
 #[must_use]
 pub fn measure(worker: &Worker, mode: Mode, case: Case) -> Value {
     let client = worker.client();
-    let ready = || match (ready_child(&client, mode), mode) {
-        (_, Mode::Upgrade) => worker.pid(),
-        (child, _) => child,
+    let ready = || match (ready_child(&client, mode), mode.is_upgrade()) {
+        (_, true) => worker.pid(),
+        (child, false) => child,
     };
     let toll = kill_amid(case, ready, |begun| read(&client, case, begun));
     toll.row(case, mode.name())

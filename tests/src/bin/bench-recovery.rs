@@ -52,7 +52,7 @@ struct Options {
         long,
         value_enum,
         value_delimiter = ',',
-        default_value = "cold,upgrade,weights-kept,standby-without-adoption,standby"
+        default_value = "cold,upgrade,upgrade-with-standby,weights-kept,standby-without-adoption,standby"
     )]
     modes: Vec<Mode>,
     /// Faults of the child's own in that table, instead of signals, and no steady stream; it must be built to
@@ -131,9 +131,9 @@ fn pauses(options: &Options) -> Vec<Value> {
             _ => {
                 let worker = worker.start();
                 let measure = |case| pause::measure(&worker, mode, case);
-                let deaths = match mode {
-                    Mode::Upgrade => vec![pause::UPGRADE],
-                    _ => deaths(options),
+                let deaths = match mode.is_upgrade() {
+                    true => vec![pause::UPGRADE],
+                    false => deaths(options),
                 };
                 of_each_case(options, &deaths, measure)
             }

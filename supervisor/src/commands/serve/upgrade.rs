@@ -151,8 +151,7 @@ impl Holdings {
             tracing::error!(reason, "upgrade_refused");
             None
         };
-        let snapshot = self.app.engine.snapshot();
-        if snapshot.draining || snapshot.failed {
+        if self.app.engine.is_closed() {
             return Err(refused("the worker is ending"));
         }
         if self.app.engine.model().is_none() {
