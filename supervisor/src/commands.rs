@@ -2,10 +2,12 @@
 //!
 //! Deliberately absent: commands for what does not exist yet; an unknown one is an error.
 
+pub mod bench;
 pub mod chat;
 pub mod doctor;
 pub mod pull;
 mod reload;
+mod remote;
 pub mod serve;
 pub mod upgrade;
 mod usage;
@@ -23,7 +25,8 @@ Examples:
   worker-orcd --model smollm2 --port 8080
   worker-orcd --model m.gguf --device cuda:0 --api-key-file keys.txt
   worker-orcd doctor --model m.gguf               can this machine serve?
-  worker-orcd chat                                talks to one that runs";
+  worker-orcd chat                                talks to one that runs
+  worker-orcd bench --request-rate 4              how fast is it?";
 
 /// The command line.
 #[must_use]
@@ -46,6 +49,7 @@ pub fn command_line() -> Command {
         .subcommand(doctor::command_line())
         .subcommand(upgrade::command_line())
         .subcommand(chat::command_line())
+        .subcommand(bench::command_line())
         .subcommand(process::command_line())
         .subcommand(sources::arguments(serve::upgrade::command_line()));
     sources::arguments(command)

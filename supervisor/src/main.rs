@@ -13,6 +13,7 @@ fn main() -> ExitCode {
         Some(("pull", arguments)) => told(&commands::pull::run(arguments)),
         Some(("upgrade", arguments)) => told(&commands::upgrade::run(arguments)),
         Some(("chat", arguments)) => told(&commands::chat::run(arguments)),
+        Some(("bench", arguments)) => told(&commands::bench::run(arguments)),
         Some(("doctor", arguments)) => commands::doctor::run(arguments),
         Some(("serve", arguments)) => ExitCode::from(commands::serve::run(arguments).code()),
         Some((TAKES_OVER, arguments)) => ExitCode::from(commands::serve::check(arguments).code()),

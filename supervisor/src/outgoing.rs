@@ -5,7 +5,7 @@
 //!
 //! Deliberately absent: redirects, proxies, and a way to go on without a certificate that is right.
 
-use axum::http::{Request, Response, Uri};
+use axum::http::{HeaderValue, Request, Response, Uri};
 use bytes::Bytes;
 use http_body_util::Full;
 use hyper::body::Incoming;
@@ -73,38 +73,61 @@ fn server_name(authority: &str) -> Result<ServerName<'static>, String> {
         .map_err(|_| format!("{host:?} is no name that a certificate could have"))
 }
 
-/// Sends a request whose URI is a path alone, and gives back the answer's head and its body unread.
+/// Connects, and sends a request whose URI is a path alone.
 ///
 /// # Errors
 /// Why there is no answer, for a person.
-pub async fn send(
-    url: &Url,
-    mut request: Request<Full<Bytes>>,
-) -> Result<Response<Incoming>, String> {
+pub async fn send(url: &Url, request: Request<Full<Bytes>>) -> Result<Response<Incoming>, String> {
+    connect(url).await?.send(request).await
+}
+
+/// A connection on which nothing was sent yet.
+#[derive(Debug)]
+pub struct Connection {
+    host: HeaderValue,
+    sender: http1::SendRequest<Full<Bytes>>,
+}
+
+/// # Errors
+/// Why there is no connection, for a person.
+pub async fn connect(url: &Url) -> Result<Connection, String> {
     let host = url.authority.parse();
     let host = host.map_err(|_| format!("{:?} is no host", url.authority))?;
-    request.headers_mut().insert(HOST, host);
     let stream = TcpStream::connect(&url.authority).await;
     let stream = stream.map_err(|error| error.to_string())?;
-    match &url.tls {
-        None => exchange(stream, request).await,
-        Some(name) => exchange(secured(stream, name).await?, request).await,
+    let sender = match &url.tls {
+        None => handshake(stream).await?,
+        Some(name) => handshake(secured(stream, name).await?).await?,
+    };
+    Ok(Connection { host, sender })
+}
+
+impl Connection {
+    /// Sends the only request, whose URI is a path alone, and gives back the answer's head and its body unread.
+    ///
+    /// # Errors
+    /// Why there is no answer, for a person.
+    pub async fn send(
+        mut self,
+        mut request: Request<Full<Bytes>>,
+    ) -> Result<Response<Incoming>, String> {
+        request.headers_mut().insert(HOST, self.host);
+        let answer = self.sender.send_request(request).await;
+        answer.map_err(|error| match std::error::Error::source(&error) {
+            Some(why) => format!("{error}: {why}"),
+            None => error.to_string(),
+        })
     }
 }
 
-async fn exchange(
+async fn handshake(
     stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
-    request: Request<Full<Bytes>>,
-) -> Result<Response<Incoming>, String> {
+) -> Result<http1::SendRequest<Full<Bytes>>, String> {
     let connected = http1::handshake(TokioIo::new(stream)).await;
-    let (mut sender, connection) = connected.map_err(|error| error.to_string())?;
+    let (sender, connection) = connected.map_err(|error| error.to_string())?;
     // It ends with the answer's body, or with whoever drops that.
     tokio::spawn(connection);
-    let answer = sender.send_request(request).await;
-    answer.map_err(|error| match std::error::Error::source(&error) {
-        Some(why) => format!("{error}: {why}"),
-        None => error.to_string(),
-    })
+    Ok(sender)
 }
 
 async fn secured(

@@ -6,24 +6,14 @@
 //!
 //! Deliberately absent: a model, a template, tokens. All of that is the server's.
 
-use crate::config::keys::read_keys;
+use crate::commands::remote::{self, DONE, Events, Remote, words_of};
 use crate::logging::printable;
-use crate::outgoing::{self, Url};
-use anyhow::{Context as _, Result, anyhow, bail};
-use axum::http::Request;
-use axum::http::header::{AUTHORIZATION, CONTENT_TYPE};
+use anyhow::{Context as _, Result, bail};
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
-use http_body_util::BodyExt as _;
-use hyper::body::Incoming;
 use serde_json::{Map, Value, json};
 use std::io::{self, BufRead as _, IsTerminal as _, Read as _, Write as _};
-use std::path::Path;
 
-/// What clients of the OpenAI API are given their key in.
-const KEY_VARIABLE: &str = "OPENAI_API_KEY";
-
-/// An error is short; what is longer is none of ours.
-const MAX_ERROR_BYTES: usize = 64 << 10;
+const PATH: &str = "/v1/chat/completions";
 
 #[must_use]
 pub fn command_line() -> Command {
@@ -32,15 +22,7 @@ pub fn command_line() -> Command {
     };
     Command::new("chat")
         .about("Talk to a running worker, or to any server of the OpenAI API")
-        .arg(
-            value("url", "URL", "Where it listens, without /v1")
-                .default_value("http://localhost:8080"),
-        )
-        .arg(value(
-            "api-key-file",
-            "FILE",
-            "The first key in it is sent [default: OPENAI_API_KEY, if it is set]",
-        ))
+        .args(remote::arguments())
         .arg(value(
             "model",
             "NAME",
@@ -104,8 +86,7 @@ async fn chat(chat: &mut Chat, arguments: &ArgMatches) -> Result<()> {
 }
 
 struct Chat {
-    url: Url,
-    key: Option<String>,
+    server: Remote,
     /// Fields of every request, beside the messages.
     fields: Map<String, Value>,
     messages: Vec<Value>,
@@ -114,17 +95,6 @@ struct Chat {
 impl Chat {
     fn new(arguments: &ArgMatches) -> Result<Self> {
         let text = |name: &str| arguments.get_one::<String>(name);
-        let url = text("url").map_or("", |url| url.trim_end_matches('/'));
-        let url = Url::parse(&format!("{url}/v1/chat/completions")).map_err(|why| anyhow!(why))?;
-        let key = match text("api-key-file") {
-            Some(file) => read_keys(Path::new(file))
-                .map_err(|why| anyhow!(why))?
-                .into_iter()
-                .next(),
-            None => std::env::var(KEY_VARIABLE)
-                .ok()
-                .filter(|key| !key.is_empty()),
-        };
         let given = [
             ("model", text("model").map(|it| json!(it))),
             (
@@ -143,8 +113,7 @@ impl Chat {
             .filter_map(|(name, value)| Some((name.to_owned(), value?)));
         let system = text("system").map(|text| message("system", text));
         Ok(Self {
-            url,
-            key,
+            server: Remote::new(arguments)?,
             fields: fields.collect(),
             messages: system.into_iter().collect(),
         })
@@ -168,19 +137,9 @@ impl Chat {
     async fn answer(&self) -> Result<String> {
         let mut fields = self.fields.clone();
         fields.insert("messages".to_owned(), json!(self.messages));
-        let request = Request::post(&self.url.path).header(CONTENT_TYPE, "application/json");
-        let request = match &self.key {
-            Some(key) => request.header(AUTHORIZATION, format!("Bearer {key}")),
-            None => request,
-        };
-        let request = request.body(Value::from(fields).to_string().into())?;
-        let answer = outgoing::send(&self.url, request).await;
-        let answer = answer.map_err(|why| anyhow!("{}: {why}", self.url.authority))?;
-        let status = answer.status();
-        if !status.is_success() {
-            bail!("{status}: {}", refusal(answer.into_body()).await);
-        }
-        print_answer(answer.into_body()).await
+        let request = self.server.post(PATH, &Value::from(fields))?;
+        let answer = self.server.ask(request).await?;
+        print_answer(Events::of(answer)).await
     }
 }
 
@@ -188,51 +147,21 @@ fn message(role: &str, text: &str) -> Value {
     json!({"role": role, "content": text})
 }
 
-/// The words of an error, or what came in its place.
-async fn refusal(mut body: Incoming) -> String {
-    let mut bytes = Vec::new();
-    while let Some(Ok(frame)) = body.frame().await {
-        bytes.extend_from_slice(frame.data_ref().map_or(&[][..], |data| data));
-        if bytes.len() > MAX_ERROR_BYTES {
-            break;
-        }
-    }
-    let text = String::from_utf8_lossy(&bytes).into_owned();
-    let said = serde_json::from_str(&text)
-        .ok()
-        .and_then(|it: Value| words_of(&it));
-    said.unwrap_or(text)
-}
-
-fn words_of(error: &Value) -> Option<String> {
-    error["error"]["message"].as_str().map(str::to_owned)
-}
-
 /// Prints the text of a stream, and gives it back whole.
-async fn print_answer(mut body: Incoming) -> Result<String> {
+async fn print_answer(mut events: Events) -> Result<String> {
     // A model may say what would clear a terminal; whoever pipes wants each byte.
     let is_terminal = io::stdout().is_terminal();
-    let (mut answer, mut lines) = (String::new(), Lines::default());
-    let mut is_complete = false;
-    while let Some(frame) = body.frame().await {
-        let frame = frame.context("the answer broke off")?;
-        let Some(data) = frame.data_ref() else {
+    let (mut answer, mut is_complete) = (String::new(), false);
+    while let Some(data) = events.next().await? {
+        if data == DONE {
+            is_complete = true;
             continue;
-        };
-        for line in lines.take(data) {
-            let Some(data) = line.strip_prefix("data:").map(str::trim) else {
-                continue;
-            };
-            if data == "[DONE]" {
-                is_complete = true;
-                continue;
-            }
-            let text = text_of(data)?;
-            answer.push_str(&text);
-            let text = if is_terminal { safe(&text) } else { text };
-            print!("{text}");
-            io::stdout().flush()?;
         }
+        let text = text_of(&data)?;
+        answer.push_str(&text);
+        let text = if is_terminal { safe(&text) } else { text };
+        print!("{text}");
+        io::stdout().flush()?;
     }
     println!();
     if !is_complete {
@@ -261,39 +190,9 @@ fn safe(text: &str) -> String {
     pieces.map(safe).collect()
 }
 
-/// Bytes, line by line.
-#[derive(Default)]
-struct Lines(Vec<u8>);
-
-impl Lines {
-    /// All lines that are whole by now.
-    fn take(&mut self, bytes: &[u8]) -> Vec<String> {
-        self.0.extend_from_slice(bytes);
-        let Some(end) = self.0.iter().rposition(|byte| *byte == b'\n') else {
-            return Vec::new();
-        };
-        let rest = self.0.split_off(end + 1);
-        let whole = std::mem::replace(&mut self.0, rest);
-        let whole = String::from_utf8_lossy(&whole).into_owned();
-        whole.lines().map(str::to_owned).collect()
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn lines_are_whole_wherever_the_bytes_were_cut() {
-        let text = "data: {\"a\": \"é\"}\n\n: still here\r\ndata: [DONE]\n\n";
-        for cut in 0..text.len() {
-            let mut lines = Lines::default();
-            let (one, other) = text.as_bytes().split_at(cut);
-            let mut found = lines.take(one);
-            found.extend(lines.take(other));
-            assert_eq!(found, text.lines().collect::<Vec<_>>(), "{cut}");
-        }
-    }
 
     #[test]
     fn a_chunk_is_text_or_an_error() {

@@ -1,0 +1,212 @@
+//! The server that a command of a client talks to: where it is, the key for it, and how its answers are read.
+//!
+//! Deliberately absent: what is asked, and a connection ([`outgoing`] makes one for each request).
+
+use crate::config::keys::read_keys;
+use crate::outgoing::{self, Connection, Url};
+use anyhow::{Context as _, Result, anyhow};
+use axum::http::header::{AUTHORIZATION, CONTENT_TYPE};
+use axum::http::{Request, Response, StatusCode};
+use bytes::Bytes;
+use clap::{Arg, ArgMatches};
+use http_body_util::{BodyExt as _, Full};
+use hyper::body::Incoming;
+use serde_json::Value;
+use std::collections::VecDeque;
+use std::path::Path;
+use thiserror::Error;
+
+/// The data of a stream's last event.
+pub(super) const DONE: &str = "[DONE]";
+
+/// What clients of the OpenAI API are given their key in.
+const KEY_VARIABLE: &str = "OPENAI_API_KEY";
+
+/// An error is short; what is longer is none of ours.
+const MAX_ERROR_BYTES: usize = 64 << 10;
+
+pub(super) fn arguments() -> [Arg; 2] {
+    let url = Arg::new("url")
+        .long("url")
+        .value_name("URL")
+        .help("Where it listens, without /v1")
+        .default_value("http://localhost:8080");
+    let key = Arg::new("api-key-file")
+        .long("api-key-file")
+        .value_name("FILE")
+        .help("The first key in it is sent [default: OPENAI_API_KEY, if it is set]");
+    [url, key]
+}
+
+/// An answer that is none.
+#[derive(Debug, Error)]
+#[error("{status}: {words}")]
+pub(super) struct Refusal {
+    pub(super) status: StatusCode,
+    /// The API's word for it, where the server has one.
+    pub(super) code: Option<String>,
+    /// The words of the error, or what came in their place.
+    pub(super) words: String,
+}
+
+#[derive(Debug)]
+pub(super) struct Remote {
+    url: Url,
+    key: Option<String>,
+}
+
+impl Remote {
+    /// The server that [`arguments`] name.
+    pub(super) fn new(arguments: &ArgMatches) -> Result<Self> {
+        let text = |name: &str| arguments.get_one::<String>(name);
+        let url = text("url").map_or("", String::as_str);
+        let key = match text("api-key-file") {
+            Some(file) => read_keys(Path::new(file))
+                .map_err(|why| anyhow!(why))?
+                .into_iter()
+                .next(),
+            None => std::env::var(KEY_VARIABLE)
+                .ok()
+                .filter(|key| !key.is_empty()),
+        };
+        Ok(Self {
+            url: Url::parse(url).map_err(|why| anyhow!(why))?,
+            key,
+        })
+    }
+
+    /// A request with a body of JSON, for a path below the server's own.
+    pub(super) fn post(&self, path: &str, body: &Value) -> Result<Request<Full<Bytes>>> {
+        let path = format!("{}{path}", self.url.path.trim_end_matches('/'));
+        let request = Request::post(path).header(CONTENT_TYPE, "application/json");
+        let request = match &self.key {
+            Some(key) => request.header(AUTHORIZATION, format!("Bearer {key}")),
+            None => request,
+        };
+        Ok(request.body(body.to_string().into())?)
+    }
+
+    pub(super) async fn connect(&self) -> Result<Connection> {
+        let connected = outgoing::connect(&self.url).await;
+        connected.map_err(|why| anyhow!("{}: {why}", self.url.authority))
+    }
+
+    /// Sends a request on a connection of its own, and gives back the body of an answer that is one.
+    pub(super) async fn ask(&self, request: Request<Full<Bytes>>) -> Result<Incoming> {
+        let answer = self.connect().await?.send(request).await;
+        let answer = answer.map_err(|why| anyhow!("{}: {why}", self.url.authority))?;
+        Ok(accepted(answer).await?)
+    }
+}
+
+/// The body of an answer, unless that is a refusal.
+pub(super) async fn accepted(answer: Response<Incoming>) -> Result<Incoming, Refusal> {
+    let status = answer.status();
+    if status.is_success() {
+        return Ok(answer.into_body());
+    }
+    let text = beginning(answer.into_body()).await;
+    let error: Value = serde_json::from_str(&text).unwrap_or_default();
+    Err(Refusal {
+        status,
+        code: code_of(&error),
+        words: words_of(&error).unwrap_or(text),
+    })
+}
+
+async fn beginning(mut body: Incoming) -> String {
+    let mut bytes = Vec::new();
+    while let Some(Ok(frame)) = body.frame().await {
+        bytes.extend_from_slice(frame.data_ref().map_or(&[][..], |data| data));
+        if bytes.len() > MAX_ERROR_BYTES {
+            break;
+        }
+    }
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+/// The words of an error, if that is one.
+pub(super) fn words_of(error: &Value) -> Option<String> {
+    error["error"]["message"].as_str().map(str::to_owned)
+}
+
+/// The API's word for an error, if that has one.
+pub(super) fn code_of(error: &Value) -> Option<String> {
+    match &error["error"]["code"] {
+        Value::String(code) => Some(code.clone()),
+        Value::Number(code) => Some(code.to_string()),
+        _ => None,
+    }
+}
+
+/// The events of a stream, of which only the data is looked at.
+#[derive(Debug)]
+pub(super) struct Events {
+    body: Incoming,
+    lines: Lines,
+    ready: VecDeque<String>,
+}
+
+impl Events {
+    pub(super) fn of(body: Incoming) -> Self {
+        Self {
+            body,
+            lines: Lines::default(),
+            ready: VecDeque::new(),
+        }
+    }
+
+    /// Data of the next event; `None` where the answer ends.
+    pub(super) async fn next(&mut self) -> Result<Option<String>> {
+        loop {
+            if let Some(data) = self.ready.pop_front() {
+                return Ok(Some(data));
+            }
+            let Some(frame) = self.body.frame().await else {
+                return Ok(None);
+            };
+            let frame = frame.context("the answer broke off")?;
+            let Some(bytes) = frame.data_ref() else {
+                continue;
+            };
+            let lines = self.lines.take(bytes).into_iter();
+            let data = lines.filter_map(|line| Some(line.strip_prefix("data:")?.trim().to_owned()));
+            self.ready.extend(data);
+        }
+    }
+}
+
+/// Bytes, line by line.
+#[derive(Debug, Default)]
+struct Lines(Vec<u8>);
+
+impl Lines {
+    /// All lines that are whole by now.
+    fn take(&mut self, bytes: &[u8]) -> Vec<String> {
+        self.0.extend_from_slice(bytes);
+        let Some(end) = self.0.iter().rposition(|byte| *byte == b'\n') else {
+            return Vec::new();
+        };
+        let rest = self.0.split_off(end + 1);
+        let whole = std::mem::replace(&mut self.0, rest);
+        let whole = String::from_utf8_lossy(&whole).into_owned();
+        whole.lines().map(str::to_owned).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_are_whole_wherever_the_bytes_were_cut() {
+        let text = "data: {\"a\": \"é\"}\n\n: still here\r\ndata: [DONE]\n\n";
+        for cut in 0..text.len() {
+            let mut lines = Lines::default();
+            let (one, other) = text.as_bytes().split_at(cut);
+            let mut found = lines.take(one);
+            found.extend(lines.take(other));
+            assert_eq!(found, text.lines().collect::<Vec<_>>(), "{cut}");
+        }
+    }
+}
