@@ -4,7 +4,7 @@
 //! * [`options`] is the one table of names, defaults and help; [`sources`] merges texts, of which
 //!   the [`environment`] is one; [`units`] and [`reader`] turn them into values; this file says what
 //!   they must be.
-//! * [`again`] is what a running worker reads once more.
+//! * [`again`] is what a running worker reads once more, [`examined`] what `doctor` looks at.
 //!
 //! Deliberately absent: anything that acts on a setting. Files that a setting names are looked at
 //! here, so that a mistyped path is a mistake like any other.
@@ -13,6 +13,7 @@ pub mod again;
 pub mod callback;
 pub mod device;
 pub mod environment;
+pub mod examined;
 mod groups;
 mod http;
 pub mod keys;
@@ -21,7 +22,7 @@ pub mod options;
 mod reader;
 pub mod sources;
 mod tls;
-mod units;
+pub(crate) mod units;
 
 use crate::crash::{CrashSettings, store};
 use crate::logging::{LogFormat, parse_level};

@@ -5,6 +5,7 @@ use crate::worker::{Worker, WorkerBuilder, binary, unique};
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::thread;
 use std::time::Duration;
 use tempfile::TempDir;
@@ -42,6 +43,24 @@ impl ControlGroup {
         };
         let wrapper = TempDir::new().expect("a temporary directory");
         Some(Self { folder, wrapper })
+    }
+
+    /// A command that joins it before it becomes this program.
+    #[must_use]
+    pub fn command(&self, program: &Path) -> Command {
+        let mut command = Command::new("/bin/sh");
+        let join = format!(
+            "echo $$ > '{}/cgroup.procs' && exec \"$0\" \"$@\"",
+            self.folder.display()
+        );
+        command.arg("-c").arg(join).arg(program);
+        command
+    }
+
+    /// The kernel kills all of it or nothing. False where its version knows no such choice.
+    #[must_use]
+    pub fn dies_as_a_whole(&self) -> bool {
+        fs::write(self.folder.join("memory.oom.group"), "1").is_ok()
     }
 
     /// With the real model.

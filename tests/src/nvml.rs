@@ -47,11 +47,21 @@ impl PlayedNvml {
     /// The worker could load the library, if it wanted to.
     #[must_use]
     pub fn loadable_by(&self, worker: WorkerBuilder) -> WorkerBuilder {
+        let variables = self.environment();
+        variables
+            .iter()
+            .fold(worker, |worker, (name, value)| worker.env(name, value))
+    }
+
+    /// Whoever has these variables loads it.
+    #[must_use]
+    pub fn environment(&self) -> [(&'static str, String); 3] {
         let path = |name: &str| self.directory.path().join(name).display().to_string();
-        worker
-            .env("LD_LIBRARY_PATH", &path(""))
-            .env("PLAYED_NVML", &path("script"))
-            .env("CUDA_VISIBLE_DEVICES", "0")
+        [
+            ("LD_LIBRARY_PATH", path("")),
+            ("PLAYED_NVML", path("script")),
+            ("CUDA_VISIBLE_DEVICES", "0".to_owned()),
+        ]
     }
 
     /// Adds a line; `played_nvml.c` says which there are.

@@ -75,6 +75,11 @@ impl Settings {
         self.0.get(name)
     }
 
+    /// As if nobody had given it.
+    pub(super) fn forget(&mut self, name: &str) {
+        self.0.remove(name);
+    }
+
     fn set(&mut self, spec: &Spec, text: String, origin: String) {
         self.0.insert(spec.name, Setting { text, origin });
     }

@@ -48,7 +48,7 @@ pub(super) fn permille(text: &str) -> Result<u16, String> {
 }
 
 /// A plain number is seconds.
-pub(super) fn duration(text: &str) -> Result<Duration, String> {
+pub(crate) fn duration(text: &str) -> Result<Duration, String> {
     let (number, unit) = TIME_UNITS
         .iter()
         .find_map(|(unit, seconds)| Some((text.strip_suffix(unit)?, *seconds)))

@@ -1,0 +1,80 @@
+//! Settings for somebody who looks and does not start: each part that can be read, and all that is wrong.
+//!
+//! Deliberately absent: the file of `--trace-logits`, because to look at it is to make it.
+
+use super::device::DeviceChoice;
+use super::environment::Environment;
+use super::http::{self, HttpConfig};
+use super::reader::Reader;
+use super::sources::Settings;
+use super::{keys, model_name, read, read_child_binary, read_device, read_model, tls};
+use crate::crash::store;
+use clap::ArgMatches;
+use std::path::PathBuf;
+
+#[derive(Debug)]
+pub struct Examined {
+    /// `None` where none is named.
+    pub model: Option<Result<PathBuf, String>>,
+    /// `Auto` where it is wrong.
+    pub device: DeviceChoice,
+    pub child_binary: Option<PathBuf>,
+    pub child_confinement: bool,
+    /// `None` where something in it is wrong.
+    pub http: Option<HttpConfig>,
+    pub crash_directory: Option<PathBuf>,
+    /// `None` where no file is named; else what is wrong with those that are.
+    pub keys: Option<Vec<String>>,
+    /// As for keys.
+    pub tls: Option<Vec<String>>,
+    /// What is wrong with the rest.
+    pub mistakes: Vec<String>,
+}
+
+impl Examined {
+    #[must_use]
+    pub fn of(flags: &ArgMatches, environment: &Environment) -> Self {
+        let mut mistakes = Vec::new();
+        let mut settings = Settings::gather(flags, environment, &mut mistakes);
+        settings.forget("trace-logits");
+        let settings = &settings;
+        let is_named = |name: &&str| settings.get(name).is_some();
+        let of_keys = mistakes_of(settings, |reader| drop(keys::read(reader)));
+        let of_tls = mistakes_of(settings, |reader| drop(tls::read(reader)));
+        let of_model = mistakes_of(settings, |reader| drop(read_model(reader)));
+        mistakes.extend(mistakes_of(settings, |reader| drop(read(reader))));
+        let elsewhere = [&of_keys, &of_tls, &of_model];
+        mistakes.retain(|it| !elsewhere.iter().any(|others| others.contains(it)));
+        let mut ignored = Vec::new();
+        let mut reader = Reader::new(settings, &mut ignored);
+        let directory = reader.path("crash-dir");
+        Self {
+            model: settings
+                .get("model")
+                .map(|it| model_name::resolve(&it.text)),
+            device: read_device(&mut reader).unwrap_or(DeviceChoice::Auto),
+            child_binary: read_child_binary(&mut reader),
+            child_confinement: settings
+                .get("child-confinement")
+                .is_none_or(|it| it.text != "off"),
+            http: http::read(&mut reader),
+            crash_directory: directory
+                .or_else(|| store::default_directory(&|name| environment.get(name))),
+            keys: ["api-key-file", "admin-key-file"]
+                .iter()
+                .any(is_named)
+                .then_some(of_keys),
+            tls: ["tls-cert", "tls-key"]
+                .iter()
+                .any(is_named)
+                .then_some(of_tls),
+            mistakes,
+        }
+    }
+}
+
+fn mistakes_of(settings: &Settings, read: impl FnOnce(&mut Reader<'_>)) -> Vec<String> {
+    let mut mistakes = Vec::new();
+    read(&mut Reader::new(settings, &mut mistakes));
+    mistakes
+}
