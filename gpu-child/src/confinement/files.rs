@@ -22,6 +22,7 @@ const READ_AND_WRITE: BitFlags<AccessFs> =
     make_bitflags!(AccessFs::{ReadFile | ReadDir | WriteFile});
 const DEVICE: BitFlags<AccessFs> =
     make_bitflags!(AccessFs::{ReadFile | ReadDir | WriteFile | IoctlDev});
+const REWRITE: BitFlags<AccessFs> = make_bitflags!(AccessFs::{WriteFile | Truncate});
 const REMOVE: BitFlags<AccessFs> = make_bitflags!(AccessFs::{RemoveFile});
 
 /// What this process and its libraries look at: itself, its memory, its share of the machine.
@@ -110,6 +111,8 @@ fn rows(allowed: &Allowed) -> Vec<Row> {
         rows.extend([
             (DEVICE, device_nodes()),
             (READ, paths(&OF_THE_DRIVER)),
+            // It gives its threads names, and fails where it cannot.
+            (REWRITE, paths(&["/proc/self/task"])),
             (READ, named_in("LD_LIBRARY_PATH")),
             (READ, named_in(KERNELS_VARIABLE)),
         ]);
