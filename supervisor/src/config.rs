@@ -57,6 +57,8 @@ pub struct Config {
     /// True if sampling fields that a request omits are as the model file advises.
     pub model_sampling: bool,
     pub worker_id: Uuid,
+    /// It was generated: a supervisor before this one may have told another.
+    pub worker_is_unnamed: bool,
     pub callback_url: Option<Url>,
     /// Instead of the address that is listened on.
     pub advertise_url: Option<String>,
@@ -219,6 +221,7 @@ fn read(reader: &mut Reader<'_>) -> Option<Config> {
         parse_special,
         model_sampling,
         worker_id: worker_id.unwrap_or_else(Uuid::new_v4),
+        worker_is_unnamed: worker_id.is_none(),
         callback_url,
         advertise_url,
         log_format: log_format?,

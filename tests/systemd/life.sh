@@ -56,6 +56,18 @@ systemctl kill --kill-who=main --signal=USR2 "$unit"
 wait
 [ "$(show MainPID)" = "$main" ] && say upgraded
 
+# What an upgraded supervisor would leave is what is stored, and nothing older.
+until_true 'show StatusText | grep --quiet ^serving'
+execute again > /mnt/again &
+until_true 'grep --quiet "^id: 9$" /mnt/again'
+kill -KILL "$main"
+wait
+has=$(grep --count '^event: token' /mnt/again)
+until_true '[ "$(show NRestarts)" = 3 ] && [ "$(show ActiveState)" = active ]'
+curl --silent --no-buffer --max-time 60 "localhost:$PORT/execute/again?from=$has" > /mnt/again-rest
+say upgraded-and-killed
+echo "stored then: $(show NFileDescriptorStore)"
+
 curl --silent --no-buffer "localhost:$PORT/execute" --header 'Content-Type: application/json' --data \
     '{"job_id": "a", "prompt": "Once", "max_tokens": 40, "ignore_eos": true}' > /mnt/stream &
 until_true 'grep --quiet token /mnt/stream'

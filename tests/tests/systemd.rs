@@ -157,6 +157,9 @@ fn the_unit_is_ready_when_it_serves_and_outlives_its_child_and_its_supervisor() 
     assert_eq!(life.tokens(&["killed", "killed-rest"]), calm);
     assert!(!life.read("killed-rest").contains("event: started"));
     assert_eq!(life.tokens(&["upgraded"]), calm);
+    is("upgraded-and-killed", "active=active restarts=3");
+    assert_eq!(line("stored then"), ": 1", "one parcel in place of another");
+    assert_eq!(life.tokens(&["again", "again-rest"]), calm);
     let restored = life.read("log");
     let mut restored = restored
         .lines()

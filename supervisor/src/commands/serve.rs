@@ -31,7 +31,7 @@ use crate::signals::{self, Word};
 use announce::announce;
 use clap::ArgMatches;
 use doors::Doors;
-use inheritance::Inherited;
+use inheritance::{Found, Inherited, Sockets};
 use settings::engine_settings;
 use std::collections::HashMap;
 use std::io;
@@ -39,6 +39,8 @@ use std::net::{SocketAddr, TcpListener as StdListener};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::sync::Arc;
 use std::time::Duration;
+use store::Stored;
+use tokio::net::TcpListener;
 use tokio::sync::{mpsc, watch};
 use upgrade::{Holdings, Program};
 use worker_orcd_ipc::DeviceSelector;
@@ -80,12 +82,22 @@ fn run_logged(arguments: &ArgMatches) -> WorkerExit {
     // Before there are threads, and children.
     let handed = handed::descriptors();
     let program = Program::of_this_process();
-    let inherited = inheritance::of_an_upgrade();
     let environment = Environment::of_this_process();
     let mut config = match Config::gather(arguments, &environment) {
         Ok(config) => config,
         Err(mistakes) => return usage::refuse(arguments, &environment, &mistakes),
     };
+    let (handed, parcels) = match handed {
+        Ok(HandedDescriptors { listeners, parcels }) => (Ok(listeners), parcels),
+        Err(error) => (Err(error), Vec::new()),
+    };
+    let found = inheritance::find(&parcels);
+    if let Ok(Found {
+        last: Some(last), ..
+    }) = &found
+    {
+        last.settle(&mut config);
+    }
     if let Err(error) = logging::start(config.log_format, &config.log_level, Some(config.worker_id))
     {
         eprintln!("the log cannot be started: {error}");
@@ -95,30 +107,18 @@ fn run_logged(arguments: &ArgMatches) -> WorkerExit {
         Ok(handed) => handed,
         Err(error) => return end_with(WorkerExit::Listen, &error),
     };
-    let (program, mut inherited) = match (program, inherited) {
-        (Ok(program), Ok(inherited)) => (program, inherited),
+    let (program, found) = match (program, found) {
+        (Ok(program), Ok(found)) => (program, found),
         (Err(error), _) | (_, Err(error)) => return end_with(WorkerExit::Startup, &error),
     };
-    let HandedDescriptors {
-        listeners: mut handed,
-        parcels,
-    } = handed;
-    if let Err(reason) = listen_at(&mut config.http, &handed).and_then(|()| check_places(&config)) {
-        return end_with(WorkerExit::Usage, &reason);
+    for reason in &found.unreadable {
+        tracing::warn!(reason, "estate_unreadable");
     }
-    let upgraded = inherited.is_some();
-    inherited = inherited.or_else(|| inheritance::of_a_crash(&parcels));
-    if let Some(inherited) = &mut inherited {
-        // The supervisor before has seen to it that they may be listened at.
-        if handed.is_empty() {
-            handed.append(&mut inherited.listeners);
-        }
-        config.worker_id = inherited.worker_id;
-        if upgraded {
-            // Whoever was to be told has been told.
-            config.callback_url = None;
-        }
-    }
+    let mut inherited = found.last;
+    let sockets = match sockets(&mut config, handed, &mut inherited) {
+        Ok(sockets) => sockets,
+        Err(reason) => return end_with(WorkerExit::Usage, &reason),
+    };
     let runtime = match tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()
@@ -127,10 +127,28 @@ fn run_logged(arguments: &ArgMatches) -> WorkerExit {
         Err(error) => return end_with(WorkerExit::Startup, &error),
     };
     let arguments = Arc::new(arguments.clone());
-    let exit = runtime.block_on(serve(config, handed, arguments, program, inherited));
+    let exit = runtime.block_on(serve(config, sockets, arguments, program, inherited));
     // What still blocks a thread (a tokenizer, a lookup) owes nobody an answer any more.
     runtime.shutdown_background();
     exit
+}
+
+/// Sockets of a service manager, or else those of an earlier supervisor, if they are still asked for.
+fn sockets(
+    config: &mut Config,
+    handed: Vec<StdListener>,
+    inherited: &mut Option<Inherited>,
+) -> Result<Sockets, String> {
+    let given = !handed.is_empty();
+    listen_at(&mut config.http, &handed)?;
+    check_places(config)?;
+    Ok(match inherited {
+        Some(last) if !given => last.sockets(&config.http),
+        _ => Sockets {
+            listeners: handed,
+            given,
+        },
+    })
 }
 
 /// Checks the places that every child will need, and for whose lack no child can be blamed.
@@ -161,7 +179,7 @@ fn listen_at(http: &mut HttpConfig, handed: &[StdListener]) -> Result<(), String
 
 async fn serve(
     mut config: Config,
-    handed: Vec<StdListener>,
+    sockets: Sockets,
     arguments: Arc<ArgMatches>,
     program: Program,
     inherited: Option<Inherited>,
@@ -170,7 +188,7 @@ async fn serve(
         Ok(signals) => signals,
         Err(error) => return end_with(WorkerExit::Startup, &error),
     };
-    let doors = match Doors::open(&mut config.http, handed).await {
+    let doors = match Doors::open(&mut config.http, sockets.listeners).await {
         Ok(doors) => doors,
         Err(exit) => return exit,
     };
@@ -194,7 +212,7 @@ async fn serve(
         &config.http,
     ));
     let (close, closing) = watch::channel(false);
-    let number = inherited.as_ref().map(|it| it.number);
+    let stored = Stored::behind(inherited.as_ref().map_or(0, |it| it.number));
     if let Some(inherited) = inherited {
         inherited.go_on(&app, &server, &tokens, &closing).await;
     }
@@ -206,22 +224,21 @@ async fn serve(
         name
     });
     for listener in doors.listeners {
+        say_where(&listener);
         tokio::spawn(Arc::clone(&server).run(listener, closing.clone()));
     }
-    for address in &doors.addresses {
-        tracing::info!(address = %address, port = address.port(), "listening");
-    }
-
     tokio::spawn(store::keep(
         Arc::clone(&app),
         Arc::clone(&doors.duplicates),
-        number,
+        stored.clone(),
     ));
     let holdings = Holdings {
         program,
         app: Arc::clone(&app),
         server: Arc::clone(&server),
         listeners: doors.duplicates,
+        listeners_given: sockets.given,
+        stored,
         read_timeout: config.http.read_timeout,
         drain_timeout: config.life.drain_timeout,
     };
@@ -238,6 +255,12 @@ async fn serve(
     say_farewell(&app, &server, &admin).await;
     tracing::info!(exit_code = exit.code(), "shutdown_complete");
     exit
+}
+
+fn say_where(listener: &TcpListener) {
+    if let Ok(address) = listener.local_addr() {
+        tracing::info!(address = %address, port = address.port(), "listening");
+    }
 }
 
 async fn say_farewell(app: &App, server: &Server, admin: &AdminServer) {

@@ -4,6 +4,7 @@ use super::keys::{self, Keys};
 use super::reader::Reader;
 use super::tls;
 use rustls::ServerConfig;
+use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
 use std::num::NonZeroUsize;
 use std::os::unix::fs::FileTypeExt as _;
@@ -41,6 +42,18 @@ impl HttpConfig {
     #[must_use]
     pub fn is_loopback_only(&self) -> bool {
         self.hosts.iter().all(IpAddr::is_loopback)
+    }
+
+    /// True if these are the addresses that are to be listened at, as far as that is said.
+    #[must_use]
+    pub fn asks_for(&self, addresses: &[SocketAddr]) -> bool {
+        let hosts: BTreeSet<IpAddr> = addresses.iter().map(SocketAddr::ip).collect();
+        let hosts_fit = match &self.hosts[..] {
+            [] => hosts.iter().all(IpAddr::is_loopback),
+            named => hosts == named.iter().copied().collect(),
+        };
+        let port_fits = |address: &SocketAddr| self.port == 0 || address.port() == self.port;
+        !addresses.is_empty() && hosts_fit && addresses.iter().all(port_fits)
     }
 
     /// Listens at sockets that were handed over.

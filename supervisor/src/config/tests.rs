@@ -288,3 +288,25 @@ fn an_admin_socket_needs_a_place_that_can_hold_it() {
     let config = gather(&[&MODEL[..], &["--admin-socket", &path]].concat(), &[]).unwrap();
     assert_eq!(config.http.admin_socket, Some(PathBuf::from(path)));
 }
+
+#[test]
+fn sockets_of_another_supervisor_are_taken_only_where_they_are_asked_for() {
+    let asks_for = |flags: &[&str], addresses: &[&str]| {
+        let flags = [flags, &MODEL, &["--insecure"]].concat();
+        let addresses: Vec<_> = addresses.iter().map(|it| it.parse().unwrap()).collect();
+        gather(&flags, &[]).unwrap().http.asks_for(&addresses)
+    };
+    let both = ["127.0.0.1:8080", "[::1]:8080"];
+    assert!(asks_for(&[], &both));
+    assert!(asks_for(&["--port", "0"], &both));
+    assert!(asks_for(&["--host", "::1,127.0.0.1"], &both));
+    for flags in [
+        &["--port", "9090"][..],
+        &["--host", "127.0.0.1"],
+        &["--host", "0.0.0.0"],
+    ] {
+        assert!(!asks_for(flags, &both), "{flags:?}");
+    }
+    assert!(!asks_for(&[], &[]), "none were left");
+    assert!(!asks_for(&[], &["10.0.0.1:8080"]));
+}

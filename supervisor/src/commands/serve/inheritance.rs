@@ -4,6 +4,7 @@
 //! descriptor store of the service manager.
 
 use crate::commands::serve::upgrade;
+use crate::config::{Config, HttpConfig};
 use crate::engine::Inheritance;
 use crate::estate::parcel::{Parcel, pack, unpack};
 use crate::estate::{EngineEstate, EngineNote};
@@ -36,8 +37,9 @@ const HELD_FOR: Duration = Duration::from_secs(2);
 /// An earlier supervisor's.
 #[derive(Debug)]
 pub(super) struct Inherited {
-    pub(super) worker_id: Uuid,
-    pub(super) listeners: Vec<TcpListener>,
+    worker_id: Uuid,
+    listeners: Vec<TcpListener>,
+    listeners_given: bool,
     pub(super) connections: Vec<(TcpStream, ConnectionNote)>,
     /// It was told to end when it could not any more: the time to do so.
     pub(super) stops: Option<Duration>,
@@ -55,6 +57,8 @@ struct Inventory {
     worker_id: Uuid,
     engine: EngineNote,
     listeners: usize,
+    /// A service manager has made them.
+    listeners_given: bool,
     connections: Vec<ConnectionNote>,
     stops: Option<Duration>,
 }
@@ -67,6 +71,7 @@ pub(super) struct Estate<'a> {
     pub(super) worker_id: Uuid,
     pub(super) engine: &'a EngineEstate,
     pub(super) listeners: &'a [TcpListener],
+    pub(super) listeners_given: bool,
     pub(super) connections: Vec<Left>,
     pub(super) stops: Option<Duration>,
 }
@@ -89,6 +94,7 @@ impl Estate<'_> {
             worker_id: self.worker_id,
             engine,
             listeners: self.listeners.len(),
+            listeners_given: self.listeners_given,
             connections,
             stops: self.stops,
         };
@@ -96,12 +102,48 @@ impl Estate<'_> {
     }
 }
 
-/// What an upgrade has left in descriptor 0, which is nobody's any more then. To be called before anything
+/// What was found of earlier supervisors.
+#[derive(Debug)]
+pub(super) struct Found {
+    pub(super) last: Option<Inherited>,
+    /// Why something is another version's. Without it the worker begins anew.
+    pub(super) unreadable: Vec<String>,
+}
+
+/// Where to listen.
+#[derive(Debug)]
+pub(super) struct Sockets {
+    pub(super) listeners: Vec<TcpListener>,
+    /// A service manager has made them.
+    pub(super) given: bool,
+}
+
+/// What an upgrade has left, or else the last that lies in the descriptor store. To be called before anything
 /// else has a child.
 ///
 /// # Errors
-/// When there is something that cannot be read: an upgrade that failed.
-pub(super) fn of_an_upgrade() -> io::Result<Option<Inherited>> {
+/// When an upgrade has left something that cannot be read.
+pub(super) fn find(stored: &[UnixDatagram]) -> io::Result<Found> {
+    if let Some(last) = of_an_upgrade()? {
+        return Ok(Found {
+            last: Some(last),
+            unreadable: Vec::new(),
+        });
+    }
+    let read = |parcel| unpack(parcel).and_then(|parcel| read(parcel, Ending::Crash));
+    let (mut all, mut unreadable) = (Vec::new(), Vec::new());
+    for parcel in stored {
+        match read(parcel) {
+            Ok(inherited) => all.push(inherited),
+            Err(error) => unreadable.push(error.to_string()),
+        }
+    }
+    let last = all.into_iter().max_by_key(|inherited| inherited.number);
+    Ok(Found { last, unreadable })
+}
+
+/// From descriptor 0, which is nobody's any more then.
+fn of_an_upgrade() -> io::Result<Option<Inherited>> {
     let stdin = io::stdin();
     let socket = stdin.as_fd();
     let is_datagram = sockopt::socket_type(socket) == Ok(SocketType::DGRAM);
@@ -118,18 +160,6 @@ pub(super) fn of_an_upgrade() -> io::Result<Option<Inherited>> {
     rustix::stdio::dup2_stdin(&File::open("/dev/null")?)?;
     reap_last_children()?;
     read(parcel, Ending::Upgrade).map(Some)
-}
-
-/// The last of what a supervisor that died has left in the descriptor store. What cannot be read is another
-/// version's, and this one begins anew.
-pub(super) fn of_a_crash(parcels: &[UnixDatagram]) -> Option<Inherited> {
-    let read = |parcel| {
-        let read = unpack(parcel).and_then(|parcel| read(parcel, Ending::Crash));
-        let unreadable = |error: &io::Error| tracing::warn!(%error, "estate_unreadable");
-        read.inspect_err(unreadable).ok()
-    };
-    let all = parcels.iter().filter_map(read);
-    all.max_by_key(|inherited| inherited.number)
 }
 
 fn read(parcel: Parcel, ending: Ending) -> io::Result<Inherited> {
@@ -150,6 +180,7 @@ fn read(parcel: Parcel, ending: Ending) -> io::Result<Inherited> {
     Ok(Inherited {
         worker_id: inventory.worker_id,
         listeners,
+        listeners_given: inventory.listeners_given,
         connections: connections?,
         stops: inventory.stops,
         number: inventory.number,
@@ -183,9 +214,39 @@ impl Inherited {
         self.engine.note.last_child
     }
 
-    /// The device that was decided on.
+    /// Goes on as the same worker, where nobody has named it.
+    pub(super) fn settle(&self, config: &mut Config) {
+        if config.worker_is_unnamed {
+            config.worker_id = self.worker_id;
+        }
+        if self.ending == Ending::Upgrade {
+            // Whoever was to be told has been told.
+            config.callback_url = None;
+        }
+    }
+
+    /// Its sockets, unless this supervisor is to listen elsewhere.
+    pub(super) fn sockets(&mut self, http: &HttpConfig) -> Sockets {
+        let listeners = std::mem::take(&mut self.listeners);
+        let addresses = listeners.iter().map(TcpListener::local_addr);
+        let addresses: io::Result<Vec<_>> = addresses.collect();
+        let are_asked_for = addresses.is_ok_and(|addresses| http.asks_for(&addresses));
+        match are_asked_for || self.listeners_given {
+            true => Sockets {
+                listeners,
+                given: self.listeners_given,
+            },
+            false => Sockets {
+                listeners: Vec::new(),
+                given: false,
+            },
+        }
+    }
+
+    /// The device that was decided on, if it was for this process.
     pub(super) fn device(&self) -> Option<DeviceSelector> {
-        self.engine.note.device
+        let device = self.engine.note.device;
+        device.filter(|_| self.ending == Ending::Upgrade)
     }
 
     /// The engine's part, and how many tokens the journal has of each job.

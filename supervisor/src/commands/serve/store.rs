@@ -11,20 +11,36 @@ use std::io;
 use std::net::TcpListener;
 use std::os::fd::AsFd;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use tracing::{info, warn};
 
-/// Stores what there is from now on, as `number` and following. Nothing happens where no service manager
+/// Number of the parcel in the store; 0 where there is none.
+#[derive(Debug, Clone)]
+pub(super) struct Stored(Arc<AtomicU64>);
+
+impl Stored {
+    pub(super) fn behind(number: u64) -> Self {
+        Self(Arc::new(AtomicU64::new(number)))
+    }
+
+    pub(super) fn number(&self) -> u64 {
+        self.0.load(Ordering::Acquire)
+    }
+}
+
+/// Stores what there is from now on, in place of what is stored. Nothing happens where no service manager
 /// listens; one without a store ignores it.
-pub(super) async fn keep(app: Arc<App>, listeners: Arc<[TcpListener]>, inherited: Option<u64>) {
+pub(super) async fn keep(app: Arc<App>, listeners: Arc<[TcpListener]>, stored: Stored) {
     if std::env::var_os("NOTIFY_SOCKET").is_none() {
         return;
     }
-    let (mut known, mut before) = (0, inherited);
+    let mut known = 0;
     while app.engine.estate_changed(&mut known).await {
         let Some(engine) = app.engine.copy_estate().await else {
             return;
         };
-        let number = before.map_or(1, |number| number + 1);
+        let before = stored.number();
+        let number = before + 1;
         let (worker_id, listeners) = (app.worker_id, Arc::clone(&listeners));
         let store = move || {
             let parcel = Estate {
@@ -34,16 +50,17 @@ pub(super) async fn keep(app: Arc<App>, listeners: Arc<[TcpListener]>, inherited
                 listeners: &listeners,
                 connections: Vec::new(),
                 stops: None,
+                listeners_given: false,
             };
             let parcel = parcel.pack()?;
             put(&name(number), &parcel)?;
-            before.map_or(Ok(()), |before| remove(&name(before)))
+            remove(&name(before))
         };
         // A service manager may not read.
         match tokio::task::spawn_blocking(store).await {
             Ok(Ok(())) => {
                 info!(number, "estate_stored");
-                before = Some(number);
+                stored.0.store(number, Ordering::Release);
             }
             Ok(Err(error)) => warn!(%error, "estate_not_stored"),
             Err(_) => return,

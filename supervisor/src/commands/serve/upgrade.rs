@@ -11,6 +11,7 @@
 //! that, this program itself is what takes over when the new one cannot be executed.
 
 use super::inheritance::Estate;
+use super::store::Stored;
 use crate::commands::end_with;
 use crate::exit::WorkerExit;
 use crate::http::App;
@@ -137,6 +138,9 @@ pub(super) struct Holdings {
     pub(super) app: Arc<App>,
     pub(super) server: Arc<Server>,
     pub(super) listeners: Arc<[TcpListener]>,
+    /// A service manager has made them.
+    pub(super) listeners_given: bool,
+    pub(super) stored: Stored,
     pub(super) read_timeout: Duration,
     pub(super) drain_timeout: Duration,
 }
@@ -181,7 +185,8 @@ impl Holdings {
             }
         }
         let estate = Estate {
-            number: 0,
+            number: self.stored.number(),
+            listeners_given: self.listeners_given,
             worker_id: self.app.worker_id,
             engine: &engine,
             listeners: &self.listeners,
