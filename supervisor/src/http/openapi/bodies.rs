@@ -265,6 +265,7 @@ pub(super) fn root() -> Shape {
         ("model", text()),
         ("routes", list_of(text())),
         ("openai_base_url", text()),
+        ("status_page", text()),
     ])
 }
 

@@ -26,8 +26,13 @@ fn operation(id: &str, tag: &str, summary: &str) -> OperationBuilder {
 }
 
 pub fn root(_: &App) -> OperationBuilder {
-    operation("root", "worker", "What there is to ask")
-        .response("200", json("Name, version and routes", bodies::root()))
+    operation("root", "worker", "What there is to ask").response(
+        "200",
+        json(
+            "Name, version and routes; the status page to who prefers HTML",
+            bodies::root(),
+        ),
+    )
 }
 
 pub fn document(_: &App) -> OperationBuilder {
