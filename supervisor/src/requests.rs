@@ -55,6 +55,6 @@ pub use progress::Skip;
 pub use quarantine::Quarantined;
 pub use record::{Completion, Failure, NewRequest, OnFault, Piece, StopReason, StreamEvent};
 pub use registry::{Refusal, Registry};
-pub use stream::RequestStream;
+pub use stream::{Position, RequestStream};
 pub use violation::Violation;
 pub use waits::Waits;

@@ -67,7 +67,9 @@ fn a_child_that_cannot_be_reaped_ends_the_worker() {
     let mut worker = Worker::scripted(script).start();
     let child = worker.child_pid().unwrap();
     let stream = worker.client().execute(&request("in flight", 1000));
-    worker.log.wait_for("execute_start");
+    wait::until("the request to run", || {
+        (worker.client().health()["load"]["running"] == 1).then_some(())
+    });
 
     let held = Unreapable::hold(child);
     process::signal(child, Signal::SIGKILL);

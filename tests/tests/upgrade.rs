@@ -1,16 +1,19 @@
 //! SIGUSR2: the worker's program is replaced in the same process, and no client notices.
 
 use nix::sys::signal::Signal;
+use nix::sys::socket::setsockopt;
+use nix::sys::socket::sockopt::RcvBuf;
 use serde_json::{Value, json};
 use std::fs;
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
+use std::os::unix::fs::PermissionsExt as _;
 use std::process::Command;
 use std::thread;
 use std::time::Duration;
-use worker_orcd_tests::client::{Client, Transcript};
+use worker_orcd_tests::client::{Client, READ_TIMEOUT, Transcript};
 use worker_orcd_tests::worker::{binary, request};
-use worker_orcd_tests::{Script, Worker, wait};
+use worker_orcd_tests::{Script, Worker, process, wait};
 
 const STREAMS: usize = 6;
 
@@ -42,6 +45,10 @@ fn upgrade(worker: &Worker) {
     worker.signal(Signal::SIGUSR2);
     wait::until("the next supervisor to be ready", || {
         (ready(worker) > before).then_some(())
+    });
+    wait::until("the last supervisor's children to be waited for", || {
+        let is_dead = |pid: &u32| process::state(*pid) == Some('Z');
+        (!process::children(worker.pid()).iter().any(is_dead)).then_some(())
     });
 }
 
@@ -237,4 +244,100 @@ fn with_a_standby_the_next_child_adopts_what_the_last_one_computed() {
             .filter(|tokens| *tokens > 0)
     });
     assert!(adopted >= 200, "{adopted} of the prompt's tokens");
+}
+
+#[test]
+fn where_the_new_program_cannot_be_executed_the_old_one_goes_on_and_may_be_replaced_later() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let program = directory.path().join("worker-orcd");
+    fs::copy(binary("tested-worker-orcd"), &program).expect("copied");
+    let script = Script::behave().token_interval_ms(20);
+    let worker = Worker::scripted(script).program_at(&program).start();
+    let mut stream = worker.client().execute(&request("job", 100));
+    stream.wait_for("token");
+
+    // It says that it takes over, and is not there any more when it should.
+    let place = |text: &[u8]| {
+        let next = directory.path().join("next");
+        fs::write(&next, text).expect("written");
+        fs::set_permissions(&next, fs::Permissions::from_mode(0o755)).expect("ours");
+        fs::rename(&next, &program).expect("replaced");
+    };
+    place(b"#!/bin/sh\nrm \"$0\"\necho 1\n");
+    upgrade(&worker);
+    worker.log.wait_for("upgrade_failed");
+    place(&fs::read(binary("tested-worker-orcd")).expect("it is there"));
+    upgrade(&worker);
+    let numbers = stream.by_ref().take_while(|event| event.name == "token");
+    let numbers: Vec<_> = numbers.map(|event| event.json()["i"].clone()).collect();
+    assert!(numbers.into_iter().eq((1..100).map(Value::from)));
+}
+
+/// A request whose answer nobody reads, with next to no room for it on this side.
+fn ask_and_read_nothing(client: &Client, body: &Value) -> TcpStream {
+    let mut stream = TcpStream::connect(client.address).expect("a connection");
+    setsockopt(&stream, RcvBuf, &(32 << 10)).expect("the kernel takes it");
+    let patience = Some(READ_TIMEOUT);
+    stream.set_read_timeout(patience).expect("as above");
+    let body = body.to_string();
+    let request = client.request(
+        "POST",
+        "/v1/completions",
+        &[("Connection", "close")],
+        body.as_bytes(),
+    );
+    stream.write_all(&request).expect("sent");
+    stream
+}
+
+/// What is behind each `"text":` of a stream, up to the end of the connection.
+fn texts(mut stream: TcpStream) -> Vec<String> {
+    let mut answer = String::new();
+    stream
+        .read_to_string(&mut answer)
+        .expect("the whole answer");
+    assert!(answer.contains("data: [DONE]"), "it has an end");
+    let chunks = answer.split("\"text\":").skip(1);
+    chunks
+        .map(|chunk| chunk.chars().take(3).collect())
+        .collect()
+}
+
+#[test]
+fn what_a_slow_client_has_not_read_is_not_copied_in_an_upgrade_and_not_lost() {
+    const STREAMS: u64 = 4;
+    const TOKENS: usize = 4000;
+    // It is in each event: an answer is more than a kernel takes for a connection.
+    let name = "n".repeat(2500);
+    let worker = Worker::null().arg("--served-model-name", &name).start();
+    let client = worker.client();
+    let body = json!({"prompt": "p", "max_tokens": TOKENS, "stream": true});
+    let expected = texts(ask_and_read_nothing(&client, &body));
+    // And one without text, which tells the end.
+    assert_eq!(expected.len(), TOKENS + 1);
+    let streams: Vec<_> = (0..STREAMS)
+        .map(|_| ask_and_read_nothing(&client, &body))
+        .collect();
+    // Nothing is computed any more, and all of it lies there.
+    thread::sleep(Duration::from_millis(500));
+    wait_for_load(&client, 0);
+    upgrade(&worker);
+    upgrade(&worker);
+    // Of eleven megabytes the kernel has four, and the connection the events that it took together.
+    for left in worker.log.wait_for_many("connections_left", 2) {
+        assert_eq!(left["count"], STREAMS, "{left}");
+        let unsent = left["unsent_bytes"].as_u64().expect("a number");
+        assert!(unsent < STREAMS * (4 << 20), "{left}");
+    }
+    // All at once, for the worker waits half a minute for each of them.
+    let readers: Vec<_> = streams
+        .into_iter()
+        .map(|stream| thread::spawn(move || texts(stream)))
+        .collect();
+    for reader in readers {
+        assert!(
+            reader.join().expect("it is read") == expected,
+            "the same pieces"
+        );
+    }
 }

@@ -33,7 +33,6 @@ use clap::ArgMatches;
 use doors::Doors;
 use inheritance::{Found, Inherited, Sockets};
 use settings::engine_settings;
-use std::collections::HashMap;
 use std::io;
 use std::net::{SocketAddr, TcpListener as StdListener};
 use std::os::unix::fs::OpenOptionsExt as _;
@@ -198,9 +197,9 @@ async fn serve(
     let mut settings = engine_settings(&config, &device);
     settings.behind = inherited.as_ref().and_then(Inherited::last_child);
     let mut inherited = inherited;
-    let (inheritance, tokens) = match &mut inherited {
+    let inheritance = match &mut inherited {
         Some(inherited) => inherited.engine(&settings.load),
-        None => (Inheritance::default(), HashMap::new()),
+        None => Inheritance::default(),
     };
     let engine = crate::driver::start(settings, inheritance);
     let app = Arc::new(App::new(&config, engine.clone(), device));
@@ -214,7 +213,7 @@ async fn serve(
     let (close, closing) = watch::channel(false);
     let stored = Stored::behind(inherited.as_ref().map_or(0, |it| it.number));
     if let Some(inherited) = inherited {
-        inherited.go_on(&app, &server, &tokens, &closing).await;
+        inherited.go_on(&app, &server, &closing).await;
     }
     let admin = AdminServer::new(router(Arc::clone(&app)), &config.http);
     // Held to the end, because it is removed then.

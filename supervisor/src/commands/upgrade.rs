@@ -4,13 +4,14 @@
 
 #![expect(clippy::disallowed_methods, reason = "somebody waits for it")]
 
+use crate::commands::serve::upgrade::as_named;
 use anyhow::{Context, Result, bail, ensure};
 use clap::{Arg, ArgMatches, Command, value_parser};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
@@ -18,9 +19,6 @@ use std::time::{Duration, Instant};
 const PATIENCE: Duration = Duration::from_secs(60);
 
 const GLANCE: Duration = Duration::from_millis(20);
-
-/// Ending of the path of a program whose file was replaced.
-const REPLACED: &str = " (deleted)";
 
 #[must_use]
 pub fn command_line() -> Command {
@@ -78,7 +76,5 @@ fn program_of(pid: i32) -> Result<(PathBuf, File)> {
     let reason = || format!("process {pid} cannot be looked at");
     let file = fs::metadata(&link).with_context(reason)?;
     let path = fs::read_link(&link).with_context(reason)?;
-    let path = path.to_string_lossy();
-    let path = path.strip_suffix(REPLACED).unwrap_or(&path);
-    Ok((Path::new(path).to_owned(), (file.dev(), file.ino())))
+    Ok((as_named(&path), (file.dev(), file.ino())))
 }

@@ -64,20 +64,7 @@ impl Driver {
         }
         self.requests.wake();
         let shared = Arc::clone(shared);
-        tokio::spawn(async move {
-            tokio::time::sleep(PATIENCE).await;
-            let given_up = shared.orphans.take_all();
-            if !given_up.is_empty() {
-                info!(count = given_up.len(), "clients_did_not_return");
-            }
-            for record in given_up {
-                if record.progress.lock().close()
-                    && let Some(controls) = controls.upgrade()
-                {
-                    drop(controls.send(Control::Abandon(record.id)));
-                }
-            }
-        });
+        tokio::spawn(async move { shared.orphans.give_up(PATIENCE, controls).await });
     }
 
     /// Ends everything, also for whoever submitted in the last moment.

@@ -37,23 +37,7 @@ pub(super) struct Prompted {
 impl Vitals {
     pub(super) fn new(now: Instant, generation: Generation, pid: u32) -> Self {
         Self {
-            known: ChildSnapshot {
-                pid,
-                generation: generation.0,
-                build: None,
-                features: vec![],
-                spawned_at: now,
-                ready_at: None,
-                heartbeat_at: None,
-                progress_at: None,
-                steps: None,
-                step_elapsed: None,
-                load_progress: None,
-                memory: None,
-                load: None,
-                tokens_per_second: 0.0,
-                role: None,
-            },
+            known: ChildSnapshot::begun(pid, generation.0, now),
             milestones: 0,
             tokens: 0,
             rate: Rate::default(),

@@ -148,7 +148,7 @@ mod tests {
             ..MemoryReport::default()
         };
         assert_eq!(context(&snapshot, &report), None, "no child");
-        snapshot.children = vec![ChildSnapshot::begun(7, start)];
+        snapshot.children = vec![ChildSnapshot::begun(7, 1, start)];
         assert_eq!(context(&snapshot, &report), None, "not ready");
         snapshot.children[0].ready_at = Some(start);
         assert_eq!(context(&snapshot, &report), Some(600 - 135));

@@ -196,14 +196,13 @@ impl Status {
     }
 }
 
-#[cfg(test)]
 impl ChildSnapshot {
     /// A child of which nothing is known yet.
-    pub(crate) fn begun(pid: u32, now: Instant) -> Self {
+    pub(crate) fn begun(pid: u32, generation: u32, now: Instant) -> Self {
         Self {
             role: None,
             pid,
-            generation: 1,
+            generation,
             build: None,
             features: vec![],
             spawned_at: now,
@@ -312,7 +311,7 @@ mod tests {
             snapshot.children = vec![ChildSnapshot {
                 role: Some(Role::Standby),
                 memory: Some((memory, now)),
-                ..ChildSnapshot::begun(7, now)
+                ..ChildSnapshot::begun(7, 1, now)
             }];
             snapshot.standby_bytes()
         };

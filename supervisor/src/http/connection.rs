@@ -72,22 +72,14 @@ pub struct Terms {
     pub handover: Arc<Handover>,
 }
 
-/// A connection that an earlier supervisor had.
-#[derive(Debug, Default)]
-pub struct Handed {
-    pub note: ConnectionNote,
-    /// Tokens of its answer that the journal had at that time.
-    pub tokens: u32,
-}
-
 /// Serves until the client goes, is told to leave, `closing` and everything was answered, or everything is
-/// handed over.
+/// handed over. `note` is what an earlier supervisor left of the connection; nothing where it is new.
 pub async fn serve(
     stream: TcpStream,
     place: Place,
     terms: Terms,
     closing: watch::Receiver<bool>,
-    handed: Handed,
+    note: ConnectionNote,
 ) -> Result<(), hyper::Error> {
     let Some(door) = terms.handover.door() else {
         return Ok(());
@@ -96,7 +88,6 @@ pub async fn serve(
     if stream.set_nodelay(true).is_err() {
         return Ok(());
     }
-    let Handed { note, tokens } = handed;
     // Whoever has spoken with an earlier supervisor did so without TLS.
     let tls = terms
         .tls
@@ -123,7 +114,7 @@ pub async fn serve(
     if note.closes {
         return Ok(());
     }
-    let resumed = io.get_mut().go_on(note, tokens);
+    let resumed = io.get_mut().go_on(note);
     converse(io, resumed, client, &terms, closing, door).await
 }
 

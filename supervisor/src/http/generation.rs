@@ -139,7 +139,7 @@ impl App {
             ApiError::from(refusal)
         })?;
         if let Some(connection) = connection {
-            connection.attach(&request.job_id, &correlation.0);
+            connection.attach(&request.job_id, &correlation.0, stream.position());
         }
         let job = Job::begin(Arc::clone(self), request.job_id, correlation.0);
         let snapshot = self.engine.snapshot();

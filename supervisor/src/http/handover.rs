@@ -7,9 +7,11 @@
 //!             read come in              was told
 //! ```
 //!
-//! Answers that run go on through `quiet`. In `leaving` nothing new is told any more (the driver has
-//! stopped), so the position of a stream is the journal's, and no client is told a byte twice or not at all.
+//! Answers that run go on through `quiet`. In `leaving` nothing more is taken from the journal, however much of an
+//! answer lies there unread, so what goes along is what hyper had taken, and the pieces that are in it are counted:
+//! no client is told a byte twice or not at all.
 
+use crate::engine::Skip;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use std::os::fd::OwnedFd;
@@ -35,8 +37,10 @@ pub enum Stage {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ConnectionNote {
     /// Bytes for the client that the socket had no room for.
+    #[serde(with = "as_base64")]
     pub unsent: Vec<u8>,
     /// Bytes of the client that no request has been made of.
+    #[serde(with = "as_base64")]
     pub unread: Vec<u8>,
     pub answer: Option<Answer>,
     /// Nothing follows what is unsent.
@@ -52,8 +56,8 @@ pub struct Answer {
     pub path: String,
     /// The client's, for the headers of an answer that has not begun.
     pub origin: Option<String>,
-    /// The head was told, and text as far as the journal goes.
-    pub begun: bool,
+    /// What the client has of the text; `None` where it has no head either.
+    pub told: Option<Skip>,
     pub old_http: bool,
     /// The client wants the connection closed behind the answer.
     pub closes: bool,
@@ -71,6 +75,8 @@ pub struct Handover {
     stage: watch::Sender<Stage>,
     /// Requests that are neither answered nor known to the journal.
     open: AtomicUsize,
+    /// Those among them whose connection cannot be handed over: they are open until they are answered.
+    bound: AtomicUsize,
     none_open: Notify,
     /// Whoever holds one may still leave something.
     leave: Mutex<Option<mpsc::UnboundedSender<Left>>>,
@@ -83,6 +89,7 @@ impl Default for Handover {
         Self {
             stage: watch::Sender::new(Stage::Serving),
             open: AtomicUsize::new(0),
+            bound: AtomicUsize::new(0),
             none_open: Notify::new(),
             leave: Mutex::new(Some(leave)),
             left: Mutex::new(Some(left)),
@@ -107,11 +114,15 @@ impl Handover {
         self.leave.lock().clone()
     }
 
-    pub fn request_opens(&self) {
+    pub fn request_opens(&self, is_bound: bool) {
+        self.bound
+            .fetch_add(usize::from(is_bound), Ordering::AcqRel);
         self.open.fetch_add(1, Ordering::AcqRel);
     }
 
-    pub fn request_is_known(&self) {
+    pub fn request_is_known(&self, is_bound: bool) {
+        self.bound
+            .fetch_sub(usize::from(is_bound), Ordering::AcqRel);
         if self.open.fetch_sub(1, Ordering::AcqRel) == 1 {
             self.none_open.notify_waiters();
         }
@@ -128,11 +139,23 @@ impl Handover {
     }
 
     /// Waits until every request that is being sent has come in, and lets no new one begin. False when that
-    /// takes longer than `patience`; then everything is as before.
+    /// takes longer than `patience`; then everything is as before. Nobody waits for answers whose connection
+    /// cannot be handed over: while there are any, new requests begin.
     pub async fn hush(&self, patience: Duration) -> bool {
         // Under load too there are such moments, and then nobody waits.
         let _ = timeout(UNHURRIED, self.nothing_open()).await;
+        if self.bound.load(Ordering::Acquire) > 0 {
+            let _ = timeout(patience, self.nothing_open()).await;
+            if self.bound.load(Ordering::Acquire) > 0 {
+                return false;
+            }
+        }
         self.stage.send_replace(Stage::Quiet);
+        let patience = match self.bound.load(Ordering::Acquire) {
+            0 => patience,
+            // One that has begun a moment ago.
+            _ => UNHURRIED,
+        };
         let is_quiet = timeout(patience, self.nothing_open()).await.is_ok();
         if !is_quiet {
             self.stage.send_replace(Stage::Serving);
@@ -192,6 +215,23 @@ impl Answer {
     }
 }
 
+/// Bytes in a document of text, at a third more than their number.
+mod as_base64 {
+    use base64::Engine as _;
+    use base64::prelude::BASE64_STANDARD;
+    use serde::de::Error as _;
+    use serde::{Deserialize as _, Deserializer, Serializer};
+
+    pub(super) fn serialize<S: Serializer>(bytes: &[u8], to: S) -> Result<S::Ok, S::Error> {
+        to.serialize_str(&BASE64_STANDARD.encode(bytes))
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<u8>, D::Error> {
+        let text = String::deserialize(from)?;
+        BASE64_STANDARD.decode(text).map_err(D::Error::custom)
+    }
+}
+
 /// As one step of a path (RFC 3986, section 2.3).
 fn percent_encoded(step: &str) -> String {
     let mut encoded = String::with_capacity(step.len());
@@ -217,7 +257,7 @@ mod tests {
             correlation_id: "c".to_owned(),
             path: "/execute".to_owned(),
             origin: None,
-            begun: true,
+            told: Some(Skip::Pieces(3)),
             old_http: false,
             closes: true,
         };
@@ -230,13 +270,49 @@ mod tests {
     #[tokio::test]
     async fn a_request_on_its_way_is_waited_for_and_a_new_one_is_not_let_in() {
         let handover = Handover::default();
-        handover.request_opens();
+        handover.request_opens(false);
         assert!(!handover.hush(Duration::from_millis(1)).await);
         assert_eq!(handover.stage(), Stage::Serving, "nothing happened");
-        handover.request_is_known();
+        handover.request_is_known(false);
         assert!(handover.hush(Duration::from_millis(1)).await);
         assert_eq!(handover.stage(), Stage::Quiet);
         assert!(handover.collect().await.is_empty());
         assert!(handover.door().is_none());
+    }
+
+    #[tokio::test]
+    async fn an_answer_that_cannot_be_handed_over_delays_nobody_else() {
+        let handover = std::sync::Arc::new(Handover::default());
+        handover.request_opens(true);
+        let hushing = tokio::spawn({
+            let handover = std::sync::Arc::clone(&handover);
+            async move { handover.hush(Duration::from_millis(300)).await }
+        });
+        while !hushing.is_finished() {
+            assert_eq!(handover.stage(), Stage::Serving);
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        assert!(!hushing.await.expect("it ends"));
+        handover.request_is_known(true);
+        assert!(handover.hush(Duration::from_millis(1)).await);
+    }
+
+    #[test]
+    fn a_note_is_read_as_it_was_written_and_hardly_longer_than_its_bytes() {
+        let note = ConnectionNote {
+            unsent: (0..=255).cycle().take(30_000).collect(),
+            unread: b"GET /".to_vec(),
+            ..ConnectionNote::default()
+        };
+        let written = serde_json::to_string(&note).unwrap();
+        assert!(
+            written.len() < note.unsent.len() * 3 / 2,
+            "{}",
+            written.len()
+        );
+        assert_eq!(
+            serde_json::from_str::<ConnectionNote>(&written).unwrap(),
+            note
+        );
     }
 }

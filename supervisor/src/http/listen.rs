@@ -8,7 +8,7 @@
     reason = "a listener that cannot accept waits"
 )]
 
-use super::connection::{Handed, Terms, serve, told_to_close};
+use super::connection::{Terms, serve, told_to_close};
 use super::handover::{ConnectionNote, Handover, Left, Stage as HandoverStage};
 use super::places::{Place, Places, Stage};
 use super::tls::Tls;
@@ -210,7 +210,7 @@ impl Server {
             }
             // Nobody in the probes' lane can be told to leave: a connection without a place is closed.
             if let Some((place, terms)) = place {
-                spawn(stream, place, terms, &closing, Handed::default());
+                spawn(stream, place, terms, &closing, ConnectionNote::default());
             }
         }
     }
@@ -219,11 +219,11 @@ impl Server {
     pub async fn take_over(
         &self,
         stream: TcpStream,
-        handed: Handed,
+        note: ConnectionNote,
         closing: &watch::Receiver<bool>,
     ) {
         if let Some((place, terms)) = self.find_place().await {
-            spawn(stream, place, terms, closing, handed);
+            spawn(stream, place, terms, closing, note);
         }
     }
 
@@ -246,11 +246,11 @@ fn spawn(
     place: Place,
     terms: &Terms,
     closing: &watch::Receiver<bool>,
-    handed: Handed,
+    note: ConnectionNote,
 ) {
     let (terms, closing) = (terms.clone(), closing.clone());
     tokio::spawn(async move {
-        if let Err(error) = serve(stream, place, terms, closing, handed).await {
+        if let Err(error) = serve(stream, place, terms, closing, note).await {
             tracing::debug!(reason = %error, "connection_ended");
         }
     });

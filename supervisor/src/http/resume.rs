@@ -28,8 +28,8 @@ use std::sync::Arc;
 /// header, but an extension.
 #[derive(Debug, Clone)]
 pub struct HandedOver {
-    /// The answer has begun, and so many tokens are in what was told of it. `None`: nothing was told.
-    pub told: Option<u32>,
+    /// What the client has of the answer; `None` where it has no head either.
+    pub told: Option<Skip>,
 }
 
 pub async fn resume(
@@ -72,13 +72,7 @@ fn lost() -> io::Result<Bytes> {
 fn find(app: &Arc<App>, id: &str, request: &Request<Body>) -> Result<Rest, ApiError> {
     let extensions = request.extensions();
     let (skip, owner, begun) = match extensions.get::<HandedOver>() {
-        Some(handed) => {
-            let skip = match handed.told {
-                None | Some(0) => Skip::Nothing,
-                Some(tokens) => Skip::ThroughToken(tokens - 1),
-            };
-            (skip, None, handed.told.is_some())
-        }
+        Some(handed) => (handed.told.unwrap_or_default(), None, handed.told.is_some()),
         None => {
             let skip = read_skip(request.uri(), request.headers())?;
             let owner = client::of_request(extensions);
@@ -92,7 +86,7 @@ fn find(app: &Arc<App>, id: &str, request: &Request<Body>) -> Result<Rest, ApiEr
         Presentation::read(&presentation).ok_or_else(|| ApiError::not_found(nobody))?;
     let correlation_id = presentation.correlation_id.clone();
     if let Some(connection) = extensions.get::<Attachment>() {
-        connection.attach(id, &correlation_id);
+        connection.attach(id, &correlation_id, stream.position());
     }
     if owner.is_some() {
         tracing::info!(job_id = id, correlation_id, "execute_resumed");

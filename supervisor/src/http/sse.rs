@@ -179,6 +179,7 @@ impl<R: Render> EventBody<R> {
                 StreamEvent::Text(piece) => {
                     has_text = true;
                     self.render.text(&piece, out);
+                    self.stream.has_told(piece.number + 1);
                 }
                 StreamEvent::Finished(completion) => {
                     self.ended = true;

@@ -134,7 +134,7 @@ fn memory_is_told_by_purpose_and_what_the_child_does_not_know_has_no_line() {
         scratch_bytes: 3,
         ..MemoryReport::default()
     };
-    let mut child = ChildSnapshot::begun(7, now);
+    let mut child = ChildSnapshot::begun(7, 1, now);
     child.memory = Some((memory, now));
     snapshot.children = vec![child];
     let text = Metrics::default().render(&snapshot, 0, None, Format::Classic);

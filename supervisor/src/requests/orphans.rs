@@ -4,11 +4,14 @@
 //! Who asked for a request may have the rest of it, and nobody else. Who has not come back after a while
 //! will not.
 
+use crate::requests::control::Control;
 use crate::requests::record::Record;
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::sync::mpsc::WeakUnboundedSender;
+use tracing::info;
 use worker_orcd_ipc::ClientId;
 
 /// Time for a client to come back.
@@ -31,9 +34,20 @@ impl Orphans {
         orphans.remove(job_id)
     }
 
-    /// Those that nobody has asked for.
-    pub(crate) fn take_all(&self) -> Vec<Arc<Record>> {
-        self.0.lock().drain().map(|(_, record)| record).collect()
+    /// Lets go of those that nobody has asked for by the end of `patience`, and of their work.
+    pub(crate) async fn give_up(&self, patience: Duration, controls: WeakUnboundedSender<Control>) {
+        tokio::time::sleep(patience).await;
+        let given_up: Vec<_> = self.0.lock().drain().map(|(_, record)| record).collect();
+        if !given_up.is_empty() {
+            info!(count = given_up.len(), "clients_did_not_return");
+        }
+        for record in given_up {
+            if record.progress.lock().close()
+                && let Some(controls) = controls.upgrade()
+            {
+                drop(controls.send(Control::Abandon(record.id)));
+            }
+        }
     }
 }
 
@@ -42,6 +56,7 @@ mod tests {
     use super::*;
     use crate::requests::record::OnFault;
     use crate::requests::testing::{Journal, request};
+    use tokio::sync::mpsc;
     use worker_orcd_ipc::RequestId;
 
     #[test]
@@ -56,6 +71,26 @@ mod tests {
         assert!(orphans.take("b", None).is_none());
         assert!(orphans.take("a", Some(owner)).is_some());
         assert!(orphans.take("a", Some(owner)).is_none());
-        assert!(orphans.take_all().is_empty());
+    }
+
+    #[tokio::test]
+    async fn who_has_not_come_back_in_time_is_given_up_and_its_work_is_too() {
+        let orphans = Orphans::default();
+        let now = Journal::serving().now;
+        let record = |id, job| Record::new(RequestId(id), request(job), OnFault::Resume, now);
+        for (id, job) in [(1, "came back"), (2, "did not")] {
+            orphans.add(Arc::new(record(id, job)));
+        }
+        let (controls, mut inbox) = mpsc::unbounded_channel();
+        assert!(orphans.take("came back", None).is_some());
+        orphans
+            .give_up(Duration::from_millis(1), controls.downgrade())
+            .await;
+        assert!(orphans.take("did not", None).is_none());
+        assert!(matches!(
+            inbox.try_recv(),
+            Ok(Control::Abandon(RequestId(2)))
+        ));
+        assert!(inbox.try_recv().is_err(), "nobody else");
     }
 }

@@ -5,6 +5,7 @@
 
 use crate::requests::record::{Completion, Failure, Piece, Record, StopReason, StreamEvent};
 use crate::text::{Detokenizer, StopMatcher, Text};
+use serde::{Deserialize, Serialize};
 use std::task::Waker;
 use std::time::{Duration, Instant};
 use worker_orcd_ipc::{Drawn, TokenId};
@@ -35,7 +36,7 @@ pub(crate) struct Progress {
 }
 
 /// What the reader has already, and is not told again.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Skip {
     #[default]
     Nothing,
@@ -154,6 +155,11 @@ impl Progress {
     pub(crate) fn disown(&mut self, failure: &Failure) {
         self.is_untold = false;
         self.end = Some(StreamEvent::Failed(failure.clone()));
+    }
+
+    /// What the reader has.
+    pub(crate) fn told(&self) -> Skip {
+        self.skip
     }
 
     /// What the reader has; it is not told again.

@@ -1,6 +1,7 @@
 //! The reader's end of a request.
 
 use crate::requests::control::Control;
+use crate::requests::progress::Skip;
 use crate::requests::record::{Record, StreamEvent};
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -38,6 +39,17 @@ impl RequestStream {
         self.record.progress.lock().recovering()
     }
 
+    /// So many pieces are with the client, or on an irrevocable way to it.
+    pub fn has_told(&self, pieces: u32) {
+        self.record.progress.lock().skip(Skip::Pieces(pieces));
+    }
+
+    /// For whoever wants to know what the client has when the stream is somebody else's.
+    #[must_use]
+    pub fn position(&self) -> Position {
+        Position(Arc::clone(&self.record))
+    }
+
     #[must_use]
     pub fn tokens_in(&self) -> u32 {
         self.record.tokens_in()
@@ -47,6 +59,17 @@ impl RequestStream {
     #[must_use]
     pub fn tokens_out(&self) -> u32 {
         self.record.progress.lock().tokens_out()
+    }
+}
+
+/// The place of a reader in its answer.
+#[derive(Debug, Clone)]
+pub struct Position(Arc<Record>);
+
+impl Position {
+    #[must_use]
+    pub fn told(&self) -> Skip {
+        self.0.progress.lock().told()
     }
 }
 

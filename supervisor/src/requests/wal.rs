@@ -22,7 +22,8 @@
     reason = "another process reads the clock of the machine"
 )]
 
-use crate::requests::record::{OnFault, Record, StreamEvent};
+use crate::error_code::ErrorCode;
+use crate::requests::record::{Failure, OnFault, Record, StreamEvent};
 use rustix::fs::{FallocateFlags, MemfdFlags, fallocate, memfd_create};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -328,6 +329,11 @@ pub(crate) fn read(log: OwnedFd, ending: Ending) -> io::Result<Vec<Restored>> {
     if ending == Ending::Crash {
         requests.retain_mut(|request| {
             request.crashes += 1;
+            if request.end.is_none() && request.on_fault == OnFault::Fail {
+                let message = "the worker lost its supervisor, and its child with it";
+                let failure = Failure::new(ErrorCode::WorkerUnhealthy, message);
+                request.end = Some(StreamEvent::Failed(failure));
+            }
             let goes_on = request.crashes < MAX_CRASHES;
             if !goes_on {
                 let (job_id, crashes) = (&request.job_id, request.crashes);

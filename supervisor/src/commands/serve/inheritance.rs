@@ -9,7 +9,6 @@ use crate::engine::Inheritance;
 use crate::estate::parcel::{Parcel, pack, unpack};
 use crate::estate::{EngineEstate, EngineNote};
 use crate::http::App;
-use crate::http::connection::Handed;
 use crate::http::handover::{ConnectionNote, Left};
 use crate::http::listen::Server;
 use crate::http::presentation::Presentation;
@@ -17,7 +16,6 @@ use crate::requests::wal::{self, Ending};
 use rustix::net::{AddressFamily, SocketType, sockopt};
 use rustix::process::{Pid, WaitId, WaitIdOptions, waitid};
 use serde::{Deserialize, Serialize};
-use std::collections::HashMap;
 use std::fs::File;
 use std::io::{self, ErrorKind};
 use std::net::{TcpListener, TcpStream};
@@ -249,8 +247,8 @@ impl Inherited {
         device.filter(|_| self.ending == Ending::Upgrade)
     }
 
-    /// The engine's part, and how many tokens the journal has of each job.
-    pub(super) fn engine(&mut self, load: &LoadOrder) -> (Inheritance, HashMap<String, u32>) {
+    /// The engine's part.
+    pub(super) fn engine(&mut self, load: &LoadOrder) -> Inheritance {
         let mut estate = std::mem::take(&mut self.engine);
         estate.keep_for(&load.model_path, load.device);
         let requests = estate.wal.take().map(|wal| wal::read(wal, self.ending));
@@ -274,11 +272,7 @@ impl Inherited {
             let presentation = Presentation::read(&request.presentation);
             presentation.is_some_and(|it| it.form.is_streamed()) || connected(&request.job_id)
         });
-        let tokens = requests
-            .iter()
-            .map(|request| (request.job_id.clone(), request.generated.len() as u32))
-            .collect();
-        (Inheritance { estate, requests }, tokens)
+        Inheritance { estate, requests }
     }
 
     /// Goes on with connections, and with an order to end. Whoever asks while the first child starts waits a
@@ -287,7 +281,6 @@ impl Inherited {
         self,
         app: &Arc<App>,
         server: &Arc<Server>,
-        tokens: &HashMap<String, u32>,
         closing: &watch::Receiver<bool>,
     ) {
         server.handover().hold();
@@ -298,15 +291,9 @@ impl Inherited {
             handover.release();
         });
         for (stream, note) in self.connections {
-            let answer = note.answer.as_ref();
-            let tokens = answer.and_then(|answer| tokens.get(&answer.job_id).copied());
-            let handed = Handed {
-                tokens: tokens.unwrap_or_default(),
-                note,
-            };
             // One of which the kernel knows nothing more is gone.
             if let Ok(stream) = tokio::net::TcpStream::from_std(stream) {
-                server.take_over(stream, handed, closing).await;
+                server.take_over(stream, note, closing).await;
             }
         }
         if let Some(drain_timeout) = self.stops {

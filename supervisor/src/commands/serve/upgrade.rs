@@ -20,10 +20,11 @@ use crate::logging;
 use crate::signals::Word;
 use clap::Command as Cli;
 use std::convert::Infallible;
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::io;
 use std::net::TcpListener;
 use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -60,7 +61,7 @@ impl Program {
     /// When the kernel does not tell.
     pub(super) fn of_this_process() -> io::Result<Self> {
         Ok(Self {
-            path: std::env::current_exe()?,
+            path: as_named(&std::env::current_exe()?),
             arguments: std::env::args_os().skip(1).collect(),
         })
     }
@@ -103,6 +104,7 @@ impl Program {
             Err(error) => return error,
         };
         tracing::error!(error = %first, "upgrade_failed");
+        logging::settle(LAST_LINES);
         self.command(Path::new("/proc/self/exe"), parcel).exec()
     }
 
@@ -115,6 +117,14 @@ impl Program {
         }
         command
     }
+}
+
+/// The path of a program as it was found, whatever has become of the file since.
+pub(in crate::commands) fn as_named(path: &Path) -> PathBuf {
+    // The kernel's word for a file that has no name any more (proc(5)).
+    let path = path.as_os_str().as_bytes();
+    let path = path.strip_suffix(b" (deleted)").unwrap_or(path);
+    OsStr::from_bytes(path).into()
 }
 
 /// The command by which a running program asks this one.
@@ -176,6 +186,8 @@ impl Holdings {
         };
         self.app.leaves();
         let connections = handover.collect().await;
+        let unsent_bytes: usize = connections.iter().map(|left| left.note.unsent.len()).sum();
+        tracing::info!(count = connections.len(), unsent_bytes, "connections_left");
         let mut stops = None;
         while let Ok(word) = signals.try_recv() {
             match word {

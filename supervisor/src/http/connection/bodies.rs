@@ -73,6 +73,10 @@ impl HttpBody for Told {
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        // What was not taken yet is another supervisor's to tell.
+        if self.is_stream && self.client.turn.lock().leaves {
+            return Poll::Pending;
+        }
         if let Poll::Ready(frame) = Pin::new(&mut self.body).poll_frame(cx) {
             return Poll::Ready(frame);
         }

@@ -1,5 +1,6 @@
 //! The client of a connection, and how far its present request is.
 
+use crate::engine::Position;
 use crate::http::handover::{Answer, ConnectionNote, Handover, Left};
 use crate::http::places::{Place, Stage};
 use crate::http::resume::HandedOver;
@@ -39,6 +40,8 @@ pub(super) struct Turn {
     pub(super) asked: Option<Answer>,
     /// The journal has it.
     pub(super) known: bool,
+    /// How much of the answer was told.
+    pub(super) position: Option<Position>,
     pub(super) whole: bool,
     /// The answer's head was handed over.
     pub(super) begun: bool,
@@ -63,7 +66,7 @@ pub struct Attachment(pub(super) Arc<Client>);
 
 impl Attachment {
     /// The journal has the request: from now on its answer can be told by another supervisor.
-    pub fn attach(&self, job_id: &str, correlation_id: &str) {
+    pub fn attach(&self, job_id: &str, correlation_id: &str, position: Position) {
         // Behind TLS nobody else can tell the answer: who wants to go on elsewhere waits for its end.
         if self.0.is_secured {
             return;
@@ -72,6 +75,7 @@ impl Attachment {
         if let Some(answer) = &mut turn.asked {
             job_id.clone_into(&mut answer.job_id);
             correlation_id.clone_into(&mut answer.correlation_id);
+            turn.position = Some(position);
             self.0.is_known(&mut turn);
         }
     }
@@ -105,7 +109,7 @@ impl Client {
             correlation_id: String::new(),
             path: path.trim_end_matches('/').to_owned(),
             origin: text(ORIGIN).map(str::to_owned),
-            begun: false,
+            told: None,
             old_http,
             closes: closes || (old_http && !keeps),
         };
@@ -120,7 +124,7 @@ impl Client {
             unsent: std::mem::take(&mut turn.unsent),
             ..Turn::default()
         };
-        self.handover.request_opens();
+        self.handover.request_opens(self.is_secured);
         drop(turn);
         self.place.enter(Stage::Sending);
     }
@@ -128,7 +132,7 @@ impl Client {
     /// Nothing is lost of what was asked, whoever answers.
     pub(super) fn is_known(&self, turn: &mut Turn) {
         if !std::mem::replace(&mut turn.known, true) && turn.asked.is_some() {
-            self.handover.request_is_known();
+            self.handover.request_is_known(self.is_secured);
         }
     }
 
@@ -145,13 +149,12 @@ impl Client {
             Some(_) if !turn.known => return None,
             asked => asked,
         };
+        let position = turn.position.take().filter(|_| turn.begun);
+        let told = position.map(|position| position.told());
         Some(ConnectionNote {
             unsent: std::mem::take(&mut turn.unsent),
             unread,
-            answer: answer.map(|answer| Answer {
-                begun: turn.begun,
-                ..answer
-            }),
+            answer: answer.map(|answer| Answer { told, ..answer }),
             closes: turn.closed,
         })
     }
@@ -180,7 +183,7 @@ impl Client {
         if std::mem::take(&mut turn.complete) {
             turn.whole = false;
             self.is_known(&mut turn);
-            turn.asked = None;
+            (turn.asked, turn.position) = (None, None);
             drop(turn);
             self.place.enter(Stage::Waiting);
         }

@@ -29,13 +29,12 @@ impl Wire {
     }
 
     /// Goes on where another supervisor stopped: the next request is for the rest of the answer, if there was one.
-    pub(super) fn go_on(&mut self, note: ConnectionNote, tokens: u32) -> Option<HandedOver> {
+    pub(super) fn go_on(&mut self, note: ConnectionNote) -> Option<HandedOver> {
         let request = note.answer.as_ref().map(Answer::request);
         self.unread = [request.unwrap_or_default(), note.unread].concat();
         let answer = note.answer?;
-        self.leaves_out = answer.begun.then_some(0);
-        let told = answer.begun.then_some(tokens);
-        Some(HandedOver { told })
+        self.leaves_out = answer.told.map(|_| 0);
+        Some(HandedOver { told: answer.told })
     }
 
     /// Bytes of a head that the client has.

@@ -145,7 +145,7 @@ mod tests {
     fn the_driver_s_figures_have_fields_of_their_own() {
         let start = Instant::now();
         let mut snapshot = snapshot(start);
-        snapshot.children = vec![ChildSnapshot::begun(7, start)];
+        snapshot.children = vec![ChildSnapshot::begun(7, 1, start)];
         let clock = clock(start + Duration::from_secs(1));
         let expected = json!({
             "driver_total_bytes": 1000, "driver_free_bytes": 300, "driver_used_bytes": 700,

@@ -1,8 +1,7 @@
 #![expect(clippy::disallowed_methods, reason = "a test begins at some moment")]
 
 use super::*;
-use crate::error_code::ErrorCode;
-use crate::requests::record::{Failure, NewRequest};
+use crate::requests::record::NewRequest;
 use crate::requests::testing::request;
 
 struct Log {
@@ -173,6 +172,20 @@ fn a_request_that_was_there_in_every_crash_is_not_tried_for_ever() {
         }
     }
     assert_eq!(crashes + 1, MAX_CRASHES);
+}
+
+#[test]
+fn a_request_that_is_to_fail_with_its_child_fails_with_its_supervisor_and_not_in_an_upgrade() {
+    let mut log = Log::new();
+    // Each of this log's requests has on_fault: fail.
+    log.accept(1, 1);
+    log.flush();
+    assert_eq!(log.read(Ending::Upgrade)[0].end, None);
+    let end = log.read(Ending::Crash).remove(0).end;
+    let Some(StreamEvent::Failed(failure)) = end else {
+        panic!("{end:?}");
+    };
+    assert!(failure.retriable, "{failure:?}");
 }
 
 #[test]
