@@ -146,7 +146,9 @@ impl FrameReader {
         self.rest().len()
     }
 
-    fn rest(&self) -> &[u8] {
+    /// Bytes pushed but not yet part of a whole frame that was taken.
+    #[must_use]
+    pub fn rest(&self) -> &[u8] {
         &self.buffer[self.consumed..]
     }
 }

@@ -6,7 +6,8 @@
 //!   of dead supervisors;
 //! * [`link`] frames in both directions; [`output`] its stdout and stderr, as log lines;
 //! * [`reap`] the process itself, its death and its group; [`oom`] whose SIGKILL it was;
-//! * [`probe`] what its program says of a device before there is any child.
+//! * [`probe`] what its program says of a device before there is any child;
+//! * [`succession`] how a child lives on when its supervisor becomes another program.
 //!
 //! [`Child`] puts them together for the driver: [`Child::next`] says what happened next, and
 //! nothing here ever waits for the child without the driver being able to do something else.
@@ -25,11 +26,14 @@ pub(crate) mod probe;
 pub(crate) mod reap;
 pub(crate) mod socket;
 pub(crate) mod spawn;
+pub(crate) mod succession;
 
 use crate::child::custody::Custody;
 use crate::child::link::{Link, LinkError};
+use crate::child::output::Outputs;
 use crate::child::reap::Process;
 use crate::child::socket::Door;
+use crate::child::succession::Said;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::time::Instant;
@@ -45,8 +49,15 @@ pub(crate) struct Child {
     process: Process,
     line: Line,
     custody: Option<Custody>,
+    outputs: Outputs,
     /// All its threads are ending; what it has said before is still to be read.
     is_ending: bool,
+    /// What it says once, in frames.
+    said: Said,
+    /// What it has said to another supervisor behind its hello, to be heard when it is told to load.
+    retold: Option<Vec<u8>>,
+    /// There is something to hear that no socket tells of.
+    is_stirred: bool,
 }
 
 #[derive(Debug)]
@@ -74,6 +85,7 @@ impl Child {
         process: Process,
         door: Door,
         custody: Option<Custody>,
+        outputs: Outputs,
     ) -> Self {
         let pid = process.pid();
         Self {
@@ -82,7 +94,11 @@ impl Child {
             process,
             line: Line::Waiting(door),
             custody,
+            outputs,
             is_ending: false,
+            said: Said::default(),
+            retold: None,
+            is_stirred: false,
         }
     }
 
@@ -122,6 +138,9 @@ impl Child {
     /// A connection is reported before an exit that came after it: without one by then, there
     /// will never be one.
     pub(crate) async fn next(&mut self) -> Sign {
+        if std::mem::take(&mut self.is_stirred) {
+            return Sign::Stirred;
+        }
         if !self.is_ending {
             tokio::select! {
                 biased;
@@ -295,7 +314,7 @@ mod tests {
         let control = UnixStream::connect(door.path()).unwrap();
         let link = Link::new(door.accept(me).await.unwrap());
         let custody = dir.open_custody(generation).unwrap();
-        let line = UnixStream::connect(custody.path()).unwrap();
+        let line = UnixStream::connect(custody.path().unwrap()).unwrap();
         let sleeper = std::process::Command::new("sleep")
             .arg("3600")
             .process_group(0)
@@ -306,7 +325,11 @@ mod tests {
             process: Process::new(sleeper.unwrap()).unwrap(),
             line: Line::Open(link),
             custody: Some(custody),
+            outputs: Outputs::default(),
             is_ending: false,
+            said: Said::default(),
+            retold: None,
+            is_stirred: false,
         };
         assert!(
             matches!(next(&mut child).await, Sign::Stirred),

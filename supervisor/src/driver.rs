@@ -49,9 +49,9 @@ pub(crate) use start::start;
 
 use crate::child::Sign;
 use crate::child::link::LinkError;
-use crate::child::spawn::Spawned;
+use crate::child::spawn::Spawner;
 use crate::driver::chronicle::Chronicle;
-use crate::driver::estate::Heritage;
+use crate::driver::estate::{Departure, Heritage};
 use crate::driver::handles::Handles;
 use crate::driver::keeping::Keeping;
 use crate::driver::seat::{Built, Happening};
@@ -59,6 +59,7 @@ use crate::driver::seats::Seats;
 use crate::driver::service_manager::ServiceManager;
 use crate::driver::words::{Listener, link_failure};
 use crate::engine::{Ended, EngineSettings, LoadedModel, Milestones, Refusal, Shared};
+use crate::estate::EngineEstate;
 use crate::nvml::Sighting;
 use crate::requests::Requests;
 use crate::requests::control::Control;
@@ -89,6 +90,8 @@ pub(crate) struct Driver {
     chronicle: Chronicle,
     service_manager: ServiceManager,
     heritage: Heritage,
+    /// Another driver is to go on.
+    departure: Option<Departure>,
 }
 
 /// The beginning of a turn.
@@ -105,10 +108,14 @@ impl Driver {
         shared: Arc<Shared>,
         controls: mpsc::UnboundedReceiver<Control>,
         milestones: watch::Sender<Milestones>,
+        spawner: &Spawner,
+        estate: &mut EngineEstate,
     ) -> Self {
         let started = Instant::now();
         let mut chronicle = Chronicle::new(started, &settings, &shared);
-        let rules = mps::rules(&mut settings, started, &mut chronicle.news);
+        let mut rules = mps::rules(&mut settings, started, &mut chronicle.news);
+        let heritage = Heritage::of(estate, &settings);
+        rules.before = heritage.before();
         let (worker, effects) = Worker::start(Duration::ZERO, rules, SERVING);
         Self {
             chronicle,
@@ -116,14 +123,15 @@ impl Driver {
             settings,
             started,
             now: started,
-            seats: Seats::new(worker.seats(), started),
+            seats: Seats::new(worker.seats(), started, spawner),
             worker,
             effects: effects.into(),
             keeping: Keeping::default(),
             model: None,
             handles: Handles::new(shared, controls, milestones),
             service_manager: ServiceManager::of_this_process(),
-            heritage: Heritage::default(),
+            heritage,
+            departure: None,
         }
     }
 
@@ -144,11 +152,11 @@ impl Driver {
                 () = &mut timer => Occasion::Tick,
             };
             self.now = Instant::now();
-            if let Occasion::Control(Control::Leave(heir)) = occasion {
-                return drop(heir.send(self.leave()));
-            }
             self.take_up(occasion);
             self.perform();
+            if let Some(heir) = self.is_to_leave() {
+                return drop(heir.send(self.leave()));
+            }
         }
         self.say_goodbye();
     }
@@ -197,17 +205,8 @@ impl Driver {
             Control::Replace => self.tell(Event::Replace),
             Control::StopNow => self.tell(Event::StopNow),
             Control::CopyEstate(asker) => drop(asker.send(self.estate())),
-            // It ends the turns.
-            Control::Leave(_) => {}
+            Control::Leave(heir) => self.prepare_to_leave(heir),
         }
-    }
-
-    fn on_spawned(&mut self, seat: SeatId, spawned: Spawned) {
-        let generation = spawned.generation;
-        let program = &self.settings.child_binary;
-        let (seat, chronicle) = (&mut self.seats[seat], &mut self.chronicle);
-        let event = births::receive(self.now, seat, spawned, program, chronicle);
-        self.tell(Event::Child { generation, event });
     }
 
     fn on_built(&mut self, seat: SeatId, built: Built) {
@@ -257,6 +256,7 @@ impl Driver {
             self.requests.next_deadline(),
             gpu.next_deadline(crashes),
             self.service_manager.deadline(),
+            self.departure.as_ref().map(|it| it.until),
         ];
         let earliest = of_seats.chain(others.into_iter().flatten()).min();
         earliest.unwrap_or(self.now)
@@ -391,24 +391,6 @@ impl Driver {
                 self.keeping.bury(&cause, unfinished, others);
             }
         }
-    }
-
-    fn spawn(&mut self, seat: SeatId, generation: Generation) {
-        let (settings, news) = (&self.settings, &mut self.chronicle.news);
-        let seat = &mut self.seats[seat];
-        if let Some(event) = births::order(self.now, seat, generation, settings, news) {
-            self.tell(Event::Child { generation, event });
-        }
-    }
-
-    fn load(&mut self, seat: SeatId, generation: Generation, role: Role) {
-        self.chronicle.gpu.load_begins(self.now);
-        let kv_bytes = self.chronicle.kv_bytes().or(self.heritage.kv_bytes);
-        let order = births::load_order(&self.settings.load, role, kv_bytes);
-        self.seats[seat].role = self.worker.seat(seat).role();
-        let order = self.keeping.hand_out(&mut self.seats[seat], order);
-        self.requests.loads(seat, generation, order.adopts_from);
-        self.send(seat, &Command::Load(order));
     }
 
     fn send_commands(&mut self) {

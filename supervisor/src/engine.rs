@@ -37,8 +37,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::{mpsc, oneshot, watch};
-use worker_orcd_ipc::{ClientId, Generation, LoadOrder};
-use worker_orcd_lifecycle::Settings;
+use worker_orcd_ipc::{ClientId, LoadOrder};
+use worker_orcd_lifecycle::{Before, Settings};
 
 /// The feature of a child that was built to fail on command.
 const FAULT_INJECTION: &str = "fault-injection";
@@ -68,8 +68,6 @@ pub struct EngineSettings {
     pub child_confinement: bool,
     /// Keep a child that takes over when another one dies.
     pub standby: bool,
-    /// The last child of an earlier supervisor, which may still be dying.
-    pub behind: Option<Generation>,
     pub crashes: CrashSettings,
 }
 
@@ -83,7 +81,7 @@ impl EngineSettings {
             accept_features: features.into_iter().map(str::to_owned).collect(),
             standby: self.standby,
             overlap: true,
-            behind: self.behind,
+            before: Before::Nothing,
         }
     }
 }

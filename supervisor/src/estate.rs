@@ -1,8 +1,10 @@
 //! What an engine leaves to the engine of another supervisor: the journal's log, and memory that outlives
-//! children. [`parcel`] is how it gets there.
+//! children, and a child that [lives on](living). [`parcel`] is how it gets there.
 
+pub(crate) mod living;
 pub(crate) mod parcel;
 
+use living::{ChildNote, LivingChild};
 use serde::{Deserialize, Serialize};
 use std::io::{self, ErrorKind};
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
@@ -17,6 +19,7 @@ pub struct EngineEstate {
     pub weights: Option<OwnedFd>,
     /// The KV cache of the last child.
     pub kv: Option<OwnedFd>,
+    pub(crate) child: Option<LivingChild>,
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -32,6 +35,7 @@ pub struct EngineNote {
     /// Size of the KV cache of the child that served.
     pub kv_bytes: Option<u64>,
     pub kv: Option<KvSource>,
+    pub(crate) child: Option<ChildNote>,
     pub has_wal: bool,
     pub has_model: bool,
 }
@@ -43,11 +47,13 @@ impl EngineEstate {
         let note = EngineNote {
             has_wal: self.wal.is_some(),
             has_model: self.model.is_some(),
+            child: self.child.as_ref().map(|child| child.note.clone()),
             ..self.note.clone()
         };
         let all = [&self.wal, &self.model, &self.weights, &self.kv];
         let descriptors = all.into_iter().flatten().map(|it| it.as_fd());
-        (note, descriptors.collect())
+        let child = self.child.iter().flat_map(LivingChild::descriptors);
+        (note, descriptors.chain(child).collect())
     }
 
     /// # Errors
@@ -60,11 +66,21 @@ impl EngineEstate {
             (true, Some(None) | None) => Err(io::Error::from(ErrorKind::UnexpectedEof)),
             (_, descriptor) => Ok(descriptor.flatten()),
         };
+        let [wal, model, weights, kv] = [
+            note.has_wal,
+            note.has_model,
+            note.weights.is_some(),
+            note.kv.is_some(),
+        ]
+        .map(&mut take);
+        let child = note.child.clone();
+        let child = child.map(|child| LivingChild::from_parts(child, descriptors));
         Ok(Self {
-            wal: take(note.has_wal)?,
-            model: take(note.has_model)?,
-            weights: take(note.weights.is_some())?,
-            kv: take(note.kv.is_some())?,
+            wal: wal?,
+            model: model?,
+            weights: weights?,
+            kv: kv?,
+            child: child.transpose()?,
             note,
         })
     }
@@ -96,6 +112,7 @@ mod tests {
             model: None,
             weights: Some(file()),
             kv: None,
+            child: None,
         }
     }
 

@@ -123,6 +123,20 @@ impl Worker {
         process::signal(self.pid(), signal);
     }
 
+    /// Has another program take its place, and waits until that one serves.
+    pub fn upgrade(&self) {
+        let ready = || self.log.events("ready").len();
+        let before = ready();
+        self.signal(Signal::SIGUSR2);
+        wait::until("the next supervisor to be ready", || {
+            (ready() > before).then_some(())
+        });
+        wait::until("the last supervisor's children to be waited for", || {
+            let is_dead = |pid: &u32| process::state(*pid) == Some('Z');
+            (!process::children(self.pid()).iter().any(is_dead)).then_some(())
+        });
+    }
+
     /// Waits until it serves.
     pub fn wait_ready(&mut self) {
         let ready = self.launched.ready(&self.client(), wait::PATIENCE);

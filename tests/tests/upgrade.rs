@@ -13,7 +13,7 @@ use std::thread;
 use std::time::Duration;
 use worker_orcd_tests::client::{Client, READ_TIMEOUT, Transcript};
 use worker_orcd_tests::worker::{binary, request};
-use worker_orcd_tests::{Script, Worker, process, wait};
+use worker_orcd_tests::{Script, Worker, wait};
 
 const STREAMS: usize = 6;
 
@@ -38,20 +38,6 @@ fn chat(stream: bool) -> Value {
     })
 }
 
-/// The upgrades that the log tells of: each is over when the next supervisor has its model.
-fn upgrade(worker: &Worker) {
-    let ready = |worker: &Worker| worker.log.events("ready").len();
-    let before = ready(worker);
-    worker.signal(Signal::SIGUSR2);
-    wait::until("the next supervisor to be ready", || {
-        (ready(worker) > before).then_some(())
-    });
-    wait::until("the last supervisor's children to be waited for", || {
-        let is_dead = |pid: &u32| process::state(*pid) == Some('Z');
-        (!process::children(worker.pid()).iter().any(is_dead)).then_some(())
-    });
-}
-
 fn wait_for_load(client: &Client, requests: u64) {
     wait::until("the requests to be with the child", || {
         let load = &client.health()["load"];
@@ -74,7 +60,7 @@ fn streams_and_answers_go_on_byte_for_byte_on_their_own_connections() {
         .map(|number| client.execute(&execute(number)).transcript())
         .collect();
     let expected_answer = content(&client.post("/v1/chat/completions", &chat(false)).body);
-    let pid = worker.pid();
+    let (pid, child) = (worker.pid(), worker.child_pid());
 
     let mut idle = TcpStream::connect(client.address).expect("a connection");
     let request = client.request("GET", "/livez", &[], &[]);
@@ -93,10 +79,11 @@ fn streams_and_answers_go_on_byte_for_byte_on_their_own_connections() {
         thread::spawn(move || client.post("/v1/chat/completions", &chat(false)))
     };
     wait_for_load(&client, STREAMS as u64 + 1);
-    upgrade(&worker);
-    upgrade(&worker);
+    worker.upgrade();
+    worker.upgrade();
 
     assert_eq!(worker.pid(), pid);
+    assert_eq!(worker.child_pid(), child, "it lives on");
     for (stream, expected) in streams.into_iter().zip(&expected) {
         let told = stream.transcript();
         assert_eq!(told.text(), expected.text());
@@ -126,8 +113,8 @@ fn a_client_that_reads_nothing_meanwhile_finds_every_byte() {
     let stream = client.execute(&request);
     wait_for_load(&client, 1);
     thread::sleep(Duration::from_millis(300));
-    upgrade(&worker);
-    upgrade(&worker);
+    worker.upgrade();
+    worker.upgrade();
     let told = stream.transcript();
     told.assert_well_formed();
     assert_eq!(told.text(), expected.text());
@@ -225,28 +212,6 @@ fn the_command_has_a_worker_go_on_as_the_program_that_replaced_its_own() {
 }
 
 #[test]
-fn with_a_standby_the_next_child_adopts_what_the_last_one_computed() {
-    let worker = Worker::real().flag("--standby").start();
-    let client = worker.client();
-    let mut request = execute(2);
-    request["prompt"] = json!("Once upon a time ".repeat(60));
-    let expected = client.execute(&request).transcript();
-    let mut stream = client.execute(&request);
-    stream.wait_for("token");
-    upgrade(&worker);
-    let told = stream.transcript();
-    let text = |transcript: &Transcript| transcript.text();
-    assert!(text(&expected).ends_with(&text(&told)), "the rest of it");
-    assert_eq!(told.last().json()["tokens_out"], 120);
-    let adopted = wait::until("the child to tell what it adopted", || {
-        client.health()["load"]["adopted_tokens"]
-            .as_u64()
-            .filter(|tokens| *tokens > 0)
-    });
-    assert!(adopted >= 200, "{adopted} of the prompt's tokens");
-}
-
-#[test]
 fn where_the_new_program_cannot_be_executed_the_old_one_goes_on_and_may_be_replaced_later() {
     let directory = tempfile::tempdir().expect("a directory");
     let program = directory.path().join("worker-orcd");
@@ -264,10 +229,10 @@ fn where_the_new_program_cannot_be_executed_the_old_one_goes_on_and_may_be_repla
         fs::rename(&next, &program).expect("replaced");
     };
     place(b"#!/bin/sh\nrm \"$0\"\necho 1\n");
-    upgrade(&worker);
+    worker.upgrade();
     worker.log.wait_for("upgrade_failed");
     place(&fs::read(binary("tested-worker-orcd")).expect("it is there"));
-    upgrade(&worker);
+    worker.upgrade();
     let numbers = stream.by_ref().take_while(|event| event.name == "token");
     let numbers: Vec<_> = numbers.map(|event| event.json()["i"].clone()).collect();
     assert!(numbers.into_iter().eq((1..100).map(Value::from)));
@@ -321,8 +286,8 @@ fn what_a_slow_client_has_not_read_is_not_copied_in_an_upgrade_and_not_lost() {
     // Nothing is computed any more, and all of it lies there.
     thread::sleep(Duration::from_millis(500));
     wait_for_load(&client, 0);
-    upgrade(&worker);
-    upgrade(&worker);
+    worker.upgrade();
+    worker.upgrade();
     // Of eleven megabytes the kernel has four, and the connection the events that it took together.
     for left in worker.log.wait_for_many("connections_left", 2) {
         assert_eq!(left["count"], STREAMS, "{left}");

@@ -56,4 +56,4 @@ pub use life::Life;
 pub use restart_policy::{RestartPolicy, WorkerFailure};
 pub use state::{KillStage, LoadProgress, State};
 pub use watchdog::{Deadlines, Watch};
-pub use worker::{Settings, Worker};
+pub use worker::{Before, Settings, Worker};

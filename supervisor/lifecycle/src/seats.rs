@@ -3,7 +3,7 @@
 use crate::effect::SeatId;
 use crate::life::{Deeds, Life};
 use crate::state::State;
-use crate::worker::Settings;
+use crate::worker::{Before, Settings};
 use std::num::NonZeroU8;
 use std::time::Duration;
 use worker_orcd_ipc::{Generation, Role};
@@ -27,11 +27,16 @@ impl Seats {
         let serving = usize::from(serving.get());
         let mut lives: Vec<_> = (0..serving).map(|_| seat(Role::Active)).collect();
         lives.push(seat(Role::Standby));
+        let newest = match settings.before {
+            Before::Nothing => Generation(0),
+            Before::Dying(last) => last,
+            Before::Serving(child) => Generation(child.0.saturating_sub(1)),
+        };
         Self {
             lives,
             serving,
-            newest: settings.behind.unwrap_or(Generation(0)),
-            others_die: settings.behind.is_some(),
+            newest,
+            others_die: matches!(settings.before, Before::Dying(_)),
         }
     }
 

@@ -32,8 +32,18 @@ pub struct Settings {
     pub standby: bool,
     /// Where none stands by, the next child begins while the one before is dying.
     pub overlap: bool,
-    /// The last child of another supervisor, which may still be dying when the first one here begins.
-    pub behind: Option<Generation>,
+    pub before: Before,
+}
+
+/// What another supervisor has left of its children.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Before {
+    #[default]
+    Nothing,
+    /// The last one, which may still be dying when the first one here begins.
+    Dying(Generation),
+    /// The one that serves: it is the first one here.
+    Serving(Generation),
 }
 
 #[derive(Debug)]

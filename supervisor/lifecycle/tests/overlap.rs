@@ -7,7 +7,7 @@ use common::{PID, STANDBY, Sim, beat, device_fault, ended, hello};
 use std::time::Duration;
 use worker_orcd_ipc::{DeviceError, Fault, Generation, Role};
 use worker_orcd_lifecycle::{
-    ChildEvent, Deed, Effect, Event, Exit, SeatId, Settings, Signal, State, SupervisorExit,
+    Before, ChildEvent, Deed, Effect, Event, Exit, SeatId, Settings, Signal, State, SupervisorExit,
 };
 
 const FIRST: SeatId = SeatId(0);
@@ -179,7 +179,7 @@ fn a_worker_that_is_to_stop_begins_none() {
 #[test]
 fn behind_the_children_of_another_supervisor_the_first_one_takes_its_memory_when_it_serves() {
     let settings = Settings {
-        behind: Some(Generation(7)),
+        before: Before::Dying(Generation(7)),
         ..Settings::default()
     };
     let (mut sim, effects) = Sim::with(settings);
@@ -203,4 +203,28 @@ fn behind_the_children_of_another_supervisor_the_first_one_takes_its_memory_when
         has(&effects, FIRST, &Deed::Load(Role::Active)),
         "they are gone"
     );
+}
+
+#[test]
+fn a_child_that_served_under_another_supervisor_is_the_first_one_here_and_no_death() {
+    let settings = Settings {
+        before: Before::Serving(Generation(7)),
+        ..Settings::default()
+    };
+    let (mut sim, effects) = Sim::with(settings);
+    assert!(matches!(
+        effects[..],
+        [Effect::Child {
+            generation: Generation(7),
+            deed: Deed::Spawn,
+            ..
+        }]
+    ));
+    sim.child_in(FIRST, ChildEvent::Spawned { pid: PID });
+    let effects = sim.child_in(FIRST, hello());
+    assert!(has(&effects, FIRST, &Deed::Load(Role::Active)), "it has it");
+    let effects = sim.child_in(FIRST, ChildEvent::Ready);
+    assert!(has(&effects, FIRST, &Deed::Serve));
+    die_in(&mut sim, FIRST, Exit::Code(1));
+    assert_eq!(sim.worker.newest(), Generation(8));
 }

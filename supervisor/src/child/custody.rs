@@ -34,7 +34,8 @@ use worker_orcd_ipc::Article;
 /// One child's. Removes its name when dropped.
 #[derive(Debug)]
 pub(crate) struct Custody {
-    path: PathBuf,
+    /// Name, where this supervisor made it.
+    path: Option<PathBuf>,
     line: Line,
 }
 
@@ -54,14 +55,34 @@ impl Custody {
         let listener = UnixListener::bind(&path)?;
         listener.set_nonblocking(true)?;
         Ok(Self {
-            path,
+            path: Some(path),
             line: Line::Listening(listener),
         })
     }
 
+    /// That of a child which was ready under another supervisor, to be [watched](Self::ended).
+    ///
+    /// # Errors
+    /// When the runtime does not take it.
+    pub(crate) fn resume(watched: OwnedFd) -> io::Result<Self> {
+        let stream = tokio::net::UnixStream::from_std(UnixStream::from(watched))?;
+        Ok(Self {
+            path: None,
+            line: Line::Watched(stream),
+        })
+    }
+
+    /// What [`resume`](Self::resume) takes. `None`: nothing is watched.
+    pub(crate) fn leave(&self) -> Option<OwnedFd> {
+        match &self.line {
+            Line::Watched(stream) => stream.as_fd().try_clone_to_owned().ok(),
+            Line::Listening(_) | Line::Connected(_) => None,
+        }
+    }
+
     #[must_use]
-    pub(crate) fn path(&self) -> &Path {
-        &self.path
+    pub(crate) fn path(&self) -> Option<&Path> {
+        self.path.as_deref()
     }
 
     /// What process `pid` has handed over next, if anything; does not wait.
@@ -178,8 +199,10 @@ impl Custody {
 
 impl Drop for Custody {
     fn drop(&mut self) {
-        // The directory goes with everything in it at the latest.
-        let _ = std::fs::remove_file(&self.path);
+        if let Some(path) = &self.path {
+            // The directory goes with everything in it at the latest.
+            let _ = std::fs::remove_file(path);
+        }
     }
 }
 
@@ -214,7 +237,7 @@ mod tests {
     fn custody() -> (tempfile::TempDir, Custody, UnixStream) {
         let dir = tempfile::tempdir().unwrap();
         let custody = Custody::open(dir.path().join("1.fds")).unwrap();
-        let child = UnixStream::connect(custody.path()).unwrap();
+        let child = UnixStream::connect(custody.path().unwrap()).unwrap();
         (dir, custody, child)
     }
 

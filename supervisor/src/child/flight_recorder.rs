@@ -36,6 +36,18 @@ impl FlightRecorder {
         Ok(Self { memory })
     }
 
+    /// That of a child of another supervisor.
+    pub(crate) fn resume(memory: OwnedFd) -> Self {
+        Self {
+            memory: memory.into(),
+        }
+    }
+
+    /// What [`resume`](Self::resume) takes.
+    pub(crate) fn leave(self) -> OwnedFd {
+        self.memory.into()
+    }
+
     /// The descriptor that becomes the child's number 0.
     ///
     /// # Errors

@@ -9,9 +9,11 @@
 )]
 
 use interprocess::local_socket::tokio::Stream;
+use interprocess::os::unix::uds_local_socket::tokio::Stream as UdStream;
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, recv};
 use std::io;
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::time::{Duration, Instant};
 use thiserror::Error;
 use tokio::io::Interest;
@@ -73,6 +75,39 @@ impl Link {
             read_buffer: vec![0; READ_BYTES].into_boxed_slice(),
             outgoing,
         }
+    }
+
+    /// The link to a child that knows us, and has said `heard` to another supervisor.
+    ///
+    /// # Errors
+    /// When the runtime does not take the socket.
+    pub(crate) fn resume(socket: OwnedFd, heard: &[u8]) -> io::Result<Self> {
+        let mut link = Self {
+            stream: Stream::UdSocket(UdStream::try_from(socket)?),
+            reader: FrameReader::new(),
+            read_buffer: vec![0; READ_BYTES].into_boxed_slice(),
+            outgoing: Outgoing::default(),
+        };
+        link.reader.push(&Preamble::OURS.to_bytes());
+        link.hear_again(heard);
+        Ok(link)
+    }
+
+    /// More of what the child has said to another supervisor.
+    pub(crate) fn hear_again(&mut self, heard: &[u8]) {
+        self.reader.push(heard);
+    }
+
+    /// The socket, and what was read from it and is no whole frame yet. `None` while commands are on their way.
+    pub(crate) fn leave(&self) -> Option<(OwnedFd, &[u8])> {
+        let socket = socket(&self.stream).as_fd().try_clone_to_owned();
+        let is_quiet = self.outgoing.is_empty();
+        Some((socket.ok().filter(|_| is_quiet)?, self.reader.rest()))
+    }
+
+    #[must_use]
+    pub(crate) fn is_quiet(&self) -> bool {
+        self.outgoing.is_empty()
     }
 
     /// Queues one command.

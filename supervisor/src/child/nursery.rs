@@ -6,7 +6,7 @@
 use super::Child;
 use super::custody::Custody;
 use super::flight_recorder::FlightRecorder;
-use super::output::log_lines;
+use super::output::Outputs;
 use super::reap::Process;
 use super::socket::{Door, PrivateDir};
 use super::spawn::{SpawnOrder, Spawned, Spawner};
@@ -15,7 +15,6 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::process::Child as StdChild;
-use thiserror::Error;
 use tokio::sync::mpsc;
 use tracing::warn;
 use worker_orcd_ipc::Generation;
@@ -23,22 +22,13 @@ use worker_orcd_lifecycle::Signal;
 
 #[derive(Debug)]
 pub(crate) struct Nursery {
-    spawner: io::Result<Spawner>,
+    spawner: Spawner,
+    answers: mpsc::UnboundedSender<Spawned>,
     spawned: mpsc::UnboundedReceiver<Spawned>,
     /// Made with the first door, and again when it is gone.
     dir: Option<PrivateDir>,
     /// The door at which the process that is being made will knock.
     door: Option<(Generation, Door, Option<Custody>)>,
-}
-
-/// Why no process could be ordered.
-#[derive(Debug, Error)]
-pub(crate) enum NotBegun {
-    #[error("the thread that makes processes: {0}")]
-    Thread(io::Error),
-    /// Something that the supervisor itself lacks, which is no death of a child.
-    #[error(transparent)]
-    Socket(io::Error),
 }
 
 #[derive(Debug)]
@@ -52,10 +42,11 @@ pub(crate) enum Born {
 
 impl Nursery {
     #[must_use]
-    pub(crate) fn new() -> Self {
+    pub(crate) fn new(spawner: Spawner) -> Self {
         let (answers, spawned) = mpsc::unbounded_channel();
         Self {
-            spawner: Spawner::start(answers),
+            spawner,
+            answers,
             spawned,
             dir: None,
             door: None,
@@ -65,26 +56,19 @@ impl Nursery {
     /// Orders a child that is allowed so much, and returns what it will write into.
     ///
     /// # Errors
-    /// When there is no thread, or no socket can be made.
+    /// When no socket can be made: something that the supervisor itself lacks, which is no death of a child.
     pub(crate) fn begin(
         &mut self,
         generation: Generation,
         program: &Path,
         allowed: Vec<OsString>,
-    ) -> Result<Option<FlightRecorder>, NotBegun> {
-        let spawner = match &self.spawner {
-            Ok(spawner) => spawner,
-            Err(error) => {
-                let error = io::Error::new(error.kind(), error.to_string());
-                return Err(NotBegun::Thread(error));
-            }
-        };
+    ) -> io::Result<Option<FlightRecorder>> {
         let dir = match self.dir.take().filter(PrivateDir::exists) {
             Some(dir) => dir,
-            None => PrivateDir::create().map_err(NotBegun::Socket)?,
+            None => PrivateDir::create()?,
         };
         let dir = self.dir.insert(dir);
-        let door = dir.open_door(generation).map_err(NotBegun::Socket)?;
+        let door = dir.open_door(generation)?;
         // A child without one serves as well; only its death is told worse.
         let recorder = FlightRecorder::create(generation)
             .and_then(|recorder| Ok((recorder.for_child()?, recorder)))
@@ -95,13 +79,14 @@ impl Nursery {
         let custody = custody
             .inspect_err(|error| warn!(%error, "custody_socket_missing"))
             .ok();
-        spawner.order(SpawnOrder {
+        self.spawner.order(SpawnOrder {
             generation,
             program: program.to_owned(),
             socket: door.path().to_owned(),
-            custody: custody.as_ref().map(|custody| custody.path().to_owned()),
+            custody: custody.as_ref().and_then(Custody::path).map(Path::to_owned),
             allowed,
             recorder: for_child,
+            answers: self.answers.clone(),
         });
         self.door = Some((generation, door, custody));
         Ok(recorder)
@@ -122,10 +107,11 @@ impl Nursery {
     pub(crate) fn finish(&mut self, spawned: Spawned) -> io::Result<Born> {
         let generation = spawned.generation;
         let door = self.door.take_if(|(expected, ..)| *expected == generation);
-        let process = adopt(spawned.outcome?, generation)?;
+        let (process, outputs) = adopt(spawned.outcome?, generation)?;
         Ok(match door {
             Some((_, door, custody)) => {
-                Born::Child(Box::new(Child::new(generation, process, door, custody)))
+                let child = Child::new(generation, process, door, custody, outputs);
+                Born::Child(Box::new(child))
             }
             None => {
                 let pid = process.pid();
@@ -144,19 +130,17 @@ impl Nursery {
 }
 
 /// Takes the process over and lets its output flow into the log.
-fn adopt(mut child: StdChild, generation: Generation) -> io::Result<Process> {
-    let stdout = child.stdout.take().map(OwnedFd::from);
-    let stderr = child.stderr.take().map(OwnedFd::from);
+fn adopt(mut child: StdChild, generation: Generation) -> io::Result<(Process, Outputs)> {
+    let outputs = Outputs {
+        stdout: child.stdout.take().map(OwnedFd::from),
+        stderr: child.stderr.take().map(OwnedFd::from),
+    };
     let process = Process::new(child)?;
-    for (pipe, stream) in [(stdout, "stdout"), (stderr, "stderr")] {
-        if let Some(pipe) = pipe {
-            log_lines(pipe, stream, generation)?;
-        }
-    }
-    Ok(process)
+    outputs.log(generation)?;
+    Ok((process, outputs))
 }
 
-async fn see_off(mut process: Process) {
+pub(crate) async fn see_off(mut process: Process) {
     process.kill(Signal::Kill);
     process.exited().await;
 }

@@ -22,15 +22,29 @@ const MAX_LINE_BYTES: usize = 4096;
 /// Enough for any backtrace.
 const MAX_LINES_PER_SECOND: u32 = 200;
 
-/// Logs everything that comes out of `pipe` until the last process that holds it is gone.
-///
-/// # Errors
-/// When the pipe cannot be read asynchronously.
-pub(crate) fn log_lines(
-    pipe: OwnedFd,
-    stream: &'static str,
-    generation: Generation,
-) -> io::Result<()> {
+/// Both ends of what a child prints, kept for another supervisor to go on with.
+#[derive(Debug, Default)]
+pub(crate) struct Outputs {
+    pub(crate) stdout: Option<OwnedFd>,
+    pub(crate) stderr: Option<OwnedFd>,
+}
+
+impl Outputs {
+    /// Logs everything that comes out until the last process that holds the other ends is gone.
+    ///
+    /// # Errors
+    /// When a pipe cannot be read asynchronously, or there is no descriptor for it.
+    pub(crate) fn log(&self, generation: Generation) -> io::Result<()> {
+        for (pipe, stream) in [(&self.stdout, "stdout"), (&self.stderr, "stderr")] {
+            if let Some(pipe) = pipe {
+                log_lines(pipe.try_clone()?, stream, generation)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn log_lines(pipe: OwnedFd, stream: &'static str, generation: Generation) -> io::Result<()> {
     let mut pipe = Receiver::from_owned_fd(pipe)?;
     tokio::spawn(async move {
         let mut lines = Lines::default();

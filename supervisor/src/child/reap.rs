@@ -3,13 +3,12 @@
 
 use crate::child::oom::OomWatch;
 use rustix::process::{
-    Pid, PidfdFlags, Signal as OsSignal, WaitId, WaitIdOptions, kill_process_group, pidfd_open,
-    waitid,
+    Pid, PidfdFlags, Signal as OsSignal, WaitId, WaitIdOptions, WaitIdStatus, kill_process_group,
+    pidfd_open, waitid,
 };
 use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
-use std::os::unix::process::ExitStatusExt as _;
-use std::process::{Child as StdChild, ExitStatus};
+use std::process::Child as StdChild;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tracing::{debug, error};
@@ -19,7 +18,6 @@ use worker_orcd_lifecycle::{Exit, Signal};
 /// group.
 #[derive(Debug)]
 pub(crate) struct Process {
-    child: StdChild,
     pid: Pid,
     pidfd: AsyncFd<OwnedFd>,
     reaped: bool,
@@ -33,31 +31,43 @@ impl Process {
     /// When no pidfd can be had (a kernel before 5.10, no file descriptors left). The process
     /// is killed.
     pub(crate) fn new(mut child: StdChild) -> io::Result<Self> {
-        let pid = Pid::from_child(&child);
+        let process = Self::of(Pid::from_child(&child));
+        if process.is_err() {
+            child.kill()?;
+            child.wait()?;
+        }
+        process
+    }
+
+    /// Goes on with a child of this process, which was another program when it made it.
+    ///
+    /// # Errors
+    /// As for [`new`](Self::new), but nothing is killed.
+    pub(crate) fn resume(pid: u32) -> io::Result<Self> {
+        let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
+        Self::of(pid.ok_or(io::ErrorKind::InvalidData)?)
+    }
+
+    fn of(pid: Pid) -> io::Result<Self> {
         let oom = OomWatch::start();
         // Safe against reuse of the number: the process is ours and not waited for yet.
-        let pidfd = pidfd_open(pid, PidfdFlags::NONBLOCK)
-            .map_err(io::Error::from)
-            .and_then(watch);
-        match pidfd {
-            Ok(pidfd) => Ok(Self {
-                child,
-                pid,
-                pidfd,
-                reaped: false,
-                oom,
-            }),
-            Err(error) => {
-                child.kill()?;
-                child.wait()?;
-                Err(error)
-            }
-        }
+        let pidfd = pidfd_open(pid, PidfdFlags::NONBLOCK)?;
+        Ok(Self {
+            pid,
+            pidfd: watch(pidfd)?,
+            reaped: false,
+            oom,
+        })
+    }
+
+    /// Leaves it alive, for [`resume`](Self::resume).
+    pub(crate) fn leave(mut self) {
+        self.reaped = true;
     }
 
     #[must_use]
     pub(crate) fn pid(&self) -> u32 {
-        self.child.id()
+        self.pid.as_raw_nonzero().get().cast_unsigned()
     }
 
     /// Waits for the end, and for nothing after it. Cancel-safe.
@@ -111,10 +121,11 @@ impl Process {
         }
         // First its orphans, while the unreaped leader still protects the group's number.
         self.kill(Signal::Kill);
-        match self.child.try_wait() {
+        let end = WaitIdOptions::EXITED | WaitIdOptions::NOHANG;
+        match waitid(WaitId::PidFd(self.pidfd.get_ref().as_fd()), end) {
             Ok(Some(status)) => {
                 self.reaped = true;
-                Some(exit_of(status, &self.oom))
+                Some(exit_of(&status, &self.oom))
             }
             Ok(None) => None,
             Err(error) => {
@@ -131,7 +142,8 @@ impl Drop for Process {
         if !self.reaped {
             self.kill(Signal::Kill);
             // Best effort: one that the kernel still holds stays a zombie until we exit.
-            drop(self.child.try_wait());
+            let end = WaitIdOptions::EXITED | WaitIdOptions::NOHANG;
+            let _ = waitid(WaitId::PidFd(self.pidfd.get_ref().as_fd()), end);
         }
     }
 }
@@ -146,12 +158,12 @@ fn watch(pidfd: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
     AsyncFd::with_interest(pidfd, Interest::READABLE)
 }
 
-fn exit_of(status: ExitStatus, oom: &OomWatch) -> Exit {
-    match (status.code(), status.signal()) {
+fn exit_of(status: &WaitIdStatus, oom: &OomWatch) -> Exit {
+    match (status.exit_status(), status.terminating_signal()) {
         (None, Some(9)) if oom.has_struck() => Exit::OomKilled,
         (Some(code), _) => Exit::Code(code),
         (None, Some(signal)) => Exit::Signal(signal),
-        // `wait` without WUNTRACED reports nothing else.
+        // Nothing else is asked for.
         (None, None) => Exit::Code(-1),
     }
 }
@@ -193,6 +205,20 @@ mod tests {
         end.await
             .expect("the grandchild still holds the pipe")
             .unwrap();
+    }
+
+    #[tokio::test]
+    async fn one_that_was_left_alive_goes_on_and_is_waited_for_by_who_goes_on_with_it() {
+        let (process, _stdout) = shell("sleep 600; exit 3");
+        let pid = process.pid();
+        process.leave();
+        let mut again = Process::resume(pid).unwrap();
+        let patience = Duration::from_millis(50);
+        let too_soon = tokio::time::timeout(patience, again.exited()).await;
+        assert!(too_soon.is_err(), "it lives");
+        again.kill(Signal::Kill);
+        assert_eq!(again.exited().await, Exit::Signal(9));
+        assert!(Process::resume(pid).is_err(), "it is gone");
     }
 
     #[tokio::test]

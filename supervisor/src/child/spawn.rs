@@ -1,8 +1,10 @@
-//! The one thread that makes processes.
+//! The one thread that makes processes, and that becomes another program.
 //!
 //! A child asks the kernel to be killed when its parent dies (`PR_SET_PDEATHSIG`), and the kernel
 //! takes "parent" to be the *thread* that forked it. A worker thread of the runtime may end at
-//! any time; this thread lives as long as the supervisor, so the promise holds exactly as long.
+//! any time; the process's main thread lives as long as the process, so the promise holds exactly as long.
+//! Where another program is executed, the thread that does so is the only one that goes on: as it is the same
+//! one, the children live.
 
 use std::ffi::OsString;
 use std::io;
@@ -12,6 +14,7 @@ use std::path::PathBuf;
 use std::process::{Child as StdChild, Command, Stdio};
 use std::sync::mpsc;
 use tokio::sync::mpsc::UnboundedSender;
+use tokio::sync::oneshot;
 use worker_orcd_ipc::Generation;
 
 /// Start a child that connects to `socket`.
@@ -26,6 +29,8 @@ pub(crate) struct SpawnOrder {
     pub allowed: Vec<OsString>,
     /// Becomes the child's descriptor 0: its flight recorder, where one could be made.
     pub recorder: Option<OwnedFd>,
+    /// Gets the outcome.
+    pub answers: UnboundedSender<Spawned>,
 }
 
 #[derive(Debug)]
@@ -34,40 +39,77 @@ pub(crate) struct Spawned {
     pub outcome: io::Result<StdChild>,
 }
 
-/// Ends its thread when dropped.
-#[derive(Debug)]
+/// Orders for the thread that makes processes. Cheap to clone.
+#[derive(Debug, Clone)]
 pub(crate) struct Spawner {
-    orders: mpsc::Sender<SpawnOrder>,
+    orders: mpsc::Sender<Order>,
 }
 
+#[derive(Debug)]
+enum Order {
+    Spawn(SpawnOrder),
+    /// The answer is why it could not be executed.
+    Execute(Box<Command>, oneshot::Sender<io::Error>),
+    End,
+}
+
+/// What the thread that makes processes is to do.
+#[derive(Debug)]
+pub(crate) struct Orders(mpsc::Receiver<Order>);
+
 impl Spawner {
-    /// Outcomes go to `answers`, one per order.
-    ///
-    /// # Errors
-    /// When the machine has no thread to give.
-    pub(crate) fn start(answers: UnboundedSender<Spawned>) -> io::Result<Self> {
-        let (orders, inbox) = mpsc::channel::<SpawnOrder>();
-        std::thread::Builder::new()
-            .name("spawner".to_owned())
-            .spawn(move || {
-                for order in inbox {
-                    let generation = order.generation;
-                    let answer = Spawned {
-                        generation,
-                        outcome: spawn(order),
-                    };
-                    if let Err(refused) = answers.send(answer) {
-                        abandon(refused.0);
-                    }
-                }
-            })?;
-        Ok(Self { orders })
+    #[must_use]
+    pub(crate) fn new() -> (Self, Orders) {
+        let (orders, inbox) = mpsc::channel();
+        (Self { orders }, Orders(inbox))
     }
 
     /// Does not wait.
     pub(crate) fn order(&self, order: SpawnOrder) {
-        // The thread ends only after this sender is gone.
+        self.give(Order::Spawn(order));
+    }
+
+    /// Becomes another program; returns only when that failed.
+    pub(crate) async fn execute(&self, command: Command) -> io::Error {
+        let (sender, failure) = oneshot::channel();
+        self.give(Order::Execute(Box::new(command), sender));
+        let gone = |_| io::Error::other("the thread that makes processes has ended");
+        failure.await.unwrap_or_else(gone)
+    }
+
+    /// Ends [`Orders::carry_out`], however many could still give one.
+    pub(crate) fn end(&self) {
+        self.give(Order::End);
+    }
+
+    fn give(&self, order: Order) {
+        // Nobody is there any more at the end of the process only.
         drop(self.orders.send(order));
+    }
+}
+
+impl Orders {
+    /// Returns at the end of the process.
+    pub(crate) fn carry_out(self) {
+        for order in self.0 {
+            match order {
+                Order::Spawn(order) => make(order),
+                Order::Execute(mut command, failure) => drop(failure.send(command.exec())),
+                Order::End => return,
+            }
+        }
+    }
+}
+
+fn make(order: SpawnOrder) {
+    let (generation, answers) = (order.generation, order.answers.clone());
+    let outcome = spawn(order);
+    let refused = answers.send(Spawned {
+        generation,
+        outcome,
+    });
+    if let Err(refused) = refused {
+        abandon(refused.0);
     }
 }
 

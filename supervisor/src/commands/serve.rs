@@ -14,6 +14,7 @@ pub mod upgrade;
 
 use crate::child::probe;
 use crate::child::socket::PrivateDir;
+use crate::child::spawn::Spawner;
 use crate::commands::reload::reload;
 use crate::commands::{end_with, usage};
 use crate::config::device::{AUTO_ORDINAL, DecidedDevice};
@@ -37,6 +38,7 @@ use std::io;
 use std::net::{SocketAddr, TcpListener as StdListener};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::sync::Arc;
+use std::thread;
 use std::time::Duration;
 use store::Stored;
 use tokio::net::TcpListener;
@@ -126,10 +128,35 @@ fn run_logged(arguments: &ArgMatches) -> WorkerExit {
         Err(error) => return end_with(WorkerExit::Startup, &error),
     };
     let arguments = Arc::new(arguments.clone());
-    let exit = runtime.block_on(serve(config, sockets, arguments, program, inherited));
-    // What still blocks a thread (a tokenizer, a lookup) owes nobody an answer any more.
-    runtime.shutdown_background();
-    exit
+    let (spawner, orders) = Spawner::new();
+    let serving = thread::Builder::new()
+        .name("serve".to_owned())
+        .spawn(move || {
+            let _over = Over(spawner.clone());
+            let serve = serve(config, sockets, arguments, program, inherited, spawner);
+            let exit = runtime.block_on(serve);
+            // What still blocks a thread (a tokenizer, a lookup) owes nobody an answer any more.
+            runtime.shutdown_background();
+            exit
+        });
+    match serving {
+        Ok(serving) => {
+            orders.carry_out();
+            serving
+                .join()
+                .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        }
+        Err(error) => end_with(WorkerExit::Startup, &error),
+    }
+}
+
+/// Lets the main thread go, however serving ends.
+struct Over(Spawner);
+
+impl Drop for Over {
+    fn drop(&mut self) {
+        self.0.end();
+    }
 }
 
 /// Sockets of a service manager, or else those of an earlier supervisor, if they are still asked for.
@@ -182,6 +209,7 @@ async fn serve(
     arguments: Arc<ArgMatches>,
     program: Program,
     inherited: Option<Inherited>,
+    spawner: Spawner,
 ) -> WorkerExit {
     let mut signals = match signals::watch() {
         Ok(signals) => signals,
@@ -194,14 +222,13 @@ async fn serve(
     let known = inherited.as_ref().and_then(Inherited::device);
     let device = decide(&config, known).await;
     log_startup(&config, &device);
-    let mut settings = engine_settings(&config, &device);
-    settings.behind = inherited.as_ref().and_then(Inherited::last_child);
+    let settings = engine_settings(&config, &device);
     let mut inherited = inherited;
     let inheritance = match &mut inherited {
         Some(inherited) => inherited.engine(&settings.load),
         None => Inheritance::default(),
     };
-    let engine = crate::driver::start(settings, inheritance);
+    let engine = crate::driver::start(settings, inheritance, &spawner);
     let app = Arc::new(App::new(&config, engine.clone(), device));
     let server = Arc::new(Server::new(
         router(Arc::clone(&app)),
@@ -233,6 +260,7 @@ async fn serve(
     ));
     let holdings = Holdings {
         program,
+        spawner,
         app: Arc::clone(&app),
         server: Arc::clone(&server),
         listeners: doors.duplicates,

@@ -1,24 +1,80 @@
 //! A child's beginning: what the lifecycle is told of a process that was made, or could not be, and what
 //! the child is told to load.
 
-use crate::child::nursery::NotBegun;
+use super::Driver;
 use crate::child::spawn::{Spawned, is_permanent, is_want_of_descriptors};
 use crate::driver::chronicle::Chronicle;
 use crate::driver::news::News;
 use crate::driver::seat::Seat;
 use crate::engine::EngineSettings;
+use crate::estate::living::LivingChild;
 use std::io;
 use std::path::Path;
 use std::time::Instant;
-use tracing::error;
-use worker_orcd_ipc::{Generation, LoadOrder, Role};
-use worker_orcd_lifecycle::ChildEvent;
+use tracing::{error, warn};
+use worker_orcd_ipc::{Command, Generation, LoadOrder, Role};
+use worker_orcd_lifecycle::{ChildEvent, Event, SeatId};
 
 /// Name in `/health` of a child that cannot be begun.
 const CHILD_SOCKET: &str = "child_socket";
 
+impl Driver {
+    /// A child that lives already is taken over, and any other one ordered.
+    pub(super) fn spawn(&mut self, seat: SeatId, generation: Generation) {
+        let now = self.now;
+        let event = match self.heritage.child.take() {
+            Some(living) => self.take_over(seat, living),
+            None => {
+                let (settings, news) = (&self.settings, &mut self.chronicle.news);
+                order(now, &mut self.seats[seat], generation, settings, news)
+            }
+        };
+        if let Some(event) = event {
+            self.tell(Event::Child { generation, event });
+        }
+    }
+
+    fn take_over(&mut self, seat: SeatId, living: LivingChild) -> Option<ChildEvent> {
+        let generation = living.note.generation;
+        match self.seats[seat].resume(living, self.now) {
+            Ok(pid) => {
+                self.chronicle.kept(generation, pid);
+                Some(ChildEvent::Spawned { pid })
+            }
+            Err(error) => {
+                warn!(%error, "child_not_kept");
+                let (settings, news) = (&self.settings, &mut self.chronicle.news);
+                order(self.now, &mut self.seats[seat], generation, settings, news)
+            }
+        }
+    }
+
+    pub(super) fn on_spawned(&mut self, seat: SeatId, spawned: Spawned) {
+        let generation = spawned.generation;
+        let program = &self.settings.child_binary;
+        let (seat, chronicle) = (&mut self.seats[seat], &mut self.chronicle);
+        let event = receive(self.now, seat, spawned, program, chronicle);
+        self.tell(Event::Child { generation, event });
+    }
+
+    pub(super) fn load(&mut self, seat: SeatId, generation: Generation, role: Role) {
+        self.seats[seat].role = self.worker.seat(seat).role();
+        if self.seats[seat].has_loaded() {
+            self.keeping.goes_on(&mut self.seats[seat]);
+            self.requests.loads(seat, generation, None);
+            return self.seats[seat].retell();
+        }
+        self.chronicle.gpu.load_begins(self.now);
+        let kv_bytes = self.chronicle.kv_bytes().or(self.heritage.kv_bytes);
+        let order = load_order(&self.settings.load, role, kv_bytes);
+        let order = self.keeping.hand_out(&mut self.seats[seat], order);
+        self.requests.loads(seat, generation, order.adopts_from);
+        self.send(seat, &Command::Load(order));
+    }
+}
+
 /// Orders the next child of a seat. `None`: its process will come.
-pub(super) fn order(
+fn order(
     now: Instant,
     seat: &mut Seat,
     generation: Generation,
@@ -30,8 +86,7 @@ pub(super) fn order(
             news.repaired(CHILD_SOCKET);
             None
         }
-        Err(ref why @ NotBegun::Thread(ref error)) => Some(failure(&why.to_string(), error)),
-        Err(NotBegun::Socket(error)) => {
+        Err(error) => {
             news.impaired(now, CHILD_SOCKET, &error.to_string());
             Some(ChildEvent::SpawnStarved)
         }
@@ -39,7 +94,7 @@ pub(super) fn order(
 }
 
 /// The process that was ordered, or why there is none.
-pub(super) fn receive(
+fn receive(
     now: Instant,
     seat: &mut Seat,
     spawned: Spawned,
@@ -66,7 +121,7 @@ pub(super) fn receive(
 
 /// The order for a child of that role. A standby gets as much KV cache as the child has, or had, in whose place
 /// it may come.
-pub(super) fn load_order(settings: &LoadOrder, role: Role, kv_bytes: Option<u64>) -> LoadOrder {
+fn load_order(settings: &LoadOrder, role: Role, kv_bytes: Option<u64>) -> LoadOrder {
     let as_much = kv_bytes.filter(|_| role == Role::Standby);
     LoadOrder {
         role,

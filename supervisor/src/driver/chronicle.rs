@@ -39,6 +39,11 @@ impl Chronicle {
         self.crashes.respawned(seat, now);
     }
 
+    /// A child of another supervisor goes on.
+    pub(super) fn kept(&mut self, generation: Generation, pid: u32) {
+        self.news.kept(generation, pid);
+    }
+
     pub(super) fn loaded(&mut self, now: Instant, seat: &mut Seat, report: &ReadyReport) {
         if let Some(vitals) = &mut seat.vitals {
             vitals.loaded(now, report.memory, report.model.file_bytes);

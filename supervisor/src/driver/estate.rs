@@ -1,29 +1,91 @@
 //! The driver's end for another one's beginning: what it leaves, and what it finds.
 
-use super::{Driver, Keeping};
-use crate::engine::Inheritance;
+use super::{Driver, Keeping, program};
+use crate::child::nursery::see_off;
+use crate::child::reap::Process;
+use crate::engine::{EngineSettings, Inheritance};
 use crate::error_code::ErrorCode;
+use crate::estate::living::{LivingChild, Terms};
 use crate::estate::{EngineEstate, EngineNote};
 use crate::requests::Failure;
 use crate::requests::control::Control;
 use crate::requests::orphans::PATIENCE;
 use crate::requests::record::Record;
 use crate::requests::wal::{Clock, Wal};
+use futures_util::future::BoxFuture;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 use tokio::sync::mpsc::WeakUnboundedSender;
+use tokio::sync::oneshot;
 use tracing::{error, info, warn};
+use worker_orcd_ipc::Generation;
+use worker_orcd_lifecycle::{Before, SeatId};
+
+/// Time for the child to let go of what it has. One that takes longer is left behind.
+const RECALL: Duration = Duration::from_secs(2);
 
 /// What is known of another driver's children, and what was told of these.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(super) struct Heritage {
+    /// The child that serves, until it has a seat here.
+    pub(super) child: Option<LivingChild>,
+    /// The last child, if none lives on.
+    last_child: Option<Generation>,
     /// Digest of the model that another supervisor served, until one serves here.
     digest: Option<[u8; 32]>,
     /// Size of the KV cache of that one's child.
     pub(super) kv_bytes: Option<u64>,
+    /// Has its child replaced if its program is another one by now; to be begun when it serves.
+    replaced: Option<BoxFuture<'static, ()>>,
     /// What would be left to another driver, as it was last told.
     told: EngineNote,
+}
+
+/// The driver is to leave everything to another one.
+pub(super) struct Departure {
+    heir: oneshot::Sender<EngineEstate>,
+    pub(super) until: Instant,
+}
+
+impl Heritage {
+    /// A child that was made for something else than these settings ask for ends here.
+    pub(super) fn of(estate: &mut EngineEstate, settings: &EngineSettings) -> Self {
+        let terms = terms(settings);
+        let (fits, other): (Option<_>, Option<_>) = match estate.child.take() {
+            Some(child) if child.note.terms == terms => (Some(child), None),
+            other => (None, other),
+        };
+        if let Some(child) = other {
+            let pid = child.kill();
+            info!(pid, "child_of_other_settings_ended");
+            match Process::resume(pid) {
+                Ok(process) => drop(tokio::spawn(see_off(process))),
+                Err(error) => warn!(%error, "child_not_waited_for"),
+            }
+        }
+        Self {
+            child: fits,
+            last_child: estate.note.last_child,
+            digest: estate.note.digest,
+            kv_bytes: estate.note.kv_bytes,
+            replaced: None,
+            told: EngineNote::default(),
+        }
+    }
+
+    pub(super) fn before(&self) -> Before {
+        match (&self.child, self.last_child) {
+            (Some(child), _) => Before::Serving(child.note.generation),
+            (None, Some(last)) => Before::Dying(last),
+            (None, None) => Before::Nothing,
+        }
+    }
+}
+
+fn terms(settings: &EngineSettings) -> Terms {
+    Terms::new(settings.load.clone(), settings.child_confinement)
 }
 
 impl Driver {
@@ -39,8 +101,11 @@ impl Driver {
             Err(error) => warn!(%error, "wal_missing"),
         }
         let Inheritance { estate, requests } = inheritance;
-        self.heritage.digest = estate.note.digest;
-        self.heritage.kv_bytes = estate.note.kv_bytes;
+        if let Some(child) = &self.heritage.child {
+            let program = self.settings.child_binary.clone();
+            let replaced = program::replace(child.note.pid, program, controls.clone());
+            self.heritage.replaced = Some(Box::pin(replaced));
+        }
         self.keeping = Keeping::inherited(now, estate);
         if requests.is_empty() {
             return;
@@ -77,7 +142,32 @@ impl Driver {
         self.requests.wake();
     }
 
-    /// Ends, with every child, and leaves everything else.
+    /// Takes from the child what it has, unless nobody serves; everybody's tokens are kept.
+    pub(super) fn prepare_to_leave(&mut self, heir: oneshot::Sender<EngineEstate>) {
+        self.requests.recall();
+        self.departure = Some(Departure {
+            heir,
+            until: self.now + RECALL,
+        });
+    }
+
+    /// Who goes on, when everything is as they need it, or cannot be.
+    pub(super) fn is_to_leave(&mut self) -> Option<oneshot::Sender<EngineEstate>> {
+        let until = self.departure.as_ref()?.until;
+        let is_ready = match self.seat_that_serves() {
+            Some(seat) => self.requests.is_recalled(seat) && self.seats[seat].may_leave(),
+            None => true,
+        };
+        let departure = self.departure.take_if(|_| is_ready || self.now >= until);
+        departure.map(|departure| departure.heir)
+    }
+
+    fn seat_that_serves(&self) -> Option<SeatId> {
+        let mut seats = self.worker.seats();
+        seats.find(|seat| self.worker.seat(*seat).state().takes_work())
+    }
+
+    /// Ends, with every child but the one that serves, and leaves everything else.
     pub(super) fn leave(mut self) -> EngineEstate {
         let wal = self.requests.take_log();
         let wal = wal.as_ref().and_then(duplicate);
@@ -85,6 +175,13 @@ impl Driver {
             last_child: Some(self.worker.newest()),
             ..self.estate_note()
         };
+        let terms = terms(&self.settings);
+        let child = self.seat_that_serves().and_then(|seat| {
+            let may_leave = self.requests.is_recalled(seat) && self.seats[seat].may_leave();
+            let left = may_leave.then(|| self.seats[seat].leave(terms))?;
+            left.inspect_err(|error| warn!(%error, "child_not_left"))
+                .ok()
+        });
         let kv = self.keeping.copy_kv();
         let note = EngineNote {
             kv: kv.as_ref().map(|(_, source)| *source),
@@ -93,6 +190,7 @@ impl Driver {
         EngineEstate {
             wal,
             kv: kv.map(|(memory, _)| memory),
+            child,
             ..self.keeping.copy(note)
         }
     }
@@ -138,6 +236,9 @@ impl Driver {
 
     /// A model serves. What another one has begun ends here.
     pub(super) fn compare_with_inherited(&mut self, digest: [u8; 32]) {
+        if let Some(replaced) = self.heritage.replaced.take() {
+            tokio::spawn(replaced);
+        }
         if self.heritage.digest.take().is_some_and(|it| it != digest) {
             warn!("inherited_requests_of_another_model");
             let message = "the worker has another model since it was started again";

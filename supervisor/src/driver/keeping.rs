@@ -105,6 +105,7 @@ impl Keeping {
             model,
             weights,
             kv: None,
+            child: None,
         }
     }
 
@@ -153,6 +154,11 @@ impl Keeping {
             adopts_from,
             ..order
         }
+    }
+
+    /// The child of a seat has served under another supervisor: what is kept of a KV cache is its own.
+    pub(super) fn goes_on(&mut self, seat: &mut Seat) {
+        seat.kv = self.kv.take();
     }
 
     /// The child of a seat serves from now on: its KV cache takes the place of the one before.

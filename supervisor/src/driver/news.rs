@@ -76,6 +76,11 @@ impl News {
         self.dirty = true;
     }
 
+    pub(super) fn kept(&mut self, generation: Generation, pid: u32) {
+        info!(generation = generation.0, pid, "child_kept");
+        self.dirty = true;
+    }
+
     pub(super) fn loaded(&mut self, generation: Generation, report: &ReadyReport) {
         let model = &report.model;
         info!(

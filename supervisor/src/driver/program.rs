@@ -32,6 +32,25 @@ pub(super) async fn watch(program: PathBuf, controls: WeakUnboundedSender<Contro
     }
 }
 
+/// Has a child replaced that is of another program than the path leads to now.
+pub(super) async fn replace(pid: u32, program: PathBuf, controls: WeakUnboundedSender<Control>) {
+    let path = program.clone();
+    // A disk may not answer.
+    let differ = tokio::task::spawn_blocking(move || {
+        let of = |path: &Path| std::fs::metadata(path).ok().as_ref().and_then(identity);
+        let running = of(Path::new(&format!("/proc/{pid}/exe")));
+        let now = of(&path);
+        running.is_some() && now.is_some() && running != now
+    });
+    if matches!(differ.await, Ok(true))
+        && is_ours(&program).await
+        && let Some(controls) = controls.upgrade()
+    {
+        info!(program = %program.display(), "child_program_changed");
+        drop(controls.send(Control::Replace));
+    }
+}
+
 /// A child of another version would be refused, and one that stands by given up for it.
 async fn is_ours(program: &Path) -> bool {
     let version = probe::version(program).await;

@@ -6,8 +6,8 @@
 use crate::child::confinement;
 use crate::child::flight_recorder::FlightRecorder;
 use crate::child::link::LinkError;
-use crate::child::nursery::{Born, NotBegun, Nursery};
-use crate::child::spawn::Spawned;
+use crate::child::nursery::{Born, Nursery};
+use crate::child::spawn::{Spawned, Spawner};
 use crate::child::{Child, Sign};
 use crate::driver::flood::FloodGate;
 use crate::driver::keeping::KeptKv;
@@ -16,6 +16,7 @@ use crate::driver::silence::Silence;
 use crate::driver::vitals::Vitals;
 use crate::engine::model::Unfit;
 use crate::engine::{EngineSettings, LoadedModel};
+use crate::estate::living::{LivingChild, Part, Terms};
 use crate::text::TextError;
 use std::io;
 use std::sync::Arc;
@@ -76,13 +77,13 @@ struct Building {
 }
 
 impl Seat {
-    pub(super) fn new(id: SeatId, now: Instant) -> Self {
+    pub(super) fn new(id: SeatId, now: Instant, spawner: &Spawner) -> Self {
         Self {
             id,
             child: None,
             vitals: None,
             silence: Silence::default(),
-            nursery: Nursery::new(),
+            nursery: Nursery::new(spawner.clone()),
             recorder: None,
             was_stopped: false,
             building: None,
@@ -116,7 +117,7 @@ impl Seat {
         &mut self,
         generation: Generation,
         settings: &EngineSettings,
-    ) -> Result<(), NotBegun> {
+    ) -> io::Result<()> {
         let allowed = confinement::arguments(&settings.load, settings.child_confinement);
         let program = &settings.child_binary;
         self.recorder = self.nursery.begin(generation, program, allowed)?;
@@ -130,15 +131,61 @@ impl Seat {
     pub(super) fn receive(&mut self, spawned: Spawned, now: Instant) -> io::Result<u32> {
         Ok(match self.nursery.finish(spawned)? {
             Born::Child(child) => {
-                let pid = child.pid;
-                self.flood_gate = FloodGate::new(now);
-                self.silence = Silence::default();
-                self.vitals = Some(Vitals::new(now, child.generation, pid));
-                self.child = Some(*child);
-                pid
+                let vitals = Vitals::new(now, child.generation, child.pid);
+                self.seat(*child, vitals, now)
             }
             Born::Late { pid } => pid,
         })
+    }
+
+    /// Goes on with a child of another supervisor: its number.
+    ///
+    /// # Errors
+    /// When something of it is missing; it ends then.
+    pub(super) fn resume(&mut self, mut living: LivingChild, now: Instant) -> io::Result<u32> {
+        let recorder = living.take(Part::Recorder).ok();
+        self.recorder = recorder.map(FlightRecorder::resume);
+        let child = Child::resume(living)?;
+        let vitals = Vitals::resumed(now, child.generation, child.pid);
+        Ok(self.seat(child, vitals, now))
+    }
+
+    fn seat(&mut self, child: Child, vitals: Vitals, now: Instant) -> u32 {
+        let pid = child.pid;
+        self.flood_gate = FloodGate::new(now);
+        self.silence = Silence::default();
+        self.vitals = Some(vitals);
+        self.child = Some(child);
+        pid
+    }
+
+    /// Leaves its child alive, to another supervisor.
+    ///
+    /// # Errors
+    /// When the kernel has no descriptor for something of it, or there is none that may be left. It ends then.
+    pub(super) fn leave(&mut self, terms: Terms) -> io::Result<LivingChild> {
+        let child = self.child.take().ok_or(io::ErrorKind::NotFound)?;
+        let mut living = child.leave(terms)?;
+        if let Some(recorder) = self.recorder.take() {
+            living.add(Part::Recorder, recorder.leave());
+        }
+        Ok(living)
+    }
+
+    /// Its child may be left alive.
+    pub(super) fn may_leave(&self) -> bool {
+        self.child.as_ref().is_some_and(Child::may_leave)
+    }
+
+    /// Its child has loaded under another supervisor.
+    pub(super) fn has_loaded(&self) -> bool {
+        self.child.as_ref().is_some_and(Child::has_loaded)
+    }
+
+    pub(super) fn retell(&mut self) {
+        if let Some(child) = &mut self.child {
+            child.retell();
+        }
     }
 
     /// Builds the model on another thread, because it takes longer than a heartbeat.

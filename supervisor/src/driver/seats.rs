@@ -1,5 +1,6 @@
 //! All seats of a worker, by number.
 
+use crate::child::spawn::Spawner;
 use crate::driver::seat::{Happening, Seat};
 use futures_util::future::select_all;
 use std::ops::{Index, IndexMut};
@@ -9,8 +10,8 @@ use worker_orcd_lifecycle::SeatId;
 pub(super) struct Seats(Vec<Seat>);
 
 impl Seats {
-    pub(super) fn new(ids: impl Iterator<Item = SeatId>, now: Instant) -> Self {
-        Self(ids.map(|id| Seat::new(id, now)).collect())
+    pub(super) fn new(ids: impl Iterator<Item = SeatId>, now: Instant, spawner: &Spawner) -> Self {
+        Self(ids.map(|id| Seat::new(id, now, spawner)).collect())
     }
 
     /// Waits for what happens next in any of them. Cancel-safe, as each of them is.

@@ -2,6 +2,7 @@
 
 #![expect(clippy::disallowed_methods, reason = "there is no turn yet")]
 
+use crate::child::spawn::Spawner;
 use crate::crash::CrashStore;
 use crate::driver::{Driver, program};
 use crate::engine::{Engine, EngineSettings, EngineSnapshot, Inheritance, Milestones, Shared};
@@ -18,7 +19,11 @@ use worker_orcd_ipc::LoadOrder;
 /// # Panics
 /// Outside a tokio runtime.
 #[must_use]
-pub(crate) fn start(settings: EngineSettings, inheritance: Inheritance) -> Engine {
+pub(crate) fn start(
+    settings: EngineSettings,
+    mut inheritance: Inheritance,
+    spawner: &Spawner,
+) -> Engine {
     let slots = settings.load.max_running as usize;
     let shared = Arc::new(Shared {
         registry: Arc::new(Registry::new(
@@ -41,7 +46,15 @@ pub(crate) fn start(settings: EngineSettings, inheritance: Inheritance) -> Engin
         tokio::spawn(program::watch(program, controls.downgrade()));
     }
     let (publish, milestones) = watch::channel(Milestones::default());
-    let mut driver = Driver::new(settings, Arc::clone(&shared), inbox, publish);
+    let estate = &mut inheritance.estate;
+    let mut driver = Driver::new(
+        settings,
+        Arc::clone(&shared),
+        inbox,
+        publish,
+        spawner,
+        estate,
+    );
     driver.inherit(inheritance, controls.downgrade());
     tokio::spawn(driver.run());
     Engine::new(shared, controls, milestones)

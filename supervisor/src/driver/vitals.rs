@@ -19,6 +19,8 @@ pub(super) struct Vitals {
     /// Tokens that were accepted from it.
     tokens: u64,
     rate: Rate,
+    /// What it counted until its first heartbeat was another supervisor's.
+    is_resumed: bool,
 }
 
 /// What a child was given, and what of it it did not compute, between two heartbeats.
@@ -41,6 +43,15 @@ impl Vitals {
             milestones: 0,
             tokens: 0,
             rate: Rate::default(),
+            is_resumed: false,
+        }
+    }
+
+    /// Those of a child that served under another supervisor.
+    pub(super) fn resumed(now: Instant, generation: Generation, pid: u32) -> Self {
+        Self {
+            is_resumed: true,
+            ..Self::new(now, generation, pid)
         }
     }
 
@@ -82,6 +93,10 @@ impl Vitals {
 
     pub(super) fn heartbeat(&mut self, now: Instant, heartbeat: &Heartbeat) -> Prompted {
         let before = self.known.load.map(|(load, _)| load).unwrap_or_default();
+        let before = match std::mem::take(&mut self.is_resumed) {
+            true => heartbeat.load,
+            false => before,
+        };
         let Load {
             prompt_tokens,
             prefix_hit_tokens,

@@ -1,6 +1,7 @@
 //! Messages of a child: each is checked, then told to the lifecycle, the journal, or both.
 
 use crate::child::link::LinkError;
+use crate::child::succession::Once;
 use crate::driver::chronicle::Chronicle;
 use crate::driver::keeping::Keeping;
 use crate::driver::seat::Seat;
@@ -41,6 +42,10 @@ impl Listener<'_> {
                 Ok(None) => return None,
                 Ok(Some(payload)) => match decode::<Envelope>(payload) {
                     Ok(envelope) if envelope.generation == generation => {
+                        if let Some(once) = said_once(&envelope.event) {
+                            let payload = payload.to_vec();
+                            child.note_word(once, &payload);
+                        }
                         self.understand(envelope.event)
                     }
                     Ok(envelope) => {
@@ -172,6 +177,15 @@ impl Listener<'_> {
             LoadedModel::build(report, previous, timeout, model_sampling)
         });
         None
+    }
+}
+
+/// What a child says but once is noted for another supervisor.
+fn said_once(word: &Word) -> Option<Once> {
+    match word {
+        Word::Hello(_) => Some(Once::Hello),
+        Word::Ready(_) => Some(Once::Ready),
+        _ => None,
     }
 }
 

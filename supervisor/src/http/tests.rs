@@ -1,6 +1,7 @@
 //! The routes, asked without a socket, over an engine whose child cannot be started.
 
 use super::*;
+use crate::child::spawn::Spawner;
 use crate::config::device::DeviceChoice;
 use crate::config::environment::Environment;
 use crate::config::sources;
@@ -35,7 +36,6 @@ pub(super) async fn app(flags: &[&str]) -> Arc<App> {
         on_fault: OnFault::Fail,
         max_queue: 1,
         standby: false,
-        behind: None,
         accept_fault_injection: false,
         child_confinement: true,
         crashes: CrashSettings {
@@ -43,8 +43,11 @@ pub(super) async fn app(flags: &[&str]) -> Arc<App> {
             max_reports: 3,
         },
     };
-    let engine = crate::driver::start(settings, Inheritance::default());
+    let (spawner, orders) = Spawner::new();
+    std::thread::spawn(|| orders.carry_out());
+    let engine = crate::driver::start(settings, Inheritance::default(), &spawner);
     engine.wait_ended().await;
+    spawner.end();
     Arc::new(App::new(
         &config,
         engine,

@@ -4,7 +4,7 @@
 //! an argument, and the only output is the [write-ahead log](super::wal). Here are the children's words, and
 //! what follows from a death; [`clients`] is what clients want, [`restored`] is what another supervisor left,
 //! [`assignments`] is who is with which child, and who is next; [`dispatch`] is what is on its way
-//! to a seat and back; [`adoption`] is which pages the next child need not compute; [`probation`] is what
+//! to a seat and back; [`adoption`] is which pages the next child need not compute; [`recall`] is how another driver gets them all; [`probation`] is what
 //! deaths say about requests.
 
 mod adoption;
@@ -12,6 +12,7 @@ mod assignments;
 mod clients;
 mod dispatch;
 mod probation;
+mod recall;
 mod restored;
 
 use self::assignments::Assignments;

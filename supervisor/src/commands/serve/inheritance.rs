@@ -27,7 +27,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::timeout;
 use uuid::Uuid;
-use worker_orcd_ipc::{DeviceSelector, Generation, LoadOrder};
+use worker_orcd_ipc::{DeviceSelector, LoadOrder};
 
 /// Longest time for which new requests wait for the first child.
 const HELD_FOR: Duration = Duration::from_secs(2);
@@ -156,8 +156,10 @@ fn of_an_upgrade() -> io::Result<Option<Inherited>> {
         Err(error) => return Err(error),
     };
     rustix::stdio::dup2_stdin(&File::open("/dev/null")?)?;
-    reap_last_children()?;
-    read(parcel, Ending::Upgrade).map(Some)
+    let inherited = read(parcel, Ending::Upgrade)?;
+    let child = inherited.engine.child.as_ref().map(|it| it.note.pid);
+    reap_last_children(child)?;
+    Ok(Some(inherited))
 }
 
 fn read(parcel: Parcel, ending: Ending) -> io::Result<Inherited> {
@@ -187,11 +189,13 @@ fn read(parcel: Parcel, ending: Ending) -> io::Result<Inherited> {
     })
 }
 
-/// The same process had children before it became this program, and killed them. Nobody else waits for them.
-fn reap_last_children() -> io::Result<()> {
+/// The same process had children before it became this program, and killed all but the one that lives on. Nobody
+/// else waits for them.
+fn reap_last_children(living: Option<u32>) -> io::Result<()> {
     let children = std::fs::read_to_string("/proc/thread-self/children")?;
     let pids = children
         .split_whitespace()
+        .filter(|pid| pid.parse().ok() != living)
         .filter_map(|pid| Pid::from_raw(pid.parse().ok()?));
     let pids: Vec<_> = pids.collect();
     let reap = move || {
@@ -207,11 +211,6 @@ fn reap_last_children() -> io::Result<()> {
 }
 
 impl Inherited {
-    /// The last child of the supervisor before, which may still be dying.
-    pub(super) fn last_child(&self) -> Option<Generation> {
-        self.engine.note.last_child
-    }
-
     /// Goes on as the same worker, where nobody has named it.
     pub(super) fn settle(&self, config: &mut Config) {
         if config.worker_is_unnamed {

@@ -49,7 +49,6 @@ pub(super) fn engine_settings(config: &Config, device: &DecidedDevice) -> Engine
         accept_fault_injection: config.accept_fault_injection,
         child_confinement: config.child_confinement,
         standby: config.life.standby,
-        behind: None,
         crashes: config.crashes.clone(),
     }
 }

@@ -12,6 +12,7 @@
 
 use super::inheritance::Estate;
 use super::store::Stored;
+use crate::child::spawn::Spawner;
 use crate::commands::end_with;
 use crate::exit::WorkerExit;
 use crate::http::App;
@@ -25,7 +26,6 @@ use std::io;
 use std::net::TcpListener;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt as _;
-use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
@@ -98,14 +98,15 @@ impl Program {
     }
 
     /// Becomes it. Returns only when there is nothing that could be executed.
-    fn execute(&self, parcel: OwnedFd) -> io::Error {
+    async fn execute(&self, parcel: OwnedFd, spawner: &Spawner) -> io::Error {
         let first = match parcel.try_clone() {
-            Ok(parcel) => self.command(&self.path, parcel).exec(),
+            Ok(parcel) => spawner.execute(self.command(&self.path, parcel)).await,
             Err(error) => return error,
         };
         tracing::error!(error = %first, "upgrade_failed");
         logging::settle(LAST_LINES);
-        self.command(Path::new("/proc/self/exe"), parcel).exec()
+        let this = Path::new("/proc/self/exe");
+        spawner.execute(self.command(this, parcel)).await
     }
 
     fn command(&self, path: &Path, parcel: OwnedFd) -> Command {
@@ -145,6 +146,8 @@ pub fn answer() {
 #[derive(Debug)]
 pub(super) struct Holdings {
     pub(super) program: Program,
+    /// The thread whose children live on.
+    pub(super) spawner: Spawner,
     pub(super) app: Arc<App>,
     pub(super) server: Arc<Server>,
     pub(super) listeners: Arc<[TcpListener]>,
@@ -208,7 +211,7 @@ impl Holdings {
         let parcel = estate.pack();
         logging::settle(LAST_LINES);
         let error = match parcel {
-            Ok(parcel) => self.program.execute(parcel.into()),
+            Ok(parcel) => self.program.execute(parcel.into(), &self.spawner).await,
             Err(error) => error,
         };
         let reason = format!("nothing could take over: {error}");

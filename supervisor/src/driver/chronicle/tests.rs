@@ -1,5 +1,6 @@
 #![expect(clippy::disallowed_methods, reason = "a test begins at some moment")]
 use super::*;
+use crate::child::spawn::Spawner;
 use crate::crash::{CrashSettings, CrashStore};
 use crate::driver::vitals::Vitals;
 use crate::engine::testing::load_order;
@@ -40,7 +41,7 @@ impl Scenery {
                 crashes: CrashLog::new(Arc::clone(&crashes)),
                 gpu: GpuWatch::new(DeviceSelector::Cpu, start),
             },
-            seats: Seats::new([ONE, OTHER].into_iter(), start),
+            seats: Seats::new([ONE, OTHER].into_iter(), start, &Spawner::new().0),
             worker: Worker::start(Duration::ZERO, Settings::default(), TWO).0,
             shared: Shared {
                 registry: Arc::clone(&journal.registry),

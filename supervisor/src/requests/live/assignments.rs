@@ -350,12 +350,25 @@ impl Assignments {
     }
 
     fn call_back_all_but(&mut self, suspect: RequestId, seat: SeatId) {
-        for (id, live) in &mut self.live {
-            if *id != suspect && live.place == Place::With(seat) {
-                live.place = Place::CalledBack(seat);
-                live.record.progress.lock().pause();
-                self.seats[usize::from(seat.0)].call_back(*id);
-            }
+        let is_other =
+            |(id, live): &(&RequestId, &Live)| **id != suspect && live.place == Place::With(seat);
+        let others: Vec<_> = self
+            .live
+            .iter()
+            .filter(is_other)
+            .map(|(id, _)| *id)
+            .collect();
+        for id in others {
+            self.call_back(id, seat);
+        }
+    }
+
+    /// The child that has it is to let go of it.
+    pub(super) fn call_back(&mut self, id: RequestId, seat: SeatId) {
+        if let Some(live) = self.live.get_mut(&id) {
+            live.place = Place::CalledBack(seat);
+            live.record.progress.lock().pause();
+            self.seat(seat).call_back(id);
         }
     }
 

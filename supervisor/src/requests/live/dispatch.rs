@@ -62,6 +62,16 @@ impl Dispatch {
         self.orders.clear();
     }
 
+    /// The child gets what is on its way to it, and nothing more.
+    pub(super) fn stop(&mut self) {
+        self.is_open = false;
+    }
+
+    /// Everything that was on its way to it is there.
+    pub(super) fn has_sent_all(&self) -> bool {
+        self.orders.is_empty()
+    }
+
     pub(super) fn given(&self) -> usize {
         self.given
     }

@@ -1,0 +1,126 @@
+//! A child lives on when its supervisor becomes another program: it is a child of the same process before and
+//! after, and its sockets are.
+//!
+//! To the next supervisor it is a child that says hello, and that it is ready as soon as it is told to load.
+
+use super::custody::Custody;
+use super::link::Link;
+use super::output::Outputs;
+use super::reap::Process;
+use super::{Child, Line};
+use crate::estate::living::{LivingChild, Part, Terms};
+use std::io;
+use worker_orcd_ipc::frame::write_frame;
+
+/// Words that a child says once.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Once {
+    Hello,
+    Ready,
+}
+
+/// Those words, as frames.
+#[derive(Debug, Default)]
+pub(super) struct Said {
+    hello: Vec<u8>,
+    ready: Vec<u8>,
+}
+
+impl Child {
+    /// Notes what it says but once, for [`leave`](Self::leave).
+    pub(crate) fn note_word(&mut self, word: Once, payload: &[u8]) {
+        let mut frame = Vec::with_capacity(payload.len() + 4);
+        // It came in one.
+        drop(write_frame(&mut frame, payload));
+        match word {
+            Once::Hello => self.said.hello = frame,
+            Once::Ready => self.said.ready = frame,
+        }
+    }
+
+    /// No command is on its way to it, and it has said what it says once.
+    #[must_use]
+    pub(crate) fn may_leave(&self) -> bool {
+        let is_quiet = matches!(&self.line, Line::Open(link) if link.is_quiet());
+        is_quiet && !self.is_ending && !self.said.ready.is_empty()
+    }
+
+    /// Leaves it alive, to a supervisor that goes on with it.
+    ///
+    /// # Errors
+    /// When the kernel has no descriptor for it, or it [may not](Self::may_leave). It ends then.
+    pub(crate) fn leave(self, terms: Terms) -> io::Result<LivingChild> {
+        let open = match &self.line {
+            Line::Open(link) => link.leave(),
+            Line::Waiting(_) | Line::Closed => None,
+        };
+        let (control, unheard) = open.ok_or(io::ErrorKind::NotConnected)?;
+        let rest = [&self.said.ready, unheard].concat();
+        let words: [&[u8]; 2] = [&self.said.hello, &rest];
+        let mut living = LivingChild::new(self.pid, self.generation, terms, words)?;
+        living.add(Part::Control, control);
+        let custody = self.custody.as_ref().and_then(Custody::leave);
+        let others = [
+            (Part::Custody, custody),
+            (Part::Stdout, self.outputs.stdout),
+            (Part::Stderr, self.outputs.stderr),
+        ];
+        for (part, descriptor) in others {
+            if let Some(descriptor) = descriptor {
+                living.add(part, descriptor);
+            }
+        }
+        self.process.leave();
+        Ok(living)
+    }
+
+    /// Goes on with a child of this process.
+    ///
+    /// # Errors
+    /// When something of it is missing, or the kernel does not let it be watched. It ends then.
+    pub(crate) fn resume(mut living: LivingChild) -> io::Result<Self> {
+        let (generation, pid) = (living.note.generation, living.note.pid);
+        // Whatever fails from here on kills it.
+        let process = match Process::resume(pid) {
+            Ok(process) => process,
+            Err(error) => {
+                living.kill();
+                return Err(error);
+            }
+        };
+        let (hello, retold) = living.take_words()?;
+        let link = Link::resume(living.take(Part::Control)?, &hello)?;
+        let custody = living.take(Part::Custody).and_then(Custody::resume);
+        let outputs = Outputs {
+            stdout: living.take(Part::Stdout).ok(),
+            stderr: living.take(Part::Stderr).ok(),
+        };
+        outputs.log(generation)?;
+        Ok(Self {
+            generation,
+            pid,
+            process,
+            line: Line::Open(link),
+            custody: custody.ok(),
+            outputs,
+            is_ending: false,
+            said: Said::default(),
+            retold: Some(retold),
+            is_stirred: true,
+        })
+    }
+
+    /// It has loaded under another supervisor.
+    #[must_use]
+    pub(crate) fn has_loaded(&self) -> bool {
+        self.retold.is_some()
+    }
+
+    /// Has it say again that it is ready.
+    pub(crate) fn retell(&mut self) {
+        if let (Some(retold), Line::Open(link)) = (self.retold.take(), &mut self.line) {
+            link.hear_again(&retold);
+            self.is_stirred = true;
+        }
+    }
+}

@@ -1,0 +1,61 @@
+//! The recall of every request: before another driver goes on with them, no child has one.
+
+use super::Requests;
+use super::assignments::Assignments;
+use super::dispatch::{Dispatch, Place};
+use worker_orcd_lifecycle::SeatId;
+
+impl Requests {
+    /// Calls everything back. What children say of it until then still counts, and nothing is given to them.
+    pub fn recall(&mut self) {
+        self.assigned.recall();
+    }
+
+    /// The child of this seat has nothing any more, and has been told of everything that it had.
+    pub fn is_recalled(&mut self, seat: SeatId) -> bool {
+        let dispatch = self.assigned.seat(seat);
+        dispatch.is_free() && dispatch.has_sent_all()
+    }
+}
+
+impl Assignments {
+    fn recall(&mut self) {
+        self.seats_mut().for_each(Dispatch::stop);
+        let with = |place| match place {
+            Place::With(seat) => Some(seat),
+            Place::CalledBack(_) | Place::Waiting => None,
+        };
+        let ids = self.ids().into_iter();
+        let called: Vec<_> = ids
+            .filter_map(|id| Some((id, self.place(id).and_then(with)?)))
+            .collect();
+        for (id, seat) in called {
+            self.call_back(id, seat);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::requests::testing::{Journal, SEAT, request, step};
+    use worker_orcd_ipc::{Command, FinishReason};
+
+    #[test]
+    fn what_is_called_back_still_counts_and_nothing_is_given_out_any_more() {
+        let mut journal = Journal::serving();
+        let (id, _reader) = journal.submit(request("a"));
+        journal.commands();
+        journal.requests.recall();
+        let commands = journal.commands();
+        assert!(matches!(&commands[..], [Command::Cancel { request }] if *request == id));
+        let (_, _other) = journal.submit(request("b"));
+        assert!(!journal.requests.is_recalled(SEAT), "it has the first");
+        let last = step(&[(id, 0, 0)], &[]);
+        journal.requests.step(SEAT, &last, journal.now).unwrap();
+        let gone = step(&[], &[(id, FinishReason::Cancelled)]);
+        journal.requests.step(SEAT, &gone, journal.now).unwrap();
+        assert!(journal.commands().is_empty(), "nothing more");
+        assert!(journal.requests.is_recalled(SEAT));
+        assert_eq!(journal.requests.len(), 2, "both go on elsewhere");
+    }
+}
