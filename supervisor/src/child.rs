@@ -300,6 +300,9 @@ fn is_hang_up(error: &io::Error) -> bool {
 mod tests {
     use super::*;
     use crate::child::socket::PrivateDir;
+    use crate::child::succession::Once;
+    use crate::engine::testing::load_order;
+    use crate::estate::living::{LivingChild, Terms};
     use std::io::Write as _;
     use std::os::unix::net::UnixStream;
     use std::os::unix::process::CommandExt as _;
@@ -368,6 +371,58 @@ mod tests {
         assert_eq!(child.next_word().unwrap(), Some(&b"last word"[..]));
         assert!(matches!(next(&mut child).await, Sign::LinkClosed));
         child.kill(Signal::Kill);
+    }
+
+    #[tokio::test]
+    async fn one_that_is_left_alive_says_again_what_it_said_once_and_then_what_nobody_has_heard() {
+        let (mut child, mut control, line) = child().await;
+        // The test's own process is no child of it.
+        child.pid = child.process.pid();
+        let terms = Terms::new(load_order(), true);
+        let frame = |word: &[u8]| {
+            let mut frame = Vec::new();
+            frame::write_frame(&mut frame, word).unwrap();
+            frame
+        };
+        assert!(!child.may_leave(), "it is not ready");
+        child.note_word(Once::Hello, b"hello");
+        child.note_word(Once::Ready, b"ready");
+        let cut = frame(b"a beat");
+        let sent = [&Preamble::OURS.to_bytes()[..], &cut[..6]].concat();
+        control.write_all(&sent).unwrap();
+        assert!(matches!(next(&mut child).await, Sign::Stirred));
+        assert_eq!(child.next_word().unwrap(), None, "it is not whole");
+        assert!(child.may_leave());
+        let left = child.leave(terms).unwrap();
+        control.write_all(&cut[6..]).unwrap();
+
+        let note = left.note.clone();
+        let descriptors = left
+            .descriptors()
+            .map(|it| it.try_clone_to_owned().unwrap());
+        let descriptors: Vec<_> = descriptors.collect();
+        let too_few = LivingChild::from_parts(note.clone(), &mut std::iter::empty());
+        assert!(too_few.is_err());
+        let found = LivingChild::from_parts(note, &mut descriptors.into_iter()).unwrap();
+        drop(left);
+        let mut child = Child::resume(found).unwrap();
+        assert!(matches!(next(&mut child).await, Sign::Stirred));
+        assert_eq!(child.next_word().unwrap(), Some(&b"hello"[..]));
+        assert_eq!(child.next_word().unwrap(), None, "it was not told to load");
+        child.retell();
+        assert!(matches!(next(&mut child).await, Sign::Stirred));
+        assert_eq!(child.next_word().unwrap(), Some(&b"ready"[..]));
+        assert!(matches!(next(&mut child).await, Sign::Stirred));
+        assert_eq!(child.next_word().unwrap(), Some(&b"a beat"[..]));
+        drop(line);
+        // A socket may stir once more than it has words.
+        let mut sign = next(&mut child).await;
+        while matches!(sign, Sign::Stirred) {
+            sign = next(&mut child).await;
+        }
+        assert!(matches!(sign, Sign::LinkClosed), "{sign:?}");
+        child.kill(Signal::Kill);
+        assert!(matches!(next(&mut child).await, Sign::Exited(_)));
     }
 
     #[tokio::test]

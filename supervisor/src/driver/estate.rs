@@ -62,7 +62,7 @@ impl Heritage {
             info!(pid, "child_of_other_settings_ended");
             match Process::resume(pid) {
                 Ok(process) => drop(tokio::spawn(see_off(process))),
-                Err(error) => warn!(%error, "child_not_waited_for"),
+                Err(error) => warn!(%error, "child_not_seen_off"),
             }
         }
         Self {

@@ -21,12 +21,8 @@ pub(super) async fn watch(program: PathBuf, controls: WeakUnboundedSender<Contro
         // A disk may not answer.
         let file = tokio::task::spawn_blocking(move || std::fs::metadata(path)).await;
         let now = file.ok().and_then(Result::ok).as_ref().and_then(identity);
-        if known.glance(now)
-            && is_ours(&program).await
-            && let Some(controls) = controls.upgrade()
-        {
-            info!(program = %program.display(), "child_program_changed");
-            drop(controls.send(Control::Replace));
+        if known.glance(now) {
+            order(&program, &controls).await;
         }
         tokio::time::sleep(PAUSE).await;
     }
@@ -42,8 +38,14 @@ pub(super) async fn replace(pid: u32, program: PathBuf, controls: WeakUnboundedS
         let now = of(&path);
         running.is_some() && now.is_some() && running != now
     });
-    if matches!(differ.await, Ok(true))
-        && is_ours(&program).await
+    if matches!(differ.await, Ok(true)) {
+        order(&program, &controls).await;
+    }
+}
+
+/// Orders a child of a program that is another than before, unless that cannot serve.
+async fn order(program: &Path, controls: &WeakUnboundedSender<Control>) {
+    if is_ours(program).await
         && let Some(controls) = controls.upgrade()
     {
         info!(program = %program.display(), "child_program_changed");

@@ -143,32 +143,3 @@ impl LivingChild {
         self.note.pid
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::engine::testing::load_order;
-
-    #[test]
-    fn its_words_and_descriptors_arrive_and_each_is_taken_once() {
-        let terms = Terms::new(load_order(), true);
-        let words: [&[u8]; 2] = [b"hello", b"ready and more"];
-        let mut left = LivingChild::new(7, Generation(3), terms, words).unwrap();
-        let file = std::fs::File::open("/dev/null").unwrap();
-        left.add(Part::Control, file.into());
-        let note = left.note.clone();
-        let owned = left
-            .descriptors()
-            .map(|it| it.try_clone_to_owned().unwrap());
-        let owned: Vec<_> = owned.collect();
-        let too_few = LivingChild::from_parts(note.clone(), &mut std::iter::empty());
-        assert!(too_few.is_err());
-
-        let mut found = LivingChild::from_parts(note, &mut owned.into_iter()).unwrap();
-        let (hello, rest) = found.take_words().unwrap();
-        assert_eq!((&hello[..], &rest[..]), (words[0], words[1]));
-        assert!(found.take(Part::Control).is_ok());
-        let again = found.take(Part::Control).unwrap_err();
-        assert_eq!(again.kind(), ErrorKind::NotFound);
-    }
-}
