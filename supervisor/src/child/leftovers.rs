@@ -23,8 +23,11 @@ const RANDOM_CHARS: usize = 6;
 /// # Errors
 /// When it cannot be opened.
 pub(super) fn claim(directory: &Path) -> io::Result<Option<OwnedFd>> {
-    let Some(lock) = lock(directory)? else {
-        return Ok(None);
+    let lock = match lock(directory) {
+        Ok(Some(lock)) => lock,
+        Ok(None) => return Ok(None),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(error),
     };
     let held = rustix::fs::fstat(&lock)?;
     let there = statat(rustix::fs::CWD, directory, AtFlags::SYMLINK_NOFOLLOW);
@@ -137,5 +140,7 @@ mod tests {
         assert!(claim(&path).unwrap().is_none(), "somebody removes it now");
         drop(cleaner);
         assert!(claim(&path).unwrap().is_some());
+        fs::remove_dir(&path).unwrap();
+        assert!(claim(&path).unwrap().is_none(), "somebody has removed it");
     }
 }
