@@ -30,6 +30,7 @@ pub mod model_copy;
 pub mod nvml;
 pub mod process;
 pub mod script;
+pub mod systemd;
 pub mod tracer;
 pub mod worker;
 

@@ -12,6 +12,7 @@ mod bench;
 mod chaos;
 mod compare;
 mod deb;
+mod endurance;
 mod fetch_model;
 mod fuzz;
 mod haiku;
@@ -62,6 +63,8 @@ enum Command {
     Siege(chaos::Arguments),
     /// Everything that the OpenAPI document allows, and much that it does not, for ten minutes.
     Schemathesis(schemathesis::Arguments),
+    /// Many requests under systemd, while children and supervisors die and are replaced.
+    Endurance(endurance::Arguments),
     /// A fresh haiku on the current minute, streamed, with every token derived again.
     Haiku(haiku::Arguments),
     /// The largest difference per checkpoint between two logits traces.
@@ -85,6 +88,7 @@ fn main() -> ExitCode {
         Command::Chaos(arguments) => chaos::run(&arguments),
         Command::Siege(arguments) => chaos::siege(&arguments),
         Command::Schemathesis(arguments) => schemathesis::run(&arguments),
+        Command::Endurance(arguments) => endurance::run(&arguments),
         Command::Haiku(arguments) => haiku::run(&arguments),
         Command::Compare(arguments) => compare::run(&arguments),
     };

@@ -109,7 +109,9 @@ fn failing_on_command(oracles: &Oracles) -> Command {
             "--test",
             "escapes",
         ])
+        .args(["--test", "endurance", "--bin", "endurance"])
         .args(["--test", "chaos", "--bin", "chaos"])
+        .env("WORKER_ORCD_PYTHON", &oracles.python)
         .env("WORKER_ORCD_MODEL", &oracles.model);
     command
 }
