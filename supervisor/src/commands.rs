@@ -9,6 +9,7 @@ pub mod pull;
 mod reload;
 mod remote;
 pub mod serve;
+pub mod top;
 pub mod upgrade;
 mod usage;
 
@@ -26,6 +27,7 @@ Examples:
   worker-orcd --model m.gguf --device cuda:0 --api-key-file keys.txt
   worker-orcd doctor --model m.gguf               can this machine serve?
   worker-orcd chat                                talks to one that runs
+  worker-orcd top                                 how is it doing?
   worker-orcd bench --request-rate 4              how fast is it?";
 
 /// The command line.
@@ -49,6 +51,7 @@ pub fn command_line() -> Command {
         .subcommand(doctor::command_line())
         .subcommand(upgrade::command_line())
         .subcommand(chat::command_line())
+        .subcommand(top::command_line())
         .subcommand(bench::command_line())
         .subcommand(process::command_line())
         .subcommand(sources::arguments(serve::upgrade::command_line()));

@@ -14,6 +14,7 @@ fn main() -> ExitCode {
         Some(("upgrade", arguments)) => told(&commands::upgrade::run(arguments)),
         Some(("chat", arguments)) => told(&commands::chat::run(arguments)),
         Some(("bench", arguments)) => told(&commands::bench::run(arguments)),
+        Some(("top", arguments)) => commands::top::run(arguments),
         Some(("doctor", arguments)) => commands::doctor::run(arguments),
         Some(("serve", arguments)) => ExitCode::from(commands::serve::run(arguments).code()),
         Some((TAKES_OVER, arguments)) => ExitCode::from(commands::serve::check(arguments).code()),

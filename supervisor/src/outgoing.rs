@@ -1,4 +1,4 @@
-//! HTTP/1.1 to somebody else, over TCP or TLS: one request on a connection of its own.
+//! HTTP/1.1 to somebody else, over TCP, TLS or a Unix socket: one request on a connection of its own.
 //!
 //! Who is asked over TLS must have a certificate of an authority that this host trusts;
 //! `SSL_CERT_FILE` and `SSL_CERT_DIR` name others. They are read again for each connection.
@@ -14,9 +14,10 @@ use hyper::header::HOST;
 use hyper_util::rt::TokioIo;
 use rustls::pki_types::ServerName;
 use rustls::{ClientConfig, RootCertStore};
+use std::path::Path;
 use std::sync::Arc;
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::TcpStream;
+use tokio::net::{TcpStream, UnixStream};
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
@@ -99,6 +100,18 @@ pub async fn connect(url: &Url) -> Result<Connection, String> {
         None => handshake(stream).await?,
         Some(name) => handshake(secured(stream, name).await?).await?,
     };
+    Ok(Connection { host, sender })
+}
+
+/// A connection to whoever listens at a Unix socket.
+///
+/// # Errors
+/// Why there is no connection, for a person.
+pub async fn connect_at(socket: &Path) -> Result<Connection, String> {
+    let stream = UnixStream::connect(socket).await;
+    let stream = stream.map_err(|error| error.to_string())?;
+    let sender = handshake(stream).await?;
+    let host = HeaderValue::from_static("localhost");
     Ok(Connection { host, sender })
 }
 

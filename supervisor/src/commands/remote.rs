@@ -6,14 +6,15 @@ use crate::config::keys::read_keys;
 use crate::outgoing::{self, Connection, Url};
 use anyhow::{Context as _, Result, anyhow};
 use axum::http::header::{AUTHORIZATION, CONTENT_TYPE};
+use axum::http::request::Builder;
 use axum::http::{Request, Response, StatusCode};
 use bytes::Bytes;
 use clap::{Arg, ArgMatches};
-use http_body_util::{BodyExt as _, Full};
+use http_body_util::{BodyExt as _, Full, Limited};
 use hyper::body::Incoming;
 use serde_json::Value;
 use std::collections::VecDeque;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use thiserror::Error;
 
 /// The data of a stream's last event.
@@ -24,6 +25,9 @@ const KEY_VARIABLE: &str = "OPENAI_API_KEY";
 
 /// An error is short; what is longer is none of ours.
 const MAX_ERROR_BYTES: usize = 64 << 10;
+
+/// Larger than any state, metrics or list of crashes that a worker tells.
+const MAX_ANSWER_BYTES: usize = 4 << 20;
 
 pub(super) fn arguments() -> [Arg; 2] {
     let url = Arg::new("url")
@@ -53,6 +57,8 @@ pub(super) struct Refusal {
 pub(super) struct Remote {
     url: Url,
     key: Option<String>,
+    /// Where it is asked instead, without a key.
+    admin_socket: Option<PathBuf>,
 }
 
 impl Remote {
@@ -72,30 +78,73 @@ impl Remote {
         Ok(Self {
             url: Url::parse(url).map_err(|why| anyhow!(why))?,
             key,
+            admin_socket: None,
         })
+    }
+
+    /// The worker behind this `--admin-socket` of its.
+    pub(super) fn at_admin_socket(path: &Path) -> Result<Self> {
+        Ok(Self {
+            url: Url::parse("http://localhost").map_err(|why| anyhow!(why))?,
+            key: None,
+            admin_socket: Some(path.to_owned()),
+        })
+    }
+
+    /// The server's name in messages.
+    pub(super) fn name(&self) -> String {
+        match &self.admin_socket {
+            Some(path) => path.display().to_string(),
+            None => self.url.authority.clone(),
+        }
     }
 
     /// A request with a body of JSON, for a path below the server's own.
     pub(super) fn post(&self, path: &str, body: &Value) -> Result<Request<Full<Bytes>>> {
-        let path = format!("{}{path}", self.url.path.trim_end_matches('/'));
-        let request = Request::post(path).header(CONTENT_TYPE, "application/json");
-        let request = match &self.key {
-            Some(key) => request.header(AUTHORIZATION, format!("Bearer {key}")),
-            None => request,
-        };
+        let request = self.with_key(Request::post(self.path(path)));
+        let request = request.header(CONTENT_TYPE, "application/json");
         Ok(request.body(body.to_string().into())?)
     }
 
+    /// Asks for a path below the server's own, and gives back the whole answer, whatever its status.
+    pub(super) async fn get(&self, path: &str) -> Result<(StatusCode, String)> {
+        let request = self.with_key(Request::get(self.path(path)));
+        let answer = self.send(request.body(Full::default())?).await?;
+        let status = answer.status();
+        let body = Limited::new(answer.into_body(), MAX_ANSWER_BYTES);
+        let body = body.collect().await.map_err(|error| anyhow!(error));
+        let body = body.with_context(|| format!("{}: the answer broke off", self.name()))?;
+        let text = String::from_utf8_lossy(&body.to_bytes()).into_owned();
+        Ok((status, text))
+    }
+
+    fn path(&self, path: &str) -> String {
+        format!("{}{path}", self.url.path.trim_end_matches('/'))
+    }
+
+    fn with_key(&self, request: Builder) -> Builder {
+        match &self.key {
+            Some(key) => request.header(AUTHORIZATION, format!("Bearer {key}")),
+            None => request,
+        }
+    }
+
     pub(super) async fn connect(&self) -> Result<Connection> {
-        let connected = outgoing::connect(&self.url).await;
-        connected.map_err(|why| anyhow!("{}: {why}", self.url.authority))
+        let connected = match &self.admin_socket {
+            Some(path) => outgoing::connect_at(path).await,
+            None => outgoing::connect(&self.url).await,
+        };
+        connected.map_err(|why| anyhow!("{}: {why}", self.name()))
     }
 
     /// Sends a request on a connection of its own, and gives back the body of an answer that is one.
     pub(super) async fn ask(&self, request: Request<Full<Bytes>>) -> Result<Incoming> {
+        Ok(accepted(self.send(request).await?).await?)
+    }
+
+    async fn send(&self, request: Request<Full<Bytes>>) -> Result<Response<Incoming>> {
         let answer = self.connect().await?.send(request).await;
-        let answer = answer.map_err(|why| anyhow!("{}: {why}", self.url.authority))?;
-        Ok(accepted(answer).await?)
+        answer.map_err(|why| anyhow!("{}: {why}", self.name()))
     }
 }
 

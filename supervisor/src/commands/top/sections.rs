@@ -1,0 +1,187 @@
+//! The rows of each part of a view. What the worker does not say is unknown, never zero.
+
+use super::asked::Answers;
+use super::figures::{bytes, percentiles, share, time, time_of_ms, told, words};
+use super::view::Section;
+use serde_json::Value;
+
+/// Crashes that are listed.
+const CRASHES: usize = 8;
+
+/// Who may not use the worker hears its state alone.
+fn is_outline(health: &Value) -> bool {
+    health.get("worker_id").is_none()
+}
+
+pub(super) fn columns(answers: &Answers) -> [Vec<Section>; 2] {
+    let health = &answers.health;
+    if is_outline(health) {
+        return [vec![outline(health)], Vec::new()];
+    }
+    [
+        vec![worker(health), load(health, &answers.metrics)],
+        vec![memory(&health["vram"]), deaths(&health["faults"])],
+    ]
+}
+
+fn outline(health: &Value) -> Section {
+    let why = "told to whoever has a key (--api-key-file), or asks at --admin-socket";
+    let rows = [("version", version(health)), ("more", why.to_owned())];
+    Section::new("worker", rows)
+}
+
+fn worker(health: &Value) -> Section {
+    let (model, device) = (&health["model"], &health["device"]);
+    let rows = [
+        ("model", with_more(&model["id"], &model["quant_kind"])),
+        ("device", with_more(&device["id"], &device["name"])),
+        ("version", version(health)),
+        ("child", child(&health["child"])),
+        ("standby", standby(&health["standby"])),
+    ];
+    Section::new("worker", rows)
+}
+
+fn version(health: &Value) -> String {
+    let age = told(&health["uptime_seconds"], time);
+    format!("{}, up for {age}", words(&health["version"]))
+}
+
+fn with_more(name: &Value, more: &Value) -> String {
+    match more.as_str() {
+        Some(more) => format!("{} ({more})", words(name)),
+        None => words(name),
+    }
+}
+
+fn child(child: &Value) -> String {
+    if child.is_null() {
+        return "none".to_owned();
+    }
+    let age = told(&child["uptime_ms"], time_of_ms);
+    let [generation, pid] = ["generation", "pid"].map(|name| words(&child[name]));
+    let [done, total] = ["done", "total"].map(|name| &child[format!("load_bytes_{name}")]);
+    let load = match done.is_null() {
+        true => String::new(),
+        false => format!(", loaded {} of {}", told(done, bytes), told(total, bytes)),
+    };
+    format!("generation {generation} for {age}{load}, pid {pid}")
+}
+
+fn standby(standby: &Value) -> String {
+    let state = words(&standby["state"]);
+    match standby["reason"].as_str() {
+        _ if standby.is_null() => "none asked for".to_owned(),
+        Some(reason) => format!("{state}: {reason}"),
+        None => state,
+    }
+}
+
+fn load(health: &Value, metrics: &str) -> Section {
+    let (load, connections) = (&health["load"], &health["connections"]);
+    let waits = |name: &str| percentiles(metrics, &format!("worker_orcd_{name}_seconds"));
+    let [used, capacity] = ["used", "capacity"].map(|it| words(&load[format!("kv_{it}_tokens")]));
+    let used_share = told(&load["kv_utilisation"], share);
+    let rows = [
+        ("running", words(&load["running"])),
+        ("waiting", words(&load["waiting"])),
+        ("live", of(words(&load["live"]), words(&load["capacity"]))),
+        (
+            "tokens/s",
+            told(&load["tokens_per_second"], |rate| format!("{rate:.1}")),
+        ),
+        ("first token", waits("time_to_first_token")),
+        ("next token", waits("inter_token_latency")),
+        ("KV tokens", format!("{used_share}: {used} of {capacity}")),
+        (
+            "connections",
+            of(words(&connections["open"]), words(&connections["limit"])),
+        ),
+    ];
+    Section::new("load", rows)
+}
+
+fn of(part: String, whole: String) -> String {
+    format!("{part} of {whole}")
+}
+
+fn memory(memory: &Value) -> Section {
+    let of_purpose = |name: &str| told(&memory[format!("{name}_bytes")], bytes);
+    let rows = [
+        ("weights", of_purpose("weights")),
+        (
+            "KV cache",
+            of(of_purpose("kv_used"), of_purpose("kv_capacity")),
+        ),
+        ("scratch", of_purpose("scratch")),
+        ("graphs", of_purpose("graphs")),
+        ("context", of_purpose("context")),
+        ("kept", of_purpose("custody")),
+        ("free", of(of_purpose("free"), of_purpose("total"))),
+    ];
+    Section::new("memory of the device", rows)
+}
+
+fn deaths(faults: &Value) -> Section {
+    let by_cause = faults["deaths_by_cause"].as_object();
+    let deaths = by_cause.map_or(words(&Value::Null), |by_cause| {
+        let causes = by_cause
+            .iter()
+            .map(|(cause, count)| format!("{cause} {count}"));
+        let total: u64 = by_cause.values().filter_map(Value::as_u64).sum();
+        match total {
+            0 => total.to_string(),
+            _ => format!("{total} ({})", causes.collect::<Vec<_>>().join(", ")),
+        }
+    });
+    let last = match &faults["last_death"] {
+        Value::Null => "none".to_owned(),
+        last => {
+            let [at, cause] = ["at", "cause"].map(|name| words(&last[name]));
+            let age = told(&last["age_ms"], time_of_ms);
+            format!("{age} ago ({at}): {cause}")
+        }
+    };
+    let [recent, allowed] =
+        ["in_window", "allowed"].map(|it| words(&faults[format!("deaths_{it}")]));
+    let window = told(&faults["window_seconds"], time);
+    let rows = [
+        ("deaths", deaths),
+        ("lately", format!("{recent} in {window}, {allowed} allowed")),
+        ("the last", last),
+        ("restarts", words(&faults["restarts"])),
+        ("recoveries", words(&faults["recoveries"])),
+    ];
+    Section::new("deaths of children", rows)
+}
+
+pub(super) fn lists(answers: &Answers) -> Vec<Section> {
+    let impaired = answers.health["impaired"].as_array().into_iter().flatten();
+    let impaired = impaired.map(|it| {
+        let [what, because, since] = ["what", "because", "since"].map(|name| words(&it[name]));
+        (what, format!("since {since}: {because}"))
+    });
+    let crashes = match &answers.crashes {
+        Ok(crashes) if crashes.is_empty() => vec![("none".to_owned(), String::new())],
+        Ok(crashes) => crashes.iter().take(CRASHES).map(crash).collect(),
+        Err(why) => vec![(why.clone(), String::new())],
+    };
+    let sections = [
+        Section::new("impaired", impaired),
+        Section::new("crash reports, the newest first", crashes),
+    ];
+    sections
+        .into_iter()
+        .filter(|it| !it.rows.is_empty())
+        .collect()
+}
+
+fn crash(crash: &Value) -> (String, String) {
+    let [at, cause, generation, requests] =
+        ["at", "cause", "generation", "requests"].map(|name| words(&crash[name]));
+    let ready = told(&crash["ready_ms"], time_of_ms);
+    let what = format!(
+        "generation {generation}, with {requests} requests: {cause}; the next after {ready}"
+    );
+    (at, what)
+}
