@@ -53,12 +53,9 @@ impl Heritage {
     /// A child that was made for something else than these settings ask for ends here.
     pub(super) fn of(estate: &mut EngineEstate, settings: &EngineSettings) -> Self {
         let terms = terms(settings);
-        let (fits, other): (Option<_>, Option<_>) = match estate.child.take() {
-            Some(child) if child.note.terms == terms => (Some(child), None),
-            other => (None, other),
-        };
-        if let Some(child) = other {
-            let pid = child.kill();
+        let mut child = estate.child.take();
+        if let Some(other) = child.take_if(|child| child.note.terms != terms) {
+            let pid = other.kill();
             info!(pid, "child_of_other_settings_ended");
             match Process::resume(pid) {
                 Ok(process) => drop(tokio::spawn(see_off(process))),
@@ -66,7 +63,7 @@ impl Heritage {
             }
         }
         Self {
-            child: fits,
+            child,
             last_child: estate.note.last_child,
             digest: estate.note.digest,
             kv_bytes: estate.note.kv_bytes,
