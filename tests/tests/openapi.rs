@@ -4,6 +4,7 @@ mod oracle;
 
 use nix::sys::signal::Signal;
 use std::env;
+use std::ffi::OsStr;
 use std::io::Write as _;
 use tempfile::NamedTempFile;
 use worker_orcd_tests::worker::WorkerBuilder;
@@ -12,6 +13,9 @@ use worker_orcd_tests::{Client, Worker, process, wait};
 /// How long Schemathesis asks; `cargo xtask schemathesis` sets both.
 const SECONDS_VARIABLE: &str = "OPENAPI_TEST_SECONDS";
 const SEED_VARIABLE: &str = "OPENAPI_TEST_SEED";
+
+/// Short, so that a prompt of that length is soon read.
+const MAX_PROMPT_CHARS: u32 = 1000;
 
 fn with_keys(keys: &NamedTempFile) -> WorkerBuilder {
     Worker::real().arg("--api-key-file", keys.path().display())
@@ -55,10 +59,9 @@ fn the_document_says_what_is_served() {
 #[test]
 fn schemathesis_finds_nothing() {
     let keys = keys();
-    // Short answers, and prompts whose longest is soon read.
     let worker = with_keys(&keys)
         .arg("--max-tokens-out", 4)
-        .arg("--max-prompt-chars", 1000)
+        .arg("--max-prompt-chars", MAX_PROMPT_CHARS)
         .start();
     let operator = with_a_report(&worker);
     let url = format!("http://{}/openapi.json", operator.address);
@@ -68,7 +71,9 @@ fn schemathesis_finds_nothing() {
     let limits = ["--max-time", &seconds, "--seed", &seed];
     // A hang is an error, and so is an answer that takes too long.
     let patience = ["--request-timeout", "60", "--max-response-time", "60"];
+    let max_prompt_chars = MAX_PROMPT_CHARS.to_string();
     let all = [
+        &max_prompt_chars,
         "run",
         &url,
         "--header",
@@ -78,7 +83,8 @@ fn schemathesis_finds_nothing() {
         "--continue-on-failure",
     ];
     let command = [&all[..], &limits, &patience].concat();
-    oracle::module("schemathesis.cli", &command);
+    let command: Vec<_> = command.iter().map(OsStr::new).collect();
+    oracle::run("schemathesis_run.py", &command);
     let health = operator.health();
     assert_eq!(health["status"], "healthy", "{health}");
     // The one that we killed.

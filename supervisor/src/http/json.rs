@@ -83,6 +83,15 @@ impl<'a> Json<'a> {
         number.as_u64().or(float.map(|n| n as u64))
     }
 
+    /// An integer of 64 bits of either sign. -1.0 is one.
+    #[must_use]
+    pub fn integer(self) -> Option<i64> {
+        let number = self.number()?;
+        let float = number.as_f64();
+        let float = float.filter(|n| n.fract() == 0.0 && n.abs() <= 9e15);
+        number.as_i64().or(float.map(|n| n as i64))
+    }
+
     /// The text, where it needs no more memory than it has in the body.
     #[must_use]
     pub fn text(self) -> Option<Cow<'a, str>> {

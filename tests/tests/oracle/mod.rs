@@ -14,16 +14,6 @@ pub fn run(script: &str, arguments: &[&OsStr]) {
     insist(script, Command::new(python()).arg(path).args(arguments));
 }
 
-/// The same of a program that is a module of an installed package, and that leaves files where it
-/// runs.
-#[allow(dead_code, reason = "each test program compiles its own copy")]
-pub fn module(module: &str, arguments: &[&str]) {
-    let folder = tempfile::tempdir().expect("a temporary directory");
-    let mut command = Command::new(python());
-    command.current_dir(&folder);
-    insist(module, command.args(["-m", module]).args(arguments));
-}
-
 fn insist(name: &str, command: &mut Command) {
     // A checkout may be read-only, and a cache in it is a surprise.
     let command = command.env("PYTHONDONTWRITEBYTECODE", "1");

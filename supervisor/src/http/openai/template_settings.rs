@@ -61,10 +61,7 @@ fn read_setting(name: &str, value: Json<'_>) -> Result<TemplateSetting, Wrong> {
     let rule = "must be true, false, a whole number or a word";
     let read = match value.kind() {
         Kind::Boolean => value.boolean().map(TemplateSetting::Flag),
-        Kind::Number => value
-            .number()
-            .and_then(|it| it.as_i64())
-            .map(TemplateSetting::Number),
+        Kind::Number => value.integer().map(TemplateSetting::Number),
         Kind::Text => value
             .text()
             .filter(|text| is_word(text))
@@ -94,10 +91,12 @@ mod tests {
 
     #[test]
     fn flags_numbers_and_words_are_settings() {
-        let given = "{\"enable_thinking\": false, \"budget\": 5, \"effort\": \"low\"}";
+        let given =
+            "{\"enable_thinking\": false, \"budget\": 5, \"offset\": -2.0, \"effort\": \"low\"}";
         let expected = [
             ("enable_thinking".to_owned(), TemplateSetting::Flag(false)),
             ("budget".to_owned(), TemplateSetting::Number(5)),
+            ("offset".to_owned(), TemplateSetting::Number(-2)),
             ("effort".to_owned(), TemplateSetting::Word("low".to_owned())),
         ];
         assert_eq!(read_text(given).unwrap(), expected);
