@@ -32,6 +32,7 @@ pub struct Settings {
     pub standby: bool,
     /// Where none stands by, the next child begins while the one before is dying.
     pub overlap: bool,
+    /// Children of another supervisor.
     pub before: Before,
 }
 

@@ -165,4 +165,23 @@ mod tests {
         assert!(!reached(25, 24, 100));
         assert!(reached(25, 25, 100));
     }
+
+    #[test]
+    fn what_a_child_counted_under_another_supervisor_is_not_counted_again() {
+        let now = Instant::now();
+        let beat = |prompt_tokens| Heartbeat {
+            steps: 1,
+            step_elapsed_ms: None,
+            load: Load {
+                prompt_tokens,
+                ..Load::default()
+            },
+            memory: MemoryReport::default(),
+        };
+        let mut new = Vitals::new(now, Generation(1), 7);
+        assert_eq!(new.heartbeat(now, &beat(1000)).tokens, 1000);
+        let mut resumed = Vitals::resumed(now, Generation(1), 7);
+        assert_eq!(resumed.heartbeat(now, &beat(1000)).tokens, 0);
+        assert_eq!(resumed.heartbeat(now, &beat(1007)).tokens, 7);
+    }
 }
