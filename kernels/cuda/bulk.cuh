@@ -19,6 +19,11 @@ DEVICE void barrier_init(Shared bar, int arrivals) {
 DEVICE void barrier_arrive(Shared bar, int arrivals = 1) {
     asm volatile("mbarrier.arrive.shared.b64 _, [%0], %1;" ::"r"(bar), "r"(arrivals) : "memory");
 }
+// An arrival, where `really`, without a branch: the compiler lets products of a warpgroup stay under way.
+DEVICE void barrier_arrive_if(bool really, Shared bar) {
+    asm volatile("{\n.reg .pred go;\nsetp.ne.b32 go, %1, 0;\n@go mbarrier.arrive.shared.b64 _, [%0];\n}"
+        ::"r"(bar), "r"(int(really)) : "memory");
+}
 // An arrival that lets the barrier wait for so many bytes.
 DEVICE void barrier_expect(Shared bar, int bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes) : "memory");

@@ -20,11 +20,15 @@ constexpr int CHUNKS = UNIT / CHUNK;
 constexpr int TILE_N = 8;
 // A weight's k is cut into at most this many segments, each with an accumulator of its own.
 constexpr int MAX_SEGMENTS = 16;
+// Units of a segment, at least, where k is longer than MAX_SEGMENTS units: the sums of a segment are
+// added to the others while the tensor cores wait.
+constexpr int LONG_SEGMENT = 4;
 
 // Segments of a row: their number follows from the number of units alone (as in
 // device/cuda/weights.rs), and is as small as it can be when none is longer than it must be.
 DEVICE int segments_of(int units) {
     int length = (units + MAX_SEGMENTS - 1) / MAX_SEGMENTS;
+    if (length > 1) length = max(length, LONG_SEGMENT);
     return (units + length - 1) / length;
 }
 // Segment s is the units s, s + segments, s + 2 segments, ...: units that lie behind each other
@@ -59,6 +63,16 @@ DEVICE void mma(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a
         "{%8,%9}, {%0,%1,%2,%3};"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
         : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+
+// The residual stream's addition, as the second-level cache does it too: subnormal numbers are zero (PTX: red, add.ftz).
+DEVICE float residual_sum(float old, float v) {
+    float sum;
+    asm("add.rn.ftz.f32 %0, %1, %2;" : "=f"(sum) : "f"(old), "f"(v));
+    return sum;
+}
+DEVICE void add_to_residual(float* at, float v) {
+    asm volatile("red.relaxed.gpu.global.add.f32 [%0], %1;" ::"l"(at), "f"(v) : "memory");
 }
 
 DEVICE uint32_t pack(float low, float high) {

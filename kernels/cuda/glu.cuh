@@ -9,7 +9,7 @@ enum Activation : int {
     SILU = 0,
 };
 
-DEVICE float silu(float g) { return __fdiv_rn(g, __fadd_rn(1.0f, expf(-g))); }
+DEVICE float silu(float g) { return __fdividef(g, __fadd_rn(1.0f, __expf(-g))); }
 
 DEVICE float glu(int activation, float gate, float up) {
     switch (activation) {

@@ -28,5 +28,5 @@ DEVICE void epilogue(const MatmulArgs& a, const Part& p, int row, int n, float t
     float v = __fmul_rn(total, a.scale[row]);
     if (p.bias) v = __fadd_rn(v, p.bias[n]);
     float* out = a.out + int64_t(row) * a.out_stride + p.column + n;
-    *out = a.add ? __fadd_rn(*out, v) : v;
+    *out = a.add ? residual_sum(*out, v) : v;
 }

@@ -32,15 +32,21 @@ LAYOUT(WideArgs, 160, AT(matmul, 0) AT(stages, 144) AT(cluster_sums, 148) AT(pai
 #ifdef HAS_WGMMA
 constexpr int MAX_STAGES = 12;
 constexpr int GROUP_BYTES = 8 * UNIT * 2;  // eight rows of activations, one unit
+// Registers of a thread of the largest block, whose launch gives each 168.
+constexpr int COPIER_REGISTERS = 56, MULTIPLIER_REGISTERS = 224;
 
 template <int T, int WG, int NB> struct Wide {
-    static constexpr int TILES = WG * 8, WARPS = WG * 4, THREADS = (WARPS + 1) * 32;
+    static constexpr int TILES = WG * 8, WARPS = WG * 4;
+    // Two warpgroups that hold many sums get the registers of a third, of which one warp copies.
+    static constexpr bool LARGE = WG == 2 && NB == 128;
+    static constexpr int THREADS = (WARPS + (LARGE ? 4 : 1)) * 32;
     static constexpr int X_BYTES = NB / 8 * GROUP_BYTES, W_BYTES = TILES * unit_bytes(T);
     static constexpr int STAGE = X_BYTES + W_BYTES;
 
     const WideArgs& w;
     const MatmulArgs& a;
     uint8_t* shared;
+    Shared at;           // of `shared`
     Shared full, empty;  // barriers of the stages
     Shared sums_full;    // barrier: all sums of segments for this block have come
     int n_tiles, row_blocks, rank, split, n_segments, first_segment, end_segment;
@@ -48,7 +54,7 @@ template <int T, int WG, int NB> struct Wide {
     int stage = 0, parity = 0;
 
     DEVICE Wide(const WideArgs& args, uint8_t* smem, Shared barriers)
-        : w(args), a(args.matmul), shared(smem), full(barriers), empty(full + MAX_STAGES * BARRIER_BYTES),
+        : w(args), a(args.matmul), shared(smem), at(shared_address(smem)), full(barriers), empty(full + MAX_STAGES * BARRIER_BYTES),
           sums_full(empty + MAX_STAGES * BARRIER_BYTES) {
         rank = cluster_rank();
         split = cluster_size();
@@ -94,17 +100,17 @@ template <int T, int WG, int NB> struct Wide {
     DEVICE void copy_x(int row0, int u, int to) const {
         int groups = (a.rows + 7) / 8;
         const __half* from = a.x + (int64_t(u) * groups + row0 / 8) * (GROUP_BYTES / 2);
-        copy_bulk(shared_address(shared) + to * STAGE, from, x_bytes(row0), of_stage(full, to));
+        copy_bulk(at + to * STAGE, from, x_bytes(row0), of_stage(full, to));
     }
-    DEVICE void copy_weights(const Place& at, int u, int to) const {
-        int lane = threadIdx.x & 31, left = at.part->tiles - at.tile0;
+    DEVICE void copy_weights(const Place& place, int u, int to) const {
+        int lane = threadIdx.x & 31, left = place.part->tiles - place.tile0;
         int tiles = min(TILES, w.paired ? 2 * left : left);
-        if (lane == 0) barrier_expect(of_stage(full, to), x_bytes(at.row0) + tiles * unit_bytes(T));
+        if (lane == 0) barrier_expect(of_stage(full, to), x_bytes(place.row0) + tiles * unit_bytes(T));
         __syncwarp();
         if (lane >= tiles) return;
-        const Part& part = w.paired ? a.parts[lane & 1] : *at.part;
-        int tile = at.tile0 + (w.paired ? lane >> 1 : lane);
-        copy_bulk(shared_address(shared) + to * STAGE + X_BYTES + lane * unit_bytes(T),
+        const Part& part = w.paired ? a.parts[lane & 1] : *place.part;
+        int tile = place.tile0 + (w.paired ? lane >> 1 : lane);
+        copy_bulk(at + to * STAGE + X_BYTES + lane * unit_bytes(T),
                   part.weight + (int64_t(tile) * a.units + u) * unit_bytes(T), unit_bytes(T),
                   of_stage(full, to));
     }
@@ -137,25 +143,37 @@ template <int T, int WG, int NB> struct Wide {
 
     // === the warps that multiply
 
-    DEVICE void multiply_unit(float (&d)[NB / 2], bool keep, const Lane& lane, int warp) {
-        constexpr int GROUP = Weights<T>::GROUP, PLANES = Weights<T>::PLANES;
-        const uint8_t* x = shared + stage * STAGE;
-        const uint8_t* tile = x + X_BYTES + 2 * warp * unit_bytes(T);
-        uint64_t operand = wgmma_operand(shared_address(x), GROUP_BYTES);
+    // Weights of the warp's rows g and g + 8, some chunks of a unit.
+    struct Operand {
+        Weights<T> low, high;
+    };
+    DEVICE void load(Operand& o, const Lane& lane, int warp, int group) const {
+        const uint8_t* tile = shared + stage * STAGE + X_BYTES + 2 * warp * unit_bytes(T);
+        o.low.template load<false>(tile, lane, group);
+        o.high.template load<false>(tile + unit_bytes(T), lane, group);
+    }
+
+    // The unit at hand, whose first chunks are in `next`; leaves two products under way. The stage of the
+    // segment's unit before, if there is one, is given back when its products are done.
+    DEVICE void multiply_unit(float (&d)[NB / 2], bool goes_on, int before, Operand& next, const Lane& lane,
+                              int warp) {
+        constexpr int GROUP = Weights<T>::GROUP, PLANES = Weights<T>::PLANES, STEPS = CHUNKS * PLANES;
+        uint64_t operand = wgmma_operand(at + stage * STAGE, GROUP_BYTES);
         uint32_t left[2][2][4];
-        Weights<T> low, high;  // rows g and g + 8 of the warp's 16
+        Operand now;
 #pragma unroll
-        for (int i = 0; i < CHUNKS * PLANES; i++) {
+        for (int i = 0; i < STEPS; i++) {
             int chunk = i / PLANES, plane = i % PLANES;
             if (plane == 0 && chunk % GROUP == 0) {
-                low.template load<false>(tile, lane, chunk / GROUP);
-                high.template load<false>(tile + unit_bytes(T), lane, chunk / GROUP);
+                now = next;
+                if (chunk + GROUP < CHUNKS) load(next, lane, warp, chunk / GROUP + 1);
             }
             uint32_t l[4], h[4];
-            low.fragment(chunk % GROUP, plane, l);
-            high.fragment(chunk % GROUP, plane, h);
-            // The product of two chunks ago is done with its registers.
-            if (i >= 2) wgmma_wait<1>();
+            now.low.fragment(chunk % GROUP, plane, l);
+            now.high.fragment(chunk % GROUP, plane, h);
+            // The product of two steps ago is done with its registers.
+            wgmma_wait<1>();
+            if (i == 1) release(before, lane, goes_on);
 #pragma unroll
             for (int j = 0; j < 2; j++) {
                 left[i & 1][j][0] = l[2 * j];
@@ -165,11 +183,33 @@ template <int T, int WG, int NB> struct Wide {
             }
             wgmma_fence();
             // 16 columns are two pieces of 128 bytes.
-            wgmma<NB>(d, left[i & 1][0], operand + chunk * 32, keep || i > 0);
+            wgmma<NB>(d, left[i & 1][0], operand + chunk * 32, goes_on || i > 0);
             wgmma<NB>(d, left[i & 1][1], operand + chunk * 32 + 16, true);
             wgmma_commit();
         }
+    }
+
+    // A segment's sums, of `units` units.
+    DEVICE void multiply_segment(float (&d)[NB / 2], int units, const Lane& lane, int warp) {
+        Operand next;
+        int before = stage;
+#pragma unroll 1
+        for (int i = 0;;) {
+            barrier_wait(of_stage(full, stage), parity);
+            load(next, lane, warp, 0);
+            multiply_unit(d, i > 0, before, next, lane, warp);
+            before = stage;
+            advance();
+            if (++i == units) break;
+        }
         wgmma_wait<0>();
+        release(before, lane, true);
+    }
+
+    // The stage may be filled again.
+    DEVICE void release(int stage, const Lane& lane, bool really) const {
+        __syncwarp();
+        barrier_arrive_if(really && lane.id == 0, of_stage(empty, stage));
     }
 
     DEVICE void consume(int tile, int step) {
@@ -178,18 +218,9 @@ template <int T, int WG, int NB> struct Wide {
         bool others_began = false;
         grid_dependency_wait();
         for (; tile < n_tiles; tile += step) {
-            // Not for its value, which is dropped: so that it takes no registers before this line.
             float total[NB / 2] = {}, d[NB / 2] = {};
-            Segments walk(a.units, first_segment);
-            for (bool goes_on = false; walk.segment < end_segment;) {
-                barrier_wait(of_stage(full, stage), parity);
-                multiply_unit(d, goes_on, lane, warp);
-                __syncwarp();
-                if (lane.id == 0) barrier_arrive(of_stage(empty, stage));
-                advance();
-                int segment = walk.segment;
-                goes_on = walk.next();
-                if (goes_on) continue;
+            for (int segment = first_segment; segment < end_segment; segment++) {
+                multiply_segment(d, (a.units - segment + n_segments - 1) / n_segments, lane, warp);
                 if (split == 1) {
 #pragma unroll
                     for (int i = 0; i < NB / 2; i++) total[i] = __fadd_rn(total[i], d[i]);
@@ -207,7 +238,7 @@ template <int T, int WG, int NB> struct Wide {
     DEVICE void write_tile(const float (&total)[NB / 2], int tile, int warp, const Lane& lane) {
         Place at = place(tile);
         // Groups of eight rows at a time: their loads are under way together.
-        constexpr int BATCH = NB == 128 ? 4 : 2;
+        constexpr int BATCH = NB >= 64 ? 8 : 2;
         Writer writer(*this, at, warp, lane);
 #pragma unroll
         for (int j = 0; j < NB / 8; j += BATCH)
@@ -219,6 +250,7 @@ template <int T, int WG, int NB> struct Wide {
         const WideArgs& w;
         const MatmulArgs& a;
         const Part* part[2];
+        bool has_bias[2];
         float bias[2];
         int column[2];  // negative where there is no such weight row
         int t;
@@ -231,31 +263,33 @@ template <int T, int WG, int NB> struct Wide {
                 int n = tile * TILE_N + lane.g;
                 part[i] = w.paired ? a.parts + i : at.part;
                 bool real = n < part[i]->rows;
-                bias[i] = real && part[i]->bias ? part[i]->bias[n] : 0.0f;
+                has_bias[i] = part[i]->bias;
+                bias[i] = real && has_bias[i] ? part[i]->bias[n] : 0.0f;
                 column[i] = real ? (w.paired ? n : part[i]->column + n) : -1;
             }
         }
 
         DEVICE float finish(float total, float scale, int i) const {
             float v = __fmul_rn(total, scale);
-            return part[i]->bias ? __fadd_rn(v, bias[i]) : v;
+            return has_bias[i] ? __fadd_rn(v, bias[i]) : v;
+        }
+
+        // An output has one block that adds to it, so nothing is waited for.
+        DEVICE void put(float* to, float v) const {
+            if (a.add) add_to_residual(to, v);
+            else *to = v;
         }
 
         // Eight rows from `row` on, COUNT times.
         template <int COUNT> DEVICE void write(const float* total, int row) const {
-            float scale[COUNT][2], old[COUNT][4];
+            float scale[COUNT][2];
             row += 2 * t;
 #pragma unroll
             for (int j = 0; j < COUNT; j++)
 #pragma unroll
                 for (int i = 0; i < 2; i++) {
                     int r = row + 8 * j + i;
-                    bool real = r < a.rows;
-                    scale[j][i] = real ? a.scale[r] : 0.0f;
-                    if (!a.add || !real) continue;
-                    const float* from = a.out + int64_t(r) * a.out_stride;
-                    if (column[0] >= 0) old[j][i] = from[column[0]];
-                    if (column[1] >= 0) old[j][2 + i] = from[column[1]];
+                    scale[j][i] = r < a.rows ? a.scale[r] : 0.0f;
                 }
 #pragma unroll
             for (int j = 0; j < COUNT; j++)
@@ -270,9 +304,8 @@ template <int T, int WG, int NB> struct Wide {
                         if (column[0] >= 0) to[column[0]] = glu(w.activation, low, high);
                         continue;
                     }
-                    if (column[0] >= 0) to[column[0]] = a.add ? __fadd_rn(old[j][i], low) : low;
-                    if (column[1] >= 0)
-                        to[column[1]] = a.add ? __fadd_rn(old[j][2 + i], high) : high;
+                    if (column[0] >= 0) put(to + column[0], low);
+                    if (column[1] >= 0) put(to + column[1], high);
                 }
         }
     };
@@ -294,7 +327,7 @@ template <int T, int WG, int NB> struct Wide {
     }
 
     DEVICE void send_segment(const float (&d)[NB / 2], int segment, int warp, const Lane& lane) {
-        Shared here = shared_address(shared) + w.cluster_sums + segment * owned() * 512 + lane.id * 16;
+        Shared here = at + w.cluster_sums + segment * owned() * 512 + lane.id * 16;
         int own = warp * (NB / 8) / split, owner = warp * (NB / 8) % split;
 #pragma unroll
         for (int j = 0; j < NB / 8; j++) {
@@ -331,14 +364,15 @@ template <int T, int WG, int NB> struct Wide {
 // Grid: blocks walk tiles; with clusters, a cluster has exactly one.
 template <int T, int WG, int NB> DEVICE void matmul_wide(const WideArgs& args) {
 #ifdef HAS_WGMMA
+    using Block = Wide<T, WG, NB>;
     extern __shared__ __align__(128) uint8_t smem[];
     __shared__ uint64_t barriers[2 * MAX_STAGES + 1];
     launch_dependents();
-    Wide<T, WG, NB> block(args, smem, shared_address(barriers));
+    Block block(args, smem, shared_address(barriers));
     if (threadIdx.x == 0) {
         for (int i = 0; i < args.stages; i++) {
             barrier_init(block.of_stage(block.full, i), 1);
-            barrier_init(block.of_stage(block.empty, i), block.WARPS);
+            barrier_init(block.of_stage(block.empty, i), Block::WARPS);
         }
         barrier_init(block.sums_full, 1);
         fence_barrier_init();
@@ -347,9 +381,14 @@ template <int T, int WG, int NB> DEVICE void matmul_wide(const WideArgs& args) {
     __syncthreads();
     if (block.split > 1) cluster_arrive();
     int tile = blockIdx.x / block.split, step = gridDim.x / block.split;
-    bool copies = threadIdx.x / 32 == block.WARPS;
-    if (copies) block.produce(tile, step);
-    else block.consume(tile, step);
+    bool copies = threadIdx.x / 32 >= Block::WARPS;
+    if (copies) {
+        if (Block::LARGE) asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COPIER_REGISTERS));
+        if (threadIdx.x / 32 == Block::WARPS) block.produce(tile, step);
+    } else {
+        if (Block::LARGE) asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(MULTIPLIER_REGISTERS));
+        block.consume(tile, step);
+    }
     if (block.split == 1) return;
     __syncwarp();
     if (copies) cluster_wait();
@@ -359,9 +398,9 @@ template <int T, int WG, int NB> DEVICE void matmul_wide(const WideArgs& args) {
 
 // The blocks of device/cuda/wide.rs. The last number is of blocks that fit a multiprocessor.
 #define MATMUL_WIDE_OF(T, WG, NB, TOGETHER)                                                  \
-    extern "C" __global__ void __launch_bounds__((WG * 4 + 1) * 32, TOGETHER)                \
+    extern "C" __global__ void __launch_bounds__(WG == 2 && NB == 128 ? 384 : (WG * 4 + 1) * 32, TOGETHER) \
     matmul_wide_##T##_##WG##_##NB(const __grid_constant__ WideArgs a) { matmul_wide<T, WG, NB>(a); }
 #define MATMUL_WIDE(T)                                                                       \
-    MATMUL_WIDE_OF(T, 1, 16, 3) MATMUL_WIDE_OF(T, 1, 32, 3) MATMUL_WIDE_OF(T, 1, 64, 3)      \
-    MATMUL_WIDE_OF(T, 2, 64, 2) MATMUL_WIDE_OF(T, 2, 128, 1)
+    MATMUL_WIDE_OF(T, 1, 16, 3) MATMUL_WIDE_OF(T, 1, 32, 3) MATMUL_WIDE_OF(T, 1, 64, 2)      \
+    MATMUL_WIDE_OF(T, 2, 64, 1) MATMUL_WIDE_OF(T, 2, 128, 1)
 EACH_TYPE(MATMUL_WIDE)

@@ -258,7 +258,7 @@ template <bool ALONE, int FF_CHUNKS> struct Products : Plan {
             // the layer before or by the embedding (for OUTPUT), or by OUTPUT of this layer (for DOWN).
             constexpr int X_AGE = STAGE == OUTPUT ? OUTPUT_TAG : DOWN_TAG - OUTPUT_TAG;
             while (tag_in(o.residual_word) != tag - X_AGE) o.residual_word = load_word(o.residual);
-            a.exchange.publish_to_replicas(a.exchange.x + o.at, __fadd_rn(value_in(o.residual_word), v), tag);
+            a.exchange.publish_to_replicas(a.exchange.x + o.at, residual_sum(value_in(o.residual_word), v), tag);
         }
     }
 

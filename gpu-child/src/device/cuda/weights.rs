@@ -12,6 +12,7 @@ pub const UNIT: usize = constant!("common.cuh", UNIT);
 /// Weight rows of a tile.
 pub const TILE_ROWS: usize = constant!("common.cuh", TILE_N);
 const MAX_SEGMENTS: usize = constant!("common.cuh", MAX_SEGMENTS);
+const LONG_SEGMENT: usize = constant!("common.cuh", LONG_SEGMENT);
 
 /// Whole units that hold `cols` columns.
 #[must_use]
@@ -22,7 +23,11 @@ pub fn units(cols: usize) -> usize {
 /// Into how many pieces with accumulators of their own a row of `units` is cut.
 #[must_use]
 pub fn segments(units: usize) -> usize {
-    units.div_ceil(units.div_ceil(MAX_SEGMENTS))
+    let length = match units.div_ceil(MAX_SEGMENTS) {
+        1 => 1,
+        length => length.max(LONG_SEGMENT),
+    };
+    units.div_ceil(length)
 }
 
 /// Bytes of 8 rows of one unit.
@@ -133,10 +138,12 @@ mod tests {
     #[test]
     fn segments_cover_all_units_and_none_is_empty() {
         for units in 1..600_usize {
-            let (length, count) = (units.div_ceil(MAX_SEGMENTS), segments(units));
-            assert!(count <= MAX_SEGMENTS, "{units}");
+            let count = segments(units);
+            assert!((1..=MAX_SEGMENTS).contains(&count), "{units}");
+            // Segment s is the units s, s + count, s + 2 count, and so on.
+            assert!(count <= units, "{units}");
             assert!(
-                (count - 1) * length < units && count * length >= units,
+                units <= MAX_SEGMENTS || units / count >= LONG_SEGMENT - 1,
                 "{units}"
             );
         }

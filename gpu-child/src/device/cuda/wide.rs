@@ -42,16 +42,18 @@ const fn block(warpgroups: usize, rows: usize, together: usize, price: f64) -> B
 pub const BLOCKS: [Block; 5] = [
     block(1, 16, 3, 0.81),
     block(1, 32, 3, 0.86),
-    block(1, 64, 3, 1.0),
-    block(2, 64, 2, 1.26),
-    block(2, 128, 1, 1.23),
+    block(1, 64, 2, 1.0),
+    block(2, 64, 1, 1.26),
+    block(2, 128, 1, 0.8),
 ];
 
 impl Block {
-    /// The warpgroups', and those of the warp that copies.
+    /// The warpgroups', and those of the warp that copies; in the largest block of a warpgroup that
+    /// gives the others its registers.
     #[must_use]
     pub fn threads(&self) -> u32 {
-        (self.warpgroups * 128 + 32) as u32
+        let is_large = (self.warpgroups, self.rows) == (2, 128);
+        (self.warpgroups * 128 + if is_large { 128 } else { 32 }) as u32
     }
 
     fn tiles(&self) -> usize {
