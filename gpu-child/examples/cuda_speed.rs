@@ -1,12 +1,13 @@
 //! How fast the CUDA device computes, without scheduler, socket or tokenizer around it.
 //!
 //!     cargo run --release --example cuda_speed -- [0.5b|7b|135m] [F16|Q8_0|...] \
-//!         [decode|prompt|all][=N] [greedy|plain|top_k|top_p|both|penalties]
+//!         [decode|prompt|all][=N][@CONTEXT] [greedy|plain|top_k|top_p|both|penalties] [layers=N]
 //!
-//! Random weights in the shapes of Qwen2.5-0.5B, Qwen2.5-7B or SmolLM2-135M. Decode: 32 steps of
-//! a batch behind 128 positions each, a step launched behind another (and the median step that is
-//! waited for); prompts: the median of several. Every step
-//! draws, greedily if nothing else is said, so its time includes the way to the host and back.
+//! Random weights in the shapes of Qwen2.5-0.5B, Qwen2.5-7B or SmolLM2-135M, all layers or the first
+//! N. Decode: 32 steps of a batch behind CONTEXT positions each (128 if nothing is said), a step
+//! launched behind another (and the median step that is waited for); prompts: the median of several.
+//! Every step draws, greedily if nothing else is said, so its time includes the way to the host and
+//! back.
 
 use shapes::BoxError;
 use std::time::Instant;
@@ -24,21 +25,66 @@ mod support;
 mod shapes;
 
 const BATCH_TOKENS: usize = 1280;
-const CONTEXT: usize = 128;
 const STEPS: usize = 32;
+const PAGE: usize = 32;
+
+/// What is measured.
+struct Wanted {
+    /// `decode`, `prompt` or `all`.
+    kind: String,
+    /// Sequences or tokens; none: several sizes.
+    size: Option<usize>,
+    context: usize,
+}
+
+impl Wanted {
+    fn parse(text: &str) -> Result<Self, BoxError> {
+        let (text, context) = text.split_once('@').unwrap_or((text, "128"));
+        let (kind, size) = text.split_once('=').unwrap_or((text, ""));
+        Ok(Self {
+            kind: kind.to_owned(),
+            size: (!size.is_empty()).then(|| size.parse()).transpose()?,
+            context: context.parse()?,
+        })
+    }
+
+    /// The sizes of one kind.
+    fn sizes(&self, kind: &str, all: &[usize]) -> Vec<usize> {
+        match self.size {
+            _ if self.kind != kind && self.kind != "all" => Vec::new(),
+            Some(size) => vec![size],
+            None => all.to_vec(),
+        }
+    }
+}
 
 fn main() -> Result<(), BoxError> {
-    let args: Vec<String> = std::env::args().skip(1).collect();
+    let (layers, args): (Vec<String>, Vec<String>) = std::env::args()
+        .skip(1)
+        .partition(|arg| arg.starts_with("layers="));
     let shape = args.first().map_or("0.5b", String::as_str);
     let ty = shapes::tensor_type(args.get(1).map_or("F16", String::as_str))?;
-    let model = support::Model::random_tied(shapes::config(shape)?, [ty; 9]);
+    let wanted = Wanted::parse(args.get(2).map_or("all", String::as_str))?;
+    let sampling = shapes::sampling(args.get(3).map_or("greedy", String::as_str))?;
+    let mut config = shapes::config(shape)?;
+    if let Some(layers) = layers.first() {
+        config.n_layers = layers["layers=".len()..].parse()?;
+    }
+    let decodes = wanted.sizes("decode", &[1, 2, 4, 8, 16, 32, 64, 128, 256]);
+    let prompts = wanted.sizes("prompt", &[128, 512, 1024]);
+    let per_sequence = pages_behind(wanted.context) * PAGE;
+    let positions = decodes.iter().map(|batch| batch * per_sequence);
+    let positions = positions.chain(prompts.iter().copied()).max();
+    let halves = 2 * config.n_layers * config.n_kv_heads * config.head_dim;
+    let longest = prompts.iter().copied().chain([per_sequence, 2048]).max();
+    let model = support::Model::random_tied(config, [ty; 9]);
     let options = CudaOptions {
         memory_permille: 900,
         max_sequences: BATCH_TOKENS as u32,
         load: LoadOptions {
-            kv_cache_bytes: Some(4 << 30),
+            kv_cache_bytes: Some((2 * positions.unwrap_or(0) * halves).max(4 << 30) as u64),
             max_batch_tokens: BATCH_TOKENS as u32,
-            max_sequence_tokens: 2048,
+            max_sequence_tokens: longest.unwrap_or(0) as u32,
             role: worker_orcd_ipc::Role::Active,
             shares_kv: false,
             lent: 0,
@@ -63,10 +109,8 @@ fn main() -> Result<(), BoxError> {
         "{shape} {}: load {seconds:.3} s, {weights} bytes",
         ty.name()
     );
-    let only = args.get(2).map(String::as_str);
-    let sampling = shapes::sampling(args.get(3).map_or("greedy", String::as_str))?;
-    for batch in sizes("decode", only, &[1, 2, 4, 8, 16, 32, 64, 128, 256])? {
-        let (alone, micros) = decode(&mut executor, batch, sampling)?;
+    for batch in decodes {
+        let (alone, micros) = decode(&mut executor, batch, wanted.context, sampling)?;
         println!(
             "decode {batch:4}: {micros:8.0} us, {alone:8.0} us one by one, {:8.0} tok/s, weights at \
              {:.2} TB/s",
@@ -74,7 +118,7 @@ fn main() -> Result<(), BoxError> {
             weights as f64 / micros / 1e6
         );
     }
-    for length in sizes("prompt", only, &[128, 512, 1024])? {
+    for length in prompts {
         let micros = prompt(&mut executor, length, sampling)?;
         let rate = length as f64 * 1e6 / micros;
         println!("prompt {length:4}: {micros:8.0} us, {rate:8.0} tok/s");
@@ -82,42 +126,33 @@ fn main() -> Result<(), BoxError> {
     Ok(())
 }
 
-/// Those of one kind, unless the command line asks for another kind or for one size.
-fn sizes(kind: &str, only: Option<&str>, all: &[usize]) -> Result<Vec<usize>, BoxError> {
-    match only.map(|only| only.split_once('=').unwrap_or((only, ""))) {
-        Some((wanted, _)) if wanted != kind && wanted != "all" => Ok(Vec::new()),
-        Some((_, size)) if !size.is_empty() => Ok(vec![size.parse()?]),
-        _ => Ok(all.to_vec()),
-    }
+/// Pages of a sequence that is decoded behind so many positions.
+fn pages_behind(context: usize) -> usize {
+    (context + STEPS).div_ceil(PAGE) + 1
 }
 
 /// Microseconds of the median step that is waited for, and of a step with another one behind it.
 fn decode(
     executor: &mut CudaExecutor,
     batch: usize,
+    context: usize,
     sampling: Sampling,
 ) -> Result<(f64, f64), BoxError> {
-    const PAGES: usize = (CONTEXT + STEPS).div_ceil(32) + 1;
+    let pages = pages_behind(context);
     let tables: Vec<Vec<PageId>> = (0..batch)
-        .map(|i| (0..PAGES).map(|p| PageId((i * PAGES + p) as u32)).collect())
+        .map(|i| (0..pages).map(|p| PageId((i * pages + p) as u32)).collect())
         .collect();
-    let prompt: Vec<TokenId> = (0..CONTEXT as u32)
-        .map(|i| TokenId(i * 37 % 1000))
-        .collect();
+    let prompt = tokens(context);
     // As many prompts at a time as a batch has room for.
-    for tables in tables.chunks(BATCH_TOKENS / CONTEXT) {
-        let shares: Vec<_> = tables
-            .iter()
-            .map(|pages| work(&prompt, 0, pages, sampling))
-            .collect();
-        run(executor, &shares)?;
+    for tables in tables.chunks((BATCH_TOKENS / context).max(1)) {
+        compute(executor, &prompt, tables, sampling)?;
     }
     let mut times = Vec::new();
     for step in 0..STEPS {
         let token = [TokenId(step as u32)];
         let shares: Vec<_> = tables
             .iter()
-            .map(|pages| work(&token, CONTEXT + step, pages, sampling))
+            .map(|pages| work(&token, context + step, pages, sampling))
             .collect();
         let start = Instant::now();
         run(executor, &shares)?;
@@ -132,7 +167,7 @@ fn decode(
             .zip(0..)
             .map(|(pages, request)| SequenceWork {
                 request: RequestId(request),
-                ..work(&token, CONTEXT + step % STEPS, pages, sampling)
+                ..work(&token, context + step % STEPS, pages, sampling)
             })
             .collect();
         ahead.begin(&Batch {
@@ -153,15 +188,36 @@ fn decode(
 }
 
 fn prompt(executor: &mut CudaExecutor, length: usize, sampling: Sampling) -> Result<f64, BoxError> {
-    let pages: Vec<PageId> = (0..length.div_ceil(32) as u32).map(PageId).collect();
-    let tokens: Vec<TokenId> = (0..length as u32).map(|i| TokenId(i * 37 % 1000)).collect();
+    let pages: Vec<PageId> = (0..length.div_ceil(PAGE) as u32).map(PageId).collect();
+    let tokens = tokens(length);
     let mut times = Vec::new();
     for _ in 0..7 {
         let start = Instant::now();
-        run(executor, &[work(&tokens, 0, &pages, sampling)])?;
+        compute(executor, &tokens, &[pages.clone()], sampling)?;
         times.push(start.elapsed().as_secs_f64() * 1e6);
     }
     Ok(median(times))
+}
+
+fn tokens(count: usize) -> Vec<TokenId> {
+    (0..count as u32).map(|i| TokenId(i * 37 % 1000)).collect()
+}
+
+/// Computes a prompt for each of some sequences, in chunks where a batch has no room for all of it.
+fn compute(
+    executor: &mut CudaExecutor,
+    prompt: &[TokenId],
+    tables: &[Vec<PageId>],
+    sampling: Sampling,
+) -> Result<(), BoxError> {
+    for (first, chunk) in (0..).step_by(BATCH_TOKENS).zip(prompt.chunks(BATCH_TOKENS)) {
+        let shares: Vec<_> = tables
+            .iter()
+            .map(|pages| work(chunk, first, pages, sampling))
+            .collect();
+        run(executor, &shares)?;
+    }
+    Ok(())
 }
 
 fn work<'a>(
