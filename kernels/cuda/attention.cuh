@@ -2,17 +2,25 @@
 //
 // A tile is 16 (token, query head) rows of one sequence and one key-value head, so that decoding
 // fills the tensor core's rows with the heads of a group and prefill with tokens. Keys are walked
-// in splits of one page. Of a split, a warp computes the scores of
-// its tile (F16 queries and keys, F32 sums), their maximum, exponentials rounded to F16, their
-// sum, and the product with the values. Splits are merged in ascending order, the first one taken
-// as it is. So a row's bits depend on its own position alone, whether a block's warps take the
-// splits in turns (`together`), or each split has a warp and a second kernel merges (`split`, `merge`).
+// in splits of four pages.
+//
+// The law of a split, for all kernels and architectures; a row at position p sees the keys k <= p:
+//   score of a key   steps of 16 dims from the first on, F32; then times the scale (scale = log2(e) / sqrt(head_dim))
+//   maximum          over the split's keys
+//   e of a key       F16(2^(score - maximum)); 0 for a key that is not seen
+//   sum              lane t of the row's four has keys 8n + 2t and 8n + 2t + 1 of the split, n = 0 .. 15, and adds the
+//                    two: x_n. Of page q, a_q = (((0 + x_4q) + x_4q+1) + x_4q+2) + x_4q+3. Of the lane,
+//                    ((a_0 + a_1) + a_2) + a_3. Then a butterfly over t.
+//   output of a dim  steps of 16 keys from the first on, F32. A step that sees no key adds zeros, and may be left out.
+// Splits are merged in ascending order, the first one taken as it is, and divided by the sum at the end. So a
+// row's bits depend on its own position alone, whoever computes the splits.
 //
 // Keys and values are read once a tile of 16 rows: for decoding that is once a group of heads.
 #pragma once
 #include "kv.cuh"
 
-constexpr int SPLIT = PAGE;
+constexpr int SPLIT = 128;
+constexpr int SPLIT_PAGES = SPLIT / PAGE;
 constexpr float MASKED = -INFINITY;
 
 struct Tile {
@@ -57,6 +65,14 @@ DEVICE float exp2_of(float x) {
     return y;
 }
 
+// The exponentials of two scores, rounded to F16. A row that sees nothing has a maximum of MASKED, and zeros.
+DEVICE uint32_t exponentials(float low, float high, float max) {
+    float base = max == MASKED ? 0.0f : max;
+    return pack(exp2_of(low - base), exp2_of(high - base));
+}
+
+DEVICE uint32_t word(const __half* p) { return *reinterpret_cast<const uint32_t*>(p); }
+
 struct Rescale {
     float old, fresh, max;
 };
@@ -72,9 +88,8 @@ template <int HD, bool DECODING = false> struct Walker {
     Tile tile;
     int kv_head;
     Lane lane;
-    uint2 q[HD / 16][2];
+    uint32_t q[HD / 16][4];  // as the tensor core has them
     int position[2];
-
     int group;
 
     DEVICE int token_of(int index) const { return DECODING ? 0 : index / group; }
@@ -90,9 +105,8 @@ template <int HD, bool DECODING = false> struct Walker {
             const __half* from = a.q + (int64_t(tile.row0 + token) * a.heads +
                                         kv_head * group + index - token * group) * HD;
 #pragma unroll
-            for (int k = 0; k < HD / 16; k++)
-                q[k][r] = real ? *reinterpret_cast<const uint2*>(from + 16 * k + 4 * lane.t)
-                               : make_uint2(0, 0);
+            for (int k = 0; k < HD / 8; k++)
+                q[k / 2][k % 2 * 2 + r] = real ? *reinterpret_cast<const uint32_t*>(from + 8 * k + 2 * lane.t) : 0;
         }
     }
 
@@ -101,33 +115,51 @@ template <int HD, bool DECODING = false> struct Walker {
         return tile.position0 + token_of(tile.first + tile.count - 1);
     }
 
-    DEVICE void scores(float (&s)[4][4], int page) const {
-        const __half* keys = key_at(a.kv, page, kv_head, HD);
+    // Scores of a page, before scaling.
+    DEVICE void scores(float (*s)[4], int page) const {
+        const __half* keys = key_at(a.kv, page, kv_head, HD) + 2 * lane.t;
 #pragma unroll
-        for (int n = 0; n < 4; n++) {
-            int slot = 8 * (lane.g >> 1) + 2 * n + (lane.g & 1);
-            const __half* key = keys + slot * HD + 4 * lane.t;
+        for (int n = 0; n < PAGE / 8; n++) {
 #pragma unroll
             for (int i = 0; i < 4; i++) s[n][i] = 0.0f;
 #pragma unroll
             for (int k = 0; k < HD / 16; k++) {
-                uint2 b = *reinterpret_cast<const uint2*>(key + 16 * k);
-                mma(s[n], q[k][0].x, q[k][1].x, q[k][0].y, q[k][1].y, b.x, b.y);
+                const __half* key = keys + key_piece(2 * k, 8 * n + lane.g);
+                mma(s[n], q[k][0], q[k][1], q[k][2], q[k][3], word(key), word(key + key_piece(1, 0)));
+            }
+        }
+    }
+
+    // Adds the values of a page, for keys of which `p` has the exponentials.
+    DEVICE void add_values(float (&o)[HD / 8][4], const uint32_t (*p)[2], int page, int steps) const {
+        const __half* values = value_at(a.kv, page, kv_head, a.kv_heads, HD) + 2 * lane.t;
+#pragma unroll
+        for (int k = 0; k < PAGE / 16; k++) {
+            if (k >= steps) return;
+#pragma unroll
+            for (int n = 0; n < HD / 8; n++) {
+                const __half* value = values + value_piece(2 * k, 8 * n + lane.g, HD);
+                mma(o[n], p[2 * k][0], p[2 * k][1], p[2 * k + 1][0], p[2 * k + 1][1], word(value),
+                    word(value + value_piece(1, 0, HD)));
             }
         }
     }
 
     // One split; rows that see nothing of it get MASKED.
     DEVICE void split(SoftmaxState<HD>& state, int index) const {
-        float s[4][4];
-        int start = index * SPLIT, page = a.kv.tables[tile.table + index];
+        constexpr int NS = SPLIT / 8, PAGE_NS = PAGE / 8;
+        float s[NS][4];
+        int start = index * SPLIT, seen = last() - start + 1;
+        const int* pages = a.kv.tables + tile.table + index * SPLIT_PAGES;
         state.clear();
-        scores(s, page);
 #pragma unroll
-        for (int n = 0; n < 4; n++)
+        for (int q = 0; q < SPLIT_PAGES; q++)
+            if (q * PAGE < seen) scores(s + q * PAGE_NS, pages[q]);
+#pragma unroll
+        for (int n = 0; n < NS; n++)
 #pragma unroll
             for (int i = 0; i < 4; i++) {
-                int at = start + 8 * lane.t + 2 * n + (i & 1), r = i >> 1;
+                int at = start + 8 * n + 2 * lane.t + (i & 1), r = i >> 1;
                 s[n][i] = at <= position[r] ? __fmul_rn(s[n][i], a.scale) : MASKED;
                 state.max[r] = fmaxf(state.max[r], s[n][i]);
             }
@@ -136,23 +168,24 @@ template <int HD, bool DECODING = false> struct Walker {
             state.max[r] = fmaxf(state.max[r], __shfl_xor_sync(~0u, state.max[r], 1));
             state.max[r] = fmaxf(state.max[r], __shfl_xor_sync(~0u, state.max[r], 2));
         }
-        uint32_t p[4][2];  // of each n, rows g and g + 8
+        uint32_t p[NS][2];  // of each n, rows g and g + 8
 #pragma unroll
-        for (int n = 0; n < 4; n++)
+        for (int q = 0; q < SPLIT_PAGES; q++) {
+            float sum[2] = {0.0f, 0.0f};
 #pragma unroll
-            for (int r = 0; r < 2; r++) {
-                float base = state.max[r] == MASKED ? 0.0f : state.max[r];
-                p[n][r] = pack(exp2_of(s[n][2 * r] - base), exp2_of(s[n][2 * r + 1] - base));
-                float2 back = __half22float2(halves(p[n][r]));
-                state.sum[r] = __fadd_rn(state.sum[r], __fadd_rn(back.x, back.y));
-            }
-        const __half* values = value_at(a.kv, page, kv_head, a.kv_heads, HD);
+            for (int n = q * PAGE_NS; n < (q + 1) * PAGE_NS; n++)
 #pragma unroll
-        for (int n = 0; n < HD / 8; n++) {
-            uint4 v = *reinterpret_cast<const uint4*>(values + (8 * n + lane.g) * PAGE + 8 * lane.t);
-            mma(state.o[n], p[0][0], p[0][1], p[1][0], p[1][1], v.x, v.y);
-            mma(state.o[n], p[2][0], p[2][1], p[3][0], p[3][1], v.z, v.w);
+                for (int r = 0; r < 2; r++) {
+                    p[n][r] = exponentials(s[n][2 * r], s[n][2 * r + 1], state.max[r]);
+                    float2 back = __half22float2(halves(p[n][r]));
+                    sum[r] = __fadd_rn(sum[r], __fadd_rn(back.x, back.y));
+                }
+#pragma unroll
+            for (int r = 0; r < 2; r++) state.sum[r] = q == 0 ? sum[r] : __fadd_rn(state.sum[r], sum[r]);
         }
+#pragma unroll
+        for (int q = 0; q < SPLIT_PAGES; q++)
+            if (q * PAGE < seen) add_values(state.o, p + q * PAGE_NS, pages[q], (seen - q * PAGE + 15) / 16);
 #pragma unroll
         for (int r = 0; r < 2; r++) {
             state.sum[r] = __fadd_rn(state.sum[r], __shfl_xor_sync(~0u, state.sum[r], 1));

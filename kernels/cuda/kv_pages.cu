@@ -13,7 +13,7 @@
 constexpr int PAGES_AT_ONCE = 256;
 // Positions of a dimension's values that one load takes: a page is sealed up to a multiple of these.
 constexpr int SEAL_EVERY = 8;
-static_assert(PAGE % SEAL_EVERY == 0);
+static_assert(SEAL_EVERY == PIECE);
 
 // In units of 16 bytes.
 struct PageShape {
@@ -48,7 +48,8 @@ LAYOUT(AdoptPagesArgs, 3112,
 DEVICE int position_of(const PageShape& shape, uint32_t unit) {
     bool is_value = unit / shape.half_layer % 2;
     uint32_t in_head = unit % shape.half_layer % shape.head;
-    return is_value ? in_head % (PAGE / SEAL_EVERY) * SEAL_EVERY : in_head / (shape.head / PAGE);
+    uint32_t head_dim = shape.head / (PAGE / PIECE);
+    return is_value ? in_head / head_dim * PIECE : in_head % PAGE;
 }
 
 // Adds the checksum of a page's first positions to `sum`, and copies them.

@@ -8,8 +8,8 @@ DEVICE __half* rope_destination(const RopeArgs& a, int row, int h, int column, c
     if (h < a.heads) return a.q + (int64_t(row) * a.heads + h) * a.head_dim + column;
     int slot = r.position % PAGE;
     h -= a.heads;
-    if (h < a.kv_heads) return key_at(a.kv, page, h, a.head_dim) + slot * a.head_dim + column;
-    return value_at(a.kv, page, h - a.kv_heads, a.kv_heads, a.head_dim) + column * PAGE + slot;
+    if (h < a.kv_heads) return key_at(a.kv, page, h, a.head_dim) + key_place(slot, column);
+    return value_at(a.kv, page, h - a.kv_heads, a.kv_heads, a.head_dim) + value_place(slot, column, a.head_dim);
 }
 
 constexpr int ROPE_THREADS = 256;

@@ -57,10 +57,10 @@ DEVICE void rope_and_append_kv(const RopeArgs& a, float* head, int row, int h) {
     int page = a.kv.tables[r.table + r.position / PAGE], slot = r.position % PAGE;
     int kv_head = h - a.heads;
     if (kv_head < a.kv_heads) {
-        __half* to = key_at(a.kv, page, kv_head, a.head_dim) + slot * a.head_dim;
-        for (int i = lane; i < a.head_dim; i += 32) to[i] = __float2half_rn(head[i]);
+        __half* to = key_at(a.kv, page, kv_head, a.head_dim);
+        for (int i = lane; i < a.head_dim; i += 32) to[key_place(slot, i)] = __float2half_rn(head[i]);
         return;
     }
-    __half* to = value_at(a.kv, page, kv_head - a.kv_heads, a.kv_heads, a.head_dim) + slot;
-    for (int i = lane; i < a.head_dim; i += 32) to[i * PAGE] = __float2half_rn(head[i]);
+    __half* to = value_at(a.kv, page, kv_head - a.kv_heads, a.kv_heads, a.head_dim);
+    for (int i = lane; i < a.head_dim; i += 32) to[value_place(slot, i, a.head_dim)] = __float2half_rn(head[i]);
 }

@@ -7,7 +7,7 @@
 #pragma once
 #include "step_plan.cuh"
 
-constexpr int MAX_PAGES = 128;  // of a sequence, each a split
+constexpr int MAX_PAGES = 128;  // of a sequence
 
 // Tables of the step's rows that attention needs, read once a step.
 struct RowTables {
@@ -56,32 +56,33 @@ struct Attention {
 
         float* heads;      // [warps][HD], then those of the new key and value
         __half* queries;   // [group][HD]
-        __half* pages;     // [splits][PAGE_HALVES]
+        __half* pages;     // [pages][PAGE_HALVES]
         float* partials;   // [group][splits][HD + 2]
         bool has_pages, has_partials;
 
-        DEVICE AttentionBuffers(uint8_t* smem, int bytes, int group, int splits) {
+        DEVICE AttentionBuffers(uint8_t* smem, int bytes, int group, int splits, int n_pages) {
             heads = reinterpret_cast<float*>(smem);
             queries = reinterpret_cast<__half*>(heads + (group + 2) * HD);
             partials = reinterpret_cast<float*>(queries + group * HD);
             pages = reinterpret_cast<__half*>(partials + ((group * splits * (HD + 2) + 3) & ~3));
             int used = int(reinterpret_cast<uint8_t*>(pages) - smem);
             has_partials = used <= bytes;
-            has_pages = used + splits * PAGE_HALVES * 2 <= bytes;
+            has_pages = used + n_pages * PAGE_HALVES * 2 <= bytes;
         }
     };
 
     // Copies the pages of a pair to shared memory, or to the second-level cache where they do not fit.
     template <int HD> DEVICE void fetch(int layer, int row, int kv) const {
         constexpr int LINES = PAGE * HD * 2 / 16;
-        int group = a.rope.heads / a.rope.kv_heads, splits = tables.rows[row].position / SPLIT + 1;
-        AttentionBuffers<HD> my(smem, smem_bytes, group, splits);
+        int group = a.rope.heads / a.rope.kv_heads, position = tables.rows[row].position;
+        int splits = position / SPLIT + 1, pages = position / PAGE + 1;
+        AttentionBuffers<HD> my(smem, smem_bytes, group, splits, pages);
         KvArgs at = kv_of(layer);
 #pragma unroll 1
-        for (int s = threadIdx.x / 32; s < splits; s += STEP_WARPS) {
-            const __half* keys = key_at(at, tables.pages[row][s], kv, HD);
-            const __half* values = value_at(at, tables.pages[row][s], kv, a.rope.kv_heads, HD);
-            __half* to = my.pages + s * my.PAGE_HALVES;
+        for (int page = threadIdx.x / 32; page < pages; page += STEP_WARPS) {
+            const __half* keys = key_at(at, tables.pages[row][page], kv, HD);
+            const __half* values = value_at(at, tables.pages[row][page], kv, a.rope.kv_heads, HD);
+            __half* to = my.pages + page * my.PAGE_HALVES;
 #pragma unroll 4
             for (int i = threadIdx.x & 31; i < LINES; i += 32)
                 if (my.has_pages) {
@@ -106,7 +107,7 @@ struct Attention {
         int warp = threadIdx.x / 32, lane = threadIdx.x & 31;
         int position = tables.rows[row].position, splits = position / SPLIT + 1;
         int64_t first_head = int64_t(row) * a.rope.heads + kv * group;
-        AttentionBuffers<HD> my(smem, smem_bytes, group, splits);
+        AttentionBuffers<HD> my(smem, smem_bytes, group, splits, position / PAGE + 1);
 
         RopeArgs rope = a.rope;
         rope.head_dim = HD;
@@ -143,8 +144,8 @@ struct Attention {
         asm volatile("cp.async.wait_all;" ::: "memory");
         sync_consumers();
         if (my.has_pages) {
-            if (warp == (splits - 1) % STEP_WARPS) add_position<HD>(my, group, splits - 1, position % PAGE);
-            if (tiles > 1) sync_consumers();  // else only this warp reads that page
+            if (warp == (splits - 1) % STEP_WARPS) add_position<HD>(my, group, position / PAGE, position % PAGE);
+            if (tiles > 1) sync_consumers();  // else only this warp reads that split
             // One key-value head by itself, of copied pages.
             args.heads = group;
             args.kv_heads = 1;
@@ -180,8 +181,8 @@ struct Attention {
         const float *key = my.heads + group * HD, *value = key + HD;
 #pragma unroll 1
         for (int i = threadIdx.x & 31; i < HD; i += 32) {
-            to[slot * HD + i] = __float2half_rn(key[i]);
-            to[PAGE * HD + i * PAGE + slot] = __float2half_rn(value[i]);
+            to[key_place(slot, i)] = __float2half_rn(key[i]);
+            to[PAGE * HD + value_place(slot, i, HD)] = __float2half_rn(value[i]);
         }
         __syncwarp();
     }

@@ -9,7 +9,7 @@ use super::forward::Forward;
 use super::headers::{constant, layout};
 use super::kernels::{AttentionArgs, EmbedArgs, Geometry, Kernel, Module, Part, RopeArgs};
 use super::memory::{Arena, DevicePtr, Purpose, upload};
-use super::plan::Plan;
+use super::plan::{Plan, SPLIT_PAGES};
 use super::shared_plan::{STATIC_SHARED_BYTES, SharedPlan};
 use super::tags::Tags;
 use super::weights::{Layer, UNIT, Weights, multiplied_as, unit_bytes, units};
@@ -23,7 +23,7 @@ pub const MAX_ROWS: usize = constant!("step_plan.cuh", STEP_ROWS);
 /// Warps of a block: the consumers, and the producer's warpgroup.
 const WARPS: usize = constant!("step_plan.cuh", STEP_WARPS) + 4;
 /// Splits of attention, at most: one block computes all of them, and the other blocks wait for it.
-const MAX_SPLITS: usize = constant!("step_attention.cuh", MAX_PAGES);
+const MAX_SPLITS: usize = constant!("step_attention.cuh", MAX_PAGES) / SPLIT_PAGES;
 /// Columns of rows that are normalized, at most.
 const MAX_EMBD: usize = constant!("step_plan.cuh", MAX_UNITS) * UNIT;
 /// Exchanges of a layer: vectors that blocks publish to each other. The embedding is one more.

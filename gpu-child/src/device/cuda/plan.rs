@@ -2,14 +2,19 @@
 //!
 //! Decided once a step, used by every layer.
 
+use super::headers::constant;
 use super::kernels::{Row, Tile};
 use crate::device::common::batch::{DrawingRow, drawing_rows, index_of, pages_of};
+use crate::device::common::kv::PAGE_TOKENS;
 use crate::device::{Batch, SequenceWork, TO_BE_DRAWN};
 use crate::model::ModelConfig;
 use worker_orcd_ipc::RequestId;
 
 /// Rows of a tensor-core step.
 const TILE_ROWS: usize = 16;
+/// Positions of a split, and its pages.
+const SPLIT: usize = constant!("attention.cuh", SPLIT);
+pub const SPLIT_PAGES: usize = SPLIT / PAGE_TOKENS;
 
 #[derive(Debug)]
 pub struct Plan<'a> {
@@ -20,7 +25,7 @@ pub struct Plan<'a> {
     pub tables: Vec<i32>,
     pub tiles: Vec<Tile>,
     pub drawing: Vec<DrawingRow>,
-    /// Splits of the longest sequence: one a page.
+    /// Splits of the longest sequence.
     pub splits: usize,
 }
 
@@ -88,6 +93,6 @@ impl<'a> Plan<'a> {
                 table,
             });
         }
-        self.splits = self.splits.max(pages);
+        self.splits = self.splits.max(pages.div_ceil(SPLIT_PAGES));
     }
 }
