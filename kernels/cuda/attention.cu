@@ -1,7 +1,7 @@
-// The kernels of attention.cuh: a block for all splits of a unit, or a warp for each split and a kernel
+// The kernels of attention.cuh: a block for all splits of a unit, or a block for each split and a kernel
 // that merges them. A unit is a pair of tile and key-value head.
 #pragma once
-#include "attention.cuh"
+#include "attention_split.cuh"
 #include "hopper.cuh"
 
 // Partial results of a block's warps, which take the splits of a unit in turns; its threads merge them in
@@ -92,17 +92,15 @@ attention_merge(const __grid_constant__ MergeArgs m) {
 }
 
 // `together`: a block a unit, with as many warps as shared memory and the columns of a row are enough for
-// (ops.rs says the same). `split`: four warps a block, a split of a unit each.
+// (ops.rs says the same). `split`: a block a split of a unit.
 #define ATTENTION(HD, WARPS)                                                                   \
     extern "C" __global__ void __launch_bounds__(WARPS * 32)                                   \
     attention_together_##HD(const __grid_constant__ AttentionArgs a) { attention_together<HD, WARPS>(a); } \
-    extern "C" __global__ void __launch_bounds__(128)                                          \
+    extern "C" __global__ void __launch_bounds__(SPLIT_THREADS)                                \
     attention_split_##HD(const __grid_constant__ AttentionArgs a) {                            \
-        launch_dependents();                                                                      \
-        grid_dependency_wait();                                                                   \
-        int unit = blockIdx.x * 4 + threadIdx.x / 32;                                          \
-        if (unit >= a.n_tiles * a.kv_heads * a.splits) return;                                 \
-        int rest = unit / a.splits, tile = rest / a.kv_heads;                                  \
-        attention_split<HD>(a, a.tiles[tile], rest % a.kv_heads, unit % a.splits);                \
+        launch_dependents();                                                                   \
+        grid_dependency_wait();                                                                \
+        int rest = blockIdx.x / a.splits;                                                      \
+        attention_split_block<HD>(a, a.tiles[rest / a.kv_heads], rest % a.kv_heads, blockIdx.x % a.splits); \
     }
 ATTENTION(16, 4) ATTENTION(32, 8) ATTENTION(64, 8) ATTENTION(96, 4) ATTENTION(128, 4)

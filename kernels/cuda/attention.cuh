@@ -232,6 +232,7 @@ DEVICE void merge_splits(const AttentionArgs& a, int64_t at, int position, int h
     float max = from[head_dim], sum = from[head_dim + 1], o[MAX_HEAD / 32];
     for (int i = 0; i < MAX_HEAD / 32; i++)
         o[i] = lane + 32 * i < head_dim ? from[lane + 32 * i] : 0.0f;
+#pragma unroll 4
     for (int s = 1; s < splits; s++) {
         from += head_dim + 2;
         Rescale f = rescale_factors(max, from[head_dim]);

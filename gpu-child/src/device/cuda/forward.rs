@@ -16,7 +16,7 @@ use super::kernels::{
 use super::kv::KvCache;
 use super::matmul::{Input, Matmul, Output};
 use super::memory::{DevicePtr, read};
-use super::ops::Ops;
+use super::ops::{Ops, SPLIT_THREADS};
 use super::plan::Plan;
 use super::scratch::{Buffers, Scratch, StepInputs};
 use super::weights::{Layer, Linear, Vector, Weights, units};
@@ -35,9 +35,9 @@ const ROPE_THREADS: u32 = constant!("rope_kv.cu", ROPE_THREADS) as u32;
 const WARPS_THREADS: u32 = 128;
 const WARPS: usize = 4;
 /// Blocks that a multiprocessor should have, or so few splits, before one block computes all splits
-/// of a unit, instead of a warp for each split.
+/// of a prompt's unit, instead of a block for each split.
 const ENOUGH_BLOCKS: usize = 2;
-const MANY_SPLITS: usize = 8;
+const MANY_SPLITS: usize = 2;
 
 /// The parts of the executor that a step reads, and the batch's place on the device.
 #[derive(Debug, Clone, Copy)]
@@ -99,7 +99,7 @@ fn launch_pass(
     if plan.rows.is_empty() {
         return Ok(DrawnTokens::NONE);
     }
-    let splits = if forward.splits_over_warps(plan) {
+    let splits = if forward.splits_over_blocks(plan) {
         plan.splits
     } else {
         0
@@ -324,17 +324,23 @@ impl Forward<'_> {
         let rows = plan.rows.len();
         let units = plan.tiles.len() * config.n_kv_heads;
         let arguments = self.attention_arguments(plan, index);
-        let launch = |kernel: &Kernel<AttentionArgs>, blocks: usize, threads: u32| {
-            let geometry = Geometry::line(blocks, threads);
-            // SAFETY: a block or a warp a unit; tiles name rows of this batch and tables that
+        let launch = |kernel: &Kernel<AttentionArgs>, geometry: Geometry| {
+            // SAFETY: a block a unit, or a split of one; tiles name rows of this batch and tables that
             // cover them.
             unsafe { kernel.launch(self.context, geometry, &arguments) }
         };
-        if !self.splits_over_warps(plan) {
-            return launch(&ops.attention_together, units, ops.together_threads);
+        if !self.splits_over_blocks(plan) {
+            let geometry = Geometry::line(units, ops.together_threads);
+            return launch(&ops.attention_together, geometry);
         }
-        let warps = units * plan.splits;
-        launch(&ops.attention_split, warps.div_ceil(WARPS), WARPS_THREADS)?;
+        let geometry = Geometry {
+            shared_bytes: ops.split_shared_bytes,
+            ..Geometry::line(units * plan.splits, SPLIT_THREADS)
+        };
+        launch(&ops.attention_split, geometry)?;
+        if plan.splits == 1 {
+            return Ok(());
+        }
         let merge = MergeArgs {
             attention: arguments,
             rows: self.buffers.rows,
@@ -346,13 +352,14 @@ impl Forward<'_> {
         unsafe { ops.attention_merge.launch(self.context, geometry, &merge) }
     }
 
-    /// Batches with many splits and little other work: each split gets a warp of its own.
-    fn splits_over_warps(&self, plan: &Plan<'_>) -> bool {
+    /// Batches that decode, and those with many splits and little other work: each split gets a block of its own.
+    fn splits_over_blocks(&self, plan: &Plan<'_>) -> bool {
         let config = self.config;
         let units = plan.tiles.len() * config.n_kv_heads;
         let few = units < ENOUGH_BLOCKS * self.context.multiprocessors() as usize;
         let rows = plan.rows.len();
-        few && plan.splits > MANY_SPLITS
+        let decodes = plan.sequences.len() == rows;
+        (decodes || few && plan.splits > MANY_SPLITS)
             && self
                 .scratch
                 .holds_partials(rows, config.n_heads, plan.splits, config.head_dim)

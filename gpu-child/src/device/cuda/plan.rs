@@ -13,7 +13,7 @@ use worker_orcd_ipc::RequestId;
 /// Rows of a tensor-core step.
 const TILE_ROWS: usize = 16;
 /// Positions of a split, and its pages.
-const SPLIT: usize = constant!("attention.cuh", SPLIT);
+pub const SPLIT: usize = constant!("attention.cuh", SPLIT);
 pub const SPLIT_PAGES: usize = SPLIT / PAGE_TOKENS;
 
 #[derive(Debug)]
