@@ -35,11 +35,14 @@ fn models() -> Vec<Model> {
     ]
 }
 
+/// Positions of six splits of attention, the last of them a part of one.
+const SPLITS_TOKENS: usize = 700;
+
 #[test]
 #[ignore = "needs an NVIDIA GPU"]
 fn decoding_and_prefill_in_any_chunks_give_the_same_bits() {
     for (index, model) in models().into_iter().enumerate() {
-        let tokens = tokens(300, 1);
+        let tokens = tokens(SPLITS_TOKENS, 1);
         let mut executor = load(&model);
         let expected = alone(&mut executor, &model.config, &tokens, 1);
         laws::chunks_do_not_change_a_bit(
@@ -58,7 +61,7 @@ fn decoding_and_prefill_in_any_chunks_give_the_same_bits() {
 #[ignore = "needs an NVIDIA GPU"]
 fn both_sets_of_kernels_give_the_same_bits() {
     for (index, model) in models().into_iter().enumerate() {
-        let tokens = tokens(300, 1);
+        let tokens = tokens(SPLITS_TOKENS, 1);
         let mut executor = load(&model);
         let expected = alone(&mut executor, &model.config, &tokens, 1);
         executor.use_portable_kernels();

@@ -26,7 +26,7 @@ fn options() -> CudaOptions {
         load: LoadOptions {
             kv_cache_bytes: Some(256 << 20),
             max_batch_tokens: 512,
-            max_sequence_tokens: 512,
+            max_sequence_tokens: 1024,
             role: worker_orcd_ipc::Role::Active,
             shares_kv: false,
             lent: 0,
