@@ -193,7 +193,7 @@ fn prompt(executor: &mut CudaExecutor, length: usize, sampling: Sampling) -> Res
     let mut times = Vec::new();
     for _ in 0..7 {
         let start = Instant::now();
-        compute(executor, &tokens, &[pages.clone()], sampling)?;
+        compute(executor, &tokens, std::slice::from_ref(&pages), sampling)?;
         times.push(start.elapsed().as_secs_f64() * 1e6);
     }
     Ok(median(times))

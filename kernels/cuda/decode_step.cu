@@ -13,6 +13,9 @@
 //                                                      + 2 kv_heads) * head_dim]
 //   attention  qkv (t + QKV_TAG), KV pages        attn [rows][heads * head_dim], t + ATTENTION_TAG
 //                                                 K and V of the new position
+//     of a long  the same                           partials [rows][heads]         t + PARTIAL_TAG
+//     context                                         [splits][head_dim + 2]
+//                partials (t + PARTIAL_TAG)         attn                           t + ATTENTION_TAG
 //   OUTPUT     attn (t + ATTENTION_TAG),          x    [rows][n_embd]            t + OUTPUT_TAG
 //              x (t) as the residual
 //   GATE_UP    x (t + OUTPUT_TAG)                 ff   [rows][n_ff]              t + GATE_UP_TAG
@@ -57,7 +60,8 @@ template <int HD, int ONLY, bool ALONE> DEVICE void decode_step(const StepArgs& 
     __shared__ Barriers barriers;
     __shared__ RowReduction reduction;
     const int block = int(blockIdx.x) - a.attention_blocks;
-    StepLayer* layers = reinterpret_cast<StepLayer*>(smem + a.shared.layers_at);
+    // Blocks that compute attention need nothing else of what others have in shared memory.
+    StepLayer* layers = reinterpret_cast<StepLayer*>(smem + (block < 0 ? 0 : a.shared.layers_at));
     const uint32_t* from = reinterpret_cast<const uint32_t*>(a.layers);
     for (int i = threadIdx.x; i < a.n_layers * int(sizeof(StepLayer) / 4); i += BLOCK_THREADS)
         reinterpret_cast<uint32_t*>(layers)[i] = from[i];
@@ -77,12 +81,8 @@ template <int HD, int ONLY, bool ALONE> DEVICE void decode_step(const StepArgs& 
     }
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(CONSUMER_REGISTERS));
     if (block < 0) {
-        // These blocks need no ring; attention uses its memory.
-        RowTables& tables = *reinterpret_cast<RowTables*>(smem + a.shared.ring_at);
-        int used = (int(sizeof(RowTables)) + 127) & ~127;
-        Attention attention = {a, layers, tables, smem + a.shared.ring_at + used,
-                               a.shared.slots * a.shared.slot_bytes - used};
-        attention.run<HD>(blockIdx.x);
+        const int used = (a.n_layers * int(sizeof(StepLayer)) + 127) & ~127;
+        Attention<HD>(a, layers, smem + used, shared_address(&barriers)).run();
         return;
     }
     Plan plan = {a, layers, shapes};

@@ -27,6 +27,14 @@ DEVICE Word load_word(const Word* at) {
     asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(word) : "l"(at) : "memory");
     return word;
 }
+// Two words that lie behind each other, the first at an even place.
+DEVICE void publish_two(Word* at, float v, float w, uint32_t tag) {
+    Word one = Word(tag) << 32 | __float_as_uint(v), two = Word(tag) << 32 | __float_as_uint(w);
+    asm volatile("st.relaxed.gpu.global.v2.u64 [%0], {%1, %2};" ::"l"(at), "l"(one), "l"(two) : "memory");
+}
+DEVICE void load_two_words(Word (&w)[2], const Word* at) {
+    asm volatile("ld.relaxed.gpu.global.v2.u64 {%0, %1}, [%2];" : "=l"(w[0]), "=l"(w[1]) : "l"(at) : "memory");
+}
 DEVICE uint32_t tag_in(Word word) { return uint32_t(word >> 32); }
 DEVICE float value_in(Word word) { return __uint_as_float(uint32_t(word)); }
 
@@ -42,16 +50,14 @@ DEVICE int row_words(int cols) { return (cols + UNIT - 1) / UNIT * UNIT; }
 // Four neighbours, the first of them at `at` and its column a multiple of four; false while the tag of one
 // is another.
 DEVICE bool poll_four(Four& f, const Word* at, uint32_t tag) {
-    Word w[4];
-    asm volatile("ld.relaxed.gpu.global.v2.u64 {%0, %1}, [%2];"
-        : "=l"(w[0]), "=l"(w[1]) : "l"(at) : "memory");
-    asm volatile("ld.relaxed.gpu.global.v2.u64 {%0, %1}, [%2];"
-        : "=l"(w[2]), "=l"(w[3]) : "l"(at + PAIRS_APART) : "memory");
+    Word w[2][2];
+    load_two_words(w[0], at);
+    load_two_words(w[1], at + PAIRS_APART);
     bool all = true;
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-        all &= tag_in(w[i]) == tag;
-        f.v[i] = value_in(w[i]);
+        all &= tag_in(w[i / 2][i % 2]) == tag;
+        f.v[i] = value_in(w[i / 2][i % 2]);
     }
     return all;
 }

@@ -1,46 +1,148 @@
 // The attention of a decode step: RoPE, the new position's keys and values, and the heads of one
-// (row, key-value head) pair, by one block.
+// (row, key-value head) pair, by one block or by several.
 //
-// Pages of earlier positions are copied to shared memory while other blocks still compute the queries. The
-// functions are those of rope_kv.cuh and attention.cuh; their pointers are moved so that the indices they
-// compute fall into shared memory.
+// A pair's splits are dealt to `parts` blocks, and in a block to teams of four warps: split i belongs to
+// part i % parts, and there to team i / parts % teams. Each team has room for the pages of one split and
+// asks for those of its next one, of this layer or the next, as soon as it is done with the last: pages of
+// earlier positions are known long before queries. One block that has room for all partial results of a
+// pair merges them itself; several publish them (exchange.cuh), and their warps merge eight columns each.
+//
+// Published partial results are overwritten in the next layer only: by blocks that have its queries, which
+// depend on all of attn, and a column of attn is published when its warp has read all that it merges. A block
+// publishes what it computes before it merges, and computes without waiting for another's partial results. So
+// no two blocks wait for each other.
 #pragma once
 #include "step_plan.cuh"
+#include "step_split.cuh"
 
-constexpr int MAX_PAGES = 128;  // of a sequence
+static_assert(MAX_TEAMS == STEP_WARPS / TEAM_WARPS);
 
 // Tables of the step's rows that attention needs, read once a step.
 struct RowTables {
     Row rows[STEP_ROWS];
-    int pages[STEP_ROWS][MAX_PAGES];
+    int last_page[STEP_ROWS];
     float2 rope[STEP_ROWS][MAX_HEAD / 2];
-    int identity[MAX_PAGES];  // page i of a sequence lies i pages on
+    TeamMaxima maxima[MAX_TEAMS];
 };
-constexpr int ROW_TABLES_BYTES = 8192;  // at most
+constexpr int ROW_TABLES_BYTES = 3200;
 static_assert(sizeof(RowTables) <= ROW_TABLES_BYTES);
 
 // A barrier of the consumer warps.
 DEVICE void sync_consumers() { asm volatile("bar.sync 1, %0;" ::"n"(STEP_THREADS) : "memory"); }
 
-DEVICE void prefetch_l2(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
+// The maximum and the sum of a split lie behind its dimensions.
+DEVICE uint64_t partial_at(const StepArgs& a, int row, int head, int split, int head_dim) {
+    return ((uint64_t(row) * a.rope.heads + head) * a.partial_splits + split) * (head_dim + 2);
+}
 
-struct Attention {
+// One head's columns, eight of them, merged by a warp from published splits in ascending order. Lane l has
+// column l % 8; of each four splits it polls one, number l / 8.
+struct PublishedMerge {
+    static constexpr int BATCH = 32, MINE = BATCH / 4;
+    const Word* from;  // of the head's first split
+    uint32_t tag;
+    int splits, head_dim, column, lane;
+    float max, sum, o;
+
+    DEVICE PublishedMerge(const Word* first, uint32_t tag, int splits, int head_dim, int column)
+        : from(first), tag(tag), splits(splits), head_dim(head_dim), lane(threadIdx.x & 31), max(MASKED), sum(0.0f), o(0.0f) {
+        this->column = column + lane % 8;
+    }
+
+    DEVICE void run() {
+#pragma unroll 1
+        for (int first = 0; first < splits; first += BATCH) batch(first);
+    }
+
+    DEVICE void batch(int first) {
+        const int count = min(BATCH, splits - first);
+        Word ends[2] = {}, v[MINE];
+        bool pending;
+        do {
+            pending = false;
+            const Word* at = from + uint64_t(first + lane) * (head_dim + 2) + head_dim;
+            if (lane < count) {
+                load_two_words(ends, at);
+                pending = tag_in(ends[0]) != tag || tag_in(ends[1]) != tag;
+            }
+#pragma unroll
+            for (int i = 0; i < MINE; i++) {
+                int split = 4 * i + lane / 8;
+                v[i] = split < count ? load_word(from + uint64_t(first + split) * (head_dim + 2) + column) : Word(tag) << 32;
+            }
+#pragma unroll
+            for (int i = 0; i < MINE; i++) pending |= tag_in(v[i]) != tag;
+        } while (__any_sync(~0u, pending));
+        // The factors of all splits at once: the maximum in front of a split is one of a prefix.
+        float mine = lane < count ? value_in(ends[0]) : MASKED, until = fmaxf(max, mine);
+#pragma unroll
+        for (int d = 1; d < 32; d *= 2) {
+            float before = __shfl_up_sync(~0u, until, d);
+            if (lane >= d) until = fmaxf(until, before);
+        }
+        float before = __shfl_up_sync(~0u, until, 1);
+        Rescale f = rescale_factors(lane == 0 ? max : before, mine);
+        float part = __fmul_rn(value_in(ends[1]), f.fresh);
+#pragma unroll
+        for (int i = 0; i < BATCH; i++) {
+            if (i >= count) break;
+            float old = __shfl_sync(~0u, f.old, i), fresh = __shfl_sync(~0u, f.fresh, i);
+            float value = __shfl_sync(~0u, value_in(v[i / 4]), i % 4 * 8 + lane % 8);
+            float of_sum = __shfl_sync(~0u, part, i), of_o = __fmul_rn(value, fresh);
+            bool is_first = first + i == 0;  // taken as it is: its factor is 1
+            sum = is_first ? of_sum : __fmaf_rn(sum, old, of_sum);
+            o = is_first ? value : __fmaf_rn(o, old, of_o);
+        }
+        max = __shfl_sync(~0u, until, 31);
+    }
+};
+
+template <int HD> struct Attention {
+    using Split = TeamSplit<HD>;
+
     const StepArgs& a;
     const StepLayer* layers;
     RowTables& tables;
-    uint8_t* smem;
-    int smem_bytes;
+    __half* buffers;    // [teams][pages of a split]
+    float* heads;       // [group + 2][HD]: queries, the new key, the new value
+    __half* queries;    // [group][QUERY_STRIDE]
+    float* kept;        // [group][splits][HD + 2], where one block merges
+    Shared full;        // the barrier of the first team's buffer
+    int group, part, teams, team, warp, lane;
+
+    // A team's work: one split of a pair in one layer.
+    struct Item {
+        int layer, unit, split;
+    };
+
+    DEVICE Attention(const StepArgs& args, const StepLayer* layers, uint8_t* smem, Shared full)
+        : a(args), layers(layers),
+          tables(*reinterpret_cast<RowTables*>(smem + args.shared.teams * Split::BYTES)),
+          buffers(reinterpret_cast<__half*>(smem)), full(full), group(args.rope.heads / args.rope.kv_heads),
+          part(blockIdx.x % args.parts), teams(args.shared.teams), team(threadIdx.x / TEAM_THREADS),
+          warp(threadIdx.x / 32), lane(threadIdx.x & 31) {
+        heads = reinterpret_cast<float*>(smem + args.shared.teams * Split::BYTES + ROW_TABLES_BYTES);
+        kept = heads + (group + 2) * HD;
+        queries = reinterpret_cast<__half*>(kept + (args.partial_splits ? 0 : group * args.shared.kept_splits * (HD + 2)));
+    }
+
+    DEVICE bool publishes() const { return a.partial_splits != 0; }
+    DEVICE int units() const { return a.rows * a.rope.kv_heads; }
+    DEVICE int first_unit() const { return blockIdx.x / a.parts; }
+    DEVICE int unit_step() const { return a.attention_blocks / a.parts; }
+    DEVICE int row_of(int unit) const { return unit / a.rope.kv_heads; }
+    DEVICE int splits_of(int row) const { return tables.rows[row].position / SPLIT + 1; }
 
     DEVICE void load_row_tables() {
         for (int row = 0; row < a.rows; row++) {
             Row r = a.rope.rows[row];
-            if (threadIdx.x == 0) tables.rows[row] = r;
-            for (int i = threadIdx.x; i <= r.position / PAGE; i += STEP_THREADS)
-                tables.pages[row][i] = a.rope.kv.tables[r.table + i];
+            if (threadIdx.x == 0) {
+                tables.rows[row] = r;
+                tables.last_page[row] = a.rope.kv.tables[r.table + r.position / PAGE];
+            }
             for (int i = threadIdx.x; i < a.rope.dims / 2; i += STEP_THREADS)
                 tables.rope[row][i] = a.rope.rope_table[int64_t(r.position) * (a.rope.dims / 2) + i];
         }
-        for (int i = threadIdx.x; i < MAX_PAGES; i += STEP_THREADS) tables.identity[i] = i;
         sync_consumers();
     }
 
@@ -50,160 +152,158 @@ struct Attention {
         return kv;
     }
 
-    // Buffers of a pair in shared memory.
-    template <int HD> struct AttentionBuffers {
-        static constexpr int PAGE_HALVES = 2 * PAGE * HD;  // keys, then values
-
-        float* heads;      // [warps][HD], then those of the new key and value
-        __half* queries;   // [group][HD]
-        __half* pages;     // [pages][PAGE_HALVES]
-        float* partials;   // [group][splits][HD + 2]
-        bool has_pages, has_partials;
-
-        DEVICE AttentionBuffers(uint8_t* smem, int bytes, int group, int splits, int n_pages) {
-            heads = reinterpret_cast<float*>(smem);
-            queries = reinterpret_cast<__half*>(heads + (group + 2) * HD);
-            partials = reinterpret_cast<float*>(queries + group * HD);
-            pages = reinterpret_cast<__half*>(partials + ((group * splits * (HD + 2) + 3) & ~3));
-            int used = int(reinterpret_cast<uint8_t*>(pages) - smem);
-            has_partials = used <= bytes;
-            has_pages = used + n_pages * PAGE_HALVES * 2 <= bytes;
+    // The item itself if there is such a split, or the team's next one; its layer is n_layers behind the last.
+    DEVICE Item existing(Item at) const {
+        while (at.layer < a.n_layers && at.split >= splits_of(row_of(at.unit))) {
+            at.split = part + team * a.parts;
+            at.unit += unit_step();
+            if (at.unit < units()) continue;
+            at.unit = first_unit();
+            at.layer++;
         }
-    };
-
-    // Copies the pages of a pair to shared memory, or to the second-level cache where they do not fit.
-    template <int HD> DEVICE void fetch(int layer, int row, int kv) const {
-        constexpr int LINES = PAGE * HD * 2 / 16;
-        int group = a.rope.heads / a.rope.kv_heads, position = tables.rows[row].position;
-        int splits = position / SPLIT + 1, pages = position / PAGE + 1;
-        AttentionBuffers<HD> my(smem, smem_bytes, group, splits, pages);
-        KvArgs at = kv_of(layer);
-#pragma unroll 1
-        for (int page = threadIdx.x / 32; page < pages; page += STEP_WARPS) {
-            const __half* keys = key_at(at, tables.pages[row][page], kv, HD);
-            const __half* values = value_at(at, tables.pages[row][page], kv, a.rope.kv_heads, HD);
-            __half* to = my.pages + page * my.PAGE_HALVES;
-#pragma unroll 4
-            for (int i = threadIdx.x & 31; i < LINES; i += 32)
-                if (my.has_pages) {
-                    copy_async(to + 8 * i, keys + 8 * i);
-                    copy_async(to + PAGE * HD + 8 * i, values + 8 * i);
-                } else if ((i & 7) == 0) {
-                    prefetch_l2(keys + 8 * i);
-                    prefetch_l2(values + 8 * i);
-                }
-        }
-        asm volatile("cp.async.commit_group;");
+        return at;
+    }
+    DEVICE Item next(Item at) const {
+        at.split += teams * a.parts;
+        return existing(at);
     }
 
-    DEVICE static void copy_async(__half* to, const __half* from) {
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;"
-            ::"r"(uint32_t(__cvta_generic_to_shared(to))), "l"(from) : "memory");
+    DEVICE int pages_of(const Item& at) const {
+        int position = tables.rows[row_of(at.unit)].position;
+        return min(position / PAGE + 1 - at.split * SPLIT_PAGES, SPLIT_PAGES);
     }
+    // The page that this lane will copy a half of: lanes 2i and 2i + 1 copy keys and values of page i.
+    DEVICE int page_of(const Item& at) const {
+        if (at.layer == a.n_layers || lane >= 2 * pages_of(at)) return 0;
+        return a.rope.kv.tables[tables.rows[row_of(at.unit)].table + at.split * SPLIT_PAGES + lane / 2];
+    }
+    // Asks for an item's pages, by the team's first warp, when the whole team is done with those before.
+    DEVICE void fetch(const Item& at, int page) const {
+        if (at.layer == a.n_layers) return;
+        constexpr int HALF = PAGE * HD;  // of a page: its keys or its values
+        const int pages = pages_of(at), kv = at.unit - row_of(at.unit) * a.rope.kv_heads;
+        const Shared bar = full + team * BARRIER_BYTES;
+        if (lane == 0) barrier_expect(bar, pages * 2 * HALF * 2);
+        __syncwarp();
+        if (lane >= 2 * pages) return;
+        KvArgs from = kv_of(at.layer);
+        const __half* half = lane & 1 ? value_at(from, page, kv, a.rope.kv_heads, HD) : key_at(from, page, kv, HD);
+        copy_bulk(shared_address(buffer() + lane * HALF), half, HALF * 2, bar);
+    }
+    DEVICE __half* buffer() const { return buffers + team * (Split::BYTES / 2); }
 
-    template <int HD> DEVICE void attention_of_pair(int layer, int row, int kv) const {
+    // Queries of a pair, and with the last split its new key and value, when they have come.
+    DEVICE void take_heads(int layer, int row, int kv) const {
         const StepLayer& l = layers[layer];
-        int group = a.rope.heads / a.rope.kv_heads, tiles = (group + 15) / 16;
-        int warp = threadIdx.x / 32, lane = threadIdx.x & 31;
-        int position = tables.rows[row].position, splits = position / SPLIT + 1;
-        int64_t first_head = int64_t(row) * a.rope.heads + kv * group;
-        AttentionBuffers<HD> my(smem, smem_bytes, group, splits, position / PAGE + 1);
-
         RopeArgs rope = a.rope;
+        int position = tables.rows[row].position, splits = splits_of(row);
         rope.head_dim = HD;
         rope.rows = tables.rows;
         rope.rope_table = tables.rope[row] - int64_t(position) * (rope.dims / 2);
         rope.q_norm = l.q_norm;
         rope.k_norm = l.k_norm;
-        rope.q = my.queries - first_head * HD;
         rope.kv = kv_of(layer);
-        rope.kv.tables = tables.pages[row] - tables.rows[row].table;
-        int width = (rope.heads + 2 * rope.kv_heads) * HD;
-        post_block(a, tag_of(a, layer, QKV_TAG));
+        rope.kv.tables = tables.last_page + row - (tables.rows[row].table + position / PAGE);
+        const int width = (rope.heads + 2 * rope.kv_heads) * HD;
+        const int count = (splits - 1) % a.parts == part ? group + 2 : group;
 #pragma unroll 1
-        for (int h = warp; h < group + 2; h += STEP_WARPS) {
+        for (int h = warp; h < count; h += STEP_WARPS) {
             int head = h < group ? kv * group + h : rope.heads + (h - group) * rope.kv_heads + kv;
             const Word* from = a.exchange.replica(a.exchange.qkv) + row * row_words(width) + word_index(head * HD + 4 * lane);
-            float* mine = my.heads + h * HD;
+            float* mine = heads + h * HD;
             Four f;
             while (4 * lane < HD && !poll_four(f, from, tag_of(a, layer, QKV_TAG))) {}
             if (4 * lane < HD)
                 *reinterpret_cast<float4*>(mine + 4 * lane) = make_float4(f.v[0], f.v[1], f.v[2], f.v[3]);
             __syncwarp();
+            rope.q = queries + h * QUERY_STRIDE<HD> - (int64_t(row) * rope.heads + head) * HD;
             rope_and_append_kv(rope, mine, row, head);
         }
+    }
+
+    // One split, whose pages have come or will, into `kept` or published.
+    DEVICE void compute(const Item& at, uint32_t parity) const {
+        const int row = row_of(at.unit), kv = at.unit - row * a.rope.kv_heads;
+        const int last = tables.rows[row].position - at.split * SPLIT;
+        Split split(buffer(), tables.maxima[team], team);
+        barrier_wait(full + team * BARRIER_BYTES, parity);
+        if (last < SPLIT) split.add_position(heads + group * HD, heads + (group + 1) * HD, last);
+        const uint32_t tag = tag_of(a, at.layer, PARTIAL_TAG);
+        split.run(queries, group, last, a.attention.scale, [&](int h, int i, float x, float y) {
+            if (publishes())
+                publish_two(a.exchange.partials + partial_at(a, row, kv * group + h, at.split, HD) + i, x, y, tag);
+            else
+                *reinterpret_cast<float2*>(kept + (h * splits_of(row) + at.split) * (HD + 2) + i) = make_float2(x, y);
+        });
+        // The copies that come next overwrite what was written here.
+        asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+        sync_team(team);
+    }
+
+    DEVICE void merge_kept(int layer, int row, int kv) const {
         AttentionArgs args = a.attention;
-        args.q = rope.q;
-        args.kv = rope.kv;
-        Tile tile = {row, 0, 0, position, tables.rows[row].table};
-        int kv_head = kv;
-        if (my.has_partials) {
-            args.splits = splits;
-            args.partial = my.partials - first_head * splits * (HD + 2);
-        }
-        asm volatile("cp.async.wait_all;" ::: "memory");
-        sync_consumers();
-        if (my.has_pages) {
-            if (warp == (splits - 1) % STEP_WARPS) add_position<HD>(my, group, position / PAGE, position % PAGE);
-            if (tiles > 1) sync_consumers();  // else only this warp reads that split
-            // One key-value head by itself, of copied pages.
-            args.heads = group;
-            args.kv_heads = 1;
-            args.q = my.queries - row * group * HD;
-            args.partial = my.partials - int64_t(row) * group * splits * (HD + 2);
-            args.kv = {my.pages, uint64_t(my.PAGE_HALVES), 0, tables.identity};
-            tile.table = 0;
-            kv_head = 0;
-        }
-#pragma unroll 1
-        for (int i = warp; i < splits * tiles; i += STEP_WARPS) {
-            int s = tiles == 1 ? i : i / tiles;
-            tile.first = 16 * (i - s * tiles);
-            tile.count = min(16, group - tile.first);
-            attention_split<HD, true>(args, tile, kv_head, s);
-        }
-        sync_consumers();
-        int64_t first = my.has_pages ? int64_t(row) * group : first_head;
+        args.partial = kept;
+        args.splits = splits_of(row);
 #pragma unroll 1
         for (int h = warp; h < group; h += STEP_WARPS) {
             Word* to = a.exchange.attn + row * row_words(a.rope.heads * HD);
             int column = (kv * group + h) * HD;
-            merge_splits(args, first + h, position, HD, [&](int i, float v) {
+            merge_splits(args, h, tables.rows[row].position, HD, [&](int i, float v) {
                 a.exchange.publish_to_replicas(to + word_index(column + i), v, tag_of(a, layer, ATTENTION_TAG));
             });
         }
-        sync_consumers();
     }
 
-    // Writes the new key and value into their copied page.
-    template <int HD> DEVICE void add_position(const AttentionBuffers<HD>& my, int group, int page, int slot) const {
-        __half* to = my.pages + page * my.PAGE_HALVES;
-        const float *key = my.heads + group * HD, *value = key + HD;
+    // All heads of all rows, eight columns of one by a warp of one of the attention's blocks.
+    DEVICE void merge_published(int layer) const {
+        constexpr int TASKS = HD / 8;  // of a head
+        static_assert(REPLICAS == 4);  // a lane publishes to one of them
+        post_block(a, tag_of(a, layer, PARTIAL_TAG));
 #pragma unroll 1
-        for (int i = threadIdx.x & 31; i < HD; i += 32) {
-            to[key_place(slot, i)] = __float2half_rn(key[i]);
-            to[PAGE * HD + value_place(slot, i, HD)] = __float2half_rn(value[i]);
+        for (int i = warp * a.attention_blocks + blockIdx.x; i < a.rows * a.rope.heads * TASKS; i += STEP_WARPS * a.attention_blocks) {
+            int at = i / TASKS, row = at / a.rope.heads, head = at - row * a.rope.heads;
+            const Word* from = a.exchange.partials + partial_at(a, row, head, 0, HD);
+            PublishedMerge merge(from, tag_of(a, layer, PARTIAL_TAG), splits_of(row), HD, i % TASKS * 8);
+            merge.run();
+            Word* to = a.exchange.attn + row * row_words(a.rope.heads * HD) + word_index(head * HD + merge.column);
+            publish(to + lane / 8 * a.exchange.stride, __fdiv_rn(merge.o, merge.sum), tag_of(a, layer, ATTENTION_TAG));
         }
-        __syncwarp();
     }
 
-    template <int HD> DEVICE void run(int block) {
+    DEVICE void run() {
         load_row_tables();
-        int units = a.rows * a.rope.kv_heads, unit = block;
-        if (unit >= units) return;
-        int row = unit / a.rope.kv_heads, kv = unit - row * a.rope.kv_heads;
-        fetch<HD>(0, row, kv);
-#pragma unroll 1
-        for (int layer = 0; layer < a.n_layers;) {
-            attention_of_pair<HD>(layer, row, kv);
-            unit += a.attention_blocks;
-            if (unit >= units) {
-                unit = block;
-                if (++layer == a.n_layers) return post_end(a);
-            }
-            row = unit / a.rope.kv_heads;
-            kv = unit - row * a.rope.kv_heads;
-            fetch<HD>(layer, row, kv);
+        const bool works = team < teams, leads = works && warp % TEAM_WARPS == 0;
+        Item at = existing({works ? 0 : a.n_layers, first_unit(), part + team * a.parts}), ahead = at;
+        int page = 0;
+        uint32_t parity = 0;
+        if (leads) {
+            fetch(at, page_of(at));
+            ahead = next(at);
+            page = page_of(ahead);
         }
+#pragma unroll 1
+        for (int layer = 0; layer < a.n_layers; layer++) {
+#pragma unroll 1
+            for (int unit = first_unit(); unit < units(); unit += unit_step()) {
+                const int row = row_of(unit), kv = unit - row * a.rope.kv_heads;
+                post_block(a, tag_of(a, layer, QKV_TAG));
+                take_heads(layer, row, kv);
+                sync_consumers();
+#pragma unroll 1
+                while (at.layer == layer && at.unit == unit) {
+                    compute(at, parity);
+                    parity ^= 1;
+                    at = next(at);
+                    if (!leads) continue;
+                    fetch(at, page);
+                    ahead = next(at);
+                    page = page_of(ahead);
+                }
+                sync_consumers();
+                if (!publishes()) merge_kept(layer, row, kv);
+            }
+            if (publishes()) merge_published(layer);
+        }
+        post_end(a);
     }
 };

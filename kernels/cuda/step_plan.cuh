@@ -1,7 +1,7 @@
 // The parts of a decode step, and which block does which of them.
 //
-// Blocks are of two kinds. The first few compute attention, each for some (row, key-value head) pairs. The
-// others multiply: tile `i` of a stage belongs to block (i + shift) % blocks. The shift goes on from where
+// Blocks are of two kinds. The first few compute attention, each for some (row, key-value head) pairs or for
+// a part of one (step_attention.cuh). The others multiply: tile `i` of a stage belongs to block (i + shift) % blocks. The shift goes on from where
 // the stage before ended, so that it is not always the same block that has a tile more.
 #pragma once
 #include "attention.cuh"
@@ -43,6 +43,9 @@ struct Exchange {
     Word *attn;  // [heads * head_dim]
     Word *ff;    // [n_ff]
     uint64_t stride;
+    // Partial results of attention, [heads][partial_splits][head_dim + 2] a row, which has no replicas: it
+    // is large, and few warps poll a word.
+    Word *partials;
 
     // The replica of a vector that this block polls; `first` is in replica 0.
     DEVICE const Word* replica(const Word* first) const { return first + (blockIdx.x % REPLICAS) * stride; }
@@ -51,15 +54,18 @@ struct Exchange {
         for (int i = 0; i < REPLICAS; i++) publish(at + i * stride, v, tag);
     }
 };
-LAYOUT(Exchange, 40, AT(x, 0) AT(qkv, 8) AT(attn, 16) AT(ff, 24) AT(stride, 32))
+LAYOUT(Exchange, 48, AT(x, 0) AT(qkv, 8) AT(attn, 16) AT(ff, 24) AT(stride, 32) AT(partials, 40))
 
 // Offsets of the parts of a block's shared memory, in bytes (host: device/cuda/shared_plan.rs).
 struct SharedPlan {
     int slot_bytes, slots, sums_bytes, inputs_at, norm_at, sums_at, layers_at, ring_at;
     int window;  // pieces in flight at a time
+    // Of a block that computes attention: teams, and splits of a pair whose partial results it has room for.
+    int teams, kept_splits;
 };
-LAYOUT(SharedPlan, 36, AT(slot_bytes, 0) AT(slots, 4) AT(sums_bytes, 8) AT(inputs_at, 12)
-       AT(norm_at, 16) AT(sums_at, 20) AT(layers_at, 24) AT(ring_at, 28) AT(window, 32))
+LAYOUT(SharedPlan, 44, AT(slot_bytes, 0) AT(slots, 4) AT(sums_bytes, 8) AT(inputs_at, 12)
+       AT(norm_at, 16) AT(sums_at, 20) AT(layers_at, 24) AT(ring_at, 28) AT(window, 32)
+       AT(teams, 36) AT(kept_splits, 40))
 
 struct StepArgs {
     const StepLayer* layers;
@@ -76,20 +82,24 @@ struct StepArgs {
     uint32_t first_tag;        // of this step's first exchange (exchange.cuh)
     int n_layers, rows, n_embd, n_ff, vocab;
     int attention_blocks;
+    int parts;                 // of them for a pair
+    int partial_splits;        // a head's room for published partial results; 0: none are published
     int activation;            // glu.cuh
     uint64_t layer_halves;     // of the KV cache
     float eps;
     SharedPlan shared;
 };
-LAYOUT(StepArgs, 432, AT(layers, 0) AT(embed, 8) AT(rope, 48) AT(attention, 152) AT(head, 240)
-       AT(head_norm, 272) AT(exchange, 280) AT(logits, 320) AT(best, 328) AT(broken, 336)
-       AT(board, 344) AT(first_tag, 352) AT(n_layers, 356) AT(rows, 360) AT(n_embd, 364) AT(n_ff, 368)
-       AT(vocab, 372) AT(attention_blocks, 376) AT(activation, 380)
-       AT(layer_halves, 384) AT(eps, 392) AT(shared, 396))
+LAYOUT(StepArgs, 456, AT(layers, 0) AT(embed, 8) AT(rope, 48) AT(attention, 152) AT(head, 240)
+       AT(head_norm, 272) AT(exchange, 280) AT(logits, 328) AT(best, 336) AT(broken, 344)
+       AT(board, 352) AT(first_tag, 360) AT(n_layers, 364) AT(rows, 368) AT(n_embd, 372) AT(n_ff, 376)
+       AT(vocab, 380) AT(attention_blocks, 384) AT(parts, 388) AT(partial_splits, 392)
+       AT(activation, 396) AT(layer_halves, 400) AT(eps, 408) AT(shared, 412))
 
 // Tags of a layer's exchanges, counted from the layer's first; the embedding has the step's first tag.
-enum Tag : int { QKV_TAG = 1, ATTENTION_TAG = 2, OUTPUT_TAG = 3, GATE_UP_TAG = 4, DOWN_TAG = 5 };
-constexpr int EXCHANGES = 5;  // of a layer
+enum Tag : int {
+    QKV_TAG = 1, PARTIAL_TAG = 2, ATTENTION_TAG = 3, OUTPUT_TAG = 4, GATE_UP_TAG = 5, DOWN_TAG = 6
+};
+constexpr int EXCHANGES = 6;  // of a layer
 
 DEVICE uint32_t tag_of(const StepArgs& a, int layer, Tag tag) {
     return a.first_tag + layer * EXCHANGES + tag;

@@ -1,9 +1,9 @@
 //! The law of the device boundary: nothing but its own tokens and positions changes a bit of what
 //! a sequence gets.
 
-use crate::load;
 use crate::support::laws::{self, assert_same};
 use crate::support::{MIXED, Model, Seen, Share, Types, Watch, alone, config, pages, step, tokens};
+use crate::{load, load_with, options};
 use worker_orcd_gpu::model::ModelConfig;
 use worker_orcd_ipc::TokenId;
 use worker_orcd_kernels::TensorType;
@@ -127,6 +127,65 @@ fn the_step_in_one_launch_gives_the_same_bits() {
                     seen,
                     &format!("model {index}, {i} of {batch}"),
                 );
+            }
+        }
+    }
+}
+
+/// So many positions that several blocks share a head's keys, and merge what they publish: in heads of 64
+/// columns several splits a team as well, beside sequences of one split.
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn the_step_in_one_launch_shares_long_contexts_among_blocks() {
+    const LONG: usize = 2200;
+    let large_heads = ModelConfig {
+        head_dim: 128,
+        rope: Rope {
+            dims: 128,
+            ..wide().rope
+        },
+        ..wide()
+    };
+    let mut options = options();
+    options.load.max_sequence_tokens = LONG as u32 + 32;
+    for config in [wide(), large_heads] {
+        let config = ModelConfig {
+            context_length: 4096,
+            ..config
+        };
+        let model = Model::random(config, [TensorType::F16; 9]);
+        let config = &model.config;
+        let mut executor = load_with(&model, &options);
+        let lengths = [LONG, 1300, 100, LONG - 60];
+        let histories: Vec<Vec<TokenId>> = (0..4).map(|i| tokens(lengths[i], i)).collect();
+        let places: Vec<_> = (0..4).map(|i| pages(i * 70, 70)).collect();
+        let expected: Vec<Seen> = histories
+            .iter()
+            .map(|tokens| alone(&mut executor, config, tokens, 1))
+            .collect();
+        for batch in 1..=4 {
+            let share = |i: usize, from: usize, to: usize| Share {
+                request: i,
+                tokens: &histories[i][from..to],
+                first: from,
+                pages: &places[i],
+            };
+            let mut watch = Watch::logits(4);
+            for (i, length) in lengths[..batch].iter().enumerate() {
+                for from in (0..length - 40).step_by(512) {
+                    let to = (from + 512).min(length - 40);
+                    step(&mut executor, &[share(i, from, to)], &mut watch).expect("prefill");
+                }
+            }
+            for at in 0..40 {
+                let shares: Vec<_> = (0..batch)
+                    .map(|i| share(i, lengths[i] - 40 + at, lengths[i] - 39 + at))
+                    .collect();
+                step(&mut executor, &shares, &mut watch).expect("decode");
+            }
+            for (i, seen) in watch.seen[..batch].iter().enumerate() {
+                let what = format!("heads of {}, {i} of {batch}", config.head_dim);
+                assert_same(&expected[i], seen, &what);
             }
         }
     }

@@ -221,8 +221,9 @@ impl Place {
             0 if layer == n_layers => return format!("are at the head (number {exchange})"),
             0 => Stage::Qkv.name(),
             1 => "attention",
-            2 => Stage::Output.name(),
-            3 => Stage::GateUp.name(),
+            2 => "the merge of attention",
+            3 => Stage::Output.name(),
+            4 => Stage::GateUp.name(),
             _ => Stage::Down.name(),
         };
         format!("are at {what} of layer {layer} (number {exchange})")
@@ -260,15 +261,15 @@ mod tests {
 
     #[test]
     fn blocks_that_stand_are_told_by_place_the_last_first() {
-        let mut blocks = [FIRST + 5 * 3 + 4; 132];
-        blocks[0] = FIRST + 5 * 3 + 1;
-        blocks[1] = FIRST + 5 * 4 + 1;
-        blocks[41] = FIRST + 5 * 3 + 3;
+        let mut blocks = [FIRST + 6 * 3 + 5; 132];
+        blocks[0] = FIRST + 6 * 3 + 2;
+        blocks[1] = FIRST + 6 * 4 + 1;
+        blocks[41] = FIRST + 6 * 3 + 4;
         assert_eq!(
             one_launch(&blocks),
-            "is in step 7, in one launch: blocks 0 are at attention of layer 3 (number 16); blocks 41 \
-             are at gate and up of layer 3 (number 18); blocks 2-40,42-131 are at down of layer 3 \
-             (number 19); blocks 1 are at attention of layer 4 (number 21)"
+            "is in step 7, in one launch: blocks 0 are at the merge of attention of layer 3 (number \
+             20); blocks 41 are at gate and up of layer 3 (number 22); blocks 2-40,42-131 are at down \
+             of layer 3 (number 23); blocks 1 are at attention of layer 4 (number 25)"
         );
     }
 
@@ -285,7 +286,7 @@ mod tests {
             assert_eq!(Place::of(said, FIRST, LAYERS), place, "{said}");
         }
         let head = Place::of(FIRST + last, FIRST, LAYERS).words(LAYERS);
-        assert_eq!(head, "are at the head (number 120)");
+        assert_eq!(head, "are at the head (number 144)");
     }
 
     #[test]
@@ -304,7 +305,7 @@ mod tests {
 
     #[test]
     fn whatever_lies_there_the_account_is_short() {
-        let blocks: Vec<u32> = (0..264).map(|block| FIRST + block * 7 % 121).collect();
+        let blocks: Vec<u32> = (0..264).map(|block| FIRST + block * 7 % 145).collect();
         let told = one_launch(&blocks);
         assert!(told.len() < 900, "{}: {told}", told.len());
         assert!(account(&[], LAYERS).len() < 100);

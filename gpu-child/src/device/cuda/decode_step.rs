@@ -1,15 +1,14 @@
 //! The whole decode step of a small batch as one cooperative launch (`decode_step.cu`).
 //!
 //! The kernel takes batches of up to [`MAX_ROWS`] sequences with one token each, on devices that have
-//! bulk copies (compute capability 9 and up), while the context is short enough for one block a head. It
-//! gives the same bits as the launches of [`forward`](super::forward); only time differs.
+//! bulk copies (compute capability 9 and up). It gives the same bits as the launches of [`forward`](super::forward); only time differs.
 
 use super::context::Context;
 use super::forward::Forward;
 use super::headers::{constant, layout};
 use super::kernels::{AttentionArgs, EmbedArgs, Geometry, Kernel, Module, Part, RopeArgs};
 use super::memory::{Arena, DevicePtr, Purpose, upload};
-use super::plan::{Plan, SPLIT_PAGES};
+use super::plan::Plan;
 use super::shared_plan::{STATIC_SHARED_BYTES, SharedPlan};
 use super::tags::Tags;
 use super::weights::{Layer, UNIT, Weights, multiplied_as, unit_bytes, units};
@@ -22,14 +21,15 @@ use worker_orcd_kernels::TensorType;
 pub const MAX_ROWS: usize = constant!("step_plan.cuh", STEP_ROWS);
 /// Warps of a block: the consumers, and the producer's warpgroup.
 const WARPS: usize = constant!("step_plan.cuh", STEP_WARPS) + 4;
-/// Splits of attention, at most: one block computes all of them, and the other blocks wait for it.
-const MAX_SPLITS: usize = constant!("step_attention.cuh", MAX_PAGES) / SPLIT_PAGES;
+/// Bytes of partial results of attention that blocks publish to each other. Batches that need more are left
+/// to other kernels.
+const PARTIAL_BYTES: usize = 32 << 20;
 /// Columns of rows that are normalized, at most.
 const MAX_EMBD: usize = constant!("step_plan.cuh", MAX_UNITS) * UNIT;
 /// Exchanges of a layer: vectors that blocks publish to each other. The embedding is one more.
 const LAYER_EXCHANGES: usize = constant!("step_plan.cuh", EXCHANGES);
 /// The part of the blocks that compute attention, at most one in so many: the others stream weights.
-const ATTENTION_SHARE: u32 = 4;
+const ATTENTION_SHARE: usize = 3;
 /// Copies of every vector that is published.
 const REPLICAS: usize = constant!("step_plan.cuh", REPLICAS);
 /// Bytes of a value and its tag, `Word`.
@@ -63,6 +63,8 @@ layout! {
         n_ff: i32,
         vocab: i32,
         attention_blocks: i32,
+        parts: i32,
+        partial_splits: i32,
         activation: i32,
         layer_halves: u64,
         eps: f32,
@@ -76,6 +78,43 @@ layout! {
         attn: DevicePtr<u64>,
         ff: DevicePtr<u64>,
         stride: u64,
+        partials: DevicePtr<u64>,
+    }
+}
+
+/// How a step's attention is dealt to blocks: some of them for each pair of a row and a key-value head. One
+/// block alone keeps partial results to itself while it has room for them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Deal {
+    blocks: usize,
+    /// Blocks of a pair.
+    parts: usize,
+    /// Splits that a head has room for among the published ones; 0: none are published.
+    published: usize,
+}
+
+impl Deal {
+    /// `teams` of a block compute a split at a time each; it has room for `kept` of a pair's splits.
+    fn of(teams: usize, kept: usize, pairs: usize, splits: usize, blocks: usize) -> Self {
+        let most = (blocks / ATTENTION_SHARE).max(1);
+        let alone = Self {
+            blocks: pairs.min(most),
+            parts: 1,
+            published: 0,
+        };
+        if splits <= kept {
+            return alone;
+        }
+        let parts = splits.div_ceil(teams).min(most / pairs);
+        let published = splits;
+        if parts <= 1 {
+            return Self { published, ..alone };
+        }
+        Self {
+            blocks: pairs * parts,
+            parts,
+            published,
+        }
     }
 }
 
@@ -134,7 +173,7 @@ impl DecodeStep {
             .collect();
         let table = size_of_val(&*layers);
         let arena = Arena::new(context, Purpose::Scratch, (table + 12 * MAX_ROWS) as u64)?;
-        let words = REPLICAS * replica_words(config) * WORD_BYTES;
+        let words = REPLICAS * replica_words(config) * WORD_BYTES + PARTIAL_BYTES;
         let words = Arena::new(context, Purpose::Scratch, words as u64)?;
         words.clear(context)?;
         // SAFETY: StepLayer is made of addresses and integers without padding, and outlives the
@@ -160,7 +199,7 @@ impl DecodeStep {
         plan.rows.len() <= MAX_ROWS
             && plan.sequences.len() == plan.rows.len()
             && plan.drawing.len() == plan.rows.len()
-            && plan.splits <= MAX_SPLITS
+            && partial_bytes(config, plan) <= PARTIAL_BYTES
             && self.shared(context, config, plan.rows.len()).is_some()
     }
 
@@ -182,6 +221,10 @@ impl DecodeStep {
             attn,
             ff,
             stride: replica_words(config) as u64,
+            partials: self.words.at(
+                (REPLICAS * replica_words(config) * WORD_BYTES) as u64,
+                PARTIAL_BYTES / WORD_BYTES,
+            ),
         }
     }
 
@@ -213,7 +256,9 @@ impl DecodeStep {
         let table = self.n_layers * size_of::<StepLayer>();
         let weights = forward.weights;
         let blocks = forward.context.multiprocessors();
-        let heads = (plan.rows.len() * config.n_kv_heads) as u32;
+        let pairs = plan.rows.len() * config.n_kv_heads;
+        let (teams, kept) = (shared.teams as usize, shared.kept_splits as usize);
+        let deal = Deal::of(teams, kept, pairs, plan.splits, blocks as usize);
         let arguments = StepArgs {
             layers: self.arena.at(0, table),
             embed: forward.embed_arguments(),
@@ -233,7 +278,9 @@ impl DecodeStep {
             n_ff: config.n_ff as i32,
             vocab: config.vocab_size as i32,
             activation: config.activation as i32,
-            attention_blocks: heads.min(blocks / ATTENTION_SHARE) as i32,
+            attention_blocks: deal.blocks as i32,
+            parts: deal.parts as i32,
+            partial_splits: deal.published as i32,
             layer_halves: forward.kv.layer_halves(),
             eps: config.norm_eps,
             shared,
@@ -241,7 +288,7 @@ impl DecodeStep {
         let geometry = Geometry {
             grid: [blocks, 1],
             block: [32 * WARPS as u32, 1, 1],
-            shared_bytes: shared.bytes(),
+            shared_bytes: forward.context.shared_bytes() - STATIC_SHARED_BYTES as u32,
         };
         let kernel = match plan.rows.len() {
             1 => &self.alone,
@@ -287,6 +334,11 @@ fn widths(config: &ModelConfig) -> [usize; 4] {
     [config.n_embd, q_width + 2 * kv_width, q_width, config.n_ff].map(|cols| units(cols) * UNIT)
 }
 
+/// Bytes of the partial results of a batch's attention, with two words a split beside its columns.
+fn partial_bytes(config: &ModelConfig, plan: &Plan<'_>) -> usize {
+    plan.rows.len() * config.n_heads * plan.splits * (config.head_dim + 2) * WORD_BYTES
+}
+
 /// Words of one replica of all vectors.
 fn replica_words(config: &ModelConfig) -> usize {
     widths(config).into_iter().sum::<usize>() * MAX_ROWS
@@ -322,5 +374,29 @@ fn step_layer(config: &ModelConfig, weights: &Weights, layer: &Layer) -> StepLay
         ffn_norm: weights.vector(&layer.ffn_norm),
         q_norm: weights.optional_vector(layer.q_norm.as_ref()),
         k_norm: weights.optional_vector(layer.k_norm.as_ref()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_pair_has_as_many_blocks_as_the_others_and_no_more_than_a_share_in_all() {
+        let (teams, kept, blocks) = (3, 3, 132);
+        for pairs in 1..=64 {
+            for splits in 1..=300 {
+                let deal = Deal::of(teams, kept, pairs, splits, blocks);
+                assert!(deal.blocks * ATTENTION_SHARE <= blocks, "{deal:?}");
+                // A block belongs to one part of a pair, or has whole pairs.
+                assert!(deal.parts == 1 || deal.blocks == pairs * deal.parts);
+                assert!(deal.blocks <= pairs * deal.parts);
+                assert!(deal.parts <= splits);
+                assert_eq!(deal.published, if splits <= kept { 0 } else { splits });
+            }
+        }
+        // One stream of a 7B.
+        assert_eq!(Deal::of(teams, kept, 4, 2, blocks).blocks, 4);
+        assert_eq!(Deal::of(teams, kept, 4, 32, blocks).parts, 11);
     }
 }

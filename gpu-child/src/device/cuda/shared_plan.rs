@@ -3,6 +3,7 @@
 
 use super::decode_step::StepLayer;
 use super::headers::{constant, layout};
+use super::plan::SPLIT;
 use super::weights::{UNIT, units};
 use crate::model::ModelConfig;
 
@@ -17,10 +18,17 @@ const SUMS_BYTES: usize = 18 << 10;
 /// Bytes of weights that a block has in flight. More would wait in a queue, and the small reads of
 /// exchanges behind them (`bench/results/cuda.md`).
 const WINDOW_BYTES: usize = 48 << 10;
+/// Splits that a team computes before several blocks share a pair, which costs one exchange more.
+const MAX_KEPT_SPLITS: usize = 2;
 /// Shared memory that the kernel declares itself, and a little for NVIDIA's driver.
 pub const STATIC_SHARED_BYTES: usize = 6 << 10;
-/// Bytes of the tables of rows in a block that computes attention, at most.
+/// Of a block that computes attention: the bytes of its tables, teams and heads of a group at most, what
+/// a team needs beside the pages of a split, and halves between two queries beside their columns.
 const ROW_TABLES_BYTES: usize = constant!("step_attention.cuh", ROW_TABLES_BYTES);
+const MAX_TEAMS: usize = constant!("step_split.cuh", MAX_TEAMS);
+const MAX_GROUP: usize = constant!("step_split.cuh", TEAM_ROWS);
+const EXPONENTIALS_BYTES: usize = constant!("step_split.cuh", EXPONENTIALS_BYTES);
+const QUERY_GAP: usize = constant!("step_split.cuh", QUERY_GAP);
 
 layout! {
     /// Offsets of the parts of a block's shared memory, in bytes.
@@ -35,6 +43,8 @@ layout! {
         layers_at: i32,
         ring_at: i32,
         window: i32,
+        pub teams: i32,
+        pub kept_splits: i32,
     }
 }
 
@@ -66,12 +76,8 @@ impl SharedPlan {
         let ring_at = place(0);
         let left = available.checked_sub(STATIC_SHARED_BYTES + ring_at as usize)?;
         let slots = (left / slot_bytes).min(MAX_SLOTS);
-        // Blocks that compute attention have their heads where the others have their ring.
-        let group = config.n_heads / config.n_kv_heads;
-        let heads = (group + 2) * config.head_dim * size_of::<f32>();
-        let queries = group * config.head_dim * size_of::<u16>();
-        let attends = slots * slot_bytes >= ROW_TABLES_BYTES + heads + queries;
-        (slots >= MIN_SLOTS && attends).then_some(Self {
+        let (teams, kept_splits) = attention(config, available - STATIC_SHARED_BYTES)?;
+        (slots >= MIN_SLOTS).then_some(Self {
             slot_bytes: slot_bytes as i32,
             slots: slots as i32,
             sums_bytes: SUMS_BYTES as i32,
@@ -81,14 +87,28 @@ impl SharedPlan {
             layers_at,
             ring_at,
             window: (WINDOW_BYTES / slot_bytes).clamp(2, slots) as i32,
+            teams: teams as i32,
+            kept_splits: kept_splits as i32,
         })
     }
+}
 
-    /// Bytes of dynamic shared memory.
-    #[must_use]
-    pub fn bytes(&self) -> u32 {
-        (self.ring_at + self.slots * self.slot_bytes) as u32
-    }
+/// Teams of a block that computes attention, and splits of a pair whose partial results it has room for
+/// beside the pages that they read. Of what other blocks have in shared memory it needs the table of layers
+/// alone.
+fn attention(config: &ModelConfig, available: usize) -> Option<(usize, usize)> {
+    let (group, head_dim) = (config.n_heads / config.n_kv_heads, config.head_dim);
+    let layers = (config.n_layers * size_of::<StepLayer>()).next_multiple_of(128);
+    let heads = (group + 2) * head_dim * size_of::<f32>();
+    let queries = group * (head_dim + QUERY_GAP) * size_of::<u16>();
+    let left = available.checked_sub(layers + ROW_TABLES_BYTES + heads + queries)?;
+    let pages = 2 * SPLIT * head_dim * size_of::<u16>();
+    // Exponentials lie over a page's keys where those are long enough.
+    let over_keys = pages / 8 >= EXPONENTIALS_BYTES;
+    let team = pages + if over_keys { 0 } else { EXPONENTIALS_BYTES };
+    let teams = (left / team).min(MAX_TEAMS);
+    let kept_splits = (left - teams * team) / (group * (head_dim + 2) * size_of::<f32>());
+    (group <= MAX_GROUP && teams > 0).then_some((teams, kept_splits.min(MAX_KEPT_SPLITS * teams)))
 }
 
 #[cfg(test)]
@@ -148,11 +168,25 @@ mod tests {
                     shared.ring_at,
                 ];
                 assert!(ends.iter().zip(begins).all(|(end, begin)| *end <= begin));
-                assert!(shared.bytes() as usize + STATIC_SHARED_BYTES <= AVAILABLE);
+                let end = (shared.ring_at + shared.slots * shared.slot_bytes) as usize;
+                assert!(end + STATIC_SHARED_BYTES <= AVAILABLE);
                 // A piece that the producer waits for must still be in the ring.
                 assert!(shared.window <= shared.slots, "{shared:?}");
             }
         }
+    }
+
+    #[test]
+    fn a_block_has_room_for_splits_of_attention() {
+        let teams = |config: &ModelConfig| {
+            let shared = SharedPlan::of(config, 1, 2048, AVAILABLE).expect("it fits");
+            (shared.teams, shared.kept_splits)
+        };
+        assert_eq!(teams(&config(896, 4864, 14, 64)), (4, 8));
+        assert_eq!(teams(&config(3584, 18_944, 14, 128)), (3, 3));
+        // More heads in a group than rows in a step of the tensor core.
+        let crowd = config(3584, 4096, 34, 64);
+        assert_eq!(SharedPlan::of(&crowd, 1, 2048, AVAILABLE), None);
     }
 
     #[test]
