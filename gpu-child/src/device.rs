@@ -22,6 +22,7 @@ pub mod misdeed;
 mod open;
 
 pub use crate::sampler::SampleWork;
+pub use common::arena_layout::ARENA_LAYOUT;
 pub use common::manifest::KeptWeights;
 pub use common::{LoadOptions, Source};
 pub use kv_custody::{KvCustody, PageCopy, PagePart};

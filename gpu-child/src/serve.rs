@@ -31,7 +31,7 @@ mod watch;
 
 pub use link::Link;
 
-use crate::device::Executor;
+use crate::device::{ARENA_LAYOUT, Executor};
 use crate::flight_recorder::FlightRecorder;
 use reader::Conversation;
 use status::{Doing, Status};
@@ -76,6 +76,7 @@ pub fn hello(features: &[&str], confinement_gaps: Vec<String>) -> ChildHello {
         pid: std::process::id(),
         build: env!("CARGO_PKG_VERSION").to_owned(),
         features: features.iter().map(|&feature| feature.to_owned()).collect(),
+        arena_layout: ARENA_LAYOUT,
         confinement_gaps,
     }
 }

@@ -25,6 +25,8 @@ pub enum Article {
 /// kept by the supervisor, and held against what lies there by each child that takes over.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WeightsManifest {
+    /// [`ChildHello::arena_layout`](crate::ChildHello) of the child that placed them.
+    pub arena_layout: u64,
     /// Size of the memory.
     pub bytes: u64,
     /// In the order in which they lie.

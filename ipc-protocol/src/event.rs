@@ -50,6 +50,9 @@ pub struct ChildHello {
     /// Compile-time features that change what the child may do, such as `fault-injection`.
     /// The supervisor refuses any that it was not configured to accept.
     pub features: Vec<String>,
+    /// A number for how weights and KV pages lie in memory: what a child with another number left is
+    /// nothing to this one.
+    pub arena_layout: u64,
     /// What of its confinement is not in force, in words, and why. Empty: the child is confined.
     pub confinement_gaps: Vec<String>,
 }

@@ -1,5 +1,6 @@
 //! Knowledge that every device has in the same way.
 
+pub mod arena_layout;
 pub mod batch;
 pub mod budget;
 pub mod kv;

@@ -51,7 +51,7 @@ fn weights_that_were_taken_over_compute_the_same_bits() {
 #[test]
 fn every_tensor_is_in_the_manifest_and_no_two_share_a_byte() {
     let model = Model::random(config(None), MIXED);
-    let WeightsManifest { bytes, tensors } = left_by(model.load(1)).manifest;
+    let WeightsManifest { bytes, tensors, .. } = left_by(model.load(1)).manifest;
     let weights = model.weights();
     // Seven matrices, three of them with a bias, and four norms; embedding, output and last norm.
     assert_eq!(tensors.len(), weights.layers.len() * (7 + 3 + 4) + 3);

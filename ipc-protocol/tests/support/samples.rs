@@ -172,6 +172,7 @@ fn events() -> Vec<Event> {
             pid: 4242,
             build: "0.1.0".to_owned(),
             features: vec!["fault-injection".to_owned()],
+            arena_layout: 0x0123_4567_89ab_cdef,
             confinement_gaps: vec!["it was switched off".to_owned()],
         }),
         Event::LoadProgress {
@@ -372,6 +373,7 @@ fn faults() -> Vec<Fault> {
 
 fn manifest() -> WeightsManifest {
     WeightsManifest {
+        arena_layout: 77,
         bytes: 512,
         tensors: vec![PlacedTensor {
             name: "w".to_owned(),

@@ -44,13 +44,20 @@ pub fn envelope() -> BoxedStrategy<Envelope> {
 }
 
 fn event() -> BoxedStrategy<Event> {
-    let hello = (any::<u32>(), text(), vec(text(), 0..3), vec(text(), 0..3));
+    let hello = (
+        any::<u32>(),
+        text(),
+        vec(text(), 0..3),
+        any::<u64>(),
+        vec(text(), 0..3),
+    );
     prop_oneof![
-        hello.prop_map(|(pid, build, features, confinement_gaps)| {
+        hello.prop_map(|(pid, build, features, arena_layout, confinement_gaps)| {
             Event::Hello(ChildHello {
                 pid,
                 build,
                 features,
+                arena_layout,
                 confinement_gaps,
             })
         }),
@@ -294,8 +301,12 @@ fn manifest() -> BoxedStrategy<WeightsManifest> {
                 checksum,
             },
         );
-    (any::<u64>(), vec(tensor, 0..3))
-        .prop_map(|(bytes, tensors)| WeightsManifest { bytes, tensors })
+    (any::<u64>(), any::<u64>(), vec(tensor, 0..3))
+        .prop_map(|(arena_layout, bytes, tensors)| WeightsManifest {
+            arena_layout,
+            bytes,
+            tensors,
+        })
         .boxed()
 }
 

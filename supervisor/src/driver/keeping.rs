@@ -18,6 +18,7 @@
 //! compared in any case.
 
 use crate::driver::seat::Seat;
+use crate::driver::vitals::Vitals;
 use crate::engine::snapshot::CustodySnapshot;
 use crate::estate::{EngineEstate, EngineNote};
 use std::io;
@@ -130,13 +131,25 @@ impl Keeping {
         })
     }
 
+    /// Weights that a child can read whose arenas are laid out so. One of another program, in the middle of an
+    /// upgrade, may not: it reads the model file, and computes the tokens again.
+    fn weights_laid_out_as(&self, layout: Option<u64>) -> Option<&KeptWeights> {
+        let weights = self.weights.as_ref()?;
+        let kept = weights.manifest.arena_layout;
+        if layout == Some(kept) {
+            return Some(weights);
+        }
+        info!(kept, asked = layout, "weights_not_readable");
+        None
+    }
+
     /// Hands what there is to the child of a seat. The order says where it finds them.
     pub(super) fn hand_out(&self, seat: &mut Seat, order: LoadOrder) -> LoadOrder {
         let model = self.model.as_ref();
         let has_model = model.is_some_and(|model| hand_out(seat, Article::ModelFile, model));
+        let layout = seat.vitals.as_ref().and_then(Vitals::arena_layout);
         let weights = self
-            .weights
-            .as_ref()
+            .weights_laid_out_as(layout)
             .filter(|weights| has_model && hand_out(seat, Article::Weights, &weights.memory));
         seat.takes_over = weights.is_some();
         let kv = self
@@ -284,6 +297,28 @@ mod tests {
             },
         });
         assert_eq!(keeping.bytes(), 120);
+    }
+
+    #[test]
+    fn a_child_that_lays_out_its_arenas_in_another_way_is_given_no_weights() {
+        let now = Instant::now();
+        let keeping = Keeping {
+            weights: Some(KeptWeights {
+                memory: std::fs::File::open("/dev/null").unwrap().into(),
+                manifest: WeightsManifest {
+                    arena_layout: 7,
+                    ..WeightsManifest::default()
+                },
+                placed_by: Generation(1),
+                since: now,
+                verified_at: now,
+            }),
+            ..Keeping::default()
+        };
+        for (layout, given) in [(Some(7), true), (Some(8), false), (None, false)] {
+            let weights = keeping.weights_laid_out_as(layout);
+            assert_eq!(weights.is_some(), given, "{layout:?}");
+        }
     }
 
     #[test]

@@ -21,6 +21,8 @@ pub(super) struct Vitals {
     rate: Rate,
     /// What it counted until its first heartbeat was another supervisor's.
     is_resumed: bool,
+    /// How its arenas are laid out, as it said.
+    arena_layout: Option<u64>,
 }
 
 /// What a child was given, and what of it it did not compute, between two heartbeats.
@@ -44,6 +46,7 @@ impl Vitals {
             tokens: 0,
             rate: Rate::default(),
             is_resumed: false,
+            arena_layout: None,
         }
     }
 
@@ -56,8 +59,13 @@ impl Vitals {
     }
 
     pub(super) fn hello(&mut self, hello: ChildHello) {
+        self.arena_layout = Some(hello.arena_layout);
         self.known.build = Some(hello.build);
         self.known.features = hello.features;
+    }
+
+    pub(super) fn arena_layout(&self) -> Option<u64> {
+        self.arena_layout
     }
 
     pub(super) fn load_progress(&mut self, now: Instant, bytes_done: u64, bytes_total: u64) {

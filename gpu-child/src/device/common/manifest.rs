@@ -1,6 +1,7 @@
 //! The manifest of an arena of weights: made while tensors are placed, and held against the arena
 //! that an earlier child left behind.
 
+use super::arena_layout::ARENA_LAYOUT;
 use super::placement::Layout;
 use crate::model::TensorView;
 use std::os::fd::OwnedFd;
@@ -60,6 +61,7 @@ impl<const ALIGNMENT: u64> WeightsLayout<ALIGNMENT> {
             tensor.checksum = checksum;
         }
         WeightsManifest {
+            arena_layout: ARENA_LAYOUT,
             bytes: self.layout.bytes(),
             tensors: self.tensors,
         }

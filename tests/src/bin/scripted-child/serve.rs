@@ -71,6 +71,7 @@ impl Child {
             pid: std::process::id(),
             build: env!("CARGO_PKG_VERSION").to_owned(),
             features: Vec::new(),
+            arena_layout: 0,
             confinement_gaps: Vec::new(),
         }
     }
