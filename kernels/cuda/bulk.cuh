@@ -21,7 +21,7 @@ DEVICE void barrier_arrive(Shared bar, int arrivals = 1) {
 }
 // An arrival, where `really`, without a branch: the compiler lets products of a warpgroup stay under way.
 DEVICE void barrier_arrive_if(bool really, Shared bar) {
-    asm volatile("{\n.reg .pred go;\nsetp.ne.b32 go, %1, 0;\n@go mbarrier.arrive.shared.b64 _, [%0];\n}"
+    asm volatile("{\n.reg .pred go;\nsetp.ne.b32 go, %1, 0;\n@go mbarrier.arrive.shared::cluster.b64 _, [%0];\n}"
         ::"r"(bar), "r"(int(really)) : "memory");
 }
 // An arrival that lets the barrier wait for so many bytes.

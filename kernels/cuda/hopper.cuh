@@ -24,7 +24,28 @@ DEVICE void grid_dependency_wait() {
 #endif
 }
 
+// A tensor in device memory and a box of it that is copied at a time, as the driver describes them
+// (cuTensorMapEncodeTiled).
+struct alignas(64) TensorMap {
+    uint64_t words[16];
+};
+
 #ifdef HAS_WGMMA
+// The box of a tensor with three dimensions that begins at (0, y, z) (PTX: cp.async.bulk.tensor).
+DEVICE void copy_box(Shared to, const TensorMap* map, int y, int z, Shared bar) {
+    asm volatile(
+        "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], [%5];"
+        ::"r"(to), "l"(map), "r"(0), "r"(y), "r"(z), "r"(bar) : "memory");
+}
+
+// The same for both blocks of a cluster of two, at the same place of each, which its own barrier counts.
+DEVICE void copy_box_to_both(Shared to, const TensorMap* map, int y, int z, Shared bar) {
+    asm volatile(
+        "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster "
+        "[%0], [%1, {%2, %3, %4}], [%5], %6;"
+        ::"r"(to), "l"(map), "r"(0), "r"(y), "r"(z), "r"(bar), "h"(uint16_t(3)) : "memory");
+}
+
 // === clusters
 
 DEVICE int cluster_rank() {

@@ -25,12 +25,16 @@ struct WideArgs {
     int cluster_sums;  // where the cluster's sums of segments lie in shared memory, in bytes
     int paired;        // part 0 is gate, part 1 up, of as many rows
     int activation;    // of a pair
+    int shares;        // clusters are two blocks that multiply the same weights, and load half of them each
+    TensorMap weights[MAX_PARTS];  // [tiles][units * lines][line], boxes of half a block's tiles of one unit
 };
-LAYOUT(WideArgs, 160, AT(matmul, 0) AT(stages, 144) AT(cluster_sums, 148) AT(paired, 152)
-       AT(activation, 156))
+LAYOUT(WideArgs, 576, AT(matmul, 0) AT(stages, 144) AT(cluster_sums, 148) AT(paired, 152)
+       AT(activation, 156) AT(shares, 160) AT(weights, 192))
 
 #ifdef HAS_WGMMA
 constexpr int MAX_STAGES = 12;
+// A unit of a tile is one line of its tensor map, or several where a line would be too long for a box.
+constexpr int LINE_BYTES = 2048;
 constexpr int GROUP_BYTES = 8 * UNIT * 2;  // eight rows of activations, one unit
 // Registers of a thread of the largest block, whose launch gives each 168.
 constexpr int COPIER_REGISTERS = 56, MULTIPLIER_REGISTERS = 224;
@@ -42,13 +46,16 @@ template <int T, int WG, int NB> struct Wide {
     static constexpr int THREADS = (WARPS + (LARGE ? 4 : 1)) * 32;
     static constexpr int X_BYTES = NB / 8 * GROUP_BYTES, W_BYTES = TILES * unit_bytes(T);
     static constexpr int STAGE = X_BYTES + W_BYTES;
+    static constexpr int LINES = (unit_bytes(T) + LINE_BYTES - 1) / LINE_BYTES;
 
     const WideArgs& w;
     const MatmulArgs& a;
     uint8_t* shared;
     Shared at;           // of `shared`
     Shared full, empty;  // barriers of the stages
+    Shared empty_there;  // those at which this thread gives stages back
     Shared sums_full;    // barrier: all sums of segments for this block have come
+    bool shares;
     int n_tiles, row_blocks, rank, split, n_segments, first_segment, end_segment;
     // This thread's place in the ring.
     int stage = 0, parity = 0;
@@ -56,16 +63,18 @@ template <int T, int WG, int NB> struct Wide {
     DEVICE Wide(const WideArgs& args, uint8_t* smem, Shared barriers)
         : w(args), a(args.matmul), shared(smem), at(shared_address(smem)), full(barriers), empty(full + MAX_STAGES * BARRIER_BYTES),
           sums_full(empty + MAX_STAGES * BARRIER_BYTES) {
+        shares = w.shares;
+        empty_there = shares ? map_to_rank(empty, threadIdx.x & 1) : empty;
         rank = cluster_rank();
-        split = cluster_size();
+        split = shares ? 1 : cluster_size();
         row_blocks = (a.rows + NB - 1) / NB;
         n_tiles = 0;
         for (int p = 0; p < a.n_parts; p++) n_tiles += (a.parts[p].tiles + TILES - 1) / TILES;
         if (w.paired) n_tiles = (a.parts[0].tiles + TILES / 2 - 1) / (TILES / 2);
         n_tiles *= row_blocks;
         n_segments = segments_of(a.units);
-        first_segment = n_segments * rank / split;
-        end_segment = n_segments * (rank + 1) / split;
+        first_segment = shares ? 0 : n_segments * rank / split;
+        end_segment = shares ? n_segments : n_segments * (rank + 1) / split;
     }
 
     struct Place {
@@ -102,21 +111,22 @@ template <int T, int WG, int NB> struct Wide {
         const __half* from = a.x + (int64_t(u) * groups + row0 / 8) * (GROUP_BYTES / 2);
         copy_bulk(at + to * STAGE, from, x_bytes(row0), of_stage(full, to));
     }
+    // Two copies a unit, whatever the number of tiles: the engine takes some 70 cycles for each. Tiles behind
+    // the last come as zeros.
     DEVICE void copy_weights(const Place& place, int u, int to) const {
-        int lane = threadIdx.x & 31, left = place.part->tiles - place.tile0;
-        int tiles = min(TILES, w.paired ? 2 * left : left);
-        if (lane == 0) barrier_expect(of_stage(full, to), x_bytes(place.row0) + tiles * unit_bytes(T));
-        __syncwarp();
-        if (lane >= tiles) return;
-        const Part& part = w.paired ? a.parts[lane & 1] : *place.part;
-        int tile = place.tile0 + (w.paired ? lane >> 1 : lane);
-        copy_bulk(at + to * STAGE + X_BYTES + lane * unit_bytes(T),
-                  part.weight + (int64_t(tile) * a.units + u) * unit_bytes(T), unit_bytes(T),
-                  of_stage(full, to));
+        const int part = int(place.part - a.parts);
+        const Shared here = at + to * STAGE + X_BYTES, bar = of_stage(full, to);
+        barrier_expect(bar, x_bytes(place.row0) + W_BYTES);
+        for (int half = 0; half < 2; half++) {
+            const TensorMap* from = &w.weights[w.paired ? half : part];
+            int tile = place.tile0 + (w.paired ? 0 : half * WARPS);
+            if (!shares) copy_box(here + half * (W_BYTES / 2), from, u * LINES, tile, bar);
+            else if (half == rank) copy_box_to_both(here + half * (W_BYTES / 2), from, u * LINES, tile, bar);
+        }
     }
 
+    // By one thread.
     DEVICE void produce(int tile, int step) {
-        bool leads = (threadIdx.x & 31) == 0;
         Segments walk(a.units, first_segment);
         if (tile < n_tiles) {
             // Weights of the first units, which nothing before this launch writes.
@@ -126,7 +136,7 @@ template <int T, int WG, int NB> struct Wide {
                 copy_weights(at, asked.unit, i);
             grid_dependency_wait();
             for (int i = 0; i < w.stages && walk.segment < end_segment; i++, walk.next()) {
-                if (leads) copy_x(at.row0, walk.unit, i);
+                copy_x(at.row0, walk.unit, i);
                 advance();
             }
         }
@@ -135,7 +145,7 @@ template <int T, int WG, int NB> struct Wide {
             for (; walk.segment < end_segment; walk.next()) {
                 barrier_wait(of_stage(empty, stage), parity ^ 1);
                 copy_weights(at, walk.unit, stage);
-                if (leads) copy_x(at.row0, walk.unit, stage);
+                copy_x(at.row0, walk.unit, stage);
                 advance();
             }
         }
@@ -143,14 +153,15 @@ template <int T, int WG, int NB> struct Wide {
 
     // === the warps that multiply
 
-    // Weights of the warp's rows g and g + 8, some chunks of a unit.
+    // Weights of the warp's rows g of two tiles, some chunks of a unit. The block's first half of tiles has the
+    // one of each warp, and its second half, or those of up, the other.
     struct Operand {
         Weights<T> low, high;
     };
     DEVICE void load(Operand& o, const Lane& lane, int warp, int group) const {
-        const uint8_t* tile = shared + stage * STAGE + X_BYTES + 2 * warp * unit_bytes(T);
+        const uint8_t* tile = shared + stage * STAGE + X_BYTES + warp * unit_bytes(T);
         o.low.template load<false>(tile, lane, group);
-        o.high.template load<false>(tile + unit_bytes(T), lane, group);
+        o.high.template load<false>(tile + W_BYTES / 2, lane, group);
     }
 
     // The unit at hand, whose first chunks are in `next`; leaves two products under way. The stage of the
@@ -206,21 +217,23 @@ template <int T, int WG, int NB> struct Wide {
         release(before, lane, true);
     }
 
-    // The stage may be filled again.
+    // The stage may be filled again, by this block and by the one that loads half of its weights.
     DEVICE void release(int stage, const Lane& lane, bool really) const {
         __syncwarp();
-        barrier_arrive_if(really && lane.id == 0, of_stage(empty, stage));
+        barrier_arrive_if(really && lane.id < (shares ? 2 : 1), of_stage(empty_there, stage));
     }
 
     DEVICE void consume(int tile, int step) {
         Lane lane;
         int warp = threadIdx.x / 32;
         bool others_began = false;
+        // Units of a segment, of which the first `longer` ones have one more.
+        const int length = a.units / n_segments, longer = a.units % n_segments;
         grid_dependency_wait();
         for (; tile < n_tiles; tile += step) {
             float total[NB / 2] = {}, d[NB / 2] = {};
             for (int segment = first_segment; segment < end_segment; segment++) {
-                multiply_segment(d, (a.units - segment + n_segments - 1) / n_segments, lane, warp);
+                multiply_segment(d, length + (segment < longer ? 1 : 0), lane, warp);
                 if (split == 1) {
 #pragma unroll
                     for (int i = 0; i < NB / 2; i++) total[i] = __fadd_rn(total[i], d[i]);
@@ -237,13 +250,21 @@ template <int T, int WG, int NB> struct Wide {
 
     DEVICE void write_tile(const float (&total)[NB / 2], int tile, int warp, const Lane& lane) {
         Place at = place(tile);
-        // Groups of eight rows at a time: their loads are under way together.
-        constexpr int BATCH = NB >= 64 ? 8 : 2;
         Writer writer(*this, at, warp, lane);
+        // Groups of eight rows at an edge whose loads are under way together.
+        constexpr int EDGE = NB >= 64 ? 8 : 2;
+        // Tensor cores wait meanwhile, so a tile that has no edges is written by few instructions.
+        const bool is_whole = at.row0 + NB <= a.rows && __all_sync(~0u, writer.is_whole());
+        if (is_whole && w.paired) writer.template write_whole<GLU, NB / 8>(total, at.row0);
+        else if (is_whole && a.add) writer.template write_whole<ADD, NB / 8>(total, at.row0);
+        else if (is_whole) writer.template write_whole<SET, NB / 8>(total, at.row0);
+        else
 #pragma unroll
-        for (int j = 0; j < NB / 8; j += BATCH)
-            writer.template write<BATCH>(&total[4 * j], at.row0 + 8 * j);
+            for (int j = 0; j < NB / 8; j += EDGE) writer.template write<EDGE>(&total[4 * j], at.row0 + 8 * j);
     }
+
+    // An output is set, added to, or one of a pair.
+    enum Ending { SET, ADD, GLU };
 
     // A lane's outputs: a row of two tiles, at two of every eight rows of activations.
     struct Writer {
@@ -259,7 +280,7 @@ template <int T, int WG, int NB> struct Wide {
             : w(wide.w), a(wide.a), t(lane.t) {
 #pragma unroll
             for (int i = 0; i < 2; i++) {
-                int tile = w.paired ? at.tile0 + warp : at.tile0 + 2 * warp + i;
+                int tile = at.tile0 + warp + (w.paired ? 0 : i * WARPS);
                 int n = tile * TILE_N + lane.g;
                 part[i] = w.paired ? a.parts + i : at.part;
                 bool real = n < part[i]->rows;
@@ -278,6 +299,43 @@ template <int T, int WG, int NB> struct Wide {
         DEVICE void put(float* to, float v) const {
             if (a.add) add_to_residual(to, v);
             else *to = v;
+        }
+
+        // Neither row is behind the end of its weight.
+        DEVICE bool is_whole() const { return column[0] >= 0 && column[1] >= 0; }
+
+        // Eight rows from `row` on, COUNT times, all of which exist.
+        template <Ending ENDING, int COUNT> DEVICE void write_whole(const float* total, int row) const {
+            const int64_t stride = a.out_stride;
+            const float* scales = a.scale + row + 2 * t;
+            float* to = a.out + (row + 2 * t) * stride + column[0];
+            // Batches of loads that are under way together.
+            constexpr int BATCH = COUNT < 8 ? COUNT : 8;
+#pragma unroll
+            for (int first = 0; first < COUNT; first += BATCH) {
+                float2 scale[BATCH];
+#pragma unroll
+                for (int j = 0; j < BATCH; j++) scale[j] = *reinterpret_cast<const float2*>(scales + 8 * (first + j));
+#pragma unroll
+                for (int j = 0; j < BATCH; j++) {
+                    const float* sums = total + 4 * (first + j);
+#pragma unroll
+                    for (int i = 0; i < 2; i++) {
+                        float s = i == 0 ? scale[j].x : scale[j].y, *at = to + i * stride;
+                        float low = finish(sums[i], s, 0), high = finish(sums[2 + i], s, 1);
+                        if (ENDING == GLU) {
+                            *at = glu(w.activation, low, high);
+                        } else if (ENDING == ADD) {
+                            add_to_residual(at, low);
+                            add_to_residual(at + WARPS * TILE_N, high);
+                        } else {
+                            at[0] = low;
+                            at[WARPS * TILE_N] = high;
+                        }
+                    }
+                    to += 8 * stride;
+                }
+            }
         }
 
         // Eight rows from `row` on, COUNT times.
@@ -372,22 +430,30 @@ template <int T, int WG, int NB> DEVICE void matmul_wide(const WideArgs& args) {
     if (threadIdx.x == 0) {
         for (int i = 0; i < args.stages; i++) {
             barrier_init(block.of_stage(block.full, i), 1);
-            barrier_init(block.of_stage(block.empty, i), Block::WARPS);
+            barrier_init(block.of_stage(block.empty, i), Block::WARPS * (block.shares ? 2 : 1));
         }
         barrier_init(block.sums_full, 1);
         fence_barrier_init();
         if (block.split > 1) block.expect_segments();
     }
     __syncthreads();
-    if (block.split > 1) cluster_arrive();
+    if (block.split > 1 || block.shares) cluster_arrive();
+    // The other block writes here from its beginning on.
+    if (block.shares) cluster_wait();
     int tile = blockIdx.x / block.split, step = gridDim.x / block.split;
     bool copies = threadIdx.x / 32 >= Block::WARPS;
     if (copies) {
         if (Block::LARGE) asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COPIER_REGISTERS));
-        if (threadIdx.x / 32 == Block::WARPS) block.produce(tile, step);
+        if (threadIdx.x == 32 * Block::WARPS) block.produce(tile, step);
     } else {
         if (Block::LARGE) asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(MULTIPLIER_REGISTERS));
         block.consume(tile, step);
+    }
+    if (block.shares) {
+        // What the other block still sends here must find this one.
+        __syncwarp();
+        cluster_arrive();
+        cluster_wait();
     }
     if (block.split == 1) return;
     __syncwarp();

@@ -54,6 +54,7 @@ mod scratch;
 mod shared_plan;
 mod step_queue;
 mod tags;
+mod tensor_map;
 mod warm_up;
 mod weights;
 mod wide;

@@ -2,6 +2,7 @@
 
 use super::headers::{constant, layout};
 use super::memory::DevicePtr;
+use super::tensor_map::TensorMap;
 
 /// Pages of one launch.
 pub const PAGES_AT_ONCE: usize = constant!("kv_pages.cu", PAGES_AT_ONCE);
@@ -85,6 +86,8 @@ layout! {
         pub cluster_sums: i32,
         pub paired: i32,
         pub activation: i32,
+        pub shares: i32,
+        pub weights: [TensorMap; 3],
     }
 
     pub struct KvArgs in "kv.cuh" {

@@ -7,10 +7,11 @@ use super::context::Context;
 use super::headers::constant;
 use super::kernels::{Geometry, Kernel, MatmulArgs, Module, Part, WideArgs};
 use super::memory::DevicePtr;
+use super::tensor_map::TensorMap;
 use super::weights::{
     Linear, TILE_ROWS, UNIT, Weights, multiplied_as, segments, unit_bytes, units,
 };
-use super::wide::{BLOCKS, Capacity, Product, tiling};
+use super::wide::{BLOCKS, Capacity, Cluster, Product, tiling};
 use worker_orcd_ipc::Fault;
 use worker_orcd_kernels::{Activation, TensorType};
 
@@ -20,6 +21,7 @@ const FEW: usize = 64;
 const RESERVED_SHARED: u32 = 2 << 10;
 /// Threads of a `matmul_few` block at most.
 const FEW_THREADS: usize = constant!("matmul_few.cu", FEW_THREADS);
+const MAX_PARTS: usize = constant!("common.cuh", MAX_PARTS);
 const MANY_THREADS: u32 = constant!("matmul_many.cu", MANY_THREADS) as u32;
 
 /// The kernels of one tensor type.
@@ -241,6 +243,8 @@ impl OfType {
             cluster_sums: tiling.cluster_sums as i32,
             paired: i32::from(glu.is_some()),
             activation: glu.map_or(0, |activation| activation as i32),
+            shares: i32::from(tiling.cluster == Cluster::Weights),
+            weights: self.tensor_maps(&matmul, BLOCKS[tiling.block].tiles() / 2)?,
         };
         let geometry = Geometry {
             grid: [tiling.blocks as u32, 1],
@@ -250,7 +254,28 @@ impl OfType {
         let kernel = &self.wide[tiling.block];
         // SAFETY: the geometry is what the kernel of that block was compiled for, with room for
         // its stages and for what its cluster exchanges.
-        unsafe { kernel.launch_clusters(context, geometry, tiling.cluster as u32, &arguments) }
+        unsafe {
+            kernel.launch_clusters(
+                context,
+                geometry,
+                tiling.cluster.blocks() as u32,
+                &arguments,
+            )
+        }
+    }
+
+    /// The parts as the copy engine sees them, in boxes of so many tiles.
+    fn tensor_maps(
+        &self,
+        matmul: &MatmulArgs,
+        box_tiles: usize,
+    ) -> Result<[TensorMap; MAX_PARTS], Fault> {
+        let mut maps = [TensorMap::NONE; MAX_PARTS];
+        let parts = &matmul.parts[..matmul.n_parts as usize];
+        for (map, part) in maps.iter_mut().zip(parts) {
+            *map = TensorMap::of_weight(part, self.ty, matmul.units as usize, box_tiles)?;
+        }
+        Ok(maps)
     }
 
     /// # Safety

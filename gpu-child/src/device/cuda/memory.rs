@@ -41,6 +41,11 @@ impl<T> DevicePtr<T> {
         Self(address, PhantomData)
     }
 
+    #[must_use]
+    pub fn address(self) -> u64 {
+        self.0
+    }
+
     /// `count` elements further on.
     #[must_use]
     pub fn add(self, count: usize) -> Self {

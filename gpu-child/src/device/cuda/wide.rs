@@ -14,7 +14,7 @@ const MAX_STAGES: usize = constant!("matmul_wgmma.cu", MAX_STAGES);
 /// Blocks of a cluster that every device has room for.
 const MAX_CLUSTER: usize = 8;
 /// Fewer, and a block waits for every unit that it multiplies.
-const MIN_STAGES: usize = 2;
+const MIN_STAGES: usize = 3;
 /// Bytes of a warp's sums of eight rows in a cluster.
 const PIECE_BYTES: usize = 512;
 
@@ -25,26 +25,26 @@ pub struct Block {
     pub rows: usize,
     /// Blocks whose registers fit a multiprocessor together.
     pub together: usize,
-    /// Factor of its time in estimates.
-    price: f64,
+    /// Of a unit, in estimates: nanoseconds that do not depend on its bytes.
+    unit: f64,
 }
 
-const fn block(warpgroups: usize, rows: usize, together: usize, price: f64) -> Block {
+const fn block(warpgroups: usize, rows: usize, together: usize, unit: f64) -> Block {
     Block {
         warpgroups,
         rows,
         together,
-        price,
+        unit,
     }
 }
 
 /// `MATMUL_WIDE` in `matmul_wgmma.cu`.
 pub const BLOCKS: [Block; 5] = [
-    block(1, 16, 3, 0.81),
-    block(1, 32, 3, 0.86),
-    block(1, 64, 2, 1.0),
-    block(2, 64, 1, 1.26),
-    block(2, 128, 1, 0.8),
+    block(1, 16, 3, 489.0),
+    block(1, 32, 3, 483.0),
+    block(1, 64, 2, 386.0),
+    block(2, 64, 1, 468.0),
+    block(2, 128, 1, 328.0),
 ];
 
 impl Block {
@@ -56,12 +56,23 @@ impl Block {
         (self.warpgroups * 128 + if is_large { 128 } else { 32 }) as u32
     }
 
-    fn tiles(&self) -> usize {
+    #[must_use]
+    pub fn tiles(&self) -> usize {
         self.warpgroups * GROUP_ROWS / TILE_ROWS
     }
 
     fn stage_bytes(&self, ty: TensorType) -> usize {
-        self.rows * UNIT * 2 + self.tiles() * unit_bytes(ty)
+        self.copied_bytes(ty, self.rows, Cluster::Alone)
+    }
+
+    /// Bytes that a block asks for, for a unit of so many rows.
+    fn copied_bytes(&self, ty: TensorType, rows: usize, cluster: Cluster) -> usize {
+        let weights = self.tiles() * unit_bytes(ty);
+        let loads = match cluster {
+            Cluster::Weights => weights / 2,
+            Cluster::Alone | Cluster::Segments(_) => weights,
+        };
+        rows.next_multiple_of(8).min(self.rows) * UNIT * size_of::<u16>() + loads
     }
 
     /// Pieces of eight rows that its warps have of a segment.
@@ -101,11 +112,41 @@ pub struct Capacity {
     pub shared_bytes: usize,
 }
 
+/// What the blocks of a cluster share.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Cluster {
+    /// There is one block.
+    Alone,
+    /// So many blocks multiply some of one tile's segments each.
+    Segments(usize),
+    /// Two blocks multiply different rows by the same weights, and each loads half of those for both.
+    Weights,
+}
+
+impl Cluster {
+    #[must_use]
+    pub fn blocks(self) -> usize {
+        match self {
+            Self::Alone => 1,
+            Self::Segments(blocks) => blocks,
+            Self::Weights => 2,
+        }
+    }
+
+    /// Blocks that a tile is split among.
+    fn split(self) -> usize {
+        match self {
+            Self::Segments(blocks) => blocks,
+            Self::Alone | Self::Weights => 1,
+        }
+    }
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Tiling {
     /// Index into [`BLOCKS`].
     pub block: usize,
-    pub cluster: usize,
+    pub cluster: Cluster,
     pub blocks: usize,
     pub stages: usize,
     /// Offset of the cluster's sums of segments in shared memory, behind the stages.
@@ -116,16 +157,17 @@ pub struct Tiling {
 /// The tiling that is estimated to take the least time.
 ///
 /// # Panics
-/// When there is no room for two stages of the smallest block: no such device has `wgmma`.
+/// When there is no room for three stages of the smallest block: no such device has `wgmma`.
 #[must_use]
 pub fn tiling(product: &Product<'_>, capacity: Capacity) -> Tiling {
-    let clusters = 1..=MAX_CLUSTER.min(segments(product.units));
+    let splits = (2..=MAX_CLUSTER.min(segments(product.units))).map(Cluster::Segments);
+    let clusters = [Cluster::Alone, Cluster::Weights].into_iter().chain(splits);
     (0..BLOCKS.len())
         .flat_map(|block| clusters.clone().map(move |cluster| (block, cluster)))
         .flat_map(|(block, cluster)| tilings(product, capacity, block, cluster))
         .min_by(|(a, _), (b, _)| a.total_cmp(b))
         .map(|(_, tiling)| tiling)
-        .expect("room for two stages of the smallest block")
+        .expect("room for three stages of the smallest block")
 }
 
 /// Tilings and their nanoseconds, for each number of blocks that may share a multiprocessor.
@@ -133,12 +175,11 @@ fn tilings(
     product: &Product<'_>,
     capacity: Capacity,
     index: usize,
-    cluster: usize,
+    cluster: Cluster,
 ) -> impl Iterator<Item = (f64, Tiling)> {
-    let together = if cluster == 1 {
-        BLOCKS[index].together
-    } else {
-        1
+    let together = match cluster.split() {
+        1 => BLOCKS[index].together,
+        _ => 1,
     };
     (1..=together)
         .filter_map(move |together| tiling_of(product, capacity, index, cluster, together))
@@ -148,35 +189,38 @@ fn tiling_of(
     product: &Product<'_>,
     capacity: Capacity,
     index: usize,
-    cluster: usize,
+    cluster: Cluster,
     together: usize,
 ) -> Option<(f64, Tiling)> {
     let block = BLOCKS[index];
-    let tiles = product.blocks(&block);
+    let (tiles, split) = (product.blocks(&block), cluster.split());
+    if cluster == Cluster::Weights && product.rows.div_ceil(block.rows) % 2 == 1 {
+        return None;
+    }
     let slots = capacity.multiprocessors * together;
     let n_segments = segments(product.units);
     let length = product.units.div_ceil(n_segments);
-    let units = (n_segments.div_ceil(cluster) * length).min(product.units);
+    let units = (n_segments.div_ceil(split) * length).min(product.units);
     let stage = block.stage_bytes(product.ty);
-    let cluster_sums = match cluster {
+    let cluster_sums = match split {
         1 => 0,
-        _ => n_segments * block.pieces().div_ceil(cluster) * PIECE_BYTES,
+        _ => n_segments * block.pieces().div_ceil(split) * PIECE_BYTES,
     };
     let left = (capacity.shared_bytes / together).checked_sub(cluster_sums)?;
-    let rounds = (tiles * cluster).div_ceil(slots);
+    let rounds = (tiles * split).div_ceil(slots);
     // With one tile a block there is nothing to fetch behind its units.
     let useful = if rounds == 1 { units } else { MAX_STAGES };
     let stages = (left / stage).min(MAX_STAGES).min(useful);
-    if stages < MIN_STAGES.min(units) || (cluster > 1 && rounds > 2) {
+    if stages < MIN_STAGES.min(units) || (split > 1 && rounds > 2) {
         return None;
     }
     let tiling = Tiling {
         block: index,
         cluster,
-        blocks: if cluster == 1 {
-            tiles.min(slots)
-        } else {
-            tiles * cluster
+        blocks: match cluster {
+            Cluster::Alone => tiles.min(slots),
+            Cluster::Segments(split) => tiles * split,
+            Cluster::Weights => tiles.min(slots & !1),
         },
         stages,
         cluster_sums: stages * stage,
@@ -185,9 +229,10 @@ fn tiling_of(
     let estimate = Estimate {
         rounds,
         units,
-        beside: together.min((tiles * cluster).div_ceil(capacity.multiprocessors)),
-        stages,
-        cluster_sums,
+        beside: together.min((tiles * split).div_ceil(capacity.multiprocessors)),
+        bytes: block.copied_bytes(product.ty, product.rows, cluster),
+        unpacks: !matches!(product.ty, TensorType::F16 | TensorType::BF16),
+        cluster,
     };
     Some((estimate.nanoseconds(&block), tiling))
 }
@@ -198,22 +243,31 @@ struct Estimate {
     units: usize,
     /// Blocks at the same time.
     beside: usize,
-    stages: usize,
-    cluster_sums: usize,
+    /// Copied for a unit.
+    bytes: usize,
+    /// Weights become F16 on the way.
+    unpacks: bool,
+    cluster: Cluster,
 }
 
 impl Estimate {
-    /// Fitted to times of single products on an H200, by a harness that is not kept. Only the order
-    /// of such estimates means anything, and a wrong one costs time, not bits.
+    /// Fitted to times of single products on an H100 (`bench/results/cuda.md`). Only the order of such
+    /// estimates means anything, and a wrong one costs time, not bits.
     fn nanoseconds(&self, block: &Block) -> f64 {
         let beside = self.beside as f64;
-        let outputs = (block.warpgroups * GROUP_ROWS * block.rows) as f64;
-        let products = outputs * beside / 90.0;
-        let unit = 175.0 + products.max(195.0 / self.stages as f64);
+        let outputs = (block.warpgroups * GROUP_ROWS * block.rows) as f64 * beside;
+        let unpacking = if self.unpacks { 0.0338 } else { 0.0 };
+        // A multiprocessor gets so many bytes in a nanosecond.
+        let copies = self.bytes as f64 * beside / 74.8;
+        let unit = (block.unit + outputs * unpacking).max(copies);
         // What is added and written behind the last unit, and a cluster's exchange.
-        let ends = 610.0 + outputs * beside / 29.0;
-        let cluster_sums = if self.cluster_sums == 0 { 0.0 } else { 680.0 };
-        block.price * self.rounds as f64 * (self.units as f64 * unit + ends + cluster_sums)
+        let ends = 280.0 + outputs * 0.38;
+        let (exchange, once) = match self.cluster {
+            Cluster::Alone => (0.0, 0.0),
+            Cluster::Segments(_) => (1378.0, 0.0),
+            Cluster::Weights => (0.0, 283.0),
+        };
+        once + self.rounds as f64 * (self.units as f64 * unit + ends + exchange)
     }
 }
 
@@ -241,8 +295,9 @@ mod tests {
                         };
                         let tiling = tiling(&product, H200);
                         assert!(tiling.shared_bytes <= H200.shared_bytes, "{product:?}");
-                        assert!(tiling.cluster <= segments(units), "{product:?}");
-                        assert!(tiling.blocks.is_multiple_of(tiling.cluster), "{product:?}");
+                        assert!(tiling.cluster.split() <= segments(units), "{product:?}");
+                        let cluster = tiling.cluster.blocks();
+                        assert!(tiling.blocks.is_multiple_of(cluster), "{product:?}");
                         assert!((1..=MAX_STAGES).contains(&tiling.stages), "{product:?}");
                     }
                 }
@@ -259,6 +314,6 @@ mod tests {
             rows: 32,
             paired: false,
         };
-        assert!(tiling(&product, H200).cluster > 1);
+        assert!(tiling(&product, H200).cluster.split() > 1);
     }
 }
