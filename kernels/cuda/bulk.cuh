@@ -39,6 +39,17 @@ DEVICE void fence_barrier_init() {
     asm volatile("fence.mbarrier_init.release.cluster; fence.proxy.async.shared::cta;" ::: "memory");
 }
 
+// One lane of a warp that is whole. The compiler knows that it is one, and lets it ask for copies one behind the
+// other; of any other choice it makes a loop over lanes that takes some ninety cycles a copy.
+DEVICE bool elect_lane() {
+    uint32_t is;
+    asm volatile("{\n.reg .pred is;\nelect.sync _|is, 0xFFFFFFFF;\nselp.u32 %0, 1, 0, is;\n}" : "=r"(is));
+    return is;
+}
+
+// A fence behind which copies and the tensor cores see what this thread has stored in shared memory.
+DEVICE void fence_stores() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
 DEVICE void copy_bulk(Shared to, const void* from, int bytes, Shared bar) {
     asm volatile(
         "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"

@@ -82,39 +82,64 @@ template <int LEFT> DEVICE void wgmma_wait() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT) : "memory");
 }
 
-// B: rows of 16-byte pieces, eight rows of one piece behind each other (128 bytes), pieces behind
-// each other, and `group_bytes` from eight rows to the next eight.
-DEVICE uint64_t wgmma_operand(uint32_t at, int group_bytes) {
+// An operand in shared memory: rows of 16-byte pieces, eight rows of one piece behind each other (128 bytes),
+// `piece_bytes` from a piece to the next, and `group_bytes` from eight rows to the next eight.
+DEVICE uint64_t wgmma_operand(uint32_t at, int group_bytes, int piece_bytes = 128) {
     // Above 18 bits an address says which block of the cluster it is in.
-    return uint64_t((at & 0x3FFFF) >> 4) | uint64_t(128 >> 4) << 16 | uint64_t(group_bytes >> 4) << 32;
+    return uint64_t((at & 0x3FFFF) >> 4) | uint64_t(piece_bytes >> 4) << 16 | uint64_t(group_bytes >> 4) << 32;
 }
 
 // The product d = a b, or with `keep` d += a b: a is 64 x 16 in registers, b N x 16 in shared memory. Of d, a
 // lane has rows g and g + 8 of its warp's 16, columns 8j + 2t and 8j + 2t + 1.
 template <int N>
 DEVICE void wgmma(float (&d)[N / 2], const uint32_t (&a)[4], uint64_t b, bool keep);
+// d = a b, whatever was in d.
+template <int N> DEVICE void wgmma_fresh(float (&d)[N / 2], const uint32_t (&a)[4], uint64_t b);
 
-#define OUT8(i)                                                                               \
-    "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), \
-        "+f"(d[i + 6]), "+f"(d[i + 7])
-#define OUT32(i) OUT8(i), OUT8(i + 8), OUT8(i + 16), OUT8(i + 24)
+#define EIGHT(C, i) C(d[i]), C(d[i + 1]), C(d[i + 2]), C(d[i + 3]), C(d[i + 4]), C(d[i + 5]), C(d[i + 6]), C(d[i + 7])
+#define EIGHTS1(C) EIGHT(C, 0), EIGHT(C, 8)
+#define EIGHTS3(C) EIGHTS1(C), EIGHT(C, 16), EIGHT(C, 24)
+#define EIGHTS5(C) EIGHTS3(C), EIGHT(C, 32), EIGHT(C, 40)
+#define EIGHTS7(C) EIGHTS5(C), EIGHT(C, 48), EIGHT(C, 56)
+#define EIGHTS0(C) EIGHT(C, 0)
 #define NAMES0 "%0,%1,%2,%3,%4,%5,%6,%7"
 #define NAMES1 NAMES0 ",%8,%9,%10,%11,%12,%13,%14,%15"
 #define NAMES3 NAMES1 ",%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
-#define NAMES7                                                                       \
-    NAMES3 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49" \
-           ",%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
-#define WGMMA(N, NAMES, A, B, KEEP, ...)                                                       \
+#define NAMES5 NAMES3 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47"
+#define NAMES7 NAMES5 ",%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
+#define ADDED(v) "+f"(v)
+#define FRESH(v) "=f"(v)
+#define WGMMA_TEXT(N, NAMES, A, B, KEEP, TRANSPOSED)                                   \
+    "{\n.reg .pred keep;\nsetp.ne.b32 keep, " KEEP ", 0;\n"                           \
+    "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.f16.f16 {" NAMES "}, " A ", " B    \
+    ", keep, 1, 1, " TRANSPOSED ";\n}"
+#define WGMMA(N, I, A, B, KEEP)                                                                \
     template <>                                                                                \
     DEVICE void wgmma<N>(float (&d)[N / 2], const uint32_t (&a)[4], uint64_t b, bool keep) {   \
-        asm volatile("{\n.reg .pred keep;\nsetp.ne.b32 keep, " KEEP ", 0;\n"                   \
-                     "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.f16.f16 {" NAMES "}, {" A  \
-                     "}, " B ", keep, 1, 1, 0;\n}"                                             \
-                     : __VA_ARGS__                                                             \
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(keep)));     \
+        asm volatile(WGMMA_TEXT(N, NAMES##I, A, B, KEEP, "0") : EIGHTS##I(ADDED)               \
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(keep)));    \
+    }                                                                                          \
+    template <> DEVICE void wgmma_fresh<N>(float (&d)[N / 2], const uint32_t (&a)[4], uint64_t b) { \
+        asm volatile(WGMMA_TEXT(N, NAMES##I, A, B, KEEP, "0") : EIGHTS##I(FRESH)               \
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(0));            \
     }
-WGMMA(16, NAMES0, "%8,%9,%10,%11", "%12", "%13", OUT8(0))
-WGMMA(32, NAMES1, "%16,%17,%18,%19", "%20", "%21", OUT8(0), OUT8(8))
-WGMMA(64, NAMES3, "%32,%33,%34,%35", "%36", "%37", OUT32(0))
-WGMMA(128, NAMES7, "%64,%65,%66,%67", "%68", "%69", OUT32(0), OUT32(32))
+WGMMA(16, 0, "{%8,%9,%10,%11}", "%12", "%13")
+WGMMA(32, 1, "{%16,%17,%18,%19}", "%20", "%21")
+WGMMA(64, 3, "{%32,%33,%34,%35}", "%36", "%37")
+WGMMA(96, 5, "{%48,%49,%50,%51}", "%52", "%53")
+WGMMA(128, 7, "{%64,%65,%66,%67}", "%68", "%69")
+
+// As `wgmma`, with both operands in shared memory.
+DEVICE void wgmma_shared(float (&d)[64], uint64_t a, uint64_t b) {
+    asm volatile(WGMMA_TEXT(128, NAMES7, "%64", "%65", "%66", "0, 0") : EIGHTS7(ADDED) : "l"(a), "l"(b), "r"(1));
+}
+DEVICE void wgmma_shared_fresh(float (&d)[64], uint64_t a, uint64_t b) {
+    asm volatile(WGMMA_TEXT(128, NAMES7, "%64", "%65", "%66", "0, 0") : EIGHTS7(FRESH) : "l"(a), "l"(b), "r"(0));
+}
+
+// Sums are not read by what stands in front of this.
+template <int N> DEVICE void wgmma_pin(float (&d)[N]) {
+#pragma unroll
+    for (int i = 0; i < N; i++) asm volatile("" : "+f"(d[i])::"memory");
+}
 #endif

@@ -8,6 +8,7 @@
 #include "matmul_wgmma.cu"
 #include "rope_kv.cu"
 #include "attention.cu"
+#include "attention_wgmma.cu"
 #include "argmax.cu"
 #include "checksum.cu"
 #include "kv_pages.cu"

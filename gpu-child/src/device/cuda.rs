@@ -150,6 +150,7 @@ impl CudaExecutor {
     /// sets.
     pub fn use_portable_kernels(&mut self) {
         self.matmul.use_portable();
+        self.ops.use_portable();
         self.decode_step = None;
         self.graphs = Graphs::default();
     }

@@ -9,6 +9,7 @@ mod ahead;
 mod exactness;
 mod kept_kv;
 mod parity;
+mod prompts;
 mod real_model;
 #[path = "../support/mod.rs"]
 #[allow(dead_code, reason = "shared with the CPU device's tests")]

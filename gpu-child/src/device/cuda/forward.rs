@@ -16,7 +16,7 @@ use super::kernels::{
 use super::kv::KvCache;
 use super::matmul::{Input, Matmul, Output};
 use super::memory::{DevicePtr, read};
-use super::ops::{Ops, SPLIT_THREADS};
+use super::ops::{Ops, SPLIT_THREADS, WIDE_THREADS};
 use super::plan::Plan;
 use super::scratch::{Buffers, Scratch, StepInputs};
 use super::weights::{Layer, Linear, Vector, Weights, units};
@@ -62,7 +62,13 @@ pub fn launch(
     executor.context.enter()?;
     let slot = executor.steps.slot();
     let (before, requests) = executor.steps.previous();
-    let plan = Plan::new(batch, &executor.config, requests);
+    let multiprocessors = executor.context.multiprocessors() as usize;
+    let wide_on = executor
+        .ops
+        .attention_wide
+        .is_some()
+        .then_some(multiprocessors);
+    let plan = Plan::new(batch, &executor.config, requests, wide_on);
     let (context, scatter_inputs) = (&executor.context, &executor.ops.scatter_inputs);
     let inputs = StepInputs {
         plan: &plan,
@@ -320,8 +326,8 @@ impl Forward<'_> {
 
     /// Attention, into `attn`.
     fn attention(&self, plan: &Plan<'_>, index: usize) -> Result<(), Fault> {
+        self.wide_attention(plan, index)?;
         let (config, ops) = (self.config, self.ops);
-        let rows = plan.rows.len();
         let units = plan.tiles.len() * config.n_kv_heads;
         let arguments = self.attention_arguments(plan, index);
         let launch = |kernel: &Kernel<AttentionArgs>, geometry: Geometry| {
@@ -341,6 +347,7 @@ impl Forward<'_> {
         if plan.splits == 1 {
             return Ok(());
         }
+        let rows = plan.narrow.rows;
         let merge = MergeArgs {
             attention: arguments,
             rows: self.buffers.rows,
@@ -352,17 +359,39 @@ impl Forward<'_> {
         unsafe { ops.attention_merge.launch(self.context, geometry, &merge) }
     }
 
-    /// Batches that decode, and those with many splits and little other work: each split gets a block of its own.
+    /// Attention of the sequences in wide tiles.
+    fn wide_attention(&self, plan: &Plan<'_>, index: usize) -> Result<(), Fault> {
+        let Some(kernel) = &self.ops.attention_wide else {
+            return Ok(());
+        };
+        let arguments = AttentionArgs {
+            tiles: self.buffers.tiles.add(plan.tiles.len()),
+            n_tiles: plan.wide_tiles.len() as i32,
+            ..self.attention_arguments(plan, index)
+        };
+        let blocks = plan.wide_tiles.len() * self.config.n_kv_heads;
+        let geometry = Geometry {
+            shared_bytes: self.ops.wide_shared_bytes,
+            ..Geometry::line(blocks, WIDE_THREADS)
+        };
+        // SAFETY: a block a unit of tiles that name rows of this batch and tables that cover them.
+        unsafe { kernel.launch(self.context, geometry, &arguments) }
+    }
+
+    /// Sequences that decode, and those with many splits and little other work: each split gets a block of its
+    /// own. Its results lie by rows of the batch, so the sequences must come first.
     fn splits_over_blocks(&self, plan: &Plan<'_>) -> bool {
-        let config = self.config;
+        let (config, narrow) = (self.config, plan.narrow);
         let units = plan.tiles.len() * config.n_kv_heads;
         let few = units < ENOUGH_BLOCKS * self.context.multiprocessors() as usize;
-        let rows = plan.rows.len();
-        let decodes = plan.sequences.len() == rows;
-        (decodes || few && plan.splits > MANY_SPLITS)
-            && self
-                .scratch
-                .holds_partials(rows, config.n_heads, plan.splits, config.head_dim)
+        (narrow.decode() || few && plan.splits > MANY_SPLITS)
+            && narrow.come_first()
+            && self.scratch.holds_partials(
+                narrow.rows,
+                config.n_heads,
+                plan.splits,
+                config.head_dim,
+            )
     }
 
     pub fn attention_arguments(&self, plan: &Plan<'_>, index: usize) -> AttentionArgs {

@@ -109,7 +109,7 @@ fn assemble(
     scratch: Scratch,
     sequence_tokens: usize,
 ) -> Result<CudaExecutor, Fault> {
-    let ops = Ops::load(&module, config.head_dim)?;
+    let ops = Ops::load(&context, &module, config.head_dim)?;
     let Sizes { tokens, vocab, .. } = scratch.sizes;
     let draws = Draws::load(&context, &module, tokens, vocab, sequence_tokens)?;
     let types = weights.tensors.matrices().map(|matrix| matrix.ty);

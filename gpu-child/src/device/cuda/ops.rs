@@ -1,5 +1,6 @@
 //! The kernels around the matmuls.
 
+use super::context::Context;
 use super::headers::constant;
 use super::kernels::{
     ArgmaxArgs, AttentionArgs, EmbedArgs, Kernel, MergeArgs, Module, RopeArgs, RowArgs,
@@ -23,13 +24,17 @@ pub struct Ops {
     /// Shared memory of a block of `attention_split`.
     pub split_shared_bytes: u32,
     pub attention_merge: Kernel<MergeArgs>,
+    /// Hopper's, for heads that it was made for.
+    pub attention_wide: Option<Kernel<AttentionArgs>>,
+    /// Shared memory of a block of it.
+    pub wide_shared_bytes: u32,
     pub argmax: Kernel<ArgmaxArgs>,
 }
 
 impl Ops {
     /// # Errors
     /// When a kernel is missing, or the device has too little shared memory for one.
-    pub fn load(module: &Module, head_dim: usize) -> Result<Self, Fault> {
+    pub fn load(context: &Context, module: &Module, head_dim: usize) -> Result<Self, Fault> {
         // SAFETY: each name's kernel takes the argument struct that it is bound to here, and waits
         // for what is in front of it.
         unsafe {
@@ -38,6 +43,15 @@ impl Ops {
                 .kernel(&format!("attention_split_{head_dim}"))?
                 .overlapping();
             attention_split.allow_shared(split_shared_bytes)?;
+            let has_wide = context.has_wgmma() && WIDE_HEAD_DIMS.contains(&head_dim);
+            let wide_shared_bytes = wide_shared_bytes(head_dim);
+            let attention_wide: Option<Kernel<AttentionArgs>> = has_wide
+                .then(|| module.kernel(&format!("attention_wide_{head_dim}")))
+                .transpose()?
+                .map(|kernel| kernel.overlapping());
+            if let Some(kernel) = &attention_wide {
+                kernel.allow_shared(wide_shared_bytes)?;
+            }
             Ok(Self {
                 scatter_inputs: module.kernel("scatter_inputs")?,
                 embed: module.kernel("embed")?.overlapping(),
@@ -52,10 +66,31 @@ impl Ops {
                 attention_split,
                 split_shared_bytes,
                 attention_merge: module.kernel("attention_merge")?.overlapping(),
+                attention_wide,
+                wide_shared_bytes,
                 argmax: module.kernel("argmax")?.overlapping(),
             })
         }
     }
+
+    /// Gives up the kernels that only some architectures have.
+    pub fn use_portable(&mut self) {
+        self.attention_wide = None;
+    }
+}
+
+/// Threads of a block of `attention_wgmma.cu`.
+pub const WIDE_THREADS: u32 = constant!("attention_wgmma.cu", WIDE_THREADS) as u32;
+/// Heads that it has kernels for.
+const WIDE_HEAD_DIMS: [usize; 3] = [64, 96, 128];
+
+/// `WideMemory` there: queries, rings of splits' keys and values, and two barriers for a place of each.
+fn wide_shared_bytes(head_dim: usize) -> u32 {
+    const ROWS: usize = constant!("attention_wgmma.cu", WIDE_ROWS);
+    const STAGES: usize = constant!("attention_wgmma.cu", WIDE_STAGES);
+    const BARRIER_BYTES: usize = constant!("bulk.cuh", BARRIER_BYTES);
+    let halves = (ROWS + STAGES * 2 * SPLIT) * head_dim;
+    (halves * size_of::<u16>() + STAGES * 4 * BARRIER_BYTES) as u32
 }
 
 /// Threads of a block that computes one split.

@@ -10,8 +10,15 @@ use crate::device::{Batch, SequenceWork, TO_BE_DRAWN};
 use crate::model::ModelConfig;
 use worker_orcd_ipc::RequestId;
 
-/// Rows of a tensor-core step.
+/// (token, query head) rows of a tensor-core step.
 const TILE_ROWS: usize = 16;
+/// Those of a block of `attention_wgmma.cu`.
+const WIDE_ROWS: usize = constant!("attention_wgmma.cu", WIDE_ROWS);
+/// Rows of a sequence that are worth such a block.
+const ENOUGH_ROWS: usize = WIDE_ROWS / 2;
+/// Multiprocessors for each of the blocks that a step must have. With fewer, small tiles are faster: on an H100
+/// 16 blocks are slower, 28 are not, with heads of 64 and of 128, behind nothing and behind 8,192 positions.
+const MULTIPROCESSORS_A_BLOCK: usize = 5;
 /// Positions of a split, and its pages.
 pub const SPLIT: usize = constant!("attention.cuh", SPLIT);
 pub const SPLIT_PAGES: usize = SPLIT / PAGE_TOKENS;
@@ -24,24 +31,59 @@ pub struct Plan<'a> {
     pub rows: Vec<Row>,
     pub tables: Vec<i32>,
     pub tiles: Vec<Tile>,
+    /// Tiles of the sequences that have many rows, those with the most splits last.
+    pub wide_tiles: Vec<Tile>,
     pub drawing: Vec<DrawingRow>,
-    /// Splits of the longest sequence.
+    /// The sequences that `tiles` are of.
+    pub narrow: Narrow,
+    /// Splits of the longest one of them.
     pub splits: usize,
 }
 
+/// Sequences whose attention is computed in tiles of few rows.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Narrow {
+    pub sequences: usize,
+    pub rows: usize,
+    /// Rows of the batch up to their last one.
+    pub end: usize,
+}
+
+impl Narrow {
+    /// Each has one token.
+    #[must_use]
+    pub fn decode(&self) -> bool {
+        self.sequences == self.rows
+    }
+
+    /// They come before all others.
+    #[must_use]
+    pub fn come_first(&self) -> bool {
+        self.rows == self.end
+    }
+}
+
 impl<'a> Plan<'a> {
-    /// `before` are the requests that the step before draws for, in order.
+    /// `before` are the requests that the step before draws for, in order. Of a device with wide tiles,
+    /// `wide_on` are the multiprocessors.
     ///
     /// # Panics
     /// When the batch breaks its contract: a page table too short, an empty sequence, a token
     /// outside the vocabulary, or one that the step before does not draw.
     #[must_use]
-    pub fn new(batch: &Batch<'a>, config: &ModelConfig, before: &[RequestId]) -> Self {
+    pub fn new(
+        batch: &Batch<'a>,
+        config: &ModelConfig,
+        before: &[RequestId],
+        wide_on: Option<usize>,
+    ) -> Self {
         let mut plan = Self {
             sequences: batch.sequences,
             rows: Vec::new(),
             tables: Vec::new(),
             tiles: Vec::new(),
+            wide_tiles: Vec::new(),
+            narrow: Narrow::default(),
             drawing: drawing_rows(batch.sequences),
             splits: 1,
         };
@@ -54,22 +96,47 @@ impl<'a> Plan<'a> {
                 .find(|(_, other)| **other == request);
             found.expect("a token that the step before draws").0
         };
+        let has_wide = wide_on.is_some_and(|multiprocessors| {
+            let tiles = |work| rows_of(work, config).div_ceil(WIDE_ROWS);
+            let wide = batch.sequences.iter().filter(|it| is_wide(it, config));
+            let blocks = wide.map(tiles).sum::<usize>() * config.n_kv_heads;
+            blocks * MULTIPROCESSORS_A_BLOCK >= multiprocessors
+        });
         for work in batch.sequences {
-            plan.add(work, config, &mut place);
+            let row0 = plan.rows.len();
+            let table = plan.add_rows(work, config, &mut place);
+            let tiles = Tiles {
+                row0,
+                rows: rows_of(work, config),
+                position0: work.first_position as usize,
+                table,
+            };
+            if has_wide && is_wide(work, config) {
+                plan.wide_tiles.extend(tiles.of(WIDE_ROWS));
+                continue;
+            }
+            plan.tiles.extend(tiles.of(TILE_ROWS));
+            plan.narrow.sequences += 1;
+            plan.narrow.rows += work.tokens.len();
+            plan.narrow.end = plan.rows.len();
+            plan.splits = plan.splits.max(pages_of(work).div_ceil(SPLIT_PAGES));
         }
+        let group = (config.n_heads / config.n_kv_heads) as i32;
+        plan.wide_tiles
+            .sort_by_key(|tile| tile.position0 + (tile.first + tile.count - 1) / group);
         plan
     }
 
-    fn add(
+    /// Rows and page table of a sequence; says where the table begins.
+    fn add_rows(
         &mut self,
         work: &SequenceWork<'_>,
         config: &ModelConfig,
         place: &mut dyn FnMut(RequestId) -> i32,
-    ) {
-        let pages = pages_of(work);
-        let (row0, table) = (self.rows.len() as i32, self.tables.len() as i32);
-        self.tables
-            .extend(work.pages[..pages].iter().map(|page| page.0 as i32));
+    ) -> usize {
+        let table = self.tables.len();
+        let pages = &work.pages[..pages_of(work)];
+        self.tables.extend(pages.iter().map(|page| page.0 as i32));
         for (position, token) in (work.first_position..).zip(work.tokens) {
             let token = if *token == TO_BE_DRAWN {
                 !place(work.request)
@@ -79,20 +146,44 @@ impl<'a> Plan<'a> {
             self.rows.push(Row {
                 token,
                 position: position as i32,
-                table,
+                table: table as i32,
                 unused: 0,
             });
         }
-        let in_tiles = work.tokens.len() * (config.n_heads / config.n_kv_heads);
-        for first in (0..in_tiles).step_by(TILE_ROWS) {
-            self.tiles.push(Tile {
-                row0,
-                first: first as i32,
-                count: (in_tiles - first).min(TILE_ROWS) as i32,
-                position0: work.first_position as i32,
-                table,
-            });
-        }
-        self.splits = self.splits.max(pages.div_ceil(SPLIT_PAGES));
+        table
     }
 }
+
+/// (token, query head) rows of a sequence and key-value head.
+fn rows_of(work: &SequenceWork<'_>, config: &ModelConfig) -> usize {
+    work.tokens.len() * (config.n_heads / config.n_kv_heads)
+}
+
+/// A sequence for wide tiles. One that decodes is none, however large its groups of heads.
+fn is_wide(work: &SequenceWork<'_>, config: &ModelConfig) -> bool {
+    work.tokens.len() > 1 && rows_of(work, config) >= ENOUGH_ROWS
+}
+
+/// A sequence's rows, to be cut into tiles.
+#[derive(Debug, Clone, Copy)]
+struct Tiles {
+    row0: usize,
+    rows: usize,
+    position0: usize,
+    table: usize,
+}
+
+impl Tiles {
+    fn of(self, rows: usize) -> impl Iterator<Item = Tile> {
+        (0..self.rows).step_by(rows).map(move |first| Tile {
+            row0: self.row0 as i32,
+            first: first as i32,
+            count: (self.rows - first).min(rows) as i32,
+            position0: self.position0 as i32,
+            table: self.table as i32,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -61,7 +61,8 @@ impl Sizes {
                 .clamp(16, 256)
                 .min(tokens),
             tables: tokens * sequence_tokens.div_ceil(PAGE_TOKENS),
-            // A sequence of one token takes a tile of its own for each 16 heads of a group.
+            // A sequence of one token takes a tile of its own for each 16 heads of a group. Wide tiles are
+            // fewer.
             tiles: tokens * group.div_ceil(16) + 1,
         }
     }
@@ -163,6 +164,7 @@ pub struct Buffers {
     pub partial: DevicePtr<f32>,
     pub rows: DevicePtr<Row>,
     pub gather: DevicePtr<i32>,
+    /// Those of the plan, then its wide ones.
     pub tiles: DevicePtr<Tile>,
     pub tables: DevicePtr<i32>,
 }
@@ -274,16 +276,17 @@ impl Scratch {
         let sizes = &self.sizes;
         assert!(
             plan.rows.len() <= sizes.tokens
-                && plan.tiles.len() <= sizes.tiles
+                && plan.tiles.len() + plan.wide_tiles.len() <= sizes.tiles
                 && plan.tables.len() <= sizes.tables,
             "a batch larger than announced"
         );
         let buffers = self.buffers();
         let gather: Vec<i32> = plan.drawing.iter().map(|it| it.row as i32).collect();
+        let tiles = [plan.tiles.as_slice(), &plan.wide_tiles].concat();
         let inputs = [
             bytes_of(&plan.rows),
             bytes_of(&gather),
-            bytes_of(&plan.tiles),
+            bytes_of(&tiles),
             bytes_of(&plan.tables),
         ];
         let mut room = self.pinned[slot].bytes_mut();

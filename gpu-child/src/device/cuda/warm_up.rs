@@ -8,8 +8,8 @@ use super::CudaExecutor;
 use crate::device::{Batch, Executor, NoTap, PageId, SampleWork, SequenceWork};
 use worker_orcd_ipc::{Fault, RequestId, Sampling, TokenId};
 
-/// Tokens of prompts. Which kernels multiply, and in which tiles, depends on the number of rows.
-const PROMPTS: [usize; 7] = [2, 8, 16, 40, 64, 128, 256];
+/// Tokens of prompts. Which kernels multiply and attend, and in which tiles, depends on the number of rows.
+const PROMPTS: [usize; 8] = [2, 8, 16, 40, 64, 128, 256, 1024];
 /// Sequences that decode together.
 const DECODING: [usize; 4] = [1, 2, 8, 32];
 /// Steps of each batch: the second is recorded.
