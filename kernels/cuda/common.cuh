@@ -49,6 +49,13 @@ struct Segments {
     }
 };
 
+// The same number, kept in a register: otherwise what is cheap is worked out or loaded again wherever it
+// is used, in the middle of a chain.
+DEVICE int kept(int v) {
+    asm volatile("" : "+r"(v));
+    return v;
+}
+
 // One lane's place in the fragments of mma.m16n8k16: row (or weight row) and quarter.
 struct Lane {
     int id, g, t;

@@ -66,7 +66,7 @@ template <int HD, int ONLY, bool ALONE> DEVICE void decode_step(const StepArgs& 
     for (int i = threadIdx.x; i < a.n_layers * int(sizeof(StepLayer) / 4); i += BLOCK_THREADS)
         reinterpret_cast<uint32_t*>(layers)[i] = from[i];
     if (threadIdx.x < STAGES) shapes[threadIdx.x] = shape_of(a, threadIdx.x, max(block, 0), gridDim.x - a.attention_blocks);
-    barriers.init(a.shared.slots);
+    barriers.init(a.shared);
     fence_barrier_init();
     __syncthreads();
     if (blockIdx.x == 0 && threadIdx.x == 0) post(a.board + BOARD_TAG, a.first_tag);

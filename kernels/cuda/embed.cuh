@@ -29,19 +29,19 @@ DEVICE float weight_at(int type, const uint8_t* unit, int g, int k) {
     int code = (q >> (16 * (i & 1) + 4 * (i >> 1))) & 15;
     if (type == Q5_0 || type == Q5_1 || type == Q5_K) {
         uint32_t h = *reinterpret_cast<const uint32_t*>(unit + 512 + 4 * lane);
-        code |= ((h >> (16 * (i & 1) + 4 * c + (i >> 1))) & 1) << 4;
+        code |= ((h >> (16 * (i & 1) + fifth_at(c, i >> 1))) & 1) << 4;
     }
     if (type == Q6_K) {
         uint32_t h = *reinterpret_cast<const uint32_t*>(unit + 512 + 8 * lane + 4 * (c >> 1));
-        code |= ((h >> (16 * (i & 1) + 2 * (4 * (c & 1) + (i >> 1)))) & 3) << 4;
-        float scale = float(int8_t(unit[768 + g * 8 + (t >> 1) * 4 + c]));
+        code |= ((h >> (16 * (i & 1) + top_at(c, i >> 1))) & 3) << 4;
+        float scale = float(unit[768 + g * 8 + (t >> 1) * 4 + c] - 128);
         return __fmul_rn(__fmul_rn(half_of(832 + g * 2), scale), float(code - 32));
     }
     if (type == Q4_K || type == Q5_K) {
         int at = type == Q4_K ? 512 : 640;
-        float s = __fmul_rn(half_of(at + 64 + g * 4), float(unit[at + g * 8 + c]));
-        float m = __fmul_rn(half_of(at + 66 + g * 4), float(unit[at + g * 8 + 4 + c]));
-        return __fsub_rn(__fmul_rn(s, float(code)), m);
+        float s = __fmul_rn(half_of(at + 64 + g * 4), float(unit[at + g * 8 + 2 * c]));
+        float m = __fmul_rn(half_of(at + 66 + g * 4), float(unit[at + g * 8 + 2 * c + 1]));
+        return __fadd_rn(__fmul_rn(s, float(code)), m);
     }
     int at = type == Q4_0 || type == Q4_1 ? 512 : 640;
     float d = half_of(at + g * 8 + 2 * c);

@@ -121,8 +121,8 @@ DEVICE void repack_codes(const RepackArgs& a, const uint8_t* row, uint8_t* unit,
             int pair = i >> 1, up = i & 1;
             w8[i >> 2] |= uint32_t(code & 255) << (8 * (i & 3));
             q[c] |= uint32_t(code & 15) << (16 * up + 4 * pair);
-            high |= uint32_t(code >> 4 & 1) << (16 * up + 4 * c + pair);
-            high2[c >> 1] |= uint32_t(code >> 4 & 3) << (16 * up + 2 * (4 * (c & 1) + pair));
+            high |= uint32_t(code >> 4 & 1) << (16 * up + fifth_at(c, pair));
+            high2[c >> 1] |= uint32_t(code >> 4 & 3) << (16 * up + top_at(c, pair));
         }
         q8[2 * c] = w8[0];
         q8[2 * c + 1] = w8[1];
@@ -136,16 +136,17 @@ DEVICE void repack_codes(const RepackArgs& a, const uint8_t* row, uint8_t* unit,
         if (type == Q4_K || type == Q5_K) {
             int at = type == Q4_K ? 512 : 640, scale = 0, min = 0;
             if (b) k_scale_min(b, (k % 256) / 32, scale, min);
-            unit[at + g * 8 + c] = uint8_t(scale);
-            unit[at + g * 8 + 4 + c] = uint8_t(min);
+            unit[at + g * 8 + 2 * c] = uint8_t(scale);
+            unit[at + g * 8 + 2 * c + 1] = uint8_t(min);
             if (c == 0) {
                 put_half(unit + at + 64 + g * 4, b);
                 put_half(unit + at + 66 + g * 4, b ? b + 2 : nullptr);
+                unit[at + 67 + g * 4] ^= 0x80;  // -dmin
             }
         }
         if (type == Q6_K) {
             for (int half = 0; half < 2; half++)
-                unit[768 + g * 8 + half * 4 + c] = b ? b[192 + (k % 256) / 16 + half] : 0;
+                unit[768 + g * 8 + half * 4 + c] = (b ? b[192 + (k % 256) / 16 + half] : 0) ^ 0x80;
             if (c == 0) put_half(unit + 832 + g * 2, b ? b + 208 : nullptr);
         }
     }

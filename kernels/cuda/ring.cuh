@@ -2,9 +2,9 @@
 //
 // The tiles that a block multiplies are known before the step begins. So one thread, the producer, goes
 // through all stages and layers ahead of the consumers and keeps the ring full by bulk copies
-// (cp.async.bulk, completing on an mbarrier); it never waits for an exchange between blocks. A copy, or
-// piece, is up to PIECE_UNITS consecutive units of one tile; the warps that multiply its units release the
-// slot.
+// (cp.async.bulk, completing on an mbarrier); it never waits for an exchange between blocks. A piece is a
+// few consecutive units of two tiles, those of the second behind those of the first; the warps that
+// multiply its units release the slot.
 #pragma once
 #include "bulk.cuh"
 #include "step_plan.cuh"
@@ -17,11 +17,11 @@ struct Barriers {
     Word full[MAX_SLOTS], empty[MAX_SLOTS];
     int issued;  // copies
 
-    DEVICE void init(int slots) {
+    DEVICE void init(const SharedPlan& plan) {
         if (threadIdx.x == 0) issued = 0;
-        if (threadIdx.x < slots) {
+        if (threadIdx.x < plan.slots) {
             barrier_init(shared_address(full + threadIdx.x), 1);
-            barrier_init(shared_address(empty + threadIdx.x), PIECE_UNITS);
+            barrier_init(shared_address(empty + threadIdx.x), plan.piece_units);
         }
     }
 };
@@ -53,7 +53,7 @@ struct Ring {
             asm volatile("ld.volatile.shared.s32 %0, [%1];" : "=r"(issued) : "r"(full + ISSUED) : "memory");
         barrier_wait(slot.full, slot.round & 1);
     }
-    // Releases some units of a piece, which makes PIECE_UNITS arrivals in all.
+    // Releases some units of a piece, which makes `piece_units` arrivals in all.
     DEVICE void release(const Slot& slot, int units) const { barrier_arrive(slot.full + EMPTY, units); }
 };
 
@@ -76,14 +76,16 @@ struct Producer {
     struct Matrix {
         const uint8_t* weight;
         int64_t tile_bytes;
-        int piece_bytes, rest_bytes;  // of a tile's last piece
+        int piece_bytes, rest_bytes;  // of a tile, and in its last piece
     };
     DEVICE Matrix matrix(const Part& part, const StageShape& s) const {
         int unit = unit_bytes(part.ty), units = s.units.by, piece = s.piece.by;
         return {part.weight, int64_t(units) * unit, piece * unit, (units - (s.pieces - 1) * piece) * unit};
     }
-    DEVICE void tile(const Matrix& m, int tile, int pieces) {
-        const uint8_t* from = m.weight + tile * m.tile_bytes;
+    DEVICE static const uint8_t* tile(const Matrix& m, int tile) { return m.weight + tile * m.tile_bytes; }
+
+    // All pieces of two tiles of matrices like `m`, or of one if there is no other.
+    DEVICE void pair(const Matrix& m, const uint8_t* one, const uint8_t* other, int pieces) {
 #pragma unroll 1
         for (; pieces > 0; pieces--) {
             int bytes = pieces > 1 ? m.piece_bytes : m.rest_bytes;
@@ -93,10 +95,14 @@ struct Producer {
                 late += BARRIER_BYTES;
                 if (late == full_end) late = full_first, late_parity ^= 1;
             }
-            barrier_expect(full, bytes);
-            copy_bulk(to, from, bytes, full);
+            barrier_expect(full, other ? 2 * bytes : bytes);
+            copy_bulk(to, one, bytes, full);
+            if (other) {
+                copy_bulk(to + m.piece_bytes, other, bytes, full);
+                other += bytes;
+            }
             asm volatile("st.volatile.shared.s32 [%0], %1;" ::"r"(full_first + Ring::ISSUED), "r"(++issued) : "memory");
-            from += bytes;
+            one += bytes;
             full += BARRIER_BYTES;
             to += plan.a.shared.slot_bytes;
             if (full != full_end) continue;
@@ -106,33 +112,44 @@ struct Producer {
         }
     }
 
-    template <int STAGE> DEVICE void stage(const Part* parts) {
+    template <int STAGE> DEVICE void stage(int layer, const Part* parts) {
         const StageShape s = plan.shapes[STAGE];
-        const int tiles = STAGE == GATE_UP ? s.tiles / 2 : s.tiles;
         if (STAGE == QKV) {
-            Matrix three[3] = {matrix(parts[0], s), matrix(parts[1], s), matrix(parts[2], s)};
-            const int k = parts[0].tiles, v = k + parts[1].tiles;
-            for (int t = 0, n = s.first; t < tiles; t++, n += plan.blocks())
-                if (n < k) tile(three[0], n, s.pieces);
-                else if (n < v) tile(three[1], n - k, s.pieces);
-                else tile(three[2], n - v, s.pieces);
-        } else {
-            Matrix m = matrix(parts[0], s), up = m;
-            if (STAGE == GATE_UP) up = matrix(parts[1], s);
-            for (int t = 0, n = s.first; t < tiles; t++, n += plan.blocks()) {
-                tile(m, n, s.pieces);
-                if (STAGE == GATE_UP) tile(up, n, s.pieces);
+#pragma unroll 1
+            for (int t = 0; t < s.tiles; t += 2) {
+                StageTile a = plan.place(layer, STAGE, t), b = plan.place(layer, STAGE, min(t + 1, s.tiles - 1));
+                Matrix m = matrix(*a.part, s), n = matrix(*b.part, s);
+                bool both = plan.is_pair(layer, STAGE, t);
+                pair(m, tile(m, a.tile), both ? tile(n, b.tile) : nullptr, s.pieces);
+                if (!both && t + 1 < s.tiles) pair(n, tile(n, b.tile), nullptr, s.pieces);
             }
+            return;
+        }
+        Matrix m = matrix(parts[0], s), up = m;
+        if (STAGE == GATE_UP) up = matrix(parts[1], s);
+        const int step = plan.blocks();
+        for (int t = 0, n = s.first; t < s.tiles; t += 2) {
+            const uint8_t* one = tile(m, n);
+            if (STAGE != GATE_UP) {
+                pair(m, one, t + 1 < s.tiles ? tile(m, n + step) : nullptr, s.pieces);
+                n += 2 * step;
+                continue;
+            }
+            const uint8_t* other = tile(up, n);
+            bool both = parts[0].ty == parts[1].ty;
+            pair(m, one, both ? other : nullptr, s.pieces);
+            if (!both) pair(up, other, nullptr, s.pieces);
+            n += step;
         }
     }
     DEVICE void run() {
         for (int layer = 0; layer < plan.a.n_layers; layer++) {
             const Part* parts = plan.layers[layer].parts;
-            stage<QKV>(parts);
-            stage<OUTPUT>(parts + 3);
-            stage<GATE_UP>(parts + 4);
-            stage<DOWN>(parts + 6);
+            stage<QKV>(layer, parts);
+            stage<OUTPUT>(layer, parts + 3);
+            stage<GATE_UP>(layer, parts + 4);
+            stage<DOWN>(layer, parts + 6);
         }
-        stage<HEAD>(&plan.a.head);
+        stage<HEAD>(0, &plan.a.head);
     }
 };

@@ -25,20 +25,20 @@ struct Input {
     int cols;
 };
 
-// A warp's work in a stage: one segment of every tile whose index is `tile_in_pass` modulo tiles_per_pass.
+// A warp's work in a stage: one segment of every pair of tiles whose index is `pair` modulo pairs_per_pass.
 // Segment s is the units s, s + segments, s + 2 segments, and so on. Two warps with the same segment
 // prepare the same units, each for itself, so neither waits for the other.
 struct WarpWork {
-    int tile_in_pass, segment;
+    int pair, segment;
     int units;  // of the segment
 
     DEVICE WarpWork(const StageShape& s, int warp) {
         int segments = s.segments.by;
-        tile_in_pass = s.segments.of(warp);
-        segment = warp - tile_in_pass * segments;
+        pair = s.segments.of(warp);
+        segment = warp - pair * segments;
         units = s.segments.of(s.units.by - segment + segments - 1);
     }
-    DEVICE bool works(const StageShape& s) const { return tile_in_pass < s.tiles_per_pass; }
+    DEVICE bool works(const StageShape& s) const { return pair < s.pairs_per_pass; }
 };
 
 // ALONE: there is one row.
@@ -127,7 +127,7 @@ template <bool ALONE> struct Inputs {
         poll_chunks<STAGE>(y, s, my, in, first, count, [&](const Four& f, const Chunk& c) {
             if (!NORMALIZED<STAGE>) return;
             float sum = warp_sum(sum_of_squares(f));
-            if (lane.id == 0 && my.tile_in_pass == 0) reduction.squares[c.row][c.unit] = sum;
+            if (lane.id == 0 && my.pair == 0) reduction.squares[c.row][c.unit] = sum;
         });
 #pragma unroll
         for (int i = 0; i < SIZE; i++) {

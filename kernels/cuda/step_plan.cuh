@@ -21,7 +21,7 @@ constexpr int PRODUCER_REGISTERS = 32, CONSUMER_REGISTERS = 112;
 static_assert(STEP_THREADS * CONSUMER_REGISTERS + 128 * PRODUCER_REGISTERS <= BLOCK_THREADS * 96);
 constexpr int STEP_ROWS = 4;
 constexpr int MAX_UNITS = 64;   // of a row that is normalized
-constexpr int PIECE_UNITS = 8;  // of one copy at most
+constexpr int PIECE_UNITS = 8;  // of a tile in one piece, at most
 constexpr int ANY = -1;         // tensor types differ between matrices
 
 enum Stage : int { QKV = 0, OUTPUT = 1, GATE_UP = 2, DOWN = 3, HEAD = 4, STAGES = 5 };
@@ -59,13 +59,14 @@ LAYOUT(Exchange, 48, AT(x, 0) AT(qkv, 8) AT(attn, 16) AT(ff, 24) AT(stride, 32) 
 // Offsets of the parts of a block's shared memory, in bytes (host: device/cuda/shared_plan.rs).
 struct SharedPlan {
     int slot_bytes, slots, sums_bytes, inputs_at, norm_at, sums_at, layers_at, ring_at;
-    int window;  // pieces in flight at a time
+    int piece_units;  // of a tile in one piece, at most
+    int window;       // pieces in flight at a time
     // Of a block that computes attention: teams, and splits of a pair whose partial results it has room for.
     int teams, kept_splits;
 };
-LAYOUT(SharedPlan, 44, AT(slot_bytes, 0) AT(slots, 4) AT(sums_bytes, 8) AT(inputs_at, 12)
-       AT(norm_at, 16) AT(sums_at, 20) AT(layers_at, 24) AT(ring_at, 28) AT(window, 32)
-       AT(teams, 36) AT(kept_splits, 40))
+LAYOUT(SharedPlan, 48, AT(slot_bytes, 0) AT(slots, 4) AT(sums_bytes, 8) AT(inputs_at, 12)
+       AT(norm_at, 16) AT(sums_at, 20) AT(layers_at, 24) AT(ring_at, 28) AT(piece_units, 32)
+       AT(window, 36) AT(teams, 40) AT(kept_splits, 44))
 
 struct StepArgs {
     const StepLayer* layers;
@@ -89,7 +90,7 @@ struct StepArgs {
     float eps;
     SharedPlan shared;
 };
-LAYOUT(StepArgs, 456, AT(layers, 0) AT(embed, 8) AT(rope, 48) AT(attention, 152) AT(head, 240)
+LAYOUT(StepArgs, 464, AT(layers, 0) AT(embed, 8) AT(rope, 48) AT(attention, 152) AT(head, 240)
        AT(head_norm, 272) AT(exchange, 280) AT(logits, 328) AT(best, 336) AT(broken, 344)
        AT(board, 352) AT(first_tag, 360) AT(n_layers, 364) AT(rows, 368) AT(n_embd, 372) AT(n_ff, 376)
        AT(vocab, 380) AT(attention_blocks, 384) AT(parts, 388) AT(partial_splits, 392)
@@ -126,12 +127,11 @@ struct Divisor {
 struct StageShape {
     int tiles;           // matrices' tiles of this block; of GATE_UP twice its pairs
     int first;           // the first of them; then every `blocks`
-    bool is_short;       // a segment is one unit
-    int pieces;          // copies a tile
+    int pieces;          // of a pair of tiles
     int group;           // tiles whose sums are kept at a time
-    int tiles_per_pass;  // tiles that the warps multiply at a time, one segment a warp
+    int pairs_per_pass;  // pairs of tiles that the warps multiply at a time, one segment a warp
     Divisor units, segments;
-    Divisor piece;  // units of a copy
+    Divisor piece;  // units of a tile in one piece
 };
 
 // A tile of a stage: its matrix, and its index there.
@@ -157,6 +157,13 @@ struct Plan {
         while (tile >= parts[p].tiles) tile -= parts[p++].tiles;
         return {parts + p, tile};
     }
+    // Tiles 2i and 2i + 1 of a stage are a pair, which is copied and multiplied as sixteen rows where both
+    // are there and of one type; otherwise each of them is alone in a pair.
+    DEVICE bool is_pair(int layer, int stage, int t) const {
+        return t + 1 < shapes[stage].tiles
+            && place(layer, stage, t).part->ty == place(layer, stage, t + 1).part->ty;
+    }
+    // Whether `is_pair` is true of every two tiles.
     DEVICE bool is_of_one_type(int layer, int stage) const {
         const Part* parts = layers[layer].parts;
         if (stage == QKV) return parts[0].ty == parts[1].ty && parts[0].ty == parts[2].ty;
@@ -183,13 +190,12 @@ DEVICE StageShape shape_of(const StepArgs& a, int stage, int block, int blocks) 
     if (stage == GATE_UP) s.tiles *= 2;
     int units = (columns_of(a, stage) + UNIT - 1) / UNIT;
     int segments = segments_of(units);
-    s.is_short = segments == units;
-    s.pieces = (units + PIECE_UNITS - 1) / PIECE_UNITS;
+    s.pieces = (units + a.shared.piece_units - 1) / a.shared.piece_units;
     s.piece = Divisor((units + s.pieces - 1) / s.pieces);
     s.units = Divisor(units);
     s.segments = Divisor(segments);
-    s.tiles_per_pass = STEP_WARPS / segments;
-    // An even number, so that a group has gate and up of a pair.
+    s.pairs_per_pass = STEP_WARPS / segments;
+    // An even number, so that a group has both tiles of a pair.
     s.group = max(2, a.shared.sums_bytes / (segments * a.rows * TILE_N * 4) & ~1);
     return s;
 }

@@ -1,8 +1,8 @@
 // The products of a decode step: the work of one block in one stage (table in decode_step.cu).
 //
 // The inputs are in shared memory (step_inputs.cuh). Segments of tiles are dealt to the consumer warps in
-// turn (matmul.cuh's order). Each warp writes its sums to shared memory, and one thread adds the sums of
-// an output, applies the epilogue and publishes it.
+// turn, two tiles at a time (matmul.cuh's order). Each warp writes its sums to shared memory, and one thread
+// adds the sums of an output, applies the epilogue and publishes it.
 #pragma once
 #include "argmax.cuh"
 #include "glu.cuh"
@@ -27,7 +27,7 @@ template <bool ALONE, int FF_CHUNKS> struct Products : Plan {
     Lane lane;
     int warp;
 
-    int piece0;  // of the stage
+    int piece0;  // of the next group
     int issued;  // copies that are known to be in flight or done
     // The outputs of this thread: one row, and of each four tiles a column.
     int row, column, tile0, tile_step;
@@ -47,149 +47,167 @@ template <bool ALONE, int FF_CHUNKS> struct Products : Plan {
 
     // ---- products ----
 
-    // Fragments of a unit of the input, as the tensor core wants them: rows 8 to 15 are zero.
-    struct Fragments {
-        uint32_t a[2 * CHUNKS][4];
-    };
-    DEVICE void load_rows(Fragments& x, const uint8_t* input) const {
-#pragma unroll
-        for (int c = 0; c < CHUNKS; c++) {
-            uint4 v = make_uint4(0, 0, 0, 0);
-            if (lane.g < rows()) v = *reinterpret_cast<const uint4*>(input + 64 * c);
-            uint32_t pairs[4] = {v.x, v.y, v.z, v.w};
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                x.a[2 * c + i / 2][2 * (i & 1)] = pairs[i];
-                x.a[2 * c + i / 2][2 * (i & 1) + 1] = 0;
-            }
-        }
-    }
+    // A unit of a pair of tiles and of the input, in registers. Weights are the left operand, the first tile
+    // its rows 0 to 7 and the other 8 to 15; rows of the input are columns of the right one, where columns
+    // past the last row hold anything.
+    template <int T> struct PairUnit {
+        static constexpr int GROUP = Weights<T>::GROUP;
+        // Weights of two planes are too many, and where rows take registers those of whole units of large
+        // types: they are loaded on the way.
+        static constexpr bool IN_REGISTERS = Weights<T>::PLANES == 1 && (ALONE || GROUP == CHUNKS);
+        Shared at[2];
+        Weights<T> w[2][IN_REGISTERS ? CHUNKS / GROUP : 1];
+        uint4 x[CHUNKS];
 
-    // A unit of N tiles, in the order of `multiply` in weights.cuh.
-    template <int T, int N>
-    DEVICE void multiply_unit(float (&d)[N][4], const Fragments& x, const uint8_t* const (&slot)[N]) const {
-        constexpr int GROUP = Weights<T>::GROUP;
-        Weights<T> w[N][CHUNKS / GROUP];
+        DEVICE void load_group(int to, int group, const Lane& lane) {
 #pragma unroll
-        for (int n = 0; n < N; n++)
+            for (int n = 0; n < 2; n++) w[n][to].template load<false>(at[n], lane, group);
+        }
+        DEVICE void load(Shared one, Shared other, Shared input, const Lane& lane) {
+            at[0] = one;
+            at[1] = other;
+            if (IN_REGISTERS)
 #pragma unroll
-            for (int i = 0; i < CHUNKS / GROUP; i++) w[n][i].template load<false>(slot[n], lane, i);
+                for (int i = 0; i < CHUNKS / GROUP; i++) load_group(i, i, lane);
 #pragma unroll
-        for (int c = 0; c < CHUNKS; c++)
+            for (int c = 0; c < CHUNKS; c++) x[c] = load16<false>(input + 64 * c);
+        }
+        // In the order of `multiply` in weights.cuh.
+        DEVICE void multiply(float (&d)[4], const Lane& lane) {
 #pragma unroll
-            for (int plane = 0; plane < Weights<T>::PLANES; plane++) {
-                uint32_t b[N][4];
+            for (int c = 0; c < CHUNKS; c++) {
+                if (!IN_REGISTERS && c % GROUP == 0) load_group(0, c / GROUP, lane);
 #pragma unroll
-                for (int n = 0; n < N; n++) w[n][c / GROUP].fragment(c % GROUP, plane, b[n]);
+                for (int plane = 0; plane < Weights<T>::PLANES; plane++) {
+                    uint32_t a[2][4];
 #pragma unroll
-                for (int i = 0; i < 2; i++) {
-                    const uint32_t(&a)[4] = x.a[2 * c + i];
-#pragma unroll
-                    for (int n = 0; n < N; n++)
-                        mma(d[n], a[0], a[1], a[2], a[3], b[n][2 * i], b[n][2 * i + 1]);
+                    for (int n = 0; n < 2; n++) w[n][IN_REGISTERS ? c / GROUP : 0].fragment(c % GROUP, plane, a[n]);
+                    mma(d, a[0][0], a[1][0], a[0][1], a[1][1], x[c].x, x[c].y);
+                    mma(d, a[0][2], a[1][2], a[0][3], a[1][3], x[c].z, x[c].w);
                 }
             }
-    }
-
-    // A warp's way through tiles: the place of the next tile's sum, its first piece, its input.
-    struct TileWalk {
-        const WarpWork& my;
-        float* to;
-        int piece, step, to_step;
-        const uint8_t* input;
-        Fragments x;
+        }
     };
-    DEVICE void store_sum(TileWalk& w, const float (&d)[4]) const {
-        if (lane.g < rows()) *reinterpret_cast<float2*>(w.to) = make_float2(d[0], d[1]);
-        w.to += w.to_step;
-        w.piece += w.step;
-    }
-    // Arrivals at a slot's `empty` barrier when unit `at` of a piece is done with; a piece makes PIECE_UNITS
-    // in all.
-    DEVICE static int releases(const StageShape& s, int u, int at) {
-        return at + 1 == s.piece.by || u + 1 == s.units.by ? PIECE_UNITS - at : 1;
-    }
 
-    // One tile of type T: the units of the segment in turn.
-    template <int T> DEVICE void multiply_tile(const StageShape& s, TileWalk& w) {
-        float d[1][4] = {};
-        int u = w.my.segment;
+    // Pairs of one type that a warp multiplies in turn.
+    struct Pairs {
+        int piece, step;  // the first piece of the next pair, and from one pair to the next
+        int count;
+        bool last_has_other;  // whether the last of them has two tiles
+        float *to;            // where the sum of the next pair goes
+        int to_step, to_other;
+    };
+
+    // A slot is given back when its unit is in registers, and the next one waited for before that unit is
+    // multiplied: so a warp holds no slot while it waits, and what it does for a slot lies beside products.
+    template <int T> DEVICE void multiply_pairs(const StageShape& s, const WarpWork& my, Pairs pairs) {
+        const int units = s.units.by, segments = s.segments.by, piece_units = s.piece.by;
+        const Shared input = shared_address(inputs.all() + (lane.g < rows() ? lane.g : 0) * inputs.stride(s) + 16 * lane.t);
+        const Shared weights = shared_address(ring.smem);
+        Lane at_lane = lane;
+        Ring ring = this->ring;
+        int arrivals = a.shared.piece_units;
+        if (ALONE) {
+            at_lane.id = kept(lane.id), at_lane.g = kept(lane.g), at_lane.t = kept(lane.t);
+            ring.slots.by = kept(ring.slots.by), ring.slot_bytes = kept(ring.slot_bytes);
+            arrivals = kept(arrivals);
+        }
+        int u = my.segment, skipped = s.piece.of(u);
+        Slot slot = ring.slot_of(pairs.piece + skipped);
+        ring.wait(slot, pairs.piece + skipped, issued);
+        float d[4] = {};
+#pragma unroll 1
         for (;;) {
-            int skipped = s.piece.of(u), at = u - skipped * s.piece.by;
-            Slot slot = ring.slot_of(w.piece + skipped);
-            ring.wait(slot, w.piece + skipped, issued);
-            multiply_unit<T>(d, w.x, {ring.smem + slot.at + at * unit_bytes(T)});
-            __syncwarp();
-            if (lane.id == 0) ring.release(slot, releases(s, u, at));
-            if (s.is_short) break;  // its input stays in registers
-            u += s.segments.by;
-            bool last = u >= s.units.by;
-            load_rows(w.x, last ? w.input : w.input + (u - w.my.segment) * 2 * UNIT);
-            if (last) break;
-        }
-        store_sum(w, d[0]);
-    }
-
-    // Tiles of type T; returns the first that is left.
-    template <int T> DEVICE int multiply_tiles(const StageShape& s, TileWalk& w, int t, int end) {
-        // Two tiles at a time, so that the products of one run while those of the other wait for each
-        // other; but only where the ring holds both.
-        if (ALONE && s.is_short && Weights<T>::PLANES == 1 && w.step < ring.slots.by) {
-            const int u = w.my.segment, skipped = s.piece.of(u), at = u - skipped * s.piece.by;
-            const int from = at * unit_bytes(T), units = releases(s, u, at);
-#pragma unroll 1
-            for (; t + s.tiles_per_pass < end; t += 2 * s.tiles_per_pass) {
-                float d[2][4] = {};
-                int p = w.piece + skipped;
-                Slot one = ring.slot_of(p), other = ring.slot_of(p + w.step);
-                ring.wait(one, p, issued);
-                ring.wait(other, p + w.step, issued);
-                multiply_unit<T>(d, w.x, {ring.smem + one.at + from, ring.smem + other.at + from});
+            const int at = u - skipped * piece_units;
+            const bool has_other = pairs.count > 1 || pairs.last_has_other;
+            const Shared one = weights + slot.at + at * unit_bytes(T);
+            PairUnit<T> unit;
+            unit.load(one, has_other ? one + piece_units * unit_bytes(T) : one, input + u * 2 * UNIT, at_lane);
+            // Of a piece's arrivals, those for units that it does not have come with its last one.
+            const bool last = at + 1 == piece_units || u + 1 == units;
+            const auto release = [&] {
                 __syncwarp();
-                if (lane.id == 0) {
-                    ring.release(one, units);
-                    ring.release(other, units);
-                }
-                store_sum(w, d[0]);
-                store_sum(w, d[1]);
+                if (at_lane.id == 0) ring.release(slot, last ? arrivals - at : 1);
+            };
+            u += segments;
+            const bool ends = u >= units;
+            if (!PairUnit<T>::IN_REGISTERS) unit.multiply(d, at_lane);
+            release();
+            if (ends) u = my.segment, pairs.piece += pairs.step, pairs.count--;
+            if (pairs.count > 0) {
+                skipped = s.piece.of(u);
+                slot = ring.slot_of(pairs.piece + skipped);
+                ring.wait(slot, pairs.piece + skipped, issued);
             }
+            if (PairUnit<T>::IN_REGISTERS) unit.multiply(d, at_lane);
+            if (!ends) continue;
+#pragma unroll
+            for (int i = 0; i < (ALONE ? 1 : 2); i++) {
+                if (2 * at_lane.t + i >= rows()) continue;
+                float* to = pairs.to + (2 * at_lane.t + i) * TILE_N;
+                to[0] = d[i];
+                if (has_other) to[pairs.to_other] = d[2 + i];
+            }
+            if (pairs.count == 0) return;
+            pairs.to += pairs.to_step;
+#pragma unroll
+            for (int i = 0; i < 4; i++) d[i] = 0.0f;
         }
-#pragma unroll 1
-        for (; t < end; t += s.tiles_per_pass) multiply_tile<T>(s, w);
-        return t;
     }
 
-    template <int ONLY> DEVICE int multiply_tiles_of(int type, const StageShape& s, TileWalk& w, int t, int end) {
-        if (ONLY != ANY) return multiply_tiles<ONLY == ANY ? F16 : ONLY>(s, w, t, end);
+    template <int ONLY> DEVICE void multiply_pairs_of(int type, const StageShape& s, const WarpWork& my, const Pairs& pairs) {
+        if (ONLY != ANY) return multiply_pairs<ONLY == ANY ? F16 : ONLY>(s, my, pairs);
         switch (type) {
-            case F32: return multiply_tiles<F32>(s, w, t, end);
-            case Q8_0: return multiply_tiles<Q8_0>(s, w, t, end);
-            case Q4_0: return multiply_tiles<Q4_0>(s, w, t, end);
-            case Q4_1: return multiply_tiles<Q4_1>(s, w, t, end);
-            case Q5_0: return multiply_tiles<Q5_0>(s, w, t, end);
-            case Q5_1: return multiply_tiles<Q5_1>(s, w, t, end);
-            case Q4_K: return multiply_tiles<Q4_K>(s, w, t, end);
-            case Q5_K: return multiply_tiles<Q5_K>(s, w, t, end);
-            case Q6_K: return multiply_tiles<Q6_K>(s, w, t, end);
-            default: return multiply_tiles<F16>(s, w, t, end);
+            case F32: return multiply_pairs<F32>(s, my, pairs);
+            case Q8_0: return multiply_pairs<Q8_0>(s, my, pairs);
+            case Q4_0: return multiply_pairs<Q4_0>(s, my, pairs);
+            case Q4_1: return multiply_pairs<Q4_1>(s, my, pairs);
+            case Q5_0: return multiply_pairs<Q5_0>(s, my, pairs);
+            case Q5_1: return multiply_pairs<Q5_1>(s, my, pairs);
+            case Q4_K: return multiply_pairs<Q4_K>(s, my, pairs);
+            case Q5_K: return multiply_pairs<Q5_K>(s, my, pairs);
+            case Q6_K: return multiply_pairs<Q6_K>(s, my, pairs);
+            default: return multiply_pairs<F16>(s, my, pairs);
         }
     }
 
-    // The products of `tiles` tiles of the stage, from `first` on.
+    // The products of `tiles` tiles of the stage, from `first` on, whose first piece is `piece`. Returns the
+    // piece behind them.
     template <int ONLY>
-    DEVICE void multiply_group(const StageShape& s, const WarpWork& my, int layer, int stage, int first, int tiles) {
-        if (!my.works(s)) return;
-        const int segments = s.segments.by;
-        TileWalk w = {my,
-            sums() + ((my.tile_in_pass * segments + my.segment) * rows() + lane.g) * TILE_N + 2 * lane.t,
-            piece0 + (first + my.tile_in_pass) * s.pieces, s.tiles_per_pass * s.pieces, s.tiles_per_pass * segments * rows() * TILE_N,
-            inputs.all() + lane.g * inputs.stride(s) + 16 * lane.t + my.segment * 2 * UNIT};
-        load_rows(w.x, w.input);
-        const bool one_type = ONLY != ANY || is_of_one_type(layer, stage);
-        for (int t = my.tile_in_pass; t < tiles;) {
-            int type = ONLY != ANY ? ONLY : place(layer, stage, first + t).part->ty;
-            t = multiply_tiles_of<ONLY>(type, s, w, t, one_type ? tiles : t + 1);
+    DEVICE int multiply_group(StageShape s, WarpWork my, int layer, int stage, int first, int tiles, int piece) {
+        if (!ALONE) {
+            // Nothing that follows from these is worked out before the inputs are there: registers are short.
+            s.units.by = kept(s.units.by), s.segments.by = kept(s.segments.by), s.piece.by = kept(s.piece.by);
+            s.pieces = kept(s.pieces), my.segment = kept(my.segment), my.pair = kept(my.pair);
         }
+        const int tile_sums = s.segments.by * rows() * TILE_N, turns = s.pairs_per_pass;
+        float* to = sums() + my.segment * rows() * TILE_N + lane.g;
+        const bool one_type = ONLY != ANY || is_of_one_type(layer, stage);
+        // All pairs of one type at once, otherwise pair by pair.
+        int turn = 0;
+#pragma unroll 1
+        for (int t = 0; t < tiles;) {
+            int type = ONLY != ANY ? ONLY : place(layer, stage, first + t).part->ty;
+            Pairs mine = {piece, 0, turn == my.pair, true, to + t * tile_sums, 0, tile_sums};
+            if (one_type) {
+                const int pairs = (tiles + 1) / 2, last = pairs - 1 - my.pair;
+                mine.piece += my.pair * s.pieces;
+                mine.step = turns * s.pieces;
+                mine.count = my.works(s) && last >= 0 ? last / turns + 1 : 0;
+                mine.last_has_other = last % turns != 0 || tiles % 2 == 0;
+                mine.to += 2 * my.pair * tile_sums;
+                mine.to_step = 2 * turns * tile_sums;
+                piece += pairs * s.pieces;
+                t = tiles;
+            } else {
+                mine.last_has_other = t % 2 == 0 && t + 1 < tiles && is_pair(layer, stage, first + t);
+                piece += s.pieces;
+                t += mine.last_has_other ? 2 : 1;
+                if (++turn == turns) turn = 0;
+            }
+            if (mine.count > 0) multiply_pairs_of<ONLY>(type, s, my, mine);
+        }
+        return piece;
     }
 
     // ---- outputs ----
@@ -276,7 +294,7 @@ template <bool ALONE, int FF_CHUNKS> struct Products : Plan {
 #pragma unroll 1
         for (int first = 0; first < s.tiles; first += s.group) {
             int tiles = min(s.group, s.tiles - first);
-            multiply_group<ONLY>(s, my, layer, STAGE, first, tiles);
+            piece0 = multiply_group<ONLY>(s, my, layer, STAGE, first, tiles, piece0);
             sync_consumers();
 #pragma unroll 1
             while (t < (first + tiles) >> PAIR_LOG) {
@@ -286,7 +304,6 @@ template <bool ALONE, int FF_CHUNKS> struct Products : Plan {
             }
             if (first + tiles < s.tiles) sync_consumers();
         }
-        piece0 += s.tiles * s.pieces;
     }
 
     template <int ONLY> DEVICE void run() {

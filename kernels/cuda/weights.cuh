@@ -14,12 +14,14 @@
 //   Q4_1  512 codes, 64 d, 64 m                                      640
 //   Q5_0  512 codes, 128 fifth bits, 64 d                            704
 //   Q5_1  512 codes, 128 fifth bits, 64 d, 64 m                      768
-//   Q4_K  512 codes, 64 (4 scales, 4 mins)[g], 32 (d, dmin)[g]       608
-//   Q5_K  512 codes, 128 fifth bits, 64 (4 scales, 4 mins), 32       736
-//   Q6_K  512 codes, 256 high bits, 64 scales[g][2][4], 16 d[g]      848
+//   Q4_K  512 codes, 64 (scale, min)[g][4], 32 (d, -dmin)[g]         608
+//   Q5_K  512 codes, 128 fifth bits, 64 (scale, min)[g][4], 32       736
+//   Q6_K  512 codes, 256 high bits, 64 scales + 128 [g][2][4], 16 d[g] 848
 //
-// A weight becomes w = d code + m, rounded once to F16; k-quants multiply out scales in F32 and
-// round at the end. Codes become halves by their bits: 0x6400 | code is 1024 + code.
+// A weight becomes w = d code + m in F16: the code less its offset is exact, and d and m are F16 (of
+// k-quants the product of d and a scale, rounded to F16), so w is rounded once more. All of it is done
+// two weights at a time. Codes become halves by their bits: 0x6400 | code is 1024 + code, and where a
+// code lies four bits higher it is 1024 + 16 code, which costs no shift.
 #pragma once
 #include "common.cuh"
 
@@ -34,7 +36,8 @@ __host__ __device__ constexpr int unit_bytes(int type) {
          : type == Q6_K ? 848 : 2048;
 }
 
-// Loads: with STREAM from device memory, read once; otherwise from shared memory.
+// Loads of weights as they lie at a pointer, with STREAM in device memory, where they are read once, or at
+// an address of shared memory.
 template <bool STREAM> DEVICE uint4 load16(const uint8_t* p) {
     if (STREAM) {
         uint4 v;
@@ -56,28 +59,70 @@ template <bool STREAM> DEVICE uint32_t load2(const uint8_t* p) {
     if (STREAM) return __ldg(reinterpret_cast<const uint16_t*>(p));
     return *reinterpret_cast<const uint16_t*>(p);
 }
+template <bool> DEVICE uint4 load16(uint32_t at) {
+    uint4 v;
+    asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(at) : "memory");
+    return v;
+}
+template <bool> DEVICE uint2 load8(uint32_t at) {
+    uint2 v;
+    asm volatile("ld.shared.v2.u32 {%0,%1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(at) : "memory");
+    return v;
+}
+template <bool> DEVICE uint32_t load4(uint32_t at) {
+    uint32_t v;
+    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(at) : "memory");
+    return v;
+}
+template <bool> DEVICE uint32_t load2(uint32_t at) {
+    uint16_t v;
+    asm volatile("ld.shared.u16 %0, [%1];" : "=h"(v) : "r"(at) : "memory");
+    return v;
+}
 
-// Half `i` of a run of four, twice.
-DEVICE __half2 both(uint2 four, int i) {
-    uint32_t w = i < 2 ? four.x : four.y;
-    return halves(__byte_perm(w, w, i & 1 ? 0x3232 : 0x1010));
+// The pairs i of a chunk c (columns 2i, 2i+1) have the low four bits of their codes in a word of the
+// chunk: at bits 4i and 16 + 4i. Higher bits lie in words of all chunks, for even i so that they can be
+// moved to bit 4, for odd i to bit 8, by shifts that two pairs share; the first code's place is told
+// here, the second code's is 16 bits higher.
+__host__ __device__ constexpr int fifth_at(int c, int i) { return ((i & 1 ? 8 : 4) + 2 * (c & 1) + (i >> 1) + 8 * (c >> 1)) & 15; }
+// Two bits, in a word of two chunks.
+__host__ __device__ constexpr int top_at(int c, int i) { return ((i & 1 ? 8 : 4) + 2 * (i >> 1) + 8 * (c & 1)) & 15; }
+
+// w & MASK | 0x64006400, in one instruction: of two constants the compiler makes two.
+template <uint32_t MASK> DEVICE uint32_t magic_of(uint32_t w) {
+    uint32_t x;
+    asm("lop3.b32 %0, %1, %2, %3, 0xEA;" : "=r"(x) : "r"(w), "n"(MASK), "r"(0x64006400u));
+    return x;
 }
-// 1024 + code, of the pair i (columns 2i, 2i+1) of chunk c: nibbles lie at bits 4i and 16+4i.
-DEVICE uint32_t nibbles(uint32_t word, int i) { return (word >> (4 * i)) & 0x000F000Fu; }
-DEVICE uint32_t fifth(uint32_t word, int i) {
-    // Bits i and 16 + i, moved to 4 and 20.
-    return (i <= 4 ? word << (4 - i) : word >> (i - 4)) & 0x00100010u;
+// The bytes of each half of a word change places where `odd`: what belongs at bits 8 to 15 comes to 0 to 7.
+DEVICE uint32_t turned(uint32_t w, bool odd) { return odd ? __byte_perm(w, w, 0x2301) : w; }
+// 1024 + code of even pairs of a chunk, 1024 + 16 code of odd ones. Of bits above the fourth, BITS more are
+// in `high`, for pair i where `mask` and i / 2 shifts of BITS have them.
+template <int BITS> DEVICE void magic_codes(uint32_t (&x)[4], uint32_t q, uint32_t high) {
+    constexpr uint32_t EVEN = BITS == 2 ? 0x00300030u : 0x00100010u, ODD = EVEN << 4;
+#pragma unroll
+    for (int i = 0; i < 4; i += 2) {
+        x[i] = magic_of<0x000F000Fu>(q);
+        x[i + 1] = magic_of<0x00F000F0u>(q);
+        if (BITS) x[i] |= high & EVEN, x[i + 1] |= high & ODD;
+        q >>= 8;
+        high >>= BITS;
+    }
 }
-constexpr uint32_t MAGIC = 0x64006400u;
-DEVICE __half2 minus(uint32_t magic, float offset) {
-    return __hsub2(halves(magic), __float2half2_rn(offset));
+// code - OFFSET, exactly.
+template <int OFFSET> DEVICE __half2 code_of(uint32_t magic, int i) {
+    if (i & 1) return __hfma2(halves(magic), __float2half2_rn(1.0f / 16), __float2half2_rn(-64.0f - OFFSET));
+    return __hsub2(halves(magic), __float2half2_rn(1024.0f + OFFSET));
+}
+// Bytes `first` and `first` + 1 of a word, less OFFSET, as halves.
+template <int OFFSET> DEVICE __half2 bytes_of(uint32_t w, int first) {
+    uint32_t magic = __byte_perm(w, 0x64646464u, first ? 0x4342 : 0x4140);
+    return __hsub2(halves(magic), __float2half2_rn(1024.0f + OFFSET));
 }
 DEVICE uint32_t word(const uint4& v, int i) { return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w; }
-// s code - m, in F32, then F16.
-DEVICE uint32_t scaled(__half2 code, float s, float m) {
-    float2 f = __half22float2(code);
-    return pack(__fmaf_rn(s, f.x, -m), __fmaf_rn(s, f.y, -m));
-}
+// Half `i` of two or of four, twice.
+DEVICE __half2 both(uint32_t two, int i) { return i ? __high2half2(halves(two)) : __low2half2(halves(two)); }
+DEVICE __half2 both(uint2 four, int i) { return both(i < 2 ? four.x : four.y, i & 1); }
 
 // GROUP chunks are loaded at a time; PLANES is 2 where a weight is the sum of two halves.
 template <int T> struct Weights;
@@ -85,7 +130,7 @@ template <int T> struct Weights;
 template <> struct Weights<F16> {
     static constexpr int GROUP = 1, PLANES = 1;
     uint4 q;
-    template <bool S> DEVICE void load(const uint8_t* unit, const Lane& lane, int group) {
+    template <bool S, typename At> DEVICE void load(At unit, const Lane& lane, int group) {
         q = load16<S>(unit + group * 512 + lane.id * 16);
     }
     DEVICE void fragment(int, int, uint32_t (&b)[4]) const {
@@ -96,7 +141,7 @@ template <> struct Weights<F16> {
 template <> struct Weights<F32> {
     static constexpr int GROUP = 1, PLANES = 2;
     uint4 high, low;
-    template <bool S> DEVICE void load(const uint8_t* unit, const Lane& lane, int group) {
+    template <bool S, typename At> DEVICE void load(At unit, const Lane& lane, int group) {
         high = load16<S>(unit + group * 1024 + lane.id * 16);
         low = load16<S>(unit + group * 1024 + 512 + lane.id * 16);
     }
@@ -110,18 +155,15 @@ template <> struct Weights<Q8_0> {
     static constexpr int GROUP = 2, PLANES = 1;
     uint4 q;
     uint32_t d;
-    template <bool S> DEVICE void load(const uint8_t* unit, const Lane& lane, int group) {
+    template <bool S, typename At> DEVICE void load(At unit, const Lane& lane, int group) {
         q = load16<S>(unit + group * 512 + lane.id * 16);
         d = load4<S>(unit + 1024 + lane.g * 8 + group * 4);
     }
     DEVICE void fragment(int c, int, uint32_t (&b)[4]) const {
-        __half2 scale = halves(__byte_perm(d, d, c ? 0x3232 : 0x1010));
+        __half2 scale = both(d, c);
 #pragma unroll
-        for (int i = 0; i < 4; i++) {
-            uint32_t w = word(q, 2 * c + (i >> 1));
-            uint32_t magic = __byte_perm(w, 0x64646464u, i & 1 ? 0x4342 : 0x4140);
-            b[i] = bits(__hmul2(minus(magic, 1024.0f + 128.0f), scale));
-        }
+        for (int i = 0; i < 4; i++)
+            b[i] = bits(__hmul2(bytes_of<128>(word(q, 2 * c + (i >> 1)), 2 * (i & 1)), scale));
     }
 };
 
@@ -132,20 +174,21 @@ template <bool FIVE, bool MIN> struct Legacy {
     uint4 q;
     uint32_t high;
     uint2 d, m;
-    template <bool S> DEVICE void load(const uint8_t* unit, const Lane& lane, int) {
+    template <bool S, typename At> DEVICE void load(At unit, const Lane& lane, int) {
         q = load16<S>(unit + lane.id * 16);
-        if (FIVE) high = load4<S>(unit + 512 + lane.id * 4);
+        high = FIVE ? load4<S>(unit + 512 + lane.id * 4) : 0;
         d = load8<S>(unit + D + lane.g * 8);
         if (MIN) m = load8<S>(unit + D + 64 + lane.g * 8);
     }
     DEVICE void fragment(int c, int, uint32_t (&b)[4]) const {
+        constexpr int OFFSET = MIN ? 0 : FIVE ? 16 : 8;
+        uint32_t x[4];
+        magic_codes<FIVE>(x, word(q, c), turned(high, c >> 1) >> 2 * (c & 1));
         __half2 scale = both(d, c);
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            uint32_t magic = nibbles(word(q, c), i) | MAGIC;
-            if (FIVE) magic |= fifth(high, 4 * c + i);
-            if (MIN) b[i] = bits(__hfma2(minus(magic, 1024.0f), scale, both(m, c)));
-            else b[i] = bits(__hmul2(minus(magic, FIVE ? 1040.0f : 1032.0f), scale));
+            __half2 code = code_of<OFFSET>(x[i], i);
+            b[i] = bits(MIN ? __hfma2(code, scale, both(m, c)) : __hmul2(code, scale));
         }
     }
 };
@@ -160,22 +203,19 @@ template <bool FIVE> struct KQuant {
     uint4 q;
     uint32_t high, dd;
     uint2 sm;
-    template <bool S> DEVICE void load(const uint8_t* unit, const Lane& lane, int) {
+    template <bool S, typename At> DEVICE void load(At unit, const Lane& lane, int) {
         q = load16<S>(unit + lane.id * 16);
-        if (FIVE) high = load4<S>(unit + 512 + lane.id * 4);
+        high = FIVE ? load4<S>(unit + 512 + lane.id * 4) : 0;
         sm = load8<S>(unit + D + lane.g * 8);
         dd = load4<S>(unit + D + 64 + lane.g * 4);
     }
     DEVICE void fragment(int c, int, uint32_t (&b)[4]) const {
-        float2 d = __half22float2(halves(dd));
-        float s = __fmul_rn(d.x, float((sm.x >> (8 * c)) & 255));
-        float m = __fmul_rn(d.y, float((sm.y >> (8 * c)) & 255));
+        uint32_t x[4];
+        magic_codes<FIVE>(x, word(q, c), turned(high, c >> 1) >> 2 * (c & 1));
+        // (scale, min) of the chunk's 32 columns, multiplied out.
+        uint32_t two = bits(__hmul2(bytes_of<0>(c < 2 ? sm.x : sm.y, 2 * (c & 1)), halves(dd)));
 #pragma unroll
-        for (int i = 0; i < 4; i++) {
-            uint32_t magic = nibbles(word(q, c), i) | MAGIC;
-            if (FIVE) magic |= fifth(high, 4 * c + i);
-            b[i] = scaled(minus(magic, 1024.0f), s, m);
-        }
+        for (int i = 0; i < 4; i++) b[i] = bits(__hfma2(code_of<0>(x[i], i), both(two, 0), both(two, 1)));
     }
 };
 template <> struct Weights<Q4_K> : KQuant<false> {};
@@ -186,23 +226,19 @@ template <> struct Weights<Q6_K> {
     uint4 q;
     uint2 high;
     uint32_t scales, d;
-    template <bool S> DEVICE void load(const uint8_t* unit, const Lane& lane, int) {
+    template <bool S, typename At> DEVICE void load(At unit, const Lane& lane, int) {
         q = load16<S>(unit + lane.id * 16);
         high = load8<S>(unit + 512 + lane.id * 8);
         scales = load4<S>(unit + 768 + lane.g * 8 + (lane.t >> 1) * 4);
         d = load2<S>(unit + 832 + lane.g * 2);
     }
     DEVICE void fragment(int c, int, uint32_t (&b)[4]) const {
-        float scale = float(int8_t(scales >> (8 * c)));
-        float s = __fmul_rn(__half2float(__ushort_as_half(uint16_t(d))), scale);
-        uint32_t h = c < 2 ? high.x : high.y;
+        uint32_t x[4];
+        magic_codes<2>(x, word(q, c), turned(c < 2 ? high.x : high.y, c & 1));
+        // Scales of this chunk and its neighbour.
+        uint32_t two = bits(__hmul2(bytes_of<128>(scales, c & 2), both(d, 0)));
 #pragma unroll
-        for (int i = 0; i < 4; i++) {
-            // Two bits at 2n and 16 + 2n, moved to 4 and 20.
-            int n = 4 * (c & 1) + i;
-            uint32_t top = (n <= 2 ? h << (4 - 2 * n) : h >> (2 * n - 4)) & 0x00300030u;
-            b[i] = scaled(minus(nibbles(word(q, c), i) | MAGIC | top, 1056.0f), s, 0.0f);
-        }
+        for (int i = 0; i < 4; i++) b[i] = bits(__hmul2(code_of<32>(x[i], i), both(two, c & 1)));
     }
 };
 

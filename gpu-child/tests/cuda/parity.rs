@@ -1,7 +1,7 @@
 //! Whole small models against the pass written with the references.
 //!
-//! Activations are F16 under one power of two a row, weights are rounded to F16 once: each
-//! product carries two roundings of 2^-12 at most, at random. Over the products behind one value
+//! Activations are F16 under one power of two a row, weights are rounded to F16, of k-quants their
+//! scales too: each product carries some roundings of 2^-12 at most, at random. Over the products behind one value
 //! that is some 1e-3 of a row's largest; a nibble read from the wrong half, a wrong pair or a
 //! missing bias is off by a hundred times that.
 

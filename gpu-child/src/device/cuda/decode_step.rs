@@ -9,9 +9,9 @@ use super::headers::{constant, layout};
 use super::kernels::{AttentionArgs, EmbedArgs, Geometry, Kernel, Module, Part, RopeArgs};
 use super::memory::{Arena, DevicePtr, Purpose, upload};
 use super::plan::Plan;
-use super::shared_plan::{STATIC_SHARED_BYTES, SharedPlan};
+use super::shared_plan::{STATIC_SHARED_BYTES, SharedPlan, UnitBytes};
 use super::tags::Tags;
-use super::weights::{Layer, UNIT, Weights, multiplied_as, unit_bytes, units};
+use super::weights::{Layer, Matrix, UNIT, Weights, multiplied_as, unit_bytes, units};
 use crate::device::{Checkpoint, Tap};
 use crate::model::{ModelConfig, ModelWeights};
 use worker_orcd_ipc::Fault;
@@ -126,8 +126,7 @@ pub struct DecodeStep {
     /// The layers' table, then `best` and `broken`.
     arena: Arena,
     n_layers: usize,
-    /// Bytes of a unit of the model's largest type.
-    unit_bytes: usize,
+    unit_bytes: UnitBytes,
     /// Vectors that blocks publish to each other.
     words: Arena,
     tags: Tags,
@@ -145,11 +144,11 @@ impl DecodeStep {
         weights: &Weights,
     ) -> Result<Option<Self>, Fault> {
         let ModelWeights { layers, output, .. } = &weights.tensors;
-        let linears = layers.iter().flat_map(Layer::linears).chain([output]);
-        let types: Vec<TensorType> = linears
+        let linears = || layers.iter().flat_map(Layer::linears).chain([output]);
+        let types: Vec<TensorType> = linears()
             .map(|linear| multiplied_as(linear.weight.ty))
             .collect();
-        let unit_bytes = types.iter().map(|ty| unit_bytes(*ty)).max().unwrap_or(0);
+        let unit_bytes = unit_bytes_of(linears().map(|linear| linear.weight));
         let fits = SharedPlan::of(config, 1, unit_bytes, context.shared_bytes() as usize).is_some();
         let has_kernel = [32, 64, 96, 128].contains(&config.head_dim);
         if !context.has_bulk_copies() || !fits || !has_kernel || config.n_embd > MAX_EMBD {
@@ -324,6 +323,18 @@ fn variant(config: &ModelConfig, types: &[TensorType]) -> &'static str {
         () if all(TensorType::Q8_0) => "Q8_0",
         () => "any",
     }
+}
+
+fn unit_bytes_of(matrices: impl Iterator<Item = Matrix>) -> UnitBytes {
+    let (mut largest, mut bytes, mut all) = (0, 0, 0);
+    for matrix in matrices {
+        let (unit, count) = (unit_bytes(matrix.ty), matrix.tiles() * units(matrix.cols));
+        largest = largest.max(unit);
+        bytes += count * unit;
+        all += count;
+    }
+    let mean = bytes / all.max(1);
+    UnitBytes { largest, mean }
 }
 
 /// Words of a row of each vector that blocks publish: x, queries with keys and values, attention's output,

@@ -7,8 +7,13 @@ use super::plan::SPLIT;
 use super::weights::{UNIT, units};
 use crate::model::ModelConfig;
 
-/// Units of one copy, at most.
+/// Units of a tile in one piece, at most.
 const PIECE_UNITS: usize = constant!("step_plan.cuh", PIECE_UNITS);
+/// Tiles in one piece.
+const PIECE_TILES: usize = 2;
+/// Bytes of a piece, unless a unit of each tile is more. Larger ones are fewer and so cost the producer
+/// less; but a slot is given back as a whole.
+const MOST_PIECE_BYTES: usize = 16 << 10;
 const MAX_SLOTS: usize = constant!("ring.cuh", MAX_SLOTS);
 /// Slots of the shortest ring in which some copies are in flight while others are multiplied.
 const MIN_SLOTS: usize = 6;
@@ -42,10 +47,19 @@ layout! {
         sums_at: i32,
         layers_at: i32,
         ring_at: i32,
+        piece_units: i32,
         window: i32,
         pub teams: i32,
         pub kept_splits: i32,
     }
+}
+
+/// Bytes of units of a model's types.
+#[derive(Debug, Clone, Copy)]
+pub struct UnitBytes {
+    pub largest: usize,
+    /// Over all units of all matrices.
+    pub mean: usize,
 }
 
 impl SharedPlan {
@@ -54,14 +68,10 @@ impl SharedPlan {
     pub fn of(
         config: &ModelConfig,
         rows: usize,
-        unit_bytes: usize,
+        unit_bytes: UnitBytes,
         available: usize,
     ) -> Option<Self> {
         let q_width = config.n_heads * config.head_dim;
-        let piece_units = [config.n_embd, q_width, config.n_ff]
-            .map(|cols| units(cols).div_ceil(units(cols).div_ceil(PIECE_UNITS)));
-        let slot_bytes =
-            (piece_units.into_iter().max().unwrap_or(0) * unit_bytes).next_multiple_of(128);
         let widest = config.n_embd.max(config.n_ff).max(q_width);
         let mut end = 0;
         let mut place = |bytes: usize| {
@@ -75,20 +85,53 @@ impl SharedPlan {
         let layers_at = place(config.n_layers * size_of::<StepLayer>());
         let ring_at = place(0);
         let left = available.checked_sub(STATIC_SHARED_BYTES + ring_at as usize)?;
-        let slots = (left / slot_bytes).min(MAX_SLOTS);
+        let pieces = Pieces::of([config.n_embd, q_width, config.n_ff], unit_bytes, left)?;
         let (teams, kept_splits) = attention(config, available - STATIC_SHARED_BYTES)?;
-        (slots >= MIN_SLOTS).then_some(Self {
-            slot_bytes: slot_bytes as i32,
-            slots: slots as i32,
+        Some(Self {
+            slot_bytes: pieces.slot_bytes as i32,
+            slots: pieces.slots as i32,
             sums_bytes: SUMS_BYTES as i32,
             inputs_at,
             norm_at,
             sums_at,
             layers_at,
             ring_at,
-            window: (WINDOW_BYTES / slot_bytes).clamp(2, slots) as i32,
+            piece_units: pieces.units as i32,
+            window: pieces.window as i32,
             teams: teams as i32,
             kept_splits: kept_splits as i32,
+        })
+    }
+}
+
+/// What a ring is made of.
+struct Pieces {
+    /// Of a tile, at most.
+    units: usize,
+    slot_bytes: usize,
+    slots: usize,
+    window: usize,
+}
+
+impl Pieces {
+    /// The largest pieces of rows of these widths of which the ring has room for enough.
+    fn of(widths: [usize; 3], unit_bytes: UnitBytes, left: usize) -> Option<Self> {
+        let most = MOST_PIECE_BYTES / (PIECE_TILES * unit_bytes.largest);
+        let most = most.clamp(1, PIECE_UNITS);
+        let least = most.min(PIECE_UNITS / PIECE_TILES);
+        (least..=most).rev().find_map(|units_of_piece| {
+            let even =
+                widths.map(|cols| units(cols).div_ceil(units(cols).div_ceil(units_of_piece)));
+            let both = PIECE_TILES * even.into_iter().max().unwrap_or(0);
+            let slot_bytes = (both * unit_bytes.largest).next_multiple_of(128);
+            let slots = (left / slot_bytes).min(MAX_SLOTS);
+            let window = WINDOW_BYTES.div_ceil(both * unit_bytes.mean);
+            (slots >= MIN_SLOTS).then(|| Self {
+                units: units_of_piece,
+                slot_bytes,
+                slots,
+                window: window.clamp(2, slots),
+            })
         })
     }
 }
@@ -120,6 +163,10 @@ mod tests {
 
     /// Shared memory that an H200 gives to a block.
     const AVAILABLE: usize = 227 << 10;
+    const F16: UnitBytes = UnitBytes {
+        largest: 2048,
+        mean: 2048,
+    };
 
     fn config(n_embd: usize, n_ff: usize, n_heads: usize, head_dim: usize) -> ModelConfig {
         ModelConfig {
@@ -153,7 +200,8 @@ mod tests {
         let seven_billion = config(3584, 18_944, 28, 128);
         for config in [&small, &half_billion, &seven_billion] {
             let inputs = 2 * config.n_ff + 64;
-            for (unit_bytes, rows) in [(2048, 1), (576, 1), (576, 2)] {
+            for (largest, mean, rows) in [(2048, 2048, 1), (848, 640, 1), (576, 576, 2)] {
+                let unit_bytes = UnitBytes { largest, mean };
                 let shared = SharedPlan::of(config, rows, unit_bytes, AVAILABLE).expect("it fits");
                 let ends = [
                     shared.inputs_at + (rows * inputs) as i32,
@@ -172,26 +220,44 @@ mod tests {
                 assert!(end + STATIC_SHARED_BYTES <= AVAILABLE);
                 // A piece that the producer waits for must still be in the ring.
                 assert!(shared.window <= shared.slots, "{shared:?}");
+                assert!(shared.piece_units as usize <= PIECE_UNITS, "{shared:?}");
             }
         }
     }
 
     #[test]
+    fn pieces_are_small_where_the_ring_is() {
+        let config = config(3584, 18_944, 28, 128);
+        let q4_k = UnitBytes {
+            largest: 608,
+            mean: 608,
+        };
+        let pieces = |rows, unit_bytes| {
+            let shared = SharedPlan::of(&config, rows, unit_bytes, AVAILABLE)?;
+            Some((shared.piece_units, shared.slots, shared.window))
+        };
+        assert_eq!(pieces(1, F16), Some((4, 9, 3)));
+        assert_eq!(pieces(1, q4_k), Some((8, 15, 6)));
+        assert_eq!(pieces(4, q4_k), Some((4, 7, 7)));
+        assert_eq!(pieces(4, F16), None);
+    }
+
+    #[test]
     fn a_block_has_room_for_splits_of_attention() {
         let teams = |config: &ModelConfig| {
-            let shared = SharedPlan::of(config, 1, 2048, AVAILABLE).expect("it fits");
+            let shared = SharedPlan::of(config, 1, F16, AVAILABLE).expect("it fits");
             (shared.teams, shared.kept_splits)
         };
         assert_eq!(teams(&config(896, 4864, 14, 64)), (4, 8));
         assert_eq!(teams(&config(3584, 18_944, 14, 128)), (3, 3));
         // More heads in a group than rows in a step of the tensor core.
         let crowd = config(3584, 4096, 34, 64);
-        assert_eq!(SharedPlan::of(&crowd, 1, 2048, AVAILABLE), None);
+        assert_eq!(SharedPlan::of(&crowd, 1, F16, AVAILABLE), None);
     }
 
     #[test]
     fn rows_too_wide_for_a_ring_beside_them_are_left_to_other_kernels() {
         let wide = config(8192, 98_304, 64, 128);
-        assert_eq!(SharedPlan::of(&wide, 1, 2048, AVAILABLE), None);
+        assert_eq!(SharedPlan::of(&wide, 1, F16, AVAILABLE), None);
     }
 }
