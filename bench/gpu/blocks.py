@@ -18,6 +18,9 @@ TYPES = {
     "Q6_K": (14, 256, 210),
 }
 PATTERN_BYTES = 16 << 20
+"""More than any matrix has: as many blocks in a pattern, and each row begins at another one. With
+fewer, tokens far apart in a vocabulary would have the same weights, and the same logits."""
+MOST_ROWS = 160_000
 SEED = 20261121
 
 
@@ -25,7 +28,7 @@ SEED = 20261121
 def pattern(name):
     """As many blocks as a prime number says."""
     size = TYPES[name][2]
-    count = prime_below(PATTERN_BYTES // size)
+    count = prime_from(max(PATTERN_BYTES // size, MOST_ROWS))
     raw = bytearray(random.Random(f"{SEED} {name}").randbytes(count * size))
     SHAPERS[name](raw, size, count)
     return bytes(raw)
@@ -71,9 +74,9 @@ def put(raw, size, count, at, number):
     raw[at + 1 :: size] = bytes([high]) * count
 
 
-def prime_below(bound):
+def prime_from(bound):
     while any(bound % divisor == 0 for divisor in range(2, int(bound**0.5) + 1)):
-        bound -= 1
+        bound += 1
     return bound
 
 

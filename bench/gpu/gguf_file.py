@@ -3,7 +3,7 @@ read back for the sizes of tensors.
 
 A 7B file is 15 GB of random weights. Nobody reads them, so they are one pattern of a few
 megabytes, written again and again by several threads; it is as long as a prime number of blocks,
-so that no two rows of a matrix hold the same part of it.
+more than any matrix has rows, so that no two rows of a matrix hold the same part of it.
 """
 
 import os
@@ -15,7 +15,7 @@ ALIGNMENT = 32
 WRITERS = 8
 PIECE = 8 << 20
 
-U32, F32, STRING, ARRAY = 4, 6, 8, 9
+U32, I32, F32, STRING, ARRAY = 4, 5, 6, 8, 9
 SCALAR_BYTES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
 
 
@@ -48,11 +48,13 @@ def value(item):
         return struct.pack("<II", U32, item)
     if isinstance(item, float):
         return struct.pack("<If", F32, item)
-    kind = STRING if isinstance(item[0], str) else U32
+    # The only arrays of numbers here are kinds of tokens, and those are signed: llama.cpp loads no
+    # file in which they are not.
+    kind = STRING if isinstance(item[0], str) else I32
     head = struct.pack("<IIQ", ARRAY, kind, len(item))
     if kind == STRING:
         return head + b"".join(map(string, item))
-    return head + struct.pack(f"<{len(item)}I", *item)
+    return head + struct.pack(f"<{len(item)}i", *item)
 
 
 def write(path, metadata, tensors):
@@ -162,6 +164,7 @@ def facts(path):
         "file_bytes": os.path.getsize(path),
         "bytes_per_token": sum(sizes.values()) - skipped,
         "kv_bytes_per_token": 2 * 2 * layers * kv_heads * head_size,
+        "context_tokens": metadata[f"{arch}.context_length"],
     }
 
 

@@ -20,6 +20,7 @@ import vocabulary
 @dataclass(frozen=True)
 class Shape:
     name: str
+    arch: str
     layers: int
     width: int
     ff: int
@@ -29,12 +30,25 @@ class Shape:
     vocabulary: int
     """The output matrix is the embedding."""
     tied: bool
+    """Positions."""
+    context: int
+    rope_base: float
+    epsilon: float
 
 
 SHAPES = {
-    "0.5b": Shape("Qwen2.5-0.5B", 24, 896, 4864, 14, 2, 64, 151_936, True),
-    "7b": Shape("Qwen2.5-7B", 28, 3584, 18_944, 28, 4, 128, 152_064, False),
+    "0.5b": Shape(
+        "Qwen2.5-0.5B", "qwen2", 24, 896, 4864, 14, 2, 64, 151_936, True, 32_768, 1e6, 1e-6
+    ),
+    "7b": Shape(
+        "Qwen2.5-7B", "qwen2", 28, 3584, 18_944, 28, 4, 128, 152_064, False, 131_072, 1e6, 1e-6
+    ),
+    "8b": Shape(
+        "Llama-3.1-8B", "llama", 32, 4096, 14_336, 32, 8, 128, 128_256, False, 131_072, 5e5, 1e-5
+    ),
 }
+"""Whose queries, keys and values have biases."""
+BIASED = ("qwen2",)
 TYPES = ["F16", "Q8_0", "Q4_K_M"]
 
 
@@ -89,7 +103,8 @@ def tensors(shape, kind):
         vector(own + "ffn_norm.weight", [1.0] * shape.width)
         for name, rows in (("attn_q", q), ("attn_k", kv), ("attn_v", kv)):
             matrix(f"{own}{name}.weight", shape.width, rows, layer)
-            vector(f"{own}{name}.bias", [random_numbers.gauss(0, 0.1) for _ in range(rows)])
+            if shape.arch in BIASED:
+                vector(f"{own}{name}.bias", [random_numbers.gauss(0, 0.1) for _ in range(rows)])
         matrix(own + "attn_output.weight", q, shape.width, layer)
         matrix(own + "ffn_gate.weight", shape.width, shape.ff, layer)
         matrix(own + "ffn_up.weight", shape.width, shape.ff, layer)
@@ -98,17 +113,19 @@ def tensors(shape, kind):
 
 
 def metadata(shape, kind):
+    arch = shape.arch
     return {
-        "general.architecture": "qwen2",
+        "general.architecture": arch,
         "general.name": f"random {shape.name} {kind}",
-        "qwen2.block_count": shape.layers,
-        "qwen2.context_length": 32_768,
-        "qwen2.embedding_length": shape.width,
-        "qwen2.feed_forward_length": shape.ff,
-        "qwen2.attention.head_count": shape.heads,
-        "qwen2.attention.head_count_kv": shape.kv_heads,
-        "qwen2.attention.layer_norm_rms_epsilon": 1e-6,
-        "qwen2.rope.freq_base": 1e6,
+        f"{arch}.block_count": shape.layers,
+        f"{arch}.context_length": shape.context,
+        f"{arch}.embedding_length": shape.width,
+        f"{arch}.feed_forward_length": shape.ff,
+        f"{arch}.attention.head_count": shape.heads,
+        f"{arch}.attention.head_count_kv": shape.kv_heads,
+        f"{arch}.attention.layer_norm_rms_epsilon": shape.epsilon,
+        f"{arch}.rope.dimension_count": shape.head_size,
+        f"{arch}.rope.freq_base": shape.rope_base,
         **vocabulary.metadata(shape.vocabulary),
     }
 

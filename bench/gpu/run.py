@@ -1,13 +1,15 @@
 #!/usr/bin/env python3
 """One script for a GPU machine without Rust and without internet. Only Python is needed there.
 
-    run.py speed     every figure of bench/results/gpu.md: prints one table
+    run.py speed     every figure of bench/results/gpu.md, beside what it must be and aims at:
+                     prints one table
     run.py faults    a hundred faults of the device under 32 streams, and kills from outside
     run.py models    only makes the random models, and says how long that took
 
 It writes $OUT/gpu.md and $OUT/gpu.json (or gpu-faults.md) after every finding, so that a run that
 is cut short keeps what it has. Correct before fast: a model whose answers differ over batch sizes
-gets no figure.
+gets no figure. Each program that measures has an end of its own, so that one that hangs costs no
+figure but its own.
 """
 
 import argparse
@@ -32,7 +34,15 @@ SMOLLM2 = "SmolLM2-135M-Instruct.Q4_1.gguf"
 REAL_TEXT = "The history of the Roman Empire began when Augustus became"
 # The most telling first: a run that ends early has those.
 ORDER = ["0.5b-F16", "smollm2", "0.5b-Q8_0", "0.5b-Q4_K_M", "7b-F16", "7b-Q8_0", "7b-Q4_K_M"]
+MEASURES = ["decode", "prompt", "long", "mixed"]
+"""Programs of each side, each with a start of its own: a worker that may serve 32,768 positions
+is another one than that which serves 256 short streams."""
+PROGRAMS = {"served": [("decode", "prompt"), ("long", "mixed")], "bare": [("decode", "prompt")]}
+PROMPTS = [128, 1024, 8192]
+"""Streams, and positions behind them."""
+LONG = [(1, 4096), (32, 4096), (1, 32_768)]
 MARGIN_BYTES = 2 << 30
+KV_MIB = 16 << 10
 
 
 def main():
@@ -52,10 +62,17 @@ def parse():
     parser.add_argument("what", choices=["speed", "faults", "models"])
     parser.add_argument("--out", default=os.environ.get("OUT", "."), help="where results go")
     parser.add_argument("--device", default="cuda:0", help="cuda:N; cpu tries the bundle out")
-    parser.add_argument("--only", default=",".join(ORDER), help="models, with commas between")
+    parser.add_argument("--only", default=",".join(ORDER),
+                        help="models (SHAPE-TYPE of models.py, smollm2), with commas between")
+    parser.add_argument("--measure", default=",".join(MEASURES), type=chosen_measures,
+                        help="figures: " + ",".join(MEASURES))
     parser.add_argument("--scratch", help="where random models go (15 GB at a time)")
     parser.add_argument("--smollm2", help=f"{SMOLLM2}, or its parts' common beginning")
     parser.add_argument("--seconds", type=float, default=540, help="time for everything")
+    parser.add_argument("--program-seconds", type=float, default=150,
+                        help="time for one program, which measures two groups of figures")
+    parser.add_argument("--patience", type=float, default=6,
+                        help="seconds after which a figure gets no further round")
     parser.add_argument("--sides", default="bare,served", help="bare, served, or both")
     parser.add_argument("--prompt-tokens", type=int, default=128, help="in front of a decode")
     parser.add_argument("--tokens", type=int, default=256, help="that are decoded")
@@ -65,6 +82,13 @@ def parse():
     parser.add_argument("--kinds", help="faults: which, as chaos --kinds [device|nan|kill]")
     parser.add_argument("--fault-chance", type=float, default=0.01, help="faults: in each step")
     return parser.parse_args()
+
+
+def chosen_measures(text):
+    unknown = set(text.split(",")) - set(MEASURES)
+    if unknown:
+        raise argparse.ArgumentTypeError(f"{', '.join(sorted(unknown))} is none of {MEASURES}")
+    return text
 
 
 def speed(arguments):
@@ -79,12 +103,12 @@ def speed(arguments):
     failed = False
     read_bandwidth(arguments, results)
     for label in arguments.only.split(","):
-        entry = {"label": label, "findings": []}
+        entry = {"label": label, "findings": [], "notes": []}
         results["models"].append(entry)
         try:
             measure(label, entry, arguments, steps, lambda: table.write(arguments.out, results))
         except (Cut, RuntimeError, OSError, subprocess.SubprocessError) as error:
-            entry["failed"] = str(error)
+            entry["notes"].append(str(error))
             failed |= not isinstance(error, Cut)
             print(f"{label}: {error}", file=sys.stderr)
         table.write(arguments.out, results)
@@ -97,7 +121,7 @@ def speed(arguments):
 def command(arguments):
     """What decides the figures, and no folder of the machine."""
     words = ["run.py", arguments.what, "--device", arguments.device]
-    for name in ("only", "sides", "prompt_tokens", "tokens", "layers", "flags"):
+    for name in ("only", "measure", "sides", "prompt_tokens", "tokens", "patience", "layers", "flags"):
         given = getattr(arguments, name)
         if given:
             words += ["--" + name.replace("_", "-"), repr(given) if name == "flags" else str(given)]
@@ -114,23 +138,61 @@ def read_bandwidth(arguments, results):
 
 
 def measure(label, entry, arguments, steps, keep):
-    """One model, on both sides."""
+    """One model, by every program of the sides that are asked for."""
     steps.need(20, label)
     with model(label, entry, arguments) as path:
         entry.update(gguf_file.facts(path))
-        common = [
-            "--model", str(path), "--device", arguments.device,
-            "--prompt-tokens", str(arguments.prompt_tokens), "--tokens", str(arguments.tokens),
-            *arguments.flags.split(),
-        ]
-        for side in arguments.sides.split(","):
-            flags = list(common)
+        for side, flags in programs(label, entry, arguments):
+            try:
+                for finding in steps.findings(
+                    "bench-gpu",
+                    [side, "--model", str(path), "--device", arguments.device, *flags],
+                    arguments.program_seconds,
+                ):
+                    entry["findings"].append(finding)
+                    print(f"{label}: {json.dumps(finding)}", flush=True)
+                    keep()
+            except Cut as error:
+                # The next one has an end of its own, if the whole run has time for it.
+                entry["notes"].append(str(error))
+                print(f"{label}: {error}", file=sys.stderr)
+
+
+def programs(label, facts, arguments):
+    """Side and flags of each program that this model needs for what is asked for."""
+    common = ["--prompt-tokens", str(arguments.prompt_tokens), "--tokens", str(arguments.tokens),
+              "--patience", str(arguments.patience)]
+    for side in arguments.sides.split(","):
+        for group in PROGRAMS[side]:
+            wanted = [name for name in arguments.measure.split(",") if name in group]
+            flags = ["--measure", ",".join(wanted), *common]
+            if "prompt" in wanted:
+                fit = [tokens for tokens in PROMPTS if tokens + 2 <= facts["context_tokens"]]
+                flags += ["--prompts", ",".join(map(str, fit))]
+            if "long" in group:
+                flags += long_flags(facts, arguments)
             if side == "served" and label == "smollm2":
-                flags += ["--alphabet", "words", "--show", REAL_TEXT]
-            for finding in steps.findings("bench-gpu", [side, *flags]):
-                entry["findings"].append(finding)
-                print(f"{label}: {json.dumps(finding)}", flush=True)
-                keep()
+                flags += ["--alphabet", "words"]
+                flags += ["--show", REAL_TEXT] if "decode" in group else []
+            if wanted:
+                yield side, joined(flags, arguments.flags.split())
+
+
+def joined(flags, given):
+    """Pairs of a flag and its value; of a flag that is given too, the given one. Lists that are
+    told twice would be one long list."""
+    pairs = [pair for pair in zip(flags[::2], flags[1::2]) if pair[0] not in given]
+    return [word for pair in pairs for word in pair] + given
+
+
+def long_flags(facts, arguments):
+    """Streams that the model has positions for, and memory for their keys and values."""
+    fit = [(streams, positions) for streams, positions in LONG
+           if positions + arguments.tokens <= facts["context_tokens"]]
+    most = max((streams * (positions + arguments.tokens) for streams, positions in fit), default=0)
+    needed = most * facts["kv_bytes_per_token"] * 5 // 4 >> 20
+    flags = ["--starts", "1", "--kv-cache", str(max(KV_MIB, needed))]
+    return flags + ["--long", ",".join(f"{streams}x{positions}" for streams, positions in fit)]
 
 
 class model:

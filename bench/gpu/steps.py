@@ -28,16 +28,19 @@ class Steps:
         """A group of its own, so that what the program starts can be ended with it."""
         return subprocess.Popen([self.folder / name, *flags], start_new_session=True, **how)
 
-    def findings(self, name, flags):
-        """The JSON objects that the program prints, as they come. Fails when the program does."""
+    def findings(self, name, flags, seconds=float("inf")):
+        """The JSON objects that the program prints, as they come, in so many seconds at most.
+        Fails when the program does."""
+        self.need(0.5, f"{name} {flags[0]}")
+        seconds = min(seconds, self.left())
         program = self.start(name, flags, stdout=subprocess.PIPE, text=True)
-        with Watchdog(program, self.left()) as watchdog:
+        with Watchdog(program, seconds) as watchdog:
             for line in program.stdout:
                 if line.startswith("{"):
                     yield json.loads(line)
             code = program.wait()
         if watchdog.bit:
-            raise Cut(f"{name} {flags[0]} was cut short: the time was used up")
+            raise Cut(f"{name} {flags[0]} was cut short after {seconds:.0f} s: the time was used up")
         if code != 0:
             raise RuntimeError(f"{name} {flags[0]} ended with code {code}; why is above")
 

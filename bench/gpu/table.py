@@ -1,11 +1,29 @@
-"""Findings as one table. A share is of the bandwidth floor: the time that reading the weights once
-and every sequence's keys and values takes at the bandwidth measured in the same run, over the time
-that a step took."""
+"""Findings as one table: a row for each figure of each model, with what it must be and aims at.
+
+A share is of the bandwidth floor: the time that reading the weights once and every sequence's keys
+and values takes at the bandwidth measured in the same run, over the time that a step took."""
 
 import json
 import pathlib
+from dataclasses import dataclass, field
 
-HEAD = ["model", "side", "answers equal", "exec to ready, s"]
+import targets
+
+HEAD = ["model", "figure", "HTTP", "share", "bare", "must", "aim", "reached"]
+SIDES = {"served": "HTTP", "bare": "bare"}
+RATE, TIME, SHARE, RATIO = "tok/s", "ms", "share", "ratio"
+
+
+@dataclass
+class Figure:
+    """As targets name it."""
+    name: tuple
+    title: str
+    unit: str
+    """side: number"""
+    values: dict = field(default_factory=dict)
+    """Of the floor, as HTTP reaches it; else as bare does."""
+    share: float = None
 
 
 def write(folder, results):
@@ -22,8 +40,6 @@ def write(folder, results):
 
 def markdown(results):
     machine, settings = results["machine"], results["settings"]
-    batches, prompts = seen(results, "decode", "batch"), seen(results, "prompt", "tokens")
-    rate = floor_rate(results)
     lines = [
         "# gpu", "",
         f"- command: `{results['command']}`",
@@ -31,78 +47,169 @@ def markdown(results):
         f"- commit: {machine['commit']}",
         f"- device: {machine['device']}: {machine['gpu']}",
         f"- machine: {machine['cpu']}",
-        f"- read-only bandwidth in this run: {tera(rate)}", "",
-        "Tokens per second (share of the bandwidth floor) of so many sequences at once, behind "
-        f"prompts of {settings['prompt_tokens']} tokens, {settings['tokens']} tokens each; "
-        "milliseconds from the call or the request to the first token of a new prompt. Medians.",
-        "",
+        f"- read-only bandwidth in this run: {tera(floor_rate(results))}", "",
+        "Rates are tokens per second of so many streams at once, behind prompts of "
+        f"{settings['prompt_tokens']} tokens or as many positions as said, {settings['tokens']} "
+        "tokens each; a share is of the bandwidth floor. Times are from the call or the request to "
+        "the first token of a new prompt, or between tokens. Medians where nothing else is said. "
+        "Must and aim are what one H200 is to reach over HTTP.", "",
+        row(HEAD), "|" + "---|" * len(HEAD),
     ]
-    columns = HEAD + [f"batch {batch}" for batch in batches]
-    columns += [f"prompt {tokens}, ms" for tokens in prompts]
-    lines += [row(columns), "|" + "---|" * len(columns)]
     for model in results["models"]:
-        sides = [side for side in ("bare", "served") if of(model, side)]
-        lines += [row(cells(model, side, results, batches, prompts)) for side in sides]
-    lines.append("")
+        lines += [row(fact) for fact in facts(model)]
+        lines += [row(cells(model, figure)) for figure in figures(model, results)]
+    lines += ["", *verdict(results), ""]
     for model in results["models"]:
-        if "failed" in model:
-            lines.append(f"- {model['label']}: {model['failed']}")
+        lines += [f"- {model['label']}: {note}" for note in model["notes"]]
+        for it in of(model, "served", "mixed"):
+            if it["held_back"]:
+                lines.append(
+                    f"- {model['label']}: {it['held_back']} of {it['held_back'] + it['answered']} "
+                    "prompts were not sent while streams ran: too many were unanswered"
+                )
         for text in of(model, "served", "text"):
             lines.append(f"- {model['label']} says, greedily: {text['prompt']!r} → {text['text']!r}")
     return "\n".join(lines).rstrip() + "\n"
 
 
-def cells(model, side, results, batches, prompts):
-    checks = of(model, side, "check")
-    equal = "not checked" if not checks else "yes" if all(c["equal"] for c in checks) else "NO"
-    if side == "bare":
-        # In one process, from the call: there is no exec to begin from.
-        start = [f"{found['seconds']:.3f} (load)" for found in of(model, side, "loaded")]
-    else:
-        start = [f"{found['median_seconds']:.3f}" for found in of(model, side, "ready")]
-    found = [model["label"], "HTTP" if side == "served" else "bare", equal, *(start or ["–"])]
-    found += [decode(model, side, batch, results) for batch in batches]
-    for tokens in prompts:
-        times = [p for p in of(model, side, "prompt") if p["tokens"] == tokens]
-        found.append(f"{times[-1]['median_ms']:.2f}" if times else "–")
-    return found
+def facts(model):
+    """Rows that are no speed of tokens: whether answers were equal, and how long a start takes."""
+    found = {side: of(model, side, "check") for side in SIDES}
+    if any(found.values()):
+        def equal(checks):
+            return "–" if not checks else "yes" if all(c["equal"] for c in checks) else "NO"
+        yield [model["label"], "answers equal", equal(found["served"]), "", equal(found["bare"]),
+               "", "", ""]
+    ready = [f"{f['median_seconds']:.3f} s" for f in of(model, "served", "ready")]
+    # In one process, from the call: there is no exec to begin from.
+    loaded = [f"{f['seconds']:.3f} s (load)" for f in of(model, "bare", "loaded")]
+    if ready or loaded:
+        yield [model["label"], "exec to ready", (ready or ["–"])[0], "", (loaded or ["–"])[0],
+               "", "", ""]
 
 
-def decode(model, side, batch, results):
-    rates = [d for d in of(model, side, "decode") if d["batch"] == batch]
-    rate = rates[-1].get("tokens_per_second") if rates else None
-    if rate is None:
-        return "–"
-    share = share_of_floor(model, batch, rate, results)
-    return f"{rate:,.0f}" + (f" ({share:.0%})" if share else "")
+def figures(model, results):
+    """Every figure of a model in the order of the table, whichever side found it."""
+    found = {}
+
+    def add(side, name, title, unit, value, share=None):
+        if value is None:
+            return
+        figure = found.setdefault(name, Figure(name, title, unit))
+        figure.values[side] = value
+        if share is not None and (side == "served" or figure.share is None):
+            figure.share = share
+
+    tokens, short = results["settings"]["tokens"], results["settings"]["prompt_tokens"]
+    for side in SIDES:
+        for it in of(model, side, "decode"):
+            streams, rate = it["batch"], it.get("tokens_per_second")
+            share = share_of_floor(model, streams, short + tokens / 2, rate, results)
+            add(side, ("decode", streams), plural(streams), RATE, rate, share)
+            if ("share", streams) in targets.of(model["label"]):
+                title = plural(streams) + ", share of the floor"
+                add(side, ("share", streams), title, SHARE, share)
+        for it in of(model, side, "prompt"):
+            title = f"prompt of {it['tokens']:,} to first token"
+            add(side, ("prompt", it["tokens"]), title, TIME, it["median_ms"])
+        for it in of(model, side, "long"):
+            streams, positions, rate = it["streams"], it["positions"], it["tokens_per_second"]
+            share = share_of_floor(model, streams, positions + tokens / 2, rate, results)
+            title = f"{plural(streams)} behind {positions:,} positions"
+            add(side, ("long", streams, positions), title, RATE, rate, share)
+        for it in of(model, side, "mixed"):
+            mixed_figures(side, it, add)
+    order = ["share", "decode", "prompt", "long", "mixed"]
+    return sorted(found.values(), key=lambda it: (order.index(it.name[0]), it.name[1:]))
 
 
-def share_of_floor(model, batch, tokens_per_second, results):
+def mixed_figures(side, it, add):
+    streams = it["streams"]
+    arriving = f"while prompts of {it['arriving_tokens']:,} arrive every {it['every_ms']} ms"
+    between = f"between tokens of {plural(streams)}"
+    add(side, ("mixed", streams, "alone"), f"{between}, p50 without arrivals", TIME,
+        it["alone"]["p50_ms"])
+    for quantile in ("p50", "p99"):
+        title = f"{between}, {quantile} {arriving}"
+        add(side, ("mixed", streams, quantile), title, TIME, it["mixed"][quantile + "_ms"])
+        title = f"first token of such a prompt, {quantile}"
+        add(side, ("mixed", streams, "prompt", quantile), title, TIME,
+            it["first_tokens"][quantile + "_ms"])
+    add(side, ("mixed", streams), f"{between}, that p99 over p50 without", RATIO,
+        it["p99_over_p50_alone"])
+
+
+def cells(model, figure):
+    target = targets.of(model["label"]).get(figure.name)
+    number = {side: told(figure.values[side], figure.unit) if side in figure.values else "–"
+              for side in SIDES}
+    share = f"{figure.share:.0%}" if figure.share and figure.unit == RATE else ""
+    wanted = ["", "", ""]
+    if target:
+        wanted = [told(target.must, figure.unit), told(target.aim, figure.unit),
+                  reached(target, figure)]
+    return [model["label"], figure.title, number["served"], share, number["bare"], *wanted]
+
+
+def reached(target, figure):
+    """Targets are of what a client sees."""
+    value = figure.values.get("served")
+    if value is None:
+        return "not measured"
+    mark = target.mark(value)
+    return f"**SHORT** by {target.missing(value):.0%}" if mark == targets.SHORT else mark
+
+
+def verdict(results):
+    """What is short, and what has a target and no figure: nothing is missed by being silent."""
+    count, short, unmeasured = 0, [], []
+    for model in results["models"]:
+        found = {figure.name: figure for figure in figures(model, results)}
+        for name, target in targets.of(model["label"]).items():
+            count += 1
+            figure = found.get(name)
+            value = figure.values.get("served") if figure else None
+            if value is None:
+                unmeasured.append(f"{model['label']} {' '.join(map(str, name))}")
+            elif target.mark(value) == targets.SHORT:
+                short.append(f"{model['label']}: {figure.title}")
+    if not count:
+        return ["No figure of these models has a target."]
+    lines = [f"Must is reached by {count - len(short) - len(unmeasured)} of {count} figures."]
+    if short:
+        lines.append("Short: " + "; ".join(short) + ".")
+    if unmeasured:
+        lines.append("Not measured: " + "; ".join(unmeasured) + ".")
+    return ["  \n".join(lines)]
+
+
+def share_of_floor(model, streams, context, tokens_per_second, results):
     rate = floor_rate(results)
-    if not rate:
+    if not rate or tokens_per_second is None:
         return None
-    settings = results["settings"]
-    context = settings["prompt_tokens"] + settings["tokens"] / 2
-    step_bytes = model["bytes_per_token"] + batch * context * model["kv_bytes_per_token"]
-    return step_bytes / rate * tokens_per_second / batch
+    step_bytes = model["bytes_per_token"] + streams * context * model["kv_bytes_per_token"]
+    return step_bytes / rate * tokens_per_second / streams
 
 
 def floor_rate(results):
     return max((found["median"] for found in results["bandwidth"]), default=None)
 
 
-def seen(results, what, key):
-    """The columns: whatever any model was measured at."""
-    findings = [found for model in results["models"] for found in model["findings"]]
-    return sorted({found[key] for found in findings if found["what"] == what})
-
-
-def of(model, side, what=None):
+def of(model, side, what):
     """Findings of one side, and one kind."""
-    return [
-        found for found in model["findings"]
-        if found["side"] == side and what in (None, found["what"])
-    ]
+    return [it for it in model["findings"] if it["side"] == side and it["what"] == what]
+
+
+def told(value, unit):
+    if unit == RATE:
+        return f"{value:,.0f}"
+    if unit == SHARE:
+        return f"{value:.0%}"
+    return f"{value:.2f}" + (" ms" if unit == TIME else "")
+
+
+def plural(streams):
+    return f"{streams} stream" + ("s" if streams != 1 else "")
 
 
 def tera(rate):

@@ -8,14 +8,17 @@ import sys
 import tempfile
 import unittest
 from dataclasses import replace
+from unittest import mock
 
 import bandwidth
 import blocks
 import faults
 import gguf_file
 import models
+import run
 import steps
 import table
+import targets
 import vocabulary
 
 TINY = replace(models.SHAPES["0.5b"], layers=1, vocabulary=1000)
@@ -45,9 +48,24 @@ class Weights(unittest.TestCase):
         self.assertEqual(types["blk.4.ffn_down.weight"], number["Q4_K"])
         self.assertNotIn("output.weight", types)
 
+    def test_no_two_rows_of_a_matrix_are_equal(self):
+        """Tokens with the same weights have the same logits, and which of them is drawn is a
+        matter of taste between two engines."""
+        for shape in models.SHAPES.values():
+            for kind in models.TYPES:
+                # One layer has matrices of every size.
+                for tensor in models.tensors(replace(shape, layers=1), kind):
+                    if len(tensor.dims) == 2:
+                        rows, period = tensor.dims[1], len(tensor.pattern)
+                        row_bytes = tensor.nbytes // rows
+                        starts = {row * row_bytes % period for row in range(rows)}
+                        self.assertEqual(len(starts), rows, (shape.name, kind, tensor.name))
+
     def test_true_shapes_have_true_sizes(self):
         """Bytes that a token reads, as performance models of these shapes have them."""
-        for shape, kind, gigabytes in (("0.5b", "F16", 0.988), ("7b", "F16", 14.14)):
+        for shape, kind, gigabytes in (
+            ("0.5b", "F16", 0.988), ("7b", "F16", 14.14), ("8b", "F16", 15.01)
+        ):
             shape = models.SHAPES[shape]
             matrices = [t for t in models.tensors(shape, kind) if len(t.dims) == 2]
             total = sum(t.nbytes for t in matrices if shape.tied or t.name != "token_embd.weight")
@@ -61,6 +79,7 @@ class Files(unittest.TestCase):
             made = models.generate(TINY, "Q8_0", path)
             self.assertEqual(made["file_bytes"], path.stat().st_size)
             self.assertEqual(made["kv_bytes_per_token"], 2 * 2 * 1 * 2 * 64)
+            self.assertEqual(made["context_tokens"], 32_768)
             tensors = models.tensors(TINY, "Q8_0")
             raw = path.read_bytes()
             start = len(raw) - sum(gguf_file.aligned(t.nbytes) for t in tensors)
@@ -74,6 +93,11 @@ class Files(unittest.TestCase):
                     found, repeated[: tensor.nbytes - tensor.zeros] + bytes(tensor.zeros),
                     tensor.name,
                 )
+
+    def test_kinds_of_tokens_are_signed(self):
+        """llama.cpp loads no file where they are not."""
+        raw = gguf_file.value([1, 3])
+        self.assertEqual(struct.unpack("<IIQ2i", raw), (9, 5, 2, 1, 3))
 
     def test_a_vocabulary_has_its_size_and_no_token_twice(self):
         for size in (1000, 151_936):
@@ -131,6 +155,89 @@ class Programs(unittest.TestCase):
         with self.assertRaisesRegex(steps.Cut, "time was used up"):
             next(found)
 
+    def test_one_program_that_hangs_leaves_the_others_their_time(self):
+        with tempfile.TemporaryDirectory() as folder:
+            program = pathlib.Path(folder, "program")
+            program.write_text("#!/bin/sh\nsleep 1000")
+            program.chmod(0o755)
+            whole = steps.Steps(pathlib.Path(folder), 60)
+            with self.assertRaisesRegex(steps.Cut, "after 1 s"):
+                list(whole.findings("program", ["x"], 1))
+            self.assertGreater(whole.left(), 50)
+
+
+class Plans(unittest.TestCase):
+    """Which programs a model is measured by."""
+
+    def plans(self, *flags, context=131_072, kv_bytes=57_344, label="7b-F16"):
+        with mock.patch("sys.argv", ["run.py", "speed", *flags]):
+            arguments = run.parse()
+        facts = {"context_tokens": context, "kv_bytes_per_token": kv_bytes}
+        found = []
+        for side, flags in run.programs(label, facts, arguments):
+            named = dict(zip(flags[::2], flags[1::2]))
+            found.append((side, named["--measure"], named))
+        return found
+
+    def test_long_contexts_have_a_worker_of_their_own(self):
+        plans = self.plans()
+        self.assertEqual(
+            [plan[:2] for plan in plans],
+            [("bare", "decode,prompt"), ("served", "decode,prompt"), ("served", "long,mixed")],
+        )
+        self.assertEqual(plans[0][2]["--prompts"], "128,1024,8192")
+        self.assertEqual(plans[2][2]["--long"], "1x4096,32x4096,1x32768")
+
+    def test_only_what_is_asked_for_is_planned(self):
+        for measure, expected in (
+            ("mixed", [("served", "mixed")]),
+            ("prompt", [("bare", "prompt"), ("served", "prompt")]),
+            ("prompt,long", [("bare", "prompt"), ("served", "prompt"), ("served", "long")]),
+        ):
+            found = [plan[:2] for plan in self.plans("--measure", measure)]
+            self.assertEqual(found, expected)
+        with self.assertRaises(SystemExit), mock.patch("sys.stderr"):
+            self.plans("--measure", "speed")
+
+    def test_what_a_model_has_no_positions_for_is_not_asked(self):
+        plans = self.plans("--sides", "served", context=8192)
+        self.assertEqual(plans[0][2]["--prompts"], "128,1024")
+        self.assertEqual(plans[1][2]["--long"], "1x4096,32x4096")
+
+    def test_what_is_given_replaces_what_is_planned(self):
+        plans = self.plans("--flags", "--prompts 64 --long 2x100", "--sides", "served")
+        self.assertEqual(plans[0][2]["--prompts"], "64")
+        self.assertEqual([plan[2]["--long"] for plan in plans], ["2x100"] * 2)
+        with mock.patch("sys.argv", ["run.py", "speed", "--flags", "--prompts 64"]):
+            flags = next(run.programs("x", {"context_tokens": 9000}, run.parse()))[1]
+        self.assertEqual(flags.count("--prompts"), 1)
+
+    def test_long_contexts_have_room_in_memory(self):
+        mib = int(self.plans(kv_bytes=131_072)[2][2]["--kv-cache"])
+        self.assertGreater(mib << 20, 32 * (4096 + 256) * 131_072)
+
+
+class Targets(unittest.TestCase):
+    def test_more_is_better_for_rates_and_less_for_times(self):
+        rate, time = targets.Target(100, 120), targets.Target(25, 20)
+        for target, value, mark in (
+            (rate, 99.9, targets.SHORT), (rate, 100, targets.MUST), (rate, 120, targets.AIM),
+            (time, 25.1, targets.SHORT), (time, 25, targets.MUST), (time, 20, targets.AIM),
+        ):
+            self.assertEqual(target.mark(value), mark, (target, value))
+        self.assertAlmostEqual(rate.missing(75), 0.25)
+        self.assertAlmostEqual(time.missing(50), 1.0)
+
+    def test_every_target_is_of_a_model_that_can_be_made_and_a_figure_that_is_measured(self):
+        """A name that no finding has would be told as not measured for ever."""
+        for label, wanted in targets.TARGETS.items():
+            results = sample_results(label, whole_findings())
+            found = {figure.name for figure in table.figures(results["models"][0], results)}
+            self.assertLessEqual(set(wanted), found, label)
+            shape, _, kind = label.partition("-")
+            self.assertIn(shape, models.SHAPES)
+            self.assertIn(kind, models.TYPES)
+
 
 class Faults(unittest.TestCase):
     def settings(self, device):
@@ -154,32 +261,100 @@ class Faults(unittest.TestCase):
 
 
 class Tables(unittest.TestCase):
+    def lines(self, label, findings):
+        """The rows of the table, and the verdict below it."""
+        text = table.markdown(sample_results(label, findings))
+        rows = [line[2:-2].split(" | ") for line in text.splitlines() if line[:2] == "| "]
+        return {row[1]: row for row in rows}, text
+
     def test_a_share_is_of_the_bytes_that_a_step_must_read(self):
-        results = sample_results()
-        cell = table.decode(results["models"][0], "bare", 8, results)
+        rows, _ = self.lines("x", [decoded("bare", 8, 15_679.0)])
         # (1e9 + 8 * 256 * 1e4) bytes at 4e12 bytes/s are 255.12 us: 31,358 tok/s for eight.
-        self.assertEqual(cell, "15,679 (50%)")
-        self.assertEqual(table.decode(results["models"][0], "served", 8, results), "–")
+        self.assertEqual(rows["8 streams"][:5], ["x", "8 streams", "–", "50%", "15,679"])
+
+    def test_positions_behind_a_stream_are_bytes_too(self):
+        rows, _ = self.lines("x", [lengthy(1, 100_000, 2000.0)])
+        # 1e9 + 100,128 * 1e4 bytes at 4e12 bytes/s are 500.3 us.
+        self.assertEqual(rows["1 stream behind 100,000 positions"][3], "100%")
 
     def test_the_table_says_what_failed_and_what_differs(self):
-        text = table.markdown(sample_results())
-        self.assertIn("| x | bare | NO |", text)
+        rows, text = self.lines("x", [{"what": "check", "side": "bare", "equal": False}])
+        self.assertEqual(rows["answers equal"][4], "NO")
         self.assertIn("- x: broke", text)
         self.assertIn("4.000 TB/s", text)
+        self.assertIn("No figure of these models has a target.", text)
+
+    def test_must_and_aim_stand_beside_a_figure_and_what_is_short_is_told(self):
+        findings = [
+            decoded("served", 256, 22_500.0), decoded("served", 128, 22_000.0),
+            decoded("served", 64, 15_000.0), decoded("bare", 32, 9e9), decoded("served", 1, 200.0),
+            {"what": "prompt", "side": "served", "tokens": 1024, "median_ms": 50.0},
+        ]
+        rows, text = self.lines("7b-F16", findings)
+        for name, wanted in (
+            ("256 streams", ["30,000", "36,000", "**SHORT** by 25%"]),
+            ("128 streams", ["22,000", "26,000", "must"]),
+            ("64 streams", ["13,000", "15,000", "aim"]),
+            # Bare figures are no client's.
+            ("32 streams", ["7,000", "8,000", "not measured"]),
+            ("prompt of 1,024 to first token", ["25.00 ms", "20.00 ms", "**SHORT** by 100%"]),
+        ):
+            self.assertEqual(rows[name][5:], wanted, name)
+        self.assertNotIn("not measured", rows["1 stream"])
+        self.assertIn("Must is reached by 2 of 10 figures.", text)
+        self.assertIn("Short: 7b-F16: 256 streams; 7b-F16: prompt of 1,024 to first token.", text)
+        self.assertIn("Not measured: 7b-F16 decode 32; 7b-F16 prompt 8192; 7b-F16 long 1 4096", text)
+
+    def test_a_share_can_be_a_target(self):
+        rows, _ = self.lines("7b-Q8_0", [decoded("served", 1, 3_500.0)])
+        row = rows["1 stream, share of the floor"]
+        self.assertEqual(row[2:], ["88%", "", "–", "80%", "88%", "must"])
+
+    def test_arrivals_are_told_by_both_sides_of_their_ratio(self):
+        rows, text = self.lines("7b-F16", [mixed(5.0, 14.0)])
+        self.assertIn("- 7b-F16: 2 of 42 prompts were not sent", text)
+        name = "between tokens of 32 streams, that p99 over p50 without"
+        self.assertEqual(rows[name][2:], ["2.80", "", "–", "3.00", "2.00", "must"])
+        name = "between tokens of 32 streams, p99 while prompts of 1,024 arrive every 100 ms"
+        self.assertEqual(rows[name][2], "14.00 ms")
 
 
-def sample_results():
+def decoded(side, streams, rate):
+    return {"what": "decode", "side": side, "batch": streams, "tokens_per_second": rate}
+
+
+def lengthy(streams, positions, rate):
+    return {"what": "long", "side": "served", "streams": streams, "positions": positions,
+            "tokens_per_second": rate}
+
+
+def mixed(alone, p99):
+    quantiles = {"p50_ms": alone, "p99_ms": p99}
+    return {"what": "mixed", "side": "served", "streams": 32, "arriving_tokens": 1024,
+            "every_ms": 100, "alone": quantiles, "mixed": quantiles, "first_tokens": quantiles,
+            "p99_over_p50_alone": p99 / alone, "answered": 40, "held_back": 2}
+
+
+def whole_findings():
+    """All that bench-gpu finds for a model when run.py asks for everything."""
+    return [
+        *[decoded("served", streams, 1.0) for streams in (1, 8, 32, 64, 128, 256)],
+        *[{"what": "prompt", "side": "served", "tokens": tokens, "median_ms": 1.0}
+          for tokens in run.PROMPTS],
+        *[lengthy(streams, positions, 1.0) for streams, positions in run.LONG],
+        mixed(1.0, 1.0),
+    ]
+
+
+def sample_results(label, findings):
     return {
         "command": "run.py speed",
         "machine": {"device": "cuda:0", "gpu": "g", "cpu": "c", "date": "d", "commit": "e"},
         "settings": {"prompt_tokens": 128, "tokens": 256},
         "bandwidth": [{"median": 3.9e12, "best": 5e12}, {"median": 4e12, "best": 5e12}],
         "models": [{
-            "label": "x", "failed": "broke", "bytes_per_token": 10**9, "kv_bytes_per_token": 10**4,
-            "findings": [
-                {"what": "check", "side": "bare", "equal": False},
-                {"what": "decode", "side": "bare", "batch": 8, "tokens_per_second": 15_679.0},
-            ],
+            "label": label, "notes": ["broke"], "bytes_per_token": 10**9,
+            "kv_bytes_per_token": 10**4, "findings": findings,
         }],
     }
 

@@ -94,6 +94,37 @@ fn both_sides_are_checked_and_measured() {
 }
 
 #[test]
+fn long_contexts_and_arriving_prompts_are_measured() {
+    let (_folder, path) = model("F16");
+    let long = ["--measure", "long,mixed", "--long", "1x96,2x48"];
+    let mixed = ["--mixed-streams", "2", "--arriving-tokens", "48"];
+    let short = [
+        "--every-ms",
+        "20",
+        "--mixed-tokens",
+        "32",
+        "--kv-cache",
+        "16",
+    ];
+    let findings = findings("served", &path, &[&long[..], &mixed, &short].concat());
+    let crowds: Vec<_> = findings
+        .iter()
+        .filter(|found| found["what"] == "long")
+        .inspect(|found| assert!(found["tokens_per_second"].as_f64() > Some(0.0), "{found}"))
+        .map(|found| (found["streams"].as_u64(), found["positions"].as_u64()))
+        .collect();
+    assert_eq!(crowds, [(Some(1), Some(96)), (Some(2), Some(48))]);
+    let mixed = findings.last().expect("findings");
+    assert_eq!(mixed["what"], "mixed", "{findings:?}");
+    assert_eq!(mixed["first_tokens"]["count"], mixed["answered"]);
+    for name in ["answered", "p99_over_p50_alone"] {
+        assert!(mixed[name].as_f64() > Some(0.0), "{name}: {mixed}");
+    }
+    let measured: Vec<_> = findings.iter().map(|found| &found["what"]).collect();
+    assert_eq!(measured, ["ready", "check", "long", "long", "mixed"]);
+}
+
+#[test]
 fn a_batch_without_room_is_not_measured_and_says_so() {
     let (_folder, path) = model("F16");
     // 176 positions of two layers take 176 KiB or more: nine of them do not fit into 1 MiB.

@@ -23,6 +23,12 @@ fn every_architecture_and_tensor_type_agrees_with_llama_cpp() {
 }
 
 #[test]
+fn models_with_random_weights_are_llama_cpps_too() {
+    let _machine = alone();
+    oracle::run("random_models.py", &[ORCD_LOGITS.as_ref()]);
+}
+
+#[test]
 fn greedy_tokens_equal_llama_cpp() {
     let _machine = alone();
     oracle::run(

@@ -3,6 +3,7 @@
 //! What [`Pump`](super::Pump) is to throughput over minutes, this is to one batch: 256 streams
 //! begin together, and the tokens counted are those that came while all of them ran.
 
+use super::Latencies;
 use super::pump::{Lane, told};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use serde_json::Value;
@@ -73,13 +74,34 @@ impl Burst {
         self.streams.iter().map(|stream| stream.tokens_out).sum()
     }
 
-    /// Tokens per second while every stream ran: from the moment at which all have begun to the
-    /// moment at which the first ends. `None` when there is no such time.
-    #[must_use]
-    pub fn decode_rate(&self) -> Option<f64> {
+    /// While every stream ran: from the moment at which all have begun to the moment at which the
+    /// first ends. `None` when there is no such time.
+    fn together(&self) -> Option<(Instant, Instant)> {
         let from = self.streams.iter().map(Stream::first).max()?;
         let to = self.streams.iter().map(Stream::last).min()?;
-        let window = to.checked_duration_since(from).filter(|it| !it.is_zero())?;
+        (from < to).then_some((from, to))
+    }
+
+    /// From one read of tokens to the next, of every stream, while all ran.
+    #[must_use]
+    pub fn gaps(&self) -> Option<Latencies> {
+        let (from, to) = self.together()?;
+        let mut gaps = Latencies::default();
+        for stream in &self.streams {
+            for pair in stream.arrivals.windows(2) {
+                let (before, after) = (pair[0].0, pair[1].0);
+                if before >= from && after <= to {
+                    gaps.push(after - before);
+                }
+            }
+        }
+        Some(gaps)
+    }
+
+    /// Tokens per second while every stream ran. `None` when there is no such time.
+    #[must_use]
+    pub fn decode_rate(&self) -> Option<f64> {
+        let (from, to) = self.together()?;
         let within = |stream: &Stream| -> f64 {
             let events = |arrivals: &[(Instant, u64)]| -> u64 {
                 arrivals.iter().map(|(_, events)| events).sum()
@@ -94,7 +116,7 @@ impl Burst {
             let tokens_an_event = stream.tokens_out as f64 / events(&stream.arrivals) as f64;
             events(&inside) as f64 * tokens_an_event
         };
-        Some(self.streams.iter().map(within).sum::<f64>() / window.as_secs_f64())
+        Some(self.streams.iter().map(within).sum::<f64>() / (to - from).as_secs_f64())
     }
 }
 
@@ -239,6 +261,10 @@ mod tests {
         assert_eq!(burst.whole(), Duration::from_millis(1300));
         assert_eq!(burst.tokens(), 13);
         assert_eq!(burst.streams[1].time_to_first(), Duration::from_millis(200));
+        // Up to the last token of the first: 200 to 300 to 1200; and 200 to 250 to 1000.
+        let mut gaps = Vec::new();
+        burst.gaps().unwrap().each(|gap| gaps.push(gap.as_millis()));
+        assert_eq!(gaps, [100, 900, 50, 750]);
     }
 
     #[test]
@@ -251,5 +277,6 @@ mod tests {
             ],
         };
         assert_eq!(burst.decode_rate(), None);
+        assert!(burst.gaps().is_none());
     }
 }

@@ -132,13 +132,15 @@ impl Lane {
         })
     }
 
-    /// The request is far smaller than a socket's buffer, so it is written in one go.
+    /// A long prompt may be larger than the socket's buffer: writing waits, reading does not.
     pub(super) fn start(&mut self, request: &Value) -> io::Result<()> {
         let body = request.to_string();
         let head =
             "POST /execute HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n";
         let message = format!("{head}Content-Length: {}\r\n\r\n{body}", body.len());
+        self.socket.set_nonblocking(false)?;
         self.socket.write_all(message.as_bytes())?;
+        self.socket.set_nonblocking(true)?;
         self.busy = true;
         self.token_events = 0;
         self.tail.clear();

@@ -1,8 +1,8 @@
 //! The executor, and nothing else: loaded as the child loads it, called step by step.
 
 use super::lines::{Line, request};
-use super::{Settings, check, say, speed};
-use anyhow::{Context, Result, anyhow, bail};
+use super::{Measure, Settings, check, say, speed};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use serde_json::json;
 use std::time::Instant;
 use worker_orcd_gpu::device::{Batch, Executor, NoTap, PageId};
@@ -12,16 +12,26 @@ use worker_orcd_ipc::{DeviceSelector, LoadOrder, ModelFile, Role};
 /// # Errors
 /// When the model does not load, or two answers differ that must not.
 pub fn run(settings: &Settings) -> Result<()> {
+    ensure!(
+        !settings.measures(Measure::Long) && !settings.measures(Measure::Mixed),
+        "long and mixed are measured over HTTP only: bench-gpu served"
+    );
     let mut bare = Bare::load(settings)?;
     check::run(&mut bare, settings)?;
-    speed::decode(&mut bare, settings)?;
-    speed::prompts(&mut bare, settings)
+    if settings.measures(Measure::Decode) {
+        speed::decode(&mut bare, settings)?;
+    }
+    if settings.measures(Measure::Prompt) {
+        speed::prompts(&mut bare, settings)?;
+    }
+    Ok(())
 }
 
 /// A loaded model, and its KV pages cut into as many equal shares as fit.
 pub struct Bare {
     executor: Box<dyn Executor>,
     pub vocabulary: u32,
+    page_tokens: u32,
     pages_each: u32,
     shares: u32,
     steps: u64,
@@ -50,7 +60,7 @@ impl Bare {
         let loaded = loader::load(&order, None, &|_, _| ()).map_err(|fault| anyhow!("{fault}"))?;
         let seconds = start.elapsed().as_secs_f64();
         let geometry = loaded.executor.kv_geometry();
-        let pages_each = (settings.context() as u32).div_ceil(geometry.page_tokens);
+        let pages_each = (settings.decode_context() as u32).div_ceil(geometry.page_tokens);
         let memory = loaded.executor.memory();
         say(&json!({
             "what": "loaded", "side": "bare", "seconds": seconds,
@@ -60,6 +70,7 @@ impl Bare {
         Ok(Self {
             vocabulary: loaded.tokenizer.tokens.len() as u32,
             executor: loaded.executor,
+            page_tokens: geometry.page_tokens,
             pages_each,
             shares: geometry.pages / pages_each,
             steps: 0,
@@ -75,6 +86,12 @@ impl Bare {
     pub fn pages(&self, index: usize) -> Vec<PageId> {
         let first = index as u32 * self.pages_each;
         (first..first + self.pages_each).map(PageId).collect()
+    }
+
+    /// Pages for so many tokens of a sequence that is alone: over the shares' borders.
+    pub fn pages_alone(&self, tokens: usize) -> Vec<PageId> {
+        let count = (tokens as u32).div_ceil(self.page_tokens);
+        (0..count).map(PageId).collect()
     }
 
     /// One step: up to `chunk` tokens, over lines in their order, of which `which` are meant.

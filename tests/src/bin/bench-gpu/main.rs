@@ -4,7 +4,7 @@
 //!
 //! ```text
 //! bench/gpu/run.py ── bare ─── bare::Bare (executor) ◄── lines (sequences) ── check, speed
-//!                  └─ served ─ Worker ◄── Burst ── served
+//!                  └─ served ─ Worker ◄── Burst ── served, long, mixed
 //! ```
 //!
 //! Every finding is one JSON object on a line of its own, printed as soon as it is known, so that
@@ -13,14 +13,17 @@
 mod bare;
 mod check;
 mod lines;
+mod long;
+mod mixed;
 mod prompts;
 mod served;
 mod speed;
 
 use anyhow::Result;
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, Parser, Subcommand, ValueEnum};
 use serde_json::Value;
 use std::path::PathBuf;
+use std::time::{Duration, Instant};
 
 #[derive(Debug, Parser)]
 #[command(name = "bench-gpu")]
@@ -39,6 +42,19 @@ enum Side {
     Served(served::Arguments),
 }
 
+/// A group of figures.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Measure {
+    /// Sequences decoded together, behind short prompts.
+    Decode,
+    /// From a prompt to its first token.
+    Prompt,
+    /// Served only: sequences decoded behind long prompts.
+    Long,
+    /// Served only: streams while prompts arrive.
+    Mixed,
+}
+
 /// What both sides are told.
 #[derive(Debug, Clone, Args)]
 pub struct Settings {
@@ -47,6 +63,8 @@ pub struct Settings {
     /// As the worker's own flag: cuda:N or cpu.
     #[arg(long, default_value = "cuda:0")]
     device: String,
+    #[arg(long, value_enum, value_delimiter = ',', default_values_t = [Measure::Decode, Measure::Prompt])]
+    measure: Vec<Measure>,
     /// Sequences decoded in one step.
     #[arg(long, value_delimiter = ',', default_values_t = [1, 8, 32, 64, 128, 256])]
     batches: Vec<usize>,
@@ -68,21 +86,47 @@ pub struct Settings {
     /// Each figure is the median of so many.
     #[arg(long, default_value_t = 3)]
     rounds: usize,
+    /// Seconds after which no further round of a figure begins.
+    #[arg(long, default_value_t = 8.0)]
+    patience: f64,
     /// Tokens of each answer that is compared over batch sizes.
     #[arg(long, default_value_t = 16)]
     check_tokens: usize,
 }
 
 impl Settings {
+    fn measures(&self, what: Measure) -> bool {
+        self.measure.contains(&what)
+    }
+
     fn largest_batch(&self) -> usize {
-        self.batches.iter().copied().max().unwrap_or(1)
+        let batches = self
+            .batches
+            .iter()
+            .filter(|_| self.measures(Measure::Decode));
+        batches.copied().max().unwrap_or(1)
+    }
+
+    /// The longest sequence that is decoded beside others.
+    fn decode_context(&self) -> usize {
+        self.prompt_tokens.max(check::LONGEST_PROMPT) + self.tokens.max(self.check_tokens)
     }
 
     /// The longest sequence that is asked for.
     fn context(&self) -> usize {
-        let prompt = self.prompts.iter().copied().max().unwrap_or(0);
-        prompt.max(self.prompt_tokens).max(check::LONGEST_PROMPT)
-            + self.tokens.max(self.check_tokens)
+        let prompts = self
+            .prompts
+            .iter()
+            .filter(|_| self.measures(Measure::Prompt));
+        let prompt = prompts.copied().max().unwrap_or(0);
+        self.decode_context().max(prompt + 2)
+    }
+
+    /// Numbers of rounds, beginning with that of the warm-up, which is round 0. At least one more
+    /// is run, and then as many as are asked for and patience allows.
+    fn rounds(&self, wanted: usize) -> impl Iterator<Item = usize> {
+        let (began, patience) = (Instant::now(), Duration::from_secs_f64(self.patience));
+        (0..=wanted.max(1)).take_while(move |round| *round <= 1 || began.elapsed() < patience)
     }
 }
 

@@ -1,7 +1,9 @@
 //! The same figures as a client sees them: over HTTP, through supervisor, socket and child.
 
+use super::long::Crowd;
+use super::mixed::Arriving;
 use super::prompts::{Alphabet, text};
-use super::{Settings, median, say};
+use super::{Measure, Settings, median, say};
 use anyhow::{Result, ensure};
 use clap::Args;
 use serde_json::{Value, json};
@@ -25,6 +27,66 @@ pub struct Arguments {
     /// From the process's start to being ready, so many times.
     #[arg(long, default_value_t = 3)]
     starts: usize,
+    /// Streams, and how many positions are behind them.
+    #[arg(long, value_delimiter = ',', default_values = ["1x4096", "32x4096", "1x32768"])]
+    long: Vec<Crowd>,
+    #[command(flatten)]
+    arriving: Arriving,
+}
+
+impl Arguments {
+    /// As far as they are measured.
+    fn crowds(&self) -> &[Crowd] {
+        if self.settings.measures(Measure::Long) {
+            &self.long
+        } else {
+            &[]
+        }
+    }
+
+    /// If that is measured.
+    fn arriving(&self) -> Option<&Arriving> {
+        let is_measured = self.settings.measures(Measure::Mixed);
+        is_measured.then_some(&self.arriving)
+    }
+
+    /// The most streams that run at once, of those whose rate is taken.
+    fn company(&self) -> usize {
+        let long = self.crowds().iter().map(|crowd| crowd.streams);
+        let mixed = self.arriving().map(|arriving| arriving.streams);
+        let most = long.chain(mixed).max().unwrap_or(1);
+        self.settings.largest_batch().max(most)
+    }
+
+    /// The longest sequence that is asked for.
+    fn context(&self) -> usize {
+        let settings = &self.settings;
+        let long = self.crowds().iter();
+        let long = long.map(|crowd| crowd.positions + settings.tokens);
+        let mixed = self.arriving().map(|arriving| arriving.longest(settings));
+        let longest = long.chain(mixed).max().unwrap_or(0);
+        settings.context().max(longest)
+    }
+
+    /// A worker that is ready, and how long that took from the start of its process.
+    fn start(&self) -> (Worker, f64) {
+        let settings = &self.settings;
+        // Prompts that arrive find a place beside the streams that they disturb.
+        let places = self.arriving().map_or(0, |arriving| 2 * arriving.streams);
+        let running = self.company().max(places);
+        let builder: WorkerBuilder = Worker::with_model(&settings.model)
+            .arg("--device", &settings.device)
+            .arg("--max-running", running)
+            .arg("--max-queue", 2 * running)
+            .arg("--max-context", self.context())
+            .arg("--prefill-chunk", settings.chunk)
+            .arg("--kv-cache-size", format!("{}MiB", settings.kv_cache));
+        let began = Instant::now();
+        let worker = builder.start();
+        // It answers that it is ready before its log's line has come through the pipe.
+        let (ready, _) = wait::until("the log to say so", || worker.log.next("ready", began));
+        (worker, (ready - began).as_secs_f64())
+    }
 }
 
 /// Requests one after the other, for each prompt length.
@@ -39,9 +101,9 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     let settings = &arguments.settings;
     let mut starts = Vec::new();
     for _ in 1..arguments.starts.max(1) {
-        starts.push(start(settings).1);
+        starts.push(arguments.start().1);
     }
-    let (worker, seconds) = start(settings);
+    let (worker, seconds) = arguments.start();
     starts.push(seconds);
     say(&json!({
         "what": "ready", "side": "served", "median_seconds": median(&mut starts),
@@ -56,30 +118,21 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     if let Some(prompt) = &arguments.show {
         served.show(prompt);
     }
-    served.check(settings)?;
-    served.prompts(settings)?;
-    served.decode(settings)
+    served.check(settings, arguments.company())?;
+    for what in &settings.measure {
+        match what {
+            Measure::Decode => served.decode(settings)?,
+            Measure::Prompt => served.prompts(settings)?,
+            Measure::Long => served.long(settings, &arguments.long)?,
+            Measure::Mixed => served.mixed(settings, &arguments.arriving)?,
+        }
+    }
+    Ok(())
 }
 
-/// A worker that is ready, and how long that took from the start of its process.
-fn start(settings: &Settings) -> (Worker, f64) {
-    let builder: WorkerBuilder = Worker::with_model(&settings.model)
-        .arg("--device", &settings.device)
-        .arg("--max-running", settings.largest_batch())
-        .arg("--max-queue", 2 * settings.largest_batch())
-        .arg("--max-context", settings.context())
-        .arg("--prefill-chunk", settings.chunk)
-        .arg("--kv-cache-size", format!("{}MiB", settings.kv_cache));
-    let began = Instant::now();
-    let worker = builder.start();
-    // It answers that it is ready before its log's line has come through the pipe.
-    let (ready, _) = wait::until("the log to say so", || worker.log.next("ready", began));
-    (worker, (ready - began).as_secs_f64())
-}
-
-struct Served {
+pub struct Served {
     client: Client,
-    address: SocketAddr,
+    pub address: SocketAddr,
     alphabet: Alphabet,
     /// Seeds of prompts: none is asked for twice by chance.
     asked: AtomicU64,
@@ -87,7 +140,7 @@ struct Served {
 
 impl Served {
     /// A greedy request with a prompt that is new.
-    fn request(&self, prompt_tokens: usize, tokens: usize) -> Value {
+    pub fn request(&self, prompt_tokens: usize, tokens: usize) -> Value {
         let seed = self.asked.fetch_add(1, Ordering::Relaxed);
         let mut body = request(&text(seed, prompt_tokens, self.alphabet), tokens as u32);
         body["temperature"] = json!(0.0);
@@ -103,8 +156,7 @@ impl Served {
     }
 
     /// The same requests alone and among as many others as will be timed.
-    fn check(&self, settings: &Settings) -> Result<()> {
-        let company = settings.largest_batch();
+    fn check(&self, settings: &Settings, company: usize) -> Result<()> {
         let bodies: Vec<_> = (0..company)
             .map(|index| {
                 let mut body = self.request(17 + index % 64, settings.check_tokens);
@@ -150,7 +202,7 @@ impl Served {
     fn prompts(&self, settings: &Settings) -> Result<()> {
         for length in &settings.prompts {
             let mut times = Vec::new();
-            for round in 0..=PROMPT_ROUNDS {
+            for round in settings.rounds(PROMPT_ROUNDS) {
                 let burst = Burst::run(self.address, &[self.request(*length, 2)])?;
                 let stream = &burst.streams[0];
                 ensure!(
@@ -174,7 +226,7 @@ impl Served {
     fn decode(&self, settings: &Settings) -> Result<()> {
         for batch in &settings.batches {
             let (mut rates, mut whole, mut firsts) = (Vec::new(), Vec::new(), Vec::new());
-            for round in 0..=settings.rounds {
+            for round in settings.rounds(settings.rounds) {
                 let requests: Vec<_> = (0..*batch)
                     .map(|_| self.request(settings.prompt_tokens, settings.tokens))
                     .collect();

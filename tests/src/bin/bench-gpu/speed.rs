@@ -7,6 +7,7 @@ use super::{Settings, median, say};
 use anyhow::Result;
 use serde_json::json;
 use std::time::Instant;
+use worker_orcd_gpu::device::PageId;
 use worker_orcd_ipc::Sampling;
 
 /// Whatever a device makes when it first sees a batch of a size is made then.
@@ -29,7 +30,10 @@ pub fn decode(bare: &mut Bare, settings: &Settings) -> Result<()> {
             continue;
         }
         let mut lines: Vec<_> = (0..*batch)
-            .map(|index| greedy(bare, index as u64, settings.prompt_tokens, index))
+            .map(|index| {
+                let pages = bare.pages(index);
+                greedy(bare, index as u64, settings.prompt_tokens, pages)
+            })
             .collect();
         let has_prompt = |line: &Line| line.generated().is_empty();
         while lines.iter().any(has_prompt) {
@@ -39,7 +43,7 @@ pub fn decode(bare: &mut Bare, settings: &Settings) -> Result<()> {
             bare.step(&mut lines, usize::MAX, |_| true)?;
         }
         let (mut rates, mut steps) = (Vec::new(), Vec::new());
-        for _ in 0..settings.rounds.max(1) {
+        for _ in settings.rounds(settings.rounds).skip(1) {
             lines.iter_mut().for_each(Line::rewind);
             let start = Instant::now();
             for _ in 1..settings.tokens {
@@ -66,8 +70,9 @@ pub fn decode(bare: &mut Bare, settings: &Settings) -> Result<()> {
 pub fn prompts(bare: &mut Bare, settings: &Settings) -> Result<()> {
     for length in &settings.prompts {
         let mut times = Vec::new();
-        for round in 0..=PROMPT_ROUNDS {
-            let mut line = [greedy(bare, 1000 + round as u64, *length, 0)];
+        for round in settings.rounds(PROMPT_ROUNDS) {
+            let pages = bare.pages_alone(*length + 1);
+            let mut line = [greedy(bare, 1000 + round as u64, *length, pages)];
             let start = Instant::now();
             while line[0].generated().is_empty() {
                 bare.step(&mut line, settings.chunk as usize, |_| true)?;
@@ -84,7 +89,7 @@ pub fn prompts(bare: &mut Bare, settings: &Settings) -> Result<()> {
     Ok(())
 }
 
-fn greedy(bare: &Bare, seed: u64, length: usize, share: usize) -> Line {
+fn greedy(bare: &Bare, seed: u64, length: usize, pages: Vec<PageId>) -> Line {
     let prompt = token_ids(seed, length, bare.vocabulary);
-    Line::new(prompt, Sampling::default(), bare.pages(share))
+    Line::new(prompt, Sampling::default(), pages)
 }
