@@ -161,6 +161,7 @@ impl Supervisor {
             max_running: MAX_STREAMS,
             max_sequence_tokens: None,
             prefill_chunk_tokens: 2048,
+            step_budget_us: None,
             threads: None,
             prefix_cache: false,
             trace: None,

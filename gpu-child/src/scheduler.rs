@@ -15,7 +15,8 @@
 //! * Every running sequence whose prompt is computed gets its newest token into the batch: decoding
 //!   never waits for prompts.
 //! * What is left of the batch goes to prompts, in at most two chunks beside those that it ends:
-//!   equal shares to clients, and to a client's oldest and shortest request ([`fair_queue`]).
+//!   equal shares to clients, and to a client's oldest and shortest request ([`fair_queue`]). How many
+//!   tokens that is, is said from outside, by those who know the time ([`Company`]).
 //! * A waiting request is admitted when it is its turn and there is room for it ([`room`]), so that
 //!   a long queue holds neither slots nor pages. It takes over pages that hold the same beginning.
 //! * When a decoding sequence needs a page and there is none, another one is parked: its pages
@@ -33,6 +34,7 @@ mod fair_queue;
 mod room;
 mod seals;
 mod sequence;
+mod shape;
 
 use crate::device::SequenceWork;
 use crate::kv_pages::KvPages;
@@ -41,6 +43,7 @@ use fair_queue::{Candidate, FairQueue};
 use room::NoRoom;
 use seals::Seals;
 use sequence::{Sequence, Tail};
+pub use shape::{Company, StepShape};
 use std::collections::{HashSet, VecDeque};
 use thiserror::Error;
 use worker_orcd_ipc::{
@@ -115,6 +118,8 @@ pub struct Scheduler {
     generated_tokens: u64,
     adopted_tokens: u64,
     changed_pages: u64,
+    mixed_steps: u64,
+    mixed_prompt_tokens: u64,
 }
 
 impl Scheduler {
@@ -138,6 +143,8 @@ impl Scheduler {
             generated_tokens: 0,
             adopted_tokens: 0,
             changed_pages: 0,
+            mixed_steps: 0,
+            mixed_prompt_tokens: 0,
         }
     }
 
@@ -190,9 +197,9 @@ impl Scheduler {
         });
     }
 
-    /// Decides the next step. `prefill_tokens` is how many tokens of prompts it may hold, over all
-    /// sequences. False when there is nothing to compute.
-    pub fn plan(&mut self, prefill_tokens: u32) -> bool {
+    /// Decides the next step. `prompt_tokens` says how many tokens of prompts it may hold, over all
+    /// sequences; none only where something decodes. False when there is nothing to compute.
+    pub fn plan(&mut self, prompt_tokens: impl FnOnce(Company) -> u32) -> bool {
         self.make_room_to_decode();
         let Self {
             limits,
@@ -210,7 +217,9 @@ impl Scheduler {
         );
         let decoding: usize = planned.iter().sum();
         let batch_left = (limits.max_batch_tokens as usize).saturating_sub(decoding);
-        self.share_out(batch_left.min(prefill_tokens.max(1) as usize));
+        let at_least = u32::from(decoding == 0);
+        let tokens = prompt_tokens(self.company(decoding)).max(at_least) as usize;
+        self.share_out(batch_left.min(tokens));
         self.planned.iter().any(|tokens| *tokens > 0)
     }
 
@@ -224,18 +233,13 @@ impl Scheduler {
             .collect()
     }
 
-    /// Planned tokens that belong to prompts (or to sequences being recomputed).
-    #[must_use]
-    pub fn planned_prefill_tokens(&self) -> usize {
-        let parts = self.running.iter().zip(&self.planned);
-        parts
-            .filter(|(sequence, _)| !sequence.decodes())
-            .map(|(_, tokens)| tokens)
-            .sum()
-    }
-
     /// The planned step is on its way.
     pub fn launched(&mut self) {
+        let shape = self.planned_shape();
+        if shape.decoding > 0 && shape.prompt_tokens > 0 {
+            self.mixed_steps += 1;
+            self.mixed_prompt_tokens += shape.prompt_tokens as u64;
+        }
         let parts = self.running.iter_mut().zip(self.planned.drain(..));
         let shares = parts.filter(|(_, tokens)| *tokens > 0);
         let flight = shares.map(|(sequence, tokens)| Share {
@@ -292,6 +296,10 @@ impl Scheduler {
             generated_tokens: self.generated_tokens,
             adopted_tokens: self.adopted_tokens,
             changed_pages: self.changed_pages,
+            mixed_steps: self.mixed_steps,
+            mixed_prompt_tokens: self.mixed_prompt_tokens,
+            // Others know the time.
+            step_budget_us: None,
         }
     }
 

@@ -89,6 +89,7 @@ impl Supervisor {
             max_running: 4,
             max_sequence_tokens: None,
             prefill_chunk_tokens: 32,
+            step_budget_us: None,
             threads: Some(1),
             prefix_cache: true,
             trace: None,

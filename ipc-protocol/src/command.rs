@@ -98,6 +98,9 @@ pub struct LoadOrder {
     pub max_sequence_tokens: Option<u32>,
     /// Prompt tokens run in one step, over all sequences.
     pub prefill_chunk_tokens: u32,
+    /// Time that a step which decodes may take with prompts in it, in microseconds. `None` lets the child
+    /// follow what decoding alone takes.
+    pub step_budget_us: Option<u32>,
     /// CPU device only: threads of the compute pool; `None` means all cores.
     pub threads: Option<u32>,
     /// Reuse KV pages of equal prefixes between requests.

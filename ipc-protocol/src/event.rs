@@ -101,6 +101,12 @@ pub struct Load {
     pub adopted_tokens: u64,
     /// Pages that were to be adopted and are not what they were when they were sealed, since start.
     pub changed_pages: u64,
+    /// Steps that decoded and had prompt tokens, too, and how many of those, since start.
+    pub mixed_steps: u64,
+    pub mixed_prompt_tokens: u64,
+    /// Time, in microseconds, that the next such step may take; `None` while nobody knows what decoding
+    /// takes.
+    pub step_budget_us: Option<u32>,
 }
 
 /// A step of the engine. Tokens come before endings: a request that ends in this step has its last

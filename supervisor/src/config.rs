@@ -96,6 +96,8 @@ pub struct LoadConfig {
     pub max_running: u32,
     pub max_context_tokens: Option<u32>,
     pub prefill_chunk_tokens: u32,
+    /// In microseconds; `None` lets the child follow what decoding alone takes.
+    pub step_budget_us: Option<u32>,
     pub threads: Option<u32>,
     pub prefix_cache: bool,
     pub trace: Option<TraceConfig>,
@@ -282,6 +284,7 @@ fn read_load(reader: &mut Reader<'_>) -> Option<LoadConfig> {
     let max_running = reader.integer("max-running", 1..=4096);
     let max_context_tokens = reader.integer("max-context", 1..=u32::MAX);
     let prefill_chunk_tokens = reader.integer("prefill-chunk", 1..=65_536);
+    let step_budget_us = reader.optional("step-budget", step_budget);
     let threads = reader.integer("threads", 1..=1024);
     let prefix_cache = !reader.switch("no-prefix-cache");
     let trace_path = reader.optional("trace-logits", writable);
@@ -292,6 +295,7 @@ fn read_load(reader: &mut Reader<'_>) -> Option<LoadConfig> {
         max_running: max_running?,
         max_context_tokens,
         prefill_chunk_tokens: prefill_chunk_tokens?,
+        step_budget_us,
         threads,
         prefix_cache,
         trace: match (trace_path, first_values?) {
@@ -299,6 +303,15 @@ fn read_load(reader: &mut Reader<'_>) -> Option<LoadConfig> {
             (None, _) => None,
         },
     })
+}
+
+/// In microseconds. Beyond these no step could follow it: less than launching one takes, more than anybody
+/// waits for a token.
+fn step_budget(text: &str) -> Result<u32, String> {
+    let within = Duration::from_micros(100)..=Duration::from_secs(1);
+    let budget = Some(units::duration(text)?).filter(|time| within.contains(time));
+    let budget = budget.ok_or_else(|| format!("{text:?} is no time from 0.1ms to 1s"))?;
+    Ok(budget.as_micros() as u32)
 }
 
 fn read_life(reader: &mut Reader<'_>) -> Option<LifeConfig> {

@@ -17,6 +17,7 @@ fn order(path: &Path, threads: u32) -> LoadOrder {
         max_running: 2,
         max_sequence_tokens: None,
         prefill_chunk_tokens: 8,
+        step_budget_us: None,
         threads: Some(threads),
         prefix_cache: true,
         trace: None,

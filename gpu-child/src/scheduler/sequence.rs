@@ -106,6 +106,11 @@ impl Sequence {
         self.tokens.len() - self.computed
     }
 
+    /// Positions that are in the KV cache.
+    pub(super) fn computed(&self) -> usize {
+        self.computed
+    }
+
     pub(super) fn candidate(&self, waits: bool) -> Candidate {
         Candidate {
             client: self.client,

@@ -128,7 +128,7 @@ impl Bench {
 
     /// A turn; false when there was nothing to compute.
     fn turn(&mut self, prefill_tokens: u32) -> bool {
-        let computes = self.scheduler.plan(prefill_tokens);
+        let computes = self.scheduler.plan(|_| prefill_tokens);
         if computes {
             let work = self.scheduler.work();
             let tokens: usize = work.iter().map(|sequence| sequence.tokens.len()).sum();
@@ -411,7 +411,7 @@ fn a_live_duplicate_and_a_lying_device_are_errors() {
     let answer = |drawn: &[Drawn]| {
         let mut bench = Bench::new(limits(), 16, true);
         bench.submit(submission(1, &[1, 2], 4));
-        assert!(bench.scheduler.plan(5));
+        assert!(bench.scheduler.plan(|_| 5));
         bench.scheduler.launched();
         bench.scheduler.complete(1, drawn.to_vec()).map(drop)
     };

@@ -15,7 +15,7 @@ use super::{Doing, Link, Loaded, Progress, Status, spawn};
 use crate::device::{Batch, Executor, NoTap, Tap};
 use crate::flight_recorder::{FlightRecorder, Watched, decodes, phase};
 use crate::kv_pages::KvPages;
-use crate::scheduler::{Limits, Scheduler, SchedulerError};
+use crate::scheduler::{Limits, Scheduler, SchedulerError, StepShape};
 use crate::trace::LogitsTrace;
 use std::collections::VecDeque;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
@@ -23,8 +23,8 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 use worker_orcd_ipc::flight::{Moment, Who};
 use worker_orcd_ipc::{
-    Command, DeviceError, Drawn, Event, Fault, Generation, LoadOrder, MemoryReport, ReadyReport,
-    Role, SealedPage, StepReport, Submission,
+    Command, DeviceError, Drawn, Event, Fault, Generation, Load, LoadOrder, MemoryReport,
+    ReadyReport, Role, SealedPage, StepReport, Submission,
 };
 
 /// Asking a device for its memory may take a system call; the heartbeat shows no more than this
@@ -83,7 +83,7 @@ where
 struct StepInFlight {
     step: u64,
     began: Instant,
-    prefill_tokens: usize,
+    shape: StepShape,
     who: Who,
     /// The answer of a device that computes in the thread that asks it to.
     drawn: Option<Vec<Drawn>>,
@@ -171,7 +171,13 @@ impl<'a> StepLoop<'a> {
             executor,
             scheduler: Scheduler::new(limits, KvPages::new(geometry, order.prefix_cache)),
             trace,
-            pacer: Pacer::new(first_tokens, order.prefill_chunk_tokens),
+            pacer: Pacer::new(
+                first_tokens,
+                order.prefill_chunk_tokens,
+                order
+                    .step_budget_us
+                    .map(|us| Duration::from_micros(us.into())),
+            ),
             step: 0,
             in_flight: VecDeque::new(),
             last_end: Instant::now(),
@@ -211,8 +217,7 @@ impl<'a> StepLoop<'a> {
             }
             self.status.does(Doing::Plans);
             self.handle_all(commands)?;
-            let launches =
-                self.may_launch_ahead() && self.scheduler.plan(self.pacer.prefill_tokens());
+            let launches = self.may_launch_ahead() && self.plan();
             // Requests that ended for another reason than a token need not wait for one, and requests that
             // begin are reported at once.
             let report = StepReport {
@@ -275,12 +280,18 @@ impl<'a> StepLoop<'a> {
         !says_something || self.link.send(Event::Step(report))
     }
 
+    /// Decides the next step; false when there is nothing to compute.
+    fn plan(&mut self) -> bool {
+        let pacer = &mut self.pacer;
+        self.scheduler.plan(|company| pacer.prompt_tokens(company))
+    }
+
     /// Another step may be launched before the next one ends.
     fn may_launch_ahead(&self) -> bool {
         match self.in_flight.back() {
             None => true,
             Some(last) => {
-                self.in_flight.len() == 1 && last.prefill_tokens == 0 && last.drawn.is_none()
+                self.in_flight.len() == 1 && last.shape.prompt_tokens == 0 && last.drawn.is_none()
             }
         }
     }
@@ -293,7 +304,7 @@ impl<'a> StepLoop<'a> {
             self.status.step_begins(self.step, began);
         }
         self.status.does(Doing::Computes);
-        let prefill_tokens = self.scheduler.planned_prefill_tokens();
+        let shape = self.scheduler.planned_shape();
         let sequences = self.scheduler.work();
         let batch = Batch {
             step: self.step,
@@ -330,7 +341,7 @@ impl<'a> StepLoop<'a> {
         self.in_flight.push_back(StepInFlight {
             step: self.step,
             began,
-            prefill_tokens,
+            shape,
             who,
             drawn,
         });
@@ -356,7 +367,7 @@ impl<'a> StepLoop<'a> {
         let now = Instant::now();
         let took = now.duration_since(step.began.max(self.last_end));
         self.last_end = now;
-        self.pacer.observe(step.prefill_tokens, took);
+        self.pacer.observe(step.shape, took);
         let report = self.scheduler.complete(step.step, drawn);
         let report = report.map_err(scheduler_fault)?;
         Ok(StepReport {
@@ -371,8 +382,11 @@ impl<'a> StepLoop<'a> {
             self.memory_asked = Instant::now();
         }
         self.memory.kv_used_bytes = self.scheduler.kv_used_bytes();
-        self.status
-            .between_steps(self.step, self.scheduler.load(), self.memory);
+        let load = Load {
+            step_budget_us: self.pacer.budget().map(|it| it.as_micros() as u32),
+            ..self.scheduler.load()
+        };
+        self.status.between_steps(self.step, load, self.memory);
         if let Some(oldest) = self.in_flight.front() {
             let since = oldest.began.max(self.last_end);
             self.status.step_begins(oldest.step, since);

@@ -188,6 +188,7 @@ fn order() -> LoadOrder {
         max_running: 4,
         max_sequence_tokens: None,
         prefill_chunk_tokens: 16,
+        step_budget_us: None,
         threads: None,
         prefix_cache: true,
         trace: None,

@@ -120,6 +120,10 @@ fn load_order(device: DeviceSelector) -> LoadOrder {
         max_running: 16,
         max_sequence_tokens: Some(2048),
         prefill_chunk_tokens: 512,
+        step_budget_us: match device {
+            DeviceSelector::Cpu => None,
+            DeviceSelector::Cuda(_) => Some(20_000),
+        },
         threads: Some(2),
         prefix_cache: true,
         trace: Some(TraceOrder {
@@ -290,6 +294,9 @@ fn heartbeat() -> Heartbeat {
             generated_tokens: 30,
             adopted_tokens: 40,
             changed_pages: 50,
+            mixed_steps: 60,
+            mixed_prompt_tokens: 70,
+            step_budget_us: Some(8_000),
         },
         memory: memory(),
     }

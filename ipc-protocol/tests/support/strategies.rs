@@ -1,17 +1,20 @@
 //! Random messages. Every variant and every optional field is reachable. Boxed, because value trees of
 //! all variants within each other would fill the stack of a test.
 
+mod beats;
+
 use super::Message;
+use beats::{heartbeat, memory};
 use proptest::collection::vec;
 use proptest::num::f32;
 use proptest::option::of;
 use proptest::prelude::*;
 use worker_orcd_ipc::{
     ChildHello, ClientId, Command, DeviceError, DeviceFacts, DeviceSelector, Drawn, Envelope,
-    Event, Fault, FinishReason, Finished, Generation, Heartbeat, KvSource, Load, LoadOrder,
-    MemoryBound, MemoryReport, ModelFacts, ModelFile, ModelIdentity, PlacedTensor, ReadyReport,
-    RequestId, Role, Sampling, SamplingAdvice, SealedPage, SealedPages, Sealing, StepReport,
-    Submission, TokenId, TokenKind, TokenizerFacts, TokenizerKind, TraceOrder, WeightsManifest,
+    Event, Fault, FinishReason, Finished, Generation, KvSource, LoadOrder, ModelFacts, ModelFile,
+    ModelIdentity, PlacedTensor, ReadyReport, RequestId, Role, Sampling, SamplingAdvice,
+    SealedPage, SealedPages, Sealing, StepReport, Submission, TokenId, TokenKind, TokenizerFacts,
+    TokenizerKind, TraceOrder, WeightsManifest,
 };
 
 pub fn message() -> impl Strategy<Value = Message> {
@@ -116,6 +119,7 @@ fn load_order() -> BoxedStrategy<LoadOrder> {
         (
             any::<u32>(),
             any::<Option<u32>>(),
+            any::<Option<u32>>(),
             any::<bool>(),
             of(trace),
             prop_oneof![Just(Role::Active), Just(Role::Standby)],
@@ -135,7 +139,16 @@ fn load_order() -> BoxedStrategy<LoadOrder> {
                     max_running,
                     max_sequence_tokens,
                 ),
-                (prefill_chunk_tokens, threads, prefix_cache, trace, role, shares_kv, adopts_from),
+                (
+                    prefill_chunk_tokens,
+                    step_budget_us,
+                    threads,
+                    prefix_cache,
+                    trace,
+                    role,
+                    shares_kv,
+                    adopts_from,
+                ),
             )| LoadOrder {
                 model_path,
                 model_file,
@@ -148,6 +161,7 @@ fn load_order() -> BoxedStrategy<LoadOrder> {
                 max_running,
                 max_sequence_tokens,
                 prefill_chunk_tokens,
+                step_budget_us,
                 threads,
                 prefix_cache,
                 trace,
@@ -442,85 +456,6 @@ fn device() -> BoxedStrategy<DeviceFacts> {
                 threads,
             },
         )
-        .boxed()
-}
-
-fn memory() -> BoxedStrategy<MemoryReport> {
-    (
-        any::<[Option<u64>; 4]>(),
-        any::<[u64; 6]>(),
-        any::<Option<bool>>(),
-        of(prop_oneof![
-            Just(MemoryBound::Device),
-            Just(MemoryBound::Machine),
-            Just(MemoryBound::ControlGroup)
-        ]),
-    )
-        .prop_map(
-            |(
-                [total_bytes, free_bytes, context_bytes, kv_taken_bytes],
-                [
-                    weights,
-                    capacity,
-                    used,
-                    scratch,
-                    graphs_bytes,
-                    weights_checked,
-                ],
-                resident,
-                bound,
-            )| {
-                MemoryReport {
-                    total_bytes,
-                    free_bytes,
-                    bound,
-                    weights_bytes: weights,
-                    kv_capacity_bytes: capacity,
-                    kv_used_bytes: used,
-                    kv_taken_bytes,
-                    scratch_bytes: scratch,
-                    graphs_bytes,
-                    context_bytes,
-                    resident,
-                    weights_checked,
-                }
-            },
-        )
-        .boxed()
-}
-
-fn heartbeat() -> BoxedStrategy<Heartbeat> {
-    let load = (any::<[u32; 2]>(), any::<[u64; 6]>()).prop_map(
-        |(
-            [running, waiting],
-            [
-                kv_used_tokens,
-                prefix_hit_tokens,
-                prompt_tokens,
-                generated_tokens,
-                adopted_tokens,
-                changed_pages,
-            ],
-        )| {
-            Load {
-                running,
-                waiting,
-                kv_used_tokens,
-                prefix_hit_tokens,
-                prompt_tokens,
-                generated_tokens,
-                adopted_tokens,
-                changed_pages,
-            }
-        },
-    );
-    (any::<u64>(), any::<Option<u64>>(), load, memory())
-        .prop_map(|(steps, step_elapsed_ms, load, memory)| Heartbeat {
-            steps,
-            step_elapsed_ms,
-            load,
-            memory,
-        })
         .boxed()
 }
 

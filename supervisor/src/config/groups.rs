@@ -15,6 +15,7 @@ const GROUPS: [(&str, &[&str]); 6] = [
             "max-running",
             "max-context",
             "prefill-chunk",
+            "step-budget",
             "no-prefix-cache",
             "child-binary",
             "child-confinement",

@@ -215,7 +215,14 @@ pub const OPTIONS: &[Spec] = &[
         "prefill-chunk",
         "N",
         Some("512"),
-        "Prompt tokens computed in one step",
+        "Prompt tokens computed in one step, at most",
+    ),
+    value(
+        "step-budget",
+        "TIME",
+        None,
+        "Time that a step which decodes may take with prompts in it; they get no more of it than fits, but a few \
+         tokens always [default: by what decoding alone takes, and by how many wait for a first token]",
     ),
     value(
         "threads",

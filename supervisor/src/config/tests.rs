@@ -185,6 +185,19 @@ fn a_share_of_device_memory_is_refused_where_it_would_be_ignored() {
 }
 
 #[test]
+fn a_step_budget_is_a_time_that_a_step_could_take() {
+    let with = |text: &str| gather(&[&MODEL[..], &["--step-budget", text]].concat(), &[]);
+    for (text, us) in [("20ms", 20_000), ("0.1ms", 100), ("1s", 1_000_000)] {
+        assert_eq!(with(text).unwrap().load.step_budget_us, Some(us));
+    }
+    assert_eq!(gather(&MODEL, &[]).unwrap().load.step_budget_us, None);
+    for text in ["0", "0ms", "0.05ms", "1.1s", "20", "-1ms", "soon"] {
+        let why = with(text).unwrap_err().0;
+        assert!(why[0].contains("--step-budget"), "{why:?}");
+    }
+}
+
+#[test]
 fn a_trace_must_be_writable() {
     let trace = file("");
     let path = trace.path().to_str().unwrap();

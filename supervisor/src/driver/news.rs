@@ -137,6 +137,8 @@ impl News {
             (&mut sum.hits, prompted.hits),
             (&mut sum.adopted, prompted.adopted),
             (&mut sum.changed_pages, prompted.changed_pages),
+            (&mut sum.mixed_steps, prompted.mixed_steps),
+            (&mut sum.mixed_prompt_tokens, prompted.mixed_prompt_tokens),
         ] {
             *sum = sum.saturating_add(more);
         }
@@ -279,6 +281,8 @@ impl News {
             prefix_hit_tokens_total: self.prompted.hits,
             adopted_tokens_total: self.prompted.adopted,
             changed_pages_total: self.prompted.changed_pages,
+            mixed_steps_total: self.prompted.mixed_steps,
+            mixed_prompt_tokens_total: self.prompted.mixed_prompt_tokens,
             gaps: totals.gaps,
         }
     }
@@ -357,6 +361,9 @@ fn both(one: (Load, Instant), other: (Load, Instant)) -> (Load, Instant) {
         generated_tokens: a.generated_tokens.saturating_add(b.generated_tokens),
         adopted_tokens: a.adopted_tokens.saturating_add(b.adopted_tokens),
         changed_pages: a.changed_pages.saturating_add(b.changed_pages),
+        mixed_steps: a.mixed_steps.saturating_add(b.mixed_steps),
+        mixed_prompt_tokens: a.mixed_prompt_tokens.saturating_add(b.mixed_prompt_tokens),
+        step_budget_us: a.step_budget_us.max(b.step_budget_us),
     };
     (load, one.1.min(other.1))
 }

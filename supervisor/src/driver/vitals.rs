@@ -36,6 +36,9 @@ pub(super) struct Prompted {
     pub adopted: u64,
     /// Pages that it did not adopt because they had changed.
     pub changed_pages: u64,
+    /// Steps that decoded and had prompt tokens, too, and how many of those.
+    pub mixed_steps: u64,
+    pub mixed_prompt_tokens: u64,
 }
 
 impl Vitals {
@@ -110,6 +113,8 @@ impl Vitals {
             prefix_hit_tokens,
             adopted_tokens,
             changed_pages,
+            mixed_steps,
+            mixed_prompt_tokens,
             ..
         } = heartbeat.load;
         self.known.memory = Some((heartbeat.memory, now));
@@ -123,6 +128,8 @@ impl Vitals {
             hits: prefix_hit_tokens.saturating_sub(before.prefix_hit_tokens),
             adopted: adopted_tokens.saturating_sub(before.adopted_tokens),
             changed_pages: changed_pages.saturating_sub(before.changed_pages),
+            mixed_steps: mixed_steps.saturating_sub(before.mixed_steps),
+            mixed_prompt_tokens: mixed_prompt_tokens.saturating_sub(before.mixed_prompt_tokens),
         }
     }
 

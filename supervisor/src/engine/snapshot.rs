@@ -133,6 +133,9 @@ pub struct LoadSnapshot {
     /// that were not what they had been, since the start.
     pub adopted_tokens_total: u64,
     pub changed_pages_total: u64,
+    /// Steps of children that decoded and had prompt tokens, too, and how many of those, since the start.
+    pub mixed_steps_total: u64,
+    pub mixed_prompt_tokens_total: u64,
     /// Waits between the tokens of streams, since the start.
     pub gaps: Waits,
 }

@@ -15,6 +15,7 @@ pub(crate) fn load_order() -> LoadOrder {
         max_running: 1,
         max_sequence_tokens: None,
         prefill_chunk_tokens: 1,
+        step_budget_us: None,
         threads: None,
         prefix_cache: true,
         trace: None,

@@ -122,6 +122,18 @@ pub(super) const FIGURES: &[Figure] = &[
         "Pages of a dead child that were not adopted because they had changed.",
         |now| count(now.snapshot.load.changed_pages_total),
     ),
+    figure(
+        "worker_orcd_mixed_steps",
+        None,
+        "Steps in which some streams got a token and prompts of others were computed, too.",
+        |now| count(now.snapshot.load.mixed_steps_total),
+    ),
+    figure(
+        "worker_orcd_mixed_prompt_tokens",
+        None,
+        "Prompt tokens of those steps.",
+        |now| count(now.snapshot.load.mixed_prompt_tokens_total),
+    ),
     // === Children ===
     figure(
         "worker_orcd_child_restarts",

@@ -62,7 +62,7 @@ fn planned_of_clients(bench: &Bench, clients: &mut BTreeMap<ClientId, usize>) {
 fn tokens_of_clients(bench: &mut Bench, turns: u32) -> BTreeMap<ClientId, usize> {
     let mut clients = BTreeMap::new();
     for _ in 0..turns {
-        assert!(bench.scheduler.plan(BUDGET));
+        assert!(bench.scheduler.plan(|_| BUDGET));
         planned_of_clients(bench, &mut clients);
         assert!(bench.turn(BUDGET));
     }
@@ -167,7 +167,7 @@ fn who_comes_back_again_and_again_gets_no_more_than_who_stays() {
                 bench.submit(of_client(client, request, 1, 1));
             }
         }
-        bench.scheduler.plan(BUDGET);
+        bench.scheduler.plan(|_| BUDGET);
         planned_of_clients(&bench, &mut shares);
         bench.turn(BUDGET);
     }
@@ -187,7 +187,7 @@ fn a_step_holds_few_long_prompts() {
         bench.submit(of_client(request % 8, request, 500, 1));
     }
     for _ in 0..100 {
-        bench.scheduler.plan(BUDGET);
+        bench.scheduler.plan(|_| BUDGET);
         let ends = bench
             .scheduler
             .work()
@@ -196,7 +196,7 @@ fn a_step_holds_few_long_prompts() {
             .count();
         assert!(bench.scheduler.work().len() <= CHUNKS + ends);
         assert_eq!(
-            bench.scheduler.planned_prefill_tokens(),
+            bench.scheduler.planned_shape().prompt_tokens,
             BUDGET as usize,
             "all of it is used"
         );

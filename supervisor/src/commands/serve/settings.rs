@@ -22,6 +22,7 @@ pub(super) fn engine_settings(config: &Config, device: &DecidedDevice) -> Engine
             max_running: load.max_running,
             max_sequence_tokens: load.max_context_tokens,
             prefill_chunk_tokens: load.prefill_chunk_tokens,
+            step_budget_us: load.step_budget_us,
             threads: load.threads,
             prefix_cache: load.prefix_cache,
             trace: load.trace.as_ref().map(|trace| TraceOrder {

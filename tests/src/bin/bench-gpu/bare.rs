@@ -51,6 +51,7 @@ impl Bare {
             max_running: settings.largest_batch() as u32,
             max_sequence_tokens: Some(settings.context() as u32),
             prefill_chunk_tokens: settings.chunk,
+            step_budget_us: None,
             threads: None,
             prefix_cache: false,
             trace: None,

@@ -1,0 +1,89 @@
+//! What a child says of itself, each beat anew.
+
+use super::*;
+use worker_orcd_ipc::{Heartbeat, Load, MemoryBound, MemoryReport};
+
+pub(super) fn memory() -> BoxedStrategy<MemoryReport> {
+    (
+        any::<[Option<u64>; 4]>(),
+        any::<[u64; 6]>(),
+        any::<Option<bool>>(),
+        of(prop_oneof![
+            Just(MemoryBound::Device),
+            Just(MemoryBound::Machine),
+            Just(MemoryBound::ControlGroup)
+        ]),
+    )
+        .prop_map(
+            |(
+                [total_bytes, free_bytes, context_bytes, kv_taken_bytes],
+                [
+                    weights,
+                    capacity,
+                    used,
+                    scratch,
+                    graphs_bytes,
+                    weights_checked,
+                ],
+                resident,
+                bound,
+            )| {
+                MemoryReport {
+                    total_bytes,
+                    free_bytes,
+                    bound,
+                    weights_bytes: weights,
+                    kv_capacity_bytes: capacity,
+                    kv_used_bytes: used,
+                    kv_taken_bytes,
+                    scratch_bytes: scratch,
+                    graphs_bytes,
+                    context_bytes,
+                    resident,
+                    weights_checked,
+                }
+            },
+        )
+        .boxed()
+}
+
+pub(super) fn heartbeat() -> BoxedStrategy<Heartbeat> {
+    let load = (any::<[u32; 2]>(), any::<[u64; 8]>(), any::<Option<u32>>()).prop_map(
+        |(
+            [running, waiting],
+            [
+                kv_used_tokens,
+                prefix_hit_tokens,
+                prompt_tokens,
+                generated_tokens,
+                adopted_tokens,
+                changed_pages,
+                mixed_steps,
+                mixed_prompt_tokens,
+            ],
+            step_budget_us,
+        )| {
+            Load {
+                running,
+                waiting,
+                kv_used_tokens,
+                prefix_hit_tokens,
+                prompt_tokens,
+                generated_tokens,
+                adopted_tokens,
+                changed_pages,
+                mixed_steps,
+                mixed_prompt_tokens,
+                step_budget_us,
+            }
+        },
+    );
+    (any::<u64>(), any::<Option<u64>>(), load, memory())
+        .prop_map(|(steps, step_elapsed_ms, load, memory)| Heartbeat {
+            steps,
+            step_elapsed_ms,
+            load,
+            memory,
+        })
+        .boxed()
+}
