@@ -213,15 +213,6 @@ template <int HD> struct Attender : WideUnit<HD> {
         wgmma_commit();
     }
 
-    // Asks for the output of a split.
-    DEVICE void multiply_values(float (&o)[HD / 2], const Exponentials& p, int stage) const {
-        uint64_t values = wgmma_operand(memory.values(stage), 8 * ROWS_BYTES, HD * ROWS_BYTES);
-        wgmma_fresh<HD>(o, p[0], values);
-#pragma unroll
-        for (int k = 1; k < SPLIT / 16; k++) wgmma<HD>(o, p[k], values + k * 2 * HD, true);
-        wgmma_commit();
-    }
-
     DEVICE void release(Shared empty) const { barrier_arrive_if(lane.id == 0, empty); }
 
     DEVICE void mask(Scores& s, const Rows& rows, int start) const {
@@ -233,55 +224,90 @@ template <int HD> struct Attender : WideUnit<HD> {
                 if (start + 8 * n + 2 * lane.t + (i & 1) > rows.position[i >> 1]) s[4 * n + i] = MASKED;
     }
 
-    // Scores of a split become exponentials, and their sums are merged.
-    DEVICE Factors exponentials_of(Scores& s, Exponentials& p, Rows& rows, int split) const {
-        constexpr int NS = SPLIT / 8, PAGE_NS = PAGE / 8;
-        mask(s, rows, split * SPLIT);
-        Factors f;
+    // The largest score of a row, after the scale, becomes the one that its exponentials are relative to.
+    struct Largest {
+        float base[2];
+        Factors merge;
+    };
+    DEVICE Largest largest_of(const Scores& s, Rows& rows) const {
+        Largest l;
 #pragma unroll
         for (int r = 0; r < 2; r++) {
             // Multiplication by the scale keeps order, so the largest is found before it.
-            float max = MASKED;
+            float even = MASKED, odd = MASKED;
 #pragma unroll
-            for (int n = 0; n < NS; n++) max = fmaxf(max, fmaxf(s[4 * n + 2 * r], s[4 * n + 2 * r + 1]));
+            for (int n = 0; n < SPLIT / 8; n++) {
+                even = fmaxf(even, s[4 * n + 2 * r]);
+                odd = fmaxf(odd, s[4 * n + 2 * r + 1]);
+            }
+            float max = fmaxf(even, odd);
             max = fmaxf(max, __shfl_xor_sync(~0u, max, 1));
             max = __fmul_rn(fmaxf(max, __shfl_xor_sync(~0u, max, 2)), a.scale);
-            float all = 0.0f;
-#pragma unroll
-            for (int q = 0; q < SPLIT_PAGES; q++) {
-                float sum = 0.0f;
-#pragma unroll
-                for (int n = q * PAGE_NS; n < (q + 1) * PAGE_NS; n++) {
-                    uint32_t both = exponentials(__fmul_rn(s[4 * n + 2 * r], a.scale),
-                                                 __fmul_rn(s[4 * n + 2 * r + 1], a.scale), max);
-                    p[n / 2][n % 2 * 2 + r] = both;
-                    float2 back = __half22float2(halves(both));
-                    sum = __fadd_rn(sum, __fadd_rn(back.x, back.y));
-                }
-                all = q == 0 ? sum : __fadd_rn(all, sum);
-            }
-            all = __fadd_rn(all, __shfl_xor_sync(~0u, all, 1));
-            all = __fadd_rn(all, __shfl_xor_sync(~0u, all, 2));
             Rescale to = rescale_factors(rows.max[r], max);
-            f.old[r] = to.old;
+            l.base[r] = max;
+            l.merge.old[r] = to.old;
             // A split that a row does not see leaves its zeros' signs too.
-            f.fresh[r] = max == MASKED ? -0.0f : to.fresh;
+            l.merge.fresh[r] = max == MASKED ? -0.0f : to.fresh;
             rows.max[r] = to.max;
-            rows.sum[r] = __fmaf_rn(rows.sum[r], f.old[r], __fmul_rn(all, f.fresh[r]));
         }
-        return f;
+        return l;
     }
 
-    // The output of a split, and with NEXT the scores of the one behind it.
+    // Computes a split's exponentials and asks for its output, a page at a time: while the tensor cores have one
+    // page, the next one's exponentials are computed. Gives the lane's sums.
+    DEVICE void attend(const Scores& s, const Largest& l, Exponentials& p, float (&o)[HD / 2], float (&all)[2],
+                       int stage) const {
+        constexpr int PAGE_NS = PAGE / 8;
+        uint64_t values = wgmma_operand(memory.values(stage), 8 * ROWS_BYTES, HD * ROWS_BYTES);
+#pragma unroll
+        for (int q = 0; q < SPLIT_PAGES; q++) {
+            float sum[2] = {0.0f, 0.0f};
+#pragma unroll
+            for (int n = q * PAGE_NS; n < (q + 1) * PAGE_NS; n++)
+#pragma unroll
+                for (int r = 0; r < 2; r++) {
+                    uint32_t both = exponentials(__fmul_rn(s[4 * n + 2 * r], a.scale),
+                                                 __fmul_rn(s[4 * n + 2 * r + 1], a.scale), l.base[r]);
+                    p[n / 2][n % 2 * 2 + r] = both;
+                    float2 back = __half22float2(halves(both));
+                    sum[r] = __fadd_rn(sum[r], __fadd_rn(back.x, back.y));
+                }
+#pragma unroll
+            for (int r = 0; r < 2; r++) all[r] = q == 0 ? sum[r] : __fadd_rn(all[r], sum[r]);
+            wgmma_fence();
+#pragma unroll
+            for (int k = 2 * q; k < 2 * q + 2; k++) {
+                if (k == 0) wgmma_fresh<HD>(o, p[k], values);
+                else wgmma<HD>(o, p[k], values + k * 2 * HD, true);
+            }
+        }
+        wgmma_commit();
+    }
+
+    DEVICE void merge_sums(Rows& rows, float (&all)[2], const Factors& f) const {
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            all[r] = __fadd_rn(all[r], __shfl_xor_sync(~0u, all[r], 1));
+            all[r] = __fadd_rn(all[r], __shfl_xor_sync(~0u, all[r], 2));
+            rows.sum[r] = __fmaf_rn(rows.sum[r], f.old[r], __fmul_rn(all[r], f.fresh[r]));
+        }
+    }
+
+    // A split whose scores have come; with NEXT the scores of the one behind it come meanwhile.
     template <bool NEXT>
-    DEVICE void step(Scores& s, const Exponentials& p, Rows& rows, const Factors& f, RingPlace& keys,
-                     RingPlace& values) const {
-        float fresh[HD / 2];
+    DEVICE void step(Scores& s, Rows& rows, int split, RingPlace& keys, RingPlace& values) const {
+        float fresh[HD / 2], all[2];
+        Exponentials p;
+        mask(s, rows, split * SPLIT);
+        Largest l = largest_of(s, rows);
         values.await_full(memory.values_full());
-        if (NEXT) keys.await_full(memory.keys_full());
-        wgmma_fence();
-        multiply_values(fresh, p, values.stage);
-        if (NEXT) multiply_keys(s, keys.stage);
+        attend(s, l, p, fresh, all, values.stage);
+        if (NEXT) {
+            keys.await_full(memory.keys_full());
+            wgmma_fence();
+            multiply_keys(s, keys.stage);
+        }
+        merge_sums(rows, all, l.merge);
         wgmma_wait<NEXT>();
         wgmma_pin(fresh);
         release(values.of(memory.values_empty()));
@@ -289,7 +315,7 @@ template <int HD> struct Attender : WideUnit<HD> {
 #pragma unroll
         for (int i = 0; i < HD / 2; i++) {
             int r = i / 2 % 2;
-            rows.o[i] = __fmaf_rn(rows.o[i], f.old[r], __fmul_rn(fresh[i], f.fresh[r]));
+            rows.o[i] = __fmaf_rn(rows.o[i], l.merge.old[r], __fmul_rn(fresh[i], l.merge.fresh[r]));
         }
         if (!NEXT) return;
         wgmma_wait<0>();
@@ -310,7 +336,6 @@ template <int HD> struct Attender : WideUnit<HD> {
         for (int i = 0; i < HD / 2; i++) rows.o[i] = -0.0f;
         load_queries();
         Scores s;
-        Exponentials p;
         RingPlace keys, values;
         keys.await_full(memory.keys_full());
         wgmma_fence();
@@ -319,14 +344,10 @@ template <int HD> struct Attender : WideUnit<HD> {
         wgmma_pin(s);
         release(keys.of(memory.keys_empty()));
         keys.advance();
-        Factors f = exponentials_of(s, p, rows, 0);
-        int splits = this->splits();
+        int last = this->splits() - 1;
 #pragma unroll 1
-        for (int split = 1; split < splits; split++) {
-            step<true>(s, p, rows, f, keys, values);
-            f = exponentials_of(s, p, rows, split);
-        }
-        step<false>(s, p, rows, f, keys, values);
+        for (int split = 0; split < last; split++) step<true>(s, rows, split, keys, values);
+        step<false>(s, rows, last, keys, values);
         write(rows);
     }
 

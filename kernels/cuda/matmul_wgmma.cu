@@ -3,21 +3,21 @@
 // A block computes WG * 64 weight rows x NB rows of activations; each of its WG warpgroups 64 weight
 // rows of them. Weights are the left operand: they lie packed in shared memory, become F16 on the
 // way into registers, and that is where wgmma takes them from. Activations are the right one, taken
-// from shared memory as the kernels of norm.cu laid them out (`store_eight`). One more warp does
+// from shared memory as the kernels of norm.cu laid them out (`store_eight`). One more thread does
 // nothing but ask for copies, a unit of k at a time, as many units ahead as there are stages; it
 // goes on to the next tile while the others still write, and starts to copy its first weights before the
 // launch in front of this one has ended.
 //
-// Where a weight has too few rows to fill the device, blocks of a cluster share its segments: each
-// sum of a segment goes to the block that owns its outputs, which adds them in ascending order
-// (matmul.cuh). Bits do not depend on any of that.
+// Where many rows multiply the same weights, two blocks of a cluster take different rows, and each copies half
+// of the weights into both: the second-level cache is read less. Where a weight has too few rows to fill the
+// device, blocks of a cluster share its segments: each sum of a segment goes to the block that owns its
+// outputs, which adds them in ascending order (matmul.cuh). Bits do not depend on any of that.
 //
-// Gate and up may come as a pair: then every other tile of a block is of up, a lane has both values
+// Gate and up may come as a pair: then the second half of a block's tiles is of up, a lane has both values
 // of its outputs, and only the gated linear unit of them is written (glu.cuh).
 #pragma once
-#include "glu.cuh"
 #include "hopper.cuh"
-#include "matmul.cuh"
+#include "wide_outputs.cuh"
 
 struct WideArgs {
     MatmulArgs matmul;  // x is packed by `store_eight`
@@ -41,10 +41,13 @@ constexpr int COPIER_REGISTERS = 56, MULTIPLIER_REGISTERS = 224;
 
 template <int T, int WG, int NB> struct Wide {
     static constexpr int TILES = WG * 8, WARPS = WG * 4;
+    using Outputs = WideOutputs<WARPS>;
     // Two warpgroups that hold many sums get the registers of a third, of which one warp copies.
     static constexpr bool LARGE = WG == 2 && NB == 128;
     static constexpr int THREADS = (WARPS + (LARGE ? 4 : 1)) * 32;
-    static constexpr int X_BYTES = NB / 8 * GROUP_BYTES, W_BYTES = TILES * unit_bytes(T);
+    // Weights come in two boxes, at places that the copy engine can write to.
+    static constexpr int BOX = WARPS * unit_bytes(T), BOX_STEP = (BOX + 127) / 128 * 128;
+    static constexpr int X_BYTES = NB / 8 * GROUP_BYTES, W_BYTES = 2 * BOX_STEP;
     static constexpr int STAGE = X_BYTES + W_BYTES;
     static constexpr int LINES = (unit_bytes(T) + LINE_BYTES - 1) / LINE_BYTES;
 
@@ -116,12 +119,12 @@ template <int T, int WG, int NB> struct Wide {
     DEVICE void copy_weights(const Place& place, int u, int to) const {
         const int part = int(place.part - a.parts);
         const Shared here = at + to * STAGE + X_BYTES, bar = of_stage(full, to);
-        barrier_expect(bar, x_bytes(place.row0) + W_BYTES);
+        barrier_expect(bar, x_bytes(place.row0) + 2 * BOX);
         for (int half = 0; half < 2; half++) {
             const TensorMap* from = &w.weights[w.paired ? half : part];
             int tile = place.tile0 + (w.paired ? 0 : half * WARPS);
-            if (!shares) copy_box(here + half * (W_BYTES / 2), from, u * LINES, tile, bar);
-            else if (half == rank) copy_box_to_both(here + half * (W_BYTES / 2), from, u * LINES, tile, bar);
+            if (!shares) copy_box(here + half * BOX_STEP, from, u * LINES, tile, bar);
+            else if (half == rank) copy_box_to_both(here + half * BOX_STEP, from, u * LINES, tile, bar);
         }
     }
 
@@ -161,7 +164,7 @@ template <int T, int WG, int NB> struct Wide {
     DEVICE void load(Operand& o, const Lane& lane, int warp, int group) const {
         const uint8_t* tile = shared + stage * STAGE + X_BYTES + warp * unit_bytes(T);
         o.low.template load<false>(tile, lane, group);
-        o.high.template load<false>(tile + W_BYTES / 2, lane, group);
+        o.high.template load<false>(tile + BOX_STEP, lane, group);
     }
 
     // The unit at hand, whose first chunks are in `next`; leaves two products under way. The stage of the
@@ -250,10 +253,9 @@ template <int T, int WG, int NB> struct Wide {
 
     DEVICE void write_tile(const float (&total)[NB / 2], int tile, int warp, const Lane& lane) {
         Place at = place(tile);
-        Writer writer(*this, at, warp, lane);
+        Outputs writer(a, w.paired, w.activation, at.part, at.tile0, warp, lane);
         // Groups of eight rows at an edge whose loads are under way together.
         constexpr int EDGE = NB >= 64 ? 8 : 2;
-        // Tensor cores wait meanwhile, so a tile that has no edges is written by few instructions.
         const bool is_whole = at.row0 + NB <= a.rows && __all_sync(~0u, writer.is_whole());
         if (is_whole && w.paired) writer.template write_whole<GLU, NB / 8>(total, at.row0);
         else if (is_whole && a.add) writer.template write_whole<ADD, NB / 8>(total, at.row0);
@@ -262,111 +264,6 @@ template <int T, int WG, int NB> struct Wide {
 #pragma unroll
             for (int j = 0; j < NB / 8; j += EDGE) writer.template write<EDGE>(&total[4 * j], at.row0 + 8 * j);
     }
-
-    // An output is set, added to, or one of a pair.
-    enum Ending { SET, ADD, GLU };
-
-    // A lane's outputs: a row of two tiles, at two of every eight rows of activations.
-    struct Writer {
-        const WideArgs& w;
-        const MatmulArgs& a;
-        const Part* part[2];
-        bool has_bias[2];
-        float bias[2];
-        int column[2];  // negative where there is no such weight row
-        int t;
-
-        DEVICE Writer(const Wide& wide, const Place& at, int warp, const Lane& lane)
-            : w(wide.w), a(wide.a), t(lane.t) {
-#pragma unroll
-            for (int i = 0; i < 2; i++) {
-                int tile = at.tile0 + warp + (w.paired ? 0 : i * WARPS);
-                int n = tile * TILE_N + lane.g;
-                part[i] = w.paired ? a.parts + i : at.part;
-                bool real = n < part[i]->rows;
-                has_bias[i] = part[i]->bias;
-                bias[i] = real && has_bias[i] ? part[i]->bias[n] : 0.0f;
-                column[i] = real ? (w.paired ? n : part[i]->column + n) : -1;
-            }
-        }
-
-        DEVICE float finish(float total, float scale, int i) const {
-            float v = __fmul_rn(total, scale);
-            return has_bias[i] ? __fadd_rn(v, bias[i]) : v;
-        }
-
-        // An output has one block that adds to it, so nothing is waited for.
-        DEVICE void put(float* to, float v) const {
-            if (a.add) add_to_residual(to, v);
-            else *to = v;
-        }
-
-        // Neither row is behind the end of its weight.
-        DEVICE bool is_whole() const { return column[0] >= 0 && column[1] >= 0; }
-
-        // Eight rows from `row` on, COUNT times, all of which exist.
-        template <Ending ENDING, int COUNT> DEVICE void write_whole(const float* total, int row) const {
-            const int64_t stride = a.out_stride;
-            const float* scales = a.scale + row + 2 * t;
-            float* to = a.out + (row + 2 * t) * stride + column[0];
-            // Batches of loads that are under way together.
-            constexpr int BATCH = COUNT < 8 ? COUNT : 8;
-#pragma unroll
-            for (int first = 0; first < COUNT; first += BATCH) {
-                float2 scale[BATCH];
-#pragma unroll
-                for (int j = 0; j < BATCH; j++) scale[j] = *reinterpret_cast<const float2*>(scales + 8 * (first + j));
-#pragma unroll
-                for (int j = 0; j < BATCH; j++) {
-                    const float* sums = total + 4 * (first + j);
-#pragma unroll
-                    for (int i = 0; i < 2; i++) {
-                        float s = i == 0 ? scale[j].x : scale[j].y, *at = to + i * stride;
-                        float low = finish(sums[i], s, 0), high = finish(sums[2 + i], s, 1);
-                        if (ENDING == GLU) {
-                            *at = glu(w.activation, low, high);
-                        } else if (ENDING == ADD) {
-                            add_to_residual(at, low);
-                            add_to_residual(at + WARPS * TILE_N, high);
-                        } else {
-                            at[0] = low;
-                            at[WARPS * TILE_N] = high;
-                        }
-                    }
-                    to += 8 * stride;
-                }
-            }
-        }
-
-        // Eight rows from `row` on, COUNT times.
-        template <int COUNT> DEVICE void write(const float* total, int row) const {
-            float scale[COUNT][2];
-            row += 2 * t;
-#pragma unroll
-            for (int j = 0; j < COUNT; j++)
-#pragma unroll
-                for (int i = 0; i < 2; i++) {
-                    int r = row + 8 * j + i;
-                    scale[j][i] = r < a.rows ? a.scale[r] : 0.0f;
-                }
-#pragma unroll
-            for (int j = 0; j < COUNT; j++)
-#pragma unroll
-                for (int i = 0; i < 2; i++) {
-                    int r = row + 8 * j + i;
-                    if (r >= a.rows) continue;
-                    float low = finish(total[4 * j + i], scale[j][i], 0);
-                    float high = finish(total[4 * j + 2 + i], scale[j][i], 1);
-                    float* to = a.out + int64_t(r) * a.out_stride;
-                    if (w.paired) {
-                        if (column[0] >= 0) to[column[0]] = glu(w.activation, low, high);
-                        continue;
-                    }
-                    if (column[0] >= 0) put(to + column[0], low);
-                    if (column[1] >= 0) put(to + column[1], high);
-                }
-        }
-    };
 
     // === segments shared out to the blocks of a cluster
     //
@@ -403,7 +300,7 @@ template <int T, int WG, int NB> struct Wide {
         for (int own = threadIdx.x / 32;; own += WARPS) {
             int piece = own * split + rank;
             if (piece >= PIECES) break;
-            Writer writer(*this, at, piece / (NB / 8), lane);
+            Outputs writer(a, w.paired, w.activation, at.part, at.tile0, piece / (NB / 8), lane);
             const uint8_t* from = shared + w.cluster_sums + own * 512 + lane.id * 16;
             float total[4] = {};
             for (int s = 0; s < n_segments; s++, from += step) {

@@ -47,13 +47,8 @@ pub fn envelope() -> BoxedStrategy<Envelope> {
 }
 
 fn event() -> BoxedStrategy<Event> {
-    let hello = (
-        any::<u32>(),
-        text(),
-        vec(text(), 0..3),
-        any::<u64>(),
-        vec(text(), 0..3),
-    );
+    let words = || vec(text(), 0..3);
+    let hello = (any::<u32>(), text(), words(), any::<u64>(), words());
     prop_oneof![
         hello.prop_map(|(pid, build, features, arena_layout, confinement_gaps)| {
             Event::Hello(ChildHello {

@@ -2,7 +2,7 @@
 //! copies that run beside it, or that spills registers to memory, is still correct, and slow.
 //!
 //! `HMMA` is `mma.sync` and `HGMMA` Hopper's `wgmma`, which only kernels may use that were shown to
-//! add in the same order (`docs/decisions/cuda.md`). `LDGSTS` is `cp.async`, `UBLKCP` a bulk copy, `LDL` and
+//! add in the same order (`docs/decisions/cuda.md`). `LDGSTS` is `cp.async`, `UBLKCP` a bulk copy, `UTMALDG` one of a tensor map's box, `LDL` and
 //! `STL` are memory that stands in for registers.
 
 use super::toolkit::path_with;
@@ -69,6 +69,19 @@ const RULES: &[Rule] = &[
     rule("kernels", "matmul_many_", EVERYWHERE, Bound::Uses(COPIES)),
     rule("kernels", "matmul_wide_", HOPPER, Bound::Uses(&["HGMMA"])),
     rule("kernels", "matmul_wide_", HOPPER, Bound::Uses(&["UBLKCP"])),
+    rule("kernels", "matmul_wide_", HOPPER, Bound::Uses(&["UTMALDG"])),
+    rule(
+        "kernels",
+        "attention_wide_",
+        HOPPER,
+        Bound::Uses(&["HGMMA"]),
+    ),
+    rule(
+        "kernels",
+        "attention_wide_",
+        HOPPER,
+        Bound::Uses(&["UBLKCP"]),
+    ),
     rule(
         "kernels",
         "attention_together_",
@@ -115,6 +128,8 @@ const KNOWN_SPILLS: &[(&str, usize)] = &[
     ("decode_step_64_Q8_0_alone", 32),
     ("decode_step_64_any_alone", 32),
     ("decode_step_", 128),
+    // Two accumulators of 64 rows, scores and outputs, in the registers of a thread.
+    ("attention_wide_128", 16),
     // F32 weights, which no file for serving has, take two registers for each of other types.
     ("matmul_few_F32_4", 64),
     // Accumulators of 128 rows in each of four warpgroups leave few registers for what loops share.
@@ -124,7 +139,7 @@ const KNOWN_SPILLS: &[(&str, usize)] = &[
 ];
 
 /// Kernels that may use `wgmma`, because they were shown to give the bits of `mma.sync`.
-const WGMMA_KERNELS: &[&str] = &["matmul_wide_"];
+const WGMMA_KERNELS: &[&str] = &["matmul_wide_", "attention_wide_"];
 
 /// One kernel of one architecture, and how often each instruction appears in it.
 type Counts = BTreeMap<(String, String), BTreeMap<String, usize>>;

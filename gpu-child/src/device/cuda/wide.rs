@@ -15,6 +15,8 @@ const MAX_STAGES: usize = constant!("matmul_wgmma.cu", MAX_STAGES);
 const MAX_CLUSTER: usize = 8;
 /// Fewer, and a block waits for every unit that it multiplies.
 const MIN_STAGES: usize = 3;
+/// Places in shared memory that the copy engine writes boxes of weights to, two for each unit.
+const BOX_ALIGNMENT: usize = 128;
 /// Bytes of a warp's sums of eight rows in a cluster.
 const PIECE_BYTES: usize = 512;
 
@@ -62,7 +64,8 @@ impl Block {
     }
 
     fn stage_bytes(&self, ty: TensorType) -> usize {
-        self.copied_bytes(ty, self.rows, Cluster::Alone)
+        let weights = (self.tiles() / 2 * unit_bytes(ty)).next_multiple_of(BOX_ALIGNMENT);
+        self.rows * UNIT * size_of::<u16>() + 2 * weights
     }
 
     /// Bytes that a block asks for, for a unit of so many rows.
