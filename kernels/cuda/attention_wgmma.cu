@@ -9,9 +9,9 @@
 // and exponentials become the left operand of the second product without leaving their lane. A split's output
 // begins from nothing and is merged into the rows' own, as the law wants.
 //
-// A warpgroup asks for the output of a split and for the scores of the next one together. Nothing makes the two
-// warpgroups take turns: while one computes exponentials, the other mostly has its products (one H100: 527 TFLOP/s
-// behind 8,192 positions, and 461 with turns).
+// A warpgroup asks for a split's output a page at a time, while it computes the exponentials of the next page, and
+// then for the scores of the next split, under which it merges. Nothing makes the two warpgroups take turns: in an
+// earlier order of the same steps turns were slower (one H100, 8,192 positions of a 7B: 461 TFLOP/s with, 527 without).
 #pragma once
 #include "attention.cuh"
 #include "hopper.cuh"
@@ -224,7 +224,7 @@ template <int HD> struct Attender : WideUnit<HD> {
                 if (start + 8 * n + 2 * lane.t + (i & 1) > rows.position[i >> 1]) s[4 * n + i] = MASKED;
     }
 
-    // The largest score of a row, after the scale, becomes the one that its exponentials are relative to.
+    // Of the lane's rows: the largest score of a split, to which its exponentials are relative, and the merge.
     struct Largest {
         float base[2];
         Factors merge;

@@ -79,6 +79,8 @@ impl Arguments {
             .arg("--max-running", running)
             .arg("--max-queue", 2 * running)
             .arg("--max-context", self.context())
+            // A token is a character of such a prompt.
+            .arg("--max-prompt-chars", self.context())
             .arg("--prefill-chunk", settings.chunk)
             .arg("--kv-cache-size", format!("{}MiB", settings.kv_cache));
         let began = Instant::now();
