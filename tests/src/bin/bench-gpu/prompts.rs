@@ -8,6 +8,9 @@ const WORDS: [&str; 24] = [
     "from", "was", "are", "this", "be", "or", "an", "not", "but", "have",
 ];
 
+/// Of a token, with its space, at most.
+pub const TOKEN_CHARS: usize = 5;
+
 /// What a prompt is made of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum Alphabet {
@@ -55,6 +58,7 @@ mod tests {
         for alphabet in [Alphabet::Letters, Alphabet::Words] {
             let texts: Vec<_> = (0..64).map(|seed| text(seed, 128, alphabet)).collect();
             assert!(texts.iter().all(|text| text.split(' ').count() == 128));
+            assert!(texts.iter().all(|text| text.len() < 128 * TOKEN_CHARS));
             let different: std::collections::HashSet<_> = texts.iter().collect();
             assert_eq!(different.len(), texts.len());
         }

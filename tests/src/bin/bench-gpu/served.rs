@@ -2,7 +2,7 @@
 
 use super::long::Crowd;
 use super::mixed::Arriving;
-use super::prompts::{Alphabet, text};
+use super::prompts::{Alphabet, TOKEN_CHARS, text};
 use super::{Measure, Settings, median, say};
 use anyhow::{Result, ensure};
 use clap::Args;
@@ -79,8 +79,7 @@ impl Arguments {
             .arg("--max-running", running)
             .arg("--max-queue", 2 * running)
             .arg("--max-context", self.context())
-            // A token is a character of such a prompt.
-            .arg("--max-prompt-chars", self.context())
+            .arg("--max-prompt-chars", TOKEN_CHARS * self.context())
             .arg("--prefill-chunk", settings.chunk)
             .arg("--kv-cache-size", format!("{}MiB", settings.kv_cache));
         let began = Instant::now();
