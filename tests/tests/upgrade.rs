@@ -228,7 +228,11 @@ fn where_the_new_program_cannot_be_executed_the_old_one_goes_on_and_may_be_repla
         fs::set_permissions(&next, fs::Permissions::from_mode(0o755)).expect("ours");
         fs::rename(&next, &program).expect("replaced");
     };
-    place(b"#!/bin/sh\nrm \"$0\"\necho 1\n");
+    let answers = format!(
+        "#!/bin/sh\nrm \"$0\"\nexec {} \"$@\"\n",
+        binary("tested-worker-orcd").display()
+    );
+    place(answers.as_bytes());
     worker.upgrade();
     worker.log.wait_for("upgrade_failed");
     place(&fs::read(binary("tested-worker-orcd")).expect("it is there"));

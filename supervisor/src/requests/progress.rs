@@ -56,6 +56,10 @@ impl Skip {
     }
 }
 
+/// Pieces that a reader takes at a time. A connection holds what it took until the client has read it, beside
+/// the record that has it too.
+const PIECES_AT_ONCE: usize = 256;
+
 /// Text in one block, cut where tokens ended. Emptied by every read, so its memory is reused.
 #[derive(Debug, Default)]
 struct Unread {
@@ -64,7 +68,7 @@ struct Unread {
 }
 
 /// The end of a piece.
-#[derive(Debug)]
+#[derive(Debug, Clone, Copy)]
 struct Cut {
     /// The place in the unread text.
     at: usize,
@@ -296,7 +300,7 @@ impl Progress {
 
     // === the reader's side ===
 
-    /// Moves everything new into `out`. `None`: there is nothing yet, and `waker` will be woken.
+    /// Moves what is new into `out`, [`PIECES_AT_ONCE`] of it at most. `None`: there is nothing yet, and `waker` will be woken.
     /// `Some(false)`: the end was read before.
     pub(crate) fn read(&mut self, out: &mut Vec<StreamEvent>, waker: &Waker) -> Option<bool> {
         if self.closed {
@@ -304,7 +308,8 @@ impl Progress {
         }
         let before = out.len();
         self.unread.take(out, &mut self.taken, self.skip);
-        if let Some(end) = self.end.take_if(|_| !self.is_untold) {
+        let may_end = !self.is_untold && self.unread.cuts.is_empty();
+        if let Some(end) = self.end.take_if(|_| may_end) {
             out.push(end);
             self.closed = true;
         }
@@ -375,11 +380,16 @@ impl Unread {
     }
 
     fn take(&mut self, out: &mut Vec<StreamEvent>, taken: &mut u32, skip: Skip) {
-        let mut start = 0;
-        out.reserve(self.cuts.len() + 1);
-        for Cut { at, index } in self.cuts.drain(..) {
+        let (mut start, mut passed) = (0, 0);
+        let most = out.len() + PIECES_AT_ONCE;
+        out.reserve(self.cuts.len().min(PIECES_AT_ONCE) + 1);
+        for &Cut { at, index } in &self.cuts {
+            if out.len() == most {
+                break;
+            }
             let number = *taken;
             *taken += 1;
+            passed += 1;
             let text = &self.text[start..at];
             start = at;
             if !skip.covers(number, index) {
@@ -391,6 +401,40 @@ impl Unread {
                 }));
             }
         }
-        self.text.clear();
+        self.text.drain(..start);
+        self.cuts.drain(..passed);
+        for cut in &mut self.cuts {
+            cut.at -= start;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_reader_takes_a_long_answer_in_parts_and_what_it_has_is_no_part() {
+        let mut unread = Unread::default();
+        for index in 0..600 {
+            let before = unread.text.len();
+            unread.text.push_str("ab");
+            unread.cut(before, index);
+        }
+        let (mut out, mut taken, skip) = (Vec::new(), 0, Skip::Pieces(300));
+        for count in [256, 300, 300] {
+            unread.take(&mut out, &mut taken, skip);
+            assert_eq!(out.len(), count);
+        }
+        assert!(unread.text.is_empty() && taken == 600);
+        for (number, event) in (300..).zip(out) {
+            let StreamEvent::Text(piece) = event else {
+                panic!("{event:?}");
+            };
+            assert_eq!(
+                (piece.number, piece.index, &*piece.text),
+                (number, number, "ab")
+            );
+        }
     }
 }
