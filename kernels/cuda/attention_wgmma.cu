@@ -11,7 +11,7 @@
 //
 // A warpgroup asks for a split's output a page at a time, while it computes the exponentials of the next page, and
 // then for the scores of the next split, under which it merges. Nothing makes the two warpgroups take turns: in an
-// earlier order of the same steps turns were slower (one H100, 8,192 positions of a 7B: 461 TFLOP/s with, 527 without).
+// earlier order of the same steps turns were slower (bench/results/cuda.md).
 #pragma once
 #include "attention.cuh"
 #include "hopper.cuh"

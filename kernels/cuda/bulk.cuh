@@ -40,7 +40,8 @@ DEVICE void fence_barrier_init() {
 }
 
 // One lane of a warp that is whole. The compiler knows that it is one, and lets it ask for copies one behind the
-// other; of any other choice it makes a loop over lanes that takes some ninety cycles a copy.
+// other; of any other choice it makes a loop over lanes, and tensor cores wait for what it asks for
+// (bench/results/cuda.md).
 DEVICE bool elect_lane() {
     uint32_t is;
     asm volatile("{\n.reg .pred is;\nelect.sync _|is, 0xFFFFFFFF;\nselp.u32 %0, 1, 0, is;\n}" : "=r"(is));

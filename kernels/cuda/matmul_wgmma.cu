@@ -38,6 +38,7 @@ constexpr int LINE_BYTES = 2048;
 constexpr int GROUP_BYTES = 8 * UNIT * 2;  // eight rows of activations, one unit
 // Registers of a thread of the largest block, whose launch gives each 168.
 constexpr int COPIER_REGISTERS = 56, MULTIPLIER_REGISTERS = 224;
+static_assert(COPIER_REGISTERS + 2 * MULTIPLIER_REGISTERS == 3 * 168);
 
 template <int T, int WG, int NB> struct Wide {
     static constexpr int TILES = WG * 8, WARPS = WG * 4;
@@ -114,7 +115,7 @@ template <int T, int WG, int NB> struct Wide {
         const __half* from = a.x + (int64_t(u) * groups + row0 / 8) * (GROUP_BYTES / 2);
         copy_bulk(at + to * STAGE, from, x_bytes(row0), of_stage(full, to));
     }
-    // Two copies a unit, whatever the number of tiles: the engine takes some 70 cycles for each. Tiles behind
+    // Two copies a unit, whatever the number of tiles: a copy a tile took longer to ask for. Tiles behind
     // the last come as zeros.
     DEVICE void copy_weights(const Place& place, int u, int to) const {
         const int part = int(place.part - a.parts);

@@ -60,11 +60,14 @@ impl Skip {
 /// the record that has it too.
 const PIECES_AT_ONCE: usize = 256;
 
-/// Text in one block, cut where tokens ended. Emptied by every read, so its memory is reused.
+/// Text in one block, cut where tokens ended. Emptied when all of it was taken, so its memory is reused; until
+/// then what was taken stays in front, so that a reader of many parts moves nothing.
 #[derive(Debug, Default)]
 struct Unread {
     text: String,
     cuts: Vec<Cut>,
+    /// Cuts that were taken.
+    taken: usize,
 }
 
 /// The end of a piece.
@@ -300,7 +303,8 @@ impl Progress {
 
     // === the reader's side ===
 
-    /// Moves what is new into `out`, [`PIECES_AT_ONCE`] of it at most. `None`: there is nothing yet, and `waker` will be woken.
+    /// Moves what is new into `out`, [`PIECES_AT_ONCE`] of it at most. `None`: there is nothing yet, and
+    /// `waker` will be woken.
     /// `Some(false)`: the end was read before.
     pub(crate) fn read(&mut self, out: &mut Vec<StreamEvent>, waker: &Waker) -> Option<bool> {
         if self.closed {
@@ -308,7 +312,7 @@ impl Progress {
         }
         let before = out.len();
         self.unread.take(out, &mut self.taken, self.skip);
-        let may_end = !self.is_untold && self.unread.cuts.is_empty();
+        let may_end = !self.is_untold && self.unread.is_empty();
         if let Some(end) = self.end.take_if(|_| may_end) {
             out.push(end);
             self.closed = true;
@@ -380,16 +384,19 @@ impl Unread {
     }
 
     fn take(&mut self, out: &mut Vec<StreamEvent>, taken: &mut u32, skip: Skip) {
-        let (mut start, mut passed) = (0, 0);
+        let mut start = match self.taken {
+            0 => 0,
+            before => self.cuts[before - 1].at,
+        };
         let most = out.len() + PIECES_AT_ONCE;
-        out.reserve(self.cuts.len().min(PIECES_AT_ONCE) + 1);
-        for &Cut { at, index } in &self.cuts {
+        out.reserve((self.cuts.len() - self.taken).min(PIECES_AT_ONCE) + 1);
+        for &Cut { at, index } in &self.cuts[self.taken..] {
             if out.len() == most {
                 break;
             }
             let number = *taken;
             *taken += 1;
-            passed += 1;
+            self.taken += 1;
             let text = &self.text[start..at];
             start = at;
             if !skip.covers(number, index) {
@@ -401,11 +408,15 @@ impl Unread {
                 }));
             }
         }
-        self.text.drain(..start);
-        self.cuts.drain(..passed);
-        for cut in &mut self.cuts {
-            cut.at -= start;
+        if self.is_empty() {
+            self.text.clear();
+            self.cuts.clear();
+            self.taken = 0;
         }
+    }
+
+    fn is_empty(&self) -> bool {
+        self.taken == self.cuts.len()
     }
 }
 
@@ -422,11 +433,15 @@ mod tests {
             unread.cut(before, index);
         }
         let (mut out, mut taken, skip) = (Vec::new(), 0, Skip::Pieces(300));
-        for count in [256, 300, 300] {
+        for (count, is_empty) in [(256, false), (300, true), (300, true)] {
             unread.take(&mut out, &mut taken, skip);
-            assert_eq!(out.len(), count);
+            assert_eq!((out.len(), unread.is_empty()), (count, is_empty));
         }
         assert!(unread.text.is_empty() && taken == 600);
+        unread.text.push('c');
+        unread.cut(0, 600);
+        unread.take(&mut out, &mut taken, skip);
+        assert!(matches!(out.pop(), Some(StreamEvent::Text(piece)) if piece.text == "c"));
         for (number, event) in (300..).zip(out) {
             let StreamEvent::Text(piece) = event else {
                 panic!("{event:?}");

@@ -9,10 +9,12 @@
 
 /// Of weights, KV pages and their checksums, for both devices.
 pub const ARENA_LAYOUT: u64 = fnv1a(&[
+    include_str!("../../../../kernels/cuda/common.cuh"),
     include_str!("../../../../kernels/cuda/weights.cuh"),
     include_str!("../../../../kernels/cuda/repack.cu"),
     include_str!("../../../../kernels/cuda/checksum.cu"),
     include_str!("../../../../kernels/cuda/kv.cuh"),
+    include_str!("../../../../kernels/cuda/rope_kv.cuh"),
     include_str!("../../../../kernels/cuda/kv_pages.cu"),
     include_str!("../../../../kernels/src/cpu/packed.rs"),
     include_str!("../cpu/kv.rs"),

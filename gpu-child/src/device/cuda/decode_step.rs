@@ -1,7 +1,8 @@
 //! The whole decode step of a small batch as one cooperative launch (`decode_step.cu`).
 //!
 //! The kernel takes batches of up to [`MAX_ROWS`] sequences with one token each, on devices that have
-//! bulk copies (compute capability 9 and up). It gives the same bits as the launches of [`forward`](super::forward); only time differs.
+//! bulk copies (compute capability 9 and up). It gives the same bits as the launches of
+//! [`forward`](super::forward); only time differs.
 
 use super::context::Context;
 use super::forward::Forward;
@@ -133,6 +134,12 @@ pub struct DecodeStep {
 }
 
 impl DecodeStep {
+    /// Bytes of the vectors and partial results that blocks publish to each other.
+    #[must_use]
+    pub fn words_bytes(config: &ModelConfig) -> usize {
+        REPLICAS * replica_words(config) * WORD_BYTES + PARTIAL_BYTES
+    }
+
     /// Loads the kernel; `None` where it does not take the device or the model.
     ///
     /// # Errors
@@ -172,8 +179,7 @@ impl DecodeStep {
             .collect();
         let table = size_of_val(&*layers);
         let arena = Arena::new(context, Purpose::Scratch, (table + 12 * MAX_ROWS) as u64)?;
-        let words = REPLICAS * replica_words(config) * WORD_BYTES + PARTIAL_BYTES;
-        let words = Arena::new(context, Purpose::Scratch, words as u64)?;
+        let words = Arena::new(context, Purpose::Scratch, Self::words_bytes(config) as u64)?;
         words.clear(context)?;
         // SAFETY: StepLayer is made of addresses and integers without padding, and outlives the
         // copy, which has read pageable memory when it returns.

@@ -74,7 +74,7 @@ pub fn load(
     let shape = KvShape::of(config);
     let needs = Needs {
         once: placement.layout.bytes() + STAGING_BYTES as u64,
-        each: Scratch::bytes_for(&sizes),
+        each: Scratch::bytes_for(&sizes) + DecodeStep::words_bytes(config) as u64,
         page: shape.page_bytes(),
         in_place: source.kept.as_ref().map_or(0, |kept| kept.manifest.bytes),
     };

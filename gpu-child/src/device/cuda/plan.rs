@@ -16,8 +16,8 @@ const TILE_ROWS: usize = 16;
 const WIDE_ROWS: usize = constant!("attention_wgmma.cu", WIDE_ROWS);
 /// Rows of a sequence that are worth such a block.
 const ENOUGH_ROWS: usize = WIDE_ROWS / 2;
-/// Multiprocessors for each of the blocks that a step must have. With fewer, small tiles are faster: on an H100
-/// 16 blocks are slower, 28 are not, with heads of 64 and of 128, behind nothing and behind 8,192 positions.
+/// Multiprocessors for each of the blocks that a step must have. With fewer, small tiles are faster
+/// (`bench/results/cuda.md`).
 const MULTIPROCESSORS_A_BLOCK: usize = 5;
 /// Positions of a split, and its pages.
 pub const SPLIT: usize = constant!("attention.cuh", SPLIT);

@@ -1,7 +1,7 @@
 //! A weight as Hopper's copy engine sees it: a tensor, and the box of it that one copy brings.
 //!
-//! The engine takes some seventy cycles for a copy of any size, so a block of `matmul_wgmma.cu` asks for a unit
-//! of all its tiles in two copies, where a copy a tile would hold the tensor cores up (`bench/results/cuda.md`).
+//! A block of `matmul_wgmma.cu` asks for a unit of all its tiles in two copies: to ask for one a tile held the
+//! tensor cores up (`bench/results/cuda.md`).
 //!
 //! Source: CUDA driver API, "Tensor Map Object Management".
 

@@ -309,6 +309,27 @@ mod tests {
     }
 
     #[test]
+    fn two_blocks_of_rows_load_weights_for_each_other_and_an_odd_one_has_none_to_share_with() {
+        let cluster = |rows| {
+            let product = Product {
+                ty: TensorType::F16,
+                tiles: &[448],
+                units: 148,
+                rows,
+                paired: false,
+            };
+            let tiling = tiling(&product, H200);
+            let row_blocks = usize::div_ceil(rows, BLOCKS[tiling.block].rows);
+            (tiling.cluster, row_blocks % 2)
+        };
+        assert_eq!(cluster(256), (Cluster::Weights, 0));
+        for rows in 1..=1024 {
+            let (cluster, odd) = cluster(rows);
+            assert!(cluster != Cluster::Weights || odd == 0, "{rows}");
+        }
+    }
+
+    #[test]
     fn few_weight_rows_are_shared_out_by_segments() {
         let product = Product {
             ty: TensorType::F16,
