@@ -202,9 +202,18 @@ impl Engine {
         self.shared.model.read().clone()
     }
 
+    /// What the driver last said. A drain counts from the moment at which it was asked for, though the
+    /// driver may not have come to it yet: no probe says ready after `/shutdown` was answered.
     #[must_use]
     pub fn snapshot(&self) -> Arc<EngineSnapshot> {
-        Arc::clone(&self.shared.snapshot.read())
+        let snapshot = Arc::clone(&self.shared.snapshot.read());
+        if snapshot.draining || snapshot.failed || !self.shared.registry.is_draining() {
+            return snapshot;
+        }
+        Arc::new(EngineSnapshot {
+            draining: true,
+            ..(*snapshot).clone()
+        })
     }
 
     /// Reports of children that died, this supervisor's and earlier ones'.

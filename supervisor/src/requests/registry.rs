@@ -241,6 +241,11 @@ impl Registry {
         self.inner.lock().closed.is_some()
     }
 
+    #[must_use]
+    pub fn is_draining(&self) -> bool {
+        matches!(self.inner.lock().closed, Some(Refusal::Draining))
+    }
+
     /// Lets nobody in from now on; the first reason stands.
     pub fn close(&self, refusal: Refusal) {
         self.inner.lock().closed.get_or_insert(refusal);
