@@ -321,3 +321,50 @@ fn driver_lost() -> Ended {
         reason: "the engine's driver is gone".to_owned(),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// An engine whose driver reads no control: whoever holds the receiver is that driver.
+    fn engine_before_its_driver() -> (Engine, mpsc::UnboundedReceiver<Control>) {
+        let settings = CrashSettings {
+            directory: None,
+            max_reports: 1,
+        };
+        let mut snapshot = EngineSnapshot::before_anything(Instant::now());
+        snapshot.serving = true;
+        let shared = Shared {
+            registry: Arc::new(Registry::new(1, 1, Duration::ZERO)),
+            model: RwLock::new(None),
+            snapshot: RwLock::new(Arc::new(snapshot)),
+            crashes: Arc::new(CrashStore::open(settings)),
+            orphans: Orphans::default(),
+            on_fault: OnFault::Resume,
+        };
+        let (controls, inbox) = mpsc::unbounded_channel();
+        let (_, milestones) = watch::channel(Milestones::default());
+        (Engine::new(Arc::new(shared), controls, milestones), inbox)
+    }
+
+    fn status(engine: &Engine) -> Status {
+        engine.snapshot().status(Instant::now())
+    }
+
+    #[test]
+    fn a_drain_is_seen_before_the_driver_has_come_to_it() {
+        let (engine, mut inbox) = engine_before_its_driver();
+        assert_eq!(status(&engine), Status::Healthy);
+        engine.drain(Duration::ZERO);
+        assert_eq!(status(&engine), Status::Draining);
+        assert!(matches!(inbox.try_recv(), Ok(Control::Drain(_))));
+    }
+
+    #[test]
+    fn a_door_that_was_closed_for_another_reason_is_no_drain() {
+        let (engine, _inbox) = engine_before_its_driver();
+        let refusal = Refusal::Unavailable("failed".to_owned());
+        engine.shared.registry.close(refusal);
+        assert_eq!(status(&engine), Status::Healthy, "as the driver said last");
+    }
+}
