@@ -86,7 +86,7 @@ fn load_on(
     let source = Source {
         config: &config,
         weights: &weights,
-        file: Some(file.bytes()),
+        file: Some(&file),
         kept,
     };
     let device = device()?;

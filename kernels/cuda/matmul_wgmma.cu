@@ -342,7 +342,7 @@ template <int T, int WG, int NB> DEVICE void matmul_wide(const WideArgs& args) {
     bool copies = threadIdx.x / 32 >= Block::WARPS;
     if (copies) {
         if (Block::LARGE) asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COPIER_REGISTERS));
-        if (threadIdx.x == 32 * Block::WARPS) block.produce(tile, step);
+        if (threadIdx.x / 32 == Block::WARPS && elect_lane()) block.produce(tile, step);
     } else {
         if (Block::LARGE) asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(MULTIPLIER_REGISTERS));
         block.consume(tile, step);

@@ -7,7 +7,7 @@ pub mod kv;
 pub mod manifest;
 pub mod placement;
 
-use crate::model::{FileWeights, ModelConfig};
+use crate::model::{FileWeights, GgufFile, ModelConfig};
 use manifest::KeptWeights;
 use worker_orcd_ipc::Role;
 
@@ -16,9 +16,9 @@ use worker_orcd_ipc::Role;
 pub struct Source<'a> {
     pub config: &'a ModelConfig,
     pub weights: &'a FileWeights<'a>,
-    /// The mapping that the weights lie in, where there is one: a card registers it for the time of
-    /// the load, which makes copies five times faster.
-    pub file: Option<&'a [u8]>,
+    /// The file whose mapping the weights lie in, where there is one: a card's load reads it, and touches no page
+    /// of the mapping.
+    pub file: Option<&'a GgufFile>,
     /// What an earlier process has made of the weights.
     pub kept: Option<KeptWeights>,
 }

@@ -33,6 +33,7 @@ mod context;
 mod decode_step;
 #[cfg(feature = "fault-injection")]
 mod faults;
+mod feed;
 mod forward;
 mod graph;
 mod head;
@@ -46,6 +47,7 @@ mod mapping;
 mod matmul;
 mod memory;
 mod ops;
+mod pack;
 mod plan;
 mod purpose;
 mod residency;

@@ -26,7 +26,7 @@ use nix::libc::{O_NOCTTY, O_NONBLOCK};
 use std::fs::{self, File, FileType, OpenOptions};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::os::unix::fs::{FileTypeExt as _, OpenOptionsExt as _};
+use std::os::unix::fs::{FileExt as _, FileTypeExt as _, OpenOptionsExt as _};
 use std::path::Path;
 use worker_orcd_kernels::TensorType;
 
@@ -72,6 +72,20 @@ impl GgufFile {
     #[must_use]
     pub fn bytes(&self) -> &[u8] {
         &self.map
+    }
+
+    /// Reads a part of [`bytes`](Self::bytes) from the file. Not a page of the map is touched, so none of it
+    /// becomes memory of this process; a file that was cut is an error here.
+    ///
+    /// # Errors
+    /// When the file cannot be read, or ends before.
+    ///
+    /// # Panics
+    /// When `part` is not in the map, or `into` is not as long.
+    pub fn read_again(&self, part: &[u8], into: &mut [u8]) -> io::Result<()> {
+        assert!(self.map.as_ptr_range().contains(&part.as_ptr()) && into.len() == part.len());
+        let offset = part.as_ptr().addr() - self.map.as_ptr().addr();
+        self.file.read_exact_at(into, offset as u64)
     }
 
     /// # Errors

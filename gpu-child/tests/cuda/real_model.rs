@@ -55,7 +55,7 @@ fn smollm2_says_what_llama_cpp_says() {
         Source {
             config: &config,
             weights: &weights,
-            file: Some(file.bytes()),
+            file: Some(&file),
             kept: None,
         },
         &options,

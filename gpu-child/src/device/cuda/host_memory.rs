@@ -3,7 +3,6 @@
 use super::context::check;
 use super::memory::DevicePtr;
 use cudarc::driver::sys;
-use std::ffi::c_void;
 use worker_orcd_ipc::Fault;
 
 /// Host memory that the device can read while the host goes on: for small inputs of a step.
@@ -43,36 +42,15 @@ impl Pinned {
     }
 }
 
+impl AsMut<[u8]> for Pinned {
+    fn as_mut(&mut self) -> &mut [u8] {
+        self.bytes_mut()
+    }
+}
+
 impl Drop for Pinned {
     fn drop(&mut self) {
         // SAFETY: allocated in `new`, freed once.
         let _ = unsafe { sys::cuMemFreeHost(self.start.cast()) };
-    }
-}
-
-/// A mapped file that the device may read at full speed for as long as this lives.
-#[derive(Debug)]
-pub struct Registered {
-    start: *mut c_void,
-}
-
-impl Registered {
-    /// `None` when NVIDIA's driver refuses; copies then go through its own buffers, five times slower.
-    #[must_use]
-    pub fn new(file: &[u8]) -> Option<Self> {
-        const READ_ONLY: u32 = sys::CU_MEMHOSTREGISTER_READ_ONLY;
-        let start = file.as_ptr().cast_mut().cast::<c_void>();
-        // SAFETY: the pages stay mapped while `file` is borrowed, which outlives the load; the
-        // device only reads them.
-        let result = unsafe { sys::cuMemHostRegister_v2(start, file.len(), READ_ONLY) };
-        check(result, "registering the file").ok()?;
-        Some(Self { start })
-    }
-}
-
-impl Drop for Registered {
-    fn drop(&mut self) {
-        // SAFETY: registered in `new`.
-        let _ = unsafe { sys::cuMemHostUnregister(self.start) };
     }
 }

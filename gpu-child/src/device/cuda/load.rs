@@ -6,31 +6,30 @@ use super::checksum::Checksum;
 use super::context::Context;
 use super::decode_step::DecodeStep;
 use super::graph::Graphs;
-use super::kernels::{Geometry, Kernel, Module, RepackArgs};
+use super::kernels::Module;
 use super::kv::{KvCache, KvRoom};
 use super::kv_custody::KvSharing;
 use super::matmul::Matmul;
-use super::memory::{ALIGNMENT, Arena, Purpose, Registered, download, upload};
+use super::memory::{ALIGNMENT, Arena, Purpose, upload};
 use super::ops::Ops;
+use super::pack::{pack, staging_bytes};
 use super::residency::Residency;
 use super::sample::Draws;
 use super::scratch::{Scratch, Sizes};
 use super::step_queue::StepQueue;
 use super::warm_up::warm_up;
-use super::weights::{Matrix, TILE_ROWS, Vector, Weights, units};
+use super::weights::{Matrix, Vector, Weights};
 use super::{CudaExecutor, CudaOptions};
 use crate::device::common::budget::Budget;
 use crate::device::common::kv::KvShape;
 use crate::device::common::manifest::{WeightsLayout, verify};
 use crate::device::common::placement::{check_size, values};
 use crate::device::{KeptWeights, Source};
-use crate::model::{Mapping, ModelConfig, TensorView};
+use crate::model::{GgufFile, Mapping, ModelConfig, TensorView};
 use worker_orcd_ipc::{Fault, Role, WeightsManifest};
 
 /// Head sizes that attention.cu is compiled for.
 pub const HEAD_DIMS: [usize; 5] = [16, 32, 64, 96, 128];
-/// File bytes on the device at a time, waiting to be packed.
-const STAGING_BYTES: usize = 64 << 20;
 /// Memory kept free whatever was ordered: for graphs, and for what NVIDIA's driver takes beside our
 /// allocations.
 const RESERVE_BYTES: u64 = 256 << 20;
@@ -41,8 +40,8 @@ const ROPE_TABLE: &str = "rope table";
 /// A card that is ready to take a model: a context on it, and the kernels in it.
 #[derive(Debug)]
 pub struct Device {
-    context: Context,
-    module: Module,
+    pub(super) context: Context,
+    pub(super) module: Module,
 }
 
 impl Device {
@@ -73,7 +72,7 @@ pub fn load(
     let table_offset = placement.place_table(&table);
     let shape = KvShape::of(config);
     let needs = Needs {
-        once: placement.layout.bytes() + STAGING_BYTES as u64,
+        once: placement.layout.bytes() + staging_bytes(&placement.matrices) as u64,
         each: Scratch::bytes_for(&sizes) + DecodeStep::words_bytes(config) as u64,
         page: shape.page_bytes(),
         in_place: source.kept.as_ref().map_or(0, |kept| kept.manifest.bytes),
@@ -270,7 +269,7 @@ impl Placement<'_> {
     fn fill(
         self,
         device: &Device,
-        file: Option<&[u8]>,
+        file: Option<&GgufFile>,
         table: &[[f32; 2]],
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<(Arena, WeightsManifest), Fault> {
@@ -286,9 +285,12 @@ impl Placement<'_> {
         let placed = self.layout.tensors().last().expect("a table");
         // SAFETY: the place that was made for the table; as above.
         unsafe { upload(context, arena.at(placed.offset, table.len()), table) }?;
-        let registered = file.and_then(Registered::new);
-        self.pack(device, &arena, progress)?;
-        drop(registered);
+        let total: u64 = self.matrices.iter().map(|(t, _)| t.data.len() as u64).sum();
+        let mut done = 0;
+        pack(device, &arena, &self.matrices, file, &mut |bytes| {
+            done += bytes;
+            progress(done, total);
+        })?;
         let checksum = Checksum::load(&device.module)?;
         let checksums = checksum.of_tensors(context, &arena, self.layout.tensors())?;
         #[cfg(feature = "fault-injection")]
@@ -297,28 +299,6 @@ impl Placement<'_> {
         }
         arena.seal(context)?;
         Ok((arena, self.layout.sign(&checksums)))
-    }
-
-    fn pack(
-        &self,
-        Device { context, module }: &Device,
-        arena: &Arena,
-        progress: &mut dyn FnMut(u64, u64),
-    ) -> Result<(), Fault> {
-        let packer = Packer::new(context, module, arena)?;
-        let total: u64 = self.matrices.iter().map(|(t, _)| t.data.len() as u64).sum();
-        let mut done = 0;
-        for (tensor, matrix) in &self.matrices {
-            packer.pack(tensor, matrix, &mut |bytes| {
-                done += bytes;
-                progress(done, total);
-            })?;
-        }
-        if packer.finish()? {
-            let message = "a weight is too large for F16".to_owned();
-            return Err(Fault::ModelLoad { message });
-        }
-        Ok(())
     }
 
     /// Maps the arena that was kept, and sees that it is what its manifest says.
@@ -342,86 +322,13 @@ fn flip_a_bit(
     arena: &Arena,
     tensor: &worker_orcd_ipc::PlacedTensor,
 ) -> Result<(), Fault> {
+    use super::memory::download;
+
     let place = arena.at(tensor.offset + tensor.bytes - 1, 1);
     let mut byte = [0_u8];
     // SAFETY: one byte inside the arena.
     unsafe {
         download(context, &mut byte, place)?;
         upload(context, place, &[byte[0] ^ 1])
-    }
-}
-
-/// Copies file bytes to a staging buffer and packs them from there.
-struct Packer<'a> {
-    context: &'a Context,
-    kernel: Kernel<RepackArgs>,
-    arena: &'a Arena,
-    staging: Arena,
-    flags: Arena,
-}
-
-impl<'a> Packer<'a> {
-    fn new(context: &'a Context, module: &Module, arena: &'a Arena) -> Result<Self, Fault> {
-        let flags = Arena::new(context, Purpose::Scratch, 4)?;
-        flags.clear(context)?;
-        Ok(Self {
-            context,
-            // SAFETY: repack.cu takes RepackArgs.
-            kernel: unsafe { module.kernel("repack") }?,
-            arena,
-            staging: Arena::new(context, Purpose::Scratch, STAGING_BYTES as u64)?,
-            flags,
-        })
-    }
-
-    fn pack(
-        &self,
-        tensor: &TensorView<'_>,
-        matrix: &Matrix,
-        packed: &mut dyn FnMut(u64),
-    ) -> Result<(), Fault> {
-        const THREADS: u32 = 256;
-        let row_bytes = tensor.row_bytes();
-        let tiles_at_once = STAGING_BYTES / (TILE_ROWS * row_bytes);
-        if tiles_at_once == 0 {
-            let message = format!("{}: rows of {row_bytes} bytes are too long", tensor.name);
-            return Err(Fault::ModelLoad { message });
-        }
-        for tile in (0..matrix.tiles()).step_by(tiles_at_once) {
-            let first = tile * TILE_ROWS;
-            let rows = (matrix.rows - first).min(tiles_at_once * TILE_ROWS);
-            let data = &tensor.data[first * row_bytes..][..rows * row_bytes];
-            let tiles = rows.div_ceil(TILE_ROWS);
-            let offset = matrix.offset + (tile * matrix.tile_bytes()) as u64;
-            let arguments = RepackArgs {
-                file: self.staging.at(0, data.len()),
-                packed: self.arena.at(offset, tiles * matrix.tile_bytes()),
-                flags: self.flags.at(0, 1),
-                row_bytes: row_bytes as u64,
-                ty: matrix.ty as i32,
-                rows: rows as i32,
-                cols: matrix.cols as i32,
-                units: units(matrix.cols) as i32,
-            };
-            let warps = tiles * units(matrix.cols);
-            let blocks = warps.div_ceil(THREADS as usize / 32);
-            // SAFETY: staging and the matrix's place are as large as the slices taken of them;
-            // stream order keeps a copy behind the kernel that read the one before.
-            unsafe {
-                upload(self.context, arguments.file, data)?;
-                self.kernel
-                    .launch(self.context, Geometry::line(blocks, THREADS), &arguments)?;
-            }
-            packed(data.len() as u64);
-        }
-        Ok(())
-    }
-
-    /// Waits; true when a weight did not fit F16.
-    fn finish(&self) -> Result<bool, Fault> {
-        let mut flags = [0_u32];
-        // SAFETY: one word.
-        unsafe { download(self.context, &mut flags, self.flags.at(0, 1)) }?;
-        Ok(flags[0] != 0)
     }
 }

@@ -5,7 +5,7 @@
 //! copy, so that host and device addresses are never mixed up.
 
 use super::context::{Context, check};
-pub use super::host_memory::{Pinned, Registered};
+pub use super::host_memory::Pinned;
 use super::mapping::Mapping;
 pub use super::purpose::{Ledger, Purpose};
 use crate::device::common::placement;

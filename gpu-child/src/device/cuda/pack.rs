@@ -1,0 +1,248 @@
+//! Matrices of a file into their places: a chunk of rows at a time goes to a staging buffer on the device, and
+//! `repack.cu` packs it from there.
+
+use super::context::{Context, StreamEvent};
+use super::feed::{BUFFERS, Sink, feed};
+use super::kernels::{Geometry, Kernel, Module, RepackArgs};
+use super::load::Device;
+use super::memory::{Arena, Pinned, Purpose, download, upload};
+use super::weights::{Matrix, TILE_ROWS, units};
+use crate::model::{GgufFile, TensorView};
+use std::io;
+use std::thread::available_parallelism;
+use worker_orcd_ipc::Fault;
+
+type Matrices<'a> = [(TensorView<'a>, Matrix)];
+
+/// Threads that read the file, where there are as many processors: one alone does not keep the bus busy.
+const MAX_READERS: usize = 12;
+/// Longer chunks are not copied faster.
+const MAX_CHUNK_BYTES: usize = 4 << 20;
+/// All buffers together take at most this part of the matrices, but for rows that are longer.
+const PARTS_OF_MATRICES: usize = 8;
+/// Threads of a block of `repack.cu`.
+const THREADS: u32 = 256;
+
+/// Bytes of the file that are on the device at a time, waiting to be packed.
+#[must_use]
+pub fn staging_bytes(matrices: &Matrices<'_>) -> usize {
+    let all: usize = matrices.iter().map(|(tensor, _)| tensor.data.len()).sum();
+    let tile = |(tensor, _): &(TensorView<'_>, Matrix)| TILE_ROWS * tensor.row_bytes();
+    let longest = matrices.iter().map(tile).max().unwrap_or_default();
+    let share = all / (PARTS_OF_MATRICES * MAX_READERS * BUFFERS);
+    share.min(MAX_CHUNK_BYTES).max(longest)
+}
+
+/// Packs all of them, and calls `packed` with bytes of the file that are on their way.
+///
+/// # Errors
+/// When a weight is too large for F16, the file cannot be read, or NVIDIA's driver refuses.
+pub fn pack(
+    Device { context, module }: &Device,
+    arena: &Arena,
+    matrices: &Matrices<'_>,
+    file: Option<&GgufFile>,
+    packed: &mut dyn FnMut(u64),
+) -> Result<(), Fault> {
+    let chunk_bytes = staging_bytes(matrices);
+    let chunks: Vec<_> = matrices
+        .iter()
+        .flat_map(|(tensor, matrix)| chunks_of(tensor, matrix, chunk_bytes))
+        .collect();
+    let bytes: Vec<_> = chunks.iter().map(|chunk| chunk.bytes).collect();
+    let readers = available_parallelism().map_or(1, usize::from);
+    let mut buffers = Vec::new();
+    for _ in 0..readers.min(MAX_READERS).min(chunks.len()) {
+        buffers.push([Pinned::new(chunk_bytes)?, Pinned::new(chunk_bytes)?]);
+    }
+    let read = |part: &[u8], into: &mut [u8]| match file {
+        Some(file) => file.read_again(part, into),
+        None => {
+            into.copy_from_slice(part);
+            io::Result::Ok(())
+        }
+    };
+    let mut packer = Packer::new(context, module, arena, &chunks, chunk_bytes, packed)?;
+    feed(&bytes, &read, buffers, &mut packer)?;
+    if packer.found_too_large()? {
+        let message = "a weight is too large for F16".to_owned();
+        return Err(Fault::ModelLoad { message });
+    }
+    Ok(())
+}
+
+/// Whole tiles of a matrix.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Chunk<'a> {
+    bytes: &'a [u8],
+    matrix: &'a Matrix,
+    first_tile: usize,
+    rows: usize,
+}
+
+fn chunks_of<'a>(
+    tensor: &TensorView<'a>,
+    matrix: &'a Matrix,
+    chunk_bytes: usize,
+) -> Vec<Chunk<'a>> {
+    let row_bytes = tensor.row_bytes();
+    let tiles_at_once = chunk_bytes / (TILE_ROWS * row_bytes);
+    let data = tensor.data;
+    let chunk = |first_tile: usize| {
+        let first = first_tile * TILE_ROWS;
+        let rows = (matrix.rows - first).min(tiles_at_once * TILE_ROWS);
+        Chunk {
+            bytes: &data[first * row_bytes..][..rows * row_bytes],
+            matrix,
+            first_tile,
+            rows,
+        }
+    };
+    let firsts = (0..matrix.tiles()).step_by(tiles_at_once);
+    firsts.map(chunk).collect()
+}
+
+struct Packer<'a> {
+    context: &'a Context,
+    kernel: Kernel<RepackArgs>,
+    arena: &'a Arena,
+    chunks: &'a [Chunk<'a>],
+    staging: Arena,
+    flags: Arena,
+    /// Events that no copy is waited for by.
+    events: Vec<StreamEvent>,
+    packed: &'a mut dyn FnMut(u64),
+}
+
+impl<'a> Packer<'a> {
+    fn new(
+        context: &'a Context,
+        module: &Module,
+        arena: &'a Arena,
+        chunks: &'a [Chunk<'a>],
+        staging_bytes: usize,
+        packed: &'a mut dyn FnMut(u64),
+    ) -> Result<Self, Fault> {
+        let flags = Arena::new(context, Purpose::Scratch, 4)?;
+        flags.clear(context)?;
+        Ok(Self {
+            context,
+            // SAFETY: repack.cu takes RepackArgs.
+            kernel: unsafe { module.kernel("repack") }?,
+            arena,
+            chunks,
+            staging: Arena::new(context, Purpose::Scratch, staging_bytes as u64)?,
+            flags,
+            events: Vec::new(),
+            packed,
+        })
+    }
+
+    /// Waits; true when a weight did not fit F16.
+    fn found_too_large(&self) -> Result<bool, Fault> {
+        let mut flags = [0_u32];
+        // SAFETY: one word.
+        unsafe { download(self.context, &mut flags, self.flags.at(0, 1)) }?;
+        Ok(flags[0] != 0)
+    }
+}
+
+impl Sink for Packer<'_> {
+    type Copy = StreamEvent;
+
+    fn send(&mut self, chunk: usize, bytes: &[u8]) -> Result<StreamEvent, Fault> {
+        let Chunk {
+            matrix,
+            first_tile,
+            rows,
+            ..
+        } = self.chunks[chunk];
+        let tiles = rows.div_ceil(TILE_ROWS);
+        let offset = matrix.offset + (first_tile * matrix.tile_bytes()) as u64;
+        let arguments = RepackArgs {
+            file: self.staging.at(0, bytes.len()),
+            packed: self.arena.at(offset, tiles * matrix.tile_bytes()),
+            flags: self.flags.at(0, 1),
+            row_bytes: (bytes.len() / rows) as u64,
+            ty: matrix.ty as i32,
+            rows: rows as i32,
+            cols: matrix.cols as i32,
+            units: units(matrix.cols) as i32,
+        };
+        let warps = tiles * units(matrix.cols);
+        let geometry = Geometry::line(warps.div_ceil(THREADS as usize / 32), THREADS);
+        let copied = match self.events.pop() {
+            Some(event) => event,
+            None => StreamEvent::new()?,
+        };
+        // SAFETY: staging and the matrix's place are as large as the slices taken of them; stream order keeps
+        // a copy behind the kernel that read the one before; the buffer stays until `copied` was waited for.
+        unsafe {
+            upload(self.context, arguments.file, bytes)?;
+            copied.record(self.context)?;
+            self.kernel.launch(self.context, geometry, &arguments)?;
+        }
+        (self.packed)(bytes.len() as u64);
+        Ok(copied)
+    }
+
+    fn wait(&mut self, copied: StreamEvent) -> Result<(), Fault> {
+        copied.wait("copying the weights")?;
+        self.events.push(copied);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use worker_orcd_kernels::TensorType;
+
+    fn tensor(rows: usize, cols: usize, data: &[u8]) -> (TensorView<'_>, Matrix) {
+        let ty = TensorType::F16;
+        let view = TensorView {
+            name: "a",
+            ty,
+            rows,
+            cols,
+            data: &data[..rows * cols * 2],
+        };
+        let matrix = Matrix {
+            ty,
+            rows,
+            cols,
+            offset: 0,
+        };
+        (view, matrix)
+    }
+
+    #[test]
+    fn chunks_are_whole_tiles_that_cover_every_row_once() {
+        let data = vec![0; 1 << 20];
+        for rows in [1, 8, 9, 100] {
+            let matrices = [tensor(rows, 128, &data)];
+            for chunk_bytes in [2048, 2049, 5000, 1 << 20] {
+                let (view, matrix) = &matrices[0];
+                let chunks = chunks_of(view, matrix, chunk_bytes);
+                let mut row = 0;
+                for chunk in &chunks {
+                    assert_eq!(chunk.first_tile * TILE_ROWS, row);
+                    assert_eq!(chunk.bytes.len(), chunk.rows * 256);
+                    assert!(chunk.bytes.len() <= chunk_bytes);
+                    row += chunk.rows;
+                }
+                assert_eq!(row, rows, "{chunk_bytes}");
+            }
+        }
+    }
+
+    #[test]
+    fn buffers_take_an_eighth_of_a_large_file_at_most_and_hold_the_longest_rows_of_any() {
+        let data = vec![0; 8 << 20];
+        let large = [tensor(1 << 14, 128, &data), tensor(1 << 14, 128, &data)];
+        let all: usize = large.iter().map(|(tensor, _)| tensor.data.len()).sum();
+        assert!(staging_bytes(&large) * MAX_READERS * BUFFERS <= all / 8);
+        let long = [tensor(8, 1 << 16, &data)];
+        assert_eq!(staging_bytes(&long), 8 * (1 << 16) * 2);
+    }
+}
