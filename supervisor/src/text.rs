@@ -22,6 +22,7 @@ mod special;
 pub mod stop;
 pub mod template;
 pub mod tokenizer;
+pub mod tools;
 pub mod utf8;
 pub mod vocabulary;
 

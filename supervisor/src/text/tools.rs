@@ -1,0 +1,184 @@
+//! The parts of an answer: what a model thinks, says and calls, told apart in the text that it writes.
+//!
+//! ```text
+//! pieces of text ── thinking ──→ calls ──→ events ──→ a stream's deltas, or one message
+//!                   <think>      <tool_call> …
+//! ```
+//!
+//! A [`Parser`] is a pure function of the text: where it was cut into pieces changes nothing but where its
+//! events are cut. So a stream that goes on elsewhere goes on with the same bytes, and a whole answer
+//! ([`Message`]) is what the events of the stream add up to. Time grows with the text's length, memory with
+//! what cannot be told yet.
+//!
+//! * [`Syntax`] is how one family of models writes calls, [`Choice`] which one a model's template teaches.
+//! * Text that turns out to be no call is content, to the last character; but a call of which the client
+//!   knows already stays one that never ends, and what follows is content.
+//!
+//! Deliberately absent: sockets, JSON of an API, and what a call is good for.
+
+mod call;
+mod calls;
+mod choice;
+mod json;
+mod lookout;
+mod syntax;
+#[cfg(test)]
+mod tests;
+mod thinking;
+
+pub use choice::{Choice, Choices};
+pub use syntax::Syntax;
+
+use calls::Calls;
+use serde::{Deserialize, Serialize};
+use thinking::Thinking;
+
+/// How one answer is taken apart.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Parsing {
+    /// `None`: calls are text.
+    pub calls: Option<Syntax>,
+    /// `None`: thinking is text.
+    pub thinking: Option<Thoughts>,
+}
+
+/// Where thinking begins.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Thoughts {
+    /// With the answer's own tag, if there is one.
+    Tagged,
+    /// With the answer: its prompt has the tag.
+    Opened,
+}
+
+impl Parsing {
+    /// True if there is something to take apart.
+    #[must_use]
+    pub fn is_any(&self) -> bool {
+        self.calls.is_some() || self.thinking.is_some()
+    }
+
+    /// Says what the prompt was.
+    pub fn begins_behind(&mut self, prompt: &str) {
+        if self.thinking.is_some() && thinking::is_opened_by(prompt) {
+            self.thinking = Some(Thoughts::Opened);
+        }
+    }
+
+    /// The texts by which parts are told apart, some of which may be special tokens.
+    pub fn marks(&self) -> impl Iterator<Item = &'static str> {
+        let of_thinking = self.thinking.map(|_| [thinking::OPEN, thinking::CLOSE]);
+        let of_calls = self.calls.into_iter().flat_map(Syntax::texts);
+        of_thinking.into_iter().flatten().chain(of_calls)
+    }
+}
+
+/// A part of an answer, or more of one.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Event {
+    Content(String),
+    Reasoning(String),
+    CallBegins {
+        name: String,
+    },
+    /// More text of the arguments of the call that began last.
+    CallArguments(String),
+    /// Its arguments are whole.
+    CallEnds,
+}
+
+/// Takes one answer apart.
+#[derive(Debug, Clone)]
+pub struct Parser {
+    thinking: Option<Thinking>,
+    calls: Option<Calls>,
+}
+
+impl Parser {
+    #[must_use]
+    pub fn new(parsing: Parsing) -> Self {
+        let thinking = |thoughts| Thinking::new(thoughts == Thoughts::Opened);
+        Self {
+            thinking: parsing.thinking.map(thinking),
+            calls: parsing.calls.map(Calls::new),
+        }
+    }
+
+    /// Appends what is certain after this text.
+    pub fn push(&mut self, text: &str, out: &mut Vec<Event>) {
+        match &mut self.thinking {
+            Some(thinking) => {
+                let answer = thinking.push(text, out);
+                self.answer(&answer, out);
+            }
+            None => self.answer(text, out),
+        }
+    }
+
+    /// Ends the answer: what was held back is told.
+    pub fn finish(&mut self, out: &mut Vec<Event>) {
+        if let Some(thinking) = &mut self.thinking {
+            let answer = thinking.finish(out);
+            self.answer(&answer, out);
+        }
+        if let Some(calls) = &mut self.calls {
+            calls.finish(out);
+        }
+    }
+
+    fn answer(&mut self, text: &str, out: &mut Vec<Event>) {
+        match &mut self.calls {
+            Some(calls) => calls.push(text, out),
+            None => push_content(out, text),
+        }
+    }
+}
+
+/// What events add up to.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Message {
+    pub content: String,
+    pub reasoning: String,
+    pub calls: Vec<Call>,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Call {
+    pub name: String,
+    /// The text of an object, as the model wrote it.
+    pub arguments: String,
+    pub is_whole: bool,
+}
+
+impl Message {
+    pub fn add(&mut self, event: Event) {
+        match (event, self.calls.last_mut()) {
+            (Event::Content(text), _) => self.content.push_str(&text),
+            (Event::Reasoning(text), _) => self.reasoning.push_str(&text),
+            (Event::CallBegins { name }, _) => self.calls.push(Call {
+                name,
+                ..Call::default()
+            }),
+            (Event::CallArguments(text), Some(call)) => call.arguments.push_str(&text),
+            (Event::CallEnds, Some(call)) => call.is_whole = true,
+            // Nothing is told of a call before it begins.
+            (Event::CallArguments(_) | Event::CallEnds, None) => {}
+        }
+    }
+}
+
+fn push_content(out: &mut Vec<Event>, text: &str) {
+    match out.last_mut() {
+        _ if text.is_empty() => {}
+        Some(Event::Content(before)) => before.push_str(text),
+        _ => out.push(Event::Content(text.to_owned())),
+    }
+}
+
+fn push_reasoning(out: &mut Vec<Event>, text: &str) {
+    match out.last_mut() {
+        _ if text.is_empty() => {}
+        Some(Event::Reasoning(before)) => before.push_str(text),
+        _ => out.push(Event::Reasoning(text.to_owned())),
+    }
+}

@@ -1,0 +1,236 @@
+//! Calls among text, by the marks of one [`Syntax`].
+//!
+//! ```text
+//!          opener            {, name or [                whole
+//!  text ──────────→ between ──────────────→ in a call ─────────→ between ── closer ─→ text
+//!    ↑                 │                        │
+//!    └── no call: all that was held is text ────┘
+//! ```
+//!
+//! What may be the beginning of a call is held until it is one or is not. White space and marks around
+//! calls are nobody's text. Each character is looked at once or, where a mark was only begun, a few times.
+
+use super::Event;
+use super::call::{CallObject, NamedCall, Step};
+use super::json::Broken;
+use super::lookout::{Lookout, is_begun};
+use super::push_content;
+use super::syntax::{Marks, Syntax};
+
+#[derive(Debug, Clone)]
+pub(super) struct Calls {
+    marks: &'static Marks,
+    state: State,
+    /// Watches text for openers.
+    lookout: Lookout,
+    /// Given back as text should it be no call: white space, marks, and what a call began with.
+    held: String,
+    /// Behind it, what may be the beginning of a closer.
+    closer: String,
+    /// Something was told, so that a call without an opener is none.
+    has_begun: bool,
+    /// The text since the last call is white space so far.
+    is_behind_call: bool,
+}
+
+#[derive(Debug, Clone)]
+enum State {
+    Text,
+    Between(Between),
+    Object(Box<CallObject>, Between),
+    Named(Box<NamedCall>, Between),
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Between {
+    in_list: bool,
+    expects: Expects,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Expects {
+    /// A list, or a call.
+    First,
+    /// A call.
+    Next,
+    /// Behind a call: a separator, or the end.
+    More,
+    /// Behind everything: a closer.
+    Closer,
+}
+
+impl Calls {
+    pub(super) fn new(syntax: Syntax) -> Self {
+        Self {
+            marks: syntax.marks(),
+            state: State::Text,
+            lookout: Lookout::default(),
+            held: String::new(),
+            closer: String::new(),
+            has_begun: false,
+            is_behind_call: false,
+        }
+    }
+
+    pub(super) fn push(&mut self, text: &str, out: &mut Vec<Event>) {
+        for c in text.chars() {
+            self.push_char(c, out);
+        }
+    }
+
+    /// What is held is text after all, but for marks and white space behind a call.
+    pub(super) fn finish(&mut self, out: &mut Vec<Event>) {
+        let is_nobodys = match self.state {
+            State::Text => self.lookout.holds_space_only(),
+            State::Between(_) => true,
+            State::Object(..) | State::Named(..) => false,
+        };
+        let held = std::mem::take(&mut self.held) + &self.closer + &self.lookout.take();
+        self.closer.clear();
+        if !(self.is_behind_call && is_nobodys) {
+            push_content(out, &held);
+        }
+    }
+
+    fn push_char(&mut self, c: char, out: &mut Vec<Event>) {
+        match std::mem::replace(&mut self.state, State::Text) {
+            State::Text => self.text(c, out),
+            State::Between(between) => self.between(c, between, out),
+            State::Object(mut call, between) => {
+                let step = call.push(c, out);
+                let goes_on = State::Object(call, between);
+                self.in_call(c, step, goes_on, between, out);
+            }
+            State::Named(mut call, between) => {
+                let step = call.push(c, out);
+                let goes_on = State::Named(call, between);
+                self.in_call(c, step, goes_on, between, out);
+            }
+        }
+    }
+
+    fn text(&mut self, c: char, out: &mut Vec<Event>) {
+        let may_be_bare = self.marks.is_bare && !self.has_begun;
+        if may_be_bare && c == '{' && self.lookout.holds_space_only() {
+            self.held = self.lookout.take();
+            return self.between(c, FIRST, out);
+        }
+        let mut is_text = false;
+        let tell = |text: &str| {
+            is_text = true;
+            push_content(out, text);
+        };
+        if self.lookout.push(c, self.marks.openers, tell) {
+            self.held = self.lookout.take();
+            self.state = State::Between(FIRST);
+        }
+        if is_text {
+            self.has_begun = true;
+            self.is_behind_call = false;
+        }
+    }
+
+    fn between(&mut self, c: char, between: Between, out: &mut Vec<Event>) {
+        let Between { in_list, expects } = between;
+        if c.is_whitespace() && self.closer.is_empty() {
+            self.held.push(c);
+            self.state = State::Between(between);
+            return;
+        }
+        let expects_call = matches!(expects, Expects::First | Expects::Next);
+        let then = |in_list, expects| State::Between(Between { in_list, expects });
+        let next = match c {
+            '{' if expects_call => {
+                let mut call = Box::<CallObject>::default();
+                // An opening brace is the beginning of every object.
+                let _ = call.push(c, out);
+                State::Object(call, between)
+            }
+            '[' if expects == Expects::First && self.marks.has_lists => then(true, Expects::Next),
+            _ if expects == Expects::First && self.marks.has_names && NamedCall::may_begin(c) => {
+                let mut call = Box::<NamedCall>::default();
+                let _ = call.push(c, out);
+                State::Named(call, between)
+            }
+            ',' if expects == Expects::More && in_list => then(true, Expects::Next),
+            ']' if expects == Expects::More && in_list => {
+                self.held.clear();
+                self.state = then(false, Expects::Closer);
+                return;
+            }
+            _ if expects == Expects::More && !in_list && self.marks.separator == Some(c) => {
+                then(false, Expects::Next)
+            }
+            _ if matches!(expects, Expects::More | Expects::Closer) && !in_list => {
+                return self.closer(c, between, out);
+            }
+            _ => return self.fail(c, out),
+        };
+        self.held.push(c);
+        self.state = next;
+    }
+
+    fn closer(&mut self, c: char, between: Between, out: &mut Vec<Event>) {
+        self.closer.push(c);
+        if self.marks.closers.contains(&self.closer.as_str()) {
+            self.closer.clear();
+            self.held.clear();
+        } else if is_begun(self.marks.closers, &self.closer) {
+            self.state = State::Between(between);
+        } else {
+            // Text, or the opener of more calls.
+            let text = std::mem::take(&mut self.held) + &std::mem::take(&mut self.closer);
+            self.push(&text, out);
+        }
+    }
+
+    fn in_call(
+        &mut self,
+        c: char,
+        step: Result<Step, Broken>,
+        goes_on: State,
+        between: Between,
+        out: &mut Vec<Event>,
+    ) {
+        match step {
+            Ok(Step::Unknown) => {
+                self.held.push(c);
+                self.state = goes_on;
+            }
+            Ok(Step::Told) => {
+                self.told();
+                self.state = goes_on;
+            }
+            Ok(Step::Whole) => {
+                self.told();
+                self.state = State::Between(Between {
+                    expects: Expects::More,
+                    ..between
+                });
+            }
+            Err(Broken) => self.fail(c, out),
+        }
+    }
+
+    fn told(&mut self) {
+        self.held.clear();
+        self.has_begun = true;
+        self.is_behind_call = true;
+    }
+
+    /// No call: what was held is text, and this character the beginning of more.
+    fn fail(&mut self, c: char, out: &mut Vec<Event>) {
+        if !self.held.is_empty() {
+            push_content(out, &self.held);
+            self.held.clear();
+            self.is_behind_call = false;
+        }
+        self.has_begun = true;
+        self.text(c, out);
+    }
+}
+
+const FIRST: Between = Between {
+    in_list: false,
+    expects: Expects::First,
+};

@@ -1,0 +1,163 @@
+//! The ways in which families of models write calls.
+//!
+//! | syntax | what the model writes | taught by |
+//! |---|---|---|
+//! | `hermes` | `<tool_call>{"name": …, "arguments": {…}}</tool_call>` | NousResearch's Hermes, Qwen 2.5 and 3 |
+//! | `llama3` | `{"name": …, "parameters": {…}}`, behind `<|python_tag|>` or as the whole answer; several with `;` | Meta's Llama 3.1 to 3.3 |
+//! | `mistral` | `[TOOL_CALLS][{"name": …, "arguments": {…}}, …]`, or `[TOOL_CALLS]name[ARGS]{…}` | Mistral |
+//! | `phi` | `functools[{"name": …, "arguments": {…}}, …]`, or the list between `<|tool_call|>` and `<|/tool_call|>` | Microsoft's Phi-4-mini |
+
+use serde::{Deserialize, Serialize};
+use strum::{EnumString, IntoStaticStr, VariantArray};
+
+#[derive(
+    Debug,
+    Clone,
+    Copy,
+    PartialEq,
+    Eq,
+    Serialize,
+    Deserialize,
+    EnumString,
+    IntoStaticStr,
+    VariantArray,
+)]
+#[strum(serialize_all = "lowercase")]
+pub enum Syntax {
+    Hermes,
+    Llama3,
+    Mistral,
+    Phi,
+}
+
+/// What is around the calls of one syntax.
+#[derive(Debug)]
+pub(super) struct Marks {
+    /// Texts that begin calls.
+    pub(super) openers: &'static [&'static str],
+    /// Texts that end them, where the model writes one.
+    pub(super) closers: &'static [&'static str],
+    /// Calls may be a list.
+    pub(super) has_lists: bool,
+    /// Calls may be a name before its arguments.
+    pub(super) has_names: bool,
+    /// A call may be the whole answer, without an opener.
+    pub(super) is_bare: bool,
+    /// What may lie between two calls outside of a list.
+    pub(super) separator: Option<char>,
+    /// Other texts that only calls have.
+    inner: &'static [&'static str],
+}
+
+const HERMES: Marks = Marks {
+    openers: &["<tool_call>"],
+    closers: &["</tool_call>"],
+    has_lists: false,
+    has_names: false,
+    is_bare: false,
+    separator: None,
+    inner: &[],
+};
+
+const LLAMA3: Marks = Marks {
+    openers: &["<|python_tag|>"],
+    closers: &[],
+    has_lists: false,
+    has_names: false,
+    is_bare: true,
+    separator: Some(';'),
+    inner: &[],
+};
+
+const MISTRAL: Marks = Marks {
+    openers: &["[TOOL_CALLS]"],
+    closers: &[],
+    has_lists: true,
+    has_names: true,
+    is_bare: false,
+    separator: None,
+    inner: &["[ARGS]", "[CALL_ID]"],
+};
+
+const PHI: Marks = Marks {
+    openers: &["<|tool_call|>", "functools"],
+    closers: &["<|/tool_call|>"],
+    has_lists: true,
+    has_names: false,
+    is_bare: false,
+    separator: None,
+    inner: &[],
+};
+
+impl Syntax {
+    pub(super) fn marks(self) -> &'static Marks {
+        match self {
+            Self::Hermes => &HERMES,
+            Self::Llama3 => &LLAMA3,
+            Self::Mistral => &MISTRAL,
+            Self::Phi => &PHI,
+        }
+    }
+
+    /// The syntax that a chat template teaches its model. It is looked for as text: nothing of a template
+    /// is interpreted here.
+    #[must_use]
+    pub fn of_template(jinja: &str) -> Option<Self> {
+        let says = |text: &str| jinja.contains(text);
+        // Mistral's first, for its templates are about nothing else; Llama's last, for `"parameters":`
+        // is in schemas that others show.
+        let known = [
+            (Self::Mistral, says("[TOOL_CALLS]")),
+            (Self::Hermes, says("<tool_call>")),
+            (Self::Phi, says("functools[") || says("<|tool_call|>")),
+            (
+                Self::Llama3,
+                says("<|python_tag|>") || says("\"parameters\":"),
+            ),
+        ];
+        known
+            .into_iter()
+            .find_map(|(syntax, is_taught)| is_taught.then_some(syntax))
+    }
+
+    /// Every text by which calls are told from other text. In some vocabularies they are special tokens.
+    pub fn texts(self) -> impl Iterator<Item = &'static str> {
+        let marks = self.marks();
+        [marks.openers, marks.closers, marks.inner]
+            .into_iter()
+            .flatten()
+            .copied()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_template_tells_its_family() {
+        for (jinja, syntax) in [
+            (
+                "… within <tool_call></tool_call> XML tags",
+                Some(Syntax::Hermes),
+            ),
+            (
+                "{{ '<|python_tag|>' + tool_call.name }}",
+                Some(Syntax::Llama3),
+            ),
+            (
+                r#"{{ '{"name": "' + name + '", "parameters": ' }}"#,
+                Some(Syntax::Llama3),
+            ),
+            ("{{ '[TOOL_CALLS] [' }}", Some(Syntax::Mistral)),
+            ("{{ '<|tool_call|>' }}", Some(Syntax::Phi)),
+            ("functools[…]", Some(Syntax::Phi)),
+            (
+                "{% for message in messages %}{{ message.content }}{% endfor %}",
+                None,
+            ),
+        ] {
+            assert_eq!(Syntax::of_template(jinja), syntax, "{jinja}");
+        }
+    }
+}
