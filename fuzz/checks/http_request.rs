@@ -11,6 +11,7 @@ use worker_orcd::http::generation::{GenerationRequest, Input};
 use worker_orcd::http::openai::{Kind, request};
 use worker_orcd::http::reading::ModelTerms;
 use worker_orcd::requests::OnFault;
+use worker_orcd::text::tools::ChatTerms;
 
 const LIMITS: RequestLimits = RequestLimits {
     max_tokens_in: None,
@@ -24,6 +25,7 @@ const MODEL: ModelTerms = ModelTerms {
     vocabulary: 500,
     context: 600,
     defaults: SamplingDefaults::OWN,
+    chat: ChatTerms::UNKNOWN,
 };
 
 /// The first byte says which endpoint, the rest is the body. True when it was accepted.
@@ -83,13 +85,16 @@ fn is_within_bounds(request: &GenerationRequest) {
         Input::Tokens(ids) => {
             assert!(!ids.is_empty() && ids.iter().all(|id| id.0 < MODEL.vocabulary));
         }
-        Input::Messages(messages, settings) => {
+        Input::Messages(conversation, settings) => {
+            let messages = &conversation.messages;
             assert!(settings.len() <= 16);
             let chars = messages
                 .iter()
                 .map(|message| message.content.chars().count());
             assert!(!messages.is_empty() && chars.sum::<usize>() <= 200);
-            let roles = ["system", "user", "assistant"];
+            let tools = conversation.tools.as_ref();
+            assert!(tools.is_none_or(|it| it.chars().count() <= 200));
+            let roles = ["system", "user", "assistant", "tool"];
             assert!(messages.iter().all(|it| roles.contains(&it.role.as_str())));
         }
     }

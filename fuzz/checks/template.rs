@@ -1,7 +1,7 @@
 //! Used by the fuzz target and by the tests that replay its seeds.
 
 use worker_orcd::text::template::ChatTemplate;
-use worker_orcd::text::{ChatMessage, Rendering, TemplateError, TemplateSource, Text};
+use worker_orcd::text::{ChatMessage, Conversation, Rendering, TemplateError, TemplateSource, Text};
 use worker_orcd_ipc::{TokenId, TokenKind, TokenizerFacts, TokenizerKind};
 
 /// Longer ones may overflow the stack, which the process that runs them is for.
@@ -50,16 +50,19 @@ fn compiles_or_says_why(template: &str) -> bool {
 }
 
 fn control_tokens_are_the_template_s(template: &str, contents: &str) -> bool {
-    let messages: Vec<_> = contents.split('\0').map(message).collect();
+    let conversation = Conversation {
+        messages: contents.split('\0').map(message).collect(),
+        tools: None,
+    };
     let template = compile(template).expect("one of ours");
     let text = Text::from_facts(&facts()).expect("facts of ours");
-    let Ok(prompt) = render(&template, messages.clone()) else {
+    let Ok(prompt) = render(&template, conversation.clone()) else {
         return false;
     };
-    let own = match text.tokenizer().mark(&messages) {
+    let own = match text.tokenizer().mark(&conversation) {
         None => Vec::new(),
         Some(mut marked) => {
-            let Ok(again) = render(&template, std::mem::take(&mut marked.messages)) else {
+            let Ok(again) = render(&template, std::mem::take(&mut marked.conversation)) else {
                 return false;
             };
             match text.tokenizer().clients_own(&prompt, &marked, &again) {
@@ -80,7 +83,7 @@ fn message(content: &str) -> ChatMessage {
     ChatMessage {
         role: "user".to_owned(),
         content: content.to_owned(),
-        name: None,
+        ..ChatMessage::default()
     }
 }
 
@@ -92,9 +95,9 @@ fn compile(template: &str) -> Result<ChatTemplate, TemplateError> {
     })
 }
 
-fn render(template: &ChatTemplate, messages: Vec<ChatMessage>) -> Result<String, TemplateError> {
+fn render(template: &ChatTemplate, conversation: Conversation) -> Result<String, TemplateError> {
     template.render(&Rendering {
-        messages,
+        conversation,
         settings: vec![],
         max_bytes: MAX_PROMPT_BYTES,
     })

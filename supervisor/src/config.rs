@@ -28,6 +28,7 @@ use crate::crash::{CrashSettings, store};
 use crate::logging::{LogFormat, parse_level};
 use crate::outgoing::Url;
 use crate::requests::OnFault;
+use crate::text::tools::Choices;
 use clap::ArgMatches;
 use device::DeviceChoice;
 use environment::Environment;
@@ -56,6 +57,8 @@ pub struct Config {
     pub parse_special: bool,
     /// True if sampling fields that a request omits are as the model file advises.
     pub model_sampling: bool,
+    /// How answers are taken apart; where nothing is said, the model's chat template tells.
+    pub parsers: Choices,
     pub worker_id: Uuid,
     /// It was generated: a supervisor before this one may have told another.
     pub worker_is_unnamed: bool,
@@ -196,6 +199,12 @@ fn read(reader: &mut Reader<'_>) -> Option<Config> {
     });
     let parse_special = reader.switch("parse-special");
     let model_sampling = !reader.switch("no-model-sampling");
+    let calls = reader.optional("tool-call-parser", Choices::parse_calls);
+    let thinking = reader.optional("reasoning-parser", Choices::parse_thinking);
+    let parsers = Choices {
+        calls: calls.unwrap_or_default(),
+        thinking: thinking.unwrap_or_default(),
+    };
     let served_model_names = reader.optional("served-model-name", |text| match http::list(text) {
         names if names.is_empty() => Err("no name".to_owned()),
         names => Ok(names),
@@ -222,6 +231,7 @@ fn read(reader: &mut Reader<'_>) -> Option<Config> {
         child_confinement: child_confinement?,
         parse_special,
         model_sampling,
+        parsers,
         worker_id: worker_id.unwrap_or_else(Uuid::new_v4),
         worker_is_unnamed: worker_id.is_none(),
         callback_url,

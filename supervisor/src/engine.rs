@@ -32,6 +32,7 @@ use crate::requests::control::Control;
 use crate::requests::orphans::Orphans;
 use crate::requests::record::Record;
 use crate::requests::wal::Restored;
+use crate::text::tools::Choices;
 use parking_lot::RwLock;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -62,6 +63,8 @@ pub struct EngineSettings {
     pub template_timeout: Duration,
     /// Follow the sampling advice of the model file.
     pub model_sampling: bool,
+    /// What the operator says of how answers are taken apart.
+    pub parsers: Choices,
     /// Accept a child that was built to fail on command. Never in production.
     pub accept_fault_injection: bool,
     /// Children take away from themselves what they do not need.

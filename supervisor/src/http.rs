@@ -60,6 +60,7 @@ pub mod resume;
 pub mod routes;
 pub mod sse;
 pub mod tls;
+mod tool_calls;
 
 use crate::config::device::DecidedDevice;
 use crate::config::{Config, RequestLimits};

@@ -13,6 +13,8 @@
 //! Deliberately absent: requests, sockets, sampling, and any state shared between requests.
 
 mod byte_level;
+mod conversation;
+pub mod json_texts;
 mod pieces;
 mod pre_tokenizer;
 pub mod provenance;
@@ -26,10 +28,11 @@ pub mod tools;
 pub mod utf8;
 pub mod vocabulary;
 
+pub use conversation::{ChatMessage, Conversation, ToolCall};
 pub use pieces::Undivided;
 pub use provenance::Marked;
 pub use stop::StopMatcher;
-pub use template::{ChatMessage, Rendering, TemplateError, TemplateSource};
+pub use template::{Rendering, TemplateError, TemplateSource};
 pub use tokenizer::Tokenizer;
 pub use utf8::Detokenizer;
 pub use vocabulary::Vocabulary;
@@ -94,6 +97,18 @@ impl Text {
     #[must_use]
     pub fn bytes(&self, token: TokenId) -> &[u8] {
         self.vocabulary.bytes(token)
+    }
+
+    /// The same, but a special token among `shown` stands for its own text.
+    #[must_use]
+    pub fn bytes_shown(&self, token: TokenId, shown: &[TokenId]) -> &[u8] {
+        let text = shown
+            .contains(&token)
+            .then(|| self.tokenizer.special_text(token));
+        match text.flatten() {
+            Some(text) => text.as_bytes(),
+            None => self.bytes(token),
+        }
     }
 
     #[must_use]

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 use std::fs;
 use worker_orcd::text::template::ChatTemplate;
-use worker_orcd::text::{ChatMessage, Rendering, TemplateSource, Text};
+use worker_orcd::text::{ChatMessage, Conversation, Rendering, TemplateSource, Text};
 use worker_orcd_gpu::model::{Architecture, GgufFile, tiny_model::tiny_model, tokenizer_facts};
 use worker_orcd_ipc::{TokenId, TokenKind, TokenizerFacts};
 use worker_orcd_tests::Worker;
@@ -19,24 +19,28 @@ fn real_facts() -> TokenizerFacts {
 /// The prompt of one message, and whose its control tokens are, as the supervisor finds out.
 fn render(facts: &TokenizerFacts, text: &Text, content: &str) -> (String, Vec<bool>) {
     let template = ChatTemplate::compile(TemplateSource::from_facts(facts).unwrap()).unwrap();
-    let render = |messages: Vec<ChatMessage>| {
+    let render = |conversation: Conversation| {
         let max_bytes = 1 << 20;
         template
             .render(&Rendering {
-                messages,
+                conversation,
                 settings: Vec::new(),
                 max_bytes,
             })
             .unwrap()
     };
-    let messages = vec![ChatMessage {
+    let message = ChatMessage {
         role: "user".to_owned(),
         content: content.to_owned(),
-        name: None,
-    }];
-    let prompt = render(messages.clone());
-    let own = text.tokenizer().mark(&messages).map(|mut marked| {
-        let again = render(std::mem::take(&mut marked.messages));
+        ..ChatMessage::default()
+    };
+    let conversation = Conversation {
+        messages: vec![message],
+        tools: None,
+    };
+    let prompt = render(conversation.clone());
+    let own = text.tokenizer().mark(&conversation).map(|mut marked| {
+        let again = render(std::mem::take(&mut marked.conversation));
         let own = text.tokenizer().clients_own(&prompt, &marked, &again);
         own.expect("this template looks into no message")
     });

@@ -56,6 +56,8 @@ const GROUPS: [(&str, &[&str]); 6] = [
             "inference-timeout",
             "parse-special",
             "no-model-sampling",
+            "tool-call-parser",
+            "reasoning-parser",
             "template-timeout",
         ],
     ),

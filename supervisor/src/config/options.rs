@@ -169,6 +169,20 @@ pub const OPTIONS: &[Spec] = &[
         default: None,
     },
     value(
+        "tool-call-parser",
+        "SYNTAX",
+        None,
+        "How the model writes calls of tools: hermes, llama3, mistral, phi or none [default: as its chat template \
+         teaches it]",
+    ),
+    value(
+        "reasoning-parser",
+        "SYNTAX",
+        None,
+        "How the model writes what it thinks: think (<think>…</think>) or none [default: think, where its chat \
+         template has it]",
+    ),
+    value(
         "template-timeout",
         "TIME",
         Some("3s"),

@@ -172,9 +172,10 @@ impl Listener<'_> {
         let previous = self.model.cloned();
         let timeout = self.settings.template_timeout;
         let model_sampling = self.settings.model_sampling;
+        let parsers = self.settings.parsers;
         self.seat.build(generation, move || {
             let previous = previous.as_ref().map(Arc::as_ref);
-            LoadedModel::build(report, previous, timeout, model_sampling)
+            LoadedModel::build(report, previous, timeout, model_sampling, parsers)
         });
         None
     }

@@ -2,6 +2,7 @@
 
 use super::SamplingDefaults;
 use crate::interpreter::Interpreter;
+use crate::text::tools::{ChatTerms, Choices};
 use crate::text::{TemplateError, TemplateSource, Text, TextError};
 use sha2::{Digest as _, Sha256};
 use std::sync::Arc;
@@ -20,6 +21,8 @@ pub struct LoadedModel {
     pub text: Arc<Text>,
     /// The interpreter that makes a prompt of messages, or why there is none.
     pub chat: Result<Arc<Interpreter>, TemplateError>,
+    /// What that template and the parsers of answers can do.
+    pub chat_terms: ChatTerms,
     pub sampling: SamplingDefaults,
     pub tokenizer_kind: TokenizerKind,
     /// Sequences that may be decoded in one step.
@@ -62,8 +65,11 @@ impl LoadedModel {
         previous: Option<&Self>,
         template_timeout: Duration,
         model_sampling: bool,
+        parsers: Choices,
     ) -> Result<Self, Unfit> {
         let digest = digest(&report)?;
+        let jinja = report.tokenizer.chat_template.as_deref();
+        let chat_terms = parsers.resolve(jinja.unwrap_or_default());
         let (text, chat, sampling) = match previous {
             Some(previous) if previous.digest == digest => (
                 Arc::clone(&previous.text),
@@ -82,6 +88,7 @@ impl LoadedModel {
             device: report.device,
             text,
             chat,
+            chat_terms,
             sampling,
             tokenizer_kind: report.tokenizer.kind,
             max_running: report.max_running,

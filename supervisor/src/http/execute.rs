@@ -13,6 +13,8 @@ use super::{App, client};
 use crate::config::RequestLimits;
 use crate::engine::OnFault;
 use crate::error_code::ErrorCode;
+use crate::text::Conversation;
+use crate::text::tools::ChatTerms;
 use axum::body::Body;
 use axum::extract::{Extension, State};
 use axum::http::{Request, StatusCode};
@@ -69,11 +71,11 @@ async fn try_execute(
     let read = move |fields: Fields<'_>| read_request(fields, &limits, &terms);
     let ((request, wants_metrics), room) = app.bodies.read(request, NAMES, read).await?;
     let model = model?;
-    let form = Form::Execute {
+    let mut form = Form::Execute {
         seed: request.sampling.seed,
         metrics: wants_metrics,
     };
-    let accepted = app.start(&model, request, &form, asker).await?;
+    let accepted = app.start(&model, request, &mut form, asker).await?;
     drop(room);
     form.respond(app, accepted, false).await
 }
@@ -91,7 +93,7 @@ pub fn read_request(
     let most_tokens = limits.max_tokens_out.unwrap_or(DEFAULT_MAX_TOKENS);
     let job_id = fields.text("job_id", &(1..=MAX_JOB_ID_CHARS));
     let job_id = fields.required("job_id", job_id);
-    let input = read_input(&mut fields, max_chars);
+    let input = read_input(&mut fields, max_chars, &model.chat);
     let max_tokens = fields.integer("max_tokens", 1..=u64::from(most_tokens));
     let sampling = read_sampling(&mut fields, model);
     let stop = read_stop(&mut fields);
@@ -117,10 +119,12 @@ pub fn read_request(
     Ok((request, wants_metrics))
 }
 
-fn read_input(fields: &mut Fields<'_>, max_chars: usize) -> Option<Input> {
+fn read_input(fields: &mut Fields<'_>, max_chars: usize, terms: &ChatTerms) -> Option<Input> {
     let prompt = fields.text("prompt", &(1..=max_chars)).map(Input::Prompt);
-    let messages =
-        read_messages(fields, max_chars).map(|messages| Input::Messages(messages, Vec::new()));
+    let messages = read_messages(fields, max_chars, terms).map(|messages| {
+        let tools = None;
+        Input::Messages(Conversation { messages, tools }, Vec::new())
+    });
     fields.either("prompt", "messages", prompt.or(messages))
 }
 

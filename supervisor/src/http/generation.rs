@@ -13,8 +13,9 @@ use crate::engine::{LoadedModel, NewRequest, OnFault, RequestStream};
 use crate::error_code::ErrorCode;
 use crate::interpreter::MAX_RENDERED_BYTES;
 use crate::logging::TextDigest;
-use crate::text::template::{TemplateSetting, cost};
-use crate::text::{ChatMessage, Rendering, TemplateError, Undivided};
+use crate::text::template::TemplateSetting;
+use crate::text::tools::opens_thinking;
+use crate::text::{Conversation, Rendering, TemplateError, Undivided};
 use axum::body::Body;
 use axum::http::Request;
 use std::sync::Arc;
@@ -34,8 +35,8 @@ pub struct GenerationRequest {
 #[derive(Debug, Clone, PartialEq)]
 pub enum Input {
     Prompt(String),
-    /// Messages, and what the client sets for the template.
-    Messages(Vec<ChatMessage>, Vec<(String, TemplateSetting)>),
+    /// Messages and tools, and what the client sets for the template.
+    Messages(Conversation, Vec<(String, TemplateSetting)>),
     /// Ids, as `/v1/completions` may be given.
     Tokens(Vec<TokenId>),
 }
@@ -99,7 +100,7 @@ impl App {
         self: &Arc<Self>,
         model: &Arc<LoadedModel>,
         request: GenerationRequest,
-        form: &Form,
+        form: &mut Form,
         asker: Asker,
     ) -> Result<Accepted, ApiError> {
         let field = request.input.field();
@@ -107,6 +108,11 @@ impl App {
         let prompt = self.encode(model, request.input).await?;
         let room = self.check_fit(model, field, prompt.tokens.len())?;
         let tokens_in = prompt.tokens.len() as u32;
+        if prompt.opens_thinking {
+            form.open_thinking();
+        }
+        let marks = form.parsing();
+        let shown = model.text.tokenizer().control_of(marks.marks());
         let max_tokens = request.max_tokens.min(room);
         let Asker {
             client,
@@ -125,6 +131,7 @@ impl App {
             max_tokens,
             stop: request.stop,
             ignore_eos: request.ignore_eos,
+            shown,
             deadline: self.limits.inference_timeout,
             on_fault: request.on_fault,
             presentation: presentation.write(),
@@ -180,14 +187,15 @@ impl App {
             Input::Tokens(tokens) => Ok(Encoded {
                 tokens,
                 digest: None,
+                opens_thinking: false,
             }),
             Input::Prompt(prompt) => {
                 let (text, bytes) = (Arc::clone(&model.text), prompt.len());
                 let work = move || Encoded::of(&prompt, text.encode(&prompt), "prompt");
                 self.lanes.run(bytes, work).await.ok_or_else(lost)?
             }
-            Input::Messages(messages, settings) => {
-                self.encode_messages(model, messages, settings).await
+            Input::Messages(conversation, settings) => {
+                self.encode_messages(model, conversation, settings).await
             }
         }
     }
@@ -197,18 +205,18 @@ impl App {
     async fn encode_messages(
         &self,
         model: &Arc<LoadedModel>,
-        messages: Vec<ChatMessage>,
+        conversation: Conversation,
         settings: Vec<(String, TemplateSetting)>,
     ) -> Result<Encoded, ApiError> {
-        let (text, bytes) = (Arc::clone(&model.text), cost(&messages));
+        let (text, bytes) = (Arc::clone(&model.text), conversation.cost());
         let parse_special = self.parse_special;
         let mark = move || {
-            let marked = (!parse_special).then(|| text.tokenizer().mark(&messages));
-            (messages, marked.flatten())
+            let marked = (!parse_special).then(|| text.tokenizer().mark(&conversation));
+            (conversation, marked.flatten())
         };
         let marked = self.lanes.run(bytes, mark).await;
-        let (messages, marked) = marked.ok_or_else(lost)?;
-        let (prompt, _room) = self.render(model, messages, settings.clone()).await?;
+        let (conversation, marked) = marked.ok_or_else(lost)?;
+        let (prompt, _room) = self.render(model, conversation, settings.clone()).await?;
         let (text, bytes) = (Arc::clone(&model.text), prompt.len());
         let Some(mut marked) = marked else {
             let work = move || {
@@ -217,8 +225,8 @@ impl App {
             };
             return self.lanes.run(bytes, work).await.ok_or_else(lost)?;
         };
-        let messages = std::mem::take(&mut marked.messages);
-        let (marked_prompt, _more_room) = self.render(model, messages, settings).await?;
+        let conversation = std::mem::take(&mut marked.conversation);
+        let (marked_prompt, _more_room) = self.render(model, conversation, settings).await?;
         let work = move || {
             let tokenizer = text.tokenizer();
             let own = tokenizer.clients_own(&prompt, &marked, &marked_prompt)?;
@@ -240,7 +248,7 @@ impl App {
     async fn render(
         &self,
         model: &LoadedModel,
-        messages: Vec<ChatMessage>,
+        conversation: Conversation,
         settings: Vec<(String, TemplateSetting)>,
     ) -> Result<(String, Room), ApiError> {
         let chat = model.chat.as_ref().map_err(template_failure)?;
@@ -248,7 +256,7 @@ impl App {
         let longest_token = model.text.tokenizer().longest_token_bytes();
         let max_bytes = longest_token.map_or(usize::MAX, |bytes| bytes.saturating_mul(fit));
         let rendering = Rendering {
-            messages,
+            conversation,
             settings,
             max_bytes: max_bytes.min(MAX_RENDERED_BYTES),
         };
@@ -290,6 +298,8 @@ struct Encoded {
     tokens: Vec<TokenId>,
     /// Digest of the text, where there was one.
     digest: Option<TextDigest>,
+    /// Its text ends with the tag that opens thinking.
+    opens_thinking: bool,
 }
 
 impl Encoded {
@@ -303,6 +313,7 @@ impl Encoded {
         Ok(Self {
             tokens: tokens.map_err(wrong)?,
             digest: Some(TextDigest::of(text)),
+            opens_thinking: opens_thinking(text),
         })
     }
 }

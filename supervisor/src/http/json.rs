@@ -109,6 +109,12 @@ impl<'a> Json<'a> {
             .flatten()
     }
 
+    /// The text of an object, as it lies in the body.
+    #[must_use]
+    pub fn object_text(self) -> Option<&'a str> {
+        (self.kind() == Kind::Object).then_some(self.0)
+    }
+
     /// Visits what a list holds. False, and no visit, when it is no list.
     pub fn each_element(self, visit: impl FnMut(Json<'a>)) -> bool {
         let mut parser = serde_json::Deserializer::from_str(self.0);

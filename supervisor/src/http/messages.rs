@@ -1,13 +1,16 @@
 //! `messages: [{role, content}, …]`, as chat clients send them.
 //!
 //! Clients send back what servers once gave them, with fields that were empty then and say
-//! nothing now; those are accepted while they are empty. Parts of a text are joined.
+//! nothing now; those are accepted while they are empty. Parts of a text are joined. What an assistant
+//! called and thought, and the results of its calls, are the template's to show.
 
 use super::fields::{Fields, Names, among};
 use super::json::{Json, Kind};
 use super::mistakes::{Constraint, FieldError, Mistakes};
-use super::openapi::schema;
-use crate::text::ChatMessage;
+use super::openapi::schema::{self, Shape};
+use super::tool_calls::{self, NAME_CHARS};
+use crate::text::tools::ChatTerms;
+use crate::text::{ChatMessage, ToolCall};
 use serde_json::json;
 
 /// A conversation of more turns fits no model, and each turn costs memory beyond its text.
@@ -22,6 +25,7 @@ const ROLES: &[(&str, &str)] = &[
     ("developer", "system"),
     ("user", "user"),
     ("assistant", "assistant"),
+    ("tool", "tool"),
 ];
 
 /// Fields that assistants' messages come back with, and that must be empty.
@@ -30,18 +34,23 @@ const EMPTY: &[&str] = &[
     "audio",
     "function_call",
     "reasoning",
-    "reasoning_content",
     "refusal",
-    "tool_calls",
 ];
 
-const MESSAGE: Names = |name| among(name, &[&["role", "content", "name"], EMPTY]);
+/// Fields of some roles.
+const OF_ROLES: &[&str] = &["tool_calls", "reasoning_content", "tool_call_id"];
+
+const MESSAGE: Names = |name| among(name, &[&["role", "content", "name"], OF_ROLES, EMPTY]);
 const PART: Names = |name| among(name, &[&["type", "text"]]);
 
-/// All mistakes are noted in `fields`; `max_chars` bounds names and contents together.
-pub fn read_messages(fields: &mut Fields, max_chars: usize) -> Option<Vec<ChatMessage>> {
+/// All mistakes are noted in `fields`; `max_chars` bounds all texts together.
+pub fn read_messages(
+    fields: &mut Fields,
+    max_chars: usize,
+    terms: &ChatTerms,
+) -> Option<Vec<ChatMessage>> {
     fields.says("messages", || {
-        let read = |fields: Fields<'_>| drop(read_fields_of_message(fields));
+        let read = |fields: Fields<'_>| drop(read_fields_of_message(fields, terms));
         let message = Fields::described(MESSAGE, read).into_shape();
         schema::list(message, &(1..=MAX_MESSAGES))
     });
@@ -50,7 +59,7 @@ pub fn read_messages(fields: &mut Fields, max_chars: usize) -> Option<Vec<ChatMe
     let mut messages = Vec::new();
     let (mut count, mut chars) = (0, 0);
     let is_list = list.each_element(|item| {
-        if let Some(message) = read_message(item, count, mistakes) {
+        if let Some(message) = read_message(item, count, mistakes, terms) {
             chars += length(&message);
             if messages.len() < MAX_MESSAGES {
                 messages.push(message);
@@ -76,11 +85,22 @@ pub fn read_messages(fields: &mut Fields, max_chars: usize) -> Option<Vec<ChatMe
 }
 
 fn length(message: &ChatMessage) -> usize {
-    let name = message.name.as_ref().map_or(0, |name| name.chars().count());
-    message.content.chars().count() + name
+    let others = [&message.name, &message.reasoning, &message.tool_call_id];
+    let of_others = others
+        .into_iter()
+        .flatten()
+        .map(|text| text.chars().count());
+    let calls = message.tool_calls.iter();
+    let of_calls = calls.map(|call| call.name.chars().count() + call.arguments.chars().count());
+    message.content.chars().count() + of_others.sum::<usize>() + of_calls.sum::<usize>()
 }
 
-fn read_message(item: Json<'_>, index: usize, mistakes: &mut Mistakes) -> Option<ChatMessage> {
+fn read_message(
+    item: Json<'_>,
+    index: usize,
+    mistakes: &mut Mistakes,
+    terms: &ChatTerms,
+) -> Option<ChatMessage> {
     let Some(fields) = Fields::of(item, MESSAGE, mistakes) else {
         mistakes.note(|| {
             let rule = "must be an object with role and content";
@@ -88,7 +108,7 @@ fn read_message(item: Json<'_>, index: usize, mistakes: &mut Mistakes) -> Option
         });
         return None;
     };
-    match read_fields_of_message(fields) {
+    match read_fields_of_message(fields, terms) {
         Ok(message) => message,
         Err(wrong) => {
             mistakes.extend(|| format!("messages[{index}]."), wrong);
@@ -97,14 +117,29 @@ fn read_message(item: Json<'_>, index: usize, mistakes: &mut Mistakes) -> Option
     }
 }
 
-fn read_fields_of_message(mut fields: Fields<'_>) -> Result<Option<ChatMessage>, Mistakes> {
+fn read_fields_of_message(
+    mut fields: Fields<'_>,
+    terms: &ChatTerms,
+) -> Result<Option<ChatMessage>, Mistakes> {
     let role = fields.word("role", ROLES);
     let role = fields.required("role", role);
-    let content = read_content(&mut fields, role == Some("assistant"));
+    let is_assistant = role == Some("assistant");
+    let content = read_content(&mut fields, is_assistant);
+    let tool_calls = read_tool_calls(&mut fields, is_assistant, terms);
+    let reasoning = fields.text("reasoning_content", &(0..=usize::MAX));
+    let reasoning = reasoning.filter(|text| !text.is_empty());
+    if reasoning.is_some() && role.is_some_and(|role| role != "assistant") {
+        fields.error(
+            "reasoning_content",
+            Constraint::Conflict,
+            "is an assistant's",
+        );
+    }
+    let tool_call_id = read_tool_call_id(&mut fields, role);
+    fields.says_of_all(rule_of_roles);
     let name = fields.text("name", &(0..=MAX_NAME_CHARS));
     let name = name.filter(|name| !name.is_empty());
     for name in EMPTY {
-        let empty = || schema::values([json!(""), json!([]), json!({})]);
         let rule = "is not supported, unless it is empty";
         fields.only(name, empty, Json::is_empty, rule);
     }
@@ -113,26 +148,105 @@ fn read_fields_of_message(mut fields: Fields<'_>) -> Result<Option<ChatMessage>,
         role: role.to_owned(),
         content,
         name,
+        reasoning,
+        tool_calls,
+        tool_call_id,
     };
     Ok(role.zip(content).map(message))
 }
 
-/// An assistant that only called tools said `null`; without the calls that is no text.
-fn read_content(fields: &mut Fields, may_be_null: bool) -> Option<String> {
+fn read_tool_calls(
+    fields: &mut Fields<'_>,
+    is_assistant: bool,
+    terms: &ChatTerms,
+) -> Vec<ToolCall> {
+    fields.says("tool_calls", || {
+        let calls = terms.shows_calls.then(tool_calls::shape);
+        schema::any_of(calls.into_iter().chain([empty()]))
+    });
+    let given = fields.take("tool_calls").filter(|given| !given.is_empty());
+    let Some(given) = given else {
+        return Vec::new();
+    };
+    if !is_assistant {
+        fields.error("tool_calls", Constraint::Conflict, "are an assistant's");
+        return Vec::new();
+    }
+    if !terms.shows_calls {
+        let rule = "cannot be shown: the model's chat template does not ask for them";
+        fields.error("tool_calls", Constraint::Unsupported, rule);
+        return Vec::new();
+    }
+    let mut wrong = fields.mistakes().inside();
+    let calls = tool_calls::read(given, &mut wrong);
+    fields.mistakes().extend(|| "tool_calls".to_owned(), wrong);
+    calls
+}
+
+fn read_tool_call_id(fields: &mut Fields<'_>, role: Option<&str>) -> Option<String> {
+    let id = fields.text("tool_call_id", &NAME_CHARS);
+    match role {
+        Some("tool") => {
+            if id.is_none() && !fields.has("tool_call_id") {
+                fields.error("tool_call_id", Constraint::Required, "is required");
+            }
+            id
+        }
+        Some(_) if id.is_some() => {
+            fields.error("tool_call_id", Constraint::Conflict, "is for role tool");
+            None
+        }
+        _ => id,
+    }
+}
+
+/// Which fields each role may and must have.
+fn rule_of_roles() -> Shape {
+    let role = |roles: &[&'static str]| ("role", schema::values(roles.iter().copied()));
+    let no_id = ("tool_call_id", schema::null());
+    let no_calls = ("tool_calls", schema::or_null(empty()));
+    let no_thoughts = (
+        "reasoning_content",
+        schema::values([json!(""), json!(null)]),
+    );
+    let of_assistant = schema::object_with([role(&["assistant"])], [no_id.clone()]);
+    let of_tool = schema::object_with(
+        [role(&["tool"]), ("tool_call_id", schema::text())],
+        [no_calls.clone(), no_thoughts.clone()],
+    );
+    let of_others = schema::object_with(
+        [role(&["system", "developer", "user"])],
+        [no_id, no_calls, no_thoughts],
+    );
+    schema::any_of([of_assistant, of_tool, of_others])
+}
+
+/// What says nothing, where a list or an object could.
+fn empty() -> Shape {
+    schema::values([json!(""), json!([]), json!({})])
+}
+
+/// An assistant that only called tools said `null` or nothing, which templates get as an empty text.
+fn read_content(fields: &mut Fields<'_>, is_assistant: bool) -> Option<String> {
     fields.says("content", || {
         let part = |fields: Fields<'_>| drop(read_fields_of_part(fields));
         let part = Fields::described(PART, part).into_shape();
         schema::any_of([schema::text(), schema::list_of(part), schema::null()])
     });
     fields.says_of_all(|| {
-        let of_assistant = schema::object([("role", schema::values(["assistant"]))]);
-        schema::any_of([of_assistant, schema::with("content", [])])
+        let assistant = ("role", schema::values(["assistant"]));
+        let is_null = schema::object([assistant.clone(), ("content", schema::anything())]);
+        let called = schema::list(schema::anything(), &(1..=usize::MAX));
+        let called = schema::object([assistant, ("tool_calls", called)]);
+        schema::any_of([is_null, called, schema::with("content", [])])
     });
-    if may_be_null && fields.is_null("content") {
-        return Some(String::new());
-    }
+    let may_be_absent = is_assistant && (fields.is_null("content") || fields.has("tool_calls"));
     let Some(content) = fields.take("content") else {
-        return fields.required("content", None);
+        if may_be_absent {
+            return Some(String::new());
+        }
+        fields.error("content", Constraint::Required, "is required");
+        return None;
     };
     match content.kind() {
         Kind::Text => fields.text_of("content", content, &(0..=usize::MAX)),
@@ -193,131 +307,4 @@ fn read_fields_of_part(mut fields: Fields<'_>) -> Result<String, Mistakes> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::http::mistakes::LISTED;
-    use serde_json::{Value, json};
-
-    const NAMES: Names = |name| among(name, &[&["messages"]]);
-
-    fn read(messages: &Value, max_chars: usize) -> Result<Vec<ChatMessage>, Mistakes> {
-        let body = json!({"messages": messages}).to_string();
-        let mut fields = Fields::parse(&body, NAMES).unwrap();
-        let messages = read_messages(&mut fields, max_chars);
-        fields.finish().map(|()| messages.unwrap())
-    }
-
-    fn wrong(messages: &Value) -> Vec<String> {
-        let mistakes = read(messages, 9).unwrap_err();
-        let names = mistakes.listed().iter().map(|error| error.field.clone());
-        names.collect()
-    }
-
-    #[test]
-    fn messages_may_be_text_or_text_parts() {
-        let messages = read(
-            &json!([
-                {"role": "developer", "content": "a"},
-                {"role": "user", "content": [{"type": "text", "text": "b"}, {"type": "text", "text": "c"}]},
-                {"role": "assistant", "content": "d", "refusal": null},
-                {"role": "user", "content": "", "name": "Ann"},
-            ]),
-            10,
-        )
-        .unwrap();
-        let told: Vec<_> = messages
-            .iter()
-            .map(|it| (it.role.as_str(), it.content.as_str(), it.name.as_deref()))
-            .collect();
-        assert_eq!(
-            told,
-            [
-                ("system", "a", None),
-                ("user", "bc", None),
-                ("assistant", "d", None),
-                ("user", "", Some("Ann"))
-            ]
-        );
-    }
-
-    #[test]
-    fn what_is_empty_says_nothing_and_what_is_not_is_named() {
-        for name in EMPTY {
-            for empty in [json!(null), json!(""), json!([]), json!({})] {
-                let message = json!([{"role": "assistant", "content": "a", *name: empty}]);
-                assert_eq!(read(&message, 9).unwrap()[0].content, "a", "{name}");
-            }
-            let message = json!([{"role": "assistant", "content": "a", *name: [1]}]);
-            assert_eq!(wrong(&message), [format!("messages[0].{name}")]);
-        }
-        let silent = json!([{"role": "assistant", "content": null, "tool_calls": []}]);
-        assert_eq!(read(&silent, 9).unwrap()[0].content, "");
-        let unnamed = json!([{"role": "user", "content": "a", "name": ""}]);
-        assert_eq!(read(&unnamed, 9).unwrap()[0].name, None);
-    }
-
-    #[test]
-    fn each_mistake_is_named_with_its_place() {
-        let named = wrong(&json!([
-            3,
-            {"role": "tool", "content": "a"},
-            {"role": "user"},
-            {"role": "user", "content": null},
-            {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "image_url"}, 1]},
-            {"role": "user", "content": [{"type": "text", "text": "a", "cache_control": {}}]},
-            {"role": "user", "content": "a", "nam": "b", "name": "x".repeat(65)},
-            {"content": "0123456789"},
-            {"role": "user", "content": "0123456789"},
-        ]));
-        assert_eq!(
-            named,
-            [
-                "messages[0]",
-                "messages[1].role",
-                "messages[2].content",
-                "messages[3].content",
-                "messages[4].content[1].type",
-                "messages[4].content[2]",
-                "messages[5].content[0].cache_control",
-                "messages[6].name",
-                "messages[6].nam",
-                "messages[7].role",
-                "messages",
-            ]
-        );
-    }
-
-    #[test]
-    fn a_key_that_comes_twice_in_a_message_is_named() {
-        let body = "{\"messages\": [{\"role\": \"user\", \"content\": \"a\", \"content\": \"b\"}]}";
-        let mut fields = Fields::parse(body, NAMES).unwrap();
-        read_messages(&mut fields, 9);
-        let mistakes = fields.finish().unwrap_err();
-        assert_eq!(mistakes.listed()[0].field, "messages[0].content");
-        assert_eq!(mistakes.listed()[0].constraint, Constraint::Duplicate);
-    }
-
-    #[test]
-    fn a_million_wrong_messages_are_counted() {
-        for wrong in ["0", "{}", "[]", "{\"role\":\"user\",\"content\":[0]}"] {
-            let body = format!(
-                "{{\"messages\":[{}0]}}",
-                format!("{wrong},").repeat(100_000)
-            );
-            let mut fields = Fields::parse(&body, NAMES).unwrap();
-            read_messages(&mut fields, 9);
-            let mistakes = fields.finish().unwrap_err();
-            assert_eq!(mistakes.listed().len(), LISTED);
-            assert!(mistakes.more() > 99_000, "{wrong}: {}", mistakes.more());
-        }
-    }
-
-    #[test]
-    fn more_messages_than_a_conversation_has_are_refused() {
-        let one = json!({"role": "user", "content": ""});
-        let fits = Value::Array(vec![one.clone(); MAX_MESSAGES]);
-        assert_eq!(read(&fits, 9).unwrap().len(), MAX_MESSAGES);
-        let more = Value::Array(vec![one; MAX_MESSAGES + 1]);
-        assert_eq!(wrong(&more), ["messages"]);
-    }
-}
+mod tests;

@@ -5,15 +5,18 @@
 //! refused by name; one that asks for what happens anyway (`n: 1`, `tools: []`) is accepted, and so
 //! are labels, which change no answer.
 //!
-//! * [`request`] reads, [`stream`] and [`whole`] answer, [`models`] lists the one model.
+//! * [`request`] reads, [`stream`] and [`whole`] answer, [`parts`] tells calls and thoughts from text,
+//!   [`models`] lists the one model.
 
 #![expect(clippy::disallowed_methods, reason = "an answer is stamped")]
 
 mod harmless;
 pub mod models;
+mod parts;
 pub mod request;
 pub mod stream;
 mod template_settings;
+mod tools;
 pub(super) mod whole;
 
 use super::App;
@@ -24,6 +27,7 @@ use super::generation::Asker;
 use super::presentation::Form;
 use super::reading::ModelTerms;
 use crate::engine::{LoadedModel, StopReason};
+use crate::text::tools::Parsing;
 use axum::body::Body;
 use axum::extract::{Extension, State};
 use axum::http::Request;
@@ -72,6 +76,8 @@ pub struct Header {
     /// Unix seconds.
     pub created: u64,
     pub model: String,
+    /// How its text is taken apart.
+    pub parsing: Parsing,
 }
 
 pub async fn chat(
@@ -114,14 +120,20 @@ async fn try_respond(
     let known = loaded.as_ref().ok().map(Arc::clone);
     let read = move |fields: Fields<'_>| reader.read_openai(fields, known.as_deref(), kind);
     let received = app.bodies.read(request, request::names(kind), read).await?;
-    let (OpenAiRequest { generation, stream }, room) = received;
+    let (request, room) = received;
+    let OpenAiRequest {
+        generation,
+        stream,
+        parsing,
+    } = request;
     let model = loaded?;
-    let form = Form::OpenAi {
+    let mut form = Form::OpenAi {
         kind,
         created: unix_seconds(),
         stream,
+        parsing,
     };
-    let accepted = app.start(&model, generation, &form, asker).await?;
+    let accepted = app.start(&model, generation, &mut form, asker).await?;
     drop(room);
     form.respond(app, accepted, false).await
 }

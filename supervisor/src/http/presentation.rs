@@ -11,6 +11,7 @@ use super::openai::request::StreamOptions;
 use super::openai::stream::Chunks;
 use super::openai::{Header, Kind, whole};
 use super::{App, sse};
+use crate::text::tools::Parsing;
 use axum::response::Response;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
@@ -33,6 +34,8 @@ pub enum Form {
         created: u64,
         /// `None`: the answer is told in one piece.
         stream: Option<StreamOptions>,
+        /// How its text is taken apart.
+        parsing: Parsing,
     },
 }
 
@@ -56,6 +59,22 @@ impl Form {
         match self {
             Self::Execute { .. } => true,
             Self::OpenAi { stream, .. } => stream.is_some(),
+        }
+    }
+
+    /// How the text is taken apart.
+    #[must_use]
+    pub fn parsing(&self) -> Parsing {
+        match self {
+            Self::Execute { .. } => Parsing::default(),
+            Self::OpenAi { parsing, .. } => *parsing,
+        }
+    }
+
+    /// Says that the prompt opens thinking.
+    pub fn open_thinking(&mut self) {
+        if let Self::OpenAi { parsing, .. } = self {
+            parsing.open_thinking();
         }
     }
 
@@ -94,12 +113,18 @@ impl Form {
                 kind,
                 created,
                 stream: options,
+                parsing,
             } => {
+                if parsing.is_any() {
+                    // What a piece says depends on all before it.
+                    stream.give_known();
+                }
                 let header = Header {
                     kind,
                     id: job.id().to_owned(),
                     created,
                     model,
+                    parsing,
                 };
                 match options {
                     None => whole::respond(stream, job, &header).await,
@@ -119,6 +144,7 @@ impl Form {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::text::tools::{Syntax, Thoughts};
 
     #[test]
     fn it_is_read_as_it_was_written() {
@@ -131,11 +157,16 @@ mod tests {
                 kind: Kind::Chat,
                 created: 3,
                 stream: Some(StreamOptions::default()),
+                parsing: Parsing {
+                    calls: Some(Syntax::Mistral),
+                    thinking: Some(Thoughts::Opened),
+                },
             },
             Form::OpenAi {
                 kind: Kind::Completion,
                 created: 4,
                 stream: None,
+                parsing: Parsing::default(),
             },
         ];
         for form in forms {

@@ -5,6 +5,7 @@ use super::json::{Json, Kind};
 use super::mistakes::Constraint;
 use super::openapi::schema;
 use crate::engine::{LoadedModel, SamplingDefaults};
+use crate::text::tools::ChatTerms;
 use std::ops::RangeInclusive;
 use uuid::Uuid;
 use worker_orcd_ipc::Sampling;
@@ -36,6 +37,7 @@ pub struct ModelTerms {
     /// Length of the context, in tokens.
     pub context: u32,
     pub defaults: Sampling,
+    pub chat: ChatTerms,
 }
 
 impl ModelTerms {
@@ -47,6 +49,7 @@ impl ModelTerms {
             vocabulary: model.map_or(u32::MAX, |model| model.facts.vocab_size),
             context: model.map_or(u32::MAX, |model| model.max_sequence_tokens),
             defaults: model.map_or(SamplingDefaults::OWN, |model| model.sampling.values),
+            chat: model.map_or(ChatTerms::UNKNOWN, |model| model.chat_terms),
         }
     }
 }
@@ -150,6 +153,7 @@ mod tests {
         vocabulary: 10,
         context: 100,
         defaults: SamplingDefaults::OWN,
+        chat: ChatTerms::UNKNOWN,
     };
 
     fn fields(text: &str) -> Fields<'_> {

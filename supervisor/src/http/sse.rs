@@ -16,7 +16,7 @@
 
 use super::error::ApiError;
 use super::job::Job;
-use crate::engine::{Completion, Failure, Piece, RequestStream, StreamEvent};
+use crate::engine::{Completion, Failure, Piece, RequestStream, Skip, StreamEvent};
 use axum::body::{Body, HttpBody};
 use axum::http::HeaderValue;
 use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE};
@@ -44,6 +44,8 @@ pub trait Render: Send + Unpin + 'static {
     fn begin(&mut self, out: &mut Vec<u8>);
     /// `index` is that of the last token that contributed.
     fn text(&mut self, piece: &Piece, out: &mut Vec<u8>);
+    /// Text that the client has, before all that it is told here.
+    fn known(&mut self, _piece: &Piece) {}
     /// Writes what follows each batch of text; `tokens_out` counts all accepted tokens.
     fn progress(&mut self, tokens_out: u32, out: &mut Vec<u8>);
     fn finished(&mut self, completion: &Completion, out: &mut Vec<u8>);
@@ -126,6 +128,8 @@ struct EventBody<R> {
     events: Vec<StreamEvent>,
     begins_at_once: bool,
     begun: bool,
+    /// What the client had before.
+    known: Skip,
     ended: bool,
     tick: Pin<Box<Sleep>>,
     last_write: Instant,
@@ -136,6 +140,7 @@ struct EventBody<R> {
 impl<R: Render> EventBody<R> {
     fn new(stream: RequestStream, job: Job, render: R) -> Self {
         Self {
+            known: stream.told(),
             stream,
             job,
             render,
@@ -176,6 +181,9 @@ impl<R: Render> EventBody<R> {
                 has_text = false;
             }
             match event {
+                StreamEvent::Text(piece) if self.known.covers(piece.number, piece.index) => {
+                    self.render.known(&piece);
+                }
                 StreamEvent::Text(piece) => {
                     has_text = true;
                     self.render.text(&piece, out);

@@ -8,6 +8,7 @@ use crate::config::sources;
 use crate::crash::CrashSettings;
 use crate::engine::testing::load_order;
 use crate::engine::{Deadlines, EngineSettings, Inheritance, OnFault, RestartPolicy};
+use crate::text::tools::Choices;
 use axum::http::{Method, StatusCode};
 use http_body_util::BodyExt;
 use serde_json::{Value, json};
@@ -28,6 +29,7 @@ pub(super) async fn app(flags: &[&str]) -> Arc<App> {
     let settings = EngineSettings {
         quarantine_for: std::time::Duration::from_secs(600),
         model_sampling: true,
+        parsers: Choices::default(),
         template_timeout: std::time::Duration::from_secs(3),
         child_binary: PathBuf::from("/nowhere/worker-orcd-gpu"),
         load: load_order(),

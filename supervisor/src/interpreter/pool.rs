@@ -13,7 +13,7 @@
 use super::channel::{Channel, ChannelError, frame};
 use super::process::{COMMAND, CPU_SECONDS, PARENT};
 use super::{Answer, Order};
-use crate::text::template::{Rendering, TemplateError, TemplateSource, cost};
+use crate::text::template::{Rendering, TemplateError, TemplateSource};
 use parking_lot::{Condvar, Mutex};
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
@@ -138,7 +138,7 @@ impl Drop for Interpreter {
 impl Pool {
     fn put(&self, render: PendingRender) {
         let mut queue = self.queue.lock();
-        if cost(&render.rendering.messages) <= SHORT_BYTES {
+        if render.rendering.conversation.cost() <= SHORT_BYTES {
             queue.short.push_back(render);
         } else {
             queue.long.push_back(render);

@@ -13,6 +13,8 @@ use worker_orcd_ipc::{Drawn, TokenId};
 #[derive(Debug)]
 pub(crate) struct Progress {
     generated: Vec<TokenId>,
+    /// Special tokens that are text.
+    shown: Vec<TokenId>,
     detokenizer: Detokenizer,
     stop: StopMatcher,
     unread: Unread,
@@ -33,6 +35,8 @@ pub(crate) struct Progress {
     /// Pieces that were taken or skipped.
     taken: u32,
     skip: Skip,
+    /// What the reader has is given to it all the same.
+    gives_known: bool,
 }
 
 /// What the reader has already, and is not told again.
@@ -47,7 +51,8 @@ pub enum Skip {
 }
 
 impl Skip {
-    fn covers(self, number: u32, index: u32) -> bool {
+    /// True for a piece of this number, completed by the token of this index.
+    pub(crate) fn covers(self, number: u32, index: u32) -> bool {
         match self {
             Self::Nothing => false,
             Self::Pieces(pieces) => number < pieces,
@@ -88,9 +93,10 @@ pub(crate) enum Pushed {
 }
 
 impl Progress {
-    pub(crate) fn new(now: Instant, stop: &[String]) -> Self {
+    pub(crate) fn new(now: Instant, stop: &[String], shown: &[TokenId]) -> Self {
         Self {
             generated: Vec::new(),
+            shown: shown.to_vec(),
             detokenizer: Detokenizer::default(),
             stop: StopMatcher::new(stop),
             unread: Unread::default(),
@@ -107,6 +113,7 @@ impl Progress {
             is_untold: false,
             taken: 0,
             skip: Skip::Nothing,
+            gives_known: false,
         }
     }
 
@@ -137,7 +144,8 @@ impl Progress {
         for (index, token) in (0..).zip(std::mem::take(&mut self.generated)) {
             scratch.clear();
             self.generated.push(token);
-            self.detokenizer.push(text.bytes(token), scratch);
+            let bytes = text.bytes_shown(token, &self.shown);
+            self.detokenizer.push(bytes, scratch);
             self.append(scratch, index);
         }
         if let Some(StreamEvent::Finished(Completion {
@@ -167,6 +175,11 @@ impl Progress {
     /// What the reader has.
     pub(crate) fn told(&self) -> Skip {
         self.skip
+    }
+
+    /// From now on the reader is given what it has, too: it makes something of the whole.
+    pub(crate) fn give_known(&mut self) {
+        self.gives_known = true;
     }
 
     /// What the reader has; it is not told again.
@@ -232,7 +245,8 @@ impl Progress {
         self.recovering = false;
         self.interrupted = false;
         scratch.clear();
-        self.detokenizer.push(text.bytes(drawn.token), scratch);
+        let bytes = text.bytes_shown(drawn.token, &self.shown);
+        self.detokenizer.push(bytes, scratch);
         match self.append(scratch, drawn.index) {
             Some(stop) => Pushed::Stopped(stop),
             None => Pushed::GoesOn,
@@ -311,7 +325,11 @@ impl Progress {
             return Some(false);
         }
         let before = out.len();
-        self.unread.take(out, &mut self.taken, self.skip);
+        let skip = match self.gives_known {
+            true => Skip::Nothing,
+            false => self.skip,
+        };
+        self.unread.take(out, &mut self.taken, skip);
         let may_end = !self.is_untold && self.unread.is_empty();
         if let Some(end) = self.end.take_if(|_| may_end) {
             out.push(end);

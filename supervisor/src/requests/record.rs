@@ -20,6 +20,8 @@ pub struct NewRequest {
     pub max_tokens: u32,
     pub stop: Vec<String>,
     pub ignore_eos: bool,
+    /// Special tokens that are text in this answer.
+    pub shown: Vec<TokenId>,
     /// Time from acceptance to the end; `None` means as long as it takes.
     pub deadline: Option<Duration>,
     /// `None` means as the engine is set.
@@ -122,6 +124,7 @@ pub(crate) struct Record {
     pub max_tokens: u32,
     pub stop: Vec<String>,
     pub ignore_eos: bool,
+    pub shown: Vec<TokenId>,
     pub on_fault: OnFault,
     pub deadline: Option<Instant>,
     pub presentation: String,
@@ -137,7 +140,7 @@ impl Record {
         default_on_fault: OnFault,
         now: Instant,
     ) -> Self {
-        let progress = Progress::new(now, &request.stop);
+        let progress = Progress::new(now, &request.stop, &request.shown);
         Self {
             id,
             job_id: request.job_id,
@@ -147,6 +150,7 @@ impl Record {
             max_tokens: request.max_tokens,
             stop: request.stop,
             ignore_eos: request.ignore_eos,
+            shown: request.shown,
             on_fault: request.on_fault.unwrap_or(default_on_fault),
             // A deadline past the end of time is none.
             deadline: request
@@ -161,7 +165,7 @@ impl Record {
     /// A request of the supervisor before this one.
     pub(crate) fn restored(request: Restored, clock: Clock) -> Self {
         let accepted_at = clock.instant(request.accepted_at_ms);
-        let progress = Progress::new(accepted_at, &request.stop);
+        let progress = Progress::new(accepted_at, &request.stop, &request.shown);
         // The child that had it died with its supervisor.
         let recoveries = request.recoveries + u32::from(!request.generated.is_empty());
         let first_token_at = request.first_token_at_ms.map(|at| clock.instant(at));
@@ -176,6 +180,7 @@ impl Record {
             max_tokens: request.max_tokens,
             stop: request.stop,
             ignore_eos: request.ignore_eos,
+            shown: request.shown,
             on_fault: request.on_fault,
             deadline: request.deadline_ms.map(|at| clock.instant(at)),
             presentation: request.presentation,

@@ -44,6 +44,17 @@ impl RequestStream {
         self.record.progress.lock().skip(Skip::Pieces(pieces));
     }
 
+    /// What the client has.
+    #[must_use]
+    pub fn told(&self) -> Skip {
+        self.record.progress.lock().told()
+    }
+
+    /// Gives what the client has, too, for a reader that must know it to go on.
+    pub fn give_known(&self) {
+        self.record.progress.lock().give_known();
+    }
+
     /// For whoever wants to know what the client has when the stream is somebody else's.
     #[must_use]
     pub fn position(&self) -> Position {

@@ -59,6 +59,7 @@ pub(crate) fn request(job_id: &str) -> NewRequest {
         max_tokens: 8,
         stop: vec![],
         ignore_eos: false,
+        shown: vec![],
         deadline: None,
         on_fault: None,
         presentation: String::new(),

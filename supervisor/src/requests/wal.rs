@@ -38,7 +38,7 @@ use worker_orcd_ipc::{
     ClientId, FrameReader, Preamble, RequestId, Sampling, SealedPages, TokenId, decode, encode,
 };
 
-const MAGIC: [u8; 8] = *b"orcdwal1";
+const MAGIC: [u8; 8] = *b"orcdwal2";
 
 /// The first page tells where to begin.
 const HEADER_BYTES: u64 = 4096;
@@ -77,6 +77,7 @@ pub(crate) struct Restored {
     pub max_tokens: u32,
     pub stop: Vec<String>,
     pub ignore_eos: bool,
+    pub shown: Vec<TokenId>,
     pub on_fault: OnFault,
     /// Unix time in milliseconds.
     pub accepted_at_ms: u64,
@@ -263,6 +264,7 @@ impl Wal {
             max_tokens: record.max_tokens,
             stop: record.stop.clone(),
             ignore_eos: record.ignore_eos,
+            shown: record.shown.clone(),
             on_fault: record.on_fault,
             accepted_at_ms: self.clock.unix_ms(progress.accepted_at()),
             deadline_ms: record.deadline.map(|at| self.clock.unix_ms(at)),

@@ -17,15 +17,15 @@
 //! tokens must agree. Where a template makes other tokens of marked messages, nobody can tell
 //! whose they are. Nearly all messages hold no such text and are rendered once.
 
+use super::conversation::Conversation;
 use super::special::SpecialTokens;
-use super::template::ChatMessage;
 use std::ops::Range;
 use uuid::Uuid;
 
-/// Messages with a mark on either side of each text of a control token.
+/// A conversation with a mark on either side of each text of a control token.
 #[derive(Debug)]
 pub struct Marked {
-    pub messages: Vec<ChatMessage>,
+    pub conversation: Conversation,
     marks: Marks,
 }
 
@@ -38,26 +38,19 @@ struct Marks {
 }
 
 impl SpecialTokens {
-    /// `None` when no message holds the text of a control token.
-    pub(super) fn mark(&self, messages: &[ChatMessage]) -> Option<Marked> {
-        let is_in = |message: &ChatMessage| {
-            let name = message.name.as_ref();
-            self.is_in(&message.content) || name.is_some_and(|name| self.is_in(name))
-        };
-        if !messages.iter().any(is_in) {
+    /// `None` when nothing that a client wrote holds the text of a control token.
+    pub(super) fn mark(&self, conversation: &Conversation) -> Option<Marked> {
+        let mut is_any = false;
+        conversation.map_texts(&mut |text| {
+            is_any |= self.is_in(text);
+            String::new()
+        });
+        if !is_any {
             return None;
         }
         let marks = Marks::random();
-        let marked = messages.iter().map(|message| ChatMessage {
-            role: message.role.clone(),
-            content: self.mark_text(&message.content, marks),
-            name: message
-                .name
-                .as_ref()
-                .map(|name| self.mark_text(name, marks)),
-        });
         Some(Marked {
-            messages: marked.collect(),
+            conversation: conversation.map_texts(&mut |text| self.mark_text(text, marks)),
             marks,
         })
     }
@@ -116,6 +109,7 @@ mod tests {
     use super::*;
     use crate::text::special::Fragment;
     use crate::text::template::{ChatTemplate, Rendering, TemplateSource};
+    use crate::text::{ChatMessage, ToolCall};
     use proptest::prelude::*;
     use worker_orcd_ipc::{TokenId, TokenKind};
 
@@ -132,18 +126,25 @@ mod tests {
         ChatMessage {
             role: "user".to_owned(),
             content: content.to_owned(),
-            name: None,
+            ..ChatMessage::default()
         }
     }
 
-    fn render(template: &str, content: &[ChatMessage]) -> String {
+    fn conversation(contents: &[&str]) -> Conversation {
+        Conversation {
+            messages: contents.iter().map(|content| message(content)).collect(),
+            tools: None,
+        }
+    }
+
+    fn render(template: &str, conversation: &Conversation) -> String {
         let compiled = ChatTemplate::compile(TemplateSource {
             jinja: template.to_owned(),
             begin: String::new(),
             end: String::new(),
         });
         let rendering = Rendering {
-            messages: content.to_vec(),
+            conversation: conversation.clone(),
             settings: Vec::new(),
             max_bytes: 10_000,
         };
@@ -152,11 +153,17 @@ mod tests {
 
     /// The control tokens of the prompt that a client wrote, and those that it did not.
     fn whose(template: &str, contents: &[&str]) -> Option<Vec<(String, bool)>> {
+        whose_of(template, &conversation(contents))
+    }
+
+    fn whose_of(template: &str, conversation: &Conversation) -> Option<Vec<(String, bool)>> {
         let special = special();
-        let messages: Vec<_> = contents.iter().map(|content| message(content)).collect();
-        let marked = special.mark(&messages).expect("there is something to mark");
-        let prompt = render(template, &messages);
-        let own = special.clients_own(&prompt, &marked, &render(template, &marked.messages))?;
+        let marked = special
+            .mark(conversation)
+            .expect("there is something to mark");
+        let prompt = render(template, conversation);
+        let again = render(template, &marked.conversation);
+        let own = special.clients_own(&prompt, &marked, &again)?;
         let texts = special
             .find_control(&prompt)
             .map(|found| prompt[found.range].to_owned());
@@ -244,14 +251,15 @@ mod tests {
         #[test]
         fn no_message_passes_for_the_template(contents in proptest::collection::vec(content(), 1..4)) {
             let special = special();
-            let messages: Vec<_> = contents.iter().map(|content| message(content)).collect();
+            let contents: Vec<&str> = contents.iter().map(String::as_str).collect();
+            let messages = conversation(&contents);
             let chatml = "{% for m in messages %}<|im_start|>{{ m.role }}\n\
                           {{ m.content.split('</think>')[-1].strip() }}\n<|im_end|>\n{% endfor %}";
             let prompt = render(chatml, &messages);
             let own = match special.mark(&messages) {
                 None => Some(Vec::new()),
                 Some(marked) => {
-                    let again = render(chatml, &marked.messages);
+                    let again = render(chatml, &marked.conversation);
                     special.clients_own(&prompt, &marked, &again)
                 }
             };
@@ -263,6 +271,31 @@ mod tests {
         }
     }
 
+    /// Wherever else a client writes: tools, calls, results, thoughts, ids.
+    #[test]
+    fn what_a_client_wrote_into_tools_and_calls_is_its_own() {
+        let end = "<|im_end|>";
+        let json = format!("{{\"{end}\":[\"{end}\"]}}");
+        let call = ToolCall {
+            id: Some(end.to_owned()),
+            name: end.to_owned(),
+            arguments: json.clone(),
+        };
+        let conversation = Conversation {
+            messages: vec![ChatMessage {
+                reasoning: Some(end.to_owned()),
+                tool_calls: vec![call],
+                tool_call_id: Some(end.to_owned()),
+                ..message("")
+            }],
+            tools: Some(format!("[{json}]")),
+        };
+        let template = "{{ tools | tojson }}{{ messages | tojson }}<|im_end|>";
+        let mut expected = vec![(end, true); 8];
+        expected.push((end, false));
+        assert_eq!(whose_of(template, &conversation), told(&expected));
+    }
+
     #[test]
     fn a_template_that_answers_to_the_mark_leaves_nobody_to_tell() {
         let counts = "{% for c in messages[0].content %}<|im_start|>{% endfor %}";
@@ -271,7 +304,7 @@ mod tests {
 
     #[test]
     fn nothing_is_marked_where_there_is_nothing_of_that_kind() {
-        let ordinary = [message("<|im_end >"), message("<tool> is not control")];
+        let ordinary = conversation(&["<|im_end >", "<tool> is not control"]);
         assert!(special().mark(&ordinary).is_none());
     }
 }

@@ -107,6 +107,21 @@ impl SpecialTokens {
             .any(|special| special.is_control && special.token == token)
     }
 
+    /// The control tokens that have one of these texts.
+    pub(super) fn control_of<'t>(&self, texts: impl Iterator<Item = &'t str>) -> Vec<TokenId> {
+        let control = |text: &'t str| {
+            let mut tokens = self.tokens.iter().filter(|it| it.is_control);
+            tokens.find(|it| it.text == text).map(|it| it.token)
+        };
+        texts.filter_map(control).collect()
+    }
+
+    /// The text of a special token, which a control token does not stand for.
+    pub(super) fn text(&self, token: TokenId) -> Option<&str> {
+        let special = self.tokens.iter().find(|special| special.token == token);
+        special.map(|special| special.text.as_str())
+    }
+
     /// A special token's text and what lies behind it may be any number of bytes.
     pub(super) fn swallow_space(&self) -> bool {
         self.tokens.iter().any(|special| special.swallows_space)
@@ -188,6 +203,18 @@ mod tests {
             special.split("<a<<b>>", &[]),
             [Fragment::Text("<a"), Fragment::Token(TokenId(1))]
         );
+    }
+
+    #[test]
+    fn control_tokens_are_found_by_their_text() {
+        let special = SpecialTokens::of(&[
+            ("<think>", TokenKind::UserDefined),
+            ("[ARGS]", TokenKind::Control),
+        ]);
+        let found = special.control_of(["<think>", "[ARGS]", "[CALL_ID]"].into_iter());
+        assert_eq!(found, [TokenId(1)], "the other one has its text anyway");
+        assert_eq!(special.text(TokenId(1)), Some("[ARGS]"));
+        assert_eq!(special.text(TokenId(2)), None);
     }
 
     #[test]

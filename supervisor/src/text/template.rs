@@ -7,6 +7,7 @@
 //! still do is overflow the stack, fill memory and take long, so all of it is interpreted in
 //! [a process that may die of it](crate::interpreter), never in the supervisor.
 
+use super::conversation::{Conversation, value_of, value_of_json};
 use super::python_json::tojson;
 use crate::calendar::strftime_now;
 use minijinja::syntax::SyntaxConfig;
@@ -25,17 +26,6 @@ const NAME: &str = "chat";
 
 /// Length of what a template may say of its refusals and mistakes, which reach clients and the log.
 const MAX_SAID_CHARS: usize = 1000;
-
-/// Bytes that a message costs beside its text: two names and their places.
-const MESSAGE_BYTES: usize = 64;
-
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ChatMessage {
-    pub role: String,
-    pub content: String,
-    /// The name of the speaker, where several play one role.
-    pub name: Option<String>,
-}
 
 /// Facts of a model file about chat.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -67,7 +57,7 @@ pub enum TemplateSetting {
 /// A conversation that is to become a prompt.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Rendering {
-    pub messages: Vec<ChatMessage>,
+    pub conversation: Conversation,
     /// None of them is among [`OWN_NAMES`].
     pub settings: Vec<(String, TemplateSetting)>,
     /// A longer prompt fits no context, and is not written to its end.
@@ -101,18 +91,6 @@ pub struct ChatTemplate {
     environment: Environment<'static>,
     begin: String,
     end: String,
-}
-
-/// Bytes that messages take of whoever handles them: all of their own, and something for each.
-#[must_use]
-pub fn cost(messages: &[ChatMessage]) -> usize {
-    messages
-        .iter()
-        .map(|message| {
-            let name = message.name.as_ref().map_or(0, String::len);
-            message.role.len() + message.content.len() + name + MESSAGE_BYTES
-        })
-        .sum()
 }
 
 impl TemplateSource {
@@ -157,13 +135,14 @@ impl ChatTemplate {
             .environment
             .get_template(NAME)
             .map_err(|error| TemplateError::Broken(describe(&error)))?;
-        let messages: Vec<Value> = rendering.messages.iter().map(value_of).collect();
+        let Conversation { messages, tools } = &rendering.conversation;
+        let messages = messages.iter().map(value_of);
         let values = context! {
-            messages => messages,
+            messages => messages.collect::<Result<Vec<Value>, _>>()?,
             add_generation_prompt => true,
             bos_token => &self.begin,
             eos_token => &self.end,
-            tools => (),
+            tools => tools.as_deref().map(value_of_json).transpose()?,
             documents => (),
             ..rendering.settings.iter().map(setting_of).collect::<BTreeMap<_, _>>()
         };
@@ -207,20 +186,6 @@ impl io::Write for Bounded {
 
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
-    }
-}
-
-/// The message as a template sees it. Without a name there is no such key: templates ask whether it
-/// is there.
-fn value_of(message: &ChatMessage) -> Value {
-    let ChatMessage {
-        role,
-        content,
-        name,
-    } = message;
-    match name {
-        Some(name) => context! { role, content, name },
-        None => context! { role, content },
     }
 }
 
@@ -295,6 +260,7 @@ fn presentable(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::text::{ChatMessage, ToolCall};
 
     fn compile(template: &str) -> Result<ChatTemplate, TemplateError> {
         ChatTemplate::compile(TemplateSource {
@@ -309,13 +275,17 @@ mod tests {
             role: role.to_owned(),
             content: content.to_owned(),
             name: name.map(str::to_owned),
+            ..ChatMessage::default()
         };
         let messages = vec![
             message("system", " Be <brief>. ", None),
             message("user", "\"Hi\"\n", Some("Ann")),
         ];
         compile(template)?.render(&Rendering {
-            messages,
+            conversation: Conversation {
+                messages,
+                tools: None,
+            },
             settings: vec![("enable_thinking".to_owned(), TemplateSetting::Flag(false))],
             max_bytes,
         })
@@ -366,6 +336,40 @@ mod tests {
         assert_eq!(
             render("{{ {'a': [1, 2.5, true, none]} | tojson(indent=2) }}").unwrap(),
             "{\n  \"a\": [\n    1,\n    2.5,\n    true,\n    null\n  ]\n}"
+        );
+    }
+
+    #[test]
+    fn arguments_and_tools_are_values_in_the_order_in_which_they_were_written() {
+        let call = ToolCall {
+            id: Some("c1".to_owned()),
+            name: "add".to_owned(),
+            arguments: "{\"b\":1.0,\"a\":{\"é\":[]}}".to_owned(),
+        };
+        let message = |tool_calls, tool_call_id: Option<&str>| ChatMessage {
+            role: "assistant".to_owned(),
+            tool_calls,
+            tool_call_id: tool_call_id.map(str::to_owned),
+            reasoning: tool_call_id.map(|_| "Hm".to_owned()),
+            ..ChatMessage::default()
+        };
+        let conversation = Conversation {
+            messages: vec![message(vec![call], None), message(vec![], Some("c1"))],
+            tools: Some("[{\"type\":\"function\",\"function\":{\"name\":\"add\"}}]".to_owned()),
+        };
+        let template = "{{ tools[0].function.name }} {{ messages | tojson }} {{ \
+                        messages[0].tool_calls[0].function.arguments.b }}";
+        let rendering = Rendering {
+            conversation,
+            settings: vec![],
+            max_bytes: 1 << 20,
+        };
+        assert_eq!(
+            compile(template).unwrap().render(&rendering).unwrap(),
+            "add [{\"role\": \"assistant\", \"content\": \"\", \"tool_calls\": [{\"id\": \"c1\", \
+             \"type\": \"function\", \"function\": {\"name\": \"add\", \"arguments\": {\"b\": 1.0, \
+             \"a\": {\"é\": []}}}}]}, {\"role\": \"assistant\", \"content\": \"\", \"reasoning_content\": \
+             \"Hm\", \"tool_call_id\": \"c1\"}] 1.0"
         );
     }
 

@@ -2,11 +2,11 @@
 
 use super::TextError;
 use super::byte_level::ByteLevel;
+use super::conversation::Conversation;
 use super::pieces::Undivided;
 use super::provenance::Marked;
 use super::sentence_piece::SentencePiece;
 use super::special::{Fragment, SpecialTokens};
-use super::template::ChatMessage;
 use super::vocabulary::names_every_byte;
 use worker_orcd_ipc::{TokenId, TokenizerFacts, TokenizerKind};
 
@@ -90,10 +90,10 @@ impl Tokenizer {
         Ok(ids)
     }
 
-    /// The messages, marked so that [`Self::clients_own`] can tell; `None` when there is no need.
+    /// The conversation, marked so that [`Self::clients_own`] can tell; `None` when there is no need.
     #[must_use]
-    pub fn mark(&self, messages: &[ChatMessage]) -> Option<Marked> {
-        self.special.mark(messages)
+    pub fn mark(&self, conversation: &Conversation) -> Option<Marked> {
+        self.special.mark(conversation)
     }
 
     /// For each control token's text in the prompt, whether a client wrote it; `None` when that
@@ -106,6 +106,17 @@ impl Tokenizer {
         marked_prompt: &str,
     ) -> Option<Vec<bool>> {
         self.special.clients_own(prompt, marked, marked_prompt)
+    }
+
+    /// The control tokens that have one of these texts.
+    #[must_use]
+    pub fn control_of<'t>(&self, texts: impl Iterator<Item = &'t str>) -> Vec<TokenId> {
+        self.special.control_of(texts)
+    }
+
+    /// The text of a special token.
+    pub(super) fn special_text(&self, token: TokenId) -> Option<&str> {
+        self.special.text(token)
     }
 
     /// The most bytes of a text that can become one token; `None` where there is no such bound.

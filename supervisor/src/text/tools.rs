@@ -19,15 +19,16 @@
 mod call;
 mod calls;
 mod choice;
-mod json;
+pub(super) mod json;
 mod lookout;
 mod syntax;
 #[cfg(test)]
 mod tests;
 mod thinking;
 
-pub use choice::{Choice, Choices};
+pub use choice::{ChatTerms, Choice, Choices};
 pub use syntax::Syntax;
+pub use thinking::opens_thinking;
 
 use calls::Calls;
 use serde::{Deserialize, Serialize};
@@ -58,11 +59,9 @@ impl Parsing {
         self.calls.is_some() || self.thinking.is_some()
     }
 
-    /// Says what the prompt was.
-    pub fn begins_behind(&mut self, prompt: &str) {
-        if self.thinking.is_some() && thinking::is_opened_by(prompt) {
-            self.thinking = Some(Thoughts::Opened);
-        }
+    /// Says that the prompt [opens thinking](opens_thinking).
+    pub fn open_thinking(&mut self) {
+        self.thinking = self.thinking.map(|_| Thoughts::Opened);
     }
 
     /// The texts by which parts are told apart, some of which may be special tokens.

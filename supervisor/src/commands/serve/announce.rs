@@ -25,6 +25,7 @@ pub(super) async fn announce(config: &Config, app: &App, addresses: &[SocketAddr
             format!("{}://{address}", scheme(app))
         })
     });
+    let parsing = model.chat_terms.parsing;
     tracing::info!(
         model = app.model_id,
         architecture = model.facts.architecture,
@@ -32,6 +33,8 @@ pub(super) async fn announce(config: &Config, app: &App, addresses: &[SocketAddr
         device = model.device.id,
         device_name = model.device.name,
         generation = app.engine.snapshot().child().map(|child| child.generation),
+        tool_call_parser = parsing.calls.map_or("none", <&str>::from),
+        reasoning_parser = parsing.thinking.map_or("none", |_| "think"),
         uri,
         "ready"
     );

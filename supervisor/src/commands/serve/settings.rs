@@ -47,6 +47,7 @@ pub(super) fn engine_settings(config: &Config, device: &DecidedDevice) -> Engine
         quarantine_for: config.life.quarantine_for,
         template_timeout: config.life.template_timeout,
         model_sampling: config.model_sampling,
+        parsers: config.parsers,
         accept_fault_injection: config.accept_fault_injection,
         child_confinement: config.child_confinement,
         standby: config.life.standby,

@@ -79,14 +79,15 @@ const EVERYWHERE: &[Harmless] = &[
 const CHAT: &[Harmless] = &[
     may_be("logprobs", &["false"]),
     may_be("top_logprobs", &["0"]),
-    may_be("tools", &["[]"]),
-    may_be("tool_choice", &["\"none\"", "\"auto\""]),
-    may_be("functions", &["[]"]),
-    may_be("function_call", &["\"none\"", "\"auto\""]),
     must_be(
-        "parallel_tool_calls",
-        BOTH_BOOLEANS,
-        "must be true or false",
+        "functions",
+        &["[]"],
+        "is not supported: it is called tools now",
+    ),
+    must_be(
+        "function_call",
+        &["\"none\"", "\"auto\""],
+        "is not supported: it is called tool_choice now",
     ),
     must_be(
         "response_format",

@@ -1,6 +1,6 @@
 //! OpenAI's fields, and what this worker makes of them.
 
-use super::{Kind, harmless, template_settings};
+use super::{Kind, harmless, template_settings, tools};
 use crate::config::RequestLimits;
 use crate::engine::SamplingDefaults;
 use crate::http::error::ApiError;
@@ -11,6 +11,8 @@ use crate::http::messages::read_messages;
 use crate::http::mistakes::{Constraint, Mistakes};
 use crate::http::openapi::schema::{self, Shape};
 use crate::http::reading::{self, ModelTerms, read_sampling, read_stop};
+use crate::text::Conversation;
+use crate::text::tools::Parsing;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 use worker_orcd_ipc::{Sampling, TokenId};
@@ -23,6 +25,8 @@ pub struct OpenAiRequest {
     pub generation: GenerationRequest,
     /// `None` for a whole answer.
     pub stream: Option<StreamOptions>,
+    /// How the answer is taken apart.
+    pub parsing: Parsing,
 }
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -67,12 +71,12 @@ fn known(kind: Kind, name: &str) -> Option<&'static str> {
 
 /// Lists of the fields that an endpoint does something about.
 #[must_use]
-pub fn supported(kind: Kind) -> [&'static [&'static str]; 3] {
-    let own = match kind {
-        Kind::Chat => CHAT,
-        Kind::Completion => COMPLETION,
+pub fn supported(kind: Kind) -> [&'static [&'static str]; 4] {
+    let (own, of_tools) = match kind {
+        Kind::Chat => (CHAT, tools::FIELDS),
+        Kind::Completion => (COMPLETION, &[][..]),
     };
-    [reading::NAMES, SHARED, own]
+    [reading::NAMES, SHARED, own, of_tools]
 }
 
 /// # Errors
@@ -85,11 +89,15 @@ pub fn read(
 ) -> Result<OpenAiRequest, ApiError> {
     // Where nothing else is set, the body's size and the model's context bound a text.
     let max_chars = limits.max_prompt_chars.unwrap_or(usize::MAX);
+    let mut parsing = Parsing::default();
     let input = match kind {
         Kind::Chat => {
             let settings = template_settings::read(&mut fields);
-            let messages = read_messages(&mut fields, max_chars);
-            let input = messages.map(|messages| Input::Messages(messages, settings));
+            let messages = read_messages(&mut fields, max_chars, &model.chat);
+            let tools = tools::read(&mut fields, max_chars, &model.chat);
+            parsing = model.chat.parsing_of(tools.is_some());
+            let conversation = |messages| Conversation { messages, tools };
+            let input = messages.map(|it| Input::Messages(conversation(it), settings));
             fields.required("messages", input)
         }
         Kind::Completion => {
@@ -114,7 +122,11 @@ pub fn read(
         ignore_eos,
         on_fault: None,
     };
-    Ok(OpenAiRequest { generation, stream })
+    Ok(OpenAiRequest {
+        generation,
+        stream,
+        parsing,
+    })
 }
 
 /// Reads sampling with the values by which other servers mean "off", whatever the model file says,

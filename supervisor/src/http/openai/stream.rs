@@ -6,6 +6,7 @@
 //! the blank line behind every comment for an event without data, which it cannot read; `vllm bench`
 //! reads nothing but `data:` between two blank lines.
 
+use super::parts::Parts;
 use super::request::StreamOptions;
 use super::{Header, Kind, finish_reason};
 use crate::engine::{Completion, Failure, Piece};
@@ -20,6 +21,8 @@ pub struct Chunks {
     opening: Vec<u8>,
     options: StreamOptions,
     tokens_in: u32,
+    /// `None` where the text is told as it is.
+    parts: Option<Parts>,
 }
 
 impl Chunks {
@@ -41,6 +44,7 @@ impl Chunks {
             opening,
             options,
             tokens_in,
+            parts: Parts::of(header.parsing, &header.id),
         }
     }
 
@@ -64,6 +68,17 @@ impl Chunks {
         out.extend_from_slice(b"],\"usage\":");
         write_json(out, &usage(self.tokens_in, tokens_out));
         out.extend_from_slice(b"}\n\n");
+    }
+
+    /// The choice of an answer that is taken apart.
+    fn part(out: &mut Vec<u8>, delta: &Value, finish_reason: Option<&str>) {
+        let choice = json!({
+            "index": 0,
+            "delta": delta,
+            "logprobs": null,
+            "finish_reason": finish_reason,
+        });
+        write_json(out, &choice);
     }
 
     fn choice(&self, out: &mut Vec<u8>, piece: Option<&str>, finish_reason: Option<&str>) {
@@ -102,18 +117,36 @@ impl Render for Chunks {
 
     fn text(&mut self, piece: &Piece, out: &mut Vec<u8>) {
         let tokens_out = piece.index.saturating_add(1);
+        if let Some(parts) = &mut self.parts {
+            let delta = parts.push(&piece.text);
+            return self.chunk(out, tokens_out, |out| Self::part(out, &delta, None));
+        }
         self.chunk(out, tokens_out, |out| {
             self.choice(out, Some(&piece.text), None)
         });
     }
 
+    fn known(&mut self, piece: &Piece) {
+        if let Some(parts) = &mut self.parts {
+            parts.push(&piece.text);
+        }
+    }
+
     fn progress(&mut self, _tokens_out: u32, _out: &mut Vec<u8>) {}
 
     fn finished(&mut self, completion: &Completion, out: &mut Vec<u8>) {
-        let reason = finish_reason(completion.stop_reason);
-        self.chunk(out, completion.tokens_out, |out| {
-            self.choice(out, None, Some(reason));
-        });
+        if let Some(parts) = &mut self.parts {
+            let delta = parts.finish();
+            let reason = parts.finish_reason(completion.stop_reason);
+            self.chunk(out, completion.tokens_out, |out| {
+                Self::part(out, &delta, Some(reason));
+            });
+        } else {
+            let reason = finish_reason(completion.stop_reason);
+            self.chunk(out, completion.tokens_out, |out| {
+                self.choice(out, None, Some(reason));
+            });
+        }
         if self.options.include_usage {
             self.last_chunk(out, completion.tokens_out);
         }
@@ -138,6 +171,7 @@ pub(super) fn usage(tokens_in: u32, tokens_out: u32) -> Value {
 mod tests {
     use super::*;
     use crate::engine::StopReason;
+    use crate::text::tools::{Parsing, Syntax};
     use std::time::Duration;
 
     fn header(kind: Kind) -> Header {
@@ -146,6 +180,7 @@ mod tests {
             id: "x-1".to_owned(),
             created: 3,
             model: "m \"q\"".to_owned(),
+            parsing: Parsing::default(),
         }
     }
 
@@ -226,6 +261,90 @@ mod tests {
         assert_eq!(chunks[0]["choices"][0]["text"], "b");
         assert!(chunks[0].get("usage").is_none());
         assert_eq!(chunks[1]["choices"][0]["finish_reason"], "length");
+    }
+
+    const CALL: [&str; 4] = [
+        "I look.<tool",
+        "_call>{\"name\": \"a\", ",
+        "\"arguments\": {\"x\"",
+        ": 1}}</tool_call>",
+    ];
+
+    fn calling() -> Chunks {
+        let calls = Some(Syntax::Hermes);
+        let parsing = Parsing {
+            calls,
+            ..Parsing::default()
+        };
+        let header = Header {
+            parsing,
+            ..header(Kind::Chat)
+        };
+        Chunks::new(&header, USAGE, 5)
+    }
+
+    fn piece(number: usize) -> Piece {
+        let number = number as u32;
+        Piece {
+            text: CALL[number as usize].to_owned(),
+            index: number,
+            number,
+        }
+    }
+
+    #[test]
+    fn each_piece_of_an_answer_that_is_taken_apart_is_one_chunk() {
+        let mut render = calling();
+        let mut out = Vec::new();
+        (0..CALL.len()).for_each(|number| render.text(&piece(number), &mut out));
+        let stopped = Completion {
+            stop_reason: StopReason::Eos,
+            ..completion()
+        };
+        render.finished(&stopped, &mut out);
+        let chunks = chunks(&out);
+        let deltas = chunks
+            .iter()
+            .map(|chunk| chunk["choices"][0]["delta"].clone());
+        let deltas: Vec<Value> = deltas.take(CALL.len() + 1).collect();
+        assert_eq!(deltas[0], json!({"content": "I look."}));
+        assert_eq!(deltas[1], json!({}));
+        let call = &deltas[2]["tool_calls"][0];
+        assert_eq!(
+            call["function"],
+            json!({"name": "a", "arguments": "{\"x\""})
+        );
+        assert_eq!(
+            (&call["index"], &call["type"]),
+            (&json!(0), &json!("function"))
+        );
+        let more = json!({"tool_calls": [{"index": 0, "function": {"arguments": ": 1}"}}]});
+        assert_eq!(deltas[3], more);
+        assert_eq!(deltas[4], json!({}));
+        assert_eq!(chunks[4]["choices"][0]["finish_reason"], "tool_calls");
+    }
+
+    /// Where another supervisor, or another connection, goes on.
+    #[test]
+    fn a_stream_goes_on_with_the_same_bytes_behind_what_the_client_has() {
+        let tell = |known: usize| {
+            let mut render = calling();
+            (0..known).for_each(|number| render.known(&piece(number)));
+            let mut out = Vec::new();
+            (known..CALL.len()).for_each(|number| render.text(&piece(number), &mut out));
+            render.finished(&completion(), &mut out);
+            String::from_utf8(out).unwrap()
+        };
+        let whole = tell(0);
+        for known in 1..=CALL.len() {
+            let rest = tell(known);
+            assert!(
+                whole.ends_with(&rest) && rest.len() < whole.len(),
+                "{known}: {rest}"
+            );
+            let chunks = |text: &str| text.matches("data: ").count();
+            assert_eq!(chunks(&whole) - chunks(&rest), known);
+        }
     }
 
     #[test]

@@ -3,6 +3,7 @@
 //! The handler's future holds the stream: when the client goes away, the connection drops the
 //! future, the future drops the stream, and the engine cancels the work.
 
+use super::parts::Parts;
 use super::stream::usage;
 use super::{Header, Kind, finish_reason};
 use crate::engine::{Completion, Failure, RequestStream, StreamEvent};
@@ -44,11 +45,16 @@ fn body(header: &Header, text: &str, completion: &Completion) -> Value {
         "logprobs": null,
         "finish_reason": finish_reason(completion.stop_reason),
     });
-    match header.kind {
-        Kind::Chat => {
+    match (header.kind, Parts::of(header.parsing, &header.id)) {
+        (Kind::Chat, Some(parts)) => {
+            let (message, reason) = parts.message(text, completion.stop_reason);
+            choice["message"] = message;
+            choice["finish_reason"] = json!(reason);
+        }
+        (Kind::Chat, None) => {
             choice["message"] = json!({"role": "assistant", "content": text, "refusal": null});
         }
-        Kind::Completion => choice["text"] = json!(text),
+        (Kind::Completion, _) => choice["text"] = json!(text),
     }
     json!({
         "id": header.id,

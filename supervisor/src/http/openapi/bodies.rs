@@ -138,29 +138,62 @@ fn failure() -> Shape {
     ])
 }
 
+const REASONS: &[&str] = &["stop", "length"];
+const CHAT_REASONS: &[&str] = &["stop", "length", "tool_calls"];
+
 fn chat_completion() -> Shape {
-    let message = object([
-        ("role", values(["assistant"])),
-        ("content", text()),
-        ("refusal", null()),
-    ]);
-    let choice = choice(("message", message), false);
+    let message = object_with(
+        [
+            ("role", values(["assistant"])),
+            ("content", or_null(text())),
+            ("refusal", null()),
+        ],
+        [
+            ("reasoning_content", text()),
+            ("tool_calls", list_of(called(&["id", "type", "function"]))),
+        ],
+    );
+    let choice = choice(("message", message), false, CHAT_REASONS);
     answer("chat.completion", choice, [("usage", named("Usage"))], [])
 }
 
 fn completion() -> Shape {
-    let choice = choice(("text", text()), false);
+    let choice = choice(("text", text()), false, REASONS);
     answer("text_completion", choice, [("usage", named("Usage"))], [])
 }
 
 /// A chunk may have an error in place of choices.
 fn chat_chunk() -> Shape {
-    let delta = object_with([], [("role", values(["assistant"])), ("content", text())]);
-    chunk("chat.completion.chunk", choice(("delta", delta), true))
+    let delta = object_with(
+        [],
+        [
+            ("role", values(["assistant"])),
+            ("content", text()),
+            ("reasoning_content", text()),
+            ("tool_calls", list_of(called(&["index", "function"]))),
+        ],
+    );
+    let choice = choice(("delta", delta), true, CHAT_REASONS);
+    chunk("chat.completion.chunk", choice)
+}
+
+/// A call of a message, or what a delta adds to one.
+fn called(required: &[&str]) -> Shape {
+    let function = object_with([("arguments", text())], [("name", text())]);
+    let fields = [
+        ("index", count()),
+        ("id", text()),
+        ("type", values(["function"])),
+        ("function", function),
+    ];
+    let (required, optional): (Vec<_>, Vec<_>) = fields
+        .into_iter()
+        .partition(|(name, _)| required.contains(name));
+    object_with(required, optional)
 }
 
 fn completion_chunk() -> Shape {
-    chunk("text_completion", choice(("text", text()), true))
+    chunk("text_completion", choice(("text", text()), true, REASONS))
 }
 
 fn chunk(object: &str, choice: Shape) -> Shape {
@@ -184,8 +217,8 @@ fn answer<const M: usize, const N: usize>(
     object_with(fields.into_iter().chain(more), optional)
 }
 
-fn choice(said: (&'static str, Shape), may_go_on: bool) -> Shape {
-    let reasons = values(["stop", "length"]);
+fn choice(said: (&'static str, Shape), may_go_on: bool, reasons: &[&'static str]) -> Shape {
+    let reasons = values(reasons.iter().copied());
     object([
         ("index", values([0])),
         said,

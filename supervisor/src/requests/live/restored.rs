@@ -118,6 +118,7 @@ mod tests {
             max_tokens: new.max_tokens,
             stop: vec![],
             ignore_eos: false,
+            shown: Vec::new(),
             on_fault: OnFault::Resume,
             accepted_at_ms: 0,
             deadline_ms: None,

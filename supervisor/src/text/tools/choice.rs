@@ -23,6 +23,38 @@ impl<T> Choice<T> {
     }
 }
 
+/// What a model's chat template and the parsers of its answers can do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ChatTerms {
+    /// What answers may need. A request without tools needs no calls.
+    pub parsing: Parsing,
+    /// The template asks for `tools`.
+    pub shows_tools: bool,
+    /// The template asks for `tool_calls` of messages.
+    pub shows_calls: bool,
+}
+
+impl ChatTerms {
+    /// Of a model that nobody knows yet: nothing is refused for its sake.
+    pub const UNKNOWN: Self = Self {
+        parsing: Parsing {
+            calls: Some(Syntax::Hermes),
+            thinking: None,
+        },
+        shows_tools: true,
+        shows_calls: true,
+    };
+
+    /// How an answer is taken apart.
+    #[must_use]
+    pub fn parsing_of(&self, has_tools: bool) -> Parsing {
+        Parsing {
+            calls: self.parsing.calls.filter(|_| has_tools),
+            ..self.parsing
+        }
+    }
+}
+
 /// `--tool-call-parser` and `--reasoning-parser`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Choices {
@@ -53,16 +85,57 @@ impl Choices {
         }
     }
 
-    /// What answers of a model may need, by its chat template. A request without tools needs no calls.
+    /// By a model's chat template; an empty one where there is none.
     #[must_use]
-    pub fn resolve(self, jinja: Option<&str>) -> Parsing {
-        let taught = jinja.and_then(Syntax::of_template);
-        let thinks = jinja.is_some_and(thinking::is_taught_by);
-        Parsing {
-            calls: self.calls.resolve(taught),
-            thinking: self.thinking.resolve(thinks.then_some(Thoughts::Tagged)),
+    pub fn resolve(self, jinja: &str) -> ChatTerms {
+        let thinks = thinking::is_taught_by(jinja).then_some(Thoughts::Tagged);
+        ChatTerms {
+            parsing: Parsing {
+                calls: self.calls.resolve(Syntax::of_template(jinja)),
+                thinking: self.thinking.resolve(thinks),
+            },
+            shows_tools: asks_for(jinja, "tools"),
+            shows_calls: jinja.contains("tool_calls"),
         }
     }
+}
+
+/// True if a template uses a variable of this name: between `{{` or `{%` and their end, outside of quotes,
+/// and not as a part of something else (`message.tools`).
+fn asks_for(jinja: &str, name: &str) -> bool {
+    let mut rest = jinja;
+    while let Some(at) = rest.find("{{").into_iter().chain(rest.find("{%")).min() {
+        let inside = &rest[at + 2..];
+        let end = inside.find("}}").into_iter().chain(inside.find("%}")).min();
+        let end = end.unwrap_or(inside.len());
+        if is_variable_of(&inside[..end], name) {
+            return true;
+        }
+        rest = &inside[end..];
+    }
+    false
+}
+
+fn is_variable_of(code: &str, name: &str) -> bool {
+    let is_of_name = |c: char| c.is_alphanumeric() || c == '_';
+    let mut quote = None;
+    let mut before = ' ';
+    for (at, c) in code.char_indices() {
+        match quote {
+            Some(open) if open == c => quote = None,
+            Some(_) => {}
+            None if matches!(c, '"' | '\'') => quote = Some(c),
+            None => {
+                let begins = !is_of_name(before) && before != '.';
+                let behind = code[at..].strip_prefix(name);
+                if begins && behind.is_some_and(|behind| !behind.starts_with(is_of_name)) {
+                    return true;
+                }
+            }
+        }
+        before = c;
+    }
+    false
 }
 
 #[cfg(test)]
@@ -71,17 +144,40 @@ mod tests {
 
     #[test]
     fn the_operator_s_word_goes_before_the_template_s() {
-        let jinja = Some("<tool_call> <think>");
-        let both = Choices::default().resolve(jinja);
+        let jinja = "<tool_call> <think>";
+        let both = Choices::default().resolve(jinja).parsing;
         assert_eq!(both.calls, Some(Syntax::Hermes));
         assert_eq!(both.thinking, Some(Thoughts::Tagged));
-        assert_eq!(Choices::default().resolve(None), Parsing::default());
+        assert_eq!(Choices::default().resolve("").parsing, Parsing::default());
         let chosen = Choices {
             calls: Choices::parse_calls("phi").unwrap(),
             thinking: Choices::parse_thinking("none").unwrap(),
         };
-        let parsing = chosen.resolve(jinja);
+        let parsing = chosen.resolve(jinja).parsing;
         assert_eq!((parsing.calls, parsing.thinking), (Some(Syntax::Phi), None));
+    }
+
+    #[test]
+    fn a_template_that_has_no_use_for_tools_is_known() {
+        let shows = |jinja: &str| Choices::default().resolve(jinja).shows_tools;
+        for jinja in [
+            "{%- if tools %}",
+            "{{ tools | tojson }}",
+            "You {{ 'have' }}{% for tool in tools%}",
+            "{%- if not tools is defined %}",
+        ] {
+            assert!(shows(jinja), "{jinja}");
+        }
+        for jinja in [
+            "You have tools.",
+            "{{ 'tools' }} tools {% if message.tools and message['tools'] %}",
+            "{{ my_tools }}{{ tools_in_user_message }}",
+            "",
+        ] {
+            assert!(!shows(jinja), "{jinja}");
+        }
+        let calls = |jinja: &str| Choices::default().resolve(jinja).shows_calls;
+        assert!(calls("{% if 'tool_calls' in message %}") && !calls("{{ tool_call }}"));
     }
 
     #[test]

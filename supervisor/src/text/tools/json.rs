@@ -3,15 +3,15 @@
 //! It keeps no text. Memory is one bit of meaning for each level of nesting, and those are bounded.
 
 /// Levels of nesting. What is deeper is no call that a client could read.
-pub(super) const MAX_DEPTH: usize = 64;
+pub(in crate::text) const MAX_DEPTH: usize = 64;
 
 /// The text so far is the beginning of no JSON value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Broken;
+pub(in crate::text) struct Broken;
 
 /// What the next character belongs to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Place {
+pub(in crate::text) enum Place {
     /// Before a value. `may_close`: a list may end here, for it is empty.
     Value {
         may_close: bool,
@@ -37,7 +37,7 @@ pub(super) enum Place {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Escape {
+pub(in crate::text) enum Escape {
     None,
     Begun,
     /// Hexadecimal digits that are still to come.
@@ -46,7 +46,7 @@ pub(super) enum Escape {
 
 /// The part of a number that the last character belonged to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Number {
+pub(in crate::text) enum Number {
     Minus,
     Zero,
     Digits,
@@ -64,7 +64,7 @@ enum Nest {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Json {
+pub(in crate::text) struct Json {
     place: Place,
     nests: Vec<Nest>,
 }
@@ -79,16 +79,16 @@ impl Default for Json {
 }
 
 impl Json {
-    pub(super) fn place(&self) -> Place {
+    pub(in crate::text) fn place(&self) -> Place {
         self.place
     }
 
     /// Objects and lists that are open.
-    pub(super) fn depth(&self) -> usize {
+    pub(in crate::text) fn depth(&self) -> usize {
         self.nests.len()
     }
 
-    pub(super) fn push(&mut self, c: char) -> Result<(), Broken> {
+    pub(in crate::text) fn push(&mut self, c: char) -> Result<(), Broken> {
         if let Place::Number(number) = self.place {
             match number.next(c) {
                 Some(next) => {

@@ -214,10 +214,12 @@ fn a_prompt_that_ends_with_the_tag_has_opened_it() {
         ("<|im_start|>assistant\n", Thoughts::Tagged),
     ] {
         let mut parsing = parsing(Syntax::Hermes);
-        parsing.begins_behind(prompt);
+        if opens_thinking(prompt) {
+            parsing.open_thinking();
+        }
         assert_eq!(parsing.thinking, Some(expected), "{prompt}");
         let mut none = Parsing::default();
-        none.begins_behind(prompt);
+        none.open_thinking();
         assert_eq!(none, Parsing::default());
     }
 }

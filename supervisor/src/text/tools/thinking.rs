@@ -96,7 +96,8 @@ impl Thinking {
 }
 
 /// True for a prompt that ends with the opening tag, so that the answer begins behind it.
-pub(super) fn is_opened_by(prompt: &str) -> bool {
+#[must_use]
+pub fn opens_thinking(prompt: &str) -> bool {
     prompt.trim_end().ends_with(OPEN)
 }
 

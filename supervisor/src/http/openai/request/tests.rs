@@ -3,6 +3,7 @@
 use super::*;
 use crate::engine::OnFault;
 use crate::http::error::Dialect;
+use crate::text::tools::ChatTerms;
 use serde_json::{Value, json};
 
 const LIMITS: RequestLimits = RequestLimits {
@@ -17,6 +18,7 @@ const MODEL: ModelTerms = ModelTerms {
     vocabulary: 10,
     context: 100,
     defaults: SamplingDefaults::OWN,
+    chat: ChatTerms::UNKNOWN,
 };
 
 fn read_within(limits: &RequestLimits, kind: Kind, body: &Value) -> Result<OpenAiRequest, String> {

@@ -1,0 +1,165 @@
+//! Conversations, right and wrong.
+
+use super::*;
+use crate::http::mistakes::LISTED;
+use serde_json::{Value, json};
+
+const NAMES: Names = |name| among(name, &[&["messages"]]);
+
+fn read(messages: &Value, max_chars: usize) -> Result<Vec<ChatMessage>, Mistakes> {
+    let body = json!({"messages": messages}).to_string();
+    let mut fields = Fields::parse(&body, NAMES).unwrap();
+    let messages = read_messages(&mut fields, max_chars, &ChatTerms::UNKNOWN);
+    fields.finish().map(|()| messages.unwrap())
+}
+
+fn wrong(messages: &Value) -> Vec<String> {
+    let mistakes = read(messages, 9).unwrap_err();
+    let names = mistakes.listed().iter().map(|error| error.field.clone());
+    names.collect()
+}
+
+#[test]
+fn messages_may_be_text_or_text_parts() {
+    let messages = read(
+        &json!([
+            {"role": "developer", "content": "a"},
+            {"role": "user", "content": [{"type": "text", "text": "b"}, {"type": "text", "text": "c"}]},
+            {"role": "assistant", "content": "d", "refusal": null},
+            {"role": "user", "content": "", "name": "Ann"},
+        ]),
+        10,
+    )
+    .unwrap();
+    let told: Vec<_> = messages
+        .iter()
+        .map(|it| (it.role.as_str(), it.content.as_str(), it.name.as_deref()))
+        .collect();
+    assert_eq!(
+        told,
+        [
+            ("system", "a", None),
+            ("user", "bc", None),
+            ("assistant", "d", None),
+            ("user", "", Some("Ann"))
+        ]
+    );
+}
+
+#[test]
+fn what_is_empty_says_nothing_and_what_is_not_is_named() {
+    for name in EMPTY {
+        for empty in [json!(null), json!(""), json!([]), json!({})] {
+            let message = json!([{"role": "assistant", "content": "a", *name: empty}]);
+            assert_eq!(read(&message, 9).unwrap()[0].content, "a", "{name}");
+        }
+        let message = json!([{"role": "assistant", "content": "a", *name: [1]}]);
+        assert_eq!(wrong(&message), [format!("messages[0].{name}")]);
+    }
+    let silent = json!([{"role": "assistant", "content": null, "tool_calls": []}]);
+    assert_eq!(read(&silent, 9).unwrap()[0].content, "");
+    let unnamed = json!([{"role": "user", "content": "a", "name": ""}]);
+    assert_eq!(read(&unnamed, 9).unwrap()[0].name, None);
+}
+
+#[test]
+fn each_mistake_is_named_with_its_place() {
+    let named = wrong(&json!([
+        3,
+        {"role": "function", "content": "a"},
+        {"role": "user"},
+        {"role": "user", "content": null},
+        {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "image_url"}, 1]},
+        {"role": "user", "content": [{"type": "text", "text": "a", "cache_control": {}}]},
+        {"role": "user", "content": "a", "nam": "b", "name": "x".repeat(65)},
+        {"content": "0123456789"},
+        {"role": "user", "content": "0123456789"},
+    ]));
+    assert_eq!(
+        named,
+        [
+            "messages[0]",
+            "messages[1].role",
+            "messages[2].content",
+            "messages[3].content",
+            "messages[4].content[1].type",
+            "messages[4].content[2]",
+            "messages[5].content[0].cache_control",
+            "messages[6].name",
+            "messages[6].nam",
+            "messages[7].role",
+            "messages",
+        ]
+    );
+}
+
+#[test]
+fn calls_results_and_thoughts_are_kept() {
+    let call =
+        json!({"id": "c", "type": "function", "function": {"name": "f", "arguments": "{ }"}});
+    let messages = read(
+        &json!([
+            {"role": "assistant", "content": null, "tool_calls": [call], "reasoning_content": "Hm"},
+            {"role": "tool", "tool_call_id": "c", "content": "5"},
+        ]),
+        99,
+    )
+    .unwrap();
+    assert_eq!(messages[0].tool_calls[0].arguments, "{}");
+    assert_eq!(messages[0].reasoning.as_deref(), Some("Hm"));
+    assert_eq!(messages[1].role, "tool");
+    assert_eq!(messages[1].tool_call_id.as_deref(), Some("c"));
+    let named = wrong(&json!([
+        {"role": "tool", "content": "5"},
+        {"role": "user", "content": "5", "tool_call_id": "c"},
+        {"role": "user", "content": "5", "tool_calls": [call]},
+        {"role": "user", "content": "5", "reasoning_content": "Hm"},
+        {"role": "assistant", "tool_calls": [{"id": "c", "function": {"name": "f", "arguments": "1"}}]},
+    ]));
+    assert_eq!(
+        named,
+        [
+            "messages[0].tool_call_id",
+            "messages[1].tool_call_id",
+            "messages[2].tool_calls",
+            "messages[3].reasoning_content",
+            "messages[4].tool_calls[0].function.arguments",
+        ]
+    );
+    let long = json!({"role": "assistant", "content": "", "reasoning_content": "0123456789"});
+    assert_eq!(wrong(&json!([long])), ["messages"]);
+}
+
+#[test]
+fn a_key_that_comes_twice_in_a_message_is_named() {
+    let body = "{\"messages\": [{\"role\": \"user\", \"content\": \"a\", \"content\": \"b\"}]}";
+    let mut fields = Fields::parse(body, NAMES).unwrap();
+    read_messages(&mut fields, 9, &ChatTerms::UNKNOWN);
+    let mistakes = fields.finish().unwrap_err();
+    assert_eq!(mistakes.listed()[0].field, "messages[0].content");
+    assert_eq!(mistakes.listed()[0].constraint, Constraint::Duplicate);
+}
+
+#[test]
+fn a_million_wrong_messages_are_counted() {
+    for wrong in ["0", "{}", "[]", "{\"role\":\"user\",\"content\":[0]}"] {
+        let body = format!(
+            "{{\"messages\":[{}0]}}",
+            format!("{wrong},").repeat(100_000)
+        );
+        let mut fields = Fields::parse(&body, NAMES).unwrap();
+        read_messages(&mut fields, 9, &ChatTerms::UNKNOWN);
+        let mistakes = fields.finish().unwrap_err();
+        assert_eq!(mistakes.listed().len(), LISTED);
+        assert!(mistakes.more() > 99_000, "{wrong}: {}", mistakes.more());
+    }
+}
+
+#[test]
+fn more_messages_than_a_conversation_has_are_refused() {
+    let one = json!({"role": "user", "content": ""});
+    let fits = Value::Array(vec![one.clone(); MAX_MESSAGES]);
+    assert_eq!(read(&fits, 9).unwrap().len(), MAX_MESSAGES);
+    let more = Value::Array(vec![one; MAX_MESSAGES + 1]);
+    assert_eq!(wrong(&more), ["messages"]);
+}

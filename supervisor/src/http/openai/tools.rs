@@ -1,0 +1,358 @@
+//! `tools`, `tool_choice` and `parallel_tool_calls`: what a model may call.
+//!
+//! Tools are shown to the model by its chat template, as a list of
+//! `{"type": "function", "function": {"name", "description", "parameters"}}`, keys in this order whatever the
+//! client's. Nothing holds the model to them: what would need that is refused by name.
+
+use crate::http::fields::{Fields, Names, among};
+use crate::http::json::{Json, Kind};
+use crate::http::mistakes::{Constraint, FieldError, Mistakes};
+use crate::http::openapi::schema::{self, Shape};
+use crate::text::json_texts;
+use crate::text::tools::ChatTerms;
+use serde_json::{Value, json};
+
+pub(super) const FIELDS: &[&str] = &["tools", "tool_choice", "parallel_tool_calls"];
+
+/// As the OpenAI API has it.
+const MAX_TOOLS: usize = 128;
+
+const NAME_CHARS: std::ops::RangeInclusive<usize> = 1..=64;
+
+const TOOL: Names = |name| among(name, &[&["type", "function"]]);
+const FUNCTION: Names = |name| among(name, &[&["name", "description", "parameters", "strict"]]);
+
+const NEEDS_STRUCTURE: &str = "needs structured output, which is not supported";
+
+/// The list that the template is given: `None` without tools, and where the client wants no calls.
+pub(super) fn read(fields: &mut Fields<'_>, max_chars: usize, terms: &ChatTerms) -> Option<String> {
+    let tools = read_tools(fields, max_chars, terms);
+    let may_call = read_choice(fields);
+    let tools = tools.filter(|_| may_call);
+    let is_parallel = fields.boolean("parallel_tool_calls").unwrap_or(true);
+    if why_not(terms).is_none() {
+        fields.says_of_all(rule_of_parallel_calls);
+    }
+    if tools.is_some() && !is_parallel {
+        let rule = format!("false {NEEDS_STRUCTURE}");
+        fields.error("parallel_tool_calls", Constraint::Unsupported, rule);
+    }
+    tools
+}
+
+/// Why this model can have no tools.
+fn why_not(terms: &ChatTerms) -> Option<&'static str> {
+    if !terms.shows_tools {
+        Some("cannot be shown: the model's chat template does not ask for tools")
+    } else if terms.parsing.calls.is_none() {
+        Some("cannot be called: it is not known how this model writes calls (--tool-call-parser)")
+    } else {
+        None
+    }
+}
+
+fn rule_of_parallel_calls() -> Shape {
+    let no_tools = schema::or_null(schema::values([json!([])]));
+    schema::any_of([
+        schema::object_with([], [("tools", no_tools)]),
+        schema::object([("tool_choice", schema::values(["none"]))]),
+        schema::object_with(
+            [],
+            [(
+                "parallel_tool_calls",
+                schema::values([json!(true), json!(null)]),
+            )],
+        ),
+    ])
+}
+
+/// True where the model may call, if it has tools.
+fn read_choice(fields: &mut Fields<'_>) -> bool {
+    fields.says("tool_choice", || schema::values(["none", "auto"]));
+    let Some(choice) = fields.take("tool_choice") else {
+        return true;
+    };
+    match (
+        choice.kind(),
+        choice.small().as_ref().and_then(Value::as_str),
+    ) {
+        (_, Some("none")) => return false,
+        (_, Some("auto")) => {}
+        (Kind::Object, _) | (_, Some("required")) => {
+            fields.error("tool_choice", Constraint::Unsupported, NEEDS_STRUCTURE);
+        }
+        _ => fields.error(
+            "tool_choice",
+            Constraint::Unsupported,
+            "must be none or auto",
+        ),
+    }
+    true
+}
+
+fn read_tools(fields: &mut Fields<'_>, max_chars: usize, terms: &ChatTerms) -> Option<String> {
+    let why_not = why_not(terms);
+    fields.says("tools", || match why_not {
+        Some(_) => schema::values([json!([])]),
+        None => {
+            let read = |fields: Fields<'_>| drop(read_tool(fields));
+            schema::list(Fields::described(TOOL, read).into_shape(), &(0..=MAX_TOOLS))
+        }
+    });
+    let list = fields.take("tools")?;
+    if list.kind() == Kind::List && list.is_empty() {
+        return None;
+    }
+    if let (Kind::List, Some(rule)) = (list.kind(), why_not) {
+        fields.error("tools", Constraint::Unsupported, rule);
+        return None;
+    }
+    let mistakes = fields.mistakes();
+    let (mut tools, mut count) = (Vec::new(), 0);
+    let is_list = list.each_element(|item| {
+        let read = match Fields::of(item, TOOL, mistakes) {
+            Some(tool) => read_tool(tool),
+            None => Err(no_object(mistakes)),
+        };
+        match read {
+            Ok(tool) if count < MAX_TOOLS => tools.extend(tool),
+            Ok(_) => {}
+            Err(wrong) => mistakes.extend(|| format!("tools[{count}]"), wrong),
+        }
+        count += 1;
+    });
+    let tools = format!("[{}]", tools.join(","));
+    let (constraint, rule) = if !is_list {
+        (Constraint::Type, "must be a list of functions".to_owned())
+    } else if count > MAX_TOOLS {
+        (Constraint::Length, format!("must be at most {MAX_TOOLS}"))
+    } else if tools.chars().count() > max_chars {
+        let rule = format!("must have at most {max_chars} characters in all");
+        (Constraint::Length, rule)
+    } else if !json_texts::is_whole(&tools) {
+        (Constraint::Json, "are nested too deep".to_owned())
+    } else {
+        return Some(tools);
+    };
+    fields.error("tools", constraint, rule);
+    None
+}
+
+/// The tool as the template sees it. Mistakes have their place behind the tool's: `.function.name`.
+fn read_tool(mut fields: Fields<'_>) -> Result<Option<String>, Mistakes> {
+    let mut inside = fields.mistakes().inside();
+    let is_function = |value: Json<'_>| value.text().as_deref() == Some("function");
+    let shape = || schema::values(["function"]);
+    fields.only("type", shape, is_function, "must be function");
+    fields.says("function", || {
+        let read = |fields: Fields<'_>| drop(read_function(fields));
+        Fields::described(FUNCTION, read).into_shape()
+    });
+    let given = fields.take("function");
+    let given = fields.required("function", given);
+    let function = given.and_then(|given| {
+        let read = match Fields::of(given, FUNCTION, &inside) {
+            Some(function) => read_function(function),
+            None => Err(no_object(&inside)),
+        };
+        let noted = read.map_err(|wrong| inside.extend(|| ".function".to_owned(), wrong));
+        noted.ok().flatten()
+    });
+    if let Err(others) = fields.finish() {
+        inside.extend(|| ".".to_owned(), others);
+    }
+    match inside.is_empty() {
+        true => Ok(function.map(|it| format!("{{\"type\":\"function\",\"function\":{it}}}"))),
+        false => Err(inside),
+    }
+}
+
+fn read_function(mut fields: Fields<'_>) -> Result<Option<String>, Mistakes> {
+    let mut outside = fields.mistakes().inside();
+    let name = fields.text("name", &NAME_CHARS);
+    let name = fields.required("name", name);
+    let description = fields.text("description", &(0..=usize::MAX));
+    fields.says("parameters", || {
+        schema::of_type(utoipa::openapi::Type::Object)
+    });
+    let parameters = fields.take("parameters").and_then(|given| {
+        let object = given.object_text();
+        let object = object.and_then(|it| json_texts::map_object(it, &mut str::to_owned));
+        if object.is_none() {
+            let rule = "must be an object, not nested too deep";
+            fields.error("parameters", Constraint::Type, rule);
+        }
+        object
+    });
+    let is_lax = |value: Json<'_>| value.boolean() == Some(false);
+    fields.only(
+        "strict",
+        || schema::values([false]),
+        is_lax,
+        NEEDS_STRUCTURE,
+    );
+    fields.finish().map_err(|others| {
+        outside.extend(|| ".".to_owned(), others);
+        outside
+    })?;
+    let Some(name) = name else {
+        return Ok(None);
+    };
+    let mut function = format!("{{\"name\":{}", json!(name));
+    if let Some(description) = description {
+        function.push_str(&format!(",\"description\":{}", json!(description)));
+    }
+    if let Some(parameters) = parameters {
+        function.push_str(&format!(",\"parameters\":{parameters}"));
+    }
+    function.push('}');
+    Ok(Some(function))
+}
+
+fn no_object(outside: &Mistakes) -> Mistakes {
+    let mut mistakes = outside.inside();
+    let rule = "must be an object";
+    mistakes.note(|| FieldError::new("", Constraint::Type, rule));
+    mistakes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::text::tools::{Choices, Parsing};
+
+    fn read_body(body: &Value, terms: &ChatTerms) -> Result<Option<String>, Vec<String>> {
+        let body = body.to_string();
+        let mut fields = Fields::parse(&body, |name| among(name, &[FIELDS])).unwrap();
+        let tools = read(&mut fields, 300, terms);
+        fields.finish().map(|()| tools).map_err(|mistakes| {
+            let listed = mistakes.listed().iter();
+            listed
+                .map(|error| format!("{}: {}", error.field, error.message))
+                .collect()
+        })
+    }
+
+    fn known(body: &Value) -> Result<Option<String>, Vec<String>> {
+        read_body(body, &ChatTerms::UNKNOWN)
+    }
+
+    fn with(extra: &Value) -> Value {
+        let function = json!({"name": "now", "description": null});
+        let mut body = json!({"tools": [{"type": "function", "function": function}]});
+        body.as_object_mut()
+            .unwrap()
+            .extend(extra.as_object().unwrap().clone());
+        body
+    }
+
+    fn named(body: &Value) -> Vec<String> {
+        let wrong = known(body).unwrap_err();
+        let name = |it: &String| it.split(':').next().unwrap_or_default().to_owned();
+        wrong.iter().map(name).collect()
+    }
+
+    const NOW: &str = "[{\"type\":\"function\",\"function\":{\"name\":\"now\"}}]";
+
+    #[test]
+    fn tools_are_shown_in_one_order_of_keys() {
+        let body = json!({"tools": [{"function": {
+            "strict": false, "parameters": {"type": "object", "properties": {"a": {"enum": [1.0, "\u{e9}"]}}},
+            "description": "Adds \"1\".", "name": "add",
+        }, "type": "function"}]});
+        let shown = "[{\"type\":\"function\",\"function\":{\"name\":\"add\",\"description\":\"Adds \\\"1\\\".\",\
+                     \"parameters\":{\"properties\":{\"a\":{\"enum\":[1.0,\"é\"]}},\"type\":\"object\"}}}]";
+        assert_eq!(known(&body).unwrap().as_deref(), Some(shown));
+    }
+
+    #[test]
+    fn where_the_client_wants_no_calls_nothing_is_shown() {
+        assert_eq!(known(&with(&json!({}))).unwrap().as_deref(), Some(NOW));
+        let auto = json!({"tool_choice": "auto", "parallel_tool_calls": true});
+        assert_eq!(known(&with(&auto)).unwrap().as_deref(), Some(NOW));
+        let none = json!({"tool_choice": "none", "parallel_tool_calls": false});
+        for nothing in [
+            with(&none),
+            none,
+            json!({"tools": []}),
+            json!({"tools": null}),
+        ] {
+            assert_eq!(known(&nothing), Ok(None), "{nothing}");
+        }
+    }
+
+    #[test]
+    fn what_nothing_holds_the_model_to_is_refused_by_name() {
+        for (extra, field) in [
+            (json!({"tool_choice": "required"}), "tool_choice"),
+            (
+                json!({"tool_choice": {"type": "function", "function": {"name": "now"}}}),
+                "tool_choice",
+            ),
+            (json!({"parallel_tool_calls": false}), "parallel_tool_calls"),
+            (
+                json!({"tools": [{"function": {"name": "now", "strict": true}}]}),
+                "tools[0].function.strict",
+            ),
+        ] {
+            let wrong = known(&with(&extra)).unwrap_err();
+            assert!(wrong[0].starts_with(field), "{wrong:?}");
+            assert!(wrong[0].contains("structured output"), "{wrong:?}");
+        }
+        assert_eq!(named(&json!({"tool_choice": "any"})), ["tool_choice"]);
+    }
+
+    #[test]
+    fn each_mistake_is_named_with_its_place() {
+        let deep = format!("{}1{}", "[".repeat(63), "]".repeat(63));
+        let deep: Value = serde_json::from_str(&deep).unwrap();
+        assert_eq!(
+            named(&json!({"tools": [
+                3, {}, {"type": "custom", "function": {"name": "a"}},
+                {"function": {"name": "", "parameters": [], "extra": 1}, "more": 1},
+                {"function": {"name": "a", "parameters": {"a": {"a": deep}}}},
+            ]})),
+            [
+                "tools[0]",
+                "tools[1].function",
+                "tools[2].type",
+                "tools[3].function.name",
+                "tools[3].function.parameters",
+                "tools[3].function.extra",
+                "tools[3].more",
+                "tools[4].function.parameters",
+            ]
+        );
+        // Deep enough for itself, and too deep inside of the list.
+        assert_eq!(
+            named(&json!({"tools": [{"function": {"name": "a", "parameters": {"a": deep}}}]})),
+            ["tools"]
+        );
+        assert_eq!(named(&json!({"tools": "a"})), ["tools"]);
+        let one = json!({"function": {"name": "a"}});
+        assert_eq!(
+            named(&json!({"tools": vec![one; MAX_TOOLS + 1]})),
+            ["tools"]
+        );
+        let long = json!({"function": {"name": "a", "description": "x".repeat(300)}});
+        assert_eq!(named(&json!({"tools": [long]})), ["tools"]);
+    }
+
+    #[test]
+    fn a_model_that_cannot_have_tools_refuses_them_and_says_why() {
+        let terms = |jinja: &str| Choices::default().resolve(jinja);
+        let body = with(&json!({}));
+        let unseen = read_body(&body, &terms("<tool_call>{{ messages }}")).unwrap_err();
+        assert!(
+            unseen[0].contains("chat template does not ask"),
+            "{unseen:?}"
+        );
+        let unknown = read_body(&body, &terms("{{ tools }}")).unwrap_err();
+        assert!(unknown[0].contains("--tool-call-parser"), "{unknown:?}");
+        let none = ChatTerms {
+            parsing: Parsing::default(),
+            ..ChatTerms::UNKNOWN
+        };
+        assert_eq!(read_body(&json!({"tools": []}), &none), Ok(None));
+    }
+}

@@ -1,0 +1,129 @@
+//! What clients write for a chat template: messages, calls, their results, and tools.
+//!
+//! Tools and arguments are JSON, and stay text as [`json_texts`] has it until the interpreter makes values
+//! of it.
+
+use super::json_texts;
+use super::template::TemplateError;
+use minijinja::{Value, context};
+use serde::{Deserialize, Serialize};
+
+/// Bytes that a message costs beside its text: two names and their places.
+const MESSAGE_BYTES: usize = 64;
+
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ChatMessage {
+    pub role: String,
+    pub content: String,
+    /// The name of the speaker, where several play one role.
+    pub name: Option<String>,
+    /// What an assistant thought before it said this.
+    pub reasoning: Option<String>,
+    /// Calls that an assistant made.
+    pub tool_calls: Vec<ToolCall>,
+    /// The call that this message is the result of.
+    pub tool_call_id: Option<String>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ToolCall {
+    pub id: Option<String>,
+    pub name: String,
+    /// A JSON object, as [`json_texts`] has it.
+    pub arguments: String,
+}
+
+/// All that clients write for a template.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Conversation {
+    pub messages: Vec<ChatMessage>,
+    /// A JSON list of what the model may call, as [`json_texts`] has it.
+    pub tools: Option<String>,
+}
+
+impl Conversation {
+    /// Bytes that it takes of whoever handles it: all of its own, and something for each message and call.
+    #[must_use]
+    pub fn cost(&self) -> usize {
+        let of_messages = self.messages.iter().map(ChatMessage::cost);
+        of_messages.sum::<usize>() + self.tools.as_ref().map_or(0, String::len)
+    }
+
+    /// The same with each text that a client wrote as `change` has it.
+    pub(super) fn map_texts(&self, change: &mut dyn FnMut(&str) -> String) -> Self {
+        let messages = self.messages.iter();
+        Self {
+            messages: messages.map(|it| it.map_texts(change)).collect(),
+            tools: self
+                .tools
+                .as_ref()
+                .and_then(|it| json_texts::map(it, change)),
+        }
+    }
+}
+
+impl ChatMessage {
+    fn cost(&self) -> usize {
+        let others = [&self.name, &self.reasoning, &self.tool_call_id];
+        let others = others.into_iter().flatten().map(String::len);
+        let calls = self.tool_calls.iter().map(|call| {
+            let id = call.id.as_ref().map_or(0, String::len);
+            id + call.name.len() + call.arguments.len() + MESSAGE_BYTES
+        });
+        let texts = self.role.len() + self.content.len() + MESSAGE_BYTES;
+        texts + others.sum::<usize>() + calls.sum::<usize>()
+    }
+
+    fn map_texts(&self, change: &mut dyn FnMut(&str) -> String) -> Self {
+        let calls = self.tool_calls.iter().map(|call| ToolCall {
+            id: call.id.as_ref().map(|it| change(it)),
+            name: change(&call.name),
+            arguments: json_texts::map(&call.arguments, change).unwrap_or_default(),
+        });
+        let tool_calls = calls.collect();
+        Self {
+            role: self.role.clone(),
+            content: change(&self.content),
+            name: self.name.as_ref().map(|it| change(it)),
+            reasoning: self.reasoning.as_ref().map(|it| change(it)),
+            tool_calls,
+            tool_call_id: self.tool_call_id.as_ref().map(|it| change(it)),
+        }
+    }
+}
+
+/// The message as a template sees it, which is as the OpenAI API has it but for the arguments of calls:
+/// templates of Hugging Face's transformers want values and not text. What is not there has no key:
+/// templates ask whether it is.
+pub(super) fn value_of(message: &ChatMessage) -> Result<Value, TemplateError> {
+    let mut pairs = vec![
+        ("role", Value::from(message.role.as_str())),
+        ("content", Value::from(message.content.as_str())),
+    ];
+    for (key, text) in [
+        ("name", &message.name),
+        ("reasoning_content", &message.reasoning),
+        ("tool_call_id", &message.tool_call_id),
+    ] {
+        pairs.extend(text.as_ref().map(|text| (key, Value::from(text.as_str()))));
+    }
+    if !message.tool_calls.is_empty() {
+        let calls = message.tool_calls.iter().map(value_of_call);
+        let calls = calls.collect::<Result<Vec<Value>, _>>()?;
+        pairs.push(("tool_calls", Value::from(calls)));
+    }
+    Ok(Value::from_pairs(pairs))
+}
+
+fn value_of_call(call: &ToolCall) -> Result<Value, TemplateError> {
+    let arguments = value_of_json(&call.arguments)?;
+    let function = context! { name => &call.name, arguments => arguments };
+    Ok(match &call.id {
+        Some(id) => context! { id, type => "function", function },
+        None => context! { type => "function", function },
+    })
+}
+
+pub(super) fn value_of_json(text: &str) -> Result<Value, TemplateError> {
+    serde_json::from_str(text).map_err(|error| TemplateError::Failed(error.to_string()))
+}

@@ -1,0 +1,82 @@
+//! Texts inside of JSON that a client sent for a template: tools, and arguments of calls.
+//!
+//! It stays text here, for a tree of values would cost many times as much; the interpreter makes values of
+//! it. What is kept is one object, nested no deeper than the interpreter reads it, without white space
+//! between its parts and with every character of its texts written as itself where JSON allows.
+
+use super::tools::json::{Json, Place};
+
+/// The same object with each text in it, keys too, as `change` has it. `None` for a text that is no JSON
+/// object, that nests too deep, or that holds halves of characters.
+pub fn map_object(text: &str, change: &mut dyn FnMut(&str) -> String) -> Option<String> {
+    let is_object = text.trim_start().starts_with('{');
+    is_object.then(|| map(text, change)).flatten()
+}
+
+/// The same of a list of anything, or of any other value.
+pub(super) fn map(text: &str, change: &mut dyn FnMut(&str) -> String) -> Option<String> {
+    let (mut json, mut out) = (Json::default(), String::with_capacity(text.len()));
+    let mut opened = 0;
+    for (at, c) in text.char_indices() {
+        let was_in_text = matches!(json.place(), Place::Text { .. });
+        json.push(c).ok()?;
+        let is_in_text = matches!(json.place(), Place::Text { .. });
+        match (was_in_text, is_in_text) {
+            (false, true) => opened = at,
+            (true, false) => {
+                let inside: String = serde_json::from_str(&text[opened..=at]).ok()?;
+                out.push_str(&serde_json::to_string(&change(&inside)).ok()?);
+            }
+            (false, false) if !c.is_ascii_whitespace() => out.push(c),
+            (true, true) | (false, false) => {}
+        }
+    }
+    (json.place() == Place::End).then_some(out)
+}
+
+/// True for one JSON value that [`map_object`]'s bounds would take as a part of an object.
+#[must_use]
+pub fn is_whole(text: &str) -> bool {
+    map(text, &mut |_| String::new()).is_some()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn same(text: &str) -> Option<String> {
+        map_object(text, &mut str::to_owned)
+    }
+
+    #[test]
+    fn an_object_is_written_shortly_and_its_numbers_as_they_were() {
+        let text = " {\"a\\u0062\" : [ 1.0, \"\\u003c\\n\\\"é\", 1e2 ],\n\"\": {} } ";
+        let expected = "{\"ab\":[1.0,\"<\\n\\\"é\",1e2],\"\":{}}";
+        assert_eq!(same(text).as_deref(), Some(expected));
+    }
+
+    #[test]
+    fn each_text_is_changed_and_nothing_else() {
+        let mut loud = |text: &str| text.to_uppercase();
+        let changed = map_object("{\"a\": [true, \"b\"]}", &mut loud);
+        assert_eq!(changed.as_deref(), Some("{\"A\":[true,\"B\"]}"));
+    }
+
+    #[test]
+    fn what_is_no_object_or_nests_too_deep_is_none() {
+        let deep =
+            |levels: usize| format!("{{\"a\":{}{}}}", "[".repeat(levels), "]".repeat(levels));
+        assert!(same(&deep(60)).is_some());
+        for wrong in [
+            "",
+            "[]",
+            "1",
+            "{",
+            "{} {}",
+            "{\"a\": \"\\ud800\"}",
+            &deep(64),
+        ] {
+            assert_eq!(same(wrong), None, "{wrong}");
+        }
+    }
+}
