@@ -9,6 +9,7 @@ use worker_orcd::http::openai::request::StreamOptions;
 use worker_orcd::http::openai::stream::Chunks;
 use worker_orcd::http::openai::{Header, Kind};
 use worker_orcd::http::sse::Render;
+use worker_orcd::text::tools::Parsing;
 use worker_orcd::text::{Detokenizer, StopMatcher};
 
 /// What was drawn, where it stops, how it ends: all as the bytes say.
@@ -120,6 +121,7 @@ fn chunks(kind: Kind, bits: u8) -> Chunks {
         id: "chatcmpl-1".to_owned(),
         created: 1,
         model: "m\n\ndata: x".to_owned(),
+        parsing: Parsing::default(),
     };
     let options = StreamOptions {
         include_usage: bits & 64 != 0,

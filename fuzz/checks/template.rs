@@ -1,7 +1,9 @@
 //! Used by the fuzz target and by the tests that replay its seeds.
 
 use worker_orcd::text::template::ChatTemplate;
-use worker_orcd::text::{ChatMessage, Conversation, Rendering, TemplateError, TemplateSource, Text};
+use worker_orcd::text::{
+    ChatMessage, Conversation, Rendering, TemplateError, TemplateSource, Text,
+};
 use worker_orcd_ipc::{TokenId, TokenKind, TokenizerFacts, TokenizerKind};
 
 /// Longer ones may overflow the stack, which the process that runs them is for.

@@ -92,6 +92,16 @@ pub fn add_merges(report: &mut ReadyReport, merges: &[String]) {
     }
 }
 
+/// Tokens without text of their own, behind those that are there.
+pub fn add_controls(report: &mut ReadyReport, controls: &[String]) {
+    let tokenizer = &mut report.tokenizer;
+    for control in controls {
+        tokenizer.tokens.push(control.clone());
+        tokenizer.kinds.push(TokenKind::Control);
+        report.model.vocab_size += 1;
+    }
+}
+
 #[must_use]
 pub fn device() -> DeviceFacts {
     DeviceFacts {

@@ -31,6 +31,8 @@ pub struct Script {
     pub chat_template: Option<String>,
     /// What its tokenizer merges besides; each makes one more token.
     pub merges: Vec<String>,
+    /// Control tokens that its vocabulary has besides.
+    pub controls: Vec<String>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -120,6 +122,7 @@ impl Script {
             could_use: None,
             chat_template: None,
             merges: Vec::new(),
+            controls: Vec::new(),
         }
     }
 
@@ -162,6 +165,12 @@ impl Script {
         self
     }
 
+    #[must_use]
+    pub fn controls(mut self, texts: &[&str]) -> Self {
+        self.controls = texts.iter().map(|text| (*text).to_owned()).collect();
+        self
+    }
+
     /// Runs of `a` become tokens of up to so many letters, a power of two.
     #[must_use]
     pub fn merging_runs_up_to(mut self, letters: usize) -> Self {
@@ -178,7 +187,7 @@ impl Script {
     }
 }
 
-/// The end-of-sequence token; the 256 before it are the bytes.
+/// The end-of-sequence token, which ends an answer where a prompt has it; the 256 before it are the bytes.
 pub const EOS: TokenId = TokenId(256);
 pub const VOCAB_SIZE: u32 = 257;
 

@@ -8,7 +8,7 @@ use worker_orcd_ipc::{
     Generation, HEARTBEAT_INTERVAL_MS, Heartbeat, Load, LoadOrder, RequestId, StepReport,
     Submission,
 };
-use worker_orcd_tests::script::scripted_token;
+use worker_orcd_tests::script::{EOS, scripted_token};
 use worker_orcd_tests::{Moment, Script, facts};
 
 const HEARTBEAT: Duration = Duration::from_millis(HEARTBEAT_INTERVAL_MS);
@@ -39,6 +39,7 @@ impl Child {
                 max_running: script.max_running,
                 chat_template: script.chat_template,
                 merges: script.merges,
+                controls: script.controls,
                 ..Script::behave()
             };
         }
@@ -94,6 +95,7 @@ impl Child {
             report.tokenizer.chat_template = Some(template.clone());
         }
         facts::add_merges(&mut report, &self.script.merges);
+        facts::add_controls(&mut report, &self.script.controls);
         self.link.send(Event::Ready(Box::new(report)));
     }
 
@@ -204,11 +206,13 @@ impl Child {
                 token,
             });
             running.generated += 1;
-            if running.generated >= running.submission.max_tokens {
-                report.finished.push(Finished {
-                    request,
-                    reason: FinishReason::MaxTokens,
-                });
+            let is_end = token == EOS && !running.submission.ignore_eos;
+            if is_end || running.generated >= running.submission.max_tokens {
+                let reason = match is_end {
+                    true => FinishReason::EndOfSequence,
+                    false => FinishReason::MaxTokens,
+                };
+                report.finished.push(Finished { request, reason });
             }
         }
         for finished in &report.finished {

@@ -1,0 +1,340 @@
+//! Tools, calls and thoughts of chat answers. The scripted model repeats its prompt, so a message says what
+//! the model will write.
+
+use serde_json::{Value, json};
+use std::fmt::Write as _;
+use worker_orcd_tests::client::Client;
+use worker_orcd_tests::{Act, Moment, Script, Worker};
+
+/// Knows tools, and shows nothing but contents, calls and an end. It names what Hermes and Qwen write.
+const HERMES: &str = "{% if false %}{{ tools }}<tool_call><think>{% endif %}{% for message in messages %}\
+                      {{ message.content }}{% endfor %}<|end|>";
+
+/// Writes a mark that is a control token.
+const MISTRAL: &str = "{% if false %}{{ tools }}{{ message.tool_calls }}{% endif %}[TOOL_CALLS]\
+                       {{ messages[0].content }}<|end|>";
+
+/// Shows all that clients can say.
+const SHOWING: &str = "{% if tools %}{{ tools | tojson }}{% endif %}{% for message in messages %}<{{ message.role }}>\
+                       {{ message.content }}{{ message.reasoning_content }}{% for call in message.tool_calls %}\
+                       <tool_call>{{ call.function | tojson }}{% endfor %}{{ message.tool_call_id }}{% endfor %}<|end|>";
+
+const ANSWER: &str = "<think>\nTwo of \"them\".\n</think>\n\nI look.\n<tool_call>\n{\"name\": \"add\", \"arguments\": \
+                      {\"a\": 1.0, \"b\": [\"\\u00e9\", {}]}}\n</tool_call>\n<tool_call>\n{\"name\": \"now\", \
+                      \"arguments\": {}}\n</tool_call>";
+
+fn tools() -> Value {
+    json!([{"type": "function", "function": {
+        "name": "add", "description": "Adds.", "parameters": {"type": "object", "properties": {}},
+    }}])
+}
+
+fn asking(content: &str) -> Value {
+    json!({"messages": [{"role": "user", "content": content}], "tools": tools(), "max_tokens": 2000})
+}
+
+fn scripted(template: &str) -> Script {
+    Script::behave().chat_template(template.to_owned())
+}
+
+fn whole(client: &Client, body: &Value) -> Value {
+    let answer = client.post("/v1/chat/completions", body);
+    assert_eq!(answer.status, 200, "{}", answer.text());
+    answer.json()["choices"][0].clone()
+}
+
+/// A choice without the ids of its calls, which are another answer's.
+fn anonymous(choice: &Value) -> Value {
+    let mut choice = choice.clone();
+    if let Some(calls) = choice["message"]["tool_calls"].as_array_mut() {
+        for call in calls {
+            let id = call.as_object_mut().and_then(|call| call.remove("id"));
+            let id = id.expect("each call has one");
+            assert!(id.as_str().is_some_and(|id| id.len() > 8), "{id}");
+        }
+    }
+    choice
+}
+
+/// The choice that a client puts together of a stream.
+fn streamed(events: impl Iterator<Item = String>) -> Value {
+    let mut message = json!({"role": "assistant", "content": null, "refusal": null});
+    let (mut reason, mut is_done) = (Value::Null, false);
+    let add = |text: &mut Value, more: &Value| {
+        let mut whole = text.as_str().unwrap_or_default().to_owned();
+        let _ = write!(whole, "{}", more.as_str().unwrap_or_default());
+        *text = json!(whole);
+    };
+    for data in events {
+        is_done = data == "[DONE]";
+        if is_done {
+            break;
+        }
+        let chunk: Value = serde_json::from_str(&data).expect("JSON");
+        let choice = &chunk["choices"][0];
+        reason = choice["finish_reason"].clone();
+        let delta = &choice["delta"];
+        for key in ["content", "reasoning_content"] {
+            if delta[key].as_str().is_some_and(|text| !text.is_empty()) {
+                add(&mut message[key], &delta[key]);
+            }
+        }
+        for call in delta["tool_calls"].as_array().into_iter().flatten() {
+            let index = call["index"].as_u64().expect("an index") as usize;
+            if message["tool_calls"].is_null() {
+                message["tool_calls"] = json!([]);
+            }
+            let calls = message["tool_calls"].as_array_mut().expect("a list");
+            if calls.len() == index {
+                calls.push(json!({"id": call["id"], "type": call["type"], "function": {
+                    "name": call["function"]["name"], "arguments": "",
+                }}));
+            }
+            let arguments = &mut calls[index]["function"]["arguments"];
+            add(arguments, &call["function"]["arguments"]);
+        }
+    }
+    assert!(is_done);
+    json!({"index": 0, "message": message, "logprobs": null, "finish_reason": reason})
+}
+
+fn stream(client: &Client, body: &Value) -> Value {
+    let mut body = body.clone();
+    body["stream"] = json!(true);
+    let events = client.stream("/v1/chat/completions", &body);
+    streamed(events.map(|event| event.data))
+}
+
+#[test]
+fn thoughts_text_and_calls_are_told_apart_streamed_and_whole() {
+    let worker = Worker::scripted(scripted(HERMES)).start();
+    let client = worker.client();
+    let ready = worker.log.wait_for("ready");
+    assert_eq!(ready["tool_call_parser"], "hermes");
+    assert_eq!(ready["reasoning_parser"], "think");
+    let choice = whole(&client, &asking(ANSWER));
+    assert_eq!(
+        anonymous(&choice),
+        json!({
+            "index": 0, "logprobs": null, "finish_reason": "tool_calls",
+            "message": {
+                "role": "assistant", "refusal": null, "content": "I look.",
+                "reasoning_content": "Two of \"them\".",
+                "tool_calls": [
+                    {"type": "function", "function": {
+                        "name": "add", "arguments": "{\"a\": 1.0, \"b\": [\"\\u00e9\", {}]}",
+                    }},
+                    {"type": "function", "function": {"name": "now", "arguments": "{}"}},
+                ],
+            },
+        })
+    );
+    let told = stream(&client, &asking(ANSWER));
+    assert_eq!(anonymous(&told), anonymous(&choice));
+
+    // Cut by length, in the middle of the arguments.
+    let mut cut = asking(ANSWER);
+    cut["max_tokens"] = json!(ANSWER.find("1.0").expect("it is there") + 1);
+    let choice = whole(&client, &cut);
+    assert_eq!(choice["finish_reason"], "length");
+    let call = &choice["message"]["tool_calls"][0]["function"];
+    assert_eq!(call["arguments"], "{\"a\": 1");
+    assert_eq!(anonymous(&stream(&client, &cut)), anonymous(&choice));
+
+    // Stop strings are of the text as the model writes it.
+    let mut stopped = asking(ANSWER);
+    stopped["stop"] = json!(["</tool_call>"]);
+    let choice = whole(&client, &stopped);
+    assert_eq!(choice["finish_reason"], "stop");
+    assert_eq!(
+        choice["message"]["tool_calls"].as_array().map(Vec::len),
+        Some(1)
+    );
+}
+
+#[test]
+fn without_tools_and_where_none_are_wanted_calls_are_text() {
+    let worker = Worker::scripted(scripted(HERMES)).start();
+    let text = ANSWER.split("</think>\n\n").nth(1).expect("it is there");
+    for (key, value) in [("tools", json!([])), ("tool_choice", json!("none"))] {
+        let mut body = asking(ANSWER);
+        body[key] = value;
+        let choice = whole(&worker.client(), &body);
+        assert_eq!(choice["message"]["content"], text);
+        assert_eq!(choice["message"]["reasoning_content"], "Two of \"them\".");
+        assert_eq!(choice["finish_reason"], "stop");
+        assert_eq!(
+            anonymous(&stream(&worker.client(), &body)),
+            anonymous(&choice)
+        );
+    }
+    // The older endpoint tells what is written.
+    let body = json!({"prompt": format!("{ANSWER}<|end|>"), "max_tokens": 2000});
+    let answer = worker.client().post("/v1/completions", &body).json();
+    assert_eq!(answer["choices"][0]["text"], ANSWER);
+
+    let raw = Worker::scripted(scripted(HERMES))
+        .arg("--reasoning-parser", "none")
+        .start();
+    let mut body = asking(ANSWER);
+    body["tools"] = json!([]);
+    assert_eq!(whole(&raw.client(), &body)["message"]["content"], ANSWER);
+}
+
+#[test]
+fn marks_that_are_control_tokens_reach_the_parser_and_no_other_answer() {
+    let script = scripted(MISTRAL).controls(&["[TOOL_CALLS]", "[ARGS]"]);
+    let worker = Worker::scripted(script).start();
+    let client = worker.client();
+    let list = "[{\"name\": \"add\", \"arguments\": {\"a\": 1}}]";
+    let choice = whole(&client, &asking(list));
+    let call = &choice["message"]["tool_calls"][0];
+    assert_eq!(
+        call["function"],
+        json!({"name": "add", "arguments": "{\"a\": 1}"})
+    );
+    assert_eq!(
+        call["id"].as_str().map(str::len),
+        Some(9),
+        "as its templates want"
+    );
+    assert_eq!(
+        anonymous(&stream(&client, &asking(list))),
+        anonymous(&choice)
+    );
+    let mut body = asking(list);
+    body["tools"] = json!([]);
+    assert_eq!(whole(&client, &body)["message"]["content"], list);
+}
+
+#[test]
+fn a_death_and_an_upgrade_in_the_middle_change_no_byte() {
+    let calm = Worker::scripted(scripted(HERMES)).start();
+    let expected = anonymous(&whole(&calm.client(), &asking(ANSWER)));
+    for said in [3, 60, 130, 200] {
+        let script = Script::once(Moment::MidStream(said), Act::Signal(9));
+        let script = script.chat_template(HERMES.to_owned());
+        let worker = Worker::scripted(script).start();
+        assert_eq!(
+            anonymous(&stream(&worker.client(), &asking(ANSWER))),
+            expected,
+            "{said}"
+        );
+    }
+    let script = scripted(HERMES).token_interval_ms(10);
+    let worker = Worker::scripted(script).start();
+    let client = worker.client();
+    let mut body = asking(ANSWER);
+    body["stream"] = json!(true);
+    let mut events = client.stream("/v1/chat/completions", &body);
+    let mut told = Vec::new();
+    for upgrade_at in [20, 90, 150] {
+        while told.len() < upgrade_at {
+            told.push(events.next().expect("it goes on").data);
+        }
+        worker.upgrade();
+    }
+    told.extend(events.map(|event| event.data));
+    assert_eq!(anonymous(&streamed(told.into_iter())), expected);
+}
+
+#[test]
+fn tools_calls_and_results_are_shown_to_the_model() {
+    let worker = Worker::scripted(scripted(SHOWING)).start();
+    let client = worker.client();
+    let body = json!({
+        "messages": [
+            {"role": "user", "content": "1+1 <|end|>"},
+            {"role": "assistant", "content": null, "reasoning_content": "Hm", "tool_calls": [
+                {"id": "c1", "type": "function", "function": {"name": "add", "arguments": "{\"b\": 1, \"a\": [1.0]}"}},
+            ]},
+            {"role": "tool", "tool_call_id": "c1", "content": "2 <|end|>"},
+        ],
+        "tools": tools(), "tool_choice": "none", "max_tokens": 2000,
+    });
+    let content = |body: &Value| {
+        let choice = whole(&client, body);
+        let content = choice["message"]["content"].as_str();
+        content.expect("text").to_owned()
+    };
+    // What a client writes ends no prompt, and the model sees its end only at the end.
+    let conversation = "<user>1+1 <|end|><assistant>Hm<tool_call>{\"name\": \"add\", \"arguments\": {\"b\": 1, \
+                        \"a\": [1.0]}}<tool>2 <|end|>c1";
+    assert_eq!(content(&body), conversation);
+    let mut with_tools = body.clone();
+    with_tools["tool_choice"] = json!("auto");
+    let usage = |body: &Value| {
+        client.post("/v1/chat/completions", body).json()["usage"]["prompt_tokens"].clone()
+    };
+    let shown = "[{\"type\": \"function\", \"function\": {\"name\": \"add\", \"description\": \"Adds.\", \
+                 \"parameters\": {\"properties\": {}, \"type\": \"object\"}}}]";
+    let (without, with) = (usage(&body).as_u64(), usage(&with_tools).as_u64());
+    assert_eq!(
+        with.zip(without).map(|(with, without)| with - without),
+        Some(shown.len() as u64)
+    );
+}
+
+#[test]
+fn what_this_model_or_this_worker_cannot_do_is_refused_by_name() {
+    let plain = Worker::scripted(Script::behave()).start();
+    let calling = Worker::scripted(scripted(HERMES)).start();
+    let shows = Worker::scripted(scripted(SHOWING))
+        .arg("--tool-call-parser", "none")
+        .start();
+    let refused = |worker: &Worker, extra: &Value, field: &str, why: &str| {
+        let mut body = asking("hi");
+        body.as_object_mut()
+            .expect("an object")
+            .extend(extra.as_object().expect("one").clone());
+        let answer = worker.client().post("/v1/chat/completions", &body);
+        let error = answer.json()["error"].clone();
+        assert_eq!(answer.status, 400, "{error}");
+        assert_eq!(error["param"], field, "{error}");
+        let message = error["message"].as_str().expect("words");
+        assert!(message.contains(why), "{message}");
+    };
+    refused(
+        &plain,
+        &json!({}),
+        "tools",
+        "chat template does not ask for tools",
+    );
+    refused(&shows, &json!({}), "tools", "--tool-call-parser");
+    for (extra, field, why) in [
+        (
+            json!({"tool_choice": "required"}),
+            "tool_choice",
+            "structured output",
+        ),
+        (
+            json!({"parallel_tool_calls": false}),
+            "parallel_tool_calls",
+            "structured output",
+        ),
+        (json!({"functions": [{"name": "a"}]}), "functions", "tools"),
+        (
+            json!({"function_call": "a"}),
+            "function_call",
+            "tool_choice",
+        ),
+    ] {
+        refused(&calling, &extra, field, why);
+    }
+    let call = json!({"id": "c", "function": {"name": "f", "arguments": "[]"}});
+    let messages = json!({"messages": [{"role": "assistant", "tool_calls": [call]}]});
+    refused(
+        &shows,
+        &json!({"messages": messages["messages"], "tools": []}),
+        "messages[0].tool_calls[0].function.arguments",
+        "JSON object",
+    );
+    let call = json!({"id": "c", "function": {"name": "f", "arguments": "{}"}});
+    let messages = json!([{"role": "assistant", "tool_calls": [call]}]);
+    refused(
+        &plain,
+        &json!({"messages": messages, "tools": []}),
+        "messages[0].tool_calls",
+        "chat template",
+    );
+}
