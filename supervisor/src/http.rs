@@ -11,6 +11,7 @@
 //! ```
 //!
 //! * [`health`] and [`metrics`](crate::metrics) answer from memory and never wait.
+//! * [`texts`] tells tokens of texts and texts of tokens.
 //! * [`admin`] says what only the operator may ask, and where.
 //! * [`routes`] says what there is, also to somebody who asked for what there is not; [`openapi`] says it to
 //!   programs, and [`page`] shows it to people.
@@ -59,6 +60,7 @@ pub mod refusals;
 pub mod resume;
 pub mod routes;
 pub mod sse;
+pub mod texts;
 pub mod tls;
 mod tool_calls;
 

@@ -111,6 +111,27 @@ impl Text {
         }
     }
 
+    /// What a token is written as: a special token stands for its own text.
+    #[must_use]
+    pub fn bytes_written(&self, token: TokenId) -> &[u8] {
+        match self.tokenizer.special_text(token) {
+            Some(text) => text.as_bytes(),
+            None => self.bytes(token),
+        }
+    }
+
+    /// The text that these tokens are written as, special tokens among them.
+    #[must_use]
+    pub fn write(&self, tokens: &[TokenId]) -> String {
+        let mut out = String::new();
+        let mut detokenizer = Detokenizer::default();
+        for &token in tokens {
+            detokenizer.push(self.bytes_written(token), &mut out);
+        }
+        detokenizer.finish(&mut out);
+        out
+    }
+
     #[must_use]
     pub fn vocabulary(&self) -> &Vocabulary {
         &self.vocabulary

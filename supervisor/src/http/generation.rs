@@ -42,6 +42,12 @@ pub enum Input {
 }
 
 impl Input {
+    /// Tools are shown to the model.
+    #[must_use]
+    pub fn has_tools(&self) -> bool {
+        matches!(self, Self::Messages(conversation, _) if conversation.tools.is_some())
+    }
+
     /// The name of the field that held the prompt.
     fn field(&self) -> &'static str {
         match self {
@@ -169,6 +175,40 @@ impl App {
         })
     }
 
+    /// The tokens of a prompt as it would be computed.
+    ///
+    /// # Errors
+    /// When it is surely too long, or cannot be rendered.
+    pub async fn tokens_of(
+        &self,
+        model: &Arc<LoadedModel>,
+        input: Input,
+    ) -> Result<Vec<TokenId>, ApiError> {
+        self.check_bytes(model, &input)?;
+        Ok(self.encode(model, input).await?.tokens)
+    }
+
+    /// The tokens of a text, without those that a model wants around it.
+    ///
+    /// # Errors
+    /// When it is surely too long.
+    pub async fn tokens_alone(
+        &self,
+        model: &Arc<LoadedModel>,
+        content: String,
+    ) -> Result<Vec<TokenId>, ApiError> {
+        let (text, bytes) = (Arc::clone(&model.text), content.len());
+        let input = Input::Prompt(content);
+        self.check_bytes(model, &input)?;
+        let Input::Prompt(content) = input else {
+            return Err(lost());
+        };
+        let work =
+            move || Encoded::of(&content, text.tokenizer().encode_plain(&content), "content");
+        let encoded = self.lanes.run(bytes, work).await.ok_or_else(lost)?;
+        Ok(encoded?.tokens)
+    }
+
     /// Refuses a prompt that cannot fit however it is tokenized, before that costs anything.
     fn check_bytes(&self, model: &LoadedModel, input: &Input) -> Result<(), ApiError> {
         let longest_token = model.text.tokenizer().longest_token_bytes();
@@ -245,7 +285,11 @@ impl App {
         })
     }
 
-    async fn render(
+    /// The prompt that a conversation becomes.
+    ///
+    /// # Errors
+    /// When the template refuses it, or it is surely too long.
+    pub async fn render(
         &self,
         model: &LoadedModel,
         conversation: Conversation,

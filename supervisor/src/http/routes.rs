@@ -3,7 +3,7 @@
 
 use super::error::{ApiError, Dialect};
 use super::openapi::operations;
-use super::{App, crashes, execute, health, metrics, openai, openapi, page, resume};
+use super::{App, crashes, execute, health, metrics, openai, openapi, page, resume, texts};
 use axum::body::Body;
 use axum::extract::State;
 use axum::http::header::VARY;
@@ -42,7 +42,7 @@ const fn a_post(path: &'static str, handler: Handler, operation: Describe) -> Ro
 }
 
 /// Every route, in the order in which people are told.
-pub const ROUTES: [Route; 19] = [
+pub const ROUTES: [Route; 22] = [
     a_get("/", || get(root), operations::root),
     a_post(
         "/v1/chat/completions",
@@ -73,6 +73,17 @@ pub const ROUTES: [Route; 19] = [
         "/v1/completions/{id}",
         || get(resume::resume),
         operations::rest_of_completion,
+    ),
+    a_post("/tokenize", || post(texts::tokenize), operations::tokenize),
+    a_post(
+        "/detokenize",
+        || post(texts::detokenize),
+        operations::detokenize,
+    ),
+    a_post(
+        "/apply-template",
+        || post(texts::apply_template),
+        operations::apply_template,
     ),
     a_post("/execute", || post(execute::execute), operations::execute),
     a_get(

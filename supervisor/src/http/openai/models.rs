@@ -66,7 +66,7 @@ impl App {
     }
 
     /// A request may leave the model out, since there is one; it may not name another.
-    pub(super) fn check_model_name(
+    pub(in crate::http) fn check_model_name(
         &self,
         fields: &mut Fields<'_>,
         loaded: Option<&LoadedModel>,

@@ -49,6 +49,8 @@ const CHAT: &[&str] = &[
     template_settings::FIELD,
 ];
 const COMPLETION: &[&str] = &["prompt"];
+/// Fields that [`read_conversation`] reads beside `messages`.
+pub(in crate::http) const CONVERSATION: [&[&str]; 2] = [tools::FIELDS, &[template_settings::FIELD]];
 const STREAM_OPTIONS: Names = |name| among(name, STREAM_OPTION_NAMES);
 const STREAM_OPTION_NAMES: &[&[&str]] = &[&[
     "include_usage",
@@ -92,12 +94,10 @@ pub fn read(
     let mut parsing = Parsing::default();
     let input = match kind {
         Kind::Chat => {
-            let settings = template_settings::read(&mut fields);
-            let messages = read_messages(&mut fields, max_chars, &model.chat);
-            let tools = tools::read(&mut fields, max_chars, &model.chat);
-            parsing = model.chat.parsing_of(tools.is_some());
-            let conversation = |messages| Conversation { messages, tools };
-            let input = messages.map(|it| Input::Messages(conversation(it), settings));
+            let input = read_conversation(&mut fields, max_chars, model);
+            parsing = model
+                .chat
+                .parsing_of(input.as_ref().is_some_and(Input::has_tools));
             fields.required("messages", input)
         }
         Kind::Completion => {
@@ -127,6 +127,19 @@ pub fn read(
         stream,
         parsing,
     })
+}
+
+/// Messages, tools, and what is set for the template; `None` without messages.
+pub(in crate::http) fn read_conversation(
+    fields: &mut Fields<'_>,
+    max_chars: usize,
+    model: &ModelTerms,
+) -> Option<Input> {
+    let settings = template_settings::read(fields);
+    let messages = read_messages(fields, max_chars, &model.chat);
+    let tools = tools::read(fields, max_chars, &model.chat);
+    let conversation = |messages| Conversation { messages, tools };
+    messages.map(|it| Input::Messages(conversation(it), settings))
 }
 
 /// Reads sampling with the values by which other servers mean "off", whatever the model file says,
@@ -207,7 +220,8 @@ fn read_ids(fields: &mut Fields<'_>, list: Json<'_>, vocabulary: u32) -> Option<
     None
 }
 
-fn token(id: Json<'_>, vocabulary: u32) -> Option<TokenId> {
+/// An id of the vocabulary.
+pub(in crate::http) fn token(id: Json<'_>, vocabulary: u32) -> Option<TokenId> {
     let id = id.whole()?;
     (id < u64::from(vocabulary)).then_some(TokenId(id as u32))
 }

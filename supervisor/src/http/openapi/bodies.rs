@@ -31,6 +31,18 @@ pub(super) const NAMED: [Named; 14] = [
     ("Health", health),
 ];
 
+/// What `/tokenize` answers.
+pub(super) fn tokens() -> Shape {
+    let piece = any_of([text(), list_of(count())]);
+    let token = any_of([count(), object([("id", count()), ("piece", piece)])]);
+    object([
+        ("tokens", list_of(token)),
+        ("count", count()),
+        ("max_model_len", count()),
+        ("token_strs", or_null(list_of(text()))),
+    ])
+}
+
 /// One event of a job. A stream is described by the shape of its events.
 pub(super) fn event() -> Shape {
     let event = |name: &str, schema: &str| {

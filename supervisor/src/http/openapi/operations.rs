@@ -47,6 +47,42 @@ pub fn document(_: &App) -> OperationBuilder {
         .response("200", json("An OpenAPI document", document))
 }
 
+pub fn tokenize(app: &App) -> OperationBuilder {
+    let operation = operation(
+        "tokenize",
+        "text",
+        "The tokens of a text or of a conversation",
+    )
+    .request_body(Some(requests::tokenize(app)))
+    .response("200", json("The tokens", bodies::tokens()));
+    of_text(operation)
+}
+
+pub fn detokenize(app: &App) -> OperationBuilder {
+    let text_twice = object([("content", text()), ("prompt", text())]);
+    let operation = operation("detokenize", "text", "The text of tokens")
+        .request_body(Some(requests::detokenize(app)))
+        .response("200", json("The text, under both names", text_twice));
+    of_text(operation)
+}
+
+pub fn apply_template(app: &App) -> OperationBuilder {
+    let operation = operation(
+        "apply_template",
+        "text",
+        "The prompt that a conversation becomes",
+    )
+    .request_body(Some(requests::apply_template(app)))
+    .response("200", json("The prompt", object([("prompt", text())])));
+    of_text(operation)
+}
+
+fn of_text(operation: OperationBuilder) -> OperationBuilder {
+    let operation = refused(operation, Native, OF_BODIES);
+    // Of another model than the one that is served.
+    refused(operation, Native, &[Why::NotFound, Why::Unhealthy])
+}
+
 pub fn execute(app: &App) -> OperationBuilder {
     let operation = operation("execute", "worker", "Generate text, streamed")
         .description(Some(EXECUTE))

@@ -1,11 +1,14 @@
 //! Bodies of requests, as their readers describe them, with examples that work.
 
 use super::schema::Shape;
+use crate::config::RequestLimits;
 use crate::http::App;
+use crate::http::error::ApiError;
 use crate::http::execute;
-use crate::http::fields::Fields;
+use crate::http::fields::{Fields, Names};
 use crate::http::openai::{Kind, request};
 use crate::http::reading::ModelTerms;
+use crate::http::texts;
 use serde_json::{Value, json};
 use utoipa::openapi::example::Example;
 use utoipa::openapi::request_body::{RequestBody, RequestBodyBuilder};
@@ -40,6 +43,45 @@ pub(super) fn cancel() -> RequestBody {
     let read = |fields: Fields<'_>| drop(execute::read_cancellation(fields));
     let shape = Fields::described(execute::CANCEL_NAMES, read).into_shape();
     body(shape, &[("job", json!({"job_id": "a-1"}))])
+}
+
+pub(super) fn tokenize(app: &App) -> RequestBody {
+    let shape = described(app, texts::TOKENIZE_NAMES, texts::read_tokenize);
+    let messages = json!([{"role": "user", "content": "Why is the sky blue?"}]);
+    body(
+        shape,
+        &[
+            (
+                "text",
+                json!({"content": "Once upon a time", "with_pieces": true}),
+            ),
+            (
+                "conversation",
+                json!({"messages": messages, "return_token_strs": true}),
+            ),
+        ],
+    )
+}
+
+pub(super) fn detokenize(app: &App) -> RequestBody {
+    let shape = described(app, texts::TOKENS_NAMES, texts::read_tokens);
+    body(shape, &[("tokens", json!({"tokens": [1, 2, 3]}))])
+}
+
+pub(super) fn apply_template(app: &App) -> RequestBody {
+    let shape = described(app, texts::TEMPLATE_NAMES, texts::read_template);
+    let messages = json!([{"role": "user", "content": "Why is the sky blue?"}]);
+    body(shape, &[("conversation", json!({"messages": messages}))])
+}
+
+fn described<T>(
+    app: &App,
+    names: Names,
+    read: fn(Fields<'_>, &RequestLimits, &ModelTerms) -> Result<T, ApiError>,
+) -> Shape {
+    let model = app.engine.model();
+    let read = |fields: Fields<'_>| drop(app.read_named(fields, model.as_deref(), read));
+    Fields::described(names, read).into_shape()
 }
 
 pub(super) fn openai(app: &App, kind: Kind) -> RequestBody {
