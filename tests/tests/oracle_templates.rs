@@ -1,0 +1,200 @@
+//! Prompts of conversations with tools against Python's Jinja: `tests/oracle/chat_templates.py`.
+//!
+//! The templates do what those of the families do: each asks for tools and calls in its own way.
+
+mod oracle;
+
+use serde_json::{Value, json};
+use std::fs;
+use worker_orcd::config::RequestLimits;
+use worker_orcd::engine::SamplingDefaults;
+use worker_orcd::http::body::parse;
+use worker_orcd::http::generation::Input;
+use worker_orcd::http::openai::{Kind, request};
+use worker_orcd::http::reading::ModelTerms;
+use worker_orcd::requests::OnFault;
+use worker_orcd::text::template::ChatTemplate;
+use worker_orcd::text::tools::ChatTerms;
+use worker_orcd::text::{Conversation, Rendering, TemplateSource};
+
+const LIMITS: RequestLimits = RequestLimits {
+    max_tokens_in: None,
+    max_tokens_out: None,
+    max_prompt_chars: None,
+    inference_timeout: None,
+    on_fault: OnFault::Resume,
+};
+
+const MODEL: ModelTerms = ModelTerms {
+    vocabulary: 1000,
+    context: 1000,
+    defaults: SamplingDefaults::OWN,
+    chat: ChatTerms::UNKNOWN,
+};
+
+/// Tags around JSON, results gathered into a user's turn, thoughts of the last turn alone.
+const TAGS: &str = r#"
+{%- if tools %}
+    {{- '<|im_start|>system\n' }}
+    {%- if messages[0].role == 'system' %}{{- messages[0].content + '\n\n' }}{%- endif %}
+    {{- "You may call:\n<tools>" }}
+    {%- for tool in tools %}{{- "\n" }}{{- tool | tojson }}{%- endfor %}
+    {{- "\n</tools>\n<tool_call>\n{\"name\": <name>, \"arguments\": <object>}\n</tool_call><|im_end|>\n" }}
+{%- elif messages[0].role == 'system' %}
+    {{- '<|im_start|>system\n' + messages[0].content + '<|im_end|>\n' }}
+{%- endif %}
+{%- set ns = namespace(last=messages | length - 1) %}
+{%- for message in messages %}
+    {%- if message.role == 'user' or (message.role == 'system' and not loop.first) %}
+        {{- '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>\n' }}
+    {%- elif message.role == 'assistant' %}
+        {{- '<|im_start|>assistant\n' }}
+        {%- if message.reasoning_content is string and loop.index0 > ns.last - 3 %}
+            {{- '<think>\n' + message.reasoning_content.strip('\n') + '\n</think>\n\n' }}
+        {%- endif %}
+        {{- message.content.lstrip('\n') }}
+        {%- for call in message.tool_calls %}
+            {%- if call.function %}{%- set call = call.function %}{%- endif %}
+            {{- '\n<tool_call>\n{"name": "' + call.name + '", "arguments": ' }}
+            {%- if call.arguments is string %}{{- call.arguments }}{%- else %}{{- call.arguments | tojson }}{%- endif %}
+            {{- '}\n</tool_call>' }}
+        {%- endfor %}
+        {{- '<|im_end|>\n' }}
+    {%- elif message.role == 'tool' %}
+        {%- if loop.first or messages[loop.index0 - 1].role != 'tool' %}{{- '<|im_start|>user' }}{%- endif %}
+        {{- '\n<tool_response>\n' + message.content + '\n</tool_response>' }}
+        {%- if loop.last or messages[loop.index0 + 1].role != 'tool' %}{{- '<|im_end|>\n' }}{%- endif %}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- endif %}
+"#;
+
+/// Schemas with an indent, one call a turn, `ipython` for results.
+const PARAMETERS: &str = r#"{{- bos_token }}
+{%- if not tools is defined %}{%- set tools = none %}{%- endif %}
+{%- for message in messages %}
+    {%- if message.role == 'user' and tools is not none and loop.first %}
+        {{- 'Answer with {"name": name, "parameters": {name: value}}.\n\n' }}
+        {%- for t in tools %}{{- t | tojson(indent=4) }}{{- "\n\n" }}{%- endfor %}
+        {{- message['content'] | trim + '<|eot_id|>' }}
+    {%- elif 'tool_calls' in message %}
+        {%- if not message.tool_calls | length == 1 %}{{- raise_exception('one call at a time') }}{%- endif %}
+        {%- set call = message.tool_calls[0].function %}
+        {{- '{"name": "' + call.name + '", "parameters": ' + (call.arguments | tojson) + '}<|eot_id|>' }}
+    {%- elif message.role == 'tool' or message.role == 'ipython' %}
+        {{- '<|start_header_id|>ipython<|end_header_id|>\n\n' }}
+        {%- if message.content is mapping or message.content is not string %}{{- message.content | tojson }}
+        {%- else %}{{- message.content }}{%- endif %}
+        {{- '<|eot_id|>' }}
+    {%- else %}
+        {{- '<|' + message.role + '|>' + message.content | trim + '<|eot_id|>' }}
+    {%- endif %}
+{%- endfor %}"#;
+
+/// Ids that must be there, whole functions as JSON, keys of arguments walked through.
+const IDS: &str = r#"{{ bos_token }}
+{%- if tools is not none and tools is defined %}
+    {{- '[AVAILABLE_TOOLS][' }}
+    {%- for tool in tools %}
+        {%- set tool = tool.function %}
+        {{- '{"type": "function", "function": {' }}
+        {%- for key, value in tool.items() if key != 'return' %}
+            {%- if value is string %}{{- '"' + key + '": "' + value + '"' }}
+            {%- else %}{{- '"' + key + '": ' + value | tojson }}{%- endif %}
+            {%- if not loop.last %}{{- ', ' }}{%- endif %}
+        {%- endfor %}
+        {{- '}}' }}{%- if not loop.last %}{{- ', ' }}{%- else %}{{- ']' }}{%- endif %}
+    {%- endfor %}
+    {{- '[/AVAILABLE_TOOLS]' }}
+{%- endif %}
+{%- for message in messages %}
+    {%- if message['role'] == 'user' %}{{- '[INST] ' + message['content'] + ' [/INST]' }}
+    {%- elif message.tool_calls is defined and message.tool_calls is not none %}
+        {{- '[TOOL_CALLS] [' }}
+        {%- for call in message.tool_calls %}
+            {%- set out = call.function | tojson %}
+            {{- out[:-1] }}
+            {%- if not call.id is defined or call.id | length != 9 %}{{- raise_exception('ids of length 9') }}{%- endif %}
+            {{- ', "id": "' + call.id + '"}' }}{%- if not loop.last %}{{- ', ' }}{%- endif %}
+            {%- for key, value in call.function.arguments | items %}{{- ' ' ~ key ~ '=' ~ value }}{%- endfor %}
+        {%- endfor %}
+        {{- ']' + eos_token }}
+    {%- elif message['role'] == 'tool' %}
+        {{- '[TOOL_RESULTS] {"content": ' + message.content | string + ', "call_id": "' + message.tool_call_id + '"}' }}
+    {%- else %}{{- ' ' + message['content'] + eos_token }}
+    {%- endif %}
+{%- endfor %}"#;
+
+const USER: &str = r#"{"role": "user", "content": "  Wie warm ist es in Köln? <b>\"&\"</b>\n"}"#;
+
+const CALLED: &str = r#"{"role": "assistant", "content": null, "reasoning_content": "\nHm\n", "tool_calls": [
+    {"id": "abcdefghi", "type": "function", "function": {"name": "get_weather", "arguments":
+    "{\"city\": \"Köln <&>\", \"days\": [1, 2.5, true, null, {\"a\": {}}], \"b\": {\"z\": 1.0, \"a\": -3}}"}}]}"#;
+
+const RESULT: &str =
+    r#"{"role": "tool", "tool_call_id": "abcdefghi", "content": "{\"celsius\": 21.0}"}"#;
+
+const NEXT: &str =
+    r#"{"role": "assistant", "content": "21 °C."}, {"role": "user", "content": "Danke"}"#;
+
+/// Keys in the order in which the worker shows them; those of parameters are a client's own.
+const TOOLS: &str = r#"[{"type": "function", "function": {"name": "get_weather", "description": "Says \u00e9.",
+    "parameters": {"type": "object", "required": ["city"], "properties": {"city": {"enum": ["Köln"]}}}}},
+    {"type": "function", "function": {"name": "now"}}]"#;
+
+/// Conversations that a template of each kind takes, as texts: the order of keys is part of a prompt.
+fn bodies() -> [(&'static str, String); 4] {
+    let body = |messages: &[&str], tools: &str| {
+        let messages = messages.join(", ");
+        format!("{{\"messages\": [{messages}], \"tools\": {tools}}}")
+    };
+    [
+        ("no tools", body(&[USER], "[]")),
+        ("tools", body(&[USER], TOOLS)),
+        (
+            "a call and its result",
+            body(&[USER, CALLED, RESULT], TOOLS),
+        ),
+        ("another turn", body(&[USER, CALLED, RESULT, NEXT], "[]")),
+    ]
+}
+
+fn prompt(template: &str, body: &str) -> String {
+    let read = |fields: worker_orcd::http::fields::Fields<'_>| {
+        request::read(fields, &LIMITS, &MODEL, Kind::Chat)
+    };
+    let read = parse(body.as_bytes(), request::names(Kind::Chat), read).expect("a right body");
+    let Input::Messages(conversation, settings) = read.generation.input else {
+        panic!("messages");
+    };
+    let template = ChatTemplate::compile(TemplateSource {
+        jinja: template.to_owned(),
+        begin: "<s>".to_owned(),
+        end: "</s>".to_owned(),
+    });
+    let conversation: Conversation = conversation;
+    let rendering = Rendering {
+        conversation,
+        settings,
+        max_bytes: 1 << 20,
+    };
+    let rendered = template.expect("Jinja").render(&rendering);
+    rendered.expect("a prompt")
+}
+
+#[test]
+fn prompts_with_tools_and_calls_are_those_of_python_s_jinja() {
+    let mut cases = Vec::new();
+    for (family, template) in [("tags", TAGS), ("parameters", PARAMETERS), ("ids", IDS)] {
+        for (story, body) in bodies() {
+            cases.push(json!({
+                "name": format!("{family}: {story}"), "template": template, "body": body,
+                "prompt": prompt(template, &body),
+            }));
+        }
+    }
+    let folder = tempfile::tempdir().expect("a temporary directory");
+    let path = folder.path().join("cases.json");
+    fs::write(&path, Value::from(cases).to_string()).expect("the directory is ours");
+    oracle::run("chat_templates.py", &[path.as_os_str()]);
+}
