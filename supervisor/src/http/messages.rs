@@ -124,8 +124,8 @@ fn read_fields_of_message(
     let role = fields.word("role", ROLES);
     let role = fields.required("role", role);
     let is_assistant = role == Some("assistant");
-    let content = read_content(&mut fields, is_assistant);
     let tool_calls = read_tool_calls(&mut fields, is_assistant, terms);
+    let content = read_content(&mut fields, is_assistant, tool_calls.is_some());
     let reasoning = fields.text("reasoning_content", &(0..=usize::MAX));
     let reasoning = reasoning.filter(|text| !text.is_empty());
     if reasoning.is_some() && role.is_some_and(|role| role != "assistant") {
@@ -149,38 +149,38 @@ fn read_fields_of_message(
         content,
         name,
         reasoning,
-        tool_calls,
+        tool_calls: tool_calls.unwrap_or_default(),
         tool_call_id,
     };
     Ok(role.zip(content).map(message))
 }
 
+/// `None` where there are none. Where one is wrong, those that are right.
 fn read_tool_calls(
     fields: &mut Fields<'_>,
     is_assistant: bool,
     terms: &ChatTerms,
-) -> Vec<ToolCall> {
+) -> Option<Vec<ToolCall>> {
     fields.says("tool_calls", || {
         let calls = terms.shows_calls.then(tool_calls::shape);
         schema::any_of(calls.into_iter().chain([empty()]))
     });
-    let given = fields.take("tool_calls").filter(|given| !given.is_empty());
-    let Some(given) = given else {
-        return Vec::new();
-    };
+    let given = fields
+        .take("tool_calls")
+        .filter(|given| !given.is_empty())?;
     if !is_assistant {
         fields.error("tool_calls", Constraint::Conflict, "are an assistant's");
-        return Vec::new();
+        return None;
     }
     if !terms.shows_calls {
         let rule = "cannot be shown: the model's chat template does not ask for them";
         fields.error("tool_calls", Constraint::Unsupported, rule);
-        return Vec::new();
+        return None;
     }
     let mut wrong = fields.mistakes().inside();
     let calls = tool_calls::read(given, &mut wrong);
     fields.mistakes().extend(|| "tool_calls".to_owned(), wrong);
-    calls
+    Some(calls)
 }
 
 fn read_tool_call_id(fields: &mut Fields<'_>, role: Option<&str>) -> Option<String> {
@@ -227,7 +227,7 @@ fn empty() -> Shape {
 }
 
 /// An assistant that only called tools said `null` or nothing, which templates get as an empty text.
-fn read_content(fields: &mut Fields<'_>, is_assistant: bool) -> Option<String> {
+fn read_content(fields: &mut Fields<'_>, is_assistant: bool, has_calls: bool) -> Option<String> {
     fields.says("content", || {
         let part = |fields: Fields<'_>| drop(read_fields_of_part(fields));
         let part = Fields::described(PART, part).into_shape();
@@ -240,7 +240,7 @@ fn read_content(fields: &mut Fields<'_>, is_assistant: bool) -> Option<String> {
         let called = schema::object([assistant, ("tool_calls", called)]);
         schema::any_of([is_null, called, schema::with("content", [])])
     });
-    let may_be_absent = is_assistant && (fields.is_null("content") || fields.has("tool_calls"));
+    let may_be_absent = is_assistant && (fields.is_null("content") || has_calls);
     let Some(content) = fields.take("content") else {
         if may_be_absent {
             return Some(String::new());

@@ -114,6 +114,7 @@ fn calls_results_and_thoughts_are_kept() {
         {"role": "user", "content": "5", "tool_call_id": "c"},
         {"role": "user", "content": "5", "tool_calls": [call]},
         {"role": "user", "content": "5", "reasoning_content": "Hm"},
+        {"role": "assistant", "tool_calls": []},
         {"role": "assistant", "tool_calls": [{"id": "c", "function": {"name": "f", "arguments": "1"}}]},
     ]));
     assert_eq!(
@@ -123,7 +124,8 @@ fn calls_results_and_thoughts_are_kept() {
             "messages[1].tool_call_id",
             "messages[2].tool_calls",
             "messages[3].reasoning_content",
-            "messages[4].tool_calls[0].function.arguments",
+            "messages[4].content",
+            "messages[5].tool_calls[0].function.arguments",
         ]
     );
     let long = json!({"role": "assistant", "content": "", "reasoning_content": "0123456789"});
