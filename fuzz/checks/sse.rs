@@ -83,6 +83,7 @@ impl<'a> Story<'a> {
                 text: String::new(),
                 index: count,
                 number,
+                logprobs: None,
             };
             detokenizer.push(token, &mut text);
             stopped = stop.push(&text, &mut piece.text).is_some();

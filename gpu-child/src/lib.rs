@@ -4,7 +4,7 @@
 //! entry ─ serve ─┬─ reader, heartbeat, link          (threads and words)
 //!                └─ engine ─┬─ scheduler ─ kv_cache  (pure: who runs, in which pages)
 //!                           ├─ device    ─ sampler   (a step: tokens in, tokens out)
-//!                           ├─ trace                 (what the device saw, on request)
+//!                           ├─ trace, logprobs       (what the device saw, on request)
 //!                           └─ flight_recorder       (what it was doing, for after its death)
 //!           loader ─┬─ model ─ gguf                  (an untrusted file, checked)
 //!                   └─ custody                       (the open file, for the next child)
@@ -27,6 +27,7 @@ pub mod fault_injection;
 pub mod flight_recorder;
 pub mod kv_pages;
 pub mod loader;
+pub mod logprobs;
 pub mod model;
 pub mod questions;
 pub mod rng;

@@ -233,6 +233,21 @@ impl Scheduler {
             .collect()
     }
 
+    /// Requests of the planned step whose log probabilities are wanted, and of how many most likely
+    /// tokens each.
+    pub fn logprobs_wanted(&self) -> impl Iterator<Item = (RequestId, u8)> {
+        let parts = self.running.iter().zip(&self.planned);
+        let planned = parts.filter(|(_, tokens)| **tokens > 0);
+        planned.filter_map(|(s, _)| Some((s.request, s.logprobs?)))
+    }
+
+    /// Somebody who runs or waits wants log probabilities.
+    #[must_use]
+    pub fn has_logprobs(&self) -> bool {
+        let mut all = self.running.iter().chain(&self.waiting);
+        all.any(|sequence| sequence.logprobs.is_some())
+    }
+
     /// The planned step is on its way.
     pub fn launched(&mut self) {
         let shape = self.planned_shape();
@@ -269,6 +284,7 @@ impl Scheduler {
             step,
             began: Vec::new(),
             drawn: heard,
+            logprobs: Vec::new(),
             finished: std::mem::take(&mut self.finished),
             sealed: Vec::new(),
         })

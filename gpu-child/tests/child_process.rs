@@ -209,6 +209,7 @@ fn submission(request: u64, temperature: f32) -> Submission {
         },
         max_tokens: 20,
         ignore_eos: true,
+        logprobs: None,
     }
 }
 

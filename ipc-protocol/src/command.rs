@@ -152,6 +152,9 @@ pub struct Submission {
     pub max_tokens: u32,
     /// Go on past an end-of-generation token (`ignore_eos`, for benchmarks).
     pub ignore_eos: bool,
+    /// Log probabilities of each token that is drawn, and of so many of the most likely ones, at most
+    /// [`MAX_TOP_LOGPROBS`](crate::MAX_TOP_LOGPROBS).
+    pub logprobs: Option<u8>,
 }
 
 /// Parameters of the draw of a next token. The order is: penalties, temperature, top-k, top-p,

@@ -4,6 +4,7 @@ use crate::custody::WeightsManifest;
 use crate::fault::Fault;
 use crate::ids::{Generation, RequestId, TokenId};
 use crate::kv::Sealing;
+use crate::logprobs::DrawnLogprobs;
 use crate::memory::MemoryReport;
 use crate::model::{DeviceFacts, ModelFacts, ModelIdentity, SamplingAdvice, TokenizerFacts};
 use serde::{Deserialize, Serialize};
@@ -111,12 +112,14 @@ pub struct Load {
 
 /// A step of the engine. Tokens come before endings: a request that ends in this step has its last
 /// token in `drawn`.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct StepReport {
     pub step: u64,
     /// Requests that are in the next step, and were in none of this child's before: said ahead of it.
     pub began: Vec<RequestId>,
     pub drawn: Vec<Drawn>,
+    /// One for each of `drawn` whose request asked for it, in the same order.
+    pub logprobs: Vec<DrawnLogprobs>,
     pub finished: Vec<Finished>,
     pub sealed: Vec<Sealing>,
 }

@@ -14,6 +14,7 @@
 //! * [`fault`] names what can go wrong in a child and gives each cause of death an exit code.
 //! * [`frame`] cuts a byte stream into frames and never does I/O; [`codec`] is the only file
 //!   that names bincode.
+//! * [`logprobs`] is what a client may want to know of each token.
 //! * [`custody`] is what crosses the other socket, the one for descriptors; [`kv`] which pages of a KV cache a
 //!   later child may find there.
 //! * [`flight`] is what a child leaves behind: a ring of records in shared memory, no message.
@@ -34,6 +35,7 @@ pub mod flight;
 pub mod frame;
 pub mod ids;
 pub mod kv;
+pub mod logprobs;
 pub mod memory;
 pub mod model;
 pub mod probe;
@@ -52,6 +54,7 @@ pub use fault::{DeviceError, ExitCode, Fault, FaultKind};
 pub use frame::{FrameError, FrameReader, MAX_FRAME_BYTES, PREAMBLE_BYTES, Preamble};
 pub use ids::{ClientId, Generation, RequestId, TokenId};
 pub use kv::{KvSource, SealedPage, SealedPages, Sealing};
+pub use logprobs::{DrawnLogprobs, Logprobs, MAX_TOP_LOGPROBS};
 pub use memory::{MemoryBound, MemoryReport};
 pub use model::{
     DeviceFacts, ModelFacts, ModelIdentity, SamplingAdvice, TokenKind, TokenizerFacts,
@@ -63,4 +66,4 @@ pub use probe::{
 
 /// Sent in the clear in the [`Preamble`], before any bincode: two versions that cannot read
 /// each other's messages can still read this and say so.
-pub const PROTOCOL_VERSION: u16 = 15;
+pub const PROTOCOL_VERSION: u16 = 16;

@@ -14,7 +14,7 @@
 //! its own `max_tokens`. The same record is what a new child is given when the old one dies.
 //!
 //! * [`record`] one request, shared by both sides; [`progress`] its changing half: tokens, text
-//!   and the one end; [`stream`] the reader; [`registry`] who may come in; [`live`] the driver's
+//!   and the one end; [`logprobs`] what is told of each token; [`stream`] the reader; [`registry`] who may come in; [`live`] the driver's
 //!   side: what is with which child, what waits, and what follows when a child dies; [`violation`] what no
 //!   child says of them.
 //! * [`control`] is what clients' tasks want of the driver; [`waits`] counts how long streams wait for their next
@@ -29,6 +29,7 @@
 pub(crate) mod control;
 pub mod fingerprint;
 pub mod live;
+pub mod logprobs;
 pub(crate) mod orphans;
 pub mod progress;
 pub mod quarantine;
@@ -51,6 +52,7 @@ pub(crate) mod testing;
 
 pub use fingerprint::Fingerprint;
 pub use live::Requests;
+pub use logprobs::{Listed, ListedToken};
 pub use progress::Skip;
 pub use quarantine::Quarantined;
 pub use record::{Completion, Failure, NewRequest, OnFault, Piece, StopReason, StreamEvent};

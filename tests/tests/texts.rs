@@ -24,7 +24,9 @@ fn vllm_s_names_are_understood_and_its_fields_answered() {
     let joined: String = texts.iter().map(|text| text.as_str().unwrap()).collect();
     assert_eq!(joined, "abc");
     assert!(told["max_model_len"].as_u64().unwrap() > 0);
-    let back: Value = client.post("/detokenize", &json!({"tokens": told["tokens"]})).json();
+    let back: Value = client
+        .post("/detokenize", &json!({"tokens": told["tokens"]}))
+        .json();
     assert_eq!(back["prompt"], "abc");
 }
 
@@ -45,8 +47,18 @@ fn another_model_and_no_text_are_refused_by_name() {
     let client = worker.client();
     for (path, body, status, word) in [
         ("/tokenize", json!({}), 400, "content"),
-        ("/tokenize", json!({"content": "a", "model": "b"}), 404, "model"),
-        ("/detokenize", json!({"tokens": [1_000_000_000]}), 400, "tokens"),
+        (
+            "/tokenize",
+            json!({"content": "a", "model": "b"}),
+            404,
+            "model",
+        ),
+        (
+            "/detokenize",
+            json!({"tokens": [1_000_000_000]}),
+            400,
+            "tokens",
+        ),
         ("/apply-template", json!({"prompt": "a"}), 400, "messages"),
     ] {
         let answer = client.post(path, &body);

@@ -156,6 +156,7 @@ mod tests {
             step: 1,
             began: vec![],
             drawn: vec![token],
+            logprobs: vec![],
             finished: vec![],
             sealed: vec![],
         };

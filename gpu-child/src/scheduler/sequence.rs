@@ -30,6 +30,8 @@ pub(super) struct Sequence {
     sampling: Sampling,
     max_tokens: usize,
     ignore_eos: bool,
+    /// As [`Submission::logprobs`].
+    pub(super) logprobs: Option<u8>,
     /// Positions `0 .. computed` are in `pages`.
     computed: usize,
     pages: Vec<PageId>,
@@ -61,6 +63,7 @@ impl Sequence {
             sampling,
             max_tokens,
             ignore_eos,
+            logprobs,
         } = submission;
         let prompt_len = prompt.len();
         let mut tokens = prompt;
@@ -75,6 +78,7 @@ impl Sequence {
             sampling,
             max_tokens: max_tokens as usize,
             ignore_eos,
+            logprobs,
             computed: 0,
             pages: Vec::new(),
             decodes: false,

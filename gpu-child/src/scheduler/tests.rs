@@ -214,6 +214,7 @@ fn submission(request: u64, prompt: &[u32], max_tokens: u32) -> Submission {
         },
         max_tokens,
         ignore_eos: true,
+        logprobs: None,
     }
 }
 

@@ -3,7 +3,8 @@
 //! A device that computes while this thread goes on is kept busy: while a step that only decodes is
 //! in flight, the next one is planned and launched behind it. Only then the thread waits for the tokens
 //! of the first, sends them and learns from them. Behind a step with prompts nothing is launched: it may
-//! be long, and a client that cancels or comes must not wait for two.
+//! be long, and a client that cancels or comes must not wait for two. Nor is anything launched ahead where
+//! somebody wants log probabilities: their rows of logits are read before the next step overwrites them.
 
 mod commands;
 mod kept_kv;
@@ -15,6 +16,7 @@ use super::{Doing, Link, Loaded, Progress, Status, spawn};
 use crate::device::{Batch, Executor, NoTap, Tap};
 use crate::flight_recorder::{FlightRecorder, Watched, decodes, phase};
 use crate::kv_pages::KvPages;
+use crate::logprobs::WantedRows;
 use crate::scheduler::{Limits, Scheduler, SchedulerError, StepShape};
 use crate::trace::LogitsTrace;
 use std::collections::VecDeque;
@@ -87,6 +89,7 @@ struct StepInFlight {
     who: Who,
     /// The answer of a device that computes in the thread that asks it to.
     drawn: Option<Vec<Drawn>>,
+    wanted_rows: WantedRows,
 }
 
 struct StepLoop<'a> {
@@ -224,6 +227,7 @@ impl<'a> StepLoop<'a> {
                 step: self.step,
                 began: self.scheduler.take_began(),
                 drawn: vec![],
+                logprobs: vec![],
                 finished: self.scheduler.take_finished(),
                 sealed: vec![],
             };
@@ -271,6 +275,7 @@ impl<'a> StepLoop<'a> {
             step: _,
             began,
             drawn,
+            logprobs: _,
             finished,
             sealed,
         } = &report;
@@ -291,7 +296,10 @@ impl<'a> StepLoop<'a> {
         match self.in_flight.back() {
             None => true,
             Some(last) => {
-                self.in_flight.len() == 1 && last.shape.prompt_tokens == 0 && last.drawn.is_none()
+                self.in_flight.len() == 1
+                    && last.shape.prompt_tokens == 0
+                    && last.drawn.is_none()
+                    && !self.scheduler.has_logprobs()
             }
         }
     }
@@ -323,8 +331,9 @@ impl<'a> StepLoop<'a> {
             self.recorder.record(self.step, Moment::Prompt { end }, who);
         }
         note(Moment::Phase(phase(&sequences)));
+        let mut wanted_rows = WantedRows::of(self.scheduler.logprobs_wanted());
         let drawn = match (&mut self.trace, self.executor.ahead()) {
-            (None, Some(ahead)) => {
+            (None, Some(ahead)) if wanted_rows.is_empty() => {
                 ahead.begin(&batch)?;
                 None
             }
@@ -333,7 +342,8 @@ impl<'a> StepLoop<'a> {
                     Some(trace) => trace,
                     None => &mut NoTap,
                 };
-                let mut tap = Watched::new(tap, &self.recorder, self.step, who);
+                let mut tap = wanted_rows.keep(tap);
+                let mut tap = Watched::new(&mut tap, &self.recorder, self.step, who);
                 Some(self.executor.step(&batch, &mut tap)?)
             }
         };
@@ -344,6 +354,7 @@ impl<'a> StepLoop<'a> {
             shape,
             who,
             drawn,
+            wanted_rows,
         });
         Ok(())
     }
@@ -371,6 +382,7 @@ impl<'a> StepLoop<'a> {
         let report = self.scheduler.complete(step.step, drawn);
         let report = report.map_err(scheduler_fault)?;
         Ok(StepReport {
+            logprobs: step.wanted_rows.answer(&report.drawn),
             sealed: self.seal()?,
             ..report
         })

@@ -2,6 +2,7 @@
 
 mod ahead;
 mod counter;
+mod logprobs;
 mod standby;
 mod watched;
 
@@ -101,6 +102,7 @@ impl Supervisor {
             sampling: Sampling::default(),
             max_tokens,
             ignore_eos: false,
+            logprobs: None,
         })));
     }
 

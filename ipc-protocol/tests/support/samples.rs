@@ -5,11 +5,12 @@
 
 use super::Message;
 use worker_orcd_ipc::{
-    ChildHello, ClientId, Command, DeviceError, DeviceFacts, DeviceSelector, Drawn, Envelope,
-    Event, Fault, FinishReason, Finished, Generation, Heartbeat, KvSource, Load, LoadOrder,
-    MemoryBound, MemoryReport, ModelFacts, ModelFile, ModelIdentity, PlacedTensor, ReadyReport,
-    RequestId, Role, Sampling, SamplingAdvice, SealedPage, SealedPages, Sealing, StepReport,
-    Submission, TokenId, TokenKind, TokenizerFacts, TokenizerKind, TraceOrder, WeightsManifest,
+    ChildHello, ClientId, Command, DeviceError, DeviceFacts, DeviceSelector, Drawn, DrawnLogprobs,
+    Envelope, Event, Fault, FinishReason, Finished, Generation, Heartbeat, KvSource, Load,
+    LoadOrder, Logprobs, MemoryBound, MemoryReport, ModelFacts, ModelFile, ModelIdentity,
+    PlacedTensor, ReadyReport, RequestId, Role, Sampling, SamplingAdvice, SealedPage, SealedPages,
+    Sealing, StepReport, Submission, TokenId, TokenKind, TokenizerFacts, TokenizerKind, TraceOrder,
+    WeightsManifest,
 };
 
 /// `(file stem, message)`, one for each kind.
@@ -159,6 +160,7 @@ fn submission() -> Submission {
         },
         max_tokens: 64,
         ignore_eos: true,
+        logprobs: Some(20),
     }
 }
 
@@ -314,6 +316,14 @@ fn step() -> StepReport {
             request: RequestId(5),
             index: 6,
             token: TokenId(49_151),
+        }],
+        logprobs: vec![DrawnLogprobs {
+            request: RequestId(5),
+            index: 6,
+            logprobs: Logprobs {
+                of_token: -2.5,
+                top: vec![(TokenId(252), -0.25), (TokenId(49_151), -2.5)],
+            },
         }],
         finished: vec![
             finish(5, FinishReason::MaxTokens),

@@ -10,11 +10,11 @@ use proptest::num::f32;
 use proptest::option::of;
 use proptest::prelude::*;
 use worker_orcd_ipc::{
-    ChildHello, ClientId, Command, DeviceError, DeviceFacts, DeviceSelector, Drawn, Envelope,
-    Event, Fault, FinishReason, Finished, Generation, KvSource, LoadOrder, ModelFacts, ModelFile,
-    ModelIdentity, PlacedTensor, ReadyReport, RequestId, Role, Sampling, SamplingAdvice,
-    SealedPage, SealedPages, Sealing, StepReport, Submission, TokenId, TokenKind, TokenizerFacts,
-    TokenizerKind, TraceOrder, WeightsManifest,
+    ChildHello, ClientId, Command, DeviceError, DeviceFacts, DeviceSelector, Drawn, DrawnLogprobs,
+    Envelope, Event, Fault, FinishReason, Finished, Generation, KvSource, LoadOrder, Logprobs,
+    ModelFacts, ModelFile, ModelIdentity, PlacedTensor, ReadyReport, RequestId, Role, Sampling,
+    SamplingAdvice, SealedPage, SealedPages, Sealing, StepReport, Submission, TokenId, TokenKind,
+    TokenizerFacts, TokenizerKind, TraceOrder, WeightsManifest,
 };
 
 pub fn message() -> impl Strategy<Value = Message> {
@@ -198,10 +198,19 @@ fn submission() -> BoxedStrategy<Submission> {
         of(sealed_pages()),
         sampling(),
         any::<u32>(),
-        any::<bool>(),
+        (any::<bool>(), of(any::<u8>())),
     )
         .prop_map(
-            |(request, client, prompt, generated, sealed, sampling, max_tokens, ignore_eos)| {
+            |(
+                request,
+                client,
+                prompt,
+                generated,
+                sealed,
+                sampling,
+                max_tokens,
+                (ignore_eos, logprobs),
+            )| {
                 Submission {
                     request,
                     client,
@@ -211,6 +220,7 @@ fn submission() -> BoxedStrategy<Submission> {
                     sampling,
                     max_tokens,
                     ignore_eos,
+                    logprobs,
                 }
             },
         )
@@ -460,6 +470,14 @@ fn step() -> BoxedStrategy<StepReport> {
         index,
         token,
     });
+    let top = vec((token(), float()), 0..5);
+    let logprobs = (float(), top).prop_map(|(of_token, top)| Logprobs { of_token, top });
+    let logprobs =
+        (request(), any::<u32>(), logprobs).prop_map(|(request, index, logprobs)| DrawnLogprobs {
+            request,
+            index,
+            logprobs,
+        });
     let finished = (request(), reason()).prop_map(|(request, reason)| Finished { request, reason });
     let began = vec(request(), 0..5);
     let sealing = (request(), any::<u32>(), pages()).prop_map(|(request, first, pages)| Sealing {
@@ -471,16 +489,20 @@ fn step() -> BoxedStrategy<StepReport> {
         any::<u64>(),
         began,
         vec(drawn, 0..20),
+        vec(logprobs, 0..5),
         vec(finished, 0..20),
         vec(sealing, 0..5),
     )
-        .prop_map(|(step, began, drawn, finished, sealed)| StepReport {
-            step,
-            began,
-            drawn,
-            finished,
-            sealed,
-        })
+        .prop_map(
+            |(step, began, drawn, logprobs, finished, sealed)| StepReport {
+                step,
+                began,
+                drawn,
+                logprobs,
+                finished,
+                sealed,
+            },
+        )
         .boxed()
 }
 

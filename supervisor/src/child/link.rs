@@ -346,6 +346,7 @@ mod tests {
             sampling: worker_orcd_ipc::Sampling::default(),
             max_tokens: 1,
             ignore_eos: false,
+            logprobs: None,
         }))
     }
 

@@ -108,6 +108,7 @@ pub fn read_request(
         return Err(ApiError::unreadable());
     };
     let request = GenerationRequest {
+        logprobs: None,
         job_id,
         input,
         sampling,

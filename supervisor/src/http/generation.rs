@@ -29,6 +29,8 @@ pub struct GenerationRequest {
     pub max_tokens: u32,
     pub stop: Vec<String>,
     pub ignore_eos: bool,
+    /// Log probabilities of each token, and of so many of the most likely ones.
+    pub logprobs: Option<u8>,
     pub on_fault: Option<OnFault>,
 }
 
@@ -138,6 +140,7 @@ impl App {
             stop: request.stop,
             ignore_eos: request.ignore_eos,
             shown,
+            logprobs: request.logprobs,
             deadline: self.limits.inference_timeout,
             on_fault: request.on_fault,
             presentation: presentation.write(),

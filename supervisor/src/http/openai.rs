@@ -5,12 +5,14 @@
 //! refused by name; one that asks for what happens anyway (`n: 1`, `tools: []`) is accepted, and so
 //! are labels, which change no answer.
 //!
-//! * [`request`] reads, [`stream`] and [`whole`] answer, [`parts`] tells calls and thoughts from text,
+//! * [`request`] reads, [`stream`] and [`whole`] answer, [`parts`] tells calls and thoughts from text, `logprobs` reads
+//!   and tells log probabilities,
 //!   [`models`] lists the one model.
 
 #![expect(clippy::disallowed_methods, reason = "an answer is stamped")]
 
 mod harmless;
+pub mod logprobs;
 pub mod models;
 mod parts;
 pub mod request;

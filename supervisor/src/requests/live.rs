@@ -20,6 +20,7 @@ use self::dispatch::Place;
 use self::probation::{Inquest, Probation, Verdict};
 use crate::error_code::ErrorCode;
 use crate::requests::fingerprint::Fingerprint;
+use crate::requests::logprobs;
 use crate::requests::progress::{Progress, Pushed};
 use crate::requests::record::{Failure, OnFault, Record, StopReason};
 use crate::requests::registry::Registry;
@@ -34,7 +35,9 @@ use std::sync::Arc;
 use std::task::Waker;
 use std::time::Instant;
 use tracing::error;
-use worker_orcd_ipc::{Command, Drawn, FinishReason, Finished, RequestId, StepReport};
+use worker_orcd_ipc::{
+    Command, Drawn, DrawnLogprobs, FinishReason, Finished, Logprobs, RequestId, StepReport,
+};
 use worker_orcd_lifecycle::{DeathCause, SeatId};
 
 #[derive(Debug)]
@@ -182,8 +185,15 @@ impl Requests {
         for request in &report.began {
             self.began(seat, *request, now)?;
         }
+        let mut logprobs = report.logprobs.iter().peekable();
         for drawn in &report.drawn {
-            self.drawn(seat, drawn, &text, now)?;
+            let is_its =
+                |it: &&DrawnLogprobs| it.request == drawn.request && it.index == drawn.index;
+            let its = logprobs.next_if(is_its).map(|it| &it.logprobs);
+            self.drawn(seat, drawn, its, &text, now)?;
+        }
+        if let Some(stray) = logprobs.next() {
+            return Err(Violation::Logprobs(stray.request));
         }
         for finished in &report.finished {
             self.finished(seat, finished, now)?;
@@ -211,7 +221,8 @@ impl Requests {
         &mut self,
         seat: SeatId,
         said: &Drawn,
-        text: &Text,
+        logprobs: Option<&Logprobs>,
+        text: &Arc<Text>,
         now: Instant,
     ) -> Result<(), Violation> {
         let request = said.request;
@@ -231,6 +242,7 @@ impl Requests {
                 vocabulary,
             });
         }
+        logprobs::check(request, live.record.logprobs, logprobs, vocabulary)?;
         let max_tokens = live.record.max_tokens;
         let mut progress = live.record.progress.lock();
         let expected = progress.tokens_out();
@@ -254,11 +266,11 @@ impl Requests {
                 self.totals.pauses.observe(gap);
             }
         }
-        let pushed = progress.push(said, text, now, &mut self.scratch);
+        let pushed = progress.push(said, logprobs, text, now, &mut self.scratch);
         self.wakers.extend(progress.take_waker());
         drop(progress);
         if let Some(wal) = &mut self.wal {
-            wal.drawn(request, said.token);
+            wal.drawn(request, said.token, logprobs);
         }
         if let Pushed::Stopped(stop) = pushed {
             self.end_here(request, now, |progress, record| {

@@ -3,12 +3,17 @@
 //! Every method here runs under the record's lock and does no more than its token's worth of
 //! work; wakers are handed out to be woken after the lock is gone.
 
-use crate::requests::record::{Completion, Failure, Piece, Record, StopReason, StreamEvent};
+mod unread;
+
+use crate::requests::logprobs::Ledger;
+use crate::requests::record::{Completion, Failure, Record, StopReason, StreamEvent};
 use crate::text::{Detokenizer, StopMatcher, Text};
-use serde::{Deserialize, Serialize};
+use std::sync::Arc;
 use std::task::Waker;
 use std::time::{Duration, Instant};
-use worker_orcd_ipc::{Drawn, TokenId};
+pub use unread::Skip;
+use unread::Unread;
+use worker_orcd_ipc::{Drawn, Logprobs, TokenId};
 
 #[derive(Debug)]
 pub(crate) struct Progress {
@@ -18,6 +23,8 @@ pub(crate) struct Progress {
     detokenizer: Detokenizer,
     stop: StopMatcher,
     unread: Unread,
+    /// Where log probabilities are wanted.
+    ledger: Option<Ledger>,
     end: Option<StreamEvent>,
     /// The reader has the end, or is gone: nobody needs to be told any more.
     closed: bool,
@@ -39,51 +46,6 @@ pub(crate) struct Progress {
     gives_known: bool,
 }
 
-/// What the reader has already, and is not told again.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Skip {
-    #[default]
-    Nothing,
-    /// So many pieces.
-    Pieces(u32),
-    /// Pieces up to that of the token with this index.
-    ThroughToken(u32),
-}
-
-impl Skip {
-    /// True for a piece of this number, completed by the token of this index.
-    pub(crate) fn covers(self, number: u32, index: u32) -> bool {
-        match self {
-            Self::Nothing => false,
-            Self::Pieces(pieces) => number < pieces,
-            Self::ThroughToken(last) => index <= last,
-        }
-    }
-}
-
-/// Pieces that a reader takes at a time. A connection holds what it took until the client has read it, beside
-/// the record that has it too.
-const PIECES_AT_ONCE: usize = 256;
-
-/// Text in one block, cut where tokens ended. Emptied when all of it was taken, so its memory is reused; until
-/// then what was taken stays in front, so that a reader of many parts moves nothing.
-#[derive(Debug, Default)]
-struct Unread {
-    text: String,
-    cuts: Vec<Cut>,
-    /// Cuts that were taken.
-    taken: usize,
-}
-
-/// The end of a piece.
-#[derive(Debug, Clone, Copy)]
-struct Cut {
-    /// The place in the unread text.
-    at: usize,
-    /// Index of the token that completed the piece.
-    index: u32,
-}
-
 /// The effect of a token on its request.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Pushed {
@@ -93,13 +55,21 @@ pub(crate) enum Pushed {
 }
 
 impl Progress {
-    pub(crate) fn new(now: Instant, stop: &[String], shown: &[TokenId]) -> Self {
+    /// `shown`: special tokens that are text. `logprobs`: those that are known of its tokens, where any are
+    /// wanted.
+    pub(crate) fn new(
+        now: Instant,
+        stop: &[String],
+        shown: &[TokenId],
+        logprobs: Option<Vec<Logprobs>>,
+    ) -> Self {
         Self {
             generated: Vec::new(),
             shown: shown.to_vec(),
             detokenizer: Detokenizer::default(),
             stop: StopMatcher::new(stop),
             unread: Unread::default(),
+            ledger: logprobs.map(Ledger::restored),
             end: None,
             closed: false,
             waker: None,
@@ -137,15 +107,13 @@ impl Progress {
     }
 
     /// Makes text of what was generated before this supervisor.
-    pub(crate) fn retell(&mut self, text: &Text, scratch: &mut String) {
+    pub(crate) fn retell(&mut self, text: &Arc<Text>, scratch: &mut String) {
         if !std::mem::take(&mut self.is_untold) {
             return;
         }
         for (index, token) in (0..).zip(std::mem::take(&mut self.generated)) {
-            scratch.clear();
             self.generated.push(token);
-            let bytes = text.bytes_shown(token, &self.shown);
-            self.detokenizer.push(bytes, scratch);
+            self.decode(token, text, scratch);
             self.append(scratch, index);
         }
         if let Some(StreamEvent::Finished(Completion {
@@ -185,6 +153,10 @@ impl Progress {
     /// What the reader has; it is not told again.
     pub(crate) fn skip(&mut self, skip: Skip) {
         self.skip = skip;
+    }
+
+    pub(crate) fn logprobs(&self) -> &[Logprobs] {
+        self.ledger.as_ref().map_or(&[], |ledger| ledger.all())
     }
 
     pub(crate) fn generated(&self) -> &[TokenId] {
@@ -235,7 +207,8 @@ impl Progress {
     pub(crate) fn push(
         &mut self,
         drawn: &Drawn,
-        text: &Text,
+        logprobs: Option<&Logprobs>,
+        text: &Arc<Text>,
         now: Instant,
         scratch: &mut String,
     ) -> Pushed {
@@ -244,9 +217,10 @@ impl Progress {
         self.last_token_at = Some(now);
         self.recovering = false;
         self.interrupted = false;
-        scratch.clear();
-        let bytes = text.bytes_shown(drawn.token, &self.shown);
-        self.detokenizer.push(bytes, scratch);
+        if let (Some(ledger), Some(logprobs)) = (&mut self.ledger, logprobs) {
+            ledger.learn(logprobs.clone());
+        }
+        self.decode(drawn.token, text, scratch);
         match self.append(scratch, drawn.index) {
             Some(stop) => Pushed::Stopped(stop),
             None => Pushed::GoesOn,
@@ -273,7 +247,7 @@ impl Progress {
         if stopped.is_none() {
             let before = self.unread.text.len();
             self.stop.finish(&mut self.unread.text);
-            self.unread.cut(before, index);
+            self.cut(before, index);
         }
         stopped
     }
@@ -329,7 +303,8 @@ impl Progress {
             true => Skip::Nothing,
             false => self.skip,
         };
-        self.unread.take(out, &mut self.taken, skip);
+        let ledger = self.ledger.as_mut();
+        self.unread.take(out, &mut self.taken, skip, ledger);
         let may_end = !self.is_untold && self.unread.is_empty();
         if let Some(end) = self.end.take_if(|_| may_end) {
             out.push(end);
@@ -354,11 +329,30 @@ impl Progress {
         early
     }
 
+    /// What the newest token adds to the text, into `scratch`.
+    fn decode(&mut self, token: TokenId, text: &Arc<Text>, scratch: &mut String) {
+        scratch.clear();
+        let completes = self.detokenizer.is_pending();
+        let bytes = text.bytes_shown(token, &self.shown);
+        self.detokenizer.push(bytes, scratch);
+        if let Some(ledger) = &mut self.ledger {
+            let index = self.generated.len() - 1;
+            ledger.note((index, token), text, completes, scratch);
+        }
+    }
+
     fn append(&mut self, text: &str, index: u32) -> Option<usize> {
         let before = self.unread.text.len();
         let stopped = self.stop.push(text, &mut self.unread.text);
-        self.unread.cut(before, index);
+        self.cut(before, index);
         stopped
+    }
+
+    fn cut(&mut self, before: usize, index: u32) {
+        let piece = &self.unread.text[before..];
+        let ledger = self.ledger.as_mut();
+        let listed = ledger.map_or(0, |ledger| ledger.tell(piece));
+        self.unread.cut(before, index, listed);
     }
 
     /// A request ends exactly once; the first end stands.
@@ -388,86 +382,6 @@ impl Progress {
             first_token_after: first_token_at.saturating_duration_since(self.accepted_at),
             decode_time: now.saturating_duration_since(first_token_at),
             recoveries: self.recoveries,
-        }
-    }
-}
-
-impl Unread {
-    /// Makes one piece of what was appended since `before`, if it is anything.
-    fn cut(&mut self, before: usize, index: u32) {
-        if self.text.len() > before {
-            let at = self.text.len();
-            self.cuts.push(Cut { at, index });
-        }
-    }
-
-    fn take(&mut self, out: &mut Vec<StreamEvent>, taken: &mut u32, skip: Skip) {
-        let mut start = match self.taken {
-            0 => 0,
-            before => self.cuts[before - 1].at,
-        };
-        let most = out.len() + PIECES_AT_ONCE;
-        out.reserve((self.cuts.len() - self.taken).min(PIECES_AT_ONCE) + 1);
-        for &Cut { at, index } in &self.cuts[self.taken..] {
-            if out.len() == most {
-                break;
-            }
-            let number = *taken;
-            *taken += 1;
-            self.taken += 1;
-            let text = &self.text[start..at];
-            start = at;
-            if !skip.covers(number, index) {
-                let text = text.to_owned();
-                out.push(StreamEvent::Text(Piece {
-                    text,
-                    index,
-                    number,
-                }));
-            }
-        }
-        if self.is_empty() {
-            self.text.clear();
-            self.cuts.clear();
-            self.taken = 0;
-        }
-    }
-
-    fn is_empty(&self) -> bool {
-        self.taken == self.cuts.len()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_reader_takes_a_long_answer_in_parts_and_what_it_has_is_no_part() {
-        let mut unread = Unread::default();
-        for index in 0..600 {
-            let before = unread.text.len();
-            unread.text.push_str("ab");
-            unread.cut(before, index);
-        }
-        let (mut out, mut taken, skip) = (Vec::new(), 0, Skip::Pieces(300));
-        for (count, is_empty) in [(256, false), (300, true), (300, true)] {
-            unread.take(&mut out, &mut taken, skip);
-            assert_eq!((out.len(), unread.is_empty()), (count, is_empty));
-        }
-        assert!(unread.text.is_empty() && taken == 600);
-        unread.text.push('c');
-        unread.cut(0, 600);
-        unread.take(&mut out, &mut taken, skip);
-        assert!(matches!(out.pop(), Some(StreamEvent::Text(piece)) if piece.text == "c"));
-        for (number, event) in (300..).zip(out) {
-            let StreamEvent::Text(piece) = event else {
-                panic!("{event:?}");
-            };
-            assert_eq!(
-                (piece.number, piece.index, &*piece.text),
-                (number, number, "ab")
-            );
         }
     }
 }

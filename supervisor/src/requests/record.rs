@@ -1,6 +1,7 @@
 //! One request: what was asked, and (behind a lock) how far it got.
 
 use crate::error_code::ErrorCode;
+use crate::requests::logprobs::Listed;
 use crate::requests::progress::Progress;
 use crate::requests::wal::{Clock, Restored};
 use parking_lot::Mutex;
@@ -22,6 +23,8 @@ pub struct NewRequest {
     pub ignore_eos: bool,
     /// Special tokens that are text in this answer.
     pub shown: Vec<TokenId>,
+    /// As [`Submission::logprobs`].
+    pub logprobs: Option<u8>,
     /// Time from acceptance to the end; `None` means as long as it takes.
     pub deadline: Option<Duration>,
     /// `None` means as the engine is set.
@@ -58,6 +61,9 @@ pub struct Piece {
     pub index: u32,
     /// Pieces of this answer before it.
     pub number: u32,
+    /// Where the request wants log probabilities. The log of the journal has no pieces.
+    #[serde(skip)]
+    pub logprobs: Option<Box<Listed>>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -125,6 +131,7 @@ pub(crate) struct Record {
     pub stop: Vec<String>,
     pub ignore_eos: bool,
     pub shown: Vec<TokenId>,
+    pub logprobs: Option<u8>,
     pub on_fault: OnFault,
     pub deadline: Option<Instant>,
     pub presentation: String,
@@ -140,7 +147,8 @@ impl Record {
         default_on_fault: OnFault,
         now: Instant,
     ) -> Self {
-        let progress = Progress::new(now, &request.stop, &request.shown);
+        let known = request.logprobs.map(|_| vec![]);
+        let progress = Progress::new(now, &request.stop, &request.shown, known);
         Self {
             id,
             job_id: request.job_id,
@@ -151,6 +159,7 @@ impl Record {
             stop: request.stop,
             ignore_eos: request.ignore_eos,
             shown: request.shown,
+            logprobs: request.logprobs,
             on_fault: request.on_fault.unwrap_or(default_on_fault),
             // A deadline past the end of time is none.
             deadline: request
@@ -165,7 +174,8 @@ impl Record {
     /// A request of the supervisor before this one.
     pub(crate) fn restored(request: Restored, clock: Clock) -> Self {
         let accepted_at = clock.instant(request.accepted_at_ms);
-        let progress = Progress::new(accepted_at, &request.stop, &request.shown);
+        let told = request.logprobs.map(|_| request.told_logprobs);
+        let progress = Progress::new(accepted_at, &request.stop, &request.shown, told);
         // The child that had it died with its supervisor.
         let recoveries = request.recoveries + u32::from(!request.generated.is_empty());
         let first_token_at = request.first_token_at_ms.map(|at| clock.instant(at));
@@ -181,6 +191,7 @@ impl Record {
             stop: request.stop,
             ignore_eos: request.ignore_eos,
             shown: request.shown,
+            logprobs: request.logprobs,
             on_fault: request.on_fault,
             deadline: request.deadline_ms.map(|at| clock.instant(at)),
             presentation: request.presentation,
@@ -200,6 +211,7 @@ impl Record {
             sampling: self.sampling,
             max_tokens: self.max_tokens,
             ignore_eos: self.ignore_eos,
+            logprobs: self.logprobs,
         }
     }
 

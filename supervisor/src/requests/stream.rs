@@ -61,6 +61,12 @@ impl RequestStream {
         Position(Arc::clone(&self.record))
     }
 
+    /// Its client wants log probabilities.
+    #[must_use]
+    pub fn has_logprobs(&self) -> bool {
+        self.record.logprobs.is_some()
+    }
+
     #[must_use]
     pub fn tokens_in(&self) -> u32 {
         self.record.tokens_in()

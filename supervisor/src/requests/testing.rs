@@ -60,6 +60,7 @@ pub(crate) fn request(job_id: &str) -> NewRequest {
         stop: vec![],
         ignore_eos: false,
         shown: vec![],
+        logprobs: None,
         deadline: None,
         on_fault: None,
         presentation: String::new(),
@@ -161,6 +162,7 @@ pub(crate) fn step(
         step: 1,
         began: vec![],
         drawn: tokens.iter().map(drawn).collect(),
+        logprobs: vec![],
         finished: finished.iter().map(end).collect(),
         sealed: vec![],
     }

@@ -24,6 +24,8 @@ pub enum Violation {
     TooMany { request: RequestId, max_tokens: u32 },
     #[error("request {0} was called cancelled, and nobody had")]
     NotCancelled(RequestId),
+    #[error("log probabilities of request {0} that are not as asked for")]
+    Logprobs(RequestId),
     #[error("{0} cancellations without an answer")]
     Unanswered(usize),
     #[error("a step before the model was ready")]

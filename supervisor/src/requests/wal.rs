@@ -35,7 +35,8 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use tracing::error;
 use worker_orcd_ipc::frame::write_frame;
 use worker_orcd_ipc::{
-    ClientId, FrameReader, Preamble, RequestId, Sampling, SealedPages, TokenId, decode, encode,
+    ClientId, FrameReader, Logprobs, Preamble, RequestId, Sampling, SealedPages, TokenId, decode,
+    encode,
 };
 
 const MAGIC: [u8; 8] = *b"orcdwal2";
@@ -55,8 +56,8 @@ const MAX_CRASHES: u8 = 3;
 enum Entry {
     /// With all that was drawn until then. Told again, it replaces what was known.
     Accepted(Box<Restored>),
-    /// The next token of each of these requests.
-    Drawn(Vec<(RequestId, TokenId)>),
+    /// The next token of each of these requests, and log probabilities of those that want them.
+    Drawn(Vec<(RequestId, TokenId)>, Vec<(RequestId, Logprobs)>),
     /// `end` is `None` where nobody reads it any more.
     Ended {
         request: RequestId,
@@ -78,6 +79,9 @@ pub(crate) struct Restored {
     pub stop: Vec<String>,
     pub ignore_eos: bool,
     pub shown: Vec<TokenId>,
+    pub logprobs: Option<u8>,
+    /// Of each token in `generated`, where they are wanted.
+    pub told_logprobs: Vec<Logprobs>,
     pub on_fault: OnFault,
     /// Unix time in milliseconds.
     pub accepted_at_ms: u64,
@@ -104,6 +108,7 @@ pub(crate) struct Wal {
     /// Length at which the present segment is followed by another one.
     segment_limit: u64,
     drawn: Vec<(RequestId, TokenId)>,
+    logprobs: Vec<(RequestId, Logprobs)>,
     buffer: Vec<u8>,
     clock: Clock,
 }
@@ -157,6 +162,7 @@ impl Wal {
             end: HEADER_BYTES,
             segment_limit: SEGMENT_BYTES,
             drawn: Vec::new(),
+            logprobs: Vec::new(),
             buffer: Vec::new(),
             clock: Clock::at(now),
         })
@@ -166,8 +172,15 @@ impl Wal {
         self.note(&Entry::Accepted(Box::new(self.snapshot(record, None))));
     }
 
-    pub(crate) fn drawn(&mut self, request: RequestId, token: TokenId) {
+    pub(crate) fn drawn(
+        &mut self,
+        request: RequestId,
+        token: TokenId,
+        logprobs: Option<&Logprobs>,
+    ) {
         self.drawn.push((request, token));
+        self.logprobs
+            .extend(logprobs.map(|logprobs| (request, logprobs.clone())));
     }
 
     pub(crate) fn ended(&mut self, request: RequestId, end: Option<StreamEvent>, now: Instant) {
@@ -228,13 +241,14 @@ impl Wal {
     fn note_drawn(&mut self) {
         if !self.drawn.is_empty() {
             let drawn = std::mem::take(&mut self.drawn);
-            self.note(&Entry::Drawn(drawn));
+            let logprobs = std::mem::take(&mut self.logprobs);
+            self.note(&Entry::Drawn(drawn, logprobs));
         }
     }
 
     /// In the order of what happened: tokens that were noted before come first.
     fn note(&mut self, entry: &Entry) {
-        if !matches!(entry, Entry::Drawn(_)) {
+        if !matches!(entry, Entry::Drawn(..)) {
             self.note_drawn();
         }
         let framed = encode(entry).map(|bytes| write_frame(&mut self.buffer, &bytes));
@@ -265,6 +279,8 @@ impl Wal {
             stop: record.stop.clone(),
             ignore_eos: record.ignore_eos,
             shown: record.shown.clone(),
+            logprobs: record.logprobs,
+            told_logprobs: progress.logprobs().to_vec(),
             on_fault: record.on_fault,
             accepted_at_ms: self.clock.unix_ms(progress.accepted_at()),
             deadline_ms: record.deadline.map(|at| self.clock.unix_ms(at)),
@@ -307,10 +323,15 @@ pub(crate) fn read(log: OwnedFd, ending: Ending) -> io::Result<Vec<Restored>> {
         Entry::Accepted(request) => {
             requests.insert(request.id, *request);
         }
-        Entry::Drawn(tokens) => {
+        Entry::Drawn(tokens, logprobs) => {
             for (request, token) in tokens {
                 if let Some(request) = requests.get_mut(&request) {
                     request.generated.push(token);
+                }
+            }
+            for (request, logprobs) in logprobs {
+                if let Some(request) = requests.get_mut(&request) {
+                    request.told_logprobs.push(logprobs);
                 }
             }
         }

@@ -25,11 +25,23 @@ impl Detokenizer {
         self.pending.drain(..taken);
     }
 
+    /// The last character is not whole yet.
+    #[must_use]
+    pub fn is_pending(&self) -> bool {
+        !self.pending.is_empty()
+    }
+
     /// Ends the stream: a character that never became whole is one U+FFFD.
     pub fn finish(&mut self, out: &mut String) {
         out.push_str(&String::from_utf8_lossy(&self.pending));
         self.pending.clear();
     }
+}
+
+/// True for a byte that can only follow others of its character.
+#[must_use]
+pub fn goes_on(byte: u8) -> bool {
+    matches!(byte, 0x80..=0xbf)
 }
 
 /// Decodes all but a tail that may still become a character; says how many bytes that was.

@@ -5,6 +5,7 @@
 //! text: a client never sees `<|im_end|>`.
 
 use super::TextError;
+use std::collections::HashMap;
 use std::sync::LazyLock;
 use worker_orcd_ipc::{TokenId, TokenKind, TokenizerFacts, TokenizerKind};
 
@@ -17,6 +18,8 @@ pub struct Vocabulary {
     bytes: Vec<u8>,
     /// `ends[id]` is where token `id` ends in `bytes`; it begins where the one before ends.
     ends: Vec<usize>,
+    /// Names of tokens that stand for no bytes, by id.
+    names: HashMap<usize, String>,
 }
 
 impl Vocabulary {
@@ -26,13 +29,17 @@ impl Vocabulary {
         check_lengths(facts)?;
         let mut bytes = Vec::with_capacity(facts.tokens.iter().map(String::len).sum());
         let mut ends = Vec::with_capacity(facts.tokens.len());
+        let mut names = HashMap::new();
         for (index, text) in facts.tokens.iter().enumerate() {
             let kind = effective_kind(facts, index);
             append_bytes(facts.kind, kind, text, &mut bytes)
                 .map_err(|why| TextError::Malformed(format!("token {index}: {why}")))?;
+            if ends.last().copied().unwrap_or(0) == bytes.len() {
+                names.insert(index, text.clone());
+            }
             ends.push(bytes.len());
         }
-        Ok(Self { bytes, ends })
+        Ok(Self { bytes, ends, names })
     }
 
     #[must_use]
@@ -53,6 +60,13 @@ impl Vocabulary {
         };
         let start = if index == 0 { 0 } else { self.ends[index - 1] };
         &self.bytes[start..end]
+    }
+
+    /// The bytes of a token; of one that stands for none, such as `<|im_end|>`, those of its name.
+    #[must_use]
+    pub fn name(&self, token: TokenId) -> &[u8] {
+        let name = self.names.get(&token.index());
+        name.map_or_else(|| self.bytes(token), String::as_bytes)
     }
 }
 

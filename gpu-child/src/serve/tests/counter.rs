@@ -78,7 +78,7 @@ impl Executor for Counter {
         std::thread::sleep(self.step_takes);
         for work in batch.sequences {
             if tap.wants(work.request, &Checkpoint::Logits) {
-                tap.see(work.request, &Checkpoint::Logits, 0, &[0.0]);
+                tap.see(work.request, &Checkpoint::Logits, 0, &[0.0; VOCAB as usize]);
             }
         }
         let draw = |tokens: &[TokenId]| match tokens.last() {

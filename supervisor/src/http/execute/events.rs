@@ -137,6 +137,7 @@ mod tests {
                 text,
                 index,
                 number,
+                logprobs: None,
             };
             render.text(&piece, &mut out);
         }

@@ -77,8 +77,6 @@ const EVERYWHERE: &[Harmless] = &[
 ];
 
 const CHAT: &[Harmless] = &[
-    may_be("logprobs", &["false"]),
-    may_be("top_logprobs", &["0"]),
     must_be(
         "functions",
         &["[]"],
@@ -105,8 +103,6 @@ const CHAT: &[Harmless] = &[
 
 const COMPLETION: &[Harmless] = &[
     must_be("best_of", &["1"], "must be 1"),
-    // Of this endpoint even 0 asks for the drawn token's.
-    may_be("logprobs", &[]),
     may_be("suffix", &["\"\""]),
     may_be("add_special_tokens", &["true"]),
 ];
@@ -149,10 +145,7 @@ pub(super) fn accept(fields: &mut Fields, kind: Kind) {
             Some(value) => field.values.iter().any(|text| is_same(&value, text)),
             None => false,
         };
-        let shape = || match field.values {
-            [] => schema::null(),
-            values => schema::values(values.iter().map(|text| parsed(text))),
-        };
+        let shape = || schema::values(field.values.iter().map(|text| parsed(text)));
         fields.only(field.name, shape, is_harmless, field.otherwise);
     }
     for (label, kind, otherwise) in LABELS {

@@ -1,6 +1,6 @@
 //! OpenAI's fields, and what this worker makes of them.
 
-use super::{Kind, harmless, template_settings, tools};
+use super::{Kind, harmless, logprobs, template_settings, tools};
 use crate::config::RequestLimits;
 use crate::engine::SamplingDefaults;
 use crate::http::error::ApiError;
@@ -46,9 +46,11 @@ const SHARED: &[&str] = &[
 const CHAT: &[&str] = &[
     "messages",
     "max_completion_tokens",
+    logprobs::FIELD,
+    logprobs::TOP_FIELD,
     template_settings::FIELD,
 ];
-const COMPLETION: &[&str] = &["prompt"];
+const COMPLETION: &[&str] = &["prompt", logprobs::FIELD];
 /// Fields that [`read_conversation`] reads beside `messages`.
 pub(in crate::http) const CONVERSATION: [&[&str]; 2] = [tools::FIELDS, &[template_settings::FIELD]];
 const STREAM_OPTIONS: Names = |name| among(name, STREAM_OPTION_NAMES);
@@ -110,6 +112,7 @@ pub fn read(
     let stop = read_stop(&mut fields);
     let stream = read_stream(&mut fields);
     let ignore_eos = fields.boolean("ignore_eos").unwrap_or(false);
+    let logprobs = logprobs::read(&mut fields, kind);
     harmless::accept(&mut fields, kind);
     fields.finish().map_err(ApiError::invalid)?;
     let input = input.ok_or_else(ApiError::unreadable)?;
@@ -120,6 +123,7 @@ pub fn read(
         max_tokens,
         stop,
         ignore_eos,
+        logprobs,
         on_fault: None,
     };
     Ok(OpenAiRequest {

@@ -6,6 +6,7 @@
 //! the blank line behind every comment for an event without data, which it cannot read; `vllm bench`
 //! reads nothing but `data:` between two blank lines.
 
+use super::logprobs::List;
 use super::parts::Parts;
 use super::request::StreamOptions;
 use super::{Header, Kind, finish_reason};
@@ -71,31 +72,43 @@ impl Chunks {
     }
 
     /// The choice of an answer that is taken apart.
-    fn part(out: &mut Vec<u8>, delta: &Value, finish_reason: Option<&str>) {
-        let choice = json!({
-            "index": 0,
-            "delta": delta,
-            "logprobs": null,
-            "finish_reason": finish_reason,
-        });
-        write_json(out, &choice);
+    fn part(
+        &self,
+        out: &mut Vec<u8>,
+        delta: &Value,
+        piece: Option<&Piece>,
+        finish_reason: Option<&str>,
+    ) {
+        out.extend_from_slice(b"{\"index\":0,\"delta\":");
+        write_json(out, delta);
+        self.end_of_choice(out, piece, finish_reason);
     }
 
-    fn choice(&self, out: &mut Vec<u8>, piece: Option<&str>, finish_reason: Option<&str>) {
+    fn choice(&self, out: &mut Vec<u8>, piece: Option<&Piece>, finish_reason: Option<&str>) {
+        let text = piece.map(|piece| piece.text.as_str());
         out.extend_from_slice(b"{\"index\":0,");
-        match (self.kind, piece) {
-            (Kind::Chat, Some(piece)) => {
+        match (self.kind, text) {
+            (Kind::Chat, Some(text)) => {
                 out.extend_from_slice(b"\"delta\":{\"content\":");
-                write_json(out, &piece);
+                write_json(out, &text);
                 out.push(b'}');
             }
             (Kind::Chat, None) => out.extend_from_slice(b"\"delta\":{}"),
-            (Kind::Completion, piece) => {
+            (Kind::Completion, text) => {
                 out.extend_from_slice(b"\"text\":");
-                write_json(out, &piece.unwrap_or_default());
+                write_json(out, &text.unwrap_or_default());
             }
         }
-        out.extend_from_slice(b",\"logprobs\":null,\"finish_reason\":");
+        self.end_of_choice(out, piece, finish_reason);
+    }
+
+    fn end_of_choice(&self, out: &mut Vec<u8>, piece: Option<&Piece>, finish_reason: Option<&str>) {
+        out.extend_from_slice(b",\"logprobs\":");
+        match piece.and_then(|piece| piece.logprobs.as_deref()) {
+            Some(listed) => List::of(self.kind, listed).write(out),
+            None => out.extend_from_slice(b"null"),
+        }
+        out.extend_from_slice(b",\"finish_reason\":");
         write_json(out, &finish_reason);
         out.push(b'}');
     }
@@ -119,11 +132,11 @@ impl Render for Chunks {
         let tokens_out = piece.index.saturating_add(1);
         if let Some(parts) = &mut self.parts {
             let delta = parts.push(&piece.text);
-            return self.chunk(out, tokens_out, |out| Self::part(out, &delta, None));
+            return self.chunk(out, tokens_out, |out| {
+                self.part(out, &delta, Some(piece), None);
+            });
         }
-        self.chunk(out, tokens_out, |out| {
-            self.choice(out, Some(&piece.text), None)
-        });
+        self.chunk(out, tokens_out, |out| self.choice(out, Some(piece), None));
     }
 
     fn known(&mut self, piece: &Piece) {
@@ -139,7 +152,7 @@ impl Render for Chunks {
             let delta = parts.finish();
             let reason = parts.finish_reason(completion.stop_reason);
             self.chunk(out, completion.tokens_out, |out| {
-                Self::part(out, &delta, Some(reason));
+                self.part(out, &delta, None, Some(reason));
             });
         } else {
             let reason = finish_reason(completion.stop_reason);
@@ -217,6 +230,7 @@ mod tests {
             text: text.to_owned(),
             index: 0,
             number: 0,
+            logprobs: None,
         }
     }
 

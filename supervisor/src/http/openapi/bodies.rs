@@ -1,15 +1,17 @@
 //! Schemas of what is answered. Objects may grow: a client skips fields that it does not know.
 
 use super::schema::{
-    Shape, any_of, boolean, count, json_text, list, list_of, named, null, object, object_with,
-    of_type, or_null, text, values,
+    Shape, any_of, boolean, count, integer, json_text, list, list_of, map, named, null, number,
+    object, object_with, of_type, or_null, text, values,
 };
 use crate::engine::{Status, StopReason};
 use crate::error_code::{ErrorCode, OTHER_REFUSALS};
 use crate::http::mistakes::{Constraint, LISTED};
+use crate::http::openai::logprobs::IMPOSSIBLE;
 use serde_json::{Value, json};
 use strum::VariantArray as _;
 use utoipa::openapi::Type;
+use worker_orcd_ipc::MAX_TOP_LOGPROBS;
 
 type Named = (&'static str, fn() -> Shape);
 
@@ -165,12 +167,12 @@ fn chat_completion() -> Shape {
             ("tool_calls", list_of(called(&["id", "type", "function"]))),
         ],
     );
-    let choice = choice(("message", message), false, CHAT_REASONS);
+    let choice = choice(("message", message), chat_logprobs(), false, CHAT_REASONS);
     answer("chat.completion", choice, [("usage", named("Usage"))], [])
 }
 
 fn completion() -> Shape {
-    let choice = choice(("text", text()), false, REASONS);
+    let choice = choice(("text", text()), completion_logprobs(), false, REASONS);
     answer("text_completion", choice, [("usage", named("Usage"))], [])
 }
 
@@ -185,7 +187,7 @@ fn chat_chunk() -> Shape {
             ("tool_calls", list_of(called(&["index", "function"]))),
         ],
     );
-    let choice = choice(("delta", delta), true, CHAT_REASONS);
+    let choice = choice(("delta", delta), chat_logprobs(), true, CHAT_REASONS);
     chunk("chat.completion.chunk", choice)
 }
 
@@ -205,7 +207,8 @@ fn called(required: &[&str]) -> Shape {
 }
 
 fn completion_chunk() -> Shape {
-    chunk("text_completion", choice(("text", text()), true, REASONS))
+    let choice = choice(("text", text()), completion_logprobs(), true, REASONS);
+    chunk("text_completion", choice)
 }
 
 fn chunk(object: &str, choice: Shape) -> Shape {
@@ -229,12 +232,49 @@ fn answer<const M: usize, const N: usize>(
     object_with(fields.into_iter().chain(more), optional)
 }
 
-fn choice(said: (&'static str, Shape), may_go_on: bool, reasons: &[&'static str]) -> Shape {
+/// Of each token whose text begins here.
+fn chat_logprobs() -> Shape {
+    let name = || {
+        [
+            ("token", text()),
+            ("logprob", logprob()),
+            ("bytes", list_of(byte())),
+        ]
+    };
+    let most_likely = list(object(name()), &(0..=usize::from(MAX_TOP_LOGPROBS)));
+    let token = object(name().into_iter().chain([("top_logprobs", most_likely)]));
+    object([("content", list_of(token)), ("refusal", null())])
+}
+
+fn completion_logprobs() -> Shape {
+    let most_likely = map(text(), logprob(), usize::from(MAX_TOP_LOGPROBS) + 1, &[]);
+    object([
+        ("tokens", list_of(text())),
+        ("token_logprobs", list_of(logprob())),
+        ("top_logprobs", list_of(most_likely)),
+        ("text_offset", list_of(count())),
+    ])
+}
+
+fn logprob() -> Shape {
+    number(&(f64::from(IMPOSSIBLE)..=0.0))
+}
+
+fn byte() -> Shape {
+    integer(&(0..=255))
+}
+
+fn choice(
+    said: (&'static str, Shape),
+    logprobs: Shape,
+    may_go_on: bool,
+    reasons: &[&'static str],
+) -> Shape {
     let reasons = values(reasons.iter().copied());
     object([
         ("index", values([0])),
         said,
-        ("logprobs", null()),
+        ("logprobs", or_null(logprobs)),
         (
             "finish_reason",
             if may_go_on { or_null(reasons) } else { reasons },

@@ -109,7 +109,7 @@ fn chats(app: &App) -> [(&'static str, Value); 2] {
             "streamed",
             json!({
                 "messages": messages, "max_tokens": tokens, "stream": true,
-                "stream_options": {"include_usage": true},
+                "stream_options": {"include_usage": true}, "logprobs": true, "top_logprobs": 2,
             }),
         ),
     ]
@@ -120,7 +120,7 @@ fn completions(app: &App) -> [(&'static str, Value); 2] {
     [
         (
             "whole",
-            json!({"prompt": prompt, "max_tokens": tokens, "temperature": 0}),
+            json!({"prompt": prompt, "max_tokens": tokens, "temperature": 0, "logprobs": 2}),
         ),
         (
             "streamed",

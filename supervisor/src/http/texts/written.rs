@@ -5,7 +5,12 @@ use crate::http::sse::write_json;
 use crate::text::Text;
 use worker_orcd_ipc::TokenId;
 
-pub(super) fn tokens(model: &LoadedModel, tokens: &[TokenId], pieces: bool, texts: bool) -> Vec<u8> {
+pub(super) fn tokens(
+    model: &LoadedModel,
+    tokens: &[TokenId],
+    pieces: bool,
+    texts: bool,
+) -> Vec<u8> {
     let text = &model.text;
     let mut out = Vec::new();
     out.extend_from_slice(b"{\"tokens\":");

@@ -81,7 +81,7 @@ impl Requests {
     }
 
     /// There is a vocabulary now.
-    pub(super) fn retell(&mut self, text: &Text) {
+    pub(super) fn retell(&mut self, text: &Arc<Text>) {
         let ended = std::mem::take(&mut self.untold);
         let records = ended.iter().map(|record| &**record);
         for record in records.chain(self.assigned.records()) {
@@ -102,7 +102,10 @@ mod tests {
     use crate::requests::testing::{Journal, SEAT, read, request, step};
     use crate::requests::wal::{Clock, Restored};
     use std::num::NonZeroU8;
-    use worker_orcd_ipc::{Command, Generation, KvSource, RequestId, SealedPage, TokenId};
+    use worker_orcd_ipc::{
+        Command, DrawnLogprobs, Generation, KvSource, Logprobs, RequestId, SealedPage, StepReport,
+        TokenId,
+    };
 
     const ID: RequestId = RequestId(9);
 
@@ -119,6 +122,8 @@ mod tests {
             stop: vec![],
             ignore_eos: false,
             shown: Vec::new(),
+            logprobs: None,
+            told_logprobs: vec![],
             on_fault: OnFault::Resume,
             accepted_at_ms: 0,
             deadline_ms: None,
@@ -177,6 +182,36 @@ mod tests {
             journal.requests.step(SEAT, &next, journal.now).unwrap();
             assert_eq!(texts(&read(&mut stream).0), expected, "{skip:?}");
         }
+    }
+
+    #[test]
+    fn log_probabilities_of_its_tokens_are_told_again_and_those_of_the_next_follow() {
+        let logprobs = |of_token| Logprobs {
+            of_token,
+            top: vec![],
+        };
+        let mut request = restored(&[0, 1], None);
+        request.logprobs = Some(0);
+        request.told_logprobs = vec![logprobs(-1.0), logprobs(-2.0)];
+        let (mut journal, mut stream) = inherit(request, Skip::Pieces(1));
+        serve(&mut journal);
+        let next = StepReport {
+            logprobs: vec![DrawnLogprobs {
+                request: ID,
+                index: 2,
+                logprobs: logprobs(-3.0),
+            }],
+            ..step(&[(ID, 2, 0)], &[])
+        };
+        journal.requests.step(SEAT, &next, journal.now).unwrap();
+        let (events, _) = read(&mut stream);
+        let told = events.iter().filter_map(|event| match event {
+            StreamEvent::Text(piece) => piece.logprobs.as_deref(),
+            _ => None,
+        });
+        let told = told.flat_map(|it| &it.tokens);
+        let told: Vec<_> = told.map(|it| (it.offset, it.logprobs.of_token)).collect();
+        assert_eq!(told, [(1, -2.0), (2, -3.0)]);
     }
 
     #[test]

@@ -36,7 +36,8 @@ fn tokens_become_text_and_the_end_comes_once() {
         [StreamEvent::Text(Piece {
             text: "a".to_owned(),
             index: 0,
-            number: 0
+            number: 0,
+            logprobs: None,
         })]
     );
     assert!(!over);
@@ -82,7 +83,8 @@ fn half_a_character_waits_for_its_other_half_and_a_lone_one_is_not_lost() {
         [StreamEvent::Text(Piece {
             text: "é".to_owned(),
             index: 1,
-            number: 0
+            number: 0,
+            logprobs: None,
         })]
     );
     let end = step(&[], &[(id, FinishReason::MaxTokens)]);
@@ -93,7 +95,8 @@ fn half_a_character_waits_for_its_other_half_and_a_lone_one_is_not_lost() {
         StreamEvent::Text(Piece {
             text: "\u{fffd}".to_owned(),
             index: 2,
-            number: 1
+            number: 1,
+            logprobs: None,
         })
     );
 }

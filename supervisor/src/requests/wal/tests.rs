@@ -62,8 +62,8 @@ fn what_was_written_is_read_with_its_tokens_and_its_end() {
     log.accept(3, 2);
     log.accept(4, 1);
     for token in 0..4 {
-        log.wal.drawn(RequestId(3), TokenId(token));
-        log.wal.drawn(RequestId(4), TokenId(10 + token));
+        log.wal.drawn(RequestId(3), TokenId(token), None);
+        log.wal.drawn(RequestId(4), TokenId(10 + token), None);
         log.flush();
     }
     log.end(4, Some(failed()), log.now);
@@ -82,6 +82,40 @@ fn what_was_written_is_read_with_its_tokens_and_its_end() {
     assert_eq!(
         (tokens(&read[1]), &read[1].end),
         (vec![10, 11, 12, 13], &Some(failed()))
+    );
+}
+
+#[test]
+fn log_probabilities_are_read_with_the_tokens_that_they_are_of() {
+    let mut log = Log::new();
+    let logprobs = |of_token| Logprobs {
+        of_token,
+        top: vec![(TokenId(5), of_token)],
+    };
+    let new = NewRequest {
+        logprobs: Some(1),
+        ..request("job")
+    };
+    let record = Record::new(RequestId(3), new, OnFault::Fail, log.now);
+    log.wal.accepted(&record);
+    log.wal.drawn(RequestId(4), TokenId(8), None);
+    log.wal
+        .drawn(RequestId(3), TokenId(9), Some(&logprobs(-1.0)));
+    log.wal
+        .drawn(RequestId(3), TokenId(7), Some(&logprobs(-0.5)));
+    log.flush();
+    let read = log.read(Ending::Upgrade);
+    assert_eq!(read[0].logprobs, Some(1));
+    assert_eq!(read[0].generated, [TokenId(9), TokenId(7)]);
+    assert_eq!(read[0].told_logprobs, [logprobs(-1.0), logprobs(-0.5)]);
+    // Told again, where another segment begins.
+    let progress = Record::restored(read[0].clone(), Clock::at(log.now));
+    log.wal
+        .begin_segment([(&progress, None)].into_iter())
+        .unwrap();
+    assert_eq!(
+        log.read(Ending::Upgrade)[0].told_logprobs,
+        read[0].told_logprobs
     );
 }
 
@@ -107,7 +141,7 @@ fn a_log_keeps_who_lives_and_who_has_just_ended_and_gives_the_rest_back() {
     let mut log = Log::new();
     log.accept(1, 100);
     log.accept(2, 100);
-    log.wal.drawn(RequestId(1), TokenId(1));
+    log.wal.drawn(RequestId(1), TokenId(1), None);
     log.flush();
     log.live[&RequestId(1)]
         .progress

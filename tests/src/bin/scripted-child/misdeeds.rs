@@ -166,6 +166,7 @@ impl Child {
                 index,
                 token,
             }],
+            logprobs: vec![],
             finished: vec![],
             sealed: vec![],
         }));

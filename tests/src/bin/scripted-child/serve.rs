@@ -4,9 +4,9 @@ use crate::link::Link;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 use worker_orcd_ipc::{
-    ChildHello, Command, DeviceSelector, Drawn, Event, ExitCode, FaultKind, FinishReason, Finished,
-    Generation, HEARTBEAT_INTERVAL_MS, Heartbeat, Load, LoadOrder, RequestId, StepReport,
-    Submission,
+    ChildHello, Command, DeviceSelector, Drawn, DrawnLogprobs, Event, ExitCode, FaultKind,
+    FinishReason, Finished, Generation, HEARTBEAT_INTERVAL_MS, Heartbeat, Load, LoadOrder,
+    Logprobs, RequestId, StepReport, Submission, TokenId,
 };
 use worker_orcd_tests::script::{EOS, scripted_token};
 use worker_orcd_tests::{Moment, Script, facts};
@@ -29,6 +29,22 @@ pub struct Child {
 pub struct Running {
     submission: Submission,
     pub generated: u32,
+}
+
+impl Running {
+    /// What is said is the most likely, and the ids before it follow.
+    fn logprobs(&self, request: RequestId, token: TokenId) -> Option<DrawnLogprobs> {
+        let top = self.submission.logprobs?;
+        let likely = |rank: u32| (TokenId(token.0.saturating_sub(rank)), -0.5 - rank as f32);
+        Some(DrawnLogprobs {
+            request,
+            index: self.generated,
+            logprobs: Logprobs {
+                of_token: -0.5,
+                top: (0..u32::from(top)).map(likely).collect(),
+            },
+        })
+    }
 }
 
 impl Child {
@@ -180,6 +196,7 @@ impl Child {
             step: self.steps,
             began: vec![],
             drawn: vec![],
+            logprobs: vec![],
             finished,
             sealed: vec![],
         }));
@@ -205,6 +222,7 @@ impl Child {
                 index,
                 token,
             });
+            report.logprobs.extend(running.logprobs(request, token));
             running.generated += 1;
             let is_end = token == EOS && !running.submission.ignore_eos;
             if is_end || running.generated >= running.submission.max_tokens {

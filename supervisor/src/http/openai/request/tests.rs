@@ -74,7 +74,6 @@ fn what_is_not_supported_is_refused_by_name() {
     for (field, value) in [
         ("n", json!(2)),
         ("tools", json!([{"type": "function"}])),
-        ("logprobs", json!(true)),
         ("logit_bias", json!({"5": 1})),
         ("response_format", json!({"type": "json_object"})),
         ("reasoning_effort", json!("low")),
@@ -193,4 +192,45 @@ fn what_others_call_off_is_off_whatever_the_model_file_says() {
     assert_eq!(read(&json!({"repeat_penalty": 1})), (5, 1.0));
     let both = json!({"repeat_penalty": 1, "repetition_penalty": 1.25});
     assert_eq!(read(&both), (5, 1.25));
+}
+
+#[test]
+fn log_probabilities_are_asked_for_as_each_endpoint_has_it() {
+    let of = |request: Result<OpenAiRequest, String>| request.map(|it| it.generation.logprobs);
+    for (extra, expected) in [
+        (json!({}), Ok(None)),
+        (json!({"logprobs": false, "top_logprobs": 0}), Ok(None)),
+        (json!({"top_logprobs": null}), Ok(None)),
+        (json!({"logprobs": true}), Ok(Some(0))),
+        (json!({"logprobs": true, "top_logprobs": 20}), Ok(Some(20))),
+        (
+            json!({"top_logprobs": 1}),
+            Err("top_logprobs needs logprobs: true"),
+        ),
+        (
+            json!({"logprobs": true, "top_logprobs": 21}),
+            Err("top_logprobs must be from 0 to 20"),
+        ),
+        (
+            json!({"logprobs": 1}),
+            Err("logprobs must be true or false"),
+        ),
+    ] {
+        let found = of(chat(&extra));
+        assert_eq!(found, expected.map_err(|it| format!("\"{it}\"")), "{extra}");
+    }
+    for (extra, expected) in [
+        (json!({"logprobs": null}), Ok(None)),
+        (json!({"logprobs": 0}), Ok(Some(0))),
+        (json!({"logprobs": 20}), Ok(Some(20))),
+        (
+            json!({"logprobs": 21}),
+            Err("logprobs must be from 0 to 20"),
+        ),
+    ] {
+        let found = of(completion(&extra));
+        assert_eq!(found, expected.map_err(|it| format!("\"{it}\"")), "{extra}");
+    }
+    assert!(completion(&json!({"logprobs": true})).is_err());
+    assert!(completion(&json!({"top_logprobs": 1})).is_err());
 }

@@ -1,0 +1,319 @@
+//! Log probabilities in OpenAI's words: `logprobs` and `top_logprobs` of a request, `logprobs` of a choice.
+//!
+//! They are those of the model itself: natural logarithms of the softmax of its raw logits, before
+//! penalties, temperature and cuts, as vLLM's `raw_logprobs`. What has no probability is written as
+//! -9999.0.
+//!
+//! | | chat | completion |
+//! |---|---|---|
+//! | asked for by | `logprobs: true`, `top_logprobs: 0..=20` | `logprobs: 0..=20` |
+//! | a token | its text; bytes that are no text as `\xe2\x82`, and `bytes` in any case | its text; bytes that are no text as `bytes:\xe2\x82` |
+//! | the most likely ones | a list, the most likely first | an object by token, and the token itself is there in any case |
+//!
+//! `text_offset` counts characters of the answer. Where a token is listed, and which are not, says
+//! [`requests::logprobs`](crate::requests::logprobs).
+
+use super::Kind;
+use crate::engine::{Listed, ListedToken};
+use crate::http::fields::Fields;
+use crate::http::mistakes::Constraint;
+use crate::http::openapi::schema;
+use crate::http::sse::write_json;
+use serde::Serialize;
+use serde_json::value::RawValue;
+use std::fmt::Write as _;
+use worker_orcd_ipc::{MAX_TOP_LOGPROBS, TokenId};
+
+pub(super) const FIELD: &str = "logprobs";
+pub(super) const TOP_FIELD: &str = "top_logprobs";
+
+/// The logarithm of a probability of 0, as OpenAI and vLLM write it.
+pub const IMPOSSIBLE: f32 = -9999.0;
+
+/// How many most likely tokens are wanted beside each; `None` where no log probabilities are.
+pub(super) fn read(fields: &mut Fields<'_>, kind: Kind) -> Option<u8> {
+    let range = 0..=u64::from(MAX_TOP_LOGPROBS);
+    if kind == Kind::Completion {
+        return fields.integer(FIELD, range).map(|top| top as u8);
+    }
+    let wanted = fields.boolean(FIELD).unwrap_or(false);
+    fields.says_of_all(|| {
+        let wanted = schema::object([(FIELD, schema::values([true]))]);
+        let none = schema::or_null(schema::values([0]));
+        schema::any_of([wanted, schema::object_with([], [(TOP_FIELD, none)])])
+    });
+    let top = fields.integer(TOP_FIELD, range).unwrap_or(0);
+    if top > 0 && !wanted {
+        fields.error(TOP_FIELD, Constraint::Conflict, "needs logprobs: true");
+    }
+    wanted.then_some(top as u8)
+}
+
+/// `logprobs` of a choice, as JSON: lists that grow with each piece of the answer.
+#[derive(Debug)]
+pub(super) enum List {
+    Chat {
+        content: Column,
+    },
+    Completion {
+        tokens: Column,
+        logprobs: Column,
+        top: Column,
+        offsets: Column,
+    },
+}
+
+impl List {
+    /// Of no token.
+    pub(super) fn new(kind: Kind) -> Self {
+        match kind {
+            Kind::Chat => Self::Chat {
+                content: Column::default(),
+            },
+            Kind::Completion => Self::Completion {
+                tokens: Column::default(),
+                logprobs: Column::default(),
+                top: Column::default(),
+                offsets: Column::default(),
+            },
+        }
+    }
+
+    /// Of one piece.
+    pub(super) fn of(kind: Kind, listed: &Listed) -> Self {
+        let mut list = Self::new(kind);
+        list.add(listed);
+        list
+    }
+
+    pub(super) fn add(&mut self, listed: &Listed) {
+        for token in &listed.tokens {
+            match self {
+                Self::Chat { content } => content.add(&ChatToken::of(listed, token)),
+                Self::Completion {
+                    tokens,
+                    logprobs,
+                    top,
+                    offsets,
+                } => {
+                    tokens.add(&completion_text(listed, token.token));
+                    logprobs.add(&written(token.logprobs.of_token));
+                    top.add_text(&top_object(listed, token));
+                    offsets.add(&token.offset);
+                }
+            }
+        }
+    }
+
+    /// For a larger document.
+    pub(super) fn to_raw(&self) -> Box<RawValue> {
+        let mut json = Vec::new();
+        self.write(&mut json);
+        // Written here, so it is JSON.
+        let json = String::from_utf8(json).unwrap_or_default();
+        RawValue::from_string(json).unwrap_or_else(|_| RawValue::NULL.to_owned())
+    }
+
+    pub(super) fn write(&self, out: &mut Vec<u8>) {
+        let parts: &[(&str, &Column)] = match self {
+            Self::Chat { content } => &[("{\"content\":", content)],
+            Self::Completion {
+                tokens,
+                logprobs,
+                top,
+                offsets,
+            } => &[
+                ("{\"tokens\":", tokens),
+                (",\"token_logprobs\":", logprobs),
+                (",\"top_logprobs\":", top),
+                (",\"text_offset\":", offsets),
+            ],
+        };
+        for (name, column) in parts {
+            out.extend_from_slice(name.as_bytes());
+            out.push(b'[');
+            out.extend_from_slice(&column.items);
+            out.push(b']');
+        }
+        let end: &[u8] = match self {
+            Self::Chat { .. } => b",\"refusal\":null}",
+            Self::Completion { .. } => b"}",
+        };
+        out.extend_from_slice(end);
+    }
+}
+
+/// Items of a JSON list, with commas between them.
+#[derive(Debug, Default)]
+pub(super) struct Column {
+    items: Vec<u8>,
+}
+
+impl Column {
+    fn add(&mut self, item: &impl Serialize) {
+        self.separate();
+        write_json(&mut self.items, item);
+    }
+
+    fn add_text(&mut self, json: &[u8]) {
+        self.separate();
+        self.items.extend_from_slice(json);
+    }
+
+    fn separate(&mut self) {
+        if !self.items.is_empty() {
+            self.items.push(b',');
+        }
+    }
+}
+
+#[derive(Serialize)]
+struct ChatToken<'a> {
+    #[serde(flatten)]
+    token: ChatName<'a>,
+    top_logprobs: Vec<ChatName<'a>>,
+}
+
+#[derive(Serialize)]
+struct ChatName<'a> {
+    token: String,
+    logprob: f32,
+    bytes: &'a [u8],
+}
+
+impl<'a> ChatToken<'a> {
+    fn of(listed: &'a Listed, token: &ListedToken) -> Self {
+        let name = |(token, logprob): (TokenId, f32)| {
+            let bytes = listed.text.vocabulary().name(token);
+            ChatName {
+                token: text_of(bytes, ""),
+                logprob: written(logprob),
+                bytes,
+            }
+        };
+        Self {
+            token: name((token.token, token.logprobs.of_token)),
+            top_logprobs: token.logprobs.top.iter().copied().map(name).collect(),
+        }
+    }
+}
+
+fn completion_text(listed: &Listed, token: TokenId) -> String {
+    text_of(listed.text.vocabulary().name(token), "bytes:")
+}
+
+/// The most likely tokens by their text, and the token itself. Of two with one text the more likely stands.
+fn top_object(listed: &Listed, token: &ListedToken) -> Vec<u8> {
+    let itself = (token.token, token.logprobs.of_token);
+    let mut names: Vec<String> = Vec::new();
+    let mut object = Column::default();
+    for &(token, logprob) in token.logprobs.top.iter().chain([&itself]) {
+        let name = completion_text(listed, token);
+        if names.contains(&name) {
+            continue;
+        }
+        object.add(&name);
+        object.items.push(b':');
+        write_json(&mut object.items, &written(logprob));
+        names.push(name);
+    }
+    [b"{", &object.items[..], b"}"].concat()
+}
+
+fn written(logprob: f32) -> f32 {
+    logprob.max(IMPOSSIBLE)
+}
+
+/// Text as it is, other bytes by their numbers behind a mark.
+fn text_of(bytes: &[u8], mark: &str) -> String {
+    match std::str::from_utf8(bytes) {
+        Ok(text) => text.to_owned(),
+        Err(_) => {
+            let mut text = mark.to_owned();
+            for byte in bytes {
+                // Writing to a string cannot fail.
+                let _ = write!(text, "\\x{byte:02x}");
+            }
+            text
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::requests::testing::{EOS, text};
+    use serde_json::{Value, json};
+    use worker_orcd_ipc::Logprobs;
+
+    /// `b`, and half of a character; the most likely is the end of generation.
+    fn listed() -> Listed {
+        let token = |token, offset, of_token, second| ListedToken {
+            token: TokenId(token),
+            offset,
+            logprobs: Logprobs {
+                of_token,
+                top: vec![(EOS, -0.25), (TokenId(second), -1.5)],
+            },
+        };
+        Listed {
+            tokens: vec![token(1, 0, -1.5, 1), token(2, 1, f32::NEG_INFINITY, 0)],
+            text: text(),
+        }
+    }
+
+    fn written_as(kind: Kind, listed: &[Listed]) -> Value {
+        let mut list = List::new(kind);
+        listed.iter().for_each(|listed| list.add(listed));
+        serde_json::from_str(list.to_raw().get()).unwrap()
+    }
+
+    #[test]
+    fn a_chat_lists_tokens_with_their_bytes_and_the_most_likely_in_order() {
+        let eos = json!({"token": "<eos>", "logprob": -0.25, "bytes": b"<eos>"});
+        let b = json!({"token": "b", "logprob": -1.5, "bytes": b"b"});
+        let a = json!({"token": "a", "logprob": -1.5, "bytes": b"a"});
+        assert_eq!(
+            written_as(Kind::Chat, &[listed()]),
+            json!({
+                "content": [
+                    {"token": "b", "logprob": -1.5, "bytes": b"b", "top_logprobs": [eos, b]},
+                    {"token": "\\xc3", "logprob": -9999.0, "bytes": [0xc3],
+                     "top_logprobs": [eos, a]},
+                ],
+                "refusal": null,
+            })
+        );
+    }
+
+    #[test]
+    fn a_completion_has_four_lists_and_the_token_itself_among_the_most_likely() {
+        assert_eq!(
+            written_as(Kind::Completion, &[listed()]),
+            json!({
+                "tokens": ["b", "bytes:\\xc3"],
+                "token_logprobs": [-1.5, -9999.0],
+                "top_logprobs": [
+                    {"<eos>": -0.25, "b": -1.5},
+                    {"<eos>": -0.25, "a": -1.5, "bytes:\\xc3": -9999.0},
+                ],
+                "text_offset": [0, 1],
+            })
+        );
+    }
+
+    #[test]
+    fn pieces_one_by_one_are_the_whole() {
+        let twice = [listed(), listed()];
+        for (kind, column) in [(Kind::Chat, "content"), (Kind::Completion, "top_logprobs")] {
+            let whole = written_as(kind, &twice);
+            let once = written_as(kind, &twice[..1])[column].clone();
+            let (first, second) = whole[column].as_array().unwrap().split_at(2);
+            assert_eq!((json!(first), json!(second)), (once.clone(), once));
+        }
+        assert_eq!(
+            written_as(Kind::Chat, &[]),
+            json!({"content": [], "refusal": null})
+        );
+    }
+}

@@ -1,0 +1,286 @@
+//! Log probabilities of one answer: kept for each token, and told with the text that the token belongs to.
+//!
+//! A token is listed with the piece of text in which its own text begins. So one whose text waits, for the
+//! rest of a character or because it may begin a stop string, is listed when that text is told, and never
+//! if it is not. A token without text of its own, such as the one that ends the answer, is not listed.
+
+use crate::requests::violation::Violation;
+use crate::text::{Text, utf8};
+use std::collections::VecDeque;
+use std::sync::Arc;
+use worker_orcd_ipc::{Logprobs, RequestId, TokenId};
+
+/// A token of an answer.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ListedToken {
+    pub token: TokenId,
+    /// Characters of the answer before the one in which its text begins.
+    pub offset: usize,
+    pub logprobs: Logprobs,
+}
+
+/// Tokens whose text begins in one piece, and what is known of tokens.
+#[derive(Debug, Clone)]
+pub struct Listed {
+    pub tokens: Vec<ListedToken>,
+    pub text: Arc<Text>,
+}
+
+impl PartialEq for Listed {
+    fn eq(&self, other: &Self) -> bool {
+        self.tokens == other.tokens
+    }
+}
+
+impl Eq for Listed {}
+
+/// The tokens of an answer whose client wants log probabilities.
+#[derive(Debug, Default)]
+pub(crate) struct Ledger {
+    /// Of every generated token.
+    all: Vec<Logprobs>,
+    /// There is one once there is a token.
+    text: Option<Arc<Text>>,
+    /// Characters that all tokens have become, and those of them that are in pieces.
+    decoded: usize,
+    told: usize,
+    /// Tokens that are in no piece yet: index, id and offset.
+    waiting: VecDeque<(usize, TokenId, usize)>,
+    /// Tokens that are in pieces which nobody has taken.
+    listed: VecDeque<(usize, TokenId, usize)>,
+}
+
+impl Ledger {
+    /// As another supervisor left it; the tokens are noted again.
+    pub(crate) fn restored(all: Vec<Logprobs>) -> Self {
+        Self {
+            all,
+            ..Self::default()
+        }
+    }
+
+    pub(crate) fn all(&self) -> &[Logprobs] {
+        &self.all
+    }
+
+    pub(crate) fn learn(&mut self, logprobs: Logprobs) {
+        self.all.push(logprobs);
+    }
+
+    /// Notes the next token, which became so many characters. `completes`: it came when a character was
+    /// not whole.
+    pub(crate) fn note(
+        &mut self,
+        (index, token): (usize, TokenId),
+        text: &Arc<Text>,
+        completes: bool,
+        decoded: &str,
+    ) {
+        let bytes = text.bytes(token);
+        if let Some(first) = bytes.first() {
+            // What is left of a character that never becomes whole is one of its own.
+            let breaks_off = completes && !utf8::goes_on(*first);
+            let offset = self.decoded + usize::from(breaks_off);
+            self.waiting.push_back((index, token, offset));
+        }
+        self.decoded += decoded.chars().count();
+        self.text.get_or_insert_with(|| Arc::clone(text));
+    }
+
+    /// A piece has this text. Gives the number of tokens that are listed with it.
+    pub(crate) fn tell(&mut self, piece: &str) -> usize {
+        self.told += piece.chars().count();
+        let before = self.listed.len();
+        let told = self.told;
+        let begun = self.waiting.iter().take_while(|(_, _, at)| *at < told);
+        let begun = begun.count();
+        self.listed.extend(self.waiting.drain(..begun));
+        self.listed.len() - before
+    }
+
+    /// Takes the tokens of the oldest piece that nobody has taken.
+    pub(crate) fn take(&mut self, count: usize) -> Option<Box<Listed>> {
+        let tokens = self.listed.drain(..count);
+        let tokens = tokens.filter_map(|(index, token, offset)| {
+            Some(ListedToken {
+                token,
+                offset,
+                logprobs: self.all.get(index)?.clone(),
+            })
+        });
+        let tokens = tokens.collect();
+        let text = Arc::clone(self.text.as_ref()?);
+        Some(Box::new(Listed { tokens, text }))
+    }
+}
+
+/// # Errors
+/// When a child says of a token what was not asked, or less, or what cannot be.
+pub(crate) fn check(
+    request: RequestId,
+    wanted: Option<u8>,
+    said: Option<&Logprobs>,
+    vocabulary: usize,
+) -> Result<(), Violation> {
+    let is_right = match (wanted, said) {
+        (None, None) => true,
+        (Some(top), Some(said)) => {
+            let is_likely =
+                |(token, logprob): &(TokenId, f32)| token.index() < vocabulary && *logprob <= 0.0;
+            said.of_token <= 0.0
+                && said.top.len() == usize::from(top).min(vocabulary)
+                && said.top.iter().all(is_likely)
+        }
+        _ => false,
+    };
+    is_right.then_some(()).ok_or(Violation::Logprobs(request))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::requests::record::{NewRequest, StreamEvent};
+    use crate::requests::testing::{Journal, SEAT, read, request, step};
+    use worker_orcd_ipc::{DrawnLogprobs, FinishReason, StepReport};
+
+    /// A step of one request, with log probabilities that tell the token's index.
+    fn told(id: RequestId, first: u32, tokens: &[u32], top: u32) -> StepReport {
+        let drawn: Vec<_> = (first..)
+            .zip(tokens)
+            .map(|(at, it)| (id, at, *it))
+            .collect();
+        let logprobs = drawn.iter().map(|&(request, index, _)| DrawnLogprobs {
+            request,
+            index,
+            logprobs: Logprobs {
+                of_token: -(index as f32),
+                top: (0..top).map(|id| (TokenId(id), -1.0)).collect(),
+            },
+        });
+        StepReport {
+            logprobs: logprobs.collect(),
+            ..step(&drawn, &[])
+        }
+    }
+
+    fn wanting(stop: &[&str]) -> NewRequest {
+        NewRequest {
+            logprobs: Some(2),
+            stop: stop.iter().map(|stop| (*stop).to_owned()).collect(),
+            ..request("job")
+        }
+    }
+
+    /// Each piece, and index and offset of the tokens that are listed with it.
+    fn listed(events: &[StreamEvent]) -> Vec<(&str, Vec<(u32, usize)>)> {
+        let pieces = events.iter().filter_map(|event| match event {
+            StreamEvent::Text(piece) => Some(piece),
+            _ => None,
+        });
+        let of = |it: &ListedToken| (-it.logprobs.of_token as u32, it.offset);
+        let pieces = pieces.map(|piece| {
+            let listed = piece.logprobs.as_ref().expect("they are wanted");
+            (&*piece.text, listed.tokens.iter().map(of).collect())
+        });
+        pieces.collect()
+    }
+
+    fn answer(stop: &[&str], tokens: &[u32]) -> Vec<StreamEvent> {
+        let mut journal = Journal::serving();
+        let (id, mut stream) = journal.submit(wanting(stop));
+        for (index, token) in (0..).zip(tokens) {
+            let report = told(id, index, &[*token], 2);
+            // Nothing follows a stop string.
+            drop(journal.requests.step(SEAT, &report, journal.now));
+        }
+        let end = step(&[], &[(id, FinishReason::MaxTokens)]);
+        drop(journal.requests.step(SEAT, &end, journal.now));
+        read(&mut stream).0
+    }
+
+    #[test]
+    fn a_token_is_listed_with_the_piece_that_its_text_begins() {
+        // a, é in two halves, b, the end of generation.
+        let events = answer(&[], &[0, 2, 3, 1, 4]);
+        let expected = [
+            ("a", vec![(0, 0)]),
+            ("é", vec![(1, 1), (2, 1)]),
+            ("b", vec![(3, 2)]),
+        ];
+        assert_eq!(listed(&events), expected);
+    }
+
+    #[test]
+    fn half_a_character_that_stays_one_is_listed_and_what_follows_has_its_own_place() {
+        let events = answer(&[], &[2, 0, 2]);
+        let expected = [
+            ("\u{fffd}a", vec![(0, 0), (1, 1)]),
+            ("\u{fffd}", vec![(2, 2)]),
+        ];
+        assert_eq!(listed(&events), expected);
+        // The half is in the answer, and the stop string behind it is not.
+        let events = answer(&["a"], &[2, 0]);
+        assert_eq!(listed(&events), [("\u{fffd}", vec![(0, 0)])]);
+    }
+
+    #[test]
+    fn tokens_of_a_stop_string_are_not_listed_and_false_starts_come_late() {
+        let events = answer(&["ab"], &[1, 0, 0, 1, 1]);
+        let expected = [("b", vec![(0, 0)]), ("a", vec![(1, 1)])];
+        assert_eq!(listed(&events), expected);
+        let events = answer(&["abab"], &[0, 1, 0]);
+        assert_eq!(listed(&events), [("aba", vec![(0, 0), (1, 1), (2, 2)])]);
+    }
+
+    #[test]
+    fn a_child_that_tells_too_little_or_too_much_is_not_believed() {
+        let wrong_number = |mut report: StepReport, number: f32| {
+            report.logprobs[0].logprobs.of_token = number;
+            report
+        };
+        let id = RequestId(0);
+        let of_nobody = StepReport {
+            logprobs: told(id, 1, &[0], 2).logprobs,
+            ..told(id, 0, &[0], 2)
+        };
+        for (wants, report) in [
+            (true, step(&[(id, 0, 0)], &[])),
+            (true, told(id, 0, &[0], 1)),
+            (true, told(id, 0, &[0], 3)),
+            (true, of_nobody),
+            (true, wrong_number(told(id, 0, &[0], 2), f32::NAN)),
+            (true, wrong_number(told(id, 0, &[0], 2), 0.5)),
+            (false, told(id, 0, &[0], 2)),
+        ] {
+            let mut journal = Journal::serving();
+            let logprobs = wants.then_some(2);
+            let (own, _stream) = journal.submit(NewRequest {
+                logprobs,
+                ..wanting(&[])
+            });
+            let report = named(report, own);
+            let found = journal.requests.step(SEAT, &report, journal.now);
+            assert_eq!(found, Err(Violation::Logprobs(own)), "{report:?}");
+        }
+    }
+
+    /// The report, with this request's name.
+    fn named(mut report: StepReport, id: RequestId) -> StepReport {
+        report.drawn.iter_mut().for_each(|it| it.request = id);
+        report.logprobs.iter_mut().for_each(|it| it.request = id);
+        report
+    }
+
+    #[test]
+    fn what_the_reader_has_is_skipped_with_its_tokens() {
+        use crate::requests::progress::Skip;
+        let mut journal = Journal::serving();
+        let (id, mut stream) = journal.submit(wanting(&[]));
+        stream.has_told(1);
+        let report = told(id, 0, &[0, 1, 0], 2);
+        journal.requests.step(SEAT, &report, journal.now).unwrap();
+        assert_eq!(stream.position().told(), Skip::Pieces(1));
+        let (events, _) = read(&mut stream);
+        assert_eq!(listed(&events), [("b", vec![(1, 1)]), ("a", vec![(2, 2)])]);
+    }
+}

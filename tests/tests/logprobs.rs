@@ -1,0 +1,234 @@
+//! Log probabilities through the real programs: right by llama.cpp, and the same bytes whatever
+//! happens beside or under a request.
+
+mod oracle;
+
+use nix::sys::signal::Signal;
+use serde_json::{Value, json};
+use std::thread;
+use worker_orcd_tests::client::Client;
+use worker_orcd_tests::model::real_model;
+use worker_orcd_tests::{Script, Worker, process};
+
+const CHAT: &str = "/v1/chat/completions";
+const COMPLETIONS: &str = "/v1/completions";
+
+fn chat() -> Value {
+    json!({
+        "messages": [{"role": "user", "content": "Name three rivers, and a word with an \u{e9}."}],
+        "max_tokens": 40, "ignore_eos": true, "temperature": 0.9, "seed": 3,
+        "logprobs": true, "top_logprobs": 5,
+    })
+}
+
+fn completion() -> Value {
+    json!({
+        "prompt": "Once upon a time there was a river", "max_tokens": 40, "ignore_eos": true,
+        "temperature": 0.9, "seed": 3, "logprobs": 5,
+    })
+}
+
+fn whole(client: &Client, path: &str, body: &Value) -> Value {
+    let answer = client.post(path, body);
+    assert_eq!(answer.status, 200, "{}", answer.text());
+    answer.json()["choices"][0].clone()
+}
+
+/// Chunks, without what names this very request.
+fn streamed(client: &Client, path: &str, body: &Value) -> Vec<Value> {
+    let mut body = body.clone();
+    body["stream"] = json!(true);
+    chunks(client.stream(path, &body).map(|event| event.data))
+}
+
+fn chunks(events: impl Iterator<Item = String>) -> Vec<Value> {
+    let data = events.filter(|data| data != "[DONE]");
+    let chunks = data.map(|data| serde_json::from_str::<Value>(&data).expect("JSON"));
+    chunks.map(|chunk| chunk["choices"].clone()).collect()
+}
+
+/// A list of `logprobs`, over all chunks.
+fn joined(chunks: &[Value], column: &str) -> Value {
+    let lists = chunks.iter().map(|it| &it[0]["logprobs"][column]);
+    let items = lists.filter_map(Value::as_array).flatten();
+    items.cloned().collect()
+}
+
+fn said(chunks: &[Value]) -> String {
+    let texts = chunks.iter().map(|chunk| {
+        let (chat, text) = (&chunk[0]["delta"]["content"], &chunk[0]["text"]);
+        chat.as_str().or(text.as_str()).unwrap_or_default()
+    });
+    texts.collect()
+}
+
+fn streamed_is_whole(client: &Client, chat: &Value, completion: &Value) {
+    let answer = whole(client, CHAT, chat);
+    let chunks = streamed(client, CHAT, chat);
+    assert_eq!(joined(&chunks, "content"), answer["logprobs"]["content"]);
+    assert_eq!(answer["logprobs"]["refusal"], Value::Null);
+    assert_eq!(
+        said(&chunks),
+        answer["message"]["content"].as_str().unwrap()
+    );
+
+    let answer = whole(client, COMPLETIONS, completion);
+    let chunks = streamed(client, COMPLETIONS, completion);
+    for column in ["tokens", "token_logprobs", "top_logprobs", "text_offset"] {
+        let found = joined(&chunks, column);
+        assert_eq!(found, answer["logprobs"][column], "{column}");
+        assert!(!found.as_array().unwrap().is_empty());
+    }
+    assert_eq!(said(&chunks), answer["text"].as_str().unwrap());
+}
+
+#[test]
+fn streamed_and_whole_list_the_same() {
+    let worker = Worker::scripted(Script::behave()).start();
+    let client = worker.client();
+    for stop in [json!(null), json!(["river"]), json!(["ri", "a w"])] {
+        let (mut chat, mut completion) = (chat(), completion());
+        chat["stop"] = stop.clone();
+        completion["stop"] = stop;
+        streamed_is_whole(&client, &chat, &completion);
+    }
+}
+
+#[test]
+fn the_real_model_s_tokens_are_its_text_and_its_offsets_their_places() {
+    let worker = Worker::real().start();
+    let client = worker.client();
+    streamed_is_whole(&client, &chat(), &completion());
+
+    let answer = whole(&client, CHAT, &chat());
+    let tokens = answer["logprobs"]["content"].as_array().unwrap();
+    let bytes = tokens.iter().flat_map(|it| it["bytes"].as_array().unwrap());
+    let bytes: Vec<u8> = bytes.map(|it| it.as_u64().unwrap() as u8).collect();
+    let text = answer["message"]["content"].as_str().unwrap();
+    assert_eq!(String::from_utf8_lossy(&bytes), text);
+    for token in tokens {
+        let top = token["top_logprobs"].as_array().unwrap();
+        assert_eq!(top.len(), 5);
+        let logprobs: Vec<_> = top
+            .iter()
+            .map(|it| it["logprob"].as_f64().unwrap())
+            .collect();
+        assert!(logprobs.is_sorted_by(|a, b| a >= b), "{logprobs:?}");
+        let all: f64 = logprobs.iter().map(|it| it.exp()).sum();
+        assert!(all <= 1.0 + 1e-5, "{logprobs:?}");
+    }
+
+    let answer = whole(&client, COMPLETIONS, &completion());
+    let lists = &answer["logprobs"];
+    let text: Vec<char> = answer["text"].as_str().unwrap().chars().collect();
+    let offsets = lists["text_offset"].as_array().unwrap();
+    for (token, offset) in lists["tokens"].as_array().unwrap().iter().zip(offsets) {
+        let token = token.as_str().unwrap();
+        if !token.starts_with("bytes:") {
+            let rest: String = text[offset.as_u64().unwrap() as usize..].iter().collect();
+            assert!(rest.starts_with(token), "{token:?} at {offset}");
+        }
+    }
+}
+
+#[test]
+fn neither_neighbours_nor_threads_nor_chunks_nor_a_prefix_change_a_bit() {
+    let alone = Worker::real().arg("--threads", 1).start();
+    let expected = whole(&alone.client(), COMPLETIONS, &completion());
+    // The second time its prompt's pages are there.
+    assert_eq!(whole(&alone.client(), COMPLETIONS, &completion()), expected);
+    drop(alone);
+    let worker = Worker::real()
+        .arg("--threads", 2)
+        .arg("--prefill-chunk", 5)
+        .arg("--max-running", 8)
+        .start();
+    let client = worker.client();
+    let company: Vec<_> = (0..7)
+        .map(|n| {
+            let client = client.clone();
+            let mut body = completion();
+            body["prompt"] = json!("The number ".repeat(2 + n));
+            body["logprobs"] = if n % 2 == 0 { json!(n) } else { Value::Null };
+            thread::spawn(move || whole(&client, COMPLETIONS, &body))
+        })
+        .collect();
+    assert_eq!(whole(&client, COMPLETIONS, &completion()), expected);
+    for other in company {
+        let answer = other.join().expect("the company is served too");
+        assert_eq!(answer["text"].is_string(), true, "{answer}");
+    }
+}
+
+/// Penalties and temperature change which token is drawn, and not how likely the model finds it.
+#[test]
+fn they_are_the_model_s_own_whatever_the_draw_is_made_with() {
+    let worker = Worker::real().start();
+    let client = worker.client();
+    let first = |extra: Value| {
+        let mut body = completion();
+        body["max_tokens"] = json!(1);
+        for (name, value) in extra.as_object().unwrap() {
+            body[name] = value.clone();
+        }
+        whole(&client, COMPLETIONS, &body)["logprobs"].clone()
+    };
+    let greedy = first(json!({"temperature": 0}));
+    let token = greedy["tokens"][0].as_str().expect("a token");
+    let likeliest = &greedy["top_logprobs"][0];
+    assert_eq!(greedy["token_logprobs"][0], likeliest[token]);
+    for extra in [
+        json!({"temperature": 2.0, "seed": 8}),
+        json!({"temperature": 0, "repetition_penalty": 1.9}),
+        json!({"temperature": 0.3, "top_k": 1}),
+    ] {
+        let drawn = first(extra);
+        let token = drawn["tokens"][0].as_str().expect("a token");
+        let mut top = drawn["top_logprobs"][0].clone();
+        if likeliest.get(token).is_none() {
+            top.as_object_mut().unwrap().remove(token);
+        }
+        assert_eq!(top, *likeliest);
+    }
+}
+
+#[test]
+fn a_killed_child_and_a_replaced_supervisor_leave_the_bytes_as_they_are() {
+    let worker = Worker::real().start();
+    let client = worker.client();
+    for (path, mut body) in [(CHAT, chat()), (COMPLETIONS, completion())] {
+        // Enough for something to happen in the middle.
+        body["max_tokens"] = json!(200);
+        let expected = streamed(&client, path, &body);
+        for disturbance in ["killed", "replaced"] {
+            let mut body = body.clone();
+            body["stream"] = json!(true);
+            let mut stream = client.stream(path, &body);
+            let before: Vec<String> = stream.by_ref().take(6).map(|it| it.data).collect();
+            match disturbance {
+                "killed" => worker.kill_child(),
+                _ => process::signal(worker.pid(), Signal::SIGUSR2),
+            }
+            let all = before.into_iter().chain(stream.map(|it| it.data));
+            assert_eq!(chunks(all), expected, "{path}, {disturbance}");
+        }
+    }
+    assert!(worker.generation() > Some(1), "no child died");
+}
+
+#[test]
+fn they_equal_llama_cpp_s() {
+    let folder = tempfile::tempdir().expect("a temporary directory");
+    let plain = folder.path().join("plain.gguf");
+    let model = real_model();
+    oracle::run(
+        "logprobs.py",
+        &["write".as_ref(), model.as_os_str(), plain.as_os_str()],
+    );
+    let worker = Worker::with_model(&plain).start();
+    let url = format!("http://{}", worker.client().address);
+    oracle::run(
+        "logprobs.py",
+        &["compare".as_ref(), plain.as_os_str(), url.as_ref()],
+    );
+}
