@@ -156,7 +156,7 @@ fn neither_neighbours_nor_threads_nor_chunks_nor_a_prefix_change_a_bit() {
     assert_eq!(whole(&client, COMPLETIONS, &completion()), expected);
     for other in company {
         let answer = other.join().expect("the company is served too");
-        assert_eq!(answer["text"].is_string(), true, "{answer}");
+        assert!(answer["text"].is_string(), "{answer}");
     }
 }
 

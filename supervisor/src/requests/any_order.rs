@@ -10,7 +10,7 @@ use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroU8;
 use std::time::Duration;
-use worker_orcd_ipc::{Command, FinishReason, RequestId, TokenId};
+use worker_orcd_ipc::{Command, Drawn, DrawnLogprobs, FinishReason, Logprobs, RequestId, TokenId};
 use worker_orcd_lifecycle::{DeathCause, SeatId};
 
 /// The token that a killer's prompt begins with, and the step of it that kills.
@@ -72,6 +72,10 @@ struct Client {
     /// `None` once it has left.
     stream: Option<RequestStream>,
     text: String,
+    /// It wants log probabilities.
+    lists: bool,
+    /// Those of its tokens: each is less by one than the one before.
+    listed: Vec<f32>,
     ends: Vec<Result<(), ErrorCode>>,
 }
 
@@ -170,7 +174,9 @@ impl World {
     }
 
     fn submit(&mut self, killer: bool, deadline: bool) {
+        let lists = self.clients.len().is_multiple_of(2);
         let mut new = NewRequest {
+            logprobs: lists.then_some(1),
             max_tokens: MAX_TOKENS,
             deadline: deadline.then_some(Duration::from_secs(3)),
             ..request(&format!("job {}", self.clients.len()))
@@ -190,6 +196,8 @@ impl World {
             cancelled: false,
             stream: Some(stream),
             text: String::new(),
+            lists,
+            listed: vec![],
             ends: vec![],
         });
     }
@@ -255,10 +263,14 @@ impl World {
             }
             *next < MAX_TOKENS
         });
+        let mut report = step(&tokens, &ends);
+        let lists = |id: RequestId| self.clients.iter().any(|it| it.id == id && it.lists);
+        let listed = report.drawn.iter().filter(|drawn| lists(drawn.request));
+        report.logprobs = listed.map(logprobs_of).collect();
         let now = self.journal.now;
         self.journal
             .requests
-            .step(seat, &step(&tokens, &ends), now)
+            .step(seat, &report, now)
             .expect("an honest child");
     }
 
@@ -300,12 +312,27 @@ impl World {
             for event in read(stream).0 {
                 assert_eq!(client.ends, [], "something follows the end");
                 match event {
-                    StreamEvent::Text(piece) => client.text.push_str(&piece.text),
+                    StreamEvent::Text(piece) => {
+                        client.text.push_str(&piece.text);
+                        let tokens = piece.logprobs.iter().flat_map(|listed| &listed.tokens);
+                        client.listed.extend(tokens.map(|it| it.logprobs.of_token));
+                    }
                     StreamEvent::Finished(_) => client.ends.push(Ok(())),
                     StreamEvent::Failed(failure) => client.ends.push(Err(failure.code)),
                 }
             }
         }
+    }
+}
+
+fn logprobs_of(drawn: &Drawn) -> DrawnLogprobs {
+    DrawnLogprobs {
+        request: drawn.request,
+        index: drawn.index,
+        logprobs: Logprobs {
+            of_token: -(drawn.index as f32),
+            top: vec![(TokenId(0), -1.0)],
+        },
     }
 }
 
@@ -346,6 +373,9 @@ proptest! {
                     prop_assert!(!client.killer);
                     let whole = "ab".repeat(MAX_TOKENS as usize / 2);
                     prop_assert_eq!(&client.text, &whole, "a token was lost or given twice");
+                    let listed = if client.lists { MAX_TOKENS } else { 0 };
+                    let listed: Vec<f32> = (0..listed).map(|index| -(index as f32)).collect();
+                    prop_assert_eq!(&client.listed, &listed);
                 }
                 Err(ErrorCode::Cancelled) => prop_assert!(client.cancelled),
                 Err(ErrorCode::InferenceTimeout) => {}

@@ -46,6 +46,9 @@ const HEADER_BYTES: u64 = 4096;
 
 const SEGMENT_BYTES: u64 = 4 << 20;
 
+/// Log probabilities of an answer that are in one entry, at most.
+const LOGPROBS_AT_ONCE: usize = 4096;
+
 /// An ended request is told again this long.
 const RETOLD_FOR: Duration = Duration::from_secs(60);
 
@@ -80,7 +83,8 @@ pub(crate) struct Restored {
     pub ignore_eos: bool,
     pub shown: Vec<TokenId>,
     pub logprobs: Option<u8>,
-    /// Of each token in `generated`, where they are wanted.
+    /// Of each token in `generated`, where they are wanted. They are written in entries of their own, for
+    /// those of a long answer are too many for one.
     pub told_logprobs: Vec<Logprobs>,
     pub on_fault: OnFault,
     /// Unix time in milliseconds.
@@ -169,7 +173,7 @@ impl Wal {
     }
 
     pub(crate) fn accepted(&mut self, record: &Record) {
-        self.note(&Entry::Accepted(Box::new(self.snapshot(record, None))));
+        self.note_request(record, None);
     }
 
     pub(crate) fn drawn(
@@ -223,7 +227,7 @@ impl Wal {
         self.write()?;
         let before = std::mem::replace(&mut self.segment, self.end);
         for (record, sealed) in live {
-            self.note(&Entry::Accepted(Box::new(self.snapshot(record, sealed))));
+            self.note_request(record, sealed);
         }
         self.write()?;
         let image = self.end - self.segment;
@@ -236,6 +240,14 @@ impl Wal {
             fallocate(&self.file, given_back, HEADER_BYTES, before - HEADER_BYTES)?;
         }
         Ok(())
+    }
+
+    fn note_request(&mut self, record: &Record, sealed: Option<&SealedPages>) {
+        self.note(&Entry::Accepted(Box::new(self.snapshot(record, sealed))));
+        for some in record.progress.lock().logprobs().chunks(LOGPROBS_AT_ONCE) {
+            let some = some.iter().map(|it| (record.id, it.clone()));
+            self.note(&Entry::Drawn(Vec::new(), some.collect()));
+        }
     }
 
     fn note_drawn(&mut self) {
@@ -280,7 +292,7 @@ impl Wal {
             ignore_eos: record.ignore_eos,
             shown: record.shown.clone(),
             logprobs: record.logprobs,
-            told_logprobs: progress.logprobs().to_vec(),
+            told_logprobs: Vec::new(),
             on_fault: record.on_fault,
             accepted_at_ms: self.clock.unix_ms(progress.accepted_at()),
             deadline_ms: record.deadline.map(|at| self.clock.unix_ms(at)),

@@ -3,6 +3,7 @@
 use super::*;
 use crate::requests::record::NewRequest;
 use crate::requests::testing::request;
+use worker_orcd_ipc::MAX_FRAME_BYTES;
 
 struct Log {
     wal: Wal,
@@ -109,13 +110,29 @@ fn log_probabilities_are_read_with_the_tokens_that_they_are_of() {
     assert_eq!(read[0].generated, [TokenId(9), TokenId(7)]);
     assert_eq!(read[0].told_logprobs, [logprobs(-1.0), logprobs(-0.5)]);
     // Told again, where another segment begins.
-    let progress = Record::restored(read[0].clone(), Clock::at(log.now));
-    log.wal
-        .begin_segment([(&progress, None)].into_iter())
-        .unwrap();
+    let again = |request: Restored, log: &mut Log| {
+        let record = Record::restored(request, Clock::at(log.now));
+        log.wal
+            .begin_segment([(&record, None)].into_iter())
+            .unwrap();
+        log.read(Ending::Upgrade).remove(0)
+    };
     assert_eq!(
-        log.read(Ending::Upgrade)[0].told_logprobs,
+        again(read[0].clone(), &mut log).told_logprobs,
         read[0].told_logprobs
+    );
+    // More than a frame holds.
+    let most = Logprobs {
+        of_token: -1.0,
+        top: vec![(TokenId(u32::MAX), -1.0); 20],
+    };
+    let many = Restored {
+        told_logprobs: vec![most; MAX_FRAME_BYTES / 180],
+        ..read[0].clone()
+    };
+    assert_eq!(
+        again(many.clone(), &mut log).told_logprobs,
+        many.told_logprobs
     );
 }
 
