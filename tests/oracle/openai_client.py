@@ -2,7 +2,7 @@
 
     python openai_client.py http://127.0.0.1:PORT
 
-A conversation in two turns, streamed; the same request whole; completions; the list of models;
+A conversation in two turns, streamed; the same request whole; completions; log probabilities; the list of models;
 and a refusal that arrives as the exception a user of the package expects.
 """
 
@@ -39,13 +39,35 @@ def main(base_url):
     completion = client.completions.create(prompt="1, 2, 3, 4,", **request)
     assert completion.choices[0].text, "the completion is empty"
 
+    log_probabilities(client, first_turn, request)
+
     try:
         client.chat.completions.create(messages=first_turn, **request, logit_bias={"50256": -100})
     except openai.BadRequestError as error:
         assert "logit_bias" in str(error), error
     else:
         raise AssertionError("an unsupported field was accepted and ignored")
-    print(f"openai {openai.__version__}: streamed, whole, two turns, completion, refusal")
+    print(f"openai {openai.__version__}: streamed, whole, two turns, completion, log probabilities, refusal")
+
+
+def log_probabilities(client, messages, request):
+    chat = client.chat.completions.create(
+        messages=messages, logprobs=True, top_logprobs=3, **request
+    ).choices[0]
+    entries = chat.logprobs.content
+    told = b"".join(bytes(entry.bytes) for entry in entries)
+    assert told.decode() == chat.message.content, "the tokens are not the text"
+    for entry in entries:
+        # The request is greedy.
+        assert entry.logprob == entry.top_logprobs[0].logprob, entry
+        assert len(entry.top_logprobs) == 3, entry
+
+    completion = client.completions.create(prompt="1, 2, 3, 4,", logprobs=2, **request).choices[0]
+    lists = completion.logprobs
+    assert "".join(lists.tokens) == completion.text, lists.tokens
+    assert len(lists.token_logprobs) == len(lists.top_logprobs) == len(lists.text_offset)
+    for token, logprob, top in zip(lists.tokens, lists.token_logprobs, lists.top_logprobs):
+        assert top[token] == logprob, (token, top)
 
 
 def streamed_chat(client, **request):

@@ -75,28 +75,8 @@ impl Executor for Counter {
     }
 
     fn step(&mut self, batch: &Batch<'_>, tap: &mut dyn Tap) -> Result<Vec<Drawn>, Fault> {
-        std::thread::sleep(self.step_takes);
-        for work in batch.sequences {
-            if tap.wants(work.request, &Checkpoint::Logits) {
-                tap.see(work.request, &Checkpoint::Logits, 0, &[0.0; VOCAB as usize]);
-            }
-        }
-        let draw = |tokens: &[TokenId]| match tokens.last() {
-            Some(TokenId(99)) => Err(Fault::Device {
-                error: DeviceError::Cuda("CUDA_ERROR_TEST".into()),
-                message: "x".into(),
-            }),
-            Some(TokenId(98)) => Ok(TokenId(VOCAB)),
-            Some(TokenId(97)) => {
-                std::thread::sleep(Duration::from_secs(3600));
-                Ok(TokenId(0))
-            }
-            last => Ok(TokenId(last.map_or(0, |token| token.0 + 1) % 90)),
-        };
-        let drawing = batch.sequences.iter().filter(|work| work.sample.is_some());
-        drawing
-            .filter_map(|work| draw(work.tokens).map(|it| work.drawn(it)).transpose())
-            .collect()
+        assert!(self.untold.is_empty(), "two interfaces at once");
+        self.count(batch, tap)
     }
 
     fn promote(&mut self) -> Result<(), Fault> {
@@ -158,7 +138,7 @@ impl Ahead for Counter {
             sequences: &sequences,
             ..*batch
         };
-        self.drawn = self.step(&known, &mut NoTap)?;
+        self.drawn = self.count(&known, &mut NoTap)?;
         self.untold.push_back(self.drawn.clone());
         assert!(self.untold.len() <= 2, "more than a step ahead");
         Ok(())
@@ -178,6 +158,31 @@ pub fn loaded_and(spoilt: Spoilt) -> Loaded {
 }
 
 impl Counter {
+    fn count(&self, batch: &Batch<'_>, tap: &mut dyn Tap) -> Result<Vec<Drawn>, Fault> {
+        std::thread::sleep(self.step_takes);
+        for work in batch.sequences {
+            if tap.wants(work.request, &Checkpoint::Logits) {
+                tap.see(work.request, &Checkpoint::Logits, 0, &[0.0; VOCAB as usize]);
+            }
+        }
+        let draw = |tokens: &[TokenId]| match tokens.last() {
+            Some(TokenId(99)) => Err(Fault::Device {
+                error: DeviceError::Cuda("CUDA_ERROR_TEST".into()),
+                message: "x".into(),
+            }),
+            Some(TokenId(98)) => Ok(TokenId(VOCAB)),
+            Some(TokenId(97)) => {
+                std::thread::sleep(Duration::from_secs(3600));
+                Ok(TokenId(0))
+            }
+            last => Ok(TokenId(last.map_or(0, |token| token.0 + 1) % 90)),
+        };
+        let drawing = batch.sequences.iter().filter(|work| work.sample.is_some());
+        drawing
+            .filter_map(|work| draw(work.tokens).map(|it| work.drawn(it)).transpose())
+            .collect()
+    }
+
     pub fn new(step_takes: Duration) -> Self {
         Self {
             step_takes,

@@ -12,7 +12,8 @@ fn submission(request: u64, logprobs: Option<u8>) -> Submission {
         generated: vec![],
         sealed: None,
         sampling: Sampling::default(),
-        max_tokens: 20,
+        // The first is there before the others, and after them.
+        max_tokens: if logprobs.is_some() { 20 } else { 90 },
         ignore_eos: true,
         logprobs,
     }
@@ -27,6 +28,9 @@ fn they_come_with_the_tokens_of_those_who_want_them_also_beside_steps_ahead() {
         for (request, logprobs) in wishes {
             let submission = submission(request, logprobs);
             supervisor.say(&Command::Submit(Box::new(submission)));
+            if request == 1 {
+                supervisor.step();
+            }
         }
         let (mut ends, mut shared) = (0, false);
         while ends < wishes.len() {
