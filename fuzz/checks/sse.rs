@@ -122,6 +122,7 @@ fn chunks(kind: Kind, bits: u8) -> Chunks {
         id: "chatcmpl-1".to_owned(),
         created: 1,
         model: "m\n\ndata: x".to_owned(),
+        fingerprint: "fp_1".to_owned(),
         parsing: Parsing::default(),
     };
     let options = StreamOptions {

@@ -4,6 +4,7 @@
 use std::thread;
 use std::time::Duration;
 use worker_orcd_tests::client::{Client, Response};
+use worker_orcd_tests::facts::CHAT_TEMPLATE;
 use worker_orcd_tests::worker::request;
 use worker_orcd_tests::{Bystander, Worker, on_the_beat, process, wait};
 
@@ -25,8 +26,11 @@ const CHAT: &str = "/v1/chat/completions";
 const COMPLETION: &str = "/v1/completions";
 const EXECUTE: &str = "/execute";
 
+/// Its model knows tools, so that all of them are read.
 fn worker() -> Worker {
-    Worker::scripted(on_the_beat()).start()
+    let tools = "{% if false %}{{ tools }}{{ messages[0].tool_calls }}<tool_call>{% endif %}";
+    let script = on_the_beat().chat_template(format!("{tools}{CHAT_TEMPLATE}"));
+    Worker::scripted(script).start()
 }
 
 /// `before`, as many times `each` as fit, `after`.
@@ -54,6 +58,7 @@ fn unknown_fields() -> String {
 /// What is sent, and where: each is refused with 400.
 fn hostile() -> Vec<(&'static str, &'static str, String)> {
     let message = "{\"role\":\"user\",\"content\":\"\"},";
+    let call = "{\"function\":{\"name\":\"f\",\"arguments\":\"{}\"}},";
     let deep = BODY / 2 - 16;
     vec![
         ("wrong messages", EXECUTE, wrong_messages()),
@@ -99,7 +104,42 @@ fn hostile() -> Vec<(&'static str, &'static str, String)> {
             EXECUTE,
             filled("{\"job_id\":\"a\",\"prompt\":\"", "\\u0041", "\"}"),
         ),
-        ("tools", CHAT, filled("{\"tools\":[", "0,", "0]}")),
+        ("wrong tools", CHAT, filled("{\"tools\":[", "0,", "0]}")),
+        (
+            "tools",
+            CHAT,
+            filled("{\"tools\":[", "{\"function\":{\"name\":\"f\"}},", "0]}"),
+        ),
+        (
+            "parameters of a tool",
+            CHAT,
+            filled(
+                "{\"tools\":[{\"function\":{\"name\":\"f\",\"parameters\":{\"a\":0",
+                ",\"\\u003c\":0",
+                "}}},0]}",
+            ),
+        ),
+        (
+            "calls of a message",
+            CHAT,
+            filled(
+                "{\"messages\":[{\"role\":\"assistant\",\"tool_calls\":[",
+                call,
+                "0]}]}",
+            ),
+        ),
+        (
+            "messages of a call each",
+            CHAT,
+            filled(
+                "{\"messages\":[",
+                &format!(
+                    "{{\"role\":\"assistant\",\"tool_calls\":[{}]}},",
+                    call.trim_end_matches(',')
+                ),
+                "0]}",
+            ),
+        ),
         (
             "nesting",
             EXECUTE,

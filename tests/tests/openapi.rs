@@ -7,8 +7,9 @@ use std::env;
 use std::ffi::OsStr;
 use std::io::Write as _;
 use tempfile::NamedTempFile;
+use worker_orcd_tests::facts::CHAT_TEMPLATE;
 use worker_orcd_tests::worker::WorkerBuilder;
-use worker_orcd_tests::{Client, Worker, process, wait};
+use worker_orcd_tests::{Client, Script, Worker, process, wait};
 
 /// How long Schemathesis asks; `cargo xtask schemathesis` sets both.
 const SECONDS_VARIABLE: &str = "OPENAPI_TEST_SECONDS";
@@ -58,17 +59,31 @@ fn the_document_says_what_is_served() {
 /// client's key is not the operator's, so `/shutdown` and `/restart` are asked, and forbidden.
 #[test]
 fn schemathesis_finds_nothing() {
+    let seconds = env::var(SECONDS_VARIABLE).unwrap_or_else(|_| "60".to_owned());
     let keys = keys();
-    let worker = with_keys(&keys)
+    schemathesis_asks(with_keys(&keys), &seconds);
+}
+
+/// What the document says is of the model that is served: here of one that knows tools.
+#[test]
+fn schemathesis_finds_nothing_of_a_model_that_knows_tools() {
+    let keys = keys();
+    let tools = "{% if false %}{{ tools }}{{ messages[0].tool_calls }}<tool_call>{% endif %}";
+    let script = Script::behave().chat_template(format!("{tools}{CHAT_TEMPLATE}"));
+    let worker = Worker::scripted(script).arg("--api-key-file", keys.path().display());
+    schemathesis_asks(worker, "30");
+}
+
+fn schemathesis_asks(worker: WorkerBuilder, seconds: &str) {
+    let worker = worker
         .arg("--max-tokens-out", 4)
         .arg("--max-prompt-chars", MAX_PROMPT_CHARS)
         .start();
     let operator = with_a_report(&worker);
     let url = format!("http://{}/openapi.json", operator.address);
     let header = "Authorization: Bearer client";
-    let seconds = env::var(SECONDS_VARIABLE).unwrap_or_else(|_| "60".to_owned());
     let seed = env::var(SEED_VARIABLE).unwrap_or_else(|_| "1".to_owned());
-    let limits = ["--max-time", &seconds, "--seed", &seed];
+    let limits = ["--max-time", seconds, "--seed", &seed];
     // A hang is an error, and so is an answer that takes too long.
     let patience = ["--request-timeout", "60", "--max-response-time", "60"];
     let max_prompt_chars = MAX_PROMPT_CHARS.to_string();

@@ -31,13 +31,21 @@ fn vllm_s_names_are_understood_and_its_fields_answered() {
 }
 
 #[test]
-fn a_text_that_fits_no_context_is_refused_before_it_is_taken_apart() {
+fn tokens_of_a_text_without_end_are_refused_and_a_long_text_is_counted() {
     let worker = Worker::real().start();
     let client = worker.client();
-    let body = json!({"content": "x".repeat(3 << 20)});
-    let answer = client.post("/tokenize", &body);
+    let long = "-".repeat(1 << 17);
+    let told = client.post("/tokenize", &json!({"content": long, "with_pieces": true}));
+    let told: Value = told.json();
+    assert!(told["count"].as_u64() > Some(100), "{}", told["count"]);
+    let tokens = told["tokens"].as_array().unwrap();
+    let length = |token: &&Value| token["piece"].as_str().map(str::len);
+    let longest = tokens.iter().max_by_key(length).unwrap();
+    let count = (16 << 20) / length(&longest).unwrap() + 1;
+    let body = json!({"tokens": vec![longest["id"].clone(); count]});
+    let answer = client.post("/detokenize", &body);
     assert_eq!(answer.status, 400, "{}", answer.text());
-    assert!(answer.text().contains("context"), "{}", answer.text());
+    assert!(answer.text().contains("\"tokens\""), "{}", answer.text());
     worker.assert_serves();
 }
 

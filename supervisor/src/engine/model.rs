@@ -1,6 +1,7 @@
 //! The model that is loaded: the child's facts, and the tokenizer and template made of them.
 
 use super::SamplingDefaults;
+use crate::hex::hex;
 use crate::interpreter::Interpreter;
 use crate::text::tools::{ChatTerms, Choices};
 use crate::text::{TemplateError, TemplateSource, Text, TextError};
@@ -51,6 +52,14 @@ impl LoadedModel {
     /// Equal digests mean that streams can go on.
     pub(crate) fn digest(&self) -> [u8; 32] {
         self.digest
+    }
+
+    /// A word for the digest, as the OpenAI API's `system_fingerprint` has it: where it is equal, equal requests
+    /// with equal seeds get equal answers on the same kind of device.
+    #[must_use]
+    pub fn fingerprint(&self) -> String {
+        const BYTES: usize = 6;
+        format!("fp_{}", hex(&self.digest[..BYTES]))
     }
 
     /// Takes tens of milliseconds for a large vocabulary, and as long as `template_timeout` for a

@@ -78,6 +78,8 @@ pub struct Header {
     /// Unix seconds.
     pub created: u64,
     pub model: String,
+    /// The model's, as `system_fingerprint`.
+    pub fingerprint: String,
     /// How its text is taken apart.
     pub parsing: Parsing,
 }
@@ -132,6 +134,7 @@ async fn try_respond(
     let mut form = Form::OpenAi {
         kind,
         created: unix_seconds(),
+        fingerprint: model.fingerprint(),
         stream,
         parsing,
     };

@@ -32,6 +32,8 @@ pub enum Form {
         kind: Kind,
         /// Unix seconds.
         created: u64,
+        /// The model's.
+        fingerprint: String,
         /// `None`: the answer is told in one piece.
         stream: Option<StreamOptions>,
         /// How its text is taken apart.
@@ -112,6 +114,7 @@ impl Form {
             Self::OpenAi {
                 kind,
                 created,
+                fingerprint,
                 stream: options,
                 parsing,
             } => {
@@ -124,6 +127,7 @@ impl Form {
                     id: job.id().to_owned(),
                     created,
                     model,
+                    fingerprint,
                     parsing,
                 };
                 match options {
@@ -156,6 +160,7 @@ mod tests {
             Form::OpenAi {
                 kind: Kind::Chat,
                 created: 3,
+                fingerprint: "fp_1".to_owned(),
                 stream: Some(StreamOptions::default()),
                 parsing: Parsing {
                     calls: Some(Syntax::Mistral),
@@ -165,6 +170,7 @@ mod tests {
             Form::OpenAi {
                 kind: Kind::Completion,
                 created: 4,
+                fingerprint: String::new(),
                 stream: None,
                 parsing: Parsing::default(),
             },

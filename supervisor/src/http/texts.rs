@@ -19,6 +19,8 @@ use super::reading::ModelTerms;
 use crate::config::RequestLimits;
 use crate::engine::LoadedModel;
 use crate::error_code::ErrorCode;
+use crate::http::mistakes::Constraint;
+use crate::interpreter::MAX_RENDERED_BYTES;
 use axum::body::Body;
 use axum::extract::State;
 use axum::http::Request;
@@ -117,9 +119,15 @@ impl App {
         };
         let counted = self.lanes.run(size_of::<TokenId>() * given, count).await;
         let (bytes, tokens) = counted.ok_or_else(lost)?;
+        if bytes > MAX_RENDERED_BYTES {
+            let rule = format!("stand for {bytes} bytes of text; {MAX_RENDERED_BYTES} is the most");
+            return Err(ApiError::invalid_field("tokens", Constraint::Length, rule));
+        }
+        // What needs more than there is gets all of it.
+        let needed = ANSWER_BYTES * (bytes + given);
         let _room = self
             .bodies
-            .room_for_prompt(ANSWER_BYTES * (bytes + given))?;
+            .room_for_prompt(needed.min(MAX_RENDERED_BYTES))?;
         let model = Arc::clone(model);
         let written = self
             .lanes

@@ -29,6 +29,9 @@ pub struct Marked {
     marks: Marks,
 }
 
+/// Stands between texts that are searched together.
+const BETWEEN: char = '\0';
+
 /// Characters of the last private plane, which texts do not have by chance; others for each
 /// request. A client that guessed them could only turn control tokens into text.
 #[derive(Debug, Clone, Copy)]
@@ -38,19 +41,40 @@ struct Marks {
 }
 
 impl SpecialTokens {
-    /// `None` when nothing that a client wrote holds the text of a control token.
+    /// `None` when nothing that a client wrote holds the text of a control token. All of it is searched at once:
+    /// there may be many texts, and there are many tokens.
     pub(super) fn mark(&self, conversation: &Conversation) -> Option<Marked> {
-        let mut is_any = false;
+        let mut all = String::new();
         conversation.map_texts(&mut |text| {
-            is_any |= self.is_in(text);
+            all.push_str(text);
+            all.push(BETWEEN);
             String::new()
         });
-        if !is_any {
+        let found: Vec<Range<usize>> = self.find_control(&all).map(|found| found.range).collect();
+        if found.is_empty() {
             return None;
         }
         let marks = Marks::random();
+        let (mut found, mut start) = (found.into_iter().peekable(), 0);
+        let marked = conversation.map_texts(&mut |text| {
+            let end = start + text.len();
+            let (mut out, mut at) = (String::with_capacity(text.len() + 8), start);
+            while let Some(range) = found.next_if(|range| range.start < end) {
+                // A token's text that holds what is between texts is in none of them.
+                if range.end <= end {
+                    out.push_str(&all[at..range.start]);
+                    out.push(marks.open);
+                    out.push_str(&all[range.clone()]);
+                    out.push(marks.close);
+                    at = range.end;
+                }
+            }
+            out.push_str(&all[at..end]);
+            start = end + BETWEEN.len_utf8();
+            out
+        });
         Some(Marked {
-            conversation: conversation.map_texts(&mut |text| self.mark_text(text, marks)),
+            conversation: marked,
             marks,
         })
     }
@@ -72,20 +96,6 @@ impl SpecialTokens {
             .map(|found| found.token)
             .eq(tokens)
             .then_some(own)
-    }
-
-    fn mark_text(&self, text: &str, marks: Marks) -> String {
-        let mut out = String::with_capacity(text.len() + 8);
-        let mut at = 0;
-        for found in self.find_control(text) {
-            out.push_str(&text[at..found.range.start]);
-            out.push(marks.open);
-            out.push_str(&text[found.range.clone()]);
-            out.push(marks.close);
-            at = found.range.end;
-        }
-        out.push_str(&text[at..]);
-        out
     }
 }
 

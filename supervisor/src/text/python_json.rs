@@ -6,16 +6,17 @@
 
 use minijinja::value::{Kwargs, ValueKind};
 use minijinja::{Error, ErrorKind, Value};
+use std::fmt::Write as _;
 
-/// The `tojson` filter; `indent` is the one option that templates use.
+/// The `tojson` filter, with the options that templates use.
 pub(super) fn tojson(value: &Value, options: Kwargs) -> Result<Value, Error> {
     let indent: Option<usize> = options.get("indent")?;
-    // Accepted because they are already so: no key sorting, no ASCII escapes.
-    let _: Option<bool> = options.get("ensure_ascii")?;
+    let ensure_ascii: Option<bool> = options.get("ensure_ascii")?;
     options.assert_all_used()?;
     let mut out = String::new();
     Writer {
         indent,
+        ensure_ascii: ensure_ascii.unwrap_or(false),
         depth: 0,
         out: &mut out,
     }
@@ -25,6 +26,8 @@ pub(super) fn tojson(value: &Value, options: Kwargs) -> Result<Value, Error> {
 
 struct Writer<'a> {
     indent: Option<usize>,
+    /// Other characters are written as UTF-16, in hexadecimal digits.
+    ensure_ascii: bool,
     depth: usize,
     out: &'a mut String,
 }
@@ -104,7 +107,18 @@ impl Writer<'_> {
 
     fn string(&mut self, text: &str) {
         // serde_json escapes what Python escapes: quote, backslash and control characters.
-        self.out
-            .push_str(&serde_json::Value::from(text).to_string());
+        let text = serde_json::Value::from(text).to_string();
+        if !self.ensure_ascii {
+            return self.out.push_str(&text);
+        }
+        for c in text.chars() {
+            match c.is_ascii() {
+                true => self.out.push(c),
+                false => c.encode_utf16(&mut [0; 2]).iter().for_each(|unit| {
+                    // Writing to a string does not fail.
+                    let _ = write!(self.out, "\\u{unit:04x}");
+                }),
+            }
+        }
     }
 }

@@ -94,13 +94,6 @@ impl SpecialTokens {
         self.find(text).into_iter().filter(|found| found.is_control)
     }
 
-    /// True if `text` holds the text of any control token.
-    pub(super) fn is_in(&self, text: &str) -> bool {
-        self.tokens
-            .iter()
-            .any(|special| special.is_control && text.contains(&special.text))
-    }
-
     pub(super) fn is_control(&self, token: TokenId) -> bool {
         self.tokens
             .iter()

@@ -211,6 +211,10 @@ fn environment() -> Environment<'static> {
     environment.set_fuel(Some(FUEL));
     environment.set_unknown_method_callback(unknown_method_callback);
     environment.add_filter("tojson", tojson);
+    // To Python nothing is no list, and templates ask of tools.
+    environment.add_test("iterable", |value: &Value| {
+        !value.is_none() && value.try_iter().is_ok()
+    });
     environment.add_function("raise_exception", raise_exception);
     environment.add_function("strftime_now", |format: &str| {
         strftime_now(format).map_err(|why| Error::new(ErrorKind::InvalidOperation, why))
@@ -371,6 +375,20 @@ mod tests {
              \"a\": {\"é\": []}}}}]}, {\"role\": \"assistant\", \"content\": \"\", \"reasoning_content\": \
              \"Hm\", \"tool_call_id\": \"c1\"}] 1.0"
         );
+    }
+
+    #[test]
+    fn ascii_is_there_for_those_who_want_it() {
+        let template =
+            "{{ 'é😀' | tojson(ensure_ascii=true) }}{{ 'é' | tojson(ensure_ascii=false) }}";
+        assert_eq!(render(template).unwrap(), "\"\\u00e9\\ud83d\\ude00\"\"é\"");
+    }
+
+    #[test]
+    fn none_is_nothing_to_go_through() {
+        let template = "{% for it in [tools, messages, 'ab', {'a': 1}, missing, 5] %}\
+                        {{ '1' if it is iterable else '0' }}{% endfor %}";
+        assert_eq!(render(template).unwrap(), "011110");
     }
 
     #[test]

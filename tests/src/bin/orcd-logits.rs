@@ -138,13 +138,12 @@ fn load(options: &Options) -> Result<Box<dyn Executor>> {
                 max_sequences: u32::try_from(options.batch)?,
                 load,
             };
-            let bytes = Some(file.bytes());
             Box::new(CudaExecutor::load(
                 device,
                 Source {
                     config: &config,
                     weights: &weights,
-                    file: bytes,
+                    file: Some(&file),
                     kept: None,
                 },
                 &cuda,

@@ -34,6 +34,7 @@ impl Chunks {
             "object": header.kind.chunk_object(),
             "created": header.created,
             "model": header.model,
+            "system_fingerprint": header.fingerprint,
         });
         let mut opening = b"data: ".to_vec();
         write_json(&mut opening, &fixed);
@@ -193,6 +194,7 @@ mod tests {
             id: "x-1".to_owned(),
             created: 3,
             model: "m \"q\"".to_owned(),
+            fingerprint: "fp_1".to_owned(),
             parsing: Parsing::default(),
         }
     }
@@ -253,6 +255,7 @@ mod tests {
             chunks[1],
             json!({
                 "id": "x-1", "object": "chat.completion.chunk", "created": 3, "model": "m \"q\"",
+                "system_fingerprint": "fp_1",
                 "choices": [{"index": 0, "delta": {"content": "a\"\n"}, "logprobs": null,
                              "finish_reason": null}],
                 "usage": null,
@@ -303,6 +306,7 @@ mod tests {
             text: CALL[number as usize].to_owned(),
             index: number,
             number,
+            logprobs: None,
         }
     }
 

@@ -55,6 +55,7 @@ struct Answer<'a> {
     object: &'static str,
     created: u64,
     model: &'a str,
+    system_fingerprint: &'a str,
     choices: [Choice<'a>; 1],
     usage: Value,
 }
@@ -94,6 +95,7 @@ fn answer<'a>(
         object: header.kind.object(),
         created: header.created,
         model: &header.model,
+        system_fingerprint: &header.fingerprint,
         choices: [Choice {
             index: 0,
             message,

@@ -227,6 +227,7 @@ fn answer<const M: usize, const N: usize>(
         ("object", values([object])),
         ("created", count()),
         ("model", text()),
+        ("system_fingerprint", text()),
         ("choices", list(choice, &(0..=1))),
     ];
     object_with(fields.into_iter().chain(more), optional)

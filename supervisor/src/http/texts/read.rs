@@ -194,6 +194,7 @@ pub fn read_template(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::engine::OnFault;
     use crate::http::error::Dialect;
 
     fn limits() -> RequestLimits {
@@ -202,6 +203,7 @@ mod tests {
             max_tokens_in: None,
             max_tokens_out: None,
             inference_timeout: None,
+            on_fault: OnFault::Resume,
         }
     }
 

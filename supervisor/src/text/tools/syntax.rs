@@ -104,16 +104,17 @@ impl Syntax {
     #[must_use]
     pub fn of_template(jinja: &str) -> Option<Self> {
         let says = |text: &str| jinja.contains(text);
-        // Mistral's first, for its templates are about nothing else; Llama's last, for `"parameters":`
-        // is in schemas that others show.
+        // Qwen3-Coder and GLM write no JSON, between tags that are the same.
+        if says("<function=") || says("<arg_key>") {
+            return None;
+        }
+        // Others write `"parameters":` in schemas, and no such headers.
+        let writes_parameters = says("\"parameters\":") && says("<|start_header_id|>");
         let known = [
             (Self::Mistral, says("[TOOL_CALLS]")),
             (Self::Hermes, says("<tool_call>")),
             (Self::Phi, says("functools[") || says("<|tool_call|>")),
-            (
-                Self::Llama3,
-                says("<|python_tag|>") || says("\"parameters\":"),
-            ),
+            (Self::Llama3, says("<|python_tag|>") || writes_parameters),
         ];
         known
             .into_iter()
@@ -146,12 +147,15 @@ mod tests {
                 Some(Syntax::Llama3),
             ),
             (
-                r#"{{ '{"name": "' + name + '", "parameters": ' }}"#,
+                r#"<|start_header_id|>{{ '{"name": "' + name + '", "parameters": ' }}"#,
                 Some(Syntax::Llama3),
             ),
             ("{{ '[TOOL_CALLS] [' }}", Some(Syntax::Mistral)),
             ("{{ '<|tool_call|>' }}", Some(Syntax::Phi)),
             ("functools[…]", Some(Syntax::Phi)),
+            ("<|START_ACTION_TOKEN|>\"parameters\":", None),
+            ("<tool_call>\n<function=name>\n<parameter=a>", None),
+            ("<tool_call>{{ name }}<arg_key> \"parameters\":", None),
             (
                 "{% for message in messages %}{{ message.content }}{% endfor %}",
                 None,
