@@ -77,18 +77,18 @@ impl LoadedModel {
         parsers: Choices,
     ) -> Result<Self, Unfit> {
         let digest = digest(&report)?;
-        let jinja = report.tokenizer.chat_template.as_deref();
-        let chat_terms = parsers.resolve(jinja.unwrap_or_default());
-        let (text, chat, sampling) = match previous {
+        let (text, chat, chat_terms, sampling) = match previous {
             Some(previous) if previous.digest == digest => (
                 Arc::clone(&previous.text),
                 previous.chat.clone(),
+                previous.chat_terms,
                 previous.sampling.clone(),
             ),
             Some(_) => return Err(Unfit::OtherModel),
             None => (
                 Arc::new(Text::from_facts(&report.tokenizer)?),
                 chat(&report.tokenizer, template_timeout),
+                chat_terms(&report.tokenizer, parsers),
                 sampling(&report.sampling, model_sampling),
             ),
         };
@@ -122,6 +122,10 @@ fn chat(facts: &TokenizerFacts, timeout: Duration) -> Result<Arc<Interpreter>, T
         tracing::warn!(reason = %error, "chat_template_refused");
     }
     started.map(Arc::new)
+}
+
+fn chat_terms(facts: &TokenizerFacts, parsers: Choices) -> ChatTerms {
+    parsers.resolve(facts.chat_template.as_deref().unwrap_or_default())
 }
 
 fn sampling(advice: &SamplingAdvice, is_followed: bool) -> SamplingDefaults {

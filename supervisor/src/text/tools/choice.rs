@@ -101,33 +101,21 @@ impl Choices {
 }
 
 /// True if a template uses a variable of this name: between `{{` or `{%` and their end, outside of quotes,
-/// and not as a part of something else (`message.tools`).
+/// and not as a part of something else (`message.tools`). One pass, for a template may be long.
 fn asks_for(jinja: &str, name: &str) -> bool {
-    let mut rest = jinja;
-    while let Some(at) = rest.find("{{").into_iter().chain(rest.find("{%")).min() {
-        let inside = &rest[at + 2..];
-        let end = inside.find("}}").into_iter().chain(inside.find("%}")).min();
-        let end = end.unwrap_or(inside.len());
-        if is_variable_of(&inside[..end], name) {
-            return true;
-        }
-        rest = &inside[end..];
-    }
-    false
-}
-
-fn is_variable_of(code: &str, name: &str) -> bool {
     let is_of_name = |c: char| c.is_alphanumeric() || c == '_';
-    let mut quote = None;
-    let mut before = ' ';
-    for (at, c) in code.char_indices() {
-        match quote {
-            Some(open) if open == c => quote = None,
-            Some(_) => {}
-            None if matches!(c, '"' | '\'') => quote = Some(c),
-            None => {
+    let (mut is_code, mut quote, mut before) = (false, None, ' ');
+    for (at, c) in jinja.char_indices() {
+        let rest = &jinja[at..];
+        match (is_code, quote) {
+            (false, _) => is_code = rest.starts_with("{{") || rest.starts_with("{%"),
+            (true, Some(open)) if c == open && before != '\\' => quote = None,
+            (true, Some(_)) => {}
+            (true, None) if matches!(c, '"' | '\'') => quote = Some(c),
+            (true, None) if rest.starts_with("}}") || rest.starts_with("%}") => is_code = false,
+            (true, None) => {
                 let begins = !is_of_name(before) && before != '.';
-                let behind = code[at..].strip_prefix(name);
+                let behind = rest.strip_prefix(name);
                 if begins && behind.is_some_and(|behind| !behind.starts_with(is_of_name)) {
                     return true;
                 }
@@ -171,13 +159,22 @@ mod tests {
         for jinja in [
             "You have tools.",
             "{{ 'tools' }} tools {% if message.tools and message['tools'] %}",
-            "{{ my_tools }}{{ tools_in_user_message }}",
+            "{{ my_tools }}{{ tools_in_user_message }}{{ '}} tools \\' tools' }}",
             "",
         ] {
             assert!(!shows(jinja), "{jinja}");
         }
         let calls = |jinja: &str| Choices::default().resolve(jinja).shows_calls;
         assert!(calls("{% if 'tool_calls' in message %}") && !calls("{{ tool_call }}"));
+    }
+
+    /// Where time grew with the square of the length, these would take minutes.
+    #[test]
+    fn long_templates_are_looked_through_once() {
+        for unit in ["{{", "{%", "{{ x }}", "{{ '", "tools "] {
+            let jinja = unit.repeat(8_000_000 / unit.len());
+            assert!(!Choices::default().resolve(&jinja).shows_tools, "{unit}");
+        }
     }
 
     #[test]
