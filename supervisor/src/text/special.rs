@@ -8,6 +8,7 @@
 //! llama.cpp goes by the model's name, this goes by a token that only Phi-3's vocabulary has.
 
 use super::vocabulary::effective_kind;
+use std::collections::HashMap;
 use std::ops::Range;
 use worker_orcd_ipc::{TokenId, TokenKind, TokenizerFacts};
 
@@ -22,6 +23,8 @@ pub(super) enum Fragment<'a> {
 pub(super) struct SpecialTokens {
     /// Longest first.
     tokens: Vec<SpecialToken>,
+    /// Where in that list a token is.
+    places: HashMap<TokenId, usize>,
 }
 
 #[derive(Debug)]
@@ -50,7 +53,7 @@ const NEVER_SWALLOW: [&str; 3] = ["<unk>", "<s>", "<|endoftext|>"];
 impl SpecialTokens {
     pub(super) fn from_facts(facts: &TokenizerFacts) -> Self {
         let phi3 = facts.tokens.iter().any(|text| text == ONLY_IN_PHI3);
-        let mut tokens: Vec<SpecialToken> = (0_u32..)
+        let tokens = (0_u32..)
             .zip(&facts.tokens)
             .filter(|(id, text)| !text.is_empty() && is_special(facts, *id as usize))
             .map(|(id, text)| SpecialToken {
@@ -60,8 +63,14 @@ impl SpecialTokens {
                 swallows_space: phi3 && !NEVER_SWALLOW.contains(&text.as_str()),
             })
             .collect();
+        Self::new(tokens)
+    }
+
+    fn new(mut tokens: Vec<SpecialToken>) -> Self {
         tokens.sort_by_key(|special| std::cmp::Reverse(special.text.len()));
-        Self { tokens }
+        let places = tokens.iter().enumerate();
+        let places = places.map(|(at, special)| (special.token, at)).collect();
+        Self { tokens, places }
     }
 
     /// The pieces of a prompt. Of the texts of control tokens in it, in order, those that
@@ -95,9 +104,8 @@ impl SpecialTokens {
     }
 
     pub(super) fn is_control(&self, token: TokenId) -> bool {
-        self.tokens
-            .iter()
-            .any(|special| special.is_control && special.token == token)
+        let place = self.places.get(&token);
+        place.is_some_and(|place| self.tokens[*place].is_control)
     }
 
     /// The control tokens that have one of these texts.
@@ -111,8 +119,8 @@ impl SpecialTokens {
 
     /// The text of a special token, which a control token does not stand for.
     pub(super) fn text(&self, token: TokenId) -> Option<&str> {
-        let special = self.tokens.iter().find(|special| special.token == token);
-        special.map(|special| special.text.as_str())
+        let place = *self.places.get(&token)?;
+        Some(&self.tokens[place].text)
     }
 
     /// A special token's text and what lies behind it may be any number of bytes.
@@ -161,7 +169,7 @@ fn is_special(facts: &TokenizerFacts, index: usize) -> bool {
 impl SpecialTokens {
     /// Numbered in this order.
     pub(super) fn of(tokens: &[(&str, TokenKind)]) -> Self {
-        let mut tokens: Vec<SpecialToken> = (0..)
+        let tokens = (0..)
             .zip(tokens)
             .map(|(id, (text, kind))| SpecialToken {
                 text: (*text).to_owned(),
@@ -170,8 +178,7 @@ impl SpecialTokens {
                 swallows_space: false,
             })
             .collect();
-        tokens.sort_by_key(|special| std::cmp::Reverse(special.text.len()));
-        Self { tokens }
+        Self::new(tokens)
     }
 }
 
@@ -208,6 +215,18 @@ mod tests {
         assert_eq!(found, [TokenId(1)], "the other one has its text anyway");
         assert_eq!(special.text(TokenId(1)), Some("[ARGS]"));
         assert_eq!(special.text(TokenId(2)), None);
+    }
+
+    #[test]
+    fn texts_of_as_many_tokens_as_there_are_take_no_time() {
+        let names: Vec<_> = (0..1 << 16).map(|id| format!("<{id}>")).collect();
+        let names: Vec<_> = names.iter().map(String::as_str).collect();
+        let special = tokens(&names, false);
+        let begun = std::time::Instant::now();
+        for (id, name) in (0..).zip(names) {
+            assert_eq!(special.text(TokenId(id)), Some(name));
+        }
+        assert!(begun.elapsed() < std::time::Duration::from_secs(2));
     }
 
     #[test]
