@@ -177,11 +177,16 @@ impl Sink for Packer<'_> {
         };
         // SAFETY: staging and the matrix's place are as large as the slices taken of them; stream order keeps
         // a copy behind the kernel that read the one before; the buffer stays until `copied` was waited for.
-        unsafe {
-            upload(self.context, arguments.file, bytes)?;
-            copied.record(self.context)?;
-            self.kernel.launch(self.context, geometry, &arguments)?;
+        let begun = unsafe {
+            upload(self.context, arguments.file, bytes)
+                .and_then(|()| copied.record(self.context))
+                .and_then(|()| self.kernel.launch(self.context, geometry, &arguments))
+        };
+        if begun.is_err() {
+            // The copy may be under way, and the caller drops the buffer. The first error is told.
+            let _ = self.context.synchronize("copying the weights");
         }
+        begun?;
         (self.packed)(bytes.len() as u64);
         Ok(copied)
     }
