@@ -120,18 +120,6 @@ impl Text {
         }
     }
 
-    /// The text that these tokens are written as, special tokens among them.
-    #[must_use]
-    pub fn write(&self, tokens: &[TokenId]) -> String {
-        let mut out = String::new();
-        let mut detokenizer = Detokenizer::default();
-        for &token in tokens {
-            detokenizer.push(self.bytes_written(token), &mut out);
-        }
-        detokenizer.finish(&mut out);
-        out
-    }
-
     #[must_use]
     pub fn vocabulary(&self) -> &Vocabulary {
         &self.vocabulary

@@ -3,8 +3,10 @@
 mod oracle;
 
 use serde_json::{Value, json};
+use std::io::{Read as _, Write as _};
+use std::net::TcpStream;
 use worker_orcd_tests::model::real_model;
-use worker_orcd_tests::{Script, Worker};
+use worker_orcd_tests::{Client, Script, Worker, wait};
 
 #[test]
 fn they_say_what_llama_cpp_s_server_says() {
@@ -34,6 +36,15 @@ fn vllm_s_names_are_understood_and_its_fields_answered() {
 fn tokens_of_a_text_without_end_are_refused_and_a_long_text_is_counted() {
     let worker = Worker::real().start();
     let client = worker.client();
+    let body = long_text(&client, 16 << 20);
+    let answer = client.post("/detokenize", &body);
+    assert_eq!(answer.status, 400, "{}", answer.text());
+    assert!(answer.text().contains("\"tokens\""), "{}", answer.text());
+    worker.assert_serves();
+}
+
+/// Tokens of more than so many bytes of text, few for their text.
+fn long_text(client: &Client, bytes: usize) -> Value {
     let long = "-".repeat(1 << 17);
     let told = client.post("/tokenize", &json!({"content": long, "with_pieces": true}));
     let told: Value = told.json();
@@ -41,12 +52,51 @@ fn tokens_of_a_text_without_end_are_refused_and_a_long_text_is_counted() {
     let tokens = told["tokens"].as_array().unwrap();
     let length = |token: &&Value| token["piece"].as_str().map(str::len);
     let longest = tokens.iter().max_by_key(length).unwrap();
-    let count = (16 << 20) / length(&longest).unwrap() + 1;
-    let body = json!({"tokens": vec![longest["id"].clone(); count]});
-    let answer = client.post("/detokenize", &body);
-    assert_eq!(answer.status, 400, "{}", answer.text());
-    assert!(answer.text().contains("\"tokens\""), "{}", answer.text());
-    worker.assert_serves();
+    let count = bytes / length(&longest).unwrap() + 1;
+    json!({"tokens": vec![longest["id"].clone(); count]})
+}
+
+#[test]
+fn an_answer_that_nobody_reads_takes_room_until_its_client_is_gone() {
+    let worker = Worker::real().start();
+    let client = worker.client();
+    let body = long_text(&client, 10 << 20);
+    let ask = || client.post("/detokenize", &body).status;
+    assert_eq!(ask(), 200);
+    let address = client.address.to_string();
+    let mut idle = TcpStream::connect(&address).unwrap();
+    let text = body.to_string();
+    let length = text.len();
+    let head =
+        format!("POST /detokenize HTTP/1.1\r\nHost: {address}\r\nContent-Type: application/json");
+    write!(idle, "{head}\r\nContent-Length: {length}\r\n\r\n{text}").unwrap();
+    let mut status = [0; 12];
+    idle.read_exact(&mut status).unwrap();
+    assert_eq!(&status, b"HTTP/1.1 200");
+    assert_eq!(ask(), 429);
+    drop(idle);
+    wait::until("room for another answer", || (ask() == 200).then_some(()));
+}
+
+#[test]
+fn a_text_that_is_too_long_is_refused_by_the_name_it_was_given() {
+    let worker = Worker::scripted(Script::behave()).start();
+    let client = worker.client();
+    let text = "a".repeat(1 << 20);
+    for (body, field) in [
+        (json!({"content": text}), "content"),
+        (json!({"content": text, "add_special": true}), "content"),
+        (json!({"prompt": text}), "prompt"),
+        (
+            json!({"prompt": text, "add_special_tokens": false}),
+            "prompt",
+        ),
+    ] {
+        let answer = client.post("/tokenize", &body);
+        assert_eq!(answer.status, 400, "{}", answer.text());
+        let named = format!("\"field\":\"{field}\"");
+        assert!(answer.text().contains(&named), "{}", answer.text());
+    }
 }
 
 #[test]

@@ -58,6 +58,9 @@ pub struct Bodies {
     /// Room for prompts that templates made and that are not tokenized yet. It is a budget of its
     /// own, because a request that holds room for its body must not wait for more of the same.
     prompts: Arc<Semaphore>,
+    /// Room for whole answers that are made of a client's text, until the client has read them. Of its own as well: who
+    /// reads slowly keeps no prompt of others waiting.
+    answers: Arc<Semaphore>,
     /// One permit for each long body that may be parsed now.
     parsing: Semaphore,
 }
@@ -74,7 +77,8 @@ impl Bodies {
             limits,
             // A body that is alone always finds room.
             room: Arc::new(Semaphore::new(limits.together.max(limits.bytes))),
-            prompts: Arc::new(Semaphore::new(limits.together.max(MAX_RENDERED_BYTES))),
+            prompts: Arc::new(Semaphore::new(rendered_together(limits))),
+            answers: Arc::new(Semaphore::new(rendered_together(limits))),
             parsing: Semaphore::new(cores.div_ceil(2)),
         }
     }
@@ -107,10 +111,21 @@ impl Bodies {
     /// # Errors
     /// 429 when others hold too much.
     pub fn room_for_prompt(&self, bytes: usize) -> Result<Room, ApiError> {
-        let bytes = u32::try_from(bytes.saturating_sub(FREE_BYTES)).unwrap_or(u32::MAX);
-        let room = Arc::clone(&self.prompts).try_acquire_many_owned(bytes);
-        room.map(|room| Room(Some(room)))
-            .map_err(|_| ApiError::no_room())
+        take_room(&self.prompts, bytes)
+    }
+
+    /// Room for an answer that is written as a whole, up to [`Self::longest_answer`].
+    ///
+    /// # Errors
+    /// 429 when others hold too much.
+    pub fn room_for_answer(&self, bytes: usize) -> Result<Room, ApiError> {
+        take_room(&self.answers, bytes)
+    }
+
+    /// Bytes of an answer for which there is room where nobody else holds any.
+    #[must_use]
+    pub fn longest_answer(&self) -> usize {
+        rendered_together(self.limits)
     }
 
     async fn collect(&self, request: Request<Body>) -> Result<(Vec<u8>, Room), ApiError> {
@@ -197,6 +212,17 @@ impl Bodies {
             _ => Err(ApiError::no_room()),
         }
     }
+}
+
+fn rendered_together(limits: BodyLimits) -> usize {
+    limits.together.max(MAX_RENDERED_BYTES)
+}
+
+fn take_room(of: &Arc<Semaphore>, bytes: usize) -> Result<Room, ApiError> {
+    let bytes = u32::try_from(bytes.saturating_sub(FREE_BYTES)).unwrap_or(u32::MAX);
+    let room = Arc::clone(of).try_acquire_many_owned(bytes);
+    room.map(|room| Room(Some(room)))
+        .map_err(|_| ApiError::no_room())
 }
 
 /// A whole body, and what `read` makes of it.

@@ -112,8 +112,8 @@ impl App {
         asker: Asker,
     ) -> Result<Accepted, ApiError> {
         let field = request.input.field();
-        self.check_bytes(model, &request.input)?;
-        let prompt = self.encode(model, request.input).await?;
+        self.check_bytes(model, &request.input, field)?;
+        let prompt = self.encode(model, request.input, field).await?;
         let room = self.check_fit(model, field, prompt.tokens.len())?;
         let tokens_in = prompt.tokens.len() as u32;
         if prompt.opens_thinking {
@@ -178,7 +178,7 @@ impl App {
         })
     }
 
-    /// The tokens of a prompt as it would be computed.
+    /// The tokens of a prompt as it would be computed; `field` is where the client wrote it.
     ///
     /// # Errors
     /// When it is surely too long, or cannot be rendered.
@@ -186,9 +186,10 @@ impl App {
         &self,
         model: &Arc<LoadedModel>,
         input: Input,
+        field: &'static str,
     ) -> Result<Vec<TokenId>, ApiError> {
-        self.check_bytes(model, &input)?;
-        Ok(self.encode(model, input).await?.tokens)
+        self.check_bytes(model, &input, field)?;
+        Ok(self.encode(model, input, field).await?.tokens)
     }
 
     /// The tokens of a text, without those that a model wants around it.
@@ -199,33 +200,38 @@ impl App {
         &self,
         model: &Arc<LoadedModel>,
         content: String,
+        field: &'static str,
     ) -> Result<Vec<TokenId>, ApiError> {
         let (text, bytes) = (Arc::clone(&model.text), content.len());
         let input = Input::Prompt(content);
-        self.check_bytes(model, &input)?;
+        self.check_bytes(model, &input, field)?;
         let Input::Prompt(content) = input else {
             return Err(lost());
         };
-        let work =
-            move || Encoded::of(&content, text.tokenizer().encode_plain(&content), "content");
+        let work = move || Encoded::of(&content, text.tokenizer().encode_plain(&content), field);
         let encoded = self.lanes.run(bytes, work).await.ok_or_else(lost)?;
         Ok(encoded?.tokens)
     }
 
     /// Refuses a prompt that cannot fit however it is tokenized, before that costs anything.
-    fn check_bytes(&self, model: &LoadedModel, input: &Input) -> Result<(), ApiError> {
+    fn check_bytes(&self, model: &LoadedModel, input: &Input, field: &str) -> Result<(), ApiError> {
         let longest_token = model.text.tokenizer().longest_token_bytes();
         let (Input::Prompt(prompt), Some(bytes)) = (input, longest_token) else {
             return Ok(());
         };
         let tokens = prompt.len().div_ceil(bytes.max(1));
         if tokens > self.longest_prompt(model) as usize {
-            return Err(self.surely_too_long(model, input.field(), tokens));
+            return Err(self.surely_too_long(model, field, tokens));
         }
         Ok(())
     }
 
-    async fn encode(&self, model: &Arc<LoadedModel>, input: Input) -> Result<Encoded, ApiError> {
+    async fn encode(
+        &self,
+        model: &Arc<LoadedModel>,
+        input: Input,
+        field: &'static str,
+    ) -> Result<Encoded, ApiError> {
         match input {
             Input::Tokens(tokens) => Ok(Encoded {
                 tokens,
@@ -234,7 +240,7 @@ impl App {
             }),
             Input::Prompt(prompt) => {
                 let (text, bytes) = (Arc::clone(&model.text), prompt.len());
-                let work = move || Encoded::of(&prompt, text.encode(&prompt), "prompt");
+                let work = move || Encoded::of(&prompt, text.encode(&prompt), field);
                 self.lanes.run(bytes, work).await.ok_or_else(lost)?
             }
             Input::Messages(conversation, settings) => {

@@ -3,6 +3,7 @@
 //! Fields have the names of llama-server (`content`, `add_special`, `with_pieces`) and of vLLM (`prompt`, `messages`,
 //! `add_special_tokens`, `return_token_strs`), and an answer has what clients of either read.
 
+mod held;
 mod read;
 mod written;
 
@@ -12,27 +13,23 @@ pub use read::{
 };
 
 use super::App;
+use super::body::Room;
 use super::error::{ApiError, Dialect};
 use super::fields::{Fields, Names};
 use super::generation::Input;
 use super::reading::ModelTerms;
+use super::sse::write_json;
 use crate::config::RequestLimits;
 use crate::engine::LoadedModel;
 use crate::error_code::ErrorCode;
 use crate::http::mistakes::Constraint;
-use crate::interpreter::MAX_RENDERED_BYTES;
 use axum::body::Body;
 use axum::extract::State;
 use axum::http::Request;
 use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
-use serde_json::json;
+use serde::Serialize;
 use std::sync::Arc;
-use worker_orcd_ipc::TokenId;
-
-/// Bytes of an answer for a byte of a text, at most: an id of six digits, its comma, and a text in quotes whose
-/// every byte is escaped.
-const ANSWER_BYTES: usize = 16;
 
 pub async fn tokenize(State(app): State<Arc<App>>, request: Request<Body>) -> Response {
     told(try_tokenize(&app, request).await)
@@ -51,37 +48,43 @@ fn told(outcome: Result<Response, ApiError>) -> Response {
 }
 
 async fn try_tokenize(app: &Arc<App>, request: Request<Body>) -> Result<Response, ApiError> {
-    let (model, asked) = app
+    let (model, asked, room) = app
         .read_text(request, TOKENIZE_NAMES, read_tokenize)
         .await?;
+    let field = asked.field;
     let tokens = match (asked.input, asked.adds_special) {
-        (Input::Prompt(text), false) => app.tokens_alone(&model, text).await?,
-        (input, _) => app.tokens_of(&model, input).await?,
+        (Input::Prompt(text), false) => app.tokens_alone(&model, text, field).await?,
+        (input, _) => app.tokens_of(&model, input, field).await?,
     };
-    let (with_pieces, with_texts) = (asked.with_pieces, asked.with_texts);
-    let write = move |model: &LoadedModel, tokens: &[TokenId]| {
-        written::tokens(model, tokens, with_pieces, with_texts)
+    let bytes = size_of_val(&*tokens);
+    let answer = written::Tokenized {
+        model,
+        tokens,
+        with_pieces: asked.with_pieces,
+        with_texts: asked.with_texts,
     };
-    let body = app.written(&model, tokens, write).await?;
-    Ok(([(CONTENT_TYPE, "application/json")], body).into_response())
+    app.answered(field, bytes, answer, room).await
 }
 
 async fn try_detokenize(app: &Arc<App>, request: Request<Body>) -> Result<Response, ApiError> {
-    let (model, asked) = app.read_text(request, TOKENS_NAMES, read_tokens).await?;
-    let write = |model: &LoadedModel, tokens: &[TokenId]| model.text.write(tokens);
-    let text = app.written(&model, asked.0, write).await?;
-    Ok(axum::Json(json!({"content": text, "prompt": text})).into_response())
+    let (model, asked, room) = app.read_text(request, TOKENS_NAMES, read_tokens).await?;
+    let Detokenize(tokens) = asked;
+    let bytes = size_of_val(&*tokens);
+    let answer = written::Detokenized { model, tokens };
+    app.answered("tokens", bytes, answer, room).await
 }
 
 async fn try_apply_template(app: &Arc<App>, request: Request<Body>) -> Result<Response, ApiError> {
-    let (model, input) = app
+    let (model, input, room) = app
         .read_text(request, TEMPLATE_NAMES, read_template)
         .await?;
     let Input::Messages(conversation, settings) = input else {
         return Err(ApiError::unreadable());
     };
-    let (prompt, _room) = app.render(&model, conversation, settings).await?;
-    Ok(axum::Json(json!({"prompt": prompt})).into_response())
+    let (prompt, more_room) = app.render(&model, conversation, settings).await?;
+    let (bytes, answer) = (prompt.len(), written::Templated { prompt });
+    let rooms = (room, more_room);
+    app.answered("messages", bytes, answer, rooms).await
 }
 
 /// Reads the rest of a request behind the model's name.
@@ -93,47 +96,41 @@ impl App {
         request: Request<Body>,
         names: Names,
         read: Read<T>,
-    ) -> Result<(Arc<LoadedModel>, T), ApiError> {
+    ) -> Result<(Arc<LoadedModel>, T, Room), ApiError> {
         let loaded = self.model();
         let app = Arc::clone(self);
         let known = loaded.as_ref().ok().map(Arc::clone);
         let read = move |fields: Fields<'_>| app.read_named(fields, known.as_deref(), read);
-        let (asked, _room) = self.bodies.read(request, names, read).await?;
-        Ok((loaded?, asked))
+        let (asked, room) = self.bodies.read(request, names, read).await?;
+        Ok((loaded?, asked, room))
     }
 
-    /// What is made of tokens, once there is room for it.
-    async fn written<T: Send + 'static>(
+    /// Writes an answer, made of so many bytes, once there is room for it. `rooms` is kept while what it was made of is.
+    async fn answered<R: Send + 'static>(
         &self,
-        model: &Arc<LoadedModel>,
-        tokens: Vec<TokenId>,
-        write: impl FnOnce(&LoadedModel, &[TokenId]) -> T + Send + 'static,
-    ) -> Result<T, ApiError> {
-        let lost = || ApiError::of_code(ErrorCode::Internal, "the tokens could not be written");
-        let (counted, given) = (Arc::clone(model), tokens.len());
-        let count = move || {
-            let bytes = tokens
-                .iter()
-                .map(|id| counted.text.bytes_written(*id).len());
-            (bytes.sum::<usize>(), tokens)
+        field: &str,
+        bytes: usize,
+        answer: impl Serialize + Send + 'static,
+        rooms: R,
+    ) -> Result<Response, ApiError> {
+        let lost = || ApiError::of_code(ErrorCode::Internal, "the answer could not be written");
+        let most = self.bodies.longest_answer();
+        let count = move || (written::length(&answer, most), answer, rooms);
+        let counted = self.lanes.run(bytes, count).await;
+        let (length, answer, rooms) = counted.ok_or_else(lost)?;
+        let length = length.ok_or_else(|| {
+            let rule = format!("would be answered with more than {most} bytes");
+            ApiError::invalid_field(field, Constraint::Length, rule)
+        })?;
+        let room = self.bodies.room_for_answer(length)?;
+        let write = move || {
+            let mut out = Vec::with_capacity(length);
+            write_json(&mut out, &answer);
+            drop((answer, rooms));
+            held::body(out, room)
         };
-        let counted = self.lanes.run(size_of::<TokenId>() * given, count).await;
-        let (bytes, tokens) = counted.ok_or_else(lost)?;
-        if bytes > MAX_RENDERED_BYTES {
-            let rule = format!("stand for {bytes} bytes of text; {MAX_RENDERED_BYTES} is the most");
-            return Err(ApiError::invalid_field("tokens", Constraint::Length, rule));
-        }
-        // What needs more than there is gets all of it.
-        let needed = ANSWER_BYTES * (bytes + given);
-        let _room = self
-            .bodies
-            .room_for_prompt(needed.min(MAX_RENDERED_BYTES))?;
-        let model = Arc::clone(model);
-        let written = self
-            .lanes
-            .run(bytes + given, move || write(&model, &tokens))
-            .await;
-        written.ok_or_else(lost)
+        let body = self.lanes.run(length, write).await.ok_or_else(lost)?;
+        Ok(([(CONTENT_TYPE, "application/json")], body).into_response())
     }
 
     /// # Errors

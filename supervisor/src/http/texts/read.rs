@@ -13,6 +13,8 @@ use worker_orcd_ipc::TokenId;
 #[derive(Debug, Clone, PartialEq)]
 pub struct Tokenize {
     pub input: Input,
+    /// The name by which the client gave it.
+    pub field: &'static str,
     /// Tokens that the model wants around every prompt are among them.
     pub adds_special: bool,
     /// Each token comes with what it stands for (llama-server).
@@ -59,7 +61,8 @@ pub fn read_tokenize(
     model: &ModelTerms,
 ) -> Result<Tokenize, ApiError> {
     let max_chars = limits.max_prompt_chars.unwrap_or(usize::MAX);
-    check_one_input(&mut fields);
+    let field = check_one_input(&mut fields);
+    check_conversation(&mut fields);
     let (is_content, is_messages) = (fields.has("content"), fields.has("messages"));
     let mut text = |name: &str| fields.text(name, &(0..=max_chars)).map(Input::Prompt);
     let (content, prompt) = (text("content"), text("prompt"));
@@ -78,13 +81,15 @@ pub fn read_tokenize(
     fields.finish().map_err(ApiError::invalid)?;
     Ok(Tokenize {
         input: input.ok_or_else(ApiError::unreadable)?,
+        field,
         adds_special,
         with_pieces,
         with_texts,
     })
 }
 
-fn check_one_input(fields: &mut Fields<'_>) {
+/// The first that is given, and a mistake for none and for two.
+fn check_one_input(fields: &mut Fields<'_>) -> &'static str {
     fields.says_of_all(|| {
         schema::any_of(INPUTS.map(|name| {
             let others = INPUTS.into_iter().filter(|other| *other != name);
@@ -92,7 +97,8 @@ fn check_one_input(fields: &mut Fields<'_>) {
         }))
     });
     let mut given = INPUTS.into_iter().filter(|name| fields.has(name));
-    match (given.next(), given.next()) {
+    let (first, second) = (given.next(), given.next());
+    match (first, second) {
         (None, _) => {
             let rule = "or prompt, or messages, is required";
             fields.error("content", Constraint::Required, rule);
@@ -102,6 +108,32 @@ fn check_one_input(fields: &mut Fields<'_>) {
             fields.error(second, Constraint::Conflict, rule);
         }
         (Some(_), None) => {}
+    }
+    first.unwrap_or(INPUTS[0])
+}
+
+/// What says how a conversation is rendered says nothing of a text. And `parse_special` says nothing of a conversation,
+/// whose texts of special tokens are the client's own.
+fn check_conversation(fields: &mut Fields<'_>) {
+    let of_messages = || {
+        let own = CONVERSATION.into_iter().flatten();
+        own.copied().chain(["add_generation_prompt"])
+    };
+    fields.says_of_all(|| {
+        let nulls = of_messages().map(|name| (name, schema::null()));
+        schema::any_of([schema::object_with([], nulls), schema::with("messages", [])])
+    });
+    fields.says_of_all(|| schema::any_of(["messages", "parse_special"].map(schema::without)));
+    let is_messages = fields.has("messages");
+    for name in of_messages().filter(|_| !is_messages) {
+        if fields.has(name) {
+            let rule = "is for messages, and there are none";
+            fields.error(name, Constraint::Conflict, rule);
+        }
+    }
+    if is_messages && fields.has("parse_special") {
+        let rule = "cannot be given together with messages: special tokens in them are text";
+        fields.error("parse_special", Constraint::Conflict, rule);
     }
 }
 
@@ -246,6 +278,27 @@ mod tests {
             (
                 "{\"messages\": [{\"role\": \"user\", \"content\": \"a\"}], \"add_special\": true}",
                 "add_special",
+            ),
+            (
+                "{\"messages\": [{\"role\": \"user\", \"content\": \"a\"}], \"parse_special\": true}",
+                "parse_special",
+            ),
+            ("{\"content\": \"a\", \"tools\": []}", "tools"),
+            (
+                "{\"prompt\": \"a\", \"tool_choice\": \"none\"}",
+                "tool_choice",
+            ),
+            (
+                "{\"content\": \"a\", \"parallel_tool_calls\": true}",
+                "parallel_tool_calls",
+            ),
+            (
+                "{\"content\": \"a\", \"chat_template_kwargs\": {}}",
+                "chat_template_kwargs",
+            ),
+            (
+                "{\"content\": \"a\", \"add_generation_prompt\": true}",
+                "add_generation_prompt",
             ),
         ] {
             let error = tokenize(body).unwrap_err();

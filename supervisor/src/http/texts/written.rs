@@ -1,60 +1,167 @@
-//! The answer of `/tokenize`, written as it goes: as values of JSON it would take many times its length.
+//! Answers, written as they go: as values of JSON they would take many times their length. Each is written twice, first
+//! to know its bytes.
 
 use crate::engine::LoadedModel;
-use crate::http::sse::write_json;
-use crate::text::Text;
+use crate::text::{Detokenizer, Text};
+use serde::{Serialize, Serializer};
+use std::fmt;
+use std::io::{self, Write};
+use std::sync::Arc;
 use worker_orcd_ipc::TokenId;
 
-pub(super) fn tokens(
-    model: &LoadedModel,
-    tokens: &[TokenId],
-    pieces: bool,
-    texts: bool,
-) -> Vec<u8> {
-    let text = &model.text;
-    let mut out = Vec::new();
-    out.extend_from_slice(b"{\"tokens\":");
-    write_list(&mut out, tokens, |out, id| match pieces {
-        false => write_json(out, &id.0),
-        true => {
-            out.extend_from_slice(b"{\"id\":");
-            write_json(out, &id.0);
-            out.extend_from_slice(b",\"piece\":");
-            write_piece(out, text, id);
-            out.push(b'}');
-        }
-    });
-    out.extend_from_slice(b",\"count\":");
-    write_json(&mut out, &tokens.len());
-    out.extend_from_slice(b",\"max_model_len\":");
-    write_json(&mut out, &model.max_sequence_tokens);
-    out.extend_from_slice(b",\"token_strs\":");
-    match texts {
-        false => out.extend_from_slice(b"null"),
-        true => write_list(&mut out, tokens, |out, id| {
-            write_json(out, &String::from_utf8_lossy(text.bytes_written(id)));
-        }),
+/// The answer of `/tokenize`.
+pub(super) struct Tokenized {
+    pub model: Arc<LoadedModel>,
+    pub tokens: Vec<TokenId>,
+    pub with_pieces: bool,
+    pub with_texts: bool,
+}
+
+/// The answer of `/detokenize`: llama-server's name of the text, and vLLM's.
+pub(super) struct Detokenized {
+    pub model: Arc<LoadedModel>,
+    pub tokens: Vec<TokenId>,
+}
+
+/// The answer of `/apply-template`.
+#[derive(Serialize)]
+pub(super) struct Templated {
+    pub prompt: String,
+}
+
+/// Bytes of an answer; `None` when they are more than `most`.
+pub(super) fn length(answer: &impl Serialize, most: usize) -> Option<usize> {
+    let mut left = Left(most);
+    serde_json::to_writer(&mut left, answer).ok()?;
+    Some(most - left.0)
+}
+
+/// Bytes that may still be written.
+struct Left(usize);
+
+impl Write for Left {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let left = self.0.checked_sub(bytes.len());
+        self.0 = left.ok_or(io::ErrorKind::FileTooLarge)?;
+        Ok(bytes.len())
     }
-    out.push(b'}');
-    out
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Serialize for Tokenized {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        #[derive(Serialize)]
+        struct Answer<T, P> {
+            tokens: T,
+            count: usize,
+            max_model_len: u32,
+            token_strs: P,
+        }
+        let text = &*self.model.text;
+        let ids = self.tokens.iter();
+        let tokens = List(ids.clone().map(|id| match self.with_pieces {
+            false => Token::Id(id.0),
+            true => Token::WithPiece {
+                id: id.0,
+                piece: Piece::of(text, *id),
+            },
+        }));
+        let lossy = |id: &TokenId| String::from_utf8_lossy(text.bytes_written(*id));
+        let answer = Answer {
+            tokens,
+            count: self.tokens.len(),
+            max_model_len: self.model.max_sequence_tokens,
+            token_strs: self.with_texts.then(|| List(ids.map(lossy))),
+        };
+        answer.serialize(serializer)
+    }
+}
+
+/// A list that is never in memory as a whole.
+struct List<I>(I);
+
+impl<I: Iterator<Item: Serialize> + Clone> Serialize for List<I> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_seq(self.0.clone())
+    }
+}
+
+#[derive(Serialize)]
+#[serde(untagged)]
+enum Token<'a> {
+    Id(u32),
+    WithPiece { id: u32, piece: Piece<'a> },
 }
 
 /// Bytes that are no text are a list of numbers, as llama-server has it.
-fn write_piece(out: &mut Vec<u8>, text: &Text, id: TokenId) {
-    let bytes = text.bytes_written(id);
-    match std::str::from_utf8(bytes) {
-        Ok(piece) => write_json(out, &piece),
-        Err(_) => write_json(out, &bytes),
+#[derive(Serialize)]
+#[serde(untagged)]
+enum Piece<'a> {
+    Text(&'a str),
+    Bytes(&'a [u8]),
+}
+
+impl<'a> Piece<'a> {
+    fn of(text: &'a Text, id: TokenId) -> Self {
+        let bytes = text.bytes_written(id);
+        std::str::from_utf8(bytes).map_or(Self::Bytes(bytes), Self::Text)
     }
 }
 
-fn write_list(out: &mut Vec<u8>, tokens: &[TokenId], write: impl Fn(&mut Vec<u8>, TokenId)) {
-    out.push(b'[');
-    for (index, id) in tokens.iter().enumerate() {
-        if index > 0 {
-            out.push(b',');
+impl Serialize for Detokenized {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        #[derive(Serialize)]
+        struct Answer<'a> {
+            content: Written<'a>,
+            prompt: Written<'a>,
         }
-        write(out, *id);
+        let written = || Written(&self.model.text, &self.tokens);
+        let answer = Answer {
+            content: written(),
+            prompt: written(),
+        };
+        answer.serialize(serializer)
     }
-    out.push(b']');
+}
+
+/// The text that tokens are written as, special tokens among them.
+struct Written<'a>(&'a Text, &'a [TokenId]);
+
+impl Serialize for Written<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl fmt::Display for Written<'_> {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self(text, tokens) = self;
+        let mut detokenizer = Detokenizer::default();
+        let mut certain = String::new();
+        for &token in *tokens {
+            detokenizer.push(text.bytes_written(token), &mut certain);
+            out.write_str(&certain)?;
+            certain.clear();
+        }
+        detokenizer.finish(&mut certain);
+        out.write_str(&certain)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_answer_is_as_long_as_was_said_or_refused_by_a_byte() {
+        let prompt = "a\u{1}\"\u{e9}".to_owned();
+        let answer = Templated { prompt };
+        let bytes = serde_json::to_vec(&answer).unwrap().len();
+        assert_eq!(length(&answer, bytes), Some(bytes));
+        assert_eq!(length(&answer, 1 << 20), Some(bytes));
+        assert_eq!(length(&answer, bytes - 1), None);
+    }
 }
