@@ -218,6 +218,7 @@ mod tests {
     }
 
     #[test]
+    #[expect(clippy::disallowed_methods, reason = "a test takes its own time")]
     fn texts_of_as_many_tokens_as_there_are_take_no_time() {
         let names: Vec<_> = (0..1 << 16).map(|id| format!("<{id}>")).collect();
         let names: Vec<_> = names.iter().map(String::as_str).collect();
