@@ -118,8 +118,8 @@ impl Form {
                 stream: options,
                 parsing,
             } => {
-                if parsing.is_any() {
-                    // What a piece says depends on all before it.
+                if parsing.is_any() || options.is_none() {
+                    // What a piece says depends on all before it, and one piece is told whole.
                     stream.give_known();
                 }
                 let header = Header {
@@ -148,7 +148,57 @@ impl Form {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::http::job::Job;
+    use crate::http::tests::app;
+    use crate::requests::record::NewRequest;
+    use crate::requests::testing::{Journal, SEAT, request, step};
     use crate::text::tools::{Syntax, Thoughts};
+    use http_body_util::BodyExt as _;
+    use serde_json::{Value, json};
+    use worker_orcd_ipc::{DrawnLogprobs, FinishReason, Logprobs};
+
+    #[tokio::test]
+    async fn an_answer_in_one_piece_is_told_whole_whatever_the_client_says_that_it_has() {
+        let app = app(&[]).await;
+        let mut journal = Journal::serving();
+        let (id, stream) = journal.submit(NewRequest {
+            logprobs: Some(0),
+            ..request("job")
+        });
+        for (index, token) in (0..).zip([0, 1]) {
+            let mut report = step(&[(id, index, token)], &[]);
+            report.logprobs.push(DrawnLogprobs {
+                request: id,
+                index,
+                logprobs: Logprobs {
+                    of_token: -0.5,
+                    top: vec![],
+                },
+            });
+            journal.requests.step(SEAT, &report, journal.now).unwrap();
+        }
+        let end = step(&[], &[(id, FinishReason::MaxTokens)]);
+        journal.requests.step(SEAT, &end, journal.now).unwrap();
+        stream.has_told(1);
+        let accepted = Accepted {
+            stream,
+            job: Job::begin(Arc::clone(&app), "job".to_owned(), String::new()),
+            tokens_in: 2,
+        };
+        let form = Form::OpenAi {
+            kind: Kind::Completion,
+            created: 4,
+            fingerprint: String::new(),
+            stream: None,
+            parsing: Parsing::default(),
+        };
+        let answer = form.respond(&app, accepted, true).await.unwrap();
+        let body = answer.into_body().collect().await.unwrap().to_bytes();
+        let answer: Value = serde_json::from_slice(&body).unwrap();
+        let choice = &answer["choices"][0];
+        assert_eq!(choice["text"], "ab");
+        assert_eq!(choice["logprobs"]["tokens"], json!(["a", "b"]));
+    }
 
     #[test]
     fn it_is_read_as_it_was_written() {

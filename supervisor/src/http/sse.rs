@@ -162,13 +162,23 @@ impl<R: Render> EventBody<R> {
     }
 
     fn poll_events(&mut self, cx: &mut Context<'_>, out: &mut Vec<u8>) {
-        if !self.events.is_empty() {
-            return self.render_events(out);
-        }
-        match self.stream.poll_next(cx, &mut self.events) {
-            Poll::Pending => {}
-            Poll::Ready(false) => self.ended = true,
-            Poll::Ready(true) => self.render_events(out),
+        loop {
+            if self.events.is_empty() {
+                match self.stream.poll_next(cx, &mut self.events) {
+                    Poll::Pending => return,
+                    Poll::Ready(false) => {
+                        self.ended = true;
+                        return;
+                    }
+                    Poll::Ready(true) => {}
+                }
+            }
+            self.render_events(out);
+            // Of what the client has, nothing is written, and only a stream that is read to its present
+            // end wakes this body again.
+            if self.ended || !out.is_empty() {
+                return;
+            }
         }
     }
 
@@ -268,6 +278,62 @@ impl<R: Render> HttpBody for EventBody<R> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::requests::record::NewRequest;
+    use crate::requests::testing::{Journal, SEAT, request, step};
+    use std::task::Waker;
+
+    /// Tells the numbers of pieces, and counts those that are known.
+    #[derive(Default)]
+    struct Numbers {
+        known: u32,
+    }
+
+    impl Render for Numbers {
+        fn begin(&mut self, _: &mut Vec<u8>) {}
+
+        fn text(&mut self, piece: &Piece, out: &mut Vec<u8>) {
+            out.extend_from_slice(format!("{} behind {};", piece.number, self.known).as_bytes());
+        }
+
+        fn known(&mut self, piece: &Piece) {
+            assert_eq!(piece.number, self.known);
+            self.known += 1;
+        }
+
+        fn progress(&mut self, _: u32, _: &mut Vec<u8>) {}
+
+        fn finished(&mut self, _: &Completion, _: &mut Vec<u8>) {}
+
+        fn failed(&mut self, _: &Failure, _: &mut Vec<u8>) {}
+    }
+
+    #[tokio::test]
+    async fn what_the_client_has_is_read_without_a_pause_however_long_it_is() {
+        let app = crate::http::tests::app(&[]).await;
+        let mut journal = Journal::serving();
+        let new = NewRequest {
+            max_tokens: 1000,
+            ..request("job")
+        };
+        let (id, stream) = journal.submit(new);
+        for index in 0..702 {
+            let report = step(&[(id, index, 0)], &[]);
+            journal.requests.step(SEAT, &report, journal.now).unwrap();
+        }
+        stream.has_told(700);
+        stream.give_known();
+        let job = Job::begin(app, "job".to_owned(), String::new());
+        let mut body = EventBody::new(stream, job, Numbers::default());
+        let mut context = Context::from_waker(Waker::noop());
+        let polled = Pin::new(&mut body).poll_frame(&mut context);
+        let Poll::Ready(Some(Ok(frame))) = polled else {
+            panic!("{polled:?}");
+        };
+        let data = frame.into_data().unwrap();
+        assert_eq!(data, "700 behind 700;701 behind 700;".as_bytes());
+        // Then it waits for the child.
+        assert!(Pin::new(&mut body).poll_frame(&mut context).is_pending());
+    }
 
     #[test]
     fn an_event_is_one_line_of_data_whatever_the_text() {
