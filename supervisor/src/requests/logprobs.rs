@@ -5,7 +5,7 @@
 //! if it is not. A token without text of its own, such as the one that ends the answer, is not listed.
 
 use crate::requests::violation::Violation;
-use crate::text::{Text, utf8};
+use crate::text::Text;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use worker_orcd_ipc::{Logprobs, RequestId, TokenId};
@@ -67,20 +67,17 @@ impl Ledger {
         self.all.push(logprobs);
     }
 
-    /// Notes the next token, which became so many characters. `completes`: it came when a character was
-    /// not whole.
+    /// Notes the next token, with which `decoded` became certain. `begins`: so many characters of that are
+    /// before the one in which its own text begins; `None` for a token without text.
     pub(crate) fn note(
         &mut self,
         (index, token): (usize, TokenId),
         text: &Arc<Text>,
-        completes: bool,
+        begins: Option<usize>,
         decoded: &str,
     ) {
-        let bytes = text.bytes(token);
-        if let Some(first) = bytes.first() {
-            // What is left of a character that never becomes whole is one of its own.
-            let breaks_off = completes && !utf8::goes_on(*first);
-            let offset = self.decoded + usize::from(breaks_off);
+        if let Some(before) = begins {
+            let offset = self.decoded + before;
             self.waiting.push_back((index, token, offset));
         }
         self.decoded += decoded.chars().count();
@@ -140,7 +137,7 @@ pub(crate) fn check(
 mod tests {
     use super::*;
     use crate::requests::record::{NewRequest, StreamEvent};
-    use crate::requests::testing::{Journal, SEAT, read, request, step};
+    use crate::requests::testing::{EOS, Journal, SEAT, read, request, step};
     use worker_orcd_ipc::{DrawnLogprobs, FinishReason, StepReport};
 
     /// A step of one request, with log probabilities that tell the token's index.
@@ -186,8 +183,12 @@ mod tests {
     }
 
     fn answer(stop: &[&str], tokens: &[u32]) -> Vec<StreamEvent> {
+        answer_to(wanting(stop), tokens)
+    }
+
+    fn answer_to(new: NewRequest, tokens: &[u32]) -> Vec<StreamEvent> {
         let mut journal = Journal::serving();
-        let (id, mut stream) = journal.submit(wanting(stop));
+        let (id, mut stream) = journal.submit(new);
         for (index, token) in (0..).zip(tokens) {
             let report = told(id, index, &[*token], 2);
             // Nothing follows a stop string.
@@ -221,6 +222,27 @@ mod tests {
         // The half is in the answer, and the stop string behind it is not.
         let events = answer(&["a"], &[2, 0]);
         assert_eq!(listed(&events), [("\u{fffd}", vec![(0, 0)])]);
+    }
+
+    #[test]
+    fn a_byte_that_cannot_go_on_with_a_character_has_its_own_place() {
+        // The beginning of a character, and a byte that only some others go on with.
+        let events = answer(&[], &[5, 6, 0]);
+        let expected = [
+            ("\u{fffd}\u{fffd}", vec![(0, 0), (1, 1)]),
+            ("a", vec![(2, 2)]),
+        ];
+        assert_eq!(listed(&events), expected);
+    }
+
+    #[test]
+    fn a_special_token_that_is_text_is_listed_with_it() {
+        let shown = NewRequest {
+            shown: vec![EOS],
+            ..wanting(&[])
+        };
+        let expected = [("a", vec![(0, 0)]), ("<eos>", vec![(1, 1)])];
+        assert_eq!(listed(&answer_to(shown, &[0, EOS.0])), expected);
     }
 
     #[test]

@@ -332,12 +332,14 @@ impl Progress {
     /// What the newest token adds to the text, into `scratch`.
     fn decode(&mut self, token: TokenId, text: &Arc<Text>, scratch: &mut String) {
         scratch.clear();
-        let completes = self.detokenizer.is_pending();
         let bytes = text.bytes_shown(token, &self.shown);
-        self.detokenizer.push(bytes, scratch);
         if let Some(ledger) = &mut self.ledger {
             let index = self.generated.len() - 1;
-            ledger.note((index, token), text, completes, scratch);
+            let begins = (!bytes.is_empty()).then(|| self.detokenizer.characters_before(bytes));
+            self.detokenizer.push(bytes, scratch);
+            ledger.note((index, token), text, begins, scratch);
+        } else {
+            self.detokenizer.push(bytes, scratch);
         }
     }
 

@@ -1,4 +1,4 @@
-//! A journal in memory, with a four-letter vocabulary, for tests.
+//! A journal in memory, with a small vocabulary, for tests.
 
 #![expect(clippy::disallowed_methods, reason = "a test begins at some moment")]
 
@@ -26,11 +26,12 @@ pub(crate) const EOS: TokenId = TokenId(4);
 
 pub(crate) const QUARANTINE_FOR: Duration = Duration::from_secs(600);
 
-/// Tokens 0 to 3 are `a`, `b`, the first half and the second half of `é`; 4 ends generation.
+/// Tokens 0 to 3 are `a`, `b`, the first half and the second half of `é`; 4 ends generation; 5 begins a character
+/// of three bytes, and 6 is a byte that never follows it.
 pub(crate) fn text() -> Arc<Text> {
-    let tokens = ["a", "b", "\u{c3}", "\u{a9}", "<eos>"];
-    let mut kinds = vec![TokenKind::Normal; 4];
-    kinds.push(TokenKind::Control);
+    let tokens = ["a", "b", "\u{c3}", "\u{a9}", "<eos>", "\u{e0}", "\u{122}"];
+    let mut kinds = vec![TokenKind::Normal; tokens.len()];
+    kinds[EOS.index()] = TokenKind::Control;
     let facts = TokenizerFacts {
         kind: TokenizerKind::ByteLevelBpe,
         pre: "gpt-2".to_owned(),

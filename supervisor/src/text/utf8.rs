@@ -25,10 +25,16 @@ impl Detokenizer {
         self.pending.drain(..taken);
     }
 
-    /// The last character is not whole yet.
+    /// Characters that [`push`](Self::push) would tell before the one in which these bytes begin: what is
+    /// left of a character that does not go on with them is one of its own.
     #[must_use]
-    pub fn is_pending(&self) -> bool {
-        !self.pending.is_empty()
+    pub fn characters_before(&self, bytes: &[u8]) -> usize {
+        let Some(first) = bytes.first() else {
+            return 0;
+        };
+        let with_first = [&self.pending[..], &[*first]].concat();
+        let goes_on = std::str::from_utf8(&with_first).is_ok() || is_incomplete(&with_first);
+        usize::from(!self.pending.is_empty() && !goes_on)
     }
 
     /// Ends the stream: a character that never became whole is one U+FFFD.
@@ -36,12 +42,6 @@ impl Detokenizer {
         out.push_str(&String::from_utf8_lossy(&self.pending));
         self.pending.clear();
     }
-}
-
-/// True for a byte that can only follow others of its character.
-#[must_use]
-pub fn goes_on(byte: u8) -> bool {
-    matches!(byte, 0x80..=0xbf)
 }
 
 /// Decodes all but a tail that may still become a character; says how many bytes that was.

@@ -333,7 +333,7 @@ fn lies_are_recognised() {
             step(&[(id, 0, 0), (id, 0, 0)], NO_END)
         }),
         ("a token skipped", |id| step(&[(id, 1, 0)], NO_END)),
-        ("outside the vocabulary", |id| step(&[(id, 0, 5)], NO_END)),
+        ("outside the vocabulary", |id| step(&[(id, 0, 7)], NO_END)),
         ("more than asked for", |id| {
             let tokens: Vec<_> = (0..9).map(|index| (id, index, 0)).collect();
             step(&tokens, NO_END)
