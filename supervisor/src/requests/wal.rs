@@ -15,7 +15,8 @@
 //!
 //! A segment that has grown is followed by another one, which begins with the requests that live. The
 //! segment before it stays for those that have just ended, and what is older is given back. An entry
-//! that a kill cut off in the middle is the last, and is ignored.
+//! that a kill cut off in the middle is the last, and is ignored; so are tokens of a request whose log
+//! probabilities should have come behind it.
 
 #![expect(
     clippy::disallowed_methods,
@@ -45,6 +46,9 @@ const MAGIC: [u8; 8] = *b"orcdwal2";
 const HEADER_BYTES: u64 = 4096;
 
 const SEGMENT_BYTES: u64 = 4 << 20;
+
+/// Memory that is kept for the next entries. Those of a long answer are more.
+const BUFFER_BYTES: usize = 64 << 10;
 
 /// Log probabilities of an answer that are in one entry, at most.
 const LOGPROBS_AT_ONCE: usize = 4096;
@@ -101,6 +105,18 @@ pub(crate) struct Restored {
     /// Pages of the last child that hold its first tokens, as far as the segment's beginning tells.
     pub sealed: Option<SealedPages>,
     pub end: Option<StreamEvent>,
+}
+
+impl Restored {
+    /// Forgets tokens whose log probabilities a kill cut off. They are drawn again, and are the same.
+    fn forget_unsure(&mut self) {
+        let known = self.told_logprobs.len();
+        if self.logprobs.is_some() && self.end.is_none() && known < self.generated.len() {
+            self.generated.truncate(known);
+            // They may hold more tokens than are left.
+            self.sealed = None;
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -228,8 +244,8 @@ impl Wal {
         let before = std::mem::replace(&mut self.segment, self.end);
         for (record, sealed) in live {
             self.note_request(record, sealed);
+            self.write()?;
         }
-        self.write()?;
         let image = self.end - self.segment;
         self.segment_limit = SEGMENT_BYTES.max(2 * image);
         self.segment_before = before;
@@ -275,6 +291,7 @@ impl Wal {
         self.file.write_all_at(&self.buffer, self.end)?;
         self.end += self.buffer.len() as u64;
         self.buffer.clear();
+        self.buffer.shrink_to(BUFFER_BYTES);
         Ok(())
     }
 
@@ -361,6 +378,7 @@ pub(crate) fn read(log: OwnedFd, ending: Ending) -> io::Result<Vec<Restored>> {
         }
     })?;
     let mut requests: Vec<_> = requests.into_values().collect();
+    requests.iter_mut().for_each(Restored::forget_unsure);
     if ending == Ending::Crash {
         requests.retain_mut(|request| {
             request.crashes += 1;

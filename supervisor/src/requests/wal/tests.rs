@@ -3,7 +3,7 @@
 use super::*;
 use crate::requests::record::NewRequest;
 use crate::requests::testing::request;
-use worker_orcd_ipc::MAX_FRAME_BYTES;
+use worker_orcd_ipc::{Generation, MAX_FRAME_BYTES};
 
 struct Log {
     wal: Wal,
@@ -134,6 +134,54 @@ fn log_probabilities_are_read_with_the_tokens_that_they_are_of() {
         again(many.clone(), &mut log).told_logprobs,
         many.told_logprobs
     );
+}
+
+#[test]
+fn a_token_whose_log_probabilities_a_kill_cut_off_is_forgotten_with_them() {
+    let mut log = Log::new();
+    let new = NewRequest {
+        logprobs: Some(20),
+        ..request("job")
+    };
+    let record = Record::new(RequestId(3), new, OnFault::Resume, log.now);
+    log.wal.accepted(&record);
+    log.flush();
+    let logprobs = Logprobs {
+        of_token: -1.0,
+        top: vec![(TokenId(5), -1.0); 20],
+    };
+    let child = Generation(1);
+    let sealed = SealedPages {
+        child,
+        pages: vec![],
+    };
+    // The log probabilities are in three entries.
+    let count = 2 * LOGPROBS_AT_ONCE + 1;
+    let long = Restored {
+        generated: vec![TokenId(7); count],
+        told_logprobs: vec![logprobs; count],
+        sealed: None,
+        ..log.read(Ending::Upgrade).remove(0)
+    };
+    let record = Record::restored(long, Clock::at(log.now));
+    let live = [(&record, Some(&sealed))];
+    log.wal.begin_segment(live.into_iter()).unwrap();
+    assert!(log.wal.buffer.capacity() <= BUFFER_BYTES);
+    let known = |log: &Log| {
+        let read = log.read(Ending::Crash).remove(0);
+        assert_eq!(read.generated.len(), read.told_logprobs.len());
+        assert_eq!(read.sealed.is_some(), read.generated.len() == count);
+        read.generated.len()
+    };
+    assert_eq!(known(&log), count);
+    let (begin, end) = (log.wal.segment, log.wal.end);
+    let mut found = vec![];
+    for at in (begin..end).rev().step_by(100_000) {
+        log.wal.file.set_len(at).unwrap();
+        found.push(known(&log));
+    }
+    found.dedup();
+    assert_eq!(found, [2 * LOGPROBS_AT_ONCE, LOGPROBS_AT_ONCE, 0]);
 }
 
 #[test]
