@@ -20,7 +20,6 @@ use crate::http::mistakes::Constraint;
 use crate::http::openapi::schema;
 use crate::http::sse::write_json;
 use serde::Serialize;
-use serde_json::value::RawValue;
 use std::fmt::Write as _;
 use worker_orcd_ipc::{MAX_TOP_LOGPROBS, TokenId};
 
@@ -105,41 +104,50 @@ impl List {
         }
     }
 
-    /// For a larger document.
-    pub(super) fn to_raw(&self) -> Box<RawValue> {
-        let mut json = Vec::new();
-        self.write(&mut json);
-        // Written here, so it is JSON.
-        let json = String::from_utf8(json).unwrap_or_default();
-        RawValue::from_string(json).unwrap_or_else(|_| RawValue::NULL.to_owned())
-    }
-
-    pub(super) fn write(&self, out: &mut Vec<u8>) {
-        let parts: &[(&str, &Column)] = match self {
-            Self::Chat { content } => &[("{\"content\":", content)],
+    /// About so many bytes are written of it, and no more.
+    pub(super) fn bytes(&self) -> usize {
+        const NAMES: usize = 128;
+        let items = match self {
+            Self::Chat { content } => content.items.len(),
             Self::Completion {
                 tokens,
                 logprobs,
                 top,
                 offsets,
-            } => &[
-                ("{\"tokens\":", tokens),
-                (",\"token_logprobs\":", logprobs),
-                (",\"top_logprobs\":", top),
-                (",\"text_offset\":", offsets),
-            ],
+            } => [tokens, logprobs, top, offsets]
+                .map(|column| column.items.len())
+                .iter()
+                .sum(),
         };
-        for (name, column) in parts {
+        items + NAMES
+    }
+
+    /// A long answer's list is large, so each column is given back when it is written.
+    pub(super) fn write(self, out: &mut Vec<u8>) {
+        let mut write = |name: &str, column: Column| {
             out.extend_from_slice(name.as_bytes());
             out.push(b'[');
             out.extend_from_slice(&column.items);
             out.push(b']');
-        }
-        let end: &[u8] = match self {
-            Self::Chat { .. } => b",\"refusal\":null}",
-            Self::Completion { .. } => b"}",
         };
-        out.extend_from_slice(end);
+        match self {
+            Self::Chat { content } => {
+                write("{\"content\":", content);
+                out.extend_from_slice(b",\"refusal\":null}");
+            }
+            Self::Completion {
+                tokens,
+                logprobs,
+                top,
+                offsets,
+            } => {
+                write("{\"tokens\":", tokens);
+                write(",\"token_logprobs\":", logprobs);
+                write(",\"top_logprobs\":", top);
+                write(",\"text_offset\":", offsets);
+                out.push(b'}');
+            }
+        }
     }
 }
 
@@ -265,7 +273,11 @@ mod tests {
     fn written_as(kind: Kind, listed: &[Listed]) -> Value {
         let mut list = List::new(kind);
         listed.iter().for_each(|listed| list.add(listed));
-        serde_json::from_str(list.to_raw().get()).unwrap()
+        let most = list.bytes();
+        let mut json = Vec::new();
+        list.write(&mut json);
+        assert!(json.len() <= most);
+        serde_json::from_slice(&json).unwrap()
     }
 
     #[test]

@@ -11,9 +11,10 @@ use crate::engine::{Completion, Failure, RequestStream, StreamEvent};
 use crate::error_code::ErrorCode;
 use crate::http::error::ApiError;
 use crate::http::job::Job;
+use crate::http::sse::write_json;
+use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
 use serde::Serialize;
-use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
 pub(in crate::http) async fn respond(
@@ -35,8 +36,8 @@ pub(in crate::http) async fn respond(
                 }
                 StreamEvent::Finished(completion) => {
                     job.finished(&completion);
-                    let answer = answer(header, &text, logprobs.as_ref(), &completion);
-                    return Ok(axum::Json(answer).into_response());
+                    let body = answer(header, &text, logprobs, &completion);
+                    return Ok(([(CONTENT_TYPE, "application/json")], body).into_response());
                 }
                 StreamEvent::Failed(failure) => {
                     job.failed(&failure);
@@ -49,17 +50,17 @@ pub(in crate::http) async fn respond(
     Err(ApiError::of_failure(&failure))
 }
 
+/// What is before the choices.
 #[derive(Serialize)]
-struct Answer<'a> {
+struct Opening<'a> {
     id: &'a str,
     object: &'static str,
     created: u64,
     model: &'a str,
     system_fingerprint: &'a str,
-    choices: [Choice<'a>; 1],
-    usage: Value,
 }
 
+/// What is before the log probabilities of the choice.
 #[derive(Serialize)]
 struct Choice<'a> {
     index: u32,
@@ -67,16 +68,11 @@ struct Choice<'a> {
     message: Option<Value>,
     #[serde(skip_serializing_if = "Option::is_none")]
     text: Option<&'a str>,
-    logprobs: Option<Box<RawValue>>,
-    finish_reason: &'static str,
 }
 
-fn answer<'a>(
-    header: &'a Header,
-    text: &'a str,
-    logprobs: Option<&List>,
-    completion: &Completion,
-) -> Answer<'a> {
+/// The answer as JSON. Log probabilities of a long one are tens of megabytes, so they are written into it
+/// once, and it has room for them and no more.
+fn answer(header: &Header, text: &str, logprobs: Option<List>, completion: &Completion) -> Vec<u8> {
     let reason = completion.stop_reason;
     let parts = Parts::of(header.parsing, &header.id);
     let (message, text, finish_reason) = match (header.kind, parts) {
@@ -90,19 +86,120 @@ fn answer<'a>(
         }
         (Kind::Completion, _) => (None, Some(text), finish_reason(reason)),
     };
-    Answer {
+    let opening = Opening {
         id: &header.id,
         object: header.kind.object(),
         created: header.created,
         model: &header.model,
         system_fingerprint: &header.fingerprint,
-        choices: [Choice {
-            index: 0,
-            message,
-            text,
-            logprobs: logprobs.map(List::to_raw),
-            finish_reason,
-        }],
-        usage: usage(completion.tokens_in, completion.tokens_out),
+    };
+    let choice = Choice {
+        index: 0,
+        message,
+        text,
+    };
+    let mut end = b",\"finish_reason\":".to_vec();
+    write_json(&mut end, &finish_reason);
+    end.extend_from_slice(b"}],\"usage\":");
+    write_json(
+        &mut end,
+        &usage(completion.tokens_in, completion.tokens_out),
+    );
+    end.push(b'}');
+
+    let mut out = Vec::new();
+    write_json(&mut out, &opening);
+    // Reopens the object that was just closed.
+    out.pop();
+    out.extend_from_slice(b",\"choices\":[");
+    write_json(&mut out, &choice);
+    out.pop();
+    out.extend_from_slice(b",\"logprobs\":");
+    match logprobs {
+        Some(list) => {
+            out.reserve_exact(list.bytes() + end.len());
+            list.write(&mut out);
+        }
+        None => out.extend_from_slice(b"null"),
+    }
+    out.extend_from_slice(&end);
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::{Listed, ListedToken, StopReason};
+    use crate::requests::testing;
+    use crate::text::tools::Parsing;
+    use std::time::Duration;
+    use worker_orcd_ipc::{Logprobs, TokenId};
+
+    fn answered(kind: Kind, tokens: usize) -> Vec<u8> {
+        let header = Header {
+            kind,
+            id: "job".to_owned(),
+            created: 3,
+            model: "m".to_owned(),
+            fingerprint: "fp".to_owned(),
+            parsing: Parsing::default(),
+        };
+        let completion = Completion {
+            stop_reason: StopReason::MaxTokens,
+            stop_sequence: None,
+            tokens_in: 2,
+            tokens_out: 1,
+            queued_for: None,
+            first_token_after: Duration::ZERO,
+            decode_time: Duration::ZERO,
+            recoveries: 0,
+        };
+        let token = ListedToken {
+            token: TokenId(0),
+            offset: 0,
+            logprobs: Logprobs {
+                of_token: -0.5,
+                top: vec![],
+            },
+        };
+        let listed = Listed {
+            tokens: vec![token; tokens],
+            text: testing::text(),
+        };
+        let list = (tokens > 0).then(|| List::of(kind, &listed));
+        answer(&header, "a", list, &completion)
+    }
+
+    #[test]
+    fn an_answer_has_the_fields_of_its_api_with_log_probabilities_and_without() {
+        let of = |object, choice: Value| {
+            json!({
+                "id": "job", "object": object, "created": 3, "model": "m", "system_fingerprint": "fp",
+                "choices": [choice],
+                "usage": usage(2, 1),
+            })
+        };
+        let read = |kind, tokens| -> Value {
+            serde_json::from_slice(&answered(kind, tokens)).expect("it is JSON")
+        };
+        let message = json!({"role": "assistant", "content": "a", "refusal": null});
+        let choice =
+            json!({"index": 0, "message": message, "logprobs": null, "finish_reason": "length"});
+        assert_eq!(read(Kind::Chat, 0), of("chat.completion", choice));
+        let logprobs = json!({
+            "tokens": ["a"], "token_logprobs": [-0.5], "top_logprobs": [{"a": -0.5}], "text_offset": [0],
+        });
+        let choice =
+            json!({"index": 0, "text": "a", "logprobs": logprobs, "finish_reason": "length"});
+        assert_eq!(read(Kind::Completion, 1), of("text_completion", choice));
+    }
+
+    #[test]
+    fn a_long_answer_with_log_probabilities_takes_its_own_bytes_and_no_more() {
+        for kind in [Kind::Chat, Kind::Completion] {
+            let body = answered(kind, 5000);
+            let unused = body.capacity() - body.len();
+            assert!(unused < 1000, "{unused} beside {}", body.len());
+        }
     }
 }
