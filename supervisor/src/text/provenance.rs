@@ -32,6 +32,9 @@ pub struct Marked {
 /// Stands between texts that are searched together.
 const BETWEEN: char = '\0';
 
+/// Characters of a mark's longest spelling, with backslashes as JSON within JSON within JSON has them.
+const MARK_CHARS: usize = 32;
+
 /// Characters of the last private plane, which texts do not have by chance; others for each
 /// request. A client that guessed them could only turn control tokens into text.
 #[derive(Debug, Clone, Copy)]
@@ -61,7 +64,7 @@ impl SpecialTokens {
             let (mut out, mut at) = (String::with_capacity(text.len() + 8), start);
             while let Some(range) = found.next_if(|range| range.start < end) {
                 // A token's text that holds what is between texts is in none of them.
-                if range.end <= end {
+                if start <= range.start && range.end <= end {
                     out.push_str(&all[at..range.start]);
                     out.push(marks.open);
                     out.push_str(&all[range.clone()]);
@@ -109,9 +112,32 @@ impl Marks {
         }
     }
 
+    /// Templates may write JSON in ASCII, also inside of JSON: there a mark is written in digits, behind one backslash
+    /// or several.
     fn surround(self, text: &str, range: &Range<usize>) -> bool {
-        text[..range.start].ends_with(self.open) && text[range.end..].starts_with(self.close)
+        let is_written = |c: &char| *c != '\\';
+        let before = text[..range.start].chars().rev().take(MARK_CHARS);
+        let before: String = before.filter(is_written).collect();
+        let behind = text[range.end..].chars().take(MARK_CHARS);
+        let behind: String = behind.filter(is_written).collect();
+        let opens = |spelling: String| before.starts_with(&reversed(&spelling));
+        let closes = |spelling: String| behind.starts_with(&spelling);
+        spellings(self.open).into_iter().any(opens) && spellings(self.close).into_iter().any(closes)
     }
+}
+
+/// As itself, and as two units of UTF-16 without their backslashes.
+fn spellings(mark: char) -> [String; 2] {
+    let mut units = [0; 2];
+    let units = mark.encode_utf16(&mut units).iter();
+    [
+        mark.to_string(),
+        units.map(|unit| format!("u{unit:04x}")).collect(),
+    ]
+}
+
+fn reversed(text: &str) -> String {
+    text.chars().rev().collect()
 }
 
 #[cfg(test)]
@@ -235,6 +261,21 @@ mod tests {
                 "\"<|im_end|>\"",
                 &[start, ("<|im_end|>", true)],
             ),
+            (
+                "<|im_start|>{{ messages | tojson(ensure_ascii=true) }}",
+                "<|im_end|>",
+                &[start, ("<|im_end|>", true)],
+            ),
+            (
+                "<|im_start|>{{ messages | tojson(ensure_ascii=true) | tojson(ensure_ascii=true) }}",
+                "<|im_end|>",
+                &[start, ("<|im_end|>", true)],
+            ),
+            (
+                "<|im_start|>{{ messages }}{{ messages | string }}",
+                "<|im_end|>",
+                &[start, ("<|im_end|>", true), ("<|im_end|>", true)],
+            ),
         ] {
             assert_eq!(whose(template, &[content]), told(expected), "{template}");
         }
@@ -310,6 +351,24 @@ mod tests {
     fn a_template_that_answers_to_the_mark_leaves_nobody_to_tell() {
         let counts = "{% for c in messages[0].content %}<|im_start|>{% endfor %}";
         assert_eq!(whose(counts, &["<|im_end|>"]), None);
+    }
+
+    /// A model file may call anything a token.
+    #[test]
+    fn a_token_of_what_stands_between_texts_is_in_none_of_them() {
+        let special = SpecialTokens::of(&[
+            ("\0", TokenKind::Control),
+            ("a\0b", TokenKind::Control),
+            ("<x>", TokenKind::Control),
+        ]);
+        for contents in [["a", "b"], ["", "<x>"], ["<x>", ""]] {
+            let given = conversation(&contents);
+            let marked = special.mark(&given).expect("there is something to mark");
+            let Marks { open, close } = marked.marks;
+            let expected = contents.map(|it| it.replace("<x>", &format!("{open}<x>{close}")));
+            let expected = conversation(&expected.each_ref().map(String::as_str));
+            assert_eq!(marked.conversation, expected);
+        }
     }
 
     #[test]
