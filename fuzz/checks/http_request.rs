@@ -88,9 +88,8 @@ fn is_within_bounds(request: &GenerationRequest) {
         Input::Messages(conversation, settings) => {
             let messages = &conversation.messages;
             assert!(settings.len() <= 16);
-            let chars = messages
-                .iter()
-                .map(|message| message.content.chars().count());
+            let contents = messages.iter().filter_map(|it| it.content.as_ref());
+            let chars = contents.map(|content| content.chars().count());
             assert!(!messages.is_empty() && chars.sum::<usize>() <= 200);
             let tools = conversation.tools.as_ref();
             assert!(tools.is_none_or(|it| it.chars().count() <= 200));

@@ -84,7 +84,7 @@ fn control_tokens_are_the_template_s(template: &str, contents: &str) -> bool {
 fn message(content: &str) -> ChatMessage {
     ChatMessage {
         role: "user".to_owned(),
-        content: content.to_owned(),
+        content: Some(content.to_owned()),
         ..ChatMessage::default()
     }
 }

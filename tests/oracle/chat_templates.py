@@ -3,7 +3,7 @@
     python chat_templates.py CASES.json
 
 Each case has a template, the body of a request as text, and the prompt that the worker makes of it. Messages reach the
-template as transformers' users write them: the arguments of calls as values, an absent text as an empty one.
+template as transformers' users write them: the arguments of calls as values, an absent text as None beside calls and as an empty one elsewhere.
 """
 
 import json
@@ -23,7 +23,9 @@ def raise_exception(message):
 
 def message_of(given):
     message = dict(given)
-    message["content"] = message.get("content") or ""
+    message["content"] = message.get("content")
+    if message["content"] is None and not message.get("tool_calls"):
+        message["content"] = ""
     if calls := message.get("tool_calls"):
         message["tool_calls"] = [
             call | {"function": call["function"] | {"arguments": json.loads(call["function"]["arguments"])}}

@@ -52,7 +52,8 @@ const TAGS: &str = r#"
         {%- if message.reasoning_content is string and loop.index0 > ns.last - 3 %}
             {{- '<think>\n' + message.reasoning_content.strip('\n') + '\n</think>\n\n' }}
         {%- endif %}
-        {{- message.content.lstrip('\n') }}
+        {%- if message.content is string %}{%- set content = message.content %}{%- else %}{%- set content = '' %}{%- endif %}
+        {{- content.lstrip('\n') }}
         {%- for call in message.tool_calls %}
             {%- if call.function %}{%- set call = call.function %}{%- endif %}
             {{- '\n<tool_call>\n{"name": "' + call.name + '", "arguments": ' }}
@@ -125,6 +126,21 @@ const IDS: &str = r#"{{ bos_token }}
     {%- endif %}
 {%- endfor %}"#;
 
+/// Calls where content is none, and nowhere else.
+const NONE: &str = r#"{{ bos_token }}
+{%- for message in messages %}
+    {%- if message['role'] == 'user' %}{{- '<|User|>' + message['content'] }}{%- endif %}
+    {%- if message['role'] == 'assistant' and message['content'] is none %}
+        {%- for call in message['tool_calls'] %}
+            {{- '<|call|>' + call['function']['name'] + '\n' + call['function']['arguments'] | tojson + '<|end|>' }}
+        {%- endfor %}
+    {%- endif %}
+    {%- if message['role'] == 'assistant' and message['content'] is not none %}
+        {{- '<|Assistant|>' + message['content'] + '<|end|>' }}
+    {%- endif %}
+    {%- if message['role'] == 'tool' %}{{- '<|output|>' + message['content'] }}{%- endif %}
+{%- endfor %}"#;
+
 const USER: &str = r#"{"role": "user", "content": "  Wie warm ist es in Köln? <b>\"&\"</b>\n"}"#;
 
 const CALLED: &str = r#"{"role": "assistant", "content": null, "reasoning_content": "\nHm\n", "tool_calls": [
@@ -185,7 +201,12 @@ fn prompt(template: &str, body: &str) -> String {
 #[test]
 fn prompts_with_tools_and_calls_are_those_of_python_s_jinja() {
     let mut cases = Vec::new();
-    for (family, template) in [("tags", TAGS), ("parameters", PARAMETERS), ("ids", IDS)] {
+    for (family, template) in [
+        ("tags", TAGS),
+        ("parameters", PARAMETERS),
+        ("ids", IDS),
+        ("none", NONE),
+    ] {
         for (story, body) in bodies() {
             cases.push(json!({
                 "name": format!("{family}: {story}"), "template": template, "body": body,

@@ -31,7 +31,7 @@ fn render(facts: &TokenizerFacts, text: &Text, content: &str) -> (String, Vec<bo
     };
     let message = ChatMessage {
         role: "user".to_owned(),
-        content: content.to_owned(),
+        content: Some(content.to_owned()),
         ..ChatMessage::default()
     };
     let conversation = Conversation {

@@ -16,7 +16,7 @@ const MISTRAL: &str = "{% if false %}{{ tools }}{{ message.tool_calls }}{% endif
 
 /// Shows all that clients can say.
 const SHOWING: &str = "{% if tools %}{{ tools | tojson }}{% endif %}{% for message in messages %}<{{ message.role }}>\
-                       {{ message.content }}{{ message.reasoning_content }}{% for call in message.tool_calls %}\
+                       {{ message.content or '' }}{{ message.reasoning_content }}{% for call in message.tool_calls %}\
                        <tool_call>{{ call.function | tojson }}{% endfor %}{{ message.tool_call_id }}{% endfor %}<|end|>";
 
 const ANSWER: &str = "<think>\nTwo of \"them\".\n</think>\n\nI look.\n<tool_call>\n{\"name\": \"add\", \"arguments\": \

@@ -85,14 +85,17 @@ pub fn read_messages(
 }
 
 fn length(message: &ChatMessage) -> usize {
-    let others = [&message.name, &message.reasoning, &message.tool_call_id];
-    let of_others = others
-        .into_iter()
-        .flatten()
-        .map(|text| text.chars().count());
+    let texts = [
+        &message.content,
+        &message.name,
+        &message.reasoning,
+        &message.tool_call_id,
+    ];
+    let texts = texts.into_iter().flatten();
+    let of_texts = texts.map(|text| text.chars().count());
     let calls = message.tool_calls.iter();
     let of_calls = calls.map(|call| call.name.chars().count() + call.arguments.chars().count());
-    message.content.chars().count() + of_others.sum::<usize>() + of_calls.sum::<usize>()
+    of_texts.sum::<usize>() + of_calls.sum::<usize>()
 }
 
 fn read_message(
@@ -144,7 +147,7 @@ fn read_fields_of_message(
         fields.only(name, empty, Json::is_empty, rule);
     }
     fields.finish()?;
-    let message = |(role, content): (&str, String)| ChatMessage {
+    let message = |(role, content): (&str, Option<String>)| ChatMessage {
         role: role.to_owned(),
         content,
         name,
@@ -226,8 +229,13 @@ fn empty() -> Shape {
     schema::values([json!(""), json!([]), json!({})])
 }
 
-/// An assistant that only called tools said `null` or nothing, which templates get as an empty text.
-fn read_content(fields: &mut Fields<'_>, is_assistant: bool, has_calls: bool) -> Option<String> {
+/// An assistant that only called tools said `null` or nothing, which the inner `None` stands for. Beside no calls
+/// it is an empty text: templates have no other words for it, and some would print it as "None".
+fn read_content(
+    fields: &mut Fields<'_>,
+    is_assistant: bool,
+    has_calls: bool,
+) -> Option<Option<String>> {
     fields.says("content", || {
         let part = |fields: Fields<'_>| drop(read_fields_of_part(fields));
         let part = Fields::described(PART, part).into_shape();
@@ -243,14 +251,17 @@ fn read_content(fields: &mut Fields<'_>, is_assistant: bool, has_calls: bool) ->
     let may_be_absent = is_assistant && (fields.is_null("content") || has_calls);
     let Some(content) = fields.take("content") else {
         if may_be_absent {
-            return Some(String::new());
+            return Some((!has_calls).then(String::new));
         }
         fields.error("content", Constraint::Required, "is required");
         return None;
     };
     match content.kind() {
-        Kind::Text => fields.text_of("content", content, &(0..=usize::MAX)),
-        Kind::List => Some(join_parts(content, fields.mistakes())),
+        Kind::Text => {
+            let text = fields.text_of("content", content, &(0..=usize::MAX));
+            text.map(Some)
+        }
+        Kind::List => Some(Some(join_parts(content, fields.mistakes()))),
         _ => {
             let rule = "must be a string or a list of text parts";
             fields.error("content", Constraint::Type, rule);

@@ -14,7 +14,8 @@ const MESSAGE_BYTES: usize = 64;
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ChatMessage {
     pub role: String,
-    pub content: String,
+    /// `None` of an assistant that only called.
+    pub content: Option<String>,
     /// The name of the speaker, where several play one role.
     pub name: Option<String>,
     /// What an assistant thought before it said this.
@@ -49,6 +50,20 @@ impl Conversation {
         of_messages.sum::<usize>() + self.tools.as_ref().map_or(0, String::len)
     }
 
+    /// Someone said nothing, not even an empty text.
+    pub(super) fn has_no_content(&self) -> bool {
+        self.messages.iter().any(|it| it.content.is_none())
+    }
+
+    /// The same with an empty text where there is none.
+    pub(super) fn with_content(&self) -> Self {
+        let mut same = self.clone();
+        for message in &mut same.messages {
+            message.content.get_or_insert_default();
+        }
+        same
+    }
+
     /// The same with each text that a client wrote as `change` has it.
     pub(super) fn map_texts(&self, change: &mut dyn FnMut(&str) -> String) -> Self {
         let messages = self.messages.iter();
@@ -64,14 +79,18 @@ impl Conversation {
 
 impl ChatMessage {
     fn cost(&self) -> usize {
-        let others = [&self.name, &self.reasoning, &self.tool_call_id];
-        let others = others.into_iter().flatten().map(String::len);
+        let texts = [
+            &self.content,
+            &self.name,
+            &self.reasoning,
+            &self.tool_call_id,
+        ];
+        let texts = texts.into_iter().flatten().map(String::len);
         let calls = self.tool_calls.iter().map(|call| {
             let id = call.id.as_ref().map_or(0, String::len);
             id + call.name.len() + call.arguments.len() + MESSAGE_BYTES
         });
-        let texts = self.role.len() + self.content.len() + MESSAGE_BYTES;
-        texts + others.sum::<usize>() + calls.sum::<usize>()
+        self.role.len() + MESSAGE_BYTES + texts.sum::<usize>() + calls.sum::<usize>()
     }
 
     fn map_texts(&self, change: &mut dyn FnMut(&str) -> String) -> Self {
@@ -83,7 +102,7 @@ impl ChatMessage {
         let tool_calls = calls.collect();
         Self {
             role: self.role.clone(),
-            content: change(&self.content),
+            content: self.content.as_ref().map(|it| change(it)),
             name: self.name.as_ref().map(|it| change(it)),
             reasoning: self.reasoning.as_ref().map(|it| change(it)),
             tool_calls,
@@ -93,12 +112,12 @@ impl ChatMessage {
 }
 
 /// The message as a template sees it, which is as the OpenAI API has it but for the arguments of calls:
-/// templates of Hugging Face's transformers want values and not text. What is not there has no key:
-/// templates ask whether it is.
+/// templates of Hugging Face's transformers want values and not text. What is not there has no key, for
+/// templates ask whether it is; but content is none, by which DeepSeek's templates know that there are calls.
 pub(super) fn value_of(message: &ChatMessage) -> Result<Value, TemplateError> {
     let mut pairs = vec![
         ("role", Value::from(message.role.as_str())),
-        ("content", Value::from(message.content.as_str())),
+        ("content", Value::from(message.content.as_deref())),
     ];
     for (key, text) in [
         ("name", &message.name),

@@ -161,7 +161,7 @@ mod tests {
     fn message(content: &str) -> ChatMessage {
         ChatMessage {
             role: "user".to_owned(),
-            content: content.to_owned(),
+            content: Some(content.to_owned()),
             ..ChatMessage::default()
         }
     }

@@ -131,6 +131,20 @@ impl ChatTemplate {
     /// When the template refuses the messages, fails on them, takes too many steps, or makes too
     /// much of them.
     pub fn render(&self, rendering: &Rendering) -> Result<String, TemplateError> {
+        match self.render_as_it_is(rendering) {
+            // Many templates take any content for a text, and clients say null beside calls.
+            Err(TemplateError::Failed(_)) if rendering.conversation.has_no_content() => {
+                let conversation = rendering.conversation.with_content();
+                self.render_as_it_is(&Rendering {
+                    conversation,
+                    ..rendering.clone()
+                })
+            }
+            rendered => rendered,
+        }
+    }
+
+    fn render_as_it_is(&self, rendering: &Rendering) -> Result<String, TemplateError> {
         let template = self
             .environment
             .get_template(NAME)
@@ -277,7 +291,7 @@ mod tests {
     fn render_within(max_bytes: usize, template: &str) -> Result<String, TemplateError> {
         let message = |role: &str, content: &str, name: Option<&str>| ChatMessage {
             role: role.to_owned(),
-            content: content.to_owned(),
+            content: Some(content.to_owned()),
             name: name.map(str::to_owned),
             ..ChatMessage::default()
         };
@@ -370,11 +384,46 @@ mod tests {
         };
         assert_eq!(
             compile(template).unwrap().render(&rendering).unwrap(),
-            "add [{\"role\": \"assistant\", \"content\": \"\", \"tool_calls\": [{\"id\": \"c1\", \
+            "add [{\"role\": \"assistant\", \"content\": null, \"tool_calls\": [{\"id\": \"c1\", \
              \"type\": \"function\", \"function\": {\"name\": \"add\", \"arguments\": {\"b\": 1.0, \
-             \"a\": {\"é\": []}}}}]}, {\"role\": \"assistant\", \"content\": \"\", \"reasoning_content\": \
+             \"a\": {\"é\": []}}}}]}, {\"role\": \"assistant\", \"content\": null, \"reasoning_content\": \
              \"Hm\", \"tool_call_id\": \"c1\"}] 1.0"
         );
+    }
+
+    fn render_silent(template: &str) -> Result<String, TemplateError> {
+        let conversation = Conversation {
+            messages: vec![ChatMessage::default()],
+            tools: None,
+        };
+        compile(template)?.render(&Rendering {
+            conversation,
+            settings: vec![],
+            max_bytes: 1 << 20,
+        })
+    }
+
+    #[test]
+    fn a_message_without_content_is_none_or_an_empty_text_where_that_fails() {
+        let none = "{% if messages[0].content is none %}none{% endif %}";
+        assert_eq!(render_silent(none).unwrap(), "none");
+        for text in [
+            "<{{ messages[0]['content'] + '>' }}",
+            "<{{ messages[0].content.strip() }}>",
+            "<{% if 'a' not in messages[0].content %}>{% endif %}",
+        ] {
+            assert_eq!(render_silent(text).unwrap(), "<>", "{text}");
+        }
+        let refuses = "{% if messages[0].content is none %}{{ raise_exception('no') }}{% endif %}";
+        assert!(matches!(
+            render_silent(refuses),
+            Err(TemplateError::Refused(_))
+        ));
+        let fails = "{{ messages[0].content.no_such() }}";
+        assert!(matches!(
+            render_silent(fails),
+            Err(TemplateError::Failed(_))
+        ));
     }
 
     #[test]

@@ -33,15 +33,15 @@ fn messages_may_be_text_or_text_parts() {
     .unwrap();
     let told: Vec<_> = messages
         .iter()
-        .map(|it| (it.role.as_str(), it.content.as_str(), it.name.as_deref()))
+        .map(|it| (it.role.as_str(), it.content.as_deref(), it.name.as_deref()))
         .collect();
     assert_eq!(
         told,
         [
-            ("system", "a", None),
-            ("user", "bc", None),
-            ("assistant", "d", None),
-            ("user", "", Some("Ann"))
+            ("system", Some("a"), None),
+            ("user", Some("bc"), None),
+            ("assistant", Some("d"), None),
+            ("user", Some(""), Some("Ann"))
         ]
     );
 }
@@ -51,13 +51,17 @@ fn what_is_empty_says_nothing_and_what_is_not_is_named() {
     for name in EMPTY {
         for empty in [json!(null), json!(""), json!([]), json!({})] {
             let message = json!([{"role": "assistant", "content": "a", *name: empty}]);
-            assert_eq!(read(&message, 9).unwrap()[0].content, "a", "{name}");
+            assert_eq!(
+                read(&message, 9).unwrap()[0].content.as_deref(),
+                Some("a"),
+                "{name}"
+            );
         }
         let message = json!([{"role": "assistant", "content": "a", *name: [1]}]);
         assert_eq!(wrong(&message), [format!("messages[0].{name}")]);
     }
     let silent = json!([{"role": "assistant", "content": null, "tool_calls": []}]);
-    assert_eq!(read(&silent, 9).unwrap()[0].content, "");
+    assert_eq!(read(&silent, 9).unwrap()[0].content.as_deref(), Some(""));
     let unnamed = json!([{"role": "user", "content": "a", "name": ""}]);
     assert_eq!(read(&unnamed, 9).unwrap()[0].name, None);
 }
@@ -106,6 +110,9 @@ fn calls_results_and_thoughts_are_kept() {
     )
     .unwrap();
     assert_eq!(messages[0].tool_calls[0].arguments, "{}");
+    assert_eq!(messages[0].content, None);
+    let unsaid = read(&json!([{"role": "assistant", "tool_calls": [call]}]), 99);
+    assert_eq!(unsaid.unwrap()[0].content, None);
     assert_eq!(messages[0].reasoning.as_deref(), Some("Hm"));
     assert_eq!(messages[1].role, "tool");
     assert_eq!(messages[1].tool_call_id.as_deref(), Some("c"));
