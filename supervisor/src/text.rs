@@ -19,6 +19,7 @@ mod pieces;
 mod pre_tokenizer;
 pub mod provenance;
 mod python_json;
+mod python_number;
 mod sentence_piece;
 mod special;
 pub mod stop;

@@ -155,7 +155,8 @@ const NEXT: &str =
 
 /// Keys in the order in which the worker shows them; those of parameters are a client's own.
 const TOOLS: &str = r#"[{"type": "function", "function": {"name": "get_weather", "description": "Says \u00e9.",
-    "parameters": {"type": "object", "required": ["city"], "properties": {"city": {"enum": ["Köln"]}}}}},
+    "parameters": {"type": "object", "required": ["city"], "properties": {"city": {"enum": ["Köln"]},
+    "days": {"minimum": 0.00001, "maximum": 1e22, "enum": [-0, -0.0, 1e15, 2.50, 18446744073709551615]}}}}},
     {"type": "function", "function": {"name": "now"}}]"#;
 
 /// Conversations that a template of each kind takes, as texts: the order of keys is part of a prompt.

@@ -13,6 +13,10 @@ const MAX_CALLS: usize = 128;
 /// Length of names and ids of calls.
 pub(super) const NAME_CHARS: std::ops::RangeInclusive<usize> = 1..=128;
 
+/// Other numbers would reach the template changed.
+pub(super) const NUMBERS: &str =
+    "must have no integer beyond 64 bits and no number that is not finite";
+
 /// `index` is what streams number their calls by, and comes back from clients that keep it.
 const CALL: Names = |name| among(name, &[&["id", "type", "function", "index"]]);
 const FUNCTION: Names = |name| among(name, &[&["name", "arguments"]]);
@@ -103,6 +107,12 @@ fn read_function(mut fields: Fields<'_>) -> Result<Option<(String, String)>, Mis
         let rule = "must be the text of a JSON object, not nested too deep";
         fields.error("arguments", Constraint::Json, rule);
     }
+    if arguments
+        .as_deref()
+        .is_some_and(|it| !json_texts::keeps_numbers(it))
+    {
+        fields.error("arguments", Constraint::Range, NUMBERS);
+    }
     let outside = fields.mistakes().inside();
     fields
         .finish()
@@ -154,6 +164,18 @@ mod tests {
             call(None, "now", "{}"),
         ];
         assert_eq!(calls.unwrap(), expected);
+    }
+
+    #[test]
+    fn numbers_that_would_change_are_refused() {
+        let with = |arguments: &str| json!({"function": {"name": "f", "arguments": arguments}});
+        let wrong = read_list(&json!([
+            with("{\"a\": 1e999}"),
+            with("{\"a\": [18446744073709551615, 1e300]}"),
+            with("{\"a\": [18446744073709551616]}"),
+        ]));
+        let named = ["[0].function.arguments", "[2].function.arguments"];
+        assert_eq!(wrong.unwrap_err(), named);
     }
 
     #[test]

@@ -2,9 +2,11 @@
 //!
 //! It stays text here, for a tree of values would cost many times as much; the interpreter makes values of
 //! it. What is kept is one object, nested no deeper than the interpreter reads it, without white space
-//! between its parts and with every character of its texts written as itself where JSON allows.
+//! between its parts and with every character of its texts written as itself where JSON allows. Its numbers stay as they are, but
+//! for `-0`: to Python that is an integer.
 
-use super::tools::json::{Json, Place};
+use super::python_number;
+use super::tools::json::{Json, Number, Place};
 
 /// The same object with each text in it, keys too, as `change` has it. `None` for a text that is no JSON
 /// object, that nests too deep, or that holds halves of characters.
@@ -19,7 +21,13 @@ pub(super) fn map(text: &str, change: &mut dyn FnMut(&str) -> String) -> Option<
     let mut opened = 0;
     for (at, c) in text.char_indices() {
         let was_in_text = matches!(json.place(), Place::Text { .. });
+        let was_zero = json.place() == Place::Number(Number::Zero);
         json.push(c).ok()?;
+        let ends_zero = was_zero && !matches!(json.place(), Place::Number(_));
+        if ends_zero && out.ends_with("-0") {
+            out.truncate(out.len() - 2);
+            out.push('0');
+        }
         let is_in_text = matches!(json.place(), Place::Text { .. });
         match (was_in_text, is_in_text) {
             (false, true) => opened = at,
@@ -38,6 +46,29 @@ pub(super) fn map(text: &str, change: &mut dyn FnMut(&str) -> String) -> Option<
 #[must_use]
 pub fn is_whole(text: &str) -> bool {
     map(text, &mut |_| String::new()).is_some()
+}
+
+/// True if a template gets each number in it as Python would: integers have 64 bits, floats are finite.
+#[must_use]
+pub fn keeps_numbers(text: &str) -> bool {
+    let (mut json, mut begun) = (Json::default(), None);
+    for (at, c) in text.char_indices() {
+        if json.push(c).is_err() {
+            return false;
+        }
+        let is_number = matches!(json.place(), Place::Number(_));
+        match begun {
+            None if is_number => begun = Some(at),
+            Some(start) if !is_number => {
+                if !python_number::is_kept(&text[start..at]) {
+                    return false;
+                }
+                begun = None;
+            }
+            _ => {}
+        }
+    }
+    true
 }
 
 #[cfg(test)]
@@ -60,6 +91,16 @@ mod tests {
         let mut loud = |text: &str| text.to_uppercase();
         let changed = map_object("{\"a\": [true, \"b\"]}", &mut loud);
         assert_eq!(changed.as_deref(), Some("{\"A\":[true,\"B\"]}"));
+    }
+
+    #[test]
+    fn numbers_that_a_template_would_get_otherwise_are_found_wherever_they_are() {
+        assert!(keeps_numbers("{\"1e999\":[1,-0.5,{\"a\":1e22},\"1e999\"]}"));
+        for wrong in ["{\"a\":1e999}", "{\"a\":[1, 123456789012345678901234 ]}"] {
+            assert!(!keeps_numbers(wrong), "{wrong}");
+        }
+        let zeros = same("{\"a\":[-0,-0.0,1e-0,-0 ,10,0]}");
+        assert_eq!(zeros.as_deref(), Some("{\"a\":[0,-0.0,1e-0,0,10,0]}"));
     }
 
     #[test]

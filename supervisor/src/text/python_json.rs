@@ -4,6 +4,7 @@
 //! `,`, and no HTML escapes. Jinja's own filter escapes `<`, and a model that was trained on one
 //! spelling answers worse to the other.
 
+use super::python_number;
 use minijinja::value::{Kwargs, ValueKind};
 use minijinja::{Error, ErrorKind, Value};
 use std::fmt::Write as _;
@@ -39,7 +40,10 @@ impl Writer<'_> {
             ValueKind::Bool => self
                 .out
                 .push_str(if value.is_true() { "true" } else { "false" }),
-            ValueKind::Number => self.out.push_str(&value.to_string()),
+            ValueKind::Number => self.out.push_str(&match python_number::of_float(value) {
+                Some(float) => float,
+                None => value.to_string(),
+            }),
             ValueKind::String => self.string(value.as_str().unwrap_or_default()),
             ValueKind::Seq | ValueKind::Iterable => self.list(value)?,
             ValueKind::Map => self.map(value)?,

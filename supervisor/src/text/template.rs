@@ -9,6 +9,7 @@
 
 use super::conversation::{Conversation, value_of, value_of_json};
 use super::python_json::tojson;
+use super::python_number;
 use crate::calendar::strftime_now;
 use minijinja::syntax::SyntaxConfig;
 use minijinja::{Environment, Error, ErrorKind, Value, context};
@@ -224,6 +225,8 @@ fn environment() -> Environment<'static> {
     );
     environment.set_fuel(Some(FUEL));
     environment.set_unknown_method_callback(unknown_method_callback);
+    environment.set_formatter(python_number::print);
+    environment.add_filter("string", python_number::string);
     environment.add_filter("tojson", tojson);
     // To Python nothing is no list, and templates ask of tools.
     environment.add_test("iterable", |value: &Value| {
@@ -388,6 +391,26 @@ mod tests {
              \"type\": \"function\", \"function\": {\"name\": \"add\", \"arguments\": {\"b\": 1.0, \
              \"a\": {\"é\": []}}}}]}, {\"role\": \"assistant\", \"content\": null, \"reasoning_content\": \
              \"Hm\", \"tool_call_id\": \"c1\"}] 1.0"
+        );
+    }
+
+    #[test]
+    fn numbers_are_python_s_however_they_are_written() {
+        let tools = "[1,1.0,0.00001,1e22,-0,18446744073709551615,-2.50]";
+        let tools = crate::text::json_texts::map(tools, &mut str::to_owned);
+        let conversation = Conversation {
+            messages: vec![],
+            tools,
+        };
+        let rendering = Rendering {
+            conversation,
+            settings: vec![],
+            max_bytes: 1 << 20,
+        };
+        let template = "{{ tools | tojson }} {{ tools[2] }} {{ tools[3] | string }} {{ tools[0] }}";
+        assert_eq!(
+            compile(template).unwrap().render(&rendering).unwrap(),
+            "[1, 1.0, 1e-05, 1e+22, 0, 18446744073709551615, -2.5] 1e-05 1e+22 1"
         );
     }
 

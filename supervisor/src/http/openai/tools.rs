@@ -8,6 +8,7 @@ use crate::http::fields::{Fields, Names, among};
 use crate::http::json::{Json, Kind};
 use crate::http::mistakes::{Constraint, FieldError, Mistakes};
 use crate::http::openapi::schema::{self, Shape};
+use crate::http::tool_calls::NUMBERS;
 use crate::text::json_texts;
 use crate::text::tools::ChatTerms;
 use serde_json::{Value, json};
@@ -182,6 +183,12 @@ fn read_function(mut fields: Fields<'_>) -> Result<Option<String>, Mistakes> {
             let rule = "must be an object, not nested too deep";
             fields.error("parameters", Constraint::Type, rule);
         }
+        if object
+            .as_deref()
+            .is_some_and(|it| !json_texts::keeps_numbers(it))
+        {
+            fields.error("parameters", Constraint::Range, NUMBERS);
+        }
         object
     });
     let is_lax = |value: Json<'_>| value.boolean() == Some(false);
@@ -300,6 +307,20 @@ mod tests {
             assert!(wrong[0].contains("structured output"), "{wrong:?}");
         }
         assert_eq!(named(&json!({"tool_choice": "any"})), ["tool_choice"]);
+    }
+
+    #[test]
+    fn numbers_that_would_change_are_refused() {
+        for number in ["1e999", "123456789012345678901234"] {
+            let body = format!(
+                "{{\"tools\": [{{\"function\": {{\"name\": \"a\", \"parameters\": {{\"a\": {number}}}}}}}]}}"
+            );
+            let mut fields = Fields::parse(&body, |name| among(name, &[FIELDS])).unwrap();
+            read(&mut fields, 300, &ChatTerms::UNKNOWN);
+            let wrong = fields.finish().unwrap_err();
+            assert_eq!(wrong.listed()[0].field, "tools[0].function.parameters");
+            assert_eq!(wrong.listed()[0].constraint, Constraint::Range);
+        }
     }
 
     #[test]
