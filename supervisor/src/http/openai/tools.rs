@@ -7,7 +7,7 @@
 use crate::http::fields::{Fields, Names, among};
 use crate::http::json::{Json, Kind};
 use crate::http::mistakes::{Constraint, FieldError, Mistakes};
-use crate::http::openapi::schema::{self, Shape};
+use crate::http::openapi::schema;
 use crate::http::tool_calls::NUMBERS;
 use crate::text::json_texts;
 use crate::text::tools::ChatTerms;
@@ -31,9 +31,6 @@ pub(super) fn read(fields: &mut Fields<'_>, max_chars: usize, terms: &ChatTerms)
     let may_call = read_choice(fields);
     let tools = tools.filter(|_| may_call);
     let is_parallel = fields.boolean("parallel_tool_calls").unwrap_or(true);
-    if why_not(terms).is_none() {
-        fields.says_of_all(rule_of_parallel_calls);
-    }
     if tools.is_some() && !is_parallel {
         let rule = format!("false {NEEDS_STRUCTURE}");
         fields.error("parallel_tool_calls", Constraint::Unsupported, rule);
@@ -50,21 +47,6 @@ fn why_not(terms: &ChatTerms) -> Option<&'static str> {
     } else {
         None
     }
-}
-
-fn rule_of_parallel_calls() -> Shape {
-    let no_tools = schema::or_null(schema::values([json!([])]));
-    schema::any_of([
-        schema::object_with([], [("tools", no_tools)]),
-        schema::object([("tool_choice", schema::values(["none"]))]),
-        schema::object_with(
-            [],
-            [(
-                "parallel_tool_calls",
-                schema::values([json!(true), json!(null)]),
-            )],
-        ),
-    ])
 }
 
 /// True where the model may call, if it has tools.
