@@ -42,9 +42,7 @@ def filter_failure(_context, _failure, case, response):
     )
     # A text that Schemathesis makes is an object by chance alone, and then the request is another case.
     is_no_json = '"tool_calls"' in json.dumps(body) and "text of a JSON object" in response.text
-    # One rule between fields more, and Schemathesis makes no case at all of the schema.
-    is_one_by_one = '"parallel_tool_calls": false' in json.dumps(body) and "needs structured output" in response.text
-    return not ((is_excused or is_no_json or is_one_by_one) and response.status_code == 400)
+    return not ((is_excused or is_no_json) and response.status_code == 400)
 
 
 if __name__ == "__main__":

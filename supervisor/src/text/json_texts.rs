@@ -2,8 +2,8 @@
 //!
 //! It stays text here, for a tree of values would cost many times as much; the interpreter makes values of
 //! it. What is kept is one object, nested no deeper than the interpreter reads it, without white space
-//! between its parts and with every character of its texts written as itself where JSON allows. Its numbers stay as they are, but
-//! for `-0`: to Python that is an integer.
+//! between its parts and with every character of its texts written as itself where JSON allows. Its
+//! numbers stay as they are, but for `-0`: to Python that is an integer.
 
 use super::python_number;
 use super::tools::json::{Json, Number, Place};

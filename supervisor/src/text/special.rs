@@ -218,19 +218,6 @@ mod tests {
     }
 
     #[test]
-    #[expect(clippy::disallowed_methods, reason = "a test takes its own time")]
-    fn texts_of_as_many_tokens_as_there_are_take_no_time() {
-        let names: Vec<_> = (0..1 << 16).map(|id| format!("<{id}>")).collect();
-        let names: Vec<_> = names.iter().map(String::as_str).collect();
-        let special = tokens(&names, false);
-        let begun = std::time::Instant::now();
-        for (id, name) in (0..).zip(names) {
-            assert_eq!(special.text(TokenId(id)), Some(name));
-        }
-        assert!(begun.elapsed() < std::time::Duration::from_secs(2));
-    }
-
-    #[test]
     fn neighbours_leave_no_empty_text_between_them() {
         let special = tokens(&["<s>"], false);
         let token = Fragment::Token(TokenId(0));

@@ -14,9 +14,9 @@ use worker_orcd_ipc::Fault;
 
 type Matrices<'a> = [(TensorView<'a>, Matrix)];
 
-/// Threads that read the file, where there are as many processors: one alone does not keep the bus busy.
+/// Threads that read the file, where there are as many processors.
 const MAX_READERS: usize = 12;
-/// Longer chunks are not copied faster.
+/// A chunk of a large model.
 const MAX_CHUNK_BYTES: usize = 4 << 20;
 /// All buffers together take at most this part of the matrices, but for rows that are longer.
 const PARTS_OF_MATRICES: usize = 8;

@@ -222,6 +222,23 @@ fn opening_what_is_no_file_says_which() {
 }
 
 #[test]
+fn a_part_is_read_again_from_the_file_and_is_an_error_where_the_file_was_cut() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("a.gguf");
+    let bytes = small().build();
+    std::fs::write(&path, &bytes).unwrap();
+    let file = GgufFile::open(&path).unwrap();
+    let part = &file.bytes()[bytes.len() - 20..];
+    let mut read = [0; 20];
+    file.read_again(part, &mut read).unwrap();
+    assert_eq!(read, bytes[bytes.len() - 20..]);
+    let cut = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
+    cut.set_len(bytes.len() as u64 - 1).unwrap();
+    let error = file.read_again(part, &mut read).unwrap_err();
+    assert_eq!(error.kind(), std::io::ErrorKind::UnexpectedEof);
+}
+
+#[test]
 fn what_is_no_regular_file_is_refused_by_its_kind_and_not_waited_for() {
     let dir = tempfile::tempdir().unwrap();
     let fifo = dir.path().join("fifo");

@@ -7,7 +7,7 @@
 use crate::http::fields::{Fields, Names, among};
 use crate::http::json::{Json, Kind};
 use crate::http::mistakes::{Constraint, FieldError, Mistakes};
-use crate::http::openapi::schema;
+use crate::http::openapi::schema::{self, Shape};
 use crate::http::tool_calls::NUMBERS;
 use crate::text::json_texts;
 use crate::text::tools::ChatTerms;
@@ -29,13 +29,16 @@ const NEEDS_STRUCTURE: &str = "needs structured output, which is not supported";
 pub(super) fn read(fields: &mut Fields<'_>, max_chars: usize, terms: &ChatTerms) -> Option<String> {
     let tools = read_tools(fields, max_chars, terms);
     let may_call = read_choice(fields);
-    let tools = tools.filter(|_| may_call);
     let is_parallel = fields.boolean("parallel_tool_calls").unwrap_or(true);
+    if why_not(terms).is_none() {
+        fields.says_of_all(rule_of_parallel_calls);
+    }
+    // Whatever the choice: with one alternative more, Schemathesis makes no case of the schema.
     if tools.is_some() && !is_parallel {
         let rule = format!("false {NEEDS_STRUCTURE}");
         fields.error("parallel_tool_calls", Constraint::Unsupported, rule);
     }
-    tools
+    tools.filter(|_| may_call)
 }
 
 /// Why this model can have no tools.
@@ -47,6 +50,15 @@ fn why_not(terms: &ChatTerms) -> Option<&'static str> {
     } else {
         None
     }
+}
+
+fn rule_of_parallel_calls() -> Shape {
+    let no_tools = schema::or_null(schema::values([json!([])]));
+    let parallel = schema::values([json!(true), json!(null)]);
+    schema::any_of([
+        schema::object_with([], [("tools", no_tools)]),
+        schema::object_with([], [("parallel_tool_calls", parallel)]),
+    ])
 }
 
 /// True where the model may call, if it has tools.
@@ -259,10 +271,9 @@ mod tests {
         assert_eq!(known(&with(&json!({}))).unwrap().as_deref(), Some(NOW));
         let auto = json!({"tool_choice": "auto", "parallel_tool_calls": true});
         assert_eq!(known(&with(&auto)).unwrap().as_deref(), Some(NOW));
-        let none = json!({"tool_choice": "none", "parallel_tool_calls": false});
         for nothing in [
-            with(&none),
-            none,
+            with(&json!({"tool_choice": "none"})),
+            json!({"tool_choice": "none", "parallel_tool_calls": false}),
             json!({"tools": []}),
             json!({"tools": null}),
         ] {
@@ -279,6 +290,10 @@ mod tests {
                 "tool_choice",
             ),
             (json!({"parallel_tool_calls": false}), "parallel_tool_calls"),
+            (
+                json!({"tool_choice": "none", "parallel_tool_calls": false}),
+                "parallel_tool_calls",
+            ),
             (
                 json!({"tools": [{"function": {"name": "now", "strict": true}}]}),
                 "tools[0].function.strict",
