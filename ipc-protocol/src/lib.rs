@@ -15,6 +15,7 @@
 //! * [`frame`] cuts a byte stream into frames and never does I/O; [`codec`] is the only file
 //!   that names bincode.
 //! * [`logprobs`] is what a client may want to know of each token.
+//! * [`grammar`] is what an answer may be held to; [`vocabulary`] the bytes of each token.
 //! * [`custody`] is what crosses the other socket, the one for descriptors; [`kv`] which pages of a KV cache a
 //!   later child may find there.
 //! * [`flight`] is what a child leaves behind: a ring of records in shared memory, no message.
@@ -33,12 +34,14 @@ pub mod event;
 pub mod fault;
 pub mod flight;
 pub mod frame;
+pub mod grammar;
 pub mod ids;
 pub mod kv;
 pub mod logprobs;
 pub mod memory;
 pub mod model;
 pub mod probe;
+pub mod vocabulary;
 
 pub use codec::{CodecError, decode, encode};
 pub use command::{
@@ -52,6 +55,7 @@ pub use event::{
 };
 pub use fault::{DeviceError, ExitCode, Fault, FaultKind};
 pub use frame::{FrameError, FrameReader, MAX_FRAME_BYTES, PREAMBLE_BYTES, Preamble};
+pub use grammar::Grammar;
 pub use ids::{ClientId, Generation, RequestId, TokenId};
 pub use kv::{KvSource, SealedPage, SealedPages, Sealing};
 pub use logprobs::{DrawnLogprobs, Logprobs, MAX_TOP_LOGPROBS};
@@ -63,6 +67,7 @@ pub use model::{
 pub use probe::{
     CHECK_CONFINEMENT_FLAG, CHECK_MODEL_FLAG, CHILD_NAME, DIGEST_FLAG, PROBE_FLAG, PROBE_LINE_BYTES,
 };
+pub use vocabulary::Vocabulary;
 
 /// Sent in the clear in the [`Preamble`], before any bincode: two versions that cannot read
 /// each other's messages can still read this and say so.

@@ -27,7 +27,6 @@ pub mod template;
 pub mod tokenizer;
 pub mod tools;
 pub mod utf8;
-pub mod vocabulary;
 
 pub use conversation::{ChatMessage, Conversation, ToolCall};
 pub use pieces::Undivided;
@@ -36,9 +35,10 @@ pub use stop::StopMatcher;
 pub use template::{Rendering, TemplateError, TemplateSource};
 pub use tokenizer::Tokenizer;
 pub use utf8::Detokenizer;
-pub use vocabulary::Vocabulary;
+pub use worker_orcd_ipc::Vocabulary;
 
 use thiserror::Error;
+use worker_orcd_ipc::vocabulary::MalformedVocabulary;
 use worker_orcd_ipc::{TokenId, TokenizerFacts};
 
 /// Why a model's tokenizer cannot be used. Every variant is the model's fault, and permanent.
@@ -48,6 +48,12 @@ pub enum TextError {
     UnknownPreTokenizer(String),
     #[error("the model's tokenizer is malformed: {0}")]
     Malformed(String),
+}
+
+impl From<MalformedVocabulary> for TextError {
+    fn from(MalformedVocabulary(why): MalformedVocabulary) -> Self {
+        Self::Malformed(why)
+    }
 }
 
 /// The tokenizer and vocabulary of one model. Immutable, and shared by all requests.

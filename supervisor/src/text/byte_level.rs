@@ -6,11 +6,11 @@
 use super::TextError;
 use super::pieces::{self, Merge, Undivided};
 use super::pre_tokenizer::{PreTokenizer, Words};
-use super::vocabulary::{byte_of_char, bytes_of};
 use std::borrow::Cow;
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
 use std::ops::Range;
+use worker_orcd_ipc::vocabulary::{byte_of_char, bytes_of};
 use worker_orcd_ipc::{TokenId, TokenizerFacts};
 
 #[derive(Debug)]

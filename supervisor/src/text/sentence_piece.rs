@@ -6,11 +6,11 @@
 
 use super::TextError;
 use super::pieces::{self, Merge, Undivided};
-use super::vocabulary::META_SPACE;
 use std::borrow::Cow;
 use std::cmp::Ordering;
 use std::collections::{BinaryHeap, HashMap};
 use std::ops::Range;
+use worker_orcd_ipc::vocabulary::META_SPACE;
 use worker_orcd_ipc::{TokenId, TokenizerFacts};
 
 #[derive(Debug)]

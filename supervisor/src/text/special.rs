@@ -7,9 +7,9 @@
 //! Phi-3's special tokens swallow the white space behind them. GGUF has no field that says so;
 //! llama.cpp goes by the model's name, this goes by a token that only Phi-3's vocabulary has.
 
-use super::vocabulary::effective_kind;
 use std::collections::HashMap;
 use std::ops::Range;
+use worker_orcd_ipc::vocabulary::effective_kind;
 use worker_orcd_ipc::{TokenId, TokenKind, TokenizerFacts};
 
 /// A piece of a prompt.

@@ -7,7 +7,7 @@ use super::pieces::Undivided;
 use super::provenance::Marked;
 use super::sentence_piece::SentencePiece;
 use super::special::{Fragment, SpecialTokens};
-use super::vocabulary::names_every_byte;
+use worker_orcd_ipc::vocabulary::names_every_byte;
 use worker_orcd_ipc::{TokenId, TokenizerFacts, TokenizerKind};
 
 #[derive(Debug)]

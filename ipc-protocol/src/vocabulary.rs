@@ -3,14 +3,23 @@
 //! Byte-level BPE writes each byte as one of 256 printable characters; SentencePiece writes a
 //! space as `▁` and bytes outside its alphabet as `<0xNN>`. Control and unknown tokens have no
 //! text: a client never sees `<|im_end|>`.
+//!
+//! Here, because both sides must agree on it: the supervisor makes text of tokens, and the child asks a
+//! grammar for the tokens whose bytes may come next.
 
-use super::TextError;
+use crate::ids::TokenId;
+use crate::model::{TokenKind, TokenizerFacts, TokenizerKind};
 use std::collections::HashMap;
 use std::sync::LazyLock;
-use worker_orcd_ipc::{TokenId, TokenKind, TokenizerFacts, TokenizerKind};
+use thiserror::Error;
 
 /// The character that SentencePiece writes for a space.
-pub(super) const META_SPACE: char = '\u{2581}';
+pub const META_SPACE: char = '\u{2581}';
+
+/// Why the tokens of a model have no bytes: its facts contradict themselves.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[error("{0}")]
+pub struct MalformedVocabulary(pub String);
 
 /// The bytes of every token, in one block.
 #[derive(Debug)]
@@ -25,7 +34,7 @@ pub struct Vocabulary {
 impl Vocabulary {
     /// # Errors
     /// When a list is shorter than the vocabulary or a byte token does not name a byte.
-    pub fn from_facts(facts: &TokenizerFacts) -> Result<Self, TextError> {
+    pub fn from_facts(facts: &TokenizerFacts) -> Result<Self, MalformedVocabulary> {
         check_lengths(facts)?;
         let mut bytes = Vec::with_capacity(facts.tokens.iter().map(String::len).sum());
         let mut ends = Vec::with_capacity(facts.tokens.len());
@@ -33,7 +42,7 @@ impl Vocabulary {
         for (index, text) in facts.tokens.iter().enumerate() {
             let kind = effective_kind(facts, index);
             append_bytes(facts.kind, kind, text, &mut bytes)
-                .map_err(|why| TextError::Malformed(format!("token {index}: {why}")))?;
+                .map_err(|why| MalformedVocabulary(format!("token {index}: {why}")))?;
             if ends.last().copied().unwrap_or(0) == bytes.len() {
                 names.insert(index, text.clone());
             }
@@ -72,7 +81,8 @@ impl Vocabulary {
 
 /// A token that ends generation is a control token, whatever the file says: converters have
 /// marked `<|im_end|>` as ordinary text.
-pub(super) fn effective_kind(facts: &TokenizerFacts, index: usize) -> TokenKind {
+#[must_use]
+pub fn effective_kind(facts: &TokenizerFacts, index: usize) -> TokenKind {
     let ends = facts
         .end_of_generation
         .iter()
@@ -84,20 +94,20 @@ pub(super) fn effective_kind(facts: &TokenizerFacts, index: usize) -> TokenKind 
     }
 }
 
-fn check_lengths(facts: &TokenizerFacts) -> Result<(), TextError> {
+fn check_lengths(facts: &TokenizerFacts) -> Result<(), MalformedVocabulary> {
     let tokens = facts.tokens.len();
     if tokens == 0 {
-        return Err(TextError::Malformed("the vocabulary is empty".to_owned()));
+        return Err(MalformedVocabulary("the vocabulary is empty".to_owned()));
     }
     if facts.kinds.len() != tokens {
         let kinds = facts.kinds.len();
-        return Err(TextError::Malformed(format!(
+        return Err(MalformedVocabulary(format!(
             "{kinds} token types for {tokens} tokens"
         )));
     }
     if facts.kind == TokenizerKind::SentencePiece && facts.scores.len() != tokens {
         let scores = facts.scores.len();
-        return Err(TextError::Malformed(format!(
+        return Err(MalformedVocabulary(format!(
             "{scores} scores for {tokens} tokens"
         )));
     }
@@ -140,16 +150,20 @@ fn append_byte_level(text: &str, out: &mut Vec<u8>) {
 }
 
 /// The bytes that a token is written for, if all of it is of the alphabet.
-pub(super) fn bytes_of(text: &str) -> Option<Vec<u8>> {
+#[must_use]
+pub fn bytes_of(text: &str) -> Option<Vec<u8>> {
     text.chars().map(byte_of_char).collect()
 }
 
-pub(super) fn byte_of_char(c: char) -> Option<u8> {
+/// The byte that a character of the alphabet stands for.
+#[must_use]
+pub fn byte_of_char(c: char) -> Option<u8> {
     BYTE_OF_CHAR.get(c as usize).copied().flatten()
 }
 
 /// True if each byte has a token of its own, so that no byte of a text is lost.
-pub(super) fn names_every_byte(tokens: &[String]) -> bool {
+#[must_use]
+pub fn names_every_byte(tokens: &[String]) -> bool {
     let mut named = [false; 256];
     for token in tokens {
         let mut chars = token.chars();

@@ -1,0 +1,63 @@
+//! From a grammar to a matcher.
+
+use crate::error::GrammarError;
+use crate::limits::parser_limits;
+use crate::matcher::Matcher;
+use crate::source::top_level;
+use crate::tokens::token_env;
+use llguidance::{ParserFactory, panic_utils};
+use std::fmt;
+use std::panic::AssertUnwindSafe;
+use worker_orcd_ipc::{Grammar, TokenizerFacts};
+
+/// A vocabulary that grammars are compiled for. Takes a part of a second to make for a large one, and memory
+/// as the vocabulary several times.
+pub struct Compiler {
+    factory: ParserFactory,
+    vocabulary: usize,
+}
+
+impl Compiler {
+    /// # Errors
+    /// When the facts contradict themselves, or no token ends a generation.
+    pub fn new(facts: &TokenizerFacts) -> Result<Self, GrammarError> {
+        // A file can have a vocabulary that nobody has thought of.
+        let factory = caught(|| {
+            let tokens = token_env(facts)?;
+            let mut factory = ParserFactory::new_simple(&tokens).map_err(GrammarError::new)?;
+            *factory.limits_mut() = parser_limits();
+            factory.quiet();
+            Ok(factory)
+        })?;
+        Ok(Self {
+            factory,
+            vocabulary: facts.tokens.len(),
+        })
+    }
+
+    /// # Errors
+    /// When the grammar is malformed, asks for what is not implemented, or exceeds a limit.
+    pub fn compile(&self, grammar: &Grammar) -> Result<Matcher, GrammarError> {
+        caught(|| {
+            let parser = self.factory.create_parser(top_level(grammar)?);
+            let parser = parser.map_err(GrammarError::new)?;
+            Ok(Matcher::new(parser, self.vocabulary))
+        })
+    }
+}
+
+impl fmt::Debug for Compiler {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let vocabulary = &self.vocabulary;
+        let mut shown = f.debug_struct("Compiler");
+        shown
+            .field("vocabulary", vocabulary)
+            .finish_non_exhaustive()
+    }
+}
+
+/// A panic is an error as any other; no hook hears of it.
+pub(crate) fn caught<T>(run: impl FnOnce() -> Result<T, GrammarError>) -> Result<T, GrammarError> {
+    let answer = panic_utils::catch_unwind(AssertUnwindSafe(|| Ok(run())));
+    answer.unwrap_or_else(|panic| Err(GrammarError::new(panic)))
+}

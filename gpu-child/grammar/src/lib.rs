@@ -1,0 +1,32 @@
+//! Which token may come next where an answer is held to a [`Grammar`](worker_orcd_ipc::Grammar).
+//!
+//! ```text
+//! TokenizerFacts ── Compiler::new ──► Compiler ── compile(grammar) ──► Matcher ──► mask, accept, mask, …
+//!                   (once a model)              (once a request)                  (once a token)
+//! ```
+//!
+//! llguidance does the work: an Earley parser over lexemes that are derivatives of regular expressions, walked
+//! along a trie of the vocabulary. Around it this crate has the vocabulary of our models, [limits](limits),
+//! and one error of bounded length.
+//!
+//! A [`Matcher`] is a function of (vocabulary, grammar, tokens accepted) and of nothing else: another process
+//! that replays the same tokens gets the same masks, and the same error where limits end it.
+//!
+//! Deliberately absent: threads, clocks, I/O, and any state that two requests share. Who calls this runs it
+//! where nothing waits for it, on a stack of [`STACK_BYTES`](limits::STACK_BYTES).
+
+#![forbid(unsafe_code)]
+#![warn(unreachable_pub)]
+
+mod compiler;
+mod error;
+pub mod limits;
+mod mask;
+mod matcher;
+mod source;
+mod tokens;
+
+pub use compiler::Compiler;
+pub use error::GrammarError;
+pub use mask::Mask;
+pub use matcher::Matcher;

@@ -1,0 +1,60 @@
+//! How much a stranger's grammar may cost. Each is a count and no time, so that the same grammar meets the
+//! same end on every machine.
+
+use llguidance::api::ParserLimits;
+
+/// Text of a grammar, over all its parts. The schemas that people publish are smaller by far.
+pub const MAX_GRAMMAR_BYTES: usize = 256 << 10;
+
+/// Lines of a Lark grammar. Its rules may form a chain, which is compiled by recursion: one level of
+/// the stack for each.
+pub const MAX_LARK_LINES: usize = 4096;
+
+/// Brackets inside brackets in a Lark grammar, which are parsed by recursion. JSON and regular expressions
+/// have such limits in their own parsers.
+pub const MAX_LARK_NESTING: usize = 128;
+
+/// Stack of a thread that compiles or computes masks: for the longest chain of rules or references that the
+/// other limits leave. Memory that is not touched is not there.
+pub const STACK_BYTES: usize = 256 << 20;
+
+/// Bytes of a message about a grammar. The parser quotes what it does not understand.
+pub const MAX_MESSAGE_BYTES: usize = 1024;
+
+/// Bytes of one token that take part. The trie of the vocabulary is built by recursion, and has no room
+/// for longer ones. A longer token is never allowed.
+pub const MAX_TOKEN_BYTES: usize = 512;
+
+/// A lexer state takes one to two kilobytes, so a matcher keeps below some 32 MB.
+const MAX_LEXER_STATES: usize = 16_000;
+
+/// Lexer work of one mask: some milliseconds, at the 14,000 units a millisecond that llguidance names.
+const STEP_LEXER_FUEL: u64 = 60_000;
+
+/// Parser items of one mask: some milliseconds, at the 20,000 items a millisecond that llguidance names.
+const STEP_MAX_ITEMS: usize = 50_000;
+
+/// Symbols of all rules. Larger schemas than [`MAX_GRAMMAR_BYTES`] of text lets through have fewer,
+/// except where they are written to explode.
+const MAX_GRAMMAR_SIZE: usize = 200_000;
+
+/// Work to build the lexer: some tens of milliseconds, at 50,000 units a millisecond.
+const INITIAL_LEXER_FUEL: u64 = 1_000_000;
+
+/// Places in rules at one place of the text: what an ambiguous grammar multiplies.
+const MAX_ITEMS_IN_ROW: usize = 2000;
+
+pub(crate) fn parser_limits() -> ParserLimits {
+    ParserLimits {
+        max_items_in_row: MAX_ITEMS_IN_ROW,
+        initial_lexer_fuel: INITIAL_LEXER_FUEL,
+        step_lexer_fuel: STEP_LEXER_FUEL,
+        step_max_items: STEP_MAX_ITEMS,
+        max_lexer_states: MAX_LEXER_STATES,
+        max_grammar_size: MAX_GRAMMAR_SIZE,
+        // Work at compile time, within the fuel above, for less at each mask.
+        precompute_large_lexemes: true,
+        // They would repeat the grammar and what was generated.
+        verbose_errors: false,
+    }
+}

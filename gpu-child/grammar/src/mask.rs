@@ -1,0 +1,53 @@
+//! A set of tokens.
+
+use worker_orcd_ipc::TokenId;
+
+/// The tokens that may come next: bit `i % 32` of word `i / 32` is token `i`, and there are exactly
+/// `vocabulary.div_ceil(32)` words. At least one bit is set.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Mask(Vec<u32>);
+
+impl Mask {
+    /// `words` may be longer; bits outside the vocabulary are dropped.
+    pub(crate) fn new(mut words: Vec<u32>, vocabulary: usize) -> Self {
+        words.resize(vocabulary.div_ceil(32), 0);
+        if let Some(last) = words.last_mut()
+            && vocabulary % 32 > 0
+        {
+            *last &= (1 << (vocabulary % 32)) - 1;
+        }
+        Self(words)
+    }
+
+    #[must_use]
+    pub fn words(&self) -> &[u32] {
+        &self.0
+    }
+
+    #[must_use]
+    pub fn allows(&self, token: TokenId) -> bool {
+        let word = self.0.get(token.index() / 32);
+        word.is_some_and(|word| word & 1 << (token.index() % 32) != 0)
+    }
+
+    /// Tokens in it, in the order of their ids.
+    pub fn tokens(&self) -> impl Iterator<Item = TokenId> {
+        let all = 0..self.0.len() as u32 * 32;
+        all.map(TokenId).filter(|token| self.allows(*token))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_is_as_long_as_the_vocabulary_and_holds_nothing_outside() {
+        let mask = Mask::new(vec![u32::MAX; 4], 40);
+        assert_eq!(mask.words(), [u32::MAX, 0xff]);
+        assert_eq!(mask.tokens().count(), 40);
+        assert!(mask.allows(TokenId(39)) && !mask.allows(TokenId(40)));
+        assert_eq!(Mask::new(vec![5], 64).words(), [5, 0]);
+        assert_eq!(Mask::new(vec![u32::MAX, 1], 32).words(), [u32::MAX]);
+    }
+}

@@ -1,0 +1,104 @@
+//! A grammar in the words of llguidance.
+//!
+//! A JSON Schema is taken strictly: a keyword that would not be followed is refused by name. Between the
+//! parts of a JSON text is nothing, one space, or one line end with an indentation of at most
+//! [`MAX_INDENT`] characters: a model that has nothing to say must not go on with white space for ever.
+
+use crate::error::GrammarError;
+use crate::limits::{MAX_GRAMMAR_BYTES, MAX_LARK_LINES, MAX_LARK_NESTING};
+use llguidance::JsonCompileOptions;
+use llguidance::api::TopLevelGrammar;
+use serde_json::{Map, Value};
+use worker_orcd_ipc::Grammar;
+
+const MAX_INDENT: usize = 32;
+
+/// Where llguidance looks for its own settings in a schema. They are ours to make.
+const SETTINGS: &str = "x-guidance";
+
+/// # Errors
+/// When it is too long, or malformed as far as that is seen before it is compiled.
+pub(crate) fn top_level(grammar: &Grammar) -> Result<TopLevelGrammar, GrammarError> {
+    let bytes = grammar.text_bytes();
+    if bytes > MAX_GRAMMAR_BYTES {
+        let why = format!("it has {bytes} bytes; at most {MAX_GRAMMAR_BYTES} are compiled");
+        return Err(GrammarError::new(why));
+    }
+    match grammar {
+        Grammar::JsonSchema(text) => schema(text),
+        Grammar::Regex(text) => Ok(TopLevelGrammar::from_regex(text)),
+        Grammar::Choice(texts) => choice(texts),
+        Grammar::Lark(text) => {
+            check_lark(text)?;
+            Ok(TopLevelGrammar::from_lark(text.clone()))
+        }
+    }
+}
+
+fn schema(text: &str) -> Result<TopLevelGrammar, GrammarError> {
+    let mut schema = match serde_json::from_str(text) {
+        Ok(Value::Object(keywords)) => Value::Object(keywords),
+        // Every JSON text is valid.
+        Ok(Value::Bool(true)) => Value::Object(Map::new()),
+        Ok(Value::Bool(false)) => return Err(GrammarError::new("nothing is valid under it")),
+        Ok(_) => return Err(GrammarError::new("a schema is an object, true or false")),
+        Err(error) => return Err(GrammarError::new(error)),
+    };
+    if schema.get(SETTINGS).is_some() {
+        let why = format!("{SETTINGS} is no keyword of JSON Schema");
+        return Err(GrammarError::new(why));
+    }
+    let options = JsonCompileOptions {
+        whitespace_pattern: Some(format!(r"\x20|\n[\x20\t]{{0,{MAX_INDENT}}}")),
+        lenient: false,
+        coerce_one_of: false,
+        ..JsonCompileOptions::default()
+    };
+    options.apply_to(&mut schema);
+    Ok(TopLevelGrammar::from_json_schema(schema))
+}
+
+/// One terminal: so many alternatives would be too many rules.
+fn choice(texts: &[String]) -> Result<TopLevelGrammar, GrammarError> {
+    if texts.is_empty() || texts.iter().any(String::is_empty) {
+        let why = "a choice has at least one text, and none that is empty";
+        return Err(GrammarError::new(why));
+    }
+    // A string of Lark is written as in JSON.
+    let texts = texts
+        .iter()
+        .map(|text| Value::from(text.as_str()).to_string());
+    let texts: Vec<String> = texts.collect();
+    let lark = format!("start: CHOICE\nCHOICE: {}", texts.join(" | "));
+    Ok(TopLevelGrammar::from_lark(lark))
+}
+
+/// What the parser of Lark would spend a stack on.
+fn check_lark(text: &str) -> Result<(), GrammarError> {
+    let lines = text.lines().count();
+    if lines > MAX_LARK_LINES {
+        let why = format!("it has {lines} lines; at most {MAX_LARK_LINES} are compiled");
+        return Err(GrammarError::new(why));
+    }
+    let (mut depth, mut deepest) = (0_usize, 0);
+    let mut bytes = text.bytes();
+    while let Some(byte) = bytes.next() {
+        match byte {
+            // What it escapes is no bracket.
+            b'\\' => drop(bytes.next()),
+            b'(' | b'[' | b'{' => {
+                depth += 1;
+                deepest = deepest.max(depth);
+            }
+            b')' | b']' | b'}' => depth = depth.saturating_sub(1),
+            // A bracket in a string has no partner, and a rule ends with its line.
+            b'\n' => depth = 0,
+            _ => {}
+        }
+    }
+    if deepest > MAX_LARK_NESTING {
+        let why = format!("brackets nest {deepest} deep; at most {MAX_LARK_NESTING} are compiled");
+        return Err(GrammarError::new(why));
+    }
+    Ok(())
+}

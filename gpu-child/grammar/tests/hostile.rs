@@ -1,0 +1,267 @@
+//! Grammars that are written to cost much. Each ends: compiled or refused, and so does each of its masks.
+
+mod vocabulary;
+
+use std::thread;
+use vocabulary::{ENDS, facts, walk};
+use worker_orcd_grammar::limits::{
+    MAX_GRAMMAR_BYTES, MAX_LARK_LINES, MAX_MESSAGE_BYTES, STACK_BYTES,
+};
+use worker_orcd_grammar::{Compiler, GrammarError};
+use worker_orcd_ipc::Grammar;
+
+/// On such a stack as the limits are made for.
+fn on_its_stack<T: Send + 'static>(run: impl FnOnce() -> T + Send + 'static) -> T {
+    let thread = thread::Builder::new().stack_size(STACK_BYTES).spawn(run);
+    thread.unwrap().join().unwrap()
+}
+
+/// Compiles, and goes some tokens along. An error says why in few words.
+fn outcome(grammar: Grammar) -> Result<(), GrammarError> {
+    let outcome = on_its_stack(move || {
+        let mut matcher = Compiler::new(&facts()).unwrap().compile(&grammar)?;
+        for _ in 0..20 {
+            let mask = matcher.mask()?;
+            let next = mask.tokens().find(|token| !ENDS.contains(token));
+            let Some(next) = next else { break };
+            matcher.accept(next)?;
+        }
+        Ok(())
+    });
+    if let Err(error) = &outcome {
+        let words: GrammarError = Clone::clone(error);
+        let words = words.to_string();
+        assert!(
+            !words.is_empty() && words.len() <= MAX_MESSAGE_BYTES,
+            "{words}"
+        );
+        assert!(
+            !words.contains("backtrace") && !words.contains("non-verbose"),
+            "{words}"
+        );
+    }
+    outcome
+}
+
+fn refused(grammar: Grammar) -> String {
+    outcome(grammar).expect_err("a refusal").to_string()
+}
+
+fn schema(text: impl Into<String>) -> Grammar {
+    Grammar::JsonSchema(text.into())
+}
+
+fn regex(text: impl Into<String>) -> Grammar {
+    Grammar::Regex(text.into())
+}
+
+fn lark(text: impl Into<String>) -> Grammar {
+    Grammar::Lark(text.into())
+}
+
+#[test]
+fn what_is_malformed_is_refused_in_the_parsers_own_words() {
+    for (grammar, part) in [
+        (schema("{"), "EOF while parsing"),
+        (schema("[]"), "an object, true or false"),
+        (schema("false"), "nothing is valid"),
+        (schema(r#"{"type": "strin"}"#), "strin"),
+        (
+            schema(r#"{"type": "string", "pattern": "("}"#),
+            "unclosed group",
+        ),
+        (
+            schema(r#"{"$ref": "https://example.org/x"}"#),
+            "example.org",
+        ),
+        (schema(r##"{"$ref": "#/$defs/none"}"##), "none"),
+        (regex("("), "unclosed group"),
+        (lark("start: other"), "other"),
+        (lark(""), ""),
+        (Grammar::Choice(vec![]), "at least one text"),
+        (Grammar::Choice(vec![String::new()]), "none that is empty"),
+    ] {
+        let shown = format!("{grammar:?}");
+        let words = refused(grammar);
+        assert!(words.contains(part), "{shown}: {words}");
+    }
+}
+
+#[test]
+fn a_keyword_that_would_not_be_followed_is_refused_by_name() {
+    for keyword in [
+        "uniqueItems",
+        "if",
+        "not",
+        "contains",
+        "dependentSchemas",
+        "x-guidance",
+        "nonsense",
+    ] {
+        let words = refused(schema(format!(r#"{{"type": "array", "{keyword}": {{}}}}"#)));
+        assert!(words.contains(keyword), "{keyword}: {words}");
+    }
+    let words = refused(schema(r#"{"type": "string", "format": "nonsense"}"#));
+    assert!(words.contains("nonsense"), "{words}");
+}
+
+#[test]
+fn text_beyond_the_limits_is_refused_before_it_is_parsed() {
+    let words = refused(regex("a".repeat(MAX_GRAMMAR_BYTES + 1)));
+    assert!(words.contains(&MAX_GRAMMAR_BYTES.to_string()), "{words}");
+    let words = refused(Grammar::Choice(vec!["a".repeat(1000); 300]));
+    assert!(words.contains(&MAX_GRAMMAR_BYTES.to_string()), "{words}");
+    let words = refused(lark("\n".repeat(MAX_LARK_LINES + 1)));
+    assert!(words.contains(&MAX_LARK_LINES.to_string()), "{words}");
+}
+
+#[test]
+fn deep_nesting_is_refused_or_survived() {
+    let nested = |open: &str, depth: usize, close: &str| {
+        format!("{}{}{}", open.repeat(depth), "{}", close.repeat(depth))
+    };
+    for depth in [20, 100, 10_000] {
+        drop(outcome(schema(nested(r#"{"not": "#, depth, "}"))));
+        drop(outcome(schema(nested(r#"{"items": "#, depth, "}"))));
+        drop(outcome(schema(nested(r#"{"anyOf": ["#, depth, "]}"))));
+        drop(outcome(regex(format!(
+            "{}a{}",
+            "(".repeat(depth),
+            ")*".repeat(depth)
+        ))));
+        drop(outcome(lark(format!(
+            "start: {}\"a\"{}",
+            "(".repeat(depth),
+            ")*".repeat(depth)
+        ))));
+    }
+    let deep = format!("start: {}\"a\"{}", "(".repeat(2000), ")".repeat(2000));
+    let words = refused(lark(deep));
+    assert!(words.contains("nest 2000 deep"), "{words}");
+    assert!(
+        outcome(lark(format!("start: /{}/", r"\(".repeat(2000)))).is_ok(),
+        "these are no brackets"
+    );
+}
+
+#[test]
+fn long_chains_fit_the_stack() {
+    let rules = MAX_LARK_LINES - 2;
+    for name in ["r", "R"] {
+        let chain: String = (0..rules)
+            .map(|i| format!("{name}{i}: {name}{}\n", i + 1))
+            .collect();
+        drop(outcome(lark(format!(
+            "start: {name}0\n{chain}{name}{rules}: \"a\"\n"
+        ))));
+    }
+    for keyword in ["$ref", "allOf"] {
+        let link = |i: usize| {
+            let next = format!(r##"{{"$ref": "#/$defs/{i}"}}"##);
+            match keyword {
+                "allOf" => format!(r#"{{"allOf": [{next}, {{"type": "object"}}]}}"#),
+                _ => next,
+            }
+        };
+        let count = 4000;
+        let chain: String = (0..count)
+            .map(|i| format!(r#""{i}": {}, "#, link(i + 1)))
+            .collect();
+        drop(outcome(schema(format!(
+            r##"{{"$defs": {{{chain} "{count}": {{}}}}, "$ref": "#/$defs/0"}}"##
+        ))));
+    }
+}
+
+#[test]
+fn repetition_is_bounded() {
+    for text in [
+        "a{1,100000}",
+        "(a{1,1000}){1,1000}",
+        "((a{0,100}){0,100}){0,100}b",
+        "(a|b|ab){1,9999}c",
+    ] {
+        drop(outcome(regex(text)));
+    }
+    drop(outcome(schema(
+        r#"{"type": "string", "minLength": 100000, "maxLength": 1000000}"#,
+    )));
+    drop(outcome(schema(r#"{"type": "array", "minItems": 1000000}"#)));
+    drop(outcome(lark("start: (\"a\" | \"b\"){1,1000000}")));
+}
+
+#[test]
+fn an_exponential_automaton_is_bounded() {
+    // The minimal automaton of each has 2 to the power of the count states.
+    drop(outcome(regex("(a|b)*a(a|b){200}")));
+    drop(outcome(regex("(.*a.{30}){5}")));
+    drop(outcome(lark("start: /(?s:.*)a.{18}/ & ~/(?s:.*)b.{19}/")));
+    drop(outcome(schema(
+        r#"{"type": "string", "pattern": "^(([a-z])+.)+[A-Z]([a-z])+$"}"#,
+    )));
+}
+
+#[test]
+fn an_ambiguous_grammar_is_bounded() {
+    drop(outcome(lark("start: s\ns: s s | s s s | \"a\" | \"\"")));
+    drop(outcome(lark("start: a*\na: b*\nb: \"x\"* \"y\"* \"x\"*")));
+    let alternatives: Vec<String> = (0..3000).map(|i| format!("s \"{i}\" s")).collect();
+    drop(outcome(lark(format!(
+        "start: s\ns: \"a\" | {}",
+        alternatives.join(" | ")
+    ))));
+}
+
+#[test]
+fn many_alternatives_are_bounded() {
+    let texts: Vec<String> = (0..20_000).map(|i| format!("text {i}")).collect();
+    drop(outcome(Grammar::Choice(texts)));
+    let properties: Vec<String> = (0..5000)
+        .map(|i| format!(r#""p{i}": {{"type": "string"}}"#))
+        .collect();
+    drop(outcome(schema(format!(
+        r#"{{"properties": {{{}}}}}"#,
+        properties.join(", ")
+    ))));
+    let branches: Vec<String> = (0..200)
+        .map(|i| {
+            format!(r#"{{"properties": {{"a{i}": {{}}, "b{i}": {{}}}}, "required": ["a{i}"]}}"#)
+        })
+        .collect();
+    let all = format!(
+        r#"{{"anyOf": [{0}], "allOf": [{{"anyOf": [{0}]}}]}}"#,
+        branches.join(", ")
+    );
+    drop(outcome(schema(all)));
+}
+
+#[test]
+fn a_limit_that_is_met_on_the_way_is_an_error_and_stays_one() {
+    let grammar = regex("(a|b)*a(a|b){200}c");
+    let ends = on_its_stack(move || {
+        let mut matcher = Compiler::new(&facts()).unwrap().compile(&grammar).ok()?;
+        let mut first = None;
+        for i in 0..100_000_u32 {
+            let token = worker_orcd_ipc::TokenId(97 + (i.wrapping_mul(0x9e37_79b9) >> 17 & 1));
+            let step = matcher.mask().and_then(|_| matcher.accept(token));
+            if let Err(error) = step {
+                first = Some(error);
+                break;
+            }
+        }
+        Some((first?, matcher.mask().unwrap_err()))
+    });
+    let (first, later) = ends.expect("states are limited");
+    assert!(first.to_string().contains("lexer"), "{first}");
+    assert_eq!(first, later);
+}
+
+#[test]
+fn a_walk_through_an_ordinary_grammar_meets_no_limit() {
+    let ended = on_its_stack(|| {
+        let grammar = lark("start: (WORD \" \")* \"end\"\nWORD: /[a-z]{1,8}/");
+        let mut matcher = Compiler::new(&facts()).unwrap().compile(&grammar).unwrap();
+        walk(&mut matcher, 1, 2000).0.len()
+    });
+    assert!(ended > 0);
+}
