@@ -3,7 +3,7 @@
 mod vocabulary;
 
 use std::thread;
-use vocabulary::{ENDS, facts, walk};
+use vocabulary::{ENDS, Random, facts, ids, walk};
 use worker_orcd_grammar::limits::{
     MAX_GRAMMAR_BYTES, MAX_LARK_LINES, MAX_MESSAGE_BYTES, STACK_BYTES,
 };
@@ -44,7 +44,8 @@ fn outcome(grammar: Grammar) -> Result<(), GrammarError> {
 }
 
 fn refused(grammar: Grammar) -> String {
-    outcome(grammar).expect_err("a refusal").to_string()
+    let shown = format!("{grammar:?} is accepted");
+    outcome(grammar).expect_err(&shown).to_string()
 }
 
 fn schema(text: impl Into<String>) -> Grammar {
@@ -95,8 +96,12 @@ fn a_keyword_that_would_not_be_followed_is_refused_by_name() {
         "not",
         "contains",
         "dependentSchemas",
+        "dependentRequired",
+        "propertyNames",
+        "unevaluatedProperties",
+        "unevaluatedItems",
+        "minContains",
         "x-guidance",
-        "nonsense",
     ] {
         let words = refused(schema(format!(r#"{{"type": "array", "{keyword}": {{}}}}"#)));
         assert!(words.contains(keyword), "{keyword}: {words}");
@@ -239,10 +244,11 @@ fn many_alternatives_are_bounded() {
 fn a_limit_that_is_met_on_the_way_is_an_error_and_stays_one() {
     let grammar = regex("(a|b)*a(a|b){200}c");
     let ends = on_its_stack(move || {
-        let mut matcher = Compiler::new(&facts()).unwrap().compile(&grammar).ok()?;
+        let mut matcher = Compiler::new(&facts()).unwrap().compile(&grammar).unwrap();
         let mut first = None;
-        for i in 0..100_000_u32 {
-            let token = worker_orcd_ipc::TokenId(97 + (i.wrapping_mul(0x9e37_79b9) >> 17 & 1));
+        let mut random = Random(1);
+        for _ in 0..100_000 {
+            let token = ids(["a", "b"][random.below(2)])[0];
             let step = matcher.mask().and_then(|_| matcher.accept(token));
             if let Err(error) = step {
                 first = Some(error);
