@@ -6,8 +6,9 @@
 //!                                                             │
 //!    execute ─┐                                               ▼
 //!             ├→ fields → generation (one request, one way in) → Engine
-//!     openai ─┘                                                   │
-//!    client ←── sse (streamed) or openai::whole ←── RequestStream ┘
+//!     openai ─┤                                                   │
+//!  anthropic ─┘                                                   │
+//!    client ←── sse (streamed) or whole ←───────── RequestStream ─┘
 //! ```
 //!
 //! * [`health`] and [`metrics`](crate::metrics) answer from memory and never wait.
@@ -30,6 +31,7 @@
 pub mod access;
 pub mod admin;
 pub mod admin_socket;
+pub mod anthropic;
 pub mod body;
 pub mod client;
 pub mod connection;

@@ -90,7 +90,7 @@ def check_stream(place, schema, text):
         check(event, schema, f"{place}: {event}")
         if event["data"] != "[DONE]":
             check(json.loads(event["data"]), schema_of_data(schema, event), f"{place}: {event}")
-    assert seen[-1] in ("end", "[DONE]"), f"{place} ends with {seen[-1]}"
+    assert seen[-1] in ("end", "[DONE]", "message_stop"), f"{place} ends with {seen[-1]}"
 
 
 def check_answer(method, path, operation, answer, wanted):

@@ -1,5 +1,8 @@
 //! Keys: who may ask.
 //!
+//! A key comes as `Authorization: Bearer KEY`, or as `x-api-key: KEY`, which Anthropic's clients send; the first is
+//! looked at where both are there.
+//!
 //! With `--api-key-file`, everything needs a key but what probes ask: `/livez`, `/readyz`, and an
 //! outline of `/health`, which tells nothing of files, processes or requests; and the status page, which tells
 //! nothing at all: its script asks with the key that a person types. Which key is the operator's, and what
@@ -11,17 +14,20 @@ use super::{App, admin, client, page};
 use crate::config::keys::Keys;
 use axum::body::Body;
 use axum::extract::State;
-use axum::http::Request;
 use axum::http::header::AUTHORIZATION;
+use axum::http::{HeaderMap, HeaderName, Request};
 use axum::middleware::Next;
 use axum::response::Response;
 use parking_lot::RwLock;
 use sha2::{Digest, Sha256};
+use std::borrow::Cow;
 use std::sync::Arc;
 use worker_orcd_ipc::ClientId;
 
 /// Paths that need no key.
 pub const OPEN_PATHS: [&str; 3] = ["/health", "/livez", "/readyz"];
+
+const API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 
 /// Who asks, in the order of what each may.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -132,16 +138,23 @@ fn bearer(authorization: &str) -> Option<&str> {
     scheme.eq_ignore_ascii_case("bearer").then_some(key.trim())
 }
 
+/// The `Authorization` of a request, or what its `x-api-key` would be there.
+fn authorization(headers: &HeaderMap) -> Option<Cow<'_, str>> {
+    let text = |name: HeaderName| headers.get(name)?.to_str().ok();
+    if headers.contains_key(AUTHORIZATION) {
+        return text(AUTHORIZATION).map(Cow::Borrowed);
+    }
+    text(API_KEY).map(|key| Cow::Owned(format!("Bearer {key}")))
+}
+
 pub async fn check(
     State(app): State<Arc<App>>,
     mut request: Request<Body>,
     next: Next,
 ) -> Response {
     let path = request.uri().path();
-    let authorization = request
-        .headers()
-        .get(AUTHORIZATION)
-        .and_then(|value| value.to_str().ok());
+    let authorization = authorization(request.headers());
+    let authorization = authorization.as_deref();
     let is_at_socket = admin::is_at_socket(request.extensions());
     let caller = if is_at_socket {
         Caller::Operator
@@ -198,6 +211,22 @@ mod tests {
         ] {
             assert_eq!(keys.caller(wrong), Caller::Stranger, "{wrong:?}");
         }
+    }
+
+    #[test]
+    fn a_key_is_a_bearer_s_or_anthropic_s() {
+        let given = |pairs: &[(&'static str, &'static str)]| {
+            let mut headers = HeaderMap::new();
+            for (name, value) in pairs {
+                headers.insert(*name, value.parse().unwrap());
+            }
+            authorization(&headers).map(Cow::into_owned)
+        };
+        let (bearer, other) = (("authorization", "Bearer one"), ("x-api-key", "two"));
+        assert_eq!(given(&[bearer]).as_deref(), Some("Bearer one"));
+        assert_eq!(given(&[other]).as_deref(), Some("Bearer two"));
+        assert_eq!(given(&[other, bearer]).as_deref(), Some("Bearer one"));
+        assert_eq!(given(&[]), None);
     }
 
     #[test]

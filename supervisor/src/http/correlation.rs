@@ -1,5 +1,5 @@
 //! `X-Correlation-Id`: accepted or generated, echoed, and in every log line of its job. OpenAI's
-//! clients know the same as `X-Request-Id`.
+//! clients know the same as `X-Request-Id`, Anthropic's as `Request-Id`.
 
 use axum::body::Body;
 use axum::http::{HeaderName, HeaderValue, Request};
@@ -9,6 +9,7 @@ use uuid::Uuid;
 
 const HEADER: HeaderName = HeaderName::from_static("x-correlation-id");
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+const ANTHROPIC_ID: HeaderName = HeaderName::from_static("request-id");
 const MAX_CHARS: usize = 128;
 
 #[derive(Debug, Clone)]
@@ -26,7 +27,8 @@ pub async fn correlate(mut request: Request<Body>, next: Next) -> Response {
     let mut response = next.run(request).await;
     if let Ok(value) = HeaderValue::from_str(&id) {
         response.headers_mut().insert(HEADER, value.clone());
-        response.headers_mut().insert(REQUEST_ID, value);
+        response.headers_mut().insert(REQUEST_ID, value.clone());
+        response.headers_mut().insert(ANTHROPIC_ID, value);
     }
     response
 }

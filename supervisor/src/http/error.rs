@@ -1,5 +1,6 @@
-//! Answers that are not what was asked for, in the words of either API.
+//! Answers that are not what was asked for, in the words of each API.
 
+use super::anthropic;
 use super::mistakes::{Constraint, FieldError, Mistakes};
 use crate::engine::{Failure, Refusal};
 use crate::error_code::ErrorCode;
@@ -9,17 +10,20 @@ use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 use std::fmt::Display;
 
-/// Which of the two APIs a client speaks.
+/// Which of the APIs a client speaks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Dialect {
     Native,
     OpenAi,
+    Anthropic,
 }
 
 impl Dialect {
     #[must_use]
     pub fn of_path(path: &str) -> Self {
-        if path.starts_with("/v1/") {
+        if path == "/v1/messages" || path.starts_with("/v1/messages/") {
+            Self::Anthropic
+        } else if path.starts_with("/v1/") {
             Self::OpenAi
         } else {
             Self::Native
@@ -225,6 +229,7 @@ impl ApiError {
         match dialect {
             Dialect::Native => self.native_body(),
             Dialect::OpenAi => self.openai_body(),
+            Dialect::Anthropic => self.anthropic_body(),
         }
     }
 
@@ -261,6 +266,15 @@ impl ApiError {
             error["more_errors"] = json!(self.mistakes.more());
         }
         json!({"error": error})
+    }
+
+    fn anthropic_body(&self) -> Value {
+        let message = self.openai_message();
+        let message = match self.openai_code {
+            Some("context_length_exceeded") => format!("{}: {message}", anthropic::error::TOO_LONG),
+            _ => message,
+        };
+        anthropic::error::body(self.status, &message)
     }
 
     fn openai_message(&self) -> String {

@@ -14,7 +14,7 @@ use crate::text::{ChatMessage, ToolCall};
 use serde_json::json;
 
 /// A conversation of more turns fits no model, and each turn costs memory beyond its text.
-const MAX_MESSAGES: usize = 16_384;
+pub(super) const MAX_MESSAGES: usize = 16_384;
 
 /// Length of a name, as the OpenAI API has it.
 const MAX_NAME_CHARS: usize = 64;
@@ -84,7 +84,8 @@ pub fn read_messages(
     Some(messages)
 }
 
-fn length(message: &ChatMessage) -> usize {
+/// Characters of all that a client wrote.
+pub(super) fn length(message: &ChatMessage) -> usize {
     let texts = [
         &message.content,
         &message.name,

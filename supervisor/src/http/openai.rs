@@ -18,7 +18,7 @@ mod parts;
 pub mod request;
 pub mod stream;
 mod template_settings;
-mod tools;
+pub(super) mod tools;
 pub(super) mod whole;
 
 use super::App;

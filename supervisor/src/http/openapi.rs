@@ -12,6 +12,7 @@
 //! everything else does.
 
 mod answers;
+mod anthropic;
 mod bodies;
 pub mod description;
 pub mod operations;
@@ -57,6 +58,7 @@ pub fn of(app: &App) -> OpenApi {
     let components = Components::builder().security_scheme(KEY, scheme);
     let components = bodies::NAMED
         .iter()
+        .chain(&anthropic::NAMED)
         .fold(components, |components, (name, schema)| {
             components.schema(*name, schema())
         });
@@ -65,7 +67,7 @@ pub fn of(app: &App) -> OpenApi {
         .paths(paths)
         .components(Some(components.build()))
         .tags(Some(
-            ["openai", "worker", "operator", "probe"].map(Tag::new),
+            ["openai", "anthropic", "worker", "operator", "probe"].map(Tag::new),
         ))
         .build()
 }

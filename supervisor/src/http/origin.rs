@@ -26,10 +26,11 @@ use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer};
 const PREFLIGHT_AGE: Duration = Duration::from_secs(600);
 
 /// Headers of an answer that a page's script may read.
-const EXPOSED: [HeaderName; 3] = [
+const EXPOSED: [HeaderName; 4] = [
     RETRY_AFTER,
     HeaderName::from_static("x-correlation-id"),
     HeaderName::from_static("x-request-id"),
+    HeaderName::from_static("request-id"),
 ];
 
 /// The names that this worker answers to.

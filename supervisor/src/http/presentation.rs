@@ -4,13 +4,14 @@
 //! The journal keeps it with the request. So the rest of an answer is told as its beginning was, whoever
 //! tells it.
 
+use super::anthropic::stream::MessageEvents;
 use super::error::ApiError;
 use super::execute::events::{ExecuteEvents, Started};
 use super::generation::Accepted;
 use super::openai::request::StreamOptions;
 use super::openai::stream::Chunks;
 use super::openai::{Header, Kind, whole};
-use super::{App, sse};
+use super::{App, anthropic, sse};
 use crate::text::tools::Parsing;
 use axum::response::Response;
 use serde::{Deserialize, Serialize};
@@ -39,6 +40,11 @@ pub enum Form {
         /// How its text is taken apart.
         parsing: Parsing,
     },
+    /// Of Anthropic's Messages API.
+    Messages {
+        is_streamed: bool,
+        parsing: Parsing,
+    },
 }
 
 impl Presentation {
@@ -61,6 +67,7 @@ impl Form {
         match self {
             Self::Execute { .. } => true,
             Self::OpenAi { stream, .. } => stream.is_some(),
+            Self::Messages { is_streamed, .. } => *is_streamed,
         }
     }
 
@@ -69,14 +76,17 @@ impl Form {
     pub fn parsing(&self) -> Parsing {
         match self {
             Self::Execute { .. } => Parsing::default(),
-            Self::OpenAi { parsing, .. } => *parsing,
+            Self::OpenAi { parsing, .. } | Self::Messages { parsing, .. } => *parsing,
         }
     }
 
     /// Says that the prompt opens thinking.
     pub fn open_thinking(&mut self) {
-        if let Self::OpenAi { parsing, .. } = self {
-            parsing.open_thinking();
+        match self {
+            Self::Execute { .. } => {}
+            Self::OpenAi { parsing, .. } | Self::Messages { parsing, .. } => {
+                parsing.open_thinking();
+            }
         }
     }
 
@@ -139,6 +149,21 @@ impl Form {
                             false => sse::respond_when_known(stream, job, chunks).await,
                         }
                     }
+                }
+            }
+            Self::Messages {
+                is_streamed,
+                parsing,
+            } => {
+                // Which block a piece belongs to depends on all before it.
+                stream.give_known();
+                if !is_streamed {
+                    return anthropic::whole::respond(stream, job, &model, parsing).await;
+                }
+                let events = MessageEvents::new(job.id(), &model, tokens_in, parsing);
+                match begun {
+                    true => Ok(sse::go_on(stream, job, events)),
+                    false => sse::respond_when_known(stream, job, events).await,
                 }
             }
         }
@@ -223,6 +248,13 @@ mod tests {
                 fingerprint: String::new(),
                 stream: None,
                 parsing: Parsing::default(),
+            },
+            Form::Messages {
+                is_streamed: true,
+                parsing: Parsing {
+                    calls: Some(Syntax::Hermes),
+                    thinking: Some(Thoughts::Tagged),
+                },
             },
         ];
         for form in forms {

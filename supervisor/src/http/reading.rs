@@ -24,8 +24,8 @@ pub const NAMES: &[&str] = &[
 ];
 
 /// The OpenAI API knows four; more would be paid for at every character.
-const MAX_STOPS: usize = 4;
-const MAX_STOP_CHARS: usize = 256;
+pub(super) const MAX_STOPS: usize = 4;
+pub(super) const MAX_STOP_CHARS: usize = 256;
 
 /// Seeds that are generated are small enough for every JSON reader to give back exactly.
 const GENERATED_SEED_BITS: u32 = 53;

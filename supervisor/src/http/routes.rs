@@ -3,7 +3,9 @@
 
 use super::error::{ApiError, Dialect};
 use super::openapi::operations;
-use super::{App, crashes, execute, health, metrics, openai, openapi, page, resume, texts};
+use super::{
+    App, anthropic, crashes, execute, health, metrics, openai, openapi, page, resume, texts,
+};
 use axum::body::Body;
 use axum::extract::State;
 use axum::http::header::VARY;
@@ -42,7 +44,7 @@ const fn a_post(path: &'static str, handler: Handler, operation: Describe) -> Ro
 }
 
 /// Every route, in the order in which people are told.
-pub const ROUTES: [Route; 22] = [
+pub const ROUTES: [Route; 25] = [
     a_get("/", || get(root), operations::root),
     a_post(
         "/v1/chat/completions",
@@ -73,6 +75,21 @@ pub const ROUTES: [Route; 22] = [
         "/v1/completions/{id}",
         || get(resume::resume),
         operations::rest_of_completion,
+    ),
+    a_post(
+        "/v1/messages",
+        || post(anthropic::messages),
+        operations::messages,
+    ),
+    a_get(
+        "/v1/messages/{id}",
+        || get(resume::resume),
+        operations::rest_of_message,
+    ),
+    a_post(
+        "/v1/messages/count_tokens",
+        || post(anthropic::count_tokens),
+        operations::count_tokens,
     ),
     a_post("/tokenize", || post(texts::tokenize), operations::tokenize),
     a_post(

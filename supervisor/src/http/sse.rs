@@ -50,6 +50,10 @@ pub trait Render: Send + Unpin + 'static {
     fn progress(&mut self, tokens_out: u32, out: &mut Vec<u8>);
     fn finished(&mut self, completion: &Completion, out: &mut Vec<u8>);
     fn failed(&mut self, failure: &Failure, out: &mut Vec<u8>);
+    /// Writes what fills a long silence.
+    fn keep_alive(&mut self, out: &mut Vec<u8>) {
+        out.extend_from_slice(b": keep-alive\n\n");
+    }
 }
 
 /// The response whose body is the stream. It begins at once.
@@ -229,7 +233,7 @@ impl<R: Render> EventBody<R> {
             if recovering && silent_for >= TICK && out.is_empty() {
                 out.extend_from_slice(RECOVERING);
             } else if silent_for >= KEEP_ALIVE {
-                out.extend_from_slice(b": keep-alive\n\n");
+                self.render.keep_alive(out);
             }
             if !out.is_empty() {
                 return;

@@ -13,10 +13,10 @@ use crate::text::json_texts;
 use crate::text::tools::ChatTerms;
 use serde_json::{Value, json};
 
-pub(super) const FIELDS: &[&str] = &["tools", "tool_choice", "parallel_tool_calls"];
+pub(in crate::http) const FIELDS: &[&str] = &["tools", "tool_choice", "parallel_tool_calls"];
 
 /// As the OpenAI API has it.
-const MAX_TOOLS: usize = 128;
+pub(in crate::http) const MAX_TOOLS: usize = 128;
 
 const NAME_CHARS: std::ops::RangeInclusive<usize> = 1..=64;
 
@@ -26,7 +26,11 @@ const FUNCTION: Names = |name| among(name, &[&["name", "description", "parameter
 const NEEDS_STRUCTURE: &str = "needs structured output, which is not supported";
 
 /// The list that the template is given: `None` without tools, and where the client wants no calls.
-pub(super) fn read(fields: &mut Fields<'_>, max_chars: usize, terms: &ChatTerms) -> Option<String> {
+pub(in crate::http) fn read(
+    fields: &mut Fields<'_>,
+    max_chars: usize,
+    terms: &ChatTerms,
+) -> Option<String> {
     let tools = read_tools(fields, max_chars, terms);
     let may_call = read_choice(fields);
     let is_parallel = fields.boolean("parallel_tool_calls").unwrap_or(true);
@@ -42,7 +46,7 @@ pub(super) fn read(fields: &mut Fields<'_>, max_chars: usize, terms: &ChatTerms)
 }
 
 /// Why this model can have no tools.
-fn why_not(terms: &ChatTerms) -> Option<&'static str> {
+pub(in crate::http) fn why_not(terms: &ChatTerms) -> Option<&'static str> {
     if !terms.shows_tools {
         Some("cannot be shown: the model's chat template does not ask for tools")
     } else if terms.parsing.calls.is_none() {

@@ -96,6 +96,7 @@ pub(super) fn refused(
         let error = match dialect {
             Dialect::Native => "Error",
             Dialect::OpenAi => "OpenAiError",
+            Dialect::Anthropic => "AnthropicError",
         };
         let response = json(why.words(), named(error));
         let response = match why {

@@ -13,7 +13,7 @@ use strum::VariantArray as _;
 use utoipa::openapi::Type;
 use worker_orcd_ipc::MAX_TOP_LOGPROBS;
 
-type Named = (&'static str, fn() -> Shape);
+pub(super) type Named = (&'static str, fn() -> Shape);
 
 /// Schemas that have a name of their own.
 pub(super) const NAMED: [Named; 14] = [

@@ -1,10 +1,10 @@
 //! What each route does, and all that it may answer.
 
 use super::answers::{ENDS, OF_BODIES, OF_GENERATION, Why, content, json, of_type, refused};
-use super::schema::{self, Shape, named, object, text, text_of};
-use super::{bodies, requests};
+use super::schema::{self, Shape, count, named, object, text, text_of};
+use super::{anthropic, bodies, requests};
 use crate::http::App;
-use crate::http::error::Dialect::{self, Native, OpenAi};
+use crate::http::error::Dialect::{self, Anthropic, Native, OpenAi};
 use crate::http::openai::Kind;
 use crate::metrics::exposition::Format;
 use utoipa::openapi::path::{OperationBuilder, Parameter, ParameterBuilder, ParameterIn};
@@ -17,6 +17,9 @@ const EXECUTE: &str = "One job, streamed: `started`, `token` for each piece of t
 
 const STREAM: &str = "With `stream`, chunks and then `data: [DONE]`. A stream that fails ends with an \
     error in place of a chunk, and without `[DONE]`. The shape of a stream is that of each event.";
+
+const MESSAGES: &str = "With `stream`, named events from `message_start` to `message_stop`; one that fails ends \
+    with `error`. The shape of a stream is that of each event.";
 
 fn operation(id: &str, tag: &str, summary: &str) -> OperationBuilder {
     OperationBuilder::new()
@@ -174,6 +177,36 @@ pub fn chat(app: &App) -> OperationBuilder {
 pub fn completion(app: &App) -> OperationBuilder {
     let operation = operation("completion", "openai", "Continue a text");
     generation(operation, app, Kind::Completion, "Completion")
+}
+
+pub fn messages(app: &App) -> OperationBuilder {
+    let operation = operation("messages", "anthropic", "Answer a conversation")
+        .description(Some(MESSAGES))
+        .request_body(Some(requests::messages(app)))
+        .response("200", anthropic::answered());
+    let operation = refused(operation, Anthropic, OF_BODIES);
+    let operation = refused(operation, Anthropic, OF_GENERATION);
+    let operation = refused(operation, Anthropic, ENDS);
+    // Of another model than the one that is served.
+    refused(operation, Anthropic, &[Why::NotFound])
+}
+
+pub fn rest_of_message(_: &App) -> OperationBuilder {
+    let operation = rest("rest_of_message", "anthropic", "id");
+    let operation = operation.response("200", anthropic::answered());
+    let operation = refused(operation, Anthropic, ENDS);
+    refused(operation, Anthropic, &[Why::NotFound])
+}
+
+pub fn count_tokens(app: &App) -> OperationBuilder {
+    let operation = operation("count_tokens", "anthropic", "The tokens of a conversation")
+        .request_body(Some(requests::count_tokens(app)))
+        .response(
+            "200",
+            json("The count", object([("input_tokens", count())])),
+        );
+    let operation = refused(operation, Anthropic, OF_BODIES);
+    refused(operation, Anthropic, &[Why::NotFound, Why::Unhealthy])
 }
 
 fn generation(

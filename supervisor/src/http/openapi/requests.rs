@@ -3,6 +3,7 @@
 use super::schema::Shape;
 use crate::config::RequestLimits;
 use crate::http::App;
+use crate::http::anthropic;
 use crate::http::error::ApiError;
 use crate::http::execute;
 use crate::http::fields::{Fields, Names};
@@ -72,6 +73,34 @@ pub(super) fn apply_template(app: &App) -> RequestBody {
     let shape = described(app, texts::TEMPLATE_NAMES, texts::read_template);
     let messages = json!([{"role": "user", "content": "Why is the sky blue?"}]);
     body(shape, &[("conversation", json!({"messages": messages}))])
+}
+
+pub(super) fn messages(app: &App) -> RequestBody {
+    let model = app.engine.model();
+    let read = |fields: Fields<'_>| drop(app.read_messages(fields, model.as_deref()));
+    let shape = Fields::described(anthropic::request::NAMES, read).into_shape();
+    let (messages, tokens) = (asked(), few_tokens(app));
+    let whole = json!({
+        "model": app.model_id, "max_tokens": tokens, "messages": messages,
+        "system": "Answer in one sentence.",
+    });
+    let streamed = json!({
+        "max_tokens": tokens, "messages": messages, "stream": true, "temperature": 0.5,
+        "stop_sequences": ["."],
+    });
+    body(shape, &[("whole", whole), ("streamed", streamed)])
+}
+
+pub(super) fn count_tokens(app: &App) -> RequestBody {
+    let model = app.engine.model();
+    let read = |fields: Fields<'_>| drop(app.read_counted(fields, model.as_deref()));
+    let shape = Fields::described(anthropic::request::COUNT_NAMES, read).into_shape();
+    body(shape, &[("conversation", json!({"messages": asked()}))])
+}
+
+fn asked() -> Value {
+    let block = json!({"type": "text", "text": "Why is the sky blue?"});
+    json!([{"role": "user", "content": [block]}])
 }
 
 fn described<T>(

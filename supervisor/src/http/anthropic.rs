@@ -1,0 +1,131 @@
+//! Anthropic's Messages API, as its own clients and Claude Code speak it: `POST /v1/messages`,
+//! `POST /v1/messages/count_tokens`.
+//!
+//! A front end onto the path that chat takes: a request becomes the same
+//! [`GenerationRequest`](super::generation::GenerationRequest), and the text of the answer is taken apart by the
+//! same parsers. Only the words differ.
+//!
+//! ```text
+//! request ─→ conversation (content: blocks) ─┐
+//!            thinking, tools ────────────────┴→ generation ─→ blocks ─→ stream (named events)
+//!                                                                 └───→ whole  (their sum)
+//! ```
+//!
+//! A field that would change the answer and is not done is refused by name; docs/messages.md has all of them.
+//! Deliberately absent: images and documents, tools that Anthropic's servers run, and a budget for thoughts.
+
+mod blocks;
+mod content;
+mod conversation;
+pub(super) mod error;
+pub mod request;
+mod settings;
+pub mod stream;
+mod tools;
+pub(super) mod whole;
+
+use super::App;
+use super::correlation::CorrelationId;
+use super::error::{ApiError, Dialect};
+use super::fields::Fields;
+use super::generation::{Asker, Input};
+use super::presentation::Form;
+use super::reading::ModelTerms;
+use crate::engine::LoadedModel;
+use axum::body::Body;
+use axum::extract::{Extension, State};
+use axum::http::Request;
+use axum::response::{IntoResponse, Response};
+use request::MessagesRequest;
+use serde_json::{Value, json};
+use std::sync::Arc;
+
+pub async fn messages(
+    State(app): State<Arc<App>>,
+    Extension(correlation): Extension<CorrelationId>,
+    request: Request<Body>,
+) -> Response {
+    told(try_messages(&app, correlation, request).await)
+}
+
+pub async fn count_tokens(State(app): State<Arc<App>>, request: Request<Body>) -> Response {
+    told(try_count(&app, request).await)
+}
+
+fn told(outcome: Result<Response, ApiError>) -> Response {
+    outcome.unwrap_or_else(|error| error.respond(Dialect::Anthropic))
+}
+
+async fn try_messages(
+    app: &Arc<App>,
+    correlation: CorrelationId,
+    request: Request<Body>,
+) -> Result<Response, ApiError> {
+    let asker = Asker::of(&request, correlation);
+    let loaded = app.model();
+    let reader = Arc::clone(app);
+    let known = loaded.as_ref().ok().map(Arc::clone);
+    let read = move |fields: Fields<'_>| reader.read_messages(fields, known.as_deref());
+    let received = app.bodies.read(request, request::NAMES, read).await?;
+    let (request, room) = received;
+    let MessagesRequest {
+        generation,
+        is_streamed,
+        parsing,
+    } = request;
+    let model = loaded?;
+    let mut form = Form::Messages {
+        is_streamed,
+        parsing,
+    };
+    let accepted = app.start(&model, generation, &mut form, asker).await?;
+    drop(room);
+    form.respond(app, accepted, false).await
+}
+
+/// The length of the prompt that the same request to `/v1/messages` would have.
+async fn try_count(app: &Arc<App>, request: Request<Body>) -> Result<Response, ApiError> {
+    let loaded = app.model();
+    let reader = Arc::clone(app);
+    let known = loaded.as_ref().ok().map(Arc::clone);
+    let read = move |fields: Fields<'_>| reader.read_counted(fields, known.as_deref());
+    let received = app.bodies.read(request, request::COUNT_NAMES, read).await?;
+    let (input, _room) = received;
+    let tokens = app.tokens_of(&loaded?, input, "messages").await?;
+    Ok(axum::Json(json!({"input_tokens": tokens.len()})).into_response())
+}
+
+impl App {
+    /// # Errors
+    /// Everything that is wrong with the request.
+    pub fn read_messages(
+        &self,
+        mut fields: Fields<'_>,
+        loaded: Option<&LoadedModel>,
+    ) -> Result<MessagesRequest, ApiError> {
+        self.check_model_name(&mut fields, loaded)?;
+        request::read(fields, &self.limits, &ModelTerms::of(loaded))
+    }
+
+    /// # Errors
+    /// Everything that is wrong with the request.
+    pub fn read_counted(
+        &self,
+        mut fields: Fields<'_>,
+        loaded: Option<&LoadedModel>,
+    ) -> Result<Input, ApiError> {
+        self.check_model_name(&mut fields, loaded)?;
+        request::read_counted(fields, &self.limits, &ModelTerms::of(loaded))
+    }
+}
+
+/// Every token of the prompt counts as read: equal beginnings are found without being asked for, and nobody pays
+/// for them.
+fn usage(tokens_in: u32, tokens_out: u32) -> Value {
+    json!({
+        "input_tokens": tokens_in,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": 0,
+        "output_tokens": tokens_out,
+    })
+}

@@ -1,0 +1,76 @@
+//! Refusals and failures in the words of the Messages API: `{"type": "error", "error": {"type", "message"}}`.
+//!
+//! The status stays the worker's. Anthropic's own 529 is our 503: proxies know what that is, and its clients try
+//! again after either.
+
+use axum::http::StatusCode;
+use serde_json::{Value, json};
+
+/// By these words clients know that they have to shorten the conversation.
+pub(in crate::http) const TOO_LONG: &str = "prompt is too long";
+
+pub(in crate::http) fn body(status: StatusCode, message: &str) -> Value {
+    json!({"type": "error", "error": {"type": kind(status), "message": message}})
+}
+
+fn kind(status: StatusCode) -> &'static str {
+    match status.as_u16() {
+        401 => "authentication_error",
+        403 => "permission_error",
+        404 => "not_found_error",
+        408 | 504 => "timeout_error",
+        413 => "request_too_large",
+        429 => "rate_limit_error",
+        503 => "overloaded_error",
+        400..=499 => "invalid_request_error",
+        _ => "api_error",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::error_code::ErrorCode;
+    use crate::http::error::{ApiError, Dialect};
+    use crate::http::mistakes::{Constraint, FieldError, Mistakes};
+    use strum::VariantArray as _;
+
+    fn told(error: &ApiError) -> (String, String) {
+        let body = error.body(Dialect::Anthropic);
+        assert_eq!(body["type"], "error");
+        let word = |key: &str| body["error"][key].as_str().unwrap().to_owned();
+        (word("type"), word("message"))
+    }
+
+    #[test]
+    fn every_mistake_is_told_in_one_sentence() {
+        let mut mistakes = Mistakes::default();
+        mistakes.note(|| FieldError::new("max_tokens", Constraint::Required, "is required"));
+        mistakes.note(|| FieldError::new("top_p", Constraint::Range, "must be from 0 to 1"));
+        let (kind, message) = told(&ApiError::invalid(mistakes));
+        assert_eq!(kind, "invalid_request_error");
+        assert_eq!(message, "max_tokens is required; top_p must be from 0 to 1");
+    }
+
+    #[test]
+    fn clients_find_the_words_that_they_look_for() {
+        let overflow = ApiError::context_length("messages", 9031, 8191, 8192);
+        let (kind, message) = told(&overflow);
+        assert_eq!(kind, "invalid_request_error");
+        assert!(message.starts_with("prompt is too long: "), "{message}");
+        assert_eq!(told(&ApiError::unauthorized()).0, "authentication_error");
+        assert_eq!(told(&ApiError::no_such_model("x")).0, "not_found_error");
+        assert_eq!(told(&ApiError::no_room()).0, "rate_limit_error");
+        assert_eq!(told(&ApiError::too_large(1)).0, "request_too_large");
+    }
+
+    #[test]
+    fn whose_fault_it_is_follows_the_status() {
+        let of_the_worker = ["api_error", "overloaded_error", "timeout_error"];
+        for code in ErrorCode::VARIANTS.iter().copied() {
+            let error = ApiError::of_code(code, "why");
+            let (kind, _) = told(&error);
+            let is_ours = of_the_worker.contains(&kind.as_str());
+            assert_eq!(is_ours, error.status().is_server_error(), "{code}: {kind}");
+        }
+    }
+}

@@ -1,0 +1,165 @@
+//! Fields of a request, and of one that only counts its tokens.
+
+use super::{conversation, settings, tools};
+use crate::config::RequestLimits;
+use crate::http::error::ApiError;
+use crate::http::fields::{Fields, Names, among};
+use crate::http::generation::{GenerationRequest, Input};
+use crate::http::json::{Json, Kind};
+use crate::http::mistakes::Constraint;
+use crate::http::openapi::schema;
+use crate::http::reading::{self, MAX_STOP_CHARS, MAX_STOPS, ModelTerms, read_sampling};
+use crate::text::Conversation;
+use crate::text::tools::Parsing;
+use uuid::Uuid;
+use worker_orcd_ipc::Sampling;
+
+#[derive(Debug, Clone, PartialEq)]
+pub struct MessagesRequest {
+    pub generation: GenerationRequest,
+    pub is_streamed: bool,
+    /// How the answer is taken apart.
+    pub parsing: Parsing,
+}
+
+/// Fields that a prompt is made of, and those that change nothing.
+const OF_PROMPT: [&[&str]; 4] = [
+    &["model"],
+    conversation::FIELDS,
+    tools::FIELDS,
+    settings::FIELDS,
+];
+const OF_ANSWER: &[&str] = &["max_tokens", "stop_sequences", "stream"];
+
+/// Every field of `/v1/messages`.
+pub const NAMES: Names = |name| {
+    among(name, &OF_PROMPT).or_else(|| {
+        let others = [OF_ANSWER, reading::NAMES, settings::REFUSED];
+        among(name, &others)
+    })
+};
+
+/// Every field of `/v1/messages/count_tokens`.
+pub const COUNT_NAMES: Names =
+    |name| among(name, &OF_PROMPT).or_else(|| among(name, &[settings::REFUSED]));
+
+/// # Errors
+/// Everything that is wrong with the request.
+pub fn read(
+    mut fields: Fields<'_>,
+    limits: &RequestLimits,
+    model: &ModelTerms,
+) -> Result<MessagesRequest, ApiError> {
+    let input = read_prompt(&mut fields, limits, model);
+    let max_tokens = read_max_tokens(&mut fields, limits);
+    let sampling = read_drawing(&mut fields, model);
+    let stop = read_stop_sequences(&mut fields);
+    let is_streamed = fields.boolean("stream").unwrap_or(false);
+    fields.finish().map_err(ApiError::invalid)?;
+    let input = input.ok_or_else(ApiError::unreadable)?;
+    let parsing = model.chat.parsing_of(input.has_tools());
+    let generation = GenerationRequest {
+        job_id: format!("msg_{}", Uuid::new_v4().simple()),
+        input,
+        sampling,
+        max_tokens,
+        stop,
+        ignore_eos: false,
+        logprobs: None,
+        on_fault: None,
+    };
+    Ok(MessagesRequest {
+        generation,
+        is_streamed,
+        parsing,
+    })
+}
+
+/// # Errors
+/// Everything that is wrong with the request.
+pub fn read_counted(
+    mut fields: Fields<'_>,
+    limits: &RequestLimits,
+    model: &ModelTerms,
+) -> Result<Input, ApiError> {
+    let input = read_prompt(&mut fields, limits, model);
+    fields.finish().map_err(ApiError::invalid)?;
+    input.ok_or_else(ApiError::unreadable)
+}
+
+fn read_prompt(
+    fields: &mut Fields<'_>,
+    limits: &RequestLimits,
+    model: &ModelTerms,
+) -> Option<Input> {
+    // Where nothing else is set, the body's size and the model's context bound a text.
+    let max_chars = limits.max_prompt_chars.unwrap_or(usize::MAX);
+    let settings = settings::read(fields);
+    let messages = conversation::read(fields, max_chars, &model.chat);
+    let tools = tools::read(fields, max_chars, &model.chat);
+    settings::accept_harmless(fields);
+    let messages = messages?;
+    if messages.last().is_some_and(|it| it.role == "assistant") {
+        let rule = "must end with a user's: an answer that is begun is not continued";
+        fields.error("messages", Constraint::Unsupported, rule);
+    }
+    let conversation = Conversation { messages, tools };
+    Some(Input::Messages(conversation, settings))
+}
+
+/// Clients ask for more than most contexts have. It is a bound, and an answer ends before it where there is no
+/// more room, or where the operator allows no more.
+fn read_max_tokens(fields: &mut Fields<'_>, limits: &RequestLimits) -> u32 {
+    let tokens = fields.integer("max_tokens", 1..=u64::from(u32::MAX));
+    let tokens = fields.required("max_tokens", tokens).unwrap_or(1);
+    let most = limits.max_tokens_out.unwrap_or(u32::MAX);
+    (tokens as u32).min(most)
+}
+
+/// As chat has it, but for the temperature, of which Anthropic's API has half the range.
+fn read_drawing(fields: &mut Fields<'_>, model: &ModelTerms) -> Sampling {
+    let range = 0.0..=1.0;
+    fields.says_of_all(|| {
+        let temperature = schema::or_null(schema::number(&range));
+        schema::object_with([], [("temperature", temperature)])
+    });
+    let is_given = fields.has("temperature");
+    let sampling = read_sampling(fields, model);
+    if is_given && f64::from(sampling.temperature) > *range.end() {
+        let rule = "must be from 0 to 1";
+        fields.error("temperature", Constraint::Range, rule);
+    }
+    sampling
+}
+
+fn read_stop_sequences(fields: &mut Fields<'_>) -> Vec<String> {
+    const NAME: &str = "stop_sequences";
+    let length = 1..=MAX_STOP_CHARS;
+    fields.says(NAME, || {
+        schema::list(schema::text_of(&length), &(0..=MAX_STOPS))
+    });
+    let Some(list) = fields.take(NAME) else {
+        return Vec::new();
+    };
+    let mut first: Vec<Json<'_>> = Vec::new();
+    let mut count = 0;
+    list.each_element(|item| {
+        if first.len() < MAX_STOPS {
+            first.push(item);
+        }
+        count += 1;
+    });
+    if list.kind() != Kind::List {
+        fields.error(NAME, Constraint::Type, "must be a list of strings");
+    } else if count > MAX_STOPS {
+        let rule = format!("must have at most {MAX_STOPS} strings");
+        fields.error(NAME, Constraint::Length, rule);
+    }
+    let items = first.into_iter().enumerate();
+    items
+        .filter_map(|(index, item)| fields.text_of(&format!("{NAME}[{index}]"), item, &length))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,232 @@
+use super::*;
+use crate::engine::OnFault;
+use crate::http::error::Dialect;
+use crate::text::template::TemplateSetting;
+use crate::text::tools::{ChatTerms, Syntax, Thoughts};
+use serde_json::{Value, json};
+
+fn limits(max_tokens_out: Option<u32>) -> RequestLimits {
+    RequestLimits {
+        max_prompt_chars: None,
+        max_tokens_in: None,
+        max_tokens_out,
+        inference_timeout: None,
+        on_fault: OnFault::Resume,
+    }
+}
+
+fn terms() -> ModelTerms {
+    let parsing = Parsing {
+        calls: Some(Syntax::Hermes),
+        thinking: Some(Thoughts::Tagged),
+    };
+    ModelTerms {
+        vocabulary: 100,
+        context: 50,
+        chat: ChatTerms {
+            parsing,
+            ..ChatTerms::UNKNOWN
+        },
+        ..ModelTerms::of(None)
+    }
+}
+
+fn body(extra: &Value) -> String {
+    let messages = json!([{"role": "user", "content": "hi"}]);
+    let mut body = json!({"max_tokens": 20, "messages": messages});
+    let extra = extra.as_object().unwrap().clone();
+    body.as_object_mut().unwrap().extend(extra);
+    body.to_string()
+}
+
+fn told(error: &ApiError) -> String {
+    error.body(Dialect::Anthropic)["error"]["message"]
+        .as_str()
+        .unwrap()
+        .to_owned()
+}
+
+fn read_with(extra: &Value) -> Result<MessagesRequest, String> {
+    let body = body(extra);
+    let mut fields = Fields::parse(&body, NAMES).unwrap();
+    // As the worker does before.
+    fields.take("model");
+    read(fields, &limits(None), &terms()).map_err(|error| told(&error))
+}
+
+fn settings(extra: &Value) -> Vec<(String, TemplateSetting)> {
+    match read_with(extra).unwrap().generation.input {
+        Input::Messages(_, settings) => settings,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// What Claude Code sends, in short.
+fn claude_code() -> Value {
+    json!({
+        "model": "m", "max_tokens": 32000, "stream": true, "temperature": 1,
+        "system": [
+            {"type": "text", "text": "x-anthropic-billing-header: cc_version=2.1.101; cch=a5145;"},
+            {"type": "text", "text": "You help.", "cache_control": {"type": "ephemeral"}},
+        ],
+        "tools": [{"name": "Bash", "description": "Runs.", "input_schema": {
+            "$schema": "http://json-schema.org/draft-07/schema#", "type": "object",
+            "properties": {"command": {"type": "string"}}, "required": ["command"],
+            "additionalProperties": false,
+        }}],
+        "metadata": {"user_id": "user_1_account__session_2"},
+        "thinking": {"type": "enabled", "budget_tokens": 31999},
+        "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+        "output_config": {"effort": "high"},
+    })
+}
+
+#[test]
+fn what_claude_code_sends_is_taken() {
+    let request = read_with(&claude_code()).unwrap();
+    let generation = request.generation;
+    assert!(request.is_streamed && generation.job_id.starts_with("msg_"));
+    assert_eq!(request.parsing, terms().chat.parsing);
+    // More than the context has room for, which is cut where the prompt is known.
+    assert_eq!(generation.max_tokens, 32000);
+    let Input::Messages(conversation, settings) = generation.input else {
+        panic!("messages");
+    };
+    assert_eq!(
+        conversation.messages[0].content.as_deref(),
+        Some("You help.")
+    );
+    assert!(conversation.tools.is_some());
+    let expected = [
+        ("enable_thinking".to_owned(), TemplateSetting::Flag(true)),
+        (
+            "reasoning_effort".to_owned(),
+            TemplateSetting::Word("high".to_owned()),
+        ),
+    ];
+    assert_eq!(settings, expected);
+}
+
+#[test]
+fn a_request_that_only_counts_has_the_same_prompt() {
+    let mut counted = claude_code();
+    for answers in ["max_tokens", "stream", "temperature"] {
+        counted.as_object_mut().unwrap().remove(answers);
+    }
+    let counted = body(&counted).replacen("\"max_tokens\":20,", "", 1);
+    let mut fields = Fields::parse(&counted, COUNT_NAMES).unwrap();
+    fields.take("model");
+    let input = read_counted(fields, &limits(None), &terms()).unwrap();
+    assert_eq!(input, read_with(&claude_code()).unwrap().generation.input);
+    let more = body(&json!({}));
+    let fields = Fields::parse(&more, COUNT_NAMES).unwrap();
+    let wrong = read_counted(fields, &limits(None), &terms()).unwrap_err();
+    assert_eq!(told(&wrong), "max_tokens is no field of this request");
+}
+
+#[test]
+fn what_is_absent_is_as_the_model_has_it() {
+    let request = read_with(&json!({})).unwrap();
+    assert!(!request.is_streamed);
+    // A request without tools has no calls.
+    assert_eq!(request.parsing.calls, None);
+    assert_eq!(request.generation.stop, Vec::<String>::new());
+    let expected = Sampling {
+        seed: request.generation.sampling.seed,
+        ..terms().defaults
+    };
+    assert_eq!(request.generation.sampling, expected);
+    assert_eq!(settings(&json!({})), []);
+    let off = settings(&json!({"thinking": {"type": "disabled"}}));
+    assert_eq!(
+        off,
+        [("enable_thinking".to_owned(), TemplateSetting::Flag(false))]
+    );
+}
+
+#[test]
+fn how_tokens_are_drawn_and_where_to_stop() {
+    let given = json!({
+        "temperature": 0.5, "top_p": 0.9, "top_k": 5, "seed": 7, "stop_sequences": ["a", "b"],
+    });
+    let generation = read_with(&given).unwrap().generation;
+    let sampling = generation.sampling;
+    assert_eq!(
+        (sampling.temperature, sampling.top_p, sampling.top_k),
+        (0.5, 0.9, 5)
+    );
+    assert_eq!(
+        (sampling.seed, generation.stop),
+        (7, vec!["a".to_owned(), "b".to_owned()])
+    );
+    let body = body(&json!({}));
+    let fields = Fields::parse(&body, NAMES).unwrap();
+    let operators = read(fields, &limits(Some(7)), &terms()).unwrap();
+    assert_eq!(operators.generation.max_tokens, 7);
+}
+
+#[test]
+fn what_changes_an_answer_and_is_not_done_is_refused_by_name() {
+    for (extra, why) in [
+        (json!({"max_tokens": null}), "max_tokens is required"),
+        (json!({"max_tokens": 0}), "max_tokens must be"),
+        (
+            json!({"temperature": 1.5}),
+            "temperature must be from 0 to 1",
+        ),
+        (
+            json!({"stop_sequences": "a"}),
+            "stop_sequences must be a list",
+        ),
+        (
+            json!({"stop_sequences": ["a", ""]}),
+            "stop_sequences[1] must have",
+        ),
+        (
+            json!({"stop_sequences": ["a", "b", "c", "d", "e"]}),
+            "stop_sequences must have at most",
+        ),
+        (json!({"stop": ["a"]}), "stop is not supported"),
+        (
+            json!({"thinking": {"type": "between_tools"}}),
+            "thinking.type must be one of",
+        ),
+        (json!({"thinking": {}}), "thinking.type is required"),
+        (json!({"thinking": true}), "thinking must be an object"),
+        (
+            json!({"thinking": {"type": "adaptive", "display": "omitted"}}),
+            "thinking.display may be summarized only",
+        ),
+        (
+            json!({"output_config": {"format": {"type": "json_schema"}}}),
+            "output_config.format needs structured output",
+        ),
+        (
+            json!({"output_config": {"effort": "most"}}),
+            "output_config.effort must be",
+        ),
+        (
+            json!({"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}),
+            "context_management may keep",
+        ),
+        (json!({"service_tier": "priority"}), "service_tier may be"),
+        (json!({"speed": "fast"}), "speed may be standard only"),
+        (json!({"metadata": "a"}), "metadata must be an object"),
+        (
+            json!({"mcp_servers": [{}]}),
+            "mcp_servers are not supported",
+        ),
+        (
+            json!({"container": "a"}),
+            "container is not supported by this worker",
+        ),
+        (json!({"no_such": 1}), "no_such is no field of this request"),
+        (
+            json!({"messages": [{"role": "assistant", "content": "I"}]}),
+            "messages must end with a user's",
+        ),
+    ] {
+        let wrong = read_with(&extra).unwrap_err();
+        assert!(wrong.starts_with(why), "{extra}: {wrong}");
+    }
+}

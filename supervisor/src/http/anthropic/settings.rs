@@ -1,0 +1,138 @@
+//! `thinking` and `output_config`, which become settings of the chat template; and fields that change no answer.
+//!
+//! A template that asks for `enable_thinking` or `reasoning_effort` is told, as by `chat_template_kwargs` of chat;
+//! one that does not ask is not changed by either. `budget_tokens` is a target and no bound: Anthropic says so of
+//! its own. What bounds an answer is `max_tokens`.
+
+use super::content::take_cache_control;
+use crate::http::fields::{Fields, Names, among};
+use crate::http::json::{Json, Kind};
+use crate::http::mistakes::Constraint;
+use crate::http::openapi::schema::{self, Shape};
+use crate::text::template::TemplateSetting;
+use serde_json::{Value, json};
+use utoipa::openapi::Type;
+
+pub(super) const FIELDS: &[&str] = &[
+    "thinking",
+    "output_config",
+    "cache_control",
+    "context_management",
+    "metadata",
+    "mcp_servers",
+    "service_tier",
+    "speed",
+];
+
+/// Of the API, and refused whatever they say, so that the refusal can tell them from typing mistakes.
+pub(super) const REFUSED: &[&str] = &["container", "fallbacks", "inference_geo", "output_format"];
+
+const THINKING: Names = |name| among(name, &[&["type", "budget_tokens", "display"]]);
+const OUTPUT: Names = |name| among(name, &[&["effort", "format"]]);
+
+const EFFORTS: &[(&str, &str)] = &[
+    ("low", "low"),
+    ("medium", "medium"),
+    ("high", "high"),
+    ("xhigh", "xhigh"),
+    ("max", "max"),
+];
+
+/// The one rule for an earlier turn's thoughts that changes nothing: all of them stay.
+const KEEPS_THOUGHTS: &str = "clear_thinking_20251015";
+
+pub(super) fn read(fields: &mut Fields<'_>) -> Vec<(String, TemplateSetting)> {
+    let thinks = object(fields, "thinking", THINKING, read_thinking);
+    let effort = object(fields, "output_config", OUTPUT, read_effort);
+    let thinks = thinks.map(|thinks| ("enable_thinking", TemplateSetting::Flag(thinks)));
+    let effort =
+        effort.map(|effort| ("reasoning_effort", TemplateSetting::Word(effort.to_owned())));
+    let settings = thinks.into_iter().chain(effort);
+    settings
+        .map(|(name, setting)| (name.to_owned(), setting))
+        .collect()
+}
+
+/// What is read of an object inside of the body, with its mistakes at their place.
+fn object<T>(
+    fields: &mut Fields<'_>,
+    name: &'static str,
+    names: Names,
+    read: fn(&mut Fields<'_>) -> Option<T>,
+) -> Option<T> {
+    fields.says(name, || {
+        let read = |mut fields: Fields<'_>| drop(read(&mut fields));
+        Fields::described(names, read).into_shape()
+    });
+    let given = fields.take(name)?;
+    let Some(mut inside) = Fields::of(given, names, fields.mistakes()) else {
+        fields.error(name, Constraint::Type, "must be an object");
+        return None;
+    };
+    let found = read(&mut inside);
+    if let Err(wrong) = inside.finish() {
+        fields.mistakes().extend(|| format!("{name}."), wrong);
+    }
+    found
+}
+
+fn read_thinking(fields: &mut Fields<'_>) -> Option<bool> {
+    let kinds = [("enabled", true), ("adaptive", true), ("disabled", false)];
+    let thinks = fields.word("type", &kinds);
+    let thinks = fields.required("type", thinks);
+    fields.integer("budget_tokens", 0..=u64::MAX);
+    let is_told = |value: Json<'_>| value.text().as_deref() == Some("summarized");
+    let rule = "may be summarized only: thoughts are told as they are";
+    fields.only("display", || schema::values(["summarized"]), is_told, rule);
+    thinks
+}
+
+fn read_effort(fields: &mut Fields<'_>) -> Option<&'static str> {
+    let effort = fields.word("effort", EFFORTS);
+    let rule = "needs structured output, which is not supported here";
+    fields.only("format", schema::null, |_| false, rule);
+    effort
+}
+
+/// Takes out all that is harmless, and notes what is not.
+pub(super) fn accept_harmless(fields: &mut Fields<'_>) {
+    take_cache_control(fields);
+    let is_object = |value: Json<'_>| value.kind() == Kind::Object;
+    let shape = || schema::of_type(Type::Object);
+    fields.only("metadata", shape, is_object, "must be an object");
+    let rule = "may be auto or standard_only";
+    words(fields, "service_tier", &["auto", "standard_only"], rule);
+    words(fields, "speed", &["standard"], "may be standard only");
+    let is_none = |value: Json<'_>| value.kind() == Kind::List && value.is_empty();
+    let rule = "are not supported: this worker asks no other server";
+    fields.only("mcp_servers", || schema::values([json!([])]), is_none, rule);
+    let rule = "may keep all thoughts, and do nothing else";
+    fields.only("context_management", edits, keeps_everything, rule);
+}
+
+fn words(fields: &mut Fields<'_>, name: &str, known: &'static [&'static str], rule: &'static str) {
+    let is_known = |value: Json<'_>| {
+        let text = value.text();
+        text.is_some_and(|text| known.contains(&&*text))
+    };
+    fields.only(
+        name,
+        || schema::values(known.iter().copied()),
+        is_known,
+        rule,
+    );
+}
+
+fn kept() -> [Value; 2] {
+    let nothing = json!({"edits": []});
+    let all = json!({"edits": [{"type": KEEPS_THOUGHTS, "keep": "all"}]});
+    [nothing, all]
+}
+
+fn edits() -> Shape {
+    schema::values(kept())
+}
+
+fn keeps_everything(value: Json<'_>) -> bool {
+    value.small().is_some_and(|value| kept().contains(&value))
+}

@@ -1,0 +1,178 @@
+//! A streamed answer: `message_start`, then for each block `content_block_start`, `content_block_delta` and
+//! `content_block_stop`, then `message_delta` and `message_stop`.
+//!
+//! A piece of text may become several events or none. The last of them has the `id:` of its token, as `/execute`
+//! has it: a client that comes back with `Last-Event-ID` gets everything behind that event. Anthropic's own clients
+//! go by the names of events and pass over ids, comments and `ping`.
+
+use super::blocks::{BlockEvent, Blocks, Kind};
+use super::usage;
+use crate::engine::{Completion, Failure, Piece};
+use crate::http::error::{ApiError, Dialect};
+use crate::http::sse::{Render, write_data, write_event, write_json};
+use crate::text::tools::Parsing;
+use serde_json::{Value, json};
+
+#[derive(Debug)]
+pub struct MessageEvents {
+    id: String,
+    model: String,
+    tokens_in: u32,
+    blocks: Blocks,
+    /// Blocks that have begun.
+    begun: usize,
+    /// What is added to the block that began last.
+    delta: Delta,
+    /// Reused between pieces.
+    events: Vec<BlockEvent>,
+}
+
+/// Type of a delta, and the name of its text.
+#[derive(Debug, Clone, Copy)]
+struct Delta {
+    kind: &'static str,
+    field: &'static str,
+}
+
+const TEXT: Delta = Delta {
+    kind: "text_delta",
+    field: "text",
+};
+const THINKING: Delta = Delta {
+    kind: "thinking_delta",
+    field: "thinking",
+};
+const INPUT: Delta = Delta {
+    kind: "input_json_delta",
+    field: "partial_json",
+};
+
+impl MessageEvents {
+    #[must_use]
+    pub fn new(id: &str, model: &str, tokens_in: u32, parsing: Parsing) -> Self {
+        Self {
+            id: id.to_owned(),
+            model: model.to_owned(),
+            tokens_in,
+            blocks: Blocks::new(parsing, id),
+            begun: 0,
+            delta: TEXT,
+            events: Vec::new(),
+        }
+    }
+
+    /// Tells what blocks became, the last of it with this id.
+    fn tell(&mut self, id: Option<u32>, out: &mut Vec<u8>) {
+        let mut events = std::mem::take(&mut self.events);
+        let count = events.len();
+        for (number, event) in events.drain(..).enumerate() {
+            let id = id.filter(|_| number + 1 == count);
+            let told = self.told(event);
+            write_named(out, id, &told);
+        }
+        self.events = events;
+    }
+
+    fn told(&mut self, event: BlockEvent) -> Value {
+        if let BlockEvent::Begins(kind) = &event {
+            self.begun += 1;
+            self.delta = match kind {
+                Kind::Text => TEXT,
+                Kind::Thinking => THINKING,
+                Kind::ToolUse { .. } => INPUT,
+            };
+        }
+        let index = self.begun.saturating_sub(1);
+        let delta =
+            |delta: Value| json!({"type": "content_block_delta", "index": index, "delta": delta});
+        match event {
+            BlockEvent::Begins(kind) => json!({
+                "type": "content_block_start", "index": index, "content_block": beginning(kind),
+            }),
+            BlockEvent::Adds(text) => {
+                let Delta { kind, field } = self.delta;
+                delta(json!({"type": kind, field: text}))
+            }
+            BlockEvent::Signed => delta(json!({"type": "signature_delta", "signature": ""})),
+            BlockEvent::Ends => json!({"type": "content_block_stop", "index": index}),
+        }
+    }
+}
+
+fn beginning(kind: Kind) -> Value {
+    match kind {
+        Kind::Text => json!({"type": "text", "text": ""}),
+        Kind::Thinking => json!({"type": "thinking", "thinking": "", "signature": ""}),
+        Kind::ToolUse { id, name } => {
+            json!({"type": "tool_use", "id": id, "name": name, "input": {}})
+        }
+    }
+}
+
+/// An event has its own type as its name.
+fn write_named(out: &mut Vec<u8>, id: Option<u32>, event: &Value) {
+    let name = event["type"].as_str().unwrap_or_default();
+    out.extend_from_slice(b"event: ");
+    out.extend_from_slice(name.as_bytes());
+    out.push(b'\n');
+    if let Some(id) = id {
+        out.extend_from_slice(b"id: ");
+        write_json(out, &id);
+        out.push(b'\n');
+    }
+    write_data(out, event);
+}
+
+impl Render for MessageEvents {
+    fn begin(&mut self, out: &mut Vec<u8>) {
+        let message = json!({
+            "id": self.id,
+            "type": "message",
+            "role": "assistant",
+            "model": self.model,
+            "content": [],
+            "stop_reason": null,
+            "stop_sequence": null,
+            "usage": usage(self.tokens_in, 0),
+        });
+        let event = json!({"type": "message_start", "message": message});
+        write_named(out, None, &event);
+    }
+
+    fn text(&mut self, piece: &Piece, out: &mut Vec<u8>) {
+        self.blocks.push(&piece.text, &mut self.events);
+        self.tell(Some(piece.index), out);
+    }
+
+    fn known(&mut self, piece: &Piece) {
+        self.blocks.push(&piece.text, &mut self.events);
+        self.tell(None, &mut Vec::new());
+    }
+
+    fn progress(&mut self, _tokens_out: u32, _out: &mut Vec<u8>) {}
+
+    fn finished(&mut self, completion: &Completion, out: &mut Vec<u8>) {
+        self.blocks.finish(&mut self.events);
+        self.tell(None, out);
+        let delta = json!({
+            "stop_reason": self.blocks.stop_reason(completion.stop_reason),
+            "stop_sequence": completion.stop_sequence,
+        });
+        let usage = usage(completion.tokens_in, completion.tokens_out);
+        let event = json!({"type": "message_delta", "delta": delta, "usage": usage});
+        write_named(out, None, &event);
+        write_named(out, None, &json!({"type": "message_stop"}));
+    }
+
+    fn failed(&mut self, failure: &Failure, out: &mut Vec<u8>) {
+        let error = ApiError::of_failure(failure).body(Dialect::Anthropic);
+        write_event(out, "error", &error);
+    }
+
+    fn keep_alive(&mut self, out: &mut Vec<u8>) {
+        write_named(out, None, &json!({"type": "ping"}));
+    }
+}
+
+#[cfg(test)]
+mod tests;
