@@ -12,6 +12,7 @@
 //! ```
 //!
 //! * [`health`] and [`metrics`](crate::metrics) answer from memory and never wait.
+//! * [`responses`] is OpenAI's other API for conversations, over the same way in.
 //! * [`texts`] tells tokens of texts and texts of tokens.
 //! * [`admin`] says what only the operator may ask, and where.
 //! * [`routes`] says what there is, also to somebody who asked for what there is not; [`openapi`] says it to
@@ -59,6 +60,7 @@ pub mod places;
 pub mod presentation;
 pub mod reading;
 pub mod refusals;
+pub mod responses;
 pub mod resume;
 pub mod routes;
 pub mod sse;

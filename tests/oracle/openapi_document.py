@@ -16,6 +16,8 @@ from openapi_spec_validator import OpenAPIV31SpecValidator
 
 URL, KEY = sys.argv[1:]
 
+LAST_EVENTS = ["end", "[DONE]", "message_stop", "response.completed", "response.incomplete"]
+
 # In this order, behind everything else.
 LAST = ["/restart", "/shutdown"]
 
@@ -90,7 +92,7 @@ def check_stream(place, schema, text):
         check(event, schema, f"{place}: {event}")
         if event["data"] != "[DONE]":
             check(json.loads(event["data"]), schema_of_data(schema, event), f"{place}: {event}")
-    assert seen[-1] in ("end", "[DONE]", "message_stop"), f"{place} ends with {seen[-1]}"
+    assert seen[-1] in LAST_EVENTS, f"{place} ends with {seen[-1]}"
 
 
 def check_answer(method, path, operation, answer, wanted):

@@ -88,6 +88,18 @@ impl ApiError {
         }
     }
 
+    /// The same of a field that this API calls otherwise.
+    #[must_use]
+    pub fn renamed(mut self, from: &str, to: &str) -> Self {
+        let of_prompt = |name: &str| format!("your {name} has");
+        self.message = self.message.replacen(&of_prompt(from), &of_prompt(to), 1);
+        self.mistakes = self.mistakes.renamed(|name| match name == from {
+            true => to.to_owned(),
+            false => name.to_owned(),
+        });
+        self
+    }
+
     #[must_use]
     pub fn unauthorized() -> Self {
         let message = "a valid key is needed: Authorization: Bearer KEY";

@@ -127,6 +127,14 @@ impl<'a> Fields<'a> {
         Some(given.value).filter(|value| !value.is_null())
     }
 
+    /// A field that is still there to be taken.
+    #[must_use]
+    pub fn peek(&self, name: &str) -> Option<Json<'a>> {
+        let there = |given: &&Given<'_>| given.name == name && !given.taken;
+        let given = self.given.iter().find(there)?;
+        Some(given.value).filter(|value| !value.is_null())
+    }
+
     /// Takes a field out where it is this very number.
     pub fn take_number(&mut self, name: &str, number: f64) -> bool {
         self.says(name, || schema::values([number]));

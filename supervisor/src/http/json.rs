@@ -109,6 +109,12 @@ impl<'a> Json<'a> {
             .flatten()
     }
 
+    /// The value as it lies in the body.
+    #[must_use]
+    pub fn raw(self) -> &'a str {
+        self.0
+    }
+
     /// The text of an object, as it lies in the body.
     #[must_use]
     pub fn object_text(self) -> Option<&'a str> {

@@ -84,7 +84,7 @@ pub fn read_messages(
     Some(messages)
 }
 
-/// Characters of all that a client wrote.
+/// Characters of all texts of a message.
 pub(super) fn length(message: &ChatMessage) -> usize {
     let texts = [
         &message.content,

@@ -111,6 +111,15 @@ impl Mistakes {
         }
     }
 
+    /// The same under other names.
+    #[must_use]
+    pub fn renamed(mut self, name: impl Fn(&str) -> String) -> Self {
+        for error in &mut self.listed {
+            error.field = name(&error.field);
+        }
+        self
+    }
+
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.count() == 0

@@ -21,6 +21,8 @@ mod template_settings;
 pub(super) mod tools;
 pub(super) mod whole;
 
+pub(super) use parts::CallIds;
+
 use super::App;
 use super::correlation::CorrelationId;
 use super::error::{ApiError, Dialect};
@@ -164,7 +166,7 @@ fn finish_reason(reason: StopReason) -> &'static str {
     }
 }
 
-fn unix_seconds() -> u64 {
+pub(super) fn unix_seconds() -> u64 {
     SystemTime::now()
         .duration_since(UNIX_EPOCH)
         .map_or(0, |since| since.as_secs())

@@ -17,6 +17,7 @@ mod bodies;
 pub mod description;
 pub mod operations;
 mod requests;
+mod responses;
 pub mod schema;
 
 use super::App;

@@ -11,7 +11,9 @@ use super::generation::Accepted;
 use super::openai::request::StreamOptions;
 use super::openai::stream::Chunks;
 use super::openai::{Header, Kind, whole};
-use super::{App, anthropic, sse};
+use super::responses::answer::Echo;
+use super::responses::events::Events;
+use super::{App, anthropic, responses, sse};
 use crate::text::tools::Parsing;
 use axum::response::Response;
 use serde::{Deserialize, Serialize};
@@ -43,7 +45,17 @@ pub enum Form {
     /// Of Anthropic's Messages API.
     Messages {
         is_streamed: bool,
+        /// How its text is taken apart.
         parsing: Parsing,
+    },
+    /// Of OpenAI's Responses API.
+    Responses {
+        /// Unix seconds.
+        created: u64,
+        is_streamed: bool,
+        /// How its text is taken apart.
+        parsing: Parsing,
+        echo: Box<Echo>,
     },
 }
 
@@ -67,7 +79,9 @@ impl Form {
         match self {
             Self::Execute { .. } => true,
             Self::OpenAi { stream, .. } => stream.is_some(),
-            Self::Messages { is_streamed, .. } => *is_streamed,
+            Self::Messages { is_streamed, .. } | Self::Responses { is_streamed, .. } => {
+                *is_streamed
+            }
         }
     }
 
@@ -76,7 +90,9 @@ impl Form {
     pub fn parsing(&self) -> Parsing {
         match self {
             Self::Execute { .. } => Parsing::default(),
-            Self::OpenAi { parsing, .. } | Self::Messages { parsing, .. } => *parsing,
+            Self::OpenAi { parsing, .. }
+            | Self::Messages { parsing, .. }
+            | Self::Responses { parsing, .. } => *parsing,
         }
     }
 
@@ -84,7 +100,9 @@ impl Form {
     pub fn open_thinking(&mut self) {
         match self {
             Self::Execute { .. } => {}
-            Self::OpenAi { parsing, .. } | Self::Messages { parsing, .. } => {
+            Self::OpenAi { parsing, .. }
+            | Self::Messages { parsing, .. }
+            | Self::Responses { parsing, .. } => {
                 parsing.open_thinking();
             }
         }
@@ -164,6 +182,29 @@ impl Form {
                 match begun {
                     true => Ok(sse::go_on(stream, job, events)),
                     false => sse::respond_when_known(stream, job, events).await,
+                }
+            }
+            Self::Responses {
+                created,
+                is_streamed,
+                parsing,
+                echo,
+            } => {
+                // What a piece says depends on all before it.
+                stream.give_known();
+                let header = responses::answer::Header {
+                    id: job.id().to_owned(),
+                    created,
+                    model,
+                    parsing,
+                    echo: *echo,
+                };
+                match (is_streamed, begun) {
+                    (false, _) => responses::whole::respond(stream, job, &header).await,
+                    (true, true) => Ok(sse::go_on(stream, job, Events::new(header))),
+                    (true, false) => {
+                        sse::respond_when_known(stream, job, Events::new(header)).await
+                    }
                 }
             }
         }

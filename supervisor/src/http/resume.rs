@@ -1,5 +1,5 @@
-//! `GET /execute/{job_id}`, `/v1/chat/completions/{id}`, `/v1/completions/{id}`, `/v1/messages/{id}`: the rest of
-//! an answer whose connection an earlier supervisor lost.
+//! `GET /execute/{job_id}`, `/v1/chat/completions/{id}`, `/v1/completions/{id}`, `/v1/messages/{id}`,
+//! `/v1/responses/{id}`: the rest of an answer whose connection an earlier supervisor lost.
 //!
 //! `?from=N` says that the client has N pieces of text (for `/execute`, that its last event had `i` = N − 1), and
 //! `Last-Event-ID` is the `id:` of the last event that it has, as browsers send it. Without either,

@@ -4,7 +4,8 @@
 use super::error::{ApiError, Dialect};
 use super::openapi::operations;
 use super::{
-    App, anthropic, crashes, execute, health, metrics, openai, openapi, page, resume, texts,
+    App, anthropic, crashes, execute, health, metrics, openai, openapi, page, responses, resume,
+    texts,
 };
 use axum::body::Body;
 use axum::extract::State;
@@ -44,7 +45,7 @@ const fn a_post(path: &'static str, handler: Handler, operation: Describe) -> Ro
 }
 
 /// Every route, in the order in which people are told.
-pub const ROUTES: [Route; 25] = [
+pub const ROUTES: [Route; 27] = [
     a_get("/", || get(root), operations::root),
     a_post(
         "/v1/chat/completions",
@@ -55,6 +56,11 @@ pub const ROUTES: [Route; 25] = [
         "/v1/completions",
         || post(openai::completion),
         operations::completion,
+    ),
+    a_post(
+        "/v1/responses",
+        || post(responses::create),
+        operations::responses,
     ),
     a_get(
         "/v1/models",
@@ -90,6 +96,11 @@ pub const ROUTES: [Route; 25] = [
         "/v1/messages/count_tokens",
         || post(anthropic::count_tokens),
         operations::count_tokens,
+    ),
+    a_get(
+        "/v1/responses/{id}",
+        || get(resume::resume),
+        operations::rest_of_response,
     ),
     a_post("/tokenize", || post(texts::tokenize), operations::tokenize),
     a_post(
@@ -209,7 +220,7 @@ mod tests {
     #[test]
     fn a_forgotten_version_is_told_and_everything_else_gets_the_list() {
         assert!(advice("/chat/completions").contains("did you mean /v1/chat/completions?"));
-        let list = advice("/v1/responses");
+        let list = advice("/v1/embeddings");
         assert!(
             ROUTES.iter().all(|route| list.contains(route.path)),
             "{list}"

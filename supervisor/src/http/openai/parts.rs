@@ -23,7 +23,7 @@ pub(super) struct Parts {
 
 /// Ids of calls: a pure function of the answer's id and of the call's number.
 #[derive(Debug)]
-struct CallIds {
+pub(in crate::http) struct CallIds {
     answer: String,
     syntax: Option<Syntax>,
 }
@@ -33,10 +33,7 @@ impl Parts {
     pub(super) fn of(parsing: Parsing, answer: &str) -> Option<Self> {
         parsing.is_any().then(|| Self {
             parser: Parser::new(parsing),
-            calls: CallIds {
-                answer: answer.to_owned(),
-                syntax: parsing.calls,
-            },
+            calls: CallIds::new(answer, parsing.calls),
             begun: 0,
             whole: 0,
             events: Vec::new(),
@@ -140,8 +137,15 @@ fn add_arguments(calls: &mut Vec<Value>, index: usize, text: String) {
 }
 
 impl CallIds {
+    pub(in crate::http) fn new(answer: &str, syntax: Option<Syntax>) -> Self {
+        Self {
+            answer: answer.to_owned(),
+            syntax,
+        }
+    }
+
     /// Mistral's templates refuse ids that are not nine letters and digits.
-    fn id(&self, index: usize) -> String {
+    pub(in crate::http) fn id(&self, index: usize) -> String {
         let digest = Sha256::digest(format!("{}:{index}", self.answer));
         let digits = hex(&digest);
         match self.syntax {

@@ -166,7 +166,7 @@ fn read_tool(mut fields: Fields<'_>) -> Result<Option<String>, Mistakes> {
     }
 }
 
-fn read_function(mut fields: Fields<'_>) -> Result<Option<String>, Mistakes> {
+pub(in crate::http) fn read_function(mut fields: Fields<'_>) -> Result<Option<String>, Mistakes> {
     let mut outside = fields.mistakes().inside();
     let name = fields.text("name", &NAME_CHARS);
     let name = fields.required("name", name);

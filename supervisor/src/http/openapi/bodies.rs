@@ -1,5 +1,6 @@
 //! Schemas of what is answered. Objects may grow: a client skips fields that it does not know.
 
+use super::responses;
 use super::schema::{
     Shape, any_of, boolean, count, integer, json_text, list, list_of, map, named, null, number,
     object, object_with, of_type, or_null, text, values,
@@ -16,7 +17,7 @@ use worker_orcd_ipc::MAX_TOP_LOGPROBS;
 pub(super) type Named = (&'static str, fn() -> Shape);
 
 /// Schemas that have a name of their own.
-pub(super) const NAMED: [Named; 14] = [
+pub(super) const NAMED: [Named; 17] = [
     ("Error", native_error),
     ("OpenAiError", openai_error),
     ("ExecuteStarted", started),
@@ -29,6 +30,9 @@ pub(super) const NAMED: [Named; 14] = [
     ("Completion", completion),
     ("CompletionChunk", completion_chunk),
     ("Usage", usage),
+    ("Response", responses::response),
+    ("ResponseItem", responses::item),
+    ("ResponseEvent", responses::data),
     ("Model", model),
     ("Health", health),
 ];

@@ -2,7 +2,7 @@
 
 use super::answers::{ENDS, OF_BODIES, OF_GENERATION, Why, content, json, of_type, refused};
 use super::schema::{self, Shape, count, named, object, text, text_of};
-use super::{anthropic, bodies, requests};
+use super::{anthropic, bodies, requests, responses};
 use crate::http::App;
 use crate::http::error::Dialect::{self, Anthropic, Native, OpenAi};
 use crate::http::openai::Kind;
@@ -20,6 +20,9 @@ const STREAM: &str = "With `stream`, chunks and then `data: [DONE]`. A stream th
 
 const MESSAGES: &str = "With `stream`, named events from `message_start` to `message_stop`; one that fails ends \
     with `error`. The shape of a stream is that of each event.";
+
+const RESPONSES: &str = "Without a memory: what refers to an earlier response is refused. With `stream`, named events, \
+    of which the last is `response.completed`, `response.incomplete` or `response.failed`.";
 
 fn operation(id: &str, tag: &str, summary: &str) -> OperationBuilder {
     OperationBuilder::new()
@@ -114,6 +117,29 @@ pub fn rest_of_completion(_: &App) -> OperationBuilder {
     let operation = operation.response("200", answered("Completion"));
     let operation = refused(operation, OpenAi, ENDS);
     refused(operation, OpenAi, &[Why::NotFound])
+}
+
+pub fn responses(app: &App) -> OperationBuilder {
+    let operation = operation("responses", "openai", "Answer a conversation, in items")
+        .description(Some(RESPONSES))
+        .request_body(Some(requests::responses(app)))
+        .response("200", response());
+    let operation = refused(operation, OpenAi, OF_BODIES);
+    let operation = refused(operation, OpenAi, OF_GENERATION);
+    let operation = refused(operation, OpenAi, ENDS);
+    // Of another model than the one that is served.
+    refused(operation, OpenAi, &[Why::NotFound])
+}
+
+pub fn rest_of_response(_: &App) -> OperationBuilder {
+    let operation = rest("rest_of_response", "openai", "id").response("200", response());
+    let operation = refused(operation, OpenAi, ENDS);
+    refused(operation, OpenAi, &[Why::NotFound])
+}
+
+fn response() -> ResponseBuilder {
+    let streamed = content(responses::event());
+    json("The response, whole or streamed", named("Response")).content(EVENTS, streamed)
 }
 
 /// The rest of an answer, asked for by id.

@@ -9,6 +9,7 @@ use crate::http::execute;
 use crate::http::fields::{Fields, Names};
 use crate::http::openai::{Kind, request};
 use crate::http::reading::ModelTerms;
+use crate::http::responses;
 use crate::http::texts;
 use serde_json::{Value, json};
 use utoipa::openapi::example::Example;
@@ -121,6 +122,31 @@ pub(super) fn openai(app: &App, kind: Kind) -> RequestBody {
         Kind::Chat => body(shape, &chats(app)),
         Kind::Completion => body(shape, &completions(app)),
     }
+}
+
+pub(super) fn responses(app: &App) -> RequestBody {
+    let (model, tokens) = (app.engine.model(), few_tokens(app));
+    let read = |fields: Fields<'_>| drop(app.read_responses(fields, model.as_deref()));
+    let shape = Fields::described(responses::request::NAMES, read).into_shape();
+    let items = json!([
+        {"role": "user", "content": [{"type": "input_text", "text": "Why is the sky blue?"}]},
+    ]);
+    body(
+        shape,
+        &[
+            (
+                "whole",
+                json!({"model": app.model_id, "input": "Why is the sky blue?", "max_output_tokens": tokens}),
+            ),
+            (
+                "streamed",
+                json!({
+                    "instructions": "Answer in one sentence.", "input": items,
+                    "max_output_tokens": tokens, "stream": true, "store": false,
+                }),
+            ),
+        ],
+    )
 }
 
 fn chats(app: &App) -> [(&'static str, Value); 2] {

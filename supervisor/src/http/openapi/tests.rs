@@ -6,7 +6,7 @@ use super::requests;
 use crate::error_code::ErrorCode;
 use crate::http::fields::Fields;
 use crate::http::tests::app;
-use crate::http::{execute, openai, reading};
+use crate::http::{execute, openai, reading, responses};
 use serde_json::Value;
 use std::collections::BTreeSet;
 use strum::VariantArray as _;
@@ -22,6 +22,12 @@ async fn every_field_that_a_reader_knows_by_name_is_described() {
     let body = serde_json::to_string(&requests::execute(&app)).unwrap();
     for name in execute::OWN_NAMES.iter().chain(reading::NAMES) {
         assert!(body.contains(&format!("\"{name}\":{{")), "{name}");
+    }
+    let read = |fields: Fields<'_>| drop(app.read_responses(fields, None));
+    let description = Fields::described(responses::request::NAMES, read);
+    let described: BTreeSet<&str> = description.names().collect();
+    for name in responses::request::SUPPORTED.concat() {
+        assert!(described.contains(name), "{name}");
     }
     for kind in [openai::Kind::Chat, openai::Kind::Completion] {
         let read = |fields: Fields<'_>| drop(app.read_openai(fields, None, kind));
@@ -40,7 +46,12 @@ async fn limits_are_the_operator_s() {
         document["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
             .to_string()
     };
-    for path in ["/execute", "/v1/chat/completions", "/v1/completions"] {
+    for path in [
+        "/execute",
+        "/v1/chat/completions",
+        "/v1/completions",
+        "/v1/responses",
+    ] {
         assert!(schema(path).contains("\"maximum\":77"), "{path}");
     }
     assert!(schema("/execute").contains("\"maxLength\":99"));

@@ -1,0 +1,94 @@
+//! `/v1/responses`: OpenAI's Responses API without a memory, as Codex speaks it.
+//!
+//! It is the conversation of `/v1/chat/completions` in other words: [`request`] reads `input` and `tools` into the same
+//! messages and tools, and the same text is told as items ([`output`]), whole or as events. No answer is kept, so
+//! what refers to an earlier one is refused by name.
+//!
+//! ```text
+//! request (input → items, tools, settings) → generation … pieces → output → events (streamed) or whole
+//!                                                                    └→ answer: items and responses as JSON
+//! ```
+
+pub mod answer;
+pub(in crate::http) mod events;
+mod input;
+mod items;
+mod output;
+pub mod request;
+mod settings;
+mod tools;
+pub(in crate::http) mod whole;
+
+use super::App;
+use super::correlation::CorrelationId;
+use super::error::{ApiError, Dialect};
+use super::fields::Fields;
+use super::generation::Asker;
+use super::openai::unix_seconds;
+use super::presentation::Form;
+use super::reading::ModelTerms;
+use crate::engine::LoadedModel;
+use axum::body::Body;
+use axum::extract::{Extension, State};
+use axum::http::Request;
+use axum::response::Response;
+use request::ResponsesRequest;
+use std::sync::Arc;
+
+const ID_PREFIX: &str = "resp_";
+
+pub async fn create(
+    State(app): State<Arc<App>>,
+    Extension(correlation): Extension<CorrelationId>,
+    request: Request<Body>,
+) -> Response {
+    match try_create(&app, correlation, request).await {
+        Ok(response) => response,
+        Err(error) => error.respond(Dialect::OpenAi),
+    }
+}
+
+async fn try_create(
+    app: &Arc<App>,
+    correlation: CorrelationId,
+    request: Request<Body>,
+) -> Result<Response, ApiError> {
+    let asker = Asker::of(&request, correlation);
+    let loaded = app.model();
+    let reader = Arc::clone(app);
+    let known = loaded.as_ref().ok().map(Arc::clone);
+    let read = move |fields: Fields<'_>| reader.read_responses(fields, known.as_deref());
+    let received = app.bodies.read(request, request::NAMES, read).await?;
+    let (request, room) = received;
+    let ResponsesRequest {
+        generation,
+        is_streamed,
+        parsing,
+        echo,
+    } = request;
+    let model = loaded?;
+    let mut form = Form::Responses {
+        created: unix_seconds(),
+        is_streamed,
+        parsing,
+        echo: Box::new(echo),
+    };
+    let accepted = app.start(&model, generation, &mut form, asker).await;
+    // Where the prompt's reader says messages, this API's clients wrote input.
+    let accepted = accepted.map_err(|error| error.renamed("messages", "input"))?;
+    drop(room);
+    form.respond(app, accepted, false).await
+}
+
+impl App {
+    /// # Errors
+    /// Everything that is wrong with the request.
+    pub fn read_responses(
+        &self,
+        mut fields: Fields<'_>,
+        loaded: Option<&LoadedModel>,
+    ) -> Result<ResponsesRequest, ApiError> {
+        self.check_model_name(&mut fields, loaded)?;
+        request::read(fields, &self.limits, &ModelTerms::of(loaded))
+    }
+}

@@ -1,0 +1,176 @@
+//! The `response` object: the whole answer, and what the first and the last event of a stream carry.
+//!
+//! Its source is OpenAI's reference and the models of its Python package. Not repeated are `instructions` and
+//! `tools`: they are the prompt, of which an answer's record keeps the tokens alone.
+
+use super::output::{Item, Kind, Status};
+use crate::engine::{Completion, StopReason};
+use crate::text::tools::Parsing;
+use serde::{Deserialize, Serialize};
+use serde_json::{Number, Value, json};
+use std::collections::BTreeMap;
+
+/// What an answer repeats of its request.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Echo {
+    pub temperature: Option<Number>,
+    pub top_p: Option<Number>,
+    pub max_output_tokens: u32,
+    pub tool_choice: Value,
+    pub parallel_tool_calls: bool,
+    pub effort: Option<String>,
+    pub verbosity: Option<String>,
+    pub metadata: BTreeMap<String, String>,
+}
+
+#[derive(Debug, Clone)]
+pub(in crate::http) struct Header {
+    pub id: String,
+    /// Unix seconds.
+    pub created: u64,
+    pub model: String,
+    /// How its text is taken apart.
+    pub parsing: Parsing,
+    pub echo: Echo,
+}
+
+/// How far an answer has come.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Progress {
+    Runs,
+    Ends { is_cut: bool, usage: Usage },
+    Failed(String),
+}
+
+/// Tokens.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Usage {
+    pub(super) input: u32,
+    pub(super) output: u32,
+    pub(super) reasoning: u32,
+}
+
+impl Progress {
+    pub(super) fn ended(completion: &Completion, reasoning_tokens: u32) -> Self {
+        Self::Ends {
+            is_cut: completion.stop_reason == StopReason::MaxTokens,
+            usage: Usage {
+                input: completion.tokens_in,
+                output: completion.tokens_out,
+                reasoning: reasoning_tokens,
+            },
+        }
+    }
+}
+
+impl Usage {
+    fn told(self) -> Value {
+        json!({
+            "input_tokens": self.input,
+            "input_tokens_details": {"cached_tokens": 0},
+            "output_tokens": self.output,
+            "output_tokens_details": {"reasoning_tokens": self.reasoning},
+            "total_tokens": self.input.saturating_add(self.output),
+        })
+    }
+}
+
+impl Header {
+    pub(super) fn response(&self, items: &[Item], progress: &Progress) -> Value {
+        let (status, incomplete, usage, error) = match progress {
+            Progress::Runs => ("in_progress", Value::Null, Value::Null, Value::Null),
+            Progress::Ends { is_cut, usage } => {
+                let why = json!({"reason": "max_output_tokens"});
+                let (status, why) = match is_cut {
+                    true => ("incomplete", why),
+                    false => ("completed", Value::Null),
+                };
+                (status, why, usage.told(), Value::Null)
+            }
+            Progress::Failed(message) => {
+                // The one word of OpenAI's list that fits each failure of a worker.
+                let error = json!({"code": "server_error", "message": message});
+                ("failed", Value::Null, Value::Null, error)
+            }
+        };
+        let echo = &self.echo;
+        let output = items.iter().enumerate();
+        let output: Vec<Value> = output.map(|(at, item)| self.item(at, item)).collect();
+        json!({
+            "id": self.id,
+            "object": "response",
+            "created_at": self.created,
+            "status": status,
+            "background": false,
+            "error": error,
+            "incomplete_details": incomplete,
+            "max_output_tokens": echo.max_output_tokens,
+            "metadata": echo.metadata,
+            "model": self.model,
+            "output": output,
+            "parallel_tool_calls": echo.parallel_tool_calls,
+            "previous_response_id": null,
+            "reasoning": {"effort": echo.effort, "summary": null},
+            "store": false,
+            "temperature": echo.temperature,
+            "text": {"format": {"type": "text"}, "verbosity": echo.verbosity},
+            "tool_choice": echo.tool_choice,
+            "tools": [],
+            "top_p": echo.top_p,
+            "truncation": "disabled",
+            "usage": usage,
+        })
+    }
+
+    /// An item as it is now.
+    pub(super) fn item(&self, at: usize, item: &Item) -> Value {
+        let (id, status) = (self.item_id(at, &item.kind), item.status.name());
+        let has_begun = !(item.text.is_empty() && item.status == Status::InProgress);
+        let content = has_begun.then(|| part(&item.kind, &item.text));
+        let content: Vec<Value> = content.into_iter().collect();
+        match &item.kind {
+            Kind::Reasoning => json!({
+                "id": id, "type": "reasoning", "summary": [], "content": content, "status": status,
+            }),
+            Kind::Message => json!({
+                "id": id, "type": "message", "role": "assistant", "content": content,
+                "status": status,
+            }),
+            Kind::Call { name, call_id } => json!({
+                "id": id, "type": "function_call", "call_id": call_id, "name": name,
+                "arguments": item.text, "status": status,
+            }),
+        }
+    }
+
+    /// A pure function of the answer's id and the item's place.
+    pub(super) fn item_id(&self, at: usize, kind: &Kind) -> String {
+        let prefix = match kind {
+            Kind::Reasoning => "rs",
+            Kind::Message => "msg",
+            Kind::Call { .. } => "fc",
+        };
+        let own = self.id.trim_start_matches(super::ID_PREFIX);
+        format!("{prefix}_{own}_{at}")
+    }
+}
+
+/// The one part of a thought or of a message.
+pub(super) fn part(kind: &Kind, text: &str) -> Value {
+    match kind {
+        Kind::Reasoning => json!({"type": "reasoning_text", "text": text}),
+        Kind::Message | Kind::Call { .. } => {
+            json!({"type": "output_text", "text": text, "annotations": [], "logprobs": []})
+        }
+    }
+}
+
+impl Status {
+    fn name(self) -> &'static str {
+        match self {
+            Self::InProgress => "in_progress",
+            Self::Completed => "completed",
+            Self::Incomplete => "incomplete",
+        }
+    }
+}

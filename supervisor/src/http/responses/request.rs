@@ -1,0 +1,103 @@
+//! Fields of `POST /v1/responses`. `docs/responses.md` has the table of what is done with each.
+
+use super::answer::Echo;
+use super::settings::{self, Reasoning};
+use super::{ID_PREFIX, input, tools};
+use crate::config::RequestLimits;
+use crate::http::error::ApiError;
+use crate::http::fields::{Fields, Names, among};
+use crate::http::generation::{GenerationRequest, Input};
+use crate::http::reading::{self, ModelTerms, read_sampling, read_stop};
+use crate::text::Conversation;
+use crate::text::tools::Parsing;
+use serde_json::Number;
+use uuid::Uuid;
+
+#[derive(Debug, Clone, PartialEq)]
+pub struct ResponsesRequest {
+    pub generation: GenerationRequest,
+    pub is_streamed: bool,
+    /// How the answer is taken apart.
+    pub parsing: Parsing,
+    pub echo: Echo,
+}
+
+const OWN: &[&str] = &["model", "max_output_tokens", "stream"];
+
+/// Every field that is known.
+pub const NAMES: Names =
+    |name| among(name, &SUPPORTED).or_else(|| among(name, &[settings::LABELS, settings::REFUSED]));
+
+/// Lists of the fields that something is done about.
+pub const SUPPORTED: [&[&str]; 5] = [
+    OWN,
+    input::FIELDS,
+    tools::FIELDS,
+    settings::FIELDS,
+    reading::NAMES,
+];
+
+/// # Errors
+/// Everything that is wrong with the request.
+pub fn read(
+    mut fields: Fields<'_>,
+    limits: &RequestLimits,
+    model: &ModelTerms,
+) -> Result<ResponsesRequest, ApiError> {
+    // Where nothing else is set, the body's size and the model's context bound a text.
+    let max_chars = limits.max_prompt_chars.unwrap_or(usize::MAX);
+    let messages = input::read(&mut fields, max_chars, &model.chat);
+    let tools = tools::read(&mut fields, max_chars, &model.chat);
+    let parsing = model.chat.parsing_of(tools.shown.is_some());
+    let most = limits.max_tokens_out.unwrap_or(model.context);
+    let most = u64::from(most.min(model.context));
+    let max_tokens = fields.integer("max_output_tokens", 1..=most);
+    let max_tokens = max_tokens.unwrap_or(most) as u32;
+    let sampling = read_sampling(&mut fields, model);
+    let stop = read_stop(&mut fields);
+    let is_streamed = fields.boolean("stream").unwrap_or(false);
+    let Reasoning { effort, settings } = settings::read_reasoning(&mut fields);
+    let verbosity = settings::read_text(&mut fields);
+    let metadata = settings::read_metadata(&mut fields);
+    settings::accept(&mut fields);
+    fields.finish().map_err(ApiError::invalid)?;
+    let messages = messages.ok_or_else(ApiError::unreadable)?;
+    let echo = Echo {
+        temperature: as_written(sampling.temperature),
+        top_p: as_written(sampling.top_p),
+        max_output_tokens: max_tokens,
+        tool_choice: tools.choice,
+        parallel_tool_calls: tools.are_parallel,
+        effort,
+        verbosity,
+        metadata,
+    };
+    let conversation = Conversation {
+        messages,
+        tools: tools.shown,
+    };
+    let generation = GenerationRequest {
+        job_id: format!("{ID_PREFIX}{}", Uuid::new_v4().simple()),
+        input: Input::Messages(conversation, settings),
+        sampling,
+        max_tokens,
+        stop,
+        ignore_eos: false,
+        logprobs: None,
+        on_fault: None,
+    };
+    Ok(ResponsesRequest {
+        generation,
+        is_streamed,
+        parsing,
+        echo,
+    })
+}
+
+/// 0.8 and not what is next to it in 64 bits.
+fn as_written(number: f32) -> Option<Number> {
+    number.to_string().parse().ok().and_then(Number::from_f64)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,259 @@
+//! Settings of a response, and fields that change no answer.
+
+use crate::http::fields::{Fields, Names, among};
+use crate::http::json::{Json, Kind};
+use crate::http::mistakes::{Constraint, FieldError, Mistakes};
+use crate::http::openapi::schema::{self, Shape};
+use crate::text::template::TemplateSetting;
+use serde_json::Value;
+use std::collections::BTreeMap;
+use utoipa::openapi::Type;
+
+pub(super) const FIELDS: &[&str] = &[
+    "reasoning",
+    "text",
+    "metadata",
+    "include",
+    "stream_options",
+    "store",
+    "background",
+    "truncation",
+    "service_tier",
+    "top_logprobs",
+    "max_tool_calls",
+];
+
+/// Fields for an application's own books, and fields that could at most save time.
+pub(super) const LABELS: &[&str] = &[
+    "user",
+    "safety_identifier",
+    "prompt_cache_key",
+    "prompt_cache_retention",
+    CLIENT_METADATA,
+];
+
+/// Codex's.
+const CLIENT_METADATA: &str = "client_metadata";
+
+/// Known to the OpenAI API and refused whatever they say, so that the refusal can tell them from typing
+/// mistakes.
+pub(super) const REFUSED: &[&str] = &[
+    "previous_response_id",
+    "conversation",
+    "prompt",
+    "context_management",
+    "moderation",
+];
+
+/// What no answer of this worker has, so that nothing is missing without it.
+const INCLUDABLE: &[&str] = &[
+    "reasoning.encrypted_content",
+    "file_search_call.results",
+    "web_search_call.results",
+    "web_search_call.action.sources",
+    "message.input_image.image_url",
+    "computer_call_output.output.image_url",
+    "code_interpreter_call.outputs",
+];
+
+const EFFORTS: &[(&str, &str)] = &[
+    ("none", "none"),
+    ("minimal", "minimal"),
+    ("low", "low"),
+    ("medium", "medium"),
+    ("high", "high"),
+    ("xhigh", "xhigh"),
+    ("max", "max"),
+];
+const SUMMARIES: &[(&str, ())] = &[("auto", ()), ("concise", ()), ("detailed", ())];
+const VERBOSITIES: &[(&str, &str)] = &[("low", "low"), ("medium", "medium"), ("high", "high")];
+
+/// As the OpenAI API has it.
+const MAX_METADATA: usize = 16;
+const MAX_KEY_CHARS: usize = 64;
+const MAX_VALUE_CHARS: usize = 512;
+
+const REASONING: Names = |name| among(name, &[&["effort", "summary"]]);
+const TEXT: Names = |name| among(name, &[&["format", "verbosity"]]);
+const FORMAT: Names = |name| among(name, &[&["type"]]);
+const STREAM_OPTIONS: Names = |name| among(name, &[&["include_obfuscation"]]);
+
+#[derive(Debug, Default)]
+pub(super) struct Reasoning {
+    pub(super) effort: Option<String>,
+    /// What the template is told of it.
+    pub(super) settings: Vec<(String, TemplateSetting)>,
+}
+
+/// `reasoning.effort` becomes what templates ask for: `reasoning_effort` (gpt-oss) and, for none at all,
+/// `enable_thinking` (Qwen). No summary is written, whichever is asked for.
+pub(super) fn read_reasoning(fields: &mut Fields<'_>) -> Reasoning {
+    let effort = nested(fields, "reasoning", REASONING, |mut inside| {
+        let effort = inside.word("effort", EFFORTS);
+        inside.word("summary", SUMMARIES);
+        inside.finish().map(|()| effort)
+    });
+    let Some(effort) = effort.flatten() else {
+        return Reasoning::default();
+    };
+    let word = TemplateSetting::Word(effort.to_owned());
+    let mut settings = vec![("reasoning_effort".to_owned(), word)];
+    if effort == "none" {
+        let off = TemplateSetting::Flag(false);
+        settings.push(("enable_thinking".to_owned(), off));
+    }
+    Reasoning {
+        effort: Some(effort.to_owned()),
+        settings,
+    }
+}
+
+/// `text`: its format, and its verbosity, which is repeated and of which the model is not told.
+pub(super) fn read_text(fields: &mut Fields<'_>) -> Option<String> {
+    let verbosity = nested(fields, "text", TEXT, |mut inside| {
+        nested(&mut inside, "format", FORMAT, read_format);
+        let verbosity = inside.word("verbosity", VERBOSITIES);
+        inside.finish().map(|()| verbosity)
+    });
+    verbosity.flatten().map(str::to_owned)
+}
+
+fn read_format(mut format: Fields<'_>) -> Result<(), Mistakes> {
+    let text = || schema::values(["text"]);
+    let rule = "may be text only: structured output is not supported";
+    format.says("type", text);
+    let kind = format.take("type");
+    if format
+        .required("type", kind)
+        .is_some_and(|it| !is_text(it, "text"))
+    {
+        // What another format says is not looked at.
+        let mut mistakes = format.mistakes().inside();
+        mistakes.note(|| FieldError::new("type", Constraint::Unsupported, rule));
+        return Err(mistakes);
+    }
+    format.finish()
+}
+
+/// Up to 16 pairs of short texts, which the answer repeats.
+pub(super) fn read_metadata(fields: &mut Fields<'_>) -> BTreeMap<String, String> {
+    fields.says("metadata", || {
+        let name = schema::text_of(&(0..=MAX_KEY_CHARS));
+        let value = schema::text_of(&(0..=MAX_VALUE_CHARS));
+        schema::map(name, value, MAX_METADATA, &[])
+    });
+    let (mut pairs, mut is_right) = (BTreeMap::new(), true);
+    let Some(given) = fields.take("metadata") else {
+        return pairs;
+    };
+    let is_object = given.each_member(|name, value| {
+        let value = value.text();
+        let value = value.filter(|it| it.chars().count() <= MAX_VALUE_CHARS);
+        is_right &= name.chars().count() <= MAX_KEY_CHARS;
+        match value {
+            Some(value) if is_right && pairs.len() < MAX_METADATA => {
+                is_right &= pairs.insert(name.to_owned(), value.into_owned()).is_none();
+            }
+            _ => is_right = false,
+        }
+    });
+    if !is_object || !is_right {
+        let rule = format!(
+            "must be an object of at most {MAX_METADATA} texts of at most {MAX_VALUE_CHARS} characters, under \
+             names of at most {MAX_KEY_CHARS}"
+        );
+        fields.error("metadata", Constraint::Type, rule);
+    }
+    pairs
+}
+
+/// Takes out all that changes no answer, and notes what would.
+pub(super) fn accept(fields: &mut Fields<'_>) {
+    read_include(fields);
+    nested(fields, "stream_options", STREAM_OPTIONS, |mut options| {
+        let rule = "is not supported: events are not padded";
+        let no = |value: Json<'_>| value.boolean() == Some(false);
+        options.only("include_obfuscation", || schema::values([false]), no, rule);
+        options.finish()
+    });
+    // Nothing is kept, whatever is asked for, and the answer says so.
+    fields.boolean("store");
+    let no = |value: Json<'_>| value.boolean() == Some(false);
+    let rule = "is not supported: an answer is told at once or not at all";
+    fields.only("background", || schema::values([false]), no, rule);
+    let disabled = |value: Json<'_>| is_text(value, "disabled");
+    let rule = "may be disabled only: nothing is left out of a conversation";
+    fields.only(
+        "truncation",
+        || schema::values(["disabled"]),
+        disabled,
+        rule,
+    );
+    let is_usual = |value: Json<'_>| is_text(value, "auto") || is_text(value, "default");
+    let shape = || schema::values(["auto", "default"]);
+    let rule = "may be auto or default only";
+    fields.only("service_tier", shape, is_usual, rule);
+    let zero = |value: Json<'_>| value.whole() == Some(0);
+    let rule = "is not supported here: /v1/chat/completions has log probabilities";
+    fields.only("top_logprobs", || schema::values([0]), zero, rule);
+    // Of tools that the server runs, and this one runs none.
+    fields.integer("max_tool_calls", 0..=u64::from(u32::MAX));
+    for label in LABELS {
+        let (kind, shape, rule): (_, fn() -> Shape, _) = match *label {
+            CLIENT_METADATA => (
+                Kind::Object,
+                || schema::of_type(Type::Object),
+                "must be an object",
+            ),
+            _ => (Kind::Text, schema::text, "must be a string"),
+        };
+        fields.only(label, shape, |value| value.kind() == kind, rule);
+    }
+}
+
+/// What is not there cannot be included. Log probabilities could be, and are refused.
+fn read_include(fields: &mut Fields<'_>) {
+    fields.says("include", || {
+        schema::list_of(schema::values(INCLUDABLE.iter().copied()))
+    });
+    let Some(list) = fields.take("include") else {
+        return;
+    };
+    let mut is_known = true;
+    let is_list = list.each_element(|item| {
+        is_known &= INCLUDABLE.iter().any(|known| is_text(item, known));
+    });
+    if !is_list {
+        fields.error("include", Constraint::Type, "must be a list of strings");
+    } else if !is_known {
+        let rule = format!("may hold only {}", INCLUDABLE.join(", "));
+        fields.error("include", Constraint::Unsupported, rule);
+    }
+}
+
+/// Reads the fields of an object inside of another. `None` where it is absent or wrong.
+fn nested<T>(
+    fields: &mut Fields<'_>,
+    name: &'static str,
+    names: Names,
+    read: impl Fn(Fields<'_>) -> Result<T, Mistakes>,
+) -> Option<T> {
+    fields.says(name, || {
+        Fields::described(names, |fields| drop(read(fields))).into_shape()
+    });
+    let given = fields.take(name)?;
+    let Some(inside) = Fields::of(given, names, fields.mistakes()) else {
+        fields.error(name, Constraint::Type, "must be an object");
+        return None;
+    };
+    let wrong = match read(inside) {
+        Ok(it) => return Some(it),
+        Err(wrong) => wrong,
+    };
+    fields.mistakes().extend(|| format!("{name}."), wrong);
+    None
+}
+
+fn is_text(value: Json<'_>, text: &str) -> bool {
+    value.small().as_ref().and_then(Value::as_str) == Some(text)
+}

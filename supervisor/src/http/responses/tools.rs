@@ -1,0 +1,296 @@
+//! `tools`, `tool_choice` and `parallel_tool_calls`, which this API writes flat: a tool is
+//! `{"type": "function", "name", "description", "parameters", "strict"}`.
+//!
+//! They are written as chat has them and read by [its reader](crate::http::openai::tools), so what a model may
+//! call is decided in one place. Mistakes are told by the place where the client wrote them.
+//!
+//! Tools of other types (`web_search`, `local_shell`, `custom`, …) are left out, as vLLM and llama-server do:
+//! Codex offers them to every server, and goes on without.
+
+use crate::http::fields::{Fields, Names, among};
+use crate::http::json::{Json, Kind};
+use crate::http::mistakes::Constraint;
+use crate::http::openai::tools as chat;
+use crate::http::openapi::schema::{self, Shape};
+use crate::text::tools::ChatTerms;
+use serde_json::{Value, json};
+use std::fmt::Write as _;
+
+pub(super) const FIELDS: &[&str] = &["tools", "tool_choice", "parallel_tool_calls"];
+
+const FUNCTION: Names = |name| {
+    among(
+        name,
+        &[&["type", "name", "description", "parameters", "strict"]],
+    )
+};
+
+/// What the model may call.
+#[derive(Debug)]
+pub(super) struct Tools {
+    /// The list that the template is given.
+    pub(super) shown: Option<String>,
+    /// `tool_choice`, as the client wrote it.
+    pub(super) choice: Value,
+    /// False: calls behind the first are left out of the answer.
+    pub(super) are_parallel: bool,
+}
+
+pub(super) fn read(fields: &mut Fields<'_>, max_chars: usize, terms: &ChatTerms) -> Tools {
+    fields.says("tools", || shape(terms));
+    fields.says("tool_choice", || schema::values(["none", "auto"]));
+    let are_parallel = fields.boolean("parallel_tool_calls").unwrap_or(true);
+    let (list, choice) = (fields.take("tools"), fields.take("tool_choice"));
+    let mut written = Written::default();
+    if let Some(list) = list {
+        written.add_tools(list);
+    }
+    if written.count > chat::MAX_TOOLS {
+        let rule = format!("must be at most {}", chat::MAX_TOOLS);
+        fields.error("tools", Constraint::Length, rule);
+        written.tools.clear();
+    }
+    let text = written.text(choice);
+    let told = choice.and_then(Json::small);
+    Tools {
+        shown: read_as_chat(fields, &text, &written.places, max_chars, terms),
+        choice: told.unwrap_or_else(|| json!("auto")),
+        are_parallel,
+    }
+}
+
+fn shape(terms: &ChatTerms) -> Shape {
+    let other = schema::pattern("^(?!function$)");
+    let other = schema::object([("type", other)]);
+    let tool = match chat::why_not(terms) {
+        Some(_) => other,
+        None => schema::any_of([Fields::described(FUNCTION, describe).into_shape(), other]),
+    };
+    schema::list(tool, &(0..=chat::MAX_TOOLS))
+}
+
+fn describe(mut fields: Fields<'_>) {
+    let shape = || schema::values(["function"]);
+    fields.only("type", shape, |_| true, "");
+    drop(chat::read_function(fields));
+}
+
+fn read_as_chat(
+    fields: &mut Fields<'_>,
+    text: &str,
+    places: &[usize],
+    max_chars: usize,
+    terms: &ChatTerms,
+) -> Option<String> {
+    let names: Names = |name| among(name, &[chat::FIELDS]);
+    let mut inside = Fields::parse(text, names).ok()?;
+    let shown = chat::read(&mut inside, max_chars, terms);
+    match inside.finish() {
+        Ok(()) => shown,
+        Err(wrong) => {
+            let wrong = wrong.renamed(|field| place_of(field, places));
+            fields.mistakes().extend(String::new, wrong);
+            None
+        }
+    }
+}
+
+/// Where a client of this API wrote what chat calls `tools[0].function.name`.
+fn place_of(field: &str, places: &[usize]) -> String {
+    let Some((index, rest)) = field
+        .strip_prefix("tools[")
+        .and_then(|it| it.split_once(']'))
+    else {
+        return field.to_owned();
+    };
+    let index = index.parse().ok().and_then(|at: usize| places.get(at));
+    let rest = rest.strip_prefix(".function").unwrap_or(rest);
+    format!("tools[{}]{rest}", index.copied().unwrap_or_default())
+}
+
+/// Tools as chat has them.
+#[derive(Debug, Default)]
+struct Written {
+    tools: String,
+    /// Where each of them is in the client's list.
+    places: Vec<usize>,
+    /// Length of the client's list.
+    count: usize,
+}
+
+impl Written {
+    fn add_tools(&mut self, list: Json<'_>) {
+        let is_list = list.each_element(|tool| {
+            if !is_other(tool) {
+                if !self.places.is_empty() {
+                    self.tools.push(',');
+                }
+                self.places.push(self.count);
+                write_tool(tool, &mut self.tools);
+            }
+            self.count += 1;
+        });
+        self.tools = match is_list {
+            true => format!("[{}]", self.tools),
+            // Not a list, which chat's reader says.
+            false => list.raw().to_owned(),
+        };
+    }
+
+    fn text(&self, choice: Option<Json<'_>>) -> String {
+        let mut members = Vec::new();
+        if !self.tools.is_empty() {
+            members.push(format!("\"tools\":{}", self.tools));
+        }
+        if let Some(choice) = choice {
+            let choice = named_choice(choice).unwrap_or_else(|| choice.raw().to_owned());
+            members.push(format!("\"tool_choice\":{choice}"));
+        }
+        format!("{{{}}}", members.join(","))
+    }
+}
+
+/// A tool of another type than functions.
+fn is_other(tool: Json<'_>) -> bool {
+    let mut is_other = false;
+    tool.each_member(|name, value| {
+        if name == "type" && value.kind() == Kind::Text {
+            is_other = value.text().is_none_or(|kind| kind != "function");
+        }
+    });
+    is_other
+}
+
+fn write_tool(tool: Json<'_>, out: &mut String) {
+    let (mut outside, mut function) = (String::new(), String::new());
+    let is_object = tool.each_member(|name, value| {
+        let (to, before) = match name {
+            "type" => (&mut outside, ""),
+            _ if function.is_empty() => (&mut function, ""),
+            _ => (&mut function, ","),
+        };
+        let after = if name == "type" { "," } else { "" };
+        // Writing into a text cannot fail.
+        let _ = write!(to, "{before}{}:{}{after}", json!(name), value.raw());
+    });
+    match is_object {
+        true => {
+            let _ = write!(out, "{{{outside}\"function\":{{{function}}}}}");
+        }
+        false => out.push_str(tool.raw()),
+    }
+}
+
+/// `{"type": "function", "name": …}`, which chat writes with a `function` inside.
+fn named_choice(choice: Json<'_>) -> Option<String> {
+    let mut name = None;
+    let is_object = choice.each_member(|key, value| {
+        if key == "name" {
+            name = Some(value.raw());
+        }
+    });
+    let name = name.filter(|_| is_object)?;
+    Some(format!(
+        "{{\"type\":\"function\",\"function\":{{\"name\":{name}}}}}"
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read_body(body: &Value, terms: &ChatTerms) -> Result<Tools, Vec<String>> {
+        let body = body.to_string();
+        let mut fields = Fields::parse(&body, |name| among(name, &[FIELDS])).unwrap();
+        let tools = read(&mut fields, 300, terms);
+        fields.finish().map(|()| tools).map_err(|mistakes| {
+            let listed = mistakes.listed().iter();
+            listed.map(|error| error.field.clone()).collect()
+        })
+    }
+
+    fn known(body: &Value) -> Result<Tools, Vec<String>> {
+        read_body(body, &ChatTerms::UNKNOWN)
+    }
+
+    const NOW: &str = "[{\"type\":\"function\",\"function\":{\"name\":\"now\",\"description\":\"The time.\",\
+                       \"parameters\":{\"type\":\"object\"}}}]";
+
+    #[test]
+    fn functions_are_shown_as_chat_shows_them_and_other_types_are_left_out() {
+        let now = json!({
+            "type": "function", "name": "now", "description": "The time.", "strict": false,
+            "parameters": {"type": "object"},
+        });
+        let others = [
+            "local_shell",
+            "web_search",
+            "custom",
+            "namespace",
+            "functions",
+        ]
+        .map(|kind| json!({"type": kind, "name": 3}));
+        let tools = known(&json!({"tools": [others[0], others[1], now, others[2]]})).unwrap();
+        assert_eq!(tools.shown.as_deref(), Some(NOW));
+        assert!(tools.are_parallel);
+        let tools = known(&json!({"tools": others, "parallel_tool_calls": false})).unwrap();
+        assert_eq!(tools.shown, None);
+        assert!(!tools.are_parallel);
+        let none = json!({"tools": [now], "tool_choice": "none"});
+        let tools = known(&none).unwrap();
+        assert_eq!((tools.shown, tools.choice), (None, json!("none")));
+    }
+
+    #[test]
+    fn a_model_that_cannot_have_tools_can_have_what_is_left_out() {
+        let terms = ChatTerms {
+            shows_tools: false,
+            ..ChatTerms::UNKNOWN
+        };
+        let others = json!({"tools": [{"type": "local_shell"}], "tool_choice": "auto"});
+        assert_eq!(read_body(&others, &terms).unwrap().shown, None);
+        let function = json!({"tools": [{"type": "function", "name": "now"}]});
+        assert_eq!(read_body(&function, &terms).unwrap_err(), ["tools"]);
+    }
+
+    #[test]
+    fn each_mistake_is_named_where_the_client_made_it() {
+        let wrong = known(&json!({"tools": [
+            {"type": "web_search"}, {"type": "function", "name": ""}, 3, {"type": 3, "name": "a"},
+            {"type": "function", "name": "a", "parameters": [], "extra": 1, "strict": true},
+        ]}));
+        assert_eq!(
+            wrong.unwrap_err(),
+            [
+                "tools[1].name",
+                "tools[2]",
+                "tools[3].type",
+                "tools[4].parameters",
+                "tools[4].strict",
+                "tools[4].extra",
+            ]
+        );
+        assert_eq!(known(&json!({"tools": "a"})).unwrap_err(), ["tools"]);
+        let many = vec![json!({"type": "custom"}); chat::MAX_TOOLS + 1];
+        assert_eq!(known(&json!({"tools": many})).unwrap_err(), ["tools"]);
+        let twice = "{\"tools\": [{\"type\": \"function\", \"name\": \"a\", \"name\": \"b\"}]}";
+        let mut fields = Fields::parse(twice, |name| among(name, &[FIELDS])).unwrap();
+        read(&mut fields, 300, &ChatTerms::UNKNOWN);
+        let wrong = fields.finish().unwrap_err();
+        assert_eq!(wrong.listed()[0].constraint, Constraint::Duplicate);
+        for choice in [json!({"type": "function", "name": "now"}), json!("any")] {
+            let wrong = known(&json!({"tool_choice": choice}));
+            assert_eq!(wrong.unwrap_err(), ["tool_choice"]);
+        }
+    }
+
+    #[test]
+    fn a_choice_by_name_is_written_as_chat_has_it() {
+        let choice = "{\"type\": \"function\", \"name\": \"n\\u0061\"}";
+        let body = format!("{{\"tool_choice\": {choice}}}");
+        let mut fields = Fields::parse(&body, |name| among(name, &[FIELDS])).unwrap();
+        let choice = fields.take("tool_choice").unwrap();
+        let expected = "{\"type\":\"function\",\"function\":{\"name\":\"n\\u0061\"}}";
+        assert_eq!(named_choice(choice).as_deref(), Some(expected));
+    }
+}
