@@ -39,6 +39,8 @@ pub enum Input {
     Prompt(String),
     /// Messages and tools, and what the client sets for the template.
     Messages(Conversation, Vec<(String, TemplateSetting)>),
+    /// The same, and the text with which the answer has begun.
+    Begun(Conversation, Vec<(String, TemplateSetting)>, String),
     /// Ids, as `/v1/completions` may be given.
     Tokens(Vec<TokenId>),
 }
@@ -47,14 +49,19 @@ impl Input {
     /// Tools are shown to the model.
     #[must_use]
     pub fn has_tools(&self) -> bool {
-        matches!(self, Self::Messages(conversation, _) if conversation.tools.is_some())
+        match self {
+            Self::Messages(conversation, _) | Self::Begun(conversation, ..) => {
+                conversation.tools.is_some()
+            }
+            Self::Prompt(_) | Self::Tokens(_) => false,
+        }
     }
 
     /// The name of the field that held the prompt.
     fn field(&self) -> &'static str {
         match self {
             Self::Prompt(_) | Self::Tokens(_) => "prompt",
-            Self::Messages(..) => "messages",
+            Self::Messages(..) | Self::Begun(..) => "messages",
         }
     }
 }
@@ -244,28 +251,50 @@ impl App {
                 self.lanes.run(bytes, work).await.ok_or_else(lost)?
             }
             Input::Messages(conversation, settings) => {
-                self.encode_messages(model, conversation, settings).await
+                let nothing = String::new();
+                self.encode_messages(model, conversation, settings, nothing)
+                    .await
+            }
+            Input::Begun(conversation, settings, beginning) => {
+                self.encode_messages(model, conversation, settings, beginning)
+                    .await
             }
         }
     }
 
     /// Rendered by the model's template in a process of its own, then tokenized here. Control
-    /// tokens that a client wrote stay text, unless the operator wants otherwise.
+    /// tokens that a client wrote stay text, unless the operator wants otherwise. `beginning` is the answer's,
+    /// and follows what the template writes before every answer.
     async fn encode_messages(
         &self,
         model: &Arc<LoadedModel>,
         conversation: Conversation,
         settings: Vec<(String, TemplateSetting)>,
+        beginning: String,
     ) -> Result<Encoded, ApiError> {
-        let (text, bytes) = (Arc::clone(&model.text), conversation.cost());
+        let text = Arc::clone(&model.text);
+        let bytes = conversation.cost() + beginning.len();
         let parse_special = self.parse_special;
         let mark = move || {
+            let is_plain = parse_special || !text.tokenizer().holds_control(&beginning);
             let marked = (!parse_special).then(|| text.tokenizer().mark(&conversation));
-            (conversation, marked.flatten())
+            (
+                conversation,
+                marked.flatten(),
+                is_plain.then_some(beginning),
+            )
         };
         let marked = self.lanes.run(bytes, mark).await;
-        let (conversation, marked) = marked.ok_or_else(lost)?;
-        let (prompt, _room) = self.render(model, conversation, settings.clone()).await?;
+        let (conversation, marked, beginning) = marked.ok_or_else(lost)?;
+        let beginning = beginning.ok_or_else(|| {
+            not_continued("holds a special token's text, and what is begun so is not continued")
+        })?;
+        let (mut prompt, _room) = self.render(model, conversation, settings.clone()).await?;
+        if !beginning.is_empty() && opens_thinking(&prompt) {
+            let rule = "cannot be continued: the model's chat template has every answer begin with thinking";
+            return Err(not_continued(rule));
+        }
+        prompt.push_str(&beginning);
         let (text, bytes) = (Arc::clone(&model.text), prompt.len());
         let Some(mut marked) = marked else {
             let work = move || {
@@ -275,7 +304,8 @@ impl App {
             return self.lanes.run(bytes, work).await.ok_or_else(lost)?;
         };
         let conversation = std::mem::take(&mut marked.conversation);
-        let (marked_prompt, _more_room) = self.render(model, conversation, settings).await?;
+        let (mut marked_prompt, _more_room) = self.render(model, conversation, settings).await?;
+        marked_prompt.push_str(&beginning);
         let work = move || {
             let tokenizer = text.tokenizer();
             let own = tokenizer.clients_own(&prompt, &marked, &marked_prompt)?;
@@ -369,6 +399,11 @@ impl Encoded {
             opens_thinking: opens_thinking(text),
         })
     }
+}
+
+/// The last message is an assistant's.
+fn not_continued(rule: &str) -> ApiError {
+    ApiError::invalid_field("messages", Constraint::Unsupported, rule)
 }
 
 fn lost() -> ApiError {

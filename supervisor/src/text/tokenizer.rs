@@ -108,6 +108,12 @@ impl Tokenizer {
         self.special.clients_own(prompt, marked, marked_prompt)
     }
 
+    /// True for a text that has a control token's text in it.
+    #[must_use]
+    pub fn holds_control(&self, text: &str) -> bool {
+        self.special.find_control(text).next().is_some()
+    }
+
     /// The control tokens that have one of these texts.
     #[must_use]
     pub fn control_of<'t>(&self, texts: impl Iterator<Item = &'t str>) -> Vec<TokenId> {

@@ -9,8 +9,8 @@ use crate::http::json::{Json, Kind};
 use crate::http::mistakes::Constraint;
 use crate::http::openapi::schema;
 use crate::http::reading::{self, MAX_STOP_CHARS, MAX_STOPS, ModelTerms, read_sampling};
-use crate::text::Conversation;
 use crate::text::tools::Parsing;
+use crate::text::{ChatMessage, Conversation};
 use uuid::Uuid;
 use worker_orcd_ipc::Sampling;
 
@@ -98,13 +98,26 @@ fn read_prompt(
     let messages = conversation::read(fields, max_chars, &model.chat);
     let tools = tools::read(fields, max_chars, &model.chat);
     settings::accept_harmless(fields);
-    let messages = messages?;
-    if messages.last().is_some_and(|it| it.role == "assistant") {
-        let rule = "must end with a user's: an answer that is begun is not continued";
+    let mut messages = messages?;
+    let last = messages.pop_if(|last| last.role == "assistant");
+    let conversation = Conversation { messages, tools };
+    match last {
+        None => Some(Input::Messages(conversation, settings)),
+        Some(last) => {
+            let beginning = beginning(fields, last);
+            Some(Input::Begun(conversation, settings, beginning))
+        }
+    }
+}
+
+/// The text of an answer that the client has begun, and the model goes on with.
+fn beginning(fields: &mut Fields<'_>, last: ChatMessage) -> String {
+    if last.reasoning.is_some() || !last.tool_calls.is_empty() {
+        let rule =
+            "may end with an assistant's text, which is continued, and with nothing else of it";
         fields.error("messages", Constraint::Unsupported, rule);
     }
-    let conversation = Conversation { messages, tools };
-    Some(Input::Messages(conversation, settings))
+    last.content.unwrap_or_default()
 }
 
 /// Clients ask for more than most contexts have. It is a bound, and an answer ends before it where there is no

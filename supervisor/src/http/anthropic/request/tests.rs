@@ -222,11 +222,32 @@ fn what_changes_an_answer_and_is_not_done_is_refused_by_name() {
         ),
         (json!({"no_such": 1}), "no_such is no field of this request"),
         (
-            json!({"messages": [{"role": "assistant", "content": "I"}]}),
-            "messages must end with a user's",
+            json!({"messages": [{"role": "assistant", "content": [
+                {"type": "tool_use", "id": "a", "name": "f", "input": {}},
+            ]}]}),
+            "messages may end with an assistant's text",
         ),
     ] {
         let wrong = read_with(&extra).unwrap_err();
         assert!(wrong.starts_with(why), "{extra}: {wrong}");
     }
+}
+
+#[test]
+fn the_text_of_an_answer_that_was_begun_is_told_from_the_conversation() {
+    let messages = json!([
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": [{"type": "text", "text": "I "}, {"type": "text", "text": "am"}]},
+    ]);
+    let input = read_with(&json!({"messages": messages}))
+        .unwrap()
+        .generation
+        .input;
+    let Input::Begun(conversation, _, beginning) = input else {
+        panic!("{input:?}");
+    };
+    assert_eq!(
+        (conversation.messages.len(), beginning.as_str()),
+        (1, "I am")
+    );
 }
