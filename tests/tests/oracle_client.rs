@@ -31,6 +31,18 @@ fn the_openai_package_calls_a_tool_and_sends_back_its_result() {
 }
 
 #[test]
+fn the_openai_package_speaks_responses() {
+    let template = "{% if tools and false %}<tool_call><think>{% endif %}{% for message in messages %}\
+                    {{ message.content }}{{ message.tool_calls }}{% endfor %}<|end|>";
+    let script = Script::behave().chat_template(template.to_owned());
+    let worker = Worker::scripted(script).start();
+    let url = format!("http://{}", worker.client().address);
+    let answer = "<think>\nTwo numbers.\n</think>\n\nI look.\n<tool_call>\n{\"name\": \"add\", \"arguments\": \
+                  {\"a\": 1, \"b\": 2}}\n</tool_call>";
+    oracle::run("openai_responses.py", &[url.as_ref(), answer.as_ref()]);
+}
+
+#[test]
 fn prometheus_own_client_reads_both_forms_of_the_metrics() {
     let worker = Worker::scripted(Script::behave()).start();
     let client = worker.client();

@@ -122,7 +122,10 @@ fn part() -> Shape {
 fn usage() -> Shape {
     object([
         ("input_tokens", count()),
-        ("input_tokens_details", object([("cached_tokens", count())])),
+        (
+            "input_tokens_details",
+            object([("cached_tokens", count()), ("cache_write_tokens", count())]),
+        ),
         ("output_tokens", count()),
         (
             "output_tokens_details",

@@ -67,7 +67,7 @@ impl Usage {
     fn told(self) -> Value {
         json!({
             "input_tokens": self.input,
-            "input_tokens_details": {"cached_tokens": 0},
+            "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
             "output_tokens": self.output,
             "output_tokens_details": {"reasoning_tokens": self.reasoning},
             "total_tokens": self.input.saturating_add(self.output),
