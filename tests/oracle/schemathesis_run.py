@@ -49,7 +49,8 @@ def is_control(character):
 @schemathesis.hook
 def filter_failure(_context, _failure, case, response):
     body = case.body if isinstance(case.body, dict) else {}
-    is_too_long = len(characters([body.get("system"), body.get("messages")])) > MAX_CHARS
+    said = [body.get(name) for name in ("messages", "system", "instructions", "input")]
+    is_too_long = len(characters(said)) > MAX_CHARS
     tools = body.get("tools")
     tools = tools if isinstance(tools, list) else []
     # As a template is given them, with two words around each.
@@ -59,7 +60,8 @@ def filter_failure(_context, _failure, case, response):
         is_empty and "has no tokens" in response.text
     )
     # A text that Schemathesis makes is an object by chance alone, and then the request is another case.
-    is_no_json = '"tool_calls"' in json.dumps(body) and "text of a JSON object" in response.text
+    has_call = any(name in json.dumps(body) for name in ('"tool_calls"', '"function_call"'))
+    is_no_json = has_call and "text of a JSON object" in response.text
     # What an answer can be begun with depends on who speaks last, and a schema has no word for the last of a list.
     messages = body.get("messages")
     last = messages[-1] if isinstance(messages, list) and messages else None

@@ -236,7 +236,11 @@ fn what_is_not_done_is_refused_in_openai_s_words() {
     ] {
         assert_eq!(refused(&body), (400, json!(field)));
     }
-    let nobody = worker.client().get("/v1/responses/resp_1");
+    let place = worker.client().get("/v1/responses/resp_1?from=1");
+    assert_eq!(place.status, 400, "events are numbered, and pieces are not");
+    let nobody = worker
+        .client()
+        .get("/v1/responses/resp_1?stream=true&starting_after=3");
     assert_eq!(nobody.status, 404);
     assert_eq!(nobody.json()["error"]["type"], "not_found_error");
 }

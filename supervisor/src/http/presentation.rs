@@ -56,6 +56,9 @@ pub enum Form {
         /// How its text is taken apart.
         parsing: Parsing,
         echo: Box<Echo>,
+        /// The first event that a client wants which asks for the rest.
+        #[serde(skip)]
+        from: u64,
     },
 }
 
@@ -105,6 +108,13 @@ impl Form {
             | Self::Responses { parsing, .. } => {
                 parsing.open_thinking();
             }
+        }
+    }
+
+    /// Says which event of a response is told first.
+    pub fn tell_from(&mut self, first: u64) {
+        if let Self::Responses { from, .. } = self {
+            *from = first;
         }
     }
 
@@ -189,6 +199,7 @@ impl Form {
                 is_streamed,
                 parsing,
                 echo,
+                from,
             } => {
                 // What a piece says depends on all before it.
                 stream.give_known();
@@ -201,9 +212,9 @@ impl Form {
                 };
                 match (is_streamed, begun) {
                     (false, _) => responses::whole::respond(stream, job, &header).await,
-                    (true, true) => Ok(sse::go_on(stream, job, Events::new(header))),
+                    (true, true) => Ok(sse::go_on(stream, job, Events::new(header, from))),
                     (true, false) => {
-                        sse::respond_when_known(stream, job, Events::new(header)).await
+                        sse::respond_when_known(stream, job, Events::new(header, from)).await
                     }
                 }
             }
@@ -296,6 +307,22 @@ mod tests {
                     calls: Some(Syntax::Hermes),
                     thinking: Some(Thoughts::Tagged),
                 },
+            },
+            Form::Responses {
+                created: 5,
+                is_streamed: true,
+                parsing: Parsing::default(),
+                echo: Box::new(Echo {
+                    temperature: serde_json::Number::from_f64(0.8),
+                    top_p: serde_json::Number::from_f64(1.0),
+                    max_output_tokens: 6,
+                    tool_choice: json!({"type": "function", "name": "a"}),
+                    parallel_tool_calls: false,
+                    effort: Some("low".to_owned()),
+                    verbosity: None,
+                    metadata: [("a".to_owned(), "\"b\"".to_owned())].into(),
+                }),
+                from: 0,
             },
         ];
         for form in forms {

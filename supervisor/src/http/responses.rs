@@ -2,7 +2,7 @@
 //!
 //! It is the conversation of `/v1/chat/completions` in other words: [`request`] reads `input` and `tools` into the same
 //! messages and tools, and the same text is told as items ([`output`]), whole or as events. No answer is kept, so
-//! what refers to an earlier one is refused by name.
+//! what refers to an earlier one is refused by name. [`rest`] is for clients whose connection broke off.
 //!
 //! ```text
 //! request (input → items, tools, settings) → generation … pieces → output → events (streamed) or whole
@@ -15,6 +15,7 @@ mod input;
 mod items;
 mod output;
 pub mod request;
+pub(in crate::http) mod rest;
 mod settings;
 mod tools;
 pub(in crate::http) mod whole;
@@ -72,6 +73,7 @@ async fn try_create(
         is_streamed,
         parsing,
         echo: Box::new(echo),
+        from: 0,
     };
     let accepted = app.start(&model, generation, &mut form, asker).await;
     // Where the prompt's reader says messages, this API's clients wrote input.

@@ -1,6 +1,7 @@
 //! `GET /execute/{job_id}`, `/v1/chat/completions/{id}`, `/v1/completions/{id}`, `/v1/messages/{id}`,
 //! `/v1/responses/{id}`: the rest of an answer whose connection an earlier supervisor lost.
 //!
+//! A response is asked for by the number of an event ([`rest`]). Of the others
 //! `?from=N` says that the client has N pieces of text (for `/execute`, that its last event had `i` = N − 1), and
 //! `Last-Event-ID` is the `id:` of the last event that it has, as browsers send it. Without either,
 //! the answer is told from its beginning.
@@ -10,6 +11,7 @@ use super::error::{ApiError, Dialect};
 use super::generation::Accepted;
 use super::job::Job;
 use super::presentation::Presentation;
+use super::responses::rest;
 use super::{App, client};
 use crate::engine::Skip;
 use crate::http::mistakes::Constraint;
@@ -71,10 +73,14 @@ fn lost() -> io::Result<Bytes> {
 
 fn find(app: &Arc<App>, id: &str, request: &Request<Body>) -> Result<Rest, ApiError> {
     let extensions = request.extensions();
+    let first_event = rest::first_event(request.uri())?;
     let (skip, owner, begun) = match extensions.get::<HandedOver>() {
         Some(handed) => (handed.told.unwrap_or_default(), None, handed.told.is_some()),
         None => {
-            let skip = read_skip(request.uri(), request.headers())?;
+            let skip = match first_event {
+                Some(_) => Skip::Nothing,
+                None => read_skip(request.uri(), request.headers())?,
+            };
             let owner = client::of_request(extensions);
             (skip, Some(owner), skip != Skip::Nothing)
         }
@@ -82,8 +88,11 @@ fn find(app: &Arc<App>, id: &str, request: &Request<Body>) -> Result<Rest, ApiEr
     let nobody = "there is no job of this name whose client is waited for";
     let found = app.engine.resume(id, owner, skip);
     let (stream, presentation) = found.ok_or_else(|| ApiError::not_found(nobody))?;
-    let presentation =
+    let mut presentation =
         Presentation::read(&presentation).ok_or_else(|| ApiError::not_found(nobody))?;
+    if let Some(first) = first_event {
+        presentation.form.tell_from(first);
+    }
     let correlation_id = presentation.correlation_id.clone();
     if let Some(connection) = extensions.get::<Attachment>() {
         connection.attach(id, &correlation_id, stream.position());

@@ -132,7 +132,22 @@ pub fn responses(app: &App) -> OperationBuilder {
 }
 
 pub fn rest_of_response(_: &App) -> OperationBuilder {
-    let operation = rest("rest_of_response", "openai", "id").response("200", response());
+    let query = |name: &str, words: &str, shape: Shape| {
+        ParameterBuilder::new()
+            .name(name)
+            .parameter_in(ParameterIn::Query)
+            .description(Some(words))
+            .schema(Some(shape))
+            .build()
+    };
+    let after = "sequence_number of the last event that the client has";
+    let number = schema::integer(&(0..=u64::from(u32::MAX)));
+    let summary = "The rest of a response whose connection was lost";
+    let operation = operation("rest_of_response", "openai", summary)
+        .parameter(part_of_path("id", None))
+        .parameter(query("starting_after", after, number))
+        .parameter(query("stream", "As OpenAI has it", schema::values([true])))
+        .response("200", response());
     let operation = refused(operation, OpenAi, ENDS);
     refused(operation, OpenAi, &[Why::NotFound])
 }

@@ -21,6 +21,8 @@ pub(in crate::http) struct Events {
     output: Output,
     /// Number of the next event.
     sequence: u64,
+    /// Events before this one are not told: the client has them.
+    from: u64,
     /// Reused between pieces.
     steps: Vec<Step>,
 }
@@ -40,13 +42,14 @@ struct Delta<'a> {
 }
 
 impl Events {
-    pub(in crate::http) fn new(header: Header) -> Self {
+    pub(in crate::http) fn new(header: Header, from: u64) -> Self {
         let only_one_call = !header.echo.parallel_tool_calls;
         let output = Output::new(&header.id, header.parsing, only_one_call);
         Self {
             header,
             output,
             sequence: BEGINNING,
+            from,
             steps: Vec::new(),
         }
     }
@@ -99,7 +102,9 @@ impl Events {
             delta: text,
             logprobs: (*kind == Kind::Message).then_some([]),
         };
-        write_event(out, name, &delta);
+        if self.sequence >= self.from {
+            write_event(out, name, &delta);
+        }
         self.sequence += 1;
     }
 
@@ -144,7 +149,9 @@ impl Events {
     fn event(&mut self, name: &str, out: &mut Vec<u8>, mut data: Value) {
         data["type"] = json!(name);
         data["sequence_number"] = json!(self.sequence);
-        write_event(out, name, &data);
+        if self.sequence >= self.from {
+            write_event(out, name, &data);
+        }
         self.sequence += 1;
     }
 }

@@ -41,7 +41,7 @@ fn completion(stop_reason: StopReason) -> Completion {
 }
 
 fn tell(header: &Header, pieces: &[Piece], known: usize, reason: StopReason) -> String {
-    let mut events = Events::new(header.clone());
+    let mut events = Events::new(header.clone(), 0);
     let mut out = Vec::new();
     if known == 0 {
         events.begin(&mut out);
@@ -196,7 +196,7 @@ fn a_stream_has_the_events_of_openai_in_their_order() {
 
 #[test]
 fn a_failure_in_the_middle_is_the_last_event_and_has_what_was_told() {
-    let mut events = Events::new(header(PARSING, true));
+    let mut events = Events::new(header(PARSING, true), 0);
     let mut out = Vec::new();
     events.begin(&mut out);
     pieces("I look", 3)
@@ -230,6 +230,26 @@ fn a_stream_goes_on_with_the_same_bytes_behind_what_the_client_has() {
             assert!(rest.len() <= before, "{known}");
             before = rest.len();
         }
+    }
+}
+
+/// Whose connection broke off says the number of the last event that it has.
+#[test]
+fn a_client_is_told_what_is_behind_the_last_event_that_it_has() {
+    let (header, pieces) = (header(PARSING, true), pieces(TEXT, 4));
+    let all = tell(&header, &pieces, 0, StopReason::Eos);
+    let events: Vec<&str> = all.split_inclusive("\n\n").collect();
+    for from in 0..=events.len() {
+        let mut rest = Events::new(header.clone(), from as u64);
+        let mut out = Vec::new();
+        rest.begin(&mut out);
+        pieces.iter().for_each(|it| rest.text(it, &mut out));
+        rest.finished(&completion(StopReason::Eos), &mut out);
+        assert_eq!(
+            String::from_utf8(out).unwrap(),
+            events[from..].concat(),
+            "{from}"
+        );
     }
 }
 
