@@ -215,6 +215,7 @@ impl Supervisor {
                 max_tokens: COMPLETION,
                 ignore_eos: true,
                 logprobs: None,
+                grammar: None,
             })))?;
         }
         let (mut left, mut full, mut first, mut last) = (streams, 0, None, Instant::now());

@@ -153,6 +153,7 @@ fn run(
         sampling: Sampling::default(),
         prompt: &[],
         generated: &[],
+        allowed: None,
     };
     let sequences: Vec<SequenceWork<'_>> = work
         .iter()

@@ -235,6 +235,7 @@ fn work<'a>(
             sampling,
             prompt: tokens,
             generated: &[],
+            allowed: None,
         }),
     }
 }

@@ -4,6 +4,7 @@
 //! entry ─ serve ─┬─ reader, heartbeat, link          (threads and words)
 //!                └─ engine ─┬─ scheduler ─ kv_cache  (pure: who runs, in which pages)
 //!                           ├─ device    ─ sampler   (a step: tokens in, tokens out)
+//!                           ├─ grammars              (threads: what may be drawn next)
 //!                           ├─ trace, logprobs       (what the device saw, on request)
 //!                           └─ flight_recorder       (what it was doing, for after its death)
 //!           loader ─┬─ model ─ gguf                  (an untrusted file, checked)
@@ -25,6 +26,7 @@ pub mod exit;
 #[cfg(feature = "fault-injection")]
 pub mod fault_injection;
 pub mod flight_recorder;
+pub mod grammars;
 pub mod kv_pages;
 pub mod loader;
 pub mod logprobs;

@@ -37,6 +37,9 @@ pub struct SampleWork<'a> {
     pub sampling: Sampling,
     pub prompt: &'a [TokenId],
     pub generated: &'a [TokenId],
+    /// The mask: bit `i % 32` of word `i / 32` says that token `i` may be drawn. One bit at least, and as
+    /// many words as the vocabulary needs. `None`: all may be.
+    pub allowed: Option<&'a [u32]>,
 }
 
 /// A token that is still in the race.
@@ -88,6 +91,9 @@ impl Draw {
 /// `logits` is used up.
 pub fn sample(logits: &mut [f32], work: &SampleWork<'_>, position: u32) -> TokenId {
     penalize(logits, work);
+    if let Some(allowed) = work.allowed {
+        forbid(logits, allowed);
+    }
     let best = argmax(logits);
     let Some(draw) = Draw::new(&work.sampling, position) else {
         return TokenId(best as u32);
@@ -100,6 +106,16 @@ pub fn sample(logits: &mut [f32], work: &SampleWork<'_>, position: u32) -> Token
     match candidates(weights, &draw) {
         None => draw_of_all(weights, draw.number),
         Some(candidates) => draw_of(candidates, draw.number),
+    }
+}
+
+/// Tokens that are not allowed lose every comparison, and weigh nothing.
+fn forbid(logits: &mut [f32], allowed: &[u32]) {
+    assert_eq!(allowed.len(), logits.len().div_ceil(32), "words of a mask");
+    for (index, logit) in logits.iter_mut().enumerate() {
+        if allowed[index / 32] & 1 << (index % 32) == 0 {
+            *logit = f32::NEG_INFINITY;
+        }
     }
 }
 

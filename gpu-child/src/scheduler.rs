@@ -24,13 +24,18 @@
 //!   because the device computes the same bits either way. The one that runs for longest is never
 //!   parked, so that somebody always gets to the end.
 //!
+//! A sequence under a grammar draws only where the mask of its next token is here ([`constraint`]); without
+//! it, it sits out, and what is computed of its prompt stops before the last token.
+//!
 //! Where every slot is taken by a sequence that decodes, a newcomer waits for one to end. Slots are
 //! then given so that clients get to hold equally many.
 //!
 //! Each accepted submission is reported as finished exactly once.
 
 mod adoption;
+mod constraint;
 mod fair_queue;
+mod gauges;
 mod room;
 mod seals;
 mod sequence;
@@ -39,6 +44,7 @@ mod shape;
 use crate::device::SequenceWork;
 use crate::kv_pages::KvPages;
 pub use adoption::Adoption;
+pub use constraint::Wish;
 use fair_queue::{Candidate, FairQueue};
 use room::NoRoom;
 use seals::Seals;
@@ -46,9 +52,7 @@ use sequence::{Sequence, Tail};
 pub use shape::{Company, StepShape};
 use std::collections::{HashSet, VecDeque};
 use thiserror::Error;
-use worker_orcd_ipc::{
-    Drawn, FinishReason, Finished, Load, RequestId, StepReport, Submission, TokenId,
-};
+use worker_orcd_ipc::{Drawn, FinishReason, Finished, RequestId, StepReport, Submission, TokenId};
 
 #[derive(Debug, Clone)]
 pub struct Limits {
@@ -112,6 +116,10 @@ pub struct Scheduler {
     began: Vec<RequestId>,
     /// Endings to be reported with the next step.
     finished: Vec<Finished>,
+    /// For those who compute masks.
+    wishes: Vec<Wish>,
+    /// Matchers asked for.
+    tickets: u64,
     seals: Seals,
     prefix_hit_tokens: u64,
     prompt_tokens: u64,
@@ -137,6 +145,8 @@ impl Scheduler {
             submissions: 0,
             began: Vec::new(),
             finished: Vec::new(),
+            wishes: Vec::new(),
+            tickets: 0,
             seals: Seals::default(),
             prefix_hit_tokens: 0,
             prompt_tokens: 0,
@@ -191,10 +201,7 @@ impl Scheduler {
             return;
         };
         sequence.give_up_pages(&mut self.cache);
-        self.finished.push(Finished {
-            request,
-            reason: FinishReason::Cancelled,
-        });
+        self.finish(sequence, FinishReason::Cancelled);
     }
 
     /// Decides the next step. `prompt_tokens` says how many tokens of prompts it may hold, over all
@@ -300,30 +307,6 @@ impl Scheduler {
         std::mem::take(&mut self.finished)
     }
 
-    #[must_use]
-    pub fn load(&self) -> Load {
-        let geometry = self.cache.geometry();
-        Load {
-            running: self.running.len() as u32,
-            waiting: self.waiting.len() as u32,
-            kv_used_tokens: u64::from(self.cache.used_pages()) * u64::from(geometry.page_tokens),
-            prefix_hit_tokens: self.prefix_hit_tokens,
-            prompt_tokens: self.prompt_tokens,
-            generated_tokens: self.generated_tokens,
-            adopted_tokens: self.adopted_tokens,
-            changed_pages: self.changed_pages,
-            mixed_steps: self.mixed_steps,
-            mixed_prompt_tokens: self.mixed_prompt_tokens,
-            // Others know the time.
-            step_budget_us: None,
-        }
-    }
-
-    #[must_use]
-    pub fn kv_used_bytes(&self) -> u64 {
-        u64::from(self.cache.used_pages()) * self.cache.geometry().page_bytes
-    }
-
     /// The answer to a step has its shares that draw, and nothing else.
     fn check(&self, flight: &[Share], drawn: &[Drawn]) -> Result<(), SchedulerError> {
         let drawing = flight.iter().filter_map(|it| Some((it.request, it.draws?)));
@@ -355,7 +338,7 @@ impl Scheduler {
             let Some(index) = self.take_in(next, &mut candidates) else {
                 continue;
             };
-            let pending = self.running[index].pending() - self.planned[index];
+            let pending = self.running[index].runnable() - self.planned[index];
             let tokens = pending.min(chunk).min(left);
             self.planned[index] += tokens;
             left -= tokens;
@@ -414,6 +397,8 @@ impl Scheduler {
         if let Some(row) = drawn {
             sequence.learn(row.token);
             self.generated_tokens += 1;
+            self.wishes
+                .extend(sequence.next_wish(row.token, &self.limits));
         }
         sequence.publish(&mut self.cache);
         drawn
@@ -426,6 +411,7 @@ impl Scheduler {
             running,
             waiting,
             finished,
+            wishes,
             ..
         } = self;
         let mut goes_on = |sequence: &mut Sequence| {
@@ -433,6 +419,7 @@ impl Scheduler {
                 return true;
             };
             sequence.give_up_pages(cache);
+            wishes.extend(sequence.constraint.give_up());
             finished.push(Finished {
                 request: sequence.request,
                 reason,

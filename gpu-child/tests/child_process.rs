@@ -1,5 +1,8 @@
 //! The real binary, over a real socket, with a tiny model on the CPU device.
 
+#[path = "child_process/grammars.rs"]
+mod grammars;
+
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use std::io::{Read, Write};
@@ -210,6 +213,7 @@ fn submission(request: u64, temperature: f32) -> Submission {
         max_tokens: 20,
         ignore_eos: true,
         logprobs: None,
+        grammar: None,
     }
 }
 

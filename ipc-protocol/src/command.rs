@@ -1,6 +1,7 @@
 //! Everything a supervisor can ask of a child.
 
 use crate::custody::WeightsManifest;
+use crate::grammar::Grammar;
 use crate::ids::{ClientId, RequestId, TokenId};
 use crate::kv::{KvSource, SealedPage, SealedPages};
 use serde::{Deserialize, Serialize};
@@ -155,6 +156,8 @@ pub struct Submission {
     /// Log probabilities of each token that is drawn, and of so many of the most likely ones, at most
     /// [`MAX_TOP_LOGPROBS`](crate::MAX_TOP_LOGPROBS).
     pub logprobs: Option<u8>,
+    /// What the answer is held to: each token is drawn from those that the grammar allows behind `generated`.
+    pub grammar: Option<Box<Grammar>>,
 }
 
 /// Parameters of the draw of a next token. The order is: penalties, temperature, top-k, top-p,

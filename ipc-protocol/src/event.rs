@@ -160,4 +160,9 @@ pub enum FinishReason {
     Refused {
         message: String,
     },
+    /// The answer cannot go on under the request's grammar: it does not compile, exceeds a limit, or the
+    /// vocabulary has no token to go on with. Tokens may have come before.
+    GrammarFailed {
+        message: String,
+    },
 }

@@ -12,7 +12,9 @@ pub struct GrammarError {
 }
 
 impl GrammarError {
-    pub(crate) fn new(why: impl Display) -> Self {
+    /// Of what was said, the first sentence, cut to a bounded length.
+    #[must_use]
+    pub fn new(why: impl Display) -> Self {
         let why = why.to_string();
         // A panic inside llguidance is told with a backtrace, and any error with a mark of its brevity.
         let sentence = why.split("\n<backtrace>").next().unwrap_or_default();

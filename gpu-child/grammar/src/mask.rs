@@ -19,6 +19,17 @@ impl Mask {
         Self(words)
     }
 
+    /// These tokens; those outside the vocabulary are dropped.
+    pub fn of(tokens: impl IntoIterator<Item = TokenId>, vocabulary: usize) -> Self {
+        let mut words = vec![0; vocabulary.div_ceil(32)];
+        for token in tokens {
+            if let Some(word) = words.get_mut(token.index() / 32) {
+                *word |= 1 << (token.index() % 32);
+            }
+        }
+        Self::new(words, vocabulary)
+    }
+
     #[must_use]
     pub fn words(&self) -> &[u32] {
         &self.0
@@ -48,6 +59,8 @@ mod tests {
         assert_eq!(mask.tokens().count(), 40);
         assert!(mask.allows(TokenId(39)) && !mask.allows(TokenId(40)));
         assert_eq!(Mask::new(vec![5], 64).words(), [5, 0]);
+        let tokens = [0, 33, 64, 39].map(TokenId);
+        assert_eq!(Mask::of(tokens, 40).words(), [1, 2 | 1 << 7]);
         assert_eq!(Mask::new(vec![u32::MAX, 1], 32).words(), [u32::MAX]);
     }
 }

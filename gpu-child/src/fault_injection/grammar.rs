@@ -268,6 +268,7 @@ mod tests {
                 sampling,
                 prompt: &prompt,
                 generated: &[],
+                allowed: None,
             }),
         }];
         let batch = Batch {

@@ -23,6 +23,7 @@ fn work<'a>(sampling: Sampling, prompt: &'a [TokenId], generated: &'a [TokenId])
         sampling,
         prompt,
         generated,
+        allowed: None,
     }
 }
 

@@ -74,6 +74,7 @@ impl Scheduler {
             self.prefix_hit_tokens += saved.min(sequence.prompt_len()) as u64;
         }
         sequence.passed_by = None;
+        self.ask_for_first_mask(&mut sequence);
         for passed_by in self
             .waiting
             .iter_mut()
@@ -155,6 +156,7 @@ impl Scheduler {
     fn park(&mut self, index: usize) {
         let mut sequence = self.running.remove(index);
         sequence.give_up_pages(&mut self.cache);
+        self.wishes.extend(sequence.constraint.give_up());
         self.wait(sequence);
     }
 
@@ -173,7 +175,8 @@ impl Scheduler {
         self.finish(sequence, reason);
     }
 
-    fn finish(&mut self, sequence: Sequence, reason: FinishReason) {
+    pub(super) fn finish(&mut self, mut sequence: Sequence, reason: FinishReason) {
+        self.wishes.extend(sequence.constraint.give_up());
         self.finished.push(Finished {
             request: sequence.request,
             reason,

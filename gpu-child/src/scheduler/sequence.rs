@@ -1,6 +1,7 @@
 //! A request on its way: its tokens, how many of them are in the KV cache, and when it ends.
 
 use super::Limits;
+use super::constraint::{Constraint, Wish};
 use super::fair_queue::Candidate;
 use super::seals::Contents;
 use crate::device::{PageId, PagePart, SampleWork, SequenceWork, TO_BE_DRAWN};
@@ -32,6 +33,7 @@ pub(super) struct Sequence {
     ignore_eos: bool,
     /// As [`Submission::logprobs`].
     pub(super) logprobs: Option<u8>,
+    pub(super) constraint: Constraint,
     /// Positions `0 .. computed` are in `pages`.
     computed: usize,
     pages: Vec<PageId>,
@@ -64,6 +66,7 @@ impl Sequence {
             max_tokens,
             ignore_eos,
             logprobs,
+            grammar,
         } = submission;
         let prompt_len = prompt.len();
         let mut tokens = prompt;
@@ -79,6 +82,7 @@ impl Sequence {
             max_tokens: max_tokens as usize,
             ignore_eos,
             logprobs,
+            constraint: Constraint::of(grammar),
             computed: 0,
             pages: Vec::new(),
             decodes: false,
@@ -110,6 +114,16 @@ impl Sequence {
         self.tokens.len() - self.computed
     }
 
+    /// Of those, what can be run now: a token that draws waits for its mask.
+    pub(super) fn runnable(&self) -> usize {
+        self.pending() - usize::from(self.constraint.lacks_mask())
+    }
+
+    /// Tokens generated so far.
+    pub(super) fn generated(&self) -> &[TokenId] {
+        &self.known()[self.prompt_len..]
+    }
+
     /// Positions that are in the KV cache.
     pub(super) fn computed(&self) -> usize {
         self.computed
@@ -119,7 +133,11 @@ impl Sequence {
         Candidate {
             client: self.client,
             serial: self.serial,
-            left: self.pending(),
+            // One that waits is given a slot, and asks for its mask then.
+            left: match waits {
+                true => self.pending(),
+                false => self.runnable(),
+            },
             waits,
         }
     }
@@ -130,7 +148,7 @@ impl Sequence {
 
     /// Something of it can be in the next step.
     pub(super) fn runs(&self, limits: &Limits, cache: &KvPages) -> bool {
-        !self.will_be_full(limits) && !self.lacks_pages(cache)
+        !self.will_be_full(limits) && !self.lacks_pages(cache) && self.runnable() > 0
     }
 
     /// Why it ends before anything is computed, if it does.
@@ -160,7 +178,7 @@ impl Sequence {
 
     /// Why it ends with the tokens it is known to have, if it does.
     pub(super) fn ending(&self, limits: &Limits) -> Option<FinishReason> {
-        let last = self.known()[self.prompt_len..].last();
+        let last = self.generated().last();
         if !self.ignore_eos && last.is_some_and(|token| limits.ends_generation(*token)) {
             return Some(FinishReason::EndOfSequence);
         }
@@ -277,6 +295,7 @@ impl Sequence {
             sampling: self.sampling,
             prompt: &self.tokens[..self.prompt_len],
             generated: &self.tokens[self.prompt_len..],
+            allowed: self.constraint.allowed(),
         });
         SequenceWork {
             request: self.request,
@@ -302,6 +321,7 @@ impl Sequence {
         draws.then(|| {
             let index = self.tokens.len() - self.prompt_len;
             self.decodes = true;
+            self.constraint.used();
             self.tokens.push(TO_BE_DRAWN);
             self.unknown += 1;
             index as u32
@@ -313,6 +333,14 @@ impl Sequence {
         let at = self.known().len();
         self.tokens[at] = token;
         self.unknown -= 1;
+    }
+
+    /// The mask behind that token, where another token is to follow.
+    pub(super) fn next_wish(&self, token: TokenId, limits: &Limits) -> Option<Wish> {
+        match self.ending(limits) {
+            Some(_) => None,
+            None => self.constraint.next(token),
+        }
     }
 
     /// Offers to others the pages whose tokens are known. What a step under way still writes there

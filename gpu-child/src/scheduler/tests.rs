@@ -3,13 +3,15 @@
 //! that. A page that is shared wrongly, written twice or freed too early changes the answer.
 
 mod adoption;
+mod constraint;
 mod fairness;
 
 use super::*;
 use crate::device::{KvGeometry, PageId, TO_BE_DRAWN};
+use constraint::Play;
 use proptest::prelude::*;
 use std::collections::BTreeMap;
-use worker_orcd_ipc::{ClientId, Sampling};
+use worker_orcd_ipc::{ClientId, Grammar, Sampling};
 
 const VOCAB: u32 = 50;
 const EOG: TokenId = TokenId(7);
@@ -68,7 +70,13 @@ impl PagedDevice {
         }
         let history = sample.prompt.iter().chain(sample.generated);
         assert_eq!(history.count(), end as usize);
-        TokenId((hash % u64::from(VOCAB)) as u32)
+        let is_allowed = |token: &u32| match sample.allowed {
+            Some(words) => words[*token as usize / 32] & 1 << (token % 32) != 0,
+            None => true,
+        };
+        let first = (hash % u64::from(VOCAB)) as u32;
+        let token = (first..VOCAB).chain(0..first).find(is_allowed);
+        TokenId(token.expect("something is allowed"))
     }
 }
 
@@ -88,6 +96,7 @@ struct Bench {
     /// not been told.
     is_ahead: bool,
     answers: VecDeque<Vec<Drawn>>,
+    play: Play,
 }
 
 fn limits() -> Limits {
@@ -114,6 +123,7 @@ impl Bench {
             step: 0,
             is_ahead: false,
             answers: VecDeque::new(),
+            play: Play::default(),
         }
     }
 
@@ -128,7 +138,12 @@ impl Bench {
 
     /// A turn; false when there was nothing to compute.
     fn turn(&mut self, prefill_tokens: u32) -> bool {
-        let computes = self.scheduler.plan(|_| prefill_tokens);
+        self.play.hear(&mut self.scheduler);
+        self.play.answer(&mut self.scheduler);
+        // Nobody launches a step ahead where somebody is under a grammar.
+        let may_wait = self.is_ahead && !self.scheduler.has_grammar();
+        let may_plan = may_wait || self.answers.is_empty();
+        let computes = may_plan && self.scheduler.plan(|_| prefill_tokens);
         if computes {
             let work = self.scheduler.work();
             let tokens: usize = work.iter().map(|sequence| sequence.tokens.len()).sum();
@@ -137,7 +152,8 @@ impl Bench {
             self.answers.push_back(self.device.step(&work));
             self.scheduler.launched();
         }
-        let may_wait = usize::from(self.is_ahead && computes);
+        self.play.hear(&mut self.scheduler);
+        let may_wait = usize::from(may_wait && computes);
         let ends = self.answers.len() > may_wait;
         let report = if ends {
             self.step += 1;
@@ -150,7 +166,7 @@ impl Bench {
             }
         };
         self.record(report);
-        computes || ends
+        computes || ends || self.play.is_at_work()
     }
 
     fn record(&mut self, report: StepReport) {
@@ -183,6 +199,7 @@ impl Bench {
                     0
                 );
                 assert_eq!(self.scheduler.kv_used_bytes(), 0, "a page was leaked");
+                assert_eq!(self.play.matchers(), 0, "a matcher was leaked");
                 return;
             }
         }
@@ -215,6 +232,7 @@ fn submission(request: u64, prompt: &[u32], max_tokens: u32) -> Submission {
         max_tokens,
         ignore_eos: true,
         logprobs: None,
+        grammar: None,
     }
 }
 
@@ -458,10 +476,12 @@ fn act() -> impl Strategy<Value = Act> {
         prop::collection::vec(1_u32..3, 1..30),
         0_u32..25,
         any::<bool>(),
+        prop::bool::weighted(0.3),
     );
     prop_oneof![
-        3 => request.prop_map(|(prompt, max_tokens, ignore_eos)| {
-            Act::Submit(Submission { ignore_eos, ..submission(0, &prompt, max_tokens) })
+        3 => request.prop_map(|(prompt, max_tokens, ignore_eos, is_constrained)| {
+            let grammar = is_constrained.then(|| Box::new(Grammar::Regex(String::new())));
+            Act::Submit(Submission { ignore_eos, grammar, ..submission(0, &prompt, max_tokens) })
         }),
         4 => (1_u32..20).prop_map(Act::Turn),
         1 => (0_u64..40).prop_map(Act::Cancel),
@@ -478,8 +498,10 @@ proptest! {
         max_running in 1_u32..6,
         shares_prefixes in any::<bool>(),
         is_ahead in any::<bool>(),
+        lag in 0_usize..4,
     ) {
         let mut bench = Bench::new(Limits { max_running, ..limits() }, pages, shares_prefixes);
+        bench.play.lag = lag;
         if is_ahead {
             bench = bench.ahead();
         }

@@ -18,6 +18,7 @@ pub(super) enum Doing {
     Loads,
     TakesOver,
     WaitsForCommands,
+    WaitsForMasks,
     Plans,
     Computes,
     WaitsForDevice,
@@ -26,10 +27,11 @@ pub(super) enum Doing {
 }
 
 impl Doing {
-    const ALL: [Self; 8] = [
+    const ALL: [Self; 9] = [
         Self::Loads,
         Self::TakesOver,
         Self::WaitsForCommands,
+        Self::WaitsForMasks,
         Self::Plans,
         Self::Computes,
         Self::WaitsForDevice,
@@ -42,6 +44,7 @@ impl Doing {
             Self::Loads => "loads",
             Self::TakesOver => "takes over from a dead child",
             Self::WaitsForCommands => "waits for commands",
+            Self::WaitsForMasks => "waits for what a grammar allows",
             Self::Plans => "plans a step",
             Self::Computes => "launches or computes a step",
             Self::WaitsForDevice => "waits for the device",

@@ -4,10 +4,12 @@
 //! in flight, the next one is planned and launched behind it. Only then the thread waits for the tokens
 //! of the first, sends them and learns from them. Behind a step with prompts nothing is launched: it may
 //! be long, and a client that cancels or comes must not wait for two. Nor is anything launched ahead where
-//! somebody wants log probabilities: their rows of logits are read before the next step overwrites them.
+//! somebody wants log probabilities: their rows of logits are read before the next step overwrites them. Nor
+//! where somebody is under a grammar: what may be drawn next follows from what was drawn last.
 
 mod commands;
 mod kept_kv;
+mod masks;
 
 use super::pacer::Pacer;
 use super::reader::Conversation;
@@ -15,6 +17,7 @@ use super::watch::watch;
 use super::{Doing, Link, Loaded, Progress, Status, spawn};
 use crate::device::{Batch, Executor, NoTap, Tap};
 use crate::flight_recorder::{FlightRecorder, Watched, decodes, phase};
+use crate::grammars::Grammars;
 use crate::kv_pages::KvPages;
 use crate::logprobs::WantedRows;
 use crate::scheduler::{Limits, Scheduler, SchedulerError, StepShape};
@@ -98,6 +101,7 @@ struct StepLoop<'a> {
     recorder: FlightRecorder,
     executor: Box<dyn Executor>,
     scheduler: Scheduler,
+    grammars: Grammars,
     trace: Option<LogitsTrace>,
     pacer: Pacer,
     /// Steps begun.
@@ -154,6 +158,7 @@ impl<'a> StepLoop<'a> {
                 .ok(),
         };
         let memory = executor.memory();
+        let grammars = Grammars::new(&tokenizer);
         let ready = ReadyReport {
             model,
             identity,
@@ -173,6 +178,7 @@ impl<'a> StepLoop<'a> {
             recorder,
             executor,
             scheduler: Scheduler::new(limits, KvPages::new(geometry, order.prefix_cache)),
+            grammars,
             trace,
             pacer: Pacer::new(
                 first_tokens,
@@ -210,7 +216,10 @@ impl<'a> StepLoop<'a> {
         let mut is_idle = true;
         loop {
             self.inspect_in_time()?;
-            if is_idle {
+            if is_idle && self.scheduler.awaits_masks() {
+                self.status.does(Doing::WaitsForMasks);
+                self.wait_for_a_mask();
+            } else if is_idle {
                 self.status.does(Doing::WaitsForCommands);
                 match commands.recv_timeout(self.patience()) {
                     Ok(command) => self.handle(command)?,
@@ -220,7 +229,10 @@ impl<'a> StepLoop<'a> {
             }
             self.status.does(Doing::Plans);
             self.handle_all(commands)?;
+            self.hear_masks();
             let launches = self.may_launch_ahead() && self.plan();
+            // A grammar is compiled while the prompt is computed.
+            self.ask_for_masks();
             // Requests that ended for another reason than a token need not wait for one, and requests that
             // begin are reported at once.
             let report = StepReport {
@@ -300,6 +312,7 @@ impl<'a> StepLoop<'a> {
                     && last.shape.prompt_tokens == 0
                     && last.drawn.is_none()
                     && !self.scheduler.has_logprobs()
+                    && !self.scheduler.has_grammar()
             }
         }
     }

@@ -103,6 +103,7 @@ impl Supervisor {
             max_tokens,
             ignore_eos: false,
             logprobs: None,
+            grammar: None,
         })));
     }
 

@@ -59,6 +59,7 @@ impl Stream {
                 sampling: self.sampling,
                 prompt,
                 generated,
+                allowed: None,
             }),
         }
     }

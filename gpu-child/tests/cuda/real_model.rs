@@ -136,6 +136,7 @@ fn work<'a>(tokens: &'a [TokenId], first: usize, pages: &'a [PageId]) -> Sequenc
             sampling,
             prompt: &[],
             generated: &[],
+            allowed: None,
         }),
     }
 }

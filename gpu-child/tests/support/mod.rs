@@ -350,6 +350,7 @@ pub fn step(
         sampling: Sampling::default(),
         prompt: &[],
         generated: &[],
+        allowed: None,
     };
     let sequences: Vec<SequenceWork<'_>> = shares
         .iter()

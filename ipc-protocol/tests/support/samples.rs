@@ -6,7 +6,7 @@
 use super::Message;
 use worker_orcd_ipc::{
     ChildHello, ClientId, Command, DeviceError, DeviceFacts, DeviceSelector, Drawn, DrawnLogprobs,
-    Envelope, Event, Fault, FinishReason, Finished, Generation, Heartbeat, KvSource, Load,
+    Envelope, Event, Fault, FinishReason, Finished, Generation, Grammar, Heartbeat, KvSource, Load,
     LoadOrder, Logprobs, MemoryBound, MemoryReport, ModelFacts, ModelFile, ModelIdentity,
     PlacedTensor, ReadyReport, RequestId, Role, Sampling, SamplingAdvice, SealedPage, SealedPages,
     Sealing, StepReport, Submission, TokenId, TokenKind, TokenizerFacts, TokenizerKind, TraceOrder,
@@ -161,6 +161,10 @@ fn submission() -> Submission {
         max_tokens: 64,
         ignore_eos: true,
         logprobs: Some(20),
+        grammar: Some(Box::new(Grammar::Choice(vec![
+            "yes".to_owned(),
+            "no".to_owned(),
+        ]))),
     }
 }
 
@@ -340,6 +344,12 @@ fn step() -> StepReport {
                 9,
                 FinishReason::Refused {
                     message: "no".to_owned(),
+                },
+            ),
+            finish(
+                15,
+                FinishReason::GrammarFailed {
+                    message: "too deep".to_owned(),
                 },
             ),
         ],

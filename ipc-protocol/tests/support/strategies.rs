@@ -11,10 +11,10 @@ use proptest::option::of;
 use proptest::prelude::*;
 use worker_orcd_ipc::{
     ChildHello, ClientId, Command, DeviceError, DeviceFacts, DeviceSelector, Drawn, DrawnLogprobs,
-    Envelope, Event, Fault, FinishReason, Finished, Generation, KvSource, LoadOrder, Logprobs,
-    ModelFacts, ModelFile, ModelIdentity, PlacedTensor, ReadyReport, RequestId, Role, Sampling,
-    SamplingAdvice, SealedPage, SealedPages, Sealing, StepReport, Submission, TokenId, TokenKind,
-    TokenizerFacts, TokenizerKind, TraceOrder, WeightsManifest,
+    Envelope, Event, Fault, FinishReason, Finished, Generation, Grammar, KvSource, LoadOrder,
+    Logprobs, ModelFacts, ModelFile, ModelIdentity, PlacedTensor, ReadyReport, RequestId, Role,
+    Sampling, SamplingAdvice, SealedPage, SealedPages, Sealing, StepReport, Submission, TokenId,
+    TokenKind, TokenizerFacts, TokenizerKind, TraceOrder, WeightsManifest,
 };
 
 pub fn message() -> impl Strategy<Value = Message> {
@@ -198,7 +198,7 @@ fn submission() -> BoxedStrategy<Submission> {
         of(sealed_pages()),
         sampling(),
         any::<u32>(),
-        (any::<bool>(), of(any::<u8>())),
+        (any::<bool>(), of(any::<u8>()), of(grammar())),
     )
         .prop_map(
             |(
@@ -209,7 +209,7 @@ fn submission() -> BoxedStrategy<Submission> {
                 sealed,
                 sampling,
                 max_tokens,
-                (ignore_eos, logprobs),
+                (ignore_eos, logprobs, grammar),
             )| {
                 Submission {
                     request,
@@ -221,10 +221,20 @@ fn submission() -> BoxedStrategy<Submission> {
                     max_tokens,
                     ignore_eos,
                     logprobs,
+                    grammar: grammar.map(Box::new),
                 }
             },
         )
         .boxed()
+}
+
+fn grammar() -> impl Strategy<Value = Grammar> {
+    prop_oneof![
+        text().prop_map(Grammar::JsonSchema),
+        text().prop_map(Grammar::Regex),
+        vec(text(), 0..4).prop_map(Grammar::Choice),
+        text().prop_map(Grammar::Lark),
+    ]
 }
 
 fn sampling() -> impl Strategy<Value = Sampling> {
@@ -518,6 +528,7 @@ fn reason() -> impl Strategy<Value = FinishReason> {
             }
         }),
         text().prop_map(|message| FinishReason::Refused { message }),
+        text().prop_map(|message| FinishReason::GrammarFailed { message }),
     ]
 }
 

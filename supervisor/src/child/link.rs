@@ -347,6 +347,7 @@ mod tests {
             max_tokens: 1,
             ignore_eos: false,
             logprobs: None,
+            grammar: None,
         }))
     }
 

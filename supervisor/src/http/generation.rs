@@ -148,6 +148,7 @@ impl App {
             ignore_eos: request.ignore_eos,
             shown,
             logprobs: request.logprobs,
+            grammar: None,
             deadline: self.limits.inference_timeout,
             on_fault: request.on_fault,
             presentation: presentation.write(),

@@ -1,5 +1,5 @@
 //! The fingerprint of a request, equal for two that are the same to a child: the prompt's ids, how
-//! tokens are drawn, and how many.
+//! tokens are drawn, how many, and the grammar.
 //!
 //! The seed is left out. A client that sends none gets another one each time, and would bring a
 //! query of death back under a new name at every retry. The job's id is left out for the same
@@ -9,7 +9,7 @@ use crate::hex::hex;
 use crate::requests::record::{NewRequest, Record};
 use sha2::{Digest as _, Sha256};
 use std::fmt;
-use worker_orcd_ipc::{Sampling, TokenId};
+use worker_orcd_ipc::{Grammar, Sampling, TokenId, encode};
 
 /// A SHA-256, so that it can be shown and logged where the prompt must not be.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -18,14 +18,26 @@ pub struct Fingerprint([u8; 32]);
 impl Fingerprint {
     #[must_use]
     pub fn of_request(request: &NewRequest) -> Self {
-        Self::of(&request.prompt, &request.sampling, request.max_tokens)
+        let grammar = request.grammar.as_deref();
+        Self::of(
+            &request.prompt,
+            &request.sampling,
+            request.max_tokens,
+            grammar,
+        )
     }
 
     pub(crate) fn of_record(record: &Record) -> Self {
-        Self::of(&record.prompt, &record.sampling, record.max_tokens)
+        let grammar = record.grammar.as_deref();
+        Self::of(&record.prompt, &record.sampling, record.max_tokens, grammar)
     }
 
-    fn of(prompt: &[TokenId], sampling: &Sampling, max_tokens: u32) -> Self {
+    fn of(
+        prompt: &[TokenId],
+        sampling: &Sampling,
+        max_tokens: u32,
+        grammar: Option<&Grammar>,
+    ) -> Self {
         // Taken apart, so that a new parameter makes the compiler ask whether it belongs here.
         let Sampling {
             temperature,
@@ -54,6 +66,9 @@ impl Fingerprint {
         ] {
             hash.update(bits.to_le_bytes());
         }
+        // One that is too long to be told to a child kills none.
+        let grammar = encode(&grammar).unwrap_or_default();
+        hash.update(Sha256::digest(grammar));
         Self(hash.finalize().into())
     }
 }
@@ -90,7 +105,7 @@ mod tests {
 
     #[test]
     fn what_a_child_would_compute_differently_is_another_request() {
-        let changes: [fn(&mut NewRequest); 9] = [
+        let changes: [fn(&mut NewRequest); 11] = [
             |request| request.prompt.push(TokenId(0)),
             |request| request.prompt.reverse(),
             |request| request.max_tokens += 1,
@@ -100,6 +115,8 @@ mod tests {
             |request| request.sampling.min_p = 0.5,
             |request| request.sampling.repetition_penalty = 1.5,
             |request| request.sampling.frequency_penalty = 0.5,
+            |request| request.grammar = Some(Box::new(Grammar::Regex("a".to_owned()))),
+            |request| request.grammar = Some(Box::new(Grammar::Lark("a".to_owned()))),
         ];
         let mut prints: Vec<_> = changes.into_iter().map(with).collect();
         prints.push(with(|_| {}));

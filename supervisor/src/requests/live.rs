@@ -318,7 +318,7 @@ impl Requests {
                 let failure = Failure::new(ErrorCode::VramOom, message);
                 self.end(id, now, |progress, _| progress.fail(failure));
             }
-            FinishReason::Refused { message } => {
+            FinishReason::Refused { message } | FinishReason::GrammarFailed { message } => {
                 let failure = Failure::new(ErrorCode::InvalidRequest, message.clone());
                 self.end(id, now, |progress, _| progress.fail(failure));
             }

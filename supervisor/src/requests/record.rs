@@ -7,7 +7,7 @@ use crate::requests::wal::{Clock, Restored};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use std::time::{Duration, Instant};
-use worker_orcd_ipc::{ClientId, RequestId, Sampling, Submission, TokenId};
+use worker_orcd_ipc::{ClientId, Grammar, RequestId, Sampling, Submission, TokenId};
 
 /// A request as HTTP hands it to the engine.
 #[derive(Debug, Clone)]
@@ -25,6 +25,8 @@ pub struct NewRequest {
     pub shown: Vec<TokenId>,
     /// As [`Submission::logprobs`].
     pub logprobs: Option<u8>,
+    /// As [`Submission::grammar`].
+    pub grammar: Option<Box<Grammar>>,
     /// Time from acceptance to the end; `None` means as long as it takes.
     pub deadline: Option<Duration>,
     /// `None` means as the engine is set.
@@ -132,6 +134,7 @@ pub(crate) struct Record {
     pub ignore_eos: bool,
     pub shown: Vec<TokenId>,
     pub logprobs: Option<u8>,
+    pub grammar: Option<Box<Grammar>>,
     pub on_fault: OnFault,
     pub deadline: Option<Instant>,
     pub presentation: String,
@@ -160,6 +163,7 @@ impl Record {
             ignore_eos: request.ignore_eos,
             shown: request.shown,
             logprobs: request.logprobs,
+            grammar: request.grammar,
             on_fault: request.on_fault.unwrap_or(default_on_fault),
             // A deadline past the end of time is none.
             deadline: request
@@ -192,6 +196,7 @@ impl Record {
             ignore_eos: request.ignore_eos,
             shown: request.shown,
             logprobs: request.logprobs,
+            grammar: request.grammar,
             on_fault: request.on_fault,
             deadline: request.deadline_ms.map(|at| clock.instant(at)),
             presentation: request.presentation,
@@ -212,6 +217,7 @@ impl Record {
             max_tokens: self.max_tokens,
             ignore_eos: self.ignore_eos,
             logprobs: self.logprobs,
+            grammar: self.grammar.clone(),
         }
     }
 

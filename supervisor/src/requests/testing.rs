@@ -62,6 +62,7 @@ pub(crate) fn request(job_id: &str) -> NewRequest {
         ignore_eos: false,
         shown: vec![],
         logprobs: None,
+        grammar: None,
         deadline: None,
         on_fault: None,
         presentation: String::new(),

@@ -36,11 +36,11 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use tracing::error;
 use worker_orcd_ipc::frame::write_frame;
 use worker_orcd_ipc::{
-    ClientId, FrameReader, Logprobs, Preamble, RequestId, Sampling, SealedPages, TokenId, decode,
-    encode,
+    ClientId, FrameReader, Grammar, Logprobs, Preamble, RequestId, Sampling, SealedPages, TokenId,
+    decode, encode,
 };
 
-const MAGIC: [u8; 8] = *b"orcdwal2";
+const MAGIC: [u8; 8] = *b"orcdwal3";
 
 /// The first page tells where to begin.
 const HEADER_BYTES: u64 = 4096;
@@ -87,6 +87,7 @@ pub(crate) struct Restored {
     pub ignore_eos: bool,
     pub shown: Vec<TokenId>,
     pub logprobs: Option<u8>,
+    pub grammar: Option<Box<Grammar>>,
     /// Of each token in `generated`, where they are wanted. They are written in entries of their own, for
     /// those of a long answer are too many for one.
     pub told_logprobs: Vec<Logprobs>,
@@ -309,6 +310,7 @@ impl Wal {
             ignore_eos: record.ignore_eos,
             shown: record.shown.clone(),
             logprobs: record.logprobs,
+            grammar: record.grammar.clone(),
             told_logprobs: Vec::new(),
             on_fault: record.on_fault,
             accepted_at_ms: self.clock.unix_ms(progress.accepted_at()),

@@ -166,6 +166,7 @@ impl Bare {
                     sampling,
                     prompt: &[],
                     generated: &[],
+                    allowed: None,
                 }),
             })
             .collect();

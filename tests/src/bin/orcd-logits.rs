@@ -238,6 +238,7 @@ impl History {
             sampling: Sampling::default(),
             prompt: &self.tokens[..end],
             generated: &[],
+            allowed: None,
         };
         SequenceWork {
             request: RequestId(index as u64),

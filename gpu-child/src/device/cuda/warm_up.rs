@@ -67,6 +67,7 @@ fn step(
             sampling,
             prompt: &[],
             generated: &[],
+            allowed: None,
         }),
     };
     let sequences: Vec<_> = (0..sequences).map(work).collect();

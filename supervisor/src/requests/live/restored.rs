@@ -123,6 +123,7 @@ mod tests {
             ignore_eos: false,
             shown: Vec::new(),
             logprobs: None,
+            grammar: None,
             told_logprobs: vec![],
             on_fault: OnFault::Resume,
             accepted_at_ms: 0,

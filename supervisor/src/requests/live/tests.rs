@@ -323,6 +323,28 @@ fn running_out_of_memory_ends_that_job_alone() {
 }
 
 #[test]
+fn a_grammar_that_fails_on_the_way_ends_that_job_with_its_tokens_and_the_reason() {
+    let mut journal = Journal::serving();
+    let (bad, mut first) = journal.submit(request("bad"));
+    let (_, mut second) = journal.submit(request("other"));
+    let reason = FinishReason::GrammarFailed {
+        message: "too deep".to_owned(),
+    };
+    journal
+        .requests
+        .step(SEAT, &step(&[(bad, 0, 0)], &[(bad, reason)]), journal.now)
+        .unwrap();
+    let (events, over) = read(&mut first);
+    assert_eq!(text_of(&events), "a");
+    let Some(StreamEvent::Failed(failure)) = events.last() else {
+        panic!("{events:?}");
+    };
+    assert!(over && !failure.retriable, "it would fail again");
+    assert!(failure.message.contains("too deep"), "{failure:?}");
+    assert_eq!(read(&mut second), (vec![], false));
+}
+
+#[test]
 fn lies_are_recognised() {
     type Lie = fn(RequestId) -> StepReport;
     let cases: [(&str, Lie); 6] = [

@@ -87,6 +87,23 @@ fn what_was_written_is_read_with_its_tokens_and_its_end() {
 }
 
 #[test]
+fn a_request_keeps_its_grammar() {
+    let mut log = Log::new();
+    let grammar = Some(Box::new(Grammar::Choice(vec!["yes".to_owned()])));
+    let new = NewRequest {
+        grammar: grammar.clone(),
+        ..request("job")
+    };
+    let record = Record::new(RequestId(3), new, OnFault::Resume, log.now);
+    log.wal.accepted(&record);
+    log.flush();
+    let read = log.read(Ending::Crash).remove(0);
+    assert_eq!(read.grammar, grammar);
+    let record = Record::restored(read, log.wal.clock);
+    assert_eq!(record.submission().grammar, grammar, "for the next child");
+}
+
+#[test]
 fn log_probabilities_are_read_with_the_tokens_that_they_are_of() {
     let mut log = Log::new();
     let logprobs = |of_token| Logprobs {

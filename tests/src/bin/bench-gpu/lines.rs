@@ -59,6 +59,7 @@ impl Line {
                 sampling,
                 prompt,
                 generated,
+                allowed: None,
             }),
         }
     }

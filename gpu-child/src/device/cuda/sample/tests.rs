@@ -123,6 +123,7 @@ impl Case {
             sampling: self.sampling,
             prompt: &self.history[..self.prompt],
             generated: &self.history[self.prompt..],
+            allowed: None,
         }
     }
 
@@ -131,6 +132,7 @@ impl Case {
             sampling: Sampling::default(),
             prompt: &[],
             generated: &[],
+            allowed: None,
         };
         sample(&mut self.logits.clone(), &greedy, 0).0
     }

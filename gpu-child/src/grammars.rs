@@ -1,0 +1,278 @@
+//! Threads that compile grammars and compute masks, so that the engine's thread does neither.
+//!
+//! ```text
+//!                 grammar  ┌───────────────────┐ matcher, first mask
+//!              ┌──────────►│ the compiler      ├──────────────┐
+//!   ┌──────────┴──┐        └───────────────────┘              │
+//!   │ Grammars    │◄──────────────────────────────────────────┤ answers
+//!   └──────────┬──┘        ┌───────────────────┐              │
+//!              └──────────►│ workers, a few    ├──────────────┘
+//!         matcher, token   └───────────────────┘ matcher, next mask
+//! ```
+//!
+//! A matcher travels: it is here between two masks, and with a worker while that computes one. What takes long,
+//! a compilation or the replay of a history, is the compiler's, so that it delays no mask of others. The threads
+//! start with the first grammar.
+//!
+//! An error, a panic inside llguidance too, is the answer to one ticket and ends nothing else.
+
+use crate::scheduler::Wish;
+use std::collections::HashMap;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
+use std::time::{Duration, Instant};
+use std::{io, thread};
+use worker_orcd_grammar::limits::STACK_BYTES;
+use worker_orcd_grammar::{Compiler, GrammarError, Mask, Matcher};
+use worker_orcd_ipc::{Grammar, TokenId, TokenizerFacts};
+
+/// Threads beside the compiler. A mask takes a small part of a step, so few serve many streams.
+const MOST_WORKERS: usize = 4;
+
+type Job = Box<dyn FnOnce() + Send>;
+
+/// A mask, or the end of its matcher.
+#[derive(Debug)]
+pub struct Answer {
+    pub ticket: u64,
+    pub mask: Result<Mask, GrammarError>,
+}
+
+/// What a thread sends back.
+#[derive(Debug)]
+struct Done {
+    answer: Answer,
+    /// Where it can go on.
+    matcher: Option<Box<Matcher>>,
+}
+
+#[derive(Debug)]
+enum Place {
+    Here(Box<Matcher>),
+    /// With a thread, which looks whether anybody still wants it.
+    Away(#[expect(dead_code, reason = "held, so that the thread sees it")] Arc<()>),
+}
+
+/// All matchers of this child.
+#[derive(Debug)]
+pub struct Grammars {
+    workshop: Arc<Workshop>,
+    queues: Option<Queues>,
+    matchers: HashMap<u64, Place>,
+    done: Receiver<Done>,
+    /// Given to the threads when they start.
+    answers: Sender<Done>,
+}
+
+#[derive(Debug)]
+struct Queues {
+    compiler: Sender<Job>,
+    workers: Sender<Job>,
+}
+
+/// The compiler for this vocabulary, made when it is needed.
+#[derive(Debug)]
+struct Workshop {
+    facts: Mutex<Option<TokenizerFacts>>,
+    compiler: OnceLock<Result<Compiler, GrammarError>>,
+}
+
+impl Grammars {
+    #[must_use]
+    pub fn new(facts: &TokenizerFacts) -> Self {
+        let (answers, done) = channel();
+        // Merges and the template are the supervisor's.
+        let facts = TokenizerFacts {
+            tokens: facts.tokens.clone(),
+            kinds: facts.kinds.clone(),
+            scores: facts.scores.clone(),
+            end_of_generation: facts.end_of_generation.clone(),
+            pre: String::new(),
+            merges: Vec::new(),
+            chat_template: None,
+            ..*facts
+        };
+        Self {
+            workshop: Arc::new(Workshop {
+                facts: Mutex::new(Some(facts)),
+                compiler: OnceLock::new(),
+            }),
+            queues: None,
+            matchers: HashMap::new(),
+            done,
+            answers,
+        }
+    }
+
+    /// Begins what is wanted.
+    pub fn hear(&mut self, wish: Wish) {
+        match wish {
+            Wish::Begin {
+                ticket,
+                grammar,
+                generated,
+            } => self.begin(ticket, grammar, generated),
+            Wish::Next { ticket, token } => self.next(ticket, token),
+            Wish::Forget { ticket } => self.forget(ticket),
+        }
+    }
+
+    /// An answer that is here by then.
+    pub fn answer_by(&mut self, deadline: Instant) -> Option<Answer> {
+        loop {
+            let patience = deadline.saturating_duration_since(Instant::now());
+            let done = match patience {
+                Duration::ZERO => self.done.try_recv().ok()?,
+                patience => self.done.recv_timeout(patience).ok()?,
+            };
+            let Done { answer, matcher } = done;
+            match (self.matchers.remove(&answer.ticket), matcher) {
+                // Nobody wants it any more.
+                (None, Some(matcher)) => self.free(matcher),
+                (None, None) => {}
+                (Some(_), matcher) => {
+                    let here = matcher.map(|matcher| (answer.ticket, Place::Here(matcher)));
+                    self.matchers.extend(here);
+                    return Some(answer);
+                }
+            }
+        }
+    }
+
+    fn begin(&mut self, ticket: u64, grammar: Arc<Grammar>, generated: Vec<TokenId>) {
+        let (wanted, answers) = (Arc::new(()), self.answers.clone());
+        let (workshop, still) = (Arc::clone(&self.workshop), Arc::downgrade(&wanted));
+        self.matchers.insert(ticket, Place::Away(wanted));
+        let queues = match self.queues() {
+            Ok(queues) => queues,
+            Err(error) => {
+                let why = format!("a thread cannot be started: {error}");
+                let mask = Err(GrammarError::new(why));
+                let answer = Answer { ticket, mask };
+                let matcher = None;
+                // The receiver is this struct's.
+                return drop(self.answers.send(Done { answer, matcher }));
+            }
+        };
+        let job = move || {
+            if let Some(begun) = workshop.begin(&grammar, &generated, &still) {
+                drop(answers.send(done(ticket, begun)));
+            }
+        };
+        drop(queues.compiler.send(Box::new(job)));
+    }
+
+    fn next(&mut self, ticket: u64, token: TokenId) {
+        let wanted = Arc::new(());
+        let (still, answers) = (Arc::downgrade(&wanted), self.answers.clone());
+        let place = self.matchers.insert(ticket, Place::Away(wanted));
+        let (Some(Place::Here(mut matcher)), Some(queues)) = (place, &self.queues) else {
+            debug_assert!(false, "a token for a matcher that is not here");
+            return;
+        };
+        let job = move || {
+            if still.strong_count() > 0 {
+                let mask = matcher.accept(token).and_then(|()| matcher.mask());
+                drop(answers.send(done(ticket, mask.map(|mask| (mask, matcher)))));
+            }
+        };
+        drop(queues.workers.send(Box::new(job)));
+    }
+
+    fn forget(&mut self, ticket: u64) {
+        if let Some(Place::Here(matcher)) = self.matchers.remove(&ticket) {
+            self.free(matcher);
+        }
+    }
+
+    /// Elsewhere: it may be large.
+    fn free(&self, matcher: Box<Matcher>) {
+        if let Some(queues) = &self.queues {
+            drop(queues.workers.send(Box::new(move || drop(matcher))));
+        }
+    }
+
+    fn queues(&mut self) -> io::Result<&Queues> {
+        let queues = match self.queues.take() {
+            Some(queues) => queues,
+            None => Queues {
+                compiler: start("grammar", 1)?,
+                workers: start("mask", workers())?,
+            },
+        };
+        Ok(self.queues.insert(queues))
+    }
+}
+
+impl Workshop {
+    /// A matcher behind a history; `None` where nobody wants it any more.
+    fn begin(
+        &self,
+        grammar: &Grammar,
+        generated: &[TokenId],
+        wanted: &Weak<()>,
+    ) -> Option<Result<(Mask, Box<Matcher>), GrammarError>> {
+        let is_wanted = || wanted.strong_count() > 0;
+        if !is_wanted() {
+            return None;
+        }
+        let mut matcher = match self.compiler().and_then(|it| it.compile(grammar)) {
+            Ok(matcher) => Box::new(matcher),
+            Err(error) => return Some(Err(error)),
+        };
+        for token in generated {
+            if !is_wanted() {
+                return None;
+            }
+            if let Err(error) = matcher.replay(&[*token]) {
+                return Some(Err(error));
+            }
+        }
+        Some(matcher.mask().map(|mask| (mask, matcher)))
+    }
+
+    fn compiler(&self) -> Result<&Compiler, GrammarError> {
+        let made = self.compiler.get_or_init(|| {
+            let mut facts = self.facts.lock().unwrap_or_else(PoisonError::into_inner);
+            let facts = facts.take().expect("they are taken once");
+            Compiler::new(&facts)
+        });
+        made.as_ref().map_err(Clone::clone)
+    }
+}
+
+fn done(ticket: u64, begun: Result<(Mask, Box<Matcher>), GrammarError>) -> Done {
+    let (mask, matcher) = match begun {
+        Ok((mask, matcher)) => (Ok(mask), Some(matcher)),
+        Err(error) => (Err(error), None),
+    };
+    Done {
+        answer: Answer { ticket, mask },
+        matcher,
+    }
+}
+
+/// One core is the engine's.
+fn workers() -> usize {
+    let cores = thread::available_parallelism().map_or(1, usize::from);
+    cores.saturating_sub(1).clamp(1, MOST_WORKERS)
+}
+
+/// Threads that work on one queue until its sender is gone.
+fn start(name: &str, threads: usize) -> io::Result<Sender<Job>> {
+    let (sender, jobs) = channel::<Job>();
+    let jobs = Arc::new(Mutex::new(jobs));
+    for _ in 0..threads {
+        let jobs = Arc::clone(&jobs);
+        let next = move || jobs.lock().unwrap_or_else(PoisonError::into_inner).recv();
+        thread::Builder::new()
+            .name(name.to_owned())
+            .stack_size(STACK_BYTES)
+            .spawn(move || {
+                while let Ok(job) = next() {
+                    job();
+                }
+            })?;
+    }
+    Ok(sender)
+}

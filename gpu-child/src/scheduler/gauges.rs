@@ -1,0 +1,30 @@
+//! What the supervisor is told of the scheduler with each heartbeat.
+
+use super::Scheduler;
+use worker_orcd_ipc::Load;
+
+impl Scheduler {
+    #[must_use]
+    pub fn load(&self) -> Load {
+        let geometry = self.cache.geometry();
+        Load {
+            running: self.running.len() as u32,
+            waiting: self.waiting.len() as u32,
+            kv_used_tokens: u64::from(self.cache.used_pages()) * u64::from(geometry.page_tokens),
+            prefix_hit_tokens: self.prefix_hit_tokens,
+            prompt_tokens: self.prompt_tokens,
+            generated_tokens: self.generated_tokens,
+            adopted_tokens: self.adopted_tokens,
+            changed_pages: self.changed_pages,
+            mixed_steps: self.mixed_steps,
+            mixed_prompt_tokens: self.mixed_prompt_tokens,
+            // Others know the time.
+            step_budget_us: None,
+        }
+    }
+
+    #[must_use]
+    pub fn kv_used_bytes(&self) -> u64 {
+        u64::from(self.cache.used_pages()) * self.cache.geometry().page_bytes
+    }
+}
