@@ -85,7 +85,7 @@ fn is_within_bounds(request: &GenerationRequest) {
         Input::Tokens(ids) => {
             assert!(!ids.is_empty() && ids.iter().all(|id| id.0 < MODEL.vocabulary));
         }
-        Input::Messages(conversation, settings) => {
+        Input::Messages(conversation, settings) | Input::Begun(conversation, settings, _) => {
             let messages = &conversation.messages;
             assert!(settings.len() <= 16);
             let contents = messages.iter().filter_map(|it| it.content.as_ref());
@@ -116,5 +116,6 @@ fn is_a_short_refusal(error: &ApiError, dialect: Dialect) {
             assert!((1..=32).contains(&listed));
         }
         Dialect::OpenAi => assert!(body["error"]["param"].is_string(), "{body}"),
+        Dialect::Anthropic => assert_eq!(body["error"]["type"], "invalid_request_error"),
     }
 }

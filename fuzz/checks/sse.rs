@@ -137,6 +137,7 @@ fn completion(tokens_out: u32, stop_sequence: Option<String>) -> Completion {
         stop_reason: StopReason::Eos,
         stop_sequence,
         tokens_in: 3,
+        cached_tokens: 0,
         tokens_out,
         queued_for: None,
         first_token_after: Duration::ZERO,

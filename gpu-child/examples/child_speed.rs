@@ -216,6 +216,7 @@ impl Supervisor {
                 ignore_eos: true,
                 logprobs: None,
                 grammar: None,
+                logit_bias: vec![],
             })))?;
         }
         let (mut left, mut full, mut first, mut last) = (streams, 0, None, Instant::now());

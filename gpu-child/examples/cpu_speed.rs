@@ -149,12 +149,7 @@ fn run(
     let pages: Vec<Vec<PageId>> = (0..work.len() as u32)
         .map(|i| (i * PAGES..(i + 1) * PAGES).map(PageId).collect())
         .collect();
-    let sampling = SampleWork {
-        sampling: Sampling::default(),
-        prompt: &[],
-        generated: &[],
-        allowed: None,
-    };
+    let sampling = SampleWork::new(Sampling::default(), &[], &[]);
     let sequences: Vec<SequenceWork<'_>> = work
         .iter()
         .zip(&pages)

@@ -231,12 +231,7 @@ fn work<'a>(
         tokens,
         first_position: first as u32,
         pages,
-        sample: Some(SampleWork {
-            sampling,
-            prompt: tokens,
-            generated: &[],
-            allowed: None,
-        }),
+        sample: Some(SampleWork::new(sampling, tokens, &[])),
     }
 }
 

@@ -3,19 +3,23 @@
 //!
 //! Order and definitions:
 //!
-//! 1. repetition penalty, as transformers' `RepetitionPenaltyLogitsProcessor`: the logit of every
+//! 1. biases of single tokens, as the OpenAI API defines `logit_bias`, are added to the logits; before
+//!    penalties, as vLLM and llama.cpp have it;
+//! 2. repetition penalty, as transformers' `RepetitionPenaltyLogitsProcessor`: the logit of every
 //!    token seen in prompt or completion is divided by it when positive, multiplied when negative
 //!    (CTRL, arXiv:1909.05858, section 4.1);
-//! 2. frequency and presence penalty, as the OpenAI API defines them, over the completion:
+//! 3. frequency and presence penalty, as the OpenAI API defines them, over the completion:
 //!    `logit -= count * frequency + (count > 0) * presence`;
-//! 3. temperature, as `TemperatureLogitsWarper`: logits are divided by it; 0 means argmax, the
+//! 4. the mask: a token that it forbids has no weight. It is never drawn, not at temperature 0 either,
+//!    and no filter below counts it;
+//! 5. temperature, as `TemperatureLogitsWarper`: logits are divided by it; 0 means argmax, the
 //!    lowest id of equals, and ends here. From here on a token is its [`weight`]: the
 //!    exponential as a whole number, so that everything below is exact;
-//! 4. top-k, as `TopKLogitsWarper`: what is below the k-th largest goes, equals of it stay;
-//! 5. top-p, as `TopPLogitsWarper`: the smallest set of most probable tokens whose mass reaches
+//! 6. top-k, as `TopKLogitsWarper`: what is below the k-th largest goes, equals of it stay;
+//! 7. top-p, as `TopPLogitsWarper`: the smallest set of most probable tokens whose mass reaches
 //!    p stays, at least one; of equals, lower ids come first;
-//! 6. min-p, as `MinPLogitsWarper`: what is less probable than p times the most probable goes;
-//! 7. the draw: the inverse of the cumulative distribution in order of token ids, at a number
+//! 8. min-p, as `MinPLogitsWarper`: what is less probable than p times the most probable goes;
+//! 9. the draw: the inverse of the cumulative distribution in order of token ids, at a number
 //!    that Philox makes of (seed, position).
 //!
 //! No step needs the whole vocabulary sorted. Logits must be finite: the executor ends the child
@@ -40,6 +44,22 @@ pub struct SampleWork<'a> {
     /// The mask: bit `i % 32` of word `i / 32` says that token `i` may be drawn. One bit at least, and as
     /// many words as the vocabulary needs. `None`: all may be.
     pub allowed: Option<&'a [u32]>,
+    /// Added to logits: ids of the vocabulary, ascending, and finite numbers.
+    pub bias: &'a [(TokenId, f32)],
+}
+
+impl<'a> SampleWork<'a> {
+    /// A draw without mask and biases.
+    #[must_use]
+    pub fn new(sampling: Sampling, prompt: &'a [TokenId], generated: &'a [TokenId]) -> Self {
+        Self {
+            sampling,
+            prompt,
+            generated,
+            allowed: None,
+            bias: &[],
+        }
+    }
 }
 
 /// A token that is still in the race.
@@ -89,7 +109,14 @@ impl Draw {
 
 /// `position` is that of the token being drawn: the first one behind a prompt of 5 has 5.
 /// `logits` is used up.
+///
+/// # Panics
+/// When the mask is not as long as the vocabulary needs, or a bias is outside of it.
 pub fn sample(logits: &mut [f32], work: &SampleWork<'_>, position: u32) -> TokenId {
+    for (token, bias) in work.bias {
+        // Finite: the largest number and a small one are the largest number.
+        logits[token.index()] += bias;
+    }
     penalize(logits, work);
     if let Some(allowed) = work.allowed {
         forbid(logits, allowed);
@@ -106,16 +133,6 @@ pub fn sample(logits: &mut [f32], work: &SampleWork<'_>, position: u32) -> Token
     match candidates(weights, &draw) {
         None => draw_of_all(weights, draw.number),
         Some(candidates) => draw_of(candidates, draw.number),
-    }
-}
-
-/// Tokens that are not allowed lose every comparison, and weigh nothing.
-fn forbid(logits: &mut [f32], allowed: &[u32]) {
-    assert_eq!(allowed.len(), logits.len().div_ceil(32), "words of a mask");
-    for (index, logit) in logits.iter_mut().enumerate() {
-        if allowed[index / 32] & 1 << (index % 32) == 0 {
-            *logit = f32::NEG_INFINITY;
-        }
     }
 }
 
@@ -157,6 +174,23 @@ fn penalize(logits: &mut [f32], work: &SampleWork<'_>) {
     }
 }
 
+/// Tokens that are not allowed lose every comparison, and weigh less than the least weight that has mass.
+fn forbid(logits: &mut [f32], allowed: &[u32]) {
+    assert_eq!(allowed.len(), logits.len().div_ceil(32), "words of a mask");
+    for (logits, word) in logits.chunks_mut(32).zip(allowed) {
+        match word {
+            // As a grammar has it, most words are one of these.
+            0 => logits.fill(f32::NEG_INFINITY),
+            &u32::MAX => {}
+            word => {
+                let of_bits = logits.iter_mut().enumerate();
+                let forbidden = of_bits.filter(|(bit, _)| word >> bit & 1 == 0);
+                forbidden.for_each(|(_, logit)| *logit = f32::NEG_INFINITY);
+            }
+        }
+    }
+}
+
 fn argmax(logits: &[f32]) -> usize {
     let max = lanes::max(logits);
     logits.iter().position(|logit| *logit == max).unwrap_or(0)
@@ -169,9 +203,16 @@ fn candidates(weights: &[f32], draw: &Draw) -> Option<Vec<WeightedToken>> {
         return None;
     }
     let candidate = |(id, weight)| WeightedToken { id, weight };
+    // What has no mass changes no filter, and under a mask that is nearly everything.
     let mut left: Vec<WeightedToken> = match top_k {
-        None => (0..).zip(weights.iter().copied()).map(candidate).collect(),
-        Some(k) => select::top(weights, k).into_iter().map(candidate).collect(),
+        None => {
+            let all = (0..).zip(weights.iter().copied()).map(candidate);
+            all.filter(|token| token.weight >= LEAST).collect()
+        }
+        Some(k) => {
+            let top = select::top(weights, k, LEAST);
+            top.into_iter().map(candidate).collect()
+        }
     };
     if draw.has_top_p() {
         left = nucleus::nucleus(left, draw.top_p);

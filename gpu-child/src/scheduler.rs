@@ -52,7 +52,9 @@ use sequence::{Sequence, Tail};
 pub use shape::{Company, StepShape};
 use std::collections::{HashSet, VecDeque};
 use thiserror::Error;
-use worker_orcd_ipc::{Drawn, FinishReason, Finished, RequestId, StepReport, Submission, TokenId};
+use worker_orcd_ipc::{
+    Began, Drawn, FinishReason, Finished, RequestId, StepReport, Submission, TokenId,
+};
 
 #[derive(Debug, Clone)]
 pub struct Limits {
@@ -113,7 +115,7 @@ pub struct Scheduler {
     flights: VecDeque<Vec<Share>>,
     submissions: u64,
     /// Taken in for the first time, and not told yet.
-    began: Vec<RequestId>,
+    began: Vec<Began>,
     /// Endings to be reported with the next step.
     finished: Vec<Finished>,
     /// For those who compute masks.
@@ -298,7 +300,7 @@ impl Scheduler {
     }
 
     /// Requests of the planned step that were in none before.
-    pub fn take_began(&mut self) -> Vec<RequestId> {
+    pub fn take_began(&mut self) -> Vec<Began> {
         std::mem::take(&mut self.began)
     }
 

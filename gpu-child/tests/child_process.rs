@@ -214,6 +214,7 @@ fn submission(request: u64, temperature: f32) -> Submission {
         ignore_eos: true,
         logprobs: None,
         grammar: None,
+        logit_bias: vec![],
     }
 }
 

@@ -158,9 +158,15 @@ pub struct Submission {
     pub logprobs: Option<u8>,
     /// What the answer is held to: each token is drawn from those that the grammar allows behind `generated`.
     pub grammar: Option<Box<Grammar>>,
+    /// Added to the logits of these tokens, by ascending id, each id once. At most [`MAX_LOGIT_BIASES`] of
+    /// them, within [`Sampling::LOGIT_BIAS`].
+    pub logit_bias: Vec<(TokenId, f32)>,
 }
 
-/// Parameters of the draw of a next token. The order is: penalties, temperature, top-k, top-p,
+/// Tokens of one request that have a bias, at most.
+pub const MAX_LOGIT_BIASES: usize = 1024;
+
+/// Parameters of the draw of a next token. The order is: biases, penalties, temperature, top-k, top-p,
 /// min-p, draw; the definitions are in `gpu-child/src/sampler.rs`.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Sampling {
@@ -203,6 +209,7 @@ impl Sampling {
     pub const REPETITION_PENALTY: RangeInclusive<f64> = 0.0..=2.0;
     pub const FREQUENCY_PENALTY: RangeInclusive<f64> = -2.0..=2.0;
     pub const PRESENCE_PENALTY: RangeInclusive<f64> = -2.0..=2.0;
+    pub const LOGIT_BIAS: RangeInclusive<f64> = -100.0..=100.0;
 }
 
 impl Default for Sampling {

@@ -116,12 +116,20 @@ pub struct Load {
 pub struct StepReport {
     pub step: u64,
     /// Requests that are in the next step, and were in none of this child's before: said ahead of it.
-    pub began: Vec<RequestId>,
+    pub began: Vec<Began>,
     pub drawn: Vec<Drawn>,
     /// One for each of `drawn` whose request asked for it, in the same order.
     pub logprobs: Vec<DrawnLogprobs>,
     pub finished: Vec<Finished>,
     pub sealed: Vec<Sealing>,
+}
+
+/// A request that is computed for the first time by this child.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Began {
+    pub request: RequestId,
+    /// Tokens of its prompt whose keys and values were there already.
+    pub cached_tokens: u32,
 }
 
 /// The draw of a row of a step. The device makes it, and the supervisor gets the same.

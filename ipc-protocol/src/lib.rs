@@ -45,13 +45,13 @@ pub mod vocabulary;
 
 pub use codec::{CodecError, decode, encode};
 pub use command::{
-    Command, ConversationState, DeviceSelector, LoadOrder, ModelFile, Role, Sampling, Submission,
-    TraceOrder,
+    Command, ConversationState, DeviceSelector, LoadOrder, MAX_LOGIT_BIASES, ModelFile, Role,
+    Sampling, Submission, TraceOrder,
 };
 pub use custody::{Article, NotAnArticle, PlacedTensor, WeightsManifest};
 pub use event::{
-    ChildHello, Drawn, Envelope, Event, FinishReason, Finished, HEARTBEAT_INTERVAL_MS, Heartbeat,
-    Load, ReadyReport, StepReport,
+    Began, ChildHello, Drawn, Envelope, Event, FinishReason, Finished, HEARTBEAT_INTERVAL_MS,
+    Heartbeat, Load, ReadyReport, StepReport,
 };
 pub use fault::{DeviceError, ExitCode, Fault, FaultKind};
 pub use frame::{FrameError, FrameReader, MAX_FRAME_BYTES, PREAMBLE_BYTES, Preamble};

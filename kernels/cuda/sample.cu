@@ -4,7 +4,7 @@
 // host; its mass is the weight in units of 2^-40, a whole number. Sums of whole numbers are exact, so
 // they are made here in whatever order is fast: nothing depends on how many blocks share a row.
 //
-//   penalties, largest logit | top-k, top-p: the smallest weight that stays | the draw, in order of ids
+//   biases, penalties, mask, largest logit | top-k, top-p: the smallest weight that stays | the draw, in order of ids
 //
 // Owner: a row belongs to a cluster of up to MAX_CLUSTER blocks, more where there are few rows; each
 // block has a run of whole strips of STRIP tokens. Two searches do everything:
@@ -27,19 +27,21 @@ struct SampleRow {
     float repetition, frequency, presence;
     int row;          // of the logits
     int top_k;        // 0 is off
-    int history;      // where its prompt and completion begin
+    int history;      // where its prompt and completion begin, then its mask and biases
     int prompt, length;  // tokens of the prompt, of both; 0: nothing to penalize
     int newest;       // of the batch, whose token stands for one below zero in the history
+    int mask;         // words behind its history, one for 32 tokens: a bit for each that may be drawn; 0: none
+    int biases;       // behind those: ids, ascending, then as many numbers
     int unused;
 };
-LAYOUT(SampleRow, 64, AT(top_p, 0) AT(number, 8) AT(rate, 16) AT(min_p, 20) AT(repetition, 24)
+LAYOUT(SampleRow, 72, AT(top_p, 0) AT(number, 8) AT(rate, 16) AT(min_p, 20) AT(repetition, 24)
        AT(frequency, 28) AT(presence, 32) AT(row, 36) AT(top_k, 40) AT(history, 44) AT(prompt, 48)
-       AT(length, 52) AT(newest, 56) AT(unused, 60))
+       AT(length, 52) AT(newest, 56) AT(mask, 60) AT(biases, 64) AT(unused, 68))
 
 struct SampleArgs {
-    float* logits;          // [rows, vocab]; penalties stay in them
+    float* logits;          // [rows, vocab]; what is added to them stays there
     const SampleRow* rows;  // [gridDim.y]
-    const int* history;
+    const int* history;     // and masks and biases
     const Row* batch;
     DrawnTokens drawn;        // the largest logit of each row; then what was drawn
     int vocab;
@@ -186,7 +188,7 @@ struct Sampler {
         }
     }
 
-    // ---- penalties ----
+    // ---- biases, penalties, mask ----
 
     DEVICE float penalized(float logit, uint32_t seen) const {
         logit = logit < 0.0f ? __fmul_rn(logit, p.repetition) : __fdiv_rn(logit, p.repetition);
@@ -196,15 +198,23 @@ struct Sampler {
                           : __fsub_rn(logit, __fadd_rn(__fmul_rn(float(count), p.frequency), p.presence));
     }
 
-    // Applies the penalties; gives `rank` of the whole row's largest logit behind them.
-    DEVICE uint64_t penalize() {
+    // Applies what the row asks for; gives `rank` of the whole row's largest logit behind it. A token that the mask
+    // forbids becomes minus infinity: below every logit, and without mass.
+    DEVICE uint64_t reshape() {
         uint32_t* seen = reinterpret_cast<uint32_t*>(survivors);
         const int* history = a.history + p.history;
+        const int* mask = history + p.length;
+        const int* biased = mask + p.mask;
+        const float* biases = reinterpret_cast<const float*>(biased + p.biases);
         uint64_t best = 0;
         int end = min(last * STRIP, a.vocab);
         for (int start = first * STRIP; start < end; start += SEEN) {
             int count = min(SEEN, end - start);
             for (int i = threadIdx.x; i < count; i += SAMPLE_THREADS) seen[i] = 0;
+            for (int i = threadIdx.x; i < p.biases; i += SAMPLE_THREADS) {
+                int at = biased[i] - start;
+                if (at >= 0 && at < count) row[start + at] = __fadd_rn(row[start + at], biases[i]);
+            }
             __syncthreads();
             for (int i = threadIdx.x; i < p.length; i += SAMPLE_THREADS) {
                 int id = history[i], at = (id < 0 ? a.batch[p.newest].token : id) - start;
@@ -216,6 +226,8 @@ struct Sampler {
             for (int i = threadIdx.x; i < count; i += SAMPLE_THREADS) {
                 float logit = row[start + i];
                 if (seen[i]) row[start + i] = logit = penalized(logit, seen[i]);
+                if (p.mask > 0 && !(uint32_t(mask[(start + i) / 32]) >> (start + i) % 32 & 1))
+                    row[start + i] = logit = -INFINITY;
                 uint64_t r = rank(logit, start + i);
                 best = r > best ? r : best;
             }
@@ -429,7 +441,7 @@ extern "C" __global__ void __launch_bounds__(SAMPLE_THREADS, 2) sample(const __g
     float* row = a.logits + int64_t(p.row) * a.vocab;
     Sampler sampler = {a, p, smem, survivors, reinterpret_cast<uint2*>(survivors + MAX_SURVIVORS), cluster, row, 0.0f,
                        n_strips, first, last, false};
-    if (p.length > 0) token = ~uint32_t(sampler.penalize());
+    if (p.length > 0 || p.mask > 0 || p.biases > 0) token = ~uint32_t(sampler.reshape());
     sampler.largest = row[token];
     // All blocks have read the values that the first block is about to overwrite.
     cluster.sync();

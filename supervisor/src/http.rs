@@ -50,6 +50,7 @@ pub mod job;
 pub mod json;
 pub mod lanes;
 pub mod listen;
+mod logit_bias;
 pub mod messages;
 pub mod mistakes;
 pub mod openai;

@@ -1,7 +1,7 @@
 """llama.cpp through its C API, as shipped in the PyPI wheel `xllamacpp`.
 
-What lives here: loading a model, token ids, pieces, and raw logits for a token history.
-What is absent on purpose: sampling, chat templates, servers. The wheel's own Python classes
+What lives here: loading a model, token ids, pieces, raw logits for a token history, and what two of
+llama.cpp's samplers make of them. What is absent on purpose: drawing, chat templates, servers. The wheel's own Python classes
 do not give raw logits, so the shared object's `llama.h` symbols are called through ctypes.
 
 `llama.h` passes parameter structs by value. Only the fields named in `_CONTEXT_FIELDS` are
@@ -47,6 +47,29 @@ class _Batch(ctypes.Structure):
         ("seq_id", ctypes.POINTER(ctypes.POINTER(ctypes.c_int32))),
         ("logits", ctypes.POINTER(ctypes.c_int8)),
     ]
+
+
+class _TokenData(ctypes.Structure):
+    """`struct llama_token_data`."""
+
+    _fields_ = [("id", ctypes.c_int32), ("logit", ctypes.c_float), ("p", ctypes.c_float)]
+
+
+class _TokenDataArray(ctypes.Structure):
+    """`struct llama_token_data_array`."""
+
+    _fields_ = [
+        ("data", ctypes.POINTER(_TokenData)),
+        ("size", ctypes.c_size_t),
+        ("selected", ctypes.c_int64),
+        ("sorted", ctypes.c_bool),
+    ]
+
+
+class _LogitBias(ctypes.Structure):
+    """`struct llama_logit_bias`."""
+
+    _fields_ = [("token", ctypes.c_int32), ("bias", ctypes.c_float)]
 
 
 # name -> (offset, the default that must be found there)
@@ -108,6 +131,16 @@ _quantize_chunk = _declare(
     ctypes.c_int64,
     ctypes.POINTER(ctypes.c_float),
 )
+
+_init_logit_bias = _declare(
+    "llama_sampler_init_logit_bias", _P, _I, _I, ctypes.POINTER(_LogitBias)
+)
+_init_penalties = _declare(
+    "llama_sampler_init_penalties", _P, _I, ctypes.c_float, ctypes.c_float, ctypes.c_float
+)
+_sampler_accept = _declare("llama_sampler_accept", None, _P, _I)
+_sampler_apply = _declare("llama_sampler_apply", None, _P, ctypes.POINTER(_TokenDataArray))
+_sampler_free = _declare("llama_sampler_free", None, _P)
 
 _LOG_CALLBACK = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
 _GGML_LOG_LEVEL_ERROR = 4
@@ -238,6 +271,27 @@ def _checked_context_params(settings):
     for name, value in settings.items():
         params.set(_CONTEXT_FIELDS[name][0], value)
     return params
+
+
+def biased_then_penalized(row, biases, repetition_penalty, history):
+    """Logits behind llama.cpp's samplers for biases (a dict by token) and for the repetition of tokens of the
+    history, in that order."""
+    tokens = (_TokenData * len(row))(*[(token, logit, 0.0) for token, logit in enumerate(row.tolist())])
+    array = _TokenDataArray(tokens, len(row), -1, False)
+    pairs = (_LogitBias * len(biases))(*biases.items())
+    samplers = [
+        _init_logit_bias(len(row), len(biases), pairs),
+        _init_penalties(len(history), repetition_penalty, 0.0, 0.0),
+    ]
+    for sampler in samplers:
+        for token in history:
+            _sampler_accept(sampler, token)
+        _sampler_apply(sampler, array)
+        _sampler_free(sampler)
+    made = np.ctypeslib.as_array(tokens)
+    result = np.empty(len(row), dtype=np.float32)
+    result[made["id"]] = made["logit"]
+    return result
 
 
 def quantize(matrix, ggml_type, row_bytes):

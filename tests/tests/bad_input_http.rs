@@ -206,11 +206,11 @@ fn missing_and_unknown_fields_are_named() {
 fn openai_fields_that_are_not_implemented_are_refused_by_name() {
     let worker = worker();
     let model = worker.client().get("/v1/models").json()["data"][0]["id"].clone();
-    for field in ["logit_bias", "tools", "n", "no_such_field"] {
+    for field in ["suffix", "tools", "n", "no_such_field"] {
         let value = match field {
             "n" => json!(2),
             "tools" => json!([{ "type": "function", "function": { "name": "f" } }]),
-            _ => json!({ "50": 1 }),
+            _ => json!("more"),
         };
         let body = json!({
             "model": model, "messages": [{ "role": "user", "content": "hi" }], field: value,

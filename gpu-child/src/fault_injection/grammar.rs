@@ -264,12 +264,7 @@ mod tests {
             tokens: &[TokenId(4), TokenId(5)],
             first_position: 6,
             pages: &[],
-            sample: Some(SampleWork {
-                sampling,
-                prompt: &prompt,
-                generated: &[],
-                allowed: None,
-            }),
+            sample: Some(SampleWork::new(sampling, &prompt, &[])),
         }];
         let batch = Batch {
             step,

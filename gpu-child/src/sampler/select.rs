@@ -3,14 +3,15 @@
 use super::lanes;
 use std::cmp::Ordering;
 
-/// The `k` largest with their indices, and all that equal the smallest of them: by falling value,
-/// equals by rising index. `k` is at least 1; more than there are gives all.
-pub(super) fn top(values: &[f32], k: usize) -> Vec<(u32, f32)> {
+/// The `k` largest of the values from `least` on, with their indices, and all that equal the smallest of
+/// them: by falling value, equals by rising index. `k` is at least 1; more than there are gives all.
+pub(super) fn top(values: &[f32], k: usize, least: f32) -> Vec<(u32, f32)> {
     let bound = if k < values.len() {
         lower_bound(values, k)
     } else {
         f32::NEG_INFINITY
     };
+    let bound = bound.max(least);
     let mut found: Vec<(u32, f32)> = (0..)
         .zip(values.iter().copied())
         .filter(|(_, value)| *value >= bound)
@@ -47,12 +48,13 @@ mod tests {
         fn it_is_the_front_of_the_sorted_list(
             values in prop::collection::vec((-20_i32..20).prop_map(|value| value as f32), 1..400),
             k in 1_usize..450,
+            least in (-21_i32..21).prop_map(|value| value as f32),
         ) {
             let mut sorted: Vec<(u32, f32)> = (0..).zip(values.iter().copied()).collect();
             sorted.sort_by(by_value_then_index);
             let smallest = sorted[k.min(sorted.len()) - 1].1;
-            sorted.retain(|(_, value)| *value >= smallest);
-            prop_assert_eq!(top(&values, k), sorted);
+            sorted.retain(|(_, value)| *value >= smallest.max(least));
+            prop_assert_eq!(top(&values, k, least), sorted);
         }
     }
 }

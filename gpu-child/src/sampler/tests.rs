@@ -19,12 +19,7 @@ fn ids(ids: &[u32]) -> Vec<TokenId> {
 }
 
 fn work<'a>(sampling: Sampling, prompt: &'a [TokenId], generated: &'a [TokenId]) -> SampleWork<'a> {
-    SampleWork {
-        sampling,
-        prompt,
-        generated,
-        allowed: None,
-    }
+    SampleWork::new(sampling, prompt, generated)
 }
 
 fn sample_plain(logits: &[f32], sampling: Sampling, position: u32) -> TokenId {
@@ -164,6 +159,134 @@ proptest! {
             let near_border = distance < 1e-5;
             prop_assert!(near_border || borderline(&logits, &work), "{drawn} instead of {expected}");
         }
+    }
+}
+
+/// Words of a mask.
+fn mask(allowed: &[bool]) -> Vec<u32> {
+    let word = |bits: &[bool]| {
+        let bits = bits.iter().enumerate();
+        bits.fold(0, |word, (bit, &is_set)| word | u32::from(is_set) << bit)
+    };
+    allowed.chunks(32).map(word).collect()
+}
+
+/// Words as a grammar's: of none, of all, and of some.
+fn allowed() -> impl Strategy<Value = Vec<bool>> {
+    let word = prop_oneof![
+        Just(0_u32),
+        Just(u32::MAX),
+        any::<u32>(),
+        (0_u32..32).prop_map(|bit| 1 << bit)
+    ];
+    prop::collection::vec(word, 10).prop_map(|words| {
+        let bits = |word: u32| (0..32).map(move |bit| word >> bit & 1 == 1);
+        words.into_iter().flat_map(bits).collect()
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(2000))]
+
+    /// Forbidden tokens are as if the vocabulary did not have them.
+    #[test]
+    fn a_masked_draw_is_the_draw_of_the_allowed_alone(
+        logits in logits(),
+        sampling in sampling(),
+        is_greedy in any::<bool>(),
+        allowed in allowed(),
+        one in any::<prop::sample::Index>(),
+        history in prop::collection::vec(any::<prop::sample::Index>(), 0..6),
+        split in 0_usize..6,
+        position in 0_u32..10_000,
+    ) {
+        let sampling = Sampling {
+            temperature: if is_greedy { 0.0 } else { sampling.temperature },
+            ..sampling
+        };
+        let mut allowed = allowed[..logits.len()].to_vec();
+        allowed[one.index(logits.len())] = true;
+        let left: Vec<u32> = (0..).zip(&allowed).filter(|(_, is)| **is).map(|(id, _)| id).collect();
+        let history: Vec<u32> = history.iter().map(|at| *at.get(&left)).collect();
+        let (prompt, generated) = history.split_at(split.min(history.len()));
+        let words = mask(&allowed);
+        let (prompt_ids, generated_ids) = (ids(prompt), ids(generated));
+        let masked = SampleWork { allowed: Some(&words), ..work(sampling, &prompt_ids, &generated_ids) };
+        let drawn = sample(&mut logits.clone(), &masked, position);
+
+        let mut fewer: Vec<f32> = left.iter().map(|id| logits[*id as usize]).collect();
+        let renamed = |part: &[u32]| -> Vec<TokenId> {
+            part.iter().map(|id| TokenId(left.binary_search(id).unwrap() as u32)).collect()
+        };
+        let (prompt, generated) = (renamed(prompt), renamed(generated));
+        let expected = sample(&mut fewer, &work(sampling, &prompt, &generated), position);
+        prop_assert_eq!(drawn.0, left[expected.index()]);
+    }
+
+    #[test]
+    fn biases_are_added_before_everything_else(
+        logits in logits(),
+        sampling in sampling(),
+        biases in prop::collection::btree_map(0_u32..300, -100.0_f32..100.0, 0..20),
+        generated in prop::collection::vec(0_u32..2, 0..4),
+        position in 0_u32..10_000,
+    ) {
+        let vocab = logits.len() as u32;
+        let bias: Vec<_> = biases.range(..vocab).map(|(id, bias)| (TokenId(*id), *bias)).collect();
+        let generated = ids(&generated);
+        let plain = work(sampling, &[], &generated);
+        let drawn = sample(&mut logits.clone(), &SampleWork { bias: &bias, ..plain }, position);
+        let mut biased = logits;
+        bias.iter().for_each(|(id, bias)| biased[id.index()] += bias);
+        prop_assert_eq!(drawn, sample(&mut biased, &plain, position));
+    }
+}
+
+#[test]
+fn a_bias_comes_before_a_penalty_and_never_undoes_a_mask() {
+    let sampling = Sampling {
+        temperature: 0.0,
+        repetition_penalty: 2.0,
+        ..PLAIN
+    };
+    let generated = ids(&[0]);
+    let biased = |bias: &[(TokenId, f32)], allowed: Option<&[u32]>| {
+        let work = SampleWork {
+            bias,
+            allowed,
+            ..work(sampling, &[], &generated)
+        };
+        sample(&mut [1.0, 3.0, 2.0], &work, 1)
+    };
+    // (1 + 4) / 2 is less than 3, and 1 / 2 + 4 would not be.
+    assert_eq!(biased(&[(TokenId(0), 4.0)], None), TokenId(1));
+    assert_eq!(biased(&[(TokenId(0), 6.0)], None), TokenId(0));
+    assert_eq!(biased(&[(TokenId(1), -100.0)], None), TokenId(2));
+    assert_eq!(biased(&[(TokenId(1), 100.0)], Some(&[0b101])), TokenId(2));
+}
+
+#[test]
+fn under_a_mask_only_the_worst_token_may_be_left() {
+    let mut logits = vec![f32::MAX; 100];
+    logits[70] = f32::MIN;
+    let words = [0, 0, 1 << 6, 0];
+    for sampling in [
+        PLAIN,
+        Sampling {
+            temperature: 0.0,
+            ..PLAIN
+        },
+        Sampling {
+            top_k: 5,
+            top_p: 0.5,
+            ..PLAIN
+        },
+    ] {
+        let masked = SampleWork {
+            allowed: Some(&words),
+            ..work(sampling, &[], &[])
+        };
+        assert_eq!(sample(&mut logits.clone(), &masked, 9), TokenId(70));
     }
 }
 

@@ -9,7 +9,7 @@ use super::Scheduler;
 use super::fair_queue::Candidate;
 use super::sequence::Sequence;
 use std::collections::{BTreeMap, BTreeSet};
-use worker_orcd_ipc::{ClientId, FinishReason, Finished};
+use worker_orcd_ipc::{Began, ClientId, FinishReason, Finished};
 
 /// Requests that may pass one that waits for pages: enough to fill a batch with short ones.
 pub(super) const PATIENCE: u32 = 8;
@@ -69,9 +69,13 @@ impl Scheduler {
             sequence.add_page(page);
         }
         if !std::mem::replace(&mut sequence.was_running, true) {
-            self.began.push(sequence.request);
+            let cached_tokens = saved.min(sequence.prompt_len()) as u32;
+            self.began.push(Began {
+                request: sequence.request,
+                cached_tokens,
+            });
             self.prompt_tokens += sequence.prompt_len() as u64;
-            self.prefix_hit_tokens += saved.min(sequence.prompt_len()) as u64;
+            self.prefix_hit_tokens += u64::from(cached_tokens);
         }
         sequence.passed_by = None;
         self.ask_for_first_mask(&mut sequence);

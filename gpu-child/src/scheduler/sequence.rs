@@ -7,7 +7,7 @@ use super::seals::Contents;
 use crate::device::{PageId, PagePart, SampleWork, SequenceWork, TO_BE_DRAWN};
 use crate::kv_pages::{ChainId, KvPages};
 use worker_orcd_ipc::{
-    ClientId, FinishReason, RequestId, Sampling, SealedPage, Submission, TokenId,
+    ClientId, FinishReason, MAX_LOGIT_BIASES, RequestId, Sampling, SealedPage, Submission, TokenId,
 };
 
 /// A page that is not full and holds positions from `start` on.
@@ -34,6 +34,8 @@ pub(super) struct Sequence {
     /// As [`Submission::logprobs`].
     pub(super) logprobs: Option<u8>,
     pub(super) constraint: Constraint,
+    /// As [`Submission::logit_bias`].
+    logit_bias: Vec<(TokenId, f32)>,
     /// Positions `0 .. computed` are in `pages`.
     computed: usize,
     pages: Vec<PageId>,
@@ -67,6 +69,7 @@ impl Sequence {
             ignore_eos,
             logprobs,
             grammar,
+            logit_bias,
         } = submission;
         let prompt_len = prompt.len();
         let mut tokens = prompt;
@@ -83,6 +86,7 @@ impl Sequence {
             ignore_eos,
             logprobs,
             constraint: Constraint::of(grammar),
+            logit_bias,
             computed: 0,
             pages: Vec::new(),
             decodes: false,
@@ -173,7 +177,20 @@ impl Sequence {
                 self.prompt_len, limits.max_sequence_tokens
             ));
         }
+        if !self.has_sound_biases(limits) {
+            return refused("its biases are not those of tokens, in order and in range".to_owned());
+        }
         self.ending(limits)
+    }
+
+    fn has_sound_biases(&self, limits: &Limits) -> bool {
+        let biases = &self.logit_bias;
+        let in_range = |(token, bias): &(TokenId, f32)| {
+            token.0 < limits.vocab_size && Sampling::LOGIT_BIAS.contains(&f64::from(*bias))
+        };
+        biases.len() <= MAX_LOGIT_BIASES
+            && biases.iter().all(in_range)
+            && biases.is_sorted_by(|a, b| a.0 < b.0)
     }
 
     /// Why it ends with the tokens it is known to have, if it does.
@@ -296,6 +313,7 @@ impl Sequence {
             prompt: &self.tokens[..self.prompt_len],
             generated: &self.tokens[self.prompt_len..],
             allowed: self.constraint.allowed(),
+            bias: &self.logit_bias,
         });
         SequenceWork {
             request: self.request,

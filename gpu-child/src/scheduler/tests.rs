@@ -3,6 +3,7 @@
 //! that. A page that is shared wrongly, written twice or freed too early changes the answer.
 
 mod adoption;
+mod biases;
 mod constraint;
 mod fairness;
 
@@ -233,6 +234,7 @@ fn submission(request: u64, prompt: &[u32], max_tokens: u32) -> Submission {
         ignore_eos: true,
         logprobs: None,
         grammar: None,
+        logit_bias: vec![],
     }
 }
 
@@ -342,6 +344,12 @@ fn a_second_request_reuses_the_first_ones_pages_but_computes_its_last_token() {
     let mut bench = Bench::new(limits(), 32, true);
     bench.submit(submission(1, &[3; 12], 2));
     bench.run();
+    let began = |bench: &mut Bench| {
+        let began = bench.scheduler.take_began();
+        let told = began.iter().map(|it| (it.request.0, it.cached_tokens));
+        told.collect::<Vec<_>>()
+    };
+    assert_eq!(began(&mut bench), [(1, 0)]);
     bench.submit(submission(2, &[3; 12], 2));
     bench.turn(4);
     assert_eq!(
@@ -349,6 +357,7 @@ fn a_second_request_reuses_the_first_ones_pages_but_computes_its_last_token() {
         8,
         "two of three pages"
     );
+    assert_eq!(began(&mut bench), [(2, 8)]);
     assert_eq!(
         bench.outcome(2).tokens.len(),
         1,

@@ -104,6 +104,7 @@ impl Supervisor {
             ignore_eos: false,
             logprobs: None,
             grammar: None,
+            logit_bias: vec![],
         })));
     }
 

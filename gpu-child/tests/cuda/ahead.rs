@@ -55,12 +55,7 @@ impl Stream {
             tokens: &self.tokens[first..],
             first_position: first as u32,
             pages: &self.pages,
-            sample: Some(SampleWork {
-                sampling: self.sampling,
-                prompt,
-                generated,
-                allowed: None,
-            }),
+            sample: Some(SampleWork::new(self.sampling, prompt, generated)),
         }
     }
 

@@ -132,12 +132,7 @@ fn work<'a>(tokens: &'a [TokenId], first: usize, pages: &'a [PageId]) -> Sequenc
         tokens,
         first_position: first as u32,
         pages,
-        sample: Some(SampleWork {
-            sampling,
-            prompt: &[],
-            generated: &[],
-            allowed: None,
-        }),
+        sample: Some(SampleWork::new(sampling, &[], &[])),
     }
 }
 

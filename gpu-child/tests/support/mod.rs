@@ -346,12 +346,7 @@ pub fn step(
     shares: &[Share<'_>],
     watch: &mut Watch,
 ) -> Result<Vec<Drawn>, Fault> {
-    let sampling = SampleWork {
-        sampling: Sampling::default(),
-        prompt: &[],
-        generated: &[],
-        allowed: None,
-    };
+    let sampling = SampleWork::new(Sampling::default(), &[], &[]);
     let sequences: Vec<SequenceWork<'_>> = shares
         .iter()
         .map(|share| SequenceWork {

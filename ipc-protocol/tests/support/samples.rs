@@ -5,12 +5,12 @@
 
 use super::Message;
 use worker_orcd_ipc::{
-    ChildHello, ClientId, Command, DeviceError, DeviceFacts, DeviceSelector, Drawn, DrawnLogprobs,
-    Envelope, Event, Fault, FinishReason, Finished, Generation, Grammar, Heartbeat, KvSource, Load,
-    LoadOrder, Logprobs, MemoryBound, MemoryReport, ModelFacts, ModelFile, ModelIdentity,
-    PlacedTensor, ReadyReport, RequestId, Role, Sampling, SamplingAdvice, SealedPage, SealedPages,
-    Sealing, StepReport, Submission, TokenId, TokenKind, TokenizerFacts, TokenizerKind, TraceOrder,
-    WeightsManifest,
+    Began, ChildHello, ClientId, Command, DeviceError, DeviceFacts, DeviceSelector, Drawn,
+    DrawnLogprobs, Envelope, Event, Fault, FinishReason, Finished, Generation, Grammar, Heartbeat,
+    KvSource, Load, LoadOrder, Logprobs, MemoryBound, MemoryReport, ModelFacts, ModelFile,
+    ModelIdentity, PlacedTensor, ReadyReport, RequestId, Role, Sampling, SamplingAdvice,
+    SealedPage, SealedPages, Sealing, StepReport, Submission, TokenId, TokenKind, TokenizerFacts,
+    TokenizerKind, TraceOrder, WeightsManifest,
 };
 
 /// `(file stem, message)`, one for each kind.
@@ -165,6 +165,7 @@ fn submission() -> Submission {
             "yes".to_owned(),
             "no".to_owned(),
         ]))),
+        logit_bias: vec![(TokenId(250), -100.0), (TokenId(70_000), 0.5)],
     }
 }
 
@@ -315,7 +316,10 @@ fn step() -> StepReport {
     };
     StepReport {
         step: 1001,
-        began: vec![RequestId(4)],
+        began: vec![Began {
+            request: RequestId(4),
+            cached_tokens: 256,
+        }],
         drawn: vec![Drawn {
             request: RequestId(5),
             index: 6,

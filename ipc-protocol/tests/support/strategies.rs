@@ -10,11 +10,11 @@ use proptest::num::f32;
 use proptest::option::of;
 use proptest::prelude::*;
 use worker_orcd_ipc::{
-    ChildHello, ClientId, Command, DeviceError, DeviceFacts, DeviceSelector, Drawn, DrawnLogprobs,
-    Envelope, Event, Fault, FinishReason, Finished, Generation, Grammar, KvSource, LoadOrder,
-    Logprobs, ModelFacts, ModelFile, ModelIdentity, PlacedTensor, ReadyReport, RequestId, Role,
-    Sampling, SamplingAdvice, SealedPage, SealedPages, Sealing, StepReport, Submission, TokenId,
-    TokenKind, TokenizerFacts, TokenizerKind, TraceOrder, WeightsManifest,
+    Began, ChildHello, ClientId, Command, DeviceError, DeviceFacts, DeviceSelector, Drawn,
+    DrawnLogprobs, Envelope, Event, Fault, FinishReason, Finished, Generation, Grammar, KvSource,
+    LoadOrder, Logprobs, ModelFacts, ModelFile, ModelIdentity, PlacedTensor, ReadyReport,
+    RequestId, Role, Sampling, SamplingAdvice, SealedPage, SealedPages, Sealing, StepReport,
+    Submission, TokenId, TokenKind, TokenizerFacts, TokenizerKind, TraceOrder, WeightsManifest,
 };
 
 pub fn message() -> impl Strategy<Value = Message> {
@@ -198,7 +198,12 @@ fn submission() -> BoxedStrategy<Submission> {
         of(sealed_pages()),
         sampling(),
         any::<u32>(),
-        (any::<bool>(), of(any::<u8>()), of(grammar())),
+        (
+            any::<bool>(),
+            of(any::<u8>()),
+            of(grammar()),
+            vec((token(), float()), 0..5),
+        ),
     )
         .prop_map(
             |(
@@ -209,7 +214,7 @@ fn submission() -> BoxedStrategy<Submission> {
                 sealed,
                 sampling,
                 max_tokens,
-                (ignore_eos, logprobs, grammar),
+                (ignore_eos, logprobs, grammar, logit_bias),
             )| {
                 Submission {
                     request,
@@ -222,6 +227,7 @@ fn submission() -> BoxedStrategy<Submission> {
                     ignore_eos,
                     logprobs,
                     grammar: grammar.map(Box::new),
+                    logit_bias,
                 }
             },
         )
@@ -489,7 +495,10 @@ fn step() -> BoxedStrategy<StepReport> {
             logprobs,
         });
     let finished = (request(), reason()).prop_map(|(request, reason)| Finished { request, reason });
-    let began = vec(request(), 0..5);
+    let began = (request(), any::<u32>()).prop_map(|(request, cached_tokens)| Began {
+        request,
+        cached_tokens,
+    });
     let sealing = (request(), any::<u32>(), pages()).prop_map(|(request, first, pages)| Sealing {
         request,
         first,
@@ -497,7 +506,7 @@ fn step() -> BoxedStrategy<StepReport> {
     });
     (
         any::<u64>(),
-        began,
+        vec(began, 0..5),
         vec(drawn, 0..20),
         vec(logprobs, 0..5),
         vec(finished, 0..20),

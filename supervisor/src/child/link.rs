@@ -348,6 +348,7 @@ mod tests {
             ignore_eos: false,
             logprobs: None,
             grammar: None,
+            logit_bias: vec![],
         }))
     }
 

@@ -8,7 +8,7 @@ use super::fields::{Fields, Names, among};
 use super::generation::{Asker, GenerationRequest, Input};
 use super::messages::read_messages;
 use super::presentation::Form;
-use super::reading::{self, ModelTerms, read_sampling, read_stop};
+use super::reading::{self, ModelTerms, read_logit_bias, read_sampling, read_stop};
 use super::{App, client};
 use crate::config::RequestLimits;
 use crate::engine::OnFault;
@@ -96,6 +96,7 @@ pub fn read_request(
     let input = read_input(&mut fields, max_chars, &model.chat);
     let max_tokens = fields.integer("max_tokens", 1..=u64::from(most_tokens));
     let sampling = read_sampling(&mut fields, model);
+    let logit_bias = read_logit_bias(&mut fields, model);
     let stop = read_stop(&mut fields);
     let ignore_eos = fields.boolean("ignore_eos").unwrap_or(false);
     let on_fault = fields.word(
@@ -109,6 +110,7 @@ pub fn read_request(
     };
     let request = GenerationRequest {
         logprobs: None,
+        logit_bias,
         job_id,
         input,
         sampling,

@@ -31,6 +31,8 @@ pub struct GenerationRequest {
     pub ignore_eos: bool,
     /// Log probabilities of each token, and of so many of the most likely ones.
     pub logprobs: Option<u8>,
+    /// As [`Submission::logit_bias`](worker_orcd_ipc::Submission::logit_bias).
+    pub logit_bias: Vec<(TokenId, f32)>,
     pub on_fault: Option<OnFault>,
 }
 
@@ -149,6 +151,7 @@ impl App {
             shown,
             logprobs: request.logprobs,
             grammar: None,
+            logit_bias: request.logit_bias,
             deadline: self.limits.inference_timeout,
             on_fault: request.on_fault,
             presentation: presentation.write(),

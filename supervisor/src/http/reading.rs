@@ -2,15 +2,16 @@
 
 use super::fields::Fields;
 use super::json::{Json, Kind};
+use super::logit_bias;
 use super::mistakes::Constraint;
 use super::openapi::schema;
 use crate::engine::{LoadedModel, SamplingDefaults};
 use crate::text::tools::ChatTerms;
 use std::ops::RangeInclusive;
 use uuid::Uuid;
-use worker_orcd_ipc::Sampling;
+use worker_orcd_ipc::{Sampling, TokenId};
 
-/// Fields that [`read_sampling`] and [`read_stop`] read.
+/// Fields that [`read_sampling`], [`read_logit_bias`] and [`read_stop`] read.
 pub const NAMES: &[&str] = &[
     "temperature",
     "top_p",
@@ -20,6 +21,7 @@ pub const NAMES: &[&str] = &[
     "presence_penalty",
     "repetition_penalty",
     "seed",
+    logit_bias::FIELD,
     "stop",
 ];
 
@@ -96,6 +98,11 @@ pub fn read_sampling(fields: &mut Fields, model: &ModelTerms) -> Sampling {
             .integer("seed", 0..=u64::MAX)
             .unwrap_or_else(generate_seed),
     }
+}
+
+/// Numbers that are added to the logits of single tokens, by ascending id.
+pub fn read_logit_bias(fields: &mut Fields, model: &ModelTerms) -> Vec<(TokenId, f32)> {
+    logit_bias::read(fields, model.vocabulary)
 }
 
 /// A string or a list of up to four.

@@ -100,6 +100,7 @@ fn two_minutes_to_a_first_token_are_told_from_ten() {
         stop_reason: StopReason::Eos,
         stop_sequence: None,
         tokens_in: 9000,
+        cached_tokens: 1,
         tokens_out: 1,
         queued_for: None,
         first_token_after: Duration::from_secs(120),

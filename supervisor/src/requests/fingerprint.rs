@@ -22,6 +22,7 @@ impl Fingerprint {
         Self::of(
             &request.prompt,
             &request.sampling,
+            &request.logit_bias,
             request.max_tokens,
             grammar,
         )
@@ -29,12 +30,19 @@ impl Fingerprint {
 
     pub(crate) fn of_record(record: &Record) -> Self {
         let grammar = record.grammar.as_deref();
-        Self::of(&record.prompt, &record.sampling, record.max_tokens, grammar)
+        Self::of(
+            &record.prompt,
+            &record.sampling,
+            &record.logit_bias,
+            record.max_tokens,
+            grammar,
+        )
     }
 
     fn of(
         prompt: &[TokenId],
         sampling: &Sampling,
+        logit_bias: &[(TokenId, f32)],
         max_tokens: u32,
         grammar: Option<&Grammar>,
     ) -> Self {
@@ -53,7 +61,11 @@ impl Fingerprint {
         for token in prompt {
             hash.update(token.0.to_le_bytes());
         }
-        // Of a fixed length, hence no prompt can look like another one with other parameters.
+        for (token, bias) in logit_bias {
+            hash.update(token.0.to_le_bytes());
+            hash.update(bias.to_bits().to_le_bytes());
+        }
+        // Of a fixed length with the number of biases, hence no prompt can look like another one with other parameters.
         for bits in [
             temperature.to_bits(),
             top_k,
@@ -63,6 +75,7 @@ impl Fingerprint {
             frequency_penalty.to_bits(),
             presence_penalty.to_bits(),
             max_tokens,
+            logit_bias.len() as u32,
         ] {
             hash.update(bits.to_le_bytes());
         }
@@ -117,6 +130,8 @@ mod tests {
             |request| request.sampling.frequency_penalty = 0.5,
             |request| request.grammar = Some(Box::new(Grammar::Regex("a".to_owned()))),
             |request| request.grammar = Some(Box::new(Grammar::Lark("a".to_owned()))),
+            |request| request.logit_bias.push((TokenId(1), 0.5)),
+            |request| request.logit_bias.push((TokenId(1), 1.0)),
         ];
         let mut prints: Vec<_> = changes.into_iter().map(with).collect();
         prints.push(with(|_| {}));

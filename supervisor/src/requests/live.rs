@@ -3,12 +3,13 @@
 //! Owned by the driver alone. Commands for each seat's child collect in a list that the driver sends, time is
 //! an argument, and the only output is the [write-ahead log](super::wal). Here are the children's words, and
 //! what follows from a death; [`clients`] is what clients want, [`restored`] is what another supervisor left,
-//! [`assignments`] is who is with which child, and who is next; [`dispatch`] is what is on its way
+//! [`assignments`] is who is with which child, and who is next; [`beginning`] is that a child computes one; [`dispatch`] is what is on its way
 //! to a seat and back; [`adoption`] is which pages the next child need not compute; [`recall`] is how another driver gets them all; [`probation`] is what
 //! deaths say about requests.
 
 mod adoption;
 mod assignments;
+mod beginning;
 mod clients;
 mod dispatch;
 mod probation;
@@ -182,8 +183,8 @@ impl Requests {
         now: Instant,
     ) -> Result<(), Violation> {
         let text = self.text.clone().ok_or(Violation::NotReady)?;
-        for request in &report.began {
-            self.began(seat, *request, now)?;
+        for began in &report.began {
+            self.began(seat, *began, now)?;
         }
         let mut logprobs = report.logprobs.iter().peekable();
         for drawn in &report.drawn {
@@ -200,19 +201,6 @@ impl Requests {
         }
         for sealing in &report.sealed {
             self.sealed(seat, sealing)?;
-        }
-        Ok(())
-    }
-
-    fn began(&mut self, seat: SeatId, request: RequestId, now: Instant) -> Result<(), Violation> {
-        let is_leaving = self.assigned.seat(seat).is_leaving(request);
-        match self.assigned.get_with(request, seat) {
-            Some(live) => live.record.progress.lock().begin(now),
-            None if is_leaving => {}
-            None => {
-                let what = "the beginning";
-                return Err(Violation::UnknownRequest { what, request });
-            }
         }
         Ok(())
     }

@@ -31,6 +31,8 @@ pub(crate) struct Progress {
     waker: Option<Waker>,
     accepted_at: Instant,
     began_at: Option<Instant>,
+    /// As the first child said that began with it.
+    cached_tokens: Option<u32>,
     first_token_at: Option<Instant>,
     last_token_at: Option<Instant>,
     recoveries: u32,
@@ -75,6 +77,7 @@ impl Progress {
             waker: None,
             accepted_at: now,
             began_at: None,
+            cached_tokens: None,
             first_token_at: None,
             last_token_at: None,
             recoveries: 0,
@@ -102,6 +105,13 @@ impl Progress {
             recovering: end.is_none(),
             end,
             is_untold: true,
+            ..self
+        }
+    }
+
+    pub(crate) fn with_cached_tokens(self, cached_tokens: Option<u32>) -> Self {
+        Self {
+            cached_tokens,
             ..self
         }
     }
@@ -198,9 +208,18 @@ impl Progress {
             .map(|at| now.saturating_duration_since(at))
     }
 
-    /// Notes that it is in a child's next step. The first time counts.
-    pub(crate) fn begin(&mut self, now: Instant) {
+    /// Notes that it is in a child's next step, which had `cached_tokens` of its prompt. The first time counts:
+    /// true if this is it.
+    pub(crate) fn begin(&mut self, cached_tokens: u32, now: Instant) -> bool {
         self.began_at.get_or_insert(now);
+        let is_first = self.cached_tokens.is_none();
+        self.cached_tokens.get_or_insert(cached_tokens);
+        is_first
+    }
+
+    /// Tokens of the prompt that were not computed for it; `None` before a child began with it.
+    pub(crate) fn cached_tokens(&self) -> Option<u32> {
+        self.cached_tokens
     }
 
     /// Accepts what was drawn next; `scratch` is reused between calls.
@@ -377,6 +396,7 @@ impl Progress {
             stop_reason,
             stop_sequence,
             tokens_in: record.tokens_in(),
+            cached_tokens: self.cached_tokens.unwrap_or_default(),
             tokens_out: self.tokens_out(),
             queued_for: self
                 .began_at

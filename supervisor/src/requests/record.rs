@@ -27,6 +27,8 @@ pub struct NewRequest {
     pub logprobs: Option<u8>,
     /// As [`Submission::grammar`].
     pub grammar: Option<Box<Grammar>>,
+    /// As [`Submission::logit_bias`].
+    pub logit_bias: Vec<(TokenId, f32)>,
     /// Time from acceptance to the end; `None` means as long as it takes.
     pub deadline: Option<Duration>,
     /// `None` means as the engine is set.
@@ -73,6 +75,8 @@ pub struct Completion {
     pub stop_reason: StopReason,
     pub stop_sequence: Option<String>,
     pub tokens_in: u32,
+    /// Of those in `tokens_in`, the ones whose keys and values its first child had already.
+    pub cached_tokens: u32,
     /// Every generated token, also those without text, such as the one that ended it.
     pub tokens_out: u32,
     /// Time from acceptance to its first step; `None` where no child said.
@@ -135,6 +139,7 @@ pub(crate) struct Record {
     pub shown: Vec<TokenId>,
     pub logprobs: Option<u8>,
     pub grammar: Option<Box<Grammar>>,
+    pub logit_bias: Vec<(TokenId, f32)>,
     pub on_fault: OnFault,
     pub deadline: Option<Instant>,
     pub presentation: String,
@@ -164,6 +169,7 @@ impl Record {
             shown: request.shown,
             logprobs: request.logprobs,
             grammar: request.grammar,
+            logit_bias: request.logit_bias,
             on_fault: request.on_fault.unwrap_or(default_on_fault),
             // A deadline past the end of time is none.
             deadline: request
@@ -185,6 +191,7 @@ impl Record {
         let first_token_at = request.first_token_at_ms.map(|at| clock.instant(at));
         let progress =
             progress.restored(request.generated, first_token_at, recoveries, request.end);
+        let progress = progress.with_cached_tokens(request.cached_tokens);
         Self {
             id: request.id,
             job_id: request.job_id,
@@ -197,6 +204,7 @@ impl Record {
             shown: request.shown,
             logprobs: request.logprobs,
             grammar: request.grammar,
+            logit_bias: request.logit_bias,
             on_fault: request.on_fault,
             deadline: request.deadline_ms.map(|at| clock.instant(at)),
             presentation: request.presentation,
@@ -218,6 +226,7 @@ impl Record {
             ignore_eos: self.ignore_eos,
             logprobs: self.logprobs,
             grammar: self.grammar.clone(),
+            logit_bias: self.logit_bias.clone(),
         }
     }
 

@@ -63,6 +63,7 @@ pub(crate) fn request(job_id: &str) -> NewRequest {
         shown: vec![],
         logprobs: None,
         grammar: None,
+        logit_bias: vec![],
         deadline: None,
         on_fault: None,
         presentation: String::new(),

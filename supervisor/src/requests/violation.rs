@@ -26,6 +26,8 @@ pub enum Violation {
     NotCancelled(RequestId),
     #[error("log probabilities of request {0} that are not as asked for")]
     Logprobs(RequestId),
+    #[error("more cached tokens of request {0} than its prompt has")]
+    CachedTokens(RequestId),
     #[error("{0} cancellations without an answer")]
     Unanswered(usize),
     #[error("a step before the model was ready")]

@@ -23,8 +23,11 @@
     reason = "another process reads the clock of the machine"
 )]
 
+mod clock;
+
 use crate::error_code::ErrorCode;
 use crate::requests::record::{Failure, OnFault, Record, StreamEvent};
+pub(crate) use clock::Clock;
 use rustix::fs::{FallocateFlags, MemfdFlags, fallocate, memfd_create};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -32,7 +35,7 @@ use std::fs::File;
 use std::io::{self, ErrorKind, Read as _, Seek as _, SeekFrom};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt as _;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 use tracing::error;
 use worker_orcd_ipc::frame::write_frame;
 use worker_orcd_ipc::{
@@ -63,6 +66,11 @@ const MAX_CRASHES: u8 = 3;
 enum Entry {
     /// With all that was drawn until then. Told again, it replaces what was known.
     Accepted(Box<Restored>),
+    /// A child computes it for the first time, and had so many tokens of its prompt.
+    Began {
+        request: RequestId,
+        cached_tokens: u32,
+    },
     /// The next token of each of these requests, and log probabilities of those that want them.
     Drawn(Vec<(RequestId, TokenId)>, Vec<(RequestId, Logprobs)>),
     /// `end` is `None` where nobody reads it any more.
@@ -88,6 +96,9 @@ pub(crate) struct Restored {
     pub shown: Vec<TokenId>,
     pub logprobs: Option<u8>,
     pub grammar: Option<Box<Grammar>>,
+    pub logit_bias: Vec<(TokenId, f32)>,
+    /// `None` before a child began with it.
+    pub cached_tokens: Option<u32>,
     /// Of each token in `generated`, where they are wanted. They are written in entries of their own, for
     /// those of a long answer are too many for one.
     pub told_logprobs: Vec<Logprobs>,
@@ -134,41 +145,6 @@ pub(crate) struct Wal {
     clock: Clock,
 }
 
-/// What this process's clock says as a time that another process understands.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Clock {
-    at: Instant,
-    unix: Duration,
-}
-
-impl Clock {
-    pub(crate) fn at(at: Instant) -> Self {
-        let unix = SystemTime::now().duration_since(UNIX_EPOCH);
-        Self {
-            at,
-            unix: unix.unwrap_or_default(),
-        }
-    }
-
-    fn unix_ms(self, at: Instant) -> u64 {
-        let unix = match at.checked_duration_since(self.at) {
-            Some(later) => self.unix.saturating_add(later),
-            None => self.unix.saturating_sub(self.at - at),
-        };
-        u64::try_from(unix.as_millis()).unwrap_or(u64::MAX)
-    }
-
-    /// A moment before this process could tell time is its first.
-    pub(crate) fn instant(self, unix_ms: u64) -> Instant {
-        let unix = Duration::from_millis(unix_ms);
-        let moment = match unix.checked_sub(self.unix) {
-            Some(later) => self.at.checked_add(later),
-            None => self.at.checked_sub(self.unix - unix),
-        };
-        moment.unwrap_or(self.at)
-    }
-}
-
 impl Wal {
     /// # Errors
     /// When the kernel has no memory or no descriptor for it.
@@ -191,6 +167,13 @@ impl Wal {
 
     pub(crate) fn accepted(&mut self, record: &Record) {
         self.note_request(record, None);
+    }
+
+    pub(crate) fn began(&mut self, request: RequestId, cached_tokens: u32) {
+        self.note(&Entry::Began {
+            request,
+            cached_tokens,
+        });
     }
 
     pub(crate) fn drawn(
@@ -311,6 +294,8 @@ impl Wal {
             shown: record.shown.clone(),
             logprobs: record.logprobs,
             grammar: record.grammar.clone(),
+            logit_bias: record.logit_bias.clone(),
+            cached_tokens: progress.cached_tokens(),
             told_logprobs: Vec::new(),
             on_fault: record.on_fault,
             accepted_at_ms: self.clock.unix_ms(progress.accepted_at()),
@@ -353,6 +338,14 @@ pub(crate) fn read(log: OwnedFd, ending: Ending) -> io::Result<Vec<Restored>> {
     read_entries(File::from(log), |entry| match entry {
         Entry::Accepted(request) => {
             requests.insert(request.id, *request);
+        }
+        Entry::Began {
+            request,
+            cached_tokens,
+        } => {
+            if let Some(request) = requests.get_mut(&request) {
+                request.cached_tokens = Some(cached_tokens);
+            }
         }
         Entry::Drawn(tokens, logprobs) => {
             for (request, token) in tokens {

@@ -162,12 +162,7 @@ impl Bare {
                 tokens,
                 first_position: *position,
                 pages,
-                sample: Some(SampleWork {
-                    sampling,
-                    prompt: &[],
-                    generated: &[],
-                    allowed: None,
-                }),
+                sample: Some(SampleWork::new(sampling, &[], &[])),
             })
             .collect();
         let batch = Batch {

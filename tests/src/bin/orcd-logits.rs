@@ -234,12 +234,7 @@ impl History {
     }
 
     fn work(&self, index: usize, end: usize) -> SequenceWork<'_> {
-        let sample = SampleWork {
-            sampling: Sampling::default(),
-            prompt: &self.tokens[..end],
-            generated: &[],
-            allowed: None,
-        };
+        let sample = SampleWork::new(Sampling::default(), &self.tokens[..end], &[]);
         SequenceWork {
             request: RequestId(index as u64),
             tokens: &self.tokens[self.done..end],

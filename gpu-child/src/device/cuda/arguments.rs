@@ -216,6 +216,8 @@ layout! {
         pub prompt: i32,
         pub length: i32,
         pub newest: i32,
+        pub mask: i32,
+        pub biases: i32,
         pub unused: i32,
     }
 

@@ -1,9 +1,10 @@
 //! The draw on the device (`kernels/cuda/sample.cu`): every row that needs more than its largest
 //! logit. The same token as [`sampler::sample`](crate::sampler::sample), which defines it.
 //!
-//! What a row asks for is read by the kernel from pinned memory, once. Histories, which penalties
-//! need, are copied: few requests have penalties, so they get a buffer of a fixed size, and where
-//! it is too small the rows take turns.
+//! What a row asks for is read by the kernel from pinned memory, once. What it needs beside that is
+//! copied behind each other: its history where it has penalties, the words of its mask, its biases.
+//! Few requests have any of them, so they get a buffer of a fixed size, and where it is too small the
+//! rows take turns.
 
 use super::context::Context;
 use super::headers::constant;
@@ -14,7 +15,7 @@ use super::memory::{Arena, DevicePtr, Pinned, Purpose, upload};
 use super::step_queue::STEPS;
 use crate::device::SampleWork;
 use crate::sampler::Draw;
-use worker_orcd_ipc::{Fault, TokenId};
+use worker_orcd_ipc::{Fault, MAX_LOGIT_BIASES, TokenId};
 
 /// Value in place of an id where a logit is not finite.
 pub const NOT_FINITE: u32 = constant!("drawn_tokens.cuh", NO_TOKEN) as u32;
@@ -29,8 +30,8 @@ const MAX_CLUSTER: usize = constant!("sample.cu", MAX_CLUSTER);
 const RESIDENT: usize = 2;
 const ROW_BYTES: usize = size_of::<SampleRow>();
 const TOKEN_BYTES: usize = 4;
-/// Tokens of histories under way, if no sequence is longer.
-const HISTORY_TOKENS: usize = 1 << 18;
+/// Words of histories, masks and biases under way, if no row needs more.
+const HISTORY_WORDS: usize = 1 << 18;
 
 /// Logits on the device, and the tokens drawn from them: the largest of each row before the draw,
 /// its token after.
@@ -71,11 +72,28 @@ impl Drawing<'_> {
         }
     }
 
-    /// The kernel's row; `None` when the largest logit is the token. Its history begins at
+    /// Words of the mask; none where every token may be drawn.
+    fn mask(&self) -> &[u32] {
+        self.work.allowed.unwrap_or_default()
+    }
+
+    /// History, mask and biases, as they lie behind each other. A token that is to be drawn is below zero
+    /// there.
+    fn words(&self) -> impl Iterator<Item = u32> {
+        let history = self.history().into_iter().flatten().map(|token| token.0);
+        let bias = self.work.bias.iter();
+        let biased = bias.clone().map(|(token, _)| token.0);
+        let biases = bias.map(|(_, bias)| bias.to_bits());
+        let words = history.chain(self.mask().iter().copied());
+        words.chain(biased).chain(biases)
+    }
+
+    /// The kernel's row; `None` when the largest logit is the token. Its [`words`](Self::words) begin at
     /// `history`.
     fn row(&self, history: usize) -> Option<SampleRow> {
         let draw = Draw::new(&self.work.sampling, self.position);
-        if draw.is_none() && !self.has_penalties() {
+        let is_plain = self.mask().is_empty() && self.work.bias.is_empty();
+        if draw.is_none() && !self.has_penalties() && is_plain {
             return None;
         }
         let [prompt, generated] = self.history();
@@ -94,6 +112,8 @@ impl Drawing<'_> {
             prompt: prompt.len() as i32,
             length: (prompt.len() + generated.len()) as i32,
             newest: self.newest as i32,
+            mask: self.mask().len() as i32,
+            biases: self.work.bias.len() as i32,
             unused: 0,
         })
     }
@@ -117,7 +137,7 @@ pub struct Draws {
     pinned: [Pinned; STEPS],
     history: Arena,
     max_rows: usize,
-    max_tokens: usize,
+    max_words: usize,
     shared_bytes: u32,
 }
 
@@ -138,15 +158,16 @@ impl Draws {
             unsafe { (module.kernel("sample")?, module.kernel("tokens_to_host")?) };
         let shared_bytes = (SURVIVOR_BYTES + 8 * vocab.div_ceil(STRIP)) as u32;
         kernel.allow_shared(shared_bytes)?;
-        let max_tokens = sequence_tokens.max(HISTORY_TOKENS);
-        let pinned_bytes = max_rows * (ROW_BYTES + TOKEN_BYTES) + 4 * max_tokens;
+        let most = sequence_tokens + vocab.div_ceil(32) + 2 * MAX_LOGIT_BIASES;
+        let max_words = most.max(HISTORY_WORDS);
+        let pinned_bytes = max_rows * (ROW_BYTES + TOKEN_BYTES) + 4 * max_words;
         Ok(Self {
             kernel,
             to_host,
             pinned: [Pinned::new(pinned_bytes)?, Pinned::new(pinned_bytes)?],
-            history: Arena::new(context, Purpose::Scratch, 4 * max_tokens as u64)?,
+            history: Arena::new(context, Purpose::Scratch, 4 * max_words as u64)?,
             max_rows,
-            max_tokens,
+            max_words,
             shared_bytes,
         })
     }
@@ -161,7 +182,7 @@ impl Draws {
     /// The logits and answers of every row are there when the stream gets to it.
     ///
     /// # Panics
-    /// When a history is longer than announced.
+    /// When a row needs more words than announced.
     pub unsafe fn run<'a>(
         &mut self,
         context: &Context,
@@ -169,26 +190,26 @@ impl Draws {
         logits: Logits,
         drawings: impl Iterator<Item = Drawing<'a>>,
     ) -> Result<(), Fault> {
-        let (mut rows, mut tokens) = (Vec::new(), 0);
+        let (mut rows, mut words) = (Vec::new(), 0);
         for drawing in drawings {
-            let Some(mut row) = drawing.row(tokens) else {
+            let Some(mut row) = drawing.row(words) else {
                 continue;
             };
-            let length = row.length as usize;
-            assert!(length <= self.max_tokens, "a history longer than announced");
-            if tokens + length > self.max_tokens {
+            let length = (row.length + row.mask + 2 * row.biases) as usize;
+            assert!(length <= self.max_words, "more words than announced");
+            if words + length > self.max_words {
                 // SAFETY: as promised by the caller.
-                unsafe { self.launch(context, place, logits, &rows, tokens) }?;
+                unsafe { self.launch(context, place, logits, &rows, words) }?;
                 context.synchronize("a draw")?;
                 rows.clear();
-                (tokens, row.history) = (0, 0);
+                (words, row.history) = (0, 0);
             }
-            self.write_history(place.slot, tokens, drawing.history());
-            tokens += length;
+            self.write_words(place.slot, words, drawing.words());
+            words += length;
             rows.push(row);
         }
         // SAFETY: as promised by the caller.
-        unsafe { self.launch(context, place, logits, &rows, tokens) }
+        unsafe { self.launch(context, place, logits, &rows, words) }
     }
 
     /// Copies the tokens of `rows` rows to the host.
@@ -229,28 +250,27 @@ impl Draws {
         self.max_rows * ROW_BYTES
     }
 
-    fn tokens_at(&self, index: usize) -> usize {
+    fn words_at(&self, index: usize) -> usize {
         self.max_rows * (ROW_BYTES + TOKEN_BYTES) + 4 * index
     }
 
-    fn write_history(&mut self, slot: usize, first: usize, parts: [&[TokenId]; 2]) {
-        let at = self.tokens_at(first);
+    fn write_words(&mut self, slot: usize, first: usize, words: impl Iterator<Item = u32>) {
+        let at = self.words_at(first);
         let room = self.pinned[slot].bytes_mut()[at..].chunks_exact_mut(4);
-        for (place, token) in room.zip(parts.into_iter().flatten()) {
-            // One that is to be drawn is below zero there.
-            place.copy_from_slice(&token.0.to_ne_bytes());
+        for (place, word) in room.zip(words) {
+            place.copy_from_slice(&word.to_ne_bytes());
         }
     }
 
     /// # Safety
-    /// As for [`run`](Self::run); every row's history is written.
+    /// As for [`run`](Self::run); every row's words are written.
     unsafe fn launch(
         &mut self,
         context: &Context,
         PinnedRows { slot, first }: PinnedRows,
         logits: Logits,
         rows: &[SampleRow],
-        tokens: usize,
+        words: usize,
     ) -> Result<(), Fault> {
         if rows.is_empty() {
             return Ok(());
@@ -258,11 +278,11 @@ impl Draws {
         // SAFETY: 64-bit and 32-bit fields without padding: all of their bytes are initialised.
         let bytes =
             unsafe { std::slice::from_raw_parts(rows.as_ptr().cast::<u8>(), size_of_val(rows)) };
-        let (begin, end) = (self.tokens_at(0), self.tokens_at(tokens));
+        let (begin, end) = (self.words_at(0), self.words_at(words));
         let pinned = &mut self.pinned[slot];
         pinned.bytes_mut()[first * ROW_BYTES..][..bytes.len()].copy_from_slice(bytes);
-        let history = self.history.at::<u8>(0, 4 * tokens);
-        if tokens > 0 {
+        let history = self.history.at::<u8>(0, 4 * words);
+        if words > 0 {
             // SAFETY: as many bytes; pinned memory is written again when the step is over.
             unsafe { upload(context, history, &pinned.bytes_mut()[begin..end]) }?;
         }

@@ -63,12 +63,7 @@ fn step(
         tokens: &tokens,
         first_position: first as u32,
         pages: &pages,
-        sample: Some(SampleWork {
-            sampling,
-            prompt: &[],
-            generated: &[],
-            allowed: None,
-        }),
+        sample: Some(SampleWork::new(sampling, &[], &[])),
     };
     let sequences: Vec<_> = (0..sequences).map(work).collect();
     let batch = Batch {

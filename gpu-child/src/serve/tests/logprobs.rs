@@ -17,6 +17,7 @@ fn submission(request: u64, logprobs: Option<u8>) -> Submission {
         ignore_eos: true,
         logprobs,
         grammar: None,
+        logit_bias: vec![],
     }
 }
 

@@ -66,6 +66,7 @@ pub fn read(
         stop,
         ignore_eos: false,
         logprobs: None,
+        logit_bias: vec![],
         on_fault: None,
     };
     Ok(MessagesRequest {

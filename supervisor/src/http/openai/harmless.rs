@@ -43,7 +43,6 @@ const fn must_be(
 
 const EVERYWHERE: &[Harmless] = &[
     must_be("n", &["1"], "must be 1: one answer at a time"),
-    may_be("logit_bias", &["{}", "[]"]),
     must_be(
         "service_tier",
         &["\"auto\"", "\"default\""],

@@ -10,7 +10,7 @@ use crate::http::json::{Json, Kind as JsonKind};
 use crate::http::messages::read_messages;
 use crate::http::mistakes::{Constraint, Mistakes};
 use crate::http::openapi::schema::{self, Shape};
-use crate::http::reading::{self, ModelTerms, read_sampling, read_stop};
+use crate::http::reading::{self, ModelTerms, read_logit_bias, read_sampling, read_stop};
 use crate::text::Conversation;
 use crate::text::tools::Parsing;
 use serde::{Deserialize, Serialize};
@@ -109,6 +109,7 @@ pub fn read(
     };
     let max_tokens = read_max_tokens(&mut fields, limits, model.context, kind);
     let sampling = read_sampling_of_others(&mut fields, model);
+    let logit_bias = read_logit_bias(&mut fields, model);
     let stop = read_stop(&mut fields);
     let stream = read_stream(&mut fields);
     let ignore_eos = fields.boolean("ignore_eos").unwrap_or(false);
@@ -124,6 +125,7 @@ pub fn read(
         stop,
         ignore_eos,
         logprobs,
+        logit_bias,
         on_fault: None,
     };
     Ok(OpenAiRequest {

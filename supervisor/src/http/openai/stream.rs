@@ -50,14 +50,23 @@ impl Chunks {
         }
     }
 
-    /// `tokens_out` is how far the answer got.
+    /// A chunk before the end; `tokens_out` is how far the answer got.
     fn chunk(&self, out: &mut Vec<u8>, tokens_out: u32, choice: impl FnOnce(&mut Vec<u8>)) {
+        self.chunk_with(out, || usage(self.tokens_in, tokens_out), choice);
+    }
+
+    fn chunk_with(
+        &self,
+        out: &mut Vec<u8>,
+        usage: impl FnOnce() -> Value,
+        choice: impl FnOnce(&mut Vec<u8>),
+    ) {
         out.extend_from_slice(&self.opening);
         choice(out);
         out.push(b']');
         if self.options.continuous_usage {
             out.extend_from_slice(b",\"usage\":");
-            write_json(out, &usage(self.tokens_in, tokens_out));
+            write_json(out, &usage());
         } else if self.options.include_usage {
             out.extend_from_slice(b",\"usage\":null");
         }
@@ -65,10 +74,10 @@ impl Chunks {
     }
 
     /// The chunk that tells usage and nothing else.
-    fn last_chunk(&self, out: &mut Vec<u8>, tokens_out: u32) {
+    fn last_chunk(&self, out: &mut Vec<u8>, completion: &Completion) {
         out.extend_from_slice(&self.opening);
         out.extend_from_slice(b"],\"usage\":");
-        write_json(out, &usage(self.tokens_in, tokens_out));
+        write_json(out, &usage_of(completion));
         out.extend_from_slice(b"}\n\n");
     }
 
@@ -149,20 +158,21 @@ impl Render for Chunks {
     fn progress(&mut self, _tokens_out: u32, _out: &mut Vec<u8>) {}
 
     fn finished(&mut self, completion: &Completion, out: &mut Vec<u8>) {
+        let usage = || usage_of(completion);
         if let Some(parts) = &mut self.parts {
             let delta = parts.finish();
             let reason = parts.finish_reason(completion.stop_reason);
-            self.chunk(out, completion.tokens_out, |out| {
+            self.chunk_with(out, usage, |out| {
                 self.part(out, &delta, None, Some(reason));
             });
         } else {
             let reason = finish_reason(completion.stop_reason);
-            self.chunk(out, completion.tokens_out, |out| {
+            self.chunk_with(out, usage, |out| {
                 self.choice(out, None, Some(reason));
             });
         }
         if self.options.include_usage {
-            self.last_chunk(out, completion.tokens_out);
+            self.last_chunk(out, completion);
         }
         out.extend_from_slice(b"data: [DONE]\n\n");
     }
@@ -173,7 +183,14 @@ impl Render for Chunks {
     }
 }
 
-pub(super) fn usage(tokens_in: u32, tokens_out: u32) -> Value {
+/// Usage of a whole answer, which also tells how much of the prompt was computed before.
+pub(super) fn usage_of(completion: &Completion) -> Value {
+    let mut usage = usage(completion.tokens_in, completion.tokens_out);
+    usage["prompt_tokens_details"] = json!({"cached_tokens": completion.cached_tokens});
+    usage
+}
+
+fn usage(tokens_in: u32, tokens_out: u32) -> Value {
     json!({
         "prompt_tokens": tokens_in,
         "completion_tokens": tokens_out,
@@ -204,6 +221,7 @@ mod tests {
             stop_reason: StopReason::MaxTokens,
             stop_sequence: None,
             tokens_in: 5,
+            cached_tokens: 1,
             tokens_out: 2,
             queued_for: None,
             first_token_after: Duration::ZERO,
@@ -264,6 +282,8 @@ mod tests {
         assert_eq!(chunks[2]["choices"][0]["finish_reason"], "length");
         assert_eq!(chunks[3]["choices"], json!([]));
         assert_eq!(chunks[3]["usage"]["total_tokens"], 7);
+        let details = json!({"cached_tokens": 1});
+        assert_eq!(chunks[3]["usage"]["prompt_tokens_details"], details);
     }
 
     #[test]

@@ -5,7 +5,7 @@
 
 use super::logprobs::List;
 use super::parts::Parts;
-use super::stream::usage;
+use super::stream::usage_of;
 use super::{Header, Kind, finish_reason};
 use crate::engine::{Completion, Failure, RequestStream, StreamEvent};
 use crate::error_code::ErrorCode;
@@ -101,10 +101,7 @@ fn answer(header: &Header, text: &str, logprobs: Option<List>, completion: &Comp
     let mut end = b",\"finish_reason\":".to_vec();
     write_json(&mut end, &finish_reason);
     end.extend_from_slice(b"}],\"usage\":");
-    write_json(
-        &mut end,
-        &usage(completion.tokens_in, completion.tokens_out),
-    );
+    write_json(&mut end, &usage_of(completion));
     end.push(b'}');
 
     let mut out = Vec::new();
@@ -148,6 +145,7 @@ mod tests {
             stop_reason: StopReason::MaxTokens,
             stop_sequence: None,
             tokens_in: 2,
+            cached_tokens: 1,
             tokens_out: 1,
             queued_for: None,
             first_token_after: Duration::ZERO,
@@ -176,7 +174,10 @@ mod tests {
             json!({
                 "id": "job", "object": object, "created": 3, "model": "m", "system_fingerprint": "fp",
                 "choices": [choice],
-                "usage": usage(2, 1),
+                "usage": {
+                    "prompt_tokens": 2, "completion_tokens": 1, "total_tokens": 3,
+                    "prompt_tokens_details": {"cached_tokens": 1},
+                },
             })
         };
         let read = |kind, tokens| -> Value {

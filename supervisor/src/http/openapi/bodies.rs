@@ -288,11 +288,16 @@ fn choice(
 }
 
 fn usage() -> Shape {
-    object([
-        ("prompt_tokens", count()),
-        ("completion_tokens", count()),
-        ("total_tokens", count()),
-    ])
+    let details = object([("cached_tokens", count())]);
+    object_with(
+        [
+            ("prompt_tokens", count()),
+            ("completion_tokens", count()),
+            ("total_tokens", count()),
+        ],
+        // Known at the end.
+        [("prompt_tokens_details", details)],
+    )
 }
 
 fn model() -> Shape {

@@ -84,6 +84,7 @@ pub fn read(
         stop,
         ignore_eos: false,
         logprobs: None,
+        logit_bias: vec![],
         on_fault: None,
     };
     Ok(ResponsesRequest {

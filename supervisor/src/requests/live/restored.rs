@@ -124,6 +124,8 @@ mod tests {
             shown: Vec::new(),
             logprobs: None,
             grammar: None,
+            logit_bias: vec![],
+            cached_tokens: None,
             told_logprobs: vec![],
             on_fault: OnFault::Resume,
             accepted_at_ms: 0,

@@ -154,6 +154,31 @@ fn log_probabilities_are_read_with_the_tokens_that_they_are_of() {
 }
 
 #[test]
+fn biases_and_cached_tokens_are_read_as_they_were() {
+    let mut log = Log::new();
+    let new = NewRequest {
+        logit_bias: vec![(TokenId(0), -100.0), (TokenId(7), 0.5)],
+        ..request("job")
+    };
+    let bias = new.logit_bias.clone();
+    let record = Record::new(RequestId(3), new, OnFault::Resume, log.now);
+    log.wal.accepted(&record);
+    log.flush();
+    assert_eq!(log.read(Ending::Upgrade)[0].cached_tokens, None);
+    log.wal.began(RequestId(3), 1);
+    log.flush();
+    let read = log.read(Ending::Upgrade).remove(0);
+    // Told again, where another segment begins.
+    let record = Record::restored(read.clone(), Clock::at(log.now));
+    let live = [(&record, None)];
+    log.wal.begin_segment(live.into_iter()).unwrap();
+    for read in [read, log.read(Ending::Upgrade).remove(0)] {
+        assert_eq!((&read.logit_bias, read.cached_tokens), (&bias, Some(1)));
+    }
+    assert_eq!(record.submission().logit_bias, bias);
+}
+
+#[test]
 fn a_token_whose_log_probabilities_a_kill_cut_off_is_forgotten_with_them() {
     let mut log = Log::new();
     let new = NewRequest {

@@ -55,12 +55,8 @@ impl Line {
             tokens: &self.history[self.computed..end],
             first_position: self.computed as u32,
             pages: &self.pages,
-            sample: (end == self.history.len()).then_some(SampleWork {
-                sampling,
-                prompt,
-                generated,
-                allowed: None,
-            }),
+            sample: (end == self.history.len())
+                .then_some(SampleWork::new(sampling, prompt, generated)),
         }
     }
 

@@ -4,6 +4,7 @@ use super::*;
 use crate::device::cuda::memory::Plain;
 use crate::rng::philox4x32;
 use crate::sampler::sample;
+use std::collections::BTreeSet;
 use worker_orcd_ipc::Sampling;
 
 /// Numbers of one kind in a fixed order.
@@ -96,11 +97,40 @@ fn sampling(numbers: &mut Numbers, vocab: usize) -> Sampling {
     sampling
 }
 
+/// Of half of the cases; as a grammar has it, most words are of all tokens or of none.
+fn mask(numbers: &mut Numbers, vocab: usize) -> Option<Vec<u32>> {
+    let kinds: &[u32] =
+        numbers.one_of(&[&[], &[], &[0, 0, 0, 1], &[0, 1, 2, 2], &[1, 1, 1, 2], &[3]]);
+    let word = |numbers: &mut Numbers| match numbers.one_of(kinds) {
+        0 => 0,
+        1 => u32::MAX,
+        2 => numbers.next(),
+        _ => 1 << (numbers.next() % 32),
+    };
+    (!kinds.is_empty()).then(|| {
+        let words = vocab.div_ceil(32);
+        let mut words: Vec<u32> = (0..words).map(|_| word(numbers)).collect();
+        let one = numbers.next() as usize % vocab;
+        words[one / 32] |= 1 << (one % 32);
+        words
+    })
+}
+
+/// Of a third of the cases, up to as many as a request may have.
+fn bias(numbers: &mut Numbers, vocab: usize) -> Vec<(TokenId, f32)> {
+    let count = numbers.one_of(&[0, 0, 0, 0, 1, MAX_LOGIT_BIASES]);
+    let ids: BTreeSet<u32> = (0..count).map(|_| numbers.next() % vocab as u32).collect();
+    let bias = |id| (TokenId(id), numbers.one_of(&[-100.0, 100.0, 0.5, -3.25]));
+    ids.into_iter().map(bias).collect()
+}
+
 struct Case {
     logits: Vec<f32>,
     sampling: Sampling,
     history: Vec<TokenId>,
     prompt: usize,
+    mask: Option<Vec<u32>>,
+    bias: Vec<(TokenId, f32)>,
     position: u32,
 }
 
@@ -113,6 +143,8 @@ impl Case {
             logits: logits(numbers, vocab),
             sampling: sampling(numbers, vocab),
             prompt: numbers.next() as usize % (history.len() + 1),
+            mask: mask(numbers, vocab),
+            bias: bias(numbers, vocab),
             history,
             position: numbers.next() % 100_000,
         }
@@ -123,17 +155,13 @@ impl Case {
             sampling: self.sampling,
             prompt: &self.history[..self.prompt],
             generated: &self.history[self.prompt..],
-            allowed: None,
+            allowed: self.mask.as_deref(),
+            bias: &self.bias,
         }
     }
 
     fn largest(&self) -> u32 {
-        let greedy = SampleWork {
-            sampling: Sampling::default(),
-            prompt: &[],
-            generated: &[],
-            allowed: None,
-        };
+        let greedy = SampleWork::new(Sampling::default(), &[], &[]);
         sample(&mut self.logits.clone(), &greedy, 0).0
     }
 }
@@ -259,7 +287,7 @@ fn long_histories_take_turns() {
     for case in &mut cases {
         case.sampling.presence_penalty = 1.5;
         case.sampling.temperature = 1.0;
-        let length = 2 * HISTORY_TOKENS / 5;
+        let length = 2 * HISTORY_WORDS / 5;
         case.history = (0..length).map(|_| TokenId(numbers.next() % 900)).collect();
     }
     for (case, drawn) in cases.iter().zip(card.draw(&cases, false, None)) {

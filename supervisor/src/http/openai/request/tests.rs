@@ -74,7 +74,7 @@ fn what_is_not_supported_is_refused_by_name() {
     for (field, value) in [
         ("n", json!(2)),
         ("tools", json!([{"type": "function"}])),
-        ("logit_bias", json!({"5": 1})),
+        ("logit_bias", json!({"5": 101})),
         ("response_format", json!({"type": "json_object"})),
         ("reasoning_effort", json!("low")),
         ("max_tokens", json!(101)),

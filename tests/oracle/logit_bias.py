@@ -1,0 +1,84 @@
+"""Greedy tokens of a running worker with `logit_bias` and a repetition penalty, against llama.cpp's samplers.
+
+    python logit_bias.py write MODEL PLAIN     the model's weights as plain F32 numbers
+    python logit_bias.py compare PLAIN URL     a worker that serves PLAIN answers at URL
+
+llama.cpp's own chain is asked in its own order: biases, then the penalty. It is given the worker's tokens one by
+one, and says at each step which token it would take.
+"""
+
+import json
+import random
+import sys
+import urllib.request
+
+import numpy as np
+
+import dequantized
+import llama_cpp
+from logprobs import ENDINGS, SUBJECTS, piece
+
+TOKENS = 6
+PENALTY = 1.3
+# With weights and llama.cpp's cache as F32, what is left is our F16 keys and values.
+CLEAR_MARGIN = 0.05
+
+
+def main(task, first, second):
+    if task == "write":
+        dequantized.write(first, second)
+    else:
+        compare(first, second)
+
+
+def compare(path, url):
+    random.seed(15)
+    prompts = [random.choice(SUBJECTS) + ending for ending in ENDINGS for _ in range(4)]
+    counted, moved, close_calls = 0, 0, 0
+    with llama_cpp.Model(path, exact_kv=True) as model:
+        ids = {model.piece(token): token for token in reversed(range(model.n_vocab))}
+        for prompt in prompts:
+            history = model.tokenize(prompt, whole=True)
+            model.reset()
+            row = model.run(history)
+            biases = some_biases(row)
+            for name in ask(url, prompt, biases):
+                biased = llama_cpp.biased_then_penalized(row, biases, PENALTY, history)
+                token, expected = ids[piece(name)], int(biased.argmax())
+                moved += expected != row.argmax()
+                if token != expected:
+                    margin = biased[expected] - biased[token]
+                    close_calls += margin <= CLEAR_MARGIN
+                    assert margin <= CLEAR_MARGIN, f"{prompt!r}: {token} instead of {expected} by {margin}"
+                counted += 1
+                history.append(token)
+                row = model.run([token])
+    print(f"{len(prompts)} prompts, {counted} tokens, {moved} of them others than the largest logit's, "
+          f"{close_calls} close calls")
+    assert counted >= len(prompts) * TOKENS / 2, "too few were compared"
+    assert moved >= len(prompts), "the biases moved too little"
+
+
+def some_biases(row):
+    """The likeliest token of the first step is forbidden, some that are likely are moved, and so are some others."""
+    likely = [int(token) for token in np.argsort(row)[::-1][:20]]
+    biases = {likely[0]: -100.0}
+    biases |= {token: random.choice([-2.5, -1.0, 1.5, 3.0]) for token in likely[1:10]}
+    biases |= {random.randrange(len(row)): random.choice([-7.0, 4.0]) for _ in range(20)}
+    return biases
+
+
+def ask(url, prompt, biases):
+    body = {
+        "prompt": prompt, "max_tokens": TOKENS, "temperature": 0, "logprobs": 0,
+        "repetition_penalty": PENALTY, "logit_bias": biases,
+    }
+    request = urllib.request.Request(
+        f"{url}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
+    )
+    with urllib.request.urlopen(request) as answer:
+        return json.load(answer)["choices"][0]["logprobs"]["tokens"]
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
