@@ -174,6 +174,59 @@ fn a_death_and_an_upgrade_in_the_middle_change_no_byte() {
 }
 
 #[test]
+fn a_real_model_says_what_it_says_to_chat_and_a_killed_child_changes_no_byte() {
+    let worker = Worker::real().start();
+    let client = worker.client();
+    let mut body = json!({
+        "max_tokens": 60, "temperature": 0, "messages": [{"role": "user", "content": "Tell me a story."}],
+    });
+    let answer = whole(&client, &body);
+    let chat = client.post("/v1/chat/completions", &body).json();
+    let message = &chat["choices"][0]["message"];
+    assert_eq!(answer["content"][0]["text"], message["content"]);
+    assert_eq!(
+        answer["usage"]["input_tokens"],
+        chat["usage"]["prompt_tokens"]
+    );
+    assert_eq!(
+        answer["usage"]["output_tokens"],
+        chat["usage"]["completion_tokens"]
+    );
+
+    let mut events = client.stream(PATH, &streaming(&body));
+    let mut told: Vec<SseEvent> = events.by_ref().take(10).collect();
+    worker.kill_child();
+    told.extend(events);
+    assert_eq!(
+        anonymous(&put_together(told.into_iter())),
+        anonymous(&answer)
+    );
+
+    // An answer that is begun is the text behind the prompt and its beginning.
+    let beginning = "In a forest";
+    let prompt = client
+        .post("/apply-template", &json!({"messages": body["messages"]}))
+        .json();
+    let prompt = format!(
+        "{}{beginning}",
+        prompt["prompt"].as_str().expect("a prompt")
+    );
+    let completion = json!({"prompt": prompt, "max_tokens": 60, "temperature": 0});
+    let completion = client.post("/v1/completions", &completion).json();
+    let turns = body["messages"].as_array_mut().expect("messages");
+    turns.push(json!({"role": "assistant", "content": beginning}));
+    let answer = whole(&client, &body);
+    assert_eq!(
+        answer["content"][0]["text"],
+        completion["choices"][0]["text"]
+    );
+    assert_eq!(
+        answer["usage"]["input_tokens"],
+        completion["usage"]["prompt_tokens"]
+    );
+}
+
+#[test]
 fn what_is_shown_to_the_model_is_what_is_counted() {
     let worker = Worker::scripted(scripted(SHOWING)).start();
     let client = worker.client();

@@ -102,7 +102,7 @@ impl ApiError {
 
     #[must_use]
     pub fn unauthorized() -> Self {
-        let message = "a valid key is needed: Authorization: Bearer KEY";
+        let message = "a valid key is needed: Authorization: Bearer KEY, or x-api-key: KEY";
         Self {
             openai_code: Some("invalid_api_key"),
             ..Self::of_code(ErrorCode::Unauthorized, message)
