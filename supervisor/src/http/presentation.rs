@@ -12,7 +12,6 @@ use super::openai::request::StreamOptions;
 use super::openai::stream::Chunks;
 use super::openai::{Header, Kind, whole};
 use super::responses::answer::Echo;
-use super::responses::events::Events;
 use super::{App, anthropic, responses, sse};
 use crate::text::tools::Parsing;
 use axum::response::Response;
@@ -201,8 +200,6 @@ impl Form {
                 echo,
                 from,
             } => {
-                // What a piece says depends on all before it.
-                stream.give_known();
                 let header = responses::answer::Header {
                     id: job.id().to_owned(),
                     created,
@@ -210,13 +207,8 @@ impl Form {
                     parsing,
                     echo: *echo,
                 };
-                match (is_streamed, begun) {
-                    (false, _) => responses::whole::respond(stream, job, &header).await,
-                    (true, true) => Ok(sse::go_on(stream, job, Events::new(header, from))),
-                    (true, false) => {
-                        sse::respond_when_known(stream, job, Events::new(header, from)).await
-                    }
-                }
+                let first = is_streamed.then_some(from);
+                responses::respond(stream, job, header, first, begun).await
             }
         }
     }

@@ -10,7 +10,7 @@
 //! ```
 
 pub mod answer;
-pub(in crate::http) mod events;
+mod events;
 mod input;
 mod items;
 mod output;
@@ -18,21 +18,24 @@ pub mod request;
 pub(in crate::http) mod rest;
 mod settings;
 mod tools;
-pub(in crate::http) mod whole;
+mod whole;
 
-use super::App;
 use super::correlation::CorrelationId;
 use super::error::{ApiError, Dialect};
 use super::fields::Fields;
 use super::generation::Asker;
+use super::job::Job;
 use super::openai::unix_seconds;
 use super::presentation::Form;
 use super::reading::ModelTerms;
-use crate::engine::LoadedModel;
+use super::{App, sse};
+use crate::engine::{LoadedModel, RequestStream};
+use answer::Header;
 use axum::body::Body;
 use axum::extract::{Extension, State};
 use axum::http::Request;
 use axum::response::Response;
+use events::Events;
 use request::ResponsesRequest;
 use std::sync::Arc;
 
@@ -80,6 +83,30 @@ async fn try_create(
     let accepted = accepted.map_err(|error| error.renamed("messages", "input"))?;
     drop(room);
     form.respond(app, accepted, false).await
+}
+
+/// The answer: from its event `first` on, or whole where there is none. `begun`: its client has had the
+/// beginning of it.
+///
+/// # Errors
+/// When nothing was told yet, and nothing but a failure can be.
+pub(super) async fn respond(
+    stream: RequestStream,
+    job: Job,
+    header: Header,
+    first: Option<u64>,
+    begun: bool,
+) -> Result<Response, ApiError> {
+    // What a piece says depends on all before it.
+    stream.give_known();
+    let Some(first) = first else {
+        return whole::respond(stream, job, &header).await;
+    };
+    let events = Events::new(header, first);
+    match begun {
+        true => Ok(sse::go_on(stream, job, events)),
+        false => sse::respond_when_known(stream, job, events).await,
+    }
 }
 
 impl App {

@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 const BEGINNING: u64 = 2;
 
 #[derive(Debug)]
-pub(in crate::http) struct Events {
+pub(super) struct Events {
     header: Header,
     output: Output,
     /// Number of the next event.
@@ -42,7 +42,7 @@ struct Delta<'a> {
 }
 
 impl Events {
-    pub(in crate::http) fn new(header: Header, from: u64) -> Self {
+    pub(super) fn new(header: Header, from: u64) -> Self {
         let only_one_call = !header.echo.parallel_tool_calls;
         let output = Output::new(&header.id, header.parsing, only_one_call);
         Self {

@@ -121,7 +121,8 @@ struct Written {
 impl Written {
     fn add_tools(&mut self, list: Json<'_>) {
         let is_list = list.each_element(|tool| {
-            if !is_other(tool) {
+            // Of a list that is too long, no more is written.
+            if self.count < chat::MAX_TOOLS && !is_other(tool) {
                 if !self.places.is_empty() {
                     self.tools.push(',');
                 }

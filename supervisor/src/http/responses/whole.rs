@@ -10,7 +10,7 @@ use crate::http::sse::write_json;
 use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
 
-pub(in crate::http) async fn respond(
+pub(super) async fn respond(
     mut stream: RequestStream,
     mut job: Job,
     header: &Header,
