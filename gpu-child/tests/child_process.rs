@@ -5,7 +5,7 @@ mod grammars;
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::process::{Child, Command as Process, Stdio};
@@ -120,7 +120,11 @@ impl Supervisor {
                 return envelope.event;
             }
             let mut buffer = [0; 4096];
-            let length = self.socket.as_mut().unwrap().read(&mut buffer).unwrap();
+            let length = match self.socket.as_mut().unwrap().read(&mut buffer) {
+                // A machine that stops for a while interrupts a read with a timeout.
+                Err(error) if error.kind() == ErrorKind::Interrupted => continue,
+                read => read.unwrap(),
+            };
             assert!(length > 0, "the child hung up");
             self.frames.push(&buffer[..length]);
         }

@@ -12,7 +12,7 @@ impl Mask {
     pub(crate) fn new(mut words: Vec<u32>, vocabulary: usize) -> Self {
         words.resize(vocabulary.div_ceil(32), 0);
         if let Some(last) = words.last_mut()
-            && vocabulary % 32 > 0
+            && !vocabulary.is_multiple_of(32)
         {
             *last &= (1 << (vocabulary % 32)) - 1;
         }

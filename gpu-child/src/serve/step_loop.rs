@@ -158,7 +158,6 @@ impl<'a> StepLoop<'a> {
                 .ok(),
         };
         let memory = executor.memory();
-        let grammars = Grammars::new(&tokenizer);
         let ready = ReadyReport {
             model,
             identity,
@@ -178,7 +177,7 @@ impl<'a> StepLoop<'a> {
             recorder,
             executor,
             scheduler: Scheduler::new(limits, KvPages::new(geometry, order.prefix_cache)),
-            grammars,
+            grammars: Grammars::new(&ready.tokenizer),
             trace,
             pacer: Pacer::new(
                 first_tokens,
