@@ -24,6 +24,7 @@ const LIMITS: RequestLimits = RequestLimits {
 const MODEL: ModelTerms = ModelTerms {
     vocabulary: 500,
     context: 600,
+    n_embd: 64,
     defaults: SamplingDefaults::OWN,
     chat: ChatTerms::UNKNOWN,
 };

@@ -116,6 +116,7 @@ fn load(model: &support::Model) -> Result<Loaded, worker_orcd_ipc::Fault> {
             head_dim: config.head_dim as u32,
             vocab_size: config.vocab_size as u32,
             context_length: 2048,
+            pooling_type: None,
         },
         identity: ModelIdentity([0; 16]),
         weights: WeightsManifest::default(),
@@ -217,6 +218,7 @@ impl Supervisor {
                 logprobs: None,
                 grammar: None,
                 logit_bias: vec![],
+                embeds: None,
             })))?;
         }
         let (mut left, mut full, mut first, mut last) = (streams, 0, None, Instant::now());

@@ -168,7 +168,7 @@ pub trait Ahead {
 /// tests. Slow on purpose, so it is asked first.
 pub trait Tap {
     fn wants(&self, request: RequestId, checkpoint: &Checkpoint) -> bool;
-    /// `values` is one row: `[n_embd]` for a layer, `[vocab]` for logits (before penalties and
+    /// `values` is one row: `[n_embd]` for a layer or a norm, `[vocab]` for logits (before penalties and
     /// temperature), of the token at `position`.
     fn see(&mut self, request: RequestId, checkpoint: &Checkpoint, position: u32, values: &[f32]);
     /// The step is that far, for all its rows. A device that runs a whole step in one go says
@@ -186,6 +186,9 @@ pub enum Checkpoint {
     FinalNorm,
     /// Logits, only for positions at which a token is drawn.
     Logits,
+    /// Output of the final norm at every position of who wants it, whether a token is drawn there or not.
+    /// Nobody else's is computed.
+    Hidden,
 }
 
 /// A tap that sees nothing.

@@ -231,7 +231,7 @@ impl Tap for Watched<'_> {
 
     fn reached(&mut self, checkpoint: &Checkpoint) {
         let moment = match checkpoint {
-            Checkpoint::Embedding | Checkpoint::FinalNorm => return,
+            Checkpoint::Embedding | Checkpoint::FinalNorm | Checkpoint::Hidden => return,
             Checkpoint::Layer(layer) => Moment::Layer(*layer),
             Checkpoint::Logits => Moment::Phase(Phase::Sample),
         };

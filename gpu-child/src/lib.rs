@@ -5,7 +5,7 @@
 //!                └─ engine ─┬─ scheduler ─ kv_cache  (pure: who runs, in which pages)
 //!                           ├─ device    ─ sampler   (a step: tokens in, tokens out)
 //!                           ├─ grammars              (threads: what may be drawn next)
-//!                           ├─ trace, logprobs       (what the device saw, on request)
+//!                           ├─ trace, logprobs, pooling  (what the device saw, on request)
 //!                           └─ flight_recorder       (what it was doing, for after its death)
 //!           loader ─┬─ model ─ gguf                  (an untrusted file, checked)
 //!                   └─ custody                       (the open file, for the next child)
@@ -31,6 +31,7 @@ pub mod kv_pages;
 pub mod loader;
 pub mod logprobs;
 pub mod model;
+pub mod pooling;
 pub mod questions;
 pub mod rng;
 pub mod sampler;

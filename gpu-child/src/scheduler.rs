@@ -40,6 +40,7 @@ mod room;
 mod seals;
 mod sequence;
 mod shape;
+mod watched;
 
 use crate::device::SequenceWork;
 use crate::kv_pages::KvPages;
@@ -240,21 +241,6 @@ impl Scheduler {
             .filter(|(_, tokens)| **tokens > 0)
             .map(|(s, tokens)| s.work(*tokens))
             .collect()
-    }
-
-    /// Requests of the planned step whose log probabilities are wanted, and of how many most likely
-    /// tokens each.
-    pub fn logprobs_wanted(&self) -> impl Iterator<Item = (RequestId, u8)> {
-        let parts = self.running.iter().zip(&self.planned);
-        let planned = parts.filter(|(_, tokens)| **tokens > 0);
-        planned.filter_map(|(s, _)| Some((s.request, s.logprobs?)))
-    }
-
-    /// Somebody who runs or waits wants log probabilities.
-    #[must_use]
-    pub fn has_logprobs(&self) -> bool {
-        let mut all = self.running.iter().chain(&self.waiting);
-        all.any(|sequence| sequence.logprobs.is_some())
     }
 
     /// The planned step is on its way.

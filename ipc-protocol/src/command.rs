@@ -4,6 +4,7 @@ use crate::custody::WeightsManifest;
 use crate::grammar::Grammar;
 use crate::ids::{ClientId, RequestId, TokenId};
 use crate::kv::{KvSource, SealedPage, SealedPages};
+use crate::pooling::Pooling;
 use serde::{Deserialize, Serialize};
 use std::ops::RangeInclusive;
 
@@ -161,6 +162,9 @@ pub struct Submission {
     /// Added to the logits of these tokens, by ascending id, each id once. At most [`MAX_LOGIT_BIASES`] of
     /// them, within [`Sampling::LOGIT_BIAS`].
     pub logit_bias: Vec<(TokenId, f32)>,
+    /// The prompt's embedding is wanted, and no token. Its one answer is
+    /// [`FinishReason::Embedded`](crate::FinishReason::Embedded).
+    pub embeds: Option<Pooling>,
 }
 
 /// Tokens of one request that have a bias, at most.

@@ -142,7 +142,7 @@ pub struct Drawn {
     pub token: TokenId,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Finished {
     pub request: RequestId,
     pub reason: FinishReason,
@@ -151,7 +151,7 @@ pub struct Finished {
 /// Why a child stops working on a request. Exactly one per accepted [`Submission`].
 ///
 /// [`Submission`]: crate::Submission
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum FinishReason {
     /// `max_tokens`, or the end of the context, was reached.
     MaxTokens,
@@ -172,5 +172,10 @@ pub enum FinishReason {
     /// vocabulary has no token to go on with. Tokens may have come before.
     GrammarFailed {
         message: String,
+    },
+    /// The answer to a submission that [`embeds`](crate::Submission::embeds): `n_embd` finite numbers behind the
+    /// final norm, pooled, of any length as a vector.
+    Embedded {
+        values: Vec<f32>,
     },
 }

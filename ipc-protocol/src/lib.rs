@@ -16,6 +16,7 @@
 //!   that names bincode.
 //! * [`logprobs`] is what a client may want to know of each token.
 //! * [`grammar`] is what an answer may be held to; [`vocabulary`] the bytes of each token.
+//! * [`pooling`] is how hidden states become an embedding.
 //! * [`custody`] is what crosses the other socket, the one for descriptors; [`kv`] which pages of a KV cache a
 //!   later child may find there.
 //! * [`flight`] is what a child leaves behind: a ring of records in shared memory, no message.
@@ -40,6 +41,7 @@ pub mod kv;
 pub mod logprobs;
 pub mod memory;
 pub mod model;
+pub mod pooling;
 pub mod probe;
 pub mod vocabulary;
 
@@ -64,6 +66,7 @@ pub use model::{
     DeviceFacts, ModelFacts, ModelIdentity, SamplingAdvice, TokenKind, TokenizerFacts,
     TokenizerKind,
 };
+pub use pooling::Pooling;
 pub use probe::{
     CHECK_CONFINEMENT_FLAG, CHECK_MODEL_FLAG, CHILD_NAME, DIGEST_FLAG, PROBE_FLAG, PROBE_LINE_BYTES,
 };

@@ -25,6 +25,8 @@ pub struct ModelFacts {
     pub vocab_size: u32,
     /// `{arch}.context_length`: what the model was trained for, in tokens.
     pub context_length: u32,
+    /// `{arch}.pooling_type` as the file has it: a number that [`Pooling::of_file`](crate::Pooling::of_file) reads.
+    pub pooling_type: Option<u32>,
 }
 
 /// Checksum of everything that the next token's computation reads: each byte of the weights as they

@@ -19,6 +19,7 @@ mod http;
 pub mod keys;
 pub mod model_name;
 pub mod options;
+mod pooling;
 mod reader;
 pub mod sources;
 mod tls;
@@ -40,7 +41,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 use thiserror::Error;
 use uuid::Uuid;
-use worker_orcd_ipc::DeviceSelector;
+use worker_orcd_ipc::{DeviceSelector, Pooling};
 
 /// All settings, complete and consistent.
 #[derive(Debug, Clone)]
@@ -57,6 +58,8 @@ pub struct Config {
     pub parse_special: bool,
     /// True if sampling fields that a request omits are as the model file advises.
     pub model_sampling: bool,
+    /// How texts become embeddings, instead of as the model file says.
+    pub pooling: Option<Pooling>,
     /// How answers are taken apart; where nothing is said, the model's chat template tells.
     pub parsers: Choices,
     pub worker_id: Uuid,
@@ -199,6 +202,7 @@ fn read(reader: &mut Reader<'_>) -> Option<Config> {
     });
     let parse_special = reader.switch("parse-special");
     let model_sampling = !reader.switch("no-model-sampling");
+    let pooling = reader.optional("pooling", pooling::parse);
     let calls = reader.optional("tool-call-parser", Choices::parse_calls);
     let thinking = reader.optional("reasoning-parser", Choices::parse_thinking);
     let parsers = Choices {
@@ -231,6 +235,7 @@ fn read(reader: &mut Reader<'_>) -> Option<Config> {
         child_confinement: child_confinement?,
         parse_special,
         model_sampling,
+        pooling,
         parsers,
         worker_id: worker_id.unwrap_or_else(Uuid::new_v4),
         worker_is_unnamed: worker_id.is_none(),

@@ -16,8 +16,8 @@ pub mod snapshot;
 pub(crate) mod testing;
 
 pub use crate::requests::{
-    Completion, Failure, Listed, ListedToken, NewRequest, OnFault, Piece, Position, Refusal,
-    RequestStream, Skip, StopReason, StreamEvent,
+    Completion, Embedding, Failure, Listed, ListedToken, NewRequest, OnFault, Piece, Position,
+    Refusal, RequestStream, Skip, StopReason, StreamEvent,
 };
 pub use gpu::GpuSnapshot;
 pub use model::LoadedModel;

@@ -38,6 +38,7 @@ pub mod client;
 pub mod connection;
 pub mod correlation;
 pub mod crashes;
+pub mod embeddings;
 pub mod error;
 pub mod execute;
 pub mod fields;
@@ -93,6 +94,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tls::Tls;
 use tower_http::cors::CorsLayer;
 use uuid::Uuid;
+use worker_orcd_ipc::Pooling;
 
 /// Paths that orchestrators and scrapers ask for, answered even when every place is taken.
 const PROBES: [&str; 4] = ["/livez", "/readyz", "/health", "/metrics"];
@@ -110,6 +112,8 @@ pub struct App {
     pub lanes: Lanes,
     /// Control tokens are parsed in what clients write into messages, too.
     pub parse_special: bool,
+    /// How texts become embeddings, instead of as the model file says.
+    pub pooling: Option<Pooling>,
     /// Places of all connections, but for probes that found none.
     pub places: Arc<Places>,
     pub device: DecidedDevice,
@@ -149,6 +153,7 @@ impl App {
             }),
             lanes: Lanes::default(),
             parse_special: config.parse_special,
+            pooling: config.pooling,
             places: Places::new(config.http.max_connections.get()),
             device,
             worker_id: config.worker_id,

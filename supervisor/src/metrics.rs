@@ -61,6 +61,11 @@ impl Metrics {
         self.events.finished(completion, took);
     }
 
+    /// Counts a request whose tokens became a vector.
+    pub fn request_embedded(&self, tokens_in: u32, queued_for: Option<Duration>, took: Duration) {
+        self.events.embedded(tokens_in, queued_for, took);
+    }
+
     /// Counts a request that was let in and ended without an answer.
     pub fn request_failed(&self, code: &'static str) {
         self.events.failed(code);

@@ -55,7 +55,9 @@ pub use live::Requests;
 pub use logprobs::{Listed, ListedToken};
 pub use progress::Skip;
 pub use quarantine::Quarantined;
-pub use record::{Completion, Failure, NewRequest, OnFault, Piece, StopReason, StreamEvent};
+pub use record::{
+    Completion, Embedding, Failure, NewRequest, OnFault, Piece, StopReason, StreamEvent,
+};
 pub use registry::{Refusal, Registry};
 pub use stream::{Position, RequestStream};
 pub use violation::Violation;

@@ -1,7 +1,7 @@
 """llama.cpp through its C API, as shipped in the PyPI wheel `xllamacpp`.
 
-What lives here: loading a model, token ids, pieces, raw logits for a token history, and what two of
-llama.cpp's samplers make of them. What is absent on purpose: drawing, chat templates, servers. The wheel's own Python classes
+What lives here: loading a model, token ids, pieces, raw logits for a token history, what two of llama.cpp's
+samplers make of them, and embeddings. What is absent on purpose: drawing, chat templates, servers. The wheel's own Python classes
 do not give raw logits, so the shared object's `llama.h` symbols are called through ctypes.
 
 `llama.h` passes parameter structs by value. Only the fields named in `_CONTEXT_FIELDS` are
@@ -80,6 +80,7 @@ _CONTEXT_FIELDS = {
     "n_seq_max": (12, 1),
     "n_threads": (28, 4),
     "n_threads_batch": (32, 4),
+    "pooling_type": (44, -1),
     "flash_attn_type": (52, -1),
     "type_k": (104, 1),
     "type_v": (108, 1),
@@ -113,6 +114,10 @@ _is_eog = _declare("llama_vocab_is_eog", ctypes.c_bool, _P, _I)
 _memory_of = _declare("llama_get_memory", _P, _P)
 _memory_clear = _declare("llama_memory_clear", None, _P, ctypes.c_bool)
 _decode = _declare("llama_decode", _I, _P, _Batch)
+_set_embeddings = _declare("llama_set_embeddings", None, _P, ctypes.c_bool)
+_pooling_type = _declare("llama_pooling_type", _I, _P)
+_n_embd = _declare("llama_model_n_embd", _I, _P)
+_embeddings_seq = _declare("llama_get_embeddings_seq", ctypes.POINTER(ctypes.c_float), _P, _I)
 _logits_ith = _declare("llama_get_logits_ith", ctypes.POINTER(ctypes.c_float), _P, _I)
 _tokenize = _declare(
     "llama_tokenize", _I, _P, ctypes.c_char_p, _I, ctypes.POINTER(_I), _I, ctypes.c_bool, ctypes.c_bool
@@ -159,8 +164,10 @@ _LIB.llama_backend_init()
 class Model:
     """One model with one context; positions always start at 0."""
 
-    def __init__(self, path, n_ctx=1024, threads=2, exact_kv=False, vocab_only=False):
-        """`vocab_only` loads no weights: text functions work, `run` does not. `exact_kv` keeps keys and values in F32 and computes attention without the fused
+    def __init__(self, path, n_ctx=1024, threads=2, exact_kv=False, vocab_only=False,
+                 pooling=None):
+        """`vocab_only` loads no weights: text functions work, `run` does not. `pooling` is a number of
+        `enum llama_pooling_type`, for a model that gives embeddings and no logits. `exact_kv` keeps keys and values in F32 and computes attention without the fused
         kernel: the reference for tiny models, where F16 rounding would be most of the
         difference."""
         model_params = _model_params()
@@ -171,10 +178,10 @@ class Model:
             raise RuntimeError(f"llama.cpp cannot load {path}")
         self.vocab = _vocab_of(self._model)
         self.n_vocab = _n_vocab(self.vocab)
-        self._context = None if vocab_only else self._make_context(path, n_ctx, threads, exact_kv)
+        self._context = None if vocab_only else self._make_context(path, n_ctx, threads, exact_kv, pooling)
         self._n_past = 0
 
-    def _make_context(self, path, n_ctx, threads, exact_kv):
+    def _make_context(self, path, n_ctx, threads, exact_kv, pooling):
         settings = {
             "n_ctx": n_ctx,
             "n_batch": n_ctx,
@@ -182,6 +189,8 @@ class Model:
             "n_threads": threads,
             "n_threads_batch": threads,
         }
+        if pooling is not None:
+            settings["pooling_type"] = pooling
         if exact_kv:
             settings |= {
                 "type_k": _GGML_TYPE_F32,
@@ -191,6 +200,9 @@ class Model:
         context = _init(self._model, _checked_context_params(settings))
         if not context:
             raise RuntimeError(f"llama.cpp cannot make a context for {path}")
+        if pooling is not None:
+            assert _pooling_type(context) == pooling
+            _set_embeddings(context, True)
         return context
 
     def close(self):
@@ -235,6 +247,12 @@ class Model:
     def run(self, tokens, all_positions=False):
         """Appends tokens to the history. Returns logits as float32: [vocab] of the last token,
         or [len(tokens), vocab]."""
+        n = self._decode(tokens, all_positions)
+        if not all_positions:
+            return self._row(n - 1)
+        return np.stack([self._row(i) for i in range(n)])
+
+    def _decode(self, tokens, all_positions):
         n = len(tokens)
         ids = (ctypes.c_int32 * n)(*tokens)
         positions = (ctypes.c_int32 * n)(*range(self._n_past, self._n_past + n))
@@ -250,9 +268,14 @@ class Model:
         if status != 0:
             raise RuntimeError(f"llama_decode: {status}")
         self._n_past += n
-        if not all_positions:
-            return self._row(n - 1)
-        return np.stack([self._row(i) for i in range(n)])
+        return n
+
+    def embed(self, tokens):
+        """The pooled vector of a text: float32 of any length, `[n_embd]`."""
+        self.reset()
+        self._decode(tokens, all_positions=True)
+        vector = _embeddings_seq(self._context, 0)
+        return np.ctypeslib.as_array(vector, shape=(_n_embd(self._model),)).copy()
 
     def _row(self, index):
         row = _logits_ith(self._context, index)

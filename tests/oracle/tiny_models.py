@@ -73,10 +73,13 @@ EXTRA = [
 ]
 
 
-def write(path, variant, type_name, seed):
+def write(path, variant, type_name, seed, pooling=None):
+    """`pooling`: a number of llama.cpp's `enum llama_pooling_type`."""
     rng = np.random.default_rng(seed)
     writer = gguf.GGUFWriter(str(path), variant.architecture)
     _hyperparameters(writer, variant)
+    if pooling is not None:
+        writer.add_pooling_type(gguf.PoolingType(pooling))
     _tokenizer(writer)
     for name, shape in _matrices(variant):
         scale = 1.0 if name == "token_embd.weight" else shape[1] ** -0.5

@@ -52,6 +52,7 @@ pub fn model() -> ModelFacts {
         head_dim: 32,
         vocab_size: VOCAB_SIZE,
         context_length: CONTEXT_TOKENS,
+        pooling_type: None,
     }
 }
 

@@ -19,7 +19,9 @@ const SEED_VARIABLE: &str = "OPENAPI_TEST_SEED";
 const MAX_PROMPT_CHARS: u32 = 1000;
 
 fn with_keys(keys: &NamedTempFile) -> WorkerBuilder {
-    Worker::real().arg("--api-key-file", keys.path().display())
+    Worker::real()
+        .arg("--api-key-file", keys.path().display())
+        .arg("--pooling", "last")
 }
 
 fn keys() -> NamedTempFile {

@@ -9,7 +9,7 @@ use worker_orcd_kernels::TensorType;
 /// `fallback_name` is for files without a `general.name`.
 ///
 /// # Errors
-/// When `general.name` is no string.
+/// When `general.name` is no string, or the pooling type no number.
 pub fn model_facts(
     header: &Header<'_>,
     config: &ModelConfig,
@@ -41,6 +41,7 @@ pub fn model_facts(
         head_dim: config.head_dim as u32,
         vocab_size: config.vocab_size as u32,
         context_length: config.context_length as u32,
+        pooling_type: header.u32(&format!("{}.pooling_type", config.architecture.name()))?,
     })
 }
 

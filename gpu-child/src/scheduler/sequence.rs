@@ -6,6 +6,7 @@ use super::fair_queue::Candidate;
 use super::seals::Contents;
 use crate::device::{PageId, PagePart, SampleWork, SequenceWork, TO_BE_DRAWN};
 use crate::kv_pages::{ChainId, KvPages};
+use crate::pooling::Pool;
 use worker_orcd_ipc::{
     ClientId, FinishReason, MAX_LOGIT_BIASES, RequestId, Sampling, SealedPage, Submission, TokenId,
 };
@@ -36,6 +37,8 @@ pub(super) struct Sequence {
     pub(super) constraint: Constraint,
     /// As [`Submission::logit_bias`].
     logit_bias: Vec<(TokenId, f32)>,
+    /// Where its embedding is wanted, and no token.
+    pub(super) pool: Option<Pool>,
     /// Positions `0 .. computed` are in `pages`.
     computed: usize,
     pages: Vec<PageId>,
@@ -70,6 +73,7 @@ impl Sequence {
             logprobs,
             grammar,
             logit_bias,
+            embeds,
         } = submission;
         let prompt_len = prompt.len();
         let mut tokens = prompt;
@@ -87,6 +91,7 @@ impl Sequence {
             logprobs,
             constraint: Constraint::of(grammar),
             logit_bias,
+            pool: embeds.map(|pooling| Pool::new(pooling, prompt_len)),
             computed: 0,
             pages: Vec::new(),
             decodes: false,
@@ -113,7 +118,7 @@ impl Sequence {
     }
 
     /// Tokens that are not in the KV cache yet. At least 1 for as long as it runs: the newest
-    /// token is always still to be run.
+    /// token is always still to be run. 0 of a prompt that has become an embedding.
     pub(super) fn pending(&self) -> usize {
         self.tokens.len() - self.computed
     }
@@ -195,6 +200,12 @@ impl Sequence {
 
     /// Why it ends with the tokens it is known to have, if it does.
     pub(super) fn ending(&self, limits: &Limits) -> Option<FinishReason> {
+        if let Some(pool) = &self.pool {
+            let embedded = || FinishReason::Embedded {
+                values: pool.vector(),
+            };
+            return self.is_embedded().then(embedded);
+        }
         let last = self.generated().last();
         if !self.ignore_eos && last.is_some_and(|token| limits.ends_generation(*token)) {
             return Some(FinishReason::EndOfSequence);
@@ -205,7 +216,21 @@ impl Sequence {
 
     /// Whatever is drawn for it by the steps under way, it has no room for more.
     pub(super) fn will_be_full(&self, limits: &Limits) -> bool {
-        self.holds(self.tokens.len(), limits)
+        match self.pool {
+            Some(_) => self.is_embedded(),
+            None => self.holds(self.tokens.len(), limits),
+        }
+    }
+
+    /// A prompt that becomes an embedding, all of which is computed.
+    fn is_embedded(&self) -> bool {
+        self.pool.is_some() && self.pending() == 0
+    }
+
+    /// Rows of the next `tokens` of what is pending are part of its embedding.
+    pub(super) fn pools(&self, tokens: usize) -> bool {
+        let rows = self.computed..self.computed + tokens;
+        self.pool.as_ref().is_some_and(|pool| pool.wants(rows))
     }
 
     /// A sequence that may have no more than this many tokens.
@@ -226,9 +251,13 @@ impl Sequence {
         self.pages.len() < self.pages_wanted(cache)
     }
 
-    /// Takes over what others have computed. The last token is left to be run in any case: its
+    /// Takes over what others have computed, unless the rows of all of it are wanted. The last token is left to be run in any case: its
     /// logits are what a next token is drawn from. Gives the number of tokens saved.
     pub(super) fn adopt_prefix(&mut self, cache: &mut KvPages) -> usize {
+        if self.pool.as_ref().is_some_and(|it| !it.may_reuse_prefix()) {
+            self.give_up_tail(cache);
+            return 0;
+        }
         let reusable = self.tokens.len() - 1;
         let prefix = cache.find(&self.tokens[..reusable]);
         self.published = prefix.pages.len();
@@ -263,6 +292,9 @@ impl Sequence {
         cache.release(&self.pages);
         self.pages.clear();
         self.computed = 0;
+        if let Some(pool) = &mut self.pool {
+            pool.restart();
+        }
         self.decodes = false;
         self.published = 0;
         self.is_told_too_much |= self.told > 0;
@@ -308,7 +340,8 @@ impl Sequence {
     /// The next `tokens` of what is pending, as the device is told.
     pub(super) fn work(&self, tokens: usize) -> SequenceWork<'_> {
         let end = self.computed + tokens;
-        let sample = (end == self.tokens.len()).then(|| SampleWork {
+        let draws = end == self.tokens.len() && self.pool.is_none();
+        let sample = draws.then(|| SampleWork {
             sampling: self.sampling,
             prompt: &self.tokens[..self.prompt_len],
             generated: &self.tokens[self.prompt_len..],
@@ -334,7 +367,7 @@ impl Sequence {
                 .all(|page| cache.is_private(*page)),
             "a shared page was written"
         );
-        let draws = tokens == self.pending();
+        let draws = tokens == self.pending() && self.pool.is_none();
         self.computed += tokens;
         draws.then(|| {
             let index = self.tokens.len() - self.prompt_len;

@@ -5,6 +5,7 @@
 mod adoption;
 mod biases;
 mod constraint;
+mod embeddings;
 mod fairness;
 
 use super::*;
@@ -151,6 +152,10 @@ impl Bench {
             let most = self.scheduler.limits.max_batch_tokens as usize;
             assert!(tokens <= most, "{tokens} tokens in one batch");
             self.answers.push_back(self.device.step(&work));
+            let wanted: Vec<_> = self.scheduler.hidden_wanted().collect();
+            for row in self.device.hidden(&work, &wanted) {
+                self.scheduler.pool(&row);
+            }
             self.scheduler.launched();
         }
         self.play.hear(&mut self.scheduler);
@@ -235,6 +240,7 @@ fn submission(request: u64, prompt: &[u32], max_tokens: u32) -> Submission {
         logprobs: None,
         grammar: None,
         logit_bias: vec![],
+        embeds: None,
     }
 }
 

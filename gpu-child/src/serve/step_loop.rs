@@ -4,7 +4,7 @@
 //! in flight, the next one is planned and launched behind it. Only then the thread waits for the tokens
 //! of the first, sends them and learns from them. Behind a step with prompts nothing is launched: it may
 //! be long, and a client that cancels or comes must not wait for two. Nor is anything launched ahead where
-//! somebody wants log probabilities: their rows of logits are read before the next step overwrites them. Nor
+//! somebody wants log probabilities or an embedding: their rows are read before the next step overwrites them. Nor
 //! where somebody is under a grammar: what may be drawn next follows from what was drawn last.
 
 mod commands;
@@ -20,6 +20,7 @@ use crate::flight_recorder::{FlightRecorder, Watched, decodes, phase};
 use crate::grammars::Grammars;
 use crate::kv_pages::KvPages;
 use crate::logprobs::WantedRows;
+use crate::pooling::HiddenRows;
 use crate::scheduler::{Limits, Scheduler, SchedulerError, StepShape};
 use crate::trace::LogitsTrace;
 use std::collections::VecDeque;
@@ -310,7 +311,7 @@ impl<'a> StepLoop<'a> {
                 self.in_flight.len() == 1
                     && last.shape.prompt_tokens == 0
                     && last.drawn.is_none()
-                    && !self.scheduler.has_logprobs()
+                    && !self.scheduler.is_watched()
                     && !self.scheduler.has_grammar()
             }
         }
@@ -344,8 +345,10 @@ impl<'a> StepLoop<'a> {
         }
         note(Moment::Phase(phase(&sequences)));
         let mut wanted_rows = WantedRows::of(self.scheduler.logprobs_wanted());
+        let mut hidden_rows = HiddenRows::of(self.scheduler.hidden_wanted());
+        let is_watched = hidden_rows.is_wanted() || !wanted_rows.is_empty();
         let drawn = match (&mut self.trace, self.executor.ahead()) {
-            (None, Some(ahead)) if wanted_rows.is_empty() => {
+            (None, Some(ahead)) if !is_watched => {
                 ahead.begin(&batch)?;
                 None
             }
@@ -355,10 +358,12 @@ impl<'a> StepLoop<'a> {
                     None => &mut NoTap,
                 };
                 let mut tap = wanted_rows.keep(tap);
+                let mut tap = hidden_rows.keep(&mut tap);
                 let mut tap = Watched::new(&mut tap, &self.recorder, self.step, who);
                 Some(self.executor.step(&batch, &mut tap)?)
             }
         };
+        self.pool(hidden_rows)?;
         self.scheduler.launched();
         self.in_flight.push_back(StepInFlight {
             step: self.step,
@@ -368,6 +373,20 @@ impl<'a> StepLoop<'a> {
             drawn,
             wanted_rows,
         });
+        Ok(())
+    }
+
+    /// Gives embeddings their rows of a step.
+    fn pool(&mut self, rows: HiddenRows) -> Result<(), Fault> {
+        for row in rows.into_rows() {
+            if !row.is_finite() {
+                return Err(Fault::NonFiniteLogits {
+                    step: self.step,
+                    request: row.request,
+                });
+            }
+            self.scheduler.pool(&row);
+        }
         Ok(())
     }
 

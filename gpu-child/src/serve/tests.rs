@@ -2,6 +2,7 @@
 
 mod ahead;
 mod counter;
+mod embeddings;
 mod logprobs;
 mod standby;
 mod watched;
@@ -105,6 +106,7 @@ impl Supervisor {
             logprobs: None,
             grammar: None,
             logit_bias: vec![],
+            embeds: None,
         })));
     }
 

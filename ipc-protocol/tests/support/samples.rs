@@ -8,7 +8,7 @@ use worker_orcd_ipc::{
     Began, ChildHello, ClientId, Command, DeviceError, DeviceFacts, DeviceSelector, Drawn,
     DrawnLogprobs, Envelope, Event, Fault, FinishReason, Finished, Generation, Grammar, Heartbeat,
     KvSource, Load, LoadOrder, Logprobs, MemoryBound, MemoryReport, ModelFacts, ModelFile,
-    ModelIdentity, PlacedTensor, ReadyReport, RequestId, Role, Sampling, SamplingAdvice,
+    ModelIdentity, PlacedTensor, Pooling, ReadyReport, RequestId, Role, Sampling, SamplingAdvice,
     SealedPage, SealedPages, Sealing, StepReport, Submission, TokenId, TokenKind, TokenizerFacts,
     TokenizerKind, TraceOrder, WeightsManifest,
 };
@@ -166,6 +166,7 @@ fn submission() -> Submission {
             "no".to_owned(),
         ]))),
         logit_bias: vec![(TokenId(250), -100.0), (TokenId(70_000), 0.5)],
+        embeds: Some(Pooling::Cls),
     }
 }
 
@@ -218,6 +219,7 @@ fn ready() -> ReadyReport {
             head_dim: 8,
             vocab_size: 3,
             context_length: 128,
+            pooling_type: Some(3),
         },
         identity: ModelIdentity(std::array::from_fn(|i| 0xa0 + i as u8)),
         weights: manifest(),
@@ -354,6 +356,12 @@ fn step() -> StepReport {
                 15,
                 FinishReason::GrammarFailed {
                     message: "too deep".to_owned(),
+                },
+            ),
+            finish(
+                10,
+                FinishReason::Embedded {
+                    values: vec![0.5, -2.0],
                 },
             ),
         ],

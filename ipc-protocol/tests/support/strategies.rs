@@ -12,7 +12,7 @@ use proptest::prelude::*;
 use worker_orcd_ipc::{
     Began, ChildHello, ClientId, Command, DeviceError, DeviceFacts, DeviceSelector, Drawn,
     DrawnLogprobs, Envelope, Event, Fault, FinishReason, Finished, Generation, Grammar, KvSource,
-    LoadOrder, Logprobs, ModelFacts, ModelFile, ModelIdentity, PlacedTensor, ReadyReport,
+    LoadOrder, Logprobs, ModelFacts, ModelFile, ModelIdentity, PlacedTensor, Pooling, ReadyReport,
     RequestId, Role, Sampling, SamplingAdvice, SealedPage, SealedPages, Sealing, StepReport,
     Submission, TokenId, TokenKind, TokenizerFacts, TokenizerKind, TraceOrder, WeightsManifest,
 };
@@ -202,6 +202,7 @@ fn submission() -> BoxedStrategy<Submission> {
             any::<bool>(),
             of(any::<u8>()),
             of(grammar()),
+            of(pooling()),
             vec((token(), float()), 0..5),
         ),
     )
@@ -214,7 +215,7 @@ fn submission() -> BoxedStrategy<Submission> {
                 sealed,
                 sampling,
                 max_tokens,
-                (ignore_eos, logprobs, grammar, logit_bias),
+                (ignore_eos, logprobs, grammar, embeds, logit_bias),
             )| {
                 Submission {
                     request,
@@ -228,6 +229,7 @@ fn submission() -> BoxedStrategy<Submission> {
                     logprobs,
                     grammar: grammar.map(Box::new),
                     logit_bias,
+                    embeds,
                 }
             },
         )
@@ -241,6 +243,10 @@ fn grammar() -> impl Strategy<Value = Grammar> {
         vec(text(), 0..4).prop_map(Grammar::Choice),
         text().prop_map(Grammar::Lark),
     ]
+}
+
+fn pooling() -> impl Strategy<Value = Pooling> {
+    prop_oneof![Just(Pooling::Mean), Just(Pooling::Cls), Just(Pooling::Last)]
 }
 
 fn sampling() -> impl Strategy<Value = Sampling> {
@@ -371,7 +377,12 @@ fn model() -> BoxedStrategy<ModelFacts> {
             text(),
             vec((text(), any::<u32>(), any::<u64>()), 0..4),
         ),
-        (any::<u64>(), any::<u64>(), any::<[u32; 7]>()),
+        (
+            any::<u64>(),
+            any::<u64>(),
+            any::<[u32; 7]>(),
+            of(any::<u32>()),
+        ),
     )
         .prop_map(
             |(
@@ -388,6 +399,7 @@ fn model() -> BoxedStrategy<ModelFacts> {
                         vocab_size,
                         context_length,
                     ],
+                    pooling_type,
                 ),
             )| ModelFacts {
                 name,
@@ -403,6 +415,7 @@ fn model() -> BoxedStrategy<ModelFacts> {
                 head_dim,
                 vocab_size,
                 context_length,
+                pooling_type,
             },
         )
         .boxed()
@@ -538,6 +551,7 @@ fn reason() -> impl Strategy<Value = FinishReason> {
         }),
         text().prop_map(|message| FinishReason::Refused { message }),
         text().prop_map(|message| FinishReason::GrammarFailed { message }),
+        vec(float(), 0..9).prop_map(|values| FinishReason::Embedded { values }),
     ]
 }
 

@@ -183,6 +183,12 @@ pub const OPTIONS: &[Spec] = &[
          template has it]",
     ),
     value(
+        "pooling",
+        "HOW",
+        None,
+        "How texts become embeddings: last, mean or cls [default: as the model file says]",
+    ),
+    value(
         "template-timeout",
         "TIME",
         Some("3s"),

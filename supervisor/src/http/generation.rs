@@ -152,6 +152,7 @@ impl App {
             logprobs: request.logprobs,
             grammar: None,
             logit_bias: request.logit_bias,
+            embeds: None,
             deadline: self.limits.inference_timeout,
             on_fault: request.on_fault,
             presentation: presentation.write(),
@@ -369,7 +370,15 @@ impl App {
     }
 
     /// Number of answer tokens that fit behind the prompt.
-    fn check_fit(&self, model: &LoadedModel, field: &str, tokens: usize) -> Result<u32, ApiError> {
+    ///
+    /// # Errors
+    /// When there is none, or none that fits.
+    pub(super) fn check_fit(
+        &self,
+        model: &LoadedModel,
+        field: &str,
+        tokens: usize,
+    ) -> Result<u32, ApiError> {
         let context = model.max_sequence_tokens;
         let longest = self.longest_prompt(model);
         let wrong = |message: String| ApiError::invalid_field(field, Constraint::Length, message);

@@ -6,7 +6,7 @@
 )]
 
 use super::App;
-use crate::engine::{Completion, Failure};
+use crate::engine::{Completion, Embedding, Failure};
 use crate::error_code::CLIENT_GONE;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -66,6 +66,17 @@ impl Job {
         self.log_end(&End::Answered(completion));
     }
 
+    /// `tokens_in` tokens have become a vector.
+    pub fn embedded(&mut self, tokens_in: u32, embedding: &Embedding) {
+        self.ended = true;
+        let took = self.started_at.elapsed();
+        let queued_for = embedding.queued_for;
+        self.app
+            .metrics
+            .request_embedded(tokens_in, queued_for, took);
+        self.log_end(&End::Embedded(tokens_in, embedding));
+    }
+
     pub fn failed(&mut self, failure: &Failure) {
         self.ended = true;
         self.app.metrics.request_failed(failure.code.as_str());
@@ -75,9 +86,16 @@ impl Job {
     fn log_end(&self, end: &End<'_>) {
         let (completion, failure, code) = match end {
             End::Answered(completion) => (Some(completion), None, None),
+            End::Embedded(..) => (None, None, None),
             End::Failed(failure) => (None, Some(failure), Some(failure.code.as_str())),
             End::ClientGone => (None, None, Some(CLIENT_GONE)),
         };
+        let embedding = match end {
+            End::Embedded(tokens_in, embedding) => Some((*tokens_in, embedding.recoveries)),
+            End::Answered(_) | End::Failed(_) | End::ClientGone => None,
+        };
+        let answer = completion.map(|it| (it.tokens_in, it.recoveries));
+        let (tokens_in, recoveries) = answer.or(embedding).unzip();
         let ms = |time: Duration| time.as_millis() as u64;
         tracing::info!(
             job_id = self.id,
@@ -86,11 +104,11 @@ impl Job {
             device = self.device(),
             generation = self.generation(),
             stop_reason = completion.map(|it| it.stop_reason.name()),
-            tokens_in = completion.map(|it| it.tokens_in),
+            tokens_in,
             tokens_out = completion.map(|it| it.tokens_out),
             first_token_ms = completion.map(|it| ms(it.first_token_after)),
             decode_time_ms = completion.map(|it| ms(it.decode_time)),
-            recoveries = completion.map(|it| it.recoveries),
+            recoveries,
             code,
             retriable = failure.map(|it| it.retriable),
             reason = failure.map(|it| it.message.as_str()),
@@ -101,6 +119,8 @@ impl Job {
 
 enum End<'a> {
     Answered(&'a Completion),
+    /// So many tokens have become a vector.
+    Embedded(u32, &'a Embedding),
     Failed(&'a Failure),
     ClientGone,
 }

@@ -38,6 +38,8 @@ pub struct ModelTerms {
     pub vocabulary: u32,
     /// Length of the context, in tokens.
     pub context: u32,
+    /// Numbers of a hidden state.
+    pub n_embd: u32,
     pub defaults: Sampling,
     pub chat: ChatTerms,
 }
@@ -50,6 +52,7 @@ impl ModelTerms {
         Self {
             vocabulary: model.map_or(u32::MAX, |model| model.facts.vocab_size),
             context: model.map_or(u32::MAX, |model| model.max_sequence_tokens),
+            n_embd: model.map_or(u32::MAX, |model| model.facts.n_embd),
             defaults: model.map_or(SamplingDefaults::OWN, |model| model.sampling.values),
             chat: model.map_or(ChatTerms::UNKNOWN, |model| model.chat_terms),
         }
@@ -159,6 +162,7 @@ mod tests {
     const MODEL: ModelTerms = ModelTerms {
         vocabulary: 10,
         context: 100,
+        n_embd: 64,
         defaults: SamplingDefaults::OWN,
         chat: ChatTerms::UNKNOWN,
     };

@@ -4,8 +4,8 @@
 use super::error::{ApiError, Dialect};
 use super::openapi::operations;
 use super::{
-    App, anthropic, crashes, execute, health, metrics, openai, openapi, page, responses, resume,
-    texts,
+    App, anthropic, crashes, embeddings, execute, health, metrics, openai, openapi, page,
+    responses, resume, texts,
 };
 use axum::body::Body;
 use axum::extract::State;
@@ -45,7 +45,7 @@ const fn a_post(path: &'static str, handler: Handler, operation: Describe) -> Ro
 }
 
 /// Every route, in the order in which people are told.
-pub const ROUTES: [Route; 27] = [
+pub const ROUTES: [Route; 28] = [
     a_get("/", || get(root), operations::root),
     a_post(
         "/v1/chat/completions",
@@ -61,6 +61,11 @@ pub const ROUTES: [Route; 27] = [
         "/v1/responses",
         || post(responses::create),
         operations::responses,
+    ),
+    a_post(
+        "/v1/embeddings",
+        || post(embeddings::embeddings),
+        operations::embeddings,
     ),
     a_get(
         "/v1/models",

@@ -17,6 +17,7 @@
 use super::error::ApiError;
 use super::job::Job;
 use crate::engine::{Completion, Failure, Piece, RequestStream, Skip, StreamEvent};
+use crate::error_code::ErrorCode;
 use axum::body::{Body, HttpBody};
 use axum::http::HeaderValue;
 use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE};
@@ -208,8 +209,13 @@ impl<R: Render> EventBody<R> {
                     self.job.finished(&completion);
                     self.render.finished(&completion, out);
                 }
-                StreamEvent::Failed(failure) => {
+                event @ (StreamEvent::Embedded(_) | StreamEvent::Failed(_)) => {
                     self.ended = true;
+                    let failure = match event {
+                        StreamEvent::Failed(failure) => failure,
+                        // The journal gives vectors to those who asked for them.
+                        _ => Failure::new(ErrorCode::Internal, "a vector is no text"),
+                    };
                     self.job.failed(&failure);
                     self.render.failed(&failure, out);
                 }

@@ -91,7 +91,7 @@ async fn try_apply_template(app: &Arc<App>, request: Request<Body>) -> Result<Re
 type Read<T> = fn(Fields<'_>, &RequestLimits, &ModelTerms) -> Result<T, ApiError>;
 
 impl App {
-    async fn read_text<T: Send + 'static>(
+    pub(super) async fn read_text<T: Send + 'static>(
         self: &Arc<Self>,
         request: Request<Body>,
         names: Names,
@@ -106,7 +106,7 @@ impl App {
     }
 
     /// Writes an answer, made of so many bytes, once there is room for it. `rooms` is kept while what it was made of is.
-    async fn answered<R: Send + 'static>(
+    pub(super) async fn answered<R: Send + 'static>(
         &self,
         field: &str,
         bytes: usize,

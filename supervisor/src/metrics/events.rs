@@ -11,6 +11,9 @@ use strum::VariantArray as _;
 
 type Label = [(&'static str, &'static str); 1];
 
+/// The outcome of a request whose answer is a vector.
+const EMBEDDED: &str = "EMBEDDED";
+
 #[derive(Debug)]
 pub(super) struct Events {
     started: Counter,
@@ -70,6 +73,16 @@ impl Events {
             let each = completion.decode_time / (completion.tokens_out - 1);
             self.token_seconds.observe(each.as_secs_f64());
         }
+    }
+
+    pub(super) fn embedded(&self, tokens_in: u32, queued_for: Option<Duration>, took: Duration) {
+        self.ended.get_or_create(&[("outcome", EMBEDDED)]).inc();
+        self.prompt_tokens.inc_by(tokens_in.into());
+        self.prompt_lengths.observe(tokens_in.into());
+        if let Some(queued_for) = queued_for {
+            self.queue_seconds.observe(queued_for.as_secs_f64());
+        }
+        self.request_seconds.observe(took.as_secs_f64());
     }
 
     pub(super) fn failed(&self, code: &'static str) {
@@ -151,7 +164,8 @@ impl Events {
             StopReason::StopSequence,
         ];
         let codes = || ErrorCode::VARIANTS.iter().map(|code| code.as_str());
-        for outcome in reasons.map(StopReason::name).into_iter().chain(codes()) {
+        let answered = reasons.map(StopReason::name).into_iter().chain([EMBEDDED]);
+        for outcome in answered.chain(codes()) {
             self.ended.get_or_create(&[("outcome", outcome)]).inc_by(0);
         }
         let gone = self.ended.get_or_create(&[("outcome", CLIENT_GONE)]);

@@ -317,7 +317,9 @@ impl World {
                         let tokens = piece.logprobs.iter().flat_map(|listed| &listed.tokens);
                         client.listed.extend(tokens.map(|it| it.logprobs.of_token));
                     }
-                    StreamEvent::Finished(_) => client.ends.push(Ok(())),
+                    StreamEvent::Finished(_) | StreamEvent::Embedded(_) => {
+                        client.ends.push(Ok(()));
+                    }
                     StreamEvent::Failed(failure) => client.ends.push(Err(failure.code)),
                 }
             }

@@ -2,8 +2,9 @@
 //!
 //! Owned by the driver alone. Commands for each seat's child collect in a list that the driver sends, time is
 //! an argument, and the only output is the [write-ahead log](super::wal). Here are the children's words, and
-//! what follows from a death; [`clients`] is what clients want, [`restored`] is what another supervisor left,
-//! [`assignments`] is who is with which child, and who is next; [`beginning`] is that a child computes one; [`dispatch`] is what is on its way
+//! what follows from a death; [`clients`] is what clients want, [`embeddings`] are answers without tokens,
+//! [`restored`] is what another supervisor left, [`assignments`] is who is with which child, and who is next;
+//! [`beginning`] is that a child computes one; [`dispatch`] is what is on its way
 //! to a seat and back; [`adoption`] is which pages the next child need not compute; [`recall`] is how another driver gets them all; [`probation`] is what
 //! deaths say about requests.
 
@@ -12,6 +13,7 @@ mod assignments;
 mod beginning;
 mod clients;
 mod dispatch;
+mod embeddings;
 mod probation;
 mod recall;
 mod restored;
@@ -284,7 +286,9 @@ impl Requests {
                 request: id,
             });
         }
+        self.check_answer(said, seat)?;
         match &said.reason {
+            FinishReason::Embedded { values } => self.embedded(id, values, now),
             FinishReason::MaxTokens => self.end(id, now, |progress, record| {
                 progress.finish(record, StopReason::MaxTokens, now);
             }),
@@ -340,7 +344,7 @@ impl Requests {
         self.registry.release(&record.job_id, id, took);
         how(&mut progress, &record);
         self.wakers.extend(progress.take_waker());
-        if let Some(wal) = &mut self.wal {
+        if let Some(wal) = self.wal.as_mut().filter(|_| record.embeds.is_none()) {
             wal.ended(id, progress.end_to_read().cloned(), now);
         }
         drop(progress);

@@ -6,7 +6,7 @@
 mod unread;
 
 use crate::requests::logprobs::Ledger;
-use crate::requests::record::{Completion, Failure, Record, StopReason, StreamEvent};
+use crate::requests::record::{Completion, Embedding, Failure, Record, StopReason, StreamEvent};
 use crate::text::{Detokenizer, StopMatcher, Text};
 use std::sync::Arc;
 use std::task::Waker;
@@ -222,6 +222,12 @@ impl Progress {
         self.cached_tokens
     }
 
+    /// Time from acceptance to its first step; `None` before it, and where no child said.
+    pub(crate) fn queued_for(&self) -> Option<Duration> {
+        self.began_at
+            .map(|at| at.saturating_duration_since(self.accepted_at))
+    }
+
     /// Accepts what was drawn next; `scratch` is reused between calls.
     pub(crate) fn push(
         &mut self,
@@ -276,6 +282,10 @@ impl Progress {
         let matched = record.stop.get(stop).cloned();
         let completion = self.completion(record, StopReason::StopSequence, matched, now);
         self.end(StreamEvent::Finished(completion));
+    }
+
+    pub(crate) fn embed(&mut self, embedding: Embedding) {
+        self.end(StreamEvent::Embedded(embedding));
     }
 
     pub(crate) fn fail(&mut self, failure: Failure) {
@@ -398,9 +408,7 @@ impl Progress {
             tokens_in: record.tokens_in(),
             cached_tokens: self.cached_tokens.unwrap_or_default(),
             tokens_out: self.tokens_out(),
-            queued_for: self
-                .began_at
-                .map(|at| at.saturating_duration_since(self.accepted_at)),
+            queued_for: self.queued_for(),
             first_token_after: first_token_at.saturating_duration_since(self.accepted_at),
             decode_time: now.saturating_duration_since(first_token_at),
             recoveries: self.recoveries,

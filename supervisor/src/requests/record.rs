@@ -7,7 +7,7 @@ use crate::requests::wal::{Clock, Restored};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use std::time::{Duration, Instant};
-use worker_orcd_ipc::{ClientId, Grammar, RequestId, Sampling, Submission, TokenId};
+use worker_orcd_ipc::{ClientId, Grammar, Pooling, RequestId, Sampling, Submission, TokenId};
 
 /// A request as HTTP hands it to the engine.
 #[derive(Debug, Clone)]
@@ -29,6 +29,8 @@ pub struct NewRequest {
     pub grammar: Option<Box<Grammar>>,
     /// As [`Submission::logit_bias`].
     pub logit_bias: Vec<(TokenId, f32)>,
+    /// As [`Submission::embeds`]: a vector is wanted, and no token.
+    pub embeds: Option<Pooling>,
     /// Time from acceptance to the end; `None` means as long as it takes.
     pub deadline: Option<Duration>,
     /// `None` means as the engine is set.
@@ -52,6 +54,8 @@ pub enum StreamEvent {
     Text(Piece),
     /// Nothing follows.
     Finished(Completion),
+    /// The answer to who wants a vector. Nothing follows.
+    Embedded(Embedding),
     /// Nothing follows.
     Failed(Failure),
 }
@@ -85,6 +89,17 @@ pub struct Completion {
     pub first_token_after: Duration,
     /// Time from the first token to the end.
     pub decode_time: Duration,
+    /// Children that died under it.
+    pub recoveries: u32,
+}
+
+/// The vector of a prompt.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Embedding {
+    /// `[n_embd]`, of any length as a vector.
+    pub values: Vec<f32>,
+    /// Time from acceptance to its first step; `None` where no child said.
+    pub queued_for: Option<Duration>,
     /// Children that died under it.
     pub recoveries: u32,
 }
@@ -140,6 +155,7 @@ pub(crate) struct Record {
     pub logprobs: Option<u8>,
     pub grammar: Option<Box<Grammar>>,
     pub logit_bias: Vec<(TokenId, f32)>,
+    pub embeds: Option<Pooling>,
     pub on_fault: OnFault,
     pub deadline: Option<Instant>,
     pub presentation: String,
@@ -170,6 +186,7 @@ impl Record {
             logprobs: request.logprobs,
             grammar: request.grammar,
             logit_bias: request.logit_bias,
+            embeds: request.embeds,
             on_fault: request.on_fault.unwrap_or(default_on_fault),
             // A deadline past the end of time is none.
             deadline: request
@@ -205,6 +222,8 @@ impl Record {
             logprobs: request.logprobs,
             grammar: request.grammar,
             logit_bias: request.logit_bias,
+            // The log has none: their clients went with the supervisor that they asked.
+            embeds: None,
             on_fault: request.on_fault,
             deadline: request.deadline_ms.map(|at| clock.instant(at)),
             presentation: request.presentation,
@@ -227,6 +246,7 @@ impl Record {
             logprobs: self.logprobs,
             grammar: self.grammar.clone(),
             logit_bias: self.logit_bias.clone(),
+            embeds: self.embeds,
         }
     }
 

@@ -64,6 +64,7 @@ pub(crate) fn request(job_id: &str) -> NewRequest {
         logprobs: None,
         grammar: None,
         logit_bias: vec![],
+        embeds: None,
         deadline: None,
         on_fault: None,
         presentation: String::new(),
@@ -187,7 +188,9 @@ pub(crate) fn read(stream: &mut RequestStream) -> (Vec<StreamEvent>, bool) {
 pub(crate) fn text_of(events: &[StreamEvent]) -> String {
     let piece = |event: &StreamEvent| match event {
         StreamEvent::Text(piece) => piece.text.clone(),
-        StreamEvent::Finished(_) | StreamEvent::Failed(_) => String::new(),
+        StreamEvent::Finished(_) | StreamEvent::Embedded(_) | StreamEvent::Failed(_) => {
+            String::new()
+        }
     };
     events.iter().map(piece).collect()
 }

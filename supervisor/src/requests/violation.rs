@@ -28,6 +28,8 @@ pub enum Violation {
     Logprobs(RequestId),
     #[error("more cached tokens of request {0} than its prompt has")]
     CachedTokens(RequestId),
+    #[error("an answer to request {0} that it did not ask for")]
+    Answer(RequestId),
     #[error("{0} cancellations without an answer")]
     Unanswered(usize),
     #[error("a step before the model was ready")]

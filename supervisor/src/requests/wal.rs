@@ -242,7 +242,11 @@ impl Wal {
         Ok(())
     }
 
+    /// A vector has no rest that another supervisor could tell, so nothing is written of who wants one.
     fn note_request(&mut self, record: &Record, sealed: Option<&SealedPages>) {
+        if record.embeds.is_some() {
+            return;
+        }
         self.note(&Entry::Accepted(Box::new(self.snapshot(record, sealed))));
         for some in record.progress.lock().logprobs().chunks(LOGPROBS_AT_ONCE) {
             let some = some.iter().map(|it| (record.id, it.clone()));

@@ -68,6 +68,7 @@ pub fn step(
         forward.feed_forward(plan.rows.len(), layer, scratch);
         show_stream(Checkpoint::Layer(index as u32), &scratch.x);
     }
+    head::show_hidden(&forward, &plan, scratch, tap);
     head::run(&forward, batch.step, &plan, scratch, tap)
 }
 

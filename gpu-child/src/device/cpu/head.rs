@@ -1,5 +1,5 @@
 //! The head: from the residual stream to tokens by final norm, logits and the draw, only for rows
-//! at which a token is drawn.
+//! at which a token is drawn. For embeddings it is the final norm alone, of every row.
 
 use super::forward::{Forward, show};
 use super::linear::Epilogue;
@@ -33,6 +33,30 @@ pub fn run(
         }
     }
     Ok(answer)
+}
+
+/// Shows the final norm of every row to those who want it of every row: embeddings are made of it.
+pub fn show_hidden(
+    forward: &Forward<'_>,
+    plan: &Plan<'_>,
+    scratch: &mut Scratch,
+    tap: &mut dyn Tap,
+) {
+    let n_embd = forward.config.n_embd;
+    let weight = forward.weights.vector(&forward.weights.tensors.output_norm);
+    let mut first = 0;
+    for work in plan.sequences {
+        let of_sequence = first * n_embd..(first + work.tokens.len()) * n_embd;
+        first += work.tokens.len();
+        if !tap.wants(work.request, &Checkpoint::Hidden) {
+            continue;
+        }
+        let norm = &mut scratch.norm[..of_sequence.len()];
+        forward.normalize(&scratch.x[of_sequence], weight, norm);
+        for (position, row) in (work.first_position..).zip(norm.chunks_exact(n_embd)) {
+            tap.see(work.request, &Checkpoint::Hidden, position, row);
+        }
+    }
 }
 
 /// Fills `scratch.logits`, one row of the vocabulary after the other.

@@ -137,6 +137,7 @@ fn launch_pass(
         forward.feed_forward(plan.rows.len(), index, layer)?;
         forward.watch(tap, plan, Checkpoint::Layer(index as u32))?;
     }
+    head::show_hidden(&forward, plan, tap)?;
     head.run(tap)
 }
 

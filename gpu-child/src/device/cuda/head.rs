@@ -1,5 +1,5 @@
 //! The head: from the residual stream to tokens by final norm, logits and the draw, only for rows
-//! at which a token is drawn.
+//! at which a token is drawn. For embeddings it is the final norm alone, of every row.
 //!
 //! Everything happens on the device, which also checks every logit for NaN and infinity: what comes
 //! back is one token a row. Greedy rows have theirs with the logits; the others go through
@@ -111,6 +111,45 @@ fn argmax_parts(plan: &Plan<'_>) -> usize {
 fn drawn(forward: &Forward<'_>, plan: &Plan<'_>, first: usize) -> DrawnTokens {
     let parts = argmax_parts(plan);
     DrawnTokens::of_parts(forward.buffers.best.add(first * parts), parts)
+}
+
+/// Shows the final norm of every row to those who want it of every row: embeddings are made of it.
+pub fn show_hidden(forward: &Forward<'_>, plan: &Plan<'_>, tap: &mut dyn Tap) -> Result<(), Fault> {
+    let (config, buffers) = (forward.config, &forward.buffers);
+    let n_embd = config.n_embd;
+    let head_rows = forward.scratch.sizes.head_rows;
+    let stage = Stage::Qkv.of(config.n_layers);
+    let mut first = 0;
+    for work in plan.sequences {
+        let of_sequence = first..first + work.tokens.len();
+        first = of_sequence.end;
+        if !tap.wants(work.request, &Checkpoint::Hidden) {
+            continue;
+        }
+        let mut position = work.first_position;
+        for start in of_sequence.clone().step_by(head_rows) {
+            let rows = head_rows.min(of_sequence.end - start);
+            let norm = RowArgs {
+                weight: forward.weights.vector(&forward.weights.tensors.output_norm),
+                plain: buffers.norm,
+                ..forward.row_arguments(rows, buffers.x.add(start * n_embd), n_embd, stage)
+            };
+            // SAFETY: the stream holds a row for each token of the batch, `norm` holds `head_rows` rows, and there
+            // are no more.
+            let values = unsafe {
+                forward
+                    .ops
+                    .rmsnorm
+                    .launch(forward.context, row_geometry(rows, n_embd), &norm)?;
+                read(forward.context, buffers.norm, rows * n_embd)?
+            };
+            for row in values.chunks_exact(n_embd) {
+                tap.see(work.request, &Checkpoint::Hidden, position, row);
+                position += 1;
+            }
+        }
+    }
+    Ok(())
 }
 
 /// Final norm, logits and the greedy choice of some drawing rows.

@@ -28,6 +28,9 @@ pub struct Counter {
     is_promoted: bool,
 }
 
+/// A token whose hidden state is no number.
+pub const BROKEN: u32 = 96;
+
 /// Bytes of the KV cache of one that was promoted.
 pub const PROMOTED_KV_BYTES: u64 = 77;
 
@@ -164,6 +167,16 @@ impl Counter {
             if tap.wants(work.request, &Checkpoint::Logits) {
                 tap.see(work.request, &Checkpoint::Logits, 0, &[0.0; VOCAB as usize]);
             }
+            if tap.wants(work.request, &Checkpoint::Hidden) {
+                for (position, token) in (work.first_position..).zip(work.tokens) {
+                    let of_token = match token.0 {
+                        BROKEN => f32::NAN,
+                        token => token as f32,
+                    };
+                    let row = [of_token, position as f32];
+                    tap.see(work.request, &Checkpoint::Hidden, position, &row);
+                }
+            }
         }
         let draw = |tokens: &[TokenId]| match tokens.last() {
             Some(TokenId(99)) => Err(Fault::Device {
@@ -226,6 +239,7 @@ pub fn loaded_with(executor: Counter) -> Loaded {
             head_dim: 1,
             vocab_size: VOCAB,
             context_length: 128,
+            pooling_type: None,
         },
         identity: ModelIdentity([7; 16]),
         weights: WeightsManifest::default(),

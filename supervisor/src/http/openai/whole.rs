@@ -39,6 +39,8 @@ pub(in crate::http) async fn respond(
                     let body = answer(header, &text, logprobs, &completion);
                     return Ok(([(CONTENT_TYPE, "application/json")], body).into_response());
                 }
+                // The journal gives vectors to those who asked for them.
+                StreamEvent::Embedded(_) => break,
                 StreamEvent::Failed(failure) => {
                     job.failed(&failure);
                     return Err(ApiError::of_failure(&failure));

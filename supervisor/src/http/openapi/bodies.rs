@@ -17,7 +17,7 @@ use worker_orcd_ipc::MAX_TOP_LOGPROBS;
 pub(super) type Named = (&'static str, fn() -> Shape);
 
 /// Schemas that have a name of their own.
-pub(super) const NAMED: [Named; 17] = [
+pub(super) const NAMED: [Named; 18] = [
     ("Error", native_error),
     ("OpenAiError", openai_error),
     ("ExecuteStarted", started),
@@ -29,6 +29,7 @@ pub(super) const NAMED: [Named; 17] = [
     ("ChatCompletionChunk", chat_chunk),
     ("Completion", completion),
     ("CompletionChunk", completion_chunk),
+    ("Embeddings", embeddings),
     ("Usage", usage),
     ("Response", responses::response),
     ("ResponseItem", responses::item),
@@ -284,6 +285,22 @@ fn choice(
             "finish_reason",
             if may_go_on { or_null(reasons) } else { reasons },
         ),
+    ])
+}
+
+fn embeddings() -> Shape {
+    let numbers = list_of(number(&(-1.0..=1.0)));
+    let datum = object([
+        ("object", values(["embedding"])),
+        ("index", count()),
+        ("embedding", any_of([numbers, text()])),
+    ]);
+    let usage = object([("prompt_tokens", count()), ("total_tokens", count())]);
+    object([
+        ("object", values(["list"])),
+        ("data", list_of(datum)),
+        ("model", text()),
+        ("usage", usage),
     ])
 }
 

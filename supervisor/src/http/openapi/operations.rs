@@ -250,6 +250,17 @@ pub fn count_tokens(app: &App) -> OperationBuilder {
     refused(operation, Anthropic, &[Why::NotFound, Why::Unhealthy])
 }
 
+pub fn embeddings(app: &App) -> OperationBuilder {
+    let operation = operation("embeddings", "openai", "The vectors of texts")
+        .request_body(Some(requests::embeddings(app)))
+        .response("200", json("The vectors", named("Embeddings")));
+    let operation = refused(operation, OpenAi, OF_BODIES);
+    let operation = refused(operation, OpenAi, OF_GENERATION);
+    let operation = refused(operation, OpenAi, ENDS);
+    // Of another model than the one that is served.
+    refused(operation, OpenAi, &[Why::NotFound])
+}
+
 fn generation(
     operation: OperationBuilder,
     app: &App,

@@ -4,6 +4,7 @@ use super::schema::Shape;
 use crate::config::RequestLimits;
 use crate::http::App;
 use crate::http::anthropic;
+use crate::http::embeddings;
 use crate::http::error::ApiError;
 use crate::http::execute;
 use crate::http::fields::{Fields, Names};
@@ -102,6 +103,23 @@ pub(super) fn count_tokens(app: &App) -> RequestBody {
 fn asked() -> Value {
     let block = json!({"type": "text", "text": "Why is the sky blue?"});
     json!([{"role": "user", "content": [block]}])
+}
+
+/// Without an example where the model gives no embeddings.
+pub(super) fn embeddings(app: &App) -> RequestBody {
+    let shape = described(app, embeddings::NAMES, embeddings::read_embeddings);
+    let examples = [
+        ("text", json!({"model": app.model_id, "input": "A river"})),
+        (
+            "texts",
+            json!({"input": ["A river", "A stream"], "encoding_format": "base64", "dimensions": 1}),
+        ),
+    ];
+    let of_file = app.engine.model().and_then(|it| it.facts.pooling_type);
+    match embeddings::pooling(app.pooling, of_file) {
+        Ok(_) => body(shape, &examples),
+        Err(_) => body(shape, &[]),
+    }
 }
 
 fn described<T>(

@@ -3,7 +3,7 @@
 use super::*;
 use crate::requests::record::NewRequest;
 use crate::requests::testing::request;
-use worker_orcd_ipc::{Generation, MAX_FRAME_BYTES};
+use worker_orcd_ipc::{Generation, MAX_FRAME_BYTES, Pooling};
 
 struct Log {
     wal: Wal,
@@ -55,6 +55,24 @@ impl Log {
 
 fn failed() -> StreamEvent {
     StreamEvent::Failed(Failure::new(ErrorCode::Cancelled, "no"))
+}
+
+#[test]
+fn who_wants_a_vector_is_in_no_entry_and_in_no_image() {
+    let mut log = Log::new();
+    log.accept(1, 2);
+    let new = NewRequest {
+        embeds: Some(Pooling::Mean),
+        ..request("job 2")
+    };
+    let record = Record::new(RequestId(2), new, OnFault::Fail, log.now);
+    log.wal.accepted(&record);
+    log.live.insert(record.id, record);
+    log.flush();
+    assert_eq!(log.ids(), [1]);
+    let live = log.live.values().map(|record| (record, None));
+    log.wal.begin_segment(live).unwrap();
+    assert_eq!(log.ids(), [1]);
 }
 
 #[test]

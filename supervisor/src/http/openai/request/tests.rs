@@ -17,6 +17,7 @@ const LIMITS: RequestLimits = RequestLimits {
 const MODEL: ModelTerms = ModelTerms {
     vocabulary: 10,
     context: 100,
+    n_embd: 64,
     defaults: SamplingDefaults::OWN,
     chat: ChatTerms::UNKNOWN,
 };

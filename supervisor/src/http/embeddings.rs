@@ -1,0 +1,222 @@
+//! `POST /v1/embeddings`: the vectors of texts, as the OpenAI API has them.
+//!
+//! Each input is a request of its own to the engine: it has its place in the queue, its share of the steps, and its
+//! next child when one dies. An answer is short work, so nothing of it is kept for another supervisor: a supervisor
+//! that is replaced answers what it has read before it leaves.
+//!
+//! [`read`] reads the fields, [`written`] makes the answer of vectors.
+
+mod read;
+mod written;
+
+pub use read::{Embeddings, Format, NAMES, read_embeddings};
+
+use super::App;
+use super::client;
+use super::correlation::CorrelationId;
+use super::error::{ApiError, Dialect};
+use super::job::Job;
+use crate::engine::{
+    Embedding, Failure, LoadedModel, NewRequest, Refusal, RequestStream, StreamEvent,
+};
+use crate::error_code::ErrorCode;
+use axum::body::Body;
+use axum::extract::{Extension, State};
+use axum::http::Request;
+use axum::response::Response;
+use std::collections::VecDeque;
+use std::sync::Arc;
+use uuid::Uuid;
+use worker_orcd_ipc::{ClientId, Pooling, Sampling, TokenId};
+
+/// Inputs of one request that the engine has at once: enough to fill a step, and few enough that a long list leaves
+/// places in the queue to others.
+const AT_ONCE: usize = 16;
+
+/// llama.cpp's number of rerankers, whose one output is no embedding.
+const RANK: u32 = 4;
+
+pub async fn embeddings(
+    State(app): State<Arc<App>>,
+    Extension(correlation): Extension<CorrelationId>,
+    request: Request<Body>,
+) -> Response {
+    let outcome = try_embeddings(&app, correlation, request).await;
+    outcome.unwrap_or_else(|error| error.respond(Dialect::OpenAi))
+}
+
+async fn try_embeddings(
+    app: &Arc<App>,
+    correlation: CorrelationId,
+    request: Request<Body>,
+) -> Result<Response, ApiError> {
+    let client = client::of_request(request.extensions());
+    let (model, asked, room) = app.read_text(request, NAMES, read_embeddings).await?;
+    let pooling = pooling(app.pooling, model.facts.pooling_type)?;
+    let mut prompts = VecDeque::with_capacity(asked.inputs.len());
+    for input in asked.inputs {
+        let tokens = app.tokens_of(&model, input, read::INPUT).await?;
+        app.check_fit(&model, read::INPUT, tokens.len())?;
+        prompts.push_back(tokens);
+    }
+    drop(room);
+    let batch = Batch {
+        app: Arc::clone(app),
+        id: format!("embd-{}", Uuid::new_v4().simple()),
+        correlation,
+        client,
+        pooling,
+    };
+    let tokens = prompts.iter().map(|it| it.len() as u64).sum();
+    let vectors = batch.run(prompts, &model).await?;
+    let bytes = vectors.iter().map(|it| size_of_val(&**it)).sum();
+    let answer = written::answer(
+        vectors,
+        asked.format,
+        asked.dimensions,
+        app.model_id.clone(),
+        tokens,
+    );
+    app.answered(read::INPUT, bytes, answer, ()).await
+}
+
+/// How this model's texts are pooled: as the operator says, or as the file does.
+///
+/// # Errors
+/// Where neither says, and where the model is no embedder.
+pub fn pooling(chosen: Option<Pooling>, of_file: Option<u32>) -> Result<Pooling, ApiError> {
+    if let Some(pooling) = chosen.or_else(|| Pooling::of_file(of_file?)) {
+        return Ok(pooling);
+    }
+    let why = match of_file {
+        Some(RANK) => "is a reranker (pooling type rank), which gives scores and no embeddings",
+        Some(0) | None => {
+            "gives no embeddings: its file has no pooling type. The worker's option --pooling (last, mean or cls) \
+             says one"
+        }
+        Some(_) => "gives no embeddings: its file has a pooling type that is not known here",
+    };
+    Err(ApiError::no_such_model(format!("this model {why}")))
+}
+
+/// The inputs of one request on their way through the engine.
+struct Batch {
+    app: Arc<App>,
+    id: String,
+    correlation: CorrelationId,
+    client: ClientId,
+    pooling: Pooling,
+}
+
+/// An input that the engine has.
+struct Running {
+    stream: RequestStream,
+    job: Job,
+}
+
+impl Batch {
+    /// The vectors, in the order of the prompts. An input for which the queue has no place waits for one of its own
+    /// request to end; the first one has nothing to wait for.
+    async fn run(
+        &self,
+        mut prompts: VecDeque<Vec<TokenId>>,
+        model: &LoadedModel,
+    ) -> Result<Vec<Vec<f32>>, ApiError> {
+        let mut vectors = Vec::with_capacity(prompts.len());
+        let mut running: VecDeque<Running> = VecDeque::new();
+        loop {
+            while running.len() < AT_ONCE
+                && let Some(prompt) = prompts.front()
+            {
+                let number = vectors.len() + running.len();
+                match self.submit(number, prompt.clone()) {
+                    Ok(one) => running.push_back(one),
+                    Err(full) if full.retry_after().is_some() && !running.is_empty() => break,
+                    Err(refusal) => return Err(refusal.into()),
+                }
+                prompts.pop_front();
+            }
+            let Some(oldest) = running.pop_front() else {
+                return Ok(vectors);
+            };
+            let vector = oldest.vector().await?;
+            if vector.len() != model.facts.n_embd as usize {
+                return Err(no_vector());
+            }
+            vectors.push(vector);
+        }
+    }
+
+    fn submit(&self, number: usize, prompt: Vec<TokenId>) -> Result<Running, Refusal> {
+        let job_id = format!("{}-{number}", self.id);
+        let stream = self.app.engine.submit(NewRequest {
+            job_id: job_id.clone(),
+            client: self.client,
+            prompt,
+            sampling: Sampling::GREEDY,
+            max_tokens: 0,
+            stop: Vec::new(),
+            ignore_eos: false,
+            shown: Vec::new(),
+            logprobs: None,
+            embeds: Some(self.pooling),
+            deadline: self.app.limits.inference_timeout,
+            on_fault: None,
+            presentation: String::new(),
+        })?;
+        let correlation = self.correlation.0.clone();
+        let job = Job::begin(Arc::clone(&self.app), job_id, correlation);
+        Ok(Running { stream, job })
+    }
+}
+
+impl Running {
+    async fn vector(mut self) -> Result<Vec<f32>, ApiError> {
+        let mut events = Vec::new();
+        while self.stream.next(&mut events).await {
+            match events.pop() {
+                Some(StreamEvent::Embedded(embedding)) => {
+                    self.job.embedded(self.stream.tokens_in(), &embedding);
+                    let Embedding { values, .. } = embedding;
+                    return Ok(values);
+                }
+                Some(StreamEvent::Failed(failure)) => {
+                    self.job.failed(&failure);
+                    return Err(ApiError::of_failure(&failure));
+                }
+                // A journal that keeps its word has no others here.
+                Some(StreamEvent::Text(_) | StreamEvent::Finished(_)) | None => break,
+            }
+        }
+        Err(no_vector())
+    }
+}
+
+fn no_vector() -> ApiError {
+    let failure = Failure::new(ErrorCode::Internal, "the engine gave no vector");
+    ApiError::of_failure(&failure)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_operator_goes_before_the_file_and_the_file_may_say_nothing() {
+        let of = |chosen, of_file| pooling(chosen, of_file).ok();
+        assert_eq!(of(None, Some(1)), Some(Pooling::Mean));
+        assert_eq!(of(None, Some(2)), Some(Pooling::Cls));
+        assert_eq!(of(None, Some(3)), Some(Pooling::Last));
+        assert_eq!(of(Some(Pooling::Last), Some(1)), Some(Pooling::Last));
+        assert_eq!(of(Some(Pooling::Cls), None), Some(Pooling::Cls));
+        let why = |of_file| {
+            let error = pooling(None, of_file).unwrap_err();
+            error.body(Dialect::OpenAi).to_string()
+        };
+        for nothing in [None, Some(0)] {
+            assert!(why(nothing).contains("--pooling"), "{}", why(nothing));
+        }
+        assert!(why(Some(4)).contains("rank"));
+        assert!(why(Some(5)).contains("not known"));
+    }
+}
