@@ -119,11 +119,27 @@ impl Batch {
     /// request to end; the first one has nothing to wait for.
     async fn run(
         &self,
+        prompts: VecDeque<Vec<TokenId>>,
+        model: &LoadedModel,
+    ) -> Result<Vec<Vec<f32>>, ApiError> {
+        let mut running = VecDeque::new();
+        let vectors = self.run_some(prompts, &mut running, model).await;
+        // Where one input has failed.
+        for mut left in running {
+            let why = "another input of its list failed";
+            left.job.failed(&Failure::new(ErrorCode::Cancelled, why));
+        }
+        vectors
+    }
+
+    /// Leaves in `running` what is of no use after a failure.
+    async fn run_some(
+        &self,
         mut prompts: VecDeque<Vec<TokenId>>,
+        running: &mut VecDeque<Running>,
         model: &LoadedModel,
     ) -> Result<Vec<Vec<f32>>, ApiError> {
         let mut vectors = Vec::with_capacity(prompts.len());
-        let mut running: VecDeque<Running> = VecDeque::new();
         loop {
             while running.len() < AT_ONCE
                 && let Some(prompt) = prompts.front()
