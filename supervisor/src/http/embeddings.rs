@@ -16,9 +16,7 @@ use super::client;
 use super::correlation::CorrelationId;
 use super::error::{ApiError, Dialect};
 use super::job::Job;
-use crate::engine::{
-    Embedding, Failure, LoadedModel, NewRequest, Refusal, RequestStream, StreamEvent,
-};
+use crate::engine::{Failure, LoadedModel, NewRequest, Refusal, RequestStream, StreamEvent};
 use crate::error_code::ErrorCode;
 use axum::body::Body;
 use axum::extract::{Extension, State};
@@ -157,7 +155,7 @@ impl Batch {
             };
             let vector = oldest.vector().await?;
             if vector.len() != model.facts.n_embd as usize {
-                return Err(no_vector());
+                return Err(ApiError::of_failure(&no_vector()));
             }
             vectors.push(vector);
         }
@@ -188,29 +186,24 @@ impl Batch {
 
 impl Running {
     async fn vector(mut self) -> Result<Vec<f32>, ApiError> {
+        // The end is the only event of a request that has no token.
         let mut events = Vec::new();
-        while self.stream.next(&mut events).await {
-            match events.pop() {
-                Some(StreamEvent::Embedded(embedding)) => {
-                    self.job.embedded(self.stream.tokens_in(), &embedding);
-                    let Embedding { values, .. } = embedding;
-                    return Ok(values);
-                }
-                Some(StreamEvent::Failed(failure)) => {
-                    self.job.failed(&failure);
-                    return Err(ApiError::of_failure(&failure));
-                }
-                // A journal that keeps its word has no others here.
-                Some(StreamEvent::Text(_) | StreamEvent::Finished(_)) | None => break,
+        self.stream.next(&mut events).await;
+        let failure = match events.pop() {
+            Some(StreamEvent::Embedded(embedding)) => {
+                self.job.embedded(self.stream.tokens_in(), &embedding);
+                return Ok(embedding.values);
             }
-        }
-        Err(no_vector())
+            Some(StreamEvent::Failed(failure)) => failure,
+            Some(StreamEvent::Text(_) | StreamEvent::Finished(_)) | None => no_vector(),
+        };
+        self.job.failed(&failure);
+        Err(ApiError::of_failure(&failure))
     }
 }
 
-fn no_vector() -> ApiError {
-    let failure = Failure::new(ErrorCode::Internal, "the engine gave no vector");
-    ApiError::of_failure(&failure)
+fn no_vector() -> Failure {
+    Failure::new(ErrorCode::Internal, "the engine gave no vector")
 }
 
 #[cfg(test)]
