@@ -2,7 +2,7 @@
 
 use super::SamplingDefaults;
 use crate::hex::hex;
-use crate::interpreter::Interpreter;
+use crate::interpreter::{Grammars, Interpreter};
 use crate::text::tools::{ChatTerms, Choices};
 use crate::text::{TemplateError, TemplateSource, Text, TextError};
 use sha2::{Digest as _, Sha256};
@@ -22,6 +22,8 @@ pub struct LoadedModel {
     pub text: Arc<Text>,
     /// The interpreter that makes a prompt of messages, or why there is none.
     pub chat: Result<Arc<Interpreter>, TemplateError>,
+    /// Where grammars of requests are tried first.
+    pub grammars: Arc<Grammars>,
     /// What that template and the parsers of answers can do.
     pub chat_terms: ChatTerms,
     pub sampling: SamplingDefaults,
@@ -77,10 +79,11 @@ impl LoadedModel {
         parsers: Choices,
     ) -> Result<Self, Unfit> {
         let digest = digest(&report)?;
-        let (text, chat, chat_terms, sampling) = match previous {
+        let (text, chat, grammars, chat_terms, sampling) = match previous {
             Some(previous) if previous.digest == digest => (
                 Arc::clone(&previous.text),
                 previous.chat.clone(),
+                Arc::clone(&previous.grammars),
                 previous.chat_terms,
                 previous.sampling.clone(),
             ),
@@ -88,6 +91,7 @@ impl LoadedModel {
             None => (
                 Arc::new(Text::from_facts(&report.tokenizer)?),
                 chat(&report.tokenizer, template_timeout),
+                Arc::new(Grammars::new(&report.tokenizer)),
                 chat_terms(&report.tokenizer, parsers),
                 sampling(&report.sampling, model_sampling),
             ),
@@ -97,6 +101,7 @@ impl LoadedModel {
             device: report.device,
             text,
             chat,
+            grammars,
             chat_terms,
             sampling,
             tokenizer_kind: report.tokenizer.kind,

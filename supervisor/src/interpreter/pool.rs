@@ -4,34 +4,21 @@
 //! (see [`crate::child::spawn`]), and one that only waits needs no runtime. One of them takes
 //! short conversations only, so that nobody with a few lines waits behind megabytes.
 //!
-//! An order whose process died is given to one more: when memory is short, the kernel takes this
-//! process first, and an idle one may have been gone before the order came. An order that was late
-//! had its time. Whatever ended, the next process is started at once and not when it is asked for.
+//! Whatever ended a process, the next one is started at once and not when it is asked for.
 
-#![expect(clippy::disallowed_methods, reason = "an order has a deadline")]
-
-use super::channel::{Channel, ChannelError, frame};
-use super::process::{COMMAND, CPU_SECONDS, PARENT};
+use super::channel::frame;
+use super::keeper::{Keeper, OrderError};
 use super::{Answer, Order};
 use crate::text::template::{Rendering, TemplateError, TemplateSource};
 use parking_lot::{Condvar, Mutex};
 use std::collections::VecDeque;
-use std::os::fd::OwnedFd;
-use std::os::unix::net::UnixStream;
-use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
-use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Arc, mpsc};
-use std::time::{Duration, Instant};
-use std::{io, thread};
-use thiserror::Error;
+use std::thread;
+use std::time::Duration;
 use tokio::sync::oneshot;
-use tracing::{info, warn};
 
 /// A conversation that takes a millisecond or two.
 const SHORT_BYTES: usize = 64 << 10;
-
-/// Path of this program, even if its file was replaced since.
-const OWN_PROGRAM: &str = "/proc/self/exe";
 
 type Reply = Result<String, TemplateError>;
 
@@ -43,7 +30,8 @@ pub struct Interpreter {
 
 #[derive(Debug)]
 struct Pool {
-    template: TemplateSource,
+    /// The frame of a process's first order: the template.
+    template: Vec<u8>,
     patience: Duration,
     queue: Mutex<Queue>,
     news: Condvar,
@@ -75,6 +63,8 @@ impl Interpreter {
     /// # Errors
     /// When it cannot be. Where only a process is missing, the next order asks for one again.
     pub fn start(template: TemplateSource, patience: Duration) -> Result<Self, TemplateError> {
+        let template = frame(&Order::Compile(template))
+            .map_err(|error| TemplateError::Broken(error.to_string()))?;
         let interpreter = Self {
             pool: Arc::new(Pool {
                 template,
@@ -174,15 +164,13 @@ impl Pool {
 #[derive(Debug)]
 struct Worker {
     pool: Arc<Pool>,
-    process: Option<Process>,
+    keeper: Keeper,
 }
 
 impl Worker {
     fn new(pool: Arc<Pool>) -> Self {
-        Self {
-            pool,
-            process: None,
-        }
+        let keeper = Keeper::new(pool.patience, pool.patience);
+        Self { pool, keeper }
     }
 
     fn work(mut self, lane: Lane) {
@@ -197,178 +185,44 @@ impl Worker {
 
     /// Sees that there is a process with the template compiled.
     fn prepare(&mut self) -> Result<(), TemplateError> {
-        if self.process.is_none() {
-            let compiled = self.twice(|worker| worker.start());
-            self.process = Some(compiled.map_err(OrderError::of_template)?);
-        }
-        Ok(())
+        let compiled = self.keeper.prepare(&self.pool.template);
+        compiled.map_err(of_template)
     }
 
     fn render(&mut self, rendering: Rendering) -> Reply {
         let order = frame(&Order::Render(rendering))
             .map_err(|error| TemplateError::Failed(error.to_string()))?;
-        match self.twice(|worker| worker.ask(&order)) {
+        match self.keeper.ask(&self.pool.template, &order) {
             Ok(Answer::Rendered(prompt)) => Ok(prompt),
             Ok(Answer::Failed(error)) => Err(error),
-            Ok(Answer::Compiled) => Err(TemplateError::Failed("an answer out of turn".to_owned())),
-            Err(failure) => Err(failure.of_messages()),
-        }
-    }
-
-    fn twice<T>(
-        &mut self,
-        attempt: impl Fn(&mut Self) -> Result<T, OrderError>,
-    ) -> Result<T, OrderError> {
-        match attempt(self) {
-            Err(OrderError::Died(_)) => attempt(self),
-            outcome => outcome,
-        }
-    }
-
-    /// Asks the process there is, or else a new one. After an error there is none.
-    fn ask(&mut self, order: &[u8]) -> Result<Answer, OrderError> {
-        let mut process = match self.process.take() {
-            Some(process) => process,
-            None => self.start()?,
-        };
-        let answer = process.ask(order, self.pool.patience)?;
-        self.process = Some(process);
-        Ok(answer)
-    }
-
-    fn start(&self) -> Result<Process, OrderError> {
-        let source = Order::Compile(self.pool.template.clone());
-        let order = frame(&source)
-            .map_err(|error| OrderError::Answered(TemplateError::Broken(error.to_string())))?;
-        let mut process = Process::spawn(self.pool.patience)?;
-        match process.ask(&order, self.pool.patience)? {
-            Answer::Compiled => Ok(process),
-            Answer::Failed(error) => Err(OrderError::Answered(error)),
-            Answer::Rendered(_) => Err(OrderError::Garbled("an answer out of turn".to_owned())),
+            Ok(_) => Err(TemplateError::Failed("an answer out of turn".to_owned())),
+            Err(failure) => Err(of_messages(failure)),
         }
     }
 }
 
-/// Why there is no answer.
-#[derive(Debug, Error)]
-enum OrderError {
-    #[error("no process can be had: {0}")]
-    NotStarted(io::Error),
-    #[error("it took longer than {} ms", .0.as_millis())]
-    Late(Duration),
-    #[error(
-        "it ended the process that interprets it ({}), as nesting too deep and values too large do",
-        in_words(*.0)
-    )]
-    Died(ExitStatus),
-    #[error("{0}")]
-    Garbled(String),
-    #[error("{0}")]
-    Answered(TemplateError),
+fn of_template(failure: OrderError) -> TemplateError {
+    match failure {
+        OrderError::Answered(Answer::Failed(error)) => error,
+        OrderError::NotStarted(_) => TemplateError::Unavailable(failure.to_string()),
+        OrderError::Late(_)
+        | OrderError::Died(_)
+        | OrderError::Garbled(_)
+        | OrderError::Answered(_) => TemplateError::Broken(failure.to_string()),
+    }
 }
 
-impl OrderError {
-    fn of_template(self) -> TemplateError {
-        match self {
-            Self::Answered(error) => error,
-            Self::NotStarted(_) => TemplateError::Unavailable(self.to_string()),
-            Self::Late(_) | Self::Died(_) | Self::Garbled(_) => {
-                TemplateError::Broken(self.to_string())
-            }
+fn of_messages(failure: OrderError) -> TemplateError {
+    match failure {
+        // Compiled before, and not now: the machine's state, not the template's.
+        OrderError::Answered(Answer::Failed(TemplateError::Broken(why))) => {
+            TemplateError::Unavailable(why)
         }
-    }
-
-    fn of_messages(self) -> TemplateError {
-        match self {
-            // Compiled before, and not now: the machine's state, not the template's.
-            Self::Answered(TemplateError::Broken(why)) => TemplateError::Unavailable(why),
-            Self::Answered(error) => error,
-            Self::NotStarted(_) => TemplateError::Unavailable(self.to_string()),
-            Self::Late(_) | Self::Died(_) | Self::Garbled(_) => {
-                TemplateError::Failed(self.to_string())
-            }
-        }
-    }
-}
-
-fn in_words(status: ExitStatus) -> String {
-    match (status.signal(), status.code()) {
-        (Some(signal), _) => format!("signal {signal}"),
-        (None, code) => format!("code {}", code.unwrap_or_default()),
-    }
-}
-
-/// Killed and waited for when dropped.
-#[derive(Debug)]
-struct Process {
-    child: Child,
-    channel: Channel,
-}
-
-impl Process {
-    fn spawn(patience: Duration) -> Result<Self, OrderError> {
-        let (ours, theirs) = UnixStream::pair().map_err(OrderError::NotStarted)?;
-        let child = Command::new(OWN_PROGRAM)
-            .arg0("worker-orcd")
-            .arg(COMMAND)
-            .args([format!("--{PARENT}"), std::process::id().to_string()])
-            .args([
-                format!("--{CPU_SECONDS}"),
-                (patience.as_secs() + 1).to_string(),
-            ])
-            // The allocator would reserve more addresses than this process may have.
-            .env("MIMALLOC_ARENA_RESERVE", "32M")
-            // Ctrl-C in a terminal is for the supervisor alone.
-            .process_group(0)
-            .stdin(Stdio::from(OwnedFd::from(theirs)))
-            // Nobody would read them, and a full pipe stops who writes.
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .spawn()
-            .map_err(OrderError::NotStarted)?;
-        info!(pid = child.id(), "interpreter_started");
-        Ok(Self {
-            child,
-            channel: Channel::new(ours),
-        })
-    }
-
-    fn ask(&mut self, order: &[u8], patience: Duration) -> Result<Answer, OrderError> {
-        let deadline = Some(Instant::now() + patience);
-        let answer = self
-            .channel
-            .send(order, deadline)
-            .and_then(|()| self.channel.receive(deadline));
-        answer.map_err(|error| {
-            let failure = self.explain(error, patience);
-            warn!(pid = self.child.id(), reason = %failure, "interpreter_ended");
-            failure
-        })
-    }
-
-    /// The reason for which the process gave no answer. It is not asked again, whatever it was.
-    fn explain(&mut self, error: ChannelError, patience: Duration) -> OrderError {
-        match error {
-            ChannelError::Late => OrderError::Late(patience),
-            ChannelError::Closed => match self.end() {
-                Ok(status) => OrderError::Died(status),
-                Err(error) => OrderError::Garbled(error.to_string()),
-            },
-            error => OrderError::Garbled(error.to_string()),
-        }
-    }
-
-    /// One that has ended already keeps the status it ended with.
-    fn end(&mut self) -> io::Result<ExitStatus> {
-        self.child.kill()?;
-        self.child.wait()
-    }
-}
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        if let Err(error) = self.end() {
-            warn!(pid = self.child.id(), %error, "interpreter_unreaped");
-        }
+        OrderError::Answered(Answer::Failed(error)) => error,
+        OrderError::NotStarted(_) => TemplateError::Unavailable(failure.to_string()),
+        OrderError::Late(_)
+        | OrderError::Died(_)
+        | OrderError::Garbled(_)
+        | OrderError::Answered(_) => TemplateError::Failed(failure.to_string()),
     }
 }

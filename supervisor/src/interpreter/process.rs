@@ -18,6 +18,8 @@ use std::os::fd::AsFd as _;
 use std::os::unix::net::UnixStream;
 use std::process::ExitCode;
 use std::{fs, io};
+use worker_orcd_grammar::Compiler;
+use worker_orcd_ipc::Grammar;
 
 pub const COMMAND: &str = "interpret";
 pub const PARENT: &str = "parent";
@@ -36,7 +38,7 @@ const OOM_SCORE: &str = "1000";
 #[must_use]
 pub fn command_line() -> Command {
     Command::new(COMMAND)
-        .about("Interprets chat templates for a worker that started it")
+        .about("Interprets chat templates and grammars for a worker that started it")
         .hide(true)
         .arg(
             Arg::new(PARENT)
@@ -105,30 +107,58 @@ fn allow_no_file() -> Result<(), RulesetError> {
     rules.create()?.restrict_self().map(drop)
 }
 
+/// What a process was told first.
+#[derive(Debug, Default)]
+struct Told {
+    template: Option<ChatTemplate>,
+    compiler: Option<Compiler>,
+}
+
 fn serve(mut channel: Channel, cpu_seconds: u64) -> io::Result<()> {
-    let mut template = None;
+    let mut told = Told::default();
     while let Ok(order) = channel.receive(None) {
         allow_time(cpu_seconds)?;
-        let answer = follow(order, &mut template);
+        let answer = told.follow(order);
         let sent = frame(&answer).and_then(|frame| channel.send(&frame, None));
         sent.map_err(|error| io::Error::other(error.to_string()))?;
     }
     Ok(())
 }
 
-fn follow(order: Order, template: &mut Option<ChatTemplate>) -> Answer {
-    let answer = match order {
-        Order::Compile(source) => ChatTemplate::compile(source).map(|compiled| {
-            *template = Some(compiled);
-            Answer::Compiled
-        }),
-        Order::Render(rendering) => template
-            .as_ref()
-            .ok_or(TemplateError::Missing)
-            .and_then(|template| template.render(&rendering))
-            .map(Answer::Rendered),
-    };
-    answer.unwrap_or_else(Answer::Failed)
+impl Told {
+    fn follow(&mut self, order: Order) -> Answer {
+        match order {
+            Order::Compile(source) => match ChatTemplate::compile(source) {
+                Ok(compiled) => {
+                    self.template = Some(compiled);
+                    Answer::Ready
+                }
+                Err(error) => Answer::Failed(error),
+            },
+            Order::Render(rendering) => {
+                let template = self.template.as_ref().ok_or(TemplateError::Missing);
+                let rendered = template.and_then(|template| template.render(&rendering));
+                rendered.map_or_else(Answer::Failed, Answer::Rendered)
+            }
+            Order::Vocabulary(facts) => match Compiler::new(&facts) {
+                Ok(compiler) => {
+                    self.compiler = Some(compiler);
+                    Answer::Ready
+                }
+                Err(error) => Answer::NoVocabulary(error.to_string()),
+            },
+            Order::Check(grammar) => Answer::Checked(self.check(&grammar)),
+        }
+    }
+
+    fn check(&self, grammar: &Grammar) -> Result<(), String> {
+        let Some(compiler) = &self.compiler else {
+            return Err("there is no vocabulary".to_owned());
+        };
+        let compiled = compiler.compile(grammar);
+        let first = compiled.and_then(|mut matcher| matcher.mask().map(drop));
+        first.map_err(|error| error.to_string())
+    }
 }
 
 /// Limits the processor time of one order, from now on. The supervisor's own deadline comes first;

@@ -11,6 +11,7 @@
 //! what cannot be told yet.
 //!
 //! * [`Syntax`] is how one family of models writes calls, [`Choice`] which one a model's template teaches.
+//! * [`CallRules`] are calls that a model must or may write, as a grammar.
 //! * Text that turns out to be no call is content, to the last character; but a call of which the client
 //!   knows already stays one that never ends, and what follows is content.
 //!
@@ -20,6 +21,7 @@ mod call;
 mod calls;
 mod choice;
 pub(super) mod json;
+pub(super) mod lark;
 mod lookout;
 mod syntax;
 #[cfg(test)]
@@ -27,6 +29,7 @@ mod tests;
 mod thinking;
 
 pub use choice::{ChatTerms, Choice, Choices};
+pub use lark::{CallRules, Function};
 pub use syntax::Syntax;
 pub use thinking::opens_thinking;
 

@@ -1,0 +1,189 @@
+//! One process of this program that may die, and the next one.
+//!
+//! Each process is told one thing before all others: a template, or a vocabulary. Whoever keeps it asks
+//! then, one order at a time.
+//!
+//! An order whose process died is given to one more: when memory is short, the kernel takes this
+//! process first, and an idle one may have been gone before the order came. An order that was late
+//! had its time.
+
+#![expect(clippy::disallowed_methods, reason = "an order has a deadline")]
+
+use super::Answer;
+use super::channel::{Channel, ChannelError};
+use super::process::{COMMAND, CPU_SECONDS, PARENT};
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+use thiserror::Error;
+use tracing::{info, warn};
+
+/// Path of this program, even if its file was replaced since.
+const OWN_PROGRAM: &str = "/proc/self/exe";
+
+/// A thread's process, while there is one.
+#[derive(Debug)]
+pub(super) struct Keeper {
+    process: Option<Process>,
+    /// Time that the first order of a process may take.
+    patience_at_first: Duration,
+    /// Time that any other order may take.
+    patience: Duration,
+}
+
+impl Keeper {
+    pub(super) fn new(patience_at_first: Duration, patience: Duration) -> Self {
+        Self {
+            process: None,
+            patience_at_first,
+            patience,
+        }
+    }
+
+    /// Sees that there is a process that follows `first`, the frame of its first order.
+    pub(super) fn prepare(&mut self, first: &[u8]) -> Result<(), OrderError> {
+        if self.process.is_none() {
+            self.process = Some(self.twice(|keeper| keeper.start(first))?);
+        }
+        Ok(())
+    }
+
+    /// The answer to an order.
+    pub(super) fn ask(&mut self, first: &[u8], order: &[u8]) -> Result<Answer, OrderError> {
+        self.twice(|keeper| keeper.ask_once(first, order))
+    }
+
+    fn twice<T>(
+        &mut self,
+        attempt: impl Fn(&mut Self) -> Result<T, OrderError>,
+    ) -> Result<T, OrderError> {
+        match attempt(self) {
+            Err(OrderError::Died(_)) => attempt(self),
+            outcome => outcome,
+        }
+    }
+
+    /// Asks the process there is, or else a new one. After an error there is none.
+    fn ask_once(&mut self, first: &[u8], order: &[u8]) -> Result<Answer, OrderError> {
+        let mut process = match self.process.take() {
+            Some(process) => process,
+            None => self.start(first)?,
+        };
+        let answer = process.ask(order, self.patience)?;
+        self.process = Some(process);
+        Ok(answer)
+    }
+
+    fn start(&self, first: &[u8]) -> Result<Process, OrderError> {
+        let cpu_time = self.patience_at_first.max(self.patience);
+        let mut process = Process::spawn(cpu_time)?;
+        match process.ask(first, self.patience_at_first)? {
+            Answer::Ready => Ok(process),
+            answer => Err(OrderError::Answered(answer)),
+        }
+    }
+}
+
+/// Why there is no answer.
+#[derive(Debug, Error)]
+pub(super) enum OrderError {
+    #[error("no process can be had: {0}")]
+    NotStarted(io::Error),
+    #[error("it took longer than {} ms", .0.as_millis())]
+    Late(Duration),
+    #[error(
+        "it ended the process that interprets it ({}), as nesting too deep and values too large do",
+        in_words(*.0)
+    )]
+    Died(ExitStatus),
+    #[error("{0}")]
+    Garbled(String),
+    /// Its first order was answered otherwise than with [`Answer::Ready`].
+    #[error("an answer out of turn")]
+    Answered(Answer),
+}
+
+fn in_words(status: ExitStatus) -> String {
+    match (status.signal(), status.code()) {
+        (Some(signal), _) => format!("signal {signal}"),
+        (None, code) => format!("code {}", code.unwrap_or_default()),
+    }
+}
+
+/// Killed and waited for when dropped.
+#[derive(Debug)]
+struct Process {
+    child: Child,
+    channel: Channel,
+}
+
+impl Process {
+    fn spawn(cpu_time: Duration) -> Result<Self, OrderError> {
+        let (ours, theirs) = UnixStream::pair().map_err(OrderError::NotStarted)?;
+        let child = Command::new(OWN_PROGRAM)
+            .arg0("worker-orcd")
+            .arg(COMMAND)
+            .args([format!("--{PARENT}"), std::process::id().to_string()])
+            .args([
+                format!("--{CPU_SECONDS}"),
+                (cpu_time.as_secs() + 1).to_string(),
+            ])
+            // The allocator would reserve more addresses than this process may have.
+            .env("MIMALLOC_ARENA_RESERVE", "32M")
+            // Ctrl-C in a terminal is for the supervisor alone.
+            .process_group(0)
+            .stdin(Stdio::from(OwnedFd::from(theirs)))
+            // Nobody would read them, and a full pipe stops who writes.
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .map_err(OrderError::NotStarted)?;
+        info!(pid = child.id(), "interpreter_started");
+        Ok(Self {
+            child,
+            channel: Channel::new(ours),
+        })
+    }
+
+    fn ask(&mut self, order: &[u8], patience: Duration) -> Result<Answer, OrderError> {
+        let deadline = Some(Instant::now() + patience);
+        let answer = self
+            .channel
+            .send(order, deadline)
+            .and_then(|()| self.channel.receive(deadline));
+        answer.map_err(|error| {
+            let failure = self.explain(error, patience);
+            warn!(pid = self.child.id(), reason = %failure, "interpreter_ended");
+            failure
+        })
+    }
+
+    /// The reason for which the process gave no answer. It is not asked again, whatever it was.
+    fn explain(&mut self, error: ChannelError, patience: Duration) -> OrderError {
+        match error {
+            ChannelError::Late => OrderError::Late(patience),
+            ChannelError::Closed => match self.end() {
+                Ok(status) => OrderError::Died(status),
+                Err(error) => OrderError::Garbled(error.to_string()),
+            },
+            error => OrderError::Garbled(error.to_string()),
+        }
+    }
+
+    /// One that has ended already keeps the status it ended with.
+    fn end(&mut self) -> io::Result<ExitStatus> {
+        self.child.kill()?;
+        self.child.wait()
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        if let Err(error) = self.end() {
+            warn!(pid = self.child.id(), %error, "interpreter_unreaped");
+        }
+    }
+}

@@ -1,0 +1,109 @@
+//! What an answer is held to, as a grammar of all that the model writes.
+//!
+//! ```text
+//! response_format, structured_outputs ─→ Structure::Answer ──┐
+//! tools that must or may be called    ─→ Structure::Calls  ──┴─ thoughts before it ─→ Grammar
+//! ```
+//!
+//! A model that thinks does so before its answer, and nothing holds its thoughts. So the grammar of an answer
+//! is put behind one of thoughts, in llguidance's variant of Lark. A text in Lark that a client wrote is about
+//! all that the model writes, thoughts too.
+
+use super::Tokenizer;
+use super::json_texts;
+use super::tools::lark::{Words, thoughts};
+use super::tools::{CallRules, Parsing};
+use serde_json::json;
+use worker_orcd_ipc::Grammar;
+
+/// White space between the parts of a JSON text, as the compiler has it for a schema that stands alone.
+const WHITE_SPACE: &str = r"\x20|\n[\x20\t]{0,32}";
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Structure {
+    /// The answer is a text of this.
+    Answer(Grammar),
+    /// Its calls are calls of these tools.
+    Calls(CallRules),
+}
+
+impl Structure {
+    /// The grammar of all that the model writes. `parsing`: how its text is taken apart.
+    #[must_use]
+    pub fn grammar(self, parsing: Parsing, tokenizer: &Tokenizer) -> Grammar {
+        let words = Words::of(tokenizer);
+        match (self, parsing.thinking) {
+            (Self::Answer(grammar), None) => grammar,
+            (Self::Answer(grammar), Some(_)) => {
+                behind_thoughts(&grammar, parsing, &words).unwrap_or(grammar)
+            }
+            (Self::Calls(calls), _) => calls.grammar(parsing, &words),
+        }
+    }
+}
+
+/// `None` for what a client wrote as a whole grammar.
+fn behind_thoughts(grammar: &Grammar, parsing: Parsing, words: &Words<'_>) -> Option<Grammar> {
+    let answer = match grammar {
+        Grammar::JsonSchema(schema) => {
+            let settings = json!({"whitespace_pattern": WHITE_SPACE});
+            format!("answer: {}\n", json_rule(schema, &settings))
+        }
+        Grammar::Regex(regex) => format!("answer: ANSWER\nANSWER: /{}/\n", in_slashes(regex)),
+        Grammar::Choice(texts) => {
+            let texts: Vec<String> = texts.iter().map(|text| Words::quoted(text)).collect();
+            format!("answer: ANSWER\nANSWER: {}\n", texts.join(" | "))
+        }
+        Grammar::Lark(_) => return None,
+    };
+    let (before, rules) = thoughts(parsing.thinking, words);
+    Some(Grammar::Lark(format!(
+        "start: {before}answer\n{rules}{answer}"
+    )))
+}
+
+/// A JSON text under this schema, as a part of a rule. `settings`: llguidance's, which stand before all
+/// keywords.
+pub(super) fn json_rule(schema: &str, settings: &serde_json::Value) -> String {
+    let short = json_texts::map_object(schema, &mut str::to_owned);
+    let schema = short.as_deref().unwrap_or(schema).trim_start();
+    let keywords = schema.strip_prefix('{').unwrap_or(schema).trim_start();
+    let comma = if keywords.starts_with('}') { "" } else { "," };
+    format!("%json {{\"x-guidance\":{settings}{comma}{keywords}")
+}
+
+/// A regular expression between slashes: those inside of it are escaped, where they are not yet.
+fn in_slashes(regex: &str) -> String {
+    let (mut out, mut is_escaped) = (String::with_capacity(regex.len()), false);
+    for c in regex.chars() {
+        match c {
+            '/' if !is_escaped => out.push_str("\\/"),
+            '\n' if is_escaped => out.push('n'),
+            '\n' => out.push_str("\\n"),
+            c => out.push(c),
+        }
+        is_escaped = c == '\\' && !is_escaped;
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slashes_and_lines_end_no_regular_expression() {
+        assert_eq!(in_slashes(r"a/b\/c\\/"), r"a\/b\/c\\\/");
+        assert_eq!(in_slashes("a\nb\\\nc"), r"a\nb\nc");
+    }
+
+    #[test]
+    fn settings_stand_before_every_keyword() {
+        let settings = json!({"lenient": true});
+        let rule = |schema: &str| json_rule(schema, &settings);
+        let bare = "%json {\"x-guidance\":{\"lenient\":true}}";
+        assert_eq!(rule(" { }"), bare);
+        let typed = "%json {\"x-guidance\":{\"lenient\":true},\"type\":\"object\"}";
+        assert_eq!(rule("{ \"type\" : \"object\" }"), typed);
+    }
+}
