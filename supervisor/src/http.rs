@@ -66,6 +66,7 @@ pub mod responses;
 pub mod resume;
 pub mod routes;
 pub mod sse;
+pub mod structure;
 pub mod texts;
 pub mod tls;
 mod tool_calls;

@@ -26,6 +26,7 @@ const LIMITS: RequestLimits = RequestLimits {
 };
 
 const MODEL: ModelTerms = ModelTerms {
+    n_embd: 64,
     vocabulary: 1000,
     context: 1000,
     defaults: SamplingDefaults::OWN,

@@ -302,15 +302,16 @@ fn what_this_model_or_this_worker_cannot_do_is_refused_by_name() {
     );
     refused(&shows, &json!({}), "tools", "--tool-call-parser");
     for (extra, field, why) in [
+        (json!({"tool_choice": "any"}), "tool_choice", "required"),
         (
-            json!({"tool_choice": "required"}),
+            json!({"tool_choice": "required", "tools": null}),
             "tool_choice",
-            "structured output",
+            "needs tools",
         ),
         (
-            json!({"parallel_tool_calls": false}),
-            "parallel_tool_calls",
-            "structured output",
+            json!({"response_format": {"type": "json_object"}}),
+            "response_format",
+            "tools that may be called",
         ),
         (json!({"functions": [{"name": "a"}]}), "functions", "tools"),
         (

@@ -173,6 +173,8 @@ impl Batch {
             ignore_eos: false,
             shown: Vec::new(),
             logprobs: None,
+            grammar: None,
+            logit_bias: Vec::new(),
             embeds: Some(self.pooling),
             deadline: self.app.limits.inference_timeout,
             on_fault: None,

@@ -179,10 +179,24 @@ impl ApiError {
         Self::invalid_field("body", Constraint::Json, "ended before it was complete")
     }
 
+    /// The same with the OpenAI API's own word for it.
+    #[must_use]
+    pub fn with_openai_code(self, code: &'static str) -> Self {
+        Self {
+            openai_code: Some(code),
+            ..self
+        }
+    }
+
     /// Other bodies have all the memory that bodies may have.
     #[must_use]
     pub fn no_room() -> Self {
-        let message = "too many long requests are being received; try again soon";
+        Self::busy("too many long requests are being received; try again soon")
+    }
+
+    /// Others have what this request needs, for a moment.
+    #[must_use]
+    pub fn busy(message: impl Into<String>) -> Self {
         Self {
             retry_after_seconds: Some(SOON_SECONDS),
             ..Self::of_code(ErrorCode::QueueFull, message)

@@ -160,6 +160,13 @@ impl<'a> Fields<'a> {
         given.is_some_and(|given| !given.value.is_null())
     }
 
+    /// True for a field that is `true`, taken or not.
+    #[must_use]
+    pub fn is_true(&self, name: &str) -> bool {
+        let given = self.given.iter().find(|given| given.name == name);
+        given.is_some_and(|given| given.value.boolean() == Some(true))
+    }
+
     pub fn error(&mut self, field: &str, constraint: Constraint, message: impl Into<String>) {
         self.mistakes
             .note(|| FieldError::new(field, constraint, message));

@@ -9,6 +9,7 @@ use super::error::ApiError;
 use super::job::Job;
 use super::mistakes::Constraint;
 use super::presentation::{Form, Presentation};
+use super::structure::Asked;
 use crate::engine::{LoadedModel, NewRequest, OnFault, RequestStream};
 use crate::error_code::ErrorCode;
 use crate::interpreter::MAX_RENDERED_BYTES;
@@ -33,6 +34,8 @@ pub struct GenerationRequest {
     pub logprobs: Option<u8>,
     /// As [`Submission::logit_bias`](worker_orcd_ipc::Submission::logit_bias).
     pub logit_bias: Vec<(TokenId, f32)>,
+    /// What the answer is held to.
+    pub structure: Option<Asked>,
     pub on_fault: Option<OnFault>,
 }
 
@@ -128,8 +131,9 @@ impl App {
         if prompt.opens_thinking {
             form.open_thinking();
         }
-        let marks = form.parsing();
-        let shown = model.text.tokenizer().control_of(marks.marks());
+        let parsing = form.parsing();
+        let grammar = self.hold(model, request.structure, parsing).await?;
+        let shown = model.text.tokenizer().control_of(parsing.marks());
         let max_tokens = request.max_tokens.min(room);
         let Asker {
             client,
@@ -150,7 +154,7 @@ impl App {
             ignore_eos: request.ignore_eos,
             shown,
             logprobs: request.logprobs,
-            grammar: None,
+            grammar,
             logit_bias: request.logit_bias,
             embeds: None,
             deadline: self.limits.inference_timeout,

@@ -18,6 +18,7 @@ mod parts;
 pub mod request;
 pub mod stream;
 mod template_settings;
+mod tool_choice;
 pub(super) mod tools;
 pub(super) mod whole;
 

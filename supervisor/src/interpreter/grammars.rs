@@ -117,9 +117,20 @@ impl Grammars {
     pub fn new(facts: &TokenizerFacts) -> Self {
         // Grammars are about bytes of tokens: neither merges nor a template say anything of them.
         let facts = TokenizerFacts {
+            kind: facts.kind,
+            pre: String::new(),
+            tokens: facts.tokens.clone(),
+            kinds: facts.kinds.clone(),
+            scores: facts.scores.clone(),
             merges: Vec::new(),
+            bos: facts.bos,
+            eos: facts.eos,
+            end_of_generation: facts.end_of_generation.clone(),
+            unknown: facts.unknown,
+            add_bos: facts.add_bos,
+            add_eos: facts.add_eos,
+            add_space_prefix: facts.add_space_prefix,
             chat_template: None,
-            ..facts.clone()
         };
         let vocabulary = frame(&Order::Vocabulary(facts)).map_err(|error| error.to_string());
         Self {

@@ -118,7 +118,7 @@ mod tests {
 
     #[test]
     fn what_a_child_would_compute_differently_is_another_request() {
-        let changes: [fn(&mut NewRequest); 11] = [
+        let changes: [fn(&mut NewRequest); 13] = [
             |request| request.prompt.push(TokenId(0)),
             |request| request.prompt.reverse(),
             |request| request.max_tokens += 1,

@@ -15,6 +15,8 @@ fn embed(request: u64, prompt: &[u32], pooling: Pooling) -> Command {
         max_tokens: 0,
         ignore_eos: false,
         logprobs: None,
+        grammar: None,
+        logit_bias: vec![],
         embeds: Some(pooling),
     }))
 }

@@ -9,6 +9,7 @@ use crate::http::json::{Json, Kind};
 use crate::http::mistakes::Constraint;
 use crate::http::openapi::schema;
 use crate::http::reading::{self, MAX_STOP_CHARS, MAX_STOPS, ModelTerms, read_sampling};
+use crate::http::structure::Asked;
 use crate::text::tools::Parsing;
 use crate::text::{ChatMessage, Conversation};
 use uuid::Uuid;
@@ -50,7 +51,7 @@ pub fn read(
     limits: &RequestLimits,
     model: &ModelTerms,
 ) -> Result<MessagesRequest, ApiError> {
-    let input = read_prompt(&mut fields, limits, model);
+    let (input, structure) = read_prompt(&mut fields, limits, model);
     let max_tokens = read_max_tokens(&mut fields, limits);
     let sampling = read_drawing(&mut fields, model);
     let stop = read_stop_sequences(&mut fields);
@@ -67,6 +68,7 @@ pub fn read(
         ignore_eos: false,
         logprobs: None,
         logit_bias: vec![],
+        structure,
         on_fault: None,
     };
     Ok(MessagesRequest {
@@ -83,7 +85,7 @@ pub fn read_counted(
     limits: &RequestLimits,
     model: &ModelTerms,
 ) -> Result<Input, ApiError> {
-    let input = read_prompt(&mut fields, limits, model);
+    let (input, _) = read_prompt(&mut fields, limits, model);
     fields.finish().map_err(ApiError::invalid)?;
     input.ok_or_else(ApiError::unreadable)
 }
@@ -92,23 +94,29 @@ fn read_prompt(
     fields: &mut Fields<'_>,
     limits: &RequestLimits,
     model: &ModelTerms,
-) -> Option<Input> {
+) -> (Option<Input>, Option<Asked>) {
     // Where nothing else is set, the body's size and the model's context bound a text.
     let max_chars = limits.max_prompt_chars.unwrap_or(usize::MAX);
     let settings = settings::read(fields);
     let messages = conversation::read(fields, max_chars, &model.chat);
     let tools = tools::read(fields, max_chars, &model.chat);
     settings::accept_harmless(fields);
-    let mut messages = messages?;
+    let Some(mut messages) = messages else {
+        return (None, None);
+    };
     let last = messages.pop_if(|last| last.role == "assistant");
-    let conversation = Conversation { messages, tools };
-    match last {
-        None => Some(Input::Messages(conversation, settings)),
+    let conversation = Conversation {
+        messages,
+        tools: tools.shown,
+    };
+    let input = match last {
+        None => Input::Messages(conversation, settings),
         Some(last) => {
             let beginning = beginning(fields, last);
-            Some(Input::Begun(conversation, settings, beginning))
+            Input::Begun(conversation, settings, beginning)
         }
-    }
+    };
+    (Some(input), tools.asked)
 }
 
 /// The text of an answer that the client has begun, and the model goes on with.

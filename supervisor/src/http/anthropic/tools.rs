@@ -8,8 +8,8 @@ use super::content::take_cache_control;
 use crate::http::fields::{Fields, Names, among};
 use crate::http::json::{Json, Kind};
 use crate::http::mistakes::{Constraint, FieldError, Mistakes};
-use crate::http::openai::tools as openai;
-use crate::http::openapi::schema::{self, Shape};
+use crate::http::openai::tools::{self as openai, Tools};
+use crate::http::openapi::schema;
 use crate::text::tools::ChatTerms;
 use serde_json::{Value, json};
 use utoipa::openapi::Type;
@@ -29,35 +29,23 @@ const CHOICE: Names = |name| among(name, &[&["type", "name", "disable_parallel_t
 /// Longest name of a function, as chat has it.
 const NAME_CHARS: std::ops::RangeInclusive<usize> = 1..=64;
 
-/// The list that the template is given: `None` without tools, and where the client wants no calls.
-pub(super) fn read(fields: &mut Fields<'_>, max_chars: usize, terms: &ChatTerms) -> Option<String> {
+pub(super) fn read(fields: &mut Fields<'_>, max_chars: usize, terms: &ChatTerms) -> Tools {
     let tools = read_tools(fields, terms);
     let (choice, is_parallel) = read_choice(fields);
-    if openai::why_not(terms).is_none() {
-        fields.says_of_all(rule_of_parallel_calls);
-    }
     let choice = choice.map_or_else(String::new, |choice| format!(",\"tool_choice\":{choice}"));
     let body = format!("{{\"tools\":[{tools}]{choice},\"parallel_tool_calls\":{is_parallel}}}");
     let names: Names = |name| among(name, &[openai::FIELDS]);
-    let mut chat = Fields::parse(&body, names).ok()?;
-    let shown = openai::read(&mut chat, max_chars, terms);
+    let Ok(mut chat) = Fields::parse(&body, names) else {
+        return Tools::default();
+    };
+    let tools = openai::read(&mut chat, max_chars, terms);
     if let Err(wrong) = chat.finish() {
         for error in wrong.listed() {
             let field = own_name(&error.field);
             fields.error(&field, error.constraint, error.message.clone());
         }
     }
-    shown
-}
-
-fn rule_of_parallel_calls() -> Shape {
-    let no_tools = schema::or_null(schema::values([json!([])]));
-    let parallel = schema::values([json!(false), json!(null)]);
-    let parallel = schema::object_with([], [("disable_parallel_tool_use", parallel)]);
-    schema::any_of([
-        schema::object_with([], [("tools", no_tools)]),
-        schema::object_with([], [("tool_choice", schema::or_null(parallel))]),
-    ])
+    tools
 }
 
 /// What a field of chat is called here.

@@ -32,6 +32,7 @@ pub(in crate::http) async fn respond(
                     let answer = Answer::of(job.id(), model, parsing, &text, &completion);
                     return Ok(axum::Json(answer).into_response());
                 }
+                StreamEvent::Embedded(_) => break,
                 StreamEvent::Failed(failure) => {
                     job.failed(&failure);
                     return Err(ApiError::of_failure(&failure));

@@ -69,6 +69,16 @@ const EVERYWHERE: &[Harmless] = &[
         &["1"],
         "is called repetition_penalty here",
     ),
+    must_be(
+        "grammar",
+        &["\"\""],
+        "is not supported: structured_outputs.grammar takes Lark",
+    ),
+    must_be(
+        "json_schema",
+        &["{}"],
+        "is not supported: it is called response_format here",
+    ),
     may_be("typical_p", &["1"]),
     may_be("mirostat", &["0"]),
     may_be("dry_multiplier", &["0"]),
@@ -85,11 +95,6 @@ const CHAT: &[Harmless] = &[
         "function_call",
         &["\"none\"", "\"auto\""],
         "is not supported: it is called tool_choice now",
-    ),
-    must_be(
-        "response_format",
-        &["{\"type\": \"text\"}"],
-        "may be {\"type\": \"text\"} only",
     ),
     must_be("modalities", &["[\"text\"]"], "may be [\"text\"] only"),
     must_be("reasoning_effort", &["\"none\""], "may be none only"),

@@ -11,6 +11,7 @@ use crate::http::messages::read_messages;
 use crate::http::mistakes::{Constraint, Mistakes};
 use crate::http::openapi::schema::{self, Shape};
 use crate::http::reading::{self, ModelTerms, read_logit_bias, read_sampling, read_stop};
+use crate::http::structure::{self, Asked};
 use crate::text::Conversation;
 use crate::text::tools::Parsing;
 use serde::{Deserialize, Serialize};
@@ -75,12 +76,12 @@ fn known(kind: Kind, name: &str) -> Option<&'static str> {
 
 /// Lists of the fields that an endpoint does something about.
 #[must_use]
-pub fn supported(kind: Kind) -> [&'static [&'static str]; 4] {
+pub fn supported(kind: Kind) -> [&'static [&'static str]; 5] {
     let (own, of_tools) = match kind {
         Kind::Chat => (CHAT, tools::FIELDS),
         Kind::Completion => (COMPLETION, &[][..]),
     };
-    [reading::NAMES, SHARED, own, of_tools]
+    [reading::NAMES, SHARED, structure::FIELDS, own, of_tools]
 }
 
 /// # Errors
@@ -94,9 +95,11 @@ pub fn read(
     // Where nothing else is set, the body's size and the model's context bound a text.
     let max_chars = limits.max_prompt_chars.unwrap_or(usize::MAX);
     let mut parsing = Parsing::default();
+    let mut calls = None;
     let input = match kind {
         Kind::Chat => {
-            let input = read_conversation(&mut fields, max_chars, model);
+            let (input, asked) = read_chat(&mut fields, max_chars, model);
+            calls = asked;
             parsing = model
                 .chat
                 .parsing_of(input.as_ref().is_some_and(Input::has_tools));
@@ -112,6 +115,8 @@ pub fn read(
     let logit_bias = read_logit_bias(&mut fields, model);
     let stop = read_stop(&mut fields);
     let stream = read_stream(&mut fields);
+    let has_tools = input.as_ref().is_some_and(Input::has_tools);
+    let structure = structure::read(&mut fields, has_tools).or(calls);
     let ignore_eos = fields.boolean("ignore_eos").unwrap_or(false);
     let logprobs = logprobs::read(&mut fields, kind);
     harmless::accept(&mut fields, kind);
@@ -126,6 +131,7 @@ pub fn read(
         ignore_eos,
         logprobs,
         logit_bias,
+        structure,
         on_fault: None,
     };
     Ok(OpenAiRequest {
@@ -141,11 +147,24 @@ pub(in crate::http) fn read_conversation(
     max_chars: usize,
     model: &ModelTerms,
 ) -> Option<Input> {
+    read_chat(fields, max_chars, model).0
+}
+
+/// The same, and what the tools hold an answer to.
+fn read_chat(
+    fields: &mut Fields<'_>,
+    max_chars: usize,
+    model: &ModelTerms,
+) -> (Option<Input>, Option<Asked>) {
     let settings = template_settings::read(fields);
     let messages = read_messages(fields, max_chars, &model.chat);
     let tools = tools::read(fields, max_chars, &model.chat);
-    let conversation = |messages| Conversation { messages, tools };
-    messages.map(|it| Input::Messages(conversation(it), settings))
+    let conversation = |messages| Conversation {
+        messages,
+        tools: tools.shown,
+    };
+    let input = messages.map(|it| Input::Messages(conversation(it), settings));
+    (input, tools.asked)
 }
 
 /// Reads sampling with the values by which other servers mean "off", whatever the model file says,

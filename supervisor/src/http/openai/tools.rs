@@ -2,18 +2,21 @@
 //!
 //! Tools are shown to the model by its chat template, as a list of
 //! `{"type": "function", "function": {"name", "description", "parameters"}}`, keys in this order whatever the
-//! client's. Nothing holds the model to them: what would need that is refused by name.
+//! client's. What a client wants to be sure of (a call, one call at most, arguments under a strict schema)
+//! is a [`Structure`] that the answer is held to.
 
+use super::tool_choice::{self, Choice};
 use crate::http::fields::{Fields, Names, among};
 use crate::http::json::{Json, Kind};
 use crate::http::mistakes::{Constraint, FieldError, Mistakes};
-use crate::http::openapi::schema::{self, Shape};
+use crate::http::openapi::schema;
+use crate::http::structure::Asked;
 use crate::http::tool_calls::NUMBERS;
 use crate::text::json_texts;
-use crate::text::tools::ChatTerms;
-use serde_json::{Value, json};
+use crate::text::tools::{ChatTerms, Function};
+use serde_json::json;
 
-pub(in crate::http) const FIELDS: &[&str] = &["tools", "tool_choice", "parallel_tool_calls"];
+pub(in crate::http) const FIELDS: &[&str] = &["tools", tool_choice::FIELD, tool_choice::PARALLEL];
 
 /// As the OpenAI API has it.
 pub(in crate::http) const MAX_TOOLS: usize = 128;
@@ -23,26 +26,31 @@ const NAME_CHARS: std::ops::RangeInclusive<usize> = 1..=64;
 const TOOL: Names = |name| among(name, &[&["type", "function"]]);
 const FUNCTION: Names = |name| among(name, &[&["name", "description", "parameters", "strict"]]);
 
-const NEEDS_STRUCTURE: &str = "needs structured output, which is not supported";
+/// What a request says of tools.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(in crate::http) struct Tools {
+    /// The list that the template is given: `None` without tools, and where the client wants no calls.
+    pub(in crate::http) shown: Option<String>,
+    /// What the answer is held to.
+    pub(in crate::http) asked: Option<Asked>,
+}
 
-/// The list that the template is given: `None` without tools, and where the client wants no calls.
-pub(in crate::http) fn read(
-    fields: &mut Fields<'_>,
-    max_chars: usize,
-    terms: &ChatTerms,
-) -> Option<String> {
-    let tools = read_tools(fields, max_chars, terms);
-    let may_call = read_choice(fields);
-    let is_parallel = fields.boolean("parallel_tool_calls").unwrap_or(true);
-    if why_not(terms).is_none() {
-        fields.says_of_all(rule_of_parallel_calls);
+/// A function as a request has it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Tool {
+    /// As the template sees it.
+    shown: String,
+    function: Function,
+}
+
+pub(in crate::http) fn read(fields: &mut Fields<'_>, max_chars: usize, terms: &ChatTerms) -> Tools {
+    let (shown, functions) = read_tools(fields, max_chars, terms).unzip();
+    let choice = tool_choice::read(fields, why_not(terms).is_none());
+    let asked = tool_choice::settle(fields, &choice, functions);
+    Tools {
+        shown: shown.filter(|_| choice.kind != Choice::None),
+        asked,
     }
-    // Whatever the choice: with one alternative more, Schemathesis makes no case of the schema.
-    if tools.is_some() && !is_parallel {
-        let rule = format!("false {NEEDS_STRUCTURE}");
-        fields.error("parallel_tool_calls", Constraint::Unsupported, rule);
-    }
-    tools.filter(|_| may_call)
 }
 
 /// Why this model can have no tools.
@@ -56,40 +64,11 @@ pub(in crate::http) fn why_not(terms: &ChatTerms) -> Option<&'static str> {
     }
 }
 
-fn rule_of_parallel_calls() -> Shape {
-    let no_tools = schema::or_null(schema::values([json!([])]));
-    let parallel = schema::values([json!(true), json!(null)]);
-    schema::any_of([
-        schema::object_with([], [("tools", no_tools)]),
-        schema::object_with([], [("parallel_tool_calls", parallel)]),
-    ])
-}
-
-/// True where the model may call, if it has tools.
-fn read_choice(fields: &mut Fields<'_>) -> bool {
-    fields.says("tool_choice", || schema::values(["none", "auto"]));
-    let Some(choice) = fields.take("tool_choice") else {
-        return true;
-    };
-    match (
-        choice.kind(),
-        choice.small().as_ref().and_then(Value::as_str),
-    ) {
-        (_, Some("none")) => return false,
-        (_, Some("auto")) => {}
-        (Kind::Object, _) | (_, Some("required")) => {
-            fields.error("tool_choice", Constraint::Unsupported, NEEDS_STRUCTURE);
-        }
-        _ => fields.error(
-            "tool_choice",
-            Constraint::Unsupported,
-            "must be none or auto",
-        ),
-    }
-    true
-}
-
-fn read_tools(fields: &mut Fields<'_>, max_chars: usize, terms: &ChatTerms) -> Option<String> {
+fn read_tools(
+    fields: &mut Fields<'_>,
+    max_chars: usize,
+    terms: &ChatTerms,
+) -> Option<(String, Vec<Function>)> {
     let why_not = why_not(terms);
     fields.says("tools", || match why_not {
         Some(_) => schema::values([json!([])]),
@@ -120,7 +99,15 @@ fn read_tools(fields: &mut Fields<'_>, max_chars: usize, terms: &ChatTerms) -> O
         }
         count += 1;
     });
-    let tools = format!("[{}]", tools.join(","));
+    let placed = |(place, tool): (usize, Tool)| {
+        let function = Function {
+            place,
+            ..tool.function
+        };
+        (tool.shown, function)
+    };
+    let (shown, functions): (Vec<_>, Vec<_>) = tools.into_iter().enumerate().map(placed).unzip();
+    let tools = format!("[{}]", shown.join(","));
     let (constraint, rule) = if !is_list {
         (Constraint::Type, "must be a list of functions".to_owned())
     } else if count > MAX_TOOLS {
@@ -131,14 +118,14 @@ fn read_tools(fields: &mut Fields<'_>, max_chars: usize, terms: &ChatTerms) -> O
     } else if !json_texts::is_whole(&tools) {
         (Constraint::Json, "are nested too deep".to_owned())
     } else {
-        return Some(tools);
+        return Some((tools, functions));
     };
     fields.error("tools", constraint, rule);
     None
 }
 
 /// The tool as the template sees it. Mistakes have their place behind the tool's: `.function.name`.
-fn read_tool(mut fields: Fields<'_>) -> Result<Option<String>, Mistakes> {
+fn read_tool(mut fields: Fields<'_>) -> Result<Option<Tool>, Mistakes> {
     let mut inside = fields.mistakes().inside();
     let is_function = |value: Json<'_>| value.text().as_deref() == Some("function");
     let shape = || schema::values(["function"]);
@@ -161,12 +148,18 @@ fn read_tool(mut fields: Fields<'_>) -> Result<Option<String>, Mistakes> {
         inside.extend(|| ".".to_owned(), others);
     }
     match inside.is_empty() {
-        true => Ok(function.map(|it| format!("{{\"type\":\"function\",\"function\":{it}}}"))),
+        true => Ok(function.map(|(it, function)| Tool {
+            shown: format!("{{\"type\":\"function\",\"function\":{it}}}"),
+            function,
+        })),
         false => Err(inside),
     }
 }
 
-pub(in crate::http) fn read_function(mut fields: Fields<'_>) -> Result<Option<String>, Mistakes> {
+/// As the template sees it, and as calls are held to it.
+pub(in crate::http) fn read_function(
+    mut fields: Fields<'_>,
+) -> Result<Option<(String, Function)>, Mistakes> {
     let mut outside = fields.mistakes().inside();
     let name = fields.text("name", &NAME_CHARS);
     let name = fields.required("name", name);
@@ -189,13 +182,7 @@ pub(in crate::http) fn read_function(mut fields: Fields<'_>) -> Result<Option<St
         }
         object
     });
-    let is_lax = |value: Json<'_>| value.boolean() == Some(false);
-    fields.only(
-        "strict",
-        || schema::values([false]),
-        is_lax,
-        NEEDS_STRUCTURE,
-    );
+    let is_strict = fields.boolean("strict").unwrap_or(false);
     fields.finish().map_err(|others| {
         outside.extend(|| ".".to_owned(), others);
         outside
@@ -207,11 +194,17 @@ pub(in crate::http) fn read_function(mut fields: Fields<'_>) -> Result<Option<St
     if let Some(description) = description {
         function.push_str(&format!(",\"description\":{}", json!(description)));
     }
-    if let Some(parameters) = parameters {
+    if let Some(parameters) = &parameters {
         function.push_str(&format!(",\"parameters\":{parameters}"));
     }
     function.push('}');
-    Ok(Some(function))
+    let held = Function {
+        place: 0,
+        name,
+        parameters,
+        is_strict,
+    };
+    Ok(Some((function, held)))
 }
 
 fn no_object(outside: &Mistakes) -> Mistakes {
@@ -224,9 +217,15 @@ fn no_object(outside: &Mistakes) -> Mistakes {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::text::tools::{Choices, Parsing};
+    use crate::text::Structure;
+    use crate::text::tools::{CallRules, Choices, Parsing};
+    use serde_json::Value;
 
     fn read_body(body: &Value, terms: &ChatTerms) -> Result<Option<String>, Vec<String>> {
+        read_all(body, terms).map(|tools| tools.shown)
+    }
+
+    fn read_all(body: &Value, terms: &ChatTerms) -> Result<Tools, Vec<String>> {
         let body = body.to_string();
         let mut fields = Fields::parse(&body, |name| among(name, &[FIELDS])).unwrap();
         let tools = read(&mut fields, 300, terms);
@@ -266,7 +265,7 @@ mod tests {
             "description": "Adds \"1\".", "name": "add",
         }, "type": "function"}]});
         let shown = "[{\"type\":\"function\",\"function\":{\"name\":\"add\",\"description\":\"Adds \\\"1\\\".\",\
-                     \"parameters\":{\"properties\":{\"a\":{\"enum\":[1.0,\"é\"]}},\"type\":\"object\"}}}]";
+                     \"parameters\":{\"type\":\"object\",\"properties\":{\"a\":{\"enum\":[1.0,\"é\"]}}}}}]";
         assert_eq!(known(&body).unwrap().as_deref(), Some(shown));
     }
 
@@ -277,6 +276,7 @@ mod tests {
         assert_eq!(known(&with(&auto)).unwrap().as_deref(), Some(NOW));
         for nothing in [
             with(&json!({"tool_choice": "none"})),
+            with(&json!({"tool_choice": "none", "parallel_tool_calls": false})),
             json!({"tool_choice": "none", "parallel_tool_calls": false}),
             json!({"tools": []}),
             json!({"tools": null}),
@@ -285,29 +285,94 @@ mod tests {
         }
     }
 
+    /// The rules that a request with a tool `now` holds its answer to.
+    fn held(extra: &Value) -> Option<(&'static str, CallRules)> {
+        let asked = read_all(&with(extra), &ChatTerms::UNKNOWN).unwrap().asked?;
+        match asked.structure {
+            Structure::Calls(rules) => Some((asked.field, rules)),
+            Structure::Answer(grammar) => panic!("{grammar:?}"),
+        }
+    }
+
     #[test]
-    fn what_nothing_holds_the_model_to_is_refused_by_name() {
-        for (extra, field) in [
-            (json!({"tool_choice": "required"}), "tool_choice"),
-            (
-                json!({"tool_choice": {"type": "function", "function": {"name": "now"}}}),
-                "tool_choice",
-            ),
-            (json!({"parallel_tool_calls": false}), "parallel_tool_calls"),
+    fn what_a_client_wants_to_be_sure_of_is_what_the_answer_is_held_to() {
+        let named = json!({"type": "function", "function": {"name": "now"}});
+        for (extra, expected) in [
+            (json!({}), None),
             (
                 json!({"tool_choice": "none", "parallel_tool_calls": false}),
-                "parallel_tool_calls",
+                None,
             ),
             (
-                json!({"tools": [{"function": {"name": "now", "strict": true}}]}),
-                "tools[0].function.strict",
+                json!({"tool_choice": "required"}),
+                Some(("tool_choice", true, true)),
+            ),
+            (
+                json!({"tool_choice": "required", "parallel_tool_calls": false}),
+                Some(("tool_choice", true, false)),
+            ),
+            (
+                json!({"tool_choice": named}),
+                Some(("tool_choice", true, false)),
+            ),
+            (
+                json!({"parallel_tool_calls": false}),
+                Some(("parallel_tool_calls", false, false)),
             ),
         ] {
-            let wrong = known(&with(&extra)).unwrap_err();
-            assert!(wrong[0].starts_with(field), "{wrong:?}");
-            assert!(wrong[0].contains("structured output"), "{wrong:?}");
+            let rules = held(&extra).map(|(field, it)| (field, it.must_call, it.may_repeat));
+            assert_eq!(rules, expected, "{extra}");
         }
-        assert_eq!(named(&json!({"tool_choice": "any"})), ["tool_choice"]);
+        let strict = json!({"name": "then", "strict": true, "parameters": {"properties": {}}});
+        let tools = json!([{"function": {"name": "now"}}, {"function": strict}]);
+        let body = json!({"tools": tools});
+        let asked = read_all(&body, &ChatTerms::UNKNOWN).unwrap().asked.unwrap();
+        let Structure::Calls(rules) = asked.structure else {
+            panic!("calls are held");
+        };
+        assert!(!rules.must_call && rules.may_repeat);
+        let then = &rules.functions[1];
+        assert_eq!((then.place, then.is_strict), (1, true));
+        let object = "{\"type\":\"object\",\"properties\":{}}";
+        assert_eq!(then.parameters.as_deref(), Some(object));
+        let name = json!({"type": "function", "function": {"name": "then"}});
+        let body = json!({"tools": tools, "tool_choice": name});
+        let asked = read_all(&body, &ChatTerms::UNKNOWN).unwrap().asked.unwrap();
+        let Structure::Calls(rules) = asked.structure else {
+            panic!("calls are held");
+        };
+        assert_eq!(rules.functions, [then.clone()]);
+    }
+
+    #[test]
+    fn a_choice_of_what_is_not_there_is_refused_and_named() {
+        let named = |name: &str| json!({"type": "function", "function": {"name": name}});
+        let list = json!({"type": "array"});
+        for (body, field) in [
+            (json!({"tool_choice": "required"}), "tool_choice"),
+            (json!({"tool_choice": named("now")}), "tool_choice"),
+            (with(&json!({"tool_choice": named("then")})), "tool_choice"),
+            (with(&json!({"tool_choice": "any"})), "tool_choice"),
+            (with(&json!({"tool_choice": {}})), "tool_choice.type"),
+            (
+                with(&json!({"tool_choice": {"type": "allowed_tools"}})),
+                "tool_choice.type",
+            ),
+            (
+                with(&json!({"tool_choice": {"type": "function", "function": {"name": 3}}})),
+                "tool_choice.function.name",
+            ),
+            (
+                json!({"tools": [{"function": {"name": "a", "strict": true, "parameters": list}}]}),
+                "tools[0].function.parameters",
+            ),
+        ] {
+            let wrong = known(&body).unwrap_err();
+            assert!(
+                wrong[0].starts_with(&format!("{field}: ")),
+                "{body} {wrong:?}"
+            );
+        }
     }
 
     #[test]

@@ -85,6 +85,7 @@ pub fn read(
         ignore_eos: false,
         logprobs: None,
         logit_bias: vec![],
+        structure: tools.asked,
         on_fault: None,
     };
     Ok(ResponsesRequest {

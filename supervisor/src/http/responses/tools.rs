@@ -12,6 +12,7 @@ use crate::http::json::{Json, Kind};
 use crate::http::mistakes::Constraint;
 use crate::http::openai::tools as chat;
 use crate::http::openapi::schema::{self, Shape};
+use crate::http::structure::Asked;
 use crate::text::tools::ChatTerms;
 use serde_json::{Value, json};
 use std::fmt::Write as _;
@@ -30,6 +31,8 @@ const FUNCTION: Names = |name| {
 pub(super) struct Tools {
     /// The list that the template is given.
     pub(super) shown: Option<String>,
+    /// What the answer is held to.
+    pub(super) asked: Option<Asked>,
     /// `tool_choice`, as the client wrote it.
     pub(super) choice: Value,
     /// False: calls behind the first are left out of the answer.
@@ -52,8 +55,11 @@ pub(super) fn read(fields: &mut Fields<'_>, max_chars: usize, terms: &ChatTerms)
     }
     let text = written.text(choice);
     let told = choice.and_then(Json::small);
+    let chat::Tools { shown, asked } =
+        read_as_chat(fields, &text, &written.places, max_chars, terms);
     Tools {
-        shown: read_as_chat(fields, &text, &written.places, max_chars, terms),
+        shown,
+        asked,
         choice: told.unwrap_or_else(|| json!("auto")),
         are_parallel,
     }
@@ -81,16 +87,18 @@ fn read_as_chat(
     places: &[usize],
     max_chars: usize,
     terms: &ChatTerms,
-) -> Option<String> {
+) -> chat::Tools {
     let names: Names = |name| among(name, &[chat::FIELDS]);
-    let mut inside = Fields::parse(text, names).ok()?;
-    let shown = chat::read(&mut inside, max_chars, terms);
+    let Ok(mut inside) = Fields::parse(text, names) else {
+        return chat::Tools::default();
+    };
+    let tools = chat::read(&mut inside, max_chars, terms);
     match inside.finish() {
-        Ok(()) => shown,
+        Ok(()) => tools,
         Err(wrong) => {
             let wrong = wrong.renamed(|field| place_of(field, places));
             fields.mistakes().extend(String::new, wrong);
-            None
+            chat::Tools::default()
         }
     }
 }

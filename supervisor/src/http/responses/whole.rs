@@ -31,6 +31,7 @@ pub(super) async fn respond(
                     write_json(&mut body, &header.response(&output.items, &ended));
                     return Ok(([(CONTENT_TYPE, "application/json")], body).into_response());
                 }
+                StreamEvent::Embedded(_) => break,
                 StreamEvent::Failed(failure) => {
                     job.failed(&failure);
                     return Err(ApiError::of_failure(&failure));

@@ -20,6 +20,7 @@ impl Requests {
             FinishReason::MaxTokens | FinishReason::EndOfSequence => !wants_vector,
             FinishReason::Cancelled
             | FinishReason::OutOfMemory { .. }
+            | FinishReason::GrammarFailed { .. }
             | FinishReason::Refused { .. } => true,
         };
         is_right

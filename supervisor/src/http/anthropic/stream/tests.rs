@@ -15,6 +15,7 @@ const TEXT: &str = "<think>\nHm\n</think>\n\nI \u{e9}.\n<tool_call>\n{\"name\": 
 
 fn completion(stop_reason: StopReason) -> Completion {
     Completion {
+        cached_tokens: 0,
         stop_reason,
         stop_sequence: (stop_reason == StopReason::StopSequence).then(|| "END".to_owned()),
         tokens_in: 5,

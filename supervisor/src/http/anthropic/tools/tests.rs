@@ -5,7 +5,7 @@ fn read_with(body: &Value, terms: &ChatTerms) -> Result<Option<String>, Vec<Stri
     let body = body.to_string();
     let mut fields = Fields::parse(&body, |name| among(name, &[FIELDS])).unwrap();
     let tools = read(&mut fields, 500, terms);
-    fields.finish().map(|()| tools).map_err(|mistakes| {
+    fields.finish().map(|()| tools.shown).map_err(|mistakes| {
         let listed = mistakes.listed().iter();
         listed
             .map(|error| format!("{} {}", error.field, error.message))

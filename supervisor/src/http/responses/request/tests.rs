@@ -8,6 +8,7 @@ use crate::text::tools::ChatTerms;
 use serde_json::{Value, json};
 
 const MODEL: ModelTerms = ModelTerms {
+    n_embd: 64,
     vocabulary: 10,
     context: 100,
     defaults: SamplingDefaults::OWN,

@@ -1,0 +1,219 @@
+//! `tool_choice` and `parallel_tool_calls`: whether a model calls, what, and how often.
+
+use crate::http::fields::{Fields, Names, among};
+use crate::http::json::{Json, Kind};
+use crate::http::mistakes::{Constraint, FieldError, Mistakes};
+use crate::http::openapi::schema;
+use crate::http::structure::Asked;
+use crate::text::Structure;
+use crate::text::tools::{CallRules, Function};
+use worker_orcd_grammar::limits::MAX_GRAMMAR_BYTES;
+
+pub(super) const FIELD: &str = "tool_choice";
+pub(super) const PARALLEL: &str = "parallel_tool_calls";
+
+const NAMED: Names = |name| among(name, &[&["type", "function"]]);
+const FUNCTION: Names = |name| among(name, &[&["name"]]);
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Choice {
+    /// The model is shown no tools.
+    None,
+    /// The model may call.
+    Auto,
+    /// The model must call.
+    Required,
+    /// The model must call this function, once.
+    Named(String),
+}
+
+/// What a request says of calls.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Wanted {
+    pub(super) kind: Choice,
+    /// There may be several calls in one answer.
+    is_parallel: bool,
+}
+
+/// `has_tools`: this model can have tools at all.
+pub(super) fn read(fields: &mut Fields<'_>, has_tools: bool) -> Wanted {
+    fields.says(FIELD, || {
+        let function = schema::closed_object([("name", schema::text())], &["name"]);
+        let kind = ("type", schema::values(["function"]));
+        let named = schema::closed_object([kind, ("function", function)], &["type", "function"]);
+        match has_tools {
+            true => schema::any_of([schema::values(["none", "auto", "required"]), named]),
+            false => schema::values(["none", "auto"]),
+        }
+    });
+    Wanted {
+        kind: read_choice(fields),
+        is_parallel: fields.boolean(PARALLEL).unwrap_or(true),
+    }
+}
+
+fn read_choice(fields: &mut Fields<'_>) -> Choice {
+    let Some(given) = fields.take(FIELD) else {
+        return Choice::Auto;
+    };
+    match (given.kind(), given.text().as_deref()) {
+        (_, Some("none")) => return Choice::None,
+        (_, Some("auto")) => return Choice::Auto,
+        (_, Some("required")) => return Choice::Required,
+        (Kind::Object, _) => match read_named(given, fields.mistakes()) {
+            Ok(Some(name)) => return Choice::Named(name),
+            Ok(None) => {}
+            Err(wrong) => fields.mistakes().extend(|| format!("{FIELD}."), wrong),
+        },
+        _ => {
+            let rule = "must be none, auto, required, or name a function";
+            fields.error(FIELD, Constraint::Unsupported, rule);
+        }
+    }
+    Choice::Auto
+}
+
+/// `{"type": "function", "function": {"name": …}}`
+fn read_named(given: Json<'_>, outside: &Mistakes) -> Result<Option<String>, Mistakes> {
+    let Some(mut fields) = Fields::of(given, NAMED, outside) else {
+        return Ok(None);
+    };
+    let kind = fields.word("type", &[("function", ())]);
+    fields.required("type", kind);
+    let function = fields.take("function");
+    let function = fields.required("function", function);
+    let mut name = None;
+    if let Some(function) = function {
+        match Fields::of(function, FUNCTION, fields.mistakes()) {
+            Some(mut inner) => {
+                name = inner.text("name", &(1..=usize::MAX));
+                name = inner.required("name", name);
+                if let Err(wrong) = inner.finish() {
+                    fields.mistakes().extend(|| "function.".to_owned(), wrong);
+                }
+            }
+            None => fields.error("function", Constraint::Type, "must be an object"),
+        }
+    }
+    fields.finish().map(|()| name)
+}
+
+/// What the answer is held to: `None` where nothing has to be sure.
+pub(super) fn settle(
+    fields: &mut Fields<'_>,
+    wanted: &Wanted,
+    functions: Option<Vec<Function>>,
+) -> Option<Asked> {
+    let Some(functions) = functions else {
+        if matches!(wanted.kind, Choice::Required | Choice::Named(_)) && !fields.has("tools") {
+            fields.error(FIELD, Constraint::Conflict, "needs tools");
+        }
+        return None;
+    };
+    let (held, must_call) = match &wanted.kind {
+        Choice::None => return None,
+        Choice::Auto => {
+            let is_free = wanted.is_parallel && functions.iter().all(|it| !it.is_strict);
+            if is_free {
+                return None;
+            }
+            (functions, false)
+        }
+        Choice::Required => (functions, true),
+        Choice::Named(name) => {
+            let Some(named) = functions.into_iter().find(|it| it.name == *name) else {
+                fields.error(FIELD, Constraint::Conflict, "names none of the tools");
+                return None;
+            };
+            (vec![named], true)
+        }
+    };
+    let functions = with_objects(fields, held)?;
+    let field = match wanted.kind {
+        Choice::Auto if wanted.is_parallel => "tools",
+        Choice::Auto => PARALLEL,
+        _ => FIELD,
+    };
+    if fields.is_true("ignore_eos") {
+        let rule = format!("cannot be given together with {field}");
+        fields.error("ignore_eos", Constraint::Conflict, rule);
+    }
+    let is_one = matches!(wanted.kind, Choice::Named(_)) || !wanted.is_parallel;
+    let rules = CallRules {
+        functions,
+        must_call,
+        may_repeat: !is_one,
+    };
+    let structure = Structure::Calls(rules);
+    Some(Asked { field, structure })
+}
+
+/// Arguments are objects: a schema that does not say so is made to say it.
+fn with_objects(fields: &mut Fields<'_>, functions: Vec<Function>) -> Option<Vec<Function>> {
+    let (mut wrong, mut bytes) = (fields.mistakes().inside(), 0);
+    let objects = functions.into_iter().map(|function| {
+        let parameters = function.parameters.map(|schema| {
+            bytes += schema.len();
+            object_schema(&schema).unwrap_or_else(|| {
+                let place = format!("[{}].function.parameters", function.place);
+                let rule = "must have type: object";
+                wrong.note(|| FieldError::new(place, Constraint::Unsupported, rule));
+                schema
+            })
+        });
+        Function {
+            parameters,
+            ..function
+        }
+    });
+    let objects = objects.collect();
+    if bytes > MAX_GRAMMAR_BYTES {
+        let rule = format!("must have at most {MAX_GRAMMAR_BYTES} bytes of parameters in all");
+        wrong.note(|| FieldError::new("", Constraint::Length, rule));
+    }
+    let is_right = wrong.is_empty();
+    fields.mistakes().extend(|| "tools".to_owned(), wrong);
+    is_right.then_some(objects)
+}
+
+/// `None` for a schema of something else.
+fn object_schema(schema: &str) -> Option<String> {
+    let (mut kind, mut is_empty) = (None, true);
+    let visit = |name: &str, value: Json<'_>| {
+        is_empty = false;
+        if name == "type" {
+            kind = Some(value.text().is_some_and(|text| text == "object"));
+        }
+    };
+    crate::http::json::each_member_of(schema, visit).ok()?;
+    match kind {
+        Some(true) => Some(schema.to_owned()),
+        Some(false) => None,
+        None => {
+            let rest = schema.trim_start().strip_prefix('{')?;
+            let comma = if is_empty { "" } else { "," };
+            Some(format!("{{\"type\":\"object\"{comma}{rest}"))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_schema_is_one_of_an_object_or_made_so() {
+        for (schema, object) in [
+            ("{}", Some("{\"type\":\"object\"}")),
+            ("{\"type\":\"object\"}", Some("{\"type\":\"object\"}")),
+            (
+                "{\"$ref\":\"#/a\"}",
+                Some("{\"type\":\"object\",\"$ref\":\"#/a\"}"),
+            ),
+            ("{\"type\":[\"object\",\"null\"]}", None),
+            ("{\"type\":\"string\"}", None),
+        ] {
+            assert_eq!(object_schema(schema).as_deref(), object, "{schema}");
+        }
+    }
+}

@@ -1,0 +1,346 @@
+//! `response_format` of the OpenAI API and `structured_outputs` of vLLM: what an answer is held to.
+//!
+//! ```text
+//! "response_format": {"type": "json_schema", "json_schema": {"name": "point", "schema": {…}}}
+//! "structured_outputs": {"regex": "[0-9]+"}         or json, json_object, choice, grammar
+//! ```
+//!
+//! A schema, an expression or a grammar is only carried here. Whether it can be followed is found out where
+//! that costs nobody anything ([`crate::interpreter::grammars`]).
+
+use super::App;
+use super::error::ApiError;
+use super::fields::{Fields, Names, among};
+use super::json::{Json, Kind};
+use super::mistakes::{Constraint, Mistakes};
+use super::openapi::schema::{self, Shape};
+use crate::engine::LoadedModel;
+use crate::error_code::ErrorCode;
+use crate::interpreter::GrammarFault;
+use crate::text::Structure;
+use crate::text::tools::Parsing;
+use std::sync::Arc;
+use utoipa::openapi::Type;
+use worker_orcd_grammar::limits::MAX_GRAMMAR_BYTES;
+use worker_orcd_ipc::Grammar;
+
+/// Fields of both kinds of completion.
+pub const FIELDS: &[&str] = &[FORMAT, OUTPUTS];
+
+const FORMAT: &str = "response_format";
+const OUTPUTS: &str = "structured_outputs";
+
+const OF_FORMAT: Names = |name| among(name, &[&["type", "json_schema"]]);
+const OF_SCHEMA: Names = |name| among(name, &[&["name", "description", "schema", "strict"]]);
+const OF_OUTPUTS: Names = |name| among(name, &[KINDS]);
+
+/// Ways to say what an answer is held to, in vLLM's words.
+const KINDS: &[&str] = &["json", "json_object", "regex", "choice", "grammar"];
+
+/// Length of a schema's name, as the OpenAI API has it.
+const NAME_CHARS: std::ops::RangeInclusive<usize> = 1..=64;
+
+const ANY_OBJECT: &str = "{\"type\":\"object\"}";
+
+/// What an answer is held to, and where the request says so.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Asked {
+    pub field: &'static str,
+    pub structure: Structure,
+}
+
+/// Notes all mistakes; `None` for text without bounds. `has_tools`: the model may call.
+pub fn read(fields: &mut Fields<'_>, has_tools: bool) -> Option<Asked> {
+    let format = read_format(fields);
+    let outputs = read_outputs(fields);
+    fields.says_of_all(rule_of_others);
+    if format.is_some() && outputs.is_some() {
+        let rule = format!("cannot be given together with {FORMAT}");
+        fields.error(OUTPUTS, Constraint::Conflict, rule);
+    }
+    let (field, grammar) = match (format, outputs) {
+        (Some(grammar), _) => (FORMAT, grammar),
+        (None, outputs) => (OUTPUTS, outputs?),
+    };
+    if has_tools {
+        let rule = "cannot be given together with tools that may be called";
+        fields.error(field, Constraint::Conflict, rule);
+    }
+    // The end of a text that is held is the end of the answer.
+    if fields.is_true("ignore_eos") {
+        let rule = format!("cannot be given together with {field}");
+        fields.error("ignore_eos", Constraint::Conflict, rule);
+    }
+    let structure = Structure::Answer(grammar);
+    Some(Asked { field, structure })
+}
+
+fn read_format(fields: &mut Fields<'_>) -> Option<Grammar> {
+    fields.says(FORMAT, format_shape);
+    let given = fields.take(FORMAT)?;
+    inside(fields, FORMAT, given, OF_FORMAT, |mut format| {
+        let kind = format.word(
+            "type",
+            &[("text", 0), ("json_object", 1), ("json_schema", 2)],
+        );
+        let kind = format.required("type", kind);
+        let schema = match kind {
+            Some(2) => {
+                let given = format.take("json_schema");
+                let given = format.required("json_schema", given);
+                given.and_then(|it| {
+                    inside(&mut format, "json_schema", it, OF_SCHEMA, read_named_schema)
+                })
+            }
+            _ => None,
+        };
+        format.finish()?;
+        Ok(match kind {
+            Some(1) => Some(Grammar::JsonSchema(ANY_OBJECT.to_owned())),
+            _ => schema,
+        })
+    })
+}
+
+fn read_named_schema(mut fields: Fields<'_>) -> Result<Option<Grammar>, Mistakes> {
+    let name = fields.text("name", &NAME_CHARS);
+    fields.required("name", name);
+    // Both say nothing: an answer is held to a schema whatever they are.
+    let _ = fields.text("description", &(0..=usize::MAX));
+    let _ = fields.boolean("strict");
+    let schema = fields.take("schema");
+    let schema = fields.required("schema", schema);
+    let schema = schema.and_then(|given| read_schema(&mut fields, "schema", given));
+    fields.finish()?;
+    Ok(schema.map(Grammar::JsonSchema))
+}
+
+/// A JSON Schema that is an object, as it was written.
+fn read_schema(fields: &mut Fields<'_>, name: &str, given: Json<'_>) -> Option<String> {
+    let Some(schema) = given.object_text() else {
+        fields.error(name, Constraint::Type, "must be an object");
+        return None;
+    };
+    is_short(fields, name, schema.len()).then(|| schema.to_owned())
+}
+
+fn is_short(fields: &mut Fields<'_>, name: &str, bytes: usize) -> bool {
+    if bytes > MAX_GRAMMAR_BYTES {
+        let rule = format!("must have at most {MAX_GRAMMAR_BYTES} bytes");
+        fields.error(name, Constraint::Length, rule);
+    }
+    bytes <= MAX_GRAMMAR_BYTES
+}
+
+fn read_outputs(fields: &mut Fields<'_>) -> Option<Grammar> {
+    fields.says(OUTPUTS, outputs_shape);
+    let given = fields.take(OUTPUTS)?;
+    inside(fields, OUTPUTS, given, OF_OUTPUTS, |mut outputs| {
+        let kinds: Vec<&str> = KINDS
+            .iter()
+            .copied()
+            .filter(|kind| outputs.has(kind))
+            .collect();
+        let grammar = match kinds.as_slice() {
+            [only] => read_kind(&mut outputs, only),
+            _ => {
+                let rule = format!("must be given alone: one of {}", KINDS.join(", "));
+                let first = kinds.first().copied().unwrap_or("json");
+                outputs.error(first, Constraint::Conflict, rule);
+                for kind in KINDS {
+                    outputs.take(kind);
+                }
+                None
+            }
+        };
+        outputs.finish().map(|()| grammar)
+    })
+}
+
+fn read_kind(outputs: &mut Fields<'_>, kind: &str) -> Option<Grammar> {
+    let text = |outputs: &mut Fields<'_>| {
+        let text = outputs.text(kind, &(1..=usize::MAX))?;
+        is_short(outputs, kind, text.len()).then_some(text)
+    };
+    match kind {
+        "json" => {
+            let given = outputs.take(kind)?;
+            let schema = match given.kind() {
+                // The text of a schema, as vLLM takes it.
+                Kind::Text => {
+                    let text = outputs.text_of(kind, given, &(1..=usize::MAX))?;
+                    is_short(outputs, kind, text.len()).then_some(text)
+                }
+                _ => read_schema(outputs, kind, given),
+            };
+            schema.map(Grammar::JsonSchema)
+        }
+        "json_object" => {
+            if outputs.boolean(kind)? {
+                return Some(Grammar::JsonSchema(ANY_OBJECT.to_owned()));
+            }
+            let rule = "must be true";
+            outputs.error(kind, Constraint::Unsupported, rule);
+            None
+        }
+        "regex" => text(outputs).map(Grammar::Regex),
+        "grammar" => text(outputs).map(Grammar::Lark),
+        _ => read_choice(outputs, kind).map(Grammar::Choice),
+    }
+}
+
+fn read_choice(outputs: &mut Fields<'_>, kind: &str) -> Option<Vec<String>> {
+    let given = outputs.take(kind)?;
+    let (mut texts, mut bytes, mut are_texts) = (Vec::new(), 0, true);
+    let is_list = given.each_element(|element| {
+        let text = element.text().filter(|text| !text.is_empty());
+        are_texts &= text.is_some();
+        if let Some(text) = text {
+            // Each costs a place, too.
+            bytes += text.len() + 1;
+            if bytes <= MAX_GRAMMAR_BYTES {
+                texts.push(text.into_owned());
+            }
+        }
+    });
+    if !is_list || !are_texts || texts.is_empty() {
+        let rule = "must be a list of non-empty strings, at least one";
+        outputs.error(kind, Constraint::Type, rule);
+        return None;
+    }
+    is_short(outputs, kind, bytes).then_some(texts)
+}
+
+/// Reads an object inside of a field, whose mistakes have their place.
+fn inside<'a>(
+    fields: &mut Fields<'a>,
+    name: &str,
+    given: Json<'a>,
+    names: Names,
+    read: impl FnOnce(Fields<'a>) -> Result<Option<Grammar>, Mistakes>,
+) -> Option<Grammar> {
+    let Some(object) = Fields::of(given, names, fields.mistakes()) else {
+        fields.error(name, Constraint::Type, "must be an object");
+        return None;
+    };
+    match read(object) {
+        Ok(grammar) => grammar,
+        Err(wrong) => {
+            fields.mistakes().extend(|| format!("{name}."), wrong);
+            None
+        }
+    }
+}
+
+/// What is held has an end, and is no call. One alternative more, and Schemathesis makes no case of the body:
+/// that both fields are not given together is not said.
+fn rule_of_others() -> Shape {
+    let no_tools = schema::or_null(schema::values([serde_json::json!([])]));
+    let ends = schema::or_null(schema::values([false]));
+    let text = schema::closed_object([("type", schema::values(["text"]))], &["type"]);
+    schema::any_of([
+        schema::object_with(
+            [],
+            [(FORMAT, schema::or_null(text)), (OUTPUTS, schema::null())],
+        ),
+        schema::object_with([], [("tools", no_tools), ("ignore_eos", ends)]),
+    ])
+}
+
+/// No schema can say which schemas are followed.
+fn format_shape() -> Shape {
+    let schema = schema::closed_object(
+        [
+            ("name", schema::text_of(&NAME_CHARS)),
+            ("description", schema::or_null(schema::text())),
+            ("schema", schema::of_type(Type::Object)),
+            ("strict", schema::or_null(schema::boolean())),
+        ],
+        &["name", "schema"],
+    );
+    let typed = |kind: &str| schema::closed_object([("type", schema::values([kind]))], &["type"]);
+    let held = [
+        ("type", schema::values(["json_schema"])),
+        ("json_schema", schema),
+    ];
+    schema::any_of([
+        typed("text"),
+        typed("json_object"),
+        schema::closed_object(held, &["type", "json_schema"]),
+    ])
+}
+
+fn outputs_shape() -> Shape {
+    let only = |kind: &'static str, shape: Shape| schema::closed_object([(kind, shape)], &[kind]);
+    let text = || schema::text_of(&(1..=usize::MAX));
+    let json = schema::any_of([schema::of_type(Type::Object), text()]);
+    schema::any_of([
+        only("json", json),
+        only("json_object", schema::values([true])),
+        only("regex", text()),
+        only("choice", schema::list(text(), &(1..=usize::MAX))),
+        only("grammar", text()),
+    ])
+}
+
+impl App {
+    /// The grammar of all that the model writes, tried where it may fail; `None` where nothing was asked.
+    ///
+    /// # Errors
+    /// When it cannot be followed, or nobody could say in time.
+    pub(super) async fn hold(
+        &self,
+        model: &Arc<LoadedModel>,
+        asked: Option<Asked>,
+        parsing: Parsing,
+    ) -> Result<Option<Box<Grammar>>, ApiError> {
+        let Some(Asked { field, structure }) = asked else {
+            return Ok(None);
+        };
+        let grammar = structure.clone().grammar(parsing, model.text.tokenizer());
+        let fault = match self.try_out(model, grammar.clone()).await {
+            Ok(()) => return Ok(Some(Box::new(grammar))),
+            Err(fault) => fault,
+        };
+        let Structure::Calls(calls) = structure else {
+            return Err(refusal(field, &fault));
+        };
+        if matches!(fault, GrammarFault::Refused(_)) {
+            for function in &calls.functions {
+                if let Err(own) = self.try_out(model, function.grammar()).await {
+                    let field = format!("tools[{}].function.parameters", function.place);
+                    return Err(refusal(&field, &own));
+                }
+            }
+        }
+        Err(refusal(field, &fault))
+    }
+
+    async fn try_out(&self, model: &LoadedModel, grammar: Grammar) -> Result<(), GrammarFault> {
+        let (grammars, bytes) = (Arc::clone(&model.grammars), grammar.text_bytes());
+        let asked = self.lanes.run(bytes, move || grammars.ask(&grammar)).await;
+        let lost = || GrammarFault::Unavailable("the grammar could not be read".to_owned());
+        asked.ok_or_else(lost)?.answer().await
+    }
+}
+
+fn refusal(field: &str, fault: &GrammarFault) -> ApiError {
+    match fault {
+        GrammarFault::Refused(why) => {
+            let rule = format!("cannot be followed: {why}");
+            let code = match field {
+                FORMAT => "invalid_json_schema",
+                OUTPUTS => "invalid_grammar",
+                _ => "invalid_function_parameters",
+            };
+            ApiError::invalid_field(field, Constraint::Unsupported, rule).with_openai_code(code)
+        }
+        GrammarFault::Busy => ApiError::busy(fault.to_string()),
+        GrammarFault::Unavailable(_) => {
+            ApiError::of_code(ErrorCode::WorkerUnhealthy, fault.to_string())
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
