@@ -51,7 +51,7 @@ pub(super) struct Output {
     calls: usize,
     /// Further calls are left out.
     only_one_call: bool,
-    /// The call that is being written is left out.
+    /// The call that began last is left out.
     is_left_out: bool,
     /// Reused between pieces.
     events: Vec<Event>,
@@ -105,7 +105,7 @@ impl Output {
                 }
             }
             Event::CallEnds => {
-                if !std::mem::take(&mut self.is_left_out) {
+                if !self.is_left_out {
                     self.end(Status::Completed, steps);
                 }
             }
@@ -125,7 +125,6 @@ impl Output {
 
     /// More of a thought or of a text.
     fn more(&mut self, kind: Kind, text: String, steps: &mut Vec<Step>) {
-        self.is_left_out = false;
         if self.open().is_none_or(|item| item.kind != kind) {
             self.close(false, steps);
             self.begin(kind, steps);
