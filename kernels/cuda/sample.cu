@@ -198,8 +198,7 @@ struct Sampler {
                           : __fsub_rn(logit, __fadd_rn(__fmul_rn(float(count), p.frequency), p.presence));
     }
 
-    // Applies what the row asks for; gives `rank` of the whole row's largest logit behind it. A token that the mask
-    // forbids becomes minus infinity: below every logit, and without mass.
+    // Gives `rank` of the row's largest logit behind them. Minus infinity is below every logit, and has no mass.
     DEVICE uint64_t reshape() {
         uint32_t* seen = reinterpret_cast<uint32_t*>(survivors);
         const int* history = a.history + p.history;

@@ -1,7 +1,7 @@
 """llama.cpp through its C API, as shipped in the PyPI wheel `xllamacpp`.
 
-What lives here: loading a model, token ids, pieces, raw logits for a token history, what two of llama.cpp's
-samplers make of them, and embeddings. What is absent on purpose: drawing, chat templates, servers. The wheel's own Python classes
+What lives here: loading a model, token ids, pieces, raw logits for a token history, what llama.cpp's sampler for
+biases makes of them, and embeddings. What is absent on purpose: drawing, chat templates, servers. The wheel's own Python classes
 do not give raw logits, so the shared object's `llama.h` symbols are called through ctypes.
 
 `llama.h` passes parameter structs by value. Only the fields named in `_CONTEXT_FIELDS` are
@@ -140,10 +140,6 @@ _quantize_chunk = _declare(
 _init_logit_bias = _declare(
     "llama_sampler_init_logit_bias", _P, _I, _I, ctypes.POINTER(_LogitBias)
 )
-_init_penalties = _declare(
-    "llama_sampler_init_penalties", _P, _I, ctypes.c_float, ctypes.c_float, ctypes.c_float
-)
-_sampler_accept = _declare("llama_sampler_accept", None, _P, _I)
 _sampler_apply = _declare("llama_sampler_apply", None, _P, ctypes.POINTER(_TokenDataArray))
 _sampler_free = _declare("llama_sampler_free", None, _P)
 
@@ -296,21 +292,14 @@ def _checked_context_params(settings):
     return params
 
 
-def biased_then_penalized(row, biases, repetition_penalty, history):
-    """Logits behind llama.cpp's samplers for biases (a dict by token) and for the repetition of tokens of the
-    history, in that order."""
+def biased(row, biases):
+    """Logits behind llama.cpp's sampler for biases, a dict by token."""
     tokens = (_TokenData * len(row))(*[(token, logit, 0.0) for token, logit in enumerate(row.tolist())])
     array = _TokenDataArray(tokens, len(row), -1, False)
     pairs = (_LogitBias * len(biases))(*biases.items())
-    samplers = [
-        _init_logit_bias(len(row), len(biases), pairs),
-        _init_penalties(len(history), repetition_penalty, 0.0, 0.0),
-    ]
-    for sampler in samplers:
-        for token in history:
-            _sampler_accept(sampler, token)
-        _sampler_apply(sampler, array)
-        _sampler_free(sampler)
+    sampler = _init_logit_bias(len(row), len(biases), pairs)
+    _sampler_apply(sampler, array)
+    _sampler_free(sampler)
     made = np.ctypeslib.as_array(tokens)
     result = np.empty(len(row), dtype=np.float32)
     result[made["id"]] = made["logit"]

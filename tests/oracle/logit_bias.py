@@ -1,10 +1,9 @@
-"""Greedy tokens of a running worker with `logit_bias` and a repetition penalty, against llama.cpp's samplers.
+"""Greedy tokens of a running worker with `logit_bias`, against llama.cpp's sampler for it.
 
     python logit_bias.py write MODEL PLAIN     the model's weights as plain F32 numbers
     python logit_bias.py compare PLAIN URL     a worker that serves PLAIN answers at URL
 
-llama.cpp's own chain is asked in its own order: biases, then the penalty. It is given the worker's tokens one by
-one, and says at each step which token it would take.
+llama.cpp is given the worker's tokens one by one, and says at each step which token it would take.
 """
 
 import json
@@ -19,7 +18,6 @@ import llama_cpp
 from logprobs import ENDINGS, SUBJECTS, piece
 
 TOKENS = 6
-PENALTY = 1.3
 # With weights and llama.cpp's cache as F32, what is left is our F16 keys and values.
 CLEAR_MARGIN = 0.05
 
@@ -38,12 +36,11 @@ def compare(path, url):
     with llama_cpp.Model(path, exact_kv=True) as model:
         ids = {model.piece(token): token for token in reversed(range(model.n_vocab))}
         for prompt in prompts:
-            history = model.tokenize(prompt, whole=True)
             model.reset()
-            row = model.run(history)
+            row = model.run(model.tokenize(prompt, whole=True))
             biases = some_biases(row)
             for name in ask(url, prompt, biases):
-                biased = llama_cpp.biased_then_penalized(row, biases, PENALTY, history)
+                biased = llama_cpp.biased(row, biases)
                 token, expected = ids[piece(name)], int(biased.argmax())
                 moved += expected != row.argmax()
                 if token != expected:
@@ -51,7 +48,6 @@ def compare(path, url):
                     close_calls += margin <= CLEAR_MARGIN
                     assert margin <= CLEAR_MARGIN, f"{prompt!r}: {token} instead of {expected} by {margin}"
                 counted += 1
-                history.append(token)
                 row = model.run([token])
     print(f"{len(prompts)} prompts, {counted} tokens, {moved} of them others than the largest logit's, "
           f"{close_calls} close calls")
@@ -69,10 +65,7 @@ def some_biases(row):
 
 
 def ask(url, prompt, biases):
-    body = {
-        "prompt": prompt, "max_tokens": TOKENS, "temperature": 0, "logprobs": 0,
-        "repetition_penalty": PENALTY, "logit_bias": biases,
-    }
+    body = {"prompt": prompt, "max_tokens": TOKENS, "temperature": 0, "logprobs": 0, "logit_bias": biases}
     request = urllib.request.Request(
         f"{url}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
     )
