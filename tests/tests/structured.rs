@@ -340,6 +340,8 @@ fn hostile() -> Vec<(&'static str, Value)> {
 fn assert_is_answered(name: &str, answer: &Response) {
     match answer.status {
         200 => {}
+        // What compiles may still be too much at a later step.
+        400 if answer.text().contains("cannot go on under its grammar") => {}
         400 => {
             let error = &answer.json()["error"];
             assert_eq!(error["param"], "structured_outputs", "{name}: {error}");

@@ -26,7 +26,8 @@ pub const PARENT: &str = "parent";
 pub const CPU_SECONDS: &str = "cpu-seconds";
 
 /// Program, stack and heap: a conversation of the largest body takes a third of it, two such
-/// processes stay below what a supervisor may use in a small container.
+/// processes stay below what a supervisor may use in a small container. A vocabulary and a grammar within
+/// the compiler's own limits take less.
 const ADDRESS_SPACE_BYTES: rlim_t = 512 << 20;
 
 /// Stack that a process usually has, whatever this machine's limit is.

@@ -341,7 +341,7 @@ mod tests {
         let Structure::Calls(rules) = asked.structure else {
             panic!("calls are held");
         };
-        assert_eq!(rules.functions, [then.clone()]);
+        assert_eq!(rules.functions, std::slice::from_ref(then));
     }
 
     #[test]
