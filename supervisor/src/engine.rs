@@ -17,7 +17,7 @@ pub(crate) mod testing;
 
 pub use crate::requests::{
     Completion, Embedding, Failure, Listed, ListedToken, NewRequest, OnFault, Piece, Position,
-    Refusal, RequestStream, Skip, StopReason, StreamEvent,
+    Refusal, RequestStream, Skip, StopReason, StreamEvent, Streams,
 };
 pub use gpu::GpuSnapshot;
 pub use model::LoadedModel;
@@ -38,7 +38,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::{mpsc, oneshot, watch};
-use worker_orcd_ipc::{ClientId, LoadOrder};
+use worker_orcd_ipc::{ClientId, LoadOrder, RequestId};
 use worker_orcd_lifecycle::{Before, Settings};
 
 /// The feature of a child that was built to fail on command.
@@ -146,57 +146,76 @@ impl Engine {
         }
     }
 
+    /// Lets requests of one client in, all or none.
+    ///
     /// # Errors
     /// The [`Refusal`] that the client is told. Nothing was kept.
-    pub fn submit(&self, request: NewRequest) -> Result<RequestStream, Refusal> {
+    pub fn submit(&self, requests: Vec<NewRequest>) -> Result<Vec<RequestStream>, Refusal> {
         if self.shared.model.read().is_none() {
             let reason = self.snapshot().reason.clone();
             return Err(Refusal::Unavailable(reason));
         }
         let now = Instant::now();
-        self.shared.registry.inspect(&request, now)?;
-        let id = self
-            .shared
-            .registry
-            .admit(&request.job_id, request.client)?;
-        let record = Arc::new(Record::new(id, request, self.shared.on_fault, now));
-        if self
-            .controls
-            .send(Control::Submit(Arc::clone(&record)))
-            .is_err()
-        {
-            self.shared
-                .registry
-                .release(&record.job_id, id, Duration::ZERO);
-            return Err(Refusal::Unavailable("the engine has ended".to_owned()));
+        let registry = &self.shared.registry;
+        for request in &requests {
+            registry.inspect(request, now)?;
         }
-        Ok(RequestStream::new(record, self.controls.clone()))
+        let admitted = registry.admit(&requests)?.into_iter().zip(requests);
+        let record = |(id, request)| Record::new(id, request, self.shared.on_fault, now);
+        let records: Vec<_> = admitted.map(record).map(Arc::new).collect();
+        for record in &records {
+            let submitted = self.controls.send(Control::Submit(Arc::clone(record)));
+            if submitted.is_err() {
+                let free = |it: &Arc<Record>| registry.release(&it.job_id, it.id, Duration::ZERO);
+                records.iter().for_each(free);
+                return Err(Refusal::Unavailable("the engine has ended".to_owned()));
+            }
+        }
+        Ok(self.readers_of(records))
     }
 
-    /// The rest of an answer of an earlier supervisor whose reader is waited for, and how it is told. With an
-    /// owner, only that client's.
+    fn readers_of(&self, records: Vec<Arc<Record>>) -> Vec<RequestStream> {
+        let reader = |record| RequestStream::new(record, self.controls.clone());
+        records.into_iter().map(reader).collect()
+    }
+
+    /// Requests that can be let in together, if there are no others.
+    #[must_use]
+    pub fn most_together(&self) -> usize {
+        self.shared.registry.most_together()
+    }
+
+    /// Number of parts of an answer that [`resume`](Self::resume) goes on with.
+    #[must_use]
+    pub fn parts_to_resume(&self, answer: &str, owner: Option<ClientId>) -> Option<usize> {
+        self.shared.orphans.parts(answer, owner)
+    }
+
+    /// The rest of an answer of an earlier supervisor whose reader is waited for, part by part, and how it is
+    /// told. With an owner, only that client's. `skips` is what the client has of each part; where it is
+    /// empty, that is nothing.
     #[must_use]
     pub fn resume(
         &self,
-        job_id: &str,
+        answer: &str,
         owner: Option<ClientId>,
-        skip: Skip,
-    ) -> Option<(RequestStream, String)> {
-        let record = self.shared.orphans.take(job_id, owner)?;
-        record.progress.lock().skip(skip);
-        let presentation = record.presentation.clone();
-        let stream = RequestStream::new(record, self.controls.clone());
-        Some((stream, presentation))
+        skips: &[Skip],
+    ) -> Option<(Vec<RequestStream>, String)> {
+        let records = self.shared.orphans.take(answer, owner)?;
+        for (record, skip) in records.iter().zip(skips) {
+            record.progress.lock().skip(*skip);
+        }
+        let presentation = records.first()?.presentation.clone();
+        Some((self.readers_of(records), presentation))
     }
 
-    /// True when a live job had this id, and was this owner's where one is given; its stream ends
-    /// with `CANCELLED`.
+    /// True when a live job or parts of an answer had this id, and were this owner's where one is given; their
+    /// streams end with `CANCELLED`.
     #[must_use]
     pub fn cancel(&self, job_id: &str, owner: Option<ClientId>) -> bool {
-        let Some(id) = self.shared.registry.find(job_id, owner) else {
-            return false;
-        };
-        self.controls.send(Control::Cancel(id)).is_ok()
+        let found = self.shared.registry.find(job_id, owner);
+        let cancel = |id: &RequestId| self.controls.send(Control::Cancel(*id)).is_ok();
+        !found.is_empty() && found.iter().all(cancel)
     }
 
     /// `None` before the first model was loaded; kept while a child is replaced.

@@ -13,6 +13,7 @@
 //!
 //! * [`health`] and [`metrics`](crate::metrics) answer from memory and never wait.
 //! * [`responses`] is OpenAI's other API for conversations, over the same way in.
+//! * [`choices`] are several answers of one request.
 //! * [`texts`] tells tokens of texts and texts of tokens.
 //! * [`admin`] says what only the operator may ask, and where.
 //! * [`routes`] says what there is, also to somebody who asked for what there is not; [`openapi`] says it to
@@ -34,6 +35,7 @@ pub mod admin;
 pub mod admin_socket;
 pub mod anthropic;
 pub mod body;
+pub mod choices;
 pub mod client;
 pub mod connection;
 pub mod correlation;

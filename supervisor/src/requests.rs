@@ -37,6 +37,7 @@ pub mod record;
 pub mod registry;
 pub(crate) mod scene;
 pub mod stream;
+pub mod streams;
 mod suspicion;
 mod totals;
 mod violation;
@@ -60,5 +61,6 @@ pub use record::{
 };
 pub use registry::{Refusal, Registry};
 pub use stream::{Position, RequestStream};
+pub use streams::Streams;
 pub use violation::Violation;
 pub use waits::Waits;

@@ -208,7 +208,7 @@ fn openai_fields_that_are_not_implemented_are_refused_by_name() {
     let model = worker.client().get("/v1/models").json()["data"][0]["id"].clone();
     for field in ["suffix", "tools", "n", "no_such_field"] {
         let value = match field {
-            "n" => json!(2),
+            "n" => json!(9),
             "tools" => json!([{ "type": "function", "function": { "name": "f" } }]),
             _ => json!("more"),
         };

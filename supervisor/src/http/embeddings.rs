@@ -163,8 +163,9 @@ impl Batch {
 
     fn submit(&self, number: usize, prompt: Vec<TokenId>) -> Result<Running, Refusal> {
         let job_id = format!("{}-{number}", self.id);
-        let stream = self.app.engine.submit(NewRequest {
+        let request = NewRequest {
             job_id: job_id.clone(),
+            part_of: None,
             client: self.client,
             prompt,
             sampling: Sampling::GREEDY,
@@ -179,7 +180,10 @@ impl Batch {
             deadline: self.app.limits.inference_timeout,
             on_fault: None,
             presentation: String::new(),
-        })?;
+        };
+        let mut streams = self.app.engine.submit(vec![request])?;
+        let nothing = || Refusal::Unavailable("the engine took no request".to_owned());
+        let stream = streams.pop().ok_or_else(nothing)?;
         let correlation = self.correlation.0.clone();
         let job = Job::begin(Arc::clone(&self.app), job_id, correlation);
         Ok(Running { stream, job })

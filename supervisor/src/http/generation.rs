@@ -2,6 +2,7 @@
 
 use super::App;
 use super::body::Room;
+use super::choices::{More, Place};
 use super::client;
 use super::connection::Attachment;
 use super::correlation::CorrelationId;
@@ -10,7 +11,7 @@ use super::job::Job;
 use super::mistakes::Constraint;
 use super::presentation::{Form, Presentation};
 use super::structure::Asked;
-use crate::engine::{LoadedModel, NewRequest, OnFault, RequestStream};
+use crate::engine::{LoadedModel, NewRequest, OnFault, Position, RequestStream};
 use crate::error_code::ErrorCode;
 use crate::interpreter::MAX_RENDERED_BYTES;
 use crate::logging::TextDigest;
@@ -19,6 +20,7 @@ use crate::text::tools::opens_thinking;
 use crate::text::{Conversation, Rendering, TemplateError, Undivided};
 use axum::body::Body;
 use axum::http::Request;
+use std::iter::once;
 use std::sync::Arc;
 use worker_orcd_ipc::{ClientId, Sampling, TokenId};
 
@@ -112,7 +114,7 @@ impl App {
         })
     }
 
-    /// Tokenizes and submits: the one way in.
+    /// Tokenizes and submits one request.
     ///
     /// # Errors
     /// When the text does not fit, or the engine refuses.
@@ -123,18 +125,36 @@ impl App {
         form: &mut Form,
         asker: Asker,
     ) -> Result<Accepted, ApiError> {
-        let field = request.input.field();
-        self.check_bytes(model, &request.input, field)?;
-        let prompt = self.encode(model, request.input, field).await?;
-        let room = self.check_fit(model, field, prompt.tokens.len())?;
-        let tokens_in = prompt.tokens.len() as u32;
-        if prompt.opens_thinking {
-            form.open_thinking();
+        let more = More::default();
+        let mut one = self.start_all(model, request, more, form, asker).await?;
+        one.pop().ok_or_else(lost)
+    }
+
+    /// Tokenizes and submits a request for each choice, all or none: the one way in.
+    ///
+    /// # Errors
+    /// When a text does not fit, or the engine refuses.
+    pub async fn start_all(
+        self: &Arc<Self>,
+        model: &Arc<LoadedModel>,
+        request: GenerationRequest,
+        more: More,
+        form: &mut Form,
+        asker: Asker,
+    ) -> Result<Vec<Accepted>, ApiError> {
+        let layout = more.layout();
+        layout.check(self.engine.most_together())?;
+        let mut prompts = Vec::new();
+        for input in once(request.input).chain(more.prompts) {
+            let prompt = self.prepare(model, input).await?;
+            if prompt.opens_thinking {
+                form.open_thinking();
+            }
+            prompts.push(prompt);
         }
         let parsing = form.parsing();
         let grammar = self.hold(model, request.structure, parsing).await?;
         let shown = model.text.tokenizer().control_of(parsing.marks());
-        let max_tokens = request.max_tokens.min(room);
         let Asker {
             client,
             correlation,
@@ -144,26 +164,38 @@ impl App {
             correlation_id: correlation.0.clone(),
             form: form.clone(),
         };
-        let submitted = self.engine.submit(NewRequest {
-            job_id: request.job_id.clone(),
-            client,
-            prompt: prompt.tokens,
-            sampling: request.sampling,
-            max_tokens,
-            stop: request.stop,
-            ignore_eos: request.ignore_eos,
-            shown,
-            logprobs: request.logprobs,
-            grammar,
-            logit_bias: request.logit_bias,
-            embeds: None,
-            deadline: self.limits.inference_timeout,
-            on_fault: request.on_fault,
-            presentation: presentation.write(),
-        });
-        let stream = submitted.map_err(|refusal| {
+        let presentation = presentation.write();
+        let answer = request.job_id;
+        let ask = |choice: Place| {
+            let prompt = prompts[choice.prompt].tokens.clone();
+            let room = model
+                .max_sequence_tokens
+                .saturating_sub(prompt.len() as u32);
+            let part_of = (layout.count() > 1).then(|| answer.clone());
+            let part = |answer| format!("{answer}.{}", choice.index);
+            NewRequest {
+                job_id: part_of.as_ref().map_or_else(|| answer.clone(), part),
+                part_of,
+                client,
+                prompt,
+                sampling: choice.sampling(request.sampling),
+                max_tokens: request.max_tokens.min(room),
+                stop: request.stop.clone(),
+                ignore_eos: request.ignore_eos,
+                shown: shown.clone(),
+                logprobs: request.logprobs,
+                grammar: grammar.clone(),
+                logit_bias: request.logit_bias.clone(),
+                embeds: None,
+                deadline: self.limits.inference_timeout,
+                on_fault: request.on_fault,
+                presentation: presentation.clone(),
+            }
+        };
+        let submitted = self.engine.submit(layout.places().map(ask).collect());
+        let streams = submitted.map_err(|refusal| {
             tracing::debug!(
-                job_id = request.job_id,
+                job_id = answer,
                 correlation_id = correlation.0,
                 code = refusal.code().as_str(),
                 "execute_refused"
@@ -171,27 +203,29 @@ impl App {
             ApiError::from(refusal)
         })?;
         if let Some(connection) = connection {
-            connection.attach(&request.job_id, &correlation.0, stream.position());
+            connection.attach(&answer, &correlation.0, Position::of(&streams));
         }
-        let job = Job::begin(Arc::clone(self), request.job_id, correlation.0);
-        let snapshot = self.engine.snapshot();
-        tracing::info!(
-            job_id = job.id(),
-            correlation_id = job.correlation_id(),
-            model = self.model_id,
-            device = model.device.id,
-            generation = snapshot.child().map(|child| child.generation),
-            prompt_chars = prompt.digest.as_ref().map(|digest| digest.chars),
-            prompt_sha256 = prompt.digest.as_ref().map(|digest| digest.sha256.as_str()),
-            tokens_in,
-            max_tokens,
-            "execute_start"
-        );
-        Ok(Accepted {
-            stream,
-            job,
-            tokens_in,
-        })
+        let choices = streams.into_iter().zip(layout.places());
+        let begin = |(stream, choice): (RequestStream, Place)| {
+            let name = stream.job_id().to_owned();
+            let job = Job::begin(Arc::clone(self), name, correlation.0.clone());
+            job.log_start(&stream, prompts[choice.prompt].digest.as_ref(), model);
+            Accepted {
+                tokens_in: stream.tokens_in(),
+                stream,
+                job,
+            }
+        };
+        Ok(choices.map(begin).collect())
+    }
+
+    /// The tokens of a prompt that fits.
+    async fn prepare(&self, model: &Arc<LoadedModel>, input: Input) -> Result<Encoded, ApiError> {
+        let field = input.field();
+        self.check_bytes(model, &input, field)?;
+        let prompt = self.encode(model, input, field).await?;
+        self.check_fit(model, field, prompt.tokens.len())?;
+        Ok(prompt)
     }
 
     /// The tokens of a prompt as it would be computed; `field` is where the client wrote it.
@@ -373,23 +407,21 @@ impl App {
         self.limits.max_tokens_in.unwrap_or(u32::MAX).min(fits)
     }
 
-    /// Number of answer tokens that fit behind the prompt.
-    ///
-    /// # Errors
-    /// When there is none, or none that fits.
     pub(super) fn check_fit(
         &self,
         model: &LoadedModel,
         field: &str,
         tokens: usize,
-    ) -> Result<u32, ApiError> {
-        let context = model.max_sequence_tokens;
+    ) -> Result<(), ApiError> {
         let longest = self.longest_prompt(model);
         let wrong = |message: String| ApiError::invalid_field(field, Constraint::Length, message);
-        match u32::try_from(tokens) {
-            Ok(0) => Err(wrong("has no tokens".to_owned())),
-            Ok(tokens) if tokens <= longest => Ok(context - tokens),
-            _ => Err(ApiError::context_length(field, tokens, longest, context)),
+        match tokens {
+            0 => Err(wrong("has no tokens".to_owned())),
+            tokens if tokens <= longest as usize => Ok(()),
+            _ => {
+                let context = model.max_sequence_tokens;
+                Err(ApiError::context_length(field, tokens, longest, context))
+            }
         }
     }
 }

@@ -56,8 +56,8 @@ pub struct Answer {
     pub path: String,
     /// The client's, for the headers of an answer that has not begun.
     pub origin: Option<String>,
-    /// What the client has of the text; `None` where it has no head either.
-    pub told: Option<Skip>,
+    /// What the client has of each part of the text; `None` where it has no head either.
+    pub told: Option<Vec<Skip>>,
     pub old_http: bool,
     /// The client wants the connection closed behind the answer.
     pub closes: bool,
@@ -257,7 +257,7 @@ mod tests {
             correlation_id: "c".to_owned(),
             path: "/execute".to_owned(),
             origin: None,
-            told: Some(Skip::Pieces(3)),
+            told: Some(vec![Skip::Pieces(3)]),
             old_http: false,
             closes: true,
         };

@@ -6,8 +6,9 @@
 )]
 
 use super::App;
-use crate::engine::{Completion, Embedding, Failure};
+use crate::engine::{Completion, Embedding, Failure, LoadedModel, RequestStream};
 use crate::error_code::CLIENT_GONE;
+use crate::logging::TextDigest;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -57,6 +58,27 @@ impl Job {
     fn generation(&self) -> Option<u32> {
         let snapshot = self.app.engine.snapshot();
         snapshot.child().map(|child| child.generation)
+    }
+
+    /// Says `execute_start`. `digest` is that of the prompt's text, where it had one.
+    pub(super) fn log_start(
+        &self,
+        stream: &RequestStream,
+        digest: Option<&TextDigest>,
+        model: &LoadedModel,
+    ) {
+        tracing::info!(
+            job_id = self.id,
+            correlation_id = self.correlation_id,
+            model = self.app.model_id,
+            device = model.device.id,
+            generation = self.generation(),
+            prompt_chars = digest.map(|digest| digest.chars),
+            prompt_sha256 = digest.map(|digest| digest.sha256.as_str()),
+            tokens_in = stream.tokens_in(),
+            max_tokens = stream.max_tokens(),
+            "execute_start"
+        );
     }
 
     pub fn finished(&mut self, completion: &Completion) {

@@ -2,10 +2,10 @@
 //!
 //! Both kinds of completion are one [`GenerationRequest`](super::generation::GenerationRequest)
 //! read from other fields and told in other words. A field that this worker does not support is
-//! refused by name; one that asks for what happens anyway (`n: 1`, `tools: []`) is accepted, and so
+//! refused by name; one that asks for what happens anyway (`logit_bias: {}`, `tools: []`) is accepted, and so
 //! are labels, which change no answer.
 //!
-//! * [`request`] reads, [`stream`] and [`whole`] answer, [`parts`] tells calls and thoughts from text, `logprobs` reads
+//! * [`request`] reads, [`stream`], [`several`] and [`whole`] answer, [`parts`] tells calls and thoughts from text, `logprobs` reads
 //!   and tells log probabilities,
 //!   [`models`] lists the one model.
 
@@ -16,6 +16,7 @@ pub mod logprobs;
 pub mod models;
 mod parts;
 pub mod request;
+pub(super) mod several;
 pub mod stream;
 mod template_settings;
 mod tool_choice;
@@ -132,6 +133,7 @@ async fn try_respond(
         generation,
         stream,
         parsing,
+        more,
     } = request;
     let model = loaded?;
     let mut form = Form::OpenAi {
@@ -140,10 +142,12 @@ async fn try_respond(
         fingerprint: model.fingerprint(),
         stream,
         parsing,
+        layout: more.layout(),
     };
-    let accepted = app.start(&model, generation, &mut form, asker).await?;
+    let started = app.start_all(&model, generation, more, &mut form, asker);
+    let accepted = started.await?;
     drop(room);
-    form.respond(app, accepted, false).await
+    form.respond_all(app, accepted, false).await
 }
 
 impl App {

@@ -5,12 +5,13 @@
 //! tells it.
 
 use super::anthropic::stream::MessageEvents;
+use super::choices::Layout;
 use super::error::ApiError;
 use super::execute::events::{ExecuteEvents, Started};
 use super::generation::Accepted;
 use super::openai::request::StreamOptions;
 use super::openai::stream::Chunks;
-use super::openai::{Header, Kind, whole};
+use super::openai::{Header, Kind, several, whole};
 use super::responses::answer::Echo;
 use super::{App, anthropic, responses, sse};
 use crate::text::tools::Parsing;
@@ -40,6 +41,8 @@ pub enum Form {
         stream: Option<StreamOptions>,
         /// How its text is taken apart.
         parsing: Parsing,
+        /// Of how many choices it is.
+        layout: Layout,
     },
     /// Of Anthropic's Messages API.
     Messages {
@@ -98,6 +101,17 @@ impl Form {
         }
     }
 
+    /// Of how many choices the answer is.
+    #[must_use]
+    pub fn layout(&self) -> Layout {
+        match self {
+            Self::Execute { .. } | Self::Messages { .. } | Self::Responses { .. } => {
+                Layout::default()
+            }
+            Self::OpenAi { layout, .. } => *layout,
+        }
+    }
+
     /// Says that the prompt opens thinking.
     pub fn open_thinking(&mut self) {
         match self {
@@ -117,7 +131,7 @@ impl Form {
         }
     }
 
-    /// The answer. `begun`: its client has had the beginning of it.
+    /// The answer of one request. `begun`: its client has had the beginning of it.
     ///
     /// # Errors
     /// When nothing was told yet, and nothing but a failure can be.
@@ -127,17 +141,26 @@ impl Form {
         accepted: Accepted,
         begun: bool,
     ) -> Result<Response, ApiError> {
-        let Accepted {
-            stream,
-            job,
-            tokens_in,
-        } = accepted;
-        let model = app.model_id.clone();
+        self.respond_all(app, vec![accepted], begun).await
+    }
+
+    /// The answer of which these are the choices, in their order. `begun`: its client has had the beginning
+    /// of it.
+    ///
+    /// # Errors
+    /// When nothing was told yet, and nothing but a failure can be.
+    pub async fn respond_all(
+        self,
+        app: &Arc<App>,
+        accepted: Vec<Accepted>,
+        begun: bool,
+    ) -> Result<Response, ApiError> {
         match self {
             Self::Execute { seed, metrics } => {
+                let Accepted { stream, job, .. } = only(accepted)?;
                 let started = Started {
                     job_id: job.id().to_owned(),
-                    model,
+                    model: app.model_id.clone(),
                     seed,
                 };
                 let app = Arc::clone(app);
@@ -154,34 +177,39 @@ impl Form {
                 fingerprint,
                 stream: options,
                 parsing,
+                layout,
             } => {
-                if parsing.is_any() || options.is_none() {
-                    // What a piece says depends on all before it, and one piece is told whole.
-                    stream.give_known();
-                }
+                let first = accepted.first();
+                let id = first.map_or("", |it| it.stream.answer()).to_owned();
                 let header = Header {
                     kind,
-                    id: job.id().to_owned(),
+                    id,
                     created,
-                    model,
+                    model: app.model_id.clone(),
                     fingerprint,
                     parsing,
                 };
+                let needs_all = parsing.is_any() || options.is_none() || layout.count() > 1;
+                for Accepted { stream, .. } in accepted.iter().filter(|_| needs_all) {
+                    // What a piece says depends on all before it, one piece is told whole, and of several
+                    // choices each piece is counted.
+                    stream.give_known();
+                }
                 match options {
-                    None => whole::respond(stream, job, &header).await,
-                    Some(options) => {
-                        let chunks = Chunks::new(&header, options, tokens_in);
-                        match begun {
-                            true => Ok(sse::go_on(stream, job, chunks)),
-                            false => sse::respond_when_known(stream, job, chunks).await,
-                        }
-                    }
+                    None => whole::respond(accepted, &header, layout).await,
+                    Some(options) => told(accepted, &header, options, layout, begun).await,
                 }
             }
             Self::Messages {
                 is_streamed,
                 parsing,
             } => {
+                let Accepted {
+                    stream,
+                    job,
+                    tokens_in,
+                } = only(accepted)?;
+                let model = app.model_id.clone();
                 // Which block a piece belongs to depends on all before it.
                 stream.give_known();
                 if !is_streamed {
@@ -200,10 +228,11 @@ impl Form {
                 echo,
                 from,
             } => {
+                let Accepted { stream, job, .. } = only(accepted)?;
                 let header = responses::answer::Header {
                     id: job.id().to_owned(),
                     created,
-                    model,
+                    model: app.model_id.clone(),
                     parsing,
                     echo: *echo,
                 };
@@ -211,6 +240,39 @@ impl Form {
                 responses::respond(stream, job, header, first, begun).await
             }
         }
+    }
+}
+
+/// The one choice of an answer that has no other.
+fn only(accepted: Vec<Accepted>) -> Result<Accepted, ApiError> {
+    accepted.into_iter().next().ok_or_else(ApiError::unreadable)
+}
+
+/// An answer of the OpenAI API in events.
+async fn told(
+    mut accepted: Vec<Accepted>,
+    header: &Header,
+    options: StreamOptions,
+    layout: Layout,
+    begun: bool,
+) -> Result<Response, ApiError> {
+    if layout.count() == 1
+        && let Some(Accepted {
+            stream,
+            job,
+            tokens_in,
+        }) = accepted.pop()
+    {
+        let chunks = Chunks::new(header, options, tokens_in);
+        return match begun {
+            true => Ok(sse::go_on(stream, job, chunks)),
+            false => sse::respond_when_known(stream, job, chunks).await,
+        };
+    }
+    let source = several::Choices::new(accepted, header, options, layout);
+    match begun {
+        true => Ok(sse::go_on_with(source)),
+        false => sse::respond_when_known_with(source).await,
     }
 }
 
@@ -260,6 +322,7 @@ mod tests {
             fingerprint: String::new(),
             stream: None,
             parsing: Parsing::default(),
+            layout: Layout::default(),
         };
         let answer = form.respond(&app, accepted, true).await.unwrap();
         let body = answer.into_body().collect().await.unwrap().to_bytes();
@@ -285,6 +348,7 @@ mod tests {
                     calls: Some(Syntax::Mistral),
                     thinking: Some(Thoughts::Opened),
                 },
+                layout: Layout { prompts: 1, n: 3 },
             },
             Form::OpenAi {
                 kind: Kind::Completion,
@@ -292,6 +356,7 @@ mod tests {
                 fingerprint: String::new(),
                 stream: None,
                 parsing: Parsing::default(),
+                layout: Layout::default(),
             },
             Form::Messages {
                 is_streamed: true,

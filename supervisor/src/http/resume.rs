@@ -5,6 +5,9 @@
 //! `?from=N` says that the client has N pieces of text (for `/execute`, that its last event had `i` = N − 1), and
 //! `Last-Event-ID` is the `id:` of the last event that it has, as browsers send it. Without either,
 //! the answer is told from its beginning.
+//!
+//! Of an answer of several choices, `?from=12.9.14` says how many chunks of each choice the client has, in the order of
+//! `index`: not the one with the role, but the one with `finish_reason`. Its chunks have no `id:`.
 
 use super::connection::Attachment;
 use super::error::{ApiError, Dialect};
@@ -13,7 +16,7 @@ use super::job::Job;
 use super::presentation::Presentation;
 use super::responses::rest;
 use super::{App, client};
-use crate::engine::Skip;
+use crate::engine::{Position, RequestStream, Skip};
 use crate::http::mistakes::Constraint;
 use axum::body::Body;
 use axum::extract::rejection::PathRejection;
@@ -30,8 +33,8 @@ use std::sync::Arc;
 /// header, but an extension.
 #[derive(Debug, Clone)]
 pub struct HandedOver {
-    /// What the client has of the answer; `None` where it has no head either.
-    pub told: Option<Skip>,
+    /// What the client has of each part of the answer; `None` where it has no head either.
+    pub told: Option<Vec<Skip>>,
 }
 
 pub async fn resume(
@@ -50,7 +53,10 @@ pub async fn resume(
             accepted,
             presentation,
             begun,
-        }) => presentation.form.respond(&app, accepted, begun).await,
+        }) => {
+            let form = presentation.form;
+            form.respond_all(&app, accepted, begun).await
+        }
         Err(error) => Err(error),
     };
     match response {
@@ -62,7 +68,7 @@ pub async fn resume(
 }
 
 struct Rest {
-    accepted: Accepted,
+    accepted: Vec<Accepted>,
     presentation: Presentation,
     begun: bool,
 }
@@ -74,47 +80,92 @@ fn lost() -> io::Result<Bytes> {
 fn find(app: &Arc<App>, id: &str, request: &Request<Body>) -> Result<Rest, ApiError> {
     let extensions = request.extensions();
     let first_event = rest::first_event(request.uri())?;
-    let (skip, owner, begun) = match extensions.get::<HandedOver>() {
-        Some(handed) => (handed.told.unwrap_or_default(), None, handed.told.is_some()),
+    let (place, owner, begun) = match extensions.get::<HandedOver>() {
+        Some(handed) => {
+            let skips = handed.told.clone().unwrap_or_default();
+            (Place::from(skips), None, handed.told.is_some())
+        }
         None => {
-            let skip = match first_event {
-                Some(_) => Skip::Nothing,
-                None => read_skip(request.uri(), request.headers())?,
+            let place = match first_event {
+                Some(_) => Place::from(Vec::new()),
+                None => read_place(request.uri(), request.headers())?,
             };
             let owner = client::of_request(extensions);
-            (skip, Some(owner), skip != Skip::Nothing)
+            let begun = place.skips.iter().any(|skip| *skip != Skip::Nothing);
+            (place, Some(owner), begun)
         }
     };
-    let nobody = "there is no job of this name whose client is waited for";
-    let found = app.engine.resume(id, owner, skip);
-    let (stream, presentation) = found.ok_or_else(|| ApiError::not_found(nobody))?;
-    let mut presentation =
-        Presentation::read(&presentation).ok_or_else(|| ApiError::not_found(nobody))?;
+    let nobody = || ApiError::not_found("there is no job of this name whose client is waited for");
+    let parts = app.engine.parts_to_resume(id, owner).ok_or_else(nobody)?;
+    place.check(parts)?;
+    let found = app.engine.resume(id, owner, &place.skips);
+    let (streams, presentation) = found.ok_or_else(nobody)?;
+    let mut presentation = Presentation::read(&presentation).ok_or_else(nobody)?;
+    if presentation.form.layout().count() != streams.len() {
+        return Err(nobody());
+    }
     if let Some(first) = first_event {
         presentation.form.tell_from(first);
     }
     let correlation_id = presentation.correlation_id.clone();
     if let Some(connection) = extensions.get::<Attachment>() {
-        connection.attach(id, &correlation_id, stream.position());
+        connection.attach(id, &correlation_id, Position::of(&streams));
     }
     if owner.is_some() {
         tracing::info!(job_id = id, correlation_id, "execute_resumed");
     }
-    let tokens_in = stream.tokens_in();
-    let job = Job::begin(Arc::clone(app), id.to_owned(), correlation_id);
-    let accepted = Accepted {
-        stream,
-        job,
-        tokens_in,
+    let accept = |stream: RequestStream| {
+        let name = stream.job_id().to_owned();
+        Accepted {
+            tokens_in: stream.tokens_in(),
+            job: Job::begin(Arc::clone(app), name, correlation_id.clone()),
+            stream,
+        }
     };
     Ok(Rest {
-        accepted,
+        accepted: streams.into_iter().map(accept).collect(),
         presentation,
         begun,
     })
 }
 
-fn read_skip(uri: &Uri, headers: &HeaderMap) -> Result<Skip, ApiError> {
+/// What the client says that it has, and in which field.
+#[derive(Debug, PartialEq, Eq)]
+struct Place {
+    field: &'static str,
+    /// Of each part; none where it has nothing.
+    skips: Vec<Skip>,
+}
+
+impl From<Vec<Skip>> for Place {
+    fn from(skips: Vec<Skip>) -> Self {
+        Self {
+            field: "from",
+            skips,
+        }
+    }
+}
+
+impl Place {
+    /// # Errors
+    /// When it is no place in an answer of so many parts.
+    fn check(&self, parts: usize) -> Result<(), ApiError> {
+        let message = match self.field {
+            _ if self.skips.is_empty() || self.skips.len() == parts => return Ok(()),
+            "from" => {
+                format!("must be {parts} numbers with dots between them, one for each choice")
+            }
+            _ => "is no place in an answer of several choices; from says it".to_owned(),
+        };
+        Err(ApiError::invalid_field(
+            self.field,
+            Constraint::Range,
+            message,
+        ))
+    }
+}
+
+fn read_place(uri: &Uri, headers: &HeaderMap) -> Result<Place, ApiError> {
     let wrong = |field: &str| {
         ApiError::invalid_field(
             field,
@@ -127,42 +178,84 @@ fn read_skip(uri: &Uri, headers: &HeaderMap) -> Result<Skip, ApiError> {
             let message = "the only thing that can be said here is from";
             return Err(ApiError::bad_request(message));
         };
-        return match from.parse().map_err(|_| wrong("from"))? {
+        let read = |pieces: &str| match pieces.parse().map_err(|_| wrong("from"))? {
             0 => Ok(Skip::Nothing),
             pieces => Ok(Skip::Pieces(pieces)),
         };
+        let skips: Result<Vec<_>, _> = from.split('.').map(read).collect();
+        return skips.map(Place::from);
     }
-    match headers.get("last-event-id") {
-        None => Ok(Skip::Nothing),
+    let field = "Last-Event-ID";
+    let skips = match headers.get("last-event-id") {
+        None => Vec::new(),
         Some(id) => {
             let id = id.to_str().ok().and_then(|id| id.parse().ok());
-            id.map(Skip::ThroughToken)
-                .ok_or_else(|| wrong("Last-Event-ID"))
+            let id = id.ok_or_else(|| wrong(field))?;
+            vec![Skip::ThroughToken(id)]
         }
-    }
+    };
+    Ok(Place { field, skips })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn skip(uri: &str, last_event: Option<&str>) -> Option<Skip> {
+    fn place(uri: &str, last_event: Option<&str>) -> Option<Place> {
         let mut headers = HeaderMap::new();
         if let Some(id) = last_event {
             headers.insert("last-event-id", id.parse().unwrap());
         }
-        read_skip(&uri.parse().unwrap(), &headers).ok()
+        read_place(&uri.parse().unwrap(), &headers).ok()
+    }
+
+    fn skips(uri: &str, last_event: Option<&str>) -> Option<Vec<Skip>> {
+        place(uri, last_event).map(|place| place.skips)
     }
 
     #[test]
     fn the_place_is_told_by_number_or_by_last_event() {
-        assert_eq!(skip("/execute/a", None), Some(Skip::Nothing));
-        assert_eq!(skip("/execute/a?from=0", None), Some(Skip::Nothing));
-        assert_eq!(skip("/execute/a?from=7", None), Some(Skip::Pieces(7)));
-        assert_eq!(skip("/execute/a", Some("0")), Some(Skip::ThroughToken(0)));
-        for wrong in ["?from=-1", "?from=", "?form=1", "?from=1&from=2"] {
-            assert_eq!(skip(&format!("/execute/a{wrong}"), None), None, "{wrong}");
+        assert_eq!(skips("/execute/a", None), Some(vec![]));
+        assert_eq!(skips("/execute/a?from=0", None), Some(vec![Skip::Nothing]));
+        assert_eq!(
+            skips("/execute/a?from=7", None),
+            Some(vec![Skip::Pieces(7)])
+        );
+        let last = Some(vec![Skip::ThroughToken(0)]);
+        assert_eq!(skips("/execute/a", Some("0")), last);
+        let wrong = [
+            "?from=-1",
+            "?from=",
+            "?form=1",
+            "?from=1&from=2",
+            "?from=1.",
+            "?from=.1",
+            "?from=1..2",
+            "?from=1,2",
+        ];
+        for wrong in wrong {
+            assert_eq!(skips(&format!("/execute/a{wrong}"), None), None, "{wrong}");
         }
-        assert_eq!(skip("/execute/a", Some("x")), None);
+        assert_eq!(skips("/execute/a", Some("x")), None);
+    }
+
+    #[test]
+    fn of_several_choices_it_is_a_number_for_each() {
+        let three = place("/v1/completions/a?from=3.0.12", None).unwrap();
+        assert_eq!(
+            three.skips,
+            [Skip::Pieces(3), Skip::Nothing, Skip::Pieces(12)]
+        );
+        assert!(three.check(3).is_ok());
+        let refused = |place: &Place, parts| {
+            let error = place.check(parts).unwrap_err();
+            error.body(Dialect::OpenAi)["error"]["param"].clone()
+        };
+        assert_eq!(refused(&three, 2), "from");
+        assert_eq!(refused(&place("/a?from=3", None).unwrap(), 3), "from");
+        let by_event = place("/a", Some("3")).unwrap();
+        assert!(by_event.check(1).is_ok());
+        assert_eq!(refused(&by_event, 3), "Last-Event-ID");
+        assert!(place("/a", None).unwrap().check(3).is_ok());
     }
 }

@@ -26,6 +26,7 @@ use bytes::Bytes;
 use hyper::body::Frame;
 use serde::Serialize;
 use std::convert::Infallible;
+use std::future::poll_fn;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
@@ -53,14 +54,44 @@ pub trait Render: Send + Unpin + 'static {
     fn failed(&mut self, failure: &Failure, out: &mut Vec<u8>);
     /// Writes what fills a long silence.
     fn keep_alive(&mut self, out: &mut Vec<u8>) {
-        out.extend_from_slice(b": keep-alive\n\n");
+        out.extend_from_slice(COMMENT);
+    }
+}
+
+/// A comment, which clients pass over.
+const COMMENT: &[u8] = b": keep-alive\n\n";
+
+/// What the events of a body are made of.
+pub trait Source: Send + Unpin + 'static {
+    /// Takes what is new. `false` where nothing follows.
+    fn poll_new(&mut self, cx: &mut Context<'_>) -> Poll<bool>;
+    /// Writes what comes before everything else.
+    fn begin(&mut self, out: &mut Vec<u8>);
+    /// Writes what was taken. True with the end.
+    fn write(&mut self, out: &mut Vec<u8>) -> bool;
+    /// The failure that comes before everything else, where there is one.
+    fn first_failure(&mut self) -> Option<Failure>;
+    /// True while its child is dead or overdue.
+    fn recovering(&self) -> bool;
+    /// Writes what fills a long silence.
+    fn keep_alive(&mut self, out: &mut Vec<u8>) {
+        out.extend_from_slice(COMMENT);
+    }
+}
+
+/// The failure that ends a stream of text with this event.
+pub(super) fn failure_of(end: StreamEvent) -> Failure {
+    match end {
+        StreamEvent::Failed(failure) => failure,
+        // The journal gives vectors to those who asked for them.
+        _ => Failure::new(ErrorCode::Internal, "a vector is no text"),
     }
 }
 
 /// The response whose body is the stream. It begins at once.
 #[must_use]
 pub fn respond<R: Render>(stream: RequestStream, job: Job, render: R) -> Response {
-    let mut body = EventBody::new(stream, job, render);
+    let mut body = EventBody::new(One::new(stream, job, render));
     body.begins_at_once = true;
     respond_with(body)
 }
@@ -68,7 +99,13 @@ pub fn respond<R: Render>(stream: RequestStream, job: Job, render: R) -> Respons
 /// The response whose body is the rest of a stream that has begun elsewhere.
 #[must_use]
 pub fn go_on<R: Render>(stream: RequestStream, job: Job, render: R) -> Response {
-    let mut body = EventBody::new(stream, job, render);
+    go_on_with(One::new(stream, job, render))
+}
+
+/// [`go_on`] with a stream of several.
+#[must_use]
+pub fn go_on_with<S: Source>(source: S) -> Response {
+    let mut body = EventBody::new(source);
     body.begun = true;
     respond_with(body)
 }
@@ -79,23 +116,28 @@ pub fn go_on<R: Render>(stream: RequestStream, job: Job, render: R) -> Response 
 /// # Errors
 /// When the first event is a failure.
 pub async fn respond_when_known<R: Render>(
-    mut stream: RequestStream,
-    mut job: Job,
+    stream: RequestStream,
+    job: Job,
     render: R,
 ) -> Result<Response, ApiError> {
-    let mut events = Vec::new();
-    // Cancel-safe: what is not known by then is the body's to read.
-    let _ = tokio::time::timeout(KEEP_ALIVE, stream.next(&mut events)).await;
-    if let Some(StreamEvent::Failed(failure)) = events.first() {
-        job.failed(failure);
-        return Err(ApiError::of_failure(failure));
-    }
-    let mut body = EventBody::new(stream, job, render);
-    body.events = events;
-    Ok(respond_with(body))
+    respond_when_known_with(One::new(stream, job, render)).await
 }
 
-fn respond_with<R: Render>(body: EventBody<R>) -> Response {
+/// [`respond_when_known`] with a stream of several.
+///
+/// # Errors
+/// When the first event is a failure.
+pub async fn respond_when_known_with<S: Source>(mut source: S) -> Result<Response, ApiError> {
+    // Cancel-safe: what is not known by then is the body's to read.
+    let known = poll_fn(|cx| source.poll_new(cx));
+    let _ = tokio::time::timeout(KEEP_ALIVE, known).await;
+    match source.first_failure() {
+        Some(failure) => Err(ApiError::of_failure(&failure)),
+        None => Ok(respond_with(EventBody::new(source))),
+    }
+}
+
+fn respond_with<S: Source>(body: EventBody<S>) -> Response {
     let mut response = Response::new(Body::new(body));
     let headers = response.headers_mut();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
@@ -125,24 +167,18 @@ pub fn write_json(out: &mut Vec<u8>, data: &impl Serialize) {
     let _ = serde_json::to_writer(out, data);
 }
 
-struct EventBody<R> {
+/// One stream, told by one renderer.
+struct One<R> {
     stream: RequestStream,
     job: Job,
     render: R,
-    /// Reused between polls; not empty before the first where some were known beforehand.
+    /// Taken and not written. Reused.
     events: Vec<StreamEvent>,
-    begins_at_once: bool,
-    begun: bool,
     /// What the client had before.
     known: Skip,
-    ended: bool,
-    tick: Pin<Box<Sleep>>,
-    last_write: Instant,
-    /// The client knows of this pause.
-    pause_told: bool,
 }
 
-impl<R: Render> EventBody<R> {
+impl<R: Render> One<R> {
     fn new(stream: RequestStream, job: Job, render: R) -> Self {
         Self {
             known: stream.told(),
@@ -150,46 +186,24 @@ impl<R: Render> EventBody<R> {
             job,
             render,
             events: Vec::new(),
-            begins_at_once: false,
-            begun: false,
-            ended: false,
-            tick: Box::pin(tokio::time::sleep(TICK)),
-            last_write: Instant::now(),
-            pause_told: false,
+        }
+    }
+}
+
+impl<R: Render> Source for One<R> {
+    fn poll_new(&mut self, cx: &mut Context<'_>) -> Poll<bool> {
+        match self.events.is_empty() {
+            true => self.stream.poll_next(cx, &mut self.events),
+            false => Poll::Ready(true),
         }
     }
 
     fn begin(&mut self, out: &mut Vec<u8>) {
-        if !self.begun {
-            self.begun = true;
-            self.render.begin(out);
-        }
+        self.render.begin(out);
     }
 
-    fn poll_events(&mut self, cx: &mut Context<'_>, out: &mut Vec<u8>) {
-        loop {
-            if self.events.is_empty() {
-                match self.stream.poll_next(cx, &mut self.events) {
-                    Poll::Pending => return,
-                    Poll::Ready(false) => {
-                        self.ended = true;
-                        return;
-                    }
-                    Poll::Ready(true) => {}
-                }
-            }
-            self.render_events(out);
-            // Of what the client has, nothing is written, and only a stream that is read to its present
-            // end wakes this body again.
-            if self.ended || !out.is_empty() {
-                return;
-            }
-        }
-    }
-
-    fn render_events(&mut self, out: &mut Vec<u8>) {
-        self.begin(out);
-        let mut has_text = false;
+    fn write(&mut self, out: &mut Vec<u8>) -> bool {
+        let (mut has_text, mut ended) = (false, false);
         for event in self.events.drain(..) {
             if has_text && !matches!(event, StreamEvent::Text(_)) {
                 self.render.progress(self.stream.tokens_out(), out);
@@ -205,17 +219,13 @@ impl<R: Render> EventBody<R> {
                     self.stream.has_told(piece.number + 1);
                 }
                 StreamEvent::Finished(completion) => {
-                    self.ended = true;
+                    ended = true;
                     self.job.finished(&completion);
                     self.render.finished(&completion, out);
                 }
                 event @ (StreamEvent::Embedded(_) | StreamEvent::Failed(_)) => {
-                    self.ended = true;
-                    let failure = match event {
-                        StreamEvent::Failed(failure) => failure,
-                        // The journal gives vectors to those who asked for them.
-                        _ => Failure::new(ErrorCode::Internal, "a vector is no text"),
-                    };
+                    ended = true;
+                    let failure = failure_of(event);
                     self.job.failed(&failure);
                     self.render.failed(&failure, out);
                 }
@@ -224,11 +234,80 @@ impl<R: Render> EventBody<R> {
         if has_text {
             self.render.progress(self.stream.tokens_out(), out);
         }
+        ended
+    }
+
+    fn keep_alive(&mut self, out: &mut Vec<u8>) {
+        self.render.keep_alive(out);
+    }
+
+    fn first_failure(&mut self) -> Option<Failure> {
+        let Some(StreamEvent::Failed(failure)) = self.events.first() else {
+            return None;
+        };
+        self.job.failed(failure);
+        Some(failure.clone())
+    }
+
+    fn recovering(&self) -> bool {
+        self.stream.recovering()
+    }
+}
+
+struct EventBody<S> {
+    source: S,
+    begins_at_once: bool,
+    begun: bool,
+    ended: bool,
+    tick: Pin<Box<Sleep>>,
+    last_write: Instant,
+    /// The client knows of this pause.
+    pause_told: bool,
+}
+
+impl<S: Source> EventBody<S> {
+    fn new(source: S) -> Self {
+        Self {
+            source,
+            begins_at_once: false,
+            begun: false,
+            ended: false,
+            tick: Box::pin(tokio::time::sleep(TICK)),
+            last_write: Instant::now(),
+            pause_told: false,
+        }
+    }
+
+    fn begin(&mut self, out: &mut Vec<u8>) {
+        if !self.begun {
+            self.begun = true;
+            self.source.begin(out);
+        }
+    }
+
+    fn poll_events(&mut self, cx: &mut Context<'_>, out: &mut Vec<u8>) {
+        loop {
+            match self.source.poll_new(cx) {
+                Poll::Pending => return,
+                Poll::Ready(false) => {
+                    self.ended = true;
+                    return;
+                }
+                Poll::Ready(true) => {}
+            }
+            self.begin(out);
+            self.ended |= self.source.write(out);
+            // Of what the client has, nothing is written, and only a stream that is read to its present
+            // end wakes this body again.
+            if self.ended || !out.is_empty() {
+                return;
+            }
+        }
     }
 
     /// Registers for the next tick and writes a comment when one is due.
     fn poll_silence(&mut self, cx: &mut Context<'_>, out: &mut Vec<u8>) {
-        let recovering = self.stream.recovering();
+        let recovering = self.source.recovering();
         if recovering && !self.pause_told && self.begun {
             out.extend_from_slice(RECOVERING);
         }
@@ -239,7 +318,7 @@ impl<R: Render> EventBody<R> {
             if recovering && silent_for >= TICK && out.is_empty() {
                 out.extend_from_slice(RECOVERING);
             } else if silent_for >= KEEP_ALIVE {
-                self.render.keep_alive(out);
+                self.source.keep_alive(out);
             }
             if !out.is_empty() {
                 return;
@@ -248,7 +327,7 @@ impl<R: Render> EventBody<R> {
     }
 }
 
-impl<R: Render> HttpBody for EventBody<R> {
+impl<S: Source> HttpBody for EventBody<S> {
     type Data = Bytes;
     type Error = Infallible;
 
@@ -333,7 +412,7 @@ mod tests {
         stream.has_told(700);
         stream.give_known();
         let job = Job::begin(app, "job".to_owned(), String::new());
-        let mut body = EventBody::new(stream, job, Numbers::default());
+        let mut body = EventBody::new(One::new(stream, job, Numbers::default()));
         let mut context = Context::from_waker(Waker::noop());
         let polled = Pin::new(&mut body).poll_frame(&mut context);
         let Poll::Ready(Some(Ok(frame))) = polled else {

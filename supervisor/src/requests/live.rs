@@ -346,6 +346,7 @@ impl Requests {
         self.wakers.extend(progress.take_waker());
         if let Some(wal) = self.wal.as_mut().filter(|_| record.embeds.is_none()) {
             wal.ended(id, progress.end_to_read().cloned(), now);
+            wal.keep_part(&record, progress.end_to_read());
         }
         drop(progress);
         self.assigned.fill_gap(id);

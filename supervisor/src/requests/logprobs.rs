@@ -301,7 +301,7 @@ mod tests {
         stream.has_told(1);
         let report = told(id, 0, &[0, 1, 0], 2);
         journal.requests.step(SEAT, &report, journal.now).unwrap();
-        assert_eq!(stream.position().told(), Skip::Pieces(1));
+        assert_eq!(stream.position().told(), [Skip::Pieces(1)]);
         let (events, _) = read(&mut stream);
         assert_eq!(listed(&events), [("b", vec![(1, 1)]), ("a", vec![(2, 2)])]);
     }

@@ -17,27 +17,36 @@ use worker_orcd_ipc::ClientId;
 /// Time for a client to come back.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
-/// By job.
+/// By answer, each with its parts in their order.
 #[derive(Debug, Default)]
-pub(crate) struct Orphans(Mutex<HashMap<String, Arc<Record>>>);
+pub(crate) struct Orphans(Mutex<HashMap<String, Vec<Arc<Record>>>>);
 
 impl Orphans {
     pub(crate) fn add(&self, record: Arc<Record>) {
-        self.0.lock().insert(record.job_id.clone(), record);
+        let mut orphans = self.0.lock();
+        let parts = orphans.entry(record.answer().to_owned()).or_default();
+        parts.push(record);
+        parts.sort_by_key(|record| record.id);
     }
 
-    /// The request of a job, which then has a reader. With an owner, only among that client's.
-    pub(crate) fn take(&self, job_id: &str, owner: Option<ClientId>) -> Option<Arc<Record>> {
-        let mut orphans = self.0.lock();
+    /// Number of parts of an answer. With an owner, only among that client's.
+    pub(crate) fn parts(&self, answer: &str, owner: Option<ClientId>) -> Option<usize> {
+        let orphans = self.0.lock();
+        let parts = orphans.get(answer)?;
         let is_theirs = |record: &Arc<Record>| owner.is_none_or(|owner| owner == record.client);
-        orphans.get(job_id).filter(|it| is_theirs(it))?;
-        orphans.remove(job_id)
+        parts.iter().all(is_theirs).then_some(parts.len())
+    }
+
+    /// The requests of an answer, which then have a reader. With an owner, only among that client's.
+    pub(crate) fn take(&self, answer: &str, owner: Option<ClientId>) -> Option<Vec<Arc<Record>>> {
+        self.parts(answer, owner)?;
+        self.0.lock().remove(answer)
     }
 
     /// Lets go of those that nobody has asked for by the end of `patience`, and of their work.
     pub(crate) async fn give_up(&self, patience: Duration, controls: WeakUnboundedSender<Control>) {
         tokio::time::sleep(patience).await;
-        let given_up: Vec<_> = self.0.lock().drain().map(|(_, record)| record).collect();
+        let given_up: Vec<_> = self.0.lock().drain().flat_map(|(_, parts)| parts).collect();
         if !given_up.is_empty() {
             info!(count = given_up.len(), "clients_did_not_return");
         }

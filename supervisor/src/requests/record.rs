@@ -14,6 +14,9 @@ use worker_orcd_ipc::{ClientId, Grammar, Pooling, RequestId, Sampling, Submissio
 pub struct NewRequest {
     /// Unique among live requests.
     pub job_id: String,
+    /// The answer that this is a part of, which is kept until all of its parts have ended; `None` where it is
+    /// an answer of its own.
+    pub part_of: Option<String>,
     /// The client whose share of the worker it uses.
     pub client: ClientId,
     pub prompt: Vec<TokenId>,
@@ -145,6 +148,7 @@ impl Failure {
 pub(crate) struct Record {
     pub id: RequestId,
     pub job_id: String,
+    pub part_of: Option<String>,
     pub client: ClientId,
     pub prompt: Vec<TokenId>,
     pub sampling: Sampling,
@@ -176,6 +180,7 @@ impl Record {
         Self {
             id,
             job_id: request.job_id,
+            part_of: request.part_of,
             client: request.client,
             prompt: request.prompt,
             sampling: request.sampling,
@@ -212,6 +217,7 @@ impl Record {
         Self {
             id: request.id,
             job_id: request.job_id,
+            part_of: request.part_of,
             client: request.client,
             prompt: request.prompt,
             sampling: request.sampling,
@@ -248,6 +254,11 @@ impl Record {
             logit_bias: self.logit_bias.clone(),
             embeds: self.embeds,
         }
+    }
+
+    /// The name by which a client knows the answer.
+    pub(crate) fn answer(&self) -> &str {
+        self.part_of.as_deref().unwrap_or(&self.job_id)
     }
 
     pub(crate) fn tokens_in(&self) -> u32 {

@@ -90,6 +90,7 @@ struct Inner {
 struct Entrant {
     id: RequestId,
     client: ClientId,
+    part_of: Option<String>,
 }
 
 /// One place in so many of the queue is kept for clients that have no request here.
@@ -150,33 +151,38 @@ impl Registry {
         self.quarantine.lock().list(now)
     }
 
-    /// Lets a job in and numbers it.
+    /// Lets jobs of one client in, all or none, and numbers them in their order.
     ///
     /// # Errors
     /// The [`Refusal`] that the client is told.
-    pub fn admit(&self, job_id: &str, client: ClientId) -> Result<RequestId, Refusal> {
+    pub fn admit(&self, requests: &[NewRequest]) -> Result<Vec<RequestId>, Refusal> {
         let mut inner = self.inner.lock();
         if let Some(refusal) = &inner.closed {
             return Err(refusal.clone());
         }
-        if inner.by_job.contains_key(job_id) {
+        let is_known = |request: &NewRequest| inner.by_job.contains_key(&request.job_id);
+        if requests.iter().any(is_known) {
             return Err(Refusal::Duplicate);
         }
         let places = (inner.slots + self.max_queue).saturating_sub(inner.by_job.len());
         let retry_after = inner.retry_after();
-        if places == 0 {
+        if places < requests.len() {
             return Err(Refusal::QueueFull { retry_after });
         }
-        if places <= self.kept_places() && inner.by_client.contains_key(&client) {
+        let has_others = |it: &NewRequest| inner.by_client.contains_key(&it.client);
+        let shares = requests.len() > 1 || requests.iter().any(has_others);
+        // The last of them would take one of the kept places.
+        if shares && places - requests.len() < self.kept_places() {
             return Err(Refusal::ShareFull { retry_after });
         }
-        inner.next_id += 1;
-        let id = RequestId(inner.next_id);
-        inner
-            .by_job
-            .insert(job_id.to_owned(), Entrant { id, client });
-        *inner.by_client.entry(client).or_default() += 1;
-        Ok(id)
+        Ok(requests.iter().map(|it| inner.enter(it)).collect())
+    }
+
+    /// Jobs that can be let in together, if nobody else is here.
+    #[must_use]
+    pub fn most_together(&self) -> usize {
+        let capacity = self.capacity();
+        capacity.saturating_sub(self.kept_places()).max(1)
     }
 
     /// Lets a request in that the supervisor before this one let in, with its number.
@@ -186,6 +192,7 @@ impl Registry {
         let entrant = Entrant {
             id: record.id,
             client: record.client,
+            part_of: record.part_of.clone(),
         };
         inner.by_job.insert(record.job_id.clone(), entrant);
         *inner.by_client.entry(record.client).or_default() += 1;
@@ -212,13 +219,20 @@ impl Registry {
         }
     }
 
-    /// The request of a job; with an owner, only among that client's jobs.
+    /// The request of a job, or those of all parts of an answer; with an owner, only among that client's.
     #[must_use]
-    pub fn find(&self, job_id: &str, owner: Option<ClientId>) -> Option<RequestId> {
+    pub fn find(&self, job_id: &str, owner: Option<ClientId>) -> Vec<RequestId> {
         let inner = self.inner.lock();
-        let found = inner.by_job.get(job_id)?;
-        let is_theirs = owner.is_none_or(|owner| owner == found.client);
-        is_theirs.then_some(found.id)
+        let found: Vec<_> = match inner.by_job.get(job_id) {
+            Some(job) => vec![job],
+            None => {
+                let is_part = |it: &&Entrant| it.part_of.as_deref() == Some(job_id);
+                inner.by_job.values().filter(is_part).collect()
+            }
+        };
+        let is_theirs = |it: &&Entrant| owner.is_none_or(|owner| owner == it.client);
+        let theirs = found.into_iter().filter(is_theirs);
+        theirs.map(|it| it.id).collect()
     }
 
     #[must_use]
@@ -253,6 +267,19 @@ impl Registry {
 }
 
 impl Inner {
+    fn enter(&mut self, request: &NewRequest) -> RequestId {
+        self.next_id += 1;
+        let (id, client) = (RequestId(self.next_id), request.client);
+        let entrant = Entrant {
+            id,
+            client,
+            part_of: request.part_of.clone(),
+        };
+        self.by_job.insert(request.job_id.clone(), entrant);
+        *self.by_client.entry(client).or_default() += 1;
+        id
+    }
+
     fn leave(&mut self, client: ClientId) {
         if let Entry::Occupied(mut live) = self.by_client.entry(client) {
             *live.get_mut() -= 1;
@@ -274,19 +301,66 @@ impl Inner {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::requests::testing::request;
 
     const ANN: ClientId = ClientId(1);
     const BOB: ClientId = ClientId(2);
     const CLAIRE: ClientId = ClientId(3);
 
+    fn asked(job_id: &str, client: ClientId) -> NewRequest {
+        NewRequest {
+            client,
+            ..request(job_id)
+        }
+    }
+
+    fn admit(registry: &Registry, job_id: &str, client: ClientId) -> Result<RequestId, Refusal> {
+        let admitted = registry.admit(&[asked(job_id, client)])?;
+        Ok(admitted[0])
+    }
+
+    #[test]
+    fn parts_of_an_answer_come_in_together_or_not_at_all_and_are_found_by_its_name() {
+        let parts = |answer: &str, count: usize| -> Vec<_> {
+            let part = |number| NewRequest {
+                part_of: Some(answer.to_owned()),
+                ..asked(&format!("{answer}.{number}"), ANN)
+            };
+            (0..count).map(part).collect()
+        };
+        // Eight places, of which one is kept.
+        let registry = Registry::new(2, 6, Duration::ZERO);
+        assert_eq!(registry.most_together(), 7);
+        for (count, code) in [(9, "is full"), (8, "kept")] {
+            let refusal = registry.admit(&parts("a", count)).unwrap_err();
+            assert!(refusal.to_string().contains(code), "{refusal}");
+        }
+        assert_eq!(registry.live(), 0);
+        let ids = registry.admit(&parts("a", 5)).unwrap();
+        assert!(ids.is_sorted());
+        assert!(
+            registry.admit(&parts("b", 3)).is_err(),
+            "two are left for her"
+        );
+        assert_eq!(registry.live(), 5);
+        registry.release("a.1", ids[1], Duration::ZERO);
+        let mut found = registry.find("a", Some(ANN));
+        found.sort();
+        assert_eq!(found, [ids[0], ids[2], ids[3], ids[4]]);
+        assert_eq!(registry.find("a.2", None), [ids[2]]);
+        assert_eq!(registry.find("a", Some(BOB)), []);
+        let again = registry.admit(&parts("a", 1));
+        assert!(matches!(again, Err(Refusal::Duplicate)));
+    }
+
     #[test]
     fn a_live_job_id_is_refused_and_a_released_one_is_not() {
         let registry = Registry::new(1, 1, Duration::ZERO);
-        let id = registry.admit("a", ANN).unwrap();
-        assert_eq!(registry.admit("a", ANN), Err(Refusal::Duplicate));
+        let id = admit(&registry, "a", ANN).unwrap();
+        assert_eq!(admit(&registry, "a", ANN), Err(Refusal::Duplicate));
         registry.release("a", id, Duration::ZERO);
         assert_ne!(
-            registry.admit("a", ANN).unwrap(),
+            admit(&registry, "a", ANN).unwrap(),
             id,
             "numbers are never reused"
         );
@@ -295,15 +369,15 @@ mod tests {
     #[test]
     fn beyond_slots_and_queue_nobody_comes_in_until_somebody_leaves() {
         let registry = Registry::new(2, 1, Duration::ZERO);
-        let first = registry.admit("1", ANN).unwrap();
-        registry.admit("2", ANN).unwrap();
-        registry.admit("3", ANN).unwrap();
+        let first = admit(&registry, "1", ANN).unwrap();
+        admit(&registry, "2", ANN).unwrap();
+        admit(&registry, "3", ANN).unwrap();
         assert!(matches!(
-            registry.admit("4", ANN),
+            admit(&registry, "4", ANN),
             Err(Refusal::QueueFull { .. })
         ));
         registry.release("1", first, Duration::from_secs(1));
-        registry.admit("4", ANN).unwrap();
+        admit(&registry, "4", ANN).unwrap();
     }
 
     #[test]
@@ -311,19 +385,19 @@ mod tests {
         let registry = Registry::new(4, 16, Duration::ZERO);
         let fill = |client: ClientId| {
             (0..)
-                .map(|n| registry.admit(&format!("{client:?} {n}"), client))
+                .map(|n| admit(&registry, &format!("{client:?} {n}"), client))
                 .take_while(Result::is_ok)
                 .count()
         };
         assert_eq!(fill(ANN), 18, "two of sixteen places are kept");
-        let refusal = registry.admit("more", ANN).unwrap_err();
+        let refusal = admit(&registry, "more", ANN).unwrap_err();
         assert!(matches!(refusal, Refusal::ShareFull { .. }), "{refusal}");
         assert_eq!(refusal.code(), ErrorCode::QueueFull);
         assert!(refusal.retry_after().is_some());
         assert_eq!(fill(BOB), 1);
         assert_eq!(fill(CLAIRE), 1);
         assert_eq!(fill(ClientId(4)), 0, "as many as were kept");
-        let bobs = registry.find(&format!("{BOB:?} 0"), Some(BOB)).unwrap();
+        let bobs = registry.find(&format!("{BOB:?} 0"), Some(BOB))[0];
         registry.release(&format!("{BOB:?} 0"), bobs, Duration::ZERO);
         assert_eq!(fill(ANN), 0);
         assert_eq!(fill(BOB), 1, "he has no other any more");
@@ -334,13 +408,13 @@ mod tests {
         let hint = |mean: Duration| {
             let registry = Registry::new(1, 3, Duration::ZERO);
             for _ in 0..64 {
-                let id = registry.admit("warm", ANN).unwrap();
+                let id = admit(&registry, "warm", ANN).unwrap();
                 registry.release("warm", id, mean);
             }
             for (client, job) in ["1", "2", "3", "4"].into_iter().enumerate() {
-                registry.admit(job, ClientId(client as u64)).unwrap();
+                admit(&registry, job, ClientId(client as u64)).unwrap();
             }
-            match registry.admit("5", ANN) {
+            match admit(&registry, "5", ANN) {
                 Err(Refusal::QueueFull { retry_after }) => retry_after.as_secs(),
                 other => panic!("{other:?}"),
             }
@@ -355,6 +429,6 @@ mod tests {
         let registry = Registry::new(1, 1, Duration::ZERO);
         registry.close(Refusal::Draining);
         registry.close(Refusal::Unavailable("failed".to_owned()));
-        assert_eq!(registry.admit("a", ANN), Err(Refusal::Draining));
+        assert_eq!(admit(&registry, "a", ANN), Err(Refusal::Draining));
     }
 }

@@ -58,13 +58,30 @@ impl RequestStream {
     /// For whoever wants to know what the client has when the stream is somebody else's.
     #[must_use]
     pub fn position(&self) -> Position {
-        Position(Arc::clone(&self.record))
+        Position(vec![Arc::clone(&self.record)])
+    }
+
+    /// The name by which the client knows the answer.
+    #[must_use]
+    pub fn answer(&self) -> &str {
+        self.record.answer()
     }
 
     /// Its client wants log probabilities.
     #[must_use]
     pub fn has_logprobs(&self) -> bool {
         self.record.logprobs.is_some()
+    }
+
+    /// The name of the request, which is the answer's where it is all of it.
+    #[must_use]
+    pub fn job_id(&self) -> &str {
+        &self.record.job_id
+    }
+
+    #[must_use]
+    pub fn max_tokens(&self) -> u32 {
+        self.record.max_tokens
     }
 
     #[must_use]
@@ -79,14 +96,21 @@ impl RequestStream {
     }
 }
 
-/// The place of a reader in its answer.
+/// The place of a reader in its answer, whose parts are these.
 #[derive(Debug, Clone)]
-pub struct Position(Arc<Record>);
+pub struct Position(Vec<Arc<Record>>);
 
 impl Position {
     #[must_use]
-    pub fn told(&self) -> Skip {
-        self.0.progress.lock().told()
+    pub fn of(parts: &[RequestStream]) -> Self {
+        Self(parts.iter().map(|it| Arc::clone(&it.record)).collect())
+    }
+
+    /// What the client has of each part.
+    #[must_use]
+    pub fn told(&self) -> Vec<Skip> {
+        let told = |record: &Arc<Record>| record.progress.lock().told();
+        self.0.iter().map(told).collect()
     }
 }
 

@@ -54,6 +54,7 @@ pub(crate) fn text() -> Arc<Text> {
 pub(crate) fn request(job_id: &str) -> NewRequest {
     NewRequest {
         job_id: job_id.to_owned(),
+        part_of: None,
         client: ClientId::default(),
         prompt: vec![TokenId(0), TokenId(1)],
         sampling: Sampling::default(),
@@ -119,8 +120,8 @@ impl Journal {
     pub(crate) fn submit(&mut self, mut request: NewRequest) -> (RequestId, RequestStream) {
         self.clients += 1;
         request.client = ClientId(self.clients);
-        let admitted = self.registry.admit(&request.job_id, request.client);
-        let id = admitted.expect("room");
+        let admitted = self.registry.admit(std::slice::from_ref(&request));
+        let id = admitted.expect("room")[0];
         let record = Arc::new(Record::new(id, request, self.on_fault, self.now));
         self.requests.submit(Arc::clone(&record));
         (id, RequestStream::new(record, self.controls.clone()))

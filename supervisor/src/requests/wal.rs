@@ -24,17 +24,20 @@
 )]
 
 mod clock;
+mod parts;
 
+pub(crate) use self::clock::Clock;
+use self::parts::EndedParts;
 use crate::error_code::ErrorCode;
 use crate::requests::record::{Failure, OnFault, Record, StreamEvent};
-pub(crate) use clock::Clock;
 use rustix::fs::{FallocateFlags, MemfdFlags, fallocate, memfd_create};
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io::{self, ErrorKind, Read as _, Seek as _, SeekFrom};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt as _;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tracing::error;
 use worker_orcd_ipc::frame::write_frame;
@@ -86,6 +89,7 @@ enum Entry {
 pub(crate) struct Restored {
     pub id: RequestId,
     pub job_id: String,
+    pub part_of: Option<String>,
     pub client: ClientId,
     pub prompt: Vec<TokenId>,
     pub generated: Vec<TokenId>,
@@ -142,6 +146,7 @@ pub(crate) struct Wal {
     drawn: Vec<(RequestId, TokenId)>,
     logprobs: Vec<(RequestId, Logprobs)>,
     buffer: Vec<u8>,
+    ended_parts: EndedParts,
     clock: Clock,
 }
 
@@ -161,6 +166,7 @@ impl Wal {
             drawn: Vec::new(),
             logprobs: Vec::new(),
             buffer: Vec::new(),
+            ended_parts: EndedParts::default(),
             clock: Clock::at(now),
         })
     }
@@ -196,6 +202,11 @@ impl Wal {
         });
     }
 
+    /// Keeps a part of an answer that has ended, as long as somebody reads the answer.
+    pub(crate) fn keep_part(&mut self, record: &Arc<Record>, end: Option<&StreamEvent>) {
+        self.ended_parts.add(record, end);
+    }
+
     /// Writes what was noted. `live` is asked for every request where a new segment begins.
     ///
     /// # Errors
@@ -228,6 +239,16 @@ impl Wal {
         let before = std::mem::replace(&mut self.segment, self.end);
         for (record, sealed) in live {
             self.note_request(record, sealed);
+            self.write()?;
+        }
+        let now = self.clock.unix_ms(Instant::now());
+        for (record, end) in self.ended_parts.wanted() {
+            self.note_request(&record, None);
+            self.note(&Entry::Ended {
+                request: record.id,
+                end: Some(end),
+                at_ms: now,
+            });
             self.write()?;
         }
         let image = self.end - self.segment;
@@ -288,6 +309,7 @@ impl Wal {
         Restored {
             id: record.id,
             job_id: record.job_id.clone(),
+            part_of: record.part_of.clone(),
             client: record.client,
             prompt: record.prompt.clone(),
             generated: progress.generated().to_vec(),
@@ -338,9 +360,11 @@ pub(crate) fn read(log: OwnedFd, ending: Ending) -> io::Result<Vec<Restored>> {
     let oldest_ms = now
         .unix_ms(now.at)
         .saturating_sub(RETOLD_FOR.as_millis() as u64);
-    let mut requests = BTreeMap::new();
+    let mut requests: BTreeMap<RequestId, Restored> = BTreeMap::new();
+    let mut old = BTreeSet::new();
     read_entries(File::from(log), |entry| match entry {
         Entry::Accepted(request) => {
+            old.remove(&request.id);
             requests.insert(request.id, *request);
         }
         Entry::Began {
@@ -367,16 +391,22 @@ pub(crate) fn read(log: OwnedFd, ending: Ending) -> io::Result<Vec<Restored>> {
             request,
             end: Some(end),
             at_ms,
-        } if at_ms >= oldest_ms => {
+        } => {
+            if at_ms < oldest_ms {
+                old.insert(request);
+            }
             if let Some(request) = requests.get_mut(&request) {
                 request.end = Some(end);
             }
         }
-        Entry::Ended { request, .. } => {
+        Entry::Ended {
+            request, end: None, ..
+        } => {
             requests.remove(&request);
         }
     })?;
     let mut requests: Vec<_> = requests.into_values().collect();
+    parts::forget_old(&mut requests, &old);
     requests.iter_mut().for_each(Restored::forget_unsure);
     if ending == Ending::Crash {
         requests.retain_mut(|request| {

@@ -269,7 +269,8 @@ impl Inherited {
         // Nobody can ask for the rest of an answer whose name was never told.
         requests.retain(|request| {
             let presentation = Presentation::read(&request.presentation);
-            presentation.is_some_and(|it| it.form.is_streamed()) || connected(&request.job_id)
+            let answer = request.part_of.as_ref().unwrap_or(&request.job_id);
+            presentation.is_some_and(|it| it.form.is_streamed()) || connected(answer)
         });
         Inheritance { estate, requests }
     }

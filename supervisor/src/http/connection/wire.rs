@@ -33,7 +33,7 @@ impl Wire {
         let request = note.answer.as_ref().map(Answer::request);
         self.unread = [request.unwrap_or_default(), note.unread].concat();
         let answer = note.answer?;
-        self.leaves_out = answer.told.map(|_| 0);
+        self.leaves_out = answer.told.as_ref().map(|_| 0);
         Some(HandedOver { told: answer.told })
     }
 

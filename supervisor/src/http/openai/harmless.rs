@@ -42,7 +42,6 @@ const fn must_be(
 }
 
 const EVERYWHERE: &[Harmless] = &[
-    must_be("n", &["1"], "must be 1: one answer at a time"),
     must_be(
         "service_tier",
         &["\"auto\"", "\"default\""],
@@ -106,7 +105,6 @@ const CHAT: &[Harmless] = &[
 ];
 
 const COMPLETION: &[Harmless] = &[
-    must_be("best_of", &["1"], "must be 1"),
     may_be("suffix", &["\"\""]),
     may_be("add_special_tokens", &["true"]),
 ];

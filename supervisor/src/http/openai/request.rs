@@ -3,6 +3,7 @@
 use super::{Kind, harmless, logprobs, template_settings, tools};
 use crate::config::RequestLimits;
 use crate::engine::SamplingDefaults;
+use crate::http::choices::{MAX_N, MAX_PROMPTS, More};
 use crate::http::error::ApiError;
 use crate::http::fields::{Fields, Names, among};
 use crate::http::generation::{GenerationRequest, Input};
@@ -28,6 +29,8 @@ pub struct OpenAiRequest {
     pub stream: Option<StreamOptions>,
     /// How the answer is taken apart.
     pub parsing: Parsing,
+    /// What is asked for beside the first choice.
+    pub more: More,
 }
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -43,6 +46,7 @@ const SHARED: &[&str] = &[
     "stream",
     "stream_options",
     "ignore_eos",
+    "n",
 ];
 const CHAT: &[&str] = &[
     "messages",
@@ -51,7 +55,7 @@ const CHAT: &[&str] = &[
     logprobs::TOP_FIELD,
     template_settings::FIELD,
 ];
-const COMPLETION: &[&str] = &["prompt", logprobs::FIELD];
+const COMPLETION: &[&str] = &["prompt", "best_of", logprobs::FIELD];
 /// Fields that [`read_conversation`] reads beside `messages`.
 pub(in crate::http) const CONVERSATION: [&[&str]; 2] = [tools::FIELDS, &[template_settings::FIELD]];
 const STREAM_OPTIONS: Names = |name| among(name, STREAM_OPTION_NAMES);
@@ -96,32 +100,39 @@ pub fn read(
     let max_chars = limits.max_prompt_chars.unwrap_or(usize::MAX);
     let mut parsing = Parsing::default();
     let mut calls = None;
-    let input = match kind {
+    let prompts = match kind {
         Kind::Chat => {
             let (input, asked) = read_chat(&mut fields, max_chars, model);
             calls = asked;
             parsing = model
                 .chat
                 .parsing_of(input.as_ref().is_some_and(Input::has_tools));
-            fields.required("messages", input)
+            fields.required("messages", input.map(|it| vec![it]))
         }
         Kind::Completion => {
-            let prompt = read_prompt(&mut fields, max_chars, model.vocabulary);
-            fields.required("prompt", prompt)
+            let prompts = read_prompts(&mut fields, max_chars, model.vocabulary);
+            fields.required("prompt", prompts)
         }
     };
+    let n = read_n(&mut fields, kind);
     let max_tokens = read_max_tokens(&mut fields, limits, model.context, kind);
     let sampling = read_sampling_of_others(&mut fields, model);
     let logit_bias = read_logit_bias(&mut fields, model);
     let stop = read_stop(&mut fields);
     let stream = read_stream(&mut fields);
-    let has_tools = input.as_ref().is_some_and(Input::has_tools);
+    let first = prompts.as_ref().and_then(|it| it.first());
+    let has_tools = first.is_some_and(Input::has_tools);
     let structure = structure::read(&mut fields, has_tools).or(calls);
     let ignore_eos = fields.boolean("ignore_eos").unwrap_or(false);
     let logprobs = logprobs::read(&mut fields, kind);
     harmless::accept(&mut fields, kind);
     fields.finish().map_err(ApiError::invalid)?;
-    let input = input.ok_or_else(ApiError::unreadable)?;
+    let mut prompts = prompts.into_iter().flatten();
+    let input = prompts.next().ok_or_else(ApiError::unreadable)?;
+    let more = More {
+        prompts: prompts.collect(),
+        n,
+    };
     let generation = GenerationRequest {
         job_id: format!("{}{}", kind.id_prefix(), Uuid::new_v4().simple()),
         input,
@@ -138,6 +149,7 @@ pub fn read(
         generation,
         stream,
         parsing,
+        more,
     })
 }
 
@@ -181,23 +193,50 @@ fn read_sampling_of_others(fields: &mut Fields<'_>, model: &ModelTerms) -> Sampl
     read_sampling(fields, &model)
 }
 
-/// A text or token ids, or a list of one of either.
-fn read_prompt(fields: &mut Fields<'_>, max_chars: usize, vocabulary: u32) -> Option<Input> {
-    fields.says("prompt", || prompt_shape(max_chars, vocabulary));
-    let prompt = fields.take("prompt")?;
-    match prompt.kind() {
-        JsonKind::Text => read_text(fields, prompt, max_chars),
-        JsonKind::List => match only_element(prompt) {
-            Some(only) if only.kind() == JsonKind::Text => read_text(fields, only, max_chars),
-            Some(only) if only.kind() == JsonKind::List => read_ids(fields, only, vocabulary),
-            _ => read_ids(fields, prompt, vocabulary),
-        },
-        _ => {
-            let rule = "must be a non-empty string, or token ids";
-            fields.error("prompt", Constraint::Type, rule);
-            None
+/// Choices of each prompt. `best_of` choices are made and all of them told.
+fn read_n(fields: &mut Fields<'_>, kind: Kind) -> u32 {
+    let range = 1..=u64::from(MAX_N);
+    let n = fields.integer("n", range.clone()).unwrap_or(1);
+    if kind == Kind::Completion {
+        fields.says_of_all(|| {
+            let both = |n: u64| {
+                let both = ["n", "best_of"].map(|name| (name, schema::values([n])));
+                schema::object(both)
+            };
+            let only_one = || schema::with("best_of", [("best_of", schema::values([1]))]);
+            let one = schema::all_of([schema::without("n"), only_one()]);
+            let ways = range.clone().map(both);
+            schema::any_of(ways.chain([schema::without("best_of"), one]))
+        });
+        let best_of = fields.integer("best_of", range);
+        if best_of.is_some_and(|best_of| best_of != n) {
+            let message = "must be n: every choice that is made is told";
+            fields.error("best_of", Constraint::Unsupported, message);
         }
     }
+    n as u32
+}
+
+/// A text or token ids, or a list of either.
+fn read_prompts(fields: &mut Fields<'_>, max_chars: usize, vocabulary: u32) -> Option<Vec<Input>> {
+    fields.says("prompt", || prompt_shape(max_chars, vocabulary));
+    let prompt = fields.take("prompt")?;
+    let is_batch = prompt.kind() == JsonKind::List && holds_prompts(prompt);
+    if !is_batch {
+        return read_prompt(fields, prompt, max_chars, vocabulary).map(|it| vec![it]);
+    }
+    let (mut prompts, mut count) = (Vec::new(), 0_usize);
+    prompt.each_element(|element| {
+        count += 1;
+        if count <= MAX_PROMPTS {
+            prompts.extend(read_prompt(fields, element, max_chars, vocabulary));
+        }
+    });
+    if count > MAX_PROMPTS {
+        let rule = format!("may be {MAX_PROMPTS} prompts at most");
+        fields.error("prompt", Constraint::Length, rule);
+    }
+    (prompts.len() == count).then_some(prompts)
 }
 
 fn prompt_shape(max_chars: usize, vocabulary: u32) -> Shape {
@@ -205,43 +244,48 @@ fn prompt_shape(max_chars: usize, vocabulary: u32) -> Shape {
     let last_id = u64::from(vocabulary.saturating_sub(1));
     let ids = schema::list(schema::integer(&(0..=last_id)), &(1..=usize::MAX));
     let one = schema::any_of([text.clone(), ids.clone()]);
-    schema::any_of([text, ids, schema::list(one, &(1..=1))])
+    schema::any_of([text, ids, schema::list(one, &(1..=MAX_PROMPTS))])
 }
 
-fn only_element(list: Json<'_>) -> Option<Json<'_>> {
-    let (mut first, mut count) = (None, 0_usize);
+/// The first element is a prompt.
+fn holds_prompts(list: Json<'_>) -> bool {
+    let mut first = None;
     list.each_element(|element| {
-        first.get_or_insert(element);
-        count += 1;
+        first.get_or_insert(element.kind());
     });
-    first.filter(|_| count == 1)
+    matches!(first, Some(JsonKind::Text | JsonKind::List))
 }
 
-fn read_text(fields: &mut Fields<'_>, text: Json<'_>, max_chars: usize) -> Option<Input> {
-    fields
-        .text_of("prompt", text, &(1..=max_chars))
-        .map(Input::Prompt)
+fn read_prompt(
+    fields: &mut Fields<'_>,
+    prompt: Json<'_>,
+    max_chars: usize,
+    vocabulary: u32,
+) -> Option<Input> {
+    match prompt.kind() {
+        JsonKind::Text => fields
+            .text_of("prompt", prompt, &(1..=max_chars))
+            .map(Input::Prompt),
+        JsonKind::List => read_ids(fields, prompt, vocabulary),
+        _ => {
+            let rule = "must be a non-empty string, or token ids, or a list of either";
+            fields.error("prompt", Constraint::Type, rule);
+            None
+        }
+    }
 }
 
 fn read_ids(fields: &mut Fields<'_>, list: Json<'_>, vocabulary: u32) -> Option<Input> {
-    let mut ids = Vec::new();
-    let (mut all_known, mut holds_prompts) = (true, false);
-    list.each_element(|id| {
-        holds_prompts |= matches!(id.kind(), JsonKind::Text | JsonKind::List);
-        match token(id, vocabulary) {
-            Some(id) if all_known => ids.push(id),
-            _ => all_known = false,
-        }
+    let (mut ids, mut all_known) = (Vec::new(), true);
+    list.each_element(|id| match token(id, vocabulary) {
+        Some(id) if all_known => ids.push(id),
+        _ => all_known = false,
     });
     if all_known && !ids.is_empty() {
         return Some(Input::Tokens(ids));
     }
-    let (constraint, rule) = if holds_prompts {
-        (Constraint::Unsupported, "may be one prompt only")
-    } else {
-        (Constraint::Range, "must hold ids of the vocabulary")
-    };
-    fields.error("prompt", constraint, rule);
+    let rule = "must hold ids of the vocabulary";
+    fields.error("prompt", Constraint::Range, rule);
     None
 }
 

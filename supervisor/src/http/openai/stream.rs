@@ -18,6 +18,8 @@ use serde_json::{Value, json};
 #[derive(Debug)]
 pub struct Chunks {
     kind: Kind,
+    /// Number of the choice that is told.
+    index: usize,
     /// `data: {"id":…,"choices":[`: the same for every chunk.
     opening: Vec<u8>,
     options: StreamOptions,
@@ -27,8 +29,20 @@ pub struct Chunks {
 }
 
 impl Chunks {
+    /// Of an answer of one choice.
     #[must_use]
     pub fn new(header: &Header, options: StreamOptions, tokens_in: u32) -> Self {
+        Self::of_choice(header, (0, &header.id), options, tokens_in)
+    }
+
+    /// Of a choice of this number and name.
+    #[must_use]
+    pub fn of_choice(
+        header: &Header,
+        (index, name): (usize, &str),
+        options: StreamOptions,
+        tokens_in: u32,
+    ) -> Self {
         let fixed = json!({
             "id": header.id,
             "object": header.kind.chunk_object(),
@@ -43,10 +57,11 @@ impl Chunks {
         opening.extend_from_slice(b",\"choices\":[");
         Self {
             kind: header.kind,
+            index,
             opening,
             options,
             tokens_in,
-            parts: Parts::of(header.parsing, &header.id),
+            parts: Parts::of(header.parsing, name),
         }
     }
 
@@ -74,11 +89,42 @@ impl Chunks {
     }
 
     /// The chunk that tells usage and nothing else.
-    fn last_chunk(&self, out: &mut Vec<u8>, completion: &Completion) {
+    fn last_chunk(&self, out: &mut Vec<u8>, usage: &Value) {
         out.extend_from_slice(&self.opening);
         out.extend_from_slice(b"],\"usage\":");
-        write_json(out, &usage_of(completion));
+        write_json(out, usage);
         out.extend_from_slice(b"}\n\n");
+    }
+
+    /// The last chunk of the choice.
+    pub(super) fn finish(&mut self, completion: &Completion, out: &mut Vec<u8>) {
+        let usage = || usage_of(completion);
+        if let Some(parts) = &mut self.parts {
+            let delta = parts.finish();
+            let reason = parts.finish_reason(completion.stop_reason);
+            self.chunk_with(out, usage, |out| {
+                self.part(out, &delta, None, Some(reason));
+            });
+        } else {
+            let reason = finish_reason(completion.stop_reason);
+            self.chunk_with(out, usage, |out| {
+                self.choice(out, None, Some(reason));
+            });
+        }
+    }
+
+    /// What comes behind the last chunks of all choices.
+    pub(super) fn end(&self, usage: &Value, out: &mut Vec<u8>) {
+        if self.options.include_usage {
+            self.last_chunk(out, usage);
+        }
+        out.extend_from_slice(b"data: [DONE]\n\n");
+    }
+
+    fn index(&self, out: &mut Vec<u8>) {
+        out.extend_from_slice(b"{\"index\":");
+        write_json(out, &self.index);
+        out.push(b',');
     }
 
     /// The choice of an answer that is taken apart.
@@ -89,14 +135,15 @@ impl Chunks {
         piece: Option<&Piece>,
         finish_reason: Option<&str>,
     ) {
-        out.extend_from_slice(b"{\"index\":0,\"delta\":");
+        self.index(out);
+        out.extend_from_slice(b"\"delta\":");
         write_json(out, delta);
         self.end_of_choice(out, piece, finish_reason);
     }
 
     fn choice(&self, out: &mut Vec<u8>, piece: Option<&Piece>, finish_reason: Option<&str>) {
         let text = piece.map(|piece| piece.text.as_str());
-        out.extend_from_slice(b"{\"index\":0,");
+        self.index(out);
         match (self.kind, text) {
             (Kind::Chat, Some(text)) => {
                 out.extend_from_slice(b"\"delta\":{\"content\":");
@@ -130,7 +177,7 @@ impl Render for Chunks {
             return;
         }
         let role = json!({
-            "index": 0,
+            "index": self.index,
             "delta": {"role": "assistant", "content": ""},
             "logprobs": null,
             "finish_reason": null,
@@ -158,23 +205,8 @@ impl Render for Chunks {
     fn progress(&mut self, _tokens_out: u32, _out: &mut Vec<u8>) {}
 
     fn finished(&mut self, completion: &Completion, out: &mut Vec<u8>) {
-        let usage = || usage_of(completion);
-        if let Some(parts) = &mut self.parts {
-            let delta = parts.finish();
-            let reason = parts.finish_reason(completion.stop_reason);
-            self.chunk_with(out, usage, |out| {
-                self.part(out, &delta, None, Some(reason));
-            });
-        } else {
-            let reason = finish_reason(completion.stop_reason);
-            self.chunk_with(out, usage, |out| {
-                self.choice(out, None, Some(reason));
-            });
-        }
-        if self.options.include_usage {
-            self.last_chunk(out, completion);
-        }
-        out.extend_from_slice(b"data: [DONE]\n\n");
+        self.finish(completion, out);
+        self.end(&usage_of(completion), out);
     }
 
     /// Clients raise on an `error` in place of choices; `[DONE]` would say that all went well.
@@ -183,11 +215,21 @@ impl Render for Chunks {
     }
 }
 
-/// Usage of a whole answer, which also tells how much of the prompt was computed before.
-pub(super) fn usage_of(completion: &Completion) -> Value {
-    let mut usage = usage(completion.tokens_in, completion.tokens_out);
-    usage["prompt_tokens_details"] = json!({"cached_tokens": completion.cached_tokens});
+/// Usage of an answer that has ended, with how much of its prompts was computed before.
+pub(super) fn whole_usage(tokens_in: u32, tokens_out: u32, cached_tokens: u32) -> Value {
+    let mut usage = usage(tokens_in, tokens_out);
+    usage["prompt_tokens_details"] = json!({"cached_tokens": cached_tokens});
     usage
+}
+
+fn usage_of(completion: &Completion) -> Value {
+    let Completion {
+        tokens_in,
+        tokens_out,
+        cached_tokens,
+        ..
+    } = *completion;
+    whole_usage(tokens_in, tokens_out, cached_tokens)
 }
 
 fn usage(tokens_in: u32, tokens_out: u32) -> Value {

@@ -5,51 +5,78 @@
 
 use super::logprobs::List;
 use super::parts::Parts;
-use super::stream::usage_of;
+use super::several::fail_all;
+use super::stream::whole_usage;
 use super::{Header, Kind, finish_reason};
-use crate::engine::{Completion, Failure, RequestStream, StreamEvent};
+use crate::engine::{Completion, Failure, StreamEvent, Streams};
 use crate::error_code::ErrorCode;
+use crate::http::choices::Layout;
 use crate::http::error::ApiError;
-use crate::http::job::Job;
+use crate::http::generation::Accepted;
 use crate::http::sse::write_json;
 use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
 use serde::Serialize;
 use serde_json::{Value, json};
 
+/// Of these choices, in their order.
 pub(in crate::http) async fn respond(
-    mut stream: RequestStream,
-    mut job: Job,
+    accepted: Vec<Accepted>,
     header: &Header,
+    layout: Layout,
 ) -> Result<Response, ApiError> {
-    let mut text = String::new();
-    let mut logprobs = stream.has_logprobs().then(|| List::new(header.kind));
-    let mut events = Vec::new();
-    while stream.next(&mut events).await {
-        for event in events.drain(..) {
+    let (mut streams, mut jobs, mut choices) = (Vec::new(), Vec::new(), Vec::new());
+    for Accepted { stream, job, .. } in accepted {
+        choices.push(Gathered {
+            name: job.id().to_owned(),
+            text: String::new(),
+            logprobs: stream.has_logprobs().then(|| List::new(header.kind)),
+            completion: None,
+        });
+        streams.push(stream);
+        jobs.push(job);
+    }
+    let (mut streams, mut events) = (Streams::new(streams), Vec::new());
+    while streams.next(&mut events).await {
+        for (index, event) in events.drain(..) {
+            let choice = &mut choices[index];
             match event {
                 StreamEvent::Text(piece) => {
-                    text.push_str(&piece.text);
-                    if let (Some(list), Some(listed)) = (&mut logprobs, &piece.logprobs) {
+                    choice.text.push_str(&piece.text);
+                    if let (Some(list), Some(listed)) = (&mut choice.logprobs, &piece.logprobs) {
                         list.add(listed);
                     }
                 }
                 StreamEvent::Finished(completion) => {
-                    job.finished(&completion);
-                    let body = answer(header, &text, logprobs, &completion);
-                    return Ok(([(CONTENT_TYPE, "application/json")], body).into_response());
+                    jobs[index].finished(&completion);
+                    choice.completion = Some(completion);
                 }
                 // The journal gives vectors to those who asked for them.
                 StreamEvent::Embedded(_) => break,
                 StreamEvent::Failed(failure) => {
-                    job.failed(&failure);
+                    let open = jobs.iter_mut().zip(&choices);
+                    let open = open.filter(|(_, choice)| choice.completion.is_none());
+                    fail_all(open.map(|(job, _)| job), &choices[index].name, &failure);
                     return Err(ApiError::of_failure(&failure));
                 }
             }
         }
     }
-    let failure = Failure::new(ErrorCode::Internal, "the stream ended without an end");
-    Err(ApiError::of_failure(&failure))
+    match answer(header, choices, layout) {
+        Some(body) => Ok(([(CONTENT_TYPE, "application/json")], body).into_response()),
+        None => {
+            let failure = Failure::new(ErrorCode::Internal, "the stream ended without an end");
+            Err(ApiError::of_failure(&failure))
+        }
+    }
+}
+
+/// What is known of a choice.
+struct Gathered {
+    name: String,
+    text: String,
+    logprobs: Option<List>,
+    completion: Option<Completion>,
 }
 
 /// What is before the choices.
@@ -65,18 +92,86 @@ struct Opening<'a> {
 /// What is before the log probabilities of the choice.
 #[derive(Serialize)]
 struct Choice<'a> {
-    index: u32,
+    index: usize,
     #[serde(skip_serializing_if = "Option::is_none")]
     message: Option<Value>,
     #[serde(skip_serializing_if = "Option::is_none")]
     text: Option<&'a str>,
 }
 
-/// The answer as JSON. Log probabilities of a long one are tens of megabytes, so they are written into it
-/// once, and it has room for them and no more.
-fn answer(header: &Header, text: &str, logprobs: Option<List>, completion: &Completion) -> Vec<u8> {
+/// A choice as it is written, but for its log probabilities.
+struct Written {
+    before: Vec<u8>,
+    logprobs: Option<List>,
+    after: Vec<u8>,
+}
+
+/// The answer as JSON; `None` where a choice has no end. Log probabilities of a long one are tens of megabytes, so
+/// they are written into it once, and it has room for them and no more.
+fn answer(header: &Header, choices: Vec<Gathered>, layout: Layout) -> Option<Vec<u8>> {
+    let (mut tokens_in, mut cached_tokens) = (Vec::new(), Vec::new());
+    let (mut tokens_out, mut written) = (0_u32, Vec::new());
+    for (index, choice) in choices.into_iter().enumerate() {
+        let completion = choice.completion?;
+        tokens_in.push(completion.tokens_in);
+        cached_tokens.push(completion.cached_tokens);
+        tokens_out = tokens_out.saturating_add(completion.tokens_out);
+        let (before, after) = around(header, (index, &choice.name), &choice.text, &completion);
+        written.push(Written {
+            before,
+            logprobs: choice.logprobs,
+            after,
+        });
+    }
+    let opening = Opening {
+        id: &header.id,
+        object: header.kind.object(),
+        created: header.created,
+        model: &header.model,
+        system_fingerprint: &header.fingerprint,
+    };
+    let mut out = Vec::new();
+    write_json(&mut out, &opening);
+    // Reopens the object that was just closed.
+    out.pop();
+    out.extend_from_slice(b",\"choices\":[");
+    let mut end = b"],\"usage\":".to_vec();
+    let usage = whole_usage(
+        layout.prompt_tokens(tokens_in),
+        tokens_out,
+        layout.prompt_tokens(cached_tokens),
+    );
+    write_json(&mut end, &usage);
+    end.push(b'}');
+    let bytes = |choice: &Written| {
+        let list = choice.logprobs.as_ref().map_or(4, List::bytes);
+        choice.before.len() + list + choice.after.len() + 1
+    };
+    out.reserve_exact(end.len() + written.iter().map(bytes).sum::<usize>());
+    for (index, choice) in written.into_iter().enumerate() {
+        if index > 0 {
+            out.push(b',');
+        }
+        out.extend_from_slice(&choice.before);
+        match choice.logprobs {
+            Some(list) => list.write(&mut out),
+            None => out.extend_from_slice(b"null"),
+        }
+        out.extend_from_slice(&choice.after);
+    }
+    out.extend_from_slice(&end);
+    Some(out)
+}
+
+/// What is before and behind the log probabilities of a choice of this number and name.
+fn around(
+    header: &Header,
+    (index, name): (usize, &str),
+    text: &str,
+    completion: &Completion,
+) -> (Vec<u8>, Vec<u8>) {
     let reason = completion.stop_reason;
-    let parts = Parts::of(header.parsing, &header.id);
+    let parts = Parts::of(header.parsing, name);
     let (message, text, finish_reason) = match (header.kind, parts) {
         (Kind::Chat, Some(parts)) => {
             let (message, finish_reason) = parts.message(text, reason);
@@ -88,41 +183,19 @@ fn answer(header: &Header, text: &str, logprobs: Option<List>, completion: &Comp
         }
         (Kind::Completion, _) => (None, Some(text), finish_reason(reason)),
     };
-    let opening = Opening {
-        id: &header.id,
-        object: header.kind.object(),
-        created: header.created,
-        model: &header.model,
-        system_fingerprint: &header.fingerprint,
-    };
     let choice = Choice {
-        index: 0,
+        index,
         message,
         text,
     };
-    let mut end = b",\"finish_reason\":".to_vec();
-    write_json(&mut end, &finish_reason);
-    end.extend_from_slice(b"}],\"usage\":");
-    write_json(&mut end, &usage_of(completion));
-    end.push(b'}');
-
-    let mut out = Vec::new();
-    write_json(&mut out, &opening);
-    // Reopens the object that was just closed.
-    out.pop();
-    out.extend_from_slice(b",\"choices\":[");
-    write_json(&mut out, &choice);
-    out.pop();
-    out.extend_from_slice(b",\"logprobs\":");
-    match logprobs {
-        Some(list) => {
-            out.reserve_exact(list.bytes() + end.len());
-            list.write(&mut out);
-        }
-        None => out.extend_from_slice(b"null"),
-    }
-    out.extend_from_slice(&end);
-    out
+    let mut before = Vec::new();
+    write_json(&mut before, &choice);
+    before.pop();
+    before.extend_from_slice(b",\"logprobs\":");
+    let mut after = b",\"finish_reason\":".to_vec();
+    write_json(&mut after, &finish_reason);
+    after.push(b'}');
+    (before, after)
 }
 
 #[cfg(test)]
@@ -135,6 +208,10 @@ mod tests {
     use worker_orcd_ipc::{Logprobs, TokenId};
 
     fn answered(kind: Kind, tokens: usize) -> Vec<u8> {
+        answered_all(kind, tokens, Layout::default())
+    }
+
+    fn answered_all(kind: Kind, tokens: usize, layout: Layout) -> Vec<u8> {
         let header = Header {
             kind,
             id: "job".to_owned(),
@@ -166,8 +243,26 @@ mod tests {
             tokens: vec![token; tokens],
             text: testing::text(),
         };
-        let list = (tokens > 0).then(|| List::of(kind, &listed));
-        answer(&header, "a", list, &completion)
+        let choice = |number| Gathered {
+            name: format!("job.{number}"),
+            text: "a".repeat(number),
+            logprobs: (tokens > 0).then(|| List::of(kind, &listed)),
+            completion: Some(completion.clone()),
+        };
+        let choices = (1..=layout.count()).map(choice).collect();
+        answer(&header, choices, layout).expect("each has ended")
+    }
+
+    #[test]
+    fn choices_are_in_their_order_and_each_prompt_is_counted_once() {
+        let layout = Layout { prompts: 2, n: 2 };
+        let body = answered_all(Kind::Completion, 0, layout);
+        let answer: Value = serde_json::from_slice(&body).expect("it is JSON");
+        let choices = answer["choices"].as_array().expect("choices");
+        let told = choices.iter().map(|it| (&it["index"], &it["text"]));
+        let expected = json!([[0, "a"], [1, "aa"], [2, "aaa"], [3, "aaaa"]]);
+        assert_eq!(json!(told.collect::<Vec<_>>()), expected);
+        assert_eq!(answer["usage"], whole_usage(4, 4, 1));
     }
 
     #[test]
@@ -199,8 +294,8 @@ mod tests {
 
     #[test]
     fn a_long_answer_with_log_probabilities_takes_its_own_bytes_and_no_more() {
-        for kind in [Kind::Chat, Kind::Completion] {
-            let body = answered(kind, 5000);
+        for (kind, n) in [(Kind::Chat, 1), (Kind::Completion, 1), (Kind::Chat, 3)] {
+            let body = answered_all(kind, 5000, Layout { prompts: 1, n });
             let unused = body.capacity() - body.len();
             assert!(unused < 1000, "{unused} beside {}", body.len());
         }

@@ -7,6 +7,7 @@ use super::schema::{
 };
 use crate::engine::{Status, StopReason};
 use crate::error_code::{ErrorCode, OTHER_REFUSALS};
+use crate::http::choices::{MAX_N, MAX_PROMPTS};
 use crate::http::mistakes::{Constraint, LISTED};
 use crate::http::openai::logprobs::IMPOSSIBLE;
 use serde_json::{Value, json};
@@ -157,6 +158,7 @@ fn failure() -> Shape {
     ])
 }
 
+const MOST_CHOICES: u64 = MAX_PROMPTS as u64 * MAX_N as u64;
 const REASONS: &[&str] = &["stop", "length"];
 const CHAT_REASONS: &[&str] = &["stop", "length", "tool_calls"];
 
@@ -233,7 +235,7 @@ fn answer<const M: usize, const N: usize>(
         ("created", count()),
         ("model", text()),
         ("system_fingerprint", text()),
-        ("choices", list(choice, &(0..=1))),
+        ("choices", list(choice, &(0..=MOST_CHOICES as usize))),
     ];
     object_with(fields.into_iter().chain(more), optional)
 }
@@ -278,7 +280,7 @@ fn choice(
 ) -> Shape {
     let reasons = values(reasons.iter().copied());
     object([
-        ("index", values([0])),
+        ("index", integer(&(0..=MOST_CHOICES - 1))),
         said,
         ("logprobs", or_null(logprobs)),
         (

@@ -159,20 +159,32 @@ fn response() -> ResponseBuilder {
 
 /// The rest of an answer, asked for by id.
 fn rest(id: &str, tag: &str, parameter: &str) -> OperationBuilder {
-    let place = |name: &str, place: ParameterIn, words: &str| {
+    let place = |name: &str, place: ParameterIn, words: &str, shape: Shape| {
         ParameterBuilder::new()
             .name(name)
             .parameter_in(place)
             .description(Some(words))
-            .schema(Some(schema::integer(&(0..=u64::from(u32::MAX)))))
+            .schema(Some(shape))
             .build()
     };
-    let from = "Pieces of text that the client has";
-    let last = "`id` of the last event that the client has, where from is not given";
+    let number = || schema::integer(&(0..=u64::from(u32::MAX)));
+    let several = schema::pattern(r"^\d{1,9}(\.\d{1,9})+$");
+    let from = place(
+        "from",
+        ParameterIn::Query,
+        "Pieces of text that the client has; of several choices, chunks of each, with dots between them",
+        schema::any_of([number(), several]),
+    );
+    let last = place(
+        "Last-Event-ID",
+        ParameterIn::Header,
+        "`id` of the last event that the client has, where from is not given",
+        number(),
+    );
     operation(id, tag, "The rest of an answer whose connection was lost")
         .parameter(part_of_path(parameter, None))
-        .parameter(place("from", ParameterIn::Query, from))
-        .parameter(place("Last-Event-ID", ParameterIn::Header, last))
+        .parameter(from)
+        .parameter(last)
 }
 
 pub fn cancel(_: &App) -> OperationBuilder {

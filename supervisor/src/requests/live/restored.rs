@@ -43,6 +43,7 @@ impl Requests {
         if let Some(end) = end {
             if let Some(wal) = &mut self.wal {
                 wal.accepted(&record);
+                wal.keep_part(&record, Some(&end));
                 wal.ended(record.id, Some(end), now);
             }
             self.untold.push(record);
@@ -114,6 +115,7 @@ mod tests {
         Restored {
             id: ID,
             job_id: new.job_id,
+            part_of: None,
             client: new.client,
             prompt: new.prompt,
             generated: generated.iter().map(|token| TokenId(*token)).collect(),

@@ -354,3 +354,40 @@ fn what_is_no_log_is_refused() {
     let error = read(file.into(), Ending::Upgrade).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidData);
 }
+
+#[test]
+fn a_part_that_has_ended_stays_as_long_as_another_part_of_its_answer_goes_on() {
+    let mut log = Log::new();
+    let part = |id: u64| {
+        let new = NewRequest {
+            part_of: Some("answer".to_owned()),
+            ..request(&format!("answer.{id}"))
+        };
+        Arc::new(Record::new(RequestId(id), new, OnFault::Resume, log.now))
+    };
+    let (goes_on, ended) = (part(1), part(2));
+    log.wal.accepted(&goes_on);
+    log.wal.accepted(&ended);
+    log.accept(3, 1);
+    let long_ago = log.now.checked_sub(2 * RETOLD_FOR).unwrap();
+    log.end(2, Some(failed()), long_ago);
+    log.end(3, Some(failed()), long_ago);
+    assert_eq!(log.ids(), [1, 2], "the other is an answer of its own");
+    log.wal.keep_part(&ended, Some(&failed()));
+    // Two segments later it is there, and without its reader it is not.
+    for _ in 0..2 {
+        log.wal
+            .begin_segment([(&*goes_on, None)].into_iter())
+            .unwrap();
+    }
+    let read = log.read(Ending::Upgrade);
+    assert_eq!(read[1].end, Some(failed()));
+    assert_eq!(read[1].part_of.as_deref(), Some("answer"));
+    drop(ended);
+    for _ in 0..2 {
+        log.wal
+            .begin_segment([(&*goes_on, None)].into_iter())
+            .unwrap();
+    }
+    assert_eq!(log.ids(), [1]);
+}

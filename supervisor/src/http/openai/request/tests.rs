@@ -73,7 +73,9 @@ fn usage_may_be_asked_for_on_every_chunk() {
 #[test]
 fn what_is_not_supported_is_refused_by_name() {
     for (field, value) in [
-        ("n", json!(2)),
+        ("n", json!(0)),
+        ("n", json!(9)),
+        ("best_of", json!(1)),
         ("tools", json!([{"type": "function"}])),
         ("logit_bias", json!({"5": 101})),
         ("response_format", json!({"type": "xml"})),
@@ -116,37 +118,68 @@ fn a_client_may_set_what_its_template_asks_for() {
 }
 
 #[test]
-fn prompts_are_one_text_or_token_ids() {
-    let input = |prompt: Value| {
-        let read = completion(&json!({ "prompt": prompt }));
-        read.map(|request| request.generation.input)
+fn prompts_are_texts_or_token_ids_or_lists_of_either() {
+    let inputs = |prompt: Value| {
+        let request = completion(&json!({ "prompt": prompt, "n": 2 }))?;
+        assert_eq!(request.more.n, 2);
+        let mut inputs = vec![request.generation.input];
+        inputs.extend(request.more.prompts);
+        Ok::<_, String>(inputs)
     };
-    let text = Ok(Input::Prompt("a".to_owned()));
-    let ids = Ok(Input::Tokens(vec![TokenId(1), TokenId(9)]));
-    assert_eq!(input(json!("a")), text);
-    assert_eq!(input(json!(["a"])), text);
-    assert_eq!(input(json!([1, 9])), ids);
-    assert_eq!(input(json!([[1, 9]])), ids);
+    let text = |text: &str| Input::Prompt(text.to_owned());
+    let ids = |ids: &[u32]| Input::Tokens(ids.iter().copied().map(TokenId).collect());
+    for (prompt, expected) in [
+        (json!("a"), vec![text("a")]),
+        (json!(["a"]), vec![text("a")]),
+        (json!(["a", "b"]), vec![text("a"), text("b")]),
+        (json!([1, 9]), vec![ids(&[1, 9])]),
+        (json!([[1, 9]]), vec![ids(&[1, 9])]),
+        (json!([[1], [2, 3]]), vec![ids(&[1]), ids(&[2, 3])]),
+        (json!(["a", [2]]), vec![text("a"), ids(&[2])]),
+    ] {
+        assert_eq!(inputs(prompt), Ok(expected));
+    }
     for wrong in [
         json!(""),
         json!([]),
         json!([""]),
-        json!(["a", "b"]),
-        json!([[1], [2]]),
+        json!(["a", ""]),
         json!([[]]),
+        json!([[1], []]),
         json!([[[1]]]),
         json!([10]),
+        json!([[1], [10]]),
         json!([1, "a"]),
+        json!(["a", 1]),
         json!([1.5]),
         json!([-1]),
         json!(3),
         json!({}),
+        json!(vec!["a"; MAX_PROMPTS + 1]),
     ] {
-        let message = input(wrong.clone()).unwrap_err();
+        let message = inputs(wrong.clone()).unwrap_err();
         assert!(message.contains("prompt"), "{wrong}: {message}");
     }
-    let message = input(json!(["a", "b"])).unwrap_err();
-    assert!(message.contains("one prompt only"), "{message}");
+    assert_eq!(
+        inputs(json!(vec!["a"; MAX_PROMPTS])).map(|it| it.len()),
+        Ok(MAX_PROMPTS)
+    );
+}
+
+#[test]
+fn every_choice_that_is_made_is_told() {
+    let n = |extra: Value| completion(&extra).map(|request| request.more.n);
+    assert_eq!(n(json!({})), Ok(1));
+    assert_eq!(n(json!({"n": null, "best_of": 1})), Ok(1));
+    assert_eq!(n(json!({"n": 8, "best_of": 8})), Ok(8));
+    for wrong in [
+        json!({"best_of": 2}),
+        json!({"n": 2, "best_of": 3}),
+        json!({"n": 2, "best_of": 1}),
+    ] {
+        assert!(n(wrong.clone()).unwrap_err().contains("best_of"), "{wrong}");
+    }
+    assert_eq!(chat(&json!({"n": 3})).unwrap().more.n, 3);
 }
 
 #[test]

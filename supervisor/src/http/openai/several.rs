@@ -1,0 +1,353 @@
+//! A streamed answer of several choices, told as they come.
+//!
+//! Each choice is told by [`Chunks`] of its own, so its chunks are those of an answer with this choice alone, with
+//! another `index`. How chunks of different choices follow each other depends on when tokens come. What a client has
+//! is therefore counted choice by choice: chunks behind the role, the one with the reason of its end included.
+
+use super::Header;
+use super::request::StreamOptions;
+use super::stream::{Chunks, whole_usage};
+use crate::engine::{Completion, Failure, Skip, StreamEvent, Streams};
+use crate::error_code::ErrorCode;
+use crate::http::choices::Layout;
+use crate::http::generation::Accepted;
+use crate::http::job::Job;
+use crate::http::sse::{Render as _, Source, failure_of};
+use std::task::{Context, Poll};
+
+pub(in crate::http) struct Choices {
+    streams: Streams,
+    choices: Vec<Choice>,
+    layout: Layout,
+    /// Taken and not written. Reused.
+    events: Vec<(usize, StreamEvent)>,
+}
+
+struct Choice {
+    job: Job,
+    chunks: Chunks,
+    tokens_in: u32,
+    /// Tokens of a choice that has ended.
+    tokens_out: Option<u32>,
+    /// Of its prompt, those that were computed before.
+    cached_tokens: u32,
+    /// What the client had before.
+    known: Skip,
+    /// Pieces so far, with those that the client had.
+    pieces: u32,
+}
+
+/// What happened to the rest of an answer of which a choice has failed.
+pub(super) fn fail_all<'a>(jobs: impl Iterator<Item = &'a mut Job>, failed: &str, why: &Failure) {
+    for job in jobs {
+        if job.id() == failed {
+            job.failed(why);
+        } else {
+            let message = "another choice of the answer has failed";
+            job.failed(&Failure::new(ErrorCode::Cancelled, message));
+        }
+    }
+}
+
+impl Choices {
+    pub(in crate::http) fn new(
+        accepted: Vec<Accepted>,
+        header: &Header,
+        options: StreamOptions,
+        layout: Layout,
+    ) -> Self {
+        let (mut streams, mut choices) = (Vec::new(), Vec::new());
+        for (index, accepted) in accepted.into_iter().enumerate() {
+            let Accepted {
+                stream,
+                job,
+                tokens_in,
+            } = accepted;
+            choices.push(Choice {
+                chunks: Chunks::of_choice(header, (index, job.id()), options, tokens_in),
+                job,
+                tokens_in,
+                tokens_out: None,
+                cached_tokens: 0,
+                known: stream.told(),
+                pieces: 0,
+            });
+            streams.push(stream);
+        }
+        Self {
+            streams: Streams::new(streams),
+            choices,
+            layout,
+            events: Vec::new(),
+        }
+    }
+
+    /// The failure of one is that of the answer, and the others are cancelled.
+    fn fail(&mut self, index: usize, failure: &Failure) {
+        self.streams = Streams::default();
+        let failed = self.choices[index].job.id().to_owned();
+        let open = self.choices.iter_mut().filter(|it| it.tokens_out.is_none());
+        fail_all(open.map(|choice| &mut choice.job), &failed, failure);
+    }
+
+    /// Of the whole answer, once all choices have ended.
+    fn tokens_out(&self) -> Option<u32> {
+        let all: Option<Vec<u32>> = self.choices.iter().map(|it| it.tokens_out).collect();
+        Some(all?.into_iter().fold(0, u32::saturating_add))
+    }
+}
+
+impl Choice {
+    /// Writes the end, unless the client has it: the chunk behind the last piece.
+    fn finished(&mut self, completion: &Completion, out: &mut Vec<u8>) {
+        self.job.finished(completion);
+        self.tokens_out = Some(completion.tokens_out);
+        self.cached_tokens = completion.cached_tokens;
+        if !self.known.covers(self.pieces, completion.tokens_out) {
+            self.chunks.finish(completion, out);
+        }
+    }
+}
+
+impl Source for Choices {
+    fn poll_new(&mut self, cx: &mut Context<'_>) -> Poll<bool> {
+        match self.events.is_empty() {
+            true => self.streams.poll_next(cx, &mut self.events),
+            false => Poll::Ready(true),
+        }
+    }
+
+    fn begin(&mut self, out: &mut Vec<u8>) {
+        for choice in &mut self.choices {
+            choice.chunks.begin(out);
+        }
+    }
+
+    fn write(&mut self, out: &mut Vec<u8>) -> bool {
+        let mut events = std::mem::take(&mut self.events);
+        for (index, event) in events.drain(..) {
+            let choice = &mut self.choices[index];
+            let told = match event {
+                StreamEvent::Text(piece) => {
+                    choice.pieces = piece.number + 1;
+                    if choice.known.covers(piece.number, piece.index) {
+                        choice.chunks.known(&piece);
+                        continue;
+                    }
+                    choice.chunks.text(&piece, out);
+                    choice.pieces
+                }
+                StreamEvent::Finished(completion) => {
+                    choice.finished(&completion, out);
+                    choice.pieces + 1
+                }
+                event @ (StreamEvent::Embedded(_) | StreamEvent::Failed(_)) => {
+                    let failure = failure_of(event);
+                    choice.chunks.failed(&failure, out);
+                    self.fail(index, &failure);
+                    return true;
+                }
+            };
+            self.streams.parts()[index].has_told(told);
+        }
+        self.events = events;
+        let (Some(tokens_out), Some(any)) = (self.tokens_out(), self.choices.first()) else {
+            return false;
+        };
+        let tokens_in = self.choices.iter().map(|choice| choice.tokens_in);
+        let cached_tokens = self.choices.iter().map(|choice| choice.cached_tokens);
+        let usage = whole_usage(
+            self.layout.prompt_tokens(tokens_in),
+            tokens_out,
+            self.layout.prompt_tokens(cached_tokens),
+        );
+        any.chunks.end(&usage, out);
+        true
+    }
+
+    fn first_failure(&mut self) -> Option<Failure> {
+        let failures = self.events.iter().filter_map(|(index, event)| match event {
+            StreamEvent::Failed(failure) => Some((*index, failure.clone())),
+            _ => None,
+        });
+        let (index, failure) = failures.min_by_key(|(index, _)| *index)?;
+        self.fail(index, &failure);
+        Some(failure)
+    }
+
+    fn recovering(&self) -> bool {
+        self.streams.recovering()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::http::openai::Kind;
+    use crate::http::tests::app;
+    use crate::requests::record::NewRequest;
+    use crate::requests::testing::{Journal, SEAT, request, step};
+    use crate::text::tools::Parsing;
+    use serde_json::Value;
+    use std::collections::BTreeMap;
+    use std::task::Waker;
+    use worker_orcd_ipc::{FinishReason, RequestId, StepReport};
+
+    const LAYOUT: Layout = Layout { prompts: 1, n: 2 };
+
+    struct Told {
+        journal: Journal,
+        ids: [RequestId; 2],
+        source: Choices,
+    }
+
+    /// Two choices of which the client has this.
+    async fn told(known: [Skip; 2]) -> Told {
+        let app = app(&[]).await;
+        let mut journal = Journal::serving();
+        let mut part = |name: &str| {
+            journal.submit(NewRequest {
+                part_of: Some("x".to_owned()),
+                ..request(name)
+            })
+        };
+        let ((a, first), (b, second)) = (part("x.0"), part("x.1"));
+        let streams = [first, second].into_iter().zip(known);
+        let accepted = streams.map(|(stream, known)| {
+            if let Skip::Pieces(pieces) = known {
+                stream.has_told(pieces);
+            }
+            stream.give_known();
+            let name = stream.job_id().to_owned();
+            Accepted {
+                tokens_in: 2,
+                stream,
+                job: Job::begin(std::sync::Arc::clone(&app), name, String::new()),
+            }
+        });
+        let header = Header {
+            kind: Kind::Chat,
+            id: "x".to_owned(),
+            created: 3,
+            model: "m".to_owned(),
+            fingerprint: "fp".to_owned(),
+            parsing: Parsing::default(),
+        };
+        let options = StreamOptions {
+            include_usage: true,
+            continuous_usage: false,
+        };
+        let source = Choices::new(accepted.collect(), &header, options, LAYOUT);
+        Told {
+            journal,
+            ids: [a, b],
+            source,
+        }
+    }
+
+    impl Told {
+        fn report(&mut self, report: &StepReport) {
+            let journal = &mut self.journal;
+            journal.requests.step(SEAT, report, journal.now).unwrap();
+        }
+
+        /// Both draw; the second ends before the first.
+        fn report_all(&mut self) {
+            let [a, b] = self.ids;
+            let end = |id| (id, FinishReason::MaxTokens);
+            self.report(&step(&[(a, 0, 0), (b, 0, 1)], &[]));
+            self.report(&step(&[(b, 1, 1)], &[end(b)]));
+            self.report(&step(&[(a, 1, 0)], &[]));
+            self.report(&step(&[(a, 2, 1)], &[end(a)]));
+        }
+
+        /// All that can be told, and whether that was the end.
+        fn tell(&mut self) -> (String, bool) {
+            let mut context = Context::from_waker(Waker::noop());
+            let (mut out, mut ended) = (Vec::new(), false);
+            while !ended && self.source.poll_new(&mut context) == Poll::Ready(true) {
+                ended = self.source.write(&mut out);
+            }
+            (String::from_utf8(out).unwrap(), ended)
+        }
+    }
+
+    /// Chunks of each choice, and those of none.
+    fn by_choice(told: &str) -> BTreeMap<Option<u64>, Vec<String>> {
+        let mut chunks: BTreeMap<_, Vec<_>> = BTreeMap::new();
+        for chunk in told.split_terminator("\n\n") {
+            let data = chunk.strip_prefix("data: ").unwrap();
+            let json: Value = serde_json::from_str(data).unwrap_or_default();
+            let of = json["choices"][0]["index"].as_u64();
+            chunks.entry(of).or_default().push(data.to_owned());
+        }
+        chunks
+    }
+
+    #[tokio::test]
+    async fn from_every_place_the_rest_of_each_choice_has_the_same_bytes() {
+        let mut whole = told([Skip::Nothing; 2]).await;
+        whole.report_all();
+        let (text, ended) = whole.tell();
+        assert!(ended && text.ends_with("data: [DONE]\n\n"));
+        let whole = by_choice(&text);
+        // Pieces and an end; then usage, and the last line.
+        let lengths: Vec<_> = whole.iter().map(|(of, it)| (*of, it.len())).collect();
+        assert_eq!(lengths, [(None, 2), (Some(0), 4), (Some(1), 3)]);
+        let usage: Value = serde_json::from_str(&whole[&None][0]).unwrap();
+        assert_eq!(usage["usage"]["prompt_tokens"], 2);
+        assert_eq!(usage["usage"]["completion_tokens"], 5);
+        for first in 0..=4 {
+            for second in 0..=3 {
+                let known = [Skip::Pieces(first), Skip::Pieces(second)];
+                let mut rest = told(known).await;
+                rest.report_all();
+                let (text, ended) = rest.tell();
+                assert!(ended);
+                let rest = by_choice(&text);
+                assert_eq!(rest[&None], whole[&None]);
+                for (index, known) in [(Some(0), first), (Some(1), second)] {
+                    let told = rest.get(&index).cloned().unwrap_or_default();
+                    assert_eq!(told, whole[&index][known as usize..], "{index:?}, {known}");
+                }
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn the_place_of_each_choice_is_known_also_behind_its_end() {
+        let mut told = told([Skip::Nothing; 2]).await;
+        let [a, b] = told.ids;
+        told.report(&step(
+            &[(a, 0, 0), (b, 0, 1)],
+            &[(b, FinishReason::MaxTokens)],
+        ));
+        let (_, ended) = told.tell();
+        assert!(!ended);
+        let place: Vec<_> = told
+            .source
+            .streams
+            .parts()
+            .iter()
+            .map(|it| it.told())
+            .collect();
+        assert_eq!(place, [Skip::Pieces(1), Skip::Pieces(2)]);
+    }
+
+    #[tokio::test]
+    async fn one_that_fails_ends_the_answer_and_the_others_are_cancelled() {
+        let mut told = told([Skip::Nothing; 2]).await;
+        let [a, b] = told.ids;
+        told.report(&step(&[(a, 0, 0), (b, 0, 1)], &[]));
+        told.tell();
+        let now = told.journal.now;
+        told.journal.requests.cancel(b, now);
+        let (text, ended) = told.tell();
+        assert!(
+            ended && text.contains("\"error\"") && !text.contains("[DONE]"),
+            "{text}"
+        );
+        told.journal.run_controls();
+        assert_eq!(told.journal.registry.live(), 0, "nobody works on the first");
+    }
+}
