@@ -2,8 +2,8 @@
 
     python openai_client.py http://127.0.0.1:PORT
 
-A conversation in two turns, streamed; the same request whole; completions; log probabilities; the list of models;
-and a refusal that arrives as the exception a user of the package expects.
+A conversation in two turns, streamed; the same request whole; completions; log probabilities; several choices
+and prompts; the list of models; and a refusal that arrives as the exception a user of the package expects.
 """
 
 import sys
@@ -40,6 +40,7 @@ def main(base_url):
     assert completion.choices[0].text, "the completion is empty"
 
     log_probabilities(client, first_turn, request)
+    several_choices(client, first_turn, {**request, "temperature": 0.9})
 
     try:
         client.chat.completions.create(messages=first_turn, **request, logit_bias={"50256": -101})
@@ -47,7 +48,7 @@ def main(base_url):
         assert "logit_bias.50256" in str(error), error
     else:
         raise AssertionError("a bias that is none was accepted")
-    print(f"openai {openai.__version__}: streamed, whole, two turns, completion, log probabilities, refusal")
+    print(f"openai {openai.__version__}: streamed, whole, two turns, completion, log probabilities, choices, refusal")
 
 
 def log_probabilities(client, messages, request):
@@ -68,6 +69,28 @@ def log_probabilities(client, messages, request):
     assert len(lists.token_logprobs) == len(lists.top_logprobs) == len(lists.text_offset)
     for token, logprob, top in zip(lists.tokens, lists.token_logprobs, lists.top_logprobs):
         assert top[token] == logprob, (token, top)
+
+
+def several_choices(client, messages, request):
+    chat = client.chat.completions.create(messages=messages, n=3, seed=5, **request)
+    streamed = ["", "", ""]
+    for chunk in client.chat.completions.create(
+        messages=messages, n=3, seed=5, stream=True, **request
+    ):
+        for choice in chunk.choices:
+            streamed[choice.index] += choice.delta.content or ""
+    for index, choice in enumerate(chat.choices):
+        alone = client.chat.completions.create(messages=messages, seed=5 + index, **request)
+        assert choice.index == index, choice
+        assert choice.message.content == alone.choices[0].message.content == streamed[index], choice
+
+    prompts = ["1, 2, 3, 4,", "A, B, C, D,"]
+    batch = client.completions.create(prompt=prompts, n=2, seed=5, **request)
+    assert [choice.index for choice in batch.choices] == [0, 1, 2, 3], batch
+    for choice in batch.choices:
+        prompt, k = divmod(choice.index, 2)
+        alone = client.completions.create(prompt=prompts[prompt], seed=5 + k, **request)
+        assert choice.text == alone.choices[0].text, choice
 
 
 def streamed_chat(client, **request):

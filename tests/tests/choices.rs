@@ -2,10 +2,19 @@
 //! for byte, however it is told and whatever happens meanwhile.
 
 use nix::sys::signal::Signal;
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
-use std::thread;
-use worker_orcd_tests::client::Client;
+use std::io::IoSliceMut;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsRawFd as _, OwnedFd};
+use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::net::UnixDatagram;
+use std::path::Path;
+use std::time::Duration;
+use std::{fs, thread};
+use worker_orcd_tests::client::{Client, EventStream, Streaming};
+use worker_orcd_tests::worker::binary;
 use worker_orcd_tests::{Script, Worker, process, wait};
 
 const CHAT: &str = "/v1/chat/completions";
@@ -267,14 +276,125 @@ fn all_choices_are_let_in_or_none() {
     assert_eq!(never.json()["error"]["param"], "prompt");
     let mut stream = client.stream(COMPLETIONS, &streaming(&with(&body, json!({"n": 5}))));
     let _ = stream.next().expect("a chunk");
+    wait_for_load(&worker, 5);
     let later = client.post(COMPLETIONS, &with(&body, json!({"n": 3})));
     assert_eq!(later.status, 429, "{}", later.text());
     assert!(later.header("retry-after").is_some());
-    assert_eq!(load(&worker), 5, "none of the three");
     let two = with(&body, json!({"n": 2})).to_string();
     let mut second = client.connect().expect("a connection");
     let two = client.request("POST", COMPLETIONS, &[], two.as_bytes());
     second.send(&two).expect("sent");
+    // With one of the three there would be no room.
     wait_for_load(&worker, 7);
     stream.disconnect();
+}
+
+/// The descriptor that a supervisor has stored last, by sd_notify(3), as systemd would keep it.
+fn stored(manager: &UnixDatagram) -> OwnedFd {
+    let mut last = None;
+    let pause = Duration::from_millis(300);
+    manager
+        .set_read_timeout(Some(pause))
+        .expect("a socket takes it");
+    loop {
+        let mut bytes = [0; 4096];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let mut words = [IoSliceMut::new(&mut bytes)];
+        // A program that is started later has it, too.
+        let received = recvmsg(manager, &mut words, &mut control, RecvFlags::empty());
+        if received.is_err() {
+            return last.expect("something is stored");
+        }
+        for message in control.drain() {
+            if let RecvAncillaryMessage::ScmRights(descriptors) = message {
+                last = descriptors.last().or(last);
+            }
+        }
+    }
+}
+
+/// A program that starts the worker as systemd does when it hands over what it has kept.
+fn heir(folder: &Path, kept: &OwnedFd) -> std::path::PathBuf {
+    let path = folder.join("heir");
+    let text = format!(
+        "#!/bin/bash\nexec 3<&{}\nexport LISTEN_FDS=1 LISTEN_PID=$$\nexec '{}' \"$@\"\n",
+        kept.as_raw_fd(),
+        binary("tested-worker-orcd").display()
+    );
+    fs::write(&path, text).expect("the folder is ours");
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("the file is ours");
+    path
+}
+
+fn rest(client: &Client, id: &str, from: &str, headers: &[(&str, &str)]) -> Streaming {
+    let mut connection = client.connect().expect("a connection");
+    let path = format!("{CHAT}/{id}{from}");
+    connection
+        .send(&client.request("GET", &path, headers, &[]))
+        .expect("sent");
+    connection.read_head().expect("an answer")
+}
+
+#[test]
+fn the_rest_behind_a_crash_of_the_supervisor_is_told_choice_by_choice() {
+    let folder = tempfile::tempdir().expect("a temporary directory");
+    let socket = folder.path().join("notify");
+    let manager = UnixDatagram::bind(&socket).expect("a socket");
+    let path = socket.display().to_string();
+    let first = Worker::real().env("NOTIFY_SOCKET", &path).start();
+    // Ends at different places, some before the crash.
+    let body = with(&chat(150), json!({"n": 5, "stop": ["."]}));
+    let expected = streamed(&first.client(), CHAT, &body);
+    let chunks: usize = expected.chunks.values().map(Vec::len).sum();
+    let kept = stored(&manager);
+
+    let mut stream = first.client().stream(CHAT, &streaming(&body));
+    let events: Vec<String> = stream.by_ref().take(chunks / 2).map(|it| it.data).collect();
+    process::signal(first.pid(), Signal::SIGKILL);
+    drop(stream);
+    let id: Value = serde_json::from_str(&events[0]).expect("JSON");
+    let id = id["id"].as_str().expect("an id").to_owned();
+    let mut had: BTreeMap<u64, Vec<Value>> = BTreeMap::new();
+    for event in events {
+        let chunk: Value = serde_json::from_str(&event).expect("JSON");
+        let choice = chunk["choices"][0].clone();
+        let index = choice["index"].as_u64().expect("an index");
+        had.entry(index).or_default().push(choice);
+    }
+    // Each begins with its role.
+    let place = had.values().map(|chunks| (chunks.len() - 1).to_string());
+    let place = place.collect::<Vec<_>>().join(".");
+    drop(first);
+
+    let second = Worker::real()
+        .program_at(heir(folder.path(), &kept))
+        .start();
+    let client = second.client();
+    for (from, headers, field) in [
+        ("?from=3", &[][..], "from"),
+        ("", &[("Last-Event-ID", "3")][..], "Last-Event-ID"),
+    ] {
+        let refused = rest(&client, &id, from, headers);
+        let refused = refused.into_response().expect("a body");
+        assert_eq!(refused.status, 400, "{}", refused.text());
+        assert_eq!(refused.json()["error"]["param"], field);
+    }
+    let events = EventStream::new(rest(&client, &id, &format!("?from={place}"), &[]));
+    let told = events
+        .map(|event| event.data)
+        .filter(|data| data != "[DONE]");
+    let mut usage = Value::Null;
+    for data in told {
+        let chunk: Value = serde_json::from_str(&data).expect("JSON");
+        match chunk["choices"][0]["index"].as_u64() {
+            Some(index) => had
+                .entry(index)
+                .or_default()
+                .push(chunk["choices"][0].clone()),
+            None => usage = chunk["usage"].clone(),
+        }
+    }
+    assert_eq!(had, expected.chunks, "from {place}");
+    assert_eq!(usage, expected.usage);
 }

@@ -25,6 +25,8 @@ impl Orphans {
     pub(crate) fn add(&self, record: Arc<Record>) {
         let mut orphans = self.0.lock();
         let parts = orphans.entry(record.answer().to_owned()).or_default();
+        // A job that has ended may have been followed by another of its name.
+        parts.retain(|known| known.job_id != record.job_id);
         parts.push(record);
         parts.sort_by_key(|record| record.id);
     }
@@ -63,7 +65,7 @@ impl Orphans {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::requests::record::OnFault;
+    use crate::requests::record::{NewRequest, OnFault};
     use crate::requests::testing::{Journal, request};
     use tokio::sync::mpsc;
     use worker_orcd_ipc::RequestId;
@@ -80,6 +82,28 @@ mod tests {
         assert!(orphans.take("b", None).is_none());
         assert!(orphans.take("a", Some(owner)).is_some());
         assert!(orphans.take("a", Some(owner)).is_none());
+    }
+
+    #[test]
+    fn an_answer_is_all_of_its_parts_and_the_last_job_of_a_name() {
+        let orphans = Orphans::default();
+        let now = Journal::serving().now;
+        for (id, job) in [(3, "a.1"), (2, "a.0"), (1, "b"), (4, "b")] {
+            let new = NewRequest {
+                part_of: job.starts_with('a').then(|| "a".to_owned()),
+                ..request(job)
+            };
+            let record = Record::new(RequestId(id), new, OnFault::Resume, now);
+            orphans.add(Arc::new(record));
+        }
+        let taken = |answer: &str| {
+            let taken = orphans.take(answer, None).unwrap_or_default();
+            taken.iter().map(|record| record.id.0).collect::<Vec<_>>()
+        };
+        assert_eq!(orphans.parts("a", None), Some(2));
+        assert!(taken("a.0").is_empty(), "a part is no answer");
+        assert_eq!(taken("a"), [2, 3]);
+        assert_eq!(taken("b"), [4]);
     }
 
     #[tokio::test]
