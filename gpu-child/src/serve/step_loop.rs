@@ -10,6 +10,7 @@
 mod commands;
 mod kept_kv;
 mod masks;
+mod pooling;
 
 use super::pacer::Pacer;
 use super::reader::Conversation;
@@ -373,20 +374,6 @@ impl<'a> StepLoop<'a> {
             drawn,
             wanted_rows,
         });
-        Ok(())
-    }
-
-    /// Gives embeddings their rows of a step.
-    fn pool(&mut self, rows: HiddenRows) -> Result<(), Fault> {
-        for row in rows.into_rows() {
-            if !row.is_finite() {
-                return Err(Fault::NonFiniteLogits {
-                    step: self.step,
-                    request: row.request,
-                });
-            }
-            self.scheduler.pool(&row);
-        }
         Ok(())
     }
 

@@ -24,14 +24,17 @@ pub mod stream;
 mod tools;
 pub(super) mod whole;
 
+use self::stream::MessageEvents;
 use super::App;
 use super::correlation::CorrelationId;
 use super::error::{ApiError, Dialect};
 use super::fields::Fields;
-use super::generation::{Asker, Input};
+use super::generation::{Accepted, Asker, Input};
 use super::presentation::Form;
 use super::reading::ModelTerms;
+use super::sse;
 use crate::engine::LoadedModel;
+use crate::text::tools::Parsing;
 use axum::body::Body;
 use axum::extract::{Extension, State};
 use axum::http::Request;
@@ -116,6 +119,34 @@ impl App {
     ) -> Result<Input, ApiError> {
         self.check_model_name(&mut fields, loaded)?;
         request::read_counted(fields, &self.limits, &ModelTerms::of(loaded))
+    }
+}
+
+/// `begun`: the client has had the beginning of it.
+///
+/// # Errors
+/// When nothing was told yet, and nothing but a failure can be.
+pub(super) async fn respond(
+    answer: Accepted,
+    model: &str,
+    is_streamed: bool,
+    parsing: Parsing,
+    begun: bool,
+) -> Result<Response, ApiError> {
+    let Accepted {
+        stream,
+        job,
+        tokens_in,
+    } = answer;
+    // Which block a piece belongs to depends on all before it.
+    stream.give_known();
+    if !is_streamed {
+        return whole::respond(stream, job, model, parsing).await;
+    }
+    let events = MessageEvents::new(job.id(), model, tokens_in, parsing);
+    match begun {
+        true => Ok(sse::go_on(stream, job, events)),
+        false => sse::respond_when_known(stream, job, events).await,
     }
 }
 

@@ -4,7 +4,6 @@
 //! The journal keeps it with the request. So the rest of an answer is told as its beginning was, whoever
 //! tells it.
 
-use super::anthropic::stream::MessageEvents;
 use super::choices::Layout;
 use super::error::ApiError;
 use super::execute::events::{ExecuteEvents, Started};
@@ -204,22 +203,8 @@ impl Form {
                 is_streamed,
                 parsing,
             } => {
-                let Accepted {
-                    stream,
-                    job,
-                    tokens_in,
-                } = only(accepted)?;
-                let model = app.model_id.clone();
-                // Which block a piece belongs to depends on all before it.
-                stream.give_known();
-                if !is_streamed {
-                    return anthropic::whole::respond(stream, job, &model, parsing).await;
-                }
-                let events = MessageEvents::new(job.id(), &model, tokens_in, parsing);
-                match begun {
-                    true => Ok(sse::go_on(stream, job, events)),
-                    false => sse::respond_when_known(stream, job, events).await,
-                }
+                let answer = only(accepted)?;
+                anthropic::respond(answer, &app.model_id, is_streamed, parsing, begun).await
             }
             Self::Responses {
                 created,

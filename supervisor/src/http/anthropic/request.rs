@@ -8,7 +8,9 @@ use crate::http::generation::{GenerationRequest, Input};
 use crate::http::json::{Json, Kind};
 use crate::http::mistakes::Constraint;
 use crate::http::openapi::schema;
-use crate::http::reading::{self, MAX_STOP_CHARS, MAX_STOPS, ModelTerms, read_sampling};
+use crate::http::reading::{
+    self, MAX_STOP_CHARS, MAX_STOPS, ModelTerms, read_logit_bias, read_sampling,
+};
 use crate::http::structure::Asked;
 use crate::text::tools::Parsing;
 use crate::text::{ChatMessage, Conversation};
@@ -54,6 +56,7 @@ pub fn read(
     let (input, structure) = read_prompt(&mut fields, limits, model);
     let max_tokens = read_max_tokens(&mut fields, limits);
     let sampling = read_drawing(&mut fields, model);
+    let logit_bias = read_logit_bias(&mut fields, model);
     let stop = read_stop_sequences(&mut fields);
     let is_streamed = fields.boolean("stream").unwrap_or(false);
     fields.finish().map_err(ApiError::invalid)?;
@@ -67,7 +70,7 @@ pub fn read(
         stop,
         ignore_eos: false,
         logprobs: None,
-        logit_bias: vec![],
+        logit_bias,
         structure,
         on_fault: None,
     };

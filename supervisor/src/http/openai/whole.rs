@@ -262,7 +262,7 @@ mod tests {
         let told = choices.iter().map(|it| (&it["index"], &it["text"]));
         let expected = json!([[0, "a"], [1, "aa"], [2, "aaa"], [3, "aaaa"]]);
         assert_eq!(json!(told.collect::<Vec<_>>()), expected);
-        assert_eq!(answer["usage"], whole_usage(4, 4, 1));
+        assert_eq!(answer["usage"], whole_usage(4, 4, 2));
     }
 
     #[test]

@@ -7,7 +7,7 @@ use crate::config::RequestLimits;
 use crate::http::error::ApiError;
 use crate::http::fields::{Fields, Names, among};
 use crate::http::generation::{GenerationRequest, Input};
-use crate::http::reading::{self, ModelTerms, read_sampling, read_stop};
+use crate::http::reading::{self, ModelTerms, read_logit_bias, read_sampling, read_stop};
 use crate::text::Conversation;
 use crate::text::tools::Parsing;
 use serde_json::Number;
@@ -54,6 +54,7 @@ pub fn read(
     let max_tokens = fields.integer("max_output_tokens", 1..=most);
     let max_tokens = max_tokens.unwrap_or(most) as u32;
     let sampling = read_sampling(&mut fields, model);
+    let logit_bias = read_logit_bias(&mut fields, model);
     let stop = read_stop(&mut fields);
     let is_streamed = fields.boolean("stream").unwrap_or(false);
     let Reasoning { effort, settings } = settings::read_reasoning(&mut fields);
@@ -84,7 +85,7 @@ pub fn read(
         stop,
         ignore_eos: false,
         logprobs: None,
-        logit_bias: vec![],
+        logit_bias,
         structure: tools.asked,
         on_fault: None,
     };

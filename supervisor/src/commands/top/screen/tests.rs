@@ -36,7 +36,7 @@ fn an_ordinary_terminal_shows_all_parts() {
         "model    model.gguf (Q4_1)",
         "KV cache  1.0 MiB of 4.0 MiB",
         "running      4",
-        "deaths      3 (exited 1, signalled 2)",
+        "deaths      3 (signalled 2, exited 1)",
         "tokens/s as watched, at most 8",
         "crash_reports  since 11:58: disk full",
         "11:59  generation 2",

@@ -143,7 +143,7 @@ memory of the device
   free      3.0 GiB of 8.0 GiB
 
 deaths of children
-  deaths      3 (exited 1, signalled 2)
+  deaths      3 (signalled 2, exited 1)
   lately      1 in 1 min, 5 allowed
   the last    1 min 6 s ago (11:59): killed by signal 9
   restarts    2

@@ -61,7 +61,7 @@ fn a_conversation_of_blocks_is_what_templates_know() {
     let call = ToolCall {
         id: Some("toolu_1".to_owned()),
         name: "add".to_owned(),
-        arguments: "{\"a\":[1.0],\"b\":1}".to_owned(),
+        arguments: "{\"b\":1,\"a\":[1.0]}".to_owned(),
     };
     let called = ChatMessage {
         reasoning: Some("Hm".to_owned()),
