@@ -112,7 +112,7 @@ def refusals(client, request):
         else:
             raise AssertionError(f"{word} was accepted and ignored")
 
-    refused(anthropic.BadRequestError, "tool_choice", tool_choice={"type": "any"})
+    refused(anthropic.BadRequestError, "tool_choice", tool_choice={"type": "tool"})
     web = {"type": "web_search_20250305", "name": "web_search"}
     refused(anthropic.BadRequestError, "tools[0].type", tools=[web])
     picture = {"type": "image", "source": {"type": "url", "url": "http://127.0.0.1/a.png"}}

@@ -56,7 +56,7 @@ def events_of(client, request):
 def check_refusals(client, request):
     for extra, field in [
         ({"previous_response_id": "resp_1"}, "previous_response_id"),
-        ({"tool_choice": {"type": "function", "name": "add"}}, "tool_choice"),
+        ({"tool_choice": {"type": "function", "name": "later"}}, "tool_choice"),
         ({"background": True}, "background"),
     ]:
         try:

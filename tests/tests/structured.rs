@@ -137,7 +137,8 @@ fn each_way_to_hold_an_answer_holds_it_whole_and_streamed() {
     let worker = Worker::real().start();
     let client = worker.client();
     let lark = "start: term \"+\" term \"+\" term\nterm: \"1\" | \"22\" | \"\\\"x\\\"\"";
-    let ways: [(Value, fn(&str) -> bool); 7] = [
+    type Way = (Value, fn(&str) -> bool);
+    let ways: [Way; 7] = [
         (json!({"response_format": format(&place())}), is_place),
         (json!({"structured_outputs": {"json": place()}}), is_place),
         (

@@ -31,7 +31,7 @@ const NAME_CHARS: std::ops::RangeInclusive<usize> = 1..=64;
 
 pub(super) fn read(fields: &mut Fields<'_>, max_chars: usize, terms: &ChatTerms) -> Tools {
     let tools = read_tools(fields, terms);
-    let (choice, is_parallel) = read_choice(fields);
+    let (choice, is_parallel) = read_choice(fields, terms);
     let choice = choice.map_or_else(String::new, |choice| format!(",\"tool_choice\":{choice}"));
     let body = format!("{{\"tools\":[{tools}]{choice},\"parallel_tool_calls\":{is_parallel}}}");
     let names: Names = |name| among(name, &[openai::FIELDS]);
@@ -116,15 +116,13 @@ fn read_tool(mut fields: Fields<'_>) -> Result<String, Mistakes> {
     if schema.is_some() && parameters.is_none() {
         fields.error("input_schema", Constraint::Type, "must be an object");
     }
-    let is_lax = |value: Json<'_>| value.boolean() == Some(false);
-    let rule = "needs structured output, which is not supported here";
-    fields.only("strict", || schema::values([false]), is_lax, rule);
+    let is_strict = fields.boolean("strict").unwrap_or(false);
     accept_harmless(&mut fields);
     fields.finish()?;
     let description =
         description.map_or_else(String::new, |it| format!(",\"description\":{}", json!(it)));
     Ok(format!(
-        "{{\"type\":\"function\",\"function\":{{\"name\":{}{description},\"parameters\":{}}}}}",
+        "{{\"type\":\"function\",\"function\":{{\"name\":{}{description},\"parameters\":{},\"strict\":{is_strict}}}}}",
         json!(name),
         parameters.unwrap_or("{}")
     ))
@@ -162,13 +160,20 @@ fn accept_harmless(fields: &mut Fields<'_>) {
 }
 
 /// Chat's `tool_choice`, and its `parallel_tool_calls`.
-fn read_choice(fields: &mut Fields<'_>) -> (Option<Value>, bool) {
+fn read_choice(fields: &mut Fields<'_>, terms: &ChatTerms) -> (Option<Value>, bool) {
     // What chat's reader takes of it.
     fields.says("tool_choice", || {
-        let kind = ("type", schema::values(["auto", "none"]));
-        let single = schema::or_null(schema::boolean());
-        let single = ("disable_parallel_tool_use", single);
-        schema::closed_object([kind, single], &["type"])
+        let single = || {
+            (
+                "disable_parallel_tool_use",
+                schema::or_null(schema::boolean()),
+            )
+        };
+        let kind = |kinds: &[&'static str]| ("type", schema::values(kinds.iter().copied()));
+        match openai::why_not(terms) {
+            Some(_) => schema::closed_object([kind(&["auto", "none"]), single()], &["type"]),
+            None => schema::closed_object([kind(&["auto", "none", "any"]), single()], &["type"]),
+        }
     });
     let Some(given) = fields.take("tool_choice") else {
         return (None, true);

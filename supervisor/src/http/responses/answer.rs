@@ -46,6 +46,8 @@ pub(super) enum Progress {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Usage {
     pub(super) input: u32,
+    /// Of the input, those that were computed before.
+    pub(super) cached: u32,
     pub(super) output: u32,
     pub(super) reasoning: u32,
 }
@@ -56,6 +58,7 @@ impl Progress {
             is_cut: completion.stop_reason == StopReason::MaxTokens,
             usage: Usage {
                 input: completion.tokens_in,
+                cached: completion.cached_tokens,
                 output: completion.tokens_out,
                 reasoning: reasoning_tokens,
             },
@@ -67,7 +70,7 @@ impl Usage {
     fn told(self) -> Value {
         json!({
             "input_tokens": self.input,
-            "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+            "input_tokens_details": {"cached_tokens": self.cached, "cache_write_tokens": 0},
             "output_tokens": self.output,
             "output_tokens_details": {"reasoning_tokens": self.reasoning},
             "total_tokens": self.input.saturating_add(self.output),

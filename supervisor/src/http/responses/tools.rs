@@ -41,7 +41,10 @@ pub(super) struct Tools {
 
 pub(super) fn read(fields: &mut Fields<'_>, max_chars: usize, terms: &ChatTerms) -> Tools {
     fields.says("tools", || shape(terms));
-    fields.says("tool_choice", || schema::values(["none", "auto"]));
+    fields.says("tool_choice", || match chat::why_not(terms) {
+        Some(_) => schema::values(["none", "auto"]),
+        None => schema::values(["none", "auto", "required"]),
+    });
     let are_parallel = fields.boolean("parallel_tool_calls").unwrap_or(true);
     let (list, choice) = (fields.take("tools"), fields.take("tool_choice"));
     let mut written = Written::default();
@@ -275,7 +278,6 @@ mod tests {
                 "tools[2]",
                 "tools[3].type",
                 "tools[4].parameters",
-                "tools[4].strict",
                 "tools[4].extra",
             ]
         );

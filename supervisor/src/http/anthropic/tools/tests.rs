@@ -17,6 +17,14 @@ fn read_body(body: &Value) -> Result<Option<String>, Vec<String>> {
     read_with(body, &ChatTerms::UNKNOWN)
 }
 
+fn held(body: &Value) -> bool {
+    let body = body.to_string();
+    let mut fields = Fields::parse(&body, |name| among(name, &[FIELDS])).unwrap();
+    let tools = read(&mut fields, 500, &ChatTerms::UNKNOWN);
+    fields.finish().unwrap();
+    tools.asked.is_some()
+}
+
 fn named(body: &Value) -> Vec<String> {
     let wrong = read_body(body).unwrap_err();
     let name = |it: &String| it.split(' ').next().unwrap_or_default().to_owned();
@@ -36,7 +44,7 @@ fn tools_are_shown_as_chat_shows_them() {
         "input_examples": [], "allowed_callers": ["direct"],
     }]});
     let shown = "[{\"type\":\"function\",\"function\":{\"name\":\"add\",\"description\":\"Adds \\\"1\\\".\",\
-                 \"parameters\":{\"properties\":{\"a\":{\"enum\":[1.0]}},\"type\":\"object\"}}}]";
+                 \"parameters\":{\"type\":\"object\",\"properties\":{\"a\":{\"enum\":[1.0]}}}}}]";
     assert_eq!(read_body(&body).unwrap().as_deref(), Some(shown));
     let auto = with_choice(&json!({"type": "auto", "disable_parallel_tool_use": false}));
     assert!(read_body(&auto).unwrap().is_some());
@@ -61,18 +69,23 @@ fn mistakes_that_chat_s_reader_finds_have_the_client_s_names() {
     let one = json!({"name": "a", "input_schema": {}});
     let many = json!({"tools": vec![one; openai::MAX_TOOLS + 1]});
     assert!(named(&many).contains(&"tools".to_owned()));
-    let single = with_choice(&json!({"type": "auto", "disable_parallel_tool_use": true}));
-    assert_eq!(named(&single), ["tool_choice.disable_parallel_tool_use"]);
-    for choice in [
-        json!({"type": "any"}),
-        json!({"type": "tool", "name": "now"}),
+    let unknown = with_choice(&json!({"type": "tool", "name": "later"}));
+    assert_eq!(named(&unknown), ["tool_choice"]);
+}
+
+#[test]
+fn what_must_be_called_holds_the_answer() {
+    let strict =
+        json!({"tools": [{"name": "now", "input_schema": {"type": "object"}, "strict": true}]});
+    for body in [
+        with_choice(&json!({"type": "any"})),
+        with_choice(&json!({"type": "tool", "name": "now"})),
+        with_choice(&json!({"type": "auto", "disable_parallel_tool_use": true})),
+        strict,
     ] {
-        let wrong = read_body(&with_choice(&choice)).unwrap_err();
-        assert!(
-            wrong[0].starts_with("tool_choice needs structured output"),
-            "{wrong:?}"
-        );
+        assert!(held(&body), "{body}");
     }
+    assert!(!held(&with_choice(&json!({"type": "auto"}))));
 }
 
 #[test]
@@ -94,7 +107,6 @@ fn each_mistake_is_named_with_its_place() {
             "tools[2].max_uses",
             "tools[3].name",
             "tools[3].input_schema",
-            "tools[3].strict",
             "tools[3].defer_loading",
         ]
     );

@@ -29,7 +29,7 @@ fn header(parsing: Parsing, parallel_tool_calls: bool) -> Header {
 
 fn completion(stop_reason: StopReason) -> Completion {
     Completion {
-        cached_tokens: 0,
+        cached_tokens: 3,
         stop_reason,
         stop_sequence: None,
         tokens_in: 5,
