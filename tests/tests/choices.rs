@@ -49,6 +49,17 @@ fn alone(client: &Client, path: &str, body: &Value, index: usize) -> (Value, Val
     (choice, answer["usage"].clone())
 }
 
+/// Usage without what was computed before, which depends on who asked before.
+fn counted(usage: &Value) -> Value {
+    let mut usage = usage.clone();
+    let details = usage
+        .as_object_mut()
+        .expect("usage")
+        .remove("prompt_tokens_details");
+    assert!(details.is_some_and(|it| it["cached_tokens"].is_u64()));
+    usage
+}
+
 /// What a client makes of a stream: text and end of each choice, and the last usage.
 #[derive(Debug, Default, PartialEq)]
 struct Told {
@@ -72,7 +83,7 @@ impl Told {
             if chunk["usage"].is_object() {
                 assert_eq!(told.usage, Value::Null, "usage is told once");
                 assert_eq!(chunk["choices"], json!([]));
-                told.usage = chunk["usage"].clone();
+                told.usage = counted(&chunk["usage"]);
                 continue;
             }
             let choice = &chunk["choices"][0];
@@ -99,7 +110,7 @@ impl Told {
             assert_eq!(self.ends[&index], choice["finish_reason"], "choice {index}");
         }
         assert_eq!(self.texts.len(), choices.len());
-        assert_eq!(self.usage, answer["usage"]);
+        assert_eq!(self.usage, counted(&answer["usage"]));
     }
 }
 
@@ -140,7 +151,7 @@ fn each_choice_is_the_answer_to_the_next_seed() {
     let expected = json!({
         "prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion,
     });
-    assert_eq!(answer["usage"], expected);
+    assert_eq!(counted(&answer["usage"]), expected);
     streamed(&client, CHAT, &three).assert_says(&answer);
     let greedy = whole(&client, CHAT, &with(&three, json!({"temperature": 0})));
     let said = |index: usize| &greedy["choices"][index]["message"];
@@ -222,7 +233,7 @@ fn an_answer_in_one_piece_goes_on_behind_an_upgrade() {
     for (asking, expected) in asking.into_iter().zip(expected) {
         let answer = asking.join().expect("an answer");
         assert_eq!(answer["choices"], expected["choices"]);
-        assert_eq!(answer["usage"], expected["usage"]);
+        assert_eq!(counted(&answer["usage"]), counted(&expected["usage"]));
     }
 }
 
@@ -392,7 +403,7 @@ fn the_rest_behind_a_crash_of_the_supervisor_is_told_choice_by_choice() {
                 .entry(index)
                 .or_default()
                 .push(chunk["choices"][0].clone()),
-            None => usage = chunk["usage"].clone(),
+            None => usage = counted(&chunk["usage"]),
         }
     }
     assert_eq!(had, expected.chunks, "from {place}");

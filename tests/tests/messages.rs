@@ -247,7 +247,7 @@ fn what_is_shown_to_the_model_is_what_is_counted() {
         ]},
     ]);
     let shown = "<system>Be short.<user>1+1 <|end|><assistant>Hm<tool_call>{\"name\": \"add\", \"arguments\": \
-                 {\"a\": [1.0], \"b\": 1}}<tool>2toolu_1<user>So?True";
+                 {\"b\": 1, \"a\": [1.0]}}<tool>2toolu_1<user>So?True";
     let answer = whole(&client, &body);
     assert_eq!(answer["content"], json!([{"type": "text", "text": shown}]));
     let count = |body: &Value| {
