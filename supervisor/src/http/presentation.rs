@@ -361,6 +361,7 @@ mod tests {
                     tool_choice: json!({"type": "function", "name": "a"}),
                     parallel_tool_calls: false,
                     effort: Some("low".to_owned()),
+                    format: Some(json!({"type": "json_object"})),
                     verbosity: None,
                     metadata: [("a".to_owned(), "\"b\"".to_owned())].into(),
                 }),

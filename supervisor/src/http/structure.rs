@@ -8,6 +8,8 @@
 //! A schema, an expression or a grammar is only carried here. Whether it can be followed is found out where
 //! that costs nobody anything ([`crate::interpreter::grammars`]).
 
+pub(super) mod formats;
+
 use super::App;
 use super::error::ApiError;
 use super::fields::{Fields, Names, among};
@@ -26,6 +28,10 @@ use worker_orcd_ipc::Grammar;
 
 /// Fields of both kinds of completion.
 pub const FIELDS: &[&str] = &[FORMAT, OUTPUTS];
+
+/// Where the Responses API and Anthropic's say the same.
+pub(super) const TEXT_FORMAT: &str = "text.format";
+pub(super) const OUTPUT_FORMAT: &str = "output_config.format";
 
 const FORMAT: &str = "response_format";
 const OUTPUTS: &str = "structured_outputs";
@@ -103,16 +109,26 @@ fn read_format(fields: &mut Fields<'_>) -> Option<Grammar> {
 }
 
 fn read_named_schema(mut fields: Fields<'_>) -> Result<Option<Grammar>, Mistakes> {
+    let named = take_named_schema(&mut fields);
+    fields.finish()?;
+    Ok(named.map(|(_, schema)| Grammar::JsonSchema(schema)))
+}
+
+/// The name and the schema.
+fn take_named_schema(fields: &mut Fields<'_>) -> Option<(String, String)> {
     let name = fields.text("name", &NAME_CHARS);
-    fields.required("name", name);
+    let name = fields.required("name", name);
     // Both say nothing: an answer is held to a schema whatever they are.
     let _ = fields.text("description", &(0..=usize::MAX));
     let _ = fields.boolean("strict");
+    let schema = take_schema(fields);
+    name.zip(schema)
+}
+
+fn take_schema(fields: &mut Fields<'_>) -> Option<String> {
     let schema = fields.take("schema");
     let schema = fields.required("schema", schema);
-    let schema = schema.and_then(|given| read_schema(&mut fields, "schema", given));
-    fields.finish()?;
-    Ok(schema.map(Grammar::JsonSchema))
+    schema.and_then(|given| read_schema(fields, "schema", given))
 }
 
 /// A JSON Schema that is an object, as it was written.
@@ -212,13 +228,13 @@ fn read_choice(outputs: &mut Fields<'_>, kind: &str) -> Option<Vec<String>> {
 }
 
 /// Reads an object inside of a field, whose mistakes have their place.
-fn inside<'a>(
+fn inside<'a, T>(
     fields: &mut Fields<'a>,
     name: &str,
     given: Json<'a>,
     names: Names,
-    read: impl FnOnce(Fields<'a>) -> Result<Option<Grammar>, Mistakes>,
-) -> Option<Grammar> {
+    read: impl FnOnce(Fields<'a>) -> Result<Option<T>, Mistakes>,
+) -> Option<T> {
     let Some(object) = Fields::of(given, names, fields.mistakes()) else {
         fields.error(name, Constraint::Type, "must be an object");
         return None;
@@ -329,7 +345,7 @@ fn refusal(field: &str, fault: &GrammarFault) -> ApiError {
         GrammarFault::Refused(why) => {
             let rule = format!("cannot be followed: {why}");
             let code = match field {
-                FORMAT => "invalid_json_schema",
+                FORMAT | TEXT_FORMAT | OUTPUT_FORMAT => "invalid_json_schema",
                 OUTPUTS => "invalid_grammar",
                 _ => "invalid_function_parameters",
             };

@@ -11,7 +11,7 @@ use crate::http::openapi::schema;
 use crate::http::reading::{
     self, MAX_STOP_CHARS, MAX_STOPS, ModelTerms, read_logit_bias, read_sampling,
 };
-use crate::http::structure::Asked;
+use crate::http::structure::{Asked, OUTPUT_FORMAT, formats};
 use crate::text::tools::Parsing;
 use crate::text::{ChatMessage, Conversation};
 use uuid::Uuid;
@@ -100,10 +100,12 @@ fn read_prompt(
 ) -> (Option<Input>, Option<Asked>) {
     // Where nothing else is set, the body's size and the model's context bound a text.
     let max_chars = limits.max_prompt_chars.unwrap_or(usize::MAX);
-    let settings = settings::read(fields);
+    let (settings, format) = settings::read(fields);
     let messages = conversation::read(fields, max_chars, &model.chat);
     let tools = tools::read(fields, max_chars, &model.chat);
     settings::accept_harmless(fields);
+    let has_tools = tools.shown.is_some();
+    let structure = formats::settle(fields, OUTPUT_FORMAT, format, has_tools, tools.asked);
     let Some(mut messages) = messages else {
         return (None, None);
     };
@@ -119,7 +121,7 @@ fn read_prompt(
             Input::Begun(conversation, settings, beginning)
         }
     };
-    (Some(input), tools.asked)
+    (Some(input), structure)
 }
 
 /// The text of an answer that the client has begun, and the model goes on with.

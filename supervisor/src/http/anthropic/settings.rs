@@ -9,9 +9,11 @@ use crate::http::fields::{Fields, Names, among};
 use crate::http::json::{Json, Kind};
 use crate::http::mistakes::Constraint;
 use crate::http::openapi::schema::{self, Shape};
+use crate::http::structure::formats;
 use crate::text::template::TemplateSetting;
 use serde_json::{Value, json};
 use utoipa::openapi::Type;
+use worker_orcd_ipc::Grammar;
 
 pub(super) const FIELDS: &[&str] = &[
     "thinking",
@@ -41,16 +43,19 @@ const EFFORTS: &[(&str, &str)] = &[
 /// The one rule for an earlier turn's thoughts that changes nothing: all of them stay.
 const KEEPS_THOUGHTS: &str = "clear_thinking_20251015";
 
-pub(super) fn read(fields: &mut Fields<'_>) -> Vec<(String, TemplateSetting)> {
+/// Settings of the template, and what the answer is held to.
+pub(super) fn read(fields: &mut Fields<'_>) -> (Vec<(String, TemplateSetting)>, Option<Grammar>) {
     let thinks = object(fields, "thinking", THINKING, read_thinking);
-    let effort = object(fields, "output_config", OUTPUT, read_effort);
+    let output = object(fields, "output_config", OUTPUT, |output| {
+        Some(read_output(output))
+    });
+    let (effort, format) = output.unwrap_or_default();
     let thinks = thinks.map(|thinks| ("enable_thinking", TemplateSetting::Flag(thinks)));
     let effort =
         effort.map(|effort| ("reasoning_effort", TemplateSetting::Word(effort.to_owned())));
     let settings = thinks.into_iter().chain(effort);
-    settings
-        .map(|(name, setting)| (name.to_owned(), setting))
-        .collect()
+    let settings = settings.map(|(name, setting)| (name.to_owned(), setting));
+    (settings.collect(), format)
 }
 
 /// What is read of an object inside of the body, with its mistakes at their place.
@@ -87,11 +92,9 @@ fn read_thinking(fields: &mut Fields<'_>) -> Option<bool> {
     thinks
 }
 
-fn read_effort(fields: &mut Fields<'_>) -> Option<&'static str> {
+fn read_output(fields: &mut Fields<'_>) -> (Option<&'static str>, Option<Grammar>) {
     let effort = fields.word("effort", EFFORTS);
-    let rule = "needs structured output, which is not supported here";
-    fields.only("format", schema::null, |_| false, rule);
-    effort
+    (effort, formats::read_of_output(fields))
 }
 
 /// Takes out all that is harmless, and notes what is not.

@@ -56,7 +56,7 @@ pub(super) fn data() -> Shape {
 pub(super) fn response() -> Shape {
     let error = object([("code", values(["server_error"])), ("message", text())]);
     let why = object([("reason", values(["max_output_tokens"]))]);
-    let format = object([("type", values(["text"]))]);
+    let format = object([("type", values(["text", "json_object", "json_schema"]))]);
     let statuses = ["in_progress", "completed", "incomplete", "failed"];
     object([
         ("id", text()),

@@ -19,6 +19,8 @@ pub struct Echo {
     pub tool_choice: Value,
     pub parallel_tool_calls: bool,
     pub effort: Option<String>,
+    /// What it is held to; `None`: text.
+    pub format: Option<Value>,
     pub verbosity: Option<String>,
     pub metadata: BTreeMap<String, String>,
 }
@@ -97,6 +99,10 @@ impl Header {
             }
         };
         let echo = &self.echo;
+        let format = echo
+            .format
+            .clone()
+            .unwrap_or_else(|| json!({"type": "text"}));
         let output = items.iter().enumerate();
         let output: Vec<Value> = output.map(|(at, item)| self.item(at, item)).collect();
         json!({
@@ -116,7 +122,7 @@ impl Header {
             "reasoning": {"effort": echo.effort, "summary": null},
             "store": false,
             "temperature": echo.temperature,
-            "text": {"format": {"type": "text"}, "verbosity": echo.verbosity},
+            "text": {"format": format, "verbosity": echo.verbosity},
             "tool_choice": echo.tool_choice,
             "tools": [],
             "top_p": echo.top_p,

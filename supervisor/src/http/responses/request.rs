@@ -8,6 +8,7 @@ use crate::http::error::ApiError;
 use crate::http::fields::{Fields, Names, among};
 use crate::http::generation::{GenerationRequest, Input};
 use crate::http::reading::{self, ModelTerms, read_logit_bias, read_sampling, read_stop};
+use crate::http::structure::{TEXT_FORMAT, formats};
 use crate::text::Conversation;
 use crate::text::tools::Parsing;
 use serde_json::Number;
@@ -58,7 +59,10 @@ pub fn read(
     let stop = read_stop(&mut fields);
     let is_streamed = fields.boolean("stream").unwrap_or(false);
     let Reasoning { effort, settings } = settings::read_reasoning(&mut fields);
-    let verbosity = settings::read_text(&mut fields);
+    let text = settings::read_text(&mut fields);
+    let (format, told_format) = text.format.unzip();
+    let has_tools = tools.shown.is_some();
+    let structure = formats::settle(&mut fields, TEXT_FORMAT, format, has_tools, tools.asked);
     let metadata = settings::read_metadata(&mut fields);
     settings::accept(&mut fields);
     fields.finish().map_err(ApiError::invalid)?;
@@ -70,7 +74,8 @@ pub fn read(
         tool_choice: tools.choice,
         parallel_tool_calls: tools.are_parallel,
         effort,
-        verbosity,
+        format: told_format,
+        verbosity: text.verbosity,
         metadata,
     };
     let conversation = Conversation {
@@ -86,7 +91,7 @@ pub fn read(
         ignore_eos: false,
         logprobs: None,
         logit_bias,
-        structure: tools.asked,
+        structure,
         on_fault: None,
     };
     Ok(ResponsesRequest {

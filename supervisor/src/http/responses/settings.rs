@@ -2,12 +2,14 @@
 
 use crate::http::fields::{Fields, Names, among};
 use crate::http::json::{Json, Kind};
-use crate::http::mistakes::{Constraint, FieldError, Mistakes};
+use crate::http::mistakes::{Constraint, Mistakes};
 use crate::http::openapi::schema::{self, Shape};
+use crate::http::structure::formats;
 use crate::text::template::TemplateSetting;
 use serde_json::Value;
 use std::collections::BTreeMap;
 use utoipa::openapi::Type;
+use worker_orcd_ipc::Grammar;
 
 pub(super) const FIELDS: &[&str] = &[
     "reasoning",
@@ -75,7 +77,6 @@ const MAX_VALUE_CHARS: usize = 512;
 
 const REASONING: Names = |name| among(name, &[&["effort", "summary"]]);
 const TEXT: Names = |name| among(name, &[&["format", "verbosity"]]);
-const FORMAT: Names = |name| among(name, &[&["type"]]);
 const STREAM_OPTIONS: Names = |name| among(name, &[&["include_obfuscation"]]);
 
 #[derive(Debug, Default)]
@@ -108,31 +109,21 @@ pub(super) fn read_reasoning(fields: &mut Fields<'_>) -> Reasoning {
     }
 }
 
-/// `text`: its format, and its verbosity, which is repeated and of which the model is not told.
-pub(super) fn read_text(fields: &mut Fields<'_>) -> Option<String> {
-    let verbosity = nested(fields, "text", TEXT, |mut inside| {
-        nested(&mut inside, "format", FORMAT, read_format);
-        let verbosity = inside.word("verbosity", VERBOSITIES);
-        inside.finish().map(|()| verbosity)
-    });
-    verbosity.flatten().map(str::to_owned)
+/// What `text` says.
+#[derive(Debug, Default)]
+pub(super) struct TextSettings {
+    pub(super) format: Option<(Grammar, Value)>,
+    pub(super) verbosity: Option<String>,
 }
 
-fn read_format(mut format: Fields<'_>) -> Result<(), Mistakes> {
-    let text = || schema::values(["text"]);
-    let rule = "may be text only: structured output is not supported";
-    format.says("type", text);
-    let kind = format.take("type");
-    if format
-        .required("type", kind)
-        .is_some_and(|it| !is_text(it, "text"))
-    {
-        // What another format says is not looked at.
-        let mut mistakes = format.mistakes().inside();
-        mistakes.note(|| FieldError::new("type", Constraint::Unsupported, rule));
-        return Err(mistakes);
-    }
-    format.finish()
+/// `text`: its format, and its verbosity, which is repeated and of which the model is not told.
+pub(super) fn read_text(fields: &mut Fields<'_>) -> TextSettings {
+    let text = nested(fields, "text", TEXT, |mut inside| {
+        let format = formats::read_of_text(&mut inside);
+        let verbosity = inside.word("verbosity", VERBOSITIES).map(str::to_owned);
+        inside.finish().map(|()| TextSettings { format, verbosity })
+    });
+    text.unwrap_or_default()
 }
 
 /// Up to 16 pairs of short texts, which the answer repeats.

@@ -199,7 +199,7 @@ fn what_changes_an_answer_and_is_not_done_is_refused_by_name() {
         ),
         (
             json!({"output_config": {"format": {"type": "json_schema"}}}),
-            "output_config.format needs structured output",
+            "output_config.format.schema is required",
         ),
         (
             json!({"output_config": {"effort": "most"}}),
@@ -249,5 +249,20 @@ fn the_text_of_an_answer_that_was_begun_is_told_from_the_conversation() {
     assert_eq!(
         (conversation.messages.len(), beginning.as_str()),
         (1, "I am")
+    );
+}
+
+#[test]
+fn a_format_holds_the_answer_and_goes_with_no_tools() {
+    let format = json!({"format": {"type": "json_schema", "schema": {"type": "object"}}});
+    let held = json!({"output_config": format});
+    let asked = read_with(&held).unwrap().generation.structure.unwrap();
+    assert_eq!(asked.field, "output_config.format");
+    let tools = json!([{"name": "now", "input_schema": {"type": "object"}}]);
+    let both = json!({"output_config": format, "tools": tools});
+    let wrong = read_with(&both).unwrap_err();
+    assert!(
+        wrong.contains("output_config.format cannot be given together with tools"),
+        "{wrong}"
     );
 }

@@ -21,6 +21,7 @@ fn header(parsing: Parsing, parallel_tool_calls: bool) -> Header {
             tool_choice: json!("auto"),
             parallel_tool_calls,
             effort: None,
+            format: Some(json!({"type": "json_object"})),
             verbosity: None,
             metadata: BTreeMap::new(),
         },

@@ -3,9 +3,11 @@
 use super::*;
 use crate::engine::{OnFault, SamplingDefaults};
 use crate::http::error::Dialect;
+use crate::text::Structure;
 use crate::text::template::TemplateSetting;
 use crate::text::tools::ChatTerms;
 use serde_json::{Value, json};
+use worker_orcd_ipc::Grammar;
 
 const MODEL: ModelTerms = ModelTerms {
     n_embd: 64,
@@ -100,7 +102,7 @@ fn settings_are_read_and_repeated() {
     let echo = serde_json::to_value(&request.echo).unwrap();
     let expected = json!({
         "temperature": 0.8, "top_p": 0.3, "max_output_tokens": 9, "tool_choice": "none",
-        "parallel_tool_calls": true, "effort": "none", "verbosity": "high", "metadata": {"a": "b"},
+        "parallel_tool_calls": true, "effort": "none", "format": null, "verbosity": "high", "metadata": {"a": "b"},
     });
     assert_eq!(echo, expected);
     assert_eq!(request.generation.max_tokens, 9);
@@ -114,7 +116,7 @@ fn settings_are_read_and_repeated() {
 
 #[test]
 fn what_is_not_done_is_refused_by_name() {
-    let format = json!({"type": "json_schema", "name": "a", "schema": {}});
+    let format = json!({"type": "xml"});
     for (extra, field) in [
         (
             json!({"previous_response_id": "resp_1"}),
@@ -141,6 +143,10 @@ fn what_is_not_done_is_refused_by_name() {
             "stream_options.include_obfuscation",
         ),
         (json!({"tool_choice": "required"}), "tool_choice"),
+        (
+            json!({"text": {"format": {"type": "json_schema", "name": "a"}}}),
+            "text.format.schema",
+        ),
         (json!({"max_output_tokens": 101}), "max_output_tokens"),
         (json!({"metadata": {"a": 3}}), "metadata"),
         (json!({"metadata": {"a": "x".repeat(513)}}), "metadata"),
@@ -154,4 +160,32 @@ fn what_is_not_done_is_refused_by_name() {
         assert_eq!(error["param"], field, "{extra}: {error}");
         assert_eq!(error["type"], "invalid_request_error");
     }
+}
+
+#[test]
+fn a_format_holds_the_answer_and_is_repeated() {
+    let schema =
+        json!({"type": "json_schema", "name": "a", "schema": {"type": "object"}, "strict": true});
+    let object = json!({"type": "json_object"});
+    for (format, told) in [
+        (
+            schema,
+            json!({"type": "json_schema", "name": "a", "schema": {"type": "object"}}),
+        ),
+        (object.clone(), object),
+    ] {
+        let body = json!({"text": {"format": format}});
+        let request = read_body(&with(&body)).unwrap();
+        let asked = request.generation.structure.expect("what holds it");
+        let schema = Grammar::JsonSchema("{\"type\":\"object\"}".to_owned());
+        assert_eq!(asked.field, "text.format");
+        assert_eq!(asked.structure, Structure::Answer(schema));
+        assert_eq!(request.echo.format, Some(told));
+    }
+    let text = json!({"text": {"format": {"type": "text"}}});
+    let request = read_body(&with(&text)).unwrap();
+    assert_eq!(
+        (request.generation.structure, request.echo.format),
+        (None, None)
+    );
 }

@@ -1,0 +1,118 @@
+//! Formats of an answer as the Responses API and Anthropic's write them, inside of another field.
+//!
+//! ```text
+//! "text": {"format": {"type": "json_schema", "name": "point", "schema": {…}}}
+//! "output_config": {"format": {"type": "json_schema", "schema": {…}}}
+//! ```
+
+use super::{ANY_OBJECT, Asked, NAME_CHARS, inside, take_named_schema, take_schema};
+use crate::http::fields::{Fields, Names, among};
+use crate::http::mistakes::Constraint;
+use crate::http::openapi::schema::{self, Shape};
+use crate::text::Structure;
+use serde_json::{Value, json};
+use utoipa::openapi::Type;
+use worker_orcd_ipc::Grammar;
+
+const FORMAT: &str = "format";
+
+const OF_TEXT: Names = |name| {
+    among(
+        name,
+        &[&["type", "name", "description", "schema", "strict"]],
+    )
+};
+const OF_OUTPUT: Names = |name| among(name, &[&["type", "schema"]]);
+
+/// `format` of the Responses API's `text`: what the answer is held to, and what it repeats.
+pub(in crate::http) fn read_of_text(fields: &mut Fields<'_>) -> Option<(Grammar, Value)> {
+    fields.says(FORMAT, text_shape);
+    let given = fields.take(FORMAT)?;
+    inside(fields, FORMAT, given, OF_TEXT, |mut format| {
+        let kinds = [("text", 0), ("json_object", 1), ("json_schema", 2)];
+        let kind = format.word("type", &kinds);
+        let kind = format.required("type", kind);
+        let named = match kind {
+            Some(2) => take_named_schema(&mut format),
+            _ => None,
+        };
+        format.finish()?;
+        Ok(match kind {
+            Some(1) => {
+                let object = Grammar::JsonSchema(ANY_OBJECT.to_owned());
+                Some((object, json!({"type": "json_object"})))
+            }
+            _ => named.map(|(name, schema)| {
+                // It was read as an object, and one that nests deeper than is read here is refused later.
+                let keywords: Value = serde_json::from_str(&schema).unwrap_or_default();
+                let told = json!({"type": "json_schema", "name": name, "schema": keywords});
+                (Grammar::JsonSchema(schema), told)
+            }),
+        })
+    })
+}
+
+/// `format` of Anthropic's `output_config`.
+pub(in crate::http) fn read_of_output(fields: &mut Fields<'_>) -> Option<Grammar> {
+    fields.says(FORMAT, output_shape);
+    let given = fields.take(FORMAT)?;
+    inside(fields, FORMAT, given, OF_OUTPUT, |mut format| {
+        let kind = format.word("type", &[("json_schema", ())]);
+        format.required("type", kind);
+        let schema = take_schema(&mut format);
+        format.finish()?;
+        Ok(schema.map(Grammar::JsonSchema))
+    })
+}
+
+/// What holds the answer, of a format and of tools: they exclude each other. `field`: where the format is.
+pub(in crate::http) fn settle(
+    fields: &mut Fields<'_>,
+    field: &'static str,
+    format: Option<Grammar>,
+    has_tools: bool,
+    calls: Option<Asked>,
+) -> Option<Asked> {
+    fields.says_of_all(|| rule_of_tools(field));
+    let Some(grammar) = format else {
+        return calls;
+    };
+    if has_tools {
+        let rule = "cannot be given together with tools that may be called";
+        fields.error(field, Constraint::Conflict, rule);
+    }
+    let structure = Structure::Answer(grammar);
+    Some(Asked { field, structure })
+}
+
+fn rule_of_tools(field: &str) -> Shape {
+    let no_tools = schema::or_null(schema::values([json!([])]));
+    let text = schema::closed_object([("type", schema::values(["text"]))], &["type"]);
+    let outside = field.split('.').next().unwrap_or_default();
+    let free = schema::object_with([], [(FORMAT, schema::or_null(text))]);
+    schema::any_of([
+        schema::object_with([], [("tools", no_tools)]),
+        schema::object_with([], [(outside, schema::or_null(free))]),
+    ])
+}
+
+fn text_shape() -> Shape {
+    let typed = |kind: &str| schema::closed_object([("type", schema::values([kind]))], &["type"]);
+    let held = schema::closed_object(
+        [
+            ("type", schema::values(["json_schema"])),
+            ("name", schema::text_of(&NAME_CHARS)),
+            ("description", schema::or_null(schema::text())),
+            ("schema", schema::of_type(Type::Object)),
+            ("strict", schema::or_null(schema::boolean())),
+        ],
+        &["type", "name", "schema"],
+    );
+    schema::any_of([typed("text"), typed("json_object"), held])
+}
+
+fn output_shape() -> Shape {
+    let kind = schema::values(["json_schema"]);
+    let members = [("type", kind), ("schema", schema::of_type(Type::Object))];
+    schema::closed_object(members, &["type", "schema"])
+}
