@@ -74,9 +74,12 @@ def filter_failure(_context, _failure, case, response):
     has_call = any(name in json.dumps(body) for name in ('"tool_calls"', '"function_call"'))
     is_no_json = has_call and "text of a JSON object" in response.text
     # What an answer can be begun with depends on who speaks last, and a schema has no word for the last of a list.
+    # A system's message without a text is none.
     messages = body.get("messages")
-    last = messages[-1] if isinstance(messages, list) and messages else None
-    is_begun = isinstance(last, dict) and last.get("role") == "assistant" and "continued" in response.text
+    messages = messages if isinstance(messages, list) else []
+    roles = [it.get("role") for it in messages if isinstance(it, dict)]
+    speakers = [role for role in roles if role != "system"]
+    is_begun = speakers[-1:] == ["assistant"] and "continued" in response.text
     # Inside of an object of any kind.
     is_wide = has_wide_number(body) and "no integer beyond 64 bits" in response.text
     is_not_held = any(map(body.get, HOLDING)) and any(words in response.text for words in NOT_HELD)
