@@ -156,7 +156,7 @@ fn without_a_key_health_tells_of_no_file_process_or_request() {
         .collect();
     assert_eq!(
         told,
-        ["since", "state", "status", "uptime_seconds", "version"]
+        ["status", "state", "since", "uptime_seconds", "version"]
     );
     assert_eq!(outline["status"], "healthy");
     assert!(worker.client().with_key("a-key").health()["child"]["pid"].is_u64());
@@ -363,7 +363,7 @@ fn pages_may_ask_from_where_cors_origins_say() {
 fn what_is_not_there_is_answered_with_what_is() {
     let worker = scripted().start();
     let client = worker.client();
-    let answer = client.get("/v1/responses");
+    let answer = client.get("/v1/rerank");
     assert_eq!(answer.status, 404);
     let message = answer.json()["error"]["message"]
         .as_str()
