@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!                 grammar  ┌───────────────────┐ matcher, first mask
-//!              ┌──────────►│ the compiler      ├──────────────┐
+//!              ┌──────────►│ compilers, a few  ├──────────────┐
 //!   ┌──────────┴──┐        └───────────────────┘              │
 //!   │ Grammars    │◄──────────────────────────────────────────┤ answers
 //!   └──────────┬──┘        ┌───────────────────┐              │
@@ -11,7 +11,7 @@
 //! ```
 //!
 //! A matcher travels: it is here between two masks, and with a worker while that computes one. What takes long,
-//! a compilation or the replay of a history, is the compiler's, so that it delays no mask of others. The threads
+//! a compilation or the replay of a history, is a compiler's, so that it delays no mask of others. The threads
 //! start with the first grammar.
 //!
 //! An error, a panic inside llguidance too, is the answer to one ticket and ends nothing else.
@@ -26,7 +26,7 @@ use worker_orcd_grammar::limits::STACK_BYTES;
 use worker_orcd_grammar::{Compiler, GrammarError, Mask, Matcher};
 use worker_orcd_ipc::{Grammar, TokenId, TokenizerFacts};
 
-/// Threads beside the compiler. A mask takes a small part of a step, so few serve many streams.
+/// Threads that compile, and as many that compute masks. A mask takes a small part of a step, so few serve many streams.
 const MOST_WORKERS: usize = 4;
 
 type Job = Box<dyn FnOnce() + Send>;
@@ -196,7 +196,7 @@ impl Grammars {
         let queues = match self.queues.take() {
             Some(queues) => queues,
             None => Queues {
-                compiler: start("grammar", 1)?,
+                compiler: start("grammar", workers())?,
                 workers: start("mask", workers())?,
             },
         };

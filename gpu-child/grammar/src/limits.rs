@@ -10,6 +10,9 @@ pub const MAX_GRAMMAR_BYTES: usize = 256 << 10;
 /// the stack for each.
 pub const MAX_LARK_LINES: usize = 4096;
 
+/// Alternatives of a Lark grammar, which may all be looked at for one byte, each beside each other.
+pub const MAX_LARK_ALTERNATIVES: usize = 4096;
+
 /// Brackets inside brackets in a Lark grammar, which are parsed by recursion. JSON and regular expressions
 /// have such limits in their own parsers.
 pub const MAX_LARK_NESTING: usize = 128;

@@ -5,7 +5,7 @@
 //! [`MAX_INDENT`] characters: a model that has nothing to say must not go on with white space for ever.
 
 use crate::error::GrammarError;
-use crate::limits::{MAX_GRAMMAR_BYTES, MAX_LARK_LINES, MAX_LARK_NESTING};
+use crate::limits::{MAX_GRAMMAR_BYTES, MAX_LARK_ALTERNATIVES, MAX_LARK_LINES, MAX_LARK_NESTING};
 use llguidance::JsonCompileOptions;
 use llguidance::api::TopLevelGrammar;
 use serde_json::{Map, Value};
@@ -78,6 +78,13 @@ fn check_lark(text: &str) -> Result<(), GrammarError> {
     let lines = text.lines().count();
     if lines > MAX_LARK_LINES {
         let why = format!("it has {lines} lines; at most {MAX_LARK_LINES} are compiled");
+        return Err(GrammarError::new(why));
+    }
+    let alternatives = text.bytes().filter(|byte| *byte == b'|').count();
+    if alternatives > MAX_LARK_ALTERNATIVES {
+        let why = format!(
+            "it has {alternatives} alternatives; at most {MAX_LARK_ALTERNATIVES} are compiled"
+        );
         return Err(GrammarError::new(why));
     }
     let (mut depth, mut deepest) = (0_usize, 0);

@@ -399,6 +399,7 @@ impl<'a> StepLoop<'a> {
         self.pacer.observe(step.shape, took);
         let report = self.scheduler.complete(step.step, drawn);
         let report = report.map_err(scheduler_fault)?;
+        self.ask_for_masks();
         Ok(StepReport {
             logprobs: step.wanted_rows.answer(&report.drawn),
             sealed: self.seal()?,

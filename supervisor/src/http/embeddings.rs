@@ -57,6 +57,12 @@ async fn try_embeddings(
         app.check_fit(&model, read::INPUT, tokens.len())?;
         prompts.push_back(tokens);
     }
+    // The ids live until the last vector is there; the body does not.
+    let bytes = prompts
+        .iter()
+        .map(|it: &Vec<TokenId>| size_of_val(&**it))
+        .sum();
+    let _held = app.bodies.room_for_prompt(bytes)?;
     drop(room);
     let batch = Batch {
         app: Arc::clone(app),

@@ -88,6 +88,11 @@ impl Job {
         self.log_end(&End::Answered(completion));
     }
 
+    /// Another supervisor has told of its end, and counted it.
+    pub fn was_told(&mut self) {
+        self.ended = true;
+    }
+
     /// `tokens_in` tokens have become a vector.
     pub fn embedded(&mut self, tokens_in: u32, embedding: &Embedding) {
         self.ended = true;

@@ -166,7 +166,7 @@ impl Form {
                 let memory = move || app.device_bytes_in_use();
                 let render = ExecuteEvents::new(started, metrics, memory);
                 Ok(match begun {
-                    true => sse::go_on(stream, job, render),
+                    true => sse::go_on_begun(stream, job, render),
                     false => sse::respond(stream, job, render),
                 })
             }

@@ -71,6 +71,8 @@ pub trait Source: Send + Unpin + 'static {
     fn write(&mut self, out: &mut Vec<u8>) -> bool;
     /// The failure that comes before everything else, where there is one.
     fn first_failure(&mut self) -> Option<Failure>;
+    /// The client has had something of it from another supervisor.
+    fn has_told(&self) -> bool;
     /// True while its child is dead or overdue.
     fn recovering(&self) -> bool;
     /// Writes what fills a long silence.
@@ -106,6 +108,15 @@ pub fn go_on<R: Render>(stream: RequestStream, job: Job, render: R) -> Response 
 #[must_use]
 pub fn go_on_with<S: Source>(source: S) -> Response {
     let mut body = EventBody::new(source);
+    // A client that was told nothing yet has had the head alone.
+    body.begun = body.source.has_told();
+    respond_with(body)
+}
+
+/// [`go_on`] where the beginning is told at once, before there is anything of the answer.
+#[must_use]
+pub fn go_on_begun<R: Render>(stream: RequestStream, job: Job, render: R) -> Response {
+    let mut body = EventBody::new(One::new(stream, job, render));
     body.begun = true;
     respond_with(body)
 }
@@ -235,6 +246,10 @@ impl<R: Render> Source for One<R> {
             self.render.progress(self.stream.tokens_out(), out);
         }
         ended
+    }
+
+    fn has_told(&self) -> bool {
+        self.known != Skip::Nothing
     }
 
     fn keep_alive(&mut self, out: &mut Vec<u8>) {

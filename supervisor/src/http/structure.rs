@@ -21,7 +21,9 @@ use crate::error_code::ErrorCode;
 use crate::interpreter::GrammarFault;
 use crate::text::Structure;
 use crate::text::tools::Parsing;
+use serde::de::IgnoredAny;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 use utoipa::openapi::Type;
 use worker_orcd_grammar::limits::MAX_GRAMMAR_BYTES;
 use worker_orcd_ipc::Grammar;
@@ -45,6 +47,9 @@ const KINDS: &[&str] = &["json", "json_object", "regex", "choice", "grammar"];
 
 /// Length of a schema's name, as the OpenAI API has it.
 const NAME_CHARS: std::ops::RangeInclusive<usize> = 1..=64;
+
+/// Time in which a tool whose schema is at fault is looked for.
+const LONGEST_SEARCH: Duration = Duration::from_secs(1);
 
 const ANY_OBJECT: &str = "{\"type\":\"object\"}";
 
@@ -185,6 +190,13 @@ fn read_kind(outputs: &mut Fields<'_>, kind: &str) -> Option<Grammar> {
                 // The text of a schema, as vLLM takes it.
                 Kind::Text => {
                     let text = outputs.text_of(kind, given, &(1..=usize::MAX))?;
+                    let is_object = text.trim_start().starts_with('{')
+                        && serde_json::from_str::<IgnoredAny>(&text).is_ok();
+                    if !is_object {
+                        let rule = "must be a schema, or the text of one: a JSON object";
+                        outputs.error(kind, Constraint::Type, rule);
+                        return None;
+                    }
                     is_short(outputs, kind, text.len()).then_some(text)
                 }
                 _ => read_schema(outputs, kind, given),
@@ -322,7 +334,12 @@ impl App {
             return Err(refusal(field, &fault));
         };
         if matches!(fault, GrammarFault::Refused(_)) {
-            for function in &calls.functions {
+            let until = Instant::now() + LONGEST_SEARCH;
+            for function in calls
+                .functions
+                .iter()
+                .take_while(|_| Instant::now() < until)
+            {
                 if let Err(own) = self.try_out(model, function.grammar()).await {
                     let field = format!("tools[{}].function.parameters", function.place);
                     return Err(refusal(&field, &own));

@@ -62,14 +62,14 @@ fn behind_thoughts(grammar: &Grammar, parsing: Parsing, words: &Words<'_>) -> Op
     )))
 }
 
-/// A JSON text under this schema, as a part of a rule. `settings`: llguidance's, which stand before all
-/// keywords.
+/// A JSON text under this schema, as a part of a rule. `settings`: llguidance's, which stand behind all
+/// keywords: of two of one name the last one counts, so a client's own are none.
 pub(super) fn json_rule(schema: &str, settings: &serde_json::Value) -> String {
     let short = json_texts::map_object(schema, &mut str::to_owned);
-    let schema = short.as_deref().unwrap_or(schema).trim_start();
-    let keywords = schema.strip_prefix('{').unwrap_or(schema).trim_start();
-    let comma = if keywords.starts_with('}') { "" } else { "," };
-    format!("%json {{\"x-guidance\":{settings}{comma}{keywords}")
+    let schema = short.as_deref().unwrap_or(schema).trim_end();
+    let keywords = schema.strip_suffix('}').unwrap_or(schema).trim_end();
+    let comma = if keywords.ends_with('{') { "" } else { "," };
+    format!("%json {keywords}{comma}\"x-guidance\":{settings}}}")
 }
 
 /// A regular expression between slashes: those inside of it are escaped, where they are not yet.
@@ -98,12 +98,12 @@ mod tests {
     }
 
     #[test]
-    fn settings_stand_before_every_keyword() {
+    fn settings_stand_behind_every_keyword_and_win() {
         let settings = json!({"lenient": true});
         let rule = |schema: &str| json_rule(schema, &settings);
-        let bare = "%json {\"x-guidance\":{\"lenient\":true}}";
-        assert_eq!(rule(" { }"), bare);
-        let typed = "%json {\"x-guidance\":{\"lenient\":true},\"type\":\"object\"}";
-        assert_eq!(rule("{ \"type\" : \"object\" }"), typed);
+        assert_eq!(rule("{ }"), "%json {\"x-guidance\":{\"lenient\":true}}");
+        let typed = rule("{\"type\":\"object\",\"x-guidance\":{\"lenient\":false}}");
+        let keywords: serde_json::Value = serde_json::from_str(&typed["%json ".len()..]).unwrap();
+        assert_eq!(keywords, json!({"type": "object", "x-guidance": settings}));
     }
 }

@@ -204,6 +204,10 @@ impl Draws {
                 rows.clear();
                 (words, row.history) = (0, 0);
             }
+            if length > 0 && words == 0 && place.first > 0 {
+                // Words of the step's rows before these may still be on their way from the same place.
+                context.synchronize("a draw")?;
+            }
             self.write_words(place.slot, words, drawing.words());
             words += length;
             rows.push(row);

@@ -117,6 +117,10 @@ fn read_prompt(
     let input = match last {
         None => Input::Messages(conversation, settings),
         Some(last) => {
+            if structure.is_some() {
+                let rule = "may not end with an assistant's text, which is continued, where the answer is held";
+                fields.error("messages", Constraint::Conflict, rule);
+            }
             let beginning = beginning(fields, last);
             Input::Begun(conversation, settings, beginning)
         }

@@ -73,6 +73,11 @@ impl Attachment {
         }
         let mut turn = self.0.turn.lock();
         if let Some(answer) = &mut turn.asked {
+            // Who asked for the rest of an answer named it in the path.
+            let parent = answer.path.strip_suffix(job_id);
+            if let Some(parent) = parent.and_then(|it| it.strip_suffix('/')) {
+                answer.path = parent.to_owned();
+            }
             job_id.clone_into(&mut answer.job_id);
             correlation_id.clone_into(&mut answer.correlation_id);
             turn.position = Some(position);

@@ -100,10 +100,12 @@ impl Choices {
 impl Choice {
     /// Writes the end, unless the client has it: the chunk behind the last piece.
     fn finished(&mut self, completion: &Completion, out: &mut Vec<u8>) {
-        self.job.finished(completion);
         self.tokens_out = Some(completion.tokens_out);
         self.cached_tokens = completion.cached_tokens;
-        if !self.known.covers(self.pieces, completion.tokens_out) {
+        if self.known.covers(self.pieces, completion.tokens_out) {
+            self.job.was_told();
+        } else {
+            self.job.finished(completion);
             self.chunks.finish(completion, out);
         }
     }
@@ -173,6 +175,10 @@ impl Source for Choices {
         let (index, failure) = failures.min_by_key(|(index, _)| *index)?;
         self.fail(index, &failure);
         Some(failure)
+    }
+
+    fn has_told(&self) -> bool {
+        self.choices.iter().any(|it| it.known != Skip::Nothing)
     }
 
     fn recovering(&self) -> bool {

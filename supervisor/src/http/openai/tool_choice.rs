@@ -98,14 +98,15 @@ fn read_named(given: Json<'_>, outside: &Mistakes) -> Result<Option<String>, Mis
     fields.finish().map(|()| name)
 }
 
-/// What the answer is held to: `None` where nothing has to be sure.
+/// What the answer is held to: `None` where nothing has to be sure. `has_none`: no tools were given.
 pub(super) fn settle(
     fields: &mut Fields<'_>,
     wanted: &Wanted,
     functions: Option<Vec<Function>>,
+    has_none: bool,
 ) -> Option<Asked> {
     let Some(functions) = functions else {
-        if matches!(wanted.kind, Choice::Required | Choice::Named(_)) && !fields.has("tools") {
+        if matches!(wanted.kind, Choice::Required | Choice::Named(_)) && has_none {
             fields.error(FIELD, Constraint::Conflict, "needs tools");
         }
         return None;

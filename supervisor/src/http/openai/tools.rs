@@ -44,9 +44,11 @@ struct Tool {
 }
 
 pub(in crate::http) fn read(fields: &mut Fields<'_>, max_chars: usize, terms: &ChatTerms) -> Tools {
+    let given = fields.peek("tools");
+    let has_none = given.is_none_or(|it| it.kind() == Kind::List && it.is_empty());
     let (shown, functions) = read_tools(fields, max_chars, terms).unzip();
     let choice = tool_choice::read(fields, why_not(terms).is_none());
-    let asked = tool_choice::settle(fields, &choice, functions);
+    let asked = tool_choice::settle(fields, &choice, functions, has_none);
     Tools {
         shown: shown.filter(|_| choice.kind != Choice::None),
         asked,

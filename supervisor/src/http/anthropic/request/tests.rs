@@ -266,3 +266,20 @@ fn a_format_holds_the_answer_and_goes_with_no_tools() {
         "{wrong}"
     );
 }
+
+#[test]
+fn what_must_be_called_needs_tools_and_no_answer_that_has_begun() {
+    for choice in [
+        json!({"type": "any"}),
+        json!({"type": "tool", "name": "now"}),
+    ] {
+        let wrong = read_with(&json!({"tool_choice": choice})).unwrap_err();
+        assert!(wrong.contains("tool_choice needs tools"), "{wrong}");
+    }
+    let begun = json!([{"role": "user", "content": "hi"}, {"role": "assistant", "content": "{"}]);
+    let format = json!({"format": {"type": "json_schema", "schema": {"type": "object"}}});
+    let held = json!({"messages": begun, "output_config": format});
+    let wrong = read_with(&held).unwrap_err();
+    assert!(wrong.contains("where the answer is held"), "{wrong}");
+    assert!(read_with(&json!({"messages": begun})).is_ok());
+}
