@@ -11,7 +11,7 @@ for _ in $(seq 300); do
     sleep 0.1
 done
 echo "status: $(systemctl show "$unit" --property=StatusText --value)"
-child=$(health | grep --only-matching '"generation":[0-9]*,[^}]*"pid":[0-9]*' | head -1 | grep --only-matching '[0-9]*$')
+child=$(health | grep --only-matching '"child":{[^}]*' | head -1 | grep --only-matching '"pid":[0-9]*' | grep --only-matching '[0-9]*$')
 echo "confined: $(grep --extended-regexp '^(CapBnd|NoNewPrivs|Seccomp):' "/proc/$child/status" | tr '\t\n' ' ;')"
 execute() {
     curl --silent --no-buffer "localhost:$PORT/execute" --header 'Content-Type: application/json' --data \

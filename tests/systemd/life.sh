@@ -5,7 +5,7 @@ unit=worker-orcd@cpu
 show() { systemctl show "$unit" --property="$1" --value; }
 say() { echo "$1: active=$(show ActiveState) restarts=$(show NRestarts) result=$(show Result) status=$(show StatusText)"; }
 health() { curl --silent --max-time 2 "localhost:$PORT/health"; }
-child() { health | grep --only-matching '"generation":[0-9]*,[^}]*"pid":[0-9]*' | head -1 | grep --only-matching '[0-9]*$'; }
+child() { health | grep --only-matching '"child":{[^}]*' | head -1 | grep --only-matching '"pid":[0-9]*' | grep --only-matching '[0-9]*$'; }
 until_true() { for _ in $(seq 150); do eval "$1" && return; sleep 0.1; done; echo "in vain: $1"; }
 source /mnt/environment
 
