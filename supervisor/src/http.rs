@@ -63,6 +63,7 @@ pub mod page;
 pub mod places;
 pub mod presentation;
 pub mod reading;
+pub mod received;
 pub mod refusals;
 pub mod responses;
 pub mod resume;

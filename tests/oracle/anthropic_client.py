@@ -38,7 +38,7 @@ def main(base_url, answer):
 
     counted = {name: request[name] for name in request if name != "max_tokens"}
     count = client.messages.count_tokens(**counted)
-    assert count.input_tokens == whole.usage.input_tokens, (count, whole.usage)
+    assert count.input_tokens == prompt_tokens(whole), (count, whole.usage)
 
     call = whole.content[-1]
     history = [
@@ -50,12 +50,16 @@ def main(base_url, answer):
         },
     ]
     followed = client.messages.create(**request | {"messages": history})
-    grown = followed.usage.input_tokens - whole.usage.input_tokens
+    grown = prompt_tokens(followed) - prompt_tokens(whole)
     assert grown > 0, "the call and its result were not taken in"
 
     claude_code(client, request)
     refusals(client, request)
     print(f"anthropic {anthropic.__version__}: a call whole and streamed, its result, a count, Claude Code, refusals")
+
+
+def prompt_tokens(message):
+    return message.usage.input_tokens + message.usage.cache_read_input_tokens
 
 
 def check_whole(whole):
@@ -74,7 +78,7 @@ def check_stream(client, request, whole):
     assert sum(event.type == "input_json" for event in events) > 1, "the input came in one piece"
     assert any(event.type == "signature" for event in events), "no thought is signed"
     assert streamed.stop_reason == whole.stop_reason, streamed
-    assert streamed.usage.input_tokens == whole.usage.input_tokens, streamed.usage
+    assert prompt_tokens(streamed) == prompt_tokens(whole), streamed.usage
     assert streamed.usage.output_tokens == whole.usage.output_tokens, streamed.usage
     assert [nameless(block) for block in streamed.content] == [nameless(block) for block in whole.content]
     assert streamed.content[-1].id != whole.content[-1].id, "another answer has other ids"

@@ -60,7 +60,17 @@ fn anonymous(message: &Value) -> Value {
     }
     let id = message.as_object_mut().and_then(|it| it.remove("id"));
     assert!(id.is_some_and(|id| id.as_str().is_some_and(|id| id.starts_with("msg_"))));
+    // How much of a prompt was computed before depends on who asked before.
+    let tokens = prompt_tokens(&message);
+    message["usage"] =
+        json!({"prompt": tokens, "output_tokens": message["usage"]["output_tokens"]});
     message
+}
+
+/// Length of the prompt, of which this API calls input what was not computed before.
+fn prompt_tokens(message: &Value) -> u64 {
+    let count = |name: &str| message["usage"][name].as_u64().expect("a count");
+    count("input_tokens") + count("cache_read_input_tokens")
 }
 
 /// The message that a client puts together of a stream.
@@ -184,10 +194,7 @@ fn a_real_model_says_what_it_says_to_chat_and_a_killed_child_changes_no_byte() {
     let chat = client.post("/v1/chat/completions", &body).json();
     let message = &chat["choices"][0]["message"];
     assert_eq!(answer["content"][0]["text"], message["content"]);
-    assert_eq!(
-        answer["usage"]["input_tokens"],
-        chat["usage"]["prompt_tokens"]
-    );
+    assert_eq!(prompt_tokens(&answer), chat["usage"]["prompt_tokens"]);
     assert_eq!(
         answer["usage"]["output_tokens"],
         chat["usage"]["completion_tokens"]
@@ -220,10 +227,14 @@ fn a_real_model_says_what_it_says_to_chat_and_a_killed_child_changes_no_byte() {
         answer["content"][0]["text"],
         completion["choices"][0]["text"]
     );
-    assert_eq!(
-        answer["usage"]["input_tokens"],
-        completion["usage"]["prompt_tokens"]
+    assert_eq!(prompt_tokens(&answer), completion["usage"]["prompt_tokens"]);
+    // The same prompt was computed for the completion.
+    let cached = &completion["usage"]["prompt_tokens"];
+    assert!(
+        answer["usage"]["cache_read_input_tokens"].as_u64() > Some(0),
+        "{answer}"
     );
+    assert!(answer["usage"]["input_tokens"].as_u64() < cached.as_u64());
 }
 
 #[test]
@@ -261,11 +272,11 @@ fn what_is_shown_to_the_model_is_what_is_counted() {
     };
     assert_eq!(
         count(&body),
-        json!({"input_tokens": answer["usage"]["input_tokens"]})
+        json!({"input_tokens": prompt_tokens(&answer)})
     );
     body["tool_choice"] = json!({"type": "auto"});
-    let with_tools = whole(&client, &body)["usage"]["input_tokens"].clone();
-    assert!(with_tools.as_u64() > answer["usage"]["input_tokens"].as_u64());
+    let with_tools = prompt_tokens(&whole(&client, &body));
+    assert!(with_tools > prompt_tokens(&answer));
     assert_eq!(count(&body), json!({"input_tokens": with_tools}));
 }
 
@@ -285,10 +296,7 @@ fn an_answer_that_was_begun_is_continued() {
             .as_str()
             .expect("text")
             .to_owned();
-        (
-            answer["usage"]["input_tokens"].as_u64().expect("a number"),
-            text,
-        )
+        (prompt_tokens(&answer), text)
     };
     let (plain, _) = told(None);
     let (begun, text) = told(Some("xyz"));

@@ -486,6 +486,20 @@ fn a_model_that_must_call_does_and_its_arguments_are_valid() {
     let error = &answer.json()["error"];
     assert_eq!(error["param"], "tools[1].function.parameters", "{error}");
     assert_eq!(error["code"], "invalid_function_parameters", "{error}");
+
+    // Each API names the field as its clients wrote it.
+    let schema = json!({"type": "object", "not": {"type": "null"}});
+    let flat = json!({"type": "function", "name": "a", "parameters": schema, "strict": true});
+    let responses = json!({"input": "hi", "tools": [{"type": "web_search"}, flat]});
+    let refused = client.post("/v1/responses", &responses);
+    assert_eq!(refused.json()["error"]["param"], "tools[1].parameters");
+    let tool = json!({"name": "a", "input_schema": schema, "strict": true});
+    let messages = json!({
+        "max_tokens": 9, "messages": [{"role": "user", "content": "hi"}], "tools": [tool],
+    });
+    let refused = client.post("/v1/messages", &messages).json();
+    let message = refused["error"]["message"].as_str().expect("a message");
+    assert!(message.starts_with("tools[0].input_schema "), "{message}");
 }
 
 #[test]

@@ -28,12 +28,10 @@ use self::stream::MessageEvents;
 use super::App;
 use super::correlation::CorrelationId;
 use super::error::{ApiError, Dialect};
-use super::fields::Fields;
-use super::generation::{Accepted, Asker, Input};
+use super::generation::{Accepted, Asker};
 use super::presentation::Form;
-use super::reading::ModelTerms;
 use super::sse;
-use crate::engine::LoadedModel;
+use crate::engine::Completion;
 use crate::text::tools::Parsing;
 use axum::body::Body;
 use axum::extract::{Extension, State};
@@ -65,61 +63,29 @@ async fn try_messages(
     request: Request<Body>,
 ) -> Result<Response, ApiError> {
     let asker = Asker::of(&request, correlation);
-    let loaded = app.model();
-    let reader = Arc::clone(app);
-    let known = loaded.as_ref().ok().map(Arc::clone);
-    let read = move |fields: Fields<'_>| reader.read_messages(fields, known.as_deref());
-    let received = app.bodies.read(request, request::NAMES, read).await?;
-    let (request, room) = received;
+    let received = app.receive(request, request::NAMES, request::read).await?;
+    let (model, request, room) = received;
     let MessagesRequest {
         generation,
         is_streamed,
         parsing,
     } = request;
-    let model = loaded?;
     let mut form = Form::Messages {
         is_streamed,
         parsing,
     };
-    let accepted = app.start(&model, generation, &mut form, asker).await?;
+    let accepted = app.start(&model, generation, &mut form, asker).await;
+    let accepted = accepted.map_err(|error| error.renamed(tools::own_name))?;
     drop(room);
     form.respond(app, accepted, false).await
 }
 
 /// The length of the prompt that the same request to `/v1/messages` would have.
 async fn try_count(app: &Arc<App>, request: Request<Body>) -> Result<Response, ApiError> {
-    let loaded = app.model();
-    let reader = Arc::clone(app);
-    let known = loaded.as_ref().ok().map(Arc::clone);
-    let read = move |fields: Fields<'_>| reader.read_counted(fields, known.as_deref());
-    let received = app.bodies.read(request, request::COUNT_NAMES, read).await?;
-    let (input, _room) = received;
-    let tokens = app.tokens_of(&loaded?, input, "messages").await?;
+    let names = request::COUNT_NAMES;
+    let (model, input, _room) = app.receive(request, names, request::read_counted).await?;
+    let tokens = app.tokens_of(&model, input, "messages").await?;
     Ok(axum::Json(json!({"input_tokens": tokens.len()})).into_response())
-}
-
-impl App {
-    /// # Errors
-    /// Everything that is wrong with the request.
-    pub fn read_messages(
-        &self,
-        mut fields: Fields<'_>,
-        loaded: Option<&LoadedModel>,
-    ) -> Result<MessagesRequest, ApiError> {
-        self.check_model_name(&mut fields, loaded)?;
-        request::read(fields, &self.limits, &ModelTerms::of(loaded))
-    }
-
-    /// # Errors
-    /// Everything that is wrong with the request.
-    pub fn read_counted(
-        &self,
-        mut fields: Fields<'_>,
-        loaded: Option<&LoadedModel>,
-    ) -> Result<Input, ApiError> {
-        self.check_model_name(&mut fields, loaded)?;
-        request::read_counted(fields, &self.limits, &ModelTerms::of(loaded))
-    }
 }
 
 /// `begun`: the client has had the beginning of it.
@@ -150,13 +116,17 @@ pub(super) async fn respond(
     }
 }
 
-/// Every token of the prompt counts as read: equal beginnings are found without being asked for, and nobody pays
-/// for them.
-fn usage(tokens_in: u32, tokens_out: u32) -> Value {
+/// Tokens as this API counts them: those of the prompt that were computed before are read from a cache, and no input.
+fn usage(tokens_in: u32, cached: u32, tokens_out: u32) -> Value {
     json!({
-        "input_tokens": tokens_in,
+        "input_tokens": tokens_in.saturating_sub(cached),
         "cache_creation_input_tokens": 0,
-        "cache_read_input_tokens": 0,
+        "cache_read_input_tokens": cached,
         "output_tokens": tokens_out,
     })
+}
+
+fn usage_of(completion: &Completion) -> Value {
+    let (all, cached) = (completion.tokens_in, completion.cached_tokens);
+    usage(all, cached, completion.tokens_out)
 }

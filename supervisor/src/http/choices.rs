@@ -16,6 +16,9 @@ pub const MAX_N: u32 = 8;
 /// Prompts of a request, at most.
 pub const MAX_PROMPTS: usize = 32;
 
+/// Choices of an answer that tells log probabilities, at most: they are kept until the last choice has ended.
+pub const MAX_WITH_LOGPROBS: usize = 32;
+
 /// How many choices an answer has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Layout {
@@ -53,11 +56,15 @@ impl Layout {
         of_prompts.fold(0, u32::saturating_add)
     }
 
-    /// Refuses what no queue of this worker has room for.
+    /// Refuses what no queue of this worker has room for, and too many with log probabilities.
     ///
     /// # Errors
-    /// When more than `most` are asked for.
-    pub fn check(self, most: usize) -> Result<(), ApiError> {
+    /// When more than `most` are asked for, or than there may be.
+    pub fn check(self, most: usize, has_logprobs: bool) -> Result<(), ApiError> {
+        let most = match has_logprobs {
+            true => most.min(MAX_WITH_LOGPROBS),
+            false => most,
+        };
         if self.count() <= most {
             return Ok(());
         }
@@ -134,11 +141,14 @@ mod tests {
     #[test]
     fn what_never_fits_is_refused_by_name() {
         let error = |prompts, n| {
-            let refused = Layout { prompts, n }.check(6).unwrap_err();
+            let refused = Layout { prompts, n }.check(6, false).unwrap_err();
             refused.body(crate::http::error::Dialect::OpenAi)["error"]["param"].clone()
         };
         assert_eq!(error(1, 7), "n");
         assert_eq!(error(7, 1), "prompt");
-        assert!(Layout { prompts: 2, n: 3 }.check(6).is_ok());
+        assert!(Layout { prompts: 2, n: 3 }.check(6, false).is_ok());
+        let many = Layout { prompts: 11, n: 3 };
+        assert!(many.check(100, false).is_ok());
+        assert!(many.check(100, true).is_err());
     }
 }

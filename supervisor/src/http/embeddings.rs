@@ -49,7 +49,7 @@ async fn try_embeddings(
     request: Request<Body>,
 ) -> Result<Response, ApiError> {
     let client = client::of_request(request.extensions());
-    let (model, asked, room) = app.read_text(request, NAMES, read_embeddings).await?;
+    let (model, asked, room) = app.receive(request, NAMES, read_embeddings).await?;
     let pooling = pooling(app.pooling, model.facts.pooling_type)?;
     let mut prompts = VecDeque::with_capacity(asked.inputs.len());
     for input in asked.inputs {

@@ -90,13 +90,20 @@ impl ApiError {
 
     /// The same of a field that this API calls otherwise.
     #[must_use]
-    pub fn renamed(mut self, from: &str, to: &str) -> Self {
+    pub fn renamed(mut self, name: impl Fn(&str) -> String) -> Self {
         let of_prompt = |name: &str| format!("your {name} has");
-        self.message = self.message.replacen(&of_prompt(from), &of_prompt(to), 1);
-        self.mistakes = self.mistakes.renamed(|name| match name == from {
-            true => to.to_owned(),
-            false => name.to_owned(),
-        });
+        let prompt = "messages";
+        self.message = self
+            .message
+            .replacen(&of_prompt(prompt), &of_prompt(&name(prompt)), 1);
+        // A refusal with a code of its own is told in one sentence, which begins with the field.
+        let first = self.mistakes.listed().first();
+        let told =
+            first.and_then(|it| Some((name(&it.field), self.message.strip_prefix(&it.field)?)));
+        if let Some((field, rest)) = told {
+            self.message = format!("{field}{rest}");
+        }
+        self.mistakes = self.mistakes.renamed(name);
         self
     }
 

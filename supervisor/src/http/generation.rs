@@ -140,7 +140,7 @@ impl App {
         asker: Asker,
     ) -> Result<Vec<Accepted>, ApiError> {
         let layout = more.layout();
-        layout.check(self.engine.most_together())?;
+        layout.check(self.engine.most_together(), request.logprobs.is_some())?;
         let mut prompts = Vec::new();
         for input in once(request.input).chain(more.prompts) {
             let prompt = self.prepare(model, input).await?;

@@ -28,11 +28,9 @@ pub(super) use parts::CallIds;
 use super::App;
 use super::correlation::CorrelationId;
 use super::error::{ApiError, Dialect};
-use super::fields::Fields;
 use super::generation::Asker;
 use super::presentation::Form;
-use super::reading::ModelTerms;
-use crate::engine::{LoadedModel, StopReason};
+use crate::engine::StopReason;
 use crate::text::tools::Parsing;
 use axum::body::Body;
 use axum::extract::{Extension, State};
@@ -123,19 +121,14 @@ async fn try_respond(
     kind: Kind,
 ) -> Result<Response, ApiError> {
     let asker = Asker::of(&request, correlation);
-    let loaded = app.model();
-    let reader = Arc::clone(app);
-    let known = loaded.as_ref().ok().map(Arc::clone);
-    let read = move |fields: Fields<'_>| reader.read_openai(fields, known.as_deref(), kind);
-    let received = app.bodies.read(request, request::names(kind), read).await?;
-    let (request, room) = received;
+    let read = request::read_of(kind);
+    let (model, request, room) = app.receive(request, request::names(kind), read).await?;
     let OpenAiRequest {
         generation,
         stream,
         parsing,
         more,
     } = request;
-    let model = loaded?;
     let mut form = Form::OpenAi {
         kind,
         created: unix_seconds(),
@@ -148,20 +141,6 @@ async fn try_respond(
     let accepted = started.await?;
     drop(room);
     form.respond_all(app, accepted, false).await
-}
-
-impl App {
-    /// # Errors
-    /// Everything that is wrong with the request.
-    pub fn read_openai(
-        &self,
-        mut fields: Fields<'_>,
-        loaded: Option<&LoadedModel>,
-        kind: Kind,
-    ) -> Result<OpenAiRequest, ApiError> {
-        self.check_model_name(&mut fields, loaded)?;
-        request::read(fields, &self.limits, &ModelTerms::of(loaded), kind)
-    }
 }
 
 fn finish_reason(reason: StopReason) -> &'static str {

@@ -22,14 +22,12 @@ mod whole;
 
 use super::correlation::CorrelationId;
 use super::error::{ApiError, Dialect};
-use super::fields::Fields;
 use super::generation::Asker;
 use super::job::Job;
 use super::openai::unix_seconds;
 use super::presentation::Form;
-use super::reading::ModelTerms;
 use super::{App, sse};
-use crate::engine::{LoadedModel, RequestStream};
+use crate::engine::RequestStream;
 use answer::Header;
 use axum::body::Body;
 use axum::extract::{Extension, State};
@@ -58,19 +56,15 @@ async fn try_create(
     request: Request<Body>,
 ) -> Result<Response, ApiError> {
     let asker = Asker::of(&request, correlation);
-    let loaded = app.model();
-    let reader = Arc::clone(app);
-    let known = loaded.as_ref().ok().map(Arc::clone);
-    let read = move |fields: Fields<'_>| reader.read_responses(fields, known.as_deref());
-    let received = app.bodies.read(request, request::NAMES, read).await?;
-    let (request, room) = received;
+    let received = app.receive(request, request::NAMES, request::read).await?;
+    let (model, request, room) = received;
     let ResponsesRequest {
         generation,
         is_streamed,
         parsing,
         echo,
+        names,
     } = request;
-    let model = loaded?;
     let mut form = Form::Responses {
         created: unix_seconds(),
         is_streamed,
@@ -79,8 +73,7 @@ async fn try_create(
         from: 0,
     };
     let accepted = app.start(&model, generation, &mut form, asker).await;
-    // Where the prompt's reader says messages, this API's clients wrote input.
-    let accepted = accepted.map_err(|error| error.renamed("messages", "input"))?;
+    let accepted = accepted.map_err(|error| error.renamed(|field| names.of(field)))?;
     drop(room);
     form.respond(app, accepted, false).await
 }
@@ -106,18 +99,5 @@ pub(super) async fn respond(
     match begun {
         true => Ok(sse::go_on(stream, job, events)),
         false => sse::respond_when_known(stream, job, events).await,
-    }
-}
-
-impl App {
-    /// # Errors
-    /// Everything that is wrong with the request.
-    pub fn read_responses(
-        &self,
-        mut fields: Fields<'_>,
-        loaded: Option<&LoadedModel>,
-    ) -> Result<ResponsesRequest, ApiError> {
-        self.check_model_name(&mut fields, loaded)?;
-        request::read(fields, &self.limits, &ModelTerms::of(loaded))
     }
 }

@@ -13,14 +13,9 @@ pub use read::{
 };
 
 use super::App;
-use super::body::Room;
 use super::error::{ApiError, Dialect};
-use super::fields::{Fields, Names};
 use super::generation::Input;
-use super::reading::ModelTerms;
 use super::sse::write_json;
-use crate::config::RequestLimits;
-use crate::engine::LoadedModel;
 use crate::error_code::ErrorCode;
 use crate::http::mistakes::Constraint;
 use axum::body::Body;
@@ -48,9 +43,7 @@ fn told(outcome: Result<Response, ApiError>) -> Response {
 }
 
 async fn try_tokenize(app: &Arc<App>, request: Request<Body>) -> Result<Response, ApiError> {
-    let (model, asked, room) = app
-        .read_text(request, TOKENIZE_NAMES, read_tokenize)
-        .await?;
+    let (model, asked, room) = app.receive(request, TOKENIZE_NAMES, read_tokenize).await?;
     let field = asked.field;
     let tokens = match (asked.input, asked.adds_special) {
         (Input::Prompt(text), false) => app.tokens_alone(&model, text, field).await?,
@@ -67,7 +60,7 @@ async fn try_tokenize(app: &Arc<App>, request: Request<Body>) -> Result<Response
 }
 
 async fn try_detokenize(app: &Arc<App>, request: Request<Body>) -> Result<Response, ApiError> {
-    let (model, asked, room) = app.read_text(request, TOKENS_NAMES, read_tokens).await?;
+    let (model, asked, room) = app.receive(request, TOKENS_NAMES, read_tokens).await?;
     let Detokenize(tokens) = asked;
     let bytes = size_of_val(&*tokens);
     let answer = written::Detokenized { model, tokens };
@@ -75,9 +68,7 @@ async fn try_detokenize(app: &Arc<App>, request: Request<Body>) -> Result<Respon
 }
 
 async fn try_apply_template(app: &Arc<App>, request: Request<Body>) -> Result<Response, ApiError> {
-    let (model, input, room) = app
-        .read_text(request, TEMPLATE_NAMES, read_template)
-        .await?;
+    let (model, input, room) = app.receive(request, TEMPLATE_NAMES, read_template).await?;
     let Input::Messages(conversation, settings) = input else {
         return Err(ApiError::unreadable());
     };
@@ -87,24 +78,7 @@ async fn try_apply_template(app: &Arc<App>, request: Request<Body>) -> Result<Re
     app.answered("messages", bytes, answer, rooms).await
 }
 
-/// Reads the rest of a request behind the model's name.
-type Read<T> = fn(Fields<'_>, &RequestLimits, &ModelTerms) -> Result<T, ApiError>;
-
 impl App {
-    pub(super) async fn read_text<T: Send + 'static>(
-        self: &Arc<Self>,
-        request: Request<Body>,
-        names: Names,
-        read: Read<T>,
-    ) -> Result<(Arc<LoadedModel>, T, Room), ApiError> {
-        let loaded = self.model();
-        let app = Arc::clone(self);
-        let known = loaded.as_ref().ok().map(Arc::clone);
-        let read = move |fields: Fields<'_>| app.read_named(fields, known.as_deref(), read);
-        let (asked, room) = self.bodies.read(request, names, read).await?;
-        Ok((loaded?, asked, room))
-    }
-
     /// Writes an answer, made of so many bytes, once there is room for it. `rooms` is kept while what it was made of is.
     pub(super) async fn answered<R: Send + 'static>(
         &self,
@@ -131,17 +105,5 @@ impl App {
         };
         let body = self.lanes.run(length, write).await.ok_or_else(lost)?;
         Ok(([(CONTENT_TYPE, "application/json")], body).into_response())
-    }
-
-    /// # Errors
-    /// Everything that is wrong with the request.
-    pub fn read_named<T>(
-        &self,
-        mut fields: Fields<'_>,
-        loaded: Option<&LoadedModel>,
-        read: Read<T>,
-    ) -> Result<T, ApiError> {
-        self.check_model_name(&mut fields, loaded)?;
-        read(fields, &self.limits, &ModelTerms::of(loaded))
     }
 }

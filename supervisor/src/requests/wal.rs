@@ -30,22 +30,19 @@ mod reading;
 pub(crate) use self::clock::Clock;
 use self::parts::EndedParts;
 pub(crate) use self::reading::{Ending, read};
-use crate::error_code::ErrorCode;
-use crate::requests::record::{Failure, OnFault, Record, StreamEvent};
+use crate::requests::record::{OnFault, Record, StreamEvent};
 use rustix::fs::{FallocateFlags, MemfdFlags, fallocate, memfd_create};
 use serde::{Deserialize, Serialize};
-use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
-use std::io::{self, ErrorKind, Read as _, Seek as _, SeekFrom};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::FileExt as _;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tracing::error;
 use worker_orcd_ipc::frame::write_frame;
 use worker_orcd_ipc::{
-    ClientId, FrameReader, Grammar, Logprobs, Preamble, RequestId, Sampling, SealedPages, TokenId,
-    decode, encode,
+    ClientId, Grammar, Logprobs, RequestId, Sampling, SealedPages, TokenId, encode,
 };
 
 const MAGIC: [u8; 8] = *b"orcdwal3";

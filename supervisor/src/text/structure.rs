@@ -52,7 +52,7 @@ fn behind_thoughts(grammar: &Grammar, parsing: Parsing, words: &Words<'_>) -> Op
         Grammar::Regex(regex) => format!("answer: ANSWER\nANSWER: /{}/\n", in_slashes(regex)),
         Grammar::Choice(texts) => {
             let texts: Vec<String> = texts.iter().map(|text| Words::quoted(text)).collect();
-            format!("answer: ANSWER\nANSWER: {}\n", texts.join(" | "))
+            format!("answer: ANSWER\nANSWER: {}\n", texts.join("\n  | "))
         }
         Grammar::Lark(_) => return None,
     };

@@ -6,7 +6,7 @@
 //! go by the names of events and pass over ids, comments and `ping`.
 
 use super::blocks::{BlockEvent, Blocks, Kind};
-use super::usage;
+use super::{usage, usage_of};
 use crate::engine::{Completion, Failure, Piece};
 use crate::http::error::{ApiError, Dialect};
 use crate::http::sse::{Render, write_data, write_event, write_json};
@@ -133,7 +133,8 @@ impl Render for MessageEvents {
             "content": [],
             "stop_reason": null,
             "stop_sequence": null,
-            "usage": usage(self.tokens_in, 0),
+            // How much of it was computed before is known at the end.
+            "usage": usage(self.tokens_in, 0, 0),
         });
         let event = json!({"type": "message_start", "message": message});
         write_named(out, None, &event);
@@ -158,7 +159,7 @@ impl Render for MessageEvents {
             "stop_reason": self.blocks.stop_reason(completion.stop_reason),
             "stop_sequence": completion.stop_sequence,
         });
-        let usage = usage(completion.tokens_in, completion.tokens_out);
+        let usage = usage_of(completion);
         let event = json!({"type": "message_delta", "delta": delta, "usage": usage});
         write_named(out, None, &event);
         write_named(out, None, &json!({"type": "message_stop"}));

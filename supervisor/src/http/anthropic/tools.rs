@@ -49,7 +49,7 @@ pub(super) fn read(fields: &mut Fields<'_>, max_chars: usize, terms: &ChatTerms)
 }
 
 /// What a field of chat is called here.
-fn own_name(field: &str) -> String {
+pub(super) fn own_name(field: &str) -> String {
     match field {
         "parallel_tool_calls" => "tool_choice.disable_parallel_tool_use".to_owned(),
         field => {

@@ -4,7 +4,7 @@
 //! drops the stream, and the engine cancels the work.
 
 use super::blocks::{BlockEvent, Blocks, Kind};
-use super::usage;
+use super::usage_of;
 use crate::engine::{Completion, Failure, RequestStream, StreamEvent};
 use crate::error_code::ErrorCode;
 use crate::http::error::ApiError;
@@ -93,7 +93,7 @@ impl Answer {
             content: sum(events),
             stop_reason: blocks.stop_reason(completion.stop_reason),
             stop_sequence: completion.stop_sequence.clone(),
-            usage: usage(completion.tokens_in, completion.tokens_out),
+            usage: usage_of(completion),
         }
     }
 }

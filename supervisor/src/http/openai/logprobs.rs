@@ -33,6 +33,14 @@ pub const IMPOSSIBLE: f32 = -9999.0;
 pub(super) fn read(fields: &mut Fields<'_>, kind: Kind) -> Option<u8> {
     let range = 0..=u64::from(MAX_TOP_LOGPROBS);
     if kind == Kind::Completion {
+        // Of several prompts with several choices some are not too many, which is more than a schema can say.
+        fields.says_of_all(|| {
+            let one = schema::or_null(schema::values([1]));
+            schema::any_of([
+                schema::object_with([], [(FIELD, schema::null())]),
+                schema::object_with([], [("n", one)]),
+            ])
+        });
         return fields.integer(FIELD, range).map(|top| top as u8);
     }
     let wanted = fields.boolean(FIELD).unwrap_or(false);

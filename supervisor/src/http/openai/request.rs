@@ -12,6 +12,7 @@ use crate::http::messages::read_messages;
 use crate::http::mistakes::{Constraint, Mistakes};
 use crate::http::openapi::schema::{self, Shape};
 use crate::http::reading::{self, ModelTerms, read_logit_bias, read_sampling, read_stop};
+use crate::http::received::Read;
 use crate::http::structure::{self, Asked};
 use crate::text::Conversation;
 use crate::text::tools::Parsing;
@@ -86,6 +87,13 @@ pub fn supported(kind: Kind) -> [&'static [&'static str]; 5] {
         Kind::Completion => (COMPLETION, &[][..]),
     };
     [reading::NAMES, SHARED, structure::FIELDS, own, of_tools]
+}
+
+/// [`read`] for one of both endpoints.
+pub fn read_of(kind: Kind) -> impl Read<OpenAiRequest> + Send + 'static {
+    move |fields: Fields<'_>, limits: &RequestLimits, model: &ModelTerms| {
+        read(fields, limits, model, kind)
+    }
 }
 
 /// # Errors

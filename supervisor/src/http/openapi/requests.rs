@@ -1,15 +1,14 @@
 //! Bodies of requests, as their readers describe them, with examples that work.
 
 use super::schema::Shape;
-use crate::config::RequestLimits;
 use crate::http::App;
 use crate::http::anthropic;
 use crate::http::embeddings;
-use crate::http::error::ApiError;
 use crate::http::execute;
 use crate::http::fields::{Fields, Names};
 use crate::http::openai::{Kind, request};
 use crate::http::reading::ModelTerms;
+use crate::http::received::Read;
 use crate::http::responses;
 use crate::http::texts;
 use serde_json::{Value, json};
@@ -78,9 +77,7 @@ pub(super) fn apply_template(app: &App) -> RequestBody {
 }
 
 pub(super) fn messages(app: &App) -> RequestBody {
-    let model = app.engine.model();
-    let read = |fields: Fields<'_>| drop(app.read_messages(fields, model.as_deref()));
-    let shape = Fields::described(anthropic::request::NAMES, read).into_shape();
+    let shape = described(app, anthropic::request::NAMES, anthropic::request::read);
     let (messages, tokens) = (asked(), few_tokens(app));
     let whole = json!({
         "model": app.model_id, "max_tokens": tokens, "messages": messages,
@@ -94,9 +91,8 @@ pub(super) fn messages(app: &App) -> RequestBody {
 }
 
 pub(super) fn count_tokens(app: &App) -> RequestBody {
-    let model = app.engine.model();
-    let read = |fields: Fields<'_>| drop(app.read_counted(fields, model.as_deref()));
-    let shape = Fields::described(anthropic::request::COUNT_NAMES, read).into_shape();
+    let read = anthropic::request::read_counted;
+    let shape = described(app, anthropic::request::COUNT_NAMES, read);
     body(shape, &[("conversation", json!({"messages": asked()}))])
 }
 
@@ -122,20 +118,14 @@ pub(super) fn embeddings(app: &App) -> RequestBody {
     }
 }
 
-fn described<T>(
-    app: &App,
-    names: Names,
-    read: fn(Fields<'_>, &RequestLimits, &ModelTerms) -> Result<T, ApiError>,
-) -> Shape {
+fn described<T>(app: &App, names: Names, read: impl Read<T>) -> Shape {
     let model = app.engine.model();
-    let read = |fields: Fields<'_>| drop(app.read_named(fields, model.as_deref(), read));
+    let read = |fields: Fields<'_>| drop(app.read_named(fields, model.as_deref(), &read));
     Fields::described(names, read).into_shape()
 }
 
 pub(super) fn openai(app: &App, kind: Kind) -> RequestBody {
-    let model = app.engine.model();
-    let read = |fields: Fields<'_>| drop(app.read_openai(fields, model.as_deref(), kind));
-    let shape = Fields::described(request::names(kind), read).into_shape();
+    let shape = described(app, request::names(kind), request::read_of(kind));
     match kind {
         Kind::Chat => body(shape, &chats(app)),
         Kind::Completion => body(shape, &completions(app)),
@@ -143,9 +133,8 @@ pub(super) fn openai(app: &App, kind: Kind) -> RequestBody {
 }
 
 pub(super) fn responses(app: &App) -> RequestBody {
-    let (model, tokens) = (app.engine.model(), few_tokens(app));
-    let read = |fields: Fields<'_>| drop(app.read_responses(fields, model.as_deref()));
-    let shape = Fields::described(responses::request::NAMES, read).into_shape();
+    let tokens = few_tokens(app);
+    let shape = described(app, responses::request::NAMES, responses::request::read);
     let items = json!([
         {"role": "user", "content": [{"type": "input_text", "text": "Why is the sky blue?"}]},
     ]);

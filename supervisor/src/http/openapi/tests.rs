@@ -23,14 +23,15 @@ async fn every_field_that_a_reader_knows_by_name_is_described() {
     for name in execute::OWN_NAMES.iter().chain(reading::NAMES) {
         assert!(body.contains(&format!("\"{name}\":{{")), "{name}");
     }
-    let read = |fields: Fields<'_>| drop(app.read_responses(fields, None));
+    let read = |fields: Fields<'_>| drop(app.read_named(fields, None, responses::request::read));
     let description = Fields::described(responses::request::NAMES, read);
     let described: BTreeSet<&str> = description.names().collect();
     for name in responses::request::SUPPORTED.concat() {
         assert!(described.contains(name), "{name}");
     }
     for kind in [openai::Kind::Chat, openai::Kind::Completion] {
-        let read = |fields: Fields<'_>| drop(app.read_openai(fields, None, kind));
+        let read =
+            |fields: Fields<'_>| drop(app.read_named(fields, None, openai::request::read_of(kind)));
         let description = Fields::described(openai::request::names(kind), read);
         let described: BTreeSet<&str> = description.names().collect();
         for name in openai::request::supported(kind).concat() {

@@ -2,6 +2,7 @@
 
 use super::answer::Echo;
 use super::settings::{self, Reasoning};
+use super::tools::OwnNames;
 use super::{ID_PREFIX, input, tools};
 use crate::config::RequestLimits;
 use crate::http::error::ApiError;
@@ -21,6 +22,8 @@ pub struct ResponsesRequest {
     /// How the answer is taken apart.
     pub parsing: Parsing,
     pub echo: Echo,
+    /// What its fields are called that chat has, too.
+    pub names: OwnNames,
 }
 
 const OWN: &[&str] = &["model", "max_output_tokens", "stream"];
@@ -99,6 +102,7 @@ pub fn read(
         is_streamed,
         parsing,
         echo,
+        names: tools.names,
     })
 }
 

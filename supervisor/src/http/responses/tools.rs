@@ -4,8 +4,8 @@
 //! They are written as chat has them and read by [its reader](crate::http::openai::tools), so what a model may
 //! call is decided in one place. Mistakes are told by the place where the client wrote them.
 //!
-//! Tools of other types (`web_search`, `local_shell`, `custom`, …) are left out, as vLLM and llama-server do:
-//! Codex offers them to every server, and goes on without.
+//! Tools of other types (`web_search`, `local_shell`, `custom`, …) are left out, as llama-server does
+//! (ggml-org/llama.cpp#23041): Codex offers them to every server.
 
 use crate::http::fields::{Fields, Names, among};
 use crate::http::json::{Json, Kind};
@@ -37,6 +37,7 @@ pub(super) struct Tools {
     pub(super) choice: Value,
     /// False: calls behind the first are left out of the answer.
     pub(super) are_parallel: bool,
+    pub(super) names: OwnNames,
 }
 
 pub(super) fn read(fields: &mut Fields<'_>, max_chars: usize, terms: &ChatTerms) -> Tools {
@@ -57,14 +58,17 @@ pub(super) fn read(fields: &mut Fields<'_>, max_chars: usize, terms: &ChatTerms)
         written.tools.clear();
     }
     let text = written.text(choice);
+    let names = OwnNames {
+        places: written.places,
+    };
     let told = choice.and_then(Json::small);
-    let chat::Tools { shown, asked } =
-        read_as_chat(fields, &text, &written.places, max_chars, terms);
+    let chat::Tools { shown, asked } = read_as_chat(fields, &text, &names, max_chars, terms);
     Tools {
         shown,
         asked,
         choice: told.unwrap_or_else(|| json!("auto")),
         are_parallel,
+        names,
     }
 }
 
@@ -87,7 +91,7 @@ fn describe(mut fields: Fields<'_>) {
 fn read_as_chat(
     fields: &mut Fields<'_>,
     text: &str,
-    places: &[usize],
+    own: &OwnNames,
     max_chars: usize,
     terms: &ChatTerms,
 ) -> chat::Tools {
@@ -99,24 +103,39 @@ fn read_as_chat(
     match inside.finish() {
         Ok(()) => tools,
         Err(wrong) => {
-            let wrong = wrong.renamed(|field| place_of(field, places));
+            let wrong = wrong.renamed(|field| own.of(field));
             fields.mistakes().extend(String::new, wrong);
             chat::Tools::default()
         }
     }
 }
 
-/// Where a client of this API wrote what chat calls `tools[0].function.name`.
-fn place_of(field: &str, places: &[usize]) -> String {
-    let Some((index, rest)) = field
-        .strip_prefix("tools[")
-        .and_then(|it| it.split_once(']'))
-    else {
-        return field.to_owned();
-    };
-    let index = index.parse().ok().and_then(|at: usize| places.get(at));
-    let rest = rest.strip_prefix(".function").unwrap_or(rest);
-    format!("tools[{}]{rest}", index.copied().unwrap_or_default())
+/// Names of this API for fields of chat.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct OwnNames {
+    /// Where each function is in the client's list, which holds others, too.
+    places: Vec<usize>,
+}
+
+impl OwnNames {
+    /// Where a client of this API wrote what chat calls `tools[0].function.name`, or `messages`.
+    pub(super) fn of(&self, field: &str) -> String {
+        if field == "messages" {
+            return "input".to_owned();
+        }
+        if let Some(rest) = field.strip_prefix("tool_choice.function") {
+            return format!("tool_choice{rest}");
+        }
+        let tool = field
+            .strip_prefix("tools[")
+            .and_then(|it| it.split_once(']'));
+        let Some((index, rest)) = tool else {
+            return field.to_owned();
+        };
+        let index = index.parse().ok().and_then(|at: usize| self.places.get(at));
+        let rest = rest.strip_prefix(".function").unwrap_or(rest);
+        format!("tools[{}]{rest}", index.copied().unwrap_or_default())
+    }
 }
 
 /// Tools as chat has them.
@@ -193,18 +212,17 @@ fn write_tool(tool: Json<'_>, out: &mut String) {
     }
 }
 
-/// `{"type": "function", "name": …}`, which chat writes with a `function` inside.
+/// `{"type": "function", "name": …}`, which chat writes with a `function` inside. What else is there stays, and is
+/// refused there.
 fn named_choice(choice: Json<'_>) -> Option<String> {
-    let mut name = None;
-    let is_object = choice.each_member(|key, value| {
-        if key == "name" {
-            name = Some(value.raw());
-        }
+    let (mut function, mut outside) = (None, String::new());
+    let is_object = choice.each_member(|key, value| match key {
+        "name" => function = Some(format!("\"function\":{{\"name\":{}}}", value.raw())),
+        // Writing into a text cannot fail.
+        key => drop(write!(outside, "{}:{},", json!(key), value.raw())),
     });
-    let name = name.filter(|_| is_object)?;
-    Some(format!(
-        "{{\"type\":\"function\",\"function\":{{\"name\":{name}}}}}"
-    ))
+    let function = function.filter(|_| is_object)?;
+    Some(format!("{{{outside}{function}}}"))
 }
 
 #[cfg(test)]

@@ -1,7 +1,18 @@
 //! A log that another supervisor wrote.
 
+use super::clock::Clock;
 use super::parts;
-use super::*;
+use super::{Entry, MAGIC, MAX_CRASHES, RETOLD_FOR, Restored};
+use crate::error_code::ErrorCode;
+use crate::requests::record::{Failure, OnFault, StreamEvent};
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
+use std::io::{self, ErrorKind, Read as _, Seek as _, SeekFrom};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::FileExt as _;
+use std::time::Instant;
+use tracing::error;
+use worker_orcd_ipc::{FrameReader, Preamble, RequestId, decode};
 
 /// The end of the supervisor that wrote a log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -1,8 +1,11 @@
 #![expect(clippy::disallowed_methods, reason = "a test begins at some moment")]
 
 use super::*;
-use crate::requests::record::NewRequest;
+use crate::error_code::ErrorCode;
+use crate::requests::record::{Failure, NewRequest};
 use crate::requests::testing::request;
+use std::collections::BTreeMap;
+use std::io::ErrorKind;
 use worker_orcd_ipc::{Generation, MAX_FRAME_BYTES, Pooling};
 
 struct Log {

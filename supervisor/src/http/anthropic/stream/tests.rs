@@ -15,7 +15,7 @@ const TEXT: &str = "<think>\nHm\n</think>\n\nI \u{e9}.\n<tool_call>\n{\"name\": 
 
 fn completion(stop_reason: StopReason) -> Completion {
     Completion {
-        cached_tokens: 0,
+        cached_tokens: 2,
         stop_reason,
         stop_sequence: (stop_reason == StopReason::StopSequence).then(|| "END".to_owned()),
         tokens_in: 5,
@@ -206,7 +206,7 @@ fn a_stream_has_the_api_s_events_in_their_order() {
     );
     let end = json!({
         "type": "message_delta", "delta": {"stop_reason": "end_turn", "stop_sequence": null},
-        "usage": usage(5, 9),
+        "usage": usage(5, 2, 9),
     });
     assert_eq!(events[8].1, end);
 }

@@ -1,0 +1,49 @@
+//! A request as it was received: its body read for the model that is served.
+
+use super::App;
+use super::body::Room;
+use super::error::ApiError;
+use super::fields::{Fields, Names};
+use super::reading::ModelTerms;
+use crate::config::RequestLimits;
+use crate::engine::LoadedModel;
+use axum::body::Body;
+use axum::http::Request;
+use std::sync::Arc;
+
+/// Reads the fields of a request behind the model's name.
+pub trait Read<T>: Fn(Fields<'_>, &RequestLimits, &ModelTerms) -> Result<T, ApiError> {}
+
+impl<T, F> Read<T> for F where F: Fn(Fields<'_>, &RequestLimits, &ModelTerms) -> Result<T, ApiError> {}
+
+impl App {
+    /// The model, the request, and the room that its body takes.
+    ///
+    /// # Errors
+    /// Everything that is wrong with the request; 503 where no model is loaded yet.
+    pub(super) async fn receive<T: Send + 'static>(
+        self: &Arc<Self>,
+        request: Request<Body>,
+        names: Names,
+        read: impl Read<T> + Send + 'static,
+    ) -> Result<(Arc<LoadedModel>, T, Room), ApiError> {
+        let loaded = self.model();
+        let app = Arc::clone(self);
+        let known = loaded.as_ref().ok().map(Arc::clone);
+        let read = move |fields: Fields<'_>| app.read_named(fields, known.as_deref(), &read);
+        let (asked, room) = self.bodies.read(request, names, read).await?;
+        Ok((loaded?, asked, room))
+    }
+
+    /// # Errors
+    /// Everything that is wrong with the request.
+    pub fn read_named<T>(
+        &self,
+        mut fields: Fields<'_>,
+        loaded: Option<&LoadedModel>,
+        read: impl Read<T>,
+    ) -> Result<T, ApiError> {
+        self.check_model_name(&mut fields, loaded)?;
+        read(fields, &self.limits, &ModelTerms::of(loaded))
+    }
+}
