@@ -16,6 +16,7 @@ use super::client;
 use super::correlation::CorrelationId;
 use super::error::{ApiError, Dialect};
 use super::job::Job;
+use super::mistakes::Constraint;
 use crate::engine::{Failure, LoadedModel, NewRequest, Refusal, RequestStream, StreamEvent};
 use crate::error_code::ErrorCode;
 use axum::body::Body;
@@ -62,6 +63,14 @@ async fn try_embeddings(
         .iter()
         .map(|it: &Vec<TokenId>| size_of_val(&**it))
         .sum();
+    if bytes > app.bodies.longest_answer() {
+        let rule = "has more tokens in all than this worker holds at once: send it in parts";
+        return Err(ApiError::invalid_field(
+            read::INPUT,
+            Constraint::Length,
+            rule,
+        ));
+    }
     let _held = app.bodies.room_for_prompt(bytes)?;
     drop(room);
     let batch = Batch {
