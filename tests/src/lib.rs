@@ -18,6 +18,7 @@ pub mod beside;
 pub mod browser;
 pub mod control_group;
 pub mod custody;
+pub mod disturbed;
 pub mod facts;
 pub mod faults;
 pub mod full_disk;

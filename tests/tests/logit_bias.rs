@@ -3,11 +3,11 @@
 
 mod oracle;
 
-use nix::sys::signal::Signal;
 use serde_json::{Value, json};
+use worker_orcd_tests::Worker;
 use worker_orcd_tests::client::Client;
+use worker_orcd_tests::disturbed::Disturbance;
 use worker_orcd_tests::model::real_model;
-use worker_orcd_tests::{Worker, process};
 
 const CHAT: &str = "/v1/chat/completions";
 const COMPLETIONS: &str = "/v1/completions";
@@ -137,20 +137,15 @@ fn a_killed_child_and_a_replaced_supervisor_leave_biased_bytes_and_cached_tokens
         });
         let body = body(path, &extra);
         let all = |stream: &mut dyn Iterator<Item = String>| chunks(stream);
-        for disturbance in ["killed", "replaced"] {
+        for disturbance in Disturbance::ALL {
             // The second time its prompt's pages are there.
             all(&mut client.stream(path, &body).map(|it| it.data));
             let expected = all(&mut client.stream(path, &body).map(|it| it.data));
             let usage = &expected.last().expect("chunks")[1];
             assert!(cached_tokens(usage) > 0, "{usage}");
-            let mut stream = client.stream(path, &body).map(|it| it.data);
-            let before: Vec<String> = stream.by_ref().take(6).collect();
-            match disturbance {
-                "killed" => worker.kill_child(),
-                _ => process::signal(worker.pid(), Signal::SIGUSR2),
-            }
-            let found = all(&mut before.into_iter().chain(stream));
-            assert_eq!(found, expected, "{path}, {disturbance}");
+            let found = disturbance.of_stream(&worker, path, &body, 6);
+            let found = all(&mut found.into_iter());
+            assert_eq!(found, expected, "{path}, {disturbance:?}");
             let mut whole_body = body.clone();
             whole_body["stream"] = json!(false);
             whole_body.as_object_mut().unwrap().remove("stream_options");

@@ -3,12 +3,12 @@
 
 mod oracle;
 
-use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 use std::thread;
 use worker_orcd_tests::client::Client;
+use worker_orcd_tests::disturbed::Disturbance;
 use worker_orcd_tests::model::real_model;
-use worker_orcd_tests::{Script, Worker, process};
+use worker_orcd_tests::{Script, Worker};
 
 const CHAT: &str = "/v1/chat/completions";
 const COMPLETIONS: &str = "/v1/completions";
@@ -200,17 +200,10 @@ fn a_killed_child_and_a_replaced_supervisor_leave_the_bytes_as_they_are() {
         // Enough for something to happen in the middle.
         body["max_tokens"] = json!(200);
         let expected = streamed(&client, path, &body);
-        for disturbance in ["killed", "replaced"] {
-            let mut body = body.clone();
-            body["stream"] = json!(true);
-            let mut stream = client.stream(path, &body);
-            let before: Vec<String> = stream.by_ref().take(6).map(|it| it.data).collect();
-            match disturbance {
-                "killed" => worker.kill_child(),
-                _ => process::signal(worker.pid(), Signal::SIGUSR2),
-            }
-            let all = before.into_iter().chain(stream.map(|it| it.data));
-            assert_eq!(chunks(all), expected, "{path}, {disturbance}");
+        body["stream"] = json!(true);
+        for disturbance in Disturbance::ALL {
+            let all = disturbance.of_stream(&worker, path, &body, 6);
+            assert_eq!(chunks(all.into_iter()), expected, "{path}, {disturbance:?}");
         }
     }
     assert!(worker.generation() > Some(1), "no child died");

@@ -17,29 +17,26 @@ fn the_openai_package_holds_a_streamed_chat() {
     oracle::run("openai_client.py", &[url.as_ref()]);
 }
 
-/// The scripted model repeats its prompt, so a message says what it will write.
 #[test]
 fn the_openai_package_calls_a_tool_and_sends_back_its_result() {
-    let template = "{% if tools and false %}<tool_call><think>{% endif %}{% for message in messages %}\
-                    {{ message.content }}{{ message.tool_calls }}{% endfor %}<|end|>";
-    let script = Script::behave().chat_template(template.to_owned());
-    let worker = Worker::scripted(script).start();
-    let url = format!("http://{}", worker.client().address);
-    let answer = "<think>\nTwo numbers.\n</think>\n\nI look.\n<tool_call>\n{\"name\": \"add\", \"arguments\": \
-                  {\"a\": 1, \"b\": 2}}\n</tool_call>";
-    oracle::run("openai_tools.py", &[url.as_ref(), answer.as_ref()]);
+    asks_a_model_that_calls("openai_tools.py");
 }
 
 #[test]
 fn the_openai_package_speaks_responses() {
+    asks_a_model_that_calls("openai_responses.py");
+}
+
+/// The scripted model repeats its prompt, so a message says what it will write: here a thought, a text and a call.
+fn asks_a_model_that_calls(script: &str) {
     let template = "{% if tools and false %}<tool_call><think>{% endif %}{% for message in messages %}\
                     {{ message.content }}{{ message.tool_calls }}{% endfor %}<|end|>";
-    let script = Script::behave().chat_template(template.to_owned());
-    let worker = Worker::scripted(script).start();
+    let model = Script::behave().chat_template(template.to_owned());
+    let worker = Worker::scripted(model).start();
     let url = format!("http://{}", worker.client().address);
     let answer = "<think>\nTwo numbers.\n</think>\n\nI look.\n<tool_call>\n{\"name\": \"add\", \"arguments\": \
                   {\"a\": 1, \"b\": 2}}\n</tool_call>";
-    oracle::run("openai_responses.py", &[url.as_ref(), answer.as_ref()]);
+    oracle::run(script, &[url.as_ref(), answer.as_ref()]);
 }
 
 #[test]

@@ -3,15 +3,15 @@
 
 mod oracle;
 
-use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 use std::path::PathBuf;
 use std::thread;
 use tempfile::TempDir;
+use worker_orcd_tests::Worker;
 use worker_orcd_tests::client::{Client, Response};
+use worker_orcd_tests::disturbed::Disturbance;
 use worker_orcd_tests::gguf_patch::with_chat_template;
 use worker_orcd_tests::model::real_model;
-use worker_orcd_tests::{Worker, process};
 
 const CHAT: &str = "/v1/chat/completions";
 const COMPLETIONS: &str = "/v1/completions";
@@ -208,16 +208,10 @@ fn a_killed_child_and_a_replaced_supervisor_leave_the_bytes_as_they_are() {
     for (path, body) in [(CHAT, chat(&words)), (COMPLETIONS, completion(&words))] {
         let expected = streamed(&client, path, &body);
         assert!(said(&expected).ends_with(" end"), "{}", said(&expected));
-        for disturbance in ["killed", "replaced"] {
-            let body = merged(body.clone(), &json!({"stream": true}));
-            let mut stream = client.stream(path, &body);
-            let before: Vec<String> = stream.by_ref().take(8).map(|it| it.data).collect();
-            match disturbance {
-                "killed" => worker.kill_child(),
-                _ => process::signal(worker.pid(), Signal::SIGUSR2),
-            }
-            let all = before.into_iter().chain(stream.map(|it| it.data));
-            assert_eq!(chunks(all), expected, "{path}, {disturbance}");
+        let body = merged(body, &json!({"stream": true}));
+        for disturbance in Disturbance::ALL {
+            let all = disturbance.of_stream(&worker, path, &body, 8);
+            assert_eq!(chunks(all.into_iter()), expected, "{path}, {disturbance:?}");
         }
     }
     assert!(worker.generation() > Some(1), "no child died");
