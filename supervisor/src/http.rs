@@ -35,6 +35,7 @@ pub mod admin;
 pub mod admin_socket;
 pub mod anthropic;
 pub mod body;
+mod call_ids;
 pub mod choices;
 pub mod client;
 pub mod connection;

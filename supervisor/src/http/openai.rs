@@ -23,8 +23,6 @@ mod tool_choice;
 pub(super) mod tools;
 pub(super) mod whole;
 
-pub(super) use parts::CallIds;
-
 use super::App;
 use super::correlation::CorrelationId;
 use super::error::{ApiError, Dialect};

@@ -5,9 +5,8 @@
 //! begins, or with the answer.
 
 use crate::engine::StopReason;
-use crate::hex::hex;
-use crate::text::tools::{Event, Parser, Parsing, Syntax};
-use sha2::{Digest as _, Sha256};
+use crate::http::call_ids::CallIds;
+use crate::text::tools::{Event, Parser, Parsing};
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum BlockEvent {
@@ -30,9 +29,7 @@ pub(super) enum Kind {
 #[derive(Debug)]
 pub(super) struct Blocks {
     parser: Parser,
-    syntax: Option<Syntax>,
-    /// The answer's id.
-    answer: String,
+    ids: CallIds,
     open: Option<Open>,
     begun_calls: usize,
     whole_calls: usize,
@@ -51,8 +48,7 @@ impl Blocks {
     pub(super) fn new(parsing: Parsing, answer: &str) -> Self {
         Self {
             parser: Parser::new(parsing),
-            syntax: parsing.calls,
-            answer: answer.to_owned(),
+            ids: CallIds::new("toolu_", answer, parsing.calls),
             open: None,
             begun_calls: 0,
             whole_calls: 0,
@@ -97,7 +93,7 @@ impl Blocks {
                 }
                 Event::CallBegins { name } => {
                     self.end(out);
-                    let id = self.id_of_call(self.begun_calls);
+                    let id = self.ids.id(self.begun_calls);
                     self.begun_calls += 1;
                     self.begin(Open::ToolUse, || Kind::ToolUse { id, name }, out);
                 }
@@ -126,23 +122,12 @@ impl Blocks {
             None => {}
         }
     }
-
-    /// A pure function of the answer's id and of the call's number. Mistral's templates refuse ids that are not
-    /// nine letters and digits.
-    fn id_of_call(&self, index: usize) -> String {
-        let digest = Sha256::digest(format!("{}:{index}", self.answer));
-        let digits = hex(&digest);
-        match self.syntax {
-            Some(Syntax::Mistral) => digits[..9].to_owned(),
-            _ => format!("toolu_{}", &digits[..24]),
-        }
-    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::text::tools::Thoughts;
+    use crate::text::tools::{Syntax, Thoughts};
 
     fn blocks(syntax: Syntax) -> Blocks {
         let parsing = Parsing {
@@ -165,7 +150,7 @@ mod tests {
         let (told, blocks) = events(&format!("<think>Hm</think>I look.{call}{call}"));
         let adds = |text: &str| BlockEvent::Adds(text.to_owned());
         let calls = |index| Kind::ToolUse {
-            id: blocks.id_of_call(index),
+            id: blocks.ids.id(index),
             name: "a".to_owned(),
         };
         let expected = [
@@ -184,7 +169,7 @@ mod tests {
             BlockEvent::Ends,
         ];
         assert_eq!(told, expected);
-        assert_ne!(blocks.id_of_call(0), blocks.id_of_call(1));
+        assert_ne!(blocks.ids.id(0), blocks.ids.id(1));
         assert_eq!(blocks.stop_reason(StopReason::Eos), "tool_use");
         assert_eq!(blocks.stop_reason(StopReason::MaxTokens), "max_tokens");
     }
@@ -203,9 +188,9 @@ mod tests {
 
     #[test]
     fn ids_of_calls_are_anthropic_s_but_for_mistral_s_templates() {
-        let id = blocks(Syntax::Hermes).id_of_call(0);
+        let id = blocks(Syntax::Hermes).ids.id(0);
         assert!(id.starts_with("toolu_") && id.len() == 30, "{id}");
-        let id = blocks(Syntax::Mistral).id_of_call(0);
+        let id = blocks(Syntax::Mistral).ids.id(0);
         assert!(
             id.len() == 9 && id.bytes().all(|it| it.is_ascii_alphanumeric()),
             "{id}"

@@ -6,10 +6,9 @@
 
 use super::finish_reason;
 use crate::engine::StopReason;
-use crate::hex::hex;
-use crate::text::tools::{Event, Message, Parser, Parsing, Syntax};
+use crate::http::call_ids::CallIds;
+use crate::text::tools::{Event, Message, Parser, Parsing};
 use serde_json::{Map, Value, json};
-use sha2::{Digest as _, Sha256};
 
 #[derive(Debug)]
 pub(super) struct Parts {
@@ -21,19 +20,12 @@ pub(super) struct Parts {
     events: Vec<Event>,
 }
 
-/// Ids of calls: a pure function of the answer's id and of the call's number.
-#[derive(Debug)]
-pub(in crate::http) struct CallIds {
-    answer: String,
-    syntax: Option<Syntax>,
-}
-
 impl Parts {
     /// `None` where nothing is taken apart.
     pub(super) fn of(parsing: Parsing, answer: &str) -> Option<Self> {
         parsing.is_any().then(|| Self {
             parser: Parser::new(parsing),
-            calls: CallIds::new(answer, parsing.calls),
+            calls: CallIds::new("call_", answer, parsing.calls),
             begun: 0,
             whole: 0,
             events: Vec::new(),
@@ -136,29 +128,10 @@ fn add_arguments(calls: &mut Vec<Value>, index: usize, text: String) {
     }
 }
 
-impl CallIds {
-    pub(in crate::http) fn new(answer: &str, syntax: Option<Syntax>) -> Self {
-        Self {
-            answer: answer.to_owned(),
-            syntax,
-        }
-    }
-
-    /// Mistral's templates refuse ids that are not nine letters and digits.
-    pub(in crate::http) fn id(&self, index: usize) -> String {
-        let digest = Sha256::digest(format!("{}:{index}", self.answer));
-        let digits = hex(&digest);
-        match self.syntax {
-            Some(Syntax::Mistral) => digits[..9].to_owned(),
-            _ => format!("call_{}", &digits[..24]),
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::text::tools::Thoughts;
+    use crate::text::tools::{Syntax, Thoughts};
 
     const PARSING: Parsing = Parsing {
         calls: Some(Syntax::Hermes),

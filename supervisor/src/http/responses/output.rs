@@ -8,7 +8,7 @@
 //! that goes on elsewhere goes on with the same items and ids.
 
 use crate::engine::{Piece, StopReason};
-use crate::http::openai::CallIds;
+use crate::http::call_ids::CallIds;
 use crate::text::tools::{Event, Parser, Parsing};
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -63,7 +63,7 @@ impl Output {
             items: Vec::new(),
             reasoning_tokens: 0,
             parser: Parser::new(parsing),
-            ids: CallIds::new(answer, parsing.calls),
+            ids: CallIds::new("call_", answer, parsing.calls),
             calls: 0,
             only_one_call,
             is_left_out: false,

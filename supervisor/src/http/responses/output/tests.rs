@@ -64,7 +64,7 @@ fn each_thought_text_and_call_is_an_item_in_the_order_of_writing() {
             Kind::Call { name, call_id } => Some((name.clone(), call_id.clone())),
             _ => None,
         });
-        let wanted = CallIds::new("resp_1", PARSING.calls);
+        let wanted = CallIds::new("call_", "resp_1", PARSING.calls);
         let expected = [
             ("a".to_owned(), wanted.id(0)),
             ("b".to_owned(), wanted.id(1)),
