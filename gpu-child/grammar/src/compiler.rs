@@ -1,5 +1,6 @@
 //! From a grammar to a matcher.
 
+use crate::captures;
 use crate::error::GrammarError;
 use crate::limits::parser_limits;
 use crate::matcher::Matcher;
@@ -41,6 +42,7 @@ impl Compiler {
         caught(|| {
             let parser = self.factory.create_parser(top_level(grammar)?);
             let parser = parser.map_err(GrammarError::new)?;
+            captures::refuse(parser.parser.grammar())?;
             Ok(Matcher::new(parser, self.vocabulary))
         })
     }

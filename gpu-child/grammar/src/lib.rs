@@ -18,6 +18,7 @@
 #![forbid(unsafe_code)]
 #![warn(unreachable_pub)]
 
+mod captures;
 mod compiler;
 mod error;
 pub mod limits;

@@ -28,7 +28,18 @@ pub const MAX_MESSAGE_BYTES: usize = 1024;
 /// for longer ones. A longer token is never allowed.
 pub const MAX_TOKEN_BYTES: usize = 512;
 
-/// A lexer state takes one to two kilobytes, so a matcher keeps below some 32 MB.
+/// Items that a matcher keeps over all tokens of an answer. Each has 8 bytes; 16 where rules have parameters, and
+/// some 50 more where a grammar begins inside another.
+pub const MAX_KEPT_ITEMS: usize = 4 << 20;
+
+/// Items that have the bytes of one row: its bounds, its lexeme, its place in the text.
+pub const ITEMS_OF_A_ROW: usize = 16;
+
+/// A matcher's lexer, states and expressions, in bytes as llguidance estimates them; vectors have up to twice
+/// as many. They are counted behind each mask and each token, so that the work of one may be above it.
+pub const MAX_LEXER_BYTES: usize = 64 << 20;
+
+/// States of a matcher's lexer, also those of one mask.
 const MAX_LEXER_STATES: usize = 16_000;
 
 /// Lexer work of one mask: some milliseconds, at the 14,000 units a millisecond that llguidance names.

@@ -2,27 +2,31 @@
 
 use crate::compiler::caught;
 use crate::error::GrammarError;
+use crate::limits::{ITEMS_OF_A_ROW, MAX_KEPT_ITEMS, MAX_LEXER_BYTES};
 use crate::mask::Mask;
 use llguidance::TokenParser;
-use llguidance::api::StopReason;
 use std::fmt;
 use worker_orcd_ipc::TokenId;
 
 /// Asked in turns: a mask, the token that was drawn of it, the next mask.
 pub struct Matcher {
-    parser: llguidance::Matcher,
+    /// Or why it cannot go on.
+    parser: Result<TokenParser, GrammarError>,
     vocabulary: usize,
     /// Tokens that end a generation.
     ends: Vec<u32>,
+    /// Items of the parser that the tokens accepted have left behind, and its rows as so many.
+    kept_items: usize,
 }
 
 impl Matcher {
-    pub(crate) fn new(parser: TokenParser, vocabulary: usize) -> Self {
-        let ends = parser.token_env.tok_trie().eos_tokens().to_vec();
+    pub(crate) fn new(mut parser: TokenParser, vocabulary: usize) -> Self {
+        parser.start_without_prompt();
         Self {
-            parser: llguidance::Matcher::new(Ok(parser)),
+            ends: parser.token_env.tok_trie().eos_tokens().to_vec(),
+            parser: Ok(parser),
             vocabulary,
-            ends,
+            kept_items: 0,
         }
     }
 
@@ -33,11 +37,13 @@ impl Matcher {
     /// When a limit is exceeded, or the vocabulary has no token to go on with. The matcher cannot be used
     /// any more.
     pub fn mask(&mut self) -> Result<Mask, GrammarError> {
-        caught(|| {
-            let mask = self.parser.compute_mask_or_eos();
-            Ok(mask.map_err(GrammarError::new)?.into())
-        })
-        .map(|words| Mask::new(words, self.vocabulary))
+        let words = self.ask(|parser| {
+            if parser.stopped() {
+                return Ok(parser.token_env.tok_trie().eos_token_set());
+            }
+            parser.compute_mask().map_err(GrammarError::new)
+        })?;
+        Ok(Mask::new(words.into(), self.vocabulary))
     }
 
     /// Goes on by a token of the last mask.
@@ -45,16 +51,26 @@ impl Matcher {
     /// # Errors
     /// When it was not in the mask, or a limit is exceeded. The matcher cannot be used any more.
     pub fn accept(&mut self, token: TokenId) -> Result<(), GrammarError> {
-        if self.parser.stop_reason() != StopReason::NotStopped && self.ends.contains(&token.0) {
-            return match self.parser.get_error() {
-                None => Ok(()),
-                Some(error) => Err(GrammarError::new(error)),
-            };
-        }
-        caught(|| {
-            let accepted = self.parser.consume_token(token.0);
-            accepted.map_err(GrammarError::new)
-        })
+        let is_end = self.ends.contains(&token.0);
+        let kept = self.kept_items;
+        self.kept_items = self.ask(|parser| {
+            if is_end && parser.stopped() {
+                return Ok(kept);
+            }
+            let before = items(parser);
+            let back = parser.consume_token(token.0);
+            if back.map_err(GrammarError::new)? != 0 {
+                return Err(GrammarError::new("unexpected backtracking"));
+            }
+            let kept = kept + items(parser) - before;
+            parser.check_stop().map_err(GrammarError::new)?;
+            if kept > MAX_KEPT_ITEMS {
+                let why = format!("the answer has more than {MAX_KEPT_ITEMS} items of its parser");
+                return Err(GrammarError::new(why));
+            }
+            Ok(kept)
+        })?;
+        Ok(())
     }
 
     /// Goes on by tokens that were drawn elsewhere, as if they had been drawn here: with a mask before each,
@@ -74,8 +90,35 @@ impl Matcher {
     /// # Errors
     /// As [`Self::mask`].
     pub fn is_complete(&mut self) -> Result<bool, GrammarError> {
-        caught(|| self.parser.is_accepting().map_err(GrammarError::new))
+        self.ask(|parser| Ok(parser.is_accepting()))
     }
+
+    /// A step of the parser. What went wrong once is the answer to all that is asked later: the parser is
+    /// given up, for a panic may have left it half done.
+    fn ask<T>(
+        &mut self,
+        step: impl FnOnce(&mut TokenParser) -> Result<T, GrammarError>,
+    ) -> Result<T, GrammarError> {
+        let parser = self.parser.as_mut().map_err(|error| error.clone())?;
+        let answer = caught(|| {
+            let answer = step(parser)?;
+            if parser.parser.lexer_stats().num_bytes > MAX_LEXER_BYTES {
+                let why = format!("its lexer has more than {MAX_LEXER_BYTES} bytes");
+                return Err(GrammarError::new(why));
+            }
+            Ok(answer)
+        });
+        if let Err(error) = &answer {
+            self.parser = Err(error.clone());
+        }
+        answer
+    }
+}
+
+/// What the parser has made by now. Where a token is accepted it keeps what it makes; of a mask it keeps nothing.
+fn items(parser: &TokenParser) -> usize {
+    let stats = parser.parser_stats();
+    stats.all_items + stats.rows * ITEMS_OF_A_ROW
 }
 
 impl fmt::Debug for Matcher {

@@ -5,10 +5,11 @@ mod vocabulary;
 use std::thread;
 use vocabulary::{ENDS, Random, facts, ids, walk};
 use worker_orcd_grammar::limits::{
-    MAX_GRAMMAR_BYTES, MAX_LARK_LINES, MAX_MESSAGE_BYTES, STACK_BYTES,
+    MAX_GRAMMAR_BYTES, MAX_KEPT_ITEMS, MAX_LARK_ALTERNATIVES, MAX_LARK_LINES, MAX_LEXER_BYTES,
+    MAX_MESSAGE_BYTES, STACK_BYTES,
 };
 use worker_orcd_grammar::{Compiler, GrammarError};
-use worker_orcd_ipc::Grammar;
+use worker_orcd_ipc::{Grammar, TokenId};
 
 /// On such a stack as the limits are made for.
 fn on_its_stack<T: Send + 'static>(run: impl FnOnce() -> T + Send + 'static) -> T {
@@ -111,6 +112,22 @@ fn a_keyword_that_would_not_be_followed_is_refused_by_name() {
 }
 
 #[test]
+fn a_capture_is_refused_by_name() {
+    // Each byte would be the end of another, longer text.
+    for rule in [
+        "s[capture=\"all\"]: s \"a\" | \"a\"",
+        "s: all\nall[capture]: s \"a\" | \"a\"",
+        "s: \"a\" (all | \"b\")*\nall[stop_capture=\"all\", stop=\"x\"]: /a*/",
+    ] {
+        let words = refused(lark(format!("start: s \"c\"\n{rule}")));
+        assert!(
+            words.contains("a capture is not implemented: \"all\""),
+            "{words}"
+        );
+    }
+}
+
+#[test]
 fn text_beyond_the_limits_is_refused_before_it_is_parsed() {
     let words = refused(regex("a".repeat(MAX_GRAMMAR_BYTES + 1)));
     assert!(words.contains(&MAX_GRAMMAR_BYTES.to_string()), "{words}");
@@ -118,6 +135,13 @@ fn text_beyond_the_limits_is_refused_before_it_is_parsed() {
     assert!(words.contains(&MAX_GRAMMAR_BYTES.to_string()), "{words}");
     let words = refused(lark("\n".repeat(MAX_LARK_LINES + 1)));
     assert!(words.contains(&MAX_LARK_LINES.to_string()), "{words}");
+    let bars = |count| lark(format!("start: A\nA: \"a\"{}", " | \"a\"".repeat(count)));
+    let words = refused(bars(MAX_LARK_ALTERNATIVES + 1));
+    assert!(
+        words.contains(&MAX_LARK_ALTERNATIVES.to_string()),
+        "{words}"
+    );
+    assert!(outcome(bars(MAX_LARK_ALTERNATIVES)).is_ok());
 }
 
 #[test]
@@ -270,4 +294,68 @@ fn a_walk_through_an_ordinary_grammar_meets_no_limit() {
         walk(&mut matcher, 1, 2000).0.len()
     });
     assert!(ended > 0);
+}
+
+/// Takes bytes of a text until a limit is met. The error, and the tokens before it.
+fn until_refused(
+    text: impl Fn(usize, &mut Random) -> u8,
+    mut take: impl FnMut(TokenId) -> Result<(), GrammarError>,
+) -> (GrammarError, Vec<TokenId>) {
+    let mut random = Random(1);
+    let mut taken = Vec::new();
+    loop {
+        let token = TokenId(text(taken.len(), &mut random).into());
+        if let Err(error) = take(token) {
+            return (error, taken);
+        }
+        taken.push(token);
+        assert!(taken.len() < 100_000, "an answer without an end");
+    }
+}
+
+#[test]
+fn what_a_matcher_keeps_of_an_answer_is_bounded() {
+    // A row for four bytes, and in each row all words.
+    let letters = || 'a'..='l';
+    let pairs = letters().flat_map(|first| letters().map(move |second| format!("{first}{second}")));
+    let words = pairs.flat_map(|pair| letters().map(move |third| format!("\"{pair}{third}.\"")));
+    let words: Vec<String> = words.collect();
+    let grammar = lark(format!("start: word*\nword: {}", words.join(" | ")));
+    let text = |index, random: &mut Random| match index % 4 {
+        3 => b'.',
+        _ => b'a' + random.below(12) as u8,
+    };
+    on_its_stack(move || {
+        let compiler = Compiler::new(&facts()).unwrap();
+        let mut lived = compiler.compile(&grammar).unwrap();
+        // Masks leave nothing behind.
+        let (error, tokens) = until_refused(text, |token| lived.accept(token));
+        let words = error.to_string();
+        assert!(words.contains(&MAX_KEPT_ITEMS.to_string()), "{words}");
+        assert!(tokens.len() > 1000, "{} tokens", tokens.len());
+        assert_eq!(lived.mask().unwrap_err(), error);
+        assert_eq!(lived.accept(ENDS[0]).unwrap_err(), error);
+        // Another child meets the same end at the same token.
+        let mut replayed = compiler.compile(&grammar).unwrap();
+        let again = until_refused(text, |token| replayed.replay(&[token]));
+        assert_eq!(again, (error, tokens));
+    });
+}
+
+#[test]
+fn what_a_lexer_keeps_is_bounded() {
+    // A state for each choice of places behind an `a`, and an expression for each place.
+    let grammar = regex("(a|b)*a(a|b){3000}c");
+    let text = |_, random: &mut Random| b'a' + random.below(2) as u8;
+    on_its_stack(move || {
+        let compiler = Compiler::new(&facts()).unwrap();
+        let run = || {
+            let mut matcher = compiler.compile(&grammar).unwrap();
+            until_refused(text, |token| matcher.replay(&[token]))
+        };
+        let (error, tokens) = run();
+        let words = error.to_string();
+        assert!(words.contains(&MAX_LEXER_BYTES.to_string()), "{words}");
+        assert_eq!(run(), (error, tokens));
+    });
 }
