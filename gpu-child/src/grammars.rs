@@ -105,16 +105,20 @@ impl Grammars {
     }
 
     /// Begins what is wanted.
-    pub fn hear(&mut self, wish: Wish) {
+    ///
+    /// # Errors
+    /// When the threads cannot be started. No grammar is the cause of that.
+    pub fn hear(&mut self, wish: Wish) -> io::Result<()> {
         match wish {
             Wish::Begin {
                 ticket,
                 grammar,
                 generated,
-            } => self.begin(ticket, grammar, generated),
+            } => self.begin(ticket, grammar, generated)?,
             Wish::Next { ticket, token } => self.next(ticket, token),
             Wish::Forget { ticket } => self.forget(ticket),
         }
+        Ok(())
     }
 
     /// An answer that is here by then.
@@ -139,27 +143,22 @@ impl Grammars {
         }
     }
 
-    fn begin(&mut self, ticket: u64, grammar: Arc<Grammar>, generated: Vec<TokenId>) {
+    fn begin(
+        &mut self,
+        ticket: u64,
+        grammar: Arc<Grammar>,
+        generated: Vec<TokenId>,
+    ) -> io::Result<()> {
         let (wanted, answers) = (Arc::new(()), self.answers.clone());
         let (workshop, still) = (Arc::clone(&self.workshop), Arc::downgrade(&wanted));
-        self.matchers.insert(ticket, Place::Away(wanted));
-        let queues = match self.queues() {
-            Ok(queues) => queues,
-            Err(error) => {
-                let why = format!("a thread cannot be started: {error}");
-                let mask = Err(GrammarError::new(why));
-                let answer = Answer { ticket, mask };
-                let matcher = None;
-                // The receiver is this struct's.
-                return drop(self.answers.send(Done { answer, matcher }));
-            }
-        };
         let job = move || {
             if let Some(begun) = workshop.begin(&grammar, &generated, &still) {
                 drop(answers.send(done(ticket, begun)));
             }
         };
-        drop(queues.compiler.send(Box::new(job)));
+        drop(self.queues()?.compiler.send(Box::new(job)));
+        self.matchers.insert(ticket, Place::Away(wanted));
+        Ok(())
     }
 
     fn next(&mut self, ticket: u64, token: TokenId) {

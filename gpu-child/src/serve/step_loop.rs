@@ -229,11 +229,13 @@ impl<'a> StepLoop<'a> {
                 }
             }
             self.status.does(Doing::Plans);
-            self.handle_all(commands)?;
-            self.hear_masks();
+            if !self.handle_all(commands)? {
+                return Ok(());
+            }
+            self.hear_masks()?;
             let launches = self.may_launch_ahead() && self.plan();
             // A grammar is compiled while the prompt is computed.
-            self.ask_for_masks();
+            self.ask_for_masks()?;
             // Requests that ended for another reason than a token need not wait for one, and requests that
             // begin are reported at once.
             let report = StepReport {
@@ -399,7 +401,7 @@ impl<'a> StepLoop<'a> {
         self.pacer.observe(step.shape, took);
         let report = self.scheduler.complete(step.step, drawn);
         let report = report.map_err(scheduler_fault)?;
-        self.ask_for_masks();
+        self.ask_for_masks()?;
         Ok(StepReport {
             logprobs: step.wanted_rows.answer(&report.drawn),
             sealed: self.seal()?,

@@ -1,7 +1,7 @@
 //! Conversations in memory: the test is the supervisor, over two pipes.
 
 mod ahead;
-mod counter;
+pub(super) mod counter;
 mod embeddings;
 mod logprobs;
 mod standby;
@@ -181,7 +181,7 @@ impl Supervisor {
     }
 }
 
-fn order() -> LoadOrder {
+pub(super) fn order() -> LoadOrder {
     LoadOrder {
         model_path: "test".into(),
         model_file: ModelFile::AtPath,

@@ -1,6 +1,7 @@
 //! Answers that are held to a grammar, by a model that would say anything.
 
 use super::*;
+use rustix::process::{Resource, Rlimit, prlimit};
 use std::collections::BTreeMap;
 use worker_orcd_ipc::Grammar;
 
@@ -149,6 +150,39 @@ fn a_grammar_that_fails_ends_its_request_alone() {
         assert!(tokens.is_empty() && message.contains(words), "{message}");
     }
     assert_eq!(answers[&1].0, supervisor.generate(&submission(5, 0.0)));
+}
+
+/// The request is not to blame, and another child can go on with it.
+#[test]
+fn threads_that_cannot_be_started_end_the_child_and_not_the_request() {
+    let mut supervisor = Supervisor::start();
+    supervisor.load_tiny(Architecture::Llama);
+    // Room for what it does now, and for no stack of a thread that compiles.
+    let id = supervisor.child.id();
+    let status = std::fs::read_to_string(format!("/proc/{id}/status")).unwrap();
+    let mut words = status.split_whitespace();
+    words.find(|word| *word == "VmSize:").unwrap();
+    let kilobytes: u64 = words.next().unwrap().parse().unwrap();
+    let bytes = (kilobytes + (16 << 10)) << 10;
+    let limit = Rlimit {
+        current: Some(bytes),
+        maximum: Some(bytes),
+    };
+    let process = rustix::process::Pid::from_raw(id as i32);
+    prlimit(process, Resource::As, limit).unwrap();
+    supervisor.say(&Command::Submit(Box::new(held_to(1, schema()))));
+    let fault = supervisor.until(|event| match event {
+        Event::Fault(fault) => Some(fault),
+        Event::Step(report) if !report.finished.is_empty() => panic!("{:?}", report.finished),
+        _ => None,
+    });
+    assert!(matches!(fault, Fault::Io { .. }), "{fault}");
+    assert!(
+        fault.to_string().contains("a thread cannot be started"),
+        "{fault}"
+    );
+    let code = ExitCode::Fault(FaultKind::Io);
+    assert_eq!(supervisor.exit_code(), Some(code));
 }
 
 #[test]

@@ -2,21 +2,21 @@
 
 use super::super::Doing;
 use super::{INSPECTION_INTERVAL, StepLoop};
-use std::sync::mpsc::Receiver;
+use std::sync::mpsc::{Receiver, TryRecvError};
 use std::time::Instant;
 use worker_orcd_ipc::{Command, Fault};
 
 impl StepLoop<'_> {
-    /// Those that have come by now.
-    pub(super) fn handle_all(&mut self, commands: &Receiver<Command>) -> Result<(), Fault> {
+    /// Those that have come by now; false when the reader is gone.
+    pub(super) fn handle_all(&mut self, commands: &Receiver<Command>) -> Result<bool, Fault> {
         loop {
-            while let Ok(command) = commands.try_recv() {
-                self.handle(command)?;
+            match commands.try_recv() {
+                Ok(command) => self.handle(command)?,
+                Err(TryRecvError::Disconnected) => return Ok(false),
+                // More may come while something is adopted.
+                Err(TryRecvError::Empty) if self.adopt()? => {}
+                Err(TryRecvError::Empty) => return Ok(true),
             }
-            if !self.adopt()? {
-                return Ok(());
-            }
-            // More may have come meanwhile.
         }
     }
 

@@ -2,6 +2,7 @@
 
 use super::StepLoop;
 use std::time::{Duration, Instant};
+use worker_orcd_ipc::Fault;
 
 /// Time that a step waits for masks of sequences that would sit it out otherwise. A mask takes less, as
 /// a rule; a step takes more, so that to miss one is worse. One that is later is not waited for again.
@@ -12,8 +13,8 @@ const IDLE_PATIENCE: Duration = Duration::from_millis(1);
 
 impl StepLoop<'_> {
     /// Takes in the masks that are here, or will be in a moment.
-    pub(super) fn hear_masks(&mut self) {
-        self.ask_for_masks();
+    pub(super) fn hear_masks(&mut self) -> Result<(), Fault> {
+        self.ask_for_masks()?;
         let now = Instant::now();
         while let Some(answer) = self.grammars.answer_by(now) {
             self.scheduler.hear_mask(answer.ticket, answer.mask);
@@ -25,7 +26,7 @@ impl StepLoop<'_> {
                 None => self.scheduler.go_without_masks(),
             }
         }
-        self.ask_for_masks();
+        self.ask_for_masks()
     }
 
     /// Waits for a mask while nothing else can be computed.
@@ -37,9 +38,14 @@ impl StepLoop<'_> {
     }
 
     /// Passes on what the scheduler wants.
-    pub(super) fn ask_for_masks(&mut self) {
-        for wish in self.scheduler.take_wishes() {
-            self.grammars.hear(wish);
-        }
+    pub(super) fn ask_for_masks(&mut self) -> Result<(), Fault> {
+        let mut wishes = self.scheduler.take_wishes().into_iter();
+        let heard = wishes.try_for_each(|wish| self.grammars.hear(wish));
+        heard.map_err(|error| Fault::Io {
+            message: format!("a thread cannot be started: {error}"),
+        })
     }
 }
+
+#[cfg(test)]
+mod tests;
