@@ -3,8 +3,8 @@
 //!
 //! What a row asks for is read by the kernel from pinned memory, once. What it needs beside that is
 //! copied behind each other: its history where it has penalties, the words of its mask, its biases.
-//! Few requests have any of them, so they get a buffer of a fixed size, and where it is too small the
-//! rows take turns.
+//! They get a buffer of a fixed size, which holds the masks of a usual step. Where it is too small the rows
+//! take turns, and the host waits between them.
 
 use super::context::Context;
 use super::headers::constant;
@@ -30,8 +30,10 @@ const MAX_CLUSTER: usize = constant!("sample.cu", MAX_CLUSTER);
 const RESIDENT: usize = 2;
 const ROW_BYTES: usize = size_of::<SampleRow>();
 const TOKEN_BYTES: usize = 4;
-/// Words of histories, masks and biases under way, if no row needs more.
+/// Words of histories, masks and biases under way, if nothing below needs more.
 const HISTORY_WORDS: usize = 1 << 18;
+/// Rows that may all have a mask without taking turns: as many as usually decode in one step.
+const MASKED_ROWS: usize = 64;
 
 /// Logits on the device, and the tokens drawn from them: the largest of each row before the draw,
 /// its token after.
@@ -158,8 +160,7 @@ impl Draws {
             unsafe { (module.kernel("sample")?, module.kernel("tokens_to_host")?) };
         let shared_bytes = (SURVIVOR_BYTES + 8 * vocab.div_ceil(STRIP)) as u32;
         kernel.allow_shared(shared_bytes)?;
-        let most = sequence_tokens + vocab.div_ceil(32) + 2 * MAX_LOGIT_BIASES;
-        let max_words = most.max(HISTORY_WORDS);
+        let max_words = max_words(vocab, sequence_tokens);
         let pinned_bytes = max_rows * (ROW_BYTES + TOKEN_BYTES) + 4 * max_words;
         Ok(Self {
             kernel,
@@ -314,6 +315,13 @@ impl Draws {
                 .launch_clusters(context, geometry, cluster as u32, &arguments)
         }
     }
+}
+
+/// Words that are under way at a time: of one row that has everything, and of the masks of a usual step.
+fn max_words(vocab: usize, sequence_tokens: usize) -> usize {
+    let mask = vocab.div_ceil(32);
+    let most = sequence_tokens + mask + 2 * MAX_LOGIT_BIASES;
+    most.max(MASKED_ROWS * mask).max(HISTORY_WORDS)
 }
 
 /// Blocks of each of `rows` rows: as many as run at a time.

@@ -193,8 +193,9 @@ impl Card {
         place
     }
 
-    /// Row `broken` is said to hold a NaN.
-    fn draw(&mut self, cases: &[Case], ranked: bool, broken: Option<usize>) -> Vec<u32> {
+    /// Puts the cases' logits into the rows from `first` on, and their answers before the draw. Row `broken` of them is
+    /// said to hold a NaN.
+    fn put_all(&self, first: usize, cases: &[Case], ranked: bool, broken: Option<usize>) -> Logits {
         let vocab = cases[0].logits.len();
         let all: Vec<f32> = cases.iter().flat_map(|case| case.logits.clone()).collect();
         let end = (MAX_ROWS * vocab * 4) as u64;
@@ -203,8 +204,8 @@ impl Card {
         let drawn = if ranked {
             let best: Vec<u64> = largest.map(|id| 9 << 32 | u64::from(!id)).collect();
             let broken: Vec<u32> = (0..cases.len()).map(|row| is_broken(row).into()).collect();
-            let broken = self.put(end + 8 * MAX_ROWS as u64, &broken);
-            DrawnTokens::of_rows(self.put(end, &best), broken)
+            let broken = self.put(end + (8 * MAX_ROWS + 4 * first) as u64, &broken);
+            DrawnTokens::of_rows(self.put(end + 8 * first as u64, &best), broken)
         } else {
             // In the second of two parts.
             let ranks = largest.enumerate().flat_map(|(row, id)| {
@@ -216,14 +217,18 @@ impl Card {
                 [1, best]
             });
             let ranks: Vec<u64> = ranks.collect();
-            DrawnTokens::of_parts(self.put(end, &ranks), 2)
+            DrawnTokens::of_parts(self.put(end + 16 * first as u64, &ranks), 2)
         };
-        let logits = Logits {
-            rows: self.put(0, &all),
+        Logits {
+            rows: self.put((4 * first * vocab) as u64, &all),
             vocab,
             batch: DevicePtr::NULL,
             drawn,
-        };
+        }
+    }
+
+    /// Has the draw of these cases launched, and its tokens told, and waits for nothing.
+    fn launch(&mut self, place: PinnedRows, logits: Logits, cases: &[Case]) {
         let works: Vec<SampleWork<'_>> = cases.iter().map(Case::work).collect();
         let drawings = cases.iter().zip(&works).enumerate();
         let drawings = drawings.map(|(row, (case, work))| Drawing {
@@ -232,15 +237,22 @@ impl Card {
             work,
             position: case.position,
         });
-        let place = PinnedRows { slot: 1, first: 0 };
-        // SAFETY: all rows were put there above.
+        // SAFETY: all rows were put there before.
         unsafe { self.draws.run(&self.context, place, logits, drawings) }.expect("a draw");
-        let told = self
-            .draws
-            .copy_to_host(&self.context, place, drawn, cases.len());
-        told.and_then(|()| self.context.synchronize("draws"))
-            .expect("drawn");
-        self.draws.drawn(1, cases.len()).collect()
+        self.draws
+            .copy_to_host(&self.context, place, logits.drawn, cases.len())
+            .expect("a launch");
+    }
+
+    fn draw(&mut self, cases: &[Case], ranked: bool, broken: Option<usize>) -> Vec<u32> {
+        let logits = self.put_all(0, cases, ranked, broken);
+        self.launch(PinnedRows { slot: 1, first: 0 }, logits, cases);
+        self.told(1, cases.len())
+    }
+
+    fn told(&mut self, slot: usize, rows: usize) -> Vec<u32> {
+        self.context.synchronize("draws").expect("drawn");
+        self.draws.drawn(slot, rows).collect()
     }
 }
 
@@ -294,6 +306,69 @@ fn long_histories_take_turns() {
         let expected = sample(&mut case.logits.clone(), &case.work(), case.position);
         assert_eq!(drawn, expected.0);
     }
+}
+
+/// Parts of a step are launched behind each other, while the words of the first may still be on their way.
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn parts_of_a_step_keep_their_words() {
+    const VOCAB: usize = 49_152;
+    const PART: usize = 64;
+    let mut card = Card::new(VOCAB);
+    let mut numbers = Numbers::of(2);
+    // The card is busy with them for long, and the host not.
+    let plain = |mut case: Case| {
+        case.sampling = Sampling {
+            temperature: 1.0,
+            top_p: 0.95,
+            ..Sampling::default()
+        };
+        (case.mask, case.bias) = (None, vec![]);
+        case
+    };
+    // They have words of every kind, each row its own.
+    let wordy = |mut case: Case| {
+        case.sampling.presence_penalty = 1.5;
+        let word = 0x9249_2492_u32.rotate_left(case.position);
+        case.mask = Some(vec![word; VOCAB.div_ceil(32)]);
+        case.bias = vec![(TokenId(case.position % VOCAB as u32), 3.0)];
+        case
+    };
+    let mut cases = || {
+        (0..2 * PART)
+            .map(|_| Case::random(&mut numbers, VOCAB))
+            .collect::<Vec<_>>()
+    };
+    let others: Vec<Case> = cases().into_iter().map(plain).collect();
+    let step: Vec<Case> = cases().into_iter().map(wordy).collect();
+    let of_others = card.put_all(0, &others, true, None);
+    let parts = [0, 1].map(|part| {
+        let first = part * PART;
+        let cases = &step[first..][..PART];
+        let logits = card.put_all(2 * PART + first, cases, true, None);
+        (PinnedRows { slot: 1, first }, logits, cases)
+    });
+    // Another step comes first, so that nothing of this one is read before its second part is written.
+    for _ in 0..16 {
+        card.launch(PinnedRows { slot: 0, first: 0 }, of_others, &others);
+    }
+    for (place, logits, cases) in parts {
+        card.launch(place, logits, cases);
+    }
+    for (row, (case, drawn)) in step.iter().zip(card.told(1, 2 * PART)).enumerate() {
+        let expected = sample(&mut case.logits.clone(), &case.work(), case.position);
+        assert_eq!(drawn, expected.0, "row {row}: {:?}", case.sampling);
+    }
+}
+
+#[test]
+fn the_masks_of_a_usual_step_take_no_turns() {
+    for vocab in [1000_usize, 49_152, 151_936, 262_147] {
+        let masks = MASKED_ROWS * vocab.div_ceil(32);
+        assert!(max_words(vocab, 4096) >= masks, "vocabulary of {vocab}");
+    }
+    let one = 1 << 20;
+    assert!(max_words(151_936, one) >= one + 151_936 / 32 + 2 * MAX_LOGIT_BIASES);
 }
 
 #[test]
