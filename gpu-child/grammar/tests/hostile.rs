@@ -5,8 +5,8 @@ mod vocabulary;
 use std::thread;
 use vocabulary::{ENDS, Random, facts, ids, walk};
 use worker_orcd_grammar::limits::{
-    MAX_GRAMMAR_BYTES, MAX_KEPT_ITEMS, MAX_LARK_ALTERNATIVES, MAX_LARK_LINES, MAX_LEXER_BYTES,
-    MAX_MESSAGE_BYTES, STACK_BYTES,
+    ITEMS_OF_A_ROW, MAX_GRAMMAR_BYTES, MAX_KEPT_ITEMS, MAX_LARK_ALTERNATIVES, MAX_LARK_LINES,
+    MAX_LEXER_BYTES, MAX_MESSAGE_BYTES, STACK_BYTES,
 };
 use worker_orcd_grammar::{Compiler, GrammarError};
 use worker_orcd_ipc::{Grammar, TokenId};
@@ -309,7 +309,8 @@ fn until_refused(
             return (error, taken);
         }
         taken.push(token);
-        assert!(taken.len() < 100_000, "an answer without an end");
+        let most = MAX_KEPT_ITEMS / ITEMS_OF_A_ROW;
+        assert!(taken.len() <= most, "an answer without an end");
     }
 }
 
@@ -339,6 +340,21 @@ fn what_a_matcher_keeps_of_an_answer_is_bounded() {
         let mut replayed = compiler.compile(&grammar).unwrap();
         let again = until_refused(text, |token| replayed.replay(&[token]));
         assert_eq!(again, (error, tokens));
+    });
+}
+
+#[test]
+fn a_row_is_counted_however_few_its_items_are() {
+    // A row for each byte.
+    let grammar = lark("start: (\"a\" | \"b\")*");
+    let text = |_, random: &mut Random| b'a' + random.below(2) as u8;
+    on_its_stack(move || {
+        let mut matcher = Compiler::new(&facts()).unwrap().compile(&grammar).unwrap();
+        let (error, _) = until_refused(text, |token| matcher.accept(token));
+        assert!(
+            error.to_string().contains(&MAX_KEPT_ITEMS.to_string()),
+            "{error}"
+        );
     });
 }
 
