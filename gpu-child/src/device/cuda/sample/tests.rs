@@ -160,9 +160,11 @@ impl Case {
         }
     }
 
-    fn largest(&self) -> u32 {
+    /// The rank of the largest logit, and its token.
+    fn best(&self) -> u64 {
         let greedy = SampleWork::new(Sampling::default(), &[], &[]);
-        sample(&mut self.logits.clone(), &greedy, 0).0
+        let largest = sample(&mut self.logits.clone(), &greedy, 0).0;
+        9 << 32 | u64::from(!largest)
     }
 }
 
@@ -173,6 +175,11 @@ struct Card {
 }
 
 const MAX_ROWS: usize = 256;
+
+/// Where the answers lie, in the arena of a card.
+fn behind_logits(vocab: usize) -> u64 {
+    (MAX_ROWS * vocab * 4) as u64
+}
 
 impl Card {
     fn new(vocab: usize) -> Self {
@@ -198,22 +205,18 @@ impl Card {
     fn put_all(&self, first: usize, cases: &[Case], ranked: bool, broken: Option<usize>) -> Logits {
         let vocab = cases[0].logits.len();
         let all: Vec<f32> = cases.iter().flat_map(|case| case.logits.clone()).collect();
-        let end = (MAX_ROWS * vocab * 4) as u64;
-        let largest = cases.iter().map(Case::largest);
+        let end = behind_logits(vocab);
+        let best = cases.iter().map(Case::best);
         let is_broken = |row| broken == Some(row);
         let drawn = if ranked {
-            let best: Vec<u64> = largest.map(|id| 9 << 32 | u64::from(!id)).collect();
+            let best: Vec<u64> = best.collect();
             let broken: Vec<u32> = (0..cases.len()).map(|row| is_broken(row).into()).collect();
             let broken = self.put(end + (8 * MAX_ROWS + 4 * first) as u64, &broken);
             DrawnTokens::of_rows(self.put(end + 8 * first as u64, &best), broken)
         } else {
             // In the second of two parts.
-            let ranks = largest.enumerate().flat_map(|(row, id)| {
-                let best = if is_broken(row) {
-                    u64::MAX
-                } else {
-                    9 << 32 | u64::from(!id)
-                };
+            let ranks = best.enumerate().flat_map(|(row, best)| {
+                let best = if is_broken(row) { u64::MAX } else { best };
                 [1, best]
             });
             let ranks: Vec<u64> = ranks.collect();
@@ -348,8 +351,11 @@ fn parts_of_a_step_keep_their_words() {
         let logits = card.put_all(2 * PART + first, cases, true, None);
         (PinnedRows { slot: 1, first }, logits, cases)
     });
-    // Another step comes first, so that nothing of this one is read before its second part is written.
+    // Other steps come first, so that nothing of this one is read before its second part is written. A draw writes
+    // over the answers.
+    let best: Vec<u64> = others.iter().map(Case::best).collect();
     for _ in 0..16 {
+        card.put(behind_logits(VOCAB), &best);
         card.launch(PinnedRows { slot: 0, first: 0 }, of_others, &others);
     }
     for (place, logits, cases) in parts {
