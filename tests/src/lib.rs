@@ -32,6 +32,7 @@ pub mod nvml;
 pub mod process;
 pub mod script;
 pub mod systemd;
+pub mod tools_model;
 pub mod tracer;
 pub mod worker;
 

@@ -4,29 +4,14 @@
 mod oracle;
 
 use serde_json::{Value, json};
-use std::path::PathBuf;
 use std::thread;
-use tempfile::TempDir;
 use worker_orcd_tests::Worker;
 use worker_orcd_tests::client::{Client, Response};
 use worker_orcd_tests::disturbed::Disturbance;
-use worker_orcd_tests::gguf_patch::with_chat_template;
-use worker_orcd_tests::model::real_model;
+use worker_orcd_tests::tools_model::with_tools;
 
 const CHAT: &str = "/v1/chat/completions";
 const COMPLETIONS: &str = "/v1/completions";
-
-/// Knows tools, and writes calls as Hermes does.
-const WITH_TOOLS: &str = "{% if tools %}<|im_start|>system\nTools: {{ tools | tojson }}\nCall with <tool_call>.\
-                          <|im_end|>\n{% endif %}{% for message in messages %}<|im_start|>{{ message.role }}\n\
-                          {{ message.content }}<|im_end|>\n{% endfor %}<|im_start|>assistant\n";
-
-fn with_tools() -> (TempDir, PathBuf) {
-    let dir = tempfile::tempdir().expect("a temporary directory");
-    let path = dir.path().join("tools.gguf");
-    with_chat_template(&real_model(), WITH_TOOLS, &path).expect("the model is there");
-    (dir, path)
-}
 
 /// A place, small enough to be whole in a few dozen tokens.
 fn place() -> Value {
@@ -494,6 +479,27 @@ fn a_model_that_must_call_does_and_its_arguments_are_valid() {
     let refused = client.post("/v1/messages", &messages).json();
     let message = refused["error"]["message"].as_str().expect("a message");
     assert!(message.starts_with("tools[0].input_schema "), "{message}");
+}
+
+/// A call behind the first would be left out, and its tokens were for nothing. This seed writes several where it may.
+#[test]
+fn a_response_that_must_call_once_ends_behind_its_call() {
+    let (_dir, path) = with_tools();
+    let worker = Worker::with_model(&path).start();
+    let flat = |tool: &Value| merged(json!({"type": "function"}), &tool["function"]);
+    let listed = tools();
+    let body = json!({
+        "input": "Name a river.", "max_output_tokens": 200, "temperature": 0.9, "seed": 4,
+        "tools": listed.as_array().expect("a list").iter().map(flat).collect::<Vec<_>>(),
+        "tool_choice": "required", "parallel_tool_calls": false,
+    });
+    let response = worker.client().post("/v1/responses", &body).json();
+    assert_eq!(response["status"], "completed", "{response}");
+    assert_eq!(
+        response["output"].as_array().map(Vec::len),
+        Some(1),
+        "{response}"
+    );
 }
 
 #[test]

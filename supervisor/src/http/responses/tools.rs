@@ -13,6 +13,7 @@ use crate::http::mistakes::Constraint;
 use crate::http::openai::tools as chat;
 use crate::http::openapi::schema::{self, Shape};
 use crate::http::structure::Asked;
+use crate::text::Structure;
 use crate::text::tools::ChatTerms;
 use serde_json::{Value, json};
 use std::fmt::Write as _;
@@ -35,7 +36,7 @@ pub(super) struct Tools {
     pub(super) asked: Option<Asked>,
     /// `tool_choice`, as the client wrote it.
     pub(super) choice: Value,
-    /// False: calls behind the first are left out of the answer.
+    /// False: calls behind the first are left out of the answer, where the model may write them.
     pub(super) are_parallel: bool,
     pub(super) names: OwnNames,
 }
@@ -62,7 +63,11 @@ pub(super) fn read(fields: &mut Fields<'_>, max_chars: usize, terms: &ChatTerms)
         places: written.places,
     };
     let told = choice.and_then(Json::small);
-    let chat::Tools { shown, asked } = read_as_chat(fields, &text, &names, max_chars, terms);
+    let chat::Tools { shown, mut asked } = read_as_chat(fields, &text, &names, max_chars, terms);
+    // Where calls are held anyway, the model is not let write those that would be left out.
+    if let Some(Structure::Calls(rules)) = asked.as_mut().map(|it| &mut it.structure) {
+        rules.may_repeat &= are_parallel;
+    }
     Tools {
         shown,
         asked,
@@ -269,6 +274,26 @@ mod tests {
         let none = json!({"tools": [now], "tool_choice": "none"});
         let tools = known(&none).unwrap();
         assert_eq!((tools.shown, tools.choice), (None, json!("none")));
+    }
+
+    #[test]
+    fn calls_that_are_held_are_held_to_one_and_others_are_free() {
+        let asked = |strict: bool, choice: &str, parallel: bool| {
+            let now = json!({"type": "function", "name": "now", "strict": strict});
+            let tools = known(&json!({
+                "tools": [now], "tool_choice": choice, "parallel_tool_calls": parallel,
+            }));
+            let asked = tools.unwrap().asked.map(|it| it.structure);
+            asked.map(|structure| match structure {
+                Structure::Calls(rules) => rules.may_repeat,
+                other => panic!("{other:?}"),
+            })
+        };
+        for parallel in [true, false] {
+            assert_eq!(asked(false, "auto", parallel), None);
+            assert_eq!(asked(true, "auto", parallel), Some(parallel));
+            assert_eq!(asked(false, "required", parallel), Some(parallel));
+        }
     }
 
     #[test]
