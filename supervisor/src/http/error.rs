@@ -307,7 +307,7 @@ impl ApiError {
             Some("context_length_exceeded") => format!("{}: {message}", anthropic::error::TOO_LONG),
             _ => message,
         };
-        anthropic::error::body(self.status, &message)
+        anthropic::error::body(self.status, &message, &self.mistakes)
     }
 
     fn openai_message(&self) -> String {

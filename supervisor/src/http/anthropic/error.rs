@@ -3,14 +3,24 @@
 //! The status stays the worker's. Anthropic's own 529 is our 503: proxies know what that is, and its clients try
 //! again after either.
 
+use crate::http::mistakes::Mistakes;
 use axum::http::StatusCode;
 use serde_json::{Value, json};
 
 /// By these words clients know that they have to shorten the conversation.
 pub(in crate::http) const TOO_LONG: &str = "prompt is too long";
 
-pub(in crate::http) fn body(status: StatusCode, message: &str) -> Value {
-    json!({"type": "error", "error": {"type": kind(status), "message": message}})
+/// The field that asks for a conversation that the server keeps. Anthropic's tool runners begin with it, and go on
+/// without where they are told that it is not supported.
+pub(super) const THREAD: &str = "thread";
+
+pub(in crate::http) fn body(status: StatusCode, message: &str, mistakes: &Mistakes) -> Value {
+    let mut error = json!({"type": kind(status), "message": message});
+    if mistakes.listed().iter().any(|it| it.field == THREAD) {
+        let code = "thread_unsupported_request";
+        error["details"] = json!({"error_code": code, "unsupported": [THREAD]});
+    }
+    json!({"type": "error", "error": error})
 }
 
 fn kind(status: StatusCode) -> &'static str {
@@ -49,6 +59,18 @@ mod tests {
         let (kind, message) = told(&ApiError::invalid(mistakes));
         assert_eq!(kind, "invalid_request_error");
         assert_eq!(message, "max_tokens is required; top_p must be from 0 to 1");
+    }
+
+    #[test]
+    fn clients_are_told_that_a_conversation_is_not_kept_in_the_words_that_they_read() {
+        let refused = |field: &'static str| {
+            let mistake = FieldError::new(field, Constraint::Unsupported, "is not supported");
+            ApiError::invalid(mistake.into()).body(Dialect::Anthropic)
+        };
+        let details = &refused("thread")["error"]["details"];
+        assert_eq!(details["error_code"], "thread_unsupported_request");
+        assert_eq!(details["unsupported"], serde_json::json!(["thread"]));
+        assert!(refused("container")["error"].get("details").is_none());
     }
 
     #[test]

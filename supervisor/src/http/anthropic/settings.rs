@@ -5,6 +5,7 @@
 //! its own. What bounds an answer is `max_tokens`.
 
 use super::content::take_cache_control;
+use super::error::THREAD;
 use crate::http::fields::{Fields, Names, among};
 use crate::http::json::{Json, Kind};
 use crate::http::mistakes::Constraint;
@@ -27,7 +28,13 @@ pub(super) const FIELDS: &[&str] = &[
 ];
 
 /// Of the API, and refused whatever they say, so that the refusal can tell them from typing mistakes.
-pub(super) const REFUSED: &[&str] = &["container", "fallbacks", "inference_geo", "output_format"];
+pub(super) const REFUSED: &[&str] = &[
+    "container",
+    "fallbacks",
+    "inference_geo",
+    "output_format",
+    THREAD,
+];
 
 const THINKING: Names = |name| among(name, &[&["type", "budget_tokens", "display"]]);
 const OUTPUT: Names = |name| among(name, &[&["effort", "format"]]);

@@ -220,6 +220,10 @@ fn what_changes_an_answer_and_is_not_done_is_refused_by_name() {
             json!({"container": "a"}),
             "container is not supported by this worker",
         ),
+        (
+            json!({"thread": {"type": "create"}}),
+            "thread is not supported by this worker",
+        ),
         (json!({"no_such": 1}), "no_such is no field of this request"),
         (
             json!({"messages": [{"role": "assistant", "content": [
