@@ -2,7 +2,7 @@
 //!
 //! One command a file. What commands share: [`paths`] (where things are), [`process`] (programs
 //! that are started, and never left behind), [`python`] (the virtual environment of the
-//! oracles), [`worker`] (a worker that is running).
+//! oracles), [`javascript`] (Node and clients), [`worker`] (a worker that is running).
 //!
 //! Deliberately absent: anything that ships. What a user of the worker needs is in the worker.
 
@@ -17,6 +17,7 @@ mod fetch_model;
 mod fuzz;
 mod haiku;
 mod install;
+mod javascript;
 mod kernels;
 mod paths;
 mod process;

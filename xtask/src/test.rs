@@ -1,13 +1,14 @@
 //! `cargo xtask test`: what a change has to pass, in the order in which it fails fastest.
 
-use crate::{chaos, fetch_model, kernels, paths, process, python};
+use crate::{chaos, fetch_model, javascript, kernels, paths, process, python};
 use anyhow::Result;
+use std::path::PathBuf;
 use std::process::Command;
 use std::time::Instant;
 
 #[derive(clap::Args)]
 pub struct Arguments {
-    /// Only formatting, lints and the tests that need neither Python nor a model.
+    /// Only formatting, lints and the tests that need neither Python, nor Node, nor a model.
     #[arg(long)]
     quick: bool,
     /// Leave out formatting and lints.
@@ -66,16 +67,18 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     Ok(())
 }
 
-/// Python and model for the tests of real models.
+/// Python, JavaScript and model for the tests of real models.
 struct Oracles {
-    python: std::path::PathBuf,
-    model: std::path::PathBuf,
+    python: PathBuf,
+    javascript: PathBuf,
+    model: PathBuf,
 }
 
 fn oracles() -> Result<Oracles> {
     Ok(Oracles {
         model: fetch_model::run()?,
         python: python::interpreter()?,
+        javascript: javascript::folder()?,
     })
 }
 
@@ -85,6 +88,7 @@ fn everything_else(oracles: &Oracles) -> Command {
     command
         .args(["test", "--no-fail-fast", "-p", "worker-orcd-tests"])
         .env("WORKER_ORCD_PYTHON", &oracles.python)
+        .env("WORKER_ORCD_JAVASCRIPT", &oracles.javascript)
         .env("WORKER_ORCD_MODEL", &oracles.model)
         .current_dir(paths::root());
     command
