@@ -1,21 +1,13 @@
 //! Several choices of one answer: `n`, and batches of prompts. Each choice is what a request for it alone gets, byte
 //! for byte, however it is told and whatever happens meanwhile.
 
-use nix::sys::signal::Signal;
-use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
-use std::io::IoSliceMut;
-use std::mem::MaybeUninit;
-use std::os::fd::{AsRawFd as _, OwnedFd};
-use std::os::unix::fs::PermissionsExt as _;
-use std::os::unix::net::UnixDatagram;
-use std::path::Path;
-use std::time::Duration;
-use std::{fs, thread};
+use std::thread;
 use worker_orcd_tests::client::{Client, EventStream, Streaming};
-use worker_orcd_tests::worker::binary;
-use worker_orcd_tests::{Script, Worker, process, wait};
+use worker_orcd_tests::disturbed::Disturbance;
+use worker_orcd_tests::inheritance::DescriptorStore;
+use worker_orcd_tests::{Script, Worker, wait};
 
 const CHAT: &str = "/v1/chat/completions";
 const COMPLETIONS: &str = "/v1/completions";
@@ -199,16 +191,10 @@ fn a_killed_child_and_a_replaced_supervisor_leave_each_choice_as_it_is() {
     let stopped = with(&chat(150), json!({"n": 6, "stop": [",", "."]}));
     for body in [long, stopped] {
         let expected = streamed(&client, CHAT, &body);
-        for disturbance in ["killed", "replaced"] {
-            let mut stream = client.stream(CHAT, &streaming(&body));
-            let taken = if body["n"] == 3 { 20 } else { 40 };
-            let before: Vec<String> = stream.by_ref().take(taken).map(|it| it.data).collect();
-            match disturbance {
-                "killed" => worker.kill_child(),
-                _ => process::signal(worker.pid(), Signal::SIGUSR2),
-            }
-            let all = before.into_iter().chain(stream.map(|it| it.data));
-            assert_eq!(Told::of(all), expected, "{disturbance}");
+        let taken = if body["n"] == 3 { 20 } else { 40 };
+        for disturbance in Disturbance::ALL {
+            let all = disturbance.of_stream(&worker, CHAT, &streaming(&body), taken);
+            assert_eq!(Told::of(all.into_iter()), expected, "{disturbance:?}");
         }
     }
     assert!(worker.generation() > Some(1), "no child died");
@@ -300,44 +286,6 @@ fn all_choices_are_let_in_or_none() {
     stream.disconnect();
 }
 
-/// The descriptor that a supervisor has stored last, by sd_notify(3), as systemd would keep it.
-fn stored(manager: &UnixDatagram) -> OwnedFd {
-    let mut last = None;
-    let pause = Duration::from_millis(300);
-    manager
-        .set_read_timeout(Some(pause))
-        .expect("a socket takes it");
-    loop {
-        let mut bytes = [0; 4096];
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-        let mut control = RecvAncillaryBuffer::new(&mut space);
-        let mut words = [IoSliceMut::new(&mut bytes)];
-        // A program that is started later has it, too.
-        let received = recvmsg(manager, &mut words, &mut control, RecvFlags::empty());
-        if received.is_err() {
-            return last.expect("something is stored");
-        }
-        for message in control.drain() {
-            if let RecvAncillaryMessage::ScmRights(descriptors) = message {
-                last = descriptors.last().or(last);
-            }
-        }
-    }
-}
-
-/// A program that starts the worker as systemd does when it hands over what it has kept.
-fn heir(folder: &Path, kept: &OwnedFd) -> std::path::PathBuf {
-    let path = folder.join("heir");
-    let text = format!(
-        "#!/bin/bash\nexec 3<&{}\nexport LISTEN_FDS=1 LISTEN_PID=$$\nexec '{}' \"$@\"\n",
-        kept.as_raw_fd(),
-        binary("tested-worker-orcd").display()
-    );
-    fs::write(&path, text).expect("the folder is ours");
-    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("the file is ours");
-    path
-}
-
 fn rest(client: &Client, id: &str, from: &str, headers: &[(&str, &str)]) -> Streaming {
     let mut connection = client.connect().expect("a connection");
     let path = format!("{CHAT}/{id}{from}");
@@ -349,20 +297,15 @@ fn rest(client: &Client, id: &str, from: &str, headers: &[(&str, &str)]) -> Stre
 
 #[test]
 fn the_rest_behind_a_crash_of_the_supervisor_is_told_choice_by_choice() {
-    let folder = tempfile::tempdir().expect("a temporary directory");
-    let socket = folder.path().join("notify");
-    let manager = UnixDatagram::bind(&socket).expect("a socket");
-    let path = socket.display().to_string();
-    let first = Worker::real().env("NOTIFY_SOCKET", &path).start();
+    let store = DescriptorStore::default();
+    let first = store.of(Worker::real()).start();
     // Ends at different places, some before the crash.
     let body = with(&chat(150), json!({"n": 5, "stop": ["."]}));
     let expected = streamed(&first.client(), CHAT, &body);
     let chunks: usize = expected.chunks.values().map(Vec::len).sum();
-    let kept = stored(&manager);
-
     let mut stream = first.client().stream(CHAT, &streaming(&body));
     let events: Vec<String> = stream.by_ref().take(chunks / 2).map(|it| it.data).collect();
-    process::signal(first.pid(), Signal::SIGKILL);
+    let second = store.succeed(first, Worker::real());
     drop(stream);
     let id: Value = serde_json::from_str(&events[0]).expect("JSON");
     let id = id["id"].as_str().expect("an id").to_owned();
@@ -376,11 +319,6 @@ fn the_rest_behind_a_crash_of_the_supervisor_is_told_choice_by_choice() {
     // Each begins with its role.
     let place = had.values().map(|chunks| (chunks.len() - 1).to_string());
     let place = place.collect::<Vec<_>>().join(".");
-    drop(first);
-
-    let second = Worker::real()
-        .program_at(heir(folder.path(), &kept))
-        .start();
     let client = second.client();
     for (from, headers, field) in [
         ("?from=3", &[][..], "from"),

@@ -5,7 +5,7 @@ use crate::http::handover::{Answer, ConnectionNote, Handover, Left};
 use crate::http::places::{Place, Stage};
 use crate::http::resume::HandedOver;
 use axum::http::header::{CONNECTION, ORIGIN};
-use axum::http::{Request, Version};
+use axum::http::{Method, Request, Version};
 use hyper::body::Incoming;
 use parking_lot::Mutex;
 use std::io::{self, ErrorKind};
@@ -73,16 +73,21 @@ impl Attachment {
         }
         let mut turn = self.0.turn.lock();
         if let Some(answer) = &mut turn.asked {
-            // Who asked for the rest of an answer named it in the path.
-            let parent = answer.path.strip_suffix(job_id);
-            if let Some(parent) = parent.and_then(|it| it.strip_suffix('/')) {
-                answer.path = parent.to_owned();
-            }
             job_id.clone_into(&mut answer.job_id);
             correlation_id.clone_into(&mut answer.correlation_id);
             turn.position = Some(position);
             self.0.is_known(&mut turn);
         }
+    }
+}
+
+/// Where the rest of an answer is asked for, its job is the last step of the path, in whatever way the client encoded it.
+/// Who begins an answer posts, to a path that may end like the job's name.
+fn without_job<'a>(method: &Method, path: &'a str) -> &'a str {
+    let path = path.trim_end_matches('/');
+    match path.rsplit_once('/') {
+        Some((parent, _)) if method != Method::POST => parent.trim_end_matches('/'),
+        _ => path,
     }
 }
 
@@ -101,18 +106,12 @@ impl Client {
         let closes = text(CONNECTION).is_some_and(|it| it.eq_ignore_ascii_case("close"));
         let old_http = request.version() == Version::HTTP_10;
         let keeps = text(CONNECTION).is_some_and(|it| it.eq_ignore_ascii_case("keep-alive"));
-        let path = request.uri().path();
         let resumed = request.extensions().get::<HandedOver>();
-        let path = match path.rsplit_once('/') {
-            // The path of the request that another supervisor made of this one ends with the job.
-            Some((path, _)) if resumed.is_some() => path,
-            _ => path,
-        };
         let begun = resumed.is_some_and(|resumed| resumed.told.is_some());
         let answer = Answer {
             job_id: String::new(),
             correlation_id: String::new(),
-            path: path.trim_end_matches('/').to_owned(),
+            path: without_job(request.method(), request.uri().path()).to_owned(),
             origin: text(ORIGIN).map(str::to_owned),
             told: None,
             old_http,
@@ -257,5 +256,23 @@ impl Drop for Client {
     fn drop(&mut self) {
         let mut turn = std::mem::take(self.turn.get_mut());
         self.is_known(&mut turn);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_path_of_an_answer_is_told_without_its_job() {
+        for (method, path, without) in [
+            (Method::POST, "/execute", "/execute"),
+            (Method::POST, "//v1/messages/", "//v1/messages"),
+            (Method::GET, "/execute/execute", "/execute"),
+            (Method::GET, "/execute/a%2Fb%20c", "/execute"),
+            (Method::GET, "/v1//responses//resp_1/", "/v1//responses"),
+        ] {
+            assert_eq!(without_job(&method, path), without, "{method} {path}");
+        }
     }
 }

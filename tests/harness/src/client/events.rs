@@ -1,4 +1,4 @@
-//! Server-sent events, as the WHATWG specification reads them (event, data, comments).
+//! Server-sent events, as the WHATWG specification reads them (event, data, id, comments).
 
 use super::Streaming;
 use serde_json::Value;
@@ -10,6 +10,8 @@ pub struct SseEvent {
     /// `message` when the server names none.
     pub name: String,
     pub data: String,
+    /// What a client names as the last that it has.
+    pub id: Option<String>,
 }
 
 /// One event after another until the body ends.
@@ -69,7 +71,7 @@ impl EventStream {
     /// When the connection breaks inside the body.
     pub fn try_next(&mut self) -> io::Result<Option<SseEvent>> {
         let mut name = String::from("message");
-        let mut data: Option<String> = None;
+        let (mut data, mut id): (Option<String>, Option<String>) = (None, None);
         loop {
             let mut line = String::new();
             if self.streaming.body.read_line(&mut line)? == 0 {
@@ -78,7 +80,7 @@ impl EventStream {
             let line = line.trim_end_matches(['\r', '\n']);
             if line.is_empty() {
                 if let Some(data) = data {
-                    return Ok(Some(SseEvent { name, data }));
+                    return Ok(Some(SseEvent { name, data, id }));
                 }
                 continue;
             }
@@ -87,6 +89,7 @@ impl EventStream {
             match field {
                 "" => self.comments += 1,
                 "event" => name = value.to_owned(),
+                "id" => id = Some(value.to_owned()),
                 "data" => match &mut data {
                     None => data = Some(value.to_owned()),
                     Some(data) => {

@@ -93,7 +93,7 @@ struct Reading {
 }
 
 impl Reading {
-    fn event(&mut self, SseEvent { name, data }: &SseEvent) -> Result<(), String> {
+    fn event(&mut self, SseEvent { name, data, .. }: &SseEvent) -> Result<(), String> {
         if self.ended {
             return Err(format!("{name} came after the end"));
         }
