@@ -303,6 +303,17 @@ fn an_answer_that_was_begun_is_continued() {
     assert_eq!(begun, plain + 3);
     // The prompt that the model saw.
     assert!(text.starts_with("abxyz"), "{text}");
+    let alone = json!([{"role": "assistant", "content": "xyz"}]);
+    let alone = json!({"max_tokens": 9, "system": "", "messages": alone});
+    let answer = whole(&client, &alone);
+    assert_eq!(prompt_tokens(&answer), 3);
+    let mut counted = alone.clone();
+    counted
+        .as_object_mut()
+        .expect("fields")
+        .remove("max_tokens");
+    let counted = client.post("/v1/messages/count_tokens", &counted).json();
+    assert_eq!(counted, json!({"input_tokens": 3}));
     let thinks = Worker::scripted(scripted("{{ messages[0].content }}<think>\n")).start();
     let refused = thinks.client().post(PATH, &asked(Some("xyz")));
     assert_eq!(refused.status, 400, "{}", refused.text());

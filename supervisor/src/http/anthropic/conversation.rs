@@ -38,6 +38,8 @@ pub(super) fn read(
     let system = fields.take("system");
     let system = system.map(|system| content::read(fields, "system", system, Role::System, terms));
     let mut messages = messages_of(Role::System, system.unwrap_or_default());
+    // Absent or empty, it is as the template has it.
+    messages.retain(|message| message.content.as_deref() != Some(""));
     fields.says("messages", || shape(terms));
     let list = fields.take("messages");
     let list = fields.required("messages", list)?;
@@ -112,9 +114,7 @@ fn messages_of(role: Role, blocks: Vec<Block>) -> Vec<ChatMessage> {
             let is_for_books =
                 |block: &Block| matches!(block, Block::Text(text) if text.starts_with(FOR_BOOKS));
             let blocks: Vec<Block> = blocks.into_iter().filter(|it| !is_for_books(it)).collect();
-            let text = content::join(&blocks);
-            let said = (!text.is_empty()).then(|| message("system", text));
-            said.into_iter().collect()
+            vec![message("system", content::join(&blocks))]
         }
         Role::User => of_user(blocks),
         Role::Assistant => vec![of_assistant(blocks)],
@@ -165,7 +165,7 @@ fn of_assistant(blocks: Vec<Block>) -> ChatMessage {
     }
 }
 
-fn message(role: &str, text: String) -> ChatMessage {
+pub(super) fn message(role: &str, text: String) -> ChatMessage {
     ChatMessage {
         role: role.to_owned(),
         content: Some(text),

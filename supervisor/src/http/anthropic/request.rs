@@ -110,6 +110,10 @@ fn read_prompt(
         return (None, None);
     };
     let last = messages.pop_if(|last| last.role == "assistant");
+    if messages.is_empty() {
+        // Most templates look at the first message, whatever is in it.
+        messages.push(conversation::message("user", String::new()));
+    }
     let conversation = Conversation {
         messages,
         tools: tools.shown,

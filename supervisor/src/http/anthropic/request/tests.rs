@@ -257,6 +257,36 @@ fn the_text_of_an_answer_that_was_begun_is_told_from_the_conversation() {
 }
 
 #[test]
+fn an_answer_that_nobody_asked_for_follows_an_empty_text() {
+    let alone = json!([{"role": "assistant", "content": "Once"}]);
+    for system in [json!(null), json!(""), json!([])] {
+        let body = json!({"system": system, "messages": alone});
+        let input = read_with(&body).unwrap().generation.input;
+        let Input::Begun(conversation, _, beginning) = input else {
+            panic!("{input:?}");
+        };
+        let turns = conversation.messages.iter();
+        let turns = turns.map(|it| (it.role.as_str(), it.content.as_deref()));
+        assert_eq!(turns.collect::<Vec<_>>(), [("user", Some(""))]);
+        assert_eq!(beginning, "Once");
+    }
+}
+
+#[test]
+fn an_empty_message_of_the_system_is_the_last_one_where_it_is_last() {
+    let messages = json!([
+        {"role": "assistant", "content": "Once"}, {"role": "system", "content": ""},
+    ]);
+    let body = json!({"messages": messages});
+    let input = read_with(&body).unwrap().generation.input;
+    let Input::Messages(conversation, _) = input else {
+        panic!("{input:?}");
+    };
+    let roles = conversation.messages.iter().map(|it| it.role.as_str());
+    assert_eq!(roles.collect::<Vec<_>>(), ["assistant", "system"]);
+}
+
+#[test]
 fn a_format_holds_the_answer_and_goes_with_no_tools() {
     let format = json!({"format": {"type": "json_schema", "schema": {"type": "object"}}});
     let held = json!({"output_config": format});
