@@ -3,13 +3,15 @@
 use serde_json::Value;
 use worker_orcd::config::RequestLimits;
 use worker_orcd::engine::SamplingDefaults;
+use worker_orcd::http::anthropic::request as messages;
 use worker_orcd::http::body::parse;
 use worker_orcd::http::error::{ApiError, Dialect};
-use worker_orcd::http::execute;
-use worker_orcd::http::fields::Fields;
+use worker_orcd::http::fields::Names;
 use worker_orcd::http::generation::{GenerationRequest, Input};
 use worker_orcd::http::openai::{Kind, request};
 use worker_orcd::http::reading::ModelTerms;
+use worker_orcd::http::received::Read;
+use worker_orcd::http::{embeddings, execute, responses, texts};
 use worker_orcd::requests::OnFault;
 use worker_orcd::text::tools::ChatTerms;
 
@@ -29,36 +31,104 @@ const MODEL: ModelTerms = ModelTerms {
     chat: ChatTerms::UNKNOWN,
 };
 
+/// What a body asks for.
+#[derive(Debug)]
+pub enum Asked {
+    Generation(Box<GenerationRequest>),
+    Inputs(Vec<Input>),
+    Other,
+}
+
+pub type Endpoint = (Dialect, fn(&[u8]) -> Result<Asked, ApiError>);
+
+/// Each endpoint that takes a body, in an order that the seeds know.
+pub const ENDPOINTS: &[Endpoint] = &[
+    (Dialect::Native, |body| {
+        let read = read(body, execute::NAMES, execute::read_request)?;
+        Ok(generation(read.0))
+    }),
+    (Dialect::OpenAi, |body| openai(body, Kind::Chat)),
+    (Dialect::OpenAi, |body| openai(body, Kind::Completion)),
+    (Dialect::OpenAi, |body| {
+        let read = read(body, responses::request::NAMES, responses::request::read)?;
+        Ok(generation(read.generation))
+    }),
+    (Dialect::Anthropic, |body| {
+        let read = read(body, messages::NAMES, messages::read)?;
+        Ok(generation(read.generation))
+    }),
+    (Dialect::Anthropic, |body| {
+        let read = read(body, messages::COUNT_NAMES, messages::read_counted)?;
+        Ok(Asked::Inputs(vec![read]))
+    }),
+    (Dialect::OpenAi, |body| {
+        let read = read(body, embeddings::NAMES, embeddings::read_embeddings)?;
+        assert!((1..=256).contains(&read.inputs.len()));
+        let numbers = read.dimensions.unwrap_or(1);
+        assert!((1..=MODEL.n_embd as usize).contains(&numbers));
+        Ok(Asked::Inputs(read.inputs))
+    }),
+    (Dialect::Native, |body| {
+        let read = read(body, texts::TOKENIZE_NAMES, texts::read_tokenize)?;
+        assert!(["content", "prompt", "messages"].contains(&read.field));
+        Ok(Asked::Inputs(vec![read.input]))
+    }),
+    (Dialect::Native, |body| {
+        let read = read(body, texts::TOKENS_NAMES, texts::read_tokens)?;
+        assert!(read.0.iter().all(|id| id.0 < MODEL.vocabulary));
+        Ok(Asked::Other)
+    }),
+    (Dialect::Native, |body| {
+        let read = read(body, texts::TEMPLATE_NAMES, texts::read_template)?;
+        Ok(Asked::Inputs(vec![read]))
+    }),
+    (Dialect::Native, |body| {
+        let id = parse(body, execute::CANCEL_NAMES, execute::read_cancellation)?;
+        assert!(id.is_some_and(|id| (1..=128).contains(&id.chars().count())));
+        Ok(Asked::Other)
+    }),
+];
+
 /// The first byte says which endpoint, the rest is the body. True when it was accepted.
 pub fn check(data: &[u8]) -> bool {
     let Some((endpoint, body)) = data.split_first() else {
         return false;
     };
-    let (read, dialect) = match endpoint % 3 {
-        0 => {
-            let read = |fields: Fields<'_>| execute::read_request(fields, &LIMITS, &MODEL);
-            let read = parse(body, execute::NAMES, read).map(|(request, _)| request);
-            (read, Dialect::Native)
-        }
-        1 => (openai(body, Kind::Chat), Dialect::OpenAi),
-        _ => (openai(body, Kind::Completion), Dialect::OpenAi),
-    };
-    match read {
-        Ok(request) => {
+    let (dialect, read) = &ENDPOINTS[usize::from(*endpoint) % ENDPOINTS.len()];
+    match read(body) {
+        Ok(asked) => {
             is_json_without_repeats(body);
-            is_within_bounds(&request);
+            match &asked {
+                Asked::Generation(request) => is_within_bounds(request),
+                Asked::Inputs(inputs) => inputs.iter().for_each(is_short),
+                Asked::Other => {}
+            }
             true
         }
         Err(error) => {
-            is_a_short_refusal(&error, dialect);
+            is_a_short_refusal(&error, *dialect);
             false
         }
     }
 }
 
-fn openai(body: &[u8], kind: Kind) -> Result<GenerationRequest, ApiError> {
-    let read = |fields: Fields<'_>| request::read(fields, &LIMITS, &MODEL, kind);
-    parse(body, request::names(kind), read).map(|request| request.generation)
+/// As the worker reads it that has a model.
+fn read<T>(body: &[u8], names: Names, read: impl Read<T>) -> Result<T, ApiError> {
+    parse(body, names, |mut fields| {
+        if names("model").is_some() {
+            fields.take("model");
+        }
+        read(fields, &LIMITS, &MODEL)
+    })
+}
+
+fn openai(body: &[u8], kind: Kind) -> Result<Asked, ApiError> {
+    let read = read(body, request::names(kind), request::read_of(kind))?;
+    Ok(generation(read.generation))
+}
+
+fn generation(request: GenerationRequest) -> Asked {
+    Asked::Generation(Box::new(request))
 }
 
 /// What was read without a tree is what a reader with a tree finds as well.
@@ -81,8 +151,22 @@ fn is_within_bounds(request: &GenerationRequest) {
     for stop in &request.stop {
         assert!((1..=256).contains(&stop.chars().count()));
     }
-    match &request.input {
-        Input::Prompt(text) => assert!((1..=200).contains(&text.chars().count())),
+    is_short(&request.input);
+    if let Input::Prompt(text) = &request.input {
+        assert!(!text.is_empty());
+    }
+    let sampling = &request.sampling;
+    assert!((0.0..=2.0).contains(&sampling.temperature));
+    assert!((0.0..=1.0).contains(&sampling.top_p) && (0.0..=1.0).contains(&sampling.min_p));
+    assert!(sampling.top_k <= MODEL.vocabulary);
+    assert!(sampling.repetition_penalty >= 0.0 && sampling.repetition_penalty <= 2.0);
+    assert!((-2.0..=2.0).contains(&sampling.frequency_penalty));
+    assert!((-2.0..=2.0).contains(&sampling.presence_penalty));
+}
+
+fn is_short(input: &Input) {
+    match input {
+        Input::Prompt(text) => assert!(text.chars().count() <= 200),
         Input::Tokens(ids) => {
             assert!(!ids.is_empty() && ids.iter().all(|id| id.0 < MODEL.vocabulary));
         }
@@ -98,13 +182,6 @@ fn is_within_bounds(request: &GenerationRequest) {
             assert!(messages.iter().all(|it| roles.contains(&it.role.as_str())));
         }
     }
-    let sampling = &request.sampling;
-    assert!((0.0..=2.0).contains(&sampling.temperature));
-    assert!((0.0..=1.0).contains(&sampling.top_p) && (0.0..=1.0).contains(&sampling.min_p));
-    assert!(sampling.top_k <= MODEL.vocabulary);
-    assert!(sampling.repetition_penalty >= 0.0 && sampling.repetition_penalty <= 2.0);
-    assert!((-2.0..=2.0).contains(&sampling.frequency_penalty));
-    assert!((-2.0..=2.0).contains(&sampling.presence_penalty));
 }
 
 fn is_a_short_refusal(error: &ApiError, dialect: Dialect) {

@@ -8,6 +8,7 @@ mod sse;
 #[path = "../../fuzz/checks/template.rs"]
 mod template;
 
+use serde_json::{Value, json};
 use std::fs;
 use worker_orcd_gpu::model::gguf::parse;
 use worker_orcd_tests::hostile_gguf::{headers, honest, metadata_of_a_model};
@@ -113,6 +114,84 @@ const BODIES: &[(&str, u8, &str)] = &[
         1,
         "{\"metadata\":{\"a\":[[[[[[[[[[[[[[[[[[[[[[[[]]]]]]]]]]]]]]]]]]]]]]]]}}",
     ),
+    (
+        "chat-tools",
+        1,
+        r#"{"messages":[{"role":"user","content":"a"},{"role":"assistant","content":null,"tool_calls":[{"id":"c","type":"function","function":{"name":"f","arguments":"{}"}}]},{"role":"tool","tool_call_id":"c","content":"b"}],"tools":[{"type":"function","function":{"name":"f","parameters":{"type":"object","properties":{}},"strict":false}}],"tool_choice":"auto","logit_bias":{"1":-100},"n":2}"#,
+    ),
+    (
+        "chat-format",
+        1,
+        r#"{"messages":[{"role":"user","content":"a"}],"response_format":{"type":"json_schema","json_schema":{"name":"a","schema":{"type":"object","properties":{"a":{"enum":[1,null]}}}}},"logprobs":true,"top_logprobs":3}"#,
+    ),
+    (
+        "prompts",
+        2,
+        r#"{"prompt":["a",[1,2]],"n":2,"best_of":2,"logprobs":1,"structured_outputs":{"choice":["a","b"]}}"#,
+    ),
+    (
+        "response",
+        3,
+        r#"{"model":"m","instructions":"a","input":[{"type":"message","role":"user","content":[{"type":"input_text","text":"b"}]},{"type":"reasoning","summary":[]},{"type":"function_call","name":"f","arguments":"{}","call_id":"c"},{"type":"function_call_output","call_id":"c","output":"d"}],"tools":[{"type":"function","name":"f","parameters":{}},{"type":"web_search"}],"reasoning":{"effort":"low"},"text":{"verbosity":"low"},"metadata":{"a":"b"},"store":false}"#,
+    ),
+    (
+        "response-format",
+        3,
+        r#"{"input":"a","text":{"format":{"type":"json_schema","name":"a","schema":{"type":"object"}}},"max_output_tokens":3,"stream":true}"#,
+    ),
+    (
+        "response-refused",
+        3,
+        r#"{"input":[{"type":"item_reference","id":"a"},3,{}],"previous_response_id":"a","tools":[{"type":"function"}]}"#,
+    ),
+    (
+        "message",
+        4,
+        r#"{"max_tokens":3,"system":[{"type":"text","text":"a","cache_control":{"type":"ephemeral"}}],"messages":[{"role":"user","content":"b"},{"role":"assistant","content":[{"type":"thinking","thinking":"c","signature":""},{"type":"tool_use","id":"d","name":"f","input":{"a":[1.0]}}]},{"role":"user","content":[{"type":"tool_result","tool_use_id":"d","content":[{"type":"text","text":"e"}]}]}],"tools":[{"name":"f","input_schema":{"type":"object"}}],"tool_choice":{"type":"auto"},"thinking":{"type":"enabled","budget_tokens":1024},"stop_sequences":["x"]}"#,
+    ),
+    (
+        "message-begun",
+        4,
+        r#"{"max_tokens":3,"system":"","messages":[{"role":"assistant","content":"Once"}]}"#,
+    ),
+    (
+        "message-refused",
+        4,
+        r#"{"messages":[{"role":"tool"},{"role":"user","content":[{"type":"image"},3]}],"temperature":1.5,"stop":[],"container":"a"}"#,
+    ),
+    (
+        "count",
+        5,
+        r#"{"model":"m","messages":[{"role":"system","content":""}],"output_config":{"effort":"high"}}"#,
+    ),
+    (
+        "embeddings",
+        6,
+        r#"{"input":["a",[1,2]],"encoding_format":"base64","dimensions":64,"user":"u"}"#,
+    ),
+    (
+        "embeddings-refused",
+        6,
+        r#"{"input":[[],"",[500],{}],"dimensions":65}"#,
+    ),
+    (
+        "tokenize",
+        7,
+        r#"{"content":"","add_special":true,"with_pieces":true,"parse_special":true}"#,
+    ),
+    (
+        "tokenize-chat",
+        7,
+        r#"{"messages":[{"role":"user","content":"a"}],"add_generation_prompt":true,"return_token_strs":true}"#,
+    ),
+    ("detokenize", 8, r#"{"tokens":[0,499]}"#),
+    ("detokenize-refused", 8, r#"{"tokens":[500,-1,"a"]}"#),
+    (
+        "template",
+        9,
+        r#"{"messages":[{"role":"user","content":"a"}],"chat_template_kwargs":{"enable_thinking":true}}"#,
+    ),
+    ("cancel", 10, r#"{"job_id":"a"}"#),
 ];
 
 #[test]
@@ -124,9 +203,105 @@ fn seeds_are_requests_or_short_refusals() {
             fs::write(dir.join(name), [&[*endpoint], body.as_bytes()].concat()).unwrap();
         }
     }
-    let accepted = replay("http_request", http_request::check);
-    assert!(accepted >= 5, "{accepted} accepted");
+    let refused = BODIES.iter().filter(|(_, endpoint, body)| {
+        let seed = [&[*endpoint], body.as_bytes()].concat();
+        !http_request::check(&seed)
+    });
+    let refused: Vec<&str> = refused.map(|(name, ..)| *name).collect();
+    assert_eq!(refused, REFUSED);
+    assert_eq!(
+        replay("http_request", http_request::check),
+        BODIES.len() - REFUSED.len()
+    );
 }
+
+/// What may stand anywhere in a body.
+fn anything() -> [Value; 9] {
+    [
+        json!(null),
+        json!(true),
+        json!(-1),
+        json!(1e300),
+        json!(u64::MAX),
+        json!("x".repeat(300)),
+        json!("\0\u{1f980}"),
+        json!([[], {}, null]),
+        json!({"type": "text", "text": "a", "role": "user", "content": []}),
+    ]
+}
+
+/// This value, and all that are in it, each with something else in its place.
+fn altered(value: &Value, each: &mut dyn FnMut(Value)) {
+    anything().into_iter().for_each(|other| each(other));
+    match value {
+        Value::Object(fields) => {
+            for (name, inner) in fields {
+                altered(inner, &mut |other| {
+                    let mut value = value.clone();
+                    value[name] = other;
+                    each(value);
+                });
+                let mut less = fields.clone();
+                less.remove(name);
+                each(Value::Object(less));
+            }
+        }
+        Value::Array(items) => {
+            for (index, inner) in items.iter().enumerate() {
+                altered(inner, &mut |other| {
+                    let mut value = value.clone();
+                    value[index] = other;
+                    each(value);
+                });
+            }
+        }
+        _ => {}
+    }
+}
+
+#[test]
+fn what_seeds_become_when_one_value_is_another_are_requests_or_short_refusals() {
+    let (mut accepted, mut refused) = (0, 0);
+    let mut count = |is_accepted: bool| match is_accepted {
+        true => accepted += 1,
+        false => refused += 1,
+    };
+    for (_, endpoint, body) in BODIES {
+        for cut in (0..body.len()).filter(|cut| body.is_char_boundary(*cut)) {
+            let seed = [&[*endpoint], &body.as_bytes()[..cut]].concat();
+            count(http_request::check(&seed));
+        }
+        let Ok(tree) = serde_json::from_str(body) else {
+            continue;
+        };
+        // Each endpoint is asked what is another's, too.
+        for endpoint in 0..http_request::ENDPOINTS.len() {
+            altered(&tree, &mut |other| {
+                let seed = [&[endpoint as u8], other.to_string().as_bytes()].concat();
+                count(http_request::check(&seed));
+            });
+        }
+    }
+    assert!(
+        accepted > 300 && refused > 10_000,
+        "{accepted} accepted, {refused} refused"
+    );
+}
+
+/// Those of the bodies that are refused.
+const REFUSED: &[&str] = &[
+    "job-both",
+    "twice",
+    "escapes",
+    "chat-refused",
+    "numbers",
+    "no-object",
+    "deep",
+    "response-refused",
+    "message-refused",
+    "embeddings-refused",
+    "detokenize-refused",
+];
 
 /// What a seed of `template` says: which of the check's templates, then messages; or a template.
 const TEMPLATES: &[(&str, u8, &str)] = &[
