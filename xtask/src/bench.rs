@@ -4,6 +4,7 @@
 mod cpu;
 mod gpu;
 pub mod report;
+mod schemas;
 mod service;
 
 use anyhow::Result;
@@ -35,6 +36,8 @@ enum Bench {
     Crowd(service::Arguments),
     /// Tokens per second through both processes, beside the same executor alone.
     Isolation(service::Arguments),
+    /// Schemas that are accepted, and whether answers of a random model are valid under them.
+    Schemas(schemas::Arguments),
 }
 
 pub fn run(arguments: &Arguments) -> Result<()> {
@@ -47,5 +50,6 @@ pub fn run(arguments: &Arguments) -> Result<()> {
         Bench::Recovery(arguments) => service::run_recovery(arguments),
         Bench::Crowd(arguments) => service::run("crowd", arguments),
         Bench::Isolation(arguments) => service::run("isolation", arguments),
+        Bench::Schemas(arguments) => schemas::run(arguments),
     }
 }

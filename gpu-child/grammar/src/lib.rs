@@ -21,9 +21,11 @@
 mod captures;
 mod compiler;
 mod error;
+mod inline;
 pub mod limits;
 mod mask;
 mod matcher;
+mod schema;
 mod source;
 mod tokens;
 

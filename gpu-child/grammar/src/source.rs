@@ -1,10 +1,11 @@
 //! A grammar in the words of llguidance.
 //!
-//! A JSON Schema is taken strictly: a keyword that would not be followed is refused by name. Between the
+//! A JSON Schema is taken strictly ([`crate::schema`]): a keyword that would not be followed is refused by name. Between the
 //! parts of a JSON text is nothing, one space, or one line end with an indentation of at most
 //! [`MAX_INDENT`] characters: a model that has nothing to say must not go on with white space for ever.
 
 use crate::error::GrammarError;
+use crate::inline::{self, ESCAPES, SETTINGS};
 use crate::limits::{MAX_GRAMMAR_BYTES, MAX_LARK_ALTERNATIVES, MAX_LARK_LINES, MAX_LARK_NESTING};
 use llguidance::JsonCompileOptions;
 use llguidance::api::TopLevelGrammar;
@@ -12,9 +13,6 @@ use serde_json::{Map, Value};
 use worker_orcd_ipc::Grammar;
 
 const MAX_INDENT: usize = 32;
-
-/// Where llguidance looks for its own settings in a schema. They are ours to make.
-const SETTINGS: &str = "x-guidance";
 
 /// # Errors
 /// When it is too long, or malformed as far as that is seen before it is compiled.
@@ -30,13 +28,13 @@ pub(crate) fn top_level(grammar: &Grammar) -> Result<TopLevelGrammar, GrammarErr
         Grammar::Choice(texts) => choice(texts),
         Grammar::Lark(text) => {
             check_lark(text)?;
-            Ok(TopLevelGrammar::from_lark(text.clone()))
+            Ok(TopLevelGrammar::from_lark(inline::followed(text)?))
         }
     }
 }
 
 fn schema(text: &str) -> Result<TopLevelGrammar, GrammarError> {
-    let mut schema = match serde_json::from_str(text) {
+    let schema = match serde_json::from_str(text) {
         Ok(Value::Object(keywords)) => Value::Object(keywords),
         // Every JSON text is valid.
         Ok(Value::Bool(true)) => Value::Object(Map::new()),
@@ -52,9 +50,11 @@ fn schema(text: &str) -> Result<TopLevelGrammar, GrammarError> {
         whitespace_pattern: Some(format!(r"\x20|\n[\x20\t]{{0,{MAX_INDENT}}}")),
         lenient: false,
         coerce_one_of: false,
+        json_allowed_escapes: Some(ESCAPES.to_owned()),
         ..JsonCompileOptions::default()
     };
-    options.apply_to(&mut schema);
+    let options = serde_json::to_value(options).map_err(GrammarError::new)?;
+    let schema = inline::with_settings(&schema, options)?;
     Ok(TopLevelGrammar::from_json_schema(schema))
 }
 

@@ -59,7 +59,7 @@ fn run_with(name: &str, arguments: &Arguments, model: &Path, more: &[&str]) -> R
 }
 
 /// Scalars as rows; a list of objects as a table of its own; an object as rows under its name.
-fn table(result: &Value) -> String {
+pub(super) fn table(result: &Value) -> String {
     let mut rows = String::from("| figure | value |\n|---|---|\n");
     let mut lists = String::new();
     for (key, value) in result.as_object().into_iter().flatten() {

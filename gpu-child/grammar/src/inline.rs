@@ -1,0 +1,117 @@
+//! Schemas inside of a text in Lark, behind `%json`: they are followed as one that stands alone is.
+
+use crate::error::GrammarError;
+use crate::schema;
+use serde_json::{Deserializer, Value, json};
+
+/// llguidance's own settings in a schema.
+pub(crate) const SETTINGS: &str = "x-guidance";
+
+const JSON: &str = "%json";
+
+/// Characters of a string that may be escaped: each has one way to be written, so that a name that is
+/// written otherwise is another name.
+pub(crate) const ESCAPES: &str = "nrbtf\\\"";
+
+/// # Errors
+/// When a schema cannot be followed.
+pub(crate) fn followed(text: &str) -> Result<String, GrammarError> {
+    let (mut out, mut rest) = (String::with_capacity(text.len()), text);
+    while let Some(first) = rest.chars().next() {
+        let length = match first {
+            '#' => line(rest),
+            '/' if rest.starts_with("//") => line(rest),
+            '"' | '/' => quoted(rest, first),
+            '<' => marked(rest),
+            '%' if rest.starts_with(JSON) => {
+                rest = &rest[JSON.len()..];
+                let (schema, length) = inline(rest)?;
+                out += &format!("{JSON} {schema} ");
+                rest = &rest[length..];
+                continue;
+            }
+            other => other.len_utf8(),
+        };
+        out += &rest[..length];
+        rest = &rest[length..];
+    }
+    Ok(out)
+}
+
+/// A comment.
+fn line(text: &str) -> usize {
+    text.find('\n').unwrap_or(text.len())
+}
+
+/// A string or an expression.
+fn quoted(text: &str, mark: char) -> usize {
+    let mut is_escaped = true;
+    for (at, c) in text.char_indices() {
+        if c == mark && !is_escaped {
+            return at + 1;
+        }
+        is_escaped = (c == '\\' && !is_escaped) || at == 0 && c == '\\';
+    }
+    text.len()
+}
+
+/// A control token, or a bracket alone.
+fn marked(text: &str) -> usize {
+    let end = text[1..].find(|c: char| c.is_whitespace() || c == '<' || c == '>');
+    match end.map(|end| end + 1) {
+        Some(end) if text[end..].starts_with('>') => end + 1,
+        _ => 1,
+    }
+}
+
+fn inline(text: &str) -> Result<(Value, usize), GrammarError> {
+    let mut values = Deserializer::from_str(text).into_iter::<Value>();
+    let given = match values.next() {
+        Some(Ok(given)) => given,
+        Some(Err(error)) => return Err(GrammarError::new(error)),
+        None => return Err(GrammarError::new("a schema is missing behind %json")),
+    };
+    let length = values.byte_offset();
+    let settings = given.get(SETTINGS).cloned().unwrap_or_else(|| json!({}));
+    Ok((with_settings(&given, settings)?, length))
+}
+
+/// A schema in the compiler's words, with its settings.
+pub(crate) fn with_settings(given: &Value, mut settings: Value) -> Result<Value, GrammarError> {
+    let is_lenient = settings["lenient"] == Value::Bool(true);
+    let mut followed = schema::followed(given, is_lenient)?;
+    if followed == Value::Bool(true) {
+        followed = json!({});
+    }
+    if let (Some(keywords), Some(all)) = (followed.as_object_mut(), settings.as_object_mut()) {
+        all.entry("json_allowed_escapes")
+            .or_insert_with(|| json!(ESCAPES));
+        keywords.insert(SETTINGS.to_owned(), settings);
+    }
+    Ok(followed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn schemas_are_found_where_they_stand_and_nowhere_else() {
+        let same = [
+            "start: \"%json {\\\"not\\\": {}}\" # %json {\"not\": {}}\n",
+            "start: /%json {\"not\": {}}/ <[5]> // %json {\"not\": {}}\nA: /[\\/]/ \"\\\\\" /a/",
+            "start: <|\"|> \"a\" <",
+        ];
+        for text in same {
+            assert_eq!(followed(text).unwrap(), text);
+        }
+        let text = "start: \"\\\"\" %json {\"format\": \"int32\", \"minimum\": 1} A\nA: %json true";
+        let settings = json!({"json_allowed_escapes": ESCAPES});
+        let first = json!({"minimum": 1.0, SETTINGS: settings});
+        let second = json!({SETTINGS: settings});
+        let expected = format!("start: \"\\\"\" %json {first}  A\nA: %json {second} ");
+        assert_eq!(followed(text).unwrap(), expected);
+        let refused = followed("start: %json {\"not\": {}}").unwrap_err();
+        assert!(refused.to_string().contains("not"), "{refused}");
+    }
+}

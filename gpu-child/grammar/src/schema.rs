@@ -1,0 +1,336 @@
+//! A client's JSON Schema in words that the compiler follows exactly.
+//!
+//! ```text
+//! schema of a client ── here ──► schema of draft 2020-12, a few keywords of it ── llguidance ──► grammar
+//! ```
+//!
+//! llguidance passes over some of what it does not know, and reads some of what it knows loosely. So each
+//! keyword that any draft has is either followed, or refused by name and place; what no draft knows means
+//! nothing. What comes out:
+//!
+//! * has no `format` ([`formats`]), and expressions in the engine's syntax ([`pattern`]);
+//! * has bounds that are inclusive, and numbers that are exact ([`numbers`]);
+//! * has references to its own `$defs` only ([`references`]);
+//! * has keywords that apply other schemas in place behind all others, where none is lost;
+//! * has `anyOf` for a `oneOf` whose alternatives exclude each other ([`disjoint`]).
+
+mod disjoint;
+mod formats;
+mod numbers;
+mod pattern;
+mod references;
+
+use crate::error::GrammarError;
+use references::References;
+use serde_json::{Map, Value, json};
+
+/// What no grammar follows.
+const REFUSED: &[&str] = &[
+    "not",
+    "if",
+    "contains",
+    "minContains",
+    "maxContains",
+    "propertyNames",
+    "dependencies",
+    "dependentRequired",
+    "dependentSchemas",
+    "unevaluatedItems",
+    "unevaluatedProperties",
+    "$recursiveRef",
+    "$dynamicRef",
+];
+
+/// Where draft 3 and those before it are named, whose keywords have other meanings.
+const OLD_DRAFTS: &[&str] = &["/draft-00/", "/draft-01/", "/draft-02/", "/draft-03/"];
+
+/// Drafts in which `items` is about what `prefixItems` is about.
+const LIST_DRAFTS: &[&str] = &["/draft-04/", "/draft-06/", "/draft-07/", "/2019-09/"];
+
+/// # Errors
+/// The keyword that cannot be followed, and its place. `is_lenient`: it is passed over instead, where a schema
+/// without it is left.
+pub(crate) fn followed(schema: &Value, is_lenient: bool) -> Result<Value, GrammarError> {
+    let dialect = schema["$schema"].as_str().unwrap_or_default();
+    let is_of = |drafts: &[&str]| drafts.iter().any(|it| dialect.contains(it));
+    if is_of(OLD_DRAFTS) {
+        let why = format!("$schema {dialect:?}: drafts before 4 are not followed");
+        return Err(GrammarError::new(why));
+    }
+    let mut reader = Reader {
+        references: References::new(schema),
+        has_lists: is_of(LIST_DRAFTS),
+        is_lenient,
+    };
+    let mut out = reader.schema(schema, "")?;
+    let mut definitions = Map::new();
+    while let Some((name, place)) = reader.references.next() {
+        let target = schema.pointer(&place).unwrap_or(&Value::Null);
+        definitions.insert(name, reader.schema(target, &place)?);
+    }
+    if let (Some(keywords), false) = (out.as_object_mut(), definitions.is_empty()) {
+        keywords.insert("$defs".to_owned(), Value::Object(definitions));
+    }
+    Ok(out)
+}
+
+struct Reader<'a> {
+    references: References<'a>,
+    has_lists: bool,
+    is_lenient: bool,
+}
+
+type Keywords = Map<String, Value>;
+
+/// One schema on its way.
+#[derive(Default)]
+struct Out {
+    plain: Keywords,
+    /// Keywords that apply other schemas in place.
+    applied: Keywords,
+    /// More for `allOf`.
+    more: Vec<Value>,
+}
+
+impl Reader<'_> {
+    fn schema(&mut self, schema: &Value, at: &str) -> Result<Value, GrammarError> {
+        match schema {
+            Value::Bool(_) => Ok(schema.clone()),
+            Value::Object(keywords) => self.keywords(keywords, at),
+            _ => Err(wrong(at, "a schema is an object, true or false")),
+        }
+    }
+
+    fn keywords(&mut self, keywords: &Keywords, at: &str) -> Result<Value, GrammarError> {
+        let mut out = Out::default();
+        for (name, value) in keywords {
+            let inside = format!("{at}/{}", references::escaped(name));
+            self.keyword(name, value, &inside, &mut out)?;
+        }
+        self.items(keywords, at, &mut out.plain)?;
+        self.one_of(keywords, at, &mut out)?;
+        let bounds = numbers::write(keywords, &mut out.plain);
+        self.unless_lenient(at, bounds)?;
+        self.text(keywords, at, &mut out)?;
+        self.unless_lenient(at, repeats(keywords))?;
+        if !out.more.is_empty() {
+            let all = out.applied.entry("allOf").or_insert_with(|| json!([]));
+            if let Some(all) = all.as_array_mut() {
+                all.append(&mut out.more);
+            }
+        }
+        out.plain.extend(out.applied);
+        Ok(Value::Object(out.plain))
+    }
+
+    /// Those that are read alone.
+    fn keyword(
+        &mut self,
+        name: &str,
+        value: &Value,
+        inside: &str,
+        out: &mut Out,
+    ) -> Result<(), GrammarError> {
+        match name {
+            "type" | "minLength" | "maxLength" | "minItems" | "maxItems" | "required"
+            | "minProperties" | "maxProperties" => {
+                out.plain.insert(name.to_owned(), value.clone());
+            }
+            "const" | "enum" => {
+                let checked = numbers::check_constant(value);
+                checked.map_err(|why| wrong(inside, &why))?;
+                out.applied.insert(name.to_owned(), value.clone());
+            }
+            "properties" => {
+                let members = self.members(value, inside, |name| Ok(name.to_owned()))?;
+                out.plain.insert(name.to_owned(), members);
+            }
+            "patternProperties" => {
+                let members = self.members(value, inside, pattern::translated)?;
+                out.plain.insert(name.to_owned(), members);
+            }
+            "additionalProperties" => {
+                out.plain
+                    .insert(name.to_owned(), self.schema(value, inside)?);
+            }
+            "allOf" | "anyOf" => {
+                out.applied
+                    .insert(name.to_owned(), self.list(value, inside)?);
+            }
+            "$ref" => {
+                let reference = self.references.followed(value, inside)?;
+                out.applied
+                    .insert(name.to_owned(), Value::String(reference));
+            }
+            "uniqueItems" if *value == Value::Bool(false) => {}
+            "unevaluatedItems" | "unevaluatedProperties" if *value == Value::Bool(true) => {}
+            "uniqueItems" => {
+                self.unless_lenient(inside, Err(format!("{name} cannot be followed")))?
+            }
+            name if REFUSED.contains(&name) => {
+                self.unless_lenient(inside, Err(format!("{name} cannot be followed")))?;
+            }
+            // Those that are read together with others, those that say nothing of a text, and those that no
+            // draft knows.
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// Schemas by name.
+    fn members(
+        &mut self,
+        value: &Value,
+        at: &str,
+        name_of: impl Fn(&str) -> Result<String, String>,
+    ) -> Result<Value, GrammarError> {
+        let members = value
+            .as_object()
+            .ok_or_else(|| wrong(at, "it must be an object"))?;
+        let mut out = Keywords::new();
+        for (name, schema) in members {
+            let inside = format!("{at}/{}", references::escaped(name));
+            let name = name_of(name).map_err(|why| wrong(&inside, &not_followed(&why)))?;
+            let schema = self.schema(schema, &inside)?;
+            if out.insert(name, schema).is_some() {
+                return Err(wrong(&inside, "an expression that stands there twice"));
+            }
+        }
+        Ok(Value::Object(out))
+    }
+
+    fn list(&mut self, value: &Value, at: &str) -> Result<Value, GrammarError> {
+        let schemas = value
+            .as_array()
+            .ok_or_else(|| wrong(at, "it must be a list"))?;
+        let read = |(index, schema)| self.schema(schema, &format!("{at}/{index}"));
+        let out: Result<Vec<Value>, GrammarError> = schemas.iter().enumerate().map(read).collect();
+        out.map(Value::Array)
+    }
+
+    /// Items of a list, as the newest draft has them.
+    fn items(
+        &mut self,
+        keywords: &Keywords,
+        at: &str,
+        out: &mut Keywords,
+    ) -> Result<(), GrammarError> {
+        let is_list = keywords.get("items").is_some_and(Value::is_array);
+        let has_prefix = keywords.contains_key("prefixItems");
+        if has_prefix && (is_list || self.has_lists) {
+            return Err(wrong(
+                at,
+                "prefixItems is not of the draft that the other keywords are of",
+            ));
+        }
+        let (first, rest) = match is_list {
+            true => ("items", "additionalItems"),
+            // Beside items that are no list, additionalItems mean nothing in any draft.
+            false => ("prefixItems", "items"),
+        };
+        if let Some(value) = keywords.get(first) {
+            let list = self.list(value, &format!("{at}/{first}"))?;
+            out.insert("prefixItems".to_owned(), list);
+        }
+        if let Some(value) = keywords.get(rest) {
+            let schema = self.schema(value, &format!("{at}/{rest}"))?;
+            out.insert("items".to_owned(), schema);
+        }
+        Ok(())
+    }
+
+    /// Alternatives that exclude each other: any of them is exactly one.
+    fn one_of(&mut self, keywords: &Keywords, at: &str, out: &mut Out) -> Result<(), GrammarError> {
+        let Some(value) = keywords.get("oneOf") else {
+            return Ok(());
+        };
+        let inside = format!("{at}/oneOf");
+        let schemas = self.list(value, &inside)?;
+        let alternatives = value.as_array().map_or(&[][..], Vec::as_slice);
+        if !disjoint::all(&self.references, alternatives) {
+            let why =
+                "oneOf cannot be followed: its alternatives are not seen to exclude each other";
+            self.unless_lenient(&inside, Err(why.to_owned()))?;
+        }
+        match keywords.contains_key("anyOf") {
+            true => out.more.push(json!({"anyOf": schemas})),
+            false => drop(out.applied.insert("anyOf".to_owned(), schemas)),
+        }
+        Ok(())
+    }
+
+    /// `pattern` and `format`.
+    fn text(&mut self, keywords: &Keywords, at: &str, out: &mut Out) -> Result<(), GrammarError> {
+        let mut patterns = Vec::new();
+        if let Some(value) = keywords.get("pattern") {
+            let inside = format!("{at}/pattern");
+            let text = value
+                .as_str()
+                .ok_or_else(|| wrong(&inside, "it must be a string"))?;
+            match pattern::translated(text) {
+                Ok(pattern) => patterns.push(pattern),
+                Err(why) => self.unless_lenient(&inside, Err(not_followed(&why)))?,
+            }
+        }
+        if let Some(value) = keywords.get("format").filter(|_| may_be_text(keywords)) {
+            match value.as_str().and_then(formats::pattern) {
+                Some(pattern) => patterns.extend(pattern),
+                None => {
+                    let why = format!("format {value} is not known");
+                    self.unless_lenient(&format!("{at}/format"), Err(why))?;
+                }
+            }
+        }
+        let mut patterns = patterns.into_iter();
+        if let Some(first) = patterns.next() {
+            out.plain.insert("pattern".to_owned(), Value::String(first));
+        }
+        let types = keywords.get("type");
+        out.more.extend(patterns.map(|pattern| match types {
+            Some(types) => json!({"type": types, "pattern": pattern}),
+            None => json!({"pattern": pattern}),
+        }));
+        Ok(())
+    }
+
+    fn unless_lenient(&self, at: &str, found: Result<(), String>) -> Result<(), GrammarError> {
+        match found {
+            Err(why) if !self.is_lenient => Err(wrong(at, &why)),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Names of properties that no keyword names may come twice, and count once only.
+fn repeats(keywords: &Keywords) -> Result<(), String> {
+    let least = keywords
+        .get("minProperties")
+        .and_then(Value::as_u64)
+        .unwrap_or(0);
+    let required = keywords
+        .get("required")
+        .and_then(Value::as_array)
+        .map_or(0, Vec::len);
+    let has_others = keywords.get("additionalProperties") != Some(&Value::Bool(false))
+        || keywords.contains_key("patternProperties");
+    if has_others && least > required as u64 + 1 {
+        return Err("minProperties cannot be followed where names are free".to_owned());
+    }
+    Ok(())
+}
+
+fn may_be_text(keywords: &Keywords) -> bool {
+    match keywords.get("type") {
+        Some(Value::String(name)) => name == "string",
+        Some(Value::Array(names)) => names.iter().any(|name| name == "string"),
+        _ => true,
+    }
+}
+
+fn not_followed(why: &str) -> String {
+    format!("the expression cannot be followed: {why}")
+}
+
+fn wrong(at: &str, why: &str) -> GrammarError {
+    GrammarError::new(format!("{why} (at #{at})"))
+}

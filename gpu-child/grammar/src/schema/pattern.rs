@@ -1,0 +1,285 @@
+//! A regular expression of ECMA 262, which JSON Schema has, as the compiler's engine understands it.
+//!
+//! Validators disagree on a few words (`.`, `\W`, `$` …): some follow ECMA, some Python. Each is written here as
+//! what all of them match, so that a text made under it is valid for each. What the engine has no
+//! counterpart of is refused by name.
+
+use std::iter::Peekable;
+use std::str::Chars;
+
+/// A character that ends no line anywhere.
+const ANY: &str = r"[^\n\r\x{2028}\x{2029}]";
+
+/// White space of ECMA and Python both, and of either.
+const SPACE: &str = r" \t\n\r\f\v";
+const ANY_SPACE: &str = r" \t\n\r\f\v\x1C-\x1F\x{85}\x{A0}\x{1680}\x{2000}-\x{200A}\x{2028}\x{2029}\x{202F}\x{205F}\x{3000}\x{FEFF}";
+
+/// The same of digits and of letters of words.
+const DIGIT: &str = "0-9";
+const ANY_DIGIT: &str = r"\p{Nd}";
+const WORD: &str = "0-9a-zA-Z_";
+const ANY_WORD: &str = r"\p{L}\p{N}_";
+
+/// Characters that mean something to the engine, inside a class or outside.
+const MARKS: &str = r"\.+*?()|[]{}^$#&-~";
+
+/// What stands at one place.
+enum Atom {
+    Char(char),
+    /// The inside of a class.
+    Set(String),
+}
+
+/// # Errors
+/// The word that cannot be followed.
+pub(super) fn translated(pattern: &str) -> Result<String, String> {
+    Translation {
+        rest: pattern.chars().peekable(),
+        out: String::with_capacity(pattern.len() * 2),
+    }
+    .run()
+}
+
+struct Translation<'a> {
+    rest: Peekable<Chars<'a>>,
+    out: String,
+}
+
+impl Translation<'_> {
+    fn run(mut self) -> Result<String, String> {
+        // Whether a quantifier may stand here.
+        let mut is_repeatable = false;
+        while let Some(c) = self.rest.next() {
+            let was_repeatable = std::mem::replace(&mut is_repeatable, true);
+            match c {
+                '\\' => match self.escape(false)? {
+                    Atom::Char(c) => self.literal(c),
+                    Atom::Set(set) => self.out += &format!("[{set}]"),
+                },
+                '[' => self.class()?,
+                '(' => {
+                    self.group()?;
+                    is_repeatable = false;
+                }
+                '.' => self.out += ANY,
+                '^' | '$' | '|' => {
+                    self.out.push(c);
+                    is_repeatable = false;
+                }
+                ')' => self.out.push(c),
+                '*' | '+' | '?' | '{' => {
+                    let Some(quantifier) = self.quantifier(c)? else {
+                        self.literal(c);
+                        continue;
+                    };
+                    if !was_repeatable {
+                        return Err(format!("{quantifier:?} with nothing before it to repeat"));
+                    }
+                    self.out += &quantifier;
+                    // Which of several matches comes first makes no other text.
+                    self.rest.next_if_eq(&'?');
+                    is_repeatable = false;
+                }
+                c => self.literal(c),
+            }
+        }
+        Ok(self.out)
+    }
+
+    fn literal(&mut self, c: char) {
+        if MARKS.contains(c) {
+            self.out.push('\\');
+        }
+        self.out.push(c);
+    }
+
+    /// Behind `(`: names of groups mean nothing to whoever only matches.
+    fn group(&mut self) -> Result<(), String> {
+        if self.rest.next_if_eq(&'?').is_some() {
+            self.rest.next_if_eq(&'P');
+            match self.rest.next() {
+                Some(':') => {}
+                Some('<')
+                    if self
+                        .rest
+                        .peek()
+                        .is_some_and(|c| c.is_alphabetic() || *c == '_') =>
+                {
+                    if !self.rest.by_ref().any(|c| c == '>') {
+                        return Err("a group whose name has no end".to_owned());
+                    }
+                }
+                Some('=' | '!' | '<') => return Err("a lookaround, \"(?…\"".to_owned()),
+                _ => return Err("flags, \"(?…\"".to_owned()),
+            }
+        }
+        self.out += "(?:";
+        Ok(())
+    }
+
+    /// `None`: a brace that stands for itself.
+    fn quantifier(&mut self, first: char) -> Result<Option<String>, String> {
+        if first != '{' {
+            return Ok(Some(first.to_string()));
+        }
+        let ahead: String = self.rest.clone().take_while(|c| *c != '}').collect();
+        let is_number = |text: &str| !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
+        let (least, most) = ahead.split_once(',').unwrap_or((&ahead, "0"));
+        if least.is_empty() && is_number(most) {
+            return Err(format!("{{{ahead}}}, which says no least number"));
+        }
+        if !is_number(least) || !(is_number(most) || most.is_empty()) {
+            return Ok(None);
+        }
+        // The digits and the brace.
+        self.rest.nth(ahead.len());
+        Ok(Some(format!("{{{ahead}}}")))
+    }
+
+    /// Behind `[`.
+    fn class(&mut self) -> Result<(), String> {
+        let is_negated = self.rest.next_if_eq(&'^').is_some();
+        if self.rest.peek() == Some(&']') {
+            return Err("a class that begins with \"]\"".to_owned());
+        }
+        self.out += if is_negated { "[^" } else { "[" };
+        loop {
+            let first = match self.member(is_negated)? {
+                None => break,
+                Some(Atom::Set(set)) => {
+                    self.out += &set;
+                    continue;
+                }
+                Some(Atom::Char(c)) => c,
+            };
+            self.literal(first);
+            let mut ahead = self.rest.clone();
+            let is_range = ahead.next() == Some('-') && ahead.next() != Some(']');
+            if is_range {
+                self.rest.next();
+                match self.member(is_negated)? {
+                    Some(Atom::Char(last)) if first <= last => {
+                        self.out.push('-');
+                        self.literal(last);
+                    }
+                    _ => return Err(format!("a range from {first:?} without an end")),
+                }
+            }
+        }
+        self.out.push(']');
+        Ok(())
+    }
+
+    /// `None`: the end of the class.
+    fn member(&mut self, is_negated: bool) -> Result<Option<Atom>, String> {
+        match self.rest.next() {
+            None => Err("a class without an end".to_owned()),
+            Some(']') => Ok(None),
+            Some('\\') if self.rest.next_if_eq(&'b').is_some() => Ok(Some(Atom::Char('\u{8}'))),
+            Some('\\') => self.escape(is_negated).map(Some),
+            Some(c) => Ok(Some(Atom::Char(c))),
+        }
+    }
+
+    /// Behind `\`. In a class that is negated, what is left must be what all leave.
+    fn escape(&mut self, is_negated: bool) -> Result<Atom, String> {
+        let set =
+            |all: &str, any: &str| Ok(Atom::Set(if is_negated { any } else { all }.to_owned()));
+        let other = |all: &str, any: &str| {
+            Ok(Atom::Set(format!(
+                "[^{}]",
+                if is_negated { all } else { any }
+            )))
+        };
+        let c = self.rest.next().ok_or("a \"\\\" at its end")?;
+        match c {
+            'd' => set(DIGIT, ANY_DIGIT),
+            'w' => set(WORD, ANY_WORD),
+            's' => set(SPACE, ANY_SPACE),
+            'D' => other(DIGIT, ANY_DIGIT),
+            'W' => other(WORD, ANY_WORD),
+            'S' => other(SPACE, ANY_SPACE),
+            'n' => Ok(Atom::Char('\n')),
+            'r' => Ok(Atom::Char('\r')),
+            't' => Ok(Atom::Char('\t')),
+            'f' => Ok(Atom::Char('\u{c}')),
+            'v' => Ok(Atom::Char('\u{b}')),
+            'x' => self.code(2),
+            'u' => self.code(4),
+            'p' | 'P' => self.property(c),
+            '0' if !self.rest.peek().is_some_and(char::is_ascii_digit) => Ok(Atom::Char('\0')),
+            c if c.is_ascii_alphanumeric() => Err(format!("\\{c}")),
+            c => Ok(Atom::Char(c)),
+        }
+    }
+
+    fn hex(&mut self, digits: usize) -> Option<u32> {
+        let code: String = self.rest.by_ref().take(digits).collect();
+        let is_whole = code.len() == digits && code.bytes().all(|b| b.is_ascii_hexdigit());
+        is_whole.then(|| u32::from_str_radix(&code, 16).ok())?
+    }
+
+    /// Behind `\x` or `\u`; above the first plane a character has two codes.
+    fn code(&mut self, digits: usize) -> Result<Atom, String> {
+        let wrong = "an escape that names no character";
+        let first = self.hex(digits).ok_or(wrong)?;
+        let mut units = vec![first as u16];
+        if (0xD800..0xDC00).contains(&first) {
+            let is_pair = self.rest.next() == Some('\\') && self.rest.next() == Some('u');
+            let second = self.hex(4).filter(|_| is_pair);
+            units.push(second.ok_or(wrong)? as u16);
+        }
+        let c = char::decode_utf16(units).next();
+        c.and_then(Result::ok)
+            .map(Atom::Char)
+            .ok_or_else(|| wrong.to_owned())
+    }
+
+    /// Behind `\p`.
+    fn property(&mut self, p: char) -> Result<Atom, String> {
+        let wrong = || format!("\\{p}");
+        self.rest.next_if_eq(&'{').ok_or_else(wrong)?;
+        let name: String = self.rest.by_ref().take_while(|c| *c != '}').collect();
+        let is_name = name
+            .bytes()
+            .all(|b| b.is_ascii_alphanumeric() || b"_=".contains(&b));
+        if name.is_empty() || !is_name {
+            return Err(wrong());
+        }
+        Ok(Atom::Set(format!("\\{p}{{{name}}}")))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::translated;
+
+    #[test]
+    fn words_are_written_as_what_every_validator_matches() {
+        for (pattern, expected) in [
+            (r"^a/b\/c-[x-z-]$", r"^a/b/c\-[x-z\-]$"),
+            (r"\d{2,}x*?", r"[0-9]{2,}x*"),
+            (r"[^\d]\W", r"[^\p{Nd}][[^\p{L}\p{N}_]]"),
+            (r"[^\W_]", r"[^[^0-9a-zA-Z_]_]"),
+            (r"(?<year>a)|(b)|(?:c)", r"(?:a)|(?:b)|(?:c)"),
+            (r"(?P<stop>a)", r"(?:a)"),
+            (r"{a}[[&&~]", r"\{a\}[\[\&\&\~]"),
+            (r"\u00e9\x41\uD83D\uDE00\.", "éA😀\\."),
+            (r"[\b]\p{Lu}", "[\u{8}][\\p{Lu}]"),
+            ("a.b", r"a[^\n\r\x{2028}\x{2029}]b"),
+        ] {
+            assert_eq!(translated(pattern).as_deref(), Ok(expected), "{pattern}");
+        }
+    }
+
+    #[test]
+    fn what_means_another_thing_elsewhere_is_refused() {
+        for pattern in [
+            "(?=a)", "(?!a)", "(?<=a)", "(?<!a)", "(?i)a", r"(a)\1", r"\bword", r"a\Z", r"\k<a>",
+            "a**", "a{2}+", "*a", "a{,3}", "[]a]", "[^]", "[a", "[z-a]", r"\ud800", r"\xg0", "a\\",
+            "(?<a", r"\p{", r"\01",
+        ] {
+            assert!(translated(pattern).is_err(), "{pattern}");
+        }
+    }
+}
