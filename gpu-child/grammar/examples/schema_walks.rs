@@ -20,7 +20,7 @@ use worker_orcd_grammar::{Compiler, GrammarError, Mask};
 use worker_orcd_ipc::{Grammar, TokenId, TokenKind, TokenizerFacts, Vocabulary};
 
 /// Tokens that are drawn alike before the one that closes most is taken.
-const CANDIDATES: usize = 6;
+const CANDIDATES: usize = 12;
 
 #[path = "../tests/vocabulary/mod.rs"]
 mod vocabulary;

@@ -39,6 +39,8 @@ const REFUSED: &[&str] = &[
     "unevaluatedProperties",
     "$recursiveRef",
     "$dynamicRef",
+    "contentEncoding",
+    "contentMediaType",
 ];
 
 /// Where draft 3 and those before it are named, whose keywords have other meanings.
@@ -46,6 +48,9 @@ const OLD_DRAFTS: &[&str] = &["/draft-00/", "/draft-01/", "/draft-02/", "/draft-
 
 /// Drafts in which `items` is about what `prefixItems` is about.
 const LIST_DRAFTS: &[&str] = &["/draft-04/", "/draft-06/", "/draft-07/", "/2019-09/"];
+
+/// Drafts that hold a text to the encoding and the type of what it contains.
+const CONTENT_DRAFTS: &[&str] = &["/draft-06/", "/draft-07/"];
 
 /// # Errors
 /// The keyword that cannot be followed, and its place. `is_lenient`: it is passed over instead, where a schema
@@ -60,6 +65,7 @@ pub(crate) fn followed(schema: &Value, is_lenient: bool) -> Result<Value, Gramma
     let mut reader = Reader {
         references: References::new(schema),
         has_lists: is_of(LIST_DRAFTS),
+        holds_contents: is_of(CONTENT_DRAFTS),
         is_lenient,
     };
     let mut out = reader.schema(schema, "")?;
@@ -77,6 +83,7 @@ pub(crate) fn followed(schema: &Value, is_lenient: bool) -> Result<Value, Gramma
 struct Reader<'a> {
     references: References<'a>,
     has_lists: bool,
+    holds_contents: bool,
     is_lenient: bool,
 }
 
@@ -167,6 +174,8 @@ impl Reader<'_> {
             "uniqueItems" => {
                 self.unless_lenient(inside, Err(format!("{name} cannot be followed")))?
             }
+            "contentEncoding" if value == formats::BASE64 => {}
+            "contentEncoding" | "contentMediaType" if !self.holds_contents => {}
             name if REFUSED.contains(&name) => {
                 self.unless_lenient(inside, Err(format!("{name} cannot be followed")))?;
             }
@@ -259,7 +268,7 @@ impl Reader<'_> {
         Ok(())
     }
 
-    /// `pattern` and `format`.
+    /// `pattern`, `format` and an encoding.
     fn text(&mut self, keywords: &Keywords, at: &str, out: &mut Out) -> Result<(), GrammarError> {
         let mut patterns = Vec::new();
         if let Some(value) = keywords.get("pattern") {
@@ -280,6 +289,12 @@ impl Reader<'_> {
                     self.unless_lenient(&format!("{at}/format"), Err(why))?;
                 }
             }
+        }
+        if keywords
+            .get("contentEncoding")
+            .is_some_and(|it| it == formats::BASE64)
+        {
+            patterns.push(formats::base64());
         }
         let mut patterns = patterns.into_iter();
         if let Some(first) = patterns.next() {

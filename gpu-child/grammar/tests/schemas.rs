@@ -117,6 +117,12 @@ fn formats_are_those_of_the_calendar() {
             &[&quoted[1]],
         );
     }
+    let encoded = json!({"type": "string", "contentEncoding": "base64", "minLength": 1});
+    assert_allows(
+        &encoded,
+        &[r#""YWI=""#, r#""YWJj""#],
+        &[r#""YWI""#, r#""YWJ=""#, r#""""#],
+    );
     // What it says of numbers is nothing.
     assert_allows(
         &json!({"type": "integer", "format": "date"}),

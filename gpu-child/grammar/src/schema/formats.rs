@@ -29,6 +29,14 @@ const SAY_NOTHING: &[&str] = &[
     "int32", "int64", "float", "double", "password", "byte", "binary",
 ];
 
+/// An encoding that is followed in every draft.
+pub(super) const BASE64: &str = "base64";
+
+pub(super) fn base64() -> String {
+    let c = "[A-Za-z0-9+/]";
+    format!("^(?:{c}{{4}})*(?:{c}[AQgw]==|{c}{{2}}[AEIMQUYcgkosw048]=)?$")
+}
+
 /// `None`: not known.
 pub(super) fn pattern(format: &str) -> Option<Option<String>> {
     if SAY_NOTHING.contains(&format) {
