@@ -36,7 +36,8 @@ pub const MAX_KEPT_ITEMS: usize = 4 << 20;
 pub const ITEMS_OF_A_ROW: usize = 16;
 
 /// A matcher's lexer, states and expressions, in bytes as llguidance estimates them; vectors have up to twice
-/// as many. They are counted behind each mask and each token, so that the work of one may be above it.
+/// as many. They are counted behind each mask and each token: the work of one may be above it, by the small part
+/// that the fuel of one mask makes (`one_mask_adds_a_bounded_part_to_a_lexer`).
 pub const MAX_LEXER_BYTES: usize = 64 << 20;
 
 /// States of a matcher's lexer, also those of one mask.

@@ -93,6 +93,13 @@ impl Matcher {
         self.ask(|parser| Ok(parser.is_accepting()))
     }
 
+    /// Bytes of its lexer, as they are limited; none where it cannot go on.
+    #[must_use]
+    pub fn lexer_bytes(&self) -> usize {
+        let parser = self.parser.as_ref();
+        parser.map_or(0, |parser| parser.parser.lexer_stats().num_bytes)
+    }
+
     /// A step of the parser. What went wrong once is the answer to all that is asked later: the parser is
     /// given up, for a panic may have left it half done.
     fn ask<T>(

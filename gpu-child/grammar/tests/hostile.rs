@@ -9,7 +9,7 @@ use worker_orcd_grammar::limits::{
     MAX_LEXER_BYTES, MAX_MESSAGE_BYTES, STACK_BYTES,
 };
 use worker_orcd_grammar::{Compiler, GrammarError};
-use worker_orcd_ipc::{Grammar, TokenId};
+use worker_orcd_ipc::{Grammar, TokenId, TokenKind};
 
 /// On such a stack as the limits are made for.
 fn on_its_stack<T: Send + 'static>(run: impl FnOnce() -> T + Send + 'static) -> T {
@@ -373,5 +373,55 @@ fn what_a_lexer_keeps_is_bounded() {
         let words = error.to_string();
         assert!(words.contains(&MAX_LEXER_BYTES.to_string()), "{words}");
         assert_eq!(run(), (error, tokens));
+    });
+}
+
+/// What the fuel of one mask and the states leave room for, far below what a whole lexer may have.
+const MOST_OF_ONE_MASK: usize = 4 << 20;
+
+#[test]
+fn one_mask_adds_a_bounded_part_to_a_lexer() {
+    // Tokens that lead to many states from each place.
+    let mut wide = facts();
+    let ends = wide.tokens.split_off(wide.tokens.len() - ENDS.len());
+    wide.kinds.truncate(wide.tokens.len());
+    let mut random = Random(3);
+    let word = |_| {
+        let letters = (0..12).map(|_| ["a", "b"][random.below(2)]);
+        letters.collect::<String>()
+    };
+    let words: Vec<String> = (0..5000).map(word).collect();
+    wide.kinds
+        .resize(wide.tokens.len() + words.len(), TokenKind::Normal);
+    wide.kinds.extend([TokenKind::Control; 2]);
+    let (first, words_count) = (wide.tokens.len(), words.len());
+    wide.tokens.extend(words.into_iter().chain(ends));
+    let last = wide.tokens.len() as u32;
+    wide.end_of_generation = vec![TokenId(last - 2), TokenId(last - 1)];
+    wide.eos = None;
+    wide.scores = vec![0.0; wide.tokens.len()];
+    on_its_stack(move || {
+        let compiler = Compiler::new(&wide).unwrap();
+        let mut most = 0;
+        for text in [
+            "(a|b)*a(a|b){3000}c",
+            "(.*a.{30}){5}",
+            "((a{1,100}b{1,100}){1,100}c?){1,100}",
+            "((a|b)*a(a|b|c){300}){20}",
+        ] {
+            let Ok(mut matcher) = compiler.compile(&regex(text)) else {
+                continue;
+            };
+            for _ in 0..60 {
+                let before = matcher.lexer_bytes();
+                let word = first + random.below(words_count);
+                if matcher.replay(&[TokenId(word as u32)]).is_err() {
+                    break;
+                }
+                most = most.max(matcher.lexer_bytes() - before);
+            }
+        }
+        assert!(most > 100_000, "{most} bytes: nothing was tried");
+        assert!(most <= MOST_OF_ONE_MASK, "{most} bytes of one mask");
     });
 }
