@@ -13,6 +13,8 @@ ON_A_GPU, ANYWHERE = "device|nan|kill", "any"
 """For the second part, for starts, references and what runs may finish."""
 KILLS_SECONDS, MARGIN_SECONDS = 25, 45
 STREAMS = ["--streams", "32", "--max-running", "32", "--steady"]
+"""Grammars, log probabilities and embeddings keep steps from being launched ahead; here they should be."""
+MIX = ["--mix", "execute"]
 
 
 def parts(arguments):
@@ -20,7 +22,7 @@ def parts(arguments):
     on_a_gpu = arguments.device.startswith("cuda:")
     kinds = arguments.kinds or (ON_A_GPU if on_a_gpu else ANYWHERE)
     minutes = max(0.3, (arguments.seconds - KILLS_SECONDS - MARGIN_SECONDS) / 60)
-    common = ["--device", arguments.device, *STREAMS, *arguments.flags.split()]
+    common = ["--device", arguments.device, *STREAMS, *MIX, *arguments.flags.split()]
     yield "Faults of the device", "faults.part", [
         *common, "--faults", str(arguments.deaths), "--minutes", f"{minutes:.1f}",
         "--kinds", kinds, "--fault-chance", str(arguments.fault_chance), "--signal-seconds", "0",

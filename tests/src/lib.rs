@@ -25,6 +25,7 @@ pub mod faults;
 pub mod full_disk;
 pub mod gguf_patch;
 pub mod hostile_gguf;
+pub mod hostile_grammars;
 pub mod hostile_templates;
 pub mod hub;
 pub mod inheritance;

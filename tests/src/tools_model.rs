@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use tempfile::TempDir;
 
 /// Calls are written as Hermes does.
-const WITH_TOOLS: &str = "{% if tools %}<|im_start|>system\nTools: {{ tools | tojson }}\nCall with <tool_call>.\
+pub const WITH_TOOLS: &str = "{% if tools %}<|im_start|>system\nTools: {{ tools | tojson }}\nCall with <tool_call>.\
                           <|im_end|>\n{% endif %}{% for message in messages %}<|im_start|>{{ message.role }}\n\
                           {{ message.content or '' }}{% for call in message.tool_calls %}<tool_call>\
                           {{ call.function | tojson }}</tool_call>{% endfor %}<|im_end|>\n{% endfor %}\

@@ -11,8 +11,9 @@
 //!                      └──── deaths ── verdict ── report
 //! ```
 //!
-//! * [`mix`] makes requests and client manners from the seed, [`stream`] reads one answer,
-//!   [`lanes`] keep a number of streams going, [`worker`] is the process under test and its log,
+//! * [`mix`] makes requests and client manners from the seed, [`stream`] reads one answer as its
+//!   [`api`] tells it, [`lanes`] keep a number of streams going, [`tally`] compares and counts,
+//!   [`worker`] is the process under test and its log,
 //!   [`storm`] sends signals, [`watch`] looks into `/proc`, [`vram`] asks nvidia-smi, [`siege`] is
 //!   everything else that can be done to a worker, [`deaths`] reads the crash reports, [`pauses`]
 //!   finds what faults cost, [`report`] says it all.
@@ -20,6 +21,7 @@
 //! The seed fixes the requests, the manners of clients and the children's own faults; when a
 //! signal from outside hits is a matter of the machine's time. Exit code 0 means no violation.
 
+mod api;
 mod deaths;
 mod lanes;
 mod mix;
@@ -28,6 +30,7 @@ mod report;
 mod siege;
 mod storm;
 mod stream;
+mod tally;
 mod vram;
 mod watch;
 mod worker;
@@ -36,6 +39,7 @@ use anyhow::{Context, Result, bail};
 use clap::Parser;
 use deaths::Deaths;
 use lanes::{Clients, Lanes, References};
+use mix::kinds::{self, Kind};
 use nix::sys::resource::{Resource, setrlimit};
 use nix::sys::signal::Signal;
 use report::Report;
@@ -46,7 +50,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use storm::{Storm, Weather};
 use watch::Watch;
-use worker::{Setup, Worker};
+use worker::{Change, Setup, Worker};
 
 /// Streams against the real worker while its children die.
 #[derive(Debug, Parser)]
@@ -64,9 +68,13 @@ pub struct Arguments {
     /// Streams at any time.
     #[arg(long, default_value_t = 32)]
     streams: usize,
-    /// Different requests.
-    #[arg(long, default_value_t = 32)]
+    /// Different requests of each kind, and of each way to tell the answer.
+    #[arg(long, default_value_t = 2)]
     requests: usize,
+    /// Kinds of requests: all, or execute alone. On a GPU some of the others keep steps from being
+    /// launched ahead.
+    #[arg(long, value_enum, default_value_t = Mix::All)]
+    mix: Mix,
     /// Seconds between signals from outside, on average; 0 sends none.
     #[arg(long, default_value_t = 8.0)]
     signal_seconds: f64,
@@ -88,6 +96,9 @@ pub struct Arguments {
     /// Requests decoded in one step.
     #[arg(long, default_value_t = 8)]
     max_running: usize,
+    /// The deadlines of heartbeat and step are so many times as long, for a machine that has much else to do.
+    #[arg(long, default_value_t = 1)]
+    slowness: u32,
     /// A child stands by, and takes over when another one dies.
     #[arg(long)]
     standby: bool,
@@ -113,6 +124,21 @@ pub struct Arguments {
         default_value = "models/SmolLM2-135M-Instruct.Q4_1.gguf"
     )]
     model: PathBuf,
+}
+
+#[derive(Debug, Clone, Copy, clap::ValueEnum)]
+enum Mix {
+    All,
+    Execute,
+}
+
+impl Mix {
+    fn kinds(self) -> &'static [Kind] {
+        match self {
+            Self::All => &kinds::ALL,
+            Self::Execute => &kinds::EXECUTE,
+        }
+    }
 }
 
 /// After the storm: what runs may finish.
@@ -153,23 +179,18 @@ fn run(arguments: &Arguments, seed: u64) -> Result<Report> {
             arguments.model.display()
         );
     }
-    let requests = mix::requests(seed, arguments.requests.max(1));
+    let requests = mix::requests(seed, arguments.requests.max(1), arguments.mix.kinds());
     println!("chaos: {} requests once, without faults", requests.len());
-    let ground = match arguments.siege {
-        true => Some(Ground::prepare(&arguments.model)?),
-        false => None,
-    };
+    let ground = Ground::prepare(&arguments.model, arguments.siege)?;
     let setup = Setup {
-        model: ground
-            .as_ref()
-            .map_or(&arguments.model, |ground| &ground.model)
-            .clone(),
+        model: ground.model.clone(),
         device: arguments.device.clone(),
         max_running: arguments.max_running,
         standby: arguments.standby,
-        small_disk: ground.as_ref().and_then(|ground| ground.small_disk.clone()),
+        slowness: arguments.slowness,
+        small_disk: ground.small_disk.clone(),
     };
-    if ground.is_some() {
+    if arguments.siege {
         setrlimit(Resource::RLIMIT_NOFILE, DESCRIPTORS, DESCRIPTORS)?;
     }
     let mut vram = vram::Vram::of(&arguments.device)?;
@@ -184,6 +205,7 @@ fn run(arguments: &Arguments, seed: u64) -> Result<Report> {
     );
     let worker = Arc::new(Worker::start(&setup, Some(&faults))?);
     cold_starts.push(worker.cold_start);
+    references.warm(&worker)?;
     let idle = Watch::settled(&worker)?;
     let vram_served = vram.as_mut().map(vram::Vram::in_use).transpose()?;
     let clients = Clients {
@@ -199,7 +221,7 @@ fn run(arguments: &Arguments, seed: u64) -> Result<Report> {
         seed,
     };
     let storm = Storm::start(&worker, weather);
-    let siege = ground.as_ref().map(|_| Siege::start(&worker, seed));
+    let siege = arguments.siege.then(|| Siege::start(&worker, seed));
     let (began, mut watch) = (Instant::now(), Watch::new(&idle));
     let limit = Duration::from_secs_f64(arguments.minutes * 60.0);
     while began.elapsed() < limit
@@ -229,7 +251,7 @@ fn run(arguments: &Arguments, seed: u64) -> Result<Report> {
             watch.peak_bytes()
         ));
     }
-    let (faults, deaths) = (worker.health()?["faults"].clone(), worker.deaths());
+    let (told, deaths) = (worker.health()?["faults"].clone(), worker.deaths());
     let (injected, changes) = (worker.injected(), worker.changes());
     let adopted = worker.adopted()?;
     if arguments.standby && adopted.tokens == 0 {
@@ -262,17 +284,24 @@ fn run(arguments: &Arguments, seed: u64) -> Result<Report> {
         hits,
         deaths,
         reports,
-        deaths_by_cause: faults["deaths_by_cause"].clone(),
-        recoveries: faults["recoveries"].clone(),
+        deaths_by_cause: told["deaths_by_cause"].clone(),
+        recoveries: told["recoveries"].clone(),
         adopted,
         memory: watch.summary(&idle),
         vram: vram.map(|vram| vram.summary),
-        siege: ledger
-            .zip(ground.as_ref())
-            .map(|(ledger, ground)| ledger.markdown(ground)),
+        siege: ledger.map(|ledger| ledger.markdown(&ground)),
+        died: died(&changes),
         tally,
+        slowness: arguments.slowness,
         violations,
     })
+}
+
+fn died(changes: &[(Change, Instant)]) -> Vec<Instant> {
+    let deaths = changes
+        .iter()
+        .filter(|(change, _)| *change == Change::Death);
+    deaths.map(|(_, at)| *at).collect()
 }
 
 fn fresh_seed() -> u64 {

@@ -1,6 +1,13 @@
 //! What is asked for, and how the clients behave: all of it from the seed.
+//!
+//! [`kinds`] has a row for each kind of request, [`held`] the forms that answers are held to.
 
-use serde_json::{Value, json};
+mod held;
+pub mod kinds;
+
+use super::api::{Api, Outcome};
+use kinds::Kind;
+use serde_json::Value;
 use std::time::Duration;
 
 /// SplitMix64 (Steele, Lea, Flood: "Fast splittable pseudorandom number generators", 2014).
@@ -40,8 +47,23 @@ impl Random {
 /// Everything of a request but its job id.
 #[derive(Debug, Clone)]
 pub struct Request {
-    pub what: &'static str,
+    /// The kind, and how the answer is told.
+    pub what: String,
+    pub api: Api,
+    pub is_streamed: bool,
     pub body: Value,
+    pub expects: Expects,
+}
+
+/// What a request of a kind brings about, whatever happens to the worker.
+#[derive(Debug, Clone, Copy)]
+pub enum Expects {
+    /// The answer of a run without faults, to the last bit.
+    Answer,
+    /// That, and what the model says fulfils this by the word of somebody else than the worker.
+    Form(fn(&Outcome) -> bool),
+    /// An error, in which the worker names the field.
+    Refusal,
 }
 
 /// How a client takes its answer.
@@ -50,9 +72,9 @@ pub enum Manner {
     Reads,
     /// Sleeps after every event.
     ReadsSlowly(Duration),
-    /// Says that it wants no more after so many tokens.
+    /// Says that it wants no more after so many pieces; an answer in one piece has no name to say.
     Cancels(u32),
-    /// Goes away after so many tokens.
+    /// Goes away after so many pieces, or hundredths of a second where the answer comes in one.
     Vanishes(u32),
 }
 
@@ -90,101 +112,80 @@ const PASSAGES: [&str; 4] = [
      that led to it,",
 ];
 
-const KINDS: [&str; 4] = ["greedy", "sampled", "penalties", "stop"];
-
-/// So many different requests: short and long, greedy and sampled, with penalties and with stop
-/// strings.
-pub fn requests(seed: u64, count: usize) -> Vec<Request> {
+/// So many different requests of each kind and each way to tell the answer.
+pub fn requests(seed: u64, of_each: usize, kinds: &[Kind]) -> Vec<Request> {
     let mut random = Random::new(seed, u64::MAX);
-    (0..count)
-        .map(|index| request(index, &mut random))
-        .collect()
-}
-
-fn request(index: usize, random: &mut Random) -> Request {
-    let mut prompt = random.pick(&OPENINGS).to_string();
-    // One in four has a prompt of a hundred tokens or more.
-    let passages = if index % 4 == 3 {
-        3 + random.below(4)
-    } else {
-        random.below(2)
-    };
-    (0..passages).for_each(|_| prompt.push_str(random.pick::<&str>(&PASSAGES)));
-    // One in eight has a long answer.
-    let long = index % 8 == 5;
-    let max_tokens = if long {
-        96 + random.below(64)
-    } else {
-        6 + random.below(40)
-    };
-    let mut body = json!({
-        "prompt": prompt, "max_tokens": max_tokens, "seed": random.next() >> 12,
-        "ignore_eos": random.below(4) == 0,
-    });
-    let what = KINDS[random.below(KINDS.len())];
-    match what {
-        "greedy" => body["temperature"] = json!(0.0),
-        "sampled" => {
-            body["temperature"] = json!(0.5 + random.unit());
-            body["top_p"] = json!(0.8 + 0.2 * random.unit());
-            body["top_k"] = json!(random.below(80));
-        }
-        "penalties" => {
-            body["temperature"] = json!(0.8);
-            body["repetition_penalty"] = json!(1.0 + 0.3 * random.unit());
-            body["frequency_penalty"] = json!(0.5 * random.unit());
-            body["presence_penalty"] = json!(0.5 * random.unit());
-        }
-        _ => {
-            body["temperature"] = json!(0.7);
-            body["stop"] = json!([*random.pick(&[".", ", and", "\n\n", " the "]), "\u{2014}"]);
+    let mut requests = Vec::new();
+    for kind in kinds {
+        for told in kind.told {
+            for _ in 0..of_each {
+                requests.push(kind.request(*told, &mut random));
+            }
         }
     }
-    Request { what, body }
+    // Neighbours of a kind would be asked for at the same time.
+    for last in (1..requests.len()).rev() {
+        requests.swap(last, random.below(last + 1));
+    }
+    requests
+}
+
+/// What to go on with: short, but for one in four.
+fn words(random: &mut Random) -> String {
+    let mut words = (*random.pick(&OPENINGS)).to_owned();
+    let passages = match random.below(4) {
+        0 => 3 + random.below(4),
+        _ => random.below(2),
+    };
+    (0..passages).for_each(|_| words.push_str(random.pick::<&str>(&PASSAGES)));
+    words
+}
+
+/// Most answers are short; one in eight is not.
+fn length(random: &mut Random) -> usize {
+    match random.below(8) {
+        0 => 96 + random.below(64),
+        _ => 6 + random.below(40),
+    }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::kinds::{ALL, EXECUTE};
     use super::*;
+    use std::collections::BTreeSet;
 
     #[test]
     fn a_seed_says_everything() {
         let bodies = |seed| -> Vec<Value> {
-            requests(seed, 16)
-                .into_iter()
-                .map(|request| request.body)
-                .collect()
+            let requests = requests(seed, 1, &ALL);
+            requests.into_iter().map(|request| request.body).collect()
         };
         assert_eq!(bodies(1), bodies(1));
         assert_ne!(bodies(1), bodies(2));
     }
 
     #[test]
-    fn the_mix_is_mixed() {
-        let requests = requests(1, 32);
-        for what in KINDS {
-            assert!(
-                requests.iter().any(|request| request.what == what),
-                "{what}"
-            );
-        }
+    fn each_kind_is_there_in_each_way_to_be_told() {
+        let names = |kinds: &[Kind]| -> BTreeSet<String> {
+            let requests = requests(1, 2, kinds);
+            let ways: usize = kinds.iter().map(|kind| kind.told.len()).sum();
+            assert_eq!(requests.len(), 2 * ways);
+            let names: BTreeSet<_> = requests.into_iter().map(|request| request.what).collect();
+            assert_eq!(names.len(), ways, "{names:?}");
+            names
+        };
+        assert!(names(&ALL).is_superset(&names(&EXECUTE)));
+    }
+
+    #[test]
+    fn clients_have_all_manners() {
         let mut random = Random::new(1, 0);
         let manners: Vec<_> = (0..200).map(|_| Manner::draw(&mut random)).collect();
-        assert!(manners.contains(&Manner::Reads));
-        assert!(
-            manners
-                .iter()
-                .any(|manner| matches!(manner, Manner::Cancels(_)))
-        );
-        assert!(
-            manners
-                .iter()
-                .any(|manner| matches!(manner, Manner::Vanishes(_)))
-        );
-        assert!(
-            manners
-                .iter()
-                .any(|manner| matches!(manner, Manner::ReadsSlowly(_)))
-        );
+        let has = |is: fn(&Manner) -> bool| manners.iter().any(is);
+        assert!(has(|it| matches!(it, Manner::Reads)));
+        assert!(has(|it| matches!(it, Manner::Cancels(_))));
+        assert!(has(|it| matches!(it, Manner::Vanishes(_))));
+        assert!(has(|it| matches!(it, Manner::ReadsSlowly(_))));
     }
 }

@@ -1,15 +1,16 @@
 //! The outcome, as Markdown that can be read in a terminal and kept in the repository.
 
 use super::deaths::Deaths;
-use super::lanes::Tally;
 use super::pauses::{Hit, Pauses};
 use super::stream::NOTABLE_GAP;
+use super::tally::Tally;
+use super::worker::{HEARTBEAT_SECONDS, STEP_SECONDS};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::fs;
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// What children did not compute again, since the worker was started.
 #[derive(Debug, Clone, Copy)]
@@ -39,6 +40,9 @@ pub struct Report {
     /// What strangers did meanwhile.
     pub siege: Option<String>,
     pub tally: Tally,
+    pub slowness: u32,
+    /// When children died.
+    pub died: Vec<Instant>,
     pub violations: Vec<String>,
 }
 
@@ -120,30 +124,37 @@ impl Report {
 
     fn streams(&self) -> String {
         let tally = &self.tally;
-        format!(
-            "| streams | |\n|---|---|\n\
+        let mut out = tally.markdown(&self.died);
+        let _ = writeln!(
+            out,
+            "\nA child died under a stream when that was behind its first word, and under an answer in one piece \
+             when that had been asked for. Of all of them:\n\n\
+             | answers | |\n|---|---|\n\
              | complete, byte for byte the reference | {} |\n\
-             | … of which over at least one death | {} |\n\
+             | … of which over at least one death, where the worker tells that (`/execute`) | {} |\n\
+             | refused, as a hostile grammar should be | {} |\n\
              | cancelled by their client | {} |\n\
              | left by their client | {} |\n\
              | quarantined | {} |\n\
              | failed | {} |\n\
-             | different from the reference | {} |\n\n\
-             {} tokens were delivered, each once and in order; {} recoveries, at most {} in one \
-             stream. {} tokens were adopted from dead children, and {} pages had changed.\n\n",
+             | different from the reference, or not what they were held to | {} |\n\n\
+             {} pieces were delivered, each once and in order; {} recoveries, at most {} in one \
+             stream of `/execute`. {} tokens were adopted from dead children, and {} pages had changed.\n",
             tally.complete,
             tally.complete_after_recovery,
+            tally.refused,
             tally.cancelled,
             tally.left,
             tally.quarantined,
             tally.failed,
             tally.mismatched,
-            tally.tokens,
+            tally.pieces,
             self.recoveries,
             tally.most_recoveries,
             self.adopted.tokens,
             self.adopted.changed_pages,
-        )
+        );
+        out
     }
 
     fn pause_table(&self) -> String {
@@ -157,9 +168,11 @@ impl Report {
             out,
             "\nA cold start of the worker took {} ms. A pause of a stream holds noticing, a new \
              child, its load, the wait for a slot and the prompt computed again; where the \
-             child fell silent, also the deadline (heartbeat 1 s, step 2 s). Pauses below {} ms are \
+             child fell silent, also the deadline (heartbeat {} s, step {} s). Pauses below {} ms are \
              not in the table.\n",
             starts.join(" and "),
+            HEARTBEAT_SECONDS * self.slowness,
+            STEP_SECONDS * self.slowness,
             NOTABLE_GAP.as_millis(),
         );
         out

@@ -1,9 +1,9 @@
 //! One request and its answer, as its client sees it.
 //!
-//! Whether it ended well is told by its last event. Token events are checked as they come: their
-//! numbers start at 0 and leave no gap.
+//! Whether a stream ended well is told by its last event. What comes is compared later, piece by piece.
 
-use super::mix::Manner;
+use super::api::{Api, End, Parts, whole};
+use super::mix::{Expects, Manner, Request};
 use serde_json::{Value, json};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -12,16 +12,20 @@ use worker_orcd_harness::{Client, EventStream, Response, SseEvent};
 /// Shorter ones are the engine's own pace under load.
 pub const NOTABLE_GAP: Duration = Duration::from_millis(50);
 
+/// A client that leaves before an answer in one piece has come stays so long for each piece of a stream.
+const HUNDREDTH: Duration = Duration::from_millis(10);
+
 /// What came of a request.
 #[derive(Debug, Clone, Default)]
 pub struct Answer {
-    pub text: String,
-    pub tokens: u32,
+    pub parts: Parts,
+    pub pieces: u32,
     pub end: Ending,
-    /// `stop_reason`, `tokens_out`, `tokens_in` and the stop string of the `end` event.
-    pub facts: Value,
+    /// As the worker's own API tells them.
     pub recoveries: u64,
-    /// Between two token events, when something may have happened.
+    /// Of a stream: from its first word; of an answer in one piece: from when it was asked for. To its end.
+    pub under_way: Option<(Instant, Instant)>,
+    /// Between two words, when something may have happened.
     pub gaps: Vec<(Instant, Instant)>,
 }
 
@@ -31,6 +35,8 @@ pub enum Ending {
     #[default]
     Left,
     Complete,
+    /// An error, and one was asked for.
+    Refused,
     Cancelled,
     Quarantined,
     /// Any other error, or none where there should have been one; in words.
@@ -41,30 +47,36 @@ pub enum Ending {
 ///
 /// # Errors
 /// When the answer breaks off or breaks the rules.
-pub fn ask(client: &Client, job: &str, body: &Value, manner: Manner) -> Result<Answer, String> {
-    let mut body = body.clone();
-    body["job_id"] = json!(job);
-    let opened = client.open("/execute", &body).map_err(text)?;
+pub fn ask(
+    client: &Client,
+    job: &str,
+    request: &Request,
+    manner: Manner,
+) -> Result<Answer, String> {
+    let mut body = request.body.clone();
+    if request.api == Api::Execute {
+        body["job_id"] = json!(job);
+    }
+    if !request.is_streamed {
+        return ask_whole(client, request, &body, manner);
+    }
+    let opened = client.open(request.api.path(), &body).map_err(text)?;
     if opened.status != 200 {
-        return refused(&opened.into_response().map_err(text)?);
+        let answer = opened.into_response().map_err(text)?;
+        return Ok(refused(&answer, request));
     }
     let mut events = EventStream::new(opened);
-    let mut reading = Reading {
-        answer: Answer::default(),
-        last_token: None,
-        ended: false,
-    };
+    let mut reading = Reading::new(request.api, job);
     while let Some(event) = events.try_next().map_err(text)? {
         reading.event(&event)?;
         match manner {
             Manner::Reads => {}
             Manner::ReadsSlowly(nap) => thread::sleep(nap),
-            Manner::Cancels(after)
-                if event.name == "token" && reading.answer.tokens == after + 1 =>
-            {
-                cancel(client, job)?;
+            Manner::Cancels(after) if reading.has_words(after + 1) && !reading.has_cancelled => {
+                reading.has_cancelled = true;
+                cancel(client, &reading.name)?;
             }
-            Manner::Vanishes(after) if reading.answer.tokens > after && !reading.ended => {
+            Manner::Vanishes(after) if reading.has_words(after + 1) && !reading.ended => {
                 return Ok(reading.answer);
             }
             Manner::Cancels(_) | Manner::Vanishes(_) => {}
@@ -73,78 +85,137 @@ pub fn ask(client: &Client, job: &str, body: &Value, manner: Manner) -> Result<A
     reading.finish()
 }
 
-fn refused(refusal: &Response) -> Result<Answer, String> {
-    let words = refusal.text();
-    let end = if words.contains("QUARANTINED") {
-        Ending::Quarantined
-    } else {
-        Ending::Failed(format!("refused: {} {words}", refusal.status))
-    };
+fn ask_whole(
+    client: &Client,
+    request: &Request,
+    body: &Value,
+    manner: Manner,
+) -> Result<Answer, String> {
+    let asked = Instant::now();
+    let (path, body) = (request.api.path(), body.to_string());
+    if let Manner::Vanishes(after) = manner {
+        let mut connection = client.connect().map_err(text)?;
+        let request = client.request("POST", path, &[], body.as_bytes());
+        connection.send(&request).map_err(text)?;
+        thread::sleep(HUNDREDTH * (after + 1));
+        return Ok(Answer::default());
+    }
+    let answer = client.try_request("POST", path, &[], body.as_bytes());
+    let answer = answer.map_err(text)?;
+    if answer.status != 200 {
+        return Ok(refused(&answer, request));
+    }
     Ok(Answer {
-        end,
+        parts: whole(answer.try_json().map_err(text)?),
+        pieces: 1,
+        end: Ending::Complete,
+        under_way: Some((asked, Instant::now())),
         ..Answer::default()
     })
 }
 
+fn refused(refusal: &Response, request: &Request) -> Answer {
+    let words = refusal.text();
+    let end = match request.expects {
+        Expects::Refusal if refusal.status == 400 => Ending::Refused,
+        _ if is_quarantined(&words) => Ending::Quarantined,
+        _ => Ending::Failed(format!("refused: {} {words}", refusal.status)),
+    };
+    let error = refusal.try_json().unwrap_or_default()["error"].clone();
+    Answer {
+        // The words tell what the compiler came to, which is a matter of the time that it had.
+        parts: whole(json!([
+            refusal.status,
+            error["type"],
+            error["param"],
+            error["code"]
+        ])),
+        end,
+        ..Answer::default()
+    }
+}
+
+fn is_quarantined(words: &str) -> bool {
+    words.to_lowercase().contains("quarantined")
+}
+
+/// A stream as far as it has come.
 struct Reading {
+    api: Api,
     answer: Answer,
-    last_token: Option<Instant>,
+    words: u32,
+    last_word: Option<Instant>,
     ended: bool,
+    /// By which the worker knows it.
+    name: String,
+    has_cancelled: bool,
 }
 
 impl Reading {
+    fn new(api: Api, job: &str) -> Self {
+        Self {
+            api,
+            answer: Answer::default(),
+            words: 0,
+            last_word: None,
+            ended: false,
+            name: job.to_owned(),
+            has_cancelled: false,
+        }
+    }
+
+    fn has_words(&self, count: u32) -> bool {
+        self.words >= count
+    }
+
     fn event(&mut self, SseEvent { name, data, .. }: &SseEvent) -> Result<(), String> {
         if self.ended {
-            return Err(format!("{name} came after the end"));
+            return Err(format!("{name} came after the end: {data}"));
         }
-        let data: Value = serde_json::from_str(data).map_err(text)?;
-        match name.as_str() {
-            "started" => {}
-            "token" => self.token(&data)?,
-            "end" => {
+        let told = self.api.read(name, data)?;
+        if let Some(name) = told.name {
+            self.name = name;
+        }
+        if let Some((part, piece)) = told.piece {
+            self.answer.pieces += 1;
+            self.answer.parts.entry(part).or_default().push(piece);
+        }
+        if told.is_word {
+            self.word();
+        }
+        match told.end {
+            None => {}
+            Some(End::Complete) => {
                 self.ended = true;
                 self.answer.end = Ending::Complete;
+                let data: Value = serde_json::from_str(data).unwrap_or_default();
                 self.answer.recoveries = data["recoveries"].as_u64().unwrap_or(0);
-                self.answer.facts = json!([
-                    data["stop_reason"],
-                    data["tokens_out"],
-                    data["tokens_in"],
-                    data["stop_sequence_matched"],
-                ]);
             }
-            "error" => {
+            Some(End::Error(error)) => {
                 self.ended = true;
-                self.answer.end = match data["code"].as_str() {
-                    Some("CANCELLED") => Ending::Cancelled,
-                    Some("QUARANTINED") => Ending::Quarantined,
-                    _ => Ending::Failed(data.to_string()),
+                let words = error.to_string();
+                self.answer.end = match words.to_lowercase() {
+                    _ if is_quarantined(&words) => Ending::Quarantined,
+                    lower if lower.contains("cancelled") => Ending::Cancelled,
+                    _ => Ending::Failed(words),
                 };
             }
-            _ => return Err(format!("an event named {name:?}")),
         }
         Ok(())
     }
 
-    fn token(&mut self, data: &Value) -> Result<(), String> {
-        let (now, index) = (Instant::now(), data["i"].as_u64());
-        if index != Some(u64::from(self.answer.tokens)) {
-            return Err(format!(
-                "token {index:?} where {} was due",
-                self.answer.tokens
-            ));
-        }
-        self.answer
-            .text
-            .push_str(data["t"].as_str().ok_or("a token without text")?);
-        self.answer.tokens += 1;
+    fn word(&mut self) {
+        let now = Instant::now();
+        self.words += 1;
+        let began = self.answer.under_way.map_or(now, |(began, _)| began);
+        self.answer.under_way = Some((began, now));
         if let Some(last) = self
-            .last_token
+            .last_word
             .replace(now)
             .filter(|last| now - *last >= NOTABLE_GAP)
         {
             self.answer.gaps.push((last, now));
         }
-        Ok(())
     }
 
     fn finish(self) -> Result<Answer, String> {

@@ -19,15 +19,15 @@ use worker_orcd_tests::process;
 /// For what takes a second or two, on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Short deadlines, so that a run holds many faults; restarts without limit; and prompts short
+/// Nothing is said before an answer in one piece is there, and several deaths may come before that. What hangs is
+/// found by who waits for the end of all.
+const CLIENT_PATIENCE: Duration = Duration::from_secs(600);
+
+/// Restarts without limit, and prompts short
 /// enough to be computed again between two deaths.
-const SETTINGS: [&str; 12] = [
+const SETTINGS: [&str; 10] = [
     "--max-context",
     "512",
-    "--heartbeat-timeout",
-    "1s",
-    "--step-timeout",
-    "2s",
     "--max-restarts",
     "1000",
     // One for each death; a run's verdict reads them all.
@@ -36,7 +36,14 @@ const SETTINGS: [&str; 12] = [
     // Faults strike at random: whoever is convicted had bad luck, and its like goes on.
     "--quarantine-for",
     "0s",
+    // The model says nothing of embeddings; with the mean every token counts.
+    "--pooling",
+    "mean",
 ];
+/// Short, so that a run holds many faults; the run without faults has the worker's own.
+pub const HEARTBEAT_SECONDS: u32 = 1;
+pub const STEP_SECONDS: u32 = 2;
+
 /// For each request that runs. A size of its own, whatever is free, so that device memory in use
 /// is the same after every start.
 const KV_CACHE_MIB: usize = 8;
@@ -49,6 +56,8 @@ pub struct Setup {
     pub device: String,
     pub max_running: usize,
     pub standby: bool,
+    /// The deadlines of workers with faults are so many times as long.
+    pub slowness: u32,
     /// Where crash reports and a logits trace go: a disk that is soon full.
     pub small_disk: Option<PathBuf>,
 }
@@ -108,6 +117,10 @@ impl Worker {
             .arg(beside_this("tested-worker-orcd-gpu")?);
         command.env_remove(worker_orcd_gpu::fault_injection::VARIABLE);
         if let Some(faults) = faults {
+            for (name, seconds) in [("heartbeat", HEARTBEAT_SECONDS), ("step", STEP_SECONDS)] {
+                command.arg(format!("--{name}-timeout"));
+                command.arg(format!("{}s", seconds * setup.slowness));
+            }
             command.env(worker_orcd_gpu::fault_injection::VARIABLE, faults);
         }
         let seen = Arc::new(Mutex::new(Seen::default()));
@@ -116,7 +129,8 @@ impl Worker {
             noted.lock().expect("no holder panics").note(record, at);
         }));
         let launched = Launched::start(&mut command, log).context("worker-orcd does not start")?;
-        let client = launched.listening(PATIENCE)?;
+        let mut client = launched.listening(PATIENCE)?;
+        client.patience = CLIENT_PATIENCE;
         launched.ready(&client, PATIENCE)?;
         Ok(Self {
             pid: launched.pid(),

@@ -1,5 +1,5 @@
-//! What the siege needs around the worker: a model with a hostile template, and a disk that is full
-//! in a moment.
+//! What the worker stands on: a model whose template knows tools, and for the siege one that is hostile,
+//! and a disk that is full in a moment.
 
 use super::template::bombs;
 use anyhow::{Context, Result};
@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use tempfile::TempDir;
 use worker_orcd_tests::gguf_patch::with_chat_template;
+use worker_orcd_tests::tools_model::WITH_TOOLS;
 
 /// The logits trace fills it within seconds; from then on crash reports find no room either.
 const DISK: &str = "size=1m";
@@ -22,11 +23,22 @@ pub struct Ground {
 impl Ground {
     /// # Errors
     /// When the model cannot be copied.
-    pub fn prepare(model: &Path) -> Result<Self> {
+    pub fn prepare(model: &Path, is_besieged: bool) -> Result<Self> {
         let dir = tempfile::tempdir()?;
         // The file's name is the model's, for clients.
         let copy = dir.path().join(model.file_name().context("a model file")?);
-        with_chat_template(model, &bombs(), &copy).context("the model cannot be copied")?;
+        let template = match is_besieged {
+            true => bombs(),
+            false => WITH_TOOLS.to_owned(),
+        };
+        with_chat_template(model, &template, &copy).context("the model cannot be copied")?;
+        if !is_besieged {
+            return Ok(Self {
+                _dir: dir,
+                model: copy,
+                small_disk: None,
+            });
+        }
         let disk = dir.path().join("disk");
         std::fs::create_dir(&disk)?;
         let mounted = Command::new("mount")

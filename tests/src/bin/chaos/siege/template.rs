@@ -1,5 +1,7 @@
 //! A chat template that works, and holds a bomb for each word that sets one off.
 
+use worker_orcd_tests::tools_model::WITH_TOOLS;
+
 /// What a client says, and what the template then does.
 const BOMBS: [(&str, &str); 8] = [
     (
@@ -37,17 +39,14 @@ pub fn fuse(index: usize) -> &'static str {
 
 pub const COUNT: usize = BOMBS.len();
 
-/// ChatML, but for messages that are one of the fuses.
+/// ChatML with tools, but for messages that are one of the fuses.
 pub fn bombs() -> String {
-    let chatml = "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' + \
-                  message['content'] + '<|im_end|>' + '\\n' }}{% endfor %}\
-                  {% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}";
     let mut template = "{% if false %}".to_owned();
     for (fuse, bomb) in BOMBS {
         template.push_str(&format!(
             "{{% elif messages[-1]['content'] == '{fuse}' %}}{bomb}"
         ));
     }
-    template.push_str(&format!("{{% else %}}{chatml}{{% endif %}}"));
+    template.push_str(&format!("{{% else %}}{WITH_TOOLS}{{% endif %}}"));
     template
 }
