@@ -38,8 +38,13 @@ impl DescriptorStore {
     /// A worker that stores here what the next one needs.
     #[must_use]
     pub fn of(&self, worker: WorkerBuilder) -> WorkerBuilder {
-        let path = self.folder.path().join("notify");
-        worker.env("NOTIFY_SOCKET", &path.display().to_string())
+        worker.env("NOTIFY_SOCKET", &self.socket().display().to_string())
+    }
+
+    /// Where it hears of descriptors, by sd_notify(3).
+    #[must_use]
+    pub fn socket(&self) -> PathBuf {
+        self.folder.path().join("notify")
     }
 
     /// Kills the worker, and starts the next one with what it has stored.
@@ -52,7 +57,11 @@ impl DescriptorStore {
     }
 
     /// The descriptor that was stored last.
-    fn stored(&self) -> OwnedFd {
+    ///
+    /// # Panics
+    /// When none is.
+    #[must_use]
+    pub fn stored(&self) -> OwnedFd {
         let mut last = None;
         loop {
             let mut bytes = [0; 4096];
@@ -73,7 +82,11 @@ impl DescriptorStore {
     }
 
     /// A program that starts the worker with what is kept, by sd_listen_fds(3).
-    fn heir(&self, kept: &OwnedFd) -> PathBuf {
+    ///
+    /// # Panics
+    /// When it cannot be written.
+    #[must_use]
+    pub fn heir(&self, kept: &OwnedFd) -> PathBuf {
         let path = self.folder.path().join("heir");
         let text = format!(
             "#!/bin/bash\nexec 3<&{}\nexport LISTEN_FDS=1 LISTEN_PID=$$\nexec '{}' \"$@\"\n",

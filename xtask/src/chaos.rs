@@ -59,7 +59,8 @@ pub fn for_ci(model: &Path) -> Result<()> {
     }
     process::run(&mut build())?;
     let minutes = ["--minutes".to_owned(), minutes.to_string()];
-    let seeded = [&minutes[..], &["--seed".to_owned(), CI_SEED.to_owned()]].concat();
+    let seed = ["--seed", CI_SEED, "--successors"].map(str::to_owned);
+    let seeded = [&minutes[..], &seed].concat();
     process::run(&mut runner("debug", model, &seeded)?)?;
     let standby = ["--standby", "--kinds", "any|flipped-page"].map(str::to_owned);
     let with_standby = [&minutes[..], &standby].concat();

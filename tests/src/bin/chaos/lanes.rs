@@ -59,6 +59,10 @@ impl References {
         Ok(Self(Arc::new(references)))
     }
 
+    pub fn all(&self) -> &[(Request, Answer)] {
+        &self.0
+    }
+
     /// Asks for an answer that is held to a form, if there is one: the supervisor's processes for grammars start
     /// with the first, and a worker that is idle has them from then on.
     ///

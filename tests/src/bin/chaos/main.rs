@@ -15,7 +15,7 @@
 //!   [`api`] tells it, [`lanes`] keep a number of streams going, [`tally`] compares and counts,
 //!   [`worker`] is the process under test and its log,
 //!   [`storm`] sends signals, [`watch`] looks into `/proc`, [`vram`] asks nvidia-smi, [`siege`] is
-//!   everything else that can be done to a worker, [`deaths`] reads the crash reports, [`pauses`]
+//!   everything else that can be done to a worker, [`deaths`] reads the crash reports, [`succession`] replaces and kills supervisors, [`pauses`]
 //!   finds what faults cost, [`report`] says it all.
 //!
 //! The seed fixes the requests, the manners of clients and the children's own faults; when a
@@ -30,6 +30,7 @@ mod report;
 mod siege;
 mod storm;
 mod stream;
+mod succession;
 mod tally;
 mod vram;
 mod watch;
@@ -49,6 +50,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use storm::{Storm, Weather};
+use succession::Succession;
 use watch::Watch;
 use worker::{Change, Setup, Worker};
 
@@ -106,6 +108,10 @@ pub struct Arguments {
     /// unread, and 1,024 descriptors: `cargo xtask siege`.
     #[arg(long)]
     siege: bool,
+    /// Afterwards, supervisors are replaced and killed under requests of each kind, and who has lost the connection
+    /// asks for the rest.
+    #[arg(long)]
+    successors: bool,
     /// Every client reads to the end, and quickly: none cancels, vanishes or dawdles.
     #[arg(long)]
     steady: bool,
@@ -189,6 +195,8 @@ fn run(arguments: &Arguments, seed: u64) -> Result<Report> {
         standby: arguments.standby,
         slowness: arguments.slowness,
         small_disk: ground.small_disk.clone(),
+        program: None,
+        notified: None,
     };
     if arguments.siege {
         setrlimit(Resource::RLIMIT_NOFILE, DESCRIPTORS, DESCRIPTORS)?;
@@ -269,6 +277,11 @@ fn run(arguments: &Arguments, seed: u64) -> Result<Report> {
     if deaths == 0 {
         violations.push("no child died, so nothing was shown".to_owned());
     }
+    let succession = match arguments.successors {
+        true => Some(Succession::run(&setup, &faults, &references)?),
+        false => None,
+    };
+    violations.extend(succession.iter().flat_map(Succession::verdict));
     let vram = match (vram, vram_served) {
         (Some(vram), Some(served)) => Some(vram.verdict(served, &changes, &filled)?),
         _ => None,
@@ -290,6 +303,7 @@ fn run(arguments: &Arguments, seed: u64) -> Result<Report> {
         memory: watch.summary(&idle),
         vram: vram.map(|vram| vram.summary),
         siege: ledger.map(|ledger| ledger.markdown(&ground)),
+        succession: succession.map(|it| it.markdown()),
         died: died(&changes),
         tally,
         slowness: arguments.slowness,

@@ -39,6 +39,8 @@ pub struct Report {
     pub vram: Option<String>,
     /// What strangers did meanwhile.
     pub siege: Option<String>,
+    /// What became of requests whose supervisor had a successor.
+    pub succession: Option<String>,
     pub tally: Tally,
     pub slowness: u32,
     /// When children died.
@@ -59,6 +61,10 @@ impl Report {
         }
         if let Some(siege) = &self.siege {
             out.push_str(siege);
+            out.push('\n');
+        }
+        if let Some(succession) = &self.succession {
+            out.push_str(succession);
             out.push('\n');
         }
         out.push_str("## Violations\n\n");

@@ -140,19 +140,19 @@ fn is_quarantined(words: &str) -> bool {
 }
 
 /// A stream as far as it has come.
-struct Reading {
+pub struct Reading {
     api: Api,
-    answer: Answer,
-    words: u32,
+    pub answer: Answer,
+    pub words: u32,
     last_word: Option<Instant>,
-    ended: bool,
+    pub ended: bool,
     /// By which the worker knows it.
-    name: String,
+    pub name: String,
     has_cancelled: bool,
 }
 
 impl Reading {
-    fn new(api: Api, job: &str) -> Self {
+    pub fn new(api: Api, job: &str) -> Self {
         Self {
             api,
             answer: Answer::default(),
@@ -164,11 +164,13 @@ impl Reading {
         }
     }
 
-    fn has_words(&self, count: u32) -> bool {
+    pub fn has_words(&self, count: u32) -> bool {
         self.words >= count
     }
 
-    fn event(&mut self, SseEvent { name, data, .. }: &SseEvent) -> Result<(), String> {
+    /// # Errors
+    /// When it is no event that may come now.
+    pub fn event(&mut self, SseEvent { name, data, .. }: &SseEvent) -> Result<(), String> {
         if self.ended {
             return Err(format!("{name} came after the end: {data}"));
         }
@@ -218,7 +220,9 @@ impl Reading {
         }
     }
 
-    fn finish(self) -> Result<Answer, String> {
+    /// # Errors
+    /// When it has no end.
+    pub fn finish(self) -> Result<Answer, String> {
         if self.ended {
             Ok(self.answer)
         } else {

@@ -60,6 +60,10 @@ pub struct Setup {
     pub slowness: u32,
     /// Where crash reports and a logits trace go: a disk that is soon full.
     pub small_disk: Option<PathBuf>,
+    /// The supervisor's program, where it is not the one beside this.
+    pub program: Option<PathBuf>,
+    /// Where the supervisor says what is to be kept for the next one.
+    pub notified: Option<PathBuf>,
 }
 
 #[derive(Debug)]
@@ -91,7 +95,13 @@ impl Worker {
     pub fn start(setup: &Setup, faults: Option<&str>) -> Result<Self> {
         let began = Instant::now();
         let crashes = tempfile::tempdir()?;
-        let mut command = Command::new(beside_this("tested-worker-orcd")?);
+        let mut command = match &setup.program {
+            Some(program) => Command::new(program),
+            None => Command::new(beside_this("tested-worker-orcd")?),
+        };
+        if let Some(socket) = &setup.notified {
+            command.env("NOTIFY_SOCKET", socket);
+        }
         command
             .args(AT_A_FREE_PORT)
             .args(SETTINGS)
@@ -146,6 +156,22 @@ impl Worker {
     /// When the worker has ended: it may restart children, and nobody may have to restart it.
     pub fn assert_alive(&self) -> Result<()> {
         Ok(self.launched.assert_running()?)
+    }
+
+    /// Has the supervisor replaced by its own program, and waits until that serves.
+    ///
+    /// # Errors
+    /// When it does not.
+    pub fn upgrade(&self) -> Result<()> {
+        let before = self.seen().supervisors;
+        process::signal(self.pid, Signal::SIGUSR2);
+        let served = || (self.seen().supervisors > before).then_some(());
+        Ok(self.launched.wait(PATIENCE, "to be replaced", served)?)
+    }
+
+    /// Kills the supervisor.
+    pub fn kill(&self) {
+        self.launched.kill();
     }
 
     /// Whether what it says is read, or left in its pipes until they are full.
@@ -247,6 +273,8 @@ pub enum Change {
 #[derive(Debug, Default)]
 struct Seen {
     deaths: u64,
+    /// Supervisors that became ready.
+    supervisors: u64,
     changes: Vec<(Change, Instant)>,
     injected: Vec<Injection>,
 }
@@ -258,6 +286,7 @@ impl Seen {
                 self.deaths += 1;
                 self.changes.push((Change::Death, at));
             }
+            Some("ready") => self.supervisors += 1,
             Some("child_ready") => self.changes.push((Change::Ready, at)),
             Some("child_output") => {
                 let words = record["line"].as_str().unwrap_or_default();

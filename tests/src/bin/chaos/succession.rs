@@ -1,0 +1,332 @@
+//! Supervisors that are replaced, and supervisors that are killed, under requests of each kind.
+//!
+//! Behind an upgrade every answer goes on, on its connection. Behind a kill a client has lost its connection,
+//! and asks the next supervisor, which was handed what the first had stored, for what it has not read yet.
+
+mod rest;
+
+use super::lanes::References;
+use super::mix::{Expects, Manner, Request};
+use super::stream::{Answer, Ending, ask};
+use super::tally::{check, difference};
+use super::worker::{Setup, Worker};
+use anyhow::Result;
+use rest::Stream;
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Condvar, Mutex, MutexGuard};
+use std::thread;
+use std::time::{Duration, Instant};
+use worker_orcd_harness::Client;
+use worker_orcd_tests::inheritance::DescriptorStore;
+
+/// Requests under one supervisor, so many that all of them run.
+const TOGETHER: usize = 6;
+
+/// An answer may have ended before its supervisor does; then its kind is tried again, so often.
+const ROUNDS: usize = 6;
+
+/// Until each stream has said something, or a supervisor has a successor.
+const PATIENCE: Duration = Duration::from_secs(60);
+const HEAD_START: Duration = Duration::from_millis(100);
+const POLL: Duration = Duration::from_millis(5);
+
+type Reference<'a> = &'a (Request, Answer);
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum End {
+    Replaced,
+    Killed,
+}
+
+/// Of one kind: how often a supervisor ended under its answer, and that was the reference all the same.
+#[derive(Debug, Clone, Copy, Default)]
+struct Row {
+    replaced: u64,
+    killed: u64,
+    is_streamed: bool,
+}
+
+#[derive(Debug, Default)]
+pub struct Succession {
+    rows: BTreeMap<String, Row>,
+    supervisors: [u64; 2],
+    violations: Vec<String>,
+}
+
+impl Succession {
+    /// # Errors
+    /// When a supervisor does not start.
+    pub fn run(setup: &Setup, faults: &str, references: &References) -> Result<Self> {
+        let mut succession = Self::default();
+        let mut longest = BTreeMap::<&str, &(Request, Answer)>::new();
+        let served =
+            |(request, _): &&(Request, Answer)| !matches!(request.expects, Expects::Refusal);
+        for reference in references.all().iter().filter(served) {
+            let known = longest.entry(&reference.0.what).or_insert(reference);
+            if known.1.pieces < reference.1.pieces {
+                *known = reference;
+            }
+        }
+        for (what, (request, _)) in &longest {
+            let row = Row {
+                is_streamed: request.is_streamed,
+                ..Row::default()
+            };
+            succession.rows.insert((*what).to_owned(), row);
+        }
+        let all: Vec<_> = longest.into_values().collect();
+        println!(
+            "chaos: supervisors are replaced under {} requests",
+            all.len()
+        );
+        let worker = Worker::start(setup, Some(faults))?;
+        for round in 0..ROUNDS {
+            let left = succession.left(&all, End::Replaced);
+            for together in left.chunks(TOGETHER) {
+                succession.replace(&worker, together, round)?;
+            }
+        }
+        worker.stop()?;
+        // Answers in one piece have no name that a client could know.
+        let streams: Vec<_> = all.into_iter().filter(|(it, _)| it.is_streamed).collect();
+        println!(
+            "chaos: supervisors are killed under {} streams",
+            streams.len()
+        );
+        for _ in 0..ROUNDS {
+            let left = succession.left(&streams, End::Killed);
+            for together in left.chunks(TOGETHER) {
+                succession.kill(setup, faults, together)?;
+            }
+        }
+        Ok(succession)
+    }
+
+    /// Those of whose kind no answer was under way yet.
+    fn left<'a>(&self, all: &[Reference<'a>], end: End) -> Vec<Reference<'a>> {
+        let is_left = |(request, _): &&&(Request, Answer)| {
+            let row = self.rows[&request.what];
+            match end {
+                End::Replaced => row.replaced == 0,
+                End::Killed => row.killed == 0,
+            }
+        };
+        all.iter().filter(is_left).copied().collect()
+    }
+
+    fn replace(&mut self, worker: &Worker, together: &[Reference<'_>], round: usize) -> Result<()> {
+        let stage = Stage::new(&worker.client, together);
+        let (outcome, followed) =
+            stage.play(&format!("replaced-{round}"), together, || worker.upgrade());
+        outcome?;
+        self.supervisors[0] += 1;
+        self.count(together, followed, End::Replaced);
+        Ok(())
+    }
+
+    fn kill(&mut self, setup: &Setup, faults: &str, together: &[Reference<'_>]) -> Result<()> {
+        let store = DescriptorStore::default();
+        let first = Setup {
+            notified: Some(store.socket()),
+            ..setup.clone()
+        };
+        let first = Worker::start(&first, Some(faults))?;
+        let kept = store.stored();
+        let second = Setup {
+            program: Some(store.heir(&kept)),
+            ..setup.clone()
+        };
+        let stage = Stage::new(&first.client, together);
+        let (second, followed) = stage.play("killed", together, || {
+            first.kill();
+            let second = Worker::start(&second, Some(faults))?;
+            stage.go_on_with(&second.client);
+            Ok(second)
+        });
+        second?.stop()?;
+        self.supervisors[1] += 1;
+        self.count(together, followed, End::Killed);
+        Ok(())
+    }
+
+    fn count(
+        &mut self,
+        together: &[Reference<'_>],
+        followed: Vec<Result<Followed, String>>,
+        end: End,
+    ) {
+        for ((request, want), followed) in together.iter().zip(followed) {
+            let checked = followed.and_then(|followed| {
+                difference(&followed.answer, want)?;
+                check(request, &followed.answer)?;
+                match followed.answer.end == want.end {
+                    true if end == End::Killed => Ok(followed.has_rested),
+                    true => Ok(followed.was_under_way),
+                    false => Err(format!("it ended as {:?}", followed.answer.end)),
+                }
+            });
+            let row = self.rows.entry(request.what.clone()).or_default();
+            match (checked, end) {
+                (Ok(hit), End::Replaced) => row.replaced += u64::from(hit),
+                (Ok(hit), End::Killed) => row.killed += u64::from(hit),
+                (Err(why), _) => {
+                    let told = format!("{}, the supervisor {end:?}: {why}", request.what);
+                    println!("chaos: {told}");
+                    self.violations.push(told);
+                }
+            }
+        }
+    }
+
+    /// A kind that was never hit has shown nothing.
+    pub fn verdict(&self) -> Vec<String> {
+        let mut violations = self.violations.clone();
+        for (what, row) in &self.rows {
+            if row.replaced == 0 {
+                violations.push(format!("no supervisor was replaced under {what}"));
+            }
+            if row.is_streamed && row.killed == 0 {
+                violations.push(format!("no supervisor was killed under {what}"));
+            }
+        }
+        violations
+    }
+
+    pub fn markdown(&self) -> String {
+        let [replaced, killed] = self.supervisors;
+        let mut out = format!(
+            "{replaced} supervisors were replaced under {TOGETHER} requests or fewer, and {killed} killed, their children \
+             failing as before. An answer that a client was in the middle of was then told to its end, equal to the \
+             reference and valid:\n\n\
+             | asked for | on the same connection, behind an upgrade | the rest asked for, behind a kill |\n\
+             |---|---|---|\n"
+        );
+        for (what, row) in &self.rows {
+            let killed = match row.is_streamed {
+                true => row.killed.to_string(),
+                false => String::new(),
+            };
+            let _ = writeln!(out, "| {what} | {} | {killed} |", row.replaced);
+        }
+        out
+    }
+}
+
+/// The supervisor of the moment, as clients know it.
+struct Stage {
+    client: Mutex<Option<Client>>,
+    changed: Condvar,
+    /// Streams that are to say something before the supervisor ends, and have not.
+    silent: AtomicUsize,
+    is_over: AtomicBool,
+}
+
+/// What a client got, and whether it was in the middle of that when the supervisor ended.
+struct Followed {
+    answer: Answer,
+    was_under_way: bool,
+    /// It came to its end on another connection, behind what the client had.
+    has_rested: bool,
+}
+
+impl Stage {
+    fn new(client: &Client, together: &[Reference<'_>]) -> Self {
+        let streams = together.iter().filter(|(request, _)| request.is_streamed);
+        Self {
+            client: Mutex::new(Some(client.clone())),
+            changed: Condvar::new(),
+            silent: AtomicUsize::new(streams.count()),
+            is_over: AtomicBool::new(false),
+        }
+    }
+
+    /// Asks for all of them, lets the supervisor end when each stream has said something, and reads to the end.
+    fn play<T>(
+        &self,
+        name: &str,
+        together: &[Reference<'_>],
+        end: impl FnOnce() -> Result<T>,
+    ) -> (Result<T>, Vec<Result<Followed, String>>) {
+        let client = self.client().clone().expect("a supervisor serves");
+        thread::scope(|scope| {
+            let clients: Vec<_> = together
+                .iter()
+                .enumerate()
+                .map(|(index, (request, _))| {
+                    let job = format!("{name}-{index}");
+                    let client = client.clone();
+                    scope.spawn(move || self.follow(&client, request, &job))
+                })
+                .collect();
+            let began = Instant::now();
+            while self.silent.load(Ordering::Relaxed) > 0 && began.elapsed() < PATIENCE {
+                thread::sleep(POLL);
+            }
+            // Where there are none, answers in one piece have been asked for by then.
+            thread::sleep(HEAD_START);
+            self.is_over.store(true, Ordering::Relaxed);
+            *self.client() = None;
+            let outcome = end();
+            let followed = clients
+                .into_iter()
+                .map(|client| client.join().expect("a client does not panic"));
+            (outcome, followed.collect())
+        })
+    }
+
+    fn client(&self) -> MutexGuard<'_, Option<Client>> {
+        self.client.lock().expect("no holder panics")
+    }
+
+    fn go_on_with(&self, client: &Client) {
+        *self.client() = Some(client.clone());
+        self.changed.notify_all();
+    }
+
+    /// The client of the supervisor that serves, or serves next.
+    fn served(&self) -> Result<Client, String> {
+        let (client, _) = self
+            .changed
+            .wait_timeout_while(self.client(), PATIENCE, |client| client.is_none())
+            .expect("no holder panics");
+        client
+            .clone()
+            .ok_or_else(|| "no supervisor followed".to_owned())
+    }
+
+    fn follow(&self, client: &Client, request: &Request, job: &str) -> Result<Followed, String> {
+        if !request.is_streamed {
+            let answer = ask(client, job, request, Manner::Reads)?;
+            return Ok(Followed {
+                was_under_way: answer.end == Ending::Complete
+                    && self.is_over.load(Ordering::Relaxed),
+                has_rested: false,
+                answer,
+            });
+        }
+        let (mut was_under_way, mut has_rested) = (false, false);
+        let mut stream = Stream::open(client, request, job)?;
+        loop {
+            let ended = stream.read(|words| {
+                if words == 1 {
+                    self.silent.fetch_sub(1, Ordering::Relaxed);
+                }
+                was_under_way |= self.is_over.load(Ordering::Relaxed);
+            })?;
+            if ended {
+                return Ok(Followed {
+                    answer: stream.reading.finish()?,
+                    was_under_way,
+                    has_rested,
+                });
+            }
+            if !self.is_over.load(Ordering::Relaxed) {
+                return Err("its connection broke, and the supervisor lives".to_owned());
+            }
+            has_rested |= stream.reading.has_words(1);
+            stream = stream.rest(&self.served()?, request, job)?;
+        }
+    }
+}
