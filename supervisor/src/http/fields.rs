@@ -302,6 +302,18 @@ impl<'a> Fields<'a> {
         }
     }
 
+    /// As [`Self::only`], where what asks for what happens anyway is one of these words.
+    pub fn only_words(
+        &mut self,
+        name: &str,
+        words: &'static [&'static str],
+        message: &'static str,
+    ) {
+        let is_known = |value: Json<'_>| value.text().is_some_and(|it| words.contains(&&*it));
+        let shape = || schema::values(words.iter().copied());
+        self.only(name, shape, is_known, message);
+    }
+
     /// # Errors
     /// Everything that was noted, and every known field with a value that nobody took: it is
     /// known elsewhere, and not supported here.

@@ -40,7 +40,15 @@ const EMPTY: &[&str] = &[
 /// Fields of some roles.
 const OF_ROLES: &[&str] = &["tool_calls", "reasoning_content", "tool_call_id"];
 
-const MESSAGE: Names = |name| among(name, &[&["role", "content", "name"], OF_ROLES, EMPTY]);
+/// What OpenAI's packages make of an answer's text for their callers, and send back with it.
+const PARSED: &str = "parsed";
+
+const MESSAGE: Names = |name| {
+    among(
+        name,
+        &[&["role", "content", "name", PARSED], OF_ROLES, EMPTY],
+    )
+};
 const PART: Names = |name| among(name, &[&["type", "text"]]);
 
 /// All mistakes are noted in `fields`; `max_chars` bounds all texts together.
@@ -147,6 +155,8 @@ fn read_fields_of_message(
         let rule = "is not supported, unless it is empty";
         fields.only(name, empty, Json::is_empty, rule);
     }
+    fields.says(PARSED, schema::anything);
+    fields.take(PARSED);
     fields.finish()?;
     let message = |(role, content): (&str, Option<String>)| ChatMessage {
         role: role.to_owned(),

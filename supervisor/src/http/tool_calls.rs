@@ -19,7 +19,10 @@ pub(super) const NUMBERS: &str =
 
 /// `index` is what streams number their calls by, and comes back from clients that keep it.
 const CALL: Names = |name| among(name, &[&["id", "type", "function", "index"]]);
-const FUNCTION: Names = |name| among(name, &[&["name", "arguments"]]);
+const FUNCTION: Names = |name| among(name, &[&["name", "arguments", PARSED]]);
+
+/// What OpenAI's packages make of `arguments` for their callers, and send back with them.
+const PARSED: &str = "parsed_arguments";
 
 pub(super) fn shape() -> Shape {
     let read = |fields: Fields<'_>| drop(read_call(fields));
@@ -113,6 +116,8 @@ fn read_function(mut fields: Fields<'_>) -> Result<Option<(String, String)>, Mis
     {
         fields.error("arguments", Constraint::Range, NUMBERS);
     }
+    fields.says(PARSED, schema::anything);
+    fields.take(PARSED);
     let outside = fields.mistakes().inside();
     fields
         .finish()
@@ -152,7 +157,7 @@ mod tests {
         let function = json!({"name": "add", "arguments": "{ \"a\": 1.0 }"});
         let calls = read_list(&json!([
             {"id": "c1", "type": "function", "function": function},
-            {"index": 1, "function": {"name": "now", "arguments": "{}"}},
+            {"index": 1, "function": {"name": "now", "arguments": "{}", "parsed_arguments": {}}},
         ]));
         let call = |id: Option<&str>, name: &str, arguments: &str| ToolCall {
             id: id.map(str::to_owned),

@@ -21,6 +21,7 @@ pub(super) const FIELDS: &[&str] = &[
     "output_config",
     "cache_control",
     "context_management",
+    "diagnostics",
     "metadata",
     "mcp_servers",
     "service_tier",
@@ -93,9 +94,8 @@ fn read_thinking(fields: &mut Fields<'_>) -> Option<bool> {
     let thinks = fields.word("type", &kinds);
     let thinks = fields.required("type", thinks);
     fields.integer("budget_tokens", 0..=u64::MAX);
-    let is_told = |value: Json<'_>| value.text().as_deref() == Some("summarized");
-    let rule = "may be summarized only: thoughts are told as they are";
-    fields.only("display", || schema::values(["summarized"]), is_told, rule);
+    let rule = "may be summarized or updates only: thoughts are told as they are";
+    fields.only_words("display", &["summarized", "updates"], rule);
     thinks
 }
 
@@ -109,28 +109,18 @@ pub(super) fn accept_harmless(fields: &mut Fields<'_>) {
     take_cache_control(fields);
     let is_object = |value: Json<'_>| value.kind() == Kind::Object;
     let shape = || schema::of_type(Type::Object);
-    fields.only("metadata", shape, is_object, "must be an object");
+    // Diagnostics ask why a prompt was not found in the cache, which is told to no one here.
+    for label in ["metadata", "diagnostics"] {
+        fields.only(label, shape, is_object, "must be an object");
+    }
     let rule = "may be auto or standard_only";
-    words(fields, "service_tier", &["auto", "standard_only"], rule);
-    words(fields, "speed", &["standard"], "may be standard only");
+    fields.only_words("service_tier", &["auto", "standard_only"], rule);
+    fields.only_words("speed", &["standard"], "may be standard only");
     let is_none = |value: Json<'_>| value.kind() == Kind::List && value.is_empty();
     let rule = "are not supported: this worker asks no other server";
     fields.only("mcp_servers", || schema::values([json!([])]), is_none, rule);
     let rule = "may keep all thoughts, and do nothing else";
     fields.only("context_management", edits, keeps_everything, rule);
-}
-
-fn words(fields: &mut Fields<'_>, name: &str, known: &'static [&'static str], rule: &'static str) {
-    let is_known = |value: Json<'_>| {
-        let text = value.text();
-        text.is_some_and(|text| known.contains(&&*text))
-    };
-    fields.only(
-        name,
-        || schema::values(known.iter().copied()),
-        is_known,
-        rule,
-    );
 }
 
 fn kept() -> [Value; 2] {

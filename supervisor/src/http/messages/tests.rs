@@ -25,7 +25,7 @@ fn messages_may_be_text_or_text_parts() {
         &json!([
             {"role": "developer", "content": "a"},
             {"role": "user", "content": [{"type": "text", "text": "b"}, {"type": "text", "text": "c"}]},
-            {"role": "assistant", "content": "d", "refusal": null},
+            {"role": "assistant", "content": "d", "refusal": null, "parsed": {"d": [1]}},
             {"role": "user", "content": "", "name": "Ann"},
         ]),
         10,

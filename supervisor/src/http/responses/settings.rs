@@ -75,7 +75,7 @@ const MAX_METADATA: usize = 16;
 const MAX_KEY_CHARS: usize = 64;
 const MAX_VALUE_CHARS: usize = 512;
 
-const REASONING: Names = |name| among(name, &[&["effort", "summary"]]);
+const REASONING: Names = |name| among(name, &[&["effort", "summary", "context", "mode"]]);
 const TEXT: Names = |name| among(name, &[&["format", "verbosity"]]);
 const STREAM_OPTIONS: Names = |name| among(name, &[&["include_obfuscation"]]);
 
@@ -92,6 +92,9 @@ pub(super) fn read_reasoning(fields: &mut Fields<'_>) -> Reasoning {
     let effort = nested(fields, "reasoning", REASONING, |mut inside| {
         let effort = inside.word("effort", EFFORTS);
         inside.word("summary", SUMMARIES);
+        let rule = "may be auto only: which thoughts the model sees is the chat template's choice";
+        inside.only_words("context", &["auto"], rule);
+        inside.only_words("mode", &["standard"], "may be standard only");
         inside.finish().map(|()| effort)
     });
     let Some(effort) = effort.flatten() else {
@@ -172,18 +175,10 @@ pub(super) fn accept(fields: &mut Fields<'_>) {
     let no = |value: Json<'_>| value.boolean() == Some(false);
     let rule = "is not supported: an answer is told at once or not at all";
     fields.only("background", || schema::values([false]), no, rule);
-    let disabled = |value: Json<'_>| is_text(value, "disabled");
     let rule = "may be disabled only: nothing is left out of a conversation";
-    fields.only(
-        "truncation",
-        || schema::values(["disabled"]),
-        disabled,
-        rule,
-    );
-    let is_usual = |value: Json<'_>| is_text(value, "auto") || is_text(value, "default");
-    let shape = || schema::values(["auto", "default"]);
+    fields.only_words("truncation", &["disabled"], rule);
     let rule = "may be auto or default only";
-    fields.only("service_tier", shape, is_usual, rule);
+    fields.only_words("service_tier", &["auto", "default"], rule);
     let zero = |value: Json<'_>| value.whole() == Some(0);
     let rule = "is not supported here: /v1/chat/completions has log probabilities";
     fields.only("top_logprobs", || schema::values([0]), zero, rule);

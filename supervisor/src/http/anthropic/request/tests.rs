@@ -77,7 +77,7 @@ fn claude_code() -> Value {
         "metadata": {"user_id": "user_1_account__session_2"},
         "thinking": {"type": "enabled", "budget_tokens": 31999},
         "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
-        "output_config": {"effort": "high"},
+        "output_config": {"effort": "high"}, "diagnostics": {"previous_message_id": null},
     })
 }
 
@@ -195,7 +195,7 @@ fn what_changes_an_answer_and_is_not_done_is_refused_by_name() {
         (json!({"thinking": true}), "thinking must be an object"),
         (
             json!({"thinking": {"type": "adaptive", "display": "omitted"}}),
-            "thinking.display may be summarized only",
+            "thinking.display may be summarized or updates only",
         ),
         (
             json!({"output_config": {"format": {"type": "json_schema"}}}),
@@ -212,6 +212,7 @@ fn what_changes_an_answer_and_is_not_done_is_refused_by_name() {
         (json!({"service_tier": "priority"}), "service_tier may be"),
         (json!({"speed": "fast"}), "speed may be standard only"),
         (json!({"metadata": "a"}), "metadata must be an object"),
+        (json!({"diagnostics": "a"}), "diagnostics must be an object"),
         (
             json!({"mcp_servers": [{}]}),
             "mcp_servers are not supported",

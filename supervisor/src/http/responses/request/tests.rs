@@ -94,7 +94,7 @@ fn settings_are_read_and_repeated() {
     let request = read_body(&with(&json!({
         "temperature": 0.8, "top_p": 0.3, "seed": 7, "max_output_tokens": 9, "metadata": {"a": "b"},
         "tool_choice": "none", "text": {"format": {"type": "text"}, "verbosity": "high"},
-        "reasoning": {"effort": "none"}, "store": true, "background": false, "truncation": "disabled",
+        "reasoning": {"effort": "none", "context": "auto", "mode": "standard"}, "store": true, "background": false, "truncation": "disabled",
         "service_tier": "auto", "top_logprobs": 0, "stream_options": {"include_obfuscation": false},
         "user": "me", "previous_response_id": null, "max_tool_calls": 3,
     })))
@@ -138,6 +138,11 @@ fn what_is_not_done_is_refused_by_name() {
         (json!({"text": 3}), "text"),
         (json!({"reasoning": {"effort": "huge"}}), "reasoning.effort"),
         (json!({"reasoning": {"budget": 3}}), "reasoning.budget"),
+        (
+            json!({"reasoning": {"context": "all_turns"}}),
+            "reasoning.context",
+        ),
+        (json!({"reasoning": {"mode": "pro"}}), "reasoning.mode"),
         (
             json!({"stream_options": {"include_obfuscation": true}}),
             "stream_options.include_obfuscation",
