@@ -65,21 +65,8 @@ pub struct SequenceWork<'a> {
     pub first_position: u32,
     /// Page table from position 0 on; covers at least `first_position + tokens.len()`.
     pub pages: &'a [PageId],
-    /// Parameters of the draw, when `tokens` ends at the newest known token, so that a next one is
-    /// to be drawn.
+    /// Parameters of the draw, when `tokens` ends at the newest token, so that a next one may be drawn.
     pub sample: Option<SampleWork<'a>>,
-}
-
-impl SequenceWork<'_> {
-    /// The answer for this sequence, where one is wanted.
-    #[must_use]
-    pub fn drawn(&self, token: TokenId) -> Option<Drawn> {
-        self.sample.map(|sample| Drawn {
-            request: self.request,
-            index: sample.generated.len() as u32,
-            token,
-        })
-    }
 }
 
 /// `Any`, so that fault injection finds the devices that can fail by themselves.
@@ -97,11 +84,44 @@ pub trait Executor: Any + Send {
         32
     }
 
-    /// Runs the batch. The result has one entry for each sequence with a `sample`, in order.
+    /// Begins a step: computes the batch, or sends it on its way, up to the draws. The draws of the step
+    /// before were decided on. A token that they are still to give is [`TO_BE_DRAWN`] here.
     ///
     /// # Errors
-    /// A [`Fault`]: the executor cannot be used any more and the child must end.
-    fn step(&mut self, batch: &Batch<'_>, tap: &mut dyn Tap) -> Result<Vec<Drawn>, Fault>;
+    /// A [`Fault`]: the executor cannot be used any more and the child must end. It may be that of the step
+    /// before.
+    fn begin(&mut self, batch: &Batch<'_>, tap: &mut dyn Tap) -> Result<(), Fault>;
+
+    /// The draws of the step begun last: an entry for each of its sequences with a `sample`, in order. Where
+    /// it is `None` nothing is drawn. What counts is given here; at the beginning, masks may not be known yet.
+    ///
+    /// # Errors
+    /// As [`Self::begin`].
+    fn draw(&mut self, draws: &[Option<SampleWork<'_>>], tap: &mut dyn Tap) -> Result<(), Fault>;
+
+    /// Waits for the oldest step whose draws were decided on, and gives what it drew, in order.
+    ///
+    /// # Errors
+    /// As [`Self::begin`].
+    fn finish(&mut self) -> Result<Vec<Drawn>, Fault>;
+
+    /// It computes while the caller goes on, so that a step may be begun while another is on its way: two at
+    /// most.
+    fn is_ahead(&self) -> bool {
+        false
+    }
+
+    /// A whole step.
+    ///
+    /// # Errors
+    /// As [`Self::begin`].
+    fn step(&mut self, batch: &Batch<'_>, tap: &mut dyn Tap) -> Result<Vec<Drawn>, Fault> {
+        self.begin(batch, tap)?;
+        let samples = batch.sequences.iter().filter_map(|work| work.sample);
+        let draws: Vec<_> = samples.map(Some).collect();
+        self.draw(&draws, tap)?;
+        self.finish()
+    }
 
     /// Looks whether what was loaded is still there and still the same, a part of it at a time.
     /// Called between steps, some ten times a second, also while there is nothing to do; must not
@@ -123,12 +143,6 @@ pub trait Executor: Any + Send {
         Ok(())
     }
 
-    /// The two halves of a step, for devices that compute while the caller goes on. No step is
-    /// begun through one of the two interfaces while one begun through the other is in flight.
-    fn ahead(&mut self) -> Option<&mut dyn Ahead> {
-        None
-    }
-
     /// The KV cache as others may have it; `None` where it dies with its process.
     fn kv_custody(&mut self) -> Option<&mut dyn KvCustody> {
         None
@@ -145,23 +159,6 @@ pub trait Executor: Any + Send {
 pub trait Witness: Send {
     /// An account in one line. Waits for a bounded time, whatever the device does.
     fn account(&mut self) -> String;
-}
-
-/// A step in two halves, for who can prepare the next one while the device computes. At most two
-/// steps are on their way, and their order is that of their beginnings.
-pub trait Ahead {
-    /// Sends a batch on its way, behind the one before it. A token that that one draws is
-    /// [`TO_BE_DRAWN`] here.
-    ///
-    /// # Errors
-    /// As [`Executor::step`]; the fault may be that of the step before.
-    fn begin(&mut self, batch: &Batch<'_>) -> Result<(), Fault>;
-
-    /// Waits for the oldest step on its way, and gives what [`Executor::step`] would have given.
-    ///
-    /// # Errors
-    /// As [`Executor::step`].
-    fn finish(&mut self) -> Result<Vec<Drawn>, Fault>;
 }
 
 /// Looks at intermediate values while a step runs; behind it are the logits trace and the parity

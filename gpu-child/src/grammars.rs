@@ -35,6 +35,8 @@ type Job = Box<dyn FnOnce() + Send>;
 #[derive(Debug)]
 pub struct Answer {
     pub ticket: u64,
+    /// Tokens before it that the grammar left no choice about.
+    pub forced: Vec<TokenId>,
     pub mask: Result<Mask, GrammarError>,
 }
 
@@ -114,8 +116,13 @@ impl Grammars {
                 ticket,
                 grammar,
                 generated,
-            } => self.begin(ticket, grammar, generated)?,
-            Wish::Next { ticket, token } => self.next(ticket, token),
+                most_forced,
+            } => self.begin(ticket, (grammar, generated), most_forced)?,
+            Wish::Next {
+                ticket,
+                token,
+                most_forced,
+            } => self.next(ticket, token, most_forced),
             Wish::Forget { ticket } => self.forget(ticket),
         }
         Ok(())
@@ -146,14 +153,14 @@ impl Grammars {
     fn begin(
         &mut self,
         ticket: u64,
-        grammar: Arc<Grammar>,
-        generated: Vec<TokenId>,
+        (grammar, generated): (Arc<Grammar>, Vec<TokenId>),
+        most_forced: usize,
     ) -> io::Result<()> {
         let (wanted, answers) = (Arc::new(()), self.answers.clone());
         let (workshop, still) = (Arc::clone(&self.workshop), Arc::downgrade(&wanted));
         let job = move || {
             if let Some(begun) = workshop.begin(&grammar, &generated, &still) {
-                drop(answers.send(done(ticket, begun)));
+                drop(answers.send(done(ticket, begun, most_forced)));
             }
         };
         drop(self.queues()?.compiler.send(Box::new(job)));
@@ -161,7 +168,7 @@ impl Grammars {
         Ok(())
     }
 
-    fn next(&mut self, ticket: u64, token: TokenId) {
+    fn next(&mut self, ticket: u64, token: TokenId, most_forced: usize) {
         let wanted = Arc::new(());
         let (still, answers) = (Arc::downgrade(&wanted), self.answers.clone());
         let place = self.matchers.insert(ticket, Place::Away(wanted));
@@ -171,8 +178,8 @@ impl Grammars {
         };
         let job = move || {
             if still.strong_count() > 0 {
-                let mask = matcher.accept(token).and_then(|()| matcher.mask());
-                drop(answers.send(done(ticket, mask.map(|mask| (mask, matcher)))));
+                let accepted = matcher.accept(token).map(|()| matcher);
+                drop(answers.send(done(ticket, accepted, most_forced)));
             }
         };
         drop(queues.workers.send(Box::new(job)));
@@ -210,7 +217,7 @@ impl Workshop {
         grammar: &Grammar,
         generated: &[TokenId],
         wanted: &Weak<()>,
-    ) -> Option<Result<(Mask, Box<Matcher>), GrammarError>> {
+    ) -> Option<Result<Box<Matcher>, GrammarError>> {
         let is_wanted = || wanted.strong_count() > 0;
         if !is_wanted() {
             return None;
@@ -227,7 +234,7 @@ impl Workshop {
                 return Some(Err(error));
             }
         }
-        Some(matcher.mask().map(|mask| (mask, matcher)))
+        Some(Ok(matcher))
     }
 
     fn compiler(&self) -> Result<&Compiler, GrammarError> {
@@ -240,13 +247,22 @@ impl Workshop {
     }
 }
 
-fn done(ticket: u64, begun: Result<(Mask, Box<Matcher>), GrammarError>) -> Done {
-    let (mask, matcher) = match begun {
-        Ok((mask, matcher)) => (Ok(mask), Some(matcher)),
-        Err(error) => (Err(error), None),
+/// What a matcher says next, unless it has failed.
+fn done(ticket: u64, matcher: Result<Box<Matcher>, GrammarError>, most_forced: usize) -> Done {
+    let (forced, mask, matcher) = match matcher {
+        Ok(mut matcher) => {
+            let (forced, mask) = matcher.forced(most_forced);
+            let goes_on = mask.is_ok();
+            (forced, mask, goes_on.then_some(matcher))
+        }
+        Err(error) => (Vec::new(), Err(error), None),
     };
     Done {
-        answer: Answer { ticket, mask },
+        answer: Answer {
+            ticket,
+            forced,
+            mask,
+        },
         matcher,
     }
 }

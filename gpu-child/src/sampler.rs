@@ -33,7 +33,7 @@ mod weight;
 use crate::rng;
 pub(crate) use weight::LEAST;
 use weight::mass;
-use worker_orcd_ipc::{Sampling, TokenId};
+use worker_orcd_ipc::{Drawn, RequestId, Sampling, TokenId};
 
 /// Parameters and history that a next token is drawn with.
 #[derive(Debug, Clone, Copy)]
@@ -58,6 +58,16 @@ impl<'a> SampleWork<'a> {
             generated,
             allowed: None,
             bias: &[],
+        }
+    }
+
+    /// The answer for a request that drew this token.
+    #[must_use]
+    pub fn drawn(&self, request: RequestId, token: TokenId) -> Drawn {
+        Drawn {
+            request,
+            index: self.generated.len() as u32,
+            token,
         }
     }
 }

@@ -7,8 +7,8 @@
 //!                └──────────── park (no page left) ─────────────┘
 //! ```
 //!
-//! One turn is [`Scheduler::plan`], the device's step on its way ([`Scheduler::launched`]), its end
-//! ([`Scheduler::complete`]). A second step may be planned and launched before the first has ended: a
+//! One turn is [`Scheduler::plan`], the device's step on its way ([`Scheduler::launched`]), its draws
+//! ([`draws`]), its end ([`Scheduler::complete`]). A second step may be planned and launched before the first has ended: a
 //! sequence that goes on whatever is drawn for it runs a token that only the device knows yet. If
 //! that token ends it, what the second step draws for it is dropped.
 //!
@@ -24,8 +24,8 @@
 //!   because the device computes the same bits either way. The one that runs for longest is never
 //!   parked, so that somebody always gets to the end.
 //!
-//! A sequence under a grammar draws only where the mask of its next token is here ([`constraint`]); without
-//! it, it sits out, and what is computed of its prompt stops before the last token.
+//! A sequence under a grammar draws only where the mask of its next token is here ([`constraint`]). It is in
+//! the step before that, but for its first draw: what is computed of its prompt stops before the last token.
 //!
 //! Where every slot is taken by a sequence that decodes, a newcomer waits for one to end. Slots are
 //! then given so that clients get to hold equally many.
@@ -34,6 +34,7 @@
 
 mod adoption;
 mod constraint;
+mod draws;
 mod fair_queue;
 mod gauges;
 mod room;
@@ -46,10 +47,11 @@ use crate::device::SequenceWork;
 use crate::kv_pages::KvPages;
 pub use adoption::Adoption;
 pub use constraint::Wish;
+use draws::Share;
 use fair_queue::{Candidate, FairQueue};
 use room::NoRoom;
 use seals::Seals;
-use sequence::{Sequence, Tail};
+use sequence::{MOST_FORCED, Sequence, Tail};
 pub use shape::{Company, StepShape};
 use std::collections::{HashSet, VecDeque};
 use thiserror::Error;
@@ -66,6 +68,8 @@ pub struct Limits {
     /// Tokens that one batch may hold.
     pub max_batch_tokens: u32,
     pub vocab_size: u32,
+    /// Somebody looks at the logits that each token is drawn from.
+    pub traces_logits: bool,
     pub end_of_generation: HashSet<TokenId>,
 }
 
@@ -92,15 +96,6 @@ pub enum SchedulerError {
 /// often, and with two a short prompt that comes has its turn in the next step.
 const CHUNKS: usize = 2;
 
-/// A sequence in a step that is on its way.
-#[derive(Debug)]
-struct Share {
-    serial: u64,
-    request: RequestId,
-    /// The index of the token that it draws.
-    draws: Option<u32>,
-}
-
 #[derive(Debug)]
 pub struct Scheduler {
     limits: Limits,
@@ -119,6 +114,8 @@ pub struct Scheduler {
     began: Vec<Began>,
     /// Endings to be reported with the next step.
     finished: Vec<Finished>,
+    /// Taken without a draw, to be reported at once.
+    forced: Vec<Drawn>,
     /// For those who compute masks.
     wishes: Vec<Wish>,
     /// Matchers asked for.
@@ -148,6 +145,7 @@ impl Scheduler {
             submissions: 0,
             began: Vec::new(),
             finished: Vec::new(),
+            forced: Vec::new(),
             wishes: Vec::new(),
             tickets: 0,
             seals: Seals::default(),
@@ -218,13 +216,13 @@ impl Scheduler {
             planned,
             ..
         } = self;
-        let decodes = |sequence: &Sequence| sequence.decodes() && sequence.runs(limits, cache);
+        let decodes = |sequence: &&Sequence| sequence.decodes() && sequence.runs(limits, cache);
+        let rows = rows_of_each(running.iter().filter(decodes), limits);
         planned.clear();
-        planned.extend(
-            running
-                .iter()
-                .map(|sequence| usize::from(decodes(sequence))),
-        );
+        planned.extend(running.iter().map(|sequence| match decodes(&sequence) {
+            true => sequence.runnable().min(rows),
+            false => 0,
+        }));
         let decoding: usize = planned.iter().sum();
         let batch_left = (limits.max_batch_tokens as usize).saturating_sub(decoding);
         let at_least = u32::from(decoding == 0);
@@ -243,7 +241,7 @@ impl Scheduler {
             .collect()
     }
 
-    /// The planned step is on its way.
+    /// The planned step is on its way, up to its draws.
     pub fn launched(&mut self) {
         let shape = self.planned_shape();
         if shape.decoding > 0 && shape.prompt_tokens > 0 {
@@ -252,10 +250,14 @@ impl Scheduler {
         }
         let parts = self.running.iter_mut().zip(self.planned.drain(..));
         let shares = parts.filter(|(_, tokens)| *tokens > 0);
-        let flight = shares.map(|(sequence, tokens)| Share {
-            serial: sequence.serial,
-            request: sequence.request,
-            draws: sequence.launch(tokens, &self.cache),
+        let flight = shares.map(|(sequence, tokens)| {
+            let (may_draw, draws) = sequence.launch(tokens, &self.cache);
+            Share {
+                serial: sequence.serial,
+                request: sequence.request,
+                may_draw,
+                draws,
+            }
         });
         self.flights.push_back(flight.collect());
     }
@@ -417,6 +419,20 @@ impl Scheduler {
         running.retain_mut(&mut goes_on);
         // Those that were parked before their last token was known.
         waiting.retain_mut(&mut goes_on);
+    }
+}
+
+/// Rows that each of those who decode may have in a step. One has more than one row where its next tokens are
+/// known, and not beside others, who would wait for them.
+fn rows_of_each<'a>(
+    decoding: impl Iterator<Item = &'a Sequence> + Clone,
+    limits: &Limits,
+) -> usize {
+    let count = decoding.clone().count().max(1);
+    let mut others = decoding.filter(|it| !it.constraint.is_grammar());
+    match others.next() {
+        Some(_) => 1,
+        None => (limits.max_batch_tokens as usize / count).clamp(1, MOST_FORCED),
     }
 }
 

@@ -41,6 +41,18 @@ impl Mask {
         word.is_some_and(|word| word & 1 << (token.index() % 32) != 0)
     }
 
+    /// The token in it, where it has one alone.
+    #[must_use]
+    pub fn only(&self) -> Option<TokenId> {
+        let mut words = (0..).zip(&self.0).filter(|(_, word)| **word != 0);
+        match (words.next(), words.next()) {
+            (Some((at, word)), None) if word.is_power_of_two() => {
+                Some(TokenId(at * 32 + word.trailing_zeros()))
+            }
+            _ => None,
+        }
+    }
+
     /// Tokens in it, in the order of their ids.
     pub fn tokens(&self) -> impl Iterator<Item = TokenId> {
         let all = 0..self.0.len() as u32 * 32;
@@ -61,6 +73,11 @@ mod tests {
         assert_eq!(Mask::new(vec![5], 64).words(), [5, 0]);
         let tokens = [0, 33, 64, 39].map(TokenId);
         assert_eq!(Mask::of(tokens, 40).words(), [1, 2 | 1 << 7]);
+        assert_eq!(Mask::of(tokens, 40).only(), None);
+        assert_eq!(Mask::of([TokenId(3), TokenId(5)], 40).only(), None);
+        for token in [0, 31, 32, 39].map(TokenId) {
+            assert_eq!(Mask::of([token], 40).only(), Some(token));
+        }
         assert_eq!(Mask::new(vec![u32::MAX, 1], 32).words(), [u32::MAX]);
     }
 }

@@ -46,6 +46,28 @@ impl Matcher {
         Ok(Mask::new(words.into(), self.vocabulary))
     }
 
+    /// The next mask, and before it the tokens that masks of a single token leave no choice about, `most` of
+    /// them at most: it goes on by those. One that ends a generation is left to be drawn.
+    ///
+    /// The mask may be an error behind some tokens.
+    pub fn forced(&mut self, most: usize) -> (Vec<TokenId>, Result<Mask, GrammarError>) {
+        let mut forced = Vec::new();
+        loop {
+            let mask = match self.mask() {
+                Ok(mask) => mask,
+                failed => return (forced, failed),
+            };
+            let only = mask.only().filter(|token| !self.ends.contains(&token.0));
+            let Some(token) = only.filter(|_| forced.len() < most) else {
+                return (forced, Ok(mask));
+            };
+            forced.push(token);
+            if let Err(error) = self.accept(token) {
+                return (forced, Err(error));
+            }
+        }
+    }
+
     /// Goes on by a token of the last mask.
     ///
     /// # Errors

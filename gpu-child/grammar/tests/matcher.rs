@@ -4,7 +4,7 @@ mod vocabulary;
 
 use proptest::prelude::*;
 use serde_json::Value;
-use vocabulary::{ENDS, NAMED, facts, ids, text, walk};
+use vocabulary::{ENDS, NAMED, Random, facts, ids, text, walk};
 use worker_orcd_grammar::{Compiler, Mask, Matcher};
 use worker_orcd_ipc::{Grammar, TokenId};
 
@@ -134,6 +134,51 @@ fn a_control_token_comes_only_where_a_grammar_names_it() {
         named.accept(next).unwrap();
     }
     assert!(named.is_complete().unwrap());
+}
+
+#[test]
+fn what_is_forced_is_what_masks_would_leave_one_at_a_time() {
+    let compiler = compiler();
+    let grammar = schema(PERSON);
+    let mut all = 0;
+    for (seed, most) in (0..100).zip([0, 1, 3, 16].into_iter().cycle()) {
+        let mut at_once = compiler.compile(&grammar).unwrap();
+        let mut one_by_one = compiler.compile(&grammar).unwrap();
+        let mut random = Random(seed);
+        loop {
+            let (forced, mask) = at_once.forced(most);
+            assert!(forced.len() <= most);
+            for token in &forced {
+                let only: Vec<_> = one_by_one.mask().unwrap().tokens().collect();
+                assert_eq!(only, [*token]);
+                one_by_one.accept(*token).unwrap();
+            }
+            all += forced.len();
+            let mask = mask.unwrap();
+            assert_eq!(one_by_one.mask().as_ref(), Ok(&mask));
+            let may_stop = forced.len() == most;
+            assert!(may_stop || mask.only().is_none(), "a choice, or enough");
+            let allowed: Vec<_> = mask.tokens().collect();
+            let drawn = allowed[random.below(allowed.len())];
+            at_once.accept(drawn).unwrap();
+            one_by_one.accept(drawn).unwrap();
+            if ENDS.contains(&drawn) {
+                break;
+            }
+        }
+    }
+    assert!(all > 100, "{all} tokens were forced");
+}
+
+#[test]
+fn a_token_that_ends_an_answer_is_not_forced() {
+    let mut facts = facts();
+    facts.end_of_generation = vec![ENDS[1]];
+    let grammar = Grammar::Choice(vec!["q".to_owned()]);
+    let mut matcher = Compiler::new(&facts).unwrap().compile(&grammar).unwrap();
+    let (forced, mask) = matcher.forced(16);
+    assert_eq!(forced, ids("q"));
+    assert_eq!(mask.unwrap().only(), Some(ENDS[1]));
 }
 
 #[test]

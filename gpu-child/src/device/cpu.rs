@@ -34,7 +34,8 @@ mod scratch;
 mod sealed;
 mod weights;
 
-use crate::device::{Batch, Executor, KvCustody, KvGeometry, LoadOptions, Source, Tap};
+use crate::device::common::batch::DrawingRow;
+use crate::device::{Batch, Executor, KvCustody, KvGeometry, LoadOptions, SampleWork, Source, Tap};
 use crate::model::ModelConfig;
 use kv::KvCache;
 use kv_custody::KvSharing;
@@ -53,6 +54,17 @@ pub struct CpuExecutor {
     kv: KvCache,
     kv_sharing: KvSharing,
     scratch: Scratch,
+    /// The step whose draws are to come.
+    open: Option<OpenStep>,
+    /// What the step before drew, until it is asked for.
+    drawn: Vec<Drawn>,
+}
+
+/// A step that is computed up to its draws: its residual stream lies in the scratch.
+#[derive(Debug)]
+pub struct OpenStep {
+    step: u64,
+    rows: Vec<DrawingRow>,
 }
 
 impl CpuExecutor {
@@ -132,8 +144,21 @@ impl Executor for CpuExecutor {
         self.scratch.max_tokens() as u32
     }
 
-    fn step(&mut self, batch: &Batch<'_>, tap: &mut dyn Tap) -> Result<Vec<Drawn>, Fault> {
-        forward::step(self, batch, tap)
+    fn begin(&mut self, batch: &Batch<'_>, tap: &mut dyn Tap) -> Result<(), Fault> {
+        let rows = forward::begin(self, batch, tap);
+        let step = batch.step;
+        self.open = Some(OpenStep { step, rows });
+        Ok(())
+    }
+
+    fn draw(&mut self, draws: &[Option<SampleWork<'_>>], tap: &mut dyn Tap) -> Result<(), Fault> {
+        let open = self.open.take().expect("a step that was begun");
+        self.drawn = forward::draw(self, &open, draws, tap)?;
+        Ok(())
+    }
+
+    fn finish(&mut self) -> Result<Vec<Drawn>, Fault> {
+        Ok(std::mem::take(&mut self.drawn))
     }
 
     fn kv_custody(&mut self) -> Option<&mut dyn KvCustody> {

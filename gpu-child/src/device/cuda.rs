@@ -10,7 +10,7 @@
 //!   knows what it is for; [`kernels`] finds and launches what `kernels/cuda` was compiled to.
 //! * [`load`] decides what fits on an open device, copies the file's tensors and has the device pack
 //!   them; [`residency`] looks from then on whether they are still there, and still the same.
-//! * [`plan`] lays a batch out; [`forward`] is the pass; [`matmul`] chooses among kernels that
+//! * [`plan`] lays a batch out; [`launch`] sends a step on its way; [`forward`] is the pass; [`matmul`] chooses among kernels that
 //!   give the same bits, and [`wide`] the tiling of Hopper's; [`sample`] draws the tokens.
 //! * [`decode_step`] is the whole pass in one launch, for small batches ([`tags`] of its exchanges,
 //!   [`shared_plan`] of its blocks' memory); [`graph`] records the launches of larger ones.
@@ -42,6 +42,7 @@ mod host_memory;
 mod kernels;
 mod kv;
 mod kv_custody;
+mod launch;
 mod load;
 mod mapping;
 mod matmul;
@@ -62,7 +63,7 @@ mod weights;
 mod wide;
 
 use crate::device::{
-    Ahead, Batch, Executor, KvCustody, KvGeometry, LoadOptions, NoTap, Source, Tap, Witness,
+    Batch, Executor, KvCustody, KvGeometry, LoadOptions, SampleWork, Source, Tap, Witness,
 };
 use crate::model::ModelConfig;
 use board::Board;
@@ -70,6 +71,7 @@ use context::Context;
 pub use context::outlook;
 use decode_step::DecodeStep;
 use graph::Graphs;
+use head::OpenStep;
 pub(crate) use kernels::KERNELS_VARIABLE;
 use kv::KvCache;
 use kv_custody::KvSharing;
@@ -113,6 +115,8 @@ pub struct CudaExecutor {
     residency: Residency,
     draws: Draws,
     steps: StepQueue,
+    /// The step whose draws are to come.
+    open: Option<OpenStep>,
     board: Board,
     context: Context,
 }
@@ -197,9 +201,21 @@ impl Executor for CudaExecutor {
         512
     }
 
-    fn step(&mut self, batch: &Batch<'_>, tap: &mut dyn Tap) -> Result<Vec<Drawn>, Fault> {
-        forward::launch(self, batch, tap)?;
-        self.finish()
+    fn begin(&mut self, batch: &Batch<'_>, tap: &mut dyn Tap) -> Result<(), Fault> {
+        launch::begin(self, batch, tap)
+    }
+
+    fn draw(&mut self, draws: &[Option<SampleWork<'_>>], tap: &mut dyn Tap) -> Result<(), Fault> {
+        launch::draw(self, draws, tap)
+    }
+
+    fn finish(&mut self) -> Result<Vec<Drawn>, Fault> {
+        self.context.enter()?;
+        self.steps.wait(&mut self.draws)
+    }
+
+    fn is_ahead(&self) -> bool {
+        true
     }
 
     fn promote(&mut self) -> Result<(), Fault> {
@@ -208,10 +224,6 @@ impl Executor for CudaExecutor {
         self.scratch.take(&self.context)?;
         self.kv.take(&self.context)?;
         self.context.synchronize("taking over")
-    }
-
-    fn ahead(&mut self) -> Option<&mut dyn Ahead> {
-        Some(self)
     }
 
     fn kv_custody(&mut self) -> Option<&mut dyn KvCustody> {
@@ -227,16 +239,5 @@ impl Executor for CudaExecutor {
         let kv = Some(self.kv.arena()).filter(|arena| arena.has_memory());
         self.residency
             .check_slice(&self.context, &self.weights.arena, kv)
-    }
-}
-
-impl Ahead for CudaExecutor {
-    fn begin(&mut self, batch: &Batch<'_>) -> Result<(), Fault> {
-        forward::launch(self, batch, &mut NoTap)
-    }
-
-    fn finish(&mut self) -> Result<Vec<Drawn>, Fault> {
-        self.context.enter()?;
-        self.steps.wait(&mut self.draws)
     }
 }

@@ -3,7 +3,7 @@
 use super::deeds::{self, Outcome};
 use super::wire::Wire;
 use super::{Kind, Rule};
-use crate::device::{Ahead, Batch, Executor, KvCustody, KvGeometry, Tap, Witness};
+use crate::device::{Batch, Executor, KvCustody, KvGeometry, SampleWork, Tap, Witness};
 use std::sync::Arc;
 use worker_orcd_ipc::{DeviceFacts, Drawn, Fault, Generation, MemoryReport};
 
@@ -36,10 +36,6 @@ impl FaultyExecutor {
 }
 
 impl FaultyExecutor {
-    fn inner_ahead(&mut self) -> &mut dyn Ahead {
-        self.inner.ahead().expect("a device that can be ahead")
-    }
-
     fn ask_the_rules(&mut self, batch: &Batch<'_>) -> Result<(), Fault> {
         let Some(kind) = self.strike(batch) else {
             return Ok(());
@@ -75,9 +71,21 @@ impl Executor for FaultyExecutor {
         self.inner.max_batch_tokens()
     }
 
-    fn step(&mut self, batch: &Batch<'_>, tap: &mut dyn Tap) -> Result<Vec<Drawn>, Fault> {
+    fn begin(&mut self, batch: &Batch<'_>, tap: &mut dyn Tap) -> Result<(), Fault> {
         self.ask_the_rules(batch)?;
-        self.inner.step(batch, tap)
+        self.inner.begin(batch, tap)
+    }
+
+    fn draw(&mut self, draws: &[Option<SampleWork<'_>>], tap: &mut dyn Tap) -> Result<(), Fault> {
+        self.inner.draw(draws, tap)
+    }
+
+    fn finish(&mut self) -> Result<Vec<Drawn>, Fault> {
+        self.inner.finish()
+    }
+
+    fn is_ahead(&self) -> bool {
+        self.inner.is_ahead()
     }
 
     fn inspect(&mut self) -> Result<(), Fault> {
@@ -96,23 +104,7 @@ impl Executor for FaultyExecutor {
         self.inner.kv_custody()
     }
 
-    fn ahead(&mut self) -> Option<&mut dyn Ahead> {
-        self.inner.ahead()?;
-        Some(self)
-    }
-
     fn witness(&mut self) -> Option<Box<dyn Witness>> {
         self.inner.witness()
-    }
-}
-
-impl Ahead for FaultyExecutor {
-    fn begin(&mut self, batch: &Batch<'_>) -> Result<(), Fault> {
-        self.ask_the_rules(batch)?;
-        self.inner_ahead().begin(batch)
-    }
-
-    fn finish(&mut self) -> Result<Vec<Drawn>, Fault> {
-        self.inner_ahead().finish()
     }
 }

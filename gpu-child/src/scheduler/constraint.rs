@@ -3,12 +3,15 @@
 //! Masks are computed elsewhere. The scheduler says what it wants ([`Wish`]) and hears of each matcher one
 //! mask at a time ([`Scheduler::hear_mask`]). Only a sequence that has a slot has a matcher: matchers are
 //! large, and the queue is long. One that is parked gives its own up; the next one replays its tokens.
+//!
+//! Tokens that a grammar leaves no choice about come with the mask behind them, and are taken without being
+//! drawn.
 
+use super::Scheduler;
 use super::sequence::Sequence;
-use super::{Limits, Scheduler};
 use std::sync::Arc;
 use worker_orcd_grammar::{GrammarError, Mask};
-use worker_orcd_ipc::{FinishReason, Grammar, TokenId};
+use worker_orcd_ipc::{Drawn, FinishReason, Grammar, TokenId};
 
 /// What the scheduler wants of those who know grammars. A ticket is the name of a matcher, and never given
 /// again.
@@ -19,9 +22,15 @@ pub enum Wish {
         ticket: u64,
         grammar: Arc<Grammar>,
         generated: Vec<TokenId>,
+        /// Tokens without a choice that may be taken before the mask.
+        most_forced: usize,
     },
     /// The mask behind one more token.
-    Next { ticket: u64, token: TokenId },
+    Next {
+        ticket: u64,
+        token: TokenId,
+        most_forced: usize,
+    },
     /// The matcher is not needed any more, whatever it computes just now.
     Forget { ticket: u64 },
 }
@@ -36,7 +45,7 @@ pub(super) enum Constraint {
         ticket: Option<u64>,
         /// What it allows next, once it is here and until a step draws by it.
         mask: Option<Mask>,
-        /// It was waited for before a step, and did not come in time.
+        /// It was waited for at a draw, and did not come in time.
         is_late: bool,
     },
 }
@@ -54,12 +63,31 @@ impl Constraint {
         }
     }
 
-    fn is_grammar(&self) -> bool {
+    pub(super) fn is_grammar(&self) -> bool {
         matches!(self, Self::Grammar { .. })
     }
 
     pub(super) fn lacks_mask(&self) -> bool {
         matches!(self, Self::Grammar { mask: None, .. })
+    }
+
+    /// A mask is to come, soon.
+    pub(super) fn expects_mask(&self) -> bool {
+        matches!(
+            self,
+            Self::Grammar {
+                mask: None,
+                is_late: false,
+                ..
+            }
+        )
+    }
+
+    /// What is to come is waited for no longer.
+    pub(super) fn goes_without(&mut self) {
+        if let Self::Grammar { is_late, .. } = self {
+            *is_late = true;
+        }
     }
 
     pub(super) fn allowed(&self) -> Option<&[u32]> {
@@ -69,7 +97,7 @@ impl Constraint {
         }
     }
 
-    /// A step is on its way that draws by the mask.
+    /// A draw is on its way that goes by the mask.
     pub(super) fn used(&mut self) {
         if let Self::Grammar { mask, .. } = self {
             *mask = None;
@@ -77,9 +105,13 @@ impl Constraint {
     }
 
     /// The token is accepted.
-    pub(super) fn next(&self, token: TokenId) -> Option<Wish> {
+    pub(super) fn next(&self, token: TokenId, most_forced: usize) -> Option<Wish> {
         let ticket = self.ticket()?;
-        Some(Wish::Next { ticket, token })
+        Some(Wish::Next {
+            ticket,
+            token,
+            most_forced,
+        })
     }
 
     /// Nothing is wanted of its matcher any more.
@@ -105,13 +137,20 @@ impl Scheduler {
         std::mem::take(&mut self.wishes)
     }
 
-    /// The answer to a wish, or the end of a request whose grammar cannot go on.
-    pub fn hear_mask(&mut self, of: u64, answer: Result<Mask, GrammarError>) {
+    /// The answer to a wish, or the end of a request whose grammar cannot go on. `forced` are tokens before
+    /// the mask, which nobody need draw.
+    pub fn hear_mask(&mut self, of: u64, forced: &[TokenId], answer: Result<Mask, GrammarError>) {
         let is_it = |sequence: &Sequence| sequence.constraint.ticket() == Some(of);
         // One that does not run has no matcher, and one that has ended no place.
         let Some(index) = self.running.iter().position(is_it) else {
             return;
         };
+        if !forced.is_empty() {
+            self.take_forced_of(index, forced);
+        }
+        if self.running[index].ending(&self.limits).is_some() {
+            return self.retire();
+        }
         match answer {
             Ok(heard) => self.running[index].hear(heard),
             Err(error) => {
@@ -123,11 +162,25 @@ impl Scheduler {
         }
     }
 
-    /// Somebody who runs or waits is under a grammar.
-    #[must_use]
-    pub fn has_grammar(&self) -> bool {
-        let mut all = self.running.iter().chain(&self.waiting);
-        all.any(|sequence| sequence.constraint.is_grammar())
+    fn take_forced_of(&mut self, index: usize, forced: &[TokenId]) {
+        let sequence = &mut self.running[index];
+        if sequence.is_open() {
+            sequence.undraw();
+        }
+        for token in forced {
+            // As many as there would be without: the token that the memory has no room for is the last.
+            let is_over = sequence.ending(&self.limits).is_some();
+            if is_over || sequence.outgrows(&self.cache) {
+                break;
+            }
+            self.generated_tokens += 1;
+            self.forced.push(sequence.take(*token));
+        }
+    }
+
+    /// Tokens that were taken and not told yet.
+    pub fn take_forced(&mut self) -> Vec<Drawn> {
+        std::mem::take(&mut self.forced)
     }
 
     /// A mask is to come.
@@ -137,29 +190,10 @@ impl Scheduler {
         running.any(|sequence| sequence.constraint.lacks_mask())
     }
 
-    /// Somebody who decodes would sit the next step out, though his mask may be here in a moment.
-    #[must_use]
-    pub fn a_mask_is_due(&self) -> bool {
-        self.running.iter().any(|it| it.is_due(&self.limits))
-    }
-
-    /// Those whose masks are due are waited for no longer, until these have come.
-    pub fn go_without_masks(&mut self) {
-        for sequence in &mut self.running {
-            if let Constraint::Grammar {
-                is_late,
-                mask: None,
-                ..
-            } = &mut sequence.constraint
-            {
-                *is_late = true;
-            }
-        }
-    }
-
     /// It has a slot now.
     pub(super) fn ask_for_first_mask(&mut self, sequence: &mut Sequence) {
         let generated = sequence.generated().to_vec();
+        let most_forced = sequence.most_forced(&self.limits);
         let Constraint::Grammar {
             grammar, ticket, ..
         } = &mut sequence.constraint
@@ -172,6 +206,7 @@ impl Scheduler {
             ticket: self.tickets,
             grammar: Arc::clone(grammar),
             generated,
+            most_forced,
         });
     }
 }
@@ -182,17 +217,5 @@ impl Sequence {
             *mask = Some(heard);
             *is_late = false;
         }
-    }
-
-    fn is_due(&self, limits: &Limits) -> bool {
-        let is_missed = matches!(
-            self.constraint,
-            Constraint::Grammar {
-                mask: None,
-                is_late: false,
-                ..
-            }
-        );
-        is_missed && self.decodes() && !self.has_unknown() && !self.will_be_full(limits)
     }
 }

@@ -1,12 +1,15 @@
 //! A request on its way: its tokens, how many of them are in the KV cache, and when it ends.
 
+mod drawing;
+
 use super::Limits;
 use super::constraint::{Constraint, Wish};
 use super::fair_queue::Candidate;
 use super::seals::Contents;
-use crate::device::{PageId, PagePart, SampleWork, SequenceWork, TO_BE_DRAWN};
+use crate::device::{PageId, PagePart};
 use crate::kv_pages::{ChainId, KvPages};
 use crate::pooling::Pool;
+pub(super) use drawing::MOST_FORCED;
 use worker_orcd_ipc::{
     ClientId, FinishReason, MAX_LOGIT_BIASES, RequestId, Sampling, SealedPage, Submission, TokenId,
 };
@@ -28,6 +31,8 @@ pub(super) struct Sequence {
     /// has not said yet what it drew.
     tokens: Vec<TokenId>,
     unknown: usize,
+    /// How the newest of those is drawn is not decided yet.
+    is_open: bool,
     prompt_len: usize,
     sampling: Sampling,
     max_tokens: usize,
@@ -84,6 +89,7 @@ impl Sequence {
             client,
             tokens,
             unknown: 0,
+            is_open: false,
             prompt_len,
             sampling,
             max_tokens: max_tokens as usize,
@@ -123,9 +129,12 @@ impl Sequence {
         self.tokens.len() - self.computed
     }
 
-    /// Of those, what can be run now: a token that draws waits for its mask.
+    /// Of those, what can be run now. A first token that is drawn waits for its mask, and so does one whose
+    /// mask was late; other masks come while the step is computed.
     pub(super) fn runnable(&self) -> usize {
-        self.pending() - usize::from(self.constraint.lacks_mask())
+        let comes_soon = self.decodes && self.constraint.expects_mask();
+        let waits = self.constraint.lacks_mask() && !comes_soon;
+        self.pending() - usize::from(waits)
     }
 
     /// Tokens generated so far.
@@ -296,6 +305,7 @@ impl Sequence {
             pool.restart();
         }
         self.decodes = false;
+        self.is_open = false;
         self.published = 0;
         self.is_told_too_much |= self.told > 0;
         self.told = 0;
@@ -306,7 +316,7 @@ impl Sequence {
     /// was not told all of.
     pub(super) fn untold(&self, cache: &KvPages, every: u32) -> impl Iterator<Item = Contents> {
         let page_tokens = cache.geometry().page_tokens as usize;
-        let known = self.computed.min(self.known().len());
+        let known = self.settled();
         let sealable = known - known % every as usize;
         let first = self.told / page_tokens;
         let is_news = sealable > self.told;
@@ -337,68 +347,25 @@ impl Sequence {
         first as u32
     }
 
-    /// The next `tokens` of what is pending, as the device is told.
-    pub(super) fn work(&self, tokens: usize) -> SequenceWork<'_> {
-        let end = self.computed + tokens;
-        let draws = end == self.tokens.len() && self.pool.is_none();
-        let sample = draws.then(|| SampleWork {
-            sampling: self.sampling,
-            prompt: &self.tokens[..self.prompt_len],
-            generated: &self.tokens[self.prompt_len..],
-            allowed: self.constraint.allowed(),
-            bias: &self.logit_bias,
-        });
-        SequenceWork {
-            request: self.request,
-            tokens: &self.tokens[self.computed..end],
-            first_position: self.computed as u32,
-            pages: &self.pages,
-            sample,
-        }
-    }
-
-    /// A step is on its way that runs `tokens` more. Gives the index of the token that it draws, if
-    /// it draws one, among all that were generated.
-    pub(super) fn launch(&mut self, tokens: usize, cache: &KvPages) -> Option<u32> {
-        let page_tokens = cache.geometry().page_tokens as usize;
-        debug_assert!(
-            self.pages[self.computed / page_tokens..]
-                .iter()
-                .all(|page| cache.is_private(*page)),
-            "a shared page was written"
-        );
-        let draws = tokens == self.pending() && self.pool.is_none();
-        self.computed += tokens;
-        draws.then(|| {
-            let index = self.tokens.len() - self.prompt_len;
-            self.decodes = true;
-            self.constraint.used();
-            self.tokens.push(TO_BE_DRAWN);
-            self.unknown += 1;
-            index as u32
-        })
-    }
-
-    /// The oldest step under way drew this token.
-    pub(super) fn learn(&mut self, token: TokenId) {
-        let at = self.known().len();
-        self.tokens[at] = token;
-        self.unknown -= 1;
-    }
-
     /// The mask behind that token, where another token is to follow.
     pub(super) fn next_wish(&self, token: TokenId, limits: &Limits) -> Option<Wish> {
         match self.ending(limits) {
             Some(_) => None,
-            None => self.constraint.next(token),
+            None => self.constraint.next(token, self.most_forced(limits)),
         }
+    }
+
+    /// Positions whose tokens are known, and that no step is going to run once more.
+    fn settled(&self) -> usize {
+        let again = usize::from(self.is_open);
+        (self.computed - again).min(self.known().len())
     }
 
     /// Offers to others the pages whose tokens are known. What a step under way still writes there
     /// is there before any later step reads.
     pub(super) fn publish(&mut self, cache: &mut KvPages) {
         let page_tokens = cache.geometry().page_tokens as usize;
-        let full = self.computed.min(self.known().len()) / page_tokens;
+        let full = self.settled() / page_tokens;
         while self.published < full {
             let start = self.published * page_tokens;
             let page_content = &self.tokens[start..start + page_tokens];

@@ -9,7 +9,7 @@ mod embeddings;
 mod fairness;
 
 use super::*;
-use crate::device::{KvGeometry, PageId, TO_BE_DRAWN};
+use crate::device::{KvGeometry, PageId, SampleWork, TO_BE_DRAWN};
 use constraint::Play;
 use proptest::prelude::*;
 use std::collections::BTreeMap;
@@ -21,6 +21,8 @@ const PAGE_TOKENS: u32 = 4;
 
 struct PagedDevice {
     pages: Vec<[Option<TokenId>; PAGE_TOKENS as usize]>,
+    /// Rows of the step begun last that may draw: their requests, pages and ends.
+    open: Vec<(RequestId, Vec<PageId>, u32)>,
     /// Draws of the step before, by request.
     drawn: BTreeMap<RequestId, TokenId>,
 }
@@ -29,6 +31,7 @@ impl PagedDevice {
     fn new(pages: u32) -> Self {
         Self {
             pages: vec![[None; PAGE_TOKENS as usize]; pages as usize],
+            open: Vec::new(),
             drawn: BTreeMap::new(),
         }
     }
@@ -38,7 +41,7 @@ impl PagedDevice {
         &mut self.pages[page.0 as usize][(position % PAGE_TOKENS) as usize]
     }
 
-    fn step(&mut self, work: &[SequenceWork<'_>]) -> Vec<Drawn> {
+    fn begin(&mut self, work: &[SequenceWork<'_>]) {
         for sequence in work {
             assert!(!sequence.tokens.is_empty());
             for (position, token) in (sequence.first_position..).zip(sequence.tokens) {
@@ -49,22 +52,34 @@ impl PagedDevice {
                 *self.slot(sequence.pages, position) = Some(token);
             }
         }
-        let mut draw = |sequence| self.draw(sequence);
         let drawing = work.iter().filter(|sequence| sequence.sample.is_some());
-        let drawn: Vec<Drawn> = drawing
-            .filter_map(|sequence| sequence.drawn(draw(sequence)))
+        self.open = drawing
+            .map(|it| {
+                let end = it.first_position + it.tokens.len() as u32;
+                (it.request, it.pages.to_vec(), end)
+            })
+            .collect();
+    }
+
+    fn draw(&mut self, draws: &[Option<SampleWork<'_>>]) -> Vec<Drawn> {
+        assert_eq!(draws.len(), self.open.len());
+        let open = std::mem::take(&mut self.open);
+        let rows = open.into_iter().zip(draws);
+        let drawn: Vec<Drawn> = rows
+            .filter_map(|((request, pages, end), sample)| {
+                let sample = sample.as_ref()?;
+                Some(sample.drawn(request, self.draw_one(&pages, end, sample)))
+            })
             .collect();
         self.drawn = drawn.iter().map(|row| (row.request, row.token)).collect();
         drawn
     }
 
-    fn draw(&mut self, sequence: &SequenceWork<'_>) -> TokenId {
-        let sample = sequence.sample.unwrap();
-        let end = sequence.first_position + sequence.tokens.len() as u32;
+    fn draw_one(&mut self, pages: &[PageId], end: u32, sample: &SampleWork<'_>) -> TokenId {
         let mut hash = sample.sampling.seed;
         for position in 0..end {
             let token = self
-                .slot(sequence.pages, position)
+                .slot(pages, position)
                 .expect("the position was computed");
             hash = (hash ^ u64::from(token.0))
                 .wrapping_mul(0x0100_0000_01b3)
@@ -98,6 +113,8 @@ struct Bench {
     /// not been told.
     is_ahead: bool,
     answers: VecDeque<Vec<Drawn>>,
+    /// The draws of the step begun last are to come.
+    is_open: bool,
     play: Play,
 }
 
@@ -107,6 +124,7 @@ fn limits() -> Limits {
         max_sequence_tokens: 64,
         max_batch_tokens: 16,
         vocab_size: VOCAB,
+        traces_logits: false,
         end_of_generation: HashSet::from([EOG]),
     }
 }
@@ -125,6 +143,7 @@ impl Bench {
             step: 0,
             is_ahead: false,
             answers: VecDeque::new(),
+            is_open: false,
             play: Play::default(),
         }
     }
@@ -142,37 +161,52 @@ impl Bench {
     fn turn(&mut self, prefill_tokens: u32) -> bool {
         self.play.hear(&mut self.scheduler);
         self.play.answer(&mut self.scheduler);
-        // Nobody launches a step ahead where somebody is under a grammar.
-        let may_wait = self.is_ahead && !self.scheduler.has_grammar();
-        let may_plan = may_wait || self.answers.is_empty();
+        let was_open = self.is_open;
+        if self.is_open && self.answers.is_empty() {
+            self.draw();
+        }
+        let may_plan = !self.is_open && self.answers.len() <= usize::from(self.is_ahead);
         let computes = may_plan && self.scheduler.plan(|_| prefill_tokens);
         if computes {
             let work = self.scheduler.work();
             let tokens: usize = work.iter().map(|sequence| sequence.tokens.len()).sum();
             let most = self.scheduler.limits.max_batch_tokens as usize;
             assert!(tokens <= most, "{tokens} tokens in one batch");
-            self.answers.push_back(self.device.step(&work));
+            self.device.begin(&work);
             let wanted: Vec<_> = self.scheduler.hidden_wanted().collect();
             for row in self.device.hidden(&work, &wanted) {
                 self.scheduler.pool(&row);
             }
             self.scheduler.launched();
+            self.is_open = true;
+            if !self.scheduler.draws_wait() {
+                self.draw();
+            }
         }
         self.play.hear(&mut self.scheduler);
-        let may_wait = usize::from(may_wait && computes);
-        let ends = self.answers.len() > may_wait;
-        let report = if ends {
-            self.step += 1;
-            let drawn = self.answers.pop_front().unwrap();
-            self.scheduler.complete(self.step, drawn).unwrap()
-        } else {
-            StepReport {
-                finished: self.scheduler.take_finished(),
-                ..StepReport::default()
-            }
+        let early = StepReport {
+            drawn: self.scheduler.take_forced(),
+            finished: self.scheduler.take_finished(),
+            ..StepReport::default()
         };
-        self.record(report);
-        computes || ends || self.play.is_at_work()
+        self.record(early);
+        let in_flight = self.answers.len() + usize::from(self.is_open);
+        let ends = in_flight > usize::from(self.is_ahead && computes);
+        if let Some(drawn) = self.answers.pop_front_if(|_| ends) {
+            self.step += 1;
+            let report = self.scheduler.complete(self.step, drawn).unwrap();
+            self.record(report);
+        }
+        computes || ends || was_open || self.play.is_at_work()
+    }
+
+    /// The draws of the step that was begun last, by the masks that are here.
+    fn draw(&mut self) {
+        self.scheduler.settle_draws();
+        self.answers
+            .push_back(self.device.draw(&self.scheduler.draws()));
+        self.scheduler.drawn();
+        self.is_open = false;
     }
 
     fn record(&mut self, report: StepReport) {
@@ -514,9 +548,11 @@ proptest! {
         shares_prefixes in any::<bool>(),
         is_ahead in any::<bool>(),
         lag in 0_usize..4,
+        forces in any::<bool>(),
     ) {
         let mut bench = Bench::new(Limits { max_running, ..limits() }, pages, shares_prefixes);
         bench.play.lag = lag;
+        bench.play.forces = forces;
         if is_ahead {
             bench = bench.ahead();
         }

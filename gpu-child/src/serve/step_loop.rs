@@ -4,11 +4,14 @@
 //! in flight, the next one is planned and launched behind it. Only then the thread waits for the tokens
 //! of the first, sends them and learns from them. Behind a step with prompts nothing is launched: it may
 //! be long, and a client that cancels or comes must not wait for two. Nor is anything launched ahead where
-//! somebody wants log probabilities or an embedding: their rows are read before the next step overwrites them. Nor
-//! where somebody is under a grammar: what may be drawn next follows from what was drawn last.
+//! somebody wants log probabilities or an embedding: their rows are read before the next step overwrites them.
+//!
+//! What may be drawn under a grammar follows from what was drawn before. So such a step is launched without
+//! its draws ([`launch`]), the masks are computed while the device computes ([`masks`]), and then it draws.
 
 mod commands;
 mod kept_kv;
+mod launch;
 mod masks;
 mod pooling;
 
@@ -16,22 +19,21 @@ use super::pacer::Pacer;
 use super::reader::Conversation;
 use super::watch::watch;
 use super::{Doing, Link, Loaded, Progress, Status, spawn};
-use crate::device::{Batch, Executor, NoTap, Tap};
-use crate::flight_recorder::{FlightRecorder, Watched, decodes, phase};
+use crate::device::Executor;
+use crate::flight_recorder::FlightRecorder;
 use crate::grammars::Grammars;
 use crate::kv_pages::KvPages;
-use crate::logprobs::WantedRows;
-use crate::pooling::HiddenRows;
-use crate::scheduler::{Limits, Scheduler, SchedulerError, StepShape};
+use crate::scheduler::{Limits, Scheduler, SchedulerError};
 use crate::trace::LogitsTrace;
+use launch::StepInFlight;
 use std::collections::VecDeque;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 use worker_orcd_ipc::flight::{Moment, Who};
 use worker_orcd_ipc::{
-    Command, DeviceError, Drawn, Event, Fault, Generation, Load, LoadOrder, MemoryReport,
-    ReadyReport, Role, SealedPage, StepReport, Submission,
+    Command, DeviceError, Event, Fault, Generation, Load, LoadOrder, MemoryReport, ReadyReport,
+    Role, SealedPage, StepReport, Submission,
 };
 
 /// Asking a device for its memory may take a system call; the heartbeat shows no more than this
@@ -86,17 +88,6 @@ where
     }
 }
 
-/// A step in flight.
-struct StepInFlight {
-    step: u64,
-    began: Instant,
-    shape: StepShape,
-    who: Who,
-    /// The answer of a device that computes in the thread that asks it to.
-    drawn: Option<Vec<Drawn>>,
-    wanted_rows: WantedRows,
-}
-
 struct StepLoop<'a> {
     link: &'a Link,
     status: &'a Status,
@@ -108,9 +99,10 @@ struct StepLoop<'a> {
     pacer: Pacer,
     /// Steps begun.
     step: u64,
-    /// Steps in flight, the oldest first; and the time at which the one before them ended.
+    /// Steps in flight, the oldest first; the time at which the one before them ended, and what it took.
     in_flight: VecDeque<StepInFlight>,
     last_end: Instant,
+    last_took: Duration,
     memory: MemoryReport,
     memory_asked: Instant,
     inspected: Instant,
@@ -150,15 +142,14 @@ impl<'a> StepLoop<'a> {
             max_sequence_tokens,
             max_batch_tokens,
             vocab_size: model.vocab_size,
+            traces_logits: order.trace.is_some(),
             end_of_generation: tokenizer.end_of_generation.iter().copied().collect(),
         };
         let device = executor.facts();
-        let trace = match &order.trace {
-            None => None,
-            Some(order) => LogitsTrace::create(order, &device.id)
-                .inspect_err(|error| stop_trace(link, error))
-                .ok(),
-        };
+        let trace = order.trace.as_ref().and_then(|order| {
+            let made = LogitsTrace::create(order, &device.id);
+            made.inspect_err(|error| stop_trace(link, error)).ok()
+        });
         let memory = executor.memory();
         let ready = ReadyReport {
             model,
@@ -191,6 +182,7 @@ impl<'a> StepLoop<'a> {
             step: 0,
             in_flight: VecDeque::new(),
             last_end: Instant::now(),
+            last_took: Duration::ZERO,
             memory,
             memory_asked: Instant::now(),
             inspected: Instant::now(),
@@ -233,6 +225,10 @@ impl<'a> StepLoop<'a> {
                 return Ok(());
             }
             self.hear_masks()?;
+            if self.in_flight.len() == 1 && self.in_flight[0].is_open {
+                self.wait_for_draws()?;
+                self.draw()?;
+            }
             let launches = self.may_launch_ahead() && self.plan();
             // A grammar is compiled while the prompt is computed.
             self.ask_for_masks()?;
@@ -241,7 +237,7 @@ impl<'a> StepLoop<'a> {
             let report = StepReport {
                 step: self.step,
                 began: self.scheduler.take_began(),
-                drawn: vec![],
+                drawn: self.scheduler.take_forced(),
                 logprobs: vec![],
                 finished: self.scheduler.take_finished(),
                 sealed: vec![],
@@ -254,7 +250,11 @@ impl<'a> StepLoop<'a> {
             is_idle = !launches && self.in_flight.is_empty();
             if launches {
                 self.launch()?;
-                if self.may_launch_ahead() {
+                if !self.scheduler.draws_wait() {
+                    self.draw()?;
+                }
+                // Its masks are computed meanwhile, and the step before has its tokens.
+                if self.may_launch_ahead() || self.in_flight[0].is_open {
                     continue;
                 }
             }
@@ -312,101 +312,13 @@ impl<'a> StepLoop<'a> {
             None => true,
             Some(last) => {
                 self.in_flight.len() == 1
+                    && !last.is_open
                     && last.shape.prompt_tokens == 0
-                    && last.drawn.is_none()
+                    && self.executor.is_ahead()
+                    && self.trace.is_none()
                     && !self.scheduler.is_watched()
-                    && !self.scheduler.has_grammar()
             }
         }
-    }
-
-    /// Sends the planned step on its way; a device that computes in this thread has done it then.
-    fn launch(&mut self) -> Result<(), Fault> {
-        self.step += 1;
-        let began = Instant::now();
-        if self.in_flight.is_empty() {
-            self.status.step_begins(self.step, began);
-        }
-        self.status.does(Doing::Computes);
-        let shape = self.scheduler.planned_shape();
-        let sequences = self.scheduler.work();
-        let batch = Batch {
-            step: self.step,
-            sequences: &sequences,
-        };
-        let tokens = sequences
-            .iter()
-            .map(|work| work.tokens.len())
-            .sum::<usize>() as u32;
-        let who = Who::new(sequences.iter().map(|work| work.request));
-        let note = |moment| self.recorder.record(self.step, moment, who);
-        note(Moment::StepBegin { tokens });
-        for work in sequences.iter().filter(|work| !decodes(work)) {
-            let end = work.first_position + work.tokens.len() as u32;
-            let who = Who::new([work.request].into_iter());
-            self.recorder.record(self.step, Moment::Prompt { end }, who);
-        }
-        note(Moment::Phase(phase(&sequences)));
-        let mut wanted_rows = WantedRows::of(self.scheduler.logprobs_wanted());
-        let mut hidden_rows = HiddenRows::of(self.scheduler.hidden_wanted());
-        let is_watched = hidden_rows.is_wanted() || !wanted_rows.is_empty();
-        let drawn = match (&mut self.trace, self.executor.ahead()) {
-            (None, Some(ahead)) if !is_watched => {
-                ahead.begin(&batch)?;
-                None
-            }
-            (trace, _) => {
-                let tap: &mut dyn Tap = match trace {
-                    Some(trace) => trace,
-                    None => &mut NoTap,
-                };
-                let mut tap = wanted_rows.keep(tap);
-                let mut tap = hidden_rows.keep(&mut tap);
-                let mut tap = Watched::new(&mut tap, &self.recorder, self.step, who);
-                Some(self.executor.step(&batch, &mut tap)?)
-            }
-        };
-        self.pool(hidden_rows)?;
-        self.scheduler.launched();
-        self.in_flight.push_back(StepInFlight {
-            step: self.step,
-            began,
-            shape,
-            who,
-            drawn,
-            wanted_rows,
-        });
-        Ok(())
-    }
-
-    /// Waits for the oldest step.
-    fn wait(&mut self, step: StepInFlight) -> Result<StepReport, Fault> {
-        self.status.does(Doing::WaitsForDevice);
-        let drawn = match (step.drawn, self.executor.ahead()) {
-            (Some(drawn), _) => drawn,
-            (None, Some(ahead)) => ahead.finish()?,
-            (None, None) => Vec::new(),
-        };
-        self.recorder.record(step.step, Moment::StepEnd, step.who);
-        if let Some(trace) = &mut self.trace
-            && let Err(error) = trace.check()
-        {
-            // One with holes would prove nothing.
-            self.trace = None;
-            stop_trace(self.link, &error);
-        }
-        let now = Instant::now();
-        let took = now.duration_since(step.began.max(self.last_end));
-        self.last_end = now;
-        self.pacer.observe(step.shape, took);
-        let report = self.scheduler.complete(step.step, drawn);
-        let report = report.map_err(scheduler_fault)?;
-        self.ask_for_masks()?;
-        Ok(StepReport {
-            logprobs: step.wanted_rows.answer(&report.drawn),
-            sealed: self.seal()?,
-            ..report
-        })
     }
 
     fn update_status(&mut self) {

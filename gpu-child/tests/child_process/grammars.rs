@@ -32,6 +32,24 @@ impl Supervisor {
         answers
     }
 
+    /// The tokens, and how many came with one report at most.
+    fn told(&mut self, submission: &Submission) -> (Vec<TokenId>, usize) {
+        self.say(&Command::Submit(Box::new(submission.clone())));
+        let (mut tokens, mut most) = (Vec::new(), 0);
+        loop {
+            let report = self.until(|event| match event {
+                Event::Step(report) => Some(report),
+                Event::Fault(fault) => panic!("{fault}"),
+                _ => None,
+            });
+            most = most.max(report.drawn.len());
+            tokens.extend(report.drawn.iter().map(|row| row.token));
+            if !report.finished.is_empty() {
+                return (tokens, most);
+            }
+        }
+    }
+
     fn answer(&mut self, submission: &Submission) -> Answer {
         let mut answers = self.answers(std::slice::from_ref(submission));
         answers.remove(&submission.request.0).unwrap()
@@ -95,6 +113,27 @@ fn an_answer_is_valid_and_another_child_goes_on_where_one_died() {
             (&behind[..], reason),
             (&tokens[known..], FinishReason::EndOfSequence)
         );
+    }
+}
+
+/// Where log probabilities are wanted every token is drawn.
+#[test]
+fn forced_tokens_are_those_that_would_be_drawn() {
+    let mut supervisor = Supervisor::start();
+    supervisor.load_tiny(Architecture::Llama);
+    for request in (1..20).step_by(2) {
+        let forced = held_to(request, schema());
+        let drawn = Submission {
+            request: RequestId(request + 1),
+            logprobs: Some(0),
+            ..forced.clone()
+        };
+        let (taken, told_at_once) = supervisor.told(&forced);
+        let (tokens, one_by_one) = supervisor.told(&drawn);
+        assert_eq!(text(&taken), text(&tokens));
+        // The name of a property is several tokens here.
+        assert!(told_at_once > 2, "{told_at_once}");
+        assert_eq!(one_by_one, 1);
     }
 }
 

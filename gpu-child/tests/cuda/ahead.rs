@@ -111,7 +111,6 @@ fn one_after_the_other(executor: &mut CudaExecutor, count: usize) -> Vec<Vec<Tok
 fn a_step_ahead(executor: &mut CudaExecutor, count: usize) -> Vec<Vec<TokenId>> {
     let mut streams: Vec<Stream> = (0..count).map(Stream::new).collect();
     prefill(executor, &mut streams);
-    let ahead = executor.ahead().expect("a device that can be ahead");
     let mut flights: VecDeque<Vec<usize>> = VecDeque::new();
     for step in 0..=DRAWN {
         let mut in_step: Vec<usize> = (0..count)
@@ -126,14 +125,16 @@ fn a_step_ahead(executor: &mut CudaExecutor, count: usize) -> Vec<Vec<TokenId>> 
                 step: step as u64,
                 sequences: &sequences,
             };
-            ahead.begin(&batch).expect("a launch");
+            executor.begin(&batch, &mut NoTap).expect("a launch");
+            let draws: Vec<_> = sequences.iter().map(|work| work.sample).collect();
+            executor.draw(&draws, &mut NoTap).expect("a launch");
             for &i in &in_step {
                 streams[i].tokens.push(TO_BE_DRAWN);
             }
             flights.push_back(in_step);
         }
         if flights.len() == 2 || step == DRAWN {
-            let drawn = ahead.finish().expect("a step");
+            let drawn = executor.finish().expect("a step");
             let in_step = flights.pop_front().expect("a flight");
             assert_eq!(drawn.len(), in_step.len());
             for (i, row) in in_step.into_iter().zip(drawn) {
@@ -152,6 +153,101 @@ fn the_same_tokens_with_a_step_ahead() {
     for count in [1, 3, 8, 9, 40, 130] {
         let expected = one_after_the_other(&mut executor, count);
         let found = a_step_ahead(&mut executor, count);
+        for (index, (expected, found)) in expected.iter().zip(&found).enumerate() {
+            assert_eq!(expected, found, "stream {index} of {count}");
+        }
+    }
+}
+
+/// Some of the vocabulary, by the tokens so far.
+fn mask(tokens: &[TokenId]) -> Vec<u32> {
+    let newest = tokens.last().expect("a prompt").0 + tokens.len() as u32;
+    let vocab = config(None).vocab_size as u32;
+    let mut words = vec![0; vocab.div_ceil(32) as usize];
+    for token in (0..vocab).filter(|token| (token * 7 + newest).is_multiple_of(5)) {
+        words[token as usize / 32] |= 1 << (token % 32);
+    }
+    words
+}
+
+fn masked_one_after_the_other(executor: &mut CudaExecutor, count: usize) -> Vec<Vec<TokenId>> {
+    let mut streams: Vec<Stream> = (0..count).map(Stream::new).collect();
+    prefill(executor, &mut streams);
+    for stream in &mut streams {
+        for _ in 0..DRAWN {
+            let mask = mask(&stream.tokens);
+            let mut sequences = [stream.newest()];
+            let sample = sequences[0].sample.as_mut().expect("a row that draws");
+            sample.allowed = Some(&mask);
+            let batch = Batch {
+                step: 1,
+                sequences: &sequences,
+            };
+            let drawn = executor.step(&batch, &mut NoTap).expect("a step");
+            stream.tokens.push(drawn[0].token);
+        }
+    }
+    streams.into_iter().map(|stream| stream.tokens).collect()
+}
+
+/// A step is launched behind one that has not ended; when that one has, its masks are made, and it draws. Some
+/// rows draw nothing now and then, and are run once more.
+fn drawn_late(executor: &mut CudaExecutor, count: usize) -> Vec<Vec<TokenId>> {
+    let mut streams: Vec<Stream> = (0..count).map(Stream::new).collect();
+    prefill(executor, &mut streams);
+    let goes_on = |it: &Stream| it.tokens.len() - it.prompt < 1 + DRAWN;
+    let mut before: Option<Vec<usize>> = None;
+    for step in 0.. {
+        let in_step: Vec<usize> = (0..count).filter(|i| goes_on(&streams[*i])).collect();
+        let sequences: Vec<_> = in_step.iter().map(|i| streams[*i].newest()).collect();
+        let batch = Batch {
+            step: step as u64,
+            sequences: &sequences,
+        };
+        if !in_step.is_empty() {
+            executor.begin(&batch, &mut NoTap).expect("a launch");
+        }
+        if let Some(drawing) = before.take() {
+            let drawn = executor.finish().expect("a step");
+            assert_eq!(drawn.len(), drawing.len());
+            for (i, row) in drawing.into_iter().zip(drawn) {
+                streams[i].fill(row);
+            }
+        }
+        if in_step.is_empty() {
+            break;
+        }
+        let masks: Vec<_> = in_step.iter().map(|i| mask(&streams[*i].tokens)).collect();
+        let rows = in_step.iter().zip(&masks);
+        let draws: Vec<_> = rows
+            .map(|(&i, mask)| {
+                let mut sample = streams[i].newest().sample?;
+                sample.allowed = Some(mask);
+                ((i + step) % 4 != 3).then_some(sample)
+            })
+            .collect();
+        executor.draw(&draws, &mut NoTap).expect("a launch");
+        let drawing = in_step
+            .iter()
+            .zip(&draws)
+            .filter(|(_, draw)| draw.is_some());
+        let drawing: Vec<usize> = drawing.map(|(i, _)| *i).collect();
+        for i in &drawing {
+            streams[*i].tokens.push(TO_BE_DRAWN);
+        }
+        before = Some(drawing);
+    }
+    streams.into_iter().map(|stream| stream.tokens).collect()
+}
+
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn the_same_tokens_where_masks_come_after_the_launch_and_some_rows_draw_nothing() {
+    let model = Model::random(config(None), MIXED);
+    let mut executor = load(&model);
+    for count in [1, 3, 8, 9, 40, 130] {
+        let expected = masked_one_after_the_other(&mut executor, count);
+        let found = drawn_late(&mut executor, count);
         for (index, (expected, found)) in expected.iter().zip(&found).enumerate() {
             assert_eq!(expected, found, "stream {index} of {count}");
         }

@@ -6,7 +6,8 @@ use worker_orcd_gpu::custody::Custody;
 use worker_orcd_gpu::device::{Batch, Executor, KvGeometry, SampleWork, Tap};
 use worker_orcd_gpu::serve::{Loaded, Progress};
 use worker_orcd_ipc::{
-    DeviceFacts, Drawn, Fault, LoadOrder, MemoryReport, SamplingAdvice, TokenId, WeightsManifest,
+    DeviceFacts, Drawn, Fault, LoadOrder, MemoryReport, RequestId, SamplingAdvice, TokenId,
+    WeightsManifest,
 };
 use worker_orcd_tests::facts;
 
@@ -35,6 +36,8 @@ fn load(order: &LoadOrder, _: Option<&Custody>, _: Progress<'_>) -> Result<Loade
         },
         max_batch_tokens: order.prefill_chunk_tokens + order.max_running,
         step_takes: Duration::from_micros(step_micros.unwrap_or(0)),
+        drawing: Vec::new(),
+        drawn: Vec::new(),
     };
     Ok(Loaded {
         executor: Box::new(executor),
@@ -52,6 +55,9 @@ struct NullExecutor {
     geometry: KvGeometry,
     max_batch_tokens: u32,
     step_takes: Duration,
+    /// Of the step that was begun.
+    drawing: Vec<RequestId>,
+    drawn: Vec<Drawn>,
 }
 
 impl Executor for NullExecutor {
@@ -71,14 +77,27 @@ impl Executor for NullExecutor {
         self.max_batch_tokens
     }
 
-    fn step(&mut self, batch: &Batch<'_>, _: &mut dyn Tap) -> Result<Vec<Drawn>, Fault> {
+    fn begin(&mut self, batch: &Batch<'_>, _: &mut dyn Tap) -> Result<(), Fault> {
         if !self.step_takes.is_zero() {
             std::thread::sleep(self.step_takes);
         }
-        let works = batch.sequences.iter();
-        Ok(works
-            .filter_map(|work| work.drawn(next_token(&work.sample?)))
-            .collect())
+        let drawing = batch.sequences.iter().filter(|work| work.sample.is_some());
+        self.drawing = drawing.map(|work| work.request).collect();
+        Ok(())
+    }
+
+    fn draw(&mut self, draws: &[Option<SampleWork<'_>>], _: &mut dyn Tap) -> Result<(), Fault> {
+        let rows = self.drawing.iter().zip(draws);
+        let drawn = rows.filter_map(|(request, sample)| {
+            let sample = sample.as_ref()?;
+            Some(sample.drawn(*request, next_token(sample)))
+        });
+        self.drawn = drawn.collect();
+        Ok(())
+    }
+
+    fn finish(&mut self) -> Result<Vec<Drawn>, Fault> {
+        Ok(std::mem::take(&mut self.drawn))
     }
 }
 

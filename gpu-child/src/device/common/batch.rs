@@ -1,8 +1,8 @@
-//! A batch as every device reads it: what it must keep to, which rows draw, and who watches.
+//! A batch as every device reads it: what it must keep to, which rows may draw, and who watches.
 
 use super::kv::PAGE_TOKENS;
 use crate::device::{Checkpoint, SequenceWork, Tap};
-use worker_orcd_ipc::TokenId;
+use worker_orcd_ipc::{RequestId, TokenId};
 
 /// Pages that hold all of a sequence's positions.
 ///
@@ -25,54 +25,54 @@ pub fn index_of(token: TokenId, vocab_size: usize) -> usize {
     index
 }
 
-/// Sequence and position of every row, in order.
-pub fn rows(sequences: &[SequenceWork<'_>]) -> impl Iterator<Item = (usize, u32)> {
-    let positions = |work: &SequenceWork<'_>| (work.first_position..).take(work.tokens.len());
-    let rows = sequences.iter().map(positions).enumerate();
-    rows.flat_map(|(sequence, positions)| positions.map(move |position| (sequence, position)))
+/// Request and position of every row, in order.
+pub fn rows(sequences: &[SequenceWork<'_>]) -> impl Iterator<Item = (RequestId, u32)> + Clone {
+    let of_sequence = |work: &SequenceWork<'_>| {
+        let request = work.request;
+        (work.first_position..)
+            .take(work.tokens.len())
+            .map(move |position| (request, position))
+    };
+    sequences.iter().flat_map(of_sequence)
 }
 
-/// The last row of a sequence that draws.
-#[derive(Debug, Clone, Copy)]
+/// The last row of a sequence that may draw.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DrawingRow {
     pub row: usize,
-    pub sequence: usize,
+    pub request: RequestId,
+    pub position: u32,
 }
 
-/// The rows that draw, in order.
+/// The rows that may draw, in order.
 #[must_use]
 pub fn drawing_rows(sequences: &[SequenceWork<'_>]) -> Vec<DrawingRow> {
     let mut end = 0;
-    let last = |(sequence, work): (usize, &SequenceWork<'_>)| {
+    let last = |work: &SequenceWork<'_>| {
         end += work.tokens.len();
         work.sample.map(|_| DrawingRow {
             row: end - 1,
-            sequence,
+            request: work.request,
+            position: work.first_position + work.tokens.len() as u32 - 1,
         })
     };
-    sequences.iter().enumerate().filter_map(last).collect()
+    sequences.iter().filter_map(last).collect()
 }
 
-/// Shows rows, each of a sequence at a position, to who wants them. `values` reads the values of a
+/// Shows rows, each of a request at a position, to who wants them. `values` reads the values of a
 /// row, which costs nothing where no tap wants it.
 ///
 /// # Errors
 /// As `values`.
 pub fn watch<V: AsRef<[f32]>, E>(
     tap: &mut dyn Tap,
-    sequences: &[SequenceWork<'_>],
     checkpoint: Checkpoint,
-    rows: impl Iterator<Item = (usize, u32)>,
+    rows: impl Iterator<Item = (RequestId, u32)>,
     values: impl Fn(usize) -> Result<V, E>,
 ) -> Result<(), E> {
-    let wants = |tap: &dyn Tap, work: &SequenceWork<'_>| tap.wants(work.request, &checkpoint);
-    if !sequences.iter().any(|work| wants(tap, work)) {
-        return Ok(());
-    }
-    for (at, (sequence, position)) in rows.enumerate() {
-        let work = &sequences[sequence];
-        if wants(tap, work) {
-            tap.see(work.request, &checkpoint, position, values(at)?.as_ref());
+    for (at, (request, position)) in rows.enumerate() {
+        if tap.wants(request, &checkpoint) {
+            tap.see(request, &checkpoint, position, values(at)?.as_ref());
         }
     }
     Ok(())

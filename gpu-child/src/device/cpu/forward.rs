@@ -1,9 +1,8 @@
-//! The forward pass of a step: embedding, every layer, and the head.
+//! The forward pass of a step: embedding, every layer, and the head once the draws are decided on.
 //!
 //! The same pass for every architecture. What differs between them is data: a bias or a head norm
 //! that is there or not, which pairs RoPE rotates, how far a query sees.
 
-use super::CpuExecutor;
 use super::attention::Attention;
 use super::kv::KvCache;
 use super::linear::{Device, Epilogue, FEW_ROWS, Projection};
@@ -11,12 +10,13 @@ use super::plan::Plan;
 use super::pool::Disjoint;
 use super::scratch::Scratch;
 use super::weights::{CpuWeights, Layer, Linear};
+use super::{CpuExecutor, OpenStep};
 use super::{head, plan::Row};
-use crate::device::common::batch::{rows, watch};
-use crate::device::{Batch, Checkpoint, Tap};
+use crate::device::common::batch::{DrawingRow, drawing_rows, rows, watch};
+use crate::device::{Batch, Checkpoint, SampleWork, Tap};
 use crate::model::ModelConfig;
 use std::convert::Infallible;
-use worker_orcd_ipc::{Drawn, Fault};
+use worker_orcd_ipc::{Drawn, Fault, RequestId};
 use worker_orcd_kernels::cpu::convert::to_f16;
 use worker_orcd_kernels::cpu::{RopeRow, apply_rope, rmsnorm};
 
@@ -31,11 +31,8 @@ pub struct Forward<'a> {
     pub weights: &'a CpuWeights,
 }
 
-pub fn step(
-    executor: &mut CpuExecutor,
-    batch: &Batch<'_>,
-    tap: &mut dyn Tap,
-) -> Result<Vec<Drawn>, Fault> {
+/// A step up to its draws. Gives the rows that may draw.
+pub fn begin(executor: &mut CpuExecutor, batch: &Batch<'_>, tap: &mut dyn Tap) -> Vec<DrawingRow> {
     let CpuExecutor {
         device,
         config,
@@ -43,6 +40,8 @@ pub fn step(
         kv,
         kv_sharing: _,
         scratch,
+        open: _,
+        drawn: _,
     } = executor;
     let forward = Forward {
         device,
@@ -55,12 +54,12 @@ pub fn step(
         "a batch larger than announced"
     );
     if plan.rows.is_empty() {
-        return Ok(Vec::new());
+        return Vec::new();
     }
     forward.embed(&plan, scratch);
     let mut show_stream = |checkpoint: Checkpoint, x: &[f32]| {
         let rows = rows(plan.sequences);
-        show(tap, &plan, checkpoint, rows, x, config.n_embd);
+        show(tap, checkpoint, rows, x, config.n_embd);
     };
     show_stream(Checkpoint::Embedding, &scratch.x);
     for (index, layer) in weights.tensors.layers.iter().enumerate() {
@@ -69,21 +68,35 @@ pub fn step(
         show_stream(Checkpoint::Layer(index as u32), &scratch.x);
     }
     head::show_hidden(&forward, &plan, scratch, tap);
-    head::run(&forward, batch.step, &plan, scratch, tap)
+    drawing_rows(plan.sequences)
+}
+
+/// The draws of the step whose rows these are.
+pub fn draw(
+    executor: &mut CpuExecutor,
+    open: &OpenStep,
+    draws: &[Option<SampleWork<'_>>],
+    tap: &mut dyn Tap,
+) -> Result<Vec<Drawn>, Fault> {
+    let forward = Forward {
+        device: &executor.device,
+        config: &executor.config,
+        weights: &executor.weights,
+    };
+    head::run(&forward, open, draws, &mut executor.scratch, tap)
 }
 
 /// The step is that far: shows rows of `width` to who wants them.
 pub fn show(
     tap: &mut dyn Tap,
-    plan: &Plan<'_>,
     checkpoint: Checkpoint,
-    rows: impl Iterator<Item = (usize, u32)>,
+    rows: impl Iterator<Item = (RequestId, u32)>,
     values: &[f32],
     width: usize,
 ) {
     tap.reached(&checkpoint);
     let row = |at: usize| Ok::<_, Infallible>(&values[at * width..][..width]);
-    let Ok(()) = watch(tap, plan.sequences, checkpoint, rows, row);
+    let Ok(()) = watch(tap, checkpoint, rows, row);
 }
 
 impl Forward<'_> {

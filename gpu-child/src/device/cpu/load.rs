@@ -59,6 +59,8 @@ pub fn load(
         kv,
         kv_sharing: KvSharing::default(),
         scratch: Scratch::new(config, max_tokens, partials),
+        open: None,
+        drawn: Vec::new(),
         device,
     })
 }

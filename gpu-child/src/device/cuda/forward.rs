@@ -3,25 +3,20 @@
 //! The same pass for every architecture. What differs between them is data: a bias or a head norm
 //! that is there or not, which pairs RoPE rotates.
 
-use super::CudaExecutor;
 use super::board::Stage;
 use super::context::Context;
-use super::decode_step::is_watched;
-use super::graph::GraphKey;
-use super::head::{self, Head};
+use super::head;
 use super::headers::constant;
-use super::kernels::{
-    AttentionArgs, DrawnTokens, EmbedArgs, Geometry, Kernel, MergeArgs, RopeArgs, RowArgs,
-};
+use super::kernels::{AttentionArgs, EmbedArgs, Geometry, Kernel, MergeArgs, RopeArgs, RowArgs};
 use super::kv::KvCache;
 use super::matmul::{Input, Matmul, Output};
 use super::memory::{DevicePtr, read};
 use super::ops::{Ops, SPLIT_THREADS, WIDE_THREADS};
 use super::plan::Plan;
-use super::scratch::{Buffers, Scratch, StepInputs};
+use super::scratch::{Buffers, Scratch};
 use super::weights::{Layer, Linear, Vector, Weights, units};
 use crate::device::common::batch::{rows, watch};
-use crate::device::{Batch, Checkpoint, Tap};
+use crate::device::{Checkpoint, Tap};
 use crate::model::ModelConfig;
 use worker_orcd_ipc::Fault;
 use worker_orcd_kernels::reference::rope::RopePairs;
@@ -53,107 +48,20 @@ pub struct Forward<'a> {
     pub board: DevicePtr<u32>,
 }
 
-/// Launches a step, behind one that may still be running.
-pub fn launch(
-    executor: &mut CudaExecutor,
-    batch: &Batch<'_>,
-    tap: &mut dyn Tap,
-) -> Result<(), Fault> {
-    executor.context.enter()?;
-    let slot = executor.steps.slot();
-    let (before, requests) = executor.steps.previous();
-    let multiprocessors = executor.context.multiprocessors() as usize;
-    let wide_on = executor
-        .ops
-        .attention_wide
-        .is_some()
-        .then_some(multiprocessors);
-    let plan = Plan::new(batch, &executor.config, requests, wide_on);
-    let (context, scatter_inputs) = (&executor.context, &executor.ops.scatter_inputs);
-    let inputs = StepInputs {
-        plan: &plan,
-        slot,
-        before,
-        board: executor.board.on_device(),
-        step: batch.step,
-    };
-    executor.scratch.upload(context, scatter_inputs, inputs)?;
-    let drawn_tokens = launch_pass(executor, &plan, slot, tap)?;
-    executor
-        .steps
-        .launched(&executor.context, batch.step, &plan, drawn_tokens)
-}
-
-/// Embedding to tokens. Says where they will be.
-fn launch_pass(
-    executor: &mut CudaExecutor,
-    plan: &Plan<'_>,
-    slot: usize,
-    tap: &mut dyn Tap,
-) -> Result<DrawnTokens, Fault> {
-    let forward = Forward {
-        context: &executor.context,
-        config: &executor.config,
-        weights: &executor.weights,
-        kv: &executor.kv,
-        scratch: &executor.scratch,
-        ops: &executor.ops,
-        matmul: &executor.matmul,
-        buffers: executor.scratch.buffers(),
-        board: executor.board.on_device(),
-    };
-    if plan.rows.is_empty() {
-        return Ok(DrawnTokens::NONE);
-    }
-    let splits = if forward.splits_over_blocks(plan) {
-        plan.splits
-    } else {
-        0
-    };
-    let mut head = Head {
-        forward: &forward,
-        draws: &mut executor.draws,
-        slot,
-        plan,
-    };
-    if let Some(key) = GraphKey::of(plan, forward.scratch.sizes.head_rows, splits)
-        && !is_watched(forward.config, plan, tap)
-    {
-        if let Some(decode_step) = &mut executor.decode_step
-            && decode_step.takes(forward.context, forward.config, plan)
-        {
-            decode_step.launch(&forward, plan)?;
-            return head.draw_ranked(decode_step, tap);
-        }
-        let pass = || forward.pass(plan);
-        if executor.graphs.launch(forward.context, key, pass)? {
-            return head.draw_chosen(tap);
-        }
-    }
-    forward.embed(plan)?;
-    forward.watch(tap, plan, Checkpoint::Embedding)?;
-    for (index, layer) in forward.weights.tensors.layers.iter().enumerate() {
-        forward.attention_block(plan, index, layer)?;
-        forward.feed_forward(plan.rows.len(), index, layer)?;
-        forward.watch(tap, plan, Checkpoint::Layer(index as u32))?;
-    }
-    head::show_hidden(&forward, plan, tap)?;
-    head.run(tap)
-}
-
 impl Forward<'_> {
     /// The whole step of a batch without a tap, up to the greedy choice of every row.
-    fn pass(&self, plan: &Plan<'_>) -> Result<(), Fault> {
+    pub fn pass(&self, plan: &Plan<'_>) -> Result<(), Fault> {
         self.embed(plan)?;
         for (index, layer) in self.weights.tensors.layers.iter().enumerate() {
             self.attention_block(plan, index, layer)?;
             self.feed_forward(plan.rows.len(), index, layer)?;
         }
-        head::logits(self, plan, 0, plan.drawing.len())
+        let rows = plan.drawing.len();
+        head::logits(self, rows, 0, rows)
     }
 
     /// Shows the residual stream to who wants it.
-    fn watch(
+    pub fn watch(
         &self,
         tap: &mut dyn Tap,
         plan: &Plan<'_>,
@@ -162,7 +70,7 @@ impl Forward<'_> {
         let n_embd = self.config.n_embd;
         // SAFETY: the stream holds a row for each token of the batch.
         let row = |at| unsafe { read(self.context, self.buffers.x.add(at * n_embd), n_embd) };
-        watch(tap, plan.sequences, checkpoint, rows(plan.sequences), row)
+        watch(tap, checkpoint, rows(plan.sequences), row)
     }
 
     pub fn embed_arguments(&self) -> EmbedArgs {
@@ -177,14 +85,19 @@ impl Forward<'_> {
         }
     }
 
-    fn embed(&self, plan: &Plan<'_>) -> Result<(), Fault> {
+    pub fn embed(&self, plan: &Plan<'_>) -> Result<(), Fault> {
         let arguments = self.embed_arguments();
         let geometry = Geometry::line(plan.rows.len(), 256);
         // SAFETY: one block a row; tokens were checked against the vocabulary in `Plan::new`.
         unsafe { self.ops.embed.launch(self.context, geometry, &arguments) }
     }
 
-    fn attention_block(&self, plan: &Plan<'_>, index: usize, layer: &Layer) -> Result<(), Fault> {
+    pub fn attention_block(
+        &self,
+        plan: &Plan<'_>,
+        index: usize,
+        layer: &Layer,
+    ) -> Result<(), Fault> {
         let (config, buffers) = (self.config, &self.buffers);
         let rows = plan.rows.len();
         let q_width = config.n_heads * config.head_dim;
@@ -199,7 +112,7 @@ impl Forward<'_> {
         self.project(rows, &[layer.attn_output], q_width, stream)
     }
 
-    fn feed_forward(&self, rows: usize, index: usize, layer: &Layer) -> Result<(), Fault> {
+    pub fn feed_forward(&self, rows: usize, index: usize, layer: &Layer) -> Result<(), Fault> {
         let (n_embd, n_ff, buffers) = (self.config.n_embd, self.config.n_ff, &self.buffers);
         self.normalize(rows, &layer.ffn_norm, Stage::GateUp.of(index))?;
         let ff = self.row_arguments(rows, buffers.ff, n_ff, Stage::Down.of(index));
@@ -381,7 +294,7 @@ impl Forward<'_> {
 
     /// Sequences that decode, and those with many splits and little other work: each split gets a block of its
     /// own. Its results lie by rows of the batch, so the sequences must come first.
-    fn splits_over_blocks(&self, plan: &Plan<'_>) -> bool {
+    pub fn splits_over_blocks(&self, plan: &Plan<'_>) -> bool {
         let (config, narrow) = (self.config, plan.narrow);
         let units = plan.tiles.len() * config.n_kv_heads;
         let few = units < ENOUGH_BLOCKS * self.context.multiprocessors() as usize;

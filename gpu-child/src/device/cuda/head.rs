@@ -6,7 +6,6 @@
 //! [`sample`](super::sample).
 
 use super::board::Stage;
-use super::decode_step::DecodeStep;
 use super::forward::{Forward, row_geometry};
 use super::headers::constant;
 use super::kernels::{ArgmaxArgs, DrawnTokens, Geometry, RowArgs};
@@ -16,11 +15,31 @@ use super::plan::Plan;
 use super::sample::{Drawing, Draws, Logits, PinnedRows};
 use super::scratch::{ARGMAX_PARTS, ENOUGH_ROWS};
 use crate::device::common::batch::{DrawingRow, watch};
-use crate::device::{Checkpoint, Tap};
+use crate::device::{Checkpoint, SampleWork, Tap};
 use worker_orcd_ipc::Fault;
 
 /// Threads of a block of argmax.cu.
 const ARGMAX_THREADS: u32 = constant!("argmax.cu", ARGMAX_THREADS) as u32;
+
+/// What the pass has left behind of a step's logits.
+#[derive(Debug, Clone, Copy)]
+pub enum LogitsState {
+    /// Nothing: there are more rows than logits are kept of.
+    ToCome,
+    /// All of them, and the greedy choices.
+    Chosen,
+    /// All of them, ranked by [`DecodeStep`](super::decode_step::DecodeStep).
+    Ranked(DrawnTokens),
+}
+
+/// A step that is launched up to its draws.
+#[derive(Debug)]
+pub struct OpenStep {
+    pub step: u64,
+    /// Rows that may draw.
+    pub rows: Vec<DrawingRow>,
+    pub logits: LogitsState,
+}
 
 /// The end of a step.
 #[derive(Debug)]
@@ -29,38 +48,35 @@ pub struct Head<'a> {
     pub draws: &'a mut Draws,
     /// The step's buffers among those of the steps on their way.
     pub slot: usize,
-    pub plan: &'a Plan<'a>,
+    pub open: &'a OpenStep,
+    /// How each row draws, if it does.
+    pub works: &'a [Option<SampleWork<'a>>],
 }
 
 impl Head<'_> {
-    /// Logits, then tokens. Says where they will be.
+    /// Tokens, and before them the logits that are not launched yet. Says where they will be.
     pub fn run(&mut self, tap: &mut dyn Tap) -> Result<DrawnTokens, Fault> {
-        let (forward, plan) = (self.forward, self.plan);
-        let head_rows = forward.scratch.sizes.head_rows;
-        for first in (0..plan.drawing.len()).step_by(head_rows) {
-            let rows = head_rows.min(plan.drawing.len() - first);
-            logits(forward, plan, first, rows)?;
-            self.draw(first, rows, drawn(forward, plan, first), tap)?;
+        let (forward, all) = (self.forward, self.open.rows.len());
+        if all == 0 {
+            return Ok(DrawnTokens::NONE);
         }
-        Ok(drawn(forward, plan, 0))
-    }
-
-    /// Variant of [`run`](Self::run) for logits and greedy choices that are launched already.
-    pub fn draw_chosen(&mut self, tap: &mut dyn Tap) -> Result<DrawnTokens, Fault> {
-        let drawn = drawn(self.forward, self.plan, 0);
-        self.draw(0, self.plan.drawing.len(), drawn, tap)?;
-        Ok(drawn)
-    }
-
-    /// Variant of [`run`](Self::run) for logits that [`DecodeStep`] computes and ranks.
-    pub fn draw_ranked(
-        &mut self,
-        decode_step: &DecodeStep,
-        tap: &mut dyn Tap,
-    ) -> Result<DrawnTokens, Fault> {
-        let ranks = DrawnTokens::of_rows(decode_step.best(), decode_step.broken());
-        self.draw(0, self.plan.drawing.len(), ranks, tap)?;
-        Ok(ranks)
+        let chosen = drawn(forward, all, 0);
+        match self.open.logits {
+            LogitsState::Chosen => self.draw(0, all, chosen, tap)?,
+            LogitsState::Ranked(ranks) => {
+                self.draw(0, all, ranks, tap)?;
+                return Ok(ranks);
+            }
+            LogitsState::ToCome => {
+                let head_rows = forward.scratch.sizes.head_rows;
+                for first in (0..all).step_by(head_rows) {
+                    let rows = head_rows.min(all - first);
+                    logits(forward, all, first, rows)?;
+                    self.draw(first, rows, drawn(forward, all, first), tap)?;
+                }
+            }
+        }
+        Ok(chosen)
     }
 
     /// The tokens of some drawing rows whose logits are on their way.
@@ -71,24 +87,25 @@ impl Head<'_> {
         drawn: DrawnTokens,
         tap: &mut dyn Tap,
     ) -> Result<(), Fault> {
-        let (forward, plan) = (self.forward, self.plan);
-        let drawing = &plan.drawing[first..][..rows];
+        let forward = self.forward;
+        let drawing = &self.open.rows[first..][..rows];
         // Penalties change logits where they lie.
-        show(forward, plan, drawing, tap)?;
+        show(forward, drawing, tap)?;
         let logits = Logits {
             rows: forward.buffers.logits,
             vocab: forward.config.vocab_size,
             batch: forward.buffers.rows,
             drawn,
         };
-        let drawings = drawing.iter().enumerate().map(|(at, it)| {
-            let work = &plan.sequences[it.sequence];
-            Drawing {
+        let works = self.works[first..].iter();
+        let drawings = drawing.iter().zip(works).enumerate();
+        let drawings = drawings.filter_map(|(at, (it, work))| {
+            Some(Drawing {
                 row: at,
                 newest: it.row,
-                work: work.sample.as_ref().expect("a row that draws"),
-                position: plan.rows[it.row].position.unsigned_abs() + 1,
-            }
+                work: work.as_ref()?,
+                position: it.position + 1,
+            })
         });
         let slot = self.slot;
         let place = PinnedRows { slot, first };
@@ -99,17 +116,17 @@ impl Head<'_> {
 }
 
 /// Blocks that read a row: one, where there are rows enough for all multiprocessors.
-fn argmax_parts(plan: &Plan<'_>) -> usize {
-    if plan.drawing.len() < ENOUGH_ROWS {
+fn argmax_parts(drawing: usize) -> usize {
+    if drawing < ENOUGH_ROWS {
         ARGMAX_PARTS
     } else {
         1
     }
 }
 
-/// Tokens of the drawing rows from `first` on.
-fn drawn(forward: &Forward<'_>, plan: &Plan<'_>, first: usize) -> DrawnTokens {
-    let parts = argmax_parts(plan);
+/// Tokens of the rows from `first` on, of as many as are `drawing` in the step.
+fn drawn(forward: &Forward<'_>, drawing: usize, first: usize) -> DrawnTokens {
+    let parts = argmax_parts(drawing);
     DrawnTokens::of_parts(forward.buffers.best.add(first * parts), parts)
 }
 
@@ -152,15 +169,15 @@ pub fn show_hidden(forward: &Forward<'_>, plan: &Plan<'_>, tap: &mut dyn Tap) ->
     Ok(())
 }
 
-/// Final norm, logits and the greedy choice of some drawing rows.
+/// Final norm, logits and the greedy choice of some of the rows that are `drawing` in the step.
 pub fn logits(
     forward: &Forward<'_>,
-    plan: &Plan<'_>,
+    drawing: usize,
     first: usize,
     rows: usize,
 ) -> Result<(), Fault> {
     let (config, buffers) = (forward.config, &forward.buffers);
-    let parts = argmax_parts(plan);
+    let parts = argmax_parts(drawing);
     let (n_embd, vocab) = (config.n_embd, config.vocab_size);
     let stage = Stage::Qkv.of(config.n_layers);
     let norm = RowArgs {
@@ -199,23 +216,16 @@ pub fn logits(
 }
 
 /// Shows the final norm and the logits of some drawing rows to who wants them.
-fn show(
-    forward: &Forward<'_>,
-    plan: &Plan<'_>,
-    drawing: &[DrawingRow],
-    tap: &mut dyn Tap,
-) -> Result<(), Fault> {
+fn show(forward: &Forward<'_>, drawing: &[DrawingRow], tap: &mut dyn Tap) -> Result<(), Fault> {
     let (norm, logits) = (forward.buffers.norm, forward.buffers.logits);
     for (checkpoint, from, width) in [
         (Checkpoint::FinalNorm, norm, forward.config.n_embd),
         (Checkpoint::Logits, logits, forward.config.vocab_size),
     ] {
-        let position = |row: usize| plan.rows[row].position.unsigned_abs();
-        let rows = drawing.iter();
-        let rows = rows.map(|it| (it.sequence, position(it.row)));
+        let rows = drawing.iter().map(|it| (it.request, it.position));
         // SAFETY: both hold a row for each of `drawing`.
         let row = |at| unsafe { read(forward.context, from.add(at * width), width) };
-        watch(tap, plan.sequences, checkpoint, rows, row)?;
+        watch(tap, checkpoint, rows, row)?;
     }
     Ok(())
 }

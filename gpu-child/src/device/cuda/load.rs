@@ -136,6 +136,7 @@ fn assemble(
         residency,
         draws,
         steps: StepQueue::new()?,
+        open: None,
         board,
         context,
     })

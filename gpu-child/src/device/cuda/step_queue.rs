@@ -6,10 +6,7 @@
 
 use super::context::{Context, StreamEvent};
 use super::kernels::DrawnTokens;
-use super::plan::Plan;
 use super::sample::{Draws, NOT_FINITE};
-use crate::device::TO_BE_DRAWN;
-use crate::device::common::batch::DrawingRow;
 use std::collections::VecDeque;
 use worker_orcd_ipc::{Drawn, Fault, RequestId, TokenId};
 
@@ -19,8 +16,8 @@ pub const STEPS: usize = 2;
 #[derive(Debug)]
 struct LaunchedStep {
     step: u64,
-    /// Rows that draw; their tokens are still [`TO_BE_DRAWN`].
-    drawn: Vec<Drawn>,
+    /// Rows that may draw; the tokens of those that do are still to come.
+    drawn: Vec<Option<Drawn>>,
 }
 
 #[derive(Debug)]
@@ -62,13 +59,14 @@ impl StepQueue {
         self.begun % STEPS
     }
 
-    /// Tokens that the step before drew, and their requests.
+    /// Tokens that the step before drew, and the requests of its rows that might.
     #[must_use]
     pub fn previous(&self) -> (DrawnTokens, &[RequestId]) {
         (self.previous, &self.requests)
     }
 
-    /// Everything of a step is launched.
+    /// Everything of a step is launched. Its rows that may draw are of these requests, and `drawn` has an
+    /// answer for each that does.
     ///
     /// # Errors
     /// When NVIDIA's driver refuses.
@@ -76,16 +74,15 @@ impl StepQueue {
         &mut self,
         context: &Context,
         step: u64,
-        plan: &Plan<'_>,
+        requests: impl Iterator<Item = RequestId>,
+        drawn: Vec<Option<Drawn>>,
         drawn_tokens: DrawnTokens,
     ) -> Result<(), Fault> {
         self.events[self.slot()].record(context)?;
         self.begun += 1;
-        let of = |it: &DrawingRow| plan.sequences[it.sequence].drawn(TO_BE_DRAWN);
-        let drawn: Vec<_> = plan.drawing.iter().filter_map(of).collect();
         self.previous = drawn_tokens;
         self.requests.clear();
-        self.requests.extend(drawn.iter().map(|row| row.request));
+        self.requests.extend(requests);
         self.queue.push_back(LaunchedStep { step, drawn });
         Ok(())
     }
@@ -103,12 +100,15 @@ impl StepQueue {
         self.events[slot].wait("a step")?;
         let ids = draws.drawn(slot, drawn.len());
         for (row, id) in drawn.iter_mut().zip(ids) {
+            let Some(row) = row else {
+                continue;
+            };
             if id == NOT_FINITE {
                 let request = row.request;
                 return Err(Fault::NonFiniteLogits { step, request });
             }
             row.token = TokenId(id);
         }
-        Ok(drawn)
+        Ok(drawn.into_iter().flatten().collect())
     }
 }

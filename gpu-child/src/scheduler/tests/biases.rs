@@ -20,8 +20,10 @@ fn the_device_is_given_the_biases_of_each_draw() {
         assert!(bench.scheduler.plan(|_| 5));
         let work = bench.scheduler.work();
         assert_eq!(work[0].sample.unwrap().bias, submission.logit_bias);
-        let drawn = bench.device.step(&work);
+        bench.device.begin(&work);
         bench.scheduler.launched();
+        bench.draw();
+        let drawn = bench.answers.pop_front().unwrap();
         bench.scheduler.complete(1, drawn).unwrap();
     }
 }

@@ -13,7 +13,11 @@ pub(super) struct Play {
     turn: usize,
     /// What each matcher has accepted.
     matchers: BTreeMap<u64, Vec<TokenId>>,
-    coming: VecDeque<(usize, u64)>,
+    coming: VecDeque<(usize, u64, usize)>,
+    /// Takes tokens that are forced.
+    pub(super) forces: bool,
+    /// Tokens taken in this way.
+    taken: usize,
     /// Tokens behind which a matcher gives up.
     gives_up_behind: Option<usize>,
 }
@@ -21,42 +25,62 @@ pub(super) struct Play {
 impl Play {
     pub(super) fn hear(&mut self, scheduler: &mut Scheduler) {
         for wish in scheduler.take_wishes() {
-            let ticket = match wish {
+            let (ticket, most_forced) = match wish {
                 Wish::Begin {
-                    ticket, generated, ..
+                    ticket,
+                    generated,
+                    most_forced,
+                    ..
                 } => {
                     assert_eq!(self.matchers.insert(ticket, generated), None);
-                    ticket
+                    (ticket, most_forced)
                 }
-                Wish::Next { ticket, token } => {
+                Wish::Next {
+                    ticket,
+                    token,
+                    most_forced,
+                } => {
                     let history = self.matchers.get_mut(&ticket);
                     let history = history.expect("a matcher that was not forgotten");
                     assert!(allowed(history).allows(token), "{token} was not allowed");
                     history.push(token);
-                    ticket
+                    (ticket, most_forced)
                 }
                 Wish::Forget { ticket } => {
                     self.matchers.remove(&ticket).expect("forgotten once");
                     continue;
                 }
             };
-            self.coming.push_back((self.turn + self.lag, ticket));
+            let coming = (self.turn + self.lag, ticket, most_forced);
+            self.coming.push_back(coming);
         }
     }
 
     pub(super) fn answer(&mut self, scheduler: &mut Scheduler) {
         self.turn += 1;
-        while let Some((at, ticket)) = self.coming.front().copied()
+        while let Some((at, ticket, most_forced)) = self.coming.front().copied()
             && at <= self.turn
         {
             self.coming.pop_front();
+            let (mut nobodys, mut forced) = (Vec::new(), Vec::new());
             // That of a forgotten matcher comes too, and means nothing.
-            let history = self.matchers.get(&ticket).map_or(&[][..], |it| it);
-            let answer = match self.gives_up_behind {
-                Some(tokens) if history.len() >= tokens => Err(GrammarError::new("no more")),
-                _ => Ok(allowed(history)),
+            let history = self.matchers.get_mut(&ticket).unwrap_or(&mut nobodys);
+            let answer = loop {
+                let mask = match self.gives_up_behind {
+                    Some(tokens) if history.len() >= tokens => Err(GrammarError::new("no more")),
+                    _ => Ok(allowed(history)),
+                };
+                let may_force = self.forces && forced.len() < most_forced;
+                match mask.as_ref().ok().and_then(Mask::only) {
+                    Some(token) if may_force => {
+                        forced.push(token);
+                        history.push(token);
+                    }
+                    _ => break mask,
+                }
             };
-            scheduler.hear_mask(ticket, answer);
+            self.taken += forced.len();
+            scheduler.hear_mask(ticket, &forced, answer);
         }
     }
 
@@ -72,6 +96,10 @@ impl Play {
 /// Some of the vocabulary, by what was generated.
 fn allowed(history: &[TokenId]) -> Mask {
     let sum = history.iter().map(|token| token.0).sum::<u32>() + history.len() as u32;
+    // Often there is no choice, some times in a row.
+    if sum % 7 < 4 {
+        return Mask::of([TokenId(8 + sum % 13)], VOCAB as usize);
+    }
     let tokens = (0..VOCAB).filter(|token| (token * 7 + sum).is_multiple_of(5));
     Mask::of(tokens.map(TokenId), VOCAB as usize)
 }
@@ -173,18 +201,103 @@ fn a_queue_has_no_matchers_and_a_cancelled_request_keeps_none() {
     bench.run();
 }
 
+/// The step loop waits for masks at the draws of a step, and not before it.
 #[test]
-fn a_mask_that_was_late_once_is_not_waited_for_again() {
+fn a_draw_waits_for_its_mask_and_a_late_one_runs_its_token_again() {
     let mut bench = Bench::new(limits(), 16, true);
     bench.submit(constrained(1, &[1, 2, 3], 9));
-    assert!(!bench.scheduler.a_mask_is_due());
-    bench.turn(5);
-    assert!(!bench.scheduler.a_mask_is_due(), "to compile may take long");
-    bench.turn(5);
-    bench.turn(5);
-    assert!(bench.scheduler.a_mask_is_due());
-    bench.scheduler.go_without_masks();
-    assert!(!bench.scheduler.a_mask_is_due() && bench.scheduler.awaits_masks());
-    bench.turn(5);
-    assert!(bench.scheduler.a_mask_is_due(), "the next one is another");
+    bench.submit(submission(2, &[4, 5], 9));
+    while bench
+        .outcomes
+        .get(&RequestId(1))
+        .is_none_or(|it| it.tokens.len() < 3)
+    {
+        bench.turn(5);
+    }
+    assert!(bench.scheduler.plan(|_| 5));
+    let run_of = |bench: &Bench| {
+        let work = bench.scheduler.work();
+        let mut its = work.iter().filter(|it| it.request == RequestId(1));
+        its.next()
+            .map(|it| (it.first_position, it.sample.is_some()))
+    };
+    let run = run_of(&bench);
+    assert_eq!(run, Some((5, true)), "it runs before its mask is here");
+    bench.device.begin(&bench.scheduler.work());
+    bench.scheduler.launched();
+    assert!(bench.scheduler.draws_wait() && bench.scheduler.others_draw());
+    bench.draw();
+    assert!(!bench.scheduler.draws_wait() && bench.scheduler.awaits_masks());
+    let drawn = bench.answers.pop_front().unwrap();
+    let whose: Vec<_> = drawn.iter().map(|it| it.request.0).collect();
+    assert_eq!(whose, [2], "the other one does not wait");
+    let report = bench.scheduler.complete(9, drawn).unwrap();
+    bench.record(report);
+    assert!(bench.scheduler.plan(|_| 5));
+    assert_eq!(run_of(&bench), None, "it waits for what was late");
+    bench.play.hear(&mut bench.scheduler);
+    bench.play.answer(&mut bench.scheduler);
+    assert!(bench.scheduler.plan(|_| 5));
+    assert_eq!(run_of(&bench), run);
+    bench.run();
+    for (request, submission) in [
+        (1, constrained(1, &[1, 2, 3], 9)),
+        (2, submission(2, &[4, 5], 9)),
+    ] {
+        assert_eq!(bench.outcome(request), &alone(&submission, 16));
+    }
+}
+
+#[test]
+fn forced_tokens_are_taken_without_a_draw_and_run_in_one_step_where_nobody_waits_for_it() {
+    let request = constrained(1, &[1, 2, 3], 30);
+    let whole = alone(&request, 16);
+    for has_neighbour in [false, true] {
+        let mut bench = Bench::new(limits(), 16, true);
+        bench.play.forces = true;
+        bench.submit(request.clone());
+        if has_neighbour {
+            bench.submit(submission(2, &[4, 5], 40));
+        }
+        let mut most_rows = 0;
+        while bench
+            .outcomes
+            .get(&RequestId(1))
+            .is_none_or(|it| it.reasons.is_empty())
+        {
+            bench.play.hear(&mut bench.scheduler);
+            bench.play.answer(&mut bench.scheduler);
+            if !bench.is_open && bench.scheduler.plan(|_| 5) {
+                let scheduler = &bench.scheduler;
+                let parts = scheduler.running.iter().zip(&scheduler.planned);
+                let decoding = parts.filter(|(it, _)| it.decodes()).map(|(_, rows)| *rows);
+                let is_everybody = decoding.clone().count() == 1 + usize::from(has_neighbour);
+                let rows = decoding.max().filter(|_| is_everybody).unwrap_or(0);
+                most_rows = most_rows.max(rows);
+            }
+            bench.turn(5);
+        }
+        assert_eq!(bench.outcome(1), &whole);
+        assert!(bench.play.taken > 5, "{}", bench.play.taken);
+        assert_eq!(most_rows > 1, !has_neighbour, "{most_rows} rows");
+        bench.run();
+    }
+}
+
+#[test]
+fn nothing_is_forced_where_logits_are_looked_at() {
+    for (logprobs, traces_logits) in [(Some(0), false), (None, true)] {
+        let limits = Limits {
+            traces_logits,
+            ..limits()
+        };
+        let mut bench = Bench::new(limits, 16, true);
+        bench.play.forces = true;
+        bench.submit(Submission {
+            logprobs,
+            ..constrained(1, &[1, 2, 3], 30)
+        });
+        bench.run();
+        assert_eq!(bench.play.taken, 0);
+    }
 }

@@ -2,13 +2,13 @@
 
 use super::VOCAB;
 use crate::device::{
-    Ahead, Batch, Checkpoint, Executor, KvGeometry, NoTap, SequenceWork, TO_BE_DRAWN, Tap, Witness,
+    Batch, Checkpoint, Executor, KvGeometry, SampleWork, SequenceWork, TO_BE_DRAWN, Tap, Witness,
 };
 use crate::serve::Loaded;
 use std::collections::VecDeque;
 use std::time::Duration;
 use worker_orcd_ipc::{
-    DeviceError, DeviceFacts, Drawn, Fault, MemoryReport, ModelFacts, ModelIdentity,
+    DeviceError, DeviceFacts, Drawn, Fault, MemoryReport, ModelFacts, ModelIdentity, RequestId,
     SamplingAdvice, TokenId, TokenizerFacts, TokenizerKind, WeightsManifest,
 };
 
@@ -17,7 +17,9 @@ pub struct Counter {
     step_takes: Duration,
     /// The device may be asked for a step before the last one's tokens were taken.
     is_ahead: bool,
-    /// Draws of the step begun last, and of those that nobody has taken.
+    /// What the step that was begun would draw.
+    open: Vec<(RequestId, TokenId)>,
+    /// Draws of the step before, and of those that nobody has taken.
     drawn: Vec<Drawn>,
     untold: VecDeque<Vec<Drawn>>,
     inspections: u32,
@@ -77,9 +79,61 @@ impl Executor for Counter {
         32
     }
 
-    fn step(&mut self, batch: &Batch<'_>, tap: &mut dyn Tap) -> Result<Vec<Drawn>, Fault> {
-        assert!(self.untold.is_empty(), "two interfaces at once");
-        self.count(batch, tap)
+    fn begin(&mut self, batch: &Batch<'_>, tap: &mut dyn Tap) -> Result<(), Fault> {
+        assert!(
+            self.open.is_empty(),
+            "the draws of the step before are to come"
+        );
+        let most = 1 + usize::from(self.is_ahead);
+        assert!(
+            self.untold.len() < most,
+            "more steps than it computes at a time"
+        );
+        let drawn = |request| {
+            let found = self.drawn.iter().find(|row| row.request == request);
+            found.unwrap().token
+        };
+        let tokens: Vec<Vec<TokenId>> = batch
+            .sequences
+            .iter()
+            .map(|work| match work.tokens {
+                [TO_BE_DRAWN] => vec![drawn(work.request)],
+                known => known.to_vec(),
+            })
+            .collect();
+        let works = batch.sequences.iter().zip(&tokens);
+        let sequences: Vec<_> = works
+            .map(|(&work, tokens)| SequenceWork { tokens, ..work })
+            .collect();
+        let known = Batch {
+            sequences: &sequences,
+            ..*batch
+        };
+        self.open = self.count(&known, tap)?;
+        Ok(())
+    }
+
+    fn draw(&mut self, draws: &[Option<SampleWork<'_>>], tap: &mut dyn Tap) -> Result<(), Fault> {
+        assert_eq!(draws.len(), self.open.len());
+        for (request, _) in &self.open {
+            if tap.wants(*request, &Checkpoint::Logits) {
+                tap.see(*request, &Checkpoint::Logits, 0, &[0.0; VOCAB as usize]);
+            }
+        }
+        let rows = std::mem::take(&mut self.open).into_iter().zip(draws);
+        let drawn = rows
+            .filter_map(|((request, token), sample)| Some(sample.as_ref()?.drawn(request, token)));
+        self.drawn = drawn.collect();
+        self.untold.push_back(self.drawn.clone());
+        Ok(())
+    }
+
+    fn finish(&mut self) -> Result<Vec<Drawn>, Fault> {
+        Ok(self.untold.pop_front().unwrap())
+    }
+
+    fn is_ahead(&self) -> bool {
+        self.is_ahead
     }
 
     fn promote(&mut self) -> Result<(), Fault> {
@@ -102,10 +156,6 @@ impl Executor for Counter {
         }
     }
 
-    fn ahead(&mut self) -> Option<&mut dyn Ahead> {
-        self.is_ahead.then_some(self)
-    }
-
     fn witness(&mut self) -> Option<Box<dyn Witness>> {
         self.stands.map(|stands| Box::new(Stands(stands)) as _)
     }
@@ -119,39 +169,6 @@ impl Witness for Stands {
     }
 }
 
-impl Ahead for Counter {
-    fn begin(&mut self, batch: &Batch<'_>) -> Result<(), Fault> {
-        let drawn = |request| {
-            let found = self.drawn.iter().find(|row| row.request == request);
-            found.unwrap().token
-        };
-        let tokens: Vec<Vec<TokenId>> = batch
-            .sequences
-            .iter()
-            .map(|work| match work.tokens {
-                [TO_BE_DRAWN] => vec![drawn(work.request)],
-                known => known.to_vec(),
-            })
-            .collect();
-        let works = batch.sequences.iter().zip(&tokens);
-        let sequences: Vec<_> = works
-            .map(|(&work, tokens)| SequenceWork { tokens, ..work })
-            .collect();
-        let known = Batch {
-            sequences: &sequences,
-            ..*batch
-        };
-        self.drawn = self.count(&known, &mut NoTap)?;
-        self.untold.push_back(self.drawn.clone());
-        assert!(self.untold.len() <= 2, "more than a step ahead");
-        Ok(())
-    }
-
-    fn finish(&mut self) -> Result<Vec<Drawn>, Fault> {
-        Ok(self.untold.pop_front().unwrap())
-    }
-}
-
 /// A device on which something happens to the weights.
 pub fn loaded_and(spoilt: Spoilt) -> Loaded {
     loaded_with(Counter {
@@ -161,12 +178,13 @@ pub fn loaded_and(spoilt: Spoilt) -> Loaded {
 }
 
 impl Counter {
-    fn count(&self, batch: &Batch<'_>, tap: &mut dyn Tap) -> Result<Vec<Drawn>, Fault> {
+    fn count(
+        &self,
+        batch: &Batch<'_>,
+        tap: &mut dyn Tap,
+    ) -> Result<Vec<(RequestId, TokenId)>, Fault> {
         std::thread::sleep(self.step_takes);
         for work in batch.sequences {
-            if tap.wants(work.request, &Checkpoint::Logits) {
-                tap.see(work.request, &Checkpoint::Logits, 0, &[0.0; VOCAB as usize]);
-            }
             if tap.wants(work.request, &Checkpoint::Hidden) {
                 for (position, token) in (work.first_position..).zip(work.tokens) {
                     let of_token = match token.0 {
@@ -192,7 +210,7 @@ impl Counter {
         };
         let drawing = batch.sequences.iter().filter(|work| work.sample.is_some());
         drawing
-            .filter_map(|work| draw(work.tokens).map(|it| work.drawn(it)).transpose())
+            .map(|work| Ok((work.request, draw(work.tokens)?)))
             .collect()
     }
 
@@ -200,6 +218,7 @@ impl Counter {
         Self {
             step_takes,
             is_ahead: false,
+            open: vec![],
             drawn: vec![],
             untold: VecDeque::new(),
             inspections: 0,

@@ -45,6 +45,7 @@ fn a_reader_that_is_gone_is_noticed_while_a_mask_is_awaited() {
             // Nobody hears of the grammar, so its mask never comes.
             steps.scheduler.take_wishes();
             steps.launch().unwrap();
+            steps.draw().unwrap();
             let step = steps.in_flight.pop_front().unwrap();
             steps.wait(step).unwrap();
         }

@@ -1,0 +1,135 @@
+//! A sequence in a step: what it runs, and whence its next token comes: from a draw that is decided on once the
+//! step is on its way, or from its grammar, without one.
+
+use super::Sequence;
+use crate::device::{SampleWork, SequenceWork, TO_BE_DRAWN};
+use crate::kv_pages::KvPages;
+use crate::scheduler::Limits;
+use worker_orcd_ipc::{Drawn, TokenId};
+
+/// Tokens that are taken without a draw before another mask is asked for, and rows of them in a step.
+pub(in crate::scheduler) const MOST_FORCED: usize = 16;
+
+impl Sequence {
+    /// The next `tokens` of what is pending, as the device is told. A newest token is a row that may draw even
+    /// where the token behind it is known: a step of such rows alone is the fastest.
+    pub(in crate::scheduler) fn work(&self, tokens: usize) -> SequenceWork<'_> {
+        let end = self.computed + tokens;
+        let sample = self.may_draw(tokens).then(|| SampleWork {
+            generated: &self.tokens[self.prompt_len..end],
+            ..self.sample(0)
+        });
+        SequenceWork {
+            request: self.request,
+            tokens: &self.tokens[self.computed..end],
+            first_position: self.computed as u32,
+            pages: &self.pages,
+            sample,
+        }
+    }
+
+    fn may_draw(&self, tokens: usize) -> bool {
+        let is_newest = self.decodes && tokens == 1;
+        self.pool.is_none() && (is_newest || tokens == self.pending())
+    }
+
+    /// How the token behind the first `index` generated ones is drawn.
+    pub(in crate::scheduler) fn sample(&self, index: usize) -> SampleWork<'_> {
+        SampleWork {
+            sampling: self.sampling,
+            prompt: &self.tokens[..self.prompt_len],
+            generated: &self.tokens[self.prompt_len..][..index],
+            allowed: self.constraint.allowed(),
+            bias: &self.logit_bias,
+        }
+    }
+
+    /// A step is on its way that runs `tokens` more, up to its draws. Says whether it may draw, and gives the
+    /// index of the token that it draws, if it does, among all that were generated.
+    pub(in crate::scheduler) fn launch(
+        &mut self,
+        tokens: usize,
+        cache: &KvPages,
+    ) -> (bool, Option<u32>) {
+        let page_tokens = cache.geometry().page_tokens as usize;
+        debug_assert!(
+            self.pages[self.computed / page_tokens..]
+                .iter()
+                .all(|page| cache.is_private(*page)),
+            "a shared page was written"
+        );
+        let may_draw = self.may_draw(tokens);
+        let draws = tokens == self.pending() && self.pool.is_none();
+        self.computed += tokens;
+        let index = draws.then(|| {
+            let index = self.tokens.len() - self.prompt_len;
+            self.decodes = true;
+            self.is_open = self.constraint.is_grammar();
+            self.tokens.push(TO_BE_DRAWN);
+            self.unknown += 1;
+            index as u32
+        });
+        (may_draw, index)
+    }
+
+    pub(in crate::scheduler) fn is_open(&self) -> bool {
+        self.is_open
+    }
+
+    /// It draws this token in the step launched last.
+    pub(in crate::scheduler) fn draws_at(&self, index: Option<u32>) -> bool {
+        let newest = (self.tokens.len() - self.prompt_len).checked_sub(1);
+        self.unknown > 0 && index.map(|index| index as usize) == newest
+    }
+
+    /// The draw is on its way.
+    pub(in crate::scheduler) fn close(&mut self) {
+        if std::mem::take(&mut self.is_open) {
+            self.constraint.used();
+        }
+    }
+
+    /// Nothing is drawn for it in the step launched last.
+    pub(in crate::scheduler) fn undraw(&mut self) {
+        debug_assert!(self.is_open && self.tokens.last() == Some(&TO_BE_DRAWN));
+        self.is_open = false;
+        self.tokens.pop();
+        self.unknown -= 1;
+    }
+
+    /// What the step has computed of its newest token is lost, but for keys and values: it is run again.
+    pub(in crate::scheduler) fn run_again(&mut self) {
+        self.computed -= 1;
+    }
+
+    /// The next token is this one, without a draw.
+    pub(in crate::scheduler) fn take(&mut self, token: TokenId) -> Drawn {
+        debug_assert_eq!(self.unknown, 0);
+        let index = self.generated().len();
+        self.tokens.push(token);
+        Drawn {
+            request: self.request,
+            index: index as u32,
+            token,
+        }
+    }
+
+    /// It has more tokens than there are pages for.
+    pub(in crate::scheduler) fn outgrows(&self, cache: &KvPages) -> bool {
+        self.pages_wanted(cache) > cache.geometry().pages as usize
+    }
+
+    /// Tokens that it may take without a draw. None where somebody wants to see what they were drawn from.
+    pub(in crate::scheduler) fn most_forced(&self, limits: &Limits) -> usize {
+        let is_watched = self.logprobs.is_some() || limits.traces_logits;
+        let left = self.max_tokens.saturating_sub(self.generated().len());
+        if is_watched { 0 } else { left.min(MOST_FORCED) }
+    }
+
+    /// The oldest step under way drew this token.
+    pub(in crate::scheduler) fn learn(&mut self, token: TokenId) {
+        let at = self.known().len();
+        self.tokens[at] = token;
+        self.unknown -= 1;
+    }
+}

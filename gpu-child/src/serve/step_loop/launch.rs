@@ -1,0 +1,130 @@
+//! A step on its way: begun, its draws decided on, waited for.
+
+use super::super::Doing;
+use super::{StepLoop, scheduler_fault, stop_trace};
+use crate::device::{Batch, NoTap, Tap};
+use crate::flight_recorder::{Watched, decodes, phase};
+use crate::logprobs::WantedRows;
+use crate::pooling::HiddenRows;
+use crate::scheduler::StepShape;
+use crate::trace::LogitsTrace;
+use std::time::Instant;
+use worker_orcd_ipc::flight::{Moment, Who};
+use worker_orcd_ipc::{Fault, StepReport};
+
+/// A step in flight.
+pub(super) struct StepInFlight {
+    pub step: u64,
+    pub began: Instant,
+    pub shape: StepShape,
+    who: Who,
+    /// Its draws are to be decided on.
+    pub is_open: bool,
+    wanted_rows: WantedRows,
+}
+
+impl StepLoop<'_> {
+    /// Sends the planned step on its way, up to its draws; a device that computes in this thread has done it
+    /// then.
+    pub(super) fn launch(&mut self) -> Result<(), Fault> {
+        self.step += 1;
+        let began = Instant::now();
+        if self.in_flight.is_empty() {
+            self.status.step_begins(self.step, began);
+        }
+        self.status.does(Doing::Computes);
+        let shape = self.scheduler.planned_shape();
+        let sequences = self.scheduler.work();
+        let batch = Batch {
+            step: self.step,
+            sequences: &sequences,
+        };
+        let tokens = sequences
+            .iter()
+            .map(|work| work.tokens.len())
+            .sum::<usize>() as u32;
+        let who = Who::new(sequences.iter().map(|work| work.request));
+        let note = |moment| self.recorder.record(self.step, moment, who);
+        note(Moment::StepBegin { tokens });
+        for work in sequences.iter().filter(|work| !decodes(work)) {
+            let end = work.first_position + work.tokens.len() as u32;
+            let who = Who::new([work.request].into_iter());
+            self.recorder.record(self.step, Moment::Prompt { end }, who);
+        }
+        note(Moment::Phase(phase(&sequences)));
+        let wanted_rows = WantedRows::of(self.scheduler.logprobs_wanted());
+        let mut hidden_rows = HiddenRows::of(self.scheduler.hidden_wanted());
+        // One that computes by itself tells nobody how far it is.
+        let is_seen = !self.executor.is_ahead() || self.trace.is_some() || hidden_rows.is_wanted();
+        if !is_seen {
+            self.executor.begin(&batch, &mut NoTap)?;
+        } else {
+            let mut none = NoTap;
+            let mut tap = hidden_rows.keep(trace_or(&mut self.trace, &mut none));
+            let mut tap = Watched::new(&mut tap, &self.recorder, self.step, who);
+            self.executor.begin(&batch, &mut tap)?;
+        }
+        self.pool(hidden_rows)?;
+        self.scheduler.launched();
+        self.in_flight.push_back(StepInFlight {
+            step: self.step,
+            began,
+            shape,
+            who,
+            is_open: true,
+            wanted_rows,
+        });
+        Ok(())
+    }
+
+    /// Has the step begun last draw, by the masks that are here.
+    pub(super) fn draw(&mut self) -> Result<(), Fault> {
+        let Some(step) = self.in_flight.back_mut() else {
+            return Ok(());
+        };
+        self.status.does(Doing::Computes);
+        self.scheduler.settle_draws();
+        let mut none = NoTap;
+        let trace = trace_or(&mut self.trace, &mut none);
+        let mut tap = step.wanted_rows.keep(trace);
+        let mut tap = Watched::new(&mut tap, &self.recorder, step.step, step.who);
+        self.executor.draw(&self.scheduler.draws(), &mut tap)?;
+        drop(tap);
+        self.scheduler.drawn();
+        step.is_open = false;
+        Ok(())
+    }
+
+    /// Waits for the oldest step, whose draws are on their way.
+    pub(super) fn wait(&mut self, step: StepInFlight) -> Result<StepReport, Fault> {
+        self.status.does(Doing::WaitsForDevice);
+        let drawn = self.executor.finish()?;
+        self.recorder.record(step.step, Moment::StepEnd, step.who);
+        if let Some(trace) = &mut self.trace
+            && let Err(error) = trace.check()
+        {
+            // One with holes would prove nothing.
+            self.trace = None;
+            stop_trace(self.link, &error);
+        }
+        let now = Instant::now();
+        let took = now.duration_since(step.began.max(self.last_end));
+        (self.last_end, self.last_took) = (now, took);
+        self.pacer.observe(step.shape, took);
+        let report = self.scheduler.complete(step.step, drawn);
+        let report = report.map_err(scheduler_fault)?;
+        self.ask_for_masks()?;
+        Ok(StepReport {
+            logprobs: step.wanted_rows.answer(&report.drawn),
+            sealed: self.seal()?,
+            ..report
+        })
+    }
+}
+
+fn trace_or<'a>(trace: &'a mut Option<LogitsTrace>, none: &'a mut NoTap) -> &'a mut dyn Tap {
+    match trace {
+        Some(trace) => trace,
+        None => none,
+    }
+}
