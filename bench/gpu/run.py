@@ -34,10 +34,10 @@ SMOLLM2 = "SmolLM2-135M-Instruct.Q4_1.gguf"
 REAL_TEXT = "The history of the Roman Empire began when Augustus became"
 # The most telling first: a run that ends early has those.
 ORDER = ["0.5b-F16", "smollm2", "0.5b-Q8_0", "0.5b-Q4_K_M", "7b-F16", "7b-Q8_0", "7b-Q4_K_M"]
-MEASURES = ["decode", "prompt", "long", "mixed"]
+MEASURES = ["decode", "prompt", "long", "mixed", "structured"]
 """Programs of each side, each with a start of its own: a worker that may serve 32,768 positions
 is another one than that which serves 256 short streams."""
-PROGRAMS = {"served": [("decode", "prompt"), ("long", "mixed")], "bare": [("decode", "prompt")]}
+PROGRAMS = {"served": [("decode", "prompt"), ("long", "mixed"), ("structured",)], "bare": [("decode", "prompt")]}
 PROMPTS = [128, 1024, 8192]
 """Streams, and positions behind them."""
 LONG = [(1, 4096), (32, 4096), (1, 32_768)]

@@ -119,7 +119,14 @@ def figures(model, results):
             add(side, ("long", streams, positions), title, RATE, rate, share)
         for it in of(model, side, "mixed"):
             mixed_figures(side, it, add)
-    order = ["share", "decode", "prompt", "long", "mixed"]
+        for it in of(model, side, "structured"):
+            streams, figure = it["streams"], it["figure"]
+            title = {
+                "constrained": f"{plural(streams)} under a schema, over as many without",
+                "neighbours": f"{streams - 1} beside one under a schema, over beside one without",
+            }[figure]
+            add(side, ("structured", figure, streams), title, RATIO, it["median_of_ratios"])
+    order = ["share", "decode", "prompt", "long", "mixed", "structured"]
     return sorted(found.values(), key=lambda it: (order.index(it.name[0]), it.name[1:]))
 
 

@@ -45,6 +45,13 @@ def prompts(**milliseconds):
 """p99 between tokens of 32 streams while prompts arrive, over p50 without."""
 MIXED = {("mixed", 32): Target(3, 2)}
 
+"""Of the rate without a schema, and without one beside."""
+STRUCTURED = {
+    ("structured", "constrained", 1): Target(0.9, 0.98),
+    ("structured", "constrained", 32): Target(0.9, 0.98),
+    ("structured", "neighbours", 32): Target(0.99, 1.0),
+}
+
 """model: figure: target. A figure is named as `table.figures` names it."""
 TARGETS = {
     "7b-F16": {
@@ -54,17 +61,20 @@ TARGETS = {
         ("long", 1, 32_768): Target(215, 235),
         ("long", 32, 4096): Target(4_800, 5_600),
         **MIXED,
+        **STRUCTURED,
     },
     "7b-Q8_0": {
         **decode((30_000, 23_000, 15_000, 8_500), (36_000, 27_000, 17_000, 11_000)),
         ("share", 1): Target(0.80, 0.88),
         **MIXED,
+        **STRUCTURED,
     },
     "7b-Q4_K_M": {
         **decode((30_000, 22_000, 14_000, 9_000), (36_000, 27_000, 17_000, 13_000)),
         **prompts(p1024=(25, 21), p8192=(190, 170)),
         ("share", 1): Target(0.60, 0.75),
         **MIXED,
+        **STRUCTURED,
     },
     "0.5b-F16": {
         ("share", 1): Target(0.55, 0.70),

@@ -183,7 +183,8 @@ class Plans(unittest.TestCase):
         plans = self.plans()
         self.assertEqual(
             [plan[:2] for plan in plans],
-            [("bare", "decode,prompt"), ("served", "decode,prompt"), ("served", "long,mixed")],
+            [("bare", "decode,prompt"), ("served", "decode,prompt"), ("served", "long,mixed"),
+             ("served", "structured")],
         )
         self.assertEqual(plans[0][2]["--prompts"], "128,1024,8192")
         self.assertEqual(plans[2][2]["--long"], "1x4096,32x4096,1x32768")
@@ -191,6 +192,7 @@ class Plans(unittest.TestCase):
     def test_only_what_is_asked_for_is_planned(self):
         for measure, expected in (
             ("mixed", [("served", "mixed")]),
+            ("structured", [("served", "structured")]),
             ("prompt", [("bare", "prompt"), ("served", "prompt")]),
             ("prompt,long", [("bare", "prompt"), ("served", "prompt"), ("served", "long")]),
         ):
@@ -207,7 +209,7 @@ class Plans(unittest.TestCase):
     def test_what_is_given_replaces_what_is_planned(self):
         plans = self.plans("--flags", "--prompts 64 --long 2x100", "--sides", "served")
         self.assertEqual(plans[0][2]["--prompts"], "64")
-        self.assertEqual([plan[2]["--long"] for plan in plans], ["2x100"] * 2)
+        self.assertEqual([plan[2]["--long"] for plan in plans], ["2x100"] * 3)
         with mock.patch("sys.argv", ["run.py", "speed", "--flags", "--prompts 64"]):
             flags = next(run.programs("x", {"context_tokens": 9000}, run.parse()))[1]
         self.assertEqual(flags.count("--prompts"), 1)
@@ -301,7 +303,7 @@ class Tables(unittest.TestCase):
         ):
             self.assertEqual(rows[name][5:], wanted, name)
         self.assertNotIn("not measured", rows["1 stream"])
-        self.assertIn("Must is reached by 2 of 10 figures.", text)
+        self.assertIn("Must is reached by 2 of 13 figures.", text)
         self.assertIn("Short: 7b-F16: 256 streams; 7b-F16: prompt of 1,024 to first token.", text)
         self.assertIn("Not measured: 7b-F16 decode 32; 7b-F16 prompt 8192; 7b-F16 long 1 4096", text)
 
@@ -317,6 +319,14 @@ class Tables(unittest.TestCase):
         self.assertEqual(rows[name][2:], ["2.80", "", "–", "3.00", "2.00", "must"])
         name = "between tokens of 32 streams, p99 while prompts of 1,024 arrive every 100 ms"
         self.assertEqual(rows[name][2], "14.00 ms")
+
+    def test_a_schema_may_cost_a_tenth_and_its_neighbours_nothing(self):
+        findings = [structured("constrained", 32, 0.95), structured("neighbours", 32, 0.95)]
+        rows, _ = self.lines("7b-F16", findings)
+        held = rows["32 streams under a schema, over as many without"]
+        self.assertEqual((held[2], held[7]), ("0.95", "must"))
+        beside = rows["31 beside one under a schema, over beside one without"]
+        self.assertEqual((beside[2], beside[7]), ("0.95", "**SHORT** by 4%"))
 
 
 def decoded(side, streams, rate):
@@ -343,7 +353,14 @@ def whole_findings():
           for tokens in run.PROMPTS],
         *[lengthy(streams, positions, 1.0) for streams, positions in run.LONG],
         mixed(1.0, 1.0),
+        *[structured(figure, streams, 1.0)
+          for figure, streams in (("constrained", 1), ("constrained", 32), ("neighbours", 32))],
     ]
+
+
+def structured(figure, streams, ratio):
+    return {"what": "structured", "side": "served", "figure": figure, "streams": streams,
+            "with_a_schema": 100 * ratio, "without": 100, "median_of_ratios": ratio}
 
 
 def sample_results(label, findings):

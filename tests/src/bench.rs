@@ -6,6 +6,7 @@ pub mod pump;
 pub mod shell_loop;
 pub mod stats;
 pub mod steady;
+pub mod structured;
 
 pub use burst::{Burst, Stream};
 pub use pump::{Pump, Totals};

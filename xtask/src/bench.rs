@@ -34,6 +34,8 @@ enum Bench {
     Recovery(service::Arguments),
     /// The gaps between tokens beside 10,000 idle connections and 200 slow clients, and without.
     Crowd(service::Arguments),
+    /// Masks of a large vocabulary, and streams under a schema beside streams without one.
+    Grammar(service::Arguments),
     /// Tokens per second through both processes, beside the same executor alone.
     Isolation(service::Arguments),
     /// Schemas that are accepted, and whether answers of a random model are valid under them.
@@ -49,6 +51,7 @@ pub fn run(arguments: &Arguments) -> Result<()> {
         Bench::Memory(arguments) => service::run("memory", arguments),
         Bench::Recovery(arguments) => service::run_recovery(arguments),
         Bench::Crowd(arguments) => service::run("crowd", arguments),
+        Bench::Grammar(arguments) => service::run_grammar(arguments),
         Bench::Isolation(arguments) => service::run("isolation", arguments),
         Bench::Schemas(arguments) => schemas::run(arguments),
     }

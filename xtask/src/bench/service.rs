@@ -17,7 +17,19 @@ pub struct Arguments {
 }
 
 pub fn run(name: &str, arguments: &Arguments) -> Result<()> {
-    run_with(name, arguments, &fetch_model::run()?, &[])
+    let table = measured(name, arguments, &fetch_model::run()?, &[])?;
+    write(name, &table)
+}
+
+/// With the times of masks, of a vocabulary that is made up.
+pub fn run_grammar(arguments: &Arguments) -> Result<()> {
+    let mut masks = process::cargo();
+    masks.args(["run", "--quiet", "--release", "-p", "worker-orcd-grammar"]);
+    masks.args(["--example", "mask_speed"]);
+    println!("$ {}", process::shown(&masks));
+    let masks = process::output(&mut masks)?;
+    let table = measured("grammar", arguments, &fetch_model::run()?, &[])?;
+    write("grammar", &format!("{masks}\n\n{table}"))
 }
 
 /// Beside llama.cpp's server, which a shell loop starts again.
@@ -30,10 +42,15 @@ pub fn run_recovery(arguments: &Arguments) -> Result<()> {
     let threads = available_parallelism()?;
     let (python, script, file) = (python.display(), script.display(), model.display());
     let server = format!("{python} {script} {file} --threads {threads}");
-    run_with("recovery", arguments, &model, &["--llama-server", &server])
+    let table = measured("recovery", arguments, &model, &["--llama-server", &server])?;
+    write("recovery", &table)
 }
 
-fn run_with(name: &str, arguments: &Arguments, model: &Path, more: &[&str]) -> Result<()> {
+fn write(name: &str, table: &str) -> Result<()> {
+    report::write(name, &report::typed_command(), table)
+}
+
+fn measured(name: &str, arguments: &Arguments, model: &Path, more: &[&str]) -> Result<String> {
     process::run(process::cargo().args([
         "build",
         "--release",
@@ -55,7 +72,7 @@ fn run_with(name: &str, arguments: &Arguments, model: &Path, more: &[&str]) -> R
         .last()
         .context("the benchmark printed nothing")?;
     let result: Value = serde_json::from_str(last).context("the benchmark printed no JSON")?;
-    report::write(name, &report::typed_command(), &table(&result))
+    Ok(table(&result))
 }
 
 /// Scalars as rows; a list of objects as a table of its own; an object as rows under its name.

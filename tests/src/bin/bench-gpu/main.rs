@@ -4,7 +4,7 @@
 //!
 //! ```text
 //! bench/gpu/run.py ── bare ─── bare::Bare (executor) ◄── lines (sequences) ── check, speed
-//!                  └─ served ─ Worker ◄── Burst ── served, long, mixed
+//!                  └─ served ─ Worker ◄── Burst ── served, long, mixed, structured
 //! ```
 //!
 //! Every finding is one JSON object on a line of its own, printed as soon as it is known, so that
@@ -18,6 +18,7 @@ mod mixed;
 mod prompts;
 mod served;
 mod speed;
+mod structured;
 
 use anyhow::Result;
 use clap::{Args, Parser, Subcommand, ValueEnum};
@@ -53,6 +54,8 @@ pub enum Measure {
     Long,
     /// Served only: streams while prompts arrive.
     Mixed,
+    /// Served only: streams under a schema, and those beside them.
+    Structured,
 }
 
 /// What both sides are told.

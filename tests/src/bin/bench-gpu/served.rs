@@ -3,7 +3,7 @@
 use super::long::Crowd;
 use super::mixed::Arriving;
 use super::prompts::{Alphabet, TOKEN_CHARS, text};
-use super::{Measure, Settings, median, say};
+use super::{Measure, Settings, median, say, structured};
 use anyhow::{Result, ensure};
 use clap::Args;
 use serde_json::{Value, json};
@@ -54,7 +54,9 @@ impl Arguments {
     fn company(&self) -> usize {
         let long = self.crowds().iter().map(|crowd| crowd.streams);
         let mixed = self.arriving().map(|arriving| arriving.streams);
-        let most = long.chain(mixed).max().unwrap_or(1);
+        let is_structured = self.settings.measures(Measure::Structured);
+        let structured = structured::STREAMS.into_iter().filter(|_| is_structured);
+        let most = long.chain(mixed).chain(structured).max().unwrap_or(1);
         self.settings.largest_batch().max(most)
     }
 
@@ -126,6 +128,7 @@ pub fn run(arguments: &Arguments) -> Result<()> {
             Measure::Prompt => served.prompts(settings)?,
             Measure::Long => served.long(settings, &arguments.long)?,
             Measure::Mixed => served.mixed(settings, &arguments.arriving)?,
+            Measure::Structured => structured::run(worker.client(), settings)?,
         }
     }
     Ok(())

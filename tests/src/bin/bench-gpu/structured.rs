@@ -1,0 +1,27 @@
+//! Streams under a schema beside streams without one, as [`bench::structured`](worker_orcd_tests::bench::structured)
+//! compares them.
+
+use super::{Settings, say};
+use anyhow::Result;
+use serde_json::json;
+use worker_orcd_tests::Client;
+use worker_orcd_tests::bench::structured::Structured;
+
+/// Streams at once: one, and as many as a busy worker has.
+pub const STREAMS: [usize; 2] = [1, 32];
+
+pub fn run(client: Client, settings: &Settings) -> Result<()> {
+    let bench = Structured::new(client, settings.tokens as u32);
+    for streams in STREAMS {
+        let mut figures = vec![bench.constrained(streams, settings.rounds)?];
+        if streams > 1 {
+            figures.push(bench.neighbours(streams, settings.rounds)?);
+        }
+        for mut figure in figures {
+            figure["what"] = json!("structured");
+            figure["side"] = json!("served");
+            say(&figure);
+        }
+    }
+    Ok(())
+}
