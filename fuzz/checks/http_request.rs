@@ -19,6 +19,7 @@ const LIMITS: RequestLimits = RequestLimits {
     max_tokens_in: None,
     max_tokens_out: Some(1000),
     max_prompt_chars: Some(200),
+    reasoning_budget: None,
     inference_timeout: None,
     on_fault: OnFault::Resume,
 };

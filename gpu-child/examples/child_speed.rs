@@ -218,6 +218,7 @@ impl Supervisor {
                 logprobs: None,
                 grammar: None,
                 logit_bias: vec![],
+                thinking: None,
                 embeds: None,
             })))?;
         }

@@ -27,6 +27,9 @@
 //! A sequence under a grammar draws only where the mask of its next token is here ([`constraint`]). It is in
 //! the step before that, but for its first draw: what is computed of its prompt stops before the last token.
 //!
+//! A sequence whose thoughts are bounded sits out where it takes a token under way to know what may come next
+//! ([`thoughts`]).
+//!
 //! Where every slot is taken by a sequence that decodes, a newcomer waits for one to end. Slots are
 //! then given so that clients get to hold equally many.
 //!
@@ -41,6 +44,7 @@ mod room;
 mod seals;
 mod sequence;
 mod shape;
+mod thoughts;
 mod watched;
 
 use crate::device::SequenceWork;
@@ -54,9 +58,10 @@ use seals::Seals;
 use sequence::{MOST_FORCED, Sequence, Tail};
 pub use shape::{Company, StepShape};
 use std::collections::{HashSet, VecDeque};
+use std::sync::Arc;
 use thiserror::Error;
 use worker_orcd_ipc::{
-    Began, Drawn, FinishReason, Finished, RequestId, StepReport, Submission, TokenId,
+    Began, Drawn, FinishReason, Finished, RequestId, StepReport, Submission, TokenId, Vocabulary,
 };
 
 #[derive(Debug, Clone)]
@@ -71,6 +76,8 @@ pub struct Limits {
     /// Somebody looks at the logits that each token is drawn from.
     pub traces_logits: bool,
     pub end_of_generation: HashSet<TokenId>,
+    /// The texts of tokens; none where they contradict themselves, of which the supervisor makes no model.
+    pub words: Arc<Vocabulary>,
 }
 
 impl Limits {
@@ -177,7 +184,7 @@ impl Scheduler {
             return Err(SchedulerError::DuplicateRequest(request));
         }
         self.submissions += 1;
-        let mut sequence = Sequence::new(self.submissions, submission, tail);
+        let mut sequence = Sequence::new(self.submissions, submission, tail, &self.limits);
         let reason = sequence
             .refusal(&self.limits)
             .or_else(|| self.never_fits(&sequence));
@@ -385,7 +392,7 @@ impl Scheduler {
             None => self.waiting.iter_mut().find(|sequence| is_it(sequence))?,
         };
         if let Some(row) = drawn {
-            sequence.learn(row.token);
+            sequence.learn(row.token, &self.limits);
             self.generated_tokens += 1;
             self.wishes
                 .extend(sequence.next_wish(row.token, &self.limits));

@@ -219,6 +219,7 @@ fn submission(request: u64, temperature: f32) -> Submission {
         logprobs: None,
         grammar: None,
         logit_bias: vec![],
+        thinking: None,
         embeds: None,
     }
 }

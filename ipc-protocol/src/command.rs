@@ -5,6 +5,7 @@ use crate::grammar::Grammar;
 use crate::ids::{ClientId, RequestId, TokenId};
 use crate::kv::{KvSource, SealedPage, SealedPages};
 use crate::pooling::Pooling;
+use crate::thinking::ThinkingBudget;
 use serde::{Deserialize, Serialize};
 use std::ops::RangeInclusive;
 
@@ -162,6 +163,8 @@ pub struct Submission {
     /// Added to the logits of these tokens, by ascending id, each id once. At most [`MAX_LOGIT_BIASES`] of
     /// them, within [`Sampling::LOGIT_BIAS`].
     pub logit_bias: Vec<(TokenId, f32)>,
+    /// How long its thoughts may be; `None` lets them take what they take.
+    pub thinking: Option<Box<ThinkingBudget>>,
     /// The prompt's embedding is wanted, and no token. Its one answer is
     /// [`FinishReason::Embedded`](crate::FinishReason::Embedded).
     pub embeds: Option<Pooling>,

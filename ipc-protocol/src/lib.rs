@@ -43,6 +43,7 @@ pub mod memory;
 pub mod model;
 pub mod pooling;
 pub mod probe;
+pub mod thinking;
 pub mod vocabulary;
 
 pub use codec::{CodecError, decode, encode};
@@ -70,8 +71,9 @@ pub use pooling::Pooling;
 pub use probe::{
     CHECK_CONFINEMENT_FLAG, CHECK_MODEL_FLAG, CHILD_NAME, DIGEST_FLAG, PROBE_FLAG, PROBE_LINE_BYTES,
 };
+pub use thinking::{MAX_CLOSING_TOKENS, ThinkingBudget};
 pub use vocabulary::Vocabulary;
 
 /// Sent in the clear in the [`Preamble`], before any bincode: two versions that cannot read
 /// each other's messages can still read this and say so.
-pub const PROTOCOL_VERSION: u16 = 17;
+pub const PROTOCOL_VERSION: u16 = 18;

@@ -21,8 +21,8 @@ pub const META_SPACE: char = '\u{2581}';
 #[error("{0}")]
 pub struct MalformedVocabulary(pub String);
 
-/// The bytes of every token, in one block.
-#[derive(Debug)]
+/// The bytes of every token, in one block. Without any token by default.
+#[derive(Debug, Default)]
 pub struct Vocabulary {
     bytes: Vec<u8>,
     /// `ends[id]` is where token `id` ends in `bytes`; it begins where the one before ends.

@@ -89,6 +89,8 @@ pub struct RequestLimits {
     pub max_tokens_out: Option<u32>,
     /// `None` means 32768 for `/execute` and whatever fits the context elsewhere.
     pub max_prompt_chars: Option<usize>,
+    /// Tokens of thoughts, where a request does not say; `None` lets them take what they take.
+    pub reasoning_budget: Option<u32>,
     pub inference_timeout: Option<Duration>,
     pub on_fault: OnFault,
 }
@@ -278,6 +280,7 @@ fn read_limits(reader: &mut Reader<'_>) -> Option<RequestLimits> {
     let max_tokens_in = reader.integer("max-tokens-in", 1..=u32::MAX);
     let max_tokens_out = reader.integer("max-tokens-out", 1..=u32::MAX);
     let max_prompt_chars = reader.integer("max-prompt-chars", 1..=u32::MAX);
+    let reasoning_budget = reader.integer("reasoning-budget", 0..=u32::MAX);
     let inference_timeout = reader.positive_duration("inference-timeout");
     let on_fault = reader.optional("on-fault", |text| match text {
         "resume" => Ok(OnFault::Resume),
@@ -288,6 +291,7 @@ fn read_limits(reader: &mut Reader<'_>) -> Option<RequestLimits> {
         max_tokens_in,
         max_tokens_out,
         max_prompt_chars: max_prompt_chars.map(|chars| chars as usize),
+        reasoning_budget,
         inference_timeout,
         on_fault: on_fault?,
     })

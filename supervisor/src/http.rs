@@ -72,6 +72,7 @@ pub mod routes;
 pub mod sse;
 pub mod structure;
 pub mod texts;
+pub mod thinking_budget;
 pub mod tls;
 mod tool_calls;
 

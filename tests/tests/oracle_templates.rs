@@ -21,6 +21,7 @@ const LIMITS: RequestLimits = RequestLimits {
     max_tokens_in: None,
     max_tokens_out: None,
     max_prompt_chars: None,
+    reasoning_budget: None,
     inference_timeout: None,
     on_fault: OnFault::Resume,
 };

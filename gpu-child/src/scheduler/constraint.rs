@@ -174,7 +174,7 @@ impl Scheduler {
                 break;
             }
             self.generated_tokens += 1;
-            self.forced.push(sequence.take(*token));
+            self.forced.push(sequence.take(*token, &self.limits));
         }
     }
 

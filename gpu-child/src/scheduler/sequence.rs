@@ -6,6 +6,7 @@ use super::Limits;
 use super::constraint::{Constraint, Wish};
 use super::fair_queue::Candidate;
 use super::seals::Contents;
+use super::thoughts::Thoughts;
 use crate::device::{PageId, PagePart};
 use crate::kv_pages::{ChainId, KvPages};
 use crate::pooling::Pool;
@@ -40,6 +41,7 @@ pub(super) struct Sequence {
     /// As [`Submission::logprobs`].
     pub(super) logprobs: Option<u8>,
     pub(super) constraint: Constraint,
+    thoughts: Option<Thoughts>,
     /// As [`Submission::logit_bias`].
     logit_bias: Vec<(TokenId, f32)>,
     /// Where its embedding is wanted, and no token.
@@ -65,7 +67,12 @@ pub(super) struct Sequence {
 }
 
 impl Sequence {
-    pub(super) fn new(serial: u64, submission: Submission, tail: Option<Tail>) -> Self {
+    pub(super) fn new(
+        serial: u64,
+        submission: Submission,
+        tail: Option<Tail>,
+        limits: &Limits,
+    ) -> Self {
         let Submission {
             request,
             client,
@@ -78,9 +85,11 @@ impl Sequence {
             logprobs,
             grammar,
             logit_bias,
+            thinking,
             embeds,
         } = submission;
         let prompt_len = prompt.len();
+        let thoughts = thinking.map(|budget| Thoughts::new(*budget, &generated, limits));
         let mut tokens = prompt;
         tokens.extend(generated);
         Self {
@@ -96,6 +105,7 @@ impl Sequence {
             ignore_eos,
             logprobs,
             constraint: Constraint::of(grammar),
+            thoughts,
             logit_bias,
             pool: embeds.map(|pooling| Pool::new(pooling, prompt_len)),
             computed: 0,
@@ -130,10 +140,13 @@ impl Sequence {
     }
 
     /// Of those, what can be run now. A first token that is drawn waits for its mask, and so does one whose
-    /// mask was late; other masks come while the step is computed.
+    /// mask was late; other masks come while the step is computed. Whoever has bounded thoughts waits until it is known
+    /// what may come next.
     pub(super) fn runnable(&self) -> usize {
         let comes_soon = self.decodes && self.constraint.expects_mask();
-        let waits = self.constraint.lacks_mask() && !comes_soon;
+        let is_decided = |thoughts: &Thoughts| thoughts.is_decided(self.unknown);
+        let waits = self.constraint.lacks_mask() && !comes_soon
+            || !self.thoughts.as_ref().is_none_or(is_decided);
         self.pending() - usize::from(waits)
     }
 
@@ -193,6 +206,13 @@ impl Sequence {
         }
         if !self.has_sound_biases(limits) {
             return refused("its biases are not those of tokens, in order and in range".to_owned());
+        }
+        if self
+            .thoughts
+            .as_ref()
+            .is_some_and(|it| !it.is_sound(limits))
+        {
+            return refused("its thoughts are bounded by what cannot be written".to_owned());
         }
         self.ending(limits)
     }

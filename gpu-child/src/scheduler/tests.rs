@@ -7,6 +7,7 @@ mod biases;
 mod constraint;
 mod embeddings;
 mod fairness;
+mod thoughts;
 
 use super::*;
 use crate::device::{KvGeometry, PageId, SampleWork, TO_BE_DRAWN};
@@ -126,6 +127,7 @@ fn limits() -> Limits {
         vocab_size: VOCAB,
         traces_logits: false,
         end_of_generation: HashSet::from([EOG]),
+        words: Arc::default(),
     }
 }
 
@@ -274,6 +276,7 @@ fn submission(request: u64, prompt: &[u32], max_tokens: u32) -> Submission {
         logprobs: None,
         grammar: None,
         logit_bias: vec![],
+        thinking: None,
         embeds: None,
     }
 }

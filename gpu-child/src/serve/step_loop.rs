@@ -33,7 +33,7 @@ use std::time::{Duration, Instant};
 use worker_orcd_ipc::flight::{Moment, Who};
 use worker_orcd_ipc::{
     Command, DeviceError, Event, Fault, Generation, Load, LoadOrder, MemoryReport, ReadyReport,
-    Role, SealedPage, StepReport, Submission,
+    Role, SealedPage, StepReport, Submission, Vocabulary,
 };
 
 /// Asking a device for its memory may take a system call; the heartbeat shows no more than this
@@ -144,6 +144,7 @@ impl<'a> StepLoop<'a> {
             vocab_size: model.vocab_size,
             traces_logits: order.trace.is_some(),
             end_of_generation: tokenizer.end_of_generation.iter().copied().collect(),
+            words: Arc::new(Vocabulary::from_facts(&tokenizer).unwrap_or_default()),
         };
         let device = executor.facts();
         let trace = order.trace.as_ref().and_then(|order| {

@@ -9,8 +9,8 @@ use worker_orcd_ipc::{
     DrawnLogprobs, Envelope, Event, Fault, FinishReason, Finished, Generation, Grammar, Heartbeat,
     KvSource, Load, LoadOrder, Logprobs, MemoryBound, MemoryReport, ModelFacts, ModelFile,
     ModelIdentity, PlacedTensor, Pooling, ReadyReport, RequestId, Role, Sampling, SamplingAdvice,
-    SealedPage, SealedPages, Sealing, StepReport, Submission, TokenId, TokenKind, TokenizerFacts,
-    TokenizerKind, TraceOrder, WeightsManifest,
+    SealedPage, SealedPages, Sealing, StepReport, Submission, ThinkingBudget, TokenId, TokenKind,
+    TokenizerFacts, TokenizerKind, TraceOrder, WeightsManifest,
 };
 
 /// `(file stem, message)`, one for each kind.
@@ -166,6 +166,12 @@ fn submission() -> Submission {
             "no".to_owned(),
         ]))),
         logit_bias: vec![(TokenId(250), -100.0), (TokenId(70_000), 0.5)],
+        thinking: Some(Box::new(ThinkingBudget {
+            tokens: 300,
+            open: Some("<think>".to_owned()),
+            close: "</think>".to_owned(),
+            closing: vec![TokenId(251), TokenId(70_000)],
+        })),
         embeds: Some(Pooling::Cls),
     }
 }

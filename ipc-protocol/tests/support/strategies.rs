@@ -2,6 +2,7 @@
 //! all variants within each other would fill the stack of a test.
 
 mod beats;
+mod submissions;
 
 use super::Message;
 use beats::{heartbeat, memory};
@@ -9,12 +10,13 @@ use proptest::collection::vec;
 use proptest::num::f32;
 use proptest::option::of;
 use proptest::prelude::*;
+use submissions::submission;
 use worker_orcd_ipc::{
-    Began, ChildHello, ClientId, Command, DeviceError, DeviceFacts, DeviceSelector, Drawn,
-    DrawnLogprobs, Envelope, Event, Fault, FinishReason, Finished, Generation, Grammar, KvSource,
-    LoadOrder, Logprobs, ModelFacts, ModelFile, ModelIdentity, PlacedTensor, Pooling, ReadyReport,
-    RequestId, Role, Sampling, SamplingAdvice, SealedPage, SealedPages, Sealing, StepReport,
-    Submission, TokenId, TokenKind, TokenizerFacts, TokenizerKind, TraceOrder, WeightsManifest,
+    Began, ChildHello, Command, DeviceError, DeviceFacts, DeviceSelector, Drawn, DrawnLogprobs,
+    Envelope, Event, Fault, FinishReason, Finished, Generation, KvSource, LoadOrder, Logprobs,
+    ModelFacts, ModelFile, ModelIdentity, PlacedTensor, ReadyReport, RequestId, Role,
+    SamplingAdvice, SealedPage, SealedPages, Sealing, StepReport, TokenId, TokenKind,
+    TokenizerFacts, TokenizerKind, TraceOrder, WeightsManifest,
 };
 
 pub fn message() -> impl Strategy<Value = Message> {
@@ -186,101 +188,6 @@ fn pages() -> impl Strategy<Value = Vec<SealedPage>> {
 
 fn sealed_pages() -> impl Strategy<Value = SealedPages> {
     (child(), pages()).prop_map(|(child, pages)| SealedPages { child, pages })
-}
-
-fn submission() -> BoxedStrategy<Submission> {
-    let tokens = || vec(token(), 0..40);
-    (
-        request(),
-        any::<u64>().prop_map(ClientId),
-        tokens(),
-        tokens(),
-        of(sealed_pages()),
-        sampling(),
-        any::<u32>(),
-        (
-            any::<bool>(),
-            of(any::<u8>()),
-            of(grammar()),
-            of(pooling()),
-            vec((token(), float()), 0..5),
-        ),
-    )
-        .prop_map(
-            |(
-                request,
-                client,
-                prompt,
-                generated,
-                sealed,
-                sampling,
-                max_tokens,
-                (ignore_eos, logprobs, grammar, embeds, logit_bias),
-            )| {
-                Submission {
-                    request,
-                    client,
-                    prompt,
-                    generated,
-                    sealed,
-                    sampling,
-                    max_tokens,
-                    ignore_eos,
-                    logprobs,
-                    grammar: grammar.map(Box::new),
-                    logit_bias,
-                    embeds,
-                }
-            },
-        )
-        .boxed()
-}
-
-fn grammar() -> impl Strategy<Value = Grammar> {
-    prop_oneof![
-        text().prop_map(Grammar::JsonSchema),
-        text().prop_map(Grammar::Regex),
-        vec(text(), 0..4).prop_map(Grammar::Choice),
-        text().prop_map(Grammar::Lark),
-    ]
-}
-
-fn pooling() -> impl Strategy<Value = Pooling> {
-    prop_oneof![Just(Pooling::Mean), Just(Pooling::Cls), Just(Pooling::Last)]
-}
-
-fn sampling() -> impl Strategy<Value = Sampling> {
-    (
-        float(),
-        any::<u32>(),
-        float(),
-        float(),
-        float(),
-        float(),
-        float(),
-        any::<u64>(),
-    )
-        .prop_map(
-            |(
-                temperature,
-                top_k,
-                top_p,
-                min_p,
-                repetition_penalty,
-                frequency_penalty,
-                presence_penalty,
-                seed,
-            )| Sampling {
-                temperature,
-                top_k,
-                top_p,
-                min_p,
-                repetition_penalty,
-                frequency_penalty,
-                presence_penalty,
-                seed,
-            },
-        )
 }
 
 fn ready() -> BoxedStrategy<ReadyReport> {

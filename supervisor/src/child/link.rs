@@ -349,6 +349,7 @@ mod tests {
             logprobs: None,
             grammar: None,
             logit_bias: vec![],
+            thinking: None,
             embeds: None,
         }))
     }

@@ -58,6 +58,7 @@ const GROUPS: [(&str, &[&str]); 6] = [
             "no-model-sampling",
             "tool-call-parser",
             "reasoning-parser",
+            "reasoning-budget",
             "pooling",
             "template-timeout",
         ],

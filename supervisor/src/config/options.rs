@@ -183,6 +183,12 @@ pub const OPTIONS: &[Spec] = &[
          template has it]",
     ),
     value(
+        "reasoning-budget",
+        "N",
+        None,
+        "Tokens that a model may think before it answers, where a request does not say [default: no bound]",
+    ),
+    value(
         "pooling",
         "HOW",
         None,

@@ -191,6 +191,7 @@ impl Batch {
             logprobs: None,
             grammar: None,
             logit_bias: Vec::new(),
+            thinking: None,
             embeds: Some(self.pooling),
             deadline: self.app.limits.inference_timeout,
             on_fault: None,

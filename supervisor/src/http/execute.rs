@@ -111,6 +111,7 @@ pub fn read_request(
     let request = GenerationRequest {
         logprobs: None,
         logit_bias,
+        thinking: None,
         structure: None,
         job_id,
         input,

@@ -11,6 +11,7 @@ use super::error::ApiError;
 use super::job::Job;
 use super::presentation::{Form, Presentation};
 use super::structure::Asked;
+use super::thinking_budget::Budget;
 use crate::engine::{LoadedModel, NewRequest, OnFault, Position, RequestStream};
 use crate::error_code::ErrorCode;
 use crate::text::Conversation;
@@ -33,6 +34,8 @@ pub struct GenerationRequest {
     pub logprobs: Option<u8>,
     /// As [`Submission::logit_bias`](worker_orcd_ipc::Submission::logit_bias).
     pub logit_bias: Vec<(TokenId, f32)>,
+    /// How long its thoughts may be.
+    pub thinking: Option<Budget>,
     /// What the answer is held to.
     pub structure: Option<Asked>,
     pub on_fault: Option<OnFault>,
@@ -151,7 +154,6 @@ impl App {
         }
         let parsing = form.parsing();
         let grammar = self.hold(model, request.structure, parsing).await?;
-        let shown = model.text.tokenizer().control_of(parsing.marks());
         let Asker {
             client,
             correlation,
@@ -172,10 +174,11 @@ impl App {
             max_tokens: request.max_tokens,
             stop: request.stop,
             ignore_eos: request.ignore_eos,
-            shown,
+            shown: model.text.tokenizer().control_of(parsing.marks()),
             logprobs: request.logprobs,
             grammar,
             logit_bias: request.logit_bias,
+            thinking: Budget::settle(request.thinking, parsing, &model.text)?,
             embeds: None,
             deadline: self.limits.inference_timeout,
             on_fault: request.on_fault,

@@ -1,5 +1,5 @@
 //! The fingerprint of a request, equal for two that are the same to a child: the prompt's ids, how
-//! tokens are drawn, how many, and the grammar.
+//! tokens are drawn, how many, the grammar, and the bound on thoughts.
 //!
 //! The seed is left out. A client that sends none gets another one each time, and would bring a
 //! query of death back under a new name at every retry. The job's id is left out for the same
@@ -9,7 +9,7 @@ use crate::hex::hex;
 use crate::requests::record::{NewRequest, Record};
 use sha2::{Digest as _, Sha256};
 use std::fmt;
-use worker_orcd_ipc::{Grammar, Sampling, TokenId, encode};
+use worker_orcd_ipc::{Grammar, Sampling, ThinkingBudget, TokenId, encode};
 
 /// A SHA-256, so that it can be shown and logged where the prompt must not be.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -18,24 +18,24 @@ pub struct Fingerprint([u8; 32]);
 impl Fingerprint {
     #[must_use]
     pub fn of_request(request: &NewRequest) -> Self {
-        let grammar = request.grammar.as_deref();
         Self::of(
             &request.prompt,
             &request.sampling,
             &request.logit_bias,
             request.max_tokens,
-            grammar,
+            request.grammar.as_deref(),
+            request.thinking.as_deref(),
         )
     }
 
     pub(crate) fn of_record(record: &Record) -> Self {
-        let grammar = record.grammar.as_deref();
         Self::of(
             &record.prompt,
             &record.sampling,
             &record.logit_bias,
             record.max_tokens,
-            grammar,
+            record.grammar.as_deref(),
+            record.thinking.as_deref(),
         )
     }
 
@@ -45,6 +45,7 @@ impl Fingerprint {
         logit_bias: &[(TokenId, f32)],
         max_tokens: u32,
         grammar: Option<&Grammar>,
+        thinking: Option<&ThinkingBudget>,
     ) -> Self {
         // Taken apart, so that a new parameter makes the compiler ask whether it belongs here.
         let Sampling {
@@ -80,8 +81,8 @@ impl Fingerprint {
             hash.update(bits.to_le_bytes());
         }
         // One that is too long to be told to a child kills none.
-        let grammar = encode(&grammar).unwrap_or_default();
-        hash.update(Sha256::digest(grammar));
+        let held = encode(&(grammar, thinking)).unwrap_or_default();
+        hash.update(Sha256::digest(held));
         Self(hash.finalize().into())
     }
 }
@@ -109,6 +110,15 @@ mod tests {
         Fingerprint::of_request(&request)
     }
 
+    fn budget(tokens: u32) -> Box<ThinkingBudget> {
+        Box::new(ThinkingBudget {
+            tokens,
+            open: None,
+            close: "</think>".to_owned(),
+            closing: vec![TokenId(0)],
+        })
+    }
+
     #[test]
     fn a_retry_is_recognised_whatever_its_name_and_seed() {
         let first = with(|_| {});
@@ -118,7 +128,7 @@ mod tests {
 
     #[test]
     fn what_a_child_would_compute_differently_is_another_request() {
-        let changes: [fn(&mut NewRequest); 13] = [
+        let changes: [fn(&mut NewRequest); 15] = [
             |request| request.prompt.push(TokenId(0)),
             |request| request.prompt.reverse(),
             |request| request.max_tokens += 1,
@@ -132,6 +142,8 @@ mod tests {
             |request| request.grammar = Some(Box::new(Grammar::Lark("a".to_owned()))),
             |request| request.logit_bias.push((TokenId(1), 0.5)),
             |request| request.logit_bias.push((TokenId(1), 1.0)),
+            |request| request.thinking = Some(budget(1)),
+            |request| request.thinking = Some(budget(2)),
         ];
         let mut prints: Vec<_> = changes.into_iter().map(with).collect();
         prints.push(with(|_| {}));

@@ -7,7 +7,9 @@ use crate::requests::wal::{Clock, Restored};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use std::time::{Duration, Instant};
-use worker_orcd_ipc::{ClientId, Grammar, Pooling, RequestId, Sampling, Submission, TokenId};
+use worker_orcd_ipc::{
+    ClientId, Grammar, Pooling, RequestId, Sampling, Submission, ThinkingBudget, TokenId,
+};
 
 /// A request as HTTP hands it to the engine.
 #[derive(Debug, Clone)]
@@ -32,6 +34,8 @@ pub struct NewRequest {
     pub grammar: Option<Box<Grammar>>,
     /// As [`Submission::logit_bias`].
     pub logit_bias: Vec<(TokenId, f32)>,
+    /// As [`Submission::thinking`].
+    pub thinking: Option<Box<ThinkingBudget>>,
     /// As [`Submission::embeds`]: a vector is wanted, and no token.
     pub embeds: Option<Pooling>,
     /// Time from acceptance to the end; `None` means as long as it takes.
@@ -159,6 +163,7 @@ pub(crate) struct Record {
     pub logprobs: Option<u8>,
     pub grammar: Option<Box<Grammar>>,
     pub logit_bias: Vec<(TokenId, f32)>,
+    pub thinking: Option<Box<ThinkingBudget>>,
     pub embeds: Option<Pooling>,
     pub on_fault: OnFault,
     pub deadline: Option<Instant>,
@@ -191,6 +196,7 @@ impl Record {
             logprobs: request.logprobs,
             grammar: request.grammar,
             logit_bias: request.logit_bias,
+            thinking: request.thinking,
             embeds: request.embeds,
             on_fault: request.on_fault.unwrap_or(default_on_fault),
             // A deadline past the end of time is none.
@@ -228,6 +234,7 @@ impl Record {
             logprobs: request.logprobs,
             grammar: request.grammar,
             logit_bias: request.logit_bias,
+            thinking: request.thinking,
             // The log has none: their clients went with the supervisor that they asked.
             embeds: None,
             on_fault: request.on_fault,
@@ -252,6 +259,7 @@ impl Record {
             logprobs: self.logprobs,
             grammar: self.grammar.clone(),
             logit_bias: self.logit_bias.clone(),
+            thinking: self.thinking.clone(),
             embeds: self.embeds,
         }
     }

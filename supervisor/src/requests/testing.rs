@@ -65,6 +65,7 @@ pub(crate) fn request(job_id: &str) -> NewRequest {
         logprobs: None,
         grammar: None,
         logit_bias: vec![],
+        thinking: None,
         embeds: None,
         deadline: None,
         on_fault: None,

@@ -42,10 +42,10 @@ use std::time::{Duration, Instant};
 use tracing::error;
 use worker_orcd_ipc::frame::write_frame;
 use worker_orcd_ipc::{
-    ClientId, Grammar, Logprobs, RequestId, Sampling, SealedPages, TokenId, encode,
+    ClientId, Grammar, Logprobs, RequestId, Sampling, SealedPages, ThinkingBudget, TokenId, encode,
 };
 
-const MAGIC: [u8; 8] = *b"orcdwal3";
+const MAGIC: [u8; 8] = *b"orcdwal4";
 
 /// The first page tells where to begin.
 const HEADER_BYTES: u64 = 4096;
@@ -100,6 +100,7 @@ pub(crate) struct Restored {
     pub logprobs: Option<u8>,
     pub grammar: Option<Box<Grammar>>,
     pub logit_bias: Vec<(TokenId, f32)>,
+    pub thinking: Option<Box<ThinkingBudget>>,
     /// `None` before a child began with it.
     pub cached_tokens: Option<u32>,
     /// Of each token in `generated`, where they are wanted. They are written in entries of their own, for
@@ -320,6 +321,7 @@ impl Wal {
             logprobs: record.logprobs,
             grammar: record.grammar.clone(),
             logit_bias: record.logit_bias.clone(),
+            thinking: record.thinking.clone(),
             cached_tokens: progress.cached_tokens(),
             told_logprobs: Vec::new(),
             on_fault: record.on_fault,

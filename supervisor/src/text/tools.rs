@@ -31,7 +31,7 @@ mod thinking;
 pub use choice::{ChatTerms, Choice, Choices};
 pub use lark::{CallRules, Function};
 pub use syntax::Syntax;
-pub use thinking::opens_thinking;
+pub use thinking::{budget as thinking_budget, opens_thinking};
 
 use calls::Calls;
 use serde::{Deserialize, Serialize};

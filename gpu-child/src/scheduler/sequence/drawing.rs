@@ -39,8 +39,17 @@ impl Sequence {
             sampling: self.sampling,
             prompt: &self.tokens[..self.prompt_len],
             generated: &self.tokens[self.prompt_len..][..index],
-            allowed: self.constraint.allowed(),
+            allowed: self.allowed(),
             bias: &self.logit_bias,
+        }
+    }
+
+    /// The tokens that may be drawn next, where not all may.
+    fn allowed(&self) -> Option<&[u32]> {
+        let by_grammar = self.constraint.allowed();
+        match &self.thoughts {
+            Some(thoughts) => thoughts.allowed(by_grammar),
+            None => by_grammar,
         }
     }
 
@@ -103,10 +112,11 @@ impl Sequence {
     }
 
     /// The next token is this one, without a draw.
-    pub(in crate::scheduler) fn take(&mut self, token: TokenId) -> Drawn {
+    pub(in crate::scheduler) fn take(&mut self, token: TokenId, limits: &Limits) -> Drawn {
         debug_assert_eq!(self.unknown, 0);
         let index = self.generated().len();
         self.tokens.push(token);
+        self.think(token, limits);
         Drawn {
             request: self.request,
             index: index as u32,
@@ -127,9 +137,16 @@ impl Sequence {
     }
 
     /// The oldest step under way drew this token.
-    pub(in crate::scheduler) fn learn(&mut self, token: TokenId) {
+    pub(in crate::scheduler) fn learn(&mut self, token: TokenId, limits: &Limits) {
         let at = self.known().len();
         self.tokens[at] = token;
         self.unknown -= 1;
+        self.think(token, limits);
+    }
+
+    fn think(&mut self, token: TokenId, limits: &Limits) {
+        if let Some(thoughts) = &mut self.thoughts {
+            thoughts.learn(token, limits);
+        }
     }
 }

@@ -17,6 +17,7 @@ fn embed(request: u64, prompt: &[u32], pooling: Pooling) -> Command {
         logprobs: None,
         grammar: None,
         logit_bias: vec![],
+        thinking: None,
         embeds: Some(pooling),
     }))
 }

@@ -18,6 +18,7 @@ fn submission(request: u64, logprobs: Option<u8>) -> Submission {
         logprobs,
         grammar: None,
         logit_bias: vec![],
+        thinking: None,
         embeds: None,
     }
 }

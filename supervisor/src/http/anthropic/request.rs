@@ -1,6 +1,7 @@
 //! Fields of a request, and of one that only counts its tokens.
 
-use super::{conversation, settings, tools};
+use super::settings::{self, Settings};
+use super::{conversation, tools};
 use crate::config::RequestLimits;
 use crate::http::error::ApiError;
 use crate::http::fields::{Fields, Names, among};
@@ -12,6 +13,7 @@ use crate::http::reading::{
     self, MAX_STOP_CHARS, MAX_STOPS, ModelTerms, read_logit_bias, read_sampling,
 };
 use crate::http::structure::{Asked, OUTPUT_FORMAT, formats};
+use crate::http::thinking_budget::Budget;
 use crate::text::tools::Parsing;
 use crate::text::{ChatMessage, Conversation};
 use uuid::Uuid;
@@ -53,7 +55,7 @@ pub fn read(
     limits: &RequestLimits,
     model: &ModelTerms,
 ) -> Result<MessagesRequest, ApiError> {
-    let (input, structure) = read_prompt(&mut fields, limits, model);
+    let (input, structure, budget) = read_prompt(&mut fields, limits, model);
     let max_tokens = read_max_tokens(&mut fields, limits);
     let sampling = read_drawing(&mut fields, model);
     let logit_bias = read_logit_bias(&mut fields, model);
@@ -71,6 +73,7 @@ pub fn read(
         ignore_eos: false,
         logprobs: None,
         logit_bias,
+        thinking: budget.or(Budget::of_operator(limits)),
         structure,
         on_fault: None,
     };
@@ -88,7 +91,7 @@ pub fn read_counted(
     limits: &RequestLimits,
     model: &ModelTerms,
 ) -> Result<Input, ApiError> {
-    let (input, _) = read_prompt(&mut fields, limits, model);
+    let (input, ..) = read_prompt(&mut fields, limits, model);
     fields.finish().map_err(ApiError::invalid)?;
     input.ok_or_else(ApiError::unreadable)
 }
@@ -97,17 +100,21 @@ fn read_prompt(
     fields: &mut Fields<'_>,
     limits: &RequestLimits,
     model: &ModelTerms,
-) -> (Option<Input>, Option<Asked>) {
+) -> (Option<Input>, Option<Asked>, Option<Budget>) {
     // Where nothing else is set, the body's size and the model's context bound a text.
     let max_chars = limits.max_prompt_chars.unwrap_or(usize::MAX);
-    let (settings, format) = settings::read(fields);
+    let Settings {
+        of_template,
+        budget,
+        format,
+    } = settings::read(fields);
     let messages = conversation::read(fields, max_chars, &model.chat);
     let tools = tools::read(fields, max_chars, &model.chat);
     settings::accept_harmless(fields);
     let has_tools = tools.shown.is_some();
     let structure = formats::settle(fields, OUTPUT_FORMAT, format, has_tools, tools.asked);
     let Some(mut messages) = messages else {
-        return (None, None);
+        return (None, None, None);
     };
     let last = messages.pop_if(|last| last.role == "assistant");
     if messages.is_empty() {
@@ -119,17 +126,17 @@ fn read_prompt(
         tools: tools.shown,
     };
     let input = match last {
-        None => Input::Messages(conversation, settings),
+        None => Input::Messages(conversation, of_template),
         Some(last) => {
             if structure.is_some() {
                 let rule = "may not end with an assistant's text, which is continued, where the answer is held";
                 fields.error("messages", Constraint::Conflict, rule);
             }
             let beginning = beginning(fields, last);
-            Input::Begun(conversation, settings, beginning)
+            Input::Begun(conversation, of_template, beginning)
         }
     };
-    (Some(input), structure)
+    (Some(input), structure, budget)
 }
 
 /// The text of an answer that the client has begun, and the model goes on with.

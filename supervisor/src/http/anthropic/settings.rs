@@ -1,8 +1,8 @@
 //! `thinking` and `output_config`, which become settings of the chat template; and fields that change no answer.
 //!
 //! A template that asks for `enable_thinking` or `reasoning_effort` is told, as by `chat_template_kwargs` of chat;
-//! one that does not ask is not changed by either. `budget_tokens` is a target and no bound: Anthropic says so of
-//! its own. What bounds an answer is `max_tokens`.
+//! one that does not ask is not changed by either. `budget_tokens` bounds the thoughts, and `disabled` leaves none,
+//! whatever the template makes of it.
 
 use super::content::take_cache_control;
 use super::error::THREAD;
@@ -11,6 +11,7 @@ use crate::http::json::{Json, Kind};
 use crate::http::mistakes::Constraint;
 use crate::http::openapi::schema::{self, Shape};
 use crate::http::structure::formats;
+use crate::http::thinking_budget::Budget;
 use crate::text::template::TemplateSetting;
 use serde_json::{Value, json};
 use utoipa::openapi::Type;
@@ -37,6 +38,9 @@ pub(super) const REFUSED: &[&str] = &[
     THREAD,
 ];
 
+/// Where it is said how long thoughts may be.
+const BUDGET: &str = "thinking.budget_tokens";
+
 const THINKING: Names = |name| among(name, &[&["type", "budget_tokens", "display"]]);
 const OUTPUT: Names = |name| among(name, &[&["effort", "format"]]);
 
@@ -51,19 +55,35 @@ const EFFORTS: &[(&str, &str)] = &[
 /// The one rule for an earlier turn's thoughts that changes nothing: all of them stay.
 const KEEPS_THOUGHTS: &str = "clear_thinking_20251015";
 
-/// Settings of the template, and what the answer is held to.
-pub(super) fn read(fields: &mut Fields<'_>) -> (Vec<(String, TemplateSetting)>, Option<Grammar>) {
-    let thinks = object(fields, "thinking", THINKING, read_thinking);
+/// What both fields say.
+#[derive(Debug, Default)]
+pub(super) struct Settings {
+    pub(super) of_template: Vec<(String, TemplateSetting)>,
+    pub(super) budget: Option<Budget>,
+    /// What the answer is held to.
+    pub(super) format: Option<Grammar>,
+}
+
+pub(super) fn read(fields: &mut Fields<'_>) -> Settings {
+    let thinking = object(fields, "thinking", THINKING, read_thinking);
     let output = object(fields, "output_config", OUTPUT, |output| {
         Some(read_output(output))
     });
     let (effort, format) = output.unwrap_or_default();
+    let (thinks, tokens) = thinking.unzip();
     let thinks = thinks.map(|thinks| ("enable_thinking", TemplateSetting::Flag(thinks)));
     let effort =
         effort.map(|effort| ("reasoning_effort", TemplateSetting::Word(effort.to_owned())));
     let settings = thinks.into_iter().chain(effort);
     let settings = settings.map(|(name, setting)| (name.to_owned(), setting));
-    (settings.collect(), format)
+    Settings {
+        of_template: settings.collect(),
+        budget: tokens.flatten().map(|tokens| Budget {
+            tokens,
+            field: BUDGET,
+        }),
+        format,
+    }
 }
 
 /// What is read of an object inside of the body, with its mistakes at their place.
@@ -89,14 +109,17 @@ fn object<T>(
     found
 }
 
-fn read_thinking(fields: &mut Fields<'_>) -> Option<bool> {
+/// Whether the model is to think, and how long it may.
+fn read_thinking(fields: &mut Fields<'_>) -> Option<(bool, Option<u32>)> {
     let kinds = [("enabled", true), ("adaptive", true), ("disabled", false)];
     let thinks = fields.word("type", &kinds);
     let thinks = fields.required("type", thinks);
-    fields.integer("budget_tokens", 0..=u64::MAX);
+    let tokens = fields.integer("budget_tokens", 0..=u64::MAX);
     let rule = "may be summarized or updates only: thoughts are told as they are";
     fields.only_words("display", &["summarized", "updates"], rule);
-    thinks
+    // More than an answer can have is no bound.
+    let tokens = tokens.map(|tokens| u32::try_from(tokens).unwrap_or(u32::MAX));
+    thinks.map(|thinks| (thinks, if thinks { tokens } else { Some(0) }))
 }
 
 fn read_output(fields: &mut Fields<'_>) -> (Option<&'static str>, Option<Grammar>) {

@@ -173,6 +173,7 @@ mod tests {
         };
         let limits = RequestLimits {
             max_prompt_chars: Some(5),
+            reasoning_budget: None,
             max_tokens_in: None,
             max_tokens_out: None,
             inference_timeout: None,

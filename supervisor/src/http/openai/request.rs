@@ -14,6 +14,7 @@ use crate::http::openapi::schema::{self, Shape};
 use crate::http::reading::{self, ModelTerms, read_logit_bias, read_sampling, read_stop};
 use crate::http::received::Read;
 use crate::http::structure::{self, Asked};
+use crate::http::thinking_budget;
 use crate::text::Conversation;
 use crate::text::tools::Parsing;
 use serde::{Deserialize, Serialize};
@@ -81,12 +82,20 @@ fn known(kind: Kind, name: &str) -> Option<&'static str> {
 
 /// Lists of the fields that an endpoint does something about.
 #[must_use]
-pub fn supported(kind: Kind) -> [&'static [&'static str]; 5] {
-    let (own, of_tools) = match kind {
-        Kind::Chat => (CHAT, tools::FIELDS),
-        Kind::Completion => (COMPLETION, &[][..]),
+pub fn supported(kind: Kind) -> [&'static [&'static str]; 6] {
+    let (own, of_tools, of_thoughts) = match kind {
+        Kind::Chat => (CHAT, tools::FIELDS, thinking_budget::FIELDS),
+        Kind::Completion => (COMPLETION, &[][..], &[][..]),
     };
-    [reading::NAMES, SHARED, structure::FIELDS, own, of_tools]
+    let of_drawing = reading::NAMES;
+    [
+        of_drawing,
+        SHARED,
+        structure::FIELDS,
+        own,
+        of_tools,
+        of_thoughts,
+    ]
 }
 
 /// [`read`] for one of both endpoints.
@@ -131,6 +140,10 @@ pub fn read(
     let first = prompts.as_ref().and_then(|it| it.first());
     let has_tools = first.is_some_and(Input::has_tools);
     let structure = structure::read(&mut fields, has_tools).or(calls);
+    let thinking = match kind {
+        Kind::Chat => thinking_budget::read(&mut fields, limits, parsing, structure.as_ref()),
+        Kind::Completion => None,
+    };
     let ignore_eos = fields.boolean("ignore_eos").unwrap_or(false);
     let logprobs = logprobs::read(&mut fields, kind);
     harmless::accept(&mut fields, kind);
@@ -150,6 +163,7 @@ pub fn read(
         ignore_eos,
         logprobs,
         logit_bias,
+        thinking,
         structure,
         on_fault: None,
     };

@@ -10,6 +10,7 @@ use crate::http::fields::{Fields, Names, among};
 use crate::http::generation::{GenerationRequest, Input};
 use crate::http::reading::{self, ModelTerms, read_logit_bias, read_sampling, read_stop};
 use crate::http::structure::{TEXT_FORMAT, formats};
+use crate::http::thinking_budget::Budget;
 use crate::text::Conversation;
 use crate::text::tools::Parsing;
 use serde_json::Number;
@@ -94,6 +95,7 @@ pub fn read(
         ignore_eos: false,
         logprobs: None,
         logit_bias,
+        thinking: Budget::of_operator(limits),
         structure,
         on_fault: None,
     };

@@ -232,6 +232,7 @@ mod tests {
     fn limits() -> RequestLimits {
         RequestLimits {
             max_prompt_chars: None,
+            reasoning_budget: None,
             max_tokens_in: None,
             max_tokens_out: None,
             inference_timeout: None,

@@ -127,6 +127,7 @@ mod tests {
             logprobs: None,
             grammar: None,
             logit_bias: vec![],
+            thinking: None,
             cached_tokens: None,
             told_logprobs: vec![],
             on_fault: OnFault::Resume,

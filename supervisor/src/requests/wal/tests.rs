@@ -175,13 +175,19 @@ fn log_probabilities_are_read_with_the_tokens_that_they_are_of() {
 }
 
 #[test]
-fn biases_and_cached_tokens_are_read_as_they_were() {
+fn biases_bounded_thoughts_and_cached_tokens_are_read_as_they_were() {
     let mut log = Log::new();
     let new = NewRequest {
         logit_bias: vec![(TokenId(0), -100.0), (TokenId(7), 0.5)],
+        thinking: Some(Box::new(ThinkingBudget {
+            tokens: 3,
+            open: Some("<think>".to_owned()),
+            close: "</think>".to_owned(),
+            closing: vec![TokenId(1)],
+        })),
         ..request("job")
     };
-    let bias = new.logit_bias.clone();
+    let (bias, thinking) = (new.logit_bias.clone(), new.thinking.clone());
     let record = Record::new(RequestId(3), new, OnFault::Resume, log.now);
     log.wal.accepted(&record);
     log.flush();
@@ -195,8 +201,10 @@ fn biases_and_cached_tokens_are_read_as_they_were() {
     log.wal.begin_segment(live.into_iter()).unwrap();
     for read in [read, log.read(Ending::Upgrade).remove(0)] {
         assert_eq!((&read.logit_bias, read.cached_tokens), (&bias, Some(1)));
+        assert_eq!(read.thinking, thinking);
     }
     assert_eq!(record.submission().logit_bias, bias);
+    assert_eq!(record.submission().thinking, thinking);
 }
 
 #[test]

@@ -39,7 +39,7 @@ impl ChatTerms {
     pub const UNKNOWN: Self = Self {
         parsing: Parsing {
             calls: Some(Syntax::Hermes),
-            thinking: None,
+            thinking: Some(Thoughts::Tagged),
         },
         shows_tools: true,
         shows_calls: true,

@@ -4,7 +4,9 @@
 //! Some templates open the tag in the prompt. White space around both tags is nobody's text.
 
 use super::lookout::Lookout;
-use super::{Event, push_reasoning};
+use super::{Event, Thoughts, push_reasoning};
+use crate::text::Text;
+use worker_orcd_ipc::ThinkingBudget;
 
 pub(super) const OPEN: &str = "<think>";
 pub(super) const CLOSE: &str = "</think>";
@@ -99,6 +101,26 @@ impl Thinking {
 #[must_use]
 pub fn opens_thinking(prompt: &str) -> bool {
     prompt.trim_end().ends_with(OPEN)
+}
+
+/// A bound on the thoughts of an answer, in tokens; `None` where the vocabulary cannot write the tag that ends
+/// them.
+#[must_use]
+pub fn budget(tokens: u32, thoughts: Thoughts, text: &Text) -> Option<ThinkingBudget> {
+    let closing = text.tokenizer().encode_plain(CLOSE).ok()?;
+    let written = closing.iter().flat_map(|token| text.bytes_written(*token));
+    let written: Vec<u8> = written.copied().collect();
+    let budget = ThinkingBudget {
+        tokens,
+        open: match thoughts {
+            Thoughts::Tagged => Some(OPEN.to_owned()),
+            Thoughts::Opened => None,
+        },
+        close: CLOSE.to_owned(),
+        closing,
+    };
+    let is_tag = written.trim_ascii_start() == CLOSE.as_bytes();
+    (is_tag && budget.is_sound(u32::MAX)).then_some(budget)
 }
 
 /// True if a template knows thinking.

@@ -25,6 +25,7 @@ fn held_to_a_grammar() -> Submission {
         logprobs: None,
         grammar: Some(Box::new(Grammar::Regex("a".to_owned()))),
         logit_bias: vec![],
+        thinking: None,
         embeds: None,
     }
 }

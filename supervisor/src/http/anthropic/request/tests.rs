@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 fn limits(max_tokens_out: Option<u32>) -> RequestLimits {
     RequestLimits {
         max_prompt_chars: None,
+        reasoning_budget: None,
         max_tokens_in: None,
         max_tokens_out,
         inference_timeout: None,
@@ -89,6 +90,7 @@ fn what_claude_code_sends_is_taken() {
     assert_eq!(request.parsing, terms().chat.parsing);
     // More than the context has room for, which is cut where the prompt is known.
     assert_eq!(generation.max_tokens, 32000);
+    assert_eq!(generation.thinking.unwrap().tokens, 31999);
     let Input::Messages(conversation, settings) = generation.input else {
         panic!("messages");
     };
@@ -105,6 +107,24 @@ fn what_claude_code_sends_is_taken() {
         ),
     ];
     assert_eq!(settings, expected);
+}
+
+#[test]
+fn thoughts_are_bounded_by_what_is_said_of_them_or_by_the_operator() {
+    let bound = |thinking: Value| {
+        let body = body(&json!({"thinking": thinking}));
+        let fields = Fields::parse(&body, NAMES).unwrap();
+        let limits = RequestLimits {
+            reasoning_budget: Some(7),
+            ..limits(None)
+        };
+        let request = read(fields, &limits, &terms()).unwrap();
+        request.generation.thinking.unwrap().tokens
+    };
+    assert_eq!(bound(json!({"type": "enabled", "budget_tokens": 5})), 5);
+    assert_eq!(bound(json!({"type": "disabled", "budget_tokens": 5})), 0);
+    assert_eq!(bound(json!({"type": "adaptive"})), 7);
+    assert_eq!(bound(Value::Null), 7);
 }
 
 #[test]

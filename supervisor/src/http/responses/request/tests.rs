@@ -19,6 +19,7 @@ const MODEL: ModelTerms = ModelTerms {
 
 const LIMITS: RequestLimits = RequestLimits {
     max_prompt_chars: None,
+    reasoning_budget: None,
     max_tokens_in: None,
     max_tokens_out: None,
     inference_timeout: None,
