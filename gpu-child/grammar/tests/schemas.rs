@@ -65,6 +65,8 @@ fn bounds_hold_where_numbers_are_large_or_close() {
     assert_allows(&schema, &["9007199254740994"], &["9007199254740996"]);
     let schema = json!({"type": "number", "exclusiveMaximum": 1, "exclusiveMinimum": 0});
     assert_allows(&schema, &["0.9", "0.25"], &["1", "1.0", "0", "0.0"]);
+    let free = json!({"type": ["number", "null"]});
+    assert_allows(&free, &["-0.5", "12345678901", "null"], &["8E657", "1e999"]);
     let close = json!({"type": "number", "exclusiveMinimum": 1});
     assert_allows(&close, &["1.5", "2"], &["1", "1.00000000000000000001"]);
     let schema = json!({"type": "integer", "minimum": i64::MIN, "maximum": u64::MAX});

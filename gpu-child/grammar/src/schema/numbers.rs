@@ -39,6 +39,11 @@ pub(super) fn write(
                 .or(Some(Bound::inclusive(-bound)));
         }
     }
+    // Without a bound the compiler lets exponents through that no reader holds, as 8E657.
+    if low.is_none() && high.is_none() && is_number(keywords) {
+        let bound = Some(Bound::inclusive(-TOO_LARGE.next_down()));
+        (low, high) = (bound, bound);
+    }
     for (bound, inclusive, exclusive, sign) in [
         (low, "minimum", "exclusiveMinimum", 1.0),
         (high, "maximum", "exclusiveMaximum", -1.0),
@@ -50,6 +55,15 @@ pub(super) fn write(
         out.insert(name.to_owned(), json!(at * sign));
     }
     Ok(())
+}
+
+/// It says that numbers with a fraction are valid.
+fn is_number(keywords: &Map<String, Value>) -> bool {
+    let is_it = |name: &Value| name == "number";
+    match keywords.get("type") {
+        Some(Value::Array(names)) => names.iter().any(is_it),
+        name => name.is_some_and(is_it),
+    }
 }
 
 /// A lower bound; an upper one is turned around.
