@@ -50,7 +50,7 @@ fn quoted(text: &str, mark: char) -> usize {
         if c == mark && !is_escaped {
             return at + 1;
         }
-        is_escaped = (c == '\\' && !is_escaped) || at == 0 && c == '\\';
+        is_escaped = c == '\\' && !is_escaped;
     }
     text.len()
 }
