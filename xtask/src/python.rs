@@ -1,5 +1,5 @@
-//! The virtual environment that the oracles run in: `.venv/`, made once, remade when
-//! `tests/oracle/requirements.txt` changes.
+//! The virtual environments of the tests, each made once, and again when its list of packages changes: `.venv/` of
+//! the oracles (`tests/oracle/requirements.txt`), `.venv-clients/` of the clients (`tests/clients/requirements.txt`).
 
 use crate::{paths, process};
 use anyhow::{Context, Result};
@@ -7,23 +7,35 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// A Python that has the packages of `requirements.txt`. `WORKER_ORCD_PYTHON` names another.
+/// A Python that has llama.cpp and the other oracles. `WORKER_ORCD_PYTHON` names another.
 pub fn interpreter() -> Result<PathBuf> {
-    if let Some(python) = std::env::var_os("WORKER_ORCD_PYTHON") {
-        return Ok(python.into());
+    match std::env::var_os("WORKER_ORCD_PYTHON") {
+        Some(python) => Ok(python.into()),
+        None => environment(".venv", &paths::oracle_script("requirements.txt")),
     }
-    let folder = paths::root().join(".venv");
+}
+
+/// A Python that has the clients of `docs/clients.md`, apart from the oracles: some of them want older versions
+/// of the same packages.
+pub fn clients() -> Result<PathBuf> {
+    let requirements = paths::root().join("tests/clients/requirements.txt");
+    environment(".venv-clients", &requirements)
+}
+
+fn environment(name: &str, requirements: &Path) -> Result<PathBuf> {
+    let folder = paths::root().join(name);
     let python = folder.join("bin/python");
-    let requirements = paths::oracle_script("requirements.txt");
-    let wanted = fs::read_to_string(&requirements)?;
+    let wanted = fs::read_to_string(requirements)?;
     // Written last, so an interrupted installation is done again.
     let stamp = folder.join("installed-requirements.txt");
     if fs::read_to_string(&stamp).is_ok_and(|installed| installed == wanted) {
         return Ok(python);
     }
-    println!("setting up .venv with llama.cpp and the other oracles");
+    let shown = requirements.strip_prefix(paths::root());
+    let shown = shown.unwrap_or(requirements).display();
+    println!("setting up {name} with the packages of {shown}");
     create(&folder)?;
-    install(&python, &requirements).context("the oracles cannot be installed")?;
+    install(&python, requirements).with_context(|| format!("{shown} cannot be installed"))?;
     fs::write(stamp, wanted)?;
     Ok(python)
 }

@@ -67,7 +67,7 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     Ok(())
 }
 
-/// Python, JavaScript and model for the tests of real models.
+/// Python and model for the tests of real models; the clients of docs/clients.md.
 struct Oracles {
     python: PathBuf,
     javascript: PathBuf,
@@ -75,6 +75,7 @@ struct Oracles {
 }
 
 fn oracles() -> Result<Oracles> {
+    python::clients()?;
     Ok(Oracles {
         model: fetch_model::run()?,
         python: python::interpreter()?,

@@ -1,0 +1,357 @@
+//! Each snippet of docs/clients.md in Python and for a shell, run as it stands there. What it prints is checked by
+//! its meaning: that text came, that a call's arguments are as the tool wants them, that an object is of its class.
+//!
+//! The clients are in an environment of their own, which `cargo xtask test` makes, and speak with nobody but the
+//! worker.
+
+use serde_json::{Value, json};
+use std::collections::BTreeSet;
+use std::fs::{self, File};
+use std::io::ErrorKind;
+use std::net::{SocketAddr, TcpListener};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Mutex;
+use std::thread;
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+use worker_orcd_tests::gguf_patch::with_chat_template;
+use worker_orcd_tests::model::{real_model, repository_root};
+use worker_orcd_tests::snippets::{self, Snippet};
+use worker_orcd_tests::{Script, Worker};
+
+/// Whether a snippet printed what the page promises.
+type Check = fn(&str) -> bool;
+
+/// With a real model, which says what it likes, within the forms that hold it.
+const CLIENTS: [(&str, Check); 21] = [
+    ("openai-chat", counted),
+    ("openai-stream", counted),
+    ("openai-tools", |out| {
+        answered(out, "GetWeather(city='", "')")
+    }),
+    ("openai-structured", |out| rivers(out) == Some(1)),
+    ("openai-responses", counted),
+    (
+        "openai-embeddings",
+        |out| matches!(numbers(out)[..], [same, near, far] if (same - 1.0).abs() < 1e-5 && same > near && near > far),
+    ),
+    ("langchain-chat", whole_and_streamed),
+    ("langchain-tools", |out| answered(out, "21 °C in ", "")),
+    ("langchain-structured", |out| rivers(out) == Some(2)),
+    ("langchain-embeddings", nearer_first),
+    ("litellm-chat", whole_and_streamed),
+    ("litellm-tools", |out| {
+        out.lines().count() == 1 && called(out, WEATHER, "\"}")
+    }),
+    ("llm-prompt", |out| {
+        let (text, object) = out.split_at(out.rfind('{').unwrap_or(0));
+        let object: Option<Value> = serde_json::from_str(object).ok();
+        let km = object.and_then(|it| it["km"].as_u64());
+        !text.trim().is_empty() && km.is_some_and(|km| KM.contains(&km))
+    }),
+    ("instructor-structured", |out| rivers(out) == Some(2)),
+    ("pydantic-ai-agent", |out| rivers(out) == Some(2)),
+    ("pydantic-ai-stream", counted),
+    ("llama-index-chat", whole_and_streamed),
+    ("llama-index-structured", |out| rivers(out) == Some(1)),
+    ("llama-index-embeddings", nearer_first),
+    ("anthropic-messages", counted),
+    ("anthropic-tools", |out| answered(out, WEATHER, "\"}")),
+];
+
+/// With a model that answers with a thought, a text and a call of the first tool.
+const WIRE_FORMATS: [(&str, Check); 2] = [
+    ("codex-turn", |out| {
+        let items = objects(out);
+        let kinds: Vec<_> = items.iter().map(|it| it["type"].as_str()).collect();
+        let expected = [
+            Some("reasoning"),
+            Some("message"),
+            Some("function_call"),
+            None,
+        ];
+        let [thought, message, call, usage] = &items[..] else {
+            return false;
+        };
+        let tokens = |name: &str| usage[name].as_u64().unwrap_or(0);
+        kinds == expected
+            && thought["content"][0]["text"] == "Hm"
+            && message["content"][0]["text"] == format!("{TURN} Exit code: 0\nOutput:\nREADME.md")
+            && call["name"] == "shell_command"
+            && call["call_id"].is_string()
+            && call["arguments"].as_str().is_some_and(is_ls)
+            && tokens("input_tokens") > 0
+            && tokens("total_tokens") == tokens("input_tokens") + tokens("output_tokens")
+    }),
+    ("claude-code-turn", |out| {
+        let told = objects(out);
+        let [stop, thought, text, call] = &told[..] else {
+            return false;
+        };
+        *stop == json!({"stop_reason": "tool_use"})
+            && *thought == json!({"type": "thinking", "name": null, "whole": "Hm"})
+            && *text
+                == json!({"type": "text", "name": null, "whole": format!("{TURN} system README.md")})
+            && (&call["type"], &call["name"]) == (&json!("tool_use"), &json!("Bash"))
+            && call["whole"].as_str().is_some_and(is_ls)
+    }),
+];
+
+/// Knows tools and writes calls as Hermes does.
+const WITH_TOOLS: &str = "{% if tools %}<|im_start|>system\nTools: {{ tools | tojson }}\nCall with <tool_call>.\
+                          <|im_end|>\n{% endif %}{% for message in messages %}<|im_start|>{{ message.role }}\n\
+                          {{ message.content }}{% for call in message.tool_calls %}<tool_call>\
+                          {{ call.function | tojson }}</tool_call>{% endfor %}<|im_end|>\n{% endfor %}\
+                          <|im_start|>assistant\n";
+
+/// What the scripted model repeats: who spoke, and what the call before has given.
+const ANSWERING: &str = "{% if false %}{{ message.tool_calls }}{% endif %}<think>\nHm\n</think>\n\n\
+                         {% for message in messages %}{{ message.role }} {% endfor %}{{ messages[3].content }}\n\
+                         <tool_call>\n{\"name\": \"{{ tools[0].function.name }}\", \"arguments\": {\"command\": \"ls\"}}\
+                         \n</tool_call><|end|>";
+
+/// Those who spoke before a call gave its result, and the result.
+const TURN: &str = "system user assistant tool";
+
+const WEATHER: &str = "get_weather {\"city\": \"";
+const KM: std::ops::RangeInclusive<u64> = 1..=9999;
+
+/// What the snippets let an answer have.
+const TOKENS: std::ops::RangeInclusive<u32> = 1..=60;
+
+/// Most clients take seconds to import, and other tests may run beside these.
+const PATIENCE: Duration = Duration::from_secs(240);
+
+#[test]
+fn each_snippet_of_the_page_has_a_check_and_each_check_a_snippet() {
+    let on_page = named(&on_page());
+    let checks = CLIENTS.iter().chain(&WIRE_FORMATS);
+    let checked = checks.map(|(name, _)| (*name).to_owned());
+    let checked: Vec<String> = checked.collect();
+    let count = on_page.len();
+    assert_eq!(count, checked.len(), "{on_page:?}");
+    let (on_page, checked) = (BTreeSet::from_iter(on_page), BTreeSet::from_iter(checked));
+    assert_eq!(on_page, checked);
+    assert_eq!(on_page.len(), count, "a name is there twice");
+}
+
+#[test]
+fn python_s_clients_talk_call_tools_hold_forms_and_embed() {
+    let folder = tempfile::tempdir().expect("a temporary directory");
+    let model = folder.path().join("tools.gguf");
+    with_chat_template(&real_model(), WITH_TOOLS, &model).expect("the model is there");
+    let worker = Worker::with_model(&model)
+        .arg("--served-model-name", "MODEL")
+        .arg("--pooling", "mean")
+        .start();
+    Ground::new(worker.client().address).insist(CLIENTS.to_vec());
+}
+
+#[test]
+fn codex_and_claude_code_are_answered_in_their_own_words() {
+    let script = Script::behave().chat_template(ANSWERING.to_owned());
+    let worker = Worker::scripted(script)
+        .arg("--served-model-name", "MODEL")
+        .start();
+    Ground::new(worker.client().address).insist(WIRE_FORMATS.to_vec());
+}
+
+fn on_page() -> Vec<Snippet> {
+    let languages = ["python", "sh"].into_iter();
+    languages.flat_map(snippets::of_page).collect()
+}
+
+fn named(snippets: &[Snippet]) -> Vec<String> {
+    snippets.iter().map(|it| it.name.clone()).collect()
+}
+
+/// Where snippets run: a worker, a home for what clients write, and a proxy at which whoever wants to speak with
+/// anybody else is seen.
+struct Ground {
+    worker: SocketAddr,
+    home: TempDir,
+    proxy: TcpListener,
+}
+
+impl Ground {
+    fn new(worker: SocketAddr) -> Self {
+        let proxy = TcpListener::bind("127.0.0.1:0").expect("a free port");
+        proxy.set_nonblocking(true).expect("a socket of ours");
+        let home = tempfile::tempdir().expect("a temporary directory");
+        Self {
+            worker,
+            home,
+            proxy,
+        }
+    }
+
+    /// Runs what has these names, two at a time: a client computes little beside its worker.
+    fn insist(&self, checks: Vec<(&str, Check)>) {
+        let page = on_page();
+        let (left, failures) = (Mutex::new(checks), Mutex::new(Vec::new()));
+        let work = || {
+            while let Some((name, check)) = take(&left) {
+                let snippet = page.iter().find(|it| it.name == name);
+                let snippet = snippet.unwrap_or_else(|| panic!("{name} is not on the page"));
+                if let Err(why) = self.try_snippet(snippet, check) {
+                    failures.lock().expect("nobody panics").push(why);
+                }
+            }
+        };
+        thread::scope(|scope| {
+            let both = [scope.spawn(work), scope.spawn(work)];
+            both.into_iter().for_each(|it| it.join().expect("no panic"));
+        });
+        let failures = failures.into_inner().expect("nobody panics");
+        assert!(failures.is_empty(), "{}", failures.join("\n\n"));
+        let caller = self.proxy.accept().map_err(|error| error.kind());
+        assert!(
+            matches!(caller, Err(ErrorKind::WouldBlock)),
+            "a client wanted to speak with somebody else"
+        );
+    }
+
+    fn try_snippet(&self, snippet: &Snippet, check: Check) -> Result<(), String> {
+        let started = Instant::now();
+        let path = self.home.path().join(&snippet.name);
+        let code = snippet
+            .code
+            .replace("localhost:8080", &self.worker.to_string());
+        fs::write(&path, code).expect("the folder is ours");
+        let program = match snippet.code.starts_with("# llm-") {
+            true => PathBuf::from("/bin/sh"),
+            false => environment().join("bin/python"),
+        };
+        let (told, complained) = (path.with_extension("out"), path.with_extension("err"));
+        let mut command = Command::new(program);
+        command.arg(&path).current_dir(self.home.path());
+        self.prepare(&mut command);
+        command
+            .stdout(File::create(&told).expect("the folder is ours"))
+            .stderr(File::create(&complained).expect("the folder is ours"));
+        let is_well = ends_well(&mut command);
+        let out = fs::read_to_string(told).expect("UTF-8");
+        println!("{}: {:.1} s", snippet.name, started.elapsed().as_secs_f64());
+        if is_well && check(&out) {
+            return Ok(());
+        }
+        let errors = fs::read_to_string(complained).unwrap_or_default();
+        Err(format!("{}: {out}\n{errors}", snippet.name))
+    }
+
+    /// Variables that the page names, and those that keep a client from what is not the worker's.
+    fn prepare(&self, command: &mut Command) {
+        let home = self.home.path();
+        let proxy = format!("http://{}", self.proxy.local_addr().expect("it is bound"));
+        let path = std::env::var("PATH").unwrap_or_default();
+        command
+            .env_clear()
+            .env(
+                "PATH",
+                format!("{}:{path}", environment().join("bin").display()),
+            )
+            .env("HOME", home)
+            .env("OPENAI_BASE_URL", format!("http://{}/v1", self.worker))
+            .env("OPENAI_API_KEY", "any")
+            .env("LITELLM_LOCAL_MODEL_COST_MAP", "True")
+            .env("LLM_USER_PATH", home)
+            .env("PYTHONUTF8", "1")
+            .env("PYTHONDONTWRITEBYTECODE", "1")
+            .env("NO_PROXY", "127.0.0.1");
+        for scheme in ["HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"] {
+            command.env(scheme, &proxy);
+        }
+    }
+}
+
+fn take<T>(left: &Mutex<Vec<T>>) -> Option<T> {
+    left.lock().expect("nobody panics").pop()
+}
+
+fn environment() -> PathBuf {
+    let folder = repository_root().join(".venv-clients");
+    let is_there = Path::is_file(&folder.join("bin/python"));
+    assert!(
+        is_there,
+        "no clients at {}: run `cargo xtask test` once",
+        folder.display()
+    );
+    folder
+}
+
+/// Whether it ends by itself, and with success.
+fn ends_well(command: &mut Command) -> bool {
+    let mut child = command.spawn().expect("it starts");
+    let deadline = Instant::now() + PATIENCE;
+    while Instant::now() < deadline {
+        if let Some(status) = child.try_wait().expect("our own child") {
+            return status.success();
+        }
+        thread::sleep(Duration::from_millis(20));
+    }
+    child.kill().expect("our own child");
+    child.wait().expect("our own child");
+    false
+}
+
+/// Text, and then the count of its tokens.
+fn counted(out: &str) -> bool {
+    let Some((text, count)) = out.trim_end().rsplit_once('\n') else {
+        return false;
+    };
+    let count = count.strip_suffix(" tokens").and_then(|it| it.parse().ok());
+    !text.trim().is_empty() && count.is_some_and(|count| TOKENS.contains(&count))
+}
+
+fn whole_and_streamed(out: &str) -> bool {
+    let parts = out.split_once("\nStreamed:\n");
+    parts.is_some_and(|(whole, streamed)| !whole.trim().is_empty() && !streamed.trim().is_empty())
+}
+
+/// The first line tells of a call with a city that the tool knows.
+fn called(out: &str, before: &str, behind: &str) -> bool {
+    let first = out.lines().next().unwrap_or_default();
+    let inside = first.strip_prefix(before);
+    let city = inside.and_then(|it| it.strip_suffix(behind));
+    matches!(city, Some("Paris" | "Oslo"))
+}
+
+/// A call, and what the model says to its result.
+fn answered(out: &str, before: &str, behind: &str) -> bool {
+    let said = out.split_once('\n').map(|(_, said)| said.trim());
+    called(out, before, behind) && said.is_some_and(|said| !said.is_empty())
+}
+
+/// How many objects of the class were printed. `None`, where anything else was, or one with a value that it may not
+/// have.
+fn rivers(out: &str) -> Option<usize> {
+    let is_river = |line: &str| {
+        let parts = line.strip_prefix("River(name=")?.strip_suffix(')')?;
+        let (rest, km) = parts.rsplit_once(", km=")?;
+        let (_, kind) = rest.rsplit_once(", kind=")?;
+        let is_right = ["'river'", "'stream'"].contains(&kind) && KM.contains(&km.parse().ok()?);
+        is_right.then_some(())
+    };
+    let found: Option<Vec<()>> = out.lines().map(is_river).collect();
+    found.map(|all| all.len())
+}
+
+fn numbers(out: &str) -> Vec<f64> {
+    let words = out.split_whitespace();
+    words.map(|it| it.parse().unwrap_or(f64::NAN)).collect()
+}
+
+/// Two cosines: of a text of the same thing, and of another.
+fn nearer_first(out: &str) -> bool {
+    matches!(numbers(out)[..], [near, far] if near < 1.0 && near > far)
+}
+
+fn objects(out: &str) -> Vec<Value> {
+    let values = out.lines().map(serde_json::from_str);
+    values.collect::<Result<_, _>>().unwrap_or_default()
+}
+
+fn is_ls(arguments: &str) -> bool {
+    serde_json::from_str::<Value>(arguments).is_ok_and(|it| it == json!({"command": "ls"}))
+}
