@@ -5,9 +5,10 @@ use std::collections::BTreeMap;
 
 /// Read by the build, by the tests, and by a child that was built to fail: no settings, and no
 /// mistakes either.
-const OTHERS: [&str; 4] = [
+const OTHERS: [&str; 5] = [
     "WORKER_ORCD_CHAOS_MINUTES",
     "WORKER_ORCD_FAULTS",
+    "WORKER_ORCD_JAVASCRIPT",
     "WORKER_ORCD_KERNELS",
     "WORKER_ORCD_PYTHON",
 ];
@@ -128,6 +129,7 @@ mod tests {
             "PATH",
             "WORKER_ORCD_CONFIG",
             "WORKER_ORCD_MODEL",
+            "WORKER_ORCD_JAVASCRIPT",
             "WORKER_ORCD_PYTHON",
             "WORKER_ORCD_SERVICE_HOST",
             "WORKER_ORCD_SERVICE_PORT_HTTP",
