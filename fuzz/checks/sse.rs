@@ -83,6 +83,7 @@ impl<'a> Story<'a> {
                 text: String::new(),
                 index: count,
                 number,
+                echoes: false,
                 logprobs: None,
             };
             detokenizer.push(token, &mut text);

@@ -216,6 +216,7 @@ impl Supervisor {
                 max_tokens: COMPLETION,
                 ignore_eos: true,
                 logprobs: None,
+                prompt_logprobs: None,
                 grammar: None,
                 logit_bias: vec![],
                 thinking: None,

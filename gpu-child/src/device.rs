@@ -186,6 +186,9 @@ pub enum Checkpoint {
     /// Output of the final norm at every position of who wants it, whether a token is drawn there or not.
     /// Nobody else's is computed.
     Hidden,
+    /// Logits at every position of who wants them, whether a token is drawn there or not: the same bits as
+    /// `Logits` where one is. Nobody else's are computed.
+    PromptLogits,
 }
 
 /// A tap that sees nothing.

@@ -231,7 +231,10 @@ impl Tap for Watched<'_> {
 
     fn reached(&mut self, checkpoint: &Checkpoint) {
         let moment = match checkpoint {
-            Checkpoint::Embedding | Checkpoint::FinalNorm | Checkpoint::Hidden => return,
+            Checkpoint::Embedding
+            | Checkpoint::FinalNorm
+            | Checkpoint::Hidden
+            | Checkpoint::PromptLogits => return,
             Checkpoint::Layer(layer) => Moment::Layer(*layer),
             Checkpoint::Logits => Moment::Phase(Phase::Sample),
         };

@@ -1,11 +1,14 @@
-//! Log probabilities of the tokens that a step draws.
+//! Log probabilities of the tokens that a step draws; [`PromptRows`] are for those of a prompt.
 //!
 //! One function on one thread makes them of a row of raw logits, for every device. So they depend on
 //! that row and on nothing else: not on the batch, the threads, or whether the row was computed by this
 //! child or by the one before. A device shows its rows to a [`Tap`], and those who want no log
 //! probabilities cost nothing.
 
+mod prompt;
+
 use crate::device::{Checkpoint, Tap};
+pub use prompt::{PromptRows, WantedPart};
 use worker_orcd_ipc::{Drawn, DrawnLogprobs, Logprobs, RequestId, TokenId};
 
 /// The log-softmax of a row of finite logits, at `token` and at the `top` most likely tokens. Sums go

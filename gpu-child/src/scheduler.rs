@@ -41,6 +41,7 @@ mod draws;
 mod fair_queue;
 mod gauges;
 mod room;
+mod scoring;
 mod seals;
 mod sequence;
 mod shape;
@@ -286,11 +287,9 @@ impl Scheduler {
         self.retire();
         Ok(StepReport {
             step,
-            began: Vec::new(),
             drawn: heard,
-            logprobs: Vec::new(),
             finished: std::mem::take(&mut self.finished),
-            sealed: Vec::new(),
+            ..StepReport::default()
         })
     }
 
@@ -326,6 +325,7 @@ impl Scheduler {
     /// Gives prompts what a step has left beside decoding.
     fn share_out(&mut self, mut left: usize) {
         let chunk = left.div_ceil(CHUNKS);
+        let mut scored = 0;
         let mut candidates = self.candidates();
         self.queue.retain_clients(&candidates);
         self.keep_admissible(&mut candidates);
@@ -336,7 +336,9 @@ impl Scheduler {
                 continue;
             };
             let pending = self.running[index].runnable() - self.planned[index];
-            let tokens = pending.min(chunk).min(left);
+            let most = next.most_scored(scored).unwrap_or(left);
+            let tokens = pending.min(chunk).min(left).min(most);
+            scored += if next.scores { tokens } else { 0 };
             self.planned[index] += tokens;
             left -= tokens;
             self.queue.charge(next.client, tokens);
@@ -344,7 +346,7 @@ impl Scheduler {
                 it.left = pending - tokens;
                 it.waits = false;
             }
-            candidates.retain(|it| it.left > 0);
+            candidates.retain(|it| it.left > 0 && it.most_scored(scored) != Some(0));
         }
     }
 

@@ -217,6 +217,7 @@ fn submission(request: u64, temperature: f32) -> Submission {
         max_tokens: 20,
         ignore_eos: true,
         logprobs: None,
+        prompt_logprobs: None,
         grammar: None,
         logit_bias: vec![],
         thinking: None,

@@ -4,6 +4,7 @@ use crate::custody::WeightsManifest;
 use crate::grammar::Grammar;
 use crate::ids::{ClientId, RequestId, TokenId};
 use crate::kv::{KvSource, SealedPage, SealedPages};
+use crate::logprobs::PromptLogprobs;
 use crate::pooling::Pooling;
 use crate::thinking::ThinkingBudget;
 use serde::{Deserialize, Serialize};
@@ -151,13 +152,15 @@ pub struct Submission {
     /// what they were.
     pub sealed: Option<SealedPages>,
     pub sampling: Sampling,
-    /// Tokens to generate in all, `generated` included.
+    /// Tokens to generate in all, `generated` included. 0: the prompt is all there is.
     pub max_tokens: u32,
     /// Go on past an end-of-generation token (`ignore_eos`, for benchmarks).
     pub ignore_eos: bool,
     /// Log probabilities of each token that is drawn, and of so many of the most likely ones, at most
     /// [`MAX_TOP_LOGPROBS`](crate::MAX_TOP_LOGPROBS).
     pub logprobs: Option<u8>,
+    /// Log probabilities of the prompt's tokens, which are told before anything is drawn.
+    pub prompt_logprobs: Option<PromptLogprobs>,
     /// What the answer is held to: each token is drawn from those that the grammar allows behind `generated`.
     pub grammar: Option<Box<Grammar>>,
     /// Added to the logits of these tokens, by ascending id, each id once. At most [`MAX_LOGIT_BIASES`] of

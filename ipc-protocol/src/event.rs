@@ -4,7 +4,7 @@ use crate::custody::WeightsManifest;
 use crate::fault::Fault;
 use crate::ids::{Generation, RequestId, TokenId};
 use crate::kv::Sealing;
-use crate::logprobs::DrawnLogprobs;
+use crate::logprobs::{DrawnLogprobs, Scored};
 use crate::memory::MemoryReport;
 use crate::model::{DeviceFacts, ModelFacts, ModelIdentity, SamplingAdvice, TokenizerFacts};
 use serde::{Deserialize, Serialize};
@@ -110,13 +110,15 @@ pub struct Load {
     pub step_budget_us: Option<u32>,
 }
 
-/// A step of the engine. Tokens come before endings: a request that ends in this step has its last
-/// token in `drawn`.
+/// A step of the engine. Prompts come before tokens, and tokens before endings: a request that ends in this
+/// step has its last token in `drawn`.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct StepReport {
     pub step: u64,
     /// Requests that are in the next step, and were in none of this child's before: said ahead of it.
     pub began: Vec<Began>,
+    /// Parts of prompts whose log probabilities are wanted.
+    pub scored: Vec<Scored>,
     pub drawn: Vec<Drawn>,
     /// One for each of `drawn` whose request asked for it, in the same order.
     pub logprobs: Vec<DrawnLogprobs>,

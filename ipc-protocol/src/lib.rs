@@ -61,7 +61,7 @@ pub use frame::{FrameError, FrameReader, MAX_FRAME_BYTES, PREAMBLE_BYTES, Preamb
 pub use grammar::Grammar;
 pub use ids::{ClientId, Generation, RequestId, TokenId};
 pub use kv::{KvSource, SealedPage, SealedPages, Sealing};
-pub use logprobs::{DrawnLogprobs, Logprobs, MAX_TOP_LOGPROBS};
+pub use logprobs::{DrawnLogprobs, Logprobs, MAX_TOP_LOGPROBS, PromptLogprobs, Scored};
 pub use memory::{MemoryBound, MemoryReport};
 pub use model::{
     DeviceFacts, ModelFacts, ModelIdentity, SamplingAdvice, TokenKind, TokenizerFacts,
@@ -76,4 +76,4 @@ pub use vocabulary::Vocabulary;
 
 /// Sent in the clear in the [`Preamble`], before any bincode: two versions that cannot read
 /// each other's messages can still read this and say so.
-pub const PROTOCOL_VERSION: u16 = 18;
+pub const PROTOCOL_VERSION: u16 = 19;

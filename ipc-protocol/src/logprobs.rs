@@ -19,6 +19,24 @@ pub struct Logprobs {
     pub top: Vec<(TokenId, f32)>,
 }
 
+/// The log probabilities of a prompt's tokens are wanted: of each but the first, which nothing comes before.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PromptLogprobs {
+    /// Most likely tokens beside each, at most [`MAX_TOP_LOGPROBS`].
+    pub top: u8,
+    /// Tokens that were told of before, over all children.
+    pub told: u32,
+}
+
+/// Log probabilities of the next tokens of a prompt.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Scored {
+    pub request: RequestId,
+    /// Tokens that were told of before these, over all children. The supervisor accepts exactly the next ones.
+    pub first: u32,
+    pub logprobs: Vec<Logprobs>,
+}
+
 /// Log probabilities of a token that was drawn.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct DrawnLogprobs {

@@ -4,8 +4,8 @@
     python logprobs.py compare PLAIN URL     a worker that serves PLAIN answers at URL
 
 With weights as F32, and llama.cpp's keys and values as F32 too, llama.cpp rounds nothing, and what is
-left is what our F16 keys and values cost. Each answer is greedy; llama.cpp is given its tokens one by
-one, and its log-softmax is compared at the drawn token and at each of the most likely ones.
+left is what our F16 keys and values cost. Each answer is greedy and begins with its prompt; llama.cpp is given
+the tokens of both one by one, and its log-softmax is compared at each token, and at each of the most likely ones.
 """
 
 import json
@@ -35,21 +35,23 @@ def main(task, first, second):
 
 def compare(path, url):
     prompts = [subject + ending for subject in SUBJECTS for ending in ENDINGS]
-    differences = []
+    differences, of_prompts = [], []
     with llama_cpp.Model(path, exact_kv=True) as model:
         ids = {model.piece(token): token for token in reversed(range(model.n_vocab))}
         for prompt in prompts:
-            differences += of_answer(model, ids, prompt, ask(url, prompt))
-    mean, largest = np.mean(differences), np.max(differences)
-    print(f"{len(prompts)} prompts, {len(differences)} log probabilities: "
-          f"mean difference {mean:.2e}, largest {largest:.2e}")
+            for of_prompt, difference in of_answer(model, ids, prompt, ask(url, prompt)):
+                (of_prompts if of_prompt else differences).append(difference)
     assert len(prompts) == 40
-    assert len(differences) >= 40 * TOP, "too few were compared"
-    assert mean <= MEAN_TOLERANCE, f"mean {mean}"
+    for name, found in [("answers", differences), ("prompts", of_prompts)]:
+        mean, largest = np.mean(found), np.max(found)
+        print(f"{len(prompts)} {name}, {len(found)} log probabilities: "
+              f"mean difference {mean:.2e}, largest {largest:.2e}")
+        assert len(found) >= 40 * TOP, "too few were compared"
+        assert mean <= MEAN_TOLERANCE, f"mean {mean}"
 
 
 def ask(url, prompt):
-    body = {"prompt": prompt, "max_tokens": TOKENS, "temperature": 0, "logprobs": TOP}
+    body = {"prompt": prompt, "max_tokens": TOKENS, "temperature": 0, "logprobs": TOP, "echo": True}
     request = urllib.request.Request(
         f"{url}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
     )
@@ -59,14 +61,19 @@ def ask(url, prompt):
 
 def of_answer(model, ids, prompt, answer):
     model.reset()
-    row = model.run(model.tokenize(prompt, whole=True))
-    for name, logprob, top in zip(answer["tokens"], answer["token_logprobs"], answer["top_logprobs"]):
+    given = model.tokenize(prompt, whole=True)
+    names, logprobs, tops = (answer[it] for it in ("tokens", "token_logprobs", "top_logprobs"))
+    assert [piece(name) for name in names[: len(given)]] == [model.piece(token) for token in given]
+    assert logprobs[0] is None and tops[0] is None, "nothing comes before the first"
+    row = model.run(given[:1])
+    for at, (name, logprob, top) in enumerate(zip(names[1:], logprobs[1:], tops[1:]), 1):
         expected = log_softmax(row)
-        token = ids[piece(name)]
-        yield abs(logprob - expected[token])
+        of_prompt = at < len(given)
+        token = given[at] if of_prompt else ids[piece(name)]
+        yield of_prompt, abs(logprob - expected[token])
         assert len(top) in (TOP, TOP + 1), top
         for name, logprob in top.items():
-            yield abs(logprob - expected[ids[piece(name)]])
+            yield of_prompt, abs(logprob - expected[ids[piece(name)]])
         # All that is left out is less likely, but for what rounding may turn.
         likely = np.sort(expected)[::-1]
         assert abs(min(sorted(top.values())[-TOP:]) - likely[TOP - 1]) < 0.01

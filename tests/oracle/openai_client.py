@@ -70,6 +70,21 @@ def log_probabilities(client, messages, request):
     for token, logprob, top in zip(lists.tokens, lists.token_logprobs, lists.top_logprobs):
         assert top[token] == logprob, (token, top)
 
+    prompt = "1, 2, 3, 4,"
+    echo = client.completions.create(
+        prompt=prompt, logprobs=2, echo=True, **{**request, "max_tokens": 1}
+    ).choices[0]
+    lists = echo.logprobs
+    assert echo.text.startswith(prompt), echo.text
+    assert lists.token_logprobs[0] is None and lists.top_logprobs[0] is None, lists
+    assert lists.token_logprobs[-1] == completion.logprobs.token_logprobs[0], lists
+    scored = client.completions.create(
+        prompt=prompt, logprobs=2, echo=True, **{**request, "max_tokens": 0}
+    )
+    assert scored.choices[0].text == prompt, scored
+    assert scored.choices[0].logprobs.token_logprobs == lists.token_logprobs[:-1], scored
+    assert scored.usage.completion_tokens == 0, scored
+
 
 def several_choices(client, messages, request):
     chat = client.chat.completions.create(messages=messages, n=3, seed=5, **request)

@@ -209,6 +209,133 @@ fn a_killed_child_and_a_replaced_supervisor_leave_the_bytes_as_they_are() {
     assert!(worker.generation() > Some(1), "no child died");
 }
 
+/// A prompt that takes many steps, and one token behind it.
+fn long_prompt() -> Value {
+    let text: String = (0..60)
+        .map(|n| format!("The {n}th river is long, and "))
+        .collect();
+    json!({
+        "prompt": text, "max_tokens": 20, "ignore_eos": true, "temperature": 0.9, "seed": 3,
+        "logprobs": 5, "echo": true,
+    })
+}
+
+#[test]
+fn an_answer_begins_with_its_prompt_streamed_and_whole() {
+    let worker = Worker::real().start();
+    let client = worker.client();
+    let text = "A river \u{e9} <|im_start|>";
+    let ids = client.post("/tokenize", &json!({"prompt": text})).json()["tokens"].clone();
+    for prompt in [
+        json!(text),
+        ids.clone(),
+        json!([text, "Two"]),
+        json!([ids, [1, 2]]),
+    ] {
+        let mut body = completion();
+        body["prompt"] = prompt;
+        body["max_tokens"] = json!(6);
+        body["n"] = json!(2);
+        let plain = client.post(COMPLETIONS, &body).json();
+        body["echo"] = json!(true);
+        for logprobs in [json!(null), json!(2)] {
+            body["logprobs"] = logprobs;
+            let answer = client.post(COMPLETIONS, &body).json();
+            assert_eq!(
+                answer["usage"]["completion_tokens"],
+                plain["usage"]["completion_tokens"]
+            );
+            assert_eq!(
+                answer["usage"]["prompt_tokens"],
+                plain["usage"]["prompt_tokens"]
+            );
+            let streamed = streamed(&client, COMPLETIONS, &body);
+            let choices = answer["choices"].as_array().expect("choices");
+            for (index, choice) in choices.iter().enumerate() {
+                let told = choice["text"].as_str().expect("a text");
+                let generated = plain["choices"][index]["text"].as_str().expect("a text");
+                let echoed = told.strip_suffix(generated).expect("the same answer");
+                assert!(
+                    !echoed.is_empty() && (index > 1 || echoed == text),
+                    "{told}"
+                );
+                let own = streamed.iter().filter(|it| it[0]["index"] == index);
+                let own: Vec<Value> = own.cloned().collect();
+                assert_eq!(said(&own), told);
+                if !body["logprobs"].is_null() {
+                    let lists = &choice["logprobs"];
+                    assert_eq!(joined(&own, "token_logprobs"), lists["token_logprobs"]);
+                    assert_eq!(joined(&own, "tokens"), lists["tokens"]);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_prompt_s_are_those_of_the_same_tokens_when_they_were_drawn() {
+    let worker = Worker::real().start();
+    let client = worker.client();
+    let mut body = completion();
+    body["temperature"] = json!(0);
+    let drawn = whole(&client, COMPLETIONS, &body);
+    let text = drawn["text"].as_str().expect("a text");
+    let prompt = format!("{}{text}", body["prompt"].as_str().expect("a prompt"));
+    body["echo"] = json!(true);
+    body["prompt"] = json!(prompt);
+    body["max_tokens"] = json!(0);
+    let scored = whole(&client, COMPLETIONS, &body);
+    assert_eq!(scored["text"], prompt);
+    assert_eq!(scored["finish_reason"], "length");
+    let column = |of: &Value, name: &str| of["logprobs"][name].as_array().expect("a list").clone();
+    for name in ["tokens", "token_logprobs", "top_logprobs"] {
+        let (drawn, all) = (column(&drawn, name), column(&scored, name));
+        assert_eq!(all[all.len() - drawn.len()..], drawn, "{name}");
+    }
+    assert_eq!(column(&scored, "token_logprobs")[0], Value::Null);
+    let chars: Vec<char> = prompt.chars().collect();
+    let offsets = column(&scored, "text_offset");
+    for (token, offset) in column(&scored, "tokens").iter().zip(offsets) {
+        let rest: String = chars[offset.as_u64().expect("a number") as usize..]
+            .iter()
+            .collect();
+        assert!(
+            rest.starts_with(token.as_str().expect("text")),
+            "{token} at {offset}"
+        );
+    }
+    // The end of an answer is listed too, for those who count.
+    body["max_tokens"] = json!(1);
+    let one_more = whole(&client, COMPLETIONS, &body);
+    let lists = [&one_more, &scored].map(|it| column(it, "tokens").len());
+    assert_eq!(lists[0], lists[1] + 1);
+}
+
+#[test]
+fn a_prompt_s_are_told_once_with_the_same_bytes_whatever_dies_in_its_middle() {
+    let worker = Worker::real().start();
+    let client = worker.client();
+    let mut body = long_prompt();
+    let expected = streamed(&client, COMPLETIONS, &body);
+    assert!(
+        joined(&expected, "tokens")
+            .as_array()
+            .expect("a list")
+            .len()
+            > 400
+    );
+    body["stream"] = json!(true);
+    for disturbance in Disturbance::ALL {
+        // In the prompt, and behind it.
+        for events in [0, 3] {
+            let all = disturbance.of_stream(&worker, COMPLETIONS, &body, events);
+            let found = chunks(all.into_iter());
+            assert_eq!(found, expected, "{disturbance:?} behind {events}");
+        }
+    }
+    assert!(worker.generation() > Some(1), "no child died");
+}
+
 #[test]
 fn they_equal_llama_cpp_s() {
     let folder = tempfile::tempdir().expect("a temporary directory");

@@ -155,6 +155,7 @@ mod tests {
         let report = StepReport {
             step: 1,
             began: vec![],
+            scored: vec![],
             drawn: vec![token],
             logprobs: vec![],
             finished: vec![],

@@ -65,8 +65,13 @@ impl Scheduler {
         let page_tokens = self.cache.geometry().page_tokens;
         let mut tokens = submission.prompt.clone();
         tokens.extend(&submission.generated);
-        // The last token is run in any case.
+        // The last token is run in any case, and so is what log probabilities are still to be told of.
         tokens.pop();
+        if let Some(order) = submission.prompt_logprobs
+            && order.told as usize + 1 < submission.prompt.len()
+        {
+            tokens.truncate(order.told as usize);
+        }
         let prefix = self.cache.find(&tokens);
         let mut adopted = Vec::new();
         let pages = (0..).step_by(page_tokens as usize).zip(sealed);

@@ -23,6 +23,8 @@ pub(super) struct Candidate {
     pub left: usize,
     /// A request that runs only once it is admitted.
     pub waits: bool,
+    /// Log probabilities of its prompt are still to be told.
+    pub scores: bool,
 }
 
 #[derive(Debug, Default)]

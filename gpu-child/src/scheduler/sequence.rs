@@ -5,10 +5,12 @@ mod drawing;
 use super::Limits;
 use super::constraint::{Constraint, Wish};
 use super::fair_queue::Candidate;
+use super::scoring::Scoring;
 use super::seals::Contents;
 use super::thoughts::Thoughts;
 use crate::device::{PageId, PagePart};
 use crate::kv_pages::{ChainId, KvPages};
+use crate::logprobs::WantedPart;
 use crate::pooling::Pool;
 pub(super) use drawing::MOST_FORCED;
 use worker_orcd_ipc::{
@@ -40,6 +42,8 @@ pub(super) struct Sequence {
     ignore_eos: bool,
     /// As [`Submission::logprobs`].
     pub(super) logprobs: Option<u8>,
+    /// Where log probabilities of its prompt are wanted.
+    pub(super) scoring: Option<Scoring>,
     pub(super) constraint: Constraint,
     thoughts: Option<Thoughts>,
     /// As [`Submission::logit_bias`].
@@ -83,6 +87,7 @@ impl Sequence {
             max_tokens,
             ignore_eos,
             logprobs,
+            prompt_logprobs,
             grammar,
             logit_bias,
             thinking,
@@ -104,6 +109,7 @@ impl Sequence {
             max_tokens: max_tokens as usize,
             ignore_eos,
             logprobs,
+            scoring: prompt_logprobs.map(|order| Scoring::new(order, prompt_len)),
             constraint: Constraint::of(grammar),
             thoughts,
             logit_bias,
@@ -134,7 +140,7 @@ impl Sequence {
     }
 
     /// Tokens that are not in the KV cache yet. At least 1 for as long as it runs: the newest
-    /// token is always still to be run. 0 of a prompt that has become an embedding.
+    /// token is always still to be run. 0 of a prompt that was all there is.
     pub(super) fn pending(&self) -> usize {
         self.tokens.len() - self.computed
     }
@@ -170,7 +176,34 @@ impl Sequence {
                 false => self.runnable(),
             },
             waits,
+            scores: self.scores_are_missing(),
         }
+    }
+
+    /// Log probabilities of its prompt are still to be told.
+    pub(super) fn scores_are_missing(&self) -> bool {
+        self.scoring.as_ref().is_some_and(|it| !it.is_over())
+    }
+
+    /// What the rows of the next `tokens` of what is pending tell of its prompt.
+    pub(super) fn scored_part(&self, tokens: usize) -> Option<WantedPart> {
+        let rows = self.computed..self.computed + tokens;
+        self.scoring.as_ref()?.part(self, rows, &self.tokens)
+    }
+
+    /// Tokens that may be taken from elsewhere. The last is run in any case: its logits are what a next token is
+    /// drawn from.
+    fn reusable(&self) -> usize {
+        let before_last = self.tokens.len() - 1;
+        match &self.scoring {
+            Some(scoring) if !scoring.is_over() => before_last.min(scoring.told()),
+            _ => before_last,
+        }
+    }
+
+    /// A step that ends with its newest token draws the next one.
+    fn is_continued(&self) -> bool {
+        self.pool.is_none() && self.max_tokens > 0
     }
 
     pub(super) fn decodes(&self) -> bool {
@@ -235,6 +268,9 @@ impl Sequence {
             };
             return self.is_embedded().then(embedded);
         }
+        if self.scores_are_missing() {
+            return None;
+        }
         let last = self.generated().last();
         if !self.ignore_eos && last.is_some_and(|token| limits.ends_generation(*token)) {
             return Some(FinishReason::EndOfSequence);
@@ -247,6 +283,7 @@ impl Sequence {
     pub(super) fn will_be_full(&self, limits: &Limits) -> bool {
         match self.pool {
             Some(_) => self.is_embedded(),
+            None if self.scores_are_missing() => false,
             None => self.holds(self.tokens.len(), limits),
         }
     }
@@ -280,14 +317,13 @@ impl Sequence {
         self.pages.len() < self.pages_wanted(cache)
     }
 
-    /// Takes over what others have computed, unless the rows of all of it are wanted. The last token is left to be run in any case: its
-    /// logits are what a next token is drawn from. Gives the number of tokens saved.
+    /// Takes over what others have computed, as far as its rows are not wanted. Gives the number of tokens saved.
     pub(super) fn adopt_prefix(&mut self, cache: &mut KvPages) -> usize {
         if self.pool.as_ref().is_some_and(|it| !it.may_reuse_prefix()) {
             self.give_up_tail(cache);
             return 0;
         }
-        let reusable = self.tokens.len() - 1;
+        let reusable = self.reusable();
         let prefix = cache.find(&self.tokens[..reusable]);
         self.published = prefix.pages.len();
         self.computed = prefix.pages.len() * cache.geometry().page_tokens as usize;

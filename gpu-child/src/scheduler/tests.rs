@@ -7,6 +7,7 @@ mod biases;
 mod constraint;
 mod embeddings;
 mod fairness;
+mod scoring;
 mod thoughts;
 
 use super::*;
@@ -14,7 +15,7 @@ use crate::device::{KvGeometry, PageId, SampleWork, TO_BE_DRAWN};
 use constraint::Play;
 use proptest::prelude::*;
 use std::collections::BTreeMap;
-use worker_orcd_ipc::{ClientId, Grammar, Sampling};
+use worker_orcd_ipc::{ClientId, Grammar, Logprobs, Sampling};
 
 const VOCAB: u32 = 50;
 const EOG: TokenId = TokenId(7);
@@ -117,6 +118,8 @@ struct Bench {
     /// The draws of the step begun last are to come.
     is_open: bool,
     play: Play,
+    /// What was told of each prompt.
+    scored: BTreeMap<RequestId, Vec<Logprobs>>,
 }
 
 fn limits() -> Limits {
@@ -147,6 +150,7 @@ impl Bench {
             answers: VecDeque::new(),
             is_open: false,
             play: Play::default(),
+            scored: BTreeMap::new(),
         }
     }
 
@@ -176,9 +180,11 @@ impl Bench {
             assert!(tokens <= most, "{tokens} tokens in one batch");
             self.device.begin(&work);
             let wanted: Vec<_> = self.scheduler.hidden_wanted().collect();
-            for row in self.device.hidden(&work, &wanted) {
-                self.scheduler.pool(&row);
-            }
+            let hidden = self.device.hidden(&work, &wanted);
+            let wanted = self.scheduler.prompt_rows_wanted().collect();
+            let scored = self.device.scored(&work, wanted);
+            hidden.iter().for_each(|row| self.scheduler.pool(row));
+            self.hear_scored(scored);
             self.scheduler.launched();
             self.is_open = true;
             if !self.scheduler.draws_wait() {
@@ -274,6 +280,7 @@ fn submission(request: u64, prompt: &[u32], max_tokens: u32) -> Submission {
         max_tokens,
         ignore_eos: true,
         logprobs: None,
+        prompt_logprobs: None,
         grammar: None,
         logit_bias: vec![],
         thinking: None,

@@ -27,7 +27,7 @@ impl Scheduler {
     #[must_use]
     pub fn is_watched(&self) -> bool {
         let mut all = self.running.iter().chain(&self.waiting);
-        all.any(|sequence| sequence.logprobs.is_some() || sequence.pool.is_some())
+        all.any(|it| it.logprobs.is_some() || it.pool.is_some() || it.scores_are_missing())
     }
 
     /// Takes a row that an embedding is made of.
@@ -39,7 +39,7 @@ impl Scheduler {
         }
     }
 
-    fn planned_sequences(&self) -> impl Iterator<Item = (&Sequence, usize)> {
+    pub(super) fn planned_sequences(&self) -> impl Iterator<Item = (&Sequence, usize)> {
         let parts = self.running.iter().zip(self.planned.iter().copied());
         parts.filter(|(_, tokens)| *tokens > 0)
     }

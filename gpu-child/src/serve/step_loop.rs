@@ -13,7 +13,8 @@ mod commands;
 mod kept_kv;
 mod launch;
 mod masks;
-mod pooling;
+mod rows;
+mod standing;
 
 use super::pacer::Pacer;
 use super::reader::Conversation;
@@ -32,13 +33,9 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 use worker_orcd_ipc::flight::{Moment, Who};
 use worker_orcd_ipc::{
-    Command, DeviceError, Event, Fault, Generation, Load, LoadOrder, MemoryReport, ReadyReport,
-    Role, SealedPage, StepReport, Submission, Vocabulary,
+    Command, DeviceError, Event, Fault, Generation, LoadOrder, MemoryReport, ReadyReport, Role,
+    SealedPage, StepReport, Submission, Vocabulary,
 };
-
-/// Asking a device for its memory may take a system call; the heartbeat shows no more than this
-/// age anyway.
-const MEMORY_REPORT_INTERVAL: Duration = Duration::from_millis(500);
 
 /// Time between two inspections of what was loaded. An inspection takes microseconds of this thread
 /// and of the device (`a_look_costs_little`), a small part of this interval.
@@ -146,6 +143,8 @@ impl<'a> StepLoop<'a> {
             end_of_generation: tokenizer.end_of_generation.iter().copied().collect(),
             words: Arc::new(Vocabulary::from_facts(&tokenizer).unwrap_or_default()),
         };
+        let step_budget = order.step_budget_us.map(u64::from);
+        let step_budget = step_budget.map(Duration::from_micros);
         let device = executor.facts();
         let trace = order.trace.as_ref().and_then(|order| {
             let made = LogitsTrace::create(order, &device.id);
@@ -173,13 +172,7 @@ impl<'a> StepLoop<'a> {
             scheduler: Scheduler::new(limits, KvPages::new(geometry, order.prefix_cache)),
             grammars: Grammars::new(&ready.tokenizer),
             trace,
-            pacer: Pacer::new(
-                first_tokens,
-                order.prefill_chunk_tokens,
-                order
-                    .step_budget_us
-                    .map(|us| Duration::from_micros(us.into())),
-            ),
+            pacer: Pacer::new(first_tokens, order.prefill_chunk_tokens, step_budget),
             step: 0,
             in_flight: VecDeque::new(),
             last_end: Instant::now(),
@@ -238,6 +231,7 @@ impl<'a> StepLoop<'a> {
             let report = StepReport {
                 step: self.step,
                 began: self.scheduler.take_began(),
+                scored: vec![],
                 drawn: self.scheduler.take_forced(),
                 logprobs: vec![],
                 finished: self.scheduler.take_finished(),
@@ -290,13 +284,17 @@ impl<'a> StepLoop<'a> {
         let StepReport {
             step: _,
             began,
+            scored,
             drawn,
             logprobs: _,
             finished,
             sealed,
         } = &report;
-        let says_something =
-            !began.is_empty() || !drawn.is_empty() || !finished.is_empty() || !sealed.is_empty();
+        let says_something = !(began.is_empty()
+            && scored.is_empty()
+            && drawn.is_empty()
+            && finished.is_empty()
+            && sealed.is_empty());
         self.status.does(Doing::Sends);
         !says_something || self.link.send(Event::Step(report))
     }
@@ -319,23 +317,6 @@ impl<'a> StepLoop<'a> {
                     && self.trace.is_none()
                     && !self.scheduler.is_watched()
             }
-        }
-    }
-
-    fn update_status(&mut self) {
-        if self.memory_asked.elapsed() >= MEMORY_REPORT_INTERVAL {
-            self.memory = self.executor.memory();
-            self.memory_asked = Instant::now();
-        }
-        self.memory.kv_used_bytes = self.scheduler.kv_used_bytes();
-        let load = Load {
-            step_budget_us: self.pacer.budget().map(|it| it.as_micros() as u32),
-            ..self.scheduler.load()
-        };
-        self.status.between_steps(self.step, load, self.memory);
-        if let Some(oldest) = self.in_flight.front() {
-            let since = oldest.began.max(self.last_end);
-            self.status.step_begins(oldest.step, since);
         }
     }
 }

@@ -4,6 +4,7 @@ mod ahead;
 pub(super) mod counter;
 mod embeddings;
 mod logprobs;
+mod prompts;
 mod standby;
 mod watched;
 
@@ -104,6 +105,7 @@ impl Supervisor {
             max_tokens,
             ignore_eos: false,
             logprobs: None,
+            prompt_logprobs: None,
             grammar: None,
             logit_bias: vec![],
             thinking: None,

@@ -12,6 +12,8 @@ pub fn assert_same(expected: &Seen, seen: &Seen, what: &str) {
     for (expected, seen) in [
         (&expected.hidden, &seen.hidden),
         (&expected.logits, &seen.logits),
+        // A prompt's position gives what a draw there gives.
+        (&expected.logits, &seen.prompt),
     ] {
         for (position, bits) in seen {
             let expected = &expected[*position as usize];
@@ -36,6 +38,7 @@ pub fn chunks_do_not_change_a_bit(
     assert_eq!(expected.hidden.len(), tokens.len());
     for &chunk in chunks {
         let seen = alone(executor, config, tokens, chunk);
+        assert_eq!(seen.prompt.len(), tokens.len());
         assert_same(expected, &seen, &format!("{what}, chunks of {chunk}"));
     }
 }

@@ -257,12 +257,13 @@ pub fn options() -> LoadOptions {
 /// The bits of one row that was seen.
 pub type Bits = Vec<u32>;
 
-/// Everything that came out of one sequence: the last layer's output at every position, and the
-/// logits where a token was drawn.
+/// Everything that came out of one sequence: the last layer's output at every position, the
+/// logits where a token was drawn, and the logits at every position as log probabilities of prompts are made of them.
 #[derive(Debug, Default, Clone, PartialEq)]
 pub struct Seen {
     pub hidden: Vec<(u32, Bits)>,
     pub logits: Vec<(u32, Bits)>,
+    pub prompt: Vec<(u32, Bits)>,
 }
 
 /// Collects by request; a request's id is its index.
@@ -291,8 +292,11 @@ impl Watch {
 
 impl Tap for Watch {
     fn wants(&self, _: RequestId, checkpoint: &Checkpoint) -> bool {
-        matches!(checkpoint, Checkpoint::Logits)
-            || self.last_layer.map(Checkpoint::Layer) == Some(*checkpoint)
+        match checkpoint {
+            Checkpoint::Logits => true,
+            Checkpoint::PromptLogits => self.last_layer.is_some(),
+            other => self.last_layer.map(Checkpoint::Layer) == Some(*other),
+        }
     }
 
     fn see(&mut self, request: RequestId, checkpoint: &Checkpoint, position: u32, row: &[f32]) {
@@ -300,6 +304,7 @@ impl Tap for Watch {
         let seen = &mut self.seen[request.0 as usize];
         match checkpoint {
             Checkpoint::Logits => seen.logits.push((position, bits)),
+            Checkpoint::PromptLogits => seen.prompt.push((position, bits)),
             _ => seen.hidden.push((position, bits)),
         }
     }

@@ -8,9 +8,9 @@ use worker_orcd_ipc::{
     Began, ChildHello, ClientId, Command, DeviceError, DeviceFacts, DeviceSelector, Drawn,
     DrawnLogprobs, Envelope, Event, Fault, FinishReason, Finished, Generation, Grammar, Heartbeat,
     KvSource, Load, LoadOrder, Logprobs, MemoryBound, MemoryReport, ModelFacts, ModelFile,
-    ModelIdentity, PlacedTensor, Pooling, ReadyReport, RequestId, Role, Sampling, SamplingAdvice,
-    SealedPage, SealedPages, Sealing, StepReport, Submission, ThinkingBudget, TokenId, TokenKind,
-    TokenizerFacts, TokenizerKind, TraceOrder, WeightsManifest,
+    ModelIdentity, PlacedTensor, Pooling, PromptLogprobs, ReadyReport, RequestId, Role, Sampling,
+    SamplingAdvice, Scored, SealedPage, SealedPages, Sealing, StepReport, Submission,
+    ThinkingBudget, TokenId, TokenKind, TokenizerFacts, TokenizerKind, TraceOrder, WeightsManifest,
 };
 
 /// `(file stem, message)`, one for each kind.
@@ -161,6 +161,7 @@ fn submission() -> Submission {
         max_tokens: 64,
         ignore_eos: true,
         logprobs: Some(20),
+        prompt_logprobs: Some(PromptLogprobs { top: 20, told: 3 }),
         grammar: Some(Box::new(Grammar::Choice(vec![
             "yes".to_owned(),
             "no".to_owned(),
@@ -327,6 +328,14 @@ fn step() -> StepReport {
         began: vec![Began {
             request: RequestId(4),
             cached_tokens: 256,
+        }],
+        scored: vec![Scored {
+            request: RequestId(5),
+            first: 3,
+            logprobs: vec![Logprobs {
+                of_token: -0.25,
+                top: vec![(TokenId(252), -0.25)],
+            }],
         }],
         drawn: vec![Drawn {
             request: RequestId(5),

@@ -15,7 +15,7 @@ use worker_orcd_ipc::{
     Began, ChildHello, Command, DeviceError, DeviceFacts, DeviceSelector, Drawn, DrawnLogprobs,
     Envelope, Event, Fault, FinishReason, Finished, Generation, KvSource, LoadOrder, Logprobs,
     ModelFacts, ModelFile, ModelIdentity, PlacedTensor, ReadyReport, RequestId, Role,
-    SamplingAdvice, SealedPage, SealedPages, Sealing, StepReport, TokenId, TokenKind,
+    SamplingAdvice, Scored, SealedPage, SealedPages, Sealing, StepReport, TokenId, TokenKind,
     TokenizerFacts, TokenizerKind, TraceOrder, WeightsManifest,
 };
 
@@ -407,9 +407,17 @@ fn step() -> BoxedStrategy<StepReport> {
         token,
     });
     let top = vec((token(), float()), 0..5);
-    let logprobs = (float(), top).prop_map(|(of_token, top)| Logprobs { of_token, top });
+    let of_token = (float(), top).prop_map(|(of_token, top)| Logprobs { of_token, top });
+    let of_token = of_token.boxed();
+    let scored = (request(), any::<u32>(), vec(of_token.clone(), 0..4)).prop_map(
+        |(request, first, logprobs)| Scored {
+            request,
+            first,
+            logprobs,
+        },
+    );
     let logprobs =
-        (request(), any::<u32>(), logprobs).prop_map(|(request, index, logprobs)| DrawnLogprobs {
+        (request(), any::<u32>(), of_token).prop_map(|(request, index, logprobs)| DrawnLogprobs {
             request,
             index,
             logprobs,
@@ -427,15 +435,17 @@ fn step() -> BoxedStrategy<StepReport> {
     (
         any::<u64>(),
         vec(began, 0..5),
+        vec(scored, 0..3),
         vec(drawn, 0..20),
         vec(logprobs, 0..5),
         vec(finished, 0..20),
         vec(sealing, 0..5),
     )
         .prop_map(
-            |(step, began, drawn, logprobs, finished, sealed)| StepReport {
+            |(step, began, scored, drawn, logprobs, finished, sealed)| StepReport {
                 step,
                 began,
+                scored,
                 drawn,
                 logprobs,
                 finished,

@@ -347,6 +347,7 @@ mod tests {
             max_tokens: 1,
             ignore_eos: false,
             logprobs: None,
+            prompt_logprobs: None,
             grammar: None,
             logit_bias: vec![],
             thinking: None,

@@ -189,6 +189,7 @@ impl Batch {
             ignore_eos: false,
             shown: Vec::new(),
             logprobs: None,
+            echo: None,
             grammar: None,
             logit_bias: Vec::new(),
             thinking: None,

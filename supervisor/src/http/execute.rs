@@ -110,6 +110,7 @@ pub fn read_request(
     };
     let request = GenerationRequest {
         logprobs: None,
+        echo: false,
         logit_bias,
         thinking: None,
         structure: None,

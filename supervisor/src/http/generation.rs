@@ -1,5 +1,6 @@
 //! The request for text to which all APIs come down, and the one way to start it.
 
+mod echo;
 mod prompt;
 
 use super::App;
@@ -18,6 +19,7 @@ use crate::text::Conversation;
 use crate::text::template::TemplateSetting;
 use axum::body::Body;
 use axum::http::Request;
+use prompt::Encoded;
 use std::iter::once;
 use std::sync::Arc;
 use worker_orcd_ipc::{ClientId, Sampling, TokenId};
@@ -32,6 +34,8 @@ pub struct GenerationRequest {
     pub ignore_eos: bool,
     /// Log probabilities of each token, and of so many of the most likely ones.
     pub logprobs: Option<u8>,
+    /// The answer begins with the prompt.
+    pub echo: bool,
     /// As [`Submission::logit_bias`](worker_orcd_ipc::Submission::logit_bias).
     pub logit_bias: Vec<(TokenId, f32)>,
     /// How long its thoughts may be.
@@ -146,7 +150,7 @@ impl App {
         layout.check(self.engine.most_together(), request.logprobs.is_some())?;
         let mut prompts = Vec::new();
         for input in once(request.input).chain(more.prompts) {
-            let prompt = self.prepare(model, input).await?;
+            let prompt = self.prepare_echoed(model, input, request.echo).await?;
             if prompt.opens_thinking {
                 form.open_thinking();
             }
@@ -176,6 +180,7 @@ impl App {
             ignore_eos: request.ignore_eos,
             shown: model.text.tokenizer().control_of(parsing.marks()),
             logprobs: request.logprobs,
+            echo: None,
             grammar,
             logit_bias: request.logit_bias,
             thinking: Budget::settle(request.thinking, parsing, &model.text)?,
@@ -184,10 +189,8 @@ impl App {
             on_fault: request.on_fault,
             presentation: presentation.write(),
         };
-        let ask = |choice: Place| {
-            let prompt = &prompts[choice.prompt].tokens;
-            of_choice(&common, choice, prompt, model.max_sequence_tokens)
-        };
+        let context = model.max_sequence_tokens;
+        let ask = |it: Place| of_choice(&common, it, &prompts[it.prompt], context);
         let submitted = self.engine.submit(layout.places().map(ask).collect());
         let streams = submitted.map_err(|refusal| {
             tracing::debug!(
@@ -221,8 +224,8 @@ fn lost() -> ApiError {
 }
 
 /// The request for one of several choices, or for the only one.
-fn of_choice(common: &NewRequest, choice: Place, prompt: &[TokenId], context: u32) -> NewRequest {
-    let room = context.saturating_sub(prompt.len() as u32);
+fn of_choice(common: &NewRequest, choice: Place, prompt: &Encoded, context: u32) -> NewRequest {
+    let room = context.saturating_sub(prompt.tokens.len() as u32);
     let answer = &common.job_id;
     let job_id = match common.part_of {
         Some(_) => format!("{answer}.{}", choice.index),
@@ -230,7 +233,8 @@ fn of_choice(common: &NewRequest, choice: Place, prompt: &[TokenId], context: u3
     };
     NewRequest {
         job_id,
-        prompt: prompt.to_vec(),
+        prompt: prompt.tokens.clone(),
+        echo: prompt.echo,
         sampling: choice.sampling(common.sampling),
         max_tokens: common.max_tokens.min(room),
         ..common.clone()

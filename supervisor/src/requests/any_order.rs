@@ -315,7 +315,8 @@ impl World {
                     StreamEvent::Text(piece) => {
                         client.text.push_str(&piece.text);
                         let tokens = piece.logprobs.iter().flat_map(|listed| &listed.tokens);
-                        client.listed.extend(tokens.map(|it| it.logprobs.of_token));
+                        let known = tokens.filter_map(|it| it.logprobs.as_ref());
+                        client.listed.extend(known.map(|it| it.of_token));
                     }
                     StreamEvent::Finished(_) | StreamEvent::Embedded(_) => {
                         client.ends.push(Ok(()));

@@ -2,7 +2,7 @@
 //!
 //! Owned by the driver alone. Commands for each seat's child collect in a list that the driver sends, time is
 //! an argument, and the only output is the [write-ahead log](super::wal). Here are the children's words, and
-//! what follows from a death; [`clients`] is what clients want, [`embeddings`] are answers without tokens,
+//! what follows from a death; [`clients`] is what clients want, [`embeddings`] are answers without tokens, [`scoring`] is how likely prompts are,
 //! [`restored`] is what another supervisor left, [`assignments`] is who is with which child, and who is next;
 //! [`beginning`] is that a child computes one; [`dispatch`] is what is on its way
 //! to a seat and back; [`adoption`] is which pages the next child need not compute; [`recall`] is how another driver gets them all; [`probation`] is what
@@ -17,6 +17,7 @@ mod embeddings;
 mod probation;
 mod recall;
 mod restored;
+mod scoring;
 
 use self::assignments::Assignments;
 use self::dispatch::Place;
@@ -188,6 +189,9 @@ impl Requests {
         for began in &report.began {
             self.began(seat, *began, now)?;
         }
+        for scored in &report.scored {
+            self.scored(seat, scored, &text)?;
+        }
         let mut logprobs = report.logprobs.iter().peekable();
         for drawn in &report.drawn {
             let is_its =
@@ -235,6 +239,9 @@ impl Requests {
         logprobs::check(request, live.record.logprobs, logprobs, vocabulary)?;
         let max_tokens = live.record.max_tokens;
         let mut progress = live.record.progress.lock();
+        if progress.scores_missing() > 0 {
+            return Err(Violation::Logprobs(request));
+        }
         let expected = progress.tokens_out();
         if said.index != expected {
             return Err(Violation::Index {

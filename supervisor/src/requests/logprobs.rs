@@ -3,6 +3,9 @@
 //! A token is listed with the piece of text in which its own text begins. So one whose text waits, for the
 //! rest of a character or because it may begin a stop string, is listed when that text is told, and never
 //! if it is not. A token without text of its own, such as the one that ends the answer, is not listed.
+//!
+//! Where the answer begins with the prompt, the prompt's tokens are listed with it, each of them, and behind it also
+//! tokens without text: who asked for that counts tokens.
 
 use crate::requests::violation::Violation;
 use crate::text::Text;
@@ -16,7 +19,8 @@ pub struct ListedToken {
     pub token: TokenId,
     /// Characters of the answer before the one in which its text begins.
     pub offset: usize,
-    pub logprobs: Logprobs,
+    /// `None` for the first token of a prompt, which nothing comes before.
+    pub logprobs: Option<Logprobs>,
 }
 
 /// Tokens whose text begins in one piece, and what is known of tokens.
@@ -39,6 +43,10 @@ impl Eq for Listed {}
 pub(crate) struct Ledger {
     /// Of every generated token.
     all: Vec<Logprobs>,
+    /// Where the answer begins with the prompt: its length, and what is known of its tokens but the first. Tokens are
+    /// counted from its first one on.
+    prompt_len: usize,
+    prompt: Vec<Logprobs>,
     /// There is one once there is a token.
     text: Option<Arc<Text>>,
     /// Characters that all tokens have become, and those of them that are in pieces.
@@ -61,6 +69,29 @@ impl Ledger {
 
     pub(crate) fn all(&self) -> &[Logprobs] {
         &self.all
+    }
+
+    /// The answer begins with a prompt of so many tokens, of which these are known.
+    pub(crate) fn echo(&mut self, prompt_len: usize, known: Vec<Logprobs>) {
+        self.prompt_len = prompt_len;
+        self.prompt = known;
+    }
+
+    pub(crate) fn prompt_len(&self) -> usize {
+        self.prompt_len
+    }
+
+    pub(crate) fn of_prompt(&self) -> &[Logprobs] {
+        &self.prompt
+    }
+
+    pub(crate) fn learn_prompt(&mut self, logprobs: &[Logprobs]) {
+        self.prompt.extend_from_slice(logprobs);
+    }
+
+    /// Tokens without text are listed, too.
+    pub(crate) fn lists_all(&self) -> bool {
+        self.prompt_len > 0
     }
 
     pub(crate) fn learn(&mut self, logprobs: Logprobs) {
@@ -95,19 +126,36 @@ impl Ledger {
         self.listed.len() - before
     }
 
+    /// The same of a piece behind which no text of its tokens comes: all that wait are listed, where tokens without
+    /// text are.
+    pub(crate) fn tell_last(&mut self, piece: &str) -> usize {
+        let begun = self.tell(piece);
+        if !self.lists_all() {
+            return begun;
+        }
+        let others = self.waiting.len();
+        self.listed.append(&mut self.waiting);
+        begun + others
+    }
+
     /// Takes the tokens of the oldest piece that nobody has taken.
     pub(crate) fn take(&mut self, count: usize) -> Option<Box<Listed>> {
-        let tokens = self.listed.drain(..count);
-        let tokens = tokens.filter_map(|(index, token, offset)| {
-            Some(ListedToken {
-                token,
-                offset,
-                logprobs: self.all.get(index)?.clone(),
-            })
+        let taken: Vec<_> = self.listed.drain(..count).collect();
+        let tokens = taken.into_iter().map(|(index, token, offset)| ListedToken {
+            token,
+            offset,
+            logprobs: self.of(index).cloned(),
         });
         let tokens = tokens.collect();
         let text = Arc::clone(self.text.as_ref()?);
         Some(Box::new(Listed { tokens, text }))
+    }
+
+    fn of(&self, index: usize) -> Option<&Logprobs> {
+        match index.checked_sub(self.prompt_len) {
+            Some(generated) => self.all.get(generated),
+            None => self.prompt.get(index.checked_sub(1)?),
+        }
     }
 }
 
@@ -174,7 +222,10 @@ mod tests {
             StreamEvent::Text(piece) => Some(piece),
             _ => None,
         });
-        let of = |it: &ListedToken| (-it.logprobs.of_token as u32, it.offset);
+        let of = |it: &ListedToken| {
+            let logprobs = it.logprobs.as_ref().expect("it was drawn");
+            (-logprobs.of_token as u32, it.offset)
+        };
         let pieces = pieces.map(|piece| {
             let listed = piece.logprobs.as_ref().expect("they are wanted");
             (&*piece.text, listed.tokens.iter().map(of).collect())

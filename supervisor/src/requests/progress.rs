@@ -3,11 +3,13 @@
 //! Every method here runs under the record's lock and does no more than its token's worth of
 //! work; wakers are handed out to be woken after the lock is gone.
 
+mod echo;
 mod unread;
 
 use crate::requests::logprobs::Ledger;
 use crate::requests::record::{Completion, Embedding, Failure, Record, StopReason, StreamEvent};
 use crate::text::{Detokenizer, StopMatcher, Text};
+use echo::Echo;
 use std::sync::Arc;
 use std::task::Waker;
 use std::time::{Duration, Instant};
@@ -25,6 +27,8 @@ pub(crate) struct Progress {
     unread: Unread,
     /// Where log probabilities are wanted.
     ledger: Option<Ledger>,
+    /// Where the answer begins with the prompt.
+    echo: Option<Echo>,
     end: Option<StreamEvent>,
     /// The reader has the end, or is gone: nobody needs to be told any more.
     closed: bool,
@@ -72,6 +76,7 @@ impl Progress {
             stop: StopMatcher::new(stop),
             unread: Unread::default(),
             ledger: logprobs.map(Ledger::restored),
+            echo: None,
             end: None,
             closed: false,
             waker: None,
@@ -272,7 +277,10 @@ impl Progress {
         if stopped.is_none() {
             let before = self.unread.text.len();
             self.stop.finish(&mut self.unread.text);
-            self.cut(before, index);
+            let piece = &self.unread.text[before..];
+            let ledger = self.ledger.as_mut();
+            let listed = ledger.map_or(0, |ledger| ledger.tell_last(piece));
+            self.unread.cut(before, index, listed);
         }
         stopped
     }
@@ -363,8 +371,9 @@ impl Progress {
         scratch.clear();
         let bytes = text.bytes_shown(token, &self.shown);
         if let Some(ledger) = &mut self.ledger {
-            let index = self.generated.len() - 1;
-            let begins = (!bytes.is_empty()).then(|| self.detokenizer.characters_before(bytes));
+            let index = ledger.prompt_len() + self.generated.len() - 1;
+            let is_listed = !bytes.is_empty() || ledger.lists_all();
+            let begins = is_listed.then(|| self.detokenizer.characters_before(bytes));
             self.detokenizer.push(bytes, scratch);
             ledger.note((index, token), text, begins, scratch);
         } else {

@@ -8,7 +8,8 @@ use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use std::time::{Duration, Instant};
 use worker_orcd_ipc::{
-    ClientId, Grammar, Pooling, RequestId, Sampling, Submission, ThinkingBudget, TokenId,
+    ClientId, Grammar, Pooling, PromptLogprobs, RequestId, Sampling, Submission, ThinkingBudget,
+    TokenId,
 };
 
 /// A request as HTTP hands it to the engine.
@@ -30,6 +31,9 @@ pub struct NewRequest {
     pub shown: Vec<TokenId>,
     /// As [`Submission::logprobs`].
     pub logprobs: Option<u8>,
+    /// The answer begins with the prompt, but for so many bytes with which a tokenizer began it, and with its log
+    /// probabilities where any are wanted.
+    pub echo: Option<u32>,
     /// As [`Submission::grammar`].
     pub grammar: Option<Box<Grammar>>,
     /// As [`Submission::logit_bias`].
@@ -76,6 +80,8 @@ pub struct Piece {
     pub index: u32,
     /// Pieces of this answer before it.
     pub number: u32,
+    /// It is the prompt, and no token's text.
+    pub echoes: bool,
     /// Where the request wants log probabilities. The log of the journal has no pieces.
     #[serde(skip)]
     pub logprobs: Option<Box<Listed>>,
@@ -161,6 +167,7 @@ pub(crate) struct Record {
     pub ignore_eos: bool,
     pub shown: Vec<TokenId>,
     pub logprobs: Option<u8>,
+    pub echo: Option<u32>,
     pub grammar: Option<Box<Grammar>>,
     pub logit_bias: Vec<(TokenId, f32)>,
     pub thinking: Option<Box<ThinkingBudget>>,
@@ -182,6 +189,7 @@ impl Record {
     ) -> Self {
         let known = request.logprobs.map(|_| vec![]);
         let progress = Progress::new(now, &request.stop, &request.shown, known);
+        let progress = progress.echoing(request.echo, request.prompt.len(), vec![]);
         Self {
             id,
             job_id: request.job_id,
@@ -194,6 +202,7 @@ impl Record {
             ignore_eos: request.ignore_eos,
             shown: request.shown,
             logprobs: request.logprobs,
+            echo: request.echo,
             grammar: request.grammar,
             logit_bias: request.logit_bias,
             thinking: request.thinking,
@@ -219,7 +228,11 @@ impl Record {
         let first_token_at = request.first_token_at_ms.map(|at| clock.instant(at));
         let progress =
             progress.restored(request.generated, first_token_at, recoveries, request.end);
-        let progress = progress.with_cached_tokens(request.cached_tokens);
+        let progress = progress.with_cached_tokens(request.cached_tokens).echoing(
+            request.echo,
+            request.prompt.len(),
+            request.told_prompt,
+        );
         Self {
             id: request.id,
             job_id: request.job_id,
@@ -232,6 +245,7 @@ impl Record {
             ignore_eos: request.ignore_eos,
             shown: request.shown,
             logprobs: request.logprobs,
+            echo: request.echo,
             grammar: request.grammar,
             logit_bias: request.logit_bias,
             thinking: request.thinking,
@@ -247,16 +261,19 @@ impl Record {
 
     /// The request for the first child, or for the next one behind the tokens it has.
     pub(crate) fn submission(&self) -> Submission {
+        let progress = self.progress.lock();
+        let told = self.logprobs.zip(progress.scores_told());
         Submission {
             request: self.id,
             client: self.client,
             prompt: self.prompt.clone(),
-            generated: self.progress.lock().generated().to_vec(),
+            generated: progress.generated().to_vec(),
             sealed: None,
             sampling: self.sampling,
             max_tokens: self.max_tokens,
             ignore_eos: self.ignore_eos,
             logprobs: self.logprobs,
+            prompt_logprobs: told.map(|(top, told)| PromptLogprobs { top, told }),
             grammar: self.grammar.clone(),
             logit_bias: self.logit_bias.clone(),
             thinking: self.thinking.clone(),

@@ -63,6 +63,7 @@ pub(crate) fn request(job_id: &str) -> NewRequest {
         ignore_eos: false,
         shown: vec![],
         logprobs: None,
+        echo: None,
         grammar: None,
         logit_bias: vec![],
         thinking: None,
@@ -167,6 +168,7 @@ pub(crate) fn step(
     StepReport {
         step: 1,
         began: vec![],
+        scored: vec![],
         drawn: tokens.iter().map(drawn).collect(),
         logprobs: vec![],
         finished: finished.iter().map(end).collect(),

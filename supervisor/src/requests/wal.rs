@@ -45,7 +45,7 @@ use worker_orcd_ipc::{
     ClientId, Grammar, Logprobs, RequestId, Sampling, SealedPages, ThinkingBudget, TokenId, encode,
 };
 
-const MAGIC: [u8; 8] = *b"orcdwal4";
+const MAGIC: [u8; 8] = *b"orcdwal5";
 
 /// The first page tells where to begin.
 const HEADER_BYTES: u64 = 4096;
@@ -75,6 +75,8 @@ enum Entry {
     },
     /// The next token of each of these requests, and log probabilities of those that want them.
     Drawn(Vec<(RequestId, TokenId)>, Vec<(RequestId, Logprobs)>),
+    /// Log probabilities of the next tokens of a prompt.
+    Scored(RequestId, Vec<Logprobs>),
     /// `end` is `None` where nobody reads it any more.
     Ended {
         request: RequestId,
@@ -98,6 +100,7 @@ pub(crate) struct Restored {
     pub ignore_eos: bool,
     pub shown: Vec<TokenId>,
     pub logprobs: Option<u8>,
+    pub echo: Option<u32>,
     pub grammar: Option<Box<Grammar>>,
     pub logit_bias: Vec<(TokenId, f32)>,
     pub thinking: Option<Box<ThinkingBudget>>,
@@ -106,6 +109,8 @@ pub(crate) struct Restored {
     /// Of each token in `generated`, where they are wanted. They are written in entries of their own, for
     /// those of a long answer are too many for one.
     pub told_logprobs: Vec<Logprobs>,
+    /// Of the prompt's tokens but the first, where they are wanted, in entries of their own as well.
+    pub told_prompt: Vec<Logprobs>,
     pub on_fault: OnFault,
     /// Unix time in milliseconds.
     pub accepted_at_ms: u64,
@@ -180,6 +185,10 @@ impl Wal {
             request,
             cached_tokens,
         });
+    }
+
+    pub(crate) fn scored(&mut self, request: RequestId, logprobs: &[Logprobs]) {
+        self.note(&Entry::Scored(request, logprobs.to_vec()));
     }
 
     pub(crate) fn drawn(
@@ -269,7 +278,11 @@ impl Wal {
             return;
         }
         self.note(&Entry::Accepted(Box::new(self.snapshot(record, sealed))));
-        for some in record.progress.lock().logprobs().chunks(LOGPROBS_AT_ONCE) {
+        let progress = record.progress.lock();
+        for some in progress.prompt_logprobs().chunks(LOGPROBS_AT_ONCE) {
+            self.note(&Entry::Scored(record.id, some.to_vec()));
+        }
+        for some in progress.logprobs().chunks(LOGPROBS_AT_ONCE) {
             let some = some.iter().map(|it| (record.id, it.clone()));
             self.note(&Entry::Drawn(Vec::new(), some.collect()));
         }
@@ -319,11 +332,13 @@ impl Wal {
             ignore_eos: record.ignore_eos,
             shown: record.shown.clone(),
             logprobs: record.logprobs,
+            echo: record.echo,
             grammar: record.grammar.clone(),
             logit_bias: record.logit_bias.clone(),
             thinking: record.thinking.clone(),
             cached_tokens: progress.cached_tokens(),
             told_logprobs: Vec::new(),
+            told_prompt: Vec::new(),
             on_fault: record.on_fault,
             accepted_at_ms: self.clock.unix_ms(progress.accepted_at()),
             deadline_ms: record.deadline.map(|at| self.clock.unix_ms(at)),

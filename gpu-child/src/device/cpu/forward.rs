@@ -68,6 +68,7 @@ pub fn begin(executor: &mut CpuExecutor, batch: &Batch<'_>, tap: &mut dyn Tap) -
         show_stream(Checkpoint::Layer(index as u32), &scratch.x);
     }
     head::show_hidden(&forward, &plan, scratch, tap);
+    head::show_prompts(&forward, &plan, scratch, tap);
     drawing_rows(plan.sequences)
 }
 

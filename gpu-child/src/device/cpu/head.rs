@@ -1,5 +1,6 @@
 //! The head: from the residual stream to tokens by final norm, logits and the draw, only for rows
-//! at which a token is drawn. For embeddings it is the final norm alone, of every row.
+//! at which a token is drawn. For embeddings it is the final norm alone, of every row; for log probabilities of
+//! a prompt it is the logits of every row.
 
 use super::OpenStep;
 use super::forward::{Forward, show};
@@ -38,7 +39,11 @@ pub fn run(
     let drawing: Vec<_> = drawing.collect();
     let mut answer = Vec::with_capacity(drawing.len());
     for draws in drawing.chunks(HEAD_ROWS) {
-        logits(forward, draws, scratch, tap);
+        let rows: Vec<_> = draws.iter().map(|it| it.row).collect();
+        logits(forward, &rows, scratch);
+        let (n_embd, vocab) = (forward.config.n_embd, forward.config.vocab_size);
+        show_rows(tap, Checkpoint::FinalNorm, &rows, &scratch.norm, n_embd);
+        show_rows(tap, Checkpoint::Logits, &rows, &scratch.logits, vocab);
         #[cfg(feature = "fault-injection")]
         crate::device::misdeed::spoil(&mut scratch.logits);
         let tokens = draw(forward, draws, &mut scratch.logits);
@@ -75,8 +80,49 @@ pub fn show_hidden(
     }
 }
 
-/// Fills `scratch.logits`, one row of the vocabulary after the other.
-fn logits(forward: &Forward<'_>, rows: &[Draw<'_>], scratch: &mut Scratch, tap: &mut dyn Tap) {
+/// Shows the logits of every row to those who want them of every row.
+pub fn show_prompts(
+    forward: &Forward<'_>,
+    plan: &Plan<'_>,
+    scratch: &mut Scratch,
+    tap: &mut dyn Tap,
+) {
+    let vocab = forward.config.vocab_size;
+    let mut first = 0;
+    for work in plan.sequences {
+        let of_sequence = first..first + work.tokens.len();
+        first = of_sequence.end;
+        if !tap.wants(work.request, &Checkpoint::PromptLogits) {
+            continue;
+        }
+        let rows = of_sequence.zip(work.first_position..);
+        let rows: Vec<_> = rows
+            .map(|(row, position)| DrawingRow {
+                row,
+                request: work.request,
+                position,
+            })
+            .collect();
+        for rows in rows.chunks(HEAD_ROWS) {
+            logits(forward, rows, scratch);
+            show_rows(tap, Checkpoint::PromptLogits, rows, &scratch.logits, vocab);
+        }
+    }
+}
+
+fn show_rows(
+    tap: &mut dyn Tap,
+    checkpoint: Checkpoint,
+    rows: &[DrawingRow],
+    values: &[f32],
+    width: usize,
+) {
+    let places = rows.iter().map(|it| (it.request, it.position));
+    show(tap, checkpoint, places, values, width);
+}
+
+/// Fills `scratch.logits`, one row of the vocabulary after the other, and `scratch.norm` with what they are of.
+fn logits(forward: &Forward<'_>, rows: &[DrawingRow], scratch: &mut Scratch) {
     let (n_embd, vocab) = (forward.config.n_embd, forward.config.vocab_size);
     let Scratch {
         x,
@@ -87,16 +133,13 @@ fn logits(forward: &Forward<'_>, rows: &[Draw<'_>], scratch: &mut Scratch, tap: 
     } = scratch;
     // Rows ascend, so a row is never overwritten before it has been moved.
     for (to, from) in rows.iter().enumerate() {
-        let (to, from) = (to * n_embd, from.row.row * n_embd);
+        let (to, from) = (to * n_embd, from.row * n_embd);
         norm[to..to + n_embd].copy_from_slice(&x[from..from + n_embd]);
     }
     let gathered = norm[..rows.len() * n_embd].to_vec();
     let norm = &mut norm[..rows.len() * n_embd];
     let last = forward.weights.vector(&forward.weights.tensors.output_norm);
     forward.normalize(&gathered, last, norm);
-    let shown = rows.iter().map(|it| (it.row.request, it.row.position));
-    show(tap, Checkpoint::FinalNorm, shown.clone(), norm, n_embd);
-
     let output = [forward.projection(&forward.weights.tensors.output, 0)];
     forward
         .device
@@ -106,7 +149,6 @@ fn logits(forward: &Forward<'_>, rows: &[Draw<'_>], scratch: &mut Scratch, tap: 
     forward
         .device
         .project(&input, rows.len(), &output, logits, Epilogue::Store);
-    show(tap, Checkpoint::Logits, shown, logits, vocab);
 }
 
 /// Draws the token of every row; none where a logit is not finite.

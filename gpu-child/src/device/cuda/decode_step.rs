@@ -366,6 +366,7 @@ pub fn is_watched(config: &ModelConfig, plan: &Plan<'_>, tap: &dyn Tap) -> bool 
     let layers = (0..config.n_layers as u32).map(Checkpoint::Layer);
     let hidden: Vec<Checkpoint> = layers
         .chain([Checkpoint::Embedding, Checkpoint::FinalNorm])
+        .chain([Checkpoint::PromptLogits])
         .collect();
     plan.sequences
         .iter()

@@ -1,5 +1,6 @@
 //! The head: from the residual stream to tokens by final norm, logits and the draw, only for rows
-//! at which a token is drawn. For embeddings it is the final norm alone, of every row.
+//! at which a token is drawn. For embeddings it is the final norm alone, of every row; for log probabilities of
+//! a prompt it is the logits of every row.
 //!
 //! Everything happens on the device, which also checks every logit for NaN and infinity: what comes
 //! back is one token a row. Greedy rows have theirs with the logits; the others go through
@@ -132,15 +133,57 @@ fn drawn(forward: &Forward<'_>, drawing: usize, first: usize) -> DrawnTokens {
 
 /// Shows the final norm of every row to those who want it of every row: embeddings are made of it.
 pub fn show_hidden(forward: &Forward<'_>, plan: &Plan<'_>, tap: &mut dyn Tap) -> Result<(), Fault> {
-    let (config, buffers) = (forward.config, &forward.buffers);
-    let n_embd = config.n_embd;
+    let n_embd = forward.config.n_embd;
+    every_row(forward, plan, tap, Checkpoint::Hidden, |rows, show| {
+        // SAFETY: `norm` holds `head_rows` rows, and there are no more.
+        let values = unsafe { read(forward.context, forward.buffers.norm, rows * n_embd)? };
+        values.chunks_exact(n_embd).for_each(show);
+        Ok(())
+    })
+}
+
+/// Shows the logits of every row to those who want them of every row.
+pub fn show_prompts(
+    forward: &Forward<'_>,
+    plan: &Plan<'_>,
+    tap: &mut dyn Tap,
+) -> Result<(), Fault> {
+    let (n_embd, vocab) = (forward.config.n_embd, forward.config.vocab_size);
+    let (output, logits) = (forward.weights.tensors.output, forward.buffers.logits);
+    every_row(
+        forward,
+        plan,
+        tap,
+        Checkpoint::PromptLogits,
+        |rows, show| {
+            forward.project(rows, &[output], n_embd, Output::stored(logits, vocab))?;
+            // A row at a time: all of them would be a large part of the host's memory.
+            for row in 0..rows {
+                // SAFETY: `logits` holds `head_rows` rows, and there are no more.
+                show(&unsafe { read(forward.context, logits.add(row * vocab), vocab)? });
+            }
+            Ok(())
+        },
+    )
+}
+
+/// Computes the final norm of every row of those who want the checkpoint, some rows at a time. `values` shows what it
+/// makes of them.
+fn every_row(
+    forward: &Forward<'_>,
+    plan: &Plan<'_>,
+    tap: &mut dyn Tap,
+    checkpoint: Checkpoint,
+    values: impl Fn(usize, &mut dyn FnMut(&[f32])) -> Result<(), Fault>,
+) -> Result<(), Fault> {
+    let (n_embd, buffers) = (forward.config.n_embd, &forward.buffers);
     let head_rows = forward.scratch.sizes.head_rows;
-    let stage = Stage::Qkv.of(config.n_layers);
+    let stage = Stage::Qkv.of(forward.config.n_layers);
     let mut first = 0;
     for work in plan.sequences {
         let of_sequence = first..first + work.tokens.len();
         first = of_sequence.end;
-        if !tap.wants(work.request, &Checkpoint::Hidden) {
+        if !tap.wants(work.request, &checkpoint) {
             continue;
         }
         let mut position = work.first_position;
@@ -153,17 +196,16 @@ pub fn show_hidden(forward: &Forward<'_>, plan: &Plan<'_>, tap: &mut dyn Tap) ->
             };
             // SAFETY: the stream holds a row for each token of the batch, `norm` holds `head_rows` rows, and there
             // are no more.
-            let values = unsafe {
+            unsafe {
                 forward
                     .ops
                     .rmsnorm
                     .launch(forward.context, row_geometry(rows, n_embd), &norm)?;
-                read(forward.context, buffers.norm, rows * n_embd)?
-            };
-            for row in values.chunks_exact(n_embd) {
-                tap.see(work.request, &Checkpoint::Hidden, position, row);
-                position += 1;
             }
+            values(rows, &mut |row| {
+                tap.see(work.request, &checkpoint, position, row);
+                position += 1;
+            })?;
         }
     }
     Ok(())

@@ -135,6 +135,7 @@ fn launch_pass(
         forward.watch(tap, plan, Checkpoint::Layer(index as u32))?;
     }
     head::show_hidden(&forward, plan, tap)?;
+    head::show_prompts(&forward, plan, tap)?;
     let rows = plan.drawing.len();
     if rows == 0 || rows > forward.scratch.sizes.head_rows {
         return Ok(LogitsState::ToCome);

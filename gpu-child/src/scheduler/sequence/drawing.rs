@@ -30,7 +30,7 @@ impl Sequence {
 
     fn may_draw(&self, tokens: usize) -> bool {
         let is_newest = self.decodes && tokens == 1;
-        self.pool.is_none() && (is_newest || tokens == self.pending())
+        self.is_continued() && (is_newest || tokens == self.pending())
     }
 
     /// How the token behind the first `index` generated ones is drawn.
@@ -68,7 +68,7 @@ impl Sequence {
             "a shared page was written"
         );
         let may_draw = self.may_draw(tokens);
-        let draws = tokens == self.pending() && self.pool.is_none();
+        let draws = tokens == self.pending() && self.is_continued();
         self.computed += tokens;
         let index = draws.then(|| {
             let index = self.tokens.len() - self.prompt_len;
@@ -129,9 +129,11 @@ impl Sequence {
         self.pages_wanted(cache) > cache.geometry().pages as usize
     }
 
-    /// Tokens that it may take without a draw. None where somebody wants to see what they were drawn from.
+    /// Tokens that it may take without a draw. None where somebody wants to see what they were drawn from, or
+    /// is to hear of the prompt first.
     pub(in crate::scheduler) fn most_forced(&self, limits: &Limits) -> usize {
-        let is_watched = self.logprobs.is_some() || limits.traces_logits;
+        let is_watched =
+            self.logprobs.is_some() || limits.traces_logits || self.scores_are_missing();
         let left = self.max_tokens.saturating_sub(self.generated().len());
         if is_watched { 0 } else { left.min(MOST_FORCED) }
     }

@@ -17,7 +17,7 @@ pub(super) struct Play {
     /// Takes tokens that are forced.
     pub(super) forces: bool,
     /// Tokens taken in this way.
-    taken: usize,
+    pub(super) taken: usize,
     /// Tokens behind which a matcher gives up.
     gives_up_behind: Option<usize>,
 }
@@ -104,7 +104,7 @@ fn allowed(history: &[TokenId]) -> Mask {
     Mask::of(tokens.map(TokenId), VOCAB as usize)
 }
 
-fn constrained(request: u64, prompt: &[u32], max_tokens: u32) -> Submission {
+pub(super) fn constrained(request: u64, prompt: &[u32], max_tokens: u32) -> Submission {
     Submission {
         grammar: Some(Box::new(Grammar::Regex(String::new()))),
         ..submission(request, prompt, max_tokens)

@@ -4,13 +4,13 @@ use super::super::Doing;
 use super::{StepLoop, scheduler_fault, stop_trace};
 use crate::device::{Batch, NoTap, Tap};
 use crate::flight_recorder::{Watched, decodes, phase};
-use crate::logprobs::WantedRows;
+use crate::logprobs::{PromptRows, WantedRows};
 use crate::pooling::HiddenRows;
 use crate::scheduler::StepShape;
 use crate::trace::LogitsTrace;
 use std::time::Instant;
 use worker_orcd_ipc::flight::{Moment, Who};
-use worker_orcd_ipc::{Fault, StepReport};
+use worker_orcd_ipc::{Fault, Scored, StepReport};
 
 /// A step in flight.
 pub(super) struct StepInFlight {
@@ -21,6 +21,8 @@ pub(super) struct StepInFlight {
     /// Its draws are to be decided on.
     pub is_open: bool,
     wanted_rows: WantedRows,
+    /// What its rows tell of prompts.
+    scored: Vec<Scored>,
 }
 
 impl StepLoop<'_> {
@@ -54,17 +56,21 @@ impl StepLoop<'_> {
         note(Moment::Phase(phase(&sequences)));
         let wanted_rows = WantedRows::of(self.scheduler.logprobs_wanted());
         let mut hidden_rows = HiddenRows::of(self.scheduler.hidden_wanted());
+        let mut prompt_rows = PromptRows::of(self.scheduler.prompt_rows_wanted());
+        let is_wanted = hidden_rows.is_wanted() || prompt_rows.is_wanted();
         // One that computes by itself tells nobody how far it is.
-        let is_seen = !self.executor.is_ahead() || self.trace.is_some() || hidden_rows.is_wanted();
+        let is_seen = !self.executor.is_ahead() || self.trace.is_some() || is_wanted;
         if !is_seen {
             self.executor.begin(&batch, &mut NoTap)?;
         } else {
             let mut none = NoTap;
             let mut tap = hidden_rows.keep(trace_or(&mut self.trace, &mut none));
+            let mut tap = prompt_rows.read(&mut tap);
             let mut tap = Watched::new(&mut tap, &self.recorder, self.step, who);
             self.executor.begin(&batch, &mut tap)?;
         }
         self.pool(hidden_rows)?;
+        let scored = self.score(prompt_rows)?;
         self.scheduler.launched();
         self.in_flight.push_back(StepInFlight {
             step: self.step,
@@ -73,6 +79,7 @@ impl StepLoop<'_> {
             who,
             is_open: true,
             wanted_rows,
+            scored,
         });
         Ok(())
     }
@@ -115,6 +122,7 @@ impl StepLoop<'_> {
         let report = report.map_err(scheduler_fault)?;
         self.ask_for_masks()?;
         Ok(StepReport {
+            scored: step.scored,
             logprobs: step.wanted_rows.answer(&report.drawn),
             sealed: self.seal()?,
             ..report

@@ -185,6 +185,16 @@ impl Counter {
     ) -> Result<Vec<(RequestId, TokenId)>, Fault> {
         std::thread::sleep(self.step_takes);
         for work in batch.sequences {
+            if tap.wants(work.request, &Checkpoint::PromptLogits) {
+                for (position, token) in (work.first_position..).zip(work.tokens) {
+                    let mut row = [0.0; VOCAB as usize];
+                    row[0] = match token.0 {
+                        BROKEN => f32::NAN,
+                        token => token as f32,
+                    };
+                    tap.see(work.request, &Checkpoint::PromptLogits, position, &row);
+                }
+            }
             if tap.wants(work.request, &Checkpoint::Hidden) {
                 for (position, token) in (work.first_position..).zip(work.tokens) {
                     let of_token = match token.0 {

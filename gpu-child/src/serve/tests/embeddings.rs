@@ -15,6 +15,7 @@ fn embed(request: u64, prompt: &[u32], pooling: Pooling) -> Command {
         max_tokens: 0,
         ignore_eos: false,
         logprobs: None,
+        prompt_logprobs: None,
         grammar: None,
         logit_bias: vec![],
         thinking: None,

@@ -16,6 +16,7 @@ fn submission(request: u64, logprobs: Option<u8>) -> Submission {
         max_tokens: if logprobs.is_some() { 20 } else { 90 },
         ignore_eos: true,
         logprobs,
+        prompt_logprobs: None,
         grammar: None,
         logit_bias: vec![],
         thinking: None,

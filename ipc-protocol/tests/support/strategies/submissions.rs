@@ -1,7 +1,9 @@
 //! Requests that a child gets.
 
 use super::*;
-use worker_orcd_ipc::{ClientId, Grammar, Pooling, Sampling, Submission, ThinkingBudget};
+use worker_orcd_ipc::{
+    ClientId, Grammar, Pooling, PromptLogprobs, Sampling, Submission, ThinkingBudget,
+};
 
 pub(super) fn submission() -> BoxedStrategy<Submission> {
     let tokens = || vec(token(), 0..40);
@@ -16,6 +18,7 @@ pub(super) fn submission() -> BoxedStrategy<Submission> {
         (
             any::<bool>(),
             of(any::<u8>()),
+            of((any::<u8>(), any::<u32>())),
             of(grammar()),
             of(pooling()),
             vec((token(), float()), 0..5),
@@ -31,7 +34,7 @@ pub(super) fn submission() -> BoxedStrategy<Submission> {
                 sealed,
                 sampling,
                 max_tokens,
-                (ignore_eos, logprobs, grammar, embeds, logit_bias, thinking),
+                (ignore_eos, logprobs, scores, grammar, embeds, logit_bias, thinking),
             )| {
                 Submission {
                     request,
@@ -43,6 +46,7 @@ pub(super) fn submission() -> BoxedStrategy<Submission> {
                     max_tokens,
                     ignore_eos,
                     logprobs,
+                    prompt_logprobs: scores.map(|(top, told)| PromptLogprobs { top, told }),
                     grammar: grammar.map(Box::new),
                     logit_bias,
                     thinking: thinking.map(Box::new),

@@ -72,6 +72,7 @@ pub fn read(
         stop,
         ignore_eos: false,
         logprobs: None,
+        echo: false,
         logit_bias,
         thinking: budget.or(Budget::of_operator(limits)),
         structure,

@@ -137,6 +137,7 @@ mod tests {
                 text,
                 index,
                 number,
+                echoes: false,
                 logprobs: None,
             };
             render.text(&piece, &mut out);

@@ -88,6 +88,7 @@ impl App {
                 tokens,
                 digest: None,
                 opens_thinking: false,
+                echo: None,
             }),
             Input::Prompt(prompt) => {
                 let (text, bytes) = (Arc::clone(&model.text), prompt.len());
@@ -233,6 +234,8 @@ pub(super) struct Encoded {
     pub(super) digest: Option<TextDigest>,
     /// Its text ends with the tag that opens thinking.
     pub(super) opens_thinking: bool,
+    /// As [`NewRequest::echo`](crate::engine::NewRequest::echo).
+    pub(super) echo: Option<u32>,
 }
 
 impl Encoded {
@@ -247,6 +250,7 @@ impl Encoded {
             tokens: tokens.map_err(wrong)?,
             digest: Some(TextDigest::of(text)),
             opens_thinking: opens_thinking(text),
+            echo: None,
         })
     }
 }

@@ -60,7 +60,6 @@ const EVERYWHERE: &[Harmless] = &[
     may_be("use_beam_search", &["false"]),
     may_be("length_penalty", &["1"]),
     may_be("priority", &["0"]),
-    may_be("echo", &["false"]),
     // llama-server's.
     // Read before, for the sake of models that advise a penalty.
     must_be(
@@ -102,6 +101,7 @@ const CHAT: &[Harmless] = &[
     must_be("continue_final_message", &["false"], "may be false only"),
     may_be("add_special_tokens", &["false"]),
     may_be("documents", &["[]"]),
+    may_be("echo", &["false"]),
 ];
 
 const COMPLETION: &[Harmless] = &[

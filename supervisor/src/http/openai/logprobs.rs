@@ -10,6 +10,7 @@
 //! | a token | its text; bytes that are no text as `\xe2\x82`, and `bytes` in any case | its text; bytes that are no text as `bytes:\xe2\x82` |
 //! | the most likely ones | a list, the most likely first | an object by token, and the token itself is there in any case |
 //!
+//! With `echo: true`, a completion's lists begin with the prompt, of whose first token nothing is known: `null`.
 //! `text_offset` counts characters of the answer. Where a token is listed, and which are not, says
 //! [`requests::logprobs`](crate::requests::logprobs).
 
@@ -21,7 +22,7 @@ use crate::http::openapi::schema;
 use crate::http::sse::write_json;
 use serde::Serialize;
 use std::fmt::Write as _;
-use worker_orcd_ipc::{MAX_TOP_LOGPROBS, TokenId};
+use worker_orcd_ipc::{Logprobs, MAX_TOP_LOGPROBS, TokenId};
 
 pub(super) const FIELD: &str = "logprobs";
 pub(super) const TOP_FIELD: &str = "top_logprobs";
@@ -96,7 +97,12 @@ impl List {
     pub(super) fn add(&mut self, listed: &Listed) {
         for token in &listed.tokens {
             match self {
-                Self::Chat { content } => content.add(&ChatToken::of(listed, token)),
+                // The first token of a prompt is in no chat.
+                Self::Chat { content } => {
+                    if let Some(logprobs) = &token.logprobs {
+                        content.add(&ChatToken::of(listed, token.token, logprobs));
+                    }
+                }
                 Self::Completion {
                     tokens,
                     logprobs,
@@ -104,7 +110,8 @@ impl List {
                     offsets,
                 } => {
                     tokens.add(&completion_text(listed, token.token));
-                    logprobs.add(&written(token.logprobs.of_token));
+                    let of_token = token.logprobs.as_ref().map(|it| written(it.of_token));
+                    logprobs.add(&of_token);
                     top.add_text(&top_object(listed, token));
                     offsets.add(&token.offset);
                 }
@@ -198,7 +205,7 @@ struct ChatName<'a> {
 }
 
 impl<'a> ChatToken<'a> {
-    fn of(listed: &'a Listed, token: &ListedToken) -> Self {
+    fn of(listed: &'a Listed, token: TokenId, logprobs: &Logprobs) -> Self {
         let name = |(token, logprob): (TokenId, f32)| {
             let bytes = listed.text.vocabulary().name(token);
             ChatName {
@@ -208,8 +215,8 @@ impl<'a> ChatToken<'a> {
             }
         };
         Self {
-            token: name((token.token, token.logprobs.of_token)),
-            top_logprobs: token.logprobs.top.iter().copied().map(name).collect(),
+            token: name((token, logprobs.of_token)),
+            top_logprobs: logprobs.top.iter().copied().map(name).collect(),
         }
     }
 }
@@ -218,12 +225,16 @@ fn completion_text(listed: &Listed, token: TokenId) -> String {
     text_of(listed.text.vocabulary().name(token), "bytes:")
 }
 
-/// The most likely tokens by their text, and the token itself. Of two with one text the more likely stands.
+/// The most likely tokens by their text, and the token itself; `null` where nothing comes before. Of two with one text
+/// the more likely stands.
 fn top_object(listed: &Listed, token: &ListedToken) -> Vec<u8> {
-    let itself = (token.token, token.logprobs.of_token);
+    let Some(logprobs) = &token.logprobs else {
+        return b"null".to_vec();
+    };
+    let itself = (token.token, logprobs.of_token);
     let mut names: Vec<String> = Vec::new();
     let mut object = Column::default();
-    for &(token, logprob) in token.logprobs.top.iter().chain([&itself]) {
+    for &(token, logprob) in logprobs.top.iter().chain([&itself]) {
         let name = completion_text(listed, token);
         if names.contains(&name) {
             continue;
@@ -260,17 +271,16 @@ mod tests {
     use super::*;
     use crate::requests::testing::{EOS, text};
     use serde_json::{Value, json};
-    use worker_orcd_ipc::Logprobs;
 
     /// `b`, and half of a character; the most likely is the end of generation.
     fn listed() -> Listed {
         let token = |token, offset, of_token, second| ListedToken {
             token: TokenId(token),
             offset,
-            logprobs: Logprobs {
+            logprobs: Some(Logprobs {
                 of_token,
                 top: vec![(EOS, -0.25), (TokenId(second), -1.5)],
-            },
+            }),
         };
         Listed {
             tokens: vec![token(1, 0, -1.5, 1), token(2, 1, f32::NEG_INFINITY, 0)],
@@ -320,6 +330,16 @@ mod tests {
                 "text_offset": [0, 1],
             })
         );
+    }
+
+    #[test]
+    fn nothing_is_said_of_the_first_token_of_a_prompt() {
+        let mut listed = listed();
+        listed.tokens[0].logprobs = None;
+        let written = written_as(Kind::Completion, &[listed]);
+        assert_eq!(written["tokens"][0], "b");
+        assert_eq!(written["token_logprobs"], json!([null, -9999.0]));
+        assert_eq!(written["top_logprobs"][0], Value::Null);
     }
 
     #[test]

@@ -57,7 +57,7 @@ const CHAT: &[&str] = &[
     logprobs::TOP_FIELD,
     template_settings::FIELD,
 ];
-const COMPLETION: &[&str] = &["prompt", "best_of", logprobs::FIELD];
+const COMPLETION: &[&str] = &["prompt", "best_of", "echo", logprobs::FIELD];
 /// Fields that [`read_conversation`] reads beside `messages`.
 pub(in crate::http) const CONVERSATION: [&[&str]; 2] = [tools::FIELDS, &[template_settings::FIELD]];
 const STREAM_OPTIONS: Names = |name| among(name, STREAM_OPTION_NAMES);
@@ -146,6 +146,7 @@ pub fn read(
     };
     let ignore_eos = fields.boolean("ignore_eos").unwrap_or(false);
     let logprobs = logprobs::read(&mut fields, kind);
+    let echo = kind == Kind::Completion && fields.boolean("echo").unwrap_or(false);
     harmless::accept(&mut fields, kind);
     fields.finish().map_err(ApiError::invalid)?;
     let mut prompts = prompts.into_iter().flatten();
@@ -162,6 +163,7 @@ pub fn read(
         stop,
         ignore_eos,
         logprobs,
+        echo,
         logit_bias,
         thinking,
         structure,
@@ -321,7 +323,9 @@ fn read_max_tokens(
     kind: Kind,
 ) -> u32 {
     let most = limits.max_tokens_out.unwrap_or(context).min(context);
-    let range = 1..=u64::from(most);
+    // Of a completion, the prompt alone may be wanted.
+    let least = u64::from(kind == Kind::Chat);
+    let range = least..=u64::from(most);
     let mut read = |name: &str| match fields.take_number(name, -1.0) {
         // What llama-server calls "as many as fit".
         true => Some(u64::from(most)),

@@ -186,7 +186,10 @@ impl Render for Chunks {
     }
 
     fn text(&mut self, piece: &Piece, out: &mut Vec<u8>) {
-        let tokens_out = piece.index.saturating_add(1);
+        let tokens_out = match piece.echoes {
+            true => 0,
+            false => piece.index.saturating_add(1),
+        };
         if let Some(parts) = &mut self.parts {
             let delta = parts.push(&piece.text);
             return self.chunk(out, tokens_out, |out| {
@@ -292,6 +295,7 @@ mod tests {
             text: text.to_owned(),
             index: 0,
             number: 0,
+            echoes: false,
             logprobs: None,
         }
     }
@@ -368,6 +372,7 @@ mod tests {
             text: CALL[number as usize].to_owned(),
             index: number,
             number,
+            echoes: false,
             logprobs: None,
         }
     }

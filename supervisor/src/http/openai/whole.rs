@@ -234,10 +234,10 @@ mod tests {
         let token = ListedToken {
             token: TokenId(0),
             offset: 0,
-            logprobs: Logprobs {
+            logprobs: Some(Logprobs {
                 of_token: -0.5,
                 top: vec![],
-            },
+            }),
         };
         let listed = Listed {
             tokens: vec![token; tokens],

@@ -258,8 +258,8 @@ fn completion_logprobs() -> Shape {
     let most_likely = map(text(), logprob(), usize::from(MAX_TOP_LOGPROBS) + 1, &[]);
     object([
         ("tokens", list_of(text())),
-        ("token_logprobs", list_of(logprob())),
-        ("top_logprobs", list_of(most_likely)),
+        ("token_logprobs", list_of(or_null(logprob()))),
+        ("top_logprobs", list_of(or_null(most_likely))),
         ("text_offset", list_of(count())),
     ])
 }

@@ -94,6 +94,7 @@ pub fn read(
         stop,
         ignore_eos: false,
         logprobs: None,
+        echo: false,
         logit_bias,
         thinking: Budget::of_operator(limits),
         structure,

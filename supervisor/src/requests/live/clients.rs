@@ -15,6 +15,11 @@ impl Requests {
         if let Some(wal) = &mut self.wal {
             wal.accepted(&record);
         }
+        if let Some(text) = &self.text {
+            let mut progress = record.progress.lock();
+            progress.tell_prompt(&record.prompt, text);
+            self.wakers.extend(progress.take_waker());
+        }
         self.assigned.admit(record);
     }
 

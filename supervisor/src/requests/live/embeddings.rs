@@ -1,6 +1,7 @@
 //! Embeddings: requests that end with a vector, and have no token.
 
 use super::Requests;
+use super::assignments::Live;
 use crate::requests::record::Embedding;
 use crate::requests::violation::Violation;
 use std::time::Instant;
@@ -8,7 +9,8 @@ use worker_orcd_ipc::{FinishReason, Finished, RequestId};
 use worker_orcd_lifecycle::SeatId;
 
 impl Requests {
-    /// A request that wants a vector gets no other answer, and no other request gets one.
+    /// A request that wants a vector gets no other answer, and no other request gets one. One that wants to know how
+    /// likely its prompt is has no answer before that.
     pub(super) fn check_answer(&self, said: &Finished, seat: SeatId) -> Result<(), Violation> {
         let live = self.assigned.get_with(said.request, seat);
         let wants_vector = live.is_some_and(|live| live.record.embeds.is_some());
@@ -17,7 +19,10 @@ impl Requests {
                 let is_vector = !values.is_empty() && values.iter().all(|it| it.is_finite());
                 wants_vector && is_vector
             }
-            FinishReason::MaxTokens | FinishReason::EndOfSequence => !wants_vector,
+            FinishReason::MaxTokens | FinishReason::EndOfSequence => {
+                let knows_prompt = |live: &Live| live.record.progress.lock().scores_missing() == 0;
+                !wants_vector && live.is_none_or(knows_prompt)
+            }
             FinishReason::Cancelled
             | FinishReason::OutOfMemory { .. }
             | FinishReason::GrammarFailed { .. }

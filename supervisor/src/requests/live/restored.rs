@@ -87,6 +87,7 @@ impl Requests {
         let records = ended.iter().map(|record| &**record);
         for record in records.chain(self.assigned.records()) {
             let mut progress = record.progress.lock();
+            progress.tell_prompt(&record.prompt, text);
             progress.retell(text, &mut self.scratch);
             self.wakers.extend(progress.take_waker());
         }
@@ -97,6 +98,7 @@ impl Requests {
 mod tests {
     use super::*;
     use crate::error_code::ErrorCode;
+    use crate::requests::logprobs::ListedToken;
     use crate::requests::progress::Skip;
     use crate::requests::record::{OnFault, StreamEvent};
     use crate::requests::stream::RequestStream;
@@ -125,11 +127,13 @@ mod tests {
             ignore_eos: false,
             shown: Vec::new(),
             logprobs: None,
+            echo: None,
             grammar: None,
             logit_bias: vec![],
             thinking: None,
             cached_tokens: None,
             told_logprobs: vec![],
+            told_prompt: vec![],
             on_fault: OnFault::Resume,
             accepted_at_ms: 0,
             deadline_ms: None,
@@ -216,8 +220,9 @@ mod tests {
             _ => None,
         });
         let told = told.flat_map(|it| &it.tokens);
-        let told: Vec<_> = told.map(|it| (it.offset, it.logprobs.of_token)).collect();
-        assert_eq!(told, [(1, -2.0), (2, -3.0)]);
+        let of_token = |it: &ListedToken| it.logprobs.as_ref().map(|it| it.of_token);
+        let told: Vec<_> = told.map(|it| (it.offset, of_token(it))).collect();
+        assert_eq!(told, [(1, Some(-2.0)), (2, Some(-3.0))]);
     }
 
     #[test]

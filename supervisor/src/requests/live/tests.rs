@@ -37,6 +37,7 @@ fn tokens_become_text_and_the_end_comes_once() {
             text: "a".to_owned(),
             index: 0,
             number: 0,
+            echoes: false,
             logprobs: None,
         })]
     );
@@ -84,6 +85,7 @@ fn half_a_character_waits_for_its_other_half_and_a_lone_one_is_not_lost() {
             text: "é".to_owned(),
             index: 1,
             number: 0,
+            echoes: false,
             logprobs: None,
         })]
     );
@@ -96,6 +98,7 @@ fn half_a_character_waits_for_its_other_half_and_a_lone_one_is_not_lost() {
             text: "\u{fffd}".to_owned(),
             index: 2,
             number: 1,
+            echoes: false,
             logprobs: None,
         })
     );

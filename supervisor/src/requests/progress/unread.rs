@@ -49,14 +49,29 @@ struct Cut {
     index: u32,
     /// Tokens that are listed with the piece.
     listed: usize,
+    echoes: bool,
 }
 
 impl Unread {
     /// Makes one piece of what was appended since `before`, if it is anything.
     pub(super) fn cut(&mut self, before: usize, index: u32, listed: usize) {
-        if self.text.len() > before {
-            let at = self.text.len();
-            self.cuts.push(Cut { at, index, listed });
+        self.cut_piece(before, index, listed, false);
+    }
+
+    /// The same of a prompt, before any token.
+    pub(super) fn cut_prompt(&mut self, before: usize, listed: usize) {
+        self.cut_piece(before, 0, listed, true);
+    }
+
+    fn cut_piece(&mut self, before: usize, index: u32, listed: usize, echoes: bool) {
+        let at = self.text.len();
+        if at > before || listed > 0 {
+            self.cuts.push(Cut {
+                at,
+                index,
+                listed,
+                echoes,
+            });
         }
     }
 
@@ -73,7 +88,13 @@ impl Unread {
         };
         let most = out.len() + PIECES_AT_ONCE;
         out.reserve((self.cuts.len() - self.taken).min(PIECES_AT_ONCE) + 1);
-        for &Cut { at, index, listed } in &self.cuts[self.taken..] {
+        for &Cut {
+            at,
+            index,
+            listed,
+            echoes,
+        } in &self.cuts[self.taken..]
+        {
             if out.len() == most {
                 break;
             }
@@ -89,6 +110,7 @@ impl Unread {
                     text,
                     index,
                     number,
+                    echoes,
                     logprobs,
                 }));
             }

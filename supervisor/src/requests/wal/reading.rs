@@ -59,6 +59,11 @@ pub(crate) fn read(log: OwnedFd, ending: Ending) -> io::Result<Vec<Restored>> {
                 }
             }
         }
+        Entry::Scored(request, logprobs) => {
+            if let Some(request) = requests.get_mut(&request) {
+                request.told_prompt.extend(logprobs);
+            }
+        }
         Entry::Ended {
             request,
             end: Some(end),

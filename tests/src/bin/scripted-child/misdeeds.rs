@@ -161,6 +161,7 @@ impl Child {
         self.link.send(Event::Step(StepReport {
             step: self.steps,
             began: vec![],
+            scored: vec![],
             drawn: vec![Drawn {
                 request,
                 index,

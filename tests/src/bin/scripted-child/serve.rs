@@ -195,6 +195,7 @@ impl Child {
         self.link.send(Event::Step(StepReport {
             step: self.steps,
             began: vec![],
+            scored: vec![],
             drawn: vec![],
             logprobs: vec![],
             finished,

@@ -23,6 +23,7 @@ fn held_to_a_grammar() -> Submission {
         max_tokens: 4,
         ignore_eos: false,
         logprobs: None,
+        prompt_logprobs: None,
         grammar: Some(Box::new(Grammar::Regex("a".to_owned()))),
         logit_bias: vec![],
         thinking: None,

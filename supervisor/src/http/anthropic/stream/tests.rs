@@ -37,6 +37,7 @@ fn piece(number: usize, text: &str) -> Piece {
         // As if every other token had no text.
         index: 2 * number as u32,
         number: number as u32,
+        echoes: false,
         logprobs: None,
     }
 }

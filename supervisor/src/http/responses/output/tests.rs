@@ -18,6 +18,7 @@ pub(in crate::http::responses) fn pieces(text: &str, chars: usize) -> Vec<Piece>
         text: piece.iter().collect(),
         index: number,
         number,
+        echoes: false,
         logprobs: None,
     })
     .collect()

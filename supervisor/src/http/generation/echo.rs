@@ -1,0 +1,75 @@
+//! What an answer that begins with its prompt does not tell of it.
+
+use super::prompt::Encoded;
+use super::{Input, lost};
+use crate::engine::LoadedModel;
+use crate::http::App;
+use crate::http::error::ApiError;
+use crate::text::Text;
+use std::sync::Arc;
+use worker_orcd_ipc::TokenId;
+
+impl Input {
+    /// The text of a prompt that is one.
+    fn text(&self) -> Option<String> {
+        match self {
+            Self::Prompt(text) => Some(text.clone()),
+            Self::Messages(..) | Self::Begun(..) | Self::Tokens(_) => None,
+        }
+    }
+}
+
+impl App {
+    /// The tokens of a prompt that fits, with which the answer may begin.
+    pub(super) async fn prepare_echoed(
+        &self,
+        model: &Arc<LoadedModel>,
+        input: Input,
+        is_echoed: bool,
+    ) -> Result<Encoded, ApiError> {
+        let given = is_echoed.then(|| input.text());
+        let mut prompt = self.prepare(model, input).await?;
+        if let Some(given) = given {
+            prompt.echo = Some(self.hidden(model, given, &prompt.tokens).await?);
+        }
+        Ok(prompt)
+    }
+
+    /// Bytes with which the tokenizer began a text that a client gave.
+    async fn hidden(
+        &self,
+        model: &LoadedModel,
+        given: Option<String>,
+        tokens: &[TokenId],
+    ) -> Result<u32, ApiError> {
+        let Some(given) = given else {
+            return Ok(0);
+        };
+        let (text, tokens) = (Arc::clone(&model.text), tokens.to_vec());
+        let bytes = given.len();
+        let work = move || hidden(&text, &given, &tokens);
+        self.lanes.run(bytes, work).await.ok_or_else(lost)
+    }
+}
+
+/// Zero where the tokens are another text, in which a tokenizer has replaced characters.
+fn hidden(text: &Text, given: &str, tokens: &[TokenId]) -> u32 {
+    let bytes = tokens.iter().map(|token| text.bytes_written(*token));
+    let written: Vec<u8> = bytes.flatten().copied().collect();
+    let before = written.strip_suffix(given.as_bytes());
+    before.map_or(0, |before| before.len() as u32)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::requests::testing::{EOS, text};
+
+    #[test]
+    fn what_the_tokenizer_put_before_a_text_is_not_of_the_text() {
+        let tokens = [EOS, TokenId(0), TokenId(2), TokenId(3)];
+        for (given, expected) in [("a\u{e9}", 5), ("<eos>a\u{e9}", 0), ("b", 0)] {
+            assert_eq!(hidden(&text(), given, &tokens), expected, "{given}");
+        }
+    }
+}
