@@ -96,7 +96,6 @@ impl StepLoop<'_> {
         let mut tap = step.wanted_rows.keep(trace);
         let mut tap = Watched::new(&mut tap, &self.recorder, step.step, step.who);
         self.executor.draw(&self.scheduler.draws(), &mut tap)?;
-        drop(tap);
         self.scheduler.drawn();
         step.is_open = false;
         Ok(())
