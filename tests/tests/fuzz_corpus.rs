@@ -232,7 +232,7 @@ fn anything() -> [Value; 9] {
 
 /// This value, and all that are in it, each with something else in its place.
 fn altered(value: &Value, each: &mut dyn FnMut(Value)) {
-    anything().into_iter().for_each(|other| each(other));
+    anything().into_iter().for_each(&mut *each);
     match value {
         Value::Object(fields) => {
             for (name, inner) in fields {

@@ -129,8 +129,11 @@ mod tests {
         }
     }
 
-    /// Text of each piece, and offset and log probability of its tokens.
-    fn told(events: &[StreamEvent]) -> Vec<(&str, Vec<(usize, Option<f32>)>)> {
+    /// Offset and log probability of each token.
+    type Listed = Vec<(usize, Option<f32>)>;
+
+    /// Text and tokens of each piece.
+    fn told(events: &[StreamEvent]) -> Vec<(&str, Listed)> {
         let pieces = events.iter().filter_map(|event| match event {
             StreamEvent::Text(piece) => Some(piece),
             _ => None,

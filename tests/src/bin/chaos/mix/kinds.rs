@@ -213,8 +213,8 @@ pub const ALL: [Kind; 25] = {
     all
 };
 
-/// Enough for every text that a form here asks for.
-const HELD_TOKENS: u32 = 220;
+/// Enough for every text that a form here asks for, also of a model that writes much white space between its parts.
+const HELD_TOKENS: u32 = 500;
 
 impl Kind {
     pub(super) fn request(&self, told: Told, random: &mut Random) -> Request {
