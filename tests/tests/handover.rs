@@ -193,3 +193,18 @@ fn calls_and_thoughts() {
 fn what_a_real_model_draws() {
     whatever_happens_each_is_told_the_same(Worker::real, &drawn());
 }
+
+/// Parts of an answer that has ended stay in the log for a while. What is asked behind an upgrade is no part of it.
+#[test]
+fn what_is_asked_behind_an_upgrade_is_not_taken_for_what_was_asked_before() {
+    let worker = scripted().start();
+    let client = worker.client();
+    let three = json!({"prompt": ["One", "Two", "Three"], "max_tokens": 4, "stream": true});
+    assert!(!Answer::whole(&client, COMPLETIONS, &three).is_empty());
+    let cases = jobs(40);
+    let expected = whole(&client, &cases);
+    worker.upgrade();
+    let told = begin(&client, &cases);
+    worker.upgrade();
+    assert_told(&cases, &expected, told);
+}

@@ -118,6 +118,8 @@ impl Driver {
             let sealed = request.sealed.take();
             let has_ended = request.end.is_some();
             let record = Arc::new(Record::restored(request, clock));
+            // The log keeps what has ended for a while, by its number.
+            shared.registry.number_behind(record.id.0);
             if !has_ended {
                 shared.registry.readmit(&record);
             }

@@ -352,8 +352,7 @@ impl Requests {
         how(&mut progress, &record);
         self.wakers.extend(progress.take_waker());
         if let Some(wal) = self.wal.as_mut().filter(|_| record.embeds.is_none()) {
-            wal.ended(id, progress.end_to_read().cloned(), now);
-            wal.keep_part(&record, progress.end_to_read());
+            wal.ended(&record, progress.end_to_read().cloned(), now);
         }
         drop(progress);
         self.assigned.fill_gap(id);

@@ -188,7 +188,6 @@ impl Registry {
     /// Lets a request in that the supervisor before this one let in, with its number.
     pub(crate) fn readmit(&self, record: &Record) {
         let mut inner = self.inner.lock();
-        inner.next_id = inner.next_id.max(record.id.0);
         let entrant = Entrant {
             id: record.id,
             client: record.client,

@@ -24,11 +24,11 @@
 )]
 
 mod clock;
-mod parts;
+mod ended;
 mod reading;
 
 pub(crate) use self::clock::Clock;
-use self::parts::EndedParts;
+use self::ended::Ended;
 pub(crate) use self::reading::{Ending, read};
 use crate::requests::record::{OnFault, Record, StreamEvent};
 use rustix::fs::{FallocateFlags, MemfdFlags, fallocate, memfd_create};
@@ -151,7 +151,7 @@ pub(crate) struct Wal {
     drawn: Vec<(RequestId, TokenId)>,
     logprobs: Vec<(RequestId, Logprobs)>,
     buffer: Vec<u8>,
-    ended_parts: EndedParts,
+    still_read: Ended,
     clock: Clock,
 }
 
@@ -171,7 +171,7 @@ impl Wal {
             drawn: Vec::new(),
             logprobs: Vec::new(),
             buffer: Vec::new(),
-            ended_parts: EndedParts::default(),
+            still_read: Ended::default(),
             clock: Clock::at(now),
         })
     }
@@ -202,18 +202,17 @@ impl Wal {
             .extend(logprobs.map(|logprobs| (request, logprobs.clone())));
     }
 
-    pub(crate) fn ended(&mut self, request: RequestId, end: Option<StreamEvent>, now: Instant) {
+    /// `end` is `None` where nobody reads it any more. Otherwise it stays in the log as long as somebody does.
+    pub(crate) fn ended(&mut self, record: &Arc<Record>, end: Option<StreamEvent>, now: Instant) {
         let at_ms = self.clock.unix_ms(now);
         self.note(&Entry::Ended {
-            request,
-            end,
+            request: record.id,
+            end: end.clone(),
             at_ms,
         });
-    }
-
-    /// Keeps a part of an answer that has ended, as long as somebody reads the answer.
-    pub(crate) fn keep_part(&mut self, record: &Arc<Record>, end: Option<&StreamEvent>) {
-        self.ended_parts.add(record, end);
+        if let Some(end) = end {
+            self.still_read.add(record, end);
+        }
     }
 
     /// Writes what was noted. `live` is asked for every request where a new segment begins.
@@ -251,7 +250,7 @@ impl Wal {
             self.write()?;
         }
         let now = self.clock.unix_ms(Instant::now());
-        for (record, end) in self.ended_parts.wanted() {
+        for (record, end) in self.still_read.wanted() {
             self.note_request(&record, None);
             self.note(&Entry::Ended {
                 request: record.id,

@@ -1,8 +1,8 @@
 //! The client of a connection, and how far its present request is.
 
 use crate::engine::Position;
-use crate::http::handover::{Answer, ConnectionNote, Handover, Left};
-use crate::http::places::{Place, Stage};
+use crate::http::handover::{Answer, ConnectionNote, Handover, Left, Stage};
+use crate::http::places::{self, Place};
 use crate::http::resume::HandedOver;
 use axum::http::header::{CONNECTION, ORIGIN};
 use axum::http::{Method, Request, Version};
@@ -29,13 +29,15 @@ pub(super) struct Client {
     pub(super) place: Place,
     /// It speaks TLS.
     pub(super) is_secured: bool,
-    pub(super) while_answered: Stage,
+    pub(super) while_answered: places::Stage,
     pub(super) handover: Arc<Handover>,
     pub(super) turn: Mutex<Turn>,
 }
 
 #[derive(Default)]
 pub(super) struct Turn {
+    /// Something is being read of which a request may come. It counts as one that is open.
+    pub(super) reads: bool,
     /// What was asked, as long as its answer is not complete.
     pub(super) asked: Option<Answer>,
     /// The journal has it.
@@ -120,6 +122,7 @@ impl Client {
         let mut turn = self.turn.lock();
         // Whoever asks again has the answer before, flushed or not.
         self.is_known(&mut turn);
+        let is_open = turn.reads;
         *turn = Turn {
             asked: Some(answer),
             begun,
@@ -128,9 +131,36 @@ impl Client {
             unsent: std::mem::take(&mut turn.unsent),
             ..Turn::default()
         };
-        self.handover.request_opens(self.is_secured);
+        if !is_open {
+            self.handover.request_opens(self.is_secured);
+        }
         drop(turn);
-        self.place.enter(Stage::Sending);
+        self.place.enter(places::Stage::Sending);
+    }
+
+    /// Whether the socket may be read. From before that is decided until what was read is a request, or is none yet,
+    /// a request counts as open: whoever has everybody hold back, and then finds none open, is right.
+    pub(super) fn begins_to_read(&self) -> bool {
+        let mut turn = self.turn.lock();
+        if turn.asked.is_none() && !std::mem::replace(&mut turn.reads, true) {
+            self.handover.request_opens(self.is_secured);
+        }
+        let may_read = match self.handover.stage() {
+            Stage::Serving => true,
+            Stage::Quiet => turn.asked.is_some() && !turn.whole,
+            Stage::Leaving => false,
+        };
+        if !may_read {
+            self.has_read(&mut turn);
+        }
+        may_read
+    }
+
+    /// No request has come of what was read.
+    pub(super) fn has_read(&self, turn: &mut Turn) {
+        if std::mem::take(&mut turn.reads) {
+            self.handover.request_is_known(self.is_secured);
+        }
     }
 
     /// Nothing is lost of what was asked, whoever answers.
@@ -189,7 +219,7 @@ impl Client {
             self.is_known(&mut turn);
             (turn.asked, turn.position) = (None, None);
             drop(turn);
-            self.place.enter(Stage::Waiting);
+            self.place.enter(places::Stage::Waiting);
         }
     }
 
@@ -255,6 +285,7 @@ impl Client {
 impl Drop for Client {
     fn drop(&mut self) {
         let mut turn = std::mem::take(self.turn.get_mut());
+        self.has_read(&mut turn);
         self.is_known(&mut turn);
     }
 }
@@ -262,6 +293,32 @@ impl Drop for Client {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use tokio::net::TcpListener;
+
+    #[tokio::test]
+    async fn what_is_being_read_is_waited_for_and_nothing_is_read_behind_that() -> io::Result<()> {
+        let listener = TcpListener::bind("127.0.0.1:0").await?;
+        let handover = Arc::new(Handover::default());
+        let client = Client {
+            socket: TcpStream::connect(listener.local_addr()?).await?,
+            place: places::Places::new(1).take().await.expect("one is free"),
+            is_secured: false,
+            while_answered: places::Stage::Answered,
+            handover: Arc::clone(&handover),
+            turn: Mutex::default(),
+        };
+        let patience = Duration::from_millis(1);
+        assert!(client.begins_to_read());
+        assert!(!handover.hush(patience).await, "a request may come of it");
+        client.has_read(&mut client.turn.lock());
+        assert!(handover.hush(patience).await);
+        assert!(!client.begins_to_read());
+        handover.release();
+        assert!(client.begins_to_read());
+        drop(client);
+        assert!(handover.hush(patience).await, "it is gone");
+        Ok(())
+    }
 
     #[test]
     fn the_path_of_an_answer_is_told_without_its_job() {

@@ -1,7 +1,7 @@
 //! The socket, which is also looked at while hyper holds it.
 
 use super::client::Client;
-use crate::http::handover::{Answer, ConnectionNote, Stage};
+use crate::http::handover::{Answer, ConnectionNote};
 use crate::http::resume::HandedOver;
 use std::io::{self, ErrorKind, IoSlice};
 use std::pin::Pin;
@@ -37,6 +37,16 @@ impl Wire {
         Some(HandedOver { told: answer.told })
     }
 
+    fn read(&self, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        loop {
+            ready!(self.client.socket.poll_read_ready(cx))?;
+            match self.client.socket.try_read_buf(buffer) {
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+                read => return Poll::Ready(read.map(drop)),
+            }
+        }
+    }
+
     /// Bytes of a head that the client has.
     fn left_out(&mut self, slices: &[IoSlice<'_>]) -> usize {
         let mut count = 0;
@@ -69,17 +79,16 @@ impl AsyncRead for Wire {
             self.unread.drain(..bytes);
             return Poll::Ready(Ok(()));
         }
-        if self.client.holds_back() {
+        if !self.client.begins_to_read() {
             // The connection's task looks again when the stage changes.
             return Poll::Pending;
         }
-        loop {
-            ready!(self.client.socket.poll_read_ready(cx))?;
-            match self.client.socket.try_read_buf(buffer) {
-                Err(error) if error.kind() == ErrorKind::WouldBlock => {}
-                read => return Poll::Ready(read.map(drop)),
-            }
+        let before = buffer.filled().len();
+        let read = self.read(cx, buffer);
+        if buffer.filled().len() == before {
+            self.client.has_read(&mut self.client.turn.lock());
         }
+        read
     }
 }
 
@@ -138,19 +147,5 @@ impl AsyncWrite for Wire {
         drop(turn);
         let done = rustix::net::shutdown(&self.client.socket, rustix::net::Shutdown::Write);
         Poll::Ready(done.map_err(io::Error::from))
-    }
-}
-
-impl Client {
-    /// Nothing is read: the next request is another supervisor's to answer.
-    fn holds_back(&self) -> bool {
-        match self.handover.stage() {
-            Stage::Serving => false,
-            Stage::Quiet => {
-                let turn = self.turn.lock();
-                turn.asked.is_none() || turn.whole
-            }
-            Stage::Leaving => true,
-        }
     }
 }

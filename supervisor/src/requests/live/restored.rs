@@ -43,8 +43,7 @@ impl Requests {
         if let Some(end) = end {
             if let Some(wal) = &mut self.wal {
                 wal.accepted(&record);
-                wal.keep_part(&record, Some(&end));
-                wal.ended(record.id, Some(end), now);
+                wal.ended(&record, Some(end), now);
             }
             self.untold.push(record);
         } else {

@@ -1,7 +1,7 @@
 //! A log that another supervisor wrote.
 
 use super::clock::Clock;
-use super::parts;
+use super::ended::forget_old;
 use super::{Entry, MAGIC, MAX_CRASHES, RETOLD_FOR, Restored};
 use crate::error_code::ErrorCode;
 use crate::requests::record::{Failure, OnFault, StreamEvent};
@@ -83,7 +83,7 @@ pub(crate) fn read(log: OwnedFd, ending: Ending) -> io::Result<Vec<Restored>> {
         }
     })?;
     let mut requests: Vec<_> = requests.into_values().collect();
-    parts::forget_old(&mut requests, &old);
+    forget_old(&mut requests, &old);
     requests.iter_mut().for_each(Restored::forget_unsure);
     if ending == Ending::Crash {
         requests.retain_mut(|request| {

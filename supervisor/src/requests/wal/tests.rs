@@ -10,7 +10,7 @@ use worker_orcd_ipc::{Generation, MAX_FRAME_BYTES, Pooling};
 
 struct Log {
     wal: Wal,
-    live: BTreeMap<RequestId, Record>,
+    live: BTreeMap<RequestId, Arc<Record>>,
     now: Instant,
 }
 
@@ -32,18 +32,20 @@ impl Log {
         };
         let record = Record::new(RequestId(id), new, OnFault::Fail, self.now);
         self.wal.accepted(&record);
-        self.live.insert(record.id, record);
+        self.live.insert(record.id, Arc::new(record));
     }
 
     fn flush(&mut self) {
-        let live = self.live.values().map(|record| (record, None));
+        let live = self.live.values().map(|record| (&**record, None));
         self.wal.flush(|| live).unwrap();
     }
 
-    fn end(&mut self, id: u64, end: Option<StreamEvent>, at: Instant) {
-        self.live.remove(&RequestId(id));
-        self.wal.ended(RequestId(id), end, at);
+    /// What is returned is its reader's.
+    fn end(&mut self, id: u64, end: Option<StreamEvent>, at: Instant) -> Arc<Record> {
+        let record = self.live.remove(&RequestId(id)).expect("it lives");
+        self.wal.ended(&record, end, at);
         self.flush();
+        record
     }
 
     fn read(&self, ending: Ending) -> Vec<Restored> {
@@ -70,10 +72,10 @@ fn who_wants_a_vector_is_in_no_entry_and_in_no_image() {
     };
     let record = Record::new(RequestId(2), new, OnFault::Fail, log.now);
     log.wal.accepted(&record);
-    log.live.insert(record.id, record);
+    log.live.insert(record.id, Arc::new(record));
     log.flush();
     assert_eq!(log.ids(), [1]);
-    let live = log.live.values().map(|record| (record, None));
+    let live = log.live.values().map(|record| (&**record, None));
     log.wal.begin_segment(live).unwrap();
     assert_eq!(log.ids(), [1]);
 }
@@ -330,7 +332,8 @@ fn a_request_that_was_there_in_every_crash_is_not_tried_for_ever() {
     loop {
         let mut log = Log::new();
         log.accept(1, 1);
-        let record = log.live.get_mut(&RequestId(1)).unwrap();
+        let record = log.live.get_mut(&RequestId(1)).and_then(Arc::get_mut);
+        let record = record.expect("nobody else has it");
         record.crashes = crashes;
         let again = log.wal.snapshot(record, None);
         log.wal.note(&Entry::Accepted(Box::new(again)));
@@ -376,29 +379,36 @@ fn a_part_that_has_ended_stays_as_long_as_another_part_of_its_answer_goes_on() {
         };
         Arc::new(Record::new(RequestId(id), new, OnFault::Resume, log.now))
     };
-    let (goes_on, ended) = (part(1), part(2));
-    log.wal.accepted(&goes_on);
-    log.wal.accepted(&ended);
+    for record in [part(1), part(2)] {
+        log.wal.accepted(&record);
+        log.live.insert(record.id, record);
+    }
     log.accept(3, 1);
     let long_ago = log.now.checked_sub(2 * RETOLD_FOR).unwrap();
-    log.end(2, Some(failed()), long_ago);
-    log.end(3, Some(failed()), long_ago);
+    let ended = [2, 3].map(|id| log.end(id, Some(failed()), long_ago));
     assert_eq!(log.ids(), [1, 2], "the other is an answer of its own");
-    log.wal.keep_part(&ended, Some(&failed()));
-    // Two segments later it is there, and without its reader it is not.
-    for _ in 0..2 {
-        log.wal
-            .begin_segment([(&*goes_on, None)].into_iter())
-            .unwrap();
-    }
     let read = log.read(Ending::Upgrade);
     assert_eq!(read[1].end, Some(failed()));
     assert_eq!(read[1].part_of.as_deref(), Some("answer"));
     drop(ended);
-    for _ in 0..2 {
-        log.wal
-            .begin_segment([(&*goes_on, None)].into_iter())
-            .unwrap();
-    }
+}
+
+#[test]
+fn what_has_ended_stays_as_long_as_it_is_read_however_many_segments_begin() {
+    let mut log = Log::new();
+    log.accept(1, 1);
+    log.accept(2, 1);
+    let reader = log.end(2, Some(failed()), log.now);
+    let begin_two = |log: &mut Log| {
+        for _ in 0..2 {
+            let live = log.live.values().map(|record| (&**record, None));
+            log.wal.begin_segment(live).unwrap();
+        }
+    };
+    begin_two(&mut log);
+    assert_eq!(log.ids(), [1, 2]);
+    assert_eq!(log.read(Ending::Upgrade)[1].end, Some(failed()));
+    drop(reader);
+    begin_two(&mut log);
     assert_eq!(log.ids(), [1]);
 }

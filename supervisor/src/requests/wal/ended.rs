@@ -1,7 +1,7 @@
-//! Parts of answers that have ended before the others, in the log.
+//! Requests that have ended and are still read, in the log.
 //!
-//! An answer of several parts is one answer to its client. So a part that has ended stays in the log until
-//! nobody reads the answer any more, however long the other parts take.
+//! Whoever reads slowly has not had the end yet. And an answer of several parts is one answer to its client: a part that
+//! has ended stays in the log until nobody reads the answer any more, however long the other parts take.
 
 use super::Restored;
 use crate::requests::record::{Record, StreamEvent};
@@ -11,15 +11,12 @@ use worker_orcd_ipc::RequestId;
 
 /// They are the reader's: with the reader, they go.
 #[derive(Debug, Default)]
-pub(super) struct EndedParts(Vec<(Weak<Record>, StreamEvent)>);
+pub(super) struct Ended(Vec<(Weak<Record>, StreamEvent)>);
 
-impl EndedParts {
-    /// Keeps this one with its end, where it is a part.
-    pub(super) fn add(&mut self, record: &Arc<Record>, end: Option<&StreamEvent>) {
-        if let (Some(_), Some(end)) = (&record.part_of, end) {
-            self.0.retain(|(record, _)| record.strong_count() > 0);
-            self.0.push((Arc::downgrade(record), end.clone()));
-        }
+impl Ended {
+    pub(super) fn add(&mut self, record: &Arc<Record>, end: StreamEvent) {
+        self.0.retain(|(record, _)| record.strong_count() > 0);
+        self.0.push((Arc::downgrade(record), end));
     }
 
     /// Those that somebody may still read.
