@@ -59,7 +59,7 @@ pub fn for_ci(model: &Path) -> Result<()> {
     }
     process::run(&mut build())?;
     let minutes = ["--minutes".to_owned(), minutes.to_string()];
-    let seed = ["--seed", CI_SEED].map(str::to_owned);
+    let seed = ["--seed", CI_SEED, "--successors"].map(str::to_owned);
     let seeded = [&minutes[..], &seed].concat();
     process::run(&mut runner("debug", model, &seeded)?)?;
     let standby = ["--standby", "--kinds", "any|flipped-page"].map(str::to_owned);

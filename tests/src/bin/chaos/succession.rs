@@ -21,7 +21,8 @@ use std::time::{Duration, Instant};
 use worker_orcd_harness::Client;
 use worker_orcd_tests::inheritance::DescriptorStore;
 
-/// Requests under one supervisor, so many that all of them run.
+/// Requests under one supervisor, so many that all of them run; fewer in each further round, because short answers are
+/// over before the last of many has begun.
 const TOGETHER: usize = 6;
 
 /// An answer may have ended before its supervisor does; then its kind is tried again, so often.
@@ -88,7 +89,7 @@ impl Succession {
         let worker = Worker::start(setup, Some(faults))?;
         for round in 0..ROUNDS {
             let left = succession.left(&all, End::Replaced);
-            for together in left.chunks(TOGETHER) {
+            for together in left.chunks(TOGETHER.div_ceil(1 + round)) {
                 succession.replace(&worker, together, round)?;
             }
         }
@@ -99,9 +100,9 @@ impl Succession {
             "chaos: supervisors are killed under {} streams",
             streams.len()
         );
-        for _ in 0..ROUNDS {
+        for round in 0..ROUNDS {
             let left = succession.left(&streams, End::Killed);
-            for together in left.chunks(TOGETHER) {
+            for together in left.chunks(TOGETHER.div_ceil(1 + round)) {
                 succession.kill(setup, faults, together)?;
             }
         }
@@ -272,8 +273,10 @@ impl Stage {
             while self.silent.load(Ordering::Relaxed) > 0 && began.elapsed() < PATIENCE {
                 thread::sleep(POLL);
             }
-            // Where there are none, answers in one piece have been asked for by then.
-            thread::sleep(HEAD_START);
+            if together.iter().any(|(request, _)| !request.is_streamed) {
+                // Answers in one piece have been asked for by then.
+                thread::sleep(HEAD_START);
+            }
             self.is_over.store(true, Ordering::Relaxed);
             *self.client() = None;
             let outcome = end();

@@ -56,7 +56,7 @@ impl Stream {
         if self.reading.words == 0 {
             return Self::open(client, request, &format!("{job}-again"));
         }
-        let (query, id) = self.place(request.api);
+        let (query, id) = self.place(request);
         let path = format!("{}/{}{query}", request.api.path(), self.reading.name);
         let header = id.as_deref().map(|id| ("Last-Event-ID", id));
         let headers: Vec<_> = header.into_iter().collect();
@@ -69,18 +69,16 @@ impl Stream {
     }
 
     /// What a client says that it has, in the query and as `Last-Event-ID`.
-    fn place(&mut self, api: Api) -> (String, Option<String>) {
-        let choices = self
-            .reading
-            .answer
-            .parts
-            .iter()
-            .filter(|(part, _)| *part != "all");
+    fn place(&mut self, request: &Request) -> (String, Option<String>) {
+        // Of some of the choices nothing may have come.
         let counts = |first: usize| {
-            let counts = choices.map(|(_, pieces)| (pieces.len() - first).to_string());
+            let counts = (0..choices(&request.body)).map(|choice| {
+                let pieces = self.pieces(&choice.to_string()).len();
+                pieces.saturating_sub(first).to_string()
+            });
             format!("?from={}", counts.collect::<Vec<_>>().join("."))
         };
-        match api {
+        match request.api {
             Api::Execute | Api::Completions => (counts(0), None),
             // Each choice begins with its role, which does not count.
             Api::Chat => (counts(1), None),
@@ -112,6 +110,15 @@ impl Stream {
             .get(part)
             .map_or(&[], Vec::as_slice)
     }
+}
+
+/// Choices that a request asks for.
+fn choices(body: &Value) -> u64 {
+    let prompts = match &body["prompt"] {
+        Value::Array(prompts) if prompts.iter().all(Value::is_string) => prompts.len() as u64,
+        _ => 1,
+    };
+    prompts * body["n"].as_u64().unwrap_or(1)
 }
 
 fn accepted(opened: Streaming) -> Result<EventStream, String> {
