@@ -13,7 +13,7 @@ ON_A_GPU, ANYWHERE = "device|nan|kill", "any"
 """For the second part, for starts, references and what runs may finish."""
 KILLS_SECONDS, MARGIN_SECONDS = 25, 45
 STREAMS = ["--streams", "32", "--max-running", "32", "--steady"]
-"""Grammars, log probabilities and embeddings keep steps from being launched ahead; here they should be."""
+"""Prompts with log probabilities and embeddings keep steps from being launched ahead; here they should be."""
 MIX = ["--mix", "execute"]
 
 

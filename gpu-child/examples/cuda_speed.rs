@@ -179,13 +179,13 @@ fn decode(
         if step == 0 {
             continue;
         }
-        executor.finish()?;
+        executor.finish(&mut NoTap)?;
         if step == 1 {
             start = Instant::now();
         }
     }
     let each = start.elapsed().as_secs_f64() * 1e6 / (STEPS - 1) as f64;
-    executor.finish()?;
+    executor.finish(&mut NoTap)?;
     Ok((median(times), each))
 }
 

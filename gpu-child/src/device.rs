@@ -94,16 +94,18 @@ pub trait Executor: Any + Send {
 
     /// The draws of the step begun last: an entry for each of its sequences with a `sample`, in order. Where
     /// it is `None` nothing is drawn. What counts is given here; at the beginning, masks may not be known yet.
+    /// The tap says which [`Checkpoint::Logits`] it wants. They are shown here, or when the step is finished.
     ///
     /// # Errors
     /// As [`Self::begin`].
     fn draw(&mut self, draws: &[Option<SampleWork<'_>>], tap: &mut dyn Tap) -> Result<(), Fault>;
 
-    /// Waits for the oldest step whose draws were decided on, and gives what it drew, in order.
+    /// Waits for the oldest step whose draws were decided on, and gives what it drew, in order. The tap is that of
+    /// its draws: it sees what it wanted then and was not shown.
     ///
     /// # Errors
     /// As [`Self::begin`].
-    fn finish(&mut self) -> Result<Vec<Drawn>, Fault>;
+    fn finish(&mut self, tap: &mut dyn Tap) -> Result<Vec<Drawn>, Fault>;
 
     /// It computes while the caller goes on, so that a step may be begun while another is on its way: two at
     /// most.
@@ -120,7 +122,7 @@ pub trait Executor: Any + Send {
         let samples = batch.sequences.iter().filter_map(|work| work.sample);
         let draws: Vec<_> = samples.map(Some).collect();
         self.draw(&draws, tap)?;
-        self.finish()
+        self.finish(tap)
     }
 
     /// Looks whether what was loaded is still there and still the same, a part of it at a time.

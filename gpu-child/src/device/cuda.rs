@@ -11,7 +11,8 @@
 //! * [`load`] decides what fits on an open device, copies the file's tensors and has the device pack
 //!   them; [`residency`] looks from then on whether they are still there, and still the same.
 //! * [`plan`] lays a batch out; [`launch`] sends a step on its way; [`forward`] is the pass; [`matmul`] chooses among kernels that
-//!   give the same bits, and [`wide`] the tiling of Hopper's; [`sample`] draws the tokens.
+//!   give the same bits, and [`wide`] the tiling of Hopper's; [`sample`] draws the tokens, and [`shown_rows`] has what
+//!   they were drawn from.
 //! * [`decode_step`] is the whole pass in one launch, for small batches ([`tags`] of its exchanges,
 //!   [`shared_plan`] of its blocks' memory); [`graph`] records the launches of larger ones.
 //! * [`kv_custody`] is the KV cache as others may have it: seals of its pages, and copies of theirs.
@@ -55,6 +56,7 @@ mod residency;
 mod sample;
 mod scratch;
 mod shared_plan;
+mod shown_rows;
 mod step_queue;
 mod tags;
 mod tensor_map;
@@ -82,6 +84,7 @@ use ops::Ops;
 use residency::Residency;
 use sample::Draws;
 use scratch::Scratch;
+use shown_rows::ShownRows;
 use std::os::fd::OwnedFd;
 use step_queue::StepQueue;
 use weights::Weights;
@@ -114,6 +117,7 @@ pub struct CudaExecutor {
     misdeeds: Option<faults::Misdeeds>,
     residency: Residency,
     draws: Draws,
+    shown: ShownRows,
     steps: StepQueue,
     /// The step whose draws are to come.
     open: Option<OpenStep>,
@@ -209,9 +213,12 @@ impl Executor for CudaExecutor {
         launch::draw(self, draws, tap)
     }
 
-    fn finish(&mut self) -> Result<Vec<Drawn>, Fault> {
+    fn finish(&mut self, tap: &mut dyn Tap) -> Result<Vec<Drawn>, Fault> {
         self.context.enter()?;
-        self.steps.wait(&mut self.draws)
+        let end = self.steps.wait()?;
+        // Also what is no number: somebody looks for it there.
+        self.shown.show(end.slot, tap);
+        end.drawn(&mut self.draws)
     }
 
     fn is_ahead(&self) -> bool {

@@ -80,8 +80,8 @@ impl Executor for FaultyExecutor {
         self.inner.draw(draws, tap)
     }
 
-    fn finish(&mut self) -> Result<Vec<Drawn>, Fault> {
-        self.inner.finish()
+    fn finish(&mut self, tap: &mut dyn Tap) -> Result<Vec<Drawn>, Fault> {
+        self.inner.finish(tap)
     }
 
     fn is_ahead(&self) -> bool {

@@ -23,11 +23,11 @@ impl Scheduler {
         planned.filter_map(|(s, tokens)| s.pools(tokens).then_some(s.request))
     }
 
-    /// Somebody who runs or waits wants to see rows.
+    /// Somebody who runs or waits wants to see rows of a prompt, which are read while a step is begun.
     #[must_use]
-    pub fn is_watched(&self) -> bool {
+    pub fn reads_prompts(&self) -> bool {
         let mut all = self.running.iter().chain(&self.waiting);
-        all.any(|it| it.logprobs.is_some() || it.pool.is_some() || it.scores_are_missing())
+        all.any(|it| it.pool.is_some() || it.scores_are_missing())
     }
 
     /// Takes a row that an embedding is made of.

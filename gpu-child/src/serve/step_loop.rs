@@ -4,7 +4,7 @@
 //! in flight, the next one is planned and launched behind it. Only then the thread waits for the tokens
 //! of the first, sends them and learns from them. Behind a step with prompts nothing is launched: it may
 //! be long, and a client that cancels or comes must not wait for two. Nor is anything launched ahead where
-//! somebody wants log probabilities or an embedding: their rows are read before the next step overwrites them.
+//! somebody wants an embedding or a prompt's log probabilities: their rows are read while the step is begun.
 //!
 //! What may be drawn under a grammar follows from what was drawn before. So such a step is launched without
 //! its draws ([`launch`]), the masks are computed while the device computes ([`masks`]), and then it draws.
@@ -315,7 +315,7 @@ impl<'a> StepLoop<'a> {
                     && last.shape.prompt_tokens == 0
                     && self.executor.is_ahead()
                     && self.trace.is_none()
-                    && !self.scheduler.is_watched()
+                    && !self.scheduler.reads_prompts()
             }
         }
     }

@@ -1,12 +1,15 @@
-//! A step that is launched before the one before it has ended draws what it would have drawn.
+//! A step that is launched before the one before it has ended draws what it would have drawn, and shows what it drew it
+//! from.
 
 use crate::load;
 use crate::support::{MIXED, Model, config, pages, tokens};
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
+use std::hash::{DefaultHasher, Hash, Hasher};
 use worker_orcd_gpu::device::cuda::CudaExecutor;
 use worker_orcd_gpu::device::{
-    Batch, Executor, NoTap, PageId, SampleWork, SequenceWork, TO_BE_DRAWN,
+    Batch, Checkpoint, Executor, NoTap, PageId, SampleWork, SequenceWork, TO_BE_DRAWN, Tap,
 };
+use worker_orcd_gpu::model::ModelConfig;
 use worker_orcd_ipc::{Drawn, RequestId, Sampling, TokenId};
 
 const DRAWN: usize = 40;
@@ -108,7 +111,7 @@ fn one_after_the_other(executor: &mut CudaExecutor, count: usize) -> Vec<Vec<Tok
     streams.into_iter().map(|stream| stream.tokens).collect()
 }
 
-fn a_step_ahead(executor: &mut CudaExecutor, count: usize) -> Vec<Vec<TokenId>> {
+fn a_step_ahead(executor: &mut CudaExecutor, count: usize, tap: &mut dyn Tap) -> Vec<Vec<TokenId>> {
     let mut streams: Vec<Stream> = (0..count).map(Stream::new).collect();
     prefill(executor, &mut streams);
     let mut flights: VecDeque<Vec<usize>> = VecDeque::new();
@@ -127,14 +130,14 @@ fn a_step_ahead(executor: &mut CudaExecutor, count: usize) -> Vec<Vec<TokenId>> 
             };
             executor.begin(&batch, &mut NoTap).expect("a launch");
             let draws: Vec<_> = sequences.iter().map(|work| work.sample).collect();
-            executor.draw(&draws, &mut NoTap).expect("a launch");
+            executor.draw(&draws, tap).expect("a launch");
             for &i in &in_step {
                 streams[i].tokens.push(TO_BE_DRAWN);
             }
             flights.push_back(in_step);
         }
         if flights.len() == 2 || step == DRAWN {
-            let drawn = executor.finish().expect("a step");
+            let drawn = executor.finish(tap).expect("a step");
             let in_step = flights.pop_front().expect("a flight");
             assert_eq!(drawn.len(), in_step.len());
             for (i, row) in in_step.into_iter().zip(drawn) {
@@ -152,9 +155,88 @@ fn the_same_tokens_with_a_step_ahead() {
     let mut executor = load(&model);
     for count in [1, 3, 8, 9, 40, 130] {
         let expected = one_after_the_other(&mut executor, count);
-        let found = a_step_ahead(&mut executor, count);
+        let found = a_step_ahead(&mut executor, count, &mut NoTap);
         for (index, (expected, found)) in expected.iter().zip(&found).enumerate() {
             assert_eq!(expected, found, "stream {index} of {count}");
+        }
+    }
+}
+
+/// Logits of every other stream, of the rows at a checkpoint: a hash of each row by stream and position.
+struct Rows {
+    checkpoint: Checkpoint,
+    seen: BTreeMap<(usize, u32), u64>,
+}
+
+impl Rows {
+    fn at(checkpoint: Checkpoint) -> Self {
+        Self {
+            checkpoint,
+            seen: BTreeMap::new(),
+        }
+    }
+}
+
+impl Tap for Rows {
+    fn wants(&self, request: RequestId, checkpoint: &Checkpoint) -> bool {
+        *checkpoint == self.checkpoint && request.0 % 2 == 1
+    }
+
+    fn see(&mut self, request: RequestId, checkpoint: &Checkpoint, position: u32, row: &[f32]) {
+        assert!(self.wants(request, checkpoint));
+        let bits: Vec<u8> = row.iter().flat_map(|value| value.to_ne_bytes()).collect();
+        let mut hasher = DefaultHasher::new();
+        bits.hash(&mut hasher);
+        let place = (request.0 as usize, position);
+        let before = self.seen.insert(place, hasher.finish());
+        assert_eq!(before, None, "a row is shown once: {place:?}");
+    }
+}
+
+/// Streams with such a vocabulary that rows of some are waited for, and with a small one. What a row should be is known
+/// of the same tokens as a prompt, which shows each of its rows before another step is begun.
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn what_tokens_were_drawn_from_is_shown_when_their_step_has_ended() {
+    for (vocab_size, counts) in [(101, &[2, 9, 130][..]), (200_000, &[8, 100])] {
+        let config = ModelConfig {
+            vocab_size,
+            ..config(None)
+        };
+        let model = Model::random(config, MIXED);
+        let mut executor = load(&model);
+        for &count in counts {
+            let mut found = Rows::at(Checkpoint::Logits);
+            let tokens = a_step_ahead(&mut executor, count, &mut found);
+            assert!(!found.seen.is_empty());
+            let mut expected = Rows::at(Checkpoint::PromptLogits);
+            for (index, tokens) in tokens
+                .iter()
+                .enumerate()
+                .filter(|(index, _)| index % 2 == 1)
+            {
+                let stream = Stream {
+                    tokens: tokens.clone(),
+                    ..Stream::new(index)
+                };
+                let sequences = [stream.work(0)];
+                let batch = Batch {
+                    step: 1,
+                    sequences: &sequences,
+                };
+                executor.step(&batch, &mut expected).expect("a prompt");
+                let drew = found.seen.keys().filter(|(stream, _)| *stream == index);
+                // All but the first, which the prompt drew, and the newest, which drew nothing yet.
+                assert_eq!(drew.count(), tokens.len() - stream.prompt - 1);
+            }
+            for (place, found) in &found.seen {
+                let expected = expected.seen.get(place);
+                assert_eq!(
+                    Some(found),
+                    expected,
+                    "{place:?} of {count}, {vocab_size} tokens"
+                );
+            }
         }
     }
 }
@@ -208,7 +290,7 @@ fn drawn_late(executor: &mut CudaExecutor, count: usize) -> Vec<Vec<TokenId>> {
             executor.begin(&batch, &mut NoTap).expect("a launch");
         }
         if let Some(drawing) = before.take() {
-            let drawn = executor.finish().expect("a step");
+            let drawn = executor.finish(&mut NoTap).expect("a step");
             assert_eq!(drawn.len(), drawing.len());
             for (i, row) in drawing.into_iter().zip(drawn) {
                 streams[i].fill(row);

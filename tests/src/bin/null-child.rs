@@ -96,7 +96,7 @@ impl Executor for NullExecutor {
         Ok(())
     }
 
-    fn finish(&mut self) -> Result<Vec<Drawn>, Fault> {
+    fn finish(&mut self, _: &mut dyn Tap) -> Result<Vec<Drawn>, Fault> {
         Ok(std::mem::take(&mut self.drawn))
     }
 }

@@ -15,6 +15,7 @@ use super::memory::read;
 use super::plan::Plan;
 use super::sample::{Drawing, Draws, Logits, PinnedRows};
 use super::scratch::{ARGMAX_PARTS, ENOUGH_ROWS};
+use super::shown_rows::ShownRows;
 use crate::device::common::batch::{DrawingRow, watch};
 use crate::device::{Checkpoint, SampleWork, Tap};
 use worker_orcd_ipc::Fault;
@@ -47,6 +48,7 @@ pub struct OpenStep {
 pub struct Head<'a> {
     pub forward: &'a Forward<'a>,
     pub draws: &'a mut Draws,
+    pub shown: &'a mut ShownRows,
     /// The step's buffers among those of the steps on their way.
     pub slot: usize,
     pub open: &'a OpenStep,
@@ -90,8 +92,9 @@ impl Head<'_> {
     ) -> Result<(), Fault> {
         let forward = self.forward;
         let drawing = &self.open.rows[first..][..rows];
+        show_norms(forward, drawing, tap)?;
         // Penalties change logits where they lie.
-        show(forward, drawing, tap)?;
+        self.take_along(first, drawing, tap)?;
         let logits = Logits {
             rows: forward.buffers.logits,
             vocab: forward.config.vocab_size,
@@ -113,6 +116,24 @@ impl Head<'_> {
         // SAFETY: a row of logits and its largest for each of `drawing` were launched before.
         unsafe { self.draws.run(forward.context, place, logits, drawings) }?;
         self.draws.copy_to_host(forward.context, place, drawn, rows)
+    }
+
+    /// Takes the logits that somebody wants along, of rows that draw.
+    fn take_along(
+        &mut self,
+        first: usize,
+        drawing: &[DrawingRow],
+        tap: &dyn Tap,
+    ) -> Result<(), Fault> {
+        let (context, vocab) = (self.forward.context, self.forward.config.vocab_size);
+        for (at, (row, work)) in drawing.iter().zip(&self.works[first..]).enumerate() {
+            if tap.wants(row.request, &Checkpoint::Logits) && work.is_some() {
+                let logits = self.forward.buffers.logits.add(at * vocab);
+                // SAFETY: a row of logits for each of `drawing` was launched before.
+                unsafe { self.shown.take(context, self.slot, *row, logits) }?;
+            }
+        }
+        Ok(())
     }
 }
 
@@ -257,17 +278,15 @@ pub fn logits(
     }
 }
 
-/// Shows the final norm and the logits of some drawing rows to who wants them.
-fn show(forward: &Forward<'_>, drawing: &[DrawingRow], tap: &mut dyn Tap) -> Result<(), Fault> {
-    let (norm, logits) = (forward.buffers.norm, forward.buffers.logits);
-    for (checkpoint, from, width) in [
-        (Checkpoint::FinalNorm, norm, forward.config.n_embd),
-        (Checkpoint::Logits, logits, forward.config.vocab_size),
-    ] {
-        let rows = drawing.iter().map(|it| (it.request, it.position));
-        // SAFETY: both hold a row for each of `drawing`.
-        let row = |at| unsafe { read(forward.context, from.add(at * width), width) };
-        watch(tap, checkpoint, rows, row)?;
-    }
-    Ok(())
+/// Shows the final norm of some drawing rows to who wants it.
+fn show_norms(
+    forward: &Forward<'_>,
+    drawing: &[DrawingRow],
+    tap: &mut dyn Tap,
+) -> Result<(), Fault> {
+    let (norm, width) = (forward.buffers.norm, forward.config.n_embd);
+    let rows = drawing.iter().map(|it| (it.request, it.position));
+    // SAFETY: there is a row for each of `drawing`.
+    let row = |at| unsafe { read(forward.context, norm.add(at * width), width) };
+    watch(tap, Checkpoint::FinalNorm, rows, row)
 }

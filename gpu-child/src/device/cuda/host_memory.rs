@@ -1,11 +1,12 @@
-//! Host memory that the device reads by itself.
+//! Host memory that the device reads and writes by itself.
 
 use super::context::check;
 use super::memory::DevicePtr;
 use cudarc::driver::sys;
 use worker_orcd_ipc::Fault;
 
-/// Host memory that the device can read while the host goes on: for small inputs of a step.
+/// Host memory that the device can read and write while the host goes on: for small inputs of a step, and for what is
+/// shown of it.
 #[derive(Debug)]
 pub struct Pinned {
     start: *mut u8,
@@ -39,6 +40,12 @@ impl Pinned {
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         // SAFETY: owned, initialised in `new`, that large.
         unsafe { std::slice::from_raw_parts_mut(self.start, self.bytes) }
+    }
+
+    /// The whole floats in it.
+    pub fn floats_mut(&mut self) -> &mut [f32] {
+        // SAFETY: as `bytes_mut`; such memory begins at a page, and every bit pattern is a float.
+        unsafe { std::slice::from_raw_parts_mut(self.start.cast(), self.bytes / 4) }
     }
 }
 

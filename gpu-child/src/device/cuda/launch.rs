@@ -70,6 +70,7 @@ pub fn draw(
     let mut head = Head {
         forward: &forward,
         draws: &mut executor.draws,
+        shown: &mut executor.shown,
         slot,
         open: &open,
         works: draws,

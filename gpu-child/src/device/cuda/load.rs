@@ -16,6 +16,7 @@ use super::pack::{pack, staging_bytes};
 use super::residency::Residency;
 use super::sample::Draws;
 use super::scratch::{Scratch, Sizes};
+use super::shown_rows::ShownRows;
 use super::step_queue::StepQueue;
 use super::warm_up::warm_up;
 use super::weights::{Matrix, Vector, Weights};
@@ -135,6 +136,7 @@ fn assemble(
         misdeeds: None,
         residency,
         draws,
+        shown: ShownRows::new(vocab),
         steps: StepQueue::new()?,
         open: None,
         board,

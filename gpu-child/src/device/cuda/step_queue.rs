@@ -90,15 +90,33 @@ impl StepQueue {
     /// Waits for the oldest step.
     ///
     /// # Errors
-    /// What the step ended with, or [`Fault::NonFiniteLogits`].
+    /// What the step ended with.
     ///
     /// # Panics
     /// When none is on its way.
-    pub fn wait(&mut self, draws: &mut Draws) -> Result<Vec<Drawn>, Fault> {
+    pub fn wait(&mut self) -> Result<EndedStep, Fault> {
         let slot = (self.begun - self.queue.len()) % STEPS;
-        let LaunchedStep { step, mut drawn } = self.queue.pop_front().expect("a step on its way");
+        let step = self.queue.pop_front().expect("a step on its way");
         self.events[slot].wait("a step")?;
-        let ids = draws.drawn(slot, drawn.len());
+        Ok(EndedStep { slot, step })
+    }
+}
+
+/// A step that has ended, whose buffers no other one has before the next is launched.
+#[derive(Debug)]
+pub struct EndedStep {
+    pub slot: usize,
+    step: LaunchedStep,
+}
+
+impl EndedStep {
+    /// What it drew.
+    ///
+    /// # Errors
+    /// [`Fault::NonFiniteLogits`].
+    pub fn drawn(self, draws: &mut Draws) -> Result<Vec<Drawn>, Fault> {
+        let LaunchedStep { step, mut drawn } = self.step;
+        let ids = draws.drawn(self.slot, drawn.len());
         for (row, id) in drawn.iter_mut().zip(ids) {
             let Some(row) = row else {
                 continue;

@@ -78,7 +78,7 @@ fn each_ends_with_the_step_that_has_its_last_token_and_draws_none() {
             assert_eq!(ended, left == 0, "{pooling:?}");
         }
         assert_eq!(vector_of(&bench, 1), expected(&prompt, pooling));
-        assert!(!bench.scheduler.is_watched());
+        assert!(!bench.scheduler.reads_prompts());
     }
 }
 

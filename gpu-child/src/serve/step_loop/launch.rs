@@ -102,9 +102,11 @@ impl StepLoop<'_> {
     }
 
     /// Waits for the oldest step, whose draws are on their way.
-    pub(super) fn wait(&mut self, step: StepInFlight) -> Result<StepReport, Fault> {
+    pub(super) fn wait(&mut self, mut step: StepInFlight) -> Result<StepReport, Fault> {
         self.status.does(Doing::WaitsForDevice);
-        let drawn = self.executor.finish()?;
+        let mut none = NoTap;
+        let trace = trace_or(&mut self.trace, &mut none);
+        let drawn = self.executor.finish(&mut step.wanted_rows.keep(trace))?;
         self.recorder.record(step.step, Moment::StepEnd, step.who);
         if let Some(trace) = &mut self.trace
             && let Err(error) = trace.check()

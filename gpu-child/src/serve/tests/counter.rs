@@ -6,6 +6,8 @@ use crate::device::{
 };
 use crate::serve::Loaded;
 use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 use worker_orcd_ipc::{
     DeviceError, DeviceFacts, Drawn, Fault, MemoryReport, ModelFacts, ModelIdentity, RequestId,
@@ -21,13 +23,33 @@ pub struct Counter {
     open: Vec<(RequestId, TokenId)>,
     /// Draws of the step before, and of those that nobody has taken.
     drawn: Vec<Drawn>,
-    untold: VecDeque<Vec<Drawn>>,
+    untold: VecDeque<Untold>,
+    /// Steps that were begun while another one was on its way.
+    begun_ahead: Arc<AtomicU32>,
     inspections: u32,
     spoilt: Spoilt,
     /// Account of its witness.
     stands: Option<&'static str>,
     /// Its KV cache takes memory when it is promoted.
     is_promoted: bool,
+}
+
+/// A step that nobody has taken the tokens of.
+struct Untold {
+    drawn: Vec<Drawn>,
+    /// Rows that were wanted.
+    rows: Vec<(RequestId, Row)>,
+}
+
+type Row = [f32; VOCAB as usize];
+
+/// The token is likelier than the others, which are equal.
+fn row_of(token: TokenId) -> Row {
+    let mut row = [0.0; VOCAB as usize];
+    if let Some(logit) = row.get_mut(token.index()) {
+        *logit = 1.0;
+    }
+    row
 }
 
 /// A token whose hidden state is no number.
@@ -89,6 +111,8 @@ impl Executor for Counter {
             self.untold.len() < most,
             "more steps than it computes at a time"
         );
+        let is_ahead = u32::from(!self.untold.is_empty());
+        self.begun_ahead.fetch_add(is_ahead, Ordering::Relaxed);
         let drawn = |request| {
             let found = self.drawn.iter().find(|row| row.request == request);
             found.unwrap().token
@@ -115,21 +139,26 @@ impl Executor for Counter {
 
     fn draw(&mut self, draws: &[Option<SampleWork<'_>>], tap: &mut dyn Tap) -> Result<(), Fault> {
         assert_eq!(draws.len(), self.open.len());
-        for (request, _) in &self.open {
-            if tap.wants(*request, &Checkpoint::Logits) {
-                tap.see(*request, &Checkpoint::Logits, 0, &[0.0; VOCAB as usize]);
-            }
+        let wanted = self.open.iter();
+        let wanted = wanted.filter(|(request, _)| tap.wants(*request, &Checkpoint::Logits));
+        let wanted = wanted.map(|(request, token)| (*request, row_of(*token)));
+        let mut rows: Vec<_> = wanted.collect();
+        if !self.is_ahead {
+            show(rows.drain(..), tap);
         }
-        let rows = std::mem::take(&mut self.open).into_iter().zip(draws);
-        let drawn = rows
+        let open = std::mem::take(&mut self.open).into_iter().zip(draws);
+        let drawn = open
             .filter_map(|((request, token), sample)| Some(sample.as_ref()?.drawn(request, token)));
         self.drawn = drawn.collect();
-        self.untold.push_back(self.drawn.clone());
+        let drawn = self.drawn.clone();
+        self.untold.push_back(Untold { drawn, rows });
         Ok(())
     }
 
-    fn finish(&mut self) -> Result<Vec<Drawn>, Fault> {
-        Ok(self.untold.pop_front().unwrap())
+    fn finish(&mut self, tap: &mut dyn Tap) -> Result<Vec<Drawn>, Fault> {
+        let Untold { drawn, rows } = self.untold.pop_front().unwrap();
+        show(rows.into_iter(), tap);
+        Ok(drawn)
     }
 
     fn is_ahead(&self) -> bool {
@@ -158,6 +187,12 @@ impl Executor for Counter {
 
     fn witness(&mut self) -> Option<Box<dyn Witness>> {
         self.stands.map(|stands| Box::new(Stands(stands)) as _)
+    }
+}
+
+fn show(rows: impl Iterator<Item = (RequestId, Row)>, tap: &mut dyn Tap) {
+    for (request, row) in rows {
+        tap.see(request, &Checkpoint::Logits, 0, &row);
     }
 }
 
@@ -231,6 +266,7 @@ impl Counter {
             open: vec![],
             drawn: vec![],
             untold: VecDeque::new(),
+            begun_ahead: Arc::default(),
             inspections: 0,
             spoilt: Spoilt::Never,
             stands: None,
@@ -240,6 +276,14 @@ impl Counter {
 
     pub fn ahead(self, is_ahead: bool) -> Self {
         Self { is_ahead, ..self }
+    }
+
+    /// Counts its steps that are begun while another one is on its way.
+    pub fn counting(self, begun_ahead: &Arc<AtomicU32>) -> Self {
+        Self {
+            begun_ahead: Arc::clone(begun_ahead),
+            ..self
+        }
     }
 
     pub fn standing(self, stands: Option<&'static str>) -> Self {

@@ -2,7 +2,8 @@
 
 use super::counter::{Counter, loaded_with};
 use super::*;
-use worker_orcd_ipc::Logprobs;
+use std::sync::atomic::{AtomicU32, Ordering};
+use worker_orcd_ipc::{DrawnLogprobs, Logprobs};
 
 fn submission(request: u64, logprobs: Option<u8>) -> Submission {
     Submission {
@@ -22,6 +23,17 @@ fn submission(request: u64, logprobs: Option<u8>) -> Submission {
         thinking: None,
         embeds: None,
     }
+}
+
+/// The counter finds the token that it draws likelier than the others, which it finds equally likely.
+fn is_of_its_token(its: &DrawnLogprobs, token: TokenId) {
+    let expected = 1.0 - (std::f32::consts::E + (VOCAB - 1) as f32).ln();
+    let Logprobs { of_token, top } = &its.logprobs;
+    assert!((of_token - expected).abs() < 1e-5, "{of_token} of {token}");
+    let count = if its.request.0 == 3 { 3 } else { 0 };
+    let others = (0..).filter(|id| *id != token.0);
+    let ids: Vec<_> = std::iter::once(token.0).chain(others).take(count).collect();
+    assert_eq!(top.iter().map(|(id, _)| id.0).collect::<Vec<_>>(), ids);
 }
 
 #[test]
@@ -48,18 +60,40 @@ fn they_come_with_the_tokens_of_those_who_want_them_also_beside_steps_ahead() {
             assert_eq!(told, wanted, "{report:?}");
             shared |= report.drawn.len() == wishes.len();
             for its in &report.logprobs {
-                // The counter finds every token as likely as any other.
-                let each = -(VOCAB as f32).ln();
-                let Logprobs { of_token, top } = &its.logprobs;
-                let ids: Vec<_> = top.iter().map(|(id, _)| id.0).collect();
-                let expected: &[u32] = match its.request.0 {
-                    3 => &[0, 1, 2],
-                    _ => &[],
-                };
-                assert_eq!(ids, expected);
-                assert!((of_token - each).abs() < 1e-5, "{of_token}");
+                let mut drawn = report.drawn.iter();
+                let drawn = drawn.find(|it| it.request == its.request).unwrap();
+                is_of_its_token(its, drawn.token);
             }
         }
         assert!(shared, "nobody was beside them");
+    }
+}
+
+#[test]
+fn their_steps_are_begun_while_another_one_is_on_its_way() {
+    for logprobs in [None, Some(3)] {
+        let begun_ahead = Arc::new(AtomicU32::new(0));
+        let counter = Counter::new(Duration::from_millis(1)).ahead(true);
+        let counter = counter.counting(&begun_ahead);
+        let mut supervisor = Supervisor::ready_with(move || loaded_with(counter));
+        let submission = Submission {
+            max_tokens: 20,
+            ..submission(3, logprobs)
+        };
+        supervisor.say(&Command::Submit(Box::new(submission)));
+        let mut told = 0;
+        loop {
+            let report = supervisor.step();
+            for (its, drawn) in report.logprobs.iter().zip(&report.drawn) {
+                is_of_its_token(its, drawn.token);
+                told += 1;
+            }
+            if !report.finished.is_empty() {
+                break;
+            }
+        }
+        assert_eq!(told, if logprobs.is_some() { 20 } else { 0 });
+        // All but those of the prompt and of the token behind it, as those of others.
+        assert_eq!(begun_ahead.load(Ordering::Relaxed), 18, "{logprobs:?}");
     }
 }
