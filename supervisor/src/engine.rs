@@ -27,11 +27,11 @@ pub use worker_orcd_lifecycle::{Deadlines, RestartPolicy, SupervisorExit};
 
 use crate::crash::{CrashSettings, CrashStore};
 use crate::estate::EngineEstate;
-use crate::requests::Registry;
 use crate::requests::control::Control;
 use crate::requests::orphans::Orphans;
 use crate::requests::record::Record;
 use crate::requests::wal::Restored;
+use crate::requests::{Admitted, Registry};
 use crate::text::tools::Choices;
 use parking_lot::RwLock;
 use std::path::PathBuf;
@@ -161,7 +161,9 @@ impl Engine {
             registry.inspect(request, now)?;
         }
         let admitted = registry.admit(&requests)?.into_iter().zip(requests);
-        let record = |(id, request)| Record::new(id, request, self.shared.on_fault, now);
+        let record = |(Admitted { id, room }, request)| {
+            Record::new(id, request, self.shared.on_fault, now).with_room(room)
+        };
         let records: Vec<_> = admitted.map(record).map(Arc::new).collect();
         for record in &records {
             let submitted = self.controls.send(Control::Submit(Arc::clone(record)));

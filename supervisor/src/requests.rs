@@ -14,7 +14,7 @@
 //! its own `max_tokens`. The same record is what a new child is given when the old one dies.
 //!
 //! * [`record`] one request, shared by both sides; [`progress`] its changing half: tokens, text
-//!   and the one end; [`logprobs`] what is told of each token; [`stream`] the reader; [`registry`] who may come in; [`live`] the driver's
+//!   and the one end; [`logprobs`] what is told of each token; [`stream`] the reader; [`registry`] who may come in ([`refusal`] who may not), [`told_prompts`] what some of them take; [`live`] the driver's
 //!   side: what is with which child, what waits, and what follows when a child dies; [`violation`] what no
 //!   child says of them.
 //! * [`control`] is what clients' tasks want of the driver; [`waits`] counts how long streams wait for their next
@@ -34,11 +34,13 @@ pub(crate) mod orphans;
 pub mod progress;
 pub mod quarantine;
 pub mod record;
+pub mod refusal;
 pub mod registry;
 pub(crate) mod scene;
 pub mod stream;
 pub mod streams;
 mod suspicion;
+pub(crate) mod told_prompts;
 mod totals;
 mod violation;
 mod waits;
@@ -59,7 +61,8 @@ pub use quarantine::Quarantined;
 pub use record::{
     Completion, Embedding, Failure, NewRequest, OnFault, Piece, StopReason, StreamEvent,
 };
-pub use registry::{Refusal, Registry};
+pub use refusal::Refusal;
+pub use registry::{Admitted, Registry};
 pub use stream::{Position, RequestStream};
 pub use streams::Streams;
 pub use violation::Violation;

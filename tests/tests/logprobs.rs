@@ -8,6 +8,7 @@ use std::thread;
 use worker_orcd_tests::client::Client;
 use worker_orcd_tests::disturbed::Disturbance;
 use worker_orcd_tests::model::real_model;
+use worker_orcd_tests::wait::until;
 use worker_orcd_tests::{Script, Worker};
 
 const CHAT: &str = "/v1/chat/completions";
@@ -334,6 +335,49 @@ fn a_prompt_s_are_told_once_with_the_same_bytes_whatever_dies_in_its_middle() {
         }
     }
     assert!(worker.generation() > Some(1), "no child died");
+}
+
+#[test]
+fn prompts_that_are_told_have_so_much_memory_and_wait_for_it_by_name() {
+    let worker = Worker::real().start();
+    let client = worker.client();
+    let telling = |prompts: usize, tokens: usize, stream: bool| {
+        let prompts = vec![vec![1; tokens]; prompts];
+        json!({
+            "prompt": prompts, "max_tokens": 0, "echo": true, "logprobs": 20, "stream": stream,
+        })
+    };
+    let refused = |body: &Value, status: u16, word: &str| {
+        let answer = client.post(COMPLETIONS, body);
+        assert_eq!(answer.status, status, "{}", answer.text());
+        let message = answer.json()["error"]["message"].clone();
+        assert!(message.as_str().expect("words").contains(word), "{message}");
+        answer.header("retry-after").is_some()
+    };
+    // More than it has for all.
+    assert!(!refused(&telling(24, 8000, false), 400, "ask for fewer"));
+    let long = client
+        .open(COMPLETIONS, &telling(12, 8000, true))
+        .expect("a stream");
+    assert_eq!(long.status, 200);
+    assert!(refused(
+        &telling(12, 8000, false),
+        429,
+        "of others' prompts"
+    ));
+    // What is short has room, and who wants none of it needs none.
+    for _ in 0..8 {
+        whole(&client, COMPLETIONS, &telling(2, 20, false));
+    }
+    whole(&client, COMPLETIONS, &completion());
+    drop(long);
+    let long = until("the memory of who has left", || {
+        let long = client
+            .open(COMPLETIONS, &telling(12, 8000, true))
+            .expect("an answer");
+        (long.status == 200).then_some(long)
+    });
+    drop(long);
 }
 
 #[test]

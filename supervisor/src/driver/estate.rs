@@ -117,9 +117,12 @@ impl Driver {
         for mut request in requests {
             let sealed = request.sealed.take();
             let has_ended = request.end.is_some();
-            let record = Arc::new(Record::restored(request, clock));
+            let record = Record::restored(request, clock);
             // The log keeps what has ended for a while, by its number.
             shared.registry.number_behind(record.id.0);
+            // It was let in once; who comes next waits for it.
+            let room = shared.registry.room_for(&record);
+            let record = Arc::new(record.with_room(room));
             if !has_ended {
                 shared.registry.readmit(&record);
             }

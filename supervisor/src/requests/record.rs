@@ -3,6 +3,7 @@
 use crate::error_code::ErrorCode;
 use crate::requests::logprobs::Listed;
 use crate::requests::progress::Progress;
+use crate::requests::told_prompts::ToldRoom;
 use crate::requests::wal::{Clock, Restored};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
@@ -177,6 +178,9 @@ pub(crate) struct Record {
     pub presentation: String,
     /// Supervisors that died under it.
     pub crashes: u8,
+    /// For what is told of its prompt.
+    #[expect(dead_code, reason = "held for as long as somebody has the record")]
+    pub room: Option<ToldRoom>,
     pub progress: Mutex<Progress>,
 }
 
@@ -214,6 +218,7 @@ impl Record {
                 .and_then(|deadline| now.checked_add(deadline)),
             presentation: request.presentation,
             crashes: 0,
+            room: None,
             progress: Mutex::new(progress),
         }
     }
@@ -255,8 +260,13 @@ impl Record {
             deadline: request.deadline_ms.map(|at| clock.instant(at)),
             presentation: request.presentation,
             crashes: request.crashes,
+            room: None,
             progress: Mutex::new(progress),
         }
+    }
+
+    pub(crate) fn with_room(self, room: Option<ToldRoom>) -> Self {
+        Self { room, ..self }
     }
 
     /// The request for the first child, or for the next one behind the tokens it has.

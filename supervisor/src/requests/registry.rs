@@ -1,74 +1,21 @@
 //! Admission of requests: one door for all, with a bound behind it.
 
-use crate::error_code::ErrorCode;
 use crate::requests::fingerprint::Fingerprint;
 use crate::requests::quarantine::{Quarantine, Quarantined};
-use crate::requests::record::{Failure, NewRequest, Record};
+use crate::requests::record::{NewRequest, Record};
+use crate::requests::refusal::Refusal;
+use crate::requests::told_prompts::{MOST_BYTES, ToldPrompts, ToldRoom};
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::time::{Duration, Instant};
-use thiserror::Error;
 use worker_orcd_ipc::{ClientId, RequestId};
-
-/// Why a request was not accepted. Nothing of it was kept.
-#[derive(Debug, Clone, PartialEq, Eq, Error)]
-pub enum Refusal {
-    #[error("a job with this id is running")]
-    Duplicate,
-    #[error("the queue is full; try again in {} s", .retry_after.as_secs())]
-    QueueFull { retry_after: Duration },
-    /// Places are left, but this client has no right to them.
-    #[error(
-        "this client has requests in the queue, and its last places are kept for others; try again \
-         in {} s",
-        .retry_after.as_secs()
-    )]
-    ShareFull { retry_after: Duration },
-    #[error("the worker is shutting down")]
-    Draining,
-    /// The same request killed a child that had nothing else to do.
-    #[error(
-        "this request killed the children that ran it, and is refused for another {} s",
-        .left.as_secs().max(1)
-    )]
-    Quarantined { left: Duration },
-    /// A worker without a model yet, or one that has failed.
-    #[error("the worker cannot serve: {0}")]
-    Unavailable(String),
-}
-
-impl Refusal {
-    #[must_use]
-    pub fn code(&self) -> ErrorCode {
-        match self {
-            Self::Duplicate => ErrorCode::DuplicateJob,
-            Self::QueueFull { .. } | Self::ShareFull { .. } => ErrorCode::QueueFull,
-            Self::Quarantined { .. } => ErrorCode::Quarantined,
-            Self::Draining | Self::Unavailable(_) => ErrorCode::WorkerUnhealthy,
-        }
-    }
-
-    /// Time after which another try may help, where that is known.
-    #[must_use]
-    pub fn retry_after(&self) -> Option<Duration> {
-        match self {
-            Self::QueueFull { retry_after } | Self::ShareFull { retry_after } => Some(*retry_after),
-            Self::Duplicate | Self::Draining | Self::Quarantined { .. } | Self::Unavailable(_) => {
-                None
-            }
-        }
-    }
-
-    #[must_use]
-    pub fn to_failure(&self) -> Failure {
-        Failure::new(self.code(), self.to_string())
-    }
-}
 
 #[derive(Debug)]
 pub struct Registry {
     max_queue: usize,
+    /// Changed under the lock of `inner`, but for what is given back.
+    told_prompts: ToldPrompts,
     inner: Mutex<Inner>,
     quarantine: Mutex<Quarantine>,
 }
@@ -93,6 +40,14 @@ struct Entrant {
     part_of: Option<String>,
 }
 
+/// A request that was let in.
+#[derive(Debug)]
+pub struct Admitted {
+    pub id: RequestId,
+    /// What its answer may tell of its prompt has this much room.
+    pub room: Option<ToldRoom>,
+}
+
 /// One place in so many of the queue is kept for clients that have no request here.
 const PLACES_PER_KEPT_ONE: usize = 8;
 
@@ -115,6 +70,7 @@ impl Registry {
         };
         Self {
             max_queue,
+            told_prompts: ToldPrompts::default(),
             inner: Mutex::new(inner),
             quarantine: Mutex::new(Quarantine::new(quarantine_for)),
         }
@@ -155,7 +111,7 @@ impl Registry {
     ///
     /// # Errors
     /// The [`Refusal`] that the client is told.
-    pub fn admit(&self, requests: &[NewRequest]) -> Result<Vec<RequestId>, Refusal> {
+    pub fn admit(&self, requests: &[NewRequest]) -> Result<Vec<Admitted>, Refusal> {
         let mut inner = self.inner.lock();
         if let Some(refusal) = &inner.closed {
             return Err(refusal.clone());
@@ -175,7 +131,18 @@ impl Registry {
         if shares && places - requests.len() < self.kept_places() {
             return Err(Refusal::ShareFull { retry_after });
         }
-        Ok(requests.iter().map(|it| inner.enter(it)).collect())
+        let bytes = requests.iter().map(NewRequest::told_bytes).sum();
+        if bytes > MOST_BYTES {
+            return Err(Refusal::TellsTooMuch { bytes });
+        }
+        if bytes > self.told_prompts.left() {
+            return Err(Refusal::ToldPromptsFull { retry_after });
+        }
+        let enter = |it: &NewRequest| Admitted {
+            id: inner.enter(it),
+            room: self.told_prompts.take(it.told_bytes()),
+        };
+        Ok(requests.iter().map(enter).collect())
     }
 
     /// Jobs that can be let in together, if nobody else is here.
@@ -195,6 +162,11 @@ impl Registry {
         };
         inner.by_job.insert(record.job_id.clone(), entrant);
         *inner.by_client.entry(record.client).or_default() += 1;
+    }
+
+    /// Room for what a request of the supervisor before this one tells of its prompt, as it had there.
+    pub(crate) fn room_for(&self, record: &Record) -> Option<ToldRoom> {
+        self.told_prompts.take(record.told_bytes())
     }
 
     /// A queue of one is nobody's to share.
@@ -300,6 +272,7 @@ impl Inner {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error_code::ErrorCode;
     use crate::requests::testing::request;
 
     const ANN: ClientId = ClientId(1);
@@ -315,7 +288,7 @@ mod tests {
 
     fn admit(registry: &Registry, job_id: &str, client: ClientId) -> Result<RequestId, Refusal> {
         let admitted = registry.admit(&[asked(job_id, client)])?;
-        Ok(admitted[0])
+        Ok(admitted[0].id)
     }
 
     #[test]
@@ -336,6 +309,7 @@ mod tests {
         }
         assert_eq!(registry.live(), 0);
         let ids = registry.admit(&parts("a", 5)).unwrap();
+        let ids: Vec<_> = ids.into_iter().map(|it| it.id).collect();
         assert!(ids.is_sorted());
         assert!(
             registry.admit(&parts("b", 3)).is_err(),

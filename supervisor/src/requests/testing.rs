@@ -5,7 +5,7 @@
 use crate::requests::Requests;
 use crate::requests::control::Control;
 use crate::requests::record::{NewRequest, OnFault, Record, StreamEvent};
-use crate::requests::registry::Registry;
+use crate::requests::registry::{Admitted, Registry};
 use crate::requests::stream::RequestStream;
 use crate::text::Text;
 use std::num::NonZeroU8;
@@ -123,8 +123,9 @@ impl Journal {
         self.clients += 1;
         request.client = ClientId(self.clients);
         let admitted = self.registry.admit(std::slice::from_ref(&request));
-        let id = admitted.expect("room")[0];
-        let record = Arc::new(Record::new(id, request, self.on_fault, self.now));
+        let Admitted { id, room } = admitted.expect("room").remove(0);
+        let record = Record::new(id, request, self.on_fault, self.now);
+        let record = Arc::new(record.with_room(room));
         self.requests.submit(Arc::clone(&record));
         (id, RequestStream::new(record, self.controls.clone()))
     }

@@ -3,7 +3,7 @@
 use super::*;
 use crate::error_code::ErrorCode;
 use crate::requests::record::{Failure, NewRequest, StreamEvent};
-use crate::requests::registry::Refusal;
+use crate::requests::refusal::Refusal;
 use crate::requests::scene::Within;
 use crate::requests::stream::RequestStream;
 use crate::requests::testing::{Journal, QUARANTINE_FOR, SEAT, read, request, step};
