@@ -66,7 +66,7 @@ pub const EXECUTE: [Kind; 4] = [
     }),
 ];
 
-const CLIENTS: [Kind; 19] = [
+const CLIENTS: [Kind; 20] = [
     kind("chat", Api::Chat, BOTH, |random| {
         let drawn = drawn(random);
         (chat(random, &drawn), Expects::Answer)
@@ -123,6 +123,14 @@ const CLIENTS: [Kind; 19] = [
             (completion(random, &extra), Expects::Answer)
         },
     ),
+    kind("completions, echo", Api::Completions, BOTH, |random| {
+        // In the middle of a prompt's there is most to lose, so little comes behind it.
+        let extra = json!({
+            "echo": true, "logprobs": random.below(21), "max_tokens": random.below(9),
+            "n": 1 + random.below(2),
+        });
+        (completion(random, &extra), Expects::Answer)
+    }),
     kind(
         "completions, several prompts",
         Api::Completions,
@@ -199,14 +207,14 @@ const OTHERS: [Kind; 2] = [
     }),
 ];
 
-pub const ALL: [Kind; 25] = {
-    let mut all = [EXECUTE[0]; 25];
+pub const ALL: [Kind; 26] = {
+    let mut all = [EXECUTE[0]; 26];
     let mut index = 0;
     while index < all.len() {
         all[index] = match index {
             0..4 => EXECUTE[index],
-            4..23 => CLIENTS[index - 4],
-            _ => OTHERS[index - 23],
+            4..24 => CLIENTS[index - 4],
+            _ => OTHERS[index - 24],
         };
         index += 1;
     }
