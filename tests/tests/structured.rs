@@ -389,7 +389,7 @@ fn a_model_that_must_call_does_and_its_arguments_are_valid() {
     assert_eq!(error["code"], "invalid_function_parameters", "{error}");
 
     // Each API names the field as its clients wrote it.
-    let schema = json!({"type": "object", "not": {"type": "null"}});
+    let schema = json!({"type": "object", "unevaluatedProperties": false});
     let flat = json!({"type": "function", "name": "a", "parameters": schema, "strict": true});
     let responses = json!({"input": "hi", "tools": [{"type": "web_search"}, flat]});
     let refused = client.post("/v1/responses", &responses);

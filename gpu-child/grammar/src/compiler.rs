@@ -6,7 +6,9 @@ use crate::limits::parser_limits;
 use crate::matcher::Matcher;
 use crate::source::top_level;
 use crate::tokens::token_env;
-use llguidance::{ParserFactory, panic_utils};
+use crate::{held, inline};
+use llguidance::api::GrammarInit;
+use llguidance::{ParserFactory, TokenParser, panic_utils};
 use std::fmt;
 use std::panic::AssertUnwindSafe;
 use worker_orcd_ipc::{Grammar, TokenizerFacts};
@@ -40,11 +42,35 @@ impl Compiler {
     /// When the grammar is malformed, asks for what is not implemented, or exceeds a limit.
     pub fn compile(&self, grammar: &Grammar) -> Result<Matcher, GrammarError> {
         caught(|| {
-            let parser = self.factory.create_parser(top_level(grammar)?);
-            let parser = parser.map_err(GrammarError::new)?;
+            let parser = self.parser(grammar)?;
             captures::refuse(parser.parser.grammar())?;
             Ok(Matcher::new(parser, self.vocabulary))
         })
+    }
+}
+
+impl Compiler {
+    fn parser(&self, grammar: &Grammar) -> Result<TokenParser, GrammarError> {
+        let init = GrammarInit::Serialized(top_level(grammar)?);
+        let limits = self.factory.limits().clone();
+        let tokens = Some(self.factory.tok_env().clone());
+        let (rules, mut lexer) = init
+            .to_internal(tokens, limits)
+            .map_err(GrammarError::new)?;
+        if may_have_schemas(grammar) {
+            lexer = held::numbers(lexer)?;
+        }
+        let init = GrammarInit::Internal(rules, lexer);
+        let parser = self.factory.create_parser_from_init_default(init);
+        parser.map_err(GrammarError::new)
+    }
+}
+
+fn may_have_schemas(grammar: &Grammar) -> bool {
+    match grammar {
+        Grammar::JsonSchema(_) => true,
+        Grammar::Lark(text) => text.contains(inline::JSON),
+        Grammar::Regex(_) | Grammar::Choice(_) => false,
     }
 }
 

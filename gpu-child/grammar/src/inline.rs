@@ -7,7 +7,7 @@ use serde_json::{Deserializer, Value, json};
 /// llguidance's own settings in a schema.
 pub(crate) const SETTINGS: &str = "x-guidance";
 
-const JSON: &str = "%json";
+pub(crate) const JSON: &str = "%json";
 
 /// Characters of a string that may be escaped: each has one way to be written, so that a name that is
 /// written otherwise is another name.
@@ -98,8 +98,8 @@ mod tests {
     #[test]
     fn schemas_are_found_where_they_stand_and_nowhere_else() {
         let same = [
-            "start: \"%json {\\\"not\\\": {}}\" # %json {\"not\": {}}\n",
-            "start: /%json {\"not\": {}}/ <[5]> // %json {\"not\": {}}\nA: /[\\/]/ \"\\\\\" /a/",
+            "start: \"%json {\\\"contains\\\": {}}\" # %json {\"contains\": {}}\n",
+            "start: /%json {\"contains\": {}}/ <[5]> // %json {\"contains\": {}}\nA: /[\\/]/ \"\\\\\" /a/",
             "start: <|\"|> \"a\" <",
         ];
         for text in same {
@@ -107,11 +107,12 @@ mod tests {
         }
         let text = "start: \"\\\"\" %json {\"format\": \"int32\", \"minimum\": 1} A\nA: %json true";
         let settings = json!({"json_allowed_escapes": ESCAPES});
-        let first = json!({"minimum": 1.0, SETTINGS: settings});
+        let first =
+            json!({"minimum": 1.0, "maximum": 9_223_372_036_854_774_784.0, SETTINGS: settings});
         let second = json!({SETTINGS: settings});
         let expected = format!("start: \"\\\"\" %json {first}  A\nA: %json {second} ");
         assert_eq!(followed(text).unwrap(), expected);
-        let refused = followed("start: %json {\"not\": {}}").unwrap_err();
-        assert!(refused.to_string().contains("not"), "{refused}");
+        let refused = followed("start: %json {\"contains\": {}}").unwrap_err();
+        assert!(refused.to_string().contains("contains"), "{refused}");
     }
 }

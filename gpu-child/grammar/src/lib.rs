@@ -21,6 +21,7 @@
 mod captures;
 mod compiler;
 mod error;
+mod held;
 mod inline;
 pub mod limits;
 mod mask;

@@ -12,29 +12,35 @@
 //! * has bounds that are inclusive, and numbers that are exact ([`numbers`]);
 //! * has references to its own `$defs` only ([`references`]);
 //! * has keywords that apply other schemas in place behind all others, where none is lost;
-//! * has `anyOf` for a `oneOf` whose alternatives exclude each other ([`disjoint`]).
+//! * has `anyOf` for a `oneOf`, each of whose alternatives is held to what no other lets through, where they do not
+//!   exclude each other ([`disjoint`], [`one_of`]), and for other keywords that say what a value must not be ([`conditions`],
+//!   [`negation`]).
 
+mod budget;
+mod conditions;
+mod counts;
 mod disjoint;
 mod formats;
+mod names;
+mod negation;
 mod numbers;
+mod one_of;
 mod pattern;
 mod references;
+mod texts;
+mod types;
 
 use crate::error::GrammarError;
+use budget::Budget;
+use disjoint::Comparison;
 use references::References;
 use serde_json::{Map, Value, json};
 
 /// What no grammar follows.
 const REFUSED: &[&str] = &[
-    "not",
-    "if",
     "contains",
     "minContains",
     "maxContains",
-    "propertyNames",
-    "dependencies",
-    "dependentRequired",
-    "dependentSchemas",
     "unevaluatedItems",
     "unevaluatedProperties",
     "$recursiveRef",
@@ -66,7 +72,9 @@ pub(crate) fn followed(schema: &Value, is_lenient: bool) -> Result<Value, Gramma
         references: References::new(schema),
         has_lists: is_of(LIST_DRAFTS),
         holds_contents: is_of(CONTENT_DRAFTS),
+        is_draft_4: is_of(&["/draft-04/"]),
         is_lenient,
+        budget: Budget::new(),
     };
     let mut out = reader.schema(schema, "")?;
     let mut definitions = Map::new();
@@ -84,7 +92,9 @@ struct Reader<'a> {
     references: References<'a>,
     has_lists: bool,
     holds_contents: bool,
+    is_draft_4: bool,
     is_lenient: bool,
+    budget: Budget,
 }
 
 type Keywords = Map<String, Value>;
@@ -115,11 +125,14 @@ impl Reader<'_> {
             self.keyword(name, value, &inside, &mut out)?;
         }
         self.items(keywords, at, &mut out.plain)?;
-        self.one_of(keywords, at, &mut out)?;
+        self.pattern_properties(keywords, at, &mut out.plain)?;
+        self.text(keywords, at, &mut out)?;
+        self.conditions(keywords, at, &mut out)?;
+        let counts = counts::write(keywords, &mut out);
+        self.unless_lenient(at, counts)?;
         let bounds = numbers::write(keywords, &mut out.plain);
         self.unless_lenient(at, bounds)?;
-        self.text(keywords, at, &mut out)?;
-        self.unless_lenient(at, repeats(keywords))?;
+        let has_conditions = !out.more.is_empty() && !self.is_lenient;
         if !out.more.is_empty() {
             let all = out.applied.entry("allOf").or_insert_with(|| json!([]));
             if let Some(all) = all.as_array_mut() {
@@ -127,7 +140,11 @@ impl Reader<'_> {
             }
         }
         out.plain.extend(out.applied);
-        Ok(Value::Object(out.plain))
+        let out = Value::Object(out.plain);
+        if has_conditions && conditions::ways(&out) > conditions::MAX_WAYS {
+            return Err(wrong(at, "its conditions have too many combinations"));
+        }
+        Ok(out)
     }
 
     /// Those that are read alone.
@@ -139,9 +156,14 @@ impl Reader<'_> {
         out: &mut Out,
     ) -> Result<(), GrammarError> {
         match name {
-            "type" | "minLength" | "maxLength" | "minItems" | "maxItems" | "required"
-            | "minProperties" | "maxProperties" => {
+            "type" | "required" => {
                 out.plain.insert(name.to_owned(), value.clone());
+            }
+            "minLength" | "maxLength" | "minItems" | "maxItems" | "minProperties"
+            | "maxProperties" => {
+                let count =
+                    numbers::count(value).ok_or_else(|| wrong(inside, "it must be a count"))?;
+                out.plain.insert(name.to_owned(), count.into());
             }
             "const" | "enum" => {
                 let checked = numbers::check_constant(value);
@@ -150,10 +172,6 @@ impl Reader<'_> {
             }
             "properties" => {
                 let members = self.members(value, inside, |name| Ok(name.to_owned()))?;
-                out.plain.insert(name.to_owned(), members);
-            }
-            "patternProperties" => {
-                let members = self.members(value, inside, pattern::translated)?;
                 out.plain.insert(name.to_owned(), members);
             }
             "additionalProperties" => {
@@ -208,6 +226,34 @@ impl Reader<'_> {
         Ok(Value::Object(out))
     }
 
+    /// Names that only some readers find an expression in are held to its schema where other names are free, and
+    /// are not written where there are no others.
+    fn pattern_properties(
+        &mut self,
+        keywords: &Keywords,
+        at: &str,
+        out: &mut Keywords,
+    ) -> Result<(), GrammarError> {
+        let Some(value) = keywords.get("patternProperties") else {
+            return Ok(());
+        };
+        let inside = format!("{at}/patternProperties");
+        let others = out.get("additionalProperties");
+        let is_free = others.is_none_or(|it| it == &json!({}) || it == &Value::Bool(true));
+        let is_closed = others == Some(&Value::Bool(false));
+        let members = self.members(value, &inside, |pattern| match (is_free, is_closed) {
+            (true, _) => pattern::widest(pattern),
+            (_, true) => pattern::translated(pattern),
+            _ if texts::is_read_alike(pattern) => pattern::translated(pattern),
+            _ => Err(
+                "readers differ in the names that it matches, and other names have a schema"
+                    .to_owned(),
+            ),
+        })?;
+        out.insert("patternProperties".to_owned(), members);
+        Ok(())
+    }
+
     fn list(&mut self, value: &Value, at: &str) -> Result<Value, GrammarError> {
         let schemas = value
             .as_array()
@@ -248,26 +294,6 @@ impl Reader<'_> {
         Ok(())
     }
 
-    /// Alternatives that exclude each other: any of them is exactly one.
-    fn one_of(&mut self, keywords: &Keywords, at: &str, out: &mut Out) -> Result<(), GrammarError> {
-        let Some(value) = keywords.get("oneOf") else {
-            return Ok(());
-        };
-        let inside = format!("{at}/oneOf");
-        let schemas = self.list(value, &inside)?;
-        let alternatives = value.as_array().map_or(&[][..], Vec::as_slice);
-        if !disjoint::all(&self.references, alternatives) {
-            let why =
-                "oneOf cannot be followed: its alternatives are not seen to exclude each other";
-            self.unless_lenient(&inside, Err(why.to_owned()))?;
-        }
-        match keywords.contains_key("anyOf") {
-            true => out.more.push(json!({"anyOf": schemas})),
-            false => drop(out.applied.insert("anyOf".to_owned(), schemas)),
-        }
-        Ok(())
-    }
-
     /// `pattern`, `format` and an encoding.
     fn text(&mut self, keywords: &Keywords, at: &str, out: &mut Out) -> Result<(), GrammarError> {
         let mut patterns = Vec::new();
@@ -282,13 +308,7 @@ impl Reader<'_> {
             }
         }
         if let Some(value) = keywords.get("format").filter(|_| may_be_text(keywords)) {
-            match value.as_str().and_then(formats::pattern) {
-                Some(pattern) => patterns.extend(pattern),
-                None => {
-                    let why = format!("format {value} is not known");
-                    self.unless_lenient(&format!("{at}/format"), Err(why))?;
-                }
-            }
+            patterns.extend(value.as_str().and_then(formats::pattern));
         }
         if keywords
             .get("contentEncoding")
@@ -308,30 +328,20 @@ impl Reader<'_> {
         Ok(())
     }
 
+    fn comparison(&self) -> Comparison<'_> {
+        Comparison {
+            references: &self.references,
+            budget: &self.budget,
+            is_draft_4: self.is_draft_4,
+        }
+    }
+
     fn unless_lenient(&self, at: &str, found: Result<(), String>) -> Result<(), GrammarError> {
         match found {
             Err(why) if !self.is_lenient => Err(wrong(at, &why)),
             _ => Ok(()),
         }
     }
-}
-
-/// Names of properties that no keyword names may come twice, and count once only.
-fn repeats(keywords: &Keywords) -> Result<(), String> {
-    let least = keywords
-        .get("minProperties")
-        .and_then(Value::as_u64)
-        .unwrap_or(0);
-    let required = keywords
-        .get("required")
-        .and_then(Value::as_array)
-        .map_or(0, Vec::len);
-    let has_others = keywords.get("additionalProperties") != Some(&Value::Bool(false))
-        || keywords.contains_key("patternProperties");
-    if has_others && least > required as u64 + 1 {
-        return Err("minProperties cannot be followed where names are free".to_owned());
-    }
-    Ok(())
 }
 
 fn may_be_text(keywords: &Keywords) -> bool {

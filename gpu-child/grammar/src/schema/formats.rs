@@ -24,11 +24,6 @@ const PATH_CHAR: &str = r"(?:[a-zA-Z0-9\-._~!$&'()*+,;=:@]|%[0-9a-fA-F]{2})";
 const FIRST_CHAR: &str = r"(?:[a-zA-Z0-9\-._~!$&'()*+,;=@]|%[0-9a-fA-F]{2})";
 const HOST: &str = r"[a-zA-Z0-9][a-zA-Z0-9._~\-]*(?::[0-9]{1,4})?";
 
-/// Formats of OpenAPI, which no draft knows: they say how a value is kept or shown.
-const SAY_NOTHING: &[&str] = &[
-    "int32", "int64", "float", "double", "password", "byte", "binary",
-];
-
 /// An encoding that is followed in every draft.
 pub(super) const BASE64: &str = "base64";
 
@@ -37,11 +32,8 @@ pub(super) fn base64() -> String {
     format!("^(?:{c}{{4}})*(?:{c}[AQgw]==|{c}{{2}}[AEIMQUYcgkosw048]=)?$")
 }
 
-/// `None`: not known.
-pub(super) fn pattern(format: &str) -> Option<Option<String>> {
-    if SAY_NOTHING.contains(&format) {
-        return Some(None);
-    }
+/// `None`: no draft from 4 on knows it, and so it says nothing.
+pub(super) fn pattern(format: &str) -> Option<String> {
     let inside = match format {
         "date" => date(),
         "time" => TIME.to_owned(),
@@ -59,9 +51,10 @@ pub(super) fn pattern(format: &str) -> Option<Option<String>> {
         "uri-reference" | "iri-reference" | "uri-template" => uri_reference(),
         "json-pointer" => json_pointer(),
         "relative-json-pointer" => format!("(?:0|[1-9][0-9]{{0,8}})(?:#|{})", json_pointer()),
+        "regex" => regex(),
         _ => return None,
     };
-    Some(Some(format!("^(?:{inside})$")))
+    Some(format!("^(?:{inside})$"))
 }
 
 fn date() -> String {
@@ -114,4 +107,11 @@ fn uri_reference() -> String {
 
 fn json_pointer() -> String {
     r"(?:/(?:[^~/\x00-\x1F\x7F]|~[01])*)*".to_owned()
+}
+
+/// Expressions that every engine knows: characters, classes and what repeats them, without groups.
+fn regex() -> String {
+    let class = r"\[\^?(?:[a-zA-Z0-9_ ]|a-z|A-Z|0-9|\\[dws])+\]";
+    let one = format!(r"(?:[a-zA-Z0-9_ /:,@=-]|\.|\\[.dwsDWS/+*?$^]|{class})[*+?]?");
+    format!(r"\^?(?:{one}(?:\|?{one})*)?\$?")
 }

@@ -39,10 +39,10 @@ pub(super) fn write(
                 .or(Some(Bound::inclusive(-bound)));
         }
     }
-    // Without a bound the compiler lets exponents through that no reader holds, as 8E657.
-    if low.is_none() && high.is_none() && is_number(keywords) {
-        let bound = Some(Bound::inclusive(-TOO_LARGE.next_down()));
-        (low, high) = (bound, bound);
+    // Without a bound the compiler lets numbers through that no reader holds, as 8E657 and what has 400 digits.
+    if low.is_some() || high.is_some() || may_be_number(keywords, out) {
+        let bound = Bound::inclusive(-TOO_LARGE.next_down());
+        (low, high) = (low.or(Some(bound)), high.or(Some(bound)));
     }
     for (bound, inclusive, exclusive, sign) in [
         (low, "minimum", "exclusiveMinimum", 1.0),
@@ -57,12 +57,13 @@ pub(super) fn write(
     Ok(())
 }
 
-/// It says that numbers with a fraction are valid.
-fn is_number(keywords: &Map<String, Value>) -> bool {
-    let is_it = |name: &Value| name == "number";
+/// It says so, or says something without saying a type. What says nothing at all leaves that to others.
+fn may_be_number(keywords: &Map<String, Value>, out: &Map<String, Value>) -> bool {
+    let is_it = |name: &Value| name == "number" || name == "integer";
     match keywords.get("type") {
         Some(Value::Array(names)) => names.iter().any(is_it),
-        name => name.is_some_and(is_it),
+        Some(name) => is_it(name),
+        None => !out.is_empty(),
     }
 }
 
@@ -187,6 +188,13 @@ fn exact_multiples(value: &Value) -> Result<f64, String> {
     Ok(EXACT_FRACTIONS)
 }
 
+/// A count may be written with a fraction that is zero.
+pub(super) fn count(value: &Value) -> Option<u64> {
+    let is_whole = |float: &f64| float.fract() == 0.0 && (0.0..=EXACT).contains(float);
+    let whole = value.as_f64().filter(is_whole).map(|float| float as u64);
+    value.as_u64().or(whole)
+}
+
 /// A constant is written as what it is equal to, and nothing is near it only.
 ///
 /// # Errors
@@ -242,7 +250,10 @@ mod tests {
     #[test]
     fn a_bound_is_moved_inwards_to_what_is_held_exactly() {
         for (schema, expected) in [
-            (json!({"minimum": 1}), json!({"minimum": 1.0})),
+            (
+                json!({"minimum": 1}),
+                json!({"minimum": 1.0, "maximum": 9_223_372_036_854_774_784.0}),
+            ),
             (
                 json!({"minimum": 9_007_199_254_740_993_i64, "maximum": 9_007_199_254_740_995_i64}),
                 json!({"minimum": 9_007_199_254_740_994.0, "maximum": 9_007_199_254_740_994.0}),

@@ -9,6 +9,7 @@ use std::str::Chars;
 
 /// A character that ends no line anywhere.
 const ANY: &str = r"[^\n\r\x{2028}\x{2029}]";
+const EVERY: &str = r"[\x00-\x{10FFFF}]";
 
 /// White space of ECMA and Python both, and of either.
 const SPACE: &str = r" \t\n\r\f\v";
@@ -33,16 +34,38 @@ enum Atom {
 /// # Errors
 /// The word that cannot be followed.
 pub(super) fn translated(pattern: &str) -> Result<String, String> {
+    written_as(pattern, false)
+}
+
+/// The same as what any validator matches.
+///
+/// # Errors
+/// As [`translated`].
+pub(super) fn widest(pattern: &str) -> Result<String, String> {
+    written_as(pattern, true)
+}
+
+fn written_as(pattern: &str, is_widest: bool) -> Result<String, String> {
     Translation {
         rest: pattern.chars().peekable(),
         out: String::with_capacity(pattern.len() * 2),
+        is_widest,
     }
     .run()
+}
+
+/// A character as the engine has it, inside a class or outside.
+pub(super) fn written(c: char) -> String {
+    match MARKS.contains(c) {
+        true => format!("\\{c}"),
+        false => c.to_string(),
+    }
 }
 
 struct Translation<'a> {
     rest: Peekable<Chars<'a>>,
     out: String,
+    is_widest: bool,
 }
 
 impl Translation<'_> {
@@ -61,7 +84,12 @@ impl Translation<'_> {
                     self.group()?;
                     is_repeatable = false;
                 }
-                '.' => self.out += ANY,
+                '.' => self.out += if self.is_widest { EVERY } else { ANY },
+                // Python's end is also before a line end.
+                '$' if self.is_widest => {
+                    self.out += "\\n?$";
+                    is_repeatable = false;
+                }
                 '^' | '$' | '|' => {
                     self.out.push(c);
                     is_repeatable = false;
@@ -87,10 +115,7 @@ impl Translation<'_> {
     }
 
     fn literal(&mut self, c: char) {
-        if MARKS.contains(c) {
-            self.out.push('\\');
-        }
-        self.out.push(c);
+        self.out += &written(c);
     }
 
     /// Behind `(`: names of groups mean nothing to whoever only matches.
@@ -183,6 +208,7 @@ impl Translation<'_> {
 
     /// Behind `\`. In a class that is negated, what is left must be what all leave.
     fn escape(&mut self, is_negated: bool) -> Result<Atom, String> {
+        let is_negated = is_negated != self.is_widest;
         let set =
             |all: &str, any: &str| Ok(Atom::Set(if is_negated { any } else { all }.to_owned()));
         let other = |all: &str, any: &str| {
@@ -222,6 +248,12 @@ impl Translation<'_> {
     /// Behind `\x` or `\u`; above the first plane a character has two codes.
     fn code(&mut self, digits: usize) -> Result<Atom, String> {
         let wrong = "an escape that names no character";
+        // As the engine has it, of what was written here before.
+        if self.is_widest && self.rest.next_if_eq(&'{').is_some() {
+            let code: String = self.rest.by_ref().take_while(|c| *c != '}').collect();
+            let c = u32::from_str_radix(&code, 16).ok().and_then(char::from_u32);
+            return c.map(Atom::Char).ok_or_else(|| wrong.to_owned());
+        }
         let first = self.hex(digits).ok_or(wrong)?;
         let mut units = vec![first as u16];
         if (0xD800..0xDC00).contains(&first) {

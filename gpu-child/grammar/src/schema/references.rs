@@ -61,10 +61,15 @@ impl<'a> References<'a> {
 
     /// What a reference leads to, where it means the same at every place.
     pub(super) fn target(&self, reference: &str) -> Option<&'a Value> {
-        let is_root = |place: &String| place.is_empty();
-        let is_one_document = self.documents.iter().all(is_root);
-        let place = self.place(reference, "").filter(|_| is_one_document)?;
+        let place = self
+            .place(reference, "")
+            .filter(|_| self.is_one_document())?;
         self.root.pointer(&place)
+    }
+
+    /// No schema inside has a name of its own that references start from.
+    pub(super) fn is_one_document(&self) -> bool {
+        self.documents.iter().all(String::is_empty)
     }
 
     fn place(&self, reference: &str, at: &str) -> Option<String> {
