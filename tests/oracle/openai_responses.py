@@ -11,7 +11,7 @@ import json
 import sys
 
 import openai
-from openai.types.responses import Response, ResponseStreamEvent
+from openai.types.responses import InputTokenCountResponse, Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
 TOOLS = [
@@ -96,6 +96,11 @@ def main(base_url, answer):
     assert "response.function_call_arguments.delta" in kinds, kinds
     assert said(strictly(final))[0] == said(whole)[0], final
 
+    counted = {name: request[name] for name in ("model", "input", "tools", "tool_choice")}
+    counted = client.responses.input_tokens.count(**counted)
+    counted = InputTokenCountResponse.model_validate(counted.to_dict())
+    assert counted.input_tokens == whole.usage.input_tokens, counted
+
     cut = events_of(client, request | {"max_output_tokens": 30})[-1]
     assert cut.type == "response.incomplete", cut
     assert strictly(cut.response).incomplete_details.reason == "max_output_tokens", cut
@@ -110,7 +115,7 @@ def main(base_url, answer):
     assert followed.usage.input_tokens != before, "the call and its result were not taken in"
 
     check_refusals(client, request)
-    print(f"openai {openai.__version__}: responses whole and streamed, a call and its result, refusals")
+    print(f"openai {openai.__version__}: responses whole and streamed, a call and its result, a count, refusals")
 
 
 if __name__ == "__main__":

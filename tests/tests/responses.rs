@@ -6,6 +6,7 @@ use worker_orcd_tests::client::{Client, SseEvent};
 use worker_orcd_tests::{Act, Moment, Script, Worker};
 
 const PATH: &str = "/v1/responses";
+const COUNT_PATH: &str = "/v1/responses/input_tokens";
 
 /// Knows tools, and shows nothing but contents and an end. It names what Hermes and Qwen write.
 const HERMES: &str = "{% if false %}{{ tools }}<tool_call><think>{{ message.tool_calls }}{% endif %}\
@@ -204,17 +205,24 @@ fn a_turn_of_codex_is_shown_to_the_model() {
     let tools = "[{\"type\": \"function\", \"function\": {\"name\": \"shell\", \"description\": \"Runs.\", \
                  \"parameters\": {\"properties\": {}, \"type\": \"object\"}}}]";
     let tokens = |response: &Value| response["usage"]["input_tokens"].as_u64();
-    let more = tokens(&told(&calling))
+    let with_tools = told(&calling);
+    let more = tokens(&with_tools)
         .zip(tokens(&response))
         .map(|(with, without)| with - without);
     assert_eq!(more, Some(tools.len() as u64));
+    for (body, response) in [(&body, &response), (&calling, &with_tools)] {
+        let counted = worker.client().post(COUNT_PATH, body);
+        let input_tokens = tokens(response);
+        let expected = json!({"object": "response.input_tokens", "input_tokens": input_tokens});
+        assert_eq!(counted.json(), expected);
+    }
 }
 
 #[test]
 fn what_is_not_done_is_refused_in_openai_s_words() {
     let worker = Worker::scripted(Script::behave()).start();
-    let refused = |body: &Value| {
-        let answer = worker.client().post(PATH, body);
+    let refused = |path: &str, body: &Value| {
+        let answer = worker.client().post(path, body);
         (answer.status, answer.json()["error"]["param"].clone())
     };
     for (body, field) in [
@@ -231,11 +239,17 @@ fn what_is_not_done_is_refused_in_openai_s_words() {
             "tools",
         ),
         (json!({"messages": []}), "input"),
-        // By the template, which is far from who knows the field's name.
-        (json!({"input": "a ".repeat(100_000)}), "input"),
     ] {
-        assert_eq!(refused(&body), (400, json!(field)));
+        assert_eq!(refused(PATH, &body), (400, json!(field)));
+        assert_eq!(refused(COUNT_PATH, &body), (400, json!(field)));
     }
+    // Of the prompt, where nobody knows the field's name.
+    let long = json!({"input": "a ".repeat(100_000)});
+    assert_eq!(refused(PATH, &long), (400, json!("input")));
+    let fails = Worker::scripted(scripted("{{ raise_exception('no') }}")).start();
+    let answer = fails.client().post(COUNT_PATH, &json!({"input": "a"}));
+    assert_eq!(answer.status, 400);
+    assert_eq!(answer.json()["error"]["param"], "input");
     let place = worker.client().get("/v1/responses/resp_1?from=1");
     assert_eq!(place.status, 400, "events are numbered, and pieces are not");
     let nobody = worker

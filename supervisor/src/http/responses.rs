@@ -1,4 +1,4 @@
-//! `/v1/responses`: OpenAI's Responses API without a memory, as Codex speaks it.
+//! `/v1/responses`: OpenAI's Responses API without a memory, as Codex speaks it; `/v1/responses/input_tokens`.
 //!
 //! It is the conversation of `/v1/chat/completions` in other words: [`request`] reads `input` and `tools` into the same
 //! messages and tools, and the same text is told as items ([`output`]), whole or as events. No answer is kept, so
@@ -32,9 +32,10 @@ use answer::Header;
 use axum::body::Body;
 use axum::extract::{Extension, State};
 use axum::http::Request;
-use axum::response::Response;
+use axum::response::{IntoResponse, Response};
 use events::Events;
 use request::ResponsesRequest;
+use serde_json::json;
 use std::sync::Arc;
 
 const ID_PREFIX: &str = "resp_";
@@ -76,6 +77,24 @@ async fn try_create(
     let accepted = accepted.map_err(|error| error.renamed(|field| names.of(field)))?;
     drop(room);
     form.respond(app, accepted, false).await
+}
+
+/// The length of the prompt that the same request to `/v1/responses` would have.
+pub async fn count_input_tokens(State(app): State<Arc<App>>, request: Request<Body>) -> Response {
+    match try_count(&app, request).await {
+        Ok(response) => response,
+        Err(error) => error.respond(Dialect::OpenAi),
+    }
+}
+
+async fn try_count(app: &Arc<App>, request: Request<Body>) -> Result<Response, ApiError> {
+    let received = app.receive(request, request::NAMES, request::read).await?;
+    let (model, request, _room) = received;
+    let (input, names) = (request.generation.input, request.names);
+    let tokens = app.tokens_of(&model, input, "input").await;
+    let tokens = tokens.map_err(|error| error.renamed(|field| names.of(field)))?;
+    let told = json!({"object": "response.input_tokens", "input_tokens": tokens.len()});
+    Ok(axum::Json(told).into_response())
 }
 
 /// The answer: from its event `first` on, or whole where there is none. `begun`: its client has had the

@@ -45,7 +45,7 @@ const fn a_post(path: &'static str, handler: Handler, operation: Describe) -> Ro
 }
 
 /// Every route, in the order in which people are told.
-pub const ROUTES: [Route; 28] = [
+pub const ROUTES: [Route; 29] = [
     a_get("/", || get(root), operations::root),
     a_post(
         "/v1/chat/completions",
@@ -61,6 +61,11 @@ pub const ROUTES: [Route; 28] = [
         "/v1/responses",
         || post(responses::create),
         operations::responses,
+    ),
+    a_post(
+        "/v1/responses/input_tokens",
+        || post(responses::count_input_tokens),
+        operations::count_input_tokens,
     ),
     a_post(
         "/v1/embeddings",

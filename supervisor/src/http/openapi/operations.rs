@@ -131,6 +131,20 @@ pub fn responses(app: &App) -> OperationBuilder {
     refused(operation, OpenAi, &[Why::NotFound])
 }
 
+pub fn count_input_tokens(app: &App) -> OperationBuilder {
+    let object = ("object", schema::values(["response.input_tokens"]));
+    let counted = schema::object([object, ("input_tokens", count())]);
+    let operation = operation(
+        "count_input_tokens",
+        "openai",
+        "The tokens of a conversation",
+    )
+    .request_body(Some(requests::responses(app)))
+    .response("200", json("The count", counted));
+    let operation = refused(operation, OpenAi, OF_BODIES);
+    refused(operation, OpenAi, &[Why::NotFound, Why::Unhealthy])
+}
+
 pub fn rest_of_response(_: &App) -> OperationBuilder {
     let query = |name: &str, words: &str, shape: Shape| {
         ParameterBuilder::new()
