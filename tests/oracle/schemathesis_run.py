@@ -23,7 +23,7 @@ NOT_HELD = (
     "cannot be followed",
     "cannot be given together with",
     "must have type: object",
-    "names none of the tools",
+    "none of the tools",
     "needs tools",
 )
 

@@ -368,6 +368,10 @@ fn a_model_that_must_call_does_and_its_arguments_are_valid() {
         let wait = calls(&json!({"tool_choice": named, "seed": seed}));
         assert_eq!(wait.len(), 1);
         assert_eq!(wait[0]["function"]["name"], "wait");
+        let allowed = json!({"mode": "required", "tools": [named]});
+        let allowed = json!({"type": "allowed_tools", "allowed_tools": allowed});
+        let wait = calls(&json!({"tool_choice": allowed, "seed": seed}));
+        assert!(wait.iter().all(|call| call["function"]["name"] == "wait"));
     }
     // At most one, and text before it as the model likes.
     let body = chat(&json!({

@@ -19,7 +19,7 @@ pub mod request;
 pub(super) mod several;
 pub mod stream;
 mod template_settings;
-mod tool_choice;
+pub(in crate::http) mod tool_choice;
 pub(super) mod tools;
 pub(super) mod whole;
 

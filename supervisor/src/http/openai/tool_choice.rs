@@ -1,9 +1,10 @@
 //! `tool_choice` and `parallel_tool_calls`: whether a model calls, what, and how often.
 
+use super::tools::MAX_TOOLS;
 use crate::http::fields::{Fields, Names, among};
 use crate::http::json::{Json, Kind};
 use crate::http::mistakes::{Constraint, FieldError, Mistakes};
-use crate::http::openapi::schema;
+use crate::http::openapi::schema::{self, Shape};
 use crate::http::structure::Asked;
 use crate::text::Structure;
 use crate::text::tools::{CallRules, Function};
@@ -14,17 +15,24 @@ pub(super) const PARALLEL: &str = "parallel_tool_calls";
 
 const NAMED: Names = |name| among(name, &[&["type", "function"]]);
 const FUNCTION: Names = |name| among(name, &[&["name"]]);
+const CHOSEN: Names = |name| among(name, &[&["type", ALLOWED_TOOLS]]);
+const ALLOWED: Names = |name| among(name, &[&["mode", "tools"]]);
 
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Choice {
+pub(in crate::http) const ALLOWED_TOOLS: &str = "allowed_tools";
+
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(in crate::http) enum Choice {
     /// The model is shown no tools.
     None,
     /// The model may call.
+    #[default]
     Auto,
     /// The model must call.
     Required,
     /// The model must call this function, once.
     Named(String),
+    /// The model is shown all tools, and may call these alone, or must.
+    Allowed { names: Vec<String>, must_call: bool },
 }
 
 /// What a request says of calls.
@@ -37,19 +45,31 @@ pub(super) struct Wanted {
 
 /// `has_tools`: this model can have tools at all.
 pub(super) fn read(fields: &mut Fields<'_>, has_tools: bool) -> Wanted {
-    fields.says(FIELD, || {
-        let function = schema::closed_object([("name", schema::text())], &["name"]);
-        let kind = ("type", schema::values(["function"]));
-        let named = schema::closed_object([kind, ("function", function)], &["type", "function"]);
-        match has_tools {
-            true => schema::any_of([schema::values(["none", "auto", "required"]), named]),
-            false => schema::values(["none", "auto"]),
+    fields.says(FIELD, || match has_tools {
+        true => {
+            let words = schema::values(["none", "auto", "required"]);
+            schema::any_of([words, shape_of_named(), shape_of_allowed()])
         }
+        false => schema::values(["none", "auto"]),
     });
     Wanted {
         kind: read_choice(fields),
         is_parallel: fields.boolean(PARALLEL).unwrap_or(true),
     }
+}
+
+fn shape_of_named() -> Shape {
+    let function = schema::closed_object([("name", schema::text())], &["name"]);
+    let kind = ("type", schema::values(["function"]));
+    schema::closed_object([kind, ("function", function)], &["type", "function"])
+}
+
+fn shape_of_allowed() -> Shape {
+    let mode = ("mode", schema::values(["auto", "required"]));
+    let tools = schema::list(shape_of_named(), &(1..=MAX_TOOLS));
+    let allowed = schema::closed_object([mode, ("tools", tools)], &["mode", "tools"]);
+    let kind = ("type", schema::values([ALLOWED_TOOLS]));
+    schema::closed_object([kind, (ALLOWED_TOOLS, allowed)], &["type", ALLOWED_TOOLS])
 }
 
 fn read_choice(fields: &mut Fields<'_>) -> Choice {
@@ -60,13 +80,18 @@ fn read_choice(fields: &mut Fields<'_>) -> Choice {
         (_, Some("none")) => return Choice::None,
         (_, Some("auto")) => return Choice::Auto,
         (_, Some("required")) => return Choice::Required,
-        (Kind::Object, _) => match read_named(given, fields.mistakes()) {
-            Ok(Some(name)) => return Choice::Named(name),
-            Ok(None) => {}
-            Err(wrong) => fields.mistakes().extend(|| format!("{FIELD}."), wrong),
-        },
+        (Kind::Object, _) => {
+            let read = match is_of_allowed(given) {
+                true => read_chosen(given, fields.mistakes()),
+                false => read_named(given, fields.mistakes()).map(|name| name.map(Choice::Named)),
+            };
+            match read {
+                Ok(choice) => return choice.unwrap_or(Choice::Auto),
+                Err(wrong) => fields.mistakes().extend(|| format!("{FIELD}."), wrong),
+            }
+        }
         _ => {
-            let rule = "must be none, auto, required, or name a function";
+            let rule = "must be none, auto, required, or name functions";
             fields.error(FIELD, Constraint::Unsupported, rule);
         }
     }
@@ -98,6 +123,72 @@ fn read_named(given: Json<'_>, outside: &Mistakes) -> Result<Option<String>, Mis
     fields.finish().map(|()| name)
 }
 
+/// True for a choice of type `allowed_tools`.
+pub(in crate::http) fn is_of_allowed(choice: Json<'_>) -> bool {
+    let mut is_allowed = false;
+    choice.each_member(|name, value| {
+        is_allowed |= name == "type" && value.text().as_deref() == Some(ALLOWED_TOOLS);
+    });
+    is_allowed
+}
+
+/// `{"type": "allowed_tools", "allowed_tools": {"mode": …, "tools": […]}}`
+fn read_chosen(given: Json<'_>, outside: &Mistakes) -> Result<Option<Choice>, Mistakes> {
+    let Some(mut fields) = Fields::of(given, CHOSEN, outside) else {
+        return Ok(None);
+    };
+    fields.word("type", &[(ALLOWED_TOOLS, ())]);
+    let allowed = fields.take(ALLOWED_TOOLS);
+    let mut choice = None;
+    if let Some(allowed) = fields.required(ALLOWED_TOOLS, allowed) {
+        match Fields::of(allowed, ALLOWED, fields.mistakes()) {
+            Some(inside) => match read_allowed(inside) {
+                Ok(read) => choice = read,
+                Err(wrong) => {
+                    let place = || format!("{ALLOWED_TOOLS}.");
+                    fields.mistakes().extend(place, wrong);
+                }
+            },
+            None => fields.error(ALLOWED_TOOLS, Constraint::Type, "must be an object"),
+        }
+    }
+    fields.finish().map(|()| choice)
+}
+
+fn read_allowed(mut fields: Fields<'_>) -> Result<Option<Choice>, Mistakes> {
+    let mode = fields.word("mode", &[("auto", false), ("required", true)]);
+    let mode = fields.required("mode", mode);
+    let list = fields.take("tools");
+    let list = fields.required("tools", list);
+    let (mut names, mut count) = (Vec::new(), 0);
+    let is_list = list.is_none_or(|list| {
+        let mistakes = fields.mistakes();
+        list.each_element(|item| {
+            let place = || format!("tools[{count}].");
+            match read_named(item, mistakes) {
+                Ok(Some(name)) if count < MAX_TOOLS => names.push(name),
+                Ok(Some(_)) => {}
+                Ok(None) => mistakes.note(|| {
+                    let place = format!("tools[{count}]");
+                    FieldError::new(place, Constraint::Type, "must be an object")
+                }),
+                Err(wrong) => mistakes.extend(place, wrong),
+            }
+            count += 1;
+        })
+    });
+    if !is_list {
+        fields.error("tools", Constraint::Type, "must be a list of functions");
+    } else if list.is_some() && !(1..=MAX_TOOLS).contains(&count) {
+        let rule = format!("must be from 1 to {MAX_TOOLS}");
+        fields.error("tools", Constraint::Length, rule);
+    }
+    fields.finish().map(|()| {
+        let allowed = |must_call| Choice::Allowed { names, must_call };
+        mode.map(allowed)
+    })
+}
+
 /// What the answer is held to: `None` where nothing has to be sure. `has_none`: no tools were given.
 pub(super) fn settle(
     fields: &mut Fields<'_>,
@@ -106,7 +197,7 @@ pub(super) fn settle(
     has_none: bool,
 ) -> Option<Asked> {
     let Some(functions) = functions else {
-        if matches!(wanted.kind, Choice::Required | Choice::Named(_)) && has_none {
+        if !matches!(wanted.kind, Choice::Auto | Choice::None) && has_none {
             fields.error(FIELD, Constraint::Conflict, "needs tools");
         }
         return None;
@@ -127,6 +218,17 @@ pub(super) fn settle(
                 return None;
             };
             (vec![named], true)
+        }
+        Choice::Allowed { names, must_call } => {
+            let is_known = |name: &String| functions.iter().any(|it| it.name == *name);
+            if !names.iter().all(is_known) {
+                let rule = "allows a function that is none of the tools";
+                fields.error(FIELD, Constraint::Conflict, rule);
+                return None;
+            }
+            let mut allowed = functions;
+            allowed.retain(|it| names.contains(&it.name));
+            (allowed, *must_call)
         }
     };
     let functions = with_objects(fields, held)?;

@@ -33,6 +33,7 @@ pub(in crate::http) struct Tools {
     pub(in crate::http) shown: Option<String>,
     /// What the answer is held to.
     pub(in crate::http) asked: Option<Asked>,
+    pub(in crate::http) choice: Choice,
 }
 
 /// A function as a request has it.
@@ -52,6 +53,7 @@ pub(in crate::http) fn read(fields: &mut Fields<'_>, max_chars: usize, terms: &C
     Tools {
         shown: shown.filter(|_| choice.kind != Choice::None),
         asked,
+        choice: choice.kind,
     }
 }
 
@@ -346,6 +348,31 @@ mod tests {
         assert_eq!(rules.functions, std::slice::from_ref(then));
     }
 
+    fn allowed(mode: &str, names: &[&str]) -> Value {
+        let named = |name: &&str| json!({"type": "function", "function": {"name": name}});
+        let tools: Vec<_> = names.iter().map(named).collect();
+        let allowed = json!({"mode": mode, "tools": tools});
+        json!({"tool_choice": {"type": "allowed_tools", "allowed_tools": allowed}})
+    }
+
+    #[test]
+    fn all_tools_are_shown_and_those_that_are_allowed_are_held() {
+        let tools = ["a", "b", "c"].map(|name| json!({"function": {"name": name}}));
+        for (mode, must_call) in [("auto", false), ("required", true)] {
+            let mut body = allowed(mode, &["c", "a", "c"]);
+            body["tools"] = json!(tools);
+            let read = read_all(&body, &ChatTerms::UNKNOWN).unwrap();
+            body["tool_choice"] = json!("auto");
+            assert_eq!(read.shown, known(&body).unwrap());
+            let Some(Structure::Calls(rules)) = read.asked.map(|it| it.structure) else {
+                panic!("calls are held");
+            };
+            let names: Vec<_> = rules.functions.iter().map(|it| &*it.name).collect();
+            assert_eq!((names, rules.must_call), (vec!["a", "c"], must_call));
+            assert!(rules.may_repeat);
+        }
+    }
+
     #[test]
     fn a_choice_of_what_is_not_there_is_refused_and_named() {
         let named = |name: &str| json!({"type": "function", "function": {"name": name}});
@@ -358,7 +385,25 @@ mod tests {
             (with(&json!({"tool_choice": {}})), "tool_choice.type"),
             (
                 with(&json!({"tool_choice": {"type": "allowed_tools"}})),
-                "tool_choice.type",
+                "tool_choice.allowed_tools",
+            ),
+            (
+                with(&allowed("any", &["now"])),
+                "tool_choice.allowed_tools.mode",
+            ),
+            (
+                with(&allowed("auto", &[])),
+                "tool_choice.allowed_tools.tools",
+            ),
+            (with(&allowed("auto", &["now", "then"])), "tool_choice"),
+            (allowed("auto", &["now"]), "tool_choice"),
+            (
+                with(
+                    &json!({"tool_choice": {"type": "allowed_tools", "allowed_tools": {
+                        "mode": "auto", "tools": [named("now"), {"type": "mcp"}],
+                    }}}),
+                ),
+                "tool_choice.allowed_tools.tools[1].type",
             ),
             (
                 with(&json!({"tool_choice": {"type": "function", "function": {"name": 3}}})),

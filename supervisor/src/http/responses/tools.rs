@@ -10,6 +10,7 @@
 use crate::http::fields::{Fields, Names, among};
 use crate::http::json::{Json, Kind};
 use crate::http::mistakes::Constraint;
+use crate::http::openai::tool_choice::{self, Choice};
 use crate::http::openai::tools as chat;
 use crate::http::openapi::schema::{self, Shape};
 use crate::http::structure::Asked;
@@ -58,12 +59,26 @@ pub(super) fn read(fields: &mut Fields<'_>, max_chars: usize, terms: &ChatTerms)
         fields.error("tools", Constraint::Length, rule);
         written.tools.clear();
     }
-    let text = written.text(choice);
+    let (chosen, allowed) = choice.map(write_choice).unzip();
+    let allowed = allowed.unwrap_or_default();
+    if allowed.count > chat::MAX_TOOLS {
+        let rule = format!("must be at most {}", chat::MAX_TOOLS);
+        fields.error("tool_choice.tools", Constraint::Length, rule);
+    }
+    let text = written.text(chosen.as_deref());
     let names = OwnNames {
         places: written.places,
+        allowed: allowed.places,
     };
-    let told = choice.and_then(Json::small);
-    let chat::Tools { shown, mut asked } = read_as_chat(fields, &text, &names, max_chars, terms);
+    let chat::Tools {
+        shown,
+        mut asked,
+        choice: read,
+    } = read_as_chat(fields, &text, &names, max_chars, terms);
+    let told = match read {
+        Choice::Allowed { names, must_call } => Some(told_allowed(&names, must_call)),
+        _ => choice.and_then(Json::small),
+    };
     // Where calls are held anyway, the model is not let write those that would be left out.
     if let Some(Structure::Calls(rules)) = asked.as_mut().map(|it| &mut it.structure) {
         rules.may_repeat &= are_parallel;
@@ -120,6 +135,8 @@ fn read_as_chat(
 pub struct OwnNames {
     /// Where each function is in the client's list, which holds others, too.
     places: Vec<usize>,
+    /// The same of those that may be called.
+    allowed: Vec<usize>,
 }
 
 impl OwnNames {
@@ -131,19 +148,25 @@ impl OwnNames {
         if let Some(rest) = field.strip_prefix("tool_choice.function") {
             return format!("tool_choice{rest}");
         }
-        let tool = field
-            .strip_prefix("tools[")
-            .and_then(|it| it.split_once(']'));
-        let Some((index, rest)) = tool else {
-            return field.to_owned();
-        };
-        let index = index.parse().ok().and_then(|at: usize| self.places.get(at));
-        let rest = rest.strip_prefix(".function").unwrap_or(rest);
-        format!("tools[{}]{rest}", index.copied().unwrap_or_default())
+        if let Some(rest) = field.strip_prefix("tool_choice.allowed_tools.") {
+            return format!("tool_choice.{}", of_tool(rest, &self.allowed));
+        }
+        of_tool(field, &self.places)
     }
 }
 
-/// Tools as chat has them.
+/// `tools[1].name` for `tools[0].function.name`, where `places` begins with 1.
+fn of_tool(field: &str, places: &[usize]) -> String {
+    let tool = field.strip_prefix("tools[");
+    let Some((index, rest)) = tool.and_then(|it| it.split_once(']')) else {
+        return field.to_owned();
+    };
+    let index = index.parse().ok().and_then(|at: usize| places.get(at));
+    let rest = rest.strip_prefix(".function").unwrap_or(rest);
+    format!("tools[{}]{rest}", index.copied().unwrap_or_default())
+}
+
+/// Tools of a list as chat has them.
 #[derive(Debug, Default)]
 struct Written {
     tools: String,
@@ -173,13 +196,12 @@ impl Written {
         };
     }
 
-    fn text(&self, choice: Option<Json<'_>>) -> String {
+    fn text(&self, choice: Option<&str>) -> String {
         let mut members = Vec::new();
         if !self.tools.is_empty() {
             members.push(format!("\"tools\":{}", self.tools));
         }
         if let Some(choice) = choice {
-            let choice = named_choice(choice).unwrap_or_else(|| choice.raw().to_owned());
             members.push(format!("\"tool_choice\":{choice}"));
         }
         format!("{{{}}}", members.join(","))
@@ -215,6 +237,46 @@ fn write_tool(tool: Json<'_>, out: &mut String) {
         }
         false => out.push_str(tool.raw()),
     }
+}
+
+/// `tool_choice` as chat has it, and the functions that may be called, where it says that.
+fn write_choice(choice: Json<'_>) -> (String, Written) {
+    match tool_choice::is_of_allowed(choice) {
+        true => allowed_choice(choice),
+        false => {
+            let text = named_choice(choice).unwrap_or_else(|| choice.raw().to_owned());
+            (text, Written::default())
+        }
+    }
+}
+
+/// `{"type": "allowed_tools", "mode": …, "tools": […]}`, which chat writes with an object around all but its type.
+/// Tools of other types than functions are left out, as they are left out of `tools`.
+fn allowed_choice(choice: Json<'_>) -> (String, Written) {
+    let (mut outside, mut inside, mut written) = (Vec::new(), Vec::new(), Written::default());
+    choice.each_member(|name, value| match name {
+        "type" => outside.push(format!("\"type\":{}", value.raw())),
+        "tools"
+            if inside
+                .iter()
+                .all(|it: &String| !it.starts_with("\"tools\":")) =>
+        {
+            written.add_tools(value);
+            inside.push(format!("\"tools\":{}", written.tools));
+        }
+        name => inside.push(format!("{}:{}", json!(name), value.raw())),
+    });
+    let allowed = format!("\"allowed_tools\":{{{}}}", inside.join(","));
+    outside.push(allowed);
+    (format!("{{{}}}", outside.join(",")), written)
+}
+
+/// As the answer repeats it.
+fn told_allowed(names: &[String], must_call: bool) -> Value {
+    let mode = if must_call { "required" } else { "auto" };
+    let function = |name| json!({"type": "function", "name": name});
+    let tools: Vec<_> = names.iter().map(function).collect();
+    json!({"type": tool_choice::ALLOWED_TOOLS, "mode": mode, "tools": tools})
 }
 
 /// `{"type": "function", "name": …}`, which chat writes with a `function` inside. What else is there stays, and is
@@ -336,6 +398,53 @@ mod tests {
             let wrong = known(&json!({"tool_choice": choice}));
             assert_eq!(wrong.unwrap_err(), ["tool_choice"]);
         }
+    }
+
+    #[test]
+    fn what_is_allowed_is_held_and_repeated_and_mistakes_have_the_client_s_places() {
+        let function = |name: &str| json!({"type": "function", "name": name});
+        let allowed = |tools: Value| {
+            json!({
+                "tools": [{"type": "web_search"}, function("a"), function("b"), function("c")],
+                "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": tools},
+            })
+        };
+        let other = || json!({"type": "web_search"});
+        let tools = known(&allowed(json!([other(), function("c"), function("a")]))).unwrap();
+        assert!(tools.shown.unwrap().contains("\"b\""), "all are shown");
+        let Some(Structure::Calls(rules)) = tools.asked.map(|it| it.structure) else {
+            panic!("calls are held");
+        };
+        let names: Vec<_> = rules.functions.iter().map(|it| &*it.name).collect();
+        assert_eq!((names, rules.must_call), (vec!["a", "c"], false));
+        let told = json!({"type": "allowed_tools", "mode": "auto", "tools": [function("c"), function("a")]});
+        assert_eq!(tools.choice, told);
+        for (list, field) in [
+            (
+                json!([other(), {"type": "function"}]),
+                "tool_choice.tools[1].name",
+            ),
+            (json!([other()]), "tool_choice.tools"),
+            (json!([function("d")]), "tool_choice"),
+            (json!("a"), "tool_choice.tools"),
+            (
+                json!(vec![other(); chat::MAX_TOOLS + 1]),
+                "tool_choice.tools",
+            ),
+        ] {
+            assert_eq!(known(&allowed(list)).unwrap_err()[0], field);
+        }
+        let mut body = allowed(json!([function("a")]));
+        body["tool_choice"]["mode"] = json!("none");
+        assert_eq!(known(&body).unwrap_err(), ["tool_choice.mode"]);
+        body["tool_choice"]["extra"] = json!(1);
+        let wrong = known(&body).unwrap_err();
+        assert_eq!(wrong, ["tool_choice.mode", "tool_choice.extra"]);
+        let twice = "{\"tool_choice\": {\"type\": \"allowed_tools\", \"mode\": \"auto\", \"tools\": [], \"tools\": []}}";
+        let mut fields = Fields::parse(twice, |name| among(name, &[FIELDS])).unwrap();
+        read(&mut fields, 300, &ChatTerms::UNKNOWN);
+        let wrong = fields.finish().unwrap_err();
+        assert_eq!(wrong.listed()[0].constraint, Constraint::Duplicate);
     }
 
     #[test]
