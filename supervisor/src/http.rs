@@ -41,6 +41,7 @@ pub mod client;
 pub mod connection;
 pub mod correlation;
 pub mod crashes;
+pub mod effort;
 pub mod embeddings;
 pub mod error;
 pub mod execute;

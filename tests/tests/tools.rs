@@ -239,6 +239,23 @@ fn a_death_and_an_upgrade_in_the_middle_change_no_byte() {
 }
 
 #[test]
+fn an_effort_is_told_to_a_template_that_asks_for_it_and_changes_nothing_else() {
+    let told = |template: &str, effort: Value| {
+        let worker = Worker::scripted(scripted(template)).start();
+        let messages = json!([{"role": "user", "content": "hi"}]);
+        let body = json!({"messages": messages, "max_tokens": 2000, "reasoning_effort": effort});
+        let answer = whole(&worker.client(), &body);
+        answer["message"]["content"].clone()
+    };
+    let asks = "[{{ reasoning_effort }}, {{ enable_thinking }}]<|end|>";
+    assert_eq!(told(asks, json!(null)), "[, ]");
+    assert_eq!(told(asks, json!("high")), "[high, ]");
+    assert_eq!(told(asks, json!("none")), "[none, False]");
+    let silent = "{{ messages[0].content }}<|end|>";
+    assert_eq!(told(silent, json!("high")), "hi");
+}
+
+#[test]
 fn tools_calls_and_results_are_shown_to_the_model() {
     let worker = Worker::scripted(scripted(SHOWING)).start();
     let client = worker.client();

@@ -95,7 +95,6 @@ const CHAT: &[Harmless] = &[
         "is not supported: it is called tool_choice now",
     ),
     must_be("modalities", &["[\"text\"]"], "may be [\"text\"] only"),
-    must_be("reasoning_effort", &["\"none\""], "may be none only"),
     must_be("verbosity", &["\"medium\""], "may be medium only"),
     must_be("add_generation_prompt", &["true"], "may be true only"),
     must_be("continue_final_message", &["false"], "may be false only"),

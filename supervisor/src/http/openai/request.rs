@@ -4,6 +4,7 @@ use super::{Kind, harmless, logprobs, template_settings, tools};
 use crate::config::RequestLimits;
 use crate::engine::SamplingDefaults;
 use crate::http::choices::{MAX_N, MAX_PROMPTS, More};
+use crate::http::effort;
 use crate::http::error::ApiError;
 use crate::http::fields::{Fields, Names, among};
 use crate::http::generation::{GenerationRequest, Input};
@@ -56,10 +57,12 @@ const CHAT: &[&str] = &[
     logprobs::FIELD,
     logprobs::TOP_FIELD,
     template_settings::FIELD,
+    effort::FIELD,
 ];
 const COMPLETION: &[&str] = &["prompt", "best_of", "echo", logprobs::FIELD];
 /// Fields that [`read_conversation`] reads beside `messages`.
-pub(in crate::http) const CONVERSATION: [&[&str]; 2] = [tools::FIELDS, &[template_settings::FIELD]];
+pub(in crate::http) const CONVERSATION: [&[&str]; 2] =
+    [tools::FIELDS, &[template_settings::FIELD, effort::FIELD]];
 const STREAM_OPTIONS: Names = |name| among(name, STREAM_OPTION_NAMES);
 const STREAM_OPTION_NAMES: &[&[&str]] = &[&[
     "include_usage",
@@ -192,7 +195,8 @@ fn read_chat(
     max_chars: usize,
     model: &ModelTerms,
 ) -> (Option<Input>, Option<Asked>) {
-    let settings = template_settings::read(fields);
+    let mut settings = template_settings::read(fields);
+    effort::read(fields, &mut settings);
     let messages = read_messages(fields, max_chars, &model.chat);
     let tools = tools::read(fields, max_chars, &model.chat);
     let conversation = |messages| Conversation {

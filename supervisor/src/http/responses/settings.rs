@@ -1,5 +1,6 @@
 //! Settings of a response, and fields that change no answer.
 
+use crate::http::effort;
 use crate::http::fields::{Fields, Names, among};
 use crate::http::json::{Json, Kind};
 use crate::http::mistakes::{Constraint, Mistakes};
@@ -58,15 +59,6 @@ const INCLUDABLE: &[&str] = &[
     "code_interpreter_call.outputs",
 ];
 
-const EFFORTS: &[(&str, &str)] = &[
-    ("none", "none"),
-    ("minimal", "minimal"),
-    ("low", "low"),
-    ("medium", "medium"),
-    ("high", "high"),
-    ("xhigh", "xhigh"),
-    ("max", "max"),
-];
 const SUMMARIES: &[(&str, ())] = &[("auto", ()), ("concise", ()), ("detailed", ())];
 const VERBOSITIES: &[(&str, &str)] = &[("low", "low"), ("medium", "medium"), ("high", "high")];
 
@@ -86,11 +78,10 @@ pub(super) struct Reasoning {
     pub(super) settings: Vec<(String, TemplateSetting)>,
 }
 
-/// `reasoning.effort` becomes what templates ask for: `reasoning_effort` (gpt-oss) and, for none at all,
-/// `enable_thinking` (Qwen). No summary is written, whichever is asked for.
+/// `reasoning.effort` becomes what templates ask for. No summary is written, whichever is asked for.
 pub(super) fn read_reasoning(fields: &mut Fields<'_>) -> Reasoning {
     let effort = nested(fields, "reasoning", REASONING, |mut inside| {
-        let effort = inside.word("effort", EFFORTS);
+        let effort = inside.word("effort", effort::EFFORTS);
         inside.word("summary", SUMMARIES);
         let rule = "may be auto only: which thoughts the model sees is the chat template's choice";
         inside.only_words("context", &["auto"], rule);
@@ -100,15 +91,9 @@ pub(super) fn read_reasoning(fields: &mut Fields<'_>) -> Reasoning {
     let Some(effort) = effort.flatten() else {
         return Reasoning::default();
     };
-    let word = TemplateSetting::Word(effort.to_owned());
-    let mut settings = vec![("reasoning_effort".to_owned(), word)];
-    if effort == "none" {
-        let off = TemplateSetting::Flag(false);
-        settings.push(("enable_thinking".to_owned(), off));
-    }
     Reasoning {
         effort: Some(effort.to_owned()),
-        settings,
+        settings: effort::settings_of(effort),
     }
 }
 

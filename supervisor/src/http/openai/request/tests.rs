@@ -82,7 +82,7 @@ fn what_is_not_supported_is_refused_by_name() {
         ("response_format", json!({"type": "xml"})),
         ("grammar", json!("root ::= \"a\"")),
         ("json_schema", json!({"type": "object"})),
-        ("reasoning_effort", json!("low")),
+        ("reasoning_effort", json!("lots")),
         ("max_tokens", json!(101)),
         ("max_tokens", json!(-2)),
         ("seed", json!(-2)),
