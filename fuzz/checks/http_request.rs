@@ -11,7 +11,7 @@ use worker_orcd::http::generation::{GenerationRequest, Input};
 use worker_orcd::http::openai::{Kind, request};
 use worker_orcd::http::reading::ModelTerms;
 use worker_orcd::http::received::Read;
-use worker_orcd::http::{embeddings, execute, responses, texts};
+use worker_orcd::http::{embeddings, execute, rerank, responses, texts};
 use worker_orcd::requests::OnFault;
 use worker_orcd::text::tools::ChatTerms;
 
@@ -87,6 +87,12 @@ pub const ENDPOINTS: &[Endpoint] = &[
         let id = parse(body, execute::CANCEL_NAMES, execute::read_cancellation)?;
         assert!(id.is_some_and(|id| (1..=128).contains(&id.chars().count())));
         Ok(Asked::Other)
+    }),
+    (Dialect::OpenAi, |body| {
+        let read = read(body, rerank::NAMES, rerank::read_rerank)?;
+        assert!((1..=1024).contains(&read.documents.len()));
+        let documents = read.documents.into_iter().chain([read.query]);
+        Ok(Asked::Inputs(documents.map(Input::Prompt).collect()))
     }),
 ];
 

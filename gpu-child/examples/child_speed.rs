@@ -117,6 +117,7 @@ fn load(model: &support::Model) -> Result<Loaded, worker_orcd_ipc::Fault> {
             vocab_size: config.vocab_size as u32,
             context_length: 2048,
             pooling_type: None,
+            rerank_template: None,
         },
         identity: ModelIdentity([0; 16]),
         weights: WeightsManifest::default(),
@@ -138,6 +139,7 @@ fn load(model: &support::Model) -> Result<Loaded, worker_orcd_ipc::Fault> {
         },
         sampling: SamplingAdvice::default(),
         max_sequence_tokens: 2048,
+        rank_head: None,
         adopts_from: None,
     })
 }

@@ -10,9 +10,10 @@
 use crate::custody::Custody;
 use crate::device::{Executor, KeptWeights, LoadOptions, OpenDevice, Source};
 use crate::model::{
-    GgufFile, Header, ModelConfig, ModelError, ModelWeights, model_facts, sampling_advice,
-    tokenizer_facts,
+    GgufFile, Header, ModelConfig, ModelError, ModelWeights, model_facts, rank_head,
+    sampling_advice, tokenizer_facts,
 };
+use crate::pooling::RankHead;
 use crate::serve::{Loaded, Progress};
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
@@ -63,6 +64,8 @@ fn load_on(
     let tokenizer = tokenizer_facts(&header).map_err(fault)?;
     let stem = path.file_stem().unwrap_or_default().to_string_lossy();
     let model = model_facts(&header, &config, &stem).map_err(fault)?;
+    let head = rank_head(&header, &config).map_err(fault)?;
+    let head = head.map(|tensor| RankHead::of(&tensor));
     let sampling = sampling_advice(&header, model.vocab_size);
     // In the order in which the supervisor hands them out.
     let kept = kept_weights(order, custody)?;
@@ -104,10 +107,11 @@ fn load_on(
     Ok(Loaded {
         executor: placed.executor,
         model,
-        identity: identity(&config, &placed.manifest),
+        identity: identity(&config, &placed.manifest, head.as_ref()),
         weights: placed.manifest,
         tokenizer,
         sampling,
+        rank_head: head,
         max_sequence_tokens: sequence_tokens,
         adopts_from,
     })
@@ -195,12 +199,19 @@ fn take(custody: Option<&Custody>, article: Article) -> Result<OwnedFd, Fault> {
 
 /// `Debug` writes every field of the configuration, and every float in as many digits as tell it
 /// from its neighbours.
-fn identity(config: &ModelConfig, weights: &WeightsManifest) -> ModelIdentity {
+fn identity(
+    config: &ModelConfig,
+    weights: &WeightsManifest,
+    head: Option<&RankHead>,
+) -> ModelIdentity {
     let mut hasher = Hasher::new();
     hasher.write(format!("{config:?}").as_bytes());
     for tensor in &weights.tensors {
         hasher.write(&tensor.offset.to_le_bytes());
         hasher.write(&tensor.checksum.to_le_bytes());
+    }
+    for value in head.into_iter().flat_map(RankHead::values) {
+        hasher.write(&value.to_le_bytes());
     }
     ModelIdentity(hasher.finish_128().to_le_bytes())
 }

@@ -5,7 +5,7 @@
 //! gguf ──────┼─ weights (+ layer) ── ModelWeights ┴─ the device
 //! (Header)   ├─ tokenizer_facts ──── TokenizerFacts ┐
 //!            ├─ sampling_advice ──── SamplingAdvice ┤
-//!            └─ model_facts ──────── ModelFacts ────┴─ the supervisor
+//!            └─ model_facts (+ rerank) ModelFacts ──┴─ the supervisor
 //! ```
 //!
 //! Nothing here computes or allocates memory on a device. A file is refused before the first
@@ -18,6 +18,7 @@ pub mod gguf;
 pub mod gguf_builder;
 mod layer;
 mod model_facts;
+mod rerank;
 mod rope;
 mod sampling_advice;
 pub mod tiny_model;
@@ -31,6 +32,7 @@ pub use gguf::{GgufError, GgufFile, Header, TensorView};
 pub use gguf_builder::{GgufBuilder, Meta};
 pub use layer::{Layer, Linear, Mapping, ModelWeights};
 pub use model_facts::model_facts;
+pub use rerank::rank_head;
 pub use sampling_advice::sampling_advice;
 pub use tokenizer_facts::tokenizer_facts;
 pub use weights::{FileLinear, FileWeights};

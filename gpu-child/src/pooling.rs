@@ -1,10 +1,15 @@
-//! Embeddings: the rows of a prompt that a device shows behind its final norm, pooled to one vector.
+//! Embeddings and scores: the rows of a prompt that a device shows behind its final norm, pooled to one vector.
 //!
 //! What is pooled is what llama.cpp calls `result_norm`. Sums go by ascending position, in f64, on one thread.
 //! So a vector depends on the rows alone, and not on the chunks in which a prompt was computed.
 
+mod rank_head;
+
+pub use rank_head::RankHead;
+
 use crate::device::{Checkpoint, Tap};
 use std::ops::Range;
+use std::sync::Arc;
 use worker_orcd_ipc::{Pooling, RequestId};
 
 /// The vector of one prompt, as far as its rows are known.
@@ -15,6 +20,8 @@ pub struct Pool {
     length: usize,
     /// `[n_embd]`; empty before the first row.
     sum: Vec<f64>,
+    /// What makes a score of it, for [`Pooling::Rank`].
+    head: Option<Arc<RankHead>>,
 }
 
 impl Pool {
@@ -24,7 +31,19 @@ impl Pool {
             pooling,
             length,
             sum: Vec::new(),
+            head: None,
         }
+    }
+
+    #[must_use]
+    pub fn with_head(self, head: Option<Arc<RankHead>>) -> Self {
+        Self { head, ..self }
+    }
+
+    /// A score is wanted of a model that gives none.
+    #[must_use]
+    pub fn lacks_head(&self) -> bool {
+        self.pooling == Pooling::Rank && self.head.is_none()
     }
 
     /// Some of these positions count.
@@ -33,14 +52,14 @@ impl Pool {
         match self.pooling {
             Pooling::Mean => !positions.is_empty(),
             Pooling::Cls => positions.contains(&0),
-            Pooling::Last => positions.contains(&(self.length - 1)),
+            Pooling::Last | Pooling::Rank => positions.contains(&(self.length - 1)),
         }
     }
 
     /// The positions before the last one count for nothing: they may be in the cache already.
     #[must_use]
     pub fn may_reuse_prefix(&self) -> bool {
-        self.pooling == Pooling::Last
+        matches!(self.pooling, Pooling::Last | Pooling::Rank)
     }
 
     /// Takes the row of a position, `[n_embd]`; positions ascend.
@@ -58,10 +77,14 @@ impl Pool {
         self.sum.clear();
     }
 
-    /// The vector, `[n_embd]`, once every row is known.
+    /// The vector, `[n_embd]`, once every row is known; a score alone where scores are wanted.
     #[must_use]
     pub fn vector(&self) -> Vec<f32> {
         let rows = match self.pooling {
+            Pooling::Rank => {
+                let head = self.head.iter();
+                return head.map(|head| head.score(&self.sum)).collect();
+            }
             Pooling::Mean => self.length as f64,
             Pooling::Cls | Pooling::Last => 1.0,
         };

@@ -40,6 +40,7 @@ mod constraint;
 mod draws;
 mod fair_queue;
 mod gauges;
+mod limits;
 mod room;
 mod scoring;
 mod seals;
@@ -54,38 +55,16 @@ pub use adoption::Adoption;
 pub use constraint::Wish;
 use draws::Share;
 use fair_queue::{Candidate, FairQueue};
+pub use limits::Limits;
 use room::NoRoom;
 use seals::Seals;
 use sequence::{MOST_FORCED, Sequence, Tail};
 pub use shape::{Company, StepShape};
-use std::collections::{HashSet, VecDeque};
-use std::sync::Arc;
+use std::collections::VecDeque;
 use thiserror::Error;
 use worker_orcd_ipc::{
-    Began, Drawn, FinishReason, Finished, RequestId, StepReport, Submission, TokenId, Vocabulary,
+    Began, Drawn, FinishReason, Finished, RequestId, StepReport, Submission, TokenId,
 };
-
-#[derive(Debug, Clone)]
-pub struct Limits {
-    /// Sequences that may be decoded in one step.
-    pub max_running: u32,
-    /// Prompt plus completion of one request.
-    pub max_sequence_tokens: u32,
-    /// Tokens that one batch may hold.
-    pub max_batch_tokens: u32,
-    pub vocab_size: u32,
-    /// Somebody looks at the logits that each token is drawn from.
-    pub traces_logits: bool,
-    pub end_of_generation: HashSet<TokenId>,
-    /// The texts of tokens; none where they contradict themselves, of which the supervisor makes no model.
-    pub words: Arc<Vocabulary>,
-}
-
-impl Limits {
-    fn ends_generation(&self, token: TokenId) -> bool {
-        self.end_of_generation.contains(&token)
-    }
-}
 
 /// Errors that only a wrong supervisor or a wrong device causes.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]

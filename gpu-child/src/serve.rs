@@ -33,6 +33,7 @@ pub use link::Link;
 
 use crate::device::{ARENA_LAYOUT, Executor};
 use crate::flight_recorder::FlightRecorder;
+use crate::pooling::RankHead;
 use reader::Conversation;
 use status::{Doing, Status};
 use std::io::Read;
@@ -60,6 +61,8 @@ pub struct Loaded {
     pub weights: WeightsManifest,
     pub tokenizer: TokenizerFacts,
     pub sampling: SamplingAdvice,
+    /// Of a reranker.
+    pub rank_head: Option<RankHead>,
     /// Prompt plus completion of one request.
     pub max_sequence_tokens: u32,
     /// The child whose KV cache sealed pages may be adopted from.

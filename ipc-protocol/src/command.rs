@@ -168,7 +168,7 @@ pub struct Submission {
     pub logit_bias: Vec<(TokenId, f32)>,
     /// How long its thoughts may be; `None` lets them take what they take.
     pub thinking: Option<Box<ThinkingBudget>>,
-    /// The prompt's embedding is wanted, and no token. Its one answer is
+    /// The prompt's embedding or score is wanted, and no token. Its one answer is
     /// [`FinishReason::Embedded`](crate::FinishReason::Embedded).
     pub embeds: Option<Pooling>,
 }

@@ -176,7 +176,7 @@ pub enum FinishReason {
         message: String,
     },
     /// The answer to a submission that [`embeds`](crate::Submission::embeds): `n_embd` finite numbers behind the
-    /// final norm, pooled, of any length as a vector.
+    /// final norm, pooled, of any length as a vector; with [`Pooling::Rank`](crate::Pooling::Rank) one score from 0 to 1.
     Embedded {
         values: Vec<f32>,
     },

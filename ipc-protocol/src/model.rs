@@ -27,6 +27,9 @@ pub struct ModelFacts {
     pub context_length: u32,
     /// `{arch}.pooling_type` as the file has it: a number that [`Pooling::of_file`](crate::Pooling::of_file) reads.
     pub pooling_type: Option<u32>,
+    /// `tokenizer.chat_template.rerank`, with `{query}` and `{document}` in it. `None` of a file that is no reranker's, or
+    /// not a whole one: prompts can be scored only where it is here.
+    pub rerank_template: Option<String>,
 }
 
 /// Checksum of everything that the next token's computation reads: each byte of the weights as they

@@ -91,6 +91,7 @@ _VOCAB_ONLY = 72
 
 _GGML_TYPE_F32 = 0
 _FLASH_ATTENTION_OFF = 0
+_POOLING_RANK = 4
 
 
 def _declare(name, restype, *argtypes):
@@ -117,6 +118,7 @@ _decode = _declare("llama_decode", _I, _P, _Batch)
 _set_embeddings = _declare("llama_set_embeddings", None, _P, ctypes.c_bool)
 _pooling_type = _declare("llama_pooling_type", _I, _P)
 _n_embd = _declare("llama_model_n_embd", _I, _P)
+_n_cls_out = _declare("llama_model_n_cls_out", ctypes.c_uint32, _P)
 _embeddings_seq = _declare("llama_get_embeddings_seq", ctypes.POINTER(ctypes.c_float), _P, _I)
 _logits_ith = _declare("llama_get_logits_ith", ctypes.POINTER(ctypes.c_float), _P, _I)
 _tokenize = _declare(
@@ -214,13 +216,13 @@ class Model:
 
     # --- text ---
 
-    def tokenize(self, text, whole=False):
-        """Ids, with control tokens such as <|im_end|> parsed; a `whole` prompt also gets the
-        BOS and EOS that the model asks for."""
+    def tokenize(self, text, whole=False, specials=True):
+        """Ids, with control tokens such as <|im_end|> parsed, or as text without `specials`; a `whole` prompt also gets
+        the BOS and EOS that the model asks for."""
         raw = text.encode()
         capacity = len(raw) + 16
         ids = (ctypes.c_int32 * capacity)()
-        count = _tokenize(self.vocab, raw, len(raw), ids, capacity, whole, True)
+        count = _tokenize(self.vocab, raw, len(raw), ids, capacity, whole, specials)
         if count < 0:
             raise RuntimeError(f"{-count} ids for {len(raw)} bytes")
         return list(ids[:count])
@@ -267,11 +269,13 @@ class Model:
         return n
 
     def embed(self, tokens):
-        """The pooled vector of a text: float32 of any length, `[n_embd]`."""
+        """The pooled vector of a text: float32 of any length, `[n_embd]`; of a reranker `[labels]`."""
         self.reset()
         self._decode(tokens, all_positions=True)
         vector = _embeddings_seq(self._context, 0)
-        return np.ctypeslib.as_array(vector, shape=(_n_embd(self._model),)).copy()
+        ranks = _pooling_type(self._context) == _POOLING_RANK
+        numbers = (_n_cls_out if ranks else _n_embd)(self._model)
+        return np.ctypeslib.as_array(vector, shape=(numbers,)).copy()
 
     def _row(self, index):
         row = _logits_ith(self._context, index)

@@ -73,15 +73,25 @@ EXTRA = [
 ]
 
 
+# As llama.cpp's converter writes it for Qwen3-Reranker, but for the words, and for the end: two layers of random weights
+# hardly look behind the last token.
+RERANK_TEMPLATE = "<|im_start|>judge\n{query}<|im_end|>\n<|im_start|>{document}"
+
+
 def write(path, variant, type_name, seed, pooling=None):
-    """`pooling`: a number of llama.cpp's `enum llama_pooling_type`."""
+    """`pooling`: a number of llama.cpp's `enum llama_pooling_type`. A reranker's file has a head and a prompt, too."""
     rng = np.random.default_rng(seed)
     writer = gguf.GGUFWriter(str(path), variant.architecture)
     _hyperparameters(writer, variant)
     if pooling is not None:
         writer.add_pooling_type(gguf.PoolingType(pooling))
+    ranks = pooling == gguf.PoolingType.RANK
+    if ranks:
+        writer.add_classifier_output_labels(["yes", "no"])
+        writer.add_chat_template([{"name": "rerank", "template": RERANK_TEMPLATE}])
     _tokenizer(writer)
-    for name, shape in _matrices(variant):
+    head = [("cls.output.weight", (2, N_EMBD))] if ranks else []
+    for name, shape in [*_matrices(variant), *head]:
         scale = 1.0 if name == "token_embd.weight" else shape[1] ** -0.5
         _add_matrix(writer, name, rng.standard_normal(shape) * scale, type_name)
     for name, values in _vectors(variant, rng):

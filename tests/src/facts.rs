@@ -53,6 +53,7 @@ pub fn model() -> ModelFacts {
         vocab_size: VOCAB_SIZE,
         context_length: CONTEXT_TOKENS,
         pooling_type: None,
+        rerank_template: None,
     }
 }
 

@@ -192,6 +192,16 @@ const BODIES: &[(&str, u8, &str)] = &[
         r#"{"messages":[{"role":"user","content":"a"}],"chat_template_kwargs":{"enable_thinking":true}}"#,
     ),
     ("cancel", 10, r#"{"job_id":"a"}"#),
+    (
+        "rerank",
+        11,
+        r#"{"model":"m","query":"a","documents":["b",{"text":""}],"top_n":1,"return_documents":true}"#,
+    ),
+    (
+        "rerank-refused",
+        11,
+        r#"{"query":"","documents":["b",3,{},{"text":"a","image":"b"}],"top_n":-1}"#,
+    ),
 ];
 
 #[test]
@@ -301,6 +311,7 @@ const REFUSED: &[&str] = &[
     "message-refused",
     "embeddings-refused",
     "detokenize-refused",
+    "rerank-refused",
 ];
 
 /// What a seed of `template` says: which of the check's templates, then messages; or a template.

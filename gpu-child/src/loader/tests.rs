@@ -1,6 +1,7 @@
 use super::*;
 use crate::model::gguf::parse;
-use crate::model::{Architecture, GgufBuilder, tiny_model::tiny_model};
+use crate::model::tiny_model::{N_EMBD, tiny_model};
+use crate::model::{Architecture, GgufBuilder};
 use std::fs;
 use worker_orcd_ipc::{DeviceSelector, Role};
 
@@ -79,6 +80,60 @@ fn what_changes_the_arithmetic_is_part_of_the_identity_and_a_description_is_not(
     }
     let described = model().meta("general.description", "the same in other words");
     assert_eq!(identity_of(&described.build()), identity);
+}
+
+/// As llama.cpp's converter writes a reranker.
+fn reranker() -> GgufBuilder {
+    let head: Vec<f32> = (0..2 * N_EMBD).map(|n| n as f32).collect();
+    tiny_model(Architecture::Qwen3)
+        .meta("qwen3.pooling_type", 4_u32)
+        .meta("tokenizer.chat_template.rerank", "{query}, {document}")
+        .tensor_f32("cls.output.weight", &[N_EMBD, 2], &head)
+}
+
+#[test]
+fn a_reranker_is_one_with_a_pooling_type_a_head_and_a_prompt_and_its_head_is_part_of_its_identity()
+{
+    let whole = reranker().build();
+    let ranks = loaded(&whole, 1);
+    let template = ranks.model.rerank_template.as_deref();
+    assert_eq!(template, Some("{query}, {document}"));
+    let head: Vec<f32> = ranks.rank_head.expect("a head").values().collect();
+    assert_eq!(head.len() as u64, 2 * N_EMBD);
+    let header = parse(&whole).expect("a model");
+    let data = header.tensor("cls.output.weight").expect("its data").data;
+    let start = data.as_ptr().addr() - whole.as_ptr().addr();
+    for at in [start, start + data.len() - 4] {
+        let mut other = whole.clone();
+        other[at] ^= 1;
+        assert_ne!(identity_of(&other), ranks.identity, "{at}");
+    }
+    let no_prompt = |template: &str| {
+        let file = reranker().meta("tokenizer.chat_template.rerank", template);
+        loaded(&file.build(), 1).model.rerank_template
+    };
+    assert_eq!(no_prompt("{query}"), None);
+    assert_eq!(no_prompt("{document}"), None);
+    for other in [
+        reranker().meta("qwen3.pooling_type", 3_u32),
+        reranker().without_tensor("cls.output.weight"),
+    ] {
+        let other = loaded(&other.build(), 1);
+        assert_eq!(other.model.rerank_template, None);
+        assert!(other.rank_head.is_none());
+    }
+    let wide = reranker().without_tensor("cls.output.weight");
+    let wide = wide.tensor_f32("cls.output.weight", &[N_EMBD, 1], &[0.0; N_EMBD as usize]);
+    let dir = tempfile::tempdir().expect("a directory");
+    let path = dir.path().join("model.gguf");
+    fs::write(&path, wide.build()).expect("written");
+    let fault = load(&order(&path, 1), None, &|_, _| ()).err();
+    assert!(
+        fault
+            .expect("one row")
+            .to_string()
+            .contains("cls.output.weight")
+    );
 }
 
 #[test]

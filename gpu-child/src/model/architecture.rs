@@ -27,6 +27,8 @@ pub(super) struct Conventions {
     pub(super) has_head_norms: bool,
     /// Gate and up are one tensor, and Q, K and V may be.
     pub(super) is_fused: bool,
+    /// There may be a head that scores, and llama.cpp takes its softmax.
+    pub(super) has_rank_head: bool,
     /// The activation of the feed-forward part.
     pub(super) activation: Activation,
 }
@@ -62,6 +64,7 @@ impl Architecture {
             has_qkv_bias: false,
             has_head_norms: false,
             is_fused: false,
+            has_rank_head: false,
             activation: Activation::Silu,
         };
         match self {
@@ -78,6 +81,7 @@ impl Architecture {
             },
             Self::Qwen3 => Conventions {
                 has_head_norms: true,
+                has_rank_head: true,
                 ..plain
             },
             Self::Phi3 => Conventions {

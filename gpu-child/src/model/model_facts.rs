@@ -3,13 +3,14 @@
 use super::config::ModelConfig;
 use super::error::ModelError;
 use super::gguf::Header;
+use super::rerank::rerank_template;
 use worker_orcd_ipc::ModelFacts;
 use worker_orcd_kernels::TensorType;
 
 /// `fallback_name` is for files without a `general.name`.
 ///
 /// # Errors
-/// When `general.name` is no string, or the pooling type no number.
+/// When `general.name` is no string, the pooling type no number, or a reranker's prompt no text.
 pub fn model_facts(
     header: &Header<'_>,
     config: &ModelConfig,
@@ -41,6 +42,7 @@ pub fn model_facts(
         head_dim: config.head_dim as u32,
         vocab_size: config.vocab_size as u32,
         context_length: config.context_length as u32,
+        rerank_template: rerank_template(header, config)?,
         pooling_type: header.u32(&format!("{}.pooling_type", config.architecture.name()))?,
     })
 }

@@ -3,6 +3,7 @@
 
 use super::error::ModelError;
 use super::gguf::{GgufError, Header};
+use super::rerank;
 use std::collections::HashMap;
 use worker_orcd_ipc::{MAX_FRAME_BYTES, TokenId, TokenKind, TokenizerFacts, TokenizerKind};
 
@@ -67,10 +68,12 @@ const ADD_BOS: [&str; 8] = [
 /// Templates of well-known models have some kilobytes.
 const MAX_TEMPLATE_BYTES: usize = 1 << 20;
 
-/// Bytes that all tokens and merges may take on the wire: with the largest template it still fits a
+/// Bytes that all tokens and merges may take on the wire: with the largest templates it still fits a
 /// frame.
 const MAX_VOCABULARY_BYTES: usize = 30 << 20;
-const _: () = assert!(MAX_VOCABULARY_BYTES + MAX_TEMPLATE_BYTES < MAX_FRAME_BYTES);
+const _: () = assert!(
+    MAX_VOCABULARY_BYTES + MAX_TEMPLATE_BYTES + rerank::MAX_TEMPLATE_BYTES < MAX_FRAME_BYTES
+);
 
 /// # Errors
 /// When the tokenizer's model is not supported, a list is missing or has another length than the

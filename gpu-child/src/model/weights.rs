@@ -8,7 +8,7 @@ use super::config::ModelConfig;
 use super::error::ModelError;
 use super::gguf::{Header, TensorView};
 use super::layer::{Layer, Linear, ModelWeights};
-use super::rope;
+use super::{rerank, rope};
 use std::collections::HashSet;
 use worker_orcd_kernels::TensorType;
 
@@ -42,6 +42,10 @@ impl<'a> FileWeights<'a> {
                 }
                 .read()?,
             );
+        }
+        if config.architecture.conventions().has_rank_head {
+            // No part of a step: who scores reads it.
+            tensors.optional_matrix(rerank::HEAD, rerank::HEAD_ROWS, n_embd)?;
         }
         tensors.refuse_unused(config)?;
         Ok(Self {

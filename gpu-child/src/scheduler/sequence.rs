@@ -113,7 +113,8 @@ impl Sequence {
             constraint: Constraint::of(grammar),
             thoughts,
             logit_bias,
-            pool: embeds.map(|pooling| Pool::new(pooling, prompt_len)),
+            pool: embeds
+                .map(|pooling| Pool::new(pooling, prompt_len).with_head(limits.rank_head.clone())),
             computed: 0,
             pages: Vec::new(),
             decodes: false,
@@ -236,6 +237,9 @@ impl Sequence {
                 "a prompt of {} tokens leaves no room in a context of {}",
                 self.prompt_len, limits.max_sequence_tokens
             ));
+        }
+        if self.pool.as_ref().is_some_and(Pool::lacks_head) {
+            return refused("the model gives no scores".to_owned());
         }
         if !self.has_sound_biases(limits) {
             return refused("its biases are not those of tokens, in order and in range".to_owned());

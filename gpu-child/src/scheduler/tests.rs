@@ -14,7 +14,7 @@ use super::*;
 use crate::device::{KvGeometry, PageId, SampleWork, TO_BE_DRAWN};
 use constraint::Play;
 use proptest::prelude::*;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use worker_orcd_ipc::{ClientId, Grammar, Logprobs, Sampling};
 
 const VOCAB: u32 = 50;
@@ -130,7 +130,8 @@ fn limits() -> Limits {
         vocab_size: VOCAB,
         traces_logits: false,
         end_of_generation: HashSet::from([EOG]),
-        words: Arc::default(),
+        words: std::sync::Arc::default(),
+        rank_head: Some(embeddings::rank_head()),
     }
 }
 

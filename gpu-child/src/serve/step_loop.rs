@@ -127,6 +127,7 @@ impl<'a> StepLoop<'a> {
             weights,
             tokenizer,
             sampling,
+            rank_head,
             max_sequence_tokens,
             adopts_from,
         } = loaded;
@@ -142,6 +143,7 @@ impl<'a> StepLoop<'a> {
             traces_logits: order.trace.is_some(),
             end_of_generation: tokenizer.end_of_generation.iter().copied().collect(),
             words: Arc::new(Vocabulary::from_facts(&tokenizer).unwrap_or_default()),
+            rank_head: rank_head.map(Arc::new),
         };
         let step_budget = order.step_budget_us.map(u64::from);
         let step_budget = step_budget.map(Duration::from_micros);

@@ -227,6 +227,7 @@ fn ready() -> ReadyReport {
             vocab_size: 3,
             context_length: 128,
             pooling_type: Some(3),
+            rerank_template: Some("{query}{document}".to_owned()),
         },
         identity: ModelIdentity(std::array::from_fn(|i| 0xa0 + i as u8)),
         weights: manifest(),

@@ -289,6 +289,7 @@ fn model() -> BoxedStrategy<ModelFacts> {
             any::<u64>(),
             any::<[u32; 7]>(),
             of(any::<u32>()),
+            of(text()),
         ),
     )
         .prop_map(
@@ -307,6 +308,7 @@ fn model() -> BoxedStrategy<ModelFacts> {
                         context_length,
                     ],
                     pooling_type,
+                    rerank_template,
                 ),
             )| ModelFacts {
                 name,
@@ -323,6 +325,7 @@ fn model() -> BoxedStrategy<ModelFacts> {
                 vocab_size,
                 context_length,
                 pooling_type,
+                rerank_template,
             },
         )
         .boxed()

@@ -1,10 +1,6 @@
 //! `POST /v1/embeddings`: the vectors of texts, as the OpenAI API has them.
 //!
-//! Each input is a request of its own to the engine: it has its place in the queue, its share of the steps, and its
-//! next child when one dies. An answer is short work, so nothing of it is kept for another supervisor: a supervisor
-//! that is replaced answers what it has read before it leaves.
-//!
-//! [`read`] reads the fields, [`written`] makes the answer of vectors.
+//! [`read`] reads the fields, [`pooled`](super::pooled) has the engine make vectors, [`written`] makes the answer of them.
 
 mod read;
 mod written;
@@ -15,25 +11,17 @@ use super::App;
 use super::client;
 use super::correlation::CorrelationId;
 use super::error::{ApiError, Dialect};
-use super::job::Job;
-use super::mistakes::Constraint;
-use crate::engine::{Failure, LoadedModel, NewRequest, Refusal, RequestStream, StreamEvent};
-use crate::error_code::ErrorCode;
+use super::pooled::{Batch, Prompts};
 use axum::body::Body;
 use axum::extract::{Extension, State};
 use axum::http::Request;
 use axum::response::Response;
-use std::collections::VecDeque;
 use std::sync::Arc;
 use uuid::Uuid;
-use worker_orcd_ipc::{ClientId, Pooling, Sampling, TokenId};
-
-/// Inputs of one request that the engine has at once: enough to fill a step, and few enough that a long list leaves
-/// places in the queue to others.
-const AT_ONCE: usize = 16;
+use worker_orcd_ipc::Pooling;
 
 /// llama.cpp's number of rerankers, whose one output is no embedding.
-const RANK: u32 = 4;
+pub(super) const RANK: u32 = 4;
 
 pub async fn embeddings(
     State(app): State<Arc<App>>,
@@ -52,26 +40,12 @@ async fn try_embeddings(
     let client = client::of_request(request.extensions());
     let (model, asked, room) = app.receive(request, NAMES, read_embeddings).await?;
     let pooling = pooling(app.pooling, model.facts.pooling_type)?;
-    let mut prompts = VecDeque::with_capacity(asked.inputs.len());
+    let mut prompts = Prompts::default();
     for input in asked.inputs {
         let tokens = app.tokens_of(&model, input, read::INPUT).await?;
-        app.check_fit(&model, read::INPUT, tokens.len())?;
-        prompts.push_back(tokens);
+        prompts.add(app, &model, read::INPUT, tokens)?;
     }
-    // The ids live until the last vector is there; the body does not.
-    let bytes = prompts
-        .iter()
-        .map(|it: &Vec<TokenId>| size_of_val(&**it))
-        .sum();
-    if bytes > app.bodies.longest_answer() {
-        let rule = "has more tokens in all than this worker holds at once: send it in parts";
-        return Err(ApiError::invalid_field(
-            read::INPUT,
-            Constraint::Length,
-            rule,
-        ));
-    }
-    let _held = app.bodies.room_for_prompt(bytes)?;
+    let _held = prompts.room(app)?;
     drop(room);
     let batch = Batch {
         app: Arc::clone(app),
@@ -80,8 +54,8 @@ async fn try_embeddings(
         client,
         pooling,
     };
-    let tokens = prompts.iter().map(|it| it.len() as u64).sum();
-    let vectors = batch.run(prompts, &model).await?;
+    let tokens = prompts.tokens;
+    let vectors = batch.run(prompts, model.facts.n_embd as usize).await?;
     let bytes = vectors.iter().map(|it| size_of_val(&**it)).sum();
     let answer = written::answer(
         vectors,
@@ -110,123 +84,6 @@ pub fn pooling(chosen: Option<Pooling>, of_file: Option<u32>) -> Result<Pooling,
         Some(_) => "gives no embeddings: its file has a pooling type that is not known here",
     };
     Err(ApiError::no_such_model(format!("this model {why}")))
-}
-
-/// The inputs of one request on their way through the engine.
-struct Batch {
-    app: Arc<App>,
-    id: String,
-    correlation: CorrelationId,
-    client: ClientId,
-    pooling: Pooling,
-}
-
-/// An input that the engine has.
-struct Running {
-    stream: RequestStream,
-    job: Job,
-}
-
-impl Batch {
-    /// The vectors, in the order of the prompts. An input for which the queue has no place waits for one of its own
-    /// request to end; the first one has nothing to wait for.
-    async fn run(
-        &self,
-        prompts: VecDeque<Vec<TokenId>>,
-        model: &LoadedModel,
-    ) -> Result<Vec<Vec<f32>>, ApiError> {
-        let mut running = VecDeque::new();
-        let vectors = self.run_some(prompts, &mut running, model).await;
-        // Where one input has failed.
-        for mut left in running {
-            let why = "another input of its list failed";
-            left.job.failed(&Failure::new(ErrorCode::Cancelled, why));
-        }
-        vectors
-    }
-
-    /// Leaves in `running` what is of no use after a failure.
-    async fn run_some(
-        &self,
-        mut prompts: VecDeque<Vec<TokenId>>,
-        running: &mut VecDeque<Running>,
-        model: &LoadedModel,
-    ) -> Result<Vec<Vec<f32>>, ApiError> {
-        let mut vectors = Vec::with_capacity(prompts.len());
-        loop {
-            while running.len() < AT_ONCE
-                && let Some(prompt) = prompts.front()
-            {
-                let number = vectors.len() + running.len();
-                match self.submit(number, prompt.clone()) {
-                    Ok(one) => running.push_back(one),
-                    Err(full) if full.retry_after().is_some() && !running.is_empty() => break,
-                    Err(refusal) => return Err(refusal.into()),
-                }
-                prompts.pop_front();
-            }
-            let Some(oldest) = running.pop_front() else {
-                return Ok(vectors);
-            };
-            let vector = oldest.vector().await?;
-            if vector.len() != model.facts.n_embd as usize {
-                return Err(ApiError::of_failure(&no_vector()));
-            }
-            vectors.push(vector);
-        }
-    }
-
-    fn submit(&self, number: usize, prompt: Vec<TokenId>) -> Result<Running, Refusal> {
-        let job_id = format!("{}-{number}", self.id);
-        let request = NewRequest {
-            job_id: job_id.clone(),
-            part_of: None,
-            client: self.client,
-            prompt,
-            sampling: Sampling::GREEDY,
-            max_tokens: 0,
-            stop: Vec::new(),
-            ignore_eos: false,
-            shown: Vec::new(),
-            logprobs: None,
-            echo: None,
-            grammar: None,
-            logit_bias: Vec::new(),
-            thinking: None,
-            embeds: Some(self.pooling),
-            deadline: self.app.limits.inference_timeout,
-            on_fault: None,
-            presentation: String::new(),
-        };
-        let mut streams = self.app.engine.submit(vec![request])?;
-        let nothing = || Refusal::Unavailable("the engine took no request".to_owned());
-        let stream = streams.pop().ok_or_else(nothing)?;
-        let correlation = self.correlation.0.clone();
-        let job = Job::begin(Arc::clone(&self.app), job_id, correlation);
-        Ok(Running { stream, job })
-    }
-}
-
-impl Running {
-    async fn vector(mut self) -> Result<Vec<f32>, ApiError> {
-        // The end is the only event of a request that has no token.
-        let mut events = Vec::new();
-        self.stream.next(&mut events).await;
-        let failure = match events.pop() {
-            Some(StreamEvent::Embedded(embedding)) => {
-                self.job.embedded(self.stream.tokens_in(), &embedding);
-                return Ok(embedding.values);
-            }
-            Some(StreamEvent::Failed(failure)) => failure,
-            Some(StreamEvent::Text(_) | StreamEvent::Finished(_)) | None => no_vector(),
-        };
-        self.job.failed(&failure);
-        Err(ApiError::of_failure(&failure))
-    }
-}
-
-fn no_vector() -> Failure {
-    Failure::new(ErrorCode::Internal, "the engine gave no vector")
 }
 
 #[cfg(test)]

@@ -23,7 +23,7 @@ impl Dialect {
     pub fn of_path(path: &str) -> Self {
         if path == "/v1/messages" || path.starts_with("/v1/messages/") {
             Self::Anthropic
-        } else if path.starts_with("/v1/") {
+        } else if path.starts_with("/v1/") || path == "/rerank" {
             Self::OpenAi
         } else {
             Self::Native

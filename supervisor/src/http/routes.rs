@@ -4,7 +4,7 @@
 use super::error::{ApiError, Dialect};
 use super::openapi::operations;
 use super::{
-    App, anthropic, crashes, embeddings, execute, health, metrics, openai, openapi, page,
+    App, anthropic, crashes, embeddings, execute, health, metrics, openai, openapi, page, rerank,
     responses, resume, texts,
 };
 use axum::body::Body;
@@ -45,7 +45,7 @@ const fn a_post(path: &'static str, handler: Handler, operation: Describe) -> Ro
 }
 
 /// Every route, in the order in which people are told.
-pub const ROUTES: [Route; 29] = [
+pub const ROUTES: [Route; 31] = [
     a_get("/", || get(root), operations::root),
     a_post(
         "/v1/chat/completions",
@@ -71,6 +71,11 @@ pub const ROUTES: [Route; 29] = [
         "/v1/embeddings",
         || post(embeddings::embeddings),
         operations::embeddings,
+    ),
+    a_post(
+        "/v1/rerank",
+        || post(rerank::rerank),
+        |app| operations::rerank(app, "rerank"),
     ),
     a_get(
         "/v1/models",
@@ -122,6 +127,11 @@ pub const ROUTES: [Route; 29] = [
         "/apply-template",
         || post(texts::apply_template),
         operations::apply_template,
+    ),
+    a_post(
+        "/rerank",
+        || post(rerank::rerank),
+        |app| operations::rerank(app, "rerank_without_version"),
     ),
     a_post("/execute", || post(execute::execute), operations::execute),
     a_get(

@@ -7,6 +7,7 @@ use super::pieces::Undivided;
 use super::provenance::Marked;
 use super::sentence_piece::SentencePiece;
 use super::special::{Fragment, SpecialTokens};
+use std::ops::Range;
 use worker_orcd_ipc::vocabulary::names_every_byte;
 use worker_orcd_ipc::{TokenId, TokenizerFacts, TokenizerKind};
 
@@ -87,6 +88,31 @@ impl Tokenizer {
     pub fn encode_plain(&self, text: &str) -> Result<Vec<TokenId>, Undivided> {
         let mut ids = Vec::new();
         self.encode_fragments(text, &[], &mut ids)?;
+        Ok(ids)
+    }
+
+    /// The same of a text that is put together from pieces, of which a client wrote some (`true`): the text of a control
+    /// token that has a part in one of those becomes no control token.
+    ///
+    /// # Errors
+    /// As [`Self::encode`].
+    pub fn encode_pieces(&self, pieces: &[(&str, bool)]) -> Result<Vec<TokenId>, Undivided> {
+        let text: String = pieces.iter().map(|(piece, _)| *piece).collect();
+        let (mut at, mut own) = (0, Vec::new());
+        for (piece, is_own) in pieces {
+            if *is_own {
+                own.push(at..at + piece.len());
+            }
+            at += piece.len();
+        }
+        let touched = |found: &Range<usize>| {
+            let mut own = own.iter();
+            own.any(|own| own.start < found.end && found.start < own.end)
+        };
+        let found = self.special.find_control(&text);
+        let clients_own: Vec<bool> = found.map(|found| touched(&found.range)).collect();
+        let mut ids = Vec::new();
+        self.encode_fragments(&text, &clients_own, &mut ids)?;
         Ok(ids)
     }
 

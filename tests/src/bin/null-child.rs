@@ -47,6 +47,7 @@ fn load(order: &LoadOrder, _: Option<&Custody>, _: Progress<'_>) -> Result<Loade
         tokenizer: facts::tokenizer(),
         sampling: SamplingAdvice::default(),
         max_sequence_tokens: MAX_SEQUENCE_TOKENS,
+        rank_head: None,
         adopts_from: None,
     })
 }

@@ -1,10 +1,29 @@
 //! Prompts that become vectors, beside those at whose end tokens are drawn.
 
 use super::*;
-use crate::pooling::HiddenRow;
+use crate::model::TensorView;
+use crate::pooling::{HiddenRow, RankHead};
+use std::sync::Arc;
 use worker_orcd_ipc::Pooling;
+use worker_orcd_kernels::TensorType;
 
-const POOLINGS: [Pooling; 3] = [Pooling::Mean, Pooling::Cls, Pooling::Last];
+const POOLINGS: [Pooling; 4] = [Pooling::Mean, Pooling::Cls, Pooling::Last, Pooling::Rank];
+
+/// Of vectors of one number.
+pub(super) fn rank_head() -> Arc<RankHead> {
+    let data: Vec<u8> = [0.25_f32, -0.5]
+        .iter()
+        .flat_map(|it| it.to_le_bytes())
+        .collect();
+    let head = TensorView {
+        name: "head",
+        ty: TensorType::F32,
+        rows: 2,
+        cols: 1,
+        data: &data,
+    };
+    Arc::new(RankHead::of(&head))
+}
 
 impl PagedDevice {
     /// Rows of those who want them: one number, made of all tokens up to the position as they are in the pages.
@@ -62,6 +81,10 @@ fn expected(prompt: &[u32], pooling: Pooling) -> Vec<f32> {
         }
         Pooling::Cls => rows[0],
         Pooling::Last => rows[rows.len() - 1],
+        Pooling::Rank => {
+            let head = rank_head();
+            return vec![head.score(&[f64::from(rows[rows.len() - 1])])];
+        }
     };
     vec![value]
 }
@@ -85,7 +108,7 @@ fn each_ends_with_the_step_that_has_its_last_token_and_draws_none() {
 #[test]
 fn only_where_earlier_rows_count_for_nothing_is_a_prefix_reused() {
     let prompt = [3, 1, 4, 1, 5, 9, 2, 6, 5];
-    for (pooling, reused) in [(Pooling::Mean, 0), (Pooling::Cls, 0), (Pooling::Last, 8)] {
+    for (pooling, reused) in POOLINGS.into_iter().zip([0, 0, 8, 8]) {
         let mut bench = Bench::new(limits(), 20, true);
         for request in [1, 2] {
             bench.submit(embed(request, &prompt, pooling));
@@ -94,6 +117,23 @@ fn only_where_earlier_rows_count_for_nothing_is_a_prefix_reused() {
         }
         assert_eq!(bench.scheduler.load().prefix_hit_tokens, reused);
     }
+}
+
+#[test]
+fn a_model_that_gives_no_scores_is_asked_for_none() {
+    let rank_head = None;
+    let mut bench = Bench::new(
+        Limits {
+            rank_head,
+            ..limits()
+        },
+        20,
+        true,
+    );
+    bench.submit(embed(1, &[3, 1], Pooling::Rank));
+    bench.run();
+    let reason = bench.only_reason(1);
+    assert!(matches!(reason, FinishReason::Refused { .. }), "{reason:?}");
 }
 
 proptest! {

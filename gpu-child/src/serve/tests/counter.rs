@@ -313,6 +313,7 @@ pub fn loaded_with(executor: Counter) -> Loaded {
             vocab_size: VOCAB,
             context_length: 128,
             pooling_type: None,
+            rerank_template: None,
         },
         identity: ModelIdentity([7; 16]),
         weights: WeightsManifest::default(),
@@ -334,6 +335,7 @@ pub fn loaded_with(executor: Counter) -> Loaded {
         },
         sampling: SamplingAdvice::default(),
         max_sequence_tokens: 128,
+        rank_head: None,
         adopts_from: None,
     }
 }

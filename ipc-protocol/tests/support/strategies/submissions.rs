@@ -78,7 +78,12 @@ fn thinking() -> impl Strategy<Value = ThinkingBudget> {
 }
 
 fn pooling() -> impl Strategy<Value = Pooling> {
-    prop_oneof![Just(Pooling::Mean), Just(Pooling::Cls), Just(Pooling::Last)]
+    prop_oneof![
+        Just(Pooling::Mean),
+        Just(Pooling::Cls),
+        Just(Pooling::Last),
+        Just(Pooling::Rank),
+    ]
 }
 
 fn sampling() -> impl Strategy<Value = Sampling> {

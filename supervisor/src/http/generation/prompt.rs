@@ -64,13 +64,47 @@ impl App {
         Ok(encoded?.tokens)
     }
 
-    /// Refuses a prompt that cannot fit however it is tokenized, before that costs anything.
+    /// The same of a text that is put together from pieces, of which a client wrote some (`true`): control tokens in
+    /// those stay text, unless the operator wants otherwise.
+    ///
+    /// # Errors
+    /// When it is surely too long.
+    pub async fn tokens_of_pieces(
+        &self,
+        model: &Arc<LoadedModel>,
+        pieces: Vec<(String, bool)>,
+        field: &'static str,
+    ) -> Result<Vec<TokenId>, ApiError> {
+        let bytes = pieces.iter().map(|(piece, _)| piece.len()).sum();
+        self.check_length(model, bytes, field)?;
+        let (text, parse_special) = (Arc::clone(&model.text), self.parse_special);
+        let work = move || {
+            let pieces = pieces.iter();
+            let pieces = pieces.map(|(piece, is_own)| (&**piece, *is_own && !parse_special));
+            text.tokenizer().encode_pieces(&pieces.collect::<Vec<_>>())
+        };
+        let tokens = self.lanes.run(bytes, work).await.ok_or_else(lost)?;
+        tokens.map_err(|it| ApiError::invalid_field(field, Constraint::Length, it.to_string()))
+    }
+
     fn check_bytes(&self, model: &LoadedModel, input: &Input, field: &str) -> Result<(), ApiError> {
-        let longest_token = model.text.tokenizer().longest_token_bytes();
-        let (Input::Prompt(prompt), Some(bytes)) = (input, longest_token) else {
+        match input {
+            Input::Prompt(prompt) => self.check_length(model, prompt.len(), field),
+            _ => Ok(()),
+        }
+    }
+
+    /// Refuses a prompt that cannot fit however it is tokenized, before that costs anything.
+    fn check_length(
+        &self,
+        model: &LoadedModel,
+        length: usize,
+        field: &str,
+    ) -> Result<(), ApiError> {
+        let Some(bytes) = model.text.tokenizer().longest_token_bytes() else {
             return Ok(());
         };
-        let tokens = prompt.len().div_ceil(bytes.max(1));
+        let tokens = length.div_ceil(bytes.max(1));
         if tokens > self.longest_prompt(model) as usize {
             return Err(self.surely_too_long(model, field, tokens));
         }

@@ -18,7 +18,7 @@ use worker_orcd_ipc::MAX_TOP_LOGPROBS;
 pub(super) type Named = (&'static str, fn() -> Shape);
 
 /// Schemas that have a name of their own.
-pub(super) const NAMED: [Named; 18] = [
+pub(super) const NAMED: [Named; 19] = [
     ("Error", native_error),
     ("OpenAiError", openai_error),
     ("ExecuteStarted", started),
@@ -31,6 +31,7 @@ pub(super) const NAMED: [Named; 18] = [
     ("Completion", completion),
     ("CompletionChunk", completion_chunk),
     ("Embeddings", embeddings),
+    ("Ranking", ranking),
     ("Usage", usage),
     ("Response", responses::response),
     ("ResponseItem", responses::item),
@@ -302,6 +303,24 @@ fn embeddings() -> Shape {
         ("object", values(["list"])),
         ("data", list_of(datum)),
         ("model", text()),
+        ("usage", usage),
+    ])
+}
+
+fn ranking() -> Shape {
+    let result = object_with(
+        [
+            ("index", count()),
+            ("relevance_score", number(&(0.0..=1.0))),
+        ],
+        [("document", object([("text", text())]))],
+    );
+    let usage = object([("prompt_tokens", count()), ("total_tokens", count())]);
+    object([
+        ("id", text()),
+        ("object", values(["list"])),
+        ("model", text()),
+        ("results", list_of(result)),
         ("usage", usage),
     ])
 }

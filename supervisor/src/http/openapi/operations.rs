@@ -287,6 +287,20 @@ pub fn embeddings(app: &App) -> OperationBuilder {
     refused(operation, OpenAi, &[Why::NotFound])
 }
 
+pub fn rerank(app: &App, id: &str) -> OperationBuilder {
+    let operation = operation(id, "openai", "How well documents answer a query")
+        .request_body(Some(requests::rerank(app)))
+        .response(
+            "200",
+            json("The documents by their scores", named("Ranking")),
+        );
+    let operation = refused(operation, OpenAi, OF_BODIES);
+    let operation = refused(operation, OpenAi, OF_GENERATION);
+    let operation = refused(operation, OpenAi, ENDS);
+    // Of another model than the one that is served, and of one that is no reranker.
+    refused(operation, OpenAi, &[Why::NotFound])
+}
+
 fn generation(
     operation: OperationBuilder,
     app: &App,

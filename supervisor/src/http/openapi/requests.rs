@@ -9,6 +9,7 @@ use crate::http::fields::{Fields, Names};
 use crate::http::openai::{Kind, request};
 use crate::http::reading::ModelTerms;
 use crate::http::received::Read;
+use crate::http::rerank;
 use crate::http::responses;
 use crate::http::texts;
 use serde_json::{Value, json};
@@ -115,6 +116,21 @@ pub(super) fn embeddings(app: &App) -> RequestBody {
     match embeddings::pooling(app.pooling, of_file) {
         Ok(_) => body(shape, &examples),
         Err(_) => body(shape, &[]),
+    }
+}
+
+/// Without an example where the model gives no scores.
+pub(super) fn rerank(app: &App) -> RequestBody {
+    let shape = described(app, rerank::NAMES, rerank::read_rerank);
+    let documents = json!(["It is wide.", {"text": "It is blue."}]);
+    let example = json!({
+        "model": app.model_id, "query": "How wide?", "documents": documents, "top_n": 1,
+        "return_documents": true,
+    });
+    let model = app.engine.model();
+    match model.as_deref().map(rerank::template) {
+        Some(Ok(_)) => body(shape, &[("documents", example)]),
+        Some(Err(_)) | None => body(shape, &[]),
     }
 }
 

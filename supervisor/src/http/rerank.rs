@@ -1,0 +1,128 @@
+//! `POST /v1/rerank` and `/rerank`: how well documents answer a query, as vLLM, Jina and llama-server have it.
+//!
+//! The model file of a reranker has a prompt that a query and a document are put into, and a head that makes a score of
+//! the vector behind it. So each document is a prompt on [the way of embeddings](super::pooled), whose vector is one number.
+//! Texts of control tokens in what a client wrote stay text, unless the operator wants otherwise.
+//!
+//! [`read`] reads the fields, [`written`] makes the answer of scores.
+
+mod read;
+mod written;
+
+pub use read::{NAMES, Rerank, read_rerank};
+
+use super::App;
+use super::client;
+use super::correlation::CorrelationId;
+use super::embeddings::RANK;
+use super::error::{ApiError, Dialect};
+use super::pooled::{Batch, Prompts};
+use crate::engine::LoadedModel;
+use axum::body::Body;
+use axum::extract::{Extension, State};
+use axum::http::Request;
+use axum::response::Response;
+use std::sync::Arc;
+use uuid::Uuid;
+use worker_orcd_ipc::Pooling;
+
+const QUERY: &str = "{query}";
+const DOCUMENT: &str = "{document}";
+
+pub async fn rerank(
+    State(app): State<Arc<App>>,
+    Extension(correlation): Extension<CorrelationId>,
+    request: Request<Body>,
+) -> Response {
+    let outcome = try_rerank(&app, correlation, request).await;
+    outcome.unwrap_or_else(|error| error.respond(Dialect::OpenAi))
+}
+
+async fn try_rerank(
+    app: &Arc<App>,
+    correlation: CorrelationId,
+    request: Request<Body>,
+) -> Result<Response, ApiError> {
+    let client = client::of_request(request.extensions());
+    let (model, asked, room) = app.receive(request, NAMES, read_rerank).await?;
+    let template = template(&model)?;
+    let mut prompts = Prompts::default();
+    for document in &asked.documents {
+        let pieces = filled(template, &asked.query, document);
+        let tokens = app
+            .tokens_of_pieces(&model, pieces, read::DOCUMENTS)
+            .await?;
+        prompts.add(app, &model, read::DOCUMENTS, tokens)?;
+    }
+    let held = prompts.room(app)?;
+    let id = format!("rerank-{}", Uuid::new_v4().simple());
+    let batch = Batch {
+        app: Arc::clone(app),
+        id: id.clone(),
+        correlation,
+        client,
+        pooling: Pooling::Rank,
+    };
+    let tokens = prompts.tokens;
+    let scores = batch.run(prompts, 1).await?;
+    drop(held);
+    let bytes = asked.documents.iter().map(String::len).sum();
+    let answer = written::answer(id, app.model_id.clone(), scores.concat(), asked, tokens);
+    app.answered(read::DOCUMENTS, bytes, answer, room).await
+}
+
+/// The prompt of this model.
+///
+/// # Errors
+/// Where the model is no reranker.
+pub fn template(model: &LoadedModel) -> Result<&str, ApiError> {
+    let facts = &model.facts;
+    facts.rerank_template.as_deref().ok_or_else(|| {
+        let why = match facts.pooling_type {
+            Some(RANK) => {
+                "is a reranker of a kind that is not served: its file lacks the head (cls.output.weight, of two rows) \
+                 or the prompt (tokenizer.chat_template.rerank, with {query} and {document}), or is of an architecture \
+                 that has none"
+            }
+            _ => "gives no scores: its file is not that of a reranker (pooling type rank)",
+        };
+        ApiError::no_such_model(format!("this model {why}"))
+    })
+}
+
+/// The pieces of a prompt, and whether a client wrote them. What a client wrote is not looked into.
+fn filled(template: &str, query: &str, document: &str) -> Vec<(String, bool)> {
+    let (mut pieces, mut rest) = (Vec::new(), template);
+    loop {
+        let places = [(QUERY, query), (DOCUMENT, document)];
+        let found = places.map(|(name, text)| rest.find(name).map(|at| (at, name, text)));
+        let Some((at, name, text)) = found.into_iter().flatten().min() else {
+            pieces.push((rest.to_owned(), false));
+            return pieces;
+        };
+        pieces.push((rest[..at].to_owned(), false));
+        pieces.push((text.to_owned(), true));
+        rest = &rest[at + name.len()..];
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_query_and_a_document_are_put_into_the_prompt_and_not_into_each_other() {
+        let pieces = filled("a{query}b{document}{query}", "{document}", "{query}");
+        let told: Vec<_> = pieces.iter().map(|(text, own)| (&**text, *own)).collect();
+        let expected = [
+            ("a", false),
+            ("{document}", true),
+            ("b", false),
+            ("{query}", true),
+            ("", false),
+            ("{document}", true),
+            ("", false),
+        ];
+        assert_eq!(told, expected);
+    }
+}
