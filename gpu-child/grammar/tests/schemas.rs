@@ -124,6 +124,18 @@ fn bounds_hold_where_numbers_are_large_or_close() {
 }
 
 #[test]
+fn an_expression_that_is_no_schemas_keeps_its_numbers() {
+    let any = r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?";
+    let mut matcher = compiler()
+        .compile(&Grammar::Regex(any.to_owned()))
+        .expect("an expression");
+    for token in ids("8E657") {
+        matcher.accept(token).expect("it is nobody's number");
+    }
+    assert!(matcher.is_complete().expect("no limit is near"));
+}
+
+#[test]
 fn formats_are_those_of_the_calendar() {
     let schema = json!({"type": "string", "format": "date"});
     let invalid = [
