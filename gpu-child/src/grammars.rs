@@ -6,17 +6,23 @@
 //!   ┌──────────┴──┐        └───────────────────┘              │
 //!   │ Grammars    │◄──────────────────────────────────────────┤ answers
 //!   └──────────┬──┘        ┌───────────────────┐              │
-//!              └──────────►│ workers, a few    ├──────────────┘
+//!              ├──────────►│ workers, a few    ├──────────────┤
+//!              │           └───────────────────┘              │
+//!              │           ┌───────────────────┐              │
+//!              └──────────►│ a slow worker     ├──────────────┘
 //!         matcher, token   └───────────────────┘ matcher, next mask
 //! ```
 //!
 //! A matcher travels: it is here between two masks, and with a worker while that computes one. What takes long,
-//! a compilation or the replay of a history, is a compiler's, so that it delays no mask of others. The threads
-//! start with the first grammar.
+//! a compilation or the replay of a history, is a compiler's, so that it delays no mask of others; and so does the
+//! slow worker have the matchers whose last mask took long. Compilers and slow worker get what streams leave of the
+//! processor. The threads start with the first grammar.
 //!
 //! An error, a panic inside llguidance too, is the answer to one ticket and ends nothing else.
 
 use crate::scheduler::Wish;
+use nix::time::{ClockId, clock_gettime};
+use rustix::process::{getpriority_process, setpriority_process};
 use std::collections::HashMap;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
@@ -26,8 +32,18 @@ use worker_orcd_grammar::limits::STACK_BYTES;
 use worker_orcd_grammar::{Compiler, GrammarError, Mask, Matcher};
 use worker_orcd_ipc::{Grammar, TokenId, TokenizerFacts};
 
-/// Threads that compile, and as many that compute masks. A mask takes a small part of a step, so few serve many streams.
+/// Threads that compile, at most, and as many that compute masks. A mask takes a small part of a step, so few serve many streams.
 const MOST_WORKERS: usize = 4;
+
+/// Processor time of a mask behind which the next one is the slow worker's: an ordinary one takes far less.
+const SLOW_MASK: Duration = Duration::from_millis(1);
+
+/// Priority of compilers and slow workers: beside streams on all cores each gets a seventh of a core, so that what a
+/// grammar may cost at most is there within two seconds or so, and streams lose little meanwhile.
+const NICENESS: i32 = 8;
+
+/// So that no grammar waits for a single other one.
+const FEWEST_COMPILERS: usize = 2;
 
 type Job = Box<dyn FnOnce() + Send>;
 
@@ -45,12 +61,19 @@ pub struct Answer {
 struct Done {
     answer: Answer,
     /// Where it can go on.
-    matcher: Option<Box<Matcher>>,
+    matcher: Option<Traveller>,
+}
+
+#[derive(Debug)]
+struct Traveller {
+    matcher: Box<Matcher>,
+    /// Its last mask took long.
+    is_slow: bool,
 }
 
 #[derive(Debug)]
 enum Place {
-    Here(Box<Matcher>),
+    Here(Traveller),
     /// With a thread, which looks whether anybody still wants it.
     Away(#[expect(dead_code, reason = "held, so that the thread sees it")] Arc<()>),
 }
@@ -70,6 +93,7 @@ pub struct Grammars {
 struct Queues {
     compiler: Sender<Job>,
     workers: Sender<Job>,
+    slow_worker: Sender<Job>,
 }
 
 /// The compiler for this vocabulary, made when it is needed.
@@ -160,7 +184,7 @@ impl Grammars {
         let (workshop, still) = (Arc::clone(&self.workshop), Arc::downgrade(&wanted));
         let job = move || {
             if let Some(begun) = workshop.begin(&grammar, &generated, &still) {
-                drop(answers.send(done(ticket, begun, most_forced)));
+                drop(answers.send(done(ticket, || begun, most_forced)));
             }
         };
         drop(self.queues()?.compiler.send(Box::new(job)));
@@ -172,17 +196,25 @@ impl Grammars {
         let wanted = Arc::new(());
         let (still, answers) = (Arc::downgrade(&wanted), self.answers.clone());
         let place = self.matchers.insert(ticket, Place::Away(wanted));
-        let (Some(Place::Here(mut matcher)), Some(queues)) = (place, &self.queues) else {
+        let (Some(Place::Here(here)), Some(queues)) = (place, &self.queues) else {
             debug_assert!(false, "a token for a matcher that is not here");
             return;
         };
+        let Traveller {
+            mut matcher,
+            is_slow,
+        } = here;
         let job = move || {
             if still.strong_count() > 0 {
-                let accepted = matcher.accept(token).map(|()| matcher);
+                let accepted = || matcher.accept(token).map(|()| matcher);
                 drop(answers.send(done(ticket, accepted, most_forced)));
             }
         };
-        drop(queues.workers.send(Box::new(job)));
+        let worker = match is_slow {
+            true => &queues.slow_worker,
+            false => &queues.workers,
+        };
+        drop(worker.send(Box::new(job)));
     }
 
     fn forget(&mut self, ticket: u64) {
@@ -192,9 +224,9 @@ impl Grammars {
     }
 
     /// Elsewhere: it may be large.
-    fn free(&self, matcher: Box<Matcher>) {
+    fn free(&self, matcher: Traveller) {
         if let Some(queues) = &self.queues {
-            drop(queues.workers.send(Box::new(move || drop(matcher))));
+            drop(queues.slow_worker.send(Box::new(move || drop(matcher))));
         }
     }
 
@@ -202,8 +234,9 @@ impl Grammars {
         let queues = match self.queues.take() {
             Some(queues) => queues,
             None => Queues {
-                compiler: start("grammar", workers())?,
-                workers: start("mask", workers())?,
+                compiler: start("grammar", workers().max(FEWEST_COMPILERS), Some(NICENESS))?,
+                workers: start("mask", workers(), None)?,
+                slow_worker: start("slow-mask", 1, Some(NICENESS))?,
             },
         };
         Ok(self.queues.insert(queues))
@@ -248,8 +281,13 @@ impl Workshop {
 }
 
 /// What a matcher says next, unless it has failed.
-fn done(ticket: u64, matcher: Result<Box<Matcher>, GrammarError>, most_forced: usize) -> Done {
-    let (forced, mask, matcher) = match matcher {
+fn done(
+    ticket: u64,
+    matcher: impl FnOnce() -> Result<Box<Matcher>, GrammarError>,
+    most_forced: usize,
+) -> Done {
+    let began = processor_time();
+    let (forced, mask, matcher) = match matcher() {
         Ok(mut matcher) => {
             let (forced, mask) = matcher.forced(most_forced);
             let goes_on = mask.is_ok();
@@ -257,14 +295,22 @@ fn done(ticket: u64, matcher: Result<Box<Matcher>, GrammarError>, most_forced: u
         }
         Err(error) => (Vec::new(), Err(error), None),
     };
+    let masks = forced.len() as u32 + 1;
+    let is_slow = processor_time().saturating_sub(began) > SLOW_MASK * masks;
     Done {
         answer: Answer {
             ticket,
             forced,
             mask,
         },
-        matcher,
+        matcher: matcher.map(|matcher| Traveller { matcher, is_slow }),
     }
+}
+
+/// Of this thread: what others take from it is not its own.
+fn processor_time() -> Duration {
+    let time = clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID);
+    time.map_or(Duration::ZERO, Duration::from)
 }
 
 /// One core is the engine's.
@@ -274,7 +320,7 @@ fn workers() -> usize {
 }
 
 /// Threads that work on one queue until its sender is gone.
-fn start(name: &str, threads: usize) -> io::Result<Sender<Job>> {
+fn start(name: &str, threads: usize, niceness: Option<i32>) -> io::Result<Sender<Job>> {
     let (sender, jobs) = channel::<Job>();
     let jobs = Arc::new(Mutex::new(jobs));
     for _ in 0..threads {
@@ -284,10 +330,19 @@ fn start(name: &str, threads: usize) -> io::Result<Sender<Job>> {
             .name(name.to_owned())
             .stack_size(STACK_BYTES)
             .spawn(move || {
+                niceness.into_iter().for_each(give_way);
                 while let Ok(job) = next() {
                     job();
                 }
             })?;
     }
     Ok(sender)
+}
+
+/// This thread, as Linux has it.
+fn give_way(niceness: i32) {
+    // Refused at worst: then the kernel shares as it would have.
+    if getpriority_process(None).is_ok_and(|nice| nice < niceness) {
+        let _ = setpriority_process(None, niceness);
+    }
 }

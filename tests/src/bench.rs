@@ -4,6 +4,7 @@ pub mod burst;
 pub mod pause;
 pub mod pump;
 pub mod shell_loop;
+pub mod siege;
 pub mod stats;
 pub mod steady;
 pub mod structured;

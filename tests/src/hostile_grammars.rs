@@ -1,4 +1,12 @@
-//! Schemas, expressions and grammars that are written to take time, memory or a stack.
+//! Schemas, expressions and grammars that are written to take time, memory or a stack: [some by hand](hostile), and
+//! [any number](siege()) by chance.
+
+mod expressions;
+mod rules;
+mod schemas;
+mod siege;
+
+pub use siege::{Hostile, siege};
 
 use serde_json::{Value, json};
 

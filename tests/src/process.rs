@@ -8,6 +8,9 @@ use std::time::Duration;
 /// `USER_HZ`: 100 on every Linux architecture that this runs on.
 const TICKS_PER_SECOND: u64 = 100;
 
+/// Field 19 of `/proc/PID/stat`, of which the first here is field 3.
+const NICENESS_FIELD: usize = 16;
+
 /// State letter of `/proc/PID/stat` (`R`, `S`, `T`, `Z`, …); `None` when there is no such process.
 #[must_use]
 pub fn state(pid: u32) -> Option<char> {
@@ -94,15 +97,49 @@ pub fn peak_address_space_bytes(pid: u32) -> Option<u64> {
 /// User and system time of all threads.
 #[must_use]
 pub fn cpu_time(pid: u32) -> Duration {
+    stat_fields(pid).map_or(Duration::ZERO, |fields| cpu_time_of(&fields))
+}
+
+fn cpu_time_of(fields: &[String]) -> Duration {
     // Fields 14 and 15 of `/proc/PID/stat`, in ticks; the first here is field 3.
-    let Some(fields) = stat_fields(pid) else {
-        return Duration::ZERO;
-    };
     let ticks: u64 = fields[11..13]
         .iter()
         .filter_map(|field| field.parse::<u64>().ok())
         .sum();
     Duration::from_millis(ticks * 1000 / TICKS_PER_SECOND)
+}
+
+/// Priority of its first thread: the higher, the more it leaves to others.
+#[must_use]
+pub fn niceness(pid: u32) -> Option<i32> {
+    stat_fields(pid)?.get(NICENESS_FIELD)?.parse().ok()
+}
+
+/// One thread of a process.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Thread {
+    pub name: String,
+    pub niceness: i32,
+    pub cpu_time: Duration,
+}
+
+/// Those that live.
+#[must_use]
+pub fn threads(pid: u32) -> Vec<Thread> {
+    let tasks = fs::read_dir(format!("/proc/{pid}/task"))
+        .into_iter()
+        .flatten();
+    let one = |task: fs::DirEntry| {
+        let name = fs::read_to_string(task.path().join("comm")).ok()?;
+        let stat = fs::read_to_string(task.path().join("stat")).ok()?;
+        let fields = fields_behind_name(&stat)?;
+        Some(Thread {
+            name: name.trim_end().to_owned(),
+            niceness: fields.get(NICENESS_FIELD)?.parse().ok()?,
+            cpu_time: cpu_time_of(&fields),
+        })
+    };
+    tasks.flatten().filter_map(one).collect()
 }
 
 /// One bit for each signal, the lowest for number 1.
@@ -133,7 +170,10 @@ fn status_bytes(pid: u32, name: &str) -> Option<u64> {
 
 /// Fields behind the command name, which may itself hold spaces and brackets.
 fn stat_fields(pid: u32) -> Option<Vec<String>> {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    fields_behind_name(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
+}
+
+fn fields_behind_name(stat: &str) -> Option<Vec<String>> {
     let (_, rest) = stat.rsplit_once(')')?;
     Some(rest.split_whitespace().map(str::to_owned).collect())
 }

@@ -36,6 +36,8 @@ enum Bench {
     Crowd(service::Arguments),
     /// Masks of a large vocabulary, and streams under a schema beside streams without one.
     Grammar(service::Arguments),
+    /// Streams beside 1,000 hostile grammars: the gaps between their tokens, how soon each grammar is answered, and memory.
+    GrammarSiege(service::Arguments),
     /// Tokens per second through both processes, beside the same executor alone.
     Isolation(service::Arguments),
     /// Schemas that are accepted, and whether answers of a random model are valid under them.
@@ -52,6 +54,7 @@ pub fn run(arguments: &Arguments) -> Result<()> {
         Bench::Recovery(arguments) => service::run_recovery(arguments),
         Bench::Crowd(arguments) => service::run("crowd", arguments),
         Bench::Grammar(arguments) => service::run_grammar(arguments),
+        Bench::GrammarSiege(arguments) => service::run("grammar-siege", arguments),
         Bench::Isolation(arguments) => service::run("isolation", arguments),
         Bench::Schemas(arguments) => schemas::run(arguments),
     }

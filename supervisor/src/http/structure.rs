@@ -23,7 +23,8 @@ use crate::text::Structure;
 use crate::text::tools::Parsing;
 use serde::de::IgnoredAny;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
+use tokio::time::timeout;
 use utoipa::openapi::Type;
 use worker_orcd_grammar::limits::MAX_GRAMMAR_BYTES;
 use worker_orcd_ipc::Grammar;
@@ -48,8 +49,8 @@ const KINDS: &[&str] = &["json", "json_object", "regex", "choice", "grammar"];
 /// Length of a schema's name, as the OpenAI API has it.
 const NAME_CHARS: std::ops::RangeInclusive<usize> = 1..=64;
 
-/// Time in which a tool whose schema is at fault is looked for.
-const LONGEST_SEARCH: Duration = Duration::from_secs(1);
+/// Time in which a tool whose schema is at fault is looked for, behind the time in which all were tried together.
+const LONGEST_SEARCH: Duration = Duration::from_millis(500);
 
 const ANY_OBJECT: &str = "{\"type\":\"object\"}";
 
@@ -334,16 +335,12 @@ impl App {
             return Err(refusal(field, &fault));
         };
         if matches!(fault, GrammarFault::Refused(_)) {
-            let until = Instant::now() + LONGEST_SEARCH;
-            for function in calls
-                .functions
-                .iter()
-                .take_while(|_| Instant::now() < until)
-            {
-                if let Err(own) = self.try_out(model, function.grammar()).await {
-                    let field = format!("tools[{}].function.parameters", function.place);
-                    return Err(refusal(&field, &own));
-                }
+            let each = calls.functions.iter();
+            let each = each.map(|function| (function.place, function.grammar()));
+            let found = at_fault(each, |grammar| self.try_out(model, grammar)).await;
+            if let Some((place, own)) = found {
+                let field = format!("tools[{place}].function.parameters");
+                return Err(refusal(&field, &own));
             }
         }
         Err(refusal(field, &fault))
@@ -355,6 +352,22 @@ impl App {
         let lost = || GrammarFault::Unavailable("the grammar could not be read".to_owned());
         asked.ok_or_else(lost)?.answer().await
     }
+}
+
+/// The first that cannot be followed by itself; `None` where none was found in time.
+async fn at_fault<F: Future<Output = Result<(), GrammarFault>>>(
+    grammars: impl Iterator<Item = (usize, Grammar)>,
+    try_out: impl Fn(Grammar) -> F,
+) -> Option<(usize, GrammarFault)> {
+    let search = async {
+        for (place, grammar) in grammars {
+            if let Err(own) = try_out(grammar).await {
+                return Some((place, own));
+            }
+        }
+        None
+    };
+    timeout(LONGEST_SEARCH, search).await.ok().flatten()
 }
 
 fn refusal(field: &str, fault: &GrammarFault) -> ApiError {

@@ -12,6 +12,8 @@
 use super::Answer;
 use super::channel::{Channel, ChannelError};
 use super::process::{COMMAND, CPU_SECONDS, PARENT};
+use nix::time::{ClockId, clock_getcpuclockid, clock_gettime};
+use nix::unistd::Pid;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
@@ -24,6 +26,9 @@ use tracing::{info, warn};
 /// Path of this program, even if its file was replaced since.
 const OWN_PROGRAM: &str = "/proc/self/exe";
 
+/// From one look at how much of its processor time is used to the next.
+const LOOK: Duration = Duration::from_millis(20);
+
 /// A thread's process, while there is one.
 #[derive(Debug)]
 pub(super) struct Keeper {
@@ -31,16 +36,39 @@ pub(super) struct Keeper {
     /// Time that the first order of a process may take.
     patience_at_first: Duration,
     /// Time that any other order may take.
-    patience: Duration,
+    patience: Patience,
+}
+
+/// Whichever is over first.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Patience {
+    /// Processor time, which a machine that others use makes no longer.
+    pub work: Duration,
+    /// On the clock of the wall.
+    pub wait: Duration,
+}
+
+impl From<Duration> for Patience {
+    fn from(patience: Duration) -> Self {
+        Self {
+            work: patience,
+            wait: patience,
+        }
+    }
 }
 
 impl Keeper {
-    pub(super) fn new(patience_at_first: Duration, patience: Duration) -> Self {
+    pub(super) fn new(patience_at_first: Duration, patience: impl Into<Patience>) -> Self {
         Self {
             process: None,
             patience_at_first,
-            patience,
+            patience: patience.into(),
         }
+    }
+
+    /// Its process, while there is one.
+    pub(super) fn pid(&self) -> Option<u32> {
+        self.process.as_ref().map(|process| process.child.id())
     }
 
     /// Sees that there is a process that follows `first`, the frame of its first order.
@@ -78,9 +106,9 @@ impl Keeper {
     }
 
     fn start(&self, first: &[u8]) -> Result<Process, OrderError> {
-        let cpu_time = self.patience_at_first.max(self.patience);
+        let cpu_time = self.patience_at_first.max(self.patience.work);
         let mut process = Process::spawn(cpu_time)?;
-        match process.ask(first, self.patience_at_first)? {
+        match process.ask(first, self.patience_at_first.into())? {
             Answer::Ready => Ok(process),
             answer => Err(OrderError::Answered(answer)),
         }
@@ -94,6 +122,8 @@ pub(super) enum OrderError {
     NotStarted(io::Error),
     #[error("it took longer than {} ms", .0.as_millis())]
     Late(Duration),
+    #[error("it took longer than {} ms of processor time", .0.as_millis())]
+    Costly(Duration),
     #[error(
         "it ended the process that interprets it ({}), as nesting too deep and values too large do",
         in_words(*.0)
@@ -148,23 +178,49 @@ impl Process {
         })
     }
 
-    fn ask(&mut self, order: &[u8], patience: Duration) -> Result<Answer, OrderError> {
-        let deadline = Some(Instant::now() + patience);
-        let answer = self
-            .channel
-            .send(order, deadline)
-            .and_then(|()| self.channel.receive(deadline));
-        answer.map_err(|error| {
-            let failure = self.explain(error, patience);
+    fn ask(&mut self, order: &[u8], patience: Patience) -> Result<Answer, OrderError> {
+        let deadline = Instant::now() + patience.wait;
+        let sent = self.channel.send(order, Some(deadline));
+        let answer = match sent {
+            Ok(()) => self.receive(deadline, patience),
+            Err(error) => Err(self.explain(error, patience)),
+        };
+        answer.inspect_err(|failure| {
             warn!(pid = self.child.id(), reason = %failure, "interpreter_ended");
-            failure
         })
     }
 
+    /// Looks now and then whether it has used its processor time; not where that is what the wall's clock tells.
+    fn receive(&mut self, deadline: Instant, patience: Patience) -> Result<Answer, OrderError> {
+        let before = self.processor_time();
+        loop {
+            let soon = match patience.work < patience.wait {
+                true => deadline.min(Instant::now() + LOOK),
+                false => deadline,
+            };
+            match self.channel.receive(Some(soon)) {
+                Ok(answer) => return Ok(answer),
+                Err(ChannelError::Late) if soon < deadline => {}
+                Err(error) => return Err(self.explain(error, patience)),
+            }
+            let used = self.processor_time().saturating_sub(before);
+            if used >= patience.work {
+                return Err(OrderError::Costly(patience.work));
+            }
+        }
+    }
+
+    /// Zero where the kernel tells none: one that has ended.
+    fn processor_time(&self) -> Duration {
+        let clock = clock_getcpuclockid(Pid::from_raw(self.child.id().cast_signed()));
+        let time = clock.and_then(|it: ClockId| clock_gettime(it));
+        time.map_or(Duration::ZERO, Duration::from)
+    }
+
     /// The reason for which the process gave no answer. It is not asked again, whatever it was.
-    fn explain(&mut self, error: ChannelError, patience: Duration) -> OrderError {
+    fn explain(&mut self, error: ChannelError, patience: Patience) -> OrderError {
         match error {
-            ChannelError::Late => OrderError::Late(patience),
+            ChannelError::Late => OrderError::Late(patience.wait),
             ChannelError::Closed => match self.end() {
                 Ok(status) => OrderError::Died(status),
                 Err(error) => OrderError::Garbled(error.to_string()),

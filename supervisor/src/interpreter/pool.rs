@@ -206,6 +206,7 @@ fn of_template(failure: OrderError) -> TemplateError {
         OrderError::Answered(Answer::Failed(error)) => error,
         OrderError::NotStarted(_) => TemplateError::Unavailable(failure.to_string()),
         OrderError::Late(_)
+        | OrderError::Costly(_)
         | OrderError::Died(_)
         | OrderError::Garbled(_)
         | OrderError::Answered(_) => TemplateError::Broken(failure.to_string()),
@@ -221,6 +222,7 @@ fn of_messages(failure: OrderError) -> TemplateError {
         OrderError::Answered(Answer::Failed(error)) => error,
         OrderError::NotStarted(_) => TemplateError::Unavailable(failure.to_string()),
         OrderError::Late(_)
+        | OrderError::Costly(_)
         | OrderError::Died(_)
         | OrderError::Garbled(_)
         | OrderError::Answered(_) => TemplateError::Failed(failure.to_string()),

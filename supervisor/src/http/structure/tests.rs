@@ -157,3 +157,39 @@ fn each_mistake_is_named_with_its_place() {
         assert_eq!(read_body(&body, false), Err(field.to_owned()), "{body}");
     }
 }
+
+fn numbered(count: usize) -> impl Iterator<Item = (usize, Grammar)> {
+    (0..count).map(|place| (place, Grammar::Regex(place.to_string())))
+}
+
+/// All but this one can be followed.
+fn judge(grammar: &Grammar, wrong: usize) -> Result<(), GrammarFault> {
+    match *grammar == Grammar::Regex(wrong.to_string()) {
+        true => Err(GrammarFault::Refused("as ordered".to_owned())),
+        false => Ok(()),
+    }
+}
+
+#[tokio::test]
+async fn the_first_grammar_at_fault_is_found() {
+    let found = at_fault(numbered(100), async |it| judge(&it, 70)).await;
+    let why = GrammarFault::Refused("as ordered".to_owned());
+    assert_eq!(found, Some((70, why)));
+    let found = at_fault(numbered(100), async |it| judge(&it, 100)).await;
+    assert_eq!(found, None);
+}
+
+#[tokio::test]
+async fn a_search_among_slow_grammars_is_given_up() {
+    let tried = std::cell::Cell::new(0);
+    let slowly = async |grammar| {
+        tried.set(tried.get() + 1);
+        tokio::time::sleep(LONGEST_SEARCH / 4).await;
+        judge(&grammar, 40)
+    };
+    assert_eq!(at_fault(numbered(100), slowly).await, None);
+    assert!((1..=5).contains(&tried.get()), "{} were tried", tried.get());
+    // Nor is one waited for that never ends.
+    let never = |_| std::future::pending();
+    assert_eq!(at_fault(numbered(100), never).await, None);
+}

@@ -1,0 +1,213 @@
+//! Hostile grammars of all families beside streams: each is answered, at nobody else's cost.
+
+use nix::sys::signal::Signal;
+use serde_json::{Value, json};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::Duration;
+use worker_orcd_tests::bench::siege::{Told, send};
+use worker_orcd_tests::hostile_grammars::siege;
+use worker_orcd_tests::process::{self, Thread};
+use worker_orcd_tests::{Client, Worker, wait};
+
+const COMPLETIONS: &str = "/v1/completions";
+
+/// What an interpreter may have, program and stack included (`RLIMIT_AS`).
+const ADDRESS_SPACE_BYTES: u64 = 512 << 20;
+
+/// Heap of a supervisor while eight grammars wait, none of which has more than 256 KiB.
+const SUPERVISOR_BYTES: u64 = 128 << 20;
+
+/// As `supervisor/src/interpreter/grammars.rs` and `gpu-child/src/grammars.rs` have it.
+const NICENESS_OF_CHECKS: i32 = 15;
+const NICENESS_OF_COMPILERS: i32 = 8;
+
+/// What gives way to streams gets little beside those of another test.
+fn alone() -> MutexGuard<'static, ()> {
+    static ONE: Mutex<()> = Mutex::new(());
+    ONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn free(seed: usize) -> Value {
+    json!({"prompt": "A river: ", "max_tokens": 40, "temperature": 0.9, "seed": seed, "ignore_eos": true})
+}
+
+fn whole(client: &Client, body: &Value) -> Value {
+    let answer = client.post(COMPLETIONS, body);
+    assert_eq!(answer.status, 200, "{}", answer.text());
+    answer.json()["choices"][0].clone()
+}
+
+fn held(fields: Value, tokens: usize) -> Vec<u8> {
+    let mut body = fields;
+    body["prompt"] = json!("Say it: ");
+    body["max_tokens"] = json!(tokens);
+    body["seed"] = json!(1);
+    body.to_string().into_bytes()
+}
+
+/// Served, refused, or sent away for a moment: in the shape of the OpenAI API, and by name.
+fn assert_is_answered(told: &Told) {
+    let Told {
+        family,
+        status,
+        text,
+        ..
+    } = told;
+    let answer: Value = serde_json::from_str(text).expect("JSON");
+    match status {
+        200 => assert!(answer["choices"][0]["text"].is_string(), "{family}: {text}"),
+        400 if text.contains("cannot go on under its grammar") => {}
+        400 if text.contains("must have at most") => {}
+        400 => assert_eq!(
+            answer["error"]["code"], "invalid_grammar",
+            "{family}: {text}"
+        ),
+        429 => assert!(text.contains("too many grammars"), "{family}: {text}"),
+        _ => panic!("{family}: {status} {text}"),
+    }
+}
+
+/// The most address space that any interpreter had.
+fn watched(worker: &Worker, over: &AtomicBool) -> u64 {
+    let mut peak = 0;
+    while !over.load(Ordering::Relaxed) {
+        for pid in process::interpreters(worker.pid()) {
+            peak = peak.max(process::peak_address_space_bytes(pid).unwrap_or(0));
+        }
+        thread::sleep(Duration::from_millis(5));
+    }
+    peak
+}
+
+#[test]
+fn grammars_of_each_family_are_answered_beside_streams_that_keep_their_bytes() {
+    let _turn = alone();
+    let worker = Worker::real().arg("--max-running", 8).start();
+    let client = worker.client();
+    let alone: Vec<Value> = (0..4).map(|seed| whole(&client, &free(seed))).collect();
+    let hostile: Vec<_> = siege(7, 80)
+        .into_iter()
+        .map(|one| (one.family, held(one.fields, 6)))
+        .collect();
+    let over = AtomicBool::new(false);
+    let peak = thread::scope(|scope| {
+        let watch = scope.spawn(|| watched(&worker, &over));
+        for (seed, alone) in alone.iter().enumerate() {
+            let (client, over) = (client.clone(), &over);
+            scope.spawn(move || {
+                while !over.load(Ordering::Relaxed) {
+                    assert_eq!(whole(&client, &free(seed)), *alone);
+                }
+            });
+        }
+        let told = send(&client, 8, &hostile);
+        over.store(true, Ordering::Relaxed);
+        let told = told.expect("all are answered");
+        assert_eq!(told.len(), hostile.len());
+        told.iter().for_each(assert_is_answered);
+        let of = |status| told.iter().filter(|it| it.status == status).count();
+        assert!(of(200) > 0 && of(400) > 0, "nothing was tried: {told:?}");
+        watch.join().expect("nobody panics")
+    });
+    assert!(peak > 0 && peak <= ADDRESS_SPACE_BYTES, "{peak} bytes");
+    let own = process::anonymous_rss_bytes(worker.pid()).expect("it lives");
+    assert!(own <= SUPERVISOR_BYTES, "{own} bytes");
+    assert_eq!(worker.generation(), Some(1), "no child died of a grammar");
+    worker.assert_serves();
+}
+
+fn thread_named(pid: u32, name: &str) -> Thread {
+    let threads = process::threads(pid);
+    let found = threads.iter().find(|it| it.name == name);
+    found.unwrap_or_else(|| panic!("{threads:?}")).clone()
+}
+
+#[test]
+fn what_grammars_cost_gives_way_to_streams() {
+    let _turn = alone();
+    let worker = Worker::real().start();
+    let client = worker.client();
+    let child = worker.child_pid().expect("a child serves");
+    // Its masks become expensive from token to token.
+    let ambiguous =
+        json!({"structured_outputs": {"grammar": "start: s\ns: s s | s s s | s s s s | /[a-z]/"}});
+    let body = held(ambiguous, 40);
+    let answer = wait::until("the grammar to be tried", || {
+        let answer = client
+            .try_request("POST", COMPLETIONS, &[], &body)
+            .expect("an answer");
+        (answer.status != 429).then_some(answer)
+    });
+    assert!([200, 400].contains(&answer.status), "{}", answer.text());
+    let compiles = thread_named(child, "grammar");
+    let slow = thread_named(child, "slow-mask");
+    assert_eq!(compiles.niceness, NICENESS_OF_COMPILERS);
+    assert_eq!(slow.niceness, NICENESS_OF_COMPILERS);
+    assert!(
+        slow.cpu_time > Duration::ZERO,
+        "its slow masks were computed elsewhere"
+    );
+    for name in ["mask", "compute-1"] {
+        assert_eq!(thread_named(child, name).niceness, 0, "{name}");
+    }
+    let nice = |pid| process::niceness(pid).expect("it lives");
+    let checks = || -> Vec<u32> {
+        let all = process::interpreters(worker.pid());
+        all.into_iter()
+            .filter(|pid| nice(*pid) == NICENESS_OF_CHECKS)
+            .collect()
+    };
+    // Those of templates are no less urgent than before; one of grammars that is made anew is as the first was.
+    let before = wait::until("both to give way", || {
+        Some(checks()).filter(|it| it.len() == 2)
+    });
+    process::signal(before[0], Signal::SIGKILL);
+    wait::until("another in its place", || {
+        let _ = client.try_request(
+            "POST",
+            COMPLETIONS,
+            &[],
+            &held(
+                json!({
+                    "structured_outputs": {"choice": [format!("{:?}", std::time::Instant::now())]},
+                }),
+                2,
+            ),
+        );
+        let now = checks();
+        (now.len() == 2 && !now.contains(&before[0])).then_some(())
+    });
+}
+
+/// Names that may be there or not: the time to compile them grows as the square of their number, to seconds here.
+fn endless() -> Value {
+    let names = (0..8000).map(|it| (format!("name{it}"), json!({})));
+    let names: serde_json::Map<String, Value> = names.collect();
+    json!({"structured_outputs": {"json": {"type": "object", "properties": names}}})
+}
+
+#[test]
+fn a_grammar_that_takes_too_long_is_known_when_its_client_comes_back() {
+    let _turn = alone();
+    let worker = Worker::real().start();
+    let client = worker.client();
+    let body = held(endless(), 2);
+    let ask = || {
+        client
+            .try_request("POST", COMPLETIONS, &[], &body)
+            .expect("an answer")
+    };
+    let refusal = wait::until("a refusal", || Some(ask()).filter(|it| it.status != 429));
+    assert_eq!(refusal.status, 400, "{}", refusal.text());
+    assert!(
+        refusal.text().contains("ms of processor time"),
+        "{}",
+        refusal.text()
+    );
+    let tries = || worker.log.events("interpreter_ended").len();
+    let before = tries();
+    assert_eq!(ask().json()["error"], refusal.json()["error"]);
+    assert_eq!(tries(), before, "it was tried again");
+}
