@@ -71,7 +71,7 @@ fn main() -> Result<()> {
     let address = worker.client().address;
     let result = thread::scope(|scope| {
         let read = scope.spawn(|| {
-            let read = streams.run(address, options.streams, &body);
+            let read = streams.run(address, options.streams, body);
             streams.end();
             read
         });
