@@ -20,7 +20,7 @@ const ADDRESS_SPACE_BYTES: u64 = 512 << 20;
 const SUPERVISOR_BYTES: u64 = 128 << 20;
 
 /// As `supervisor/src/interpreter/grammars.rs` and `gpu-child/src/grammars.rs` have it.
-const NICENESS_OF_CHECKS: i32 = 15;
+const NICENESS_OF_CHECKS: i32 = 10;
 const NICENESS_OF_COMPILERS: i32 = 8;
 
 /// What gives way to streams gets little beside those of another test.

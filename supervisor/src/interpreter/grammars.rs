@@ -40,9 +40,9 @@ const VOCABULARY_PATIENCE: Duration = Duration::from_secs(20);
 /// Time that a client waits for what is found.
 const LONGEST_WAIT: Duration = Duration::from_millis(1300);
 
-/// Priority of what tries grammars: low enough that streams on all cores do not feel it, and not the lowest, at
-/// which an ordinary grammar beside such streams would take a second.
-const NICENESS: i32 = 15;
+/// Priority of what tries grammars: streams on all cores give it a tenth of one of them, so that they hardly feel it and
+/// an ordinary grammar is soon known.
+const NICENESS: i32 = 10;
 
 /// Bytes of the grammars that wait; more are sent away at once.
 const WAITING_BYTES: usize = 16 << 20;
