@@ -363,7 +363,7 @@ fn pages_may_ask_from_where_cors_origins_say() {
 fn what_is_not_there_is_answered_with_what_is() {
     let worker = scripted().start();
     let client = worker.client();
-    let answer = client.get("/v1/rerank");
+    let answer = client.get("/v1/moderations");
     assert_eq!(answer.status, 404);
     let message = answer.json()["error"]["message"]
         .as_str()

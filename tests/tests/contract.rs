@@ -114,7 +114,7 @@ fn refusals_are_counted_by_their_code_and_logged_with_their_correlation_id() {
     let headers = [("X-Correlation-Id", "find-me")];
     let wrong = client.try_request("POST", "/execute", &headers, b"{\"prompt\":1}");
     assert_eq!(wrong.unwrap().status, 400);
-    assert_eq!(client.get("/v1/rerank").status, 404);
+    assert_eq!(client.get("/v1/moderations").status, 404);
     let text = client.get("/metrics").text();
     for line in [
         "worker_orcd_requests_refused_total{code=\"INVALID_REQUEST\"} 1",
