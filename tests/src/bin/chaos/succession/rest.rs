@@ -161,7 +161,10 @@ mod tests {
             what: "test".to_owned(),
             api,
             is_streamed: true,
-            body: json!({}),
+            body: match api {
+                Api::Chat | Api::Completions => json!({"n": 2}),
+                _ => json!({}),
+            },
             expects: super::super::Expects::Answer,
         };
         let mut stream = Stream::open(&client, &request, "job").unwrap();
@@ -189,6 +192,11 @@ mod tests {
         assert!(
             found.starts_with("GET /v1/chat/completions/its-id?from=1.2 HTTP"),
             "{found}"
+        );
+        let found = asked(Api::Completions, &choices[2..3]);
+        assert!(
+            found.starts_with("GET /v1/completions/its-id?from=0.1 HTTP"),
+            "of one nothing has come: {found}"
         );
         let found = asked(Api::Completions, &choices[2..]);
         assert!(
