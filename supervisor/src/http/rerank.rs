@@ -77,17 +77,24 @@ async fn try_rerank(
 /// Where the model is no reranker.
 pub fn template(model: &LoadedModel) -> Result<&str, ApiError> {
     let facts = &model.facts;
-    facts.rerank_template.as_deref().ok_or_else(|| {
+    let template = facts.rerank_template.as_deref();
+    template.filter(|it| has_both_once(it)).ok_or_else(|| {
         let why = match facts.pooling_type {
             Some(RANK) => {
                 "is a reranker of a kind that is not served: its file lacks the head (cls.output.weight, of two rows) \
-                 or the prompt (tokenizer.chat_template.rerank, with {query} and {document}), or is of an architecture \
+                 or the prompt (tokenizer.chat_template.rerank, with {query} and {document} once each), or is of an architecture \
                  that has none"
             }
             _ => "gives no scores: its file is not that of a reranker (pooling type rank)",
         };
         ApiError::no_such_model(format!("this model {why}"))
     })
+}
+
+/// A file that named one of them many times would make many times of what a client wrote.
+fn has_both_once(template: &str) -> bool {
+    let mut places = [QUERY, DOCUMENT].into_iter();
+    places.all(|place| template.matches(place).count() == 1)
 }
 
 /// The pieces of a prompt, and whether a client wrote them. What a client wrote is not looked into.
@@ -112,7 +119,7 @@ mod tests {
 
     #[test]
     fn a_query_and_a_document_are_put_into_the_prompt_and_not_into_each_other() {
-        let pieces = filled("a{query}b{document}{query}", "{document}", "{query}");
+        let pieces = filled("a{query}b{document}", "{document}", "{query}");
         let told: Vec<_> = pieces.iter().map(|(text, own)| (&**text, *own)).collect();
         let expected = [
             ("a", false),
@@ -120,9 +127,20 @@ mod tests {
             ("b", false),
             ("{query}", true),
             ("", false),
-            ("{document}", true),
-            ("", false),
         ];
         assert_eq!(told, expected);
+    }
+
+    #[test]
+    fn a_prompt_has_one_place_for_each() {
+        assert!(has_both_once("a{document}b{query}"));
+        for wrong in [
+            "",
+            "{query}",
+            "{query}{document}{query}",
+            "{document}{query}{document}",
+        ] {
+            assert!(!has_both_once(wrong), "{wrong}");
+        }
     }
 }
