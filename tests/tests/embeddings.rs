@@ -41,14 +41,6 @@ fn pooled(pooling: &str) -> WorkerBuilder {
     Worker::real().arg("--pooling", pooling)
 }
 
-fn wait_until_it_computes(client: &Client) {
-    let deadline = Instant::now() + Duration::from_secs(30);
-    while client.health()["load"]["running"].as_u64().unwrap_or(0) == 0 {
-        assert!(Instant::now() < deadline, "nothing runs");
-        thread::sleep(Duration::from_millis(2));
-    }
-}
-
 #[test]
 fn they_equal_llama_cpp_s_for_every_pooling_of_a_file_and_of_the_flag() {
     let folder = tempfile::tempdir().expect("a temporary directory");
@@ -125,7 +117,7 @@ fn a_killed_child_and_a_replaced_supervisor_leave_the_bytes_as_they_are() {
                 let (client, input) = (client.clone(), json!(texts));
                 thread::spawn(move || vectors(&client, &input))
             };
-            wait_until_it_computes(&client);
+            client.wait_until_it_computes();
             match is_killed {
                 true => worker.kill_child(),
                 false => worker.upgrade(),
@@ -191,7 +183,7 @@ fn the_work_of_a_client_that_leaves_is_given_up_and_its_text_is_in_no_log() {
     let mut waits = waits;
     waits.send(head.as_bytes()).expect("it is read");
     waits.send(body.as_bytes()).expect("it is read");
-    wait_until_it_computes(&client);
+    client.wait_until_it_computes();
     drop(waits);
     let deadline = Instant::now() + Duration::from_secs(30);
     while client.health()["load"]["running"] != 0 {

@@ -6,7 +6,6 @@ mod oracle;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::thread;
-use std::time::{Duration, Instant};
 use tempfile::TempDir;
 use worker_orcd_tests::client::Client;
 use worker_orcd_tests::{Worker, WorkerBuilder};
@@ -64,14 +63,6 @@ fn scores(client: &Client, documents: &[String]) -> Vec<Value> {
     results.into_iter().map(score).collect()
 }
 
-fn wait_until_it_computes(client: &Client) {
-    let deadline = Instant::now() + Duration::from_secs(30);
-    while client.health()["load"]["running"].as_u64().unwrap_or(0) == 0 {
-        assert!(Instant::now() < deadline, "nothing runs");
-        thread::sleep(Duration::from_millis(2));
-    }
-}
-
 #[test]
 fn they_equal_llama_cpp_s() {
     let reranker = Reranker::new();
@@ -117,7 +108,7 @@ fn a_killed_child_and_a_replaced_supervisor_leave_the_scores_as_they_are() {
             let (client, documents) = (client.clone(), documents.clone());
             thread::spawn(move || scores(&client, &documents))
         };
-        wait_until_it_computes(&client);
+        client.wait_until_it_computes();
         assert!(!asked.is_finished(), "it is over already");
         match is_killed {
             true => worker.kill_child(),

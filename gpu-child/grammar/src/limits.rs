@@ -43,17 +43,17 @@ pub const MAX_LEXER_BYTES: usize = 64 << 20;
 /// States of a matcher's lexer, also those of one mask.
 const MAX_LEXER_STATES: usize = 16_000;
 
-/// Lexer work of one mask: some milliseconds, at the 14,000 units a millisecond that llguidance names.
+/// Lexer work of one mask, in llguidance's units.
 const STEP_LEXER_FUEL: u64 = 60_000;
 
-/// Parser items of one mask: some milliseconds, at the 20,000 items a millisecond that llguidance names.
+/// Parser items of one mask. One that comes near takes longer than a step; those are left to another thread.
 const STEP_MAX_ITEMS: usize = 50_000;
 
 /// Symbols of all rules. Larger schemas than [`MAX_GRAMMAR_BYTES`] of text lets through have fewer,
 /// except where they are written to explode.
 const MAX_GRAMMAR_SIZE: usize = 200_000;
 
-/// Work to build the lexer: some tens of milliseconds, at 50,000 units a millisecond.
+/// Work to build the lexer, in llguidance's units.
 const INITIAL_LEXER_FUEL: u64 = 1_000_000;
 
 /// Places in rules at one place of the text: what an ambiguous grammar multiplies.

@@ -12,8 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// Bytes that all of it may take. A prompt of 131,072 tokens with 20 most likely tokens for each is less.
 pub(crate) const MOST_BYTES: u64 = 256 << 20;
 
-/// Bytes of what is told of a token, about: itself, and each of its most likely tokens. Half of it is the answer as
-/// it is written.
+/// Bytes of what is told of a token, as an estimate: itself, and each of its most likely tokens.
 const OF_TOKEN: u64 = 256;
 const OF_LIKELY_TOKEN: u64 = 64;
 

@@ -189,6 +189,14 @@ impl Client {
         value.ok_or_else(|| io::Error::other(format!("{name} has no value")))
     }
 
+    /// Waits until a child computes something for somebody.
+    pub fn wait_until_it_computes(&self) {
+        crate::wait::until("something runs", || {
+            let running = self.health()["load"]["running"].as_u64();
+            (running > Some(0)).then_some(())
+        });
+    }
+
     #[must_use]
     pub fn health(&self) -> Value {
         self.get("/health").json()

@@ -34,18 +34,7 @@ impl Reader<'_> {
         let Some(schema) = keywords.get("not") else {
             return Ok(());
         };
-        let inside = format!("{at}/not");
-        let named = own_names(&[keywords]);
-        let negation = self.negated(schema, &inside, &named, MAX_DEPTH)?;
-        let whole = Value::Object(keywords.clone());
-        let left = self
-            .left(&whole, Types::ALL, &negation)
-            .map_err(|keyword| {
-                wrong(
-                    &inside,
-                    &format!("not cannot be followed: no grammar says what {keyword} leaves"),
-                )
-            })?;
+        let left = self.others(keywords, "not", schema, at)?;
         out.more.push(match left.is_empty() {
             true => Value::Bool(false),
             false => any_of(left),
@@ -67,24 +56,32 @@ impl Reader<'_> {
         if yes == no && yes == &Value::Bool(true) {
             return Ok(());
         }
-        let inside = format!("{at}/if");
-        let negation = self.negated(condition, &inside, &own_names(&[keywords]), MAX_DEPTH)?;
-        let whole = Value::Object(keywords.clone());
-        let left = self
-            .left(&whole, Types::ALL, &negation)
-            .map_err(|keyword| {
-                wrong(
-                    &inside,
-                    &format!("if cannot be followed: no grammar says what {keyword} leaves"),
-                )
-            })?;
-        let met = self.schema(condition, &inside)?;
+        let left = self.others(keywords, "if", condition, at)?;
+        let met = self.schema(condition, &format!("{at}/if"))?;
         let yes = self.schema(yes, &format!("{at}/then"))?;
         let no = self.schema(no, &format!("{at}/else"))?;
         let mut ways = vec![json!({"allOf": [met, yes]})];
         ways.extend(left.into_iter().map(|piece| json!({"allOf": [piece, no]})));
         out.more.push(any_of(ways));
         Ok(())
+    }
+
+    /// What is left of a schema where another one inside of it is not met.
+    fn others(
+        &mut self,
+        keywords: &Keywords,
+        name: &str,
+        inner: &Value,
+        at: &str,
+    ) -> Result<Vec<Value>, GrammarError> {
+        let inside = format!("{at}/{name}");
+        let negation = self.negated(inner, &inside, &own_names(&[keywords]), MAX_DEPTH)?;
+        let whole = Value::Object(keywords.clone());
+        let left = self.left(&whole, Types::ALL, &negation);
+        left.map_err(|lost| {
+            let why = format!("{name} cannot be followed: no grammar says what {lost} leaves");
+            wrong(&inside, &why)
+        })
     }
 
     /// Each is a property that is not there, or one that is, and what it asks for.
