@@ -20,6 +20,9 @@ pub struct Questions {
     /// Only say whether this program can compute on that CUDA device.
     #[arg(long, value_name = "ORDINAL", exclusive = true)]
     probe: Option<u32>,
+    /// Only say how many CUDA devices there are.
+    #[arg(long, exclusive = true)]
+    count_devices: bool,
     /// Only say whether this program could serve that file, as far as its header says.
     #[arg(long, value_name = "FILE", exclusive = true)]
     check_model: Option<PathBuf>,
@@ -36,6 +39,9 @@ impl Questions {
     pub fn answer(self) {
         if let Some(ordinal) = self.probe {
             end_with(cuda::outlook(ordinal));
+        }
+        if self.count_devices {
+            end_with(cuda::count_devices().map(|count| count.to_string()));
         }
         if let Some(path) = self.check_model {
             drop(confine_to(&path));

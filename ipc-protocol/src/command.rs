@@ -8,6 +8,7 @@ use crate::logprobs::PromptLogprobs;
 use crate::pooling::Pooling;
 use crate::thinking::ThinkingBudget;
 use serde::{Deserialize, Serialize};
+use std::fmt;
 use std::ops::RangeInclusive;
 
 /// Commands, from the supervisor down. Each variant says when it is legal; a child that gets one at
@@ -137,6 +138,16 @@ pub enum DeviceSelector {
     Cpu,
     /// Ordinal in NVIDIA's driver's enumeration.
     Cuda(u32),
+}
+
+/// The device as it is written on the command line.
+impl fmt::Display for DeviceSelector {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Cpu => f.write_str("cpu"),
+            Self::Cuda(ordinal) => write!(f, "cuda:{ordinal}"),
+        }
+    }
 }
 
 /// A request. `generated` is empty for a new one; when a child takes over from a dead one it holds

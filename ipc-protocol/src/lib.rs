@@ -69,7 +69,8 @@ pub use model::{
 };
 pub use pooling::Pooling;
 pub use probe::{
-    CHECK_CONFINEMENT_FLAG, CHECK_MODEL_FLAG, CHILD_NAME, DIGEST_FLAG, PROBE_FLAG, PROBE_LINE_BYTES,
+    CHECK_CONFINEMENT_FLAG, CHECK_MODEL_FLAG, CHILD_NAME, COUNT_DEVICES_FLAG, DIGEST_FLAG,
+    PROBE_FLAG, PROBE_LINE_BYTES,
 };
 pub use thinking::{MAX_CLOSING_TOKENS, ThinkingBudget};
 pub use vocabulary::Vocabulary;

@@ -6,6 +6,9 @@
 //! [`FaultKind::DeviceUnavailable`](crate::FaultKind::DeviceUnavailable): why not. It makes no context,
 //! so it takes no memory of the device.
 //!
+//! `worker-orcd-gpu --count-devices`: how many CUDA devices are there? `Clean`: the number, in digits.
+//! `DeviceUnavailable`: why nobody can say.
+//!
 //! `worker-orcd-gpu --check-model FILE`: could it serve this file, as far as its header says?
 //! `Clean`: the model, in words. [`FaultKind::ModelLoad`](crate::FaultKind::ModelLoad): why not.
 //!
@@ -21,6 +24,8 @@
 
 /// Followed by the device's ordinal.
 pub const PROBE_FLAG: &str = "--probe";
+
+pub const COUNT_DEVICES_FLAG: &str = "--count-devices";
 
 /// Followed by a path.
 pub const CHECK_MODEL_FLAG: &str = "--check-model";

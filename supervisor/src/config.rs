@@ -114,10 +114,14 @@ pub struct LoadConfig {
 impl LoadConfig {
     /// The option that was given for the other kind of device.
     #[must_use]
-    pub fn without_use_on(&self, device: DeviceSelector) -> Option<&'static str> {
-        match device {
-            DeviceSelector::Cuda(_) => self.threads.and(Some("--threads")),
-            DeviceSelector::Cpu => self.memory_permille.and(Some("--gpu-memory-utilization")),
+    pub fn without_use_on(&self, devices: &[DeviceSelector]) -> Option<&'static str> {
+        let cpus = devices.iter().filter(|it| **it == DeviceSelector::Cpu);
+        match cpus.count() {
+            0 => self.threads.and(Some("--threads")),
+            all if all == devices.len() => {
+                self.memory_permille.and(Some("--gpu-memory-utilization"))
+            }
+            _ => None,
         }
     }
 }
@@ -187,7 +191,7 @@ fn read(reader: &mut Reader<'_>) -> Option<Config> {
     let model_ref = reader.optional("model", |text| Ok(text.to_owned()));
     let model = read_model(reader);
     let device = read_device(reader);
-    refuse_what_would_be_ignored(reader, device);
+    refuse_what_would_be_ignored(reader, device.as_ref());
     let child_binary = read_child_binary(reader);
     let worker_id = reader.optional("worker-id", |text| {
         Uuid::try_parse(text).map_err(|_| format!("{text:?} is no UUID"))
@@ -257,11 +261,14 @@ fn read(reader: &mut Reader<'_>) -> Option<Config> {
 /// An option of the other device, or one that another option leaves nothing to decide. With
 /// `auto` each device's options are for the case that it is chosen; in the other one the log says
 /// so ([`LoadConfig::without_use_on`]).
-fn refuse_what_would_be_ignored(reader: &mut Reader<'_>, device: Option<DeviceChoice>) {
+fn refuse_what_would_be_ignored(reader: &mut Reader<'_>, device: Option<&DeviceChoice>) {
     let useless = match device {
-        Some(DeviceChoice::Cuda(_)) => Some("threads"),
-        Some(DeviceChoice::Cpu) => Some("gpu-memory-utilization"),
-        Some(DeviceChoice::Auto) | None => None,
+        Some(device) if device.is_cpu_alone() => Some("gpu-memory-utilization"),
+        Some(DeviceChoice::Named(devices)) if !devices.contains(&DeviceSelector::Cpu) => {
+            Some("threads")
+        }
+        Some(DeviceChoice::All) => Some("threads"),
+        Some(DeviceChoice::Auto | DeviceChoice::Named(_)) | None => None,
     };
     if let (Some(device), Some(name)) = (device, useless.filter(|name| reader.has(name))) {
         let origin = reader.origin(name).to_owned();
@@ -390,8 +397,10 @@ fn read_device(reader: &mut Reader<'_>) -> Option<DeviceChoice> {
     let device = reader.optional("device", DeviceChoice::parse);
     match (reader.has("gpu-device"), device) {
         (false, device) => device,
-        (true, None | Some(DeviceChoice::Auto)) => ordinal.map(DeviceChoice::Cuda),
-        (true, Some(device)) if Some(device) == ordinal.map(DeviceChoice::Cuda) => Some(device),
+        (true, None | Some(DeviceChoice::Auto)) => ordinal.map(DeviceChoice::cuda),
+        (true, Some(device)) if Some(&device) == ordinal.map(DeviceChoice::cuda).as_ref() => {
+            Some(device)
+        }
         (true, Some(device)) => {
             let (one, other) = (reader.origin("gpu-device"), reader.origin("device"));
             reader.error(format!("{one} contradicts {other} ({device})"));

@@ -15,21 +15,23 @@
 //!   [`rate`] how fast its tokens come, [`flood`] how many words are too many, [`silence`] when clients are
 //!   told that it is overdue.
 //! * [`births`] what is told of a child's beginning, [`words`] what its messages mean; [`keeping`] what
-//!   outlives it, [`mps`] where one at a time is all, [`program`] when their program is another,
+//!   outlives it, [`keepings`] on each device, [`devices`] how one goes out of use, [`mps`] where one at a time is all, [`program`] when their program is another,
 //!   [`succession`] when another child serves, [`estate`] when another driver does; [`handles`]
 //!   what clients' tasks want and see.
 //! * [`chronicle`] whatever happens, for whoever asks: [`news`] log lines and snapshots, [`post_mortem`] what
-//!   a report says of a child, [`witness`] what NVIDIA's library adds to it; [`service_manager`] what systemd
+//!   a report says of a child, [`witness`] what NVIDIA's library adds to it, [`witnesses`] of each card; [`service_manager`] what systemd
 //!   is told.
 
 #![expect(clippy::disallowed_methods, reason = "once a turn, for everybody")]
 
 mod births;
 mod chronicle;
+mod devices;
 mod estate;
 mod flood;
 mod handles;
 mod keeping;
+mod keepings;
 mod mps;
 mod news;
 mod post_mortem;
@@ -43,6 +45,7 @@ mod start;
 mod succession;
 mod vitals;
 mod witness;
+mod witnesses;
 mod words;
 
 pub(crate) use start::start;
@@ -51,10 +54,12 @@ use crate::child::Sign;
 use crate::child::link::LinkError;
 use crate::child::spawn::Spawner;
 use crate::driver::chronicle::Chronicle;
+use crate::driver::devices::Models;
 use crate::driver::estate::{Departure, Heritage};
 use crate::driver::handles::Handles;
 use crate::driver::keeping::Keeping;
-use crate::driver::seat::{Built, Happening};
+use crate::driver::keepings::Keepings;
+use crate::driver::seat::{Built, Happening, Seat};
 use crate::driver::seats::Seats;
 use crate::driver::service_manager::ServiceManager;
 use crate::driver::words::{Listener, link_failure};
@@ -69,10 +74,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::{mpsc, watch};
 use worker_orcd_ipc::{Command, Generation, Role};
-use worker_orcd_lifecycle::{ChildEvent, Deed, Effect, Event, SeatId, Worker};
-
-/// Children that serve at once.
-const SERVING: NonZeroU8 = NonZeroU8::MIN;
+use worker_orcd_lifecycle::{ChildEvent, Deed, DeviceId, Effect, Event, SeatId, Worker};
 
 pub(crate) struct Driver {
     settings: EngineSettings,
@@ -83,9 +85,10 @@ pub(crate) struct Driver {
     /// Effects that were not done yet; doing one can lead to another.
     effects: VecDeque<Effect>,
     seats: Seats,
-    keeping: Keeping,
+    keeping: Keepings,
     requests: Requests,
     model: Option<Arc<LoadedModel>>,
+    models: Models,
     handles: Handles,
     chronicle: Chronicle,
     service_manager: ServiceManager,
@@ -98,7 +101,7 @@ pub(crate) struct Driver {
 enum Occasion {
     InSeat(SeatId, Happening),
     Control(Control),
-    Sighting(Sighting),
+    Sighting(DeviceId, Sighting),
     Tick,
 }
 
@@ -113,21 +116,24 @@ impl Driver {
     ) -> Self {
         let started = Instant::now();
         let mut chronicle = Chronicle::new(started, &settings, &shared);
-        let mut rules = mps::rules(&mut settings, started, &mut chronicle.news);
+        let rules = mps::rules(&mut settings, started, &mut chronicle.news);
         let heritage = Heritage::of(estate, &settings);
-        rules.before = heritage.before();
-        let (worker, effects) = Worker::start(Duration::ZERO, rules, SERVING);
+        let (worker, effects) = Worker::start(Duration::ZERO, rules, &heritage.before());
+        let devices = worker.devices().count();
+        let of_devices = u8::try_from(devices).ok().and_then(NonZeroU8::new);
+        let of_devices = of_devices.unwrap_or(NonZeroU8::MIN);
         Self {
             chronicle,
-            requests: Requests::new(Arc::clone(&shared.registry), SERVING),
+            requests: Requests::new(Arc::clone(&shared.registry), of_devices),
             settings,
             started,
             now: started,
             seats: Seats::new(worker.seats(), started, spawner),
             worker,
             effects: effects.into(),
-            keeping: Keeping::default(),
+            keeping: Keepings::new(devices),
             model: None,
+            models: Models::new(devices),
             handles: Handles::new(shared, controls, milestones),
             service_manager: ServiceManager::of_this_process(),
             heritage,
@@ -148,7 +154,9 @@ impl Driver {
             let occasion = tokio::select! {
                 (seat, happening) = self.seats.next() => Occasion::InSeat(seat, happening),
                 control = self.handles.next() => Occasion::Control(control),
-                sighting = self.chronicle.gpu.next() => Occasion::Sighting(sighting),
+                (device, sighting) = self.chronicle.gpu.next() => {
+                    Occasion::Sighting(device, sighting)
+                }
                 () = &mut timer => Occasion::Tick,
             };
             self.now = Instant::now();
@@ -167,7 +175,7 @@ impl Driver {
             Occasion::InSeat(seat, Happening::Spawned(spawned)) => self.on_spawned(seat, spawned),
             Occasion::InSeat(seat, Happening::Built(built)) => self.on_built(seat, *built),
             Occasion::Control(control) => self.on_control(control),
-            Occasion::Sighting(sighting) => self.on_sighting(sighting),
+            Occasion::Sighting(device, sighting) => self.on_sighting(device, sighting),
             Occasion::Tick => self.on_tick(),
         }
     }
@@ -203,6 +211,8 @@ impl Driver {
             Control::Abandon(id) => self.requests.abandon(id, self.now),
             Control::Drain(timeout) => self.tell(Event::Drain { timeout }),
             Control::Replace => self.tell(Event::Replace),
+            Control::Withdraw(device, asker) => self.asked_to_withdraw(device, asker),
+            Control::Readmit(device, asker) => self.asked_to_readmit(device, asker),
             Control::StopNow => self.tell(Event::StopNow),
             Control::CopyEstate(asker) => drop(asker.send(self.estate())),
             Control::Leave(heir) => self.prepare_to_leave(heir),
@@ -215,9 +225,9 @@ impl Driver {
         self.tell(Event::Child { generation, event });
     }
 
-    fn on_sighting(&mut self, sighting: Sighting) {
-        if let Some(testimony) = self.chronicle.sighted(sighting, &self.seats) {
-            self.tell(Event::Gpu(testimony));
+    fn on_sighting(&mut self, device: DeviceId, sighting: Sighting) {
+        if let Some(testimony) = self.chronicle.sighted(device, sighting, &self.seats) {
+            self.tell(Event::Gpu(device, testimony));
         }
     }
 
@@ -237,8 +247,8 @@ impl Driver {
             }
         }
         let Chronicle { gpu, crashes, .. } = &mut self.chronicle;
-        for testimony in gpu.overdue(now, crashes) {
-            self.tell(Event::Gpu(testimony));
+        for (device, testimony) in gpu.overdue(now, crashes) {
+            self.tell(Event::Gpu(device, testimony));
         }
         self.tell(Event::Tick);
     }
@@ -307,6 +317,7 @@ impl Driver {
         loop {
             self.do_effects();
             self.send_commands();
+            self.tell_of_vacated();
             if self.worker.is_draining() && self.handles.is_idle() {
                 self.tell(Event::Idle);
             }
@@ -336,6 +347,8 @@ impl Driver {
                 self.seats[heir].role = Role::Active;
                 self.chronicle.crashes.inherit(of, heir);
             }
+            Effect::DeviceOut(device) => self.device_out(device),
+            Effect::DeviceIn(device) => self.device_in(device),
             Effect::RefuseNewWork => {
                 let refusal = match self.worker.failure() {
                     Some(failure) => Refusal::Unavailable(failure.reason.clone()),
@@ -371,7 +384,8 @@ impl Driver {
                 chronicle.noticed(now, seat, generation, state, served);
                 self.requests.suspend(seat);
             }
-            Deed::DoubtWeights(cause) => self.keeping.let_go(&cause),
+            Deed::Vacate => self.requests.withdraw(seat),
+            Deed::DoubtWeights(cause) => self.keeping[seat].let_go(&cause),
             Deed::Release => self.release(seat, generation),
             Deed::Dismiss => self.send(seat, &Command::Shutdown),
             Deed::Kill(signal) => {
@@ -381,14 +395,16 @@ impl Driver {
             }
             Deed::Bury(cause) => {
                 let (bereft, requests) = (&mut self.seats[seat], &mut self.requests);
-                let chronicle = &mut self.chronicle;
-                chronicle.gpu.keeps(self.keeping.bytes());
+                let (chronicle, keeping) = (&mut self.chronicle, &mut self.keeping[seat]);
+                chronicle.gpu[seat].keeps(keeping.bytes());
                 let scene = chronicle.buried(now, bereft, generation, &cause, requests);
                 requests.bury(seat, &cause, &scene, now);
                 let unfinished = bereft.takes_over_to_serve();
                 bereft.clear();
-                let others = self.seats.iter().any(|seat| seat.child.is_some());
-                self.keeping.bury(&cause, unfinished, others);
+                let of_device = |it: &&Seat| it.id.device() == seat.device();
+                let mut others = self.seats.iter().filter(of_device);
+                let others = others.any(|seat| seat.child.is_some());
+                keeping.bury(&cause, unfinished, others);
             }
         }
     }
@@ -418,8 +434,10 @@ impl Driver {
         let chronicle = &mut self.chronicle;
         let snapshot = chronicle.snapshot(self.now, &self.seats, worker, requests, shared);
         if let Some(mut snapshot) = snapshot {
-            snapshot.model_kept_open = self.keeping.has_model();
-            snapshot.custody = self.keeping.snapshot();
+            snapshot.model_kept_open = self.keeping.iter().any(Keeping::has_model);
+            for (device, kept) in snapshot.devices.iter_mut().zip(self.keeping.iter()) {
+                device.custody = kept.snapshot();
+            }
             self.service_manager.tell(self.now, &snapshot);
             self.handles.publish(snapshot);
         }

@@ -22,12 +22,14 @@ pub use crate::requests::{
 pub use gpu::GpuSnapshot;
 pub use model::LoadedModel;
 pub use sampling::SamplingDefaults;
-pub use snapshot::{ChildSnapshot, EngineSnapshot, FaultsSnapshot, LoadSnapshot, Status};
+pub use snapshot::{
+    ChildSnapshot, DeviceSnapshot, EngineSnapshot, FaultsSnapshot, LoadSnapshot, Status,
+};
 pub use worker_orcd_lifecycle::{Deadlines, RestartPolicy, SupervisorExit};
 
 use crate::crash::{CrashSettings, CrashStore};
 use crate::estate::EngineEstate;
-use crate::requests::control::Control;
+use crate::requests::control::{Answer, Control};
 use crate::requests::orphans::Orphans;
 use crate::requests::record::Record;
 use crate::requests::wal::Restored;
@@ -38,8 +40,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::{mpsc, oneshot, watch};
-use worker_orcd_ipc::{ClientId, LoadOrder, RequestId};
-use worker_orcd_lifecycle::{Before, Settings};
+use worker_orcd_ipc::{ClientId, DeviceSelector, LoadOrder, RequestId};
+use worker_orcd_lifecycle::{DeviceId, Settings};
 
 /// The feature of a child that was built to fail on command.
 const FAULT_INJECTION: &str = "fault-injection";
@@ -49,8 +51,10 @@ const FAULT_INJECTION: &str = "fault-injection";
 pub struct EngineSettings {
     /// Path of `worker-orcd-gpu`.
     pub child_binary: PathBuf,
-    /// The same for every child.
+    /// The same for every child, but for the device, which is the first of `devices`.
     pub load: LoadOrder,
+    /// In the worker's order; one at least.
+    pub devices: Vec<DeviceSelector>,
     pub deadlines: Deadlines,
     pub restart: RestartPolicy,
     /// The choice for requests that do not choose themselves.
@@ -84,7 +88,20 @@ impl EngineSettings {
             accept_features: features.into_iter().map(str::to_owned).collect(),
             standby: self.standby,
             overlap: true,
-            before: Before::Nothing,
+        }
+    }
+
+    /// A device as it is written on the command line.
+    pub(crate) fn device_name(&self, device: DeviceId) -> String {
+        self.load_on(device).device.to_string()
+    }
+
+    /// The order for a child of that device.
+    pub(crate) fn load_on(&self, device: DeviceId) -> LoadOrder {
+        let selector = self.devices.get(usize::from(device.0));
+        LoadOrder {
+            device: selector.copied().unwrap_or(self.load.device),
+            ..self.load.clone()
         }
     }
 }
@@ -270,6 +287,29 @@ impl Engine {
     /// Puts a new child in the place of the one that serves, once the new one is ready.
     pub fn replace_child(&self) {
         drop(self.controls.send(Control::Replace));
+    }
+
+    /// Takes a device out of use: its streams go on with others, and its child ends.
+    ///
+    /// # Errors
+    /// Why that cannot be.
+    pub async fn withdraw_device(&self, device: DeviceId) -> Result<(), String> {
+        self.ask(|asker| Control::Withdraw(device, asker)).await
+    }
+
+    /// Uses a device again that is out of use.
+    ///
+    /// # Errors
+    /// Why that cannot be.
+    pub async fn readmit_device(&self, device: DeviceId) -> Result<(), String> {
+        self.ask(|asker| Control::Readmit(device, asker)).await
+    }
+
+    async fn ask(&self, control: impl FnOnce(Answer) -> Control) -> Result<(), String> {
+        let (asker, answer) = oneshot::channel();
+        let ended = |_| Err("the engine has ended".to_owned());
+        drop(self.controls.send(control(asker)));
+        answer.await.unwrap_or_else(ended)
     }
 
     /// Ends now: terminal errors for every request, SIGKILL for the child.

@@ -16,6 +16,14 @@ pub struct EngineEstate {
     pub note: EngineNote,
     pub wal: Option<OwnedFd>,
     pub model: Option<OwnedFd>,
+    /// In the order of the worker's list.
+    pub devices: Vec<DeviceEstate>,
+}
+
+/// The estate of one device.
+#[derive(Debug, Default)]
+pub struct DeviceEstate {
+    pub note: DeviceNote,
     pub weights: Option<OwnedFd>,
     /// The KV cache of the last child.
     pub kv: Option<OwnedFd>,
@@ -26,34 +34,41 @@ pub struct EngineEstate {
 pub struct EngineNote {
     /// The model as it was asked for. Weights of another one are no use.
     pub model_path: String,
-    pub device: Option<DeviceSelector>,
     /// Digest of the model that streams began with, once there is one.
     pub digest: Option<[u8; 32]>,
-    pub weights: Option<(WeightsManifest, Generation)>,
     /// The child that was begun last, where it may still be dying.
     pub last_child: Option<Generation>,
+    pub devices: Vec<DeviceNote>,
+    pub has_wal: bool,
+    pub has_model: bool,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DeviceNote {
+    pub selector: Option<DeviceSelector>,
+    pub weights: Option<(WeightsManifest, Generation)>,
     /// Size of the KV cache of the child that served.
     pub kv_bytes: Option<u64>,
     pub kv: Option<KvSource>,
     pub(crate) child: Option<ChildNote>,
-    pub has_wal: bool,
-    pub has_model: bool,
 }
 
 impl EngineEstate {
     /// The note, and the descriptors in the order in which [`from_parts`](Self::from_parts) takes them.
     #[must_use]
     pub fn parts(&self) -> (EngineNote, Vec<BorrowedFd<'_>>) {
+        let (notes, of_devices): (Vec<_>, Vec<_>) =
+            self.devices.iter().map(DeviceEstate::parts).unzip();
         let note = EngineNote {
             has_wal: self.wal.is_some(),
             has_model: self.model.is_some(),
-            child: self.child.as_ref().map(|child| child.note.clone()),
+            devices: notes,
             ..self.note.clone()
         };
-        let all = [&self.wal, &self.model, &self.weights, &self.kv];
-        let descriptors = all.into_iter().flatten().map(|it| it.as_fd());
-        let child = self.child.iter().flat_map(LivingChild::descriptors);
-        (note, descriptors.chain(child).collect())
+        let own = [&self.wal, &self.model];
+        let own = own.into_iter().flatten().map(|it| it.as_fd());
+        let descriptors = own.chain(of_devices.into_iter().flatten());
+        (note, descriptors.collect())
     }
 
     /// # Errors
@@ -62,35 +77,86 @@ impl EngineEstate {
         note: EngineNote,
         descriptors: &mut impl Iterator<Item = OwnedFd>,
     ) -> io::Result<Self> {
-        let mut take = |is_there: bool| match (is_there, is_there.then(|| descriptors.next())) {
-            (true, Some(None) | None) => Err(io::Error::from(ErrorKind::UnexpectedEof)),
-            (_, descriptor) => Ok(descriptor.flatten()),
+        let wal = take_if(note.has_wal, descriptors)?;
+        let model = take_if(note.has_model, descriptors)?;
+        let notes = note.devices.iter().cloned();
+        let devices: io::Result<_> = notes
+            .map(|note| DeviceEstate::from_parts(note, descriptors))
+            .collect();
+        Ok(Self {
+            note,
+            wal,
+            model,
+            devices: devices?,
+        })
+    }
+
+    /// Puts what there is of each device at its place in the list, and keeps memory only where it is of the same
+    /// model. Returns the children of devices that are not in the list.
+    pub(crate) fn arrange(
+        &mut self,
+        model_path: &str,
+        devices: &[DeviceSelector],
+    ) -> Vec<LivingChild> {
+        let mut found = std::mem::take(&mut self.devices);
+        for device in devices {
+            let is_it = |it: &DeviceEstate| it.note.selector == Some(*device);
+            let place = found.iter().position(is_it);
+            let estate = place.map(|place| found.remove(place));
+            self.devices.push(estate.unwrap_or_default());
+        }
+        if self.note.model_path != model_path {
+            self.model = None;
+            self.devices.iter_mut().for_each(DeviceEstate::let_go);
+        }
+        found.into_iter().filter_map(|it| it.child).collect()
+    }
+}
+
+impl DeviceEstate {
+    fn parts(&self) -> (DeviceNote, Vec<BorrowedFd<'_>>) {
+        let note = DeviceNote {
+            child: self.child.as_ref().map(|child| child.note.clone()),
+            ..self.note.clone()
         };
-        let [wal, model, weights, kv] = [
-            note.has_wal,
-            note.has_model,
-            note.weights.is_some(),
-            note.kv.is_some(),
-        ]
-        .map(&mut take);
+        let memory = [&self.weights, &self.kv].into_iter().flatten();
+        let child = self.child.iter().flat_map(LivingChild::descriptors);
+        let descriptors = memory.map(|it| it.as_fd()).chain(child).collect();
+        (note, descriptors)
+    }
+
+    fn from_parts(
+        note: DeviceNote,
+        descriptors: &mut impl Iterator<Item = OwnedFd>,
+    ) -> io::Result<Self> {
+        let weights = take_if(note.weights.is_some(), descriptors)?;
+        let kv = take_if(note.kv.is_some(), descriptors)?;
         let child = note.child.clone();
         let child = child.map(|child| LivingChild::from_parts(child, descriptors));
         Ok(Self {
-            wal: wal?,
-            model: model?,
-            weights: weights?,
-            kv: kv?,
+            weights,
+            kv,
             child: child.transpose()?,
             note,
         })
     }
 
-    /// Keeps the memory only where it is that of the same model on the same device.
-    pub fn keep_for(&mut self, model_path: &str, device: DeviceSelector) {
-        if self.note.model_path != model_path || self.note.device != Some(device) {
-            (self.model, self.weights, self.note.weights) = (None, None, None);
-            (self.kv, self.note.kv) = (None, None);
-        }
+    fn let_go(&mut self) {
+        (self.weights, self.note.weights) = (None, None);
+        (self.kv, self.note.kv) = (None, None);
+    }
+}
+
+fn take_if(
+    is_there: bool,
+    descriptors: &mut impl Iterator<Item = OwnedFd>,
+) -> io::Result<Option<OwnedFd>> {
+    match is_there {
+        true => descriptors
+            .next()
+            .map(Some)
+            .ok_or(ErrorKind::UnexpectedEof.into()),
+        false => Ok(None),
     }
 }
 
@@ -98,22 +164,45 @@ impl EngineEstate {
 mod tests {
     use super::*;
 
-    fn estate() -> EngineEstate {
-        let file = || OwnedFd::from(std::fs::File::open("/dev/null").unwrap());
-        EngineEstate {
-            note: EngineNote {
-                model_path: "a.gguf".to_owned(),
-                device: Some(DeviceSelector::Cpu),
-                digest: Some([7; 32]),
-                weights: Some((WeightsManifest::default(), Generation(3))),
-                ..EngineNote::default()
+    fn file() -> OwnedFd {
+        std::fs::File::open("/dev/null").unwrap().into()
+    }
+
+    fn of_device(selector: DeviceSelector, placed_by: u32) -> DeviceEstate {
+        DeviceEstate {
+            note: DeviceNote {
+                selector: Some(selector),
+                weights: Some((WeightsManifest::default(), Generation(placed_by))),
+                ..DeviceNote::default()
             },
-            wal: Some(file()),
-            model: None,
             weights: Some(file()),
             kv: None,
             child: None,
         }
+    }
+
+    fn estate() -> EngineEstate {
+        EngineEstate {
+            note: EngineNote {
+                model_path: "a.gguf".to_owned(),
+                digest: Some([7; 32]),
+                ..EngineNote::default()
+            },
+            wal: Some(file()),
+            model: Some(file()),
+            devices: vec![
+                of_device(DeviceSelector::Cuda(1), 3),
+                of_device(DeviceSelector::Cuda(0), 4),
+            ],
+        }
+    }
+
+    fn placed_by(estate: &EngineEstate) -> Vec<Option<u32>> {
+        let kept = |it: &DeviceEstate| {
+            assert_eq!(it.weights.is_some(), it.note.weights.is_some());
+            it.note.weights.as_ref().map(|(_, child)| child.0)
+        };
+        estate.devices.iter().map(kept).collect()
     }
 
     #[test]
@@ -123,22 +212,30 @@ mod tests {
         let owned = |it: BorrowedFd<'_>| it.try_clone_to_owned().unwrap();
         let mut descriptors = descriptors.into_iter().map(owned);
         let again = EngineEstate::from_parts(note.clone(), &mut descriptors).unwrap();
-        assert!(again.wal.is_some() && again.model.is_none() && again.weights.is_some());
+        assert!(again.wal.is_some() && again.model.is_some());
+        assert_eq!(placed_by(&again), [Some(3), Some(4)]);
         assert_eq!(again.parts().0, note);
         let too_few = EngineEstate::from_parts(note, &mut std::iter::empty());
         assert!(too_few.is_err());
     }
 
     #[test]
-    fn memory_of_another_model_or_device_is_let_go() {
-        for (path, device, kept) in [
-            ("a.gguf", DeviceSelector::Cpu, true),
-            ("b.gguf", DeviceSelector::Cpu, false),
-            ("a.gguf", DeviceSelector::Cuda(0), false),
+    fn memory_goes_to_its_own_device_and_that_of_another_model_is_let_go() {
+        let [first, second, cpu] = [
+            DeviceSelector::Cuda(0),
+            DeviceSelector::Cuda(1),
+            DeviceSelector::Cpu,
+        ];
+        for (path, devices, kept) in [
+            ("a.gguf", vec![first, second], vec![Some(4), Some(3)]),
+            ("a.gguf", vec![second, second], vec![Some(3), None]),
+            ("a.gguf", vec![cpu], vec![None]),
+            ("b.gguf", vec![first, second], vec![None, None]),
         ] {
             let mut estate = estate();
-            estate.keep_for(path, device);
-            assert_eq!(estate.weights.is_some(), kept, "{path} {device:?}");
+            assert!(estate.arrange(path, &devices).is_empty());
+            assert_eq!(placed_by(&estate), kept, "{path} {devices:?}");
+            assert_eq!(estate.model.is_some(), path == "a.gguf");
             assert!(estate.wal.is_some(), "the journal goes on or says why not");
         }
     }

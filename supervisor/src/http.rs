@@ -41,6 +41,7 @@ pub mod client;
 pub mod connection;
 pub mod correlation;
 pub mod crashes;
+pub mod devices;
 pub mod effort;
 pub mod embeddings;
 pub mod error;
@@ -79,7 +80,7 @@ pub mod thinking_budget;
 pub mod tls;
 mod tool_calls;
 
-use crate::config::device::DecidedDevice;
+use crate::config::device::DecidedDevices;
 use crate::config::{Config, RequestLimits};
 use crate::engine::{Engine, Refusal};
 use crate::metrics::Metrics;
@@ -125,7 +126,7 @@ pub struct App {
     pub pooling: Option<Pooling>,
     /// Places of all connections, but for probes that found none.
     pub places: Arc<Places>,
-    pub device: DecidedDevice,
+    pub devices: DecidedDevices,
     pub worker_id: Uuid,
     /// Host names by which this worker may be called.
     pub names: Names,
@@ -146,7 +147,7 @@ pub struct App {
 
 impl App {
     #[must_use]
-    pub fn new(config: &Config, engine: Engine, device: DecidedDevice) -> Self {
+    pub fn new(config: &Config, engine: Engine, devices: DecidedDevices) -> Self {
         let mut names = config.served_model_names.iter().cloned();
         let model_id = names.next().unwrap_or_else(|| name_of_file(config));
         Self {
@@ -164,7 +165,7 @@ impl App {
             parse_special: config.parse_special,
             pooling: config.pooling,
             places: Places::new(config.http.max_connections.get()),
-            device,
+            devices,
             worker_id: config.worker_id,
             names: Names::of(&config.http),
             cors: origin::cors(&config.http.cors_origins),
@@ -192,7 +193,7 @@ impl App {
     /// Device memory in use, where the child has said so.
     #[must_use]
     pub fn device_bytes_in_use(&self) -> Option<u64> {
-        let (memory, _) = self.engine.snapshot().memory?;
+        let (memory, _) = self.engine.snapshot().device().memory?;
         let context = memory.context_bytes.unwrap_or(0);
         Some(memory.known_bytes().saturating_add(context))
     }

@@ -17,6 +17,7 @@
 //!   and the one end; [`logprobs`] what is told of each token; [`stream`] the reader; [`registry`] who may come in ([`refusal`] who may not), [`told_prompts`] what some of them take; [`live`] the driver's
 //!   side: what is with which child, what waits, and what follows when a child dies; [`violation`] what no
 //!   child says of them.
+//! * [`kin`] is which children compute the same bits.
 //! * [`control`] is what clients' tasks want of the driver; [`waits`] counts how long streams wait for their next
 //!   token, and [`totals`] everything else.
 //! * [`wal`] is the journal as another supervisor would find it, and [`orphans`] are those of its requests whose
@@ -28,9 +29,12 @@
 
 pub(crate) mod control;
 pub mod fingerprint;
+mod kin;
 pub mod live;
 pub mod logprobs;
 pub(crate) mod orphans;
+pub(crate) mod placement;
+mod prefixes;
 pub mod progress;
 pub mod quarantine;
 pub mod record;
@@ -54,7 +58,8 @@ mod bad_machine;
 pub(crate) mod testing;
 
 pub use fingerprint::Fingerprint;
-pub use live::Requests;
+pub use kin::Kin;
+pub use live::{Requests, ServedBy};
 pub use logprobs::{Listed, ListedToken};
 pub use progress::Skip;
 pub use quarantine::Quarantined;

@@ -70,7 +70,7 @@ use crate::device::{
 use crate::model::ModelConfig;
 use board::Board;
 use context::Context;
-pub use context::outlook;
+pub use context::{count_devices, outlook};
 use decode_step::DecodeStep;
 use graph::Graphs;
 use head::OpenStep;

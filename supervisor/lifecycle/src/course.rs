@@ -1,7 +1,6 @@
 //! The course of a worker: on, to its end, or nowhere any more.
 
 use crate::exit::SupervisorExit;
-use crate::gpu::Condemnation;
 use crate::restart_policy::WorkerFailure;
 use std::time::Duration;
 
@@ -12,11 +11,6 @@ pub(crate) enum Course {
     Serve,
     /// The same until what was accepted is finished, or time is over.
     Drain(Drain),
-    /// The device gets no further child; when the last is gone, the worker has failed.
-    Condemned {
-        condemnation: Condemnation,
-        drain: Option<Drain>,
-    },
     /// Decided: what this ends with, once no process is left.
     Leave(End),
     Over {
@@ -42,7 +36,6 @@ impl Course {
     pub(crate) fn drain(&self) -> Option<Drain> {
         match self {
             Self::Drain(drain) => Some(*drain),
-            Self::Condemned { drain, .. } => *drain,
             Self::Serve | Self::Leave(_) | Self::Over { .. } => None,
         }
     }

@@ -20,6 +20,10 @@ pub enum Effect {
         of: SeatId,
         heir: SeatId,
     },
+    /// The device gets no further child, and no process is left on it; others are in use.
+    DeviceOut(DeviceId),
+    /// The device is in use again.
+    DeviceIn(DeviceId),
     RefuseNewWork,
     /// Terminal errors for every request that is left.
     EndRequests(EndReason),
@@ -52,6 +56,8 @@ pub enum Deed {
     DoubtWeights(DeathCause),
     /// The child says nothing more that counts: its requests need not wait until it is buried.
     Release,
+    /// The child is to go: give what it has to others, then say [`Event::Vacated`](crate::Event::Vacated).
+    Vacate,
     /// Send `Command::Shutdown`.
     Dismiss,
     /// A signal to its whole process group.
@@ -64,6 +70,25 @@ pub enum Deed {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SeatId(pub u8);
 
+/// A device of a worker: its number in the worker's list, from 0.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct DeviceId(pub u8);
+
+/// For the child that serves, and for the one that stands by or replaces it.
+pub(crate) const SEATS_OF_A_DEVICE: u8 = 2;
+
+impl SeatId {
+    /// The device that its child computes on.
+    #[must_use]
+    pub fn device(self) -> DeviceId {
+        DeviceId(self.0 / SEATS_OF_A_DEVICE)
+    }
+
+    pub(crate) fn first_of(device: DeviceId) -> Self {
+        Self(device.0 * SEATS_OF_A_DEVICE)
+    }
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Signal {
     Term,
@@ -75,6 +100,12 @@ pub enum EndReason {
     DrainDeadline,
     StoppedAtOnce,
     Failed,
+}
+
+impl fmt::Display for DeviceId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.0)
+    }
 }
 
 impl fmt::Display for SeatId {

@@ -1,6 +1,7 @@
 //! Events: what can happen to the worker.
 
 use crate::death::{Exit, HandshakeRefusal};
+use crate::effect::{DeviceId, SeatId};
 use crate::gpu::Testimony;
 use std::time::Duration;
 use worker_orcd_ipc::{Fault, Generation};
@@ -17,14 +18,20 @@ pub enum Event {
         generation: Generation,
         event: ChildEvent,
     },
-    /// About the device, whichever child used it.
-    Gpu(Testimony),
+    /// About a device, whichever child used it.
+    Gpu(DeviceId, Testimony),
     /// Take no new work, finish what there is within `timeout`, then end.
     Drain { timeout: Duration },
     /// The last request has ended. The driver says so whenever none is left while draining.
     Idle,
     /// Put a new child in the place of the one that serves, as soon as the new one is ready.
     Replace,
+    /// Take this device out of use, while others go on: its streams move first.
+    Withdraw(DeviceId),
+    /// The child of this seat has nothing any more, after [`Deed::Vacate`](crate::Deed::Vacate).
+    Vacated(SeatId),
+    /// Use a device again that is out of use.
+    Readmit(DeviceId),
     /// End now.
     StopNow,
 }

@@ -35,6 +35,12 @@ impl Ledger {
         self.fruitless = 0;
     }
 
+    /// Forgets what counts against the restart intensity; what was counted stays.
+    pub fn pardon(&mut self) {
+        self.recent.clear();
+        self.fruitless = 0;
+    }
+
     #[must_use]
     pub fn by_cause(&self) -> &BTreeMap<&'static str, u64> {
         &self.by_cause

@@ -11,15 +11,16 @@
 //!    └────────────┴──────────────────┴─────────────────────┘   └──► Unreapable
 //!
 //!  Serve ┄┄► Drain ┄┄► Leave (as soon as no process is left) ──► Over      the Worker
-//!    └┄┄► Condemned ┄┄┄┄┘
+//!
+//!  InUse ┄┄► Leaving (as soon as no process is left) ──► Out ┄┄► InUse     each of its devices
 //! ```
 //!
 //! [`Worker::handle`] takes the time and an [`Event`] and gives back [`Effect`]s for the driver
 //! to perform; [`Worker::poll_deadline`] says when it wants to see [`Event::Tick`]. There always is
 //! such a time until it is over, so nothing is ever awaited for good.
 //!
-//! * [`worker`] the course, and how it all ends; `staff` who follows whom, `seats` whose each one is,
-//!   `standby` whether one is wanted; [`life`] one child's transitions, [`state`] what can be true of it;
+//! * [`worker`] the course, and how it all ends; `standing` whether a device is in use; `staff` who follows whom
+//!   on it, `seats` whose each one is, `generations` their numbers, `standby` whether one is wanted; [`life`] one child's transitions, [`state`] what can be true of it;
 //!   [`event`] what can happen, [`effect`] what to do.
 //! * [`watchdog`] the deadlines of a child that lives; [`death`] why it ended; [`restart_policy`] what
 //!   follows from that; [`gpu`] what the device's driver has to say about it; [`ledger`] how many died lately.
@@ -35,6 +36,7 @@ pub mod death;
 pub mod effect;
 pub mod event;
 pub mod exit;
+mod generations;
 pub mod gpu;
 pub mod ledger;
 pub mod life;
@@ -42,18 +44,20 @@ pub mod restart_policy;
 mod seats;
 mod staff;
 mod standby;
+mod standing;
 pub mod state;
 pub mod watchdog;
 pub mod worker;
 
 pub use death::{Blame, DeathCause, Exit, HandshakeRefusal};
-pub use effect::{Deed, Effect, EndReason, SeatId, Signal};
+pub use effect::{Deed, DeviceId, Effect, EndReason, SeatId, Signal};
 pub use event::{ChildEvent, Event};
 pub use exit::SupervisorExit;
 pub use gpu::{Condemnation, Need, RecoveryAction, Remedy, Testimony, Xid};
 pub use ledger::Ledger;
 pub use life::Life;
 pub use restart_policy::{RestartPolicy, WorkerFailure};
+pub use standing::{Absence, Standing};
 pub use state::{KillStage, LoadProgress, State};
 pub use watchdog::{Deadlines, Watch};
 pub use worker::{Before, Settings, Worker};

@@ -1,51 +1,49 @@
-//! The seats of a worker: whose each one is, and who takes over from whom.
+//! The seats of a device: whose each one is, and who takes over from whom.
 
-use crate::effect::SeatId;
+use crate::effect::{DeviceId, SEATS_OF_A_DEVICE, SeatId};
+use crate::generations::Generations;
 use crate::life::{Deeds, Life};
 use crate::state::State;
 use crate::worker::{Before, Settings};
-use std::num::NonZeroU8;
 use std::time::Duration;
 use worker_orcd_ipc::{Generation, Role};
 
 #[derive(Debug)]
 pub(crate) struct Seats {
+    first: SeatId,
     lives: Vec<Life>,
-    /// Children that serve at once.
-    serving: usize,
-    /// Generation of the child that was ordered last, in whichever seat.
-    newest: Generation,
+    generations: Generations,
+    /// The child of another supervisor, which is the first one here.
+    goes_on: Option<Generation>,
     /// Others may be dying that have no seat here, when the first child begins.
     others_die: bool,
 }
 
 impl Seats {
-    /// A seat for each child that serves, and one more: for a standby, or for the child that replaces
-    /// another.
-    pub(crate) fn new(now: Duration, settings: &Settings, serving: NonZeroU8) -> Self {
+    /// A seat for the child that serves, and one for a standby, or for the child that replaces another.
+    pub(crate) fn new(
+        now: Duration,
+        settings: &Settings,
+        device: DeviceId,
+        before: Before,
+        generations: Generations,
+    ) -> Self {
         let seat = |role| Life::new(now, role, settings);
-        let serving = usize::from(serving.get());
-        let mut lives: Vec<_> = (0..serving).map(|_| seat(Role::Active)).collect();
-        lives.push(seat(Role::Standby));
-        let newest = match settings.before {
-            Before::Nothing => Generation(0),
-            Before::Dying(last) => last,
-            Before::Serving(child) => Generation(child.0.saturating_sub(1)),
-        };
         Self {
-            lives,
-            serving,
-            newest,
-            others_die: matches!(settings.before, Before::Dying(_)),
+            first: SeatId::first_of(device),
+            lives: vec![seat(Role::Active), seat(Role::Standby)],
+            generations,
+            goes_on: match before {
+                Before::Serving(child) => Some(child),
+                Before::Nothing | Before::Dying(_) => None,
+            },
+            others_die: matches!(before, Before::Dying(_)),
         }
     }
 
-    pub(crate) fn newest(&self) -> Generation {
-        self.newest
-    }
-
     pub(crate) fn ids(&self) -> impl Iterator<Item = SeatId> + use<> {
-        (0..).map(SeatId).take(self.lives.len())
+        let first = self.first.0;
+        (first..first + SEATS_OF_A_DEVICE).map(SeatId)
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = &Life> {
@@ -57,11 +55,11 @@ impl Seats {
     }
 
     pub(crate) fn get(&self, seat: SeatId) -> &Life {
-        &self.lives[usize::from(seat.0)]
+        &self.lives[usize::from(seat.0 - self.first.0)]
     }
 
     pub(crate) fn get_mut(&mut self, seat: SeatId) -> &mut Life {
-        &mut self.lives[usize::from(seat.0)]
+        &mut self.lives[usize::from(seat.0 - self.first.0)]
     }
 
     /// The seat of the child of that generation.
@@ -76,8 +74,10 @@ impl Seats {
     }
 
     pub(crate) fn spawn(&mut self, now: Duration, seat: SeatId) -> Deeds {
-        self.newest = self.newest.next();
-        let generation = self.newest;
+        let generation = match self.goes_on.take() {
+            Some(child) => child,
+            None => self.generations.next(),
+        };
         // A standby takes most of its memory when it is promoted; the dying may still have it.
         let others_die = std::mem::take(&mut self.others_die);
         let is_behind = others_die || self.lives.iter().any(|life| life.state().is_ending());
@@ -91,18 +91,34 @@ impl Seats {
         standbys.find(|seat| matches!(self.get(*seat).state(), State::Vacant { .. }))
     }
 
+    /// No process is left.
+    pub(crate) fn are_over(&self) -> bool {
+        self.iter().all(|life| life.state().is_over())
+    }
+
+    /// A process is stuck in the kernel.
+    pub(crate) fn has_unreapable(&self) -> bool {
+        let mut states = self.iter().map(Life::state);
+        states.any(|state| matches!(state, State::Unreapable { .. }))
+    }
+
+    /// Empty seats, as at the start.
+    pub(crate) fn reopen(&mut self) {
+        for (life, role) in self.lives.iter_mut().zip([Role::Active, Role::Standby]) {
+            life.assign(role);
+        }
+    }
+
     // === who takes over ===
 
-    /// As many children serve as there are to be, or are on their way to it.
+    /// A child serves, or is on its way to it.
     pub(crate) fn are_staffed(&self) -> bool {
-        let active = self
-            .with_role(Role::Active)
-            .map(|seat| self.get(seat).state());
-        let staff = active.filter(|state| match state {
+        let active = self.with_role(Role::Active);
+        let mut states = active.map(|seat| self.get(seat).state());
+        states.any(|state| match state {
             State::Vacant { spawn_at, .. } => spawn_at.is_some(),
             state => state.is_under_way(),
-        });
-        staff.count() >= self.serving
+        })
     }
 
     /// The standby that is the nearest to serving.

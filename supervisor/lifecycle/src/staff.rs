@@ -1,22 +1,26 @@
-//! The staff of a worker: its children, and who follows whom. Of drains and exits the
-//! [worker](crate::worker) knows.
+//! The staff of one device: its children, and who follows whom; [`leaving`] is how a device goes out of use, and
+//! comes back. Of drains and exits the [worker](crate::worker) knows.
+
+mod leaving;
 
 use crate::death::DeathCause;
-use crate::effect::{Deed, Effect, SeatId};
+use crate::effect::{Deed, DeviceId, Effect, SeatId};
 use crate::exit::SupervisorExit;
+use crate::generations::Generations;
 use crate::ledger::Ledger;
 use crate::life::Life;
 use crate::restart_policy::WorkerFailure;
 use crate::seats::Seats;
 use crate::standby::{self, Standby};
+use crate::standing::Standing;
 use crate::state::State;
-use crate::worker::Settings;
-use std::num::NonZeroU8;
+use crate::worker::{Before, Settings};
 use std::time::Duration;
 use worker_orcd_ipc::Role;
 
 #[derive(Debug)]
 pub(crate) struct Staff {
+    pub(crate) device: DeviceId,
     pub(crate) settings: Settings,
     pub(crate) seats: Seats,
     pub(crate) standby: Standby,
@@ -26,6 +30,7 @@ pub(crate) struct Staff {
     pub(crate) ledger: Ledger,
     /// Nobody follows any more.
     is_closed: bool,
+    pub(crate) standing: Standing,
     /// Why no child can follow, until the worker asks.
     failure: Option<WorkerFailure>,
 }
@@ -33,24 +38,34 @@ pub(crate) struct Staff {
 type Effects = Vec<Effect>;
 
 impl Staff {
-    pub(crate) fn new(now: Duration, settings: Settings, serving: NonZeroU8) -> Self {
+    pub(crate) fn new(
+        now: Duration,
+        settings: Settings,
+        device: DeviceId,
+        before: Before,
+        generations: Generations,
+    ) -> Self {
         Self {
-            seats: Seats::new(now, &settings, serving),
+            device,
+            seats: Seats::new(now, &settings, device, before, generations),
             standby: Standby::new(settings.standby),
             settings,
             has_served: false,
             successions: 0,
             ledger: Ledger::default(),
             is_closed: false,
+            standing: Standing::InUse,
             failure: None,
         }
     }
 
-    /// Spawns as many children as are to serve at once.
+    /// Spawns the child that is to serve.
     pub(crate) fn start(&mut self, now: Duration) -> Effects {
-        let first: Vec<_> = self.seats.with_role(Role::Active).collect();
-        let spawn = |seat| self.spawn(now, seat);
-        first.into_iter().flat_map(spawn).collect()
+        let first = self.seats.with_role(Role::Active).next();
+        match first {
+            Some(seat) => self.spawn(now, seat),
+            None => vec![],
+        }
     }
 
     /// Lets no further child follow.

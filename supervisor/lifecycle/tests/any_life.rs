@@ -8,11 +8,10 @@ mod common;
 use common::{PID, Sim, beat, every_event};
 use proptest::prelude::*;
 use std::collections::BTreeSet;
-use std::num::NonZeroU8;
 use std::time::Duration;
 use worker_orcd_ipc::Generation;
 use worker_orcd_lifecycle::{
-    ChildEvent, Deed, Effect, Event, Exit, SeatId, Settings, Signal, State,
+    Before, ChildEvent, Deed, DeviceId, Effect, Event, Exit, SeatId, Settings, Signal, State,
 };
 
 /// How a child answers from now on.
@@ -34,8 +33,8 @@ enum Step {
 }
 
 fn steps() -> impl Strategy<Value = Vec<Step>> {
-    let events = every_event(Generation::FIRST).len();
-    let event = (0..events, 0_u8..4, prop::bool::weighted(0.1));
+    let events = every_event(SeatId(0), Generation::FIRST).len();
+    let event = (0..events, 0_u8..6, prop::bool::weighted(0.1));
     let step = prop_oneof![
         4 => event.prop_map(|(index, seat, stale)| Step::Event(index, seat, stale)),
         1 => (0u64..3_000).prop_map(Step::Pass),
@@ -46,7 +45,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 /// Children in their seats, and the kernel around them.
 struct World {
     sim: Sim,
-    /// One more than serve at once.
+    /// Two of each device.
     seats: u8,
     standby: bool,
     temper: Temper,
@@ -56,16 +55,17 @@ struct World {
 }
 
 impl World {
-    fn new(serving: u8, standby: bool, overlap: bool, temper: Temper) -> Self {
+    fn new(devices: u8, standby: bool, overlap: bool, temper: Temper) -> Self {
         let settings = Settings {
             standby,
             overlap,
             ..Settings::default()
         };
-        let (sim, _) = Sim::with_seats(settings, NonZeroU8::new(serving).unwrap());
+        let before = vec![Before::Nothing; usize::from(devices)];
+        let (sim, _) = Sim::with_devices(settings, &before);
         Self {
             sim,
-            seats: serving + 1,
+            seats: 2 * devices,
             standby,
             temper,
             ends: 0,
@@ -85,7 +85,7 @@ impl World {
                 if *stale {
                     generation = Generation(generation.0.wrapping_sub(1));
                 }
-                let (_, event) = every_event(generation).swap_remove(*index);
+                let (_, event) = every_event(seat, generation).swap_remove(*index);
                 let effects = self.sim.event(event);
                 self.note(&effects);
             }
@@ -115,15 +115,23 @@ impl World {
         assert!(self.ends <= 1, "ended twice");
         let mut lives = self.lives();
         assert!(!is_over || lives.all(State::is_over), "a process is left");
-        let generations: BTreeSet<_> = (0..self.seats)
-            .map(|seat| self.sim.worker.seat(SeatId(seat)).generation())
-            .collect();
-        assert_eq!(generations.len(), usize::from(self.seats), "one child each");
-        let serving = self.lives().filter(|state| state.takes_work());
-        assert!(
-            serving.count() < usize::from(self.seats),
-            "a standby serves"
-        );
+        let ordered = self.generations().filter(|it| *it != Generation(0));
+        let generations: BTreeSet<_> = ordered.clone().collect();
+        assert_eq!(generations.len(), ordered.count(), "one child each");
+        for device in self.sim.worker.devices() {
+            let seats = (0..self.seats).map(SeatId);
+            let lives = seats.filter(|seat| seat.device() == device);
+            let mut states = lives.map(|seat| self.sim.worker.seat(seat).state());
+            let serving = states.clone().filter(|state| state.takes_work());
+            assert!(serving.count() <= 1, "a standby serves");
+            let is_out = self.sim.worker.standing(device).is_out();
+            assert!(!is_out || states.all(State::is_over), "it is in use");
+        }
+    }
+
+    fn generations(&self) -> impl Iterator<Item = Generation> + Clone {
+        let seats = (0..self.seats).map(SeatId);
+        seats.map(|seat| self.sim.worker.seat(seat).generation())
     }
 
     fn lives(&self) -> impl Iterator<Item = &State> {
@@ -138,6 +146,11 @@ impl World {
                 // Time passes under a pulse.
                 silent &= event == beat();
                 let effects = self.sim.child_in(seat, event);
+                self.note(&effects);
+            }
+            let serves = self.sim.worker.seat(seat).state().takes_work();
+            if serves && !self.sim.worker.standing(seat.device()).is_in_use() {
+                let effects = self.sim.event(Event::Vacated(seat));
                 self.note(&effects);
             }
         }
@@ -196,14 +209,23 @@ impl World {
     }
 
     fn settled(&self) -> bool {
-        let serving = self.lives().filter(|state| state.takes_work()).count();
-        let is_wanted = self.standby && self.sim.worker.standby_given_up().is_none();
-        let standby = self.lives().any(|state| match state {
+        let worker = &self.sim.worker;
+        worker.is_over() || worker.devices().all(|device| self.is_settled(device))
+    }
+
+    fn is_settled(&self, device: DeviceId) -> bool {
+        let worker = &self.sim.worker;
+        let seats = (0..self.seats).map(SeatId);
+        let seats = seats.filter(|seat| seat.device() == device);
+        let mut states = seats.map(|seat| worker.seat(seat).state());
+        let serves = states.clone().any(State::takes_work);
+        let is_wanted = self.standby && worker.standby_given_up(device).is_none();
+        let standby = states.any(|state| match state {
             State::StandingBy { .. } => true,
             State::Vacant { spawn_at: None, .. } => !is_wanted,
             _ => false,
         });
-        self.sim.worker.is_over() || serving + 1 == usize::from(self.seats) && standby
+        worker.standing(device).is_out() || serves && standby
     }
 }
 
@@ -211,8 +233,8 @@ fn pid(seat: SeatId) -> u32 {
     PID + u32::from(seat.0)
 }
 
-fn serving() -> impl Strategy<Value = u8> {
-    prop::sample::select(vec![1, 2, 4])
+fn devices() -> impl Strategy<Value = u8> {
+    prop::sample::select(vec![1, 2, 3])
 }
 
 fn temper() -> impl Strategy<Value = Temper> {
@@ -234,11 +256,11 @@ proptest! {
     fn any_life_ends_in_serving_or_in_a_final_state(
         steps in steps(),
         temper in temper(),
-        serving in serving(),
+        devices in devices(),
         standby: bool,
         overlap: bool,
     ) {
-        let mut world = World::new(serving, standby, overlap, temper);
+        let mut world = World::new(devices, standby, overlap, temper);
         for step in &steps {
             world.run(step);
         }
@@ -257,12 +279,12 @@ proptest! {
     fn once_told_to_stop_any_life_ends(
         steps in steps(),
         temper in temper(),
-        serving in serving(),
+        devices in devices(),
         standby: bool,
         overlap: bool,
         at_once: bool,
     ) {
-        let mut world = World::new(serving, standby, overlap, temper);
+        let mut world = World::new(devices, standby, overlap, temper);
         for step in &steps {
             world.run(step);
         }

@@ -6,8 +6,8 @@ mod common;
 use common::{PID, Sim, after_death, buried};
 use std::time::Duration;
 use worker_orcd_lifecycle::{
-    ChildEvent, Deadlines, Deed, Effect, EndReason, Event, Exit, RecoveryAction, Signal,
-    SupervisorExit, Testimony, Xid,
+    ChildEvent, Deadlines, Deed, DeviceId, Effect, EndReason, Event, Exit, RecoveryAction, SeatId,
+    Signal, SupervisorExit, Testimony, Xid,
 };
 
 const UNCONTAINED: u32 = 95;
@@ -15,7 +15,7 @@ const OFF_THE_BUS: u32 = 79;
 const PAGE_FAULT: u32 = 31;
 
 fn reported(number: u32) -> Event {
-    Event::Gpu(Testimony::Reported(Xid(Some(number))))
+    Event::Gpu(DeviceId(0), Testimony::Reported(Xid(Some(number))))
 }
 
 fn is_killed(effects: &[Effect]) -> bool {
@@ -90,7 +90,9 @@ fn the_word_after_a_death_finds_the_next_child_on_its_way_and_ends_it() {
     sim.reach_serving();
     assert!(spawns(&sim.die(Exit::Signal(11))), "recovery does not wait");
     sim.child(ChildEvent::Spawned { pid: PID });
-    assert!(is_killed(&sim.event(after_death(RecoveryAction::GpuReset))));
+    assert!(is_killed(
+        &sim.event(after_death(SeatId(0), RecoveryAction::GpuReset))
+    ));
     let effects = sim.child(ChildEvent::Exited(Exit::Signal(9)));
     assert_eq!(failed_with(&effects), Some(SupervisorExit::GpuNeedsReset));
 }
@@ -103,7 +105,7 @@ fn in_a_backoff_there_is_nobody_to_wait_for() {
         sim.die(Exit::Signal(11));
     }
     assert_eq!(sim.state(), "backoff");
-    let effects = sim.event(after_death(RecoveryAction::NodeReboot));
+    let effects = sim.event(after_death(SeatId(0), RecoveryAction::NodeReboot));
     assert_eq!(failed_with(&effects), Some(SupervisorExit::NodeNeedsReboot));
 }
 
@@ -126,7 +128,7 @@ fn an_application_s_fault_changes_nothing() {
     assert_eq!(sim.event(reported(PAGE_FAULT)), []);
     assert_eq!(sim.state(), "serving");
     assert!(spawns(&sim.die(Exit::Signal(11))));
-    assert_eq!(sim.event(after_death(RecoveryAction::None)), []);
+    assert_eq!(sim.event(after_death(SeatId(0), RecoveryAction::None)), []);
     sim.reach_serving();
 }
 

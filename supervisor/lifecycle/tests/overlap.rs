@@ -178,11 +178,8 @@ fn a_worker_that_is_to_stop_begins_none() {
 
 #[test]
 fn behind_the_children_of_another_supervisor_the_first_one_takes_its_memory_when_it_serves() {
-    let settings = Settings {
-        before: Before::Dying(Generation(7)),
-        ..Settings::default()
-    };
-    let (mut sim, effects) = Sim::with(settings);
+    let before = [Before::Dying(Generation(7))];
+    let (mut sim, effects) = Sim::with_devices(Settings::default(), &before);
     assert!(matches!(
         effects[..],
         [Effect::Child {
@@ -207,11 +204,8 @@ fn behind_the_children_of_another_supervisor_the_first_one_takes_its_memory_when
 
 #[test]
 fn a_child_that_served_under_another_supervisor_is_the_first_one_here_and_no_death() {
-    let settings = Settings {
-        before: Before::Serving(Generation(7)),
-        ..Settings::default()
-    };
-    let (mut sim, effects) = Sim::with(settings);
+    let before = [Before::Serving(Generation(7))];
+    let (mut sim, effects) = Sim::with_devices(Settings::default(), &before);
     assert!(matches!(
         effects[..],
         [Effect::Child {

@@ -7,7 +7,8 @@ use common::{PID, STANDBY, Sim, beat, device_fault, ended, hello, model_load_fau
 use std::time::Duration;
 use worker_orcd_ipc::{DeviceError, Fault, Generation, Role};
 use worker_orcd_lifecycle::{
-    ChildEvent, DeathCause, Deed, Effect, Event, Exit, SeatId, Signal, State, SupervisorExit,
+    ChildEvent, DeathCause, Deed, DeviceId, Effect, Event, Exit, SeatId, Signal, State,
+    SupervisorExit,
 };
 
 const FIRST: SeatId = SeatId(0);
@@ -140,7 +141,7 @@ fn one_that_was_not_ordered_to_load_yet_is_loaded_to_serve() {
 fn its_deaths_end_nothing_but_the_wish_for_one() {
     let mut sim = standing_by();
     for _ in 0..6 {
-        assert_eq!(sim.worker.standby_given_up(), None);
+        assert_eq!(sim.worker.standby_given_up(DeviceId(0)), None);
         die_in(&mut sim, STANDBY, Exit::Signal(11));
         sim.pass_with(Duration::from_secs(8), beat_all);
         let state = sim.worker.seat(STANDBY).state();
@@ -148,10 +149,13 @@ fn its_deaths_end_nothing_but_the_wish_for_one() {
             sim.child_in(STANDBY, ChildEvent::Spawned { pid: PID });
         }
     }
-    let why = sim.worker.standby_given_up().expect("six deaths");
+    let why = sim
+        .worker
+        .standby_given_up(DeviceId(0))
+        .expect("six deaths");
     assert!(why.contains("6 children died"), "{why}");
     assert_eq!(sim.state(), "serving");
-    assert_eq!(sim.worker.ledger().by_cause()["signalled"], 6);
+    assert_eq!(sim.worker.ledger(DeviceId(0)).by_cause()["signalled"], 6);
     let effects = sim.pass_with(Duration::from_secs(60), beat_all);
     assert_eq!(spawns(&effects), [], "it is given up");
     // Not one of these counts against the child that serves.
@@ -164,12 +168,12 @@ fn one_that_does_not_fit_is_given_up_at_once_and_tried_again_behind_the_next_chi
     sim.reach_loading_standby();
     sim.child_in(STANDBY, ChildEvent::Fault(model_load_fault()));
     die_in(&mut sim, STANDBY, Exit::Code(65));
-    let why = sim.worker.standby_given_up().unwrap_or_default();
+    let why = sim.worker.standby_given_up(DeviceId(0)).unwrap_or_default();
     assert!(why.contains("not a GGUF file"), "{why}");
     assert_eq!(sim.state(), "serving");
     die_in(&mut sim, FIRST, Exit::Signal(9));
     sim.reach_serving();
-    assert_eq!(sim.worker.standby_given_up(), None);
+    assert_eq!(sim.worker.standby_given_up(DeviceId(0)), None);
     let effects = sim.pass_with(Duration::from_secs(1), beat_all);
     assert_eq!(spawns(&effects), [STANDBY]);
 }
@@ -280,7 +284,7 @@ fn a_replacement_is_of_a_new_child_and_nobody_died() {
         sim.now += MOMENT;
         die_in(&mut sim, FIRST, Exit::Code(0));
         let dismissed = DeathCause::Dismissed.label();
-        let deaths = sim.worker.ledger().by_cause().iter();
+        let deaths = sim.worker.ledger(DeviceId(0)).by_cause().iter();
         assert!(
             deaths.clone().all(|(cause, _)| *cause == dismissed),
             "{deaths:?}"

@@ -4,12 +4,11 @@
 mod common;
 
 use common::{PID, Sim, beat, buried, deed, device_fault, ended, hello, killed, model_load_fault};
-use std::num::NonZeroU8;
 use std::time::Duration;
 use worker_orcd_ipc::{Fault, Generation, Role};
 use worker_orcd_lifecycle::{
-    ChildEvent, Deadlines, DeathCause, Deed, Effect, EndReason, Event, Exit, KillStage,
-    RestartPolicy, SeatId, Settings, Signal, State, SupervisorExit,
+    Before, ChildEvent, Deadlines, DeathCause, Deed, DeviceId, Effect, EndReason, Event, Exit,
+    KillStage, RestartPolicy, SeatId, Settings, Signal, State, SupervisorExit,
 };
 
 const MS: Duration = Duration::from_millis(1);
@@ -215,10 +214,10 @@ fn a_spawn_that_never_answers_is_given_up_and_its_late_process_killed() {
 
 #[test]
 fn a_late_process_is_killed_in_its_own_seat() {
-    let two = NonZeroU8::new(2).unwrap();
-    let (mut sim, _) = Sim::with_seats(Settings::default(), two);
+    let two = [Before::Nothing; 2];
+    let (mut sim, _) = Sim::with_devices(Settings::default(), &two);
     sim.pass(Deadlines::default().spawn);
-    let (seat, generation) = (SeatId(1), Generation(2));
+    let (seat, generation) = (SeatId(2), Generation(2));
     let late = ChildEvent::Spawned { pid: PID };
     let deed = Deed::Kill(Signal::Kill);
     let kill = Effect::Child {
@@ -313,7 +312,7 @@ fn five_deaths_a_minute_are_survived_and_the_sixth_is_not() {
             _ => assert_eq!(ended(&effects), Some(SupervisorExit::CrashLoop)),
         }
     }
-    assert_eq!(sim.worker.ledger().by_cause()["signalled"], 6);
+    assert_eq!(sim.worker.ledger(DeviceId(0)).by_cause()["signalled"], 6);
 }
 
 #[test]
@@ -327,7 +326,7 @@ fn deaths_far_apart_never_add_up() {
         sim.die(Exit::Signal(11));
         assert_eq!(sim.state(), "spawning");
     }
-    assert_eq!(sim.worker.ledger().by_cause()["signalled"], 50);
+    assert_eq!(sim.worker.ledger(DeviceId(0)).by_cause()["signalled"], 50);
 }
 
 #[test]
@@ -437,7 +436,7 @@ fn want_of_descriptors_is_nobodys_death_however_long_it_lasts() {
     let (mut sim, _) = Sim::start();
     sim.reach_serving();
     sim.die(Exit::Signal(9));
-    let deaths = format!("{:?}", sim.worker.ledger());
+    let deaths = format!("{:?}", sim.worker.ledger(DeviceId(0)));
     for _ in 0..100 {
         assert_eq!(sim.child(ChildEvent::SpawnStarved), []);
         assert_eq!(sim.state(), "backoff");
@@ -454,7 +453,7 @@ fn want_of_descriptors_is_nobodys_death_however_long_it_lasts() {
             "{effects:?}"
         );
     }
-    assert_eq!(format!("{:?}", sim.worker.ledger()), deaths);
+    assert_eq!(format!("{:?}", sim.worker.ledger(DeviceId(0))), deaths);
     sim.reach_serving();
 }
 
@@ -517,7 +516,7 @@ fn the_oom_killer_is_told_apart_and_given_time() {
         "{effects:?}"
     );
     assert_eq!(sim.state(), "backoff", "the memory is not free yet");
-    assert_eq!(sim.worker.ledger().by_cause()["oom_killed"], 1);
+    assert_eq!(sim.worker.ledger(DeviceId(0)).by_cause()["oom_killed"], 1);
     sim.pass(Duration::from_secs(1));
     assert_eq!(sim.state(), "spawning");
 }

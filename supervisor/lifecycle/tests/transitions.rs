@@ -1,4 +1,4 @@
-//! Two transition tables as readable files: of one life, and of a worker of one seat.
+//! Two transition tables as readable files: of one life, and of a worker of one device.
 //!
 //! After a deliberate change, `UPDATE_GOLDEN=1 cargo test -p worker-orcd-lifecycle` rewrites them,
 //! and the diff is what a reviewer judges.
@@ -11,7 +11,8 @@ use std::fmt::Write as _;
 use std::time::Duration;
 use worker_orcd_ipc::{Generation, Role};
 use worker_orcd_lifecycle::{
-    ChildEvent, Deadlines, DeathCause, Deed, Effect, Event, Exit, Life, Settings, Testimony, Xid,
+    ChildEvent, Deadlines, DeathCause, Deed, DeviceId, Effect, Event, Exit, Life, SeatId, Settings,
+    Testimony, Xid,
 };
 
 const GOLDEN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/");
@@ -101,7 +102,7 @@ const STATES: [(&str, Prepare); 19] = [
 ];
 
 fn condemn(sim: &mut Sim) {
-    sim.event(Event::Gpu(Testimony::Reported(Xid(Some(95)))));
+    sim.event(Event::Gpu(DeviceId(0), Testimony::Reported(Xid(Some(95)))));
 }
 
 type Live = fn(&mut Life);
@@ -208,7 +209,7 @@ fn the_table_of_a_life_is_the_golden_one() {
         for (label, order) in ORDERS {
             line(label, &|life| Some(order(life)));
         }
-        for (label, event) in every_event(Generation::FIRST) {
+        for (label, event) in every_event(SeatId(0), Generation::FIRST) {
             if let Event::Child { event, .. } = event {
                 line(label, &|life| life.tell(SOON, event.clone()));
             }
@@ -225,7 +226,7 @@ fn the_table_of_a_worker_is_the_golden_one() {
     );
     for (name, prepare) in STATES {
         writeln!(text, "\n{name}").unwrap();
-        let events = every_event(reach(prepare).generation());
+        let events = every_event(SeatId(0), reach(prepare).generation());
         for (label, event) in events
             .into_iter()
             .filter(|(_, event)| is_the_workers(event))
@@ -295,6 +296,8 @@ fn describe(effect: &Effect) -> String {
             generation, deed, ..
         } => format!("{generation}: {}", describe_deed(deed)),
         Effect::Succession { of, heir } => format!("{heir} in place of {of}"),
+        Effect::DeviceOut(device) => format!("device {device} out"),
+        Effect::DeviceIn(device) => format!("device {device} in"),
         Effect::RefuseNewWork => "refuse new work".to_owned(),
         Effect::EndRequests(reason) => format!("end requests ({reason:?})"),
         Effect::End { exit, .. } => format!("end {exit}"),
@@ -312,6 +315,7 @@ fn describe_deed(deed: &Deed) -> String {
         Deed::Suspend { .. } => "suspend".to_owned(),
         Deed::DoubtWeights(_) => "doubt weights".to_owned(),
         Deed::Release => "release".to_owned(),
+        Deed::Vacate => "vacate".to_owned(),
         Deed::Dismiss => "dismiss".to_owned(),
         Deed::Kill(signal) => format!("kill {signal:?}"),
         Deed::Bury(cause) => format!("bury ({})", cause.label()),

@@ -16,8 +16,8 @@ use std::time::Duration;
 use tokio::io::AsyncReadExt as _;
 use tokio::net::unix::pipe::Receiver;
 use worker_orcd_ipc::{
-    CHECK_CONFINEMENT_FLAG, CHECK_MODEL_FLAG, CHILD_NAME, DIGEST_FLAG, ExitCode, FaultKind,
-    PROBE_FLAG, PROBE_LINE_BYTES,
+    CHECK_CONFINEMENT_FLAG, CHECK_MODEL_FLAG, CHILD_NAME, COUNT_DEVICES_FLAG, DIGEST_FLAG,
+    ExitCode, FaultKind, PROBE_FLAG, PROBE_LINE_BYTES,
 };
 use worker_orcd_lifecycle::Exit;
 
@@ -37,6 +37,21 @@ pub(crate) async fn ask(program: &Path, ordinal: u32) -> Result<String, String> 
         no: Some(ExitCode::Fault(FaultKind::DeviceUnavailable)),
     };
     question.ask_within(PATIENCE, program).await
+}
+
+/// The number of CUDA devices of this machine.
+///
+/// # Errors
+/// Why nobody can say, or why there was no answer.
+pub(crate) async fn count_devices(program: &Path) -> Result<u32, String> {
+    let question = Question {
+        about: "the number of CUDA devices",
+        arguments: &[COUNT_DEVICES_FLAG.as_ref()],
+        no: Some(ExitCode::Fault(FaultKind::DeviceUnavailable)),
+    };
+    let line = question.ask_within(PATIENCE, program).await?;
+    let not_a_number = |_| format!("the child's program counts {line:?} CUDA devices");
+    line.parse().map_err(not_a_number)
 }
 
 /// The model in words, if a child could load it as far as its header says.
@@ -214,6 +229,16 @@ mod tests {
         let why = question.ask_within(patience, &wedged).await.unwrap_err();
         assert!(why.contains("within 200 ms"), "{why}");
         assert!(began.elapsed() < Duration::from_secs(60));
+    }
+
+    #[tokio::test]
+    async fn devices_are_counted_or_there_is_a_reason() {
+        let two = program("test \"$1\" = --count-devices && echo 2");
+        assert_eq!(count_devices(&two).await, Ok(2));
+        let none = program("echo no driver; exit 67");
+        assert_eq!(count_devices(&none).await, Err("no driver".to_owned()));
+        let why = count_devices(&program("echo two")).await.unwrap_err();
+        assert!(why.contains("two"), "{why}");
     }
 
     #[tokio::test]

@@ -21,7 +21,6 @@ mod port;
 mod service;
 
 use crate::child::probe;
-use crate::config::device::{AUTO_ORDINAL, DeviceChoice};
 use crate::config::environment::Environment;
 use crate::config::examined::Examined;
 use crate::config::sources;
@@ -120,12 +119,12 @@ fn look(
     // Its length alone: what is in it is the child's to say.
     let model = settings.model.as_ref().and_then(|it| it.as_ref().ok());
     let model_bytes = model.and_then(|it| Some(fs::metadata(it).ok()?.len()));
-    let computes_here = answers.device.as_ref().is_none_or(Result::is_err)
-        && !matches!(settings.device, DeviceChoice::Cuda(_));
+    let computes_here =
+        answers.device.as_ref().is_none_or(Result::is_err) && !settings.device.needs_cards();
     let mut findings = vec![host::kernel()];
     findings.push(child::binary(program, answers.version));
     findings.push(child::confinement(answers.confinement));
-    findings.extend(gpu::all(settings.device, answers.device));
+    findings.extend(gpu::all(&settings.device, answers.device));
     findings.extend(settings.http.as_ref().map(host::open_files));
     findings.extend(host::limits(model_bytes));
     findings.extend(host::memory(model_bytes.filter(|_| computes_here)));
@@ -168,18 +167,11 @@ impl Answers {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()?;
-        let ordinal = match settings.device {
-            DeviceChoice::Cpu => None,
-            DeviceChoice::Auto => Some(AUTO_ORDINAL),
-            DeviceChoice::Cuda(ordinal) => Some(ordinal),
-        };
+        let ordinals = settings.device.ordinals();
         Ok(runtime.block_on(async {
             Self {
                 version: probe::version(child).await,
-                device: match ordinal {
-                    Some(ordinal) => Some(probe::ask(child, ordinal).await),
-                    None => None,
-                },
+                device: outlook(child, &ordinals).await,
                 confinement: match settings.child_confinement {
                     true => Some(probe::check_confinement(child).await),
                     false => None,
@@ -196,4 +188,16 @@ impl Answers {
             }
         }))
     }
+}
+
+/// All of them in words, or the first that cannot be used. `None`: there is none to ask for.
+async fn outlook(child: &Path, ordinals: &[u32]) -> Option<Result<String, String>> {
+    let mut words = Vec::new();
+    for ordinal in ordinals {
+        match probe::ask(child, *ordinal).await {
+            Ok(device) => words.push(device),
+            refusal => return Some(refusal),
+        }
+    }
+    (!words.is_empty()).then(|| Ok(words.join(", ")))
 }

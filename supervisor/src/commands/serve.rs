@@ -17,7 +17,7 @@ use crate::child::socket::PrivateDir;
 use crate::child::spawn::Spawner;
 use crate::commands::reload::reload;
 use crate::commands::{end_with, usage};
-use crate::config::device::{AUTO_ORDINAL, DecidedDevice};
+use crate::config::device::{AUTO_ORDINAL, DecidedDevices, DeviceChoice};
 use crate::config::environment::Environment;
 use crate::config::{Config, ConfigErrors, HttpConfig};
 use crate::engine::{Ended, Inheritance, SupervisorExit};
@@ -219,17 +219,23 @@ async fn serve(
         Ok(doors) => doors,
         Err(exit) => return exit,
     };
-    let known = inherited.as_ref().and_then(Inherited::device);
-    let device = decide(&config, known).await;
-    log_startup(&config, &device);
-    let settings = engine_settings(&config, &device);
+    let known = inherited.as_ref().and_then(Inherited::devices);
+    let devices = match decide(&config, known).await {
+        Ok(devices) => devices,
+        Err(reason) => {
+            let exit = WorkerExit::Engine(SupervisorExit::DeviceUnavailable);
+            return end_with(exit, &reason);
+        }
+    };
+    log_startup(&config, &devices);
+    let settings = engine_settings(&config, &devices);
     let mut inherited = inherited;
     let inheritance = match &mut inherited {
-        Some(inherited) => inherited.engine(&settings.load),
+        Some(inherited) => inherited.engine(),
         None => Inheritance::default(),
     };
     let engine = crate::driver::start(settings, inheritance, &spawner);
-    let app = Arc::new(App::new(&config, engine.clone(), device));
+    let app = Arc::new(App::new(&config, engine.clone(), devices));
     let server = Arc::new(Server::new(
         router(Arc::clone(&app)),
         probe_router(Arc::clone(&app)),
@@ -299,20 +305,27 @@ async fn say_farewell(app: &App, server: &Server, admin: &AdminServer) {
     let _ = tokio::task::spawn_blocking(move || crashes.flush(FAREWELL)).await;
 }
 
-/// Decides the device once: every child of this worker computes there.
-async fn decide(config: &Config, known: Option<DeviceSelector>) -> DecidedDevice {
-    let known = known.map(DecidedDevice::as_before);
-    match config.device.named().or(known) {
-        Some(device) => {
-            if let DeviceSelector::Cuda(ordinal) = device.selector
-                && !device_nodes_are_there()
-            {
+/// Decides the devices once: every child of this worker computes there.
+async fn decide(
+    config: &Config,
+    known: Option<Vec<DeviceSelector>>,
+) -> Result<DecidedDevices, String> {
+    let program = &config.child_binary;
+    let known = known.map(DecidedDevices::as_before);
+    if let Some(devices) = config.device.named().or(known) {
+        for ordinal in config.device.ordinals() {
+            if config.device.needs_cards() && !device_nodes_are_there() {
                 // Asked, NVIDIA's driver makes them, by a program that no confined child may start.
-                drop(probe::ask(&config.child_binary, ordinal).await);
+                drop(probe::ask(program, ordinal).await);
             }
-            device
         }
-        None => DecidedDevice::auto(probe::ask(&config.child_binary, AUTO_ORDINAL).await),
+        return Ok(devices);
+    }
+    match config.device {
+        DeviceChoice::All => DecidedDevices::all(probe::count_devices(program).await),
+        _ => Ok(DecidedDevices::auto(
+            probe::ask(program, AUTO_ORDINAL).await,
+        )),
     }
 }
 
@@ -374,19 +387,19 @@ async fn live(
     }
 }
 
-fn log_startup(config: &Config, device: &DecidedDevice) {
+fn log_startup(config: &Config, devices: &DecidedDevices) {
     tracing::info!(
         version = env!("CARGO_PKG_VERSION"),
         model = config.model_ref,
-        device = %device,
-        device_chosen_because = device.reason,
+        device = %devices,
+        device_chosen_because = devices.reason,
         child_binary = %config.child_binary.display(),
         api_keys = config.http.keys.clients.len(),
         admin_keys = config.http.keys.admins.len(),
         "startup"
     );
-    if let Some(option) = config.load.without_use_on(device.selector) {
-        tracing::warn!(option, because = %device.reason, "option_without_use");
+    if let Some(option) = config.load.without_use_on(&devices.selectors) {
+        tracing::warn!(option, because = %devices.reason, "option_without_use");
     }
 }
 

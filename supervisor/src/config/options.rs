@@ -47,7 +47,8 @@ pub const OPTIONS: &[Spec] = &[
         "device",
         "DEVICE",
         Some("auto"),
-        "cuda:N, cpu, or auto (decided once, at start)",
+        "cuda:N, cpu, several of them (cuda:0,cuda:1), all (every CUDA device), or auto: the first CUDA device \
+         that can be used, else cpu. Decided once, at start",
     ),
     value("gpu-device", "N", None, "The same as --device cuda:N"),
     Spec {

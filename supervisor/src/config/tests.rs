@@ -91,10 +91,10 @@ fn gpu_device_is_another_name_for_cuda_and_contradictions_are_refused() {
     let device =
         |flags: &[&str]| gather(&[&MODEL, flags].concat(), &[]).map(|config| config.device);
     assert_eq!(device(&[]), Ok(DeviceChoice::Auto));
-    assert_eq!(device(&["--gpu-device", "2"]), Ok(DeviceChoice::Cuda(2)));
+    assert_eq!(device(&["--gpu-device", "2"]), Ok(DeviceChoice::cuda(2)));
     assert_eq!(
         device(&["--gpu-device", "2", "--device", "cuda:2"]),
-        Ok(DeviceChoice::Cuda(2))
+        Ok(DeviceChoice::cuda(2))
     );
     assert!(device(&["--gpu-device", "2", "--device", "cpu"]).is_err());
 }

@@ -22,7 +22,7 @@ impl Driver {
     /// A child that lives already is taken over, and any other one ordered.
     pub(super) fn spawn(&mut self, seat: SeatId, generation: Generation) {
         let now = self.now;
-        let event = match self.heritage.child.take() {
+        let event = match self.heritage.take_child(seat.device()) {
             Some(living) => self.take_over(seat, living),
             None => {
                 let (settings, news) = (&self.settings, &mut self.chronicle.news);
@@ -60,14 +60,16 @@ impl Driver {
     pub(super) fn load(&mut self, seat: SeatId, generation: Generation, role: Role) {
         self.seats[seat].role = self.worker.seat(seat).role();
         if self.seats[seat].has_loaded() {
-            self.keeping.goes_on(&mut self.seats[seat]);
+            self.keeping[seat].goes_on(&mut self.seats[seat]);
             self.requests.loads(seat, generation, None);
             return self.seats[seat].retell();
         }
-        self.chronicle.gpu.load_begins(self.now);
-        let kv_bytes = self.chronicle.kv_bytes().or(self.heritage.kv_bytes);
-        let order = load_order(&self.settings.load, role, kv_bytes);
-        let order = self.keeping.hand_out(&mut self.seats[seat], order);
+        let device = seat.device();
+        self.chronicle.load_begins(self.now, device);
+        let kv_bytes = self.chronicle.kv_bytes(device);
+        let kv_bytes = kv_bytes.or(self.heritage.kv_bytes(device));
+        let order = load_order(self.settings.load_on(device), role, kv_bytes);
+        let order = self.keeping[seat].hand_out(&mut self.seats[seat], order);
         self.requests.loads(seat, generation, order.adopts_from);
         self.send(seat, &Command::Load(order));
     }
@@ -121,12 +123,12 @@ fn receive(
 
 /// The order for a child of that role. A standby gets as much KV cache as the child has, or had, in whose place
 /// it may come.
-fn load_order(settings: &LoadOrder, role: Role, kv_bytes: Option<u64>) -> LoadOrder {
+fn load_order(settings: LoadOrder, role: Role, kv_bytes: Option<u64>) -> LoadOrder {
     let as_much = kv_bytes.filter(|_| role == Role::Standby);
     LoadOrder {
         role,
         kv_cache_bytes: as_much.or(settings.kv_cache_bytes),
-        ..settings.clone()
+        ..settings
     }
 }
 

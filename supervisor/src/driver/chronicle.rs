@@ -8,7 +8,7 @@ use crate::driver::news::{News, Sources};
 use crate::driver::post_mortem;
 use crate::driver::seat::Seat;
 use crate::driver::seats::Seats;
-use crate::driver::witness::GpuWatch;
+use crate::driver::witnesses::Witnesses;
 use crate::engine::{EngineSettings, EngineSnapshot, LoadedModel, Shared};
 use crate::nvml::Sighting;
 use crate::requests::Requests;
@@ -16,21 +16,21 @@ use crate::requests::scene::Scene;
 use std::sync::Arc;
 use std::time::Instant;
 use worker_orcd_ipc::{Generation, Heartbeat, ReadyReport, Role};
-use worker_orcd_lifecycle::{DeathCause, SeatId, Testimony, Worker};
+use worker_orcd_lifecycle::{DeathCause, DeviceId, SeatId, Testimony, Worker};
 
 #[derive(Debug)]
 pub(super) struct Chronicle {
     pub(super) news: News,
     pub(super) crashes: CrashLog,
-    pub(super) gpu: GpuWatch,
+    pub(super) gpu: Witnesses,
 }
 
 impl Chronicle {
     pub(super) fn new(started: Instant, settings: &EngineSettings, shared: &Shared) -> Self {
         Self {
-            news: News::new(started, &settings.load),
+            news: News::new(started, &settings.load.model_path, &settings.devices),
             crashes: CrashLog::new(Arc::clone(&shared.crashes)),
-            gpu: GpuWatch::new(settings.load.device, started),
+            gpu: Witnesses::of(&settings.devices, started),
         }
     }
 
@@ -51,10 +51,10 @@ impl Chronicle {
             self.news.loaded(generation, report);
         }
         if seat.role == Role::Active {
-            self.news.remember(now, report.memory);
+            self.news.remember(now, seat.id.device(), report.memory);
         }
         self.crashes.loaded(seat.id, report.memory);
-        self.gpu.child_computes_on(report.device.uuid.as_deref());
+        self.gpu[seat.id].child_computes_on(report.device.uuid.as_deref());
     }
 
     pub(super) fn ready(
@@ -71,10 +71,14 @@ impl Chronicle {
         self.news.ready(generation, model, pause);
     }
 
-    /// Notes the beginning of a load. Gives the last report of the child that serves, or served.
-    /// Size of the KV cache of the child that serves, or served last.
-    pub(super) fn kv_bytes(&self) -> Option<u64> {
-        self.news.memory().map(|memory| memory.kv_capacity_bytes)
+    /// Size of the KV cache of the child of a device that serves, or served last.
+    pub(super) fn kv_bytes(&self, device: DeviceId) -> Option<u64> {
+        let memory = self.news.memory(device);
+        memory.map(|memory| memory.kv_capacity_bytes)
+    }
+
+    pub(super) fn load_begins(&mut self, now: Instant, device: DeviceId) {
+        self.gpu[device].load_begins(now);
     }
 
     pub(super) fn stands_by(&mut self, now: Instant, seat: &mut Seat, generation: Generation) {
@@ -91,7 +95,7 @@ impl Chronicle {
             self.news.heartbeat(prompted);
         }
         if seat.role == Role::Active {
-            self.news.remember(now, heartbeat.memory);
+            self.news.remember(now, seat.id.device(), heartbeat.memory);
         }
     }
 
@@ -144,18 +148,24 @@ impl Chronicle {
         requests: &Requests,
     ) -> Scene {
         let (burial, scene) = post_mortem::examine(seat, cause, requests, now);
-        let gpu = &self.gpu;
+        let gpu = &self.gpu[seat.id];
         let examine = |death: &_, burial: &_| gpu.examine(death, burial);
         self.crashes.buried(seat.id, generation, burial, examine);
         scene
     }
 
     /// Notes a sighting and returns what the lifecycle is told of it.
-    pub(super) fn sighted(&mut self, sighting: Sighting, seats: &Seats) -> Option<Testimony> {
-        let children = seats.iter().filter_map(|seat| seat.child.as_ref());
+    pub(super) fn sighted(
+        &mut self,
+        device: DeviceId,
+        sighting: Sighting,
+        seats: &Seats,
+    ) -> Option<Testimony> {
+        let of_device = seats.iter().filter(|seat| seat.id.device() == device);
+        let children = of_device.filter_map(|seat| seat.child.as_ref());
         let pids: Vec<_> = children.map(|child| child.pid).collect();
         self.news.touch();
-        self.gpu.note(sighting, &pids, &mut self.crashes)
+        self.gpu[device].note(sighting, &pids, &mut self.crashes)
     }
 
     // === snapshots ===
@@ -181,7 +191,9 @@ impl Chronicle {
         };
         let mut snapshot = self.news.snapshot(now, &from);
         snapshot.faults.crash_reports = self.crashes.reported();
-        snapshot.gpu = self.gpu.snapshot().clone();
+        for (device, watch) in snapshot.devices.iter_mut().zip(self.gpu.iter()) {
+            device.gpu = watch.snapshot().clone();
+        }
         let trouble = shared.crashes.trouble();
         snapshot.impaired = self.news.impairments(now, trouble);
         Some(snapshot)

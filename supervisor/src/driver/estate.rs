@@ -1,12 +1,13 @@
 //! The driver's end for another one's beginning: what it leaves, and what it finds.
 
-use super::{Driver, Keeping, program};
+use super::{Driver, program};
 use crate::child::nursery::see_off;
 use crate::child::reap::Process;
+use crate::driver::keeping::Keeping;
 use crate::engine::{EngineSettings, Inheritance};
 use crate::error_code::ErrorCode;
 use crate::estate::living::{LivingChild, Terms};
-use crate::estate::{EngineEstate, EngineNote};
+use crate::estate::{DeviceEstate, DeviceNote, EngineEstate, EngineNote};
 use crate::requests::Failure;
 use crate::requests::control::Control;
 use crate::requests::orphans::PATIENCE;
@@ -21,7 +22,7 @@ use tokio::sync::mpsc::WeakUnboundedSender;
 use tokio::sync::oneshot;
 use tracing::{error, info, warn};
 use worker_orcd_ipc::Generation;
-use worker_orcd_lifecycle::{Before, SeatId};
+use worker_orcd_lifecycle::{Before, DeviceId, SeatId};
 
 /// Time for the child to let go of what it has. One that takes longer is left behind.
 const RECALL: Duration = Duration::from_secs(2);
@@ -29,18 +30,24 @@ const RECALL: Duration = Duration::from_secs(2);
 /// What is known of another driver's children, and what was told of these.
 #[derive(Default)]
 pub(super) struct Heritage {
-    /// The child that serves, until it has a seat here.
-    pub(super) child: Option<LivingChild>,
-    /// The last child, if none lives on.
+    devices: Vec<OfDevice>,
+    /// The child that was begun last, if there was one.
     last_child: Option<Generation>,
     /// Digest of the model that another supervisor served, until one serves here.
     digest: Option<[u8; 32]>,
-    /// Size of the KV cache of that one's child.
-    pub(super) kv_bytes: Option<u64>,
-    /// Has its child replaced if its program is another one by now; to be begun when it serves.
+    /// Has its children replaced if their program is another one by now; to be begun when one serves.
     replaced: Option<BoxFuture<'static, ()>>,
     /// What would be left to another driver, as it was last told.
     told: EngineNote,
+}
+
+/// What is known of another driver's children of one device.
+#[derive(Default)]
+struct OfDevice {
+    /// The child that serves, until it has a seat here.
+    child: Option<LivingChild>,
+    /// Size of the KV cache of the child that served.
+    kv_bytes: Option<u64>,
 }
 
 /// The driver is to leave everything to another one.
@@ -52,37 +59,57 @@ pub(super) struct Departure {
 impl Heritage {
     /// A child that was made for something else than these settings ask for ends here.
     pub(super) fn of(estate: &mut EngineEstate, settings: &EngineSettings) -> Self {
-        let terms = terms(settings);
-        let mut child = estate.child.take();
-        if let Some(other) = child.take_if(|child| child.note.terms != terms) {
-            let pid = other.kill();
-            info!(pid, "child_of_other_settings_ended");
-            match Process::resume(pid) {
-                Ok(process) => drop(tokio::spawn(see_off(process))),
-                Err(error) => warn!(%error, "child_not_seen_off"),
-            }
-        }
+        let strays = estate.arrange(&settings.load.model_path, &settings.devices);
+        strays.into_iter().for_each(end);
+        let of_device = |(device, it): (u8, &mut DeviceEstate)| {
+            let terms = terms(settings, DeviceId(device));
+            let mut child = it.child.take();
+            let other = child.take_if(|child| child.note.terms != terms);
+            other.into_iter().for_each(end);
+            let kv_bytes = it.note.kv_bytes;
+            OfDevice { child, kv_bytes }
+        };
         Self {
-            child,
+            devices: (0..).zip(&mut estate.devices).map(of_device).collect(),
             last_child: estate.note.last_child,
             digest: estate.note.digest,
-            kv_bytes: estate.note.kv_bytes,
             replaced: None,
             told: EngineNote::default(),
         }
     }
 
-    pub(super) fn before(&self) -> Before {
-        match (&self.child, self.last_child) {
+    /// Of each device.
+    pub(super) fn before(&self) -> Vec<Before> {
+        let of_device = |it: &OfDevice| match (&it.child, self.last_child) {
             (Some(child), _) => Before::Serving(child.note.generation),
             (None, Some(last)) => Before::Dying(last),
             (None, None) => Before::Nothing,
-        }
+        };
+        self.devices.iter().map(of_device).collect()
+    }
+
+    pub(super) fn take_child(&mut self, device: DeviceId) -> Option<LivingChild> {
+        let of_device = self.devices.get_mut(usize::from(device.0));
+        of_device.and_then(|it| it.child.take())
+    }
+
+    pub(super) fn kv_bytes(&self, device: DeviceId) -> Option<u64> {
+        self.devices.get(usize::from(device.0))?.kv_bytes
     }
 }
 
-fn terms(settings: &EngineSettings) -> Terms {
-    Terms::new(settings.load.clone(), settings.child_confinement)
+/// Nobody goes on with it.
+fn end(child: LivingChild) {
+    let pid = child.kill();
+    info!(pid, "child_of_other_settings_ended");
+    match Process::resume(pid) {
+        Ok(process) => drop(tokio::spawn(see_off(process))),
+        Err(error) => warn!(%error, "child_not_seen_off"),
+    }
+}
+
+fn terms(settings: &EngineSettings, device: DeviceId) -> Terms {
+    Terms::new(settings.load_on(device), settings.child_confinement)
 }
 
 impl Driver {
@@ -98,19 +125,27 @@ impl Driver {
             Err(error) => warn!(%error, "wal_missing"),
         }
         let Inheritance { estate, requests } = inheritance;
-        if let Some(child) = &self.heritage.child {
+        let living = self
+            .heritage
+            .devices
+            .iter()
+            .filter_map(|it| it.child.as_ref());
+        let pids: Vec<_> = living.map(|child| child.note.pid).collect();
+        if !pids.is_empty() {
             let program = self.settings.child_binary.clone();
-            let replaced = program::replace(child.note.pid, program, controls.clone());
+            let replaced = program::replace(pids, program, controls.clone());
             self.heritage.replaced = Some(Box::pin(replaced));
         }
-        self.keeping = Keeping::inherited(now, estate);
+        let model = estate.model.map(Arc::new);
+        let kept = |it| Keeping::inherited(now, model.clone(), it);
+        self.keeping = estate.devices.into_iter().map(kept).collect();
         if requests.is_empty() {
             return;
         }
         let clock = Clock::at(now);
         info!(
             count = requests.len(),
-            weights_kept = self.keeping.bytes() > 0,
+            weights_kept = self.keeping.iter().any(|it| it.bytes() > 0),
             "requests_restored"
         );
         let shared = &self.handles.shared;
@@ -156,54 +191,77 @@ impl Driver {
     /// Who goes on, when everything is as they need it, or cannot be.
     pub(super) fn is_to_leave(&mut self) -> Option<oneshot::Sender<EngineEstate>> {
         let until = self.departure.as_ref()?.until;
-        let is_ready = match self.seat_that_serves() {
-            Some(seat) => self.requests.is_recalled(seat) && self.seats[seat].may_leave(),
-            None => true,
-        };
+        let mut serving = self.seats_that_serve().into_iter();
+        let is_ready = serving.all(|seat| self.may_be_left(seat));
         let departure = self.departure.take_if(|_| is_ready || self.now >= until);
         departure.map(|departure| departure.heir)
     }
 
-    fn seat_that_serves(&self) -> Option<SeatId> {
-        let mut seats = self.worker.seats();
-        seats.find(|seat| self.worker.seat(*seat).state().takes_work())
+    fn seats_that_serve(&self) -> Vec<SeatId> {
+        let serves = |seat: &SeatId| self.worker.seat(*seat).state().takes_work();
+        self.worker.seats().filter(serves).collect()
     }
 
-    /// Ends, with every child but the one that serves, and leaves everything else.
+    fn may_be_left(&mut self, seat: SeatId) -> bool {
+        self.requests.is_withdrawn(seat) && self.seats[seat].may_leave()
+    }
+
+    /// Ends, with every child but those that serve, and leaves everything else.
     pub(super) fn leave(mut self) -> EngineEstate {
         let wal = self.requests.take_log();
         let wal = wal.as_ref().and_then(duplicate);
-        let note = EngineNote {
-            last_child: Some(self.worker.newest()),
-            ..self.estate_note()
-        };
-        let terms = terms(&self.settings);
-        let child = self.seat_that_serves().and_then(|seat| {
-            let may_leave = self.requests.is_recalled(seat) && self.seats[seat].may_leave();
-            let left = may_leave.then(|| self.seats[seat].leave(terms))?;
+        let devices = self.worker.devices();
+        let left: Vec<_> = devices.map(|device| self.leave_device(device)).collect();
+        let estate = self.estate();
+        EngineEstate {
+            note: EngineNote {
+                last_child: Some(self.worker.newest()),
+                ..estate.note
+            },
+            wal,
+            devices: left,
+            ..estate
+        }
+    }
+
+    fn leave_device(&mut self, device: DeviceId) -> DeviceEstate {
+        let terms = terms(&self.settings, device);
+        let of_device = |seat: &SeatId| seat.device() == device;
+        let serving = self.seats_that_serve().into_iter().find(of_device);
+        let child = serving.and_then(|seat| {
+            let left = self
+                .may_be_left(seat)
+                .then(|| self.seats[seat].leave(terms))?;
             left.inspect_err(|error| warn!(%error, "child_not_left"))
                 .ok()
         });
-        let kv = self.keeping.copy_kv();
-        let note = EngineNote {
-            kv: kv.as_ref().map(|(_, source)| *source),
-            ..note
-        };
-        EngineEstate {
-            wal,
+        let estate = self.device_estate(device);
+        let kv = self.keeping.of(device).copy_kv();
+        DeviceEstate {
+            note: DeviceNote {
+                kv: kv.as_ref().map(|(_, source)| *source),
+                ..estate.note
+            },
             kv: kv.map(|(memory, _)| memory),
             child,
-            ..self.keeping.copy(note)
+            ..estate
         }
     }
 
     /// Duplicates of what would be left.
     pub(super) fn estate(&self) -> EngineEstate {
-        let wal = self.requests.log().and_then(duplicate);
+        let model = self.keeping.iter().find_map(|it| it.model.as_deref());
+        let devices = self.worker.devices();
         EngineEstate {
-            wal,
-            ..self.keeping.copy(self.estate_note())
+            note: self.estate_note(),
+            wal: self.requests.log().and_then(duplicate),
+            model: model.and_then(duplicate),
+            devices: devices.map(|device| self.device_estate(device)).collect(),
         }
+    }
+
+    fn device_estate(&self, device: DeviceId) -> DeviceEstate {
+        self.keeping.of(device).copy(self.device_note(device))
     }
 
     /// Says that something else than before would be left.
@@ -214,8 +272,15 @@ impl Driver {
         }
         // Its size alone is no news.
         let kv_bytes = None;
-        let note = self.keeping.note(self.estate_note());
-        let note = EngineNote { kv_bytes, ..note };
+        let note = |device| {
+            let note = self.keeping.of(device).note(self.device_note(device));
+            DeviceNote { kv_bytes, ..note }
+        };
+        let note = EngineNote {
+            devices: self.worker.devices().map(note).collect(),
+            has_model: self.keeping.iter().any(Keeping::has_model),
+            ..self.estate_note()
+        };
         if note != self.heritage.told {
             self.heritage.told = note;
             self.handles.estate_changed();
@@ -225,14 +290,21 @@ impl Driver {
     fn estate_note(&self) -> EngineNote {
         EngineNote {
             model_path: self.settings.load.model_path.clone(),
-            device: Some(self.settings.load.device),
-            kv_bytes: self.chronicle.kv_bytes().or(self.heritage.kv_bytes),
             digest: self
                 .model
                 .as_ref()
                 .map(|model| model.digest())
                 .or(self.heritage.digest),
             ..EngineNote::default()
+        }
+    }
+
+    fn device_note(&self, device: DeviceId) -> DeviceNote {
+        let kv_bytes = self.chronicle.kv_bytes(device);
+        DeviceNote {
+            selector: Some(self.settings.load_on(device).device),
+            kv_bytes: kv_bytes.or(self.heritage.kv_bytes(device)),
+            ..DeviceNote::default()
         }
     }
 

@@ -1,5 +1,5 @@
-//! What outlives a child and is kept for the next one: the open model file, the memory that the weights lie
-//! in, and that of the KV cache.
+//! What outlives a child and is kept for the next one of its device: the open model file, the memory that the
+//! weights lie in, and that of the KV cache.
 //!
 //! ```text
 //! first child ── opens ──► model file ──┐               ┌──► header: facts, hyperparameters
@@ -20,9 +20,10 @@
 use crate::driver::seat::Seat;
 use crate::driver::vitals::Vitals;
 use crate::engine::snapshot::CustodySnapshot;
-use crate::estate::{EngineEstate, EngineNote};
+use crate::estate::{DeviceEstate, DeviceNote};
 use std::io;
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 use std::time::Instant;
 use tracing::{info, warn};
 use worker_orcd_ipc::{
@@ -32,7 +33,8 @@ use worker_orcd_lifecycle::{ChildEvent, DeathCause};
 
 #[derive(Debug, Default)]
 pub(super) struct Keeping {
-    model: Option<OwnedFd>,
+    /// The same for all devices.
+    pub(super) model: Option<Arc<OwnedFd>>,
     weights: Option<KeptWeights>,
     kv: Option<KeptKv>,
 }
@@ -57,10 +59,15 @@ struct KeptWeights {
 
 impl Keeping {
     /// What another supervisor has kept.
-    pub(super) fn inherited(now: Instant, estate: EngineEstate) -> Self {
+    pub(super) fn inherited(
+        now: Instant,
+        model: Option<Arc<OwnedFd>>,
+        estate: DeviceEstate,
+    ) -> Self {
         let weights = estate.weights.zip(estate.note.weights);
+        let kv = estate.kv.zip(estate.note.kv);
         Self {
-            model: estate.model,
+            model,
             weights: weights.map(|(memory, (manifest, placed_by))| KeptWeights {
                 memory,
                 manifest,
@@ -68,19 +75,15 @@ impl Keeping {
                 since: now,
                 verified_at: now,
             }),
-            kv: estate
-                .kv
-                .zip(estate.note.kv)
-                .map(|(memory, source)| KeptKv { memory, source }),
+            kv: kv.map(|(memory, source)| KeptKv { memory, source }),
         }
     }
 
-    /// A description of what is kept.
-    pub(super) fn note(&self, note: EngineNote) -> EngineNote {
+    /// A description of what is kept, but for a KV cache.
+    pub(super) fn note(&self, note: DeviceNote) -> DeviceNote {
         let weights = self.weights.as_ref();
-        EngineNote {
+        DeviceNote {
             weights: weights.map(|it| (it.manifest.clone(), it.placed_by)),
-            has_model: self.model.is_some(),
             ..note
         }
     }
@@ -91,19 +94,16 @@ impl Keeping {
         Some((kv.memory.try_clone().ok()?, kv.source))
     }
 
-    /// Duplicates of the model file and the weights.
-    pub(super) fn copy(&self, note: EngineNote) -> EngineEstate {
-        let duplicate = |descriptor: &OwnedFd| descriptor.try_clone().ok();
-        let weights = self.weights.as_ref().and_then(|it| duplicate(&it.memory));
-        let model = self.model.as_ref().and_then(duplicate);
+    /// A duplicate of the weights.
+    pub(super) fn copy(&self, note: DeviceNote) -> DeviceEstate {
+        let weights = self.weights.as_ref();
+        let weights = weights.and_then(|it| it.memory.try_clone().ok());
         let note = self.note(note);
-        EngineEstate {
-            note: EngineNote {
+        DeviceEstate {
+            note: DeviceNote {
                 weights: note.weights.filter(|_| weights.is_some()),
                 ..note
             },
-            wal: None,
-            model,
             weights,
             kv: None,
             child: None,
@@ -202,7 +202,7 @@ impl Keeping {
         for _ in Article::ALL {
             match child.take() {
                 Ok(Some((Article::ModelFile, model))) => {
-                    self.model.get_or_insert(model);
+                    self.model.get_or_insert(Arc::new(model));
                 }
                 Ok(Some((Article::Weights, memory))) => {
                     info!(bytes = manifest.bytes, "weights_kept");

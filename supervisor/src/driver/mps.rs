@@ -21,7 +21,8 @@ pub(super) fn rules(settings: &mut EngineSettings, now: Instant, news: &mut News
     let given = std::env::var_os("CUDA_MPS_PIPE_DIRECTORY");
     let directory = given.map_or_else(|| DEFAULT_DIRECTORY.into(), PathBuf::from);
     let rules = settings.rules();
-    if !is_shared(settings.load.device, &directory) {
+    let mut devices = settings.devices.iter();
+    if !devices.any(|device| is_shared(*device, &directory)) {
         return rules;
     }
     if rules.standby {

@@ -6,7 +6,8 @@ use crate::driver::seats::Seats;
 use crate::driver::vitals::Prompted;
 use crate::engine::snapshot::{Impairment, StandbySnapshot, word_for};
 use crate::engine::{
-    ChildSnapshot, EngineSnapshot, FaultsSnapshot, GpuSnapshot, LoadSnapshot, LoadedModel,
+    ChildSnapshot, DeviceSnapshot, EngineSnapshot, FaultsSnapshot, GpuSnapshot, LoadSnapshot,
+    LoadedModel,
 };
 use crate::requests::{Registry, Requests};
 use std::collections::BTreeMap;
@@ -14,10 +15,8 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tracing::{error, info, warn};
-use worker_orcd_ipc::{
-    DeviceSelector, Generation, Load, LoadOrder, MemoryReport, ReadyReport, Role,
-};
-use worker_orcd_lifecycle::{DeathCause, Deed, Effect, State, Worker};
+use worker_orcd_ipc::{DeviceSelector, Generation, Load, MemoryReport, ReadyReport, Role};
+use worker_orcd_lifecycle::{DeathCause, Deed, DeviceId, Effect, Ledger, State, Worker};
 
 /// A snapshot is never older than this while anything happens at all.
 const STALE_AFTER: Duration = Duration::from_millis(250);
@@ -27,17 +26,22 @@ pub(super) struct News {
     started: Instant,
     /// The model that is loaded, by its file's name without the ending, and the device.
     model: String,
-    device: String,
     taken_at: Instant,
     /// Something changed since the last snapshot.
     dirty: bool,
-    /// The last report of a child that served, or was to.
-    memory: Option<(MemoryReport, Instant)>,
+    devices: Vec<OfDevice>,
     /// Prompt tokens of all children, up to their last heartbeats.
     prompted: Prompted,
     interrupted_at: Option<Instant>,
     /// Things that do not work, by name, while everything else does.
     impaired: BTreeMap<&'static str, Impairment>,
+}
+
+#[derive(Debug)]
+struct OfDevice {
+    id: String,
+    /// The last report of a child that served, or was to.
+    memory: Option<(MemoryReport, Instant)>,
 }
 
 /// Sources of a snapshot.
@@ -50,19 +54,19 @@ pub(super) struct Sources<'a> {
 }
 
 impl News {
-    pub(super) fn new(started: Instant, load: &LoadOrder) -> Self {
+    pub(super) fn new(started: Instant, model: &str, devices: &[DeviceSelector]) -> Self {
+        let of_device = |device: &DeviceSelector| OfDevice {
+            id: device.to_string(),
+            memory: None,
+        };
         Self {
             started,
-            model: Path::new(&load.model_path)
+            model: Path::new(model)
                 .file_stem()
                 .map_or_else(String::new, |stem| stem.to_string_lossy().into_owned()),
-            device: match load.device {
-                DeviceSelector::Cpu => "cpu".to_owned(),
-                DeviceSelector::Cuda(ordinal) => format!("cuda:{ordinal}"),
-            },
+            devices: devices.iter().map(of_device).collect(),
             taken_at: started,
             dirty: true,
-            memory: None,
             prompted: Prompted::default(),
             interrupted_at: None,
             impaired: BTreeMap::new(),
@@ -117,15 +121,16 @@ impl News {
 
     /// What a child that serves, or is to, says of its memory. One that takes most of it only when it serves has
     /// no KV cache until then, and the next child is not to have as little.
-    pub(super) fn remember(&mut self, now: Instant, memory: MemoryReport) {
+    pub(super) fn remember(&mut self, now: Instant, device: DeviceId, memory: MemoryReport) {
         if memory.kv_capacity_bytes > 0 {
-            self.memory = Some((memory, now));
+            self.devices[usize::from(device.0)].memory = Some((memory, now));
         }
     }
 
     /// Its last word on that.
-    pub(super) fn memory(&self) -> Option<MemoryReport> {
-        self.memory.map(|(memory, _)| memory)
+    pub(super) fn memory(&self, device: DeviceId) -> Option<MemoryReport> {
+        let of_device = self.devices.get(usize::from(device.0))?;
+        of_device.memory.map(|(memory, _)| memory)
     }
 
     pub(super) fn heartbeat(&mut self, prompted: Prompted) {
@@ -157,17 +162,24 @@ impl News {
         self.dirty = true;
         match effect {
             Effect::Child {
-                generation, deed, ..
-            } => self.deed(*generation, deed),
+                seat,
+                generation,
+                deed,
+            } => self.deed(seat.device(), *generation, deed),
             // The reason is told once, with the worker's `error`.
             Effect::End { exit, .. } => info!(exit = exit.code(), "engine_end"),
             Effect::Succession { of, heir } => info!(of = of.0, heir = heir.0, "succession"),
-            Effect::RefuseNewWork | Effect::EndRequests(_) => {}
+            Effect::DeviceOut(_)
+            | Effect::DeviceIn(_)
+            | Effect::RefuseNewWork
+            | Effect::EndRequests(_) => {}
         }
     }
 
-    fn deed(&self, generation: Generation, deed: &Deed) {
-        let (generation, model, device) = (generation.0, &self.model, &self.device);
+    fn deed(&self, device: DeviceId, generation: Generation, deed: &Deed) {
+        let of_device = self.devices.get(usize::from(device.0));
+        let device = of_device.map_or("", |it| it.id.as_str());
+        let (generation, model) = (generation.0, &self.model);
         match deed {
             Deed::Load(role) => {
                 let role = word_for(*role);
@@ -186,6 +198,7 @@ impl News {
             | Deed::Suspend { .. }
             | Deed::DoubtWeights(_)
             | Deed::Release
+            | Deed::Vacate
             | Deed::Dismiss => {}
         }
     }
@@ -242,7 +255,11 @@ impl News {
             let life = from.worker.seat(seat.id);
             let role = life.state().is_under_way().then(|| life.role());
             let vitals = seat.vitals.as_ref();
-            vitals.map(|vitals| vitals.snapshot(now, role))
+            let device = seat.id.device().0;
+            vitals.map(|vitals| ChildSnapshot {
+                device,
+                ..vitals.snapshot(now, role)
+            })
         };
         let children: Vec<_> = from.seats.iter().filter_map(of).collect();
         let (state, since) = from.worker.state();
@@ -256,12 +273,9 @@ impl News {
             interrupted_at: self.interrupted_at,
             draining: from.worker.is_draining(),
             failed: from.worker.is_over() && from.worker.failure().is_some(),
-            memory: self.memory,
-            gpu: GpuSnapshot::default(),
             model_kept_open: false,
-            custody: None,
             load: self.load(from, &children),
-            standby: self.standby(from),
+            devices: self.devices(now, from),
             children,
             faults: self.faults(now, from),
             impaired: BTreeMap::new(),
@@ -287,17 +301,45 @@ impl News {
         }
     }
 
-    fn standby(&self, from: &Sources<'_>) -> Option<StandbySnapshot> {
-        let life = from.worker.standby()?;
-        let mut standbys = from.seats.iter().filter(|it| it.role == Role::Standby);
+    fn devices(&self, now: Instant, from: &Sources<'_>) -> Vec<DeviceSnapshot> {
+        let worker = from.worker;
+        let each = worker.devices().zip(&self.devices);
+        let snapshot = |(device, it): (DeviceId, &OfDevice)| {
+            let (standing, life) = (worker.standing(device), worker.foremost_of(device));
+            let window = worker.settings().restart.window;
+            let (ledger, absence) = (worker.ledger(device), standing.absence());
+            DeviceSnapshot {
+                place: device.0,
+                id: it.id.clone(),
+                standing: standing.name(),
+                reason: absence.map(ToString::to_string),
+                out_since: standing.since().map(|since| self.started + since),
+                may_readmit: worker.may_readmit(device),
+                state: life.state().name(),
+                serving: life.state().takes_work(),
+                standby: self.standby(device, from),
+                memory: it.memory,
+                gpu: GpuSnapshot::default(),
+                custody: None,
+                deaths_in_window: ledger.within(now - self.started, window),
+            }
+        };
+        each.map(snapshot).collect()
+    }
+
+    fn standby(&self, device: DeviceId, from: &Sources<'_>) -> Option<StandbySnapshot> {
+        let life = from.worker.standby(device)?;
+        let given_up = from.worker.standby_given_up(device);
+        let of_device = |seat: &&Seat| seat.id.device() == device && seat.role == Role::Standby;
+        let mut standbys = from.seats.iter().filter(of_device);
         Some(StandbySnapshot {
-            state: match from.worker.standby_given_up() {
+            state: match given_up {
                 Some(_) => "given_up",
                 None => life.state().name(),
             },
             is_ready: matches!(life.state(), State::StandingBy { .. }),
             since: self.started + life.state().since(),
-            reason: from.worker.standby_given_up().map(str::to_owned),
+            reason: given_up.map(str::to_owned),
             adopts_from: standbys.find_map(|seat| seat.adopts_from),
         })
     }
@@ -306,10 +348,15 @@ impl News {
         let (worker, requests) = (from.worker, from.requests);
         let totals = requests.totals();
         let policy = worker.settings().restart;
-        let ledger = worker.ledger();
+        let ledgers: Vec<_> = worker.devices().map(|it| worker.ledger(it)).collect();
+        let mut deaths_by_cause = BTreeMap::new();
+        for (cause, deaths) in ledgers.iter().flat_map(|ledger| ledger.by_cause()) {
+            *deaths_by_cause.entry(*cause).or_insert(0) += deaths;
+        }
+        let within = |ledger: &&Ledger| ledger.within(now - self.started, policy.window);
         FaultsSnapshot {
-            deaths_by_cause: ledger.by_cause().clone(),
-            deaths_in_window: ledger.within(now - self.started, policy.window),
+            deaths_by_cause,
+            deaths_in_window: ledgers.iter().map(within).max().unwrap_or(0),
             deaths_allowed: policy.max_deaths,
             window: policy.window,
             last: from.last_death.clone(),

@@ -28,15 +28,22 @@ pub(super) async fn watch(program: PathBuf, controls: WeakUnboundedSender<Contro
     }
 }
 
-/// Has a child replaced that is of another program than the path leads to now.
-pub(super) async fn replace(pid: u32, program: PathBuf, controls: WeakUnboundedSender<Control>) {
+/// Has children replaced of which one is of another program than the path leads to now.
+pub(super) async fn replace(
+    pids: Vec<u32>,
+    program: PathBuf,
+    controls: WeakUnboundedSender<Control>,
+) {
     let path = program.clone();
     // A disk may not answer.
     let differ = tokio::task::spawn_blocking(move || {
         let of = |path: &Path| std::fs::metadata(path).ok().as_ref().and_then(identity);
-        let running = of(Path::new(&format!("/proc/{pid}/exe")));
         let now = of(&path);
-        running.is_some() && now.is_some() && running != now
+        let is_other = |pid: &u32| {
+            let running = of(Path::new(&format!("/proc/{pid}/exe")));
+            running.is_some() && now.is_some() && running != now
+        };
+        pids.iter().any(is_other)
     });
     if matches!(differ.await, Ok(true)) {
         order(&program, &controls).await;

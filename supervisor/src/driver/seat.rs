@@ -118,7 +118,8 @@ impl Seat {
         generation: Generation,
         settings: &EngineSettings,
     ) -> io::Result<()> {
-        let allowed = confinement::arguments(&settings.load, settings.child_confinement);
+        let load = settings.load_on(self.id.device());
+        let allowed = confinement::arguments(&load, settings.child_confinement);
         let program = &settings.child_binary;
         self.recorder = self.nursery.begin(generation, program, allowed)?;
         Ok(())

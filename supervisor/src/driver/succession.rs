@@ -1,6 +1,7 @@
 //! One child serves, and another one's requests go to it.
 
 use super::Driver;
+use crate::requests::{Kin, ServedBy};
 use std::sync::Arc;
 use worker_orcd_ipc::Generation;
 use worker_orcd_lifecycle::SeatId;
@@ -10,11 +11,19 @@ impl Driver {
         if let Some(model) = self.seats[seat].model.take() {
             self.compare_with_inherited(model.digest());
             let occupied = &mut self.seats[seat];
-            self.keeping.serves(occupied);
-            self.handles.install(&model);
+            self.keeping[seat].serves(occupied);
+            self.models.put(seat.device(), &model);
+            self.handles
+                .install(&self.models.together().unwrap_or_else(|| Arc::clone(&model)));
             let model = self.model.insert(model);
             self.chronicle.ready(self.now, occupied, generation, model);
-            self.requests.serve(seat, Arc::clone(&model.text));
+            let by = ServedBy {
+                text: Arc::clone(&model.text),
+                kin: Kin::of(&model.device),
+                slots: model.max_running as usize,
+                kv_tokens: model.kv_capacity_tokens,
+            };
+            self.requests.serve(seat, by);
         }
         for seat in self.seats.ids() {
             if let Some(generation) = self.seats[seat].to_release.take() {

@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tracing::{info, warn};
 use worker_orcd_ipc::{DeviceSelector, Generation};
-use worker_orcd_lifecycle::{Testimony, Xid};
+use worker_orcd_lifecycle::{DeviceId, Testimony, Xid};
 
 /// Xids that are kept. A storm of them (45 comes once a channel) has nothing new to say.
 const XIDS_KEPT: usize = 64;
@@ -31,6 +31,7 @@ const WORD_WITHIN: Duration = Duration::from_secs(1);
 
 #[derive(Debug)]
 pub(super) struct GpuWatch {
+    pub(super) device: DeviceId,
     witness: Option<Witness>,
     snapshot: GpuSnapshot,
     xids: VecDeque<SeenXid>,
@@ -43,22 +44,23 @@ pub(super) struct GpuWatch {
 }
 
 impl GpuWatch {
-    pub(super) fn new(device: DeviceSelector, now: Instant) -> Self {
-        let started = match device {
-            DeviceSelector::Cpu => return Self::of(None, Nvml::Off),
+    pub(super) fn new(device: DeviceId, selector: DeviceSelector, now: Instant) -> Self {
+        let started = match selector {
+            DeviceSelector::Cpu => return Self::of(device, None, Nvml::Off),
             DeviceSelector::Cuda(ordinal) => Witness::of_device(ordinal),
         };
         match started {
-            Ok(witness) => Self::of(Some(witness), Nvml::Opening { since: now }),
+            Ok(witness) => Self::of(device, Some(witness), Nvml::Opening { since: now }),
             Err(error) => {
                 let reason = error.to_string();
-                Self::of(None, Nvml::Absent { reason })
+                Self::of(device, None, Nvml::Absent { reason })
             }
         }
     }
 
-    fn of(witness: Option<Witness>, nvml: Nvml) -> Self {
+    fn of(device: DeviceId, witness: Option<Witness>, nvml: Nvml) -> Self {
         Self {
+            device,
             witness,
             snapshot: GpuSnapshot {
                 nvml,
@@ -107,7 +109,8 @@ impl GpuWatch {
                 self.snapshot.identity = Some(identity);
             }
             Sighting::Gauges(gauges, at) => {
-                let examined = crashes.deaths().any(|death| death.gpu.is_some());
+                let mut deaths = crashes.deaths().filter(|it| self.is_of(it));
+                let examined = deaths.any(|death| death.gpu.is_some());
                 self.figures(gauges, at, children, examined);
             }
             Sighting::Deaf(reason) => {
@@ -271,18 +274,25 @@ impl GpuWatch {
         if self.snapshot.nvml == Nvml::Off {
             return None;
         }
-        crashes.deaths().filter_map(action_due).min()
+        let deaths = crashes.deaths().filter(|it| self.is_of(it));
+        deaths.filter_map(action_due).min()
     }
 
     /// Testimony on deaths whose recovery action did not come in time: it is unknown.
     pub(super) fn overdue(&self, now: Instant, crashes: &mut CrashLog) -> Vec<Testimony> {
-        let is_late = |death: &&mut Arc<Death>| action_due(death).is_some_and(|due| due <= now);
+        let is_late = |death: &&mut Arc<Death>| {
+            self.is_of(death) && action_due(death).is_some_and(|due| due <= now)
+        };
         let late = crashes.deaths_mut().filter(is_late).map(Arc::make_mut);
         late.filter_map(|death| {
             death.gpu.as_mut()?.action_due = None;
             self.testimony(death)
         })
         .collect()
+    }
+
+    fn is_of(&self, death: &Death) -> bool {
+        death.seat.device() == self.device
     }
 
     fn update(

@@ -3,7 +3,7 @@
 use crate::child::link::LinkError;
 use crate::child::succession::Once;
 use crate::driver::chronicle::Chronicle;
-use crate::driver::keeping::Keeping;
+use crate::driver::keepings::Keepings;
 use crate::driver::seat::Seat;
 use crate::engine::{EngineSettings, LoadedModel};
 use crate::requests::Requests;
@@ -26,7 +26,7 @@ pub(super) struct Listener<'a> {
     pub believed: bool,
     pub requests: &'a mut Requests,
     pub chronicle: &'a mut Chronicle,
-    pub keeping: &'a mut Keeping,
+    pub keeping: &'a mut Keepings,
     pub settings: &'a mut EngineSettings,
     pub model: Option<&'a Arc<LoadedModel>>,
 }
@@ -106,7 +106,9 @@ impl Listener<'_> {
             Word::Heartbeat(heartbeat) => Some(self.heartbeat(&heartbeat)),
             Word::Step(report) => self.step(&report),
             // The file that is kept open was loaded before: it was edited in place.
-            Word::Fault(fault @ Fault::ModelLoad { .. }) if self.keeping.has_model() => {
+            Word::Fault(fault @ Fault::ModelLoad { .. })
+                if self.keeping[self.seat.id].has_model() =>
+            {
                 warn!(reason = %fault, "model_not_loaded_again");
                 Some(ChildEvent::ModelChanged)
             }
@@ -161,10 +163,11 @@ impl Listener<'_> {
             ));
         }
         let generation = self.seat.child.as_ref()?.generation;
-        let kept = self.keeping.keep(self.now, self.seat, &report);
+        let kept = self.keeping[self.seat.id].keep(self.now, self.seat, &report);
         if let Err(violation) = kept {
             return Some(violation);
         }
+        self.keeping.share_model();
         self.chronicle.loaded(self.now, self.seat, &report);
         if report.copies_ahead && self.seat.role == Role::Standby {
             self.requests.copies_ahead(self.seat.id);

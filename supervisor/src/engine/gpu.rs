@@ -1,6 +1,6 @@
 //! Observations of the GPU's witness, for /health and /metrics.
 
-use crate::engine::EngineSnapshot;
+use crate::engine::{DeviceSnapshot, EngineSnapshot};
 use crate::nvml::SILENT_AFTER;
 use crate::nvml::SeenXid;
 use crate::nvml::library::{Gauges, Identity};
@@ -83,17 +83,22 @@ impl EngineSnapshot {
     /// nobody after that. Its figures are a second old, so the context is unknown while the child's still
     /// grow past them.
     #[must_use]
-    pub fn context_bytes(&self, memory: &MemoryReport, now: Instant) -> Option<u64> {
+    pub fn context_bytes(
+        &self,
+        device: &DeviceSnapshot,
+        memory: &MemoryReport,
+        now: Instant,
+    ) -> Option<u64> {
         if memory.context_bytes.is_some() {
             return memory.context_bytes;
         }
-        let (gauges, taken_at) = self.gpu.gauges(now)?;
-        let child = self.child()?;
+        let (gauges, taken_at) = device.gpu.gauges(now)?;
+        let child = self.child_on(device)?;
         if taken_at < child.ready_at? {
             return None;
         }
         let held = gauges.memory.as_ref()?.of(child.pid)?;
-        let imported = self
+        let imported = device
             .custody
             .is_some_and(|it| it.placed_by != child.generation);
         let known = match imported {
@@ -135,10 +140,11 @@ mod tests {
             memory: Some(memory),
             ..Gauges::default()
         };
-        snapshot.gpu.nvml = Nvml::Watching;
-        snapshot.gpu.taken = Some((gauges, start));
+        snapshot.devices[0].gpu.nvml = Nvml::Watching;
+        snapshot.devices[0].gpu.taken = Some((gauges, start));
         let context = |snapshot: &EngineSnapshot, report: &MemoryReport| {
-            snapshot.context_bytes(report, start + Duration::from_secs(1))
+            let now = start + Duration::from_secs(1);
+            snapshot.context_bytes(snapshot.device(), report, now)
         };
         let mut report = MemoryReport {
             weights_bytes: 100,
@@ -158,10 +164,10 @@ mod tests {
             since: start,
             verified_at: start,
         };
-        snapshot.custody = Some(custody);
+        snapshot.devices[0].custody = Some(custody);
         assert_eq!(context(&snapshot, &report), Some(600 - 135));
         custody.placed_by = 0;
-        snapshot.custody = Some(custody);
+        snapshot.devices[0].custody = Some(custody);
         assert_eq!(context(&snapshot, &report), Some(600 - 35));
         report.kv_capacity_bytes = 1000;
         assert_eq!(context(&snapshot, &report), None, "older figures");

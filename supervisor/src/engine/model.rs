@@ -15,7 +15,7 @@ use worker_orcd_ipc::{
 };
 
 /// Built once per child that becomes ready; text and defaults are those of the first one.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct LoadedModel {
     pub facts: ModelFacts,
     pub device: DeviceFacts,
@@ -111,6 +111,20 @@ impl LoadedModel {
             identity: report.identity,
             digest,
         })
+    }
+
+    /// What this device and another one can do together: both serve, and a request that only one of them could
+    /// hold is refused.
+    #[must_use]
+    pub(crate) fn beside(&self, other: &Self) -> Self {
+        Self {
+            max_running: self.max_running.saturating_add(other.max_running),
+            max_sequence_tokens: self.max_sequence_tokens.min(other.max_sequence_tokens),
+            kv_capacity_tokens: self
+                .kv_capacity_tokens
+                .saturating_add(other.kv_capacity_tokens),
+            ..self.clone()
+        }
     }
 
     /// The model brings a chat template that can be compiled.

@@ -33,19 +33,44 @@ pub struct EngineSnapshot {
     pub failed: bool,
     /// Children in the order of their seats.
     pub children: Vec<ChildSnapshot>,
+    /// In the order of the worker's list; one at least.
+    pub devices: Vec<DeviceSnapshot>,
+    /// True if running streams do not depend on the file's name: it may be replaced or removed.
+    pub model_kept_open: bool,
+    pub load: LoadSnapshot,
+    pub faults: FaultsSnapshot,
+    /// Things that do not work, by name, while everything else does.
+    pub impaired: BTreeMap<&'static str, Impairment>,
+}
+
+/// One device, and what is known of its children together.
+#[derive(Debug, Clone)]
+pub struct DeviceSnapshot {
+    /// Its place in the worker's list.
+    pub place: u8,
+    /// As it is written on the command line.
+    pub id: String,
+    /// `in_use`, or the lifecycle's word for why it is not.
+    pub standing: &'static str,
+    /// Why it is not in use, for a person.
+    pub reason: Option<String>,
+    /// Since when it is not in use, or on its way there.
+    pub out_since: Option<Instant>,
+    /// It can be used again as soon as the operator says so.
+    pub may_readmit: bool,
+    /// The lifecycle's word for the child that serves, or is to.
+    pub state: &'static str,
+    /// Requests are answered on it now.
+    pub serving: bool,
     /// `None`: there is to be none.
     pub standby: Option<StandbySnapshot>,
     /// The last report of any child, and when it came.
     pub memory: Option<(MemoryReport, Instant)>,
     pub gpu: GpuSnapshot,
-    /// True if running streams do not depend on the file's name: it may be replaced or removed.
-    pub model_kept_open: bool,
     /// Weights that outlive a child.
     pub custody: Option<CustodySnapshot>,
-    pub load: LoadSnapshot,
-    pub faults: FaultsSnapshot,
-    /// Things that do not work, by name, while everything else does.
-    pub impaired: BTreeMap<&'static str, Impairment>,
+    /// Deaths that count against the restart intensity now.
+    pub deaths_in_window: u32,
 }
 
 #[derive(Debug, Clone)]
@@ -89,6 +114,8 @@ pub fn word_for(role: Role) -> &'static str {
 
 #[derive(Debug, Clone)]
 pub struct ChildSnapshot {
+    /// Its device's place in the worker's list.
+    pub device: u8,
     /// `None`: it is dying.
     pub role: Option<Role>,
     pub pid: u32,
@@ -172,6 +199,8 @@ pub struct FaultsSnapshot {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, strum::VariantArray)]
 pub enum Status {
     Healthy,
+    /// Every request is answered, by fewer devices than there are to be.
+    Degraded,
     /// A child is being replaced, and clients see a pause.
     Recovering,
     Draining,
@@ -185,6 +214,7 @@ impl Status {
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Healthy => "healthy",
+            Self::Degraded => "degraded",
             Self::Recovering => "recovering",
             Self::Draining => "draining",
             Self::Unhealthy => "unhealthy",
@@ -195,7 +225,27 @@ impl Status {
     /// New requests are taken and will be answered.
     #[must_use]
     pub fn can_serve(self) -> bool {
-        matches!(self, Self::Healthy | Self::Recovering)
+        matches!(self, Self::Healthy | Self::Degraded | Self::Recovering)
+    }
+}
+
+impl DeviceSnapshot {
+    fn before_anything() -> Self {
+        Self {
+            place: 0,
+            id: String::new(),
+            standing: "in_use",
+            reason: None,
+            out_since: None,
+            may_readmit: false,
+            state: "spawning",
+            serving: false,
+            standby: None,
+            memory: None,
+            gpu: GpuSnapshot::default(),
+            custody: None,
+            deaths_in_window: 0,
+        }
     }
 }
 
@@ -203,6 +253,7 @@ impl ChildSnapshot {
     /// A child of which nothing is known yet.
     pub(crate) fn begun(pid: u32, generation: u32, now: Instant) -> Self {
         Self {
+            device: 0,
             role: None,
             pid,
             generation,
@@ -235,40 +286,54 @@ impl EngineSnapshot {
             draining: false,
             failed: false,
             children: vec![],
-            standby: None,
-            memory: None,
-            gpu: GpuSnapshot::default(),
+            devices: vec![DeviceSnapshot::before_anything()],
             model_kept_open: false,
-            custody: None,
             load: LoadSnapshot::default(),
             faults: FaultsSnapshot::default(),
             impaired: BTreeMap::new(),
         }
     }
 
-    /// The one that serves, or is to; else one that dies.
+    /// That of the device that speaks for all: the one that serves, or is to; else one that dies.
     #[must_use]
     pub fn child(&self) -> Option<&ChildSnapshot> {
-        let mut children = self.children.iter();
-        let is_active = |child: &&ChildSnapshot| child.role == Some(Role::Active);
-        let serves = children.find(|child| is_active(child) && child.ready_at.is_some());
-        let dying = || self.children.iter().find(|child| child.role.is_none());
-        serves
-            .or_else(|| self.child_with(Role::Active))
-            .or_else(dying)
+        self.child_on(self.device())
+    }
+
+    /// The device that speaks for all where one has to: the first that serves, else the first.
+    #[must_use]
+    pub fn device(&self) -> &DeviceSnapshot {
+        let serving = self.devices.iter().find(|device| device.serving);
+        serving.unwrap_or(&self.devices[0])
+    }
+
+    /// Children on that device.
+    pub fn children_on(&self, device: &DeviceSnapshot) -> impl Iterator<Item = &ChildSnapshot> {
+        let children = self.children.iter();
+        children.filter(|child| child.device == device.place)
+    }
+
+    /// The one on that device that serves, or is to; else one that dies.
+    #[must_use]
+    pub fn child_on(&self, device: &DeviceSnapshot) -> Option<&ChildSnapshot> {
+        let children = || self.children_on(device);
+        let active = || children().filter(|child| child.role == Some(Role::Active));
+        let serves = active().find(|child| child.ready_at.is_some());
+        let dying = || children().find(|child| child.role.is_none());
+        serves.or_else(|| active().next()).or_else(dying)
     }
 
     #[must_use]
-    pub fn child_with(&self, role: Role) -> Option<&ChildSnapshot> {
-        let mut children = self.children.iter();
-        children.find(|child| child.role == Some(role))
+    pub fn standby_on(&self, device: &DeviceSnapshot) -> Option<&ChildSnapshot> {
+        let mut children = self.children_on(device);
+        children.find(|child| child.role == Some(Role::Standby))
     }
 
-    /// Memory that the standby takes, as it says. Of a KV cache that nobody counts nothing was written
-    /// before the promotion.
+    /// Memory that the standby of a device takes, as it says. Of a KV cache that nobody counts nothing was
+    /// written before the promotion.
     #[must_use]
-    pub fn standby_bytes(&self) -> Option<u64> {
-        let (memory, _) = self.child_with(Role::Standby)?.memory?;
+    pub fn standby_bytes(&self, device: &DeviceSnapshot) -> Option<u64> {
+        let (memory, _) = self.standby_on(device)?.memory?;
         let kv = memory.kv_taken_bytes.unwrap_or(0);
         let others = memory
             .known_bytes()
@@ -284,7 +349,11 @@ impl EngineSnapshot {
         } else if self.draining {
             Status::Draining
         } else if self.serving {
-            Status::Healthy
+            let in_use = |device: &DeviceSnapshot| device.out_since.is_none();
+            match self.devices.iter().all(in_use) {
+                true => Status::Healthy,
+                false => Status::Degraded,
+            }
         } else if self.interrupted_at.is_some_and(patience_left) {
             Status::Recovering
         } else {
@@ -316,13 +385,13 @@ mod tests {
                 memory: Some((memory, now)),
                 ..ChildSnapshot::begun(7, 1, now)
             }];
-            snapshot.standby_bytes()
+            snapshot.standby_bytes(snapshot.device())
         };
         assert_eq!(taken(Some(20)), Some(123));
         assert_eq!(taken(Some(7)), Some(110));
         assert_eq!(taken(None), Some(103));
         let nobody = EngineSnapshot::before_anything(now);
-        assert_eq!(nobody.standby_bytes(), None);
+        assert_eq!(nobody.standby_bytes(nobody.device()), None);
     }
 
     #[test]
@@ -339,6 +408,8 @@ mod tests {
         assert_eq!(snapshot.status(start + RECOVERY_PROMISE), Status::Unhealthy);
         snapshot.serving = true;
         assert_eq!(snapshot.status(start + RECOVERY_PROMISE), Status::Healthy);
+        snapshot.devices[0].out_since = Some(start);
+        assert_eq!(snapshot.status(start), Status::Degraded);
         snapshot.draining = true;
         assert_eq!(snapshot.status(start), Status::Draining);
         snapshot.failed = true;

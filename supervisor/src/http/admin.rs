@@ -1,5 +1,5 @@
-//! The operator's routes: `/shutdown` and `/restart`, which change what everybody relies on, and `/crashes`,
-//! which tells of everybody's requests.
+//! The operator's routes: `/shutdown`, `/restart` and `/devices/N/...`, which change what everybody relies on, and
+//! `/crashes`, which tells of everybody's requests.
 //!
 //! | given | where they are answered, and to whom |
 //! |---|---|
@@ -27,7 +27,9 @@ pub fn is_at_socket(extensions: &Extensions) -> bool {
 
 #[must_use]
 pub fn is_operators(path: &str) -> bool {
-    ["/shutdown", "/restart", "/crashes"].contains(&path) || path.starts_with("/crashes/")
+    ["/shutdown", "/restart", "/crashes"].contains(&path)
+        || path.starts_with("/crashes/")
+        || path.starts_with("/devices/")
 }
 
 /// Why `caller` is not answered here, where that is so.
@@ -53,8 +55,8 @@ pub fn refusal(app: &App, path: &str, caller: Caller, is_at_socket: bool) -> Opt
 fn elsewhere() -> String {
     let probes = PROBES.join(", ");
     format!(
-        "the admin socket answers /shutdown, /restart, /crashes, /crashes/{{id}}, {probes} and /; \
-         everything else is answered over TCP"
+        "the admin socket answers /shutdown, /restart, /devices/{{number}}/drain and /readmit, /crashes, \
+         /crashes/{{id}}, {probes} and /; everything else is answered over TCP"
     )
 }
 
@@ -64,7 +66,13 @@ mod tests {
 
     #[test]
     fn the_operators_routes_are_known_by_their_paths() {
-        for path in ["/shutdown", "/restart", "/crashes", "/crashes/7"] {
+        for path in [
+            "/shutdown",
+            "/restart",
+            "/crashes",
+            "/crashes/7",
+            "/devices/0/drain",
+        ] {
             assert!(is_operators(path), "{path}");
         }
         for path in [

@@ -8,6 +8,7 @@
     reason = "ages are told as of the question"
 )]
 
+mod devices;
 mod gpu;
 
 use super::App;
@@ -17,7 +18,8 @@ use crate::crash::Death;
 use crate::engine::sampling::decimal;
 use crate::engine::snapshot::{StandbySnapshot, word_for};
 use crate::engine::{
-    ChildSnapshot, EngineSnapshot, FaultsSnapshot, LoadSnapshot, LoadedModel, SamplingDefaults,
+    ChildSnapshot, DeviceSnapshot, EngineSnapshot, FaultsSnapshot, LoadSnapshot, LoadedModel,
+    SamplingDefaults,
 };
 use axum::extract::{Extension, State};
 use axum::http::StatusCode;
@@ -25,7 +27,7 @@ use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
-use worker_orcd_ipc::{DeviceSelector, MemoryBound, Role, TokenizerKind};
+use worker_orcd_ipc::{MemoryBound, TokenizerKind};
 
 /// Everything for whoever may use this worker; for others, what an orchestrator needs.
 pub async fn health(State(app): State<Arc<App>>, Extension(caller): Extension<Caller>) -> Response {
@@ -83,13 +85,14 @@ fn probe(good: bool, yes: &'static str, no: &'static str) -> Response {
 }
 
 fn details(app: &App, snapshot: &EngineSnapshot, clock: &Clock) -> Value {
-    let model = app.engine.model();
+    let (model, device) = (app.engine.model(), snapshot.device());
     json!({
         "reason": snapshot.reason,
         "child": snapshot.child().map(|child| child_report(child, clock)),
-        "standby": snapshot.standby.as_ref().map(|it| standby_report(it, snapshot, clock)),
-        "device": device_report(app, model.as_deref(), snapshot, clock),
-        "vram": memory_report(snapshot, clock),
+        "standby": device.standby.as_ref().map(|it| standby_report(it, snapshot, device, clock)),
+        "device": device_report(app, model.as_deref(), device, clock),
+        "vram": memory_report(snapshot, device, clock),
+        "devices": devices::report(snapshot, clock),
         "model": model_report(app, model.as_deref(), snapshot),
         "load": load_report(app, &snapshot.load, model.as_deref(), clock),
         "connections": {
@@ -128,16 +131,21 @@ impl Clock {
     }
 }
 
-fn standby_report(standby: &StandbySnapshot, snapshot: &EngineSnapshot, clock: &Clock) -> Value {
-    let child = snapshot.child_with(Role::Standby);
+fn standby_report(
+    standby: &StandbySnapshot,
+    snapshot: &EngineSnapshot,
+    device: &DeviceSnapshot,
+    clock: &Clock,
+) -> Value {
+    let child = snapshot.standby_on(device);
     json!({
         "state": standby.state,
         "since": clock.stamp(standby.since),
         "reason": standby.reason,
         "adopts_from": standby.adopts_from.map(|child| child.0),
         "child": child.map(|child| child_report(child, clock)),
-        "memory_bytes": snapshot.standby_bytes(),
-        "driver_bytes": child.and_then(|child| gpu::of_process(snapshot, child.pid, clock)),
+        "memory_bytes": snapshot.standby_bytes(device),
+        "driver_bytes": child.and_then(|child| gpu::of_process(device, child.pid, clock)),
     })
 }
 
@@ -164,17 +172,17 @@ fn child_report(child: &ChildSnapshot, clock: &Clock) -> Value {
 fn device_report(
     app: &App,
     model: Option<&LoadedModel>,
-    snapshot: &EngineSnapshot,
+    snapshot: &DeviceSnapshot,
     clock: &Clock,
 ) -> Value {
     let device = model.map(|model| &model.device);
     let identity = snapshot.gpu.identity.as_ref();
     let mut report = json!({
-        "id": match app.device.selector {
-            DeviceSelector::Cpu => "cpu".to_owned(),
-            DeviceSelector::Cuda(ordinal) => format!("cuda:{ordinal}"),
+        "id": match snapshot.id.as_str() {
+            "" => app.devices.first().to_string(),
+            id => id.to_owned(),
         },
-        "chosen_because": app.device.reason,
+        "chosen_because": app.devices.reason,
         "name": device
             .map(|device| &device.name)
             .or_else(|| identity.and_then(|it| it.name.as_ref())),
@@ -201,9 +209,9 @@ fn extend(report: &mut Value, more: Value) {
     }
 }
 
-fn memory_report(snapshot: &EngineSnapshot, clock: &Clock) -> Value {
-    let Some((memory, taken_at)) = snapshot.memory else {
-        return gpu::memory_alone(snapshot, clock);
+fn memory_report(snapshot: &EngineSnapshot, device: &DeviceSnapshot, clock: &Clock) -> Value {
+    let Some((memory, taken_at)) = device.memory else {
+        return gpu::memory_alone(snapshot, device, clock);
     };
     let mut report = json!({
         "total_bytes": memory.total_bytes,
@@ -214,15 +222,15 @@ fn memory_report(snapshot: &EngineSnapshot, clock: &Clock) -> Value {
         "kv_capacity_bytes": memory.kv_capacity_bytes,
         "scratch_bytes": memory.scratch_bytes,
         "graphs_bytes": memory.graphs_bytes,
-        "context_bytes": snapshot.context_bytes(&memory, clock.now),
-        "custody_bytes": snapshot.custody.map(|custody| custody.bytes),
-        "custody_since": snapshot.custody.map(|custody| clock.stamp(custody.since)),
-        "custody_verified_age_ms": snapshot.custody.map(|it| clock.age_ms(it.verified_at)),
+        "context_bytes": snapshot.context_bytes(device, &memory, clock.now),
+        "custody_bytes": device.custody.map(|custody| custody.bytes),
+        "custody_since": device.custody.map(|custody| clock.stamp(custody.since)),
+        "custody_verified_age_ms": device.custody.map(|it| clock.age_ms(it.verified_at)),
         "resident": memory.resident,
         "weights_checked": memory.weights_checked,
         "age_ms": clock.age_ms(taken_at),
     });
-    extend(&mut report, gpu::memory(snapshot, clock));
+    extend(&mut report, gpu::memory(snapshot, device, clock));
     report
 }
 

@@ -51,7 +51,7 @@ impl Job {
     }
 
     fn device(&self) -> String {
-        self.app.device.to_string()
+        self.app.devices.to_string()
     }
 
     /// Generation of the child at the end; `None` while it is replaced.

@@ -4,8 +4,8 @@
 use super::error::{ApiError, Dialect};
 use super::openapi::operations;
 use super::{
-    App, anthropic, crashes, embeddings, execute, health, metrics, openai, openapi, page, rerank,
-    responses, resume, texts,
+    App, anthropic, crashes, devices, embeddings, execute, health, metrics, openai, openapi, page,
+    rerank, responses, resume, texts,
 };
 use axum::body::Body;
 use axum::extract::State;
@@ -45,7 +45,7 @@ const fn a_post(path: &'static str, handler: Handler, operation: Describe) -> Ro
 }
 
 /// Every route, in the order in which people are told.
-pub const ROUTES: [Route; 31] = [
+pub const ROUTES: [Route; 33] = [
     a_get("/", || get(root), operations::root),
     a_post(
         "/v1/chat/completions",
@@ -146,6 +146,16 @@ pub const ROUTES: [Route; 31] = [
         operations::shutdown,
     ),
     a_post("/restart", || post(execute::restart), operations::restart),
+    a_post(
+        "/devices/{number}/drain",
+        || post(devices::drain),
+        operations::drain_device,
+    ),
+    a_post(
+        "/devices/{number}/readmit",
+        || post(devices::readmit),
+        operations::readmit_device,
+    ),
     a_get("/health", || get(health::health), operations::health),
     a_get("/livez", || get(health::livez), operations::livez),
     a_get("/readyz", || get(health::readyz), operations::readyz),

@@ -14,6 +14,7 @@ use http_body_util::BodyExt;
 use serde_json::{Value, json};
 use std::path::PathBuf;
 use tower::ServiceExt;
+use worker_orcd_ipc::DeviceSelector;
 
 fn config(flags: &[&str]) -> Config {
     let command = sources::arguments(clap::Command::new("worker-orcd"));
@@ -33,6 +34,7 @@ pub(super) async fn app(flags: &[&str]) -> Arc<App> {
         template_timeout: std::time::Duration::from_secs(3),
         child_binary: PathBuf::from("/nowhere/worker-orcd-gpu"),
         load: load_order(),
+        devices: vec![DeviceSelector::Cpu],
         deadlines: Deadlines::default(),
         restart: RestartPolicy::default(),
         on_fault: OnFault::Fail,
@@ -53,7 +55,10 @@ pub(super) async fn app(flags: &[&str]) -> Arc<App> {
     Arc::new(App::new(
         &config,
         engine,
-        DeviceChoice::Cpu.named().expect("a device"),
+        DeviceChoice::parse("cpu")
+            .expect("cpu")
+            .named()
+            .expect("a device"),
     ))
 }
 

@@ -66,7 +66,11 @@ fn purposes(now: &Now<'_>) -> Option<Vec<(&'static str, u64)>> {
         ("kv", Some(memory.kv_capacity_bytes)),
         ("scratch", Some(memory.scratch_bytes)),
         ("graphs", Some(memory.graphs_bytes)),
-        ("context", now.snapshot.context_bytes(memory, now.at)),
+        (
+            "context",
+            now.snapshot
+                .context_bytes(now.snapshot.device(), memory, now.at),
+        ),
     ];
     let known = purposes.into_iter();
     Some(

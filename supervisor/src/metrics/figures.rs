@@ -17,13 +17,18 @@ pub(super) const FIGURES: &[Figure] = &[
         "worker_orcd_up",
         None,
         "1 while requests are answered, 0 while a child is loaded or replaced, and while draining.",
-        |now| gauge(u64::from(now.snapshot.status(now.at) == Status::Healthy)),
+        |now| {
+            gauge(u64::from(matches!(
+                now.snapshot.status(now.at),
+                Status::Healthy | Status::Degraded
+            )))
+        },
     ),
     figure(
         "worker_orcd_standby_ready",
         None,
         "1 while a child stands by, 0 while none does although there should be one.",
-        |now| gauge(u64::from(now.snapshot.standby.as_ref()?.is_ready)),
+        |now| gauge(u64::from(now.snapshot.device().standby.as_ref()?.is_ready)),
     ),
     figure(
         "worker_orcd_requests_live",
@@ -206,13 +211,13 @@ pub(super) const FIGURES: &[Figure] = &[
         "worker_orcd_custody",
         BYTES,
         "Memory that outlives a child: weights, which the child's own figures include.",
-        |now| gauge(now.snapshot.custody?.bytes),
+        |now| gauge(now.snapshot.device().custody?.bytes),
     ),
     figure(
         "worker_orcd_standby_memory",
         BYTES,
         "Memory that the standby takes, the weights that it shares included.",
-        |now| gauge(now.snapshot.standby_bytes()?),
+        |now| gauge(now.snapshot.standby_bytes(now.snapshot.device())?),
     ),
     // === The supervisor ===
     figure(

@@ -16,7 +16,7 @@ const FIGURES: &[Figure] = &[
         "worker_orcd_gpu_watched",
         None,
         "1 while NVML answers, 0 when it has stopped to.",
-        |now| match now.snapshot.gpu.state(now.at).0 {
+        |now| match now.snapshot.device().gpu.state(now.at).0 {
             "off" => None,
             state => gauge(u64::from(state == "watching")),
         },
@@ -43,7 +43,7 @@ const FIGURES: &[Figure] = &[
         "worker_orcd_gpu_memory_baseline_bytes",
         None,
         "Memory that was in use before the first child.",
-        |now| gauge(now.snapshot.gpu.baseline?),
+        |now| gauge(now.snapshot.device().gpu.baseline?),
     ),
     figure(
         "worker_orcd_gpu_memory_residual_bytes",
@@ -99,7 +99,11 @@ const FIGURES: &[Figure] = &[
 ];
 
 fn gauges<'a>(now: &Now<'a>) -> Option<&'a Gauges> {
-    now.snapshot.gpu.gauges(now.at).map(|(gauges, _)| gauges)
+    now.snapshot
+        .device()
+        .gpu
+        .gauges(now.at)
+        .map(|(gauges, _)| gauges)
 }
 
 fn memory<'a>(now: &Now<'a>) -> Option<&'a DeviceMemory> {
@@ -107,7 +111,7 @@ fn memory<'a>(now: &Now<'a>) -> Option<&'a DeviceMemory> {
 }
 
 fn measure(now: &Now<'_>) -> Option<Measure> {
-    now.snapshot.gpu.last_measure
+    now.snapshot.device().gpu.last_measure
 }
 
 /// The device's values of one moment.
@@ -120,7 +124,7 @@ pub(super) struct TakenOfGpu {
 
 impl TakenOfGpu {
     pub(super) fn at(now: &Now<'_>) -> Self {
-        let gpu = &now.snapshot.gpu;
+        let gpu = &now.snapshot.device().gpu;
         let uuid = gpu.identity.as_ref().and_then(|it| it.uuid.clone());
         let unknown = || "unknown".to_owned();
         let xids = gpu.xids.iter().map(|(xid, count)| {
@@ -231,13 +235,13 @@ worker_orcd_gpu_xids_total{xid="31"} 2
 
     fn watched(gauges: Gauges, taken_at: Instant) -> EngineSnapshot {
         let mut snapshot = EngineSnapshot::before_anything(taken_at);
-        snapshot.gpu.nvml = Nvml::Watching;
-        snapshot.gpu.identity = Some(Identity {
+        snapshot.devices[0].gpu.nvml = Nvml::Watching;
+        snapshot.devices[0].gpu.identity = Some(Identity {
             uuid: Some("GPU-1".to_owned()),
             ..Identity::default()
         });
-        snapshot.gpu.taken = Some((gauges, taken_at));
-        snapshot.gpu.xids.insert(Xid(Some(31)), 2);
+        snapshot.devices[0].gpu.taken = Some((gauges, taken_at));
+        snapshot.devices[0].gpu.xids.insert(Xid(Some(31)), 2);
         snapshot
     }
 
@@ -289,12 +293,12 @@ worker_orcd_gpu_xids_total{xid="31"} 2
             ..Gauges::default()
         };
         let mut snapshot = watched(gauges, Instant::now());
-        snapshot.gpu.baseline = Some(5);
-        snapshot.gpu.last_measure = Some(Measure {
+        snapshot.devices[0].gpu.baseline = Some(5);
+        snapshot.devices[0].gpu.last_measure = Some(Measure {
             residual: Some(7),
             freed_after: Some(Duration::from_millis(250)),
         });
-        snapshot.gpu.xids.insert(Xid(None), 1);
+        snapshot.devices[0].gpu.xids.insert(Xid(None), 1);
         let text = text(&snapshot).join("\n");
         assert_eq!(text, WHOLE.trim());
     }

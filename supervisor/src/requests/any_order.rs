@@ -1,17 +1,20 @@
 //! Properties of requests, whatever happens in whatever order: each ends once, none is stuck while
-//! a child serves, and nobody pays for a query of death but the query itself.
+//! a child serves, none goes on with a child that computes other bits, and nobody pays for a query of death but
+//! the query itself.
 
 use crate::error_code::ErrorCode;
-use crate::requests::record::{NewRequest, StreamEvent};
+use crate::requests::record::{Failure, NewRequest, StreamEvent};
 use crate::requests::scene::{Scene, Within};
 use crate::requests::stream::RequestStream;
-use crate::requests::testing::{Journal, read, request, step};
+use crate::requests::testing::{Journal, kin, read, request, step};
 use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroU8;
 use std::time::Duration;
-use worker_orcd_ipc::{Command, Drawn, DrawnLogprobs, FinishReason, Logprobs, RequestId, TokenId};
-use worker_orcd_lifecycle::{DeathCause, SeatId};
+use worker_orcd_ipc::{
+    Began, Command, Drawn, DrawnLogprobs, FinishReason, Logprobs, RequestId, TokenId,
+};
+use worker_orcd_lifecycle::{DeathCause, DeviceId, SeatId};
 
 /// The token that a killer's prompt begins with, and the step of it that kills.
 const POISON: TokenId = TokenId(3);
@@ -23,13 +26,26 @@ const MAX_TOKENS: u32 = 40;
 const PROMPT: u32 = 100;
 const LAYERS: u32 = 30;
 
+/// Requests that a child computes at once; others wait in its queue.
+const SLOTS: usize = 2;
+
+/// Workers: what their devices are.
+const KINS: [&[&str]; 6] = [
+    &["a"],
+    &["a", "a"],
+    &["a", "b"],
+    &["a", "a", "a"],
+    &["a", "a", "b"],
+    &["b", "a", "a"],
+];
+
 #[derive(Debug, Clone, Copy)]
 enum Move {
     Submit {
         killer: bool,
         deadline: bool,
     },
-    /// Steps of this seat's child: in each, every request that it has moves on by one token, or
+    /// Steps of this device's child: in each, every request that it has moves on by one token, or
     /// kills.
     Steps(u8, usize),
     Cancel(usize),
@@ -39,28 +55,36 @@ enum Move {
     /// A death that any request might have caused, wherever chance finds the child: at this
     /// position of each prompt, behind this layer.
     Crash {
-        seat: u8,
+        device: u8,
         position: u32,
         layer: u32,
     },
     /// The next child is ready.
     Serve(u8),
+    /// The child is to give back what it has, and is dismissed then.
+    Withdraw(u8),
+    /// The device gets no further child; whether it has one, and dies before or after that.
+    Strand(u8, bool),
+    Readmit(u8),
     Pass(u64),
 }
 
 fn moves() -> impl Strategy<Value = Vec<Move>> {
-    let seat = || 0_u8..4;
+    let device = || 0_u8..6;
     let one = prop_oneof![
-        4 => (prop::bool::weighted(0.2), prop::bool::weighted(0.3))
+        8 => (prop::bool::weighted(0.2), prop::bool::weighted(0.3))
             .prop_map(|(killer, deadline)| Move::Submit { killer, deadline }),
-        8 => (seat(), 1usize..16).prop_map(|(seat, count)| Move::Steps(seat, count)),
-        1 => (0usize..8).prop_map(Move::Cancel),
-        1 => (0usize..8).prop_map(Move::Leave),
-        1 => seat().prop_map(Move::Kill),
-        1 => (seat(), 0..PROMPT, 0..LAYERS)
-            .prop_map(|(seat, position, layer)| Move::Crash { seat, position, layer }),
-        3 => seat().prop_map(Move::Serve),
-        1 => (0u64..2_000).prop_map(Move::Pass),
+        16 => (device(), 1usize..16).prop_map(|(device, count)| Move::Steps(device, count)),
+        2 => (0usize..8).prop_map(Move::Cancel),
+        2 => (0usize..8).prop_map(Move::Leave),
+        2 => device().prop_map(Move::Kill),
+        2 => (device(), 0..PROMPT, 0..LAYERS)
+            .prop_map(|(device, position, layer)| Move::Crash { device, position, layer }),
+        6 => device().prop_map(Move::Serve),
+        1 => device().prop_map(Move::Withdraw),
+        1 => (device(), any::<bool>()).prop_map(|(device, first)| Move::Strand(device, first)),
+        1 => device().prop_map(Move::Readmit),
+        2 => (0u64..2_000).prop_map(Move::Pass),
     ];
     prop::collection::vec(one, 0..80)
 }
@@ -69,6 +93,8 @@ struct Client {
     id: RequestId,
     killer: bool,
     cancelled: bool,
+    /// Of the child that told its first token.
+    kin: Option<&'static str>,
     /// `None` once it has left.
     stream: Option<RequestStream>,
     text: String,
@@ -82,32 +108,66 @@ struct Client {
 struct World {
     journal: Journal,
     clients: Vec<Client>,
-    /// One in each seat.
+    /// One on each device, of this kin.
     children: Vec<Child>,
+    kins: &'static [&'static str],
+    stranded: BTreeSet<DeviceId>,
+    /// Those of which there was no device left at some time.
+    lost: BTreeSet<&'static str>,
     /// Every second one has its requests go on before the burial.
     deaths: u32,
 }
 
 #[derive(Default)]
 struct Child {
+    /// Which of the two of its device it has.
+    seat: u8,
     serving: bool,
+    withdrawn: bool,
     /// Requests that it runs, and the index of each one's next token.
     running: BTreeMap<RequestId, u32>,
+    /// Those that wait for a slot.
+    queue: Vec<(RequestId, u32)>,
     /// Answers to cancellations, for its next step.
     answers: Vec<(RequestId, FinishReason)>,
     /// Requests that had a token from this child.
     moved: BTreeSet<RequestId>,
 }
 
+impl Child {
+    fn has(&self) -> impl Iterator<Item = RequestId> {
+        let queue = self.queue.iter().map(|(id, _)| *id);
+        self.running.keys().copied().chain(queue)
+    }
+
+    /// Takes what there is room for into its next step.
+    fn begin(&mut self) -> Vec<Began> {
+        let free = SLOTS
+            .saturating_sub(self.running.len())
+            .min(self.queue.len());
+        let begins: Vec<_> = self.queue.drain(..free).collect();
+        self.running.extend(begins.iter().copied());
+        let began = begins.into_iter().map(|(request, _)| Began {
+            request,
+            cached_tokens: 0,
+        });
+        began.collect()
+    }
+}
+
 impl World {
-    fn new(seats: u8) -> Self {
+    fn new(kins: &'static [&'static str]) -> Self {
+        let devices = kins.len() as u8;
         let mut world = Self {
-            journal: Journal::with_seats(4, NonZeroU8::new(seats).unwrap()),
+            journal: Journal::with_devices(4, NonZeroU8::new(devices).unwrap()),
             clients: vec![],
-            children: (0..seats).map(|_| Child::default()).collect(),
+            children: kins.iter().map(|_| Child::default()).collect(),
+            kins,
+            stranded: BTreeSet::new(),
+            lost: BTreeSet::new(),
             deaths: 0,
         };
-        (0..seats).for_each(|seat| world.serve(seat));
+        (0..devices).for_each(|device| world.serve(device));
         world
     }
 
@@ -115,9 +175,9 @@ impl World {
         let now = self.journal.now;
         match step {
             Move::Submit { killer, deadline } => self.submit(killer, deadline),
-            Move::Steps(seat, count) => {
+            Move::Steps(device, count) => {
                 for _ in 0..count {
-                    self.step(self.seat(seat));
+                    self.step(self.device(device));
                     self.deliver();
                 }
             }
@@ -133,44 +193,103 @@ impl World {
                 }
                 self.journal.run_controls();
             }
-            Move::Kill(seat) => {
-                let seat = self.seat(seat);
-                self.die(seat, &DeathCause::Signalled(9), &Scene::default());
+            Move::Kill(device) => {
+                let device = self.device(device);
+                self.die(device, &DeathCause::Signalled(9), &Scene::default());
             }
             Move::Crash {
-                seat,
+                device,
                 position,
                 layer,
             } => {
-                let seat = self.seat(seat);
-                let scene = self.scene(seat, Within::Layer(layer), |_| position);
-                self.die(seat, &DeathCause::Signalled(11), &scene);
+                let device = self.device(device);
+                let scene = self.scene(device, Within::Layer(layer), |_| position);
+                self.die(device, &DeathCause::Signalled(11), &scene);
             }
-            Move::Serve(seat) => self.serve(seat),
+            Move::Serve(device) => self.serve(device),
+            Move::Withdraw(device) => self.withdraw(self.device(device)),
+            Move::Strand(device, dies_first) => self.strand(self.device(device), dies_first),
+            Move::Readmit(device) => {
+                let device = self.device(device);
+                self.stranded.remove(&device);
+                self.journal.requests.readmit(device);
+            }
             Move::Pass(ms) => {
                 self.journal.later(Duration::from_millis(ms));
                 self.journal.requests.expire(self.journal.now);
             }
         }
         self.deliver();
+        self.dismiss();
         self.read();
     }
 
-    fn seat(&self, number: u8) -> SeatId {
-        SeatId(number % self.children.len() as u8)
+    fn device(&self, number: u8) -> DeviceId {
+        DeviceId(number % self.children.len() as u8)
     }
 
-    fn child(&mut self, seat: SeatId) -> &mut Child {
-        &mut self.children[usize::from(seat.0)]
+    fn child(&mut self, device: DeviceId) -> &mut Child {
+        &mut self.children[usize::from(device.0)]
     }
 
-    fn serve(&mut self, seat: u8) {
-        let seat = self.seat(seat);
-        let was_serving = std::mem::replace(&mut self.child(seat).serving, true);
-        if !was_serving {
-            let text = self.journal.text.clone();
-            self.journal.requests.serve(seat, text);
+    fn kin(&self, device: DeviceId) -> &'static str {
+        self.kins[usize::from(device.0)]
+    }
+
+    fn seat(&self, device: DeviceId) -> SeatId {
+        SeatId(2 * device.0 + self.children[usize::from(device.0)].seat)
+    }
+
+    fn serve(&mut self, device: u8) {
+        let device = self.device(device);
+        if self.stranded.contains(&device) || self.child(device).serving {
+            return;
         }
+        self.child(device).serving = true;
+        let kin = kin(self.kin(device));
+        self.journal.serve_by(self.seat(device), kin, SLOTS);
+    }
+
+    fn withdraw(&mut self, device: DeviceId) {
+        if self.child(device).serving {
+            self.child(device).withdrawn = true;
+            self.journal.requests.withdraw(self.seat(device));
+        }
+    }
+
+    /// Ends children that have given everything back.
+    fn dismiss(&mut self) {
+        for number in 0..self.children.len() as u8 {
+            let device = DeviceId(number);
+            let seat = self.seat(device);
+            if self.child(device).withdrawn && self.journal.requests.is_withdrawn(seat) {
+                assert_eq!(self.child(device).has().count(), 0);
+                self.die(device, &DeathCause::Dismissed, &Scene::default());
+            }
+        }
+    }
+
+    /// One device is left: without any, the worker ends everything.
+    fn strand(&mut self, device: DeviceId, dies_first: bool) {
+        let mut others = (0..self.children.len() as u8).map(DeviceId);
+        if !others.any(|it| it != device && !self.stranded.contains(&it)) {
+            return;
+        }
+        if dies_first {
+            self.die(device, &DeathCause::Signalled(9), &Scene::default());
+        } else {
+            self.journal.requests.suspend(self.seat(device));
+        }
+        let failure = Failure::new(ErrorCode::WorkerUnhealthy, "its device is out");
+        let now = self.journal.now;
+        self.journal.requests.strand(device, &failure, now);
+        self.stranded.insert(device);
+        let left = (0..self.children.len() as u8).map(DeviceId);
+        let left = left.filter(|it| !self.stranded.contains(it));
+        let left: BTreeSet<_> = left.map(|it| self.kin(it)).collect();
+        self.lost
+            .extend(self.kins.iter().filter(|it| !left.contains(*it)));
+        self.die(device, &DeathCause::Signalled(9), &Scene::default());
     }
 
     fn submit(&mut self, killer: bool, deadline: bool) {
@@ -194,6 +313,7 @@ impl World {
             id,
             killer,
             cancelled: false,
+            kin: None,
             stream: Some(stream),
             text: String::new(),
             lists,
@@ -205,34 +325,39 @@ impl World {
     /// The children read their commands.
     fn deliver(&mut self) {
         for number in 0..self.children.len() as u8 {
-            let commands = self.journal.commands_of(SeatId(number));
+            let device = DeviceId(number);
+            let commands = self.journal.commands_of(self.seat(device));
             commands
                 .into_iter()
-                .for_each(|command| self.obey(SeatId(number), command));
+                .for_each(|command| self.obey(device, command));
         }
         for child in &self.children {
-            let mut running = child.running.keys();
-            let suspected = running.any(|id| self.journal.requests.is_suspect(*id));
-            let company = child.running.len() > 1;
+            let suspected = child.has().any(|id| self.journal.requests.is_suspect(id));
+            let company = child.has().count() > 1;
             assert!(!suspected || !company, "a suspect has company");
         }
     }
 
-    fn obey(&mut self, seat: SeatId, command: Command) {
+    fn obey(&mut self, device: DeviceId, command: Command) {
         match command {
             Command::Submit(submission) => {
-                assert!(self.child(seat).serving, "given to nobody");
+                assert!(self.child(device).serving, "given to nobody");
+                assert!(!self.child(device).withdrawn, "given to who is to leave");
                 let (id, next) = (submission.request, submission.generated.len() as u32);
                 let mut elsewhere = self.children.iter();
-                assert!(
-                    elsewhere.all(|child| !child.running.contains_key(&id)),
-                    "given twice"
-                );
-                self.child(seat).running.insert(id, next);
+                let nobody_has_it = elsewhere.all(|child| child.has().all(|it| it != id));
+                assert!(nobody_has_it, "given twice");
+                let client = self.clients.iter().find(|it| it.id == id);
+                if let Some(began_on) = client.and_then(|it| it.kin) {
+                    assert_eq!(began_on, self.kin(device), "other bits");
+                }
+                self.child(device).queue.push((id, next));
             }
             Command::Cancel { request } => {
-                let child = self.child(seat);
-                if child.running.remove(&request).is_some() {
+                let child = self.child(device);
+                if child.has().any(|id| id == request) {
+                    child.running.remove(&request);
+                    child.queue.retain(|(id, _)| *id != request);
                     child.answers.push((request, FinishReason::Cancelled));
                 }
             }
@@ -240,19 +365,22 @@ impl World {
         }
     }
 
-    fn step(&mut self, seat: SeatId) {
-        let child = &self.children[usize::from(seat.0)];
+    fn step(&mut self, device: DeviceId) {
+        let (seat, kin) = (self.seat(device), self.kin(device));
+        let child = &mut self.children[usize::from(device.0)];
         if !child.serving {
             return;
         }
+        let began = child.begin();
+        let child = &self.children[usize::from(device.0)];
         let fatal =
             |client: &Client| client.killer && child.running.get(&client.id) == Some(&FATAL_INDEX);
         if self.clients.iter().any(fatal) {
-            let scene = self.scene(seat, Within::Beginning, |next| PROMPT - 1 + next);
-            return self.die(seat, &DeathCause::Signalled(11), &scene);
+            let scene = self.scene(device, Within::Beginning, |next| PROMPT - 1 + next);
+            return self.die(device, &DeathCause::Signalled(11), &scene);
         }
         let mut tokens = vec![];
-        let child = self.child(seat);
+        let child = self.child(device);
         let mut ends = std::mem::take(&mut child.answers);
         child.running.retain(|id, next| {
             child.moved.insert(*id);
@@ -264,6 +392,11 @@ impl World {
             *next < MAX_TOKENS
         });
         let mut report = step(&tokens, &ends);
+        report.began = began;
+        for (id, _, _) in tokens {
+            let client = self.clients.iter_mut().find(|it| it.id == id);
+            client.expect("a client").kin.get_or_insert(kin);
+        }
         let lists = |id: RequestId| self.clients.iter().any(|it| it.id == id && it.lists);
         let listed = report.drawn.iter().filter(|drawn| lists(drawn.request));
         report.logprobs = listed.map(logprobs_of).collect();
@@ -276,8 +409,8 @@ impl World {
 
     /// The scene of a death. A request without a token yet is in its prompt, and in no step before
     /// its last one.
-    fn scene(&self, seat: SeatId, within: Within, position: impl Fn(u32) -> u32) -> Scene {
-        let child = &self.children[usize::from(seat.0)];
+    fn scene(&self, device: DeviceId, within: Within, position: impl Fn(u32) -> u32) -> Scene {
+        let child = &self.children[usize::from(device.0)];
         let running = child.running.iter();
         let in_prompt = running.filter(|(id, _)| !child.moved.contains(id));
         let prompts = in_prompt.map(|(id, next)| {
@@ -291,8 +424,11 @@ impl World {
         }
     }
 
-    fn die(&mut self, seat: SeatId, cause: &DeathCause, scene: &Scene) {
-        let child = std::mem::take(self.child(seat));
+    /// The next child of the device has its other seat.
+    fn die(&mut self, device: DeviceId, cause: &DeathCause, scene: &Scene) {
+        let seat = self.seat(device);
+        let child = std::mem::take(self.child(device));
+        self.child(device).seat = child.seat;
         if child.serving {
             let now = self.journal.now;
             self.journal.requests.suspend(seat);
@@ -301,6 +437,7 @@ impl World {
             }
             self.deaths += 1;
             self.journal.requests.bury(seat, cause, scene, now);
+            self.child(device).seat = 1 - child.seat;
         }
     }
 
@@ -349,9 +486,9 @@ proptest! {
     #[test]
     fn every_request_ends_exactly_once_and_only_killers_are_quarantined(
         moves in moves(),
-        seats in prop::sample::select(vec![1_u8, 2, 4]),
+        kins in prop::sample::select(KINS.to_vec()),
     ) {
-        let mut world = World::new(seats);
+        let mut world = World::new(kins);
         for step in moves {
             world.make(step);
         }
@@ -360,9 +497,9 @@ proptest! {
             if world.journal.requests.is_empty() {
                 break;
             }
-            for seat in 0..seats {
-                world.make(Move::Serve(seat));
-                world.make(Move::Steps(seat, 1));
+            for device in 0..kins.len() as u8 {
+                world.make(Move::Serve(device));
+                world.make(Move::Steps(device, 1));
             }
         }
         prop_assert_eq!(world.journal.requests.len(), 0, "stuck");
@@ -382,6 +519,10 @@ proptest! {
                 }
                 Err(ErrorCode::Cancelled) => prop_assert!(client.cancelled),
                 Err(ErrorCode::InferenceTimeout) => {}
+                Err(ErrorCode::WorkerUnhealthy) => {
+                    let is_lost = client.kin.is_some_and(|kin| world.lost.contains(kin));
+                    prop_assert!(is_lost, "{} could have gone on", client.id);
+                }
                 Err(ErrorCode::Quarantined) => prop_assert!(client.killer, "{}", client.id),
                 Err(other) => prop_assert!(false, "{} ended with {}", client.id, other),
             }

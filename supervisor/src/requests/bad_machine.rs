@@ -305,7 +305,7 @@ impl Machine {
             .requests
             .bury(SEAT, &cause, &scene, self.journal.now);
         self.journal.later(Duration::from_millis(START_MS));
-        self.journal.requests.serve(SEAT, self.journal.text.clone());
+        self.journal.serve(SEAT);
     }
 
     fn pass(&mut self, ms: f64) {

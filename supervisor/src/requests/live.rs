@@ -12,18 +12,22 @@ mod adoption;
 mod assignments;
 mod beginning;
 mod clients;
+mod devices;
 mod dispatch;
 mod embeddings;
+mod levelling;
 mod probation;
 mod recall;
 mod restored;
 mod scoring;
+mod turns;
 
 use self::assignments::Assignments;
 use self::dispatch::Place;
 use self::probation::{Inquest, Probation, Verdict};
 use crate::error_code::ErrorCode;
 use crate::requests::fingerprint::Fingerprint;
+use crate::requests::kin::Kin;
 use crate::requests::logprobs;
 use crate::requests::progress::{Progress, Pushed};
 use crate::requests::record::{Failure, OnFault, Record, StopReason};
@@ -60,13 +64,24 @@ pub struct Requests {
     untold: Vec<Arc<Record>>,
 }
 
+/// A child that is ready to serve.
+#[derive(Debug, Clone)]
+pub struct ServedBy {
+    pub text: Arc<Text>,
+    pub kin: Kin,
+    /// Sequences that it decodes at once.
+    pub slots: usize,
+    /// Its KV cache, in tokens.
+    pub kv_tokens: u64,
+}
+
 impl Requests {
-    /// For children of which so many serve at once. There is one seat more.
+    /// For so many devices. Each has two seats: one for the child that serves, one for the next.
     #[must_use]
-    pub fn new(registry: Arc<Registry>, serving: NonZeroU8) -> Self {
+    pub fn new(registry: Arc<Registry>, devices: NonZeroU8) -> Self {
         Self {
             registry,
-            assigned: Assignments::new(serving),
+            assigned: Assignments::new(devices),
             probation: Probation::default(),
             deadlines: BTreeSet::new(),
             text: None,
@@ -153,10 +168,10 @@ impl Requests {
     // === a child's life ===
 
     /// The child of this seat is ready, and takes what waits.
-    pub fn serve(&mut self, seat: SeatId, text: Arc<Text>) {
-        self.retell(&text);
-        self.text = Some(text);
-        self.assigned.seat(seat).open();
+    pub fn serve(&mut self, seat: SeatId, by: ServedBy) {
+        self.retell(&by.text);
+        self.text = Some(Arc::clone(&by.text));
+        self.assigned.open(seat, by);
         self.assigned.hand_out();
     }
 
@@ -238,6 +253,7 @@ impl Requests {
         }
         logprobs::check(request, live.record.logprobs, logprobs, vocabulary)?;
         let max_tokens = live.record.max_tokens;
+        let is_its_first = !live.streams();
         let mut progress = live.record.progress.lock();
         if progress.scores_missing() > 0 {
             return Err(Violation::Logprobs(request));
@@ -268,6 +284,10 @@ impl Requests {
         drop(progress);
         if let Some(wal) = &mut self.wal {
             wal.drawn(request, said.token, logprobs);
+        }
+        if is_its_first {
+            self.assigned.bind(request, seat);
+            self.assigned.streams(request, seat);
         }
         if let Pushed::Stopped(stop) = pushed {
             self.end_here(request, now, |progress, record| {
@@ -303,7 +323,8 @@ impl Requests {
                 progress.finish(record, StopReason::Eos, now);
             }),
             FinishReason::Cancelled if place == Some(Place::CalledBack(seat)) => {
-                self.assigned.came_back(seat, id);
+                self.assigned.came_back(id);
+                self.end_hopeless(now);
             }
             FinishReason::Cancelled => return Err(Violation::NotCancelled(id)),
             FinishReason::OutOfMemory {
@@ -375,7 +396,7 @@ impl Requests {
         let bereft = self.assigned.bereft(seat);
         let dispatch = self.assigned.seat(seat);
         let alone = dispatch.awaits_nobody() && bereft.len() == 1;
-        dispatch.forget_leaving();
+        dispatch.bury();
         let inquest = self.probation.look_into(seat, cause, scene, alone, now);
         for id in bereft {
             self.interrupt(id, seat);
@@ -385,6 +406,7 @@ impl Requests {
             self.outlive(id, cause, now);
         }
         self.assigned.forget_left(seat);
+        self.end_hopeless(now);
         // Where another child serves already, nobody waits for the next one.
         self.assigned.hand_out();
     }

@@ -2,11 +2,11 @@
 
 #![expect(clippy::disallowed_methods, reason = "a test begins at some moment")]
 
-use crate::requests::Requests;
 use crate::requests::control::Control;
 use crate::requests::record::{NewRequest, OnFault, Record, StreamEvent};
 use crate::requests::registry::{Admitted, Registry};
 use crate::requests::stream::RequestStream;
+use crate::requests::{Kin, Requests, ServedBy};
 use crate::text::Text;
 use std::num::NonZeroU8;
 use std::sync::Arc;
@@ -14,8 +14,8 @@ use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
 use worker_orcd_ipc::{
-    ClientId, Command, Drawn, FinishReason, Finished, RequestId, Sampling, StepReport, TokenId,
-    TokenKind, TokenizerFacts, TokenizerKind,
+    ClientId, Command, DeviceFacts, Drawn, FinishReason, Finished, RequestId, Sampling, StepReport,
+    TokenId, TokenKind, TokenizerFacts, TokenizerKind,
 };
 use worker_orcd_lifecycle::SeatId;
 
@@ -49,6 +49,18 @@ pub(crate) fn text() -> Arc<Text> {
         chat_template: None,
     };
     Arc::new(Text::from_facts(&facts).expect("a small vocabulary"))
+}
+
+pub(crate) fn kin(device: &str) -> Kin {
+    Kin::of(&DeviceFacts {
+        id: device.to_owned(),
+        name: "a device".to_owned(),
+        uuid: None,
+        driver: None,
+        compute_capability: None,
+        features: vec![],
+        threads: None,
+    })
 }
 
 pub(crate) fn request(job_id: &str) -> NewRequest {
@@ -92,8 +104,8 @@ impl Journal {
     }
 
     pub(crate) fn with_slots(slots: usize) -> Self {
-        let mut journal = Self::with_seats(slots, NonZeroU8::MIN);
-        journal.requests.serve(SEAT, Arc::clone(&journal.text));
+        let mut journal = Self::with_devices(slots, NonZeroU8::MIN);
+        journal.serve(SEAT);
         journal
     }
 
@@ -102,11 +114,11 @@ impl Journal {
     }
 
     /// None of which has a child yet.
-    pub(crate) fn with_seats(slots: usize, seats: NonZeroU8) -> Self {
+    pub(crate) fn with_devices(slots: usize, devices: NonZeroU8) -> Self {
         let registry = Arc::new(Registry::new(slots, slots, QUARANTINE_FOR));
         let (controls, inbox) = mpsc::unbounded_channel();
         Self {
-            requests: Requests::new(Arc::clone(&registry), seats),
+            requests: Requests::new(Arc::clone(&registry), devices),
             registry,
             text: text(),
             now: Instant::now(),
@@ -115,6 +127,21 @@ impl Journal {
             controls,
             inbox,
         }
+    }
+
+    /// A child as good as any other serves in this seat.
+    pub(crate) fn serve(&mut self, seat: SeatId) {
+        self.serve_by(seat, kin("cpu"), 1024);
+    }
+
+    pub(crate) fn serve_by(&mut self, seat: SeatId, kin: Kin, slots: usize) {
+        let by = ServedBy {
+            text: Arc::clone(&self.text),
+            kin,
+            slots,
+            kv_tokens: 1 << 20,
+        };
+        self.requests.serve(seat, by);
     }
 
     /// Submits a request of a client of its own, so that there is room for as many as there are

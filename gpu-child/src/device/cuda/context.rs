@@ -263,26 +263,42 @@ pub fn outlook(ordinal: u32) -> Result<String, Fault> {
     ))
 }
 
+/// The number of devices of NVIDIA's driver.
+///
+/// # Errors
+/// [`Fault::DeviceUnavailable`] where there is no driver, or it does not say.
+pub fn count_devices() -> Result<u32, Fault> {
+    count().map_err(|why| Fault::DeviceUnavailable {
+        message: format!("CUDA devices cannot be counted: {why}"),
+    })
+}
+
+fn count() -> Result<u32, String> {
+    // SAFETY: looks for a shared library; nothing is assumed about the answer.
+    if !unsafe { sys::is_culib_present() } {
+        return Err("there is no CUDA driver here (libcuda.so.1)".to_owned());
+    }
+    let mut count = 0;
+    // SAFETY: the output is a place for one value; cuInit comes first.
+    unsafe {
+        check(sys::cuInit(0), "cuInit")
+            .and_then(|()| check(sys::cuDeviceGetCount(&raw mut count), "counting devices"))
+            .map_err(|fault| format!("the driver says {fault}"))?;
+    }
+    Ok(u32::try_from(count).unwrap_or(0))
+}
+
 /// The device, if everything that a context needs is there.
 fn find(ordinal: u32) -> Result<sys::CUdevice, Fault> {
     let unavailable = |why: &str| Fault::DeviceUnavailable {
         message: format!("cuda:{ordinal} cannot be used: {why}"),
     };
-    // SAFETY: looks for a shared library; nothing is assumed about the answer.
-    if !unsafe { sys::is_culib_present() } {
-        return Err(unavailable("there is no CUDA driver here (libcuda.so.1)"));
-    }
+    let count = count().map_err(|why| unavailable(&why))?;
     kernels::are_at_hand().map_err(unavailable)?;
-    let (mut count, mut device) = (0, 0);
-    // SAFETY: the outputs are places for one value each; cuInit comes first.
-    unsafe {
-        check(sys::cuInit(0), "cuInit")
-            .and_then(|()| check(sys::cuDeviceGetCount(&raw mut count), "counting devices"))
-            .map_err(|fault| unavailable(&format!("the driver says {fault}")))?;
-    }
-    if i64::from(ordinal) >= i64::from(count) {
+    if ordinal >= count {
         return Err(unavailable(&format!("there are {count} devices")));
     }
+    let mut device = 0;
     // SAFETY: a place for one value; the ordinal is below the count.
     let result = unsafe { sys::cuDeviceGet(&raw mut device, ordinal as c_int) };
     check(result, "cuDeviceGet")?;

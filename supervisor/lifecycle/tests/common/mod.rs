@@ -1,11 +1,10 @@
-//! A worker of one seat on simulated time, with words for reaching every state.
+//! A worker on simulated time, with words for reaching every state.
 
-use std::num::NonZeroU8;
 use std::time::Duration;
 use worker_orcd_ipc::{DeviceError, Fault, Generation};
 use worker_orcd_lifecycle::{
-    ChildEvent, DeathCause, Deed, Effect, Event, Exit, HandshakeRefusal, RecoveryAction, SeatId,
-    Settings, Signal, State, SupervisorExit, Testimony, Worker, Xid,
+    Before, ChildEvent, DeathCause, Deed, Effect, Event, Exit, HandshakeRefusal, RecoveryAction,
+    SeatId, Settings, Signal, State, SupervisorExit, Testimony, Worker, Xid,
 };
 
 pub const PID: u32 = 100;
@@ -23,7 +22,7 @@ impl Sim {
     }
 
     pub fn with(settings: Settings) -> (Self, Vec<Effect>) {
-        Self::with_seats(settings, NonZeroU8::MIN)
+        Self::with_devices(settings, &[Before::Nothing])
     }
 
     /// One that keeps a standby.
@@ -35,8 +34,8 @@ impl Sim {
         Self::with(settings).0
     }
 
-    pub fn with_seats(settings: Settings, seats: NonZeroU8) -> (Self, Vec<Effect>) {
-        let (worker, effects) = Worker::start(Duration::ZERO, settings, seats);
+    pub fn with_devices(settings: Settings, devices: &[Before]) -> (Self, Vec<Effect>) {
+        let (worker, effects) = Worker::start(Duration::ZERO, settings, devices);
         (
             Self {
                 worker,
@@ -194,15 +193,18 @@ pub fn device_fault() -> Fault {
 }
 
 /// An NVLink error, and what the driver asks for since then.
-pub fn after_death(action: RecoveryAction) -> Event {
-    Event::Gpu(Testimony::AfterDeath {
-        xids: vec![Xid(Some(74))],
-        action: Some(action),
-    })
+pub fn after_death(seat: SeatId, action: RecoveryAction) -> Event {
+    Event::Gpu(
+        seat.device(),
+        Testimony::AfterDeath {
+            xids: vec![Xid(Some(74))],
+            action: Some(action),
+        },
+    )
 }
 
-/// One of every event, under the name it has in the golden table.
-pub fn every_event(generation: Generation) -> Vec<(&'static str, Event)> {
+/// One of every event of a seat, under the name it has in the golden table.
+pub fn every_event(seat: SeatId, generation: Generation) -> Vec<(&'static str, Event)> {
     let child = |event| Event::Child { generation, event };
     vec![
         ("Tick", Event::Tick),
@@ -213,11 +215,26 @@ pub fn every_event(generation: Generation) -> Vec<(&'static str, Event)> {
             },
         ),
         ("Idle", Event::Idle),
-        ("Xid 31", Event::Gpu(Testimony::Reported(Xid(Some(31))))),
-        ("Xid 95", Event::Gpu(Testimony::Reported(Xid(Some(95))))),
-        ("After death (cleared)", after_death(RecoveryAction::None)),
-        ("After death (reset)", after_death(RecoveryAction::GpuReset)),
+        (
+            "Xid 31",
+            Event::Gpu(seat.device(), Testimony::Reported(Xid(Some(31)))),
+        ),
+        (
+            "Xid 95",
+            Event::Gpu(seat.device(), Testimony::Reported(Xid(Some(95)))),
+        ),
+        (
+            "After death (cleared)",
+            after_death(seat, RecoveryAction::None),
+        ),
+        (
+            "After death (reset)",
+            after_death(seat, RecoveryAction::GpuReset),
+        ),
         ("Replace", Event::Replace),
+        ("Withdraw", Event::Withdraw(seat.device())),
+        ("Vacated", Event::Vacated(seat)),
+        ("Readmit", Event::Readmit(seat.device())),
         ("StopNow", Event::StopNow),
         ("Spawned", child(ChildEvent::Spawned { pid: PID })),
         (

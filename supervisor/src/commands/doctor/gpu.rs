@@ -4,7 +4,7 @@
 //! with `auto` the CPU serves meanwhile.
 
 use super::Finding;
-use crate::config::device::{AUTO_ORDINAL, DeviceChoice};
+use crate::config::device::DeviceChoice;
 use crate::nvml::Witness;
 use crate::nvml::driver_is_loaded;
 use crate::nvml::library::{Gauges, Identity};
@@ -23,14 +23,11 @@ const OLDEST_DRIVER: u32 = 580;
 
 const MEANWHILE: &str = "the CPU device serves meanwhile";
 
-pub(super) fn all(choice: DeviceChoice, outlook: Option<Result<String, String>>) -> Vec<Finding> {
+pub(super) fn all(choice: &DeviceChoice, outlook: Option<Result<String, String>>) -> Vec<Finding> {
     let Some(outlook) = outlook else {
         return vec![Finding::good("device", "cpu, as the settings say")];
     };
-    let (ordinal, is_named) = match choice {
-        DeviceChoice::Cuda(ordinal) => (ordinal, true),
-        DeviceChoice::Auto | DeviceChoice::Cpu => (AUTO_ORDINAL, false),
-    };
+    let (ordinals, is_named) = (choice.ordinals(), choice.needs_cards());
     let is_loaded = driver_is_loaded();
     let mut findings = Vec::new();
     if is_loaded {
@@ -46,7 +43,8 @@ pub(super) fn all(choice: DeviceChoice, outlook: Option<Result<String, String>>)
     }
     findings.push(device(outlook, is_loaded, is_named));
     if is_loaded || is_named {
-        findings.push(nvml(Witness::look(ordinal, NVML_PATIENCE)));
+        let looks = ordinals.into_iter();
+        findings.extend(looks.map(|ordinal| nvml(Witness::look(ordinal, NVML_PATIENCE))));
     }
     findings
 }

@@ -5,7 +5,6 @@
 
 use super::{Finding, host};
 use crate::commands::serve::LONGEST_END;
-use crate::config::device::DeviceChoice;
 use crate::config::examined::Examined;
 use crate::config::units;
 use std::collections::BTreeMap;
@@ -247,13 +246,13 @@ impl Unit {
                 "ProtectHome=read-only, or move the model, to /var/lib for example",
             ));
         }
-        if settings.device != DeviceChoice::Cpu && self.hides_cards() {
+        if !settings.device.is_cpu_alone() && self.hides_cards() {
             let what = "the unit hides NVIDIA's device nodes";
             let remedy =
                 "DevicePolicy=closed with DeviceAllow=char-nvidia* rw, and no PrivateDevices=yes";
-            findings.push(match settings.device {
-                DeviceChoice::Cuda(_) => Finding::bad(SUBJECT, what, remedy),
-                DeviceChoice::Cpu | DeviceChoice::Auto => Finding::note(SUBJECT, what, remedy),
+            findings.push(match settings.device.needs_cards() {
+                true => Finding::bad(SUBJECT, what, remedy),
+                false => Finding::note(SUBJECT, what, remedy),
             });
         }
         findings

@@ -46,7 +46,7 @@ pub(super) async fn announce(config: &Config, app: &App, addresses: &[SocketAddr
         worker_id: app.worker_id.to_string(),
         model_ref: app.model_ref.clone(),
         memory_bytes: app.device_bytes_in_use().unwrap_or(model.facts.file_bytes),
-        memory_architecture: match app.device.selector {
+        memory_architecture: match app.devices.first() {
             DeviceSelector::Cpu => "host",
             DeviceSelector::Cuda(_) => "vram-only",
         },

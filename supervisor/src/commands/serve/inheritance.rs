@@ -27,7 +27,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::timeout;
 use uuid::Uuid;
-use worker_orcd_ipc::{DeviceSelector, LoadOrder};
+use worker_orcd_ipc::DeviceSelector;
 
 /// Longest time for which new requests wait for the first child.
 const HELD_FOR: Duration = Duration::from_secs(2);
@@ -157,8 +157,10 @@ fn of_an_upgrade() -> io::Result<Option<Inherited>> {
     };
     rustix::stdio::dup2_stdin(&File::open("/dev/null")?)?;
     let inherited = read(parcel, Ending::Upgrade)?;
-    let child = inherited.engine.child.as_ref().map(|it| it.note.pid);
-    reap_last_children(child)?;
+    let devices = inherited.engine.devices.iter();
+    let children = devices.filter_map(|it| it.child.as_ref());
+    let pids: Vec<_> = children.map(|it| it.note.pid).collect();
+    reap_last_children(&pids)?;
     Ok(Some(inherited))
 }
 
@@ -191,11 +193,11 @@ fn read(parcel: Parcel, ending: Ending) -> io::Result<Inherited> {
 
 /// The same process had children before it became this program, and killed all but the one that lives on. Nobody
 /// else waits for them.
-fn reap_last_children(living: Option<u32>) -> io::Result<()> {
+fn reap_last_children(living: &[u32]) -> io::Result<()> {
     let children = std::fs::read_to_string("/proc/thread-self/children")?;
     let pids = children
         .split_whitespace()
-        .filter(|pid| pid.parse().ok() != living)
+        .filter(|pid| pid.parse().is_ok_and(|pid| !living.contains(&pid)))
         .filter_map(|pid| Pid::from_raw(pid.parse().ok()?));
     let pids: Vec<_> = pids.collect();
     let reap = move || {
@@ -240,16 +242,16 @@ impl Inherited {
         }
     }
 
-    /// The device that was decided on, if it was for this process.
-    pub(super) fn device(&self) -> Option<DeviceSelector> {
-        let device = self.engine.note.device;
-        device.filter(|_| self.ending == Ending::Upgrade)
+    /// The devices that were decided on, if they were for this process.
+    pub(super) fn devices(&self) -> Option<Vec<DeviceSelector>> {
+        let devices = self.engine.note.devices.iter();
+        let devices: Option<Vec<_>> = devices.map(|device| device.selector).collect();
+        devices.filter(|it| !it.is_empty() && self.ending == Ending::Upgrade)
     }
 
     /// The engine's part.
-    pub(super) fn engine(&mut self, load: &LoadOrder) -> Inheritance {
+    pub(super) fn engine(&mut self) -> Inheritance {
         let mut estate = std::mem::take(&mut self.engine);
-        estate.keep_for(&load.model_path, load.device);
         let requests = estate.wal.take().map(|wal| wal::read(wal, self.ending));
         let mut requests = match requests {
             Some(Ok(requests)) => requests,

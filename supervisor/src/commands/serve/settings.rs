@@ -1,11 +1,11 @@
 //! Settings of the worker as the engine takes them.
 
-use crate::config::device::DecidedDevice;
+use crate::config::device::DecidedDevices;
 use crate::config::{Config, DEFAULT_MEMORY_PERMILLE};
 use crate::engine::{Deadlines, EngineSettings, RestartPolicy};
 use worker_orcd_ipc::{LoadOrder, ModelFile, Role, TraceOrder};
 
-pub(super) fn engine_settings(config: &Config, device: &DecidedDevice) -> EngineSettings {
+pub(super) fn engine_settings(config: &Config, devices: &DecidedDevices) -> EngineSettings {
     let load = &config.load;
     EngineSettings {
         child_binary: config.child_binary.clone(),
@@ -16,7 +16,7 @@ pub(super) fn engine_settings(config: &Config, device: &DecidedDevice) -> Engine
             // Pages are found again by what they hold.
             shares_kv: config.life.standby && load.prefix_cache,
             adopts_from: None,
-            device: device.selector,
+            device: devices.first(),
             kv_cache_bytes: load.kv_cache_bytes,
             memory_permille: load.memory_permille.unwrap_or(DEFAULT_MEMORY_PERMILLE),
             max_running: load.max_running,
@@ -31,6 +31,7 @@ pub(super) fn engine_settings(config: &Config, device: &DecidedDevice) -> Engine
             }),
             role: Role::Active,
         },
+        devices: devices.selectors.clone(),
         deadlines: Deadlines {
             heartbeat: config.life.heartbeat_timeout,
             step: config.life.step_timeout,

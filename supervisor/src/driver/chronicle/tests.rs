@@ -3,20 +3,22 @@ use super::*;
 use crate::child::spawn::Spawner;
 use crate::crash::{CrashSettings, CrashStore};
 use crate::driver::vitals::Vitals;
-use crate::engine::testing::load_order;
+use crate::driver::witnesses::Witnesses;
 use crate::requests::orphans::Orphans;
 use crate::requests::testing::{Journal, request};
 use parking_lot::RwLock;
 use std::num::NonZeroU8;
 use std::time::Duration;
 use worker_orcd_ipc::{DeviceSelector, Load, MemoryReport};
-use worker_orcd_lifecycle::Settings;
+use worker_orcd_lifecycle::{Before, ChildEvent, Event, Settings};
 
 const TWO: NonZeroU8 = NonZeroU8::new(2).unwrap();
 const ONE: SeatId = SeatId(0);
-const OTHER: SeatId = SeatId(1);
+/// On another device.
+const OTHER: SeatId = SeatId(2);
+const DEVICES: [DeviceSelector; 2] = [DeviceSelector::Cpu; 2];
 
-/// Two seats, and everybody whom a snapshot asks.
+/// Two devices, and everybody whom a snapshot asks.
 struct Scenery {
     start: Instant,
     chronicle: Chronicle,
@@ -29,7 +31,9 @@ struct Scenery {
 impl Scenery {
     fn new() -> Self {
         let start = Instant::now();
-        let journal = Journal::with_seats(4, TWO);
+        let journal = Journal::with_devices(4, TWO);
+        let before = [Before::Nothing; DEVICES.len()];
+        let (worker, _) = Worker::start(Duration::ZERO, Settings::default(), &before);
         let crashes = Arc::new(CrashStore::open(CrashSettings {
             directory: None,
             max_reports: 10,
@@ -37,12 +41,12 @@ impl Scenery {
         Self {
             start,
             chronicle: Chronicle {
-                news: News::new(start, &load_order()),
+                news: News::new(start, "model.gguf", &DEVICES),
                 crashes: CrashLog::new(Arc::clone(&crashes)),
-                gpu: GpuWatch::new(DeviceSelector::Cpu, start),
+                gpu: Witnesses::of(&DEVICES, start),
             },
-            seats: Seats::new([ONE, OTHER].into_iter(), start, &Spawner::new().0),
-            worker: Worker::start(Duration::ZERO, Settings::default(), TWO).0,
+            seats: Seats::new(worker.seats(), start, &Spawner::new().0),
+            worker,
             shared: Shared {
                 registry: Arc::clone(&journal.registry),
                 model: RwLock::new(None),
@@ -70,9 +74,18 @@ impl Scenery {
         let now = self.at(ms);
         let vitals = self.seats[seat].vitals.as_mut();
         vitals.expect("a child").ready(now);
+        let generation = self.worker.seat(seat).generation();
+        let (pid, features) = (generation.0, vec![]);
+        for event in [
+            ChildEvent::Spawned { pid },
+            ChildEvent::Hello { pid, features },
+            ChildEvent::Ready,
+        ] {
+            let event = Event::Child { generation, event };
+            self.worker.handle(now - self.start, event);
+        }
         self.chronicle.crashes.ready(seat, now);
-        let text = Arc::clone(&self.journal.text);
-        self.journal.requests.serve(seat, text);
+        self.journal.serve(seat);
     }
 
     fn beat(&mut self, ms: u64, seat: SeatId, prompt_tokens: u64) {
@@ -194,7 +207,11 @@ async fn a_child_without_a_kv_cache_leaves_the_size_of_the_next_ones_as_it_was()
         };
         let (now, seat) = (scenery.at(1), &mut scenery.seats[ONE]);
         scenery.chronicle.heartbeat(now, seat, &heartbeat);
-        assert_eq!(scenery.chronicle.kv_bytes(), Some(20), "{generation}");
+        assert_eq!(
+            scenery.chronicle.kv_bytes(ONE.device()),
+            Some(20),
+            "{generation}"
+        );
     }
 }
 

@@ -16,7 +16,7 @@ const MIB: u64 = 1 << 20;
 fn watch(gpu: &Arc<PlayedGpu>) -> GpuWatch {
     let since = Instant::now();
     let witness = Witness::start(gpu.opener()).unwrap();
-    GpuWatch::of(Some(witness), Nvml::Opening { since })
+    GpuWatch::of(DeviceId(0), Some(witness), Nvml::Opening { since })
 }
 
 fn log() -> CrashLog {
@@ -101,7 +101,7 @@ fn after_death(xids: &[u32], action: Option<RecoveryAction>) -> Option<Testimony
 
 #[tokio::test]
 async fn on_the_cpu_device_nobody_looks() {
-    let mut watch = GpuWatch::new(DeviceSelector::Cpu, Instant::now());
+    let mut watch = GpuWatch::new(DeviceId(0), DeviceSelector::Cpu, Instant::now());
     assert_eq!(watch.snapshot().nvml, Nvml::Off);
     let now = Instant::now();
     let mut log = log();
@@ -117,7 +117,7 @@ async fn without_the_library_everything_is_unknown_and_the_reason_is_kept() {
     if driver_is_loaded() {
         return;
     }
-    let mut watch = GpuWatch::new(DeviceSelector::Cuda(0), Instant::now());
+    let mut watch = GpuWatch::new(DeviceId(0), DeviceSelector::Cuda(0), Instant::now());
     see_until(&mut watch, &mut log, |it| matches!(it, Sighting::Absent(_))).await;
     let (state, reason) = watch.snapshot().state(Instant::now());
     assert_eq!(state, "absent");

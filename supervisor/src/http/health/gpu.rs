@@ -1,7 +1,7 @@
 //! Words of NVIDIA's driver, beside what the child says of itself: two fields, two sources.
 
 use super::{Clock, extend};
-use crate::engine::{EngineSnapshot, GpuSnapshot};
+use crate::engine::{DeviceSnapshot, EngineSnapshot, GpuSnapshot};
 use serde_json::{Value, json};
 use std::time::Duration;
 use worker_orcd_lifecycle::RecoveryAction;
@@ -41,11 +41,11 @@ pub(super) fn device(gpu: &GpuSnapshot, clock: &Clock) -> Value {
 
 /// The fields of `vram`. NVIDIA's driver counts the whole device; `driver_child_bytes` is the
 /// child's share in it.
-pub(super) fn memory(snapshot: &EngineSnapshot, clock: &Clock) -> Value {
-    let gpu = &snapshot.gpu;
+pub(super) fn memory(snapshot: &EngineSnapshot, device: &DeviceSnapshot, clock: &Clock) -> Value {
+    let gpu = &device.gpu;
     let fresh = gpu.gauges(clock.now);
     let memory = fresh.and_then(|(gauges, at)| Some((gauges.memory.as_ref()?, at)));
-    let pid = snapshot.child().map(|child| child.pid);
+    let pid = snapshot.child_on(device).map(|child| child.pid);
     let measure = gpu.last_measure;
     json!({
         "driver_total_bytes": memory.map(|(memory, _)| memory.total),
@@ -60,18 +60,22 @@ pub(super) fn memory(snapshot: &EngineSnapshot, clock: &Clock) -> Value {
 }
 
 /// Memory of a process on the device, its context too, as NVIDIA's driver counts it.
-pub(super) fn of_process(snapshot: &EngineSnapshot, pid: u32, clock: &Clock) -> Option<u64> {
-    let (gauges, _) = snapshot.gpu.gauges(clock.now)?;
+pub(super) fn of_process(device: &DeviceSnapshot, pid: u32, clock: &Clock) -> Option<u64> {
+    let (gauges, _) = device.gpu.gauges(clock.now)?;
     gauges.memory.as_ref()?.of(pid)
 }
 
 /// The fields of `vram` before any child has reported; `null` when NVIDIA's driver has not either.
-pub(super) fn memory_alone(snapshot: &EngineSnapshot, clock: &Clock) -> Value {
-    if snapshot.gpu.taken.is_none() {
+pub(super) fn memory_alone(
+    snapshot: &EngineSnapshot,
+    device: &DeviceSnapshot,
+    clock: &Clock,
+) -> Value {
+    if device.gpu.taken.is_none() {
         return Value::Null;
     }
     let mut report = json!({"total_bytes": null, "free_bytes": null, "resident": null});
-    extend(&mut report, memory(snapshot, clock));
+    extend(&mut report, memory(snapshot, device, clock));
     report
 }
 
@@ -105,7 +109,7 @@ mod tests {
             pid: 7,
             bytes: Some(600),
         };
-        snapshot.gpu = GpuSnapshot {
+        snapshot.devices[0].gpu = GpuSnapshot {
             nvml: Nvml::Watching,
             taken: Some((
                 Gauges {
@@ -152,7 +156,7 @@ mod tests {
             "driver_child_bytes": 600, "driver_age_ms": 1000,
             "baseline_bytes": 4, "residual_bytes": 1, "returned_after_ms": 18.25,
         });
-        assert_eq!(memory(&snapshot, &clock), expected);
+        assert_eq!(memory(&snapshot, snapshot.device(), &clock), expected);
         let expected = json!({
             "temperature_celsius": 41,
             "power_watts": 112.5,
@@ -167,7 +171,7 @@ mod tests {
             "recovery_action": "drain_and_reset",
             "nvml": {"state": "watching", "reason": null, "age_ms": 1000},
         });
-        assert_eq!(device(&snapshot.gpu, &clock), expected);
+        assert_eq!(device(&snapshot.device().gpu, &clock), expected);
     }
 
     #[test]
@@ -175,7 +179,7 @@ mod tests {
         let start = Instant::now();
         let snapshot = snapshot(start);
         let clock = clock(start + SILENT_AFTER);
-        let told = device(&snapshot.gpu, &clock);
+        let told = device(&snapshot.device().gpu, &clock);
         for field in [
             "temperature_celsius",
             "power_watts",
@@ -187,7 +191,7 @@ mod tests {
         assert_eq!(told["last_xid"]["xid"], 63, "what was, was");
         assert_eq!(told["nvml"]["state"], "silent");
         assert!(told["nvml"]["reason"].as_str().unwrap().contains("wedged"));
-        let told = memory(&snapshot, &clock);
+        let told = memory(&snapshot, snapshot.device(), &clock);
         assert!(told["driver_used_bytes"].is_null(), "{told}");
         assert_eq!(told["baseline_bytes"], 4);
     }
@@ -197,13 +201,13 @@ mod tests {
         let start = Instant::now();
         let snapshot = EngineSnapshot::before_anything(start);
         let clock = clock(start);
-        let told = device(&snapshot.gpu, &clock);
+        let told = device(&snapshot.device().gpu, &clock);
         for field in ["temperature_celsius", "ecc", "last_xid", "recovery_action"] {
             assert!(told[field].is_null(), "{field}: {told}");
         }
         assert_eq!(told["nvml"]["state"], "off");
-        assert!(memory_alone(&snapshot, &clock).is_null());
-        let told = memory(&snapshot, &clock);
+        assert!(memory_alone(&snapshot, snapshot.device(), &clock).is_null());
+        let told = memory(&snapshot, snapshot.device(), &clock);
         assert!(
             told.as_object().unwrap().values().all(Value::is_null),
             "{told}"

@@ -230,6 +230,25 @@ pub fn restart(_: &App) -> OperationBuilder {
     refused(operation, Native, &[Why::Unhealthy])
 }
 
+pub fn drain_device(_: &App) -> OperationBuilder {
+    let summary = "Take a device out of use, while the others go on";
+    let done = "Its streams move to the other devices, and its child ends";
+    of_device("drain_device", summary, done)
+}
+
+pub fn readmit_device(_: &App) -> OperationBuilder {
+    let summary = "Use a device again that is out of use";
+    of_device("readmit_device", summary, "A child is started on it")
+}
+
+fn of_device(id: &str, summary: &str, words: &str) -> OperationBuilder {
+    let operation = operation(id, "operator", summary)
+        .description(Some(OPERATORS))
+        .parameter(part_of_path("number", None))
+        .response("202", done(words));
+    refused(operation, Native, &[Why::NotFound, Why::Unhealthy])
+}
+
 const OPERATORS: &str = "For the operator: the first key of `--api-key-file`.";
 
 fn done(words: &str) -> ResponseBuilder {

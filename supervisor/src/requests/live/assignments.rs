@@ -1,14 +1,12 @@
-//! Which request is with which child, and who is given to a child next.
-//!
-//! As long as there is a suspect, the child of one seat has at most one request: whatever else it still
-//! has is called back (cancelled there, kept here) before the next suspect's turn, so that a death
-//! then has one possible author. The other seats serve everybody else; with one seat, everybody waits.
-//! Everything that ends, moves on or is called back comes through [`Assignments::hand_out`], so nothing
-//! waits for a turn that is not coming.
+//! Which request is with which child.
 
+use super::ServedBy;
+use super::devices::{Bond, Devices};
 use super::dispatch::{Dispatch, Place};
 use super::probation::{Inquest, Verdict};
 use crate::requests::fingerprint::Fingerprint;
+use crate::requests::placement::{Hold, Stage};
+use crate::requests::prefixes::{Chain, Key, Prefixes};
 use crate::requests::record::{OnFault, Record};
 use crate::requests::suspicion::{Sighting, Suspicion, Toll};
 use std::collections::{BTreeMap, BTreeSet};
@@ -21,21 +19,32 @@ use worker_orcd_lifecycle::SeatId;
 #[derive(Debug)]
 pub(super) struct Assignments {
     /// Requests by number, hence in the order of arrival.
-    live: BTreeMap<RequestId, Live>,
-    /// One for each seat.
-    seats: Vec<Dispatch>,
-    /// Seats that are open at once.
-    serving: usize,
+    pub(super) live: BTreeMap<RequestId, Live>,
+    /// One for each seat: two for each device.
+    pub(super) seats: Vec<Dispatch>,
+    devices: Devices,
     /// Each of them runs alone in its seat, in this order.
-    suspects: BTreeSet<RequestId>,
+    pub(super) suspects: BTreeSet<RequestId>,
+    /// Where there is a choice of devices, what a child has computed before is known by it.
+    pub(super) key: Option<Key>,
 }
 
 #[derive(Debug)]
 pub(super) struct Live {
     pub(super) record: Arc<Record>,
-    place: Place,
+    pub(super) place: Place,
+    /// What it takes of the child that has it.
+    pub(super) hold: Hold,
+    /// Of its prompt.
+    pub(super) chain: Chain,
+    /// It was called back to go there.
+    pub(super) goes_to: Option<SeatId>,
+    /// It was called back to go elsewhere, once: nobody goes to and fro.
+    pub(super) was_moved: bool,
+    /// The children that may go on with it.
+    pub(super) bond: Bond,
     /// Length of its history when the child got it.
-    given_at: u32,
+    pub(super) given_at: u32,
     /// The child that it left before that one was buried.
     left: Option<Left>,
     suspicion: Suspicion,
@@ -52,12 +61,14 @@ struct Left {
 }
 
 impl Assignments {
-    pub(super) fn new(serving: NonZeroU8) -> Self {
+    pub(super) fn new(devices: NonZeroU8) -> Self {
+        let seats = 2 * usize::from(devices.get());
         Self {
             live: BTreeMap::new(),
-            seats: (0..=serving.get()).map(|_| Dispatch::default()).collect(),
-            serving: usize::from(serving.get()),
+            seats: (0..seats).map(|_| Dispatch::default()).collect(),
+            devices: Devices::new(devices),
             suspects: BTreeSet::new(),
+            key: (devices.get() > 1).then(Key::default),
         }
     }
 
@@ -106,6 +117,10 @@ impl Assignments {
         live.filter(|live| live.place.seat() == Some(seat))
     }
 
+    pub(super) fn iter(&self) -> impl Iterator<Item = &Live> {
+        self.live.values()
+    }
+
     pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Live> {
         self.live.values_mut()
     }
@@ -134,6 +149,57 @@ impl Assignments {
         &mut self.seats[usize::from(seat.0)]
     }
 
+    pub(super) fn devices(&self) -> &Devices {
+        &self.devices
+    }
+
+    pub(super) fn devices_mut(&mut self) -> &mut Devices {
+        &mut self.devices
+    }
+
+    /// A child serves in this seat.
+    pub(super) fn open(&mut self, seat: SeatId, by: ServedBy) {
+        self.devices.serves(seat.device(), by.kin.clone());
+        let prefixes = self.key.as_ref().map(|_| Prefixes::new(by.kv_tokens));
+        let dispatch = self.seat(seat);
+        dispatch.prefixes = prefixes;
+        dispatch.open(by);
+    }
+
+    /// The child of this seat computes the prompt of this request.
+    pub(super) fn begun(&mut self, id: RequestId, seat: SeatId) {
+        self.advance(id, seat, Stage::Begun);
+    }
+
+    /// The child of this seat has told a token of this request.
+    pub(super) fn streams(&mut self, id: RequestId, seat: SeatId) {
+        self.advance(id, seat, Stage::Streams);
+        self.level();
+    }
+
+    fn advance(&mut self, id: RequestId, seat: SeatId, stage: Stage) {
+        let burden = &mut self.seats[usize::from(seat.0)].burden;
+        let live = self.live.get_mut(&id);
+        let live = live.filter(|live| live.place.seat() == Some(seat));
+        if let Some(live) = live.filter(|live| live.hold.stage() != Stage::Streams) {
+            burden.advance(&mut live.hold, stage);
+        }
+    }
+
+    /// What the child of this seat computed is being told: only its kin can go on.
+    pub(super) fn bind(&mut self, id: RequestId, seat: SeatId) {
+        let Some(kin) = self.seat(seat).kin().cloned() else {
+            return;
+        };
+        if let Some(live) = self.live.get_mut(&id) {
+            live.bond = Bond::To(kin);
+        }
+    }
+
+    pub(super) fn all_seats(&self) -> impl Iterator<Item = SeatId> + use<> {
+        (0..).map(SeatId).take(self.seats.len())
+    }
+
     pub(super) fn seats_mut(&mut self) -> impl Iterator<Item = &mut Dispatch> {
         self.seats.iter_mut()
     }
@@ -143,27 +209,40 @@ impl Assignments {
     /// Admits a request, which goes to a child if one may have it.
     pub(super) fn admit(&mut self, record: Arc<Record>) {
         let id = record.id;
+        let key = self.key.as_ref();
         let live = Live {
+            bond: Bond::of(&record),
+            chain: key.map_or_else(Chain::default, |key| key.chain(&record.prompt)),
             record,
             place: Place::Waiting,
+            hold: Hold::default(),
+            goes_to: None,
+            was_moved: false,
             given_at: 0,
             left: None,
             suspicion: Suspicion::default(),
             sealed: None,
         };
         self.live.insert(id, live);
-        if let Some(seat) = self.seat_for_anybody() {
+        if let Some(seat) = self.seat_for(id) {
             self.hand_over(id, seat);
         }
     }
 
     /// Removes a request that ends. [`Self::fill_gap`] gives others its turn.
     pub(super) fn remove(&mut self, id: RequestId) -> Option<Arc<Record>> {
-        let Live { record, place, .. } = self.live.remove(&id)?;
-        if let Some(seat) = place.seat() {
-            self.seat(seat).release();
+        let mut live = self.live.remove(&id)?;
+        if let Some(seat) = live.place.seat() {
+            let dispatch = &mut self.seats[usize::from(seat.0)];
+            dispatch.burden.remove(live.hold);
+            // The next request may be the next one of this conversation.
+            if let (Some(key), Some(prefixes)) = (&self.key, &mut dispatch.prefixes) {
+                let progress = live.record.progress.lock();
+                key.lengthen(&mut live.chain, &live.record.prompt, progress.generated());
+                prefixes.note(&live.chain);
+            }
         }
-        Some(record)
+        Some(live.record)
     }
 
     /// The last suspect gives way to everybody, any other end may leave the child to the next.
@@ -171,18 +250,29 @@ impl Assignments {
         let was_suspect = self.suspects.remove(&removed);
         if was_suspect || !self.suspects.is_empty() {
             self.hand_out();
+        } else {
+            self.level();
         }
     }
 
     /// Puts a request whose child is gone back to those who wait.
     pub(super) fn interrupt(&mut self, id: RequestId, seat: SeatId) -> Option<&Live> {
-        let live = self.live.get_mut(&id)?;
-        if live.place.seat() != Some(seat) {
+        if self.place(id)?.seat() != Some(seat) {
             return None;
         }
-        live.place = Place::Waiting;
-        self.seat(seat).release();
+        self.vacate(id);
         self.get(id)
+    }
+
+    /// No child has it any more.
+    pub(super) fn vacate(&mut self, id: RequestId) {
+        let Some(live) = self.live.get_mut(&id) else {
+            return;
+        };
+        if let Some(seat) = live.place.seat() {
+            self.seats[usize::from(seat.0)].burden.remove(live.hold);
+            live.place = Place::Waiting;
+        }
     }
 
     /// Requests of a seat that no other death has met at the place where they are, so that its own makes
@@ -267,120 +357,6 @@ impl Assignments {
         twins.map(|live| live.record.id).collect()
     }
 
-    // === who is next ===
-
-    /// Gives each child what it may have now. A suspect gets a seat for itself; who is no suspect goes
-    /// to the other seats, and waits where there is none.
-    pub(super) fn hand_out(&mut self) {
-        let waiting: Vec<_> = self
-            .live
-            .values()
-            .filter(|live| live.place == Place::Waiting)
-            .map(|live| live.record.id)
-            .collect();
-        let turn = self.turn();
-        let cell = self.cell();
-        for id in waiting {
-            let seat = match self.suspects.contains(&id) {
-                true if turn == Some(id) => cell.filter(|cell| self.seat(*cell).is_free()),
-                true => None,
-                false => self.seat_for_anybody(),
-            };
-            if let Some(seat) = seat {
-                self.hand_over(id, seat);
-            }
-        }
-        let cell = cell.filter(|cell| self.seat(*cell).is_open());
-        if let (Some(cell), Some(suspect)) = (cell, turn) {
-            self.call_back_all_but(suspect, cell);
-        }
-        self.release_kv();
-    }
-
-    /// The seat of the suspect whose turn it is: where it is, or the one with the fewest requests. As
-    /// long as only one of several is open, it is everybody else's.
-    fn cell(&self) -> Option<SeatId> {
-        let suspect = self.live.get(&self.turn()?)?;
-        let is_spare = self.serving == 1 || self.open_seats().count() > 1;
-        let emptiest = self.emptiest(|_| is_spare);
-        suspect.place.seat().or(emptiest)
-    }
-
-    /// The suspect that is with a child, or the oldest.
-    fn turn(&self) -> Option<RequestId> {
-        let is_with_child = |id: &&RequestId| {
-            let live = self.live.get(id);
-            live.is_some_and(|live| live.place.seat().is_some())
-        };
-        let mut suspects = self.suspects.iter();
-        suspects
-            .find(is_with_child)
-            .or(self.suspects.first())
-            .copied()
-    }
-
-    /// The seat with the fewest requests, of those that are open and no suspect's.
-    fn seat_for_anybody(&self) -> Option<SeatId> {
-        let cell = self.cell();
-        self.emptiest(|seat| Some(seat) != cell)
-    }
-
-    fn emptiest(&self, may_be: impl Fn(SeatId) -> bool) -> Option<SeatId> {
-        let seats = self.open_seats().filter(|seat| may_be(*seat));
-        seats.min_by_key(|seat| self.seats[usize::from(seat.0)].given())
-    }
-
-    pub(super) fn open_seats(&self) -> impl Iterator<Item = SeatId> {
-        let seats = (0..).map(SeatId).zip(&self.seats);
-        seats.filter(|(_, it)| it.is_open()).map(|(seat, _)| seat)
-    }
-
-    /// A suspect's pages are not adopted: what kills may lie in them.
-    fn hand_over(&mut self, id: RequestId, seat: SeatId) {
-        let adopts_from = self.seat(seat).adopts_from();
-        let is_suspect = self.suspects.contains(&id);
-        if let Some(live) = self.live.get_mut(&id) {
-            live.place = Place::With(seat);
-            live.given_at = live.history();
-            let record = Arc::clone(&live.record);
-            let sealed = live.sealed.take();
-            let sealed = sealed.filter(|it| Some(it.child) == adopts_from && !is_suspect);
-            self.seat(seat).give(record, sealed);
-        }
-    }
-
-    fn call_back_all_but(&mut self, suspect: RequestId, seat: SeatId) {
-        let is_other =
-            |(id, live): &(&RequestId, &Live)| **id != suspect && live.place == Place::With(seat);
-        let others: Vec<_> = self
-            .live
-            .iter()
-            .filter(is_other)
-            .map(|(id, _)| *id)
-            .collect();
-        for id in others {
-            self.call_back(id, seat);
-        }
-    }
-
-    /// The child that has it is to let go of it.
-    pub(super) fn call_back(&mut self, id: RequestId, seat: SeatId) {
-        if let Some(live) = self.live.get_mut(&id) {
-            live.place = Place::CalledBack(seat);
-            live.record.progress.lock().pause();
-            self.seat(seat).call_back(id);
-        }
-    }
-
-    /// The child has let go of it.
-    pub(super) fn came_back(&mut self, seat: SeatId, id: RequestId) {
-        if let Some(live) = self.live.get_mut(&id) {
-            live.place = Place::Waiting;
-            self.seat(seat).release();
-        }
-        self.hand_out();
-    }
-
     /// Called for each token of a suspect.
     pub(super) fn acquit_if_past(&mut self, id: RequestId) {
         let Some(live) = self.live.get(&id) else {
@@ -406,6 +382,11 @@ impl Live {
     pub(super) fn history(&self) -> u32 {
         let tokens = self.record.progress.lock().tokens_out();
         self.record.tokens_in().saturating_add(tokens)
+    }
+
+    /// It has tokens of the child that has it.
+    pub(super) fn streams(&self) -> bool {
+        self.hold.stage() == Stage::Streams
     }
 
     fn has_tokens(&self) -> bool {

@@ -3,6 +3,7 @@
 
 use super::Requests;
 use crate::requests::violation::Violation;
+use std::sync::Arc;
 use std::time::Instant;
 use worker_orcd_ipc::Began;
 use worker_orcd_lifecycle::SeatId;
@@ -29,7 +30,9 @@ impl Requests {
         if cached_tokens > live.record.tokens_in() {
             return Err(Violation::CachedTokens(request));
         }
-        let is_first = live.record.progress.lock().begin(cached_tokens, now);
+        let record = Arc::clone(&live.record);
+        self.assigned.begun(request, seat);
+        let is_first = record.progress.lock().begin(cached_tokens, now);
         if let Some(wal) = self.wal.as_mut().filter(|_| is_first) {
             wal.began(request, cached_tokens);
         }

@@ -1,5 +1,9 @@
 //! Dispatch to the child of one seat: what is on its way to it, and what is due from it.
 
+use super::ServedBy;
+use crate::requests::kin::Kin;
+use crate::requests::placement::{Burden, Capacity};
+use crate::requests::prefixes::Prefixes;
 use crate::requests::record::Record;
 use crate::requests::violation::Violation;
 use std::collections::{HashSet, VecDeque};
@@ -14,8 +18,13 @@ const MAX_LEAVING: usize = 10_000;
 pub(super) struct Dispatch {
     /// The child takes submissions.
     is_open: bool,
-    /// Requests that the child has.
-    given: usize,
+    /// Kin of the child that serves, or did last.
+    kin: Option<Kin>,
+    capacity: Capacity,
+    /// What the requests take that the child has.
+    pub(super) burden: Burden,
+    /// Beginnings that it has computed, if it has any brothers.
+    pub(super) prefixes: Option<Prefixes>,
     orders: VecDeque<Order>,
     /// Ended here while the child still had them: its last words on them are due.
     leaving: HashSet<RequestId>,
@@ -52,8 +61,21 @@ impl Dispatch {
         self.is_open
     }
 
-    pub(super) fn open(&mut self) {
+    pub(super) fn kin(&self) -> Option<&Kin> {
+        self.kin.as_ref()
+    }
+
+    pub(super) fn capacity(&self) -> Capacity {
+        self.capacity
+    }
+
+    pub(super) fn open(&mut self, by: ServedBy) {
         self.is_open = true;
+        self.capacity = Capacity {
+            slots: by.slots,
+            kv_tokens: by.kv_tokens,
+        };
+        self.kin = Some(by.kin);
         self.end_copies_ahead();
     }
 
@@ -73,16 +95,15 @@ impl Dispatch {
     }
 
     pub(super) fn given(&self) -> usize {
-        self.given
+        self.burden.given
     }
 
     /// The child has nothing, and owes no answer.
     pub(super) fn is_free(&self) -> bool {
-        self.given == 0 && self.leaving.is_empty()
+        self.given() == 0 && self.leaving.is_empty()
     }
 
     pub(super) fn give(&mut self, record: Arc<Record>, sealed: Option<SealedPages>) {
-        self.given += 1;
         self.orders.push_back(Order::Submit(record, sealed));
     }
 
@@ -134,11 +155,6 @@ impl Dispatch {
         self.orders.push_back(Order::Cancel(id));
     }
 
-    /// The child has one less.
-    pub(super) fn release(&mut self) {
-        self.given -= 1;
-    }
-
     /// A prompt is copied only here: a whole queue of them may wait until the child has read the ones
     /// before.
     pub(super) fn next_command(&mut self) -> Option<Command> {
@@ -179,8 +195,9 @@ impl Dispatch {
     }
 
     /// The child is gone, and answers nothing more.
-    pub(super) fn forget_leaving(&mut self) {
+    pub(super) fn bury(&mut self) {
         self.leaving.clear();
+        self.prefixes = None;
     }
 
     /// # Errors

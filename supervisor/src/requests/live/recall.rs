@@ -1,4 +1,5 @@
-//! The recall of every request: before another driver goes on with them, no child has one.
+//! The recall of requests: of all, before another driver goes on with them, or of those of one child, which go on
+//! with others.
 
 use super::Requests;
 use super::assignments::Assignments;
@@ -8,28 +9,31 @@ use worker_orcd_lifecycle::SeatId;
 impl Requests {
     /// Calls everything back. What children say of it until then still counts, and nothing is given to them.
     pub fn recall(&mut self) {
-        self.assigned.recall();
+        self.assigned.seats_mut().for_each(Dispatch::stop);
+        for seat in self.assigned.all_seats() {
+            self.assigned.withdraw(seat);
+        }
+    }
+
+    /// Calls back what the child of this seat has, which then goes on with the others. It is given nothing more.
+    pub fn withdraw(&mut self, seat: SeatId) {
+        self.assigned.withdraw(seat);
+        self.assigned.hand_out();
     }
 
     /// The child of this seat has nothing any more, and has been told of everything that it had.
-    pub fn is_recalled(&mut self, seat: SeatId) -> bool {
+    pub fn is_withdrawn(&mut self, seat: SeatId) -> bool {
         let dispatch = self.assigned.seat(seat);
         dispatch.is_free() && dispatch.has_sent_all()
     }
 }
 
 impl Assignments {
-    fn recall(&mut self) {
-        self.seats_mut().for_each(Dispatch::stop);
-        let with = |place| match place {
-            Place::With(seat) => Some(seat),
-            Place::CalledBack(_) | Place::Waiting => None,
-        };
-        let ids = self.ids().into_iter();
-        let called: Vec<_> = ids
-            .filter_map(|id| Some((id, self.place(id).and_then(with)?)))
-            .collect();
-        for (id, seat) in called {
+    fn withdraw(&mut self, seat: SeatId) {
+        self.seat(seat).stop();
+        let with_it = self.of(seat).filter(|live| live.place == Place::With(seat));
+        let ids: Vec<_> = with_it.map(|live| live.record.id).collect();
+        for id in ids {
             self.call_back(id, seat);
         }
     }
@@ -49,13 +53,13 @@ mod tests {
         let commands = journal.commands();
         assert!(matches!(&commands[..], [Command::Cancel { request }] if *request == id));
         let (_, _other) = journal.submit(request("b"));
-        assert!(!journal.requests.is_recalled(SEAT), "it has the first");
+        assert!(!journal.requests.is_withdrawn(SEAT), "it has the first");
         let last = step(&[(id, 0, 0)], &[]);
         journal.requests.step(SEAT, &last, journal.now).unwrap();
         let gone = step(&[], &[(id, FinishReason::Cancelled)]);
         journal.requests.step(SEAT, &gone, journal.now).unwrap();
         assert!(journal.commands().is_empty(), "nothing more");
-        assert!(journal.requests.is_recalled(SEAT));
+        assert!(journal.requests.is_withdrawn(SEAT));
         assert_eq!(journal.requests.len(), 2, "both go on elsewhere");
     }
 }

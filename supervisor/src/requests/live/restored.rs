@@ -147,7 +147,7 @@ mod tests {
 
     /// A journal with a request of another supervisor, and its reader.
     fn inherit(request: Restored, skip: Skip) -> (Journal, RequestStream) {
-        let mut journal = Journal::with_seats(4, NonZeroU8::MIN);
+        let mut journal = Journal::with_devices(4, NonZeroU8::MIN);
         let sealed = request.sealed.clone();
         let record = Arc::new(Record::restored(request, Clock::at(journal.now)));
         journal.registry.readmit(&record);
@@ -156,11 +156,6 @@ mod tests {
         record.progress.lock().skip(skip);
         let stream = journal.reader_of(record);
         (journal, stream)
-    }
-
-    fn serve(journal: &mut Journal) {
-        let text = Arc::clone(&journal.text);
-        journal.requests.serve(SEAT, text);
     }
 
     fn texts(events: &[StreamEvent]) -> Vec<(&str, u32)> {
@@ -182,7 +177,7 @@ mod tests {
         ] {
             let (mut journal, mut stream) = inherit(restored(&[0, 1, 2], None), skip);
             assert_eq!(read(&mut stream).0, [], "there is no vocabulary");
-            serve(&mut journal);
+            journal.serve(SEAT);
             let [Command::Submit(submission)] = &journal.commands()[..] else {
                 panic!("it is given to the child");
             };
@@ -203,7 +198,7 @@ mod tests {
         request.logprobs = Some(0);
         request.told_logprobs = vec![logprobs(-1.0), logprobs(-2.0)];
         let (mut journal, mut stream) = inherit(request, Skip::Pieces(1));
-        serve(&mut journal);
+        journal.serve(SEAT);
         let next = StepReport {
             logprobs: vec![DrawnLogprobs {
                 request: ID,
@@ -244,7 +239,7 @@ mod tests {
             let (mut journal, _stream) = inherit(request, Skip::Nothing);
             let source = source.map(|child| KvSource { child, bytes: 1 });
             journal.requests.loads(SEAT, Generation(4), source);
-            serve(&mut journal);
+            journal.serve(SEAT);
             let commands = journal.commands();
             let Some(Command::Submit(submission)) = commands.first() else {
                 panic!("it is given to the child");
@@ -259,7 +254,7 @@ mod tests {
         let ended = restored(&[0, 1], Some(end.clone()));
         let (mut journal, mut stream) = inherit(ended, Skip::Nothing);
         assert_eq!(read(&mut stream).0, []);
-        serve(&mut journal);
+        journal.serve(SEAT);
         assert!(journal.commands().is_empty(), "there is nothing left to do");
         let (events, _) = read(&mut stream);
         assert_eq!(texts(&events), [("a", 0), ("b", 1)]);
@@ -273,7 +268,7 @@ mod tests {
         let failure = Failure::new(ErrorCode::WorkerUnhealthy, "another model");
         let now = journal.now;
         journal.requests.fail_restored(&failure, now);
-        serve(&mut journal);
+        journal.serve(SEAT);
         assert_eq!(read(&mut stream).0, [StreamEvent::Failed(failure)]);
         assert_eq!(read(&mut own).0, [], "it was asked of this supervisor");
     }

@@ -41,6 +41,8 @@ impl Requests {
         }
         progress.tell_prompt(&record.prompt, text);
         self.wakers.extend(progress.take_waker());
+        drop(progress);
+        self.assigned.bind(request, seat);
         Ok(())
     }
 }
@@ -92,8 +94,7 @@ mod tests {
         journal.requests.step(SEAT, &report, journal.now).unwrap();
         journal.requests.suspend(SEAT);
         journal.requests.release(SEAT);
-        let text = journal.text.clone();
-        journal.requests.serve(SEAT, text);
+        journal.serve(SEAT);
         assert_eq!(asked(&mut journal), expected(2));
         // Told again, it is not believed.
         let found = journal.requests.step(SEAT, &report, journal.now);

@@ -177,7 +177,7 @@ fn a_request_goes_on_with_the_next_child_behind_the_tokens_it_has() {
     assert!(stream.recovering());
     let (waiting, _second) = journal.submit(request("other"));
     assert_eq!(journal.commands(), []);
-    journal.requests.serve(SEAT, journal.text.clone());
+    journal.serve(SEAT);
     match &journal.commands()[..] {
         [Command::Submit(first), Command::Submit(second)] => {
             assert_eq!(first.generated, [TokenId(0), TokenId(2)]);
@@ -230,7 +230,7 @@ fn an_operators_kills_end_no_stream_however_many_there_are() {
             &Scene::default(),
             journal.now,
         );
-        journal.requests.serve(SEAT, journal.text.clone());
+        journal.serve(SEAT);
         assert_eq!(journal.requests.on_probation(), 0);
     }
     let end = step(&[(id, 0, 0)], &[(id, FinishReason::MaxTokens)]);
@@ -383,7 +383,7 @@ fn a_waiting_request_that_ends_is_never_submitted() {
         .bury(SEAT, &signal(), &Scene::default(), journal.now);
     let (id, _stream) = journal.submit(request("job"));
     journal.requests.cancel(id, journal.now);
-    journal.requests.serve(SEAT, journal.text.clone());
+    journal.serve(SEAT);
     assert_eq!(journal.commands(), []);
 }
 
@@ -430,7 +430,7 @@ fn a_pause_is_counted_from_the_last_token_and_only_where_a_stream_went_over() {
     journal
         .requests
         .bury(SEAT, &signal(), &Scene::default(), journal.now);
-    journal.requests.serve(SEAT, journal.text.clone());
+    journal.serve(SEAT);
     journal.commands();
     journal.later(Duration::from_secs(3));
     token(&mut journal, 2);

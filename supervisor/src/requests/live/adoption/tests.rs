@@ -50,7 +50,7 @@ fn say(journal: &mut Journal, report: &StepReport) -> Result<(), Violation> {
 
 fn succeed(journal: &mut Journal) {
     journal.requests.suspend(FIRST);
-    journal.requests.serve(HEIR, journal.text.clone());
+    journal.serve(HEIR);
     journal.requests.release(FIRST);
 }
 
@@ -183,7 +183,7 @@ fn a_suspect_computes_everything_itself() {
     journal.requests.suspend(FIRST);
     bury(&mut journal);
     // The second child in that seat dies at the same place of it.
-    journal.requests.serve(FIRST, journal.text.clone());
+    journal.serve(FIRST);
     say(&mut journal, &sealing(id, 0, &[7])).unwrap();
     succeed(&mut journal);
     bury(&mut journal);
@@ -197,7 +197,7 @@ fn the_kv_cache_is_kept_for_those_who_wait_for_the_burial() {
     let (id, _stream) = journal.submit(request("a"));
     say(&mut journal, &sealing(id, 0, &[7])).unwrap();
     journal.requests.suspend(FIRST);
-    journal.requests.serve(HEIR, journal.text.clone());
+    journal.serve(HEIR);
     assert_eq!(given(&mut journal), [], "nothing yet, and no release");
     bury(&mut journal);
     assert_eq!(given(&mut journal), [Some(vec![7]), None]);
@@ -240,7 +240,7 @@ fn nobody_is_told_of_pages_but_a_child_that_stands_by_behind_theirs() {
         say(&mut journal, &sealing(id, 0, &[1, 2])).unwrap();
         journal.requests.copies_ahead(HEIR);
         if serves {
-            journal.requests.serve(HEIR, journal.text.clone());
+            journal.serve(HEIR);
         }
         say(&mut journal, &sealing(id, 2, &[3, 4])).unwrap();
         let commands = journal.commands_of(HEIR);

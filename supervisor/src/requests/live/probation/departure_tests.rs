@@ -16,7 +16,7 @@ fn what_a_dead_child_had_goes_to_one_that_serves_at_once() {
     let (id, _stream) = journal.submit(request("a"));
     journal.requests.suspend(dead);
     // The standby serves before the dead child is buried, and takes what is new at once.
-    journal.requests.serve(standby, journal.text.clone());
+    journal.serve(standby);
     let (new, _other) = journal.submit(request("b"));
     let with = |journal: &Journal, seat| -> Vec<_> {
         let given = journal.requests.in_flight(seat);
@@ -42,7 +42,7 @@ fn who_leaves_a_dying_child_goes_on_before_its_burial_and_is_judged_there() {
     // One death at a place makes nobody a suspect, so the request need not wait for it.
     for (dead, heir, early) in [(0, 1, 1), (1, 0, 0)] {
         journal.requests.suspend(SeatId(dead));
-        journal.requests.serve(SeatId(heir), journal.text.clone());
+        journal.serve(SeatId(heir));
         journal.requests.release(SeatId(dead));
         assert_eq!(with(&journal, heir), early, "death in seat {dead}");
         assert_eq!(with(&journal, dead), 1 - early);
@@ -62,7 +62,7 @@ fn who_wants_to_fail_gets_no_token_of_the_next_child() {
     journal.on_fault = OnFault::Fail;
     let (_, mut stream) = journal.submit(request("a"));
     journal.requests.suspend(SeatId(0));
-    journal.requests.serve(SeatId(1), journal.text.clone());
+    journal.serve(SeatId(1));
     journal.requests.release(SeatId(0));
     assert_eq!(journal.requests.in_flight(SeatId(1)).count(), 0);
     let now = journal.now;
@@ -79,7 +79,7 @@ fn each_of_two_deaths_that_overlap_is_judged_by_what_the_request_was_then() {
     let (first, heir) = (SeatId(0), SeatId(1));
     let (id, _stream) = journal.submit(request("a"));
     journal.requests.suspend(first);
-    journal.requests.serve(heir, journal.text.clone());
+    journal.serve(heir);
     journal.requests.release(first);
     // It has moved on with the heir when that one dies, before the first is buried.
     for index in 0..3 {
@@ -106,7 +106,7 @@ fn a_suspect_runs_alone_with_the_standby_that_took_over() {
     for dead in [0, 1] {
         let (dead, heir) = (SeatId(dead), SeatId(1 - dead));
         journal.requests.suspend(dead);
-        journal.requests.serve(heir, journal.text.clone());
+        journal.serve(heir);
         let now = journal.now;
         journal
             .requests

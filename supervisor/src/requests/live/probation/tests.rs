@@ -42,7 +42,7 @@ fn die_at(journal: &mut Journal, cause: &DeathCause, scene: &Scene) -> Vec<Reque
     journal.commands();
     journal.requests.suspend(SEAT);
     journal.requests.bury(SEAT, cause, scene, journal.now);
-    journal.requests.serve(SEAT, journal.text.clone());
+    journal.serve(SEAT);
     submitted(journal)
 }
 
@@ -467,8 +467,8 @@ fn the_end_of_the_worker_ends_those_on_probation_too() {
 
 #[test]
 fn a_suspect_takes_one_seat_for_itself_and_the_other_serves_everybody_else() {
-    const SEATS: [SeatId; 2] = [SeatId(0), SeatId(1)];
-    let mut journal = Journal::with_seats(4, NonZeroU8::new(2).unwrap());
+    const SEATS: [SeatId; 2] = [SeatId(0), SeatId(2)];
+    let mut journal = Journal::with_devices(4, NonZeroU8::new(2).unwrap());
     let given = |journal: &mut Journal, seat| -> Vec<_> {
         let submitted = |command| match command {
             Command::Submit(submission) => Some(submission.request),
@@ -478,7 +478,7 @@ fn a_suspect_takes_one_seat_for_itself_and_the_other_serves_everybody_else() {
         commands.filter_map(submitted).collect()
     };
     for seat in SEATS {
-        journal.requests.serve(seat, journal.text.clone());
+        journal.serve(seat);
     }
     let another = |tokens| NewRequest {
         prompt: vec![TokenId(0); tokens],
@@ -496,7 +496,7 @@ fn a_suspect_takes_one_seat_for_itself_and_the_other_serves_everybody_else() {
         journal.requests.suspend(SEATS[1]);
         journal.requests.bury(SEATS[0], &crash(), &scene, now);
         for seat in SEATS {
-            journal.requests.serve(seat, journal.text.clone());
+            journal.serve(seat);
         }
     }
     assert_eq!(journal.requests.on_probation(), 2);
@@ -519,6 +519,6 @@ fn a_suspect_takes_one_seat_for_itself_and_the_other_serves_everybody_else() {
         .bury(SEATS[0], &crash(), &Scene::default(), now);
     assert_eq!(journal.requests.totals().quarantined, 1, "the third, alone");
     assert_eq!(with(&journal, SEATS[1]), [*two, *four, new]);
-    journal.requests.serve(SEATS[0], journal.text.clone());
+    journal.serve(SEATS[0]);
     assert_eq!(with(&journal, SEATS[0]), [*three]);
 }

@@ -1,0 +1,216 @@
+//! A worker of several devices: what happens on one of them is nothing to the others.
+
+#[allow(dead_code)]
+mod common;
+
+use common::{Sim, after_death, beat, ended};
+use std::time::Duration;
+use worker_orcd_ipc::Generation;
+use worker_orcd_lifecycle::{
+    Before, ChildEvent, Deed, DeviceId, Effect, Event, Exit, RecoveryAction, SeatId, Settings,
+    State, SupervisorExit,
+};
+
+/// The seat of the first child of each device.
+const FIRST: SeatId = SeatId(0);
+const OTHER: SeatId = SeatId(2);
+
+fn serving() -> Sim {
+    let (mut sim, _) = Sim::with_devices(Settings::default(), &[Before::Nothing; 2]);
+    for seat in [FIRST, OTHER] {
+        serve(&mut sim, seat);
+    }
+    sim
+}
+
+fn serve(sim: &mut Sim, seat: SeatId) {
+    sim.reach_loading_in(seat);
+    sim.child_in(seat, ChildEvent::Ready);
+    assert!(takes_work(sim, seat));
+}
+
+fn die(sim: &mut Sim, seat: SeatId) -> Vec<Effect> {
+    let mut effects = sim.child_in(seat, ChildEvent::Exited(Exit::Signal(11)));
+    effects.extend(sim.child_in(seat, ChildEvent::LinkClosed));
+    effects
+}
+
+fn takes_work(sim: &Sim, seat: SeatId) -> bool {
+    sim.worker.seat(seat).state().takes_work()
+}
+
+fn spawned_in(effects: &[Effect]) -> Vec<SeatId> {
+    let spawned = effects.iter().filter_map(|effect| match effect {
+        Effect::Child {
+            seat,
+            deed: Deed::Spawn,
+            ..
+        } => Some(*seat),
+        _ => None,
+    });
+    spawned.collect()
+}
+
+fn standing(sim: &Sim, seat: SeatId) -> &'static str {
+    sim.worker.standing(seat.device()).name()
+}
+
+/// Dies until no next child is begun there; everybody else lives on.
+fn wear_out(sim: &mut Sim, seat: SeatId) -> Vec<Effect> {
+    for _ in 0..5 {
+        die(sim, seat);
+        let is_due = |sim: &Sim| matches!(sim.worker.seat(seat).state(), State::Spawning { .. });
+        while !is_due(sim) {
+            sim.pass_with(Duration::from_millis(100), |sim| {
+                sim.child_in(OTHER, beat());
+            });
+        }
+        serve(sim, seat);
+    }
+    die(sim, seat)
+}
+
+#[test]
+fn each_device_gets_a_child_and_each_child_a_number_of_its_own() {
+    let (sim, effects) = Sim::with_devices(Settings::default(), &[Before::Nothing; 3]);
+    assert_eq!(spawned_in(&effects), [0, 2, 4].map(SeatId));
+    assert_eq!(sim.worker.newest(), Generation(3));
+    let seats: Vec<_> = sim.worker.seats().collect();
+    assert_eq!(seats, (0..6).map(SeatId).collect::<Vec<_>>());
+    let devices: Vec<_> = seats.iter().map(|seat| seat.device().0).collect();
+    assert_eq!(devices, [0, 0, 1, 1, 2, 2]);
+}
+
+#[test]
+fn a_death_is_answered_on_its_own_device_and_the_worker_serves_on() {
+    let mut sim = serving();
+    assert_eq!(spawned_in(&die(&mut sim, FIRST)), [FIRST]);
+    assert!(takes_work(&sim, OTHER));
+    assert_eq!(sim.state(), "serving", "another speaks for all");
+}
+
+#[test]
+fn a_device_on_which_children_cannot_be_kept_alive_goes_out_of_use_alone() {
+    let mut sim = serving();
+    let effects = wear_out(&mut sim, FIRST);
+    assert!(
+        effects.contains(&Effect::DeviceOut(DeviceId(0))),
+        "{effects:?}"
+    );
+    assert!(ended(&effects).is_none() && spawned_in(&effects).is_empty());
+    assert_eq!(standing(&sim, FIRST), "failed");
+    assert_eq!(standing(&sim, OTHER), "in_use");
+    assert!(takes_work(&sim, OTHER));
+}
+
+#[test]
+fn without_any_device_the_worker_has_failed_with_the_last_reason() {
+    let mut sim = serving();
+    wear_out(&mut sim, FIRST);
+    sim.event(after_death(OTHER, RecoveryAction::GpuReset));
+    let effects = sim.child_in(OTHER, ChildEvent::Exited(Exit::Signal(9)));
+    assert_eq!(ended(&effects), Some(SupervisorExit::GpuNeedsReset));
+    assert!(effects.contains(&Effect::EndRequests(
+        worker_orcd_lifecycle::EndReason::Failed
+    )));
+}
+
+#[test]
+fn a_condemned_device_goes_out_once_its_child_is_gone_and_comes_back_when_told() {
+    let mut sim = serving();
+    let effects = sim.event(after_death(FIRST, RecoveryAction::GpuReset));
+    assert!(
+        !effects.contains(&Effect::DeviceOut(DeviceId(0))),
+        "it dies yet"
+    );
+    assert!(!sim.worker.may_readmit(DeviceId(0)));
+    let effects = sim.child_in(FIRST, ChildEvent::Exited(Exit::Signal(9)));
+    assert!(effects.contains(&Effect::DeviceOut(DeviceId(0))));
+    assert_eq!(standing(&sim, FIRST), "condemned");
+    assert!(takes_work(&sim, OTHER) && spawned_in(&effects).is_empty());
+
+    let effects = sim.event(Event::Readmit(DeviceId(0)));
+    assert_eq!(effects[0], Effect::DeviceIn(DeviceId(0)));
+    assert_eq!(spawned_in(&effects), [FIRST]);
+    serve(&mut sim, FIRST);
+    assert_eq!(standing(&sim, FIRST), "in_use");
+    assert_eq!(spawned_in(&die(&mut sim, FIRST)), [FIRST], "as at first");
+}
+
+#[test]
+fn a_device_that_wore_its_children_out_begins_with_a_clean_account() {
+    let mut sim = serving();
+    wear_out(&mut sim, FIRST);
+    sim.event(Event::Readmit(DeviceId(0)));
+    serve(&mut sim, FIRST);
+    die(&mut sim, FIRST);
+    assert_eq!(standing(&sim, FIRST), "in_use");
+    assert_eq!(sim.worker.ledger(DeviceId(0)).by_cause()["signalled"], 7);
+}
+
+#[test]
+fn a_device_that_is_drained_lets_its_child_go_when_it_has_nothing_any_more() {
+    let mut sim = serving();
+    let effects = sim.event(Event::Withdraw(DeviceId(0)));
+    let generation = sim.worker.seat(FIRST).generation();
+    let deed = Deed::Vacate;
+    let vacate = Effect::Child {
+        seat: FIRST,
+        generation,
+        deed,
+    };
+    assert_eq!(effects, [vacate]);
+    assert!(takes_work(&sim, FIRST), "until it has nothing");
+    assert_eq!(standing(&sim, FIRST), "draining");
+
+    sim.event(Event::Vacated(FIRST));
+    assert!(!takes_work(&sim, FIRST));
+    let effects = die(&mut sim, FIRST);
+    assert!(effects.contains(&Effect::DeviceOut(DeviceId(0))));
+    assert!(spawned_in(&effects).is_empty());
+    assert_eq!(standing(&sim, FIRST), "drained");
+    assert!(takes_work(&sim, OTHER));
+}
+
+#[test]
+fn the_last_device_in_use_is_not_drained() {
+    let mut sim = serving();
+    sim.event(Event::Withdraw(DeviceId(0)));
+    assert!(!sim.worker.may_withdraw(DeviceId(1)));
+    assert_eq!(sim.event(Event::Withdraw(DeviceId(1))), []);
+    let (mut alone, _) = Sim::start();
+    alone.reach_serving();
+    assert_eq!(alone.event(Event::Withdraw(DeviceId(0))), []);
+}
+
+#[test]
+fn children_of_another_supervisor_go_on_on_their_own_devices() {
+    let before = [
+        Before::Serving(Generation(9)),
+        Before::Serving(Generation(4)),
+    ];
+    let (mut sim, effects) = Sim::with_devices(Settings::default(), &before);
+    assert_eq!(spawned_in(&effects), [FIRST, OTHER]);
+    assert_eq!(sim.worker.seat(FIRST).generation(), Generation(9));
+    assert_eq!(sim.worker.seat(OTHER).generation(), Generation(4));
+    serve(&mut sim, FIRST);
+    die(&mut sim, FIRST);
+    assert_eq!(sim.worker.seat(FIRST).generation(), Generation(10));
+}
+
+#[test]
+fn each_device_has_a_standby_of_its_own() {
+    let settings = Settings {
+        standby: true,
+        ..Settings::default()
+    };
+    let (mut sim, _) = Sim::with_devices(settings, &[Before::Nothing; 2]);
+    for seat in [FIRST, OTHER] {
+        serve(&mut sim, seat);
+    }
+    let effects = sim.pass_with(Duration::from_millis(500), |sim| {
+        sim.child_in(FIRST, beat());
+        sim.child_in(OTHER, beat());
+    });
+    assert_eq!(spawned_in(&effects), [SeatId(1), SeatId(3)]);
+}

@@ -1,0 +1,119 @@
+//! A device goes out of use and comes back, and what devices can do together.
+
+use super::Driver;
+use crate::engine::LoadedModel;
+use crate::error_code::ErrorCode;
+use crate::requests::Failure;
+use crate::requests::control::Answer;
+use std::sync::Arc;
+use tracing::{error, info, warn};
+use worker_orcd_lifecycle::{Absence, DeviceId, Event};
+
+/// The model as each device has loaded it.
+pub(super) struct Models(Vec<Option<Arc<LoadedModel>>>);
+
+impl Models {
+    pub(super) fn new(devices: usize) -> Self {
+        Self(vec![None; devices])
+    }
+
+    pub(super) fn put(&mut self, device: DeviceId, model: &Arc<LoadedModel>) {
+        self.0[usize::from(device.0)] = Some(Arc::clone(model));
+    }
+
+    fn take(&mut self, device: DeviceId) {
+        self.0[usize::from(device.0)] = None;
+    }
+
+    /// What all of them that have it can do.
+    pub(super) fn together(&self) -> Option<Arc<LoadedModel>> {
+        let mut each = self.0.iter().flatten();
+        let first = Arc::clone(each.next()?);
+        Some(each.fold(first, |sum, next| Arc::new(sum.beside(next))))
+    }
+}
+
+impl Driver {
+    pub(super) fn asked_to_withdraw(&mut self, device: DeviceId, asker: Answer) {
+        let refusal = if !self.is_of_worker(device) {
+            Some(self.no_such_device(device))
+        } else if self.worker.is_draining() {
+            Some("the worker is ending".to_owned())
+        } else if !self.worker.standing(device).is_in_use() {
+            Some(format!("device {device} is not in use"))
+        } else if !self.worker.may_withdraw(device) {
+            Some("no other device is in use: drain the worker instead".to_owned())
+        } else {
+            self.tell(Event::Withdraw(device));
+            None
+        };
+        drop(asker.send(refusal.map_or(Ok(()), Err)));
+    }
+
+    pub(super) fn asked_to_readmit(&mut self, device: DeviceId, asker: Answer) {
+        let refusal = if !self.is_of_worker(device) {
+            Some(self.no_such_device(device))
+        } else if self.worker.is_draining() {
+            Some("the worker is ending".to_owned())
+        } else if self.worker.standing(device).is_in_use() {
+            Some(format!("device {device} is in use"))
+        } else if !self.worker.may_readmit(device) {
+            let word = "a process is left on it: wait until it is gone";
+            Some(format!("device {device} cannot be used yet, for {word}"))
+        } else {
+            self.tell(Event::Readmit(device));
+            None
+        };
+        drop(asker.send(refusal.map_or(Ok(()), Err)));
+    }
+
+    fn is_of_worker(&self, device: DeviceId) -> bool {
+        self.worker.devices().any(|it| it == device)
+    }
+
+    fn no_such_device(&self, device: DeviceId) -> String {
+        let devices = self.worker.devices().count();
+        format!("there is no device {device}: this worker has {devices}, from 0 on")
+    }
+
+    /// Children that are to go, and have nothing any more.
+    pub(super) fn tell_of_vacated(&mut self) {
+        for seat in self.worker.seats() {
+            let is_to_go = !self.worker.standing(seat.device()).is_in_use()
+                && self.worker.seat(seat).state().takes_work();
+            if is_to_go && self.requests.is_withdrawn(seat) {
+                self.tell(Event::Vacated(seat));
+            }
+        }
+    }
+
+    /// Nothing is left of it here; what it had goes on elsewhere, or ends.
+    pub(super) fn device_out(&mut self, device: DeviceId) {
+        let id = self.settings.device_name(device);
+        let absence = self.worker.standing(device).absence();
+        let reason = absence.map_or_else(String::new, ToString::to_string);
+        match absence {
+            Some(Absence::Withdrawn) | None => info!(device = id, "device_drained"),
+            Some(absence) => error!(device = id, what = absence.name(), reason, "device_out"),
+        }
+        self.models.take(device);
+        self.install();
+        let message =
+            format!("the device {id} is out of use, and no other computes alike: {reason}");
+        let failure = Failure::new(ErrorCode::WorkerUnhealthy, message);
+        self.requests.strand(device, &failure, self.now);
+    }
+
+    pub(super) fn device_in(&mut self, device: DeviceId) {
+        let id = self.settings.device_name(device);
+        warn!(device = id, "device_readmitted");
+        self.requests.readmit(device);
+    }
+
+    /// Lets clients know what the devices can do together.
+    pub(super) fn install(&mut self) {
+        if let Some(model) = self.models.together() {
+            self.handles.install(&model);
+        }
+    }
+}

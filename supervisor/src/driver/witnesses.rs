@@ -1,0 +1,86 @@
+//! The witnesses of a worker's cards, one for each.
+
+use crate::crash::CrashLog;
+use crate::driver::witness::GpuWatch;
+use crate::nvml::Sighting;
+use futures_util::future::select_all;
+use std::ops::{Index, IndexMut};
+use std::time::Instant;
+use worker_orcd_ipc::DeviceSelector;
+use worker_orcd_lifecycle::{DeviceId, SeatId, Testimony};
+
+#[derive(Debug)]
+pub(super) struct Witnesses(Vec<GpuWatch>);
+
+impl Witnesses {
+    pub(super) fn of(devices: &[DeviceSelector], now: Instant) -> Self {
+        let devices = (0..).map(DeviceId).zip(devices);
+        let watch =
+            |(device, selector): (_, &DeviceSelector)| GpuWatch::new(device, *selector, now);
+        Self(devices.map(watch).collect())
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = &GpuWatch> {
+        self.0.iter()
+    }
+
+    /// What one of them sees next. Cancel-safe, as each of them is.
+    pub(super) async fn next(&mut self) -> (DeviceId, Sighting) {
+        let next = |watch| Box::pin(next_of(watch));
+        let (first, ..) = select_all(self.0.iter_mut().map(next)).await;
+        first
+    }
+
+    /// The moment at which [`Self::overdue`] has something to say.
+    pub(super) fn next_deadline(&self, crashes: &CrashLog) -> Option<Instant> {
+        let deadlines = self.iter().filter_map(|it| it.next_deadline(crashes));
+        deadlines.min()
+    }
+
+    /// Testimony on deaths whose recovery action did not come in time.
+    pub(super) fn overdue(
+        &self,
+        now: Instant,
+        crashes: &mut CrashLog,
+    ) -> Vec<(DeviceId, Testimony)> {
+        let mut overdue = Vec::new();
+        for watch in self.iter() {
+            let testimonies = watch.overdue(now, crashes).into_iter();
+            overdue.extend(testimonies.map(|it| (watch.device, it)));
+        }
+        overdue
+    }
+}
+
+async fn next_of(watch: &mut GpuWatch) -> (DeviceId, Sighting) {
+    (watch.device, watch.next().await)
+}
+
+impl Index<DeviceId> for Witnesses {
+    type Output = GpuWatch;
+
+    fn index(&self, device: DeviceId) -> &GpuWatch {
+        &self.0[usize::from(device.0)]
+    }
+}
+
+impl IndexMut<DeviceId> for Witnesses {
+    fn index_mut(&mut self, device: DeviceId) -> &mut GpuWatch {
+        &mut self.0[usize::from(device.0)]
+    }
+}
+
+/// By a seat of the device.
+impl Index<SeatId> for Witnesses {
+    type Output = GpuWatch;
+
+    fn index(&self, seat: SeatId) -> &GpuWatch {
+        &self[seat.device()]
+    }
+}
+
+impl IndexMut<SeatId> for Witnesses {
+    fn index_mut(&mut self, seat: SeatId) -> &mut GpuWatch {
+        &mut self[seat.device()]
+    }
+}

@@ -1,0 +1,79 @@
+//! `POST /devices/{number}/drain` and `/devices/{number}/readmit`: the operator takes a device out of use, its
+//! streams moving to the others, and uses it again.
+
+use super::App;
+use super::correlation::CorrelationId;
+use super::error::{ApiError, Dialect};
+use crate::error_code::ErrorCode;
+use axum::extract::{Extension, Path, State};
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
+use serde_json::json;
+use std::sync::Arc;
+use worker_orcd_lifecycle::DeviceId;
+
+/// What the operator wants of a device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Wish {
+    Drain,
+    Readmit,
+}
+
+pub async fn drain(
+    State(app): State<Arc<App>>,
+    Extension(correlation): Extension<CorrelationId>,
+    Path(number): Path<String>,
+) -> Response {
+    grant(&app, &correlation, &number, Wish::Drain).await
+}
+
+pub async fn readmit(
+    State(app): State<Arc<App>>,
+    Extension(correlation): Extension<CorrelationId>,
+    Path(number): Path<String>,
+) -> Response {
+    grant(&app, &correlation, &number, Wish::Readmit).await
+}
+
+async fn grant(app: &App, correlation: &CorrelationId, number: &str, wish: Wish) -> Response {
+    let Some(device) = device(number, app.devices.selectors.len()) else {
+        let all = app.devices.selectors.len();
+        let why = format!("there is no device {number}: this worker has {all}, numbered from 0");
+        return ApiError::not_found(why).respond(Dialect::Native);
+    };
+    let answer = match wish {
+        Wish::Drain => app.engine.withdraw_device(device).await,
+        Wish::Readmit => app.engine.readmit_device(device).await,
+    };
+    match answer {
+        Ok(()) => {
+            tracing::info!(
+                device = device.0,
+                ?wish,
+                correlation_id = correlation.0,
+                "device"
+            );
+            (StatusCode::ACCEPTED, axum::Json(json!({}))).into_response()
+        }
+        Err(why) => ApiError::of_code(ErrorCode::WorkerUnhealthy, why).respond(Dialect::Native),
+    }
+}
+
+/// The device of that number, of so many.
+fn device(number: &str, devices: usize) -> Option<DeviceId> {
+    let number: u8 = number.parse().ok()?;
+    (usize::from(number) < devices).then_some(DeviceId(number))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_is_known_by_its_number() {
+        assert_eq!(device("1", 2), Some(DeviceId(1)));
+        for unknown in ["2", "-1", "cuda:0", "", "256"] {
+            assert_eq!(device(unknown, 2), None, "{unknown}");
+        }
+    }
+}

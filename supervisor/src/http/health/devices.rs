@@ -1,0 +1,35 @@
+//! Each device of the worker, by its place in the worker's list.
+
+use super::{Clock, child_report, gpu, memory_report, standby_report};
+use crate::engine::{DeviceSnapshot, EngineSnapshot};
+use serde_json::{Value, json};
+
+pub(super) fn report(snapshot: &EngineSnapshot, clock: &Clock) -> Vec<Value> {
+    let of_device = |device| of_device(snapshot, device, clock);
+    snapshot.devices.iter().map(of_device).collect()
+}
+
+fn of_device(snapshot: &EngineSnapshot, device: &DeviceSnapshot, clock: &Clock) -> Value {
+    let child = snapshot.child_on(device);
+    let load = child.and_then(|child| child.load);
+    let gauges = load.map(|(gauges, _)| gauges);
+    json!({
+        "number": device.place,
+        "id": device.id,
+        "in_use": device.out_since.is_none(),
+        "standing": device.standing,
+        "reason": device.reason,
+        "out_since": device.out_since.map(|since| clock.stamp(since)),
+        "may_readmit": device.may_readmit,
+        "state": device.state,
+        "child": child.map(|child| child_report(child, clock)),
+        "standby": device.standby.as_ref().map(|it| standby_report(it, snapshot, device, clock)),
+        "vram": memory_report(snapshot, device, clock),
+        "gpu": gpu::device(&device.gpu, clock),
+        "running": gauges.map(|it| it.running),
+        "waiting": gauges.map(|it| it.waiting),
+        "kv_used_tokens": gauges.map(|it| it.kv_used_tokens),
+        "tokens_per_second": child.map(|child| child.tokens_per_second),
+        "deaths_in_window": device.deaths_in_window,
+    })
+}

@@ -1,0 +1,84 @@
+//! The kind of device on which a child computes.
+
+use std::sync::Arc;
+use worker_orcd_ipc::DeviceFacts;
+
+/// Two children compute the same bits for a request exactly if their kin is equal.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Kin(Arc<Likeness>);
+
+#[derive(Debug, PartialEq, Eq)]
+struct Likeness {
+    /// `cpu` or `cuda`.
+    kind: String,
+    /// Cards of one architecture may have another number of multiprocessors under another name, hence other plans.
+    name: String,
+    compute_capability: Option<(u32, u32)>,
+    /// Instruction sets, of which each has loops of its own.
+    features: Vec<String>,
+}
+
+impl Kin {
+    #[must_use]
+    pub fn of(device: &DeviceFacts) -> Self {
+        let kind = device.id.split(':').next().unwrap_or_default();
+        Self(Arc::new(Likeness {
+            kind: kind.to_owned(),
+            name: device.name.clone(),
+            compute_capability: device.compute_capability,
+            features: device.features.clone(),
+        }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn card() -> DeviceFacts {
+        DeviceFacts {
+            id: "cuda:0".to_owned(),
+            name: "NVIDIA H200".to_owned(),
+            uuid: Some("GPU-1".to_owned()),
+            driver: Some("580.1".to_owned()),
+            compute_capability: Some((9, 0)),
+            features: vec![],
+            threads: None,
+        }
+    }
+
+    #[test]
+    fn cards_of_one_kind_are_kin_whatever_their_numbers() {
+        let other = DeviceFacts {
+            id: "cuda:7".to_owned(),
+            uuid: Some("GPU-2".to_owned()),
+            ..card()
+        };
+        assert_eq!(Kin::of(&card()), Kin::of(&other));
+    }
+
+    #[test]
+    fn another_kind_name_architecture_or_instruction_set_is_no_kin() {
+        let others = [
+            DeviceFacts {
+                id: "cpu".to_owned(),
+                ..card()
+            },
+            DeviceFacts {
+                name: "NVIDIA H100 PCIe".to_owned(),
+                ..card()
+            },
+            DeviceFacts {
+                compute_capability: Some((10, 0)),
+                ..card()
+            },
+            DeviceFacts {
+                features: vec!["avx2".to_owned()],
+                ..card()
+            },
+        ];
+        for other in others {
+            assert_ne!(Kin::of(&card()), Kin::of(&other), "{other:?}");
+        }
+    }
+}
