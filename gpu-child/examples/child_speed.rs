@@ -18,9 +18,10 @@ use worker_orcd_gpu::flight_recorder::FlightRecorder;
 use worker_orcd_gpu::serve::{Link, Loaded, hello, serve};
 use worker_orcd_ipc::frame::write_frame;
 use worker_orcd_ipc::{
-    ClientId, Command, DeviceSelector, Envelope, Event, FrameReader, Generation, LoadOrder,
-    ModelFacts, ModelFile, ModelIdentity, Preamble, RequestId, Role, Sampling, SamplingAdvice,
-    Submission, TokenId, TokenizerFacts, TokenizerKind, WeightsManifest, decode, encode,
+    ClientId, Command, DeviceSelector, Envelope, Event, FrameReader, Generation, KvReaders,
+    LoadOrder, ModelFacts, ModelFile, ModelIdentity, Preamble, RequestId, Role, Sampling,
+    SamplingAdvice, Submission, TokenId, TokenizerFacts, TokenizerKind, WeightsManifest, decode,
+    encode,
 };
 
 #[path = "shared/shapes.rs"]
@@ -83,7 +84,7 @@ fn load(model: &support::Model) -> Result<Loaded, worker_orcd_ipc::Fault> {
             max_batch_tokens: 2048,
             max_sequence_tokens: 2048,
             role: worker_orcd_ipc::Role::Active,
-            shares_kv: false,
+            kv_readers: KvReaders::Nobody,
             lent: 0,
             model: "random".to_owned(),
         },
@@ -141,6 +142,7 @@ fn load(model: &support::Model) -> Result<Loaded, worker_orcd_ipc::Fault> {
         max_sequence_tokens: 2048,
         rank_head: None,
         adopts_from: None,
+        mailbox: None,
     })
 }
 
@@ -156,8 +158,9 @@ impl Supervisor {
             model_path: String::new(),
             model_file: ModelFile::AtPath,
             weights: None,
-            shares_kv: false,
+            kv_readers: KvReaders::Nobody,
             adopts_from: None,
+            has_mailbox: false,
             device: DeviceSelector::Cuda(0),
             kv_cache_bytes: None,
             memory_permille: 900,

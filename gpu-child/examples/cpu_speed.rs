@@ -15,7 +15,7 @@ use worker_orcd_gpu::device::{
     Batch, Executor, LoadOptions, NoTap, PageId, SampleWork, SequenceWork, Source,
 };
 use worker_orcd_gpu::model::{GgufFile, ModelConfig, ModelWeights};
-use worker_orcd_ipc::{RequestId, Sampling, TokenId};
+use worker_orcd_ipc::{KvReaders, RequestId, Sampling, TokenId};
 use worker_orcd_kernels::cpu::Isa;
 
 const PROMPT: u32 = 512;
@@ -35,7 +35,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         max_batch_tokens: PROMPT,
         max_sequence_tokens: 1024,
         role: worker_orcd_ipc::Role::Active,
-        shares_kv: false,
+        kv_readers: KvReaders::Nobody,
         lent: 0,
         model: path.clone(),
     };

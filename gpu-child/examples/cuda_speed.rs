@@ -15,7 +15,7 @@ use worker_orcd_gpu::device::cuda::{CudaExecutor, CudaOptions, Device};
 use worker_orcd_gpu::device::{
     Batch, Executor, LoadOptions, NoTap, PageId, SampleWork, SequenceWork, Source, TO_BE_DRAWN,
 };
-use worker_orcd_ipc::{RequestId, Sampling, TokenId};
+use worker_orcd_ipc::{KvReaders, RequestId, Sampling, TokenId};
 
 #[path = "../tests/support/mod.rs"]
 #[allow(dead_code, reason = "shared with the tests")]
@@ -86,7 +86,7 @@ fn main() -> Result<(), BoxError> {
             max_batch_tokens: BATCH_TOKENS as u32,
             max_sequence_tokens: longest.unwrap_or(0) as u32,
             role: worker_orcd_ipc::Role::Active,
-            shares_kv: false,
+            kv_readers: KvReaders::Nobody,
             lent: 0,
             model: shape.to_owned(),
         },

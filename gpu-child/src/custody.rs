@@ -1,7 +1,8 @@
 //! The child's end of the socket for descriptors: what it opened and the next child needs goes up,
 //! what an earlier child opened comes down.
 //!
-//! Only the loader uses it; then the [sentinel](crate::sentinel) keeps it open. The process does not live by this
+//! Only the loader uses it; then the [sentinel](crate::sentinel) keeps it open. What comes while the child serves
+//! comes through a second one of the kind, the mailbox. The process does not live by this
 //! socket: that of the [control socket](crate::serve) is the end that ends it.
 
 use rustix::io::Errno;
@@ -26,6 +27,14 @@ impl Custody {
     /// When nobody listens there.
     pub fn connect(path: &Path) -> io::Result<Self> {
         UnixStream::connect(path).map(|stream| Self { stream })
+    }
+
+    /// The end of a socket that was made for this process.
+    #[must_use]
+    pub fn of(socket: OwnedFd) -> Self {
+        Self {
+            stream: socket.into(),
+        }
     }
 
     /// Both ends, for tests.

@@ -70,6 +70,7 @@ fn load_on(
     // In the order in which the supervisor hands them out.
     let kept = kept_weights(order, custody)?;
     let other = other_kv(order, custody)?;
+    let mailbox = mailbox(order, custody)?;
     let options = LoadOptions {
         kv_cache_bytes: order.kv_cache_bytes,
         // Every running sequence has its token beside a whole chunk of prompts.
@@ -79,7 +80,7 @@ fn load_on(
             .saturating_add(order.max_running),
         max_sequence_tokens: sequence_tokens,
         role: order.role,
-        shares_kv: order.shares_kv,
+        kv_readers: order.kv_readers,
         lent: match order.device {
             DeviceSelector::Cpu => other.as_ref().map_or(0, taken_by),
             DeviceSelector::Cuda(_) => other.as_ref().map_or(0, |other| other.source.bytes),
@@ -114,6 +115,7 @@ fn load_on(
         rank_head: head,
         max_sequence_tokens: sequence_tokens,
         adopts_from,
+        mailbox,
     })
 }
 
@@ -138,6 +140,13 @@ fn other_kv(order: &LoadOrder, custody: Option<&Custody>) -> Result<Option<Other
     Ok(Some(OtherKv { source, memory }))
 }
 
+fn mailbox(order: &LoadOrder, custody: Option<&Custody>) -> Result<Option<Custody>, Fault> {
+    match order.has_mailbox {
+        true => take(custody, Article::Mailbox).map(|socket| Some(Custody::of(socket))),
+        false => Ok(None),
+    }
+}
+
 /// Bytes of the machine's memory that it takes: pages that were never written take none.
 fn taken_by(other: &OtherKv) -> u64 {
     const BLOCK_BYTES: u64 = 512;
@@ -158,7 +167,7 @@ fn share_kv(
         Err(fault) => eprintln!("worker-orcd-gpu: the KV cache cannot be handed over: {fault}"),
     }
     let OtherKv { source, memory } = other?;
-    let attached = kv.attach(memory, source.bytes);
+    let attached = kv.attach(source.child, memory, source.bytes);
     let attached = attached.inspect_err(|fault| eprintln!("worker-orcd-gpu: {fault}"));
     attached.ok().map(|()| source.child)
 }

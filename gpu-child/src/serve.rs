@@ -31,6 +31,7 @@ mod watch;
 
 pub use link::Link;
 
+use crate::custody::Custody;
 use crate::device::{ARENA_LAYOUT, Executor};
 use crate::flight_recorder::FlightRecorder;
 use crate::pooling::RankHead;
@@ -67,6 +68,8 @@ pub struct Loaded {
     pub max_sequence_tokens: u32,
     /// The child whose KV cache sealed pages may be adopted from.
     pub adopts_from: Option<Generation>,
+    /// Through which KV caches of other devices' children come.
+    pub mailbox: Option<Custody>,
 }
 
 /// Callback while loading, with bytes done and bytes in all.

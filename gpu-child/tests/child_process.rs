@@ -15,8 +15,8 @@ use worker_orcd_gpu::model::{Architecture, tiny_model::tiny_model};
 use worker_orcd_ipc::frame::write_frame;
 use worker_orcd_ipc::{
     ClientId, Command, DeviceSelector, Envelope, Event, ExitCode, Fault, FaultKind, FinishReason,
-    FrameReader, Generation, LoadOrder, ModelFile, Preamble, ReadyReport, RequestId, Role,
-    Sampling, Submission, TokenId, TraceOrder, decode, encode,
+    FrameReader, Generation, KvReaders, LoadOrder, ModelFile, Preamble, ReadyReport, RequestId,
+    Role, Sampling, Submission, TokenId, TraceOrder, decode, encode,
 };
 
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -84,8 +84,9 @@ impl Supervisor {
                 .to_owned(),
             model_file: ModelFile::AtPath,
             weights: None,
-            shares_kv: false,
+            kv_readers: KvReaders::Nobody,
             adopts_from: None,
+            has_mailbox: false,
             device: DeviceSelector::Cpu,
             kv_cache_bytes: Some(1 << 20),
             memory_permille: 900,

@@ -2,8 +2,8 @@
 
 use crate::custody::WeightsManifest;
 use crate::grammar::Grammar;
-use crate::ids::{ClientId, RequestId, TokenId};
-use crate::kv::{KvSource, SealedPage, SealedPages};
+use crate::ids::{ClientId, Generation, RequestId, TokenId};
+use crate::kv::{KvReaders, KvSource, SealedPage, SealedPages};
 use crate::logprobs::PromptLogprobs;
 use crate::pooling::Pooling;
 use crate::thinking::ThinkingBudget;
@@ -31,8 +31,11 @@ pub enum Command {
     /// To a standby that [`copies_ahead`](crate::ReadyReport::copies_ahead): whole pages that the child which it
     /// adopts from has sealed by now. Their requests come when it serves.
     CopyAhead { pages: Vec<SealedPage> },
-    /// While it serves: nothing more will be adopted, and the child lets go of the other child's KV cache.
-    ReleaseKv,
+    /// While it serves: pages of this child of another device may be adopted from now on. Its KV cache lies in the
+    /// mailbox.
+    Attach(KvSource),
+    /// While it serves: nothing more of this child will be adopted, and its KV cache is let go.
+    ReleaseKv { child: Generation },
 }
 
 /// The part of a child.
@@ -61,14 +64,18 @@ impl Command {
     pub fn check(&self, state: ConversationState) -> Result<(), &'static str> {
         match (self, state) {
             (Self::Load(_), ConversationState::AwaitingLoad)
-            | (Self::Submit(_) | Self::ReleaseKv, ConversationState::Serving)
+            | (
+                Self::Submit(_) | Self::Attach(_) | Self::ReleaseKv { .. },
+                ConversationState::Serving,
+            )
             | (Self::Promote { .. } | Self::CopyAhead { .. }, ConversationState::StandingBy)
             | (Self::Cancel { .. }, ConversationState::Loading | ConversationState::Serving)
             | (Self::Shutdown, _) => Ok(()),
             (Self::Load(_), _) => Err("a second order to load"),
             (Self::Submit(_), _) => Err("a request before the model is ready"),
             (Self::Cancel { .. }, _) => Err("a cancellation of what was never submitted"),
-            (Self::ReleaseKv, _) => Err("an end of adopting before the model is ready"),
+            (Self::Attach(_), _) => Err("a KV cache before the model is ready"),
+            (Self::ReleaseKv { .. }, _) => Err("an end of adopting before the model is ready"),
             (Self::CopyAhead { .. }, _) => Err("pages for a child that does not stand by"),
             (Self::Promote { .. }, _) => Err("a promotion of a child that does not stand by"),
         }
@@ -88,9 +95,12 @@ pub struct LoadOrder {
     /// The KV cache is to lie in memory that may outlive the child. It is handed over before the child is
     /// ready, and pages are [sealed](crate::kv). A device that cannot do so hands nothing over. Only with
     /// `prefix_cache`, by which adopted pages are found.
-    pub shares_kv: bool,
+    pub kv_readers: KvReaders,
     /// The KV cache that sealed pages may be adopted from.
     pub adopts_from: Option<KvSource>,
+    /// KV caches of other devices' children will come, through a socket that waits on the one for descriptors
+    /// ([`Article::Mailbox`](crate::Article::Mailbox)).
+    pub has_mailbox: bool,
     pub device: DeviceSelector,
     /// Bytes of KV cache; `None` lets the child take what its device can spare.
     pub kv_cache_bytes: Option<u64>,

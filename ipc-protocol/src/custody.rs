@@ -3,7 +3,8 @@
 //! Descriptors cross a socket of their own: one byte that says what a descriptor is, and with it the
 //! descriptor itself (`SCM_RIGHTS`). The control socket carries words and no rights, this one rights
 //! and no words. It is quiet: a child hands over before it says [`Ready`](crate::Event::Ready), and a
-//! supervisor hands out before it orders to load, so neither ever waits here for the other.
+//! supervisor hands out before it orders to load, so neither ever waits here for the other. What comes later
+//! comes through a socket of its own, the [`Article::Mailbox`], before the word that says so.
 
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
@@ -19,6 +20,9 @@ pub enum Article {
     /// The memory of the KV cache. Up from each child that was ordered to share it, down to the next one
     /// with a [`KvSource`](crate::KvSource).
     KvCache,
+    /// One end of a socket through which more KV caches come down while the child serves. Down to each child of a
+    /// worker of several devices.
+    Mailbox,
 }
 
 /// What lies where in the memory that the weights are in. Written by the child that placed them,
@@ -54,7 +58,7 @@ pub struct PlacedTensor {
 pub struct NotAnArticle(pub u8);
 
 impl Article {
-    pub const ALL: [Self; 3] = [Self::ModelFile, Self::Weights, Self::KvCache];
+    pub const ALL: [Self; 4] = [Self::ModelFile, Self::Weights, Self::KvCache, Self::Mailbox];
 
     #[must_use]
     pub fn to_byte(self) -> u8 {
@@ -62,6 +66,7 @@ impl Article {
             Self::ModelFile => 1,
             Self::Weights => 2,
             Self::KvCache => 3,
+            Self::Mailbox => 4,
         }
     }
 

@@ -3,7 +3,8 @@
 //! What was written of a page is never written again: it is sealed by its checksum. A child tells which
 //! sealed pages hold a request's tokens; the supervisor keeps that and gives it to the next child with the
 //! request. The pages themselves stay where they are, in memory that the next child has a descriptor of
-//! ([`Article::KvCache`](crate::Article::KvCache)). It copies a page, and believes the copy if its checksum
+//! ([`Article::KvCache`](crate::Article::KvCache)): the next child of the same device, or one that serves on
+//! another. It copies a page, and believes the copy if its checksum
 //! is the same.
 
 use crate::ids::{Generation, RequestId};
@@ -34,6 +35,24 @@ pub struct Sealing {
     /// Pages of this request that were told before and still count.
     pub first: u32,
     pub pages: Vec<SealedPage>,
+}
+
+/// Who copies pages of a child's KV cache.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum KvReaders {
+    #[default]
+    Nobody,
+    /// Children of other devices, when it dies. Its own device needs room for one KV cache at a time.
+    Siblings,
+    /// These, and the next child of its device, which is loaded beside it and needs as much room again.
+    Heirs,
+}
+
+impl KvReaders {
+    #[must_use]
+    pub fn is_shared(self) -> bool {
+        self != Self::Nobody
+    }
 }
 
 /// The KV cache of another child, whose memory waits on the socket for descriptors.

@@ -60,7 +60,7 @@ pub use fault::{DeviceError, ExitCode, Fault, FaultKind};
 pub use frame::{FrameError, FrameReader, MAX_FRAME_BYTES, PREAMBLE_BYTES, Preamble};
 pub use grammar::Grammar;
 pub use ids::{ClientId, Generation, RequestId, TokenId};
-pub use kv::{KvSource, SealedPage, SealedPages, Sealing};
+pub use kv::{KvReaders, KvSource, SealedPage, SealedPages, Sealing};
 pub use logprobs::{DrawnLogprobs, Logprobs, MAX_TOP_LOGPROBS, PromptLogprobs, Scored};
 pub use memory::{MemoryBound, MemoryReport};
 pub use model::{
@@ -77,4 +77,4 @@ pub use vocabulary::Vocabulary;
 
 /// Sent in the clear in the [`Preamble`], before any bincode: two versions that cannot read
 /// each other's messages can still read this and say so.
-pub const PROTOCOL_VERSION: u16 = 20;
+pub const PROTOCOL_VERSION: u16 = 21;

@@ -64,6 +64,7 @@ fn article_file(article: Article) -> &'static str {
         Article::ModelFile => "article-model-file",
         Article::Weights => "article-weights",
         Article::KvCache => "article-kv-cache",
+        Article::Mailbox => "article-mailbox",
     }
 }
 

@@ -28,7 +28,7 @@ pub(crate) mod socket;
 pub(crate) mod spawn;
 pub(crate) mod succession;
 
-use crate::child::custody::Custody;
+use crate::child::custody::{Custody, Mailbox};
 use crate::child::link::{Link, LinkError};
 use crate::child::output::Outputs;
 use crate::child::reap::Process;
@@ -49,6 +49,7 @@ pub(crate) struct Child {
     process: Process,
     line: Line,
     custody: Option<Custody>,
+    mailbox: Option<Mailbox>,
     outputs: Outputs,
     /// All its threads are ending; what it has said before is still to be read.
     is_ending: bool,
@@ -94,6 +95,7 @@ impl Child {
             process,
             line: Line::Waiting(door),
             custody,
+            mailbox: None,
             outputs,
             is_ending: false,
             said: Said::default(),
@@ -124,7 +126,28 @@ impl Child {
         }
     }
 
-    /// Nothing more is handed over or out: from now on the socket for descriptors tells of the child's end.
+    /// Gives it the end of a socket through which it gets more while it serves; does not wait.
+    ///
+    /// # Errors
+    /// When there is nobody to take it.
+    pub(crate) fn open_mailbox(&mut self) -> io::Result<()> {
+        let (ours, theirs) = Mailbox::open()?;
+        self.hand_out(Article::Mailbox, &theirs)?;
+        self.mailbox = Some(ours);
+        Ok(())
+    }
+
+    /// Puts something of another child there; does not wait. The child is to be told.
+    ///
+    /// # Errors
+    /// When it has no mailbox, or that is full.
+    pub(crate) fn put(&self, article: Article, descriptor: &OwnedFd) -> io::Result<()> {
+        let mailbox = self.mailbox.as_ref();
+        let none = || io::Error::from(io::ErrorKind::NotConnected);
+        mailbox.ok_or_else(none)?.put(article, descriptor)
+    }
+
+    /// Nothing more is handed over or out here: from now on the socket for descriptors tells of the child's end.
     pub(crate) fn watch_custody(&mut self) {
         if let Some(custody) = &mut self.custody
             && let Err(error) = custody.watch(self.pid)
@@ -328,6 +351,7 @@ mod tests {
             process: Process::new(sleeper.unwrap()).unwrap(),
             line: Line::Open(link),
             custody: Some(custody),
+            mailbox: None,
             outputs: Outputs::default(),
             is_ending: false,
             said: Said::default(),

@@ -9,7 +9,7 @@ pub mod placement;
 
 use crate::model::{FileWeights, GgufFile, ModelConfig};
 use manifest::KeptWeights;
-use worker_orcd_ipc::Role;
+use worker_orcd_ipc::{KvReaders, Role};
 
 /// A model that has been checked, before it is in place.
 #[derive(Debug)]
@@ -37,7 +37,7 @@ pub struct LoadOptions {
     pub role: Role,
     /// The KV cache is to lie in memory that may outlive the process. Only with a prefix cache, by which
     /// adopted pages are found.
-    pub shares_kv: bool,
+    pub kv_readers: KvReaders,
     /// Bytes that another process has now, and that come free when this one serves.
     pub lent: u64,
     /// Named in a fault; nothing else depends on it.

@@ -5,7 +5,7 @@
 
 use super::PageId;
 use std::os::fd::OwnedFd;
-use worker_orcd_ipc::Fault;
+use worker_orcd_ipc::{Fault, Generation};
 
 /// A page, from its first position on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -49,27 +49,27 @@ pub trait KvCustody {
     /// As [`Executor::step`](super::Executor::step).
     fn seals(&mut self) -> Result<Vec<u128>, Fault>;
 
-    /// Takes the memory of another process's KV cache, of the same shape, to be read.
+    /// Takes the memory of another child's KV cache, of the same shape, to be read.
     ///
     /// # Errors
     /// When it cannot be taken, or has not that many bytes.
-    fn attach(&mut self, memory: OwnedFd, bytes: u64) -> Result<(), Fault>;
+    fn attach(&mut self, child: Generation, memory: OwnedFd, bytes: u64) -> Result<(), Fault>;
 
     /// Copies take long enough for a standby to make them before their requests come.
     fn copies_ahead(&self) -> bool;
 
     /// There is a page of this number in both KV caches, and the memory to copy it before it is needed.
-    fn has_room_ahead(&self, page: PageId) -> bool;
+    fn has_room_ahead(&self, child: Generation, page: PageId) -> bool;
 
-    /// Copies pages, and tells of each whether the copy has the checksum. What is not sealed is cleared, and
+    /// Copies pages of that child, and tells of each whether the copy has the checksum. What is not sealed is cleared, and
     /// so is a page that has another.
     ///
     /// # Errors
     /// As [`Executor::step`](super::Executor::step).
-    fn adopt(&mut self, pages: &[PageCopy]) -> Result<Vec<bool>, Fault>;
+    fn adopt(&mut self, child: Generation, pages: &[PageCopy]) -> Result<Vec<bool>, Fault>;
 
-    /// Lets go of the other KV cache.
-    fn release(&mut self);
+    /// Lets go of that child's KV cache.
+    fn release(&mut self, child: Generation);
 
     /// Changes a bit of each page that may have no copy yet, as a fault would.
     #[cfg(feature = "fault-injection")]

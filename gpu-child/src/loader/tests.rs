@@ -3,15 +3,16 @@ use crate::model::gguf::parse;
 use crate::model::tiny_model::{N_EMBD, tiny_model};
 use crate::model::{Architecture, GgufBuilder};
 use std::fs;
-use worker_orcd_ipc::{DeviceSelector, Role};
+use worker_orcd_ipc::{DeviceSelector, KvReaders, Role};
 
 fn order(path: &Path, threads: u32) -> LoadOrder {
     LoadOrder {
         model_path: path.to_str().expect("a plain path").to_owned(),
         model_file: ModelFile::AtPath,
         weights: None,
-        shares_kv: false,
+        kv_readers: KvReaders::Nobody,
         adopts_from: None,
+        has_mailbox: false,
         device: DeviceSelector::Cpu,
         kv_cache_bytes: Some(1 << 20),
         memory_permille: 900,
@@ -215,7 +216,7 @@ fn a_later_child_takes_the_kv_cache_of_the_one_before_and_leaves_its_own() {
     fs::write(&path, tiny_model(Architecture::Llama).build()).expect("written");
     let (child, supervisor) = Custody::pair();
     let sharing = LoadOrder {
-        shares_kv: true,
+        kv_readers: KvReaders::Heirs,
         ..order(&path, 1)
     };
     let first = load(&sharing, Some(&child), &|_, _| ()).expect("a model");

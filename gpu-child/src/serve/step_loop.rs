@@ -20,6 +20,7 @@ use super::pacer::Pacer;
 use super::reader::Conversation;
 use super::watch::watch;
 use super::{Doing, Link, Loaded, Progress, Status, spawn};
+use crate::custody::Custody;
 use crate::device::Executor;
 use crate::flight_recorder::FlightRecorder;
 use crate::grammars::Grammars;
@@ -104,12 +105,15 @@ struct StepLoop<'a> {
     memory_asked: Instant,
     inspected: Instant,
     inspection_interval: Duration,
-    /// The child whose pages may be adopted.
-    adopts_from: Option<Generation>,
-    /// Pages of that child that wait to be copied before their requests come.
+    /// Children whose pages may be adopted.
+    adopts_from: Vec<Generation>,
+    /// The one that this one stands by for; pages of it that wait to be copied before their requests come.
+    copies_from: Option<Generation>,
     ahead: VecDeque<SealedPage>,
-    /// Requests of that child whose pages are to be copied now.
+    /// Requests of other children whose pages are to be copied now.
     adopting: Vec<Submission>,
+    /// Through which KV caches of other devices' children come.
+    mailbox: Option<Custody>,
 }
 
 impl<'a> StepLoop<'a> {
@@ -130,6 +134,7 @@ impl<'a> StepLoop<'a> {
             rank_head,
             max_sequence_tokens,
             adopts_from,
+            mailbox,
         } = loaded;
         let geometry = executor.kv_geometry();
         let max_batch_tokens = executor.max_batch_tokens();
@@ -186,9 +191,11 @@ impl<'a> StepLoop<'a> {
                 Role::Active => INSPECTION_INTERVAL,
                 Role::Standby => STANDBY_INSPECTION_INTERVAL,
             },
-            adopts_from,
+            adopts_from: adopts_from.into_iter().collect(),
+            copies_from: adopts_from,
             ahead: VecDeque::new(),
             adopting: Vec::new(),
+            mailbox,
         };
         Ok((steps, ready))
     }

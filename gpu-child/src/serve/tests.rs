@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use worker_orcd_ipc::frame::write_frame;
 use worker_orcd_ipc::{
     ClientId, Command, DeviceError, DeviceSelector, Envelope, ExitCode, FaultKind, FinishReason,
-    FrameReader, Generation, ModelFile, Preamble, RequestId, Role, Sampling, StepReport,
+    FrameReader, Generation, KvReaders, ModelFile, Preamble, RequestId, Role, Sampling, StepReport,
     Submission, TokenId, decode, encode,
 };
 
@@ -189,8 +189,9 @@ pub(super) fn order() -> LoadOrder {
         model_path: "test".into(),
         model_file: ModelFile::AtPath,
         weights: None,
-        shares_kv: false,
+        kv_readers: KvReaders::Nobody,
         adopts_from: None,
+        has_mailbox: false,
         device: DeviceSelector::Cpu,
         kv_cache_bytes: None,
         memory_permille: 900,

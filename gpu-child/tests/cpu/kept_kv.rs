@@ -4,11 +4,12 @@ use crate::support::{MIXED, Model, config, options, pages, run, tokens};
 use std::os::fd::OwnedFd;
 use worker_orcd_gpu::device::cpu::{CpuExecutor, Device};
 use worker_orcd_gpu::device::{Executor, LoadOptions, PageCopy, PageId, PagePart};
+use worker_orcd_ipc::{Generation, KvReaders};
 use worker_orcd_kernels::cpu::Isa;
 
 fn sharing(model: &Model, kv_cache_bytes: u64) -> CpuExecutor {
     let options = LoadOptions {
-        shares_kv: true,
+        kv_readers: KvReaders::Heirs,
         kv_cache_bytes: Some(kv_cache_bytes),
         ..options()
     };
@@ -18,6 +19,8 @@ fn sharing(model: &Model, kv_cache_bytes: u64) -> CpuExecutor {
         .expect("a model that fits")
 }
 
+/// The child that has computed.
+const OTHER: Generation = Generation(1);
 const KV_BYTES: u64 = 4 << 20;
 
 fn shared_by(executor: &mut CpuExecutor) -> OwnedFd {
@@ -40,7 +43,7 @@ fn seals(executor: &mut CpuExecutor, parts: &[PagePart]) -> Vec<u128> {
 
 fn adopt(executor: &mut CpuExecutor, copies: &[PageCopy]) -> Vec<bool> {
     let kv = executor.kv_custody().expect("a KV cache that is shared");
-    kv.adopt(copies).expect("copied")
+    kv.adopt(OTHER, copies).expect("copied")
 }
 
 #[test]
@@ -60,7 +63,7 @@ fn adopted_pages_compute_the_same_bits_and_changed_ones_are_refused() {
     let mut heir = sharing(&model, KV_BYTES);
     let other = shared_by(&mut first);
     let kv = heir.kv_custody().expect("shared");
-    kv.attach(other, KV_BYTES).expect("attached");
+    kv.attach(OTHER, other, KV_BYTES).expect("attached");
     let places = pages(40, 4);
     let copies: Vec<_> = (parts.iter().zip(&seals_of_first).zip(&places))
         .map(|((part, &checksum), &to)| PageCopy {
@@ -95,7 +98,7 @@ fn adopted_pages_compute_the_same_bits_and_changed_ones_are_refused() {
     };
     assert_eq!(refused, unused, "a page that was refused is zero again");
     let kv = heir.kv_custody().expect("shared");
-    kv.release();
+    kv.release(OTHER);
     assert_eq!(adopt(&mut heir, &copies[..1]), [false]);
 }
 
@@ -109,7 +112,7 @@ fn what_is_not_sealed_of_a_page_is_not_adopted() {
     let mut heir = sharing(&model, KV_BYTES);
     let other = shared_by(&mut first);
     let kv = heir.kv_custody().expect("shared");
-    kv.attach(other, KV_BYTES).expect("attached");
+    kv.attach(OTHER, other, KV_BYTES).expect("attached");
     let copy = PageCopy {
         from: 0,
         to: PageId(1),
@@ -131,7 +134,7 @@ fn a_kv_cache_of_another_size_is_not_attached() {
     for bytes in [KV_BYTES, KV_BYTES / 2] {
         let memory = shared_by(&mut first);
         let kv = other.kv_custody().expect("shared");
-        assert!(kv.attach(memory, bytes).is_err());
+        assert!(kv.attach(OTHER, memory, bytes).is_err());
     }
 }
 
@@ -149,12 +152,12 @@ fn there_is_room_ahead_for_the_pages_of_another_cache_and_for_no_others() {
     let pages = heir.kv_geometry().pages;
     let has_room = |heir: &mut CpuExecutor, page| {
         let kv = heir.kv_custody().expect("shared");
-        kv.has_room_ahead(PageId(page))
+        kv.has_room_ahead(OTHER, PageId(page))
     };
     assert!(!has_room(&mut heir, 0), "nothing is known of another");
     let other = shared_by(&mut first);
     let kv = heir.kv_custody().expect("shared");
-    kv.attach(other, KV_BYTES).expect("attached");
+    kv.attach(OTHER, other, KV_BYTES).expect("attached");
     assert!(kv.copies_ahead());
     assert!(has_room(&mut heir, 0) && has_room(&mut heir, pages - 1));
     assert!(!has_room(&mut heir, pages) && !has_room(&mut heir, u32::MAX));

@@ -5,13 +5,15 @@ use crate::{load_with, options};
 use std::os::fd::OwnedFd;
 use worker_orcd_gpu::device::cuda::{CudaExecutor, CudaOptions};
 use worker_orcd_gpu::device::{Executor, KvCustody, LoadOptions, PageCopy, PageId, PagePart};
-use worker_orcd_ipc::Role;
+use worker_orcd_ipc::{Generation, KvReaders, Role};
 
+/// The child that has computed.
+const OTHER: Generation = Generation(1);
 const KV_BYTES: u64 = 4 << 20;
 
 fn sharing(model: &Model, kv_cache_bytes: u64, role: Role) -> CudaExecutor {
     let load = LoadOptions {
-        shares_kv: true,
+        kv_readers: KvReaders::Heirs,
         kv_cache_bytes: Some(kv_cache_bytes),
         role,
         ..options().load
@@ -76,7 +78,7 @@ fn adopted_pages_compute_the_same_bits_and_changed_ones_are_refused() {
     assert_eq!(warm, unused, "nothing is left of warming up");
     let other = shared_by(&mut first);
     custody(&mut heir)
-        .attach(other, KV_BYTES)
+        .attach(OTHER, other, KV_BYTES)
         .expect("attached");
     let places = pages(40, 4);
     let copies: Vec<_> = (own.iter().zip(&sums).zip(&places))
@@ -84,7 +86,7 @@ fn adopted_pages_compute_the_same_bits_and_changed_ones_are_refused() {
         .collect();
     heir.promote().expect("promoted");
     assert_eq!(
-        custody(&mut heir).adopt(&copies).expect("copied"),
+        custody(&mut heir).adopt(OTHER, &copies).expect("copied"),
         [true; 3]
     );
     assert_eq!(seals(&mut heir, &places[..3]), sums, "wherever they lie");
@@ -101,16 +103,18 @@ fn adopted_pages_compute_the_same_bits_and_changed_ones_are_refused() {
         ..copies[0]
     };
     let again = [copies[0], copies[1], copies[2], nowhere, part];
-    let intact = custody(&mut heir).adopt(&again).expect("copied");
+    let intact = custody(&mut heir).adopt(OTHER, &again).expect("copied");
     assert_eq!(intact, [true, false, true, false, false]);
     let [refused, unused] = seals(&mut heir, &[places[1], PageId(70)])[..] else {
         panic!("two pages");
     };
     assert_eq!(refused, unused, "a page that was refused is zero again");
     let before = heir.memory();
-    custody(&mut heir).release();
+    custody(&mut heir).release(OTHER);
     assert_eq!(heir.memory().kv_capacity_bytes, before.kv_capacity_bytes);
-    let gone = custody(&mut heir).adopt(&copies[..1]).expect("nothing");
+    let gone = custody(&mut heir)
+        .adopt(OTHER, &copies[..1])
+        .expect("nothing");
     assert_eq!(gone, [false]);
 }
 
@@ -137,7 +141,7 @@ fn what_is_not_sealed_of_a_page_is_not_adopted_on_a_card() {
         let mut heir = sharing(&model, KV_BYTES, Role::Active);
         let other = shared_by(&mut first);
         custody(&mut heir)
-            .attach(other, KV_BYTES)
+            .attach(OTHER, other, KV_BYTES)
             .expect("attached");
         let copy = PageCopy {
             from: page.0,
@@ -150,7 +154,9 @@ fn what_is_not_sealed_of_a_page_is_not_adopted_on_a_card() {
             to: PageId(10),
             ..copy
         };
-        let intact = custody(&mut heir).adopt(&[odd, copy]).expect("copied");
+        let intact = custody(&mut heir)
+            .adopt(OTHER, &[odd, copy])
+            .expect("copied");
         assert_eq!(intact, [false, true]);
         assert_eq!(seals(&mut heir, &[place]), of_short, "the rest is clear");
         let rest = run(
@@ -196,15 +202,17 @@ fn many_pages_are_sealed_and_adopted_in_their_order() {
     let sums = seals(&mut first, &all);
     let mut heir = sharing(&model, bytes, Role::Active);
     let other = shared_by(&mut first);
-    custody(&mut heir).attach(other, bytes).expect("attached");
+    custody(&mut heir)
+        .attach(OTHER, other, bytes)
+        .expect("attached");
     let copies: Vec<_> = (0..PAGES)
         .map(|page| copy(page, PageId(1023 - page), sums[page as usize]))
         .collect();
     let mut wrong = copies.clone();
     wrong[300].checksum ^= 1;
-    let intact = custody(&mut heir).adopt(&wrong).expect("copied");
+    let intact = custody(&mut heir).adopt(OTHER, &wrong).expect("copied");
     assert!((0..600).all(|page| intact[page] == (page != 300)));
-    let intact = custody(&mut heir).adopt(&copies).expect("copied");
+    let intact = custody(&mut heir).adopt(OTHER, &copies).expect("copied");
     assert!(intact.iter().all(|intact| *intact));
     let there: Vec<_> = copies.iter().map(|copy| copy.to).collect();
     assert_eq!(seals(&mut heir, &there), sums);
@@ -219,12 +227,12 @@ fn what_is_no_kv_cache_is_not_attached() {
     for bytes in [0, KV_BYTES + 1, 64 * KV_BYTES] {
         let memory = shared_by(&mut first);
         assert!(
-            custody(&mut other).attach(memory, bytes).is_err(),
+            custody(&mut other).attach(OTHER, memory, bytes).is_err(),
             "{bytes}"
         );
     }
     let file = OwnedFd::from(tempfile::tempfile().expect("a file"));
-    assert!(custody(&mut other).attach(file, KV_BYTES).is_err());
+    assert!(custody(&mut other).attach(OTHER, file, KV_BYTES).is_err());
 }
 
 #[test]

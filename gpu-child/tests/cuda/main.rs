@@ -18,6 +18,7 @@ mod support;
 use support::Model;
 use worker_orcd_gpu::device::cuda::{CudaExecutor, CudaOptions, Device};
 use worker_orcd_gpu::device::{LoadOptions, Source};
+use worker_orcd_ipc::KvReaders;
 
 /// Room for 256 sequences of a few pages.
 fn options() -> CudaOptions {
@@ -29,7 +30,7 @@ fn options() -> CudaOptions {
             max_batch_tokens: 512,
             max_sequence_tokens: 1024,
             role: worker_orcd_ipc::Role::Active,
-            shares_kv: false,
+            kv_readers: KvReaders::Nobody,
             lent: 0,
             model: "random".to_owned(),
         },

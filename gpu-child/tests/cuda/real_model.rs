@@ -13,7 +13,7 @@ use worker_orcd_gpu::device::{
     Batch, Executor, LoadOptions, NoTap, PageId, SampleWork, SequenceWork, Source,
 };
 use worker_orcd_gpu::model::{GgufFile, ModelConfig, ModelWeights};
-use worker_orcd_ipc::{RequestId, Sampling, TokenId};
+use worker_orcd_ipc::{KvReaders, RequestId, Sampling, TokenId};
 
 #[derive(serde::Deserialize)]
 struct Run {
@@ -44,7 +44,7 @@ fn smollm2_says_what_llama_cpp_says() {
             max_batch_tokens: 256,
             max_sequence_tokens: 256,
             role: worker_orcd_ipc::Role::Active,
-            shares_kv: false,
+            kv_readers: KvReaders::Nobody,
             lent: 0,
             model: path,
         },

@@ -9,7 +9,7 @@ use worker_orcd_gpu::device::{
     Batch, Checkpoint, Executor, LoadOptions, PageId, SampleWork, SequenceWork, Source, Tap,
 };
 use worker_orcd_gpu::model::{Architecture, FileWeights, Layer, Linear, ModelConfig, TensorView};
-use worker_orcd_ipc::{Drawn, Fault, RequestId, Sampling, TokenId};
+use worker_orcd_ipc::{Drawn, Fault, KvReaders, RequestId, Sampling, TokenId};
 use worker_orcd_kernels::cpu::Isa;
 use worker_orcd_kernels::reference::rope::{Rope, RopePairs};
 use worker_orcd_kernels::synthetic::random_rows;
@@ -248,7 +248,7 @@ pub fn options() -> LoadOptions {
         max_batch_tokens: 400,
         max_sequence_tokens: 512,
         role: worker_orcd_ipc::Role::Active,
-        shares_kv: false,
+        kv_readers: KvReaders::Nobody,
         lent: 0,
         model: "random".to_owned(),
     }

@@ -7,9 +7,9 @@ use super::Message;
 use worker_orcd_ipc::{
     Began, ChildHello, ClientId, Command, DeviceError, DeviceFacts, DeviceSelector, Drawn,
     DrawnLogprobs, Envelope, Event, Fault, FinishReason, Finished, Generation, Grammar, Heartbeat,
-    KvSource, Load, LoadOrder, Logprobs, MemoryBound, MemoryReport, ModelFacts, ModelFile,
-    ModelIdentity, PlacedTensor, Pooling, PromptLogprobs, ReadyReport, RequestId, Role, Sampling,
-    SamplingAdvice, Scored, SealedPage, SealedPages, Sealing, StepReport, Submission,
+    KvReaders, KvSource, Load, LoadOrder, Logprobs, MemoryBound, MemoryReport, ModelFacts,
+    ModelFile, ModelIdentity, PlacedTensor, Pooling, PromptLogprobs, ReadyReport, RequestId, Role,
+    Sampling, SamplingAdvice, Scored, SealedPage, SealedPages, Sealing, StepReport, Submission,
     ThinkingBudget, TokenId, TokenKind, TokenizerFacts, TokenizerKind, TraceOrder, WeightsManifest,
 };
 
@@ -43,7 +43,8 @@ fn command_name(command: &Command) -> &'static str {
         Command::Shutdown => "shutdown",
         Command::Promote { .. } => "promote",
         Command::CopyAhead { .. } => "copy-ahead",
-        Command::ReleaseKv => "release-kv",
+        Command::Attach(_) => "attach",
+        Command::ReleaseKv { .. } => "release-kv",
     }
 }
 
@@ -92,7 +93,13 @@ fn commands() -> Vec<Command> {
         Command::CopyAhead {
             pages: vec![sealed_page(1), sealed_page(300)],
         },
-        Command::ReleaseKv,
+        Command::Attach(KvSource {
+            child: Generation(260),
+            bytes: 1 << 21,
+        }),
+        Command::ReleaseKv {
+            child: Generation(260),
+        },
     ]
 }
 
@@ -107,7 +114,10 @@ fn load_order(device: DeviceSelector) -> LoadOrder {
             DeviceSelector::Cpu => None,
             DeviceSelector::Cuda(_) => Some(manifest()),
         },
-        shares_kv: true,
+        kv_readers: match device {
+            DeviceSelector::Cpu => KvReaders::Siblings,
+            DeviceSelector::Cuda(_) => KvReaders::Heirs,
+        },
         adopts_from: match device {
             DeviceSelector::Cpu => None,
             DeviceSelector::Cuda(_) => Some(KvSource {
@@ -115,6 +125,7 @@ fn load_order(device: DeviceSelector) -> LoadOrder {
                 bytes: 1 << 21,
             }),
         },
+        has_mailbox: true,
         device,
         kv_cache_bytes: Some(1 << 20),
         memory_permille: 900,

@@ -13,8 +13,8 @@ use proptest::prelude::*;
 use submissions::submission;
 use worker_orcd_ipc::{
     Began, ChildHello, Command, DeviceError, DeviceFacts, DeviceSelector, Drawn, DrawnLogprobs,
-    Envelope, Event, Fault, FinishReason, Finished, Generation, KvSource, LoadOrder, Logprobs,
-    ModelFacts, ModelFile, ModelIdentity, PlacedTensor, ReadyReport, RequestId, Role,
+    Envelope, Event, Fault, FinishReason, Finished, Generation, KvReaders, KvSource, LoadOrder,
+    Logprobs, ModelFacts, ModelFile, ModelIdentity, PlacedTensor, ReadyReport, RequestId, Role,
     SamplingAdvice, Scored, SealedPage, SealedPages, Sealing, StepReport, TokenId, TokenKind,
     TokenizerFacts, TokenizerKind, TraceOrder, WeightsManifest,
 };
@@ -34,7 +34,10 @@ pub fn command() -> BoxedStrategy<Command> {
         Just(Command::Shutdown),
         any::<bool>().prop_map(|traces| Command::Promote { traces }),
         pages().prop_map(|pages| Command::CopyAhead { pages }),
-        Just(Command::ReleaseKv),
+        kv_source().prop_map(Command::Attach),
+        any::<u32>().prop_map(|child| Command::ReleaseKv {
+            child: Generation(child)
+        }),
     ]
     .boxed()
 }
@@ -120,8 +123,9 @@ fn load_order() -> BoxedStrategy<LoadOrder> {
             any::<bool>(),
             of(trace),
             prop_oneof![Just(Role::Active), Just(Role::Standby)],
-            any::<bool>(),
+            kv_readers(),
             of(kv_source()),
+            any::<bool>(),
         ),
     )
         .prop_map(
@@ -143,15 +147,17 @@ fn load_order() -> BoxedStrategy<LoadOrder> {
                     prefix_cache,
                     trace,
                     role,
-                    shares_kv,
+                    kv_readers,
                     adopts_from,
+                    has_mailbox,
                 ),
             )| LoadOrder {
                 model_path,
                 model_file,
                 weights,
-                shares_kv,
+                kv_readers,
                 adopts_from,
+                has_mailbox,
                 device,
                 kv_cache_bytes,
                 memory_permille,
@@ -170,6 +176,15 @@ fn load_order() -> BoxedStrategy<LoadOrder> {
 
 fn child() -> impl Strategy<Value = Generation> {
     any::<u32>().prop_map(Generation)
+}
+
+fn kv_readers() -> BoxedStrategy<KvReaders> {
+    prop_oneof![
+        Just(KvReaders::Nobody),
+        Just(KvReaders::Siblings),
+        Just(KvReaders::Heirs),
+    ]
+    .boxed()
 }
 
 fn kv_source() -> impl Strategy<Value = KvSource> {

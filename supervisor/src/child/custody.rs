@@ -125,16 +125,7 @@ impl Custody {
         let Some(connection) = self.connection(pid)? else {
             return Err(io::ErrorKind::NotConnected.into());
         };
-        let descriptors = [descriptor.as_fd()];
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-        let mut control = SendAncillaryBuffer::new(&mut space);
-        if !control.push(SendAncillaryMessage::ScmRights(&descriptors)) {
-            return Err(io::Error::other("no space for a descriptor"));
-        }
-        let name = [article.to_byte()];
-        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-        sendmsg(connection, &[IoSlice::new(&name)], &mut control, flags)?;
-        Ok(())
+        send(connection, article, descriptor)
     }
 
     /// Has [`ended`](Self::ended) wait for the child's end of the socket to close; called when it is ready.
@@ -204,6 +195,52 @@ impl Drop for Custody {
             let _ = std::fs::remove_file(path);
         }
     }
+}
+
+/// Through which a child that serves gets descriptors: this process's end.
+#[derive(Debug)]
+pub(crate) struct Mailbox(UnixStream);
+
+impl Mailbox {
+    /// With the end that is the child's.
+    ///
+    /// # Errors
+    /// When the kernel has no socket for it.
+    pub(crate) fn open() -> io::Result<(Self, OwnedFd)> {
+        let (ours, theirs) = UnixStream::pair()?;
+        Ok((Self(ours), theirs.into()))
+    }
+
+    /// As another supervisor has left it.
+    pub(crate) fn resume(socket: OwnedFd) -> Self {
+        Self(socket.into())
+    }
+
+    /// What [`resume`](Self::resume) takes.
+    pub(crate) fn leave(self) -> OwnedFd {
+        self.0.into()
+    }
+
+    /// Puts a duplicate there. The child takes it when it is told so.
+    ///
+    /// # Errors
+    /// When the socket does not take it.
+    pub(crate) fn put(&self, article: Article, descriptor: &OwnedFd) -> io::Result<()> {
+        send(&self.0, article, descriptor)
+    }
+}
+
+fn send(connection: &UnixStream, article: Article, descriptor: &OwnedFd) -> io::Result<()> {
+    let descriptors = [descriptor.as_fd()];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !control.push(SendAncillaryMessage::ScmRights(&descriptors)) {
+        return Err(io::Error::other("no space for a descriptor"));
+    }
+    let name = [article.to_byte()];
+    let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+    sendmsg(connection, &[IoSlice::new(&name)], &mut control, flags)?;
+    Ok(())
 }
 
 /// A name and what came with it; `None` when nothing did.

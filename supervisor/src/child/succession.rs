@@ -3,7 +3,7 @@
 //!
 //! To the next supervisor it is a child that says hello, and that it is ready as soon as it is told to load.
 
-use super::custody::Custody;
+use super::custody::{Custody, Mailbox};
 use super::link::Link;
 use super::output::Outputs;
 use super::reap::Process;
@@ -62,6 +62,7 @@ impl Child {
         let custody = self.custody.as_ref().and_then(Custody::leave);
         let others = [
             (Part::Custody, custody),
+            (Part::Mailbox, self.mailbox.map(Mailbox::leave)),
             (Part::Stdout, self.outputs.stdout),
             (Part::Stderr, self.outputs.stderr),
         ];
@@ -102,6 +103,7 @@ impl Child {
             process,
             line: Line::Open(link),
             custody: custody.ok(),
+            mailbox: living.take(Part::Mailbox).ok().map(Mailbox::resume),
             outputs,
             is_ending: false,
             said: Said::default(),

@@ -21,6 +21,10 @@ impl Models {
         self.0[usize::from(device.0)] = Some(Arc::clone(model));
     }
 
+    pub(super) fn of(&self, device: DeviceId) -> Option<&Arc<LoadedModel>> {
+        self.0.get(usize::from(device.0))?.as_ref()
+    }
+
     fn take(&mut self, device: DeviceId) {
         self.0[usize::from(device.0)] = None;
     }

@@ -17,6 +17,7 @@
 //! file (no descriptor was left) the next child opens the path again; whether it is still the same model is
 //! compared in any case.
 
+use crate::child::Child;
 use crate::driver::seat::Seat;
 use crate::driver::vitals::Vitals;
 use crate::engine::snapshot::CustodySnapshot;
@@ -27,7 +28,7 @@ use std::sync::Arc;
 use std::time::Instant;
 use tracing::{info, warn};
 use worker_orcd_ipc::{
-    Article, Generation, KvSource, LoadOrder, ModelFile, ReadyReport, WeightsManifest,
+    Article, Generation, KvReaders, KvSource, LoadOrder, ModelFile, ReadyReport, WeightsManifest,
 };
 use worker_orcd_lifecycle::{ChildEvent, DeathCause};
 
@@ -155,10 +156,15 @@ impl Keeping {
         let kv = self
             .kv
             .as_ref()
-            .filter(|kv| weights.is_some() && hand_out(seat, Article::KvCache, &kv.memory));
+            .filter(|_| order.kv_readers == KvReaders::Heirs && weights.is_some())
+            .filter(|kv| hand_out(seat, Article::KvCache, &kv.memory));
         let adopts_from = kv.map(|kv| kv.source);
         seat.adopts_from = adopts_from.map(|source| source.child);
+        let mailbox = seat.child.as_mut().filter(|_| order.has_mailbox);
+        let mailbox = mailbox.map(Child::open_mailbox).transpose();
+        let mailbox = mailbox.inspect_err(|error| warn!(%error, "mailbox_missing"));
         LoadOrder {
+            has_mailbox: matches!(mailbox, Ok(Some(()))),
             model_file: match has_model {
                 true => ModelFile::HandedOver,
                 false => ModelFile::AtPath,
@@ -221,6 +227,10 @@ impl Keeping {
                     };
                     seat.kv = Some(KeptKv { memory, source });
                 }
+                Ok(Some((Article::Mailbox, _))) => {
+                    let message = "a mailbox from a child".to_owned();
+                    return Err(ChildEvent::Violation(message));
+                }
                 Ok(None) => break,
                 Err(error) if error.kind() == io::ErrorKind::InvalidData => {
                     return Err(ChildEvent::Violation(error.to_string()));
@@ -236,6 +246,18 @@ impl Keeping {
             warn!("weights_not_handed_over");
         }
         Ok(())
+    }
+
+    /// The KV cache of that child of this device, for children of others.
+    pub(super) fn kv_of(&self, child: Generation) -> Option<(&OwnedFd, KvSource)> {
+        let kv = self.kv.as_ref().filter(|kv| kv.source.child == child)?;
+        Some((&kv.memory, kv.source))
+    }
+
+    /// The child has died, and no heir copies from its KV cache: children of other devices have it already, and let go
+    /// of it when they have copied what they need.
+    pub(super) fn release_kv(&mut self, child: Generation) {
+        self.kv = self.kv.take().filter(|kv| kv.source.child != child);
     }
 
     /// Lets go of weights that are in doubt because of a death: the child died before it was done with taking

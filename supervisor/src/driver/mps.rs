@@ -8,7 +8,7 @@ use crate::driver::news::News;
 use crate::engine::EngineSettings;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
-use worker_orcd_ipc::{DeviceSelector, LoadOrder};
+use worker_orcd_ipc::{DeviceSelector, KvReaders, LoadOrder};
 use worker_orcd_lifecycle::Settings;
 
 const DEFAULT_DIRECTORY: &str = "/tmp/nvidia-mps";
@@ -32,11 +32,21 @@ pub(super) fn rules(settings: &mut EngineSettings, now: Instant, news: &mut News
 }
 
 fn one_at_a_time(rules: Settings, load: &mut LoadOrder) -> Settings {
-    load.shares_kv = false;
+    if load.kv_readers == KvReaders::Heirs {
+        load.kv_readers = others(load.has_mailbox);
+    }
     Settings {
         standby: false,
         overlap: false,
         ..rules
+    }
+}
+
+/// Without heirs.
+fn others(has_siblings: bool) -> KvReaders {
+    match has_siblings {
+        true => KvReaders::Siblings,
+        false => KvReaders::Nobody,
     }
 }
 
@@ -52,7 +62,7 @@ mod tests {
     #[test]
     fn without_a_standby_no_room_is_left_for_its_kv_cache() {
         let mut load = LoadOrder {
-            shares_kv: true,
+            kv_readers: KvReaders::Heirs,
             ..load_order()
         };
         let rules = Settings {
@@ -62,7 +72,7 @@ mod tests {
         };
         let rules = one_at_a_time(rules, &mut load);
         assert!(!rules.standby && !rules.overlap);
-        assert!(!load.shares_kv);
+        assert_eq!(load.kv_readers, KvReaders::Nobody);
     }
 
     #[test]

@@ -3,7 +3,8 @@
 use super::Driver;
 use crate::requests::{Kin, ServedBy};
 use std::sync::Arc;
-use worker_orcd_ipc::Generation;
+use tracing::warn;
+use worker_orcd_ipc::{Article, Command, Generation, KvReaders};
 use worker_orcd_lifecycle::SeatId;
 
 impl Driver {
@@ -24,11 +25,49 @@ impl Driver {
                 kv_tokens: model.kv_capacity_tokens,
             };
             self.requests.serve(seat, by);
+            self.introduce(seat);
         }
         for seat in self.seats.ids() {
             if let Some(generation) = self.seats[seat].to_release.take() {
                 self.release(seat, generation);
             }
+        }
+    }
+
+    /// Children of several devices that compute the same bits get each other's KV caches: when one dies, the other goes
+    /// on with its pages.
+    fn introduce(&mut self, seat: SeatId) {
+        let siblings = self
+            .worker
+            .seats()
+            .filter(|it| it.device() != seat.device());
+        let serving = siblings.filter(|it| self.worker.seat(*it).state().takes_work());
+        let alike: Vec<_> = serving.filter(|it| self.are_alike(seat, *it)).collect();
+        for sibling in alike {
+            self.lend_kv(seat, sibling);
+            self.lend_kv(sibling, seat);
+        }
+    }
+
+    fn are_alike(&self, one: SeatId, other: SeatId) -> bool {
+        let kin = |seat: SeatId| Some(Kin::of(&self.models.of(seat.device())?.device));
+        let layout = |seat: SeatId| self.seats[seat].vitals.as_ref()?.arena_layout();
+        kin(one).is_some() && kin(one) == kin(other) && layout(one) == layout(other)
+    }
+
+    /// Gives the KV cache of one child to another one.
+    fn lend_kv(&mut self, from: SeatId, to: SeatId) {
+        let lender = self.worker.seat(from).generation();
+        let kept = self.keeping[from].kv_of(lender);
+        let (Some((memory, source)), Some(child)) = (kept, &self.seats[to].child) else {
+            return;
+        };
+        match child.put(Article::KvCache, memory) {
+            Ok(()) => {
+                self.send(to, &Command::Attach(source));
+                self.requests.attached(to, source.child);
+            }
+            Err(error) => warn!(%error, "kv_cache_not_lent"),
         }
     }
 
@@ -40,6 +79,9 @@ impl Driver {
             return;
         }
         chronicle.released(self.now, seat, generation, &self.requests);
+        if self.settings.load.kv_readers != KvReaders::Heirs {
+            self.keeping[seat.id].release_kv(generation);
+        }
         self.requests.release(seat.id);
     }
 }

@@ -1,14 +1,15 @@
 //! An order to load that nobody obeys.
 
-use worker_orcd_ipc::{DeviceSelector, LoadOrder, ModelFile, Role};
+use worker_orcd_ipc::{DeviceSelector, KvReaders, LoadOrder, ModelFile, Role};
 
 pub(crate) fn load_order() -> LoadOrder {
     LoadOrder {
         model_path: "/dev/null".to_owned(),
         model_file: ModelFile::AtPath,
         weights: None,
-        shares_kv: false,
+        kv_readers: KvReaders::Nobody,
         adopts_from: None,
+        has_mailbox: false,
         device: DeviceSelector::Cpu,
         kv_cache_bytes: None,
         memory_permille: 900,

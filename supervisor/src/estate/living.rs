@@ -44,6 +44,7 @@ pub(crate) enum Part {
     Words,
     Control,
     Custody,
+    Mailbox,
     Recorder,
     Stdout,
     Stderr,

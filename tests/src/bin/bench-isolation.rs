@@ -14,7 +14,7 @@ use worker_orcd_gpu::device::{
     Batch, Executor, LoadOptions, NoTap, PageId, SampleWork, SequenceWork, Source,
 };
 use worker_orcd_gpu::model::{GgufFile, ModelConfig, ModelWeights};
-use worker_orcd_ipc::{RequestId, Sampling, TokenId};
+use worker_orcd_ipc::{KvReaders, RequestId, Sampling, TokenId};
 use worker_orcd_kernels::cpu::Isa;
 use worker_orcd_tests::model::real_model;
 use worker_orcd_tests::worker::request;
@@ -104,7 +104,7 @@ impl Bare {
             max_batch_tokens: CONTEXT,
             max_sequence_tokens: CONTEXT,
             role: worker_orcd_ipc::Role::Active,
-            shares_kv: false,
+            kv_readers: KvReaders::Nobody,
             lent: 0,
             model: path.display().to_string(),
         };

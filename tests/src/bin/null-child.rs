@@ -49,6 +49,7 @@ fn load(order: &LoadOrder, _: Option<&Custody>, _: Progress<'_>) -> Result<Loade
         max_sequence_tokens: MAX_SEQUENCE_TOKENS,
         rank_head: None,
         adopts_from: None,
+        mailbox: None,
     })
 }
 

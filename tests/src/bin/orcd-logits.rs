@@ -20,7 +20,7 @@ use worker_orcd_gpu::device::{
     Batch, Checkpoint, Executor, LoadOptions, PageId, SampleWork, SequenceWork, Source, Tap,
 };
 use worker_orcd_gpu::model::{GgufFile, ModelConfig, ModelWeights};
-use worker_orcd_ipc::{DeviceSelector, RequestId, Sampling, TokenId};
+use worker_orcd_ipc::{DeviceSelector, KvReaders, RequestId, Sampling, TokenId};
 use worker_orcd_kernels::cpu::Isa;
 
 #[derive(Parser)]
@@ -111,7 +111,7 @@ fn load(options: &Options) -> Result<Box<dyn Executor>> {
         max_batch_tokens: u32::try_from(options.batch * options.chunk)?,
         max_sequence_tokens: options.context,
         role: worker_orcd_ipc::Role::Active,
-        shares_kv: false,
+        kv_readers: KvReaders::Nobody,
         lent: 0,
         model: options.model.display().to_string(),
     };

@@ -9,12 +9,13 @@ use super::memory::{HostMemory, room, taken_bytes};
 use super::pool::Disjoint;
 use crate::device::common::kv::{KvShape, PAGE_TOKENS};
 use crate::device::{KvCustody, PageCopy, PageId, PagePart};
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt as _;
 use std::sync::atomic::{AtomicBool, Ordering};
 use twox_hash::xxhash3_128::Hasher;
-use worker_orcd_ipc::Fault;
+use worker_orcd_ipc::{Fault, Generation};
 
 /// What is not sealed is computed again, while a client waits; sealing costs little of what computing did.
 const SEAL_EVERY: u32 = 2;
@@ -23,7 +24,7 @@ const SEAL_EVERY: u32 = 2;
 pub struct KvSharing {
     /// Checksums that nobody has asked for yet.
     seals: Vec<u128>,
-    other: Option<File>,
+    others: BTreeMap<Generation, File>,
 }
 
 impl KvCustody for CpuExecutor {
@@ -56,7 +57,7 @@ impl KvCustody for CpuExecutor {
         Ok(std::mem::take(&mut self.kv_sharing.seals))
     }
 
-    fn attach(&mut self, memory: OwnedFd, bytes: u64) -> Result<(), Fault> {
+    fn attach(&mut self, child: Generation, memory: OwnedFd, bytes: u64) -> Result<(), Fault> {
         let file = File::from(memory);
         let found = file.metadata().map_err(|error| fault(&error.to_string()))?;
         if found.len() != bytes.max(1) || bytes != self.kv.bytes() {
@@ -64,7 +65,7 @@ impl KvCustody for CpuExecutor {
             let message = format!("{} of {bytes} bytes, instead of {expected}", found.len());
             return Err(fault(&message));
         }
-        self.kv_sharing.other = Some(file);
+        self.kv_sharing.others.insert(child, file);
         Ok(())
     }
 
@@ -73,18 +74,18 @@ impl KvCustody for CpuExecutor {
     }
 
     /// As much memory as the other has taken is left to it.
-    fn has_room_ahead(&self, page: PageId) -> bool {
+    fn has_room_ahead(&self, child: Generation, page: PageId) -> bool {
         let shape = self.kv.shape();
-        let other = self.kv_sharing.other.as_ref();
+        let other = self.kv_sharing.others.get(&child);
         let others = other.and_then(|other| taken_bytes(other).ok());
         let is_there = page.0 < self.kv.geometry().pages;
         let has_room = |others| leaves_as_much(room(), shape.page_bytes(), others);
         is_there && others.is_some_and(has_room)
     }
 
-    fn adopt(&mut self, pages: &[PageCopy]) -> Result<Vec<bool>, Fault> {
+    fn adopt(&mut self, child: Generation, pages: &[PageCopy]) -> Result<Vec<bool>, Fault> {
         let shape = self.kv.shape();
-        let other = self.kv_sharing.other.as_ref();
+        let other = self.kv_sharing.others.get(&child);
         let intact: Vec<_> = pages.iter().map(|_| AtomicBool::new(false)).collect();
         let places = Disjoint::new(self.kv.arena_mut().halves_mut());
         self.device.pool.run(pages.len(), &|item| {
@@ -101,8 +102,8 @@ impl KvCustody for CpuExecutor {
         Ok(intact.into_iter().map(AtomicBool::into_inner).collect())
     }
 
-    fn release(&mut self) {
-        self.kv_sharing.other = None;
+    fn release(&mut self, child: Generation) {
+        self.kv_sharing.others.remove(&child);
     }
 
     #[cfg(feature = "fault-injection")]

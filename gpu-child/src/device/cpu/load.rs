@@ -46,7 +46,7 @@ pub fn load(
         Some(kept) => placement.attach(kept, &device.pool, progress)?,
         None => placement.fill(&device.pool, progress)?,
     };
-    let kv = KvCache::new(shape, pages, options.shares_kv)?;
+    let kv = KvCache::new(shape, pages, options.kv_readers.is_shared())?;
     let sequence_tokens = options.max_sequence_tokens as usize;
     let partials = Partials::new(config, device.pool.threads(), sequence_tokens);
     Ok(CpuExecutor {
@@ -285,7 +285,7 @@ impl<'a> Meter<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use worker_orcd_ipc::Role;
+    use worker_orcd_ipc::{KvReaders, Role};
 
     #[test]
     fn memory_that_another_process_gives_back_counts_as_free() {
@@ -301,7 +301,7 @@ mod tests {
                 max_batch_tokens: 1,
                 max_sequence_tokens: 1,
                 role: Role::Active,
-                shares_kv: true,
+                kv_readers: KvReaders::Heirs,
                 lent,
                 model: "none".to_owned(),
             };

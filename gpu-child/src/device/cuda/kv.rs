@@ -23,7 +23,8 @@ pub struct KvCache {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct KvRoom {
     pub pages: u32,
-    /// There is as much again, for that of the next child.
+    /// The memory may outlive the process. For that of the next child there is as much again, or it waits until
+    /// this one's comes free.
     pub shares: bool,
 }
 

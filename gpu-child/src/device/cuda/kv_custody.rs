@@ -13,9 +13,9 @@ use super::kv::KvCache;
 use super::memory::{Arena, Pinned, Purpose, download, fetch};
 use crate::device::common::kv::PAGE_TOKENS;
 use crate::device::{KvCustody, PageCopy, PageId, PagePart};
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::OwnedFd;
-use worker_orcd_ipc::Fault;
+use worker_orcd_ipc::{Fault, Generation};
 
 const THREADS: u32 = 256;
 /// Loads that a thread has under way.
@@ -38,7 +38,7 @@ pub struct KvSharing {
     under_way: usize,
     /// … and those behind them.
     waiting: VecDeque<PagePart>,
-    other: Option<OtherKv>,
+    others: BTreeMap<Generation, OtherKv>,
 }
 
 /// The KV cache of another process.
@@ -66,7 +66,7 @@ impl KvSharing {
             done: StreamEvent::new()?,
             under_way: 0,
             waiting: VecDeque::new(),
-            other: None,
+            others: BTreeMap::new(),
         })
     }
 
@@ -174,7 +174,7 @@ impl KvCustody for CudaExecutor {
         Ok(sums)
     }
 
-    fn attach(&mut self, memory: OwnedFd, bytes: u64) -> Result<(), Fault> {
+    fn attach(&mut self, child: Generation, memory: OwnedFd, bytes: u64) -> Result<(), Fault> {
         let (context, kv, sharing) = self.sharing()?;
         let page_bytes = kv.shape().page_bytes();
         if bytes == 0 || !bytes.is_multiple_of(page_bytes) {
@@ -183,16 +183,14 @@ impl KvCustody for CudaExecutor {
             });
         }
         let arena = Arena::import(context, Purpose::OfAnother, bytes, &memory)?;
-        sharing.other = Some(OtherKv {
-            arena,
-            pages: (bytes / page_bytes) as u32,
-        });
+        let pages = (bytes / page_bytes) as u32;
+        sharing.others.insert(child, OtherKv { arena, pages });
         Ok(())
     }
 
-    fn adopt(&mut self, pages: &[PageCopy]) -> Result<Vec<bool>, Fault> {
+    fn adopt(&mut self, child: Generation, pages: &[PageCopy]) -> Result<Vec<bool>, Fault> {
         let (context, kv, sharing) = self.sharing()?;
-        let there = sharing.other.as_ref();
+        let there = sharing.others.get(&child);
         let is_there = |copy: &PageCopy| {
             is_part(copy.tokens) && there.is_some_and(|other| copy.from < other.pages)
         };
@@ -221,15 +219,15 @@ impl KvCustody for CudaExecutor {
         false
     }
 
-    fn has_room_ahead(&self, _: PageId) -> bool {
+    fn has_room_ahead(&self, _: Generation, _: PageId) -> bool {
         false
     }
 
-    fn release(&mut self) {
+    fn release(&mut self, child: Generation) {
         let other = self
             .kv_sharing
             .as_mut()
-            .and_then(|sharing| sharing.other.take());
+            .and_then(|sharing| sharing.others.remove(&child));
         if let Some(mut other) = other
             && let Err(fault) = other.arena.release()
         {

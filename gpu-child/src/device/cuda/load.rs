@@ -27,7 +27,7 @@ use crate::device::common::manifest::{WeightsLayout, verify};
 use crate::device::common::placement::{check_size, values};
 use crate::device::{KeptWeights, Source};
 use crate::model::{GgufFile, Mapping, ModelConfig, TensorView};
-use worker_orcd_ipc::{Fault, Role, WeightsManifest};
+use worker_orcd_ipc::{Fault, KvReaders, Role, WeightsManifest};
 
 /// Head sizes that attention.cu is compiled for.
 pub const HEAD_DIMS: [usize; 5] = [16, 32, 64, 96, 128];
@@ -189,8 +189,8 @@ struct Needs {
     in_place: u64,
 }
 
-/// What was ordered, or the KV cache's share of the device: where children share theirs, the half of it. They do
-/// where two caches fit, of what was ordered, or of one sequence of full length at least.
+/// What was ordered, or the KV cache's share of the device: where a child shares it with the next one, the half of
+/// it. It does where two caches fit, of what was ordered, or of one sequence of full length at least.
 fn kv_room(context: &Context, options: &CudaOptions, needs: Needs) -> Result<KvRoom, Fault> {
     let (free, total) = context.memory()?;
     let load = &options.load;
@@ -213,16 +213,17 @@ fn kv_room(context: &Context, options: &CudaOptions, needs: Needs) -> Result<KvR
     };
     let is_enough =
         |pages: &u32| load.kv_cache_bytes.is_some() || u64::from(*pages) >= load.sequence_pages();
-    let shared = match load.shares_kv {
-        true => pages(2).ok().filter(is_enough),
-        false => None,
+    let halved = match load.kv_readers {
+        KvReaders::Heirs => pages(2).ok().filter(is_enough),
+        KvReaders::Siblings | KvReaders::Nobody => None,
     };
-    let shares = shared.is_some();
-    if load.shares_kv && !shares {
+    if load.kv_readers == KvReaders::Heirs && halved.is_none() {
         eprintln!("worker-orcd-gpu: no room for two KV caches; a standby will adopt no pages");
     }
-    let pages = shared.map_or_else(|| pages(1), Ok)?;
-    Ok(KvRoom { pages, shares })
+    Ok(KvRoom {
+        shares: halved.is_some() || load.kv_readers == KvReaders::Siblings,
+        pages: halved.map_or_else(|| pages(1), Ok)?,
+    })
 }
 
 /// The weights before their arena is allocated: where everything goes, and from where.

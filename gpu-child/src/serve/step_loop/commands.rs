@@ -33,9 +33,13 @@ impl StepLoop<'_> {
                 self.ahead.extend(pages);
                 Ok(())
             }
-            Command::ReleaseKv => {
+            Command::Attach(source) => {
+                self.attach(source);
+                Ok(())
+            }
+            Command::ReleaseKv { child } => {
                 self.adopt()?;
-                self.release_kv();
+                self.release_kv(child);
                 Ok(())
             }
             // The reader keeps these to itself.

@@ -1,11 +1,11 @@
-//! The KV cache of another child, and what the next one will need of this one's.
+//! The KV caches of other children, and what others will need of this one's.
 
 use super::super::Doing;
 use super::{INSPECTION_INTERVAL, StepLoop, scheduler_fault};
 use crate::device::PageId;
 use crate::scheduler::Adoption;
 use std::time::{Duration, Instant};
-use worker_orcd_ipc::{Fault, SealedPage, Sealing, Submission};
+use worker_orcd_ipc::{Article, Fault, Generation, KvSource, SealedPage, Sealing, Submission};
 
 impl StepLoop<'_> {
     /// Takes a request in, or has it wait until [`adopt`](Self::adopt) has copied what another child has
@@ -23,26 +23,64 @@ impl StepLoop<'_> {
         Ok(())
     }
 
-    /// The first page of a request that can be adopted from the other child.
-    fn first_to_adopt(&self, submission: &Submission) -> Option<SealedPage> {
+    /// The first page of a request that can be adopted from another child, and which one that is.
+    fn first_to_adopt(&self, submission: &Submission) -> Option<(Generation, SealedPage)> {
         let sealed = submission.sealed.as_ref();
-        let sealed = sealed.filter(|it| Some(it.child) == self.adopts_from)?;
-        sealed.pages.first().copied()
+        let sealed = sealed.filter(|it| self.adopts_from.contains(&it.child))?;
+        Some((sealed.child, *sealed.pages.first()?))
+    }
+
+    /// Takes the KV cache of a child of another device. Without it its tokens are computed again.
+    pub(super) fn attach(&mut self, source: KvSource) {
+        let (Some(kv), Some(mailbox)) = (self.executor.kv_custody(), &self.mailbox) else {
+            return;
+        };
+        let memory = mailbox.take(Article::KvCache);
+        if self.adopts_from.contains(&source.child) {
+            // Another supervisor introduces those again that know each other.
+            return;
+        }
+        let memory = memory.map_err(|error| error.to_string());
+        let attached = memory.and_then(|memory| {
+            let attached = kv.attach(source.child, memory, source.bytes);
+            attached.map_err(|fault| fault.to_string())
+        });
+        match attached {
+            Ok(()) => self.adopts_from.push(source.child),
+            Err(why) => eprintln!("worker-orcd-gpu: no pages of another device: {why}"),
+        }
     }
 
     /// Copies what another child has computed of the requests that wait for it, and takes them in. False if there
     /// are none.
     pub(super) fn adopt(&mut self) -> Result<bool, Fault> {
-        let submissions = std::mem::take(&mut self.adopting);
-        if submissions.is_empty() {
+        let mut rest = std::mem::take(&mut self.adopting);
+        if rest.is_empty() {
             return Ok(false);
         }
         self.status.step_begins(self.step, Instant::now());
         self.status.does(Doing::TakesOver);
+        while let Some((child, _)) = rest.first().and_then(|it| self.first_to_adopt(it)) {
+            let is_of_it = |submission: &Submission| {
+                let sealed = submission.sealed.as_ref();
+                sealed.is_some_and(|sealed| sealed.child == child)
+            };
+            let (of_it, others) = rest.into_iter().partition(is_of_it);
+            rest = others;
+            self.adopt_from(child, of_it)?;
+        }
+        self.update_status();
+        Ok(true)
+    }
+
+    fn adopt_from(&mut self, child: Generation, submissions: Vec<Submission>) -> Result<(), Fault> {
         let make_room = |submission: &Submission| self.scheduler.make_room_for(submission);
         let adoptions: Vec<_> = submissions.iter().map(make_room).collect();
         let copies: Vec<_> = adoptions.iter().flat_map(Adoption::copies).collect();
-        let intact = self.executor.kv_custody().map(|kv| kv.adopt(&copies));
+        let intact = self
+            .executor
+            .kv_custody()
+            .map(|kv| kv.adopt(child, &copies));
         let mut intact = intact.transpose()?.into_iter().flatten();
         for (submission, adoption) in submissions.into_iter().zip(adoptions) {
             let submitted = self
@@ -50,8 +88,7 @@ impl StepLoop<'_> {
                 .submit_with(submission, adoption, &mut intact);
             submitted.map_err(scheduler_fault)?;
         }
-        self.update_status();
-        Ok(true)
+        Ok(())
     }
 
     /// Time for which commands are waited for, when no step is on its way.
@@ -64,17 +101,17 @@ impl StepLoop<'_> {
 
     /// Copies the next of the pages that the other child has sealed, while there is nothing else to do.
     pub(super) fn copy_ahead(&mut self) -> Result<(), Fault> {
-        let next = self.ahead.pop_front();
-        let (Some(sealed), Some(kv)) = (next, self.executor.kv_custody()) else {
+        let next = self.ahead.pop_front().zip(self.copies_from);
+        let (Some((sealed, child)), Some(kv)) = (next, self.executor.kv_custody()) else {
             return Ok(());
         };
-        if !kv.has_room_ahead(PageId(sealed.page)) {
+        if !kv.has_room_ahead(child, PageId(sealed.page)) {
             return Ok(());
         }
         if let Some(copy) = self.scheduler.make_room_ahead(sealed) {
             self.status.step_begins(self.step, Instant::now());
             self.status.does(Doing::TakesOver);
-            let is_intact = kv.adopt(&[copy])?[0];
+            let is_intact = kv.adopt(child, &[copy])?[0];
             self.scheduler.keep_ahead(copy, is_intact);
             self.update_status();
         }
@@ -92,12 +129,14 @@ impl StepLoop<'_> {
         Ok(self.scheduler.take_sealed(every))
     }
 
-    /// Nobody will bring pages of the other child any more.
-    pub(super) fn release_kv(&mut self) {
-        self.adopts_from = None;
-        self.scheduler.forget_ahead();
+    /// Nobody will bring pages of that child any more.
+    pub(super) fn release_kv(&mut self, child: Generation) {
+        self.adopts_from.retain(|it| *it != child);
+        if self.copies_from.take_if(|it| *it == child).is_some() {
+            self.scheduler.forget_ahead();
+        }
         if let Some(kv) = self.executor.kv_custody() {
-            kv.release();
+            kv.release(child);
         }
     }
 }

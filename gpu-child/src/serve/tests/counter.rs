@@ -337,5 +337,6 @@ pub fn loaded_with(executor: Counter) -> Loaded {
         max_sequence_tokens: 128,
         rank_head: None,
         adopts_from: None,
+        mailbox: None,
     }
 }

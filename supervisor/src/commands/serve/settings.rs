@@ -3,7 +3,7 @@
 use crate::config::device::DecidedDevices;
 use crate::config::{Config, DEFAULT_MEMORY_PERMILLE};
 use crate::engine::{Deadlines, EngineSettings, RestartPolicy};
-use worker_orcd_ipc::{LoadOrder, ModelFile, Role, TraceOrder};
+use worker_orcd_ipc::{KvReaders, LoadOrder, ModelFile, Role, TraceOrder};
 
 pub(super) fn engine_settings(config: &Config, devices: &DecidedDevices) -> EngineSettings {
     let load = &config.load;
@@ -13,9 +13,9 @@ pub(super) fn engine_settings(config: &Config, devices: &DecidedDevices) -> Engi
             model_path: config.model.to_string_lossy().into_owned(),
             model_file: ModelFile::AtPath,
             weights: None,
-            // Pages are found again by what they hold.
-            shares_kv: config.life.standby && load.prefix_cache,
+            kv_readers: kv_readers(config, devices),
             adopts_from: None,
+            has_mailbox: devices.selectors.len() > 1,
             device: devices.first(),
             kv_cache_bytes: load.kv_cache_bytes,
             memory_permille: load.memory_permille.unwrap_or(DEFAULT_MEMORY_PERMILLE),
@@ -53,5 +53,15 @@ pub(super) fn engine_settings(config: &Config, devices: &DecidedDevices) -> Engi
         child_confinement: config.child_confinement,
         standby: config.life.standby,
         crashes: config.crashes.clone(),
+    }
+}
+
+/// Pages are found again by what they hold, so nobody copies any without a prefix cache.
+fn kv_readers(config: &Config, devices: &DecidedDevices) -> KvReaders {
+    match (config.load.prefix_cache, config.life.standby) {
+        (false, _) => KvReaders::Nobody,
+        (true, true) => KvReaders::Heirs,
+        (true, false) if devices.selectors.len() > 1 => KvReaders::Siblings,
+        (true, false) => KvReaders::Nobody,
     }
 }

@@ -13,6 +13,11 @@ impl Requests {
         self.assigned.seat(seat).loads(child, other);
     }
 
+    /// The child of this seat was given the KV cache of a child of another device.
+    pub fn attached(&mut self, seat: SeatId, sibling: Generation) {
+        self.assigned.seat(seat).attach(sibling);
+    }
+
     /// The child of this seat stands by, and copies whole pages of the other one before their requests come.
     pub fn copies_ahead(&mut self, seat: SeatId) {
         self.assigned.seat(seat).begin_copies_ahead();
@@ -82,15 +87,23 @@ impl Assignments {
         }
     }
 
-    /// Children that serve let go of a KV cache from which nobody is left to adopt anything.
+    /// Children that serve let go of KV caches from which nobody is left to adopt anything: the child that computed
+    /// there takes no work any more, and no request has pages of it.
     pub(super) fn release_kv(&mut self) {
         let open: Vec<_> = self.open_seats().collect();
         for seat in open {
-            let other = self.seat(seat).adopts_from();
-            if other.is_some_and(|other| !self.has_sealed_by(other)) {
-                self.seat(seat).release_kv();
+            let sources: Vec<_> = self.seat(seat).sources().collect();
+            for source in sources {
+                if !self.takes_work(source) && !self.has_sealed_by(source) {
+                    self.seat(seat).release_kv(source);
+                }
             }
         }
+    }
+
+    fn takes_work(&mut self, child: Generation) -> bool {
+        let mut open = self.seats_mut().filter(|it| it.is_open());
+        open.any(|dispatch| dispatch.child() == Some(child))
     }
 
     fn has_sealed_by(&mut self, child: Generation) -> bool {

@@ -32,6 +32,8 @@ pub(super) struct Dispatch {
     child: Option<Generation>,
     /// The child whose sealed pages this one may adopt.
     adopts_from: Option<Generation>,
+    /// Children of other devices whose sealed pages it may adopt.
+    siblings: Vec<Generation>,
     /// The child stands by and copies pages before their requests come.
     copies_ahead: bool,
 }
@@ -42,7 +44,7 @@ enum Order {
     Submit(Arc<Record>, Option<SealedPages>),
     Cancel(RequestId),
     CopyAhead(Vec<SealedPage>),
-    ReleaseKv,
+    ReleaseKv(Generation),
 }
 
 /// The place of a request.
@@ -111,6 +113,7 @@ impl Dispatch {
     pub(super) fn loads(&mut self, child: Generation, adopts_from: Option<Generation>) {
         self.child = Some(child);
         self.adopts_from = adopts_from;
+        self.siblings.clear();
         self.end_copies_ahead();
     }
 
@@ -140,14 +143,28 @@ impl Dispatch {
         self.child
     }
 
-    pub(super) fn adopts_from(&self) -> Option<Generation> {
-        self.adopts_from
+    /// Sealed pages of this child of another device may be adopted from now on.
+    pub(super) fn attach(&mut self, sibling: Generation) {
+        if !self.siblings.contains(&sibling) {
+            self.siblings.push(sibling);
+        }
     }
 
-    /// The child will be given nothing more to adopt.
-    pub(super) fn release_kv(&mut self) {
-        self.adopts_from = None;
-        self.orders.push_back(Order::ReleaseKv);
+    /// Children whose sealed pages this one may adopt.
+    pub(super) fn sources(&self) -> impl Iterator<Item = Generation> {
+        let siblings = self.siblings.iter().copied();
+        self.adopts_from.into_iter().chain(siblings)
+    }
+
+    pub(super) fn may_adopt_from(&self, child: Generation) -> bool {
+        self.sources().any(|source| source == child)
+    }
+
+    /// The child will be given nothing more of that one to adopt.
+    pub(super) fn release_kv(&mut self, child: Generation) {
+        self.adopts_from = self.adopts_from.filter(|it| *it != child);
+        self.siblings.retain(|it| *it != child);
+        self.orders.push_back(Order::ReleaseKv(child));
     }
 
     /// Calls a request back, which goes on later.
@@ -165,7 +182,7 @@ impl Dispatch {
             })),
             Order::Cancel(request) => Command::Cancel { request },
             Order::CopyAhead(pages) => Command::CopyAhead { pages },
-            Order::ReleaseKv => Command::ReleaseKv,
+            Order::ReleaseKv(child) => Command::ReleaseKv { child },
         })
     }
 

@@ -92,7 +92,7 @@ impl Assignments {
         let prefixes = dispatch.prefixes.as_ref();
         let cached = prefixes.map_or(0, |it| it.cached_tokens(&live.chain) as u64);
         let sealed = live.sealed.as_ref();
-        let sealed = sealed.filter(|it| Some(it.child) == dispatch.adopts_from());
+        let sealed = sealed.filter(|it| dispatch.may_adopt_from(it.child));
         let adopted = sealed.map_or(0, |it| {
             it.pages.iter().map(|page| u64::from(page.tokens)).sum()
         });
@@ -120,7 +120,6 @@ impl Assignments {
 
     /// A suspect's pages are not adopted: what kills may lie in them.
     pub(super) fn hand_over(&mut self, id: RequestId, seat: SeatId) {
-        let adopts_from = self.seat(seat).adopts_from();
         let is_suspect = self.suspects.contains(&id);
         let Some(want) = self.live.get(&id).map(|live| self.want(live, seat)) else {
             return;
@@ -136,7 +135,8 @@ impl Assignments {
             }
             let record = Arc::clone(&live.record);
             let sealed = live.sealed.take();
-            let sealed = sealed.filter(|it| Some(it.child) == adopts_from && !is_suspect);
+            let dispatch = self.seat(seat);
+            let sealed = sealed.filter(|it| dispatch.may_adopt_from(it.child) && !is_suspect);
             self.seat(seat).give(record, sealed);
         }
     }

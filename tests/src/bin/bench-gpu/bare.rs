@@ -7,7 +7,7 @@ use serde_json::json;
 use std::time::Instant;
 use worker_orcd_gpu::device::{Batch, Executor, NoTap, PageId};
 use worker_orcd_gpu::loader;
-use worker_orcd_ipc::{DeviceSelector, LoadOrder, ModelFile, Role};
+use worker_orcd_ipc::{DeviceSelector, KvReaders, LoadOrder, ModelFile, Role};
 
 /// # Errors
 /// When the model does not load, or two answers differ that must not.
@@ -43,8 +43,9 @@ impl Bare {
             model_path: settings.model.display().to_string(),
             model_file: ModelFile::AtPath,
             weights: None,
-            shares_kv: false,
+            kv_readers: KvReaders::Nobody,
             adopts_from: None,
+            has_mailbox: false,
             device: device(&settings.device)?,
             kv_cache_bytes: Some(settings.kv_cache << 20),
             memory_permille: 1000,

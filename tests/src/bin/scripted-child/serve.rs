@@ -128,7 +128,12 @@ impl Child {
                 Some(Command::Cancel { request }) => self.cancel(request),
                 Some(Command::Shutdown) if self.script.ignore_shutdown => {}
                 Some(Command::Shutdown) => return self.say_goodbye(),
-                Some(Command::Promote { .. } | Command::CopyAhead { .. } | Command::ReleaseKv) => {}
+                Some(
+                    Command::Promote { .. }
+                    | Command::CopyAhead { .. }
+                    | Command::Attach(_)
+                    | Command::ReleaseKv { .. },
+                ) => {}
                 Some(Command::Load(_)) => return ExitCode::Fault(FaultKind::Protocol),
                 None if Instant::now() >= self.next_step => self.step(),
                 None => {}

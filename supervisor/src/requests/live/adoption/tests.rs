@@ -1,6 +1,7 @@
 use crate::requests::scene::Scene;
 use crate::requests::testing::{Journal, request, step};
 use crate::requests::violation::Violation;
+use std::num::NonZeroU8;
 use worker_orcd_ipc::{
     Command, FinishReason, Generation, KvSource, RequestId, SealedPage, SealedPages, Sealing,
     StepReport,
@@ -80,7 +81,10 @@ fn given(journal: &mut Journal) -> Vec<Option<Vec<u32>>> {
     commands
         .map(|command| match command {
             Command::Submit(submission) => Some(submission.sealed.map_or_else(Vec::new, pages)),
-            Command::ReleaseKv => None,
+            Command::ReleaseKv { child } => {
+                assert_eq!(child, CHILD);
+                None
+            }
             other => panic!("{other:?}"),
         })
         .collect()
@@ -247,4 +251,88 @@ fn nobody_is_told_of_pages_but_a_child_that_stands_by_behind_theirs() {
         let is_told = |command: &Command| matches!(command, Command::CopyAhead { .. });
         assert!(!commands.iter().any(is_told), "{commands:?}");
     }
+}
+
+/// Seats of the first children of three devices, which know each other's KV caches.
+const SIBLINGS: [SeatId; 3] = [SeatId(0), SeatId(2), SeatId(4)];
+
+fn with_siblings() -> Journal {
+    let devices = NonZeroU8::new(3).expect("three");
+    let mut journal = Journal::with_devices(4, devices);
+    for (number, seat) in (1..).zip(SIBLINGS) {
+        journal.requests.loads(seat, Generation(number), None);
+        journal.serve(seat);
+    }
+    for seat in SIBLINGS {
+        for number in (1..).map(Generation).take(SIBLINGS.len()) {
+            journal.requests.attached(seat, number);
+        }
+    }
+    journal
+}
+
+fn released_by(journal: &mut Journal, seat: SeatId) -> Vec<Generation> {
+    let commands = journal.commands_of(seat).into_iter();
+    let released = commands.filter_map(|command| match command {
+        Command::ReleaseKv { child } => Some(child),
+        _ => None,
+    });
+    released.collect()
+}
+
+#[test]
+fn a_sibling_gets_the_pages_of_a_dead_child_and_everybody_lets_go_of_its_kv_cache() {
+    let mut journal = with_siblings();
+    let (id, _stream) = journal.submit(request("a"));
+    let at = SIBLINGS.map(|seat| !journal.commands_of(seat).is_empty());
+    assert_eq!(at, [true, false, false]);
+    say(&mut journal, &step(&[(id, 0, 0)], &[])).unwrap();
+    say(&mut journal, &sealing(id, 0, &[7])).unwrap();
+    assert!(
+        released_by(&mut journal, SIBLINGS[1]).is_empty(),
+        "it lives"
+    );
+
+    journal.requests.suspend(FIRST);
+    journal.requests.release(FIRST);
+    let submitted = journal.commands_of(SIBLINGS[1]).into_iter();
+    let mut pages = Vec::new();
+    let mut released = Vec::new();
+    for command in submitted {
+        match command {
+            Command::Submit(submission) => {
+                assert!(released.is_empty(), "before its pages are let go");
+                let sealed = submission.sealed.expect("pages");
+                assert_eq!(sealed.child, CHILD);
+                pages.extend(sealed.pages.iter().map(|it| it.page));
+            }
+            Command::ReleaseKv { child } => released.push(child),
+            other => panic!("{other:?}"),
+        }
+    }
+    assert_eq!(pages, [7]);
+    assert_eq!(released, [CHILD]);
+    assert_eq!(released_by(&mut journal, SIBLINGS[2]), [CHILD]);
+    bury(&mut journal);
+    assert!(released_by(&mut journal, SIBLINGS[1]).is_empty(), "once");
+}
+
+#[test]
+fn a_child_that_was_not_given_a_kv_cache_gets_no_pages_of_it() {
+    let devices = NonZeroU8::new(2).expect("two");
+    let mut journal = Journal::with_devices(4, devices);
+    for (number, seat) in (1..).zip(&SIBLINGS[..2]) {
+        journal.requests.loads(*seat, Generation(number), None);
+        journal.serve(*seat);
+    }
+    let (id, _stream) = journal.submit(request("a"));
+    say(&mut journal, &step(&[(id, 0, 0)], &[])).unwrap();
+    say(&mut journal, &sealing(id, 0, &[7])).unwrap();
+    journal.requests.suspend(FIRST);
+    journal.requests.release(FIRST);
+    let commands = journal.commands_of(SIBLINGS[1]);
+    let [Command::Submit(submission)] = &commands[..] else {
+        panic!("{commands:?}");
+    };
+    assert_eq!(submission.sealed, None);
 }
