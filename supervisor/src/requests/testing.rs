@@ -146,9 +146,17 @@ impl Journal {
 
     /// Submits a request of a client of its own, so that there is room for as many as there are
     /// places.
-    pub(crate) fn submit(&mut self, mut request: NewRequest) -> (RequestId, RequestStream) {
+    pub(crate) fn submit(&mut self, request: NewRequest) -> (RequestId, RequestStream) {
         self.clients += 1;
-        request.client = ClientId(self.clients);
+        self.submit_of(ClientId(self.clients), request)
+    }
+
+    pub(crate) fn submit_of(
+        &mut self,
+        client: ClientId,
+        mut request: NewRequest,
+    ) -> (RequestId, RequestStream) {
+        request.client = client;
         let admitted = self.registry.admit(std::slice::from_ref(&request));
         let Admitted { id, room } = admitted.expect("room").remove(0);
         let record = Record::new(id, request, self.on_fault, self.now);

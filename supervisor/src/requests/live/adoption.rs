@@ -48,6 +48,7 @@ impl Requests {
         let request = said.request;
         let dispatch = self.assigned.seat(seat);
         let (child, is_leaving) = (dispatch.child(), dispatch.is_leaving(request));
+        let kin = dispatch.kin().cloned();
         let live = self.assigned.get_mut_with(request, seat);
         let (Some(live), Some(child)) = (live, child) else {
             let what = "pages";
@@ -66,6 +67,7 @@ impl Requests {
             pages.truncate(first);
             pages.extend(&said.pages);
             let news = whole_pages(&pages)[known..].to_vec();
+            live.sealed_by = kin;
             live.sealed = (!pages.is_empty()).then_some(SealedPages { child, pages });
             self.assigned.copy_ahead(child, &news);
         }

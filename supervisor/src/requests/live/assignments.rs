@@ -5,6 +5,7 @@ use super::devices::{Bond, Devices};
 use super::dispatch::{Dispatch, Place};
 use super::probation::{Inquest, Verdict};
 use crate::requests::fingerprint::Fingerprint;
+use crate::requests::kin::Kin;
 use crate::requests::placement::{Hold, Stage};
 use crate::requests::prefixes::{Chain, Key, Prefixes};
 use crate::requests::record::{OnFault, Record};
@@ -50,6 +51,8 @@ pub(super) struct Live {
     suspicion: Suspicion,
     /// Pages of a child that hold its first tokens.
     pub(super) sealed: Option<SealedPages>,
+    /// Kin of that child; `None` where another supervisor had it.
+    pub(super) sealed_by: Option<Kin>,
 }
 
 /// A child that a request left, and the request as it was then.
@@ -178,11 +181,12 @@ impl Assignments {
     }
 
     fn advance(&mut self, id: RequestId, seat: SeatId, stage: Stage) {
-        let burden = &mut self.seats[usize::from(seat.0)].burden;
+        let dispatch = &mut self.seats[usize::from(seat.0)];
         let live = self.live.get_mut(&id);
         let live = live.filter(|live| live.place.seat() == Some(seat));
         if let Some(live) = live.filter(|live| live.hold.stage() != Stage::Streams) {
-            burden.advance(&mut live.hold, stage);
+            dispatch.burden.advance(&mut live.hold, stage);
+            dispatch.queue.remove(&id);
         }
     }
 
@@ -222,6 +226,7 @@ impl Assignments {
             left: None,
             suspicion: Suspicion::default(),
             sealed: None,
+            sealed_by: None,
         };
         self.live.insert(id, live);
         if let Some(seat) = self.seat_for(id) {
@@ -234,7 +239,7 @@ impl Assignments {
         let mut live = self.live.remove(&id)?;
         if let Some(seat) = live.place.seat() {
             let dispatch = &mut self.seats[usize::from(seat.0)];
-            dispatch.burden.remove(live.hold);
+            dispatch.forget(id, live.hold);
             // The next request may be the next one of this conversation.
             if let (Some(key), Some(prefixes)) = (&self.key, &mut dispatch.prefixes) {
                 let progress = live.record.progress.lock();
@@ -270,7 +275,7 @@ impl Assignments {
             return;
         };
         if let Some(seat) = live.place.seat() {
-            self.seats[usize::from(seat.0)].burden.remove(live.hold);
+            self.seats[usize::from(seat.0)].forget(id, live.hold);
             live.place = Place::Waiting;
         }
     }

@@ -148,3 +148,6 @@ impl Assignments {
         hopeless.collect()
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -2,11 +2,11 @@
 
 use super::ServedBy;
 use crate::requests::kin::Kin;
-use crate::requests::placement::{Burden, Capacity};
+use crate::requests::placement::{Burden, Capacity, Hold};
 use crate::requests::prefixes::Prefixes;
 use crate::requests::record::Record;
 use crate::requests::violation::Violation;
-use std::collections::{HashSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashSet, VecDeque};
 use std::sync::Arc;
 use worker_orcd_ipc::{Command, Generation, RequestId, SealedPage, SealedPages, Submission};
 use worker_orcd_lifecycle::SeatId;
@@ -23,6 +23,10 @@ pub(super) struct Dispatch {
     capacity: Capacity,
     /// What the requests take that the child has.
     pub(super) burden: Burden,
+    /// Requests that it was given and has not begun.
+    pub(super) queue: BTreeSet<RequestId>,
+    /// Those called back to go to another seat.
+    pub(super) leaves_for: BTreeMap<SeatId, RequestId>,
     /// Beginnings that it has computed, if it has any brothers.
     pub(super) prefixes: Option<Prefixes>,
     orders: VecDeque<Order>,
@@ -212,6 +216,13 @@ impl Dispatch {
     }
 
     /// The child is gone, and answers nothing more.
+    /// The child has the request no more.
+    pub(super) fn forget(&mut self, id: RequestId, hold: Hold) {
+        self.burden.remove(hold);
+        self.queue.remove(&id);
+        self.leaves_for.retain(|_, it| *it != id);
+    }
+
     pub(super) fn bury(&mut self) {
         self.leaving.clear();
         self.prefixes = None;

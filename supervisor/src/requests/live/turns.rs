@@ -7,10 +7,10 @@
 //! waits for a turn that is not coming.
 
 use super::assignments::{Assignments, Live};
-use super::dispatch::Place;
+use super::dispatch::{Dispatch, Place};
 use crate::requests::placement::Want;
 use std::sync::Arc;
-use worker_orcd_ipc::RequestId;
+use worker_orcd_ipc::{RequestId, SealedPages};
 use worker_orcd_lifecycle::SeatId;
 
 impl Assignments {
@@ -91,9 +91,8 @@ impl Assignments {
         let history = u64::from(live.history());
         let prefixes = dispatch.prefixes.as_ref();
         let cached = prefixes.map_or(0, |it| it.cached_tokens(&live.chain) as u64);
-        let sealed = live.sealed.as_ref();
-        let sealed = sealed.filter(|it| dispatch.may_adopt_from(it.child));
-        let adopted = sealed.map_or(0, |it| {
+        let adoptable = live.adoptable_by(dispatch);
+        let adopted = adoptable.map_or(0, |it| {
             it.pages.iter().map(|page| u64::from(page.tokens)).sum()
         });
         Want {
@@ -120,24 +119,23 @@ impl Assignments {
 
     /// A suspect's pages are not adopted: what kills may lie in them.
     pub(super) fn hand_over(&mut self, id: RequestId, seat: SeatId) {
-        let is_suspect = self.suspects.contains(&id);
         let Some(want) = self.live.get(&id).map(|live| self.want(live, seat)) else {
             return;
         };
+        let is_suspect = self.suspects.contains(&id);
         let dispatch = &mut self.seats[usize::from(seat.0)];
         if let Some(live) = self.live.get_mut(&id) {
             live.place = Place::With(seat);
             live.hold = dispatch.burden.take(want);
+            dispatch.queue.insert(id);
             live.goes_to = None;
             live.given_at = live.history();
             if let Some(prefixes) = &mut dispatch.prefixes {
                 prefixes.note(&live.chain);
             }
-            let record = Arc::clone(&live.record);
-            let sealed = live.sealed.take();
-            let dispatch = self.seat(seat);
-            let sealed = sealed.filter(|it| dispatch.may_adopt_from(it.child) && !is_suspect);
-            self.seat(seat).give(record, sealed);
+            let adopts = live.adoptable_by(dispatch).is_some() && !is_suspect;
+            let sealed = live.sealed.take().filter(|_| adopts);
+            dispatch.give(Arc::clone(&live.record), sealed);
         }
     }
 
@@ -168,5 +166,14 @@ impl Assignments {
     pub(super) fn came_back(&mut self, id: RequestId) {
         self.vacate(id);
         self.hand_out();
+    }
+}
+
+impl Live {
+    /// Its pages, if this child may adopt them: a child of another kin would have computed others.
+    fn adoptable_by(&self, dispatch: &Dispatch) -> Option<&SealedPages> {
+        let sealed = self.sealed.as_ref();
+        let is_kin = self.sealed_by.is_none() || self.sealed_by.as_ref() == dispatch.kin();
+        sealed.filter(|it| is_kin && dispatch.may_adopt_from(it.child))
     }
 }

@@ -1,0 +1,204 @@
+//! Arrivals of published shapes.
+//!
+//! * `conversations`: the hour of Mooncake's `conversation_trace.jsonl` (Qin and others, FAST 2025; kvcache-ai/Mooncake,
+//!   `FAST25-release/traces`, 12,031 requests): lengths of prompts, of what a next turn adds, of answers, and time
+//!   between turns, at the quantiles below. 39 of 100 requests go on with an earlier one, and all have their first block
+//!   in common.
+//! * `chat` and `bursts`: the conversations and the code completions of Azure's traces of 2023 (Patel and others,
+//!   Splitwise, ISCA 2024), of which the paper has the medians: 1,020 tokens and 129 of an answer, 1,500 and 13. Lengths
+//!   are spread around them by the exponential of a normal number. Those of code come in bursts.
+
+use super::child::SHARED;
+use std::collections::BTreeMap;
+use worker_orcd_ipc::TokenId;
+
+/// Tokens of prompts that a device computes in a second: an H200 with a model of 7B parameters, at a third of what its
+/// arithmetic allows.
+const TOKENS_PER_SECOND: f64 = 25_000.0;
+
+/// Values at these parts of all.
+type Quantiles = [(f64, f64); 8];
+
+const PROMPTS: Quantiles = [
+    (0.0, 890.0),
+    (0.1, 964.0),
+    (0.25, 2306.0),
+    (0.5, 6909.0),
+    (0.75, 15_368.0),
+    (0.9, 27_367.0),
+    (0.99, 85_401.0),
+    (1.0, 123_000.0),
+];
+const ADDED: Quantiles = [
+    (0.0, 50.0),
+    (0.1, 304.0),
+    (0.25, 534.0),
+    (0.5, 829.0),
+    (0.75, 3503.0),
+    (0.9, 9741.0),
+    (0.99, 26_773.0),
+    (1.0, 60_000.0),
+];
+const ANSWERS: Quantiles = [
+    (0.0, 1.0),
+    (0.1, 24.0),
+    (0.25, 156.0),
+    (0.5, 350.0),
+    (0.75, 472.0),
+    (0.9, 597.0),
+    (0.99, 1120.0),
+    (1.0, 2000.0),
+];
+const SECONDS_BETWEEN_TURNS: Quantiles = [
+    (0.0, 3.0),
+    (0.1, 42.0),
+    (0.25, 66.0),
+    (0.5, 123.0),
+    (0.75, 264.0),
+    (0.9, 483.0),
+    (0.99, 1482.0),
+    (1.0, 3000.0),
+];
+const GOES_ON: f64 = 0.39;
+
+#[derive(Debug, Clone)]
+pub(super) struct Turn {
+    pub conversation: u64,
+    pub prompt: Vec<TokenId>,
+    pub answer: u32,
+    goes_on: bool,
+}
+
+pub(super) struct Arrivals {
+    random: u64,
+    due: BTreeMap<(u64, u64), Turn>,
+    serial: u64,
+}
+
+impl Arrivals {
+    /// A conversation's next turn comes some time after the last answer.
+    pub(super) fn conversations(devices: u8, seed: u64) -> Self {
+        let mut arrivals = Self::new(seed);
+        let mut at = 0.0;
+        for _ in 0..60 * u64::from(devices) {
+            at += arrivals.exponential() * 24_000.0 / f64::from(devices);
+            let (prompt, answer) = (arrivals.draw(&PROMPTS), arrivals.draw(&ANSWERS));
+            arrivals.begin(at, prompt, answer, true);
+        }
+        arrivals
+    }
+
+    pub(super) fn chat(devices: u8, seed: u64) -> Self {
+        let mut arrivals = Self::new(seed);
+        let mut at = 0.0;
+        for _ in 0..200 * u64::from(devices) {
+            at += arrivals.exponential() * 2_000.0 / f64::from(devices);
+            let (prompt, answer) = (arrivals.around(1020.0), arrivals.around(129.0));
+            arrivals.begin(at, prompt, answer, false);
+        }
+        arrivals
+    }
+
+    pub(super) fn bursts(devices: u8, seed: u64) -> Self {
+        const BURST: u64 = 16;
+        let mut arrivals = Self::new(seed);
+        let mut at = 0.0;
+        for _ in 0..12 * u64::from(devices) {
+            at += arrivals.exponential() * 3_000.0 * BURST as f64 / f64::from(devices);
+            for _ in 0..BURST {
+                let (prompt, answer) = (arrivals.around(1500.0), arrivals.around(13.0));
+                arrivals.begin(at, prompt, answer, false);
+            }
+        }
+        arrivals
+    }
+
+    fn new(seed: u64) -> Self {
+        Self {
+            random: seed,
+            due: BTreeMap::new(),
+            serial: 0,
+        }
+    }
+
+    pub(super) fn next_at(&self) -> Option<u64> {
+        self.due.first_key_value().map(|((at, _), _)| *at)
+    }
+
+    pub(super) fn next(&mut self) -> Option<Turn> {
+        self.due.pop_first().map(|(_, turn)| turn)
+    }
+
+    /// Its answer is there, and is read.
+    pub(super) fn ended(&mut self, turn: Turn, now: u64) {
+        if turn.goes_on && self.uniform() < GOES_ON {
+            let pause = self.draw(&SECONDS_BETWEEN_TURNS) * TOKENS_PER_SECOND;
+            let (added, answer) = (self.draw(&ADDED), self.draw(&ANSWERS));
+            let mut prompt = turn.prompt;
+            prompt.extend((0..turn.answer).map(|index| TokenId(index % 2)));
+            self.ask(
+                now as f64 + pause,
+                turn.conversation,
+                prompt,
+                added,
+                answer,
+                true,
+            );
+        }
+    }
+
+    fn begin(&mut self, at: f64, prompt: f64, answer: f64, goes_on: bool) {
+        let shared = vec![TokenId(2); SHARED as usize];
+        self.ask(at, self.serial, shared, prompt, answer, goes_on);
+    }
+
+    fn ask(
+        &mut self,
+        at: f64,
+        conversation: u64,
+        mut prompt: Vec<TokenId>,
+        added: f64,
+        answer: f64,
+        goes_on: bool,
+    ) {
+        let own = TokenId(1000 + conversation as u32);
+        prompt.extend(vec![own; (added).ceil() as usize]);
+        let turn = Turn {
+            conversation,
+            prompt,
+            answer: (answer).ceil().max(1.0) as u32,
+            goes_on,
+        };
+        self.due.insert((at as u64, self.serial), turn);
+        self.serial += 1;
+    }
+
+    // === chance ===
+
+    /// In 0..1, by the generator `SplitMix64` (Steele and others, OOPSLA 2014).
+    fn uniform(&mut self) -> f64 {
+        self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mixed = (self.random ^ (self.random >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        ((mixed ^ (mixed >> 31)) >> 11) as f64 / (1_u64 << 53) as f64
+    }
+
+    /// With mean 1: the time between two arrivals of a Poisson process.
+    fn exponential(&mut self) -> f64 {
+        -(1.0 - self.uniform()).ln()
+    }
+
+    /// Log-normal, with this median.
+    fn around(&mut self, median: f64) -> f64 {
+        let normal: f64 = (0..12).map(|_| self.uniform()).sum::<f64>() - 6.0;
+        median * (0.8 * normal).exp()
+    }
+
+    fn draw(&mut self, quantiles: &Quantiles) -> f64 {
+        let part = self.uniform();
+        let pairs = quantiles.iter().zip(&quantiles[1..]);
+        let mut around = pairs.filter(|((_, _), (upper, _))| part <= *upper);
+        let ((lower, from), (upper, to)) = around.next().expect("a part of one");
+        from + (to - from) * (part - lower) / (upper - lower)
+    }
+}
