@@ -3,6 +3,7 @@
 
     run.py speed     every figure of bench/results/gpu.md, beside what it must be and aims at:
                      prints one table
+    run.py devices   several cards in one worker: together beside one, and a death of one child
     run.py faults    a hundred faults of the device under 32 streams, and kills from outside
     run.py models    only makes the random models, and says how long that took
 
@@ -23,6 +24,7 @@ import tempfile
 import time
 
 import bandwidth
+import devices
 import faults
 import gguf_file
 import models
@@ -50,7 +52,9 @@ def main():
     arguments.out = os.path.abspath(arguments.out)
     os.makedirs(arguments.out, exist_ok=True)
     try:
-        what = {"speed": speed, "faults": real_faults, "models": only_models}[arguments.what]
+        what = {"speed": speed, "devices": several_devices, "faults": real_faults, "models": only_models}[
+            arguments.what
+        ]
         return what(arguments)
     except bandwidth.NoDriver as error:
         print(f"run.py: {error}; --device cpu tries the bundle out", file=sys.stderr)
@@ -59,9 +63,9 @@ def main():
 
 def parse():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("what", choices=["speed", "faults", "models"])
+    parser.add_argument("what", choices=["speed", "devices", "faults", "models"])
     parser.add_argument("--out", default=os.environ.get("OUT", "."), help="where results go")
-    parser.add_argument("--device", default="cuda:0", help="cuda:N; cpu tries the bundle out")
+    parser.add_argument("--device", default="cuda:0", help="cuda:N, or several with commas between; cpu tries the bundle out")
     parser.add_argument("--only", default=",".join(ORDER),
                         help="models (SHAPE-TYPE of models.py, smollm2), with commas between")
     parser.add_argument("--measure", default=",".join(MEASURES), type=chosen_measures,
@@ -78,7 +82,9 @@ def parse():
     parser.add_argument("--tokens", type=int, default=256, help="that are decoded")
     parser.add_argument("--layers", type=int, help="fewer layers than the shapes have")
     parser.add_argument("--flags", default="", help="more flags for bench-gpu or chaos")
-    parser.add_argument("--deaths", type=int, default=100, help="faults: how many")
+    parser.add_argument("--deaths", type=int, default=100, help="faults, devices: how many")
+    parser.add_argument("--streams", type=int, default=256, help="devices: whose rate is taken")
+    parser.add_argument("--measure-devices", default="sigkill,illegal-address,rate", help="devices: of what")
     parser.add_argument("--kinds", help="faults: which, as chaos --kinds [device|nan|kill]")
     parser.add_argument("--fault-chance", type=float, default=0.01, help="faults: in each step")
     return parser.parse_args()
@@ -132,7 +138,8 @@ def read_bandwidth(arguments, results):
     """At the beginning and at the end: the larger is the floor, so no share is flattered."""
     if not arguments.device.startswith("cuda:"):
         return
-    found = bandwidth.measure(int(arguments.device.removeprefix("cuda:")))
+    first = arguments.device.split(",")[0]
+    found = bandwidth.measure(int(first.removeprefix("cuda:")))
     results["bandwidth"].append(found)
     print(f"reads {found['median'] / 1e12:.3f} TB/s (best {found['best'] / 1e12:.3f})", flush=True)
 
@@ -261,6 +268,15 @@ def real_faults(arguments):
     labels = ["smollm2"] if arguments.only == ",".join(ORDER) else arguments.only.split(",")
     with model(labels[0], {}, arguments) as path:
         return faults.run(arguments, steps, path, commit(), machine(arguments.device))
+
+
+def several_devices(arguments):
+    arguments.command = " ".join([
+        "run.py devices --device", arguments.device, "--only", arguments.only, "--deaths", str(arguments.deaths),
+        "--measure-devices", arguments.measure_devices, "--streams", str(arguments.streams),
+    ])
+    steps = Steps(HERE / "bin", arguments.seconds)
+    return devices.run(arguments, lambda: steps, lambda label: model(label, {}, arguments), machine(arguments.device))
 
 
 def only_models(arguments):
