@@ -223,9 +223,10 @@ def report(machine, command, rates, tables):
     out = [f"# gpu-devices\n\n- command: `{command}`\n- date: {machine['date']}\n- commit: {machine['commit']}\n"
            f"- machine: {machine['cpu']}; {machine['gpu'].splitlines()[0]} x {machine['gpu'].count(chr(10)) + 1}\n"]
     if rates:
-        out.append("## Tokens per second\n\n| model | streams | one card | all | ratio |\n|---|---|---|---|---|")
-        for label, streams, one, every in rates:
-            out.append(f"| {label} | {streams} | {one:,.0f} | {every:,.0f} | {every / one:.2f} |")
+        out.append("## Tokens per second\n\n| model | streams on one card | streams on all | one card | all | ratio |\n"
+                   "|---|---|---|---|---|---|")
+        for label, streams, several, one, every in rates:
+            out.append(f"| {label} | {streams} | {several} | {one:,.0f} | {every:,.0f} | {every / one:.2f} |")
     for title, found in tables:
         pauses = [pause for it in found for pause in it["pauses_ms"]]
         moved, equal = sum(it["moved"] for it in found), sum(it["equal"] for it in found)
@@ -268,11 +269,12 @@ def run(arguments, steps_of, model_of, machine):
                     found.append(it)
                     keep()
             if "rate" in arguments.measure_devices:
-                every = arguments.device
-                one = every.split(",")[0]
-                steps = steps_of()
-                measured = [rate(steps, model, device, arguments.streams, flags) for device in (one, every, every, one)]
-                rates.append((label, arguments.streams, sum(measured[::3]) / 2, sum(measured[1:3]) / 2))
-                keep()
+                every, streams = arguments.device, arguments.streams
+                one, cards = every.split(",")[0], every.count(",") + 1
+                for several in (streams, cards * streams):
+                    order = [(one, streams), (every, several), (every, several), (one, streams)]
+                    found = [rate(steps_of(), model, device, of, flags) for device, of in order]
+                    rates.append((label, streams, several, sum(found[::3]) / 2, sum(found[1:3]) / 2))
+                    keep()
     print(out.read_text())
     return 0

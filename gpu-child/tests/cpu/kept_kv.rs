@@ -127,14 +127,18 @@ fn what_is_not_sealed_of_a_page_is_not_adopted() {
 }
 
 #[test]
-fn a_kv_cache_of_another_size_is_not_attached() {
+fn a_kv_cache_of_another_size_than_was_said_or_of_no_whole_pages_is_not_attached() {
     let model = Model::random(config(None), MIXED);
     let mut first = sharing(&model, KV_BYTES);
-    let mut other = sharing(&model, KV_BYTES / 2);
-    for bytes in [KV_BYTES, KV_BYTES / 2] {
+    let mut smaller = sharing(&model, KV_BYTES / 2);
+    let mut attach = |bytes| {
         let memory = shared_by(&mut first);
-        let kv = other.kv_custody().expect("shared");
-        assert!(kv.attach(OTHER, memory, bytes).is_err());
+        let kv = smaller.kv_custody().expect("shared");
+        kv.attach(OTHER, memory, bytes)
+    };
+    attach(KV_BYTES).expect("each child has a size of its own");
+    for bytes in [0, KV_BYTES / 2, KV_BYTES - 1] {
+        assert!(attach(bytes).is_err(), "{bytes}");
     }
 }
 

@@ -60,9 +60,10 @@ impl KvCustody for CpuExecutor {
     fn attach(&mut self, child: Generation, memory: OwnedFd, bytes: u64) -> Result<(), Fault> {
         let file = File::from(memory);
         let found = file.metadata().map_err(|error| fault(&error.to_string()))?;
-        if found.len() != bytes.max(1) || bytes != self.kv.bytes() {
-            let expected = self.kv.bytes();
-            let message = format!("{} of {bytes} bytes, instead of {expected}", found.len());
+        let page_bytes = self.kv.shape().page_bytes();
+        if found.len() != bytes || bytes == 0 || !bytes.is_multiple_of(page_bytes) {
+            let length = found.len();
+            let message = format!("{length} of {bytes} bytes, in pages of {page_bytes}");
             return Err(fault(&message));
         }
         self.kv_sharing.others.insert(child, file);
