@@ -2,19 +2,20 @@
 //! a child serves, none goes on with a child that computes other bits, and nobody pays for a query of death but
 //! the query itself.
 
+mod devices;
+
 use crate::error_code::ErrorCode;
-use crate::requests::record::{Failure, NewRequest, StreamEvent};
+use crate::requests::record::{NewRequest, StreamEvent};
 use crate::requests::scene::{Scene, Within};
 use crate::requests::stream::RequestStream;
-use crate::requests::testing::{Journal, kin, read, request, step};
+use crate::requests::testing::{Journal, read, request, step};
+use devices::Child;
 use proptest::prelude::*;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::num::NonZeroU8;
 use std::time::Duration;
-use worker_orcd_ipc::{
-    Began, Command, Drawn, DrawnLogprobs, FinishReason, Logprobs, RequestId, TokenId,
-};
-use worker_orcd_lifecycle::{DeathCause, DeviceId, SeatId};
+use worker_orcd_ipc::{Command, Drawn, DrawnLogprobs, FinishReason, Logprobs, RequestId, TokenId};
+use worker_orcd_lifecycle::{DeathCause, DeviceId};
 
 /// The token that a killer's prompt begins with, and the step of it that kills.
 const POISON: TokenId = TokenId(3);
@@ -25,9 +26,6 @@ const MAX_TOKENS: u32 = 40;
 /// Steps of a prompt and layers of a step: what chance can hit.
 const PROMPT: u32 = 100;
 const LAYERS: u32 = 30;
-
-/// Requests that a child computes at once; others wait in its queue.
-const SLOTS: usize = 2;
 
 /// Workers: what their devices are.
 const KINS: [&[&str]; 6] = [
@@ -118,43 +116,6 @@ struct World {
     deaths: u32,
 }
 
-#[derive(Default)]
-struct Child {
-    /// Which of the two of its device it has.
-    seat: u8,
-    serving: bool,
-    withdrawn: bool,
-    /// Requests that it runs, and the index of each one's next token.
-    running: BTreeMap<RequestId, u32>,
-    /// Those that wait for a slot.
-    queue: Vec<(RequestId, u32)>,
-    /// Answers to cancellations, for its next step.
-    answers: Vec<(RequestId, FinishReason)>,
-    /// Requests that had a token from this child.
-    moved: BTreeSet<RequestId>,
-}
-
-impl Child {
-    fn has(&self) -> impl Iterator<Item = RequestId> {
-        let queue = self.queue.iter().map(|(id, _)| *id);
-        self.running.keys().copied().chain(queue)
-    }
-
-    /// Takes what there is room for into its next step.
-    fn begin(&mut self) -> Vec<Began> {
-        let free = SLOTS
-            .saturating_sub(self.running.len())
-            .min(self.queue.len());
-        let begins: Vec<_> = self.queue.drain(..free).collect();
-        self.running.extend(begins.iter().copied());
-        let began = begins.into_iter().map(|(request, _)| Began {
-            request,
-            cached_tokens: 0,
-        });
-        began.collect()
-    }
-}
-
 impl World {
     fn new(kins: &'static [&'static str]) -> Self {
         let devices = kins.len() as u8;
@@ -222,74 +183,6 @@ impl World {
         self.deliver();
         self.dismiss();
         self.read();
-    }
-
-    fn device(&self, number: u8) -> DeviceId {
-        DeviceId(number % self.children.len() as u8)
-    }
-
-    fn child(&mut self, device: DeviceId) -> &mut Child {
-        &mut self.children[usize::from(device.0)]
-    }
-
-    fn kin(&self, device: DeviceId) -> &'static str {
-        self.kins[usize::from(device.0)]
-    }
-
-    fn seat(&self, device: DeviceId) -> SeatId {
-        SeatId(2 * device.0 + self.children[usize::from(device.0)].seat)
-    }
-
-    fn serve(&mut self, device: u8) {
-        let device = self.device(device);
-        if self.stranded.contains(&device) || self.child(device).serving {
-            return;
-        }
-        self.child(device).serving = true;
-        let kin = kin(self.kin(device));
-        self.journal.serve_by(self.seat(device), kin, SLOTS);
-    }
-
-    fn withdraw(&mut self, device: DeviceId) {
-        if self.child(device).serving {
-            self.child(device).withdrawn = true;
-            self.journal.requests.withdraw(self.seat(device));
-        }
-    }
-
-    /// Ends children that have given everything back.
-    fn dismiss(&mut self) {
-        for number in 0..self.children.len() as u8 {
-            let device = DeviceId(number);
-            let seat = self.seat(device);
-            if self.child(device).withdrawn && self.journal.requests.is_withdrawn(seat) {
-                assert_eq!(self.child(device).has().count(), 0);
-                self.die(device, &DeathCause::Dismissed, &Scene::default());
-            }
-        }
-    }
-
-    /// One device is left: without any, the worker ends everything.
-    fn strand(&mut self, device: DeviceId, dies_first: bool) {
-        let mut others = (0..self.children.len() as u8).map(DeviceId);
-        if !others.any(|it| it != device && !self.stranded.contains(&it)) {
-            return;
-        }
-        if dies_first {
-            self.die(device, &DeathCause::Signalled(9), &Scene::default());
-        } else {
-            self.journal.requests.suspend(self.seat(device));
-        }
-        let failure = Failure::new(ErrorCode::WorkerUnhealthy, "its device is out");
-        let now = self.journal.now;
-        self.journal.requests.strand(device, &failure, now);
-        self.stranded.insert(device);
-        let left = (0..self.children.len() as u8).map(DeviceId);
-        let left = left.filter(|it| !self.stranded.contains(it));
-        let left: BTreeSet<_> = left.map(|it| self.kin(it)).collect();
-        self.lost
-            .extend(self.kins.iter().filter(|it| !left.contains(*it)));
-        self.die(device, &DeathCause::Signalled(9), &Scene::default());
     }
 
     fn submit(&mut self, killer: bool, deadline: bool) {
@@ -421,23 +314,6 @@ impl World {
             within: Some(within),
             prompts: prompts.collect(),
             stopped: false,
-        }
-    }
-
-    /// The next child of the device has its other seat.
-    fn die(&mut self, device: DeviceId, cause: &DeathCause, scene: &Scene) {
-        let seat = self.seat(device);
-        let child = std::mem::take(self.child(device));
-        self.child(device).seat = child.seat;
-        if child.serving {
-            let now = self.journal.now;
-            self.journal.requests.suspend(seat);
-            if self.deaths.is_multiple_of(2) {
-                self.journal.requests.release(seat);
-            }
-            self.deaths += 1;
-            self.journal.requests.bury(seat, cause, scene, now);
-            self.child(device).seat = 1 - child.seat;
         }
     }
 

@@ -1,17 +1,19 @@
 //! The journal as the driver has it: what is with which child, what waits, and what ends how.
 //!
 //! Owned by the driver alone. Commands for each seat's child collect in a list that the driver sends, time is
-//! an argument, and the only output is the [write-ahead log](super::wal). Here are the children's words, and
-//! what follows from a death; [`clients`] is what clients want, [`embeddings`] are answers without tokens, [`scoring`] is how likely prompts are,
+//! an argument, and the only output is the [write-ahead log](super::wal). Here are the children's words;
+//! [`deaths`] is what follows from a death, [`clients`] is what clients want, [`embeddings`] are answers without tokens, [`scoring`] is how likely prompts are,
 //! [`restored`] is what another supervisor left, [`assignments`] is who is with which child, and who is next;
 //! [`beginning`] is that a child computes one; [`dispatch`] is what is on its way
 //! to a seat and back; [`adoption`] is which pages the next child need not compute; [`recall`] is how another driver gets them all; [`probation`] is what
-//! deaths say about requests.
+//! deaths say about requests; [`devices`] is whose requests may go where, [`turns`] who goes there now, and [`levelling`]
+//! who goes over to another child.
 
 mod adoption;
 mod assignments;
 mod beginning;
 mod clients;
+mod deaths;
 mod devices;
 mod dispatch;
 mod embeddings;
@@ -24,15 +26,13 @@ mod turns;
 
 use self::assignments::Assignments;
 use self::dispatch::Place;
-use self::probation::{Inquest, Probation, Verdict};
+use self::probation::Probation;
 use crate::error_code::ErrorCode;
-use crate::requests::fingerprint::Fingerprint;
 use crate::requests::kin::Kin;
 use crate::requests::logprobs;
 use crate::requests::progress::{Progress, Pushed};
-use crate::requests::record::{Failure, OnFault, Record, StopReason};
+use crate::requests::record::{Failure, Record, StopReason};
 use crate::requests::registry::Registry;
-use crate::requests::scene::Scene;
 use crate::requests::totals::Totals;
 use crate::requests::violation::Violation;
 use crate::requests::wal::Wal;
@@ -42,11 +42,10 @@ use std::num::NonZeroU8;
 use std::sync::Arc;
 use std::task::Waker;
 use std::time::Instant;
-use tracing::error;
 use worker_orcd_ipc::{
     Command, Drawn, DrawnLogprobs, FinishReason, Finished, Logprobs, RequestId, StepReport,
 };
-use worker_orcd_lifecycle::{DeathCause, SeatId};
+use worker_orcd_lifecycle::SeatId;
 
 #[derive(Debug)]
 pub struct Requests {
@@ -377,90 +376,6 @@ impl Requests {
         }
         drop(progress);
         self.assigned.fill_gap(id);
-    }
-
-    // === deaths ===
-
-    /// The child says nothing more that counts. Who cannot become a suspect by its death goes on at once;
-    /// what it says about them is told at the burial.
-    pub(crate) fn release(&mut self, seat: SeatId) {
-        for id in self.assigned.depart(seat) {
-            self.interrupt(id, seat);
-        }
-        self.assigned.hand_out();
-    }
-
-    /// The child is gone. What it had goes on with the next one, or ends.
-    pub(crate) fn bury(&mut self, seat: SeatId, cause: &DeathCause, scene: &Scene, now: Instant) {
-        self.suspend(seat);
-        let bereft = self.assigned.bereft(seat);
-        let dispatch = self.assigned.seat(seat);
-        let alone = dispatch.awaits_nobody() && bereft.len() == 1;
-        dispatch.bury();
-        let inquest = self.probation.look_into(seat, cause, scene, alone, now);
-        for id in bereft {
-            self.interrupt(id, seat);
-            if inquest.suspects(id) {
-                self.judge(id, &inquest, now);
-            }
-            self.outlive(id, cause, now);
-        }
-        self.assigned.forget_left(seat);
-        self.end_hopeless(now);
-        // Where another child serves already, nobody waits for the next one.
-        self.assigned.hand_out();
-    }
-
-    /// Nothing happens to who has left that seat already.
-    fn interrupt(&mut self, id: RequestId, seat: SeatId) {
-        if let Some(live) = self.assigned.interrupt(id, seat) {
-            let mut progress = live.record.progress.lock();
-            progress.interrupt();
-            self.wakers.extend(progress.take_waker());
-        }
-    }
-
-    fn judge(&mut self, id: RequestId, inquest: &Inquest<'_>, now: Instant) {
-        let toll = self.probation.toll(now);
-        match self.assigned.accuse(id, inquest, toll) {
-            Verdict::Unchanged => {}
-            Verdict::OnProbation => self.totals.probations += 1,
-            Verdict::Proven { deaths } => self.convict(id, deaths, inquest.cause, now),
-        }
-    }
-
-    /// Convicts a request that killed its child when the child had nothing else: the same request
-    /// of others would kill, too.
-    fn convict(&mut self, id: RequestId, deaths: u32, cause: &DeathCause, now: Instant) {
-        let Some(live) = self.assigned.get(id) else {
-            return;
-        };
-        self.probation.forgive(deaths);
-        let fingerprint = Fingerprint::of_record(&live.record);
-        let job_id = live.record.job_id.as_str();
-        error!(job_id, request = id.0, %fingerprint, deaths, %cause, "job_quarantined");
-        self.registry.quarantine(fingerprint, now);
-        let message = format!(
-            "{deaths} children died at the same place of this job, the last when it ran alone: \
-             {cause}"
-        );
-        let failure = Failure::new(ErrorCode::Quarantined, message);
-        for twin in self.assigned.twins(fingerprint) {
-            self.totals.quarantined += 1;
-            self.end_here(twin, now, |progress, _| progress.fail(failure.clone()));
-        }
-    }
-
-    fn outlive(&mut self, id: RequestId, cause: &DeathCause, now: Instant) {
-        match self.assigned.get(id).map(|live| live.record.on_fault) {
-            None => {}
-            Some(OnFault::Fail) if *cause != DeathCause::Dismissed => {
-                let message = format!("the worker lost its child: {cause}");
-                let failure = Failure::new(ErrorCode::of_death(cause), message);
-                self.end_here(id, now, |progress, _| progress.fail(failure));
-            }
-            Some(_) => self.totals.recoveries += 1,
-        }
     }
 }
 
