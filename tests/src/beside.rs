@@ -144,6 +144,15 @@ impl Bystander {
         self.begin_at(&self.client, 0)
     }
 
+    /// A stream of each of the company, one behind the other.
+    #[must_use]
+    pub fn begin_all(&self) -> Vec<Begun> {
+        let places = 0..self.company;
+        places
+            .map(|place| self.begin_at(&self.client, place))
+            .collect()
+    }
+
     /// `place`: in the company.
     fn begin_at(&self, client: &Client, place: usize) -> Begun {
         let mut body = self.body.clone();

@@ -9,7 +9,7 @@ use tempfile::TempDir;
 
 const SOURCE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/src/played_nvml.c");
 
-/// One GPU and its script. Dropping it takes the library away.
+/// Its GPUs and their script: one, unless that says more. Dropping it takes the library away.
 #[derive(Debug)]
 pub struct PlayedNvml {
     directory: TempDir,
@@ -42,6 +42,15 @@ impl PlayedNvml {
     #[must_use]
     pub fn seen_by(&self, worker: WorkerBuilder) -> WorkerBuilder {
         self.loadable_by(worker).arg("--device", "cuda:0")
+    }
+
+    /// The worker that is started from this sees two played GPUs, and serves on both.
+    #[must_use]
+    pub fn seen_twice_by(&mut self, worker: WorkerBuilder) -> WorkerBuilder {
+        self.plays("gpus 2");
+        self.loadable_by(worker)
+            .env("CUDA_VISIBLE_DEVICES", "0,1")
+            .arg("--device", "cuda:0,cuda:1")
     }
 
     /// The worker could load the library, if it wanted to.

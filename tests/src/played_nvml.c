@@ -1,11 +1,12 @@
-/* libnvidia-ml.so.1 as a script plays it: one GPU, for machines that have none.
+/* libnvidia-ml.so.1 as a script plays it: GPUs for machines that have none.
  *
  * Every call reads the file that PLAYED_NVML names; a line is one of
  *
+ *     gpus NUMBER          so many there are, of which each has all that follows; one unless this says more
  *     base BYTES           in use by nobody
  *     process PID BYTES    listed, and in use, as long as that process exists
  *     action NUMBER        the recovery action; none means that the driver is too old to know
- *     xid NUMBER           delivered once, in the order of the lines
+ *     xid NUMBER [GPU]     delivered once, in the order of the lines, of the first GPU or that one
  *     wedged               calls block while this line is there
  *
  * Numbers and layouts are nvml.h's. Only what the supervisor asks for is here: a symbol that is
@@ -18,7 +19,7 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { SUCCESS = 0, NOT_SUPPORTED = 3, INSUFFICIENT_SIZE = 7, TIMEOUT = 10 };
+enum { SUCCESS = 0, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, INSUFFICIENT_SIZE = 7, TIMEOUT = 10 };
 enum { REMAPPED_PENDING = 144, REMAPPED_FAILURE = 145, RECOVERY_ACTION = 230 };
 enum { XID_EVENT = 8, UNSIGNED_INT = 1 };
 enum { MOST = 16 };
@@ -35,29 +36,33 @@ struct field {
     union { double real; unsigned number; u64 wide; } value;
 };
 
+struct xid { unsigned number, gpu; };
+
 struct script {
+    unsigned gpus;
     u64 base;
     struct process processes[MOST];
     unsigned process_count;
     int action;
-    unsigned xids[MOST];
+    struct xid xids[MOST];
     unsigned xid_count;
     int wedged;
 };
 
 static struct script read_script(void) {
-    struct script script = {.action = -1};
+    struct script script = {.gpus = 1, .action = -1};
     const char *path = getenv("PLAYED_NVML");
     FILE *file = path ? fopen(path, "r") : NULL;
     char line[128];
     while (file && fgets(line, sizeof line, file)) {
         struct process process = {0};
-        unsigned number;
+        struct xid xid = {0};
+        if (sscanf(line, "gpus %u", &script.gpus) == 1) continue;
         if (sscanf(line, "base %llu", &script.base) == 1) continue;
         if (sscanf(line, "action %d", &script.action) == 1) continue;
         if (strncmp(line, "wedged", 6) == 0) script.wedged = 1;
-        if (sscanf(line, "xid %u", &number) == 1 && script.xid_count < MOST)
-            script.xids[script.xid_count++] = number;
+        if (sscanf(line, "xid %u %u", &xid.number, &xid.gpu) >= 1 && script.xid_count < MOST)
+            script.xids[script.xid_count++] = xid;
         if (sscanf(line, "process %u %llu", &process.pid, &process.bytes) == 2 &&
             script.process_count < MOST && (kill((pid_t)process.pid, 0) == 0 || errno == EPERM))
             script.processes[script.process_count++] = process;
@@ -86,16 +91,21 @@ int nvmlDeviceGetName(void *device, char *to, unsigned length) {
     (void)device;
     return text(to, length, "Played GPU");
 }
+
+/* A handle is the address of its GPU's place here, an event set that of the GPU it listens to. */
+static char gpus[MOST];
+static unsigned number_of(void *device) { return (unsigned)((char *)device - gpus); }
+
 int nvmlDeviceGetUUID(void *device, char *to, unsigned length) {
-    (void)device;
-    return text(to, length, "GPU-0f0f0f0f-played");
+    char uuid[32];
+    snprintf(uuid, sizeof uuid, "GPU-%xf0f0f0f-played", number_of(device));
+    return text(to, length, uuid);
 }
 
-int nvmlDeviceGetCount_v2(unsigned *count) { *count = 1; return SUCCESS; }
+int nvmlDeviceGetCount_v2(unsigned *count) { *count = play().gpus; return SUCCESS; }
 int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **device) {
-    static char gpu;
-    (void)index;
-    *device = &gpu;
+    if (index >= MOST) return INVALID_ARGUMENT;
+    *device = &gpus[index];
     return SUCCESS;
 }
 
@@ -155,25 +165,27 @@ int nvmlDeviceGetFieldValues(void *device, int count, struct field *fields) {
 }
 
 int nvmlEventSetCreate(void **set) {
-    static char events;
-    *set = &events;
+    *set = calloc(1, sizeof(void *));
     return SUCCESS;
 }
-int nvmlEventSetFree(void *set) { (void)set; return SUCCESS; }
+int nvmlEventSetFree(void *set) { free(set); return SUCCESS; }
 int nvmlDeviceRegisterEvents(void *device, u64 types, void *set) {
-    (void)device, (void)set;
+    *(void **)set = device;
     return types == XID_EVENT ? SUCCESS : NOT_SUPPORTED;
 }
 
 int nvmlEventSetWait_v2(void *set, struct event *event, unsigned timeout_ms) {
-    static unsigned delivered;
-    (void)set;
+    static unsigned delivered[MOST];
+    void *device = *(void **)set;
+    unsigned gpu = number_of(device);
     for (unsigned waited = 0; waited <= timeout_ms; waited += 5, usleep(5000)) {
         struct script script = play();
-        if (delivered < script.xid_count) {
-            nvmlDeviceGetHandleByIndex_v2(0, &event->device);
+        for (unsigned i = 0, seen = 0; i < script.xid_count; i++) {
+            if (script.xids[i].gpu != gpu || seen++ < delivered[gpu]) continue;
+            delivered[gpu]++;
+            event->device = device;
             event->type = XID_EVENT;
-            event->data = script.xids[delivered++];
+            event->data = script.xids[i].number;
             return SUCCESS;
         }
     }

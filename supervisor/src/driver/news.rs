@@ -382,7 +382,7 @@ fn reason(from: &Sources<'_>) -> String {
     }
     let doing = match worker.foremost().state() {
         State::Serving { .. } if worker.is_draining() => "finishing what was accepted",
-        state @ State::Serving { .. } => return state.in_words().to_owned(),
+        state @ State::Serving { .. } => return state.in_words().to_owned() + &without(worker),
         State::Killing { cause, .. } if *cause != DeathCause::Dismissed => {
             return format!("the child is being killed: {cause}");
         }
@@ -394,6 +394,15 @@ fn reason(from: &Sources<'_>) -> String {
         Some(burial) => format!("{doing}, after this: {}", burial.cause),
         None => doing.to_owned(),
     }
+}
+
+/// The devices that it serves without, and why.
+fn without(worker: &Worker) -> String {
+    let absent = |device| {
+        let absence = worker.standing(device).absence()?;
+        Some(format!(", without device {device}: {absence}"))
+    };
+    worker.devices().filter_map(absent).collect()
 }
 
 /// The load of two children together, as old as the older. A child may say anything, so sums saturate.
