@@ -415,7 +415,7 @@ impl Worker {
             return effects;
         }
         let absences = standings().filter_map(Standing::absence);
-        match absences.filter_map(|absence| absence.failure()).last() {
+        match absences.filter_map(|absence| absence.failure()).next_back() {
             Some(failure) => self.fail(now, failure),
             None => self.leave(now, SupervisorExit::Clean),
         }
