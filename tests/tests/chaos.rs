@@ -1,5 +1,6 @@
 //! Faults on command: a build that has them is refused unless asked for, nonsense is refused at
-//! once, and a minute of all of them under requests of every kind costs no answer a byte, nor does a siege.
+//! once, and a minute of all of them under requests of every kind costs no answer a byte, nor does a siege, nor a device
+//! that goes out of use.
 
 use std::path::Path;
 use std::process::{Command, Output};
@@ -79,4 +80,18 @@ fn a_minute_of_every_fault_costs_no_answer_a_byte() {
 fn a_minute_of_everything_at_once_costs_no_stream_a_byte() {
     let _alone = ALONE.lock();
     a_minute(&["--siege", "--steady"]);
+}
+
+#[test]
+fn two_devices_of_which_one_is_drained_and_worn_out_under_faults_cost_no_answer_a_byte() {
+    let _alone = ALONE.lock();
+    a_minute(&[
+        "--device",
+        "cpu,cpu",
+        "--worn-devices",
+        "--minutes",
+        "0.3",
+        "--mix",
+        "execute",
+    ]);
 }

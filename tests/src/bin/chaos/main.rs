@@ -5,6 +5,7 @@
 //! mix ── lanes ─┐                 ┌─ stream (one request, as its client sees it)
 //!               ├─ worker ◄───────┘
 //! storm ────────┤  (signals from outside; the child's own faults come from WORKER_ORCD_FAULTS)
+//! wear ─────────┤  (devices that go out of use, and come back)
 //! watch ────────┤  (descriptors, threads, memory, zombies of the supervisor)
 //! siege ────────┤  (hostile requests, clients, logs and disks, where asked for)
 //! vram ─────────┘  (device memory, on a GPU)
@@ -14,7 +15,7 @@
 //! * [`mix`] makes requests and client manners from the seed, [`stream`] reads one answer as its
 //!   [`api`] tells it, [`lanes`] keep a number of streams going, [`tally`] compares and counts,
 //!   [`worker`] is the process under test and its log,
-//!   [`storm`] sends signals, [`watch`] looks into `/proc`, [`vram`] asks nvidia-smi, [`siege`] is
+//!   [`devices`] are those that it has, [`storm`] sends signals, [`wear`] takes devices out of use, [`watch`] looks into `/proc`, [`vram`] asks nvidia-smi, [`siege`] is
 //!   everything else that can be done to a worker, [`deaths`] reads the crash reports, [`succession`] replaces and kills supervisors, [`pauses`]
 //!   finds what faults cost, [`report`] says it all.
 //!
@@ -23,6 +24,7 @@
 
 mod api;
 mod deaths;
+mod devices;
 mod lanes;
 mod mix;
 mod pauses;
@@ -34,6 +36,7 @@ mod succession;
 mod tally;
 mod vram;
 mod watch;
+mod wear;
 mod worker;
 
 use anyhow::{Context, Result, bail};
@@ -52,6 +55,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use storm::{Storm, Weather};
 use succession::Succession;
 use watch::Watch;
+use wear::{Wear, Worn};
 use worker::{Change, Setup, Worker};
 
 /// Streams against the real worker while its children die.
@@ -92,7 +96,7 @@ pub struct Arguments {
     /// Which of the child's own faults, as in its grammar: any, device, or names, with | between.
     #[arg(long, default_value = "any")]
     kinds: String,
-    /// As the worker's own flag: cpu or cuda:N. On a GPU its memory is watched too.
+    /// As the worker's own flag: cpu, cuda:N, or several with commas between. On one GPU its memory is watched too.
     #[arg(long, default_value = "cpu")]
     device: String,
     /// Requests decoded in one step.
@@ -101,6 +105,9 @@ pub struct Arguments {
     /// The deadlines of heartbeat and step are so many times as long, for a machine that has much else to do.
     #[arg(long, default_value_t = 1)]
     slowness: u32,
+    /// Again and again one of several devices goes out of use while streams run, drained or worn out, and comes back.
+    #[arg(long)]
+    worn_devices: bool,
     /// A child stands by, and takes over when another one dies.
     #[arg(long)]
     standby: bool,
@@ -147,6 +154,11 @@ impl Mix {
     }
 }
 
+/// Deaths within a minute that a device outlives: any number; and, where devices are to wear out, more than faults
+/// at random come to.
+const OUTLIVED: u32 = 1000;
+const OUTLIVED_OF_WORN: u32 = 80;
+
 /// After the storm: what runs may finish.
 const CALM: Duration = Duration::from_secs(180);
 
@@ -192,6 +204,10 @@ fn run(arguments: &Arguments, seed: u64) -> Result<Report> {
         model: ground.model.clone(),
         device: arguments.device.clone(),
         max_running: arguments.max_running,
+        max_restarts: match arguments.worn_devices {
+            true => OUTLIVED_OF_WORN,
+            false => OUTLIVED,
+        },
         standby: arguments.standby,
         slowness: arguments.slowness,
         small_disk: ground.small_disk.clone(),
@@ -202,7 +218,13 @@ fn run(arguments: &Arguments, seed: u64) -> Result<Report> {
         setrlimit(Resource::RLIMIT_NOFILE, DESCRIPTORS, DESCRIPTORS)?;
     }
     let mut vram = vram::Vram::of(&arguments.device)?;
-    let calm = Worker::start(&setup, None)?;
+    // One device says what several are to say.
+    let first = arguments.device.split(',').next().unwrap_or_default();
+    let alone = Setup {
+        device: first.to_owned(),
+        ..setup.clone()
+    };
+    let calm = Worker::start(&alone, None)?;
     let references = References::take(&calm, requests)?;
     let mut cold_starts = vec![calm.cold_start];
     calm.stop()?;
@@ -229,6 +251,7 @@ fn run(arguments: &Arguments, seed: u64) -> Result<Report> {
         seed,
     };
     let storm = Storm::start(&worker, weather);
+    let wear = arguments.worn_devices.then(|| Wear::start(&worker, seed));
     let siege = arguments.siege.then(|| Siege::start(&worker, seed));
     let (began, mut watch) = (Instant::now(), Watch::new(&idle));
     let limit = Duration::from_secs_f64(arguments.minutes * 60.0);
@@ -242,7 +265,9 @@ fn run(arguments: &Arguments, seed: u64) -> Result<Report> {
         lanes.show_progress(&worker, began.elapsed());
         std::thread::sleep(Duration::from_millis(500));
     }
-    let signals = storm.stop();
+    let mut signals = storm.stop();
+    let worn = wear.map(Wear::stop);
+    signals.extend(worn.iter().flat_map(|worn| worn.kills.clone()));
     let ledger = siege.map(Siege::stop);
     println!(
         "chaos: calm after {} s; what runs may finish",
@@ -252,6 +277,7 @@ fn run(arguments: &Arguments, seed: u64) -> Result<Report> {
     let tally = lanes.finish(&worker, CALM)?;
     let mut violations = tally.verdict();
     violations.extend(watch.verdict(&worker, &idle));
+    violations.extend(worn.iter().flat_map(Worn::verdict));
     violations.extend(ledger.iter().flat_map(Ledger::verdict));
     if ledger.is_some() && watch.peak_bytes() > siege::MEMORY_BYTES {
         violations.push(format!(
@@ -267,7 +293,7 @@ fn run(arguments: &Arguments, seed: u64) -> Result<Report> {
     }
     let reports = Deaths::read(&worker, &injected)?;
     // On a card a fault of one child may meet the other while that one loads.
-    let has_neighbour = arguments.standby && arguments.device != "cpu";
+    let has_neighbour = arguments.standby && arguments.device.contains("cuda");
     violations.extend(reports.violations(has_neighbour || !signals.is_empty()));
     let fills = injected.iter().filter(|it| it.kind == "device-full");
     let filled: Vec<_> = fills.map(|it| it.at).collect();
@@ -302,6 +328,7 @@ fn run(arguments: &Arguments, seed: u64) -> Result<Report> {
         adopted,
         memory: watch.summary(&idle),
         vram: vram.map(|vram| vram.summary),
+        worn: worn.map(|worn| worn.markdown()),
         siege: ledger.map(|ledger| ledger.markdown(&ground)),
         succession: succession.map(|it| it.markdown()),
         died: died(&changes),

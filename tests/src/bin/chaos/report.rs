@@ -37,6 +37,8 @@ pub struct Report {
     pub memory: String,
     /// Of a GPU.
     pub vram: Option<String>,
+    /// Devices that went out of use meanwhile.
+    pub worn: Option<String>,
     /// What strangers did meanwhile.
     pub siege: Option<String>,
     /// What became of requests whose supervisor had a successor.
@@ -58,6 +60,10 @@ impl Report {
         let _ = writeln!(out, "Supervisor: {}.\n", self.memory);
         if let Some(vram) = &self.vram {
             let _ = writeln!(out, "Device memory, as nvidia-smi tells it: {vram}.\n");
+        }
+        if let Some(worn) = &self.worn {
+            out.push_str(worn);
+            out.push('\n');
         }
         if let Some(siege) = &self.siege {
             out.push_str(siege);

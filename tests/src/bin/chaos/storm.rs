@@ -1,4 +1,4 @@
-//! Faults from outside: signals to whichever child there is, at random moments.
+//! Faults from outside: signals to any of the children that serve, or are to, at random moments.
 //!
 //! They hit children in every state, loading ones too, which faults from inside do not.
 
@@ -40,8 +40,10 @@ impl Storm {
         let mut random = Random::new(weather.seed, u64::MAX - 1);
         let thread = thread::spawn(move || {
             let mut hits = Vec::new();
-            let mut hit = |signal: Signal| {
-                if let Some(child) = worker.child()
+            let mut hit = |signal: Signal, random: &mut Random| {
+                let children = worker.children();
+                if !children.is_empty()
+                    && let child = *random.pick(&children)
                     && kill(Pid::from_raw(child.cast_signed()), signal).is_ok()
                 {
                     hits.push((signal.as_str().to_owned(), Instant::now()));
@@ -50,10 +52,10 @@ impl Storm {
             let mean = weather.mean_seconds;
             while mean > 0.0 && rest(pause(mean, &mut random), &stop) {
                 let signal = *random.pick(&weather.signals);
-                hit(signal);
+                hit(signal, &mut random);
                 let soon = Duration::from_secs_f64(CHASE_WITHIN * random.unit());
                 if weather.chase && rest(soon, &stop) {
-                    hit(signal);
+                    hit(signal, &mut random);
                 }
             }
             hits

@@ -45,12 +45,13 @@ pub struct Verdict {
 }
 
 impl Vram {
-    /// `None` for a device that is no GPU.
+    /// `None` for what is not one GPU.
     ///
     /// # Errors
     /// When nvidia-smi does not answer.
     pub fn of(device: &str) -> Result<Option<Self>> {
-        let Some(ordinal) = device.strip_prefix("cuda:") else {
+        let ordinal = device.strip_prefix("cuda:");
+        let Some(ordinal) = ordinal.filter(|it| !it.contains(',')) else {
             return Ok(None);
         };
         let mut smi = Command::new("nvidia-smi");

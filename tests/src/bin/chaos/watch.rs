@@ -28,8 +28,8 @@ pub struct Sample {
     pub descriptors: usize,
     pub memfds: usize,
     pub threads: usize,
-    /// The GPU child and the interpreters, zombies included.
-    pub children: usize,
+    /// Command lines of the GPU children and the interpreters, zombies included.
+    pub children: Vec<String>,
     /// Resident memory that is no file's.
     pub memory_bytes: u64,
     /// Resident memory, files included.
@@ -102,7 +102,12 @@ impl Watch {
         );
         at_most("memfds", before.memfds, after.memfds, 0);
         at_most("threads", before.threads, after.threads, MORE_THREADS);
-        at_most("child processes", before.children, after.children, 0);
+        if after.children.len() > before.children.len() {
+            violations.push(format!(
+                "child processes: {:?} before, {:?} after",
+                before.children, after.children
+            ));
+        }
         violations.extend(self.memory_verdict());
         if self.longest_zombie > ZOMBIE_PATIENCE {
             violations.push(format!("a zombie stayed for {:?}", self.longest_zombie));
@@ -176,7 +181,7 @@ fn sample(pid: u32) -> Sample {
             .filter(|link| link.to_string_lossy().contains("memfd:"))
             .count(),
         threads: fs::read_dir(format!("/proc/{pid}/task")).map_or(0, Iterator::count),
-        children: offspring(pid).len(),
+        children: offspring(pid).into_iter().map(command_line).collect(),
         memory_bytes: memory(pid, "RssAnon:").unwrap_or(0),
         resident_bytes: memory(pid, "VmRSS:").unwrap_or(0),
     }
@@ -186,6 +191,11 @@ fn memory(pid: u32, what: &str) -> Option<u64> {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix(what))?;
     Some(line.split_whitespace().next()?.parse::<u64>().ok()? * 1024)
+}
+
+fn command_line(pid: u32) -> String {
+    let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    String::from_utf8_lossy(&line).replace('\0', " ")
 }
 
 fn is_zombie(pid: u32) -> bool {

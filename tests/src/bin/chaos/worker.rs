@@ -1,5 +1,6 @@
 //! The worker under test: started, listened to, stopped, and nothing of it left behind.
 
+use super::devices::Device;
 use super::report::Adopted;
 use anyhow::{Context, Result, ensure};
 use nix::sys::signal::Signal;
@@ -23,13 +24,10 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// found by who waits for the end of all.
 const CLIENT_PATIENCE: Duration = Duration::from_secs(600);
 
-/// Restarts without limit, and prompts short
-/// enough to be computed again between two deaths.
-const SETTINGS: [&str; 10] = [
+/// Prompts short enough to be computed again between two deaths.
+const SETTINGS: [&str; 8] = [
     "--max-context",
     "512",
-    "--max-restarts",
-    "1000",
     // One for each death; a run's verdict reads them all.
     "--max-crash-reports",
     "10000",
@@ -55,6 +53,8 @@ pub struct Setup {
     pub model: PathBuf,
     pub device: String,
     pub max_running: usize,
+    /// Deaths within a minute that a device outlives.
+    pub max_restarts: u32,
     pub standby: bool,
     /// The deadlines of workers with faults are so many times as long.
     pub slowness: u32,
@@ -107,6 +107,7 @@ impl Worker {
             .args(SETTINGS)
             .args(NO_DELAY)
             .args(["--device", &setup.device])
+            .args(["--max-restarts", &setup.max_restarts.to_string()])
             .args(["--max-running", &setup.max_running.to_string()])
             .args([
                 "--kv-cache-size",
@@ -201,12 +202,6 @@ impl Worker {
         })
     }
 
-    /// The child of the moment, if its process runs.
-    pub fn child(&self) -> Option<u32> {
-        let pid = u32::try_from(self.health().ok()?["child"]["pid"].as_u64()?).ok()?;
-        (process::parent(pid) == Some(self.pid)).then_some(pid)
-    }
-
     pub fn deaths(&self) -> u64 {
         self.seen().deaths
     }
@@ -225,18 +220,16 @@ impl Worker {
         self.seen.lock().expect("no holder panics")
     }
 
-    /// Waits until a child serves and nothing runs.
+    /// Waits until a child serves on each device and nothing runs.
     ///
     /// # Errors
     /// When that does not come about.
     pub fn wait_idle(&self) -> Result<()> {
         let idle = || {
             let health = self.health().ok()?;
-            let is_idle = health["state"] == "serving" && health["load"]["live"] == 0;
-            // A standby that is on its way has fewer descriptors than one that waits.
-            let standby = &health["standby"];
-            let is_complete = standby.is_null() || standby["state"] == "standing_by";
-            (is_idle && is_complete).then_some(())
+            let devices = Device::all(&health);
+            let is_whole = !devices.is_empty() && devices.iter().all(Device::is_whole);
+            (is_whole && health["load"]["live"] == 0).then_some(())
         };
         Ok(self.launched.wait(PATIENCE, "to serve and be idle", idle)?)
     }
