@@ -6,6 +6,7 @@
 
 use super::worker::{Worker, offspring};
 use anyhow::Result;
+use std::collections::BTreeMap;
 use std::fs;
 use std::time::{Duration, Instant};
 
@@ -42,7 +43,8 @@ pub struct Watch {
     samples: Vec<Sample>,
     watched: Duration,
     most_descriptors: usize,
-    zombies_since: Option<Instant>,
+    /// When each was seen first.
+    zombies: BTreeMap<u32, Instant>,
     longest_zombie: Duration,
 }
 
@@ -53,7 +55,7 @@ impl Watch {
             samples: vec![],
             watched: Duration::ZERO,
             most_descriptors: idle.descriptors,
-            zombies_since: None,
+            zombies: BTreeMap::new(),
             longest_zombie: Duration::ZERO,
         }
     }
@@ -74,12 +76,16 @@ impl Watch {
         self.most_descriptors = self.most_descriptors.max(sample.descriptors);
         self.samples.push(sample);
         self.watched = self.began.elapsed();
-        if offspring(worker.pid).into_iter().any(is_zombie) {
-            let since = *self.zombies_since.get_or_insert_with(Instant::now);
-            self.longest_zombie = self.longest_zombie.max(since.elapsed());
-        } else {
-            self.zombies_since = None;
-        }
+        let children = offspring(worker.pid);
+        self.zombies(children.into_iter().filter(|pid| is_zombie(*pid)));
+    }
+
+    fn zombies(&mut self, zombies: impl Iterator<Item = u32>) {
+        let now = Instant::now();
+        let seen = |pid| (pid, *self.zombies.get(&pid).unwrap_or(&now));
+        self.zombies = zombies.map(seen).collect();
+        let longest = self.zombies.values().map(Instant::elapsed).max();
+        self.longest_zombie = self.longest_zombie.max(longest.unwrap_or_default());
     }
 
     /// What did not stay as it was.
@@ -219,6 +225,18 @@ mod tests {
             .to_vec();
         watch.watched = watched;
         watch
+    }
+
+    #[test]
+    fn one_zombie_after_the_other_is_none_that_stays() {
+        let mut watch = watch([20; 4], LONG_ENOUGH);
+        watch.zombies([1, 2].into_iter());
+        std::thread::sleep(Duration::from_millis(2));
+        watch.zombies([3].into_iter());
+        assert_eq!(watch.longest_zombie.as_millis(), 0);
+        std::thread::sleep(Duration::from_millis(2));
+        watch.zombies([3].into_iter());
+        assert!(watch.longest_zombie >= Duration::from_millis(2));
     }
 
     #[test]

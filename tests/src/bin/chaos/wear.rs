@@ -18,8 +18,8 @@ use std::time::{Duration, Instant};
 /// Between two things that happen to devices, on average.
 const MEAN_SECONDS: f64 = 4.0;
 
-/// Until a device that was ordered so has no child, or has one.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// Until a device that was ordered so has no child, or has one that serves; faults go on meanwhile.
+const PATIENCE: Duration = Duration::from_secs(180);
 
 /// Between two looks at `/health`.
 const POLL: Duration = Duration::from_millis(5);
