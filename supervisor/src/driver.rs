@@ -438,6 +438,9 @@ impl Driver {
             for (device, kept) in snapshot.devices.iter_mut().zip(self.keeping.iter()) {
                 device.custody = kept.snapshot();
             }
+            for (device, tokens) in snapshot.devices.iter_mut().zip(self.models.kv_capacities()) {
+                device.kv_capacity_tokens = tokens;
+            }
             self.service_manager.tell(self.now, &snapshot);
             self.handles.publish(snapshot);
         }

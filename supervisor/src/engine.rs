@@ -12,6 +12,7 @@ pub mod gpu;
 pub mod model;
 pub mod sampling;
 pub mod snapshot;
+pub(crate) mod sums;
 #[cfg(test)]
 pub(crate) mod testing;
 

@@ -3,8 +3,8 @@
 //! * [`events`] are counted by HTTP as they happen; every outcome and code is there from the
 //!   start, at zero, so that its first rise is a rise.
 //! * [`figures`] is the table of what the engine's snapshot knows, and [`gpu`] the table of what
-//!   NVIDIA's driver says, both read when somebody looks; a row is a [`figure`]. [`families`] is what has
-//!   labels or buckets. [`process`] is what the kernel says of both processes.
+//!   NVIDIA's driver says, both read when somebody looks; a row is a [`figure`]. [`devices`] has a line for
+//!   each device, [`families`] what has other labels or buckets. [`process`] is what the kernel says of both processes.
 //! * [`exposition`] turns the text into what the reader asked for.
 //!
 //! What is unknown has no line: a zero would be taken for a measurement. Beside our own names there
@@ -16,6 +16,7 @@
     reason = "gauges are told as of the question"
 )]
 
+mod devices;
 mod events;
 pub(crate) mod exposition;
 mod families;
@@ -25,6 +26,7 @@ mod gpu;
 mod process;
 
 use crate::engine::{Completion, EngineSnapshot, LoadedModel};
+use devices::TakenOfDevices;
 use events::Events;
 use exposition::Format;
 use families::Taken;
@@ -102,6 +104,7 @@ impl Metrics {
         let at = Instant::now();
         let now = Now {
             snapshot,
+            device: snapshot.device(),
             live,
             model,
             at,
@@ -111,6 +114,7 @@ impl Metrics {
         let mut taken = Registry::default();
         taken.register_collector(Box::new(TakenOfGpu::at(&now)));
         taken.register_collector(Box::new(Taken::at(&now)));
+        taken.register_collector(Box::new(TakenOfDevices::at(&now)));
         let mut text = String::new();
         encode_registry(&mut text, &self.registry)?;
         encode_registry(&mut text, &taken)?;

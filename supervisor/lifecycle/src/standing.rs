@@ -33,6 +33,9 @@ pub enum Absence {
 }
 
 impl Standing {
+    /// Every word that [`Standing::name`] has.
+    pub const NAMES: [&'static str; 5] = ["in_use", "draining", "drained", "failed", "condemned"];
+
     /// A stable word for /health, metrics and logs.
     #[must_use]
     pub fn name(&self) -> &'static str {
@@ -104,5 +107,36 @@ impl fmt::Display for Absence {
             Self::Condemned(condemnation) => condemnation.fmt(f),
             Self::Withdrawn => f.write_str("the operator has drained it"),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::gpu::Need;
+    use std::collections::BTreeSet;
+
+    #[test]
+    fn the_words_are_a_closed_set() {
+        let because = String::new();
+        let need = Need::GpuReset;
+        let condemnation = Condemnation { need, because };
+        let failure = WorkerFailure::from(condemnation.clone());
+        let since = Duration::ZERO;
+        let absences = [
+            Absence::Failed(failure),
+            Absence::Condemned(condemnation),
+            Absence::Withdrawn,
+        ];
+        let each = absences.into_iter().flat_map(|absence| {
+            let leaving = absence.clone();
+            let leaving = Standing::Leaving {
+                since,
+                absence: leaving,
+            };
+            [leaving, Standing::Out { since, absence }]
+        });
+        let said: BTreeSet<_> = each.chain([Standing::InUse]).map(|it| it.name()).collect();
+        assert_eq!(said, BTreeSet::from(Standing::NAMES));
     }
 }

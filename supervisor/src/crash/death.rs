@@ -11,14 +11,16 @@ use crate::crash::gpu::GpuEvidence;
 use crate::crash::report::{InFlight, report_id};
 use serde_json::Value;
 use std::time::{Duration, Instant, SystemTime};
-use worker_orcd_ipc::{Generation, MemoryReport};
-use worker_orcd_lifecycle::{DeathCause, Exit, SeatId};
+use worker_orcd_ipc::{DeviceSelector, Generation, MemoryReport};
+use worker_orcd_lifecycle::{DeathCause, DeviceId, Exit, SeatId};
 
 /// `None` is not known, or not yet.
 #[derive(Debug, Clone)]
 pub struct Death {
+    /// Of those who wait for its successor; another one where an heir takes over.
     pub seat: SeatId,
     pub generation: Generation,
+    pub device: Bed,
     /// The first sign of it.
     pub noticed_at: Instant,
     /// The worker's word for what the child was doing then. `None`: there was no child yet.
@@ -31,6 +33,14 @@ pub struct Death {
     /// `None` where there is no GPU.
     pub gpu: Option<GpuEvidence>,
     pub successor: Successor,
+}
+
+/// The device that the child computed on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Bed {
+    /// Its place in the worker's list.
+    pub number: DeviceId,
+    pub selector: DeviceSelector,
 }
 
 /// Facts that are known as soon as the cause is.
@@ -91,10 +101,11 @@ pub struct Now {
 
 impl Death {
     #[must_use]
-    pub(super) fn noticed(seat: SeatId, generation: Generation, now: Instant) -> Self {
+    pub(super) fn noticed(seat: SeatId, generation: Generation, device: Bed, now: Instant) -> Self {
         Self {
             seat,
             generation,
+            device,
             noticed_at: now,
             state: None,
             killed_by_supervisor: false,

@@ -1,14 +1,14 @@
 //! The deaths of lately. Several children may die at once: each sign names the generation that it is of,
 //! and what a new child does is told of the deaths in its seat.
 
-use crate::crash::death::{Burial, Death};
+use crate::crash::death::{Bed, Burial, Death};
 use crate::crash::gpu::GpuEvidence;
 use crate::crash::report::Report;
 use crate::crash::store::CrashStore;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use worker_orcd_ipc::{Generation, MemoryReport};
+use worker_orcd_ipc::{DeviceSelector, Generation, MemoryReport};
 use worker_orcd_lifecycle::{DeathCause, Exit, SeatId};
 
 /// Deaths that are kept: their successors may be coming up still, and the GPU's witness may find out
@@ -19,15 +19,18 @@ const DEATHS_KEPT: usize = 16;
 #[derive(Debug)]
 pub(crate) struct CrashLog {
     store: Arc<CrashStore>,
+    /// The worker's list.
+    devices: Vec<DeviceSelector>,
     /// Deaths in the order of their first signs.
     deaths: VecDeque<Arc<Death>>,
     reported: u64,
 }
 
 impl CrashLog {
-    pub(crate) fn new(store: Arc<CrashStore>) -> Self {
+    pub(crate) fn new(store: Arc<CrashStore>, devices: &[DeviceSelector]) -> Self {
         Self {
             store,
+            devices: devices.to_vec(),
             deaths: VecDeque::new(),
             reported: 0,
         }
@@ -140,7 +143,11 @@ impl CrashLog {
             if self.deaths.len() == DEATHS_KEPT {
                 self.deaths.pop_front();
             }
-            let death = Death::noticed(seat, generation, now);
+            let number = seat.device();
+            let selector = self.devices.get(usize::from(number.0));
+            let selector = selector.copied().unwrap_or(DeviceSelector::Cpu);
+            let bed = Bed { number, selector };
+            let death = Death::noticed(seat, generation, bed, now);
             self.deaths.push_back(Arc::new(death));
             self.deaths.len() - 1
         });

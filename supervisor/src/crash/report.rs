@@ -1,7 +1,7 @@
 //! A crash report: ids and lengths; never a word of anybody's text.
 
 use crate::calendar::rfc3339;
-use crate::crash::death::{Burial, Death, Deceased, Successor};
+use crate::crash::death::{Bed, Burial, Death, Deceased, Successor};
 use crate::crash::gpu::GpuFacts;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -20,6 +20,7 @@ pub struct Report {
     pub at: String,
     pub worker: WorkerFacts,
     pub cause: Cause,
+    pub device: DeviceFacts,
     pub child: ChildFacts,
     pub timeline: Timeline,
     pub requests: InFlight,
@@ -33,6 +34,15 @@ pub struct Report {
 pub struct WorkerFacts {
     pub pid: u32,
     pub version: &'static str,
+}
+
+/// The device that the child computed on.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct DeviceFacts {
+    /// Its place in the worker's list.
+    pub number: u8,
+    /// As it is written on the command line.
+    pub id: String,
 }
 
 #[derive(Debug, Clone, Serialize)]
@@ -111,6 +121,9 @@ pub struct Summary {
     pub cause: String,
     pub signal: Option<i32>,
     pub exit_code: Option<i32>,
+    /// `None` in reports of workers that knew of one device alone.
+    pub device: Option<String>,
+    pub device_number: Option<u8>,
     pub generation: u32,
     pub pid: Option<u32>,
     pub requests: usize,
@@ -169,6 +182,16 @@ impl Timeline {
     }
 }
 
+impl DeviceFacts {
+    #[must_use]
+    pub(crate) fn of(bed: Bed) -> Self {
+        Self {
+            number: bed.number.0,
+            id: bed.selector.to_string(),
+        }
+    }
+}
+
 impl ChildFacts {
     fn of(death: &Death, burial: &Burial) -> Self {
         let child = burial.child.as_ref();
@@ -198,6 +221,7 @@ impl Report {
                 version: env!("CARGO_PKG_VERSION"),
             },
             cause: Cause::new(&burial.cause, exit, death.killed_by_supervisor),
+            device: DeviceFacts::of(death.device),
             child: ChildFacts::of(death, burial),
             timeline: Timeline::of(death, burial),
             requests: burial.requests.clone(),
@@ -223,6 +247,8 @@ impl Report {
             cause: self.cause.text.clone(),
             signal: self.cause.signal,
             exit_code: self.cause.exit_code,
+            device: Some(self.device.id.clone()),
+            device_number: Some(self.device.number),
             generation: self.child.generation,
             pid: self.child.pid,
             requests: self.requests.count,
@@ -244,6 +270,8 @@ impl Report {
             cause: cause["text"].as_str()?.to_owned(),
             signal: number(&cause["signal"]),
             exit_code: number(&cause["exit_code"]),
+            device: report["device"]["id"].as_str().map(str::to_owned),
+            device_number: count(&report["device"]["number"]).and_then(|it| it.try_into().ok()),
             generation: count(&child["generation"])?,
             pid: count(&child["pid"]),
             requests: usize::try_from(report["requests"]["count"].as_u64()?).ok()?,

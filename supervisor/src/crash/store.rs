@@ -295,7 +295,9 @@ mod tests {
     #![expect(clippy::disallowed_methods, reason = "a test begins at some moment")]
 
     use super::*;
-    use crate::crash::report::{Cause, ChildFacts, InFlight, Memory, Timeline, WorkerFacts};
+    use crate::crash::report::{
+        Cause, ChildFacts, DeviceFacts, InFlight, Memory, Timeline, WorkerFacts,
+    };
     use std::os::unix::fs::PermissionsExt as _;
 
     const PATIENCE: Duration = Duration::from_secs(10);
@@ -314,6 +316,10 @@ mod tests {
                 exit_code: None,
                 signal: Some(9),
                 killed_by_supervisor: false,
+            },
+            device: DeviceFacts {
+                number: 0,
+                id: "cpu".to_owned(),
             },
             child: ChildFacts::default(),
             timeline: Timeline::default(),

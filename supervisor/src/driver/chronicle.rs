@@ -29,7 +29,7 @@ impl Chronicle {
     pub(super) fn new(started: Instant, settings: &EngineSettings, shared: &Shared) -> Self {
         Self {
             news: News::new(started, &settings.load.model_path, &settings.devices),
-            crashes: CrashLog::new(Arc::clone(&shared.crashes)),
+            crashes: CrashLog::new(Arc::clone(&shared.crashes), &settings.devices),
             gpu: Witnesses::of(&settings.devices, started),
         }
     }

@@ -29,6 +29,12 @@ impl Models {
         self.0[usize::from(device.0)] = None;
     }
 
+    /// In the order of the worker's list.
+    pub(super) fn kv_capacities(&self) -> impl Iterator<Item = Option<u64>> {
+        let tokens = |model: &Arc<LoadedModel>| model.kv_capacity_tokens;
+        self.0.iter().map(move |model| model.as_ref().map(tokens))
+    }
+
     /// What all of them that have it can do.
     pub(super) fn together(&self) -> Option<Arc<LoadedModel>> {
         let mut each = self.0.iter().flatten();

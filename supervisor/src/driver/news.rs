@@ -5,6 +5,7 @@ use crate::driver::seat::Seat;
 use crate::driver::seats::Seats;
 use crate::driver::vitals::Prompted;
 use crate::engine::snapshot::{Impairment, StandbySnapshot, word_for};
+use crate::engine::sums::{pace, together};
 use crate::engine::{
     ChildSnapshot, DeviceSnapshot, EngineSnapshot, FaultsSnapshot, GpuSnapshot, LoadSnapshot,
     LoadedModel,
@@ -15,7 +16,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tracing::{error, info, warn};
-use worker_orcd_ipc::{DeviceSelector, Generation, Load, MemoryReport, ReadyReport, Role};
+use worker_orcd_ipc::{DeviceSelector, Generation, MemoryReport, ReadyReport, Role};
 use worker_orcd_lifecycle::{DeathCause, Deed, DeviceId, Effect, Ledger, State, Worker};
 
 /// A snapshot is never older than this while anything happens at all.
@@ -285,12 +286,14 @@ impl News {
     fn load(&self, from: &Sources<'_>, children: &[ChildSnapshot]) -> LoadSnapshot {
         let (requests, totals) = (from.requests, from.requests.totals());
         LoadSnapshot {
-            children: children.iter().filter_map(|child| child.load).reduce(both),
+            children: children
+                .iter()
+                .filter_map(|child| child.load)
+                .reduce(together),
             unassigned: requests.len() - requests.with_child(),
             capacity: from.registry.capacity(),
             tokens_total: totals.tokens,
-            // The sum of no floats is -0.
-            tokens_per_second: 0.0 + children.iter().map(|it| it.tokens_per_second).sum::<f64>(),
+            tokens_per_second: pace(children.iter()),
             prompt_tokens_total: self.prompted.tokens,
             prefix_hit_tokens_total: self.prompted.hits,
             adopted_tokens_total: self.prompted.adopted,
@@ -321,6 +324,7 @@ impl News {
                 memory: it.memory,
                 gpu: GpuSnapshot::default(),
                 custody: None,
+                kv_capacity_tokens: None,
                 deaths_in_window: ledger.within(now - self.started, window),
             }
         };
@@ -403,25 +407,6 @@ fn without(worker: &Worker) -> String {
         Some(format!(", without device {device}: {absence}"))
     };
     worker.devices().filter_map(absent).collect()
-}
-
-/// The load of two children together, as old as the older. A child may say anything, so sums saturate.
-fn both(one: (Load, Instant), other: (Load, Instant)) -> (Load, Instant) {
-    let (a, b) = (one.0, other.0);
-    let load = Load {
-        running: a.running.saturating_add(b.running),
-        waiting: a.waiting.saturating_add(b.waiting),
-        kv_used_tokens: a.kv_used_tokens.saturating_add(b.kv_used_tokens),
-        prefix_hit_tokens: a.prefix_hit_tokens.saturating_add(b.prefix_hit_tokens),
-        prompt_tokens: a.prompt_tokens.saturating_add(b.prompt_tokens),
-        generated_tokens: a.generated_tokens.saturating_add(b.generated_tokens),
-        adopted_tokens: a.adopted_tokens.saturating_add(b.adopted_tokens),
-        changed_pages: a.changed_pages.saturating_add(b.changed_pages),
-        mixed_steps: a.mixed_steps.saturating_add(b.mixed_steps),
-        mixed_prompt_tokens: a.mixed_prompt_tokens.saturating_add(b.mixed_prompt_tokens),
-        step_budget_us: a.step_budget_us.max(b.step_budget_us),
-    };
-    (load, one.1.min(other.1))
 }
 
 fn in_ms(time: Duration) -> u64 {

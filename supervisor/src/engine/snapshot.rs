@@ -69,6 +69,8 @@ pub struct DeviceSnapshot {
     pub gpu: GpuSnapshot,
     /// Weights that outlive a child.
     pub custody: Option<CustodySnapshot>,
+    /// KV cache of the child that serves, or served last, in tokens.
+    pub kv_capacity_tokens: Option<u64>,
     /// Deaths that count against the restart intensity now.
     pub deaths_in_window: u32,
 }
@@ -244,6 +246,7 @@ impl DeviceSnapshot {
             memory: None,
             gpu: GpuSnapshot::default(),
             custody: None,
+            kv_capacity_tokens: None,
             deaths_in_window: 0,
         }
     }

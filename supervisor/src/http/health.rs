@@ -349,6 +349,8 @@ fn death_report(death: &Death, clock: &Clock) -> Option<Value> {
     Some(json!({
         "label": burial.cause.label(),
         "cause": burial.cause.to_string(),
+        "device": death.device.selector.to_string(),
+        "device_number": death.device.number.0,
         "generation": death.generation.0,
         "at": clock.stamp(burial.pause.began),
         "age_ms": clock.age_ms(burial.pause.began),

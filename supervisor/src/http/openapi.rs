@@ -15,6 +15,7 @@ mod answers;
 mod anthropic;
 mod bodies;
 pub mod description;
+mod health;
 pub mod operations;
 mod requests;
 mod responses;

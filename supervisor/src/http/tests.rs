@@ -347,9 +347,15 @@ async fn every_death_has_a_report_that_health_names() {
     assert_eq!(list["crashes"].as_array().unwrap().len(), 1);
     assert_eq!(list["crashes"][0]["id"], id);
     assert_eq!(list["crashes"][0]["label"], "spawn_failed");
+    assert_eq!(list["crashes"][0]["device_number"], 0);
 
     let report = get(&app, &format!("/crashes/{id}")).await.json();
     assert_eq!(report["cause"]["text"], last["cause"]);
+    assert_eq!(report["device"], json!({"number": 0, "id": "cpu"}));
+    assert_eq!(
+        (&last["device"], &last["device_number"]),
+        (&json!("cpu"), &json!(0))
+    );
     assert_eq!(report["child"]["state"], "spawning");
     assert_eq!(report["child"]["pid"], Value::Null, "no process came about");
     assert_eq!(report["requests"]["count"], 0);
@@ -357,4 +363,26 @@ async fn every_death_has_a_report_that_health_names() {
     let missing = get(&app, "/crashes/..%2f..%2fetc%2fpasswd").await;
     assert_eq!(missing.status, StatusCode::NOT_FOUND);
     assert_eq!(missing.json()["code"], "NOT_FOUND");
+}
+
+#[tokio::test]
+async fn each_device_says_in_health_whether_it_is_in_use_or_why_not() {
+    let app = app(&[]).await;
+    let health = get(&app, "/health").await.json();
+    let [device] = &health["devices"].as_array().unwrap()[..] else {
+        panic!("one device: {health}");
+    };
+    assert_eq!(
+        (&device["number"], &device["id"]),
+        (&json!(0), &json!("cpu"))
+    );
+    assert_eq!(device["serving"], false);
+    assert_eq!(device["in_use"], device["standing"] == "in_use");
+    assert_eq!(
+        device["deaths_in_window"],
+        health["faults"]["deaths_in_window"]
+    );
+    for unknown in ["running", "kv_capacity_tokens", "child", "uuid"] {
+        assert!(device[unknown].is_null(), "{unknown}: {device}");
+    }
 }

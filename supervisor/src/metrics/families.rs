@@ -4,7 +4,7 @@
 //! Every label's values are a closed set, so that no client and no child can make lines.
 
 use super::figure::{Figure, Now, Value};
-use super::figures::{FIGURES, memory};
+use super::figures::FIGURES;
 use crate::engine::Status;
 use crate::requests::Waits;
 use prometheus_client::collector::Collector;
@@ -54,13 +54,15 @@ fn build(now: &Now<'_>) -> Vec<(&'static str, String)> {
     let mut labels = vec![("version", env!("CARGO_PKG_VERSION").to_owned())];
     labels.extend(child.map(|build| ("child", build)));
     labels.extend(now.model.map(|it| ("model", it.facts.name.clone())));
-    labels.extend(now.model.map(|it| ("device", it.device.id.clone())));
+    let ids = now.snapshot.devices.iter().map(|it| it.id.as_str());
+    let devices = now.model.map(|_| ids.collect::<Vec<_>>().join(","));
+    labels.extend(devices.map(|ids| ("device", ids)));
     labels
 }
 
 /// Together they are what the child takes. The KV cache counts as a whole, whatever is in it.
-fn purposes(now: &Now<'_>) -> Option<Vec<(&'static str, u64)>> {
-    let memory = memory(now)?;
+pub(super) fn purposes(now: &Now<'_>) -> Option<Vec<(&'static str, u64)>> {
+    let memory = now.memory_there()?;
     let purposes = [
         ("weights", Some(memory.weights_bytes)),
         ("kv", Some(memory.kv_capacity_bytes)),
@@ -68,8 +70,7 @@ fn purposes(now: &Now<'_>) -> Option<Vec<(&'static str, u64)>> {
         ("graphs", Some(memory.graphs_bytes)),
         (
             "context",
-            now.snapshot
-                .context_bytes(now.snapshot.device(), memory, now.at),
+            now.snapshot.context_bytes(now.device, memory, now.at),
         ),
     ];
     let known = purposes.into_iter();
@@ -124,7 +125,7 @@ impl Taken {
         if self.memory.is_empty() {
             return Ok(());
         }
-        let help = "Memory of the device that the child takes, by purpose.";
+        let help = "Memory of the first device that serves that its child takes, by purpose.";
         let name = "worker_orcd_device_memory";
         let (bytes, kind) = (Some(&Unit::Bytes), MetricType::Gauge);
         let mut memory = encoder.encode_descriptor(name, help, bytes, kind)?;

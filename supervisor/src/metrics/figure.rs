@@ -1,7 +1,7 @@
 //! One row of a table of figures: name, unit, what it is in a sentence, and where it comes from.
 
 use super::process::Process;
-use crate::engine::{EngineSnapshot, LoadedModel};
+use crate::engine::{ChildSnapshot, DeviceSnapshot, EngineSnapshot, LoadedModel};
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric, MetricEncoder};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::ConstCounter;
@@ -9,10 +9,14 @@ use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Unit;
 use std::fmt;
 use std::time::Instant;
+use worker_orcd_ipc::MemoryReport;
 
 /// Everything that is looked at.
+#[derive(Clone, Copy)]
 pub(super) struct Now<'a> {
     pub snapshot: &'a EngineSnapshot,
+    /// The one whose figures are asked for.
+    pub device: &'a DeviceSnapshot,
     /// Requests that were let in and have not ended.
     pub live: usize,
     pub model: Option<&'a LoadedModel>,
@@ -20,6 +24,8 @@ pub(super) struct Now<'a> {
     pub supervisor: Option<Process>,
     pub child: Option<Process>,
 }
+
+pub(super) type Labels = Vec<(&'static str, String)>;
 
 pub(super) struct Figure {
     name: &'static str,
@@ -57,11 +63,60 @@ pub(super) fn count(value: u64) -> Option<Value> {
     Some(Value::Count(value))
 }
 
+impl<'a> Now<'a> {
+    /// The same moment at each device.
+    pub(super) fn of_each_device(self) -> impl Iterator<Item = Now<'a>> {
+        let devices = self.snapshot.devices.iter();
+        devices.map(move |device| Now { device, ..self })
+    }
+
+    /// The child that serves on the device, or is to.
+    pub(super) fn child_there(&self) -> Option<&'a ChildSnapshot> {
+        self.snapshot.child_on(self.device)
+    }
+
+    /// Unknown before that child has said a word of it.
+    pub(super) fn memory_there(&self) -> Option<&'a MemoryReport> {
+        let (memory, _) = self.child_there()?.memory.as_ref()?;
+        Some(memory)
+    }
+}
+
 impl Figure {
     /// The rows of `table` that have a value, in its order.
     pub(super) fn known(table: &'static [Self], now: &Now<'_>) -> Vec<(&'static Self, Value)> {
         let value = |it: &'static Self| (it.value)(now).map(|value| (it, value));
         table.iter().filter_map(value).collect()
+    }
+
+    /// The rows of `table` that have a value of any of these devices, each with all of its values.
+    pub(super) fn of_each(
+        table: &'static [Self],
+        each: &[(Now<'_>, Labels)],
+    ) -> Vec<(&'static Self, Vec<(Labels, Value)>)> {
+        let row = |it: &'static Self| {
+            let value =
+                |(now, labels): &(Now<'_>, Labels)| Some((labels.clone(), (it.value)(now)?));
+            (it, each.iter().filter_map(value).collect::<Vec<_>>())
+        };
+        let rows = table.iter().map(row);
+        rows.filter(|(_, values)| !values.is_empty()).collect()
+    }
+
+    /// The lines of one row, a line for each of its labels.
+    pub(super) fn encode_each(
+        &self,
+        values: &[(Labels, Value)],
+        encoder: &mut DescriptorEncoder<'_>,
+    ) -> fmt::Result {
+        let Some((_, first)) = values.first() else {
+            return Ok(());
+        };
+        let mut metric = self.describe(first, encoder)?;
+        for (labels, value) in values {
+            value.encode(metric.encode_family(labels)?)?;
+        }
+        Ok(())
     }
 
     /// Name, kind and sentence of the lines that follow.

@@ -6,7 +6,7 @@
 use super::figure::{Figure, Now, Value, count, figure, gauge};
 use crate::engine::Status;
 use prometheus_client::registry::Unit;
-use worker_orcd_ipc::{Load, MemoryReport};
+use worker_orcd_ipc::Load;
 
 const SECONDS: Option<Unit> = Some(Unit::Seconds);
 const BYTES: Option<Unit> = Some(Unit::Bytes);
@@ -27,8 +27,8 @@ pub(super) const FIGURES: &[Figure] = &[
     figure(
         "worker_orcd_standby_ready",
         None,
-        "1 while a child stands by, 0 while none does although there should be one.",
-        |now| gauge(u64::from(now.snapshot.device().standby.as_ref()?.is_ready)),
+        "1 while a child stands by on every device in use, 0 while one is missing that should.",
+        standbys_ready,
     ),
     figure(
         "worker_orcd_requests_live",
@@ -45,13 +45,13 @@ pub(super) const FIGURES: &[Figure] = &[
     figure(
         "worker_orcd_requests_running",
         None,
-        "Requests in the child's batch, by its last heartbeat.",
+        "Requests in the batches of the children of all devices, by their last heartbeats.",
         running,
     ),
     figure(
         "worker_orcd_requests_waiting",
         None,
-        "Requests that were let in and are not in the child's batch, by its last heartbeat.",
+        "Requests that were let in and are in no child's batch, by their last heartbeats.",
         waiting,
     ),
     figure(
@@ -88,19 +88,19 @@ pub(super) const FIGURES: &[Figure] = &[
     figure(
         "worker_orcd_tokens_per_second",
         None,
-        "Tokens accepted from the child per second, over the last 5 seconds.",
+        "Tokens accepted from the children of all devices per second, over the last 5 seconds.",
         |now| Some(Value::Real(now.snapshot.load.tokens_per_second)),
     ),
     figure(
         "worker_orcd_kv_used_ratio",
         None,
-        "Share of the KV cache that holds tokens, by the child's last heartbeat.",
+        "Share of the KV caches of all devices that holds tokens, by the last heartbeats.",
         kv_used,
     ),
     figure(
         "worker_orcd_kv_capacity_tokens",
         None,
-        "Tokens that the KV cache can hold.",
+        "Tokens that the KV caches of all devices can hold.",
         |now| gauge(now.model?.kv_capacity_tokens),
     ),
     figure(
@@ -161,13 +161,13 @@ pub(super) const FIGURES: &[Figure] = &[
     figure(
         "worker_orcd_child_deaths_in_window",
         None,
-        "Deaths that count against --max-restarts now.",
+        "Deaths that count against --max-restarts now, on the device that has most.",
         |now| gauge(now.snapshot.faults.deaths_in_window.into()),
     ),
     figure(
         "worker_orcd_child_deaths_allowed",
         None,
-        "Deaths in a window that are survived; one more ends the worker with exit 82.",
+        "Deaths in a window that are survived; one more takes the device out, and ends the worker with exit 82 if it has no other.",
         |now| gauge(now.snapshot.faults.deaths_allowed.into()),
     ),
     figure(
@@ -188,36 +188,36 @@ pub(super) const FIGURES: &[Figure] = &[
         "User and system time of the child that runs now; it starts over with each child.",
         |now| Some(Value::RealCount(now.child.as_ref()?.cpu_seconds)),
     ),
-    // === Memory of the device, as children say ===
+    // === Memory of the first device that serves, as its child says ===
     figure(
         "worker_orcd_device_memory_total",
         BYTES,
         "Memory of the device: the GPU's, or what the machine or the control group gives the CPU device.",
-        |now| gauge(memory(now)?.total_bytes?),
+        |now| gauge(now.memory_there()?.total_bytes?),
     ),
     figure(
         "worker_orcd_device_memory_free",
         BYTES,
         "Memory of the device that nobody uses.",
-        |now| gauge(memory(now)?.free_bytes?),
+        |now| gauge(now.memory_there()?.free_bytes?),
     ),
     figure(
         "worker_orcd_kv_used",
         BYTES,
         "Memory of the KV cache that holds tokens.",
-        |now| gauge(memory(now)?.kv_used_bytes),
+        |now| gauge(now.memory_there()?.kv_used_bytes),
     ),
     figure(
         "worker_orcd_custody",
         BYTES,
         "Memory that outlives a child: weights, which the child's own figures include.",
-        |now| gauge(now.snapshot.device().custody?.bytes),
+        |now| gauge(now.device.custody?.bytes),
     ),
     figure(
         "worker_orcd_standby_memory",
         BYTES,
         "Memory that the standby takes, the weights that it shares included.",
-        |now| gauge(now.snapshot.standby_bytes(now.snapshot.device())?),
+        |now| gauge(now.snapshot.standby_bytes(now.device)?),
     ),
     // === The supervisor ===
     figure(
@@ -269,7 +269,7 @@ pub(super) const FIGURES: &[Figure] = &[
     figure(
         "vllm:num_requests_running",
         None,
-        "Requests in the child's batch, under vLLM's name for the Gateway API inference extension.",
+        "Requests in the children's batches, under vLLM's name for the Gateway API inference extension.",
         running,
     ),
     figure(
@@ -287,18 +287,21 @@ pub(super) const FIGURES: &[Figure] = &[
     ),
 ];
 
+/// Of the devices in use that should have a standby; unknown where none should.
+fn standbys_ready(now: &Now<'_>) -> Option<Value> {
+    let in_use = now
+        .snapshot
+        .devices
+        .iter()
+        .filter(|it| it.out_since.is_none());
+    let each = in_use.filter_map(|device| device.standby.as_ref());
+    let all = each.map(|standby| standby.is_ready).reduce(|a, b| a && b)?;
+    gauge(u64::from(all))
+}
+
 /// Unknown while there is no child that could tell.
 fn load<'a>(now: &Now<'a>) -> Option<&'a Load> {
     now.snapshot.load.children.as_ref().map(|(load, _)| load)
-}
-
-/// Unknown before the child that serves, or is to, has said a word of it.
-pub(super) fn memory<'a>(now: &Now<'a>) -> Option<&'a MemoryReport> {
-    now.snapshot
-        .child()?
-        .memory
-        .as_ref()
-        .map(|(memory, _)| memory)
 }
 
 fn running(now: &Now<'_>) -> Option<Value> {

@@ -1,22 +1,24 @@
-//! The table of what NVIDIA's driver says of the device. What is unknown has no line at all: a zero
+//! The table of what NVIDIA's driver says of each card. What is unknown has no line at all: a zero
 //! would be a lie, and the last value would be one as soon as the device is wedged.
 
-use super::figure::{Figure, Now, Value, figure, gauge};
+use super::figure::{Figure, Labels, Now, Value, figure, gauge};
+use crate::engine::DeviceSnapshot;
 use crate::nvml::library::{DeviceMemory, Gauges};
 use crate::nvml::reckoning::Measure;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::ConstCounter;
+use std::collections::BTreeMap;
 use std::fmt;
-use worker_orcd_lifecycle::RecoveryAction;
+use worker_orcd_lifecycle::{RecoveryAction, Xid};
 
 const FIGURES: &[Figure] = &[
     figure(
         "worker_orcd_gpu_watched",
         None,
         "1 while NVML answers, 0 when it has stopped to.",
-        |now| match now.snapshot.device().gpu.state(now.at).0 {
+        |now| match now.device.gpu.state(now.at).0 {
             "off" => None,
             state => gauge(u64::from(state == "watching")),
         },
@@ -37,13 +39,13 @@ const FIGURES: &[Figure] = &[
         "worker_orcd_gpu_memory_child_bytes",
         None,
         "Memory in use by the child, as NVIDIA's driver counts.",
-        |now| gauge(memory(now)?.of(now.snapshot.child()?.pid)?),
+        |now| gauge(memory(now)?.of(now.child_there()?.pid)?),
     ),
     figure(
         "worker_orcd_gpu_memory_baseline_bytes",
         None,
         "Memory that was in use before the first child.",
-        |now| gauge(now.snapshot.device().gpu.baseline?),
+        |now| gauge(now.device.gpu.baseline?),
     ),
     figure(
         "worker_orcd_gpu_memory_residual_bytes",
@@ -99,11 +101,7 @@ const FIGURES: &[Figure] = &[
 ];
 
 fn gauges<'a>(now: &Now<'a>) -> Option<&'a Gauges> {
-    now.snapshot
-        .device()
-        .gpu
-        .gauges(now.at)
-        .map(|(gauges, _)| gauges)
+    now.device.gpu.gauges(now.at).map(|(gauges, _)| gauges)
 }
 
 fn memory<'a>(now: &Now<'a>) -> Option<&'a DeviceMemory> {
@@ -111,40 +109,52 @@ fn memory<'a>(now: &Now<'a>) -> Option<&'a DeviceMemory> {
 }
 
 fn measure(now: &Now<'_>) -> Option<Measure> {
-    now.snapshot.device().gpu.last_measure
+    now.device.gpu.last_measure
 }
 
-/// The device's values of one moment.
+/// The values of all cards of one moment.
 #[derive(Debug)]
 pub(super) struct TakenOfGpu {
-    uuid: String,
-    figures: Vec<(&'static Figure, Value)>,
-    xids: Vec<(String, u64)>,
+    figures: Vec<(&'static Figure, Vec<(Labels, Value)>)>,
+    /// Of all cards together.
+    xids: BTreeMap<Xid, u64>,
 }
 
 impl TakenOfGpu {
     pub(super) fn at(now: &Now<'_>) -> Self {
-        let gpu = &now.snapshot.device().gpu;
-        let uuid = gpu.identity.as_ref().and_then(|it| it.uuid.clone());
-        let unknown = || "unknown".to_owned();
-        let xids = gpu.xids.iter().map(|(xid, count)| {
-            let number = xid.0.map_or_else(unknown, |it| it.to_string());
-            (number, *count)
+        let several = now.snapshot.devices.len() > 1;
+        let each = now.of_each_device().map(|now| {
+            let uuid = uuid(now.device).unwrap_or_else(|| match several {
+                // Two lines of the same labels would be none.
+                true => format!("unknown ({})", now.device.id),
+                false => "unknown".to_owned(),
+            });
+            (now, vec![("uuid", uuid)])
         });
+        let mut xids = BTreeMap::new();
+        for (xid, count) in now.snapshot.devices.iter().flat_map(|it| &it.gpu.xids) {
+            *xids.entry(*xid).or_insert(0) += count;
+        }
         Self {
-            uuid: uuid.unwrap_or_else(unknown),
-            figures: Figure::known(FIGURES, now),
-            xids: xids.collect(),
+            figures: Figure::of_each(FIGURES, &each.collect::<Vec<_>>()),
+            xids,
         }
     }
 }
 
+pub(super) fn uuid(device: &DeviceSnapshot) -> Option<String> {
+    device.gpu.identity.as_ref()?.uuid.clone()
+}
+
+pub(super) fn xid_in_words(xid: Xid) -> String {
+    xid.0
+        .map_or_else(|| "unknown".to_owned(), |it| it.to_string())
+}
+
 impl Collector for TakenOfGpu {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
-        let uuid = [("uuid", self.uuid.as_str())];
-        for (figure, value) in &self.figures {
-            let mut metric = figure.describe(value, &mut encoder)?;
-            value.encode(metric.encode_family(&uuid)?)?;
+        for (figure, values) in &self.figures {
+            figure.encode_each(values, &mut encoder)?;
         }
         if self.xids.is_empty() {
             return Ok(());
@@ -152,8 +162,8 @@ impl Collector for TakenOfGpu {
         let help = "Xids that NVIDIA's driver reported, by number.";
         let name = "worker_orcd_gpu_xids";
         let mut xids = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
-        for (number, count) in &self.xids {
-            let labels = [("xid", number.as_str())];
+        for (xid, count) in &self.xids {
+            let labels = [("xid", xid_in_words(*xid))];
             ConstCounter::new(*count).encode(xids.encode_family(&labels)?)?;
         }
         Ok(())
@@ -173,7 +183,6 @@ mod tests {
     use crate::nvml::library::{DeviceMemory, Gauges, Identity};
     use crate::nvml::reckoning::Measure;
     use std::time::{Duration, Instant};
-    use worker_orcd_lifecycle::Xid;
 
     const WHOLE: &str = r##"
 # HELP worker_orcd_gpu_watched 1 while NVML answers, 0 when it has stopped to.
@@ -277,6 +286,31 @@ worker_orcd_gpu_xids_total{xid="31"} 2
         assert_eq!(
             samples(&watched(gauges, long_ago)),
             ["worker_orcd_gpu_watched{uuid=\"GPU-1\"} 0", known[4]]
+        );
+    }
+
+    #[test]
+    fn each_card_has_lines_of_its_own_and_xids_are_counted_together() {
+        let now = Instant::now();
+        let gauges = |celsius| Gauges {
+            temperature_celsius: Some(celsius),
+            ..Gauges::default()
+        };
+        let mut snapshot = watched(gauges(40), now);
+        let mut other = watched(gauges(60), now).devices.remove(0);
+        other.place = 1;
+        other.id = "cuda:1".to_owned();
+        other.gpu.identity = None;
+        snapshot.devices.push(other);
+        assert_eq!(
+            samples(&snapshot),
+            [
+                "worker_orcd_gpu_watched{uuid=\"GPU-1\"} 1",
+                "worker_orcd_gpu_watched{uuid=\"unknown (cuda:1)\"} 1",
+                "worker_orcd_gpu_temperature_celsius{uuid=\"GPU-1\"} 40",
+                "worker_orcd_gpu_temperature_celsius{uuid=\"unknown (cuda:1)\"} 60",
+                "worker_orcd_gpu_xids_total{xid=\"31\"} 4",
+            ]
         );
     }
 

@@ -5,7 +5,7 @@ use nix::sys::resource::{Resource, getrlimit};
 use nix::unistd::{SysconfVar, sysconf};
 use std::fs;
 
-#[derive(Debug)]
+#[derive(Debug, Clone, Copy)]
 pub(super) struct Process {
     pub resident_bytes: u64,
     /// Processor time in user and in system mode.

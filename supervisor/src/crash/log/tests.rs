@@ -3,17 +3,21 @@ use super::*;
 use crate::crash::CrashSettings;
 use crate::crash::death::{Now, Pause};
 use crate::crash::report::{InFlight, RequestFacts};
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::time::SystemTime;
 
 const SEAT: SeatId = SeatId(0);
 const OTHER: SeatId = SeatId(1);
+/// The first seat of the second device.
+const ELSEWHERE: SeatId = SeatId(2);
+const DEVICES: [DeviceSelector; 2] = [DeviceSelector::Cuda(0), DeviceSelector::Cuda(3)];
 
 fn log() -> CrashLog {
-    CrashLog::new(Arc::new(CrashStore::open(CrashSettings {
+    let settings = CrashSettings {
         directory: None,
         max_reports: 10,
-    })))
+    };
+    CrashLog::new(Arc::new(CrashStore::open(settings)), &DEVICES)
 }
 
 struct Clock {
@@ -234,4 +238,19 @@ fn the_oldest_deaths_stay_as_they_are() {
     assert_eq!(log.deaths().count(), DEATHS_KEPT);
     assert!(log.deaths().all(|death| !death.is_unrecovered()));
     assert!(log.update(Generation(1), |_| {}).is_none());
+}
+
+#[test]
+fn a_death_is_of_the_device_on_which_the_child_computed_whoever_takes_over() {
+    let (mut log, clock) = (log(), Clock::new());
+    bury(&mut log, SEAT, 1, clock.burial(0, 0));
+    log.noticed(ELSEWHERE, Generation(2), clock.at(1), "serving");
+    log.inherit(ELSEWHERE, SEAT);
+    bury(&mut log, SEAT, 2, clock.burial(2, 0));
+    let device = |generation| report(&log, generation)["device"].clone();
+    assert_eq!(device(1), json!({"number": 0, "id": "cuda:0"}));
+    assert_eq!(device(2), json!({"number": 1, "id": "cuda:3"}));
+    let listed = log.store.list();
+    let newest = (listed[0].device.as_deref(), listed[0].device_number);
+    assert_eq!(newest, (Some("cuda:3"), Some(1)));
 }

@@ -42,7 +42,7 @@ impl Scenery {
             start,
             chronicle: Chronicle {
                 news: News::new(start, "model.gguf", &DEVICES),
-                crashes: CrashLog::new(Arc::clone(&crashes)),
+                crashes: CrashLog::new(Arc::clone(&crashes), &DEVICES),
                 gpu: Witnesses::of(&DEVICES, start),
             },
             seats: Seats::new(worker.seats(), start, &Spawner::new().0),

@@ -7,8 +7,10 @@ use crate::nvml::driver_is_loaded;
 use crate::nvml::played::PlayedGpu;
 use crate::nvml::reckoning::Measure;
 use std::time::SystemTime;
+use worker_orcd_ipc::DeviceSelector;
 use worker_orcd_lifecycle::{DeathCause, RecoveryAction, SeatId};
 
+const DEVICES: [DeviceSelector; 1] = [DeviceSelector::Cuda(0)];
 const CHILD: u32 = 4_100_007;
 const NEIGHBOUR: u32 = 4_100_008;
 const MIB: u64 = 1 << 20;
@@ -20,10 +22,11 @@ fn watch(gpu: &Arc<PlayedGpu>) -> GpuWatch {
 }
 
 fn log() -> CrashLog {
-    CrashLog::new(Arc::new(CrashStore::open(CrashSettings {
+    let settings = CrashSettings {
         directory: None,
         max_reports: 10,
-    })))
+    };
+    CrashLog::new(Arc::new(CrashStore::open(settings)), &DEVICES)
 }
 
 /// The next sighting, and what the lifecycle is told of it.

@@ -11,16 +11,20 @@ pub(super) fn report(snapshot: &EngineSnapshot, clock: &Clock) -> Vec<Value> {
 
 fn of_device(snapshot: &EngineSnapshot, device: &DeviceSnapshot, clock: &Clock) -> Value {
     let child = snapshot.child_on(device);
-    let load = child.and_then(|child| child.load);
-    let gauges = load.map(|(gauges, _)| gauges);
+    let gauges = snapshot.load_on(device).map(|(gauges, _)| gauges);
+    let identity = device.gpu.identity.as_ref();
     json!({
         "number": device.place,
         "id": device.id,
+        "name": identity.and_then(|it| it.name.as_ref()),
+        "uuid": identity.and_then(|it| it.uuid.as_ref()),
+        "driver": identity.and_then(|it| it.driver.as_ref()),
         "in_use": device.out_since.is_none(),
         "standing": device.standing,
         "reason": device.reason,
         "out_since": device.out_since.map(|since| clock.stamp(since)),
         "may_readmit": device.may_readmit,
+        "serving": device.serving,
         "state": device.state,
         "child": child.map(|child| child_report(child, clock)),
         "standby": device.standby.as_ref().map(|it| standby_report(it, snapshot, device, clock)),
@@ -29,7 +33,8 @@ fn of_device(snapshot: &EngineSnapshot, device: &DeviceSnapshot, clock: &Clock) 
         "running": gauges.map(|it| it.running),
         "waiting": gauges.map(|it| it.waiting),
         "kv_used_tokens": gauges.map(|it| it.kv_used_tokens),
-        "tokens_per_second": child.map(|child| child.tokens_per_second),
+        "kv_capacity_tokens": device.kv_capacity_tokens,
+        "tokens_per_second": snapshot.tokens_per_second_on(device),
         "deaths_in_window": device.deaths_in_window,
     })
 }

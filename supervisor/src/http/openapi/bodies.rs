@@ -1,11 +1,11 @@
 //! Schemas of what is answered. Objects may grow: a client skips fields that it does not know.
 
-use super::responses;
 use super::schema::{
     Shape, any_of, boolean, count, integer, json_text, list, list_of, map, named, null, number,
     object, object_with, of_type, or_null, text, values,
 };
-use crate::engine::{Status, StopReason};
+use super::{health, responses};
+use crate::engine::StopReason;
 use crate::error_code::{ErrorCode, OTHER_REFUSALS};
 use crate::http::choices::{MAX_N, MAX_PROMPTS};
 use crate::http::mistakes::{Constraint, LISTED};
@@ -37,7 +37,7 @@ pub(super) const NAMED: [Named; 19] = [
     ("ResponseItem", responses::item),
     ("ResponseEvent", responses::data),
     ("Model", model),
-    ("Health", health),
+    ("Health", health::health),
 ];
 
 /// What `/tokenize` answers.
@@ -358,39 +358,6 @@ pub(super) fn models() -> Shape {
 }
 
 /// An outline for everybody, and the rest for whoever may use the worker.
-fn health() -> Shape {
-    let part = || of_type(Type::Object);
-    let known_part = || or_null(part());
-    object_with(
-        [
-            (
-                "status",
-                values(Status::VARIANTS.iter().map(|it| it.as_str())),
-            ),
-            ("state", text()),
-            ("since", text()),
-            ("uptime_seconds", count()),
-            ("version", text()),
-        ],
-        [
-            ("reason", text()),
-            ("child", known_part()),
-            ("standby", known_part()),
-            ("device", part()),
-            ("vram", known_part()),
-            ("model", part()),
-            ("load", part()),
-            (
-                "connections",
-                object([("open", count()), ("limit", count()), ("evicted", count())]),
-            ),
-            ("faults", part()),
-            ("impaired", list_of(part())),
-            ("worker_id", text()),
-        ],
-    )
-}
-
 pub(super) fn root() -> Shape {
     object([
         ("name", text()),
@@ -411,6 +378,8 @@ pub(super) fn crashes() -> Shape {
         ("cause", text()),
         ("signal", known(Type::Integer)),
         ("exit_code", known(Type::Integer)),
+        ("device", known(Type::String)),
+        ("device_number", known(Type::Integer)),
         ("generation", count()),
         ("pid", known(Type::Integer)),
         ("requests", count()),

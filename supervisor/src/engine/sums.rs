@@ -1,0 +1,45 @@
+//! What children of one device, or of all, do together.
+
+use super::{ChildSnapshot, DeviceSnapshot, EngineSnapshot};
+use std::time::Instant;
+use worker_orcd_ipc::Load;
+
+impl EngineSnapshot {
+    /// The gauges of all children of a device. `None`: no child has said a word of it.
+    #[must_use]
+    pub fn load_on(&self, device: &DeviceSnapshot) -> Option<(Load, Instant)> {
+        let loads = self.children_on(device).filter_map(|child| child.load);
+        loads.reduce(together)
+    }
+
+    /// Tokens accepted from the children of a device per second, over the last seconds.
+    #[must_use]
+    pub fn tokens_per_second_on(&self, device: &DeviceSnapshot) -> f64 {
+        pace(self.children_on(device))
+    }
+}
+
+/// Tokens per second of all of them.
+pub(crate) fn pace<'a>(children: impl Iterator<Item = &'a ChildSnapshot>) -> f64 {
+    // The sum of no floats is -0.
+    0.0 + children.map(|it| it.tokens_per_second).sum::<f64>()
+}
+
+/// The load of two children together, as old as the older. A child may say anything, so sums saturate.
+pub(crate) fn together(one: (Load, Instant), other: (Load, Instant)) -> (Load, Instant) {
+    let (a, b) = (one.0, other.0);
+    let load = Load {
+        running: a.running.saturating_add(b.running),
+        waiting: a.waiting.saturating_add(b.waiting),
+        kv_used_tokens: a.kv_used_tokens.saturating_add(b.kv_used_tokens),
+        prefix_hit_tokens: a.prefix_hit_tokens.saturating_add(b.prefix_hit_tokens),
+        prompt_tokens: a.prompt_tokens.saturating_add(b.prompt_tokens),
+        generated_tokens: a.generated_tokens.saturating_add(b.generated_tokens),
+        adopted_tokens: a.adopted_tokens.saturating_add(b.adopted_tokens),
+        changed_pages: a.changed_pages.saturating_add(b.changed_pages),
+        mixed_steps: a.mixed_steps.saturating_add(b.mixed_steps),
+        mixed_prompt_tokens: a.mixed_prompt_tokens.saturating_add(b.mixed_prompt_tokens),
+        step_budget_us: a.step_budget_us.max(b.step_budget_us),
+    };
+    (load, one.1.min(other.1))
+}
