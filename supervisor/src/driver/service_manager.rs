@@ -4,7 +4,7 @@
 //! | word | when |
 //! |---|---|
 //! | `READY=1` | the first child serves |
-//! | `STATUS=` | state, load, restarts and the last death: once a second at most, and when the state is another |
+//! | `STATUS=` | state, load, restarts, devices that are out, the last death: once a second at most, and when the state or a device's standing is another |
 //! | `WATCHDOG=1` | twice in the time that `WATCHDOG_USEC` gives |
 //! | `EXTEND_TIMEOUT_USEC=` | until the first child serves, and while the worker ends: its own deadlines end both |
 //! | `STOPPING=1` | nothing new is accepted |
@@ -30,6 +30,9 @@ const PERIOD: Duration = Duration::from_secs(1);
 /// The longest `STATUS=`.
 const STATUS_CHARS: usize = 300;
 
+/// Of them, what says why one device is out of use.
+const REASON_CHARS: usize = 80;
+
 /// The time that is asked for each [`PERIOD`]: several may be lost.
 const EXTENSION: Duration = Duration::from_secs(10);
 
@@ -53,8 +56,9 @@ pub(super) struct ServiceManager {
     is_ready: bool,
     is_stopping: bool,
     extended_at: Option<Instant>,
-    /// The state of the last status: another one is told at once.
+    /// The state of the last status, and the standing of each device: others are told at once.
     state: &'static str,
+    standings: Vec<&'static str>,
     status: String,
     status_at: Option<Instant>,
 }
@@ -121,10 +125,13 @@ impl ServiceManager {
         if (snapshot.draining || snapshot.failed) && !self.is_stopping {
             self.is_stopping = self.say(Word::Stopping);
         }
-        if self.state != snapshot.state || is_due(self.status_at, PERIOD, now) {
+        let standings: Vec<_> = snapshot.devices.iter().map(|it| it.standing).collect();
+        let is_another = self.state != snapshot.state || self.standings != standings;
+        if is_another || is_due(self.status_at, PERIOD, now) {
             let status = in_words(snapshot);
             if status != self.status && self.say(Word::Status(status.clone())) {
                 (self.state, self.status) = (snapshot.state, status);
+                self.standings = standings;
                 self.status_at = Some(now);
             }
         }
@@ -161,6 +168,12 @@ fn in_words(snapshot: &EngineSnapshot) -> String {
         load.tokens_per_second,
         snapshot.faults.restarts
     );
+    for device in snapshot.devices.iter().filter(|it| it.out_since.is_some()) {
+        let (number, id) = (device.place, &device.id);
+        let why = device.reason.as_deref().unwrap_or_default();
+        let why: String = why.chars().take(REASON_CHARS).collect();
+        line += &format!(", device {number} ({id}) {}: {why}", device.standing);
+    }
     let last = snapshot.faults.last.as_ref();
     if let Some(burial) = last.and_then(|death| death.burial.as_ref()) {
         line += &format!(", the last because: {}", burial.cause);
@@ -271,6 +284,32 @@ mod tests {
             told(3000, "backoff", 2),
         ];
         assert_eq!(told, [1, 0, 1, 0, 1, 0]);
+    }
+
+    #[test]
+    fn a_device_that_goes_out_of_use_is_told_at_once_with_its_reason() {
+        let (mut manager, inbox) = manager(None);
+        let start = Instant::now();
+        let mut snapshot = EngineSnapshot::before_anything(start);
+        snapshot.state = "serving";
+        let mut device = snapshot.devices[0].clone();
+        (device.place, device.id) = (1, "cuda:3".to_owned());
+        snapshot.devices.push(device);
+        manager.tell(start, &snapshot);
+        drop(said(&inbox));
+        let out = &mut snapshot.devices[1];
+        (out.standing, out.out_since) = ("condemned", Some(start));
+        out.reason = Some(format!("Xid 79{}", "x".repeat(10_000)));
+        manager.tell(start + Duration::from_millis(1), &snapshot);
+        let [Word::Status(status)] = &said(&inbox)[..] else {
+            panic!("one status");
+        };
+        assert!(
+            status.contains(", device 1 (cuda:3) condemned: Xid 79x"),
+            "{status}"
+        );
+        assert!(!status.contains("device 0"), "{status}");
+        assert!(status.chars().count() < STATUS_CHARS, "{status}");
     }
 
     #[test]

@@ -20,7 +20,7 @@ pub(super) fn columns(answers: &Answers) -> [Vec<Section>; 2] {
     }
     [
         vec![worker(health), load(health, &answers.metrics)],
-        vec![memory(&health["vram"]), deaths(&health["faults"])],
+        vec![memory(health), deaths(&health["faults"])],
     ]
 }
 
@@ -32,9 +32,13 @@ fn outline(health: &Value) -> Section {
 
 fn worker(health: &Value) -> Section {
     let (model, device) = (&health["model"], &health["device"]);
+    let device = match several(health) {
+        Some(devices) => in_use(devices),
+        None => with_more(&device["id"], &device["name"]),
+    };
     let rows = [
         ("model", with_more(&model["id"], &model["quant_kind"])),
-        ("device", with_more(&device["id"], &device["name"])),
+        ("device", device),
         ("version", version(health)),
         ("child", child(&health["child"])),
         ("standby", standby(&health["standby"])),
@@ -105,7 +109,8 @@ fn of(part: String, whole: String) -> String {
     format!("{part} of {whole}")
 }
 
-fn memory(memory: &Value) -> Section {
+fn memory(health: &Value) -> Section {
+    let memory = &health["vram"];
     let of_purpose = |name: &str| told(&memory[format!("{name}_bytes")], bytes);
     let rows = [
         ("weights", of_purpose("weights")),
@@ -119,7 +124,11 @@ fn memory(memory: &Value) -> Section {
         ("kept", of_purpose("custody")),
         ("free", of(of_purpose("free"), of_purpose("total"))),
     ];
-    Section::new("memory of the device", rows)
+    let title = match several(health) {
+        Some(_) => "memory of the first that serves",
+        None => "memory of the device",
+    };
+    Section::new(title, rows)
 }
 
 fn deaths(faults: &Value) -> Section {
@@ -166,7 +175,9 @@ pub(super) fn lists(answers: &Answers) -> Vec<Section> {
         Ok(crashes) => crashes.iter().take(CRASHES).map(crash).collect(),
         Err(why) => vec![(why.clone(), String::new())],
     };
+    let devices = several(&answers.health).into_iter().flatten().map(device);
     let sections = [
+        Section::new("devices", devices),
         Section::new("impaired", impaired),
         Section::new("crash reports, the newest first", crashes),
     ];
@@ -176,12 +187,51 @@ pub(super) fn lists(answers: &Answers) -> Vec<Section> {
         .collect()
 }
 
+/// Devices that are to be told one by one; of one alone everything says.
+fn several(health: &Value) -> Option<&Vec<Value>> {
+    health["devices"].as_array().filter(|it| it.len() > 1)
+}
+
+fn in_use(devices: &[Value]) -> String {
+    let in_use = devices.iter().filter(|it| it["in_use"] == true);
+    format!("{} of {} in use", in_use.count(), devices.len())
+}
+
+fn device(device: &Value) -> (String, String) {
+    let [number, id] = ["number", "id"].map(|name| words(&device[name]));
+    (format!("{number} {id}"), doing(device))
+}
+
+fn doing(device: &Value) -> String {
+    let [standing, since, reason] =
+        ["standing", "out_since", "reason"].map(|it| words(&device[it]));
+    if device["in_use"] != true {
+        let readmit = match device["may_readmit"] == true {
+            true => format!("; POST /devices/{}/readmit uses it again", device["number"]),
+            false => String::new(),
+        };
+        return format!("{standing} since {since}: {reason}{readmit}");
+    }
+    let [state, running, waiting] = ["state", "running", "waiting"].map(|it| words(&device[it]));
+    let [used, capacity] = ["used", "capacity"].map(|it| &device[format!("kv_{it}_tokens")]);
+    let kv = used.as_f64().zip(capacity.as_f64().filter(|it| *it > 0.0));
+    let kv = kv.map_or(words(&Value::Null), |(used, capacity)| {
+        share(used / capacity)
+    });
+    let rate = told(&device["tokens_per_second"], |rate| format!("{rate:.1}"));
+    format!("{state}: {running} running, {waiting} waiting, {rate} tokens/s, KV {kv}")
+}
+
 fn crash(crash: &Value) -> (String, String) {
     let [at, cause, generation, requests] =
         ["at", "cause", "generation", "requests"].map(|name| words(&crash[name]));
     let ready = told(&crash["ready_ms"], time_of_ms);
+    let device = match (crash["device"].as_str(), &crash["device_number"]) {
+        (Some(id), number) if !number.is_null() => format!(" on {number} {id}"),
+        _ => String::new(),
+    };
     let what = format!(
-        "generation {generation}, with {requests} requests: {cause}; the next after {ready}"
+        "generation {generation}{device}, with {requests} requests: {cause}; the next after {ready}"
     );
     (at, what)
 }

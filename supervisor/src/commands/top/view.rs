@@ -127,7 +127,7 @@ fn verdict(health: &Value) -> (Tone, String) {
         .is_some_and(|it| !it.is_empty());
     let tone = match health["status"].as_str() {
         Some("healthy") if !is_impaired => Tone::Good,
-        Some("healthy" | "recovering" | "draining") => Tone::Uneasy,
+        Some("healthy" | "degraded" | "recovering" | "draining") => Tone::Uneasy,
         _ => Tone::Bad,
     };
     let [status, state, since] = ["status", "state", "since"].map(|name| words(&health[name]));

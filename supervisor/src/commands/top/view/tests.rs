@@ -112,6 +112,42 @@ fn what_is_null_or_not_told_is_unknown_and_who_has_no_key_hears_why() {
     );
 }
 
+#[test]
+fn several_devices_have_a_line_each_and_one_that_is_out_says_why() {
+    let mut told = answers("m");
+    told.health["status"] = json!("degraded");
+    told.health["devices"] = json!([{
+        "number": 0, "id": "cuda:0", "in_use": true, "standing": "in_use", "state": "serving",
+        "running": 3, "waiting": 1, "kv_used_tokens": 500, "kv_capacity_tokens": 2000,
+        "tokens_per_second": 99.96,
+    }, {
+        "number": 1, "id": "cuda:1", "in_use": false, "standing": "condemned",
+        "reason": "Xid 79\u{1b}", "out_since": "12:00", "may_readmit": true,
+    }]);
+    told.crashes = Ok(vec![json!({
+        "at": "11:59", "cause": "c", "generation": 2, "requests": 5, "ready_ms": 120.0,
+        "device": "cuda:1", "device_number": 1,
+    })]);
+    let view = view(&told);
+    assert!(!view.is_healthy() && view.tone == Tone::Uneasy);
+    let text = view.to_string();
+    for line in [
+        "device   1 of 2 in use",
+        "0 cuda:0  serving: 3 running, 1 waiting, 100.0 tokens/s, KV 25 %",
+        "1 cuda:1  condemned since 12:00: Xid 79\\u{1b}; POST /devices/1/readmit uses it again",
+        "11:59  generation 2 on 1 cuda:1, with 5 requests: c",
+        "memory of the first that serves",
+    ] {
+        assert!(text.contains(line), "{line}: {text}");
+    }
+    told.health["devices"].as_array_mut().unwrap().pop();
+    let alone = self::view(&told).to_string();
+    assert!(
+        !alone.contains("0 cuda:0") && alone.contains("cuda:0 (NVIDIA"),
+        "{alone}"
+    );
+}
+
 const TEXT: &str = "
 worker-orcd at here
 healthy: serving since 2026-11-24T12:00:00.000Z: all is well
