@@ -258,7 +258,7 @@ fn read(reader: &mut Reader<'_>) -> Option<Config> {
     })
 }
 
-/// An option of the other device, or one that another option leaves nothing to decide. With
+/// An option of the other device, or one that another option leaves nothing to decide, or no file. With
 /// `auto` each device's options are for the case that it is chosen; in the other one the log says
 /// so ([`LoadConfig::without_use_on`]).
 fn refuse_what_would_be_ignored(reader: &mut Reader<'_>, device: Option<&DeviceChoice>) {
@@ -277,9 +277,12 @@ fn refuse_what_would_be_ignored(reader: &mut Reader<'_>, device: Option<&DeviceC
         ));
     }
     if reader.has("kv-cache-size") && reader.has("gpu-memory-utilization") {
-        let one = reader.origin("gpu-memory-utilization").to_owned();
-        let other = reader.origin("kv-cache-size").to_owned();
+        let [one, other] = ["gpu-memory-utilization", "kv-cache-size"].map(|it| reader.origin(it));
         reader.error(format!("{other} leaves nothing for {one} to decide"));
+    }
+    if reader.has("trace-logits") && device.is_some_and(DeviceChoice::may_be_several) {
+        let [trace, device] = ["trace-logits", "device"].map(|it| reader.origin(it));
+        reader.error(format!("{trace} needs one device; {device} may be more"));
     }
 }
 

@@ -21,6 +21,7 @@ mod port;
 mod service;
 
 use crate::child::probe;
+use crate::config::device::{DecidedDevices, DeviceChoice};
 use crate::config::environment::Environment;
 use crate::config::examined::Examined;
 use crate::config::sources;
@@ -124,7 +125,7 @@ fn look(
     let mut findings = vec![host::kernel()];
     findings.push(child::binary(program, answers.version));
     findings.push(child::confinement(answers.confinement));
-    findings.extend(gpu::all(&settings.device, answers.device));
+    findings.extend(gpu::all(&settings.device, &answers.cards, answers.device));
     findings.extend(settings.http.as_ref().map(host::open_files));
     findings.extend(host::limits(model_bytes));
     findings.extend(host::memory(model_bytes.filter(|_| computes_here)));
@@ -155,6 +156,8 @@ fn print(finding: &Finding) {
 /// Answers of the child's program.
 struct Answers {
     version: Result<String, String>,
+    /// The cards that are meant, by their ordinals.
+    cards: Vec<u32>,
     /// `None` where the CPU was asked for.
     device: Option<Result<String, String>>,
     /// `None` where it is off.
@@ -167,11 +170,15 @@ impl Answers {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()?;
-        let ordinals = settings.device.ordinals();
         Ok(runtime.block_on(async {
+            let cards = cards(child, &settings.device).await;
             Self {
                 version: probe::version(child).await,
-                device: outlook(child, &ordinals).await,
+                device: match &cards {
+                    Ok(cards) => outlook(child, cards).await,
+                    Err(why) => Some(Err(why.clone())),
+                },
+                cards: cards.unwrap_or_else(|_| settings.device.ordinals()),
                 confinement: match settings.child_confinement {
                     true => Some(probe::check_confinement(child).await),
                     false => None,
@@ -190,14 +197,60 @@ impl Answers {
     }
 }
 
+/// # Errors
+/// Why nobody knows what `all` comes to.
+async fn cards(child: &Path, choice: &DeviceChoice) -> Result<Vec<u32>, String> {
+    match choice {
+        DeviceChoice::All => {
+            let all = DecidedDevices::all(probe::count_devices(child).await)?;
+            Ok(DeviceChoice::Named(all.selectors).ordinals())
+        }
+        DeviceChoice::Auto | DeviceChoice::Named(_) => Ok(choice.ordinals()),
+    }
+}
+
 /// All of them in words, or the first that cannot be used. `None`: there is none to ask for.
 async fn outlook(child: &Path, ordinals: &[u32]) -> Option<Result<String, String>> {
     let mut words = Vec::new();
     for ordinal in ordinals {
         match probe::ask(child, *ordinal).await {
             Ok(device) => words.push(device),
+            Err(why) if ordinals.len() > 1 => return Some(Err(format!("cuda:{ordinal}: {why}"))),
             refusal => return Some(refusal),
         }
     }
     (!words.is_empty()).then(|| Ok(words.join(", ")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt as _;
+
+    /// A machine of two cards, of which the second has fallen off.
+    const TWO_CARDS: &str = "#!/bin/sh
+case \"$1 $2\" in
+    '--count-devices ') echo 2 ;;
+    '--probe 0') echo 'a card' ;;
+    *) echo 'it has fallen off the bus'; exit 67 ;;
+esac
+";
+
+    #[tokio::test]
+    async fn all_is_as_many_cards_as_there_are_and_the_one_that_cannot_be_used_is_named() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let child = folder.path().join("child");
+        fs::write(&child, TWO_CARDS).expect("written");
+        fs::set_permissions(&child, fs::Permissions::from_mode(0o700)).expect("executable");
+        let found = cards(&child, &DeviceChoice::All).await;
+        assert_eq!(found, Ok(vec![0, 1]));
+        let why = outlook(&child, &[0, 1]).await.expect("cards").unwrap_err();
+        assert_eq!(why, "cuda:1: it has fallen off the bus");
+        let first = outlook(&child, &[0]).await.expect("a card");
+        assert_eq!(first, Ok("a card".to_owned()));
+        let nowhere = cards(Path::new("/no/such/child"), &DeviceChoice::All).await;
+        assert!(nowhere.unwrap_err().starts_with("--device all: "));
+        let named = DeviceChoice::parse("cuda:3,cpu").expect("devices");
+        assert_eq!(cards(&child, &named).await, Ok(vec![3]));
+    }
 }

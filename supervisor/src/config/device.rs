@@ -80,6 +80,16 @@ impl DeviceChoice {
         }
     }
 
+    /// More than one is meant, or nobody knows yet.
+    #[must_use]
+    pub fn may_be_several(&self) -> bool {
+        match self {
+            Self::Auto => false,
+            Self::All => true,
+            Self::Named(selectors) => selectors.len() > 1,
+        }
+    }
+
     /// No card is asked for.
     #[must_use]
     pub fn is_cpu_alone(&self) -> bool {

@@ -364,7 +364,7 @@ pub const OPTIONS: &[Spec] = &[
         "trace-logits",
         "FILE",
         None,
-        "Write one JSON line per token",
+        "Write one JSON line per token; needs one device",
     ),
     value(
         "trace-values",

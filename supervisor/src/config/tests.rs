@@ -212,6 +212,23 @@ fn a_trace_must_be_writable() {
 }
 
 #[test]
+fn a_trace_is_of_one_device() {
+    let trace = file("");
+    let path = trace.path().to_str().unwrap();
+    let traced = |device| [&MODEL[..], &["--trace-logits", path, "--device", device]].concat();
+    for several in ["cpu,cpu", "cuda:0,cuda:1", "all"] {
+        let refused = errors(&traced(several), &[]);
+        assert!(
+            refused.len() == 1 && refused[0].contains("--trace-logits needs one device"),
+            "{refused:?}"
+        );
+    }
+    for one in ["cpu", "cuda:1", "auto"] {
+        assert!(gather(&traced(one), &[]).is_ok(), "{one}");
+    }
+}
+
+#[test]
 fn callback_urls() {
     let parse = |text| Url::parse(text).map(|url| (url.authority, url.path));
     let ok = |authority: &str, path: &str| Ok((authority.to_owned(), path.to_owned()));

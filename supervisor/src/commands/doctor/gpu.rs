@@ -23,11 +23,16 @@ const OLDEST_DRIVER: u32 = 580;
 
 const MEANWHILE: &str = "the CPU device serves meanwhile";
 
-pub(super) fn all(choice: &DeviceChoice, outlook: Option<Result<String, String>>) -> Vec<Finding> {
+/// `cards` are the ordinals that the choice comes to.
+pub(super) fn all(
+    choice: &DeviceChoice,
+    cards: &[u32],
+    outlook: Option<Result<String, String>>,
+) -> Vec<Finding> {
     let Some(outlook) = outlook else {
         return vec![Finding::good("device", "cpu, as the settings say")];
     };
-    let (ordinals, is_named) = (choice.ordinals(), choice.needs_cards());
+    let is_named = choice.needs_cards();
     let is_loaded = driver_is_loaded();
     let mut findings = Vec::new();
     if is_loaded {
@@ -43,8 +48,13 @@ pub(super) fn all(choice: &DeviceChoice, outlook: Option<Result<String, String>>
     }
     findings.push(device(outlook, is_loaded, is_named));
     if is_loaded || is_named {
-        let looks = ordinals.into_iter();
-        findings.extend(looks.map(|ordinal| nvml(Witness::look(ordinal, NVML_PATIENCE))));
+        findings.extend(cards.iter().map(|ordinal| {
+            let which = match cards.len() {
+                1 => String::new(),
+                _ => format!("cuda:{ordinal}: "),
+            };
+            nvml(&which, Witness::look(*ordinal, NVML_PATIENCE))
+        }));
     }
     findings
 }
@@ -128,23 +138,23 @@ fn device(outlook: Result<String, String>, driver: bool, is_named: bool) -> Find
     }
 }
 
-/// NVML's answers about the device, as a worker there would know them.
-fn nvml(look: Result<(Identity, Gauges), String>) -> Finding {
+/// NVML's answers about a device, as a worker there would know them. Each is told with which one it is.
+fn nvml(which: &str, look: Result<(Identity, Gauges), String>) -> Finding {
     const SUBJECT: &str = "NVML";
     match look {
         Err(reason) => Finding::note(
             SUBJECT,
-            reason,
+            format!("{which}{reason}"),
             "bring libnvidia-ml.so.1 of the driver's own version; without it a worker serves, but \
              cannot tell Xids, ECC errors and leaked memory",
         ),
         Ok((identity, gauges)) => match gauges.action {
             Some(RecoveryAction::GpuReset | RecoveryAction::NodeReboot) => Finding::bad(
                 SUBJECT,
-                "the driver asks for a reset of this GPU, or of the node",
+                format!("{which}the driver asks for a reset of this GPU, or of the node"),
                 "nvidia-smi --gpu-reset, or reboot",
             ),
-            _ => Finding::good(SUBJECT, in_words(&identity, &gauges)),
+            _ => Finding::good(SUBJECT, format!("{which}{}", in_words(&identity, &gauges))),
         },
     }
 }
@@ -224,12 +234,12 @@ mod tests {
             };
             (Identity::default(), gauges)
         };
-        let good = nvml(Ok(look(Some(RecoveryAction::None))));
+        let good = nvml("cuda:1: ", Ok(look(Some(RecoveryAction::None))));
         assert!(
-            matches!(&good.verdict, Verdict::Good(what) if what.ends_with("recovery action none"))
+            matches!(&good.verdict, Verdict::Good(what) if what.starts_with("cuda:1: ") && what.ends_with("recovery action none"))
         );
-        assert!(nvml(Ok(look(Some(RecoveryAction::GpuReset)))).is_bad());
-        let missing = nvml(Err("no such file".to_owned()));
+        assert!(nvml("", Ok(look(Some(RecoveryAction::GpuReset)))).is_bad());
+        let missing = nvml("", Err("no such file".to_owned()));
         assert!(matches!(missing.verdict, Verdict::Note(..)));
     }
 }
