@@ -3,8 +3,8 @@
 use super::Driver;
 use crate::engine::LoadedModel;
 use crate::error_code::ErrorCode;
-use crate::requests::Failure;
 use crate::requests::control::Answer;
+use crate::requests::{Failure, Kin};
 use std::sync::Arc;
 use tracing::{error, info, warn};
 use worker_orcd_lifecycle::{Absence, DeviceId, Event};
@@ -53,6 +53,11 @@ impl Driver {
             Some(format!("device {device} is not in use"))
         } else if !self.worker.may_withdraw(device) {
             Some("no other device is in use: drain the worker instead".to_owned())
+        } else if !self.has_kin(device) {
+            let word = "its streams could go on nowhere: drain the worker instead";
+            Some(format!(
+                "no other device in use computes as {device} does: {word}"
+            ))
         } else {
             self.tell(Event::Withdraw(device));
             None
@@ -75,6 +80,15 @@ impl Driver {
             None
         };
         drop(asker.send(refusal.map_or(Ok(()), Err)));
+    }
+
+    /// Streams of this device can go on with another one that is in use, as far as is known by now.
+    fn has_kin(&self, device: DeviceId) -> bool {
+        let kin = |device| self.models.of(device).map(|model| Kin::of(&model.device));
+        let own = kin(device);
+        let others = self.worker.devices().filter(|other| *other != device);
+        let mut in_use = others.filter(|other| self.worker.standing(*other).is_in_use());
+        in_use.any(|other| own.is_none() || own == kin(other))
     }
 
     fn is_of_worker(&self, device: DeviceId) -> bool {

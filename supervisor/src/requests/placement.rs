@@ -7,7 +7,7 @@
 ///
 /// Every step with a part of the prompt has a token of each stream, too, and the prompt makes each of them wait. So a
 /// history stays where its beginning is cached until the streams there are so many more that all of them would be
-/// better off had it been computed again elsewhere. A quarter of it or nothing does as well in the simulation, where
+/// better off had it been computed again elsewhere. A quarter of it does as well in the simulation, where
 /// decoding costs little; on the CPU device a stream's token costs as much as one of a prompt.
 const STREAM: u64 = 32;
 
