@@ -172,7 +172,11 @@ pub(super) fn lists(answers: &Answers) -> Vec<Section> {
     });
     let crashes = match &answers.crashes {
         Ok(crashes) if crashes.is_empty() => vec![("none".to_owned(), String::new())],
-        Ok(crashes) => crashes.iter().take(CRASHES).map(crash).collect(),
+        Ok(crashes) => {
+            let is_one_of_several = several(&answers.health).is_some();
+            let newest = crashes.iter().take(CRASHES);
+            newest.map(|it| crash(it, is_one_of_several)).collect()
+        }
         Err(why) => vec![(why.clone(), String::new())],
     };
     let devices = several(&answers.health).into_iter().flatten().map(device);
@@ -222,12 +226,13 @@ fn doing(device: &Value) -> String {
     format!("{state}: {running} running, {waiting} waiting, {rate} tokens/s, KV {kv}")
 }
 
-fn crash(crash: &Value) -> (String, String) {
+/// With the device, where it could be another one.
+fn crash(crash: &Value, is_one_of_several: bool) -> (String, String) {
     let [at, cause, generation, requests] =
         ["at", "cause", "generation", "requests"].map(|name| words(&crash[name]));
     let ready = told(&crash["ready_ms"], time_of_ms);
     let device = match (crash["device"].as_str(), &crash["device_number"]) {
-        (Some(id), number) if !number.is_null() => format!(" on {number} {id}"),
+        (Some(id), number) if is_one_of_several => format!(" on {number} {id}"),
         _ => String::new(),
     };
     let what = format!(
