@@ -86,6 +86,13 @@ where
     }
 }
 
+fn inspection_interval(role: Role) -> Duration {
+    match role {
+        Role::Active => INSPECTION_INTERVAL,
+        Role::Standby => STANDBY_INSPECTION_INTERVAL,
+    }
+}
+
 struct StepLoop<'a> {
     link: &'a Link,
     status: &'a Status,
@@ -187,10 +194,7 @@ impl<'a> StepLoop<'a> {
             memory,
             memory_asked: Instant::now(),
             inspected: Instant::now(),
-            inspection_interval: match order.role {
-                Role::Active => INSPECTION_INTERVAL,
-                Role::Standby => STANDBY_INSPECTION_INTERVAL,
-            },
+            inspection_interval: inspection_interval(order.role),
             adopts_from: adopts_from.into_iter().collect(),
             copies_from: adopts_from,
             ahead: VecDeque::new(),

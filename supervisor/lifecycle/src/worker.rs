@@ -3,27 +3,26 @@
 //! `tests/golden/worker.txt` is the whole table for a worker of one device.
 //!
 //! On each of its devices one child serves. A device on which children cannot be kept alive, or that NVIDIA's driver calls
-//! unfit, goes out of use ([`Standing`]) and the worker goes on with the others; without any it has failed.
+//! unfit, goes out of use ([`Standing`](crate::Standing), [`devices`]) and the worker goes on with the others; without any it has failed.
 //!
 //! The deaths of children of one device that serve, or are to, count together: a device that kills one
 //! child kills the others too. A standby takes over as soon as such a child's end begins; its own deaths
-//! cost no stream anything, and end nothing but the wish for one.
+//! cost no stream anything, and end nothing but the wish for one. [`looking`] is what others see of it.
+
+mod devices;
+mod looking;
 
 use crate::course::{Course, Drain, End};
 use crate::effect::{Deed, DeviceId, Effect, EndReason, SeatId, Signal};
 use crate::event::{ChildEvent, Event};
 use crate::exit::SupervisorExit;
 use crate::generations::Generations;
-use crate::gpu::Testimony;
-use crate::ledger::Ledger;
 use crate::life::Life;
 use crate::restart_policy::{RestartPolicy, WorkerFailure};
 use crate::staff::Staff;
-use crate::standing::Standing;
-use crate::state::State;
 use crate::watchdog::{Deadlines, OWN_ABSENCE};
 use std::time::Duration;
-use worker_orcd_ipc::{Generation, Role};
+use worker_orcd_ipc::Generation;
 
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Settings {
@@ -120,154 +119,6 @@ impl Worker {
         own.chain(drain).chain(attentive).min()
     }
 
-    // === looking ===
-
-    /// Generation of the child that was ordered last.
-    #[must_use]
-    pub fn newest(&self) -> Generation {
-        self.generations.newest()
-    }
-
-    #[must_use]
-    pub fn seat(&self, seat: SeatId) -> &Life {
-        self.staff(seat.device()).seats.get(seat)
-    }
-
-    pub fn seats(&self) -> impl Iterator<Item = SeatId> + use<> {
-        let seats = self.staffs.iter().flat_map(|staff| staff.seats.ids());
-        seats.collect::<Vec<_>>().into_iter()
-    }
-
-    pub fn devices(&self) -> impl Iterator<Item = DeviceId> + use<> {
-        (0..).map(DeviceId).take(self.staffs.len())
-    }
-
-    /// Whether a device is in use, and why not.
-    #[must_use]
-    pub fn standing(&self, device: DeviceId) -> &Standing {
-        &self.staff(device).standing
-    }
-
-    /// It can be taken out of use: it is in use, and not alone.
-    #[must_use]
-    pub fn may_withdraw(&self, device: DeviceId) -> bool {
-        self.standing(device).is_in_use() && self.is_in_use_beside(device)
-    }
-
-    /// It can be used again: it is out of use, and no process is stuck on it.
-    #[must_use]
-    pub fn may_readmit(&self, device: DeviceId) -> bool {
-        self.staff(device).may_return()
-    }
-
-    /// The one that speaks for all: who serves, else who is to, else who did.
-    #[must_use]
-    pub fn foremost(&self) -> &Life {
-        let of_each = || self.staffs.iter().map(|staff| staff.seats.foremost());
-        let serves = of_each().find(|life| life.state().takes_work());
-        let is_to = || of_each().find(|life| life.state().is_under_way());
-        let in_use = || self.staffs.iter().find(|staff| staff.standing.is_in_use());
-        let any = || in_use().unwrap_or(&self.staffs[0]).seats.foremost();
-        serves.or_else(is_to).unwrap_or_else(any)
-    }
-
-    /// The one that speaks for its device.
-    #[must_use]
-    pub fn foremost_of(&self, device: DeviceId) -> &Life {
-        self.staff(device).seats.foremost()
-    }
-
-    /// The standby of a device, or its empty seat, where there is to be one.
-    #[must_use]
-    pub fn standby(&self, device: DeviceId) -> Option<&Life> {
-        let mut standbys = self.staff(device).seats.with_role(Role::Standby);
-        let seat = standbys.next().filter(|_| self.settings.standby)?;
-        Some(self.seat(seat))
-    }
-
-    /// Why there is no standby, although there should be.
-    #[must_use]
-    pub fn standby_given_up(&self, device: DeviceId) -> Option<&str> {
-        self.staff(device).standby.given_up()
-    }
-
-    #[must_use]
-    pub fn ledger(&self, device: DeviceId) -> &Ledger {
-        &self.staff(device).ledger
-    }
-
-    #[must_use]
-    pub fn settings(&self) -> &Settings {
-        &self.settings
-    }
-
-    /// Times that a child was ordered, or promoted, to serve in place of one before.
-    #[must_use]
-    pub fn successions(&self) -> u64 {
-        self.staffs.iter().map(|staff| staff.successions).sum()
-    }
-
-    /// Nothing new is accepted.
-    #[must_use]
-    pub fn is_draining(&self) -> bool {
-        match &self.course {
-            Course::Leave(End::Stop(_)) | Course::Over { .. } => true,
-            course => course.drain().is_some(),
-        }
-    }
-
-    /// True when no process is left, and none follows.
-    #[must_use]
-    pub fn is_over(&self) -> bool {
-        matches!(self.course, Course::Over { .. })
-    }
-
-    /// Why it gave up, if it did.
-    #[must_use]
-    pub fn failure(&self) -> Option<&WorkerFailure> {
-        match &self.course {
-            Course::Leave(End::Fail(failure))
-            | Course::Over {
-                end: End::Fail(failure),
-                ..
-            } => Some(failure),
-            _ => None,
-        }
-    }
-
-    /// A stable word for /health, metrics and logs, and since when it is true.
-    #[must_use]
-    pub fn state(&self) -> (&'static str, Duration) {
-        let state = self.foremost().state();
-        match (&self.course, self.course.drain()) {
-            (Course::Over { since, end }, _) => (end.name(), *since),
-            (_, Some(drain)) if state.takes_work() => {
-                (self.word_for(state), state.since().max(drain.since))
-            }
-            _ => (self.word_for(state), state.since()),
-        }
-    }
-
-    /// A child that serves does so to the end of a drain, if there is one.
-    #[must_use]
-    pub fn word_for(&self, state: &State) -> &'static str {
-        match self.course.drain() {
-            Some(_) if state.takes_work() => "draining",
-            _ => state.name(),
-        }
-    }
-
-    #[must_use]
-    pub fn has_served(&self) -> bool {
-        self.staffs.iter().any(|staff| staff.has_served)
-    }
-
-    /// Words of the dead that were dropped.
-    #[must_use]
-    pub fn stale_events(&self) -> u64 {
-        self.stale_events
-    }
-
     // === time ===
 
     fn forgive_own_absence(&mut self, now: Duration) {
@@ -357,68 +208,6 @@ impl Worker {
             None => self.settle(now),
         });
         effects
-    }
-
-    // === a device comes and goes ===
-
-    /// No child can be kept alive on this device.
-    fn lose(&mut self, now: Duration, device: DeviceId, failure: WorkerFailure) -> Effects {
-        let goes_on = matches!(self.course, Course::Serve | Course::Drain(_));
-        match goes_on && self.is_in_use_beside(device) {
-            true => self.in_device(now, device, |staff| staff.fail(now, failure)),
-            false => self.fail(now, failure),
-        }
-    }
-
-    fn testimony(&mut self, now: Duration, device: DeviceId, testimony: &Testimony) -> Effects {
-        let goes_on = matches!(self.course, Course::Serve | Course::Drain(_));
-        let is_condemned = self.standing(device).is_condemned();
-        match testimony.condemns() {
-            Some(condemnation) if goes_on && !is_condemned => {
-                self.in_device(now, device, |staff| staff.condemn(now, &condemnation))
-            }
-            _ => vec![],
-        }
-    }
-
-    fn withdraw(&mut self, now: Duration, device: DeviceId) -> Effects {
-        match self.course {
-            Course::Serve if self.may_withdraw(device) => {
-                self.in_device(now, device, |staff| staff.withdraw(now))
-            }
-            _ => vec![],
-        }
-    }
-
-    fn readmit(&mut self, now: Duration, device: DeviceId) -> Effects {
-        match self.course {
-            Course::Serve => self.in_device(now, device, |staff| staff.readmit(now)),
-            _ => vec![],
-        }
-    }
-
-    fn is_in_use_beside(&self, device: DeviceId) -> bool {
-        let mut others = self.staffs.iter().filter(|staff| staff.device != device);
-        others.any(|staff| staff.standing.is_in_use())
-    }
-
-    /// Devices whose last process is gone are out of use; without any other the worker has failed.
-    fn settle_devices(&mut self, now: Duration) -> Effects {
-        let mut effects = vec![];
-        for staff in &mut self.staffs {
-            if staff.settle() {
-                effects.push(Effect::DeviceOut(staff.device));
-            }
-        }
-        let standings = || self.staffs.iter().map(|staff| &staff.standing);
-        if effects.is_empty() || !standings().all(Standing::is_out) {
-            return effects;
-        }
-        let absences = standings().filter_map(Standing::absence);
-        match absences.filter_map(|absence| absence.failure()).next_back() {
-            Some(failure) => self.fail(now, failure),
-            None => self.leave(now, SupervisorExit::Clean),
-        }
     }
 
     // === its end ===

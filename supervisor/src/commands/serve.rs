@@ -20,7 +20,7 @@ use crate::commands::{end_with, usage};
 use crate::config::device::{AUTO_ORDINAL, DecidedDevices, DeviceChoice};
 use crate::config::environment::Environment;
 use crate::config::{Config, ConfigErrors, HttpConfig};
-use crate::engine::{Ended, Inheritance, SupervisorExit};
+use crate::engine::{Ended, SupervisorExit};
 use crate::exit::WorkerExit;
 use crate::http::admin_socket::AdminServer;
 use crate::http::handed::{self, HandedDescriptors};
@@ -208,7 +208,7 @@ async fn serve(
     sockets: Sockets,
     arguments: Arc<ArgMatches>,
     program: Program,
-    inherited: Option<Inherited>,
+    mut inherited: Option<Inherited>,
     spawner: Spawner,
 ) -> WorkerExit {
     let mut signals = match signals::watch() {
@@ -222,18 +222,12 @@ async fn serve(
     let known = inherited.as_ref().and_then(Inherited::devices);
     let devices = match decide(&config, known).await {
         Ok(devices) => devices,
-        Err(reason) => {
-            let exit = WorkerExit::Engine(SupervisorExit::DeviceUnavailable);
-            return end_with(exit, &reason);
-        }
+        Err(exit) => return exit,
     };
     log_startup(&config, &devices);
     let settings = engine_settings(&config, &devices);
-    let mut inherited = inherited;
-    let inheritance = match &mut inherited {
-        Some(inherited) => inherited.engine(),
-        None => Inheritance::default(),
-    };
+    let inheritance = inherited.as_mut().map(Inherited::engine);
+    let inheritance = inheritance.unwrap_or_default();
     let engine = crate::driver::start(settings, inheritance, &spawner);
     let app = Arc::new(App::new(&config, engine.clone(), devices));
     let server = Arc::new(Server::new(
@@ -309,7 +303,7 @@ async fn say_farewell(app: &App, server: &Server, admin: &AdminServer) {
 async fn decide(
     config: &Config,
     known: Option<Vec<DeviceSelector>>,
-) -> Result<DecidedDevices, String> {
+) -> Result<DecidedDevices, WorkerExit> {
     let program = &config.child_binary;
     let known = known.map(DecidedDevices::as_before);
     if let Some(devices) = config.device.named().or(known) {
@@ -322,7 +316,11 @@ async fn decide(
         return Ok(devices);
     }
     match config.device {
-        DeviceChoice::All => DecidedDevices::all(probe::count_devices(program).await),
+        DeviceChoice::All => {
+            let all = DecidedDevices::all(probe::count_devices(program).await);
+            let exit = WorkerExit::Engine(SupervisorExit::DeviceUnavailable);
+            all.map_err(|reason| end_with(exit, &reason))
+        }
         _ => Ok(DecidedDevices::auto(
             probe::ask(program, AUTO_ORDINAL).await,
         )),
