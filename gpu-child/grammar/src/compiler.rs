@@ -1,9 +1,12 @@
 //! From a grammar to a matcher.
 
+use crate::bias::Words;
 use crate::captures;
 use crate::error::GrammarError;
+use crate::kept::Kept;
 use crate::limits::parser_limits;
 use crate::matcher::Matcher;
+use crate::scout::scouted;
 use crate::source::top_level;
 use crate::tokens::token_env;
 use crate::{held, inline};
@@ -11,13 +14,16 @@ use llguidance::api::GrammarInit;
 use llguidance::{ParserFactory, TokenParser, panic_utils};
 use std::fmt;
 use std::panic::AssertUnwindSafe;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use worker_orcd_ipc::{Grammar, TokenizerFacts};
 
 /// A vocabulary that grammars are compiled for. Takes a part of a second to make for a large one, and memory
-/// as the vocabulary several times.
+/// as the vocabulary several times, and [for grammars](crate::limits::MAX_KEPT_BYTES) that were compiled.
 pub struct Compiler {
     factory: ParserFactory,
+    words: Arc<Words>,
     vocabulary: usize,
+    kept: Mutex<Kept>,
 }
 
 impl Compiler {
@@ -25,16 +31,19 @@ impl Compiler {
     /// When the facts contradict themselves, or no token ends a generation.
     pub fn new(facts: &TokenizerFacts) -> Result<Self, GrammarError> {
         // A file can have a vocabulary that nobody has thought of.
-        let factory = caught(|| {
+        let (factory, words) = caught(|| {
             let tokens = token_env(facts)?;
             let mut factory = ParserFactory::new_simple(&tokens).map_err(GrammarError::new)?;
             *factory.limits_mut() = parser_limits();
             factory.quiet();
-            Ok(factory)
+            let words = Words::new(&tokens, factory.slicer())?;
+            Ok((factory, Arc::new(words)))
         })?;
         Ok(Self {
             factory,
+            words,
             vocabulary: facts.tokens.len(),
+            kept: Mutex::default(),
         })
     }
 
@@ -42,14 +51,37 @@ impl Compiler {
     /// When the grammar is malformed, asks for what is not implemented, or exceeds a limit.
     pub fn compile(&self, grammar: &Grammar) -> Result<Matcher, GrammarError> {
         caught(|| {
-            let parser = self.parser(grammar)?;
-            captures::refuse(parser.parser.grammar())?;
-            Ok(Matcher::new(parser, self.vocabulary))
+            let kept = self.kept().find(grammar);
+            let parser = match kept {
+                Some(parser) => parser,
+                None => {
+                    let parser = Arc::new(self.prepared(grammar)?);
+                    self.kept().keep(grammar, &parser);
+                    parser
+                }
+            };
+            Ok(Matcher::new(parser.deep_clone(), self.vocabulary))
         })
     }
-}
 
-impl Compiler {
+    fn kept(&self) -> MutexGuard<'_, Kept> {
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A parser before its first token, to make copies of.
+    fn prepared(&self, grammar: &Grammar) -> Result<TokenParser, GrammarError> {
+        let mut parser = self.parser(grammar)?;
+        captures::refuse(parser.parser.grammar())?;
+        parser.start_without_prompt();
+        // What goes wrong there is none of the answer's.
+        let scouted = caught(|| Ok(scouted(&parser.parser, &self.words)));
+        if let Ok(Some((scouted, bias))) = scouted {
+            parser.parser = scouted;
+            parser.bias_computer = Arc::new(bias);
+        }
+        Ok(parser)
+    }
+
     fn parser(&self, grammar: &Grammar) -> Result<TokenParser, GrammarError> {
         let init = GrammarInit::Serialized(top_level(grammar)?);
         let limits = self.factory.limits().clone();
@@ -89,3 +121,6 @@ pub(crate) fn caught<T>(run: impl FnOnce() -> Result<T, GrammarError>) -> Result
     let answer = panic_utils::catch_unwind(AssertUnwindSafe(|| Ok(run())));
     answer.unwrap_or_else(|panic| Err(GrammarError::new(panic)))
 }
+
+#[cfg(test)]
+mod tests;

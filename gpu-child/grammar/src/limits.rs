@@ -40,6 +40,29 @@ pub const ITEMS_OF_A_ROW: usize = 16;
 /// that the fuel of one mask makes (`one_mask_adds_a_bounded_part_to_a_lexer`).
 pub const MAX_LEXER_BYTES: usize = 64 << 20;
 
+/// What a matcher's lexer knows in advance of its first mask, in bytes as above. Each matcher has them.
+pub const MAX_SCOUTED_BYTES: usize = 3 << 20;
+
+/// Bytes of a text that is tried in advance.
+pub(crate) const MAX_SCOUTED_TEXT: usize = 256;
+
+/// States of one lexeme that are looked at in advance. Those that count characters have more.
+pub(crate) const MAX_SCOUTED_STATES: usize = 160;
+
+/// States looked at in advance for the work that one mask may have.
+pub(crate) const SCOUTED_AT_ONCE: usize = 16;
+
+/// Parts of masks that the matchers of one grammar share. One is some four bytes for each token that it allows, or a
+/// bit for each of the vocabulary. What finds no room is made again each time.
+pub const MAX_TABLE_BYTES: usize = 4 << 20;
+
+/// Grammars that are compiled and kept, the last ones that were used.
+pub const MAX_KEPT_GRAMMARS: usize = 32;
+
+/// Bytes of their lexers, as above, and of their texts. With tables, a compiler keeps
+/// [`MAX_KEPT_GRAMMARS`] * [`MAX_TABLE_BYTES`] more.
+pub const MAX_KEPT_BYTES: usize = 64 << 20;
+
 /// States of a matcher's lexer, also those of one mask.
 const MAX_LEXER_STATES: usize = 16_000;
 

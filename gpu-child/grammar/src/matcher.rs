@@ -20,8 +20,8 @@ pub struct Matcher {
 }
 
 impl Matcher {
-    pub(crate) fn new(mut parser: TokenParser, vocabulary: usize) -> Self {
-        parser.start_without_prompt();
+    /// `parser` has been started.
+    pub(crate) fn new(parser: TokenParser, vocabulary: usize) -> Self {
         Self {
             ends: parser.token_env.tok_trie().eos_tokens().to_vec(),
             parser: Ok(parser),
@@ -120,6 +120,14 @@ impl Matcher {
     pub fn lexer_bytes(&self) -> usize {
         let parser = self.parser.as_ref();
         parser.map_or(0, |parser| parser.parser.lexer_stats().num_bytes)
+    }
+
+    /// What limits count: lexer fuel, items and rows of the parser.
+    #[cfg(test)]
+    pub(crate) fn work(&self) -> Option<(usize, usize, usize)> {
+        let parser = self.parser.as_ref().ok()?;
+        let (stats, lexer) = (parser.parser_stats(), parser.parser.lexer_stats());
+        Some((lexer.total_fuel_spent, stats.all_items, stats.rows))
     }
 
     /// A step of the parser. What went wrong once is the answer to all that is asked later: the parser is
