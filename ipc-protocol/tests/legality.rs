@@ -17,7 +17,7 @@ fn each_command_is_legal_in_the_states_that_the_protocol_gives_it() {
             "command-cancel" => &[Loading, Serving],
             "command-shutdown" => &[AwaitingLoad, Loading, StandingBy, Serving],
             "command-promote" | "command-copy-ahead" => &[StandingBy],
-            "command-release-kv" => &[Serving],
+            "command-attach" | "command-release-kv" => &[Serving],
             other => panic!("{other} is in no row"),
         };
         for state in [AwaitingLoad, Loading, StandingBy, Serving] {

@@ -220,7 +220,7 @@ mod tests {
             .unwrap();
         let text = String::from_utf8_lossy(&output.stdout);
         assert!(output.status.success(), "{output:?}");
-        assert!(text.contains("speed,faults"), "{text}");
+        assert!(text.contains("speed,devices,faults"), "{text}");
         assert!(size(folder.path()).unwrap() < 200 << 10);
     }
 }
