@@ -59,7 +59,7 @@ use crate::driver::estate::{Departure, Heritage};
 use crate::driver::handles::Handles;
 use crate::driver::keeping::Keeping;
 use crate::driver::keepings::Keepings;
-use crate::driver::seat::{Built, Happening, Seat};
+use crate::driver::seat::{Built, Happening};
 use crate::driver::seats::Seats;
 use crate::driver::service_manager::ServiceManager;
 use crate::driver::words::{Listener, link_failure};
@@ -393,19 +393,7 @@ impl Driver {
                     self.chronicle.crashes.killed(seat, generation, now);
                 }
             }
-            Deed::Bury(cause) => {
-                let (bereft, requests) = (&mut self.seats[seat], &mut self.requests);
-                let (chronicle, keeping) = (&mut self.chronicle, &mut self.keeping[seat]);
-                chronicle.gpu[seat].keeps(keeping.bytes());
-                let scene = chronicle.buried(now, bereft, generation, &cause, requests);
-                requests.bury(seat, &cause, &scene, now);
-                let unfinished = bereft.takes_over_to_serve();
-                bereft.clear();
-                let of_device = |it: &&Seat| it.id.device() == seat.device();
-                let mut others = self.seats.iter().filter(of_device);
-                let others = others.any(|seat| seat.child.is_some());
-                keeping.bury(&cause, unfinished, others);
-            }
+            Deed::Bury(cause) => self.bury(seat, generation, &cause),
         }
     }
 

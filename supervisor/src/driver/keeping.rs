@@ -322,6 +322,26 @@ mod tests {
     }
 
     #[test]
+    fn the_kv_cache_of_a_dead_child_is_let_go_and_that_of_the_next_one_stays() {
+        let kv_of = |child| KeptKv {
+            memory: std::fs::File::open("/dev/null").unwrap().into(),
+            source: KvSource {
+                child: Generation(child),
+                bytes: 20,
+            },
+        };
+        let mut keeping = Keeping {
+            kv: Some(kv_of(2)),
+            ..Keeping::default()
+        };
+        keeping.release_kv(Generation(1));
+        assert!(keeping.kv_of(Generation(2)).is_some());
+        assert!(keeping.kv_of(Generation(1)).is_none(), "it has none here");
+        keeping.release_kv(Generation(2));
+        assert_eq!(keeping.bytes(), 0);
+    }
+
+    #[test]
     fn a_child_that_lays_out_its_arenas_in_another_way_is_given_no_weights() {
         let now = Instant::now();
         let keeping = Keeping {

@@ -5,7 +5,7 @@ use crate::requests::{Kin, ServedBy};
 use std::sync::Arc;
 use tracing::warn;
 use worker_orcd_ipc::{Article, Command, Generation, KvReaders};
-use worker_orcd_lifecycle::SeatId;
+use worker_orcd_lifecycle::{DeathCause, SeatId};
 
 impl Driver {
     pub(super) fn serve(&mut self, seat: SeatId, generation: Generation) {
@@ -31,6 +31,14 @@ impl Driver {
             if let Some(generation) = self.seats[seat].to_release.take() {
                 self.release(seat, generation);
             }
+        }
+    }
+
+    /// Siblings have what they need of a child that has begun to die, and the next one of its device waits for the
+    /// memory. An heir may still be given it.
+    pub(super) fn release_kv(&mut self, seat: SeatId, generation: Generation) {
+        if self.settings.load.kv_readers != KvReaders::Heirs {
+            self.keeping[seat].release_kv(generation);
         }
     }
 
@@ -73,15 +81,30 @@ impl Driver {
 
     /// Once another child serves, nobody waits until this one is buried.
     pub(super) fn release(&mut self, seat: SeatId, generation: Generation) {
+        self.release_kv(seat, generation);
         let (chronicle, seat) = (&mut self.chronicle, &mut self.seats[seat]);
         if !self.worker.foremost().state().takes_work() {
             seat.to_release = Some(generation);
             return;
         }
         chronicle.released(self.now, seat, generation, &self.requests);
-        if self.settings.load.kv_readers != KvReaders::Heirs {
-            self.keeping[seat.id].release_kv(generation);
-        }
         self.requests.release(seat.id);
+    }
+
+    /// The child of a seat is gone.
+    pub(super) fn bury(&mut self, seat: SeatId, generation: Generation, cause: &DeathCause) {
+        let now = self.now;
+        self.release_kv(seat, generation);
+        let of_device = |it: &SeatId| *it != seat && it.device() == seat.device();
+        let mut others = self.seats.ids().filter(of_device);
+        let others = others.any(|other| self.seats[other].child.is_some());
+        let (bereft, requests) = (&mut self.seats[seat], &mut self.requests);
+        let (chronicle, keeping) = (&mut self.chronicle, &mut self.keeping[seat]);
+        chronicle.gpu[seat].keeps(keeping.bytes());
+        let scene = chronicle.buried(now, bereft, generation, cause, requests);
+        requests.bury(seat, cause, &scene, now);
+        let unfinished = bereft.takes_over_to_serve();
+        bereft.clear();
+        keeping.bury(cause, unfinished, others);
     }
 }

@@ -2,7 +2,7 @@
 
 use super::{Settings, Worker};
 use crate::course::{Course, End};
-use crate::effect::{DeviceId, SeatId};
+use crate::effect::{DeviceId, SEATS_OF_A_DEVICE, SeatId};
 use crate::ledger::Ledger;
 use crate::life::Life;
 use crate::restart_policy::WorkerFailure;
@@ -24,8 +24,9 @@ impl Worker {
     }
 
     pub fn seats(&self) -> impl Iterator<Item = SeatId> + use<> {
-        let seats = self.staffs.iter().flat_map(|staff| staff.seats.ids());
-        seats.collect::<Vec<_>>().into_iter()
+        let of_device = |device| SeatId::first_of(device).0..;
+        let of_device = move |device| of_device(device).take(usize::from(SEATS_OF_A_DEVICE));
+        self.devices().flat_map(of_device).map(SeatId)
     }
 
     pub fn devices(&self) -> impl Iterator<Item = DeviceId> + use<> {

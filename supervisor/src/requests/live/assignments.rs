@@ -343,6 +343,10 @@ impl Assignments {
             let deaths = live.suspicion.deaths();
             return Verdict::Proven { deaths };
         }
+        if is_suspect {
+            // What kills may lie in them, and their memory is waited for.
+            live.sealed = None;
+        }
         if is_suspect && self.suspects.insert(id) {
             warn!(job_id, request = id.0, "job_on_probation");
             return Verdict::OnProbation;
