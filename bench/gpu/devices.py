@@ -25,6 +25,7 @@ AROUND = 1.0
 BEFORE = 40
 READY_SECONDS = 60
 FAULT = "illegal-address"
+MEASURES = ["sigkill", FAULT, "rate"]
 
 
 class Worker:
@@ -248,6 +249,7 @@ def report(machine, command, rates, tables):
 
 def run(arguments, steps_of, model_of, machine):
     """Everything, the most telling first; keeps what it has after each finding."""
+    measures = arguments.measure_devices.split(",")
     out = pathlib.Path(arguments.out, "gpu-devices.md")
     rates, tables = [], []
     here = pathlib.Path(__file__).resolve().parent
@@ -259,7 +261,7 @@ def run(arguments, steps_of, model_of, machine):
     for label in arguments.only.split(","):
         with model_of(label) as model:
             for kind, folder, fault in [("SIGKILL", "bin", False), (FAULT, "faults", True)]:
-                if kind.lower() not in arguments.measure_devices:
+                if kind.lower() not in measures:
                     continue
                 found = []
                 tables.append((f"{label}: {kind}", found))
@@ -268,7 +270,7 @@ def run(arguments, steps_of, model_of, machine):
                     print(json.dumps(it), flush=True)
                     found.append(it)
                     keep()
-            if "rate" in arguments.measure_devices:
+            if "rate" in measures:
                 every, streams = arguments.device, arguments.streams
                 one, cards = every.split(",")[0], every.count(",") + 1
                 for several in (streams, cards * streams):

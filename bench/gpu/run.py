@@ -68,7 +68,7 @@ def parse():
     parser.add_argument("--device", default="cuda:0", help="cuda:N, or several with commas between; cpu tries the bundle out")
     parser.add_argument("--only", default=",".join(ORDER),
                         help="models (SHAPE-TYPE of models.py, smollm2), with commas between")
-    parser.add_argument("--measure", default=",".join(MEASURES), type=chosen_measures,
+    parser.add_argument("--measure", default=",".join(MEASURES), type=chosen(MEASURES),
                         help="figures: " + ",".join(MEASURES))
     parser.add_argument("--scratch", help="where random models go (15 GB at a time)")
     parser.add_argument("--smollm2", help=f"{SMOLLM2}, or its parts' common beginning")
@@ -84,17 +84,21 @@ def parse():
     parser.add_argument("--flags", default="", help="more flags for bench-gpu or chaos")
     parser.add_argument("--deaths", type=int, default=100, help="faults, devices: how many")
     parser.add_argument("--streams", type=int, default=256, help="devices: whose rate is taken")
-    parser.add_argument("--measure-devices", default="sigkill,illegal-address,rate", help="devices: of what")
+    parser.add_argument("--measure-devices", default=",".join(devices.MEASURES), type=chosen(devices.MEASURES),
+                        help="devices: " + ",".join(devices.MEASURES))
     parser.add_argument("--kinds", help="faults: which, as chaos --kinds [device|nan|kill]")
     parser.add_argument("--fault-chance", type=float, default=0.01, help="faults: in each step")
     return parser.parse_args()
 
 
-def chosen_measures(text):
-    unknown = set(text.split(",")) - set(MEASURES)
-    if unknown:
-        raise argparse.ArgumentTypeError(f"{', '.join(sorted(unknown))} is none of {MEASURES}")
-    return text
+def chosen(measures):
+    def some_of_them(text):
+        unknown = set(text.split(",")) - set(measures)
+        if unknown:
+            raise argparse.ArgumentTypeError(f"{', '.join(sorted(unknown))} is none of {measures}")
+        return text
+
+    return some_of_them
 
 
 def speed(arguments):

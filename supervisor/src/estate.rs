@@ -143,6 +143,10 @@ impl DeviceEstate {
 
     fn let_go(&mut self) {
         (self.weights, self.note.weights) = (None, None);
+        self.let_go_of_kv();
+    }
+
+    pub(crate) fn let_go_of_kv(&mut self) {
         (self.kv, self.note.kv) = (None, None);
     }
 }

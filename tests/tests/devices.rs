@@ -134,9 +134,11 @@ fn streams_of_a_child_that_dies_go_on_with_the_other_which_notices_nothing() {
     let client = worker.client();
     let [first, second] = children(&client);
     let mut crowd = Crowd::begin(&client);
-    crowd.more(5);
+    crowd.more(40);
     process::signal(second, Signal::SIGKILL);
     assert!(crowd.end() > 0, "it had streams");
+    let adopted = client.health()["load"]["adopted_tokens"].as_u64();
+    assert!(adopted > Some(0), "the other has its pages: {adopted:?}");
     assert_eq!(children(&client)[0], first);
     assert_ne!(children(&client)[1], second);
     let health = client.health();

@@ -35,7 +35,7 @@ pub struct LoadOptions {
     /// A standby on a card that shares no KV cache takes the memory of KV cache and activations only when it is
     /// promoted.
     pub role: Role,
-    /// The KV cache is to lie in memory that may outlive the process. Only with a prefix cache, by which
+    /// For whom the KV cache lies in memory that may outlive the process. Nobody without a prefix cache, by which
     /// adopted pages are found.
     pub kv_readers: KvReaders,
     /// Bytes that another process has now, and that come free when this one serves.

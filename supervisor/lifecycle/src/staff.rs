@@ -246,15 +246,19 @@ impl Staff {
     /// Weights that one child has found changed lie in the same memory where another one computes with them.
     fn kill_others(&mut self, now: Duration, finder: SeatId, cause: &DeathCause) -> Effects {
         let others = self.seats.ids().filter(|seat| *seat != finder);
-        let kill = |seat| {
-            let life = self.seats.get_mut(seat);
-            if !life.state().is_trusted() {
-                return vec![];
-            }
-            let deeds = life.kill(now, cause.clone());
-            self.follow(now, seat, deeds)
-        };
-        others.flat_map(kill).collect()
+        others
+            .flat_map(|seat| self.kill(now, seat, cause))
+            .collect()
+    }
+
+    /// Kills the child of a seat, if there is one that does not die already.
+    fn kill(&mut self, now: Duration, seat: SeatId, cause: &DeathCause) -> Effects {
+        let life = self.seats.get_mut(seat);
+        if !life.state().is_trusted() {
+            return vec![];
+        }
+        let deeds = life.kill(now, cause.clone());
+        self.follow(now, seat, deeds)
     }
 
     fn want_standby(&mut self, now: Duration) {

@@ -203,7 +203,7 @@ async fn cards(child: &Path, choice: &DeviceChoice) -> Result<Vec<u32>, String> 
     match choice {
         DeviceChoice::All => {
             let all = DecidedDevices::all(probe::count_devices(child).await)?;
-            Ok(DeviceChoice::Named(all.selectors).ordinals())
+            Ok(all.cards())
         }
         DeviceChoice::Auto | DeviceChoice::Named(_) => Ok(choice.ordinals()),
     }

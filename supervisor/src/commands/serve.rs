@@ -307,10 +307,10 @@ async fn decide(
     let program = &config.child_binary;
     let known = known.map(DecidedDevices::as_before);
     if let Some(devices) = config.device.named().or(known) {
-        for ordinal in config.device.ordinals() {
-            if config.device.needs_cards() && !device_nodes_are_there() {
+        for card in devices.cards() {
+            if !device_nodes_are_there() {
                 // Asked, NVIDIA's driver makes them, by a program that no confined child may start.
-                drop(probe::ask(program, ordinal).await);
+                drop(probe::ask(program, card).await);
             }
         }
         return Ok(devices);

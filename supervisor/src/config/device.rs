@@ -104,7 +104,7 @@ impl DeviceChoice {
     pub fn ordinals(&self) -> Vec<u32> {
         match self {
             Self::Auto | Self::All => vec![AUTO_ORDINAL],
-            Self::Named(selectors) => selectors.iter().filter_map(ordinal).collect(),
+            Self::Named(selectors) => cards(selectors),
         }
     }
 }
@@ -122,11 +122,13 @@ fn selector(text: &str) -> Result<DeviceSelector, String> {
         })
 }
 
-fn ordinal(selector: &DeviceSelector) -> Option<u32> {
-    match selector {
+/// Their ordinals.
+fn cards(selectors: &[DeviceSelector]) -> Vec<u32> {
+    let ordinal = |selector: &DeviceSelector| match selector {
         DeviceSelector::Cpu => None,
         DeviceSelector::Cuda(ordinal) => Some(*ordinal),
-    }
+    };
+    selectors.iter().filter_map(ordinal).collect()
 }
 
 impl DecidedDevices {
@@ -167,6 +169,12 @@ impl DecidedDevices {
                 reason: format!("all: the driver counts {count}"),
             }),
         }
+    }
+
+    /// Ordinals of those that are cards.
+    #[must_use]
+    pub fn cards(&self) -> Vec<u32> {
+        cards(&self.selectors)
     }
 
     /// The first, which speaks for all where one has to.
@@ -232,6 +240,7 @@ mod tests {
     fn all_means_as_many_as_the_driver_counts_and_there_must_be_one() {
         let all = DecidedDevices::all(Ok(3)).expect("three");
         assert_eq!(all.to_string(), "cuda:0,cuda:1,cuda:2");
+        assert_eq!(all.cards(), [0, 1, 2]);
         assert!(DecidedDevices::all(Ok(0)).is_err());
         let why = DecidedDevices::all(Err("no driver".to_owned())).unwrap_err();
         assert!(why.contains("no driver"));

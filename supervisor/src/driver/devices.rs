@@ -44,42 +44,58 @@ impl Models {
 }
 
 impl Driver {
+    /// `device` is one of the worker's, here and below.
     pub(super) fn asked_to_withdraw(&mut self, device: DeviceId, asker: Answer) {
-        let refusal = if !self.is_of_worker(device) {
-            Some(self.no_such_device(device))
-        } else if self.worker.is_draining() {
-            Some("the worker is ending".to_owned())
-        } else if !self.worker.standing(device).is_in_use() {
-            Some(format!("device {device} is not in use"))
-        } else if !self.worker.may_withdraw(device) {
-            Some("no other device is in use: drain the worker instead".to_owned())
-        } else if !self.has_kin(device) {
-            let word = "its streams could go on nowhere: drain the worker instead";
-            Some(format!(
-                "no other device in use computes as {device} does: {word}"
-            ))
-        } else {
+        let answer = self.refuse_withdrawal(device);
+        if answer.is_ok() {
             self.tell(Event::Withdraw(device));
-            None
-        };
-        drop(asker.send(refusal.map_or(Ok(()), Err)));
+        }
+        drop(asker.send(answer));
     }
 
     pub(super) fn asked_to_readmit(&mut self, device: DeviceId, asker: Answer) {
-        let refusal = if !self.is_of_worker(device) {
-            Some(self.no_such_device(device))
-        } else if self.worker.is_draining() {
-            Some("the worker is ending".to_owned())
-        } else if self.worker.standing(device).is_in_use() {
-            Some(format!("device {device} is in use"))
-        } else if !self.worker.may_readmit(device) {
-            let word = "a process is left on it: wait until it is gone";
-            Some(format!("device {device} cannot be used yet, for {word}"))
-        } else {
+        let answer = self.refuse_readmission(device);
+        if answer.is_ok() {
             self.tell(Event::Readmit(device));
-            None
-        };
-        drop(asker.send(refusal.map_or(Ok(()), Err)));
+        }
+        drop(asker.send(answer));
+    }
+
+    fn refuse_withdrawal(&self, device: DeviceId) -> Result<(), String> {
+        self.refuse_at_the_end()?;
+        if !self.worker.standing(device).is_in_use() {
+            return Err(format!("device {device} is not in use"));
+        }
+        if !self.worker.may_withdraw(device) {
+            return Err("no other device is in use: drain the worker instead".to_owned());
+        }
+        if !self.has_kin(device) {
+            return Err(format!(
+                "no other device in use computes as {device} does: its streams could go on nowhere: drain the worker \
+                 instead"
+            ));
+        }
+        Ok(())
+    }
+
+    fn refuse_readmission(&self, device: DeviceId) -> Result<(), String> {
+        self.refuse_at_the_end()?;
+        if self.worker.standing(device).is_in_use() {
+            return Err(format!("device {device} is in use"));
+        }
+        if !self.worker.may_readmit(device) {
+            return Err(format!(
+                "device {device} cannot be used yet, for a process is left on it: wait until it is gone"
+            ));
+        }
+        Ok(())
+    }
+
+    fn refuse_at_the_end(&self) -> Result<(), String> {
+        match self.worker.is_draining() {
+            true => Err("the worker is ending".to_owned()),
+            false => Ok(()),
+        }
     }
 
     /// Streams of this device can go on with another one that is in use, as far as is known by now.
@@ -89,15 +105,6 @@ impl Driver {
         let others = self.worker.devices().filter(|other| *other != device);
         let mut in_use = others.filter(|other| self.worker.standing(*other).is_in_use());
         in_use.any(|other| own.is_none() || own == kin(other))
-    }
-
-    fn is_of_worker(&self, device: DeviceId) -> bool {
-        self.worker.devices().any(|it| it == device)
-    }
-
-    fn no_such_device(&self, device: DeviceId) -> String {
-        let devices = self.worker.devices().count();
-        format!("there is no device {device}: this worker has {devices}, from 0 on")
     }
 
     /// Children that are to go, and have nothing any more.

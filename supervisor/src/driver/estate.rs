@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::mpsc::WeakUnboundedSender;
 use tokio::sync::oneshot;
 use tracing::{error, info, warn};
-use worker_orcd_ipc::Generation;
+use worker_orcd_ipc::{Generation, KvReaders};
 use worker_orcd_lifecycle::{Before, DeviceId, SeatId};
 
 /// Time for the child to let go of what it has. One that takes longer is left behind.
@@ -66,6 +66,10 @@ impl Heritage {
             let mut child = it.child.take();
             let other = child.take_if(|child| child.note.terms != terms);
             other.into_iter().for_each(end);
+            if child.is_none() && settings.load.kv_readers != KvReaders::Heirs {
+                // Nobody adopts from it any more, and the next child waits for its memory.
+                it.let_go_of_kv();
+            }
             let kv_bytes = it.note.kv_bytes;
             OfDevice { child, kv_bytes }
         };
@@ -327,4 +331,48 @@ fn duplicate(descriptor: &impl AsFd) -> Option<OwnedFd> {
     let duplicate = descriptor.as_fd().try_clone_to_owned();
     let failed = |error: &io::Error| error!(%error, "descriptor_not_duplicated");
     duplicate.inspect_err(failed).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::testing::settings;
+    use worker_orcd_ipc::KvSource;
+
+    #[test]
+    fn the_kv_cache_of_a_child_that_is_gone_is_kept_for_an_heir_alone() {
+        for (readers, is_kept) in [
+            (KvReaders::Heirs, true),
+            (KvReaders::Siblings, false),
+            (KvReaders::Nobody, false),
+        ] {
+            let mut settings = settings();
+            settings.load.kv_readers = readers;
+            let source = KvSource {
+                child: Generation(3),
+                bytes: 1 << 20,
+            };
+            let mut estate = EngineEstate {
+                note: EngineNote {
+                    model_path: settings.load.model_path.clone(),
+                    ..EngineNote::default()
+                },
+                devices: vec![DeviceEstate {
+                    note: DeviceNote {
+                        selector: Some(settings.load.device),
+                        kv_bytes: Some(source.bytes),
+                        kv: Some(source),
+                        ..DeviceNote::default()
+                    },
+                    kv: Some(std::fs::File::open("/dev/null").unwrap().into()),
+                    ..DeviceEstate::default()
+                }],
+                ..EngineEstate::default()
+            };
+            let heritage = Heritage::of(&mut estate, &settings);
+            assert_eq!(estate.devices[0].kv.is_some(), is_kept, "{readers:?}");
+            assert_eq!(estate.devices[0].note.kv.is_some(), is_kept);
+            assert_eq!(heritage.kv_bytes(DeviceId(0)), Some(source.bytes));
+        }
+    }
 }

@@ -32,7 +32,10 @@ pub(crate) fn start(
             settings.quarantine_for,
         )),
         model: RwLock::new(None),
-        snapshot: RwLock::new(Arc::new(EngineSnapshot::before_anything(Instant::now()))),
+        snapshot: RwLock::new(Arc::new(EngineSnapshot::at_start(
+            Instant::now(),
+            &settings.devices,
+        ))),
         crashes: Arc::new(CrashStore::open(settings.crashes.clone())),
         orphans: Orphans::default(),
         on_fault: settings.on_fault,

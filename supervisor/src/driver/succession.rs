@@ -11,11 +11,10 @@ impl Driver {
     pub(super) fn serve(&mut self, seat: SeatId, generation: Generation) {
         if let Some(model) = self.seats[seat].model.take() {
             self.compare_with_inherited(model.digest());
+            self.models.put(seat.device(), &model);
+            self.install();
             let occupied = &mut self.seats[seat];
             self.keeping[seat].serves(occupied);
-            self.models.put(seat.device(), &model);
-            self.handles
-                .install(&self.models.together().unwrap_or_else(|| Arc::clone(&model)));
             let model = self.model.insert(model);
             self.chronicle.ready(self.now, occupied, generation, model);
             let by = ServedBy {

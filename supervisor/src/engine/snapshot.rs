@@ -10,7 +10,7 @@ use crate::requests::{Quarantined, Waits};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use worker_orcd_ipc::{Generation, Load, MemoryReport, Role};
+use worker_orcd_ipc::{DeviceSelector, Generation, Load, MemoryReport, Role};
 
 /// Time that a client may be kept waiting for a child that is being replaced before the worker
 /// calls itself unhealthy: a reload of a large model from a warm page cache.
@@ -294,6 +294,19 @@ impl EngineSnapshot {
             load: LoadSnapshot::default(),
             faults: FaultsSnapshot::default(),
             impaired: BTreeMap::new(),
+        }
+    }
+
+    /// Of these devices nothing is known yet.
+    pub(crate) fn at_start(now: Instant, devices: &[DeviceSelector]) -> Self {
+        let of_device = |(place, selector): (u8, &DeviceSelector)| DeviceSnapshot {
+            place,
+            id: selector.to_string(),
+            ..DeviceSnapshot::before_anything()
+        };
+        Self {
+            devices: (0..).zip(devices).map(of_device).collect(),
+            ..Self::before_anything(now)
         }
     }
 

@@ -1,6 +1,35 @@
-//! An order to load that nobody obeys.
+//! Settings, and an order to load that nobody obeys.
 
+use crate::crash::CrashSettings;
+use crate::engine::{Deadlines, EngineSettings, OnFault, RestartPolicy};
+use crate::text::tools::Choices;
+use std::path::PathBuf;
+use std::time::Duration;
 use worker_orcd_ipc::{DeviceSelector, KvReaders, LoadOrder, ModelFile, Role};
+
+/// Of a worker that has no child's program.
+pub(crate) fn settings() -> EngineSettings {
+    EngineSettings {
+        child_binary: PathBuf::from("/nowhere/worker-orcd-gpu"),
+        load: load_order(),
+        devices: vec![DeviceSelector::Cpu],
+        deadlines: Deadlines::default(),
+        restart: RestartPolicy::default(),
+        on_fault: OnFault::Fail,
+        max_queue: 1,
+        quarantine_for: Duration::from_secs(600),
+        template_timeout: Duration::from_secs(3),
+        model_sampling: true,
+        parsers: Choices::default(),
+        accept_fault_injection: false,
+        child_confinement: true,
+        standby: false,
+        crashes: CrashSettings {
+            directory: None,
+            max_reports: 3,
+        },
+    }
+}
 
 pub(crate) fn load_order() -> LoadOrder {
     LoadOrder {

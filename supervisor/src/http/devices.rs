@@ -36,8 +36,8 @@ pub async fn readmit(
 }
 
 async fn grant(app: &App, correlation: &CorrelationId, number: &str, wish: Wish) -> Response {
-    let Some(device) = device(number, app.devices.selectors.len()) else {
-        let all = app.devices.selectors.len();
+    let all = app.devices.selectors.len();
+    let Some(device) = device(number, all) else {
         let why = format!("there is no device {number}: this worker has {all}, numbered from 0");
         return ApiError::not_found(why).respond(Dialect::Native);
     };

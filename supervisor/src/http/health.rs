@@ -178,10 +178,7 @@ fn device_report(
     let device = model.map(|model| &model.device);
     let identity = snapshot.gpu.identity.as_ref();
     let mut report = json!({
-        "id": match snapshot.id.as_str() {
-            "" => app.devices.first().to_string(),
-            id => id.to_owned(),
-        },
+        "id": snapshot.id,
         "chosen_because": app.devices.reason,
         "name": device
             .map(|device| &device.name)

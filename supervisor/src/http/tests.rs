@@ -5,16 +5,12 @@ use crate::child::spawn::Spawner;
 use crate::config::device::DeviceChoice;
 use crate::config::environment::Environment;
 use crate::config::sources;
-use crate::crash::CrashSettings;
-use crate::engine::testing::load_order;
-use crate::engine::{Deadlines, EngineSettings, Inheritance, OnFault, RestartPolicy};
-use crate::text::tools::Choices;
+use crate::engine::Inheritance;
+use crate::engine::testing::settings;
 use axum::http::{Method, StatusCode};
 use http_body_util::BodyExt;
 use serde_json::{Value, json};
-use std::path::PathBuf;
 use tower::ServiceExt;
-use worker_orcd_ipc::DeviceSelector;
 
 fn config(flags: &[&str]) -> Config {
     let command = sources::arguments(clap::Command::new("worker-orcd"));
@@ -27,29 +23,9 @@ fn config(flags: &[&str]) -> Config {
 /// An engine that has given up: nothing can be generated, everything else must still answer.
 pub(super) async fn app(flags: &[&str]) -> Arc<App> {
     let config = config(flags);
-    let settings = EngineSettings {
-        quarantine_for: std::time::Duration::from_secs(600),
-        model_sampling: true,
-        parsers: Choices::default(),
-        template_timeout: std::time::Duration::from_secs(3),
-        child_binary: PathBuf::from("/nowhere/worker-orcd-gpu"),
-        load: load_order(),
-        devices: vec![DeviceSelector::Cpu],
-        deadlines: Deadlines::default(),
-        restart: RestartPolicy::default(),
-        on_fault: OnFault::Fail,
-        max_queue: 1,
-        standby: false,
-        accept_fault_injection: false,
-        child_confinement: true,
-        crashes: CrashSettings {
-            directory: None,
-            max_reports: 3,
-        },
-    };
     let (spawner, orders) = Spawner::new();
     std::thread::spawn(|| orders.carry_out());
-    let engine = crate::driver::start(settings, Inheritance::default(), &spawner);
+    let engine = crate::driver::start(settings(), Inheritance::default(), &spawner);
     engine.wait_ended().await;
     spawner.end();
     Arc::new(App::new(

@@ -18,15 +18,9 @@ impl Staff {
         self.leave(now, Absence::Condemned(condemnation.clone()));
         let cause = DeathCause::Condemned(condemnation.clone());
         let seats = self.seats.ids();
-        let kill = |seat| {
-            let life = self.seats.get_mut(seat);
-            if !life.state().is_trusted() {
-                return vec![];
-            }
-            let deeds = life.kill(now, cause.clone());
-            self.follow(now, seat, deeds)
-        };
-        seats.flat_map(kill).collect()
+        seats
+            .flat_map(|seat| self.kill(now, seat, &cause))
+            .collect()
     }
 
     /// Children cannot be kept alive on it.

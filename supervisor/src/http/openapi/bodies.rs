@@ -357,7 +357,6 @@ pub(super) fn models() -> Shape {
     ])
 }
 
-/// An outline for everybody, and the rest for whoever may use the worker.
 pub(super) fn root() -> Shape {
     object([
         ("name", text()),

@@ -42,6 +42,7 @@ fn device() -> Shape {
     )
 }
 
+/// An outline for everybody, and the rest for whoever may use the worker.
 pub(super) fn health() -> Shape {
     let part = || of_type(Type::Object);
     let known_part = || or_null(part());

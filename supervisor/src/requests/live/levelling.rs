@@ -158,6 +158,8 @@ mod tests {
         journal.serve_by(TWO, kin("a"), 2);
         assert_eq!(called_back(&mut journal), [ids[4]]);
         assert_eq!(submitted(&mut journal, TWO), []);
+        says(&mut journal, ONE, &step(&[(ids[0], 0, 0)], &[]));
+        assert_eq!(called_back(&mut journal), [], "one is on its way");
         says(
             &mut journal,
             ONE,

@@ -5,8 +5,9 @@
 //!   between turns, at the quantiles below. 39 of 100 requests go on with an earlier one, and all have their first block
 //!   in common.
 //! * `chat` and `bursts`: the conversations and the code completions of Azure's traces of 2023 (Patel and others,
-//!   Splitwise, ISCA 2024), of which the paper has the medians: 1,020 tokens and 129 of an answer, 1,500 and 13. Lengths
-//!   are spread around them by the exponential of a normal number. Those of code come in bursts.
+//!   Splitwise, ISCA 2024; Azure/AzurePublicDataset, `data/AzureLLMInferenceTrace_conv.csv` and `_code.csv`): lengths of
+//!   prompts and answers are spread around the traces' medians by the exponential of a normal number, as wide as the
+//!   logarithms of the traces' lengths. Those of code come in bursts.
 
 use super::child::SHARED;
 use std::collections::BTreeMap;
@@ -61,6 +62,13 @@ const SECONDS_BETWEEN_TURNS: Quantiles = [
 ];
 const GOES_ON: f64 = 0.39;
 
+/// Median of a length in tokens, and standard deviation of its logarithm.
+type Spread = (f64, f64);
+
+/// Of prompts, and of answers.
+const CHAT: (Spread, Spread) = ((1020.0, 0.985), (129.0, 0.859));
+const CODE: (Spread, Spread) = ((1469.0, 1.360), (13.0, 0.847));
+
 #[derive(Debug, Clone)]
 pub(super) struct Turn {
     pub conversation: u64,
@@ -93,7 +101,7 @@ impl Arrivals {
         let mut at = 0.0;
         for _ in 0..200 * u64::from(devices) {
             at += arrivals.exponential() * 2_000.0 / f64::from(devices);
-            let (prompt, answer) = (arrivals.around(1020.0), arrivals.around(129.0));
+            let (prompt, answer) = (arrivals.around(CHAT.0), arrivals.around(CHAT.1));
             arrivals.begin(at, prompt, answer, false);
         }
         arrivals
@@ -106,7 +114,7 @@ impl Arrivals {
         for _ in 0..12 * u64::from(devices) {
             at += arrivals.exponential() * 3_000.0 * BURST as f64 / f64::from(devices);
             for _ in 0..BURST {
-                let (prompt, answer) = (arrivals.around(1500.0), arrivals.around(13.0));
+                let (prompt, answer) = (arrivals.around(CODE.0), arrivals.around(CODE.1));
                 arrivals.begin(at, prompt, answer, false);
             }
         }
@@ -188,10 +196,10 @@ impl Arrivals {
         -(1.0 - self.uniform()).ln()
     }
 
-    /// Log-normal, with this median.
-    fn around(&mut self, median: f64) -> f64 {
+    /// Log-normal.
+    fn around(&mut self, (median, deviation): Spread) -> f64 {
         let normal: f64 = (0..12).map(|_| self.uniform()).sum::<f64>() - 6.0;
-        median * (0.8 * normal).exp()
+        median * (deviation * normal).exp()
     }
 
     fn draw(&mut self, quantiles: &Quantiles) -> f64 {
