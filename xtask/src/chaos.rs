@@ -40,13 +40,13 @@ const CI_SEED: &str = "20261121";
 
 pub fn run(arguments: &Arguments) -> Result<()> {
     let model = fetch_model::run()?;
-    process::run(build().arg("--release"))?;
+    process::run(&mut build())?;
     process::run(&mut runner("release", &model, &arguments.arguments)?)
 }
 
 /// A run that is the same every time as far as a seed can make it so, and one that never was, with a child
-/// that stands by and with pages that change before they are adopted. With the tests' own build, in which
-/// the arithmetic is optimised too.
+/// that stands by and with pages that change before they are adopted. With what the tests before it built: a
+/// build of these binaries alone has other features, and would compile most of the workspace once more.
 pub fn for_ci(model: &Path) -> Result<()> {
     let minutes = match std::env::var(MINUTES_VARIABLE) {
         Ok(text) => text
@@ -57,7 +57,6 @@ pub fn for_ci(model: &Path) -> Result<()> {
     if minutes == 0.0 {
         return Ok(());
     }
-    process::run(&mut build())?;
     let minutes = ["--minutes".to_owned(), minutes.to_string()];
     let seed = ["--seed", CI_SEED, "--successors"].map(str::to_owned);
     let seeded = [&minutes[..], &seed].concat();
@@ -69,7 +68,7 @@ pub fn for_ci(model: &Path) -> Result<()> {
 
 fn build() -> Command {
     let mut command = process::cargo();
-    command.args(["build", "--package", "worker-orcd-tests"]);
+    command.args(["build", "--release", "--package", "worker-orcd-tests"]);
     command.args(["--features", "fault-injection", "--bin", "chaos"]);
     command.args([
         "--bin",
