@@ -166,6 +166,7 @@ def death(worker, seed, strike):
     return {
         "moved": moved, "equal": equal, "streams": len(streams),
         "adopted_tokens": health["load"]["adopted_tokens"],
+        "overdue": health["faults"]["overdue_children"],
         "pauses_ms": [1e3 * pause for pause in pauses[len(pauses) - moved :]],
         "others_before_p99_ms": 1e3 * percentile(calm, 99) if calm else None,
         "others_after_p99_ms": 1e3 * percentile(after, 99) if after else None,

@@ -27,6 +27,7 @@ mod pacer;
 mod reader;
 mod status;
 mod step_loop;
+mod step_times;
 mod watch;
 
 pub use link::Link;

@@ -84,6 +84,9 @@ pub struct Heartbeat {
     pub steps: u64,
     /// Age of the step in progress; `None` between steps.
     pub step_elapsed_ms: Option<u64>,
+    /// The device takes far longer for that step than for others of its size: perhaps it will not end. Told at
+    /// once, ahead of the interval.
+    pub step_overdue: bool,
     pub load: Load,
     pub memory: MemoryReport,
 }

@@ -13,7 +13,7 @@
 //!
 //! * [`seat`] where a child lives, and all that dies with it: [`vitals`] what is known of the child and
 //!   [`rate`] how fast its tokens come, [`flood`] how many words are too many, [`silence`] when clients are
-//!   told that it is overdue.
+//!   told that it is overdue, and [`doubt`] what of theirs goes on elsewhere then.
 //! * [`births`] what is told of a child's beginning, [`words`] what its messages mean; [`keeping`] what
 //!   outlives it, [`keepings`] on each device, [`devices`] how one goes out of use, [`mps`] where one at a time is all, [`program`] when their program is another,
 //!   [`succession`] when another child serves, [`estate`] when another driver does; [`handles`]
@@ -27,6 +27,7 @@
 mod births;
 mod chronicle;
 mod devices;
+mod doubt;
 mod estate;
 mod flood;
 mod handles;
@@ -241,9 +242,8 @@ impl Driver {
                 child.close_link();
                 self.tell_of(seat, ChildEvent::LinkStalled);
             }
-            let believed = self.believes(seat);
-            if believed && self.seats[seat].silence.is_overdue(now) {
-                self.requests.hesitate(seat);
+            if self.believes(seat) {
+                self.judge_silence(seat);
             }
         }
         let Chronicle { gpu, crashes, .. } = &mut self.chronicle;
@@ -251,6 +251,18 @@ impl Driver {
             self.tell(Event::Gpu(device, testimony));
         }
         self.tell(Event::Tick);
+    }
+
+    fn judge_silence(&mut self, seat: SeatId) {
+        let due = self.seats[seat].silence.deadline();
+        if self.seats[seat].silence.is_overdue(self.now) {
+            self.requests.hesitate(seat);
+            // What a child has said while this task did not run was not heard yet.
+            let is_in_time = due.is_some_and(|due| self.now < due + silence::OWN_DELAY);
+            if is_in_time {
+                doubt::doubt(&mut self.seats[seat], &mut self.requests, "it is silent");
+            }
+        }
     }
 
     fn wake_at(&self) -> Instant {

@@ -89,6 +89,8 @@ pub enum Act {
     Stall,
     /// Heartbeats that tell of one step that never ends.
     StuckStep,
+    /// A step of half a second, of which heartbeats say that it is overdue.
+    LateStep,
     /// Load progress that does not advance.
     StuckLoad,
     /// Commands are not read any more; heartbeats and tokens go on.

@@ -9,7 +9,7 @@ use worker_orcd_tests::client::{Client, Response};
 use worker_orcd_tests::nvml::PlayedNvml;
 use worker_orcd_tests::script::scripted_text;
 use worker_orcd_tests::worker::request;
-use worker_orcd_tests::{Bystander, Script, Worker, WorkerBuilder, process, wait};
+use worker_orcd_tests::{Act, Bystander, Moment, Script, Worker, WorkerBuilder, process, wait};
 
 /// `SupervisorExit::CrashLoop`.
 const CRASH_LOOP: i32 = 82;
@@ -146,6 +146,61 @@ fn streams_of_a_child_that_dies_go_on_with_the_other_which_notices_nothing() {
     assert_eq!(health["devices"][0]["deaths_in_window"], 0);
     assert_eq!(health["devices"][1]["deaths_in_window"], 1);
     assert_eq!(worker.crash_reports().len(), 1);
+}
+
+/// What becomes of the streams of a scripted child that acts like this once: how often they went over to the other
+/// device, with which nothing is wrong.
+fn streams_beside(act: Act) -> (Worker, u64) {
+    let script = Script::once(Moment::MidStream(40), act).token_interval_ms(10);
+    let worker = Worker::scripted(script)
+        .arg("--device", "cpu,cpu")
+        .arg("--heartbeat-timeout", "30s")
+        .start();
+    let client = worker.client();
+    children(&client);
+    let bystander = Bystander::new(client.clone(), request(CARD_PROMPT, 200));
+    let streams = bystander.in_company(STREAMS).begin_all();
+    let mut recoveries = 0;
+    for (place, stream) in streams.into_iter().enumerate() {
+        let (text, end) = stream.end();
+        let prompt = match place {
+            0 => CARD_PROMPT.to_owned(),
+            place => format!("{place} {CARD_PROMPT}"),
+        };
+        assert_eq!(text, scripted_text(&prompt, 200));
+        recoveries += end["recoveries"].as_u64().expect("a number");
+    }
+    assert_eq!(worker.crash_reports().len(), 0, "nobody died by then");
+    (worker, recoveries)
+}
+
+#[test]
+fn streams_of_a_child_that_falls_silent_go_on_elsewhere_before_it_is_given_up() {
+    let (worker, recoveries) = streams_beside(Act::Stall);
+    assert!(recoveries > 0, "it had streams");
+    let overdue = &worker.client().health()["faults"]["overdue_children"];
+    assert!(overdue.as_u64() > Some(0), "{overdue}");
+}
+
+#[test]
+fn a_child_whose_step_ends_late_loses_its_streams_and_takes_new_ones() {
+    let (worker, recoveries) = streams_beside(Act::LateStep);
+    assert!(recoveries > 0, "it had streams");
+    let client = worker.client();
+    let before = children(&client);
+    let bystander = Bystander::new(client.clone(), request(CARD_PROMPT, 100));
+    let streams = bystander.in_company(STREAMS).begin_all();
+    wait::until("streams on both devices", || {
+        let both = [0, 1].iter().all(|number| {
+            let running = device(&client, *number)["running"].as_u64();
+            running > Some(0)
+        });
+        both.then_some(())
+    });
+    for stream in streams {
+        assert_eq!(stream.end().1["recoveries"], 0);
+    }
+    assert_eq!(children(&client), before, "neither has died");
 }
 
 #[test]

@@ -132,6 +132,36 @@ fn a_step_that_never_ends_leaves_word_where_it_stands() {
     );
 }
 
+/// The child that hangs has half of them. Nobody gives it up within the test.
+#[test]
+fn streams_leave_a_child_that_hangs_before_it_is_given_up() {
+    let worker = Worker::real()
+        .arg("--device", "cpu,cpu")
+        .arg("--threads", 1)
+        .arg("--kv-cache-size", "96MiB")
+        .flag("--accept-fault-injection")
+        .env("WORKER_ORCD_FAULTS", "hang@generation=2,step=60")
+        .start();
+    let client = worker.client();
+    wait::until("both devices to serve", || {
+        let states = [0, 1].map(|number| client.health()["devices"][number]["state"].clone());
+        (states == ["serving", "serving"]).then_some(())
+    });
+    let bystander = Bystander::new(client.clone(), request(12, 100)).in_company(4);
+    let hung: Vec<_> = bystander.begin_all();
+    let ends: Vec<_> = hung.into_iter().map(|stream| stream.end()).collect();
+    let recoveries = ends.iter().map(|(_, end)| end["recoveries"].as_u64());
+    assert!(recoveries.sum::<Option<u64>>() > Some(0), "it had streams");
+    let health = client.health();
+    assert!(
+        health["load"]["adopted_tokens"].as_u64() > Some(0),
+        "{health}"
+    );
+    assert_eq!(worker.crash_reports().len(), 0, "nobody died by then");
+    let again = bystander.begin_all().into_iter().map(|stream| stream.end());
+    assert!(again.zip(&ends).all(|(again, (text, _))| again.0 == *text));
+}
+
 #[test]
 fn a_query_of_death_is_refused_and_its_company_finishes() {
     let worker = failing("abort@prompt-tokens=23,position=25").start();

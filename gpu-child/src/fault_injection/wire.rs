@@ -66,6 +66,7 @@ impl<W: Write> FaultyWriter<W> {
         let heartbeat = Event::Heartbeat(Heartbeat {
             steps: 0,
             step_elapsed_ms: None,
+            step_overdue: false,
             load: Load::default(),
             memory: MemoryReport::default(),
         });

@@ -6,12 +6,27 @@ use std::thread;
 use std::time::{Duration, Instant};
 use worker_orcd_ipc::HEARTBEAT_INTERVAL_MS;
 
-/// Sends heartbeats until the conversation is over.
+const INTERVAL: Duration = Duration::from_millis(HEARTBEAT_INTERVAL_MS);
+
+/// Sends heartbeats until the conversation is over; one comes at once when a step becomes overdue.
 pub(super) fn beat(link: &Link, status: &Status) {
+    let mut beat_at = Instant::now() + INTERVAL;
+    let mut was_overdue = false;
     loop {
-        thread::sleep(Duration::from_millis(HEARTBEAT_INTERVAL_MS));
-        if !status.events(Instant::now()).all(|event| link.send(event)) {
+        let now = Instant::now();
+        let overdue_at = status.overdue_at().filter(|at| *at > now);
+        let wake_at = overdue_at.map_or(beat_at, |at| at.min(beat_at));
+        thread::sleep(wake_at.saturating_duration_since(now));
+        let now = Instant::now();
+        let is_overdue = status.is_overdue(now);
+        let is_news = is_overdue && !was_overdue;
+        if now < beat_at && !is_news {
+            continue;
+        }
+        if !status.events(now).all(|event| link.send(event)) {
             return;
         }
+        was_overdue = is_overdue;
+        beat_at = now + INTERVAL;
     }
 }

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use worker_orcd_ipc::{Event, Heartbeat, Load, MemoryReport};
 
 #[derive(Debug)]
@@ -59,6 +59,8 @@ struct Inner {
     steps: u64,
     /// The oldest on its way.
     step_began: Option<(u64, Instant)>,
+    /// When the present call of the device will have taken far longer than such calls do, if that is known.
+    overdue_at: Option<Instant>,
     load: Load,
     memory: MemoryReport,
     /// Bytes done and in all, while loading.
@@ -90,6 +92,23 @@ impl Status {
         self.lock().step_began
     }
 
+    /// The device is called: to compute, or to be waited for. `patience`: the time after which that is overdue.
+    pub(super) fn calls_device(&self, doing: Doing, patience: Option<Duration>) {
+        self.lock().overdue_at = patience.map(|patience| Instant::now() + patience);
+        self.does(doing);
+    }
+
+    /// When the present call of the device becomes overdue, or did.
+    pub(super) fn overdue_at(&self) -> Option<Instant> {
+        let calls = matches!(self.doing(), Doing::Computes | Doing::WaitsForDevice);
+        self.lock().overdue_at.filter(|_| calls)
+    }
+
+    /// The device takes far longer for the step than for others of its size.
+    pub(super) fn is_overdue(&self, now: Instant) -> bool {
+        self.overdue_at().is_some_and(|at| at <= now)
+    }
+
     pub(super) fn does(&self, doing: Doing) {
         self.doing.store(doing as u8, Ordering::Relaxed);
     }
@@ -103,6 +122,7 @@ impl Status {
         *inner = Inner {
             steps,
             step_began: None,
+            overdue_at: None,
             load,
             memory,
             progress: None,
@@ -111,11 +131,13 @@ impl Status {
 
     /// Events of this beat.
     pub(super) fn events(&self, now: Instant) -> impl Iterator<Item = Event> + use<> {
+        let step_overdue = self.is_overdue(now);
         let inner = self.lock();
         let elapsed = |(_, began)| now.saturating_duration_since(began).as_millis() as u64;
         let heartbeat = Event::Heartbeat(Heartbeat {
             steps: inner.steps,
             step_elapsed_ms: inner.step_began.map(elapsed),
+            step_overdue,
             load: inner.load,
             memory: inner.memory,
         });

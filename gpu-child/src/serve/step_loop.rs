@@ -18,6 +18,7 @@ mod standing;
 
 use super::pacer::Pacer;
 use super::reader::Conversation;
+use super::step_times::StepTimes;
 use super::watch::watch;
 use super::{Doing, Link, Loaded, Progress, Status, spawn};
 use crate::custody::Custody;
@@ -102,6 +103,7 @@ struct StepLoop<'a> {
     grammars: Grammars,
     trace: Option<LogitsTrace>,
     pacer: Pacer,
+    step_times: StepTimes,
     /// Steps begun.
     step: u64,
     /// Steps in flight, the oldest first; the time at which the one before them ended, and what it took.
@@ -187,6 +189,7 @@ impl<'a> StepLoop<'a> {
             grammars: Grammars::new(&ready.tokenizer),
             trace,
             pacer: Pacer::new(first_tokens, order.prefill_chunk_tokens, step_budget),
+            step_times: StepTimes::default(),
             step: 0,
             in_flight: VecDeque::new(),
             last_end: Instant::now(),

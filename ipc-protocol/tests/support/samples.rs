@@ -313,6 +313,7 @@ fn heartbeat() -> Heartbeat {
     Heartbeat {
         steps: 1000,
         step_elapsed_ms: Some(251),
+        step_overdue: true,
         load: Load {
             running: 4,
             waiting: 2,

@@ -366,6 +366,7 @@ impl News {
             last: from.last_death.clone(),
             restarts: worker.successions(),
             recoveries: totals.recoveries,
+            overdue_children: totals.overdue_children,
             pauses: totals.pauses,
             stale_events: worker.stale_events(),
             on_probation: requests.on_probation(),

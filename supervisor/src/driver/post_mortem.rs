@@ -27,9 +27,10 @@ pub(super) struct Bereft {
 /// journal hands them on.
 pub(super) fn note(seat: &mut Seat, requests: &Requests) -> Bereft {
     let mut bereft = std::mem::take(&mut seat.released);
-    bereft
-        .requests
-        .extend(requests.in_flight(seat.id).map(facts));
+    let noted: Vec<_> = bereft.requests.iter().map(|it| it.request).collect();
+    let is_new = |record: &&Record| !noted.contains(&record.id.0);
+    let new = requests.in_flight(seat.id).filter(is_new);
+    bereft.requests.extend(new.map(facts));
     let silent_since = requests.silent_since(seat.id);
     bereft.silent_since = bereft.silent_since.or(silent_since);
     bereft

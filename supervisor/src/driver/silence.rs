@@ -9,6 +9,9 @@ const SILENCE: Duration = Duration::from_millis(10 * HEARTBEAT_INTERVAL_MS);
 /// A step that lasts longer keeps everybody waiting as well.
 const LONG_STEP: Duration = Duration::from_secs(1);
 
+/// A task that looks so much later than it wanted to was itself kept from running.
+pub(super) const OWN_DELAY: Duration = Duration::from_millis(4 * HEARTBEAT_INTERVAL_MS);
+
 #[derive(Debug, Default)]
 pub(super) struct Silence {
     heard_at: Option<Instant>,

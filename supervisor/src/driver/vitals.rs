@@ -187,6 +187,7 @@ mod tests {
         let beat = |prompt_tokens| Heartbeat {
             steps: 1,
             step_elapsed_ms: None,
+            step_overdue: false,
             load: Load {
                 prompt_tokens,
                 ..Load::default()

@@ -3,6 +3,7 @@
 use crate::child::link::LinkError;
 use crate::child::succession::Once;
 use crate::driver::chronicle::Chronicle;
+use crate::driver::doubt::{doubt, trust};
 use crate::driver::keepings::Keepings;
 use crate::driver::seat::Seat;
 use crate::engine::{EngineSettings, LoadedModel};
@@ -137,6 +138,11 @@ impl Listener<'_> {
     fn heartbeat(&mut self, heartbeat: &Heartbeat) -> ChildEvent {
         let step_elapsed = heartbeat.step_elapsed_ms.map(Duration::from_millis);
         self.chronicle.heartbeat(self.now, self.seat, heartbeat);
+        match heartbeat.step_overdue {
+            true if self.believed => doubt(self.seat, self.requests, "a step takes too long"),
+            true => {}
+            false => trust(self.seat, self.requests),
+        }
         if self.seat.silence.pulse(self.now, step_elapsed) {
             self.requests.hesitate(self.seat.id);
         }

@@ -181,6 +181,8 @@ pub struct FaultsSnapshot {
     pub restarts: u64,
     /// Times that a request went on with another child.
     pub recoveries: u64,
+    /// Times that a child was overdue and its requests went to another one.
+    pub overdue_children: u64,
     /// Waits of streams whose request went over to another child, from their last token to the next
     /// one, since the start.
     pub pauses: Waits,

@@ -326,6 +326,7 @@ fn faults_report(faults: &FaultsSnapshot, clock: &Clock) -> Value {
         "window_seconds": faults.window.as_secs(),
         "restarts": faults.restarts,
         "recoveries": faults.recoveries,
+        "overdue_children": faults.overdue_children,
         "stale_events": faults.stale_events,
         "on_probation": faults.on_probation,
         "probations": faults.probations,

@@ -55,6 +55,12 @@ pub(super) const FIGURES: &[Figure] = &[
         waiting,
     ),
     figure(
+        "worker_orcd_overdue_children",
+        None,
+        "Times that a child was overdue and its requests went to another device.",
+        |now| count(now.snapshot.faults.overdue_children),
+    ),
+    figure(
         "worker_orcd_requests_on_probation",
         None,
         "Requests that must run alone now, because children died under them.",

@@ -2,7 +2,7 @@
 //!
 //! Owned by the driver alone. Commands for each seat's child collect in a list that the driver sends, time is
 //! an argument, and the only output is the [write-ahead log](super::wal). Here are the children's words;
-//! [`deaths`] is what follows from a death, [`clients`] is what clients want, [`embeddings`] are answers without tokens, [`scoring`] is how likely prompts are,
+//! [`deaths`] is what follows from a death, [`doubt`] from a step that is overdue, [`clients`] is what clients want, [`embeddings`] are answers without tokens, [`scoring`] is how likely prompts are,
 //! [`restored`] is what another supervisor left, [`assignments`] is who is with which child, and who is next;
 //! [`beginning`] is that a child computes one; [`dispatch`] is what is on its way
 //! to a seat and back; [`adoption`] is which pages the next child need not compute; [`recall`] is how another driver gets them all; [`probation`] is what
@@ -16,6 +16,7 @@ mod clients;
 mod deaths;
 mod devices;
 mod dispatch;
+mod doubt;
 mod embeddings;
 mod levelling;
 mod probation;
@@ -302,7 +303,7 @@ impl Requests {
     fn finished(&mut self, seat: SeatId, said: &Finished, now: Instant) -> Result<(), Violation> {
         let id = said.request;
         if self.assigned.seat(seat).has_left(id) {
-            self.assigned.hand_out_to_suspects();
+            self.assigned.hand_out_after(id);
             return Ok(());
         }
         let place = self.assigned.place(id);

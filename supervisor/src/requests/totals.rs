@@ -13,6 +13,8 @@ pub struct Totals {
     pub pauses: Waits,
     /// Times that a request went on with another child.
     pub recoveries: u64,
+    /// Times that a child was overdue and its requests went to another one.
+    pub overdue_children: u64,
     /// Times that a request was put on probation.
     pub probations: u64,
     /// Requests that ended as queries of death.

@@ -31,11 +31,12 @@ impl StepLoop<'_> {
     pub(super) fn launch(&mut self) -> Result<(), Fault> {
         self.step += 1;
         let began = Instant::now();
+        let shape = self.scheduler.planned_shape();
         if self.in_flight.is_empty() {
             self.status.step_begins(self.step, began);
         }
-        self.status.does(Doing::Computes);
-        let shape = self.scheduler.planned_shape();
+        let patience = self.step_times.patience(shape);
+        self.status.calls_device(Doing::Computes, patience);
         let sequences = self.scheduler.work();
         let batch = Batch {
             step: self.step,
@@ -89,7 +90,8 @@ impl StepLoop<'_> {
         let Some(step) = self.in_flight.back_mut() else {
             return Ok(());
         };
-        self.status.does(Doing::Computes);
+        let patience = self.step_times.patience(step.shape);
+        self.status.calls_device(Doing::Computes, patience);
         self.scheduler.settle_draws();
         let mut none = NoTap;
         let trace = trace_or(&mut self.trace, &mut none);
@@ -103,7 +105,8 @@ impl StepLoop<'_> {
 
     /// Waits for the oldest step, whose draws are on their way.
     pub(super) fn wait(&mut self, mut step: StepInFlight) -> Result<StepReport, Fault> {
-        self.status.does(Doing::WaitsForDevice);
+        let patience = self.step_times.patience(step.shape);
+        self.status.calls_device(Doing::WaitsForDevice, patience);
         let mut none = NoTap;
         let trace = trace_or(&mut self.trace, &mut none);
         let drawn = self.executor.finish(&mut step.wanted_rows.keep(trace))?;
@@ -119,6 +122,7 @@ impl StepLoop<'_> {
         let took = now.duration_since(step.began.max(self.last_end));
         (self.last_end, self.last_took) = (now, took);
         self.pacer.observe(step.shape, took);
+        self.step_times.observe(step.shape, took);
         let report = self.scheduler.complete(step.step, drawn);
         let report = report.map_err(scheduler_fault)?;
         self.ask_for_masks()?;

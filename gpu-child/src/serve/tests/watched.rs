@@ -1,4 +1,4 @@
-//! Notes that a step which does not end leaves in the flight recorder.
+//! A step that does not end: the notes that it leaves in the flight recorder, and when it is called overdue.
 
 use super::*;
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
@@ -56,4 +56,35 @@ fn a_step_that_does_not_end_leaves_word_where_it_stands() {
 fn without_a_witness_it_says_at_least_what_the_engine_does() {
     let note = note_of(false, None, "engine");
     assert!(note.text.ends_with("computes a step"), "{note:?}");
+}
+
+/// A heartbeat of a child in which two sequences decode, and then one comes whose step does not end.
+fn heartbeat_of_the_last_step(steps_before: usize) -> worker_orcd_ipc::Heartbeat {
+    let mut supervisor = Supervisor::ready(Duration::from_millis(1));
+    supervisor.submit(1, 1, 60);
+    supervisor.submit(2, 1, 60);
+    for _ in 0..steps_before {
+        supervisor.until(|event| matches!(event, Event::Step(report) if report.drawn.len() == 2));
+    }
+    supervisor.submit_prompt(3, vec![TokenId(97)], 1);
+    let began = |event: &Event| match event {
+        Event::Step(report) => report.began.iter().any(|it| it.request == RequestId(3)),
+        _ => false,
+    };
+    supervisor.until(began);
+    let hangs = |event: &Event| match event {
+        Event::Heartbeat(beat) => beat.step_overdue || beat.step_elapsed_ms > Some(1000),
+        _ => false,
+    };
+    match supervisor.until(hangs) {
+        Event::Heartbeat(beat) => beat,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_step_is_called_overdue_where_others_of_its_size_are_known() {
+    assert!(heartbeat_of_the_last_step(20).step_overdue);
+    let unknown = heartbeat_of_the_last_step(2);
+    assert!(!unknown.step_overdue, "{unknown:?}");
 }

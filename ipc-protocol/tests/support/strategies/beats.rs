@@ -78,12 +78,21 @@ pub(super) fn heartbeat() -> BoxedStrategy<Heartbeat> {
             }
         },
     );
-    (any::<u64>(), any::<Option<u64>>(), load, memory())
-        .prop_map(|(steps, step_elapsed_ms, load, memory)| Heartbeat {
-            steps,
-            step_elapsed_ms,
-            load,
-            memory,
-        })
+    (
+        any::<u64>(),
+        any::<Option<u64>>(),
+        any::<bool>(),
+        load,
+        memory(),
+    )
+        .prop_map(
+            |(steps, step_elapsed_ms, step_overdue, load, memory)| Heartbeat {
+                steps,
+                step_elapsed_ms,
+                step_overdue,
+                load,
+                memory,
+            },
+        )
         .boxed()
 }

@@ -91,6 +91,7 @@ impl Scenery {
     fn beat(&mut self, ms: u64, seat: SeatId, prompt_tokens: u64) {
         let heartbeat = Heartbeat {
             step_elapsed_ms: None,
+            step_overdue: false,
             steps: ms,
             memory: MemoryReport::default(),
             load: Load {
@@ -198,6 +199,7 @@ async fn a_child_without_a_kv_cache_leaves_the_size_of_the_next_ones_as_it_was()
         scenery.spawn(0, ONE, generation);
         let heartbeat = Heartbeat {
             step_elapsed_ms: None,
+            step_overdue: false,
             steps: 0,
             memory: MemoryReport {
                 kv_capacity_bytes,

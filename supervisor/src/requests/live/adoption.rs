@@ -90,22 +90,22 @@ impl Assignments {
     }
 
     /// Children that serve let go of KV caches from which nobody is left to adopt anything: the child that computed
-    /// there takes no work any more, and no request has pages of it.
+    /// there will take no work any more, and no request has pages of it.
     pub(super) fn release_kv(&mut self) {
         let open: Vec<_> = self.open_seats().collect();
         for seat in open {
             let sources: Vec<_> = self.seat(seat).sources().collect();
             for source in sources {
-                if !self.takes_work(source) && !self.has_sealed_by(source) {
+                if !self.may_take_work(source) && !self.has_sealed_by(source) {
                     self.seat(seat).release_kv(source);
                 }
             }
         }
     }
 
-    fn takes_work(&mut self, child: Generation) -> bool {
-        let mut open = self.seats_mut().filter(|it| it.is_open());
-        open.any(|dispatch| dispatch.child() == Some(child))
+    fn may_take_work(&mut self, child: Generation) -> bool {
+        let mut left = self.seats_mut().filter(|it| it.may_take_work());
+        left.any(|dispatch| dispatch.child() == Some(child))
     }
 
     fn has_sealed_by(&mut self, child: Generation) -> bool {

@@ -283,21 +283,32 @@ impl Assignments {
     /// Requests of a seat that no other death has met at the place where they are, so that its own makes
     /// none of them a suspect, and that are to go on. They are noted as they are now.
     pub(super) fn depart(&mut self, seat: SeatId) -> Vec<RequestId> {
-        let mut departed = Vec::new();
-        for (id, live) in &mut self.live {
-            let history = live.history();
-            let goes_on = live.record.on_fault == OnFault::Resume;
-            let may_go = live.left.is_none() && live.suspicion.is_clean_at(history);
-            if goes_on && may_go && live.place == Place::With(seat) {
-                live.left = Some(Left {
-                    seat,
-                    given_at: live.given_at,
-                    history,
-                });
-                departed.push(*id);
-            }
+        let departed: Vec<_> = self.may_depart(seat).collect();
+        for id in &departed {
+            self.note_departure(*id, seat);
         }
         departed
+    }
+
+    /// Those whom [`depart`](Self::depart) would have go.
+    pub(super) fn may_depart(&self, seat: SeatId) -> impl Iterator<Item = RequestId> {
+        let may_depart = self.live.values().filter(move |live| {
+            let goes_on = live.record.on_fault == OnFault::Resume;
+            let is_with = live.place == Place::With(seat);
+            let is_clean = || live.suspicion.is_clean_at(live.history());
+            is_with && goes_on && live.left.is_none() && is_clean()
+        });
+        may_depart.map(|live| live.record.id)
+    }
+
+    pub(super) fn note_departure(&mut self, id: RequestId, seat: SeatId) {
+        if let Some(live) = self.live.get_mut(&id) {
+            live.left = Some(Left {
+                seat,
+                given_at: live.given_at,
+                history: live.history(),
+            });
+        }
     }
 
     /// Requests that the dead child of a seat had, also those that have left it.
@@ -309,10 +320,11 @@ impl Assignments {
         had.map(|live| live.record.id).collect()
     }
 
-    pub(super) fn forget_left(&mut self, seat: SeatId) {
-        for live in self.live.values_mut() {
-            live.left = live.left.filter(|left| left.seat != seat);
-        }
+    /// How many they were.
+    pub(super) fn forget_left(&mut self, seat: SeatId) -> usize {
+        let live = self.live.values_mut();
+        let left = live.filter_map(|live| live.left.take_if(|left| left.seat == seat));
+        left.count()
     }
 
     // === suspects ===
@@ -378,9 +390,10 @@ impl Assignments {
         }
     }
 
-    /// Somebody may wait until the child has nothing else.
-    pub(super) fn hand_out_to_suspects(&mut self) {
-        if !self.suspects.is_empty() {
+    /// A child has said its last word on a request. That one may wait for it, and a suspect until the child has
+    /// nothing else.
+    pub(super) fn hand_out_after(&mut self, left: RequestId) {
+        if !self.suspects.is_empty() || self.place(left) == Some(Place::Waiting) {
             self.hand_out();
         }
     }

@@ -43,7 +43,7 @@ impl Requests {
     }
 
     /// Nothing happens to who has left that seat already.
-    fn interrupt(&mut self, id: RequestId, seat: SeatId) {
+    pub(super) fn interrupt(&mut self, id: RequestId, seat: SeatId) {
         if let Some(live) = self.assigned.interrupt(id, seat) {
             let mut progress = live.record.progress.lock();
             progress.interrupt();

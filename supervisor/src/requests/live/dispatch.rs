@@ -18,6 +18,8 @@ const MAX_LEAVING: usize = 10_000;
 pub(super) struct Dispatch {
     /// The child takes submissions.
     is_open: bool,
+    /// It does not for the time being, because its step is overdue.
+    is_doubted: bool,
     /// Kin of the child that serves, or did last.
     kin: Option<Kin>,
     capacity: Capacity,
@@ -86,13 +88,31 @@ impl Dispatch {
     }
 
     pub(super) fn close(&mut self) {
-        self.is_open = false;
+        self.stop();
         self.orders.clear();
     }
 
     /// The child gets what is on its way to it, and nothing more.
     pub(super) fn stop(&mut self) {
         self.is_open = false;
+        self.is_doubted = false;
+    }
+
+    /// The child gets nothing more for the time being.
+    pub(super) fn doubt(&mut self) {
+        self.is_doubted = std::mem::take(&mut self.is_open);
+    }
+
+    /// It takes submissions again; false if it was not doubted.
+    pub(super) fn trust(&mut self) -> bool {
+        let was_doubted = std::mem::take(&mut self.is_doubted);
+        self.is_open |= was_doubted;
+        was_doubted
+    }
+
+    /// It takes submissions, or may again.
+    pub(super) fn may_take_work(&self) -> bool {
+        self.is_open || self.is_doubted
     }
 
     /// Everything that was on its way to it is there.
@@ -215,7 +235,6 @@ impl Dispatch {
         self.leaving.is_empty()
     }
 
-    /// The child is gone, and answers nothing more.
     /// The child has the request no more.
     pub(super) fn forget(&mut self, id: RequestId, hold: Hold) {
         self.burden.remove(hold);
@@ -223,6 +242,7 @@ impl Dispatch {
         self.leaves_for.retain(|_, it| *it != id);
     }
 
+    /// The child is gone, and answers nothing more.
     pub(super) fn bury(&mut self) {
         self.leaving.clear();
         self.prefixes = None;

@@ -107,9 +107,11 @@ impl Assignments {
         seats.min_by_key(|seat| self.seats[usize::from(seat.0)].given())
     }
 
+    /// A child that owes its last word on a request is not given it again.
     pub(super) fn allows(&self, live: &Live, seat: SeatId) -> bool {
-        let kin = self.seats[usize::from(seat.0)].kin();
-        self.devices().allow(&live.bond, kin)
+        let dispatch = &self.seats[usize::from(seat.0)];
+        let is_leaving = dispatch.is_leaving(live.record.id);
+        !is_leaving && self.devices().allow(&live.bond, dispatch.kin())
     }
 
     pub(super) fn open_seats(&self) -> impl Iterator<Item = SeatId> {

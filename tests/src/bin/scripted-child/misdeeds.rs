@@ -3,13 +3,16 @@
 
 use crate::serve::Child;
 use nix::sys::signal::{Signal, raise};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use worker_orcd_ipc::{
     ChildHello, DeviceError, Drawn, Envelope, Event, Fault, FinishReason, Generation,
     MAX_FRAME_BYTES, PROTOCOL_VERSION, Preamble, RequestId, StepReport, TokenId,
 };
 use worker_orcd_tests::Act;
 use worker_orcd_tests::script::VOCAB_SIZE;
+
+/// Length of a late step.
+const LATE: Duration = Duration::from_millis(500);
 
 /// No request has this number.
 const NOBODY: RequestId = RequestId(u64::MAX);
@@ -67,6 +70,7 @@ impl Child {
                 std::thread::park();
             },
             Act::StuckStep => self.step_elapsed_ms = Some(3_600_000),
+            Act::LateStep => self.steps_late(),
             Act::StuckLoad => loop {
                 self.say_progress(50);
                 let _ = self.next_command(None);
@@ -102,6 +106,12 @@ impl Child {
                 self.last_words(Fault::NonFiniteLogits { step, request });
             }
         }
+    }
+
+    fn steps_late(&mut self) {
+        self.next_step = Instant::now() + LATE;
+        self.overdue_until = Some(self.next_step);
+        self.link.send(self.heartbeat());
     }
 
     fn truncated_frame(&mut self) {

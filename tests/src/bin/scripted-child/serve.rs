@@ -22,8 +22,10 @@ pub struct Child {
     pub tokens_said: u64,
     /// Reported in heartbeats; only a misdeed sets it.
     pub step_elapsed_ms: Option<u64>,
+    /// As long as its heartbeats call a step overdue.
+    pub overdue_until: Option<Instant>,
     next_heartbeat: Instant,
-    next_step: Instant,
+    pub next_step: Instant,
 }
 
 pub struct Running {
@@ -66,6 +68,7 @@ impl Child {
             steps: 0,
             tokens_said: 0,
             step_elapsed_ms: None,
+            overdue_until: None,
             next_heartbeat: Instant::now(),
             next_step: Instant::now(),
         }
@@ -158,6 +161,9 @@ impl Child {
         Event::Heartbeat(Heartbeat {
             steps: self.steps,
             step_elapsed_ms: self.step_elapsed_ms,
+            step_overdue: self
+                .overdue_until
+                .is_some_and(|until| Instant::now() < until),
             load: Load {
                 running,
                 waiting: self.requests.len() as u32 - running,

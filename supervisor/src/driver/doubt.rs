@@ -1,0 +1,26 @@
+//! Doubt about a child that is overdue: its streams go on with other devices before anybody knows what became of it.
+
+use super::post_mortem::{self, Bereft};
+use super::seat::Seat;
+use crate::requests::Requests;
+use tracing::{info, warn};
+
+/// Those who are with it are noted for its crash report, should it come to one.
+pub(super) fn doubt(seat: &mut Seat, requests: &mut Requests, why: &'static str) {
+    if !requests.may_doubt(seat.id) {
+        return;
+    }
+    seat.released = post_mortem::note(seat, requests);
+    let streams = requests.doubt(seat.id);
+    let (device, child) = (seat.id.device().0, seat.child.as_ref());
+    let generation = child.map(|child| child.generation.0);
+    warn!(device, generation, why, streams, "child_overdue");
+}
+
+/// It has spoken, or its step has ended.
+pub(super) fn trust(seat: &mut Seat, requests: &mut Requests) {
+    if requests.trust(seat.id) {
+        seat.released = Bereft::default();
+        info!(device = seat.id.device().0, "child_goes_on");
+    }
+}
