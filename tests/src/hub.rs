@@ -26,6 +26,8 @@ pub struct Held {
     ranges: bool,
     /// Headers name size and SHA-256; without them the listing does.
     headers: bool,
+    /// Who asks for it has to say so.
+    token: Option<String>,
 }
 
 impl Held {
@@ -40,6 +42,7 @@ impl Held {
             cut: None,
             ranges: true,
             headers: true,
+            token: None,
         }
     }
 
@@ -59,6 +62,12 @@ impl Held {
     #[must_use]
     pub fn without_ranges(mut self) -> Self {
         self.ranges = false;
+        self
+    }
+
+    #[must_use]
+    pub fn for_holders_of(mut self, token: &str) -> Self {
+        self.token = Some(token.to_owned());
         self
     }
 
@@ -123,14 +132,31 @@ pub fn pull(hub: &FakeHub, cache: &Path, name: &str) -> Output {
 /// With that program to read what has come.
 #[must_use]
 pub fn pull_with(hub: &FakeHub, cache: &Path, name: &str, child: &Path) -> Output {
-    Command::new(binary("tested-worker-orcd"))
+    command(hub, cache, name, child)
+        .output()
+        .expect("it starts")
+}
+
+/// By somebody whom the hub knows by that token.
+#[must_use]
+pub fn pull_as(hub: &FakeHub, cache: &Path, name: &str, token: &str) -> Output {
+    let mut command = command(hub, cache, name, &binary("tested-worker-orcd-gpu"));
+    command.env("HF_TOKEN", token).output().expect("it starts")
+}
+
+fn command(hub: &FakeHub, cache: &Path, name: &str, child: &Path) -> Command {
+    let mut command = Command::new(binary("tested-worker-orcd"));
+    command
         .args(["pull", name, "--child-binary"])
         .arg(child)
         .env("HF_ENDPOINT", hub.endpoint())
         .env("XDG_CACHE_HOME", cache)
-        .env("no_proxy", "127.0.0.1")
-        .output()
-        .expect("worker-orcd starts")
+        .env("no_proxy", "127.0.0.1,localhost")
+        .env_remove("HF_TOKEN");
+    for variable in ["HF_HOME", "HF_TOKEN_PATH"] {
+        command.env_remove(variable);
+    }
+    command
 }
 
 /// The path that was printed. Panics where none was.
@@ -154,7 +180,7 @@ fn answer(
     reader.read_line(&mut line)?;
     let mut words = line.split_whitespace();
     let (method, path) = (words.next().unwrap_or(""), words.next().unwrap_or(""));
-    let mut start = None;
+    let (mut start, mut token) = (None, None);
     loop {
         let mut header = String::new();
         if reader.read_line(&mut header)? == 0 || header.trim().is_empty() {
@@ -163,12 +189,17 @@ fn answer(
         if let Some(range) = header.to_ascii_lowercase().strip_prefix("range: bytes=") {
             start = range.trim().trim_end_matches('-').parse().ok();
         }
+        if let Some(bearer) = header.strip_prefix("Authorization: Bearer ") {
+            token = Some(bearer.trim().to_owned());
+        }
     }
     let held = held.lock().expect("no holder panics").clone();
     let mut out = stream;
+    let is_kept_from = |it: &Held| it.token.is_some() && it.token != token;
     if let Some(repository) = path.strip_prefix("/api/models/") {
         let repository = repository.split("/revision/").next().unwrap_or("");
-        return list(&mut out, &held, repository);
+        let shown: Vec<_> = held.into_iter().filter(|it| !is_kept_from(it)).collect();
+        return list(&mut out, &shown, repository);
     }
     let is_meant = |it: &&Held, prefix: &str| path == format!("{prefix}/{}", it.file);
     let named = held.iter().find(|it| {
@@ -176,11 +207,19 @@ fn answer(
             .iter()
             .any(|revision| is_meant(it, &format!("/{}/resolve/{revision}", it.repository)))
     });
-    if let Some(file) = named {
-        return redirect(&mut out, file);
+    match named {
+        Some(file) if is_kept_from(file) => {
+            return out.write_all(b"HTTP/1.1 401 Unauthorized\r\nContent-Length: 0\r\n\r\n");
+        }
+        Some(file) => return redirect(&mut out, file),
+        None => {}
     }
     let bytes = |it: &&Held| is_meant(it, &format!("/bytes/{}", it.repository));
     match held.iter().find(bytes) {
+        // Whoever has the bytes has nothing to do with who asks the hub.
+        Some(_) if token.is_some() => {
+            out.write_all(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n")
+        }
         Some(file) if method == "GET" => {
             let start = start.unwrap_or(0);
             starts.lock().expect("no holder panics").push(start);
@@ -217,12 +256,12 @@ fn redirect(out: &mut TcpStream, file: &Held) -> std::io::Result<()> {
     } else {
         String::new()
     };
-    // An absolute address of another name for this machine: another host, as a client sees it.
-    let host = out.local_addr()?;
+    // Another name for this machine: another host, as a client sees it.
+    let port = out.local_addr()?.port();
     write!(
         out,
         "HTTP/1.1 302 Found\r\nX-Repo-Commit: {COMMIT}\r\n{promise}Location: \
-         http://{host}/bytes/{}/{}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n",
+         http://localhost:{port}/bytes/{}/{}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n",
         file.repository, file.file
     )
 }

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::Output;
 use worker_orcd_gpu::model::Architecture;
 use worker_orcd_gpu::model::tiny_model::tiny_model;
-use worker_orcd_tests::hub::{pull, pull_with, pulled};
+use worker_orcd_tests::hub::{pull, pull_as, pull_with, pulled};
 use worker_orcd_tests::{FakeHub, Held, Worker};
 
 const MODEL_BYTES: usize = 400_000;
@@ -157,4 +157,65 @@ fn what_was_pulled_is_served_under_the_name_by_which_it_was_pulled() {
         .env("XDG_CACHE_HOME", cache.path().to_str().unwrap())
         .start();
     assert_eq!(worker.client().health()["model"]["ref"], "some/tiny:t.gguf");
+}
+
+#[test]
+fn a_quantization_is_enough_where_one_file_has_it() {
+    let cache = tempfile::tempdir().unwrap();
+    let tiny = tiny_model(Architecture::Llama).build();
+    let hub = FakeHub::start(vec![
+        Held::new("some/tiny", "T-Q4_K_M.gguf", &tiny),
+        Held::new("some/tiny", "T-Q8_0.gguf", &model(1)),
+        Held::new("some/tiny", "T-F16-00001-of-00002.gguf", &model(2)),
+        Held::new("some/tiny", "T-F16-00002-of-00002.gguf", &model(3)),
+    ]);
+    let said = refused(&pull(&hub, cache.path(), "some/tiny:Q6_K"));
+    assert!(
+        said.contains("T-Q8_0.gguf"),
+        "it says what there is: {said}"
+    );
+    let said = refused(&pull(&hub, cache.path(), "some/tiny:F16"));
+    assert!(said.contains("T-F16 in 2 parts"), "{said}");
+    let path = pulled(&pull(&hub, cache.path(), "some/tiny:q4_k_m"));
+    assert!(path.ends_with("some/tiny/T-Q4_K_M.gguf"), "{path:?}");
+    pulled(&pull(&hub, cache.path(), "some/tiny:Q8_0"));
+    let worker = Worker::with_model("some/tiny:Q4_K_M")
+        .env("XDG_CACHE_HOME", cache.path().to_str().unwrap())
+        .start();
+    assert_eq!(worker.client().health()["model"]["ref"], "some/tiny:Q4_K_M");
+}
+
+#[test]
+fn what_is_for_some_is_got_with_their_token_which_no_other_host_is_told() {
+    let cache = tempfile::tempdir().unwrap();
+    let whole = model(1);
+    let hub = FakeHub::start(vec![
+        Held::new("a/b", "m.gguf", &whole).for_holders_of("hf_right"),
+    ]);
+    let said = refused(&pull(&hub, cache.path(), "a/b:m.gguf"));
+    assert!(said.contains("401") && said.contains("HF_TOKEN"), "{said}");
+    refused(&pull_as(&hub, cache.path(), "a/b:m.gguf", "hf_wrong"));
+    // The listing is asked for, too.
+    let path = pulled(&pull_as(&hub, cache.path(), "a/b", "hf_right"));
+    assert_eq!(std::fs::read(&path).unwrap(), whole);
+}
+
+/// As `huggingface_hub` lays it out: a link to a file that is named after its SHA-256.
+#[test]
+fn what_lies_in_the_hubs_own_cache_is_served_from_there() {
+    let home = tempfile::tempdir().unwrap();
+    let folder = home.path().join("hub/models--some--tiny");
+    let snapshot = folder.join("snapshots/0123456789abcdef0123456789abcdef01234567");
+    for made in [&snapshot, &folder.join("blobs"), &folder.join("refs")] {
+        std::fs::create_dir_all(made).unwrap();
+    }
+    let tiny = tiny_model(Architecture::Llama).build();
+    std::fs::write(folder.join("blobs/ab"), tiny).unwrap();
+    std::os::unix::fs::symlink("../../blobs/ab", snapshot.join("T-Q4_K_M.gguf")).unwrap();
+    let commit = snapshot.file_name().unwrap().to_str().unwrap();
+    std::fs::write(folder.join("refs/main"), commit).unwrap();
+    let worker = Worker::with_model("some/tiny:Q4_K_M")
+        .env("HF_HOME", home.path().to_str().unwrap())
+        .start();
+    assert_eq!(worker.client().health()["model"]["ref"], "some/tiny:Q4_K_M");
 }

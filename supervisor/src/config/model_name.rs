@@ -1,7 +1,9 @@
-//! Values of `--model`: a file, `smollm2`, or `owner/repository[:file]` that was pulled.
+//! Values of `--model`: a file, `smollm2`, or `owner/repository[:file]` that was pulled, or that another program
+//! has left in the cache of Hugging Face's hub.
 //!
 //! Deliberately absent: getting a model, and a look into its file.
 
+use crate::logging::printable;
 use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -15,29 +17,51 @@ pub const SMOLLM2_FILE: &str = "SmolLM2-135M-Instruct.Q4_1.gguf";
 /// Depth to which a repository is searched for a file.
 const MAX_FOLDERS: usize = 4;
 
+/// What of a repository is meant.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Choice<'a> {
+    /// The only model.
+    Only,
+    File(&'a str),
+    /// The only model whose name ends with that: `Q4_K_M`, `UD-Q4_K_XL`, `MXFP4`.
+    Quantization(&'a str),
+}
+
 /// The file that `--model` means.
 ///
 /// # Errors
 /// When it is neither a file nor a name that was pulled.
 pub fn resolve(model: &str) -> Result<PathBuf, String> {
-    resolve_in(cache_directory().as_deref(), model)
+    resolve_in(&Caches::of_environment(), model)
 }
 
-fn resolve_in(cache: Option<&Path>, model: &str) -> Result<PathBuf, String> {
+/// Where models are, the first place first.
+#[derive(Debug, Default)]
+struct Caches {
+    own: Option<PathBuf>,
+    /// `models--OWNER--NAME/snapshots/COMMIT/FILE` in it, as `huggingface_hub` has it.
+    hub: Option<PathBuf>,
+}
+
+fn resolve_in(caches: &Caches, model: &str) -> Result<PathBuf, String> {
     let not_here = || format!("{model} is not here yet: run `worker-orcd pull {model}`");
     if model == SMOLLM2 {
-        let path = cache.map(|directory| directory.join(SMOLLM2_FILE));
+        let path = caches.own.as_ref().map(|own| own.join(SMOLLM2_FILE));
         return path.filter(|path| path.is_file()).ok_or_else(not_here);
     }
     let path = PathBuf::from(model);
-    match (fs::metadata(&path), repository_and_file(model)) {
+    match (fs::metadata(&path), repository_and_choice(model)) {
         (Ok(found), _) if found.is_dir() => {
             Err(format!("{model} is a directory, not a .gguf file"))
         }
         (Ok(_), _) => Ok(path),
-        (Err(_), Some((repository, file))) => {
-            let folder = cache.map(|directory| directory.join(repository));
-            pulled(&folder.ok_or_else(not_here)?, repository, file)?.ok_or_else(not_here)
+        (Err(_), Some((repository, choice))) => {
+            for folder in caches.folders_of(repository) {
+                if let Some(path) = found_in(&folder, repository, choice)? {
+                    return Ok(path);
+                }
+            }
+            Err(not_here())
         }
         (Err(error), None) => Err(format!(
             "{model} cannot be read: {error}; `worker-orcd pull` gets a model, {} or \
@@ -47,25 +71,103 @@ fn resolve_in(cache: Option<&Path>, model: &str) -> Result<PathBuf, String> {
     }
 }
 
-/// The file that was pulled from a repository; `None` when there is none.
-fn pulled(folder: &Path, repository: &str, file: Option<&str>) -> Result<Option<PathBuf>, String> {
-    if let Some(file) = file {
-        let path = folder.join(file);
-        return Ok(path.is_file().then_some(path));
+impl Caches {
+    fn of_environment() -> Self {
+        let hub = variable("HF_HUB_CACHE").or_else(|| Some(hub_home()?.join("hub")));
+        Self {
+            own: cache_directory(),
+            hub,
+        }
     }
+
+    fn folders_of(&self, repository: &str) -> impl Iterator<Item = PathBuf> {
+        let own = self.own.as_ref().map(|own| own.join(repository));
+        let hub = self.hub.as_ref().and_then(|hub| {
+            let folder = hub.join(format!("models--{}", repository.replace('/', "--")));
+            let commit = fs::read_to_string(folder.join("refs/main")).ok()?;
+            let is_commit = commit.bytes().all(|byte| byte.is_ascii_hexdigit());
+            is_commit.then(|| folder.join("snapshots").join(commit))
+        });
+        own.into_iter().chain(hub)
+    }
+}
+
+/// The file of a repository that lies in a folder; `None` when there is none.
+fn found_in(
+    folder: &Path,
+    repository: &str,
+    choice: Choice<'_>,
+) -> Result<Option<PathBuf>, String> {
     let mut found = Vec::new();
     gguf_files(folder, MAX_FOLDERS, &mut found);
-    if found.len() > 1 {
-        let names = found
-            .iter()
-            .filter_map(|path| path.strip_prefix(folder).ok());
-        let names: Vec<_> = names.map(|name| name.display().to_string()).collect();
-        return Err(format!(
-            "{repository} has several files here: say {repository}:FILE with one of {}",
-            names.join(", ")
-        ));
+    let names = found
+        .iter()
+        .filter_map(|path| path.strip_prefix(folder).ok());
+    let names: Vec<_> = names.filter_map(Path::to_str).collect();
+    let name = chosen(repository, choice, &names)?;
+    Ok(name.map(|name| folder.join(name)))
+}
+
+/// The file that is meant, of those that a repository has; `None` when there is none.
+///
+/// # Errors
+/// When it may be several, or is one in several parts.
+pub fn chosen<'a>(
+    repository: &str,
+    choice: Choice<'_>,
+    files: &[&'a str],
+) -> Result<Option<&'a str>, String> {
+    let is_meant = |file: &&str| match choice {
+        Choice::Only => !is_projector(file),
+        Choice::File(name) => *file == name,
+        Choice::Quantization(tag) => !is_projector(file) && ends_with(stem(file).0, tag),
+    };
+    let meant: Vec<_> = files.iter().copied().filter(is_meant).collect();
+    match meant.as_slice() {
+        [] => Ok(None),
+        [file] if stem(file).1 == 1 => Ok(Some(file)),
+        several if several.iter().all(|file| stem(file) == stem(several[0])) => Err(format!(
+            "{repository} has {} in {} parts, and models in several files are not served yet: \
+             join them with llama.cpp's llama-gguf-split --merge",
+            printable(stem(several[0]).0),
+            stem(several[0]).1
+        )),
+        several => {
+            let names: Vec<_> = several.iter().map(|name| printable(name)).collect();
+            Err(format!(
+                "{repository} has several: say which, {repository}:FILE with one of\n  {}",
+                names.join("\n  ")
+            ))
+        }
     }
-    Ok(found.pop())
+}
+
+/// Encoders of images, which belong to a model and are none.
+fn is_projector(file: &str) -> bool {
+    let name = file.rsplit('/').next().unwrap_or(file);
+    name.starts_with("mmproj")
+}
+
+/// A path without its extension, and of how many parts it is one: `-00001-of-00003` as llama.cpp has it.
+fn stem(file: &str) -> (&str, u32) {
+    let stem = file.strip_suffix(".gguf").unwrap_or(file);
+    let parts = || {
+        let (rest, of) = stem.rsplit_once("-of-")?;
+        let (rest, part) = rest.rsplit_once('-')?;
+        let is_number = |text: &str| text.len() == 5 && text.bytes().all(|it| it.is_ascii_digit());
+        (is_number(part) && is_number(of)).then_some((rest, of.parse().ok()?))
+    };
+    parts().unwrap_or((stem, 1))
+}
+
+/// Whether the last words of a name are those.
+fn ends_with(stem: &str, tag: &str) -> bool {
+    let Some(before) = stem.len().checked_sub(tag.len()) else {
+        return false;
+    };
+    let end = stem.get(before..);
+    let is_word = before == 0 || stem[..before].ends_with(['-', '.', '_', '/']);
+    is_word && end.is_some_and(|end| end.eq_ignore_ascii_case(tag))
 }
 
 fn gguf_files(folder: &Path, depth: usize, found: &mut Vec<PathBuf>) {
@@ -79,24 +181,42 @@ fn gguf_files(folder: &Path, depth: usize, found: &mut Vec<PathBuf>) {
     }
 }
 
+fn variable(name: &str) -> Option<PathBuf> {
+    let value = std::env::var_os(name).filter(|value| !value.is_empty());
+    value.map(PathBuf::from)
+}
+
+fn cache_home() -> Option<PathBuf> {
+    variable("XDG_CACHE_HOME").or_else(|| Some(variable("HOME")?.join(".cache")))
+}
+
 #[must_use]
 pub fn cache_directory() -> Option<PathBuf> {
-    let variable = |name| std::env::var_os(name).filter(|value| !value.is_empty());
-    let base = variable("XDG_CACHE_HOME")
-        .map(PathBuf::from)
-        .or_else(|| variable("HOME").map(|home| PathBuf::from(home).join(".cache")))?;
-    Some(base.join("worker-orcd"))
+    Some(cache_home()?.join("worker-orcd"))
+}
+
+/// Where Hugging Face's programs keep what they know
+/// ([their settings](https://huggingface.co/docs/huggingface_hub/package_reference/environment_variables)).
+#[must_use]
+pub fn hub_home() -> Option<PathBuf> {
+    variable("HF_HOME").or_else(|| Some(cache_home()?.join("huggingface")))
 }
 
 /// `owner/repository`, and what follows a colon; `None` for what is no such name.
 #[must_use]
-pub fn repository_and_file(name: &str) -> Option<(&str, Option<&str>)> {
-    let (repository, file) = match name.split_once(':') {
-        Some((repository, file)) => (repository, Some(file)),
-        None => (name, None),
+pub fn repository_and_choice(name: &str) -> Option<(&str, Choice<'_>)> {
+    let (repository, choice) = match name.split_once(':') {
+        Some((repository, file)) if is_gguf_path(file) => (repository, Choice::File(file)),
+        Some((repository, tag)) if is_tag(tag) => (repository, Choice::Quantization(tag)),
+        Some(_) => return None,
+        None => (name, Choice::Only),
     };
-    let is_name = is_repository(repository) && file.is_none_or(is_gguf_path);
-    is_name.then_some((repository, file))
+    is_repository(repository).then_some((repository, choice))
+}
+
+fn is_tag(tag: &str) -> bool {
+    let is_part = |c: char| c.is_ascii_alphanumeric() || "_-".contains(c);
+    !tag.is_empty() && tag.chars().all(is_part)
 }
 
 /// A path that stays inside its repository.
@@ -134,11 +254,11 @@ mod tests {
 
     #[test]
     fn a_file_stays_inside_its_repository() {
-        assert_eq!(
-            repository_and_file("a/b:q4/c.gguf"),
-            Some(("a/b", Some("q4/c.gguf")))
-        );
-        assert_eq!(repository_and_file("a/b"), Some(("a/b", None)));
+        let file = Choice::File("q4/c.gguf");
+        assert_eq!(repository_and_choice("a/b:q4/c.gguf"), Some(("a/b", file)));
+        assert_eq!(repository_and_choice("a/b"), Some(("a/b", Choice::Only)));
+        let tag = Choice::Quantization("UD-Q4_K_XL");
+        assert_eq!(repository_and_choice("a/b:UD-Q4_K_XL"), Some(("a/b", tag)));
         for bad in [
             "a/b:../c.gguf",
             "a/b:/c.gguf",
@@ -146,15 +266,21 @@ mod tests {
             "a/b:c.bin",
             "a/b:c\n.gguf",
             "a:b.gguf",
+            "a/b:",
+            "a/b:Q4/K",
         ] {
-            assert_eq!(repository_and_file(bad), None, "{bad:?}");
+            assert_eq!(repository_and_choice(bad), None, "{bad:?}");
         }
     }
 
     #[test]
     fn a_pulled_name_is_found_and_a_missing_one_mentions_pull() {
         let cache = tempfile::tempdir().unwrap();
-        let resolve = |model: &str| resolve_in(Some(cache.path()), model);
+        let caches = Caches {
+            own: Some(cache.path().to_owned()),
+            hub: None,
+        };
+        let resolve = |model: &str| resolve_in(&caches, model);
         for missing in ["smollm2", "a/b", "a/b:c.gguf", "nope.gguf"] {
             let why = resolve(missing).unwrap_err();
             assert!(why.contains("worker-orcd pull"), "{why}");
@@ -172,5 +298,70 @@ mod tests {
             why.contains("q4/c.gguf") && why.contains("q4/e.gguf"),
             "{why}"
         );
+    }
+
+    #[test]
+    fn a_quantization_is_the_end_of_a_name_and_never_an_encoder_of_images() {
+        let files = [
+            "M-Q4_K_M.gguf",
+            "M-UD-Q4_K_XL.gguf",
+            "M.IQ4_XS.gguf",
+            "big/M-q8_0.gguf",
+            "mmproj-F16.gguf",
+            "M-F16.gguf",
+            "M-BF16.gguf",
+        ];
+        let found = |tag| chosen("a/b", Choice::Quantization(tag), &files);
+        for (tag, file) in [
+            ("Q4_K_M", Some(files[0])),
+            ("UD-Q4_K_XL", Some(files[1])),
+            ("q4_k_xl", Some(files[1])),
+            ("IQ4_XS", Some(files[2])),
+            ("Q8_0", Some(files[3])),
+            ("F16", Some(files[5])),
+            ("4_K_M", None),
+            ("Q2_K", None),
+        ] {
+            assert_eq!(found(tag), Ok(file), "{tag}");
+        }
+        let only = [files[0], files[4]];
+        assert_eq!(chosen("a/b", Choice::Only, &only), Ok(Some(files[0])));
+    }
+
+    #[test]
+    fn a_model_in_parts_is_refused_by_name_and_several_are_listed() {
+        let parts = ["M-Q8_0-00001-of-00002.gguf", "M-Q8_0-00002-of-00002.gguf"];
+        let tag = Choice::Quantization("Q8_0");
+        for choice in [tag, Choice::Only, Choice::File(parts[0])] {
+            let why = chosen("a/b", choice, &parts).unwrap_err();
+            assert!(why.contains("M-Q8_0 in 2 parts"), "{why}");
+        }
+        let two = ["one-Q8_0.gguf", "two-Q8_0.gguf"];
+        let why = chosen("a/b", tag, &two).unwrap_err();
+        assert!(two.iter().all(|name| why.contains(name)), "{why}");
+    }
+
+    #[test]
+    fn what_another_program_has_left_in_the_hubs_cache_is_found_behind_our_own() {
+        let (own, hub) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let folder = hub.path().join("models--a--b");
+        let snapshot = folder.join("snapshots/0123abcd");
+        fs::create_dir_all(&snapshot).unwrap();
+        fs::create_dir_all(folder.join("refs")).unwrap();
+        fs::create_dir_all(folder.join("blobs")).unwrap();
+        fs::write(folder.join("refs/main"), "0123abcd").unwrap();
+        fs::write(folder.join("blobs/ff"), b"GGUF").unwrap();
+        let linked = snapshot.join("M-Q4_K_M.gguf");
+        std::os::unix::fs::symlink("../../blobs/ff", &linked).unwrap();
+        let caches = Caches {
+            own: Some(own.path().to_owned()),
+            hub: Some(hub.path().to_owned()),
+        };
+        assert_eq!(resolve_in(&caches, "a/b:Q4_K_M"), Ok(linked));
+        assert!(resolve_in(&caches, "a/c:Q4_K_M").is_err());
+        let pulled = own.path().join("a/b/M-Q4_K_M.gguf");
+        fs::create_dir_all(pulled.parent().unwrap()).unwrap();
+        fs::write(&pulled, b"GGUF").unwrap();
+        assert_eq!(resolve_in(&caches, "a/b:Q4_K_M"), Ok(pulled));
     }
 }

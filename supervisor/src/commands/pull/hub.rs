@@ -10,15 +10,16 @@
 //! its SHA-256 are the promised ones.
 
 use super::ChildProgram;
-use crate::config::model_name::is_gguf_path;
+use super::curl::Curl;
+use crate::config::model_name::{Choice, chosen, is_gguf_path};
 use crate::logging::printable;
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Error, Result, bail, ensure};
 use nix::fcntl::{Flock, FlockArg};
 use serde_json::Value;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 
 const DEFAULT_ENDPOINT: &str = "https://huggingface.co";
 
@@ -45,31 +46,37 @@ struct Promise {
 /// `owner/name`, in the parts of which is nothing that a path could be made of.
 pub(super) struct Hub {
     endpoint: String,
+    curl: Curl,
 }
 
 impl Hub {
-    pub(super) fn of_environment() -> Self {
+    pub(super) fn of_environment() -> Result<Self> {
         let endpoint = std::env::var("HF_ENDPOINT").ok();
         let endpoint = endpoint.filter(|it| !it.is_empty());
         let endpoint = endpoint.unwrap_or_else(|| DEFAULT_ENDPOINT.to_owned());
-        Self {
+        Ok(Self {
             endpoint: endpoint.trim_end_matches('/').to_owned(),
-        }
+            curl: Curl::of_environment()?,
+        })
     }
 
-    /// Gets `file`, or the only one that there is, to `directory/owner/name/file`.
+    /// Gets the file that is meant to `directory/owner/name/file`.
     pub(super) fn pull(
         &self,
         repository: &str,
-        file: Option<&str>,
+        choice: Choice<'_>,
         directory: &Path,
         child: &ChildProgram,
     ) -> Result<PathBuf> {
+        let file = match choice {
+            // A hub's mirror may have no listing.
+            Choice::File(file) => chosen(repository, choice, &[file]).map_err(Error::msg)?,
+            _ => None,
+        };
         let file = match file {
             Some(file) => file.to_owned(),
-            None => self.the_only_gguf(repository)?,
+            None => self.listed_file(repository, choice)?,
         };
-        ensure!(is_gguf_path(&file), "{file:?} is no .gguf file");
         let promise = self.look(repository, &file)?;
         let target = directory.join(repository).join(&file);
         if target.exists() {
@@ -86,43 +93,36 @@ impl Hub {
             .with_context(|| format!("{} cannot be made", folder.display()))?;
         eprintln!("downloading {} ({} bytes)", promise.url, promise.bytes);
         let partial = promise.partial(&target);
-        promise.transfer(&partial, child)?;
+        promise.transfer(&self.curl, &partial, child)?;
         child.install(&partial, &target)?;
         Ok(target)
     }
 
     /// Asks what the repository holds.
-    fn the_only_gguf(&self, repository: &str) -> Result<String> {
+    fn listed_file(&self, repository: &str, choice: Choice<'_>) -> Result<String> {
         let listing = self.listing(repository, BRANCH)?;
         let files: Vec<&str> = siblings(&listing)
             .filter_map(|sibling| sibling["rfilename"].as_str())
             .filter(|file| is_gguf_path(file))
             .collect();
-        match files.as_slice() {
-            [file] => Ok((*file).to_owned()),
-            [] => bail!("{repository} holds no .gguf file"),
-            many => {
-                let names: Vec<_> = many.iter().map(|name| printable(name)).collect();
-                bail!(
-                    "say which, {repository}:FILE with one of\n  {}",
-                    names.join("\n  ")
-                )
+        let file = chosen(repository, choice, &files).map_err(Error::msg)?;
+        let file = file.with_context(|| match (choice, files.as_slice()) {
+            (Choice::Quantization(tag), [_, ..]) => {
+                let names: Vec<_> = files.iter().map(|name| printable(name)).collect();
+                let names = names.join("\n  ");
+                format!("{repository} holds no .gguf file named …{tag}; it has\n  {names}")
             }
-        }
+            _ => format!("{repository} holds no .gguf file"),
+        })?;
+        Ok(file.to_owned())
     }
 
     /// Commit, size and SHA-256 of a file, from the headers of its address; from the hub's API
     /// where a mirror leaves them out.
     fn look(&self, repository: &str, file: &str) -> Result<Promise> {
         let url = self.address(repository, BRANCH, file);
-        let mut answer = Headers::of(&url)?;
-        ensure!(
-            answer.status < 400,
-            "{url}: {}",
-            answer
-                .get("x-error-message")
-                .map_or_else(|| format!("the hub answered {}", answer.status), printable)
-        );
+        let mut answer = Headers::of(&self.curl, &url)?;
+        ensure!(answer.status < 400, "{url}: {}", answer.complaint());
         let mut commit = answer.commit();
         for _ in 0..MAX_REDIRECTS {
             let moved = answer
@@ -131,7 +131,7 @@ impl Hub {
             let Some(to) = moved.and_then(|to| self.own_address(to)) else {
                 break;
             };
-            let next = Headers::of(&to)?;
+            let next = Headers::of(&self.curl, &to)?;
             // Where the bytes are, questions about them may not be answered.
             if next.status >= 400 {
                 break;
@@ -170,7 +170,9 @@ impl Hub {
     fn listing(&self, repository: &str, revision: &str) -> Result<Value> {
         let endpoint = &self.endpoint;
         let url = format!("{endpoint}/api/models/{repository}/revision/{revision}?blobs=true");
-        let output = curl()
+        let output = self
+            .curl
+            .command()
             .args(["--fail", "--silent", "--show-error", "--location"])
             .args(["--max-filesize", MAX_LISTING_BYTES, &url])
             .output()
@@ -213,7 +215,7 @@ impl Promise {
     }
 
     /// Leaves the whole file at `partial`, or what has come of it so far.
-    fn transfer(&self, partial: &Path, child: &ChildProgram) -> Result<()> {
+    fn transfer(&self, curl: &Curl, partial: &Path, child: &ChildProgram) -> Result<()> {
         let file = OpenOptions::new().append(true).create(true).open(partial)?;
         // Two that write would mix their bytes.
         let file = Flock::lock(file, FlockArg::LockExclusiveNonblock)
@@ -222,9 +224,9 @@ impl Promise {
         if file.metadata()?.len() > self.bytes {
             file.set_len(0)?;
         }
-        if self.append_rest(&file)? == Some(CURL_RANGE_ERROR) {
+        if self.append_rest(curl, &file)? == Some(CURL_RANGE_ERROR) {
             file.set_len(0)?;
-            self.append_rest(&file)?;
+            self.append_rest(curl, &file)?;
         }
         file.sync_all()?;
         let have = file.metadata()?.len();
@@ -247,12 +249,12 @@ impl Promise {
     }
 
     /// curl's number, where it could not get everything.
-    fn append_rest(&self, mut file: &File) -> Result<Option<i32>> {
+    fn append_rest(&self, curl: &Curl, mut file: &File) -> Result<Option<i32>> {
         let have = file.metadata()?.len();
         if have == self.bytes {
             return Ok(None);
         }
-        let mut command = curl();
+        let mut command = curl.command();
         command.args(["--fail", "--location", "--progress-bar", "--output", "-"]);
         if have > 0 {
             command.args(["--continue-at", &have.to_string()]);
@@ -283,8 +285,9 @@ struct Headers {
 }
 
 impl Headers {
-    fn of(url: &str) -> Result<Self> {
-        let output = curl()
+    fn of(curl: &Curl, url: &str) -> Result<Self> {
+        let output = curl
+            .command()
             .args(["--head", "--silent", "--show-error"])
             .args(["--suppress-connect-headers"])
             .args(["--header", "Accept-Encoding: identity", url])
@@ -314,6 +317,16 @@ impl Headers {
         found.next().map(|(_, value)| value.as_str())
     }
 
+    /// What the hub says against a request, and what may help.
+    fn complaint(&self) -> String {
+        let said = self.get("x-error-message").map(printable);
+        let said = said.unwrap_or_else(|| format!("the hub answered {}", self.status));
+        match self.status {
+            401 | 403 => format!("{said}; what is gated or private needs your token in HF_TOKEN"),
+            _ => said,
+        }
+    }
+
     fn location(&self) -> Option<&str> {
         let is_redirect = (300..400).contains(&self.status);
         self.get("location").filter(|_| is_redirect)
@@ -337,15 +350,6 @@ impl Headers {
         let tag = tag.trim_start_matches("W/").trim_matches('"');
         is_hex(tag, 64).then(|| tag.to_ascii_lowercase())
     }
-}
-
-/// A `curl` with what every transfer has in common: no address is a pattern, and none is a local
-/// file.
-fn curl() -> Command {
-    let mut command = Command::new("curl");
-    command.args(["--globoff", "--proto", "=http,https"]);
-    command.args(["--proto-redir", "=http,https"]);
-    command
 }
 
 fn siblings(listing: &Value) -> impl Iterator<Item = &Value> {
@@ -392,6 +396,7 @@ mod tests {
     fn only_redirects_within_the_hub_are_asked_again() {
         let hub = Hub {
             endpoint: "http://mirror/base".to_owned(),
+            curl: Curl::with_token("").unwrap(),
         };
         for (location, own) in [
             (
