@@ -22,7 +22,7 @@ use std::path::PathBuf;
 /// What this process is started for, and may therefore have; everything else is refused.
 #[derive(Debug, Default, clap::Args)]
 pub struct Allowed {
-    /// The one model file that may be opened. Without it, only one that is handed over.
+    /// The one model that may be opened, by its file or the first of several. Without it, only what is handed over.
     #[arg(long, value_name = "FILE")]
     pub model: Option<PathBuf>,
     /// The one file that may be written to.

@@ -23,7 +23,7 @@ use std::thread;
 use twox_hash::xxhash3_128::Hasher;
 use worker_orcd_ipc::{
     Article, DeviceSelector, Fault, Generation, KvSource, LoadOrder, ModelFile, ModelIdentity,
-    WeightsManifest,
+    WeightsManifest, model_stem,
 };
 
 /// # Errors
@@ -62,7 +62,7 @@ fn load_on(
     let config = ModelConfig::from_gguf(&header, Some(sequence_tokens)).map_err(fault)?;
     let weights = ModelWeights::from_gguf(&header, &config).map_err(fault)?;
     let tokenizer = tokenizer_facts(&header).map_err(fault)?;
-    let stem = path.file_stem().unwrap_or_default().to_string_lossy();
+    let stem = model_stem(path);
     let model = model_facts(&header, &config, &stem).map_err(fault)?;
     let head = rank_head(&header, &config).map_err(fault)?;
     let head = head.map(|tensor| RankHead::of(&tensor));
@@ -98,7 +98,9 @@ fn load_on(
     let mut placed = device.load(source, order, options, &mut progress)?;
     if let Some(custody) = custody {
         if order.model_file == ModelFile::AtPath {
-            hand_over(custody, Article::ModelFile, &file);
+            for file in file.files() {
+                hand_over(custody, Article::ModelFile, file);
+            }
         }
         if let Some(memory) = &placed.memory {
             hand_over(custody, Article::Weights, memory);
@@ -190,9 +192,10 @@ fn model_file(
 ) -> Result<GgufFile, Fault> {
     let file = match order.model_file {
         ModelFile::AtPath => GgufFile::open(path),
-        ModelFile::HandedOver => {
-            let taken = take(custody, Article::ModelFile)?;
-            GgufFile::map(File::from(taken), path)
+        ModelFile::HandedOver { parts } => {
+            let take = |_| take(custody, Article::ModelFile).map(File::from);
+            let files: Result<_, _> = (0..parts).map(take).collect();
+            GgufFile::map(files?, path)
         }
     };
     file.map_err(|error| fault(error.into()))
@@ -236,7 +239,7 @@ pub fn check(path: &Path) -> Result<String, Fault> {
     let config = ModelConfig::from_gguf(&header, None).map_err(fault)?;
     ModelWeights::from_gguf(&header, &config).map_err(fault)?;
     tokenizer_facts(&header).map_err(fault)?;
-    let stem = path.file_stem().unwrap_or_default().to_string_lossy();
+    let stem = model_stem(path);
     let facts = model_facts(&header, &config, &stem).map_err(fault)?;
     Ok(format!(
         "{}: {} of {} parameters, {}, context of {} tokens",

@@ -85,7 +85,8 @@ impl Command {
 /// The order to load: which model, where, and how much of the machine may be used for it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LoadOrder {
-    /// Path of a GGUF file, readable by the child. The supervisor never opens it.
+    /// Path of a GGUF file, readable by the child, or of the first of [several](crate::model_parts). The supervisor
+    /// never opens them.
     pub model_path: String,
     pub model_file: ModelFile,
     /// Weights that an earlier child has placed, and whose memory waits on the socket for
@@ -124,15 +125,15 @@ pub struct LoadOrder {
     pub role: Role,
 }
 
-/// The file that is the model.
+/// The file that is the model, or all [its files](crate::model_parts).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ModelFile {
     /// The one at the path. The child that opens it hands it over
     /// ([`Article::ModelFile`](crate::Article::ModelFile)) before it is ready.
     AtPath,
-    /// The one that an earlier child handed over, and that waits on the socket for descriptors:
+    /// The ones that an earlier child handed over, and that wait on the socket for descriptors, in order:
     /// whatever has become of the path since.
-    HandedOver,
+    HandedOver { parts: u16 },
 }
 
 /// Destination of the logits trace.

@@ -12,7 +12,8 @@ use thiserror::Error;
 /// The meaning of a descriptor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Article {
-    /// The open model file, read-only. Up from the child that opened it, down to the next ones.
+    /// The open model file, read-only. Up from the child that opened it, down to the next ones. A model in
+    /// [several files](crate::model_parts) is as many of these, in their order.
     ModelFile,
     /// The memory that the weights lie in, which nobody can write any more. Up from the child that
     /// wrote it, down to the next ones with its [`WeightsManifest`].

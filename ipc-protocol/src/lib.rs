@@ -41,6 +41,7 @@ pub mod kv;
 pub mod logprobs;
 pub mod memory;
 pub mod model;
+pub mod model_parts;
 pub mod pooling;
 pub mod probe;
 pub mod thinking;
@@ -67,6 +68,7 @@ pub use model::{
     DeviceFacts, ModelFacts, ModelIdentity, SamplingAdvice, TokenKind, TokenizerFacts,
     TokenizerKind,
 };
+pub use model_parts::{MAX_MODEL_PARTS, ModelPart, model_parts, model_stem};
 pub use pooling::Pooling;
 pub use probe::{
     CHECK_CONFINEMENT_FLAG, CHECK_MODEL_FLAG, CHILD_NAME, COUNT_DEVICES_FLAG, DIGEST_FLAG,
@@ -77,4 +79,4 @@ pub use vocabulary::Vocabulary;
 
 /// Sent in the clear in the [`Preamble`], before any bincode: two versions that cannot read
 /// each other's messages can still read this and say so.
-pub const PROTOCOL_VERSION: u16 = 22;
+pub const PROTOCOL_VERSION: u16 = 23;

@@ -15,7 +15,8 @@ use worker_orcd_ipc::{DeviceSelector, Generation, KvSource, WeightsManifest};
 pub struct EngineEstate {
     pub note: EngineNote,
     pub wal: Option<OwnedFd>,
-    pub model: Option<OwnedFd>,
+    /// Its files, in their order; none where they are not kept.
+    pub model: Vec<OwnedFd>,
     /// In the order of the worker's list.
     pub devices: Vec<DeviceEstate>,
 }
@@ -40,7 +41,7 @@ pub struct EngineNote {
     pub last_child: Option<Generation>,
     pub devices: Vec<DeviceNote>,
     pub has_wal: bool,
-    pub has_model: bool,
+    pub model_files: u16,
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -61,12 +62,11 @@ impl EngineEstate {
             self.devices.iter().map(DeviceEstate::parts).unzip();
         let note = EngineNote {
             has_wal: self.wal.is_some(),
-            has_model: self.model.is_some(),
+            model_files: self.model.len() as u16,
             devices: notes,
             ..self.note.clone()
         };
-        let own = [&self.wal, &self.model];
-        let own = own.into_iter().flatten().map(|it| it.as_fd());
+        let own = self.wal.iter().chain(&self.model).map(|it| it.as_fd());
         let descriptors = own.chain(of_devices.into_iter().flatten());
         (note, descriptors.collect())
     }
@@ -78,7 +78,7 @@ impl EngineEstate {
         descriptors: &mut impl Iterator<Item = OwnedFd>,
     ) -> io::Result<Self> {
         let wal = take_if(note.has_wal, descriptors)?;
-        let model = take_if(note.has_model, descriptors)?;
+        let model: io::Result<_> = (0..note.model_files).map(|_| take(descriptors)).collect();
         let notes = note.devices.iter().cloned();
         let devices: io::Result<_> = notes
             .map(|note| DeviceEstate::from_parts(note, descriptors))
@@ -86,7 +86,7 @@ impl EngineEstate {
         Ok(Self {
             note,
             wal,
-            model,
+            model: model?,
             devices: devices?,
         })
     }
@@ -106,7 +106,7 @@ impl EngineEstate {
             self.devices.push(estate.unwrap_or_default());
         }
         if self.note.model_path != model_path {
-            self.model = None;
+            self.model.clear();
             self.devices.iter_mut().for_each(DeviceEstate::let_go);
         }
         found.into_iter().filter_map(|it| it.child).collect()
@@ -155,13 +155,11 @@ fn take_if(
     is_there: bool,
     descriptors: &mut impl Iterator<Item = OwnedFd>,
 ) -> io::Result<Option<OwnedFd>> {
-    match is_there {
-        true => descriptors
-            .next()
-            .map(Some)
-            .ok_or(ErrorKind::UnexpectedEof.into()),
-        false => Ok(None),
-    }
+    is_there.then(|| take(descriptors)).transpose()
+}
+
+fn take(descriptors: &mut impl Iterator<Item = OwnedFd>) -> io::Result<OwnedFd> {
+    descriptors.next().ok_or(ErrorKind::UnexpectedEof.into())
 }
 
 #[cfg(test)]
@@ -193,7 +191,7 @@ mod tests {
                 ..EngineNote::default()
             },
             wal: Some(file()),
-            model: Some(file()),
+            model: vec![file(), file()],
             devices: vec![
                 of_device(DeviceSelector::Cuda(1), 3),
                 of_device(DeviceSelector::Cuda(0), 4),
@@ -216,7 +214,7 @@ mod tests {
         let owned = |it: BorrowedFd<'_>| it.try_clone_to_owned().unwrap();
         let mut descriptors = descriptors.into_iter().map(owned);
         let again = EngineEstate::from_parts(note.clone(), &mut descriptors).unwrap();
-        assert!(again.wal.is_some() && again.model.is_some());
+        assert!(again.wal.is_some() && again.model.len() == 2);
         assert_eq!(placed_by(&again), [Some(3), Some(4)]);
         assert_eq!(again.parts().0, note);
         let too_few = EngineEstate::from_parts(note, &mut std::iter::empty());
@@ -239,7 +237,7 @@ mod tests {
             let mut estate = estate();
             assert!(estate.arrange(path, &devices).is_empty());
             assert_eq!(placed_by(&estate), kept, "{path} {devices:?}");
-            assert_eq!(estate.model.is_some(), path == "a.gguf");
+            assert_eq!(estate.model.is_empty(), path != "a.gguf");
             assert!(estate.wal.is_some(), "the journal goes on or says why not");
         }
     }

@@ -2,6 +2,8 @@
 
     python architectures.py ORCD_LOGITS [--only NAME] [--device cuda:0]
 
+One of them is in several files, which `gguf` writes and llama.cpp reads, too.
+
 Each file is run twice on our side: once with every history as one prefill chunk, once token by
 token as in decoding; llama.cpp runs its own prefill with keys and values in F32. Positions from
 1 on are compared (position 0 says nothing about rotation or attention) by the normalised error
@@ -29,6 +31,7 @@ import ours
 import tiny_models
 
 N_TOKENS = 24
+IN_PARTS = "qwen3-Q4_K-in-parts"
 
 TOLERANCE = {"F32": 2e-6, "F16": 5e-6, "BF16": 1e-4}
 TOLERANCE_QUANTIZED = 2e-3
@@ -54,6 +57,12 @@ def main():
             tiny_models.write(path, variant, type_name, seed)
             failures += not compare(path, type_name, options, seed)
             path.unlink()
+        if not options.only or options.only in IN_PARTS:
+            path = Path(folder) / f"{IN_PARTS}.gguf"
+            tiny_models.write(path, tiny_models.MAIN[2], "Q4_K", 7, tensors_a_file=10)
+            first, *others = sorted(Path(folder).glob(f"{IN_PARTS}-*"))
+            cases.append(first)
+            failures += not (others and compare(first, "Q4_K", options, 7))
     print(f"{len(cases)} models, {failures} outside their tolerance")
     return 1 if failures or not cases else 0
 

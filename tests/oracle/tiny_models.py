@@ -78,10 +78,12 @@ EXTRA = [
 RERANK_TEMPLATE = "<|im_start|>judge\n{query}<|im_end|>\n<|im_start|>{document}"
 
 
-def write(path, variant, type_name, seed, pooling=None):
-    """`pooling`: a number of llama.cpp's `enum llama_pooling_type`. A reranker's file has a head and a prompt, too."""
+def write(path, variant, type_name, seed, pooling=None, tensors_a_file=0):
+    """`tensors_a_file`: 0 writes one file, of any other number the `gguf` package makes several.
+
+    `pooling`: a number of llama.cpp's `enum llama_pooling_type`. A reranker's file has a head and a prompt, too."""
     rng = np.random.default_rng(seed)
-    writer = gguf.GGUFWriter(str(path), variant.architecture)
+    writer = gguf.GGUFWriter(str(path), variant.architecture, split_max_tensors=tensors_a_file)
     _hyperparameters(writer, variant)
     if pooling is not None:
         writer.add_pooling_type(gguf.PoolingType(pooling))

@@ -166,16 +166,12 @@ fn a_quantization_is_enough_where_one_file_has_it() {
     let hub = FakeHub::start(vec![
         Held::new("some/tiny", "T-Q4_K_M.gguf", &tiny),
         Held::new("some/tiny", "T-Q8_0.gguf", &model(1)),
-        Held::new("some/tiny", "T-F16-00001-of-00002.gguf", &model(2)),
-        Held::new("some/tiny", "T-F16-00002-of-00002.gguf", &model(3)),
     ]);
     let said = refused(&pull(&hub, cache.path(), "some/tiny:Q6_K"));
     assert!(
         said.contains("T-Q8_0.gguf"),
         "it says what there is: {said}"
     );
-    let said = refused(&pull(&hub, cache.path(), "some/tiny:F16"));
-    assert!(said.contains("T-F16 in 2 parts"), "{said}");
     let path = pulled(&pull(&hub, cache.path(), "some/tiny:q4_k_m"));
     assert!(path.ends_with("some/tiny/T-Q4_K_M.gguf"), "{path:?}");
     pulled(&pull(&hub, cache.path(), "some/tiny:Q8_0"));
@@ -218,4 +214,62 @@ fn what_lies_in_the_hubs_own_cache_is_served_from_there() {
         .env("HF_HOME", home.path().to_str().unwrap())
         .start();
     assert_eq!(worker.client().health()["model"]["ref"], "some/tiny:Q4_K_M");
+}
+
+fn held_parts(parts: &[Vec<u8>]) -> Vec<Held> {
+    let of = parts.len();
+    let numbered = (1..).zip(parts);
+    let held = numbered.map(|(number, bytes)| {
+        let name = format!("F32/T-F32-{number:05}-of-{of:05}.gguf");
+        Held::new("some/tiny", &name, bytes)
+    });
+    held.collect()
+}
+
+#[test]
+fn a_model_in_several_files_is_got_whole_or_not_and_served_as_one() {
+    let cache = tempfile::tempdir().unwrap();
+    let tiny = tiny_model(Architecture::Llama);
+    let parts: Vec<_> = tiny.parts(3).iter().map(|part| part.build()).collect();
+    let mut broken = held_parts(&parts);
+    broken[1] = broken[1].clone().cut_after(1000);
+    let hub = FakeHub::start(broken);
+    refused(&pull(&hub, cache.path(), "some/tiny:F32"));
+    let unnamed = Worker::with_model("some/tiny:F32")
+        .env("XDG_CACHE_HOME", cache.path().to_str().unwrap())
+        .spawn()
+        .wait_exit();
+    assert_eq!(unnamed.code(), Some(2), "a part of a model is none");
+    hub.hold(held_parts(&parts));
+    let path = pulled(&pull(&hub, cache.path(), "some/tiny:F32"));
+    assert!(path.ends_with("F32/T-F32-00001-of-00003.gguf"), "{path:?}");
+    assert_eq!(hub.starts(), [0, 0, 1000, 0], "the first came once");
+    assert_eq!(files(cache.path()).len(), 3);
+    assert_eq!(pulled(&pull(&hub, cache.path(), "some/tiny")), path);
+    std::fs::remove_file(path.with_file_name("T-F32-00002-of-00003.gguf")).unwrap();
+    assert_eq!(pulled(&pull(&hub, cache.path(), "some/tiny")), path);
+    assert_eq!(hub.starts().len(), 5, "what is there is not got again");
+
+    let in_parts = Worker::with_model("some/tiny:F32")
+        .env("XDG_CACHE_HOME", cache.path().to_str().unwrap())
+        .start();
+    let whole = cache.path().join("whole.gguf");
+    std::fs::write(&whole, tiny.build()).unwrap();
+    let in_one = Worker::with_model(whole.to_str().unwrap()).start();
+    let text = |worker: &Worker| {
+        let body = serde_json::json!({"prompt": "Once", "max_tokens": 20, "temperature": 0, "job_id": "a"});
+        worker.client().execute(&body).transcript().text()
+    };
+    assert_eq!(text(&in_parts), text(&in_one));
+    // Who comes after it has its files, whatever has become of their names.
+    let before = text(&in_parts);
+    in_parts.upgrade();
+    for file in files(&cache.path().join("worker-orcd")) {
+        std::fs::remove_file(file).unwrap();
+    }
+    in_parts.replace_child();
+    assert_eq!(text(&in_parts), before);
+    in_parts.replace_child();
+    assert_eq!(text(&in_parts), before);
+    assert_eq!(in_parts.crash_reports().len(), 2);
 }

@@ -12,6 +12,7 @@ use landlock::{
 };
 use std::path::PathBuf;
 use std::{env, fs};
+use worker_orcd_ipc::model_parts;
 
 /// Nothing is asked for that only later ones have.
 const ALL: ABI = ABI::V6;
@@ -101,7 +102,14 @@ fn put_on(rows: &[Row]) -> Result<landlock::RestrictionStatus, RulesetError> {
 fn rows(allowed: &Allowed) -> Vec<Row> {
     let paths = |texts: &[&str]| texts.iter().map(PathBuf::from).collect();
     let mut rows = vec![
-        (READ, allowed.model.iter().cloned().collect()),
+        (
+            READ,
+            allowed
+                .model
+                .iter()
+                .flat_map(|it| model_parts(it))
+                .collect(),
+        ),
         (WRITE, allowed.trace.iter().cloned().collect()),
         (READ, paths(&OF_THE_MACHINE)),
         (READ_AND_WRITE, paths(&["/dev/null", "/dev/zero"])),

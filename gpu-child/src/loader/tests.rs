@@ -156,7 +156,7 @@ fn norms_and_biases_are_counted_among_the_weights() {
 #[test]
 fn a_file_that_was_to_be_taken_over_and_is_not_there_is_a_fault_of_its_own() {
     let order = LoadOrder {
-        model_file: ModelFile::HandedOver,
+        model_file: ModelFile::HandedOver { parts: 1 },
         ..order(Path::new("/nowhere"), 1)
     };
     let fault = load(&order, None, &|_, _| ()).err().expect("no model");
@@ -182,7 +182,7 @@ fn a_later_child_takes_weights_over_and_reads_no_tensor_of_the_file() {
     fs::write(&path, &bytes).expect("edited in place");
 
     let later = LoadOrder {
-        model_file: ModelFile::HandedOver,
+        model_file: ModelFile::HandedOver { parts: 1 },
         weights: Some(first.weights.clone()),
         ..order(&path, 2)
     };
@@ -207,6 +207,36 @@ fn a_later_child_takes_weights_over_and_reads_no_tensor_of_the_file() {
             "the file has other weights"
         );
     }
+}
+
+#[test]
+fn a_later_child_takes_all_files_of_a_model_over() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let whole = dir.path().join("whole.gguf");
+    fs::write(&whole, tiny_model(Architecture::Qwen3).build()).expect("written");
+    let whole = load(&order(&whole, 1), None, &|_, _| ()).expect("a model");
+    let path = |number| dir.path().join(format!("m-{number:05}-of-00003.gguf"));
+    let parts = tiny_model(Architecture::Qwen3).parts(3);
+    for (number, part) in (1..).zip(&parts) {
+        fs::write(path(number), part.build()).expect("written");
+    }
+    let (child, supervisor) = Custody::pair();
+    let first = load(&order(&path(1), 1), Some(&child), &|_, _| ()).expect("a model");
+    assert_eq!(first.identity, whole.identity);
+    let take = |_| supervisor.take(Article::ModelFile).expect("a file");
+    let files: Vec<_> = (0..3).map(take).collect();
+    (1..=3).for_each(|number| fs::remove_file(path(number)).expect("removed"));
+    for file in &files {
+        supervisor
+            .hand_over(Article::ModelFile, file)
+            .expect("a file");
+    }
+    let later = LoadOrder {
+        model_file: ModelFile::HandedOver { parts: 3 },
+        ..order(&path(1), 1)
+    };
+    let next = load(&later, Some(&child), &|_, _| ()).expect("a model");
+    assert_eq!(next.identity, whole.identity);
 }
 
 #[test]
@@ -240,7 +270,7 @@ fn a_later_child_takes_the_kv_cache_of_the_one_before_and_leaves_its_own() {
             bytes,
         };
         let order = LoadOrder {
-            model_file: ModelFile::HandedOver,
+            model_file: ModelFile::HandedOver { parts: 1 },
             weights: Some(first.weights.clone()),
             adopts_from: Some(source),
             ..sharing.clone()

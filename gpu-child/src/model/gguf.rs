@@ -6,6 +6,9 @@
 //!                                                 └─ tensors by name   (TensorView)
 //! ```
 //!
+//! A model may lie in [several files](worker_orcd_ipc::model_parts): the first has the metadata, each has some of the
+//! tensors.
+//!
 //! The file is untrusted. [`parse`] works on plain bytes, so that it can be fuzzed; it allocates
 //! no more than the file could hold, and whatever it returns is inside those bytes. Nothing is
 //! copied: names, strings, arrays and tensor data are slices of the map.
@@ -15,6 +18,7 @@
 mod cursor;
 mod error;
 mod header;
+mod parts;
 mod value;
 
 pub use error::GgufError;
@@ -25,41 +29,76 @@ use memmap2::Mmap;
 use nix::libc::{O_NOCTTY, O_NONBLOCK};
 use std::fs::{self, File, FileType, OpenOptions};
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::{FileExt as _, FileTypeExt as _, OpenOptionsExt as _};
 use std::path::Path;
+use worker_orcd_ipc::model_parts;
 use worker_orcd_kernels::TensorType;
 
-/// A model file, open and mapped read-only.
+/// A model file, or all files of a model, open and mapped read-only.
 #[derive(Debug)]
 pub struct GgufFile {
+    parts: Vec<Part>,
+}
+
+#[derive(Debug)]
+struct Part {
     file: File,
     map: Mmap,
 }
 
 impl GgufFile {
-    /// Opens and maps the file; nothing of it is read yet.
+    /// Opens and maps the file, and those that belong to it; nothing of them is read yet.
     ///
     /// # Errors
-    /// [`GgufError::Io`] when it cannot be opened or mapped, or is no regular file.
+    /// [`GgufError::Io`] when one cannot be opened or mapped, or is no regular file.
     pub fn open(path: &Path) -> Result<Self, GgufError> {
-        let io = |source| named(path, source);
-        // First, because to open a device can be to set it going.
-        check_type(fs::metadata(path).map_err(io)?.file_type()).map_err(io)?;
-        let file = OpenOptions::new()
-            .read(true)
-            // In case it has become a FIFO since: those wait for a writer.
-            .custom_flags(O_NONBLOCK | O_NOCTTY)
-            .open(path)
-            .map_err(io)?;
-        Self::map(file, path)
+        let files: Result<_, _> = model_parts(path).iter().map(|it| open(it)).collect();
+        Self::map(files?, path)
     }
 
-    /// Maps a file that is open already; `path` is what it is called in errors.
+    /// Maps files that are open already; `path` is what the first is called in errors.
     ///
     /// # Errors
     /// As for [`open`](Self::open).
-    pub fn map(file: File, path: &Path) -> Result<Self, GgufError> {
+    pub fn map(files: Vec<File>, path: &Path) -> Result<Self, GgufError> {
+        let parts = files.into_iter().map(|file| Part::map(file, path));
+        Ok(Self {
+            parts: parts.collect::<Result<_, _>>()?,
+        })
+    }
+
+    /// The open files, for whoever maps them next.
+    pub fn files(&self) -> impl ExactSizeIterator<Item = &File> {
+        self.parts.iter().map(|part| &part.file)
+    }
+
+    /// Reads a part of a map again, from the file. Not a page of the map is touched, so none of it
+    /// becomes memory of this process; a file that was cut is an error here.
+    ///
+    /// # Errors
+    /// When the file cannot be read, or ends before.
+    ///
+    /// # Panics
+    /// When `bytes` are in no map, or `into` is not as long.
+    pub fn read_again(&self, bytes: &[u8], into: &mut [u8]) -> io::Result<()> {
+        let has_it = |part: &&Part| part.map.as_ptr_range().contains(&bytes.as_ptr());
+        let part = self.parts.iter().find(has_it);
+        let part = part.expect("bytes of this model");
+        assert_eq!(into.len(), bytes.len());
+        let offset = bytes.as_ptr().addr() - part.map.as_ptr().addr();
+        part.file.read_exact_at(into, offset as u64)
+    }
+
+    /// # Errors
+    /// As [`parse`], of any file; and when the files do not belong together.
+    pub fn header(&self) -> Result<Header<'_>, GgufError> {
+        let parts = self.parts.iter().map(|part| &part.map[..]);
+        parts::join(parts)
+    }
+}
+
+impl Part {
+    fn map(file: File, path: &Path) -> Result<Self, GgufError> {
         let io = |source| named(path, source);
         check_type(file.metadata().map_err(io)?.file_type()).map_err(io)?;
         // SAFETY: the map is read-only and private to this process. Somebody who truncates the
@@ -68,38 +107,18 @@ impl GgufFile {
         let map = unsafe { Mmap::map(&file) }.map_err(io)?;
         Ok(Self { file, map })
     }
-
-    #[must_use]
-    pub fn bytes(&self) -> &[u8] {
-        &self.map
-    }
-
-    /// Reads a part of [`bytes`](Self::bytes) from the file. Not a page of the map is touched, so none of it
-    /// becomes memory of this process; a file that was cut is an error here.
-    ///
-    /// # Errors
-    /// When the file cannot be read, or ends before.
-    ///
-    /// # Panics
-    /// When `part` is not in the map, or `into` is not as long.
-    pub fn read_again(&self, part: &[u8], into: &mut [u8]) -> io::Result<()> {
-        assert!(self.map.as_ptr_range().contains(&part.as_ptr()) && into.len() == part.len());
-        let offset = part.as_ptr().addr() - self.map.as_ptr().addr();
-        self.file.read_exact_at(into, offset as u64)
-    }
-
-    /// # Errors
-    /// As [`parse`].
-    pub fn header(&self) -> Result<Header<'_>, GgufError> {
-        parse(&self.map)
-    }
 }
 
-/// The open file, for whoever maps it next.
-impl AsFd for GgufFile {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.file.as_fd()
-    }
+fn open(path: &Path) -> Result<File, GgufError> {
+    let io = |source| named(path, source);
+    // First, because to open a device can be to set it going.
+    check_type(fs::metadata(path).map_err(io)?.file_type()).map_err(io)?;
+    OpenOptions::new()
+        .read(true)
+        // In case it has become a FIFO since: those wait for a writer.
+        .custom_flags(O_NONBLOCK | O_NOCTTY)
+        .open(path)
+        .map_err(io)
 }
 
 fn named(path: &Path, source: io::Error) -> GgufError {

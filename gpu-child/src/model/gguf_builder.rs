@@ -128,6 +128,29 @@ impl GgufBuilder {
         self
     }
 
+    /// The same in several files, as `llama-gguf-split` divides it: the first has the metadata, each some of the
+    /// tensors.
+    #[must_use]
+    pub fn parts(&self, of: usize) -> Vec<Self> {
+        let tensors = &self.tensors;
+        let of_each = tensors.len().div_ceil(of).max(1);
+        let chunk = |number: usize| tensors.iter().skip(number * of_each).take(of_each).cloned();
+        let part = |number: usize| {
+            let begun = match number {
+                0 => self.clone(),
+                _ => Self::default(),
+            };
+            Self {
+                tensors: chunk(number).collect(),
+                ..begun
+            }
+            .meta("split.no", number as u32)
+            .meta("split.count", of as u32)
+            .meta("split.tensors.count", Meta::I32(tensors.len() as i32))
+        };
+        (0..of).map(part).collect()
+    }
+
     #[must_use]
     pub fn build(&self) -> Vec<u8> {
         let mut out = Vec::new();

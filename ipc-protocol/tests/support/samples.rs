@@ -108,7 +108,7 @@ fn load_order(device: DeviceSelector) -> LoadOrder {
         model_path: "/m.gguf".to_owned(),
         model_file: match device {
             DeviceSelector::Cpu => ModelFile::AtPath,
-            DeviceSelector::Cuda(_) => ModelFile::HandedOver,
+            DeviceSelector::Cuda(_) => ModelFile::HandedOver { parts: 3 },
         },
         weights: match device {
             DeviceSelector::Cpu => None,

@@ -108,7 +108,10 @@ fn load_order() -> BoxedStrategy<LoadOrder> {
     (
         (
             text(),
-            prop_oneof![Just(ModelFile::AtPath), Just(ModelFile::HandedOver)],
+            prop_oneof![
+                Just(ModelFile::AtPath),
+                any::<u16>().prop_map(|parts| ModelFile::HandedOver { parts })
+            ],
             of(manifest()),
             device,
             any::<Option<u64>>(),

@@ -15,6 +15,7 @@
 
 mod curl;
 mod hub;
+mod promise;
 
 use super::{child_option, child_program};
 use crate::child::probe;
@@ -91,11 +92,16 @@ impl ChildProgram {
         wait_for(probe::digest(&self.0, file))
     }
 
+    fn check(&self, model: &Path) -> Result<()> {
+        let checked = wait_for(probe::check_model(&self.0, model));
+        let words = checked.with_context(|| format!("{} cannot be served", model.display()))?;
+        eprintln!("{words}");
+        Ok(())
+    }
+
     /// Moves a whole model into place, so that no name ever belongs to half of one, or to none.
     fn install(&self, from: &Path, to: &Path) -> Result<()> {
-        let checked = wait_for(probe::check_model(&self.0, from));
-        let words = checked.with_context(|| format!("{} cannot be served", from.display()))?;
-        eprintln!("{words}");
+        self.check(from)?;
         fs::rename(from, to).with_context(|| format!("{} cannot be written", to.display()))
     }
 }

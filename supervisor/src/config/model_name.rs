@@ -7,6 +7,9 @@ use crate::logging::printable;
 use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
+use worker_orcd_ipc::ModelPart;
+#[cfg(doc)]
+use worker_orcd_ipc::model_parts;
 
 /// The model that needs no hub.
 pub const SMOLLM2: &str = "smollm2";
@@ -108,10 +111,11 @@ fn found_in(
     Ok(name.map(|name| folder.join(name)))
 }
 
-/// The file that is meant, of those that a repository has; `None` when there is none.
+/// The file that is meant, of those that a repository has, or the first of [several](model_parts); `None` when there
+/// is none.
 ///
 /// # Errors
-/// When it may be several, or is one in several parts.
+/// When it may be several models, or is a later file of one.
 pub fn chosen<'a>(
     repository: &str,
     choice: Choice<'_>,
@@ -120,19 +124,19 @@ pub fn chosen<'a>(
     let is_meant = |file: &&str| match choice {
         Choice::Only => !is_projector(file),
         Choice::File(name) => *file == name,
-        Choice::Quantization(tag) => !is_projector(file) && ends_with(stem(file).0, tag),
+        Choice::Quantization(tag) => !is_projector(file) && ends_with(name_of(file), tag),
     };
+    let is_first = |file: &&str| part_of(file).is_none_or(|part| part.number == 1);
     let meant: Vec<_> = files.iter().copied().filter(is_meant).collect();
-    match meant.as_slice() {
-        [] => Ok(None),
-        [file] if stem(file).1 == 1 => Ok(Some(file)),
-        several if several.iter().all(|file| stem(file) == stem(several[0])) => Err(format!(
-            "{repository} has {} in {} parts, and models in several files are not served yet: \
-             join them with llama.cpp's llama-gguf-split --merge",
-            printable(stem(several[0]).0),
-            stem(several[0]).1
+    let firsts: Vec<_> = meant.iter().copied().filter(is_first).collect();
+    match (firsts.as_slice(), meant.as_slice()) {
+        ([], []) => Ok(None),
+        ([file], _) => Ok(Some(file)),
+        ([], [later, ..]) => Err(format!(
+            "{} is one of several files of a model, which is named by the first",
+            printable(later)
         )),
-        several => {
+        (several, _) => {
             let names: Vec<_> = several.iter().map(|name| printable(name)).collect();
             Err(format!(
                 "{repository} has several: say which, {repository}:FILE with one of\n  {}",
@@ -148,16 +152,17 @@ fn is_projector(file: &str) -> bool {
     name.starts_with("mmproj")
 }
 
-/// A path without its extension, and of how many parts it is one: `-00001-of-00003` as llama.cpp has it.
-fn stem(file: &str) -> (&str, u32) {
-    let stem = file.strip_suffix(".gguf").unwrap_or(file);
-    let parts = || {
-        let (rest, of) = stem.rsplit_once("-of-")?;
-        let (rest, part) = rest.rsplit_once('-')?;
-        let is_number = |text: &str| text.len() == 5 && text.bytes().all(|it| it.is_ascii_digit());
-        (is_number(part) && is_number(of)).then_some((rest, of.parse().ok()?))
-    };
-    parts().unwrap_or((stem, 1))
+fn part_of(file: &str) -> Option<ModelPart<'_>> {
+    ModelPart::of_stem(stem(file))
+}
+
+fn stem(file: &str) -> &str {
+    file.strip_suffix(".gguf").unwrap_or(file)
+}
+
+/// A path without what every model file's name ends with.
+fn name_of(file: &str) -> &str {
+    part_of(file).map_or(stem(file), |part| part.name)
 }
 
 /// Whether the last words of a name are those.
@@ -173,6 +178,10 @@ fn ends_with(stem: &str, tag: &str) -> bool {
 fn gguf_files(folder: &Path, depth: usize, found: &mut Vec<PathBuf>) {
     for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
         let path = entry.path();
+        // What is not whole yet is hidden.
+        if entry.file_name().as_encoded_bytes().starts_with(b".") {
+            continue;
+        }
         if path.is_dir() && depth > 0 {
             gguf_files(&path, depth - 1, found);
         } else if path.extension() == Some(OsStr::new("gguf")) {
@@ -329,13 +338,14 @@ mod tests {
     }
 
     #[test]
-    fn a_model_in_parts_is_refused_by_name_and_several_are_listed() {
+    fn a_model_in_several_files_is_its_first_and_several_models_are_listed() {
         let parts = ["M-Q8_0-00001-of-00002.gguf", "M-Q8_0-00002-of-00002.gguf"];
         let tag = Choice::Quantization("Q8_0");
         for choice in [tag, Choice::Only, Choice::File(parts[0])] {
-            let why = chosen("a/b", choice, &parts).unwrap_err();
-            assert!(why.contains("M-Q8_0 in 2 parts"), "{why}");
+            assert_eq!(chosen("a/b", choice, &parts), Ok(Some(parts[0])));
         }
+        let why = chosen("a/b", Choice::File(parts[1]), &parts).unwrap_err();
+        assert!(why.contains("named by the first"), "{why}");
         let two = ["one-Q8_0.gguf", "two-Q8_0.gguf"];
         let why = chosen("a/b", tag, &two).unwrap_err();
         assert!(two.iter().all(|name| why.contains(name)), "{why}");

@@ -3,7 +3,7 @@
 use super::{Driver, program};
 use crate::child::nursery::see_off;
 use crate::child::reap::Process;
-use crate::driver::keeping::Keeping;
+use crate::driver::keeping::{Keeping, ModelFiles};
 use crate::engine::{EngineSettings, Inheritance};
 use crate::error_code::ErrorCode;
 use crate::estate::living::{LivingChild, Terms};
@@ -140,7 +140,7 @@ impl Driver {
             let replaced = program::replace(pids, program, controls.clone());
             self.heritage.replaced = Some(Box::pin(replaced));
         }
-        let model = estate.model.map(Arc::new);
+        let model: Option<ModelFiles> = (!estate.model.is_empty()).then(|| estate.model.into());
         let kept = |it| Keeping::inherited(now, model.clone(), it);
         self.keeping = estate.devices.into_iter().map(kept).collect();
         if requests.is_empty() {
@@ -254,14 +254,19 @@ impl Driver {
 
     /// Duplicates of what would be left.
     pub(super) fn estate(&self) -> EngineEstate {
-        let model = self.keeping.iter().find_map(|it| it.model.as_deref());
+        let model = self.model_files();
         let devices = self.worker.devices();
         EngineEstate {
             note: self.estate_note(),
             wal: self.requests.log().and_then(duplicate),
-            model: model.and_then(duplicate),
+            // Some of them are no model.
+            model: model.and_then(duplicates).unwrap_or_default(),
             devices: devices.map(|device| self.device_estate(device)).collect(),
         }
+    }
+
+    fn model_files(&self) -> Option<&[OwnedFd]> {
+        self.keeping.iter().find_map(|it| it.model.as_deref())
     }
 
     fn device_estate(&self, device: DeviceId) -> DeviceEstate {
@@ -282,7 +287,7 @@ impl Driver {
         };
         let note = EngineNote {
             devices: self.worker.devices().map(note).collect(),
-            has_model: self.keeping.iter().any(Keeping::has_model),
+            model_files: self.model_files().map_or(0, |files| files.len() as u16),
             ..self.estate_note()
         };
         if note != self.heritage.told {
@@ -331,6 +336,10 @@ fn duplicate(descriptor: &impl AsFd) -> Option<OwnedFd> {
     let duplicate = descriptor.as_fd().try_clone_to_owned();
     let failed = |error: &io::Error| error!(%error, "descriptor_not_duplicated");
     duplicate.inspect_err(failed).ok()
+}
+
+fn duplicates(descriptors: &[OwnedFd]) -> Option<Vec<OwnedFd>> {
+    descriptors.iter().map(duplicate).collect()
 }
 
 #[cfg(test)]

@@ -28,14 +28,18 @@ use std::sync::Arc;
 use std::time::Instant;
 use tracing::{info, warn};
 use worker_orcd_ipc::{
-    Article, Generation, KvReaders, KvSource, LoadOrder, ModelFile, ReadyReport, WeightsManifest,
+    Article, Generation, KvReaders, KvSource, LoadOrder, MAX_MODEL_PARTS, ModelFile, ReadyReport,
+    WeightsManifest,
 };
 use worker_orcd_lifecycle::{ChildEvent, DeathCause};
+
+/// The files of a model, in their order.
+pub(super) type ModelFiles = Arc<[OwnedFd]>;
 
 #[derive(Debug, Default)]
 pub(super) struct Keeping {
     /// The same for all devices.
-    pub(super) model: Option<Arc<OwnedFd>>,
+    pub(super) model: Option<ModelFiles>,
     weights: Option<KeptWeights>,
     kv: Option<KeptKv>,
 }
@@ -60,11 +64,7 @@ struct KeptWeights {
 
 impl Keeping {
     /// What another supervisor has kept.
-    pub(super) fn inherited(
-        now: Instant,
-        model: Option<Arc<OwnedFd>>,
-        estate: DeviceEstate,
-    ) -> Self {
+    pub(super) fn inherited(now: Instant, model: Option<ModelFiles>, estate: DeviceEstate) -> Self {
         let weights = estate.weights.zip(estate.note.weights);
         let kv = estate.kv.zip(estate.note.kv);
         Self {
@@ -147,7 +147,9 @@ impl Keeping {
     /// Hands what there is to the child of a seat. The order says where it finds them.
     pub(super) fn hand_out(&self, seat: &mut Seat, order: LoadOrder) -> LoadOrder {
         let model = self.model.as_ref();
-        let has_model = model.is_some_and(|model| hand_out(seat, Article::ModelFile, model));
+        let mut hand_out_file = |file| hand_out(seat, Article::ModelFile, file);
+        let has_model = model.is_some_and(|files| files.iter().all(&mut hand_out_file));
+        let parts = model.map_or(0, |files| files.len() as u16);
         let layout = seat.vitals.as_ref().and_then(Vitals::arena_layout);
         let weights = self
             .weights_laid_out_as(layout)
@@ -166,7 +168,7 @@ impl Keeping {
         LoadOrder {
             has_mailbox: matches!(mailbox, Ok(Some(()))),
             model_file: match has_model {
-                true => ModelFile::HandedOver,
+                true => ModelFile::HandedOver { parts },
                 false => ModelFile::AtPath,
             },
             weights: weights.map(|weights| weights.manifest.clone()),
@@ -186,7 +188,7 @@ impl Keeping {
     }
 
     /// Keeps what the child of a seat has handed over; called when it is ready, with what it says of its
-    /// memory.
+    /// memory. The model is so many files.
     ///
     /// # Errors
     /// When the child handed over something else.
@@ -195,6 +197,7 @@ impl Keeping {
         now: Instant,
         seat: &mut Seat,
         report: &ReadyReport,
+        model_files: usize,
     ) -> Result<(), ChildEvent> {
         let manifest = &report.weights;
         let taken_over = std::mem::take(&mut seat.takes_over);
@@ -205,11 +208,10 @@ impl Keeping {
             return Ok(());
         };
         let placed_by = child.generation;
-        for _ in Article::ALL {
+        let mut files = Vec::new();
+        for _ in 0..usize::from(MAX_MODEL_PARTS) + Article::ALL.len() {
             match child.take() {
-                Ok(Some((Article::ModelFile, model))) => {
-                    self.model.get_or_insert(Arc::new(model));
-                }
+                Ok(Some((Article::ModelFile, file))) => files.push(file),
                 Ok(Some((Article::Weights, memory))) => {
                     info!(bytes = manifest.bytes, "weights_kept");
                     self.weights = Some(KeptWeights {
@@ -239,6 +241,10 @@ impl Keeping {
             }
         }
         child.watch_custody();
+        // Some of them are no model.
+        if self.model.is_none() && files.len() == model_files {
+            self.model = Some(files.into());
+        }
         if self.model.is_none() {
             warn!("model_file_not_handed_over");
         }

@@ -16,7 +16,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tracing::{error, info, warn};
-use worker_orcd_ipc::{DeviceSelector, Generation, MemoryReport, ReadyReport, Role};
+use worker_orcd_ipc::{DeviceSelector, Generation, MemoryReport, ReadyReport, Role, model_stem};
 use worker_orcd_lifecycle::{DeathCause, Deed, DeviceId, Effect, Ledger, State, Worker};
 
 /// A snapshot is never older than this while anything happens at all.
@@ -62,9 +62,7 @@ impl News {
         };
         Self {
             started,
-            model: Path::new(model)
-                .file_stem()
-                .map_or_else(String::new, |stem| stem.to_string_lossy().into_owned()),
+            model: model_stem(Path::new(model)),
             devices: devices.iter().map(of_device).collect(),
             taken_at: started,
             dirty: true,

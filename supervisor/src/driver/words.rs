@@ -8,11 +8,13 @@ use crate::driver::keepings::Keepings;
 use crate::driver::seat::Seat;
 use crate::engine::{EngineSettings, LoadedModel};
 use crate::requests::Requests;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tracing::warn;
 use worker_orcd_ipc::{
     Envelope, Event as Word, Fault, FrameError, Heartbeat, ReadyReport, Role, StepReport, decode,
+    model_parts,
 };
 use worker_orcd_lifecycle::{ChildEvent, HandshakeRefusal};
 
@@ -169,7 +171,9 @@ impl Listener<'_> {
             ));
         }
         let generation = self.seat.child.as_ref()?.generation;
-        let kept = self.keeping[self.seat.id].keep(self.now, self.seat, &report);
+        let model_files = model_parts(Path::new(&self.settings.load.model_path)).len();
+        let keeping = &mut self.keeping[self.seat.id];
+        let kept = keeping.keep(self.now, self.seat, &report, model_files);
         if let Err(violation) = kept {
             return Some(violation);
         }

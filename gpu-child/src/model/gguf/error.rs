@@ -36,6 +36,24 @@ pub enum GgufError {
     Depth { key: String, limit: u32 },
     #[error("key {0} occurs twice")]
     DuplicateKey(String),
+    #[error("file {number} of the model: {source}")]
+    Part {
+        /// From 1 on.
+        number: usize,
+        source: Box<GgufError>,
+    },
+    #[error(
+        "it calls itself file {said} of {said_of} of a model, and is taken for file {number} of {of}: a model in several \
+             files is named by the first, …-00001-of-{said_of:05}.gguf, beside which the others lie"
+    )]
+    OtherPart {
+        number: usize,
+        of: usize,
+        said: u64,
+        said_of: u64,
+    },
+    #[error("the files of the model have {found} tensors, and the first one says {said}")]
+    TensorsOfParts { found: usize, said: u64 },
     #[error("tensor {0} occurs twice")]
     DuplicateTensor(String),
     #[error("key {0} is missing")]

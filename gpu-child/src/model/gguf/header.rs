@@ -34,6 +34,8 @@ pub struct TensorInfo<'a> {
     /// Bytes from the start of the data section.
     pub offset: usize,
     pub bytes: usize,
+    /// The file in which it lies, of those of the model: from 0 on.
+    pub part: usize,
 }
 
 impl TensorInfo<'_> {
@@ -46,10 +48,11 @@ impl TensorInfo<'_> {
 #[derive(Debug)]
 pub struct Header<'a> {
     metadata: HashMap<&'a str, Value<'a>>,
-    tensors: Vec<TensorInfo<'a>>,
-    by_name: HashMap<&'a str, usize>,
-    data: &'a [u8],
-    file_bytes: u64,
+    pub(super) tensors: Vec<TensorInfo<'a>>,
+    pub(super) by_name: HashMap<&'a str, usize>,
+    /// Data section of each file.
+    pub(super) data: Vec<&'a [u8]>,
+    pub(super) file_bytes: u64,
 }
 
 /// # Errors
@@ -80,7 +83,7 @@ pub fn parse(bytes: &[u8]) -> Result<Header<'_>, GgufError> {
         metadata,
         tensors,
         by_name,
-        data,
+        data: vec![data],
         file_bytes: bytes.len() as u64,
     })
 }
@@ -147,6 +150,7 @@ fn read_tensor<'a>(cursor: &mut Cursor<'a>, index: u64) -> Result<TensorInfo<'a>
         dims,
         offset,
         bytes,
+        part: 0,
     })
 }
 
@@ -232,6 +236,7 @@ fn check_tensors<'a>(
 }
 
 impl<'a> Header<'a> {
+    /// Of all files.
     #[must_use]
     pub fn file_bytes(&self) -> u64 {
         self.file_bytes
@@ -256,7 +261,7 @@ impl<'a> Header<'a> {
             ty: info.ty,
             rows: rest.iter().product(),
             cols,
-            data: &self.data[info.offset..info.offset + info.bytes],
+            data: &self.data[info.part][info.offset..info.offset + info.bytes],
         })
     }
 

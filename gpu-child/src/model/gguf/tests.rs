@@ -228,7 +228,9 @@ fn a_part_is_read_again_from_the_file_and_is_an_error_where_the_file_was_cut() {
     let bytes = small().build();
     std::fs::write(&path, &bytes).unwrap();
     let file = GgufFile::open(&path).unwrap();
-    let part = &file.bytes()[bytes.len() - 20..];
+    let header = file.header().unwrap();
+    let data = header.tensor("q").unwrap().data;
+    let part = &data[data.len() - 20..];
     let mut read = [0; 20];
     file.read_again(part, &mut read).unwrap();
     assert_eq!(read, bytes[bytes.len() - 20..]);
@@ -254,4 +256,75 @@ fn what_is_no_regular_file_is_refused_by_its_kind_and_not_waited_for() {
         let message = GgufFile::open(path).unwrap_err().to_string();
         assert!(message.contains(kind), "{message}");
     }
+}
+
+/// Writes files of one model, and opens what the name of the first means.
+fn open_parts(dir: &Path, parts: &[GgufBuilder]) -> Result<GgufFile, GgufError> {
+    let path = |number: usize| dir.join(format!("m-{number:05}-of-{:05}.gguf", parts.len()));
+    for (number, part) in (1..).zip(parts) {
+        std::fs::write(path(number), part.build()).unwrap();
+    }
+    GgufFile::open(&path(1))
+}
+
+#[test]
+fn a_model_in_several_files_is_what_it_is_in_one() {
+    let dir = tempfile::tempdir().unwrap();
+    let whole = small().build();
+    let whole = parse(&whole).unwrap();
+    let file = open_parts(dir.path(), &small().parts(2)).unwrap();
+    assert_eq!(file.files().len(), 2);
+    let header = file.header().unwrap();
+    assert_eq!(header.u32("a.number").unwrap(), Some(7));
+    assert_eq!(header.tensors().len(), 2);
+    for name in ["t", "q"] {
+        let (one, other) = (header.tensor(name).unwrap(), whole.tensor(name).unwrap());
+        assert_eq!(
+            (one.ty, one.rows, one.cols),
+            (other.ty, other.rows, other.cols)
+        );
+        assert_eq!(one.data, other.data);
+        let mut again = vec![0; one.data.len()];
+        file.read_again(one.data, &mut again).unwrap();
+        assert_eq!(again, one.data);
+    }
+}
+
+#[test]
+fn files_that_do_not_belong_together_are_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let refused = |parts: &[GgufBuilder]| {
+        let file = open_parts(dir.path(), parts).unwrap();
+        file.header().map(drop).unwrap_err().to_string()
+    };
+    let parts = small().parts(2);
+    let [first, second] = [&parts[0], &parts[1]].map(Clone::clone);
+    let why = refused(&[first.clone(), first.clone()]);
+    assert!(
+        why.contains("file 2 of the model: it calls itself file 1 of 2"),
+        "{why}"
+    );
+    let why = refused(std::slice::from_ref(&first));
+    assert!(why.contains("-00001-of-00002.gguf"), "{why}");
+    let why = refused(&[first.clone(), second.clone().without_tensor("q")]);
+    assert!(why.contains("1 tensors, and the first one says 2"), "{why}");
+    let twice = second.clone().tensor_f32("t", &[1], &[0.0]);
+    let why = refused(&[first.clone(), twice]);
+    assert!(why.contains("tensor t occurs twice"), "{why}");
+    let misaligned = second.meta("general.alignment", 3_u32);
+    let why = refused(&[first, misaligned]);
+    assert!(
+        why.starts_with("file 2 of the model: general.alignment"),
+        "{why}"
+    );
+}
+
+#[test]
+fn a_part_that_is_missing_is_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let parts = small().parts(3);
+    drop(open_parts(dir.path(), &parts).unwrap());
+    std::fs::remove_file(dir.path().join("m-00002-of-00003.gguf")).unwrap();
+    let why = GgufFile::open(&dir.path().join("m-00001-of-00003.gguf")).unwrap_err();
+    assert!(why.to_string().contains("m-00002-of-00003.gguf"), "{why}");
 }

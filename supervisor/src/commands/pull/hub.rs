@@ -4,22 +4,17 @@
 //! HEAD …/resolve/main/FILE ─→ commit, size, SHA-256 ─→ GET …/resolve/COMMIT/FILE ─→ compare ─→ rename
 //!                                                        └─→ FILE.SHA256.partial
 //! ```
-//!
-//! What has come lies in a file named after the SHA-256 that the hub promises, so that a transfer
-//! is only ever continued with bytes of the same file. Nothing gets its name before its size and
-//! its SHA-256 are the promised ones.
 
 use super::ChildProgram;
 use super::curl::Curl;
+use super::promise::Promise;
 use crate::config::model_name::{Choice, chosen, is_gguf_path};
 use crate::logging::printable;
 use anyhow::{Context, Error, Result, bail, ensure};
-use nix::fcntl::{Flock, FlockArg};
 use serde_json::Value;
-use std::fs::{self, File, OpenOptions};
-use std::io::{self, Read as _};
+use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
+use worker_orcd_ipc::model_parts;
 
 const DEFAULT_ENDPOINT: &str = "https://huggingface.co";
 
@@ -31,17 +26,6 @@ const MAX_REDIRECTS: usize = 5;
 
 /// Listings of the largest repositories have a few megabytes.
 const MAX_LISTING_BYTES: &str = "33554432";
-
-/// curl's number for a server that cannot send a part.
-const CURL_RANGE_ERROR: i32 = 33;
-
-/// Size and SHA-256 that a hub promises for one file.
-#[derive(Debug, PartialEq, Eq)]
-struct Promise {
-    url: String,
-    bytes: u64,
-    sha256: String,
-}
 
 /// `owner/name`, in the parts of which is nothing that a path could be made of.
 pub(super) struct Hub {
@@ -77,25 +61,73 @@ impl Hub {
             Some(file) => file.to_owned(),
             None => self.listed_file(repository, choice)?,
         };
-        let promise = self.look(repository, &file)?;
         let target = directory.join(repository).join(&file);
-        if target.exists() {
-            ensure!(
-                child.digest(&target)? == promise.sha256,
-                "{} is there already and is not what the hub has now; remove it first",
-                target.display()
-            );
-            eprintln!("{} is already here", target.display());
-            return Ok(target);
-        }
         let folder = target.parent().unwrap_or(directory);
         fs::create_dir_all(folder)
             .with_context(|| format!("{} cannot be made", folder.display()))?;
-        eprintln!("downloading {} ({} bytes)", promise.url, promise.bytes);
-        let partial = promise.partial(&target);
-        promise.transfer(&self.curl, &partial, child)?;
-        child.install(&partial, &target)?;
+        match model_parts(Path::new(&file)).as_slice() {
+            [_] => self.pull_file(repository, &file, &target, child)?,
+            parts => self.pull_parts(repository, parts, &target, child)?,
+        }
         Ok(target)
+    }
+
+    fn pull_file(
+        &self,
+        repository: &str,
+        file: &str,
+        target: &Path,
+        child: &ChildProgram,
+    ) -> Result<()> {
+        let promise = self.look(repository, file)?;
+        if promise.is_kept(target, child)? {
+            return Ok(());
+        }
+        let partial = promise.partial(target);
+        promise.transfer(&self.curl, &partial, child)?;
+        child.install(&partial, target)
+    }
+
+    /// Files of one model. They lie in a hidden folder until all are there and the whole can be served; the first,
+    /// which is the model's name, gets its own last.
+    fn pull_parts(
+        &self,
+        repository: &str,
+        files: &[PathBuf],
+        target: &Path,
+        child: &ChildProgram,
+    ) -> Result<()> {
+        let targets = model_parts(target);
+        let look = |file: &PathBuf| self.look(repository, &file.to_string_lossy());
+        let promises: Vec<_> = files.iter().map(look).collect::<Result<_>>()?;
+        let both = || promises.iter().zip(&targets);
+        let kept: Vec<_> = both()
+            .map(|(promise, target)| promise.is_kept(target, child))
+            .collect::<Result<_>>()?;
+        if kept.iter().all(|is_kept| *is_kept) {
+            return Ok(());
+        }
+        let name = target.file_name().unwrap_or_default().to_string_lossy();
+        let work = target.with_file_name(format!(".{name}.parts"));
+        fs::create_dir_all(&work)?;
+        let staged: Vec<_> = targets
+            .iter()
+            .map(|target| work.join(target.file_name().unwrap_or_default()))
+            .collect();
+        for (((promise, target), staged), is_kept) in both().zip(&staged).zip(kept) {
+            if is_kept {
+                fs::rename(target, staged)?;
+            } else if !staged.exists() || child.digest(staged)? != promise.sha256 {
+                let partial = promise.partial(staged);
+                promise.transfer(&self.curl, &partial, child)?;
+                fs::rename(&partial, staged)?;
+            }
+        }
+        child.check(&staged[0])?;
+        for (staged, target) in staged.iter().zip(&targets).rev() {
+            fs::rename(staged, target)?;
+        }
+        fs::remove_dir(&work).with_context(|| format!("{} is left", work.display()))
     }
 
     /// Asks what the repository holds.
@@ -204,76 +236,6 @@ impl Hub {
         }
         let rest = location.strip_prefix(&self.endpoint)?;
         rest.starts_with('/').then(|| location.to_owned())
-    }
-}
-
-impl Promise {
-    fn partial(&self, target: &Path) -> PathBuf {
-        let mut name = target.file_name().unwrap_or_default().to_owned();
-        name.push(format!(".{}.partial", &self.sha256[..16]));
-        target.with_file_name(name)
-    }
-
-    /// Leaves the whole file at `partial`, or what has come of it so far.
-    fn transfer(&self, curl: &Curl, partial: &Path, child: &ChildProgram) -> Result<()> {
-        let file = OpenOptions::new().append(true).create(true).open(partial)?;
-        // Two that write would mix their bytes.
-        let file = Flock::lock(file, FlockArg::LockExclusiveNonblock)
-            .map_err(|(_, error)| error)
-            .with_context(|| format!("{} is being written to", partial.display()))?;
-        if file.metadata()?.len() > self.bytes {
-            file.set_len(0)?;
-        }
-        if self.append_rest(curl, &file)? == Some(CURL_RANGE_ERROR) {
-            file.set_len(0)?;
-            self.append_rest(curl, &file)?;
-        }
-        file.sync_all()?;
-        let have = file.metadata()?.len();
-        if have < self.bytes {
-            bail!(
-                "the transfer ended after {have} of {} bytes; the same command goes on from there",
-                self.bytes
-            );
-        }
-        let found = child.digest(partial)?;
-        if have > self.bytes || found != self.sha256 {
-            fs::remove_file(partial)?;
-            bail!(
-                "what came is not what the hub promised: SHA-256 is {found}, expected {}; it was \
-                 removed",
-                self.sha256
-            );
-        }
-        Ok(())
-    }
-
-    /// curl's number, where it could not get everything.
-    fn append_rest(&self, curl: &Curl, mut file: &File) -> Result<Option<i32>> {
-        let have = file.metadata()?.len();
-        if have == self.bytes {
-            return Ok(None);
-        }
-        let mut command = curl.command();
-        command.args(["--fail", "--location", "--progress-bar", "--output", "-"]);
-        if have > 0 {
-            command.args(["--continue-at", &have.to_string()]);
-        }
-        let mut transfer = command
-            .arg(&self.url)
-            .stdout(Stdio::piped())
-            .spawn()
-            .context("curl cannot be started; it is needed for this")?;
-        // One byte more than there may be tells a file that is too long.
-        let room = self.bytes - have + 1;
-        let copied = transfer
-            .stdout
-            .take()
-            .map(|bytes| io::copy(&mut bytes.take(room), &mut file));
-        // It has ended, or is told by its closed pipe to end.
-        let status = transfer.wait()?;
-        copied.transpose()?;
-        Ok(status.code().filter(|code| *code != 0))
     }
 }
 
