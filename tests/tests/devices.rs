@@ -90,6 +90,16 @@ fn readmit(client: &Client, number: usize) {
     wait::until("a child to serve there", || child_of(client, number));
 }
 
+fn wait_for_streams_on_both(client: &Client) {
+    wait::until("streams on both devices", || {
+        let both = [0, 1].iter().all(|number| {
+            let running = device(client, *number)["running"].as_u64();
+            running > Some(0)
+        });
+        both.then_some(())
+    });
+}
+
 /// Streams that run, some of them on each device, and what they are to say.
 struct Crowd {
     said: Vec<String>,
@@ -102,13 +112,7 @@ impl Crowd {
         let said = bystander.begin_all().into_iter().map(|it| it.end().0);
         let said = said.collect();
         let streams = bystander.begin_all();
-        wait::until("streams on both devices", || {
-            let both = [0, 1].iter().all(|number| {
-                let running = device(client, *number)["running"].as_u64();
-                running > Some(0)
-            });
-            both.then_some(())
-        });
+        wait_for_streams_on_both(client);
         Self { said, streams }
     }
 
@@ -148,6 +152,21 @@ fn streams_of_a_child_that_dies_go_on_with_the_other_which_notices_nothing() {
     assert_eq!(worker.crash_reports().len(), 1);
 }
 
+/// Reads streams of scripted children in company to their ends. How often a child took over from another.
+fn end_as_scripted(streams: Vec<Begun>, tokens: usize) -> u64 {
+    let mut recoveries = 0;
+    for (place, stream) in streams.into_iter().enumerate() {
+        let (text, end) = stream.end();
+        let prompt = match place {
+            0 => CARD_PROMPT.to_owned(),
+            place => format!("{place} {CARD_PROMPT}"),
+        };
+        assert_eq!(text, scripted_text(&prompt, tokens));
+        recoveries += end["recoveries"].as_u64().expect("a number");
+    }
+    recoveries
+}
+
 /// What becomes of the streams of a scripted child that acts like this once: how often they went over to the other
 /// device, with which nothing is wrong.
 fn streams_beside(act: Act) -> (Worker, u64) {
@@ -160,16 +179,7 @@ fn streams_beside(act: Act) -> (Worker, u64) {
     children(&client);
     let bystander = Bystander::new(client.clone(), request(CARD_PROMPT, 200));
     let streams = bystander.in_company(STREAMS).begin_all();
-    let mut recoveries = 0;
-    for (place, stream) in streams.into_iter().enumerate() {
-        let (text, end) = stream.end();
-        let prompt = match place {
-            0 => CARD_PROMPT.to_owned(),
-            place => format!("{place} {CARD_PROMPT}"),
-        };
-        assert_eq!(text, scripted_text(&prompt, 200));
-        recoveries += end["recoveries"].as_u64().expect("a number");
-    }
+    let recoveries = end_as_scripted(streams, 200);
     assert_eq!(worker.crash_reports().len(), 0, "nobody died by then");
     (worker, recoveries)
 }
@@ -190,16 +200,8 @@ fn a_child_whose_step_ends_late_loses_its_streams_and_takes_new_ones() {
     let before = children(&client);
     let bystander = Bystander::new(client.clone(), request(CARD_PROMPT, 100));
     let streams = bystander.in_company(STREAMS).begin_all();
-    wait::until("streams on both devices", || {
-        let both = [0, 1].iter().all(|number| {
-            let running = device(&client, *number)["running"].as_u64();
-            running > Some(0)
-        });
-        both.then_some(())
-    });
-    for stream in streams {
-        assert_eq!(stream.end().1["recoveries"], 0);
-    }
+    wait_for_streams_on_both(&client);
+    assert_eq!(end_as_scripted(streams, 100), 0);
     assert_eq!(children(&client), before, "neither has died");
 }
 
@@ -429,17 +431,7 @@ fn a_card_that_its_driver_condemns_is_left_out_and_the_other_serves() {
         wait::until("its child to end", || {
             (!process::is_alive(second)).then_some(())
         });
-        let mut recoveries = 0;
-        for (place, stream) in streams.into_iter().enumerate() {
-            let (text, end) = stream.end();
-            let prompt = match place {
-                0 => CARD_PROMPT.to_owned(),
-                place => format!("{place} {CARD_PROMPT}"),
-            };
-            assert_eq!(text, scripted_text(&prompt, 400));
-            recoveries += end["recoveries"].as_u64().expect("a number");
-        }
-        assert!(recoveries > 0, "it had streams");
+        assert!(end_as_scripted(streams, 400) > 0, "it had streams");
         worker.assert_serves();
         readmit(&client, 1);
     }

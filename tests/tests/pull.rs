@@ -7,6 +7,9 @@ use worker_orcd_gpu::model::tiny_model::tiny_model;
 use worker_orcd_tests::hub::{pull, pull_as, pull_with, pulled};
 use worker_orcd_tests::{FakeHub, Held, Worker};
 
+/// Variable with the folder of models that were pulled.
+const CACHE: &str = "XDG_CACHE_HOME";
+
 const MODEL_BYTES: usize = 400_000;
 
 /// A model, and behind its last tensor bytes of that value.
@@ -15,6 +18,12 @@ fn model(of: u8) -> Vec<u8> {
     assert!(bytes.len() < MODEL_BYTES, "{}", bytes.len());
     bytes.resize(MODEL_BYTES, of);
     bytes
+}
+
+/// A worker that finds its model by this variable.
+fn serving(model: &str, variable: &str, folder: &Path) -> Worker {
+    let folder = folder.to_str().unwrap();
+    Worker::with_model(model).env(variable, folder).start()
 }
 
 fn refused(output: &Output) -> String {
@@ -148,14 +157,12 @@ fn what_was_pulled_is_served_under_the_name_by_which_it_was_pulled() {
     let tiny = tiny_model(Architecture::Llama).build();
     let hub = FakeHub::start(vec![Held::new("some/tiny", "t.gguf", &tiny)]);
     let missing = Worker::with_model("some/tiny:t.gguf")
-        .env("XDG_CACHE_HOME", cache.path().to_str().unwrap())
+        .env(CACHE, cache.path().to_str().unwrap())
         .spawn()
         .wait_exit();
     assert_eq!(missing.code(), Some(2));
     pulled(&pull(&hub, cache.path(), "some/tiny:t.gguf"));
-    let worker = Worker::with_model("some/tiny:t.gguf")
-        .env("XDG_CACHE_HOME", cache.path().to_str().unwrap())
-        .start();
+    let worker = serving("some/tiny:t.gguf", CACHE, cache.path());
     assert_eq!(worker.client().health()["model"]["ref"], "some/tiny:t.gguf");
 }
 
@@ -175,9 +182,7 @@ fn a_quantization_is_enough_where_one_file_has_it() {
     let path = pulled(&pull(&hub, cache.path(), "some/tiny:q4_k_m"));
     assert!(path.ends_with("some/tiny/T-Q4_K_M.gguf"), "{path:?}");
     pulled(&pull(&hub, cache.path(), "some/tiny:Q8_0"));
-    let worker = Worker::with_model("some/tiny:Q4_K_M")
-        .env("XDG_CACHE_HOME", cache.path().to_str().unwrap())
-        .start();
+    let worker = serving("some/tiny:Q4_K_M", CACHE, cache.path());
     assert_eq!(worker.client().health()["model"]["ref"], "some/tiny:Q4_K_M");
 }
 
@@ -210,9 +215,7 @@ fn what_lies_in_the_hubs_own_cache_is_served_from_there() {
     std::os::unix::fs::symlink("../../blobs/ab", snapshot.join("T-Q4_K_M.gguf")).unwrap();
     let commit = snapshot.file_name().unwrap().to_str().unwrap();
     std::fs::write(folder.join("refs/main"), commit).unwrap();
-    let worker = Worker::with_model("some/tiny:Q4_K_M")
-        .env("HF_HOME", home.path().to_str().unwrap())
-        .start();
+    let worker = serving("some/tiny:Q4_K_M", "HF_HOME", home.path());
     assert_eq!(worker.client().health()["model"]["ref"], "some/tiny:Q4_K_M");
 }
 
@@ -236,7 +239,7 @@ fn a_model_in_several_files_is_got_whole_or_not_and_served_as_one() {
     let hub = FakeHub::start(broken);
     refused(&pull(&hub, cache.path(), "some/tiny:F32"));
     let unnamed = Worker::with_model("some/tiny:F32")
-        .env("XDG_CACHE_HOME", cache.path().to_str().unwrap())
+        .env(CACHE, cache.path().to_str().unwrap())
         .spawn()
         .wait_exit();
     assert_eq!(unnamed.code(), Some(2), "a part of a model is none");
@@ -250,9 +253,7 @@ fn a_model_in_several_files_is_got_whole_or_not_and_served_as_one() {
     assert_eq!(pulled(&pull(&hub, cache.path(), "some/tiny")), path);
     assert_eq!(hub.starts().len(), 5, "what is there is not got again");
 
-    let in_parts = Worker::with_model("some/tiny:F32")
-        .env("XDG_CACHE_HOME", cache.path().to_str().unwrap())
-        .start();
+    let in_parts = serving("some/tiny:F32", CACHE, cache.path());
     let whole = cache.path().join("whole.gguf");
     std::fs::write(&whole, tiny.build()).unwrap();
     let in_one = Worker::with_model(whole.to_str().unwrap()).start();

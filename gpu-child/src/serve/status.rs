@@ -154,3 +154,29 @@ impl Status {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_call_of_the_device_is_overdue() {
+        let status = Status::new();
+        let soon = Duration::from_millis(20);
+        let called = Instant::now();
+        let is_overdue = |status: &Status| status.is_overdue(called + 10 * soon);
+        for doing in [Doing::Computes, Doing::WaitsForDevice] {
+            status.calls_device(doing, Some(soon));
+            assert!(
+                !status.is_overdue(called) && is_overdue(&status),
+                "{doing:?}"
+            );
+        }
+        for doing in [Doing::WaitsForMasks, Doing::TakesOver, Doing::Plans] {
+            status.does(doing);
+            assert!(!is_overdue(&status), "{doing:?}");
+        }
+        status.calls_device(Doing::Computes, None);
+        assert!(!is_overdue(&status), "nobody knows how long it may take");
+    }
+}

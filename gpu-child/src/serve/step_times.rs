@@ -1,7 +1,7 @@
 //! What steps have taken lately, so that one which takes far longer is noticed while it does.
 //!
-//! NVIDIA's driver stops a card for 145 ms while it handles a fault, and this process learns of it afterwards. With
-//! another device in the worker, streams need not wait for that.
+//! NVIDIA's driver stops a card while it handles a fault, and this process learns of it afterwards
+//! (`bench/results/devices.md`). With another device in the worker, streams need not wait for that.
 
 use crate::scheduler::StepShape;
 use std::collections::VecDeque;

@@ -88,7 +88,8 @@ impl Caches {
         let hub = self.hub.as_ref().and_then(|hub| {
             let folder = hub.join(format!("models--{}", repository.replace('/', "--")));
             let commit = fs::read_to_string(folder.join("refs/main")).ok()?;
-            let is_commit = commit.bytes().all(|byte| byte.is_ascii_hexdigit());
+            let commit = commit.trim();
+            let is_commit = !commit.is_empty() && commit.bytes().all(|it| it.is_ascii_hexdigit());
             is_commit.then(|| folder.join("snapshots").join(commit))
         });
         own.into_iter().chain(hub)
@@ -359,7 +360,7 @@ mod tests {
         fs::create_dir_all(&snapshot).unwrap();
         fs::create_dir_all(folder.join("refs")).unwrap();
         fs::create_dir_all(folder.join("blobs")).unwrap();
-        fs::write(folder.join("refs/main"), "0123abcd").unwrap();
+        fs::write(folder.join("refs/main"), "0123abcd\n").unwrap();
         fs::write(folder.join("blobs/ff"), b"GGUF").unwrap();
         let linked = snapshot.join("M-Q4_K_M.gguf");
         std::os::unix::fs::symlink("../../blobs/ff", &linked).unwrap();
@@ -369,6 +370,10 @@ mod tests {
         };
         assert_eq!(resolve_in(&caches, "a/b:Q4_K_M"), Ok(linked));
         assert!(resolve_in(&caches, "a/c:Q4_K_M").is_err());
+        for no_commit in ["", "..", "0123abce"] {
+            fs::write(folder.join("refs/main"), no_commit).unwrap();
+            assert!(resolve_in(&caches, "a/b").is_err(), "{no_commit:?}");
+        }
         let pulled = own.path().join("a/b/M-Q4_K_M.gguf");
         fs::create_dir_all(pulled.parent().unwrap()).unwrap();
         fs::write(&pulled, b"GGUF").unwrap();

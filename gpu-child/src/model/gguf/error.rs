@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 use thiserror::Error;
+use worker_orcd_ipc::MAX_MODEL_PARTS;
 
 #[derive(Debug, Error)]
 pub enum GgufError {
@@ -44,7 +45,8 @@ pub enum GgufError {
     },
     #[error(
         "it calls itself file {said} of {said_of} of a model, and is taken for file {number} of {of}: a model in several \
-             files is named by the first, …-00001-of-{said_of:05}.gguf, beside which the others lie"
+         files is named by the first, …-00001-of-{said_of:05}.gguf, beside which the others lie, {most} at most",
+        most = MAX_MODEL_PARTS
     )]
     OtherPart {
         number: usize,
