@@ -28,6 +28,7 @@
 
 mod architectures;
 mod arguments;
+mod aside;
 mod board;
 mod checksum;
 mod context;
@@ -68,6 +69,7 @@ use crate::device::{
     Batch, Executor, KvCustody, KvGeometry, LoadOptions, SampleWork, Source, Tap, Witness,
 };
 use crate::model::ModelConfig;
+use aside::Aside;
 use board::Board;
 use context::Context;
 pub use context::{count_devices, outlook};
@@ -122,6 +124,7 @@ pub struct CudaExecutor {
     /// The step whose draws are to come.
     open: Option<OpenStep>,
     board: Board,
+    aside: Aside,
     context: Context,
 }
 
@@ -172,12 +175,12 @@ impl Executor for CudaExecutor {
     }
 
     fn memory(&self) -> MemoryReport {
-        let memory = self.context.memory().ok();
+        let (free, total) = self.aside.memory();
         let bytes = |purpose| self.context.ledger().bytes(purpose);
         MemoryReport {
-            total_bytes: memory.map(|(_, total)| total),
-            free_bytes: memory.map(|(free, _)| free),
-            bound: memory.map(|_| MemoryBound::Device),
+            total_bytes: Some(total),
+            free_bytes: Some(free),
+            bound: Some(MemoryBound::Device),
             weights_bytes: bytes(Purpose::Weights),
             kv_capacity_bytes: bytes(Purpose::Kv),
             kv_used_bytes: 0,
@@ -226,7 +229,6 @@ impl Executor for CudaExecutor {
     }
 
     fn promote(&mut self) -> Result<(), Fault> {
-        self.graphs.rest();
         self.context.enter()?;
         self.scratch.take(&self.context)?;
         self.kv.take(&self.context)?;

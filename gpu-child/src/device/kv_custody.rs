@@ -49,7 +49,8 @@ pub trait KvCustody {
     /// As [`Executor::step`](super::Executor::step).
     fn seals(&mut self) -> Result<Vec<u128>, Fault>;
 
-    /// Takes the memory of another child's KV cache, of the same shape, to be read.
+    /// Takes the memory of another child's KV cache, of the same shape, to be read. That may take place beside steps;
+    /// where it fails later, no page of it is intact.
     ///
     /// # Errors
     /// When it cannot be taken, or has not that many bytes.

@@ -11,7 +11,7 @@ use std::time::Duration;
 const FACTOR: u32 = 8;
 
 /// No step is overdue sooner: other work of the machine delays one thread by some milliseconds.
-const LEAST: Duration = Duration::from_millis(20);
+const LEAST: Duration = Duration::from_millis(15);
 
 /// Steps of each size that are remembered, and how many it takes to know that size.
 const KEPT: usize = 16;

@@ -5,6 +5,7 @@
 //! them. A copy and its checksum come from the same reading (`kernels/cuda/kv_pages.cu`).
 
 use super::CudaExecutor;
+use super::aside::OtherKv;
 use super::context::{Context, StreamEvent};
 use super::kernels::{
     AdoptPagesArgs, Geometry, Kernel, Module, PAGES_AT_ONCE, PageShape, SEAL_EVERY, SealPagesArgs,
@@ -39,13 +40,6 @@ pub struct KvSharing {
     /// … and those behind them.
     waiting: VecDeque<PagePart>,
     others: BTreeMap<Generation, OtherKv>,
-}
-
-/// The KV cache of another process.
-#[derive(Debug)]
-struct OtherKv {
-    arena: Arena,
-    pages: u32,
 }
 
 impl KvSharing {
@@ -107,7 +101,7 @@ impl KvSharing {
         &self,
         context: &Context,
         kv: &KvCache,
-        other: &OtherKv,
+        theirs: &Arena,
         copies: &[&PageCopy],
     ) -> Result<Vec<u64>, Fault> {
         self.sums.clear(context)?;
@@ -116,7 +110,7 @@ impl KvSharing {
             .zip(copies.chunks(PAGES_AT_ONCE))
         {
             let mut arguments = AdoptPagesArgs {
-                theirs: other.arena.at(0, 1),
+                theirs: theirs.at(0, 1),
                 ours: kv.arena().at(0, 1),
                 sums: self.sums.at((place * SUM_BYTES) as u64, part.len()),
                 shape: shape(kv),
@@ -175,33 +169,29 @@ impl KvCustody for CudaExecutor {
     }
 
     fn attach(&mut self, child: Generation, memory: OwnedFd, bytes: u64) -> Result<(), Fault> {
-        let (context, kv, sharing) = self.sharing()?;
-        let page_bytes = kv.shape().page_bytes();
+        let page_bytes = self.kv.shape().page_bytes();
         if bytes == 0 || !bytes.is_multiple_of(page_bytes) {
             return Err(Fault::Io {
                 message: format!("a KV cache of {bytes} bytes has no pages of {page_bytes}"),
             });
         }
-        let arena = Arena::import(context, Purpose::OfAnother, bytes, &memory)?;
-        let pages = (bytes / page_bytes) as u32;
-        sharing.others.insert(child, OtherKv { arena, pages });
+        let other = self.aside.map(memory, bytes);
+        self.sharing()?.2.others.insert(child, other);
         Ok(())
     }
 
     fn adopt(&mut self, child: Generation, pages: &[PageCopy]) -> Result<Vec<bool>, Fault> {
         let (context, kv, sharing) = self.sharing()?;
-        let there = sharing.others.get(&child);
-        let is_there = |copy: &PageCopy| {
-            is_part(copy.tokens) && there.is_some_and(|other| copy.from < other.pages)
-        };
         let mut intact = vec![false; pages.len()];
-        if let Some(other) = there {
+        if let Some(theirs) = sharing.others.get(&child).and_then(OtherKv::arena) {
+            let count = theirs.bytes() / kv.shape().page_bytes();
+            let is_there = |copy: &PageCopy| is_part(copy.tokens) && u64::from(copy.from) < count;
             let here: Vec<_> = (0..pages.len())
                 .filter(|at| is_there(&pages[*at]))
                 .collect();
             for part in here.chunks(COPIES_AT_ONCE) {
                 let copies: Vec<_> = part.iter().map(|at| &pages[*at]).collect();
-                let sums = sharing.copy(context, kv, other, &copies)?;
+                let sums = sharing.copy(context, kv, theirs, &copies)?;
                 for ((at, copy), sum) in part.iter().zip(copies).zip(sums) {
                     intact[*at] = u128::from(sum) == copy.checksum;
                 }
@@ -224,15 +214,10 @@ impl KvCustody for CudaExecutor {
     }
 
     fn release(&mut self, child: Generation) {
-        let other = self
-            .kv_sharing
-            .as_mut()
-            .and_then(|sharing| sharing.others.remove(&child));
-        if let Some(mut other) = other
-            && let Err(fault) = other.arena.release()
+        if let Some(sharing) = &mut self.kv_sharing
+            && let Some(other) = sharing.others.remove(&child)
         {
-            // A context that is lost says so at the next step.
-            eprintln!("worker-orcd-gpu: the other KV cache cannot be let go: {fault}");
+            self.aside.let_go(other);
         }
     }
 

@@ -124,7 +124,10 @@ fn launch_pass(
             return Ok(LogitsState::Ranked(ranks));
         }
         let pass = || forward.pass(plan);
-        if executor.graphs.launch(forward.context, key, pass)? {
+        if executor
+            .graphs
+            .launch(forward.context, &executor.aside, key, pass)?
+        {
             return Ok(LogitsState::Chosen);
         }
     }

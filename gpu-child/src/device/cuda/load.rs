@@ -1,6 +1,7 @@
 //! Loading a model on an open device, a step at a time: what fits is decided, the weights get into
 //! their places, packed by the device itself, or are taken over where they are, the KV cache is made.
 
+use super::aside::Aside;
 use super::board::Board;
 use super::checksum::Checksum;
 use super::context::Context;
@@ -140,6 +141,7 @@ fn assemble(
         steps: StepQueue::new()?,
         open: None,
         board,
+        aside: Aside::start(&context)?,
         context,
     })
 }

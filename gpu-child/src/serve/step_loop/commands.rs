@@ -56,11 +56,7 @@ impl StepLoop<'_> {
         self.status.step_begins(self.step, Instant::now());
         self.status.does(Doing::TakesOver);
         self.executor.promote()?;
-        // Where the KV cache is shared it was there before, and NVIDIA's driver answers nobody while it takes a
-        // process down.
-        if self.executor.kv_custody().is_none() {
-            self.memory = self.executor.memory();
-        }
+        self.memory = self.executor.memory();
         self.memory_asked = Instant::now();
         self.update_status();
         Ok(())
