@@ -15,6 +15,8 @@ use interprocess::local_socket::{GenericFilePath, Stream, prelude::*};
 use nix::sys::prctl;
 use nix::sys::signal::{SigHandler, Signal, signal};
 use nix::unistd::{Pid, getppid};
+use rustix::io::fcntl_dupfd_cloexec;
+use std::fs::File;
 use std::io::{self, Read, Write};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -70,6 +72,7 @@ where
         end(ExitCode::Usage, "--socket and --generation are needed");
     };
     stand_in_for_the_supervisor();
+    make_room_for_descriptors();
     if let Err(error) = tie_to_parent(arguments.parent) {
         end(
             ExitCode::Fault(FaultKind::Io),
@@ -124,6 +127,15 @@ fn post_sentinel(custody: &Custody) -> bool {
     let posted = custody.line().and_then(sentinel::post);
     let posted = posted.inspect_err(|error| eprintln!("worker-orcd-gpu: no sentinel: {error}"));
     posted.is_ok()
+}
+
+/// Has the kernel make its table of this process's descriptors as large as it will be: later, with several threads, that
+/// takes tens of milliseconds, in which streams would wait. Where it is refused, it takes place later.
+fn make_room_for_descriptors() {
+    const ROOM: i32 = 1024;
+    if let Ok(file) = File::open("/dev/null") {
+        drop(fcntl_dupfd_cloexec(&file, ROOM - 1));
+    }
 }
 
 /// Offers this process to the kernel where memory is short: it is replaced, while the death of the

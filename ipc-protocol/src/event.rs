@@ -1,6 +1,7 @@
 //! Everything a child can say.
 
 use crate::custody::WeightsManifest;
+use crate::encoded::Encoded;
 use crate::fault::Fault;
 use crate::ids::{Generation, RequestId, TokenId};
 use crate::kv::Sealing;
@@ -63,7 +64,7 @@ pub struct ReadyReport {
     pub model: ModelFacts,
     pub identity: ModelIdentity,
     pub weights: WeightsManifest,
-    pub tokenizer: TokenizerFacts,
+    pub tokenizer: Encoded<TokenizerFacts>,
     pub sampling: SamplingAdvice,
     pub device: DeviceFacts,
     pub memory: MemoryReport,

@@ -14,6 +14,7 @@
 //! * [`fault`] names what can go wrong in a child and gives each cause of death an exit code.
 //! * [`frame`] cuts a byte stream into frames and never does I/O; [`codec`] is the only file
 //!   that names bincode.
+//! * [`encoded`] is a part of a message that is read later.
 //! * [`logprobs`] is what a client may want to know of each token.
 //! * [`grammar`] is what an answer may be held to; [`vocabulary`] the bytes of each token.
 //! * [`pooling`] is how hidden states become an embedding.
@@ -31,6 +32,7 @@
 pub mod codec;
 pub mod command;
 pub mod custody;
+pub mod encoded;
 pub mod event;
 pub mod fault;
 pub mod flight;
@@ -53,6 +55,7 @@ pub use command::{
     Sampling, Submission, TraceOrder,
 };
 pub use custody::{Article, NotAnArticle, PlacedTensor, WeightsManifest};
+pub use encoded::Encoded;
 pub use event::{
     Began, ChildHello, Drawn, Envelope, Event, FinishReason, Finished, HEARTBEAT_INTERVAL_MS,
     Heartbeat, Load, ReadyReport, StepReport,
@@ -79,4 +82,4 @@ pub use vocabulary::Vocabulary;
 
 /// Sent in the clear in the [`Preamble`], before any bincode: two versions that cannot read
 /// each other's messages can still read this and say so.
-pub const PROTOCOL_VERSION: u16 = 23;
+pub const PROTOCOL_VERSION: u16 = 24;

@@ -35,7 +35,7 @@ use crate::child::reap::Process;
 use crate::child::socket::Door;
 use crate::child::succession::Said;
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::time::Instant;
 use tracing::warn;
 use worker_orcd_ipc::{Article, Command, Generation};
@@ -119,7 +119,7 @@ impl Child {
     ///
     /// # Errors
     /// When there is nobody to take it.
-    pub(crate) fn hand_out(&mut self, article: Article, descriptor: &OwnedFd) -> io::Result<()> {
+    pub(crate) fn hand_out(&mut self, article: Article, descriptor: &impl AsFd) -> io::Result<()> {
         match &mut self.custody {
             Some(custody) => custody.hand_out(self.pid, article, descriptor),
             None => Err(io::ErrorKind::NotConnected.into()),
@@ -141,7 +141,7 @@ impl Child {
     ///
     /// # Errors
     /// When it has no mailbox, or that is full.
-    pub(crate) fn put(&self, article: Article, descriptor: &OwnedFd) -> io::Result<()> {
+    pub(crate) fn put(&self, article: Article, descriptor: &impl AsFd) -> io::Result<()> {
         let mailbox = self.mailbox.as_ref();
         let none = || io::Error::from(io::ErrorKind::NotConnected);
         mailbox.ok_or_else(none)?.put(article, descriptor)

@@ -4,7 +4,11 @@
 //! as many connections as they like, so what the next child needs is kept back from them: the
 //! process's limit, less [`kept_back`], is the most that connections ever get.
 
+use rustix::io::fcntl_dupfd_cloexec;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use std::fs::File;
+use std::io;
+use std::os::fd::RawFd;
 use thiserror::Error;
 
 /// Connections beyond the bound that are served nothing but probes.
@@ -100,6 +104,23 @@ pub(crate) fn raise_limit() -> u64 {
     }
 }
 
+/// Descriptors that the kernel is asked to have room for at once: those of a thousand connections, and what is kept back
+/// from them.
+const ROOM: u64 = 2048;
+
+/// Has the kernel make its table of this process's descriptors as large as it will be. A process of several threads waits
+/// tens of milliseconds where its table grows (`expand_files` of Linux waits for a grace period of RCU), and streams would
+/// with it: at the death of a child, for example, whose heir is made. So: before there are threads.
+///
+/// # Errors
+/// When the kernel refuses; the table grows later then.
+pub(crate) fn make_room() -> io::Result<()> {
+    let last = raise_limit().min(ROOM).saturating_sub(1);
+    let file = File::open("/dev/null")?;
+    fcntl_dupfd_cloexec(&file, RawFd::try_from(last).unwrap_or(RawFd::MAX))?;
+    Ok(())
+}
+
 /// The sum of what clients must not take.
 #[must_use]
 pub fn kept_back(listeners: usize) -> u64 {
@@ -136,6 +157,16 @@ mod tests {
         assert_eq!(connections(256), Ok(115));
         assert_eq!(connections(1024), Ok(883));
         assert_eq!(connections(8192), Ok(1024), "no more than were asked for");
+    }
+
+    #[test]
+    fn the_table_of_descriptors_has_room_before_it_is_needed() {
+        make_room().unwrap();
+        let status = std::fs::read_to_string("/proc/self/status").unwrap();
+        let size = status.lines().find_map(|line| line.strip_prefix("FDSize:"));
+        let size: u64 = size.unwrap().trim().parse().unwrap();
+        assert!(size >= ROOM.min(raise_limit()), "{size}");
+        assert!(size >= 2 * kept_back(2), "{size}");
     }
 
     #[test]

@@ -3,8 +3,8 @@
 
 use crate::script::{EOS, VOCAB_SIZE};
 use worker_orcd_ipc::{
-    DeviceFacts, MemoryReport, ModelFacts, ModelIdentity, ReadyReport, SamplingAdvice, TokenKind,
-    TokenizerFacts, TokenizerKind, WeightsManifest,
+    DeviceFacts, Encoded, MemoryReport, ModelFacts, ModelIdentity, ReadyReport, SamplingAdvice,
+    TokenKind, TokenizerFacts, TokenizerKind, WeightsManifest,
 };
 
 /// Each message as `<role>content`, and a mark where the answer begins.
@@ -25,7 +25,7 @@ pub fn ready_report(max_running: u32, max_sequence_tokens: Option<u32>) -> Ready
         model: model(),
         identity: IDENTITY,
         weights: WeightsManifest::default(),
-        tokenizer: tokenizer(),
+        tokenizer: Encoded::of(&tokenizer()).expect("a tokenizer that fits"),
         sampling: SamplingAdvice::default(),
         device: device(),
         memory: memory(),
@@ -85,23 +85,33 @@ pub fn tokenizer() -> TokenizerFacts {
 
 /// Each makes a token, behind those that are there.
 pub fn add_merges(report: &mut ReadyReport, merges: &[String]) {
-    let tokenizer = &mut report.tokenizer;
-    for merge in merges {
-        tokenizer.tokens.push(merge.replace(' ', ""));
-        tokenizer.kinds.push(TokenKind::Normal);
-        tokenizer.merges.push(merge.clone());
-        report.model.vocab_size += 1;
-    }
+    report.model.vocab_size += merges.len() as u32;
+    change_tokenizer(report, |tokenizer| {
+        for merge in merges {
+            tokenizer.tokens.push(merge.replace(' ', ""));
+            tokenizer.kinds.push(TokenKind::Normal);
+            tokenizer.merges.push(merge.clone());
+        }
+    });
 }
 
 /// Tokens without text of their own, behind those that are there.
 pub fn add_controls(report: &mut ReadyReport, controls: &[String]) {
-    let tokenizer = &mut report.tokenizer;
-    for control in controls {
-        tokenizer.tokens.push(control.clone());
-        tokenizer.kinds.push(TokenKind::Control);
-        report.model.vocab_size += 1;
-    }
+    report.model.vocab_size += controls.len() as u32;
+    change_tokenizer(report, |tokenizer| {
+        for control in controls {
+            tokenizer.tokens.push(control.clone());
+            tokenizer.kinds.push(TokenKind::Control);
+        }
+    });
+}
+
+/// # Panics
+/// When the report has none.
+pub fn change_tokenizer(report: &mut ReadyReport, change: impl FnOnce(&mut TokenizerFacts)) {
+    let mut tokenizer = report.tokenizer.decode().expect("a tokenizer");
+    change(&mut tokenizer);
+    report.tokenizer = Encoded::of(&tokenizer).expect("a tokenizer that fits");
 }
 
 #[must_use]

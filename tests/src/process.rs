@@ -157,6 +157,15 @@ pub fn open_files(pid: u32) -> usize {
     fs::read_dir(format!("/proc/{pid}/fd")).map_or(0, Iterator::count)
 }
 
+/// Descriptors for which its table has room.
+#[must_use]
+pub fn descriptor_slots(pid: u32) -> u64 {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let mut lines = status.lines();
+    let slots = lines.find_map(|line| line.strip_prefix("FDSize:"));
+    slots.and_then(|it| it.trim().parse().ok()).unwrap_or(0)
+}
+
 /// The process may be gone already, which is as good as delivered.
 pub fn signal(pid: u32, signal: Signal) {
     let _ = kill(Pid::from_raw(pid.cast_signed()), signal);

@@ -278,3 +278,14 @@ fn deaths_leak_no_descriptors_and_no_zombies() {
     });
     worker.wait_one_child();
 }
+
+/// The kernel lets a process of several threads wait where it enlarges this table.
+#[test]
+fn supervisor_and_child_have_room_for_their_descriptors_from_the_beginning() {
+    let worker = Worker::real().start();
+    let child = worker.child_pid().expect("a child serves");
+    for (pid, least) in [(worker.pid(), 2048), (child, 1024)] {
+        let size = process::descriptor_slots(pid);
+        assert!(size >= least, "process {pid} has room for {size}");
+    }
+}

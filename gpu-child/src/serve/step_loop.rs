@@ -35,8 +35,8 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 use worker_orcd_ipc::flight::{Moment, Who};
 use worker_orcd_ipc::{
-    Command, DeviceError, Event, Fault, Generation, LoadOrder, MemoryReport, ReadyReport, Role,
-    SealedPage, StepReport, Submission, Vocabulary,
+    CodecError, Command, DeviceError, Encoded, Event, Fault, Generation, LoadOrder, MemoryReport,
+    ReadyReport, Role, SealedPage, StepReport, Submission, Vocabulary,
 };
 
 /// Time between two inspections of what was loaded. An inspection takes microseconds of this thread
@@ -159,8 +159,7 @@ impl<'a> StepLoop<'a> {
             words: Arc::new(Vocabulary::from_facts(&tokenizer).unwrap_or_default()),
             rank_head: rank_head.map(Arc::new),
         };
-        let step_budget = order.step_budget_us.map(u64::from);
-        let step_budget = step_budget.map(Duration::from_micros);
+        let step_budget = order.step_budget_us.map(microseconds);
         let device = executor.facts();
         let trace = order.trace.as_ref().and_then(|order| {
             let made = LogitsTrace::create(order, &device.id);
@@ -171,7 +170,7 @@ impl<'a> StepLoop<'a> {
             model,
             identity,
             weights,
-            tokenizer,
+            tokenizer: Encoded::of(&tokenizer).map_err(untold)?,
             sampling,
             device,
             memory,
@@ -186,7 +185,7 @@ impl<'a> StepLoop<'a> {
             recorder,
             executor,
             scheduler: Scheduler::new(limits, KvPages::new(geometry, order.prefix_cache)),
-            grammars: Grammars::new(&ready.tokenizer),
+            grammars: Grammars::new(&tokenizer),
             trace,
             pacer: Pacer::new(first_tokens, order.prefill_chunk_tokens, step_budget),
             step_times: StepTimes::default(),
@@ -342,6 +341,16 @@ fn stop_trace(link: &Link, error: &std::io::Error) {
     link.send(Event::TraceStopped {
         message: error.to_string(),
     });
+}
+
+fn microseconds(count: u32) -> Duration {
+    Duration::from_micros(count.into())
+}
+
+fn untold(error: CodecError) -> Fault {
+    Fault::ModelLoad {
+        message: format!("the tokenizer cannot be told: {error}"),
+    }
 }
 
 fn scheduler_fault(error: SchedulerError) -> Fault {

@@ -6,11 +6,12 @@
 use super::Message;
 use worker_orcd_ipc::{
     Began, ChildHello, ClientId, Command, DeviceError, DeviceFacts, DeviceSelector, Drawn,
-    DrawnLogprobs, Envelope, Event, Fault, FinishReason, Finished, Generation, Grammar, Heartbeat,
-    KvReaders, KvSource, Load, LoadOrder, Logprobs, MemoryBound, MemoryReport, ModelFacts,
-    ModelFile, ModelIdentity, PlacedTensor, Pooling, PromptLogprobs, ReadyReport, RequestId, Role,
-    Sampling, SamplingAdvice, Scored, SealedPage, SealedPages, Sealing, StepReport, Submission,
-    ThinkingBudget, TokenId, TokenKind, TokenizerFacts, TokenizerKind, TraceOrder, WeightsManifest,
+    DrawnLogprobs, Encoded, Envelope, Event, Fault, FinishReason, Finished, Generation, Grammar,
+    Heartbeat, KvReaders, KvSource, Load, LoadOrder, Logprobs, MemoryBound, MemoryReport,
+    ModelFacts, ModelFile, ModelIdentity, PlacedTensor, Pooling, PromptLogprobs, ReadyReport,
+    RequestId, Role, Sampling, SamplingAdvice, Scored, SealedPage, SealedPages, Sealing,
+    StepReport, Submission, ThinkingBudget, TokenId, TokenKind, TokenizerFacts, TokenizerKind,
+    TraceOrder, WeightsManifest,
 };
 
 /// `(file stem, message)`, one for each kind.
@@ -242,7 +243,7 @@ fn ready() -> ReadyReport {
         },
         identity: ModelIdentity(std::array::from_fn(|i| 0xa0 + i as u8)),
         weights: manifest(),
-        tokenizer: tokenizer(),
+        tokenizer: Encoded::of(&tokenizer()).unwrap(),
         sampling: SamplingAdvice {
             temperature: Some(0.625),
             top_k: Some(20),

@@ -13,10 +13,10 @@ use proptest::prelude::*;
 use submissions::submission;
 use worker_orcd_ipc::{
     Began, ChildHello, Command, DeviceError, DeviceFacts, DeviceSelector, Drawn, DrawnLogprobs,
-    Envelope, Event, Fault, FinishReason, Finished, Generation, KvReaders, KvSource, LoadOrder,
-    Logprobs, ModelFacts, ModelFile, ModelIdentity, PlacedTensor, ReadyReport, RequestId, Role,
-    SamplingAdvice, Scored, SealedPage, SealedPages, Sealing, StepReport, TokenId, TokenKind,
-    TokenizerFacts, TokenizerKind, TraceOrder, WeightsManifest,
+    Encoded, Envelope, Event, Fault, FinishReason, Finished, Generation, KvReaders, KvSource,
+    LoadOrder, Logprobs, ModelFacts, ModelFile, ModelIdentity, PlacedTensor, ReadyReport,
+    RequestId, Role, SamplingAdvice, Scored, SealedPage, SealedPages, Sealing, StepReport, TokenId,
+    TokenKind, TokenizerFacts, TokenizerKind, TraceOrder, WeightsManifest,
 };
 
 pub fn message() -> impl Strategy<Value = Message> {
@@ -232,7 +232,7 @@ fn ready() -> BoxedStrategy<ReadyReport> {
                     model,
                     identity,
                     weights,
-                    tokenizer,
+                    tokenizer: Encoded::of(&tokenizer).expect("it fits"),
                     sampling,
                     device,
                     memory,

@@ -25,7 +25,7 @@ use rustix::net::{
 use std::fs::File;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use tracing::warn;
@@ -120,7 +120,7 @@ impl Custody {
         &mut self,
         pid: u32,
         article: Article,
-        descriptor: &OwnedFd,
+        descriptor: &impl AsFd,
     ) -> io::Result<()> {
         let Some(connection) = self.connection(pid)? else {
             return Err(io::ErrorKind::NotConnected.into());
@@ -225,12 +225,12 @@ impl Mailbox {
     ///
     /// # Errors
     /// When the socket does not take it.
-    pub(crate) fn put(&self, article: Article, descriptor: &OwnedFd) -> io::Result<()> {
+    pub(crate) fn put(&self, article: Article, descriptor: &impl AsFd) -> io::Result<()> {
         send(&self.0, article, descriptor)
     }
 }
 
-fn send(connection: &UnixStream, article: Article, descriptor: &OwnedFd) -> io::Result<()> {
+fn send(connection: &UnixStream, article: Article, descriptor: &impl AsFd) -> io::Result<()> {
     let descriptors = [descriptor.as_fd()];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = SendAncillaryBuffer::new(&mut space);
@@ -363,7 +363,7 @@ mod tests {
         hand_over(&child, 1, &file);
         let other = std::process::id() + 1;
         assert!(custody.take(other).unwrap().is_none());
-        let refused = custody.hand_out(other, Article::ModelFile, &file.into());
+        let refused = custody.hand_out(other, Article::ModelFile, &file);
         let refused = refused.unwrap_err();
         assert_eq!(refused.kind(), io::ErrorKind::NotConnected);
     }

@@ -20,6 +20,7 @@ use crate::commands::{end_with, usage};
 use crate::config::device::{AUTO_ORDINAL, DecidedDevices, DeviceChoice};
 use crate::config::environment::Environment;
 use crate::config::{Config, ConfigErrors, HttpConfig};
+use crate::descriptors;
 use crate::engine::{Ended, SupervisorExit};
 use crate::exit::WorkerExit;
 use crate::http::admin_socket::AdminServer;
@@ -82,6 +83,7 @@ pub fn check(arguments: &ArgMatches) -> WorkerExit {
 fn run_logged(arguments: &ArgMatches) -> WorkerExit {
     // Before there are threads, and children.
     let handed = handed::descriptors();
+    let has_room = descriptors::make_room();
     let program = Program::of_this_process();
     let environment = Environment::of_this_process();
     let mut config = match Config::gather(arguments, &environment) {
@@ -103,6 +105,9 @@ fn run_logged(arguments: &ArgMatches) -> WorkerExit {
     {
         eprintln!("the log cannot be started: {error}");
         return WorkerExit::Startup;
+    }
+    if let Err(error) = has_room {
+        tracing::warn!(%error, "no_room_for_descriptors");
     }
     let handed = match handed {
         Ok(handed) => handed,

@@ -17,13 +17,16 @@
 //! file (no descriptor was left) the next child opens the path again; whether it is still the same model is
 //! compared in any case.
 
+mod kept_memory;
+
 use crate::child::Child;
 use crate::driver::seat::Seat;
 use crate::driver::vitals::Vitals;
 use crate::engine::snapshot::CustodySnapshot;
 use crate::estate::{DeviceEstate, DeviceNote};
+use kept_memory::KeptMemory;
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Instant;
 use tracing::{info, warn};
@@ -47,13 +50,13 @@ pub(super) struct Keeping {
 /// The KV cache of a child.
 #[derive(Debug)]
 pub(super) struct KeptKv {
-    memory: OwnedFd,
+    memory: KeptMemory,
     source: KvSource,
 }
 
 #[derive(Debug)]
 struct KeptWeights {
-    memory: OwnedFd,
+    memory: KeptMemory,
     manifest: WeightsManifest,
     /// The child that placed them there; a later one imports them.
     placed_by: Generation,
@@ -70,13 +73,16 @@ impl Keeping {
         Self {
             model,
             weights: weights.map(|(memory, (manifest, placed_by))| KeptWeights {
-                memory,
+                memory: memory.into(),
                 manifest,
                 placed_by,
                 since: now,
                 verified_at: now,
             }),
-            kv: kv.map(|(memory, source)| KeptKv { memory, source }),
+            kv: kv.map(|(memory, source)| KeptKv {
+                memory: memory.into(),
+                source,
+            }),
         }
     }
 
@@ -92,13 +98,13 @@ impl Keeping {
     /// A duplicate of the KV cache of the child that serves, or served last.
     pub(super) fn copy_kv(&self) -> Option<(OwnedFd, KvSource)> {
         let kv = self.kv.as_ref()?;
-        Some((kv.memory.try_clone().ok()?, kv.source))
+        Some((kv.memory.as_fd().try_clone_to_owned().ok()?, kv.source))
     }
 
     /// A duplicate of the weights.
     pub(super) fn copy(&self, note: DeviceNote) -> DeviceEstate {
         let weights = self.weights.as_ref();
-        let weights = weights.and_then(|it| it.memory.try_clone().ok());
+        let weights = weights.and_then(|it| it.memory.as_fd().try_clone_to_owned().ok());
         let note = self.note(note);
         DeviceEstate {
             note: DeviceNote {
@@ -215,7 +221,7 @@ impl Keeping {
                 Ok(Some((Article::Weights, memory))) => {
                     info!(bytes = manifest.bytes, "weights_kept");
                     self.weights = Some(KeptWeights {
-                        memory,
+                        memory: memory.into(),
                         manifest: manifest.clone(),
                         placed_by,
                         since: now,
@@ -227,7 +233,10 @@ impl Keeping {
                         child: placed_by,
                         bytes: report.memory.kv_capacity_bytes,
                     };
-                    seat.kv = Some(KeptKv { memory, source });
+                    seat.kv = Some(KeptKv {
+                        memory: memory.into(),
+                        source,
+                    });
                 }
                 Ok(Some((Article::Mailbox, _))) => {
                     let message = "a mailbox from a child".to_owned();
@@ -255,7 +264,7 @@ impl Keeping {
     }
 
     /// The KV cache of that child of this device, for children of others.
-    pub(super) fn kv_of(&self, child: Generation) -> Option<(&OwnedFd, KvSource)> {
+    pub(super) fn kv_of(&self, child: Generation) -> Option<(&KeptMemory, KvSource)> {
         let kv = self.kv.as_ref().filter(|kv| kv.source.child == child)?;
         Some((&kv.memory, kv.source))
     }
@@ -287,7 +296,7 @@ impl Keeping {
     }
 }
 
-fn hand_out(seat: &mut Seat, article: Article, descriptor: &OwnedFd) -> bool {
+fn hand_out(seat: &mut Seat, article: Article, descriptor: &impl AsFd) -> bool {
     let Some(child) = &mut seat.child else {
         return false;
     };
@@ -303,7 +312,7 @@ mod tests {
 
     #[test]
     fn weights_and_a_shared_kv_cache_stay_taken_when_a_child_dies() {
-        let file = || OwnedFd::from(std::fs::File::open("/dev/null").unwrap());
+        let file = || KeptMemory::from(OwnedFd::from(std::fs::File::open("/dev/null").unwrap()));
         let mut keeping = Keeping::default();
         assert_eq!(keeping.bytes(), 0);
         let now = Instant::now();
@@ -330,7 +339,7 @@ mod tests {
     #[test]
     fn the_kv_cache_of_a_dead_child_is_let_go_and_that_of_the_next_one_stays() {
         let kv_of = |child| KeptKv {
-            memory: std::fs::File::open("/dev/null").unwrap().into(),
+            memory: OwnedFd::from(std::fs::File::open("/dev/null").unwrap()).into(),
             source: KvSource {
                 child: Generation(child),
                 bytes: 20,
@@ -352,7 +361,7 @@ mod tests {
         let now = Instant::now();
         let keeping = Keeping {
             weights: Some(KeptWeights {
-                memory: std::fs::File::open("/dev/null").unwrap().into(),
+                memory: OwnedFd::from(std::fs::File::open("/dev/null").unwrap()).into(),
                 manifest: WeightsManifest {
                     arena_layout: 7,
                     ..WeightsManifest::default()
@@ -380,7 +389,7 @@ mod tests {
             (DeathCause::OomKilled, false, false, false),
             (DeathCause::OomKilled, false, true, true),
         ] {
-            let memory = std::fs::File::open("/dev/null").unwrap().into();
+            let memory = OwnedFd::from(std::fs::File::open("/dev/null").unwrap()).into();
             let weights = KeptWeights {
                 memory,
                 manifest: WeightsManifest::default(),

@@ -10,8 +10,8 @@ use std::sync::Arc;
 use std::time::Duration;
 use thiserror::Error;
 use worker_orcd_ipc::{
-    DeviceFacts, ModelFacts, ModelIdentity, ReadyReport, SamplingAdvice, TokenizerFacts,
-    TokenizerKind, encode,
+    CodecError, DeviceFacts, ModelFacts, ModelIdentity, ReadyReport, SamplingAdvice,
+    TokenizerFacts, TokenizerKind, encode,
 };
 
 /// Built once per child that becomes ready; text and defaults are those of the first one.
@@ -70,7 +70,7 @@ impl LoadedModel {
     ///
     /// # Errors
     /// [`Unfit::OtherModel`] when it is not that of `previous`, and [`Unfit::Text`] when no
-    /// tokenizer can be made of the facts.
+    /// tokenizer can be made of the facts, or they are none.
     pub fn build(
         report: ReadyReport,
         previous: Option<&Self>,
@@ -79,32 +79,28 @@ impl LoadedModel {
         parsers: Choices,
     ) -> Result<Self, Unfit> {
         let digest = digest(&report)?;
-        let (text, chat, grammars, chat_terms, sampling) = match previous {
-            Some(previous) if previous.digest == digest => (
-                Arc::clone(&previous.text),
-                previous.chat.clone(),
-                Arc::clone(&previous.grammars),
-                previous.chat_terms,
-                previous.sampling.clone(),
-            ),
-            Some(_) => return Err(Unfit::OtherModel),
-            None => (
-                Arc::new(Text::from_facts(&report.tokenizer)?),
-                chat(&report.tokenizer, template_timeout),
-                Arc::new(Grammars::new(&report.tokenizer)),
-                chat_terms(&report.tokenizer, parsers),
-                sampling(&report.sampling, model_sampling),
-            ),
-        };
+        if let Some(previous) = previous {
+            return match previous.digest == digest {
+                true => Ok(Self {
+                    device: report.device,
+                    max_running: report.max_running,
+                    max_sequence_tokens: report.max_sequence_tokens,
+                    kv_capacity_tokens: report.kv_capacity_tokens,
+                    ..previous.clone()
+                }),
+                false => Err(Unfit::OtherModel),
+            };
+        }
+        let tokenizer = report.tokenizer.decode().map_err(malformed)?;
         Ok(Self {
             facts: report.model,
             device: report.device,
-            text,
-            chat,
-            grammars,
-            chat_terms,
-            sampling,
-            tokenizer_kind: report.tokenizer.kind,
+            text: Arc::new(Text::from_facts(&tokenizer)?),
+            chat: chat(&tokenizer, template_timeout),
+            grammars: Arc::new(Grammars::new(&tokenizer)),
+            chat_terms: chat_terms(&tokenizer, parsers),
+            sampling: sampling(&report.sampling, model_sampling),
+            tokenizer_kind: tokenizer.kind,
             max_running: report.max_running,
             max_sequence_tokens: report.max_sequence_tokens,
             kv_capacity_tokens: report.kv_capacity_tokens,
@@ -154,8 +150,11 @@ fn sampling(advice: &SamplingAdvice, is_followed: bool) -> SamplingDefaults {
     }
 }
 
+fn malformed(error: CodecError) -> TextError {
+    TextError::Malformed(error.to_string())
+}
+
 fn digest(report: &ReadyReport) -> Result<[u8; 32], TextError> {
-    let bytes = encode(&(&report.identity, &report.model, &report.tokenizer))
-        .map_err(|error| TextError::Malformed(error.to_string()))?;
+    let bytes = encode(&(&report.identity, &report.model, &report.tokenizer)).map_err(malformed)?;
     Ok(Sha256::digest(&bytes).into())
 }

@@ -111,7 +111,9 @@ impl Child {
             report.device.id = format!("cuda:{ordinal}");
         }
         if let Some(template) = &self.script.chat_template {
-            report.tokenizer.chat_template = Some(template.clone());
+            facts::change_tokenizer(&mut report, |tokenizer| {
+                tokenizer.chat_template = Some(template.clone());
+            });
         }
         facts::add_merges(&mut report, &self.script.merges);
         facts::add_controls(&mut report, &self.script.controls);
