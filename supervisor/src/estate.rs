@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use std::io::{self, ErrorKind};
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use worker_orcd_ipc::{DeviceSelector, Generation, KvSource, WeightsManifest};
+use worker_orcd_lifecycle::Absence;
 
 /// Descriptors, and what they are.
 #[derive(Debug, Default)]
@@ -51,6 +52,8 @@ pub struct DeviceNote {
     /// Size of the KV cache of the child that served.
     pub kv_bytes: Option<u64>,
     pub kv: Option<KvSource>,
+    /// Why the device is not in use, where it is not.
+    pub absence: Option<Absence>,
     pub(crate) child: Option<ChildNote>,
 }
 

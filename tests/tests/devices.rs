@@ -281,6 +281,12 @@ fn a_device_that_wears_out_goes_alone_and_the_last_one_takes_the_worker_along() 
     assert!(crowd.end() > 0, "it had streams");
     assert_eq!(client.health()["faults"]["quarantined_total"], 0);
 
+    worker.upgrade();
+    let after = degraded(&client);
+    assert_eq!(after["reason"], health["reason"]);
+    assert_eq!(device(&client, 1)["reason"], failed["reason"]);
+    assert_eq!(child_of(&client, 0), Some(first), "it lives on");
+
     readmit(&client, 1);
     let crowd = Crowd::begin(&client);
     assert_eq!(crowd.end(), 0);

@@ -3,11 +3,14 @@
 //! Where a fault of the child ends the worker too, the number is the fault's. 1 and 2 are left to start-up errors and
 //! the command line, 86 and 87 to listening and to the callback.
 
+use serde::{Deserialize, Serialize};
 use std::fmt;
 use strum::{IntoStaticStr, VariantArray};
 use worker_orcd_ipc::FaultKind;
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, IntoStaticStr, VariantArray)]
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, Hash, IntoStaticStr, VariantArray, Serialize, Deserialize,
+)]
 #[strum(serialize_all = "snake_case")]
 #[repr(u8)]
 pub enum SupervisorExit {

@@ -11,6 +11,7 @@ pub mod xid;
 
 pub use xid::{Remedy, Xid};
 
+use serde::{Deserialize, Serialize};
 use std::fmt;
 use strum::{IntoStaticStr, VariantArray};
 
@@ -74,7 +75,7 @@ pub enum Testimony {
 }
 
 /// Nothing more can be served on this device.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Condemnation {
     pub need: Need,
     /// The reason in words: who says so.
@@ -82,7 +83,9 @@ pub struct Condemnation {
 }
 
 /// The mend that the device needs; the words are the labels of a death.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, IntoStaticStr, VariantArray)]
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, IntoStaticStr, VariantArray, Serialize, Deserialize,
+)]
 pub enum Need {
     #[strum(serialize = "gpu_needs_reset")]
     GpuReset,

@@ -3,6 +3,7 @@
 use crate::death::{DeathCause, HandshakeRefusal};
 use crate::exit::SupervisorExit;
 use crate::gpu::{Condemnation, Need};
+use serde::{Deserialize, Serialize};
 use std::fmt::Display;
 use std::time::Duration;
 use worker_orcd_ipc::{ExitCode, Fault, FaultKind};
@@ -36,7 +37,7 @@ impl Default for RestartPolicy {
 }
 
 /// Why the worker gives up, and the number it leaves behind.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WorkerFailure {
     pub exit: SupervisorExit,
     pub reason: String,

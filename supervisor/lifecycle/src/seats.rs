@@ -25,7 +25,7 @@ impl Seats {
         now: Duration,
         settings: &Settings,
         device: DeviceId,
-        before: Before,
+        before: &Before,
         generations: Generations,
     ) -> Self {
         let seat = |role| Life::new(now, role, settings);
@@ -34,8 +34,8 @@ impl Seats {
             lives: vec![seat(Role::Active), seat(Role::Standby)],
             generations,
             goes_on: match before {
-                Before::Serving(child) => Some(child),
-                Before::Nothing | Before::Dying(_) => None,
+                Before::Serving(child) => Some(*child),
+                Before::Nothing | Before::Dying(_) | Before::Out { .. } => None,
             },
             others_die: matches!(before, Before::Dying(_)),
         }

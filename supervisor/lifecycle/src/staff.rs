@@ -42,7 +42,7 @@ impl Staff {
         now: Duration,
         settings: Settings,
         device: DeviceId,
-        before: Before,
+        before: &Before,
         generations: Generations,
     ) -> Self {
         Self {

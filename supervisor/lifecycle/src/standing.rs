@@ -2,6 +2,7 @@
 
 use crate::gpu::Condemnation;
 use crate::restart_policy::WorkerFailure;
+use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::time::Duration;
 
@@ -21,8 +22,8 @@ pub enum Standing {
     },
 }
 
-/// Why a device is not in use.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// Why a device is not in use. Told to a supervisor that goes on.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Absence {
     /// Children could not be kept alive on it.
     Failed(WorkerFailure),

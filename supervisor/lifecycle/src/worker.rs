@@ -20,6 +20,7 @@ use crate::generations::Generations;
 use crate::life::Life;
 use crate::restart_policy::{RestartPolicy, WorkerFailure};
 use crate::staff::Staff;
+use crate::standing::Absence;
 use crate::watchdog::{Deadlines, OWN_ABSENCE};
 use std::time::Duration;
 use worker_orcd_ipc::Generation;
@@ -37,7 +38,7 @@ pub struct Settings {
 }
 
 /// What another supervisor has left of its children of one device.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum Before {
     #[default]
     Nothing,
@@ -45,6 +46,9 @@ pub enum Before {
     Dying(Generation),
     /// The one that serves: it is the first one here.
     Serving(Generation),
+    /// None: the device was out of use, and stays so while another one is in use. With the number of the last child, of
+    /// whichever device.
+    Out { last: Generation, absence: Absence },
 }
 
 #[derive(Debug)]
@@ -61,8 +65,8 @@ pub struct Worker {
 type Effects = Vec<Effect>;
 
 impl Worker {
-    /// Spawns a child for each device, of which there is one at least. A device has one seat more: for a standby, or
-    /// for a child that replaces another.
+    /// Spawns a child for each device that is in use, of which there is one at least. A device has one seat more: for a
+    /// standby, or for a child that replaces another.
     #[must_use]
     pub fn start(now: Duration, settings: Settings, devices: &[Before]) -> (Self, Effects) {
         let last = devices.iter().map(Before::last).max();
@@ -73,7 +77,7 @@ impl Worker {
         };
         let staff = |(device, before): (u8, &Before)| {
             let (settings, generations) = (settings.clone(), generations.clone());
-            Staff::new(now, settings, DeviceId(device), *before, generations)
+            Staff::new(now, settings, DeviceId(device), before, generations)
         };
         let mut worker = Self {
             staffs: (0..).zip(devices).map(staff).collect(),
@@ -83,8 +87,13 @@ impl Worker {
             stale_events: 0,
             last_called: now,
         };
-        let started = worker.staffs.iter_mut().map(|staff| staff.start(now));
-        let effects = started.flatten().collect();
+        let is_any_in_use = devices.iter().any(|before| before.absence().is_none());
+        let begin = |(staff, before): (&mut Staff, &Before)| match before.absence() {
+            Some(absence) if is_any_in_use => staff.stay_out(now, absence.clone()),
+            _ => staff.start(now),
+        };
+        let begun = worker.staffs.iter_mut().zip(devices).map(begin);
+        let effects = begun.flatten().collect();
         (worker, effects)
     }
 
@@ -334,6 +343,14 @@ impl Before {
             Self::Nothing => Generation(0),
             Self::Dying(last) => *last,
             Self::Serving(child) => *child,
+            Self::Out { last, .. } => *last,
+        }
+    }
+
+    fn absence(&self) -> Option<&Absence> {
+        match self {
+            Self::Out { absence, .. } => Some(absence),
+            Self::Nothing | Self::Dying(_) | Self::Serving(_) => None,
         }
     }
 }

@@ -61,7 +61,7 @@ impl World {
             overlap,
             ..Settings::default()
         };
-        let before = vec![Before::Nothing; usize::from(devices)];
+        let before = vec![const { Before::Nothing }; usize::from(devices)];
         let (sim, _) = Sim::with_devices(settings, &before);
         Self {
             sim,

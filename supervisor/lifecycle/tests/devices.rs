@@ -7,8 +7,8 @@ use common::{Sim, after_death, beat, ended};
 use std::time::Duration;
 use worker_orcd_ipc::Generation;
 use worker_orcd_lifecycle::{
-    Before, ChildEvent, Deed, DeviceId, Effect, Event, Exit, RecoveryAction, SeatId, Settings,
-    State, SupervisorExit,
+    Absence, Before, ChildEvent, Deed, DeviceId, Effect, Event, Exit, RecoveryAction, SeatId,
+    Settings, State, SupervisorExit,
 };
 
 /// The seat of the first child of each device.
@@ -16,7 +16,7 @@ const FIRST: SeatId = SeatId(0);
 const OTHER: SeatId = SeatId(2);
 
 fn serving() -> Sim {
-    let (mut sim, _) = Sim::with_devices(Settings::default(), &[Before::Nothing; 2]);
+    let (mut sim, _) = Sim::with_devices(Settings::default(), &[const { Before::Nothing }; 2]);
     for seat in [FIRST, OTHER] {
         serve(&mut sim, seat);
     }
@@ -72,7 +72,7 @@ fn wear_out(sim: &mut Sim, seat: SeatId) -> Vec<Effect> {
 
 #[test]
 fn each_device_gets_a_child_and_each_child_a_number_of_its_own() {
-    let (sim, effects) = Sim::with_devices(Settings::default(), &[Before::Nothing; 3]);
+    let (sim, effects) = Sim::with_devices(Settings::default(), &[const { Before::Nothing }; 3]);
     assert_eq!(spawned_in(&effects), [0, 2, 4].map(SeatId));
     assert_eq!(sim.worker.newest(), Generation(3));
     let seats: Vec<_> = sim.worker.seats().collect();
@@ -198,13 +198,41 @@ fn children_of_another_supervisor_go_on_on_their_own_devices() {
     assert_eq!(sim.worker.seat(FIRST).generation(), Generation(10));
 }
 
+fn out() -> Before {
+    Before::Out {
+        last: Generation(9),
+        absence: Absence::Withdrawn,
+    }
+}
+
+#[test]
+fn a_device_that_was_out_for_another_supervisor_stays_out_until_it_is_readmitted() {
+    let before = [Before::Serving(Generation(4)), out()];
+    let (mut sim, effects) = Sim::with_devices(Settings::default(), &before);
+    assert_eq!(spawned_in(&effects), [FIRST]);
+    assert!(effects.contains(&Effect::DeviceOut(DeviceId(1))));
+    assert_eq!(standing(&sim, OTHER), "drained");
+    serve(&mut sim, FIRST);
+    assert_eq!(spawned_in(&sim.event(Event::Replace)), [SeatId(1)]);
+    let effects = sim.event(Event::Readmit(DeviceId(1)));
+    assert_eq!(spawned_in(&effects), [OTHER]);
+    assert_eq!(sim.worker.seat(OTHER).generation(), Generation(11));
+}
+
+#[test]
+fn where_no_other_device_is_in_use_those_that_were_out_are_used() {
+    let (sim, effects) = Sim::with_devices(Settings::default(), &[out(), out()]);
+    assert_eq!(spawned_in(&effects), [FIRST, OTHER]);
+    assert_eq!(standing(&sim, OTHER), "in_use");
+}
+
 #[test]
 fn each_device_has_a_standby_of_its_own() {
     let settings = Settings {
         standby: true,
         ..Settings::default()
     };
-    let (mut sim, _) = Sim::with_devices(settings, &[Before::Nothing; 2]);
+    let (mut sim, _) = Sim::with_devices(settings, &[const { Before::Nothing }; 2]);
     for seat in [FIRST, OTHER] {
         serve(&mut sim, seat);
     }

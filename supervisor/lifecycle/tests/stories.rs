@@ -214,7 +214,7 @@ fn a_spawn_that_never_answers_is_given_up_and_its_late_process_killed() {
 
 #[test]
 fn a_late_process_is_killed_in_its_own_seat() {
-    let two = [Before::Nothing; 2];
+    let two = [const { Before::Nothing }; 2];
     let (mut sim, _) = Sim::with_devices(Settings::default(), &two);
     sim.pass(Deadlines::default().spawn);
     let (seat, generation) = (SeatId(2), Generation(2));

@@ -22,7 +22,7 @@ use tokio::sync::mpsc::WeakUnboundedSender;
 use tokio::sync::oneshot;
 use tracing::{error, info, warn};
 use worker_orcd_ipc::{Generation, KvReaders};
-use worker_orcd_lifecycle::{Before, DeviceId, SeatId};
+use worker_orcd_lifecycle::{Absence, Before, DeviceId, SeatId};
 
 /// Time for the child to let go of what it has. One that takes longer is left behind.
 const RECALL: Duration = Duration::from_secs(2);
@@ -48,6 +48,7 @@ struct OfDevice {
     child: Option<LivingChild>,
     /// Size of the KV cache of the child that served.
     kv_bytes: Option<u64>,
+    absence: Option<Absence>,
 }
 
 /// The driver is to leave everything to another one.
@@ -64,14 +65,19 @@ impl Heritage {
         let of_device = |(device, it): (u8, &mut DeviceEstate)| {
             let terms = terms(settings, DeviceId(device));
             let mut child = it.child.take();
-            let other = child.take_if(|child| child.note.terms != terms);
+            let absence = it.note.absence.clone();
+            let other = child.take_if(|child| child.note.terms != terms || absence.is_some());
             other.into_iter().for_each(end);
             if child.is_none() && settings.load.kv_readers != KvReaders::Heirs {
                 // Nobody adopts from it any more, and the next child waits for its memory.
                 it.let_go_of_kv();
             }
             let kv_bytes = it.note.kv_bytes;
-            OfDevice { child, kv_bytes }
+            OfDevice {
+                child,
+                kv_bytes,
+                absence,
+            }
         };
         Self {
             devices: (0..).zip(&mut estate.devices).map(of_device).collect(),
@@ -84,10 +90,14 @@ impl Heritage {
 
     /// Of each device.
     pub(super) fn before(&self) -> Vec<Before> {
-        let of_device = |it: &OfDevice| match (&it.child, self.last_child) {
-            (Some(child), _) => Before::Serving(child.note.generation),
-            (None, Some(last)) => Before::Dying(last),
-            (None, None) => Before::Nothing,
+        let of_device = |it: &OfDevice| match (&it.absence, &it.child, self.last_child) {
+            (Some(absence), _, last) => Before::Out {
+                last: last.unwrap_or(Generation(0)),
+                absence: absence.clone(),
+            },
+            (None, Some(child), _) => Before::Serving(child.note.generation),
+            (None, None, Some(last)) => Before::Dying(last),
+            (None, None, None) => Before::Nothing,
         };
         self.devices.iter().map(of_device).collect()
     }
@@ -313,6 +323,7 @@ impl Driver {
         DeviceNote {
             selector: Some(self.settings.load_on(device).device),
             kv_bytes: kv_bytes.or(self.heritage.kv_bytes(device)),
+            absence: self.worker.standing(device).absence().cloned(),
             ..DeviceNote::default()
         }
     }

@@ -82,6 +82,13 @@ impl Staff {
         self.standing.is_out() && !self.seats.has_unreapable()
     }
 
+    /// It was out of use already for another supervisor.
+    pub(crate) fn stay_out(&mut self, since: Duration, absence: Absence) -> Effects {
+        self.close();
+        self.standing = Standing::Out { since, absence };
+        vec![Effect::DeviceOut(self.device)]
+    }
+
     /// Uses the device again, as if nothing had died on it.
     pub(crate) fn readmit(&mut self, now: Duration) -> Effects {
         if !self.may_return() {

@@ -33,7 +33,7 @@ use std::time::Duration;
 use tokio::sync::mpsc::UnboundedReceiver;
 
 /// Of everything that one supervisor leaves to another: raised whenever any of it changes.
-pub(super) const FORMAT: u32 = 7;
+pub(super) const FORMAT: u32 = 8;
 
 pub const COMMAND: &str = "takes-over";
 

@@ -32,7 +32,7 @@ impl Scenery {
     fn new() -> Self {
         let start = Instant::now();
         let journal = Journal::with_devices(4, TWO);
-        let before = [Before::Nothing; DEVICES.len()];
+        let before = [const { Before::Nothing }; DEVICES.len()];
         let (worker, _) = Worker::start(Duration::ZERO, Settings::default(), &before);
         let crashes = Arc::new(CrashStore::open(CrashSettings {
             directory: None,
