@@ -76,9 +76,11 @@ impl Arguments {
         // Prompts that arrive find a place beside the streams that they disturb.
         let places = self.arriving().map_or(0, |arriving| 2 * arriving.streams);
         let running = self.company().max(places);
+        // Of each device, which has its part of the streams.
+        let devices = settings.device.split(',').count();
         let builder: WorkerBuilder = Worker::with_model(&settings.model)
             .arg("--device", &settings.device)
-            .arg("--max-running", running)
+            .arg("--max-running", running.div_ceil(devices))
             .arg("--max-queue", 2 * running)
             .arg("--max-context", self.context())
             .arg("--max-prompt-chars", TOKEN_CHARS * self.context())
