@@ -24,6 +24,7 @@ mod sampling_advice;
 pub mod tiny_model;
 pub mod tokenizer_facts;
 pub mod weights;
+mod yarn;
 
 pub use architecture::Architecture;
 pub use config::ModelConfig;

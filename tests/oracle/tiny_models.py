@@ -41,6 +41,8 @@ class Variant:
     # Llama 3: per-pair divisors in a tensor of their own.
     rope_freqs: bool = False
     linear_rope_scale: float | None = None
+    # YaRN: the context is so many times the original one.
+    yarn_scale: int | None = None
     # Phi-3 long context: factors for sequences within and beyond this length.
     rope_original_context: int | None = None
     rope_base: float = 10000.0
@@ -67,6 +69,8 @@ MAIN = [
 EXTRA = [
     Variant("llama-rope-freqs", "llama", head_dim=64, rope_freqs=True, rope_base=5e5),
     Variant("llama-linear-rope", "llama", head_dim=64, linear_rope_scale=4.0, tied=True),
+    Variant("llama-yarn", "llama", head_dim=64, yarn_scale=8, rope_base=5e5),
+    Variant("qwen3-yarn", "qwen3", head_dim=128, qk_norm=True, tied=True, yarn_scale=4),
     Variant("phi3-short-factors", "phi3", head_dim=64, fused=True, rope_original_context=4096),
     Variant("phi3-long-factors", "phi3", head_dim=64, fused=True, rope_original_context=CONTEXT // 2),
     Variant("phi3-partial-rope", "phi3", head_dim=64, fused=True, tied=True, rope_dims=48),
@@ -122,6 +126,10 @@ def _hyperparameters(writer, variant):
     if variant.linear_rope_scale:
         writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
         writer.add_rope_scaling_factor(variant.linear_rope_scale)
+    if variant.yarn_scale:
+        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(variant.yarn_scale)
+        writer.add_rope_scaling_orig_ctx_len(CONTEXT // variant.yarn_scale)
     if variant.rope_original_context:
         writer.add_rope_scaling_orig_ctx_len(variant.rope_original_context)
         writer.add_rope_scaling_attn_factors(1.19)

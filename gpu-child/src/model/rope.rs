@@ -2,11 +2,12 @@
 //!
 //! As llama.cpp reads them: `none`, `linear`, and per-pair factors from a tensor (llama 3's
 //! `rope_freqs`, phi3's `rope_factors_short` and `_long`, of which the served sequence length
-//! chooses one). YaRN is refused by name.
+//! chooses one), and [`yarn`](super::yarn), which is per-pair factors that follow from numbers.
 
 use super::architecture::RopeFactors;
 use super::config::Keys;
 use super::error::ModelError;
+use super::yarn::Yarn;
 use worker_orcd_kernels::TensorType;
 use worker_orcd_kernels::reference::rope::Rope;
 
@@ -19,6 +20,7 @@ enum Scaling {
     None,
     Linear,
     LongRope,
+    Yarn,
 }
 
 pub(super) fn read(
@@ -31,8 +33,8 @@ pub(super) fn read(
     let scaling = scaling(keys)?;
     let original = keys.optional_positive("rope.scaling.original_context_length")?;
     let served = max_sequence_tokens.map_or(context_length, |tokens| tokens as usize);
-    let is_long = served > original.unwrap_or(context_length);
-    Ok(Rope {
+    let original = original.unwrap_or(context_length);
+    let rope = Rope {
         pairs: keys.architecture.conventions().rope_pairs,
         base: positive_f32(keys, "rope.freq_base")?.unwrap_or(10_000.0),
         dims,
@@ -41,9 +43,13 @@ pub(super) fn read(
         } else {
             scale(keys)?
         },
-        factors: factors(keys, &scaling, dims, is_long)?,
+        factors: factors(keys, &scaling, dims, served > original)?,
         attn_factor: positive_f32(keys, "rope.scaling.attn_factor")?.unwrap_or(1.0),
-    })
+    };
+    match scaling {
+        Scaling::Yarn => Ok(Yarn::read(keys, original)?.stretch(rope)),
+        Scaling::None | Scaling::Linear | Scaling::LongRope => Ok(rope),
+    }
 }
 
 fn dims(keys: &Keys<'_, '_>, head_dim: usize) -> Result<usize, ModelError> {
@@ -67,6 +73,7 @@ fn scaling(keys: &Keys<'_, '_>) -> Result<Scaling, ModelError> {
         Some("none") => Ok(Scaling::None),
         None | Some("linear") => Ok(Scaling::Linear),
         Some("longrope") => Ok(Scaling::LongRope),
+        Some("yarn") => Ok(Scaling::Yarn),
         Some(other) => Err(ModelError::unsupported(
             key,
             format!("RoPE scaling of type {other}"),
@@ -97,7 +104,7 @@ fn factors(
     let by_length = if is_long { FACTORS_LONG } else { FACTORS_SHORT };
     let name = match (keys.architecture.conventions().rope_factors, scaling) {
         (None, _) => return Ok(None),
-        (Some(RopeFactors::ByScaling), Scaling::None | Scaling::Linear) => FREQS,
+        (Some(RopeFactors::ByScaling), Scaling::None | Scaling::Linear | Scaling::Yarn) => FREQS,
         (Some(RopeFactors::ByScaling | RopeFactors::ByLength), _) => by_length,
     };
     let Some(tensor) = keys.header.tensor(name) else {

@@ -42,7 +42,10 @@ fn what_is_not_implemented_is_refused_by_name() {
     assert!(refusal(llama().meta("general.architecture", "mamba")).contains("architecture mamba"));
     assert!(refusal(llama().meta("llama.expert_count", 8_u32)).contains("mixture of experts"));
     assert!(refusal(llama().meta("llama.attention.scale", 0.5)).contains("llama.attention.scale"));
-    assert!(refusal(llama().meta("llama.rope.scaling.type", "yarn")).contains("type yarn"));
+    assert!(refusal(llama().meta("llama.rope.scaling.type", "su")).contains("type su"));
+    let yarn = llama().meta("llama.rope.scaling.type", "yarn");
+    let fast = yarn.meta("llama.rope.scaling.yarn_beta_fast", 128.0);
+    assert!(refusal(fast).contains("yarn_beta_fast"));
     let by_layer = Meta::I32s(vec![4, 2]);
     assert!(
         refusal(llama().meta("llama.attention.head_count", by_layer)).contains("differs by layer")
