@@ -63,7 +63,7 @@ pub fn level(ty: TensorType, b: &[u8], i: usize) -> u8 {
     let (sub, eight, bit) = (i / 32, i / 8, i % 8);
     let word = |at: usize| u32::from_le_bytes([b[at], b[at + 1], b[at + 2], b[at + 3]]);
     // Seven signs; there is an eighth where without it their number is odd.
-    let even = |signs: u32| signs & 127 | (signs & 127).count_ones() % 2 << 7;
+    let even = |signs: u32| signs & 127 | ((signs & 127).count_ones() % 2) << 7;
     let (code, signs) = match ty {
         TensorType::IQ2_XXS => {
             let signs = word(2 + 8 * sub + 4) >> (7 * (eight % 4));
@@ -91,7 +91,7 @@ pub fn level(ty: TensorType, b: &[u8], i: usize) -> u8 {
         TensorType::IQ3_XXS | TensorType::IQ3_S => values >> (3 * (i % 4)) & 7,
         _ => values >> (2 * bit) & 3,
     };
-    number as u8 | (signs >> bit & 1) as u8 * 8
+    number as u8 | ((signs >> bit & 1) as u8) << 3
 }
 
 /// `2 s + 1` of element `i`: an odd number up to 31.
