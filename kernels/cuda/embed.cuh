@@ -25,8 +25,31 @@ DEVICE float weight_at(int type, const uint8_t* unit, int g, int k) {
         int code = unit[512 * (c >> 1) + 16 * lane + 8 * (c & 1) + i];
         return __fmul_rn(half_of(1024 + g * 8 + 2 * c), float(code - 128));
     }
-    uint32_t q = *reinterpret_cast<const uint32_t*>(unit + 16 * lane + 4 * c);
+    auto word_of = [&](int at) { return *reinterpret_cast<const uint32_t*>(unit + at); };
+    if (type == Q2_K) {
+        int code = (word_of(8 * lane + 4 * (c >> 1)) >> (16 * (i & 1) + 8 * (c & 1) + 2 * (i >> 1))) & 3;
+        uint32_t scales = word_of(256 + g * 8 + (t >> 1) * 4) >> 4 * c;
+        float s = __fmul_rn(half_of(320 + g * 4), float(scales & 15));
+        float m = __fmul_rn(half_of(322 + g * 4), float(scales >> 16 & 15));
+        return __fadd_rn(__fmul_rn(s, float(code)), m);
+    }
+    if (type == IQ4_NL || is_table(type)) {
+        int nibble = (word_of(16 * lane + 4 * c) >> 4 * i) & 15;
+        uint4 iq4 = IQ4_TABLE;
+        const uint8_t* table = type == IQ4_NL ? reinterpret_cast<const uint8_t*>(&iq4) : unit + 592;
+        float value = float(int(table[nibble]) - 128);
+        if (type == IQ4_NL) return __fmul_rn(half_of(512 + g * 8 + 2 * c), value);
+        float scale = float(unit[512 + g * 8 + (t >> 1) * 4 + c] - 128) * (table[15] & 1 ? 0.25f : 0.125f);
+        return __fmul_rn(__fmul_rn(half_of(576 + g * 2), scale), value);
+    }
+    uint32_t q = word_of(16 * lane + 4 * c);
     int code = (q >> (16 * (i & 1) + 4 * (i >> 1))) & 15;
+    if (type == MXFP4) {
+        // E2M1 as the top of an F16's fraction and the bottom of its exponent, and 2^14 times the scale.
+        __half value = __ushort_as_half(uint16_t((code & 7) << 9 | (code & 8) << 12));
+        __half scale = __ushort_as_half(uint16_t(unit[512 + g * 4 + c] << 8));
+        return __fmul_rn(__half2float(value), __half2float(scale));
+    }
     if (type == Q5_0 || type == Q5_1 || type == Q5_K) {
         uint32_t h = *reinterpret_cast<const uint32_t*>(unit + 512 + 4 * lane);
         code |= ((h >> (16 * (i & 1) + fifth_at(c, i >> 1))) & 1) << 4;

@@ -7,8 +7,10 @@
 #pragma once
 #include "weights.cuh"
 
-// Types that are multiplied; BF16 is packed as F16.
-#define EACH_TYPE(M) M(F32) M(F16) M(Q8_0) M(Q4_0) M(Q4_1) M(Q5_0) M(Q5_1) M(Q4_K) M(Q5_K) M(Q6_K)
+// Types that are multiplied; BF16 is packed as F16, and Q3_K as IQ4_XS.
+#define EACH_TYPE(M)                                                                    \
+    M(F32) M(F16) M(Q8_0) M(Q4_0) M(Q4_1) M(Q5_0) M(Q5_1) M(Q4_K) M(Q5_K) M(Q6_K)        \
+    M(Q2_K) M(IQ4_NL) M(IQ4_XS) M(MXFP4)
 
 struct MatmulArgs {
     Part parts[MAX_PARTS];  // of one type

@@ -17,6 +17,15 @@
 //   Q4_K  512 codes, 64 (scale, min)[g][4], 32 (d, -dmin)[g]         608
 //   Q5_K  512 codes, 128 fifth bits, 64 (scale, min)[g][4], 32       736
 //   Q6_K  512 codes, 256 high bits, 64 scales + 128 [g][2][4], 16 d[g] 848
+//   Q2_K  256 codes, 64 words of 4 scales and 4 mins [g][2], 32 (d, -dmin)[g] 352
+//   IQ4_NL 512 codes, 64 d                                           576
+//   MXFP4 512 codes, 32 exponents[g][4]                              544
+//   IQ4_XS, Q3_K, IQ3_S, IQ3_XXS, IQ2_S, IQ2_XS, IQ2_XXS
+//         512 codes, 64 scales [g][2][4], 16 d[g], 16 of a table     608
+//
+// Codes of four bits of the last three stand for values of a table, which lies in each unit of the last: so
+// one kernel multiplies every type of scales of 16 columns and at most sixteen values. There scales count in quarters
+// where the last byte of the table is odd, and else in eighths; both they and the table's bytes are told plus 128.
 //
 // A weight becomes w = d code + m in F16: the code less its offset is exact, and d and m are F16 (of
 // k-quants the product of d and a scale, rounded to F16), so w is rounded once more. All of it is done
@@ -27,14 +36,23 @@
 
 enum Type : int {
     F32 = 0, F16 = 1, Q4_0 = 2, Q4_1 = 3, Q5_0 = 6, Q5_1 = 7, Q8_0 = 8,
-    Q4_K = 12, Q5_K = 13, Q6_K = 14, BF16 = 30  // packed as F16
+    Q4_K = 12, Q5_K = 13, Q6_K = 14, Q2_K = 10, IQ4_NL = 20, IQ4_XS = 23, MXFP4 = 39,
+    Q3_K = 11, IQ2_XXS = 16, IQ2_XS = 17, IQ3_XXS = 18, IQ3_S = 21, IQ2_S = 22,  // packed as IQ4_XS
+    BF16 = 30   // packed as F16
 };
 
 __host__ __device__ constexpr int unit_bytes(int type) {
     return type == F32 ? 4096 : type == Q8_0 ? 1088 : type == Q4_0 ? 576 : type == Q4_1 ? 640
          : type == Q5_0 ? 704 : type == Q5_1 ? 768 : type == Q4_K ? 608 : type == Q5_K ? 736
-         : type == Q6_K ? 848 : 2048;
+         : type == Q6_K ? 848 : type == Q2_K ? 352 : type == IQ4_NL ? 576 : type == MXFP4 ? 544
+         : type == IQ4_XS ? 608 : type == Q3_K ? 608 : type == IQ3_S ? 608 : type == IQ3_XXS ? 608
+         : type == IQ2_S ? 608 : type == IQ2_XS ? 608 : type == IQ2_XXS ? 608 : 2048;
 }
+
+DEVICE bool is_three(int type) { return type == IQ3_XXS || type == IQ3_S; }
+DEVICE bool has_grid(int type) { return is_three(type) || type == IQ2_XXS || type == IQ2_XS || type == IQ2_S; }
+// Types packed as IQ4_XS.
+DEVICE bool is_table(int type) { return type == IQ4_XS || type == Q3_K || has_grid(type); }
 
 // Loads of weights as they lie at a pointer, with STREAM in device memory, where they are read once, or at
 // an address of shared memory.
@@ -239,6 +257,106 @@ template <> struct Weights<Q6_K> {
         uint32_t two = bits(__hmul2(bytes_of<128>(scales, c & 2), both(d, 0)));
 #pragma unroll
         for (int i = 0; i < 4; i++) b[i] = bits(__hmul2(code_of<32>(x[i], i), both(two, c & 1)));
+    }
+};
+
+// Where the second code of a pair is 16 bits above the first: pair i of a chunk at bits 2i, chunks of even number
+// in the low byte of each half.
+template <> struct Weights<Q2_K> {
+    static constexpr int GROUP = 4, PLANES = 1;
+    uint2 q;
+    uint32_t scales, dd;
+    template <bool S, typename At> DEVICE void load(At unit, const Lane& lane, int) {
+        q = load8<S>(unit + lane.id * 8);
+        scales = load4<S>(unit + 256 + lane.g * 8 + (lane.t >> 1) * 4);
+        dd = load4<S>(unit + 320 + lane.g * 4);
+    }
+    DEVICE void fragment(int c, int, uint32_t (&b)[4]) const {
+        // (scale, min) of the 16 columns, multiplied out.
+        __half2 sm = __hsub2(halves(magic_of<0x000F000Fu>(scales >> 4 * c)), __float2half2_rn(1024.0f));
+        uint32_t two = bits(__hmul2(sm, halves(dd)));
+        uint32_t w = (c < 2 ? q.x : q.y) >> 8 * (c & 1);
+        // Codes are multiplied by 1, 4, 16 and 64 by where they lie.
+        __half2 codes[4] = {
+            __hsub2(halves(magic_of<0x00030003u>(w)), __float2half2_rn(1024.0f)),
+            __hfma2(halves(magic_of<0x000C000Cu>(w)), __float2half2_rn(1.0f / 4), __float2half2_rn(-256.0f)),
+            __hfma2(halves(magic_of<0x00300030u>(w)), __float2half2_rn(1.0f / 16), __float2half2_rn(-64.0f)),
+            __hfma2(halves(magic_of<0x00C000C0u>(w)), __float2half2_rn(1.0f / 64), __float2half2_rn(-16.0f)),
+        };
+#pragma unroll
+        for (int i = 0; i < 4; i++) b[i] = bits(__hfma2(codes[i], both(two, 0), both(two, 1)));
+    }
+};
+
+// Column i of a lane's eight has its code in nibble i of a word. What four nibbles from `first` on stand for, of a
+// table of 16 bytes.
+DEVICE uint32_t looked_up(const uint4& table, uint32_t q, int first) {
+    uint32_t at = (q & 0x77777777u) >> 4 * first;
+    uint32_t half = (0x32103210u | (q & 0x88888888u) >> 1) >> 4 * first;
+    return __byte_perm(__byte_perm(table.x, table.y, at), __byte_perm(table.z, table.w, at), half);
+}
+DEVICE void table_fragment(const uint4& table, uint32_t q, __half2 scale, uint32_t (&b)[4]) {
+#pragma unroll
+    for (int i = 0; i < 4; i += 2) {
+        uint32_t four = looked_up(table, q, 2 * i);
+        b[i] = bits(__hmul2(bytes_of<128>(four, 0), scale));
+        b[i + 1] = bits(__hmul2(bytes_of<128>(four, 2), scale));
+    }
+}
+
+// The values of IQ4_NL and IQ4_XS, plus 128.
+#define IQ4_TABLE make_uint4(0x3F2D1801u, 0x766A5D4Fu, 0xA6998D81u, 0xF1D9C5B5u)
+
+template <> struct Weights<IQ4_NL> {
+    static constexpr int GROUP = 4, PLANES = 1;
+    uint4 q;
+    uint2 d;
+    template <bool S, typename At> DEVICE void load(At unit, const Lane& lane, int) {
+        q = load16<S>(unit + lane.id * 16);
+        d = load8<S>(unit + 512 + lane.g * 8);
+    }
+    DEVICE void fragment(int c, int, uint32_t (&b)[4]) const { table_fragment(IQ4_TABLE, word(q, c), both(d, c), b); }
+};
+
+template <> struct Weights<IQ4_XS> {
+    static constexpr int GROUP = 4, PLANES = 1;
+    uint4 q, table;
+    uint32_t scales, d;
+    template <bool S, typename At> DEVICE void load(At unit, const Lane& lane, int) {
+        q = load16<S>(unit + lane.id * 16);
+        table = load16<S>(unit + 592);
+        scales = load4<S>(unit + 512 + lane.g * 8 + (lane.t >> 1) * 4);
+        d = load2<S>(unit + 576 + lane.g * 2);
+    }
+    DEVICE void fragment(int c, int, uint32_t (&b)[4]) const {
+        // 0x5C00 | byte is 256 + byte / 4, and 0x5800 | byte 128 + byte / 8.
+        uint32_t step = table.w & 0x01000000u ? 0x5C5C5C5Cu : 0x58585858u;
+        uint32_t zero = __byte_perm(step, 0x80, 0x0404);
+        // Scales of this chunk and its neighbour.
+        uint32_t magic = __byte_perm(scales, step, c & 2 ? 0x4342 : 0x4140);
+        uint32_t two = bits(__hmul2(__hsub2(halves(magic), halves(zero)), both(d, 0)));
+        table_fragment(table, word(q, c), both(two, c & 1), b);
+    }
+};
+
+// Codes are E2M1: moved to the top of an F16's fraction and the bottom of its exponent they are 2^-14 times what they
+// stand for. A pair's are in nibbles i and 4 + i of a word. Exponents are told by the upper byte of the F16 that is
+// 2^14 times the scale; what is smaller than 2^-28 is zero, and so are its weights as F16.
+template <> struct Weights<MXFP4> {
+    static constexpr int GROUP = 4, PLANES = 1;
+    uint4 q;
+    uint32_t exponents;
+    template <bool S, typename At> DEVICE void load(At unit, const Lane& lane, int) {
+        q = load16<S>(unit + lane.id * 16);
+        exponents = load4<S>(unit + 512 + lane.g * 4);
+    }
+    DEVICE void fragment(int c, int, uint32_t (&b)[4]) const {
+        __half2 scale = halves(__byte_perm(exponents, 0, 0x0404 | 0x1010 * c));
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            uint32_t code = word(q, c) << (12 - 4 * i);
+            b[i] = bits(__hmul2(halves((code & 0x80008000u) | (code >> 3 & 0x0E000E00u)), scale));
+        }
     }
 };
 

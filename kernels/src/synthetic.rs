@@ -73,9 +73,22 @@ fn push_block(ty: TensorType, magnitude: f32, noise: &mut Noise, bytes: &mut Vec
         TensorType::Q4_1 => &[(0, 15.0), (2, 1.0)],
         TensorType::Q5_0 => &[(0, 16.0)],
         TensorType::Q5_1 => &[(0, 31.0), (2, 1.0)],
+        TensorType::Q2_K => &[(80, 3.0 * 15.0), (82, 15.0)],
+        TensorType::Q3_K => &[(108, 4.0 * 32.0)],
         TensorType::Q4_K => &[(0, 15.0 * 63.0), (2, 63.0)],
         TensorType::Q5_K => &[(0, 31.0 * 63.0), (2, 63.0)],
         TensorType::Q6_K => &[(208, 32.0 * 127.0)],
+        TensorType::IQ2_XXS | TensorType::IQ2_XS | TensorType::IQ2_S => &[(0, 43.0 * 31.0 / 8.0)],
+        TensorType::IQ3_XXS => &[(0, 62.0 * 31.0 / 4.0)],
+        TensorType::IQ3_S => &[(0, 15.0 * 31.0)],
+        TensorType::IQ4_NL => &[(0, 127.0)],
+        TensorType::IQ4_XS => &[(0, 127.0 * 32.0)],
+        TensorType::MXFP4 => {
+            // A power of two, up to sixteen times smaller than the largest that fits.
+            let largest = (magnitude / 12.0).log2().floor() as i32 + 128;
+            block[0] = (largest - (noise.bits() % 5) as i32).clamp(0, 254) as u8;
+            &[]
+        }
     };
     for &(at, codes) in scales {
         let scale = f16::from_f32(noise.value() * magnitude / codes);

@@ -210,7 +210,10 @@ fn extreme_codes_do_not_saturate() {
 /// Puts the F16 fields of `from` back, so that filling with one byte changes codes only.
 fn keep_scales(ty: TensorType, from: &[u8], to: &mut [u8]) {
     let fields = match ty {
+        TensorType::Q2_K => 80..84,
+        TensorType::Q3_K => 108..110,
         TensorType::Q6_K => 208..210,
+        TensorType::MXFP4 => 0..1,
         TensorType::Q4_1 | TensorType::Q5_1 | TensorType::Q4_K | TensorType::Q5_K => 0..4,
         _ => 0..2,
     };

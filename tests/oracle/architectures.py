@@ -47,6 +47,7 @@ def main():
     options = arguments.parse_args()
 
     cases = [(v, t) for v in tiny_models.MAIN for t in tiny_models.TYPES]
+    cases += [(v, t) for v in tiny_models.MAIN[:3] for t in tiny_models.MIXES]
     cases += [(v, t) for v in tiny_models.EXTRA for t in ("F32", "Q4_K")]
     if options.only:
         cases = [(v, t) for v, t in cases if options.only in f"{v.name}-{t}"]

@@ -139,6 +139,10 @@ _quantize_chunk = _declare(
     ctypes.POINTER(ctypes.c_float),
 )
 
+_quantize_requires_imatrix = _declare(
+    "ggml_quantize_requires_imatrix", ctypes.c_bool, ctypes.c_int
+)
+
 _init_logit_bias = _declare(
     "llama_sampler_init_logit_bias", _P, _I, _I, ctypes.POINTER(_LogitBias)
 )
@@ -315,6 +319,9 @@ def quantize(matrix, ggml_type, row_bytes):
     matrix = np.ascontiguousarray(matrix, dtype=np.float32)
     rows, cols = matrix.shape
     out = np.zeros((rows, row_bytes), dtype=np.uint8)
+    # The smallest types are refused without a weight for each column: here all weigh the same.
+    needs_weights = _quantize_requires_imatrix(int(ggml_type))
+    weights = np.ones(cols, dtype=np.float32) if needs_weights else None
     written = _quantize_chunk(
         int(ggml_type),
         matrix.ctypes.data_as(ctypes.POINTER(ctypes.c_float)),
@@ -322,7 +329,7 @@ def quantize(matrix, ggml_type, row_bytes):
         0,
         rows,
         cols,
-        None,
+        None if weights is None else weights.ctypes.data_as(ctypes.POINTER(ctypes.c_float)),
     )
     if written != out.size:
         raise RuntimeError(f"ggml_quantize_chunk wrote {written} of {out.size} bytes")

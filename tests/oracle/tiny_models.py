@@ -14,7 +14,25 @@ import numpy as np
 
 import llama_cpp
 
-TYPES = ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K"]
+TYPES = ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"]
+TYPES += ["Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "MXFP4"]
+TYPES += ["IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S"]
+
+# One type for each matrix, by a part of its name, as Unsloth's dynamic files have them; the first that fits counts.
+MIXES = {
+    "UD": {
+        "token_embd": "Q3_K",
+        "output.weight": "Q6_K",
+        "attn_k": "Q8_0",
+        "attn_v": "F32",
+        "attn_": "IQ4_XS",
+        "blk.0.ffn_down": "Q3_K",
+        "blk.1.ffn_down": "IQ4_NL",
+        "blk.0.ffn_gate": "Q2_K",
+        "blk.1.ffn_gate": "IQ3_XXS",
+        "ffn_up": "MXFP4",
+    },
+}
 
 N_LAYERS = 2
 N_EMBD = 256
@@ -83,7 +101,9 @@ RERANK_TEMPLATE = "<|im_start|>judge\n{query}<|im_end|>\n<|im_start|>{document}"
 
 
 def write(path, variant, type_name, seed, pooling=None, tensors_a_file=0):
-    """`tensors_a_file`: 0 writes one file, of any other number the `gguf` package makes several.
+    """`type_name`: of every matrix, or one of MIXES.
+
+    `tensors_a_file`: 0 writes one file, of any other number the `gguf` package makes several.
 
     `pooling`: a number of llama.cpp's `enum llama_pooling_type`. A reranker's file has a head and a prompt, too."""
     rng = np.random.default_rng(seed)
@@ -99,7 +119,7 @@ def write(path, variant, type_name, seed, pooling=None, tensors_a_file=0):
     head = [("cls.output.weight", (2, N_EMBD))] if ranks else []
     for name, shape in [*_matrices(variant), *head]:
         scale = 1.0 if name == "token_embd.weight" else shape[1] ** -0.5
-        _add_matrix(writer, name, rng.standard_normal(shape) * scale, type_name)
+        _add_matrix(writer, name, rng.standard_normal(shape) * scale, _type_of(name, type_name))
     for name, values in _vectors(variant, rng):
         writer.add_tensor(name, values.astype(np.float32))
     writer.write_header_to_file()
@@ -179,6 +199,11 @@ def _vectors(variant, rng):
     if variant.rope_original_context:
         yield "rope_factors_short.weight", np.linspace(1.0, 2.0, pairs)
         yield "rope_factors_long.weight", np.linspace(1.0, 40.0, pairs)
+
+
+def _type_of(name, type_name):
+    mix = MIXES.get(type_name)
+    return type_name if mix is None else next(kind for part, kind in mix.items() if part in name)
 
 
 def _add_matrix(writer, name, values, type_name):

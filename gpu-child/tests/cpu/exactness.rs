@@ -2,7 +2,7 @@
 //! bit of what a sequence gets.
 
 use crate::support::laws::{self, assert_same};
-use crate::support::{MIXED, Model, alone, config, options, tokens};
+use crate::support::{MIXED, MIXED_SMALL, Model, alone, config, options, tokens};
 use worker_orcd_gpu::device::Executor;
 use worker_orcd_gpu::device::cpu::{CpuExecutor, Device};
 use worker_orcd_gpu::device::{LoadOptions, Source};
@@ -15,8 +15,9 @@ const LONG: usize = 300;
 
 #[test]
 fn neither_chunks_nor_threads_change_a_bit() {
-    for window in [None, Some(40), Some(270)] {
-        let model = Model::random(config(window), MIXED);
+    let windows = [None, Some(40), Some(270)].map(|window| (window, MIXED));
+    for (window, types) in windows.into_iter().chain([(None, MIXED_SMALL)]) {
+        let model = Model::random(config(window), types);
         let tokens = tokens(LONG, 1);
         let expected = alone(&mut model.load(1), &model.config, &tokens, 1);
         for threads in [1, 2, 3] {
@@ -26,7 +27,7 @@ fn neither_chunks_nor_threads_change_a_bit() {
                 &tokens,
                 &expected,
                 &[1, 7, 32, 33, 256, LONG],
-                &format!("{window:?}: {threads} threads"),
+                &format!("{window:?} {types:?}: {threads} threads"),
             );
         }
     }

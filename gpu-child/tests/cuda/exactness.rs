@@ -2,7 +2,9 @@
 //! a sequence gets.
 
 use crate::support::laws::{self, assert_same};
-use crate::support::{MIXED, Model, Seen, Share, Types, Watch, alone, config, pages, step, tokens};
+use crate::support::{
+    MIXED, MIXED_SMALL, Model, Seen, Share, Types, Watch, alone, config, pages, step, tokens,
+};
 use crate::{load, load_with, options};
 use worker_orcd_gpu::model::ModelConfig;
 use worker_orcd_ipc::TokenId;
@@ -29,6 +31,7 @@ fn models() -> Vec<Model> {
     let of = |config: &ModelConfig, types: Types| Model::random(config.clone(), types);
     vec![
         of(&config(None), MIXED),
+        of(&config(None), MIXED_SMALL),
         of(&wide(), [TensorType::F16; 9]),
         of(&wide(), [TensorType::Q8_0; 9]),
         of(&wide(), [TensorType::F32; 9]),

@@ -76,7 +76,13 @@ fn odd_widths_agree() {
     for (n_embd, n_ff) in [(64, 96), (576, 1536), (896, 4864), (160, 2336)] {
         let mut config = config(None);
         (config.n_embd, config.n_ff) = (n_embd, n_ff);
-        for ty in [TensorType::F16, TensorType::Q8_0, TensorType::Q4_1] {
+        for ty in [
+            TensorType::F16,
+            TensorType::Q8_0,
+            TensorType::Q4_1,
+            TensorType::IQ4_NL,
+            TensorType::MXFP4,
+        ] {
             for chunk in [1, 24] {
                 assert_close(config.clone(), [ty; 9], 24, chunk);
             }

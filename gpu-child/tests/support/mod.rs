@@ -31,6 +31,19 @@ pub const MIXED: Types = [
     TensorType::BF16,
 ];
 
+/// The types of few bits, as mixed as in Unsloth's dynamic files.
+pub const MIXED_SMALL: Types = [
+    TensorType::IQ4_XS,
+    TensorType::Q3_K,
+    TensorType::MXFP4,
+    TensorType::Q2_K,
+    TensorType::IQ3_S,
+    TensorType::IQ2_XS,
+    TensorType::IQ4_NL,
+    TensorType::Q3_K,
+    TensorType::Q6_K,
+];
+
 pub fn config(sliding_window: Option<usize>) -> ModelConfig {
     ModelConfig {
         architecture: Architecture::Qwen3,

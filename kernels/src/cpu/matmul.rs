@@ -2,7 +2,7 @@
 //!
 //! Quantized weights meet quantized activations: per block of 32 an exact integer dot, then
 //! `acc = fma(dot, scale * d, acc)` and, where the type has an offset, `acc = fma(min, sum, acc)`,
-//! blocks in order. Float weights meet `f32` activations: two sums, of the even and of the odd
+//! blocks in order; of types with sub-blocks of 16 both for one half and then for the other. Float weights meet `f32` activations: two sums, of the even and of the odd
 //! columns, added at the end. Either way a (row, token) pair has accumulators of its own, so a
 //! result does not know which rows or tokens were computed beside it.
 //!
@@ -131,6 +131,16 @@ unsafe fn avx2(ty: TensorType, group: &[u8], x: &Activations<'_>, out: &mut [[f3
             TensorType::Q4_K => quant::tile::<quant::Q4K>(group, x, out),
             TensorType::Q5_K => quant::tile::<quant::Q5K>(group, x, out),
             TensorType::Q6_K => quant::tile::<quant::Q6K>(group, x, out),
+            TensorType::Q2_K => quant::tile::<quant::Q2K>(group, x, out),
+            TensorType::Q3_K => quant::tile::<quant::Q3K>(group, x, out),
+            TensorType::IQ4_NL => quant::tile::<quant::Iq4Nl>(group, x, out),
+            TensorType::IQ4_XS => quant::tile::<quant::Iq4Xs>(group, x, out),
+            TensorType::IQ3_S => quant::tile::<quant::Iq3S>(group, x, out),
+            TensorType::IQ3_XXS => quant::tile::<quant::Iq3Xxs>(group, x, out),
+            TensorType::IQ2_XXS | TensorType::IQ2_XS | TensorType::IQ2_S => {
+                quant::tile::<quant::Iq2>(group, x, out);
+            }
+            TensorType::MXFP4 => quant::tile::<quant::Mxfp4>(group, x, out),
         }
     }
 }

@@ -4,7 +4,12 @@
 //! the blocks of 32 columns follow each other, and each block holds, for all eight rows:
 //!
 //! ```text
-//! legacy   d f16[8]  (m f16[8])  (fifth bits 32 B)  codes
+//! legacy   d f16[8]  (m f16[8])  (fifth bits 32 B)  codes; IQ4_NL as Q4_0
+//! MXFP4    e u8[8]  codes
+//! Q2_K     every 8 blocks: d f16[8] dmin f16[8]; every block: scale and min as nibbles u8[8]
+//!          (first 16 columns) u8[8] (last 16), codes of two bits (64 B)
+//! Q3_K     every 8 blocks: d f16[8]; every block: sc i8[8] (first 16 columns) i8[8] (last 16)
+//!          codes. IQ4_XS, IQ3 and IQ2 the same, with codes that stand for values of a table
 //! Q4_K     every 8 blocks: d f16[8] dmin f16[8]; every block: sc u8[8] m u8[8] codes
 //! Q5_K     the same with the fifth bits before the codes
 //! Q6_K     every 8 blocks: d f16[8]; every block: sc i8[8] (first 16 columns) i8[8] (last 16)
@@ -16,12 +21,15 @@
 //! row `r` and column `4j + i`, which is one 32-byte register whose 32-bit lane is a row. Four-bit
 //! codes put quad `j` in the low and quad `j + 4` in the high nibbles of register `j`. Bit `j` of
 //! a fifth-bit byte belongs to quad `j`; bits `2f ..` of byte `b` of high-bit register `h` to
-//! quad `4h + f`.
+//! quad `4h + f`; so do the codes of two bits.
 //!
-//! Every code and scale of the file is kept as it is; only Q4_K and Q5_K grow (2.8 % and 2.3 %),
-//! by spreading their packed 6-bit scales.
+//! Every code and scale of the file is kept as it is. Types grow whose packed 6-bit scales are
+//! spread: Q4_K and Q5_K (2.8 % and 2.3 %) and IQ4_XS (7.4 %). Q3_K, IQ3 and IQ2 take as much as
+//! IQ4_XS, 4.6 bits a weight: from a third more than in the file (Q3_K, IQ3_S) to 2.2 times as much
+//! (IQ2_XXS).
 
 use crate::TensorType;
+use crate::reference::dequantize::grid;
 use half::{bf16, f16};
 
 mod pack;
@@ -29,6 +37,11 @@ pub(crate) mod unpack;
 
 /// Rows in a group: the 32-bit lanes of a 256-bit register.
 pub const ROWS: usize = 8;
+
+/// Types that lie as Q3_K does.
+pub(crate) fn has_scales_of_sixteen(ty: TensorType) -> bool {
+    matches!(ty, TensorType::Q3_K | TensorType::IQ4_XS) || grid::step(ty).is_some()
+}
 
 /// Size and type of a packed matrix, without its bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -56,6 +69,7 @@ impl PackedShape {
             * match self.ty {
                 TensorType::Q4_K => 32 + 8 * 144,
                 TensorType::Q5_K => 32 + 8 * 176,
+                ty if has_scales_of_sixteen(ty) => 16 + 8 * 144,
                 other => ROWS * other.block_bytes(),
             }
     }

@@ -18,7 +18,7 @@ pub struct BlockMeta {
     pub d: f32,
     /// `d` times the sum of the 32 bytes.
     pub sum: f32,
-    /// The same over the first and over the last 16 bytes, for Q6_K's smaller sub-blocks.
+    /// The same over the first and over the last 16 bytes, for types with sub-blocks of 16.
     pub half_sums: [f32; 2],
 }
 

@@ -8,6 +8,12 @@
 use crate::TensorType;
 use half::{bf16, f16};
 
+pub mod grid;
+mod grids;
+mod small;
+
+pub use small::{IQ4_VALUES, MXFP4_VALUES, e8m0_half};
+
 /// Reads one row (or several contiguous ones).
 ///
 /// # Panics
@@ -30,6 +36,16 @@ pub fn dequantize_row(ty: TensorType, bytes: &[u8], out: &mut [f32]) {
         TensorType::Q4_K => q4_k,
         TensorType::Q5_K => q5_k,
         TensorType::Q6_K => q6_k,
+        TensorType::Q2_K => small::q2_k,
+        TensorType::Q3_K => small::q3_k,
+        TensorType::IQ4_NL => small::iq4_nl,
+        TensorType::IQ4_XS => small::iq4_xs,
+        TensorType::MXFP4 => small::mxfp4,
+        TensorType::IQ2_XXS => |b, y| grid::block(TensorType::IQ2_XXS, b, y),
+        TensorType::IQ2_XS => |b, y| grid::block(TensorType::IQ2_XS, b, y),
+        TensorType::IQ2_S => |b, y| grid::block(TensorType::IQ2_S, b, y),
+        TensorType::IQ3_XXS => |b, y| grid::block(TensorType::IQ3_XXS, b, y),
+        TensorType::IQ3_S => |b, y| grid::block(TensorType::IQ3_S, b, y),
     };
     let blocks = bytes.chunks_exact(ty.block_bytes());
     for (b, y) in blocks.zip(out.chunks_exact_mut(ty.block_elements())) {

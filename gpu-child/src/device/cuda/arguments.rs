@@ -14,6 +14,7 @@ layout! {
         pub file: DevicePtr<u8>,
         pub packed: DevicePtr<u8>,
         pub flags: DevicePtr<u32>,
+        pub grid: DevicePtr<u16>,
         pub row_bytes: u64,
         pub ty: i32,
         pub rows: i32,

@@ -5,12 +5,14 @@ use super::context::{Context, StreamEvent};
 use super::feed::{BUFFERS, Sink, feed};
 use super::kernels::{Geometry, Kernel, Module, RepackArgs};
 use super::load::Device;
-use super::memory::{Arena, Pinned, Purpose, download, upload};
+use super::memory::{Arena, DevicePtr, Pinned, Purpose, download, upload};
 use super::weights::{Matrix, TILE_ROWS, units};
 use crate::model::{GgufFile, TensorView};
 use std::io;
 use std::thread::available_parallelism;
 use worker_orcd_ipc::Fault;
+use worker_orcd_kernels::TensorType;
+use worker_orcd_kernels::reference::dequantize::grid::grid;
 
 type Matrices<'a> = [(TensorView<'a>, Matrix)];
 
@@ -36,7 +38,7 @@ pub fn staging_bytes(matrices: &Matrices<'_>) -> usize {
 /// Packs all of them, and calls `packed` with bytes of the file that are on their way.
 ///
 /// # Errors
-/// When a weight is too large for F16, the file cannot be read, or NVIDIA's driver refuses.
+/// When a weight is too large for F16 or a scale of MXFP4 larger than 2, the file cannot be read, or NVIDIA's driver refuses.
 pub fn pack(
     Device { context, module }: &Device,
     arena: &Arena,
@@ -64,11 +66,14 @@ pub fn pack(
     };
     let mut packer = Packer::new(context, module, arena, &chunks, chunk_bytes, packed)?;
     feed(&bytes, &read, buffers, &mut packer)?;
-    if packer.found_too_large()? {
-        let message = "a weight is too large for F16".to_owned();
-        return Err(Fault::ModelLoad { message });
-    }
-    Ok(())
+    let message = match packer.flags()? {
+        0 => return Ok(()),
+        flags if flags & 1 != 0 => "a weight is too large for F16",
+        _ => "a scale of MXFP4 is larger than 2, which the kernels cannot multiply by",
+    };
+    Err(Fault::ModelLoad {
+        message: message.to_owned(),
+    })
 }
 
 /// Whole tiles of a matrix.
@@ -109,6 +114,9 @@ struct Packer<'a> {
     chunks: &'a [Chunk<'a>],
     staging: Arena,
     flags: Arena,
+    /// Grids of the types that have one, and where each begins.
+    grids: Arena,
+    grids_at: Vec<(TensorType, usize)>,
     /// Events that no copy is waited for by.
     events: Vec<StreamEvent>,
     packed: &'a mut dyn FnMut(u64),
@@ -125,6 +133,14 @@ impl<'a> Packer<'a> {
     ) -> Result<Self, Fault> {
         let flags = Arena::new(context, Purpose::Scratch, 4)?;
         flags.clear(context)?;
+        let (all, grids_at) = grids_of(chunks.iter().map(|chunk| chunk.matrix.ty));
+        let grids = Arena::new(
+            context,
+            Purpose::Scratch,
+            size_of_val(&all[..]).max(2) as u64,
+        )?;
+        // SAFETY: the arena is as large; what is not pinned memory has been read when the call returns.
+        unsafe { upload(context, grids.at(0, all.len()), &all) }?;
         Ok(Self {
             context,
             // SAFETY: repack.cu takes RepackArgs.
@@ -133,18 +149,33 @@ impl<'a> Packer<'a> {
             chunks,
             staging: Arena::new(context, Purpose::Scratch, staging_bytes as u64)?,
             flags,
+            grids,
+            grids_at,
             events: Vec::new(),
             packed,
         })
     }
 
-    /// Waits; true when a weight did not fit F16.
-    fn found_too_large(&self) -> Result<bool, Fault> {
+    /// Waits; the flags of `repack.cu`, none where everything could be packed.
+    fn flags(&self) -> Result<u32, Fault> {
         let mut flags = [0_u32];
         // SAFETY: one word.
         unsafe { download(self.context, &mut flags, self.flags.at(0, 1)) }?;
-        Ok(flags[0] != 0)
+        Ok(flags[0])
     }
+}
+
+/// Grids of all these types, one behind the other, and where each begins.
+fn grids_of(types: impl Iterator<Item = TensorType>) -> (Vec<u16>, Vec<(TensorType, usize)>) {
+    let (mut all, mut places) = (Vec::new(), Vec::new());
+    for ty in types {
+        let is_known = places.iter().any(|(known, _)| *known == ty);
+        if !is_known && !grid(ty).is_empty() {
+            places.push((ty, all.len()));
+            all.extend_from_slice(grid(ty));
+        }
+    }
+    (all, places)
 }
 
 impl Sink for Packer<'_> {
@@ -159,7 +190,12 @@ impl Sink for Packer<'_> {
         } = self.chunks[chunk];
         let tiles = rows.div_ceil(TILE_ROWS);
         let offset = matrix.offset + (first_tile * matrix.tile_bytes()) as u64;
+        let place = self.grids_at.iter().find(|(ty, _)| *ty == matrix.ty);
+        let grid = place.map_or(DevicePtr::NULL, |(ty, first)| {
+            self.grids.at(2 * *first as u64, grid(*ty).len())
+        });
         let arguments = RepackArgs {
+            grid,
             file: self.staging.at(0, bytes.len()),
             packed: self.arena.at(offset, tiles * matrix.tile_bytes()),
             flags: self.flags.at(0, 1),
@@ -201,7 +237,6 @@ impl Sink for Packer<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use worker_orcd_kernels::TensorType;
 
     fn tensor(rows: usize, cols: usize, data: &[u8]) -> (TensorView<'_>, Matrix) {
         let ty = TensorType::F16;
@@ -239,6 +274,15 @@ mod tests {
                 assert_eq!(row, rows, "{chunk_bytes}");
             }
         }
+    }
+
+    #[test]
+    fn each_type_s_grid_is_there_once() {
+        let (f16, xs, s) = (TensorType::F16, TensorType::IQ2_XS, TensorType::IQ3_S);
+        let (all, places) = grids_of([f16, xs, s, xs].into_iter());
+        assert_eq!(places, [(xs, 0), (s, grid(xs).len())]);
+        assert_eq!(all, [grid(xs), grid(s)].concat());
+        assert!(grids_of([f16].into_iter()).0.is_empty());
     }
 
     #[test]

@@ -37,21 +37,37 @@ pub fn unit_bytes(ty: TensorType) -> usize {
         TensorType::F32 => 4096,
         TensorType::F16 | TensorType::BF16 => 2048,
         TensorType::Q8_0 => 1088,
-        TensorType::Q4_0 => 576,
+        TensorType::Q4_0 | TensorType::IQ4_NL => 576,
         TensorType::Q4_1 => 640,
         TensorType::Q5_0 => 704,
         TensorType::Q5_1 => 768,
         TensorType::Q4_K => 608,
         TensorType::Q5_K => 736,
         TensorType::Q6_K => 848,
+        TensorType::Q2_K => 352,
+        TensorType::IQ4_XS
+        | TensorType::Q3_K
+        | TensorType::IQ3_S
+        | TensorType::IQ3_XXS
+        | TensorType::IQ2_S
+        | TensorType::IQ2_XS
+        | TensorType::IQ2_XXS => 608,
+        TensorType::MXFP4 => 544,
     }
 }
 
-/// The type that a type is multiplied as: BF16 becomes F16 when it is packed.
+/// The type that a type is multiplied as: BF16 becomes F16 when it is packed, and types of scales of 16 columns whose
+/// values a table of sixteen holds are packed alike.
 #[must_use]
 pub fn multiplied_as(ty: TensorType) -> TensorType {
     match ty {
         TensorType::BF16 => TensorType::F16,
+        TensorType::Q3_K
+        | TensorType::IQ3_S
+        | TensorType::IQ3_XXS
+        | TensorType::IQ2_S
+        | TensorType::IQ2_XS
+        | TensorType::IQ2_XXS => TensorType::IQ4_XS,
         ty => ty,
     }
 }

@@ -78,7 +78,9 @@ pub enum GgufError {
         ty: &'static str,
         cols: u64,
     },
-    #[error("tensor {tensor}: type {number} ({name}) is not supported")]
+    #[error(
+        "tensor {tensor}: type {number} ({name}) is not supported: there are no products of it"
+    )]
     TensorType {
         tensor: String,
         number: u32,

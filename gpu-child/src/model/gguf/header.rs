@@ -390,17 +390,8 @@ pub(super) fn wrong_type(key: &str, expected: &'static str, found: &Value<'_>) -
 fn foreign_type_name(number: u32) -> &'static str {
     match number {
         9 => "Q8_1",
-        10 => "Q2_K",
-        11 => "Q3_K",
         15 => "Q8_K",
-        16 => "IQ2_XXS",
-        17 => "IQ2_XS",
-        18 => "IQ3_XXS",
         19 => "IQ1_S",
-        20 => "IQ4_NL",
-        21 => "IQ3_S",
-        22 => "IQ2_S",
-        23 => "IQ4_XS",
         24 => "I8",
         25 => "I16",
         26 => "I32",
@@ -409,7 +400,6 @@ fn foreign_type_name(number: u32) -> &'static str {
         29 => "IQ1_M",
         34 => "TQ1_0",
         35 => "TQ2_0",
-        39 => "MXFP4",
         40 => "NVFP4",
         _ => "no type that this version knows",
     }

@@ -8,7 +8,7 @@
 //! `|w| · sign(a, w)` and are widened at once.
 //!
 //! The loop over blocks and the products are here; how each type's blocks are read is in
-//! `formats`.
+//! `formats` and `tables`.
 
 use super::Activations;
 use crate::cpu::packed::ROWS;
@@ -16,14 +16,16 @@ use crate::cpu::quantize::{BlockMeta, Q_BLOCK};
 use std::arch::x86_64::*;
 
 mod formats;
+mod tables;
 
 pub use formats::*;
+pub use tables::*;
 
 /// A block of 32 columns of eight rows, ready to be multiplied.
 #[derive(Clone, Copy)]
 pub struct Block {
     quads: [__m256i; 8],
-    /// Scales: for Q6_K one for each half, else both the same.
+    /// Scales: of types with sub-blocks of 16 one for each half, else both the same.
     scale: [__m256; 2],
     min: [__m256; 2],
 }

@@ -32,7 +32,13 @@ fn quantized(ty: TensorType, group: &[u8], x: &Activations<'_>, out: &mut [[f32;
                 };
                 let first = dot(0) as f32 * weights.scales[0][r];
                 let second = dot(16) as f32 * weights.scales[1][r];
-                *acc += (first + second) * meta.d + weights.mins[r] * meta.sum;
+                let [min, last_min] = [weights.mins[0][r], weights.mins[1][r]];
+                let offset = if ty == TensorType::Q2_K {
+                    min * meta.half_sums[0] + last_min * meta.half_sums[1]
+                } else {
+                    min * meta.sum
+                };
+                *acc += (first + second) * meta.d + offset;
             }
         }
     }

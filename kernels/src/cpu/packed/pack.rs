@@ -2,6 +2,7 @@
 
 use super::ROWS;
 use crate::TensorType;
+use crate::reference::dequantize::grid;
 
 /// A file row, or `None` for the padding behind the last one.
 type Rows<'a> = [Option<&'a [u8]>; ROWS];
@@ -10,7 +11,8 @@ type Rows<'a> = [Option<&'a [u8]>; ROWS];
 pub fn group(ty: TensorType, rows: &Rows<'_>, out: &mut [u8]) {
     match ty {
         TensorType::F32 | TensorType::F16 | TensorType::BF16 => floats(ty, rows, out),
-        TensorType::Q4_K | TensorType::Q5_K | TensorType::Q6_K => k_quants(ty, rows, out),
+        TensorType::MXFP4 => mxfp4(rows, out),
+        ty if ty.block_elements() == 256 => k_quants(ty, rows, out),
         _ => legacy(ty, rows, out),
     }
 }
@@ -47,6 +49,23 @@ fn legacy(ty: TensorType, rows: &Rows<'_>, out: &mut [u8]) {
     }
 }
 
+fn mxfp4(rows: &Rows<'_>, out: &mut [u8]) {
+    let (ty, block_bytes) = (TensorType::MXFP4, TensorType::MXFP4.block_bytes());
+    for (b, out) in out.chunks_exact_mut(ROWS * block_bytes).enumerate() {
+        let blocks = rows.map(|row| row.map(|row| &row[b * block_bytes..][..block_bytes]));
+        let (exponents, codes) = out.split_at_mut(ROWS);
+        for (exponent, block) in exponents.iter_mut().zip(&blocks) {
+            *exponent = block.map_or(0, |block| block[0]);
+        }
+        let codes_of = |block: &[u8]| legacy_codes(ty, block);
+        put_codes(
+            ty,
+            &blocks.map(|block| block.map_or([0; 32], codes_of)),
+            codes,
+        );
+    }
+}
+
 fn k_quants(ty: TensorType, rows: &Rows<'_>, out: &mut [u8]) {
     let block_bytes = ty.block_bytes();
     let blocks_in_row = rows
@@ -54,10 +73,12 @@ fn k_quants(ty: TensorType, rows: &Rows<'_>, out: &mut [u8]) {
         .flatten()
         .next()
         .map_or(1, |row| row.len() / block_bytes);
-    let (at, halves) = if ty == TensorType::Q6_K {
-        (208, 1)
-    } else {
-        (0, 2)
+    let (at, halves) = match ty {
+        TensorType::Q2_K => (80, 2),
+        TensorType::Q3_K => (108, 1),
+        TensorType::Q6_K => (208, 1),
+        TensorType::Q4_K | TensorType::Q5_K => (0, 2),
+        _ => (0, 1),
     };
     let group_block = out.len() / blocks_in_row;
     for (b, out) in out.chunks_exact_mut(group_block).enumerate() {
@@ -95,7 +116,8 @@ fn legacy_codes(ty: TensorType, block: &[u8]) -> [u8; 32] {
     let five = |qh: &[u8], i: usize| (qh[i / 8] >> (i % 8) & 1) << 4;
     std::array::from_fn(|i| match ty {
         TensorType::Q8_0 => block[2 + i],
-        TensorType::Q4_0 => nibble(&block[2..], i),
+        TensorType::Q4_0 | TensorType::IQ4_NL => nibble(&block[2..], i),
+        TensorType::MXFP4 => nibble(&block[1..], i),
         TensorType::Q4_1 => nibble(&block[4..], i),
         TensorType::Q5_0 => nibble(&block[6..], i) | five(&block[2..], i),
         TensorType::Q5_1 => nibble(&block[8..], i) | five(&block[4..], i),
@@ -105,7 +127,12 @@ fn legacy_codes(ty: TensorType, block: &[u8]) -> [u8; 32] {
 
 fn k_codes(ty: TensorType, block: &[u8], sub: usize) -> [u8; 32] {
     let nibble = |qs: &[u8], i: usize| qs[32 * (sub / 2) + i] >> (4 * (sub % 2)) & 15;
+    let two = |qs: &[u8], i: usize| qs[32 * (sub / 4) + i] >> (2 * (sub % 4)) & 3;
     std::array::from_fn(|i| match ty {
+        TensorType::Q2_K => two(&block[16..], i),
+        TensorType::Q3_K => two(&block[32..], i) | (block[i] >> sub & 1) << 2,
+        ty if grid::step(ty).is_some() => grid::level(ty, block, 32 * sub + i),
+        TensorType::IQ4_XS => block[8 + 16 * sub + i % 16] >> (4 * (i / 16)) & 15,
         TensorType::Q4_K => nibble(&block[16..], i),
         TensorType::Q5_K => nibble(&block[48..], i) | (block[16 + i] >> sub & 1) << 4,
         _ => {
@@ -116,10 +143,27 @@ fn k_codes(ty: TensorType, block: &[u8], sub: usize) -> [u8; 32] {
     })
 }
 
-/// Scale and min of a sub-block of 32; for Q6_K the scales of its two halves.
+/// Scale and min of a sub-block of 32; for types with sub-blocks of 16 the scales of its two halves.
 fn k_scales(ty: TensorType, block: &[u8], sub: usize) -> [u8; 2] {
-    if ty == TensorType::Q6_K {
-        return [block[192 + 2 * sub], block[193 + 2 * sub]];
+    match ty {
+        TensorType::Q2_K => return [block[2 * sub], block[2 * sub + 1]],
+        TensorType::Q3_K => {
+            let s = &block[96..108];
+            return [2 * sub, 2 * sub + 1].map(|sub| {
+                let low = s[sub % 8] >> (4 * (sub / 8)) & 15;
+                (low | (s[8 + sub % 4] >> (2 * (sub / 4)) & 3) << 4).wrapping_sub(32)
+            });
+        }
+        TensorType::IQ4_XS => {
+            let low = block[4 + sub / 2] >> (4 * (sub % 2)) & 15;
+            let high = block[2 + sub / 4] >> (2 * (sub % 4)) & 3;
+            return [(low | high << 4).wrapping_sub(32); 2];
+        }
+        ty if grid::step(ty).is_some() => {
+            return [32 * sub, 32 * sub + 16].map(|i| grid::odd_scale(ty, block, i));
+        }
+        TensorType::Q6_K => return [block[192 + 2 * sub], block[193 + 2 * sub]],
+        _ => {}
     }
     let s = &block[4..16];
     if sub < 4 {
@@ -141,7 +185,16 @@ fn put_codes(ty: TensorType, codes: &[[u8; 32]; ROWS], out: &mut [u8]) {
             }
         }
     };
+    let pairs = |out: &mut [u8], shift: usize| {
+        for (h, out) in out.chunks_exact_mut(32).enumerate() {
+            for (b, out) in out.iter_mut().enumerate() {
+                let pair = |f: usize| (quads[4 * h + f][b] >> shift) << (2 * f);
+                *out = (0..4).map(pair).sum();
+            }
+        }
+    };
     match ty {
+        TensorType::Q2_K => pairs(out, 0),
         TensorType::Q8_0 => {
             for (out, quad) in out.chunks_exact_mut(32).zip(&quads) {
                 out.copy_from_slice(quad);
@@ -157,11 +210,7 @@ fn put_codes(ty: TensorType, codes: &[[u8; 32]; ROWS], out: &mut [u8]) {
         TensorType::Q6_K => {
             let (low, high) = out.split_at_mut(128);
             nibbles(low);
-            for (h, out) in high.chunks_exact_mut(32).enumerate() {
-                for (b, out) in out.iter_mut().enumerate() {
-                    *out = (0..4).map(|f| (quads[4 * h + f][b] >> 4) << (2 * f)).sum();
-                }
-            }
+            pairs(high, 4);
         }
         _ => nibbles(out),
     }
