@@ -2,7 +2,7 @@
 //! bit of what a sequence gets.
 
 use crate::support::laws::{self, assert_same};
-use crate::support::{MIXED, Model, alone, config, options, tokens};
+use crate::support::{MIXED, Model, alone, config, config_of_experts, options, tokens};
 use worker_orcd_gpu::device::Executor;
 use worker_orcd_gpu::device::cpu::{CpuExecutor, Device};
 use worker_orcd_gpu::device::{LoadOptions, Source};
@@ -15,8 +15,11 @@ const LONG: usize = 300;
 
 #[test]
 fn neither_chunks_nor_threads_change_a_bit() {
-    for window in [None, Some(40), Some(270)] {
-        let model = Model::random(config(window), MIXED);
+    let mut configs = [None, Some(40), Some(270)].map(config).to_vec();
+    configs.push(config_of_experts());
+    for config in configs {
+        let (window, experts) = (config.sliding_window, config.experts.is_some());
+        let model = Model::random(config, MIXED);
         let tokens = tokens(LONG, 1);
         let expected = alone(&mut model.load(1), &model.config, &tokens, 1);
         for threads in [1, 2, 3] {
@@ -26,7 +29,7 @@ fn neither_chunks_nor_threads_change_a_bit() {
                 &tokens,
                 &expected,
                 &[1, 7, 32, 33, 256, LONG],
-                &format!("{window:?}: {threads} threads"),
+                &format!("{window:?}, experts {experts}: {threads} threads"),
             );
         }
     }
@@ -45,7 +48,12 @@ fn a_window_changes_what_is_seen_from_its_length_on() {
 
 #[test]
 fn neighbours_do_not_change_a_bit() {
-    let model = Model::random(config(None), MIXED);
+    for config in [config(None), config_of_experts()] {
+        neighbours_of(Model::random(config, MIXED));
+    }
+}
+
+fn neighbours_of(model: Model) {
     // Lengths across pages and the end of a span, so that a batch mixes all of them.
     let lengths = [
         1, 2, 5, 31, 32, 33, 40, 63, 64, 65, 9, 17, 255, 256, 257, 100, 270,
@@ -64,14 +72,18 @@ fn neighbours_do_not_change_a_bit() {
 
 #[test]
 fn prefill_beside_decoding_does_not_change_a_bit() {
-    let model = Model::random(config(None), MIXED);
-    laws::prefill_beside_decoding_does_not_change_a_bit(&mut model.load(2), &model.config);
+    for config in [config(None), config_of_experts()] {
+        let model = Model::random(config, MIXED);
+        laws::prefill_beside_decoding_does_not_change_a_bit(&mut model.load(2), &model.config);
+    }
 }
 
 #[test]
 fn pages_of_another_request_serve_an_equal_prefix() {
-    let model = Model::random(config(None), MIXED);
-    laws::pages_of_another_request_serve_an_equal_prefix(&mut model.load(2), &model.config);
+    for config in [config(None), config_of_experts()] {
+        let model = Model::random(config, MIXED);
+        laws::pages_of_another_request_serve_an_equal_prefix(&mut model.load(2), &model.config);
+    }
 }
 
 #[test]
@@ -99,9 +111,31 @@ fn the_portable_path_keeps_the_law_and_agrees_with_the_fast_one() {
 
 #[test]
 fn a_nan_is_a_fault_that_names_its_request() {
-    let mut model = Model::random(config(None), MIXED);
-    model.poison(50);
-    laws::a_nan_is_a_fault_that_names_its_request(&mut model.load(2), &model.config);
+    for config in [config(None), config_of_experts()] {
+        let mut model = Model::random(config, MIXED);
+        model.poison(50);
+        laws::a_nan_is_a_fault_that_names_its_request(&mut model.load(2), &model.config);
+    }
+}
+
+#[test]
+fn experts_that_would_share_a_group_of_rows_are_refused_by_name() {
+    for (n_embd, n_ff, what) in [(256, 100, "an expert width of 100"), (36, 96, "36")] {
+        let mut config = config_of_experts();
+        config.n_embd = n_embd;
+        if let Some(experts) = &mut config.experts {
+            experts.n_ff = n_ff;
+        }
+        let model = Model::random(config, [TensorType::F32; 9]);
+        let device = Device::open(Some(1), Isa::detect()).expect("a thread");
+        let Err(Fault::ModelLoad { message }) = model.load_with(device, &options()) else {
+            panic!("{what} is taken");
+        };
+        assert!(
+            message.contains(what) && message.contains("multiples of 8"),
+            "{message}"
+        );
+    }
 }
 
 #[test]

@@ -12,7 +12,7 @@ use super::memory::{Arena, DevicePtr, Purpose, upload};
 use super::plan::Plan;
 use super::shared_plan::{STATIC_SHARED_BYTES, SharedPlan, UnitBytes};
 use super::tags::Tags;
-use super::weights::{Layer, Matrix, UNIT, Weights, multiplied_as, unit_bytes, units};
+use super::weights::{Layer, Matrix, UNIT, Weights, dense, multiplied_as, unit_bytes, units};
 use crate::device::{Checkpoint, Tap};
 use crate::model::{ModelConfig, ModelWeights};
 use worker_orcd_ipc::Fault;
@@ -377,7 +377,8 @@ fn step_layer(config: &ModelConfig, weights: &Weights, layer: &Layer) -> StepLay
     let q_width = config.n_heads * config.head_dim;
     let kv_width = config.n_kv_heads * config.head_dim;
     let [q, k, v] = &layer.qkv;
-    let [gate, up] = &layer.gate_up;
+    let unit = dense(layer);
+    let [gate, up] = &unit.gate_up;
     StepLayer {
         parts: [
             weights.part(q, 0),
@@ -386,7 +387,7 @@ fn step_layer(config: &ModelConfig, weights: &Weights, layer: &Layer) -> StepLay
             weights.part(&layer.attn_output, 0),
             weights.part(gate, 0),
             weights.part(up, 0),
-            weights.part(&layer.ffn_down, 0),
+            weights.part(&unit.down, 0),
         ],
         attn_norm: weights.vector(&layer.attn_norm),
         ffn_norm: weights.vector(&layer.ffn_norm),
