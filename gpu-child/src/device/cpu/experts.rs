@@ -131,9 +131,10 @@ fn through(
     quantized: &mut Quantized,
 ) {
     let (n_embd, device) = (forward.config.n_embd, forward.device);
-    let part = |linear| Projection {
-        experts,
-        ..forward.projection(linear, 0)
+    let part = |linear| {
+        let whole = forward.projection(linear, 0);
+        let rows = whole.rows / experts;
+        Projection { rows, ..whole }
     };
     let gate_up = unit.gate_up.each_ref().map(part);
     let weights = gate_up.each_ref().map(|it| it.weight);

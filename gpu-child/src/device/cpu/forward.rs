@@ -232,7 +232,7 @@ impl Forward<'_> {
         let weight = self.weights.matrix(&linear.weight);
         Projection {
             weight,
-            experts: 1,
+            rows: weight.shape().rows,
             bias: linear.bias.as_ref().map(|bias| self.weights.vector(bias)),
             column,
         }

@@ -37,22 +37,16 @@ pub struct Device {
 #[derive(Debug)]
 pub struct Projection<'a> {
     pub weight: PackedMatrix<'a>,
-    /// Matrices in `weight`, one behind the other; each has a whole number of groups.
-    pub experts: usize,
+    /// Of `weight`, or of each of the experts that it holds: then they fill groups.
+    pub rows: usize,
     pub bias: Option<&'a [f32]>,
     /// Column of the output rows at which this matrix' results start.
     pub column: usize,
 }
 
 impl Projection<'_> {
-    /// Of one expert.
-    fn rows(&self) -> usize {
-        self.weight.shape().rows / self.experts
-    }
-
-    /// Of one expert.
     fn groups(&self) -> usize {
-        self.weight.shape().groups() / self.experts
+        self.rows.div_ceil(ROWS)
     }
 
     /// `tile.len()` results of a group of one expert.
@@ -170,7 +164,7 @@ impl Device {
                 let tile = &mut tiles[0][..count];
                 projection.multiply(isa, (expert, group), x, row, tile);
                 let first = group * ROWS;
-                let rows = ROWS.min(projection.rows() - first);
+                let rows = ROWS.min(projection.rows - first);
                 for (t, sums) in tile.iter().enumerate() {
                     let column = projection.column + first;
                     // SAFETY: these columns of this row are written by this group alone.
@@ -194,7 +188,7 @@ impl Device {
         out: &mut [f32],
     ) {
         let [gate, _] = projections;
-        let width = gate.rows();
+        let width = gate.rows;
         let (isa, out) = (self.isa, Disjoint::new(out));
         self.over_groups(
             gate.groups(),

@@ -203,3 +203,28 @@ impl Sizes {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::tiny_model::{tiny_mixtral, tiny_model};
+    use crate::model::{Architecture, gguf};
+
+    #[test]
+    fn what_is_reckoned_is_what_is_taken_with_experts_and_without() {
+        const TOKENS: usize = 9;
+        let files = Architecture::ALL.into_iter().map(tiny_model);
+        for file in files.chain([tiny_mixtral()]) {
+            let bytes = file.build();
+            let header = gguf::parse(&bytes).expect("a model");
+            let config = ModelConfig::from_gguf(&header, None).expect("a configuration");
+            let partials = Partials::new(&config, 1, 64);
+            let apart = partials.bytes() + TOKENS * size_of::<RopeRow>();
+            let scratch = Scratch::new(&config, TOKENS, partials);
+            // Does not grow with the tokens.
+            let shares = scratch.experts.shares.capacity() * size_of::<Share>();
+            let reckoned = Scratch::bytes_for(&config, TOKENS);
+            assert_eq!(reckoned, scratch.bytes() - (apart + shares) as u64);
+        }
+    }
+}
